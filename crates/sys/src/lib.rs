@@ -1,1 +1,14 @@
-//! (being written)
+//! The kernel, one file per family of system calls; thin, typed, and with the checks that make shared objects safe to
+//! accept from somebody who is not trusted.
+//!
+//! Everything returns [`std::io::Result`] with the kernel's own `errno`, so that callers can say what was asked. The
+//! minimum is Linux 5.10; what is newer has a fallback beside it.
+
+#![cfg(target_os = "linux")]
+
+pub mod clock;
+pub mod event;
+pub mod map;
+pub mod memfd;
+pub mod process;
+pub mod socket;

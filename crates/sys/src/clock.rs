@@ -1,0 +1,57 @@
+//! Time.
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Nanoseconds of `CLOCK_MONOTONIC`: the same clock in every process of this machine, never goes back.
+#[inline]
+pub fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    // Neither part is ever negative on this clock.
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+/// Wall clock time as `(seconds since 1970, microseconds 0..1_000_000)`: what a `struct timeval` holds.
+#[inline]
+pub fn wall_us() -> (i64, i64) {
+    let now = clock_gettime(ClockId::Realtime);
+    (now.tv_sec, now.tv_nsec / 1000)
+}
+
+/// Tells the core that this is a spin loop; costs tens of cycles.
+#[inline]
+pub fn spin_hint() {
+    std::hint::spin_loop();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn monotonic_time_does_not_go_back() {
+        let mut last = now_ns();
+        assert!(last > 0);
+        for _ in 0..1000 {
+            let now = now_ns();
+            assert!(now >= last);
+            last = now;
+        }
+    }
+
+    #[test]
+    fn wall_time_is_a_timeval() {
+        let (sec, usec) = wall_us();
+        let std = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap()
+            .as_secs();
+        assert!((0..1_000_000).contains(&usec));
+        // An hour of slack: this asks for the right clock and unit, not for punctuality.
+        assert!(sec.unsigned_abs().abs_diff(std) < 3600);
+    }
+
+    #[test]
+    fn spin_hint_returns() {
+        spin_hint();
+    }
+}

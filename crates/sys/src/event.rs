@@ -1,0 +1,209 @@
+//! Waiting and waking: bells (eventfd), ppoll, epoll.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd, poll};
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
+use rustix::io::Errno;
+
+pub use rustix::event::epoll::EventFlags;
+pub use rustix::event::{PollFd, PollFlags};
+
+/// A non-blocking eventfd: rung by one side, readable for the other until it is silenced.
+#[derive(Debug)]
+pub struct Bell(OwnedFd);
+
+impl Bell {
+    /// A silent bell.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE`, `ENOMEM`.
+    pub fn new() -> io::Result<Bell> {
+        Ok(Bell(eventfd(
+            0,
+            EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC,
+        )?))
+    }
+
+    /// Takes an eventfd that somebody else made. The flag that makes it non-blocking belongs to everyone who holds it,
+    /// so a holder that is not trusted can still make [`Bell::ring`] block: take bells from trusted makers only.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`] when it is a file, a pipe, a socket or a device: writing to one does harm.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Bell> {
+        // The kernel's anonymous objects, eventfds among them, have no file type; the others of them refuse our writes.
+        if FileType::from_raw_mode(fstat(&fd)?.st_mode) != FileType::Unknown {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the descriptor received as a bell is no eventfd",
+            ));
+        }
+        fcntl_setfl(&fd, fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
+        Ok(Bell(fd))
+    }
+
+    /// Rings: whoever waits wakes, and whoever waits later returns at once. One system call, never blocks.
+    #[inline]
+    pub fn ring(&self) {
+        // EAGAIN: the count is at its limit, so it rings already. Anything else means it is no eventfd, and there is
+        // nobody to wake.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Silences it; true when it had rung since it was last silenced.
+    #[inline]
+    pub fn silence(&self) -> bool {
+        // A read takes the whole count; EAGAIN when that is zero.
+        rustix::io::read(&self.0, &mut [0u8; 8]).is_ok()
+    }
+
+    /// Another descriptor for the same bell, close-on-exec.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub fn try_clone(&self) -> io::Result<Bell> {
+        Ok(Bell(self.0.try_clone()?))
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<Bell> for OwnedFd {
+    fn from(bell: Bell) -> OwnedFd {
+        bell.0
+    }
+}
+
+/// Waits until one of `fds` has an event, or `timeout` (None: no limit; zero: just looks). Allocates nothing. The
+/// events are in each [`PollFd::revents`]; the result is how many have any, 0 when the time ran out.
+///
+/// # Errors
+/// [`io::ErrorKind::Interrupted`] when a signal handler ran: the caller decides whether that ends its wait.
+#[inline]
+pub fn wait_readable(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<usize> {
+    Ok(poll(fds, timeout.map(timespec).as_ref())?)
+}
+
+/// True when the other side of a socket or pipe is gone (all its duplicates are closed), or `fd` is in error.
+pub fn hung_up(fd: BorrowedFd<'_>) -> bool {
+    let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::RDHUP;
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::RDHUP)];
+    // A pending signal interrupts even a poll that does not wait.
+    while let Err(error) = poll(
+        &mut fds,
+        Some(&Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        }),
+    ) {
+        if error != Errno::INTR {
+            return true;
+        }
+    }
+    fds[0].revents().intersects(gone)
+}
+
+/// A set of descriptors to wait for, each with a token of the caller's. Level-triggered.
+#[derive(Debug)]
+pub struct Epoll(OwnedFd);
+
+/// Events that one [`Epoll::wait`] takes from the kernel at most; the rest comes with the next.
+const EVENTS: usize = 64;
+
+impl Epoll {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE`, `ENOMEM`.
+    pub fn new() -> io::Result<Epoll> {
+        Ok(Epoll(epoll::create(epoll::CreateFlags::CLOEXEC)?))
+    }
+
+    /// Adds `fd`. Hang-up and errors are reported always, even with neither `readable` nor `writable`.
+    /// Delete a descriptor before you close it: the set holds on to what its duplicates keep open.
+    ///
+    /// # Errors
+    /// `EEXIST`, `EPERM` (a kind of file that cannot be waited for), `ENOMEM`, `ENOSPC`.
+    pub fn add(&self, fd: impl AsFd, token: u64, readable: bool, writable: bool) -> io::Result<()> {
+        Ok(epoll::add(
+            &self.0,
+            fd,
+            epoll::EventData::new_u64(token),
+            interest(readable, writable),
+        )?)
+    }
+
+    /// Changes what `fd` is waited for, and its token.
+    ///
+    /// # Errors
+    /// `ENOENT` when it was not added.
+    pub fn modify(
+        &self,
+        fd: impl AsFd,
+        token: u64,
+        readable: bool,
+        writable: bool,
+    ) -> io::Result<()> {
+        Ok(epoll::modify(
+            &self.0,
+            fd,
+            epoll::EventData::new_u64(token),
+            interest(readable, writable),
+        )?)
+    }
+
+    /// Takes `fd` out.
+    ///
+    /// # Errors
+    /// `ENOENT` when it was not added.
+    pub fn delete(&self, fd: impl AsFd) -> io::Result<()> {
+        Ok(epoll::delete(&self.0, fd)?)
+    }
+
+    /// Waits for events or `timeout` (None: no limit; rounded up to milliseconds, at most 24 days) and replaces the
+    /// content of `events` by `(token, what happened)`, at most 64 of them; empty when the time ran out.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Interrupted`] when a signal handler ran; `events` is empty then.
+    pub fn wait(
+        &self,
+        events: &mut Vec<(u64, EventFlags)>,
+        timeout: Option<Duration>,
+    ) -> io::Result<()> {
+        events.clear();
+        // More milliseconds than an i32 holds would need epoll_pwait2, which 5.10 does not have.
+        let timeout = timeout.map(|t| timespec(t.min(Duration::from_millis(i32::MAX as u64))));
+        let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
+        let (ready, _) = epoll::wait(&self.0, &mut space, timeout.as_ref())?;
+        events.extend(ready.iter().map(|event| (event.data.u64(), event.flags)));
+        Ok(())
+    }
+}
+
+impl AsFd for Epoll {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn interest(readable: bool, writable: bool) -> EventFlags {
+    let mut flags = EventFlags::RDHUP;
+    flags.set(EventFlags::IN, readable);
+    flags.set(EventFlags::OUT, writable);
+    flags
+}
+
+/// Durations beyond the kernel's range become its longest, which nobody lives to see.
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}

@@ -1,0 +1,130 @@
+//! Shared memory, mapped.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::memfd;
+
+/// A sealed memory file mapped shared, readable and writable, from its first byte.
+///
+/// Invariant M1: `[start, start + len)` stays mapped, readable and writable, for as long as this lives, whatever the
+/// other processes that share the file do: its size is sealed, and only [`Drop`] unmaps it.
+/// Invariant M2: `start` is aligned to a page, `len > 0`, `start + len` does not overflow and `len <= isize::MAX`.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Mapping {
+    /// Maps the first `bytes` bytes of `fd`, which may be closed afterwards.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`] when `fd` fails [`memfd::check_sealed`]; `EINVAL` for zero bytes; `ENOMEM`;
+    /// `EACCES` or `EPERM` when the file is not ours to write.
+    pub fn new(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Mapping> {
+        memfd::check_sealed(fd, bytes as u64)?;
+        if bytes == 0 || isize::try_from(bytes).is_err() {
+            return Err(Errno::INVAL.into());
+        }
+        // SAFETY: no address is asked for, so no memory that somebody owns is replaced.
+        let start = unsafe {
+            mmap(
+                ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                fd,
+                0,
+            )?
+        };
+        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Mapping { start, len: bytes })
+    }
+
+    /// Bytes mapped, never zero.
+    #[allow(clippy::len_without_is_empty)] // It never is.
+    #[inline]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The first byte. Others write these bytes at any time: use atomics and raw copies, never references.
+    #[inline]
+    pub const fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: by M1 and M2 the range is ours and was mapped as one piece; whoever uses the pointer borrows `self`.
+        // It cannot fail for such a range, except for want of memory to split a merged one: then it just stays mapped.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+// SAFETY: a Mapping owns an address range, which belongs to the process and to no thread; any thread may unmap it.
+unsafe impl Send for Mapping {}
+// SAFETY: through `&Mapping` one gets two plain numbers. The bytes behind the pointer are reached only by the atomics
+// and the raw copies of the crate that maps regions, which expects other writers on every byte.
+unsafe impl Sync for Mapping {}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    fn word(map: &Mapping, at: usize) -> &AtomicU32 {
+        assert!(at.is_multiple_of(4) && at + 4 <= map.len());
+        // SAFETY: in range (just checked), aligned (M2), mapped while `map` is borrowed (M1), and atomic.
+        unsafe { AtomicU32::from_ptr(map.as_ptr().add(at).cast()) }
+    }
+
+    #[test]
+    fn two_mappings_share_memory_and_outlive_the_fd() {
+        let fd = memfd::create_sealed("test", 1 << 16).unwrap();
+        let a = Mapping::new(fd.as_fd(), 1 << 16).unwrap();
+        let b = Mapping::new(fd.as_fd(), 4096).unwrap();
+        drop(fd);
+        word(&a, 4092).store(7, Ordering::Relaxed);
+        assert_eq!(word(&b, 4092).load(Ordering::Relaxed), 7);
+        drop(a);
+        assert_eq!(word(&b, 4092).load(Ordering::Relaxed), 7);
+        assert_eq!(b.len(), 4096);
+    }
+
+    #[test]
+    fn refuses_unsealed_short_and_empty() {
+        let fd = memfd::create_sealed("test", 4096).unwrap();
+        assert_eq!(
+            Mapping::new(fd.as_fd(), 8192).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+        assert_eq!(
+            Mapping::new(fd.as_fd(), 0).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
+        let file = std::fs::File::open("/dev/zero").unwrap();
+        assert_eq!(
+            Mapping::new(file.as_fd(), 4096).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+    }
+
+    #[test]
+    fn crosses_threads() {
+        let fd = memfd::create_sealed("test", 4096).unwrap();
+        let map = Mapping::new(fd.as_fd(), 4096).unwrap();
+        std::thread::scope(|s| {
+            s.spawn(|| word(&map, 0).store(1, Ordering::Release));
+        });
+        assert_eq!(word(&map, 0).load(Ordering::Acquire), 1);
+    }
+}

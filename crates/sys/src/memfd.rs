@@ -1,0 +1,126 @@
+//! Sealed memory files: memory that several processes map and that none of them can take away from another.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
+    memfd_create,
+};
+use rustix::io::Errno;
+
+/// What makes a mapping of the file safe: its size is final.
+const SIZE_IS_FINAL: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// `f_type` of the file system behind memory files of ordinary pages.
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
+/// Makes a memory file of `bytes` bytes (rounded up by nobody: give whole pages), all zero, not a page of it resident,
+/// and seals its size. `name` shows up in `/proc/PID/maps`, at most 249 bytes, no NUL.
+///
+/// # Errors
+/// `EINVAL` for a bad name or a size of zero, `EFBIG`, `EMFILE`, `ENFILE`, `ENOMEM`.
+pub fn create_sealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
+    if bytes == 0 {
+        return Err(Errno::INVAL.into());
+    }
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // Linux before 6.3 does not know NOEXEC_SEAL and says EINVAL; so it does for a bad name, which then fails twice.
+    let fd = match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => memfd_create(name, flags)?,
+        other => other?,
+    };
+    ftruncate(&fd, bytes)?;
+    fcntl_add_seals(&fd, SIZE_IS_FINAL | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+/// A receiver's check of a file that somebody else made, before it is mapped: a memory file of ordinary pages, of at
+/// least `bytes` bytes, sealed against shrinking and growing. Without the seal its owner could truncate it under us,
+/// and the next access of ours would be a SIGBUS; a file of huge pages can do the same when their pool runs dry.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidData`] with a sentence that says which of these does not hold.
+pub fn check_sealed(fd: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
+    let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    // Only memory files can be sealed; every other kind of file says EINVAL (or EBADF for O_PATH).
+    let Ok(seals) = fcntl_get_seals(fd) else {
+        return refuse(
+            "shared memory is not a memory file (memfd), so it could vanish under us".into(),
+        );
+    };
+    if !seals.contains(SIZE_IS_FINAL) {
+        return refuse("shared memory is not sealed against shrinking and growing, so it could vanish under us".into());
+    }
+    if fstatfs(fd)?.f_type != TMPFS_MAGIC {
+        return refuse("shared memory is made of huge pages, which may run out under us".into());
+    }
+    let has = size(fd)?;
+    if has < bytes {
+        return refuse(format!(
+            "shared memory has {has} bytes, fewer than the {bytes} it was announced with"
+        ));
+    }
+    Ok(())
+}
+
+/// Bytes of memory that the file really occupies: whole pages that were touched and not punched out, swap included.
+///
+/// # Errors
+/// Those of `fstat`.
+pub fn resident_bytes(fd: impl AsFd) -> io::Result<u64> {
+    Ok(fstat(fd)?.st_blocks.cast_unsigned() * 512)
+}
+
+fn size(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    Ok(fstat(fd)?.st_size.cast_unsigned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_is_final() {
+        let fd = create_sealed("test", 8192).unwrap();
+        assert_eq!(size(fd.as_fd()).unwrap(), 8192);
+        assert_eq!(ftruncate(&fd, 4096), Err(Errno::PERM));
+        assert_eq!(ftruncate(&fd, 16384), Err(Errno::PERM));
+        assert_eq!(fcntl_add_seals(&fd, SealFlags::WRITE), Err(Errno::PERM));
+        check_sealed(fd.as_fd(), 8192).unwrap();
+    }
+
+    #[test]
+    fn receiver_refuses_what_could_vanish() {
+        let kind = |fd: BorrowedFd<'_>, bytes| check_sealed(fd, bytes).unwrap_err().kind();
+        let sealed = create_sealed("test", 4096).unwrap();
+        assert_eq!(kind(sealed.as_fd(), 4097), io::ErrorKind::InvalidData);
+
+        let open = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&open, 4096).unwrap();
+        assert_eq!(kind(open.as_fd(), 4096), io::ErrorKind::InvalidData);
+        fcntl_add_seals(&open, SealFlags::GROW).unwrap();
+        assert_eq!(kind(open.as_fd(), 4096), io::ErrorKind::InvalidData);
+        fcntl_add_seals(&open, SealFlags::SHRINK).unwrap();
+        check_sealed(open.as_fd(), 4096).unwrap();
+
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(kind(null.as_fd(), 0), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn bad_requests_are_errors() {
+        assert!(create_sealed("nul\0inside", 4096).is_err());
+        assert!(create_sealed(&"x".repeat(300), 4096).is_err());
+        assert!(create_sealed("empty", 0).is_err());
+    }
+
+    #[test]
+    fn untouched_pages_cost_nothing() {
+        let fd = create_sealed("test", 1 << 30).unwrap();
+        assert_eq!(resident_bytes(&fd).unwrap(), 0);
+        rustix::io::pwrite(&fd, b"x", 1 << 20).unwrap();
+        let one = resident_bytes(&fd).unwrap();
+        assert!(one > 0 && one < 1 << 30, "{one}");
+    }
+}

@@ -1,0 +1,221 @@
+//! UNIX sockets of kind SOCK_SEQPACKET: connections that keep message bounds, pass descriptors, and hang up when the
+//! last duplicate of the other end is closed, however its holder died.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{Mode, chmod, fchmod};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    accept_with, bind, recvmsg, sendmsg, socket_with,
+    sockopt::{Timeout, set_socket_timeout},
+};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// Descriptors that one message can carry at most: the kernel's SCM_MAX_FD.
+pub const MAX_FDS: usize = 253;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// `SO_PEERPIDFD`, since Linux 6.5.
+const SO_PEERPIDFD: libc::c_int = 77;
+
+/// What one [`recv`] got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Bytes written to the buffer; 0 means that the other side has closed.
+    pub bytes: usize,
+    /// The message was longer than the buffer; its rest is lost.
+    pub truncated: bool,
+    /// Some descriptors of the message were lost: the limit of open files was reached.
+    pub fds_truncated: bool,
+}
+
+/// Who was at the other end when it connected (or called listen).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Process id, 0 when it is in a pid namespace that we cannot see.
+    pub pid: u32,
+    /// Effective user id.
+    pub uid: u32,
+    /// Effective group id.
+    pub gid: u32,
+}
+
+/// A non-blocking socket that listens at `path` (at most 107 bytes) with file permissions `mode` (such as 0o600).
+/// At no time is it open to more than `mode` and the umask say together, then to what `mode` says.
+///
+/// # Errors
+/// `EADDRINUSE` when there is a file of that name, even one nobody listens at; `ENAMETOOLONG`; `ENOENT`; `EACCES`.
+pub fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let mode = Mode::from_bits_truncate(mode);
+    let fd = seqpacket(SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
+    // bind gives the file the permissions of the socket's own inode less the umask; chmod puts back what that took.
+    fchmod(&fd, mode)?;
+    bind(&fd, &address)?;
+    chmod(path, mode)?;
+    rustix::net::listen(&fd, BACKLOG)?;
+    Ok(fd)
+}
+
+/// A blocking connection to the socket that listens at `path`. Waits when too many others wait to be accepted.
+///
+/// # Errors
+/// `ENOENT` or `ECONNREFUSED` when nobody listens there, `EACCES`, `ENAMETOOLONG`, `EPROTOTYPE`, `EINTR`.
+pub fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let fd = seqpacket(SocketFlags::CLOEXEC)?;
+    rustix::net::connect(&fd, &address)?;
+    Ok(fd)
+}
+
+/// The next connection, non-blocking.
+///
+/// # Errors
+/// [`io::ErrorKind::WouldBlock`] when there is none; `EMFILE`, `ENFILE`: it stays in the queue, and a level-triggered
+/// wait would spin on it.
+pub fn accept(fd: impl AsFd) -> io::Result<OwnedFd> {
+    Ok(accept_with(
+        fd,
+        SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
+    )?)
+}
+
+/// Sends one message, whole, with up to [`MAX_FDS`] descriptors. Never raises SIGPIPE.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`] for an empty message (the receiver would take it for the end) or too many
+/// descriptors; `EPIPE`, `ECONNRESET` when the other side is gone; [`io::ErrorKind::WouldBlock`] when its queue is full
+/// or the time is up; `EMSGSIZE`; `ETOOMANYREFS` when too many descriptors of this user are under way.
+pub fn send(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    if bytes.is_empty() || fds.len() > MAX_FDS {
+        return Err(Errno::INVAL.into());
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(sendmsg(
+        fd,
+        &[IoSlice::new(bytes)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )?)
+}
+
+/// Receives one message into `buf` and appends its descriptors, close-on-exec, to `fds`. All that arrive are owned,
+/// wanted or not, so that a sender cannot make us leak them.
+///
+/// # Errors
+/// [`io::ErrorKind::WouldBlock`] when there is none or the time is up; `ECONNRESET` when the other side closed with
+/// messages of ours unread; `EINTR`.
+pub fn recv(fd: impl AsFd, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Received> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = recvmsg(
+        fd,
+        &mut [IoSliceMut::new(buf)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    Ok(Received {
+        bytes: got.bytes,
+        truncated: got.flags.contains(ReturnFlags::TRUNC),
+        fds_truncated: got.flags.contains(ReturnFlags::CTRUNC),
+    })
+}
+
+/// Limits how long each later [`send`], [`recv`] and [`accept`] on a blocking `fd` waits; zero means no limit.
+///
+/// # Errors
+/// `EDOM` for durations the kernel cannot hold.
+pub fn set_timeout(fd: impl AsFd, limit: Duration) -> io::Result<()> {
+    let limit = (!limit.is_zero()).then_some(limit);
+    set_socket_timeout(&fd, Timeout::Recv, limit)?;
+    Ok(set_socket_timeout(&fd, Timeout::Send, limit)?)
+}
+
+/// Who connected, as the kernel noted it then: it cannot be forged, but the process may have died since.
+///
+/// # Errors
+/// `ENOTSOCK`.
+pub fn peer(fd: impl AsFd) -> io::Result<Peer> {
+    let no_one = libc::ucred {
+        pid: 0,
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+    // SAFETY: ucred is three integers, what SO_PEERCRED writes; any bytes are a value of it.
+    let cred = unsafe { option(fd.as_fd(), libc::SO_PEERCRED, no_one)? };
+    Ok(Peer {
+        pid: u32::try_from(cred.pid).unwrap_or(0),
+        uid: cred.uid,
+        gid: cred.gid,
+    })
+}
+
+/// A pidfd of the process that connected: readable once it has died. Linux before 6.5 finds the process by its number,
+/// which another may have got since: compare [`crate::event::hung_up`] afterwards where that matters.
+///
+/// # Errors
+/// `ESRCH` or `EINVAL` when it is gone already.
+pub fn peer_pidfd(fd: impl AsFd) -> io::Result<OwnedFd> {
+    // SAFETY: SO_PEERPIDFD writes one int; any bytes are a value of it.
+    match unsafe { option::<RawFd>(fd.as_fd(), SO_PEERPIDFD, -1) } {
+        Ok(-1) => Err(Errno::SRCH.into()),
+        // SAFETY: the kernel just made this descriptor for us, and nobody else knows it.
+        Ok(raw) => Ok(unsafe { OwnedFd::from_raw_fd(raw) }),
+        Err(Errno::NOPROTOOPT) => {
+            let pid = i32::try_from(peer(fd)?.pid)
+                .ok()
+                .and_then(Pid::from_raw)
+                .ok_or(Errno::SRCH)?;
+            Ok(pidfd_open(pid, PidfdFlags::empty())?)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn seqpacket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    Ok(socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        flags,
+        None,
+    )?)
+}
+
+/// One socket-level option; `value` is what it is when the kernel writes nothing.
+///
+/// # Safety
+/// `T` is the plain C type that the kernel writes for `name`, and any bytes are a value of it.
+unsafe fn option<T>(fd: BorrowedFd<'_>, name: libc::c_int, mut value: T) -> Result<T, Errno> {
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` and `len` live through the call, and `len` says how much room there is.
+    let failed = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            name,
+            (&raw mut value).cast(),
+            &mut len,
+        ) != 0
+    };
+    if failed {
+        return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO));
+    }
+    Ok(value)
+}
