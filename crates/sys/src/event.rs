@@ -207,3 +207,174 @@ fn timespec(duration: Duration) -> Timespec {
         tv_nsec: duration.subsec_nanos().into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rustix::pipe::pipe;
+
+    use super::*;
+
+    const LOOK: Option<Duration> = Some(Duration::ZERO);
+
+    fn readable(fd: impl AsFd) -> bool {
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        wait_readable(&mut fds, LOOK).unwrap() == 1 && fds[0].revents().contains(PollFlags::IN)
+    }
+
+    #[test]
+    fn bell_rings_until_silenced() {
+        let bell = Bell::new().unwrap();
+        let other = Bell::from_fd(bell.try_clone().unwrap().into()).unwrap();
+        assert!(!readable(&bell));
+        assert!(!bell.silence());
+        other.ring();
+        other.ring();
+        assert!(readable(&bell) && readable(&other));
+        assert!(bell.silence());
+        assert!(!other.silence());
+        assert!(!readable(&bell));
+    }
+
+    #[test]
+    fn full_bell_neither_blocks_nor_forgets() {
+        let bell = Bell::new().unwrap();
+        rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        bell.ring();
+        assert!(bell.silence());
+        assert!(!bell.silence());
+    }
+
+    #[test]
+    fn bell_from_a_blocking_eventfd_does_not_block() {
+        let blocking = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let bell = Bell::from_fd(blocking).unwrap();
+        assert!(!bell.silence());
+    }
+
+    #[test]
+    fn what_is_no_eventfd_is_refused() {
+        let (read, write) = pipe().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        for fd in [read, write, file.into(), null.into(), socket.into()] {
+            assert_eq!(
+                Bell::from_fd(fd).unwrap_err().kind(),
+                io::ErrorKind::InvalidData
+            );
+        }
+    }
+
+    #[test]
+    fn ringing_wakes_a_sleeper() {
+        let bell = Bell::new().unwrap();
+        std::thread::scope(|s| {
+            let sleeper =
+                s.spawn(|| wait_readable(&mut [PollFd::new(&bell, PollFlags::IN)], None).unwrap());
+            bell.ring();
+            assert_eq!(sleeper.join().unwrap(), 1);
+        });
+    }
+
+    #[test]
+    fn a_signal_interrupts_the_wait() {
+        extern "C" fn nothing(_: libc::c_int) {}
+        let handler: extern "C" fn(libc::c_int) = nothing;
+        // SAFETY: the handler does nothing, and no other test uses this signal.
+        unsafe { libc::signal(libc::SIGUSR2, handler as *const () as libc::sighandler_t) };
+        let (bell, done) = (Bell::new().unwrap(), AtomicBool::new(false));
+        let (me, thread) = std::sync::mpsc::channel();
+        std::thread::scope(|s| {
+            let (bell, done) = (&bell, &done);
+            let sleeper = s.spawn(move || {
+                // SAFETY: no arguments.
+                me.send(unsafe { libc::pthread_self() }).unwrap();
+                let outcome = wait_readable(&mut [PollFd::new(bell, PollFlags::IN)], None);
+                done.store(true, Ordering::Release);
+                outcome.unwrap_err().kind()
+            });
+            let thread = thread.recv().unwrap();
+            while !done.load(Ordering::Acquire) {
+                // SAFETY: the thread is not joined yet, so its name is valid.
+                unsafe { libc::pthread_kill(thread, libc::SIGUSR2) };
+                std::thread::yield_now();
+            }
+            assert_eq!(sleeper.join().unwrap(), io::ErrorKind::Interrupted);
+        });
+    }
+
+    #[test]
+    fn hang_up_is_seen() {
+        let (read, write) = pipe().unwrap();
+        assert!(!hung_up(read.as_fd()) && !hung_up(write.as_fd()));
+        drop(read);
+        assert!(hung_up(write.as_fd()));
+        assert!(!hung_up(Bell::new().unwrap().as_fd()));
+    }
+
+    #[test]
+    fn epoll_tells_who_and_what() {
+        let (set, mut events) = (Epoll::new().unwrap(), vec![(9, EventFlags::IN)]);
+        let (a, b) = (Bell::new().unwrap(), Bell::new().unwrap());
+        set.add(&a, 1, true, false).unwrap();
+        set.add(&b, u64::MAX, true, false).unwrap();
+        assert_eq!(
+            set.add(&b, 3, true, false).unwrap_err().raw_os_error(),
+            Some(libc::EEXIST)
+        );
+        set.wait(&mut events, LOOK).unwrap();
+        assert_eq!(events, []);
+        b.ring();
+        // Level-triggered: it is told again until it is silenced.
+        for _ in 0..2 {
+            set.wait(&mut events, None).unwrap();
+            assert_eq!(events, [(u64::MAX, EventFlags::IN)]);
+        }
+        set.modify(&b, 5, false, true).unwrap();
+        set.wait(&mut events, None).unwrap();
+        assert_eq!(events, [(5, EventFlags::OUT)]);
+        set.delete(&b).unwrap();
+        assert!(set.delete(&b).is_err());
+        set.wait(&mut events, LOOK).unwrap();
+        assert_eq!(events, []);
+        set.wait(&mut events, Some(Duration::from_nanos(1)))
+            .unwrap();
+    }
+
+    #[test]
+    fn epoll_tells_hang_up_unasked_and_takes_any_timeout() {
+        let (set, mut events) = (Epoll::new().unwrap(), Vec::new());
+        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        set.add(&near, 1, false, false).unwrap();
+        drop(far);
+        set.wait(&mut events, Some(Duration::MAX)).unwrap();
+        let [(1, what)] = events[..] else {
+            panic!("{events:?}")
+        };
+        assert!(what.contains(EventFlags::HUP | EventFlags::RDHUP));
+    }
+
+    #[test]
+    fn more_events_than_one_wait_takes_come_with_the_next() {
+        let (set, mut events, mut seen) = (
+            Epoll::new().unwrap(),
+            Vec::new(),
+            std::collections::BTreeSet::new(),
+        );
+        let bells: Vec<Bell> = (0..EVENTS + 8).map(|_| Bell::new().unwrap()).collect();
+        for (token, bell) in bells.iter().enumerate() {
+            set.add(bell, token as u64, true, false).unwrap();
+            bell.ring();
+        }
+        while seen.len() < bells.len() {
+            set.wait(&mut events, None).unwrap();
+            assert!(events.len() <= EVENTS);
+            for &(token, _) in &events {
+                assert!(bells[token as usize].silence());
+                assert!(seen.insert(token));
+            }
+        }
+    }
+}

@@ -395,3 +395,170 @@ fn report(pipe: RawFd, errno: i32, pid: libc::pid_t) {
     // SAFETY: `words` is 8 bytes and alive. A failed write leaves the caller with the end of the pipe, which tells it.
     unsafe { libc::write(pipe, words.as_ptr().cast(), size_of_val(&words)) };
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::event::{PollFd, PollFlags, wait_readable};
+
+    /// A forked child of the test.
+    pub(crate) struct Child(libc::pid_t);
+
+    impl Child {
+        pub(crate) fn pid(&self) -> u32 {
+            self.0.cast_unsigned()
+        }
+
+        pub(crate) fn kill(&self) {
+            // SAFETY: a child of ours that nobody has waited for yet.
+            unsafe { libc::kill(self.0, libc::SIGKILL) };
+        }
+
+        /// Its exit code, -1 when a signal killed it.
+        pub(crate) fn wait(self) -> i32 {
+            let mut status = 0;
+            // SAFETY: `status` is ours to write.
+            assert_eq!(unsafe { libc::waitpid(self.0, &mut status, 0) }, self.0);
+            if libc::WIFEXITED(status) {
+                libc::WEXITSTATUS(status)
+            } else {
+                -1
+            }
+        }
+    }
+
+    /// Runs `child` in a forked child, which exits with its result, 101 when it panics.
+    pub(crate) fn fork(child: impl FnOnce() -> i32) -> Child {
+        // SAFETY: the child takes no lock of the test harness; glibc lets it allocate.
+        match unsafe { libc::fork() } {
+            0 => {
+                let code =
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(101);
+                // SAFETY: ends the child without the harness's exit handlers.
+                unsafe { libc::_exit(code) }
+            }
+            pid => {
+                assert!(pid > 0);
+                Child(pid)
+            }
+        }
+    }
+
+    pub(crate) fn in_child(child: impl FnOnce() -> i32) -> i32 {
+        fork(child).wait()
+    }
+
+    #[test]
+    fn identity() {
+        assert_eq!(pid(), std::process::id());
+        // SAFETY: no arguments.
+        assert_eq!(uid(), unsafe { libc::geteuid() });
+    }
+
+    #[test]
+    fn forked_child_knows_that_it_is_one() {
+        watch_forks().unwrap();
+        watch_forks().unwrap();
+        let before = fork_count();
+        assert_eq!(in_child(|| i32::from(fork_count() != before + 1)), 0);
+        assert_eq!(
+            in_child(|| in_child(|| i32::from(fork_count() != before + 2))),
+            0
+        );
+        assert_eq!(fork_count(), before);
+    }
+
+    #[test]
+    fn pinned_thread_has_one_cpu() {
+        let allowed = cpus_allowed();
+        let last = *allowed.last().unwrap();
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                pin_to_cpu(last).unwrap();
+                assert_eq!(cpus_allowed(), [last]);
+                assert!(pin_to_cpu(usize::MAX).is_err());
+                assert!(pin_to_cpu(CpuSet::MAX_CPU - 1).is_err());
+            });
+        });
+        assert_eq!(cpus_allowed(), allowed);
+    }
+
+    #[test]
+    fn fd_limit_becomes_the_maximum() {
+        let outcome = in_child(|| {
+            let maximum = getrlimit(Resource::Nofile).maximum;
+            setrlimit(
+                Resource::Nofile,
+                Rlimit {
+                    current: Some(64),
+                    maximum,
+                },
+            )
+            .unwrap();
+            i32::from(raise_fd_limit() != maximum.unwrap_or(u64::MAX))
+        });
+        assert_eq!(outcome, 0);
+    }
+
+    #[test]
+    fn session_is_left_once() {
+        let outcome = in_child(|| {
+            let (first, second) = (own_session_high_priority(), own_session_high_priority());
+            i32::from(!first.session || second.session || first.nice != second.nice)
+        });
+        assert_eq!(outcome, 0);
+    }
+
+    #[test]
+    fn lock_has_one_holder() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (a, b) = (file.reopen().unwrap(), file.reopen().unwrap());
+        flock_exclusive(&a).unwrap();
+        flock_exclusive(&a).unwrap();
+        assert_eq!(
+            flock_exclusive(&b).unwrap_err().kind(),
+            io::ErrorKind::WouldBlock
+        );
+        drop(a);
+        // A child forked by another test may hold a duplicate of `a` until it ends, so this may take more than one try.
+        while flock_exclusive(&b).is_err() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn thread_gets_the_name_that_fits() {
+        std::thread::spawn(|| {
+            let name = || std::fs::read_to_string("/proc/thread-self/comm").unwrap();
+            name_thread("a name much longer than that");
+            assert_eq!(name(), "a name much lon\n");
+            name_thread("cut\0here");
+            assert_eq!(name(), "cut\n");
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn signal_becomes_readable() {
+        std::thread::spawn(|| {
+            let fd = signals_as_fd(&[Signal::USR1, Signal::TERM]).unwrap();
+            let look = || {
+                let mut fds = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)];
+                wait_readable(&mut fds, Some(std::time::Duration::ZERO)).unwrap()
+            };
+            assert_eq!(look(), 0);
+            // SAFETY: goes to this thread alone, which has it blocked.
+            unsafe { libc::raise(libc::SIGUSR1) };
+            assert_eq!(look(), 1);
+            let mut info = [0u8; 128];
+            assert_eq!(rustix::io::read(&fd, &mut info), Ok(128));
+            assert_eq!(info[..4], libc::SIGUSR1.to_ne_bytes());
+            assert_eq!(rustix::io::read(&fd, &mut info), Err(Errno::AGAIN));
+        })
+        .join()
+        .unwrap();
+    }
+}

@@ -178,15 +178,17 @@ pub fn peer_pidfd(fd: impl AsFd) -> io::Result<OwnedFd> {
         Ok(-1) => Err(Errno::SRCH.into()),
         // SAFETY: the kernel just made this descriptor for us, and nobody else knows it.
         Ok(raw) => Ok(unsafe { OwnedFd::from_raw_fd(raw) }),
-        Err(Errno::NOPROTOOPT) => {
-            let pid = i32::try_from(peer(fd)?.pid)
-                .ok()
-                .and_then(Pid::from_raw)
-                .ok_or(Errno::SRCH)?;
-            Ok(pidfd_open(pid, PidfdFlags::empty())?)
-        }
+        Err(Errno::NOPROTOOPT) => pidfd_of(peer(fd)?.pid),
         Err(error) => Err(error.into()),
     }
+}
+
+fn pidfd_of(pid: u32) -> io::Result<OwnedFd> {
+    let pid = i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or(Errno::SRCH)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
 fn seqpacket(flags: SocketFlags) -> io::Result<OwnedFd> {
@@ -218,4 +220,238 @@ unsafe fn option<T>(fd: BorrowedFd<'_>, name: libc::c_int, mut value: T) -> Resu
         return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO));
     }
     Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use rustix::io::{FdFlags, fcntl_getfd};
+    use rustix::net::socketpair;
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    use super::*;
+    use crate::event::{PollFd, PollFlags, hung_up, wait_readable};
+    use crate::process::tests::{fork, in_child};
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap()
+    }
+
+    fn mode_of(path: &Path) -> u32 {
+        std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn connection_keeps_message_bounds_and_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let door = listen(&path, 0o600).unwrap();
+        assert_eq!(accept(&door).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let client = connect(&path).unwrap();
+        let server = accept(&door).unwrap();
+
+        let (mut buf, mut fds) = ([0u8; 16], Vec::new());
+        assert_eq!(
+            recv(&server, &mut buf, &mut fds).unwrap_err().kind(),
+            io::ErrorKind::WouldBlock
+        );
+        assert_eq!(send(&client, b"one", &[]).unwrap(), 3);
+        assert_eq!(send(&client, b"twofold", &[]).unwrap(), 7);
+        let whole = |bytes| Received {
+            bytes,
+            truncated: false,
+            fds_truncated: false,
+        };
+        assert_eq!(recv(&server, &mut buf, &mut fds).unwrap(), whole(3));
+        assert_eq!(
+            recv(&server, &mut buf[..4], &mut fds).unwrap(),
+            Received {
+                truncated: true,
+                ..whole(4)
+            }
+        );
+        assert_eq!(&buf[..4], b"twof");
+        assert_eq!(
+            send(&client, b"", &[]).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
+
+        assert!(!hung_up(server.as_fd()));
+        drop(client);
+        assert!(hung_up(server.as_fd()));
+        assert_eq!(recv(&server, &mut buf, &mut fds).unwrap(), whole(0));
+        assert_eq!(
+            send(&server, b"x", &[]).unwrap_err().kind(),
+            io::ErrorKind::BrokenPipe
+        );
+        assert!(fds.is_empty());
+    }
+
+    #[test]
+    fn hang_up_waits_for_the_last_duplicate_and_passes_unread_messages() {
+        let (near, far) = pair();
+        let duplicate = far.try_clone().unwrap();
+        send(&far, b"last words", &[]).unwrap();
+        drop(far);
+        assert!(!hung_up(near.as_fd()));
+        drop(duplicate);
+        assert!(hung_up(near.as_fd()));
+        let mut buf = [0u8; 16];
+        assert_eq!(recv(&near, &mut buf, &mut Vec::new()).unwrap().bytes, 10);
+    }
+
+    #[test]
+    fn file_gets_its_mode_whatever_the_umask() {
+        let dir = tempfile::tempdir().unwrap();
+        for mode in [0o600, 0o660, 0o666] {
+            let path = dir.path().join(format!("{mode:o}"));
+            let _door = listen(&path, mode).unwrap();
+            assert_eq!(mode_of(&path), mode);
+        }
+        // The half that closes the window: bind alone opens the file to no more than the socket's own mode.
+        let path = dir.path().join("bound");
+        let fd = seqpacket(SocketFlags::CLOEXEC).unwrap();
+        fchmod(&fd, Mode::RUSR | Mode::WUSR).unwrap();
+        bind(&fd, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        assert_eq!(mode_of(&path) & !0o600, 0);
+    }
+
+    #[test]
+    fn addresses_in_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
+        drop(listen(&path, 0o600).unwrap());
+        assert_eq!(
+            connect(&path).unwrap_err().kind(),
+            io::ErrorKind::ConnectionRefused
+        );
+        assert_eq!(
+            listen(&path, 0o600).unwrap_err().kind(),
+            io::ErrorKind::AddrInUse
+        );
+        let long = dir.path().join("x".repeat(108));
+        assert_eq!(
+            listen(&long, 0o600).unwrap_err().raw_os_error(),
+            Some(libc::ENAMETOOLONG)
+        );
+        assert_eq!(
+            connect(&long).unwrap_err().raw_os_error(),
+            Some(libc::ENAMETOOLONG)
+        );
+    }
+
+    #[test]
+    fn descriptors_pass_up_to_the_kernels_limit() {
+        let (a, b) = pair();
+        let bell = crate::event::Bell::new().unwrap();
+        let many = [bell.as_fd(); MAX_FDS + 1];
+        assert_eq!(
+            send(&a, b"x", &many).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
+        send(&a, b"x", &many[..MAX_FDS]).unwrap();
+
+        let (mut buf, mut fds) = ([0u8; 4], Vec::new());
+        let got = recv(&b, &mut buf, &mut fds).unwrap();
+        assert_eq!(
+            got,
+            Received {
+                bytes: 1,
+                truncated: false,
+                fds_truncated: false
+            }
+        );
+        assert_eq!(fds.len(), MAX_FDS);
+        assert!(
+            fds.iter()
+                .all(|fd| fcntl_getfd(fd).unwrap().contains(FdFlags::CLOEXEC))
+        );
+        let last = crate::event::Bell::from_fd(fds.pop().unwrap()).unwrap();
+        last.ring();
+        assert!(bell.silence());
+    }
+
+    #[test]
+    fn lost_descriptors_are_reported() {
+        let (a, b) = pair();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        send(&a, b"x", &[null.as_fd(), null.as_fd()]).unwrap();
+        // In a child, since the limit holds for a whole process.
+        let outcome = in_child(|| {
+            let maximum = getrlimit(Resource::Nofile).maximum;
+            setrlimit(
+                Resource::Nofile,
+                Rlimit {
+                    current: Some(0),
+                    maximum,
+                },
+            )
+            .unwrap();
+            let (mut buf, mut fds) = ([0u8; 4], Vec::new());
+            match recv(&b, &mut buf, &mut fds) {
+                Ok(Received {
+                    bytes: 1,
+                    truncated: false,
+                    fds_truncated: true,
+                }) if fds.is_empty() => 0,
+                _ => 1,
+            }
+        });
+        assert_eq!(outcome, 0);
+    }
+
+    #[test]
+    fn blocking_calls_end_when_the_time_is_up() {
+        let (_a, b) = pair();
+        set_timeout(&b, Duration::from_millis(1)).unwrap();
+        let error = recv(&b, &mut [0u8; 4], &mut Vec::new()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        set_timeout(&b, Duration::ZERO).unwrap();
+    }
+
+    #[test]
+    fn peer_is_who_connected() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let door = listen(&path, 0o600).unwrap();
+        // The child connects, says so, and stays until it is killed.
+        let child = fork(|| {
+            let fd = connect(&path).unwrap();
+            send(&fd, b"x", &[]).unwrap();
+            loop {
+                std::thread::park();
+            }
+        });
+        let see = |fd: BorrowedFd<'_>| {
+            let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+            wait_readable(&mut fds, None).unwrap();
+        };
+        see(door.as_fd());
+        let server = accept(&door).unwrap();
+        let who = peer(&server).unwrap();
+        let us = crate::process::uid();
+        assert_eq!((who.pid, who.uid), (child.pid(), us));
+
+        for pidfd in [peer_pidfd(&server).unwrap(), pidfd_of(who.pid).unwrap()] {
+            let mut fds = [PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)];
+            assert_eq!(wait_readable(&mut fds, Some(Duration::ZERO)).unwrap(), 0);
+        }
+        let pidfds = [peer_pidfd(&server).unwrap(), pidfd_of(who.pid).unwrap()];
+        child.kill();
+        for pidfd in &pidfds {
+            see(pidfd.as_fd());
+        }
+        assert!(hung_up(server.as_fd()));
+        child.wait();
+        assert!(pidfd_of(0).is_err());
+        assert!(pidfd_of(u32::MAX).is_err());
+    }
 }

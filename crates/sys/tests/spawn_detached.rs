@@ -1,0 +1,114 @@
+//! `spawn_detached` in a program as hostile to children as they get: it ignores SIGCHLD, blocks signals, leaks
+//! descriptors, and has a preloaded library. One test, so that it has the process to itself.
+
+#![allow(missing_docs)]
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+
+use rustix::pipe::pipe;
+use unetmap_sys::process::spawn_detached;
+
+/// Tells about itself on descriptor 3.
+const SCRIPT: &str = r#"
+echo complaint >&2
+in=$(readlink /proc/$$/fd/0); out=$(readlink /proc/$$/fd/1); fds=; n=0
+while [ $n -lt 200 ]; do if [ -e /proc/$$/fd/$n ]; then fds="$fds $n"; fi; n=$((n + 1)); done
+{
+    echo "pid=$$"; echo "args=$*"; echo "cwd=$(pwd)"; echo "fds=$fds"; echo "preload=${LD_PRELOAD-unset}"; echo "kept=$KEPT"
+    echo "in=$in"; echo "out=$out"
+    while read -r name value; do echo "$name$value"; done < /proc/$$/status
+    cut -d' ' -f6 /proc/$$/stat | { read -r sid; echo "sid=$sid"; }
+    echo "end="
+} >&3
+"#;
+
+#[test]
+fn child_of_nobody() {
+    // SAFETY: this test is alone in its process, and its own thread is the only one that looks at these.
+    unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+        let mut set = std::mem::zeroed();
+        libc::sigfillset(&mut set);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        std::env::set_var("LD_PRELOAD", "");
+        std::env::set_var("KEPT", "a b=c");
+        assert!(libc::dup2(0, 140) >= 0, "leaks into what is executed");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (script, log) = (dir.path().join("script"), dir.path().join("log"));
+    std::fs::write(&script, SCRIPT).unwrap();
+    let (read, write) = pipe().unwrap();
+    let args = [script.into_os_string(), "one".into(), "with space".into()];
+    let pid = spawn_detached(
+        Path::new("/bin/sh"),
+        &args,
+        write,
+        File::create(&log).unwrap(),
+    )
+    .unwrap();
+    let mut told = String::new();
+    File::from(read).read_to_string(&mut told).unwrap();
+    let told: HashMap<&str, &str> = told
+        .lines()
+        .filter_map(|l| l.split_once(['=', ':']))
+        .map(|(k, v)| (k, v.trim()))
+        .collect();
+
+    assert!(told.contains_key("end"), "{told:?}");
+    assert_eq!(told["pid"], pid.to_string());
+    assert_eq!(told["args"], "one with space");
+    assert_eq!(std::fs::read(&log).unwrap(), b"complaint\n");
+    assert_eq!(told["cwd"], "/");
+    assert_eq!((told["in"], told["out"]), ("/dev/null", "/dev/null"));
+    assert_eq!(told["preload"], "unset");
+    assert_eq!(told["kept"], "a b=c");
+    assert_eq!(u64::from_str_radix(told["SigBlk"], 16), Ok(0));
+    // Signals 32 and 33 are libc's own: nobody can set them, and its posix_spawn leaves one ignored.
+    let ignored = u64::from_str_radix(told["SigIgn"], 16).unwrap();
+    assert_eq!(ignored & !(3 << 31), 0);
+    // 0 to 3, and what the shell reads its script from.
+    let fds: Vec<u32> = told["fds"].split(' ').map(|n| n.parse().unwrap()).collect();
+    assert_eq!(fds[..4], [0, 1, 2, 3]);
+    assert!(fds.len() == 5 && fds[4] != 140, "{fds:?}");
+
+    // Its session is its own, led by a process that is gone, waited for and not a zombie of ours; nor is it a child.
+    // SAFETY: no pointers.
+    let ours = unsafe { libc::getsid(0) };
+    assert_ne!(told["sid"], ours.to_string());
+    assert!(!Path::new("/proc").join(told["sid"]).exists());
+    assert_ne!(told["PPid"], std::process::id().to_string());
+    // SAFETY: no status is asked for.
+    let left = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
+    assert_eq!(
+        (left, io::Error::last_os_error().raw_os_error()),
+        (-1, Some(libc::ECHILD))
+    );
+
+    failures(dir.path());
+}
+
+fn failures(dir: &Path) {
+    let before = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let spawn = |program: &Path, args: &[OsString]| {
+        let (_read, write): (OwnedFd, OwnedFd) = pipe().unwrap();
+        assert!(write.as_raw_fd() > 2);
+        spawn_detached(program, args, write, File::open("/dev/null").unwrap())
+            .unwrap_err()
+            .kind()
+    };
+    assert_eq!(spawn(&dir.join("missing"), &[]), io::ErrorKind::NotFound);
+    assert_eq!(spawn(dir, &[]), io::ErrorKind::PermissionDenied);
+    assert_eq!(
+        spawn(Path::new("/bin/sh"), &["a\0b".into()]),
+        io::ErrorKind::InvalidInput
+    );
+    assert_eq!(std::fs::read_dir("/proc/self/fd").unwrap().count(), before);
+    // SAFETY: no status is asked for.
+    let left = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
+    assert_eq!(left, -1);
+}
