@@ -12,3 +12,6 @@ pub mod map;
 pub mod memfd;
 pub mod process;
 pub mod socket;
+
+pub use event::Bell;
+pub use map::Mapping;
