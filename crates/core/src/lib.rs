@@ -1,1 +1,39 @@
-//! (being written)
+//! netmap ports in user space.
+//!
+//! ```no_run
+//! use unetmap::{Interest, Port};
+//!
+//! let port = Port::open("netmap:p{1")?;
+//! port.poll(Interest::TX, None)?;
+//! let ring = &port.tx_rings()[0];
+//! for slot in ring.window() {
+//!     let sent = slot.frame().write(0, &[0xff; 60]);
+//!     slot.set_len_flags(sent as u16, 0);
+//! }
+//! ring.advance(ring.space());
+//! port.txsync()?;
+//! # Ok::<(), unetmap::Error>(())
+//! ```
+//! The way of a packet through this crate: [`Port`] → [`Ring`] → `sync` → `backend` → the other party.
+#![forbid(unsafe_code)]
+
+pub use unetmap_abi as abi;
+pub use unetmap_mem::{BufIdx, Frame, Pos, SlotValue as Slot};
+
+mod backend;
+pub mod bound;
+pub mod client;
+mod error;
+mod lease;
+mod open;
+mod port;
+pub mod request;
+mod ring;
+mod sync;
+mod wait;
+pub mod wire;
+
+pub use error::Error;
+pub use open::OpenOptions;
+pub use port::{Interest, Port};
+pub use ring::{Ring, SlotRef, Window};

@@ -1,1 +1,35 @@
-//! (being written)
+//! Every byte that another party can write, and nothing else.
+//!
+//! A region, its rings and buffers, the control pages and the lines between two parties are shared memory: somebody
+//! who is not trusted may write any of it at any moment. This crate is the only place that touches such bytes. Its
+//! rules, cited by number in the `SAFETY` comments:
+//!
+//! * **M1** Shared words are read and written through atomics, payload through raw copies; there is never a `&` or
+//!   `&mut` to bytes that others write (a `&AtomicU32` is fine: it promises nothing about the value).
+//! * **M2** Every pointer is made by [`Window`], which checks once that the bytes lie inside the mapping; a view keeps
+//!   its mapping alive, and a mapping cannot shrink, because its memfd is sealed.
+//! * **M3** A [`Pos`] is below the [`Slots`] that made it, so slot `pos` of a ring of that many slots is inside the ring.
+//! * **M4** A value read from shared memory is judged on the copy, and only the copy is used.
+
+mod atomic;
+mod control;
+mod frame;
+mod line;
+mod pool;
+mod pos;
+mod region;
+mod ring;
+mod slot;
+mod take;
+mod window;
+
+pub use control::{EndPage, RingState, SyncGuard};
+pub use frame::Frame;
+pub use line::{Consumer, LINE_BYTES, LinePage, LineWords, Producer};
+pub use pool::{BufPool, Census, ObjectPool};
+pub use pos::{BufIdx, Pos, Slots, Span};
+pub use region::{Geometry, PoolShape, Region};
+pub use ring::{Iface, IfaceShape, RingShape, RingView};
+pub use slot::{Limits, SlotRing, SlotValue};
+pub use take::CopyKind;
+pub use window::Window;

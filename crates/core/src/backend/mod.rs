@@ -1,0 +1,60 @@
+//! Back ends: how the slots of one ring move. One file each; the smallest is `null`.
+//!
+//! A sync shows a back end windows of slots and asks for bulk work, under the ring's lock. A back end never sees the
+//! program's pointers: they were judged before.
+
+use std::os::fd::BorrowedFd;
+
+use unetmap_mem::{Pos, Span};
+
+pub(crate) mod null;
+pub(crate) mod pipe;
+
+/// A position that the other party wrote and that cannot be: it is ignored, and counted.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Nonsense;
+
+/// The transmit side of one ring.
+pub(crate) trait Tx: Send + Sync {
+    /// The program handed over the slots of `window`: sends them, and wakes who waits for them.
+    fn send(&self, window: Span);
+
+    /// How far the slots handed over are finished. They were, up to `known`; they cannot be beyond `sent`.
+    fn finished(&self, known: Pos, sent: Pos) -> Result<Pos, Nonsense>;
+
+    /// The program is about to sleep until more slots are finished: asks to be woken. The caller looks once more.
+    fn arm(&self);
+
+    /// Becomes readable when the program, armed, is woken; `None` when this ring never wakes anybody.
+    fn bell(&self) -> Option<&unetmap_sys::event::Bell>;
+}
+
+/// What an [`Rx::fill`] delivered.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Filled {
+    /// One past the last slot delivered.
+    pub(crate) to: Pos,
+    /// Slots among them that were delivered empty, because they broke the limits.
+    pub(crate) bad: u32,
+}
+
+/// The receive side of one ring.
+pub(crate) trait Rx: Send + Sync {
+    /// The program is done with the slots of `window`: gives them back, and wakes who waits for them. Returns how many
+    /// buffers could not be given back, because they do not exist.
+    fn release(&self, window: Span) -> u32;
+
+    /// Delivers what has come: the program holds `[held, taken)`, the slots from `taken` to before `held` are free.
+    fn fill(&self, held: Pos, taken: Pos) -> Result<Filled, Nonsense>;
+
+    /// The program is about to sleep until something comes: asks to be woken. The caller looks once more.
+    fn arm(&self);
+
+    /// Becomes readable when the program, armed, is woken; `None` when this ring never wakes anybody.
+    fn bell(&self) -> Option<&unetmap_sys::event::Bell>;
+}
+
+/// The fd of a bell, where there is one.
+pub(crate) fn bell_fd(bell: Option<&unetmap_sys::event::Bell>) -> Option<BorrowedFd<'_>> {
+    bell.map(std::os::fd::AsFd::as_fd)
+}

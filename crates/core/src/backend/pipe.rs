@@ -1,0 +1,98 @@
+//! Pipes: a line to the peer, and no daemon on the way.
+
+use unetmap_abi::NS_MOREFRAG;
+use unetmap_mem::{BufIdx, Consumer, Pos, Producer, Span};
+use unetmap_sys::event::Bell;
+
+use super::{Filled, Nonsense, Rx, Tx};
+
+/// The sending end of a line.
+pub(crate) struct PipeTx {
+    pub(crate) line: Producer,
+    /// Rung by the consumer when it released slots and we sleep.
+    pub(crate) mine: Bell,
+    /// Wakes the consumer.
+    pub(crate) theirs: Bell,
+}
+
+impl PipeTx {
+    /// One past the last slot of `window` that ends a packet: a chain of fragments crosses whole. `None`: no packet ends
+    /// in the window.
+    #[inline]
+    fn last_end(&self, window: Span) -> Option<Pos> {
+        let (slots, ring) = (self.line.slots().slots(), self.line.slots());
+        let mut end = window.to;
+        while end != window.from {
+            let last = slots.prev(end);
+            if ring.flags(last) & NS_MOREFRAG == 0 {
+                return Some(end);
+            }
+            end = last;
+        }
+        None
+    }
+}
+
+impl Tx for PipeTx {
+    #[inline]
+    fn send(&self, window: Span) {
+        if let Some(end) = self.last_end(window) {
+            self.line.words().publish(end);
+            if self.line.words().consumer_sleeps() {
+                self.theirs.ring();
+            }
+        }
+    }
+
+    #[inline]
+    fn finished(&self, known: Pos, sent: Pos) -> Result<Pos, Nonsense> {
+        self.line.words().released(self.line.slots().slots(), known, sent).ok_or(Nonsense)
+    }
+
+    fn arm(&self) {
+        self.line.words().producer_arm();
+    }
+
+    fn bell(&self) -> Option<&Bell> {
+        Some(&self.mine)
+    }
+}
+
+/// The receiving end of a line.
+pub(crate) struct PipeRx {
+    pub(crate) line: Consumer,
+    /// Delivered in place of a buffer that does not exist.
+    pub(crate) spare: BufIdx,
+    /// Rung by the producer when it sent slots and we sleep.
+    pub(crate) mine: Bell,
+    /// Wakes the producer.
+    pub(crate) theirs: Bell,
+}
+
+impl Rx for PipeRx {
+    #[inline]
+    fn release(&self, window: Span) -> u32 {
+        let bad = self.line.give_back(window);
+        self.line.words().release(window.to);
+        if self.line.words().producer_sleeps() {
+            self.theirs.ring();
+        }
+        bad
+    }
+
+    #[inline]
+    fn fill(&self, held: Pos, taken: Pos) -> Result<Filled, Nonsense> {
+        let to = self.line.words().sent(self.line.slots().slots(), held, taken).ok_or(Nonsense)?;
+        let window = Span { from: taken, to };
+        let bad = if to == taken { 0 } else { self.line.take(window, self.spare) };
+        Ok(Filled { to, bad })
+    }
+
+    fn arm(&self) {
+        self.line.words().consumer_arm();
+    }
+
+    fn bell(&self) -> Option<&Bell> {
+        Some(&self.mine)
+    }
+}

@@ -1,0 +1,131 @@
+//! What a REGISTER bound, as the daemon tells the program's library: where things are, and by which back end they move.
+//!
+//! The program's library believes these numbers and none of those in the region, which others can write. With the
+//! answer come file descriptors: the region, the control page of the end, the page of lines, then two bells for each
+//! ring: its own, rung to wake this side, and the other side's.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// How a ring's slots move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Path {
+    /// Nowhere.
+    Null = 0,
+    /// Along a line, to or from a peer.
+    Pipe = 1,
+}
+
+impl Path {
+    /// The back end with that number.
+    pub fn from_raw(raw: u32) -> Option<Path> {
+        [Path::Null, Path::Pipe].into_iter().find(|p| *p as u32 == raw)
+    }
+}
+
+/// Offset, count and object size of a pool.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct BoundPool {
+    /// Bytes from the start of the region.
+    pub offset: u64,
+    /// Objects.
+    pub count: u32,
+    /// Bytes of one.
+    pub size: u32,
+}
+
+/// The fixed part.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct BoundHead {
+    /// Interfaces, rings, buffers.
+    pub pools: [BoundPool; 3],
+    /// Where the session's `netmap_if` is, bytes from the start of the region.
+    pub if_offset: u64,
+    /// The number that names the session in `unetmap ls`.
+    pub session: u64,
+    /// How many [`BoundRing`] follow.
+    pub rings: u32,
+    /// Ring states in the control page.
+    pub states: u32,
+    /// Lines in the page of lines.
+    pub lines: u32,
+    /// Bytes of padding, 0.
+    pub reserved: u32,
+}
+
+/// One bound ring.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct BoundRing {
+    /// The ring, bytes from the start of the region.
+    pub offset: u64,
+    /// On a receive ring with a line: the producer's ring.
+    pub peer_offset: u64,
+    /// Slots, of both rings.
+    pub slots: u32,
+    /// A [`Path`].
+    pub path: u32,
+    /// Index of the ring's state in the control page.
+    pub state: u32,
+    /// Index of its line.
+    pub line: u32,
+    /// On a receive ring: the buffer for slots that are delivered empty.
+    pub spare: u32,
+    /// Number within its direction.
+    pub id: u16,
+    /// 0 transmit, 1 receive.
+    pub dir: u16,
+}
+
+/// The whole answer.
+#[derive(Clone, Debug, Default)]
+pub struct Bound {
+    /// The fixed part; `rings` is set by [`Bound::encode`].
+    pub head: BoundHead,
+    /// The rings, transmit first.
+    pub rings: Vec<BoundRing>,
+}
+
+/// File descriptors before the bells: region, control page, page of lines.
+pub const FIXED_FDS: usize = 3;
+
+impl Bound {
+    /// The bytes that cross the socket.
+    pub fn encode(&self) -> Vec<u8> {
+        let head = BoundHead { rings: self.rings.len() as u32, ..self.head };
+        let mut out = head.as_bytes().to_vec();
+        out.extend_from_slice(self.rings.as_bytes());
+        out
+    }
+
+    /// Takes the bytes apart; `None` when the sizes do not fit.
+    pub fn decode(bytes: &[u8]) -> Option<Bound> {
+        let (head, rest) = BoundHead::read_from_prefix(bytes).ok()?;
+        let rings = <[BoundRing]>::ref_from_bytes(rest).ok()?;
+        (rings.len() == head.rings as usize).then(|| Bound { head, rings: rings.to_vec() })
+    }
+
+    /// How many file descriptors come with it.
+    pub fn fds(&self) -> usize {
+        FIXED_FDS + 2 * self.rings.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_bound_comes_back() {
+        let bound = Bound {
+            head: BoundHead { session: 9, ..Default::default() },
+            rings: vec![BoundRing { slots: 7, ..Default::default() }; 3],
+        };
+        let back = Bound::decode(&bound.encode()).unwrap();
+        assert_eq!((back.head.session, back.head.rings, back.rings.len(), back.rings[2].slots), (9, 3, 3, 7));
+        assert!(Bound::decode(&bound.encode()[1..]).is_none());
+        assert_eq!(bound.fds(), 9);
+    }
+}

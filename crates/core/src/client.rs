@@ -1,0 +1,259 @@
+//! Finding the daemon, starting it, and talking to it.
+//!
+//! Which one: `UNETMAP_SOCKET`, else the system's daemon where it admits this user, else the user's own in
+//! `$XDG_RUNTIME_DIR` or a private folder of the temporary directory. Where none listens, this process binds the socket
+//! and hands it to a new daemon, so that nobody has to wait for it or to guess when it is ready.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use unetmap_sys::{process, socket};
+
+use crate::error::Error;
+use crate::request::{Answer, Request};
+use crate::wire::{self, Kind};
+
+/// The system daemon's socket.
+pub const SYSTEM_SOCKET: &str = "/run/unetmap/unetmapd.sock";
+/// How long a daemon may take to answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// How long a starting daemon may refuse connections.
+const START_TRIES: u32 = 3;
+
+/// A connection to the daemon.
+pub(crate) struct Connection {
+    pub(crate) fd: OwnedFd,
+    pub(crate) socket: PathBuf,
+}
+
+/// Connects to the daemon that serves this process, starting one if none runs.
+pub(crate) fn connect() -> Result<Connection, Error> {
+    if let Some(path) = std::env::var_os("UNETMAP_SOCKET") {
+        return connect_or_start(Path::new(&path));
+    }
+    if process::uid() != 0 {
+        // Another's daemon is used where it runs and lets us in, and is never started by us.
+        let system = Path::new(SYSTEM_SOCKET);
+        if let Ok(fd) = socket::connect(system) {
+            return Ok(Connection { fd, socket: system.to_owned() });
+        }
+    }
+    connect_or_start(&own_socket()?)
+}
+
+/// Where this user's own daemon listens; makes its folder.
+pub fn own_socket() -> Result<PathBuf, Error> {
+    let uid = process::uid();
+    if uid == 0 {
+        let path = PathBuf::from(SYSTEM_SOCKET);
+        private_folder(path.parent().unwrap_or(Path::new("/run")), 0o755)?;
+        return Ok(path);
+    }
+    if let Some(run) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
+        && fs::metadata(&run).is_ok_and(|m| m.is_dir() && m.uid() == uid)
+    {
+        return Ok(run.join("unetmapd.sock"));
+    }
+    let folder = std::env::temp_dir().join(format!("unetmap-{uid}"));
+    private_folder(&folder, 0o700)?;
+    Ok(folder.join("unetmapd.sock"))
+}
+
+/// Makes `folder` if it is missing, and refuses one that another user made: whoever owns it could replace the socket.
+fn private_folder(folder: &Path, mode: u32) -> Result<(), Error> {
+    let asked = || format!("the daemon's folder {}", folder.display());
+    match DirBuilder::new().mode(mode).create(folder) {
+        Ok(()) => return Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(e) => return Err(Error::host(asked(), e)),
+    }
+    let meta = fs::symlink_metadata(folder).map_err(|e| Error::host(asked(), e))?;
+    if meta.is_dir() && meta.uid() == process::uid() && meta.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    Err(Error::host(asked(), io::Error::other("belongs to another user or others can write it (remove it)")))
+}
+
+fn connect_or_start(path: &Path) -> Result<Connection, Error> {
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for _ in 0..START_TRIES {
+        match socket::connect(path) {
+            Ok(fd) => return Ok(Connection { fd, socket: path.to_owned() }),
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => last = e,
+            Err(e) => {
+                return Err(Error::NoDaemon { why: format!("connecting to {}", path.display()), source: e });
+            }
+        }
+        start(path)?;
+    }
+    Err(Error::NoDaemon { why: format!("started one at {}, but it does not answer", path.display()), source: last })
+}
+
+/// Starts a daemon that listens at `path`, unless another process just did.
+fn start(path: &Path) -> Result<(), Error> {
+    let failed = |what: &str, e: io::Error| Error::NoDaemon { why: format!("{what} {}", path.display()), source: e };
+    let beside = |suffix: &str| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(suffix);
+        PathBuf::from(name)
+    };
+    let lock: File = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(beside(".lock"))
+        .map_err(|e| failed("locking", e))?;
+    lock.lock().map_err(|e| failed("locking", e))?;
+    if socket::connect(path).is_ok() {
+        return Ok(());
+    }
+    // Under the lock nobody else starts one, so a socket that refuses connections is a dead daemon's.
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed("removing the dead daemon's socket", e)),
+        _ => {}
+    }
+    let program = daemon_program()?;
+    let listener = socket::listen(path, 0o600).map_err(|e| failed("listening at", e))?;
+    let log = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(beside(".log"))
+        .map_err(|e| failed("opening the log beside", e))?;
+    let args = ["--listen-fd".into(), "3".into(), "--socket".into(), path.as_os_str().to_owned()];
+    process::spawn_detached(&program, &args, listener, log)
+        .map_err(|e| Error::NoDaemon { why: format!("starting {}", program.display()), source: e })?;
+    Ok(())
+}
+
+/// The daemon's program: `UNETMAPD`, else beside this program, else in the `PATH`.
+fn daemon_program() -> Result<PathBuf, Error> {
+    if let Some(path) = std::env::var_os("UNETMAPD") {
+        return Ok(path.into());
+    }
+    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_owned()));
+    // Examples and tests of a build live one folder below the programs.
+    let above = beside.as_deref().and_then(Path::parent).map(Path::to_owned);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    beside
+        .into_iter()
+        .chain(above)
+        .chain(std::env::split_paths(&path))
+        .chain(["/usr/local/sbin".into(), "/usr/sbin".into()])
+        .map(|folder| folder.join("unetmapd"))
+        .find(|program| fs::metadata(program).is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0))
+        .ok_or_else(|| Error::NoDaemon {
+            why: "unetmapd is neither beside this program nor in the PATH (UNETMAPD=/path/to/unetmapd names it)".into(),
+            source: io::ErrorKind::NotFound.into(),
+        })
+}
+
+/// One answer of the daemon: its head's errno and lease, payload, file descriptors.
+pub(crate) struct Reply {
+    pub(crate) errno: i32,
+    pub(crate) lease: u32,
+    pub(crate) payload: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+/// Sends one message and waits for the answer.
+pub(crate) fn call(fd: BorrowedFd<'_>, asked: &str, kind: Kind, payload: &[u8]) -> Result<Reply, Error> {
+    let gone = |e: io::Error| match e.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Error::DaemonGone { asked: asked.into() },
+        _ => Error::host(asked, e),
+    };
+    socket::set_timeout(fd, ANSWER_LIMIT).map_err(gone)?;
+    socket::send(fd, &wire::message(kind, 0, 0, 0, payload), &[]).map_err(gone)?;
+    let mut fds = Vec::new();
+    let bytes = receive(fd, &mut fds).map_err(gone)?;
+    let (_, head, payload) = wire::open(&bytes).map_err(|e| Error::host(asked, io::Error::other(e.to_string())))?;
+    let payload = payload.to_vec();
+    while fds.len() < head.fds as usize {
+        let before = fds.len();
+        receive(fd, &mut fds).map_err(gone)?;
+        if fds.len() == before {
+            return Err(Error::host(asked, io::Error::other("the daemon's answer lacks file descriptors")));
+        }
+    }
+    Ok(Reply { errno: head.errno, lease: head.lease, payload, fds })
+}
+
+fn receive(fd: BorrowedFd<'_>, fds: &mut Vec<OwnedFd>) -> io::Result<Vec<u8>> {
+    let mut buf = vec![0; wire::MAX_ANSWER];
+    let got = loop {
+        match socket::recv(fd, &mut buf, fds) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the daemon does not answer"));
+            }
+            other => break other?,
+        }
+    };
+    if got.fds_truncated {
+        return Err(io::Error::other("too many open files in this process (raise ulimit -n)"));
+    }
+    if got.truncated {
+        return Err(io::Error::other("the daemon's answer is too long"));
+    }
+    if got.bytes == 0 {
+        return Err(io::ErrorKind::ConnectionReset.into());
+    }
+    buf.truncate(got.bytes);
+    Ok(buf)
+}
+
+/// Sends a netmap request; an answer with an errno is an error.
+pub(crate) fn ctrl(fd: BorrowedFd<'_>, asked: &str, request: &Request) -> Result<(Answer, Vec<OwnedFd>), Error> {
+    let reply = call(fd, asked, Kind::Ctrl, &request.encode())?;
+    let answer = Answer::decode(&reply.payload);
+    if reply.errno != 0 {
+        let why = answer.map(|a| a.why).filter(|w| !w.is_empty());
+        let why = why.unwrap_or_else(|| io::Error::from_raw_os_error(reply.errno).to_string());
+        return Err(Error::Refused { asked: asked.into(), errno: reply.errno, why });
+    }
+    let answer = answer.ok_or_else(|| Error::host(asked, io::Error::other("the daemon's answer makes no sense")))?;
+    Ok((answer, reply.fds))
+}
+
+/// A new lease for this process.
+pub(crate) fn take_lease(path: &Path) -> Result<(OwnedFd, u32), Error> {
+    let asked = "a lease";
+    let fd = socket::connect(path).map_err(|e| Error::host(asked, e))?;
+    let reply = call(fd.as_fd(), asked, Kind::Lease, &[])?;
+    if reply.errno != 0 || reply.lease == 0 {
+        let errno = reply.errno;
+        return Err(Error::Refused { asked: asked.into(), errno, why: "the daemon gives no more leases".into() });
+    }
+    Ok((fd, reply.lease))
+}
+
+/// Everything that the daemon knows about its ports, regions and clients, as JSON. Starts no daemon: `None` when none
+/// runs.
+///
+/// # Errors
+/// The daemon's refusal, or the kernel's.
+pub fn snapshot() -> Result<Option<String>, Error> {
+    let asked = "the daemon's ports";
+    let path = match std::env::var_os("UNETMAP_SOCKET") {
+        Some(path) => PathBuf::from(path),
+        None if Path::new(SYSTEM_SOCKET).exists() && socket::connect(Path::new(SYSTEM_SOCKET)).is_ok() => {
+            SYSTEM_SOCKET.into()
+        }
+        None => own_socket()?,
+    };
+    let Ok(fd) = socket::connect(&path) else { return Ok(None) };
+    let reply = call(fd.as_fd(), asked, Kind::Snapshot, &[])?;
+    let Some(memfd) = reply.fds.into_iter().next().filter(|_| reply.errno == 0) else {
+        return Err(Error::Refused { asked: asked.into(), errno: reply.errno, why: "the daemon refused".into() });
+    };
+    use std::io::{Read, Seek};
+    let mut file = File::from(memfd);
+    let mut text = String::new();
+    file.rewind().and_then(|()| file.read_to_string(&mut text)).map_err(|e| Error::host(asked, e))?;
+    Ok(Some(text.trim_end_matches('\0').to_owned()))
+}

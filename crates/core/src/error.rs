@@ -1,0 +1,124 @@
+//! What can go wrong, and whose fault it is.
+
+use std::fmt;
+use std::io;
+
+use unetmap_abi::NameError;
+
+/// Why a request or a sync failed. The text says what was asked, what is wrong and what to do.
+#[derive(Debug)]
+pub enum Error {
+    /// The port's name does not follow the grammar.
+    Name(NameError),
+    /// The daemon refused, with netmap's errno and its reason.
+    Refused {
+        /// What was asked.
+        asked: String,
+        /// As the original's ioctl would set it.
+        errno: i32,
+        /// What is wrong and what to do.
+        why: String,
+    },
+    /// No daemon answers, and none could be started.
+    NoDaemon {
+        /// What was tried.
+        why: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The daemon that served this port has gone; the port is dead. Open it again.
+    DaemonGone {
+        /// The port.
+        asked: String,
+    },
+    /// The program's `head` or `cur` is out of bounds; the ring was set back to where the last sync left it.
+    BadPointers {
+        /// The port.
+        asked: String,
+        /// Which ring, as `tx 0`.
+        ring: String,
+    },
+    /// This machine said no.
+    Host {
+        /// What was asked.
+        asked: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+/// The errnos that netmap's interface uses.
+pub mod errno {
+    /// Bad argument.
+    pub const EINVAL: i32 = 22;
+    /// No such port or interface.
+    pub const ENXIO: i32 = 6;
+    /// Input or output failed.
+    pub const EIO: i32 = 5;
+    /// Already bound, or exclusively held by another.
+    pub const EBUSY: i32 = 16;
+    /// Pools exhausted.
+    pub const ENOMEM: i32 = 12;
+    /// Not served.
+    pub const EOPNOTSUPP: i32 = 95;
+    /// Message too long.
+    pub const EMSGSIZE: i32 = 90;
+    /// Not a message of this protocol.
+    pub const EPROTO: i32 = 71;
+    /// A message of another version of the protocol.
+    pub const EPROTONOSUPPORT: i32 = 93;
+    /// Not for this user.
+    pub const EACCES: i32 = 13;
+    /// Too many files open.
+    pub const EMFILE: i32 = 24;
+}
+
+impl Error {
+    /// The errno that netmap would give.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Error::Name(_) | Error::BadPointers { .. } => errno::EINVAL,
+            Error::Refused { errno, .. } => *errno,
+            Error::NoDaemon { source, .. } | Error::Host { source, .. } => source.raw_os_error().unwrap_or(errno::EIO),
+            Error::DaemonGone { .. } => errno::ENXIO,
+        }
+    }
+
+    pub(crate) fn host(asked: impl Into<String>, source: io::Error) -> Error {
+        Error::Host { asked: asked.into(), source }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Name(e) => e.fmt(f),
+            Error::Refused { asked, why, .. } => write!(f, "{asked}: {why}"),
+            Error::NoDaemon { why, source } => write!(f, "no unetmapd answers: {why}: {source}"),
+            Error::DaemonGone { asked } => {
+                write!(f, "{asked}: the daemon that served this port has gone (open the port again)")
+            }
+            Error::BadPointers { asked, ring } => write!(
+                f,
+                "{asked}: head or cur of ring {ring} was out of bounds; the ring was set back (is somebody else using it?)"
+            ),
+            Error::Host { asked, source } => write!(f, "{asked}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Name(e) => Some(e),
+            Error::NoDaemon { source, .. } | Error::Host { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+impl From<NameError> for Error {
+    fn from(e: NameError) -> Error {
+        Error::Name(e)
+    }
+}

@@ -1,0 +1,211 @@
+//! Opening a port: from a name to mapped rings.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path as FsPath;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use unetmap_abi::{NETMAP_REQ_REGISTER, NmreqRegister, PortSpec};
+use unetmap_mem::{
+    BufIdx, Consumer, CopyKind, EndPage, Geometry, Iface, LinePage, PoolShape, Producer, Region, RingShape, RingView,
+    Slots, Window,
+};
+use unetmap_sys::{Bell, Mapping, process};
+use zerocopy::IntoBytes;
+
+use crate::backend::null::Null;
+use crate::backend::pipe::{PipeRx, PipeTx};
+use crate::bound::{Bound, BoundRing, FIXED_FDS, Path};
+use crate::client;
+use crate::error::Error;
+use crate::lease;
+use crate::port::Port;
+use crate::request::Request;
+use crate::ring::Ring;
+use crate::sync::{Path as SyncPath, SyncRing};
+
+/// How to open a port: what the name does not say. A wish that is 0 takes the default; wishes about slots and rings
+/// count only for whoever opens the port first.
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct OpenOptions {
+    register: NmreqRegister,
+}
+
+impl OpenOptions {
+    /// Slots of each transmit ring, 2..=4096 for a pipe.
+    pub fn tx_slots(mut self, n: u32) -> Self {
+        self.register.nr_tx_slots = n;
+        self
+    }
+
+    /// Slots of each receive ring, 2..=4096 for a pipe.
+    pub fn rx_slots(mut self, n: u32) -> Self {
+        self.register.nr_rx_slots = n;
+        self
+    }
+
+    /// Transmit rings, up to 256 for a pipe.
+    pub fn tx_rings(mut self, n: u16) -> Self {
+        self.register.nr_tx_rings = n;
+        self
+    }
+
+    /// Receive rings, up to 256 for a pipe.
+    pub fn rx_rings(mut self, n: u16) -> Self {
+        self.register.nr_rx_rings = n;
+        self
+    }
+
+    /// Buffers besides those in rings; may be fewer, see [`Port::extra_bufs`].
+    pub fn extra_bufs(mut self, n: u32) -> Self {
+        self.register.nr_extra_bufs = n;
+        self
+    }
+
+    /// `NR_*` flags of the register request, besides those in the name.
+    pub fn flags(mut self, flags: u64) -> Self {
+        self.register.nr_flags = flags;
+        self
+    }
+
+    /// `NR_REG_*` mode in place of the one in the name, for `NR_REG_NULL`.
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.register.nr_mode = mode;
+        self
+    }
+
+    /// Opens the port that `spec` names, in netmap's grammar: `netmap:p{1`, `netmap:p}1@5`, `netmap:eth0-2/R`.
+    ///
+    /// # Errors
+    /// A bad name, a refusal of the daemon, or no daemon.
+    pub fn open(&self, spec: &str) -> Result<Port, Error> {
+        let parsed = PortSpec::parse_with(spec, interface_exists)?;
+        let mut register = self.register;
+        register.nr_flags |= parsed.flags;
+        if register.nr_mode == 0 {
+            register.nr_mode = parsed.nr_mode();
+            register.nr_ringid = parsed.ring_id();
+        }
+        register.nr_mem_id = parsed.mem_id;
+        conf_wishes(&mut register, &parsed);
+        let refused = |errno| Error::Refused { asked: spec.into(), errno, why: "the name is too long".into() };
+        let request = Request::new(NETMAP_REQ_REGISTER, &parsed.name, register.as_bytes()).map_err(refused)?;
+        process::watch_forks().map_err(|e| Error::host(spec, e))?;
+        let connection = client::connect()?;
+        let (answer, fds) = client::ctrl(connection.fd.as_fd(), spec, &request)?;
+        let garbled = || Error::host(spec, io::Error::other("the daemon's answer makes no sense"));
+        let register = answer.request.body_as::<NmreqRegister>().ok_or_else(garbled)?;
+        let bound = Bound::decode(&answer.bound).filter(|b| b.fds() == fds.len()).ok_or_else(garbled)?;
+        let parts = Parts::map(&bound, fds, spec)?;
+        let rings = |dir: u16| -> Result<Vec<Ring>, Error> {
+            let of_dir = bound.rings.iter().enumerate().filter(|(_, ring)| ring.dir == dir);
+            of_dir.map(|(i, ring)| parts.ring(i, ring).ok_or_else(garbled)).collect()
+        };
+        let lease = lease::of_this_process(&connection.socket)?;
+        let (tx, rx) = (rings(0)?, rings(1)?);
+        let iface = Iface::new(&parts.region, bound.head.if_offset).ok_or_else(garbled)?;
+        Ok(Port::new(spec, connection, lease, register, parts.region, iface, tx, rx))
+    }
+}
+
+/// Whether the whole of `name` is an interface, for names with a `-`.
+fn interface_exists(name: &str) -> bool {
+    !name.contains('/') && FsPath::new("/sys/class/net").join(name).exists()
+}
+
+/// `@conf:` in a name beats the program's defaults.
+fn conf_wishes(register: &mut NmreqRegister, spec: &PortSpec) {
+    let conf = &spec.options.conf;
+    let wish = |to: &mut u32, from: Option<u32>| *to = from.unwrap_or(*to);
+    wish(&mut register.nr_tx_slots, conf.tx_slots);
+    wish(&mut register.nr_rx_slots, conf.rx_slots);
+    let wish = |to: &mut u16, from: Option<u16>| *to = from.unwrap_or(*to);
+    wish(&mut register.nr_tx_rings, conf.tx_rings);
+    wish(&mut register.nr_rx_rings, conf.rx_rings);
+    wish(&mut register.nr_host_tx_rings, conf.host_tx_rings);
+    wish(&mut register.nr_host_rx_rings, conf.host_rx_rings);
+}
+
+/// What the daemon's file descriptors became.
+struct Parts {
+    region: Arc<Region>,
+    end: EndPage,
+    lines: LinePage,
+    bells: Vec<Bell>,
+}
+
+/// The regions that this process has mapped, by the file's device and inode: a region is mapped once.
+static REGIONS: Mutex<Option<HashMap<(u64, u64), Weak<Region>>>> = Mutex::new(None);
+
+fn map_region(fd: OwnedFd, geometry: Geometry) -> io::Result<Arc<Region>> {
+    let file = File::from(fd);
+    let meta = file.metadata()?;
+    let mut regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    let regions = regions.get_or_insert_default();
+    regions.retain(|_, region| region.strong_count() > 0);
+    let key = (meta.dev(), meta.ino());
+    if let Some(region) = regions.get(&key).and_then(Weak::upgrade) {
+        return Ok(region);
+    }
+    let region = Arc::new(Region::attach(file.as_fd(), geometry)?);
+    regions.insert(key, Arc::downgrade(&region));
+    Ok(region)
+}
+
+impl Parts {
+    fn map(bound: &Bound, fds: Vec<OwnedFd>, spec: &str) -> Result<Parts, Error> {
+        let host = |e: io::Error| Error::host(spec, e);
+        let mut fds = fds.into_iter();
+        let mut next = || fds.next().ok_or_else(|| Error::host(spec, io::ErrorKind::UnexpectedEof.into()));
+        let pool = |i: usize| {
+            let p = &bound.head.pools[i];
+            PoolShape { offset: p.offset, count: p.count, size: p.size }
+        };
+        let geometry = Geometry { ifs: pool(0), rings: pool(1), bufs: pool(2) };
+        let region = map_region(next()?, geometry).map_err(host)?;
+        let page = |fd: OwnedFd, bytes: usize| Ok(Window::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)));
+        let end = EndPage::new(page(next()?, EndPage::bytes(bound.head.states as usize)).map_err(host)?);
+        let lines = LinePage::new(page(next()?, LinePage::bytes(bound.head.lines as usize)).map_err(host)?);
+        debug_assert_eq!(bound.fds() - FIXED_FDS, 2 * bound.rings.len());
+        let bells = fds.map(Bell::from_fd).collect::<io::Result<_>>().map_err(host)?;
+        Ok(Parts { region, end, lines, bells })
+    }
+
+    /// The ring that stands at `index` in the daemon's answer; `None` when what it says cannot be.
+    fn ring(&self, index: usize, told: &BoundRing) -> Option<Ring> {
+        let slots = Slots::new(told.slots)?;
+        let view =
+            RingView::new(&self.region, RingShape { offset: told.offset, slots, id: told.id, dir: told.dir })?;
+        self.end.state(told.state as usize)?;
+        let bell = |which: usize| self.bells.get(2 * index + which)?.try_clone().ok();
+        let (mine, theirs) = (bell(0)?, bell(1)?);
+        let path = match (Path::from_raw(told.path)?, told.dir) {
+            (Path::Null, 0) => SyncPath::Tx(Box::new(Null)),
+            (Path::Null, _) => SyncPath::Rx(Box::new(Null)),
+            (Path::Pipe, 0) => {
+                let line = Producer::new(&self.lines, told.line as usize, view.slots().clone())?;
+                SyncPath::Tx(Box::new(PipeTx { line, mine, theirs }))
+            }
+            (Path::Pipe, _) => {
+                let peer = RingShape { offset: told.peer_offset, slots, id: told.id, dir: 0 };
+                let peer = RingView::new(&self.region, peer)?;
+                let (theirs_slots, limits) = (peer.slots().clone(), self.region.limits());
+                let mine_slots = view.slots().clone();
+                let line = told.line as usize;
+                let line = Consumer::new(&self.lines, line, theirs_slots, mine_slots, limits, copy_kind())?;
+                SyncPath::Rx(Box::new(PipeRx { line, spare: BufIdx(told.spare), mine, theirs }))
+            }
+        };
+        Some(Ring { inner: SyncRing { view, end: self.end.clone(), state: told.state as usize, path } })
+    }
+}
+
+/// The slot copy of this processor; looked up once.
+fn copy_kind() -> CopyKind {
+    static KIND: OnceLock<CopyKind> = OnceLock::new();
+    *KIND.get_or_init(CopyKind::best)
+}

@@ -1,0 +1,400 @@
+//! An open port.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use unetmap_abi::{NR_NO_TX_POLL, NmreqRegister};
+use unetmap_mem::{BufIdx, Iface, Region};
+use unetmap_sys::{clock, event, process};
+
+use crate::backend::bell_fd;
+use crate::client::Connection;
+use crate::error::Error;
+use crate::lease::{self, Lease};
+use crate::open::OpenOptions;
+use crate::ring::Ring;
+use crate::sync::{Effort, Path};
+
+/// Directions to wait for, or found ready.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Interest(u8);
+
+impl Interest {
+    /// Nothing.
+    pub const NONE: Interest = Interest(0);
+    /// Packets to read.
+    pub const RX: Interest = Interest(1);
+    /// Slots to fill.
+    pub const TX: Interest = Interest(2);
+    /// Either.
+    pub const BOTH: Interest = Interest(3);
+
+    /// Whether receiving is part of it.
+    #[inline(always)]
+    pub fn rx(self) -> bool {
+        self.0 & 1 != 0
+    }
+
+    /// Whether transmitting is part of it.
+    #[inline(always)]
+    pub fn tx(self) -> bool {
+        self.0 & 2 != 0
+    }
+
+    /// Whether it is nothing.
+    #[inline(always)]
+    pub fn is_none(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl std::ops::BitOr for Interest {
+    type Output = Interest;
+    #[inline(always)]
+    fn bitor(self, other: Interest) -> Interest {
+        Interest(self.0 | other.0)
+    }
+}
+
+impl std::ops::BitOrAssign for Interest {
+    #[inline(always)]
+    fn bitor_assign(&mut self, other: Interest) {
+        *self = *self | other;
+    }
+}
+
+/// How often a busy program looks whether the daemon still lives.
+const LIFE_CHECK_NS: u64 = 100_000_000;
+
+/// An open port: rings of a region, and a connection whose end releases everything that the port held, however the
+/// process ends. Dropping it closes the port.
+///
+/// A port may be used by several threads, and by forked children: a ring that one of them is syncing is skipped by the
+/// others.
+pub struct Port {
+    spec: String,
+    pub(crate) connection: Connection,
+    register: NmreqRegister,
+    region: Arc<Region>,
+    iface: Iface,
+    pub(crate) tx: Vec<Ring>,
+    pub(crate) rx: Vec<Ring>,
+    lease: Mutex<Arc<Lease>>,
+    /// The lease's number, and how often this process was forked when it got it: what a sync needs of the lease.
+    lease_number: AtomicU32,
+    lease_forks: AtomicU32,
+    dead: AtomicBool,
+    /// Syncs until the next look at the daemon, how many there were since the last, and when that was.
+    checks_left: AtomicU32,
+    check_every: AtomicU32,
+    last_check: AtomicU64,
+    /// See `wait`: how long receivers hold back between looks.
+    pub(crate) hold_back: AtomicU32,
+}
+
+impl Port {
+    #[allow(clippy::too_many_arguments)] // The one caller assembles exactly these parts.
+    pub(crate) fn new(
+        spec: &str,
+        connection: Connection,
+        lease: Arc<Lease>,
+        register: NmreqRegister,
+        region: Arc<Region>,
+        iface: Iface,
+        tx: Vec<Ring>,
+        rx: Vec<Ring>,
+    ) -> Port {
+        Port {
+            spec: spec.into(),
+            connection,
+            register,
+            region,
+            iface,
+            tx,
+            rx,
+            lease_number: AtomicU32::new(lease.number),
+            lease_forks: AtomicU32::new(lease.forks),
+            lease: Mutex::new(lease),
+            dead: AtomicBool::new(false),
+            checks_left: AtomicU32::new(0),
+            check_every: AtomicU32::new(1),
+            last_check: AtomicU64::new(clock::now_ns()),
+            hold_back: AtomicU32::new(0),
+        }
+    }
+
+    /// Opens the port that `spec` names, with defaults. See [`OpenOptions::open`].
+    ///
+    /// # Errors
+    /// A bad name, a refusal of the daemon, or no daemon.
+    pub fn open(spec: &str) -> Result<Port, Error> {
+        Port::options().open(spec)
+    }
+
+    /// How to open a port otherwise than with defaults.
+    pub fn options() -> OpenOptions {
+        OpenOptions::default()
+    }
+
+    /// The name that the port was opened with.
+    pub fn spec(&self) -> &str {
+        &self.spec
+    }
+
+    /// The request as the daemon answered it: sizes, rings, offsets.
+    pub fn register(&self) -> &NmreqRegister {
+        &self.register
+    }
+
+    /// The number of the region.
+    pub fn mem_id(&self) -> u16 {
+        self.register.nr_mem_id
+    }
+
+    /// Whether buffers can be exchanged between the two ports.
+    pub fn same_region(&self, other: &Port) -> bool {
+        self.region.same(&other.region)
+    }
+
+    /// Bytes in each buffer.
+    pub fn buf_size(&self) -> u32 {
+        self.region.limits().buf_size
+    }
+
+    /// The region that rings and buffers lie in.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The transmit rings that this port bound.
+    #[inline(always)]
+    pub fn tx_rings(&self) -> &[Ring] {
+        &self.tx
+    }
+
+    /// The receive rings that this port bound.
+    #[inline(always)]
+    pub fn rx_rings(&self) -> &[Ring] {
+        &self.rx
+    }
+
+    /// How many extra buffers were granted.
+    pub fn extra_bufs(&self) -> u32 {
+        self.register.nr_extra_bufs
+    }
+
+    /// Takes a buffer from the port's list of extra buffers; `None` when it is empty, or spoilt by another process.
+    pub fn take_extra_buf(&self) -> Option<BufIdx> {
+        let idx = self.iface.bufs_head();
+        if !self.region.limits().index_ok(idx) {
+            return None;
+        }
+        let mut next = [0; 4];
+        self.region.frame(idx).read(0, &mut next);
+        self.iface.set_bufs_head(BufIdx(u32::from_ne_bytes(next)));
+        Some(idx)
+    }
+
+    /// Puts a buffer at the head of the port's list of extra buffers.
+    pub fn give_extra_buf(&self, idx: BufIdx) {
+        self.region.frame(idx).write(0, &self.iface.bufs_head().0.to_ne_bytes());
+        self.iface.set_bufs_head(idx);
+    }
+
+    /// Sends what was handed over on all transmit rings, and learns what is finished. Never waits.
+    ///
+    /// # Errors
+    /// [`Error::DaemonGone`]; [`Error::BadPointers`] (the other rings were synced).
+    pub fn txsync(&self) -> Result<(), Error> {
+        self.sync_all(&self.tx, "tx")
+    }
+
+    /// Gives back what was read on all receive rings, and takes what has come. Never waits.
+    ///
+    /// # Errors
+    /// As [`Port::txsync`].
+    pub fn rxsync(&self) -> Result<(), Error> {
+        self.sync_all(&self.rx, "rx")
+    }
+
+    fn sync_all(&self, rings: &[Ring], dir: &str) -> Result<(), Error> {
+        let lease = self.enter()?;
+        let mut result = Ok(());
+        for ring in rings {
+            if ring.inner.sync(lease, Effort::Full).is_err() {
+                result = Err(self.bad_pointers(ring, dir));
+            }
+        }
+        result
+    }
+
+    /// Syncs what a poll syncs, without waiting, and tells what is ready.
+    #[inline]
+    pub(crate) fn look(&self, want: Interest) -> Result<Interest, Error> {
+        let lease = self.enter()?;
+        let mut ready = Interest::NONE;
+        // A poll also transmits, whatever it waits for, unless the program asked for the contrary.
+        if want.tx() || self.register.nr_flags & NR_NO_TX_POLL == 0 {
+            for ring in &self.tx {
+                if (ring.inner.head_moved() || want.tx() && !ring.inner.ready())
+                    && ring.inner.sync(lease, Effort::IfNeeded).is_err()
+                {
+                    return Err(self.bad_pointers(ring, "tx"));
+                }
+                if want.tx() && ring.inner.ready() {
+                    ready |= Interest::TX;
+                }
+            }
+        }
+        if want.rx() {
+            for ring in &self.rx {
+                if (ring.inner.head_moved() || !ring.inner.ready())
+                    && ring.inner.sync(lease, Effort::IfNeeded).is_err()
+                {
+                    return Err(self.bad_pointers(ring, "rx"));
+                }
+                if ring.inner.ready() {
+                    ready |= Interest::RX;
+                }
+            }
+        }
+        Ok(ready)
+    }
+
+    /// Syncs all rings as a poll does and, unless something that is wanted is ready, waits until it is, or until
+    /// `timeout` (`None`: no limit). What is ready comes back; nothing means that the time is over or a signal came.
+    ///
+    /// A ring is ready when `cur != tail`. Handed-over slots are sent even when only [`Interest::RX`] is wanted.
+    ///
+    /// # Errors
+    /// As [`Port::txsync`].
+    #[inline]
+    pub fn poll(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
+        self.wait(want, timeout)
+    }
+
+    /// For event loops: syncs, and if nothing that is wanted is ready, asks to be woken: then one of
+    /// [`Port::wait_fds`] becomes readable, and `arm` is to be called again. If something is ready, it comes back and
+    /// no wake-up was asked for.
+    ///
+    /// # Errors
+    /// As [`Port::txsync`].
+    pub fn arm(&self, want: Interest) -> Result<Interest, Error> {
+        let ready = self.look(want)?;
+        if !ready.is_none() {
+            return Ok(ready);
+        }
+        self.silence(want);
+        self.ask_for_wakeup(want);
+        // Between the look and the request something may have come: nobody would wake us for that.
+        let ready = self.look(want)?;
+        if !ready.is_none() {
+            self.wake_sharers(want);
+        }
+        Ok(ready)
+    }
+
+    /// What to wait on after [`Port::arm`] found nothing ready: readable, or closed by the daemon's end.
+    pub fn wait_fds(&self, want: Interest) -> Vec<BorrowedFd<'_>> {
+        let mut fds = vec![self.connection.fd.as_fd()];
+        fds.extend(self.waiting_rings(want).filter_map(|ring| bell_fd(ring.bell())));
+        fds
+    }
+
+    pub(crate) fn waiting_rings(&self, want: Interest) -> impl Iterator<Item = &Ring> {
+        let tx = self.tx.iter().filter(move |_| want.tx());
+        tx.chain(self.rx.iter().filter(move |_| want.rx()))
+    }
+
+    pub(crate) fn ask_for_wakeup(&self, want: Interest) {
+        for ring in self.waiting_rings(want) {
+            match &ring.inner.path {
+                Path::Tx(tx) => tx.arm(),
+                Path::Rx(rx) => rx.arm(),
+            }
+        }
+    }
+
+    /// Takes back bells that rang.
+    pub(crate) fn silence(&self, want: Interest) {
+        for ring in self.waiting_rings(want) {
+            if let Some(bell) = ring.bell() {
+                bell.silence();
+            }
+        }
+    }
+
+    #[cold]
+    fn bad_pointers(&self, ring: &Ring, dir: &str) -> Error {
+        Error::BadPointers { asked: self.spec.clone(), ring: format!("{dir} {}", ring.id()) }
+    }
+
+    /// What each sync begins with: the daemon lives, and this very process has a lease.
+    #[inline(always)]
+    pub(crate) fn enter(&self) -> Result<u32, Error> {
+        if self.lease_forks.load(Relaxed) != process::fork_count() {
+            self.renew_lease()?;
+        }
+        let left = self.checks_left.load(Relaxed);
+        if left == 0 {
+            self.check_life()?;
+        } else {
+            self.checks_left.store(left - 1, Relaxed);
+        }
+        Ok(self.lease_number.load(Relaxed))
+    }
+
+    /// Looks at the connection about every 100 ms, without asking for the time at each sync: the number of syncs between
+    /// two looks follows the program's pace.
+    #[cold]
+    fn check_life(&self) -> Result<(), Error> {
+        let gone = || Error::DaemonGone { asked: self.spec.clone() };
+        if self.dead.load(Relaxed) {
+            return Err(gone());
+        }
+        let (now, every) = (clock::now_ns(), self.check_every.load(Relaxed));
+        let elapsed = now.saturating_sub(self.last_check.load(Relaxed));
+        if elapsed < LIFE_CHECK_NS {
+            // Too early: look at the clock again later, at most ten times as late.
+            let next = if elapsed < LIFE_CHECK_NS / 10 { (every * 2).min(4096) } else { every };
+            self.check_every.store(next, Relaxed);
+            self.checks_left.store(next, Relaxed);
+            return Ok(());
+        }
+        let next = if elapsed > 2 * LIFE_CHECK_NS { 1 } else { every };
+        self.check_every.store(next, Relaxed);
+        self.last_check.store(now, Relaxed);
+        if event::hung_up(self.connection.fd.as_fd()) {
+            self.mark_dead();
+            return Err(gone());
+        }
+        self.checks_left.store(next, Relaxed);
+        Ok(())
+    }
+
+    /// The daemon has gone: every call fails from now on.
+    pub(crate) fn mark_dead(&self) {
+        self.dead.store(true, Relaxed);
+        self.checks_left.store(0, Relaxed);
+    }
+
+    #[cold]
+    fn renew_lease(&self) -> Result<(), Error> {
+        let lease = lease::of_this_process(&self.connection.socket)?;
+        self.lease_number.store(lease.number, Relaxed);
+        self.lease_forks.store(lease.forks, Relaxed);
+        *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = lease;
+        Ok(())
+    }
+}
+
+impl Ring {
+    pub(crate) fn bell(&self) -> Option<&unetmap_sys::Bell> {
+        match &self.inner.path {
+            Path::Tx(tx) => tx.bell(),
+            Path::Rx(rx) => rx.bell(),
+        }
+    }
+}

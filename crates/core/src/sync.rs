@@ -1,0 +1,181 @@
+//! `txsync` and `rxsync` of one ring: between netmap's `head`, `cur` and `tail`, and a back end.
+//!
+//! ```text
+//! hwcur ...... head ...... cur ...... hwtail        in ring order, all inclusive
+//!   |            |           |           |
+//!   |            |           |           the tail that the last sync gave
+//!   |            |           where the program wants to be woken
+//!   |            [head, tail) is the program's
+//!   up to where the last sync has followed head: [hwcur, head) is new
+//! ```
+//! The same rule holds in both directions. What the program wrote is loaded once, judged, and only the copy is used.
+
+use unetmap_mem::{BufIdx, EndPage, Pos, RingState, RingView, Slots, Span};
+use unetmap_sys::clock;
+
+use crate::backend::{Rx, Tx};
+
+/// The program's pointers are out of bounds; the ring was set back.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct BadPointers;
+
+/// How much a sync is to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Effort {
+    /// An ioctl: always asks the back end.
+    Full,
+    /// A poll: asks only when the program has nothing beyond its wake-up point.
+    IfNeeded,
+}
+
+/// The program's pointers, judged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Asked {
+    pub(crate) head: Pos,
+    pub(crate) cur: Pos,
+}
+
+/// Judges pointers as the program wrote them: `hwcur <= head <= hwtail` and `head <= cur <= hwtail` in ring order.
+#[inline(always)]
+pub(crate) fn judge(slots: Slots, hwcur: Pos, hwtail: Pos, head: u32, cur: u32) -> Option<Asked> {
+    let (head, cur) = (slots.pos(head)?, slots.pos(cur)?);
+    (slots.between(hwcur, head, hwtail) && slots.between(head, cur, hwtail)).then_some(Asked { head, cur })
+}
+
+/// Which way a ring's slots go, and by what.
+pub(crate) enum Path {
+    Tx(Box<dyn Tx>),
+    Rx(Box<dyn Rx>),
+}
+
+/// A ring and everything that a sync of it needs.
+pub(crate) struct SyncRing {
+    pub(crate) view: RingView,
+    pub(crate) end: EndPage,
+    /// Index of the ring's state in `end`; the constructor checked that it exists.
+    pub(crate) state: usize,
+    pub(crate) path: Path,
+}
+
+impl SyncRing {
+    /// The sync state; `None` is ruled out at construction.
+    #[inline(always)]
+    pub(crate) fn state(&self) -> &RingState {
+        match self.end.state(self.state) {
+            Some(state) => state,
+            None => unreachable!("checked when the port was opened"),
+        }
+    }
+
+    /// Whether `cur != tail`: the program has something beyond its wake-up point.
+    #[inline(always)]
+    pub(crate) fn ready(&self) -> bool {
+        self.view.raw_cur() != self.view.raw_tail()
+    }
+
+    /// Whether the program moved `head` since the last sync.
+    #[inline(always)]
+    pub(crate) fn head_moved(&self) -> bool {
+        let slots = self.view.shape().slots;
+        self.state().positions(slots).is_none_or(|(hwcur, _)| hwcur.raw() != self.view.raw_head())
+    }
+
+    /// Syncs the ring for the process that holds `lease`. A ring that somebody else is syncing is skipped.
+    #[inline]
+    pub(crate) fn sync(&self, lease: u32, effort: Effort) -> Result<(), BadPointers> {
+        let state = self.state();
+        let Some(_guard) = state.try_lock(lease) else { return Ok(()) };
+        let slots = self.view.shape().slots;
+        let Some((hwcur, hwtail)) = state.positions(slots) else {
+            state.count_bad_pointer();
+            return Err(BadPointers);
+        };
+        let Some(asked) = judge(slots, hwcur, hwtail, self.view.raw_head(), self.view.raw_cur()) else {
+            state.count_bad_pointer();
+            self.reinit(hwcur, hwtail);
+            return Err(BadPointers);
+        };
+        let tail = match &self.path {
+            Path::Tx(tx) => self.tx(tx.as_ref(), state, asked, hwcur, hwtail, effort),
+            Path::Rx(rx) => self.rx(rx.as_ref(), state, asked, hwcur, hwtail, effort),
+        };
+        if tail != hwtail {
+            state.set_hwtail(tail);
+        }
+        // A program that overwrote tail gets it back.
+        if self.view.raw_tail() != tail.raw() {
+            self.view.set_tail(tail);
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn tx(&self, tx: &dyn Tx, state: &RingState, asked: Asked, hwcur: Pos, hwtail: Pos, effort: Effort) -> Pos {
+        let slots = self.view.shape().slots;
+        if asked.head != hwcur {
+            tx.send(Span { from: hwcur, to: asked.head });
+            state.set_hwcur(asked.head);
+            state.count(slots.distance(hwcur, asked.head));
+        }
+        if effort == Effort::IfNeeded && asked.cur != hwtail {
+            return hwtail;
+        }
+        // tail is one before the first unfinished slot, so that a full ring and an empty one differ.
+        match tx.finished(slots.next(hwtail), asked.head) {
+            Ok(finished) => slots.prev(finished),
+            Err(_) => {
+                state.count_bad_pointer();
+                hwtail
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn rx(&self, rx: &dyn Rx, state: &RingState, asked: Asked, hwcur: Pos, hwtail: Pos, effort: Effort) -> Pos {
+        if asked.head != hwcur {
+            // Who dies between the two steps leaves hwcur behind: its successor releases the window again, which
+            // changes nothing, because the marks of exchanged buffers went with the first time.
+            let bad = rx.release(Span { from: hwcur, to: asked.head });
+            state.set_hwcur(asked.head);
+            if bad > 0 {
+                state.count_bad_slots(bad);
+            }
+        }
+        if effort == Effort::IfNeeded && asked.cur != hwtail {
+            return hwtail;
+        }
+        match rx.fill(asked.head, hwtail) {
+            Ok(filled) if filled.to != hwtail => {
+                state.count(self.view.shape().slots.distance(hwtail, filled.to));
+                if filled.bad > 0 {
+                    state.count_bad_slots(filled.bad);
+                }
+                self.view.set_time(clock::wall_us());
+                filled.to
+            }
+            Ok(_) => hwtail,
+            Err(_) => {
+                state.count_bad_pointer();
+                hwtail
+            }
+        }
+    }
+
+    /// Sets a ring back to where the last sync left it, as netmap does: pointers, and slots that name no buffer or are
+    /// too long.
+    #[cold]
+    fn reinit(&self, hwcur: Pos, hwtail: Pos) {
+        let (ring, limits) = (self.view.slots(), self.view.region().limits());
+        for raw in 0..ring.slots().get() {
+            let Some(p) = ring.slots().pos(raw) else { continue };
+            let slot = ring.load(p);
+            if !limits.index_ok(slot.buf_idx) {
+                ring.set_buf_idx(p, BufIdx(0));
+                ring.set_len(p, 0);
+            } else if !limits.allow(slot) {
+                ring.set_len(p, 0);
+            }
+        }
+        self.view.set_pointers(hwcur, hwtail);
+    }
+}

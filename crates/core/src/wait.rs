@@ -1,0 +1,147 @@
+//! Waiting: spin a little, then ask to be woken, look once more, and sleep.
+//!
+//! A receiver that finds a few packets at every look costs the sender a transfer of the line's `prod` word for each of
+//! them. So while packets come in a stream, the receiver holds back between two looks, longer as long as the batches
+//! stay small; a look that finds nothing ends that at once, so a request that waits for its answer is never delayed.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use unetmap_sys::clock::spin_hint;
+use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
+
+use crate::backend::bell_fd;
+use crate::error::Error;
+use crate::port::{Interest, Port};
+
+/// How long to spin before sleeping: about the price of one sleep and wake-up between two cores.
+const SPIN: Duration = Duration::from_micros(50);
+/// Looks between two readings of the clock.
+const LOOKS_PER_CLOCK: u32 = 16;
+/// A stream's batches are small below this: hold back longer.
+const SMALL_BATCH: u32 = 32;
+/// From here on they are large: hold back less.
+const LARGE_BATCH: u32 = 128;
+/// The longest that a receiver holds back, in spin hints: a few microseconds.
+const MAX_HOLD: u32 = 64;
+/// Bells that fit without allocation.
+const FEW: usize = 15;
+
+impl Port {
+    /// [`Port::poll`].
+    #[inline]
+    pub(crate) fn wait(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
+        let ready = self.first_look(want)?;
+        if !ready.is_none() || timeout == Some(Duration::ZERO) {
+            return Ok(ready);
+        }
+        self.wait_longer(want, timeout)
+    }
+
+    /// The look that a poll begins with. In a stream of small batches it is held back a little.
+    #[inline]
+    fn first_look(&self, want: Interest) -> Result<Interest, Error> {
+        if !want.rx() || self.rx.iter().any(|ring| ring.inner.ready()) {
+            return self.look(want);
+        }
+        let hold = self.hold_back.load(Relaxed);
+        for _ in 0..hold {
+            spin_hint();
+        }
+        let ready = self.look(want)?;
+        let next = if !ready.rx() {
+            0
+        } else {
+            match self.rx.iter().map(|ring| ring.space()).sum::<u32>() {
+                0..SMALL_BATCH => (hold * 2).clamp(1, MAX_HOLD),
+                SMALL_BATCH..LARGE_BATCH => hold,
+                _ => hold / 2,
+            }
+        };
+        if next != hold {
+            self.hold_back.store(next, Relaxed);
+        }
+        Ok(ready)
+    }
+
+    fn wait_longer(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
+        let start = Instant::now();
+        let spin_until = timeout.map_or(SPIN, |t| t.min(SPIN));
+        // A limit that is too far away to be a time is no limit.
+        let end = timeout.and_then(|t| start.checked_add(t));
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                spin_hint();
+                let ready = self.look(want)?;
+                if !ready.is_none() {
+                    return Ok(ready);
+                }
+            }
+            if start.elapsed() >= spin_until {
+                break;
+            }
+        }
+        loop {
+            self.ask_for_wakeup(want);
+            let ready = self.look(want)?;
+            if !ready.is_none() {
+                return Ok(ready);
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Ok(Interest::NONE);
+            }
+            let woken = self.sleep(want, left)?;
+            let ready = self.look(want)?;
+            if woken && !ready.is_none() {
+                self.wake_sharers(want);
+            }
+            if !woken || !ready.is_none() {
+                return Ok(ready);
+            }
+        }
+    }
+
+    /// Sleeps until a bell rings; `false`: the time is over, or a signal came.
+    fn sleep(&self, want: Interest, limit: Option<Duration>) -> Result<bool, Error> {
+        let connection = PollFd::from_borrowed_fd(self.connection.fd.as_fd(), PollFlags::RDHUP);
+        let bells = || self.waiting_rings(want).filter_map(|ring| bell_fd(ring.bell()));
+        let as_poll = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut few: [PollFd<'_>; FEW + 1] = std::array::from_fn(|_| connection.clone());
+        let mut many = Vec::new();
+        let n = bells().count();
+        let fds = if n <= FEW {
+            few[1..].iter_mut().zip(bells()).for_each(|(to, fd)| *to = as_poll(fd));
+            &mut few[..=n]
+        } else {
+            many.push(connection.clone());
+            many.extend(bells().map(as_poll));
+            &mut many[..]
+        };
+        match wait_readable(fds, limit) {
+            Ok(0) => return Ok(false),
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => return Ok(false),
+            Err(e) => return Err(Error::host(self.spec(), e)),
+            Ok(_) => {}
+        }
+        if !fds[0].revents().is_empty() {
+            self.mark_dead();
+        }
+        self.silence(want);
+        Ok(true)
+    }
+
+    /// Who shares a ring waits for the same bell, which was just taken back: it is rung again for them as long as there
+    /// is something to be had.
+    pub(crate) fn wake_sharers(&self, want: Interest) {
+        for ring in self.waiting_rings(want) {
+            if let Some(bell) = ring.bell()
+                && ring.inner.state().sharers() > 1
+                && ring.inner.ready()
+            {
+                bell.ring();
+            }
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The control socket's messages: one UNIX seqpacket message each, a fixed head and a payload.
+//!
+//! ```text
+//! client                                daemon
+//!   Lease                        -->     lease number: names this process in the locks of rings
+//!   Ctrl: a netmap request       -->     the same request, answered; for REGISTER also what was bound, and its fds
+//!   Snapshot                     -->     a memfd with everything that `unetmap ls` shows, as JSON
+//! ```
+//! Everything here is judged by the receiver: a head that does not fit its message is an error, never a guess.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// "unm" and the format of the head.
+pub const MAGIC: u32 = 0x756e_6d31;
+/// Changes with every change of a payload.
+pub const VERSION: u16 = 1;
+/// The longest request, bytes: a netmap request with its options, and the head.
+pub const MAX_REQUEST: usize = 8192;
+/// The longest answer, bytes.
+pub const MAX_ANSWER: usize = 65536;
+
+/// What a message is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u16)]
+pub enum Kind {
+    /// A process asks for the number that names it in locks. The connection stays open while the process lives.
+    Lease = 1,
+    /// A netmap request.
+    Ctrl = 2,
+    /// Everything about the daemon's ports.
+    Snapshot = 3,
+    /// More file descriptors for the answer before.
+    MoreFds = 4,
+}
+
+impl Kind {
+    fn from_raw(raw: u16) -> Option<Kind> {
+        [Kind::Lease, Kind::Ctrl, Kind::Snapshot, Kind::MoreFds].into_iter().find(|k| *k as u16 == raw)
+    }
+}
+
+/// The head of every message.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Head {
+    magic: u32,
+    version: u16,
+    kind: u16,
+    /// Bytes of the whole message.
+    bytes: u32,
+    /// In an answer: 0, or netmap's errno.
+    pub errno: i32,
+    /// In an answer: file descriptors that come with it, some perhaps in `MoreFds` messages.
+    pub fds: u32,
+    /// In an answer to `Lease`: the lease.
+    pub lease: u32,
+}
+
+/// Bytes of the head.
+pub const HEAD_BYTES: usize = size_of::<Head>();
+
+/// What is wrong with a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Malformed {
+    /// Shorter than its head says, or than a head.
+    Truncated,
+    /// Longer than its head says, or than allowed.
+    Oversized,
+    /// Not of this protocol.
+    Foreign,
+    /// Of another version of this protocol.
+    Version(u16),
+}
+
+impl std::fmt::Display for Malformed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Malformed::Truncated => f.write_str("the control message is shorter than it says"),
+            Malformed::Oversized => f.write_str("the control message is longer than it says or than is allowed"),
+            Malformed::Foreign => f.write_str("not a control message of unetmap"),
+            Malformed::Version(theirs) => write!(
+                f,
+                "the program speaks version {theirs} of the control protocol, the daemon {VERSION} \
+                 (install both from one release, and end the old daemon)"
+            ),
+        }
+    }
+}
+
+/// Makes a message.
+pub fn message(kind: Kind, errno: i32, fds: usize, lease: u32, payload: &[u8]) -> Vec<u8> {
+    let bytes = HEAD_BYTES + payload.len();
+    let head = Head {
+        magic: MAGIC,
+        version: VERSION,
+        kind: kind as u16,
+        bytes: bytes as u32,
+        errno,
+        fds: fds as u32,
+        lease,
+    };
+    let mut out = Vec::with_capacity(bytes);
+    out.extend_from_slice(head.as_bytes());
+    out.extend_from_slice(payload);
+    out
+}
+
+/// Takes a message apart.
+pub fn open(bytes: &[u8]) -> Result<(Kind, Head, &[u8]), Malformed> {
+    let (head, payload) = Head::read_from_prefix(bytes).map_err(|_| Malformed::Truncated)?;
+    if head.magic != MAGIC {
+        return Err(Malformed::Foreign);
+    }
+    if head.version != VERSION {
+        return Err(Malformed::Version(head.version));
+    }
+    match (head.bytes as usize).cmp(&bytes.len()) {
+        std::cmp::Ordering::Greater => return Err(Malformed::Truncated),
+        std::cmp::Ordering::Less => return Err(Malformed::Oversized),
+        std::cmp::Ordering::Equal => {}
+    }
+    let kind = Kind::from_raw(head.kind).ok_or(Malformed::Foreign)?;
+    Ok((kind, head, payload))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_message_comes_back_as_it_was() {
+        let bytes = message(Kind::Ctrl, 22, 3, 7, b"payload");
+        let (kind, head, payload) = open(&bytes).unwrap();
+        assert_eq!((kind, head.errno, head.fds, head.lease, payload), (Kind::Ctrl, 22, 3, 7, &b"payload"[..]));
+    }
+
+    #[test]
+    fn each_fault_is_told_apart() {
+        let good = message(Kind::Ctrl, 0, 0, 0, b"payload");
+        assert_eq!(open(&good[..10]).unwrap_err(), Malformed::Truncated);
+        assert_eq!(open(&good[..good.len() - 1]).unwrap_err(), Malformed::Truncated);
+        let mut longer = good.clone();
+        longer.push(0);
+        assert_eq!(open(&longer).unwrap_err(), Malformed::Oversized);
+        let mut foreign = good.clone();
+        foreign[0] ^= 1;
+        assert_eq!(open(&foreign).unwrap_err(), Malformed::Foreign);
+        let mut newer = good.clone();
+        newer[4] = 9;
+        assert_eq!(open(&newer).unwrap_err(), Malformed::Version(9));
+        let mut unknown = good;
+        unknown[6] = 99;
+        assert_eq!(open(&unknown).unwrap_err(), Malformed::Foreign);
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_are_never_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = open(&bytes);
+        }
+    }
+}

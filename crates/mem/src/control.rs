@@ -1,0 +1,161 @@
+//! The control page of one port end: what the syncs of all processes that share the end must agree on.
+//!
+//! Only processes that opened this end map it, and the daemon. Any of them can scribble on it, so whatever is read here
+//! is judged before use.
+
+use crate::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::pos::{Pos, Slots};
+use crate::window::Window;
+
+/// The sync state of one ring.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct RingState {
+    /// 0, or the lease of the process that syncs the ring at this moment.
+    lock: AtomicU32,
+    /// Up to where the last sync has followed the program's `head`.
+    hwcur: AtomicU32,
+    /// The tail that the last sync gave to the program.
+    hwtail: AtomicU32,
+    /// How many sessions have the ring bound; kept by the daemon.
+    sharers: AtomicU32,
+    /// Packet slots that crossed this ring since it was made.
+    pub slots: AtomicU64,
+    /// Syncs that moved at least one slot.
+    pub batches: AtomicU64,
+    /// Slots delivered empty or not handed back, because index or length was out of bounds.
+    pub bad_slots: AtomicU64,
+    /// Times that a pointer of the program, or a position of the other party, was out of bounds.
+    pub bad_pointers: AtomicU64,
+}
+
+/// Bytes of one ring's state.
+const STATE_BYTES: usize = 128;
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<RingState>() == STATE_BYTES);
+
+/// The right to sync a ring; given back on drop.
+#[derive(Debug)]
+pub struct SyncGuard<'a>(&'a RingState);
+
+impl RingState {
+    /// The state of a ring that nobody used yet.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> RingState {
+        let word = || AtomicU32::new(0);
+        let long = || AtomicU64::new(0);
+        RingState {
+            lock: word(),
+            hwcur: word(),
+            hwtail: word(),
+            sharers: word(),
+            slots: long(),
+            batches: long(),
+            bad_slots: long(),
+            bad_pointers: long(),
+        }
+    }
+
+    /// Takes the right to sync for `lease` (not 0), or `None` when somebody has it: then the ring is skipped.
+    #[inline(always)]
+    pub fn try_lock(&self, lease: u32) -> Option<SyncGuard<'_>> {
+        debug_assert_ne!(lease, 0);
+        self.lock.compare_exchange(0, lease, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| SyncGuard(self))
+    }
+
+    /// The daemon, after the process with `lease` is known to be dead: frees the ring if that process was syncing it.
+    /// Returns whether it was.
+    pub fn break_lock(&self, lease: u32) -> bool {
+        self.lock.compare_exchange(lease, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// The daemon, when the first session binds the ring: nobody else uses it. Sets both positions and frees the lock.
+    pub fn start(&self, hwcur: Pos, hwtail: Pos) {
+        self.hwcur.store(hwcur.raw(), Ordering::Relaxed);
+        self.hwtail.store(hwtail.raw(), Ordering::Relaxed);
+        self.lock.store(0, Ordering::Release);
+    }
+
+    /// Where the last sync left the ring: `(hwcur, hwtail)`; `None` when somebody wrote nonsense.
+    #[inline(always)]
+    pub fn positions(&self, slots: Slots) -> Option<(Pos, Pos)> {
+        Some((slots.pos(self.hwcur.load(Ordering::Relaxed))?, slots.pos(self.hwtail.load(Ordering::Relaxed))?))
+    }
+
+    /// Records that the program's `head` was followed up to `p`. Only with the lock.
+    #[inline(always)]
+    pub fn set_hwcur(&self, p: Pos) {
+        self.hwcur.store(p.raw(), Ordering::Relaxed);
+    }
+
+    /// Records the tail that the program is given. Only with the lock.
+    #[inline(always)]
+    pub fn set_hwtail(&self, p: Pos) {
+        self.hwtail.store(p.raw(), Ordering::Relaxed);
+    }
+
+    /// Counts one sync that moved `n` slots. Only with the lock.
+    #[inline(always)]
+    pub fn count(&self, n: u32) {
+        // Plain loads and stores: the lock makes this the only writer, and a hostile one spoils only its own figures.
+        self.slots.store(self.slots.load(Ordering::Relaxed).wrapping_add(u64::from(n)), Ordering::Relaxed);
+        self.batches.store(self.batches.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Counts `n` slots that were out of bounds.
+    #[cold]
+    pub fn count_bad_slots(&self, n: u32) {
+        self.bad_slots.fetch_add(u64::from(n), Ordering::Relaxed);
+    }
+
+    /// Counts a pointer or position that was out of bounds.
+    #[cold]
+    pub fn count_bad_pointer(&self) {
+        self.bad_pointers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many sessions share the ring.
+    pub fn sharers(&self) -> u32 {
+        self.sharers.load(Ordering::Relaxed)
+    }
+
+    /// The daemon: tells the ring's users how many they are.
+    pub fn set_sharers(&self, n: u32) {
+        self.sharers.store(n, Ordering::Relaxed);
+    }
+}
+
+impl Drop for SyncGuard<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.lock.store(0, Ordering::Release);
+    }
+}
+
+/// The states of all rings of one port end: transmit rings first, then receive rings.
+#[derive(Clone)]
+pub struct EndPage {
+    window: Window,
+}
+
+impl EndPage {
+    /// A view of a mapping that holds `window.len() / 128` states.
+    pub fn new(window: Window) -> EndPage {
+        EndPage { window }
+    }
+
+    /// Bytes to map for `rings` rings.
+    pub fn bytes(rings: usize) -> usize {
+        (rings * STATE_BYTES).next_multiple_of(4096)
+    }
+
+    /// The state of ring `index`, or `None` when the page has no such ring.
+    #[inline(always)]
+    pub fn state(&self, index: usize) -> Option<&RingState> {
+        let offset = index.checked_mul(STATE_BYTES)?;
+        // SAFETY: RingState is made of atomics only.
+        let ptr = unsafe { self.window.at::<RingState>(offset) }?;
+        // SAFETY: in bounds and aligned (`at`), mapped while `self` lives (M2), atomics only (M1).
+        Some(unsafe { &*ptr })
+    }
+}

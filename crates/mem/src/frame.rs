@@ -1,0 +1,73 @@
+//! A buffer of packet bytes that others may be writing: copies in, copies out, never a slice.
+
+use std::marker::PhantomData;
+
+/// One buffer, from its first byte to its capacity. Copies are cut to what fits, so no access leaves the buffer.
+///
+/// Another party may write the same bytes meanwhile; what is read is then any mixture of old and new. Judge a copy,
+/// never the frame.
+#[derive(Clone, Copy)]
+pub struct Frame<'a> {
+    base: *mut u8,
+    capacity: usize,
+    _region: PhantomData<&'a ()>,
+}
+
+impl<'a> Frame<'a> {
+    /// A frame of no bytes, which stands for a buffer that does not exist.
+    pub const EMPTY: Frame<'static> =
+        Frame { base: std::ptr::NonNull::dangling().as_ptr(), capacity: 0, _region: PhantomData };
+
+    /// # Safety
+    /// `base` must be valid for reads and writes of `capacity` bytes during `'a`.
+    #[inline(always)]
+    pub(crate) unsafe fn new(base: *mut u8, capacity: usize) -> Frame<'a> {
+        Frame { base, capacity, _region: PhantomData }
+    }
+
+    /// Bytes in the buffer; 0 when the slot named a buffer that does not exist.
+    #[inline(always)]
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// The first byte, for code that brings its own proof. Valid for [`Frame::capacity`] bytes.
+    #[inline(always)]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Copies bytes `[at, at + out.len())` into `out`; returns how many existed.
+    #[inline]
+    pub fn read(&self, at: usize, out: &mut [u8]) -> usize {
+        let n = out.len().min(self.capacity.saturating_sub(at));
+        if n > 0 {
+            // SAFETY: [at, at + n) is inside the buffer (new), `out` has at least n bytes and, being an exclusive
+            // reference, does not overlap memory that others write (M1).
+            unsafe { std::ptr::copy_nonoverlapping(self.base.add(at), out.as_mut_ptr(), n) };
+        }
+        n
+    }
+
+    /// Copies `bytes` to `[at, at + bytes.len())`; returns how many fitted.
+    #[inline]
+    pub fn write(&self, at: usize, bytes: &[u8]) -> usize {
+        let n = bytes.len().min(self.capacity.saturating_sub(at));
+        if n > 0 {
+            // SAFETY: as in `read`, with the directions exchanged.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.add(at), n) };
+        }
+        n
+    }
+
+    /// Copies the first `len` bytes of `other` to the start of this frame; returns how many both could hold.
+    ///
+    /// The two may be the same buffer, or overlap.
+    #[inline]
+    pub fn copy_from(&self, other: &Frame<'_>, len: usize) -> usize {
+        let n = len.min(self.capacity).min(other.capacity);
+        // SAFETY: both are valid for n bytes (new); `copy` allows overlap.
+        unsafe { std::ptr::copy(other.base, self.base, n) };
+        n
+    }
+}

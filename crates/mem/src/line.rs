@@ -1,0 +1,283 @@
+//! A line: how slots cross between two parties that do not trust each other.
+//!
+//! ```text
+//!            producer's slots (n of them, in the region)
+//!            ... [ cons ........ prod ) ...
+//!                  sent, not yet      free: the producer fills them
+//!                  released
+//!   producer -- writes prod, reads cons -->  two words, two cache lines
+//!   consumer -- reads prod, writes cons -->
+//! ```
+//! `[cons, prod)` is the consumer's, the rest is the producer's. Each word has one writer and moves with one atomic
+//! store, so a party that dies at any instruction leaves both words valid: what it had not yet published is still
+//! its own, what it had not yet released is delivered again to its successor.
+//!
+//! The consumer lends: it copies the producer's slots into its own ring and works on the copies. On release it writes
+//! back only the indexes that it exchanged.
+//!
+//! Waking: who is about to sleep sets its `wants` word, fences, and looks once more; who moved a position fences and
+//! tests the other's word, and pays a system call only when somebody sleeps.
+
+use crate::atomic::{AtomicU32, Ordering, fence_full};
+use crate::pos::{Pos, Slots, Span};
+use crate::slot::{Limits, SlotRing, SlotValue};
+use crate::take::{CopyKind, any_changed, take};
+use crate::window::Window;
+use unetmap_abi::NS_BUF_CHANGED;
+
+/// Bytes of one line's words in a line page.
+pub const LINE_BYTES: usize = 512;
+
+/// A word alone on its pair of cache lines (the adjacent-line prefetcher moves pairs).
+#[repr(C, align(128))]
+#[derive(Debug)]
+struct Alone(AtomicU32);
+
+/// The shared words of one line. Both parties can write all of them, so each judges what it reads.
+#[repr(C)]
+#[derive(Debug)]
+pub struct LineWords {
+    /// One past the last slot sent. Written by the producer.
+    prod: Alone,
+    /// The first slot not yet released. Written by the consumer.
+    cons: Alone,
+    /// Not 0: the producer sleeps until `cons` moves. Set by the producer, cleared by whoever wakes it.
+    producer_wants: Alone,
+    /// Not 0: the consumer sleeps until `prod` moves. Set by the consumer, cleared by whoever wakes it.
+    consumer_wants: Alone,
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<LineWords>() == LINE_BYTES);
+
+impl LineWords {
+    /// A line on which nothing was sent.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> LineWords {
+        let word = || Alone(AtomicU32::new(0));
+        LineWords { prod: word(), cons: word(), producer_wants: word(), consumer_wants: word() }
+    }
+
+    /// Producer: everything before `to` is sent.
+    #[inline(always)]
+    pub fn publish(&self, to: Pos) {
+        self.prod.0.store(to.raw(), Ordering::Release);
+    }
+
+    /// Consumer: everything before `to` is the producer's again.
+    #[inline(always)]
+    pub fn release(&self, to: Pos) {
+        self.cons.0.store(to.raw(), Ordering::Release);
+    }
+
+    /// Producer: how far the consumer has released, judged: it must lie in the walk from `known`, where it stood at the
+    /// last look, to `sent`. `None`: the word is not a position that an honest consumer could have written.
+    #[inline(always)]
+    pub fn released(&self, slots: Slots, known: Pos, sent: Pos) -> Option<Pos> {
+        let cons = slots.pos(self.cons.0.load(Ordering::Acquire))?;
+        slots.between(known, cons, sent).then_some(cons)
+    }
+
+    /// Consumer: how far the producer has sent, judged: it must lie in the walk from `taken`, the end of what was taken
+    /// before, to the last slot before `held`, the first one not yet released. `None`: no honest producer wrote that.
+    #[inline(always)]
+    pub fn sent(&self, slots: Slots, held: Pos, taken: Pos) -> Option<Pos> {
+        let prod = slots.pos(self.prod.0.load(Ordering::Acquire))?;
+        slots.between(taken, prod, slots.prev(held)).then_some(prod)
+    }
+
+    /// The positions as they stand, for a successor that takes over one side. `None` when not positions of the ring.
+    pub fn positions(&self, slots: Slots) -> Option<Span> {
+        let cons = slots.pos(self.cons.0.load(Ordering::Acquire))?;
+        let prod = slots.pos(self.prod.0.load(Ordering::Acquire))?;
+        Some(Span { from: cons, to: prod })
+    }
+
+    /// Sets both positions; only while neither party runs.
+    pub fn reset(&self, span: Span) {
+        self.publish(span.to);
+        self.release(span.from);
+    }
+
+    /// Consumer, about to sleep: asks to be woken when `prod` moves. It must look once more after this call.
+    pub fn consumer_arm(&self) {
+        self.consumer_wants.0.store(1, Ordering::SeqCst);
+        fence_full();
+    }
+
+    /// Producer, about to sleep: asks to be woken when `cons` moves. It must look once more after this call.
+    pub fn producer_arm(&self) {
+        self.producer_wants.0.store(1, Ordering::SeqCst);
+        fence_full();
+    }
+
+    /// Producer, after `publish`: whether the consumer sleeps and is to be woken by the caller. At most one of several
+    /// concurrent callers gets `true`.
+    #[inline(always)]
+    pub fn consumer_sleeps(&self) -> bool {
+        fence_full();
+        wanted(&self.consumer_wants.0)
+    }
+
+    /// Consumer, after `release`: whether the producer sleeps and is to be woken by the caller.
+    #[inline(always)]
+    pub fn producer_sleeps(&self) -> bool {
+        fence_full();
+        wanted(&self.producer_wants.0)
+    }
+}
+
+#[inline(always)]
+fn wanted(word: &AtomicU32) -> bool {
+    word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::AcqRel) != 0
+}
+
+/// The mapped page or pages with the words of all lines of a pipe or port.
+#[derive(Clone)]
+pub struct LinePage {
+    window: Window,
+}
+
+impl LinePage {
+    /// A view of a mapping that holds `window.len() / LINE_BYTES` lines.
+    pub fn new(window: Window) -> LinePage {
+        LinePage { window }
+    }
+
+    /// Bytes to map for `lines` lines.
+    pub fn bytes(lines: usize) -> usize {
+        (lines * LINE_BYTES).next_multiple_of(4096)
+    }
+
+    /// The words of line `index`, or `None` when the page has no such line.
+    pub fn words(&self, index: usize) -> Option<&LineWords> {
+        let offset = index.checked_mul(LINE_BYTES)?;
+        // SAFETY: LineWords is made of atomics only.
+        let ptr = unsafe { self.window.at::<LineWords>(offset) }?;
+        // SAFETY: in bounds and aligned (`at`), mapped while `self` lives (M2), atomics only (M1).
+        Some(unsafe { &*ptr })
+    }
+}
+
+/// The producer's side of a line.
+#[derive(Clone)]
+pub struct Producer {
+    page: LinePage,
+    index: usize,
+    slots: SlotRing,
+}
+
+/// The consumer's side of a line: the producer's slots, and the ring that they are copied to.
+#[derive(Clone)]
+pub struct Consumer {
+    page: LinePage,
+    index: usize,
+    theirs: SlotRing,
+    mine: SlotRing,
+    limits: Limits,
+    copy: CopyKind,
+}
+
+impl Producer {
+    /// Joins line `index` of `page` as the owner of `slots`; `None` when the page has no such line.
+    pub fn new(page: &LinePage, index: usize, slots: SlotRing) -> Option<Producer> {
+        page.words(index)?;
+        Some(Producer { page: page.clone(), index, slots })
+    }
+
+    /// The words of the line.
+    #[inline(always)]
+    pub fn words(&self) -> &LineWords {
+        words_of(&self.page, self.index)
+    }
+
+    /// The producer's own slots.
+    #[inline(always)]
+    pub fn slots(&self) -> &SlotRing {
+        &self.slots
+    }
+}
+
+impl Consumer {
+    /// Joins line `index` of `page`, to copy slots from `theirs` to `mine`, judged by `limits`. `None` when the page has
+    /// no such line, or the rings differ in size.
+    pub fn new(
+        page: &LinePage,
+        index: usize,
+        theirs: SlotRing,
+        mine: SlotRing,
+        limits: Limits,
+        copy: CopyKind,
+    ) -> Option<Consumer> {
+        page.words(index)?;
+        (theirs.slots() == mine.slots()).then(|| Consumer { page: page.clone(), index, theirs, mine, limits, copy })
+    }
+
+    /// The words of the line.
+    #[inline(always)]
+    pub fn words(&self) -> &LineWords {
+        words_of(&self.page, self.index)
+    }
+
+    /// The consumer's own slots.
+    #[inline(always)]
+    pub fn slots(&self) -> &SlotRing {
+        &self.mine
+    }
+
+    /// Copies the slots of `span`, which must lie in `[cons, prod)`, into the own ring and claims their lines. A slot
+    /// that breaks the limits is delivered as length 0 in the buffer `spare`; returns how many those were.
+    #[inline]
+    pub fn take(&self, span: Span, spare: crate::BufIdx) -> u32 {
+        if take(self.copy, &self.theirs, &self.mine, span, self.limits) { 0 } else { self.mend(span, spare) }
+    }
+
+    #[cold]
+    fn mend(&self, span: Span, spare: crate::BufIdx) -> u32 {
+        let mut bad = 0;
+        for p in self.mine.slots().walk(span) {
+            if !self.limits.allow(self.mine.load(p)) {
+                self.mine.store(p, SlotValue { buf_idx: spare, len: 0, flags: 0, ptr: 0 });
+                bad += 1;
+            }
+        }
+        bad
+    }
+
+    /// Hands back the buffers that the program put into the slots of `span` in exchange (it marked them with
+    /// `NS_BUF_CHANGED`), to be called before the release. A buffer that does not exist is not handed back; returns how
+    /// many those were.
+    #[inline]
+    pub fn give_back(&self, span: Span) -> u32 {
+        if any_changed(self.copy, &self.mine, span) { self.exchange(span) } else { 0 }
+    }
+
+    /// Done twice (by a successor of one who died in between), this changes nothing more.
+    #[inline(never)]
+    fn exchange(&self, span: Span) -> u32 {
+        let mut bad = 0;
+        for p in self.mine.slots().walk(span) {
+            let v = self.mine.load(p);
+            if v.flags & NS_BUF_CHANGED == 0 {
+                continue;
+            }
+            if self.limits.index_ok(v.buf_idx) {
+                self.theirs.set_buf_idx(p, v.buf_idx);
+                self.theirs.set_flags(p, v.flags);
+            } else {
+                bad += 1;
+            }
+            self.mine.set_flags(p, v.flags & !NS_BUF_CHANGED);
+        }
+        bad
+    }
+}
+
+#[inline(always)]
+fn words_of(page: &LinePage, index: usize) -> &LineWords {
+    // `new` made sure that the line exists, and a page's window never changes.
+    match page.words(index) {
+        Some(words) => words,
+        None => unreachable!("a joined line is in its page"),
+    }
+}

@@ -1,0 +1,224 @@
+//! A region: one sealed memfd in netmap's layout, named by its mem_id.
+//!
+//! ```text
+//! 0            rings.offset          bufs.offset                      bytes()
+//! | interfaces | rings               | buffers 0 1 | 2 3 4 ...        |
+//! ```
+//! Every object is named by its offset or index; there is no pointer in a region. The pages are sparse: memory is
+//! used when an object is.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use unetmap_sys::{Mapping, memfd};
+
+use crate::frame::Frame;
+use crate::pos::BufIdx;
+use crate::slot::Limits;
+use crate::window::Window;
+
+/// One pool: `count` objects of `size` bytes each, the first at `offset` from the start of the region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PoolShape {
+    /// Bytes from the start of the region.
+    pub offset: u64,
+    /// Objects.
+    pub count: u32,
+    /// Bytes of one object.
+    pub size: u32,
+}
+
+impl PoolShape {
+    /// Bytes of the whole pool.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.count) * u64::from(self.size)
+    }
+
+    /// The offset in the region of object `index`; `None` when there is no such object.
+    pub fn object(&self, index: u32) -> Option<u64> {
+        (index < self.count).then(|| self.offset + u64::from(index) * u64::from(self.size))
+    }
+
+    /// The object that starts at `offset`.
+    pub fn index_of(&self, offset: u64) -> Option<u32> {
+        let at = offset.checked_sub(self.offset)?;
+        let index = u32::try_from(at / u64::from(self.size)).ok()?;
+        (at.is_multiple_of(u64::from(self.size)) && index < self.count).then_some(index)
+    }
+}
+
+/// The three pools of a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    /// `struct netmap_if`, one for each session.
+    pub ifs: PoolShape,
+    /// `struct netmap_ring` with its slots.
+    pub rings: PoolShape,
+    /// Packet buffers.
+    pub bufs: PoolShape,
+}
+
+const PAGE: u64 = 4096;
+/// Rings start on a multiple of this, so that slots start on a cache line.
+const OBJECT_ALIGN: u32 = 128;
+
+impl Geometry {
+    /// Bounds of the three pools, count and size of an object in bytes. Sources: the original's limits for its knobs,
+    /// with more rings allowed.
+    const IF_COUNT: std::ops::RangeInclusive<u32> = 1..=10_000;
+    const IF_SIZE: std::ops::RangeInclusive<u32> = 256..=8192;
+    const RING_COUNT: std::ops::RangeInclusive<u32> = 2..=4096;
+    const RING_SIZE: std::ops::RangeInclusive<u32> = 512..=(32 << 12) + (256 << 10);
+    const BUF_COUNT: std::ops::RangeInclusive<u32> = 4..=1_000_000;
+    const BUF_SIZE: std::ops::RangeInclusive<u32> = 64..=65536;
+
+    /// Lays out pools of `(count, bytes of one object)`; sizes are rounded up to 128 bytes (buffers: 64). `Err` names
+    /// the number that is out of bounds.
+    pub fn new(ifs: (u32, u32), rings: (u32, u32), bufs: (u32, u32)) -> Result<Geometry, String> {
+        let check = |what: &str, value: u32, range: std::ops::RangeInclusive<u32>| {
+            if range.contains(&value) {
+                Ok(())
+            } else {
+                Err(format!("{what} is {value}, allowed are {} to {}", range.start(), range.end()))
+            }
+        };
+        check("if_num", ifs.0, Self::IF_COUNT)?;
+        check("if_size", ifs.1, Self::IF_SIZE)?;
+        check("ring_num", rings.0, Self::RING_COUNT)?;
+        check("ring_size", rings.1, Self::RING_SIZE)?;
+        check("buf_num", bufs.0, Self::BUF_COUNT)?;
+        check("buf_size", bufs.1, Self::BUF_SIZE)?;
+        let place = |offset: u64, (count, size): (u32, u32), align: u32| PoolShape {
+            offset,
+            count,
+            size: size.next_multiple_of(align),
+        };
+        let ifs = place(0, ifs, OBJECT_ALIGN);
+        let rings = place(ifs.bytes().next_multiple_of(PAGE), rings, OBJECT_ALIGN);
+        let bufs = place((rings.offset + rings.bytes()).next_multiple_of(PAGE), bufs, 64);
+        let geometry = Geometry { ifs, rings, bufs };
+        // The legacy request has 32 bits for the size of a region.
+        if geometry.bytes() > u64::from(u32::MAX) {
+            return Err(format!("the pools need {} bytes, a region has at most 4 GiB - 1", geometry.bytes()));
+        }
+        Ok(geometry)
+    }
+
+    /// Bytes of the region, a multiple of the page size.
+    pub fn bytes(&self) -> u64 {
+        (self.bufs.offset + self.bufs.bytes()).next_multiple_of(PAGE)
+    }
+
+    /// What slots of this region may say.
+    pub fn limits(&self) -> Limits {
+        Limits { bufs: self.bufs.count, buf_size: self.bufs.size }
+    }
+}
+
+/// A mapped region. Every party keeps its own copy of the geometry, from the daemon, and believes no number in the
+/// shared bytes.
+#[derive(Clone)]
+pub struct Region {
+    window: Window,
+    bufs: *mut u8,
+    geometry: Geometry,
+}
+
+// SAFETY: `bufs` points into the mapping that `window` keeps alive (M2); reached by raw copies only (M1).
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Makes a new region: a sealed memfd of the right size, mapped.
+    ///
+    /// # Errors
+    /// The kernel's, when memory or file descriptors ran out.
+    pub fn create(name: &str, geometry: Geometry) -> std::io::Result<(Region, OwnedFd)> {
+        use std::os::fd::AsFd;
+        let fd = memfd::create_sealed(name, geometry.bytes())?;
+        let region = Region::attach(fd.as_fd(), geometry)?;
+        Ok((region, fd))
+    }
+
+    /// Maps a region that somebody else made.
+    ///
+    /// # Errors
+    /// `InvalidData` when the memfd is not sealed or too small for the geometry; else the kernel's.
+    pub fn attach(fd: BorrowedFd<'_>, geometry: Geometry) -> std::io::Result<Region> {
+        let bytes = usize::try_from(geometry.bytes()).map_err(std::io::Error::other)?;
+        let window = Window::whole(Arc::new(Mapping::new(fd, bytes)?));
+        // SAFETY: the buffer pool starts inside the mapping, which has `geometry.bytes()` bytes.
+        let bufs = unsafe { window.base().add(geometry.bufs.offset as usize) };
+        Ok(Region { window, bufs, geometry })
+    }
+
+    /// The layout.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// All bytes.
+    pub fn window(&self) -> &Window {
+        &self.window
+    }
+
+    /// Whether both are views of one mapping.
+    pub fn same(&self, other: &Region) -> bool {
+        self.window.base() == other.window.base()
+    }
+
+    /// The buffer `idx`; an index out of bounds gives [`Frame::EMPTY`].
+    #[inline(always)]
+    pub fn frame(&self, idx: BufIdx) -> Frame<'_> {
+        let bufs = &self.geometry.bufs;
+        if idx.0 >= bufs.count {
+            return Frame::EMPTY;
+        }
+        // SAFETY: buffer idx < count lies inside the pool, which `attach` mapped whole (M2).
+        unsafe { Frame::new(self.bufs.add(idx.0 as usize * bufs.size as usize), bufs.size as usize) }
+    }
+
+    /// Where slots of a ring may point, and how long they may be.
+    pub fn limits(&self) -> Limits {
+        self.geometry.limits()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pools_do_not_overlap_and_fit() {
+        let g = Geometry::new((3, 1024), (5, 20481), (7, 2000)).unwrap();
+        assert_eq!(g.rings.size % 128, 0);
+        assert_eq!(g.bufs.size, 2048);
+        assert!(g.ifs.offset + g.ifs.bytes() <= g.rings.offset);
+        assert!(g.rings.offset + g.rings.bytes() <= g.bufs.offset);
+        assert!(g.bufs.offset + g.bufs.bytes() <= g.bytes());
+        assert_eq!(g.bytes() % 4096, 0);
+        assert_eq!(g.rings.object(4).and_then(|o| g.rings.index_of(o)), Some(4));
+        assert_eq!(g.rings.object(5), None);
+        assert_eq!(g.rings.index_of(g.rings.offset + 1), None);
+    }
+
+    #[test]
+    fn numbers_out_of_bounds_are_named() {
+        let err = Geometry::new((3, 1024), (5, 20480), (3, 2048)).unwrap_err();
+        assert!(err.contains("buf_num is 3"), "{err}");
+        assert!(Geometry::new((3, 1024), (5, 20480), (1_000_000, 65536)).is_err());
+    }
+
+    #[test]
+    fn frames_stay_inside_the_region() {
+        let g = Geometry::new((1, 256), (2, 512), (4, 64)).unwrap();
+        let (region, _fd) = Region::create("test", g).unwrap();
+        assert_eq!(region.frame(BufIdx(3)).write(60, b"abcdef"), 4);
+        let mut back = [0; 8];
+        assert_eq!(region.frame(BufIdx(3)).read(60, &mut back), 4);
+        assert_eq!(&back[..4], b"abcd");
+        assert_eq!(region.frame(BufIdx(4)).capacity(), 0);
+        assert_eq!(region.frame(BufIdx(u32::MAX)).write(0, b"x"), 0);
+    }
+}

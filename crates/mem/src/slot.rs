@@ -1,0 +1,185 @@
+//! Slots, 16 bytes each, in memory that the program and perhaps its peer write.
+
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use crate::pos::{BufIdx, Pos, Slots};
+use crate::window::Window;
+
+/// Bytes of one slot.
+pub(crate) const SLOT_BYTES: usize = 16;
+
+/// A copy of a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SlotValue {
+    /// The buffer that holds the packet, or this part of it.
+    pub buf_idx: BufIdx,
+    /// Bytes of packet in the buffer.
+    pub len: u16,
+    /// `NS_*` bits.
+    pub flags: u16,
+    /// The program's own; with offsets enabled its low bits say where the packet starts.
+    pub ptr: u64,
+}
+
+impl SlotValue {
+    /// The first eight bytes of the slot in memory: index, length, flags.
+    #[inline(always)]
+    pub(crate) fn head_word(self) -> u64 {
+        u64::from(self.buf_idx.0) | u64::from(self.len) << 32 | u64::from(self.flags) << 48
+    }
+
+    #[inline(always)]
+    pub(crate) fn from_words(head: u64, ptr: u64) -> SlotValue {
+        SlotValue {
+            buf_idx: BufIdx(head as u32),
+            len: (head >> 32) as u16,
+            flags: (head >> 48) as u16,
+            ptr,
+        }
+    }
+}
+
+/// What a slot may say: the judge of indexes and lengths.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Buffers in the region: an index is good in `[2, bufs)`.
+    pub bufs: u32,
+    /// Bytes in a buffer: a length is good in `[0, buf_size]`.
+    pub buf_size: u32,
+}
+
+impl Limits {
+    /// Whether the index names a buffer that programs may use.
+    #[inline(always)]
+    pub fn index_ok(&self, idx: BufIdx) -> bool {
+        idx.0 >= BufIdx::FIRST.0 && idx.0 < self.bufs
+    }
+
+    /// Whether index and length are both good.
+    #[inline(always)]
+    pub fn allow(&self, slot: SlotValue) -> bool {
+        self.index_ok(slot.buf_idx) && u32::from(slot.len) <= self.buf_size
+    }
+}
+
+/// The slots of one ring. Cloning makes another view of the same slots.
+#[derive(Clone)]
+pub struct SlotRing {
+    base: *mut u8,
+    slots: Slots,
+    _window: Window,
+}
+
+// SAFETY: a view of shared memory that it keeps mapped (M2), reached by atomics and raw copies only (M1).
+unsafe impl Send for SlotRing {}
+// SAFETY: as above.
+unsafe impl Sync for SlotRing {}
+
+impl SlotRing {
+    /// The slots that start at `offset` of `window`; `None` when they do not fit or are not aligned to 64 bytes, as
+    /// the line-wise copy needs.
+    pub fn new(window: &Window, offset: usize, slots: Slots) -> Option<SlotRing> {
+        let part = window.part(offset, slots.get() as usize * SLOT_BYTES)?;
+        let base = part.base();
+        base.cast::<[u64; 8]>().is_aligned().then_some(())?;
+        (base as usize).is_multiple_of(64).then_some(SlotRing { base, slots, _window: part })
+    }
+
+    /// How many slots.
+    #[inline(always)]
+    pub fn slots(&self) -> Slots {
+        self.slots
+    }
+
+    /// The address of slot `p`; valid for 16 bytes, and for all slots up to the end of the ring.
+    #[inline(always)]
+    pub(crate) fn at(&self, p: Pos) -> *mut u8 {
+        debug_assert!(p.raw() < self.slots.get());
+        // SAFETY: a position is below the number of slots of the ring it was made for (M3), and `new` checked that all
+        // of them lie in the window (M2).
+        unsafe { self.base.add(p.raw() as usize * SLOT_BYTES) }
+    }
+
+    #[inline(always)]
+    fn word32(&self, p: Pos) -> &AtomicU32 {
+        // SAFETY: in bounds and aligned (`at`, 16-byte slots on a 64-byte base); an atomic may be shared (M1).
+        unsafe { AtomicU32::from_ptr(self.at(p).cast()) }
+    }
+
+    #[inline(always)]
+    fn word16(&self, p: Pos, byte: usize) -> &AtomicU16 {
+        debug_assert!(byte == 4 || byte == 6);
+        // SAFETY: as for `word32`; byte 4 (length) and 6 (flags) are inside the slot and even.
+        unsafe { AtomicU16::from_ptr(self.at(p).add(byte).cast()) }
+    }
+
+    #[inline(always)]
+    fn word64(&self, p: Pos, byte: usize) -> &AtomicU64 {
+        debug_assert!(byte == 0 || byte == 8);
+        // SAFETY: as for `word32`; bytes 0 and 8 are inside the slot and aligned to 8.
+        unsafe { AtomicU64::from_ptr(self.at(p).add(byte).cast()) }
+    }
+
+    /// A copy of slot `p`: two loads, so another writer's halves may mix; judge the copy.
+    #[inline(always)]
+    pub fn load(&self, p: Pos) -> SlotValue {
+        SlotValue::from_words(self.word64(p, 0).load(Relaxed), self.word64(p, 8).load(Relaxed))
+    }
+
+    /// Overwrites slot `p`.
+    #[inline(always)]
+    pub fn store(&self, p: Pos, v: SlotValue) {
+        self.word64(p, 0).store(v.head_word(), Relaxed);
+        self.word64(p, 8).store(v.ptr, Relaxed);
+    }
+
+    /// The index in slot `p`.
+    #[inline(always)]
+    pub fn buf_idx(&self, p: Pos) -> BufIdx {
+        BufIdx(self.word32(p).load(Relaxed))
+    }
+
+    /// Sets the index of slot `p`.
+    #[inline(always)]
+    pub fn set_buf_idx(&self, p: Pos, idx: BufIdx) {
+        self.word32(p).store(idx.0, Relaxed);
+    }
+
+    /// The length in slot `p`.
+    #[inline(always)]
+    pub fn len(&self, p: Pos) -> u16 {
+        self.word16(p, 4).load(Relaxed)
+    }
+
+    /// Sets the length of slot `p`.
+    #[inline(always)]
+    pub fn set_len(&self, p: Pos, len: u16) {
+        self.word16(p, 4).store(len, Relaxed);
+    }
+
+    /// The flags of slot `p`.
+    #[inline(always)]
+    pub fn flags(&self, p: Pos) -> u16 {
+        self.word16(p, 6).load(Relaxed)
+    }
+
+    /// Sets the flags of slot `p`.
+    #[inline(always)]
+    pub fn set_flags(&self, p: Pos, flags: u16) {
+        self.word16(p, 6).store(flags, Relaxed);
+    }
+
+    /// Sets length and flags of slot `p` in one store.
+    #[inline(always)]
+    pub fn set_len_flags(&self, p: Pos, len: u16, flags: u16) {
+        // SAFETY: bytes 4..8 are inside the slot and aligned to 4 (see `word32`).
+        let word = unsafe { AtomicU32::from_ptr(self.at(p).add(4).cast()) };
+        word.store(u32::from(len) | u32::from(flags) << 16, Relaxed);
+    }
+
+    /// Sets the program's word of slot `p`.
+    #[inline(always)]
+    pub fn set_ptr(&self, p: Pos, ptr: u64) {
+        self.word64(p, 8).store(ptr, Relaxed);
+    }
+}
