@@ -1,1 +1,2 @@
-//! (being written)
+//! Examples of the Rust API, one program each: `sender`, `receiver` and `forwarder` in `src/bin`.
+#![forbid(unsafe_code)]

@@ -1,0 +1,212 @@
+//! The command line: each flag is defined once here, for the parser, `--help` and the manual page.
+
+use std::time::Duration;
+
+use clap::{ArgAction, Parser};
+
+/// Forwards packets between two netmap ports, without copying where both are in one region.
+#[derive(Debug, Parser)]
+#[command(name = "bridge", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    /// A port; give two. A bare NAME means `netmap:NAME`
+    #[arg(short = 'i', long = "port", value_name = "PORT", action = ArgAction::Append)]
+    ports: Vec<String>,
+
+    /// Packets moved in one go, at most [default: 1024]
+    #[arg(short, long, value_name = "SLOTS", value_parser = clap::value_parser!(u32).range(1..))]
+    burst: Option<u32>,
+
+    /// Seconds to wait after the ports were opened, for links that come up slowly
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 2)]
+    wait: u64,
+
+    /// Copy packets even where buffers could be exchanged
+    #[arg(short = 'c', long)]
+    copy: bool,
+
+    /// Send what one port receives back out of the same port
+    #[arg(short = 'L', long)]
+    loopback: bool,
+
+    /// Say more on standard error
+    #[arg(short, long)]
+    verbose: bool,
+
+    /// The summary as one JSON object on standard output
+    #[arg(long)]
+    json: bool,
+
+    /// The same without flags: PORT_A [PORT_B [BURST]]
+    #[arg(value_name = "PORT", num_args = 0..=3)]
+    positional: Vec<String>,
+}
+
+/// The command line, checked.
+#[derive(Debug)]
+pub(crate) struct Config {
+    pub(crate) a: String,
+    /// None: back out of `a`.
+    pub(crate) b: Option<String>,
+    /// Slots moved in one go.
+    pub(crate) burst: u32,
+    pub(crate) wait: Duration,
+    pub(crate) copy: bool,
+    pub(crate) verbose: bool,
+    pub(crate) json: bool,
+}
+
+impl Cli {
+    /// Checks what one flag alone cannot.
+    pub(crate) fn check(self) -> Result<Config, String> {
+        let mut ports = self.ports;
+        let mut burst = self.burst;
+        if !ports.is_empty() && !self.positional.is_empty() {
+            return Err(format!(
+                "`{}`: give ports with -i or without, not both",
+                self.positional[0]
+            ));
+        }
+        if ports.is_empty() {
+            let mut words = self.positional.into_iter();
+            ports.extend(words.by_ref().take(2));
+            if let Some(word) = words.next() {
+                let number = word.parse().ok().filter(|&n| n > 0);
+                burst = Some(number.ok_or_else(|| {
+                    format!("`{word}`: the burst is a number of slots, 1 or more")
+                })?);
+            }
+        }
+        let mut ports = ports.into_iter();
+        let Some(a) = ports.next() else {
+            return Err("no port given: bridge -i PORT_A -i PORT_B".into());
+        };
+        let b = ports.next();
+        if let Some(third) = ports.next() {
+            return Err(format!("-i {third}: two ports are enough"));
+        }
+        let b = match b {
+            _ if self.loopback => b.filter(|b| *b != a),
+            None => None,
+            Some(b) if b == a => None,
+            other => other,
+        };
+        match (&b, self.loopback) {
+            (Some(b), true) => {
+                return Err(format!(
+                    "-i {b}: -L sends back out of one port; leave out the second"
+                ));
+            }
+            (None, false) => {
+                return Err(format!(
+                    "-i {a}: one port alone is bridged to the host's stack, which is not served yet; \
+                     give a second port, or -L to send back out of the same"
+                ));
+            }
+            _ => {}
+        }
+        Ok(Config {
+            a: port_spec(a),
+            b: b.map(port_spec),
+            burst: burst.unwrap_or(1024),
+            wait: Duration::from_secs(self.wait),
+            copy: self.copy,
+            verbose: self.verbose,
+            json: self.json,
+        })
+    }
+}
+
+fn port_spec(name: String) -> String {
+    if name.contains(':') {
+        name
+    } else {
+        format!("netmap:{name}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(args: &str) -> Result<Config, String> {
+        let all = ["bridge"].into_iter().chain(args.split_whitespace());
+        Cli::try_parse_from(all).map_err(|e| e.to_string())?.check()
+    }
+
+    #[test]
+    fn both_forms_mean_the_same() {
+        for args in ["-i a -i vale0:b -b 7", "a vale0:b 7"] {
+            let c = parse(args).unwrap();
+            assert_eq!(
+                (&*c.a, c.b.as_deref(), c.burst),
+                ("netmap:a", Some("vale0:b"), 7),
+                "{args}"
+            );
+        }
+        let c = parse("a b").unwrap();
+        assert_eq!(
+            (c.burst, c.wait, c.copy),
+            (1024, Duration::from_secs(2), false)
+        );
+        assert!(parse("-i a -L").unwrap().b.is_none());
+        assert!(parse("a a -L").unwrap().b.is_none());
+    }
+
+    #[test]
+    fn bad_values_say_what_is_allowed() {
+        for (args, part) in [
+            ("", "no port given"),
+            ("-i a", "give a second port, or -L"),
+            ("a", "give a second port, or -L"),
+            ("-i a -i a", "give a second port, or -L"),
+            ("-i a -i b -i c", "-i c: two ports are enough"),
+            ("-i a b", "not both"),
+            ("a b x", "`x`: the burst is a number"),
+            ("a b 0", "1 or more"),
+            ("a b 1 2", "'2'"),
+            ("-i a -i b -b 0", "--burst"),
+            ("-i a -i b -w x", "--wait"),
+            ("-i a -i b -L", "leave out the second"),
+        ] {
+            let message = parse(args).unwrap_err();
+            assert!(message.contains(part), "{args}: {message}");
+        }
+    }
+
+    #[test]
+    fn every_short_flag_has_a_long_name_and_help() {
+        use clap::CommandFactory;
+        let command = Cli::command();
+        for arg in command.get_arguments() {
+            assert!(arg.is_positional() || arg.get_long().is_some(), "{arg:?}");
+            assert!(arg.get_help().is_some(), "{arg:?}");
+        }
+        command.debug_assert();
+    }
+
+    /// `man/bridge.8` is made of the flags above and of `man.roff`. After a change of either, run this test with
+    /// `UPDATE_MAN=1` in the environment.
+    #[test]
+    fn the_manual_page_is_up_to_date() {
+        use clap::CommandFactory;
+        let man = clap_mangen::Man::new(Cli::command())
+            .section("8")
+            .manual("unetmap");
+        let mut page = Vec::new();
+        man.render_title(&mut page).unwrap();
+        man.render_name_section(&mut page).unwrap();
+        man.render_synopsis_section(&mut page).unwrap();
+        man.render_description_section(&mut page).unwrap();
+        man.render_options_section(&mut page).unwrap();
+        page.extend_from_slice(include_bytes!("../man.roff"));
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../man/bridge.8");
+        if std::env::var_os("UPDATE_MAN").is_some() {
+            std::fs::write(path, &page).unwrap();
+        }
+        let found = std::fs::read(path).unwrap();
+        assert!(
+            found == page,
+            "man/bridge.8 is old: run this test with UPDATE_MAN=1"
+        );
+    }
+}

@@ -1,0 +1,734 @@
+//! The command line: each flag is defined once here, for the parser, `--help` and the manual page.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Parser, ValueEnum};
+
+use crate::addr::{Mac, Range};
+use crate::packet;
+
+/// Bytes of the longest packet: what an IP length can say.
+const MAX_LEN: usize = 65_535;
+/// Slots of the longest packet.
+pub(crate) const MAX_FRAGS: usize = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Function {
+    /// Send packets as fast as possible, or at the rate of -R
+    Tx,
+    /// Receive packets and count them
+    Rx,
+    /// Send packets and measure how long their answers take
+    Ping,
+    /// Answer pings: return each packet with its addresses swapped
+    Pong,
+    /// Send packets that carry sequence numbers
+    Txseq,
+    /// Receive packets and count the gaps in their sequence numbers
+    Rxseq,
+}
+
+impl Function {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Function::Tx => "tx",
+            Function::Rx => "rx",
+            Function::Ping => "ping",
+            Function::Pong => "pong",
+            Function::Txseq => "txseq",
+            Function::Rxseq => "rxseq",
+        }
+    }
+
+    /// What the summary says: packets were sent, or received.
+    pub(crate) fn verb(self) -> &'static str {
+        match self {
+            Function::Tx | Function::Txseq | Function::Ping => "Sent",
+            Function::Rx | Function::Rxseq | Function::Pong => "Received",
+        }
+    }
+
+    /// True where the work is to send what is made here.
+    pub(crate) fn makes_packets(self) -> bool {
+        self.verb() == "Sent"
+    }
+}
+
+/// Packet generator and receiver for netmap ports.
+#[derive(Debug, Parser)]
+#[command(name = "pkt-gen", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    /// Port to open, as in `netmap:eth0`, `netmap:p{1` or `vale0:a`; a bare NAME means `netmap:NAME`
+    #[arg(short = 'i', long = "port", value_name = "PORT")]
+    port: String,
+
+    /// What to do
+    #[arg(short, long, value_enum, value_name = "FUNCTION", default_value = "rx")]
+    function: Function,
+
+    /// Packets to send or receive, over all threads; 0 is no limit
+    ///
+    /// Without -n there is no limit, but a file given with -P is sent once.
+    #[arg(short = 'n', long, value_name = "PACKETS")]
+    count: Option<u64>,
+
+    /// Bytes of a packet from the Ethernet header to the end of the payload (no FCS); given twice, a random length between the two
+    ///
+    /// The default is 60, or the shortest packet that IPv6 (62) or txseq over IPv6 (66) allows.
+    #[arg(short = 'l', long = "len", value_name = "BYTES", action = ArgAction::Append)]
+    len: Vec<u16>,
+
+    /// Packets in a batch, at most [default: 512; 1 for ping and pong; with -R at most 10 ms worth of packets]
+    #[arg(short, long, value_name = "PACKETS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    burst: Option<u32>,
+
+    /// Send IPv4 packets (the default)
+    #[arg(short = '4', long, overrides_with = "ipv6")]
+    ipv4: bool,
+
+    /// Send IPv6 packets
+    #[arg(short = '6', long, overrides_with = "ipv4")]
+    ipv6: bool,
+
+    /// Destination, or a range of them: IP[:PORT[-IP:PORT]] [default: 10.1.0.1:1234, IPv6: fd00::2]
+    ///
+    /// A range is walked packet by packet: source ports first, then source addresses, destination ports, destination
+    /// addresses. IPv6 addresses with a port are written [IP]:PORT.
+    #[arg(short, long, value_name = "RANGE")]
+    dst: Option<Range>,
+
+    /// Source, or a range of them: IP[:PORT[-IP:PORT]] [default: 10.0.0.1:1234, IPv6: fd00::1]
+    #[arg(short, long, value_name = "RANGE")]
+    src: Option<Range>,
+
+    /// Destination Ethernet address [default: ff:ff:ff:ff:ff:ff]
+    #[arg(short = 'D', long, value_name = "MAC")]
+    dst_mac: Option<Mac>,
+
+    /// Source Ethernet address [default: the interface's; for other ports one made from the port's name]
+    #[arg(short = 'S', long, value_name = "MAC")]
+    src_mac: Option<Mac>,
+
+    /// Pin thread I to processor CPU + I modulo the processors that -c allows [default: do not pin]
+    #[arg(short = 'a', long, value_name = "CPU")]
+    first_cpu: Option<usize>,
+
+    /// Processors to use with -a, at most; 0 is all
+    #[arg(short = 'c', long, value_name = "CPUS", default_value_t = 1)]
+    max_cpus: usize,
+
+    /// Threads; with more than one, each has one ring (pair) of the port for itself
+    #[arg(short = 'p', long, value_name = "THREADS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: u16,
+
+    /// Milliseconds between two reports; 0 is no reports
+    #[arg(short = 'T', long, value_name = "MS", default_value_t = 1000)]
+    report_ms: u64,
+
+    /// Seconds to wait after the port was opened, for links that come up slowly
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 2)]
+    wait: u64,
+
+    /// Receiver: end when nothing came for a second after the first packet
+    #[arg(short = 'W', long)]
+    exit_when_idle: bool,
+
+    /// Packets a second, over all threads; 0 is as many as possible
+    #[arg(short = 'R', long, value_name = "PPS", default_value_t = 0)]
+    rate: u64,
+
+    /// Print every packet in hexadecimal
+    #[arg(short = 'X', long)]
+    dump: bool,
+
+    /// Bytes of the virtio-net header before each packet: 0, 10 or 12
+    #[arg(short = 'H', long, value_name = "BYTES", default_value_t = 0, value_parser = vnet_hdr)]
+    vnet_hdr: usize,
+
+    /// Send the packets of this pcap file, in order, as fast as -R allows
+    ///
+    /// Without -n the file is sent once; with -n it starts again at its end until so many packets are sent. The
+    /// file's times are not used.
+    #[arg(short = 'P', long, value_name = "FILE", conflicts_with_all = ["len", "src", "dst", "src_mac", "dst_mac", "ipv6", "random_src", "random_dst", "rubbish"])]
+    pcap: Option<PathBuf>,
+
+    /// A random source address and port for each packet
+    #[arg(short = 'z', long)]
+    random_src: bool,
+
+    /// A random destination address and port for each packet
+    #[arg(short = 'Z', long)]
+    random_dst: bool,
+
+    /// Write plain numbers, without the prefixes K, M and G
+    #[arg(short = 'N', long)]
+    raw_units: bool,
+
+    /// Spread each packet over this many slots, 1 to 64 (NS_MOREFRAG)
+    #[arg(short = 'F', long, value_name = "SLOTS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=MAX_FRAGS as i64))]
+    frags: u8,
+
+    /// With -F: bytes in each slot but the last, if less than the equal share
+    #[arg(short = 'M', long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(1..))]
+    frag_size: Option<u16>,
+
+    /// Indirect buffers (NS_INDIRECT); VALE only, refused on other ports
+    #[arg(short = 'I', long)]
+    indirect: bool,
+
+    /// Say more on standard error
+    #[arg(short, long)]
+    verbose: bool,
+
+    /// Sender: leave the buffers as they are and send whatever they hold
+    #[arg(short, long)]
+    rubbish: bool,
+
+    /// Add mean and standard deviation of the last 60 intervals to each report
+    #[arg(short = 'A', long)]
+    stats: bool,
+
+    /// Count Ethernet's framing (24 bytes a packet) into the reported bits per second
+    #[arg(short = 'B', long)]
+    framing: bool,
+
+    /// Slots and rings wished for: TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]
+    #[arg(short = 'C', long, value_name = "CONFIG")]
+    config: Option<RingConfig>,
+
+    /// Sum of: 2 read each packet, 4 or 8 copy each packet, 64 dump, 256 rubbish, 512 / 1024 random source / destination, 2048 statistics
+    ///
+    /// 1 (prefetch), 16 (timestamps) and 4096 (update checksums) are accepted and change nothing: checksums are
+    /// always right. 32 is -I.
+    #[arg(short = 'o', long, value_name = "MASK", default_value_t = 0, value_parser = options_mask)]
+    options: u32,
+
+    /// One JSON object a line on standard output instead of text: a report per interval, then a summary
+    #[arg(long)]
+    json: bool,
+
+    /// Receiver: write the packets to this pcap file
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
+}
+
+/// Slots and rings that -C asks for; 0 is the port's own default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RingConfig {
+    pub(crate) tx_slots: u32,
+    pub(crate) rx_slots: u32,
+    pub(crate) tx_rings: u16,
+    pub(crate) rx_rings: u16,
+}
+
+impl std::str::FromStr for RingConfig {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<RingConfig, String> {
+        let bad = |part: &str, what: &str| {
+            format!(
+                "`{part}` is no number of {what}; write TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]"
+            )
+        };
+        let slots = |part: &str| part.parse::<u32>().map_err(|_| bad(part, "slots"));
+        let rings = |part: &str| part.parse::<u16>().map_err(|_| bad(part, "rings"));
+        let mut parts = text.split(',');
+        let tx_slots = slots(parts.next().unwrap_or(""))?;
+        // What is left out is as the one before it.
+        let rx_slots = parts.next().map_or(Ok(tx_slots), slots)?;
+        let tx_rings = parts.next().map_or(Ok(0), rings)?;
+        let rx_rings = parts.next().map_or(Ok(tx_rings), rings)?;
+        match parts.next() {
+            None => Ok(RingConfig {
+                tx_slots,
+                rx_slots,
+                tx_rings,
+                rx_rings,
+            }),
+            Some(_) => Err(
+                "more than four numbers; write TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]".into(),
+            ),
+        }
+    }
+}
+
+fn vnet_hdr(text: &str) -> Result<usize, String> {
+    match text {
+        "0" => Ok(0),
+        "10" => Ok(10),
+        "12" => Ok(12),
+        _ => Err("a virtio-net header has 0, 10 or 12 bytes".into()),
+    }
+}
+
+const OPT_ACCESS: u32 = 2;
+const OPT_COPY: u32 = 4 | 8;
+const OPT_INDIRECT: u32 = 32;
+const OPT_DUMP: u32 = 64;
+const OPT_RUBBISH: u32 = 256;
+const OPT_RANDOM_SRC: u32 = 512;
+const OPT_RANDOM_DST: u32 = 1024;
+const OPT_STATS: u32 = 2048;
+/// Prefetch, timestamps, update checksums: nothing to do here.
+const OPT_NOTHING: u32 = 1 | 16 | 4096;
+const OPT_ALL: u32 = OPT_ACCESS
+    | OPT_COPY
+    | OPT_INDIRECT
+    | OPT_DUMP
+    | OPT_RUBBISH
+    | OPT_RANDOM_SRC
+    | OPT_RANDOM_DST
+    | OPT_STATS
+    | OPT_NOTHING;
+
+fn options_mask(text: &str) -> Result<u32, String> {
+    let bad = || format!("a sum of 1 2 4 8 16 32 64 256 512 1024 2048 4096 (at most {OPT_ALL})");
+    let mask = match text.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16),
+        None => text.parse(),
+    }
+    .map_err(|_| bad())?;
+    if mask & !OPT_ALL == 0 {
+        Ok(mask)
+    } else {
+        Err(bad())
+    }
+}
+
+/// The command line, checked: what to do.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) port: String,
+    pub(crate) function: Function,
+    /// None: no limit (or, for a file, once).
+    pub(crate) count: Option<u64>,
+    /// Shortest and longest packet in bytes, both included.
+    pub(crate) len: (usize, usize),
+    pub(crate) burst: u32,
+    pub(crate) src: Range,
+    pub(crate) dst: Range,
+    pub(crate) src_mac: Option<Mac>,
+    pub(crate) dst_mac: Mac,
+    pub(crate) random_src: bool,
+    pub(crate) random_dst: bool,
+    pub(crate) first_cpu: Option<usize>,
+    pub(crate) cpus: usize,
+    pub(crate) threads: u16,
+    pub(crate) report: Option<Duration>,
+    pub(crate) wait: Duration,
+    pub(crate) exit_when_idle: bool,
+    /// Packets a second over all threads.
+    pub(crate) rate: Option<u64>,
+    pub(crate) dump: bool,
+    /// Bytes before the Ethernet header.
+    pub(crate) vnet_hdr: usize,
+    pub(crate) pcap: Option<PathBuf>,
+    pub(crate) raw_units: bool,
+    pub(crate) frags: usize,
+    pub(crate) frag_size: Option<usize>,
+    pub(crate) verbose: bool,
+    pub(crate) rubbish: bool,
+    pub(crate) stats: bool,
+    pub(crate) framing: bool,
+    pub(crate) rings: RingConfig,
+    pub(crate) access: bool,
+    pub(crate) copy: bool,
+    pub(crate) json: bool,
+    pub(crate) write: Option<PathBuf>,
+}
+
+impl Cli {
+    /// Checks what one flag alone cannot; `online` is the number of processors.
+    pub(crate) fn check(self, online: usize) -> Result<Config, String> {
+        let function = self.function;
+        let option = |bit: u32| self.options & bit != 0;
+        if self.indirect || option(OPT_INDIRECT) {
+            return Err(
+                "-I: indirect buffers are for VALE ports, which are not served yet; leave it out"
+                    .into(),
+            );
+        }
+        self.check_combinations()?;
+        let (src, dst) = self.ranges()?;
+        let rubbish = self.rubbish || option(OPT_RUBBISH);
+        let len = self.lengths(rubbish)?;
+        if let Some(cpu) = self.first_cpu
+            && cpu >= online
+        {
+            return Err(format!(
+                "-a {cpu}: there is no such processor (0 to {})",
+                online - 1
+            ));
+        }
+        let cpus = if self.max_cpus == 0 {
+            online
+        } else {
+            self.max_cpus.min(online)
+        };
+        Ok(Config {
+            port: port_spec(&self.port)?,
+            function,
+            count: match self.count {
+                Some(0) => Some(u64::MAX),
+                other => other,
+            },
+            len,
+            burst: self.burst(),
+            src,
+            dst,
+            src_mac: self.src_mac,
+            dst_mac: self.dst_mac.unwrap_or(Mac::BROADCAST),
+            random_src: self.random_src || option(OPT_RANDOM_SRC),
+            random_dst: self.random_dst || option(OPT_RANDOM_DST),
+            first_cpu: self.first_cpu,
+            cpus,
+            threads: self.threads,
+            report: (self.report_ms > 0).then(|| Duration::from_millis(self.report_ms)),
+            wait: Duration::from_secs(self.wait),
+            exit_when_idle: self.exit_when_idle,
+            rate: (self.rate > 0).then_some(self.rate),
+            dump: self.dump || option(OPT_DUMP),
+            vnet_hdr: self.vnet_hdr,
+            raw_units: self.raw_units,
+            frags: usize::from(self.frags),
+            frag_size: self.frag_size.map(usize::from),
+            verbose: self.verbose,
+            rubbish,
+            stats: self.stats || option(OPT_STATS),
+            framing: self.framing,
+            rings: self.config.unwrap_or_default(),
+            access: option(OPT_ACCESS),
+            copy: option(OPT_COPY),
+            json: self.json,
+            pcap: self.pcap,
+            write: self.write,
+        })
+    }
+
+    /// Flags that do not go together with the function.
+    fn check_combinations(&self) -> Result<(), String> {
+        let name = self.function.name();
+        let only = |flag: &str, allowed: &[Function]| {
+            if allowed.contains(&self.function) {
+                return Ok(());
+            }
+            let names: Vec<_> = allowed.iter().map(|f| f.name()).collect();
+            Err(format!(
+                "{flag}: not with -f {name}, only with -f {}",
+                names.join(" and -f ")
+            ))
+        };
+        if self.pcap.is_some() {
+            only("-P", &[Function::Tx])?;
+        }
+        if self.write.is_some() {
+            only("--write", &[Function::Rx, Function::Rxseq])?;
+            if self.threads > 1 {
+                return Err(
+                    "--write: one file takes the packets of one thread only; leave out -p".into(),
+                );
+            }
+        }
+        if self.threads > 1 {
+            only("-p", &[Function::Tx, Function::Rx, Function::Rxseq])?;
+        }
+        if self.len.len() > 1 {
+            only("-l twice", &[Function::Tx])?;
+        }
+        if self.frags > 1 {
+            only("-F", &[Function::Tx, Function::Txseq])?;
+        }
+        if self.function == Function::Ping && self.ipv6 {
+            return Err("-6: ping works with IPv4 packets only; leave it out".into());
+        }
+        if self.frag_size.is_some() && self.frags == 1 {
+            return Err("-M: says how -F spreads a packet; give -F too".into());
+        }
+        Ok(())
+    }
+
+    fn ranges(&self) -> Result<(Range, Range), String> {
+        let single = |addr: &str| {
+            addr.parse::<SocketAddr>()
+                .map(|a| Range { first: a, last: a })
+        };
+        let (src, dst) = if self.ipv6 {
+            ("[fd00::1]:1234", "[fd00::2]:1234")
+        } else {
+            ("10.0.0.1:1234", "10.1.0.1:1234")
+        };
+        let mut ranges = Vec::with_capacity(2);
+        for (flag, given, default) in [("-s", self.src, src), ("-d", self.dst, dst)] {
+            let range = match given {
+                Some(range) => range,
+                None => single(default).map_err(|e| format!("{flag} {default}: {e}"))?,
+            };
+            if range.is_ipv6() != self.ipv6 {
+                let (has, wants, hint) = if self.ipv6 {
+                    ("IPv4", "IPv6", "leave out -6")
+                } else {
+                    ("IPv6", "IPv4", "add -6")
+                };
+                return Err(format!(
+                    "{flag} {}: is an {has} address, but the packets are {wants} ({hint})",
+                    range.first.ip()
+                ));
+            }
+            ranges.push(range);
+        }
+        Ok((ranges[0], ranges[1]))
+    }
+
+    /// Shortest and longest packet.
+    fn lengths(&self, rubbish: bool) -> Result<(usize, usize), String> {
+        let headers = packet::payload_offset(self.ipv6);
+        let shortest = match self.function {
+            Function::Txseq => headers + 4,
+            Function::Ping => headers + 12,
+            _ if rubbish => 1,
+            _ => headers,
+        };
+        let given: Vec<usize> = self.len.iter().map(|&l| usize::from(l)).collect();
+        let (min, max) = match given[..] {
+            [] => (shortest.max(60), shortest.max(60)),
+            [one] => (one, one),
+            [a, b] => (a.min(b), a.max(b)),
+            _ => return Err("-l: give it once for one length, or twice for a range".into()),
+        };
+        if min < shortest && self.function.makes_packets() {
+            let family = if self.ipv6 { "IPv6" } else { "IPv4" };
+            return Err(format!(
+                "-l {min}: too short, {} over {family} needs {shortest} to {MAX_LEN} bytes",
+                self.function.name()
+            ));
+        }
+        Ok((min, max))
+    }
+
+    fn burst(&self) -> u32 {
+        let default = match self.function {
+            Function::Ping | Function::Pong => 1,
+            _ => 512,
+        };
+        let burst = self.burst.unwrap_or(default);
+        if self.rate == 0 {
+            return burst;
+        }
+        // A slow rate in big bursts is not what anybody means by a rate.
+        burst.min(u32::try_from((self.rate / 100).max(1)).unwrap_or(u32::MAX))
+    }
+}
+
+/// The port as the library wants it.
+fn port_spec(name: &str) -> Result<String, String> {
+    for device in ["tap:", "pcap:"] {
+        if name.starts_with(device) {
+            let hint = if device == "pcap:" {
+                "; -P FILE sends a capture"
+            } else {
+                ""
+            };
+            return Err(format!(
+                "-i {name}: {device} devices are not supported, give a netmap or VALE port{hint}"
+            ));
+        }
+    }
+    if name.contains(':') {
+        Ok(name.into())
+    } else {
+        Ok(format!("netmap:{name}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(args: &str) -> Result<Config, String> {
+        let all = ["pkt-gen", "-i", "netmap:p{1"]
+            .into_iter()
+            .chain(args.split_whitespace());
+        Cli::try_parse_from(all)
+            .map_err(|e| e.to_string())?
+            .check(4)
+    }
+
+    #[test]
+    fn defaults() {
+        let c = parse("").unwrap();
+        assert_eq!(
+            (c.function, c.count, c.len, c.burst),
+            (Function::Rx, None, (60, 60), 512)
+        );
+        assert_eq!(
+            (c.threads, c.wait, c.report),
+            (1, Duration::from_secs(2), Some(Duration::from_secs(1)))
+        );
+        assert_eq!(c.src.first, "10.0.0.1:1234".parse().unwrap());
+        assert_eq!(c.dst.first, "10.1.0.1:1234".parse().unwrap());
+        assert_eq!((c.dst_mac, c.rate, c.cpus), (Mac::BROADCAST, None, 1));
+        assert_eq!(parse("-f ping").unwrap().burst, 1);
+        assert_eq!(parse("-n 0").unwrap().count, Some(u64::MAX));
+        assert_eq!(parse("-f tx -6").unwrap().len, (62, 62));
+        assert_eq!(parse("-f txseq -6").unwrap().len, (66, 66));
+        assert_eq!(parse("-c 0").unwrap().cpus, 4);
+        assert_eq!(parse("-T 0").unwrap().report, None);
+    }
+
+    #[test]
+    fn every_short_flag_has_a_long_name_and_help() {
+        use clap::CommandFactory;
+        let command = Cli::command();
+        let mut letters: Vec<char> = Vec::new();
+        for arg in command.get_arguments() {
+            assert!(arg.get_long().is_some(), "{arg:?}");
+            assert!(arg.get_help().is_some(), "{arg:?}");
+            letters.extend(arg.get_short());
+        }
+        for letter in "ifnlb46dsDSacpTwWRXHPzZNFMIvrABCo".chars() {
+            assert!(letters.contains(&letter), "-{letter} is missing");
+        }
+        command.debug_assert();
+    }
+
+    #[test]
+    fn lengths_and_bursts() {
+        assert_eq!(parse("-f tx -l 1500 -l 64").unwrap().len, (64, 1500));
+        assert_eq!(parse("-f tx -l 20 -r").unwrap().len, (20, 20));
+        assert_eq!(parse("-f tx -R 1000").unwrap().burst, 10);
+        assert_eq!(parse("-f tx -R 10").unwrap().burst, 1);
+        assert_eq!(parse("-f tx -R 1000000").unwrap().burst, 512);
+        assert_eq!(parse("-f tx -R 10000000 -b 7").unwrap().burst, 7);
+    }
+
+    #[test]
+    fn ring_config() {
+        let of = |t: &str| t.parse::<RingConfig>().unwrap();
+        assert_eq!(
+            of("256"),
+            RingConfig {
+                tx_slots: 256,
+                rx_slots: 256,
+                tx_rings: 0,
+                rx_rings: 0
+            }
+        );
+        assert_eq!(
+            of("256,512,2"),
+            RingConfig {
+                tx_slots: 256,
+                rx_slots: 512,
+                tx_rings: 2,
+                rx_rings: 2
+            }
+        );
+        assert_eq!(
+            of("1,2,3,4"),
+            RingConfig {
+                tx_slots: 1,
+                rx_slots: 2,
+                tx_rings: 3,
+                rx_rings: 4
+            }
+        );
+    }
+
+    #[test]
+    fn options_mask_turns_on_what_the_flags_turn_on() {
+        let c = parse("-o 3654").unwrap();
+        assert!(
+            c.access && c.copy && c.dump && c.random_src && c.random_dst && c.stats && !c.rubbish
+        );
+        assert!(parse("-f tx -o 256").unwrap().rubbish);
+        assert!(parse("-o 0x1011").is_ok());
+    }
+
+    #[test]
+    fn ports() {
+        assert_eq!(port_spec("eth0").unwrap(), "netmap:eth0");
+        assert_eq!(port_spec("vale0:a").unwrap(), "vale0:a");
+        assert!(port_spec("tap:x").unwrap_err().contains("not supported"));
+        assert!(port_spec("pcap:x").unwrap_err().contains("-P FILE"));
+    }
+
+    #[test]
+    fn bad_values_name_option_value_and_what_is_allowed() {
+        for (args, parts) in [
+            ("-f up", &["--function", "'up'", "txseq"][..]),
+            ("-n x", &["--count", "'x'", "invalid digit"]),
+            ("-n -1", &["-1"]),
+            ("-l 65536", &["--len", "65536", "0..=65535"]),
+            ("-f tx -l 41", &["-l 41", "42 to 65535"]),
+            ("-f tx -6 -l 60", &["-l 60", "IPv6", "62 to 65535"]),
+            ("-f ping -l 53", &["-l 53", "54 to 65535"]),
+            ("-f tx -l 1 -l 2 -l 3", &["-l", "twice"]),
+            ("-f txseq -l 64 -l 80", &["-l twice", "txseq", "-f tx"]),
+            ("-b 0", &["--burst", "'0'", "1..=65536"]),
+            ("-d 1.2.3", &["--dst", "'1.2.3'", "IP[:PORT]"]),
+            ("-s 10.0.0.2-10.0.0.1", &["--src", "before it begins"]),
+            ("-s fd00::1", &["-s fd00::1", "add -6"]),
+            ("-6 -d 10.0.0.1", &["-d 10.0.0.1", "leave out -6"]),
+            ("-D 1:2", &["--dst-mac", "'1:2'", "six hexadecimal bytes"]),
+            ("-S g", &["--src-mac", "'g'", "six hexadecimal bytes"]),
+            ("-a 4", &["-a 4", "0 to 3"]),
+            ("-c x", &["--max-cpus", "'x'"]),
+            ("-p 0", &["--threads", "'0'", "1..=1024"]),
+            ("-f ping -p 2", &["-p", "ping", "-f tx and -f rx"]),
+            ("-T x", &["--report-ms", "'x'"]),
+            ("-w x", &["--wait", "'x'"]),
+            ("-R x", &["--rate", "'x'"]),
+            ("-H 11", &["--vnet-hdr", "'11'", "0, 10 or 12"]),
+            ("-F 0", &["--frags", "'0'", "1..=64"]),
+            ("-F 65", &["--frags", "'65'", "1..=64"]),
+            ("-f tx -M 100", &["-M", "-F"]),
+            ("-f rx -F 2", &["-F", "rx", "-f tx and -f txseq"]),
+            ("-f tx -F 2 -M 0", &["--frag-size", "'0'", "1..=65535"]),
+            ("-I", &["-I", "VALE", "leave it out"]),
+            ("-o 32", &["-I", "VALE"]),
+            ("-o 128", &["--options", "'128'", "sum of 1 2 4"]),
+            ("-C x", &["--config", "'x'", "number of slots"]),
+            ("-C 1,2,3,4,5", &["--config", "more than four"]),
+            ("-C 1,2,70000", &["--config", "`70000`", "number of rings"]),
+            ("-f rx -P f", &["-P", "rx", "-f tx"]),
+            ("-f tx -P f -l 60", &["--pcap", "--len"]),
+            ("-f tx --write f", &["--write", "tx", "-f rx and -f rxseq"]),
+            ("-p 2 --write f", &["--write", "one thread"]),
+            ("-f ping -6", &["-6", "IPv4"]),
+            ("--nonsense", &["--nonsense"]),
+            ("stray", &["stray"]),
+        ] {
+            let message = parse(args).expect_err(args);
+            for part in parts {
+                assert!(message.contains(part), "{args}: {message:?} lacks {part:?}");
+            }
+        }
+    }
+
+    /// `man/pkt-gen.8` is made of the flags above and of `man.roff`. After a change of either, run this test with
+    /// `UPDATE_MAN=1` in the environment.
+    #[test]
+    fn the_manual_page_is_up_to_date() {
+        use clap::CommandFactory;
+        let man = clap_mangen::Man::new(Cli::command())
+            .section("8")
+            .manual("unetmap");
+        let mut page = Vec::new();
+        man.render_title(&mut page).unwrap();
+        man.render_name_section(&mut page).unwrap();
+        man.render_synopsis_section(&mut page).unwrap();
+        man.render_description_section(&mut page).unwrap();
+        man.render_options_section(&mut page).unwrap();
+        page.extend_from_slice(include_bytes!("../man.roff"));
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../man/pkt-gen.8");
+        if std::env::var_os("UPDATE_MAN").is_some() {
+            std::fs::write(path, &page).unwrap();
+        }
+        let found = std::fs::read(path).unwrap();
+        assert!(
+            found == page,
+            "man/pkt-gen.8 is old: run this test with UPDATE_MAN=1"
+        );
+    }
+}

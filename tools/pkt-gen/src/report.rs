@@ -1,0 +1,441 @@
+//! What the work tells while it runs and at its end: counters, lines for people and scripts, JSON.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+/// Ethernet's cost of a packet beside its bytes: preamble, FCS and gap.
+const FRAMING: u64 = 24;
+/// Intervals in the statistics of -A.
+const WINDOW: usize = 60;
+
+/// One thread's counters: written by that thread alone, once a batch; read by the reporter. On cache lines of their
+/// own, so that neither the next thread's counters nor the reporter's reads slow the writer.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Counters {
+    packets: AtomicU64,
+    bytes: AtomicU64,
+    batches: AtomicU64,
+    /// Fewest free (or waiting) slots found in a ring since the interval began.
+    min_space: AtomicU32,
+    /// The interval that `min_space` is about.
+    interval: AtomicU32,
+}
+
+impl Counters {
+    /// Adds one batch, found with `space` slots to work on. Called by the one thread that owns the counters.
+    pub(crate) fn add(&self, now: &Interval, packets: u64, bytes: u64, space: u32) {
+        let add = |counter: &AtomicU64, n: u64| counter.store(counter.load(Relaxed) + n, Relaxed);
+        add(&self.packets, packets);
+        add(&self.bytes, bytes);
+        add(&self.batches, 1);
+        let interval = now.0.load(Relaxed);
+        if interval != self.interval.load(Relaxed) {
+            self.interval.store(interval, Relaxed);
+            self.min_space.store(space, Relaxed);
+        } else if space < self.min_space.load(Relaxed) {
+            self.min_space.store(space, Relaxed);
+        }
+    }
+
+    fn totals(&self) -> Totals {
+        Totals {
+            packets: self.packets.load(Relaxed),
+            bytes: self.bytes.load(Relaxed),
+            batches: self.batches.load(Relaxed),
+        }
+    }
+}
+
+/// The number of the reporting interval; the reporter alone moves it.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Interval(AtomicU32);
+
+impl Interval {
+    pub(crate) fn new() -> Interval {
+        // Not 0: so a thread's first batch starts its minimum.
+        Interval(AtomicU32::new(1))
+    }
+}
+
+/// Sums over all threads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
+    pub(crate) batches: u64,
+}
+
+impl Totals {
+    pub(crate) fn of(counters: &[Counters]) -> Totals {
+        counters
+            .iter()
+            .map(Counters::totals)
+            .fold(Totals::default(), |a, b| Totals {
+                packets: a.packets + b.packets,
+                bytes: a.bytes + b.bytes,
+                batches: a.batches + b.batches,
+            })
+    }
+
+    fn since(self, before: Totals) -> Totals {
+        Totals {
+            packets: self.packets - before.packets,
+            bytes: self.bytes - before.bytes,
+            batches: self.batches - before.batches,
+        }
+    }
+}
+
+/// How numbers and lines are written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Style {
+    pub(crate) raw_units: bool,
+    pub(crate) framing: bool,
+    pub(crate) stats: bool,
+    pub(crate) json: bool,
+}
+
+/// `value` with three decimals and the prefix that `unit` then follows, as in `14.881 M`.
+pub(crate) fn scaled(value: f64, raw: bool) -> String {
+    let (divisor, prefix) = match value {
+        _ if raw => (1.0, ""),
+        v if v >= 1e9 => (1e9, "G"),
+        v if v >= 1e6 => (1e6, "M"),
+        v if v >= 1e3 => (1e3, "K"),
+        _ => (1.0, ""),
+    };
+    format!("{:.3} {prefix}", value / divisor)
+}
+
+fn per_second(n: u64, time: Duration) -> f64 {
+    if time.is_zero() {
+        0.0
+    } else {
+        n as f64 / time.as_secs_f64()
+    }
+}
+
+fn ratio(n: u64, of: u64) -> f64 {
+    if of == 0 { 0.0 } else { n as f64 / of as f64 }
+}
+
+/// The periodic report.
+pub(crate) struct Reporter<'a> {
+    style: Style,
+    function: &'static str,
+    counters: &'a [Counters],
+    interval: &'a Interval,
+    before: Totals,
+    rates: VecDeque<f64>,
+}
+
+impl<'a> Reporter<'a> {
+    pub(crate) fn new(
+        style: Style,
+        function: &'static str,
+        counters: &'a [Counters],
+        interval: &'a Interval,
+    ) -> Reporter<'a> {
+        Reporter {
+            style,
+            function,
+            counters,
+            interval,
+            before: Totals::default(),
+            rates: VecDeque::new(),
+        }
+    }
+
+    /// Ends an interval of length `time`: its line for standard error, or with --json for standard output.
+    pub(crate) fn line(&mut self, time: Duration) -> String {
+        let totals = Totals::of(self.counters);
+        let number = self.interval.0.load(Relaxed);
+        let fresh = self
+            .counters
+            .iter()
+            .filter(|c| c.interval.load(Relaxed) == number);
+        let min_space = fresh.map(|c| c.min_space.load(Relaxed)).min().unwrap_or(0);
+        self.interval.0.store(number.wrapping_add(1), Relaxed);
+        let now = totals.since(self.before);
+        self.before = totals;
+
+        let pps = per_second(now.packets, time);
+        if self.rates.len() == WINDOW {
+            self.rates.pop_front();
+        }
+        self.rates.push_back(pps);
+        if self.style.json {
+            return self.json(now, time, min_space);
+        }
+        let mut line = interval_line(self.style, now, time, min_space);
+        if self.style.stats {
+            let (mean, deviation) = mean_and_deviation(&self.rates);
+            let raw = self.style.raw_units;
+            line += &format!(
+                " mean {}pps stddev {}pps",
+                scaled(mean, raw),
+                scaled(deviation, raw)
+            );
+        }
+        line
+    }
+
+    fn json(&self, now: Totals, time: Duration, min_space: u32) -> String {
+        let mut object = base("interval", self.function, now, time);
+        object.insert("avg_batch".into(), json!(ratio(now.packets, now.batches)));
+        object.insert("min_space".into(), json!(min_space));
+        if self.style.stats {
+            let (mean, deviation) = mean_and_deviation(&self.rates);
+            object.insert("pps_mean".into(), json!(mean));
+            object.insert("pps_stddev".into(), json!(deviation));
+        }
+        Value::Object(object).to_string()
+    }
+}
+
+fn interval_line(style: Style, now: Totals, time: Duration, min_space: u32) -> String {
+    let n = |v: f64| scaled(v, style.raw_units);
+    let framing = if style.framing {
+        now.packets * FRAMING
+    } else {
+        0
+    };
+    format!(
+        "{}pps ({}pkts {}bps in {} usec) {:.2} avg_batch {min_space} min_space",
+        n(per_second(now.packets, time)),
+        n(now.packets as f64),
+        n(per_second(8 * (now.bytes + framing), time)),
+        time.as_micros(),
+        ratio(now.packets, now.batches),
+    )
+}
+
+fn mean_and_deviation(rates: &VecDeque<f64>) -> (f64, f64) {
+    let n = rates.len().max(1) as f64;
+    let mean = rates.iter().sum::<f64>() / n;
+    let variance = rates.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / n;
+    (mean, variance.sqrt())
+}
+
+/// The end of the run for people and scripts; `verb` is "Sent" or "Received".
+pub(crate) fn summary(style: Style, verb: &str, totals: Totals, time: Duration) -> String {
+    if totals.packets == 0 {
+        return format!("{verb} nothing.");
+    }
+    let n = |v: f64| scaled(v, style.raw_units);
+    let size = (totals.bytes + totals.packets / 2) / totals.packets;
+    format!(
+        "{verb} {} packets {} bytes {} events {size} bytes each in {:.2} seconds.\n\
+         Speed: {}pps Bandwidth: {}bps (raw {}bps). Average batch: {:.2} pkts",
+        totals.packets,
+        totals.bytes,
+        totals.batches,
+        time.as_secs_f64(),
+        n(per_second(totals.packets, time)),
+        n(per_second(8 * totals.bytes, time)),
+        n(per_second(
+            8 * (totals.bytes + totals.packets * FRAMING),
+            time
+        )),
+        ratio(totals.packets, totals.batches),
+    )
+}
+
+/// The members that every JSON line has.
+pub(crate) fn base(
+    event: &str,
+    function: &str,
+    totals: Totals,
+    time: Duration,
+) -> Map<String, Value> {
+    let object = json!({
+        "event": event,
+        "function": function,
+        "packets": totals.packets,
+        "bytes": totals.bytes,
+        "seconds": time.as_secs_f64(),
+        "pps": per_second(totals.packets, time),
+        "bps": per_second(8 * totals.bytes, time),
+        "batches": totals.batches,
+    });
+    match object {
+        Value::Object(map) => map,
+        _ => Map::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STYLE: Style = Style {
+        raw_units: false,
+        framing: false,
+        stats: false,
+        json: false,
+    };
+
+    #[test]
+    fn numbers_have_three_decimals_and_a_prefix() {
+        for (value, text) in [
+            (0.0, "0.000 "),
+            (999.0, "999.000 "),
+            (1000.0, "1.000 K"),
+            (14_880_952.0, "14.881 M"),
+            (1e9, "1.000 G"),
+            (2.5e12, "2500.000 G"),
+        ] {
+            assert_eq!(scaled(value, false), text);
+        }
+        assert_eq!(scaled(14_880_952.0, true), "14880952.000 ");
+    }
+
+    #[test]
+    fn the_interval_line_is_what_scripts_parse() {
+        let now = Totals {
+            packets: 14_881_000,
+            bytes: 892_860_000,
+            batches: 29_064,
+        };
+        let time = Duration::from_micros(1_000_500);
+        assert_eq!(
+            interval_line(STYLE, now, time, 12),
+            "14.874 Mpps (14.881 Mpkts 7.139 Gbps in 1000500 usec) 512.01 avg_batch 12 min_space"
+        );
+        let framed = Style {
+            framing: true,
+            raw_units: true,
+            ..STYLE
+        };
+        let one = Totals {
+            packets: 2,
+            bytes: 120,
+            batches: 1,
+        };
+        assert_eq!(
+            interval_line(framed, one, Duration::from_secs(1), 0),
+            "2.000 pps (2.000 pkts 1344.000 bps in 1000000 usec) 2.00 avg_batch 0 min_space"
+        );
+        assert_eq!(
+            interval_line(STYLE, Totals::default(), Duration::ZERO, 0),
+            "0.000 pps (0.000 pkts 0.000 bps in 0 usec) 0.00 avg_batch 0 min_space"
+        );
+    }
+
+    #[test]
+    fn the_summary_is_what_scripts_parse() {
+        let totals = Totals {
+            packets: 1_000_000,
+            bytes: 60_000_000,
+            batches: 2_000,
+        };
+        assert_eq!(
+            summary(STYLE, "Sent", totals, Duration::from_millis(500)),
+            "Sent 1000000 packets 60000000 bytes 2000 events 60 bytes each in 0.50 seconds.\n\
+             Speed: 2.000 Mpps Bandwidth: 960.000 Mbps (raw 1.344 Gbps). Average batch: 500.00 pkts"
+        );
+        assert_eq!(
+            summary(STYLE, "Sent", Totals::default(), Duration::ZERO),
+            "Sent nothing."
+        );
+        assert_eq!(
+            summary(STYLE, "Received", Totals::default(), Duration::ZERO),
+            "Received nothing."
+        );
+    }
+
+    #[test]
+    fn counters_add_up_over_threads_and_the_minimum_is_of_the_interval() {
+        let counters = [Counters::default(), Counters::default()];
+        let interval = Interval::new();
+        let mut reporter = Reporter::new(STYLE, "tx", &counters, &interval);
+        counters[0].add(&interval, 10, 600, 100);
+        counters[0].add(&interval, 10, 600, 50);
+        counters[1].add(&interval, 5, 300, 70);
+        let line = reporter.line(Duration::from_secs(1));
+        assert_eq!(
+            line,
+            "25.000 pps (25.000 pkts 12.000 Kbps in 1000000 usec) 8.33 avg_batch 50 min_space"
+        );
+        counters[1].add(&interval, 1, 60, 90);
+        assert!(
+            reporter
+                .line(Duration::from_secs(1))
+                .ends_with(" 1.00 avg_batch 90 min_space")
+        );
+        assert!(
+            reporter
+                .line(Duration::from_secs(1))
+                .ends_with(" 0.00 avg_batch 0 min_space")
+        );
+        assert_eq!(
+            Totals::of(&counters),
+            Totals {
+                packets: 26,
+                bytes: 1560,
+                batches: 4
+            }
+        );
+    }
+
+    #[test]
+    fn statistics_are_of_the_last_intervals() {
+        let counters = [Counters::default()];
+        let interval = Interval::new();
+        let mut reporter = Reporter::new(
+            Style {
+                stats: true,
+                ..STYLE
+            },
+            "rx",
+            &counters,
+            &interval,
+        );
+        for _ in 0..WINDOW {
+            reporter.line(Duration::from_secs(1));
+        }
+        for _ in 0..WINDOW {
+            counters[0].add(&interval, 2000, 1, 1);
+            reporter.line(Duration::from_secs(1));
+        }
+        counters[0].add(&interval, 2000, 1, 1);
+        let line = reporter.line(Duration::from_secs(1));
+        assert!(
+            line.ends_with(" mean 2.000 Kpps stddev 0.000 pps"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn json_lines_are_json() {
+        let counters = [Counters::default()];
+        let interval = Interval::new();
+        let mut reporter = Reporter::new(
+            Style {
+                json: true,
+                ..STYLE
+            },
+            "tx",
+            &counters,
+            &interval,
+        );
+        counters[0].add(&interval, 10, 600, 3);
+        let value: Value =
+            serde_json::from_str(&reporter.line(Duration::from_millis(500))).unwrap();
+        assert_eq!(value["event"], "interval");
+        assert_eq!(value["function"], "tx");
+        assert_eq!(
+            (&value["packets"], &value["bytes"], &value["batches"]),
+            (&json!(10), &json!(600), &json!(1))
+        );
+        assert_eq!(
+            (&value["pps"], &value["min_space"]),
+            (&json!(20.0), &json!(3))
+        );
+    }
+}

@@ -1,0 +1,530 @@
+//! Opens the ports, starts a thread for each, reports while they work, and sums up.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant, SystemTime};
+
+use hdrhistogram::Histogram;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use serde_json::{Value, json};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use unetmap::{Port, Ring};
+use unetmap_abi::NR_ACCEPT_VNET_HDR;
+
+use crate::addr::Mac;
+use crate::capture::Capture;
+use crate::options::{Config, Function};
+use crate::packet::{Flow, Packet};
+use crate::report::{Counters, Interval, Reporter, Style, Totals, base, summary};
+use crate::sequence::Gaps;
+use crate::source::{Fixed, Replay, Variation, Varied};
+use crate::tx::{Load, Split};
+use crate::worker::{Outcome, PingOutcome, Worker};
+use crate::{note, ping, print, rx, tell, tx};
+
+/// Does what the command line says.
+pub(crate) fn run(config: &Config) -> Result<ExitCode, String> {
+    let capture = config.pcap.as_deref().map(Capture::read).transpose()?;
+    let stop = stop_on_signals()?;
+    let ports = open(config)?;
+    for port in &ports {
+        check_port(config, port, capture.as_ref())?;
+    }
+    if let Some(capture) = capture.as_ref().filter(|c| c.cut > 0) {
+        note(&format!(
+            "pkt-gen: {} of {} packets were cut when captured; they are sent cut",
+            capture.cut,
+            capture.len()
+        ));
+    }
+    wait_for_link(config, &stop);
+    let counters: Vec<Counters> = ports.iter().map(|_| Counters::default()).collect();
+    let interval = Interval::new();
+    // -P without -n sends the file once.
+    let count = config.count.or(capture.as_ref().map(|c| c.len() as u64));
+    let shares = shares(count, ports.len() as u64);
+    let rate = config.rate.map(|r| r as f64 / ports.len() as f64);
+
+    let outcomes = std::thread::scope(|scope| {
+        let (done, results) = mpsc::channel();
+        for (index, port) in ports.iter().enumerate() {
+            let worker = Worker {
+                config,
+                port,
+                counters: &counters[index],
+                interval: &interval,
+                stop: &stop,
+                count: shares[index],
+                rate,
+            };
+            let (done, capture) = (done.clone(), capture.clone());
+            scope.spawn(move || {
+                let result = pin(config, index).and_then(|()| work(&worker, capture, index));
+                // The receiver lives until all threads have sent.
+                let _ = done.send(result);
+            });
+        }
+        drop(done);
+        report_until_done(config, &counters, &interval, &results, &stop)
+    })?;
+    Ok(finish(
+        config,
+        Totals::of(&counters),
+        outcomes,
+        stop.load(Relaxed),
+    ))
+}
+
+/// The flag that SIGINT and SIGTERM raise; a second signal ends the program at once.
+fn stop_on_signals() -> Result<Arc<AtomicBool>, String> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
+            .map_err(|e| format!("cannot catch signal {signal}: {e}"))?;
+    }
+    Ok(stop)
+}
+
+/// One port with all its rings, or for several threads a port for each with one ring (pair).
+fn open(config: &Config) -> Result<Vec<Port>, String> {
+    let open = |spec: &str| {
+        let wish = config.rings;
+        let flags = if config.vnet_hdr > 0 {
+            NR_ACCEPT_VNET_HDR
+        } else {
+            0
+        };
+        let options = Port::options()
+            .tx_slots(wish.tx_slots)
+            .rx_slots(wish.rx_slots);
+        let options = options
+            .tx_rings(wish.tx_rings)
+            .rx_rings(wish.rx_rings)
+            .flags(flags);
+        options.open(spec).map_err(|e| e.to_string())
+    };
+    let whole = open(&config.port)?;
+    let rings = |direction: &[Ring]| {
+        let slots = direction.first().map_or(0, Ring::num_slots);
+        format!("{} x {slots} slots", direction.len())
+    };
+    note(&format!(
+        "{}: tx {}, rx {}, buffers of {} bytes, mem_id {}",
+        config.port,
+        rings(whole.tx_rings()),
+        rings(whole.rx_rings()),
+        whole.buf_size(),
+        whole.mem_id()
+    ));
+    if config.threads == 1 {
+        return Ok(vec![whole]);
+    }
+    let available = if config.function.makes_packets() {
+        whole.tx_rings()
+    } else {
+        whole.rx_rings()
+    }
+    .len();
+    if usize::from(config.threads) > available {
+        return Err(format!(
+            "-p {}: {} has {available} rings, one thread each at most (-C asks for more)",
+            config.threads, config.port
+        ));
+    }
+    // `whole` stays open until all are: the port must not go in between.
+    (0..config.threads)
+        .map(|ring| open(&one_ring(&config.port, ring)?))
+        .collect()
+}
+
+/// The port's name with `-RING` put where its mode stands.
+fn one_ring(spec: &str, ring: u16) -> Result<String, String> {
+    let body = spec.find(':').map_or(0, |colon| colon + 1);
+    let end = spec[body..]
+        .find(['/', '@'])
+        .map_or(spec.len(), |at| body + at);
+    let (name, rest) = spec.split_at(end);
+    if name.ends_with(['^', '*']) {
+        return Err(format!(
+            "{spec}: several threads (-p) work on hardware rings only; leave out the ^ or *"
+        ));
+    }
+    Ok(format!("{name}-{ring}{rest}"))
+}
+
+/// That the port can carry what is asked.
+fn check_port(config: &Config, port: &Port, capture: Option<&Capture>) -> Result<(), String> {
+    let sends = config.function.makes_packets();
+    let rings = if sends {
+        port.tx_rings()
+    } else {
+        port.rx_rings()
+    };
+    let Some(ring) = rings.first() else {
+        let (direction, flag) = if sends { ("tx", "/R") } else { ("rx", "/T") };
+        return Err(format!(
+            "{}: -f {} needs {direction} rings, and none is bound (leave out {flag})",
+            config.port,
+            config.function.name()
+        ));
+    };
+    if !sends {
+        return Ok(());
+    }
+    let buf_size = port.buf_size() as usize;
+    let longest = config.vnet_hdr + capture.map_or(config.len.1, Capture::longest);
+    if capture.is_none() && config.frags == 1 && longest > buf_size {
+        return Err(format!(
+            "-l {}: does not fit a buffer of {buf_size} bytes (-F {} spreads it over several)",
+            config.len.1,
+            longest.div_ceil(buf_size)
+        ));
+    }
+    let split = Split {
+        frags: config.frags,
+        frag_size: config.frag_size.unwrap_or(usize::MAX),
+        buf_size,
+    };
+    split
+        .check(longest, ring.num_slots())
+        .map_err(|e| format!("{}: {e}", config.port))
+}
+
+fn wait_for_link(config: &Config, stop: &AtomicBool) {
+    if !config.wait.is_zero() {
+        note(&format!(
+            "Waiting {} s for the link (-w 0: do not)",
+            config.wait.as_secs()
+        ));
+    }
+    let until = Instant::now() + config.wait;
+    while !stop.load(Relaxed) {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        std::thread::sleep(left.min(Duration::from_millis(50)));
+    }
+    note("Ready...");
+}
+
+/// `count` packets dealt out to the threads; without a limit, none has one.
+fn shares(count: Option<u64>, threads: u64) -> Vec<u64> {
+    match count {
+        None | Some(u64::MAX) => vec![u64::MAX; threads as usize],
+        Some(n) => (0..threads)
+            .map(|i| n / threads + u64::from(i < n % threads))
+            .collect(),
+    }
+}
+
+fn pin(config: &Config, index: usize) -> Result<(), String> {
+    let Some(first) = config.first_cpu else {
+        return Ok(());
+    };
+    let online = std::thread::available_parallelism().map_or(1, usize::from);
+    let cpu = (first + index % config.cpus) % online;
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set)
+        .map_err(|e| format!("-a {first}: thread {index} cannot run on processor {cpu}: {e}"))
+}
+
+fn work(worker: &Worker<'_>, capture: Option<Capture>, index: usize) -> Result<Outcome, String> {
+    let config = worker.config;
+    match config.function {
+        Function::Tx | Function::Txseq => tx::run(worker, load(config, capture, index)),
+        Function::Rx | Function::Rxseq => rx::run(worker),
+        Function::Ping => ping::ping(worker, first_packet(config)),
+        Function::Pong => ping::pong(worker),
+    }
+}
+
+fn first_packet(config: &Config) -> Packet {
+    let flow = Flow {
+        src_mac: config.src_mac.unwrap_or_else(|| own_mac(&config.port)),
+        dst_mac: config.dst_mac,
+        src: config.src.first,
+        dst: config.dst.first,
+    };
+    Packet::new(&flow, config.len.1)
+}
+
+fn load(config: &Config, capture: Option<Capture>, index: usize) -> Load {
+    let prefixed = |packet: &[u8]| {
+        let mut bytes = vec![0; config.vnet_hdr];
+        bytes.extend_from_slice(packet);
+        bytes
+    };
+    match capture {
+        Some(capture) if capture.len() == 1 => {
+            return Load::Fixed(Fixed {
+                bytes: prefixed(capture.packet(0)),
+            });
+        }
+        Some(capture) => return Load::Replay(Replay::new(capture)),
+        None => {}
+    }
+    let vary = Variation {
+        src: config.src,
+        dst: config.dst,
+        random_src: config.random_src,
+        random_dst: config.random_dst,
+        len: config.len,
+        numbered: config.function == Function::Txseq,
+    };
+    if config.rubbish && config.len.0 == config.len.1 {
+        return Load::Fixed(Fixed {
+            bytes: vec![0; config.vnet_hdr + config.len.1],
+        });
+    }
+    let packet = first_packet(config);
+    if config.verbose {
+        note(&format!(
+            "thread {index} begins with {} -> {}, {} bytes",
+            config.src.first,
+            config.dst.first,
+            packet.len()
+        ));
+    }
+    if vary.is_none() {
+        return Load::Fixed(Fixed {
+            bytes: prefixed(packet.longest()),
+        });
+    }
+    let time = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let seed = u64::from(time.subsec_nanos()) << 32 ^ time.as_secs() ^ (index as u64) << 56;
+    Load::Varied(Box::new(Varied::new(packet, vary, seed)))
+}
+
+/// The interface's own address, or one made from the name where there is no such interface.
+fn own_mac(spec: &str) -> Mac {
+    let body = spec.split_once(':').map_or(spec, |(_, body)| body);
+    let name = body
+        .split(['{', '}', '^', '*', '/', '@'])
+        .next()
+        .unwrap_or(body);
+    let without_ring = name.rsplit_once('-').map_or(name, |(name, _)| name);
+    [name, without_ring]
+        .into_iter()
+        .filter(|name| !name.is_empty() && !name.starts_with('.'))
+        .find_map(|name| {
+            std::fs::read_to_string(format!("/sys/class/net/{name}/address"))
+                .ok()?
+                .trim()
+                .parse()
+                .ok()
+        })
+        .unwrap_or_else(|| Mac::of_name(spec))
+}
+
+/// Reports once an interval until every thread has ended. The first failure stops the others and is returned.
+fn report_until_done(
+    config: &Config,
+    counters: &[Counters],
+    interval: &Interval,
+    results: &mpsc::Receiver<Result<Outcome, String>>,
+    stop: &AtomicBool,
+) -> Result<Vec<Outcome>, String> {
+    // ping reports its round trips itself.
+    let every = config.report.filter(|_| config.function != Function::Ping);
+    let mut reporter = Reporter::new(style(config), config.function.name(), counters, interval);
+    let mut outcomes = Vec::with_capacity(counters.len());
+    let mut failure = None;
+    let mut began = Instant::now();
+    loop {
+        let left = every.map_or(Duration::MAX, |every| every.saturating_sub(began.elapsed()));
+        match results.recv_timeout(left.min(Duration::from_secs(3600))) {
+            Ok(Ok(outcome)) => outcomes.push(outcome),
+            Ok(Err(message)) => {
+                stop.store(true, Relaxed);
+                failure.get_or_insert(message);
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) if every.is_none() => {}
+            Err(RecvTimeoutError::Timeout) => {
+                let now = Instant::now();
+                tell(&reporter.line(now - began), config.json);
+                began = now;
+            }
+        }
+    }
+    failure.map_or(Ok(outcomes), Err)
+}
+
+fn style(config: &Config) -> Style {
+    Style {
+        raw_units: config.raw_units,
+        framing: config.framing,
+        stats: config.stats,
+        json: config.json,
+    }
+}
+
+/// The summary of all threads, and the exit code.
+fn finish(config: &Config, totals: Totals, outcomes: Vec<Outcome>, stopped: bool) -> ExitCode {
+    let spans = || outcomes.iter().filter_map(|o| o.span);
+    let begin = spans().map(|(begin, _)| begin).min();
+    let end = spans().map(|(_, end)| end).max();
+    let time = begin.zip(end).map_or(Duration::ZERO, |(begin, end)| {
+        end.saturating_duration_since(begin)
+    });
+    let left: u64 = outcomes.iter().map(|o| o.left).sum();
+    let gaps = outcomes.iter().filter_map(|o| o.gaps).reduce(|mut a, b| {
+        a.add(b);
+        a
+    });
+    let ping = outcomes.into_iter().find_map(|o| o.ping);
+    if config.json {
+        print(&format!(
+            "{}\n",
+            json_summary(config, totals, time, left, gaps, ping.as_ref())
+        ));
+    } else {
+        print(&format!(
+            "{}\n",
+            summary(style(config), config.function.verb(), totals, time)
+        ));
+        if let Some(gaps) = gaps {
+            print(&format!("{}\n", gaps_line(gaps)));
+        }
+        if let Some(ping) = &ping {
+            print(&rtt_table(ping));
+        }
+    }
+    if left == 0 {
+        return ExitCode::SUCCESS;
+    }
+    note(&format!(
+        "pkt-gen: {}: the other side has not released {left} slots (is a receiver running?)",
+        config.port
+    ));
+    // Who interrupts a sender does not expect it to have finished.
+    if stopped {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn gaps_line(gaps: Gaps) -> String {
+    format!(
+        "Sequence: {} gaps, {} missing, {} late or twice, {} without a number",
+        gaps.gaps, gaps.missing, gaps.late, gaps.unnumbered
+    )
+}
+
+/// The percentiles that are shown, and their JSON names.
+const PERCENTILES: [(f64, &str); 4] =
+    [(50.0, "p50"), (90.0, "p90"), (99.0, "p99"), (99.9, "p99.9")];
+
+fn rtt_table(ping: &PingOutcome) -> String {
+    let rtt: &Histogram<u64> = &ping.rtt;
+    let mut text = format!("{} answers, {} lost\n", rtt.len(), ping.lost);
+    if !rtt.is_empty() {
+        text += &format!("RTT in ns: min {}", rtt.min());
+        for (percentile, name) in PERCENTILES {
+            text += &format!(" {name} {}", rtt.value_at_percentile(percentile));
+        }
+        text += &format!(" max {}\n", rtt.max());
+    }
+    text
+}
+
+fn json_summary(
+    config: &Config,
+    totals: Totals,
+    time: Duration,
+    left: u64,
+    gaps: Option<Gaps>,
+    ping: Option<&PingOutcome>,
+) -> String {
+    let mut object = base("summary", config.function.name(), totals, time);
+    let mut put = |key: &str, value: Value| object.insert(key.into(), value);
+    put("port", json!(config.port));
+    put("threads", json!(config.threads));
+    if config.function.makes_packets() && config.function != Function::Ping {
+        put("left", json!(left));
+    }
+    if let Some(gaps) = gaps {
+        put("gaps", json!(gaps.gaps));
+        put("missing", json!(gaps.missing));
+        put("late", json!(gaps.late));
+        put("unnumbered", json!(gaps.unnumbered));
+    }
+    if let Some(PingOutcome { rtt, lost }) = ping {
+        put("answers", json!(rtt.len()));
+        put("lost", json!(lost));
+        if !rtt.is_empty() {
+            let mut values = json!({"min": rtt.min(), "max": rtt.max(), "mean": rtt.mean()});
+            for (percentile, name) in PERCENTILES {
+                values[name] = json!(rtt.value_at_percentile(percentile));
+            }
+            put("rtt_ns", values);
+        }
+    }
+    Value::Object(object).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_are_dealt_out_to_the_last() {
+        assert_eq!(shares(Some(10), 3), [4, 3, 3]);
+        assert_eq!(shares(Some(1), 2), [1, 0]);
+        assert_eq!(shares(None, 2), [u64::MAX; 2]);
+        assert_eq!(shares(Some(u64::MAX), 1), [u64::MAX]);
+    }
+
+    #[test]
+    fn a_ring_of_a_port() {
+        assert_eq!(one_ring("netmap:p{1", 2).unwrap(), "netmap:p{1-2");
+        assert_eq!(one_ring("netmap:eth0/x@3", 0).unwrap(), "netmap:eth0-0/x@3");
+        assert_eq!(
+            one_ring("vale0:a@conf:tx-rings=2", 1).unwrap(),
+            "vale0:a-1@conf:tx-rings=2"
+        );
+        assert!(
+            one_ring("netmap:eth0^", 1)
+                .unwrap_err()
+                .contains("leave out the ^")
+        );
+    }
+
+    #[test]
+    fn the_end_of_ping_and_rxseq() {
+        let mut rtt = Histogram::new_with_bounds(1, 1_000_000, 3).unwrap();
+        (1..=1000).for_each(|i| rtt.record(i).unwrap());
+        let ping = PingOutcome { rtt, lost: 2 };
+        assert_eq!(
+            rtt_table(&ping),
+            "1000 answers, 2 lost\nRTT in ns: min 1 p50 500 p90 900 p99 990 p99.9 1000 max 1000\n"
+        );
+        let gaps = Gaps {
+            gaps: 1,
+            missing: 2,
+            late: 3,
+            unnumbered: 4,
+        };
+        assert_eq!(
+            gaps_line(gaps),
+            "Sequence: 1 gaps, 2 missing, 3 late or twice, 4 without a number"
+        );
+    }
+
+    #[test]
+    fn a_port_without_an_interface_has_an_address_of_its_own() {
+        assert_eq!(
+            own_mac("netmap:no_such_parent{1"),
+            Mac::of_name("netmap:no_such_parent{1")
+        );
+        assert_eq!(own_mac("netmap:../../x"), Mac::of_name("netmap:../../x"));
+    }
+}

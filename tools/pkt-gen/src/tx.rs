@@ -1,0 +1,455 @@
+//! Sends packets: `tx` and `txseq`.
+//!
+//! One batch is: one poll (which publishes the batch before it), then a walk over the free slots that writes length
+//! and flags. Payload is written into a buffer the first time round the ring, and after that only into a buffer that
+//! came back exchanged (`NS_BUF_CHANGED`) or whose packet differs from the one before.
+
+use std::time::{Duration, Instant};
+
+use unetmap::{Interest, Ring, SlotRef};
+use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG, NS_REPORT};
+
+use crate::dump;
+use crate::options::{Function, MAX_FRAGS};
+use crate::source::{Fixed, Replay, Source, Varied};
+use crate::worker::{Outcome, PATIENCE, Pacer, Worker};
+
+/// How long the other side may release nothing before draining gives up.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
+/// The same after a signal: whoever sent it is waiting.
+const DRAIN_PATIENCE_STOPPED: Duration = Duration::from_millis(500);
+
+/// What to send.
+pub(crate) enum Load {
+    Fixed(Fixed),
+    Varied(Box<Varied>),
+    Replay(Replay),
+}
+
+/// Sends until the count is reached or a signal comes, then waits for the other side to take it all.
+pub(crate) fn run(worker: &Worker<'_>, load: Load) -> Result<Outcome, String> {
+    let config = worker.config;
+    let plain = config.frags == 1 && !config.copy && !config.dump;
+    match load {
+        Load::Fixed(fixed) if plain && fixed.bytes.len() <= worker.port.buf_size() as usize => {
+            pump(
+                worker,
+                Same {
+                    bytes: fixed.bytes,
+                    write: !config.rubbish,
+                },
+            )
+        }
+        Load::Fixed(source) => pump(worker, Each::new(worker, source)),
+        Load::Varied(source) => pump(worker, Each::new(worker, *source)),
+        Load::Replay(source) => pump(worker, Each::new(worker, source)),
+    }
+}
+
+/// What one batch in one ring came to.
+#[derive(Clone, Copy, Default)]
+struct Batch {
+    packets: u64,
+    bytes: u64,
+    slots: u32,
+}
+
+/// A ring and how many of its buffers have never been filled: the next ones from its head.
+struct TxRing<'a> {
+    ring: &'a Ring,
+    unfilled: u32,
+}
+
+/// Puts packets into free slots.
+trait Fill {
+    /// Fills at most `max` packets into the first `space` free slots of the ring; `space` and `max` are at least 1.
+    fn fill(&mut self, to: &mut TxRing<'_>, space: u32, max: u32) -> Batch;
+}
+
+fn pump(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String> {
+    let (config, port) = (worker.config, worker.port);
+    // Numbers go into one ring only: each ring of the receiver is judged by itself.
+    let rings = if config.function == Function::Txseq {
+        1
+    } else {
+        port.tx_rings().len()
+    };
+    let mut rings: Vec<TxRing<'_>> = port.tx_rings()[..rings]
+        .iter()
+        .map(|ring| TxRing {
+            ring,
+            unfilled: ring.num_slots(),
+        })
+        .collect();
+    let mut pacer = Pacer::new(worker.rate);
+    let mut sent = 0;
+    let begin = Instant::now();
+    while sent < worker.count && !worker.stopped() {
+        pacer.wait(worker.stop);
+        port.poll(Interest::TX, Some(PATIENCE))
+            .map_err(|e| e.to_string())?;
+        let mut round = 0;
+        for to in &mut rings {
+            let space = to.ring.space();
+            let due = if worker.rate.is_some() {
+                u64::from(config.burst) - round
+            } else {
+                u64::from(config.burst)
+            };
+            let max = due.min(worker.count - sent - round);
+            if space == 0 || max == 0 {
+                continue;
+            }
+            let batch = fill.fill(to, space, max as u32); // at most a burst, which is 32 bits
+            if batch.slots == 0 {
+                // Room, but not for a whole packet: wake up when there is more.
+                to.ring.set_cur(to.ring.tail());
+                continue;
+            }
+            to.ring.advance(batch.slots);
+            round += batch.packets;
+            worker
+                .counters
+                .add(worker.interval, batch.packets, batch.bytes, space);
+        }
+        sent += round;
+        if worker.rate.is_some() {
+            // The next poll may be far away.
+            port.txsync().map_err(|e| e.to_string())?;
+            pacer.sent(round);
+        }
+    }
+    let sent_at = Instant::now();
+    let left = drain(worker, &rings)?;
+    let end = if left == 0 { Instant::now() } else { sent_at };
+    Ok(Outcome {
+        span: (sent > 0).then_some((begin, end)),
+        left,
+        ..Outcome::default()
+    })
+}
+
+/// Waits until the other side has released every slot; gives up when it releases none for a while. Returns how many
+/// slots were left.
+fn drain(worker: &Worker<'_>, rings: &[TxRing<'_>]) -> Result<u64, String> {
+    let taken = |to: &TxRing<'_>| u64::from(to.ring.num_slots() - 1 - to.ring.space());
+    let mut before = u64::MAX;
+    let mut progress = Instant::now();
+    loop {
+        worker.port.txsync().map_err(|e| e.to_string())?;
+        if !rings.iter().any(|to| to.ring.pending()) {
+            return Ok(0);
+        }
+        let left = rings.iter().map(taken).sum();
+        let now = Instant::now();
+        if left < before {
+            before = left;
+            progress = now;
+        }
+        let patience = if worker.stopped() {
+            DRAIN_PATIENCE_STOPPED
+        } else {
+            DRAIN_PATIENCE
+        };
+        if now - progress > patience {
+            return Ok(left);
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+/// One packet in one slot, the same each time: the fast way.
+struct Same {
+    bytes: Vec<u8>,
+    /// False: the buffers stay as they are.
+    write: bool,
+}
+
+impl Same {
+    /// Writes the packet into a slot's buffer: rare, and kept out of the loop.
+    #[cold]
+    #[inline(never)]
+    fn refill(&self, slot: &SlotRef<'_>) {
+        if self.write {
+            slot.frame().write(0, &self.bytes);
+        }
+    }
+}
+
+impl Fill for Same {
+    fn fill(&mut self, to: &mut TxRing<'_>, space: u32, max: u32) -> Batch {
+        let n = space.min(max);
+        // At most a buffer, which is at most 65536 bytes; options allow 65535 + 12.
+        let len = self.bytes.len() as u16;
+        let mut slots = to.ring.window();
+        if to.unfilled > 0 {
+            to.unfilled -= n.min(to.unfilled);
+            for slot in slots.by_ref().take(n as usize - 1) {
+                self.refill(&slot);
+                slot.set_len_flags(len, 0);
+            }
+            slots
+                .next()
+                .inspect(|slot| self.refill(slot))
+                .inspect(|slot| slot.set_len_flags(len, NS_REPORT));
+        } else {
+            for slot in slots.by_ref().take(n as usize - 1) {
+                if slot.flags() & NS_BUF_CHANGED != 0 {
+                    self.refill(&slot);
+                }
+                slot.set_len_flags(len, 0);
+            }
+            if let Some(last) = slots.next() {
+                if last.flags() & NS_BUF_CHANGED != 0 {
+                    self.refill(&last);
+                }
+                last.set_len_flags(len, NS_REPORT);
+            }
+        }
+        Batch {
+            packets: u64::from(n),
+            bytes: u64::from(n) * u64::from(len),
+            slots: n,
+        }
+    }
+}
+
+/// A packet that is looked at one by one: it changes, is spread over slots, copied or dumped.
+struct Each<S> {
+    source: S,
+    split: Split,
+    /// Bytes of zeros before each packet.
+    prefix: usize,
+    copy: bool,
+    write: bool,
+    dump: bool,
+    scratch: Vec<u8>,
+}
+
+impl<S: Source> Each<S> {
+    fn new(worker: &Worker<'_>, source: S) -> Each<S> {
+        let config = worker.config;
+        Each {
+            source,
+            split: Split {
+                frags: config.frags,
+                frag_size: config.frag_size.unwrap_or(usize::MAX),
+                buf_size: worker.port.buf_size() as usize,
+            },
+            prefix: config.vnet_hdr,
+            copy: config.copy,
+            write: !config.rubbish,
+            dump: config.dump,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// The current packet into one slot.
+    #[inline]
+    fn put_whole(&self, slot: &SlotRef<'_>, fresh: bool) -> usize {
+        let now = self.source.current();
+        if self.write {
+            let frame = slot.frame();
+            if fresh || self.copy || slot.flags() & NS_BUF_CHANGED != 0 {
+                frame.write(0, &[0; 12][..self.prefix]);
+                frame.write(self.prefix, now.bytes);
+            } else {
+                frame.write(self.prefix, &now.bytes[..now.changed]);
+            }
+        }
+        self.prefix + now.len
+    }
+
+    /// The current packet over several slots. Any buffer may have held any part of an earlier packet, so that all
+    /// of it is written each time.
+    fn put_parts<'a>(&mut self, slots: &mut impl Iterator<Item = SlotRef<'a>>, parts: Parts) {
+        let now = self.source.current();
+        self.scratch.clear();
+        self.scratch.resize(self.prefix, 0);
+        self.scratch.extend_from_slice(&now.bytes[..now.len]);
+        let mut rest = &self.scratch[..];
+        for (i, slot) in (1..=parts.count).zip(slots) {
+            let last = i == parts.count;
+            let (part, after) = rest.split_at(if last { rest.len() } else { parts.size });
+            rest = after;
+            if self.write {
+                slot.frame().write(0, part);
+            }
+            let flags = if last { 0 } else { NS_MOREFRAG };
+            slot.set_len_flags(part.len() as u16, flags); // parts fit a buffer
+        }
+    }
+}
+
+impl<S: Source> Fill for Each<S> {
+    fn fill(&mut self, to: &mut TxRing<'_>, space: u32, max: u32) -> Batch {
+        let mut batch = Batch::default();
+        let mut slots = to.ring.window();
+        while batch.packets < u64::from(max) {
+            let total = self.prefix + self.source.current().len;
+            let parts = self.split.of(total);
+            if parts.count > (space - batch.slots) as usize {
+                break;
+            }
+            if parts.count == 1 {
+                let Some(slot) = slots.next() else { break };
+                let len = self.put_whole(&slot, to.unfilled > batch.slots);
+                slot.set_len_flags(len as u16, 0); // one part fits a buffer
+            } else {
+                self.put_parts(&mut slots, parts);
+            }
+            batch.slots += parts.count as u32; // at most MAX_FRAGS
+            batch.bytes += total as u64;
+            batch.packets += 1;
+            self.source.step();
+        }
+        to.unfilled -= batch.slots.min(to.unfilled);
+        self.finish(to.ring, batch.slots);
+        batch
+    }
+}
+
+impl<S: Source> Each<S> {
+    /// Asks for a completion report with the batch's last slot, and dumps.
+    fn finish(&self, ring: &Ring, slots: u32) {
+        if slots == 0 {
+            return;
+        }
+        if let Some(last) = ring.window().nth(slots as usize - 1) {
+            last.set_flags(NS_REPORT);
+        }
+        if self.dump {
+            for slot in ring.window().take(slots as usize) {
+                let mut bytes = vec![0; usize::from(slot.len())];
+                let got = slot.frame().read(0, &mut bytes);
+                crate::print(&dump::slot(
+                    ring.id(),
+                    slot.buf_idx(),
+                    slot.flags(),
+                    &bytes[..got],
+                ));
+            }
+        }
+    }
+}
+
+/// How packets are spread over slots.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Split {
+    pub(crate) frags: usize,
+    /// Bytes in each part but the last, at most.
+    pub(crate) frag_size: usize,
+    pub(crate) buf_size: usize,
+}
+
+/// `count` slots: all but the last hold `size` bytes, the last what is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Parts {
+    pub(crate) count: usize,
+    pub(crate) size: usize,
+}
+
+impl Split {
+    /// The parts of a packet of `total` bytes: as many as asked, or as few as fit the buffers.
+    #[inline]
+    pub(crate) fn of(&self, total: usize) -> Parts {
+        if self.frags == 1 && total <= self.buf_size {
+            return Parts {
+                count: 1,
+                size: total,
+            };
+        }
+        let size = total
+            .div_ceil(self.frags)
+            .min(self.frag_size)
+            .min(self.buf_size)
+            .max(1);
+        // A packet shorter than its parts takes fewer.
+        let count = self.frags.min(total.div_ceil(size)).max(1);
+        if total - size * (count - 1) <= self.buf_size {
+            return Parts { count, size };
+        }
+        Parts {
+            count: total.div_ceil(self.buf_size),
+            size: self.buf_size,
+        }
+    }
+
+    /// Refuses packets of up to `total` bytes that no ring of `num_slots` could carry.
+    pub(crate) fn check(&self, total: usize, num_slots: u32) -> Result<(), String> {
+        let count = self.of(total).count;
+        let most = MAX_FRAGS.min(num_slots as usize - 1);
+        if count <= most {
+            return Ok(());
+        }
+        Err(format!(
+            "a packet of {total} bytes takes {count} slots of {} bytes; at most {most} are possible",
+            self.buf_size
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn split(frags: usize, frag_size: usize) -> Split {
+        Split {
+            frags,
+            frag_size,
+            buf_size: 2048,
+        }
+    }
+
+    #[test]
+    fn parts_of_a_packet() {
+        let of = |frags, frag_size, total| {
+            let parts = split(frags, frag_size).of(total);
+            (parts.count, parts.size)
+        };
+        assert_eq!(of(1, usize::MAX, 60), (1, 60));
+        assert_eq!(
+            of(1, usize::MAX, 2049),
+            (2, 2048),
+            "replay of a long packet"
+        );
+        assert_eq!(of(3, usize::MAX, 100), (3, 34));
+        assert_eq!(of(3, 20, 100), (3, 20), "20, 20, 60");
+        assert_eq!(of(3, 500, 100), (3, 34), "-M only makes parts smaller");
+        assert_eq!(of(64, usize::MAX, 60), (60, 1));
+        assert_eq!(of(2, 10, 4000), (2, 2048), "the last part would not fit");
+    }
+
+    proptest! {
+        #[test]
+        fn parts_cover_the_packet_and_fit(frags in 1_usize..=64, frag_size in 1_usize..3000, total in 1_usize..70_000) {
+            let parts = split(frags, frag_size).of(total);
+            prop_assert!(parts.count >= 1);
+            let before_last = parts.size * (parts.count - 1);
+            prop_assert!(before_last < total, "no empty part");
+            prop_assert!(parts.size <= 2048 || parts.count == 1);
+            prop_assert!(total - before_last <= 2048);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_carried_is_refused() {
+        assert!(split(1, usize::MAX).check(60, 4).is_ok());
+        assert!(
+            split(4, usize::MAX)
+                .check(60, 4)
+                .unwrap_err()
+                .contains("takes 4 slots")
+        );
+        assert!(
+            Split {
+                frags: 1,
+                frag_size: usize::MAX,
+                buf_size: 512
+            }
+            .check(65_535, 1024)
+            .is_err()
+        );
+    }
+}
