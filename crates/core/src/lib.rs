@@ -33,7 +33,7 @@ mod sync;
 mod wait;
 pub mod wire;
 
-pub use error::Error;
+pub use error::{Error, errno};
 pub use open::OpenOptions;
 pub use port::{Interest, Port};
 pub use ring::{Ring, SlotRef, Window};

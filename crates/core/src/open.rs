@@ -19,11 +19,11 @@ use zerocopy::IntoBytes;
 use crate::backend::null::Null;
 use crate::backend::pipe::{PipeRx, PipeTx};
 use crate::bound::{Bound, BoundRing, FIXED_FDS, Path};
-use crate::client;
+use crate::client::{self, Connection};
 use crate::error::Error;
 use crate::lease;
 use crate::port::Port;
-use crate::request::Request;
+use crate::request::{Answer, Request};
 use crate::ring::Ring;
 use crate::sync::{Path as SyncPath, SyncRing};
 
@@ -95,8 +95,7 @@ impl OpenOptions {
         let refused = |errno| Error::Refused { asked: spec.into(), errno, why: "the name is too long".into() };
         let request = Request::new(NETMAP_REQ_REGISTER, &parsed.name, register.as_bytes()).map_err(refused)?;
         process::watch_forks().map_err(|e| Error::host(spec, e))?;
-        let connection = client::connect()?;
-        let (answer, fds) = client::ctrl(connection.fd.as_fd(), spec, &request)?;
+        let (connection, (answer, fds)) = ask_daemon(spec, &request)?;
         let garbled = || Error::host(spec, io::Error::other("the daemon's answer makes no sense"));
         let register = answer.request.body_as::<NmreqRegister>().ok_or_else(garbled)?;
         let bound = Bound::decode(&answer.bound).filter(|b| b.fds() == fds.len()).ok_or_else(garbled)?;
@@ -112,6 +111,19 @@ impl OpenOptions {
     }
 }
 
+/// Asks the daemon; once more if it went away meanwhile, because it was idle.
+fn ask_daemon(spec: &str, request: &Request) -> Result<(Connection, (Answer, Vec<OwnedFd>)), Error> {
+    let ask = || {
+        let connection = client::connect()?;
+        let answered = client::ctrl(connection.fd.as_fd(), spec, request)?;
+        Ok((connection, answered))
+    };
+    match ask() {
+        Err(Error::DaemonGone { .. }) => ask(),
+        other => other,
+    }
+}
+
 /// Whether the whole of `name` is an interface, for names with a `-`.
 fn interface_exists(name: &str) -> bool {
     !name.contains('/') && FsPath::new("/sys/class/net").join(name).exists()
@@ -120,10 +132,13 @@ fn interface_exists(name: &str) -> bool {
 /// `@conf:` in a name beats the program's defaults.
 fn conf_wishes(register: &mut NmreqRegister, spec: &PortSpec) {
     let conf = &spec.options.conf;
-    let wish = |to: &mut u32, from: Option<u32>| *to = from.unwrap_or(*to);
+    fn wish<T: Default + PartialEq + Copy>(to: &mut T, from: T) {
+        if from != T::default() {
+            *to = from;
+        }
+    }
     wish(&mut register.nr_tx_slots, conf.tx_slots);
     wish(&mut register.nr_rx_slots, conf.rx_slots);
-    let wish = |to: &mut u16, from: Option<u16>| *to = from.unwrap_or(*to);
     wish(&mut register.nr_tx_rings, conf.tx_rings);
     wish(&mut register.nr_rx_rings, conf.rx_rings);
     wish(&mut register.nr_host_tx_rings, conf.host_tx_rings);

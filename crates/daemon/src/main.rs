@@ -1,2 +1,159 @@
-//! (being written)
-fn main() {}
+//! unetmapd: makes regions and ports, hands them to clients, and takes back what they held. No packet passes through
+//! it on a pipe.
+#![forbid(unsafe_code)]
+
+mod books;
+mod end;
+mod null;
+mod pipe;
+mod refusal;
+mod region;
+mod request;
+mod server;
+mod snapshot;
+
+use std::fs;
+use std::io::{self, IsTerminal};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+use unetmap_sys::process::{self, Signal};
+use unetmap_sys::{event, socket};
+
+use books::Books;
+use region::Sizes;
+use server::Server;
+
+/// Region numbers of a user's daemon start here, so that it and the system's never name the same region.
+const FIRST_PRIVATE_ID: u16 = 0x4000;
+
+/// The unetmap daemon. The first program that opens a port starts one; there is no need to start it by hand.
+#[derive(Parser, Debug)]
+#[command(name = "unetmapd", version, about)]
+struct Args {
+    /// Stay in the foreground and log to stderr.
+    #[arg(long)]
+    foreground: bool,
+    /// Where to listen.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// A listening socket that the starter bound to --socket, as a file descriptor.
+    #[arg(long, value_name = "FD", hide = true)]
+    listen_fd: Option<u32>,
+    /// End when nobody was connected for so many seconds; 0: never.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    idle_exit: u64,
+    /// What to log: error, warn, info, debug, trace (also in the environment, UNETMAPD_LOG).
+    #[arg(long, value_name = "LEVEL", env = "UNETMAPD_LOG", default_value = "info")]
+    log: String,
+    /// Sessions of a private region.
+    #[arg(long, value_name = "N", default_value_t = Sizes::default().ifs.0)]
+    if_num: u32,
+    /// Bytes for a session's description; 8 for each ring and 56.
+    #[arg(long, value_name = "BYTES", default_value_t = Sizes::default().ifs.1)]
+    if_size: u32,
+    /// Rings of a private region; a pipe takes 4 for each ring pair.
+    #[arg(long, value_name = "N", default_value_t = Sizes::default().rings.0)]
+    ring_num: u32,
+    /// Bytes for a ring; 16 for each slot and 256.
+    #[arg(long, value_name = "BYTES", default_value_t = Sizes::default().rings.1)]
+    ring_size: u32,
+    /// Buffers of a private region.
+    #[arg(long, value_name = "N", default_value_t = Sizes::default().bufs.0)]
+    buf_num: u32,
+    /// Bytes of a buffer.
+    #[arg(long, value_name = "BYTES", default_value_t = Sizes::default().bufs.1)]
+    buf_size: u32,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let filter = EnvFilter::try_new(&args.log).unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(args.foreground && io::stderr().is_terminal())
+        .init();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("unetmapd: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<(), String> {
+    let sizes = Sizes {
+        ifs: (args.if_num, args.if_size),
+        rings: (args.ring_num, args.ring_size),
+        bufs: (args.buf_num, args.buf_size),
+    };
+    unetmap_mem::Geometry::new(sizes.ifs, sizes.rings, sizes.bufs)?;
+    let socket = match &args.socket {
+        Some(path) => path.clone(),
+        None => unetmap::client::own_socket().map_err(|e| e.to_string())?,
+    };
+    let signals = process::signals_as_fd(&[Signal::TERM, Signal::INT]).map_err(|e| format!("signals: {e}"))?;
+    let lock = lock_beside(&socket).map_err(|e| format!("{}: {e}", socket.display()))?;
+    let listener = match args.listen_fd {
+        Some(fd) => inherited(fd)?,
+        None => listen_here(&socket, &lock)?,
+    };
+    let files = process::raise_fd_limit();
+    let first_mem_id = if process::uid() == 0 { 2 } else { FIRST_PRIVATE_ID };
+    let listener_again = listener.try_clone().map_err(|e| e.to_string())?;
+    let mut server = Server::new(listener, Books::new(sizes, first_mem_id)).map_err(|e| e.to_string())?;
+    tracing::info!(socket = %socket.display(), files, "serving");
+    let idle = (args.idle_exit > 0).then(|| Duration::from_secs(args.idle_exit));
+    // The lock keeps a starting client from finding the socket half gone; a client that is already waiting is served.
+    let may_end = || {
+        let free = lock.try_lock().is_ok();
+        let waiting = socket_has_clients(&listener_again);
+        if free && !waiting {
+            let _ = fs::remove_file(&socket);
+            return true;
+        }
+        if free {
+            let _ = lock.unlock();
+        }
+        false
+    };
+    server.run(signals.as_fd(), idle, may_end).map_err(|e| e.to_string())?;
+    let _ = fs::remove_file(&socket);
+    Ok(())
+}
+
+fn socket_has_clients(listener: &OwnedFd) -> bool {
+    let mut fds = [event::PollFd::new(listener, event::PollFlags::IN)];
+    event::wait_readable(&mut fds, Some(Duration::ZERO)).is_ok_and(|n| n > 0)
+}
+
+/// The file whose lock decides who starts or ends the daemon of this socket.
+fn lock_beside(socket: &Path) -> io::Result<fs::File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut name = socket.as_os_str().to_owned();
+    name.push(".lock");
+    fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(name)
+}
+
+fn listen_here(path: &Path, lock: &fs::File) -> Result<OwnedFd, String> {
+    lock.lock().map_err(|e| format!("locking beside {}: {e}", path.display()))?;
+    if socket::connect(path).is_ok() {
+        return Err(format!("a daemon already listens at {}", path.display()));
+    }
+    let _ = fs::remove_file(path);
+    let listener = socket::listen(path, 0o600).map_err(|e| format!("listening at {}: {e}", path.display()))?;
+    let _ = lock.unlock();
+    Ok(listener)
+}
+
+/// The listening socket that the starter left at descriptor `fd`.
+fn inherited(fd: u32) -> Result<OwnedFd, String> {
+    // Opening it again through /proc would not work for a socket; a duplicate, made by its number, does.
+    process::inherit_fd(fd).map_err(|e| format!("--listen-fd {fd}: {e}"))
+}

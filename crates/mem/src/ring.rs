@@ -242,7 +242,7 @@ impl Iface {
         let n = shape.name.len().min(15);
         name[..n].copy_from_slice(&shape.name.as_bytes()[..n]);
         self.put(std::mem::offset_of!(NetmapIf, ni_name), &name);
-        self.put32(std::mem::offset_of!(NetmapIf, ni_version), unetmap_abi::NETMAP_API as u32);
+        self.put32(std::mem::offset_of!(NetmapIf, ni_version), u32::from(unetmap_abi::NETMAP_API));
         self.put32(std::mem::offset_of!(NetmapIf, ni_flags), 0);
         self.put32(std::mem::offset_of!(NetmapIf, ni_tx_rings), shape.tx_rings);
         self.put32(std::mem::offset_of!(NetmapIf, ni_rx_rings), shape.rx_rings);

@@ -138,6 +138,21 @@ pub fn name_thread(name: &str) {
     }
 }
 
+/// A descriptor that this process was started with, by its number; the original stays open.
+///
+/// # Errors
+/// `EBADF` when there is no such descriptor.
+pub fn inherit_fd(number: u32) -> io::Result<OwnedFd> {
+    let number = i32::try_from(number).map_err(|_| Errno::BADF)?;
+    // SAFETY: the number is only handed to the kernel, which answers EBADF if it names nothing.
+    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just made this descriptor for us; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
 /// Blocks `signals` in the calling thread and in those it starts later, and returns a non-blocking descriptor that is
 /// readable when one of them came. Call it before the first thread is started.
 ///

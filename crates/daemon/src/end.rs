@@ -1,0 +1,295 @@
+//! One end of a port: its rings, their control page, and who has them bound.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use unetmap::errno::{EBUSY, EINVAL, ENOMEM};
+use unetmap_abi::*;
+use unetmap_mem::{BufIdx, EndPage, LinePage, LineWords, RingView, Slots, Span, Window};
+use unetmap_sys::{Bell, Mapping, memfd};
+
+use crate::refusal::{Refusal, refuse};
+use crate::region::House;
+
+/// A ring of a port.
+pub(crate) struct PortRing {
+    pub(crate) view: RingView,
+    /// Index of its state in the control page.
+    pub(crate) state: usize,
+    /// Its line, on ports that have lines.
+    pub(crate) line: Option<usize>,
+    /// Receive rings: the buffer for slots that are delivered empty.
+    pub(crate) spare: Option<BufIdx>,
+    /// Wakes who sleeps on this side.
+    pub(crate) bell: Bell,
+    binders: u32,
+    exclusive: bool,
+}
+
+/// How many rings, and how large.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EndShape {
+    pub(crate) tx_rings: u16,
+    pub(crate) rx_rings: u16,
+    pub(crate) tx_slots: Slots,
+    pub(crate) rx_slots: Slots,
+}
+
+impl EndShape {
+    /// The shape of the other end of a pipe.
+    pub(crate) fn mirrored(self) -> EndShape {
+        EndShape {
+            tx_rings: self.rx_rings,
+            rx_rings: self.tx_rings,
+            tx_slots: self.rx_slots,
+            rx_slots: self.tx_slots,
+        }
+    }
+}
+
+/// One end of a port.
+pub(crate) struct End {
+    pub(crate) shape: EndShape,
+    pub(crate) page: EndPage,
+    pub(crate) page_fd: OwnedFd,
+    pub(crate) tx: Vec<PortRing>,
+    pub(crate) rx: Vec<PortRing>,
+}
+
+/// Which rings a session has bound: indexes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Binding {
+    pub(crate) tx: Vec<usize>,
+    pub(crate) rx: Vec<usize>,
+    pub(crate) exclusive: bool,
+}
+
+/// A new sealed memfd of `bytes` bytes, mapped.
+pub(crate) fn shared_page(name: &str, bytes: usize) -> Result<(Window, OwnedFd), Refusal> {
+    let made = memfd::create_sealed(name, bytes as u64)
+        .and_then(|fd| Ok((Window::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)), fd)));
+    made.or_else(|e| refuse(ENOMEM, format!("no memory for a control page: {e}")))
+}
+
+impl End {
+    /// Makes the rings in `house`. `lines`: the first line of the transmit and of the receive rings, on ports that have
+    /// lines. On failure everything is given back.
+    pub(crate) fn make(house: &mut House, shape: EndShape, lines: Option<(usize, usize)>) -> Result<End, Refusal> {
+        let states = usize::from(shape.tx_rings) + usize::from(shape.rx_rings);
+        let (window, page_fd) = shared_page("unetmap-end", EndPage::bytes(states))?;
+        let mut end = End { shape, page: EndPage::new(window), page_fd, tx: Vec::new(), rx: Vec::new() };
+        match end.make_rings(house, lines) {
+            Ok(()) => Ok(end),
+            Err(e) => {
+                let found = end.buffers();
+                end.drop_rings(house);
+                house.reclaim(&found, &[]);
+                Err(e)
+            }
+        }
+    }
+
+    fn make_rings(&mut self, house: &mut House, lines: Option<(usize, usize)>) -> Result<(), Refusal> {
+        let shape = self.shape;
+        for id in 0..shape.tx_rings {
+            let line = lines.map(|(tx, _)| tx + usize::from(id));
+            let ring = Self::ring(house, shape.tx_slots, id, 0, usize::from(id), line)?;
+            self.tx.push(ring);
+            house.fill_ring(&self.tx[usize::from(id)].view)?;
+        }
+        for id in 0..shape.rx_rings {
+            let line = lines.map(|(_, rx)| rx + usize::from(id));
+            let state = usize::from(shape.tx_rings) + usize::from(id);
+            let ring = Self::ring(house, shape.rx_slots, id, 1, state, line)?;
+            self.rx.push(ring);
+            self.rx[usize::from(id)].spare = Some(house.take_buf()?);
+        }
+        Ok(())
+    }
+
+    fn ring(
+        house: &mut House,
+        slots: Slots,
+        id: u16,
+        dir: u16,
+        state: usize,
+        line: Option<usize>,
+    ) -> Result<PortRing, Refusal> {
+        let bell = Bell::new().or_else(|e| refuse(ENOMEM, format!("no file descriptor for a bell: {e}")))?;
+        let view = house.make_ring(slots, id, dir)?;
+        Ok(PortRing { view, state, line, spare: None, bell, binders: 0, exclusive: false })
+    }
+
+    /// Gives the ring objects back, not the buffers in them.
+    pub(crate) fn drop_rings(&mut self, house: &mut House) {
+        for ring in self.tx.drain(..).chain(self.rx.drain(..)) {
+            house.drop_ring(ring.view.shape());
+        }
+    }
+
+    /// Every index that this end's rings hold: all transmit slots; of receive slots those that the program holds, which
+    /// are lent or exchanged; the spares.
+    pub(crate) fn buffers(&self) -> Vec<BufIdx> {
+        let mut found = Vec::new();
+        for ring in &self.tx {
+            found.extend(House::positions(&ring.view).map(|p| ring.view.slots().buf_idx(p)));
+        }
+        for ring in &self.rx {
+            found.extend(ring.spare);
+            if let Some(held) = self.held(ring) {
+                let slots = ring.view.slots();
+                found.extend(slots.slots().walk(held).map(|p| slots.buf_idx(p)));
+            }
+        }
+        found
+    }
+
+    /// The slots of a receive ring that the program has not given back, as far as the control page tells.
+    fn held(&self, ring: &PortRing) -> Option<Span> {
+        let (from, to) = self.page.state(ring.state)?.positions(ring.view.slots().slots())?;
+        Some(Span { from, to })
+    }
+
+    /// Which rings `register` selects, or why it cannot.
+    pub(crate) fn select(&self, register: &NmreqRegister) -> Result<Binding, Refusal> {
+        let (tx, rx) = (self.tx.len(), self.rx.len());
+        let (mut tx, mut rx): (Vec<usize>, Vec<usize>) = match register.nr_mode {
+            NR_REG_ALL_NIC | NR_REG_NULL => ((0..tx).collect(), (0..rx).collect()),
+            NR_REG_ONE_NIC => {
+                let n = usize::from(register.nr_ringid);
+                if n >= tx && n >= rx {
+                    return refuse(EINVAL, format!("there is no ring {n} ({tx} transmit, {rx} receive rings, from 0)"));
+                }
+                // The direction with fewer rings gives its first.
+                (vec![if n < tx { n } else { 0 }], vec![if n < rx { n } else { 0 }])
+            }
+            NR_REG_SW | NR_REG_NIC_SW | NR_REG_ONE_SW => return refuse(EINVAL, "this kind of port has no host rings"),
+            other => return refuse(EINVAL, format!("there is no mode {other} (NR_REG_*)")),
+        };
+        let only = register.nr_flags & (NR_TX_RINGS_ONLY | NR_RX_RINGS_ONLY);
+        if only == NR_TX_RINGS_ONLY | NR_RX_RINGS_ONLY {
+            return refuse(EINVAL, "only transmit and only receive rings exclude each other");
+        }
+        if only == NR_TX_RINGS_ONLY {
+            rx.clear();
+        } else if only == NR_RX_RINGS_ONLY {
+            tx.clear();
+        }
+        let exclusive = register.nr_flags & NR_EXCLUSIVE != 0;
+        let all = tx.iter().map(|&i| &self.tx[i]).chain(rx.iter().map(|&i| &self.rx[i]));
+        for ring in all {
+            if ring.exclusive || exclusive && ring.binders > 0 {
+                let dir = if ring.view.shape().dir == 0 { "transmit" } else { "receive" };
+                let id = ring.view.shape().id;
+                return refuse(EBUSY, format!("{dir} ring {id} is in use, and one side wants it for itself"));
+            }
+        }
+        Ok(Binding { tx, rx, exclusive })
+    }
+
+    /// Binds the rings for one more session; rings that nobody had bound are set to where their line stands.
+    pub(crate) fn bind(&mut self, binding: &Binding, lines: Option<&LinePage>) {
+        let page = self.page.clone();
+        for (ring, transmit) in self.selected(binding) {
+            if ring.binders == 0 {
+                ring.start(&page, lines, transmit);
+            }
+            ring.binders += 1;
+            ring.exclusive = binding.exclusive;
+            if let Some(state) = page.state(ring.state) {
+                state.set_sharers(ring.binders);
+            }
+        }
+    }
+
+    /// Unbinds what a session had bound. A receive ring that nobody has bound any more hands back what its last owner
+    /// had exchanged.
+    pub(crate) fn unbind(&mut self, binding: &Binding, lines: Option<&LinePage>, peer: Option<&End>) {
+        let page = self.page.clone();
+        for (ring, transmit) in self.selected(binding) {
+            ring.binders = ring.binders.saturating_sub(1);
+            ring.exclusive = false;
+            if let Some(state) = page.state(ring.state) {
+                state.set_sharers(ring.binders);
+            }
+            let id = usize::from(ring.view.shape().id);
+            if ring.binders == 0
+                && !transmit
+                && let Some(producer) = peer.and_then(|end| end.tx.get(id))
+            {
+                ring.finish(&page, lines, &producer.view);
+            }
+        }
+    }
+
+    fn selected(&mut self, binding: &Binding) -> impl Iterator<Item = (&mut PortRing, bool)> {
+        let pick = |rings: &[usize], i: usize| rings.contains(&i);
+        let tx = self.tx.iter_mut().enumerate().filter(move |(i, _)| pick(&binding.tx, *i)).map(|(_, r)| (r, true));
+        let rx = self.rx.iter_mut().enumerate().filter(move |(i, _)| pick(&binding.rx, *i)).map(|(_, r)| (r, false));
+        tx.chain(rx)
+    }
+
+    /// Whether any ring is bound.
+    pub(crate) fn in_use(&self) -> bool {
+        self.tx.iter().chain(&self.rx).any(|ring| ring.binders > 0)
+    }
+
+    /// Frees every lock that the dead process with `lease` held; returns how many.
+    pub(crate) fn break_locks(&self, lease: u32) -> usize {
+        let states = self.tx.len() + self.rx.len();
+        (0..states).filter_map(|i| self.page.state(i)).filter(|state| state.break_lock(lease)).count()
+    }
+}
+
+impl PortRing {
+    /// How many sessions have the ring bound.
+    pub(crate) fn binders(&self) -> u32 {
+        self.binders
+    }
+
+    /// The words of the ring's line.
+    pub(crate) fn words<'a>(&self, lines: Option<&'a LinePage>) -> Option<&'a LineWords> {
+        lines?.words(self.line?)
+    }
+
+    /// Sets pointers for the first session: nothing of an earlier one's unsent or unread slots counts any more. What was
+    /// sent and not released is delivered (again).
+    fn start(&self, page: &EndPage, lines: Option<&LinePage>, transmit: bool) {
+        let slots = self.view.slots().slots();
+        let at = self.words(lines).and_then(|words| words.positions(slots)).unwrap_or(Span {
+            from: unetmap_mem::Pos::ZERO,
+            to: unetmap_mem::Pos::ZERO,
+        });
+        let (hwcur, hwtail) = if transmit { (at.to, slots.prev(at.from)) } else { (at.from, at.from) };
+        if let Some(state) = page.state(self.state) {
+            state.start(hwcur, hwtail);
+        }
+        self.view.set_pointers(hwcur, hwtail);
+    }
+
+    /// The last owner of a receive ring may have moved packets on by exchanging buffers, without giving the slots back:
+    /// those up to the last exchanged one count as read.
+    fn finish(&self, page: &EndPage, lines: Option<&LinePage>, producer: &RingView) {
+        let (mine, slots) = (self.view.slots(), self.view.slots().slots());
+        let Some(words) = self.words(lines) else { return };
+        let Some(line) = words.positions(slots) else { return };
+        let Some((_, hwtail)) = page.state(self.state).and_then(|state| state.positions(slots)) else { return };
+        if !slots.between(line.from, hwtail, line.to) {
+            return;
+        }
+        let limits = self.view.region().limits();
+        let mut read = line.from;
+        for p in slots.walk(Span { from: line.from, to: hwtail }) {
+            let slot = mine.load(p);
+            if slot.flags & NS_BUF_CHANGED != 0 {
+                if limits.index_ok(slot.buf_idx) {
+                    producer.slots().set_buf_idx(p, slot.buf_idx);
+                    producer.slots().set_flags(p, slot.flags);
+                }
+                mine.set_flags(p, slot.flags & !NS_BUF_CHANGED);
+                read = slots.next(p);
+            }
+        }
+        words.release(read);
+    }
+}

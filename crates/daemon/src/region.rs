@@ -1,0 +1,182 @@
+//! The daemon's books of one region: what is handed out, and where buffers are.
+
+use std::os::fd::OwnedFd;
+
+use unetmap::errno::ENOMEM;
+use unetmap_mem::{BufIdx, BufPool, Census, Geometry, Iface, IfaceShape, ObjectPool, Pos, Region, RingShape, RingView, Slots};
+
+use crate::refusal::{Refusal, refuse};
+
+/// How many sessions, rings and buffers a private region has, and how large each is. The names are netmap's knobs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    pub(crate) ifs: (u32, u32),
+    pub(crate) rings: (u32, u32),
+    pub(crate) bufs: (u32, u32),
+}
+
+impl Default for Sizes {
+    /// Room for 64 pipes of 1024 slots and some, or fewer larger ones up to 4096 slots. Only what is used takes memory.
+    fn default() -> Sizes {
+        Sizes { ifs: (512, 4608), rings: (1100, 17 << 12), bufs: (163_840, 2048) }
+    }
+}
+
+/// A region and who has what of it.
+pub(crate) struct House {
+    pub(crate) mem_id: u16,
+    /// The parent whose pipes live here.
+    pub(crate) name: String,
+    pub(crate) region: Region,
+    pub(crate) fd: OwnedFd,
+    ifs: ObjectPool,
+    rings: ObjectPool,
+    bufs: BufPool,
+    /// Sessions that are open in this region.
+    pub(crate) sessions: u32,
+    /// Extra buffers that those sessions took.
+    pub(crate) extra: u32,
+}
+
+impl House {
+    pub(crate) fn create(mem_id: u16, name: &str, sizes: Sizes) -> Result<House, Refusal> {
+        let geometry = Geometry::new(sizes.ifs, sizes.rings, sizes.bufs)
+            .or_else(|why| refuse(unetmap::errno::EINVAL, format!("the region's sizes are out of bounds: {why}")))?;
+        let (region, fd) = Region::create(&format!("unetmap-{mem_id}"), geometry)
+            .or_else(|e| refuse(ENOMEM, format!("no memory for another region: {e}")))?;
+        Ok(House {
+            mem_id,
+            name: name.into(),
+            region,
+            fd,
+            ifs: ObjectPool::new(geometry.ifs.count),
+            rings: ObjectPool::new(geometry.rings.count),
+            bufs: BufPool::new(geometry.bufs.count),
+            sessions: 0,
+            extra: 0,
+        })
+    }
+
+    /// Takes a ring out of the pool and formats it, without buffers.
+    pub(crate) fn make_ring(&mut self, slots: Slots, id: u16, dir: u16) -> Result<RingView, Refusal> {
+        let pool = self.region.geometry().rings;
+        if RingShape::bytes(slots) > pool.size as usize {
+            return refuse(ENOMEM, format!("a ring of {} slots does not fit ring_size {}", slots.get(), pool.size));
+        }
+        let view = self.rings.take().and_then(|object| {
+            let offset = pool.object(object)?;
+            RingView::new(&self.region, RingShape { offset, slots, id, dir })
+        });
+        let Some(view) = view else {
+            return refuse(ENOMEM, format!("all {} rings of the region are in use (ring_num)", pool.count));
+        };
+        view.format();
+        Ok(view)
+    }
+
+    /// Puts a buffer into each slot of a new transmit ring.
+    pub(crate) fn fill_ring(&mut self, view: &RingView) -> Result<(), Refusal> {
+        let n = view.slots().slots().get();
+        let Some(bufs) = self.bufs.take_many(n) else {
+            return refuse(ENOMEM, format!("{n} buffers are needed, {} are free (buf_num)", self.bufs.free()));
+        };
+        for (raw, idx) in bufs.into_iter().enumerate() {
+            if let Some(p) = view.slots().slots().pos(raw as u32) {
+                view.slots().set_buf_idx(p, idx);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes one buffer.
+    pub(crate) fn take_buf(&mut self) -> Result<BufIdx, Refusal> {
+        match self.bufs.take() {
+            Some(idx) => Ok(idx),
+            None => refuse(ENOMEM, "all buffers of the region are in use (buf_num)"),
+        }
+    }
+
+    /// Gives the ring object back. Its buffers are reclaimed separately.
+    pub(crate) fn drop_ring(&mut self, shape: &RingShape) {
+        if let Some(object) = self.region.geometry().rings.index_of(shape.offset) {
+            self.rings.give(object);
+        }
+    }
+
+    /// Makes a session's `netmap_if`, with a list of up to `extra` extra buffers. Returns it, its offset, and how many
+    /// extra buffers it got.
+    pub(crate) fn make_iface(&mut self, shape: &IfaceShape, extra: u32) -> Result<(Iface, u64, u32), Refusal> {
+        let pool = self.region.geometry().ifs;
+        if shape.rings.len() > Iface::room(pool.size) {
+            return refuse(ENOMEM, format!("{} rings do not fit if_size {}", shape.rings.len(), pool.size));
+        }
+        let made = self.ifs.take().and_then(|object| {
+            let offset = pool.object(object)?;
+            Some((Iface::new(&self.region, offset)?, offset))
+        });
+        let Some((iface, offset)) = made else {
+            return refuse(ENOMEM, format!("all {} sessions of the region are in use (if_num)", pool.count));
+        };
+        iface.format(shape);
+        let mut got = 0;
+        for _ in 0..extra {
+            let Some(idx) = self.bufs.take() else { break };
+            self.region.frame(idx).write(0, &iface.bufs_head().0.to_ne_bytes());
+            iface.set_bufs_head(idx);
+            got += 1;
+        }
+        self.extra += got;
+        Ok((iface, offset, got))
+    }
+
+    /// Takes a session's `netmap_if` back, and the buffers that the program left in its list. `living` are the indexes
+    /// in all living rings.
+    pub(crate) fn drop_iface(&mut self, iface: &Iface, offset: u64, extra: u32, living: &[BufIdx]) {
+        let list = self.extra_list(iface);
+        self.bufs.reclaim(list, living.iter().copied());
+        self.extra = self.extra.saturating_sub(extra);
+        if let Some(object) = self.region.geometry().ifs.index_of(offset) {
+            self.ifs.give(object);
+        }
+    }
+
+    /// The list as the program left it: a loop, an end in nowhere, foreign indexes are all possible. It ends at the
+    /// first index that names no buffer, and after as many steps as there are buffers out.
+    fn extra_list(&self, iface: &Iface) -> Vec<BufIdx> {
+        let mut list = Vec::new();
+        let mut idx = iface.bufs_head();
+        while self.region.limits().index_ok(idx) && list.len() < self.bufs.taken() as usize {
+            list.push(idx);
+            let mut next = [0; 4];
+            self.region.frame(idx).read(0, &mut next);
+            idx = BufIdx(u32::from_ne_bytes(next));
+        }
+        list
+    }
+
+    /// Frees the buffers of closed rings.
+    pub(crate) fn reclaim(&mut self, found: &[BufIdx], living: &[BufIdx]) {
+        self.bufs.reclaim(found.iter().copied(), living.iter().copied());
+    }
+
+    pub(crate) fn census(&self, living: &[BufIdx]) -> Census {
+        self.bufs.census(living.iter().copied(), self.extra)
+    }
+
+    /// Buffers that are handed out and in none of the places `known`; none while sessions hold extra buffers, which may
+    /// be in the program's hands.
+    pub(crate) fn missing(&self, known: &[BufIdx]) -> Vec<BufIdx> {
+        if self.extra > 0 { Vec::new() } else { self.bufs.missing(known.iter().copied()) }
+    }
+
+    /// Objects handed out: interfaces, rings.
+    pub(crate) fn taken(&self) -> (u32, u32) {
+        (self.ifs.taken(), self.rings.taken())
+    }
+
+    /// All positions of a ring.
+    pub(crate) fn positions(view: &RingView) -> impl Iterator<Item = Pos> {
+        let slots = view.slots().slots();
+        (0..slots.get()).filter_map(move |raw| slots.pos(raw))
+    }
+}

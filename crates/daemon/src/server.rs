@@ -1,0 +1,290 @@
+//! The control socket: connections, their messages, and their end.
+//!
+//! ```text
+//! connection     first message        ends when                          then
+//! session        Ctrl/REGISTER        all duplicates of its fd closed    rings unbound, buffers and memory back
+//! lease          Lease                closed, or its process died        locks of the lease broken
+//! question       Ctrl, Snapshot       closed                             nothing
+//! ```
+//! A client that does not read its answers, or sends what is no message, is cut off; it can delay nobody.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use unetmap::errno::{EINVAL, EIO, EMSGSIZE, ENOMEM, EPROTO, EPROTONOSUPPORT};
+use unetmap::request::Request;
+use unetmap::wire::{self, Kind, Malformed};
+use unetmap_sys::event::{Epoll, EventFlags};
+use unetmap_sys::socket::{self, MAX_FDS, Peer};
+use unetmap_sys::{memfd, process};
+
+use crate::books::Books;
+use crate::request;
+use crate::snapshot;
+
+const LISTENER: u64 = 0;
+const SIGNALS: u64 = 1;
+/// Tokens of connections are even, of the processes behind leases odd, from here on.
+const FIRST_TOKEN: u64 = 2;
+
+struct Client {
+    fd: OwnedFd,
+    peer: Peer,
+    session: Option<u64>,
+    lease: Option<(u32, Option<OwnedFd>)>,
+}
+
+/// The daemon at work.
+pub(crate) struct Server {
+    books: Books,
+    epoll: Epoll,
+    listener: OwnedFd,
+    clients: BTreeMap<u64, Client>,
+    next_token: u64,
+    last_lease: u32,
+    /// Given up for a moment to turn a client away when no descriptor is left.
+    reserve: Option<File>,
+    /// Who besides root may connect; `None`: everybody that the socket's mode lets in.
+    owner: u32,
+    started: Instant,
+}
+
+impl Server {
+    pub(crate) fn new(listener: OwnedFd, books: Books) -> io::Result<Server> {
+        let epoll = Epoll::new()?;
+        epoll.add(&listener, LISTENER, true, false)?;
+        Ok(Server {
+            books,
+            epoll,
+            listener,
+            clients: BTreeMap::new(),
+            next_token: FIRST_TOKEN,
+            last_lease: 0,
+            reserve: File::open("/dev/null").ok(),
+            owner: process::uid(),
+            started: Instant::now(),
+        })
+    }
+
+    /// Serves until a signal comes on `signals`, or until nobody was connected for `idle` and `may_end` agrees.
+    pub(crate) fn run(
+        &mut self,
+        signals: BorrowedFd<'_>,
+        idle: Option<Duration>,
+        mut may_end: impl FnMut() -> bool,
+    ) -> io::Result<()> {
+        self.epoll.add(signals, SIGNALS, true, false)?;
+        let mut events = Vec::new();
+        loop {
+            let limit = idle.filter(|_| self.clients.is_empty());
+            match self.epoll.wait(&mut events, limit) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                other => other?,
+            }
+            if events.is_empty() && self.clients.is_empty() && limit.is_some() && may_end() {
+                tracing::info!("nobody connected for a while: ending");
+                return Ok(());
+            }
+            for &(token, flags) in &events {
+                match token {
+                    LISTENER => self.accept_all(),
+                    SIGNALS => {
+                        tracing::info!("ending on a signal");
+                        return Ok(());
+                    }
+                    token if token % 2 == 1 => self.process_ended(token - 1),
+                    token => self.client_event(token, flags),
+                }
+            }
+        }
+    }
+
+    fn accept_all(&mut self) {
+        loop {
+            match socket::accept(&self.listener) {
+                Ok(fd) => self.admit(fd),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e) if matches!(e.raw_os_error(), Some(23 | 24)) => {
+                    // Out of descriptors: the client is told by a closed connection, not left to wait.
+                    tracing::warn!("no file descriptor for another client: {e}");
+                    self.reserve = None;
+                    let turned_away = socket::accept(&self.listener).is_ok();
+                    self.reserve = File::open("/dev/null").ok();
+                    if !turned_away {
+                        return;
+                    }
+                }
+                Err(e) => {
+                    tracing::debug!("accept: {e}");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, fd: OwnedFd) {
+        let peer = match socket::peer(&fd) {
+            Ok(peer) if peer.uid == self.owner || peer.uid == 0 || self.owner == 0 => peer,
+            Ok(peer) => {
+                tracing::warn!(uid = peer.uid, pid = peer.pid, "turned away: not this user's daemon");
+                return;
+            }
+            Err(e) => {
+                tracing::warn!("turned away: {e}");
+                return;
+            }
+        };
+        let token = self.next_token;
+        if let Err(e) = self.epoll.add(&fd, token, true, false) {
+            tracing::warn!("turned away: {e}");
+            return;
+        }
+        self.next_token += 2;
+        self.clients.insert(token, Client { fd, peer, session: None, lease: None });
+    }
+
+    fn client_event(&mut self, token: u64, flags: EventFlags) {
+        let alive = !flags.contains(EventFlags::IN) || self.read_message(token);
+        if !alive || flags.intersects(EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP) {
+            self.drop_client(token);
+        }
+    }
+
+    /// Reads and answers one message; `false` when the connection is over.
+    fn read_message(&mut self, token: u64) -> bool {
+        let Some(client) = self.clients.get(&token) else { return true };
+        let mut buf = [0; wire::MAX_REQUEST];
+        let mut fds = Vec::new();
+        let got = match socket::recv(&client.fd, &mut buf, &mut fds) {
+            Ok(got) if got.bytes == 0 => return false,
+            Ok(got) => got,
+            Err(e) => return matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+        };
+        // No request brings descriptors; those that came are closed with the vector.
+        if !fds.is_empty() || got.fds_truncated {
+            return self.reject(token, EINVAL, "a control message with file descriptors");
+        }
+        if got.truncated {
+            return self.reject(token, EMSGSIZE, &Malformed::Oversized.to_string());
+        }
+        match wire::open(&buf[..got.bytes]) {
+            Ok((Kind::Lease, _, _)) => self.give_lease(token),
+            Ok((Kind::Ctrl, _, payload)) => self.answer(token, payload),
+            Ok((Kind::Snapshot, _, _)) => self.answer_snapshot(token),
+            Ok((Kind::MoreFds, _, _)) => self.reject(token, EPROTO, "a client sends no descriptors"),
+            Err(e @ Malformed::Version(_)) => self.reject(token, EPROTONOSUPPORT, &e.to_string()),
+            Err(e) => self.reject(token, EPROTO, &e.to_string()),
+        }
+    }
+
+    /// Answers with an error and ends the connection: what follows such a message cannot be trusted to be one.
+    fn reject(&mut self, token: u64, errno: i32, why: &str) -> bool {
+        if let Some(client) = self.clients.get(&token) {
+            tracing::warn!(pid = client.peer.pid, why, "connection ended");
+            let _ = send(client, Kind::Ctrl, errno, 0, &[], &[]);
+        }
+        false
+    }
+
+    fn answer(&mut self, token: u64, payload: &[u8]) -> bool {
+        let Some(client) = self.clients.get_mut(&token) else { return true };
+        let request = match Request::decode(payload) {
+            Ok(request) => request,
+            Err(errno) => return send(client, Kind::Ctrl, errno, 0, &[], &[]).is_ok(),
+        };
+        let name = request.name().unwrap_or_default().to_owned();
+        let outcome = request::answer(&mut self.books, request, client.peer, client.session);
+        if outcome.errno == 0 {
+            tracing::debug!(pid = client.peer.pid, name, session = outcome.session, "served");
+        } else {
+            tracing::info!(pid = client.peer.pid, name, errno = outcome.errno, why = outcome.answer.why, "refused");
+        }
+        client.session = client.session.or(outcome.session);
+        let fds: Vec<BorrowedFd<'_>> = outcome.fds.iter().map(AsFd::as_fd).collect();
+        send(client, Kind::Ctrl, outcome.errno, 0, &outcome.answer.encode(), &fds).is_ok()
+    }
+
+    /// A number for a process, and a watch on its life: a connection alone would not tell, as its forked children keep
+    /// it open.
+    fn give_lease(&mut self, token: u64) -> bool {
+        let used: Vec<u32> = self.clients.values().filter_map(|c| c.lease.as_ref().map(|l| l.0)).collect();
+        let Some(client) = self.clients.get_mut(&token) else { return true };
+        if client.lease.is_some() {
+            return self.reject(token, EINVAL, "a second lease on one connection");
+        }
+        let mut lease = self.last_lease;
+        loop {
+            lease = lease.wrapping_add(1).max(1);
+            if !used.contains(&lease) {
+                break;
+            }
+        }
+        self.last_lease = lease;
+        let pidfd = match socket::peer_pidfd(&client.fd) {
+            Ok(pidfd) => self.epoll.add(&pidfd, token + 1, true, false).is_ok().then_some(pidfd),
+            Err(e) => {
+                tracing::debug!(pid = client.peer.pid, "no pidfd, the connection must do: {e}");
+                None
+            }
+        };
+        client.lease = Some((lease, pidfd));
+        send(client, Kind::Lease, 0, lease, &[], &[]).is_ok()
+    }
+
+    fn process_ended(&mut self, token: u64) {
+        if self.clients.contains_key(&token) {
+            self.drop_client(token);
+        }
+    }
+
+    fn answer_snapshot(&mut self, token: u64) -> bool {
+        let text = snapshot::text(&self.books, self.clients.len(), self.started.elapsed());
+        let made = memfd::create_sealed("unetmap-snapshot", text.len() as u64).and_then(|fd| {
+            let mut file = File::from(fd);
+            file.write_all(text.as_bytes())?;
+            Ok(file)
+        });
+        let Some(client) = self.clients.get(&token) else { return true };
+        match made {
+            Ok(file) => send(client, Kind::Snapshot, 0, 0, &[], &[file.as_fd()]).is_ok(),
+            Err(e) => send(client, Kind::Snapshot, e.raw_os_error().unwrap_or(ENOMEM), 0, &[], &[]).is_ok(),
+        }
+    }
+
+    fn drop_client(&mut self, token: u64) {
+        let Some(client) = self.clients.remove(&token) else { return };
+        let _ = self.epoll.delete(&client.fd);
+        if let Some((lease, pidfd)) = &client.lease {
+            if let Some(pidfd) = pidfd {
+                let _ = self.epoll.delete(pidfd);
+            }
+            let broken = self.books.break_locks(*lease);
+            if broken > 0 {
+                tracing::info!(pid = client.peer.pid, broken, "died while syncing: locks broken");
+            }
+        }
+        if let Some(session) = client.session {
+            tracing::debug!(pid = client.peer.pid, session, fd = client.fd.as_raw_fd(), "session over");
+            self.books.close(session);
+        }
+    }
+}
+
+/// Sends an answer, with further messages for descriptors that do not fit one. A client that cannot take it now is one
+/// that does not read: an error.
+fn send(client: &Client, kind: Kind, errno: i32, lease: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    if wire::HEAD_BYTES + payload.len() > wire::MAX_ANSWER {
+        return Err(io::Error::from_raw_os_error(EIO));
+    }
+    let (first, mut rest) = fds.split_at(fds.len().min(MAX_FDS));
+    socket::send(&client.fd, &wire::message(kind, errno, fds.len(), lease, payload), first)?;
+    while !rest.is_empty() {
+        let (now, later) = rest.split_at(rest.len().min(MAX_FDS));
+        socket::send(&client.fd, &wire::message(Kind::MoreFds, 0, 0, 0, &[]), now)?;
+        rest = later;
+    }
+    Ok(())
+}
