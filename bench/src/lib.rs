@@ -1,1 +1,495 @@
-//! (being written)
+//! What `unetmap bench` measures, and against what.
+//!
+//! A virtual machine moves its processors about, which changes every two-core figure several times over. So a figure
+//! means something only beside another that was taken in the same moments: each benchmark takes turns with its peers
+//! in one run, and each sample carries the distance of the cores, probed just before and just after it
+//! ([`Class`]). Samples of different classes are never compared.
+//!
+//! ```text
+//!   probe  pkt-gen tx -> rx, 60 ms  probe | probe  seqpacket, 60 ms  probe | --peer command | probe  pkt-gen ...
+//! ```
+#![forbid(unsafe_code)]
+
+mod contest;
+mod one_core;
+mod peer;
+mod pkt_gen;
+mod probe;
+mod report;
+mod seqpacket;
+mod session;
+mod stats;
+
+use std::collections::BTreeSet;
+use std::io::{IsTerminal, Write};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use contest::{Goal, Outcome, RowName, Side, Tally, Turn};
+pub use peer::Peer;
+use pkt_gen::Pair;
+use probe::Cores;
+pub use report::align;
+use seqpacket::Window;
+pub use stats::Class;
+use stats::Sample;
+
+/// What our own side is called in the results.
+const US: &str = "unetmap";
+/// The sender's batches that `pipe-batch` goes through, packets.
+const BATCHES: [u32; 5] = [1, 8, 64, 256, 512];
+/// How long the built-in peer runs for one sample; as long as pkt-gen does.
+const PEER_WINDOW: Window = Window {
+    warm_up: Duration::from_millis(20),
+    measure: Duration::from_millis(60),
+};
+
+/// A benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bench {
+    /// Two processes, 60 B, 1024 slots, batches of 512, through pkt-gen.
+    Pipe,
+    /// The same with the sender's batch 1, 8, 64, 256 and 512: a row each.
+    PipeBatch,
+    /// Both ends in one thread, batches of 512, through the library: rate, and core cycles a packet.
+    PipeOneCore,
+    /// The round trip of one packet between two processes that are awake.
+    PipeRtt,
+}
+
+impl Bench {
+    /// All there are.
+    pub const ALL: [Bench; 4] = [
+        Bench::Pipe,
+        Bench::PipeBatch,
+        Bench::PipeOneCore,
+        Bench::PipeRtt,
+    ];
+
+    /// As the command line and the results call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Bench::Pipe => "pipe",
+            Bench::PipeBatch => "pipe-batch",
+            Bench::PipeOneCore => "pipe-1core",
+            Bench::PipeRtt => "pipe-rtt",
+        }
+    }
+}
+
+impl FromStr for Bench {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Bench, String> {
+        Bench::ALL
+            .into_iter()
+            .find(|b| b.name() == text)
+            .ok_or_else(|| {
+                let names = Bench::ALL.map(Bench::name).join(", ");
+                format!("no such benchmark (there are {names})")
+            })
+    }
+}
+
+/// What to run and how long.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// In this order.
+    pub benches: Vec<Bench>,
+    /// Samples that each side needs in one class, 1 or more.
+    pub samples: u32,
+    /// No sample begins after this time; a limit for each benchmark, in `pipe-batch` for each row.
+    pub limit: Duration,
+    /// Who else is measured in turns with us, beside the built-in peer.
+    pub peers: Vec<Peer>,
+    /// JSON lines instead of a table.
+    pub json: bool,
+}
+
+/// Runs the benchmarks and prints what they find to standard output; returns the exit status: 0, or 1 when a peer
+/// failed (the rest was printed).
+///
+/// # Errors
+/// A sentence: bad options, no second processor, a port that cannot be opened, pkt-gen missing or failing.
+pub fn run(options: &Options) -> Result<u8, String> {
+    check(options)?;
+    let cores = Cores::first_two()?;
+    if let session::Role::Exit(code) = session::enter() {
+        return Ok(code);
+    }
+    let mut findings = Vec::new();
+    let mut code = 0;
+    for contest in options.benches.iter().flat_map(|&bench| contests(bench)) {
+        let outcome = contest.hold(options, cores)?;
+        for sentence in &outcome.missing {
+            eprintln!("{}: {sentence}", contest.name);
+        }
+        for sentence in &outcome.failures {
+            eprintln!("{sentence}");
+            code = 1;
+        }
+        let found = report::findings(&outcome);
+        if options.json {
+            for finding in &found {
+                print(&format!("{}\n", report::json(finding)?))?;
+            }
+        }
+        findings.extend(found);
+    }
+    if !options.json {
+        print(&report::table(&findings))?;
+    }
+    Ok(code)
+}
+
+fn print(text: &str) -> Result<(), String> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|e| format!("bench: standard output: {e}"))
+}
+
+fn check(options: &Options) -> Result<(), String> {
+    if options.samples == 0 {
+        return Err("--samples 0: at least 1 is needed".into());
+    }
+    if options.limit.is_zero() {
+        return Err("--seconds 0: at least 1 is needed".into());
+    }
+    let mut labels = BTreeSet::from([US, seqpacket::LABEL]);
+    match options.peers.iter().find(|p| !labels.insert(&p.label)) {
+        Some(twice) => Err(format!(
+            "--peer {}: this label is taken; choose another",
+            twice.label
+        )),
+        None => Ok(()),
+    }
+}
+
+/// One row group measured against its peers.
+struct Contest {
+    bench: Bench,
+    name: String,
+    /// The sender's batch, packets.
+    batch: u32,
+}
+
+fn contests(bench: Bench) -> Vec<Contest> {
+    let contest = |name: String, batch| Contest { bench, name, batch };
+    match bench {
+        Bench::PipeBatch => BATCHES
+            .map(|batch| contest(format!("{}-{batch}", bench.name()), batch))
+            .into(),
+        Bench::PipeRtt => vec![contest(bench.name().into(), 1)],
+        Bench::Pipe | Bench::PipeOneCore => vec![contest(bench.name().into(), 512)],
+    }
+}
+
+impl Contest {
+    fn rows(&self) -> Vec<RowName> {
+        let row = |suffix: &str, unit| RowName {
+            name: format!("{}{suffix}", self.name),
+            unit,
+        };
+        match self.bench {
+            Bench::Pipe | Bench::PipeBatch => vec![row("", "Mpps")],
+            Bench::PipeOneCore => vec![row("", "Mpps"), row("-cycles", "cycles")],
+            Bench::PipeRtt => vec![row("", "ns")],
+        }
+    }
+
+    fn hold(&self, options: &Options, cores: Cores) -> Result<Outcome, String> {
+        let rows = self.rows();
+        let mut sides = vec![self.ours(cores)?, self.seqpacket(cores)];
+        for peer in &options.peers {
+            sides.push(Box::new(Outside {
+                peer,
+                batch: self.batch,
+                rows: rows.clone(),
+            }));
+        }
+        let goal = Goal {
+            samples: options.samples,
+            limit: options.limit,
+        };
+        let start = Instant::now();
+        let terminal = std::io::stderr().is_terminal();
+        let mut progress = |tallies: &[Tally], time: Duration| {
+            if terminal {
+                eprint!("\r\x1b[K{}", progress_line(&self.name, tallies, goal, time));
+            }
+        };
+        let outcome = contest::hold(
+            rows,
+            &mut sides,
+            goal,
+            &mut || start.elapsed(),
+            &mut progress,
+        );
+        if terminal {
+            eprint!("\r\x1b[K");
+        }
+        outcome
+    }
+
+    fn ours(&self, cores: Cores) -> Result<Box<dyn Side>, String> {
+        let batch = self.batch;
+        Ok(match self.bench {
+            Bench::Pipe | Bench::PipeBatch => {
+                let pair = Pair {
+                    program: pkt_gen::find()?,
+                    cores,
+                };
+                Inside::boxed(US, cores, move || Ok(vec![pair.rate(batch)?]))
+            }
+            Bench::PipeRtt => {
+                let pair = Pair {
+                    program: pkt_gen::find()?,
+                    cores,
+                };
+                Inside::boxed(US, cores, move || Ok(vec![pair.round_trip()?]))
+            }
+            Bench::PipeOneCore => Inside::boxed(US, cores, move || {
+                let rate = one_core::run(cores.tx, one_core::WINDOW)?;
+                Ok(vec![rate.mpps, rate.cycles_per_packet])
+            }),
+        })
+    }
+
+    fn seqpacket(&self, cores: Cores) -> Box<dyn Side> {
+        let label = seqpacket::LABEL;
+        match self.bench {
+            Bench::Pipe | Bench::PipeBatch => Inside::boxed(label, cores, move || {
+                Ok(vec![seqpacket::rate(cores, PEER_WINDOW)?])
+            }),
+            Bench::PipeRtt => Inside::boxed(label, cores, move || {
+                Ok(vec![seqpacket::round_trip(cores, PEER_WINDOW)?])
+            }),
+            Bench::PipeOneCore => Inside::boxed(label, cores, move || {
+                let ghz = seqpacket::on_core(cores.tx, || Ok(probe::core_ghz()))?;
+                let mpps = seqpacket::rate_one_core(cores.tx, one_core::WINDOW)?;
+                Ok(vec![mpps, ghz * 1e3 / mpps])
+            }),
+        }
+    }
+}
+
+fn progress_line(name: &str, tallies: &[Tally], goal: Goal, time: Duration) -> String {
+    let mut line = format!("{name} {:.0} s", time.as_secs_f64());
+    for tally in tallies {
+        let [near, far] = Class::ALL.map(|class| tally.count(class));
+        line += &format!(", {} L {near} R {far}", tally.label);
+    }
+    line + &format!(" of {}", goal.samples)
+}
+
+/// A side that is measured in this program, or by programs that it starts: probed before and after.
+struct Inside<F> {
+    label: &'static str,
+    cores: Cores,
+    /// One value for each row.
+    measure: F,
+}
+
+impl<F: FnMut() -> Result<Vec<f64>, String> + 'static> Inside<F> {
+    fn boxed(label: &'static str, cores: Cores, measure: F) -> Box<dyn Side> {
+        Box::new(Inside {
+            label,
+            cores,
+            measure,
+        })
+    }
+}
+
+impl<F: FnMut() -> Result<Vec<f64>, String>> Side for Inside<F> {
+    fn turn(&mut self) -> Result<Turn, String> {
+        session::check()?;
+        let before = probe::core_distance(self.cores)?;
+        let values = (self.measure)()?;
+        if probe::core_distance(self.cores)? != before {
+            return Ok(Turn::new());
+        }
+        Ok(values
+            .into_iter()
+            .enumerate()
+            .map(|(row, value)| (row, before, Sample::one(value)))
+            .collect())
+    }
+
+    fn label(&self) -> &str {
+        self.label
+    }
+}
+
+/// A peer's command, which probes for itself.
+struct Outside<'a> {
+    peer: &'a Peer,
+    batch: u32,
+    rows: Vec<RowName>,
+}
+
+impl Side for Outside<'_> {
+    fn turn(&mut self) -> Result<Turn, String> {
+        session::check()?;
+        let found = peer::run(self.peer, self.batch)?;
+        found.into_iter().map(|row| self.place(row)).collect()
+    }
+
+    fn label(&self) -> &str {
+        &self.peer.label
+    }
+}
+
+impl Outside<'_> {
+    /// Finds our row that a peer's row is to be compared with: the one of the same unit.
+    fn place(&self, found: peer::Row) -> Result<(usize, Class, Sample), String> {
+        match self.rows.iter().position(|row| row.unit == found.unit) {
+            Some(row) => Ok((row, found.class, found.sample)),
+            None => {
+                let units: Vec<_> = self.rows.iter().map(|row| row.unit).collect();
+                let (label, unit) = (&self.peer.label, found.unit);
+                Err(format!(
+                    "--peer {label}: its unit is {unit:?}, and here it must be {}",
+                    units.join(" or ")
+                ))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> Options {
+        Options {
+            benches: vec![],
+            samples: 7,
+            limit: Duration::from_secs(1),
+            peers: vec![],
+            json: true,
+        }
+    }
+
+    #[test]
+    fn benches_have_names() {
+        for bench in Bench::ALL {
+            assert_eq!(bench.name().parse(), Ok(bench));
+        }
+        let message = "pipes".parse::<Bench>().unwrap_err();
+        assert_eq!(
+            message,
+            "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt)"
+        );
+        let names: Vec<_> = contests(Bench::PipeBatch)
+            .into_iter()
+            .map(|c| (c.name, c.batch))
+            .collect();
+        assert_eq!(names[0], ("pipe-batch-1".into(), 1));
+        assert_eq!(names[4], ("pipe-batch-512".into(), 512));
+    }
+
+    #[test]
+    fn bad_options_are_refused() {
+        let peer = |text: &str| text.parse::<Peer>().unwrap();
+        let cases = [
+            (
+                Options {
+                    samples: 0,
+                    ..options()
+                },
+                "--samples 0",
+            ),
+            (
+                Options {
+                    limit: Duration::ZERO,
+                    ..options()
+                },
+                "--seconds 0",
+            ),
+            (
+                Options {
+                    peers: vec![peer("seqpacket=x")],
+                    ..options()
+                },
+                "--peer seqpacket: this label is taken",
+            ),
+            (
+                Options {
+                    peers: vec![peer("a=x"), peer("a=y")],
+                    ..options()
+                },
+                "--peer a: this label is taken",
+            ),
+        ];
+        for (options, part) in cases {
+            let message = run(&options).unwrap_err();
+            assert!(message.contains(part), "{message}");
+        }
+        assert_eq!(check(&options()), Ok(()));
+    }
+
+    #[test]
+    fn a_peer_is_compared_by_unit() {
+        let peer: Peer = "p=x".parse().unwrap();
+        let rows = contests(Bench::PipeOneCore)[0].rows();
+        let side = Outside {
+            peer: &peer,
+            batch: 512,
+            rows,
+        };
+        let row = |unit: &str| peer::Row {
+            class: Class::R,
+            unit: unit.into(),
+            sample: Sample::one(2.0),
+        };
+        assert_eq!(side.place(row("Mpps")), Ok((0, Class::R, Sample::one(2.0))));
+        assert_eq!(
+            side.place(row("cycles")),
+            Ok((1, Class::R, Sample::one(2.0)))
+        );
+        assert_eq!(
+            side.place(row("ns")).unwrap_err(),
+            "--peer p: its unit is \"ns\", and here it must be Mpps or cycles"
+        );
+    }
+
+    #[test]
+    fn the_built_in_peer_holds_a_contest_of_its_own() {
+        let Ok(cores) = Cores::first_two() else {
+            eprintln!("skipped: this machine has one processor");
+            return;
+        };
+        let tiny = Window {
+            warm_up: Duration::from_millis(1),
+            measure: Duration::from_millis(5),
+        };
+        let side = |label| {
+            Inside::boxed(label, cores, move || {
+                Ok(vec![seqpacket::round_trip(cores, tiny)?])
+            })
+        };
+        let rows = contests(Bench::PipeRtt)[0].rows();
+        let goal = Goal {
+            samples: 1,
+            limit: Duration::from_secs(60),
+        };
+        let start = Instant::now();
+        let mut sides = [side("a"), side("b")];
+        let outcome = contest::hold(
+            rows,
+            &mut sides,
+            goal,
+            &mut || start.elapsed(),
+            &mut |_, _| {},
+        )
+        .unwrap();
+        let found = report::findings(&outcome);
+        assert!(!found.is_empty() && outcome.failures.is_empty());
+        assert!(
+            report::json(&found[0])
+                .unwrap()
+                .starts_with(r#"{"name":"pipe-rtt","class":""#)
+        );
+    }
+}

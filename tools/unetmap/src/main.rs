@@ -1,2 +1,135 @@
-//! (being written)
-fn main() {}
+//! unetmap: the front command.
+#![forbid(unsafe_code)]
+
+mod ls;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand};
+use unetmap_bench::{Bench, Options, Peer};
+
+/// netmap in user space: what is open, and how fast it is.
+#[derive(Debug, Parser)]
+#[command(name = "unetmap", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Ls(LsArgs),
+    Bench(BenchArgs),
+}
+
+/// Show the daemon's regions, ports, rings and sessions.
+#[derive(Debug, Args)]
+struct LsArgs {
+    /// Print what the daemon says, as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Measure, in turns with others, what this machine can do.
+///
+/// Benchmarks: `pipe` two processes, 60 B, 1024 slots, batches of 512, through pkt-gen; `pipe-batch` the same with the
+/// sender's batch 1, 8, 64, 256 and 512; `pipe-1core` both ends in one thread, and core cycles a packet; `pipe-rtt` the
+/// round trip of one packet between two processes that are awake.
+///
+/// The distance of the two cores is probed before and after each sample: class L if a cache line goes there and back
+/// in less than 200 ns, else R. Figures of different classes are never compared. Turns end when every side has
+/// enough samples of one class; a class that had too few is named on standard error.
+///
+/// ours/its, and `ratio` in JSON, is our median divided by the peer's: for rates (Mpps) more is better, for times (ns,
+/// cycles) less.
+#[derive(Debug, Args)]
+struct BenchArgs {
+    /// What to measure
+    #[arg(required = true, value_name = "NAME", value_parser = benches())]
+    names: Vec<Bench>,
+
+    /// Begin no sample after this time; for each benchmark, in pipe-batch for each row
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    seconds: u64,
+
+    /// Samples that each side needs in one class
+    #[arg(long, value_name = "SAMPLES", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    samples: u32,
+
+    /// Compare with what COMMAND measures, too; may be given several times
+    ///
+    /// COMMAND is run by `sh -c` once a turn, with BATCH (the sender's batch) in its environment. It prints a line for
+    /// each class: {"name":"x","class":"L","unit":"Mpps","median":1.5,"min":1,"max":2,"n":9}. The unit tells which
+    /// of our rows it is compared with. One that fails is left out from then on, and the exit status is 1.
+    #[arg(long = "peer", value_name = "LABEL=COMMAND")]
+    peers: Vec<Peer>,
+
+    /// One JSON object a line: name, class, unit, median, min, max, n, peers {label: {median, ratio}}
+    #[arg(long)]
+    json: bool,
+}
+
+fn benches() -> impl TypedValueParser<Value = Bench> {
+    PossibleValuesParser::new(Bench::ALL.map(Bench::name)).try_map(|name| name.parse::<Bench>())
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Ls(args) => ls::run(args.json),
+        Command::Bench(args) => unetmap_bench::run(&Options {
+            benches: args.names,
+            samples: args.samples,
+            limit: Duration::from_secs(args.seconds),
+            peers: args.peers,
+            json: args.json,
+        }),
+    };
+    match result {
+        Ok(code) => code.into(),
+        Err(message) => {
+            eprintln!("unetmap: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn bench_options() {
+        let parse = |words: &[&str]| Cli::try_parse_from(["unetmap", "bench"].iter().chain(words));
+        let Command::Bench(args) = parse(&["pipe", "pipe-rtt", "--peer", "a=b", "--json"])
+            .unwrap()
+            .command
+        else {
+            panic!("not bench");
+        };
+        assert_eq!(args.names, [Bench::Pipe, Bench::PipeRtt]);
+        assert_eq!((args.seconds, args.samples, args.json), (120, 7, true));
+        assert_eq!(args.peers[0].label, "a");
+        for (words, part) in [
+            (&[][..], "required"),
+            (
+                &["pips"],
+                "possible values: pipe, pipe-batch, pipe-1core, pipe-rtt",
+            ),
+            (&["pipe", "--peer", "x"], "write LABEL=COMMAND"),
+            (&["pipe", "--samples", "0"], "0 is not in 1..=10000"),
+            (&["pipe", "--seconds", "0"], "0 is not in 1..=86400"),
+            (&["pipe", "--seconds", "x"], "invalid"),
+        ] {
+            let message = parse(words).unwrap_err().to_string();
+            assert!(message.contains(part), "{words:?}: {message}");
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! Peers that others bring: a command that measures something and prints rows of JSON.
+
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::str::FromStr;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+
+use crate::stats::{Class, Sample};
+
+/// A peer's command that takes longer than this is stopped.
+const RUN_LIMIT: Duration = Duration::from_secs(60);
+/// How often a running command is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// `LABEL=COMMAND`: what `--peer` takes.
+///
+/// The command is run by `sh -c`, in our environment and with `BATCH`, the sender's batch of the row that is being
+/// measured. It prints a JSON object a line and class:
+/// `{"name":"x","class":"L","unit":"Mpps","median":1.5,"min":1,"max":2,"n":9}`, all of one name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// What the peer is called in the results.
+    pub label: String,
+    /// What `sh -c` runs.
+    pub command: String,
+}
+
+impl FromStr for Peer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Peer, String> {
+        let bad = |what: &str| {
+            format!("{what} (write LABEL=COMMAND, as in 'other=./other-bench --json')")
+        };
+        let (label, command) = text.split_once('=').ok_or_else(|| bad("there is no `=`"))?;
+        if label.is_empty() || label.contains(char::is_whitespace) {
+            return Err(bad("a label is one word before the `=`"));
+        }
+        if command.trim().is_empty() {
+            return Err(bad("there is no command after the `=`"));
+        }
+        Ok(Peer {
+            label: label.into(),
+            command: command.into(),
+        })
+    }
+}
+
+/// A row as a peer prints it; members that we do not know are ignored.
+#[derive(Deserialize)]
+struct RawRow {
+    name: String,
+    class: String,
+    unit: String,
+    median: f64,
+    min: f64,
+    max: f64,
+    n: u32,
+}
+
+/// A row, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Row {
+    pub(crate) class: Class,
+    pub(crate) unit: String,
+    pub(crate) sample: Sample,
+}
+
+/// The rows that a command printed; a line that is none is an error, which names it.
+pub(crate) fn parse(output: &str) -> Result<Vec<Row>, String> {
+    let mut rows = Vec::new();
+    let mut names = BTreeSet::new();
+    for (number, line) in (1..)
+        .zip(output.lines())
+        .filter(|(_, line)| !line.trim().is_empty())
+    {
+        let wrong =
+            |what: String| format!("line {number} of its output, `{}`: {what}", line.trim());
+        let raw: RawRow = serde_json::from_str(line).map_err(|e| wrong(e.to_string()))?;
+        names.insert(raw.name.clone());
+        rows.push(check(raw).map_err(wrong)?);
+    }
+    if rows.is_empty() {
+        return Err("it printed no row".into());
+    }
+    if names.len() > 1 {
+        let names: Vec<_> = names.into_iter().collect();
+        return Err(format!(
+            "it printed rows of several names ({}): have it print one",
+            names.join(", ")
+        ));
+    }
+    Ok(rows)
+}
+
+fn check(raw: RawRow) -> Result<Row, String> {
+    let RawRow {
+        name: _,
+        class,
+        unit,
+        median,
+        min,
+        max,
+        n,
+    } = raw;
+    let class = Class::from_letter(&class)
+        .ok_or_else(|| format!("class {class:?} is neither \"L\" nor \"R\""))?;
+    if n == 0 {
+        return Err("n is 0".into());
+    }
+    if !(min > 0.0 && min <= median && median <= max) {
+        return Err("0 < min <= median <= max does not hold".into());
+    }
+    Ok(Row {
+        class,
+        unit,
+        sample: Sample {
+            median,
+            min,
+            max,
+            n,
+        },
+    })
+}
+
+/// Runs the command once and returns its rows. What it says on standard error goes to ours.
+pub(crate) fn run(peer: &Peer, batch: u32) -> Result<Vec<Row>, String> {
+    run_limited(peer, batch, RUN_LIMIT).map_err(|e| format!("--peer {}: {e}", peer.label))
+}
+
+fn run_limited(peer: &Peer, batch: u32, limit: Duration) -> Result<Vec<Row>, String> {
+    let mut child = Command::new("sh")
+        .args(["-c", &peer.command])
+        .env("BATCH", batch.to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|e| format!("starting sh: {e}"))?;
+    let output = read_all(&mut child);
+    let deadline = Instant::now() + limit;
+    let text = match output.recv_timeout(limit) {
+        Ok(text) => text.map_err(|e| format!("reading its output: {e}"))?,
+        Err(RecvTimeoutError::Timeout) => return Err(stop(child, limit)),
+        Err(RecvTimeoutError::Disconnected) => return Err("reading its output failed".into()),
+    };
+    // It has closed its output, but it may still run.
+    let status = loop {
+        match child
+            .try_wait()
+            .map_err(|e| format!("waiting for it: {e}"))?
+        {
+            Some(status) => break status,
+            None if Instant::now() >= deadline => return Err(stop(child, limit)),
+            None => thread::sleep(LOOK_EVERY),
+        }
+    };
+    judge(status)?;
+    parse(&text)
+}
+
+/// Reads in a thread, so that a command that never closes its output can be given up.
+fn read_all(child: &mut Child) -> Receiver<std::io::Result<String>> {
+    let (done, output) = mpsc::channel();
+    if let Some(mut stdout) = child.stdout.take() {
+        thread::spawn(move || {
+            let mut text = String::new();
+            let result = stdout.read_to_string(&mut text).map(|_| text);
+            // Nobody listens when the time was up.
+            let _ = done.send(result);
+        });
+    }
+    output
+}
+
+fn stop(mut child: Child, limit: Duration) -> String {
+    // Both fail only when it has just ended, which is as good.
+    let _ = child.kill();
+    let _ = child.wait();
+    format!(
+        "it still ran after {} s and was stopped",
+        limit.as_secs_f64()
+    )
+}
+
+fn judge(status: ExitStatus) -> Result<(), String> {
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("its command failed ({status})"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str =
+        r#"{"name":"a","class":"L","unit":"Mpps","median":2.5,"min":1,"max":3.00,"n":9}"#;
+
+    fn row(class: Class, median: f64, min: f64, max: f64, n: u32) -> Row {
+        Row {
+            class,
+            unit: "Mpps".into(),
+            sample: Sample {
+                median,
+                min,
+                max,
+                n,
+            },
+        }
+    }
+
+    #[test]
+    fn rows_are_read() {
+        assert_eq!(parse(GOOD).unwrap(), [row(Class::L, 2.5, 1.0, 3.0, 9)]);
+        let more = r#"{"n":1,"extra":[1],"max":5,"min":5,"median":5,"unit":"Mpps","class":"R","name":"a"}"#;
+        assert_eq!(
+            parse(&format!("\n{GOOD}\n  \n{more}\n")).unwrap(),
+            [
+                row(Class::L, 2.5, 1.0, 3.0, 9),
+                row(Class::R, 5.0, 5.0, 5.0, 1)
+            ]
+        );
+    }
+
+    #[test]
+    fn bad_lines_are_named() {
+        let with = |from: &str, to: &str| {
+            let text = GOOD.replace(from, to);
+            assert_ne!(text, GOOD, "{from}");
+            text
+        };
+        for (text, part) in [
+            (String::new(), "printed no row"),
+            ("  \n".into(), "printed no row"),
+            ("hello".into(), "line 1 of its output, `hello`"),
+            (format!("{GOOD}\n[1,2]"), "line 2"),
+            (GOOD[..40].into(), "line 1"),
+            (with(r#""n":9"#, r#""n":-1"#), "line 1"),
+            (with(r#""n":9"#, r#""n":0"#), "n is 0"),
+            (with(r#","n":9"#, ""), "missing field `n`"),
+            (with(r#""L""#, r#""S""#), "class \"S\""),
+            (with("2.5", "\"2.5\""), "line 1"),
+            (with("2.5", "0.5"), "min <= median"),
+            (with("3.00", "2"), "median <= max"),
+            (with("\"min\":1", "\"min\":0"), "0 < min"),
+            (with("2.5", "null"), "line 1"),
+            (
+                format!("{GOOD}\n{}", with("\"a\"", "\"b\"")),
+                "several names (a, b)",
+            ),
+        ] {
+            let message = parse(&text).unwrap_err();
+            assert!(message.contains(part), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn labels_and_commands() {
+        let peer: Peer = "ceiling=ROW=6 JSON=1 ./pipe".parse().unwrap();
+        assert_eq!(
+            (&*peer.label, &*peer.command),
+            ("ceiling", "ROW=6 JSON=1 ./pipe")
+        );
+        for (text, part) in [
+            ("", "no `=`"),
+            ("x", "no `=`"),
+            ("=x", "one word"),
+            ("a b=x", "one word"),
+            ("a=", "no command"),
+            ("a=  ", "no command"),
+        ] {
+            let message = text.parse::<Peer>().unwrap_err();
+            assert!(
+                message.contains(part) && message.contains("LABEL=COMMAND"),
+                "{text}: {message}"
+            );
+        }
+    }
+
+    fn peer(command: &str) -> Peer {
+        Peer {
+            label: "p".into(),
+            command: command.into(),
+        }
+    }
+
+    #[test]
+    fn commands_are_run() {
+        let rows = run(
+            &peer(&format!("echo '{GOOD}' | sed \"s/2.5/$((BATCH - 62))/\"")),
+            64,
+        )
+        .unwrap();
+        assert_eq!(rows, [row(Class::L, 2.0, 1.0, 3.0, 9)]);
+        let message = run(&peer(&format!("echo '{GOOD}'; exit 3")), 1).unwrap_err();
+        assert!(
+            message.starts_with("--peer p: ") && message.contains("exit status: 3"),
+            "{message}"
+        );
+        let message = run(&peer("kill -9 $$"), 1).unwrap_err();
+        assert!(message.contains("signal: 9"), "{message}");
+        let message = run(&peer("true"), 1).unwrap_err();
+        assert!(message.contains("printed no row"), "{message}");
+    }
+
+    #[test]
+    fn a_command_that_hangs_is_given_up() {
+        for command in ["exec sleep 100", "exec sleep 100 >&-"] {
+            let message = run_limited(&peer(command), 1, Duration::from_millis(50)).unwrap_err();
+            assert!(message.contains("still ran after 0.05 s"), "{message}");
+        }
+    }
+}

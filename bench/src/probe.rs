@@ -1,0 +1,141 @@
+//! What the machine is like at this moment: how far two cores are apart, how fast one runs.
+//!
+//! In a virtual machine both change within seconds, as the host moves virtual processors about; so each sample is
+//! taken between two probes.
+
+use std::hint;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use unetmap_sys::{clock, process};
+
+use crate::stats::{self, Class};
+
+/// Round trips of one probe, after those that warm up.
+const ROUNDS: u32 = 1200;
+const WARM_UP: u32 = 300;
+/// Round trips timed together: so few that most groups see no interruption, so many that reading the clock is cheap.
+const GROUP: u32 = 100;
+/// Additions of one frequency measurement: some milliseconds.
+const ADDITIONS: u32 = 16_000_000;
+
+/// The two processors of a benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cores {
+    /// Sends.
+    pub(crate) tx: usize,
+    /// Receives.
+    pub(crate) rx: usize,
+}
+
+impl Cores {
+    /// The first two processors that we may use.
+    pub(crate) fn first_two() -> Result<Cores, String> {
+        match process::cpus_allowed()[..] {
+            [tx, rx, ..] => Ok(Cores { tx, rx }),
+            _ => Err(
+                "bench: needs two processors, and this process may use only one (see taskset(1))"
+                    .into(),
+            ),
+        }
+    }
+}
+
+/// Keeps the calling thread on `cpu`.
+pub(crate) fn pin(cpu: usize) -> Result<(), String> {
+    process::pin_to_cpu(cpu)
+        .map_err(|e| format!("bench: pinning a thread to processor {cpu}: {e} (see taskset(1))"))
+}
+
+/// One word on cache lines of its own (two: some processors fetch pairs).
+#[repr(align(128))]
+struct Ball(AtomicU32);
+
+/// How far apart the cores are now: 1,500 round trips of one cache line between two threads, about a millisecond.
+pub(crate) fn core_distance(cores: Cores) -> Result<Class, String> {
+    Ok(Class::of_round_trip(round_trip_ns(cores)?))
+}
+
+/// The median over groups of round trips, in nanoseconds.
+fn round_trip_ns(cores: Cores) -> Result<f64, String> {
+    let ball = Ball(AtomicU32::new(0));
+    let hit = |from: u32| {
+        while ball.0.load(Ordering::Acquire) != from {
+            hint::spin_loop();
+        }
+        ball.0.store(from + 1, Ordering::Release);
+    };
+    thread::scope(|scope| {
+        let far = scope.spawn(|| {
+            // Where pinning fails the game goes on, or the other side would wait for ever.
+            let pinned = pin(cores.rx);
+            (0..WARM_UP + ROUNDS).for_each(|i| hit(2 * i + 1));
+            pinned
+        });
+        let near = scope.spawn(|| {
+            let pinned = pin(cores.tx);
+            (0..WARM_UP).for_each(|i| hit(2 * i));
+            let mut groups = Vec::with_capacity((ROUNDS / GROUP) as usize);
+            for group in 0..ROUNDS / GROUP {
+                let start = clock::now_ns();
+                let first = WARM_UP + group * GROUP;
+                (first..first + GROUP).for_each(|i| hit(2 * i));
+                groups.push((clock::now_ns() - start) as f64 / f64::from(GROUP));
+            }
+            pinned.map(|()| stats::median(&groups))
+        });
+        let ns = near
+            .join()
+            .map_err(|_| "bench: the probe failed".to_string())?;
+        far.join()
+            .map_err(|_| "bench: the probe failed".to_string())??;
+        ns
+    })
+}
+
+/// Core cycles a nanosecond (GHz) of the calling thread's processor now. Not the time stamp counter's: that one runs
+/// at a speed of its own.
+pub(crate) fn core_ghz() -> f64 {
+    // A chain of additions and exclusive-ors, each needs the one before: one cycle each on all processors of note. The
+    // operands are unknown to the compiler, which could otherwise foresee the end.
+    let (a, b) = (
+        hint::black_box(0x9e37_79b9_u64),
+        hint::black_box(0x7f4a_7c15_u64),
+    );
+    let mut x = hint::black_box(1_u64);
+    let start = clock::now_ns();
+    for _ in 0..ADDITIONS / 2 {
+        x = x.wrapping_add(a) ^ b;
+    }
+    hint::black_box(x);
+    f64::from(ADDITIONS) / (clock::now_ns() - start).max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_comes_to_an_end() {
+        let Ok(cores) = Cores::first_two() else {
+            eprintln!("skipped: this machine has one processor");
+            return;
+        };
+        assert!(round_trip_ns(cores).unwrap() > 0.0);
+        let nowhere = Cores {
+            tx: cores.tx,
+            rx: 1 << 20,
+        };
+        assert!(
+            core_distance(nowhere)
+                .unwrap_err()
+                .contains("processor 1048576")
+        );
+    }
+
+    #[test]
+    fn a_core_has_a_frequency() {
+        let ghz = core_ghz();
+        assert!(ghz > 0.0 && ghz.is_finite());
+    }
+}

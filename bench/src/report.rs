@@ -1,0 +1,257 @@
+//! Results as JSON lines and as a table.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use crate::contest::Outcome;
+use crate::stats::{Class, Sample};
+
+/// What one row found in one class.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Finding {
+    name: String,
+    class: String,
+    unit: String,
+    median: f64,
+    min: f64,
+    max: f64,
+    n: u32,
+    peers: BTreeMap<String, PeerFinding>,
+}
+
+/// A peer in the same class of the same run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct PeerFinding {
+    median: f64,
+    /// Our median divided by the peer's, for rates and for times: above 1 is better for rates, below 1 for times.
+    ratio: f64,
+    #[serde(skip)]
+    all: Sample,
+}
+
+/// One finding per row and class in which we have samples; a peer without samples in that class is left out of it.
+pub(crate) fn findings(outcome: &Outcome) -> Vec<Finding> {
+    let Some((ours, peers)) = outcome.tallies.split_first() else {
+        return Vec::new();
+    };
+    let mut findings = Vec::new();
+    for (row, name) in outcome.rows.iter().enumerate() {
+        for class in Class::ALL {
+            let Some(our) = ours.samples(row, class).summary() else {
+                continue;
+            };
+            let peers = peers.iter().filter_map(|tally| {
+                let all = tally.samples(row, class).summary()?;
+                let ratio = our.median / all.median;
+                Some((
+                    tally.label.clone(),
+                    PeerFinding {
+                        median: round(all.median),
+                        ratio: round(ratio),
+                        all,
+                    },
+                ))
+            });
+            findings.push(Finding {
+                name: name.name.clone(),
+                class: class.to_string(),
+                unit: name.unit.into(),
+                median: round(our.median),
+                min: round(our.min),
+                max: round(our.max),
+                n: our.n,
+                peers: peers.collect(),
+            });
+        }
+    }
+    findings
+}
+
+/// Three decimals: more than a measurement is worth.
+fn round(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+/// One line of JSON.
+pub(crate) fn json(finding: &Finding) -> Result<String, String> {
+    serde_json::to_string(finding).map_err(|e| format!("bench: writing JSON: {e}"))
+}
+
+/// An aligned table: a line for us, then one for each peer.
+pub(crate) fn table(findings: &[Finding]) -> String {
+    let header = [
+        "bench", "class", "who", "unit", "median", "min", "max", "n", "ours/its",
+    ];
+    let mut rows = vec![header.map(String::from).to_vec()];
+    let mut row = |name: &str, class: &str, who: &str, unit: &str, all: Sample, ratio: String| {
+        let mut cells = [name, class, who, unit].map(String::from).to_vec();
+        cells.extend([all.median, all.min, all.max].map(|v| format!("{v:.2}")));
+        cells.extend([all.n.to_string(), ratio]);
+        rows.push(cells);
+    };
+    for f in findings {
+        let ours = Sample {
+            median: f.median,
+            min: f.min,
+            max: f.max,
+            n: f.n,
+        };
+        row(&f.name, &f.class, crate::US, &f.unit, ours, String::new());
+        for (label, peer) in &f.peers {
+            row(
+                "",
+                "",
+                label,
+                &f.unit,
+                peer.all,
+                format!("{:.3}", peer.ratio),
+            );
+        }
+    }
+    align(&rows, 4)
+}
+
+/// Columns as wide as their widest cell, two spaces apart: the first `left` flush left, the others flush right.
+pub fn align(rows: &[Vec<String>], left: usize) -> String {
+    let mut widths = vec![0; rows.iter().map(Vec::len).max().unwrap_or(0)];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (i, (cell, &width)) in row.iter().zip(&widths).enumerate() {
+            // Writing into a String cannot fail.
+            let _ = if i < left {
+                write!(line, "{cell:<width$}  ")
+            } else {
+                write!(line, "{cell:>width$}  ")
+            };
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contest::{Goal, RowName, Side, Turn, hold};
+    use std::time::Duration;
+
+    struct Fixed(&'static str, Turn);
+
+    impl Side for Fixed {
+        fn turn(&mut self) -> Result<Turn, String> {
+            Ok(self.1.clone())
+        }
+
+        fn label(&self) -> &str {
+            self.0
+        }
+    }
+
+    fn sample(median: f64, min: f64, max: f64, n: u32) -> Sample {
+        Sample {
+            median,
+            min,
+            max,
+            n,
+        }
+    }
+
+    fn outcome() -> Outcome {
+        let rows = vec![
+            RowName {
+                name: "pipe".into(),
+                unit: "Mpps",
+            },
+            RowName {
+                name: "pipe-cycles".into(),
+                unit: "cycles",
+            },
+        ];
+        let mut sides: Vec<Box<dyn Side>> = vec![
+            Box::new(Fixed(
+                "unetmap",
+                vec![
+                    (0, Class::L, Sample::one(300.0)),
+                    (0, Class::R, Sample::one(90.12345)),
+                    (1, Class::L, Sample::one(6.0)),
+                ],
+            )),
+            Box::new(Fixed(
+                "seqpacket",
+                vec![
+                    (0, Class::L, Sample::one(0.75)),
+                    (1, Class::R, Sample::one(9.0)),
+                ],
+            )),
+            Box::new(Fixed(
+                "ceiling",
+                vec![
+                    (0, Class::L, sample(400.0, 390.0, 410.0, 9)),
+                    (0, Class::R, sample(100.0, 1.0, 101.0, 3)),
+                ],
+            )),
+        ];
+        let goal = Goal {
+            samples: 1,
+            limit: Duration::ZERO,
+        };
+        // The clock stands still for one round, so that every side has one turn.
+        let mut ticks = 0;
+        let mut elapsed = || {
+            ticks += 1;
+            Duration::from_secs(u64::from(ticks > 2))
+        };
+        hold(
+            rows,
+            &mut sides,
+            Goal {
+                limit: Duration::from_secs(1),
+                ..goal
+            },
+            &mut elapsed,
+            &mut |_, _| {},
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn json_has_what_scripts_read() {
+        let lines: Vec<String> = findings(&outcome())
+            .iter()
+            .map(|f| json(f).unwrap())
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                r#"{"name":"pipe","class":"L","unit":"Mpps","median":300.0,"min":300.0,"max":300.0,"n":1,"peers":{"ceiling":{"median":400.0,"ratio":0.75},"seqpacket":{"median":0.75,"ratio":400.0}}}"#,
+                r#"{"name":"pipe","class":"R","unit":"Mpps","median":90.123,"min":90.123,"max":90.123,"n":1,"peers":{"ceiling":{"median":100.0,"ratio":0.901}}}"#,
+                r#"{"name":"pipe-cycles","class":"L","unit":"cycles","median":6.0,"min":6.0,"max":6.0,"n":1,"peers":{}}"#,
+            ]
+        );
+    }
+
+    #[test]
+    fn the_table_is_aligned() {
+        assert_eq!(
+            table(&findings(&outcome())),
+            "\
+bench        class  who        unit    median     min     max  n  ours/its
+pipe         L      unetmap    Mpps    300.00  300.00  300.00  1
+                    ceiling    Mpps    400.00  390.00  410.00  9     0.750
+                    seqpacket  Mpps      0.75    0.75    0.75  1   400.000
+pipe         R      unetmap    Mpps     90.12   90.12   90.12  1
+                    ceiling    Mpps    100.00    1.00  101.00  3     0.901
+pipe-cycles  L      unetmap    cycles    6.00    6.00    6.00  1
+"
+        );
+    }
+}

@@ -1,0 +1,341 @@
+//! The peer that is on every machine: a UNIX socket that keeps message bounds, 32 messages a system call.
+
+use std::hint;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, MultiHeaders, recvmmsg, sendmmsg};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown,
+    socketpair,
+};
+use unetmap_sys::clock;
+
+use crate::probe::{self, Cores};
+use crate::stats;
+
+/// What the peer is called in the results.
+pub(crate) const LABEL: &str = "seqpacket";
+/// Messages of one system call.
+const MESSAGES: usize = 32;
+/// Bytes of one message: the packet that all benchmarks send.
+const BYTES: usize = 60;
+/// Rounds between two looks at the clock.
+const ROUNDS: u32 = 16;
+
+type Pair = (OwnedFd, OwnedFd);
+
+/// How long to run before measuring, and while measuring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    pub(crate) warm_up: Duration,
+    pub(crate) measure: Duration,
+}
+
+fn failed(what: &str, e: impl std::fmt::Display) -> String {
+    format!("{LABEL}: {what}: {e}")
+}
+
+fn pair(flags: SocketFlags) -> Result<Pair, String> {
+    socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        flags | SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(|e| failed("making a pair of sockets", e))
+}
+
+/// The sending end, with its messages ready.
+struct Sender {
+    fd: OwnedFd,
+    headers: MultiHeaders<()>,
+}
+
+impl Sender {
+    fn new(fd: OwnedFd) -> Sender {
+        Sender {
+            fd,
+            headers: MultiHeaders::preallocate(MESSAGES, None),
+        }
+    }
+
+    /// Sends up to 32 messages; returns how many.
+    fn send(&mut self) -> Result<usize, Errno> {
+        let bytes = [0xff; BYTES];
+        let slices = [[IoSlice::new(&bytes)]; MESSAGES];
+        let none: [Option<()>; MESSAGES] = [None; MESSAGES];
+        let sent = sendmmsg(
+            self.fd.as_raw_fd(),
+            &mut self.headers,
+            &slices,
+            none,
+            [],
+            MsgFlags::MSG_NOSIGNAL,
+        )?;
+        Ok(sent.count())
+    }
+}
+
+/// The receiving end, with its buffers ready.
+struct Receiver {
+    fd: OwnedFd,
+    headers: MultiHeaders<()>,
+    buffers: [[u8; 2048]; MESSAGES],
+}
+
+impl Receiver {
+    fn new(fd: OwnedFd) -> Receiver {
+        Receiver {
+            fd,
+            headers: MultiHeaders::preallocate(MESSAGES, None),
+            buffers: [[0; 2048]; MESSAGES],
+        }
+    }
+
+    /// Waits for one message, takes up to 32; returns how many with bytes in them: 0 is the end.
+    fn receive(&mut self) -> Result<usize, Errno> {
+        let mut slices = self
+            .buffers
+            .each_mut()
+            .map(|buffer| [IoSliceMut::new(buffer)]);
+        let flags = MsgFlags::MSG_WAITFORONE;
+        let got = recvmmsg(
+            self.fd.as_raw_fd(),
+            &mut self.headers,
+            &mut slices,
+            flags,
+            None,
+        )?;
+        Ok(got.filter(|message| message.bytes > 0).count())
+    }
+}
+
+/// A counter on cache lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Counter(AtomicU64);
+
+/// One thread sends, another receives. Returns what the receiver counted, in Mpps.
+pub(crate) fn rate(cores: Cores, window: Window) -> Result<f64, String> {
+    let (near, far) = pair(SocketFlags::empty())?;
+    // Ends both threads, wherever they wait.
+    let switch = near
+        .try_clone()
+        .map_err(|e| failed("duplicating a socket", e))?;
+    let counter = Counter::default();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let sender = scope.spawn(|| -> Result<(), String> {
+            let mut sender = Sender::new(near);
+            probe::pin(cores.tx)?;
+            loop {
+                match sender.send() {
+                    Ok(_) if !stop.load(Ordering::Relaxed) => {}
+                    Ok(_) | Err(Errno::EPIPE) => return Ok(()),
+                    Err(e) => return Err(failed("sendmmsg", e)),
+                }
+            }
+        });
+        let receiver = scope.spawn(|| -> Result<(), String> {
+            let mut receiver = Receiver::new(far);
+            probe::pin(cores.rx)?;
+            loop {
+                match receiver.receive() {
+                    Ok(0) => return Ok(()),
+                    Ok(n) => counter.0.store(
+                        counter.0.load(Ordering::Relaxed) + n as u64,
+                        Ordering::Relaxed,
+                    ),
+                    Err(e) => return Err(failed("recvmmsg", e)),
+                }
+            }
+        });
+        thread::sleep(window.warm_up);
+        let (start, before) = (Instant::now(), counter.0.load(Ordering::Relaxed));
+        thread::sleep(window.measure);
+        let (time, packets) = (start.elapsed(), counter.0.load(Ordering::Relaxed) - before);
+        stop.store(true, Ordering::Relaxed);
+        let off = shutdown(&switch, Shutdown::Both).map_err(|e| failed("shutdown", e));
+        join(sender.join())?;
+        join(receiver.join())?;
+        off?;
+        Ok(packets as f64 / time.as_secs_f64() / 1e6)
+    })
+}
+
+fn join<T>(result: thread::Result<Result<T, String>>) -> Result<T, String> {
+    result.unwrap_or_else(|_| Err(failed("measuring", "its thread panicked")))
+}
+
+/// One thread sends and receives in turn, on the first core. Returns Mpps.
+pub(crate) fn rate_one_core(cpu: usize, window: Window) -> Result<f64, String> {
+    let (near, far) = pair(SocketFlags::empty())?;
+    on_core(cpu, || {
+        let (mut sender, mut receiver) = (Sender::new(near), Receiver::new(far));
+        measure(window, || {
+            let sent = sender.send().map_err(|e| failed("sendmmsg", e))?;
+            let mut got = 0;
+            while got < sent {
+                got += receiver.receive().map_err(|e| failed("recvmmsg", e))?;
+            }
+            Ok(got as u64)
+        })
+    })
+}
+
+/// Runs `work` in a thread that stays on `cpu`.
+pub(crate) fn on_core<T: Send>(
+    cpu: usize,
+    work: impl FnOnce() -> Result<T, String> + Send,
+) -> Result<T, String> {
+    thread::scope(|scope| join(scope.spawn(|| probe::pin(cpu).and_then(|()| work())).join()))
+}
+
+/// Repeats `batch`, which returns how many packets it moved, for as long as `window` says; returns Mpps.
+pub(crate) fn measure(
+    window: Window,
+    mut batch: impl FnMut() -> Result<u64, String>,
+) -> Result<f64, String> {
+    let mut mpps = 0.0;
+    for time in [window.warm_up, window.measure] {
+        let limit = time.as_nanos() as u64;
+        let (start, mut packets) = (clock::now_ns(), 0);
+        let mut ns = 0;
+        while ns < limit.max(1) {
+            for _ in 0..ROUNDS {
+                packets += batch()?;
+            }
+            ns = clock::now_ns() - start;
+        }
+        mpps = packets as f64 * 1e3 / ns as f64;
+    }
+    Ok(mpps)
+}
+
+/// One message goes to the other core and back, both sides awake. Returns the median round trip in nanoseconds.
+pub(crate) fn round_trip(cores: Cores, window: Window) -> Result<f64, String> {
+    let (near, far) = pair(SocketFlags::NONBLOCK)?;
+    thread::scope(|scope| {
+        let echo = scope.spawn(|| -> Result<(), String> {
+            let far = far;
+            probe::pin(cores.rx)?;
+            while take(&far)? {
+                give(&far)?;
+            }
+            Ok(())
+        });
+        let pinger = scope.spawn(|| -> Result<f64, String> {
+            // Closed when this thread ends, which ends the other.
+            let near = near;
+            probe::pin(cores.tx)?;
+            let (start, warm_up) = (Instant::now(), window.warm_up);
+            let mut times = Vec::new();
+            while start.elapsed() < warm_up + window.measure {
+                let sent = Instant::now();
+                give(&near)?;
+                if !take(&near)? {
+                    return Err(failed("round trip", "the other side closed"));
+                }
+                if start.elapsed() >= warm_up {
+                    times.push(sent.elapsed().as_nanos() as f64);
+                }
+            }
+            Ok(stats::median(&times))
+        });
+        let median = join(pinger.join());
+        // First the one that the other waits for: it knows why.
+        join(echo.join())?;
+        median
+    })
+}
+
+/// Sends one message; there is always room for it.
+fn give(fd: &OwnedFd) -> Result<(), String> {
+    match send(fd, &[0xff; BYTES], SendFlags::NOSIGNAL) {
+        // The other side ends by closing.
+        Ok(_) | Err(rustix::io::Errno::PIPE) => Ok(()),
+        Err(e) => Err(failed("send", e)),
+    }
+}
+
+/// Waits, awake, for one message; false at the end.
+fn take(fd: &OwnedFd) -> Result<bool, String> {
+    let mut buffer = [0; 2048];
+    loop {
+        match recv(fd, &mut buffer, RecvFlags::empty()) {
+            Ok((_, bytes)) => return Ok(bytes > 0),
+            Err(rustix::io::Errno::AGAIN) => hint::spin_loop(),
+            Err(rustix::io::Errno::CONNRESET) => return Ok(false),
+            Err(e) => return Err(failed("recv", e)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TINY: Window = Window {
+        warm_up: Duration::from_millis(1),
+        measure: Duration::from_millis(5),
+    };
+
+    #[test]
+    fn batches_arrive_whole() {
+        let (near, far) = pair(SocketFlags::empty()).unwrap();
+        let (mut sender, mut receiver) = (Sender::new(near), Receiver::new(far));
+        assert_eq!(sender.send(), Ok(MESSAGES));
+        assert_eq!(receiver.receive(), Ok(MESSAGES));
+        assert_eq!(
+            receiver.buffers[MESSAGES - 1][..BYTES + 1],
+            [[0xff; BYTES].as_slice(), &[0]].concat()
+        );
+        drop(sender);
+        assert_eq!(receiver.receive(), Ok(0));
+    }
+
+    #[test]
+    fn each_measurement_ends_with_a_figure() {
+        let mpps = rate_one_core(0, TINY).unwrap();
+        assert!(mpps > 0.0 && mpps.is_finite());
+        let Ok(cores) = Cores::first_two() else {
+            eprintln!("skipped the rest: this machine has one processor");
+            return;
+        };
+        let mpps = rate(
+            cores,
+            Window {
+                measure: Duration::from_millis(100),
+                ..TINY
+            },
+        )
+        .unwrap();
+        assert!(mpps > 0.0 && mpps.is_finite());
+        let ns = round_trip(cores, TINY).unwrap();
+        assert!(ns > 0.0 && ns.is_finite());
+    }
+
+    #[test]
+    fn a_missing_processor_is_an_error_and_not_a_hang() {
+        let cores = Cores { tx: 0, rx: 1 << 20 };
+        for cores in [
+            cores,
+            Cores {
+                tx: cores.rx,
+                rx: cores.tx,
+            },
+        ] {
+            assert!(rate(cores, TINY).unwrap_err().contains("processor 1048576"));
+            assert!(
+                round_trip(cores, TINY)
+                    .unwrap_err()
+                    .contains("processor 1048576")
+            );
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! `unetmap ls`: what the daemon has, as tables.
+
+use std::fmt::Display;
+use std::io::Write;
+
+use serde_json::Value;
+use unetmap_bench::align;
+
+/// Prints the daemon's regions, ports and sessions; no daemon is no error, for then there is nothing to show.
+pub(crate) fn run(json: bool) -> Result<u8, String> {
+    let text = match unetmap::client::snapshot().map_err(|e| e.to_string())? {
+        Some(text) if json => text + "\n",
+        Some(text) => tables(&text)?,
+        None if json => "null\n".into(),
+        None => "No daemon is running; the first program that opens a port starts one.\n".into(),
+    };
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()) {
+        // A reader such as `head` that has seen enough.
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(0),
+        result => result
+            .map(|()| 0)
+            .map_err(|e| format!("ls: standard output: {e}")),
+    }
+}
+
+/// The daemon's answer for people.
+fn tables(json: &str) -> Result<String, String> {
+    let all: Value = serde_json::from_str(json).map_err(|e| {
+        format!("ls: the daemon's answer makes no sense ({e}); is it another version? `unetmap ls --json` shows it")
+    })?;
+    let daemon = &all["daemon"];
+    let mut text = format!(
+        "unetmapd {}: pid {}, uid {}, up {} s, {} connections\n",
+        cell(&daemon["version"]),
+        cell(&daemon["pid"]),
+        cell(&daemon["uid"]),
+        cell(&daemon["uptime_seconds"]),
+        cell(&daemon["connections"]),
+    );
+    for (title, rows, left) in [
+        ("Regions", regions(&all["regions"]), 2),
+        ("Rings", rings(&all["ports"]), 3),
+        ("Sessions", sessions(&all["sessions"]), 2),
+    ] {
+        if rows.len() > 1 {
+            text += &format!("\n{title}\n{}", align(&rows, left));
+        }
+    }
+    Ok(text)
+}
+
+fn header<const N: usize>(titles: [&str; N]) -> Vec<Vec<String>> {
+    vec![titles.map(String::from).to_vec()]
+}
+
+/// The members of an array; none of anything else.
+fn members(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn regions(regions: &Value) -> Vec<Vec<String>> {
+    let mut rows = header([
+        "mem_id",
+        "name",
+        "size",
+        "resident",
+        "buffers",
+        "free",
+        "ring",
+        "extra",
+        "quarantined",
+        "sessions",
+    ]);
+    for r in members(regions) {
+        let b = &r["buffers"];
+        rows.push(vec![
+            cell(&r["mem_id"]),
+            cell(&r["name"]),
+            size(&r["bytes"]),
+            size(&r["resident_bytes"]),
+            cell(&b["total"]),
+            cell(&b["free"]),
+            cell(&b["in_rings"]),
+            cell(&b["extra"]),
+            cell(&b["quarantined"]),
+            cell(&r["sessions"]),
+        ]);
+    }
+    rows
+}
+
+fn rings(ports: &Value) -> Vec<Vec<String>> {
+    let titles = [
+        "port",
+        "open",
+        "ring",
+        "mem_id",
+        "slots",
+        "sessions",
+        "queued",
+        "crossed",
+        "batch",
+        "bad slots",
+        "bad pointers",
+    ];
+    let mut rows = header(titles);
+    for port in members(ports) {
+        let open = if port["open"] == true { "yes" } else { "no" };
+        for ring in members(&port["rings"]) {
+            rows.push(vec![
+                cell(&port["name"]),
+                open.into(),
+                format!("{} {}", cell(&ring["dir"]), cell(&ring["id"])),
+                cell(&port["mem_id"]),
+                cell(&ring["slots"]),
+                cell(&ring["sessions"]),
+                cell(&ring["queued"]),
+                cell(&ring["crossed"]),
+                mean(&ring["crossed"], &ring["batches"]),
+                cell(&ring["bad_slots"]),
+                cell(&ring["bad_pointers"]),
+            ]);
+        }
+    }
+    rows
+}
+
+fn sessions(sessions: &Value) -> Vec<Vec<String>> {
+    let mut rows = header([
+        "port",
+        "exclusive",
+        "session",
+        "pid",
+        "uid",
+        "tx rings",
+        "rx rings",
+    ]);
+    for s in members(sessions) {
+        rows.push(vec![
+            cell(&s["port"]),
+            if s["exclusive"] == true { "yes" } else { "no" }.into(),
+            cell(&s["id"]),
+            cell(&s["pid"]),
+            cell(&s["uid"]),
+            cell(&s["tx_rings"]),
+            cell(&s["rx_rings"]),
+        ]);
+    }
+    rows
+}
+
+/// A member as text; `-` where the daemon (of another version) has none.
+fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => "-".into(),
+        // A name is what a client chose: no control characters to the terminal.
+        Value::String(text) => text
+            .chars()
+            .map(|c| if c.is_control() { '?' } else { c })
+            .collect(),
+        other => other.to_string(),
+    }
+}
+
+/// Bytes in the largest unit of 1024 that leaves a whole part.
+fn size(value: &Value) -> String {
+    let Some(bytes) = value.as_u64() else {
+        return cell(value);
+    };
+    let with = |unit: u64, name: &dyn Display| format!("{:.1} {name}", bytes as f64 / unit as f64);
+    match bytes {
+        b if b >= 1 << 30 => with(1 << 30, &"GiB"),
+        b if b >= 1 << 20 => with(1 << 20, &"MiB"),
+        b if b >= 1 << 10 => with(1 << 10, &"KiB"),
+        b => format!("{b} B"),
+    }
+}
+
+/// Packets a batch.
+fn mean(packets: &Value, batches: &Value) -> String {
+    match (packets.as_f64(), batches.as_f64()) {
+        (Some(packets), Some(batches)) if batches > 0.0 => format!("{:.1}", packets / batches),
+        _ => "-".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FULL: &str = r#"{
+        "daemon": {"pid": 7, "uid": 1000, "version": "0.1.0", "uptime_seconds": 12, "connections": 3},
+        "regions": [{"mem_id": 16384, "name": "p", "bytes": 10485760, "resident_bytes": 4096, "sessions": 1,
+            "rings_in_use": 4, "buffers": {"total": 4094, "free": 2046, "in_rings": 2048, "extra": 0, "quarantined": 1}}],
+        "ports": [{"name": "p{1", "kind": "pipe", "mem_id": 16384, "open": true, "rings": [
+            {"dir": "tx", "id": 0, "slots": 1024, "sessions": 1, "queued": 5, "crossed": 1500, "batches": 3,
+             "bad_slots": 0, "bad_pointers": 0}]}],
+        "sessions": [{"id": 1, "port": "p{1\u001b", "pid": 99, "uid": 1000, "tx_rings": 1, "rx_rings": 1,
+            "exclusive": false}]
+    }"#;
+
+    #[test]
+    fn everything_is_shown() {
+        assert_eq!(
+            tables(FULL).unwrap(),
+            "\
+unetmapd 0.1.0: pid 7, uid 1000, up 12 s, 3 connections
+
+Regions
+mem_id  name      size  resident  buffers  free  ring  extra  quarantined  sessions
+16384   p     10.0 MiB   4.0 KiB     4094  2046  2048      0            1         1
+
+Rings
+port  open  ring  mem_id  slots  sessions  queued  crossed  batch  bad slots  bad pointers
+p{1   yes   tx 0   16384   1024         1       5     1500  500.0          0             0
+
+Sessions
+port  exclusive  session  pid   uid  tx rings  rx rings
+p{1?  no               1   99  1000         1         1
+"
+        );
+    }
+
+    #[test]
+    fn an_idle_daemon_has_no_tables() {
+        let text = tables(r#"{"daemon": {"pid": 7}, "regions": [], "ports": [], "sessions": []}"#)
+            .unwrap();
+        assert_eq!(text, "unetmapd -: pid 7, uid -, up - s, - connections\n");
+        assert!(tables("{").unwrap_err().contains("makes no sense"));
+        assert!(tables("[]").unwrap().starts_with("unetmapd -"));
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1536 << 20, "1.5 GiB"),
+        ] {
+            assert_eq!(size(&bytes.into()), text);
+        }
+    }
+}
