@@ -92,8 +92,15 @@ impl Ring {
     /// The slots in `[head, tail)` as they are now.
     #[inline(always)]
     pub fn window(&self) -> Window<'_> {
-        let span = Span { from: self.head(), to: self.tail() };
-        Window { ring: self.view(), at: span.from, left: self.slots().distance(span.from, span.to) }
+        self.first(u32::MAX)
+    }
+
+    /// The first `n` slots in `[head, tail)` as they are now, or all there are.
+    #[inline(always)]
+    pub fn first(&self, n: u32) -> Window<'_> {
+        let at = self.head();
+        let left = self.slots().distance(at, self.tail()).min(n);
+        Window { ring: self.view(), at, left }
     }
 
     /// Hands the first `n` slots of the window to the system at the next sync: `head` and `cur` move by `n`, at most to
@@ -141,6 +148,15 @@ impl<'a> Iterator for Window<'a> {
         let slot = SlotRef { ring: self.ring, at: self.at };
         self.at = self.ring.shape().slots.next(self.at);
         Some(slot)
+    }
+
+    /// For `for_each`, `sum` and their like: run by run, without a test for the ring's end at each slot.
+    #[inline(always)]
+    fn fold<B, F: FnMut(B, SlotRef<'a>) -> B>(self, init: B, mut f: F) -> B {
+        let slots = self.ring.shape().slots;
+        let span = Span { from: self.at, to: slots.add(self.at, self.left) };
+        let positions = slots.runs(span).into_iter().flat_map(|run| slots.run(run));
+        positions.fold(init, |acc, at| f(acc, SlotRef { ring: self.ring, at }))
     }
 
     #[inline(always)]
@@ -193,6 +209,12 @@ impl<'a> SlotRef<'a> {
     #[inline(always)]
     pub fn flags(&self) -> u16 {
         self.slots().flags(self.at)
+    }
+
+    /// Bytes of packet and `NS_*` bits, in one load.
+    #[inline(always)]
+    pub fn len_flags(&self) -> (u16, u16) {
+        self.slots().len_flags(self.at)
     }
 
     /// Sets the bytes of packet; more than the buffer holds is delivered as an empty packet.

@@ -66,20 +66,19 @@ impl Port {
     }
 
     fn wait_longer(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
+        // The clock costs as much as a look: it is read once the first looks were in vain.
+        let ready = self.look_often(want)?;
+        if !ready.is_none() {
+            return Ok(ready);
+        }
         let start = Instant::now();
-        let spin_until = timeout.map_or(SPIN, |t| t.min(SPIN));
+        let spin = timeout.map_or(SPIN, |t| t.min(SPIN));
         // A limit that is too far away to be a time is no limit.
         let end = timeout.and_then(|t| start.checked_add(t));
-        loop {
-            for _ in 0..LOOKS_PER_CLOCK {
-                spin_hint();
-                let ready = self.look(want)?;
-                if !ready.is_none() {
-                    return Ok(ready);
-                }
-            }
-            if start.elapsed() >= spin_until {
-                break;
+        while start.elapsed() < spin {
+            let ready = self.look_often(want)?;
+            if !ready.is_none() {
+                return Ok(ready);
             }
         }
         loop {
@@ -101,6 +100,18 @@ impl Port {
                 return Ok(ready);
             }
         }
+    }
+
+    #[inline]
+    fn look_often(&self, want: Interest) -> Result<Interest, Error> {
+        for _ in 0..LOOKS_PER_CLOCK {
+            let ready = self.look(want)?;
+            if !ready.is_none() {
+                return Ok(ready);
+            }
+            spin_hint();
+        }
+        Ok(Interest::NONE)
     }
 
     /// Sleeps until a bell rings; `false`: the time is over, or a signal came.

@@ -113,6 +113,12 @@ impl Slots {
         }
     }
 
+    /// The positions of a run that [`Slots::runs`] gave, with no test for the end of the ring at each.
+    #[inline(always)]
+    pub fn run(self, (start, count): (Pos, u32)) -> impl Iterator<Item = Pos> {
+        (start.0..start.0.saturating_add(count).min(self.0)).map(Pos)
+    }
+
     /// All positions of `span` in order.
     pub fn walk(self, span: Span) -> impl Iterator<Item = Pos> {
         let mut p = span.from;

@@ -169,12 +169,23 @@ impl SlotRing {
         self.word16(p, 6).store(flags, Relaxed);
     }
 
+    #[inline(always)]
+    fn len_flags_word(&self, p: Pos) -> &AtomicU32 {
+        // SAFETY: bytes 4..8 are inside the slot and aligned to 4 (see `word32`).
+        unsafe { AtomicU32::from_ptr(self.at(p).add(4).cast()) }
+    }
+
+    /// Length and flags of slot `p` in one load.
+    #[inline(always)]
+    pub fn len_flags(&self, p: Pos) -> (u16, u16) {
+        let word = self.len_flags_word(p).load(Relaxed);
+        (word as u16, (word >> 16) as u16)
+    }
+
     /// Sets length and flags of slot `p` in one store.
     #[inline(always)]
     pub fn set_len_flags(&self, p: Pos, len: u16, flags: u16) {
-        // SAFETY: bytes 4..8 are inside the slot and aligned to 4 (see `word32`).
-        let word = unsafe { AtomicU32::from_ptr(self.at(p).add(4).cast()) };
-        word.store(u32::from(len) | u32::from(flags) << 16, Relaxed);
+        self.len_flags_word(p).store(u32::from(len) | u32::from(flags) << 16, Relaxed);
     }
 
     /// Sets the program's word of slot `p`.

@@ -113,10 +113,11 @@ impl Sink for Count {
     fn take(&mut self, ring: &Ring, _: usize, n: u32) -> Result<Batch, String> {
         let mut bytes = 0_u64;
         let mut unfinished = 0_u64;
-        for slot in ring.window().take(n as usize) {
-            bytes += u64::from(slot.len());
-            unfinished += u64::from(slot.flags() & NS_MOREFRAG);
-        }
+        ring.first(n).for_each(|slot| {
+            let (len, flags) = slot.len_flags();
+            bytes += u64::from(len);
+            unfinished += u64::from(flags & NS_MOREFRAG);
+        });
         Ok(Batch {
             packets: u64::from(n) - unfinished / u64::from(NS_MOREFRAG),
             bytes,
