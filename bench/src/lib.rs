@@ -33,6 +33,7 @@ pub use report::align;
 use seqpacket::Window;
 pub use stats::Class;
 use stats::Sample;
+use unetmap::Port;
 
 /// What our own side is called in the results.
 const US: &str = "unetmap";
@@ -114,9 +115,13 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<u8, String> {
     check(options)?;
     let cores = Cores::first_two()?;
-    if let session::Role::Exit(code) = session::enter() {
+    if let Some(code) = session::leave_group() {
         return Ok(code);
     }
+    // Starts the daemon, at normal priority, and keeps it: one that ends and comes again would disturb a sample.
+    let _keep = Port::open(&format!("netmap:bench{}-keep{{1", std::process::id()))
+        .map_err(|e| e.to_string())?;
+    session::raise();
     let mut findings = Vec::new();
     let mut code = 0;
     for contest in options.benches.iter().flat_map(|&bench| contests(bench)) {

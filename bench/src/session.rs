@@ -37,33 +37,27 @@ fn watch_signals() {
 /// Set in the environment of the process that measures: the id of the one that waits for it.
 const PARENT: &str = "UNETMAP_BENCH_PARENT";
 
-/// What the caller is to do.
-pub(crate) enum Role {
-    /// Measure.
-    Measure,
-    /// Exit with this status: another process has measured.
-    Exit(u8),
-}
-
-/// Makes this process the leader of a session with the highest priority it may have.
+/// Sees to it that this process can lead a session of its own. `Some` status: another process has measured; exit.
 ///
 /// A process that leads a process group (whatever a shell starts) cannot leave its session, so it runs itself again as
 /// a child that can, and waits for it. The child dies with us.
-pub(crate) fn enter() -> Role {
+pub(crate) fn leave_group() -> Option<u8> {
     if started_by_us() {
         // Without a death signal the child would only outlive an interrupted parent.
         let _ = set_parent_process_death_signal(Some(Signal::TERM));
-    } else if getpgrp() == getpid()
-        && let Some(code) = run_again()
-    {
-        return Role::Exit(code);
+    } else if getpgrp() == getpid() {
+        return run_again();
     }
+    None
+}
+
+/// Takes the lead of a new session with the highest priority that we may have; programs started from now on share it.
+pub(crate) fn raise() {
     if getpgrp() != getpid() {
         // What is refused costs accuracy only, and refusing it to ordinary users is normal.
         let _ = own_session_high_priority();
     }
     watch_signals();
-    Role::Measure
 }
 
 /// True in the child of [`run_again`]; not in a benchmark that is run as a peer of another and inherits the variable.

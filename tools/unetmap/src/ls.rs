@@ -31,7 +31,7 @@ fn tables(json: &str) -> Result<String, String> {
     })?;
     let daemon = &all["daemon"];
     let mut text = format!(
-        "unetmapd {}: pid {}, uid {}, up {} s, {} connections\n",
+        "unetmapd {}: pid {}, uid {}, up {} s, connections: {}\n",
         cell(&daemon["version"]),
         cell(&daemon["pid"]),
         cell(&daemon["uid"]),
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(
             tables(FULL).unwrap(),
             "\
-unetmapd 0.1.0: pid 7, uid 1000, up 12 s, 3 connections
+unetmapd 0.1.0: pid 7, uid 1000, up 12 s, connections: 3
 
 Regions
 mem_id  name      size  resident  buffers  free  ring  extra  quarantined  sessions
@@ -226,7 +226,7 @@ p{1?  no               1   99  1000         1         1
     fn an_idle_daemon_has_no_tables() {
         let text = tables(r#"{"daemon": {"pid": 7}, "regions": [], "ports": [], "sessions": []}"#)
             .unwrap();
-        assert_eq!(text, "unetmapd -: pid 7, uid -, up - s, - connections\n");
+        assert_eq!(text, "unetmapd -: pid 7, uid -, up - s, connections: -\n");
         assert!(tables("{").unwrap_err().contains("makes no sense"));
         assert!(tables("[]").unwrap().starts_with("unetmapd -"));
     }
