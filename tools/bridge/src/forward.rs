@@ -8,6 +8,9 @@ fn pairs<'a>(from: &'a Port, to: &'a Port) -> impl Iterator<Item = (&'a Ring, &'
     from.rx_rings().iter().zip(to.tx_rings().iter().cycle())
 }
 
+/// Slots of the longest packet.
+const MAX_FRAGS: u32 = 64;
+
 /// What was moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moved {
@@ -38,7 +41,11 @@ impl Way<'_> {
     pub(crate) fn go(&mut self) -> Result<bool, String> {
         let mut moved = false;
         for (from, to) in pairs(self.from, self.to) {
-            let n = whole_packets(from, from.space().min(to.space()).min(self.burst));
+            let room = from.space().min(to.space());
+            let n = match whole_packets(from, room.min(self.burst)) {
+                0 => whole_packets(from, room.min(MAX_FRAGS)), // one packet may be more than a burst
+                n => n,
+            };
             if n == 0 {
                 self.check_stuck(from, to)?;
                 continue;
@@ -69,16 +76,14 @@ impl Way<'_> {
 
     /// A packet of more slots than the other port's whole ring would wait for ever.
     fn check_stuck(&self, from: &Ring, to: &Ring) -> Result<(), String> {
-        let room = to.space().min(self.burst);
-        let is_all = room == to.num_slots() - 1 || room == self.burst;
-        if room == 0 || from.space() < room || !is_all {
+        let room = to.space();
+        if room < to.num_slots() - 1 || from.space() <= room {
             return Ok(());
         }
         Err(format!(
-            "{}: a packet takes more than {room} slots; {} (or -b {}) can never take it whole",
+            "{}: a packet takes more than {room} slots, and the rings of {} have no more: open it with more slots",
             self.from.spec(),
-            self.to.spec(),
-            self.burst
+            self.to.spec()
         ))
     }
 }

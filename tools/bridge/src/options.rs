@@ -184,6 +184,8 @@ mod tests {
         command.debug_assert();
     }
 
+    const SYNOPSIS: &[u8] = b".SH SYNOPSIS\n\\fBbridge\\fR [\\fIOPTIONS\\fR] \\fB\\-i\\fR \\fIPORT_A\\fR \\fB\\-i\\fR \\fIPORT_B\\fR\n.br\n\\fBbridge\\fR [\\fIOPTIONS\\fR] \\fIPORT_A\\fR [\\fIPORT_B\\fR [\\fIBURST\\fR]]\n";
+
     /// `man/bridge.8` is made of the flags above and of `man.roff`. After a change of either, run this test with
     /// `UPDATE_MAN=1` in the environment.
     #[test]
@@ -195,7 +197,7 @@ mod tests {
         let mut page = Vec::new();
         man.render_title(&mut page).unwrap();
         man.render_name_section(&mut page).unwrap();
-        man.render_synopsis_section(&mut page).unwrap();
+        page.extend_from_slice(SYNOPSIS);
         man.render_description_section(&mut page).unwrap();
         man.render_options_section(&mut page).unwrap();
         page.extend_from_slice(include_bytes!("../man.roff"));

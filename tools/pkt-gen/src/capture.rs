@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter};
-use pcap_file::{DataLink, PcapError, TsResolution};
+use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
 
 /// Bytes of the longest packet in a file that we write: 64 slots of the largest buffers in use.
 const SNAPLEN: u32 = 262_144;
@@ -109,6 +109,8 @@ impl Writer {
             snaplen: SNAPLEN,
             datalink: DataLink::ETHERNET,
             ts_resolution: TsResolution::NanoSecond,
+            // The library writes big endian otherwise, which scripts that read files by hand do not expect.
+            endianness: Endianness::native(),
             ..PcapHeader::default()
         };
         let out = PcapWriter::with_header(BufWriter::with_capacity(1 << 20, file), header)

@@ -77,12 +77,11 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, String> {
     ))
 }
 
-/// The flag that SIGINT and SIGTERM raise; a second signal ends the program at once.
+/// The flag that SIGINT and SIGTERM raise. A second signal changes nothing: `timeout` sends two, and the end is near.
 fn stop_on_signals() -> Result<Arc<AtomicBool>, String> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))
-            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
+        signal_hook::flag::register(signal, Arc::clone(&stop))
             .map_err(|e| format!("cannot catch signal {signal}: {e}"))?;
     }
     Ok(stop)

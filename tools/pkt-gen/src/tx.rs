@@ -181,31 +181,25 @@ impl Fill for Same {
         let n = space.min(max);
         // At most a buffer, which is at most 65536 bytes; options allow 65535 + 12.
         let len = self.bytes.len() as u16;
-        let mut slots = to.ring.window();
-        if to.unfilled > 0 {
-            to.unfilled -= n.min(to.unfilled);
-            for slot in slots.by_ref().take(n as usize - 1) {
-                self.refill(&slot);
-                slot.set_len_flags(len, 0);
-            }
-            slots
-                .next()
-                .inspect(|slot| self.refill(slot))
-                .inspect(|slot| slot.set_len_flags(len, NS_REPORT));
-        } else {
-            for slot in slots.by_ref().take(n as usize - 1) {
-                if slot.flags() & NS_BUF_CHANGED != 0 {
-                    self.refill(&slot);
-                }
-                slot.set_len_flags(len, 0);
-            }
-            if let Some(last) = slots.next() {
-                if last.flags() & NS_BUF_CHANGED != 0 {
-                    self.refill(&last);
-                }
-                last.set_len_flags(len, NS_REPORT);
-            }
+        let mut slots = to.ring.window().take(n as usize);
+        let fresh = to.unfilled.min(n);
+        for slot in slots.by_ref().take(fresh as usize) {
+            self.refill(&slot);
+            slot.set_len_flags(len, NS_REPORT);
         }
+        let mut last = None;
+        for slot in slots {
+            // Written even if nothing changes: a line of slots that one side only reads is what slows a pipe most.
+            if slot.flags() & NS_BUF_CHANGED != 0 {
+                self.refill(&slot);
+            }
+            slot.set_len_flags(len, 0);
+            last = Some(slot);
+        }
+        if let Some(last) = last {
+            last.set_flags(NS_REPORT);
+        }
+        to.unfilled -= fresh;
         Batch {
             packets: u64::from(n),
             bytes: u64::from(n) * u64::from(len),
