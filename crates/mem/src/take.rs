@@ -293,3 +293,6 @@ mod x86 {
         _mm256_testz_si256(bad, bad) != 0
     }
 }
+
+#[cfg(test)]
+mod tests;
