@@ -1,0 +1,77 @@
+# make            builds the programs
+# make demo       sends real packets through pipes and prints a table
+# make test       runs all tests
+# make lint       formatting, clippy, headers, manual pages
+# make bench      measures; BENCH="pipe --json" chooses
+# make install    to PREFIX (/usr/local), below DESTDIR
+
+PREFIX ?= /usr/local
+CARGO ?= cargo
+BENCH ?= pipe pipe-batch pipe-1core pipe-rtt
+
+PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge
+PROGRAMS := unetmapd unetmap pkt-gen bridge
+TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+BIN := $(TARGET)/release
+MAN_SECTIONS := 1 4 5 7 8
+
+# Where rustup puts cargo, for shells that were started before it did.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+.PHONY: build setup demo test loom lint lint-headers lint-man bench install
+.DEFAULT_GOAL := build
+
+build: setup
+	$(CARGO) build --locked --release --bins $(PACKAGES:%=-p %)
+
+setup:
+	@.ci/setup
+
+demo: build
+	@BIN=$(BIN) demo/run
+
+# The programs first: conformance tests run them.
+test: build loom
+	$(CARGO) test --locked --workspace
+
+# The code under test is built another way, so in a folder of its own.
+loom: setup
+	RUSTFLAGS="$(RUSTFLAGS) --cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom \
+		$(CARGO) test --locked --release -p unetmap-mem --test loom
+
+lint: setup lint-headers lint-man
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+# Each header alone, as strictly as its users may compile it.
+lint-headers: setup
+	@cd include && for header in $$(find . -name '*.h' | sort); do \
+		echo "header $$header"; \
+		echo "#include \"$$header\"" | $(CC) -std=gnu99 -Wall -Wextra -Werror -fsyntax-only -I. -x c - || exit 1; \
+		command -v c++ >/dev/null || continue; \
+		echo "#include \"$$header\"" | c++ -std=c++11 -Wall -Wextra -Werror -fsyntax-only -I. -x c++ - || exit 1; \
+	done
+
+lint-man:
+	@command -v groff >/dev/null || { echo "lint: no groff (groff-base), so manual pages were not checked"; exit 0; }; \
+	for page in man/*.[1-9]; do \
+		echo "manual $$page"; \
+		said=$$(groff -man -t -Kutf8 -Tutf8 -ww -z "$$page" 2>&1) && [ -z "$$said" ] || { echo "$$said"; exit 1; }; \
+	done
+
+bench: build
+	$(BIN)/unetmap bench $(BENCH)
+
+# Builds only what is missing, so that root needs no Rust.
+install:
+	@for program in $(PROGRAMS); do test -x $(BIN)/$$program || { $(MAKE) build; break; }; done
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include/net
+	install $(PROGRAMS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/bin
+	install -m 644 include/net/*.h $(DESTDIR)$(PREFIX)/include/net
+	@for section in $(MAN_SECTIONS); do \
+		for page in man/*.$$section; do \
+			test -e "$$page" || continue; \
+			install -d $(DESTDIR)$(PREFIX)/share/man/man$$section; \
+			install -m 644 "$$page" $(DESTDIR)$(PREFIX)/share/man/man$$section || exit 1; \
+		done; \
+	done
