@@ -181,20 +181,25 @@ impl Fill for Same {
         let n = space.min(max);
         // At most a buffer, which is at most 65536 bytes; options allow 65535 + 12.
         let len = self.bytes.len() as u16;
-        let mut slots = to.ring.window().take(n as usize);
+        let slots = to.ring.first(n);
         let fresh = to.unfilled.min(n);
-        for slot in slots.by_ref().take(fresh as usize) {
-            self.refill(&slot);
-            slot.set_len_flags(len, NS_REPORT);
-        }
         let mut last = None;
-        for slot in slots {
-            // Written even if nothing changes: a line of slots that one side only reads is what slows a pipe most.
-            if slot.flags() & NS_BUF_CHANGED != 0 {
+        if fresh > 0 {
+            // The first time round: some of these buffers may hold the packet already, which does no harm.
+            slots.for_each(|slot| {
                 self.refill(&slot);
-            }
-            slot.set_len_flags(len, 0);
-            last = Some(slot);
+                slot.set_len_flags(len, 0);
+                last = Some(slot);
+            });
+        } else {
+            // Written even if nothing changes: a line of slots that one side only reads is what slows a pipe most.
+            slots.for_each(|slot| {
+                if slot.flags() & NS_BUF_CHANGED != 0 {
+                    self.refill(&slot);
+                }
+                slot.set_len_flags(len, 0);
+                last = Some(slot);
+            });
         }
         if let Some(last) = last {
             last.set_flags(NS_REPORT);
