@@ -209,8 +209,7 @@ impl Contest {
         for peer in &options.peers {
             sides.push(Box::new(Outside {
                 peer,
-                batch: self.batch,
-                rows: rows.clone(),
+                contest: self,
             }));
         }
         let goal = Goal {
@@ -329,14 +328,13 @@ impl<F: FnMut() -> Result<Vec<f64>, String>> Side for Inside<F> {
 /// A peer's command, which probes for itself.
 struct Outside<'a> {
     peer: &'a Peer,
-    batch: u32,
-    rows: Vec<RowName>,
+    contest: &'a Contest,
 }
 
 impl Side for Outside<'_> {
     fn turn(&mut self) -> Result<Turn, String> {
         session::check()?;
-        let found = peer::run(self.peer, self.batch)?;
+        let found = peer::run(self.peer, &self.contest.name, self.contest.batch)?;
         found.into_iter().map(|row| self.place(row)).collect()
     }
 
@@ -348,10 +346,11 @@ impl Side for Outside<'_> {
 impl Outside<'_> {
     /// Finds our row that a peer's row is to be compared with: the one of the same unit.
     fn place(&self, found: peer::Row) -> Result<(usize, Class, Sample), String> {
-        match self.rows.iter().position(|row| row.unit == found.unit) {
+        let rows = self.contest.rows();
+        match rows.iter().position(|row| row.unit == found.unit) {
             Some(row) => Ok((row, found.class, found.sample)),
             None => {
-                let units: Vec<_> = self.rows.iter().map(|row| row.unit).collect();
+                let units: Vec<_> = rows.iter().map(|row| row.unit).collect();
                 let (label, unit) = (&self.peer.label, found.unit);
                 Err(format!(
                     "--peer {label}: its unit is {unit:?}, and here it must be {}",
@@ -437,11 +436,10 @@ mod tests {
     #[test]
     fn a_peer_is_compared_by_unit() {
         let peer: Peer = "p=x".parse().unwrap();
-        let rows = contests(Bench::PipeOneCore)[0].rows();
+        let contest = &contests(Bench::PipeOneCore)[0];
         let side = Outside {
             peer: &peer,
-            batch: 512,
-            rows,
+            contest,
         };
         let row = |unit: &str| peer::Row {
             class: Class::R,
