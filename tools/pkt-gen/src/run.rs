@@ -47,7 +47,8 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, String> {
     let shares = shares(count, ports.len() as u64);
     let rate = config.rate.map(|r| r as f64 / ports.len() as f64);
 
-    let outcomes = std::thread::scope(|scope| {
+    let begin = Instant::now();
+    let (mut outcomes, failure) = std::thread::scope(|scope| {
         let (done, results) = mpsc::channel();
         for (index, port) in ports.iter().enumerate() {
             let worker = Worker {
@@ -68,13 +69,17 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, String> {
         }
         drop(done);
         report_until_done(config, &counters, &interval, &results, &stop)
-    })?;
-    Ok(finish(
-        config,
-        Totals::of(&counters),
-        outcomes,
-        stop.load(Relaxed),
-    ))
+    });
+    if failure.is_some() {
+        // What was counted until then counts, over the time that is known.
+        outcomes.push(Outcome {
+            span: Some((begin, Instant::now())),
+            ..Outcome::default()
+        });
+    }
+    let interrupted = stop.load(Relaxed);
+    let code = finish(config, Totals::of(&counters), outcomes, interrupted);
+    failure.map_or(Ok(code), Err)
 }
 
 /// The flag that SIGINT and SIGTERM raise. A second signal changes nothing: `timeout` sends two, and the end is near.
@@ -322,14 +327,15 @@ fn own_mac(spec: &str) -> Mac {
         .unwrap_or_else(|| Mac::of_name(spec))
 }
 
-/// Reports once an interval until every thread has ended. The first failure stops the others and is returned.
+/// Reports once an interval until every thread has ended. The first failure stops the others and is returned
+/// with the outcomes of those that did not fail.
 fn report_until_done(
     config: &Config,
     counters: &[Counters],
     interval: &Interval,
     results: &mpsc::Receiver<Result<Outcome, String>>,
     stop: &AtomicBool,
-) -> Result<Vec<Outcome>, String> {
+) -> (Vec<Outcome>, Option<String>) {
     // ping reports its round trips itself.
     let every = config.report.filter(|_| config.function != Function::Ping);
     let mut reporter = Reporter::new(style(config), config.function.name(), counters, interval);
@@ -353,7 +359,7 @@ fn report_until_done(
             }
         }
     }
-    failure.map_or(Ok(outcomes), Err)
+    (outcomes, failure)
 }
 
 fn style(config: &Config) -> Style {
