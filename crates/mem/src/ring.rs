@@ -1,6 +1,6 @@
 //! Rings and interfaces as programs see them: `struct netmap_ring` and `struct netmap_if` in the region.
 
-use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering::*};
 
 use unetmap_abi::{NetmapIf, NetmapRing, NetmapSlot};
 
@@ -38,6 +38,9 @@ impl RingShape {
 }
 
 /// A view of one ring. `[head, tail)` is the program's; everything else is the system's.
+///
+/// The three pointers hand slots over, so they are stored and loaded in order with the slots: another thread or process
+/// may run the sync that follows a `head`.
 #[derive(Clone)]
 pub struct RingView {
     region: Region,
@@ -115,37 +118,37 @@ impl RingView {
     /// `head` as the program wrote it: any number.
     #[inline(always)]
     pub fn raw_head(&self) -> u32 {
-        self.word(HEAD).load(Relaxed)
+        self.word(HEAD).load(Acquire)
     }
 
     /// `cur` as the program wrote it: any number.
     #[inline(always)]
     pub fn raw_cur(&self) -> u32 {
-        self.word(CUR).load(Relaxed)
+        self.word(CUR).load(Acquire)
     }
 
     /// `tail`, which only the system should write, but any program can.
     #[inline(always)]
     pub fn raw_tail(&self) -> u32 {
-        self.word(TAIL).load(Relaxed)
+        self.word(TAIL).load(Acquire)
     }
 
     /// Sets `head`.
     #[inline(always)]
     pub fn set_head(&self, p: Pos) {
-        self.word(HEAD).store(p.raw(), Relaxed);
+        self.word(HEAD).store(p.raw(), Release);
     }
 
     /// Sets `cur`.
     #[inline(always)]
     pub fn set_cur(&self, p: Pos) {
-        self.word(CUR).store(p.raw(), Relaxed);
+        self.word(CUR).store(p.raw(), Release);
     }
 
     /// Sets `tail`.
     #[inline(always)]
     pub fn set_tail(&self, p: Pos) {
-        self.word(TAIL).store(p.raw(), std::sync::atomic::Ordering::Release);
+        self.word(TAIL).store(p.raw(), Release);
     }
 
     /// The ring's `NR_*` flags.
