@@ -179,3 +179,6 @@ impl SyncRing {
         self.view.set_pointers(hwcur, hwtail);
     }
 }
+
+#[cfg(test)]
+mod tests;
