@@ -40,10 +40,7 @@ pub(crate) struct Tally {
 
 impl Tally {
     fn new(label: &str, rows: usize) -> Tally {
-        Tally {
-            label: label.into(),
-            rows: vec![Default::default(); rows],
-        }
+        Tally { label: label.into(), rows: vec![Default::default(); rows] }
     }
 
     fn add(&mut self, row: usize, class: Class, sample: Sample) {
@@ -60,14 +57,8 @@ impl Tally {
     /// Samples of the class in the row that has the fewest, of those that the side has at all.
     pub(crate) fn count(&self, class: Class) -> u32 {
         // A peer may measure only one of the rows.
-        let measured = self
-            .rows
-            .iter()
-            .filter(|row| row.iter().any(|s| s.count() > 0));
-        measured
-            .map(|row| row[class as usize].count())
-            .min()
-            .unwrap_or(0)
+        let measured = self.rows.iter().filter(|row| row.iter().any(|s| s.count() > 0));
+        measured.map(|row| row[class as usize].count()).min().unwrap_or(0)
     }
 }
 
@@ -92,10 +83,7 @@ pub(crate) fn hold(
     elapsed: &mut dyn FnMut() -> Duration,
     progress: &mut dyn FnMut(&[Tally], Duration),
 ) -> Result<Outcome, String> {
-    let mut tallies: Vec<Tally> = sides
-        .iter()
-        .map(|s| Tally::new(s.label(), rows.len()))
-        .collect();
+    let mut tallies: Vec<Tally> = sides.iter().map(|s| Tally::new(s.label(), rows.len())).collect();
     let mut playing = vec![true; sides.len()];
     let mut failures = Vec::new();
     'turns: loop {
@@ -104,9 +92,7 @@ pub(crate) fn hold(
                 continue;
             }
             match sides[i].turn() {
-                Ok(turn) => turn
-                    .into_iter()
-                    .for_each(|(row, class, sample)| tallies[i].add(row, class, sample)),
+                Ok(turn) => turn.into_iter().for_each(|(row, class, sample)| tallies[i].add(row, class, sample)),
                 Err(e) if i == 0 => return Err(e),
                 Err(e) => {
                     playing[i] = false;
@@ -119,20 +105,13 @@ pub(crate) fn hold(
                 break 'turns;
             }
         }
-        let enough = |class| {
-            (0..sides.len()).all(|i| !playing[i] || tallies[i].count(class) >= goal.samples)
-        };
+        let enough = |class| (0..sides.len()).all(|i| !playing[i] || tallies[i].count(class) >= goal.samples);
         if Class::ALL.into_iter().any(enough) {
             break;
         }
     }
     let missing = missing(&tallies, goal, elapsed());
-    Ok(Outcome {
-        rows,
-        tallies,
-        failures,
-        missing,
-    })
+    Ok(Outcome { rows, tallies, failures, missing })
 }
 
 fn missing(tallies: &[Tally], goal: Goal, time: Duration) -> Vec<String> {
@@ -179,38 +158,18 @@ mod tests {
     }
 
     fn side(label: &'static str, turns: Vec<Result<Turn, String>>) -> Box<dyn Side> {
-        Box::new(Script {
-            label,
-            turns,
-            next: 0,
-        })
+        Box::new(Script { label, turns, next: 0 })
     }
 
     fn one(class: Class, value: f64) -> Result<Turn, String> {
         Ok(vec![(0, class, Sample::one(value))])
     }
 
-    fn hold_for(
-        mut sides: Vec<Box<dyn Side>>,
-        samples: u32,
-        turns: u64,
-    ) -> Result<Outcome, String> {
-        let rows = vec![RowName {
-            name: "x".into(),
-            unit: "Mpps",
-        }];
-        let goal = Goal {
-            samples,
-            limit: Duration::from_secs(turns),
-        };
+    fn hold_for(mut sides: Vec<Box<dyn Side>>, samples: u32, turns: u64) -> Result<Outcome, String> {
+        let rows = vec![RowName { name: "x".into(), unit: "Mpps" }];
+        let goal = Goal { samples, limit: Duration::from_secs(turns) };
         let time = Cell::new(0);
-        hold(
-            rows,
-            &mut sides,
-            goal,
-            &mut || Duration::from_secs(time.get()),
-            &mut |_, _| time.set(time.get() + 1),
-        )
+        hold(rows, &mut sides, goal, &mut || Duration::from_secs(time.get()), &mut |_, _| time.set(time.get() + 1))
     }
 
     fn counts(outcome: &Outcome, side: usize) -> [u32; 2] {
@@ -220,45 +179,24 @@ mod tests {
     #[test]
     fn ends_when_both_have_enough_of_one_class() {
         let ours = side("ours", vec![one(Class::L, 10.0), one(Class::R, 1.0)]);
-        let peer = side(
-            "peer",
-            vec![one(Class::R, 2.0), one(Class::R, 4.0), Ok(vec![])],
-        );
+        let peer = side("peer", vec![one(Class::R, 2.0), one(Class::R, 4.0), Ok(vec![])]);
         let outcome = hold_for(vec![ours, peer], 3, 1000).unwrap();
         // Ours has three R after six turns, the peer three R after four.
         assert_eq!(counts(&outcome, 0), [3, 3]);
         assert_eq!(counts(&outcome, 1), [0, 4]);
         assert_eq!(outcome.missing.len(), 1, "{:?}", outcome.missing);
         assert!(
-            outcome.missing[0].starts_with("class L: fewer than 3 samples")
-                && outcome.missing[0].ends_with("(peer 0)")
+            outcome.missing[0].starts_with("class L: fewer than 3 samples") && outcome.missing[0].ends_with("(peer 0)")
         );
         assert!(outcome.failures.is_empty());
     }
 
     #[test]
     fn a_row_of_many_counts_as_many() {
-        let nine = Ok(vec![(
-            0,
-            Class::L,
-            Sample {
-                n: 9,
-                ..Sample::one(3.0)
-            },
-        )]);
-        let outcome = hold_for(
-            vec![
-                side("ours", vec![one(Class::L, 1.0)]),
-                side("peer", vec![nine]),
-            ],
-            7,
-            1000,
-        )
-        .unwrap();
-        assert_eq!(
-            (counts(&outcome, 0), counts(&outcome, 1)),
-            ([7, 0], [63, 0])
-        );
+        let nine = Ok(vec![(0, Class::L, Sample { n: 9, ..Sample::one(3.0) })]);
+        let outcome =
+            hold_for(vec![side("ours", vec![one(Class::L, 1.0)]), side("peer", vec![nine])], 7, 1000).unwrap();
+        assert_eq!((counts(&outcome, 0), counts(&outcome, 1)), ([7, 0], [63, 0]));
     }
 
     #[test]
@@ -269,29 +207,18 @@ mod tests {
         assert_eq!((counts(&outcome, 0), counts(&outcome, 1)), ([5, 0], [0, 5]));
         assert_eq!(
             outcome.missing,
-            [
-                "class L: fewer than 2 samples in 10 s (peer 0)",
-                "class R: fewer than 2 samples in 10 s (ours 0)"
-            ]
+            ["class L: fewer than 2 samples in 10 s (peer 0)", "class R: fewer than 2 samples in 10 s (ours 0)"]
         );
     }
 
     #[test]
     fn a_peer_that_fails_is_left_out_and_we_are_not() {
         let peer = || side("peer", vec![one(Class::L, 1.0), Err("it broke".into())]);
-        let outcome = hold_for(
-            vec![side("ours", vec![one(Class::L, 1.0)]), peer()],
-            5,
-            1000,
-        )
-        .unwrap();
+        let outcome = hold_for(vec![side("ours", vec![one(Class::L, 1.0)]), peer()], 5, 1000).unwrap();
         assert_eq!((counts(&outcome, 0), counts(&outcome, 1)), ([5, 0], [1, 0]));
         assert_eq!(outcome.failures, ["it broke"]);
         let ours = side("ours", vec![Err("no port".into())]);
-        assert_eq!(
-            hold_for(vec![ours, peer()], 5, 1000).unwrap_err(),
-            "no port"
-        );
+        assert_eq!(hold_for(vec![ours, peer()], 5, 1000).unwrap_err(), "no port");
     }
 
     #[test]

@@ -40,10 +40,7 @@ const US: &str = "unetmap";
 /// The sender's batches that `pipe-batch` goes through, packets.
 const BATCHES: [u32; 5] = [1, 8, 64, 256, 512];
 /// How long the built-in peer runs for one sample; as long as pkt-gen does.
-const PEER_WINDOW: Window = Window {
-    warm_up: Duration::from_millis(20),
-    measure: Duration::from_millis(60),
-};
+const PEER_WINDOW: Window = Window { warm_up: Duration::from_millis(20), measure: Duration::from_millis(60) };
 
 /// A benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,12 +57,7 @@ pub enum Bench {
 
 impl Bench {
     /// All there are.
-    pub const ALL: [Bench; 4] = [
-        Bench::Pipe,
-        Bench::PipeBatch,
-        Bench::PipeOneCore,
-        Bench::PipeRtt,
-    ];
+    pub const ALL: [Bench; 4] = [Bench::Pipe, Bench::PipeBatch, Bench::PipeOneCore, Bench::PipeRtt];
 
     /// As the command line and the results call it.
     pub fn name(self) -> &'static str {
@@ -82,13 +74,10 @@ impl FromStr for Bench {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Bench, String> {
-        Bench::ALL
-            .into_iter()
-            .find(|b| b.name() == text)
-            .ok_or_else(|| {
-                let names = Bench::ALL.map(Bench::name).join(", ");
-                format!("no such benchmark (there are {names})")
-            })
+        Bench::ALL.into_iter().find(|b| b.name() == text).ok_or_else(|| {
+            let names = Bench::ALL.map(Bench::name).join(", ");
+            format!("no such benchmark (there are {names})")
+        })
     }
 }
 
@@ -119,8 +108,7 @@ pub fn run(options: &Options) -> Result<u8, String> {
         return Ok(code);
     }
     // Starts the daemon, at normal priority, and keeps it: one that ends and comes again would disturb a sample.
-    let _keep = Port::open(&format!("netmap:bench{}-keep{{1", std::process::id()))
-        .map_err(|e| e.to_string())?;
+    let _keep = Port::open(&format!("netmap:bench{}-keep{{1", std::process::id())).map_err(|e| e.to_string())?;
     session::raise();
     let mut findings = Vec::new();
     let mut code = 0;
@@ -149,9 +137,7 @@ pub fn run(options: &Options) -> Result<u8, String> {
 
 fn print(text: &str) -> Result<(), String> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(|e| format!("bench: standard output: {e}"))
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| format!("bench: standard output: {e}"))
 }
 
 fn check(options: &Options) -> Result<(), String> {
@@ -163,10 +149,7 @@ fn check(options: &Options) -> Result<(), String> {
     }
     let mut labels = BTreeSet::from([US, seqpacket::LABEL]);
     match options.peers.iter().find(|p| !labels.insert(&p.label)) {
-        Some(twice) => Err(format!(
-            "--peer {}: this label is taken; choose another",
-            twice.label
-        )),
+        Some(twice) => Err(format!("--peer {}: this label is taken; choose another", twice.label)),
         None => Ok(()),
     }
 }
@@ -182,9 +165,7 @@ struct Contest {
 fn contests(bench: Bench) -> Vec<Contest> {
     let contest = |name: String, batch| Contest { bench, name, batch };
     match bench {
-        Bench::PipeBatch => BATCHES
-            .map(|batch| contest(format!("{}-{batch}", bench.name()), batch))
-            .into(),
+        Bench::PipeBatch => BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::PipeRtt => vec![contest(bench.name().into(), 1)],
         Bench::Pipe | Bench::PipeOneCore => vec![contest(bench.name().into(), 512)],
     }
@@ -192,10 +173,7 @@ fn contests(bench: Bench) -> Vec<Contest> {
 
 impl Contest {
     fn rows(&self) -> Vec<RowName> {
-        let row = |suffix: &str, unit| RowName {
-            name: format!("{}{suffix}", self.name),
-            unit,
-        };
+        let row = |suffix: &str, unit| RowName { name: format!("{}{suffix}", self.name), unit };
         match self.bench {
             Bench::Pipe | Bench::PipeBatch => vec![row("", "Mpps")],
             Bench::PipeOneCore => vec![row("", "Mpps"), row("-cycles", "cycles")],
@@ -207,15 +185,9 @@ impl Contest {
         let rows = self.rows();
         let mut sides = vec![self.ours(cores)?, self.seqpacket(cores)];
         for peer in &options.peers {
-            sides.push(Box::new(Outside {
-                peer,
-                contest: self,
-            }));
+            sides.push(Box::new(Outside { peer, contest: self }));
         }
-        let goal = Goal {
-            samples: options.samples,
-            limit: options.limit,
-        };
+        let goal = Goal { samples: options.samples, limit: options.limit };
         let start = Instant::now();
         let terminal = std::io::stderr().is_terminal();
         let mut progress = |tallies: &[Tally], time: Duration| {
@@ -223,13 +195,7 @@ impl Contest {
                 eprint!("\r\x1b[K{}", progress_line(&self.name, tallies, goal, time));
             }
         };
-        let outcome = contest::hold(
-            rows,
-            &mut sides,
-            goal,
-            &mut || start.elapsed(),
-            &mut progress,
-        );
+        let outcome = contest::hold(rows, &mut sides, goal, &mut || start.elapsed(), &mut progress);
         if terminal {
             eprint!("\r\x1b[K");
         }
@@ -240,17 +206,11 @@ impl Contest {
         let batch = self.batch;
         Ok(match self.bench {
             Bench::Pipe | Bench::PipeBatch => {
-                let pair = Pair {
-                    program: pkt_gen::find()?,
-                    cores,
-                };
+                let pair = Pair { program: pkt_gen::find()?, cores };
                 Inside::boxed(US, cores, move || Ok(vec![pair.rate(batch)?]))
             }
             Bench::PipeRtt => {
-                let pair = Pair {
-                    program: pkt_gen::find()?,
-                    cores,
-                };
+                let pair = Pair { program: pkt_gen::find()?, cores };
                 Inside::boxed(US, cores, move || Ok(vec![pair.round_trip()?]))
             }
             Bench::PipeOneCore => Inside::boxed(US, cores, move || {
@@ -263,12 +223,10 @@ impl Contest {
     fn seqpacket(&self, cores: Cores) -> Box<dyn Side> {
         let label = seqpacket::LABEL;
         match self.bench {
-            Bench::Pipe | Bench::PipeBatch => Inside::boxed(label, cores, move || {
-                Ok(vec![seqpacket::rate(cores, PEER_WINDOW)?])
-            }),
-            Bench::PipeRtt => Inside::boxed(label, cores, move || {
-                Ok(vec![seqpacket::round_trip(cores, PEER_WINDOW)?])
-            }),
+            Bench::Pipe | Bench::PipeBatch => {
+                Inside::boxed(label, cores, move || Ok(vec![seqpacket::rate(cores, PEER_WINDOW)?]))
+            }
+            Bench::PipeRtt => Inside::boxed(label, cores, move || Ok(vec![seqpacket::round_trip(cores, PEER_WINDOW)?])),
             Bench::PipeOneCore => Inside::boxed(label, cores, move || {
                 let ghz = seqpacket::on_core(cores.tx, || Ok(probe::core_ghz()))?;
                 let mpps = seqpacket::rate_one_core(cores.tx, one_core::WINDOW)?;
@@ -297,11 +255,7 @@ struct Inside<F> {
 
 impl<F: FnMut() -> Result<Vec<f64>, String> + 'static> Inside<F> {
     fn boxed(label: &'static str, cores: Cores, measure: F) -> Box<dyn Side> {
-        Box::new(Inside {
-            label,
-            cores,
-            measure,
-        })
+        Box::new(Inside { label, cores, measure })
     }
 }
 
@@ -313,11 +267,7 @@ impl<F: FnMut() -> Result<Vec<f64>, String>> Side for Inside<F> {
         if probe::core_distance(self.cores)? != before {
             return Ok(Turn::new());
         }
-        Ok(values
-            .into_iter()
-            .enumerate()
-            .map(|(row, value)| (row, before, Sample::one(value)))
-            .collect())
+        Ok(values.into_iter().enumerate().map(|(row, value)| (row, before, Sample::one(value))).collect())
     }
 
     fn label(&self) -> &str {
@@ -352,10 +302,7 @@ impl Outside<'_> {
             None => {
                 let units: Vec<_> = rows.iter().map(|row| row.unit).collect();
                 let (label, unit) = (&self.peer.label, found.unit);
-                Err(format!(
-                    "--peer {label}: its unit is {unit:?}, and here it must be {}",
-                    units.join(" or ")
-                ))
+                Err(format!("--peer {label}: its unit is {unit:?}, and here it must be {}", units.join(" or ")))
             }
         }
     }
@@ -366,13 +313,7 @@ mod tests {
     use super::*;
 
     fn options() -> Options {
-        Options {
-            benches: vec![],
-            samples: 7,
-            limit: Duration::from_secs(1),
-            peers: vec![],
-            json: true,
-        }
+        Options { benches: vec![], samples: 7, limit: Duration::from_secs(1), peers: vec![], json: true }
     }
 
     #[test]
@@ -381,14 +322,8 @@ mod tests {
             assert_eq!(bench.name().parse(), Ok(bench));
         }
         let message = "pipes".parse::<Bench>().unwrap_err();
-        assert_eq!(
-            message,
-            "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt)"
-        );
-        let names: Vec<_> = contests(Bench::PipeBatch)
-            .into_iter()
-            .map(|c| (c.name, c.batch))
-            .collect();
+        assert_eq!(message, "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt)");
+        let names: Vec<_> = contests(Bench::PipeBatch).into_iter().map(|c| (c.name, c.batch)).collect();
         assert_eq!(names[0], ("pipe-batch-1".into(), 1));
         assert_eq!(names[4], ("pipe-batch-512".into(), 512));
     }
@@ -397,34 +332,10 @@ mod tests {
     fn bad_options_are_refused() {
         let peer = |text: &str| text.parse::<Peer>().unwrap();
         let cases = [
-            (
-                Options {
-                    samples: 0,
-                    ..options()
-                },
-                "--samples 0",
-            ),
-            (
-                Options {
-                    limit: Duration::ZERO,
-                    ..options()
-                },
-                "--seconds 0",
-            ),
-            (
-                Options {
-                    peers: vec![peer("seqpacket=x")],
-                    ..options()
-                },
-                "--peer seqpacket: this label is taken",
-            ),
-            (
-                Options {
-                    peers: vec![peer("a=x"), peer("a=y")],
-                    ..options()
-                },
-                "--peer a: this label is taken",
-            ),
+            (Options { samples: 0, ..options() }, "--samples 0"),
+            (Options { limit: Duration::ZERO, ..options() }, "--seconds 0"),
+            (Options { peers: vec![peer("seqpacket=x")], ..options() }, "--peer seqpacket: this label is taken"),
+            (Options { peers: vec![peer("a=x"), peer("a=y")], ..options() }, "--peer a: this label is taken"),
         ];
         for (options, part) in cases {
             let message = run(&options).unwrap_err();
@@ -437,20 +348,10 @@ mod tests {
     fn a_peer_is_compared_by_unit() {
         let peer: Peer = "p=x".parse().unwrap();
         let contest = &contests(Bench::PipeOneCore)[0];
-        let side = Outside {
-            peer: &peer,
-            contest,
-        };
-        let row = |unit: &str| peer::Row {
-            class: Class::R,
-            unit: unit.into(),
-            sample: Sample::one(2.0),
-        };
+        let side = Outside { peer: &peer, contest };
+        let row = |unit: &str| peer::Row { class: Class::R, unit: unit.into(), sample: Sample::one(2.0) };
         assert_eq!(side.place(row("Mpps")), Ok((0, Class::R, Sample::one(2.0))));
-        assert_eq!(
-            side.place(row("cycles")),
-            Ok((1, Class::R, Sample::one(2.0)))
-        );
+        assert_eq!(side.place(row("cycles")), Ok((1, Class::R, Sample::one(2.0))));
         assert_eq!(
             side.place(row("ns")).unwrap_err(),
             "--peer p: its unit is \"ns\", and here it must be Mpps or cycles"
@@ -463,36 +364,15 @@ mod tests {
             eprintln!("skipped: this machine has one processor");
             return;
         };
-        let tiny = Window {
-            warm_up: Duration::from_millis(1),
-            measure: Duration::from_millis(5),
-        };
-        let side = |label| {
-            Inside::boxed(label, cores, move || {
-                Ok(vec![seqpacket::round_trip(cores, tiny)?])
-            })
-        };
+        let tiny = Window { warm_up: Duration::from_millis(1), measure: Duration::from_millis(5) };
+        let side = |label| Inside::boxed(label, cores, move || Ok(vec![seqpacket::round_trip(cores, tiny)?]));
         let rows = contests(Bench::PipeRtt)[0].rows();
-        let goal = Goal {
-            samples: 1,
-            limit: Duration::from_secs(60),
-        };
+        let goal = Goal { samples: 1, limit: Duration::from_secs(60) };
         let start = Instant::now();
         let mut sides = [side("a"), side("b")];
-        let outcome = contest::hold(
-            rows,
-            &mut sides,
-            goal,
-            &mut || start.elapsed(),
-            &mut |_, _| {},
-        )
-        .unwrap();
+        let outcome = contest::hold(rows, &mut sides, goal, &mut || start.elapsed(), &mut |_, _| {}).unwrap();
         let found = report::findings(&outcome);
         assert!(!found.is_empty() && outcome.failures.is_empty());
-        assert!(
-            report::json(&found[0])
-                .unwrap()
-                .starts_with(r#"{"name":"pipe-rtt","class":""#)
-        );
+        assert!(report::json(&found[0]).unwrap().starts_with(r#"{"name":"pipe-rtt","class":""#));
     }
 }

@@ -26,20 +26,13 @@ pub(crate) fn run(cpu: usize, window: Window) -> Result<Rate, String> {
     let name = format!("netmap:bench{}", std::process::id());
     let open = |end: &str| {
         let spec = format!("{name}{end}");
-        Port::options()
-            .tx_slots(SLOTS)
-            .rx_slots(SLOTS)
-            .open(&spec)
-            .map_err(|e| e.to_string())
+        Port::options().tx_slots(SLOTS).rx_slots(SLOTS).open(&spec).map_err(|e| e.to_string())
     };
     let (tx, rx) = (open("{1")?, open("}1")?);
     on_core(cpu, || {
         let ghz = probe::core_ghz();
         let mpps = measure(window, || batch(&tx, &rx))?;
-        Ok(Rate {
-            mpps,
-            cycles_per_packet: ghz * 1e3 / mpps,
-        })
+        Ok(Rate { mpps, cycles_per_packet: ghz * 1e3 / mpps })
     })
 }
 
@@ -63,10 +56,7 @@ fn batch(tx: &Port, rx: &Port) -> Result<u64, String> {
             bytes += u64::from(slot.len());
         }
         if bytes != u64::from(n) * u64::from(BYTES) {
-            return Err(format!(
-                "{}: {n} packets of {BYTES} B arrived with {bytes} B",
-                rx.spec()
-            ));
+            return Err(format!("{}: {n} packets of {BYTES} B arrived with {bytes} B", rx.spec()));
         }
         ring.advance(n);
         packets += u64::from(n);
@@ -75,7 +65,4 @@ fn batch(tx: &Port, rx: &Port) -> Result<u64, String> {
 }
 
 /// What a measurement needs: some syncs to settle, then long enough for the clock.
-pub(crate) const WINDOW: Window = Window {
-    warm_up: Duration::from_millis(5),
-    measure: Duration::from_millis(20),
-};
+pub(crate) const WINDOW: Window = Window { warm_up: Duration::from_millis(5), measure: Duration::from_millis(20) };

@@ -34,9 +34,7 @@ impl FromStr for Peer {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Peer, String> {
-        let bad = |what: &str| {
-            format!("{what} (write LABEL=COMMAND, as in 'other=./other-bench --json')")
-        };
+        let bad = |what: &str| format!("{what} (write LABEL=COMMAND, as in 'other=./other-bench --json')");
         let (label, command) = text.split_once('=').ok_or_else(|| bad("there is no `=`"))?;
         if label.is_empty() || label.contains(char::is_whitespace) {
             return Err(bad("a label is one word before the `=`"));
@@ -44,10 +42,7 @@ impl FromStr for Peer {
         if command.trim().is_empty() {
             return Err(bad("there is no command after the `=`"));
         }
-        Ok(Peer {
-            label: label.into(),
-            command: command.into(),
-        })
+        Ok(Peer { label: label.into(), command: command.into() })
     }
 }
 
@@ -75,12 +70,8 @@ pub(crate) struct Row {
 pub(crate) fn parse(output: &str) -> Result<Vec<Row>, String> {
     let mut rows = Vec::new();
     let mut names = BTreeSet::new();
-    for (number, line) in (1..)
-        .zip(output.lines())
-        .filter(|(_, line)| !line.trim().is_empty())
-    {
-        let wrong =
-            |what: String| format!("line {number} of its output, `{}`: {what}", line.trim());
+    for (number, line) in (1..).zip(output.lines()).filter(|(_, line)| !line.trim().is_empty()) {
+        let wrong = |what: String| format!("line {number} of its output, `{}`: {what}", line.trim());
         let raw: RawRow = serde_json::from_str(line).map_err(|e| wrong(e.to_string()))?;
         names.insert(raw.name.clone());
         rows.push(check(raw).map_err(wrong)?);
@@ -90,42 +81,21 @@ pub(crate) fn parse(output: &str) -> Result<Vec<Row>, String> {
     }
     if names.len() > 1 {
         let names: Vec<_> = names.into_iter().collect();
-        return Err(format!(
-            "it printed rows of several names ({}): have it print one",
-            names.join(", ")
-        ));
+        return Err(format!("it printed rows of several names ({}): have it print one", names.join(", ")));
     }
     Ok(rows)
 }
 
 fn check(raw: RawRow) -> Result<Row, String> {
-    let RawRow {
-        name: _,
-        class,
-        unit,
-        median,
-        min,
-        max,
-        n,
-    } = raw;
-    let class = Class::from_letter(&class)
-        .ok_or_else(|| format!("class {class:?} is neither \"L\" nor \"R\""))?;
+    let RawRow { name: _, class, unit, median, min, max, n } = raw;
+    let class = Class::from_letter(&class).ok_or_else(|| format!("class {class:?} is neither \"L\" nor \"R\""))?;
     if n == 0 {
         return Err("n is 0".into());
     }
     if !(min > 0.0 && min <= median && median <= max) {
         return Err("0 < min <= median <= max does not hold".into());
     }
-    Ok(Row {
-        class,
-        unit,
-        sample: Sample {
-            median,
-            min,
-            max,
-            n,
-        },
-    })
+    Ok(Row { class, unit, sample: Sample { median, min, max, n } })
 }
 
 /// Runs the command once and returns its rows. What it says on standard error goes to ours.
@@ -151,10 +121,7 @@ fn run_limited(peer: &Peer, bench: &str, batch: u32, limit: Duration) -> Result<
     };
     // It has closed its output, but it may still run.
     let status = loop {
-        match child
-            .try_wait()
-            .map_err(|e| format!("waiting for it: {e}"))?
-        {
+        match child.try_wait().map_err(|e| format!("waiting for it: {e}"))? {
             Some(status) => break status,
             None if Instant::now() >= deadline => return Err(stop(child, limit)),
             None => thread::sleep(LOOK_EVERY),
@@ -182,38 +149,21 @@ fn stop(mut child: Child, limit: Duration) -> String {
     // Both fail only when it has just ended, which is as good.
     let _ = child.kill();
     let _ = child.wait();
-    format!(
-        "it still ran after {} s and was stopped",
-        limit.as_secs_f64()
-    )
+    format!("it still ran after {} s and was stopped", limit.as_secs_f64())
 }
 
 fn judge(status: ExitStatus) -> Result<(), String> {
-    if status.success() {
-        Ok(())
-    } else {
-        Err(format!("its command failed ({status})"))
-    }
+    if status.success() { Ok(()) } else { Err(format!("its command failed ({status})")) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const GOOD: &str =
-        r#"{"name":"a","class":"L","unit":"Mpps","median":2.5,"min":1,"max":3.00,"n":9}"#;
+    const GOOD: &str = r#"{"name":"a","class":"L","unit":"Mpps","median":2.5,"min":1,"max":3.00,"n":9}"#;
 
     fn row(class: Class, median: f64, min: f64, max: f64, n: u32) -> Row {
-        Row {
-            class,
-            unit: "Mpps".into(),
-            sample: Sample {
-                median,
-                min,
-                max,
-                n,
-            },
-        }
+        Row { class, unit: "Mpps".into(), sample: Sample { median, min, max, n } }
     }
 
     #[test]
@@ -222,10 +172,7 @@ mod tests {
         let more = r#"{"n":1,"extra":[1],"max":5,"min":5,"median":5,"unit":"Mpps","class":"R","name":"a"}"#;
         assert_eq!(
             parse(&format!("\n{GOOD}\n  \n{more}\n")).unwrap(),
-            [
-                row(Class::L, 2.5, 1.0, 3.0, 9),
-                row(Class::R, 5.0, 5.0, 5.0, 1)
-            ]
+            [row(Class::L, 2.5, 1.0, 3.0, 9), row(Class::R, 5.0, 5.0, 5.0, 1)]
         );
     }
 
@@ -251,10 +198,7 @@ mod tests {
             (with("3.00", "2"), "median <= max"),
             (with("\"min\":1", "\"min\":0"), "0 < min"),
             (with("2.5", "null"), "line 1"),
-            (
-                format!("{GOOD}\n{}", with("\"a\"", "\"b\"")),
-                "several names (a, b)",
-            ),
+            (format!("{GOOD}\n{}", with("\"a\"", "\"b\"")), "several names (a, b)"),
         ] {
             let message = parse(&text).unwrap_err();
             assert!(message.contains(part), "{text}: {message}");
@@ -264,10 +208,7 @@ mod tests {
     #[test]
     fn labels_and_commands() {
         let peer: Peer = "ceiling=ROW=6 JSON=1 ./pipe".parse().unwrap();
-        assert_eq!(
-            (&*peer.label, &*peer.command),
-            ("ceiling", "ROW=6 JSON=1 ./pipe")
-        );
+        assert_eq!((&*peer.label, &*peer.command), ("ceiling", "ROW=6 JSON=1 ./pipe"));
         for (text, part) in [
             ("", "no `=`"),
             ("x", "no `=`"),
@@ -277,36 +218,21 @@ mod tests {
             ("a=  ", "no command"),
         ] {
             let message = text.parse::<Peer>().unwrap_err();
-            assert!(
-                message.contains(part) && message.contains("LABEL=COMMAND"),
-                "{text}: {message}"
-            );
+            assert!(message.contains(part) && message.contains("LABEL=COMMAND"), "{text}: {message}");
         }
     }
 
     fn peer(command: &str) -> Peer {
-        Peer {
-            label: "p".into(),
-            command: command.into(),
-        }
+        Peer { label: "p".into(), command: command.into() }
     }
 
     #[test]
     fn commands_are_run() {
-        let rows = run(
-            &peer(&format!(
-                "echo '{GOOD}' | sed \"s/2.5/$((BATCH - 62))/; s/3.00/$BENCH/\""
-            )),
-            "3",
-            64,
-        )
-        .unwrap();
+        let rows =
+            run(&peer(&format!("echo '{GOOD}' | sed \"s/2.5/$((BATCH - 62))/; s/3.00/$BENCH/\"")), "3", 64).unwrap();
         assert_eq!(rows, [row(Class::L, 2.0, 1.0, 3.0, 9)]);
         let message = run(&peer(&format!("echo '{GOOD}'; exit 3")), "x", 1).unwrap_err();
-        assert!(
-            message.starts_with("--peer p: ") && message.contains("exit status: 3"),
-            "{message}"
-        );
+        assert!(message.starts_with("--peer p: ") && message.contains("exit status: 3"), "{message}");
         let message = run(&peer("kill -9 $$"), "x", 1).unwrap_err();
         assert!(message.contains("signal: 9"), "{message}");
         let message = run(&peer("true"), "x", 1).unwrap_err();
@@ -316,8 +242,7 @@ mod tests {
     #[test]
     fn a_command_that_hangs_is_given_up() {
         for command in ["exec sleep 100", "exec sleep 100 >&-"] {
-            let message =
-                run_limited(&peer(command), "x", 1, Duration::from_millis(50)).unwrap_err();
+            let message = run_limited(&peer(command), "x", 1, Duration::from_millis(50)).unwrap_err();
             assert!(message.contains("still ran after 0.05 s"), "{message}");
         }
     }

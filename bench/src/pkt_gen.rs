@@ -31,9 +31,7 @@ const GRACE: Duration = Duration::from_secs(3);
 
 /// Where pkt-gen is: beside this program, else one folder above (tests), else in the `PATH`.
 pub(crate) fn find() -> Result<PathBuf, String> {
-    let beside = env::current_exe()
-        .ok()
-        .and_then(|exe| exe.parent().map(Path::to_owned));
+    let beside = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
     let above = beside.as_deref().and_then(Path::parent).map(Path::to_owned);
     let path = env::var_os("PATH").unwrap_or_default();
     beside
@@ -42,10 +40,7 @@ pub(crate) fn find() -> Result<PathBuf, String> {
         .chain(env::split_paths(&path))
         .map(|folder| folder.join("pkt-gen"))
         .find(|program| program.is_file())
-        .ok_or_else(|| {
-            "bench: pkt-gen is neither beside this program nor in the PATH (`make` builds it)"
-                .into()
-        })
+        .ok_or_else(|| "bench: pkt-gen is neither beside this program nor in the PATH (`make` builds it)".into())
 }
 
 /// The pair of programs that a benchmark runs.
@@ -68,20 +63,12 @@ impl Pair {
     pub(crate) fn rate(&self, batch: u32) -> Result<f64, String> {
         let interval = INTERVAL.as_millis().to_string();
         let mut rx = self.start("rx", "}1", self.cores.rx, &["-T", &interval])?;
-        let mut tx = self.start(
-            "tx",
-            "{1",
-            self.cores.tx,
-            &["-T", "0", "-b", &batch.to_string()],
-        )?;
+        let mut tx = self.start("tx", "{1", self.cores.tx, &["-T", "0", "-b", &batch.to_string()])?;
         let sample = steady_mpps(|| rx.line());
         // Which of the two broke is told by its own words; the other only noticed.
         let ends = [tx.end(), rx.end()];
         match sample {
-            Ok(mpps) => ends
-                .into_iter()
-                .collect::<Result<(), String>>()
-                .map(|()| mpps),
+            Ok(mpps) => ends.into_iter().collect::<Result<(), String>>().map(|()| mpps),
             Err(e) => Err(ends.into_iter().find_map(Result::err).unwrap_or(e)),
         }
     }
@@ -89,12 +76,7 @@ impl Pair {
     /// One packet there and back, both sides awake; returns the median in nanoseconds.
     pub(crate) fn round_trip(&self) -> Result<f64, String> {
         let mut pong = self.start("pong", "}1", self.cores.rx, &["-T", "0"])?;
-        let mut ping = self.start(
-            "ping",
-            "{1",
-            self.cores.tx,
-            &["-T", "0", "-n", &PINGS.to_string()],
-        )?;
+        let mut ping = self.start("ping", "{1", self.cores.tx, &["-T", "0", "-n", &PINGS.to_string()])?;
         let median = (|| {
             loop {
                 if let Some(ns) = median_rtt(&ping.line()?)? {
@@ -104,27 +86,16 @@ impl Pair {
         })();
         let ends = [ping.end(), pong.end()];
         match median {
-            Ok(ns) => ends
-                .into_iter()
-                .collect::<Result<(), String>>()
-                .map(|()| ns),
+            Ok(ns) => ends.into_iter().collect::<Result<(), String>>().map(|()| ns),
             Err(e) => Err(ends.into_iter().find_map(Result::err).unwrap_or(e)),
         }
     }
 
-    fn start(
-        &self,
-        what: &'static str,
-        end: &str,
-        cpu: usize,
-        more: &[&str],
-    ) -> Result<Running, String> {
+    fn start(&self, what: &'static str, end: &str, cpu: usize, more: &[&str]) -> Result<Running, String> {
         let port = format!("netmap:bench{}{end}", std::process::id());
         let (slots, cpu) = (format!("{SLOTS},{SLOTS}"), cpu.to_string());
         let mut child = Command::new(&self.program)
-            .args([
-                "-i", &port, "-f", what, "-a", &cpu, "-C", &slots, "-w", "0", "--json",
-            ])
+            .args(["-i", &port, "-f", what, "-a", &cpu, "-C", &slots, "-w", "0", "--json"])
             .args(more)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -135,10 +106,7 @@ impl Pair {
         if let Some(stdout) = child.stdout.take() {
             thread::spawn(move || {
                 // Ends when the process has, or when nobody listens any more.
-                BufReader::new(stdout)
-                    .lines()
-                    .map_while(Result::ok)
-                    .all(|line| send.send(line).is_ok())
+                BufReader::new(stdout).lines().map_while(Result::ok).all(|line| send.send(line).is_ok())
             });
         }
         let errors = child.stderr.take().map(|mut stderr| {
@@ -149,12 +117,7 @@ impl Pair {
                 String::from_utf8_lossy(&bytes).into_owned()
             })
         });
-        Ok(Running {
-            what,
-            child,
-            lines,
-            errors,
-        })
+        Ok(Running { what, child, lines, errors })
     }
 }
 
@@ -164,11 +127,7 @@ impl Running {
         session::check()?;
         self.lines.recv_timeout(PATIENCE).map_err(|e| match e {
             RecvTimeoutError::Timeout => {
-                format!(
-                    "bench: pkt-gen -f {} said nothing for {} s",
-                    self.what,
-                    PATIENCE.as_secs()
-                )
+                format!("bench: pkt-gen -f {} said nothing for {} s", self.what, PATIENCE.as_secs())
             }
             RecvTimeoutError::Disconnected => {
                 format!("bench: pkt-gen -f {} ended early", self.what)
@@ -192,19 +151,12 @@ impl Running {
                 None => thread::sleep(Duration::from_millis(1)),
             }
         };
-        let said = self
-            .errors
-            .take()
-            .and_then(|e| e.join().ok())
-            .unwrap_or_default();
+        let said = self.errors.take().and_then(|e| e.join().ok()).unwrap_or_default();
         // A process that has only just started may die of the signal; then another one had a reason to end early.
         if status.success() || status.signal() == Some(Signal::INT.as_raw()) {
             return Ok(());
         }
-        Err(failed(format!(
-            "{} ({status})",
-            said.trim().lines().last().unwrap_or("no word why")
-        )))
+        Err(failed(format!("{} ({status})", said.trim().lines().last().unwrap_or("no word why"))))
     }
 }
 
@@ -247,8 +199,7 @@ struct Interval {
 }
 
 fn object(line: &str) -> Result<Value, String> {
-    serde_json::from_str(line)
-        .map_err(|e| format!("bench: pkt-gen wrote `{line}`, which is no JSON: {e}"))
+    serde_json::from_str(line).map_err(|e| format!("bench: pkt-gen wrote `{line}`, which is no JSON: {e}"))
 }
 
 impl Interval {
@@ -260,9 +211,7 @@ impl Interval {
         }
         match (value["packets"].as_f64(), value["seconds"].as_f64()) {
             (Some(packets), Some(seconds)) => Ok(Some(Interval { packets, seconds })),
-            _ => Err(format!(
-                "bench: pkt-gen wrote `{line}`, which lacks packets or seconds"
-            )),
+            _ => Err(format!("bench: pkt-gen wrote `{line}`, which lacks packets or seconds")),
         }
     }
 }
@@ -275,9 +224,7 @@ fn median_rtt(line: &str) -> Result<Option<f64>, String> {
     }
     match value["rtt_ns"]["p50"].as_f64() {
         Some(ns) if ns > 0.0 => Ok(Some(ns)),
-        _ => Err(format!(
-            "bench: no ping was answered (pkt-gen wrote `{line}`)"
-        )),
+        _ => Err(format!("bench: no ping was answered (pkt-gen wrote `{line}`)")),
     }
 }
 
@@ -287,12 +234,7 @@ mod tests {
 
     fn steady(lines: &[&str]) -> Result<f64, String> {
         let mut lines = lines.iter();
-        steady_mpps(|| {
-            lines
-                .next()
-                .map(ToString::to_string)
-                .ok_or_else(|| "ended early".into())
-        })
+        steady_mpps(|| lines.next().map(ToString::to_string).ok_or_else(|| "ended early".into()))
     }
 
     const NONE: &str = r#"{"event":"interval","packets":0,"seconds":0.02}"#;
@@ -302,10 +244,7 @@ mod tests {
     #[test]
     fn the_first_intervals_do_not_count() {
         assert_eq!(steady(&[NONE, NONE, SOME, SOME, MORE, MORE, MORE]), Ok(2.5));
-        assert_eq!(
-            steady(&[MORE, MORE, r#"{"event":"other"}"#, SOME, SOME, NONE]),
-            Ok(80_000.0 / 0.06 / 1e6)
-        );
+        assert_eq!(steady(&[MORE, MORE, r#"{"event":"other"}"#, SOME, SOME, NONE]), Ok(80_000.0 / 0.06 / 1e6));
     }
 
     #[test]
@@ -313,10 +252,7 @@ mod tests {
         for (lines, part) in [
             (&[NONE, SOME, SOME, SOME][..], "ended early"),
             (&["x"], "`x`, which is no JSON"),
-            (
-                &[r#"{"event":"interval","packets":"1"}"#],
-                "lacks packets or seconds",
-            ),
+            (&[r#"{"event":"interval","packets":"1"}"#], "lacks packets or seconds"),
             (&[SOME, SOME, NONE, NONE, NONE], "no packet in steady state"),
         ] {
             let message = steady(lines).unwrap_err();
@@ -327,36 +263,16 @@ mod tests {
     #[test]
     fn round_trips_come_from_the_summary() {
         assert_eq!(median_rtt(r#"{"event":"interval"}"#), Ok(None));
-        assert_eq!(
-            median_rtt(r#"{"event":"summary","rtt_ns":{"p50":431}}"#),
-            Ok(Some(431.0))
-        );
-        assert!(
-            median_rtt(r#"{"event":"summary","rtt_ns":null}"#)
-                .unwrap_err()
-                .contains("no ping was answered")
-        );
+        assert_eq!(median_rtt(r#"{"event":"summary","rtt_ns":{"p50":431}}"#), Ok(Some(431.0)));
+        assert!(median_rtt(r#"{"event":"summary","rtt_ns":null}"#).unwrap_err().contains("no ping was answered"));
     }
 
     #[test]
     fn a_program_that_fails_is_quoted() {
-        let pair = Pair {
-            program: "/bin/false".into(),
-            cores: Cores { tx: 0, rx: 0 },
-        };
+        let pair = Pair { program: "/bin/false".into(), cores: Cores { tx: 0, rx: 0 } };
         let message = pair.rate(512).unwrap_err();
-        assert!(
-            message.contains("pkt-gen -f") && message.contains("exit status: 1"),
-            "{message}"
-        );
-        let pair = Pair {
-            program: "/nowhere/pkt-gen".into(),
-            ..pair
-        };
-        assert!(
-            pair.round_trip()
-                .unwrap_err()
-                .contains("starting /nowhere/pkt-gen")
-        );
+        assert!(message.contains("pkt-gen -f") && message.contains("exit status: 1"), "{message}");
+        let pair = Pair { program: "/nowhere/pkt-gen".into(), ..pair };
+        assert!(pair.round_trip().unwrap_err().contains("starting /nowhere/pkt-gen"));
     }
 }

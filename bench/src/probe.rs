@@ -34,18 +34,14 @@ impl Cores {
     pub(crate) fn first_two() -> Result<Cores, String> {
         match process::cpus_allowed()[..] {
             [tx, rx, ..] => Ok(Cores { tx, rx }),
-            _ => Err(
-                "bench: needs two processors, and this process may use only one (see taskset(1))"
-                    .into(),
-            ),
+            _ => Err("bench: needs two processors, and this process may use only one (see taskset(1))".into()),
         }
     }
 }
 
 /// Keeps the calling thread on `cpu`.
 pub(crate) fn pin(cpu: usize) -> Result<(), String> {
-    process::pin_to_cpu(cpu)
-        .map_err(|e| format!("bench: pinning a thread to processor {cpu}: {e} (see taskset(1))"))
+    process::pin_to_cpu(cpu).map_err(|e| format!("bench: pinning a thread to processor {cpu}: {e} (see taskset(1))"))
 }
 
 /// One word on cache lines of its own (two: some processors fetch pairs).
@@ -85,11 +81,8 @@ fn round_trip_ns(cores: Cores) -> Result<f64, String> {
             }
             pinned.map(|()| stats::median(&groups))
         });
-        let ns = near
-            .join()
-            .map_err(|_| "bench: the probe failed".to_string())?;
-        far.join()
-            .map_err(|_| "bench: the probe failed".to_string())??;
+        let ns = near.join().map_err(|_| "bench: the probe failed".to_string())?;
+        far.join().map_err(|_| "bench: the probe failed".to_string())??;
         ns
     })
 }
@@ -124,15 +117,8 @@ mod tests {
             return;
         };
         assert!(round_trip_ns(cores).unwrap() > 0.0);
-        let nowhere = Cores {
-            tx: cores.tx,
-            rx: 1 << 20,
-        };
-        assert!(
-            core_distance(nowhere)
-                .unwrap_err()
-                .contains("processor 1048576")
-        );
+        let nowhere = Cores { tx: cores.tx, rx: 1 << 20 };
+        assert!(core_distance(nowhere).unwrap_err().contains("processor 1048576"));
     }
 
     #[test]

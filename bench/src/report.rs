@@ -45,14 +45,7 @@ pub(crate) fn findings(outcome: &Outcome) -> Vec<Finding> {
             let peers = peers.iter().filter_map(|tally| {
                 let all = tally.samples(row, class).summary()?;
                 let ratio = our.median / all.median;
-                Some((
-                    tally.label.clone(),
-                    PeerFinding {
-                        median: round(all.median),
-                        ratio: round(ratio),
-                        all,
-                    },
-                ))
+                Some((tally.label.clone(), PeerFinding { median: round(all.median), ratio: round(ratio), all }))
             });
             findings.push(Finding {
                 name: name.name.clone(),
@@ -81,9 +74,7 @@ pub(crate) fn json(finding: &Finding) -> Result<String, String> {
 
 /// An aligned table: a line for us, then one for each peer.
 pub(crate) fn table(findings: &[Finding]) -> String {
-    let header = [
-        "bench", "class", "who", "unit", "median", "min", "max", "n", "ours/its",
-    ];
+    let header = ["bench", "class", "who", "unit", "median", "min", "max", "n", "ours/its"];
     let mut rows = vec![header.map(String::from).to_vec()];
     let mut row = |name: &str, class: &str, who: &str, unit: &str, all: Sample, ratio: String| {
         let mut cells = [name, class, who, unit].map(String::from).to_vec();
@@ -92,22 +83,10 @@ pub(crate) fn table(findings: &[Finding]) -> String {
         rows.push(cells);
     };
     for f in findings {
-        let ours = Sample {
-            median: f.median,
-            min: f.min,
-            max: f.max,
-            n: f.n,
-        };
+        let ours = Sample { median: f.median, min: f.min, max: f.max, n: f.n };
         row(&f.name, &f.class, crate::US, &f.unit, ours, String::new());
         for (label, peer) in &f.peers {
-            row(
-                "",
-                "",
-                label,
-                &f.unit,
-                peer.all,
-                format!("{:.3}", peer.ratio),
-            );
+            row("", "", label, &f.unit, peer.all, format!("{:.3}", peer.ratio));
         }
     }
     align(&rows, 4)
@@ -126,11 +105,7 @@ pub fn align(rows: &[Vec<String>], left: usize) -> String {
         let mut line = String::new();
         for (i, (cell, &width)) in row.iter().zip(&widths).enumerate() {
             // Writing into a String cannot fail.
-            let _ = if i < left {
-                write!(line, "{cell:<width$}  ")
-            } else {
-                write!(line, "{cell:>width$}  ")
-            };
+            let _ = if i < left { write!(line, "{cell:<width$}  ") } else { write!(line, "{cell:>width$}  ") };
         }
         text.push_str(line.trim_end());
         text.push('\n');
@@ -157,25 +132,12 @@ mod tests {
     }
 
     fn sample(median: f64, min: f64, max: f64, n: u32) -> Sample {
-        Sample {
-            median,
-            min,
-            max,
-            n,
-        }
+        Sample { median, min, max, n }
     }
 
     fn outcome() -> Outcome {
-        let rows = vec![
-            RowName {
-                name: "pipe".into(),
-                unit: "Mpps",
-            },
-            RowName {
-                name: "pipe-cycles".into(),
-                unit: "cycles",
-            },
-        ];
+        let rows =
+            vec![RowName { name: "pipe".into(), unit: "Mpps" }, RowName { name: "pipe-cycles".into(), unit: "cycles" }];
         let mut sides: Vec<Box<dyn Side>> = vec![
             Box::new(Fixed(
                 "unetmap",
@@ -185,50 +147,25 @@ mod tests {
                     (1, Class::L, Sample::one(6.0)),
                 ],
             )),
-            Box::new(Fixed(
-                "seqpacket",
-                vec![
-                    (0, Class::L, Sample::one(0.75)),
-                    (1, Class::R, Sample::one(9.0)),
-                ],
-            )),
+            Box::new(Fixed("seqpacket", vec![(0, Class::L, Sample::one(0.75)), (1, Class::R, Sample::one(9.0))])),
             Box::new(Fixed(
                 "ceiling",
-                vec![
-                    (0, Class::L, sample(400.0, 390.0, 410.0, 9)),
-                    (0, Class::R, sample(100.0, 1.0, 101.0, 3)),
-                ],
+                vec![(0, Class::L, sample(400.0, 390.0, 410.0, 9)), (0, Class::R, sample(100.0, 1.0, 101.0, 3))],
             )),
         ];
-        let goal = Goal {
-            samples: 1,
-            limit: Duration::ZERO,
-        };
+        let goal = Goal { samples: 1, limit: Duration::ZERO };
         // The clock stands still for one round, so that every side has one turn.
         let mut ticks = 0;
         let mut elapsed = || {
             ticks += 1;
             Duration::from_secs(u64::from(ticks > 2))
         };
-        hold(
-            rows,
-            &mut sides,
-            Goal {
-                limit: Duration::from_secs(1),
-                ..goal
-            },
-            &mut elapsed,
-            &mut |_, _| {},
-        )
-        .unwrap()
+        hold(rows, &mut sides, Goal { limit: Duration::from_secs(1), ..goal }, &mut elapsed, &mut |_, _| {}).unwrap()
     }
 
     #[test]
     fn json_has_what_scripts_read() {
-        let lines: Vec<String> = findings(&outcome())
-            .iter()
-            .map(|f| json(f).unwrap())
-            .collect();
+        let lines: Vec<String> = findings(&outcome()).iter().map(|f| json(f).unwrap()).collect();
         assert_eq!(
             lines,
             [

@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, MultiHeaders, recvmmsg, sendmmsg};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown,
-    socketpair,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown, socketpair,
 };
 use unetmap_sys::clock;
 
@@ -41,13 +40,8 @@ fn failed(what: &str, e: impl std::fmt::Display) -> String {
 }
 
 fn pair(flags: SocketFlags) -> Result<Pair, String> {
-    socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        flags | SocketFlags::CLOEXEC,
-        None,
-    )
-    .map_err(|e| failed("making a pair of sockets", e))
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
+        .map_err(|e| failed("making a pair of sockets", e))
 }
 
 /// The sending end, with its messages ready.
@@ -58,10 +52,7 @@ struct Sender {
 
 impl Sender {
     fn new(fd: OwnedFd) -> Sender {
-        Sender {
-            fd,
-            headers: MultiHeaders::preallocate(MESSAGES, None),
-        }
+        Sender { fd, headers: MultiHeaders::preallocate(MESSAGES, None) }
     }
 
     /// Sends up to 32 messages; returns how many.
@@ -69,14 +60,7 @@ impl Sender {
         let bytes = [0xff; BYTES];
         let slices = [[IoSlice::new(&bytes)]; MESSAGES];
         let none: [Option<()>; MESSAGES] = [None; MESSAGES];
-        let sent = sendmmsg(
-            self.fd.as_raw_fd(),
-            &mut self.headers,
-            &slices,
-            none,
-            [],
-            MsgFlags::MSG_NOSIGNAL,
-        )?;
+        let sent = sendmmsg(self.fd.as_raw_fd(), &mut self.headers, &slices, none, [], MsgFlags::MSG_NOSIGNAL)?;
         Ok(sent.count())
     }
 }
@@ -90,27 +74,14 @@ struct Receiver {
 
 impl Receiver {
     fn new(fd: OwnedFd) -> Receiver {
-        Receiver {
-            fd,
-            headers: MultiHeaders::preallocate(MESSAGES, None),
-            buffers: [[0; 2048]; MESSAGES],
-        }
+        Receiver { fd, headers: MultiHeaders::preallocate(MESSAGES, None), buffers: [[0; 2048]; MESSAGES] }
     }
 
     /// Waits for one message, takes up to 32; returns how many with bytes in them: 0 is the end.
     fn receive(&mut self) -> Result<usize, Errno> {
-        let mut slices = self
-            .buffers
-            .each_mut()
-            .map(|buffer| [IoSliceMut::new(buffer)]);
+        let mut slices = self.buffers.each_mut().map(|buffer| [IoSliceMut::new(buffer)]);
         let flags = MsgFlags::MSG_WAITFORONE;
-        let got = recvmmsg(
-            self.fd.as_raw_fd(),
-            &mut self.headers,
-            &mut slices,
-            flags,
-            None,
-        )?;
+        let got = recvmmsg(self.fd.as_raw_fd(), &mut self.headers, &mut slices, flags, None)?;
         Ok(got.filter(|message| message.bytes > 0).count())
     }
 }
@@ -124,9 +95,7 @@ struct Counter(AtomicU64);
 pub(crate) fn rate(cores: Cores, window: Window) -> Result<f64, String> {
     let (near, far) = pair(SocketFlags::empty())?;
     // Ends both threads, wherever they wait.
-    let switch = near
-        .try_clone()
-        .map_err(|e| failed("duplicating a socket", e))?;
+    let switch = near.try_clone().map_err(|e| failed("duplicating a socket", e))?;
     let counter = Counter::default();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -147,10 +116,7 @@ pub(crate) fn rate(cores: Cores, window: Window) -> Result<f64, String> {
             loop {
                 match receiver.receive() {
                     Ok(0) => return Ok(()),
-                    Ok(n) => counter.0.store(
-                        counter.0.load(Ordering::Relaxed) + n as u64,
-                        Ordering::Relaxed,
-                    ),
+                    Ok(n) => counter.0.store(counter.0.load(Ordering::Relaxed) + n as u64, Ordering::Relaxed),
                     Err(e) => return Err(failed("recvmmsg", e)),
                 }
             }
@@ -189,18 +155,12 @@ pub(crate) fn rate_one_core(cpu: usize, window: Window) -> Result<f64, String> {
 }
 
 /// Runs `work` in a thread that stays on `cpu`.
-pub(crate) fn on_core<T: Send>(
-    cpu: usize,
-    work: impl FnOnce() -> Result<T, String> + Send,
-) -> Result<T, String> {
+pub(crate) fn on_core<T: Send>(cpu: usize, work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
     thread::scope(|scope| join(scope.spawn(|| probe::pin(cpu).and_then(|()| work())).join()))
 }
 
 /// Repeats `batch`, which returns how many packets it moved, for as long as `window` says; returns Mpps.
-pub(crate) fn measure(
-    window: Window,
-    mut batch: impl FnMut() -> Result<u64, String>,
-) -> Result<f64, String> {
+pub(crate) fn measure(window: Window, mut batch: impl FnMut() -> Result<u64, String>) -> Result<f64, String> {
     let mut mpps = 0.0;
     for time in [window.warm_up, window.measure] {
         let limit = time.as_nanos() as u64;
@@ -280,10 +240,7 @@ fn take(fd: &OwnedFd) -> Result<bool, String> {
 mod tests {
     use super::*;
 
-    const TINY: Window = Window {
-        warm_up: Duration::from_millis(1),
-        measure: Duration::from_millis(5),
-    };
+    const TINY: Window = Window { warm_up: Duration::from_millis(1), measure: Duration::from_millis(5) };
 
     #[test]
     fn batches_arrive_whole() {
@@ -291,10 +248,7 @@ mod tests {
         let (mut sender, mut receiver) = (Sender::new(near), Receiver::new(far));
         assert_eq!(sender.send(), Ok(MESSAGES));
         assert_eq!(receiver.receive(), Ok(MESSAGES));
-        assert_eq!(
-            receiver.buffers[MESSAGES - 1][..BYTES + 1],
-            [[0xff; BYTES].as_slice(), &[0]].concat()
-        );
+        assert_eq!(receiver.buffers[MESSAGES - 1][..BYTES + 1], [[0xff; BYTES].as_slice(), &[0]].concat());
         drop(sender);
         assert_eq!(receiver.receive(), Ok(0));
     }
@@ -307,14 +261,7 @@ mod tests {
             eprintln!("skipped the rest: this machine has one processor");
             return;
         };
-        let mpps = rate(
-            cores,
-            Window {
-                measure: Duration::from_millis(100),
-                ..TINY
-            },
-        )
-        .unwrap();
+        let mpps = rate(cores, Window { measure: Duration::from_millis(100), ..TINY }).unwrap();
         assert!(mpps > 0.0 && mpps.is_finite());
         let ns = round_trip(cores, TINY).unwrap();
         assert!(ns > 0.0 && ns.is_finite());
@@ -323,19 +270,9 @@ mod tests {
     #[test]
     fn a_missing_processor_is_an_error_and_not_a_hang() {
         let cores = Cores { tx: 0, rx: 1 << 20 };
-        for cores in [
-            cores,
-            Cores {
-                tx: cores.rx,
-                rx: cores.tx,
-            },
-        ] {
+        for cores in [cores, Cores { tx: cores.rx, rx: cores.tx }] {
             assert!(rate(cores, TINY).unwrap_err().contains("processor 1048576"));
-            assert!(
-                round_trip(cores, TINY)
-                    .unwrap_err()
-                    .contains("processor 1048576")
-            );
+            assert!(round_trip(cores, TINY).unwrap_err().contains("processor 1048576"));
         }
     }
 }

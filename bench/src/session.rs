@@ -16,10 +16,7 @@ static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// An error once the user has had enough; asked before each step, so that the programs that we started are ended.
 pub(crate) fn check() -> Result<(), String> {
-    if INTERRUPTED
-        .get()
-        .is_some_and(|flag| flag.load(Ordering::Relaxed))
-    {
+    if INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::Relaxed)) {
         return Err("bench: interrupted".into());
     }
     Ok(())
@@ -70,11 +67,7 @@ fn started_by_us() -> bool {
 fn run_again() -> Option<u8> {
     let program = env::current_exe().ok()?;
     let pid = getpid().as_raw_pid().to_string();
-    let status = Command::new(program)
-        .args(env::args_os().skip(1))
-        .env(PARENT, pid)
-        .status()
-        .ok()?;
+    let status = Command::new(program).args(env::args_os().skip(1)).env(PARENT, pid).status().ok()?;
     let code = status.code().or_else(|| status.signal().map(|s| 128 + s));
     Some(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1))
 }

@@ -20,18 +20,12 @@ impl Class {
 
     /// The class of a round trip, in nanoseconds.
     pub(crate) fn of_round_trip(ns: f64) -> Class {
-        if ns < NEAR_BELOW_NS {
-            Class::L
-        } else {
-            Class::R
-        }
+        if ns < NEAR_BELOW_NS { Class::L } else { Class::R }
     }
 
     /// As it is written in JSON.
     pub(crate) fn from_letter(text: &str) -> Option<Class> {
-        Class::ALL
-            .into_iter()
-            .find(|class| class.to_string() == text)
+        Class::ALL.into_iter().find(|class| class.to_string() == text)
     }
 }
 
@@ -59,12 +53,7 @@ pub(crate) struct Sample {
 impl Sample {
     /// A single measurement.
     pub(crate) fn one(value: f64) -> Sample {
-        Sample {
-            median: value,
-            min: value,
-            max: value,
-            n: 1,
-        }
+        Sample { median: value, min: value, max: value, n: 1 }
     }
 }
 
@@ -124,16 +113,7 @@ mod tests {
     use super::*;
 
     fn samples(list: &[(f64, f64, f64, u32)]) -> Samples {
-        Samples(
-            list.iter()
-                .map(|&(median, min, max, n)| Sample {
-                    median,
-                    min,
-                    max,
-                    n,
-                })
-                .collect(),
-        )
+        Samples(list.iter().map(|&(median, min, max, n)| Sample { median, min, max, n }).collect())
     }
 
     #[test]
@@ -147,25 +127,9 @@ mod tests {
 
     #[test]
     fn weights_count() {
-        let all = samples(&[(10.0, 8.0, 11.0, 1), (20.0, 15.0, 30.0, 8)])
-            .summary()
-            .unwrap();
-        assert_eq!(
-            all,
-            Sample {
-                median: 20.0,
-                min: 8.0,
-                max: 30.0,
-                n: 9
-            }
-        );
-        let even = samples(&[
-            (30.0, 30.0, 30.0, 2),
-            (10.0, 10.0, 10.0, 3),
-            (20.0, 20.0, 20.0, 1),
-        ])
-        .summary()
-        .unwrap();
+        let all = samples(&[(10.0, 8.0, 11.0, 1), (20.0, 15.0, 30.0, 8)]).summary().unwrap();
+        assert_eq!(all, Sample { median: 20.0, min: 8.0, max: 30.0, n: 9 });
+        let even = samples(&[(30.0, 30.0, 30.0, 2), (10.0, 10.0, 10.0, 3), (20.0, 20.0, 20.0, 1)]).summary().unwrap();
         assert_eq!((even.median, even.n), (15.0, 6));
         assert_eq!(samples(&[]).summary(), None);
     }
@@ -178,10 +142,7 @@ mod tests {
             let mut weighted = Samples::default();
             for (&value, n) in values.iter().zip(weights) {
                 repeated.extend(std::iter::repeat_n(value, n as usize));
-                weighted.add(Sample {
-                    n,
-                    ..Sample::one(value)
-                });
+                weighted.add(Sample { n, ..Sample::one(value) });
             }
             assert_eq!(weighted.summary().unwrap().median, median(&repeated));
         }

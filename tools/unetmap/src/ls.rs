@@ -18,9 +18,7 @@ pub(crate) fn run(json: bool) -> Result<u8, String> {
     match out.write_all(text.as_bytes()) {
         // A reader such as `head` that has seen enough.
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(0),
-        result => result
-            .map(|()| 0)
-            .map_err(|e| format!("ls: standard output: {e}")),
+        result => result.map(|()| 0).map_err(|e| format!("ls: standard output: {e}")),
     }
 }
 
@@ -60,18 +58,8 @@ fn members(value: &Value) -> impl Iterator<Item = &Value> {
 }
 
 fn regions(regions: &Value) -> Vec<Vec<String>> {
-    let mut rows = header([
-        "mem_id",
-        "name",
-        "size",
-        "resident",
-        "buffers",
-        "free",
-        "ring",
-        "extra",
-        "quarantined",
-        "sessions",
-    ]);
+    let mut rows =
+        header(["mem_id", "name", "size", "resident", "buffers", "free", "ring", "extra", "quarantined", "sessions"]);
     for r in members(regions) {
         let b = &r["buffers"];
         rows.push(vec![
@@ -127,15 +115,7 @@ fn rings(ports: &Value) -> Vec<Vec<String>> {
 }
 
 fn sessions(sessions: &Value) -> Vec<Vec<String>> {
-    let mut rows = header([
-        "port",
-        "exclusive",
-        "session",
-        "pid",
-        "uid",
-        "tx rings",
-        "rx rings",
-    ]);
+    let mut rows = header(["port", "exclusive", "session", "pid", "uid", "tx rings", "rx rings"]);
     for s in members(sessions) {
         rows.push(vec![
             cell(&s["port"]),
@@ -155,10 +135,7 @@ fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".into(),
         // A name is what a client chose: no control characters to the terminal.
-        Value::String(text) => text
-            .chars()
-            .map(|c| if c.is_control() { '?' } else { c })
-            .collect(),
+        Value::String(text) => text.chars().map(|c| if c.is_control() { '?' } else { c }).collect(),
         other => other.to_string(),
     }
 }
@@ -224,8 +201,7 @@ p{1?  no               1   99  1000         1         1
 
     #[test]
     fn an_idle_daemon_has_no_tables() {
-        let text = tables(r#"{"daemon": {"pid": 7}, "regions": [], "ports": [], "sessions": []}"#)
-            .unwrap();
+        let text = tables(r#"{"daemon": {"pid": 7}, "regions": [], "ports": [], "sessions": []}"#).unwrap();
         assert_eq!(text, "unetmapd -: pid 7, uid -, up - s, connections: -\n");
         assert!(tables("{").unwrap_err().contains("makes no sense"));
         assert!(tables("[]").unwrap().starts_with("unetmapd -"));
@@ -233,12 +209,7 @@ p{1?  no               1   99  1000         1         1
 
     #[test]
     fn sizes_have_units() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.0 KiB"),
-            (1536 << 20, "1.5 GiB"),
-        ] {
+        for (bytes, text) in [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536 << 20, "1.5 GiB")] {
             assert_eq!(size(&bytes.into()), text);
         }
     }

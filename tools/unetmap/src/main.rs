@@ -108,10 +108,7 @@ mod tests {
     #[test]
     fn bench_options() {
         let parse = |words: &[&str]| Cli::try_parse_from(["unetmap", "bench"].iter().chain(words));
-        let Command::Bench(args) = parse(&["pipe", "pipe-rtt", "--peer", "a=b", "--json"])
-            .unwrap()
-            .command
-        else {
+        let Command::Bench(args) = parse(&["pipe", "pipe-rtt", "--peer", "a=b", "--json"]).unwrap().command else {
             panic!("not bench");
         };
         assert_eq!(args.names, [Bench::Pipe, Bench::PipeRtt]);
@@ -119,10 +116,7 @@ mod tests {
         assert_eq!(args.peers[0].label, "a");
         for (words, part) in [
             (&[][..], "required"),
-            (
-                &["pips"],
-                "possible values: pipe, pipe-batch, pipe-1core, pipe-rtt",
-            ),
+            (&["pips"], "possible values: pipe, pipe-batch, pipe-1core, pipe-rtt"),
             (&["pipe", "--peer", "x"], "write LABEL=COMMAND"),
             (&["pipe", "--samples", "0"], "0 is not in 1..=10000"),
             (&["pipe", "--seconds", "0"], "0 is not in 1..=86400"),

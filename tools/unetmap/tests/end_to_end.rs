@@ -1,0 +1,77 @@
+//! The programs together: a daemon, pkt-gen and this one.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const UNETMAP: &str = env!("CARGO_BIN_EXE_unetmap");
+
+/// A folder with all programs side by side, where a release build has them.
+fn programs() -> Option<PathBuf> {
+    let here = Path::new(UNETMAP).parent()?;
+    let release = here.with_file_name("release");
+    [here.to_owned(), release]
+        .into_iter()
+        .find(|folder| ["pkt-gen", "unetmapd"].iter().all(|name| folder.join(name).is_file()))
+}
+
+/// Ends the daemon that the test started.
+struct Daemon<'a>(&'a dyn Fn(&[&str]) -> Output);
+
+impl Drop for Daemon<'_> {
+    fn drop(&mut self) {
+        let all: Value = serde_json::from_slice(&(self.0)(&["ls", "--json"]).stdout).unwrap_or_default();
+        let pid = all["daemon"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
+            // It may have ended by itself.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+    }
+}
+
+#[test]
+fn bench_measures_and_ls_shows() {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let Some(folder) = programs().filter(|_| cpus > 1) else {
+        eprintln!("skipped: needs two processors, and pkt-gen and unetmapd (`make` builds them)");
+        return;
+    };
+    let home = tempfile::tempdir().unwrap();
+    let unetmap = |arguments: &[&str]| {
+        Command::new(UNETMAP)
+            .args(arguments)
+            .env("UNETMAP_SOCKET", home.path().join("socket"))
+            .env("UNETMAPD", folder.join("unetmapd"))
+            .env("PATH", &folder)
+            .output()
+            .unwrap()
+    };
+    let nothing = unetmap(&["ls"]);
+    assert!(nothing.status.success() && nothing.stdout.starts_with(b"No daemon is running"), "{nothing:?}");
+    assert_eq!(unetmap(&["ls", "--json"]).stdout, b"null\n");
+
+    let daemon = Daemon(&unetmap);
+    // One sample of each side; how fast is not asked here.
+    let output = unetmap(&["bench", "pipe", "pipe-1core", "pipe-rtt", "--samples", "1", "--seconds", "60", "--json"]);
+    assert!(output.status.success(), "{output:?}");
+    let rows: Vec<Value> =
+        String::from_utf8(output.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let names =
+        |unit: &str| rows.iter().filter(|r| r["unit"] == unit).map(|r| r["name"].as_str().unwrap()).collect::<Vec<_>>();
+    assert!(names("Mpps").contains(&"pipe") && names("Mpps").contains(&"pipe-1core"), "{rows:?}");
+    assert!(names("cycles").contains(&"pipe-1core-cycles") && names("ns").contains(&"pipe-rtt"), "{rows:?}");
+    for row in &rows {
+        assert!(row["class"] == "L" || row["class"] == "R", "{row}");
+        let [min, median, max] = ["min", "median", "max"].map(|key| row[key].as_f64().unwrap());
+        assert!(0.0 < min && min <= median && median <= max && row["n"].as_u64() >= Some(1), "{row}");
+        for peer in row["peers"].as_object().unwrap().values() {
+            assert!(peer["median"].as_f64() > Some(0.0) && peer["ratio"].as_f64() >= Some(0.0), "{row}");
+        }
+    }
+    assert!(rows.iter().any(|row| row["peers"]["seqpacket"].is_object()), "{rows:?}");
+
+    let shown = unetmap(&["ls"]);
+    assert!(shown.status.success() && shown.stdout.starts_with(b"unetmapd "), "{shown:?}");
+    drop(daemon);
+}
