@@ -213,11 +213,19 @@ impl End {
                 state.set_sharers(ring.binders);
             }
             let id = usize::from(ring.view.shape().id);
+            let other = peer.and_then(|end| if transmit { end.rx.get(id) } else { end.tx.get(id) });
             if ring.binders == 0
                 && !transmit
-                && let Some(producer) = peer.and_then(|end| end.tx.get(id))
+                && let Some(producer) = other
             {
                 ring.finish(&page, lines, &producer.view);
+            }
+            // Whoever died may have moved slots, or taken back a bell, and woken nobody any more.
+            if let Some(other) = other {
+                other.bell.ring();
+            }
+            if ring.binders > 0 {
+                ring.bell.ring();
             }
         }
     }
@@ -234,10 +242,12 @@ impl End {
         self.tx.iter().chain(&self.rx).any(|ring| ring.binders > 0)
     }
 
-    /// Frees every lock that the dead process with `lease` held; returns how many.
+    /// Frees every lock that the dead process with `lease` held; returns how many. Those who share the ring look again:
+    /// they may have gone to sleep because it was locked.
     pub(crate) fn break_locks(&self, lease: u32) -> usize {
-        let states = self.tx.len() + self.rx.len();
-        (0..states).filter_map(|i| self.page.state(i)).filter(|state| state.break_lock(lease)).count()
+        let rings = self.tx.iter().chain(&self.rx);
+        let broken = rings.filter(|ring| self.page.state(ring.state).is_some_and(|state| state.break_lock(lease)));
+        broken.inspect(|ring| ring.bell.ring()).count()
     }
 }
 
@@ -287,6 +297,9 @@ impl PortRing {
                     producer.slots().set_flags(p, slot.flags);
                 }
                 mine.set_flags(p, slot.flags & !NS_BUF_CHANGED);
+                read = slots.next(p);
+            } else if producer.slots().flags(p) & NS_BUF_CHANGED != 0 {
+                // It died between handing the buffer back and giving back the slot.
                 read = slots.next(p);
             }
         }
