@@ -1,1 +1,11 @@
-//! (being written)
+//! What the tests share: a daemon of their own for each of them, the control protocol as a hostile program speaks it,
+//! the daemon's books, and packets that tell what became of them.
+#![forbid(unsafe_code)]
+
+pub mod books;
+pub mod home;
+pub mod packet;
+pub mod raw;
+pub mod traffic;
+
+pub use home::{Home, LIMIT, isolated, program, until};

@@ -1,0 +1,68 @@
+//! Packets that tell where they come from: which sender, how many it sent before, and whether a byte was changed.
+
+/// Bytes of a packet.
+pub const BYTES: usize = 60;
+const MAGIC: u64 = 0x756e_6574_6d61_7001;
+
+/// Makes packet number `seq` of sender `sender`.
+pub fn make(sender: u64, seq: u64) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    let words = [MAGIC, sender, seq];
+    let mixed = mix(sender, seq);
+    for (to, from) in bytes.chunks_mut(8).zip(words.into_iter().chain((0..).map(|i| mixed.rotate_left(i * 8)))) {
+        to.copy_from_slice(&from.to_ne_bytes()[..to.len()]);
+    }
+    bytes
+}
+
+/// Takes a packet apart: sender and number.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check(bytes: &[u8]) -> Result<(u64, u64), String> {
+    let word = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+    match (word(8), word(16)) {
+        (Some(sender), Some(seq)) if bytes == make(sender, seq) => Ok((sender, seq)),
+        _ => Err(format!("not a packet that anybody sent: {} bytes, {bytes:02x?}", bytes.len())),
+    }
+}
+
+fn mix(sender: u64, seq: u64) -> u64 {
+    (sender.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seq).wrapping_mul(0xff51_afd7_ed55_8ccd) | 1
+}
+
+/// Numbers that look random and are the same at each run.
+pub struct Dice(pub u64);
+
+impl Dice {
+    /// The next one.
+    pub fn roll(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+
+    /// One below `n`.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.roll() % n
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_byte_is_found() {
+        let good = make(3, 77);
+        assert_eq!(check(&good), Ok((3, 77)));
+        for i in 0..BYTES {
+            let mut bad = good;
+            bad[i] ^= 0x10;
+            assert!(check(&bad).is_err(), "byte {i}");
+        }
+        assert!(check(&good[..59]).is_err());
+        assert!(check(&[]).is_err());
+    }
+}

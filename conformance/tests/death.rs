@@ -1,0 +1,422 @@
+//! Clients that die, whenever and however: what they held comes back, and the living carry on.
+#![forbid(unsafe_code)]
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use conformance::home::{Guard, is_alive, summary};
+use conformance::packet::Dice;
+use conformance::raw::Intruder;
+use conformance::traffic::{exchange, expect, open, send};
+use conformance::{LIMIT, isolated, program, until};
+use rustix::process::{Pid, Signal, kill_process};
+use unetmap::{Interest, Port};
+
+/// Slots that a ring can hold at most, at its default size.
+const RING: u64 = 1023;
+/// Buffers in the rings of a pipe of default size: two transmit rings, and a spare for each receive ring.
+const PIPE_BUFFERS: u32 = 2 * 1024 + 2;
+
+fn party() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_party"))
+}
+
+fn forker() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_forker"))
+}
+
+/// The next line that a child prints.
+#[track_caller]
+fn line(child: &mut Child) -> String {
+    // One byte at a time: what follows the line stays in the pipe.
+    let out = child.stdout.as_mut().expect("the child's output is piped");
+    let mut bytes = Vec::new();
+    let mut byte = [0];
+    while out.read(&mut byte).expect("a pipe to read") == 1 && byte[0] != b'\n' {
+        bytes.push(byte[0]);
+    }
+    String::from_utf8(bytes).expect("text")
+}
+
+fn start_and_wait_for_line(command: &mut Command) -> Guard {
+    let mut guard = Guard::spawn(command.stdout(Stdio::piped()));
+    assert_ne!(line(&mut guard.0), "", "{command:?} ended without a word");
+    guard
+}
+
+fn words(path: &Path) -> [u64; 3] {
+    let bytes = fs::read(path).unwrap_or_default();
+    let word = |i: usize| bytes.get(8 * i..8 * i + 8).map_or(0, |b| u64::from_ne_bytes(b.try_into().expect("8 bytes")));
+    [word(0), word(1), word(2)]
+}
+
+/// Who is killed: one process of the play.
+struct Victim {
+    role: Role,
+    guard: Guard,
+    kills: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Role {
+    /// Sends into `{id`; each start is a new sender.
+    Send(&'static str),
+    /// Receives from `}id`.
+    Recv(&'static str),
+    /// Forwards from `}2` to `{3`.
+    Bridge,
+}
+
+struct Play {
+    folder: PathBuf,
+    last_sender: u64,
+    /// Pipe and sender, in the order of starting.
+    senders: Vec<(&'static str, u64)>,
+}
+
+impl Play {
+    fn start(&mut self, role: Role) -> Guard {
+        match role {
+            Role::Send(pipe) => {
+                self.last_sender += 1;
+                let sender = self.last_sender;
+                self.senders.push((pipe, sender));
+                let spec = format!("netmap:k{{{pipe}");
+                let record = self.folder.join(format!("sent-{sender}"));
+                Guard::spawn(party().args(["send", &spec, &sender.to_string()]).arg(record).stdout(Stdio::null()))
+            }
+            Role::Recv(pipe) => {
+                let spec = format!("netmap:k}}{pipe}");
+                let folder = self.folder.join(format!("got-{pipe}"));
+                let _ = fs::create_dir(&folder);
+                Guard::spawn(party().args(["recv", &spec]).arg(folder))
+            }
+            Role::Bridge => Guard::spawn(
+                Command::new(program("bridge"))
+                    .args(["-w", "0", "-i", "netmap:k}2", "-i", "netmap:k{3"])
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::null()),
+            ),
+        }
+    }
+
+    /// What became of the packets of all senders into `pipe`, which come out of `end`: those that arrived, those that
+    /// are missing, and those that came again.
+    fn audit(&self, pipe: &str, end: &str) -> (u64, u64, u64) {
+        let (mut arrived, mut missing, mut again) = (0, 0, 0);
+        for &(_, sender) in self.senders.iter().filter(|(p, _)| *p == pipe) {
+            let [perhaps, certain, _] = words(&self.folder.join(format!("sent-{sender}")));
+            let [next, holes, twice] = words(&self.folder.join(format!("got-{end}")).join(sender.to_string()));
+            assert!(next <= perhaps, "sender {sender} sent at most {perhaps}, but packet {} came", next - 1);
+            // What was sent for sure and is beyond the last that came is missing as well.
+            missing += holes + certain.saturating_sub(next);
+            arrived += next - holes;
+            again += twice;
+        }
+        (arrived, missing, again)
+    }
+}
+
+/// Three pipes of one parent: one direct, two in a row with a bridge between; and a keeper that only looks on.
+#[test]
+fn two_hundred_kills_under_traffic() {
+    isolated(|home| {
+        let keeper = (open("netmap:k{9"), open("netmap:k}9"));
+        let mut play = Play { folder: home.folder().to_owned(), last_sender: 0, senders: Vec::new() };
+        let roles = [Role::Send("1"), Role::Recv("1"), Role::Send("2"), Role::Bridge, Role::Recv("3")];
+        let mut victims: Vec<Victim> =
+            roles.into_iter().map(|role| Victim { role, guard: play.start(role), kills: 0 }).collect();
+        let mut dice = Dice(0x5eed_0001);
+        sleep(Duration::from_millis(300));
+        for kill in 0..200 {
+            sleep(Duration::from_micros(1000 + dice.below(25_000)));
+            // A pipe ends with its last session, and what is in it ends with it: one of its ends stays open.
+            let chosen = dice.below(roles.len() as u64) as usize;
+            let others: Vec<u32> = (0..roles.len()).filter(|i| *i != chosen).map(|i| victims[i].guard.0.id()).collect();
+            until("the others have their ports open", || {
+                let sessions = home.snapshot().sessions;
+                others.iter().all(|pid| sessions.iter().any(|session| session.pid == *pid))
+            });
+            let victim = &mut victims[chosen];
+            if let Ok(Some(status)) = victim.guard.0.try_wait() {
+                panic!("before kill {kill}: a party ended by itself, {status}");
+            }
+            victim.guard.kill();
+            victim.kills += 1;
+            victim.guard = play.start(victim.role);
+            // The keeper's own pipe is never disturbed.
+            exchange(&keeper.0, &keeper.1, 99, kill * 100, kill * 100 + 100);
+        }
+        sleep(Duration::from_millis(300));
+        for i in [0, 2] {
+            victims[i].guard.signal(Signal::TERM);
+        }
+        for i in [0, 2] {
+            assert!(victims[i].guard.wait().success(), "a sender failed");
+        }
+        until("everything sent is taken", || {
+            let ports = home.snapshot().ports;
+            ports.iter().flat_map(|p| &p.rings).filter(|r| r.dir == "tx").all(|ring| ring.queued == 0)
+        });
+        for i in [3, 1, 4] {
+            victims[i].guard.signal(Signal::TERM);
+            assert!(victims[i].guard.wait().success(), "a receiver or the bridge failed");
+        }
+        let (direct, lost, again) = play.audit("1", "1");
+        assert_eq!(lost, 0, "on a direct pipe a killed receiver's packets come again, and nothing else is lost");
+        assert!(again <= RING * victims[1].kills, "{again} packets came again");
+        let (bridged, lost, again) = play.audit("2", "3");
+        assert!(lost <= RING * victims[3].kills, "{lost} packets lost to {} killed bridges", victims[3].kills);
+        assert!(again <= RING * victims[4].kills, "{again} packets came again");
+        until("only the keeper is left", || home.snapshot().sessions.len() == 2);
+        let buffers = home.snapshot().buffers("k");
+        summary(&format!(
+            "kills 200, packets {}, lost to dead receivers {lost}, buffers unaccounted for: {}",
+            direct + bridged,
+            i64::from(buffers.quarantined) + buffers.unaccounted()
+        ));
+        assert_eq!((buffers.quarantined, buffers.extra), (0, 0), "{buffers:?}");
+        assert_eq!(buffers.in_rings, PIPE_BUFFERS, "{buffers:?}");
+        assert!(direct > 0 && bridged > 0);
+    });
+}
+
+/// Sends packets both ways. `near` is shared, so a sync of it may be skipped because somebody else is at it: as programs
+/// of the original do, it syncs until all is gone.
+#[track_caller]
+fn both_ways(far: &Port, near: &Port, from: u64, to: u64) {
+    exchange(far, near, 1, from, to);
+    send(near, 2, from, to).expect("room for few");
+    until("everything is sent", || {
+        near.txsync().expect("a living daemon");
+        far.rxsync().expect("a living daemon");
+        u64::from(far.rx_rings()[0].space()) == to - from
+    });
+    expect(far, 2, from, to);
+}
+
+/// Two processes share both rings of one end; one of them only syncs, and is killed again and again.
+#[test]
+fn who_dies_inside_a_sync_locks_nobody_out() {
+    isolated(|_| {
+        let (far, near) = (open("netmap:l{1"), open("netmap:l}1"));
+        let mut victim = start_and_wait_for_line(party().args(["spin", "netmap:l}1"]));
+        let (mut seq, mut longest) = (0, Duration::ZERO);
+        let mut dice = Dice(0x5eed_0002);
+        const KILLS: u64 = 150;
+        for _ in 0..KILLS {
+            let until = Instant::now() + Duration::from_micros(500 + dice.below(8000));
+            while Instant::now() < until {
+                let start = Instant::now();
+                both_ways(&far, &near, seq, seq + 200);
+                seq += 200;
+                longest = longest.max(start.elapsed());
+            }
+            victim.kill();
+            // With nobody to help: whatever lock the dead one held must be broken by now, or soon.
+            let start = Instant::now();
+            both_ways(&far, &near, seq, seq + 200);
+            seq += 200;
+            longest = longest.max(start.elapsed());
+            victim = start_and_wait_for_line(party().args(["spin", "netmap:l}1"]));
+        }
+        summary(&format!("kills in a sync {KILLS}, packets {}, longest pause {longest:?}", 2 * seq));
+    });
+}
+
+/// The same for certain: the lock of a lease that dies.
+#[test]
+fn a_dead_lease_frees_its_lock() {
+    isolated(|home| {
+        let (far, near) = (open("netmap:l{1"), open("netmap:l}1"));
+        let intruder = Intruder::open(&home.socket(), "l}1");
+        let owner = conformance::raw::Raw::connect(&home.socket()).expect("a daemon");
+        let lease = owner.lease();
+        let rx = intruder.bound.rings.iter().position(|r| r.dir == 1).expect("a receive ring");
+        intruder.write_state(rx, 0, lease);
+        send(&far, 1, 0, 10).expect("room for ten");
+        near.rxsync().expect("a ring that is locked elsewhere is skipped");
+        assert!(near.rx_rings()[0].is_empty(), "the lock was not respected");
+        drop(owner);
+        expect(&near, 1, 0, 10);
+    });
+}
+
+/// A sender published, and died before it could wake the one who sleeps.
+#[test]
+fn who_dies_before_waking_the_other_leaves_nobody_asleep() {
+    isolated(|home| {
+        let mut sleeper = start_and_wait_for_line(party().args(["wait", "netmap:w}1"]));
+        let intruder = Intruder::open(&home.socket(), "w{1");
+        until("the receiver sleeps", || intruder.read_line(0, 3) != 0);
+        intruder.write_slot(0, 0, intruder.slot_index(0, 0), 60, 0);
+        intruder.write_line(0, 3, 0);
+        intruder.write_line(0, 0, 1);
+        drop(intruder);
+        assert!(sleeper.wait().success(), "the receiver slept on");
+    });
+}
+
+#[test]
+fn a_clients_end_however_it_comes_closes_its_port() {
+    isolated(|home| {
+        let keeper = open("netmap:c{9");
+        let sessions = || home.snapshot().sessions.len();
+        let before = home.snapshot().buffers("c");
+        for way in ["drop", "exit", "kill", "abort"] {
+            if way == "drop" {
+                let port = open("netmap:c{1");
+                assert_eq!(sessions(), 2);
+                drop(port);
+            } else {
+                let mut child = start_and_wait_for_line(party().args(["hold", "netmap:c{1"]));
+                assert_eq!(sessions(), 2);
+                child.signal(match way {
+                    "exit" => Signal::TERM,
+                    "kill" => Signal::KILL,
+                    _ => Signal::ABORT,
+                });
+                child.wait();
+            }
+            until("the session is over", || sessions() == 1);
+            assert_eq!(home.snapshot().buffers("c"), before, "after {way}");
+        }
+        drop(keeper);
+        until("the region is closed", || home.snapshot().regions.is_empty());
+    });
+}
+
+#[test]
+fn a_forked_child_goes_on_when_its_parent_is_gone() {
+    isolated(|home| {
+        for way in ["exit", "kill"] {
+            let far = open("netmap:f{1");
+            let file = home.folder().join(way);
+            File::create(&file).expect("a file");
+            let mut parent = Guard::spawn(
+                forker()
+                    .args(["netmap:f}1"])
+                    .arg(&file)
+                    .args(["5000", "-"])
+                    .stdin(Stdio::piped())
+                    .stdout(Stdio::piped()),
+            );
+            let said = line(&mut parent.0);
+            let child: i32 = said.strip_prefix("child ").and_then(|n| n.parse().ok()).expect("the child's pid");
+            let child = Pid::from_raw(child).expect("a pid");
+            // Half of it while both live, so that the parent dies while the child syncs.
+            send(&far, 1, 0, 2500).expect("the child takes them");
+            if way == "exit" {
+                drop(parent.0.stdin.take());
+                assert!(parent.wait().success());
+            } else {
+                parent.kill();
+            }
+            assert!(is_alive(child), "the child died with its parent ({way})");
+            send(&far, 1, 2500, 5000).expect("the child takes them");
+            assert_eq!(line(&mut parent.0), "child took 5000");
+            until("the child ends", || !is_alive(child));
+            until("the session ends with the child", || home.snapshot().sessions.len() == 1);
+        }
+    });
+}
+
+#[test]
+fn a_stopped_receiver_stops_only_its_sender() {
+    isolated(|home| {
+        let stopped = start_and_wait_for_line(party().args(["hold", "netmap:s}1"]));
+        stopped.signal(Signal::STOP);
+        let far = open("netmap:s{1");
+        let mut sent = 0;
+        while far.poll(Interest::TX, Some(Duration::from_millis(100))).expect("a living daemon").tx() {
+            sent += conformance::traffic::fill_some(&far.tx_rings()[0], 1, sent, 5000);
+            far.txsync().expect("a living daemon");
+        }
+        assert_eq!(sent, RING, "a ring takes all its slots but one");
+        // Others, of the same parent and of another, are served.
+        conformance::traffic::assert_pipe_works("netmap:s{2", "netmap:s}2");
+        home.assert_serves();
+        stopped.signal(Signal::CONT);
+        drop(stopped);
+        // Nothing was lost: the next receiver gets it all.
+        expect(&open("netmap:s}1"), 1, 0, RING);
+    });
+}
+
+#[test]
+fn a_killed_daemon_is_noticed_and_replaced() {
+    isolated(|home| {
+        let folder = home.folder().join("got");
+        fs::create_dir(&folder).expect("a folder");
+        let mut parties = [
+            Guard::spawn(party().args(["recv", "netmap:d}1"]).arg(&folder).stderr(Stdio::piped())),
+            Guard::spawn(
+                party().args(["send", "netmap:d{1", "1"]).arg(home.folder().join("sent")).stderr(Stdio::piped()),
+            ),
+            // Asleep: nothing ever comes here.
+            Guard::spawn(party().args(["recv", "netmap:d}2"]).arg(&folder).stderr(Stdio::piped())),
+        ];
+        until("packets flow", || words(&home.folder().join("sent"))[1] > 10_000);
+        let daemon = home.daemon();
+        let start = Instant::now();
+        kill_process(daemon, Signal::KILL).expect("our own daemon");
+        let mut times = Vec::new();
+        for guard in &mut parties {
+            let status = guard.wait();
+            times.push(start.elapsed());
+            let mut said = String::new();
+            guard.0.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
+            assert_eq!(status.code(), Some(1), "{said}");
+            assert!(said.contains("daemon that served this port has gone"), "{said}");
+        }
+        let noticed = times.into_iter().max().expect("three");
+        assert!(noticed < LIMIT);
+        // The dead one's socket is still there. Nobody cleans up.
+        assert!(home.socket().exists());
+        home.assert_serves();
+        assert_ne!(home.daemon(), daemon);
+        summary(&format!("all clients noticed the daemon's death within {noticed:?}"));
+    });
+}
+
+#[test]
+fn an_open_port_of_a_dead_daemon_fails_in_every_call() {
+    isolated(|home| {
+        let (far, near) = (open("netmap:d{1"), open("netmap:d}1"));
+        exchange(&far, &near, 1, 0, 100);
+        kill_process(home.daemon(), Signal::KILL).expect("our own daemon");
+        let fails = |call: &dyn Fn(&Port) -> Result<(), unetmap::Error>| {
+            until("DaemonGone", || matches!(call(&far), Err(unetmap::Error::DaemonGone { .. })));
+        };
+        fails(&|p| p.txsync());
+        fails(&|p| p.rxsync());
+        fails(&|p| p.poll(Interest::RX, Some(Duration::from_secs(1))).map(|_| ()));
+        fails(&|p| p.arm(Interest::RX).map(|_| ()));
+        drop(far);
+        drop(near);
+        home.assert_serves();
+    });
+}
+
+/// Killed while they open and close, so that the daemon dies on them, or they on it, in the middle of a request.
+#[test]
+fn killed_while_opening() {
+    isolated(|home| {
+        let keeper = open("netmap:o{9");
+        let before = home.snapshot().buffers("o");
+        let mut dice = Dice(0x5eed_0003);
+        for _ in 0..60 {
+            let mut child = Guard::spawn(party().args(["hold", "netmap:o{1"]).stdout(Stdio::piped()));
+            sleep(Duration::from_micros(dice.below(4000)));
+            child.kill();
+        }
+        until("only the keeper is left", || home.snapshot().sessions.len() == 1);
+        assert_eq!(home.snapshot().buffers("o"), before);
+        drop(keeper);
+        home.assert_serves();
+    });
+}

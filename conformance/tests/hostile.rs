@@ -1,0 +1,617 @@
+//! Clients that write anything anywhere: the peer carries on, the daemon carries on, and the books tell.
+#![forbid(unsafe_code)]
+
+use std::collections::HashSet;
+use std::process::{Command, Stdio};
+
+use conformance::home::{Guard, summary};
+use conformance::packet::{self, Dice};
+use conformance::raw::{Intruder, field};
+use conformance::traffic::{bytes_of, exchange, expect, fill, fill_some, open, receive, send};
+use conformance::{Home, isolated, until};
+use unetmap::abi::{NS_MOREFRAG, NetmapRing};
+use unetmap::{BufIdx, Error, Interest, Port};
+
+/// Buffers in the rings of a pipe of default size.
+const PIPE_BUFFERS: u32 = 2 * 1024 + 2;
+const SLOTS: u32 = 1024;
+
+fn buffers_in_region(port: &Port) -> u32 {
+    port.region().geometry().bufs.count
+}
+
+#[test]
+fn slots_out_of_range_arrive_empty() {
+    isolated(|home| {
+        let (tx, rx) = (open("netmap:h{1"), open("netmap:h}1"));
+        let count = buffers_in_region(&tx);
+        let indexes = [0, 1, count, count + 1, u32::MAX / 2, u32::MAX];
+        let lens = [tx.buf_size() as u16 + 1, 0x8000, u16::MAX];
+        let ring = &tx.tx_rings()[0];
+        let (mut sent, mut bad) = (0, 0);
+        // Enough to go round the ring twice, one batch for each kind of fault, so that each place in a cache line has it.
+        for round in 0..64 {
+            tx.poll(Interest::TX, Some(conformance::LIMIT)).expect("room");
+            let mut good = Vec::new();
+            let mut undo = Vec::new();
+            for (i, slot) in ring.window().take(37).enumerate() {
+                fill(&slot, 1, sent + i as u64);
+                let kind = (round + i) % 13;
+                if let Some(&idx) = indexes.get(kind) {
+                    undo.push((slot, slot.replace_buf(BufIdx(idx))));
+                } else if let Some(&len) = lens.get(kind - indexes.len()) {
+                    slot.set_len(len);
+                } else {
+                    good.push(i);
+                }
+            }
+            ring.advance(37);
+            tx.txsync().expect("slots are the receiver's affair");
+            let got = receive(&rx, 37).expect("bad slots are no error");
+            for (i, bytes) in got.iter().enumerate() {
+                if good.contains(&i) {
+                    assert_eq!(packet::check(bytes), Ok((1, sent + i as u64)));
+                } else {
+                    assert_eq!(bytes, &[] as &[u8], "slot {i} of round {round}");
+                    bad += 1;
+                }
+            }
+            sent += 37;
+            tx.txsync().expect("a living daemon");
+            for (slot, idx) in undo {
+                slot.replace_buf(idx);
+            }
+        }
+        assert_eq!(home.snapshot().faults("h}1"), (bad, 0));
+        assert_eq!(home.snapshot().faults("h{1"), (0, 0));
+        exchange(&tx, &rx, 2, 0, 5000);
+        drop(tx);
+        until("the session is over", || home.snapshot().sessions.len() == 1);
+        let buffers = home.snapshot().buffers("h");
+        assert_eq!((buffers.in_rings, buffers.quarantined), (PIPE_BUFFERS, 0));
+        drop(rx);
+        home.assert_serves();
+        summary(&format!("slots {sent}, of them bad {bad}, all told apart"));
+    });
+}
+
+#[test]
+fn the_buffer_of_an_empty_slot_is_the_receivers_own() {
+    isolated(|_| {
+        let (tx, rx) = (open("netmap:h{1"), open("netmap:h}1"));
+        for slot in tx.tx_rings()[0].window().take(8) {
+            slot.replace_buf(BufIdx(u32::MAX));
+        }
+        tx.tx_rings()[0].advance(8);
+        tx.txsync().expect("a living daemon");
+        rx.poll(Interest::RX, Some(conformance::LIMIT)).expect("a living daemon");
+        assert_eq!(rx.rx_rings()[0].space(), 8);
+        for slot in rx.rx_rings()[0].window() {
+            assert_eq!((slot.len(), slot.frame().capacity()), (0, rx.buf_size() as usize));
+        }
+    });
+}
+
+#[test]
+fn every_flag_crosses_and_harms_nobody() {
+    isolated(|_| {
+        let (tx, rx) = (open("netmap:h{1"), open("netmap:h}1"));
+        let mut seq = 0;
+        for bit in 0..16 {
+            let flags = 1u16 << bit;
+            let ring = &tx.tx_rings()[0];
+            tx.poll(Interest::TX, Some(conformance::LIMIT)).expect("room");
+            for (i, slot) in ring.window().take(2).enumerate() {
+                fill(&slot, 1, seq + i as u64);
+                // A chain of fragments crosses when it ends: the second slot ends it.
+                slot.set_flags(if i == 0 { flags } else { flags & !NS_MOREFRAG });
+            }
+            ring.advance(2);
+            tx.txsync().expect("a living daemon");
+            expect(&rx, 1, seq, seq + 2);
+            seq += 2;
+        }
+        exchange(&tx, &rx, 1, seq, seq + 3000);
+    });
+}
+
+/// What a program may write into `head`, `cur` and `tail` of a ring of `n` slots that stands at `head..tail`.
+fn pointers(n: u32, head: u32, tail: u32) -> Vec<(usize, u32)> {
+    let before = |p: u32| (p + n - 1) % n;
+    let after = |p: u32| (p + 1) % n;
+    vec![
+        (field::HEAD, n),
+        (field::HEAD, n + 1),
+        (field::HEAD, u32::MAX),
+        (field::HEAD, before(head)),
+        (field::HEAD, after(tail)),
+        (field::CUR, n),
+        (field::CUR, u32::MAX),
+        (field::CUR, before(head)),
+        (field::CUR, after(tail)),
+    ]
+}
+
+#[test]
+fn own_pointers_out_of_range_are_an_error_and_set_back() {
+    isolated(|home| {
+        let (tx, rx) = (open("netmap:h{1"), open("netmap:h}1"));
+        let (mut seq, mut faults) = (0, 0);
+        // Held packets on the one side, free slots on the other: neither ring is empty or full.
+        let scribbler = [Intruder::open(&home.socket(), "h{1"), Intruder::open(&home.socket(), "h}1")];
+        for kind in 0..9 {
+            exchange(&tx, &rx, 1, seq, seq + 100);
+            send(&tx, 1, seq + 100, seq + 120).expect("room");
+            rx.rxsync().expect("a living daemon");
+            for dir in [0u16, 1] {
+                let (port, who) = if dir == 0 { (&tx, &scribbler[0]) } else { (&rx, &scribbler[1]) };
+                let ring = if dir == 0 { &port.tx_rings()[0] } else { &port.rx_rings()[0] };
+                let sync = || if dir == 0 { port.txsync() } else { port.rxsync() };
+                sync().expect("a good ring");
+                let (head, cur, tail) = (ring.head(), ring.cur(), ring.tail());
+                let (at, value) = pointers(SLOTS, head.raw(), tail.raw())[kind];
+                let index = who.bound.rings.iter().position(|r| r.dir == dir).expect("a ring");
+                who.write_field(index, at, value);
+                match sync() {
+                    Err(e @ Error::BadPointers { .. }) => assert_eq!(e.errno(), 22, "{e}"),
+                    other => panic!("field {at} = {value}, head {head:?}, tail {tail:?}: {other:?}"),
+                }
+                assert_eq!((ring.head(), ring.cur(), ring.tail()), (head, cur, tail), "field {at} = {value}");
+                sync().expect("a ring that was set back");
+                // A poll judges as well.
+                who.write_field(index, at, value);
+                let want = if dir == 0 { Interest::TX } else { Interest::RX };
+                let polled = port.poll(want, Some(std::time::Duration::ZERO));
+                if at == field::HEAD {
+                    assert!(matches!(polled, Err(Error::BadPointers { .. })), "field {at} = {value}: {polled:?}");
+                } else {
+                    // It looks only where something is to be done.
+                    who.write_field(index, at, cur.raw());
+                }
+                faults += if at == field::HEAD { 2 } else { 1 };
+            }
+            expect(&rx, 1, seq + 100, seq + 120);
+            seq += 120;
+        }
+        let (a, b) = (home.snapshot().faults("h{1"), home.snapshot().faults("h}1"));
+        assert_eq!((a.0 + b.0, a.1 + b.1), (0, faults));
+        exchange(&tx, &rx, 1, seq, seq + 3000);
+        summary(&format!("pointers out of range {faults}, each told and set back"));
+    });
+}
+
+#[test]
+fn a_tail_overwritten_comes_back() {
+    isolated(|home| {
+        let (tx, rx) = (open("netmap:h{1"), open("netmap:h}1"));
+        let who = [Intruder::open(&home.socket(), "h{1"), Intruder::open(&home.socket(), "h}1")];
+        let mut seq = 0;
+        for value in [0, 5, SLOTS - 1, SLOTS, u32::MAX] {
+            for (port, dir) in [(&tx, 0u16), (&rx, 1)] {
+                let ring = if dir == 0 { &port.tx_rings()[0] } else { &port.rx_rings()[0] };
+                let sync = || if dir == 0 { port.txsync() } else { port.rxsync() };
+                sync().expect("a good ring");
+                let tail = ring.tail();
+                let who = &who[usize::from(dir)];
+                let index = who.bound.rings.iter().position(|r| r.dir == dir).expect("a ring");
+                who.write_field(index, field::TAIL, value);
+                sync().expect("tail is not the program's to write, and not read");
+                assert_eq!(ring.tail(), tail);
+            }
+            exchange(&tx, &rx, 1, seq, seq + 100);
+            seq += 100;
+        }
+    });
+}
+
+/// Header words that programs read and the library must not believe.
+#[test]
+fn the_rest_of_a_rings_header_is_not_believed() {
+    isolated(|home| {
+        let (tx, rx) = (open("netmap:h{1"), open("netmap:h}1"));
+        let who = [Intruder::open(&home.socket(), "h{1"), Intruder::open(&home.socket(), "h}1")];
+        let mut seq = 0;
+        let mut dice = Dice(0x5eed_0010);
+        for at in (0..size_of::<NetmapRing>()).step_by(4) {
+            if [field::HEAD, field::CUR, field::TAIL].contains(&at) {
+                continue;
+            }
+            for who in &who {
+                for ring in 0..2 {
+                    who.write_field(ring, at, dice.roll() as u32);
+                }
+            }
+            exchange(&tx, &rx, 1, seq, seq + 20);
+            exchange(&rx, &tx, 2, seq, seq + 20);
+            seq += 20;
+        }
+        assert_eq!(home.snapshot().faults("h{1"), (0, 0));
+        assert_eq!(home.snapshot().faults("h}1"), (0, 0));
+    });
+}
+
+#[test]
+fn positions_that_no_honest_peer_wrote_are_ignored() {
+    isolated(|home| {
+        let (tx, rx) = (open("netmap:h{1"), open("netmap:h}1"));
+        let who = Intruder::open(&home.socket(), "h{1");
+        let mut seq = 0;
+        for _ in 0..3 {
+            exchange(&tx, &rx, 1, seq, seq + 100);
+            seq += 100;
+            tx.txsync().expect("a living daemon");
+            let at = who.read_line(0, 0);
+            assert_eq!(at, seq as u32);
+            // Beyond the ring; and cons ahead of what was sent.
+            for (word, value) in [(0, SLOTS), (0, u32::MAX), (1, SLOTS), (1, u32::MAX), (1, at + 1)] {
+                let before = who.read_line(0, word);
+                who.write_line(0, word, value);
+                let (a, b) = (home.snapshot().faults("h{1").1, home.snapshot().faults("h}1").1);
+                tx.txsync().expect("the peer's fault is not the program's");
+                rx.rxsync().expect("the peer's fault is not the program's");
+                let now = (home.snapshot().faults("h{1").1, home.snapshot().faults("h}1").1);
+                assert!(now.0 > a || now.1 > b, "word {word} = {value} was not counted");
+                who.write_line(0, word, before);
+            }
+        }
+        exchange(&tx, &rx, 1, seq, seq + 100);
+        // One slot back means a whole ring less one forward: that much is delivered, and harms nobody.
+        who.write_line(0, 0, (seq as u32 + 99) % SLOTS);
+        rx.rxsync().expect("a living daemon");
+        assert_eq!(rx.rx_rings()[0].space(), SLOTS - 1);
+        // With packets in hand, the same is nonsense.
+        rx.rx_rings()[0].advance(SLOTS - 11);
+        rx.rxsync().expect("a living daemon");
+        let before = home.snapshot().faults("h}1").1;
+        who.write_line(0, 0, (seq as u32 + 98) % SLOTS);
+        rx.rxsync().expect("the peer's fault is not the program's");
+        assert_eq!(home.snapshot().faults("h}1").1, before + 1);
+        assert_eq!(rx.rx_rings()[0].space(), 10);
+        drop((tx, rx, who));
+        conformance::traffic::assert_pipe_works("netmap:h{1", "netmap:h}1");
+    });
+}
+
+#[test]
+fn an_index_used_twice_is_delivered_twice_and_not_lost() {
+    isolated(|home| {
+        let keeper = open("netmap:h{9");
+        let before = home.snapshot().buffers("h");
+        let (tx, rx) = (open("netmap:h{1"), open("netmap:h}1"));
+        let ring = &tx.tx_rings()[0];
+        let first = ring.slot(ring.head());
+        for (i, slot) in ring.window().take(50).enumerate() {
+            if i > 0 {
+                slot.replace_buf(BufIdx(first.buf_idx()));
+            }
+            fill(&slot, 1, 7);
+        }
+        ring.advance(50);
+        tx.txsync().expect("a living daemon");
+        for bytes in receive(&rx, 50).expect("a living daemon") {
+            assert_eq!(packet::check(&bytes), Ok((1, 7)));
+        }
+        let now = home.snapshot().buffers("h");
+        assert_eq!((now.in_rings, now.quarantined), (2 * PIPE_BUFFERS - 49, 49));
+        drop((tx, rx));
+        until("the pipe is closed", || home.snapshot().sessions.len() == 1);
+        let now = home.snapshot().buffers("h");
+        assert_eq!(now.in_rings, before.in_rings);
+        // What was found nowhere when the last who could have hidden it closed is kept, not handed out.
+        assert_eq!(now.free + now.quarantined, before.free);
+        drop(keeper);
+        until("the region is closed", || home.snapshot().regions.is_empty());
+        home.assert_serves();
+    });
+}
+
+#[test]
+fn indexes_of_another_port_stay_that_ports() {
+    isolated(|home| {
+        let (victim, reader) = (open("netmap:h{2"), open("netmap:h}2"));
+        let before = home.snapshot().buffers("h");
+        let (tx, rx) = (open("netmap:h{1"), open("netmap:h}1"));
+        let stolen: Vec<u32> = victim.tx_rings()[0].window().map(|slot| slot.buf_idx()).collect();
+        let ring = &tx.tx_rings()[0];
+        for (slot, &idx) in ring.window().zip(&stolen) {
+            slot.replace_buf(BufIdx(idx));
+            slot.set_len_flags(60, 0);
+        }
+        ring.advance(500);
+        tx.txsync().expect("a living daemon");
+        assert_eq!(receive(&rx, 500).expect("a living daemon").len(), 500);
+        drop((tx, rx));
+        until("the thief is gone", || home.snapshot().sessions.len() == 2);
+        // Nothing of the victim's was freed: nobody else may get it.
+        let now = home.snapshot().buffers("h");
+        assert_eq!(now.in_rings, before.in_rings);
+        assert_eq!(now.free + now.quarantined, before.free);
+        let newcomer = open("netmap:h{3");
+        let theirs: HashSet<u32> = newcomer.tx_rings()[0].window().map(|slot| slot.buf_idx()).collect();
+        assert!(stolen.iter().all(|idx| !theirs.contains(idx)), "a living port's buffer was handed out again");
+        exchange(&victim, &reader, 1, 0, 5000);
+    });
+}
+
+#[test]
+fn nonsense_in_the_own_control_page_harms_only_oneself() {
+    isolated(|home| {
+        let (tx, rx) = (open("netmap:h{1"), open("netmap:h}1"));
+        exchange(&tx, &rx, 1, 0, 100);
+        let who = Intruder::open(&home.socket(), "h{1");
+        for (word, value) in [(1, SLOTS), (2, u32::MAX), (1, 500), (2, 3), (0, 0xdead_beef)] {
+            who.write_state(0, word, value);
+            let _ = tx.txsync();
+            fill_some(&tx.tx_rings()[0], 1, 0, 5);
+            let _ = tx.txsync();
+            rx.rxsync().expect("the other side knows nothing of it");
+        }
+        drop((tx, who));
+        until("the session is over", || home.snapshot().sessions.len() == 1);
+        // The next one starts where the line stands.
+        let waiting = home.snapshot().ring("h{1", "tx", 0).queued;
+        receive(&rx, waiting as usize).expect("a living daemon");
+        let tx = open("netmap:h{1");
+        exchange(&tx, &rx, 2, 0, 3000);
+    });
+}
+
+/// Writes random words over everything that a client can write, while others work in the same region and in another.
+#[test]
+fn scribbling_over_everything_crashes_nobody() {
+    isolated(|home| {
+        let party = |args: &[&str]| {
+            Guard::spawn(
+                Command::new(env!("CARGO_BIN_EXE_party")).args(args).stdout(Stdio::null()).stderr(Stdio::null()),
+            )
+        };
+        let folder = home.folder().join("got");
+        std::fs::create_dir(&folder).expect("a folder");
+        let (folder, record) = (folder.display().to_string(), home.folder().join("sent").display().to_string());
+        let (far, near) = (open("netmap:other{1"), open("netmap:other}1"));
+        let mut dice = Dice(0x5eed_0011);
+        let mut words = 0;
+        for round in 0..12 {
+            let mut parties = [party(&["recv", "netmap:h}1", &folder]), party(&["send", "netmap:h{1", "1", &record])];
+            let who = [Intruder::open(&home.socket(), "h{1"), Intruder::open(&home.socket(), "h}1")];
+            for _ in 0..4000 {
+                let who = &who[dice.below(2) as usize];
+                let ring = dice.below(2) as usize;
+                // Values near the bounds find more than values from anywhere.
+                let value = [0, 1, SLOTS - 1, SLOTS, dice.below(2048) as u32, dice.roll() as u32, u32::MAX];
+                let value = value[dice.below(7) as usize];
+                match dice.below(8) {
+                    0 => who.write_field(ring, [field::HEAD, field::CUR, field::TAIL][dice.below(3) as usize], value),
+                    1 => who.write_field(ring, 4 * dice.below(64) as usize, value),
+                    2..=4 => {
+                        let (slot, len, flags) = (dice.below(1024) as u32, dice.roll() as u16, dice.roll() as u16);
+                        who.write_slot(ring, slot, value, len, flags);
+                    }
+                    5 => who.write_line(ring, dice.below(4), value),
+                    6 => who.write_state(ring, dice.below(32), value),
+                    // Interfaces, with the lists of extra buffers.
+                    _ => who.write(4 * dice.below(100 * 4608 / 4), &value.to_ne_bytes()),
+                }
+                words += 1;
+            }
+            exchange(&far, &near, 1, round * 500, round * 500 + 500);
+            for guard in &mut parties {
+                // They may have given up with a message; they must not have crashed.
+                if let Ok(Some(status)) = guard.0.try_wait() {
+                    assert!(status.code().is_some_and(|code| code <= 1), "a party crashed: {status}");
+                }
+                guard.kill();
+            }
+            drop(who);
+            until("the region is given up", || home.snapshot().regions.len() == 1);
+        }
+        let _ = home.snapshot().buffers("other");
+        home.assert_serves();
+        summary(&format!("words scribbled {words}, crashes 0"));
+    });
+}
+
+fn free_of(home: &Home, parent: &str) -> u32 {
+    home.snapshot().buffers(parent).free
+}
+
+/// What becomes of ten extra buffers, by what the program left as its list: how many are free again afterwards.
+#[test]
+fn lists_of_extra_buffers_with_loops_and_foreign_indexes() {
+    isolated(|home| {
+        let (keeper, other) = (open("netmap:x{9"), open("netmap:x}9"));
+        let foreign = keeper.tx_rings()[0].slot(keeper.tx_rings()[0].head()).buf_idx();
+        let reserved = [0u32, 1];
+        type Spoil = Box<dyn Fn(&Port, &[BufIdx])>;
+        let put = |port: &Port, at: BufIdx, next: u32| {
+            port.region().frame(at).write(0, &next.to_ne_bytes());
+        };
+        let cases: Vec<(&str, u32, Spoil)> = vec![
+            ("as it was", 10, Box::new(|p, all| all.iter().for_each(|&b| p.give_extra_buf(b)))),
+            ("nothing", 0, Box::new(|_, _| ())),
+            (
+                "a loop of two",
+                2,
+                Box::new(move |p, all| {
+                    p.give_extra_buf(all[0]);
+                    p.give_extra_buf(all[1]);
+                    put(p, all[0], all[1].0);
+                }),
+            ),
+            (
+                "a loop of one",
+                1,
+                Box::new(move |p, all| {
+                    p.give_extra_buf(all[0]);
+                    put(p, all[0], all[0].0);
+                }),
+            ),
+            (
+                "an end in nowhere",
+                3,
+                Box::new(move |p, all| {
+                    all[..3].iter().for_each(|&b| p.give_extra_buf(b));
+                    put(p, all[0], u32::MAX);
+                }),
+            ),
+            ("a head in nowhere", 0, Box::new(|p, _| p.give_extra_buf(BufIdx(u32::MAX)))),
+            (
+                "another port's buffer",
+                10,
+                Box::new(move |p, all| {
+                    all.iter().for_each(|&b| p.give_extra_buf(b));
+                    p.give_extra_buf(BufIdx(foreign));
+                }),
+            ),
+            (
+                "the same one five times",
+                1,
+                Box::new(|p, all| {
+                    for _ in 0..5 {
+                        p.give_extra_buf(all[3]);
+                    }
+                }),
+            ),
+            ("a reserved buffer", 0, Box::new(move |p, _| p.give_extra_buf(BufIdx(reserved[1])))),
+            (
+                "one that was never handed out",
+                0,
+                Box::new(|p, _| p.give_extra_buf(BufIdx(p.region().geometry().bufs.count - 1))),
+            ),
+        ];
+        let mut lost = 0;
+        for (what, back, spoil) in &cases {
+            let free = free_of(home, "x");
+            let port = Port::options().extra_bufs(10).open("netmap:x{1").unwrap_or_else(|e| panic!("{what}: {e}"));
+            assert_eq!(port.extra_bufs(), 10);
+            assert_eq!(home.snapshot().buffers("x").extra, 10, "{what}");
+            let all: Vec<BufIdx> = std::iter::from_fn(|| port.take_extra_buf()).collect();
+            assert_eq!(all.len(), 10);
+            assert_eq!(all.iter().collect::<HashSet<_>>().len(), 10);
+            spoil(&port, &all);
+            drop(port);
+            until("the session is over", || home.snapshot().sessions.len() == 2);
+            let now = home.snapshot().buffers("x");
+            lost += 10 - back;
+            assert_eq!((now.free, now.extra, now.quarantined), (free - (10 - back), 0, lost), "{what}");
+        }
+        // An honest session still gets buffers, its own ones, and the keeper's are the keeper's.
+        let honest = Port::options().extra_bufs(1000).open("netmap:x{1").expect("buffers are left");
+        assert_eq!(honest.extra_bufs(), 1000);
+        let theirs: HashSet<BufIdx> = std::iter::from_fn(|| honest.take_extra_buf()).collect();
+        assert_eq!(theirs.len(), 1000);
+        assert!(!theirs.contains(&BufIdx(foreign)));
+        theirs.into_iter().for_each(|b| honest.give_extra_buf(b));
+        exchange(&keeper, &other, 1, 0, 5000);
+        drop((honest, keeper, other));
+        until("the region is closed", || home.snapshot().regions.is_empty());
+        home.assert_serves();
+        summary(&format!("lists {}, buffers in quarantine until the region's end {lost}", cases.len()));
+    });
+}
+
+#[test]
+fn an_extra_buffer_exchanged_into_a_ring_is_not_lost() {
+    isolated(|home| {
+        let keeper = open("netmap:x{9");
+        let before = home.snapshot().buffers("x");
+        let (tx, rx) = (Port::options().extra_bufs(8).open("netmap:x{1").expect("a port"), open("netmap:x}1"));
+        for _ in 0..40 {
+            let Some(fresh) = tx.take_extra_buf() else { panic!("the list is empty") };
+            let slot = tx.tx_rings()[0].slot(tx.tx_rings()[0].head());
+            tx.give_extra_buf(slot.replace_buf(fresh));
+            exchange(&tx, &rx, 1, 0, 3);
+        }
+        drop((tx, rx));
+        until("the pipe is closed", || home.snapshot().sessions.len() == 1);
+        assert_eq!(home.snapshot().buffers("x"), before);
+        drop(keeper);
+    });
+}
+
+#[test]
+fn more_extra_buffers_than_there_are() {
+    isolated(|home| {
+        let greedy = Port::options().extra_bufs(u32::MAX).open("netmap:x{1").expect("fewer are granted");
+        let now = home.snapshot().buffers("x");
+        assert_eq!((now.extra, now.free), (greedy.extra_bufs(), 0));
+        let refused = Port::open("netmap:x{2").map(|_| ()).expect_err("nothing is left");
+        assert_eq!(refused.errno(), 12, "{refused}");
+        assert!(refused.to_string().contains("netmap:x{2: "), "{refused}");
+        drop(greedy);
+        until("the region is closed", || home.snapshot().regions.is_empty());
+        conformance::traffic::assert_pipe_works("netmap:x{2", "netmap:x}2");
+    });
+}
+
+/// Takes the pages away under living ports, with `hole`: zeros everywhere.
+fn survives(home: &Home, hole: impl Fn()) {
+    let (far, near) = (open("netmap:other{1"), open("netmap:other}1"));
+    for _ in 0..5 {
+        let keeper = open("netmap:m{9");
+        let (tx, rx) = (open("netmap:m{1"), open("netmap:m}1"));
+        exchange(&tx, &rx, 1, 0, 300);
+        send(&tx, 1, 300, 400).expect("room");
+        rx.rxsync().expect("a living daemon");
+        hole();
+        let mut errors = 0;
+        for _ in 0..20 {
+            // All indexes are 0 now: errors and empty packets, but no crash, and the calls come back.
+            for result in [tx.txsync(), rx.rxsync(), rx.txsync(), tx.rxsync(), keeper.txsync(), keeper.rxsync()] {
+                errors += u32::from(matches!(result, Err(Error::BadPointers { .. })));
+            }
+            fill_some(&tx.tx_rings()[0], 1, 0, 10);
+            for slot in rx.rx_rings()[0].window() {
+                let _ = bytes_of(&slot);
+            }
+            rx.rx_rings()[0].advance(u32::MAX);
+        }
+        assert!(errors > 0, "the rings were not set back");
+        let now = home.snapshot().buffers("m");
+        assert!(now.quarantined > 0, "{now:?}");
+        exchange(&far, &near, 1, 0, 500);
+        drop((tx, rx));
+        until("the pipe is closed", || home.snapshot().sessions.len() == 3);
+        // Newcomers in the same region get rings and buffers that work.
+        conformance::traffic::assert_pipe_works("netmap:m{2", "netmap:m}2");
+        let _ = home.snapshot().buffers("m");
+        drop(keeper);
+        until("the region is closed", || home.snapshot().regions.len() == 1);
+    }
+    conformance::traffic::assert_pipe_works("netmap:m{1", "netmap:m}1");
+}
+
+#[test]
+fn holes_punched_into_the_region() {
+    isolated(|home| {
+        survives(home, || Intruder::open(&home.socket(), "m{3").punch_hole());
+    });
+}
+
+#[test]
+fn pages_of_the_region_removed() {
+    isolated(|home| {
+        survives(home, || {
+            let status = Command::new(env!("CARGO_BIN_EXE_remover"))
+                .arg("netmap:m{3")
+                .stdout(Stdio::null())
+                .status()
+                .expect("the remover runs");
+            assert!(status.success());
+        });
+    });
+}
+
+#[test]
+fn a_region_cannot_be_cut_short() {
+    isolated(|home| {
+        let port = open("netmap:m{1");
+        let who = Intruder::open(&home.socket(), "m{2");
+        let bytes = who.region.metadata().expect("a file").len();
+        for file in [&who.region, &who.states, &who.lines] {
+            assert!(file.set_len(0).is_err(), "a shared file was truncated");
+            assert!(file.set_len(bytes * 2).is_err(), "a shared file was extended");
+        }
+        port.txsync().expect("nothing happened");
+    });
+}
