@@ -94,6 +94,7 @@ impl OpenOptions {
         conf_wishes(&mut register, &parsed);
         let refused = |errno| Error::Refused { asked: spec.into(), errno, why: "the name is too long".into() };
         let request = Request::new(NETMAP_REQ_REGISTER, &parsed.name, register.as_bytes()).map_err(refused)?;
+        unetmap_mem::register_publisher();
         process::watch_forks().map_err(|e| Error::host(spec, e))?;
         let (connection, (answer, fds)) = ask_daemon(spec, &request)?;
         let garbled = || Error::host(spec, io::Error::other("the daemon's answer makes no sense"));
@@ -193,8 +194,7 @@ impl Parts {
     /// The ring that stands at `index` in the daemon's answer; `None` when what it says cannot be.
     fn ring(&self, index: usize, told: &BoundRing) -> Option<Ring> {
         let slots = Slots::new(told.slots)?;
-        let view =
-            RingView::new(&self.region, RingShape { offset: told.offset, slots, id: told.id, dir: told.dir })?;
+        let view = RingView::new(&self.region, RingShape { offset: told.offset, slots, id: told.id, dir: told.dir })?;
         self.end.state(told.state as usize)?;
         let bell = |which: usize| self.bells.get(2 * index + which)?.try_clone().ok();
         let (mine, theirs) = (bell(0)?, bell(1)?);

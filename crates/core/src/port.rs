@@ -9,7 +9,7 @@ use unetmap_abi::{NR_NO_TX_POLL, NmreqRegister};
 use unetmap_mem::{BufIdx, Iface, Region};
 use unetmap_sys::{clock, event, process};
 
-use crate::backend::bell_fd;
+use crate::backend::Sleeper;
 use crate::client::Connection;
 use crate::error::Error;
 use crate::lease::{self, Lease};
@@ -238,9 +238,7 @@ impl Port {
         // A poll also transmits, whatever it waits for, unless the program asked for the contrary.
         if want.tx() || self.register.nr_flags & NR_NO_TX_POLL == 0 {
             for ring in &self.tx {
-                if (ring.inner.head_moved() || want.tx() && !ring.inner.ready())
-                    && ring.inner.sync(lease, Effort::IfNeeded).is_err()
-                {
+                if ring.inner.due(want.tx()) && ring.inner.sync(lease, Effort::IfNeeded).is_err() {
                     return Err(self.bad_pointers(ring, "tx"));
                 }
                 if want.tx() && ring.inner.ready() {
@@ -250,9 +248,7 @@ impl Port {
         }
         if want.rx() {
             for ring in &self.rx {
-                if (ring.inner.head_moved() || !ring.inner.ready())
-                    && ring.inner.sync(lease, Effort::IfNeeded).is_err()
-                {
+                if ring.inner.due(true) && ring.inner.sync(lease, Effort::IfNeeded).is_err() {
                     return Err(self.bad_pointers(ring, "rx"));
                 }
                 if ring.inner.ready() {
@@ -299,30 +295,31 @@ impl Port {
     /// What to wait on after [`Port::arm`] found nothing ready: readable, or closed by the daemon's end.
     pub fn wait_fds(&self, want: Interest) -> Vec<BorrowedFd<'_>> {
         let mut fds = vec![self.connection.fd.as_fd()];
-        fds.extend(self.waiting_rings(want).filter_map(|ring| bell_fd(ring.bell())));
+        fds.extend(self.sleepers(want).map(|(_, sleeper)| sleeper.bell().as_fd()));
         fds
     }
 
-    pub(crate) fn waiting_rings(&self, want: Interest) -> impl Iterator<Item = &Ring> {
+    /// The rings of the wanted directions that can wake a sleeper.
+    pub(crate) fn sleepers(&self, want: Interest) -> impl Iterator<Item = (&Ring, &dyn Sleeper)> {
         let tx = self.tx.iter().filter(move |_| want.tx());
-        tx.chain(self.rx.iter().filter(move |_| want.rx()))
+        let rx = self.rx.iter().filter(move |_| want.rx());
+        tx.chain(rx).filter_map(|ring| {
+            let sleeper = match &ring.inner.path {
+                Path::Tx(tx) => tx.sleeper(),
+                Path::Rx(rx) => rx.sleeper(),
+            };
+            Some((ring, sleeper?))
+        })
     }
 
     pub(crate) fn ask_for_wakeup(&self, want: Interest) {
-        for ring in self.waiting_rings(want) {
-            match &ring.inner.path {
-                Path::Tx(tx) => tx.arm(),
-                Path::Rx(rx) => rx.arm(),
-            }
-        }
+        self.sleepers(want).for_each(|(_, sleeper)| sleeper.arm());
     }
 
     /// Takes back bells that rang.
     pub(crate) fn silence(&self, want: Interest) {
-        for ring in self.waiting_rings(want) {
-            if let Some(bell) = ring.bell() {
-                bell.silence();
-            }
+        for (_, sleeper) in self.sleepers(want) {
+            sleeper.bell().silence();
         }
     }
 
@@ -387,14 +384,5 @@ impl Port {
         self.lease_forks.store(lease.forks, Relaxed);
         *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = lease;
         Ok(())
-    }
-}
-
-impl Ring {
-    pub(crate) fn bell(&self) -> Option<&unetmap_sys::Bell> {
-        match &self.inner.path {
-            Path::Tx(tx) => tx.bell(),
-            Path::Rx(rx) => rx.bell(),
-        }
     }
 }

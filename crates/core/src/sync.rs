@@ -73,11 +73,24 @@ impl SyncRing {
         self.view.raw_cur() != self.view.raw_tail()
     }
 
-    /// Whether the program moved `head` since the last sync.
+    /// Whether a poll that waits for this ring, or does not (`wanted`), has a reason to sync it: the program moved `head`,
+    /// or has nothing beyond its wake-up point while the other party moved. Takes no lock, so that who spins does not
+    /// disturb who works.
     #[inline(always)]
-    pub(crate) fn head_moved(&self) -> bool {
+    pub(crate) fn due(&self, wanted: bool) -> bool {
         let slots = self.view.shape().slots;
-        self.state().positions(slots).is_none_or(|(hwcur, _)| hwcur.raw() != self.view.raw_head())
+        let Some((hwcur, hwtail)) = self.state().positions(slots) else { return true };
+        if hwcur.raw() != self.view.raw_head() {
+            return true;
+        }
+        // A program that overwrote tail, or moved cur beyond it, is set right by the sync.
+        if !wanted || self.view.raw_cur() != hwtail.raw() && self.ready() {
+            return false;
+        }
+        match &self.path {
+            Path::Tx(tx) => tx.moved(slots.next(hwtail)),
+            Path::Rx(rx) => rx.moved(hwtail),
+        }
     }
 
     /// Syncs the ring for the process that holds `lease`. A ring that somebody else is syncing is skipped.

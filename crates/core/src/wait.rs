@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use unetmap_sys::clock::spin_hint;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 
-use crate::backend::bell_fd;
 use crate::error::Error;
 use crate::port::{Interest, Port};
 
@@ -76,6 +75,8 @@ impl Port {
         // A limit that is too far away to be a time is no limit.
         let end = timeout.and_then(|t| start.checked_add(t));
         while start.elapsed() < spin {
+            // The other party may be waiting for this very core.
+            std::thread::yield_now();
             let ready = self.look_often(want)?;
             if !ready.is_none() {
                 return Ok(ready);
@@ -117,7 +118,7 @@ impl Port {
     /// Sleeps until a bell rings; `false`: the time is over, or a signal came.
     fn sleep(&self, want: Interest, limit: Option<Duration>) -> Result<bool, Error> {
         let connection = PollFd::from_borrowed_fd(self.connection.fd.as_fd(), PollFlags::RDHUP);
-        let bells = || self.waiting_rings(want).filter_map(|ring| bell_fd(ring.bell()));
+        let bells = || self.sleepers(want).map(|(_, sleeper)| sleeper.bell().as_fd());
         let as_poll = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut few: [PollFd<'_>; FEW + 1] = std::array::from_fn(|_| connection.clone());
         let mut many = Vec::new();
@@ -146,12 +147,9 @@ impl Port {
     /// Who shares a ring waits for the same bell, which was just taken back: it is rung again for them as long as there
     /// is something to be had.
     pub(crate) fn wake_sharers(&self, want: Interest) {
-        for ring in self.waiting_rings(want) {
-            if let Some(bell) = ring.bell()
-                && ring.inner.state().sharers() > 1
-                && ring.inner.ready()
-            {
-                bell.ring();
+        for (ring, sleeper) in self.sleepers(want) {
+            if ring.inner.state().sharers() > 1 && ring.inner.ready() {
+                sleeper.bell().ring();
             }
         }
     }

@@ -90,15 +90,8 @@ impl std::fmt::Display for Malformed {
 /// Makes a message.
 pub fn message(kind: Kind, errno: i32, fds: usize, lease: u32, payload: &[u8]) -> Vec<u8> {
     let bytes = HEAD_BYTES + payload.len();
-    let head = Head {
-        magic: MAGIC,
-        version: VERSION,
-        kind: kind as u16,
-        bytes: bytes as u32,
-        errno,
-        fds: fds as u32,
-        lease,
-    };
+    let head =
+        Head { magic: MAGIC, version: VERSION, kind: kind as u16, bytes: bytes as u32, errno, fds: fds as u32, lease };
     let mut out = Vec::with_capacity(bytes);
     out.extend_from_slice(head.as_bytes());
     out.extend_from_slice(payload);

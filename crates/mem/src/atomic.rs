@@ -3,25 +3,50 @@
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// A full barrier: what was stored before it is seen by others before anything after it is loaded.
+/// Between a publisher's store of its position and its look at the other side's wish to be woken.
 ///
-/// On x86-64 a locked instruction on the own stack does this in half the time of `mfence`.
+/// A registered process (see `unetmap_sys::barrier`) only has to keep the compiler from exchanging the two: the sleeper
+/// brings the barrier. Fencing here would make the publisher wait for its store to reach the other core each time.
 #[inline(always)]
 #[cfg(not(loom))]
-pub(crate) fn fence_full() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: adds 0 to four bytes of the red zone, which no compiled code can hold live across an asm block that
-    // declares to use the stack; the default clobbers order all memory accesses around it.
-    unsafe {
-        std::arch::asm!("lock or dword ptr [rsp - 8], 0");
+pub(crate) fn fence_publisher() {
+    if LIGHT.load(Ordering::Relaxed) != 0 {
+        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    } else {
+        fence(Ordering::SeqCst);
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    std::sync::atomic::fence(Ordering::SeqCst);
 }
 
+/// Between a sleeper's wish to be woken and its last look.
+#[cfg(not(loom))]
+pub(crate) fn fence_sleeper() {
+    fence(Ordering::SeqCst);
+    if unetmap_sys::barrier::everywhere().is_err() {
+        // Without the kernel's help: by then every store that a processor had in hand has reached the memory.
+        std::thread::sleep(std::time::Duration::from_micros(50));
+    }
+}
+
+/// Not 0: this process is registered for the sleepers' barrier.
+#[cfg(not(loom))]
+static LIGHT: AtomicU32 = AtomicU32::new(0);
+
+/// To be called before this process publishes: lets it do so without a fence, where the kernel helps.
+#[cfg(not(loom))]
+pub fn register_publisher() {
+    LIGHT.store(u32::from(unetmap_sys::barrier::register()), Ordering::Relaxed);
+}
+
+/// The model checker knows plain fences only: both sides have one.
 #[cfg(loom)]
-pub(crate) fn fence_full() {
+pub(crate) fn fence_publisher() {
+    fence(Ordering::SeqCst);
+}
+
+/// As above.
+#[cfg(loom)]
+pub(crate) fn fence_sleeper() {
     fence(Ordering::SeqCst);
 }

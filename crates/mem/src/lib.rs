@@ -23,6 +23,8 @@ mod slot;
 mod take;
 mod window;
 
+#[cfg(not(loom))]
+pub use atomic::register_publisher;
 pub use control::{EndPage, RingState, SyncGuard};
 pub use frame::Frame;
 pub use line::{Consumer, LINE_BYTES, LinePage, LineWords, Producer};

@@ -18,7 +18,7 @@
 //! Waking: who is about to sleep sets its `wants` word, fences, and looks once more; who moved a position fences and
 //! tests the other's word, and pays a system call only when somebody sleeps.
 
-use crate::atomic::{AtomicU32, Ordering, fence_full};
+use crate::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_publisher, fence_sleeper};
 use crate::pos::{Pos, Slots, Span};
 use crate::slot::{Limits, SlotRing, SlotValue};
 use crate::take::{CopyKind, any_changed, take};
@@ -33,12 +33,26 @@ pub const LINE_BYTES: usize = 512;
 #[derive(Debug)]
 struct Alone(AtomicU32);
 
+/// The producer's position, and beside it, on the same cache line, a copy of the slot before it: a receiver that waits
+/// for a single packet gets it with one transfer instead of two, and leaves the slot's own line with the producer.
+#[repr(C, align(128))]
+#[derive(Debug)]
+struct Sent {
+    prod: AtomicU32,
+    /// The position whose predecessor is in `copy`; [`NO_COPY`] while that is being written.
+    tag: AtomicU32,
+    copy: [AtomicU64; 2],
+}
+
+/// Not a position of any ring.
+const NO_COPY: u32 = u32::MAX;
+
 /// The shared words of one line. Both parties can write all of them, so each judges what it reads.
 #[repr(C)]
 #[derive(Debug)]
 pub struct LineWords {
     /// One past the last slot sent. Written by the producer.
-    prod: Alone,
+    sent: Sent,
     /// The first slot not yet released. Written by the consumer.
     cons: Alone,
     /// Not 0: the producer sleeps until `cons` moves. Set by the producer, cleared by whoever wakes it.
@@ -55,13 +69,42 @@ impl LineWords {
     #[allow(clippy::new_without_default)]
     pub fn new() -> LineWords {
         let word = || Alone(AtomicU32::new(0));
-        LineWords { prod: word(), cons: word(), producer_wants: word(), consumer_wants: word() }
+        let copy = [AtomicU64::new(0), AtomicU64::new(0)];
+        let sent = Sent { prod: AtomicU32::new(0), tag: AtomicU32::new(NO_COPY), copy };
+        LineWords { sent, cons: word(), producer_wants: word(), consumer_wants: word() }
     }
 
     /// Producer: everything before `to` is sent.
     #[inline(always)]
     pub fn publish(&self, to: Pos) {
-        self.prod.0.store(to.raw(), Ordering::Release);
+        // A copy of an earlier round would belong to a position that comes again: a successor of the consumer may take
+        // the last slot of this batch alone.
+        self.sent.tag.store(NO_COPY, Ordering::Relaxed);
+        self.sent.prod.store(to.raw(), Ordering::Release);
+    }
+
+    /// Producer: everything before `to` is sent, and the slot before it is `slot`. For a single slot; the consumer may
+    /// find the copy instead of looking into the ring.
+    #[inline(always)]
+    pub fn publish_one(&self, to: Pos, slot: SlotValue) {
+        self.sent.tag.store(NO_COPY, Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.sent.copy[0].store(slot.head_word(), Ordering::Relaxed);
+        self.sent.copy[1].store(slot.ptr, Ordering::Relaxed);
+        self.sent.tag.store(to.raw(), Ordering::Release);
+        self.sent.prod.store(to.raw(), Ordering::Release);
+    }
+
+    /// Consumer: the slot before `to`, if it came with its position and was not overwritten meanwhile.
+    #[inline(always)]
+    pub fn express(&self, to: Pos) -> Option<SlotValue> {
+        if self.sent.tag.load(Ordering::Acquire) != to.raw() {
+            return None;
+        }
+        let head = self.sent.copy[0].load(Ordering::Relaxed);
+        let ptr = self.sent.copy[1].load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        (self.sent.tag.load(Ordering::Relaxed) == to.raw()).then(|| SlotValue::from_words(head, ptr))
     }
 
     /// Consumer: everything before `to` is the producer's again.
@@ -82,14 +125,26 @@ impl LineWords {
     /// before, to the last slot before `held`, the first one not yet released. `None`: no honest producer wrote that.
     #[inline(always)]
     pub fn sent(&self, slots: Slots, held: Pos, taken: Pos) -> Option<Pos> {
-        let prod = slots.pos(self.prod.0.load(Ordering::Acquire))?;
+        let prod = slots.pos(self.sent.prod.load(Ordering::Acquire))?;
         slots.between(taken, prod, slots.prev(held)).then_some(prod)
+    }
+
+    /// Producer: whether the consumer's word is not `known` any more. A glance that judges nothing.
+    #[inline(always)]
+    pub fn released_beyond(&self, known: Pos) -> bool {
+        self.cons.0.load(Ordering::Relaxed) != known.raw()
+    }
+
+    /// Consumer: whether the producer's word is not `taken` any more. A glance that judges nothing.
+    #[inline(always)]
+    pub fn sent_beyond(&self, taken: Pos) -> bool {
+        self.sent.prod.load(Ordering::Relaxed) != taken.raw()
     }
 
     /// The positions as they stand, for a successor that takes over one side. `None` when not positions of the ring.
     pub fn positions(&self, slots: Slots) -> Option<Span> {
         let cons = slots.pos(self.cons.0.load(Ordering::Acquire))?;
-        let prod = slots.pos(self.prod.0.load(Ordering::Acquire))?;
+        let prod = slots.pos(self.sent.prod.load(Ordering::Acquire))?;
         Some(Span { from: cons, to: prod })
     }
 
@@ -102,27 +157,27 @@ impl LineWords {
     /// Consumer, about to sleep: asks to be woken when `prod` moves. It must look once more after this call.
     pub fn consumer_arm(&self) {
         self.consumer_wants.0.store(1, Ordering::SeqCst);
-        fence_full();
+        fence_sleeper();
     }
 
     /// Producer, about to sleep: asks to be woken when `cons` moves. It must look once more after this call.
     pub fn producer_arm(&self) {
         self.producer_wants.0.store(1, Ordering::SeqCst);
-        fence_full();
+        fence_sleeper();
     }
 
     /// Producer, after `publish`: whether the consumer sleeps and is to be woken by the caller. At most one of several
     /// concurrent callers gets `true`.
     #[inline(always)]
     pub fn consumer_sleeps(&self) -> bool {
-        fence_full();
+        fence_publisher();
         wanted(&self.consumer_wants.0)
     }
 
     /// Consumer, after `release`: whether the producer sleeps and is to be woken by the caller.
     #[inline(always)]
     pub fn producer_sleeps(&self) -> bool {
-        fence_full();
+        fence_publisher();
         wanted(&self.producer_wants.0)
     }
 }
@@ -196,6 +251,20 @@ impl Producer {
     pub fn slots(&self) -> &SlotRing {
         &self.slots
     }
+
+    /// Sends the slots of `span`, the first of which no earlier call has sent.
+    #[inline(always)]
+    pub fn publish(&self, span: Span) {
+        if self.slots.slots().next(span.from) != span.to {
+            return self.words().publish(span.to);
+        }
+        let slot = self.slots.load(span.from);
+        if slot.flags & NS_BUF_CHANGED != 0 {
+            // The consumer may not come to this slot to clear it.
+            self.slots.set_flags(span.from, slot.flags & !NS_BUF_CHANGED);
+        }
+        self.words().publish_one(span.to, slot);
+    }
 }
 
 impl Consumer {
@@ -229,6 +298,13 @@ impl Consumer {
     /// that breaks the limits is delivered as length 0 in the buffer `spare`; returns how many those were.
     #[inline]
     pub fn take(&self, span: Span, spare: crate::BufIdx) -> u32 {
+        if self.mine.slots().next(span.from) == span.to
+            && let Some(mut slot) = self.words().express(span.to)
+        {
+            slot.flags &= !NS_BUF_CHANGED;
+            self.mine.store(span.from, slot);
+            return if self.limits.allow(slot) { 0 } else { self.mend(span, spare) };
+        }
         if take(self.copy, &self.theirs, &self.mine, span, self.limits) { 0 } else { self.mend(span, spare) }
     }
 

@@ -106,11 +106,7 @@ impl Slots {
     #[inline(always)]
     pub fn runs(self, span: Span) -> [(Pos, u32); 2] {
         let Span { from, to } = span;
-        if to.0 >= from.0 {
-            [(from, to.0 - from.0), (Pos(0), 0)]
-        } else {
-            [(from, self.0 - from.0), (Pos(0), to.0)]
-        }
+        if to.0 >= from.0 { [(from, to.0 - from.0), (Pos(0), 0)] } else { [(from, self.0 - from.0), (Pos(0), to.0)] }
     }
 
     /// The positions of a run that [`Slots::runs`] gave, with no test for the end of the ring at each.
@@ -151,8 +147,7 @@ mod tests {
                     let walked: Vec<u32> = s.walk(span).map(Pos::raw).collect();
                     let expected: Vec<u32> = (0..(b + n - a) % n).map(|k| (a + k) % n).collect();
                     assert_eq!(walked, expected);
-                    let by_runs: Vec<u32> =
-                        s.runs(span).iter().flat_map(|&(p, len)| p.raw()..p.raw() + len).collect();
+                    let by_runs: Vec<u32> = s.runs(span).iter().flat_map(|&(p, len)| p.raw()..p.raw() + len).collect();
                     assert_eq!(by_runs, expected);
                     for c in 0..n {
                         let pc = s.pos(c).unwrap();

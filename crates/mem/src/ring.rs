@@ -54,7 +54,8 @@ impl RingView {
     pub fn new(region: &Region, shape: RingShape) -> Option<RingView> {
         let g = region.geometry();
         let end = shape.offset.checked_add(RingShape::bytes(shape.slots) as u64)?;
-        if shape.offset < g.rings.offset || end > g.rings.offset + g.rings.bytes() || !shape.offset.is_multiple_of(128) {
+        if shape.offset < g.rings.offset || end > g.rings.offset + g.rings.bytes() || !shape.offset.is_multiple_of(128)
+        {
             return None;
         }
         let offset = usize::try_from(shape.offset).ok()?;
@@ -270,9 +271,7 @@ impl Iface {
 
     fn head_word(&self) -> &AtomicU32 {
         // SAFETY: the field lies in the object (M2), is aligned, and atomics may be shared (M1).
-        unsafe {
-            AtomicU32::from_ptr(self.window.base().add(std::mem::offset_of!(NetmapIf, ni_bufs_head)).cast())
-        }
+        unsafe { AtomicU32::from_ptr(self.window.base().add(std::mem::offset_of!(NetmapIf, ni_bufs_head)).cast()) }
     }
 
     fn put32(&self, byte: usize, value: u32) {

@@ -30,12 +30,7 @@ impl SlotValue {
 
     #[inline(always)]
     pub(crate) fn from_words(head: u64, ptr: u64) -> SlotValue {
-        SlotValue {
-            buf_idx: BufIdx(head as u32),
-            len: (head >> 32) as u16,
-            flags: (head >> 48) as u16,
-            ptr,
-        }
+        SlotValue { buf_idx: BufIdx(head as u32), len: (head >> 32) as u16, flags: (head >> 48) as u16, ptr }
     }
 }
 

@@ -132,9 +132,8 @@ unsafe fn take_lines_portable(src: *mut u8, dst: *mut u8, lines: usize, limits: 
         for i in 0..LINE_SLOTS as usize {
             let at = line * 64 + i * SLOT_BYTES;
             // SAFETY: at + 16 <= lines * 64 (caller); volatile, because others may write (M1), once each (M4).
-            let (head, ptr) = unsafe {
-                (src.add(at).cast::<u64>().read_volatile(), src.add(at + 8).cast::<u64>().read_volatile())
-            };
+            let (head, ptr) =
+                unsafe { (src.add(at).cast::<u64>().read_volatile(), src.add(at + 8).cast::<u64>().read_volatile()) };
             let mut v = SlotValue::from_words(head, ptr);
             let changed = v.flags & NS_BUF_CHANGED != 0;
             v.flags &= !NS_BUF_CHANGED;

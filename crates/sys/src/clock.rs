@@ -41,10 +41,7 @@ mod tests {
     #[test]
     fn wall_time_is_a_timeval() {
         let (sec, usec) = wall_us();
-        let std = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .unwrap()
-            .as_secs();
+        let std = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
         assert!((0..1_000_000).contains(&usec));
         // An hour of slack: this asks for the right clock and unit, not for punctuality.
         assert!(sec.unsigned_abs().abs_diff(std) < 3600);

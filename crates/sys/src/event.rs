@@ -22,10 +22,7 @@ impl Bell {
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`.
     pub fn new() -> io::Result<Bell> {
-        Ok(Bell(eventfd(
-            0,
-            EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC,
-        )?))
+        Ok(Bell(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?))
     }
 
     /// Takes an eventfd that somebody else made. The flag that makes it non-blocking belongs to everyone who holds it,
@@ -36,10 +33,7 @@ impl Bell {
     pub fn from_fd(fd: OwnedFd) -> io::Result<Bell> {
         // The kernel's anonymous objects, eventfds among them, have no file type; the others of them refuse our writes.
         if FileType::from_raw_mode(fstat(&fd)?.st_mode) != FileType::Unknown {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "the descriptor received as a bell is no eventfd",
-            ));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the descriptor received as a bell is no eventfd"));
         }
         fcntl_setfl(&fd, fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
         Ok(Bell(fd))
@@ -96,13 +90,7 @@ pub fn hung_up(fd: BorrowedFd<'_>) -> bool {
     let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::RDHUP;
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::RDHUP)];
     // A pending signal interrupts even a poll that does not wait.
-    while let Err(error) = poll(
-        &mut fds,
-        Some(&Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        }),
-    ) {
+    while let Err(error) = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
         if error != Errno::INTR {
             return true;
         }
@@ -132,31 +120,15 @@ impl Epoll {
     /// # Errors
     /// `EEXIST`, `EPERM` (a kind of file that cannot be waited for), `ENOMEM`, `ENOSPC`.
     pub fn add(&self, fd: impl AsFd, token: u64, readable: bool, writable: bool) -> io::Result<()> {
-        Ok(epoll::add(
-            &self.0,
-            fd,
-            epoll::EventData::new_u64(token),
-            interest(readable, writable),
-        )?)
+        Ok(epoll::add(&self.0, fd, epoll::EventData::new_u64(token), interest(readable, writable))?)
     }
 
     /// Changes what `fd` is waited for, and its token.
     ///
     /// # Errors
     /// `ENOENT` when it was not added.
-    pub fn modify(
-        &self,
-        fd: impl AsFd,
-        token: u64,
-        readable: bool,
-        writable: bool,
-    ) -> io::Result<()> {
-        Ok(epoll::modify(
-            &self.0,
-            fd,
-            epoll::EventData::new_u64(token),
-            interest(readable, writable),
-        )?)
+    pub fn modify(&self, fd: impl AsFd, token: u64, readable: bool, writable: bool) -> io::Result<()> {
+        Ok(epoll::modify(&self.0, fd, epoll::EventData::new_u64(token), interest(readable, writable))?)
     }
 
     /// Takes `fd` out.
@@ -172,11 +144,7 @@ impl Epoll {
     ///
     /// # Errors
     /// [`io::ErrorKind::Interrupted`] when a signal handler ran; `events` is empty then.
-    pub fn wait(
-        &self,
-        events: &mut Vec<(u64, EventFlags)>,
-        timeout: Option<Duration>,
-    ) -> io::Result<()> {
+    pub fn wait(&self, events: &mut Vec<(u64, EventFlags)>, timeout: Option<Duration>) -> io::Result<()> {
         events.clear();
         // More milliseconds than an i32 holds would need epoll_pwait2, which 5.10 does not have.
         let timeout = timeout.map(|t| timespec(t.min(Duration::from_millis(i32::MAX as u64))));
@@ -202,10 +170,7 @@ fn interest(readable: bool, writable: bool) -> EventFlags {
 
 /// Durations beyond the kernel's range become its longest, which nobody lives to see.
 fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
-    }
+    Timespec { tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX), tv_nsec: duration.subsec_nanos().into() }
 }
 
 #[cfg(test)]
@@ -260,10 +225,7 @@ mod tests {
         let null = std::fs::File::open("/dev/null").unwrap();
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         for fd in [read, write, file.into(), null.into(), socket.into()] {
-            assert_eq!(
-                Bell::from_fd(fd).unwrap_err().kind(),
-                io::ErrorKind::InvalidData
-            );
+            assert_eq!(Bell::from_fd(fd).unwrap_err().kind(), io::ErrorKind::InvalidData);
         }
     }
 
@@ -271,8 +233,7 @@ mod tests {
     fn ringing_wakes_a_sleeper() {
         let bell = Bell::new().unwrap();
         std::thread::scope(|s| {
-            let sleeper =
-                s.spawn(|| wait_readable(&mut [PollFd::new(&bell, PollFlags::IN)], None).unwrap());
+            let sleeper = s.spawn(|| wait_readable(&mut [PollFd::new(&bell, PollFlags::IN)], None).unwrap());
             bell.ring();
             assert_eq!(sleeper.join().unwrap(), 1);
         });
@@ -320,10 +281,7 @@ mod tests {
         let (a, b) = (Bell::new().unwrap(), Bell::new().unwrap());
         set.add(&a, 1, true, false).unwrap();
         set.add(&b, u64::MAX, true, false).unwrap();
-        assert_eq!(
-            set.add(&b, 3, true, false).unwrap_err().raw_os_error(),
-            Some(libc::EEXIST)
-        );
+        assert_eq!(set.add(&b, 3, true, false).unwrap_err().raw_os_error(), Some(libc::EEXIST));
         set.wait(&mut events, LOOK).unwrap();
         assert_eq!(events, []);
         b.ring();
@@ -339,8 +297,7 @@ mod tests {
         assert!(set.delete(&b).is_err());
         set.wait(&mut events, LOOK).unwrap();
         assert_eq!(events, []);
-        set.wait(&mut events, Some(Duration::from_nanos(1)))
-            .unwrap();
+        set.wait(&mut events, Some(Duration::from_nanos(1))).unwrap();
     }
 
     #[test]
@@ -350,19 +307,13 @@ mod tests {
         set.add(&near, 1, false, false).unwrap();
         drop(far);
         set.wait(&mut events, Some(Duration::MAX)).unwrap();
-        let [(1, what)] = events[..] else {
-            panic!("{events:?}")
-        };
+        let [(1, what)] = events[..] else { panic!("{events:?}") };
         assert!(what.contains(EventFlags::HUP | EventFlags::RDHUP));
     }
 
     #[test]
     fn more_events_than_one_wait_takes_come_with_the_next() {
-        let (set, mut events, mut seen) = (
-            Epoll::new().unwrap(),
-            Vec::new(),
-            std::collections::BTreeSet::new(),
-        );
+        let (set, mut events, mut seen) = (Epoll::new().unwrap(), Vec::new(), std::collections::BTreeSet::new());
         let bells: Vec<Bell> = (0..EVENTS + 8).map(|_| Bell::new().unwrap()).collect();
         for (token, bell) in bells.iter().enumerate() {
             set.add(bell, token as u64, true, false).unwrap();

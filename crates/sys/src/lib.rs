@@ -6,6 +6,7 @@
 
 #![cfg(target_os = "linux")]
 
+pub mod barrier;
 pub mod clock;
 pub mod event;
 pub mod map;

@@ -32,16 +32,8 @@ impl Mapping {
             return Err(Errno::INVAL.into());
         }
         // SAFETY: no address is asked for, so no memory that somebody owns is replaced.
-        let start = unsafe {
-            mmap(
-                ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                fd,
-                0,
-            )?
-        };
+        let start =
+            unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)? };
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
         Ok(Mapping { start, len: bytes })
     }
@@ -103,19 +95,10 @@ mod tests {
     #[test]
     fn refuses_unsealed_short_and_empty() {
         let fd = memfd::create_sealed("test", 4096).unwrap();
-        assert_eq!(
-            Mapping::new(fd.as_fd(), 8192).unwrap_err().kind(),
-            io::ErrorKind::InvalidData
-        );
-        assert_eq!(
-            Mapping::new(fd.as_fd(), 0).unwrap_err().kind(),
-            io::ErrorKind::InvalidInput
-        );
+        assert_eq!(Mapping::new(fd.as_fd(), 8192).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(Mapping::new(fd.as_fd(), 0).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         let file = std::fs::File::open("/dev/zero").unwrap();
-        assert_eq!(
-            Mapping::new(file.as_fd(), 4096).unwrap_err().kind(),
-            io::ErrorKind::InvalidData
-        );
+        assert_eq!(Mapping::new(file.as_fd(), 4096).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]

@@ -3,10 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{
-    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
-    memfd_create,
-};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create};
 use rustix::io::Errno;
 
 /// What makes a mapping of the file safe: its size is final.
@@ -45,9 +42,7 @@ pub fn check_sealed(fd: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
     let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidData, why));
     // Only memory files can be sealed; every other kind of file says EINVAL (or EBADF for O_PATH).
     let Ok(seals) = fcntl_get_seals(fd) else {
-        return refuse(
-            "shared memory is not a memory file (memfd), so it could vanish under us".into(),
-        );
+        return refuse("shared memory is not a memory file (memfd), so it could vanish under us".into());
     };
     if !seals.contains(SIZE_IS_FINAL) {
         return refuse("shared memory is not sealed against shrinking and growing, so it could vanish under us".into());
@@ -57,9 +52,7 @@ pub fn check_sealed(fd: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
     }
     let has = size(fd)?;
     if has < bytes {
-        return refuse(format!(
-            "shared memory has {has} bytes, fewer than the {bytes} it was announced with"
-        ));
+        return refuse(format!("shared memory has {has} bytes, fewer than the {bytes} it was announced with"));
     }
     Ok(())
 }

@@ -45,11 +45,7 @@ pub fn watch_forks() -> io::Result<()> {
         // with threads; it and the static live as long as this code is loaded (libc forgets it at dlclose).
         unsafe { libc::pthread_atfork(None, None, Some(on_fork_child)) }
     });
-    if errno == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::from_raw_os_error(errno))
-    }
+    if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
 }
 
 /// One relaxed load. A caller that remembers the value and later finds another is a forked child of the one it was.
@@ -77,22 +73,14 @@ pub fn cpus_allowed() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(None) else {
         return Vec::new();
     };
-    (0..CpuSet::MAX_CPU)
-        .filter(|&cpu| set.is_set(cpu))
-        .collect()
+    (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
 }
 
 /// Raises the limit of open files as far as we may; returns what it is now (`u64::MAX`: none).
 pub fn raise_fd_limit() -> u64 {
     let maximum = getrlimit(Resource::Nofile).maximum;
     // Refused only by a sandbox; then the limit stays what it was, which is what we return.
-    let _ = setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: maximum,
-            maximum,
-        },
-    );
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
@@ -127,11 +115,7 @@ pub fn flock_exclusive(file: &File) -> io::Result<()> {
 
 /// Names the calling thread for `ps` and `top`: the first 15 bytes of `name`, up to a NUL.
 pub fn name_thread(name: &str) {
-    let bytes = name
-        .bytes()
-        .take_while(|&b| b != 0)
-        .take(15)
-        .collect::<Vec<u8>>();
+    let bytes = name.bytes().take_while(|&b| b != 0).take(15).collect::<Vec<u8>>();
     if let Ok(name) = CString::new(bytes) {
         // It can only fail in a sandbox that forbids it, and a name is for people.
         let _ = rustix::thread::set_name(&name);
@@ -213,24 +197,14 @@ struct Launch {
 /// # Errors
 /// Those of exec (`ENOENT`, `EACCES`, `ENOEXEC`) and of clone (`EAGAIN`, `ENOMEM`), `EMFILE`; `EINVAL` for a NUL in
 /// a string.
-pub fn spawn_detached(
-    program: &Path,
-    args: &[OsString],
-    keep_fd: OwnedFd,
-    stderr_to: File,
-) -> io::Result<u32> {
+pub fn spawn_detached(program: &Path, args: &[OsString], keep_fd: OwnedFd, stderr_to: File) -> io::Result<u32> {
     let program = c_string(program.as_os_str().as_bytes().to_vec())?;
-    let args = args
-        .iter()
-        .map(|arg| c_string(arg.as_bytes().to_vec()))
-        .collect::<io::Result<Vec<_>>>()?;
-    let variables = std::env::vars_os()
-        .filter(|(name, _)| name != "LD_PRELOAD")
-        .map(|(mut name, value)| {
-            name.push("=");
-            name.push(value);
-            c_string(name.into_vec())
-        });
+    let args = args.iter().map(|arg| c_string(arg.as_bytes().to_vec())).collect::<io::Result<Vec<_>>>()?;
+    let variables = std::env::vars_os().filter(|(name, _)| name != "LD_PRELOAD").map(|(mut name, value)| {
+        name.push("=");
+        name.push(value);
+        c_string(name.into_vec())
+    });
     let variables = variables.collect::<io::Result<Vec<_>>>()?;
     let argv = pointers(std::iter::once(&program).chain(&args));
     let envp = pointers(&variables);
@@ -246,12 +220,7 @@ pub fn spawn_detached(
         program: program.as_ptr(),
         argv: argv.as_ptr(),
         envp: envp.as_ptr(),
-        fds: [
-            null.as_raw_fd(),
-            null.as_raw_fd(),
-            stderr.as_raw_fd(),
-            keep.as_raw_fd(),
-        ],
+        fds: [null.as_raw_fd(), null.as_raw_fd(), stderr.as_raw_fd(), keep.as_raw_fd()],
         report: report.as_raw_fd(),
     };
     // No signal handler of this program may run in the children: they share its files and shared memory.
@@ -276,11 +245,7 @@ fn c_string(bytes: Vec<u8>) -> io::Result<CString> {
 
 /// The NULL-terminated array that exec takes.
 fn pointers<'a>(strings: impl IntoIterator<Item = &'a CString>) -> Vec<*const libc::c_char> {
-    strings
-        .into_iter()
-        .map(|s| s.as_ptr())
-        .chain([ptr::null()])
-        .collect()
+    strings.into_iter().map(|s| s.as_ptr()).chain([ptr::null()]).collect()
 }
 
 /// What the children said until all of them had closed the pipe.
@@ -340,25 +305,13 @@ fn middle(launch: &Launch) {
     // SAFETY: the child only runs `last`, which keeps to what is allowed after a fork.
     match unsafe { clone_process(libc::SIGCHLD, || last(launch)) } {
         Ok(pid) => report(launch.report, 0, pid),
-        Err(error) => report(
-            launch.report,
-            error.raw_os_error().unwrap_or(libc::EAGAIN),
-            0,
-        ),
+        Err(error) => report(launch.report, error.raw_os_error().unwrap_or(libc::EAGAIN), 0),
     }
 }
 
 /// Second child: becomes the program. Returns only when it could not.
 fn last(launch: &Launch) {
-    let fail = |pipe| {
-        report(
-            pipe,
-            io::Error::last_os_error()
-                .raw_os_error()
-                .unwrap_or(libc::EIO),
-            0,
-        )
-    };
+    let fail = |pipe| report(pipe, io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO), 0);
     for (to, from) in (0..).zip(launch.fds) {
         // SAFETY: no `from` is below OUT_OF_THE_WAY, so none is overwritten before it is used.
         if unsafe { libc::dup2(from, to) } < 0 {
@@ -394,10 +347,7 @@ fn close_from(first: RawFd) {
         }
     }
     // A sandbox that does not know close_range. The limit bounds the numbers unless it was lowered since.
-    let limit = getrlimit(Resource::Nofile)
-        .current
-        .unwrap_or(1 << 20)
-        .min(1 << 20) as RawFd;
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20).min(1 << 20) as RawFd;
     for fd in first..limit {
         // SAFETY: as above; closing a number that is not open does nothing.
         unsafe { libc::close(fd) };
@@ -436,11 +386,7 @@ pub(crate) mod tests {
             let mut status = 0;
             // SAFETY: `status` is ours to write.
             assert_eq!(unsafe { libc::waitpid(self.0, &mut status, 0) }, self.0);
-            if libc::WIFEXITED(status) {
-                libc::WEXITSTATUS(status)
-            } else {
-                -1
-            }
+            if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -1 }
         }
     }
 
@@ -449,8 +395,7 @@ pub(crate) mod tests {
         // SAFETY: the child takes no lock of the test harness; glibc lets it allocate.
         match unsafe { libc::fork() } {
             0 => {
-                let code =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(101);
+                let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(101);
                 // SAFETY: ends the child without the harness's exit handlers.
                 unsafe { libc::_exit(code) }
             }
@@ -478,10 +423,7 @@ pub(crate) mod tests {
         watch_forks().unwrap();
         let before = fork_count();
         assert_eq!(in_child(|| i32::from(fork_count() != before + 1)), 0);
-        assert_eq!(
-            in_child(|| in_child(|| i32::from(fork_count() != before + 2))),
-            0
-        );
+        assert_eq!(in_child(|| in_child(|| i32::from(fork_count() != before + 2))), 0);
         assert_eq!(fork_count(), before);
     }
 
@@ -504,14 +446,7 @@ pub(crate) mod tests {
     fn fd_limit_becomes_the_maximum() {
         let outcome = in_child(|| {
             let maximum = getrlimit(Resource::Nofile).maximum;
-            setrlimit(
-                Resource::Nofile,
-                Rlimit {
-                    current: Some(64),
-                    maximum,
-                },
-            )
-            .unwrap();
+            setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum }).unwrap();
             i32::from(raise_fd_limit() != maximum.unwrap_or(u64::MAX))
         });
         assert_eq!(outcome, 0);
@@ -532,10 +467,7 @@ pub(crate) mod tests {
         let (a, b) = (file.reopen().unwrap(), file.reopen().unwrap());
         flock_exclusive(&a).unwrap();
         flock_exclusive(&a).unwrap();
-        assert_eq!(
-            flock_exclusive(&b).unwrap_err().kind(),
-            io::ErrorKind::WouldBlock
-        );
+        assert_eq!(flock_exclusive(&b).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         drop(a);
         // A child forked by another test may hold a duplicate of `a` until it ends, so this may take more than one try.
         while flock_exclusive(&b).is_err() {

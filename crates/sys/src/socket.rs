@@ -10,9 +10,9 @@ use std::time::Duration;
 use rustix::fs::{Mode, chmod, fchmod};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    accept_with, bind, recvmsg, sendmsg, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, recvmsg, sendmsg,
+    socket_with,
     sockopt::{Timeout, set_socket_timeout},
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -82,10 +82,7 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
 /// [`io::ErrorKind::WouldBlock`] when there is none; `EMFILE`, `ENFILE`: it stays in the queue, and a level-triggered
 /// wait would spin on it.
 pub fn accept(fd: impl AsFd) -> io::Result<OwnedFd> {
-    Ok(accept_with(
-        fd,
-        SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
-    )?)
+    Ok(accept_with(fd, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?)
 }
 
 /// Sends one message, whole, with up to [`MAX_FDS`] descriptors. Never raises SIGPIPE.
@@ -103,12 +100,7 @@ pub fn send(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<u
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::INVAL.into());
     }
-    Ok(sendmsg(
-        fd,
-        &[IoSlice::new(bytes)],
-        &mut control,
-        SendFlags::NOSIGNAL,
-    )?)
+    Ok(sendmsg(fd, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
 /// Receives one message into `buf` and appends its descriptors, close-on-exec, to `fds`. All that arrive are owned,
@@ -120,12 +112,7 @@ pub fn send(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<u
 pub fn recv(fd: impl AsFd, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(
-        fd,
-        &mut [IoSliceMut::new(buf)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC,
-    )?;
+    let got = recvmsg(fd, &mut [IoSliceMut::new(buf)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
             fds.extend(rights);
@@ -153,18 +140,10 @@ pub fn set_timeout(fd: impl AsFd, limit: Duration) -> io::Result<()> {
 /// # Errors
 /// `ENOTSOCK`.
 pub fn peer(fd: impl AsFd) -> io::Result<Peer> {
-    let no_one = libc::ucred {
-        pid: 0,
-        uid: u32::MAX,
-        gid: u32::MAX,
-    };
+    let no_one = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     // SAFETY: ucred is three integers, what SO_PEERCRED writes; any bytes are a value of it.
     let cred = unsafe { option(fd.as_fd(), libc::SO_PEERCRED, no_one)? };
-    Ok(Peer {
-        pid: u32::try_from(cred.pid).unwrap_or(0),
-        uid: cred.uid,
-        gid: cred.gid,
-    })
+    Ok(Peer { pid: u32::try_from(cred.pid).unwrap_or(0), uid: cred.uid, gid: cred.gid })
 }
 
 /// A pidfd of the process that connected: readable once it has died. Linux before 6.5 finds the process by its number,
@@ -184,20 +163,12 @@ pub fn peer_pidfd(fd: impl AsFd) -> io::Result<OwnedFd> {
 }
 
 fn pidfd_of(pid: u32) -> io::Result<OwnedFd> {
-    let pid = i32::try_from(pid)
-        .ok()
-        .and_then(Pid::from_raw)
-        .ok_or(Errno::SRCH)?;
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
 fn seqpacket(flags: SocketFlags) -> io::Result<OwnedFd> {
-    Ok(socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        flags,
-        None,
-    )?)
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
 /// One socket-level option; `value` is what it is when the kernel writes nothing.
@@ -207,15 +178,8 @@ fn seqpacket(flags: SocketFlags) -> io::Result<OwnedFd> {
 unsafe fn option<T>(fd: BorrowedFd<'_>, name: libc::c_int, mut value: T) -> Result<T, Errno> {
     let mut len = size_of::<T>() as libc::socklen_t;
     // SAFETY: `value` and `len` live through the call, and `len` says how much room there is.
-    let failed = unsafe {
-        libc::getsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            name,
-            (&raw mut value).cast(),
-            &mut len,
-        ) != 0
-    };
+    let failed =
+        unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut value).cast(), &mut len) != 0 };
     if failed {
         return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO));
     }
@@ -235,13 +199,7 @@ mod tests {
     use crate::process::tests::{fork, in_child};
 
     fn pair() -> (OwnedFd, OwnedFd) {
-        socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .unwrap()
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
     }
 
     fn mode_of(path: &Path) -> u32 {
@@ -258,39 +216,20 @@ mod tests {
         let server = accept(&door).unwrap();
 
         let (mut buf, mut fds) = ([0u8; 16], Vec::new());
-        assert_eq!(
-            recv(&server, &mut buf, &mut fds).unwrap_err().kind(),
-            io::ErrorKind::WouldBlock
-        );
+        assert_eq!(recv(&server, &mut buf, &mut fds).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert_eq!(send(&client, b"one", &[]).unwrap(), 3);
         assert_eq!(send(&client, b"twofold", &[]).unwrap(), 7);
-        let whole = |bytes| Received {
-            bytes,
-            truncated: false,
-            fds_truncated: false,
-        };
+        let whole = |bytes| Received { bytes, truncated: false, fds_truncated: false };
         assert_eq!(recv(&server, &mut buf, &mut fds).unwrap(), whole(3));
-        assert_eq!(
-            recv(&server, &mut buf[..4], &mut fds).unwrap(),
-            Received {
-                truncated: true,
-                ..whole(4)
-            }
-        );
+        assert_eq!(recv(&server, &mut buf[..4], &mut fds).unwrap(), Received { truncated: true, ..whole(4) });
         assert_eq!(&buf[..4], b"twof");
-        assert_eq!(
-            send(&client, b"", &[]).unwrap_err().kind(),
-            io::ErrorKind::InvalidInput
-        );
+        assert_eq!(send(&client, b"", &[]).unwrap_err().kind(), io::ErrorKind::InvalidInput);
 
         assert!(!hung_up(server.as_fd()));
         drop(client);
         assert!(hung_up(server.as_fd()));
         assert_eq!(recv(&server, &mut buf, &mut fds).unwrap(), whole(0));
-        assert_eq!(
-            send(&server, b"x", &[]).unwrap_err().kind(),
-            io::ErrorKind::BrokenPipe
-        );
+        assert_eq!(send(&server, b"x", &[]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
         assert!(fds.is_empty());
     }
 
@@ -329,23 +268,11 @@ mod tests {
         let path = dir.path().join("s");
         assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
         drop(listen(&path, 0o600).unwrap());
-        assert_eq!(
-            connect(&path).unwrap_err().kind(),
-            io::ErrorKind::ConnectionRefused
-        );
-        assert_eq!(
-            listen(&path, 0o600).unwrap_err().kind(),
-            io::ErrorKind::AddrInUse
-        );
+        assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(listen(&path, 0o600).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         let long = dir.path().join("x".repeat(108));
-        assert_eq!(
-            listen(&long, 0o600).unwrap_err().raw_os_error(),
-            Some(libc::ENAMETOOLONG)
-        );
-        assert_eq!(
-            connect(&long).unwrap_err().raw_os_error(),
-            Some(libc::ENAMETOOLONG)
-        );
+        assert_eq!(listen(&long, 0o600).unwrap_err().raw_os_error(), Some(libc::ENAMETOOLONG));
+        assert_eq!(connect(&long).unwrap_err().raw_os_error(), Some(libc::ENAMETOOLONG));
     }
 
     #[test]
@@ -353,27 +280,14 @@ mod tests {
         let (a, b) = pair();
         let bell = crate::event::Bell::new().unwrap();
         let many = [bell.as_fd(); MAX_FDS + 1];
-        assert_eq!(
-            send(&a, b"x", &many).unwrap_err().kind(),
-            io::ErrorKind::InvalidInput
-        );
+        assert_eq!(send(&a, b"x", &many).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         send(&a, b"x", &many[..MAX_FDS]).unwrap();
 
         let (mut buf, mut fds) = ([0u8; 4], Vec::new());
         let got = recv(&b, &mut buf, &mut fds).unwrap();
-        assert_eq!(
-            got,
-            Received {
-                bytes: 1,
-                truncated: false,
-                fds_truncated: false
-            }
-        );
+        assert_eq!(got, Received { bytes: 1, truncated: false, fds_truncated: false });
         assert_eq!(fds.len(), MAX_FDS);
-        assert!(
-            fds.iter()
-                .all(|fd| fcntl_getfd(fd).unwrap().contains(FdFlags::CLOEXEC))
-        );
+        assert!(fds.iter().all(|fd| fcntl_getfd(fd).unwrap().contains(FdFlags::CLOEXEC)));
         let last = crate::event::Bell::from_fd(fds.pop().unwrap()).unwrap();
         last.ring();
         assert!(bell.silence());
@@ -387,21 +301,10 @@ mod tests {
         // In a child, since the limit holds for a whole process.
         let outcome = in_child(|| {
             let maximum = getrlimit(Resource::Nofile).maximum;
-            setrlimit(
-                Resource::Nofile,
-                Rlimit {
-                    current: Some(0),
-                    maximum,
-                },
-            )
-            .unwrap();
+            setrlimit(Resource::Nofile, Rlimit { current: Some(0), maximum }).unwrap();
             let (mut buf, mut fds) = ([0u8; 4], Vec::new());
             match recv(&b, &mut buf, &mut fds) {
-                Ok(Received {
-                    bytes: 1,
-                    truncated: false,
-                    fds_truncated: true,
-                }) if fds.is_empty() => 0,
+                Ok(Received { bytes: 1, truncated: false, fds_truncated: true }) if fds.is_empty() => 0,
                 _ => 1,
             }
         });

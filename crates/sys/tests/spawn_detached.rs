@@ -44,20 +44,11 @@ fn child_of_nobody() {
     std::fs::write(&script, SCRIPT).unwrap();
     let (read, write) = pipe().unwrap();
     let args = [script.into_os_string(), "one".into(), "with space".into()];
-    let pid = spawn_detached(
-        Path::new("/bin/sh"),
-        &args,
-        write,
-        File::create(&log).unwrap(),
-    )
-    .unwrap();
+    let pid = spawn_detached(Path::new("/bin/sh"), &args, write, File::create(&log).unwrap()).unwrap();
     let mut told = String::new();
     File::from(read).read_to_string(&mut told).unwrap();
-    let told: HashMap<&str, &str> = told
-        .lines()
-        .filter_map(|l| l.split_once(['=', ':']))
-        .map(|(k, v)| (k, v.trim()))
-        .collect();
+    let told: HashMap<&str, &str> =
+        told.lines().filter_map(|l| l.split_once(['=', ':'])).map(|(k, v)| (k, v.trim())).collect();
 
     assert!(told.contains_key("end"), "{told:?}");
     assert_eq!(told["pid"], pid.to_string());
@@ -84,10 +75,7 @@ fn child_of_nobody() {
     assert_ne!(told["PPid"], std::process::id().to_string());
     // SAFETY: no status is asked for.
     let left = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
-    assert_eq!(
-        (left, io::Error::last_os_error().raw_os_error()),
-        (-1, Some(libc::ECHILD))
-    );
+    assert_eq!((left, io::Error::last_os_error().raw_os_error()), (-1, Some(libc::ECHILD)));
 
     failures(dir.path());
 }
@@ -97,16 +85,11 @@ fn failures(dir: &Path) {
     let spawn = |program: &Path, args: &[OsString]| {
         let (_read, write): (OwnedFd, OwnedFd) = pipe().unwrap();
         assert!(write.as_raw_fd() > 2);
-        spawn_detached(program, args, write, File::open("/dev/null").unwrap())
-            .unwrap_err()
-            .kind()
+        spawn_detached(program, args, write, File::open("/dev/null").unwrap()).unwrap_err().kind()
     };
     assert_eq!(spawn(&dir.join("missing"), &[]), io::ErrorKind::NotFound);
     assert_eq!(spawn(dir, &[]), io::ErrorKind::PermissionDenied);
-    assert_eq!(
-        spawn(Path::new("/bin/sh"), &["a\0b".into()]),
-        io::ErrorKind::InvalidInput
-    );
+    assert_eq!(spawn(Path::new("/bin/sh"), &["a\0b".into()]), io::ErrorKind::InvalidInput);
     assert_eq!(std::fs::read_dir("/proc/self/fd").unwrap().count(), before);
     // SAFETY: no status is asked for.
     let left = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) };

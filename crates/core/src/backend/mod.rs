@@ -3,9 +3,8 @@
 //! A sync shows a back end windows of slots and asks for bulk work, under the ring's lock. A back end never sees the
 //! program's pointers: they were judged before.
 
-use std::os::fd::BorrowedFd;
-
 use unetmap_mem::{Pos, Span};
+use unetmap_sys::Bell;
 
 pub(crate) mod null;
 pub(crate) mod pipe;
@@ -13,6 +12,15 @@ pub(crate) mod pipe;
 /// A position that the other party wrote and that cannot be: it is ignored, and counted.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Nonsense;
+
+/// How a program that is about to sleep is woken.
+pub(crate) trait Sleeper {
+    /// Asks the other party for a wake-up. The caller looks once more before it sleeps.
+    fn arm(&self);
+
+    /// Becomes readable when the program, armed, is woken.
+    fn bell(&self) -> &Bell;
+}
 
 /// The transmit side of one ring.
 pub(crate) trait Tx: Send + Sync {
@@ -22,11 +30,11 @@ pub(crate) trait Tx: Send + Sync {
     /// How far the slots handed over are finished. They were, up to `known`; they cannot be beyond `sent`.
     fn finished(&self, known: Pos, sent: Pos) -> Result<Pos, Nonsense>;
 
-    /// The program is about to sleep until more slots are finished: asks to be woken. The caller looks once more.
-    fn arm(&self);
+    /// Without the lock: whether `finished` would tell another position than `known`. May be wrong for a moment.
+    fn moved(&self, known: Pos) -> bool;
 
-    /// Becomes readable when the program, armed, is woken; `None` when this ring never wakes anybody.
-    fn bell(&self) -> Option<&unetmap_sys::event::Bell>;
+    /// How to wait until more slots are finished; `None` when that never happens.
+    fn sleeper(&self) -> Option<&dyn Sleeper>;
 }
 
 /// What an [`Rx::fill`] delivered.
@@ -47,14 +55,9 @@ pub(crate) trait Rx: Send + Sync {
     /// Delivers what has come: the program holds `[held, taken)`, the slots from `taken` to before `held` are free.
     fn fill(&self, held: Pos, taken: Pos) -> Result<Filled, Nonsense>;
 
-    /// The program is about to sleep until something comes: asks to be woken. The caller looks once more.
-    fn arm(&self);
+    /// Without the lock: whether `fill` would find something beyond `taken`. May be wrong for a moment.
+    fn moved(&self, taken: Pos) -> bool;
 
-    /// Becomes readable when the program, armed, is woken; `None` when this ring never wakes anybody.
-    fn bell(&self) -> Option<&unetmap_sys::event::Bell>;
-}
-
-/// The fd of a bell, where there is one.
-pub(crate) fn bell_fd(bell: Option<&unetmap_sys::event::Bell>) -> Option<BorrowedFd<'_>> {
-    bell.map(std::os::fd::AsFd::as_fd)
+    /// How to wait until something comes; `None` when nothing ever does.
+    fn sleeper(&self) -> Option<&dyn Sleeper>;
 }

@@ -1,9 +1,8 @@
 //! A port without a data path: memory, rings, and syncs that move nothing (`NR_REG_NULL`).
 
 use unetmap_mem::{Pos, Span};
-use unetmap_sys::event::Bell;
 
-use super::{Filled, Nonsense, Rx, Tx};
+use super::{Filled, Nonsense, Rx, Sleeper, Tx};
 
 /// Both directions of it.
 pub(crate) struct Null;
@@ -15,9 +14,11 @@ impl Tx for Null {
         Ok(known)
     }
 
-    fn arm(&self) {}
+    fn moved(&self, _known: Pos) -> bool {
+        false
+    }
 
-    fn bell(&self) -> Option<&Bell> {
+    fn sleeper(&self) -> Option<&dyn Sleeper> {
         None
     }
 }
@@ -31,9 +32,11 @@ impl Rx for Null {
         Ok(Filled { to: taken, bad: 0 })
     }
 
-    fn arm(&self) {}
+    fn moved(&self, _known: Pos) -> bool {
+        false
+    }
 
-    fn bell(&self) -> Option<&Bell> {
+    fn sleeper(&self) -> Option<&dyn Sleeper> {
         None
     }
 }

@@ -2,9 +2,9 @@
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{BufIdx, Consumer, Pos, Producer, Span};
-use unetmap_sys::event::Bell;
+use unetmap_sys::Bell;
 
-use super::{Filled, Nonsense, Rx, Tx};
+use super::{Filled, Nonsense, Rx, Sleeper, Tx};
 
 /// The sending end of a line.
 pub(crate) struct PipeTx {
@@ -37,7 +37,7 @@ impl Tx for PipeTx {
     #[inline]
     fn send(&self, window: Span) {
         if let Some(end) = self.last_end(window) {
-            self.line.words().publish(end);
+            self.line.publish(Span { from: window.from, to: end });
             if self.line.words().consumer_sleeps() {
                 self.theirs.ring();
             }
@@ -49,12 +49,23 @@ impl Tx for PipeTx {
         self.line.words().released(self.line.slots().slots(), known, sent).ok_or(Nonsense)
     }
 
+    #[inline]
+    fn moved(&self, known: Pos) -> bool {
+        self.line.words().released_beyond(known)
+    }
+
+    fn sleeper(&self) -> Option<&dyn Sleeper> {
+        Some(self)
+    }
+}
+
+impl Sleeper for PipeTx {
     fn arm(&self) {
         self.line.words().producer_arm();
     }
 
-    fn bell(&self) -> Option<&Bell> {
-        Some(&self.mine)
+    fn bell(&self) -> &Bell {
+        &self.mine
     }
 }
 
@@ -88,11 +99,22 @@ impl Rx for PipeRx {
         Ok(Filled { to, bad })
     }
 
+    #[inline]
+    fn moved(&self, taken: Pos) -> bool {
+        self.line.words().sent_beyond(taken)
+    }
+
+    fn sleeper(&self) -> Option<&dyn Sleeper> {
+        Some(self)
+    }
+}
+
+impl Sleeper for PipeRx {
     fn arm(&self) {
         self.line.words().consumer_arm();
     }
 
-    fn bell(&self) -> Option<&Bell> {
-        Some(&self.mine)
+    fn bell(&self) -> &Bell {
+        &self.mine
     }
 }
