@@ -11,6 +11,8 @@ mod region;
 mod request;
 mod server;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 
 use std::fs;
 use std::io::{self, IsTerminal};

@@ -1,0 +1,349 @@
+//! Clients that write anything anywhere in what they map, whatever they open and close: the daemon carries on, its books
+//! add up, and clients who do not share that memory notice nothing.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+use rustix::fs::{FallocateFlags, fallocate};
+use unetmap_abi::*;
+use unetmap_mem::{BufIdx, Census, RingShape, Slots};
+use unetmap_sys::socket::Peer;
+
+use crate::books::{Books, Registered};
+use crate::region::Sizes;
+
+const PEER: Peer = Peer { pid: 1, uid: 1, gid: 1 };
+const BUFS: u32 = 400;
+const FIRST_ID: u16 = 0x4000;
+
+/// A session as its client sees it: the three files that it maps.
+struct Client {
+    session: u64,
+    mem_id: u16,
+    files: [File; 3],
+    if_offset: u64,
+    /// Offset and bytes of its rings.
+    rings: Vec<(u64, u64)>,
+}
+
+fn books() -> Books {
+    Books::new(Sizes { ifs: (12, 512), rings: (40, 1024), bufs: (BUFS, 64) }, FIRST_ID)
+}
+
+fn asked(slots: u32, extra: u32, flags: u64) -> NmreqRegister {
+    NmreqRegister {
+        nr_mode: NR_REG_ALL_NIC,
+        nr_tx_slots: slots,
+        nr_rx_slots: slots,
+        nr_extra_bufs: extra,
+        nr_flags: flags,
+        ..Default::default()
+    }
+}
+
+fn open(books: &mut Books, name: &str, asked: &NmreqRegister) -> Option<Client> {
+    let Registered { session, register, bound, fds } = books.register(name, asked, PEER).ok()?;
+    let mut files = fds.into_iter().map(File::from);
+    let files = std::array::from_fn(|_| files.next().expect("region, page, lines"));
+    let size = |slots| RingShape::bytes(Slots::new(slots).expect("as the daemon says")) as u64;
+    let rings = bound.rings.iter().map(|ring| (ring.offset, size(ring.slots))).collect();
+    Some(Client { session, mem_id: register.nr_mem_id, files, if_offset: bound.head.if_offset, rings })
+}
+
+fn bytes(file: &File) -> Vec<u8> {
+    let mut all = vec![0; file.metadata().unwrap().len() as usize];
+    file.read_exact_at(&mut all, 0).unwrap();
+    all
+}
+
+fn poke(file: &File, at: u64, value: u32) {
+    file.write_all_at(&value.to_ne_bytes(), at).unwrap();
+}
+
+impl Client {
+    /// Where word `word` of a file is: in a region one of the client's own rings, its interface or any buffer, unless
+    /// `wild`.
+    fn place(&self, file: usize, word: u32, wild: bool, buf_ofs: u64) -> u64 {
+        let (at, len) = match (file, word % 8) {
+            (0, _) if wild => (0, self.files[0].metadata().unwrap().len()),
+            (0, 0) => (self.if_offset, 256),
+            (0, 1) => (buf_ofs, u64::from(BUFS) * 64),
+            (0, n) => *self.rings.get(n as usize % self.rings.len().max(1)).unwrap_or(&(self.if_offset, 256)),
+            (1, _) => (0, 512),
+            _ => (0, 2048),
+        };
+        at + u64::from(word / 8) * 4 % len
+    }
+
+    fn bufs_head_at(&self) -> u64 {
+        self.if_offset + std::mem::offset_of!(NetmapIf, ni_bufs_head) as u64
+    }
+}
+
+/// The books of every region add up, and show.
+fn check(books: &Books) {
+    for house in books.houses.values() {
+        let c = house.census(&books.living(house.mem_id));
+        assert_eq!(c.free + c.in_rings + c.extra + c.quarantined, BUFS - 2, "{c:?}");
+    }
+    assert!(crate::snapshot::text(books, 1, Duration::ZERO).starts_with('{'));
+}
+
+fn census(books: &Books, mem_id: u16) -> Census {
+    books.houses[&mem_id].census(&books.living(mem_id))
+}
+
+/// Indexes in the slots of all transmit rings of a pipe, as they stand in memory.
+fn tx_indexes(books: &Books, parent: &str, id: &str) -> Vec<BufIdx> {
+    let pipe = &books.pipes[&(parent.to_string(), id.to_string())];
+    let rings = pipe.ends.iter().flat_map(|end| &end.tx);
+    rings
+        .flat_map(|ring| {
+            let slots = ring.view.slots();
+            (0..slots.slots().get()).map(move |raw| slots.buf_idx(slots.slots().pos(raw).unwrap()))
+        })
+        .collect()
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Open {
+        id: u8,
+        master: bool,
+        slots: u32,
+        extra: u32,
+        flags: u64,
+    },
+    Close(usize),
+    Write {
+        who: usize,
+        file: usize,
+        word: u32,
+        value: u32,
+    },
+    /// Sets the head of the list of extra buffers, and the links in some buffers.
+    List {
+        who: usize,
+        head: u32,
+        links: Vec<(u32, u32)>,
+    },
+    Punch {
+        who: usize,
+        file: usize,
+        page: u32,
+        all: bool,
+    },
+    Died {
+        lease: u32,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let flags = prop::sample::select(vec![0, 0, 0, NR_EXCLUSIVE, NR_TX_RINGS_ONLY, NR_RX_RINGS_ONLY]);
+    let value =
+        prop_oneof![4 => 0u32..12, 3 => 0..BUFS + 2, 1 => any::<u32>(), 1 => Just(u32::MAX), 2 => Just(0x0021_0000)];
+    prop_oneof![
+        3 => (0u8..3, any::<bool>(), prop::sample::select(vec![2u32, 3, 8, 40]), 0u32..9, flags)
+            .prop_map(|(id, master, slots, extra, flags)| Step::Open { id, master, slots, extra, flags }),
+        2 => any::<usize>().prop_map(Step::Close),
+        12 => (any::<usize>(), 0usize..3, any::<u32>(), value)
+            .prop_map(|(who, file, word, value)| Step::Write { who, file, word, value }),
+        2 => (any::<usize>(), 0..BUFS + 2, vec((0..BUFS, 0..BUFS + 2), 0..6))
+            .prop_map(|(who, head, links)| Step::List { who, head, links }),
+        1 => (any::<usize>(), 0usize..3, any::<u32>(), any::<bool>())
+            .prop_map(|(who, file, page, all)| Step::Punch { who, file, page, all }),
+        1 => (0u32..12).prop_map(|lease| Step::Died { lease }),
+    ]
+}
+
+/// Clients of one parent that do what the steps say.
+struct Hostile {
+    clients: Vec<Client>,
+    wild: bool,
+}
+
+impl Hostile {
+    fn step(&mut self, books: &mut Books, step: &Step) {
+        let pick = |who: usize| self.clients.get(who % self.clients.len().max(1));
+        match *step {
+            Step::Open { id, master, slots, extra, flags } => {
+                let name = format!("x{}{id}", if master { '{' } else { '}' });
+                self.clients.extend(open(books, &name, &asked(slots, extra, flags)));
+            }
+            Step::Close(who) => {
+                if !self.clients.is_empty() {
+                    books.close(self.clients.swap_remove(who % self.clients.len()).session);
+                }
+            }
+            Step::Write { who, file, word, value } => {
+                let Some(client) = pick(who) else { return };
+                let at =
+                    client.place(file, word, self.wild, books.houses[&client.mem_id].region.geometry().bufs.offset);
+                poke(&client.files[file], at, value);
+            }
+            Step::List { who, head, ref links } => {
+                let Some(client) = pick(who) else { return };
+                let bufs = books.houses[&client.mem_id].region.geometry().bufs.offset;
+                poke(&client.files[0], client.bufs_head_at(), head);
+                links.iter().for_each(|&(from, to)| poke(&client.files[0], bufs + u64::from(from) * 64, to));
+            }
+            Step::Punch { who, file, page, all } => {
+                // Pages of a region are shared with others.
+                let Some(client) = pick(who).filter(|_| file > 0 || self.wild) else { return };
+                let len = client.files[file].metadata().unwrap().len();
+                let (at, len) = if all { (0, len) } else { (u64::from(page) * 4096 % len, 4096) };
+                fallocate(&client.files[file], FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len)
+                    .unwrap();
+            }
+            Step::Died { lease } => {
+                books.break_locks(lease);
+            }
+        }
+    }
+}
+
+fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(cases(250))]
+
+    #[test]
+    fn the_books_add_up_whatever_clients_write(wild in any::<bool>(), steps in vec(step(), 1..120)) {
+        let mut books = books();
+        // Somebody with another region, and somebody in the same one.
+        let apart = ["y{1", "y}1"].map(|name| open(&mut books, name, &asked(8, 5, 0)).unwrap());
+        let beside = ["x{9", "x}9"].map(|name| open(&mut books, name, &asked(8, 0, 0)).unwrap());
+        let apart_before = (apart.each_ref().map(|c| c.files.each_ref().map(bytes)), census(&books, apart[0].mem_id));
+        let beside_before = tx_indexes(&books, "x", "9");
+        let mine: BTreeSet<BufIdx> = beside_before.iter().copied().collect();
+
+        let mut hostile = Hostile { clients: Vec::new(), wild };
+        for step in &steps {
+            let pipes = books.pipes.len();
+            hostile.step(&mut books, step);
+            check(&books);
+            if wild {
+                continue;
+            }
+            prop_assert_eq!(&tx_indexes(&books, "x", "9"), &beside_before);
+            if let (Step::Open { id, .. }, true) = (step, books.pipes.len() > pipes) {
+                let fresh = tx_indexes(&books, "x", &id.to_string());
+                let once: BTreeSet<BufIdx> = fresh.iter().copied().collect();
+                prop_assert!(once.len() == fresh.len() && once.is_disjoint(&mine), "a new pipe's buffers are its own");
+            }
+        }
+        hostile.clients.drain(..).for_each(|client| books.close(client.session));
+        check(&books);
+        if !wild {
+            let c = census(&books, beside[0].mem_id);
+            prop_assert_eq!((c.in_rings, c.extra), (16 + 2, 0), "16 slots and two spares");
+        }
+        prop_assert!(apart.each_ref().map(|c| c.files.each_ref().map(bytes)) == apart_before.0, "another region's bytes");
+        prop_assert_eq!(census(&books, apart[0].mem_id), apart_before.1);
+        apart.iter().chain(&beside).for_each(|client| books.close(client.session));
+        prop_assert!(books.houses.is_empty() && books.pipes.is_empty() && books.sessions.is_empty());
+    }
+}
+
+/// The same while the daemon works: a thread writes into everything it was ever given.
+#[test]
+fn the_daemon_works_while_a_client_scribbles() {
+    let mut books = books();
+    let apart = open(&mut books, "y{1", &asked(8, 5, 0)).unwrap();
+    let before = apart.files.each_ref().map(bytes);
+    for round in 0..40u64 {
+        let clients: Vec<Client> = ["x{1", "x}1", "x{2", "x}1"]
+            .iter()
+            .filter_map(|name| open(&mut books, name, &asked(2 + (round % 9) as u32, 7, 0)))
+            .collect();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (clients, stop) = (&clients, &stop);
+            scope.spawn(move || {
+                let mut noise = 0x9e37_79b9_7f4a_7c15 + round;
+                while !stop.load(Ordering::Relaxed) {
+                    noise ^= noise << 13;
+                    noise ^= noise >> 7;
+                    noise ^= noise << 17;
+                    let client = &clients[(noise >> 50) as usize % clients.len()];
+                    let file = (noise >> 40) as usize % 3;
+                    let at = client.place(file, (noise >> 8) as u32, noise & 64 == 0, 16384);
+                    poke(&client.files[file], at, (noise >> 33) as u32 >> (noise % 32));
+                }
+            });
+            for i in 0..60 {
+                check(&books);
+                books.break_locks(i);
+                let more = open(&mut books, ["x{3", "x{1", "x}2"][i as usize % 3], &asked(4, 3, 0));
+                more.iter().for_each(|client| books.close(client.session));
+            }
+            for client in clients {
+                books.close(client.session);
+                check(&books);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+    assert!(apart.files.each_ref().map(bytes) == before);
+    books.close(apart.session);
+    assert!(books.houses.is_empty());
+}
+
+/// Makes a list out of a session's own extra buffers and the indexes in rings: its head, and links `(from, to)`.
+type Forge = dyn Fn(&[u32], &[BufIdx]) -> (u32, Vec<(u32, u32)>);
+
+/// A session with three extra buffers closes with `list`, given as indexes into the three and others; another session
+/// keeps the region.
+fn closes_with(list: &Forge) -> Census {
+    let mut books = books();
+    let keeper = open(&mut books, "x{1", &asked(8, 0, 0)).unwrap();
+    let client = open(&mut books, "x}1", &asked(8, 3, 0)).unwrap();
+    let bufs = books.houses[&client.mem_id].region.geometry().bufs.offset;
+    let word = |at| {
+        let mut bytes = [0; 4];
+        client.files[0].read_exact_at(&mut bytes, at).unwrap();
+        u32::from_ne_bytes(bytes)
+    };
+    let mut extra = vec![word(client.bufs_head_at())];
+    while extra.len() < 3 {
+        extra.push(word(bufs + u64::from(*extra.last().unwrap()) * 64));
+    }
+    assert_eq!(word(bufs + u64::from(extra[2]) * 64), 0, "0 ends the list");
+    let (head, links) = list(&extra, &tx_indexes(&books, "x", "1"));
+    poke(&client.files[0], client.bufs_head_at(), head);
+    links.iter().for_each(|&(from, to)| poke(&client.files[0], bufs + u64::from(from) * 64, to));
+    books.close(client.session);
+    check(&books);
+    let census = census(&books, keeper.mem_id);
+    assert_eq!((census.in_rings, census.extra), (16 + 2, 0));
+    books.close(keeper.session);
+    census
+}
+
+#[test]
+fn extra_buffers_come_back_from_any_list() {
+    let lost = |list: &Forge| closes_with(list).quarantined;
+    assert_eq!(lost(&|extra, _| (extra[0], vec![])), 0, "as it was given");
+    assert_eq!(lost(&|_, _| (0, vec![])), 3, "an empty list");
+    assert_eq!(lost(&|extra, _| (extra[0], vec![(extra[2], extra[0])])), 0, "a loop of all");
+    assert_eq!(lost(&|extra, _| (extra[1], vec![(extra[1], extra[1])])), 2, "a loop of one");
+    assert_eq!(lost(&|extra, _| (extra[0], vec![(extra[0], u32::MAX)])), 2, "an end out of bounds");
+    assert_eq!(lost(&|extra, _| (extra[0], vec![(extra[0], 1)])), 2, "a reserved buffer");
+    // Buffers in living rings stay there, also when the list leads through them.
+    let through = |extra: &[u32], rings: &[BufIdx]| (rings[0].0, vec![(rings[0].0, extra[0])]);
+    assert_eq!(lost(&through), 0, "another port's index");
+    assert_eq!(
+        lost(&|_, rings| (rings[3].0, vec![(rings[3].0, rings[4].0), (rings[4].0, rings[3].0)])),
+        3,
+        "others only"
+    );
+    assert_eq!(lost(&|_, _| (BUFS - 1, vec![(BUFS - 1, 0)])), 3, "a buffer that nobody has");
+}
