@@ -185,7 +185,8 @@ impl Parts {
         let region = map_region(next()?, geometry).map_err(host)?;
         let page = |fd: OwnedFd, bytes: usize| Ok(Window::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)));
         let end = EndPage::new(page(next()?, EndPage::bytes(bound.head.states as usize)).map_err(host)?);
-        let lines = LinePage::new(page(next()?, LinePage::bytes(bound.head.lines as usize)).map_err(host)?);
+        // A port without lines gets some other page, and nothing in it is used.
+        let lines = LinePage::new(page(next()?, LinePage::bytes(bound.head.lines.max(1) as usize)).map_err(host)?);
         debug_assert_eq!(bound.fds() - FIXED_FDS, 2 * bound.rings.len());
         let bells = fds.map(Bell::from_fd).collect::<io::Result<_>>().map_err(host)?;
         Ok(Parts { region, end, lines, bells })

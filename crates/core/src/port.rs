@@ -288,7 +288,10 @@ impl Port {
         let ready = self.look(want)?;
         if !ready.is_none() {
             self.wake_sharers(want);
+            return Ok(ready);
         }
+        // A ring that is due and not ready is in somebody else's sync, whose end rings no bell: the wait ends at once.
+        self.sleepers(want).filter(|(ring, _)| ring.inner.due(true)).for_each(|(_, sleeper)| sleeper.bell().ring());
         Ok(ready)
     }
 

@@ -24,6 +24,8 @@ const SMALL_BATCH: u32 = 32;
 const LARGE_BATCH: u32 = 128;
 /// The longest that a receiver holds back, in spin hints: a few microseconds.
 const MAX_HOLD: u32 = 64;
+/// When to look again at a ring that somebody else is syncing.
+const BUSY: Duration = Duration::from_micros(100);
 /// Bells that fit without allocation.
 const FEW: usize = 15;
 
@@ -91,6 +93,11 @@ impl Port {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 return Ok(Interest::NONE);
+            }
+            if self.sleepers(want).any(|(ring, _)| ring.inner.due(true)) {
+                // Something came, but somebody else is syncing the ring, and will ring no bell when done.
+                std::thread::sleep(left.map_or(BUSY, |left| left.min(BUSY)));
+                continue;
             }
             let woken = self.sleep(want, left)?;
             let ready = self.look(want)?;
