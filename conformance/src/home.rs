@@ -105,13 +105,14 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A program of this project: beside the tests of this build, else of the release build.
+/// A program of this project: beside the tests of this build or in the release build, whichever is newer.
 pub fn program(name: &str) -> PathBuf {
     let exe = std::env::current_exe().expect("this program has a name");
     let profile = exe.ancestors().nth(2).expect("tests stand in target/PROFILE/deps").to_owned();
     let release = profile.with_file_name("release");
-    let found = [profile.join(name), release.join(name)].into_iter().find(|path| path.is_file());
-    found.unwrap_or_else(|| {
+    let built = |path: &PathBuf| fs::metadata(path).and_then(|meta| meta.modified()).ok();
+    let found = [profile.join(name), release.join(name)].into_iter().filter(|path| built(path).is_some());
+    found.max_by_key(built).unwrap_or_else(|| {
         let (a, b) = (profile.display(), release.display());
         panic!(
             "{name} is neither in {a} nor in {b}: build it first, with \
