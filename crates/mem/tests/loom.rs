@@ -11,7 +11,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
-use unetmap_mem::{LineWords, Pos, RingState, Slots, Span};
+use unetmap_mem::{BufIdx, LineWords, Pos, RingState, SlotValue, Slots, Span};
 
 fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -71,6 +71,9 @@ fn send_all(line: &Line<LineWords>, packets: u32, batch: u32) {
         }
         if sent == before {
             thread::yield_now();
+        } else if line.slots.next(before) == sent {
+            let slot = SlotValue { buf_idx: BufIdx(next), len: 1, flags: 0, ptr: u64::from(next - 1) };
+            line.words.publish_one(sent, slot);
         } else {
             line.words.publish(sent);
         }
@@ -85,9 +88,15 @@ fn receive_all(line: &Line<LineWords>, packets: u32, keep: u32) {
         if to == taken {
             thread::yield_now();
         }
-        for p in line.slots.walk(Span { from: taken, to }) {
-            assert_eq!(line.take(p), next, "each packet once, in order");
+        let alone = line.slots.next(taken) == to;
+        if let Some(slot) = alone.then(|| line.words.express(to)).flatten() {
+            assert_eq!((slot.buf_idx, slot.ptr), (BufIdx(next + 1), u64::from(next)), "its own copy, and whole");
             next += 1;
+        } else {
+            for p in line.slots.walk(Span { from: taken, to }) {
+                assert_eq!(line.take(p), next, "each packet once, in order");
+                next += 1;
+            }
         }
         taken = to;
         let before = held;
@@ -124,6 +133,32 @@ fn slots_cross_one_at_a_time() {
 #[test]
 fn slots_cross_in_batches_and_around_the_end() {
     packets_cross(3, 4, 2, 0);
+}
+
+/// One who looks at the copy beside a position while the next is written: it finds a whole one, or none.
+#[test]
+fn a_copy_is_whole_or_not_there() {
+    check(5, || {
+        let (slots, words) = (Slots::new(3).unwrap(), Arc::new(LineWords::new()));
+        let at = move |raw| slots.pos(raw).unwrap();
+        let slot = |n: u32| SlotValue { buf_idx: BufIdx(n), len: n as u16, flags: 0, ptr: u64::from(n) };
+        let producer = {
+            let words = words.clone();
+            thread::spawn(move || {
+                words.publish_one(at(1), slot(1));
+                words.publish_one(at(2), slot(2));
+                // Round the ring, in a batch: what was beside position 1 is old.
+                words.publish(at(1));
+            })
+        };
+        for raw in [1, 2] {
+            if let Some(found) = words.express(at(raw)) {
+                assert_eq!(found, slot(raw));
+            }
+        }
+        producer.join().unwrap();
+        assert_eq!(words.express(at(1)), None);
+    });
 }
 
 #[test]

@@ -1,0 +1,212 @@
+//! Memory that another party shrinks, grows, replaces by zeros or fills with nonsense: refused, or read as nonsense and
+//! judged. Never a fault.
+#![cfg(not(loom))]
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
+use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
+use unetmap_mem::{
+    BufIdx, Consumer, CopyKind, EndPage, Geometry, Iface, IfaceShape, LinePage, Pos, Producer, Region, RingShape,
+    RingView, SlotValue, Slots, Span, Window,
+};
+use unetmap_sys::{Mapping, memfd};
+
+const N: u32 = 8;
+const SPARE: BufIdx = BufIdx(19);
+
+struct Line {
+    region: Region,
+    tx: RingView,
+    rx: RingView,
+    iface: Iface,
+    end: EndPage,
+    producer: Producer,
+    consumer: Consumer,
+    /// Region, control page, page of lines: the files and where they are mapped.
+    memory: Vec<(File, Window)>,
+}
+
+fn geometry() -> Geometry {
+    Geometry::new((1, 256), (2, 512), (20, 64)).unwrap()
+}
+
+fn pos(raw: u32) -> Pos {
+    Slots::new(N).unwrap().pos(raw).unwrap()
+}
+
+fn page() -> (File, Window) {
+    let fd: OwnedFd = memfd::create_sealed("test", 4096).unwrap();
+    let window = Window::whole(Arc::new(Mapping::new(fd.as_fd(), 4096).unwrap()));
+    (fd.into(), window)
+}
+
+impl Line {
+    /// Three slots sent, in buffers 2, 3 and 4; one taken.
+    fn in_use(copy: CopyKind) -> Line {
+        let slots = Slots::new(N).unwrap();
+        let (region, fd) = Region::create("test", geometry()).unwrap();
+        let ring = |object, dir| {
+            let offset = region.geometry().rings.object(object).unwrap();
+            let view = RingView::new(&region, RingShape { offset, slots, id: 0, dir }).unwrap();
+            view.format();
+            view
+        };
+        let (tx, rx) = (ring(0, 0), ring(1, 1));
+        let iface = Iface::new(&region, 0).unwrap();
+        iface.format(&IfaceShape { name: "test".into(), ..IfaceShape::default() });
+        iface.set_bufs_head(BufIdx(12));
+        let (ends, lines) = (page(), page());
+        let (end, line) = (EndPage::new(ends.1.clone()), LinePage::new(lines.1.clone()));
+        end.state(0).unwrap().start(pos(3), pos(7));
+        let producer = Producer::new(&line, 0, tx.slots().clone()).unwrap();
+        let consumer = Consumer::new(&line, 0, tx.slots().clone(), rx.slots().clone(), region.limits(), copy).unwrap();
+        for raw in 0..N {
+            let buf_idx = BufIdx(2 + raw);
+            tx.slots().store(pos(raw), SlotValue { buf_idx, len: 60, flags: 0, ptr: u64::from(raw) });
+            region.frame(buf_idx).write(0, b"payload");
+        }
+        tx.set_pointers(pos(3), pos(7));
+        producer.publish(Span { from: pos(0), to: pos(1) });
+        producer.publish(Span { from: pos(1), to: pos(3) });
+        assert_eq!(consumer.take(Span { from: pos(0), to: pos(1) }, SPARE), 0);
+        let memory = vec![(fd.into(), region.window().clone()), ends, lines];
+        Line { region, tx, rx, iface, end, producer, consumer, memory }
+    }
+
+    /// Everything that a sync and the daemon do, with what is there now.
+    fn go_on(&self) {
+        let slots = Slots::new(N).unwrap();
+        let limits = self.region.limits();
+        for words in [self.producer.words(), self.consumer.words()] {
+            if let Some(span) = words.positions(slots) {
+                self.consumer.give_back(span);
+                self.consumer.take(span, SPARE);
+                for p in slots.walk(span) {
+                    assert!(limits.allow(self.rx.slots().load(p)), "what is taken is good");
+                    assert_eq!(self.rx.frame(p).capacity(), 64);
+                }
+            }
+            words.sent(slots, pos(0), pos(1));
+            words.released(slots, pos(0), pos(3));
+            words.consumer_arm();
+            words.producer_sleeps();
+        }
+        let state = self.end.state(0).unwrap();
+        state.positions(slots);
+        drop(state.try_lock(1));
+        state.count(1);
+        for view in [&self.tx, &self.rx] {
+            for word in [view.raw_head(), view.raw_cur(), view.raw_tail()] {
+                assert!(slots.pos(word).is_none_or(|p| p.raw() < N));
+            }
+            assert!((0..N).all(|raw| [0, 64].contains(&view.frame(pos(raw)).capacity())));
+        }
+        let head = self.region.frame(self.iface.bufs_head());
+        assert!([0, 64].contains(&head.capacity()));
+        self.producer.publish(Span { from: pos(3), to: pos(4) });
+    }
+}
+
+#[test]
+fn pages_that_are_taken_away_read_as_zeros() {
+    for copy in CopyKind::available() {
+        for which in 0..3 {
+            for by_mapping in [false, true] {
+                let line = Line::in_use(copy);
+                let (file, window) = &line.memory[which];
+                if by_mapping {
+                    // SAFETY: the range is a mapping that `window` keeps; only its contents change, and all who look at
+                    // them expect that.
+                    unsafe { madvise(window.base().cast(), window.len(), Advice::LinuxRemove) }.unwrap();
+                } else {
+                    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                    fallocate(file, flags, 0, window.len() as u64).unwrap();
+                }
+                let mut all = vec![1; window.len()];
+                file.read_exact_at(&mut all, 0).unwrap();
+                assert!(all.iter().all(|byte| *byte == 0), "they are gone");
+                line.go_on();
+            }
+        }
+    }
+}
+
+#[test]
+fn zeros_are_no_slots() {
+    let line = Line::in_use(CopyKind::best());
+    let (file, window) = &line.memory[0];
+    fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, window.len() as u64).unwrap();
+    let span = Span { from: pos(1), to: pos(3) };
+    assert_eq!(line.consumer.take(span, SPARE), 2, "both are bad: their index is 0");
+    for p in Slots::new(N).unwrap().walk(span) {
+        assert_eq!(line.rx.slots().load(p), SlotValue { buf_idx: SPARE, len: 0, flags: 0, ptr: 0 });
+    }
+}
+
+#[test]
+fn bad_slots_become_empty_ones_and_good_ones_stay() {
+    for copy in CopyKind::available() {
+        let line = Line::in_use(copy);
+        let theirs = line.tx.slots();
+        theirs.set_buf_idx(pos(1), BufIdx(20));
+        theirs.set_flags(pos(2), NS_BUF_CHANGED | NS_MOREFRAG);
+        assert_eq!(line.consumer.take(Span { from: pos(1), to: pos(3) }, SPARE), 1);
+        let mine = line.rx.slots();
+        assert_eq!(mine.load(pos(1)), SlotValue { buf_idx: SPARE, len: 0, flags: 0, ptr: 0 });
+        assert_eq!(mine.load(pos(2)), SlotValue { buf_idx: BufIdx(4), len: 60, flags: NS_MOREFRAG, ptr: 2 });
+        assert_eq!(theirs.flags(pos(2)), NS_MOREFRAG, "the mark is cleared in both");
+    }
+}
+
+#[test]
+fn only_marked_and_existing_buffers_are_given_back() {
+    for copy in CopyKind::available() {
+        let line = Line::in_use(copy);
+        let (mine, theirs) = (line.rx.slots(), line.tx.slots());
+        let span = Span { from: pos(0), to: pos(3) };
+        assert_eq!(line.consumer.take(Span { from: pos(1), to: pos(3) }, SPARE), 0);
+        mine.set_buf_idx(pos(0), BufIdx(15));
+        for (raw, idx) in [(1, 16), (2, 1)] {
+            mine.set_buf_idx(pos(raw), BufIdx(idx));
+            mine.set_flags(pos(raw), NS_BUF_CHANGED);
+        }
+        assert_eq!(line.consumer.give_back(span), 1, "buffer 1 is reserved");
+        let indexes = |ring: &unetmap_mem::SlotRing| [0, 1, 2].map(|raw| ring.buf_idx(pos(raw)).0);
+        assert_eq!(indexes(theirs), [2, 16, 4]);
+        // A successor who does it again changes nothing.
+        theirs.set_buf_idx(pos(1), BufIdx(17));
+        assert_eq!(line.consumer.give_back(span), 0);
+        assert_eq!(indexes(theirs), [2, 17, 4]);
+    }
+}
+
+#[test]
+fn a_region_can_neither_shrink_nor_grow() {
+    let (region, fd) = Region::create("test", geometry()).unwrap();
+    let bytes = geometry().bytes();
+    for size in [0, 4096, bytes - 4096, bytes + 4096] {
+        assert_eq!(ftruncate(&fd, size), Err(Errno::PERM));
+    }
+    assert_eq!(fcntl_add_seals(&fd, SealFlags::WRITE), Err(Errno::PERM), "nor be taken out of our hands");
+    assert_eq!(region.frame(BufIdx(19)).write(0, b"last"), 4);
+    assert!(Region::attach(fd.as_fd(), geometry()).is_ok());
+}
+
+#[test]
+fn memory_that_could_vanish_is_not_mapped() {
+    let bytes = geometry().bytes();
+    let kind = |fd: &OwnedFd| Region::attach(fd.as_fd(), geometry()).map(drop).unwrap_err().kind();
+    let unsealed = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&unsealed, bytes).unwrap();
+    assert_eq!(kind(&unsealed), std::io::ErrorKind::InvalidData);
+    fcntl_add_seals(&unsealed, SealFlags::GROW).unwrap();
+    assert_eq!(kind(&unsealed), std::io::ErrorKind::InvalidData);
+    let small = memfd::create_sealed("test", bytes - 4096).unwrap();
+    assert_eq!(kind(&small), std::io::ErrorKind::InvalidData);
+}
