@@ -16,6 +16,7 @@ mod peer;
 mod pkt_gen;
 mod probe;
 mod report;
+mod rtt;
 mod seqpacket;
 mod session;
 mod stats;
@@ -51,13 +52,16 @@ pub enum Bench {
     PipeBatch,
     /// Both ends in one thread, batches of 512, through the library: rate, and core cycles a packet.
     PipeOneCore,
-    /// The round trip of one packet between two processes that are awake.
+    /// The round trip of one packet, through the library, both sides awake.
     PipeRtt,
+    /// The same through pkt-gen's ping and pong, which write and read a time stamp.
+    PipePing,
 }
 
 impl Bench {
     /// All there are.
-    pub const ALL: [Bench; 4] = [Bench::Pipe, Bench::PipeBatch, Bench::PipeOneCore, Bench::PipeRtt];
+    pub const ALL: [Bench; 5] =
+        [Bench::Pipe, Bench::PipeBatch, Bench::PipeOneCore, Bench::PipeRtt, Bench::PipePing];
 
     /// As the command line and the results call it.
     pub fn name(self) -> &'static str {
@@ -66,6 +70,7 @@ impl Bench {
             Bench::PipeBatch => "pipe-batch",
             Bench::PipeOneCore => "pipe-1core",
             Bench::PipeRtt => "pipe-rtt",
+            Bench::PipePing => "pipe-ping",
         }
     }
 }
@@ -166,7 +171,7 @@ fn contests(bench: Bench) -> Vec<Contest> {
     let contest = |name: String, batch| Contest { bench, name, batch };
     match bench {
         Bench::PipeBatch => BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
-        Bench::PipeRtt => vec![contest(bench.name().into(), 1)],
+        Bench::PipeRtt | Bench::PipePing => vec![contest(bench.name().into(), 1)],
         Bench::Pipe | Bench::PipeOneCore => vec![contest(bench.name().into(), 512)],
     }
 }
@@ -177,7 +182,7 @@ impl Contest {
         match self.bench {
             Bench::Pipe | Bench::PipeBatch => vec![row("", "Mpps")],
             Bench::PipeOneCore => vec![row("", "Mpps"), row("-cycles", "cycles")],
-            Bench::PipeRtt => vec![row("", "ns")],
+            Bench::PipeRtt | Bench::PipePing => vec![row("", "ns")],
         }
     }
 
@@ -209,7 +214,8 @@ impl Contest {
                 let pair = Pair { program: pkt_gen::find()?, cores };
                 Inside::boxed(US, cores, move || Ok(vec![pair.rate(batch)?]))
             }
-            Bench::PipeRtt => {
+            Bench::PipeRtt => Inside::boxed(US, cores, move || Ok(vec![rtt::round_trip(cores, PEER_WINDOW)?])),
+            Bench::PipePing => {
                 let pair = Pair { program: pkt_gen::find()?, cores };
                 Inside::boxed(US, cores, move || Ok(vec![pair.round_trip()?]))
             }
@@ -226,7 +232,9 @@ impl Contest {
             Bench::Pipe | Bench::PipeBatch => {
                 Inside::boxed(label, cores, move || Ok(vec![seqpacket::rate(cores, PEER_WINDOW)?]))
             }
-            Bench::PipeRtt => Inside::boxed(label, cores, move || Ok(vec![seqpacket::round_trip(cores, PEER_WINDOW)?])),
+            Bench::PipeRtt | Bench::PipePing => {
+                Inside::boxed(label, cores, move || Ok(vec![seqpacket::round_trip(cores, PEER_WINDOW)?]))
+            }
             Bench::PipeOneCore => Inside::boxed(label, cores, move || {
                 let ghz = seqpacket::on_core(cores.tx, || Ok(probe::core_ghz()))?;
                 let mpps = seqpacket::rate_one_core(cores.tx, one_core::WINDOW)?;
@@ -322,7 +330,7 @@ mod tests {
             assert_eq!(bench.name().parse(), Ok(bench));
         }
         let message = "pipes".parse::<Bench>().unwrap_err();
-        assert_eq!(message, "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt)");
+        assert_eq!(message, "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt, pipe-ping)");
         let names: Vec<_> = contests(Bench::PipeBatch).into_iter().map(|c| (c.name, c.batch)).collect();
         assert_eq!(names[0], ("pipe-batch-1".into(), 1));
         assert_eq!(names[4], ("pipe-batch-512".into(), 512));

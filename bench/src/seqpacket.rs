@@ -134,7 +134,7 @@ pub(crate) fn rate(cores: Cores, window: Window) -> Result<f64, String> {
     })
 }
 
-fn join<T>(result: thread::Result<Result<T, String>>) -> Result<T, String> {
+pub(crate) fn join<T>(result: thread::Result<Result<T, String>>) -> Result<T, String> {
     result.unwrap_or_else(|_| Err(failed("measuring", "its thread panicked")))
 }
 

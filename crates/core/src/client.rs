@@ -7,7 +7,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -113,10 +113,7 @@ fn start(path: &Path) -> Result<(), Error> {
         return Ok(());
     }
     // Under the lock nobody else starts one, so a socket that refuses connections is a dead daemon's.
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed("removing the dead daemon's socket", e)),
-        _ => {}
-    }
+    remove_dead_socket(path).map_err(|e| failed("removing the dead daemon's socket", e))?;
     let program = daemon_program()?;
     let listener = socket::listen(path, 0o600).map_err(|e| failed("listening at", e))?;
     let log = OpenOptions::new()
@@ -129,6 +126,19 @@ fn start(path: &Path) -> Result<(), Error> {
     process::spawn_detached(&program, &args, listener, log)
         .map_err(|e| Error::NoDaemon { why: format!("starting {}", program.display()), source: e })?;
     Ok(())
+}
+
+/// Removes the socket at `path`, if there is one. The caller knows that nobody listens.
+///
+/// # Errors
+/// The kernel's; `AlreadyExists` for a file that is no socket: it is somebody's, and stays.
+pub fn remove_dead_socket(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e),
+        Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path),
+        Ok(_) => Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket (name another)")),
+    }
 }
 
 /// The daemon's program: `UNETMAPD`, else beside this program, else in the `PATH`.

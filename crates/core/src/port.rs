@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::lease::{self, Lease};
 use crate::open::OpenOptions;
 use crate::ring::Ring;
-use crate::sync::{Effort, Path};
+use crate::sync::{Effort, Path, WallTime};
 
 /// Directions to wait for, or found ready.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -223,7 +223,7 @@ impl Port {
         let lease = self.enter()?;
         let mut result = Ok(());
         for ring in rings {
-            if ring.inner.sync(lease, Effort::Full).is_err() {
+            if ring.inner.sync(lease, Effort::Full, None).is_err() {
                 result = Err(self.bad_pointers(ring, dir));
             }
         }
@@ -232,13 +232,13 @@ impl Port {
 
     /// Syncs what a poll syncs, without waiting, and tells what is ready.
     #[inline]
-    pub(crate) fn look(&self, want: Interest) -> Result<Interest, Error> {
+    pub(crate) fn look(&self, want: Interest, now: Option<WallTime>) -> Result<Interest, Error> {
         let lease = self.enter()?;
         let mut ready = Interest::NONE;
         // A poll also transmits, whatever it waits for, unless the program asked for the contrary.
         if want.tx() || self.register.nr_flags & NR_NO_TX_POLL == 0 {
             for ring in &self.tx {
-                if ring.inner.due(want.tx()) && ring.inner.sync(lease, Effort::IfNeeded).is_err() {
+                if ring.inner.due(want.tx()) && ring.inner.sync(lease, Effort::IfNeeded, now).is_err() {
                     return Err(self.bad_pointers(ring, "tx"));
                 }
                 if want.tx() && ring.inner.ready() {
@@ -248,7 +248,7 @@ impl Port {
         }
         if want.rx() {
             for ring in &self.rx {
-                if ring.inner.due(true) && ring.inner.sync(lease, Effort::IfNeeded).is_err() {
+                if ring.inner.due(true) && ring.inner.sync(lease, Effort::IfNeeded, now).is_err() {
                     return Err(self.bad_pointers(ring, "rx"));
                 }
                 if ring.inner.ready() {
@@ -278,14 +278,14 @@ impl Port {
     /// # Errors
     /// As [`Port::txsync`].
     pub fn arm(&self, want: Interest) -> Result<Interest, Error> {
-        let ready = self.look(want)?;
+        let ready = self.look(want, None)?;
         if !ready.is_none() {
             return Ok(ready);
         }
         self.silence(want);
         self.ask_for_wakeup(want);
         // Between the look and the request something may have come: nobody would wake us for that.
-        let ready = self.look(want)?;
+        let ready = self.look(want, None)?;
         if !ready.is_none() {
             self.wake_sharers(want);
             return Ok(ready);

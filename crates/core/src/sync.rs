@@ -28,6 +28,9 @@ pub(crate) enum Effort {
     IfNeeded,
 }
 
+/// Seconds and microseconds of the wall clock.
+pub(crate) type WallTime = (i64, i64);
+
 /// The program's pointers, judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Asked {
@@ -93,9 +96,10 @@ impl SyncRing {
         }
     }
 
-    /// Syncs the ring for the process that holds `lease`. A ring that somebody else is syncing is skipped.
+    /// Syncs the ring for the process that holds `lease`. A ring that somebody else is syncing is skipped. `now` is the
+    /// time if the caller knows it; else the clock is read when something was delivered.
     #[inline]
-    pub(crate) fn sync(&self, lease: u32, effort: Effort) -> Result<(), BadPointers> {
+    pub(crate) fn sync(&self, lease: u32, effort: Effort, now: Option<WallTime>) -> Result<(), BadPointers> {
         let state = self.state();
         let Some(_guard) = state.try_lock(lease) else { return Ok(()) };
         let slots = self.view.shape().slots;
@@ -110,7 +114,7 @@ impl SyncRing {
         };
         let tail = match &self.path {
             Path::Tx(tx) => self.tx(tx.as_ref(), state, asked, hwcur, hwtail, effort),
-            Path::Rx(rx) => self.rx(rx.as_ref(), state, asked, hwcur, hwtail, effort),
+            Path::Rx(rx) => self.rx(rx.as_ref(), state, asked, (hwcur, hwtail), effort, now),
         };
         if tail != hwtail {
             state.set_hwtail(tail);
@@ -144,7 +148,15 @@ impl SyncRing {
     }
 
     #[inline(always)]
-    fn rx(&self, rx: &dyn Rx, state: &RingState, asked: Asked, hwcur: Pos, hwtail: Pos, effort: Effort) -> Pos {
+    fn rx(
+        &self,
+        rx: &dyn Rx,
+        state: &RingState,
+        asked: Asked,
+        (hwcur, hwtail): (Pos, Pos),
+        effort: Effort,
+        now: Option<WallTime>,
+    ) -> Pos {
         if asked.head != hwcur {
             // Who dies between the two steps leaves hwcur behind: its successor releases the window again, which
             // changes nothing, because the marks of exchanged buffers went with the first time.
@@ -163,7 +175,7 @@ impl SyncRing {
                 if filled.bad > 0 {
                     state.count_bad_slots(filled.bad);
                 }
-                self.view.set_time(clock::wall_us());
+                self.view.set_time(now.unwrap_or_else(clock::wall_us));
                 filled.to
             }
             Ok(_) => hwtail,

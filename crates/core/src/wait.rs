@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use unetmap_sys::clock::spin_hint;
+use unetmap_sys::clock::{self, spin_hint};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 
 use crate::error::Error;
@@ -44,13 +44,13 @@ impl Port {
     #[inline]
     fn first_look(&self, want: Interest) -> Result<Interest, Error> {
         if !want.rx() || self.rx.iter().any(|ring| ring.inner.ready()) {
-            return self.look(want);
+            return self.look(want, None);
         }
         let hold = self.hold_back.load(Relaxed);
         for _ in 0..hold {
             spin_hint();
         }
-        let ready = self.look(want)?;
+        let ready = self.look(want, None)?;
         let next = if !ready.rx() {
             0
         } else {
@@ -86,7 +86,7 @@ impl Port {
         }
         loop {
             self.ask_for_wakeup(want);
-            let ready = self.look(want)?;
+            let ready = self.look(want, None)?;
             if !ready.is_none() {
                 return Ok(ready);
             }
@@ -100,7 +100,7 @@ impl Port {
                 continue;
             }
             let woken = self.sleep(want, left)?;
-            let ready = self.look(want)?;
+            let ready = self.look(want, None)?;
             if woken && !ready.is_none() {
                 self.wake_sharers(want);
             }
@@ -113,11 +113,13 @@ impl Port {
     #[inline]
     fn look_often(&self, want: Interest) -> Result<Interest, Error> {
         for _ in 0..LOOKS_PER_CLOCK {
-            let ready = self.look(want)?;
+            // While nothing comes there is time to read the clock; what comes need not wait for it.
+            let now = clock::wall_us();
+            spin_hint();
+            let ready = self.look(want, Some(now))?;
             if !ready.is_none() {
                 return Ok(ready);
             }
-            spin_hint();
         }
         Ok(Interest::NONE)
     }
