@@ -148,7 +148,7 @@ fn listen_here(path: &Path, lock: &fs::File) -> Result<OwnedFd, String> {
     if socket::connect(path).is_ok() {
         return Err(format!("a daemon already listens at {}", path.display()));
     }
-    let _ = fs::remove_file(path);
+    unetmap::client::remove_dead_socket(path).map_err(|e| format!("{}: {e}", path.display()))?;
     let listener = socket::listen(path, 0o600).map_err(|e| format!("listening at {}: {e}", path.display()))?;
     let _ = lock.unlock();
     Ok(listener)
