@@ -131,6 +131,7 @@ fn sync(wire: &Wire, tx: bool, effort: Effort) {
     let ring = if tx { &wire.tx } else { &wire.rx };
     let slots = ring.inner.view.shape().slots;
     let before = surroundings(wire);
+    let head = ring.inner.view.raw_head();
     let (state, batches) = (ring.inner.state(), |ring: &Ring| ring.inner.state().batches.load(Ordering::Relaxed));
     let (positions, done) = (state.positions(slots), batches(ring));
     let result = if tx { wire.txsync(effort) } else { wire.rxsync(effort) };
@@ -143,6 +144,8 @@ fn sync(wire: &Wire, tx: bool, effort: Effort) {
         let (from, to) = (positions.expect("judged").1, state.positions(slots).expect("written by us").1);
         assert_eq!(ring.inner.view.raw_tail(), to.raw());
         let limits = ring.inner.view.region().limits();
+        let held = slots.pos(head).expect("judged");
+        assert!(slots.between(from, to, slots.prev(held)), "nothing is delivered into slots that the program holds");
         for p in slots.walk(Span { from, to }) {
             let slot = ring.slot(p).get();
             assert!(limits.allow(slot), "{slot:?} was delivered");
@@ -254,7 +257,7 @@ fn a_scribbler_disturbs_nobody() {
                 let mut moved = 0u64;
                 for round in 0..15_000u64 {
                     let effort = if round % 3 == 0 { Effort::IfNeeded } else { Effort::Full };
-                    moved += u64::from(ring.inner.sync(lease, effort).is_ok());
+                    moved += u64::from(ring.inner.sync(lease, effort, None).is_ok());
                     let head = ring.head();
                     work_while_others_write(ring, (round % 9) as u32, head);
                 }

@@ -517,7 +517,7 @@ fn threads_share_a_pipe() {
                 let (ring, done) = (if lease == 3 { &wire.tx } else { &wire.rx }, &done);
                 scope.spawn(move || {
                     while !done.load(Ordering::Relaxed) {
-                        ring.inner.sync(lease, Effort::Full).unwrap();
+                        ring.inner.sync(lease, Effort::Full, None).unwrap();
                         std::thread::yield_now();
                     }
                 });

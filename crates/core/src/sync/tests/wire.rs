@@ -111,11 +111,11 @@ fn page(bytes: usize) -> (Window, Arc<File>) {
 
 impl Wire {
     pub(super) fn txsync(&self, effort: Effort) -> Result<(), BadPointers> {
-        self.tx.inner.sync(1, effort)
+        self.tx.inner.sync(1, effort, None)
     }
 
     pub(super) fn rxsync(&self, effort: Effort) -> Result<(), BadPointers> {
-        self.rx.inner.sync(2, effort)
+        self.rx.inner.sync(2, effort, None)
     }
 
     /// What the daemon does when the last owner of an end closed it and another opens it.
