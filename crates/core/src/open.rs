@@ -154,8 +154,11 @@ struct Parts {
     bells: Vec<Bell>,
 }
 
-/// The regions that this process has mapped, by the file's device and inode: a region is mapped once.
-static REGIONS: Mutex<Option<HashMap<(u64, u64), Weak<Region>>>> = Mutex::new(None);
+/// Mapped regions by their file's device and inode.
+type Regions = HashMap<(u64, u64), Weak<Region>>;
+
+/// The regions that this process has mapped: each is mapped once.
+static REGIONS: Mutex<Option<Regions>> = Mutex::new(None);
 
 fn map_region(fd: OwnedFd, geometry: Geometry) -> io::Result<Arc<Region>> {
     let file = File::from(fd);

@@ -382,6 +382,7 @@ impl Port {
 
     #[cold]
     fn renew_lease(&self) -> Result<(), Error> {
+        unetmap_mem::register_publisher();
         let lease = lease::of_this_process(&self.connection.socket)?;
         self.lease_number.store(lease.number, Relaxed);
         self.lease_forks.store(lease.forks, Relaxed);

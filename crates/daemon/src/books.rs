@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use unetmap::bound::{Bound, BoundHead, BoundPool, BoundRing, Path};
 use unetmap::errno::{EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP};
 use unetmap_abi::*;
-use unetmap_mem::{BufIdx, Iface, IfaceShape, LinePage, PoolShape, Span};
+use unetmap_mem::{BufIdx, Iface, IfaceShape, LinePage, PoolShape, Pos};
 use unetmap_sys::socket::Peer;
 
 use crate::end::{Binding, End};
@@ -41,6 +41,9 @@ pub(crate) struct Session {
     iface_offset: u64,
     extra: u32,
 }
+
+/// A port's region, the end that is meant, and for a pipe the pipe with that end's index.
+type Found<'a> = (u16, &'a End, Option<(&'a Pipe, usize)>);
 
 /// What REGISTER gives to the client.
 pub(crate) struct Registered {
@@ -169,8 +172,7 @@ impl Books {
         house.sessions += 1;
         self.last_session += 1;
         let id = self.last_session;
-        let session =
-            Session { port: key, name: name.into(), peer, mem_id, binding, iface, iface_offset, extra };
+        let session = Session { port: key, name: name.into(), peer, mem_id, binding, iface, iface_offset, extra };
         let answer = self.answer(id, &session, asked);
         // From here on the session is in the books, so that its end undoes all of this.
         self.sessions.insert(id, session);
@@ -273,37 +275,38 @@ impl Books {
         self.drop_if_unused(&session.port);
     }
 
-    /// Whoever dies in the middle of exchanging two buffers leaves one of them in both slots and the other in none. Where
-    /// a ring that nobody has bound now holds an index that is elsewhere too, it gets one that is nowhere.
+    /// Whoever dies in the middle of exchanging two buffers leaves one of them in two slots and the other in none. A slot
+    /// of a ring that nobody has bound, whose buffer is in another slot too, gets a fresh one, or the next to bind the
+    /// ring would share it with somebody. The buffer that is in no slot may just as well be in a living program's hands
+    /// at this moment: it stays in quarantine until the region closes.
     fn mend(&mut self, mem_id: u16) {
-        let Some(house) = self.houses.get(&mem_id) else { return };
-        let mut missing = house.missing(&self.living(mem_id));
-        if missing.is_empty() {
-            return;
-        }
-        let pipes = || self.pipes.values().filter(|pipe| pipe.mem_id == mem_id);
-        // What is in use, or on its way to a receiver, keeps what it has.
+        let Some(house) = self.houses.get_mut(&mem_id) else { return };
+        let limits = house.region.limits();
         let mut seen: HashSet<BufIdx> = HashSet::new();
         let mut idle = Vec::new();
-        for (pipe, ring) in pipes().flat_map(|pipe| pipe.ends.iter().flat_map(|end| &end.tx).map(move |r| (pipe, r))) {
-            let slots = ring.view.slots().slots();
-            let line = ring.words(Some(&pipe.lines)).and_then(|words| words.positions(slots));
-            let sent: HashSet<u32> =
-                line.map(|line: Span| slots.walk(line).map(|p| p.raw()).collect()).unwrap_or_default();
-            for p in House::positions(&ring.view) {
-                if ring.binders() == 0 && !sent.contains(&p.raw()) {
-                    idle.push((ring, p));
-                } else {
-                    seen.insert(ring.view.slots().buf_idx(p));
+        for pipe in self.pipes.values().filter(|pipe| pipe.mem_id == mem_id) {
+            for ring in pipe.ends.iter().flat_map(|end| &end.tx) {
+                let slots = ring.view.slots().slots();
+                let line = ring.words(Some(&pipe.lines)).and_then(|words| words.positions(slots));
+                // What was sent and not released is the receiver's to read.
+                let sent =
+                    |p: Pos| line.is_some_and(|line| slots.distance(line.from, p) < slots.distance(line.from, line.to));
+                for p in House::positions(&ring.view) {
+                    if ring.binders() == 0 && !sent(p) {
+                        idle.push((&ring.view, p));
+                    } else {
+                        seen.insert(ring.view.slots().buf_idx(p));
+                    }
                 }
             }
+            seen.extend(pipe.ends.iter().flat_map(End::received));
         }
-        for (ring, p) in idle {
-            let idx = ring.view.slots().buf_idx(p);
-            if !house.region.limits().index_ok(idx) || !seen.insert(idx) {
-                let Some(found) = missing.pop() else { return };
-                ring.view.slots().set_buf_idx(p, found);
-                seen.insert(found);
+        for (view, p) in idle {
+            let idx = view.slots().buf_idx(p);
+            if (!limits.index_ok(idx) || !seen.insert(idx))
+                && let Ok(fresh) = house.take_buf()
+            {
+                view.slots().set_buf_idx(p, fresh);
             }
         }
     }
@@ -361,7 +364,7 @@ impl Books {
     }
 
     /// A port's region, end and, for a pipe, the pipe with the end's index.
-    fn port(&self, key: &PortKey) -> Result<(u16, &End, Option<(&Pipe, usize)>), Refusal> {
+    fn port(&self, key: &PortKey) -> Result<Found<'_>, Refusal> {
         let found = match key {
             PortKey::Pipe(key, at) => self.pipes.get(key).map(|p| (p.mem_id, &p.ends[*at], Some((p, *at)))),
             PortKey::Null(name) => self.nulls.get(name).map(|p| (p.mem_id, &p.end, None)),
@@ -390,7 +393,8 @@ impl Books {
 
 /// Reads a name as requests carry it: no mode, flags, region or options.
 pub(crate) fn daemon_name(name: &str) -> Result<PortSpec, Refusal> {
-    let with_prefix = if name.starts_with(NM_BDG_NAME) && name.contains(':') { name.into() } else { format!("netmap:{name}") };
+    let with_prefix =
+        if name.starts_with(NM_BDG_NAME) && name.contains(':') { name.into() } else { format!("netmap:{name}") };
     // The client already decided what a '-' means.
     match PortSpec::parse_with(&with_prefix, |_| true) {
         Ok(spec) if spec.name == name => Ok(spec),

@@ -38,12 +38,7 @@ pub(crate) struct EndShape {
 impl EndShape {
     /// The shape of the other end of a pipe.
     pub(crate) fn mirrored(self) -> EndShape {
-        EndShape {
-            tx_rings: self.rx_rings,
-            rx_rings: self.tx_rings,
-            tx_slots: self.rx_slots,
-            rx_slots: self.tx_slots,
-        }
+        EndShape { tx_rings: self.rx_rings, rx_rings: self.tx_rings, tx_slots: self.rx_slots, rx_slots: self.tx_slots }
     }
 }
 
@@ -127,16 +122,23 @@ impl End {
         }
     }
 
-    /// Every index that this end's rings hold: all transmit slots; of receive slots those that the program holds, which
-    /// are lent or exchanged; the spares.
+    /// Every index that this end's rings hold.
     pub(crate) fn buffers(&self) -> Vec<BufIdx> {
-        let mut found = Vec::new();
+        let mut found = self.received();
         for ring in &self.tx {
             found.extend(House::positions(&ring.view).map(|p| ring.view.slots().buf_idx(p)));
         }
+        found
+    }
+
+    /// The indexes in the receive rings: those that the program holds, which are lent or exchanged, and the spares.
+    pub(crate) fn received(&self) -> Vec<BufIdx> {
+        let mut found = Vec::new();
         for ring in &self.rx {
             found.extend(ring.spare);
-            if let Some(held) = self.held(ring) {
+            if ring.binders > 0
+                && let Some(held) = self.held(ring)
+            {
                 let slots = ring.view.slots();
                 found.extend(slots.slots().walk(held).map(|p| slots.buf_idx(p)));
             }
@@ -266,10 +268,10 @@ impl PortRing {
     /// sent and not released is delivered (again).
     fn start(&self, page: &EndPage, lines: Option<&LinePage>, transmit: bool) {
         let slots = self.view.slots().slots();
-        let at = self.words(lines).and_then(|words| words.positions(slots)).unwrap_or(Span {
-            from: unetmap_mem::Pos::ZERO,
-            to: unetmap_mem::Pos::ZERO,
-        });
+        let at = self
+            .words(lines)
+            .and_then(|words| words.positions(slots))
+            .unwrap_or(Span { from: unetmap_mem::Pos::ZERO, to: unetmap_mem::Pos::ZERO });
         let (hwcur, hwtail) = if transmit { (at.to, slots.prev(at.from)) } else { (at.from, at.from) };
         if let Some(state) = page.state(self.state) {
             state.start(hwcur, hwtail);

@@ -3,7 +3,9 @@
 use std::os::fd::OwnedFd;
 
 use unetmap::errno::ENOMEM;
-use unetmap_mem::{BufIdx, BufPool, Census, Geometry, Iface, IfaceShape, ObjectPool, Pos, Region, RingShape, RingView, Slots};
+use unetmap_mem::{
+    BufIdx, BufPool, Census, Geometry, Iface, IfaceShape, ObjectPool, Pos, Region, RingShape, RingView, Slots,
+};
 
 use crate::refusal::{Refusal, refuse};
 
@@ -161,12 +163,6 @@ impl House {
 
     pub(crate) fn census(&self, living: &[BufIdx]) -> Census {
         self.bufs.census(living.iter().copied(), self.extra)
-    }
-
-    /// Buffers that are handed out and in none of the places `known`; none while sessions hold extra buffers, which may
-    /// be in the program's hands.
-    pub(crate) fn missing(&self, known: &[BufIdx]) -> Vec<BufIdx> {
-        if self.extra > 0 { Vec::new() } else { self.bufs.missing(known.iter().copied()) }
     }
 
     /// Objects handed out: interfaces, rings.

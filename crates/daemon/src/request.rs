@@ -79,12 +79,7 @@ fn body<T: FromBytes>(request: &Request) -> Result<T, Refusal> {
     request.body_as().map_or_else(|| refuse(EINVAL, "the body is not of the request's size"), Ok)
 }
 
-fn register(
-    books: &mut Books,
-    request: &mut Request,
-    peer: Peer,
-    session: Option<u64>,
-) -> Result<Registered, Refusal> {
+fn register(books: &mut Books, request: &mut Request, peer: Peer, session: Option<u64>) -> Result<Registered, Refusal> {
     if session.is_some() {
         return refuse(EBUSY, "this file has a port bound already");
     }

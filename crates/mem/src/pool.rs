@@ -156,13 +156,6 @@ impl BufPool {
         freed
     }
 
-    /// The buffers that are handed out and not among `known`.
-    pub fn missing(&self, known: impl IntoIterator<Item = BufIdx>) -> Vec<BufIdx> {
-        let mut left = self.out.clone();
-        known.into_iter().for_each(|idx| left.remove(idx));
-        (BufIdx::FIRST.0..self.fresh).map(BufIdx).filter(|&idx| left.contains(idx)).collect()
-    }
-
     /// Counts every buffer: `living` are the slots of all living rings, `extra` what the living sessions took besides.
     pub fn census(&self, living: impl IntoIterator<Item = BufIdx>, extra: u32) -> Census {
         let mut seen = IndexSet::new(self.count);

@@ -5,15 +5,13 @@
 //! on every processor that runs a registered process, so that the publisher needs none.
 
 use std::io;
-use std::sync::OnceLock;
 
 use rustix::thread::{MembarrierCommand, membarrier};
 
-/// Registers this process as one whose processors take part in [`everywhere`]; once, later calls cost nothing. `false`:
-/// the kernel refuses (older than 4.16, or a filter), and this process must fence by itself.
+/// Registers this process as one whose processors take part in [`everywhere`]; a forked child registers by itself.
+/// `false`: the kernel refuses (older than 4.16, or a filter), and this process must fence.
 pub fn register() -> bool {
-    static REGISTERED: OnceLock<bool> = OnceLock::new();
-    *REGISTERED.get_or_init(|| membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok())
+    membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
 }
 
 /// A full memory barrier on every processor that runs a registered process at this moment; on the others a switch of
