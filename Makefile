@@ -30,8 +30,9 @@ setup:
 demo: build
 	@BIN=$(BIN) demo/run
 
-# The programs first: conformance tests run them.
-test: build loom
+# The programs first: conformance tests run them, as built for the tests.
+test: setup loom
+	$(CARGO) build --locked --workspace --bins
 	$(CARGO) test --locked --workspace
 
 # The code under test is built another way, so in a folder of its own.

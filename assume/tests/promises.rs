@@ -41,7 +41,7 @@ macro_rules! promises {
 
 promises! {
     atfork_runs_in_child
-    eventfd_wakes_all
+    bell_wakes_all
     flock_goes_with_process
     hang_up_at_last_close
     mapping_survives_close

@@ -615,3 +615,48 @@ fn a_region_cannot_be_cut_short() {
         port.txsync().expect("nothing happened");
     });
 }
+
+/// A bell is a descriptor that both sides hold. Whatever one does to it, nobody who rings or sleeps on it is stuck.
+#[test]
+fn bells_that_are_filled_or_broken_stop_nobody() {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    use rustix::net::{SendFlags, Shutdown, send, shutdown};
+    isolated(|home| {
+        let peer = open("netmap:b{1");
+        let intruder = Intruder::open(&home.socket(), "b}1");
+        for bell in &intruder.bells {
+            fcntl_setfl(bell, fcntl_getfl(bell).expect("flags") - OFlags::NONBLOCK).expect("everybody's to clear");
+            while send(bell, &[1], SendFlags::DONTWAIT).is_ok() {}
+        }
+        // The line says that the other side sleeps: the peer rings at each of these.
+        for seq in 0..50 {
+            intruder.write_line(1, 3, 1);
+            send_one(&peer, seq);
+        }
+        // Rung without end, and for nothing, the peer's sleep is short and its wait still ends in time.
+        let ready = peer.poll(Interest::RX, Some(std::time::Duration::from_millis(50))).expect("a living daemon");
+        assert!(ready.is_none());
+        for bell in &intruder.bells {
+            shutdown(bell, Shutdown::Both).expect("everybody's to shut down");
+        }
+        let ready = peer.poll(Interest::RX, Some(std::time::Duration::from_millis(50))).expect("a living daemon");
+        assert!(ready.is_none());
+        intruder.write_line(1, 3, 1);
+        send_one(&peer, 50);
+        // The daemon rings at the end of a session.
+        drop(intruder);
+        until("the session is over", || home.snapshot().sessions.len() == 1);
+        home.assert_serves();
+        summary("bells filled and broken, nobody stuck");
+    });
+}
+
+/// Sends one packet, or syncs if there is no room.
+fn send_one(port: &Port, seq: u64) {
+    let ring = &port.tx_rings()[0];
+    if let Some(slot) = ring.window().next() {
+        fill(&slot, 1, seq);
+        ring.advance(1);
+    }
+    port.txsync().expect("a living daemon");
+}

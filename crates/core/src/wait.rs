@@ -26,8 +26,20 @@ const LARGE_BATCH: u32 = 128;
 const MAX_HOLD: u32 = 64;
 /// When to look again at a ring that somebody else is syncing.
 const BUSY: Duration = Duration::from_micros(100);
+/// How long a sleeper trusts its bell. A party that dies, or means harm, between moving a position and ringing wakes nobody.
+const LOOK_UP: Duration = Duration::from_millis(500);
+/// The same when a bell is known to be broken.
+const BROKEN: Duration = Duration::from_millis(1);
 /// Bells that fit without allocation.
 const FEW: usize = 15;
+
+/// Why a sleep ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Slept {
+    Rung,
+    Enough,
+    Signal,
+}
 
 impl Port {
     /// [`Port::poll`].
@@ -99,12 +111,12 @@ impl Port {
                 std::thread::sleep(left.map_or(BUSY, |left| left.min(BUSY)));
                 continue;
             }
-            let woken = self.sleep(want, left)?;
+            let slept = self.sleep(want, left.map_or(LOOK_UP, |left| left.min(LOOK_UP)))?;
             let ready = self.look(want, None)?;
-            if woken && !ready.is_none() {
+            if slept == Slept::Rung && !ready.is_none() {
                 self.wake_sharers(want);
             }
-            if !woken || !ready.is_none() {
+            if slept == Slept::Signal || !ready.is_none() {
                 return Ok(ready);
             }
         }
@@ -124,8 +136,8 @@ impl Port {
         Ok(Interest::NONE)
     }
 
-    /// Sleeps until a bell rings; `false`: the time is over, or a signal came.
-    fn sleep(&self, want: Interest, limit: Option<Duration>) -> Result<bool, Error> {
+    /// Sleeps until a bell rings, at most for `limit`.
+    fn sleep(&self, want: Interest, limit: Duration) -> Result<Slept, Error> {
         let connection = PollFd::from_borrowed_fd(self.connection.fd.as_fd(), PollFlags::RDHUP);
         let bells = || self.sleepers(want).map(|(_, sleeper)| sleeper.bell().as_fd());
         let as_poll = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
@@ -140,17 +152,21 @@ impl Port {
             many.extend(bells().map(as_poll));
             &mut many[..]
         };
-        match wait_readable(fds, limit) {
-            Ok(0) => return Ok(false),
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => return Ok(false),
+        match wait_readable(fds, Some(limit)) {
+            Ok(0) => return Ok(Slept::Enough),
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => return Ok(Slept::Signal),
             Err(e) => return Err(Error::host(self.spec(), e)),
             Ok(_) => {}
         }
         if !fds[0].revents().is_empty() {
             self.mark_dead();
         }
+        if fds[1..].iter().any(|fd| fd.revents().intersects(PollFlags::HUP | PollFlags::ERR)) {
+            // Whoever shares the bell broke it. Without one, looking often must do.
+            std::thread::sleep(limit.min(BROKEN));
+        }
         self.silence(want);
-        Ok(true)
+        Ok(Slept::Rung)
     }
 
     /// Who shares a ring waits for the same bell, which was just taken back: it is rung again for them as long as there

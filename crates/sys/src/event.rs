@@ -1,20 +1,31 @@
-//! Waiting and waking: bells (eventfd), ppoll, epoll.
+//! Waiting and waking: bells, ppoll, epoll.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd, poll};
-use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
+use rustix::event::{Timespec, epoll, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::{set_socket_send_buffer_size, socket_domain, socket_type};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, getsockname, recv,
+    send, socket_with,
+};
 
 pub use rustix::event::epoll::EventFlags;
 pub use rustix::event::{PollFd, PollFlags};
 
-/// A non-blocking eventfd: rung by one side, readable for the other until it is silenced.
+/// Rung by one side, readable for the other until it is silenced: a datagram socket that is connected to itself.
+///
+/// Not an eventfd, because the flag that makes one non-blocking belongs to everyone who holds it: a holder could clear it,
+/// fill the count, and block whoever rings next. Each call on a socket says for itself that it does not wait. A holder can
+/// still make a bell useless (shut it down, read it empty), so who sleeps on one looks up now and then.
 #[derive(Debug)]
 pub struct Bell(OwnedFd);
+
+/// Most messages that one [`Bell::silence`] takes; fewer fit, unless a holder makes more room or keeps on ringing.
+const MOST_RINGS: u32 = 64;
 
 impl Bell {
     /// A silent bell.
@@ -22,36 +33,45 @@ impl Bell {
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`.
     pub fn new() -> io::Result<Bell> {
-        Ok(Bell(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?))
+        let fd = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        // The kernel chooses a name; once connected to itself, the socket takes messages from nobody else.
+        bind(&fd, &SocketAddrUnix::new_unnamed())?;
+        connect(&fd, &getsockname(&fd)?)?;
+        // The kernel's least, room for a few messages: more would say nothing more.
+        set_socket_send_buffer_size(&fd, 1)?;
+        Ok(Bell(fd))
     }
 
-    /// Takes an eventfd that somebody else made. The flag that makes it non-blocking belongs to everyone who holds it,
-    /// so a holder that is not trusted can still make [`Bell::ring`] block: take bells from trusted makers only.
+    /// Takes a bell that somebody else made.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] when it is a file, a pipe, a socket or a device: writing to one does harm.
+    /// [`io::ErrorKind::InvalidData`] when it is no UNIX datagram socket: writing to anything else does harm.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Bell> {
-        // The kernel's anonymous objects, eventfds among them, have no file type; the others of them refuse our writes.
-        if FileType::from_raw_mode(fstat(&fd)?.st_mode) != FileType::Unknown {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the descriptor received as a bell is no eventfd"));
+        let of_our_kind = socket_domain(&fd).is_ok_and(|domain| domain == AddressFamily::UNIX)
+            && socket_type(&fd).is_ok_and(|kind| kind == SocketType::DGRAM);
+        if !of_our_kind {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the descriptor received as a bell is none"));
         }
-        fcntl_setfl(&fd, fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
         Ok(Bell(fd))
     }
 
     /// Rings: whoever waits wakes, and whoever waits later returns at once. One system call, never blocks.
     #[inline]
     pub fn ring(&self) {
-        // EAGAIN: the count is at its limit, so it rings already. Anything else means it is no eventfd, and there is
-        // nobody to wake.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        // EAGAIN: the queue is full, so it rings already. Anything else means that a holder broke it, and there is
+        // nothing to be done about that here.
+        let _ = send(&self.0, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
     /// Silences it; true when it had rung since it was last silenced.
     #[inline]
     pub fn silence(&self) -> bool {
-        // A read takes the whole count; EAGAIN when that is zero.
-        rustix::io::read(&self.0, &mut [0u8; 8]).is_ok()
+        let mut rings = 0;
+        // An empty message, or none because a holder shut it down, is the end as well.
+        while rings < MOST_RINGS && recv(&self.0, &mut [0u8; 1], RecvFlags::DONTWAIT).is_ok_and(|(n, _)| n > 0) {
+            rings += 1;
+        }
+        rings > 0
     }
 
     /// Another descriptor for the same bell, close-on-exec.
@@ -205,26 +225,43 @@ mod tests {
     #[test]
     fn full_bell_neither_blocks_nor_forgets() {
         let bell = Bell::new().unwrap();
-        rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        bell.ring();
+        // A holder can make the descriptor blocking for all: ringing and silencing do not care.
+        let flags = rustix::fs::fcntl_getfl(&bell).unwrap();
+        rustix::fs::fcntl_setfl(&bell, flags - rustix::fs::OFlags::NONBLOCK).unwrap();
+        for _ in 0..1000 {
+            bell.ring();
+        }
         assert!(bell.silence());
         assert!(!bell.silence());
+        bell.ring();
+        assert!(bell.silence());
     }
 
     #[test]
-    fn bell_from_a_blocking_eventfd_does_not_block() {
-        let blocking = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let bell = Bell::from_fd(blocking).unwrap();
+    fn broken_bell_neither_blocks_nor_panics() {
+        let bell = Bell::new().unwrap();
+        rustix::net::shutdown(&bell, rustix::net::Shutdown::Both).unwrap();
+        bell.ring();
         assert!(!bell.silence());
     }
 
     #[test]
-    fn what_is_no_eventfd_is_refused() {
+    fn nobody_else_can_ring() {
+        let bell = Bell::new().unwrap();
+        let stranger = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::empty(), None).unwrap();
+        let name = getsockname(&bell).unwrap();
+        assert!(rustix::net::sendto(&stranger, &[1], SendFlags::DONTWAIT, &name).is_err());
+        assert!(!bell.silence());
+    }
+
+    #[test]
+    fn what_is_no_bell_is_refused() {
         let (read, write) = pipe().unwrap();
         let file = tempfile::tempfile().unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        for fd in [read, write, file.into(), null.into(), socket.into()] {
+        let eventfd = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+        for fd in [read, write, file.into(), null.into(), socket.into(), eventfd] {
             assert_eq!(Bell::from_fd(fd).unwrap_err().kind(), io::ErrorKind::InvalidData);
         }
     }

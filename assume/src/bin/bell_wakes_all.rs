@@ -12,7 +12,7 @@ const SLEEPERS: usize = 4;
 
 fn main() -> ExitCode {
     judge(
-        "one write to an eventfd wakes all processes that poll it",
+        "one message to a socket wakes all processes that poll it",
         || {
             let bell = Bell::new()?;
             let sleep = || fork(|| u8::from(!comes(&bell, PollFlags::IN).unwrap_or(false)));
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
             }
             expect(
                 bell.silence() && !bell.silence(),
-                "waking consumed the count",
+                "waking consumed the message",
             )
         },
     )
