@@ -271,7 +271,11 @@ impl Books {
             house.drop_iface(&session.iface, session.iface_offset, session.extra, &living);
             house.sessions = house.sessions.saturating_sub(1);
         }
-        self.mend(session.mem_id);
+        // A process that exchanged buffers between two ports has them in both until both are closed: nothing of it is torn.
+        let more = |other: &Session| other.mem_id == session.mem_id && other.peer.pid == session.peer.pid;
+        if !self.sessions.values().any(more) {
+            self.mend(session.mem_id);
+        }
         self.drop_if_unused(&session.port);
     }
 
@@ -299,7 +303,7 @@ impl Books {
                     }
                 }
             }
-            seen.extend(pipe.ends.iter().flat_map(End::received));
+            seen.extend(pipe.ends.iter().flat_map(End::exchanged));
         }
         for (view, p) in idle {
             let idx = view.slots().buf_idx(p);

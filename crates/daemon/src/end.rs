@@ -133,6 +133,15 @@ impl End {
 
     /// The indexes in the receive rings: those that the program holds, which are lent or exchanged, and the spares.
     pub(crate) fn received(&self) -> Vec<BufIdx> {
+        self.received_with(|_| true)
+    }
+
+    /// Those of them that are in no slot of the sender as well: exchanged ones, and the spares. The others are copies.
+    pub(crate) fn exchanged(&self) -> Vec<BufIdx> {
+        self.received_with(|flags| flags & NS_BUF_CHANGED != 0)
+    }
+
+    fn received_with(&self, wanted: impl Fn(u16) -> bool) -> Vec<BufIdx> {
         let mut found = Vec::new();
         for ring in &self.rx {
             found.extend(ring.spare);
@@ -140,7 +149,8 @@ impl End {
                 && let Some(held) = self.held(ring)
             {
                 let slots = ring.view.slots();
-                found.extend(slots.slots().walk(held).map(|p| slots.buf_idx(p)));
+                let held = slots.slots().walk(held).map(|p| slots.load(p));
+                found.extend(held.filter(|slot| wanted(slot.flags)).map(|slot| slot.buf_idx));
             }
         }
         found
