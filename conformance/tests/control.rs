@@ -161,7 +161,7 @@ fn garbage_of_every_length() {
         let fds = home.daemon_fds();
         let mut dice = Dice(0x5eed_0020);
         let good = ctrl(&register("g{2").encode());
-        for round in 0..3000u64 {
+        for round in 0..1500u64 {
             let raw = connect(home);
             let bytes: Vec<u8> = if round % 2 == 0 {
                 (0..1 + dice.below(9000)).map(|_| dice.roll() as u8).collect()
