@@ -164,15 +164,16 @@ pub(crate) fn any_changed(kind: CopyKind, ring: &SlotRing, span: Span) -> bool {
 /// `at` is aligned to 16 and valid for reads of `count` slots; the processor has `kind`.
 #[inline]
 unsafe fn any_changed_run(kind: CopyKind, at: *mut u8, count: usize) -> bool {
-    let mut done = 0;
-    let mut any = 0u64;
     #[cfg(target_arch = "x86_64")]
-    if kind == CopyKind::Avx512 && count >= 4 {
-        done = count & !3;
+    let (done, mut any) = if kind == CopyKind::Avx512 && count >= 4 {
+        let done = count & !3;
         // SAFETY: the caller's promise, for a multiple of four slots.
-        any = u64::from(unsafe { x86::any_changed_avx512(at, done) }) * CHANGED_WORD;
-    }
-    let _ = kind;
+        (done, u64::from(unsafe { x86::any_changed_avx512(at, done) }) * CHANGED_WORD)
+    } else {
+        (0, 0)
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let (done, mut any, _) = (0, 0u64, kind);
     for i in done..count {
         // SAFETY: i < count (caller); volatile, because others may write (M1).
         any |= unsafe { at.add(i * SLOT_BYTES).cast::<u64>().read_volatile() };
