@@ -13,7 +13,7 @@ PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge
 PROGRAMS := unetmapd unetmap pkt-gen bridge
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 BIN := $(TARGET)/release
-MAN_SECTIONS := 1 4 5 7 8
+MAN_SECTIONS := 1 7 8
 
 # Where rustup puts cargo, for shells that were started before it did.
 export PATH := $(PATH):$(HOME)/.cargo/bin

@@ -67,9 +67,9 @@ pub mod errno {
     pub const EPROTO: i32 = 71;
     /// A message of another version of the protocol.
     pub const EPROTONOSUPPORT: i32 = 93;
-    /// Not for this user.
-    pub const EACCES: i32 = 13;
-    /// Too many files open.
+    /// Too many files open on this machine.
+    pub const ENFILE: i32 = 23;
+    /// Too many files open in the process.
     pub const EMFILE: i32 = 24;
 }
 

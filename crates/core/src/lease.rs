@@ -21,7 +21,7 @@ pub(crate) struct Lease {
     /// How often this process had been forked from another when it got the lease.
     pub(crate) forks: u32,
     /// Open as long as the lease is in use.
-    _connection: OwnedFd,
+    connection: OwnedFd,
 }
 
 /// The leases of this process by daemon; weak, so that the last port's close ends the lease.
@@ -34,12 +34,12 @@ pub(crate) fn of_this_process(socket: &Path) -> Result<Arc<Lease>, Error> {
     let forks = process::fork_count();
     if let Some(lease) = leases.get(socket).and_then(std::sync::Weak::upgrade)
         && lease.forks == forks
-        && !unetmap_sys::event::hung_up(std::os::fd::AsFd::as_fd(&lease._connection))
+        && !unetmap_sys::event::hung_up(std::os::fd::AsFd::as_fd(&lease.connection))
     {
         return Ok(lease);
     }
     let (connection, number) = client::take_lease(socket)?;
-    let lease = Arc::new(Lease { number, forks, _connection: connection });
+    let lease = Arc::new(Lease { number, forks, connection });
     leases.insert(socket.to_owned(), Arc::downgrade(&lease));
     Ok(lease)
 }

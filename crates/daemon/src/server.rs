@@ -14,7 +14,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use unetmap::errno::{EINVAL, EIO, EMSGSIZE, ENOMEM, EPROTO, EPROTONOSUPPORT};
+use unetmap::errno::{EINVAL, EIO, EMFILE, EMSGSIZE, ENFILE, ENOMEM, EPROTO, EPROTONOSUPPORT};
 use unetmap::request::Request;
 use unetmap::wire::{self, Kind, Malformed};
 use unetmap_sys::event::{Epoll, EventFlags};
@@ -47,7 +47,7 @@ pub(crate) struct Server {
     last_lease: u32,
     /// Given up for a moment to turn a client away when no descriptor is left.
     reserve: Option<File>,
-    /// Who besides root may connect; `None`: everybody that the socket's mode lets in.
+    /// Who besides root may connect; 0, root: everybody that the socket's mode lets in.
     owner: u32,
     started: Instant,
 }
@@ -107,7 +107,7 @@ impl Server {
             match socket::accept(&self.listener) {
                 Ok(fd) => self.admit(fd),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                Err(e) if matches!(e.raw_os_error(), Some(23 | 24)) => {
+                Err(e) if matches!(e.raw_os_error(), Some(ENFILE | EMFILE)) => {
                     // Out of descriptors: the client is told by a closed connection, not left to wait.
                     tracing::warn!("no file descriptor for another client: {e}");
                     self.reserve = None;

@@ -6,7 +6,7 @@ use serde::Serialize;
 use unetmap_mem::LinePage;
 use unetmap_sys::{memfd, process};
 
-use crate::books::{Books, PortKey};
+use crate::books::Books;
 use crate::end::{End, PortRing};
 
 #[derive(Serialize)]
@@ -119,9 +119,7 @@ pub(crate) fn text(books: &Books, connections: usize, uptime: Duration) -> Strin
     });
     let sessions = books.sessions.iter().map(|(id, session)| Session {
         id: *id,
-        port: match &session.port {
-            PortKey::Pipe(..) | PortKey::Null(_) => session.name.clone(),
-        },
+        port: session.name.clone(),
         pid: session.peer.pid,
         uid: session.peer.uid,
         tx_rings: session.binding.tx.len(),

@@ -35,11 +35,6 @@ impl ObjectPool {
     pub fn taken(&self) -> u32 {
         self.taken
     }
-
-    /// Objects that can still be taken.
-    pub fn free(&self) -> u32 {
-        self.used.len() as u32 - self.taken
-    }
 }
 
 /// A set of buffer indexes.

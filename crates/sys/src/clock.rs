@@ -46,9 +46,4 @@ mod tests {
         // An hour of slack: this asks for the right clock and unit, not for punctuality.
         assert!(sec.unsigned_abs().abs_diff(std) < 3600);
     }
-
-    #[test]
-    fn spin_hint_returns() {
-        spin_hint();
-    }
 }

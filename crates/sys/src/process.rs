@@ -10,7 +10,6 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit, setsid};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -102,23 +101,6 @@ pub fn own_session_high_priority() -> Priority {
         session: setsid().is_ok(),
         autogroup: std::fs::write("/proc/self/autogroup", "-20").is_ok(),
         nice: setpriority_process(None, -20).is_ok(),
-    }
-}
-
-/// Takes the exclusive lock of an open file, without waiting; it goes when the last duplicate of `file` is closed.
-///
-/// # Errors
-/// [`io::ErrorKind::WouldBlock`] when somebody else has it.
-pub fn flock_exclusive(file: &File) -> io::Result<()> {
-    Ok(flock(file, FlockOperation::NonBlockingLockExclusive)?)
-}
-
-/// Names the calling thread for `ps` and `top`: the first 15 bytes of `name`, up to a NUL.
-pub fn name_thread(name: &str) {
-    let bytes = name.bytes().take_while(|&b| b != 0).take(15).collect::<Vec<u8>>();
-    if let Ok(name) = CString::new(bytes) {
-        // It can only fail in a sandbox that forbids it, and a name is for people.
-        let _ = rustix::thread::set_name(&name);
     }
 }
 
@@ -459,33 +441,6 @@ pub(crate) mod tests {
             i32::from(!first.session || second.session || first.nice != second.nice)
         });
         assert_eq!(outcome, 0);
-    }
-
-    #[test]
-    fn lock_has_one_holder() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let (a, b) = (file.reopen().unwrap(), file.reopen().unwrap());
-        flock_exclusive(&a).unwrap();
-        flock_exclusive(&a).unwrap();
-        assert_eq!(flock_exclusive(&b).unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        drop(a);
-        // A child forked by another test may hold a duplicate of `a` until it ends, so this may take more than one try.
-        while flock_exclusive(&b).is_err() {
-            std::thread::yield_now();
-        }
-    }
-
-    #[test]
-    fn thread_gets_the_name_that_fits() {
-        std::thread::spawn(|| {
-            let name = || std::fs::read_to_string("/proc/thread-self/comm").unwrap();
-            name_thread("a name much longer than that");
-            assert_eq!(name(), "a name much lon\n");
-            name_thread("cut\0here");
-            assert_eq!(name(), "cut\n");
-        })
-        .join()
-        .unwrap();
     }
 
     #[test]
