@@ -128,9 +128,9 @@ pub struct Intruder {
     pub bound: Bound,
     /// The region.
     pub region: File,
-    /// The control page of the end: 128 bytes a ring.
+    /// The end page: 128 bytes a ring.
     pub states: File,
-    /// The positions of the lines: 512 bytes a line.
+    /// The line page: 512 bytes a line.
     pub lines: File,
     /// The other descriptors: bells.
     pub bells: Vec<OwnedFd>,
@@ -192,21 +192,21 @@ impl Intruder {
     /// Writes `prod` (word 0) or `cons` (word 1) or a wish to be woken (words 2, 3) of the line of ring `ring`.
     pub fn write_line(&self, ring: usize, word: u64, value: u32) {
         let at = u64::from(self.bound.rings[ring].line) * 512 + word * 128;
-        self.lines.write_all_at(&value.to_ne_bytes(), at).expect("inside the page of lines");
+        self.lines.write_all_at(&value.to_ne_bytes(), at).expect("inside the line page");
     }
 
     /// Reads such a word.
     pub fn read_line(&self, ring: usize, word: u64) -> u32 {
         let at = u64::from(self.bound.rings[ring].line) * 512 + word * 128;
         let mut bytes = [0; 4];
-        self.lines.read_exact_at(&mut bytes, at).expect("inside the page of lines");
+        self.lines.read_exact_at(&mut bytes, at).expect("inside the line page");
         u32::from_ne_bytes(bytes)
     }
 
     /// Writes word `word` of the state of ring `ring`: 0 the lock, 1 `hwcur`, 2 `hwtail`.
     pub fn write_state(&self, ring: usize, word: u64, value: u32) {
         let at = u64::from(self.bound.rings[ring].state) * 128 + word * 4;
-        self.states.write_all_at(&value.to_ne_bytes(), at).expect("inside the control page");
+        self.states.write_all_at(&value.to_ne_bytes(), at).expect("inside the end page");
     }
 
     /// Takes away the pages of the whole region, as a program may that has the file.

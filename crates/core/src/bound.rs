@@ -1,8 +1,8 @@
 //! What a REGISTER bound, as the daemon tells the program's library: where things are, and by which back end they move.
 //!
 //! The program's library believes these numbers and none of those in the region, which others can write. With the
-//! answer come file descriptors: the region, the control page of the end, the page of lines, then two bells for each
-//! ring: its own, rung to wake this side, and the other side's.
+//! answer come file descriptors: the region, the end page, the line page, then two bells for each ring: its own, rung to
+//! wake this side, and the other side's.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -47,9 +47,9 @@ pub struct BoundHead {
     pub session: u64,
     /// How many [`BoundRing`] follow.
     pub rings: u32,
-    /// Ring states in the control page.
+    /// Ring states in the end page.
     pub states: u32,
-    /// Lines in the page of lines.
+    /// Lines in the line page.
     pub lines: u32,
     /// Bytes of padding, 0.
     pub reserved: u32,
@@ -67,7 +67,7 @@ pub struct BoundRing {
     pub slots: u32,
     /// A [`Path`].
     pub path: u32,
-    /// Index of the ring's state in the control page.
+    /// Index of the ring's state in the end page.
     pub state: u32,
     /// Index of its line.
     pub line: u32,
@@ -88,7 +88,7 @@ pub struct Bound {
     pub rings: Vec<BoundRing>,
 }
 
-/// File descriptors before the bells: region, control page, page of lines.
+/// File descriptors before the bells: region, end page, line page.
 pub const FIXED_FDS: usize = 3;
 
 impl Bound {

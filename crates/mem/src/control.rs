@@ -1,4 +1,4 @@
-//! The control page of one port end: what the syncs of all processes that share the end must agree on.
+//! The end page, one for each end of a port: what the syncs of all processes that share the end must agree on.
 //!
 //! Only processes that opened this end map it, and the daemon. Any of them can scribble on it, so whatever is read here
 //! is judged before use.

@@ -1,6 +1,6 @@
 //! Every byte that another party can write, and nothing else.
 //!
-//! A region, its rings and buffers, the control pages and the lines between two parties are shared memory: somebody
+//! A region, its rings and buffers, the end pages and the lines between two parties are shared memory: somebody
 //! who is not trusted may write any of it at any moment. This crate is the only place that touches such bytes. Its
 //! rules, cited by number in the `SAFETY` comments:
 //!

@@ -28,7 +28,7 @@ struct Line {
     end: EndPage,
     producer: Producer,
     consumer: Consumer,
-    /// Region, control page, page of lines: the files and where they are mapped.
+    /// Region, end page, line page: the files and where they are mapped.
     memory: Vec<(File, Window)>,
 }
 

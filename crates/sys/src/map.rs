@@ -11,9 +11,9 @@ use crate::memfd;
 
 /// A sealed memory file mapped shared, readable and writable, from its first byte.
 ///
-/// Invariant M1: `[start, start + len)` stays mapped, readable and writable, for as long as this lives, whatever the
+/// Invariant I1: `[start, start + len)` stays mapped, readable and writable, for as long as this lives, whatever the
 /// other processes that share the file do: its size is sealed, and only [`Drop`] unmaps it.
-/// Invariant M2: `start` is aligned to a page, `len > 0`, `start + len` does not overflow and `len <= isize::MAX`.
+/// Invariant I2: `start` is aligned to a page, `len > 0`, `start + len` does not overflow and `len <= isize::MAX`.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
@@ -54,7 +54,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: by M1 and M2 the range is ours and was mapped as one piece; whoever uses the pointer borrows `self`.
+        // SAFETY: by I1 and I2 the range is ours and was mapped as one piece; whoever uses the pointer keeps `self` alive.
         // It cannot fail for such a range, except for want of memory to split a merged one: then it just stays mapped.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
@@ -75,7 +75,7 @@ mod tests {
 
     fn word(map: &Mapping, at: usize) -> &AtomicU32 {
         assert!(at.is_multiple_of(4) && at + 4 <= map.len());
-        // SAFETY: in range (just checked), aligned (M2), mapped while `map` is borrowed (M1), and atomic.
+        // SAFETY: in range (just checked), aligned (I2), mapped while `map` is borrowed (I1), and atomic.
         unsafe { AtomicU32::from_ptr(map.as_ptr().add(at).cast()) }
     }
 

@@ -36,7 +36,7 @@ pub(super) struct Wire {
     /// What is delivered for a slot out of bounds.
     pub(super) spare: BufIdx,
     line: LinePage,
-    /// Everything that programs can write: region, control pages of the sender and the receiver, page of lines.
+    /// Everything that programs can write: region, end pages of the sender and the receiver, line page.
     pub(super) files: [Arc<File>; 4],
 }
 
