@@ -21,7 +21,7 @@ use crate::wire::{self, Kind};
 pub const SYSTEM_SOCKET: &str = "/run/unetmap/unetmapd.sock";
 /// How long a daemon may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// How long a starting daemon may refuse connections.
+/// How often to start a daemon and connect: one that is just ending may refuse the connection.
 const START_TRIES: u32 = 3;
 
 /// A connection to the daemon.

@@ -82,7 +82,7 @@ impl Ring {
         self.head() == self.tail()
     }
 
-    /// Slot `p`. A position of another, larger ring is taken round.
+    /// Slot `p`. A position that only a larger ring has becomes slot 0.
     #[inline(always)]
     pub fn slot(&self, p: Pos) -> SlotRef<'_> {
         let p = if p.raw() < self.num_slots() { p } else { Pos::ZERO };

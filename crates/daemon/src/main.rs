@@ -37,7 +37,7 @@ const FIRST_PRIVATE_ID: u16 = 0x4000;
 #[derive(Parser, Debug)]
 #[command(name = "unetmapd", version, about)]
 struct Args {
-    /// Stay in the foreground and log to stderr.
+    /// For use by hand on a terminal: the log in colours.
     #[arg(long)]
     foreground: bool,
     /// Where to listen.
@@ -52,19 +52,19 @@ struct Args {
     /// What to log: error, warn, info, debug, trace (also in the environment, UNETMAPD_LOG).
     #[arg(long, value_name = "LEVEL", env = "UNETMAPD_LOG", default_value = "info")]
     log: String,
-    /// Sessions of a private region.
+    /// Sessions of a region.
     #[arg(long, value_name = "N", default_value_t = Sizes::default().ifs.0)]
     if_num: u32,
     /// Bytes for a session's description; 8 for each ring and 56.
     #[arg(long, value_name = "BYTES", default_value_t = Sizes::default().ifs.1)]
     if_size: u32,
-    /// Rings of a private region; a pipe takes 4 for each ring pair.
+    /// Rings of a region; a pipe takes 4 for each ring pair.
     #[arg(long, value_name = "N", default_value_t = Sizes::default().rings.0)]
     ring_num: u32,
     /// Bytes for a ring; 16 for each slot and 256.
     #[arg(long, value_name = "BYTES", default_value_t = Sizes::default().rings.1)]
     ring_size: u32,
-    /// Buffers of a private region.
+    /// Buffers of a region.
     #[arg(long, value_name = "N", default_value_t = Sizes::default().bufs.0)]
     buf_num: u32,
     /// Bytes of a buffer.

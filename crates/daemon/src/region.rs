@@ -9,7 +9,7 @@ use unetmap_mem::{
 
 use crate::refusal::{Refusal, refuse};
 
-/// How many sessions, rings and buffers a private region has, and how large each is. The names are netmap's knobs.
+/// How many sessions, rings and buffers a region has, and how large each is. The names are netmap's knobs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub(crate) ifs: (u32, u32),
