@@ -53,11 +53,7 @@ pub fn judge(promise: &str, check: impl FnOnce() -> Verdict) -> ExitCode {
 
 /// `Broken(what)` unless `holds`.
 pub fn expect(holds: bool, what: impl Display) -> Verdict {
-    if holds {
-        Ok(())
-    } else {
-        Err(Fault::Broken(what.to_string()))
-    }
+    if holds { Ok(()) } else { Err(Fault::Broken(what.to_string())) }
 }
 
 /// Waits until `fd` has one of `events` (or a hang-up or an error); false when it does not come at all.
@@ -72,9 +68,7 @@ pub fn readable(fd: impl AsFd) -> io::Result<bool> {
 
 /// Both ends of a new connection as a client and the daemon have it: `make_client` (which may be in a child) is given a
 /// path to connect to; the result is the accepted end and what it returned.
-pub fn connection<T>(
-    make_client: impl FnOnce(&std::path::Path) -> io::Result<T>,
-) -> io::Result<(OwnedFd, T)> {
+pub fn connection<T>(make_client: impl FnOnce(&std::path::Path) -> io::Result<T>) -> io::Result<(OwnedFd, T)> {
     let path = std::env::temp_dir().join(format!("unetmap-assume-{}", std::process::id()));
     let door = socket::listen(&path, 0o600)?;
     let accepted = make_client(&path).and_then(|client| {

@@ -7,12 +7,7 @@ use std::process::Command;
 fn run(program: &str) {
     let output = Command::new(program).output().unwrap();
     let line = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(
-        line.lines().count(),
-        1,
-        "{program} must print one line: {line:?} ({})",
-        output.status
-    );
+    assert_eq!(line.lines().count(), 1, "{program} must print one line: {line:?} ({})", output.status);
     match output.status.code() {
         Some(0) => {}
         Some(2) => eprintln!("{}", line.trim_end()),

@@ -60,8 +60,7 @@ pub enum Bench {
 
 impl Bench {
     /// All there are.
-    pub const ALL: [Bench; 5] =
-        [Bench::Pipe, Bench::PipeBatch, Bench::PipeOneCore, Bench::PipeRtt, Bench::PipePing];
+    pub const ALL: [Bench; 5] = [Bench::Pipe, Bench::PipeBatch, Bench::PipeOneCore, Bench::PipeRtt, Bench::PipePing];
 
     /// As the command line and the results call it.
     pub fn name(self) -> &'static str {

@@ -14,14 +14,8 @@ fn main() -> ExitCode {
             watch_forks()?;
             let before = fork_count();
             let end = fork(|| u8::from(fork_count() != before + 1))?.wait()?;
-            expect(
-                end == End::Exit(0),
-                format_args!("the child did not notice: {end:?}"),
-            )?;
-            expect(
-                fork_count() == before,
-                "the parent takes itself for a child",
-            )
+            expect(end == End::Exit(0), format_args!("the child did not notice: {end:?}"))?;
+            expect(fork_count() == before, "the parent takes itself for a child")
         },
     )
 }

@@ -11,29 +11,21 @@ use unetmap_sys::event::PollFlags;
 const SLEEPERS: usize = 4;
 
 fn main() -> ExitCode {
-    judge(
-        "one message to a socket wakes all processes that poll it",
-        || {
-            let bell = Bell::new()?;
-            let sleep = || fork(|| u8::from(!comes(&bell, PollFlags::IN).unwrap_or(false)));
-            let sleepers = (0..SLEEPERS)
-                .map(|_| sleep())
-                .collect::<Result<Vec<Child>, _>>()?;
-            for sleeper in &sleepers {
-                // One that gave up is a zombie (Z) and fails below.
-                while !matches!(state(sleeper.pid())?, 'S' | 'Z') {
-                    std::thread::yield_now();
-                }
+    judge("one message to a socket wakes all processes that poll it", || {
+        let bell = Bell::new()?;
+        let sleep = || fork(|| u8::from(!comes(&bell, PollFlags::IN).unwrap_or(false)));
+        let sleepers = (0..SLEEPERS).map(|_| sleep()).collect::<Result<Vec<Child>, _>>()?;
+        for sleeper in &sleepers {
+            // One that gave up is a zombie (Z) and fails below.
+            while !matches!(state(sleeper.pid())?, 'S' | 'Z') {
+                std::thread::yield_now();
             }
-            bell.ring();
-            for sleeper in sleepers {
-                let end = sleeper.wait()?;
-                expect(end == End::Exit(0), format_args!("one slept on: {end:?}"))?;
-            }
-            expect(
-                bell.silence() && !bell.silence(),
-                "waking consumed the message",
-            )
-        },
-    )
+        }
+        bell.ring();
+        for sleeper in sleepers {
+            let end = sleeper.wait()?;
+            expect(end == End::Exit(0), format_args!("one slept on: {end:?}"))?;
+        }
+        expect(bell.silence() && !bell.silence(), "waking consumed the message")
+    })
 }

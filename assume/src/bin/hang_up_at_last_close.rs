@@ -10,30 +10,21 @@ use unetmap_sys::event::{PollFlags, hung_up};
 use unetmap_sys::socket;
 
 fn main() -> ExitCode {
-    judge(
-        "a seqpacket connection hangs up when the last duplicate of its other end is closed, not before",
-        || {
-            dup()?;
-            forked()?;
-            in_flight()?;
-            received()
-        },
-    )
+    judge("a seqpacket connection hangs up when the last duplicate of its other end is closed, not before", || {
+        dup()?;
+        forked()?;
+        in_flight()?;
+        received()
+    })
 }
 
 fn alive(near: &OwnedFd, what: &str) -> Verdict {
-    expect(
-        !hung_up(near.as_fd()),
-        format_args!("hung up although {what} was open"),
-    )
+    expect(!hung_up(near.as_fd()), format_args!("hung up although {what} was open"))
 }
 
 fn gone(near: &OwnedFd, what: &str) -> Verdict {
     let gone = comes(near, PollFlags::RDHUP)? && hung_up(near.as_fd());
-    expect(
-        gone,
-        format_args!("no hang-up although {what} was the last and is closed"),
-    )
+    expect(gone, format_args!("no hang-up although {what} was the last and is closed"))
 }
 
 fn dup() -> Verdict {

@@ -14,40 +14,28 @@ use unetmap_sys::memfd;
 const BYTES: u64 = 1 << 20;
 
 fn main() -> ExitCode {
-    judge(
-        "a sealed memfd can neither be shrunk nor grown, nor its seals be changed",
-        || {
-            let fd = memfd::create_sealed("assume", BYTES)?;
-            for size in [0, 1, BYTES - 1, BYTES + 1] {
-                let outcome = ftruncate(&fd, size);
-                expect(
-                    outcome == Err(Errno::PERM),
-                    format_args!("ftruncate to {size}: {outcome:?}"),
-                )?;
-            }
-            let again = proc_path(fd.as_fd());
-            // A second way in: a new open file of the same memory, cut while it is opened.
-            let cut = File::options().write(true).truncate(true).open(&again);
-            expect(cut.is_err(), "open with O_TRUNC worked")?;
-            let outcome = fallocate(&fd, FallocateFlags::empty(), BYTES, 4096);
-            expect(outcome.is_err(), "fallocate beyond the end worked")?;
-            let outcome = fallocate(&fd, FallocateFlags::COLLAPSE_RANGE, 0, 4096);
-            expect(outcome.is_err(), "a range could be taken out")?;
-            let outcome = rustix::io::pwrite(&fd, b"x", BYTES);
-            expect(outcome.is_err(), "a write beyond the end worked")?;
-            let outcome = fcntl_add_seals(&fd, SealFlags::WRITE);
-            expect(
-                outcome == Err(Errno::PERM),
-                format_args!("another seal: {outcome:?}"),
-            )?;
-            size_is(fstat(&fd)?.st_size)
-        },
-    )
+    judge("a sealed memfd can neither be shrunk nor grown, nor its seals be changed", || {
+        let fd = memfd::create_sealed("assume", BYTES)?;
+        for size in [0, 1, BYTES - 1, BYTES + 1] {
+            let outcome = ftruncate(&fd, size);
+            expect(outcome == Err(Errno::PERM), format_args!("ftruncate to {size}: {outcome:?}"))?;
+        }
+        let again = proc_path(fd.as_fd());
+        // A second way in: a new open file of the same memory, cut while it is opened.
+        let cut = File::options().write(true).truncate(true).open(&again);
+        expect(cut.is_err(), "open with O_TRUNC worked")?;
+        let outcome = fallocate(&fd, FallocateFlags::empty(), BYTES, 4096);
+        expect(outcome.is_err(), "fallocate beyond the end worked")?;
+        let outcome = fallocate(&fd, FallocateFlags::COLLAPSE_RANGE, 0, 4096);
+        expect(outcome.is_err(), "a range could be taken out")?;
+        let outcome = rustix::io::pwrite(&fd, b"x", BYTES);
+        expect(outcome.is_err(), "a write beyond the end worked")?;
+        let outcome = fcntl_add_seals(&fd, SealFlags::WRITE);
+        expect(outcome == Err(Errno::PERM), format_args!("another seal: {outcome:?}"))?;
+        size_is(fstat(&fd)?.st_size)
+    })
 }
 
 fn size_is(size: i64) -> Verdict {
-    expect(
-        u64::try_from(size) == Ok(BYTES),
-        format_args!("it has {size} bytes now, not {BYTES}"),
-    )
+    expect(u64::try_from(size) == Ok(BYTES), format_args!("it has {size} bytes now, not {BYTES}"))
 }

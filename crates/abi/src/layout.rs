@@ -3,10 +3,7 @@
 //!
 //! All of them can be read from and written to bytes with `zerocopy`'s traits. Where C leaves a hole there is a field
 //! `_pad`, so that no byte is without a value.
-#![allow(
-    missing_docs,
-    reason = "the fields are the C header's, described there"
-)]
+#![allow(missing_docs, reason = "the fields are the C header's, described there")]
 
 use std::fmt;
 
@@ -309,10 +306,7 @@ impl std::error::Error for NameFieldError {}
 
 /// The bytes before the first zero byte, as text.
 fn get_name(field: &[u8]) -> Result<&str, NameFieldError> {
-    let end = field
-        .iter()
-        .position(|&b| b == 0)
-        .ok_or(NameFieldError::NoEnd)?;
+    let end = field.iter().position(|&b| b == 0).ok_or(NameFieldError::NoEnd)?;
     std::str::from_utf8(&field[..end]).map_err(|_| NameFieldError::NotUtf8)
 }
 
@@ -366,15 +360,9 @@ mod tests {
         assert_eq!(header.name(), Ok(longest.as_str()));
         header.set_name("lan{left").unwrap();
         assert_eq!(header.name(), Ok("lan{left"));
-        assert!(
-            header.nr_name[8..].iter().all(|&b| b == 0),
-            "an old name shines through"
-        );
+        assert!(header.nr_name[8..].iter().all(|&b| b == 0), "an old name shines through");
 
-        assert_eq!(
-            header.set_name(&"x".repeat(64)),
-            Err(NameFieldError::TooLong(63))
-        );
+        assert_eq!(header.set_name(&"x".repeat(64)), Err(NameFieldError::TooLong(63)));
         assert_eq!(header.set_name("a\0b"), Err(NameFieldError::ZeroInside));
         assert_eq!(header.name(), Ok("lan{left"), "changed by an error");
 
@@ -385,28 +373,17 @@ mod tests {
         assert_eq!(header.name(), Err(NameFieldError::NotUtf8));
 
         let mut legacy = Nmreq::default();
-        assert_eq!(
-            legacy.set_name(&"x".repeat(16)),
-            Err(NameFieldError::TooLong(15))
-        );
+        assert_eq!(legacy.set_name(&"x".repeat(16)), Err(NameFieldError::TooLong(15)));
         assert_eq!(legacy.set_name(&"x".repeat(15)), Ok(()));
     }
 
     #[test]
     fn bytes_and_back() {
-        let mut slot = NetmapSlot {
-            buf_idx: 7,
-            len: 60,
-            flags: 1,
-            ptr: 0,
-        };
+        let mut slot = NetmapSlot { buf_idx: 7, len: 60, flags: 1, ptr: 0 };
         let bytes: [u8; 16] = zerocopy::transmute!(slot);
         assert_eq!(bytes[..8], [7, 0, 0, 0, 60, 0, 1, 0]);
         slot.len = 0;
         assert_ne!(NetmapSlot::read_from_bytes(&bytes).unwrap(), slot);
-        assert_eq!(
-            NetmapSlot::read_from_bytes(&bytes).unwrap().as_bytes(),
-            bytes
-        );
+        assert_eq!(NetmapSlot::read_from_bytes(&bytes).unwrap().as_bytes(), bytes);
     }
 }

@@ -10,6 +10,4 @@ mod name;
 
 pub use constants::*;
 pub use layout::*;
-pub use name::{
-    Conf, ExtMem, NameError, Offset, PipeEnd, PipeRole, PortKind, PortOptions, PortSpec, Rings,
-};
+pub use name::{Conf, ExtMem, NameError, Offset, PipeEnd, PipeRole, PortKind, PortOptions, PortSpec, Rings};

@@ -21,8 +21,8 @@ mod options;
 mod parse;
 
 use crate::constants::{
-    NR_EXCLUSIVE, NR_MONITOR_RX, NR_MONITOR_TX, NR_REG_ALL_NIC, NR_REG_NIC_SW, NR_REG_ONE_NIC,
-    NR_REG_ONE_SW, NR_REG_SW, NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NR_ZCOPY_MON,
+    NR_EXCLUSIVE, NR_MONITOR_RX, NR_MONITOR_TX, NR_REG_ALL_NIC, NR_REG_NIC_SW, NR_REG_ONE_NIC, NR_REG_ONE_SW,
+    NR_REG_SW, NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NR_ZCOPY_MON,
 };
 pub use options::{Conf, ExtMem, Offset, PortOptions};
 
@@ -145,13 +145,11 @@ impl PortSpec {
 
     /// Reads a port name, asking `exists` whether an interface has the name in hand where that name has a `-`.
     pub fn parse_with(spec: &str, exists: impl Fn(&str) -> bool) -> Result<Self, NameError> {
-        parse::Parser::new(spec, &exists)
-            .spec()
-            .map_err(|fault| NameError {
-                spec: spec.to_owned(),
-                at: fault.at,
-                what: fault.what,
-            })
+        parse::Parser::new(spec, &exists).spec().map_err(|fault| NameError {
+            spec: spec.to_owned(),
+            at: fault.at,
+            what: fault.what,
+        })
     }
 
     /// `NmreqRegister::nr_mode`: `NR_REG_*`.
@@ -234,11 +232,7 @@ impl NameError {
 impl fmt::Display for NameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // A control character would move the caret, or worse: one visible character for each.
-        let shown: String = self
-            .spec
-            .chars()
-            .map(|c| if c.is_control() { '?' } else { c })
-            .collect();
+        let shown: String = self.spec.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         let column = self.spec[..self.at].chars().count();
         writeln!(f, "{shown}: {}", self.what)?;
         writeln!(f, "  {shown}")?;

@@ -45,11 +45,7 @@ fn table() -> Value {
 }
 
 fn entries(value: &Value) -> impl Iterator<Item = (&str, &Value)> {
-    value
-        .as_object()
-        .unwrap()
-        .iter()
-        .map(|(name, value)| (name.as_str(), value))
+    value.as_object().unwrap().iter().map(|(name, value)| (name.as_str(), value))
 }
 
 /// Runs a compiler; its messages if it refuses.
@@ -62,18 +58,10 @@ fn compile(compiler: &str, args: &[&str], source: &Path, out: &Path) -> Result<(
         .arg(out)
         .arg(source)
         .output()
-        .map_err(|e| {
-            format!(
-                "cannot run {compiler}: {e}; this test needs a C compiler (apt-get install gcc)"
-            )
-        })?;
+        .map_err(|e| format!("cannot run {compiler}: {e}; this test needs a C compiler (apt-get install gcc)"))?;
     match output.status.success() {
         true => Ok(()),
-        false => Err(format!(
-            "{compiler} {}: {}",
-            args.join(" "),
-            String::from_utf8_lossy(&output.stderr)
-        )),
+        false => Err(format!("{compiler} {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr))),
     }
 }
 
@@ -82,12 +70,7 @@ fn run(source: &str) -> BTreeMap<String, String> {
     let dir = tempfile::tempdir().unwrap();
     let (file, program) = (dir.path().join("probe.c"), dir.path().join("probe"));
     std::fs::write(&file, source).unwrap();
-    let args = [
-        "-std=gnu11",
-        "-Wall",
-        "-Werror",
-        "-Wno-address-of-packed-member",
-    ];
+    let args = ["-std=gnu11", "-Wall", "-Werror", "-Wno-address-of-packed-member"];
     compile("cc", &args, &file, &program).unwrap_or_else(|e| panic!("{e}"));
     let output = Command::new(&program).output().unwrap();
     assert!(output.status.success(), "the probe failed: {output:?}");
@@ -107,13 +90,7 @@ fn type_probe(c: &mut String, key: &str, expr: &str, ty: &str, number: &mut usiz
         let mut size = String::from("0");
         for member in members.split(';').map(str::trim).filter(|m| !m.is_empty()) {
             let (ty, name) = member.rsplit_once(' ').unwrap();
-            type_probe(
-                c,
-                &format!("{key}[].{name}"),
-                &format!("{expr}[0].{name}"),
-                ty,
-                number,
-            );
+            type_probe(c, &format!("{key}[].{name}"), &format!("{expr}[0].{name}"), ty, number);
             write!(size, " + sizeof({ty})").unwrap();
         }
         writeln!(c, "P(\"element {key}\", sizeof({expr}[0]) == {size});").unwrap();
@@ -122,11 +99,7 @@ fn type_probe(c: &mut String, key: &str, expr: &str, ty: &str, number: &mut usiz
     let (base, dims) = ty.find('[').map_or((ty, ""), |at| ty.split_at(at));
     *number += 1;
     writeln!(c, "typedef {base} t{number}{dims};").unwrap();
-    writeln!(
-        c,
-        "P(\"type {key}\", __builtin_types_compatible_p(__typeof__(&{expr}), t{number} *));"
-    )
-    .unwrap();
+    writeln!(c, "P(\"type {key}\", __builtin_types_compatible_p(__typeof__(&{expr}), t{number} *));").unwrap();
 }
 
 /// A program that prints the facts of the table, as the compiler sees them, and the facts that the table states.
@@ -145,11 +118,7 @@ fn probe(has: impl Fn(&str) -> bool) -> (String, BTreeMap<String, String>) {
     let mut types = 0;
     for (name, layout) in entries(&table["structs"]).filter(|(name, _)| has(header_of(name))) {
         let s = format!("struct {name}");
-        writeln!(
-            c,
-            "P(\"size {name}\", sizeof({s}));\nP(\"align {name}\", _Alignof({s}));"
-        )
-        .unwrap();
+        writeln!(c, "P(\"size {name}\", sizeof({s}));\nP(\"align {name}\", _Alignof({s}));").unwrap();
         want.insert(format!("size {name}"), layout["size"].to_string());
         want.insert(format!("align {name}"), layout["align"].to_string());
         for (field, facts) in entries(&layout["fields"]) {
@@ -170,16 +139,9 @@ fn probe(has: impl Fn(&str) -> bool) -> (String, BTreeMap<String, String>) {
     }
     for (name, value) in entries(&table["constants"]).filter(|(name, _)| has(header_of(name))) {
         writeln!(c, "P(\"value {name}\", {name});").unwrap();
-        writeln!(
-            c,
-            "#ifdef {name}\nP(\"macro {name}\", 1);\n#else\nP(\"macro {name}\", 0);\n#endif"
-        )
-        .unwrap();
+        writeln!(c, "#ifdef {name}\nP(\"macro {name}\", 1);\n#else\nP(\"macro {name}\", 0);\n#endif").unwrap();
         want.insert(format!("value {name}"), value.to_string());
-        want.insert(
-            format!("macro {name}"),
-            u8::from(!is_enumerator(name)).to_string(),
-        );
+        want.insert(format!("macro {name}"), u8::from(!is_enumerator(name)).to_string());
     }
     c.push_str("return 0;\n}\n");
     (c, want)
@@ -188,42 +150,24 @@ fn probe(has: impl Fn(&str) -> bool) -> (String, BTreeMap<String, String>) {
 #[test]
 fn headers_agree_with_the_table() {
     let has = |header: &str| include_dir().join(header).exists();
-    assert!(
-        has(NETMAP) && has(LEGACY),
-        "no headers in {}",
-        include_dir().display()
-    );
+    assert!(has(NETMAP) && has(LEGACY), "no headers in {}", include_dir().display());
     for header in [USER, LIB].into_iter().filter(|header| !has(header)) {
         println!("skipped: include/{header} is not there, nor what it declares");
     }
     let (source, mut want) = probe(has);
     // The one type without a name: its members and the distance of its elements.
     for key in ["ioeventfd", "irqfd"] {
-        want.insert(
-            format!("type nmreq_opt_sync_kloop_eventfds.eventfds[].{key}"),
-            "1".into(),
-        );
+        want.insert(format!("type nmreq_opt_sync_kloop_eventfds.eventfds[].{key}"), "1".into());
     }
-    want.insert(
-        "element nmreq_opt_sync_kloop_eventfds.eventfds".into(),
-        "1".into(),
-    );
+    want.insert("element nmreq_opt_sync_kloop_eventfds.eventfds".into(), "1".into());
     let got = run(&source);
     let wrong: Vec<String> = want
         .iter()
         .filter(|(key, value)| got.get(*key) != Some(value))
         .map(|(key, value)| format!("{key}: {:?}, not {value}", got.get(key)))
         .collect();
-    assert!(
-        wrong.is_empty(),
-        "the headers differ from the table:\n{}",
-        wrong.join("\n")
-    );
-    assert_eq!(
-        got.len(),
-        want.len(),
-        "the probe printed facts that nobody compared"
-    );
+    assert!(wrong.is_empty(), "the headers differ from the table:\n{}", wrong.join("\n"));
+    assert_eq!(got.len(), want.len(), "the probe printed facts that nobody compared");
     assert!(want.len() > 500, "only {} facts", want.len());
 }
 
@@ -238,13 +182,7 @@ fn a_wrong_type_is_seen() {
     type_probe(&mut c, "sign", &field("num_slots"), "const int32_t", &mut n);
     type_probe(&mut c, "const", &field("num_slots"), "uint32_t", &mut n);
     type_probe(&mut c, "array", &field("sem"), "uint8_t[64]", &mut n);
-    type_probe(
-        &mut c,
-        "element",
-        &field("slot"),
-        "struct netmap_if[]",
-        &mut n,
-    );
+    type_probe(&mut c, "element", &field("slot"), "struct netmap_if[]", &mut n);
     c.push_str("return 0;\n}\n");
     let got = run(&c);
     assert_eq!(got.len(), 4);
@@ -281,8 +219,7 @@ fn compiles(compiler: &str, file: &str, standards: &[&str]) {
     std::fs::write(&source, USE).unwrap();
     for standard in standards {
         let args = [standard, "-Wall", "-Wextra", "-pedantic", "-Werror"];
-        compile(compiler, &args, &source, &dir.path().join("use"))
-            .unwrap_or_else(|e| panic!("{e}"));
+        compile(compiler, &args, &source, &dir.path().join("use")).unwrap_or_else(|e| panic!("{e}"));
     }
 }
 

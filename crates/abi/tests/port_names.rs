@@ -10,65 +10,24 @@ fn parse(spec: &str) -> PortSpec {
 /// The name for requests, mode, ring, flags and region of a name.
 fn meaning(spec: &str) -> (String, u32, u16, u64, u16) {
     let port = parse(spec);
-    (
-        port.name.clone(),
-        port.nr_mode(),
-        port.ring_id(),
-        port.flags,
-        port.mem_id,
-    )
+    (port.name.clone(), port.nr_mode(), port.ring_id(), port.flags, port.mem_id)
 }
 
 fn means(spec: &str, name: &str, mode: u32, ring: u16, flags: u64, mem_id: u16) {
-    assert_eq!(
-        meaning(spec),
-        (name.to_owned(), mode, ring, flags, mem_id),
-        "{spec}"
-    );
+    assert_eq!(meaning(spec), (name.to_owned(), mode, ring, flags, mem_id), "{spec}");
 }
 
 #[test]
 fn the_table_of_names() {
-    means(
-        "netmap:ens3f0np0-2/R@conf:slots=256",
-        "ens3f0np0",
-        NR_REG_ONE_NIC,
-        2,
-        NR_RX_RINGS_ONLY,
-        0,
-    );
+    means("netmap:ens3f0np0-2/R@conf:slots=256", "ens3f0np0", NR_REG_ONE_NIC, 2, NR_RX_RINGS_ONLY, 0);
     let conf = parse("netmap:ens3f0np0-2/R@conf:slots=256").options.conf;
-    assert_eq!(
-        conf,
-        Conf {
-            tx_slots: 256,
-            rx_slots: 256,
-            ..Conf::default()
-        }
-    );
+    assert_eq!(conf, Conf { tx_slots: 256, rx_slots: 256, ..Conf::default() });
     means("netmap:dmz^1", "dmz", NR_REG_ONE_SW, 1, 0, 0);
     means("netmap:lan*/x", "lan", NR_REG_NIC_SW, 0, NR_EXCLUSIVE, 0);
-    means(
-        "netmap:lan{left-3/T@7",
-        "lan{left",
-        NR_REG_ONE_NIC,
-        3,
-        NR_TX_RINGS_ONLY,
-        7,
-    );
-    means(
-        "vale7:probe/rt",
-        "vale7:probe",
-        NR_REG_ALL_NIC,
-        0,
-        NR_MONITOR_RX | NR_MONITOR_TX,
-        0,
-    );
+    means("netmap:lan{left-3/T@7", "lan{left", NR_REG_ONE_NIC, 3, NR_TX_RINGS_ONLY, 7);
+    means("vale7:probe/rt", "vale7:probe", NR_REG_ALL_NIC, 0, NR_MONITOR_RX | NR_MONITOR_TX, 0);
     means("vale:a@share=vale:b", "vale:a", NR_REG_ALL_NIC, 0, 0, 0);
-    assert_eq!(
-        parse("vale:a@share=vale:b").options.share,
-        Some(Box::new(parse("vale:b")))
-    );
+    assert_eq!(parse("vale:a@share=vale:b").options.share, Some(Box::new(parse("vale:b"))));
 }
 
 #[test]
@@ -80,20 +39,10 @@ fn more_names() {
     means("netmap:eth0-4094", "eth0", NR_REG_ONE_NIC, 4094, 0, 0);
     means("netmap:eth0-007", "eth0", NR_REG_ONE_NIC, 7, 0, 0);
     means("netmap:eth0/xx", "eth0", NR_REG_ALL_NIC, 0, NR_EXCLUSIVE, 0);
-    let all = NR_EXCLUSIVE
-        | NR_ZCOPY_MON
-        | NR_MONITOR_TX
-        | NR_MONITOR_RX
-        | NR_RX_RINGS_ONLY
-        | NR_TX_RINGS_ONLY;
+    let all = NR_EXCLUSIVE | NR_ZCOPY_MON | NR_MONITOR_TX | NR_MONITOR_RX | NR_RX_RINGS_ONLY | NR_TX_RINGS_ONLY;
     means("netmap:eth0/TRrtzx", "eth0", NR_REG_ALL_NIC, 0, all, 0);
     // Ring suffix, flags and region in any order; the region twice if it is the same.
-    for spec in [
-        "netmap:lan@9/z-3",
-        "netmap:lan/z-3@9",
-        "netmap:lan-3@9/z",
-        "netmap:lan@9-3@9/z@9",
-    ] {
+    for spec in ["netmap:lan@9/z-3", "netmap:lan/z-3@9", "netmap:lan-3@9/z", "netmap:lan@9-3@9/z@9"] {
         means(spec, "lan", NR_REG_ONE_NIC, 3, NR_ZCOPY_MON, 9);
     }
     means("netmap:lan@65535", "lan", NR_REG_ALL_NIC, 0, 0, 65535);
@@ -103,69 +52,27 @@ fn more_names() {
     means("valet:a", "valet:a", NR_REG_ALL_NIC, 0, 0, 0);
     means("netmap:vale0", "vale0", NR_REG_ALL_NIC, 0, 0, 0);
     means("netmap:日本", "日本", NR_REG_ALL_NIC, 0, 0, 0);
-    means(
-        &format!("netmap:{}", "x".repeat(63)),
-        &"x".repeat(63),
-        NR_REG_ALL_NIC,
-        0,
-        0,
-        0,
-    );
-    means(
-        &format!("netmap:{}}}y-1", "x".repeat(61)),
-        &format!("{}}}y", "x".repeat(61)),
-        NR_REG_ONE_NIC,
-        1,
-        0,
-        0,
-    );
+    means(&format!("netmap:{}", "x".repeat(63)), &"x".repeat(63), NR_REG_ALL_NIC, 0, 0, 0);
+    means(&format!("netmap:{}}}y-1", "x".repeat(61)), &format!("{}}}y", "x".repeat(61)), NR_REG_ONE_NIC, 1, 0, 0);
 }
 
 #[test]
 fn kinds_and_pipes() {
     let port = parse("netmap:lan}right_2-0");
     assert_eq!((port.kind, port.parent.as_str()), (PortKind::Netmap, "lan"));
-    assert_eq!(
-        port.pipe,
-        Some(PipeEnd {
-            role: PipeRole::Slave,
-            id: "right_2".into()
-        })
-    );
-    assert_eq!(
-        (port.name.as_str(), port.rings),
-        ("lan}right_2", Rings::OneNic(0))
-    );
+    assert_eq!(port.pipe, Some(PipeEnd { role: PipeRole::Slave, id: "right_2".into() }));
+    assert_eq!((port.name.as_str(), port.rings), ("lan}right_2", Rings::OneNic(0)));
     let port = parse("vale1:a{3");
-    assert_eq!(
-        (port.kind, port.parent.as_str()),
-        (PortKind::Vale, "vale1:a")
-    );
-    assert_eq!(
-        port.pipe,
-        Some(PipeEnd {
-            role: PipeRole::Master,
-            id: "3".into()
-        })
-    );
-    assert_eq!(
-        (port.name.as_str(), port.pipe.map(|p| p.role.sign())),
-        ("vale1:a{3", Some('{'))
-    );
+    assert_eq!((port.kind, port.parent.as_str()), (PortKind::Vale, "vale1:a"));
+    assert_eq!(port.pipe, Some(PipeEnd { role: PipeRole::Master, id: "3".into() }));
+    assert_eq!((port.name.as_str(), port.pipe.map(|p| p.role.sign())), ("vale1:a{3", Some('{')));
     assert_eq!(parse("vale1:a").pipe, None);
 }
 
 #[test]
 fn dashes_in_interface_names() {
     means("netmap:br-lan", "br-lan", NR_REG_ALL_NIC, 0, 0, 0);
-    means(
-        "netmap:br-lan-2/R",
-        "br-lan",
-        NR_REG_ONE_NIC,
-        2,
-        NR_RX_RINGS_ONLY,
-        0,
-    );
+    means("netmap:br-lan-2/R", "br-lan", NR_REG_ONE_NIC, 2, NR_RX_RINGS_ONLY, 0);
     means("netmap:br-lan{p-2", "br-lan{p", NR_REG_ONE_NIC, 2, 0, 0);
     means("netmap:br-2", "br", NR_REG_ONE_NIC, 2, 0, 0);
     means("netmap:br-2x", "br-2x", NR_REG_ALL_NIC, 0, 0, 0);
@@ -186,11 +93,7 @@ fn dashes_in_interface_names() {
     for (spec, interface, name, mode, ring) in there {
         let exists = |name: &str| name == interface;
         let port = PortSpec::parse_with(spec, exists).unwrap_or_else(|e| panic!("{e}"));
-        assert_eq!(
-            (port.name.as_str(), port.nr_mode(), port.ring_id()),
-            (name, mode, ring),
-            "{spec}"
-        );
+        assert_eq!((port.name.as_str(), port.nr_mode(), port.ring_id()), (name, mode, ring), "{spec}");
         assert_eq!(PortSpec::parse_with(&port.to_string(), exists), Ok(port));
     }
     let unasked = |name: &str| -> bool { panic!("asked for {name}") };
@@ -203,69 +106,28 @@ fn dashes_in_interface_names() {
 #[test]
 fn options() {
     let conf = |spec: &str| parse(spec).options.conf;
-    let all = Conf {
-        tx_slots: 1,
-        rx_slots: 2,
-        tx_rings: 3,
-        rx_rings: 4,
-        host_tx_rings: 5,
-        host_rx_rings: 6,
-    };
-    let spec =
-        "netmap:a@conf:tx-slots=1,rx_slots=2,tx_rings=3,rx-rings=4,host-tx_rings=5,host_rx_rings=6";
+    let all = Conf { tx_slots: 1, rx_slots: 2, tx_rings: 3, rx_rings: 4, host_tx_rings: 5, host_rx_rings: 6 };
+    let spec = "netmap:a@conf:tx-slots=1,rx_slots=2,tx_rings=3,rx-rings=4,host-tx_rings=5,host_rx_rings=6";
     assert_eq!(conf(spec), all);
     // One direction goes before both, in any order.
-    let want = Conf {
-        tx_rings: 2,
-        rx_rings: 7,
-        host_tx_rings: 4,
-        host_rx_rings: 4,
-        ..Conf::default()
-    };
+    let want = Conf { tx_rings: 2, rx_rings: 7, host_tx_rings: 4, host_rx_rings: 4, ..Conf::default() };
     assert_eq!(conf("netmap:a@conf:rx-rings=7,rings=2,host-rings=4"), want);
     assert_eq!(conf("netmap:a@conf:rings=2,rx-rings=7,host_rings=4"), want);
     assert_eq!(conf("netmap:em0^0/T@conf:host-rings=4").host_rx_rings, 4);
-    assert_eq!(
-        conf("netmap:a@conf:slots=4294967295,rings=65535").tx_rings,
-        65535
-    );
+    assert_eq!(conf("netmap:a@conf:slots=4294967295,rings=65535").tx_rings, 65535);
 
     let extmem = |spec: &str| parse(spec).options.extmem.unwrap();
-    let file = |file: &str| ExtMem {
-        file: file.into(),
-        ..ExtMem::default()
-    };
+    let file = |file: &str| ExtMem { file: file.into(), ..ExtMem::default() };
     assert_eq!(extmem("vale:a@extmem=/dev/shm/x"), file("/dev/shm/x"));
     assert_eq!(extmem("vale:a@extmem=/a,b=c"), file("/a,b=c"));
     assert_eq!(extmem("vale:a@extmem:file=/a=b:c"), file("/a=b:c"));
-    let full =
-        "vale:a@extmem:if-num=1,if_size=2,file=/x,ring-num=3,ring_size=4,buf-num=5,buf-size=6";
-    let want = ExtMem {
-        if_num: 1,
-        if_size: 2,
-        ring_num: 3,
-        ring_size: 4,
-        buf_num: 5,
-        buf_size: 6,
-        ..file("/x")
-    };
+    let full = "vale:a@extmem:if-num=1,if_size=2,file=/x,ring-num=3,ring_size=4,buf-num=5,buf-size=6";
+    let want = ExtMem { if_num: 1, if_size: 2, ring_num: 3, ring_size: 4, buf_num: 5, buf_size: 6, ..file("/x") };
     assert_eq!(extmem(full), want);
 
     let offset = |spec: &str| parse(spec).options.offset.unwrap();
-    assert_eq!(
-        offset("netmap:a@offset=32"),
-        Offset {
-            initial: 32,
-            bits: 0
-        }
-    );
-    assert_eq!(
-        offset("netmap:a@offset:bits=16,initial=0"),
-        Offset {
-            initial: 0,
-            bits: 16
-        }
-    );
+    assert_eq!(offset("netmap:a@offset=32"), Offset { initial: 32, bits: 0 });
+    assert_eq!(offset("netmap:a@offset:bits=16,initial=0"), Offset { initial: 0, bits: 16 });
 
     let many = parse("netmap:a-1/x@7@offset=2@conf:slots=64@share=netmap:b{c-2/R@extmem=/x");
     assert_eq!((many.mem_id, many.options.conf.tx_slots), (7, 64));
@@ -284,21 +146,12 @@ fn canonical_names() {
         ("vale:a*", "vale:a*"),
         ("vale:a^01", "vale:a^1"),
         ("vale:a@conf:tx-slots=8,rx_slots=8", "vale:a@conf:slots=8"),
-        (
-            "vale:a@conf:rings=2,tx-rings=1,host_rx-rings=3",
-            "vale:a@conf:tx-rings=1,rx-rings=2,host-rx-rings=3",
-        ),
+        ("vale:a@conf:rings=2,tx-rings=1,host_rx-rings=3", "vale:a@conf:tx-rings=1,rx-rings=2,host-rx-rings=3"),
         ("vale:a@conf:slots=0", "vale:a"),
         ("vale:a@extmem:file=x", "vale:a@extmem=x"),
-        (
-            "vale:a@extmem:buf_num=9,file=x",
-            "vale:a@extmem:file=x,buf-num=9",
-        ),
+        ("vale:a@extmem:buf_num=9,file=x", "vale:a@extmem:file=x,buf-num=9"),
         ("vale:a@offset:initial=1,bits=0", "vale:a@offset=1"),
-        (
-            "vale:a@offset:bits=8,initial=1",
-            "vale:a@offset:initial=1,bits=8",
-        ),
+        ("vale:a@offset:bits=8,initial=1", "vale:a@offset:initial=1,bits=8"),
     ] {
         assert_eq!(parse(spec).to_string(), canonical, "{spec}");
         assert_eq!(parse(canonical), parse(spec));
@@ -496,17 +349,12 @@ netmap:éü{a.
 fn wrong_names() {
     let lines: Vec<&str> = WRONG.trim_matches('\n').split('\n').collect();
     for pair in lines.chunks(2) {
-        let [spec, caret] = pair else {
-            panic!("a name without a caret: {pair:?}")
-        };
+        let [spec, caret] = pair else { panic!("a name without a caret: {pair:?}") };
         let error = match PortSpec::parse(spec) {
             Ok(port) => panic!("{spec} is wrong, but was taken for {port:?}"),
             Err(error) => error,
         };
-        assert_eq!(
-            error.to_string(),
-            format!("{spec}: {}\n  {spec}\n  {caret}", error.what())
-        );
+        assert_eq!(error.to_string(), format!("{spec}: {}\n  {spec}\n  {caret}", error.what()));
         assert_eq!((error.errno(), error.spec()), (22, *spec));
     }
 }
@@ -520,10 +368,7 @@ fn empty_and_long_names() {
     };
     let what = |n| format!("a port's name has at most 63 bytes, this one {n}");
     assert_eq!(long(&format!("netmap:{}", "x".repeat(64))), (70, what(64)));
-    assert_eq!(
-        long(&format!("netmap:{}{{y-1", "x".repeat(62))),
-        (70, what(64))
-    );
+    assert_eq!(long(&format!("netmap:{}{{y-1", "x".repeat(62))), (70, what(64)));
     assert_eq!(long(&format!("vale:{}", "x".repeat(59))), (63, what(64)));
     // The limit lies inside a character: the next one is the first wrong one.
     assert_eq!(long(&format!("netmap:{}", "é".repeat(32))), (71, what(64)));
@@ -532,8 +377,7 @@ fn empty_and_long_names() {
 #[test]
 fn messages() {
     let message = |spec: &str| PortSpec::parse(spec).unwrap_err().to_string();
-    let want =
-        "netmap:lan/q: unknown flag 'q' (flags are x z t r R T)\n  netmap:lan/q\n             ^";
+    let want = "netmap:lan/q: unknown flag 'q' (flags are x z t r R T)\n  netmap:lan/q\n             ^";
     assert_eq!(message("netmap:lan/q"), want);
     let want = "netmap:a?b: '\\u{7}' has no meaning here\n  netmap:a?b\n          ^";
     assert_eq!(message("netmap:a\u{7}b"), want);
@@ -567,18 +411,11 @@ fn spec() -> impl Strategy<Value = String> {
         "(@offset:bits=[0-9],initial=[0-9]{1,9})?(@extmem=[ -?A-~é]{1,9})?(@conf:rings=3)?",
         "@extmem:(if-num=[0-9]{1,3},)?file=[ -+.-?A-~]{1,9}(,buf_size=[0-9]{1,6})?",
     ];
-    (port, pipe, mode, flags, mem_id, options).prop_map(
-        |(port, pipe, mode, flags, mem_id, options)| {
-            // The order of the three in the middle is free; this one is not the canonical one.
-            let or = Option::unwrap_or_default;
-            format!(
-                "{port}{}{}{}{mode}{options}",
-                or(pipe),
-                or(mem_id),
-                or(flags)
-            )
-        },
-    )
+    (port, pipe, mode, flags, mem_id, options).prop_map(|(port, pipe, mode, flags, mem_id, options)| {
+        // The order of the three in the middle is free; this one is not the canonical one.
+        let or = Option::unwrap_or_default;
+        format!("{port}{}{}{}{mode}{options}", or(pipe), or(mem_id), or(flags))
+    })
 }
 
 /// What holds for any text.

@@ -43,14 +43,7 @@ fn table() -> Value {
 }
 
 /// Structures of the C helpers, full of pointers into the program; nothing of them ever leaves it.
-const C_ONLY: [&str; 6] = [
-    "nm_pkthdr",
-    "nm_stat",
-    "nm_desc",
-    "nmport_d",
-    "nmem_d",
-    "nmctx",
-];
+const C_ONLY: [&str; 6] = ["nm_pkthdr", "nm_stat", "nm_desc", "nmport_d", "nmem_d", "nmctx"];
 
 fn layouts() -> BTreeMap<&'static str, Layout> {
     layouts! {
@@ -171,9 +164,7 @@ fn structures_agree_with_the_table() {
         if C_ONLY.contains(&name.as_str()) {
             continue;
         }
-        let got = rust
-            .remove(name.as_str())
-            .unwrap_or_else(|| panic!("{name} is not covered"));
+        let got = rust.remove(name.as_str()).unwrap_or_else(|| panic!("{name} is not covered"));
         assert_eq!(want["size"], got.size, "size of {name}");
         assert_eq!(want["align"], got.align, "alignment of {name}");
         let mut fields = got.fields;
@@ -189,11 +180,7 @@ fn structures_agree_with_the_table() {
             assert_eq!(want["offset"], offset, "offset of {name}.{field}");
             assert_eq!(want["size"], size, "size of {name}.{field}");
         }
-        assert!(
-            fields.is_empty(),
-            "{name} has more fields than the table: {:?}",
-            fields.keys()
-        );
+        assert!(fields.is_empty(), "{name} has more fields than the table: {:?}", fields.keys());
     }
     assert!(rust.is_empty(), "not in the table: {:?}", rust.keys());
 }
@@ -202,9 +189,7 @@ fn structures_agree_with_the_table() {
 fn constants_agree_with_the_table() {
     let (table, mut rust) = (table(), constants());
     for (name, want) in table["constants"].as_object().unwrap() {
-        let got = rust
-            .remove(name.as_str())
-            .unwrap_or_else(|| panic!("{name} is not covered"));
+        let got = rust.remove(name.as_str()).unwrap_or_else(|| panic!("{name} is not covered"));
         assert_eq!(*want, got, "{name}");
     }
     assert!(rust.is_empty(), "not in the table: {:?}", rust.keys());

@@ -50,11 +50,7 @@ impl Way<'_> {
                 self.check_stuck(from, to)?;
                 continue;
             }
-            self.total.add(if self.swap {
-                swap(from, to, n)
-            } else {
-                copy(from, to, n)
-            });
+            self.total.add(if self.swap { swap(from, to, n) } else { copy(from, to, n) });
             to.advance(n);
             from.advance(n);
             moved = true;
@@ -94,11 +90,7 @@ fn whole_packets(ring: &Ring, n: u32) -> u32 {
         // Back ends deliver whole packets only; a chain that is cut here is cut for good.
         return n;
     }
-    let ends = ring
-        .window()
-        .take(n as usize)
-        .zip(1..)
-        .filter(|(slot, _)| slot.flags() & NS_MOREFRAG == 0);
+    let ends = ring.window().take(n as usize).zip(1..).filter(|(slot, _)| slot.flags() & NS_MOREFRAG == 0);
     ends.last().map_or(0, |(_, end)| end)
 }
 
@@ -141,9 +133,6 @@ impl Counter {
     }
 
     fn of(self, slots: u32) -> Moved {
-        Moved {
-            packets: u64::from(slots) - self.unfinished,
-            bytes: self.bytes,
-        }
+        Moved { packets: u64::from(slots) - self.unfinished, bytes: self.bytes }
     }
 }

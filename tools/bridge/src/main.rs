@@ -23,10 +23,7 @@ use options::{Cli, Config};
 /// How long both sides may be idle before the process sleeps: about what a sleep and a wake-up cost.
 const SPIN: Duration = Duration::from_micros(50);
 /// How long a sleep lasts at most; the signal flag is looked at in between.
-const NAP: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 100_000_000,
-};
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How long the end waits for the receivers to take what was forwarded.
 const DRAIN: Duration = Duration::from_millis(500);
 
@@ -55,34 +52,19 @@ fn run(config: &Config) -> Result<(), String> {
     if config.verbose {
         for port in std::iter::once(&a).chain(&b) {
             let (tx, rx) = (port.tx_rings().len(), port.rx_rings().len());
-            note(&format!(
-                "{}: {tx} tx and {rx} rx rings, mem_id {}",
-                port.spec(),
-                port.mem_id()
-            ));
+            note(&format!("{}: {tx} tx and {rx} rx rings, mem_id {}", port.spec(), port.mem_id()));
         }
     }
     wait_for_link(config.wait, &stop);
 
-    let way = |from, to| Way {
-        from,
-        to,
-        swap,
-        burst: config.burst,
-        total: Moved::default(),
-    };
+    let way = |from, to| Way { from, to, swap, burst: config.burst, total: Moved::default() };
     let mut ways = vec![way(&a, other)];
     if b.is_some() {
         ways.push(way(other, &a));
     }
     let ports: Vec<&Port> = std::iter::once(&a).chain(&b).collect();
     let how = if swap { "zero copy" } else { "copy" };
-    note(&format!(
-        "Ready to go, {} <-> {}, {how}, burst {}",
-        config.a,
-        other.spec(),
-        config.burst
-    ));
+    note(&format!("Ready to go, {} <-> {}, {how}, burst {}", config.a, other.spec(), config.burst));
 
     let begin = Instant::now();
     let result = forward(&mut ways, &ports, &stop);
@@ -133,8 +115,7 @@ fn forward(ways: &mut [Way<'_>], ports: &[&Port], stop: &AtomicBool) -> Result<(
     while !stop.load(Relaxed) {
         for port in ports {
             // Publishes what was moved, gives back what was read, takes what has come; never waits.
-            port.poll(Interest::BOTH, Some(Duration::ZERO))
-                .map_err(|e| e.to_string())?;
+            port.poll(Interest::BOTH, Some(Duration::ZERO)).map_err(|e| e.to_string())?;
         }
         let mut moved = false;
         for way in &mut *ways {
@@ -158,12 +139,11 @@ fn forward(ways: &mut [Way<'_>], ports: &[&Port], stop: &AtomicBool) -> Result<(
 /// Sleeps until a port has what a direction lacks: packets, or room for those it has.
 fn sleep(ways: &[Way<'_>], ports: &[&Port]) -> Result<(), String> {
     let wants = |port: &Port| {
-        ways.iter()
-            .fold(Interest::NONE, |want, way| match way.is_blocked() {
-                false if std::ptr::eq(way.from, port) => want | Interest::RX,
-                true if std::ptr::eq(way.to, port) => want | Interest::TX,
-                _ => want,
-            })
+        ways.iter().fold(Interest::NONE, |want, way| match way.is_blocked() {
+            false if std::ptr::eq(way.from, port) => want | Interest::RX,
+            true if std::ptr::eq(way.to, port) => want | Interest::TX,
+            _ => want,
+        })
     };
     for way in ways.iter().filter(|way| way.is_blocked()) {
         way.wait_for_more_room();
@@ -174,14 +154,8 @@ fn sleep(ways: &[Way<'_>], ports: &[&Port]) -> Result<(), String> {
             return Ok(());
         }
     }
-    let fds: Vec<_> = wants
-        .iter()
-        .flat_map(|(port, want)| port.wait_fds(*want))
-        .collect();
-    let mut fds: Vec<_> = fds
-        .iter()
-        .map(|fd| PollFd::new(fd, PollFlags::IN))
-        .collect();
+    let fds: Vec<_> = wants.iter().flat_map(|(port, want)| port.wait_fds(*want)).collect();
+    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     match poll(&mut fds, Some(&NAP)) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(e) => Err(format!("cannot wait for packets: {e}")),
@@ -222,23 +196,9 @@ fn summary(config: &Config, ways: &[Way<'_>], swap: bool, time: Duration) {
         })
         .to_string()
     } else {
-        let parts: Vec<_> = ways
-            .iter()
-            .map(|way| {
-                format!(
-                    "{} -> {} {}",
-                    way.from.spec(),
-                    way.to.spec(),
-                    way.total.packets
-                )
-            })
-            .collect();
-        format!(
-            "Forwarded {} packets {} bytes in {seconds:.2} seconds: {}",
-            all.packets,
-            all.bytes,
-            parts.join(", ")
-        )
+        let parts: Vec<_> =
+            ways.iter().map(|way| format!("{} -> {} {}", way.from.spec(), way.to.spec(), way.total.packets)).collect();
+        format!("Forwarded {} packets {} bytes in {seconds:.2} seconds: {}", all.packets, all.bytes, parts.join(", "))
     };
     let _ = writeln!(std::io::stdout(), "{line}");
 }

@@ -61,19 +61,14 @@ impl Cli {
         let mut ports = self.ports;
         let mut burst = self.burst;
         if !ports.is_empty() && !self.positional.is_empty() {
-            return Err(format!(
-                "`{}`: give ports with -i or without, not both",
-                self.positional[0]
-            ));
+            return Err(format!("`{}`: give ports with -i or without, not both", self.positional[0]));
         }
         if ports.is_empty() {
             let mut words = self.positional.into_iter();
             ports.extend(words.by_ref().take(2));
             if let Some(word) = words.next() {
                 let number = word.parse().ok().filter(|&n| n > 0);
-                burst = Some(number.ok_or_else(|| {
-                    format!("`{word}`: the burst is a number of slots, 1 or more")
-                })?);
+                burst = Some(number.ok_or_else(|| format!("`{word}`: the burst is a number of slots, 1 or more"))?);
             }
         }
         let mut ports = ports.into_iter();
@@ -92,9 +87,7 @@ impl Cli {
         };
         match (&b, self.loopback) {
             (Some(b), true) => {
-                return Err(format!(
-                    "-i {b}: -L sends back out of one port; leave out the second"
-                ));
+                return Err(format!("-i {b}: -L sends back out of one port; leave out the second"));
             }
             (None, false) => {
                 return Err(format!(
@@ -117,11 +110,7 @@ impl Cli {
 }
 
 fn port_spec(name: String) -> String {
-    if name.contains(':') {
-        name
-    } else {
-        format!("netmap:{name}")
-    }
+    if name.contains(':') { name } else { format!("netmap:{name}") }
 }
 
 #[cfg(test)]
@@ -137,17 +126,10 @@ mod tests {
     fn both_forms_mean_the_same() {
         for args in ["-i a -i vale0:b -b 7", "a vale0:b 7"] {
             let c = parse(args).unwrap();
-            assert_eq!(
-                (&*c.a, c.b.as_deref(), c.burst),
-                ("netmap:a", Some("vale0:b"), 7),
-                "{args}"
-            );
+            assert_eq!((&*c.a, c.b.as_deref(), c.burst), ("netmap:a", Some("vale0:b"), 7), "{args}");
         }
         let c = parse("a b").unwrap();
-        assert_eq!(
-            (c.burst, c.wait, c.copy),
-            (1024, Duration::from_secs(2), false)
-        );
+        assert_eq!((c.burst, c.wait, c.copy), (1024, Duration::from_secs(2), false));
         assert!(parse("-i a -L").unwrap().b.is_none());
         assert!(parse("a a -L").unwrap().b.is_none());
     }
@@ -191,9 +173,7 @@ mod tests {
     #[test]
     fn the_manual_page_is_up_to_date() {
         use clap::CommandFactory;
-        let man = clap_mangen::Man::new(Cli::command())
-            .section("8")
-            .manual("unetmap");
+        let man = clap_mangen::Man::new(Cli::command()).section("8").manual("unetmap");
         let mut page = Vec::new();
         man.render_title(&mut page).unwrap();
         man.render_name_section(&mut page).unwrap();
@@ -206,9 +186,6 @@ mod tests {
             std::fs::write(path, &page).unwrap();
         }
         let found = std::fs::read(path).unwrap();
-        assert!(
-            found == page,
-            "man/bridge.8 is old: run this test with UPDATE_MAN=1"
-        );
+        assert!(found == page, "man/bridge.8 is old: run this test with UPDATE_MAN=1");
     }
 }

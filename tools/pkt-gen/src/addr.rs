@@ -17,9 +17,8 @@ impl Mac {
     /// A locally administered unicast address that is the same each time for one name.
     pub(crate) fn of_name(name: &str) -> Mac {
         // FNV-1a: five bytes that differ between ports are all that is needed.
-        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
-            (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
-        });
+        let hash =
+            name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
         let [_, _, _, a, b, c, d, e] = hash.to_be_bytes();
         Mac([0x02, a, b, c, d, e])
     }
@@ -29,8 +28,7 @@ impl FromStr for Mac {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Mac, String> {
-        let bad =
-            || "an Ethernet address is six hexadecimal bytes, as in 02:00:00:00:00:01".to_string();
+        let bad = || "an Ethernet address is six hexadecimal bytes, as in 02:00:00:00:00:01".to_string();
         let mut bytes = [0; 6];
         let mut parts = text.split(':');
         for byte in &mut bytes {
@@ -40,11 +38,7 @@ impl FromStr for Mac {
             }
             *byte = u8::from_str_radix(part, 16).map_err(|_| bad())?;
         }
-        if parts.next().is_some() {
-            Err(bad())
-        } else {
-            Ok(Mac(bytes))
-        }
+        if parts.next().is_some() { Err(bad()) } else { Ok(Mac(bytes)) }
     }
 }
 
@@ -87,16 +81,10 @@ impl FromStr for Range {
             }
         };
         if first.is_ipv4() != last.is_ipv4() {
-            return Err(format!(
-                "{} and {} are of different families",
-                first.ip(),
-                last.ip()
-            ));
+            return Err(format!("{} and {} are of different families", first.ip(), last.ip()));
         }
         if last.ip() < first.ip() || last.port() < first.port() {
-            return Err(format!(
-                "the range ends ({last}) before it begins ({first})"
-            ));
+            return Err(format!("the range ends ({last}) before it begins ({first})"));
         }
         Ok(Range { first, last })
     }
@@ -107,11 +95,8 @@ fn endpoint(text: &str, port: u16) -> Result<SocketAddr, String> {
     if let Ok(ip) = text.parse::<IpAddr>() {
         return Ok(SocketAddr::new(ip, port));
     }
-    text.parse::<SocketAddr>().map_err(|_| {
-        format!(
-            "`{text}` is not IP[:PORT], as in 10.0.0.1:1234 or [fd00::1]:1234 (ports 0 to 65535)"
-        )
-    })
+    text.parse::<SocketAddr>()
+        .map_err(|_| format!("`{text}` is not IP[:PORT], as in 10.0.0.1:1234 or [fd00::1]:1234 (ports 0 to 65535)"))
 }
 
 /// The next element of `range` after `at`: ports first, then addresses; None after the last.
@@ -141,21 +126,8 @@ mod tests {
     fn mac_addresses() {
         assert_eq!("ff:ff:ff:ff:ff:ff".parse(), Ok(Mac::BROADCAST));
         assert_eq!("2:0:0:0:0:a".parse(), Ok(Mac([2, 0, 0, 0, 0, 10])));
-        for bad in [
-            "",
-            "1:2:3:4:5",
-            "1:2:3:4:5:6:7",
-            "1:2:3:4:5:g",
-            "1:2:3:4:5:123",
-            "1:2:3:4:5:+1",
-            "1:2:3:4:5:",
-        ] {
-            assert!(
-                bad.parse::<Mac>()
-                    .unwrap_err()
-                    .contains("six hexadecimal bytes"),
-                "{bad}"
-            );
+        for bad in ["", "1:2:3:4:5", "1:2:3:4:5:6:7", "1:2:3:4:5:g", "1:2:3:4:5:123", "1:2:3:4:5:+1", "1:2:3:4:5:"] {
+            assert!(bad.parse::<Mac>().unwrap_err().contains("six hexadecimal bytes"), "{bad}");
         }
         let made = Mac::of_name("netmap:p{1");
         assert_eq!(made, Mac::of_name("netmap:p{1"));
@@ -179,17 +151,11 @@ mod tests {
         while let Some(next) = successor(&r, seen[seen.len() - 1]) {
             seen.push(next);
         }
-        let want: Vec<SocketAddr> = [
-            "10.0.0.255:7",
-            "10.0.0.255:8",
-            "10.0.0.255:9",
-            "10.0.1.0:7",
-            "10.0.1.0:8",
-            "10.0.1.0:9",
-        ]
-        .iter()
-        .map(|s| s.parse().unwrap())
-        .collect();
+        let want: Vec<SocketAddr> =
+            ["10.0.0.255:7", "10.0.0.255:8", "10.0.0.255:9", "10.0.1.0:7", "10.0.1.0:8", "10.0.1.0:9"]
+                .iter()
+                .map(|s| s.parse().unwrap())
+                .collect();
         assert_eq!(seen, want);
     }
 
@@ -197,9 +163,8 @@ mod tests {
     fn the_ends_of_the_number_space() {
         let r = range("255.255.255.255:65535");
         assert_eq!(successor(&r, r.first), None);
-        let r = range(
-            "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe]:65535-[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535",
-        );
+        let r =
+            range("[ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe]:65535-[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535");
         let second = successor(&r, r.first).unwrap();
         assert_eq!(second, r.last);
         assert_eq!(successor(&r, second), None);

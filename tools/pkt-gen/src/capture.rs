@@ -27,31 +27,17 @@ impl Capture {
         let fail = |what: String| format!("-P {}: {what}", path.display());
         let file = File::open(path).map_err(|e| fail(e.to_string()))?;
         let mut reader = PcapReader::new(file).map_err(|e| {
-            fail(format!(
-                "not a pcap file: {} (pcapng: `tcpdump -r FILE -w NEW` makes a pcap file of it)",
-                reason(&e)
-            ))
+            fail(format!("not a pcap file: {} (pcapng: `tcpdump -r FILE -w NEW` makes a pcap file of it)", reason(&e)))
         })?;
         let link = reader.header().datalink;
         if link != DataLink::ETHERNET {
-            return Err(fail(format!(
-                "holds {link:?} packets; only Ethernet can be sent"
-            )));
+            return Err(fail(format!("holds {link:?} packets; only Ethernet can be sent")));
         }
-        let mut capture = Capture {
-            bytes: Vec::new(),
-            packets: Vec::new(),
-            cut: 0,
-        };
+        let mut capture = Capture { bytes: Vec::new(), packets: Vec::new(), cut: 0 };
         // Raw: a capture cut by its snap length is sent as far as it goes.
         while let Some(packet) = reader.next_raw_packet() {
-            let packet = packet.map_err(|e| {
-                fail(format!(
-                    "broken after packet {}: {}",
-                    capture.packets.len(),
-                    reason(&e)
-                ))
-            })?;
+            let packet =
+                packet.map_err(|e| fail(format!("broken after packet {}: {}", capture.packets.len(), reason(&e))))?;
             if packet.data.is_empty() {
                 continue;
             }
@@ -60,11 +46,7 @@ impl Capture {
             capture.packets.push(start..capture.bytes.len());
             capture.cut += usize::from(packet.incl_len < packet.orig_len);
         }
-        if capture.packets.is_empty() {
-            Err(fail("holds no packet".into()))
-        } else {
-            Ok(capture)
-        }
+        if capture.packets.is_empty() { Err(fail("holds no packet".into())) } else { Ok(capture) }
     }
 
     /// Number of packets, at least 1.
@@ -79,11 +61,7 @@ impl Capture {
 
     /// Bytes of the longest packet.
     pub(crate) fn longest(&self) -> usize {
-        self.packets
-            .iter()
-            .map(ExactSizeIterator::len)
-            .max()
-            .unwrap_or(0)
+        self.packets.iter().map(ExactSizeIterator::len).max().unwrap_or(0)
     }
 }
 
@@ -113,31 +91,22 @@ impl Writer {
             endianness: Endianness::native(),
             ..PcapHeader::default()
         };
-        let out = PcapWriter::with_header(BufWriter::with_capacity(1 << 20, file), header)
-            .map_err(|e| fail(reason(&e)))?;
-        Ok(Writer {
-            path: path.into(),
-            out,
-        })
+        let out =
+            PcapWriter::with_header(BufWriter::with_capacity(1 << 20, file), header).map_err(|e| fail(reason(&e)))?;
+        Ok(Writer { path: path.into(), out })
     }
 
     /// Appends one packet; `time` is since 1970.
     pub(crate) fn packet(&mut self, time: Duration, bytes: &[u8]) -> Result<(), String> {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         let packet = PcapPacket::new(time, len, bytes);
-        self.out
-            .write_packet(&packet)
-            .map(drop)
-            .map_err(|e| format!("--write {}: {}", self.path.display(), reason(&e)))
+        self.out.write_packet(&packet).map(drop).map_err(|e| format!("--write {}: {}", self.path.display(), reason(&e)))
     }
 
     /// Writes out what is still held back.
     pub(crate) fn finish(self) -> Result<(), String> {
         let path = self.path;
-        self.out
-            .into_writer()
-            .flush()
-            .map_err(|e| format!("--write {}: {e}", path.display()))
+        self.out.into_writer().flush().map_err(|e| format!("--write {}: {e}", path.display()))
     }
 }
 
@@ -200,18 +169,12 @@ mod tests {
             ([0x0a, 0x0d, 0x0d, 0x0a].repeat(20), "tcpdump -r"),
             (file(96, 1, &[]), "holds no packet"),
             (file(96, 101, &[(20, 20)]), "only Ethernet"),
-            (
-                file(96, 1, &[(20, 20), (60, 60)])[..90].to_vec(),
-                "broken after packet 1",
-            ),
+            (file(96, 1, &[(20, 20), (60, 60)])[..90].to_vec(), "broken after packet 1"),
         ] {
             let message = read(&bytes).unwrap_err();
             assert!(message.contains(part), "{message}");
         }
         let message = Capture::read(Path::new("/nowhere/x.pcap")).unwrap_err();
-        assert!(
-            message.contains("/nowhere/x.pcap") && message.contains("No such file"),
-            "{message}"
-        );
+        assert!(message.contains("/nowhere/x.pcap") && message.contains("No such file"), "{message}");
     }
 }

@@ -7,21 +7,14 @@ const WIDTH: usize = 16;
 
 /// What -X prints of one slot: a line about it, then its bytes in rows of 16.
 pub(crate) fn slot(ring: u16, buf: u32, flags: u16, bytes: &[u8]) -> String {
-    let mut text = format!(
-        "ring {ring} buf {buf} flags 0x{flags:04x} len {}\n",
-        bytes.len()
-    );
+    let mut text = format!("ring {ring} buf {buf} flags 0x{flags:04x} len {}\n", bytes.len());
     for (row, chunk) in bytes.chunks(WIDTH).enumerate() {
         let mut hex = String::with_capacity(3 * WIDTH);
         let mut plain = String::with_capacity(WIDTH);
         for &byte in chunk {
             // Writing into a String cannot fail.
             let _ = write!(hex, "{byte:02x} ");
-            plain.push(if byte.is_ascii_graphic() || byte == b' ' {
-                char::from(byte)
-            } else {
-                '.'
-            });
+            plain.push(if byte.is_ascii_graphic() || byte == b' ' { char::from(byte) } else { '.' });
         }
         let _ = writeln!(text, "{:5}: {hex:<48} {plain}", row * WIDTH);
     }
@@ -39,9 +32,6 @@ mod tests {
              0: 3f 40 41 42 43 44 45 46 47 48 49 4a 4b 4c 4d 4e  ?@ABCDEFGHIJKLMN\n   \
              16: 4f 50                                            OP\n"
         );
-        assert_eq!(
-            super::slot(0, 2, 0, &[]),
-            "ring 0 buf 2 flags 0x0000 len 0\n"
-        );
+        assert_eq!(super::slot(0, 2, 0, &[]), "ring 0 buf 2 flags 0x0000 len 0\n");
     }
 }

@@ -25,9 +25,7 @@ use clap::Parser as _;
 
 fn main() -> ExitCode {
     let online = std::thread::available_parallelism().map_or(1, usize::from);
-    let result = options::Cli::parse()
-        .check(online)
-        .and_then(|config| run::run(&config));
+    let result = options::Cli::parse().check(online).and_then(|config| run::run(&config));
     match result {
         Ok(code) => code,
         Err(message) => {

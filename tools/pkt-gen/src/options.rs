@@ -228,9 +228,7 @@ impl std::str::FromStr for RingConfig {
 
     fn from_str(text: &str) -> Result<RingConfig, String> {
         let bad = |part: &str, what: &str| {
-            format!(
-                "`{part}` is no number of {what}; write TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]"
-            )
+            format!("`{part}` is no number of {what}; write TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]")
         };
         let slots = |part: &str| part.parse::<u32>().map_err(|_| bad(part, "slots"));
         let rings = |part: &str| part.parse::<u16>().map_err(|_| bad(part, "rings"));
@@ -241,15 +239,8 @@ impl std::str::FromStr for RingConfig {
         let tx_rings = parts.next().map_or(Ok(0), rings)?;
         let rx_rings = parts.next().map_or(Ok(tx_rings), rings)?;
         match parts.next() {
-            None => Ok(RingConfig {
-                tx_slots,
-                rx_slots,
-                tx_rings,
-                rx_rings,
-            }),
-            Some(_) => Err(
-                "more than four numbers; write TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]".into(),
-            ),
+            None => Ok(RingConfig { tx_slots, rx_slots, tx_rings, rx_rings }),
+            Some(_) => Err("more than four numbers; write TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]".into()),
         }
     }
 }
@@ -290,11 +281,7 @@ fn options_mask(text: &str) -> Result<u32, String> {
         None => text.parse(),
     }
     .map_err(|_| bad())?;
-    if mask & !OPT_ALL == 0 {
-        Ok(mask)
-    } else {
-        Err(bad())
-    }
+    if mask & !OPT_ALL == 0 { Ok(mask) } else { Err(bad()) }
 }
 
 /// The command line, checked: what to do.
@@ -345,10 +332,7 @@ impl Cli {
         let function = self.function;
         let option = |bit: u32| self.options & bit != 0;
         if self.indirect || option(OPT_INDIRECT) {
-            return Err(
-                "-I: indirect buffers are for VALE ports, which are not served yet; leave it out"
-                    .into(),
-            );
+            return Err("-I: indirect buffers are for VALE ports, which are not served yet; leave it out".into());
         }
         self.check_combinations()?;
         let (src, dst) = self.ranges()?;
@@ -357,16 +341,9 @@ impl Cli {
         if let Some(cpu) = self.first_cpu
             && cpu >= online
         {
-            return Err(format!(
-                "-a {cpu}: there is no such processor (0 to {})",
-                online - 1
-            ));
+            return Err(format!("-a {cpu}: there is no such processor (0 to {})", online - 1));
         }
-        let cpus = if self.max_cpus == 0 {
-            online
-        } else {
-            self.max_cpus.min(online)
-        };
+        let cpus = if self.max_cpus == 0 { online } else { self.max_cpus.min(online) };
         Ok(Config {
             port: port_spec(&self.port)?,
             function,
@@ -415,10 +392,7 @@ impl Cli {
                 return Ok(());
             }
             let names: Vec<_> = allowed.iter().map(|f| f.name()).collect();
-            Err(format!(
-                "{flag}: not with -f {name}, only with -f {}",
-                names.join(" and -f ")
-            ))
+            Err(format!("{flag}: not with -f {name}, only with -f {}", names.join(" and -f ")))
         };
         if self.pcap.is_some() {
             only("-P", &[Function::Tx])?;
@@ -426,9 +400,7 @@ impl Cli {
         if self.write.is_some() {
             only("--write", &[Function::Rx, Function::Rxseq])?;
             if self.threads > 1 {
-                return Err(
-                    "--write: one file takes the packets of one thread only; leave out -p".into(),
-                );
+                return Err("--write: one file takes the packets of one thread only; leave out -p".into());
             }
         }
         if self.threads > 1 {
@@ -450,15 +422,9 @@ impl Cli {
     }
 
     fn ranges(&self) -> Result<(Range, Range), String> {
-        let single = |addr: &str| {
-            addr.parse::<SocketAddr>()
-                .map(|a| Range { first: a, last: a })
-        };
-        let (src, dst) = if self.ipv6 {
-            ("[fd00::1]:1234", "[fd00::2]:1234")
-        } else {
-            ("10.0.0.1:1234", "10.1.0.1:1234")
-        };
+        let single = |addr: &str| addr.parse::<SocketAddr>().map(|a| Range { first: a, last: a });
+        let (src, dst) =
+            if self.ipv6 { ("[fd00::1]:1234", "[fd00::2]:1234") } else { ("10.0.0.1:1234", "10.1.0.1:1234") };
         let mut ranges = Vec::with_capacity(2);
         for (flag, given, default) in [("-s", self.src, src), ("-d", self.dst, dst)] {
             let range = match given {
@@ -466,11 +432,8 @@ impl Cli {
                 None => single(default).map_err(|e| format!("{flag} {default}: {e}"))?,
             };
             if range.is_ipv6() != self.ipv6 {
-                let (has, wants, hint) = if self.ipv6 {
-                    ("IPv4", "IPv6", "leave out -6")
-                } else {
-                    ("IPv6", "IPv4", "add -6")
-                };
+                let (has, wants, hint) =
+                    if self.ipv6 { ("IPv4", "IPv6", "leave out -6") } else { ("IPv6", "IPv4", "add -6") };
                 return Err(format!(
                     "{flag} {}: is an {has} address, but the packets are {wants} ({hint})",
                     range.first.ip()
@@ -525,21 +488,11 @@ impl Cli {
 fn port_spec(name: &str) -> Result<String, String> {
     for device in ["tap:", "pcap:"] {
         if name.starts_with(device) {
-            let hint = if device == "pcap:" {
-                "; -P FILE sends a capture"
-            } else {
-                ""
-            };
-            return Err(format!(
-                "-i {name}: {device} devices are not supported, give a netmap or VALE port{hint}"
-            ));
+            let hint = if device == "pcap:" { "; -P FILE sends a capture" } else { "" };
+            return Err(format!("-i {name}: {device} devices are not supported, give a netmap or VALE port{hint}"));
         }
     }
-    if name.contains(':') {
-        Ok(name.into())
-    } else {
-        Ok(format!("netmap:{name}"))
-    }
+    if name.contains(':') { Ok(name.into()) } else { Ok(format!("netmap:{name}")) }
 }
 
 #[cfg(test)]
@@ -547,25 +500,15 @@ mod tests {
     use super::*;
 
     fn parse(args: &str) -> Result<Config, String> {
-        let all = ["pkt-gen", "-i", "netmap:p{1"]
-            .into_iter()
-            .chain(args.split_whitespace());
-        Cli::try_parse_from(all)
-            .map_err(|e| e.to_string())?
-            .check(4)
+        let all = ["pkt-gen", "-i", "netmap:p{1"].into_iter().chain(args.split_whitespace());
+        Cli::try_parse_from(all).map_err(|e| e.to_string())?.check(4)
     }
 
     #[test]
     fn defaults() {
         let c = parse("").unwrap();
-        assert_eq!(
-            (c.function, c.count, c.len, c.burst),
-            (Function::Rx, None, (60, 60), 512)
-        );
-        assert_eq!(
-            (c.threads, c.wait, c.report),
-            (1, Duration::from_secs(2), Some(Duration::from_secs(1)))
-        );
+        assert_eq!((c.function, c.count, c.len, c.burst), (Function::Rx, None, (60, 60), 512));
+        assert_eq!((c.threads, c.wait, c.report), (1, Duration::from_secs(2), Some(Duration::from_secs(1))));
         assert_eq!(c.src.first, "10.0.0.1:1234".parse().unwrap());
         assert_eq!(c.dst.first, "10.1.0.1:1234".parse().unwrap());
         assert_eq!((c.dst_mac, c.rate, c.cpus), (Mac::BROADCAST, None, 1));
@@ -606,41 +549,15 @@ mod tests {
     #[test]
     fn ring_config() {
         let of = |t: &str| t.parse::<RingConfig>().unwrap();
-        assert_eq!(
-            of("256"),
-            RingConfig {
-                tx_slots: 256,
-                rx_slots: 256,
-                tx_rings: 0,
-                rx_rings: 0
-            }
-        );
-        assert_eq!(
-            of("256,512,2"),
-            RingConfig {
-                tx_slots: 256,
-                rx_slots: 512,
-                tx_rings: 2,
-                rx_rings: 2
-            }
-        );
-        assert_eq!(
-            of("1,2,3,4"),
-            RingConfig {
-                tx_slots: 1,
-                rx_slots: 2,
-                tx_rings: 3,
-                rx_rings: 4
-            }
-        );
+        assert_eq!(of("256"), RingConfig { tx_slots: 256, rx_slots: 256, tx_rings: 0, rx_rings: 0 });
+        assert_eq!(of("256,512,2"), RingConfig { tx_slots: 256, rx_slots: 512, tx_rings: 2, rx_rings: 2 });
+        assert_eq!(of("1,2,3,4"), RingConfig { tx_slots: 1, rx_slots: 2, tx_rings: 3, rx_rings: 4 });
     }
 
     #[test]
     fn options_mask_turns_on_what_the_flags_turn_on() {
         let c = parse("-o 3654").unwrap();
-        assert!(
-            c.access && c.copy && c.dump && c.random_src && c.random_dst && c.stats && !c.rubbish
-        );
+        assert!(c.access && c.copy && c.dump && c.random_src && c.random_dst && c.stats && !c.rubbish);
         assert!(parse("-f tx -o 256").unwrap().rubbish);
         assert!(parse("-o 0x1011").is_ok());
     }
@@ -713,9 +630,7 @@ mod tests {
     #[test]
     fn the_manual_page_is_up_to_date() {
         use clap::CommandFactory;
-        let man = clap_mangen::Man::new(Cli::command())
-            .section("8")
-            .manual("unetmap");
+        let man = clap_mangen::Man::new(Cli::command()).section("8").manual("unetmap");
         let mut page = Vec::new();
         man.render_title(&mut page).unwrap();
         man.render_name_section(&mut page).unwrap();
@@ -728,9 +643,6 @@ mod tests {
             std::fs::write(path, &page).unwrap();
         }
         let found = std::fs::read(path).unwrap();
-        assert!(
-            found == page,
-            "man/pkt-gen.8 is old: run this test with UPDATE_MAN=1"
-        );
+        assert!(found == page, "man/pkt-gen.8 is old: run this test with UPDATE_MAN=1");
     }
 }

@@ -73,22 +73,9 @@ impl Packet {
         bytes.extend_from_slice(&flow.src.port().to_be_bytes());
         bytes.extend_from_slice(&flow.dst.port().to_be_bytes());
         bytes.extend_from_slice(&[0; 4]);
-        bytes.extend(
-            FILLER
-                .iter()
-                .copied()
-                .cycle()
-                .take(len.saturating_sub(payload)),
-        );
+        bytes.extend(FILLER.iter().copied().cycle().take(len.saturating_sub(payload)));
 
-        let mut packet = Packet {
-            bytes,
-            len,
-            payload,
-            ip_sum: Sum(0),
-            udp_sum: Sum(0),
-            payload_sums: Vec::new(),
-        };
+        let mut packet = Packet { bytes, len, payload, ip_sum: Sum(0), udp_sum: Sum(0), payload_sums: Vec::new() };
         packet.write_lengths();
         packet.resum();
         packet.write_checksums();
@@ -169,11 +156,7 @@ impl Packet {
             IpAddr::V4(ip) => self.replace_all(&ip.octets(), ETHERNET + 12 + 4 * which, true),
             IpAddr::V6(ip) => self.replace_all(&ip.octets(), ETHERNET + 8 + 16 * which, false),
         }
-        self.replace_all(
-            &to.port().to_be_bytes(),
-            self.payload - UDP + 2 * which,
-            false,
-        );
+        self.replace_all(&to.port().to_be_bytes(), self.payload - UDP + 2 * which, false);
         self.write_checksums();
     }
 
@@ -238,11 +221,7 @@ impl Packet {
     /// Sums everything anew; both checksum fields are still zero.
     fn resum(&mut self) {
         let udp = self.payload - UDP;
-        let addresses = if self.is_ipv6() {
-            ETHERNET + 8..udp
-        } else {
-            ETHERNET + 12..udp
-        };
+        let addresses = if self.is_ipv6() { ETHERNET + 8..udp } else { ETHERNET + 12..udp };
         self.ip_sum = Sum::of(&self.bytes[ETHERNET..ETHERNET + IPV4]);
         self.udp_sum = Sum::of(&self.bytes[udp..]);
         self.udp_sum.add_sum(Sum::of(&self.bytes[addresses]));
@@ -331,9 +310,7 @@ mod tests {
     /// etherparse's opinion of a packet: every length fits and both checksums are what it computes itself.
     fn judge(bytes: &[u8]) -> (SocketAddr, SocketAddr, usize) {
         let sliced = SlicedPacket::from_ethernet(bytes).unwrap();
-        let Some(TransportSlice::Udp(udp)) = &sliced.transport else {
-            panic!("no UDP: {sliced:?}")
-        };
+        let Some(TransportSlice::Udp(udp)) = &sliced.transport else { panic!("no UDP: {sliced:?}") };
         let header = udp.to_header();
         let payload = udp.payload();
         let (src, dst) = match sliced.net.as_ref().unwrap() {
@@ -341,56 +318,30 @@ mod tests {
                 let ip = ip.header();
                 assert_eq!(ip.header_checksum(), ip.to_header().calc_header_checksum());
                 assert_eq!(usize::from(ip.total_len()) + ETHERNET, bytes.len());
-                assert_eq!(
-                    header.checksum,
-                    header.calc_checksum_ipv4(&ip.to_header(), payload).unwrap()
-                );
-                (
-                    IpAddr::V4(ip.source_addr()),
-                    IpAddr::V4(ip.destination_addr()),
-                )
+                assert_eq!(header.checksum, header.calc_checksum_ipv4(&ip.to_header(), payload).unwrap());
+                (IpAddr::V4(ip.source_addr()), IpAddr::V4(ip.destination_addr()))
             }
             NetSlice::Ipv6(ip) => {
                 let ip = ip.header();
-                assert_eq!(
-                    usize::from(ip.payload_length()) + ETHERNET + IPV6,
-                    bytes.len()
-                );
-                assert_eq!(
-                    header.checksum,
-                    header.calc_checksum_ipv6(&ip.to_header(), payload).unwrap()
-                );
-                (
-                    IpAddr::V6(ip.source_addr()),
-                    IpAddr::V6(ip.destination_addr()),
-                )
+                assert_eq!(usize::from(ip.payload_length()) + ETHERNET + IPV6, bytes.len());
+                assert_eq!(header.checksum, header.calc_checksum_ipv6(&ip.to_header(), payload).unwrap());
+                (IpAddr::V6(ip.source_addr()), IpAddr::V6(ip.destination_addr()))
             }
             other => panic!("not IP: {other:?}"),
         };
         assert_eq!(usize::from(header.length), UDP + payload.len());
-        (
-            SocketAddr::new(src, header.source_port),
-            SocketAddr::new(dst, header.destination_port),
-            payload.len(),
-        )
+        (SocketAddr::new(src, header.source_port), SocketAddr::new(dst, header.destination_port), payload.len())
     }
 
     fn flow(src: SocketAddr, dst: SocketAddr) -> Flow {
-        Flow {
-            src_mac: Mac([2, 0, 0, 0, 0, 1]),
-            dst_mac: Mac::BROADCAST,
-            src,
-            dst,
-        }
+        Flow { src_mac: Mac([2, 0, 0, 0, 0, 1]), dst_mac: Mac::BROADCAST, src, dst }
     }
 
     fn endpoint(ipv6: bool) -> BoxedStrategy<SocketAddr> {
         // Words of all ones and all zeros are where one's complement sums go wrong.
         let word = || prop_oneof![Just(0_u16), Just(0xffff), any::<u16>()];
         if ipv6 {
-            (prop::array::uniform8(word()), word())
-                .prop_map(|(ip, port)| (ip, port).into())
-                .boxed()
+            (prop::array::uniform8(word()), word()).prop_map(|(ip, port)| (ip, port).into()).boxed()
         } else {
             (word(), word(), word())
                 .prop_map(|(a, b, port)| {
@@ -415,11 +366,7 @@ mod tests {
         } else {
             any::<u32>().prop_map(Change::Seq).boxed()
         };
-        let one = prop_oneof![
-            endpoint(ipv6).prop_map(Change::Src),
-            endpoint(ipv6).prop_map(Change::Dst),
-            last,
-        ];
+        let one = prop_oneof![endpoint(ipv6).prop_map(Change::Src), endpoint(ipv6).prop_map(Change::Dst), last,];
         prop::collection::vec(one, 0..20)
     }
 
@@ -487,36 +434,24 @@ mod tests {
             let packet = Packet::new(&flow(src, dst), len);
             assert_eq!(packet.len(), len);
             let (s, d, payload) = judge(packet.as_bytes());
-            assert_eq!(
-                (s, d, payload),
-                (src, dst, len - payload_offset(src.is_ipv6()))
-            );
+            assert_eq!((s, d, payload), (src, dst, len - payload_offset(src.is_ipv6())));
         }
     }
 
     #[test]
     fn a_turned_packet_goes_back_with_its_checksums_right() {
-        let packet = Packet::new(
-            &flow("10.0.0.1:5".parse().unwrap(), "10.0.0.2:6".parse().unwrap()),
-            60,
-        );
+        let packet = Packet::new(&flow("10.0.0.1:5".parse().unwrap(), "10.0.0.2:6".parse().unwrap()), 60);
         let mut frame = packet.as_bytes().to_vec();
         turn_around(&mut frame[..34]);
         let (src, dst, _) = judge(&frame);
-        assert_eq!(
-            (src.to_string(), dst.to_string()),
-            ("10.0.0.2:5".into(), "10.0.0.1:6".into())
-        );
+        assert_eq!((src.to_string(), dst.to_string()), ("10.0.0.2:5".into(), "10.0.0.1:6".into()));
         assert_eq!(frame[..6], [2, 0, 0, 0, 0, 1]);
         assert_eq!(frame[6..12], [0xff; 6]);
     }
 
     #[test]
     fn short_frames_have_no_sequence_number() {
-        let packet = Packet::new(
-            &flow("[::1]:1".parse().unwrap(), "[::2]:2".parse().unwrap()),
-            66,
-        );
+        let packet = Packet::new(&flow("[::1]:1".parse().unwrap(), "[::2]:2".parse().unwrap()), 66);
         assert!(sequence_of(packet.as_bytes()).is_some());
         assert_eq!(sequence_of(&packet.as_bytes()[..65]), None);
         assert_eq!(sequence_of(&[0; 13]), None);

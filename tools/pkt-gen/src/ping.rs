@@ -25,13 +25,8 @@ struct Clock {
 
 impl Clock {
     fn new() -> Clock {
-        let offset = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
-        Clock {
-            start: Instant::now(),
-            offset,
-        }
+        let offset = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Clock { start: Instant::now(), offset }
     }
 
     fn now(&self) -> Duration {
@@ -50,11 +45,9 @@ fn stamp(number: u32, time: Duration) -> [u8; STAMP] {
 
 /// What [`stamp`] wrote; the seconds that 32 bits cannot hold are taken from `now`.
 fn read_stamp(bytes: [u8; STAMP], now: Duration) -> (u32, Option<Duration>) {
-    let word =
-        |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     let high = now.as_secs() & !u64::from(u32::MAX);
-    let sent =
-        Duration::from_secs(high | u64::from(word(4))) + Duration::from_nanos(u64::from(word(8)));
+    let sent = Duration::from_secs(high | u64::from(word(4))) + Duration::from_nanos(u64::from(word(8)));
     (word(0), now.checked_sub(sent))
 }
 
@@ -68,11 +61,7 @@ struct Lap {
 
 impl Lap {
     fn record(&mut self, rtt: u64) {
-        self.min = if self.count == 0 {
-            rtt
-        } else {
-            self.min.min(rtt)
-        };
+        self.min = if self.count == 0 { rtt } else { self.min.min(rtt) };
         self.sum = self.sum.saturating_add(rtt);
         self.count += 1;
     }
@@ -104,8 +93,7 @@ struct Pinger<'a> {
 
 /// Sends a burst, waits for its answers, and so on.
 pub(crate) fn ping(worker: &Worker<'_>, mut packet: Packet) -> Result<Outcome, String> {
-    let rtt =
-        Histogram::new_with_bounds(1, LONGEST_RTT, 3).map_err(|e| format!("histogram: {e}"))?;
+    let rtt = Histogram::new_with_bounds(1, LONGEST_RTT, 3).map_err(|e| format!("histogram: {e}"))?;
     let mut pacer = Pacer::new(worker.rate);
     let mut pinger = Pinger {
         worker,
@@ -129,14 +117,7 @@ pub(crate) fn ping(worker: &Worker<'_>, mut packet: Packet) -> Result<Outcome, S
         lost += u64::from(pinger.collect()?);
     }
     let span = (sent > 0).then(|| (begin, Instant::now()));
-    Ok(Outcome {
-        span,
-        ping: Some(PingOutcome {
-            rtt: pinger.rtt,
-            lost,
-        }),
-        ..Outcome::default()
-    })
+    Ok(Outcome { span, ping: Some(PingOutcome { rtt: pinger.rtt, lost }), ..Outcome::default() })
 }
 
 impl Pinger<'_> {
@@ -147,8 +128,7 @@ impl Pinger<'_> {
             return Err(no_ring(port.spec(), "tx"));
         };
         if ring.is_empty() {
-            port.poll(Interest::TX, Some(PATIENCE))
-                .map_err(|e| e.to_string())?;
+            port.poll(Interest::TX, Some(PATIENCE)).map_err(|e| e.to_string())?;
         }
         let space = ring.space();
         let n = space.min(max);
@@ -188,8 +168,7 @@ impl Pinger<'_> {
             if self.worker.stopped() || began.elapsed() > LOST_AFTER {
                 return Ok(self.open);
             }
-            port.poll(Interest::RX, Some(PATIENCE))
-                .map_err(|e| e.to_string())?;
+            port.poll(Interest::RX, Some(PATIENCE)).map_err(|e| e.to_string())?;
             let now = self.clock.now();
             for ring in port.rx_rings() {
                 self.take(ring, now);
@@ -208,8 +187,7 @@ impl Pinger<'_> {
             let (number, rtt) = read_stamp(bytes, now);
             let Some(rtt) = rtt else { continue };
             // An answer to an earlier burst was counted as lost when it was given up.
-            if self.open > 0 && number.wrapping_sub(self.first) < self.next.wrapping_sub(self.first)
-            {
+            if self.open > 0 && number.wrapping_sub(self.first) < self.next.wrapping_sub(self.first) {
                 self.open -= 1;
                 let rtt = u64::try_from(rtt.as_nanos()).unwrap_or(u64::MAX);
                 self.rtt.saturating_record(rtt);
@@ -221,10 +199,7 @@ impl Pinger<'_> {
 
     fn report(&mut self) {
         let config = self.worker.config;
-        if config
-            .report
-            .is_some_and(|every| self.lap_began.elapsed() >= every)
-        {
+        if config.report.is_some_and(|every| self.lap_began.elapsed() >= every) {
             let lap = std::mem::take(&mut self.lap);
             self.lap_began = Instant::now();
             crate::tell(&lap.line(config.json), config.json);
@@ -242,17 +217,14 @@ pub(crate) fn pong(worker: &Worker<'_>) -> Result<Outcome, String> {
     let mut begin = None;
     let mut end = Instant::now();
     while answered < worker.count && !worker.stopped() {
-        let ready = port
-            .poll(Interest::RX, Some(PATIENCE))
-            .map_err(|e| e.to_string())?;
+        let ready = port.poll(Interest::RX, Some(PATIENCE)).map_err(|e| e.to_string())?;
         if ready.is_none() {
             continue;
         }
         begin.get_or_insert_with(Instant::now);
         for ring in rx {
             let space = ring.space();
-            let mut n =
-                u64::from(space.min(worker.config.burst)).min(worker.count - answered) as u32; // at most `space`
+            let mut n = u64::from(space.min(worker.config.burst)).min(worker.count - answered) as u32; // at most `space`
             if n == 0 {
                 continue;
             }
@@ -260,8 +232,7 @@ pub(crate) fn pong(worker: &Worker<'_>) -> Result<Outcome, String> {
                 port.txsync().map_err(|e| e.to_string())?;
             }
             if tx.is_empty() {
-                port.poll(Interest::TX, Some(PATIENCE))
-                    .map_err(|e| e.to_string())?;
+                port.poll(Interest::TX, Some(PATIENCE)).map_err(|e| e.to_string())?;
             }
             n = n.min(tx.space());
             let (packets, bytes) = answer(ring, tx, n, worker.config.vnet_hdr);
@@ -276,10 +247,7 @@ pub(crate) fn pong(worker: &Worker<'_>) -> Result<Outcome, String> {
         end = Instant::now();
     }
     port.rxsync().map_err(|e| e.to_string())?;
-    Ok(Outcome {
-        span: begin.map(|b| (b, end.max(b))),
-        ..Outcome::default()
-    })
+    Ok(Outcome { span: begin.map(|b| (b, end.max(b))), ..Outcome::default() })
 }
 
 /// Copies the first `n` slots of `from` into `to`, turned around.
@@ -318,11 +286,7 @@ mod tests {
         assert_eq!(bytes[8..], 999_999_999_u32.to_ne_bytes());
         let now = sent + Duration::from_nanos(400);
         assert_eq!(read_stamp(bytes, now), (7, Some(Duration::from_nanos(400))));
-        assert_eq!(
-            read_stamp(bytes, sent - Duration::from_nanos(1)),
-            (7, None),
-            "from the future"
-        );
+        assert_eq!(read_stamp(bytes, sent - Duration::from_nanos(1)), (7, None), "from the future");
         // Whatever arrives must not panic.
         assert_eq!(read_stamp([0xff; STAMP], now).0, u32::MAX);
     }
@@ -334,9 +298,6 @@ mod tests {
         [500, 400, 600].into_iter().for_each(|rtt| lap.record(rtt));
         assert_eq!(lap.line(false), "count 3 RTT: min 400 av 500 ns");
         let value: serde_json::Value = serde_json::from_str(&lap.line(true)).unwrap();
-        assert_eq!(
-            (&value["answers"], &value["rtt_ns"]["min"]),
-            (&json!(3), &json!(400))
-        );
+        assert_eq!((&value["answers"], &value["rtt_ns"]["min"]), (&json!(3), &json!(400)));
     }
 }

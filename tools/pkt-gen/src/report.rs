@@ -72,14 +72,11 @@ pub(crate) struct Totals {
 
 impl Totals {
     pub(crate) fn of(counters: &[Counters]) -> Totals {
-        counters
-            .iter()
-            .map(Counters::totals)
-            .fold(Totals::default(), |a, b| Totals {
-                packets: a.packets + b.packets,
-                bytes: a.bytes + b.bytes,
-                batches: a.batches + b.batches,
-            })
+        counters.iter().map(Counters::totals).fold(Totals::default(), |a, b| Totals {
+            packets: a.packets + b.packets,
+            bytes: a.bytes + b.bytes,
+            batches: a.batches + b.batches,
+        })
     }
 
     fn since(self, before: Totals) -> Totals {
@@ -113,11 +110,7 @@ pub(crate) fn scaled(value: f64, raw: bool) -> String {
 }
 
 fn per_second(n: u64, time: Duration) -> f64 {
-    if time.is_zero() {
-        0.0
-    } else {
-        n as f64 / time.as_secs_f64()
-    }
+    if time.is_zero() { 0.0 } else { n as f64 / time.as_secs_f64() }
 }
 
 fn ratio(n: u64, of: u64) -> f64 {
@@ -141,24 +134,14 @@ impl<'a> Reporter<'a> {
         counters: &'a [Counters],
         interval: &'a Interval,
     ) -> Reporter<'a> {
-        Reporter {
-            style,
-            function,
-            counters,
-            interval,
-            before: Totals::default(),
-            rates: VecDeque::new(),
-        }
+        Reporter { style, function, counters, interval, before: Totals::default(), rates: VecDeque::new() }
     }
 
     /// Ends an interval of length `time`: its line for standard error, or with --json for standard output.
     pub(crate) fn line(&mut self, time: Duration) -> String {
         let totals = Totals::of(self.counters);
         let number = self.interval.0.load(Relaxed);
-        let fresh = self
-            .counters
-            .iter()
-            .filter(|c| c.interval.load(Relaxed) == number);
+        let fresh = self.counters.iter().filter(|c| c.interval.load(Relaxed) == number);
         let min_space = fresh.map(|c| c.min_space.load(Relaxed)).min().unwrap_or(0);
         self.interval.0.store(number.wrapping_add(1), Relaxed);
         let now = totals.since(self.before);
@@ -176,11 +159,7 @@ impl<'a> Reporter<'a> {
         if self.style.stats {
             let (mean, deviation) = mean_and_deviation(&self.rates);
             let raw = self.style.raw_units;
-            line += &format!(
-                " mean {}pps stddev {}pps",
-                scaled(mean, raw),
-                scaled(deviation, raw)
-            );
+            line += &format!(" mean {}pps stddev {}pps", scaled(mean, raw), scaled(deviation, raw));
         }
         line
     }
@@ -200,11 +179,7 @@ impl<'a> Reporter<'a> {
 
 fn interval_line(style: Style, now: Totals, time: Duration, min_space: u32) -> String {
     let n = |v: f64| scaled(v, style.raw_units);
-    let framing = if style.framing {
-        now.packets * FRAMING
-    } else {
-        0
-    };
+    let framing = if style.framing { now.packets * FRAMING } else { 0 };
     format!(
         "{}pps ({}pkts {}bps in {} usec) {:.2} avg_batch {min_space} min_space",
         n(per_second(now.packets, time)),
@@ -238,21 +213,13 @@ pub(crate) fn summary(style: Style, verb: &str, totals: Totals, time: Duration) 
         time.as_secs_f64(),
         n(per_second(totals.packets, time)),
         n(per_second(8 * totals.bytes, time)),
-        n(per_second(
-            8 * (totals.bytes + totals.packets * FRAMING),
-            time
-        )),
+        n(per_second(8 * (totals.bytes + totals.packets * FRAMING), time)),
         ratio(totals.packets, totals.batches),
     )
 }
 
 /// The members that every JSON line has.
-pub(crate) fn base(
-    event: &str,
-    function: &str,
-    totals: Totals,
-    time: Duration,
-) -> Map<String, Value> {
+pub(crate) fn base(event: &str, function: &str, totals: Totals, time: Duration) -> Map<String, Value> {
     let object = json!({
         "event": event,
         "function": function,
@@ -273,12 +240,7 @@ pub(crate) fn base(
 mod tests {
     use super::*;
 
-    const STYLE: Style = Style {
-        raw_units: false,
-        framing: false,
-        stats: false,
-        json: false,
-    };
+    const STYLE: Style = Style { raw_units: false, framing: false, stats: false, json: false };
 
     #[test]
     fn numbers_have_three_decimals_and_a_prefix() {
@@ -297,26 +259,14 @@ mod tests {
 
     #[test]
     fn the_interval_line_is_what_scripts_parse() {
-        let now = Totals {
-            packets: 14_881_000,
-            bytes: 892_860_000,
-            batches: 29_064,
-        };
+        let now = Totals { packets: 14_881_000, bytes: 892_860_000, batches: 29_064 };
         let time = Duration::from_micros(1_000_500);
         assert_eq!(
             interval_line(STYLE, now, time, 12),
             "14.874 Mpps (14.881 Mpkts 7.139 Gbps in 1000500 usec) 512.01 avg_batch 12 min_space"
         );
-        let framed = Style {
-            framing: true,
-            raw_units: true,
-            ..STYLE
-        };
-        let one = Totals {
-            packets: 2,
-            bytes: 120,
-            batches: 1,
-        };
+        let framed = Style { framing: true, raw_units: true, ..STYLE };
+        let one = Totals { packets: 2, bytes: 120, batches: 1 };
         assert_eq!(
             interval_line(framed, one, Duration::from_secs(1), 0),
             "2.000 pps (2.000 pkts 1344.000 bps in 1000000 usec) 2.00 avg_batch 0 min_space"
@@ -329,24 +279,14 @@ mod tests {
 
     #[test]
     fn the_summary_is_what_scripts_parse() {
-        let totals = Totals {
-            packets: 1_000_000,
-            bytes: 60_000_000,
-            batches: 2_000,
-        };
+        let totals = Totals { packets: 1_000_000, bytes: 60_000_000, batches: 2_000 };
         assert_eq!(
             summary(STYLE, "Sent", totals, Duration::from_millis(500)),
             "Sent 1000000 packets 60000000 bytes 2000 events 60 bytes each in 0.50 seconds.\n\
              Speed: 2.000 Mpps Bandwidth: 960.000 Mbps (raw 1.344 Gbps). Average batch: 500.00 pkts"
         );
-        assert_eq!(
-            summary(STYLE, "Sent", Totals::default(), Duration::ZERO),
-            "Sent nothing."
-        );
-        assert_eq!(
-            summary(STYLE, "Received", Totals::default(), Duration::ZERO),
-            "Received nothing."
-        );
+        assert_eq!(summary(STYLE, "Sent", Totals::default(), Duration::ZERO), "Sent nothing.");
+        assert_eq!(summary(STYLE, "Received", Totals::default(), Duration::ZERO), "Received nothing.");
     }
 
     #[test]
@@ -358,44 +298,18 @@ mod tests {
         counters[0].add(&interval, 10, 600, 50);
         counters[1].add(&interval, 5, 300, 70);
         let line = reporter.line(Duration::from_secs(1));
-        assert_eq!(
-            line,
-            "25.000 pps (25.000 pkts 12.000 Kbps in 1000000 usec) 8.33 avg_batch 50 min_space"
-        );
+        assert_eq!(line, "25.000 pps (25.000 pkts 12.000 Kbps in 1000000 usec) 8.33 avg_batch 50 min_space");
         counters[1].add(&interval, 1, 60, 90);
-        assert!(
-            reporter
-                .line(Duration::from_secs(1))
-                .ends_with(" 1.00 avg_batch 90 min_space")
-        );
-        assert!(
-            reporter
-                .line(Duration::from_secs(1))
-                .ends_with(" 0.00 avg_batch 0 min_space")
-        );
-        assert_eq!(
-            Totals::of(&counters),
-            Totals {
-                packets: 26,
-                bytes: 1560,
-                batches: 4
-            }
-        );
+        assert!(reporter.line(Duration::from_secs(1)).ends_with(" 1.00 avg_batch 90 min_space"));
+        assert!(reporter.line(Duration::from_secs(1)).ends_with(" 0.00 avg_batch 0 min_space"));
+        assert_eq!(Totals::of(&counters), Totals { packets: 26, bytes: 1560, batches: 4 });
     }
 
     #[test]
     fn statistics_are_of_the_last_intervals() {
         let counters = [Counters::default()];
         let interval = Interval::new();
-        let mut reporter = Reporter::new(
-            Style {
-                stats: true,
-                ..STYLE
-            },
-            "rx",
-            &counters,
-            &interval,
-        );
+        let mut reporter = Reporter::new(Style { stats: true, ..STYLE }, "rx", &counters, &interval);
         for _ in 0..WINDOW {
             reporter.line(Duration::from_secs(1));
         }
@@ -405,37 +319,19 @@ mod tests {
         }
         counters[0].add(&interval, 2000, 1, 1);
         let line = reporter.line(Duration::from_secs(1));
-        assert!(
-            line.ends_with(" mean 2.000 Kpps stddev 0.000 pps"),
-            "{line}"
-        );
+        assert!(line.ends_with(" mean 2.000 Kpps stddev 0.000 pps"), "{line}");
     }
 
     #[test]
     fn json_lines_are_json() {
         let counters = [Counters::default()];
         let interval = Interval::new();
-        let mut reporter = Reporter::new(
-            Style {
-                json: true,
-                ..STYLE
-            },
-            "tx",
-            &counters,
-            &interval,
-        );
+        let mut reporter = Reporter::new(Style { json: true, ..STYLE }, "tx", &counters, &interval);
         counters[0].add(&interval, 10, 600, 3);
-        let value: Value =
-            serde_json::from_str(&reporter.line(Duration::from_millis(500))).unwrap();
+        let value: Value = serde_json::from_str(&reporter.line(Duration::from_millis(500))).unwrap();
         assert_eq!(value["event"], "interval");
         assert_eq!(value["function"], "tx");
-        assert_eq!(
-            (&value["packets"], &value["bytes"], &value["batches"]),
-            (&json!(10), &json!(600), &json!(1))
-        );
-        assert_eq!(
-            (&value["pps"], &value["min_space"]),
-            (&json!(20.0), &json!(3))
-        );
+        assert_eq!((&value["packets"], &value["bytes"], &value["batches"]), (&json!(10), &json!(600), &json!(1)));
+        assert_eq!((&value["pps"], &value["min_space"]), (&json!(20.0), &json!(3)));
     }
 }

@@ -72,10 +72,7 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, String> {
     });
     if failure.is_some() {
         // What was counted until then counts, over the time that is known.
-        outcomes.push(Outcome {
-            span: Some((begin, Instant::now())),
-            ..Outcome::default()
-        });
+        outcomes.push(Outcome { span: Some((begin, Instant::now())), ..Outcome::default() });
     }
     let interrupted = stop.load(Relaxed);
     let code = finish(config, Totals::of(&counters), outcomes, interrupted);
@@ -96,18 +93,9 @@ fn stop_on_signals() -> Result<Arc<AtomicBool>, String> {
 fn open(config: &Config) -> Result<Vec<Port>, String> {
     let open = |spec: &str| {
         let wish = config.rings;
-        let flags = if config.vnet_hdr > 0 {
-            NR_ACCEPT_VNET_HDR
-        } else {
-            0
-        };
-        let options = Port::options()
-            .tx_slots(wish.tx_slots)
-            .rx_slots(wish.rx_slots);
-        let options = options
-            .tx_rings(wish.tx_rings)
-            .rx_rings(wish.rx_rings)
-            .flags(flags);
+        let flags = if config.vnet_hdr > 0 { NR_ACCEPT_VNET_HDR } else { 0 };
+        let options = Port::options().tx_slots(wish.tx_slots).rx_slots(wish.rx_slots);
+        let options = options.tx_rings(wish.tx_rings).rx_rings(wish.rx_rings).flags(flags);
         options.open(spec).map_err(|e| e.to_string())
     };
     let whole = open(&config.port)?;
@@ -126,12 +114,7 @@ fn open(config: &Config) -> Result<Vec<Port>, String> {
     if config.threads == 1 {
         return Ok(vec![whole]);
     }
-    let available = if config.function.makes_packets() {
-        whole.tx_rings()
-    } else {
-        whole.rx_rings()
-    }
-    .len();
+    let available = if config.function.makes_packets() { whole.tx_rings() } else { whole.rx_rings() }.len();
     if usize::from(config.threads) > available {
         return Err(format!(
             "-p {}: {} has {available} rings, one thread each at most (-C asks for more)",
@@ -139,22 +122,16 @@ fn open(config: &Config) -> Result<Vec<Port>, String> {
         ));
     }
     // `whole` stays open until all are: the port must not go in between.
-    (0..config.threads)
-        .map(|ring| open(&one_ring(&config.port, ring)?))
-        .collect()
+    (0..config.threads).map(|ring| open(&one_ring(&config.port, ring)?)).collect()
 }
 
 /// The port's name with `-RING` put where its mode stands.
 fn one_ring(spec: &str, ring: u16) -> Result<String, String> {
     let body = spec.find(':').map_or(0, |colon| colon + 1);
-    let end = spec[body..]
-        .find(['/', '@'])
-        .map_or(spec.len(), |at| body + at);
+    let end = spec[body..].find(['/', '@']).map_or(spec.len(), |at| body + at);
     let (name, rest) = spec.split_at(end);
     if name.ends_with(['^', '*']) {
-        return Err(format!(
-            "{spec}: several threads (-p) work on hardware rings only; leave out the ^ or *"
-        ));
+        return Err(format!("{spec}: several threads (-p) work on hardware rings only; leave out the ^ or *"));
     }
     Ok(format!("{name}-{ring}{rest}"))
 }
@@ -162,11 +139,7 @@ fn one_ring(spec: &str, ring: u16) -> Result<String, String> {
 /// That the port can carry what is asked.
 fn check_port(config: &Config, port: &Port, capture: Option<&Capture>) -> Result<(), String> {
     let sends = config.function.makes_packets();
-    let rings = if sends {
-        port.tx_rings()
-    } else {
-        port.rx_rings()
-    };
+    let rings = if sends { port.tx_rings() } else { port.rx_rings() };
     let Some(ring) = rings.first() else {
         let (direction, flag) = if sends { ("tx", "/R") } else { ("rx", "/T") };
         return Err(format!(
@@ -187,22 +160,13 @@ fn check_port(config: &Config, port: &Port, capture: Option<&Capture>) -> Result
             longest.div_ceil(buf_size)
         ));
     }
-    let split = Split {
-        frags: config.frags,
-        frag_size: config.frag_size.unwrap_or(usize::MAX),
-        buf_size,
-    };
-    split
-        .check(longest, ring.num_slots())
-        .map_err(|e| format!("{}: {e}", config.port))
+    let split = Split { frags: config.frags, frag_size: config.frag_size.unwrap_or(usize::MAX), buf_size };
+    split.check(longest, ring.num_slots()).map_err(|e| format!("{}: {e}", config.port))
 }
 
 fn wait_for_link(config: &Config, stop: &AtomicBool) {
     if !config.wait.is_zero() {
-        note(&format!(
-            "Waiting {} s for the link (-w 0: do not)",
-            config.wait.as_secs()
-        ));
+        note(&format!("Waiting {} s for the link (-w 0: do not)", config.wait.as_secs()));
     }
     let until = Instant::now() + config.wait;
     while !stop.load(Relaxed) {
@@ -219,9 +183,7 @@ fn wait_for_link(config: &Config, stop: &AtomicBool) {
 fn shares(count: Option<u64>, threads: u64) -> Vec<u64> {
     match count {
         None | Some(u64::MAX) => vec![u64::MAX; threads as usize],
-        Some(n) => (0..threads)
-            .map(|i| n / threads + u64::from(i < n % threads))
-            .collect(),
+        Some(n) => (0..threads).map(|i| n / threads + u64::from(i < n % threads)).collect(),
     }
 }
 
@@ -233,8 +195,7 @@ fn pin(config: &Config, index: usize) -> Result<(), String> {
     let cpu = (first + index % config.cpus) % online;
     let mut set = CpuSet::new();
     set.set(cpu);
-    sched_setaffinity(None, &set)
-        .map_err(|e| format!("-a {first}: thread {index} cannot run on processor {cpu}: {e}"))
+    sched_setaffinity(None, &set).map_err(|e| format!("-a {first}: thread {index} cannot run on processor {cpu}: {e}"))
 }
 
 fn work(worker: &Worker<'_>, capture: Option<Capture>, index: usize) -> Result<Outcome, String> {
@@ -265,9 +226,7 @@ fn load(config: &Config, capture: Option<Capture>, index: usize) -> Load {
     };
     match capture {
         Some(capture) if capture.len() == 1 => {
-            return Load::Fixed(Fixed {
-                bytes: prefixed(capture.packet(0)),
-            });
+            return Load::Fixed(Fixed { bytes: prefixed(capture.packet(0)) });
         }
         Some(capture) => return Load::Replay(Replay::new(capture)),
         None => {}
@@ -281,9 +240,7 @@ fn load(config: &Config, capture: Option<Capture>, index: usize) -> Load {
         numbered: config.function == Function::Txseq,
     };
     if config.rubbish && config.len.0 == config.len.1 {
-        return Load::Fixed(Fixed {
-            bytes: vec![0; config.vnet_hdr + config.len.1],
-        });
+        return Load::Fixed(Fixed { bytes: vec![0; config.vnet_hdr + config.len.1] });
     }
     let packet = first_packet(config);
     if config.verbose {
@@ -295,13 +252,9 @@ fn load(config: &Config, capture: Option<Capture>, index: usize) -> Load {
         ));
     }
     if vary.is_none() {
-        return Load::Fixed(Fixed {
-            bytes: prefixed(packet.longest()),
-        });
+        return Load::Fixed(Fixed { bytes: prefixed(packet.longest()) });
     }
-    let time = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let seed = u64::from(time.subsec_nanos()) << 32 ^ time.as_secs() ^ (index as u64) << 56;
     Load::Varied(Box::new(Varied::new(packet, vary, seed)))
 }
@@ -309,21 +262,12 @@ fn load(config: &Config, capture: Option<Capture>, index: usize) -> Load {
 /// The interface's own address, or one made from the name where there is no such interface.
 fn own_mac(spec: &str) -> Mac {
     let body = spec.split_once(':').map_or(spec, |(_, body)| body);
-    let name = body
-        .split(['{', '}', '^', '*', '/', '@'])
-        .next()
-        .unwrap_or(body);
+    let name = body.split(['{', '}', '^', '*', '/', '@']).next().unwrap_or(body);
     let without_ring = name.rsplit_once('-').map_or(name, |(name, _)| name);
     [name, without_ring]
         .into_iter()
         .filter(|name| !name.is_empty() && !name.starts_with('.'))
-        .find_map(|name| {
-            std::fs::read_to_string(format!("/sys/class/net/{name}/address"))
-                .ok()?
-                .trim()
-                .parse()
-                .ok()
-        })
+        .find_map(|name| std::fs::read_to_string(format!("/sys/class/net/{name}/address")).ok()?.trim().parse().ok())
         .unwrap_or_else(|| Mac::of_name(spec))
 }
 
@@ -363,12 +307,7 @@ fn report_until_done(
 }
 
 fn style(config: &Config) -> Style {
-    Style {
-        raw_units: config.raw_units,
-        framing: config.framing,
-        stats: config.stats,
-        json: config.json,
-    }
+    Style { raw_units: config.raw_units, framing: config.framing, stats: config.stats, json: config.json }
 }
 
 /// The summary of all threads, and the exit code.
@@ -376,9 +315,7 @@ fn finish(config: &Config, totals: Totals, outcomes: Vec<Outcome>, stopped: bool
     let spans = || outcomes.iter().filter_map(|o| o.span);
     let begin = spans().map(|(begin, _)| begin).min();
     let end = spans().map(|(_, end)| end).max();
-    let time = begin.zip(end).map_or(Duration::ZERO, |(begin, end)| {
-        end.saturating_duration_since(begin)
-    });
+    let time = begin.zip(end).map_or(Duration::ZERO, |(begin, end)| end.saturating_duration_since(begin));
     let left: u64 = outcomes.iter().map(|o| o.left).sum();
     let gaps = outcomes.iter().filter_map(|o| o.gaps).reduce(|mut a, b| {
         a.add(b);
@@ -386,15 +323,9 @@ fn finish(config: &Config, totals: Totals, outcomes: Vec<Outcome>, stopped: bool
     });
     let ping = outcomes.into_iter().find_map(|o| o.ping);
     if config.json {
-        print(&format!(
-            "{}\n",
-            json_summary(config, totals, time, left, gaps, ping.as_ref())
-        ));
+        print(&format!("{}\n", json_summary(config, totals, time, left, gaps, ping.as_ref())));
     } else {
-        print(&format!(
-            "{}\n",
-            summary(style(config), config.function.verb(), totals, time)
-        ));
+        print(&format!("{}\n", summary(style(config), config.function.verb(), totals, time)));
         if let Some(gaps) = gaps {
             print(&format!("{}\n", gaps_line(gaps)));
         }
@@ -405,16 +336,9 @@ fn finish(config: &Config, totals: Totals, outcomes: Vec<Outcome>, stopped: bool
     if left == 0 {
         return ExitCode::SUCCESS;
     }
-    note(&format!(
-        "pkt-gen: {}: the other side has not released {left} slots (is a receiver running?)",
-        config.port
-    ));
+    note(&format!("pkt-gen: {}: the other side has not released {left} slots (is a receiver running?)", config.port));
     // Who interrupts a sender does not expect it to have finished.
-    if stopped {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if stopped { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn gaps_line(gaps: Gaps) -> String {
@@ -425,8 +349,7 @@ fn gaps_line(gaps: Gaps) -> String {
 }
 
 /// The percentiles that are shown, and their JSON names.
-const PERCENTILES: [(f64, &str); 4] =
-    [(50.0, "p50"), (90.0, "p90"), (99.0, "p99"), (99.9, "p99.9")];
+const PERCENTILES: [(f64, &str); 4] = [(50.0, "p50"), (90.0, "p90"), (99.0, "p99"), (99.9, "p99.9")];
 
 fn rtt_table(ping: &PingOutcome) -> String {
     let rtt: &Histogram<u64> = &ping.rtt;
@@ -492,15 +415,8 @@ mod tests {
     fn a_ring_of_a_port() {
         assert_eq!(one_ring("netmap:p{1", 2).unwrap(), "netmap:p{1-2");
         assert_eq!(one_ring("netmap:eth0/x@3", 0).unwrap(), "netmap:eth0-0/x@3");
-        assert_eq!(
-            one_ring("vale0:a@conf:tx-rings=2", 1).unwrap(),
-            "vale0:a-1@conf:tx-rings=2"
-        );
-        assert!(
-            one_ring("netmap:eth0^", 1)
-                .unwrap_err()
-                .contains("leave out the ^")
-        );
+        assert_eq!(one_ring("vale0:a@conf:tx-rings=2", 1).unwrap(), "vale0:a-1@conf:tx-rings=2");
+        assert!(one_ring("netmap:eth0^", 1).unwrap_err().contains("leave out the ^"));
     }
 
     #[test]
@@ -512,24 +428,13 @@ mod tests {
             rtt_table(&ping),
             "1000 answers, 2 lost\nRTT in ns: min 1 p50 500 p90 900 p99 990 p99.9 1000 max 1000\n"
         );
-        let gaps = Gaps {
-            gaps: 1,
-            missing: 2,
-            late: 3,
-            unnumbered: 4,
-        };
-        assert_eq!(
-            gaps_line(gaps),
-            "Sequence: 1 gaps, 2 missing, 3 late or twice, 4 without a number"
-        );
+        let gaps = Gaps { gaps: 1, missing: 2, late: 3, unnumbered: 4 };
+        assert_eq!(gaps_line(gaps), "Sequence: 1 gaps, 2 missing, 3 late or twice, 4 without a number");
     }
 
     #[test]
     fn a_port_without_an_interface_has_an_address_of_its_own() {
-        assert_eq!(
-            own_mac("netmap:no_such_parent{1"),
-            Mac::of_name("netmap:no_such_parent{1")
-        );
+        assert_eq!(own_mac("netmap:no_such_parent{1"), Mac::of_name("netmap:no_such_parent{1"));
         assert_eq!(own_mac("netmap:../../x"), Mac::of_name("netmap:../../x"));
     }
 }

@@ -29,11 +29,7 @@ pub(crate) fn run(worker: &Worker<'_>) -> Result<Outcome, String> {
         worker,
         Inspect {
             prefix: config.vnet_hdr,
-            followers: if seq {
-                vec![Follower::default(); rings]
-            } else {
-                Vec::new()
-            },
+            followers: if seq { vec![Follower::default(); rings] } else { Vec::new() },
             access: config.access,
             dump: config.dump,
             writer: config.write.as_deref().map(Writer::create).transpose()?,
@@ -65,9 +61,7 @@ fn pump(worker: &Worker<'_>, mut sink: impl Sink) -> Result<Outcome, String> {
     let mut begin = None;
     let mut idle_since = None;
     while received < worker.count && !worker.stopped() {
-        let ready = port
-            .poll(Interest::RX, Some(PATIENCE))
-            .map_err(|e| e.to_string())?;
+        let ready = port.poll(Interest::RX, Some(PATIENCE)).map_err(|e| e.to_string())?;
         if ready.is_none() {
             // Nobody asks for the time while packets flow; an empty poll took as long as it may.
             let now = Instant::now();
@@ -88,9 +82,7 @@ fn pump(worker: &Worker<'_>, mut sink: impl Sink) -> Result<Outcome, String> {
             let batch = sink.take(ring, index, n)?;
             ring.advance(n);
             received += batch.packets;
-            worker
-                .counters
-                .add(worker.interval, batch.packets, batch.bytes, space);
+            worker.counters.add(worker.interval, batch.packets, batch.bytes, space);
         }
     }
     // The sender is told what was released: it may be waiting for just that.
@@ -98,11 +90,7 @@ fn pump(worker: &Worker<'_>, mut sink: impl Sink) -> Result<Outcome, String> {
     let end = idle_since.unwrap_or_else(Instant::now);
     let gaps = sink.finish()?;
     let span = begin.map(|begin| (begin, end.max(begin)));
-    Ok(Outcome {
-        span,
-        gaps,
-        ..Outcome::default()
-    })
+    Ok(Outcome { span, gaps, ..Outcome::default() })
 }
 
 /// Counts, and reads nothing else.
@@ -118,10 +106,7 @@ impl Sink for Count {
             bytes += u64::from(len);
             unfinished += u64::from(flags & NS_MOREFRAG);
         });
-        Ok(Batch {
-            packets: u64::from(n) - unfinished / u64::from(NS_MOREFRAG),
-            bytes,
-        })
+        Ok(Batch { packets: u64::from(n) - unfinished / u64::from(NS_MOREFRAG), bytes })
     }
 
     fn finish(self) -> Result<Option<Gaps>, String> {
@@ -145,13 +130,7 @@ struct Inspect {
 }
 
 impl Inspect {
-    fn slot(
-        &mut self,
-        slot: &SlotRef<'_>,
-        ring: &Ring,
-        index: usize,
-        time: Duration,
-    ) -> Result<bool, String> {
+    fn slot(&mut self, slot: &SlotRef<'_>, ring: &Ring, index: usize, time: Duration) -> Result<bool, String> {
         let (len, flags) = (usize::from(slot.len()), slot.flags());
         let last = flags & NS_MOREFRAG == 0;
         let first = std::mem::replace(&mut self.starts[index], last);
@@ -186,9 +165,7 @@ impl Inspect {
 impl Sink for Inspect {
     fn take(&mut self, ring: &Ring, index: usize, n: u32) -> Result<Batch, String> {
         // One time for the batch: that is when it was seen.
-        let time = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
+        let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let mut batch = Batch::default();
         for slot in ring.window().take(n as usize) {
             batch.bytes += u64::from(slot.len());

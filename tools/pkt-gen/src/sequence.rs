@@ -62,23 +62,10 @@ mod tests {
 
     #[test]
     fn judgements() {
-        let gaps = |gaps, missing, late| Gaps {
-            gaps,
-            missing,
-            late,
-            unnumbered: 0,
-        };
+        let gaps = |gaps, missing, late| Gaps { gaps, missing, late, unnumbered: 0 };
         assert_eq!(after(&[]), Gaps::default());
-        assert_eq!(
-            after(&[7, 8, 9]),
-            Gaps::default(),
-            "any first number will do"
-        );
-        assert_eq!(
-            after(&[u32::MAX - 1, u32::MAX, 0, 1]),
-            Gaps::default(),
-            "numbers wrap"
-        );
+        assert_eq!(after(&[7, 8, 9]), Gaps::default(), "any first number will do");
+        assert_eq!(after(&[u32::MAX - 1, u32::MAX, 0, 1]), Gaps::default(), "numbers wrap");
         assert_eq!(after(&[0, 1, 5, 6]), gaps(1, 3, 0));
         assert_eq!(after(&[0, 2, 4]), gaps(2, 2, 0));
         assert_eq!(after(&[0, 1, 1, 2]), gaps(0, 0, 1), "twice");

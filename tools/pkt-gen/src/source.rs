@@ -31,11 +31,7 @@ pub(crate) struct Fixed {
 
 impl Source for Fixed {
     fn current(&self) -> Current<'_> {
-        Current {
-            bytes: &self.bytes,
-            len: self.bytes.len(),
-            changed: 0,
-        }
+        Current { bytes: &self.bytes, len: self.bytes.len(), changed: 0 }
     }
 
     fn step(&mut self) {}
@@ -56,11 +52,7 @@ impl Replay {
 impl Source for Replay {
     fn current(&self) -> Current<'_> {
         let bytes = self.capture.packet(self.at);
-        Current {
-            bytes,
-            len: bytes.len(),
-            changed: bytes.len(),
-        }
+        Current { bytes, len: bytes.len(), changed: bytes.len() }
     }
 
     fn step(&mut self) {
@@ -113,20 +105,8 @@ impl Varied {
         let (src, dst) = (vary.src.first, vary.dst.first);
         let headers = crate::packet::payload_offset(src.is_ipv6());
         let changed = headers + if vary.numbered { 4 } else { 0 };
-        let packet = if vary.len.0 < vary.len.1 {
-            packet.vary_len()
-        } else {
-            packet
-        };
-        let mut varied = Varied {
-            packet,
-            vary,
-            src,
-            dst,
-            next_number: 0,
-            random: Random(seed | 1),
-            changed,
-        };
+        let packet = if vary.len.0 < vary.len.1 { packet.vary_len() } else { packet };
+        let mut varied = Varied { packet, vary, src, dst, next_number: 0, random: Random(seed | 1), changed };
         varied.prepare();
         varied
     }
@@ -169,11 +149,7 @@ impl Varied {
 
 impl Source for Varied {
     fn current(&self) -> Current<'_> {
-        Current {
-            bytes: self.packet.longest(),
-            len: self.packet.len(),
-            changed: self.changed.min(self.packet.len()),
-        }
+        Current { bytes: self.packet.longest(), len: self.packet.len(), changed: self.changed.min(self.packet.len()) }
     }
 
     fn step(&mut self) {
@@ -227,12 +203,7 @@ mod tests {
             numbered: false,
         };
         change(&mut vary);
-        let flow = Flow {
-            src_mac: Mac::BROADCAST,
-            dst_mac: Mac::BROADCAST,
-            src: vary.src.first,
-            dst: vary.dst.first,
-        };
+        let flow = Flow { src_mac: Mac::BROADCAST, dst_mac: Mac::BROADCAST, src: vary.src.first, dst: vary.dst.first };
         Varied::new(Packet::new(&flow, vary.len.1), vary, 7)
     }
 
@@ -265,10 +236,7 @@ mod tests {
     #[test]
     fn numbers_start_at_zero() {
         let mut source = varied(|v| v.numbered = true);
-        let numbers: Vec<_> = take(&mut source, 3)
-            .iter()
-            .map(|p| sequence_of(p))
-            .collect();
+        let numbers: Vec<_> = take(&mut source, 3).iter().map(|p| sequence_of(p)).collect();
         assert_eq!(numbers, [Some(0), Some(1), Some(2)]);
     }
 
@@ -282,10 +250,7 @@ mod tests {
     #[test]
     fn random_sources_differ() {
         let mut source = varied(|v| v.random_src = true);
-        let seen: HashSet<_> = take(&mut source, 100)
-            .iter()
-            .map(|p| p[26..30].to_vec())
-            .collect();
+        let seen: HashSet<_> = take(&mut source, 100).iter().map(|p| p[26..30].to_vec()).collect();
         assert!(seen.len() > 90);
     }
 

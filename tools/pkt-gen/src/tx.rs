@@ -32,13 +32,7 @@ pub(crate) fn run(worker: &Worker<'_>, load: Load) -> Result<Outcome, String> {
     let plain = config.frags == 1 && !config.copy && !config.dump;
     match load {
         Load::Fixed(fixed) if plain && fixed.bytes.len() <= worker.port.buf_size() as usize => {
-            pump(
-                worker,
-                Same {
-                    bytes: fixed.bytes,
-                    write: !config.rubbish,
-                },
-            )
+            pump(worker, Same { bytes: fixed.bytes, write: !config.rubbish })
         }
         Load::Fixed(source) => pump(worker, Each::new(worker, source)),
         Load::Varied(source) => pump(worker, Each::new(worker, *source)),
@@ -69,33 +63,19 @@ trait Fill {
 fn pump(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String> {
     let (config, port) = (worker.config, worker.port);
     // Numbers go into one ring only: each ring of the receiver is judged by itself.
-    let rings = if config.function == Function::Txseq {
-        1
-    } else {
-        port.tx_rings().len()
-    };
-    let mut rings: Vec<TxRing<'_>> = port.tx_rings()[..rings]
-        .iter()
-        .map(|ring| TxRing {
-            ring,
-            unfilled: ring.num_slots(),
-        })
-        .collect();
+    let rings = if config.function == Function::Txseq { 1 } else { port.tx_rings().len() };
+    let mut rings: Vec<TxRing<'_>> =
+        port.tx_rings()[..rings].iter().map(|ring| TxRing { ring, unfilled: ring.num_slots() }).collect();
     let mut pacer = Pacer::new(worker.rate);
     let mut sent = 0;
     let begin = Instant::now();
     while sent < worker.count && !worker.stopped() {
         pacer.wait(worker.stop);
-        port.poll(Interest::TX, Some(PATIENCE))
-            .map_err(|e| e.to_string())?;
+        port.poll(Interest::TX, Some(PATIENCE)).map_err(|e| e.to_string())?;
         let mut round = 0;
         for to in &mut rings {
             let space = to.ring.space();
-            let due = if worker.rate.is_some() {
-                u64::from(config.burst) - round
-            } else {
-                u64::from(config.burst)
-            };
+            let due = if worker.rate.is_some() { u64::from(config.burst) - round } else { u64::from(config.burst) };
             let max = due.min(worker.count - sent - round);
             if space == 0 || max == 0 {
                 continue;
@@ -108,9 +88,7 @@ fn pump(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String> {
             }
             to.ring.advance(batch.slots);
             round += batch.packets;
-            worker
-                .counters
-                .add(worker.interval, batch.packets, batch.bytes, space);
+            worker.counters.add(worker.interval, batch.packets, batch.bytes, space);
         }
         sent += round;
         if worker.rate.is_some() {
@@ -122,11 +100,7 @@ fn pump(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String> {
     let sent_at = Instant::now();
     let left = drain(worker, &rings)?;
     let end = if left == 0 { Instant::now() } else { sent_at };
-    Ok(Outcome {
-        span: (sent > 0).then_some((begin, end)),
-        left,
-        ..Outcome::default()
-    })
+    Ok(Outcome { span: (sent > 0).then_some((begin, end)), left, ..Outcome::default() })
 }
 
 /// Waits until the other side has released every slot; gives up when it releases none for a while. Returns how many
@@ -146,11 +120,7 @@ fn drain(worker: &Worker<'_>, rings: &[TxRing<'_>]) -> Result<u64, String> {
             before = left;
             progress = now;
         }
-        let patience = if worker.stopped() {
-            DRAIN_PATIENCE_STOPPED
-        } else {
-            DRAIN_PATIENCE
-        };
+        let patience = if worker.stopped() { DRAIN_PATIENCE_STOPPED } else { DRAIN_PATIENCE };
         if now - progress > patience {
             return Ok(left);
         }
@@ -205,11 +175,7 @@ impl Fill for Same {
             last.set_flags(NS_REPORT);
         }
         to.unfilled -= fresh;
-        Batch {
-            packets: u64::from(n),
-            bytes: u64::from(n) * u64::from(len),
-            slots: n,
-        }
+        Batch { packets: u64::from(n), bytes: u64::from(n) * u64::from(len), slots: n }
     }
 }
 
@@ -321,12 +287,7 @@ impl<S: Source> Each<S> {
             for slot in ring.window().take(slots as usize) {
                 let mut bytes = vec![0; usize::from(slot.len())];
                 let got = slot.frame().read(0, &mut bytes);
-                crate::print(&dump::slot(
-                    ring.id(),
-                    slot.buf_idx(),
-                    slot.flags(),
-                    &bytes[..got],
-                ));
+                crate::print(&dump::slot(ring.id(), slot.buf_idx(), slot.flags(), &bytes[..got]));
             }
         }
     }
@@ -353,25 +314,15 @@ impl Split {
     #[inline]
     pub(crate) fn of(&self, total: usize) -> Parts {
         if self.frags == 1 && total <= self.buf_size {
-            return Parts {
-                count: 1,
-                size: total,
-            };
+            return Parts { count: 1, size: total };
         }
-        let size = total
-            .div_ceil(self.frags)
-            .min(self.frag_size)
-            .min(self.buf_size)
-            .max(1);
+        let size = total.div_ceil(self.frags).min(self.frag_size).min(self.buf_size).max(1);
         // A packet shorter than its parts takes fewer.
         let count = self.frags.min(total.div_ceil(size)).max(1);
         if total - size * (count - 1) <= self.buf_size {
             return Parts { count, size };
         }
-        Parts {
-            count: total.div_ceil(self.buf_size),
-            size: self.buf_size,
-        }
+        Parts { count: total.div_ceil(self.buf_size), size: self.buf_size }
     }
 
     /// Refuses packets of up to `total` bytes that no ring of `num_slots` could carry.
@@ -394,11 +345,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn split(frags: usize, frag_size: usize) -> Split {
-        Split {
-            frags,
-            frag_size,
-            buf_size: 2048,
-        }
+        Split { frags, frag_size, buf_size: 2048 }
     }
 
     #[test]
@@ -408,11 +355,7 @@ mod tests {
             (parts.count, parts.size)
         };
         assert_eq!(of(1, usize::MAX, 60), (1, 60));
-        assert_eq!(
-            of(1, usize::MAX, 2049),
-            (2, 2048),
-            "replay of a long packet"
-        );
+        assert_eq!(of(1, usize::MAX, 2049), (2, 2048), "replay of a long packet");
         assert_eq!(of(3, usize::MAX, 100), (3, 34));
         assert_eq!(of(3, 20, 100), (3, 20), "20, 20, 60");
         assert_eq!(of(3, 500, 100), (3, 34), "-M only makes parts smaller");
@@ -435,20 +378,7 @@ mod tests {
     #[test]
     fn what_cannot_be_carried_is_refused() {
         assert!(split(1, usize::MAX).check(60, 4).is_ok());
-        assert!(
-            split(4, usize::MAX)
-                .check(60, 4)
-                .unwrap_err()
-                .contains("takes 4 slots")
-        );
-        assert!(
-            Split {
-                frags: 1,
-                frag_size: usize::MAX,
-                buf_size: 512
-            }
-            .check(65_535, 1024)
-            .is_err()
-        );
+        assert!(split(4, usize::MAX).check(60, 4).unwrap_err().contains("takes 4 slots"));
+        assert!(Split { frags: 1, frag_size: usize::MAX, buf_size: 512 }.check(65_535, 1024).is_err());
     }
 }

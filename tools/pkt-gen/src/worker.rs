@@ -63,10 +63,7 @@ const MAX_DEBT: Duration = Duration::from_millis(100);
 
 impl Pacer {
     pub(crate) fn new(rate: Option<f64>) -> Pacer {
-        Pacer {
-            rate,
-            next: Instant::now(),
-        }
+        Pacer { rate, next: Instant::now() }
     }
 
     /// Waits until the next batch is due; returns at once without a rate.

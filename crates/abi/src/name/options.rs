@@ -94,9 +94,7 @@ impl PortOptions {
 
 /// A key, with `-` for each `_`.
 fn key(parser: &mut Parser<'_>) -> String {
-    parser
-        .take_while(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
-        .replace('_', "-")
+    parser.take_while(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_').replace('_', "-")
 }
 
 /// Reads `":" kv { "," kv }`, or `"=" value` where there is a `default` key that it means. `set` reads one value, in a
@@ -196,16 +194,8 @@ fn conf(parser: &mut Parser<'_>) -> Result<Conf, Fault> {
     // A key for one direction goes before the key for both, wherever it stands.
     let or = |one: u16, both: u16| if one == 0 { both } else { one };
     Ok(Conf {
-        tx_slots: if conf.tx_slots == 0 {
-            slots
-        } else {
-            conf.tx_slots
-        },
-        rx_slots: if conf.rx_slots == 0 {
-            slots
-        } else {
-            conf.rx_slots
-        },
+        tx_slots: if conf.tx_slots == 0 { slots } else { conf.tx_slots },
+        rx_slots: if conf.rx_slots == 0 { slots } else { conf.rx_slots },
         tx_rings: or(conf.tx_rings, rings),
         rx_rings: or(conf.rx_rings, rings),
         host_tx_rings: or(conf.host_tx_rings, host_rings),
@@ -222,15 +212,7 @@ fn share(parser: &mut Parser<'_>) -> Result<Box<PortSpec>, Fault> {
 }
 
 fn extmem(parser: &mut Parser<'_>) -> Result<ExtMem, Fault> {
-    const KEYS: [&str; 7] = [
-        "file",
-        "if-num",
-        "if-size",
-        "ring-num",
-        "ring-size",
-        "buf-num",
-        "buf-size",
-    ];
+    const KEYS: [&str; 7] = ["file", "if-num", "if-size", "ring-num", "ring-size", "buf-num", "buf-size"];
     let mut extmem = ExtMem::default();
     pairs(parser, &KEYS, Some("file"), |key, value| match key {
         "file" => {
@@ -253,15 +235,10 @@ fn extmem(parser: &mut Parser<'_>) -> Result<ExtMem, Fault> {
 fn offset(parser: &mut Parser<'_>) -> Result<Offset, Fault> {
     let mut initial = None;
     let mut bits = 0;
-    pairs(
-        parser,
-        &["initial", "bits"],
-        Some("initial"),
-        |key, value| match key {
-            "initial" => number(value, initial.insert(0), u64::MAX),
-            _ => number(value, &mut bits, 64),
-        },
-    )?;
+    pairs(parser, &["initial", "bits"], Some("initial"), |key, value| match key {
+        "initial" => number(value, initial.insert(0), u64::MAX),
+        _ => number(value, &mut bits, 64),
+    })?;
     match initial {
         Some(initial) => Ok(Offset { initial, bits }),
         None => parser.fault("offset needs an initial=BYTES"),
@@ -291,20 +268,12 @@ impl fmt::Display for Conf {
         let wishes = [
             ("slots", self.tx_slots, self.rx_slots),
             ("rings", self.tx_rings.into(), self.rx_rings.into()),
-            (
-                "host-rings",
-                self.host_tx_rings.into(),
-                self.host_rx_rings.into(),
-            ),
+            ("host-rings", self.host_tx_rings.into(), self.host_rx_rings.into()),
         ];
         for (what, tx, rx) in wishes {
             // "host-rings" of one direction are "host-tx-rings".
             let (host, what) = what.split_at(if what.starts_with("host-") { 5 } else { 0 });
-            let pairs = if tx == rx {
-                [("", tx), ("", 0)]
-            } else {
-                [("tx-", tx), ("rx-", rx)]
-            };
+            let pairs = if tx == rx { [("", tx), ("", 0)] } else { [("tx-", tx), ("rx-", rx)] };
             for (direction, wish) in pairs.into_iter().filter(|(_, wish)| *wish != 0) {
                 write!(f, "{before}{host}{direction}{what}={wish}")?;
                 before = ",";

@@ -22,20 +22,12 @@ pub(super) struct Parser<'a> {
 
 impl<'a> Parser<'a> {
     pub(super) fn new(text: &'a str, exists: &'a dyn Fn(&str) -> bool) -> Self {
-        Self {
-            text,
-            at: 0,
-            exists,
-        }
+        Self { text, at: 0, exists }
     }
 
     /// A parser of the part `[from, to)` of this one's text. Both are positions of ASCII characters or ends.
     pub(super) fn part(&self, from: usize, to: usize) -> Self {
-        Self {
-            text: &self.text[..to],
-            at: from,
-            exists: self.exists,
-        }
+        Self { text: &self.text[..to], at: from, exists: self.exists }
     }
 
     pub(super) fn at(&self) -> usize {
@@ -73,10 +65,7 @@ impl<'a> Parser<'a> {
     }
 
     pub(super) fn fault_at<T>(&self, at: usize, what: impl Into<String>) -> Result<T, Fault> {
-        Err(Fault {
-            at,
-            what: what.into(),
-        })
+        Err(Fault { at, what: what.into() })
     }
 
     /// A fault if anything is left.
@@ -95,10 +84,7 @@ impl<'a> Parser<'a> {
         if name.len() >= NETMAP_REQ_IFNAMSIZ {
             let max = NETMAP_REQ_IFNAMSIZ - 1;
             let too_far = (start + max..).find(|&at| self.text.is_char_boundary(at));
-            let what = format!(
-                "a port's name has at most {max} bytes, this one {}",
-                name.len()
-            );
+            let what = format!("a port's name has at most {max} bytes, this one {}", name.len());
             return self.fault_at(too_far.unwrap_or(start), what);
         }
         let name = name.to_owned();
@@ -159,11 +145,7 @@ impl<'a> Parser<'a> {
             Ok((PortKind::Vale, start))
         } else {
             // Past "netmap" only the colon can be wrong.
-            self.at += if self.rest().starts_with("netmap") {
-                "netmap".len()
-            } else {
-                0
-            };
+            self.at += if self.rest().starts_with("netmap") { "netmap".len() } else { 0 };
             self.fault("a port is netmap:NAME or valeSWITCH:PORT")
         }
     }
@@ -172,9 +154,7 @@ impl<'a> Parser<'a> {
     /// and `-` wherever it is not the ring suffix.
     fn interface(&mut self) -> Result<(), Fault> {
         let start = self.at;
-        let name = self.take_while(|c| {
-            !SIGNS.contains(&c) && c != ':' && !c.is_whitespace() && !c.is_control()
-        });
+        let name = self.take_while(|c| !SIGNS.contains(&c) && c != ':' && !c.is_whitespace() && !c.is_control());
         if self.peek() == Some(':') {
             return match name.starts_with(NM_BDG_NAME) {
                 true => self.fault_at(start, "a VALE port's name begins with vale, not netmap:"),
@@ -219,9 +199,7 @@ impl<'a> Parser<'a> {
 
     fn ident(&mut self, of: &str) -> Result<&'a str, Fault> {
         match self.take_while(is_ident) {
-            "" => self.fault(format!(
-                "the name of {of} is missing (letters, digits, '_')"
-            )),
+            "" => self.fault(format!("the name of {of} is missing (letters, digits, '_')")),
             ident => Ok(ident),
         }
     }
@@ -236,23 +214,14 @@ impl<'a> Parser<'a> {
         }
         self.eat('-');
         let ring = self.number("a ring number", 0, u64::from(NETMAP_RING_MASK - 1))?;
-        Ok(if host {
-            Rings::OneSw(ring)
-        } else {
-            Rings::OneNic(ring)
-        })
+        Ok(if host { Rings::OneSw(ring) } else { Rings::OneNic(ring) })
     }
 
     fn flags(&mut self) -> Result<u64, Fault> {
         self.at += 1;
         let mut flags = 0;
         loop {
-            match (
-                self.peek(),
-                FLAGS
-                    .iter()
-                    .find(|(letter, _)| self.peek() == Some(*letter)),
-            ) {
+            match (self.peek(), FLAGS.iter().find(|(letter, _)| self.peek() == Some(*letter))) {
                 (_, Some((letter, bit))) => {
                     self.eat(*letter);
                     flags |= bit;
@@ -271,20 +240,13 @@ impl<'a> Parser<'a> {
         let start = self.at;
         let mem_id = self.number("a region's number", 1, u64::from(u16::MAX))?;
         match before {
-            Some(before) if before != mem_id => {
-                self.fault_at(start, format!("another region than @{before} in front"))
-            }
+            Some(before) if before != mem_id => self.fault_at(start, format!("another region than @{before} in front")),
             _ => Ok(mem_id),
         }
     }
 
     /// A decimal number of `what` in `min..=max`, where `max` fits into `T`.
-    pub(super) fn number<T: TryFrom<u64>>(
-        &mut self,
-        what: &str,
-        min: u64,
-        max: u64,
-    ) -> Result<T, Fault> {
+    pub(super) fn number<T: TryFrom<u64>>(&mut self, what: &str, min: u64, max: u64) -> Result<T, Fault> {
         let start = self.at;
         let digits = self.take_while(|c| c.is_ascii_digit());
         if digits.is_empty() {

@@ -15,9 +15,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let (from, to) = (Port::open(&from)?, Port::open(&to)?);
     if !from.same_region(&to) {
-        return Err(
-            "the two ports are in different regions: packets would have to be copied".into(),
-        );
+        return Err("the two ports are in different regions: packets would have to be copied".into());
     }
     loop {
         // Wait for packets, then for room for them.
