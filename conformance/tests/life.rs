@@ -389,3 +389,26 @@ fn a_pipe_at_its_defaults_touches_at_most_16_mib() {
         assert!(bytes <= 16 << 20, "{bytes}");
     });
 }
+
+/// Started by hand, the daemon goes to the background and says where it is; a second one is refused; so is a level of
+/// the log that does not exist.
+#[test]
+fn a_daemon_started_by_hand_goes_to_the_background() {
+    isolated(|home| {
+        let start = |more: &[&str]| {
+            Command::new(program("unetmapd")).arg("--socket").arg(home.socket()).args(more).output().expect("a program")
+        };
+        let nonsense = start(&["--log", "loudly"]);
+        assert!(!nonsense.status.success(), "{nonsense:?}");
+        assert!(String::from_utf8_lossy(&nonsense.stderr).contains("loudly"), "{nonsense:?}");
+        let first = start(&["--buf-num", "5000"]);
+        assert!(first.status.success(), "{first:?}");
+        assert!(String::from_utf8_lossy(&first.stdout).contains("serving at"), "{first:?}");
+        let port = open("netmap:d{1");
+        assert_eq!(port.region().geometry().bufs.count, 5000, "its options went along");
+        let second = start(&[]);
+        assert!(!second.status.success(), "{second:?}");
+        assert!(String::from_utf8_lossy(&second.stderr).contains("already listens"), "{second:?}");
+        drop(port);
+    });
+}

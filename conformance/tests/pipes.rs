@@ -1,15 +1,19 @@
 //! Pipes as the interface describes them.
 #![forbid(unsafe_code)]
 
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Command;
 use std::time::Duration;
 
+use conformance::home::summary;
 use conformance::raw::Raw;
 use conformance::traffic::{assert_pipe_works, bytes_of, exchange, expect, fill, fill_some, open, receive, send};
 use conformance::{Home, LIMIT, isolated, packet, until};
+use rustix::process::Signal;
 use unetmap::abi::*;
 use unetmap::errno::*;
 use unetmap::request::Request;
-use unetmap::{Interest, Port};
+use unetmap::{Error, Interest, Port};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Long enough to tell that nothing comes, short enough to wait for.
@@ -319,6 +323,33 @@ fn regions_by_number() {
     });
 }
 
+/// The library looks after the daemon about every 100 ms; a run that the machine held up for so long is repeated.
+#[test]
+fn packets_flow_without_system_calls() {
+    isolated(|_| {
+        let killed = Some(Signal::SYS.as_raw());
+        let mut said = String::new();
+        for run in 1..=20 {
+            let mut quiet = Command::new(env!("CARGO_BIN_EXE_quiet"));
+            let output = quiet.args(["netmap:q{1", "netmap:q}1"]).output().expect("the helper starts");
+            said = String::from_utf8_lossy(&output.stdout).into_owned();
+            let words: Vec<&str> = said.lines().collect();
+            match words[..] {
+                ["opened", why] if why.starts_with("unable") => return summary(&format!("skipped: {why}")),
+                ["opened", moved] => {
+                    // Its exit is a call that was forbidden, too.
+                    assert_eq!((moved, output.status.signal()), ("moved 16000", killed), "{output:?}");
+                    return summary(&format!("16000 packets in 2000 batches without a system call, run {run}"));
+                }
+                // A call in between.
+                ["opened"] => assert_eq!(output.status.signal(), killed, "{output:?}"),
+                _ => panic!("{output:?}"),
+            }
+        }
+        panic!("a system call in each of 20 runs; the last one said {said:?}");
+    });
+}
+
 #[test]
 fn what_waits_in_a_pipe_stays_for_the_next_receiver() {
     isolated(|home| {
@@ -481,5 +512,28 @@ fn wrong_names_are_refused_with_a_reason() {
         refused("vale0:port", EOPNOTSUPP);
         refused("netmap:p{1/t", EOPNOTSUPP);
         assert_eq!(home.snapshot().sessions.len(), 1);
+    });
+}
+
+/// Options that the grammar knows and no port has yet are refused with a sentence, not taken and ignored.
+#[test]
+fn options_that_are_not_served_are_refused() {
+    isolated(|_| {
+        for (options, what) in [
+            ("@share=netmap:q{1", "@share"),
+            ("@extmem=/tmp/none", "@extmem"),
+            ("@offset:initial=64", "@offset"),
+            ("@conf:host-rings=4", "host-rings"),
+        ] {
+            let spec = format!("netmap:p{{1{options}");
+            match Port::open(&spec) {
+                Err(Error::Refused { errno, why, .. }) => {
+                    assert_eq!(errno, unetmap::errno::EOPNOTSUPP, "{spec}");
+                    assert!(why.contains(what), "{spec}: {why}");
+                }
+                Err(e) => panic!("{spec}: {e}"),
+                Ok(_) => panic!("{spec}: opened"),
+            }
+        }
     });
 }

@@ -4,6 +4,7 @@
 //! `$XDG_RUNTIME_DIR` or a private folder of the temporary directory. Where none listens, this process binds the socket
 //! and hands it to a new daemon, so that nobody has to wait for it or to guess when it is ready.
 
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,21 +33,38 @@ pub(crate) struct Connection {
 
 /// Connects to the daemon that serves this process, starting one if none runs.
 pub(crate) fn connect() -> Result<Connection, Error> {
-    if let Some(path) = std::env::var_os("UNETMAP_SOCKET") {
-        return connect_or_start(Path::new(&path));
+    match running()? {
+        Some(connection) => Ok(connection),
+        None => connect_or_start(&own_socket()?),
     }
-    if process::uid() != 0 {
-        // Another's daemon is used where it runs and lets us in, and is never started by us.
-        let system = Path::new(SYSTEM_SOCKET);
-        if let Ok(fd) = socket::connect(system) {
-            return Ok(Connection { fd, socket: system.to_owned() });
-        }
-    }
-    connect_or_start(&own_socket()?)
 }
 
-/// Where this user's own daemon listens; makes its folder.
+/// Connects to the daemon that serves this process, if one runs.
+fn running() -> Result<Option<Connection>, Error> {
+    let own = own_socket()?;
+    // Another's daemon is used where it runs and lets us in, and is never started by us.
+    let system = Path::new(SYSTEM_SOCKET);
+    if std::env::var_os("UNETMAP_SOCKET").is_none()
+        && own != system
+        && let Ok(fd) = socket::connect(system)
+    {
+        return Ok(Some(Connection { fd, socket: system.to_owned() }));
+    }
+    match socket::connect(&own) {
+        Ok(fd) => Ok(Some(Connection { fd, socket: own })),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => Ok(None),
+        Err(e) => Err(Error::NoDaemon { why: format!("connecting to {}", own.display()), source: e }),
+    }
+}
+
+/// Where this user's own daemon listens: as `UNETMAP_SOCKET` says, else in the usual folder, which is made.
+///
+/// # Errors
+/// The folder cannot be made, or belongs to somebody else.
 pub fn own_socket() -> Result<PathBuf, Error> {
+    if let Some(path) = std::env::var_os("UNETMAP_SOCKET") {
+        return Ok(path.into());
+    }
     let uid = process::uid();
     if uid == 0 {
         let path = PathBuf::from(SYSTEM_SOCKET);
@@ -88,13 +106,17 @@ fn connect_or_start(path: &Path) -> Result<Connection, Error> {
                 return Err(Error::NoDaemon { why: format!("connecting to {}", path.display()), source: e });
             }
         }
-        start(path)?;
+        start(path, &daemon_program()?, &[])?;
     }
     Err(Error::NoDaemon { why: format!("started one at {}, but it does not answer", path.display()), source: last })
 }
 
-/// Starts a daemon that listens at `path`, unless another process just did.
-fn start(path: &Path) -> Result<(), Error> {
+/// Starts `program`, a daemon, in the background, with `more` arguments, to listen at `path`; its log goes beside the
+/// socket. `false`: one listens there already.
+///
+/// # Errors
+/// The socket, its lock or its log cannot be made, or the program does not start.
+pub fn start(path: &Path, program: &Path, more: &[OsString]) -> Result<bool, Error> {
     let failed = |what: &str, e: io::Error| Error::NoDaemon { why: format!("{what} {}", path.display()), source: e };
     let beside = |suffix: &str| {
         let mut name = path.as_os_str().to_owned();
@@ -110,11 +132,10 @@ fn start(path: &Path) -> Result<(), Error> {
         .map_err(|e| failed("locking", e))?;
     lock.lock().map_err(|e| failed("locking", e))?;
     if socket::connect(path).is_ok() {
-        return Ok(());
+        return Ok(false);
     }
     // Under the lock nobody else starts one, so a socket that refuses connections is a dead daemon's.
     remove_dead_socket(path).map_err(|e| failed("removing the dead daemon's socket", e))?;
-    let program = daemon_program()?;
     let listener = socket::listen(path, 0o600).map_err(|e| failed("listening at", e))?;
     let log = OpenOptions::new()
         .append(true)
@@ -122,10 +143,11 @@ fn start(path: &Path) -> Result<(), Error> {
         .mode(0o600)
         .open(beside(".log"))
         .map_err(|e| failed("opening the log beside", e))?;
-    let args = ["--listen-fd".into(), "3".into(), "--socket".into(), path.as_os_str().to_owned()];
-    process::spawn_detached(&program, &args, listener, log)
+    let mut args = more.to_vec();
+    args.extend(["--listen-fd".into(), "3".into(), "--socket".into(), path.as_os_str().to_owned()]);
+    process::spawn_detached(program, &args, listener, log)
         .map_err(|e| Error::NoDaemon { why: format!("starting {}", program.display()), source: e })?;
-    Ok(())
+    Ok(true)
 }
 
 /// Removes the socket at `path`, if there is one. The caller knows that nobody listens.
@@ -249,14 +271,7 @@ pub(crate) fn take_lease(path: &Path) -> Result<(OwnedFd, u32), Error> {
 /// The daemon's refusal, or the kernel's.
 pub fn snapshot() -> Result<Option<String>, Error> {
     let asked = "the daemon's ports";
-    let path = match std::env::var_os("UNETMAP_SOCKET") {
-        Some(path) => PathBuf::from(path),
-        None if Path::new(SYSTEM_SOCKET).exists() && socket::connect(Path::new(SYSTEM_SOCKET)).is_ok() => {
-            SYSTEM_SOCKET.into()
-        }
-        None => own_socket()?,
-    };
-    let Ok(fd) = socket::connect(&path) else { return Ok(None) };
+    let Some(Connection { fd, .. }) = running()? else { return Ok(None) };
     let reply = call(fd.as_fd(), asked, Kind::Snapshot, &[])?;
     let Some(memfd) = reply.fds.into_iter().next().filter(|_| reply.errno == 0) else {
         return Err(Error::Refused { asked: asked.into(), errno: reply.errno, why: "the daemon refused".into() });

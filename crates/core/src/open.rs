@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path as FsPath;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use unetmap_abi::{NETMAP_REQ_REGISTER, NmreqRegister, PortSpec};
+use unetmap_abi::{NETMAP_REQ_REGISTER, NmreqRegister, PortOptions, PortSpec};
 use unetmap_mem::{
     BufIdx, Consumer, CopyKind, EndPage, Geometry, Iface, LinePage, PoolShape, Producer, Region, RingShape, RingView,
     Slots, Window,
@@ -20,7 +20,7 @@ use crate::backend::null::Null;
 use crate::backend::pipe::{PipeRx, PipeTx};
 use crate::bound::{Bound, BoundRing, FIXED_FDS, Path};
 use crate::client::{self, Connection};
-use crate::error::Error;
+use crate::error::{Error, errno};
 use crate::lease;
 use crate::port::Port;
 use crate::request::{Answer, Request};
@@ -84,6 +84,7 @@ impl OpenOptions {
     /// A bad name, a refusal of the daemon, or no daemon.
     pub fn open(&self, spec: &str) -> Result<Port, Error> {
         let parsed = PortSpec::parse_with(spec, interface_exists)?;
+        refuse_unserved(spec, &parsed)?;
         let mut register = self.register;
         register.nr_flags |= parsed.flags;
         if register.nr_mode == 0 {
@@ -122,6 +123,24 @@ fn ask_daemon(spec: &str, request: &Request) -> Result<(Connection, (Answer, Vec
     match ask() {
         Err(Error::DaemonGone { .. }) => ask(),
         other => other,
+    }
+}
+
+/// Options that the grammar knows and no port has yet.
+fn refuse_unserved(spec: &str, parsed: &PortSpec) -> Result<(), Error> {
+    let PortOptions { conf, share, extmem, offset } = &parsed.options;
+    let host_rings = conf.host_tx_rings != 0 || conf.host_rx_rings != 0;
+    let unserved = [
+        (share.is_some(), "@share (a region's number does the same: @NUMBER, unetmap ls shows them)"),
+        (extmem.is_some(), "@extmem"),
+        (offset.is_some(), "@offset"),
+        (host_rings, "host-rings in @conf (this port has none)"),
+    ];
+    match unserved.into_iter().find(|(asked, _)| *asked) {
+        Some((_, what)) => {
+            Err(Error::Refused { asked: spec.into(), errno: errno::EOPNOTSUPP, why: format!("not served: {what}") })
+        }
+        None => Ok(()),
     }
 }
 

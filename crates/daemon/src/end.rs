@@ -1,4 +1,4 @@
-//! One end of a port: its rings, their control page, and who has them bound.
+//! One end of a port: its rings, their end page, and who has them bound.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::region::House;
 /// A ring of a port.
 pub(crate) struct PortRing {
     pub(crate) view: RingView,
-    /// Index of its state in the control page.
+    /// Index of its state in the end page.
     pub(crate) state: usize,
     /// Its line, on ports that have lines.
     pub(crate) line: Option<usize>,
@@ -63,7 +63,7 @@ pub(crate) struct Binding {
 pub(crate) fn shared_page(name: &str, bytes: usize) -> Result<(Window, OwnedFd), Refusal> {
     let made = memfd::create_sealed(name, bytes as u64)
         .and_then(|fd| Ok((Window::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)), fd)));
-    made.or_else(|e| refuse(ENOMEM, format!("no memory for a control page: {e}")))
+    made.or_else(|e| refuse(ENOMEM, format!("no memory for a shared page: {e}")))
 }
 
 impl End {
@@ -156,7 +156,7 @@ impl End {
         found
     }
 
-    /// The slots of a receive ring that the program has not given back, as far as the control page tells.
+    /// The slots of a receive ring that the program has not given back, as far as the end page tells.
     fn held(&self, ring: &PortRing) -> Option<Span> {
         let (from, to) = self.page.state(ring.state)?.positions(ring.view.slots().slots())?;
         Some(Span { from, to })

@@ -14,6 +14,7 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,8 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
-use tracing_subscriber::EnvFilter;
+use clap::{Parser, ValueEnum};
 use unetmap_sys::process::{self, Signal};
 use unetmap_sys::{event, socket};
 
@@ -33,15 +33,38 @@ use server::Server;
 /// Region numbers of a user's daemon start here, so that it and the system's never name the same region.
 const FIRST_PRIVATE_ID: u16 = 0x4000;
 
+/// What is worth logging.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Level {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+impl From<Level> for tracing::Level {
+    fn from(level: Level) -> tracing::Level {
+        match level {
+            Level::Error => tracing::Level::ERROR,
+            Level::Warn => tracing::Level::WARN,
+            Level::Info => tracing::Level::INFO,
+            Level::Debug => tracing::Level::DEBUG,
+            Level::Trace => tracing::Level::TRACE,
+        }
+    }
+}
+
 /// The unetmap daemon. The first program that opens a port starts one; there is no need to start it by hand.
 #[derive(Parser, Debug)]
 #[command(name = "unetmapd", version, about)]
 struct Args {
-    /// For use by hand on a terminal: the log in colours.
+    /// Stay in the foreground and log to standard error. Else a daemon in the background is started, which logs to a file
+    /// beside its socket.
     #[arg(long)]
     foreground: bool,
-    /// Where to listen.
-    #[arg(long, value_name = "PATH")]
+    /// Where to listen (also in the environment, UNETMAP_SOCKET).
+    #[arg(long, value_name = "PATH", overrides_with = "socket")]
     socket: Option<PathBuf>,
     /// A listening socket that the starter bound to --socket, as a file descriptor.
     #[arg(long, value_name = "FD", hide = true)]
@@ -49,9 +72,9 @@ struct Args {
     /// End when nobody was connected for so many seconds; 0: never.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     idle_exit: u64,
-    /// What to log: error, warn, info, debug, trace (also in the environment, UNETMAPD_LOG).
+    /// What to log.
     #[arg(long, value_name = "LEVEL", env = "UNETMAPD_LOG", default_value = "info")]
-    log: String,
+    log: Level,
     /// Sessions of a region.
     #[arg(long, value_name = "N", default_value_t = Sizes::default().ifs.0)]
     if_num: u32,
@@ -74,11 +97,10 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let filter = EnvFilter::try_new(&args.log).unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(tracing::Level::from(args.log))
         .with_writer(io::stderr)
-        .with_ansi(args.foreground && io::stderr().is_terminal())
+        .with_ansi(io::stderr().is_terminal())
         .init();
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
@@ -100,6 +122,9 @@ fn run(args: &Args) -> Result<(), String> {
         Some(path) => path.clone(),
         None => unetmap::client::own_socket().map_err(|e| e.to_string())?,
     };
+    if !args.foreground && args.listen_fd.is_none() {
+        return to_background(&socket);
+    }
     let signals = process::signals_as_fd(&[Signal::TERM, Signal::INT]).map_err(|e| format!("signals: {e}"))?;
     let lock = lock_beside(&socket).map_err(|e| format!("{}: {e}", socket.display()))?;
     let listener = match args.listen_fd {
@@ -116,17 +141,25 @@ fn run(args: &Args) -> Result<(), String> {
     let may_end = || {
         let free = lock.try_lock().is_ok();
         let waiting = socket_has_clients(&listener_again);
-        if free && !waiting {
-            let _ = fs::remove_file(&socket);
-            return true;
-        }
-        if free {
+        if free && waiting {
             let _ = lock.unlock();
         }
-        false
+        free && !waiting
     };
     server.run(signals.as_fd(), idle, may_end).map_err(|e| e.to_string())?;
+    // The listener is still open, so nobody can have put another socket in the place of ours.
     let _ = fs::remove_file(&socket);
+    Ok(())
+}
+
+/// Starts a daemon that is nobody's child, with the same arguments.
+fn to_background(socket: &Path) -> Result<(), String> {
+    let program = std::env::current_exe().map_err(|e| format!("finding this program: {e}"))?;
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if !unetmap::client::start(socket, &program, &args).map_err(|e| e.to_string())? {
+        return Err(format!("a daemon already listens at {}", socket.display()));
+    }
+    println!("unetmapd: serving at {0}, log in {0}.log", socket.display());
     Ok(())
 }
 

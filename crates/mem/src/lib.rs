@@ -8,7 +8,8 @@
 //!   `&mut` to bytes that others write (a `&AtomicU32` is fine: it promises nothing about the value).
 //! * **M2** Every pointer is made by [`Window`], which checks once that the bytes lie inside the mapping; a view keeps
 //!   its mapping alive, and a mapping cannot shrink, because its memfd is sealed.
-//! * **M3** A [`Pos`] is below the [`Slots`] that made it, so slot `pos` of a ring of that many slots is inside the ring.
+//! * **M3** A [`Pos`] is below the [`Slots`] that made it; a [`SlotRing`] takes one of a larger ring for its last slot, so
+//!   that every slot it touches is inside the ring.
 //! * **M4** A value read from shared memory is judged on the copy, and only the copy is used.
 
 mod atomic;

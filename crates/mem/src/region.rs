@@ -144,11 +144,20 @@ impl Region {
     /// Maps a region that somebody else made.
     ///
     /// # Errors
-    /// `InvalidData` when the memfd is not sealed or too small for the geometry; else the kernel's.
+    /// `InvalidData` when the geometry is none that [`Geometry::new`] makes, or the memfd is not sealed or too small for
+    /// it; else the kernel's.
     pub fn attach(fd: BorrowedFd<'_>, geometry: Geometry) -> std::io::Result<Region> {
+        // Only a geometry that `new` makes: its pools are in bounds, in order, and aligned.
+        let pools = [&geometry.ifs, &geometry.rings, &geometry.bufs].map(|pool| (pool.count, pool.size));
+        if Geometry::new(pools[0], pools[1], pools[2]) != Ok(geometry) {
+            return Err(std::io::Error::new(
+                std::io::ErrorKind::InvalidData,
+                "the region's pools overlap or do not fit",
+            ));
+        }
         let bytes = usize::try_from(geometry.bytes()).map_err(std::io::Error::other)?;
         let window = Window::whole(Arc::new(Mapping::new(fd, bytes)?));
-        // SAFETY: the buffer pool starts inside the mapping, which has `geometry.bytes()` bytes.
+        // SAFETY: the mapping has `geometry.bytes()` bytes, and in a geometry of `new` the buffer pool lies inside them.
         let bufs = unsafe { window.base().add(geometry.bufs.offset as usize) };
         Ok(Region { window, bufs, geometry })
     }
@@ -208,6 +217,25 @@ mod tests {
         let err = Geometry::new((3, 1024), (5, 20480), (3, 2048)).unwrap_err();
         assert!(err.contains("buf_num is 3"), "{err}");
         assert!(Geometry::new((3, 1024), (5, 20480), (1_000_000, 65536)).is_err());
+    }
+
+    #[test]
+    fn a_geometry_that_cannot_be_is_not_mapped() {
+        use std::os::fd::AsFd;
+        let good = Geometry::new((1, 256), (2, 512), (4, 64)).unwrap();
+        let (_region, fd) = Region::create("test", good).unwrap();
+        assert!(Region::attach(fd.as_fd(), good).is_ok());
+        for change in [
+            |g: &mut Geometry| g.bufs.offset += 1,
+            |g: &mut Geometry| g.bufs.offset = u64::MAX,
+            |g: &mut Geometry| g.ifs.size = 0,
+            |g: &mut Geometry| g.rings.offset = 0,
+            |g: &mut Geometry| g.bufs.count = 0,
+        ] {
+            let mut bad = good;
+            change(&mut bad);
+            assert!(Region::attach(fd.as_fd(), bad).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

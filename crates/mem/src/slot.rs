@@ -85,13 +85,13 @@ impl SlotRing {
         self.slots
     }
 
-    /// The address of slot `p`; valid for 16 bytes, and for all slots up to the end of the ring.
+    /// The address of slot `p`; valid for 16 bytes, and for all slots up to the end of the ring. A position of another,
+    /// larger ring means the last slot.
     #[inline(always)]
     pub(crate) fn at(&self, p: Pos) -> *mut u8 {
-        debug_assert!(p.raw() < self.slots.get());
-        // SAFETY: a position is below the number of slots of the ring it was made for (M3), and `new` checked that all
-        // of them lie in the window (M2).
-        unsafe { self.base.add(p.raw() as usize * SLOT_BYTES) }
+        let index = p.raw().min(self.slots.get() - 1) as usize;
+        // SAFETY: the index is below the number of slots, and `new` checked that all of them lie in the window (M2).
+        unsafe { self.base.add(index * SLOT_BYTES) }
     }
 
     #[inline(always)]

@@ -10,41 +10,44 @@
 use unetmap_abi::NS_BUF_CHANGED;
 
 use crate::pos::{Pos, Span};
-use crate::slot::{Limits, SLOT_BYTES, SlotRing, SlotValue};
+use crate::slot::{Limits, SLOT_BYTES, SlotRing};
 
-/// Which slot copy the processor gets; chosen once per process.
+/// Which slot copy this processor gets. Only this module makes one, after asking the processor: that is what makes it
+/// sound to run it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CopyKind {
+pub struct CopyKind(Kind);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
     /// Slot by slot with plain 64-bit words: any processor.
     Portable,
     /// Two slots a step with AVX2.
+    #[cfg(target_arch = "x86_64")]
     Avx2,
     /// A whole line of four slots a step with AVX-512.
+    #[cfg(target_arch = "x86_64")]
     Avx512,
 }
 
 impl CopyKind {
-    /// The best that this processor has.
-    pub fn best() -> CopyKind {
+    /// All that this processor can run, the portable one first, the best one last.
+    pub fn available() -> Vec<CopyKind> {
+        let mut kinds = vec![CopyKind(Kind::Portable)];
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
-                return CopyKind::Avx512;
-            }
             if is_x86_feature_detected!("avx2") {
-                return CopyKind::Avx2;
+                kinds.push(CopyKind(Kind::Avx2));
+            }
+            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
+                kinds.push(CopyKind(Kind::Avx512));
             }
         }
-        CopyKind::Portable
+        kinds
     }
 
-    /// All that this processor can run, the portable one first.
-    pub fn available() -> Vec<CopyKind> {
-        let best = Self::best();
-        [CopyKind::Portable, CopyKind::Avx2, CopyKind::Avx512]
-            .into_iter()
-            .take_while(|&k| k as u8 <= best as u8)
-            .collect()
+    /// The best that this processor has.
+    pub fn best() -> CopyKind {
+        Self::available().pop().unwrap_or(CopyKind(Kind::Portable))
     }
 }
 
@@ -75,17 +78,33 @@ fn take_run(kind: CopyKind, from: &SlotRing, to: &SlotRing, start: Pos, count: u
     let first_line = start.raw() + lead;
     let mut good = take_slots(from, to, start.raw(), lead, limits);
     if lines > 0 {
-        let at = from.slots().pos(first_line).unwrap_or(Pos::ZERO);
-        let (src, dst) = (from.at(at), to.at(at));
-        // SAFETY: the run [start, start + count) lies inside both rings (M3, same number of slots), so `lines` lines
-        // from `at` are readable and writable; `at` is a multiple of four slots and both rings start on a 64-byte
-        // boundary, so the lines are aligned; `kind` is one that this processor has (`CopyKind::best`).
-        good &= unsafe { take_lines(kind, src, dst, lines as usize, limits) };
+        good &= take_lines(kind, from, to, first_line, lines, limits);
     }
     good & take_slots(from, to, first_line + lines * LINE_SLOTS, tail, limits)
 }
 
-/// Less than a line: the claim goes to the first slot taken, because an earlier one may be the producer's again.
+/// `lines` whole lines from slot `first`, a multiple of four.
+#[inline]
+fn take_lines(kind: CopyKind, from: &SlotRing, to: &SlotRing, first: u32, lines: u32, limits: Limits) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if kind.0 != Kind::Portable {
+        let at = from.slots().pos(first).unwrap_or(Pos::ZERO);
+        let (src, dst) = (from.at(at), to.at(at));
+        // SAFETY: the lines are part of a run that lies inside both rings, which have the same number of slots, so all
+        // of them are readable and writable; `first` is a multiple of four slots and both rings start on a 64-byte
+        // boundary, so they are aligned; the processor has the kind, or nobody could have made it.
+        return unsafe {
+            match kind.0 {
+                Kind::Avx512 => x86::take_lines_avx512(src, dst, lines as usize, limits),
+                _ => x86::take_lines_avx2(src, dst, lines as usize, limits),
+            }
+        };
+    }
+    let _ = kind;
+    (0..lines).fold(true, |good, line| good & take_slots(from, to, first + line * LINE_SLOTS, LINE_SLOTS, limits))
+}
+
+/// Up to a line: the claim goes to the first slot taken, because an earlier one may be the producer's again.
 #[inline]
 fn take_slots(from: &SlotRing, to: &SlotRing, start: u32, count: u32, limits: Limits) -> bool {
     let mut good = true;
@@ -98,54 +117,6 @@ fn take_slots(from: &SlotRing, to: &SlotRing, start: u32, count: u32, limits: Li
         to.store(p, v);
         if i == 0 || changed {
             from.set_flags(p, v.flags);
-        }
-    }
-    good
-}
-
-/// # Safety
-/// `src` and `dst` are aligned to 64 and valid for reads and writes of `lines * 64` bytes; the processor has `kind`.
-#[inline]
-unsafe fn take_lines(kind: CopyKind, src: *mut u8, dst: *mut u8, lines: usize, limits: Limits) -> bool {
-    match kind {
-        // SAFETY: the caller's promise, handed on; here and in the two arms below.
-        CopyKind::Portable => unsafe { take_lines_portable(src, dst, lines, limits) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        CopyKind::Avx2 => unsafe { x86::take_lines_avx2(src, dst, lines, limits) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        CopyKind::Avx512 => unsafe { x86::take_lines_avx512(src, dst, lines, limits) },
-        #[cfg(not(target_arch = "x86_64"))]
-        // SAFETY: as above.
-        _ => unsafe { take_lines_portable(src, dst, lines, limits) },
-    }
-}
-
-/// The plain twin of the vector kernels.
-///
-/// # Safety
-/// As `take_lines`.
-unsafe fn take_lines_portable(src: *mut u8, dst: *mut u8, lines: usize, limits: Limits) -> bool {
-    let mut good = true;
-    for line in 0..lines {
-        for i in 0..LINE_SLOTS as usize {
-            let at = line * 64 + i * SLOT_BYTES;
-            // SAFETY: at + 16 <= lines * 64 (caller); volatile, because others may write (M1), once each (M4).
-            let (head, ptr) =
-                unsafe { (src.add(at).cast::<u64>().read_volatile(), src.add(at + 8).cast::<u64>().read_volatile()) };
-            let mut v = SlotValue::from_words(head, ptr);
-            let changed = v.flags & NS_BUF_CHANGED != 0;
-            v.flags &= !NS_BUF_CHANGED;
-            good &= limits.allow(v);
-            // SAFETY: as above.
-            unsafe {
-                dst.add(at).cast::<u64>().write_volatile(v.head_word());
-                dst.add(at + 8).cast::<u64>().write_volatile(ptr);
-                if i == 0 || changed {
-                    src.add(at + 6).cast::<u16>().write_volatile(v.flags);
-                }
-            }
         }
     }
     good
@@ -165,7 +136,7 @@ pub(crate) fn any_changed(kind: CopyKind, ring: &SlotRing, span: Span) -> bool {
 #[inline]
 unsafe fn any_changed_run(kind: CopyKind, at: *mut u8, count: usize) -> bool {
     #[cfg(target_arch = "x86_64")]
-    let (done, mut any) = if kind == CopyKind::Avx512 && count >= 4 {
+    let (done, mut any) = if kind.0 == Kind::Avx512 && count >= 4 {
         let done = count & !3;
         // SAFETY: the caller's promise, for a multiple of four slots.
         (done, u64::from(unsafe { x86::any_changed_avx512(at, done) }) * CHANGED_WORD)
@@ -184,6 +155,8 @@ unsafe fn any_changed_run(kind: CopyKind, at: *mut u8, count: usize) -> bool {
 /// `NS_BUF_CHANGED` in the first eight bytes of a slot.
 const CHANGED_WORD: u64 = (NS_BUF_CHANGED as u64) << 48;
 
+/// The vector twins. A line is loaded by one instruction, and what is judged and stored is the register: should another
+/// party write the line meanwhile, the copy is some mixture of old and new, but it is the mixture that was judged.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::*;
@@ -212,7 +185,8 @@ mod x86 {
     }
 
     /// # Safety
-    /// As `take_lines`, and the processor has AVX-512 F and BW.
+    /// `src` and `dst` are aligned to 64 and valid for reads and writes of `lines * 64` bytes; the processor has AVX-512 F
+    /// and BW.
     #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) unsafe fn take_lines_avx512(src: *mut u8, dst: *mut u8, lines: usize, limits: Limits) -> bool {
         // Lanes of 32 bits: 0 4 8 12 are indexes, 1 5 9 13 length and flags.
@@ -257,7 +231,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// As `take_lines`, and the processor has AVX2.
+    /// As `take_lines_avx512`, but the processor has AVX2.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn take_lines_avx2(src: *mut u8, dst: *mut u8, lines: usize, limits: Limits) -> bool {
         // Unsigned compares by flipping the top bit: a >= b is not (b > a).

@@ -9,6 +9,7 @@ use unetmap_sys::{Mapping, memfd};
 
 use super::*;
 use crate::pos::{BufIdx, Slots};
+use crate::slot::SlotValue;
 use crate::window::Window;
 
 /// Bytes before and after each ring, which nobody may touch.
