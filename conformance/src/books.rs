@@ -2,6 +2,9 @@
 
 use serde::Deserialize;
 
+/// Buffers in the rings of a pipe of default size: two transmit rings, and a spare for each receive ring.
+pub const PIPE_BUFFERS: u32 = 2 * 1024 + 2;
+
 /// Everything.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Snapshot {

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use conformance::books::PIPE_BUFFERS;
 use conformance::home::{Guard, is_alive, summary};
 use conformance::packet::Dice;
 use conformance::raw::Intruder;
@@ -18,8 +19,6 @@ use unetmap::{BufIdx, Interest, Port};
 
 /// Slots that a ring can hold at most, at its default size.
 const RING: u64 = 1023;
-/// Buffers in the rings of a pipe of default size: two transmit rings, and a spare for each receive ring.
-const PIPE_BUFFERS: u32 = 2 * 1024 + 2;
 
 fn party() -> Command {
     Command::new(env!("CARGO_BIN_EXE_party"))
@@ -248,8 +247,8 @@ fn mending_after_the_dead_takes_nothing_from_the_living() {
     });
 }
 
-/// Sends packets both ways. `near` is shared, so a sync of it may be skipped because somebody else is at it: as programs
-/// of the original do, it syncs until all is gone.
+/// Sends packets both ways. `near` is shared, so a sync of it may be skipped because somebody else is at it: as
+/// programs of the original do, it syncs until all is gone.
 #[track_caller]
 fn both_ways(far: &Port, near: &Port, from: u64, to: u64) {
     exchange(far, near, 1, from, to);

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::process::{Command, Stdio};
 
+use conformance::books::PIPE_BUFFERS;
 use conformance::home::{Guard, summary};
 use conformance::packet::{self, Dice};
 use conformance::raw::{Intruder, field};
@@ -12,8 +13,6 @@ use conformance::{Home, isolated, until};
 use unetmap::abi::{NS_MOREFRAG, NetmapRing};
 use unetmap::{BufIdx, Error, Interest, Port};
 
-/// Buffers in the rings of a pipe of default size.
-const PIPE_BUFFERS: u32 = 2 * 1024 + 2;
 const SLOTS: u32 = 1024;
 
 fn buffers_in_region(port: &Port) -> u32 {
@@ -29,7 +28,7 @@ fn slots_out_of_range_arrive_empty() {
         let lens = [tx.buf_size() as u16 + 1, 0x8000, u16::MAX];
         let ring = &tx.tx_rings()[0];
         let (mut sent, mut bad) = (0, 0);
-        // Enough to go round the ring twice, one batch for each kind of fault, so that each place in a cache line has it.
+        // Enough to go round the ring twice, one batch for each kind of fault: each place in a cache line has it.
         for round in 0..64 {
             tx.poll(Interest::TX, Some(conformance::LIMIT)).expect("room");
             let mut good = Vec::new();
