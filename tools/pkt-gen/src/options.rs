@@ -74,7 +74,8 @@ pub(crate) struct Cli {
     #[arg(short = 'n', long, value_name = "PACKETS")]
     count: Option<u64>,
 
-    /// Bytes of a packet from the Ethernet header to the end of the payload (no FCS); given twice, a random length between the two
+    /// Bytes of a packet from the Ethernet header to the end of the payload (no FCS); given twice, a random length
+    /// between the two
     ///
     /// The default is 60, or the shortest packet that IPv6 (62) or txseq over IPv6 (66) allows.
     #[arg(short = 'l', long = "len", value_name = "BYTES", action = ArgAction::Append)]
@@ -198,7 +199,8 @@ pub(crate) struct Cli {
     #[arg(short = 'C', long, value_name = "CONFIG")]
     config: Option<RingConfig>,
 
-    /// Sum of: 2 read each packet, 4 or 8 copy each packet, 64 dump, 256 rubbish, 512 / 1024 random source / destination, 2048 statistics
+    /// Sum of: 2 read each packet, 4 or 8 copy each packet, 64 dump, 256 rubbish, 512 / 1024 random source /
+    /// destination, 2048 statistics
     ///
     /// 1 (prefetch), 16 (timestamps) and 4096 (update checksums) are accepted and change nothing: checksums are
     /// always right. 32 is -I.

@@ -224,7 +224,8 @@ pub(crate) fn pong(worker: &Worker<'_>) -> Result<Outcome, String> {
         begin.get_or_insert_with(Instant::now);
         for ring in rx {
             let space = ring.space();
-            let mut n = u64::from(space.min(worker.config.burst)).min(worker.count - answered) as u32; // at most `space`
+            // At most `space`, so it fits.
+            let mut n = u64::from(space.min(worker.config.burst)).min(worker.count - answered) as u32;
             if n == 0 {
                 continue;
             }

@@ -60,9 +60,10 @@ struct BenchArgs {
 
     /// Compare with what COMMAND measures, too; may be given several times
     ///
-    /// COMMAND is run by `sh -c` once a turn, with BENCH (the row's name) and BATCH (the sender's batch) in its environment. It prints a line for
-    /// each class: {"name":"x","class":"L","unit":"Mpps","median":1.5,"min":1,"max":2,"n":9}. The unit tells which
-    /// of our rows it is compared with. One that fails is left out from then on, and the exit status is 1.
+    /// COMMAND is run by `sh -c` once a turn, with BENCH (the row's name) and BATCH (the sender's batch) in its
+    /// environment. It prints a line for each class:
+    /// {"name":"x","class":"L","unit":"Mpps","median":1.5,"min":1,"max":2,"n":9}. The unit tells which of our rows it
+    /// is compared with. One that fails is left out from then on, and the exit status is 1.
     #[arg(long = "peer", value_name = "LABEL=COMMAND")]
     peers: Vec<Peer>,
 
