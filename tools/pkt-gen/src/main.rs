@@ -24,8 +24,8 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 fn main() -> ExitCode {
-    let online = std::thread::available_parallelism().map_or(1, usize::from);
-    let result = options::Cli::parse().check(online).and_then(|config| run::run(&config));
+    let allowed = unetmap_sys::process::cpus_allowed();
+    let result = options::Cli::parse().check(&allowed).and_then(|config| run::run(&config));
     match result {
         Ok(code) => code,
         Err(message) => {

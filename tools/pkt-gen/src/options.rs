@@ -112,11 +112,14 @@ pub(crate) struct Cli {
     #[arg(short = 'S', long, value_name = "MAC")]
     src_mac: Option<Mac>,
 
-    /// Pin thread I to processor CPU + I modulo the processors that -c allows [default: do not pin]
+    /// Pin the threads, the first to this processor [default: do not pin]
+    ///
+    /// Each further thread takes the next processor that the process may use (see taskset(1)), round and round; once
+    /// there are as many as -c allows, this one again.
     #[arg(short = 'a', long, value_name = "CPU")]
     first_cpu: Option<usize>,
 
-    /// Processors to use with -a, at most; 0 is all
+    /// Processors to use with -a, at most; 0 is all that the process may use
     #[arg(short = 'c', long, value_name = "CPUS", default_value_t = 1)]
     max_cpus: usize,
 
@@ -302,8 +305,8 @@ pub(crate) struct Config {
     pub(crate) dst_mac: Mac,
     pub(crate) random_src: bool,
     pub(crate) random_dst: bool,
-    pub(crate) first_cpu: Option<usize>,
-    pub(crate) cpus: usize,
+    /// Where the threads run: the first on the first of these, and round again. Empty: anywhere.
+    pub(crate) cpus: Vec<usize>,
     pub(crate) threads: u16,
     pub(crate) report: Option<Duration>,
     pub(crate) wait: Duration,
@@ -329,8 +332,8 @@ pub(crate) struct Config {
 }
 
 impl Cli {
-    /// Checks what one flag alone cannot; `online` is the number of processors.
-    pub(crate) fn check(self, online: usize) -> Result<Config, String> {
+    /// Checks what one flag alone cannot; `allowed` are the processors that this process may use.
+    pub(crate) fn check(self, allowed: &[usize]) -> Result<Config, String> {
         let function = self.function;
         let option = |bit: u32| self.options & bit != 0;
         if self.indirect || option(OPT_INDIRECT) {
@@ -340,12 +343,7 @@ impl Cli {
         let (src, dst) = self.ranges()?;
         let rubbish = self.rubbish || option(OPT_RUBBISH);
         let len = self.lengths(rubbish)?;
-        if let Some(cpu) = self.first_cpu
-            && cpu >= online
-        {
-            return Err(format!("-a {cpu}: there is no such processor (0 to {})", online - 1));
-        }
-        let cpus = if self.max_cpus == 0 { online } else { self.max_cpus.min(online) };
+        let cpus = self.cpus(allowed)?;
         Ok(Config {
             port: port_spec(&self.port)?,
             function,
@@ -361,7 +359,6 @@ impl Cli {
             dst_mac: self.dst_mac.unwrap_or(Mac::BROADCAST),
             random_src: self.random_src || option(OPT_RANDOM_SRC),
             random_dst: self.random_dst || option(OPT_RANDOM_DST),
-            first_cpu: self.first_cpu,
             cpus,
             threads: self.threads,
             report: (self.report_ms > 0).then(|| Duration::from_millis(self.report_ms)),
@@ -384,6 +381,23 @@ impl Cli {
             pcap: self.pcap,
             write: self.write,
         })
+    }
+
+    /// The processors that -a and -c choose, in the order of the threads.
+    fn cpus(&self, allowed: &[usize]) -> Result<Vec<usize>, String> {
+        let Some(first) = self.first_cpu else {
+            return Ok(Vec::new());
+        };
+        let Some(at) = allowed.iter().position(|&cpu| cpu == first) else {
+            let list: Vec<_> = allowed.iter().map(usize::to_string).collect();
+            return Err(format!(
+                "-a {first}: this process may not use such a processor; give one of {} (see taskset(1))",
+                list.join(", ")
+            ));
+        };
+        let most = if self.max_cpus == 0 { allowed.len() } else { self.max_cpus };
+        let (before, from) = allowed.split_at(at);
+        Ok(from.iter().chain(before).copied().take(most).collect())
     }
 
     /// Flags that do not go together with the function.
@@ -503,7 +517,7 @@ mod tests {
 
     fn parse(args: &str) -> Result<Config, String> {
         let all = ["pkt-gen", "-i", "netmap:p{1"].into_iter().chain(args.split_whitespace());
-        Cli::try_parse_from(all).map_err(|e| e.to_string())?.check(4)
+        Cli::try_parse_from(all).map_err(|e| e.to_string())?.check(&[1, 2, 5, 7])
     }
 
     #[test]
@@ -513,12 +527,11 @@ mod tests {
         assert_eq!((c.threads, c.wait, c.report), (1, Duration::from_secs(2), Some(Duration::from_secs(1))));
         assert_eq!(c.src.first, "10.0.0.1:1234".parse().unwrap());
         assert_eq!(c.dst.first, "10.1.0.1:1234".parse().unwrap());
-        assert_eq!((c.dst_mac, c.rate, c.cpus), (Mac::BROADCAST, None, 1));
+        assert_eq!((c.dst_mac, c.rate, c.cpus), (Mac::BROADCAST, None, vec![]));
         assert_eq!(parse("-f ping").unwrap().burst, 1);
         assert_eq!(parse("-n 0").unwrap().count, Some(u64::MAX));
         assert_eq!(parse("-f tx -6").unwrap().len, (62, 62));
         assert_eq!(parse("-f txseq -6").unwrap().len, (66, 66));
-        assert_eq!(parse("-c 0").unwrap().cpus, 4);
         assert_eq!(parse("-T 0").unwrap().report, None);
     }
 
@@ -565,6 +578,20 @@ mod tests {
     }
 
     #[test]
+    fn threads_take_the_processors_that_the_process_may_use() {
+        for (args, cpus) in [
+            ("-a 1", &[1][..]),
+            ("-a 5 -c 2", &[5, 7]),
+            ("-a 5 -c 3", &[5, 7, 1]),
+            ("-a 2 -c 0", &[2, 5, 7, 1]),
+            ("-a 7 -c 9", &[7, 1, 2, 5]),
+            ("-c 0", &[]),
+        ] {
+            assert_eq!(parse(args).unwrap().cpus, cpus, "{args}");
+        }
+    }
+
+    #[test]
     fn ports() {
         assert_eq!(port_spec("eth0").unwrap(), "netmap:eth0");
         assert_eq!(port_spec("vale0:a").unwrap(), "vale0:a");
@@ -591,7 +618,7 @@ mod tests {
             ("-6 -d 10.0.0.1", &["-d 10.0.0.1", "leave out -6"]),
             ("-D 1:2", &["--dst-mac", "'1:2'", "six hexadecimal bytes"]),
             ("-S g", &["--src-mac", "'g'", "six hexadecimal bytes"]),
-            ("-a 4", &["-a 4", "0 to 3"]),
+            ("-a 4", &["-a 4", "one of 1, 2, 5, 7"]),
             ("-c x", &["--max-cpus", "'x'"]),
             ("-p 0", &["--threads", "'0'", "1..=1024"]),
             ("-f ping -p 2", &["-p", "ping", "-f tx and -f rx"]),

@@ -7,11 +7,11 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime};
 
 use hdrhistogram::Histogram;
-use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use unetmap::{Port, Ring};
 use unetmap_abi::NR_ACCEPT_VNET_HDR;
+use unetmap_sys::process::pin_to_cpu;
 
 use crate::addr::Mac;
 use crate::capture::Capture;
@@ -188,14 +188,10 @@ fn shares(count: Option<u64>, threads: u64) -> Vec<u64> {
 }
 
 fn pin(config: &Config, index: usize) -> Result<(), String> {
-    let Some(first) = config.first_cpu else {
+    let Some(&cpu) = config.cpus.iter().cycle().nth(index) else {
         return Ok(());
     };
-    let online = std::thread::available_parallelism().map_or(1, usize::from);
-    let cpu = (first + index % config.cpus) % online;
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    sched_setaffinity(None, &set).map_err(|e| format!("-a {first}: thread {index} cannot run on processor {cpu}: {e}"))
+    pin_to_cpu(cpu).map_err(|e| format!("-a: thread {index} cannot run on processor {cpu}: {e}"))
 }
 
 fn work(worker: &Worker<'_>, capture: Option<Capture>, index: usize) -> Result<Outcome, String> {
