@@ -52,9 +52,9 @@ pub enum Bench {
     PipeBatch,
     /// Both ends in one thread, batches of 512, through the library: rate, and core cycles a packet.
     PipeOneCore,
-    /// The round trip of one packet, through the library, both sides awake.
+    /// The mean round trip of one packet, two threads, through the library, payload untouched, both sides awake.
     PipeRtt,
-    /// The same through pkt-gen's ping and pong, which write and read a time stamp.
+    /// The median round trip between two pkt-gen processes, ping and pong, which write and read a time stamp.
     PipePing,
 }
 
@@ -231,8 +231,11 @@ impl Contest {
             Bench::Pipe | Bench::PipeBatch => {
                 Inside::boxed(label, cores, move || Ok(vec![seqpacket::rate(cores, PEER_WINDOW)?]))
             }
-            Bench::PipeRtt | Bench::PipePing => {
-                Inside::boxed(label, cores, move || Ok(vec![seqpacket::round_trip(cores, PEER_WINDOW)?]))
+            Bench::PipeRtt => {
+                Inside::boxed(label, cores, move || Ok(vec![seqpacket::mean_round_trip(cores, PEER_WINDOW)?]))
+            }
+            Bench::PipePing => {
+                Inside::boxed(label, cores, move || Ok(vec![seqpacket::median_round_trip(cores, PEER_WINDOW)?]))
             }
             Bench::PipeOneCore => Inside::boxed(label, cores, move || {
                 let ghz = seqpacket::on_core(cores.tx, || Ok(probe::core_ghz()))?;
@@ -372,7 +375,7 @@ mod tests {
             return;
         };
         let tiny = Window { warm_up: Duration::from_millis(1), measure: Duration::from_millis(5) };
-        let side = |label| Inside::boxed(label, cores, move || Ok(vec![seqpacket::round_trip(cores, tiny)?]));
+        let side = |label| Inside::boxed(label, cores, move || Ok(vec![seqpacket::mean_round_trip(cores, tiny)?]));
         let rows = contests(Bench::PipeRtt)[0].rows();
         let goal = Goal { samples: 1, limit: Duration::from_secs(60) };
         let start = Instant::now();

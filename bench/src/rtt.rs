@@ -1,8 +1,8 @@
 //! The round trip of one packet over a pipe, through the library: what the pipe itself costs.
 //!
 //! Neither side looks at the payload, and the clock is read once for many round trips, so that the figure can be
-//! compared with the bare round trip of a word between the two cores. What `pkt-gen -f ping` tells includes writing
-//! and reading a time stamp in the packet, and two readings of the clock.
+//! compared with the bare round trip of a word between the two cores: a mean. What `pkt-gen -f ping` tells is a median,
+//! and includes writing and reading a time stamp in the packet, and two readings of the clock.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

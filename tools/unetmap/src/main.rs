@@ -36,7 +36,8 @@ struct LsArgs {
 ///
 /// Benchmarks: `pipe` two processes, 60 B, 1024 slots, batches of 512, through pkt-gen; `pipe-batch` the same with the
 /// sender's batch 1, 8, 64, 256 and 512; `pipe-1core` both ends in one thread, and core cycles a packet; `pipe-rtt` the
-/// round trip of one packet through the library, both sides awake; `pipe-ping` the same through pkt-gen.
+/// mean round trip of one packet between two threads, through the library, payload untouched; `pipe-ping` the median
+/// round trip between two pkt-gen processes, which write and read a time stamp. In both, both sides stay awake.
 ///
 /// The distance of the two cores is probed before and after each sample: class L if a cache line goes there and back
 /// in less than 200 ns, else R. Figures of different classes are never compared. Turns end when every side has
