@@ -105,7 +105,8 @@ pub(crate) fn rate(cores: Cores, window: Window) -> Result<f64, String> {
             loop {
                 match sender.send() {
                     Ok(_) if !stop.load(Ordering::Relaxed) => {}
-                    Ok(_) | Err(Errno::EPIPE) => return Ok(()),
+                    // The receiver has gone; the second where it left messages unread.
+                    Ok(_) | Err(Errno::EPIPE | Errno::ECONNRESET) => return Ok(()),
                     Err(e) => return Err(failed("sendmmsg", e)),
                 }
             }
