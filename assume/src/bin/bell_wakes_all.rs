@@ -4,14 +4,14 @@
 
 use std::process::ExitCode;
 
-use assume::{Child, End, comes, expect, fork, judge, state};
+use assume::{Child, End, comes, expect, fork, judge, readable, state};
 use unetmap_sys::Bell;
 use unetmap_sys::event::PollFlags;
 
 const SLEEPERS: usize = 4;
 
 fn main() -> ExitCode {
-    judge("one message to a socket wakes all processes that poll it", || {
+    judge("a timer that goes off wakes all processes that poll it", || {
         let bell = Bell::new()?;
         let sleep = || fork(|| u8::from(!comes(&bell, PollFlags::IN).unwrap_or(false)));
         let sleepers = (0..SLEEPERS).map(|_| sleep()).collect::<Result<Vec<Child>, _>>()?;
@@ -26,6 +26,8 @@ fn main() -> ExitCode {
             let end = sleeper.wait()?;
             expect(end == End::Exit(0), format_args!("one slept on: {end:?}"))?;
         }
-        expect(bell.silence() && !bell.silence(), "waking consumed the message")
+        expect(readable(&bell)?, "waking consumed the ticks")?;
+        bell.silence();
+        expect(!readable(&bell)?, "setting the timer anew did not take them back")
     })
 }

@@ -44,17 +44,32 @@ fn running() -> Result<Option<Connection>, Error> {
     let own = own_socket()?;
     // Another's daemon is used where it runs and lets us in, and is never started by us.
     let system = Path::new(SYSTEM_SOCKET);
-    if std::env::var_os("UNETMAP_SOCKET").is_none()
+    if chosen_socket().is_none()
         && own != system
-        && let Ok(fd) = socket::connect(system)
+        && let Ok(fd) = connect_to(system)
     {
         return Ok(Some(Connection { fd, socket: system.to_owned() }));
     }
-    match socket::connect(&own) {
+    match connect_to(&own) {
         Ok(fd) => Ok(Some(Connection { fd, socket: own })),
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => Ok(None),
         Err(e) => Err(Error::NoDaemon { why: format!("connecting to {}", own.display()), source: e }),
     }
+}
+
+/// Connects, if it is this user or root who serves there: a daemon is believed.
+fn connect_to(path: &Path) -> io::Result<OwnedFd> {
+    let fd = socket::connect(path)?;
+    let peer = socket::peer(&fd)?;
+    if peer.uid == process::uid() || peer.uid == 0 {
+        return Ok(fd);
+    }
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("it is user {} who listens there", peer.uid)))
+}
+
+/// The socket that the environment names.
+fn chosen_socket() -> Option<PathBuf> {
+    std::env::var_os("UNETMAP_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 /// Where this user's own daemon listens: as `UNETMAP_SOCKET` says, else in the usual folder, which is made.
@@ -62,8 +77,9 @@ fn running() -> Result<Option<Connection>, Error> {
 /// # Errors
 /// The folder cannot be made, or belongs to somebody else.
 pub fn own_socket() -> Result<PathBuf, Error> {
-    if let Some(path) = std::env::var_os("UNETMAP_SOCKET") {
-        return Ok(path.into());
+    if let Some(path) = chosen_socket() {
+        // The daemon works in another folder.
+        return std::path::absolute(&path).map_err(|e| Error::host(format!("the socket {}", path.display()), e));
     }
     let uid = process::uid();
     if uid == 0 {
@@ -99,7 +115,7 @@ fn private_folder(folder: &Path, mode: u32) -> Result<(), Error> {
 fn connect_or_start(path: &Path) -> Result<Connection, Error> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for _ in 0..START_TRIES {
-        match socket::connect(path) {
+        match connect_to(path) {
             Ok(fd) => return Ok(Connection { fd, socket: path.to_owned() }),
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => last = e,
             Err(e) => {
@@ -123,31 +139,53 @@ pub fn start(path: &Path, program: &Path, more: &[OsString]) -> Result<bool, Err
         name.push(suffix);
         PathBuf::from(name)
     };
-    let lock: File = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(beside(".lock"))
-        .map_err(|e| failed("locking", e))?;
-    lock.lock().map_err(|e| failed("locking", e))?;
+    let lock = own_file(&beside(".lock")).map_err(|e| failed("opening the lock beside", e))?;
+    wait_for_lock(&lock).map_err(|e| failed("locking beside", e))?;
     if socket::connect(path).is_ok() {
         return Ok(false);
     }
     // Under the lock nobody else starts one, so a socket that refuses connections is a dead daemon's.
     remove_dead_socket(path).map_err(|e| failed("removing the dead daemon's socket", e))?;
     let listener = socket::listen(path, 0o600).map_err(|e| failed("listening at", e))?;
-    let log = OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .open(beside(".log"))
-        .map_err(|e| failed("opening the log beside", e))?;
+    let log = own_file(&beside(".log")).map_err(|e| failed("opening the log beside", e))?;
     let mut args = more.to_vec();
     args.extend(["--listen-fd".into(), "3".into(), "--socket".into(), path.as_os_str().to_owned()]);
     process::spawn_detached(program, &args, listener, log)
         .map_err(|e| Error::NoDaemon { why: format!("starting {}", program.display()), source: e })?;
     Ok(true)
+}
+
+/// Opens a file beside the socket for appending, or makes it. What another user put there, to be waited for or to be
+/// written to in our name, is refused.
+///
+/// # Errors
+/// It is no ordinary file of this user's; or the kernel's.
+pub fn own_file(path: &Path) -> io::Result<File> {
+    let no_follow_no_wait = process::O_NOFOLLOW | process::O_NONBLOCK;
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(no_follow_no_wait).open(path)?;
+    let meta = file.metadata()?;
+    if meta.is_file() && meta.uid() == process::uid() {
+        return Ok(file);
+    }
+    Err(io::Error::other("something of another user is in the way (remove it)"))
+}
+
+/// Locks, within the time that a starting daemon may take.
+///
+/// # Errors
+/// `TimedOut` when somebody else holds it all the time; or the kernel's.
+fn wait_for_lock(lock: &File) -> io::Result<()> {
+    let start = std::time::Instant::now();
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(std::fs::TryLockError::Error(e)) => return Err(e),
+            Err(std::fs::TryLockError::WouldBlock) if start.elapsed() > ANSWER_LIMIT => {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            Err(std::fs::TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(2)),
+        }
+    }
 }
 
 /// Removes the socket at `path`, if there is one. The caller knows that nobody listens.

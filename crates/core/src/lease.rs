@@ -5,9 +5,9 @@
 //! first sync, or the daemon could not tell which of the two died with a lock.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use unetmap_sys::process;
 
@@ -27,19 +27,25 @@ pub(crate) struct Lease {
 /// The leases of this process by daemon; weak, so that the last port's close ends the lease.
 static LEASES: Mutex<Option<HashMap<PathBuf, std::sync::Weak<Lease>>>> = Mutex::new(None);
 
-/// The lease of this very process with the daemon behind `socket`.
+/// The lease of this very process with the daemon behind `socket`. The daemon is asked without holding the lock: a child
+/// that is forked meanwhile would find it locked for ever.
 pub(crate) fn of_this_process(socket: &Path) -> Result<Arc<Lease>, Error> {
-    let mut leases = LEASES.lock().unwrap_or_else(PoisonError::into_inner);
-    let leases = leases.get_or_insert_default();
     let forks = process::fork_count();
-    if let Some(lease) = leases.get(socket).and_then(std::sync::Weak::upgrade)
+    if let Some(lease) = known(socket)
         && lease.forks == forks
-        && !unetmap_sys::event::hung_up(std::os::fd::AsFd::as_fd(&lease.connection))
+        && !unetmap_sys::event::hung_up(lease.connection.as_fd())
     {
         return Ok(lease);
     }
     let (connection, number) = client::take_lease(socket)?;
     let lease = Arc::new(Lease { number, forks, connection });
-    leases.insert(socket.to_owned(), Arc::downgrade(&lease));
+    if let Ok(mut leases) = LEASES.try_lock() {
+        leases.get_or_insert_default().insert(socket.to_owned(), Arc::downgrade(&lease));
+    }
     Ok(lease)
+}
+
+/// The lease in the list; none when the list is busy, which costs one lease more.
+fn known(socket: &Path) -> Option<Arc<Lease>> {
+    LEASES.try_lock().ok()?.as_ref()?.get(socket)?.upgrade()
 }

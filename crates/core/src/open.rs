@@ -25,7 +25,7 @@ use crate::lease;
 use crate::port::Port;
 use crate::request::{Answer, Request};
 use crate::ring::Ring;
-use crate::sync::{Path as SyncPath, SyncRing};
+use crate::sync::{NO_NONSENSE, Path as SyncPath, SyncRing};
 
 /// How to open a port: what the name does not say. A wish that is 0 takes the default; wishes about slots and rings
 /// count only for whoever opens the port first.
@@ -121,7 +121,13 @@ fn ask_daemon(spec: &str, request: &Request) -> Result<(Connection, (Answer, Vec
         Ok((connection, answered))
     };
     match ask() {
-        Err(Error::DaemonGone { .. }) => ask(),
+        Err(Error::DaemonGone { .. }) => ask().map_err(|e| match e {
+            Error::DaemonGone { .. } => Error::NoDaemon {
+                why: "it ends at once when started (its log is beside its socket, see unetmapd(8))".into(),
+                source: io::ErrorKind::ConnectionReset.into(),
+            },
+            other => other,
+        }),
         other => other,
     }
 }
@@ -238,7 +244,15 @@ impl Parts {
                 SyncPath::Rx(Box::new(PipeRx { line, spare: BufIdx(told.spare), mine, theirs }))
             }
         };
-        Some(Ring { inner: SyncRing { view, end: self.end.clone(), state: told.state as usize, path } })
+        Some(Ring {
+            inner: SyncRing {
+                view,
+                end: self.end.clone(),
+                state: told.state as usize,
+                path,
+                nonsense: NO_NONSENSE.into(),
+            },
+        })
     }
 }
 

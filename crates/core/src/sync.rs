@@ -10,6 +10,8 @@
 //! ```
 //! The same rule holds in both directions. What the program wrote is loaded once, judged, and only the copy is used.
 
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
 use unetmap_mem::{BufIdx, EndPage, Pos, RingState, RingView, Slots, Span};
 use unetmap_sys::clock;
 
@@ -58,7 +60,12 @@ pub(crate) struct SyncRing {
     /// Index of the ring's state in `end`; the constructor checked that it exists.
     pub(crate) state: usize,
     pub(crate) path: Path,
+    /// What the other party wrote when it last wrote nonsense: not worth another look until it writes something else.
+    pub(crate) nonsense: AtomicU32,
 }
+
+/// No position of any ring.
+pub(crate) const NO_NONSENSE: u32 = u32::MAX;
 
 impl SyncRing {
     /// The sync state; `None` is ruled out at construction.
@@ -90,10 +97,18 @@ impl SyncRing {
         if !wanted || self.view.raw_cur() != hwtail.raw() && self.ready() {
             return false;
         }
-        match &self.path {
+        let moved = match &self.path {
             Path::Tx(tx) => tx.moved(slots.next(hwtail)),
             Path::Rx(rx) => rx.moved(hwtail),
-        }
+        };
+        moved.is_some_and(|raw| raw != self.nonsense.load(Relaxed))
+    }
+
+    /// The other party's position cannot be. It is ignored, counted, and not looked at again as it is.
+    #[cold]
+    fn ignore(&self, state: &RingState, moved: Option<u32>) {
+        state.count_bad_pointer();
+        self.nonsense.store(moved.unwrap_or(NO_NONSENSE), Relaxed);
     }
 
     /// Syncs the ring for the process that holds `lease`. A ring that somebody else is syncing is skipped. `now` is the
@@ -141,7 +156,7 @@ impl SyncRing {
         match tx.finished(slots.next(hwtail), asked.head) {
             Ok(finished) => slots.prev(finished),
             Err(_) => {
-                state.count_bad_pointer();
+                self.ignore(state, tx.moved(slots.next(hwtail)));
                 hwtail
             }
         }
@@ -175,12 +190,15 @@ impl SyncRing {
                 if filled.bad > 0 {
                     state.count_bad_slots(filled.bad);
                 }
+                if self.nonsense.load(Relaxed) != NO_NONSENSE {
+                    self.nonsense.store(NO_NONSENSE, Relaxed);
+                }
                 self.view.set_time(now.unwrap_or_else(clock::wall_us));
                 filled.to
             }
             Ok(_) => hwtail,
             Err(_) => {
-                state.count_bad_pointer();
+                self.ignore(state, rx.moved(hwtail));
                 hwtail
             }
         }

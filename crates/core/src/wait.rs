@@ -28,8 +28,6 @@ const MAX_HOLD: u32 = 64;
 const BUSY: Duration = Duration::from_micros(100);
 /// How long a sleeper trusts its bell. A party that dies, or means harm, between moving a position and ringing wakes nobody.
 const LOOK_UP: Duration = Duration::from_millis(500);
-/// The same when a bell is known to be broken.
-const BROKEN: Duration = Duration::from_millis(1);
 /// Bells that fit without allocation.
 const FEW: usize = 15;
 
@@ -160,10 +158,6 @@ impl Port {
         }
         if !fds[0].revents().is_empty() {
             self.mark_dead();
-        }
-        if fds[1..].iter().any(|fd| fd.revents().intersects(PollFlags::HUP | PollFlags::ERR)) {
-            // Whoever shares the bell broke it. Without one, looking often must do.
-            std::thread::sleep(limit.min(BROKEN));
         }
         self.silence(want);
         Ok(Slept::Rung)

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// "unm" and the format of the head.
 pub const MAGIC: u32 = 0x756e_6d31;
 /// Changes with every change of a payload.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// The longest request, bytes: a netmap request with its options, and the head.
 pub const MAX_REQUEST: usize = 8192;
 /// The longest answer, bytes.

@@ -1,12 +1,12 @@
 //! The daemon's books: regions, ports, and the sessions that have them open. One thread, no lock.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use unetmap::bound::{Bound, BoundHead, BoundPool, BoundRing, Path};
 use unetmap::errno::{EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP};
 use unetmap_abi::*;
-use unetmap_mem::{BufIdx, Iface, IfaceShape, LinePage, PoolShape, Pos};
+use unetmap_mem::{BufIdx, Iface, IfaceShape, IndexSet, LinePage, PoolShape, Pos};
 use unetmap_sys::socket::Peer;
 
 use crate::end::{Binding, End};
@@ -15,8 +15,9 @@ use crate::pipe::{MAX_PIPES, Pipe, end_index, wished_shape};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{House, Sizes};
 
-/// Most extra buffers that one session gets: the original's bound for switch ports.
-const MAX_EXTRA: u32 = 128 * 4096;
+/// Most extra buffers that one session gets. The daemon links them into a list, and so touches a page for every two: that
+/// must stay a matter of milliseconds, and not much memory.
+const MAX_EXTRA: u32 = 16384;
 
 /// Which port a session has open.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -266,9 +267,11 @@ impl Books {
                 }
             }
         }
-        let living = self.living(session.mem_id);
+        // Looking through all rings is only worth it for a program that left a list of extra buffers.
+        let left = session.iface.bufs_head() != BufIdx(0);
+        let living = if left { self.living(session.mem_id) } else { Vec::new() };
         if let Some(house) = self.houses.get_mut(&session.mem_id) {
-            house.drop_iface(&session.iface, session.iface_offset, session.extra, &living);
+            house.drop_iface(&session.iface, session.iface_offset, session.extra, left.then_some(&living[..]));
             house.sessions = house.sessions.saturating_sub(1);
         }
         // A process that exchanged buffers between two ports has them in both until both are closed: nothing of it is torn.
@@ -286,7 +289,7 @@ impl Books {
     fn mend(&mut self, mem_id: u16) {
         let Some(house) = self.houses.get_mut(&mem_id) else { return };
         let limits = house.region.limits();
-        let mut seen: HashSet<BufIdx> = HashSet::new();
+        let mut seen = IndexSet::new(limits.bufs);
         let mut idle = Vec::new();
         for pipe in self.pipes.values().filter(|pipe| pipe.mem_id == mem_id) {
             for ring in pipe.ends.iter().flat_map(|end| &end.tx) {
@@ -303,7 +306,9 @@ impl Books {
                     }
                 }
             }
-            seen.extend(pipe.ends.iter().flat_map(End::exchanged));
+            for idx in pipe.ends.iter().flat_map(End::exchanged) {
+                seen.insert(idx);
+            }
         }
         for (view, p) in idle {
             let idx = view.slots().buf_idx(p);

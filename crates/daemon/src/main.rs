@@ -101,6 +101,8 @@ fn main() -> ExitCode {
         .with_max_level(tracing::Level::from(args.log))
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
+        // A log that cannot be written to, because the disk is full, is no reason to die.
+        .log_internal_errors(false)
         .init();
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
@@ -119,7 +121,8 @@ fn run(args: &Args) -> Result<(), String> {
     };
     unetmap_mem::Geometry::new(sizes.ifs, sizes.rings, sizes.bufs)?;
     let socket = match &args.socket {
-        Some(path) => path.clone(),
+        // Absolute, as the daemon works in another folder.
+        Some(path) => std::path::absolute(path).map_err(|e| format!("--socket {}: {e}", path.display()))?,
         None => unetmap::client::own_socket().map_err(|e| e.to_string())?,
     };
     if !args.foreground && args.listen_fd.is_none() {
@@ -131,6 +134,7 @@ fn run(args: &Args) -> Result<(), String> {
         Some(fd) => inherited(fd)?,
         None => listen_here(&socket, &lock)?,
     };
+    process::forget_starter();
     let files = process::raise_fd_limit();
     let first_mem_id = if process::uid() == 0 { 2 } else { FIRST_PRIVATE_ID };
     let listener_again = listener.try_clone().map_err(|e| e.to_string())?;
@@ -170,10 +174,9 @@ fn socket_has_clients(listener: &OwnedFd) -> bool {
 
 /// The file whose lock decides who starts or ends the daemon of this socket.
 fn lock_beside(socket: &Path) -> io::Result<fs::File> {
-    use std::os::unix::fs::OpenOptionsExt;
     let mut name = socket.as_os_str().to_owned();
     name.push(".lock");
-    fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(name)
+    unetmap::client::own_file(Path::new(&name))
 }
 
 fn listen_here(path: &Path, lock: &fs::File) -> Result<OwnedFd, String> {

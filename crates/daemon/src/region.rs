@@ -132,10 +132,12 @@ impl House {
     }
 
     /// Takes a session's `netmap_if` back, and the buffers that the program left in its list. `living` are the indexes
-    /// in all living rings.
-    pub(crate) fn drop_iface(&mut self, iface: &Iface, offset: u64, extra: u32, living: &[BufIdx]) {
-        let list = self.extra_list(iface);
-        self.bufs.reclaim(list, living.iter().copied());
+    /// in all living rings; `None` when there is no list.
+    pub(crate) fn drop_iface(&mut self, iface: &Iface, offset: u64, extra: u32, living: Option<&[BufIdx]>) {
+        if let Some(living) = living {
+            let list = self.extra_list(iface);
+            self.bufs.reclaim(list, living.iter().copied());
+        }
         self.extra = self.extra.saturating_sub(extra);
         if let Some(object) = self.region.geometry().ifs.index_of(offset) {
             self.ifs.give(object);

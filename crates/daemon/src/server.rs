@@ -30,6 +30,9 @@ const SIGNALS: u64 = 1;
 /// Tokens of connections are even, of the processes behind leases odd, from here on.
 const FIRST_TOKEN: u64 = 2;
 
+/// Connections that one turn lets in at most, so that a stream of them delays nobody.
+const MOST_ACCEPTS: u32 = 64;
+
 struct Client {
     fd: OwnedFd,
     peer: Peer,
@@ -42,6 +45,8 @@ pub(crate) struct Server {
     books: Books,
     epoll: Epoll,
     listener: OwnedFd,
+    /// Closes what clients sent.
+    closer: std::sync::mpsc::Sender<OwnedFd>,
     clients: BTreeMap<u64, Client>,
     next_token: u64,
     last_lease: u32,
@@ -54,12 +59,18 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn new(listener: OwnedFd, books: Books) -> io::Result<Server> {
+        // Where the kernel cannot refuse descriptors for us, and for what waits unread in a connection: closing what a
+        // client sent may take as long as that client likes, so it is another thread's.
+        socket::refuse_fds(&listener);
+        let (closer, to_close) = std::sync::mpsc::channel::<OwnedFd>();
+        std::thread::Builder::new().name("closer".into()).spawn(move || to_close.into_iter().for_each(drop))?;
         let epoll = Epoll::new()?;
         epoll.add(&listener, LISTENER, true, false)?;
         Ok(Server {
             books,
             epoll,
             listener,
+            closer,
             clients: BTreeMap::new(),
             next_token: FIRST_TOKEN,
             last_lease: 0,
@@ -88,9 +99,11 @@ impl Server {
                 tracing::info!("nobody connected for a while: ending");
                 return Ok(());
             }
+            // Who left makes room before newcomers are let in.
+            events.sort_by_key(|(token, _)| *token == LISTENER);
             for &(token, flags) in &events {
                 match token {
-                    LISTENER => self.accept_all(),
+                    LISTENER => self.accept_some(),
                     SIGNALS => {
                         tracing::info!("ending on a signal");
                         return Ok(());
@@ -102,20 +115,18 @@ impl Server {
         }
     }
 
-    fn accept_all(&mut self) {
-        loop {
+    fn accept_some(&mut self) {
+        for _ in 0..MOST_ACCEPTS {
             match socket::accept(&self.listener) {
                 Ok(fd) => self.admit(fd),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(e) if matches!(e.raw_os_error(), Some(ENFILE | EMFILE)) => {
                     // Out of descriptors: the client is told by a closed connection, not left to wait.
-                    tracing::warn!("no file descriptor for another client: {e}");
+                    tracing::debug!("no file descriptor for another client: {e}");
                     self.reserve = None;
-                    let turned_away = socket::accept(&self.listener).is_ok();
+                    drop(socket::accept(&self.listener));
                     self.reserve = File::open("/dev/null").ok();
-                    if !turned_away {
-                        return;
-                    }
+                    return;
                 }
                 Err(e) => {
                     tracing::debug!("accept: {e}");
@@ -129,17 +140,17 @@ impl Server {
         let peer = match socket::peer(&fd) {
             Ok(peer) if peer.uid == self.owner || peer.uid == 0 || self.owner == 0 => peer,
             Ok(peer) => {
-                tracing::warn!(uid = peer.uid, pid = peer.pid, "turned away: not this user's daemon");
+                tracing::debug!(uid = peer.uid, pid = peer.pid, "turned away: not this user's daemon");
                 return;
             }
             Err(e) => {
-                tracing::warn!("turned away: {e}");
+                tracing::debug!("turned away: {e}");
                 return;
             }
         };
         let token = self.next_token;
         if let Err(e) = self.epoll.add(&fd, token, true, false) {
-            tracing::warn!("turned away: {e}");
+            tracing::debug!("turned away: {e}");
             return;
         }
         self.next_token += 2;
@@ -163,8 +174,9 @@ impl Server {
             Ok(got) => got,
             Err(e) => return matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
         };
-        // No request brings descriptors; those that came are closed with the vector.
+        // No request brings descriptors.
         if !fds.is_empty() || got.fds_truncated {
+            fds.into_iter().for_each(|fd| self.close(fd));
             return self.reject(token, EINVAL, "a control message with file descriptors");
         }
         if got.truncated {
@@ -173,7 +185,11 @@ impl Server {
         match wire::open(&buf[..got.bytes]) {
             Ok((Kind::Lease, _, _)) => self.give_lease(token),
             Ok((Kind::Ctrl, _, payload)) => self.answer(token, payload),
-            Ok((Kind::Snapshot, _, _)) => self.answer_snapshot(token),
+            // One for a connection: unread ones would pile up, and their memory belongs to nobody.
+            Ok((Kind::Snapshot, _, _)) => {
+                self.answer_snapshot(token);
+                false
+            }
             Ok((Kind::MoreFds, _, _)) => self.reject(token, EPROTO, "a client sends no descriptors"),
             Err(e @ Malformed::Version(_)) => self.reject(token, EPROTONOSUPPORT, &e.to_string()),
             Err(e) => self.reject(token, EPROTO, &e.to_string()),
@@ -183,7 +199,7 @@ impl Server {
     /// Answers with an error and ends the connection: what follows such a message cannot be trusted to be one.
     fn reject(&mut self, token: u64, errno: i32, why: &str) -> bool {
         if let Some(client) = self.clients.get(&token) {
-            tracing::warn!(pid = client.peer.pid, why, "connection ended");
+            tracing::debug!(pid = client.peer.pid, why, "connection ended");
             let _ = send(client, Kind::Ctrl, errno, 0, &[], &[]);
         }
         false
@@ -200,7 +216,7 @@ impl Server {
         if outcome.errno == 0 {
             tracing::debug!(pid = client.peer.pid, name, session = outcome.session, "served");
         } else {
-            tracing::info!(pid = client.peer.pid, name, errno = outcome.errno, why = outcome.answer.why, "refused");
+            tracing::debug!(pid = client.peer.pid, name, errno = outcome.errno, why = outcome.answer.why, "refused");
         }
         client.session = client.session.or(outcome.session);
         let fds: Vec<BorrowedFd<'_>> = outcome.fds.iter().map(AsFd::as_fd).collect();
@@ -240,18 +256,19 @@ impl Server {
         }
     }
 
-    fn answer_snapshot(&mut self, token: u64) -> bool {
+    fn answer_snapshot(&mut self, token: u64) {
         let text = snapshot::text(&self.books, self.clients.len(), self.started.elapsed());
         let made = memfd::create_sealed("unetmap-snapshot", text.len() as u64).and_then(|fd| {
             let mut file = File::from(fd);
             file.write_all(text.as_bytes())?;
             Ok(file)
         });
-        let Some(client) = self.clients.get(&token) else { return true };
-        match made {
-            Ok(file) => send(client, Kind::Snapshot, 0, 0, &[], &[file.as_fd()]).is_ok(),
-            Err(e) => send(client, Kind::Snapshot, e.raw_os_error().unwrap_or(ENOMEM), 0, &[], &[]).is_ok(),
-        }
+        let Some(client) = self.clients.get(&token) else { return };
+        // A client that cannot take it is one that does not read.
+        let _ = match made {
+            Ok(file) => send(client, Kind::Snapshot, 0, 0, &[], &[file.as_fd()]),
+            Err(e) => send(client, Kind::Snapshot, e.raw_os_error().unwrap_or(ENOMEM), 0, &[], &[]),
+        };
     }
 
     fn drop_client(&mut self, token: u64) {
@@ -263,13 +280,20 @@ impl Server {
             }
             let broken = self.books.break_locks(*lease);
             if broken > 0 {
-                tracing::info!(pid = client.peer.pid, broken, "died while syncing: locks broken");
+                tracing::debug!(pid = client.peer.pid, broken, "died while syncing: locks broken");
             }
         }
         if let Some(session) = client.session {
             tracing::debug!(pid = client.peer.pid, session, fd = client.fd.as_raw_fd(), "session over");
             self.books.close(session);
         }
+        self.close(client.fd);
+    }
+
+    /// Closes in another thread what a client may have made slow to close.
+    fn close(&self, fd: OwnedFd) {
+        // The thread ends only with the program.
+        let _ = self.closer.send(fd);
     }
 }
 

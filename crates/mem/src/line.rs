@@ -129,16 +129,18 @@ impl LineWords {
         slots.between(taken, prod, slots.prev(held)).then_some(prod)
     }
 
-    /// Producer: whether the consumer's word is not `known` any more. A glance that judges nothing.
+    /// Producer: the consumer's word, if it is not `known` any more. A glance that judges nothing.
     #[inline(always)]
-    pub fn released_beyond(&self, known: Pos) -> bool {
-        self.cons.0.load(Ordering::Relaxed) != known.raw()
+    pub fn released_beyond(&self, known: Pos) -> Option<u32> {
+        let raw = self.cons.0.load(Ordering::Relaxed);
+        (raw != known.raw()).then_some(raw)
     }
 
-    /// Consumer: whether the producer's word is not `taken` any more. A glance that judges nothing.
+    /// Consumer: the producer's word, if it is not `taken` any more. A glance that judges nothing.
     #[inline(always)]
-    pub fn sent_beyond(&self, taken: Pos) -> bool {
-        self.sent.prod.load(Ordering::Relaxed) != taken.raw()
+    pub fn sent_beyond(&self, taken: Pos) -> Option<u32> {
+        let raw = self.sent.prod.load(Ordering::Relaxed);
+        (raw != taken.raw()).then_some(raw)
     }
 
     /// The positions as they stand, for a successor that takes over one side. `None` when not positions of the ring.

@@ -39,10 +39,11 @@ impl ObjectPool {
 
 /// A set of buffer indexes.
 #[derive(Debug, Clone)]
-struct IndexSet(Vec<u64>);
+pub struct IndexSet(Vec<u64>);
 
 impl IndexSet {
-    fn new(count: u32) -> IndexSet {
+    /// An empty set of indexes below `count`.
+    pub fn new(count: u32) -> IndexSet {
         IndexSet(vec![0; (count as usize).div_ceil(64)])
     }
 
@@ -51,7 +52,7 @@ impl IndexSet {
     }
 
     /// Returns whether it was new; an index out of bounds is not.
-    fn insert(&mut self, idx: BufIdx) -> bool {
+    pub fn insert(&mut self, idx: BufIdx) -> bool {
         let bit = 1u64 << (idx.0 % 64);
         self.0.get_mut(idx.0 as usize / 64).is_some_and(|word| {
             let new = *word & bit == 0;

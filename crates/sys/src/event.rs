@@ -7,25 +7,21 @@ use std::time::Duration;
 
 use rustix::event::{Timespec, epoll, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt::{set_socket_send_buffer_size, socket_domain, socket_type};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, getsockname, recv,
-    send, socket_with,
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_gettime, timerfd_settime,
 };
 
 pub use rustix::event::epoll::EventFlags;
 pub use rustix::event::{PollFd, PollFlags};
 
-/// Rung by one side, readable for the other until it is silenced: a datagram socket that is connected to itself.
+/// Rung by one side, readable for the other until it is silenced: a timer that is set to go off at once, or to never.
 ///
-/// Not an eventfd, because the flag that makes one non-blocking belongs to everyone who holds it: a holder could clear it,
-/// fill the count, and block whoever rings next. Each call on a socket says for itself that it does not wait. A holder can
-/// still make a bell useless (shut it down, read it empty), so who sleeps on one looks up now and then.
+/// Not an eventfd or a socket, because nobody who holds one may make another wait. An eventfd's write blocks once a holder
+/// has cleared its `O_NONBLOCK` and filled the count; a socket's receive closes descriptors that a holder sent along, and
+/// waits for a holder's receive that is stuck in a page fault. Setting a timer takes no data from anybody. A holder can
+/// still set it wrongly, so who sleeps on a bell looks up now and then.
 #[derive(Debug)]
 pub struct Bell(OwnedFd);
-
-/// Most messages that one [`Bell::silence`] takes; fewer fit, unless a holder makes more room or keeps on ringing.
-const MOST_RINGS: u32 = 64;
 
 impl Bell {
     /// A silent bell.
@@ -33,45 +29,39 @@ impl Bell {
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`.
     pub fn new() -> io::Result<Bell> {
-        let fd = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-        // The kernel chooses a name; once connected to itself, the socket takes messages from nobody else.
-        bind(&fd, &SocketAddrUnix::new_unnamed())?;
-        connect(&fd, &getsockname(&fd)?)?;
-        // The kernel's least, room for a few messages: more would say nothing more.
-        set_socket_send_buffer_size(&fd, 1)?;
-        Ok(Bell(fd))
+        Ok(Bell(timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?))
     }
 
     /// Takes a bell that somebody else made.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] when it is no UNIX datagram socket: writing to anything else does harm.
+    /// [`io::ErrorKind::InvalidData`] when it is none.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Bell> {
-        let of_our_kind = socket_domain(&fd).is_ok_and(|domain| domain == AddressFamily::UNIX)
-            && socket_type(&fd).is_ok_and(|kind| kind == SocketType::DGRAM);
-        if !of_our_kind {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the descriptor received as a bell is none"));
+        match timerfd_gettime(&fd) {
+            Ok(_) => Ok(Bell(fd)),
+            Err(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "the descriptor received as a bell is none")),
         }
-        Ok(Bell(fd))
     }
 
     /// Rings: whoever waits wakes, and whoever waits later returns at once. One system call, never blocks.
     #[inline]
     pub fn ring(&self) {
-        // EAGAIN: the queue is full, so it rings already. Anything else means that a holder broke it, and there is
-        // nothing to be done about that here.
-        let _ = send(&self.0, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        self.set(1);
     }
 
-    /// Silences it; true when it had rung since it was last silenced.
+    /// Silences it.
     #[inline]
-    pub fn silence(&self) -> bool {
-        let mut rings = 0;
-        // An empty message, or none because a holder shut it down, is the end as well.
-        while rings < MOST_RINGS && recv(&self.0, &mut [0u8; 1], RecvFlags::DONTWAIT).is_ok_and(|(n, _)| n > 0) {
-            rings += 1;
-        }
-        rings > 0
+    pub fn silence(&self) {
+        self.set(0);
+    }
+
+    /// To go off in `ns` nanoseconds; 0 is never, and takes back that it went off.
+    #[inline]
+    fn set(&self, ns: i64) {
+        let value = Timespec { tv_sec: 0, tv_nsec: ns };
+        let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
+        // Cannot fail: it is a timer, and the time is one.
+        let _ = timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &once);
     }
 
     /// Another descriptor for the same bell, close-on-exec.
@@ -208,50 +198,36 @@ mod tests {
         wait_readable(&mut fds, LOOK).unwrap() == 1 && fds[0].revents().contains(PollFlags::IN)
     }
 
+    /// A bell that was rung goes off at once, but not within the call.
+    fn rings(bell: &Bell) -> bool {
+        wait_readable(&mut [PollFd::new(bell, PollFlags::IN)], Some(Duration::from_secs(10))).unwrap() == 1
+    }
+
     #[test]
     fn bell_rings_until_silenced() {
         let bell = Bell::new().unwrap();
         let other = Bell::from_fd(bell.try_clone().unwrap().into()).unwrap();
         assert!(!readable(&bell));
-        assert!(!bell.silence());
         other.ring();
         other.ring();
-        assert!(readable(&bell) && readable(&other));
-        assert!(bell.silence());
-        assert!(!other.silence());
-        assert!(!readable(&bell));
+        assert!(rings(&bell) && readable(&other));
+        bell.silence();
+        assert!(!readable(&bell) && !readable(&other));
     }
 
     #[test]
-    fn full_bell_neither_blocks_nor_forgets() {
+    fn a_holder_cannot_make_others_wait() {
         let bell = Bell::new().unwrap();
-        // A holder can make the descriptor blocking for all: ringing and silencing do not care.
         let flags = rustix::fs::fcntl_getfl(&bell).unwrap();
         rustix::fs::fcntl_setfl(&bell, flags - rustix::fs::OFlags::NONBLOCK).unwrap();
         for _ in 0..1000 {
             bell.ring();
         }
-        assert!(bell.silence());
-        assert!(!bell.silence());
+        assert!(rings(&bell));
+        bell.silence();
+        assert!(!readable(&bell));
         bell.ring();
-        assert!(bell.silence());
-    }
-
-    #[test]
-    fn broken_bell_neither_blocks_nor_panics() {
-        let bell = Bell::new().unwrap();
-        rustix::net::shutdown(&bell, rustix::net::Shutdown::Both).unwrap();
-        bell.ring();
-        assert!(!bell.silence());
-    }
-
-    #[test]
-    fn nobody_else_can_ring() {
-        let bell = Bell::new().unwrap();
-        let stranger = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::empty(), None).unwrap();
-        let name = getsockname(&bell).unwrap();
-        assert!(rustix::net::sendto(&stranger, &[1], SendFlags::DONTWAIT, &name).is_err());
-        assert!(!bell.silence());
+        assert!(rings(&bell));
     }
 
     #[test]
@@ -327,9 +303,9 @@ mod tests {
             set.wait(&mut events, None).unwrap();
             assert_eq!(events, [(u64::MAX, EventFlags::IN)]);
         }
-        set.modify(&b, 5, false, true).unwrap();
+        set.modify(&b, 5, true, true).unwrap();
         set.wait(&mut events, None).unwrap();
-        assert_eq!(events, [(5, EventFlags::OUT)]);
+        assert_eq!(events, [(5, EventFlags::IN)]);
         set.delete(&b).unwrap();
         assert!(set.delete(&b).is_err());
         set.wait(&mut events, LOOK).unwrap();
@@ -360,7 +336,7 @@ mod tests {
             set.wait(&mut events, None).unwrap();
             assert!(events.len() <= EVENTS);
             for &(token, _) in &events {
-                assert!(bells[token as usize].silence());
+                bells[token as usize].silence();
                 assert!(seen.insert(token));
             }
         }

@@ -14,6 +14,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit, setsid};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+pub use libc::{O_NOFOLLOW, O_NONBLOCK};
 pub use rustix::process::Signal;
 
 /// Effective user id: the one that a socket's other end sees.
@@ -102,6 +103,19 @@ pub fn own_session_high_priority() -> Priority {
         autogroup: std::fs::write("/proc/self/autogroup", "-20").is_ok(),
         nice: setpriority_process(None, -20).is_ok(),
     }
+}
+
+/// Undoes what a daemon should not inherit from the program that happened to start it: a limit on the size of files (of
+/// which a memfd is one), a choice of processors, a niceness. What the system does not permit stays.
+pub fn forget_starter() {
+    // SAFETY: ignoring a signal runs no code of ours; beyond the limit the call fails with EFBIG instead.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    let hard = getrlimit(Resource::Fsize).maximum;
+    let _ = setrlimit(Resource::Fsize, Rlimit { current: hard, maximum: hard });
+    let mut all = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
+    let _ = sched_setaffinity(None, &all);
+    let _ = setpriority_process(None, 0);
 }
 
 /// A descriptor that this process was started with, by its number; the original stays open.

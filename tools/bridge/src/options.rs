@@ -6,7 +6,7 @@ use clap::{ArgAction, Parser};
 
 /// Forwards packets between two netmap ports, without copying where both are in one region.
 #[derive(Debug, Parser)]
-#[command(name = "bridge", version, max_term_width = 100)]
+#[command(name = "bridge", version, max_term_width = 100, args_override_self = true)]
 pub(crate) struct Cli {
     /// A port; give two. A bare NAME means `netmap:NAME`
     #[arg(short = 'i', long = "port", value_name = "PORT", action = ArgAction::Append)]

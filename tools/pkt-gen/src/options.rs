@@ -58,7 +58,7 @@ impl Function {
 
 /// Packet generator and receiver for netmap ports.
 #[derive(Debug, Parser)]
-#[command(name = "pkt-gen", version, max_term_width = 100)]
+#[command(name = "pkt-gen", version, max_term_width = 100, args_override_self = true)]
 pub(crate) struct Cli {
     /// Port to open, as in `netmap:eth0`, `netmap:p{1` or `vale0:a`; a bare NAME means `netmap:NAME`
     #[arg(short = 'i', long = "port", value_name = "PORT")]
@@ -508,7 +508,9 @@ fn port_spec(name: &str) -> Result<String, String> {
             return Err(format!("-i {name}: {device} devices are not supported, give a netmap or VALE port{hint}"));
         }
     }
-    if name.contains(':') { Ok(name.into()) } else { Ok(format!("netmap:{name}")) }
+    // A bare name may have options, and colons in them.
+    let prefixed = name.find(':').is_some_and(|colon| !name[..colon].contains(['@', '{', '}', '/', '^', '*']));
+    if prefixed { Ok(name.into()) } else { Ok(format!("netmap:{name}")) }
 }
 
 #[cfg(test)]
@@ -518,6 +520,24 @@ mod tests {
     fn parse(args: &str) -> Result<Config, String> {
         let all = ["pkt-gen", "-i", "netmap:p{1"].into_iter().chain(args.split_whitespace());
         Cli::try_parse_from(all).map_err(|e| e.to_string())?.check(&[1, 2, 5, 7])
+    }
+
+    #[test]
+    fn a_bare_name_is_netmaps() {
+        for (name, spec) in [
+            ("p{1", "netmap:p{1"),
+            ("p{1@conf:slots=64", "netmap:p{1@conf:slots=64"),
+            ("netmap:p{1", "netmap:p{1"),
+            ("vale0:a{1", "vale0:a{1"),
+        ] {
+            assert_eq!(port_spec(name).as_deref(), Ok(spec));
+        }
+        assert!(port_spec("tap:x").is_err());
+    }
+
+    #[test]
+    fn the_last_of_an_option_given_twice_counts() {
+        assert_eq!(parse("-n 1 -n 2").unwrap().count, Some(2));
     }
 
     #[test]

@@ -30,8 +30,8 @@ pub(crate) trait Tx: Send + Sync {
     /// How far the slots handed over are finished. They were, up to `known`; they cannot be beyond `sent`.
     fn finished(&self, known: Pos, sent: Pos) -> Result<Pos, Nonsense>;
 
-    /// Without the lock: whether `finished` would tell another position than `known`. May be wrong for a moment.
-    fn moved(&self, known: Pos) -> bool;
+    /// Without the lock, and not judged: where the other party says it is, if that is not `known`.
+    fn moved(&self, known: Pos) -> Option<u32>;
 
     /// How to wait until more slots are finished; `None` when that never happens.
     fn sleeper(&self) -> Option<&dyn Sleeper>;
@@ -55,8 +55,8 @@ pub(crate) trait Rx: Send + Sync {
     /// Delivers what has come: the program holds `[held, taken)`, the slots from `taken` to before `held` are free.
     fn fill(&self, held: Pos, taken: Pos) -> Result<Filled, Nonsense>;
 
-    /// Without the lock: whether `fill` would find something beyond `taken`. May be wrong for a moment.
-    fn moved(&self, taken: Pos) -> bool;
+    /// Without the lock, and not judged: where the other party says it is, if that is not `taken`.
+    fn moved(&self, taken: Pos) -> Option<u32>;
 
     /// How to wait until something comes; `None` when nothing ever does.
     fn sleeper(&self) -> Option<&dyn Sleeper>;

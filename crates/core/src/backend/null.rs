@@ -14,8 +14,8 @@ impl Tx for Null {
         Ok(known)
     }
 
-    fn moved(&self, _known: Pos) -> bool {
-        false
+    fn moved(&self, _known: Pos) -> Option<u32> {
+        None
     }
 
     fn sleeper(&self) -> Option<&dyn Sleeper> {
@@ -32,8 +32,8 @@ impl Rx for Null {
         Ok(Filled { to: taken, bad: 0 })
     }
 
-    fn moved(&self, _known: Pos) -> bool {
-        false
+    fn moved(&self, _known: Pos) -> Option<u32> {
+        None
     }
 
     fn sleeper(&self) -> Option<&dyn Sleeper> {

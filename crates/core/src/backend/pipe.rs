@@ -50,7 +50,7 @@ impl Tx for PipeTx {
     }
 
     #[inline]
-    fn moved(&self, known: Pos) -> bool {
+    fn moved(&self, known: Pos) -> Option<u32> {
         self.line.words().released_beyond(known)
     }
 
@@ -100,7 +100,7 @@ impl Rx for PipeRx {
     }
 
     #[inline]
-    fn moved(&self, taken: Pos) -> bool {
+    fn moved(&self, taken: Pos) -> Option<u32> {
         self.line.words().sent_beyond(taken)
     }
 

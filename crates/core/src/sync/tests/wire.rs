@@ -16,6 +16,7 @@ use unetmap_sys::{Bell, Mapping, memfd};
 
 use crate::backend::pipe::{PipeRx, PipeTx};
 use crate::ring::Ring;
+use crate::sync::NO_NONSENSE;
 use crate::sync::{BadPointers, Effort, Path, SyncRing};
 
 /// Bytes of a buffer.
@@ -92,7 +93,8 @@ impl House {
         let consumer = Consumer::new(&lines, 0, theirs, mine, limits, CopyKind::best()).unwrap();
         let tx_path = Path::Tx(Box::new(PipeTx { line: producer, mine: bell(&to_tx), theirs: bell(&to_rx) }));
         let rx_path = Path::Rx(Box::new(PipeRx { line: consumer, spare, mine: to_rx, theirs: to_tx }));
-        let ring = |view, end, path| Ring { inner: SyncRing { view, end, state: 0, path } };
+        let ring =
+            |view, end, path| Ring { inner: SyncRing { view, end, state: 0, path, nonsense: NO_NONSENSE.into() } };
         let files = [self.file.clone(), tx_fd, rx_fd, line_fd];
         Wire { tx: ring(tx, tx_end, tx_path), rx: ring(rx, rx_end, rx_path), spare, line: lines, files }
     }
