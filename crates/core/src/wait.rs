@@ -19,11 +19,11 @@ const SPIN: Duration = Duration::from_micros(50);
 /// Looks between two readings of the clock: less than a microsecond, which is what `ring->ts` can tell.
 const LOOKS_PER_CLOCK: u32 = 8;
 /// A stream's batches are small below this: hold back longer.
-const SMALL_BATCH: u32 = 32;
+const SMALL_BATCH: u32 = 96;
 /// From here on they are large: hold back less.
-const LARGE_BATCH: u32 = 128;
-/// The longest that a receiver holds back, in spin hints: a few microseconds.
-const MAX_HOLD: u32 = 64;
+const LARGE_BATCH: u32 = 256;
+/// The longest that a receiver holds back, in spin hints: about five microseconds.
+const MAX_HOLD: u32 = 128;
 /// When to look again at a ring that somebody else is syncing.
 const BUSY: Duration = Duration::from_micros(100);
 /// How long a sleeper trusts its bell. A party that dies, or means harm, between moving a position and ringing wakes nobody.
