@@ -133,21 +133,9 @@ fn connect_or_start(path: &Path) -> Result<Connection, Error> {
 /// # Errors
 /// The socket, its lock or its log cannot be made, or the program does not start.
 pub fn start(path: &Path, program: &Path, more: &[OsString]) -> Result<bool, Error> {
-    let failed = |what: &str, e: io::Error| Error::NoDaemon { why: format!("{what} {}", path.display()), source: e };
-    let beside = |suffix: &str| {
-        let mut name = path.as_os_str().to_owned();
-        name.push(suffix);
-        PathBuf::from(name)
-    };
-    let lock = own_file(&beside(".lock")).map_err(|e| failed("opening the lock beside", e))?;
-    wait_for_lock(&lock).map_err(|e| failed("locking beside", e))?;
-    if socket::connect(path).is_ok() {
-        return Ok(false);
-    }
-    // Under the lock nobody else starts one, so a socket that refuses connections is a dead daemon's.
-    remove_dead_socket(path).map_err(|e| failed("removing the dead daemon's socket", e))?;
-    let listener = socket::listen(path, 0o600).map_err(|e| failed("listening at", e))?;
-    let log = own_file(&beside(".log")).map_err(|e| failed("opening the log beside", e))?;
+    let lock = open_lock(path)?;
+    let Some(listener) = listen_alone(path, &lock)? else { return Ok(false) };
+    let log = own_file(&beside(path, ".log")).map_err(|e| failed("opening the log beside", path, e))?;
     let mut args = more.to_vec();
     args.extend(["--listen-fd".into(), "3".into(), "--socket".into(), path.as_os_str().to_owned()]);
     process::spawn_detached(program, &args, listener, log)
@@ -155,12 +143,44 @@ pub fn start(path: &Path, program: &Path, more: &[OsString]) -> Result<bool, Err
     Ok(true)
 }
 
+/// Opens the file whose lock decides who starts or ends the daemon that listens at `path`.
+///
+/// # Errors
+/// It is no ordinary file of this user's; or the kernel's.
+pub fn open_lock(path: &Path) -> Result<File, Error> {
+    own_file(&beside(path, ".lock")).map_err(|e| failed("opening the lock beside", path, e))
+}
+
+/// Takes `lock` and listens at `path`; `None`: somebody does already. The lock is released with its file.
+///
+/// # Errors
+/// Somebody else holds the lock all the time, a file that is no socket is in the way, or the kernel's.
+pub fn listen_alone(path: &Path, lock: &File) -> Result<Option<OwnedFd>, Error> {
+    wait_for_lock(lock).map_err(|e| failed("locking beside", path, e))?;
+    if socket::connect(path).is_ok() {
+        return Ok(None);
+    }
+    // Under the lock nobody else starts one, so a socket that refuses connections is a dead daemon's.
+    remove_dead_socket(path).map_err(|e| failed("removing the dead daemon's socket", path, e))?;
+    socket::listen(path, 0o600).map(Some).map_err(|e| failed("listening at", path, e))
+}
+
+fn failed(what: &str, path: &Path, source: io::Error) -> Error {
+    Error::NoDaemon { why: format!("{what} {}", path.display()), source }
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
 /// Opens a file beside the socket for appending, or makes it. What another user put there, to be waited for or to be
 /// written to in our name, is refused.
 ///
 /// # Errors
 /// It is no ordinary file of this user's; or the kernel's.
-pub fn own_file(path: &Path) -> io::Result<File> {
+fn own_file(path: &Path) -> io::Result<File> {
     let no_follow_no_wait = process::O_NOFOLLOW | process::O_NONBLOCK;
     let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(no_follow_no_wait).open(path)?;
     let meta = file.metadata()?;
@@ -192,7 +212,7 @@ fn wait_for_lock(lock: &File) -> io::Result<()> {
 ///
 /// # Errors
 /// The kernel's; `AlreadyExists` for a file that is no socket: it is somebody's, and stays.
-pub fn remove_dead_socket(path: &Path) -> io::Result<()> {
+fn remove_dead_socket(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(e) => Err(e),

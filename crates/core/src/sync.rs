@@ -133,6 +133,10 @@ impl SyncRing {
         };
         if tail != hwtail {
             state.set_hwtail(tail);
+            // The other party makes sense again, and may come to be where it could not be before.
+            if self.nonsense.load(Relaxed) != NO_NONSENSE {
+                self.nonsense.store(NO_NONSENSE, Relaxed);
+            }
         }
         // A program that overwrote tail gets it back.
         if self.view.raw_tail() != tail.raw() {
@@ -189,9 +193,6 @@ impl SyncRing {
                 state.count(self.view.shape().slots.distance(hwtail, filled.to));
                 if filled.bad > 0 {
                     state.count_bad_slots(filled.bad);
-                }
-                if self.nonsense.load(Relaxed) != NO_NONSENSE {
-                    self.nonsense.store(NO_NONSENSE, Relaxed);
                 }
                 self.view.set_time(now.unwrap_or_else(clock::wall_us));
                 filled.to

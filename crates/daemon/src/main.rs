@@ -23,8 +23,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use unetmap_sys::event;
 use unetmap_sys::process::{self, Signal};
-use unetmap_sys::{event, socket};
 
 use books::Books;
 use region::Sizes;
@@ -129,7 +129,7 @@ fn run(args: &Args) -> Result<(), String> {
         return to_background(&socket);
     }
     let signals = process::signals_as_fd(&[Signal::TERM, Signal::INT]).map_err(|e| format!("signals: {e}"))?;
-    let lock = lock_beside(&socket).map_err(|e| format!("{}: {e}", socket.display()))?;
+    let lock = unetmap::client::open_lock(&socket).map_err(|e| e.to_string())?;
     let listener = match args.listen_fd {
         Some(fd) => inherited(fd)?,
         None => listen_here(&socket, &lock)?,
@@ -172,22 +172,10 @@ fn socket_has_clients(listener: &OwnedFd) -> bool {
     event::wait_readable(&mut fds, Some(Duration::ZERO)).is_ok_and(|n| n > 0)
 }
 
-/// The file whose lock decides who starts or ends the daemon of this socket.
-fn lock_beside(socket: &Path) -> io::Result<fs::File> {
-    let mut name = socket.as_os_str().to_owned();
-    name.push(".lock");
-    unetmap::client::own_file(Path::new(&name))
-}
-
 fn listen_here(path: &Path, lock: &fs::File) -> Result<OwnedFd, String> {
-    lock.lock().map_err(|e| format!("locking beside {}: {e}", path.display()))?;
-    if socket::connect(path).is_ok() {
-        return Err(format!("a daemon already listens at {}", path.display()));
-    }
-    unetmap::client::remove_dead_socket(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    let listener = socket::listen(path, 0o600).map_err(|e| format!("listening at {}: {e}", path.display()))?;
+    let listener = unetmap::client::listen_alone(path, lock).map_err(|e| e.to_string())?;
     let _ = lock.unlock();
-    Ok(listener)
+    listener.ok_or_else(|| format!("a daemon already listens at {}", path.display()))
 }
 
 /// The listening socket that the starter left at descriptor `fd`.
