@@ -13,7 +13,7 @@ PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge
 PROGRAMS := unetmapd unetmap pkt-gen bridge
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 BIN := $(TARGET)/release
-MAN_SECTIONS := 1 7 8
+MAN_SECTIONS := 1 5 7 8
 
 # Where rustup puts cargo, for shells that were started before it did.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -23,6 +23,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 build: setup
 	$(CARGO) build --locked --release --bins $(PACKAGES:%=-p %)
+	$(CARGO) build --locked --release -p unetmap-capi
 
 setup:
 	@.ci/setup
@@ -30,9 +31,10 @@ setup:
 demo: build
 	@BIN=$(BIN) demo/run
 
-# The programs first: conformance tests run them, as built for the tests.
+# The programs and the C library first: conformance tests run them, as built for the tests.
 test: setup loom
 	$(CARGO) build --locked --workspace --bins
+	$(CARGO) build --locked -p unetmap-capi
 	$(CARGO) test --locked --workspace
 
 # The code under test is built another way, so in a folder of its own.
@@ -66,9 +68,11 @@ bench: build
 # Builds only what is missing, so that root needs no Rust.
 install:
 	@for program in $(PROGRAMS); do test -x $(BIN)/$$program || { $(MAKE) build; break; }; done
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include/net
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include/net $(DESTDIR)$(PREFIX)/lib
 	install $(PROGRAMS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/bin
 	install -m 644 include/net/*.h $(DESTDIR)$(PREFIX)/include/net
+	install -m 644 include/*.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 $(BIN)/libunetmap.so $(BIN)/libunetmap.a $(DESTDIR)$(PREFIX)/lib
 	@for section in $(MAN_SECTIONS); do \
 		for page in man/*.$$section; do \
 			test -e "$$page" || continue; \

@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::{Mapping, socket};
 
@@ -170,6 +171,15 @@ pub fn state(pid: i32) -> io::Result<char> {
     // The name before it is in parentheses and may contain anything.
     let after = stat.rsplit(") ").next().unwrap_or_default();
     Ok(after.chars().next().unwrap_or('?'))
+}
+
+/// Leaves for a network namespace of our own, in which there is nothing but `lo`, and which goes with this process.
+pub fn own_network() -> io::Result<()> {
+    // SAFETY: this process has one thread, so that none is left in another namespace than it believes.
+    #[allow(unsafe_code)]
+    unsafe {
+        Ok(unshare_unsafe(UnshareFlags::NEWNET)?)
+    }
 }
 
 /// A descriptor borrowed as the kernel's number for it, to name it in `/proc/self/fd`.

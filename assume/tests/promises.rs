@@ -43,4 +43,5 @@ promises! {
     pidfd_tells_death
     punched_hole_reads_zero
     sealed_memfd_keeps_its_size
+    xdp_link_goes_with_last_fd
 }

@@ -11,10 +11,12 @@
 #![forbid(unsafe_code)]
 
 mod contest;
+mod nic;
 mod one_core;
 mod peer;
 mod pkt_gen;
 mod probe;
+mod program;
 mod report;
 mod rtt;
 mod seqpacket;
@@ -23,10 +25,12 @@ mod stats;
 
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
+use std::rc::Rc;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use contest::{Goal, Outcome, RowName, Side, Tally, Turn};
+use nic::{Nics, Who};
 pub use peer::Peer;
 use pkt_gen::Pair;
 use probe::Cores;
@@ -56,11 +60,26 @@ pub enum Bench {
     PipeRtt,
     /// The median round trip between two pkt-gen processes, ping and pong, which write and read a time stamp.
     PipePing,
+    /// 60 B out of one queue of an interface, through pkt-gen.
+    NicTx,
+    /// What pkt-gen receives at an interface whose other end sends as fast as it can.
+    NicRx,
+    /// What `bridge` moves from one interface to another.
+    NicFwd,
 }
 
 impl Bench {
     /// All there are.
-    pub const ALL: [Bench; 5] = [Bench::Pipe, Bench::PipeBatch, Bench::PipeOneCore, Bench::PipeRtt, Bench::PipePing];
+    pub const ALL: [Bench; 8] = [
+        Bench::Pipe,
+        Bench::PipeBatch,
+        Bench::PipeOneCore,
+        Bench::PipeRtt,
+        Bench::PipePing,
+        Bench::NicTx,
+        Bench::NicRx,
+        Bench::NicFwd,
+    ];
 
     /// As the command line and the results call it.
     pub fn name(self) -> &'static str {
@@ -70,7 +89,15 @@ impl Bench {
             Bench::PipeOneCore => "pipe-1core",
             Bench::PipeRtt => "pipe-rtt",
             Bench::PipePing => "pipe-ping",
+            Bench::NicTx => "nic-tx",
+            Bench::NicRx => "nic-rx",
+            Bench::NicFwd => "nic-fwd",
         }
+    }
+
+    /// Whether it needs interfaces, and so namespaces, and so root.
+    fn is_nic(self) -> bool {
+        !Who::all(self).is_empty()
     }
 }
 
@@ -104,20 +131,34 @@ pub struct Options {
 /// failed (the rest was printed).
 ///
 /// # Errors
-/// A sentence: bad options, no second processor, a port that cannot be opened, pkt-gen missing or failing.
+/// A sentence: bad options, no second processor, a port that cannot be opened, pkt-gen missing or failing; for `nic-*`
+/// no right to make network namespaces, or no C compiler.
 pub fn run(options: &Options) -> Result<u8, String> {
     check(options)?;
     let cores = Cores::first_two()?;
     if let Some(code) = session::leave_group() {
         return Ok(code);
     }
-    // Starts the daemon, at normal priority, and keeps it: one that ends and comes again would disturb a sample.
-    let _keep = Port::open(&format!("netmap:bench{}-keep{{1", std::process::id())).map_err(|e| e.to_string())?;
+    let _keep = if options.benches.iter().all(|bench| bench.is_nic()) {
+        None
+    } else {
+        // Starts the daemon, at normal priority, and keeps it: one that ends and comes again would disturb a sample.
+        let spec = format!("netmap:bench{}-keep{{1", std::process::id());
+        Some(Port::open(&spec).map_err(|e| e.to_string())?)
+    };
     session::raise();
+    // Before anything is measured that would be lost. These daemons move packets, so they have our priority.
+    let nics = match options.benches.iter().find(|bench| bench.is_nic()) {
+        Some(bench) => {
+            let nics = Nics::new(cores).and_then(Nics::with_daemons);
+            Some(Rc::new(nics.map_err(|e| format!("bench {}: {e}", bench.name()))?))
+        }
+        None => None,
+    };
     let mut findings = Vec::new();
     let mut code = 0;
     for contest in options.benches.iter().flat_map(|&bench| contests(bench)) {
-        let outcome = contest.hold(options, cores)?;
+        let outcome = contest.hold(options, cores, nics.as_ref())?;
         for sentence in &outcome.missing {
             eprintln!("{}: {sentence}", contest.name);
         }
@@ -152,6 +193,7 @@ fn check(options: &Options) -> Result<(), String> {
         return Err("--seconds 0: at least 1 is needed".into());
     }
     let mut labels = BTreeSet::from([US, seqpacket::LABEL]);
+    labels.extend(options.benches.iter().flat_map(|&bench| Who::all(bench)).map(|who| who.label()));
     match options.peers.iter().find(|p| !labels.insert(&p.label)) {
         Some(twice) => Err(format!("--peer {}: this label is taken; choose another", twice.label)),
         None => Ok(()),
@@ -171,7 +213,7 @@ fn contests(bench: Bench) -> Vec<Contest> {
     match bench {
         Bench::PipeBatch => BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::PipeRtt | Bench::PipePing => vec![contest(bench.name().into(), 1)],
-        Bench::Pipe | Bench::PipeOneCore => vec![contest(bench.name().into(), 512)],
+        _ => vec![contest(bench.name().into(), 512)],
     }
 }
 
@@ -179,17 +221,21 @@ impl Contest {
     fn rows(&self) -> Vec<RowName> {
         let row = |suffix: &str, unit| RowName { name: format!("{}{suffix}", self.name), unit };
         match self.bench {
-            Bench::Pipe | Bench::PipeBatch => vec![row("", "Mpps")],
             Bench::PipeOneCore => vec![row("", "Mpps"), row("-cycles", "cycles")],
             Bench::PipeRtt | Bench::PipePing => vec![row("", "ns")],
+            _ => vec![row("", "Mpps")],
         }
     }
 
-    fn hold(&self, options: &Options, cores: Cores) -> Result<Outcome, String> {
-        let rows = self.rows();
-        let mut sides = vec![self.ours(cores)?, self.seqpacket(cores)];
+    /// `nics` is there if the benchmark needs it.
+    fn hold(&self, options: &Options, cores: Cores, nics: Option<&Rc<Nics>>) -> Result<Outcome, String> {
+        let (rows, environment) = (self.rows(), self.environment(nics));
+        let mut sides = match nics.filter(|_| self.bench.is_nic()) {
+            Some(nics) => self.nic_sides(cores, nics),
+            None => vec![self.ours(cores)?, self.seqpacket(cores)],
+        };
         for peer in &options.peers {
-            sides.push(Box::new(Outside { peer, contest: self }));
+            sides.push(Box::new(Outside { peer, contest: self, environment: &environment }));
         }
         let goal = Goal { samples: options.samples, limit: options.limit };
         let start = Instant::now();
@@ -206,13 +252,29 @@ impl Contest {
         outcome
     }
 
+    /// What the commands of others are told.
+    fn environment(&self, nics: Option<&Rc<Nics>>) -> Vec<(&'static str, String)> {
+        let mut environment = vec![("BENCH", self.name.clone()), ("BATCH", self.batch.to_string())];
+        environment.extend(nics.into_iter().flat_map(|nics| nics.environment()));
+        environment
+    }
+
+    fn nic_sides(&self, cores: Cores, nics: &Rc<Nics>) -> Vec<Box<dyn Side>> {
+        let mut sides = Vec::new();
+        for &who in Who::all(self.bench) {
+            if let Some(why) = nics.lacks(who) {
+                eprintln!("{}: {} is left out: {why}", self.name, who.label());
+                continue;
+            }
+            let (bench, nics) = (self.bench, Rc::clone(nics));
+            sides.push(Inside::boxed(who.label(), cores, move || Ok(vec![nics.measure(bench, who)?])));
+        }
+        sides
+    }
+
     fn ours(&self, cores: Cores) -> Result<Box<dyn Side>, String> {
         let batch = self.batch;
         Ok(match self.bench {
-            Bench::Pipe | Bench::PipeBatch => {
-                let pair = Pair { program: pkt_gen::find()?, cores };
-                Inside::boxed(US, cores, move || Ok(vec![pair.rate(batch)?]))
-            }
             Bench::PipeRtt => Inside::boxed(US, cores, move || Ok(vec![rtt::round_trip(cores, PEER_WINDOW)?])),
             Bench::PipePing => {
                 let pair = Pair { program: pkt_gen::find()?, cores };
@@ -222,15 +284,16 @@ impl Contest {
                 let rate = one_core::run(cores.tx, one_core::WINDOW)?;
                 Ok(vec![rate.mpps, rate.cycles_per_packet])
             }),
+            _ => {
+                let pair = Pair { program: pkt_gen::find()?, cores };
+                Inside::boxed(US, cores, move || Ok(vec![pair.rate(batch)?]))
+            }
         })
     }
 
     fn seqpacket(&self, cores: Cores) -> Box<dyn Side> {
         let label = seqpacket::LABEL;
         match self.bench {
-            Bench::Pipe | Bench::PipeBatch => {
-                Inside::boxed(label, cores, move || Ok(vec![seqpacket::rate(cores, PEER_WINDOW)?]))
-            }
             Bench::PipeRtt => {
                 Inside::boxed(label, cores, move || Ok(vec![seqpacket::mean_round_trip(cores, PEER_WINDOW)?]))
             }
@@ -242,6 +305,7 @@ impl Contest {
                 let mpps = seqpacket::rate_one_core(cores.tx, one_core::WINDOW)?;
                 Ok(vec![mpps, ghz * 1e3 / mpps])
             }),
+            _ => Inside::boxed(label, cores, move || Ok(vec![seqpacket::rate(cores, PEER_WINDOW)?])),
         }
     }
 }
@@ -289,12 +353,13 @@ impl<F: FnMut() -> Result<Vec<f64>, String>> Side for Inside<F> {
 struct Outside<'a> {
     peer: &'a Peer,
     contest: &'a Contest,
+    environment: &'a [(&'static str, String)],
 }
 
 impl Side for Outside<'_> {
     fn turn(&mut self) -> Result<Turn, String> {
         session::check()?;
-        let found = peer::run(self.peer, &self.contest.name, self.contest.batch)?;
+        let found = peer::run(self.peer, self.environment)?;
         found.into_iter().map(|row| self.place(row)).collect()
     }
 
@@ -332,7 +397,10 @@ mod tests {
             assert_eq!(bench.name().parse(), Ok(bench));
         }
         let message = "pipes".parse::<Bench>().unwrap_err();
-        assert_eq!(message, "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt, pipe-ping)");
+        assert_eq!(
+            message,
+            "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt, pipe-ping, nic-tx, nic-rx, nic-fwd)"
+        );
         let names: Vec<_> = contests(Bench::PipeBatch).into_iter().map(|c| (c.name, c.batch)).collect();
         assert_eq!(names[0], ("pipe-batch-1".into(), 1));
         assert_eq!(names[4], ("pipe-batch-512".into(), 512));
@@ -346,6 +414,10 @@ mod tests {
             (Options { limit: Duration::ZERO, ..options() }, "--seconds 0"),
             (Options { peers: vec![peer("seqpacket=x")], ..options() }, "--peer seqpacket: this label is taken"),
             (Options { peers: vec![peer("a=x"), peer("a=y")], ..options() }, "--peer a: this label is taken"),
+            (
+                Options { benches: vec![Bench::NicTx], peers: vec![peer("afxdp=x")], ..options() },
+                "--peer afxdp: this label is taken",
+            ),
         ];
         for (options, part) in cases {
             let message = run(&options).unwrap_err();
@@ -358,7 +430,7 @@ mod tests {
     fn a_peer_is_compared_by_unit() {
         let peer: Peer = "p=x".parse().unwrap();
         let contest = &contests(Bench::PipeOneCore)[0];
-        let side = Outside { peer: &peer, contest };
+        let side = Outside { peer: &peer, contest, environment: &[] };
         let row = |unit: &str| peer::Row { class: Class::R, unit: unit.into(), sample: Sample::one(2.0) };
         assert_eq!(side.place(row("Mpps")), Ok((0, Class::R, Sample::one(2.0))));
         assert_eq!(side.place(row("cycles")), Ok((1, Class::R, Sample::one(2.0))));

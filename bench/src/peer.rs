@@ -19,8 +19,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// `LABEL=COMMAND`: what `--peer` takes.
 ///
-/// The command is run by `sh -c`, in our environment and with `BENCH`, the name of the row that is being measured, and
-/// `BATCH`, its sender's batch. It prints a JSON object a line and class:
+/// The command is run by `sh -c`, in our environment and with `BENCH`, the name of the row that is being measured,
+/// `BATCH`, its sender's batch, and for `nic-*` `NETNS_A` to `NETNS_C`, the network namespaces. It prints a JSON object a line and class:
 /// `{"name":"x","class":"L","unit":"Mpps","median":1.5,"min":1,"max":2,"n":9}`, all of one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
@@ -99,15 +99,14 @@ fn check(raw: RawRow) -> Result<Row, String> {
 }
 
 /// Runs the command once and returns its rows. What it says on standard error goes to ours.
-pub(crate) fn run(peer: &Peer, bench: &str, batch: u32) -> Result<Vec<Row>, String> {
-    run_limited(peer, bench, batch, RUN_LIMIT).map_err(|e| format!("--peer {}: {e}", peer.label))
+pub(crate) fn run(peer: &Peer, environment: &[(&str, String)]) -> Result<Vec<Row>, String> {
+    run_limited(peer, environment, RUN_LIMIT).map_err(|e| format!("--peer {}: {e}", peer.label))
 }
 
-fn run_limited(peer: &Peer, bench: &str, batch: u32, limit: Duration) -> Result<Vec<Row>, String> {
+fn run_limited(peer: &Peer, environment: &[(&str, String)], limit: Duration) -> Result<Vec<Row>, String> {
     let mut child = Command::new("sh")
         .args(["-c", &peer.command])
-        .env("BENCH", bench)
-        .env("BATCH", batch.to_string())
+        .envs(environment.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -228,21 +227,22 @@ mod tests {
 
     #[test]
     fn commands_are_run() {
-        let rows =
-            run(&peer(&format!("echo '{GOOD}' | sed \"s/2.5/$((BATCH - 62))/; s/3.00/$BENCH/\"")), "3", 64).unwrap();
+        let environment = [("BENCH", "3".into()), ("BATCH", "64".into())];
+        let command = format!("echo '{GOOD}' | sed \"s/2.5/$((BATCH - 62))/; s/3.00/$BENCH/\"");
+        let rows = run(&peer(&command), &environment).unwrap();
         assert_eq!(rows, [row(Class::L, 2.0, 1.0, 3.0, 9)]);
-        let message = run(&peer(&format!("echo '{GOOD}'; exit 3")), "x", 1).unwrap_err();
+        let message = run(&peer(&format!("echo '{GOOD}'; exit 3")), &[]).unwrap_err();
         assert!(message.starts_with("--peer p: ") && message.contains("exit status: 3"), "{message}");
-        let message = run(&peer("kill -9 $$"), "x", 1).unwrap_err();
+        let message = run(&peer("kill -9 $$"), &[]).unwrap_err();
         assert!(message.contains("signal: 9"), "{message}");
-        let message = run(&peer("true"), "x", 1).unwrap_err();
+        let message = run(&peer("true"), &[]).unwrap_err();
         assert!(message.contains("printed no row"), "{message}");
     }
 
     #[test]
     fn a_command_that_hangs_is_given_up() {
         for command in ["exec sleep 100", "exec sleep 100 >&-"] {
-            let message = run_limited(&peer(command), "x", 1, Duration::from_millis(50)).unwrap_err();
+            let message = run_limited(&peer(command), &[], Duration::from_millis(50)).unwrap_err();
             assert!(message.contains("still ran after 0.05 s"), "{message}");
         }
     }

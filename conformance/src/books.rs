@@ -62,8 +62,12 @@ pub struct Buffers {
 pub struct Port {
     /// Parent, sign and id.
     pub name: String,
+    /// `nic`, `mediated`, `pipe` or `null`.
+    pub kind: String,
     /// Its region.
     pub mem_id: u16,
+    /// Of an interface: how packets get in and out.
+    pub manner: Option<String>,
     /// Its rings, transmit first.
     pub rings: Vec<Ring>,
 }
@@ -75,14 +79,20 @@ pub struct Ring {
     pub dir: String,
     /// Number within its direction.
     pub id: u16,
+    /// Slots it has.
+    pub slots: u32,
     /// Sessions that have it bound.
     pub sessions: u32,
+    /// Slots that crossed it.
+    pub crossed: u64,
     /// Slots sent and not released.
     pub queued: u32,
     /// Slots that were delivered empty, or not handed back.
     pub bad_slots: u64,
     /// Pointers and positions out of bounds.
     pub bad_pointers: u64,
+    /// Packets that the kernel dropped for want of room.
+    pub dropped: u64,
 }
 
 /// An open port.

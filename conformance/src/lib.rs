@@ -4,6 +4,7 @@
 
 pub mod books;
 pub mod home;
+pub mod net;
 pub mod packet;
 pub mod raw;
 pub mod traffic;

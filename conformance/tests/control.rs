@@ -142,14 +142,14 @@ fn a_wrong_request_is_answered_and_the_connection_goes_on() {
         assert_eq!(changed(&|r| r.options = vec![option(csb)]), EOPNOTSUPP);
         assert_eq!(changed(&|r| r.options = vec![option(77)]), EOPNOTSUPP);
         assert_eq!(changed(&|r| r.options = vec![vec![0; 5000]]), EMSGSIZE);
-        // Requests of netmap that this daemon does not serve.
-        for (reqtype, body) in [
-            (NETMAP_REQ_VALE_ATTACH, size_of::<NmreqValeAttach>()),
-            (NETMAP_REQ_VALE_LIST, size_of::<NmreqValeList>()),
-            (NETMAP_REQ_CSB_ENABLE, 0),
+        // Requests of netmap that this daemon does not serve, or whose object cannot be there.
+        for (reqtype, body, errno) in [
+            (NETMAP_REQ_VALE_ATTACH, size_of::<NmreqValeAttach>(), EOPNOTSUPP),
+            (NETMAP_REQ_VALE_LIST, size_of::<NmreqValeList>(), ENOENT),
+            (NETMAP_REQ_CSB_ENABLE, 0, EINVAL),
         ] {
             let request = Request::new(reqtype, "vale0:a", &vec![0; body]).expect("a short name");
-            assert_eq!(refused(&request.encode()), EOPNOTSUPP, "request {reqtype}");
+            assert_eq!(refused(&request.encode()), errno, "request {reqtype}");
         }
         assert_eq!(home.snapshot().sessions.len(), 1, "a wrong request opened something");
         // And the very same connection opens a port, once.

@@ -1,8 +1,8 @@
 //! What a REGISTER bound, as the daemon tells the program's library: where things are, and by which back end they move.
 //!
 //! The program's library believes these numbers and none of those in the region, which others can write. With the
-//! answer come file descriptors: the region, the end page, the line page, then two bells for each ring: its own, rung to
-//! wake this side, and the other side's.
+//! answer come file descriptors: the region, the end page, a third page (the lines; of an interface what was sent), then
+//! two for each ring: its bell, rung to wake this side, and the other side's bell or the queue's socket.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -14,12 +14,14 @@ pub enum Path {
     Null = 0,
     /// Along a line, to or from a peer.
     Pipe = 1,
+    /// Through the AF_XDP socket of an interface's queue.
+    Nic = 2,
 }
 
 impl Path {
     /// The back end with that number.
     pub fn from_raw(raw: u32) -> Option<Path> {
-        [Path::Null, Path::Pipe].into_iter().find(|p| *p as u32 == raw)
+        [Path::Null, Path::Pipe, Path::Nic].into_iter().find(|p| *p as u32 == raw)
     }
 }
 
@@ -49,8 +51,8 @@ pub struct BoundHead {
     pub rings: u32,
     /// Ring states in the end page.
     pub states: u32,
-    /// Lines in the line page.
-    pub lines: u32,
+    /// Bytes of the third page; 0: nothing is in it.
+    pub page_bytes: u32,
     /// Bytes of padding, 0.
     pub reserved: u32,
 }
@@ -69,7 +71,7 @@ pub struct BoundRing {
     pub path: u32,
     /// Index of the ring's state in the end page.
     pub state: u32,
-    /// Index of its line.
+    /// Index of its line; on a transmit ring of an interface its first word in the third page.
     pub line: u32,
     /// On a receive ring: the buffer for slots that are delivered empty.
     pub spare: u32,
@@ -77,7 +79,14 @@ pub struct BoundRing {
     pub id: u16,
     /// 0 transmit, 1 receive.
     pub dir: u16,
+    /// [`FRAGS`] or 0.
+    pub features: u32,
+    /// Bytes of padding, 0.
+    pub reserved: u32,
 }
+
+/// In [`BoundRing::features`]: packets may be spread over several buffers.
+pub const FRAGS: u32 = 1;
 
 /// The whole answer.
 #[derive(Clone, Debug, Default)]
@@ -88,7 +97,7 @@ pub struct Bound {
     pub rings: Vec<BoundRing>,
 }
 
-/// File descriptors before the bells: region, end page, line page.
+/// File descriptors before those of the rings: region, end page, third page.
 pub const FIXED_FDS: usize = 3;
 
 impl Bound {

@@ -1,6 +1,6 @@
 //! Finding the daemon, starting it, and talking to it.
 //!
-//! Which one: `UNETMAP_SOCKET`, else the system's daemon where it admits this user, else the user's own in
+//! Which one: `UNETMAP_SOCKET`, else the system's daemon where it admits this user to the port, else the user's own in
 //! `$XDG_RUNTIME_DIR` or a private folder of the temporary directory. Where none listens, this process binds the socket
 //! and hands it to a new daemon, so that nobody has to wait for it or to guess when it is ready.
 
@@ -12,9 +12,10 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt}
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::{process, socket};
 
-use crate::error::Error;
+use crate::error::{Error, errno};
 use crate::request::{Answer, Request};
 use crate::wire::{self, Kind};
 
@@ -22,6 +23,9 @@ use crate::wire::{self, Kind};
 pub const SYSTEM_SOCKET: &str = "/run/unetmap/unetmapd.sock";
 /// How long a daemon may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// How long the kernel may take to let go of a queue whose program has just died, and how often to ask.
+const LET_GO_LIMIT: Duration = Duration::from_secs(2);
+const LET_GO_PAUSE: Duration = Duration::from_millis(20);
 /// How often to start a daemon and connect: one that is just ending may refuse the connection.
 const START_TRIES: u32 = 3;
 
@@ -31,7 +35,7 @@ pub(crate) struct Connection {
     pub(crate) socket: PathBuf,
 }
 
-/// Connects to the daemon that serves this process, starting one if none runs.
+/// Connects to this user's own daemon, starting one if none runs.
 pub(crate) fn connect() -> Result<Connection, Error> {
     match running()? {
         Some(connection) => Ok(connection),
@@ -39,17 +43,18 @@ pub(crate) fn connect() -> Result<Connection, Error> {
     }
 }
 
-/// Connects to the daemon that serves this process, if one runs.
-fn running() -> Result<Option<Connection>, Error> {
-    let own = own_socket()?;
-    // Another's daemon is used where it runs and lets us in, and is never started by us.
+/// Connects to the system's daemon, where it runs and is not this user's own. It is never started for another user.
+pub(crate) fn connect_system() -> Option<Connection> {
     let system = Path::new(SYSTEM_SOCKET);
-    if chosen_socket().is_none()
-        && own != system
-        && let Ok(fd) = connect_to(system)
-    {
-        return Ok(Some(Connection { fd, socket: system.to_owned() }));
+    if chosen_socket().is_some() || process::uid() == 0 {
+        return None;
     }
+    connect_to(system).ok().map(|fd| Connection { fd, socket: system.to_owned() })
+}
+
+/// Connects to this user's own daemon, if one runs.
+pub(crate) fn running() -> Result<Option<Connection>, Error> {
+    let own = own_socket()?;
     match connect_to(&own) {
         Ok(fd) => Ok(Some(Connection { fd, socket: own })),
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => Ok(None),
@@ -162,7 +167,9 @@ pub fn listen_alone(path: &Path, lock: &File) -> Result<Option<OwnedFd>, Error> 
     }
     // Under the lock nobody else starts one, so a socket that refuses connections is a dead daemon's.
     remove_dead_socket(path).map_err(|e| failed("removing the dead daemon's socket", path, e))?;
-    socket::listen(path, 0o600).map(Some).map_err(|e| failed("listening at", path, e))
+    // Root's serves everybody whom its policy admits.
+    let mode = if process::uid() == 0 { 0o666 } else { 0o600 };
+    socket::listen(path, mode).map(Some).map_err(|e| failed("listening at", path, e))
 }
 
 fn failed(what: &str, path: &Path, source: io::Error) -> Error {
@@ -251,8 +258,23 @@ pub(crate) struct Reply {
     pub(crate) fds: Vec<OwnedFd>,
 }
 
-/// Sends one message and waits for the answer.
+/// Sends one message and waits for the answer. What the kernel has not let go of yet is asked for again for a while, here
+/// and not in the daemon, which others wait for.
 pub(crate) fn call(fd: BorrowedFd<'_>, asked: &str, kind: Kind, payload: &[u8]) -> Result<Reply, Error> {
+    let start = std::time::Instant::now();
+    loop {
+        let reply = call_once(fd, asked, kind, payload)?;
+        if reply.errno != errno::EAGAIN {
+            return Ok(reply);
+        }
+        if start.elapsed() > LET_GO_LIMIT {
+            return Ok(Reply { errno: errno::EBUSY, ..reply });
+        }
+        std::thread::sleep(LET_GO_PAUSE);
+    }
+}
+
+fn call_once(fd: BorrowedFd<'_>, asked: &str, kind: Kind, payload: &[u8]) -> Result<Reply, Error> {
     let gone = |e: io::Error| match e.kind() {
         io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Error::DaemonGone { asked: asked.into() },
         _ => Error::host(asked, e),
@@ -278,6 +300,8 @@ fn receive(fd: BorrowedFd<'_>, fds: &mut Vec<OwnedFd>) -> io::Result<Vec<u8>> {
     let got = loop {
         match socket::recv(fd, &mut buf, fds) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            // The descriptor may be a program's own, which it can have made non-blocking.
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock && waits_for(fd, ANSWER_LIMIT)? => {}
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, "the daemon does not answer"));
             }
@@ -295,6 +319,15 @@ fn receive(fd: BorrowedFd<'_>, fds: &mut Vec<OwnedFd>) -> io::Result<Vec<u8>> {
     }
     buf.truncate(got.bytes);
     Ok(buf)
+}
+
+/// Waits until there is something to receive; `false` when nothing comes within `limit`.
+fn waits_for(fd: BorrowedFd<'_>, limit: Duration) -> io::Result<bool> {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    match wait_readable(&mut fds, Some(limit)) {
+        Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(true),
+        other => Ok(other? > 0),
+    }
 }
 
 /// Sends a netmap request; an answer with an errno is an error.
@@ -322,14 +355,17 @@ pub(crate) fn take_lease(path: &Path) -> Result<(OwnedFd, u32), Error> {
     Ok((fd, reply.lease))
 }
 
-/// Everything that the daemon knows about its ports, regions and clients, as JSON. Starts no daemon: `None` when none
-/// runs.
+/// Everything that this user's daemon knows about its ports, regions and clients, as JSON, and what the system's knows
+/// about this user's. Starts no daemon: nothing when none runs.
 ///
 /// # Errors
-/// The daemon's refusal, or the kernel's.
-pub fn snapshot() -> Result<Option<String>, Error> {
+/// A daemon's refusal, or the kernel's.
+pub fn snapshots() -> Result<Vec<String>, Error> {
+    connect_system().into_iter().chain(running()?).map(|connection| snapshot_of(&connection.fd)).collect()
+}
+
+fn snapshot_of(fd: &OwnedFd) -> Result<String, Error> {
     let asked = "the daemon's ports";
-    let Some(Connection { fd, .. }) = running()? else { return Ok(None) };
     let reply = call(fd.as_fd(), asked, Kind::Snapshot, &[])?;
     let Some(memfd) = reply.fds.into_iter().next().filter(|_| reply.errno == 0) else {
         return Err(Error::Refused { asked: asked.into(), errno: reply.errno, why: "the daemon refused".into() });
@@ -338,5 +374,5 @@ pub fn snapshot() -> Result<Option<String>, Error> {
     let mut file = File::from(memfd);
     let mut text = String::new();
     file.rewind().and_then(|()| file.read_to_string(&mut text)).map_err(|e| Error::host(asked, e))?;
-    Ok(Some(text.trim_end_matches('\0').to_owned()))
+    Ok(text.trim_end_matches('\0').to_owned())
 }

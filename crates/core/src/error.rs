@@ -31,6 +31,11 @@ pub enum Error {
         /// The port.
         asked: String,
     },
+    /// The interface that the port was opened on is gone; the port is dead.
+    InterfaceGone {
+        /// The port.
+        asked: String,
+    },
     /// The program's `head` or `cur` is out of bounds; the ring was set back to where the last sync left it.
     BadPointers {
         /// The port.
@@ -49,12 +54,22 @@ pub enum Error {
 
 /// The errnos that netmap's interface uses.
 pub mod errno {
+    /// Not allowed.
+    pub const EPERM: i32 = 1;
+    /// This daemon does not serve this user so; another may.
+    pub const EACCES: i32 = 13;
+    /// The interface is down.
+    pub const ENETDOWN: i32 = 100;
+    /// No such thing in a list.
+    pub const ENOENT: i32 = 2;
     /// Bad argument.
     pub const EINVAL: i32 = 22;
     /// No such port or interface.
     pub const ENXIO: i32 = 6;
     /// Input or output failed.
     pub const EIO: i32 = 5;
+    /// Not yet: ask again.
+    pub const EAGAIN: i32 = 11;
     /// Already bound, or exclusively held by another.
     pub const EBUSY: i32 = 16;
     /// Pools exhausted.
@@ -80,7 +95,7 @@ impl Error {
             Error::Name(_) | Error::BadPointers { .. } => errno::EINVAL,
             Error::Refused { errno, .. } => *errno,
             Error::NoDaemon { source, .. } | Error::Host { source, .. } => source.raw_os_error().unwrap_or(errno::EIO),
-            Error::DaemonGone { .. } => errno::ENXIO,
+            Error::DaemonGone { .. } | Error::InterfaceGone { .. } => errno::ENXIO,
         }
     }
 
@@ -98,6 +113,11 @@ impl fmt::Display for Error {
             Error::DaemonGone { asked } => {
                 write!(f, "{asked}: the daemon that served this port has gone (open the port again)")
             }
+            Error::InterfaceGone { asked } => write!(
+                f,
+                "{asked}: the interface is gone: deleted, or moved to another network namespace (open the port again \
+                 when it is back)"
+            ),
             Error::BadPointers { asked, ring } => write!(
                 f,
                 "{asked}: head or cur of ring {ring} was out of bounds; the ring was set back (is somebody else using it?)"

@@ -24,6 +24,18 @@ pub(crate) struct Lease {
     connection: OwnedFd,
 }
 
+impl Lease {
+    /// Another descriptor of its connection, by which the daemon's end is seen.
+    pub(crate) fn connection(&self) -> std::io::Result<OwnedFd> {
+        self.connection.try_clone()
+    }
+
+    /// The daemon's own, which ends with it.
+    pub(crate) fn of_daemon(number: u32, connection: &OwnedFd) -> std::io::Result<Lease> {
+        Ok(Lease { number, forks: process::fork_count(), connection: connection.try_clone()? })
+    }
+}
+
 /// The leases of this process by daemon; weak, so that the last port's close ends the lease.
 static LEASES: Mutex<Option<HashMap<PathBuf, std::sync::Weak<Lease>>>> = Mutex::new(None);
 

@@ -24,7 +24,10 @@ mod backend;
 pub mod bound;
 pub mod client;
 mod error;
+pub mod file;
 mod lease;
+pub mod legacy;
+pub mod nic;
 mod open;
 mod port;
 pub mod request;
@@ -34,6 +37,6 @@ mod wait;
 pub mod wire;
 
 pub use error::{Error, errno};
-pub use open::OpenOptions;
+pub use open::{OpenOptions, adopt};
 pub use port::{Interest, Port};
 pub use ring::{Ring, SlotRef, Window};

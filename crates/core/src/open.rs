@@ -5,23 +5,24 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path as FsPath;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use unetmap_abi::{NETMAP_REQ_REGISTER, NmreqRegister, PortOptions, PortSpec};
 use unetmap_mem::{
-    BufIdx, Consumer, CopyKind, EndPage, Geometry, Iface, LinePage, PoolShape, Producer, Region, RingShape, RingView,
-    Slots, Window,
+    BufIdx, Consumer, CopyKind, EndPage, Geometry, Iface, LinePage, PoolShape, Producer, ReceiveRings, Region,
+    RingShape, RingView, SendRings, SentPage, Slots, Window,
 };
-use unetmap_sys::{Bell, Mapping, process};
+use unetmap_sys::{Bell, Mapping, link, process, xsk};
 use zerocopy::IntoBytes;
 
+use crate::backend::nic::{Half, NicRx, NicTx};
 use crate::backend::null::Null;
 use crate::backend::pipe::{PipeRx, PipeTx};
-use crate::bound::{Bound, BoundRing, FIXED_FDS, Path};
+use crate::bound::{Bound, BoundRing, FIXED_FDS, FRAGS, Path};
 use crate::client::{self, Connection};
 use crate::error::{Error, errno};
-use crate::lease;
+use crate::lease::{self, Lease};
 use crate::port::Port;
 use crate::request::{Answer, Request};
 use crate::ring::Ring;
@@ -97,24 +98,74 @@ impl OpenOptions {
         let request = Request::new(NETMAP_REQ_REGISTER, &parsed.name, register.as_bytes()).map_err(refused)?;
         unetmap_mem::register_publisher();
         process::watch_forks().map_err(|e| Error::host(spec, e))?;
-        let (connection, (answer, fds)) = ask_daemon(spec, &request)?;
+        let (connection, (answer, fds)) = match ask_system(spec, &parsed, &request) {
+            Some(answered) => answered?,
+            None => ask_own(spec, &request)?,
+        };
         let garbled = || Error::host(spec, io::Error::other("the daemon's answer makes no sense"));
         let register = answer.request.body_as::<NmreqRegister>().ok_or_else(garbled)?;
         let bound = Bound::decode(&answer.bound).filter(|b| b.fds() == fds.len()).ok_or_else(garbled)?;
-        let parts = Parts::map(&bound, fds, spec)?;
-        let rings = |dir: u16| -> Result<Vec<Ring>, Error> {
-            let of_dir = bound.rings.iter().enumerate().filter(|(_, ring)| ring.dir == dir);
-            of_dir.map(|(i, ring)| parts.ring(i, ring).ok_or_else(garbled)).collect()
-        };
         let lease = lease::of_this_process(&connection.socket)?;
-        let (tx, rx) = (rings(0)?, rings(1)?);
-        let iface = Iface::new(&parts.region, bound.head.if_offset).ok_or_else(garbled)?;
-        Ok(Port::new(spec, connection, lease, register, parts.region, iface, tx, rx))
+        assemble(spec, connection, lease, register, &bound, fds)
     }
 }
 
-/// Asks the daemon; once more if it went away meanwhile, because it was idle.
-fn ask_daemon(spec: &str, request: &Request) -> Result<(Connection, (Answer, Vec<OwnedFd>)), Error> {
+/// For the daemon: a port of its own, which it did not have to ask anybody for. It lives as long as the other end of
+/// `connection` is open; `lease` names the daemon in locks.
+///
+/// # Errors
+/// What was bound does not fit together, or cannot be mapped.
+pub fn adopt(
+    spec: &str,
+    register: NmreqRegister,
+    bound: &Bound,
+    fds: Vec<OwnedFd>,
+    connection: OwnedFd,
+    lease: u32,
+) -> Result<Port, Error> {
+    unetmap_mem::register_publisher();
+    let lease = Lease::of_daemon(lease, &connection).map_err(|e| Error::host(spec, e))?;
+    let connection = Connection { fd: connection, socket: PathBuf::new() };
+    assemble(spec, connection, Arc::new(lease), register, bound, fds)
+}
+
+pub(crate) fn assemble(
+    spec: &str,
+    connection: Connection,
+    lease: Arc<Lease>,
+    register: NmreqRegister,
+    bound: &Bound,
+    fds: Vec<OwnedFd>,
+) -> Result<Port, Error> {
+    let garbled = || Error::host(spec, io::Error::other("the daemon's answer makes no sense"));
+    let parts = Parts::map(bound, fds, spec)?;
+    let rings = |dir: u16| -> Result<Vec<Ring>, Error> {
+        let of_dir = bound.rings.iter().enumerate().filter(|(_, ring)| ring.dir == dir);
+        of_dir.map(|(i, ring)| parts.ring(i, ring).ok_or_else(garbled)).collect()
+    };
+    let (tx, rx) = (rings(0)?, rings(1)?);
+    let iface = Iface::new(&parts.region, bound.head.if_offset).ok_or_else(garbled)?;
+    Ok(Port::new(spec, connection, lease, register, parts.region, iface, tx, rx))
+}
+
+/// A connection, and what was answered on it.
+type Answered = (Connection, (Answer, Vec<OwnedFd>));
+
+/// Asks the system's daemon. `None`: it does not run, is this user's own, or does not serve this user so, and there is no
+/// interface of that name that only it could open.
+fn ask_system(spec: &str, parsed: &PortSpec, request: &Request) -> Option<Result<Answered, Error>> {
+    let connection = client::connect_system()?;
+    match client::ctrl(connection.fd.as_fd(), spec, request) {
+        Err(Error::Refused { errno: errno::EACCES, .. }) if !interface_exists(&parsed.parent) => None,
+        Err(Error::DaemonGone { .. }) => None,
+        // A daemon that does not answer must not keep users from their own.
+        Err(Error::Host { .. }) if !interface_exists(&parsed.parent) => None,
+        answered => Some(answered.map(|answered| (connection, answered))),
+    }
+}
+
+/// Asks this user's own daemon; once more if it went away meanwhile, because it was idle.
+fn ask_own(spec: &str, request: &Request) -> Result<Answered, Error> {
     let ask = || {
         let connection = client::connect()?;
         let answered = client::ctrl(connection.fd.as_fd(), spec, request)?;
@@ -151,8 +202,9 @@ fn refuse_unserved(spec: &str, parsed: &PortSpec) -> Result<(), Error> {
 }
 
 /// Whether the whole of `name` is an interface, for names with a `-`.
-fn interface_exists(name: &str) -> bool {
-    !name.contains('/') && FsPath::new("/sys/class/net").join(name).exists()
+pub(crate) fn interface_exists(name: &str) -> bool {
+    // Not in /sys, which may show another network namespace than ours.
+    link::by_name(name).is_ok_and(|link| link.is_some())
 }
 
 /// `@conf:` in a name beats the program's defaults.
@@ -175,8 +227,10 @@ fn conf_wishes(register: &mut NmreqRegister, spec: &PortSpec) {
 struct Parts {
     region: Arc<Region>,
     end: EndPage,
-    lines: LinePage,
-    bells: Vec<Bell>,
+    /// What the third page holds depends on the port.
+    third: Window,
+    /// Two for each ring: its bell, and the other side's bell or the queue's socket.
+    of_rings: Vec<OwnedFd>,
 }
 
 /// Mapped regions by their file's device and inode.
@@ -213,11 +267,10 @@ impl Parts {
         let region = map_region(next()?, geometry).map_err(host)?;
         let page = |fd: OwnedFd, bytes: usize| Ok(Window::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)));
         let end = EndPage::new(page(next()?, EndPage::bytes(bound.head.states as usize)).map_err(host)?);
-        // A port without lines gets some other page, and nothing in it is used.
-        let lines = LinePage::new(page(next()?, LinePage::bytes(bound.head.lines.max(1) as usize)).map_err(host)?);
+        // A port that has nothing to say there gets some other page.
+        let third = page(next()?, (bound.head.page_bytes as usize).max(1)).map_err(host)?;
         debug_assert_eq!(bound.fds() - FIXED_FDS, 2 * bound.rings.len());
-        let bells = fds.map(Bell::from_fd).collect::<io::Result<_>>().map_err(host)?;
-        Ok(Parts { region, end, lines, bells })
+        Ok(Parts { region, end, third, of_rings: fds.collect() })
     }
 
     /// The ring that stands at `index` in the daemon's answer; `None` when what it says cannot be.
@@ -225,23 +278,45 @@ impl Parts {
         let slots = Slots::new(told.slots)?;
         let view = RingView::new(&self.region, RingShape { offset: told.offset, slots, id: told.id, dir: told.dir })?;
         self.end.state(told.state as usize)?;
-        let bell = |which: usize| self.bells.get(2 * index + which)?.try_clone().ok();
-        let (mine, theirs) = (bell(0)?, bell(1)?);
+        let fd = |which: usize| self.of_rings.get(2 * index + which)?.try_clone().ok();
+        let bell = |which: usize| Bell::from_fd(fd(which)?).ok();
+        let lines = || LinePage::new(self.third.clone());
         let path = match (Path::from_raw(told.path)?, told.dir) {
             (Path::Null, 0) => SyncPath::Tx(Box::new(Null)),
             (Path::Null, _) => SyncPath::Rx(Box::new(Null)),
             (Path::Pipe, 0) => {
-                let line = Producer::new(&self.lines, told.line as usize, view.slots().clone())?;
-                SyncPath::Tx(Box::new(PipeTx { line, mine, theirs }))
+                let line = Producer::new(&lines(), told.line as usize, view.slots().clone())?;
+                SyncPath::Tx(Box::new(PipeTx { line, mine: bell(0)?, theirs: bell(1)? }))
             }
             (Path::Pipe, _) => {
                 let peer = RingShape { offset: told.peer_offset, slots, id: told.id, dir: 0 };
                 let peer = RingView::new(&self.region, peer)?;
-                let (theirs_slots, limits) = (peer.slots().clone(), self.region.limits());
-                let mine_slots = view.slots().clone();
-                let line = told.line as usize;
-                let line = Consumer::new(&self.lines, line, theirs_slots, mine_slots, limits, copy_kind())?;
-                SyncPath::Rx(Box::new(PipeRx { line, spare: BufIdx(told.spare), mine, theirs }))
+                let (theirs, limits) = (peer.slots().clone(), self.region.limits());
+                let mine = view.slots().clone();
+                let line = Consumer::new(&lines(), told.line as usize, theirs, mine, limits, copy_kind())?;
+                let spare = BufIdx(told.spare);
+                SyncPath::Rx(Box::new(PipeRx { line, spare, mine: bell(0)?, theirs: bell(1)? }))
+            }
+            (Path::Nic, dir) => {
+                let limits = self.region.limits();
+                let half = Half {
+                    slots: view.slots().clone(),
+                    limits,
+                    socket: Arc::new(fd(1)?),
+                    mine: bell(0)?,
+                    frags: told.features & FRAGS != 0,
+                };
+                let buffers = (limits.buf_size, limits.bufs);
+                if dir == 0 {
+                    let sent = SentPage::new(self.third.clone());
+                    let (tx, completion) = xsk::map_send_rings(&half.socket, slots.get()).ok()?;
+                    let rings = SendRings::new(&tx, &completion, slots, buffers, sent, told.line as usize)?;
+                    SyncPath::Tx(Box::new(NicTx { half, rings }))
+                } else {
+                    let (rx, fill) = xsk::map_receive_rings(&half.socket, slots.get()).ok()?;
+                    let rings = ReceiveRings::new(&rx, &fill, slots, buffers)?;
+                    SyncPath::Rx(Box::new(NicRx { half, rings }))
+                }
             }
         };
         Some(Ring {

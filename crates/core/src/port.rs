@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::lease::{self, Lease};
 use crate::open::OpenOptions;
 use crate::ring::Ring;
-use crate::sync::{Effort, Path, WallTime};
+use crate::sync::{Effort, Path, Trouble, WallTime};
 
 /// Directions to wait for, or found ready.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -92,6 +92,9 @@ pub struct Port {
     last_check: AtomicU64,
     /// See `wait`: how long receivers hold back between looks.
     pub(crate) hold_back: AtomicU32,
+    /// See `wait`: whether receivers rest between looks, and when the last look was.
+    pub(crate) rests: bool,
+    pub(crate) last_look: AtomicU64,
 }
 
 impl Port {
@@ -106,6 +109,7 @@ impl Port {
         tx: Vec<Ring>,
         rx: Vec<Ring>,
     ) -> Port {
+        let rests = rx.iter().any(|ring| matches!(&ring.inner.path, Path::Rx(rx) if rx.rests()));
         Port {
             spec: spec.into(),
             connection,
@@ -122,6 +126,8 @@ impl Port {
             check_every: AtomicU32::new(1),
             last_check: AtomicU64::new(clock::now_ns()),
             hold_back: AtomicU32::new(0),
+            rests,
+            last_look: AtomicU64::new(0),
         }
     }
 
@@ -206,7 +212,7 @@ impl Port {
     /// Sends what was handed over on all transmit rings, and learns what is finished. Never waits.
     ///
     /// # Errors
-    /// [`Error::DaemonGone`]; [`Error::BadPointers`] (the other rings were synced).
+    /// [`Error::DaemonGone`]; [`Error::InterfaceGone`]; [`Error::BadPointers`] (the other rings were synced).
     pub fn txsync(&self) -> Result<(), Error> {
         self.sync_all(&self.tx, "tx")
     }
@@ -223,8 +229,8 @@ impl Port {
         let lease = self.enter()?;
         let mut result = Ok(());
         for ring in rings {
-            if ring.inner.sync(lease, Effort::Full, None).is_err() {
-                result = Err(self.bad_pointers(ring, dir));
+            if let Err(trouble) = ring.inner.sync(lease, Effort::Full, None) {
+                result = Err(self.explain(trouble, ring, dir));
             }
         }
         result
@@ -238,8 +244,10 @@ impl Port {
         // A poll also transmits, whatever it waits for, unless the program asked for the contrary.
         if want.tx() || self.register.nr_flags & NR_NO_TX_POLL == 0 {
             for ring in &self.tx {
-                if ring.inner.due(want.tx()) && ring.inner.sync(lease, Effort::IfNeeded, now).is_err() {
-                    return Err(self.bad_pointers(ring, "tx"));
+                if ring.inner.due(want.tx())
+                    && let Err(trouble) = ring.inner.sync(lease, Effort::IfNeeded, now)
+                {
+                    return Err(self.explain(trouble, ring, "tx"));
                 }
                 if want.tx() && ring.inner.ready() {
                     ready |= Interest::TX;
@@ -248,8 +256,10 @@ impl Port {
         }
         if want.rx() {
             for ring in &self.rx {
-                if ring.inner.due(true) && ring.inner.sync(lease, Effort::IfNeeded, now).is_err() {
-                    return Err(self.bad_pointers(ring, "rx"));
+                if ring.inner.due(true)
+                    && let Err(trouble) = ring.inner.sync(lease, Effort::IfNeeded, now)
+                {
+                    return Err(self.explain(trouble, ring, "rx"));
                 }
                 if ring.inner.ready() {
                     ready |= Interest::RX;
@@ -298,7 +308,10 @@ impl Port {
     /// What to wait on after [`Port::arm`] found nothing ready: readable, or closed by the daemon's end.
     pub fn wait_fds(&self, want: Interest) -> Vec<BorrowedFd<'_>> {
         let mut fds = vec![self.connection.fd.as_fd()];
-        fds.extend(self.sleepers(want).map(|(_, sleeper)| sleeper.bell().as_fd()));
+        for (_, sleeper) in self.sleepers(want) {
+            fds.push(sleeper.bell().as_fd());
+            fds.extend(sleeper.socket());
+        }
         fds
     }
 
@@ -327,8 +340,12 @@ impl Port {
     }
 
     #[cold]
-    fn bad_pointers(&self, ring: &Ring, dir: &str) -> Error {
-        Error::BadPointers { asked: self.spec.clone(), ring: format!("{dir} {}", ring.id()) }
+    fn explain(&self, trouble: Trouble, ring: &Ring, dir: &str) -> Error {
+        let asked = self.spec.clone();
+        match trouble {
+            Trouble::BadPointers => Error::BadPointers { asked, ring: format!("{dir} {}", ring.id()) },
+            Trouble::Ended => Error::InterfaceGone { asked },
+        }
     }
 
     /// What each sync begins with: the daemon lives, and this very process has a lease.

@@ -17,9 +17,14 @@ use unetmap_sys::clock;
 
 use crate::backend::{Rx, Tx};
 
-/// The program's pointers are out of bounds; the ring was set back.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct BadPointers;
+/// Why a sync did nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// The program's pointers are out of bounds; the ring was set back.
+    BadPointers,
+    /// The port has ended under its users.
+    Ended,
+}
 
 /// How much a sync is to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,8 +94,12 @@ impl SyncRing {
     #[inline(always)]
     pub(crate) fn due(&self, wanted: bool) -> bool {
         let slots = self.view.shape().slots;
-        let Some((hwcur, hwtail)) = self.state().positions(slots) else { return true };
-        if hwcur.raw() != self.view.raw_head() {
+        let state = self.state();
+        let Some((hwcur, hwtail)) = state.positions(slots) else { return true };
+        if state.has_ended() || hwcur.raw() != self.view.raw_head() {
+            return true;
+        }
+        if matches!(&self.path, Path::Tx(tx) if tx.waits()) {
             return true;
         }
         // A program that overwrote tail, or moved cur beyond it, is set right by the sync.
@@ -114,18 +123,21 @@ impl SyncRing {
     /// Syncs the ring for the process that holds `lease`. A ring that somebody else is syncing is skipped. `now` is the
     /// time if the caller knows it; else the clock is read when something was delivered.
     #[inline]
-    pub(crate) fn sync(&self, lease: u32, effort: Effort, now: Option<WallTime>) -> Result<(), BadPointers> {
+    pub(crate) fn sync(&self, lease: u32, effort: Effort, now: Option<WallTime>) -> Result<(), Trouble> {
         let state = self.state();
+        if state.has_ended() {
+            return Err(Trouble::Ended);
+        }
         let Some(_guard) = state.try_lock(lease) else { return Ok(()) };
         let slots = self.view.shape().slots;
         let Some((hwcur, hwtail)) = state.positions(slots) else {
             state.count_bad_pointer();
-            return Err(BadPointers);
+            return Err(Trouble::BadPointers);
         };
         let Some(asked) = judge(slots, hwcur, hwtail, self.view.raw_head(), self.view.raw_cur()) else {
             state.count_bad_pointer();
             self.reinit(hwcur, hwtail);
-            return Err(BadPointers);
+            return Err(Trouble::BadPointers);
         };
         let tail = match &self.path {
             Path::Tx(tx) => self.tx(tx.as_ref(), state, asked, hwcur, hwtail, effort),
@@ -149,11 +161,14 @@ impl SyncRing {
     fn tx(&self, tx: &dyn Tx, state: &RingState, asked: Asked, hwcur: Pos, hwtail: Pos, effort: Effort) -> Pos {
         let slots = self.view.shape().slots;
         if asked.head != hwcur {
-            tx.send(Span { from: hwcur, to: asked.head });
+            let bad = tx.send(Span { from: hwcur, to: asked.head });
             state.set_hwcur(asked.head);
+            if bad > 0 {
+                state.count_bad_slots(bad);
+            }
             state.count(slots.distance(hwcur, asked.head));
         }
-        if effort == Effort::IfNeeded && asked.cur != hwtail {
+        if effort == Effort::IfNeeded && asked.cur != hwtail && !tx.waits() {
             return hwtail;
         }
         // tail is one before the first unfinished slot, so that a full ring and an empty one differ.

@@ -3,6 +3,9 @@
 //! A receiver that finds a few packets at every look costs the sender a transfer of the line's `prod` word for each of
 //! them. So while packets come in a stream, the receiver holds back between two looks, longer as long as the batches
 //! stay small; a look that finds nothing ends that at once, so a request that waits for its answer is never delayed.
+//!
+//! Where packets come by the kernel's work, on an interface, the receiver of a fast stream sleeps between two looks: the
+//! kernel may need this very processor, and each look takes the ring's words away from it.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,6 +27,12 @@ const SMALL_BATCH: u32 = 96;
 const LARGE_BATCH: u32 = 256;
 /// The longest that a receiver holds back, in spin hints: about five microseconds.
 const MAX_HOLD: u32 = 128;
+/// How long a receiver rests between two looks at an interface.
+const REST: Duration = Duration::from_micros(50);
+/// How long that may take in fact: the kernel wakes sleepers up to 50 us late.
+const REST_NS: u64 = 110_000;
+/// Packets that must be expected during a rest, or it is not worth it.
+const REST_FOR: u64 = 32;
 /// When to look again at a ring that somebody else is syncing.
 const BUSY: Duration = Duration::from_micros(100);
 /// How long a sleeper trusts its bell. A party that dies, or means harm, between moving a position and ringing wakes nobody.
@@ -43,7 +52,9 @@ impl Port {
     /// [`Port::poll`].
     #[inline]
     pub(crate) fn wait(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
-        let ready = self.first_look(want)?;
+        // Who only asks is not made to wait.
+        let ready =
+            if timeout == Some(Duration::ZERO) && self.rests { self.look(want, None)? } else { self.first_look(want)? };
         if !ready.is_none() || timeout == Some(Duration::ZERO) {
             return Ok(ready);
         }
@@ -55,6 +66,9 @@ impl Port {
     fn first_look(&self, want: Interest) -> Result<Interest, Error> {
         if !want.rx() || self.rx.iter().any(|ring| ring.inner.ready()) {
             return self.look(want, None);
+        }
+        if self.rests {
+            return self.rested_look(want);
         }
         let hold = self.hold_back.load(Relaxed);
         for _ in 0..hold {
@@ -73,6 +87,21 @@ impl Port {
         if next != hold {
             self.hold_back.store(next, Relaxed);
         }
+        Ok(ready)
+    }
+
+    /// The same at an interface: after a rest, if the stream is fast enough, and not so fast that the ring could run over.
+    fn rested_look(&self, want: Interest) -> Result<Interest, Error> {
+        if self.hold_back.load(Relaxed) > 0 {
+            std::thread::sleep(REST);
+        }
+        let ready = self.look(want, None)?;
+        let now = clock::now_ns();
+        let since = now.saturating_sub(self.last_look.swap(now, Relaxed)).max(1);
+        let came: u64 = self.rx.iter().map(|ring| u64::from(ring.space())).sum();
+        let room: u64 = self.rx.iter().map(|ring| u64::from(ring.num_slots())).sum();
+        let expected = came.saturating_mul(REST_NS) / since;
+        self.hold_back.store(u32::from((REST_FOR..room / 2).contains(&expected)), Relaxed);
         Ok(ready)
     }
 
@@ -137,7 +166,7 @@ impl Port {
     /// Sleeps until a bell rings, at most for `limit`.
     fn sleep(&self, want: Interest, limit: Duration) -> Result<Slept, Error> {
         let connection = PollFd::from_borrowed_fd(self.connection.fd.as_fd(), PollFlags::RDHUP);
-        let bells = || self.sleepers(want).map(|(_, sleeper)| sleeper.bell().as_fd());
+        let bells = || self.sleepers(want).flat_map(|(_, s)| std::iter::once(s.bell().as_fd()).chain(s.socket()));
         let as_poll = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut few: [PollFd<'_>; FEW + 1] = std::array::from_fn(|_| connection.clone());
         let mut many = Vec::new();

@@ -4,6 +4,8 @@
 //! client                                daemon
 //!   Lease                        -->     lease number: names this process in the locks of rings
 //!   Ctrl: a netmap request       -->     the same request, answered; for REGISTER also what was bound, and its fds
+//!   Attach                       -->     what REGISTER answered on this connection, and its fds, again
+//!   Nic                          -->     a memfd with what the daemon knows of an interface, as JSON; see `nic`
 //!   Snapshot                     -->     a memfd with everything that `unetmap ls` shows, as JSON
 //! ```
 //! Everything here is judged by the receiver: a head that does not fit its message is an error, never a guess.
@@ -13,9 +15,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// "unm" and the format of the head.
 pub const MAGIC: u32 = 0x756e_6d31;
 /// Changes with every change of a payload.
-pub const VERSION: u16 = 3;
-/// The longest request, bytes: a netmap request with its options, and the head.
-pub const MAX_REQUEST: usize = 8192;
+pub const VERSION: u16 = 5;
+/// The longest request, bytes: the longest filter of an interface, and the head.
+pub const MAX_REQUEST: usize = 40 << 10;
 /// The longest answer, bytes.
 pub const MAX_ANSWER: usize = 65536;
 
@@ -31,11 +33,16 @@ pub enum Kind {
     Snapshot = 3,
     /// More file descriptors for the answer before.
     MoreFds = 4,
+    /// A process that holds a connection with a port, and knows nothing of it, asks what was bound.
+    Attach = 5,
+    /// About an interface: how it is, and which frames are to enter its port.
+    Nic = 6,
 }
 
 impl Kind {
     fn from_raw(raw: u16) -> Option<Kind> {
-        [Kind::Lease, Kind::Ctrl, Kind::Snapshot, Kind::MoreFds].into_iter().find(|k| *k as u16 == raw)
+        let all = [Kind::Lease, Kind::Ctrl, Kind::Snapshot, Kind::MoreFds, Kind::Attach, Kind::Nic];
+        all.into_iter().find(|k| *k as u16 == raw)
     }
 }
 

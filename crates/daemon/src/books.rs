@@ -4,16 +4,21 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use unetmap::bound::{Bound, BoundHead, BoundPool, BoundRing, Path};
-use unetmap::errno::{EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP};
+use unetmap::errno::{EACCES, EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP};
 use unetmap_abi::*;
-use unetmap_mem::{BufIdx, Iface, IfaceShape, IndexSet, LinePage, PoolShape, Pos};
-use unetmap_sys::socket::Peer;
+use unetmap_mem::{BufIdx, Iface, IfaceShape, IndexSet, PoolShape, Pos};
 
+use crate::caller::Caller;
 use crate::end::{Binding, End};
+use crate::filter::Filters;
+use crate::interfaces::Watched;
+use crate::mediator::Wire;
+use crate::nic::{Nic, NicKey};
 use crate::null::NullPort;
 use crate::pipe::{MAX_PIPES, Pipe, end_index, wished_shape};
+use crate::policy::{Access, PolicyFile};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{House, Sizes};
+use crate::region::{House, HouseId, Scope, Sizes};
 
 /// Most extra buffers that one session gets. The daemon links them into a list, and so touches a page for every two: that
 /// must stay a matter of milliseconds, and not much memory.
@@ -22,29 +27,53 @@ const MAX_EXTRA: u32 = 16384;
 /// Which port a session has open.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum PortKey {
-    /// Parent and id, and the end's index.
+    /// The pipe, and the end's index.
     Pipe(PipeKey, usize),
     /// A port without a data path.
-    Null(String),
+    Null(Scope, String),
+    /// An interface.
+    Nic(NicKey),
 }
 
-/// Parent and id.
-pub(crate) type PipeKey = (String, String);
+/// Which pipe.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct PipeKey {
+    pub(crate) scope: Scope,
+    pub(crate) parent: String,
+    /// `None`: the one whose other end the daemon runs, between a client and the interface `parent`.
+    pub(crate) id: Option<String>,
+    /// Then, which of the interfaces that had this name one after the other; else 0.
+    pub(crate) serial: u64,
+}
 
 /// An open port of one client.
 pub(crate) struct Session {
     pub(crate) port: PortKey,
     pub(crate) name: String,
-    pub(crate) peer: Peer,
-    pub(crate) mem_id: u16,
+    pub(crate) pid: u32,
+    pub(crate) uid: u32,
+    pub(crate) house: HouseId,
     pub(crate) binding: Binding,
+    asked: NmreqRegister,
     iface: Iface,
     iface_offset: u64,
     extra: u32,
 }
 
-/// A port's region, the end that is meant, and for a pipe the pipe with that end's index.
-type Found<'a> = (u16, &'a End, Option<(&'a Pipe, usize)>);
+/// A port: its region, the end that is meant, and what moves its slots.
+struct Found<'a> {
+    house: HouseId,
+    end: &'a End,
+    by: By<'a>,
+}
+
+#[derive(Clone, Copy)]
+enum By<'a> {
+    Nothing,
+    /// The pipe with the end's index.
+    Pipe(&'a Pipe, usize),
+    Nic(&'a Nic),
+}
 
 /// What REGISTER gives to the client.
 pub(crate) struct Registered {
@@ -56,42 +85,81 @@ pub(crate) struct Registered {
 
 /// Everything that the daemon has given out.
 pub(crate) struct Books {
-    pub(crate) houses: BTreeMap<u16, House>,
+    pub(crate) houses: BTreeMap<HouseId, House>,
     pub(crate) pipes: BTreeMap<PipeKey, Pipe>,
-    pub(crate) nulls: BTreeMap<String, NullPort>,
+    pub(crate) nulls: BTreeMap<(Scope, String), NullPort>,
+    pub(crate) nics: BTreeMap<NicKey, Nic>,
     pub(crate) sessions: BTreeMap<u64, Session>,
-    sizes: Sizes,
-    first_mem_id: u16,
+    pub(crate) sizes: Sizes,
+    pub(crate) rules: Rules,
+    /// The daemon's side of the interfaces that programs have open through it.
+    pub(crate) wires: BTreeMap<PipeKey, Wire>,
+    /// By namespace.
+    pub(crate) watches: BTreeMap<u64, Watched>,
+    pub(crate) filters: Filters,
+    pub(crate) last_nic: u64,
     last_session: u64,
+    /// The next region that is not named by its number alone.
+    next_house: HouseId,
+}
+
+/// What the daemon may do, and for whom.
+pub(crate) struct Rules {
+    /// The first number of private regions.
+    pub(crate) first_mem_id: u16,
+    /// The only user it serves; `None`: each user by himself.
+    pub(crate) only_user: Option<u32>,
+    /// Who may open which interface; `None`: nobody, because the daemon itself may not.
+    pub(crate) policy: Option<PolicyFile>,
 }
 
 impl Books {
-    pub(crate) fn new(sizes: Sizes, first_mem_id: u16) -> Books {
+    pub(crate) fn new(sizes: Sizes, rules: Rules) -> Books {
         Books {
             houses: BTreeMap::new(),
             pipes: BTreeMap::new(),
             nulls: BTreeMap::new(),
+            nics: BTreeMap::new(),
             sessions: BTreeMap::new(),
             sizes,
-            first_mem_id,
+            rules,
+            wires: BTreeMap::new(),
+            watches: BTreeMap::new(),
+            filters: Filters::default(),
+            last_nic: 0,
             last_session: 0,
+            next_house: HouseId::from(u16::MAX) + 1,
         }
     }
 
+    /// Whose names and regions `caller` means, where no interface is involved.
+    pub(crate) fn scope(&self, caller: &Caller) -> Scope {
+        Scope { uid: self.rules.only_user.unwrap_or(caller.peer.uid), netns: 0 }
+    }
+
     /// Binds a port for a client.
-    pub(crate) fn register(&mut self, name: &str, asked: &NmreqRegister, peer: Peer) -> Result<Registered, Refusal> {
+    pub(crate) fn register(
+        &mut self,
+        name: &str,
+        asked: &NmreqRegister,
+        caller: &Caller,
+    ) -> Result<Registered, Refusal> {
         let spec = daemon_name(name)?;
         if asked.nr_flags & (NR_MONITOR_TX | NR_MONITOR_RX | NR_ZCOPY_MON) != 0 {
             return refuse(EOPNOTSUPP, "monitors are not served");
         }
         let key = if asked.nr_mode == NR_REG_NULL {
-            self.make_null(&spec, asked)?
+            self.make_null(&spec, asked, caller)?
+        } else if let Some(pipe) = &spec.pipe {
+            self.find_or_make_pipe(&spec.parent, &pipe.id, pipe.role, asked, caller)?
         } else {
-            let Some(pipe) = &spec.pipe else { return no_such_port(&spec) };
-            self.find_or_make_pipe(&spec.parent, &pipe.id, pipe.role, asked)?
+            self.find_or_make_nic(&spec, asked, caller)?
         };
-        let registered = self.open_session(key.clone(), name, asked, peer);
+        let registered = self.open_session(key.clone(), name, asked, caller);
         if registered.is_err() {
+            if let PortKey::Pipe(pipe, 0) = &key {
+                self.drop_wire_if_unused(pipe);
+            }
             self.drop_if_unused(&key);
         }
         registered
@@ -104,80 +172,143 @@ impl Books {
         id: &str,
         role: PipeRole,
         asked: &NmreqRegister,
+        caller: &Caller,
     ) -> Result<PortKey, Refusal> {
-        let key: PipeKey = (parent.into(), id.into());
+        let beside = self.interface_of(parent, caller)?;
+        if beside.is_none() && !self.may_pipe(caller)? {
+            return refuse(EACCES, "this daemon serves pipes to other users only where its policy says so");
+        }
+        let scope = beside.as_ref().map_or_else(|| self.scope(caller), |(scope, _)| *scope);
+        let key = PipeKey { scope, parent: parent.into(), id: Some(id.into()), serial: 0 };
         if let Some(pipe) = self.pipes.get(&key) {
-            if asked.nr_mem_id != 0 && asked.nr_mem_id != pipe.mem_id {
-                let why = format!("the pipe lives in region {}, not {}", pipe.mem_id, asked.nr_mem_id);
-                return refuse(EINVAL, why);
+            let lives = self.houses.get(&pipe.house).map_or(0, |house| house.mem_id);
+            if asked.nr_mem_id != 0 && asked.nr_mem_id != lives {
+                return refuse(EINVAL, format!("the pipe lives in region {lives}, not {}", asked.nr_mem_id));
             }
             return Ok(PortKey::Pipe(key, end_index(role)));
         }
-        if self.pipes.keys().filter(|(p, _)| p == parent).count() >= MAX_PIPES {
+        let siblings = self.pipes.keys().filter(|k| k.scope == scope && k.parent == parent && k.id.is_some());
+        if siblings.count() >= MAX_PIPES {
             return refuse(EINVAL, format!("{parent} has {MAX_PIPES} pipes already"));
         }
         let shape = wished_shape(asked)?;
-        let mem_id = self.house_for(parent, asked.nr_mem_id)?;
-        let made = match self.houses.get_mut(&mem_id) {
-            Some(house) => Pipe::make(house, shape, role),
-            None => refuse(ENXIO, format!("there is no region {mem_id}")),
+        let house = match (asked.nr_mem_id, beside) {
+            (0, Some((_, Access::Direct))) => self.first_region(caller, 0)?,
+            (0, _) => self.house_of_parent(&key)?,
+            (mem_id, _) => self.numbered(mem_id, caller)?,
         };
-        let made = made.inspect_err(|_| self.drop_house_if_unused(mem_id))?;
+        let made = match self.houses.get_mut(&house) {
+            Some(house) => Pipe::make(house, shape, role),
+            None => refuse(ENXIO, "the region has gone"),
+        };
+        let made = made.inspect_err(|_| self.drop_house_if_unused(house))?;
         self.pipes.insert(key.clone(), made);
         Ok(PortKey::Pipe(key, end_index(role)))
     }
 
-    /// The region `mem_id`; or, where that is 0, the parent's, made now if need be.
-    fn house_for(&mut self, parent: &str, mem_id: u16) -> Result<u16, Refusal> {
-        if mem_id != 0 {
-            return match self.houses.contains_key(&mem_id) {
-                true => Ok(mem_id),
-                false => refuse(EINVAL, format!("there is no region {mem_id} (unetmap ls shows them)")),
-            };
+    /// The region of this caller's that programs call `mem_id`.
+    pub(crate) fn numbered(&self, mem_id: u16, caller: &Caller) -> Result<HouseId, Refusal> {
+        let scope = self.scope(caller);
+        let mine = |house: &&House| match house.mem_id {
+            1 => house.scope == (Scope { netns: caller.netns_id(), ..scope }),
+            _ => house.scope.uid == scope.uid,
+        };
+        match self.houses.values().filter(|house| house.mem_id == mem_id).find(mine) {
+            Some(house) => Ok(house.id),
+            None => refuse(EINVAL, format!("there is no region {mem_id} (unetmap ls shows them)")),
         }
-        let siblings = self.pipes.iter().find(|((p, _), _)| p == parent).map(|(_, pipe)| pipe.mem_id);
-        if let Some(mem_id) = siblings {
-            return Ok(mem_id);
+    }
+
+    /// The region of a parent that is no interface, made now if need be.
+    fn house_of_parent(&mut self, key: &PipeKey) -> Result<HouseId, Refusal> {
+        let mut siblings = self.pipes.iter().filter(|(k, _)| k.scope == key.scope && k.parent == key.parent);
+        if let Some((_, pipe)) = siblings.next() {
+            return Ok(pipe.house);
         }
-        let Some(mem_id) = (self.first_mem_id..=u16::MAX).find(|id| !self.houses.contains_key(id)) else {
+        self.private_region(key.scope, &key.parent, self.sizes)
+    }
+
+    /// A new region with a number of its own.
+    pub(crate) fn private_region(&mut self, scope: Scope, name: &str, sizes: Sizes) -> Result<HouseId, Refusal> {
+        let free = |id: &u16| !self.houses.contains_key(&HouseId::from(*id));
+        let Some(mem_id) = (self.rules.first_mem_id..=u16::MAX).find(free) else {
             return refuse(ENOMEM, "all region numbers are in use");
         };
-        self.houses.insert(mem_id, House::create(mem_id, parent, self.sizes)?);
-        Ok(mem_id)
+        let id = HouseId::from(mem_id);
+        self.houses.insert(id, House::create((id, mem_id), scope, name, sizes)?);
+        Ok(id)
     }
 
-    fn make_null(&mut self, spec: &PortSpec, asked: &NmreqRegister) -> Result<PortKey, Refusal> {
-        if self.nulls.contains_key(&spec.name) {
+    /// The region of all interfaces that this caller opens directly, and of their pipes. The first of them has so many
+    /// `slots`.
+    pub(crate) fn first_region(&mut self, caller: &Caller, slots: u32) -> Result<HouseId, Refusal> {
+        if let Ok(id) = self.numbered(1, caller) {
+            return Ok(id);
+        }
+        let scope = Scope { netns: caller.netns_id(), ..self.scope(caller) };
+        let id = self.next_house;
+        self.next_house += 1;
+        self.houses.insert(id, House::create((id, 1), scope, "interfaces", self.sizes.of_interfaces(slots))?);
+        Ok(id)
+    }
+
+    fn make_null(&mut self, spec: &PortSpec, asked: &NmreqRegister, caller: &Caller) -> Result<PortKey, Refusal> {
+        let key = (self.scope(caller), spec.name.clone());
+        if self.nulls.contains_key(&key) {
             return refuse(EBUSY, "a port without a data path cannot be opened twice");
         }
-        let Some(house) = self.houses.get_mut(&asked.nr_mem_id) else {
-            return refuse(EINVAL, format!("there is no region {} for it (name one with @)", asked.nr_mem_id));
-        };
-        self.nulls.insert(spec.name.clone(), NullPort::make(house, asked)?);
-        Ok(PortKey::Null(spec.name.clone()))
+        let id = self.numbered(asked.nr_mem_id, caller)?;
+        let Some(house) = self.houses.get_mut(&id) else { return refuse(ENXIO, "the region has gone") };
+        self.nulls.insert(key.clone(), NullPort::make(house, asked)?);
+        Ok(PortKey::Null(key.0, key.1))
     }
 
-    fn open_session(
+    pub(crate) fn open_session(
         &mut self,
         key: PortKey,
         name: &str,
         asked: &NmreqRegister,
-        peer: Peer,
+        caller: &Caller,
     ) -> Result<Registered, Refusal> {
-        let (mem_id, end, _) = self.port(&key)?;
-        let binding = end.select(asked)?;
-        let (house, end, lines) = self.parts(&key)?;
-        let iface_shape = iface_shape(name, end, &binding);
-        let (iface, iface_offset, extra) = house.make_iface(&iface_shape, asked.nr_extra_bufs.min(MAX_EXTRA))?;
-        end.bind(&binding, lines);
-        house.sessions += 1;
+        let found = self.port(&key)?;
+        let (house_id, binding) = (found.house, found.end.select(asked)?);
+        let iface_shape = iface_shape(name, found.end, &binding);
+        if let PortKey::Nic(nic) = &key
+            && let Some(nic) = self.nics.get_mut(nic)
+        {
+            nic.raise(&binding)?;
+        }
+        let Some(house) = self.houses.get_mut(&house_id) else { return refuse(ENXIO, "the region has gone") };
+        let made = house.make_iface(&iface_shape, asked.nr_extra_bufs.min(MAX_EXTRA));
+        let (iface, iface_offset, extra) = made.inspect_err(|_| self.settle(&key))?;
+        if let Some(house) = self.houses.get_mut(&house_id) {
+            house.sessions += 1;
+        }
+        self.bind(&key, &binding);
         self.last_session += 1;
         let id = self.last_session;
-        let session = Session { port: key, name: name.into(), peer, mem_id, binding, iface, iface_offset, extra };
-        let answer = self.answer(id, &session, asked);
+        let (pid, uid) = (caller.peer.pid, caller.peer.uid);
+        let session = Session {
+            port: key,
+            name: name.into(),
+            pid,
+            uid,
+            house: house_id,
+            binding,
+            asked: *asked,
+            iface,
+            iface_offset,
+            extra,
+        };
+        let answer = self.answer(id, &session);
         // From here on the session is in the books, so that its end undoes all of this.
+        let port = session.port.clone();
         self.sessions.insert(id, session);
-        match answer {
+        let served = match &port {
+            PortKey::Pipe(key, 0) if key.id.is_none() => self.settle_wire(key),
+            _ => Ok(()),
+        };
+        match served.and(answer) {
             Ok((register, bound, fds)) => Ok(Registered { session: id, register, bound, fds }),
             Err(e) => {
                 self.close(id);
@@ -186,42 +317,106 @@ impl Books {
         }
     }
 
-    /// What the client is told about its session.
-    fn answer(
-        &self,
-        id: u64,
-        session: &Session,
+    /// Asks about an interface without touching it: its packets stay the kernel's.
+    pub(crate) fn look_at_nic<T>(
+        &mut self,
+        spec: &PortSpec,
         asked: &NmreqRegister,
-    ) -> Result<(NmreqRegister, Bound, Vec<OwnedFd>), Refusal> {
-        let (_, end, pipe) = self.port(&session.port)?;
-        let Some(house) = self.houses.get(&session.mem_id) else { return refuse(ENXIO, "the region has gone") };
+        caller: &Caller,
+        ask: impl FnOnce(&Books, &NmreqRegister) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let key = self.find_or_make_nic(spec, asked, caller)?;
+        let told = self.describe(&key, asked).and_then(|register| ask(self, &register));
+        if let PortKey::Pipe(pipe, _) = &key {
+            self.drop_wire_if_unused(pipe);
+        }
+        self.drop_if_unused(&key);
+        told
+    }
+
+    /// What a session of the port would be told of it.
+    fn describe(&self, key: &PortKey, asked: &NmreqRegister) -> Result<NmreqRegister, Refusal> {
+        let found = self.port(key)?;
+        let Some(house) = self.houses.get(&found.house) else { return refuse(ENXIO, "the region has gone") };
+        Ok(register_of(found.end, house, asked))
+    }
+
+    fn bind(&mut self, key: &PortKey, binding: &Binding) {
+        match key {
+            PortKey::Pipe(key, at) => {
+                if let Some(pipe) = self.pipes.get_mut(key) {
+                    let lines = pipe.lines.clone();
+                    pipe.ends[*at].bind(binding, |ring, transmit| ring.at_line(Some(&lines), transmit));
+                }
+            }
+            PortKey::Null(scope, name) => {
+                if let Some(port) = self.nulls.get_mut(&(*scope, name.clone())) {
+                    port.end.bind(binding, |ring, transmit| ring.at_line(None, transmit));
+                }
+            }
+            PortKey::Nic(key) => {
+                if let Some(nic) = self.nics.get_mut(key) {
+                    nic.bind(binding);
+                }
+            }
+        }
+    }
+
+    /// Gives back to the kernel what nobody has bound of an interface.
+    fn settle(&mut self, key: &PortKey) {
+        if let PortKey::Nic(key) = key
+            && let Some(nic) = self.nics.get_mut(key)
+        {
+            nic.settle();
+        }
+    }
+
+    /// What the client is told about its session.
+    fn answer(&self, id: u64, session: &Session) -> Result<(NmreqRegister, Bound, Vec<OwnedFd>), Refusal> {
+        let found = self.port(&session.port)?;
+        let end = found.end;
+        let Some(house) = self.houses.get(&session.house) else { return refuse(ENXIO, "the region has gone") };
         let geometry = house.region.geometry();
         let pool = |p: &PoolShape| BoundPool { offset: p.offset, count: p.count, size: p.size };
+        let (third, page_bytes) = match found.by {
+            By::Nothing => (&end.page_fd, 0),
+            By::Pipe(pipe, _) => (&pipe.lines_fd, pipe.lines_bytes),
+            By::Nic(nic) => (&nic.sent_fd, nic.sent_bytes),
+        };
+        let mut fds = vec![house.fd.as_fd(), end.page_fd.as_fd(), third.as_fd()];
         let mut rings = Vec::new();
-        let mut fds = vec![&house.fd, &end.page_fd, pipe.map_or(&end.page_fd, |(pipe, _)| &pipe.lines_fd)]
-            .into_iter()
-            .map(AsFd::as_fd)
-            .collect::<Vec<_>>();
         let mine = session.binding.tx.iter().map(|&i| &end.tx[i]).chain(session.binding.rx.iter().map(|&i| &end.rx[i]));
         for ring in mine {
             let shape = ring.view.shape();
-            let peer = pipe.map(|(pipe, at)| {
-                let other = &pipe.ends[1 - at];
-                let rings = if shape.dir == 0 { &other.rx } else { &other.tx };
-                &rings[usize::from(shape.id)]
-            });
-            rings.push(BoundRing {
+            let mut told = BoundRing {
                 offset: shape.offset,
-                peer_offset: peer.map_or(0, |p| p.view.shape().offset),
                 slots: shape.slots.get(),
-                path: if peer.is_some() { Path::Pipe } else { Path::Null } as u32,
+                path: Path::Null as u32,
                 state: ring.state as u32,
                 line: ring.line.unwrap_or(0) as u32,
                 spare: ring.spare.map_or(0, |b| b.0),
                 id: shape.id,
                 dir: shape.dir,
-            });
-            fds.extend([ring.bell.as_fd(), peer.map_or(ring.bell.as_fd(), |p| p.bell.as_fd())]);
+                ..Default::default()
+            };
+            let other_fd = match found.by {
+                By::Nothing => ring.bell.as_fd(),
+                By::Pipe(pipe, at) => {
+                    let other = &pipe.ends[1 - at];
+                    let other = &(if shape.dir == 0 { &other.rx } else { &other.tx })[usize::from(shape.id)];
+                    (told.path, told.peer_offset) = (Path::Pipe as u32, other.view.shape().offset);
+                    other.bell.as_fd()
+                }
+                By::Nic(nic) => {
+                    let Some(socket) = nic.socket(shape.id) else { return refuse(ENXIO, "the interface has gone") };
+                    told.path = Path::Nic as u32;
+                    told.line = nic.first_sent(shape.id) as u32;
+                    told.features = nic.features();
+                    socket
+                }
+            };
+            rings.push(told);
+            fds.extend([ring.bell.as_fd(), other_fd]);
         }
         let head = BoundHead {
             pools: [pool(&geometry.ifs), pool(&geometry.rings), pool(&geometry.bufs)],
@@ -229,25 +424,24 @@ impl Books {
             session: id,
             rings: rings.len() as u32,
             states: (end.tx.len() + end.rx.len()) as u32,
-            lines: pipe.map_or(0, |(pipe, _)| pipe.line_count) as u32,
+            page_bytes: page_bytes as u32,
             reserved: 0,
         };
         let register = NmreqRegister {
             nr_offset: session.iface_offset,
-            nr_memsize: geometry.bytes(),
-            nr_tx_slots: end.shape.tx_slots.get(),
-            nr_rx_slots: end.shape.rx_slots.get(),
-            nr_tx_rings: end.shape.tx_rings,
-            nr_rx_rings: end.shape.rx_rings,
-            nr_host_tx_rings: 1,
-            nr_host_rx_rings: 1,
-            nr_mem_id: session.mem_id,
             nr_extra_bufs: session.extra,
-            ..*asked
+            ..register_of(end, house, &session.asked)
         };
         let fds = fds.into_iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
         let fds = fds.or_else(|e| refuse(ENOMEM, format!("no file descriptors left in the daemon: {e}")))?;
         Ok((register, Bound { head, rings }, fds))
+    }
+
+    /// The name of a session's port, and what its client was told.
+    pub(crate) fn again(&self, id: u64) -> Result<(String, Registered), Refusal> {
+        let Some(session) = self.sessions.get(&id) else { return refuse(ENXIO, "the session is over") };
+        let (register, bound, fds) = self.answer(id, session)?;
+        Ok((session.name.clone(), Registered { session: id, register, bound, fds }))
     }
 
     /// A client's session is over, however it ended: everything it held is free again.
@@ -261,23 +455,37 @@ impl Books {
                     end.unbind(&session.binding, Some(&pipe.lines), Some(other));
                 }
             }
-            PortKey::Null(name) => {
-                if let Some(port) = self.nulls.get_mut(name) {
+            PortKey::Null(scope, name) => {
+                if let Some(port) = self.nulls.get_mut(&(*scope, name.clone())) {
                     port.end.unbind(&session.binding, None, None);
+                }
+            }
+            PortKey::Nic(key) => {
+                if let Some(nic) = self.nics.get_mut(key) {
+                    nic.end.unbind(&session.binding, None, None);
+                    nic.settle();
                 }
             }
         }
         // Looking through all rings is only worth it for a program that left a list of extra buffers.
         let left = session.iface.bufs_head() != BufIdx(0);
-        let living = if left { self.living(session.mem_id) } else { Vec::new() };
-        if let Some(house) = self.houses.get_mut(&session.mem_id) {
+        let living = if left { self.living(session.house) } else { Vec::new() };
+        if let Some(house) = self.houses.get_mut(&session.house) {
             house.drop_iface(&session.iface, session.iface_offset, session.extra, left.then_some(&living[..]));
             house.sessions = house.sessions.saturating_sub(1);
         }
         // A process that exchanged buffers between two ports has them in both until both are closed: nothing of it is torn.
-        let more = |other: &Session| other.mem_id == session.mem_id && other.peer.pid == session.peer.pid;
+        let more = |other: &Session| other.house == session.house && other.pid == session.pid;
         if !self.sessions.values().any(more) {
-            self.mend(session.mem_id);
+            self.mend(session.house);
+        }
+        if let PortKey::Pipe(key, 0) = &session.port
+            && key.id.is_none()
+        {
+            self.drop_wire_if_unused(key);
+            if let Err(e) = self.settle_wire(key) {
+                tracing::warn!(name = session.name, "what is left of it cannot be served: {}", e.why);
+            }
         }
         self.drop_if_unused(&session.port);
     }
@@ -286,15 +494,18 @@ impl Books {
     /// of a ring that nobody has bound, whose buffer is in another slot too, gets a fresh one, or the next to bind the
     /// ring would share it with somebody. The buffer that is in no slot may just as well be in a living program's hands
     /// at this moment: it stays in quarantine until the region closes.
-    fn mend(&mut self, mem_id: u16) {
-        let Some(house) = self.houses.get_mut(&mem_id) else { return };
+    fn mend(&mut self, id: HouseId) {
+        let Some(house) = self.houses.get_mut(&id) else { return };
         let limits = house.region.limits();
         let mut seen = IndexSet::new(limits.bufs);
         let mut idle = Vec::new();
-        for pipe in self.pipes.values().filter(|pipe| pipe.mem_id == mem_id) {
-            for ring in pipe.ends.iter().flat_map(|end| &end.tx) {
+        let pipes = self.pipes.values().filter(|pipe| pipe.house == id);
+        let ends = pipes.flat_map(|pipe| pipe.ends.iter().map(move |end| (end, Some(&pipe.lines))));
+        let nics = self.nics.values().filter(|nic| nic.house == id).map(|nic| (&nic.end, None));
+        for (end, lines) in ends.chain(nics) {
+            for ring in end.tx.iter().chain(end.rx.iter().filter(|ring| ring.owns())) {
                 let slots = ring.view.slots().slots();
-                let line = ring.words(Some(&pipe.lines)).and_then(|words| words.positions(slots));
+                let line = ring.words(lines).and_then(|words| words.positions(slots));
                 // What was sent and not released is the receiver's to read.
                 let sent =
                     |p: Pos| line.is_some_and(|line| slots.distance(line.from, p) < slots.distance(line.from, line.to));
@@ -306,8 +517,10 @@ impl Books {
                     }
                 }
             }
-            for idx in pipe.ends.iter().flat_map(End::exchanged) {
-                seen.insert(idx);
+            if lines.is_some() {
+                for idx in end.exchanged() {
+                    seen.insert(idx);
+                }
             }
         }
         for (view, p) in idle {
@@ -321,82 +534,97 @@ impl Books {
     }
 
     /// The indexes in all rings of a region.
-    pub(crate) fn living(&self, mem_id: u16) -> Vec<BufIdx> {
-        let pipes = self.pipes.values().filter(|pipe| pipe.mem_id == mem_id).flat_map(|pipe| &pipe.ends);
-        let nulls = self.nulls.values().filter(|port| port.mem_id == mem_id).map(|port| &port.end);
-        pipes.chain(nulls).flat_map(End::buffers).collect()
+    pub(crate) fn living(&self, id: HouseId) -> Vec<BufIdx> {
+        let pipes = self.pipes.values().filter(|pipe| pipe.house == id).flat_map(|pipe| &pipe.ends);
+        let nulls = self.nulls.values().filter(|port| port.house == id).map(|port| &port.end);
+        let nics = self.nics.values().filter(|nic| nic.house == id).map(|nic| &nic.end);
+        pipes.chain(nulls).chain(nics).flat_map(End::buffers).collect()
     }
 
     /// Ends a port that nobody has open, and then its region, if that was its last.
-    fn drop_if_unused(&mut self, key: &PortKey) {
+    pub(crate) fn drop_if_unused(&mut self, key: &PortKey) {
         let mut ends = Vec::new();
-        let mem_id = match key {
+        let id = match key {
             PortKey::Pipe(key, _) => {
-                if self.pipes.get(key).is_none_or(Pipe::in_use) {
+                if self.pipes.get(key).is_none_or(|pipe| pipe.in_use()) {
                     return;
                 }
                 let Some(pipe) = self.pipes.remove(key) else { return };
                 ends.extend(pipe.ends);
-                pipe.mem_id
+                pipe.house
             }
-            PortKey::Null(name) => {
-                let Some(port) = self.nulls.remove(name) else { return };
+            PortKey::Null(scope, name) => {
+                let Some(port) = self.nulls.remove(&(*scope, name.clone())) else { return };
                 ends.push(port.end);
-                port.mem_id
+                port.house
+            }
+            PortKey::Nic(key) => {
+                if self.nics.get(key).is_none_or(|nic| nic.end.in_use()) {
+                    return;
+                }
+                let Some(nic) = self.nics.remove(key) else { return };
+                self.unwatch_if_unused(key.netns);
+                let id = nic.house;
+                ends.push(nic.into_end());
+                id
             }
         };
         let found: Vec<BufIdx> = ends.iter().flat_map(End::buffers).collect();
-        let living = self.living(mem_id);
-        if let Some(house) = self.houses.get_mut(&mem_id) {
+        let living = self.living(id);
+        if let Some(house) = self.houses.get_mut(&id) {
             for end in &mut ends {
                 end.drop_rings(house);
             }
             house.reclaim(&found, &living);
         }
-        self.drop_house_if_unused(mem_id);
+        self.drop_house_if_unused(id);
     }
 
-    fn drop_house_if_unused(&mut self, mem_id: u16) {
-        let used = self.houses.get(&mem_id).is_some_and(|house| house.sessions > 0)
-            || self.pipes.values().any(|pipe| pipe.mem_id == mem_id)
-            || self.nulls.values().any(|port| port.mem_id == mem_id);
-        if !used && let Some(house) = self.houses.remove(&mem_id) {
+    pub(crate) fn drop_house_if_unused(&mut self, id: HouseId) {
+        let used = self.houses.get(&id).is_some_and(|house| house.sessions > 0)
+            || self.pipes.values().any(|pipe| pipe.house == id)
+            || self.nulls.values().any(|port| port.house == id)
+            || self.nics.values().any(|nic| nic.house == id);
+        if !used && let Some(house) = self.houses.remove(&id) {
             let census = house.census(&[]);
-            tracing::debug!(mem_id, ?census, "region closed");
+            tracing::debug!(house.mem_id, ?census, "region closed");
         }
     }
 
     /// Frees every lock that the dead process with `lease` held.
     pub(crate) fn break_locks(&self, lease: u32) -> usize {
         let pipes = self.pipes.values().flat_map(|pipe| &pipe.ends);
-        pipes.chain(self.nulls.values().map(|port| &port.end)).map(|end| end.break_locks(lease)).sum()
+        let nulls = self.nulls.values().map(|port| &port.end);
+        let broken: usize = pipes.chain(nulls).map(|end| end.break_locks(lease)).sum();
+        broken + self.nics.values().map(|nic| nic.break_locks(lease)).sum::<usize>()
     }
 
-    /// A port's region, end and, for a pipe, the pipe with the end's index.
     fn port(&self, key: &PortKey) -> Result<Found<'_>, Refusal> {
         let found = match key {
-            PortKey::Pipe(key, at) => self.pipes.get(key).map(|p| (p.mem_id, &p.ends[*at], Some((p, *at)))),
-            PortKey::Null(name) => self.nulls.get(name).map(|p| (p.mem_id, &p.end, None)),
+            PortKey::Pipe(key, at) => {
+                self.pipes.get(key).map(|p| Found { house: p.house, end: &p.ends[*at], by: By::Pipe(p, *at) })
+            }
+            PortKey::Null(scope, name) => {
+                self.nulls.get(&(*scope, name.clone())).map(|p| Found { house: p.house, end: &p.end, by: By::Nothing })
+            }
+            PortKey::Nic(key) => self.nics.get(key).map(|n| Found { house: n.house, end: &n.end, by: By::Nic(n) }),
         };
         found.map_or_else(|| refuse(ENXIO, "the port has gone"), Ok)
     }
+}
 
-    /// The same, to change; with the lines where there are any.
-    fn parts(&mut self, key: &PortKey) -> Result<(&mut House, &mut End, Option<&LinePage>), Refusal> {
-        let (mem_id, end, lines) = match key {
-            PortKey::Pipe(key, at) => match self.pipes.get_mut(key) {
-                Some(pipe) => (pipe.mem_id, &mut pipe.ends[*at], Some(&pipe.lines)),
-                None => return refuse(ENXIO, "the pipe has gone"),
-            },
-            PortKey::Null(name) => match self.nulls.get_mut(name) {
-                Some(port) => (port.mem_id, &mut port.end, None),
-                None => return refuse(ENXIO, "the port has gone"),
-            },
-        };
-        match self.houses.get_mut(&mem_id) {
-            Some(house) => Ok((house, end, lines)),
-            None => refuse(ENXIO, "the region has gone"),
-        }
+/// The request `asked`, answered as far as it is about the port.
+fn register_of(end: &End, house: &House, asked: &NmreqRegister) -> NmreqRegister {
+    NmreqRegister {
+        nr_memsize: house.region.geometry().bytes(),
+        nr_tx_slots: end.shape.tx_slots.get(),
+        nr_rx_slots: end.shape.rx_slots.get(),
+        nr_tx_rings: end.shape.tx_rings,
+        nr_rx_rings: end.shape.rx_rings,
+        nr_host_tx_rings: 1,
+        nr_host_rx_rings: 1,
+        nr_mem_id: house.mem_id,
+        ..*asked
     }
 }
 
@@ -410,17 +638,6 @@ pub(crate) fn daemon_name(name: &str) -> Result<PortSpec, Refusal> {
         Ok(_) => refuse(EINVAL, "a request names only the port, without rings, flags or options"),
         Err(e) => refuse(EINVAL, e.what()),
     }
-}
-
-fn no_such_port<T>(spec: &PortSpec) -> Result<T, Refusal> {
-    let exists = spec.kind == PortKind::Netmap && std::path::Path::new("/sys/class/net").join(&spec.parent).exists();
-    if exists {
-        return refuse(EOPNOTSUPP, "network interfaces are not served by this daemon, pipes are (netmap:NAME{1)");
-    }
-    if spec.kind == PortKind::Vale {
-        return refuse(EOPNOTSUPP, "switch ports are not served by this daemon, pipes are (netmap:NAME{1)");
-    }
-    refuse(ENXIO, "no such interface (unetmap ls shows the ports)")
 }
 
 /// The `netmap_if` of a session: offsets of the rings it bound, in netmap's order. There are no host rings, but the

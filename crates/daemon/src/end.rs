@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use unetmap::errno::{EBUSY, EINVAL, ENOMEM};
 use unetmap_abi::*;
-use unetmap_mem::{BufIdx, EndPage, LinePage, LineWords, RingView, Slots, Span, Window};
+use unetmap_mem::{BufIdx, EndPage, LinePage, LineWords, Pos, RingView, Slots, Span, Window};
 use unetmap_sys::{Bell, Mapping, memfd};
 
 use crate::refusal::{Refusal, refuse};
@@ -18,8 +18,10 @@ pub(crate) struct PortRing {
     pub(crate) state: usize,
     /// Its line, on ports that have lines.
     pub(crate) line: Option<usize>,
-    /// Receive rings: the buffer for slots that are delivered empty.
+    /// Receive rings of a line: the buffer for slots that are delivered empty.
     pub(crate) spare: Option<BufIdx>,
+    /// Whether each slot has a buffer of its own, or borrows the sender's.
+    owns: bool,
     /// Wakes who sleeps on this side.
     pub(crate) bell: Bell,
     binders: u32,
@@ -40,6 +42,17 @@ impl EndShape {
     pub(crate) fn mirrored(self) -> EndShape {
         EndShape { tx_rings: self.rx_rings, rx_rings: self.tx_rings, tx_slots: self.rx_slots, rx_slots: self.tx_slots }
     }
+}
+
+/// By what the slots of an end's rings move.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way {
+    /// Nothing.
+    None,
+    /// Lines: the first of the transmit, and of the receive rings.
+    Lines { tx: usize, rx: usize },
+    /// The kernel, which fills buffers of the receive rings' own.
+    Kernel,
 }
 
 /// One end of a port.
@@ -67,13 +80,12 @@ pub(crate) fn shared_page(name: &str, bytes: usize) -> Result<(Window, OwnedFd),
 }
 
 impl End {
-    /// Makes the rings in `house`. `lines`: the first line of the transmit and of the receive rings, on ports that have
-    /// lines. On failure everything is given back.
-    pub(crate) fn make(house: &mut House, shape: EndShape, lines: Option<(usize, usize)>) -> Result<End, Refusal> {
+    /// Makes the rings in `house`. On failure everything is given back.
+    pub(crate) fn make(house: &mut House, shape: EndShape, way: Way) -> Result<End, Refusal> {
         let states = usize::from(shape.tx_rings) + usize::from(shape.rx_rings);
         let (window, page_fd) = shared_page("unetmap-end", EndPage::bytes(states))?;
         let mut end = End { shape, page: EndPage::new(window), page_fd, tx: Vec::new(), rx: Vec::new() };
-        match end.make_rings(house, lines) {
+        match end.make_rings(house, way) {
             Ok(()) => Ok(end),
             Err(e) => {
                 let found = end.buffers();
@@ -84,8 +96,12 @@ impl End {
         }
     }
 
-    fn make_rings(&mut self, house: &mut House, lines: Option<(usize, usize)>) -> Result<(), Refusal> {
+    fn make_rings(&mut self, house: &mut House, way: Way) -> Result<(), Refusal> {
         let shape = self.shape;
+        let lines = match way {
+            Way::Lines { tx, rx } => Some((tx, rx)),
+            Way::None | Way::Kernel => None,
+        };
         for id in 0..shape.tx_rings {
             let line = lines.map(|(tx, _)| tx + usize::from(id));
             let ring = Self::ring(house, shape.tx_slots, id, 0, usize::from(id), line)?;
@@ -97,7 +113,14 @@ impl End {
             let state = usize::from(shape.tx_rings) + usize::from(id);
             let ring = Self::ring(house, shape.rx_slots, id, 1, state, line)?;
             self.rx.push(ring);
-            self.rx[usize::from(id)].spare = Some(house.take_buf()?);
+            let ring = &mut self.rx[usize::from(id)];
+            match way {
+                Way::Kernel => {
+                    house.fill_ring(&ring.view)?;
+                    ring.owns = true;
+                }
+                Way::Lines { .. } | Way::None => ring.spare = Some(house.take_buf()?),
+            }
         }
         Ok(())
     }
@@ -112,7 +135,7 @@ impl End {
     ) -> Result<PortRing, Refusal> {
         let bell = Bell::new().or_else(|e| refuse(ENOMEM, format!("no file descriptor for a bell: {e}")))?;
         let view = house.make_ring(slots, id, dir)?;
-        Ok(PortRing { view, state, line, spare: None, bell, binders: 0, exclusive: false })
+        Ok(PortRing { view, state, line, spare: None, owns: dir == 0, bell, binders: 0, exclusive: false })
     }
 
     /// Gives the ring objects back, not the buffers in them.
@@ -145,7 +168,9 @@ impl End {
         let mut found = Vec::new();
         for ring in &self.rx {
             found.extend(ring.spare);
-            if ring.binders > 0
+            if ring.owns {
+                found.extend(House::positions(&ring.view).map(|p| ring.view.slots().buf_idx(p)));
+            } else if ring.binders > 0
                 && let Some(held) = self.held(ring)
             {
                 let slots = ring.view.slots();
@@ -199,12 +224,16 @@ impl End {
         Ok(Binding { tx, rx, exclusive })
     }
 
-    /// Binds the rings for one more session; rings that nobody had bound are set to where their line stands.
-    pub(crate) fn bind(&mut self, binding: &Binding, lines: Option<&LinePage>) {
+    /// Binds the rings for one more session; rings that nobody had bound are set to `(hwcur, hwtail)` as `start` says.
+    pub(crate) fn bind(&mut self, binding: &Binding, start: impl Fn(&PortRing, bool) -> (Pos, Pos)) {
         let page = self.page.clone();
         for (ring, transmit) in self.selected(binding) {
             if ring.binders == 0 {
-                ring.start(&page, lines, transmit);
+                let (hwcur, hwtail) = start(ring, transmit);
+                if let Some(state) = page.state(ring.state) {
+                    state.start(hwcur, hwtail);
+                }
+                ring.view.set_pointers(hwcur, hwtail);
             }
             ring.binders += 1;
             ring.exclusive = binding.exclusive;
@@ -249,6 +278,16 @@ impl End {
         tx.chain(rx)
     }
 
+    /// The port has ended: whoever has it open is told at the next call, and woken if asleep.
+    pub(crate) fn end_all(&self) {
+        for ring in self.tx.iter().chain(&self.rx) {
+            if let Some(state) = self.page.state(ring.state) {
+                state.end();
+            }
+            ring.bell.ring();
+        }
+    }
+
     /// Whether any ring is bound.
     pub(crate) fn in_use(&self) -> bool {
         self.tx.iter().chain(&self.rx).any(|ring| ring.binders > 0)
@@ -274,19 +313,18 @@ impl PortRing {
         lines?.words(self.line?)
     }
 
-    /// Sets pointers for the first session: nothing of an earlier one's unsent or unread slots counts any more. What was
-    /// sent and not released is delivered (again).
-    fn start(&self, page: &EndPage, lines: Option<&LinePage>, transmit: bool) {
+    /// Whether each slot has a buffer of its own.
+    pub(crate) fn owns(&self) -> bool {
+        self.owns
+    }
+
+    /// Where a ring stands for its first session: nothing of an earlier one's unsent or unread slots counts any more. What
+    /// was sent along the line and not released is delivered (again).
+    pub(crate) fn at_line(&self, lines: Option<&LinePage>, transmit: bool) -> (Pos, Pos) {
         let slots = self.view.slots().slots();
-        let at = self
-            .words(lines)
-            .and_then(|words| words.positions(slots))
-            .unwrap_or(Span { from: unetmap_mem::Pos::ZERO, to: unetmap_mem::Pos::ZERO });
-        let (hwcur, hwtail) = if transmit { (at.to, slots.prev(at.from)) } else { (at.from, at.from) };
-        if let Some(state) = page.state(self.state) {
-            state.start(hwcur, hwtail);
-        }
-        self.view.set_pointers(hwcur, hwtail);
+        let at = self.words(lines).and_then(|words| words.positions(slots));
+        let at = at.unwrap_or(Span { from: Pos::ZERO, to: Pos::ZERO });
+        if transmit { (at.to, slots.prev(at.from)) } else { (at.from, at.from) }
     }
 
     /// The last owner of a receive ring may have moved packets on by exchanging buffers, without giving the slots back:

@@ -3,9 +3,15 @@
 #![forbid(unsafe_code)]
 
 mod books;
+mod caller;
 mod end;
+mod filter;
+mod interfaces;
+mod mediator;
+mod nic;
 mod null;
 mod pipe;
+mod policy;
 mod refusal;
 mod region;
 mod request;
@@ -26,7 +32,8 @@ use clap::{Parser, ValueEnum};
 use unetmap_sys::event;
 use unetmap_sys::process::{self, Signal};
 
-use books::Books;
+use books::{Books, Rules};
+use policy::PolicyFile;
 use region::Sizes;
 use server::Server;
 
@@ -72,6 +79,9 @@ struct Args {
     /// End when nobody was connected for so many seconds; 0: never.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     idle_exit: u64,
+    /// Who may open which interface (unetmap-policy(5)); counts only when the daemon is root's.
+    #[arg(long, value_name = "PATH", env = "UNETMAP_POLICY", overrides_with = "policy")]
+    policy: Option<PathBuf>,
     /// What to log.
     #[arg(long, value_name = "LEVEL", env = "UNETMAPD_LOG", default_value = "info")]
     log: Level,
@@ -125,8 +135,14 @@ fn run(args: &Args) -> Result<(), String> {
         Some(path) => std::path::absolute(path).map_err(|e| format!("--socket {}: {e}", path.display()))?,
         None => unetmap::client::own_socket().map_err(|e| e.to_string())?,
     };
+    // Told at once where somebody reads it, and not at the first program's open.
+    if let Some(policy) = args.policy.as_deref().filter(|_| process::uid() == 0) {
+        let policy = absolute_policy(policy)?;
+        fs::metadata(&policy).map_err(|e| format!("--policy {}: {e}", policy.display()))?;
+        PolicyFile::new(&policy)?.current()?;
+    }
     if !args.foreground && args.listen_fd.is_none() {
-        return to_background(&socket);
+        return to_background(&socket, args.policy.as_deref());
     }
     let signals = process::signals_as_fd(&[Signal::TERM, Signal::INT]).map_err(|e| format!("signals: {e}"))?;
     let lock = unetmap::client::open_lock(&socket).map_err(|e| e.to_string())?;
@@ -136,9 +152,9 @@ fn run(args: &Args) -> Result<(), String> {
     };
     process::forget_starter();
     let files = process::raise_fd_limit();
-    let first_mem_id = if process::uid() == 0 { 2 } else { FIRST_PRIVATE_ID };
+    let rules = rules(args)?;
     let listener_again = listener.try_clone().map_err(|e| e.to_string())?;
-    let mut server = Server::new(listener, Books::new(sizes, first_mem_id)).map_err(|e| e.to_string())?;
+    let mut server = Server::new(listener, Books::new(sizes, rules)).map_err(|e| e.to_string())?;
     tracing::info!(socket = %socket.display(), files, "serving");
     let idle = (args.idle_exit > 0).then(|| Duration::from_secs(args.idle_exit));
     // The lock keeps a starting client from finding the socket half gone; a client that is already waiting is served.
@@ -156,10 +172,26 @@ fn run(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
+/// The system's daemon opens interfaces, and serves everybody whom the policy admits; another's only its own user.
+fn rules(args: &Args) -> Result<Rules, String> {
+    if process::uid() != 0 {
+        return Ok(Rules { first_mem_id: FIRST_PRIVATE_ID, only_user: Some(process::uid()), policy: None });
+    }
+    let path = args.policy.clone().unwrap_or_else(|| PathBuf::from(policy::DEFAULT_PATH));
+    Ok(Rules { first_mem_id: 2, only_user: None, policy: Some(PolicyFile::new(&absolute_policy(&path)?)?) })
+}
+
+fn absolute_policy(path: &Path) -> Result<PathBuf, String> {
+    std::path::absolute(path).map_err(|e| format!("--policy {}: {e}", path.display()))
+}
+
 /// Starts a daemon that is nobody's child, with the same arguments.
-fn to_background(socket: &Path) -> Result<(), String> {
+fn to_background(socket: &Path, policy: Option<&Path>) -> Result<(), String> {
     let program = std::env::current_exe().map_err(|e| format!("finding this program: {e}"))?;
-    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if let Some(policy) = policy {
+        args.extend(["--policy".into(), absolute_policy(policy)?.into_os_string()]);
+    }
     if !unetmap::client::start(socket, &program, &args).map_err(|e| e.to_string())? {
         return Err(format!("a daemon already listens at {}", socket.display()));
     }

@@ -2,20 +2,20 @@
 
 use unetmap_abi::NmreqRegister;
 
-use crate::end::End;
+use crate::end::{End, Way};
 use crate::pipe::wished_shape;
 use crate::refusal::Refusal;
-use crate::region::House;
+use crate::region::{House, HouseId};
 
 /// Such a port; it has one end, and one session.
 pub(crate) struct NullPort {
-    pub(crate) mem_id: u16,
+    pub(crate) house: HouseId,
     pub(crate) end: End,
 }
 
 impl NullPort {
     /// Makes the rings that were asked for.
     pub(crate) fn make(house: &mut House, asked: &NmreqRegister) -> Result<NullPort, Refusal> {
-        Ok(NullPort { mem_id: house.mem_id, end: End::make(house, wished_shape(asked)?, None)? })
+        Ok(NullPort { house: house.id, end: End::make(house, wished_shape(asked)?, Way::None)? })
     }
 }

@@ -11,9 +11,9 @@ use unetmap::errno::EINVAL;
 use unetmap_abi::{NmreqRegister, PipeRole};
 use unetmap_mem::{LinePage, Slots};
 
-use crate::end::{End, EndShape, shared_page};
+use crate::end::{End, EndShape, Way, shared_page};
 use crate::refusal::{Refusal, refuse};
-use crate::region::House;
+use crate::region::{House, HouseId};
 
 /// Pipes of one parent.
 pub(crate) const MAX_PIPES: usize = 64;
@@ -25,10 +25,10 @@ const DEFAULT_SLOTS: u32 = 1024;
 
 /// A pipe; it exists as long as one of its ends is open.
 pub(crate) struct Pipe {
-    pub(crate) mem_id: u16,
+    pub(crate) house: HouseId,
     pub(crate) lines: LinePage,
     pub(crate) lines_fd: OwnedFd,
-    pub(crate) line_count: usize,
+    pub(crate) lines_bytes: usize,
     /// Master, slave.
     pub(crate) ends: [End; 2],
 }
@@ -64,17 +64,14 @@ impl Pipe {
     pub(crate) fn make(house: &mut House, shape: EndShape, role: PipeRole) -> Result<Pipe, Refusal> {
         let master = if role == PipeRole::Master { shape } else { shape.mirrored() };
         let line_count = usize::from(master.tx_rings) + usize::from(master.rx_rings);
-        let (window, lines_fd) = shared_page("unetmap-lines", LinePage::bytes(line_count))?;
+        let lines_bytes = LinePage::bytes(line_count);
+        let (window, lines_fd) = shared_page("unetmap-lines", lines_bytes)?;
         let down = usize::from(master.tx_rings);
-        let mut first = End::make(house, master, Some((0, down)))?;
-        match End::make(house, master.mirrored(), Some((down, 0))) {
-            Ok(second) => Ok(Pipe {
-                mem_id: house.mem_id,
-                lines: LinePage::new(window),
-                lines_fd,
-                line_count,
-                ends: [first, second],
-            }),
+        let mut first = End::make(house, master, Way::Lines { tx: 0, rx: down })?;
+        match End::make(house, master.mirrored(), Way::Lines { tx: down, rx: 0 }) {
+            Ok(second) => {
+                Ok(Pipe { house: house.id, lines: LinePage::new(window), lines_fd, lines_bytes, ends: [first, second] })
+            }
             Err(e) => {
                 let found = first.buffers();
                 first.drop_rings(house);

@@ -24,9 +24,36 @@ impl Default for Sizes {
     }
 }
 
+impl Sizes {
+    /// Of the region that interfaces and their pipes share, the first of which has so many slots. All its buffers are
+    /// locked in memory from the start, so they are fewer: 64 MiB at 2 KiB each, or room for three such interfaces.
+    pub(crate) fn of_interfaces(self, slots: u32) -> Sizes {
+        Sizes { bufs: (self.bufs.0.min(32_768.max(slots.saturating_mul(3))), self.bufs.1), ..self }
+    }
+
+    /// Of a region for one interface alone, whose rings have so many slots in all.
+    pub(crate) fn of_one_interface(self, rings: u32, slots: u32) -> Sizes {
+        // Two of the buffers are reserved.
+        Sizes { ifs: (rings + 1, self.ifs.1), rings: (rings.max(2), self.rings.1), bufs: (slots + 2, self.bufs.1) }
+    }
+}
+
+/// Whose something is: names and region numbers of one scope mean nothing in another.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Scope {
+    pub(crate) uid: u32,
+    /// Of what depends on interfaces: the network namespace. Else 0.
+    pub(crate) netns: u64,
+}
+
+/// Names a region in the books. The number that programs see, `mem_id`, is 1 for several.
+pub(crate) type HouseId = u32;
+
 /// A region and who has what of it.
 pub(crate) struct House {
+    pub(crate) id: HouseId,
     pub(crate) mem_id: u16,
+    pub(crate) scope: Scope,
     /// The parent whose pipes live here.
     pub(crate) name: String,
     pub(crate) region: Region,
@@ -41,13 +68,20 @@ pub(crate) struct House {
 }
 
 impl House {
-    pub(crate) fn create(mem_id: u16, name: &str, sizes: Sizes) -> Result<House, Refusal> {
+    pub(crate) fn create(
+        (id, mem_id): (HouseId, u16),
+        scope: Scope,
+        name: &str,
+        sizes: Sizes,
+    ) -> Result<House, Refusal> {
         let geometry = Geometry::new(sizes.ifs, sizes.rings, sizes.bufs)
             .or_else(|why| refuse(unetmap::errno::EINVAL, format!("the region's sizes are out of bounds: {why}")))?;
         let (region, fd) = Region::create(&format!("unetmap-{mem_id}"), geometry)
             .or_else(|e| refuse(ENOMEM, format!("no memory for another region: {e}")))?;
         Ok(House {
+            id,
             mem_id,
+            scope,
             name: name.into(),
             region,
             fd,

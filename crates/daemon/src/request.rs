@@ -2,13 +2,13 @@
 
 use std::os::fd::OwnedFd;
 
-use unetmap::errno::{EBUSY, EINVAL, ENXIO, EOPNOTSUPP};
+use unetmap::errno::{EACCES, EBUSY, EINVAL, ENOENT, ENXIO, EOPNOTSUPP};
 use unetmap::request::{Answer, Request};
 use unetmap_abi::*;
-use unetmap_sys::socket::Peer;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::books::{Books, Registered, daemon_name};
+use crate::caller::Caller;
 use crate::refusal::{Refusal, refuse};
 
 /// An answer, and what it changed.
@@ -21,26 +21,50 @@ pub(crate) struct Outcome {
 }
 
 /// Answers one request of a client, which may have a session already.
-pub(crate) fn answer(books: &mut Books, mut request: Request, peer: Peer, session: Option<u64>) -> Outcome {
+pub(crate) fn answer(books: &mut Books, mut request: Request, caller: &Caller, session: Option<u64>) -> Outcome {
     let mut bound = Vec::new();
     let (mut fds, mut opened) = (Vec::new(), None);
-    let result = check_options(&mut request).and_then(|()| match request.header.nr_reqtype {
+    let admitted = books.admits(caller).and_then(|admitted| match admitted {
+        true => Ok(()),
+        false => refuse(EACCES, "this daemon's policy has nothing for you (unetmap-policy(5))"),
+    });
+    let result = admitted.and_then(|()| check_options(&mut request)).and_then(|()| match request.header.nr_reqtype {
         NETMAP_REQ_REGISTER => {
-            let registered = register(books, &mut request, peer, session)?;
+            let registered = register(books, &mut request, caller, session)?;
             bound = registered.bound.encode();
             fds = registered.fds;
             opened = Some(registered.session);
             Ok(())
         }
-        NETMAP_REQ_PORT_INFO_GET => port_info(books, &mut request, peer),
-        NETMAP_REQ_POOLS_INFO_GET => pools_info(books, &mut request, peer),
-        other => refuse(EOPNOTSUPP, format!("request {other} is not served")),
+        NETMAP_REQ_PORT_INFO_GET => port_info(books, &mut request, caller),
+        NETMAP_REQ_POOLS_INFO_GET => pools_info(books, &mut request, caller),
+        NETMAP_REQ_PORT_HDR_GET => port_header(books, &mut request, caller),
+        other => absent(other, session),
     });
     let (errno, why) = match result {
         Ok(()) => (0, String::new()),
         Err(refusal) => (refusal.errno, refusal.why),
     };
     Outcome { errno, answer: Answer { request, why, bound }, fds, session: opened }
+}
+
+/// What REGISTER answered to the session, with its descriptors, for whoever holds its connection now.
+pub(crate) fn again(books: &Books, session: Option<u64>) -> Outcome {
+    let told = match session {
+        Some(session) => books.again(session),
+        None => refuse(ENXIO, "no port is bound to this file"),
+    };
+    let (errno, why, name, body, bound, fds) = match told {
+        Ok((name, r)) => (0, String::new(), name, r.register.as_bytes().to_vec(), r.bound.encode(), r.fds),
+        Err(Refusal { errno, why }) => {
+            (errno, why, String::new(), NmreqRegister::default().as_bytes().to_vec(), Vec::new(), Vec::new())
+        }
+    };
+    // A name that was registered fits.
+    let header = NmreqHeader { nr_version: NETMAP_API, nr_reqtype: NETMAP_REQ_REGISTER, ..Default::default() };
+    let request = Request::new(NETMAP_REQ_REGISTER, &name, &body);
+    let request = request.unwrap_or(Request { header, body, options: Vec::new() });
+    Outcome { errno, answer: Answer { request, why, bound }, fds, session }
 }
 
 /// No option is served; each is told so in its status, and one that is given twice or has type 0 is wrong.
@@ -79,27 +103,31 @@ fn body<T: FromBytes>(request: &Request) -> Result<T, Refusal> {
     request.body_as().map_or_else(|| refuse(EINVAL, "the body is not of the request's size"), Ok)
 }
 
-fn register(books: &mut Books, request: &mut Request, peer: Peer, session: Option<u64>) -> Result<Registered, Refusal> {
+fn register(
+    books: &mut Books,
+    request: &mut Request,
+    caller: &Caller,
+    session: Option<u64>,
+) -> Result<Registered, Refusal> {
     if session.is_some() {
         return refuse(EBUSY, "this file has a port bound already");
     }
     let name = named(request)?;
-    let registered = books.register(&name, &body::<NmreqRegister>(request)?, peer)?;
+    let registered = books.register(&name, &body::<NmreqRegister>(request)?, caller)?;
     request.body = registered.register.as_bytes().to_vec();
     Ok(registered)
 }
 
 /// The figures of a port; one that does not exist yet is made for as long as that takes. Without a name: of a region.
-fn port_info(books: &mut Books, request: &mut Request, peer: Peer) -> Result<(), Refusal> {
+fn port_info(books: &mut Books, request: &mut Request, caller: &Caller) -> Result<(), Refusal> {
     let name = named(request)?;
     let asked = body::<NmreqPortInfoGet>(request)?;
     let info = if name.is_empty() {
-        let Some(house) = books.houses.get(&asked.nr_mem_id.max(1)) else {
-            return refuse(ENXIO, format!("there is no region {}", asked.nr_mem_id.max(1)));
-        };
+        let id = books.numbered(asked.nr_mem_id.max(1), caller).or_else(|r| refuse(ENXIO, r.why))?;
+        let Some(house) = books.houses.get(&id) else { return refuse(ENXIO, "the region has gone") };
         NmreqPortInfoGet { nr_memsize: house.region.geometry().bytes(), nr_mem_id: house.mem_id, ..asked }
     } else {
-        with_port(books, &name, asked.nr_mem_id, peer, |_, r| {
+        with_port(books, &name, asked.nr_mem_id, caller, |_, r| {
             Ok(NmreqPortInfoGet {
                 nr_memsize: r.nr_memsize,
                 nr_tx_slots: r.nr_tx_slots,
@@ -117,12 +145,38 @@ fn port_info(books: &mut Books, request: &mut Request, peer: Peer) -> Result<(),
     Ok(())
 }
 
+/// The virtio-net header that a port's packets begin with: none.
+fn port_header(books: &mut Books, request: &mut Request, caller: &Caller) -> Result<(), Refusal> {
+    let (name, asked) = (named(request)?, body::<NmreqPortHdr>(request)?);
+    let info = with_port(books, &name, 0, caller, |_, _| Ok(NmreqPortHdr { nr_hdr_len: 0, ..asked }))?;
+    request.body = info.as_bytes().to_vec();
+    Ok(())
+}
+
+/// What is not served, refused as the original refuses it where the thing does not exist: no switch is there, and no port
+/// has control blocks.
+fn absent(reqtype: u16, session: Option<u64>) -> Result<(), Refusal> {
+    match reqtype {
+        NETMAP_REQ_VALE_LIST => refuse(ENOENT, "there is no switch"),
+        NETMAP_REQ_VALE_DETACH | NETMAP_REQ_VALE_DELIF | NETMAP_REQ_PORT_HDR_SET => {
+            refuse(ENXIO, "there is no switch that has this port")
+        }
+        NETMAP_REQ_SYNC_KLOOP_START | NETMAP_REQ_SYNC_KLOOP_STOP if session.is_none() => {
+            refuse(ENXIO, "no port is bound to this file")
+        }
+        NETMAP_REQ_SYNC_KLOOP_START => refuse(EINVAL, "a sync loop needs control blocks (the option CSB)"),
+        NETMAP_REQ_CSB_ENABLE => refuse(EINVAL, "control blocks are enabled with the option CSB"),
+        other => refuse(EOPNOTSUPP, format!("request {other} is not served")),
+    }
+}
+
 /// Where the pools of a port's region are.
-fn pools_info(books: &mut Books, request: &mut Request, peer: Peer) -> Result<(), Refusal> {
+fn pools_info(books: &mut Books, request: &mut Request, caller: &Caller) -> Result<(), Refusal> {
     let name = named(request)?;
     let asked = body::<NmreqPoolsInfo>(request)?;
-    let info = with_port(books, &name, asked.nr_mem_id, peer, |books, r| {
-        let Some(house) = books.houses.get(&r.nr_mem_id) else { return refuse(ENXIO, "the region has gone") };
+    let info = with_port(books, &name, asked.nr_mem_id, caller, |books, r| {
+        let id = books.numbered(r.nr_mem_id, caller)?;
+        let Some(house) = books.houses.get(&id) else { return refuse(ENXIO, "the region has gone") };
         let g = house.region.geometry();
         Ok(NmreqPoolsInfo {
             nr_memsize: g.bytes(),
@@ -148,12 +202,15 @@ fn with_port<T>(
     books: &mut Books,
     name: &str,
     mem_id: u16,
-    peer: Peer,
+    caller: &Caller,
     ask: impl FnOnce(&Books, &NmreqRegister) -> Result<T, Refusal>,
 ) -> Result<T, Refusal> {
-    daemon_name(name)?;
+    let spec = daemon_name(name)?;
     let register = NmreqRegister { nr_mode: NR_REG_ALL_NIC, nr_mem_id: mem_id, ..Default::default() };
-    let registered = books.register(name, &register, peer)?;
+    if spec.pipe.is_none() {
+        return books.look_at_nic(&spec, &register, caller, ask);
+    }
+    let registered = books.register(name, &register, caller)?;
     let told = ask(books, &registered.register);
     books.close(registered.session);
     told

@@ -22,13 +22,22 @@ use unetmap_sys::socket::{self, MAX_FDS, Peer};
 use unetmap_sys::{memfd, process};
 
 use crate::books::Books;
-use crate::request;
+use crate::caller::Caller;
+use crate::interfaces;
+use crate::refusal::Refusal;
 use crate::snapshot;
+use crate::{mediator, request};
 
 const LISTENER: u64 = 0;
 const SIGNALS: u64 = 1;
 /// Tokens of connections are even, of the processes behind leases odd, from here on.
 const FIRST_TOKEN: u64 = 2;
+
+/// Tokens of watched namespaces: this, and the namespace's number, which is an inode's and thus small.
+const WATCHES: u64 = 1 << 63;
+
+/// Connections that a user who is not the daemon's may have: a session and a lease each, so about as many ports.
+const MOST_OF_A_USER: usize = 512;
 
 /// Connections that one turn lets in at most, so that a stream of them delays nobody.
 const MOST_ACCEPTS: u32 = 64;
@@ -90,7 +99,7 @@ impl Server {
         self.epoll.add(signals, SIGNALS, true, false)?;
         let mut events = Vec::new();
         loop {
-            let limit = idle.filter(|_| self.clients.is_empty());
+            let limit = idle.filter(|_| self.clients.is_empty() && self.books.filters.is_empty());
             match self.epoll.wait(&mut events, limit) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 other => other?,
@@ -104,6 +113,7 @@ impl Server {
             for &(token, flags) in &events {
                 match token {
                     LISTENER => self.accept_some(),
+                    token if token & WATCHES != 0 => self.books.links_changed(token & !WATCHES),
                     SIGNALS => {
                         tracing::info!("ending on a signal");
                         return Ok(());
@@ -138,7 +148,12 @@ impl Server {
 
     fn admit(&mut self, fd: OwnedFd) {
         let peer = match socket::peer(&fd) {
-            Ok(peer) if peer.uid == self.owner || peer.uid == 0 || self.owner == 0 => peer,
+            Ok(peer) if peer.uid == self.owner || peer.uid == 0 => peer,
+            Ok(peer) if self.owner == 0 && self.connections_of(peer.uid) < MOST_OF_A_USER => peer,
+            Ok(peer) if self.owner == 0 => {
+                tracing::debug!(uid = peer.uid, pid = peer.pid, "turned away: this user has too many connections");
+                return;
+            }
             Ok(peer) => {
                 tracing::debug!(uid = peer.uid, pid = peer.pid, "turned away: not this user's daemon");
                 return;
@@ -155,6 +170,10 @@ impl Server {
         }
         self.next_token += 2;
         self.clients.insert(token, Client { fd, peer, session: None, lease: None });
+    }
+
+    fn connections_of(&self, uid: u32) -> usize {
+        self.clients.values().filter(|client| client.peer.uid == uid).count()
     }
 
     fn client_event(&mut self, token: u64, flags: EventFlags) {
@@ -185,6 +204,8 @@ impl Server {
         match wire::open(&buf[..got.bytes]) {
             Ok((Kind::Lease, _, _)) => self.give_lease(token),
             Ok((Kind::Ctrl, _, payload)) => self.answer(token, payload),
+            Ok((Kind::Attach, _, _)) => self.answer_again(token),
+            Ok((Kind::Nic, _, payload)) => self.answer_nic(token, payload),
             // One for a connection: unread ones would pile up, and their memory belongs to nobody.
             Ok((Kind::Snapshot, _, _)) => {
                 self.answer_snapshot(token);
@@ -211,16 +232,74 @@ impl Server {
             Ok(request) => request,
             Err(errno) => return send(client, Kind::Ctrl, errno, 0, &[], &[]).is_ok(),
         };
+        let caller = match Caller::behind(&client.fd, client.peer) {
+            Ok(caller) => caller,
+            Err(e) => {
+                tracing::debug!(pid = client.peer.pid, "it cannot be told who asks: {e}");
+                return false;
+            }
+        };
         let name = request.name().unwrap_or_default().to_owned();
-        let outcome = request::answer(&mut self.books, request, client.peer, client.session);
+        let outcome = request::answer(&mut self.books, request, &caller, client.session);
         if outcome.errno == 0 {
             tracing::debug!(pid = client.peer.pid, name, session = outcome.session, "served");
         } else {
             tracing::debug!(pid = client.peer.pid, name, errno = outcome.errno, why = outcome.answer.why, "refused");
         }
         client.session = client.session.or(outcome.session);
+        self.wait_for_news();
+        let Some(client) = self.clients.get(&token) else { return true };
         let fds: Vec<BorrowedFd<'_>> = outcome.fds.iter().map(AsFd::as_fd).collect();
         send(client, Kind::Ctrl, outcome.errno, 0, &outcome.answer.encode(), &fds).is_ok()
+    }
+
+    /// A first interface brings a namespace to watch; when the last goes, the watch is closed. The same with filters.
+    fn wait_for_news(&mut self) {
+        let mut added = Ok(());
+        for (netns, watched) in self.books.watches.iter_mut().filter(|(_, watched)| !watched.waited_for) {
+            watched.waited_for = true;
+            added = added.and(self.epoll.add(&watched.watch, WATCHES | *netns, true, false));
+        }
+        let filters = &mut self.books.filters;
+        if let Some(watch) = filters.watch()
+            && !filters.waited_for
+        {
+            added = added.and(self.epoll.add(watch, WATCHES | interfaces::ALL, true, false));
+            filters.waited_for = true;
+        }
+        if let Err(e) = added {
+            tracing::warn!("changes of interfaces go unnoticed: {e}");
+        }
+    }
+
+    /// About an interface: what is asked, and then how it is.
+    fn answer_nic(&mut self, token: u64, payload: &[u8]) -> bool {
+        let Some(client) = self.clients.get(&token) else { return true };
+        let answer = match Caller::behind(&client.fd, client.peer) {
+            Ok(caller) => self.books.about_nic(payload, &caller),
+            Err(e) => {
+                tracing::debug!(pid = client.peer.pid, "it cannot be told who asks: {e}");
+                return false;
+            }
+        };
+        self.wait_for_news();
+        let Some(client) = self.clients.get(&token) else { return true };
+        let sent = match answer {
+            Ok(text) => send_text(client, Kind::Nic, &text),
+            Err(Refusal { errno, why }) => {
+                tracing::debug!(pid = client.peer.pid, errno, why, "refused");
+                send(client, Kind::Nic, errno, 0, why.as_bytes(), &[])
+            }
+        };
+        sent.is_ok()
+    }
+
+    /// What this connection has bound, once more: it may have come to another process.
+    fn answer_again(&mut self, token: u64) -> bool {
+        let Some(client) = self.clients.get(&token) else { return true };
+        let outcome = request::again(&self.books, client.session);
+        let fds: Vec<BorrowedFd<'_>> = outcome.fds.iter().map(AsFd::as_fd).collect();
+        send(client, Kind::Attach, outcome.errno, 0, &outcome.answer.encode(), &fds).is_ok()
     }
 
     /// A number for a process, and a watch on its life: a connection alone would not tell, as its forked children keep
@@ -234,7 +313,7 @@ impl Server {
         let mut lease = self.last_lease;
         loop {
             lease = lease.wrapping_add(1).max(1);
-            if !used.contains(&lease) {
+            if !used.contains(&lease) && lease != mediator::LEASE {
                 break;
             }
         }
@@ -257,18 +336,14 @@ impl Server {
     }
 
     fn answer_snapshot(&mut self, token: u64) {
-        let text = snapshot::text(&self.books, self.clients.len(), self.started.elapsed());
-        let made = memfd::create_sealed("unetmap-snapshot", text.len() as u64).and_then(|fd| {
-            let mut file = File::from(fd);
-            file.write_all(text.as_bytes())?;
-            Ok(file)
-        });
+        let Some(client) = self.clients.get(&token) else { return };
+        // Others' ports are nobody's business, but root's and that of the daemon's own user.
+        let uid = client.peer.uid;
+        let only = (uid != 0 && uid != self.owner).then_some(uid);
+        let text = snapshot::text(&self.books, only, self.clients.len(), self.started.elapsed());
         let Some(client) = self.clients.get(&token) else { return };
         // A client that cannot take it is one that does not read.
-        let _ = match made {
-            Ok(file) => send(client, Kind::Snapshot, 0, 0, &[], &[file.as_fd()]),
-            Err(e) => send(client, Kind::Snapshot, e.raw_os_error().unwrap_or(ENOMEM), 0, &[], &[]),
-        };
+        let _ = send_text(client, Kind::Snapshot, &text);
     }
 
     fn drop_client(&mut self, token: u64) {
@@ -294,6 +369,19 @@ impl Server {
     fn close(&self, fd: OwnedFd) {
         // The thread ends only with the program.
         let _ = self.closer.send(fd);
+    }
+}
+
+/// Sends an answer that is a text of any length, as a file.
+fn send_text(client: &Client, kind: Kind, text: &str) -> io::Result<()> {
+    let made = memfd::create_sealed("unetmap-text", text.len() as u64).and_then(|fd| {
+        let mut file = File::from(fd);
+        file.write_all(text.as_bytes())?;
+        Ok(file)
+    });
+    match made {
+        Ok(file) => send(client, kind, 0, 0, &[], &[file.as_fd()]),
+        Err(e) => send(client, kind, e.raw_os_error().unwrap_or(ENOMEM), 0, &[], &[]),
     }
 }
 

@@ -8,6 +8,7 @@ use unetmap_sys::{memfd, process};
 
 use crate::books::Books;
 use crate::end::{End, PortRing};
+use crate::nic::Nic;
 
 #[derive(Serialize)]
 struct Snapshot {
@@ -53,6 +54,9 @@ struct Port {
     kind: &'static str,
     mem_id: u16,
     open: bool,
+    /// Of an interface: how packets get in and out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    manner: Option<String>,
     rings: Vec<Ring>,
 }
 
@@ -68,6 +72,8 @@ struct Ring {
     batches: u64,
     bad_slots: u64,
     bad_pointers: u64,
+    /// Of an interface's receive ring: packets that the kernel dropped because nobody made room for them.
+    dropped: u64,
 }
 
 #[derive(Serialize)]
@@ -81,10 +87,12 @@ struct Session {
     exclusive: bool,
 }
 
-/// The books, as text.
-pub(crate) fn text(books: &Books, connections: usize, uptime: Duration) -> String {
-    let regions = books.houses.values().map(|house| {
-        let (census, g) = (house.census(&books.living(house.mem_id)), house.region.geometry());
+/// The books, as text: everything, or what is `only` one user's.
+pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime: Duration) -> String {
+    let shown = |uid: u32| only.is_none_or(|only| only == uid);
+    let mem_id = |house| books.houses.get(&house).map_or(0, |house| house.mem_id);
+    let regions = books.houses.values().filter(|house| shown(house.scope.uid)).map(|house| {
+        let (census, g) = (house.census(&books.living(house.id)), house.region.geometry());
         Region {
             mem_id: house.mem_id,
             name: house.name.clone(),
@@ -101,27 +109,48 @@ pub(crate) fn text(books: &Books, connections: usize, uptime: Duration) -> Strin
             },
         }
     });
-    let pipes = books.pipes.iter().flat_map(|((parent, id), pipe)| {
-        ["{", "}"].into_iter().zip(&pipe.ends).map(move |(sign, end)| Port {
-            name: format!("{parent}{sign}{id}"),
-            kind: "pipe",
-            mem_id: pipe.mem_id,
+    let pipes = books.pipes.iter().filter(|(key, _)| shown(key.scope.uid)).flat_map(|(key, pipe)| {
+        let mem_id = mem_id(pipe.house);
+        let port = move |name: String, kind, end: &End| Port {
+            name,
+            kind,
+            mem_id,
             open: end.in_use(),
+            manner: None,
             rings: rings(end, Some(&pipe.lines)),
-        })
+        };
+        match &key.id {
+            Some(id) => {
+                let [master, slave] = &pipe.ends;
+                vec![
+                    port(format!("{}{{{id}", key.parent), "pipe", master),
+                    port(format!("{}}}{id}", key.parent), "pipe", slave),
+                ]
+            }
+            None => vec![port(key.parent.clone(), "mediated", &pipe.ends[0])],
+        }
     });
-    let nulls = books.nulls.iter().map(|(name, port)| Port {
+    let nulls = books.nulls.iter().filter(|((scope, _), _)| shown(scope.uid)).map(|((_, name), port)| Port {
         name: name.clone(),
         kind: "null",
-        mem_id: port.mem_id,
+        mem_id: mem_id(port.house),
         open: true,
+        manner: None,
         rings: rings(&port.end, None),
     });
-    let sessions = books.sessions.iter().map(|(id, session)| Session {
+    let nics = books.nics.values().filter(|nic| shown(nic.scope.uid)).map(|nic| Port {
+        name: nic.name.clone(),
+        kind: "nic",
+        mem_id: mem_id(nic.house),
+        open: nic.end.in_use(),
+        manner: Some(nic.describe()),
+        rings: nic_rings(nic),
+    });
+    let sessions = books.sessions.iter().filter(|(_, session)| shown(session.uid)).map(|(id, session)| Session {
         id: *id,
         port: session.name.clone(),
-        pid: session.peer.pid,
-        uid: session.peer.uid,
+        pid: session.pid,
+        uid: session.uid,
         tx_rings: session.binding.tx.len(),
         rx_rings: session.binding.rx.len(),
         exclusive: session.binding.exclusive,
@@ -135,7 +164,7 @@ pub(crate) fn text(books: &Books, connections: usize, uptime: Duration) -> Strin
             connections,
         },
         regions: regions.collect(),
-        ports: pipes.chain(nulls).collect(),
+        ports: nics.chain(pipes).chain(nulls).collect(),
         sessions: sessions.collect(),
     };
     serde_json::to_string(&snapshot).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}"))
@@ -143,6 +172,14 @@ pub(crate) fn text(books: &Books, connections: usize, uptime: Duration) -> Strin
 
 fn rings(end: &End, lines: Option<&LinePage>) -> Vec<Ring> {
     end.tx.iter().chain(&end.rx).map(|ring| one_ring(end, ring, lines)).collect()
+}
+
+fn nic_rings(nic: &Nic) -> Vec<Ring> {
+    let mut rings = rings(&nic.end, None);
+    for ring in rings.iter_mut().filter(|ring| ring.dir == "rx") {
+        ring.dropped = nic.statistics(ring.id).rx_dropped;
+    }
+    rings
 }
 
 fn one_ring(end: &End, ring: &PortRing, lines: Option<&LinePage>) -> Ring {
@@ -159,5 +196,6 @@ fn one_ring(end: &End, ring: &PortRing, lines: Option<&LinePage>) -> Ring {
         batches: state.map_or(0, |s| s.batches.load(Relaxed)),
         bad_slots: state.map_or(0, |s| s.bad_slots.load(Relaxed)),
         bad_pointers: state.map_or(0, |s| s.bad_pointers.load(Relaxed)),
+        dropped: 0,
     }
 }

@@ -15,7 +15,8 @@ use unetmap_abi::*;
 use unetmap_mem::{BufIdx, Census, RingShape, Slots};
 use unetmap_sys::socket::Peer;
 
-use crate::books::{Books, Registered};
+use crate::books::{Books, PipeKey, Registered, Rules};
+use crate::caller::Caller;
 use crate::region::Sizes;
 
 const PEER: Peer = Peer { pid: 1, uid: 1, gid: 1 };
@@ -32,8 +33,13 @@ struct Client {
     rings: Vec<(u64, u64)>,
 }
 
+fn caller() -> Caller {
+    Caller { peer: PEER, groups: Vec::new(), netns: None }
+}
+
 fn books() -> Books {
-    Books::new(Sizes { ifs: (12, 512), rings: (40, 1024), bufs: (BUFS, 64) }, FIRST_ID)
+    let rules = Rules { first_mem_id: FIRST_ID, only_user: Some(PEER.uid), policy: None };
+    Books::new(Sizes { ifs: (12, 512), rings: (40, 1024), bufs: (BUFS, 64) }, rules)
 }
 
 fn asked(slots: u32, extra: u32, flags: u64) -> NmreqRegister {
@@ -48,7 +54,7 @@ fn asked(slots: u32, extra: u32, flags: u64) -> NmreqRegister {
 }
 
 fn open(books: &mut Books, name: &str, asked: &NmreqRegister) -> Option<Client> {
-    let Registered { session, register, bound, fds } = books.register(name, asked, PEER).ok()?;
+    let Registered { session, register, bound, fds } = books.register(name, asked, &caller()).ok()?;
     let mut files = fds.into_iter().map(File::from);
     let files = std::array::from_fn(|_| files.next().expect("region, page, lines"));
     let size = |slots| RingShape::bytes(Slots::new(slots).expect("as the daemon says")) as u64;
@@ -89,19 +95,20 @@ impl Client {
 /// The books of every region add up, and show.
 fn check(books: &Books) {
     for house in books.houses.values() {
-        let c = house.census(&books.living(house.mem_id));
+        let c = house.census(&books.living(house.id));
         assert_eq!(c.free + c.in_rings + c.extra + c.quarantined, BUFS - 2, "{c:?}");
     }
-    assert!(crate::snapshot::text(books, 1, Duration::ZERO).starts_with('{'));
+    assert!(crate::snapshot::text(books, None, 1, Duration::ZERO).starts_with('{'));
 }
 
 fn census(books: &Books, mem_id: u16) -> Census {
-    books.houses[&mem_id].census(&books.living(mem_id))
+    books.houses[&u32::from(mem_id)].census(&books.living(mem_id.into()))
 }
 
 /// Indexes in the slots of all transmit rings of a pipe, as they stand in memory.
 fn tx_indexes(books: &Books, parent: &str, id: &str) -> Vec<BufIdx> {
-    let pipe = &books.pipes[&(parent.to_string(), id.to_string())];
+    let scope = books.scope(&caller());
+    let pipe = &books.pipes[&PipeKey { scope, parent: parent.into(), id: Some(id.into()), serial: 0 }];
     let rings = pipe.ends.iter().flat_map(|end| &end.tx);
     rings
         .flat_map(|ring| {
@@ -183,13 +190,17 @@ impl Hostile {
             }
             Step::Write { who, file, word, value } => {
                 let Some(client) = pick(who) else { return };
-                let at =
-                    client.place(file, word, self.wild, books.houses[&client.mem_id].region.geometry().bufs.offset);
+                let at = client.place(
+                    file,
+                    word,
+                    self.wild,
+                    books.houses[&u32::from(client.mem_id)].region.geometry().bufs.offset,
+                );
                 poke(&client.files[file], at, value);
             }
             Step::List { who, head, ref links } => {
                 let Some(client) = pick(who) else { return };
-                let bufs = books.houses[&client.mem_id].region.geometry().bufs.offset;
+                let bufs = books.houses[&u32::from(client.mem_id)].region.geometry().bufs.offset;
                 poke(&client.files[0], client.bufs_head_at(), head);
                 links.iter().for_each(|&(from, to)| poke(&client.files[0], bufs + u64::from(from) * 64, to));
             }
@@ -306,7 +317,7 @@ fn closes_with(list: &Forge) -> Census {
     let mut books = books();
     let keeper = open(&mut books, "x{1", &asked(8, 0, 0)).unwrap();
     let client = open(&mut books, "x}1", &asked(8, 3, 0)).unwrap();
-    let bufs = books.houses[&client.mem_id].region.geometry().bufs.offset;
+    let bufs = books.houses[&u32::from(client.mem_id)].region.geometry().bufs.offset;
     let word = |at| {
         let mut bytes = [0; 4];
         client.files[0].read_exact_at(&mut bytes, at).unwrap();

@@ -27,6 +27,8 @@ pub struct RingState {
     pub bad_slots: AtomicU64,
     /// Times that a pointer of the program, or a position of the other party, was out of bounds.
     pub bad_pointers: AtomicU64,
+    /// Not 0: the port has ended under its users. Written by the daemon.
+    ended: AtomicU32,
 }
 
 /// Bytes of one ring's state.
@@ -53,6 +55,7 @@ impl RingState {
             batches: long(),
             bad_slots: long(),
             bad_pointers: long(),
+            ended: word(),
         }
     }
 
@@ -67,6 +70,11 @@ impl RingState {
     /// Returns whether it was.
     pub fn break_lock(&self, lease: u32) -> bool {
         self.lock.compare_exchange(lease, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// The daemon, after the process with `lease` is known to be dead: whether that process was syncing the ring.
+    pub fn is_locked_by(&self, lease: u32) -> bool {
+        self.lock.load(Ordering::Acquire) == lease
     }
 
     /// The daemon, when the first session binds the ring: nobody else uses it. Sets both positions and frees the lock.
@@ -112,6 +120,17 @@ impl RingState {
     #[cold]
     pub fn count_bad_pointer(&self) {
         self.bad_pointers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether the port has ended under its users: its interface is gone.
+    #[inline(always)]
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed) != 0
+    }
+
+    /// The daemon: tells the ring's users that the port has ended.
+    pub fn end(&self) {
+        self.ended.store(1, Ordering::Release);
     }
 
     /// How many sessions share the ring.

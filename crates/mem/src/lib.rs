@@ -23,6 +23,7 @@ mod ring;
 mod slot;
 mod take;
 mod window;
+mod xring;
 
 #[cfg(not(loom))]
 pub use atomic::register_publisher;
@@ -36,3 +37,4 @@ pub use ring::{Iface, IfaceShape, RingShape, RingView};
 pub use slot::{Limits, SlotRing, SlotValue};
 pub use take::CopyKind;
 pub use window::Window;
+pub use xring::{Packet, ReceiveRings, SendRings, SentPage};

@@ -23,7 +23,7 @@ use crate::pos::{Pos, Slots, Span};
 use crate::slot::{Limits, SlotRing, SlotValue};
 use crate::take::{CopyKind, any_changed, take};
 use crate::window::Window;
-use unetmap_abi::NS_BUF_CHANGED;
+use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 
 /// Bytes of one line's words in a line page.
 pub const LINE_BYTES: usize = 512;
@@ -297,7 +297,8 @@ impl Consumer {
     }
 
     /// Copies the slots of `span`, which must lie in `[cons, prod)`, into the own ring and claims their lines. A slot
-    /// that breaks the limits is delivered as length 0 in the buffer `spare`; returns how many those were.
+    /// that breaks the limits is delivered as length 0 in the buffer `spare`; a chain that it is part of stays one. Returns
+    /// how many those were.
     #[inline]
     pub fn take(&self, span: Span, spare: crate::BufIdx) -> u32 {
         if self.mine.slots().next(span.from) == span.to
@@ -314,8 +315,9 @@ impl Consumer {
     fn mend(&self, span: Span, spare: crate::BufIdx) -> u32 {
         let mut bad = 0;
         for p in self.mine.slots().walk(span) {
-            if !self.limits.allow(self.mine.load(p)) {
-                self.mine.store(p, SlotValue { buf_idx: spare, len: 0, flags: 0, ptr: 0 });
+            let slot = self.mine.load(p);
+            if !self.limits.allow(slot) {
+                self.mine.store(p, SlotValue { buf_idx: spare, len: 0, flags: slot.flags & NS_MOREFRAG, ptr: 0 });
                 bad += 1;
             }
         }

@@ -10,6 +10,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use unetmap_sys::xsk::Umem;
 use unetmap_sys::{Mapping, memfd};
 
 use crate::frame::Frame;
@@ -186,6 +187,17 @@ impl Region {
         }
         // SAFETY: buffer idx < count lies inside the pool, which `attach` mapped whole (M2).
         unsafe { Frame::new(self.bufs.add(idx.0 as usize * bufs.size as usize), bufs.size as usize) }
+    }
+
+    /// The buffers, as memory of AF_XDP sockets.
+    pub fn umem(&self) -> Umem {
+        let bufs = &self.geometry.bufs;
+        Umem {
+            map: self.window.mapping(),
+            offset: bufs.offset as usize,
+            bytes: bufs.bytes() as usize,
+            buffer: bufs.size,
+        }
     }
 
     /// Where slots of a ring may point, and how long they may be.

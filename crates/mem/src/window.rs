@@ -25,6 +25,11 @@ impl Window {
         Window { map, base, len }
     }
 
+    /// The mapping that it is a range of.
+    pub(crate) fn mapping(&self) -> Arc<Mapping> {
+        self.map.clone()
+    }
+
     /// The part `[offset, offset + len)`, or `None` when it does not lie inside this window.
     pub fn part(&self, offset: usize, len: usize) -> Option<Window> {
         if offset.checked_add(len)? > self.len {

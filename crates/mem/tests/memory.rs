@@ -155,10 +155,12 @@ fn bad_slots_become_empty_ones_and_good_ones_stay() {
         let line = Line::in_use(copy);
         let theirs = line.tx.slots();
         theirs.set_buf_idx(pos(1), BufIdx(20));
+        theirs.set_flags(pos(1), NS_BUF_CHANGED | NS_MOREFRAG);
         theirs.set_flags(pos(2), NS_BUF_CHANGED | NS_MOREFRAG);
         assert_eq!(line.consumer.take(Span { from: pos(1), to: pos(3) }, SPARE), 1);
         let mine = line.rx.slots();
-        assert_eq!(mine.load(pos(1)), SlotValue { buf_idx: SPARE, len: 0, flags: 0, ptr: 0 });
+        let empty = SlotValue { buf_idx: SPARE, len: 0, flags: NS_MOREFRAG, ptr: 0 };
+        assert_eq!(mine.load(pos(1)), empty, "a part of a chain stays one");
         assert_eq!(mine.load(pos(2)), SlotValue { buf_idx: BufIdx(4), len: 60, flags: NS_MOREFRAG, ptr: 2 });
         assert_eq!(theirs.flags(pos(2)), NS_MOREFRAG, "the mark is cleared in both");
     }

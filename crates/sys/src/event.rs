@@ -49,6 +49,12 @@ impl Bell {
         self.set(1);
     }
 
+    /// Rings by itself after `time`, less than a second.
+    #[inline]
+    pub fn ring_after(&self, time: Duration) {
+        self.set(i64::from(time.subsec_nanos()).max(1));
+    }
+
     /// Silences it.
     #[inline]
     pub fn silence(&self) {

@@ -9,10 +9,15 @@
 pub mod barrier;
 pub mod clock;
 pub mod event;
+pub mod link;
 pub mod map;
 pub mod memfd;
+pub mod netns;
+pub mod probe;
 pub mod process;
 pub mod socket;
+pub mod xdp;
+pub mod xsk;
 
 pub use event::Bell;
 pub use map::Mapping;

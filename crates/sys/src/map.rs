@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
+use rustix::fs::{FileType, fstat};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -38,6 +39,38 @@ impl Mapping {
         Ok(Mapping { start, len: bytes })
     }
 
+    /// Maps `bytes` bytes of a socket's own memory, which the kernel keeps as long as it is mapped; `at` says which.
+    ///
+    /// # Errors
+    /// The kernel's: `EINVAL` when the socket has no such memory or not so much, `ENODEV` when it has none at all.
+    pub(crate) fn of_socket(fd: BorrowedFd<'_>, bytes: usize, at: u64) -> io::Result<Mapping> {
+        if bytes == 0 || isize::try_from(bytes).is_err() || !is_socket(fd)? {
+            return Err(Errno::INVAL.into());
+        }
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: no address is asked for, so no memory that somebody owns is replaced. I1: the memory behind a socket
+        // is the kernel's, and no process can take it from under a mapping.
+        let start = unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags, fd, at)? };
+        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Mapping { start, len: bytes })
+    }
+
+    /// Has `[offset, offset + bytes)` of the memory put into huge pages, which are contiguous for devices too. What is in
+    /// it stays; others may use it meanwhile.
+    ///
+    /// # Errors
+    /// `EINVAL` outside the mapping, and before Linux 6.1; `ENOMEM`, `EAGAIN`, `EBUSY` when the kernel finds none.
+    pub(crate) fn collapse(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        if offset.checked_add(bytes).is_none_or(|end| end > self.len) {
+            return Err(Errno::INVAL.into());
+        }
+        // SAFETY: the range lies in the mapping (I1, I2), and collapsing changes no byte of it.
+        match unsafe { libc::madvise(self.start.as_ptr().add(offset).cast(), bytes, libc::MADV_COLLAPSE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// Bytes mapped, never zero.
     #[allow(clippy::len_without_is_empty)] // It never is.
     #[inline]
@@ -50,6 +83,10 @@ impl Mapping {
     pub const fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
+}
+
+fn is_socket(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(FileType::from_raw_mode(fstat(fd)?.st_mode) == FileType::Socket)
 }
 
 impl Drop for Mapping {
@@ -77,6 +114,19 @@ mod tests {
         assert!(at.is_multiple_of(4) && at + 4 <= map.len());
         // SAFETY: in range (just checked), aligned (I2), mapped while `map` is borrowed (I1), and atomic.
         unsafe { AtomicU32::from_ptr(map.as_ptr().add(at).cast()) }
+    }
+
+    #[test]
+    fn huge_pages_keep_what_is_in_memory() {
+        let fd = memfd::create_sealed("test", 8 << 20).unwrap();
+        let map = Mapping::new(fd.as_fd(), 8 << 20).unwrap();
+        (0..2048).for_each(|page| word(&map, page * 4096).store(page as u32 + 1, Ordering::Relaxed));
+        assert!(map.collapse(4096, 8 << 20).is_err(), "outside");
+        if let Err(e) = map.collapse(0, 8 << 20) {
+            eprintln!("skipped: this kernel has no huge pages for shared memory now: {e}");
+            return;
+        }
+        assert!((0..2048).all(|page| word(&map, page * 4096).load(Ordering::Relaxed) == page as u32 + 1));
     }
 
     #[test]

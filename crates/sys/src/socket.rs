@@ -1,10 +1,12 @@
 //! UNIX sockets of kind SOCK_SEQPACKET: connections that keep message bounds, pass descriptors, and hang up when the
 //! last duplicate of the other end is closed, however its holder died.
 
+use std::ffi::OsStr;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{Mode, chmod, fchmod};
@@ -12,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, recvmsg, sendmsg,
-    socket_with,
+    socket_with, socketpair,
     sockopt::{Timeout, set_socket_timeout},
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -25,6 +27,9 @@ const BACKLOG: i32 = 1024;
 
 /// `SO_PEERPIDFD`, since Linux 6.5.
 const SO_PEERPIDFD: libc::c_int = 77;
+
+/// Groups of a peer that are asked for at first: most users have fewer.
+const FEW_GROUPS: usize = 32;
 
 /// What one [`recv`] got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,6 +168,46 @@ pub fn peer(fd: impl AsFd) -> io::Result<Peer> {
     Ok(Peer { pid: u32::try_from(cred.pid).unwrap_or(0), uid: cred.uid, gid: cred.gid })
 }
 
+/// The path at which the other end of a connection listens; `None` when `fd` is no such connection.
+pub fn peer_path(fd: impl AsFd) -> Option<PathBuf> {
+    let address = SocketAddrUnix::try_from(rustix::net::getpeername(fd).ok()??).ok()?;
+    Some(PathBuf::from(OsStr::from_bytes(address.path()?.to_bytes())))
+}
+
+/// Two ends of a connection, both in this process.
+///
+/// # Errors
+/// `EMFILE`, `ENFILE`, `ENOMEM`.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// The groups of who connected, as the kernel noted them then: the effective one first, then the supplementary ones.
+///
+/// # Errors
+/// `ENOTSOCK`; `ENODATA` when nobody is at the other end.
+pub fn peer_groups(fd: impl AsFd) -> io::Result<Vec<u32>> {
+    let mut groups = vec![0; FEW_GROUPS];
+    let supplementary = loop {
+        let mut bytes = libc::socklen_t::try_from(size_of_val(&*groups)).map_err(|_| Errno::INVAL)?;
+        // SAFETY: `groups` and `bytes` live through the call, and `bytes` says how much room there is.
+        let failed = unsafe {
+            let (at, room) = (groups.as_mut_ptr().cast(), &mut bytes);
+            libc::getsockopt(fd.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERGROUPS, at, room) != 0
+        };
+        let (error, told) = (io::Error::last_os_error(), bytes as usize / size_of::<u32>());
+        match failed {
+            false => break told,
+            // The kernel says how many there are.
+            true if error.raw_os_error() == Some(libc::ERANGE) && told > groups.len() => groups.resize(told, 0),
+            true => return Err(error),
+        }
+    };
+    groups.truncate(supplementary);
+    groups.insert(0, peer(fd)?.gid);
+    Ok(groups)
+}
+
 /// A pidfd of the process that connected: readable once it has died. Linux before 6.5 finds the process by its number,
 /// which another may have got since: compare [`crate::event::hung_up`] afterwards where that matters.
 ///
@@ -208,7 +253,6 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use rustix::io::{FdFlags, fcntl_getfd};
-    use rustix::net::socketpair;
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
     use super::*;
@@ -216,7 +260,7 @@ mod tests {
     use crate::process::tests::{fork, in_child};
 
     fn pair() -> (OwnedFd, OwnedFd) {
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+        super::pair().unwrap()
     }
 
     fn mode_of(path: &Path) -> u32 {
@@ -337,6 +381,35 @@ mod tests {
         set_timeout(&b, Duration::ZERO).unwrap();
     }
 
+    /// The supplementary ones, as /proc tells them.
+    fn own_groups() -> Vec<u32> {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap();
+        line.split_whitespace().map(|number| number.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn groups_of_a_peer_with_none_and_with_many() {
+        for count in [0, 3, FEW_GROUPS, FEW_GROUPS + 1, 5000] {
+            let outcome = in_child(|| {
+                let groups: Vec<libc::gid_t> = (0..count as libc::gid_t).map(|n| 100_000 + n).collect();
+                // SAFETY: the list is as long as it is told to be.
+                if unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) } != 0 {
+                    return 2;
+                }
+                // SAFETY: three numbers. `setresgid` is the bare call: this process has one thread.
+                unsafe { libc::syscall(libc::SYS_setresgid, -1, 4711, -1) };
+                let (near, _far) = pair();
+                let told = peer_groups(&near).unwrap();
+                i32::from(told[0] != 4711 || told[1..] != groups)
+            });
+            if outcome == 2 {
+                return eprintln!("skipped: choosing one's groups needs CAP_SETGID");
+            }
+            assert_eq!(outcome, 0, "{count} groups");
+        }
+    }
+
     #[test]
     fn peer_is_who_connected() {
         let dir = tempfile::tempdir().unwrap();
@@ -365,6 +438,10 @@ mod tests {
             assert_eq!(wait_readable(&mut fds, Some(Duration::ZERO)).unwrap(), 0);
         }
         let pidfds = [peer_pidfd(&server).unwrap(), pidfd_of(who.pid).unwrap()];
+        // Our own are the child's; the kernel keeps the supplementary ones sorted.
+        let groups = peer_groups(&server).unwrap();
+        assert_eq!(groups[0], who.gid);
+        assert_eq!(groups[1..], own_groups());
         child.kill();
         for pidfd in &pidfds {
             see(pidfd.as_fd());

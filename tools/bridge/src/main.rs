@@ -4,9 +4,7 @@
 mod forward;
 mod options;
 
-use std::io::Write as _;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -14,7 +12,7 @@ use clap::Parser as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde_json::json;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use tool_common::{Failure, note, port, print, stop_on_signals, wait_for_link};
 use unetmap::{Interest, Port};
 
 use forward::{Moved, Way};
@@ -28,22 +26,13 @@ const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 const DRAIN: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
-    match Cli::parse().check().and_then(|config| run(&config)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(message) => {
-            note(&format!("bridge: {message}"));
-            ExitCode::FAILURE
-        }
-    }
+    let config = Cli::parse().check().map_err(Failure::Usage);
+    tool_common::end("bridge", config.and_then(|config| run(&config)))
 }
 
-fn note(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
-}
-
-fn run(config: &Config) -> Result<(), String> {
+fn run(config: &Config) -> Result<ExitCode, Failure> {
     let stop = stop_on_signals()?;
-    let open = |spec: &str| Port::open(spec).map_err(|e| e.to_string());
+    let open = |spec: &str| port::open(spec, port::Wishes::default(), 0);
     let a = open(&config.a)?;
     let b = config.b.as_deref().map(open).transpose()?;
     let other = b.as_ref().unwrap_or(&a);
@@ -55,7 +44,7 @@ fn run(config: &Config) -> Result<(), String> {
             note(&format!("{}: {tx} tx and {rx} rx rings, mem_id {}", port.spec(), port.mem_id()));
         }
     }
-    wait_for_link(config.wait, &stop);
+    wait_for_link(config.wait, stop);
 
     let way = |from, to| Way { from, to, swap, burst: config.burst, total: Moved::default() };
     let mut ways = vec![way(&a, other)];
@@ -67,21 +56,12 @@ fn run(config: &Config) -> Result<(), String> {
     note(&format!("Ready to go, {} <-> {}, {how}, burst {}", config.a, other.spec(), config.burst));
 
     let begin = Instant::now();
-    let result = forward(&mut ways, &ports, &stop);
+    let result = forward(&mut ways, &ports, stop);
     let time = begin.elapsed();
     drain(&ports);
     summary(config, &ways, swap, time);
-    result
-}
-
-/// The flag that SIGINT and SIGTERM raise. A second signal changes nothing: `timeout` sends two, and the end is near.
-fn stop_on_signals() -> Result<Arc<AtomicBool>, String> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&stop))
-            .map_err(|e| format!("cannot catch signal {signal}: {e}"))?;
-    }
-    Ok(stop)
+    result?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A copied packet must fit its new buffer; an exchanged one brings its buffer along.
@@ -96,17 +76,6 @@ fn check_sizes(a: &Port, b: &Port, swap: bool) -> Result<(), String> {
         b.spec(),
         b.buf_size()
     ))
-}
-
-fn wait_for_link(wait: Duration, stop: &AtomicBool) {
-    let until = Instant::now() + wait;
-    while !stop.load(Relaxed) {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            break;
-        }
-        std::thread::sleep(left.min(Duration::from_millis(50)));
-    }
 }
 
 /// Forwards until the flag is raised.
@@ -200,5 +169,5 @@ fn summary(config: &Config, ways: &[Way<'_>], swap: bool, time: Duration) {
             ways.iter().map(|way| format!("{} -> {} {}", way.from.spec(), way.to.spec(), way.total.packets)).collect();
         format!("Forwarded {} packets {} bytes in {seconds:.2} seconds: {}", all.packets, all.bytes, parts.join(", "))
     };
-    let _ = writeln!(std::io::stdout(), "{line}");
+    print(&format!("{line}\n"));
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{ArgAction, Parser};
+use tool_common::port::full_name;
 
 /// Forwards packets between two netmap ports, without copying where both are in one region.
 #[derive(Debug, Parser)]
@@ -98,8 +99,8 @@ impl Cli {
             _ => {}
         }
         Ok(Config {
-            a: port_spec(a),
-            b: b.map(port_spec),
+            a: full_name(&a),
+            b: b.as_deref().map(full_name),
             burst: burst.unwrap_or(1024),
             wait: Duration::from_secs(self.wait),
             copy: self.copy,
@@ -107,10 +108,6 @@ impl Cli {
             json: self.json,
         })
     }
-}
-
-fn port_spec(name: String) -> String {
-    if name.contains(':') { name } else { format!("netmap:{name}") }
 }
 
 #[cfg(test)]
@@ -173,19 +170,7 @@ mod tests {
     #[test]
     fn the_manual_page_is_up_to_date() {
         use clap::CommandFactory;
-        let man = clap_mangen::Man::new(Cli::command()).section("8").manual("unetmap");
-        let mut page = Vec::new();
-        man.render_title(&mut page).unwrap();
-        man.render_name_section(&mut page).unwrap();
-        page.extend_from_slice(SYNOPSIS);
-        man.render_description_section(&mut page).unwrap();
-        man.render_options_section(&mut page).unwrap();
-        page.extend_from_slice(include_bytes!("../man.roff"));
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../man/bridge.8");
-        if std::env::var_os("UPDATE_MAN").is_some() {
-            std::fs::write(path, &page).unwrap();
-        }
-        let found = std::fs::read(path).unwrap();
-        assert!(found == page, "man/bridge.8 is old: run this test with UPDATE_MAN=1");
+        tool_common::testing::check_manual(Cli::command(), SYNOPSIS, include_bytes!("../man.roff"), path);
     }
 }

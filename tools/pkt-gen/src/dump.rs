@@ -2,11 +2,20 @@
 
 use std::fmt::Write as _;
 
+use unetmap::{Ring, SlotRef};
+
 /// Bytes on one line.
 const WIDTH: usize = 16;
 
-/// What -X prints of one slot: a line about it, then its bytes in rows of 16.
-pub(crate) fn slot(ring: u16, buf: u32, flags: u16, bytes: &[u8]) -> String {
+/// What -X prints of a slot.
+pub(crate) fn slot(ring: &Ring, slot: &SlotRef<'_>) -> String {
+    let mut bytes = vec![0; usize::from(slot.len())];
+    let got = slot.frame().read(0, &mut bytes);
+    text(ring.id(), slot.buf_idx(), slot.flags(), &bytes[..got])
+}
+
+/// A line about the slot, then its bytes in rows of 16.
+fn text(ring: u16, buf: u32, flags: u16, bytes: &[u8]) -> String {
     let mut text = format!("ring {ring} buf {buf} flags 0x{flags:04x} len {}\n", bytes.len());
     for (row, chunk) in bytes.chunks(WIDTH).enumerate() {
         let mut hex = String::with_capacity(3 * WIDTH);
@@ -27,11 +36,11 @@ mod tests {
     fn rows_of_sixteen() {
         let bytes: Vec<u8> = (0x3f..0x51).collect();
         assert_eq!(
-            super::slot(1, 77, 0x20, &bytes),
+            super::text(1, 77, 0x20, &bytes),
             "ring 1 buf 77 flags 0x0020 len 18\n    \
              0: 3f 40 41 42 43 44 45 46 47 48 49 4a 4b 4c 4d 4e  ?@ABCDEFGHIJKLMN\n   \
              16: 4f 50                                            OP\n"
         );
-        assert_eq!(super::slot(0, 2, 0, &[]), "ring 0 buf 2 flags 0x0000 len 0\n");
+        assert_eq!(super::text(0, 2, 0, &[]), "ring 0 buf 2 flags 0x0000 len 0\n");
     }
 }

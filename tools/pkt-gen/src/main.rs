@@ -18,33 +18,15 @@ mod source;
 mod tx;
 mod worker;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use tool_common::{Failure, note, print};
 
 fn main() -> ExitCode {
     let allowed = unetmap_sys::process::cpus_allowed();
-    let result = options::Cli::parse().check(&allowed).and_then(|config| run::run(&config));
-    match result {
-        Ok(code) => code,
-        Err(message) => {
-            note(&format!("pkt-gen: {message}"));
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Text for standard output. That nobody reads it any more is no reason to stop counting.
-fn print(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes());
-    let _ = out.flush();
-}
-
-/// A line for standard error.
-fn note(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let config = options::Cli::parse().check(&allowed).map_err(Failure::Usage);
+    tool_common::end("pkt-gen", config.and_then(|config| run::run(&config)))
 }
 
 /// A report: standard error, or as JSON standard output.

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use clap::{ArgAction, Parser, ValueEnum};
 
+use tool_common::port::{Wishes, full_name};
+
 use crate::addr::{Mac, Range};
 use crate::packet;
 
@@ -60,7 +62,7 @@ impl Function {
 #[derive(Debug, Parser)]
 #[command(name = "pkt-gen", version, max_term_width = 100, args_override_self = true)]
 pub(crate) struct Cli {
-    /// Port to open, as in `netmap:eth0`, `netmap:p{1` or `vale0:a`; a bare NAME means `netmap:NAME`
+    /// Port to open, as in `netmap:eth0` or `netmap:p{1`; a bare NAME means `netmap:NAME`
     #[arg(short = 'i', long = "port", value_name = "PORT")]
     port: String,
 
@@ -178,7 +180,7 @@ pub(crate) struct Cli {
     #[arg(short = 'M', long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(1..))]
     frag_size: Option<u16>,
 
-    /// Indirect buffers (NS_INDIRECT); VALE only, refused on other ports
+    /// Indirect buffers (NS_INDIRECT), which only VALE ports have: refused, as these are not served yet
     #[arg(short = 'I', long)]
     indirect: bool,
 
@@ -199,8 +201,8 @@ pub(crate) struct Cli {
     framing: bool,
 
     /// Slots and rings wished for: TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]
-    #[arg(short = 'C', long, value_name = "CONFIG")]
-    config: Option<RingConfig>,
+    #[arg(short = 'C', long, value_name = "CONFIG", value_parser = ring_config)]
+    config: Option<Wishes>,
 
     /// Sum of: 2 read each packet, 4 or 8 copy each packet, 64 dump, 256 rubbish, 512 / 1024 random source /
     /// destination, 2048 statistics
@@ -219,34 +221,22 @@ pub(crate) struct Cli {
     write: Option<PathBuf>,
 }
 
-/// Slots and rings that -C asks for; 0 is the port's own default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RingConfig {
-    pub(crate) tx_slots: u32,
-    pub(crate) rx_slots: u32,
-    pub(crate) tx_rings: u16,
-    pub(crate) rx_rings: u16,
-}
-
-impl std::str::FromStr for RingConfig {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<RingConfig, String> {
-        let bad = |part: &str, what: &str| {
-            format!("`{part}` is no number of {what}; write TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]")
-        };
-        let slots = |part: &str| part.parse::<u32>().map_err(|_| bad(part, "slots"));
-        let rings = |part: &str| part.parse::<u16>().map_err(|_| bad(part, "rings"));
-        let mut parts = text.split(',');
-        let tx_slots = slots(parts.next().unwrap_or(""))?;
-        // What is left out is as the one before it.
-        let rx_slots = parts.next().map_or(Ok(tx_slots), slots)?;
-        let tx_rings = parts.next().map_or(Ok(0), rings)?;
-        let rx_rings = parts.next().map_or(Ok(tx_rings), rings)?;
-        match parts.next() {
-            None => Ok(RingConfig { tx_slots, rx_slots, tx_rings, rx_rings }),
-            Some(_) => Err("more than four numbers; write TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]".into()),
-        }
+/// What -C asks for.
+fn ring_config(text: &str) -> Result<Wishes, String> {
+    let bad = |part: &str, what: &str| {
+        format!("`{part}` is no number of {what}; write TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]")
+    };
+    let slots = |part: &str| part.parse::<u32>().map_err(|_| bad(part, "slots"));
+    let rings = |part: &str| part.parse::<u16>().map_err(|_| bad(part, "rings"));
+    let mut parts = text.split(',');
+    let tx_slots = slots(parts.next().unwrap_or(""))?;
+    // What is left out is as the one before it.
+    let rx_slots = parts.next().map_or(Ok(tx_slots), slots)?;
+    let tx_rings = parts.next().map_or(Ok(0), rings)?;
+    let rx_rings = parts.next().map_or(Ok(tx_rings), rings)?;
+    match parts.next() {
+        None => Ok(Wishes { tx_slots, rx_slots, tx_rings, rx_rings }),
+        Some(_) => Err("more than four numbers; write TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]".into()),
     }
 }
 
@@ -324,7 +314,7 @@ pub(crate) struct Config {
     pub(crate) rubbish: bool,
     pub(crate) stats: bool,
     pub(crate) framing: bool,
-    pub(crate) rings: RingConfig,
+    pub(crate) rings: Wishes,
     pub(crate) access: bool,
     pub(crate) copy: bool,
     pub(crate) json: bool,
@@ -505,12 +495,10 @@ fn port_spec(name: &str) -> Result<String, String> {
     for device in ["tap:", "pcap:"] {
         if name.starts_with(device) {
             let hint = if device == "pcap:" { "; -P FILE sends a capture" } else { "" };
-            return Err(format!("-i {name}: {device} devices are not supported, give a netmap or VALE port{hint}"));
+            return Err(format!("-i {name}: {device} devices are not supported, give a netmap port{hint}"));
         }
     }
-    // A bare name may have options, and colons in them.
-    let prefixed = name.find(':').is_some_and(|colon| !name[..colon].contains(['@', '{', '}', '/', '^', '*']));
-    if prefixed { Ok(name.into()) } else { Ok(format!("netmap:{name}")) }
+    Ok(full_name(name))
 }
 
 #[cfg(test)]
@@ -520,19 +508,6 @@ mod tests {
     fn parse(args: &str) -> Result<Config, String> {
         let all = ["pkt-gen", "-i", "netmap:p{1"].into_iter().chain(args.split_whitespace());
         Cli::try_parse_from(all).map_err(|e| e.to_string())?.check(&[1, 2, 5, 7])
-    }
-
-    #[test]
-    fn a_bare_name_is_netmaps() {
-        for (name, spec) in [
-            ("p{1", "netmap:p{1"),
-            ("p{1@conf:slots=64", "netmap:p{1@conf:slots=64"),
-            ("netmap:p{1", "netmap:p{1"),
-            ("vale0:a{1", "vale0:a{1"),
-        ] {
-            assert_eq!(port_spec(name).as_deref(), Ok(spec));
-        }
-        assert!(port_spec("tap:x").is_err());
     }
 
     #[test]
@@ -582,11 +557,11 @@ mod tests {
     }
 
     #[test]
-    fn ring_config() {
-        let of = |t: &str| t.parse::<RingConfig>().unwrap();
-        assert_eq!(of("256"), RingConfig { tx_slots: 256, rx_slots: 256, tx_rings: 0, rx_rings: 0 });
-        assert_eq!(of("256,512,2"), RingConfig { tx_slots: 256, rx_slots: 512, tx_rings: 2, rx_rings: 2 });
-        assert_eq!(of("1,2,3,4"), RingConfig { tx_slots: 1, rx_slots: 2, tx_rings: 3, rx_rings: 4 });
+    fn wishes_for_slots_and_rings() {
+        let of = |t: &str| ring_config(t).unwrap();
+        assert_eq!(of("256"), Wishes { tx_slots: 256, rx_slots: 256, tx_rings: 0, rx_rings: 0 });
+        assert_eq!(of("256,512,2"), Wishes { tx_slots: 256, rx_slots: 512, tx_rings: 2, rx_rings: 2 });
+        assert_eq!(of("1,2,3,4"), Wishes { tx_slots: 1, rx_slots: 2, tx_rings: 3, rx_rings: 4 });
     }
 
     #[test]
@@ -614,7 +589,6 @@ mod tests {
     #[test]
     fn ports() {
         assert_eq!(port_spec("eth0").unwrap(), "netmap:eth0");
-        assert_eq!(port_spec("vale0:a").unwrap(), "vale0:a");
         assert!(port_spec("tap:x").unwrap_err().contains("not supported"));
         assert!(port_spec("pcap:x").unwrap_err().contains("-P FILE"));
     }
@@ -679,19 +653,7 @@ mod tests {
     #[test]
     fn the_manual_page_is_up_to_date() {
         use clap::CommandFactory;
-        let man = clap_mangen::Man::new(Cli::command()).section("8").manual("unetmap");
-        let mut page = Vec::new();
-        man.render_title(&mut page).unwrap();
-        man.render_name_section(&mut page).unwrap();
-        page.extend_from_slice(SYNOPSIS);
-        man.render_description_section(&mut page).unwrap();
-        man.render_options_section(&mut page).unwrap();
-        page.extend_from_slice(include_bytes!("../man.roff"));
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../man/pkt-gen.8");
-        if std::env::var_os("UPDATE_MAN").is_some() {
-            std::fs::write(path, &page).unwrap();
-        }
-        let found = std::fs::read(path).unwrap();
-        assert!(found == page, "man/pkt-gen.8 is old: run this test with UPDATE_MAN=1");
+        tool_common::testing::check_manual(Cli::command(), SYNOPSIS, include_bytes!("../man.roff"), path);
     }
 }

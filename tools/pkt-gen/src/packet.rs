@@ -294,11 +294,21 @@ pub(crate) fn turn_around(head: &mut [u8]) {
     }
 }
 
+/// The UDP payload in `head` (a frame's first bytes), as far as that reaches. None for packets of another kind, which come
+/// to an interface unasked; IPv4 options and IPv6 extension headers make another kind.
+pub(crate) fn payload_of(head: &[u8]) -> Option<&[u8]> {
+    let (ipv6, protocol) = match head.get(12..14)?.try_into().ok()? {
+        ETHERTYPE_IPV4 => (false, head.get(ETHERNET + 9)?),
+        ETHERTYPE_IPV6 => (true, head.get(ETHERNET + 6)?),
+        _ => return None,
+    };
+    let plain = ipv6 || head.get(ETHERNET)? & 0x0f == 5;
+    (plain && *protocol == PROTOCOL_UDP).then(|| head.get(payload_offset(ipv6)..))?
+}
+
 /// The UDP payload's first four bytes as a number, if `head` (a frame's first bytes) reaches that far.
 pub(crate) fn sequence_of(head: &[u8]) -> Option<u32> {
-    let ipv6 = head.get(12..14)? == ETHERTYPE_IPV6;
-    let at = payload_offset(ipv6);
-    Some(u32::from_be_bytes(head.get(at..at + 4)?.try_into().ok()?))
+    Some(u32::from_be_bytes(*payload_of(head)?.first_chunk()?))
 }
 
 #[cfg(test)]
@@ -455,6 +465,23 @@ mod tests {
         assert!(sequence_of(packet.as_bytes()).is_some());
         assert_eq!(sequence_of(&packet.as_bytes()[..65]), None);
         assert_eq!(sequence_of(&[0; 13]), None);
-        assert!(sequence_of(&[0; 46]).is_some());
+    }
+
+    #[test]
+    fn packets_that_come_unasked_have_no_sequence_number() {
+        for ip in ["1.1.1.1:1", "[::1]:1"] {
+            let numbered = Packet::new(&flow(ip.parse().unwrap(), ip.parse().unwrap()), 80).as_bytes().to_vec();
+            assert!(sequence_of(&numbered).is_some());
+            let v6 = ip.starts_with('[');
+            // Of TCP, of ARP, and where the header is longer.
+            for (at, byte) in
+                [(if v6 { 20 } else { 23 }, 6), (13, 0x06), (if v6 { 20 } else { 14 }, if v6 { 0 } else { 0x46 })]
+            {
+                let mut other = numbered.clone();
+                other[at] = byte;
+                assert_eq!(sequence_of(&other), None, "{ip} {at}");
+            }
+        }
+        assert_eq!(sequence_of(&[0; 60]), None);
     }
 }

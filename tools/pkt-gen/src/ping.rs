@@ -3,11 +3,14 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use hdrhistogram::Histogram;
-use serde_json::json;
+use serde_json::{Map, Value, json};
+use tool_common::print;
 use unetmap::{Interest, Ring};
 use unetmap_abi::{NS_MOREFRAG, NS_REPORT};
 
-use crate::packet::{ETHERNET, Packet, payload_offset, turn_around};
+use crate::dump;
+use crate::packet::{ETHERNET, Packet, payload_of, payload_offset, turn_around};
+use crate::report::{Reporter, Style};
 use crate::worker::{Outcome, PATIENCE, Pacer, PingOutcome, Worker};
 
 /// An answer that takes longer is lost.
@@ -66,13 +69,20 @@ impl Lap {
         self.count += 1;
     }
 
-    fn line(&self, as_json: bool) -> String {
-        let average = self.sum / self.count.max(1);
-        if as_json {
-            let rtt = json!({"min": self.min, "avg": average});
-            return json!({"event": "interval", "function": "ping", "answers": self.count, "rtt_ns": rtt}).to_string();
+    fn average(&self) -> u64 {
+        self.sum / self.count.max(1)
+    }
+
+    fn line(&self) -> String {
+        format!("count {} RTT: min {} av {} ns", self.count, self.min, self.average())
+    }
+
+    /// The members of its JSON line, besides those that every interval has.
+    fn members(&self, to: &mut Map<String, Value>) {
+        to.insert("answers".into(), json!(self.count));
+        if self.count > 0 {
+            to.insert("rtt_ns".into(), json!({"min": self.min, "avg": self.average()}));
         }
-        format!("count {} RTT: min {} av {average} ns", self.count, self.min)
     }
 }
 
@@ -88,6 +98,7 @@ struct Pinger<'a> {
     rtt: Histogram<u64>,
     lap: Lap,
     lap_began: Instant,
+    reporter: Reporter<'a>,
     scratch: Vec<u8>,
 }
 
@@ -95,6 +106,8 @@ struct Pinger<'a> {
 pub(crate) fn ping(worker: &Worker<'_>, mut packet: Packet) -> Result<Outcome, String> {
     let rtt = Histogram::new_with_bounds(1, LONGEST_RTT, 3).map_err(|e| format!("histogram: {e}"))?;
     let mut pacer = Pacer::new(worker.rate);
+    let counters = std::slice::from_ref(worker.counters);
+    let style = Style::of(worker.config);
     let mut pinger = Pinger {
         worker,
         clock: Clock::new(),
@@ -104,12 +117,14 @@ pub(crate) fn ping(worker: &Worker<'_>, mut packet: Packet) -> Result<Outcome, S
         rtt,
         lap: Lap::default(),
         lap_began: Instant::now(),
+        reporter: Reporter::new(style, worker.config.function.name(), counters, worker.interval),
         scratch: Vec::new(),
     };
     let begin = Instant::now();
     let (mut sent, mut lost) = (0, 0);
     while sent < worker.count && !worker.stopped() {
         pacer.wait(worker.stop);
+        pinger.report();
         let max = (worker.count - sent).min(u64::from(worker.config.burst)) as u32; // at most a burst
         let now = pinger.send(&mut packet, max)?;
         sent += u64::from(now);
@@ -144,8 +159,13 @@ impl Pinger<'_> {
         }
         self.open = n;
         if n > 0 {
+            // Printed after they are on their way: their time is running.
+            let dumped: String = dumps(config.dump, ring, n).collect();
             ring.advance(n);
             port.txsync().map_err(|e| e.to_string())?;
+            if !dumped.is_empty() {
+                print(&dumped);
+            }
             self.worker.counters.add(
                 self.worker.interval,
                 u64::from(n),
@@ -177,14 +197,15 @@ impl Pinger<'_> {
     }
 
     fn take(&mut self, ring: &Ring, now: Duration) {
-        let at = self.worker.config.vnet_hdr + payload_offset(false);
+        let prefix = self.worker.config.vnet_hdr;
         let n = ring.space();
         for slot in ring.window().take(n as usize) {
-            let mut bytes = [0; STAMP];
-            if usize::from(slot.len()) < at + STAMP || slot.frame().read(at, &mut bytes) < STAMP {
-                continue;
-            }
-            let (number, rtt) = read_stamp(bytes, now);
+            let mut head = [0; payload_offset(false) + STAMP];
+            let want = head.len().min(usize::from(slot.len()).saturating_sub(prefix));
+            let got = slot.frame().read(prefix, &mut head[..want]);
+            // An interface receives other packets, too.
+            let Some(stamp) = payload_of(&head[..got]).and_then(|payload| payload.first_chunk()) else { continue };
+            let (number, rtt) = read_stamp(*stamp, now);
             let Some(rtt) = rtt else { continue };
             // An answer to an earlier burst was counted as lost when it was given up.
             if self.open > 0 && number.wrapping_sub(self.first) < self.next.wrapping_sub(self.first) {
@@ -194,6 +215,7 @@ impl Pinger<'_> {
                 self.lap.record(rtt);
             }
         }
+        dumps(self.worker.config.dump, ring, n).for_each(|text| print(&text));
         ring.advance(n);
     }
 
@@ -201,10 +223,18 @@ impl Pinger<'_> {
         let config = self.worker.config;
         if config.report.is_some_and(|every| self.lap_began.elapsed() >= every) {
             let lap = std::mem::take(&mut self.lap);
+            let mut members = self.reporter.members(self.lap_began.elapsed());
             self.lap_began = Instant::now();
-            crate::tell(&lap.line(config.json), config.json);
+            lap.members(&mut members);
+            let line = if config.json { Value::Object(members).to_string() } else { lap.line() };
+            crate::tell(&line, config.json);
         }
     }
+}
+
+/// With -X: what to print of the first `n` slots of a ring.
+fn dumps(wanted: bool, ring: &Ring, n: u32) -> impl Iterator<Item = String> {
+    ring.window().take(if wanted { n as usize } else { 0 }).map(|slot| dump::slot(ring, &slot))
 }
 
 /// Sends every packet back to where it came from.
@@ -237,6 +267,9 @@ pub(crate) fn pong(worker: &Worker<'_>) -> Result<Outcome, String> {
             }
             n = n.min(tx.space());
             let (packets, bytes) = answer(ring, tx, n, worker.config.vnet_hdr);
+            for ring in [ring, tx] {
+                dumps(worker.config.dump, ring, n).for_each(|text| print(&text));
+            }
             ring.advance(n);
             tx.advance(n);
             port.txsync().map_err(|e| e.to_string())?;
@@ -295,10 +328,14 @@ mod tests {
     #[test]
     fn the_interval_line_is_what_scripts_parse() {
         let mut lap = Lap::default();
-        assert_eq!(lap.line(false), "count 0 RTT: min 0 av 0 ns");
+        assert_eq!(lap.line(), "count 0 RTT: min 0 av 0 ns");
+        let mut members = Map::new();
+        lap.members(&mut members);
+        assert_eq!(Value::Object(members), json!({"answers": 0}));
         [500, 400, 600].into_iter().for_each(|rtt| lap.record(rtt));
-        assert_eq!(lap.line(false), "count 3 RTT: min 400 av 500 ns");
-        let value: serde_json::Value = serde_json::from_str(&lap.line(true)).unwrap();
-        assert_eq!((&value["answers"], &value["rtt_ns"]["min"]), (&json!(3), &json!(400)));
+        assert_eq!(lap.line(), "count 3 RTT: min 400 av 500 ns");
+        let mut members = Map::new();
+        lap.members(&mut members);
+        assert_eq!(Value::Object(members), json!({"answers": 3, "rtt_ns": {"min": 400, "avg": 500}}));
     }
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use crate::options::Config;
+
 /// Ethernet's cost of a packet beside its bytes: preamble, FCS and gap.
 const FRAMING: u64 = 24;
 /// Intervals in the statistics of -A.
@@ -97,6 +99,12 @@ pub(crate) struct Style {
     pub(crate) json: bool,
 }
 
+impl Style {
+    pub(crate) fn of(config: &Config) -> Style {
+        Style { raw_units: config.raw_units, framing: config.framing, stats: config.stats, json: config.json }
+    }
+}
+
 /// `value` with three decimals and the prefix that `unit` then follows, as in `14.881 M`.
 pub(crate) fn scaled(value: f64, raw: bool) -> String {
     let (divisor, prefix) = match value {
@@ -139,6 +147,27 @@ impl<'a> Reporter<'a> {
 
     /// Ends an interval of length `time`: its line for standard error, or with --json for standard output.
     pub(crate) fn line(&mut self, time: Duration) -> String {
+        let (now, min_space) = self.turn(time);
+        if self.style.json {
+            return Value::Object(self.json(now, time, min_space)).to_string();
+        }
+        let mut line = interval_line(self.style, now, time, min_space);
+        if self.style.stats {
+            let (mean, deviation) = mean_and_deviation(&self.rates);
+            let raw = self.style.raw_units;
+            line += &format!(" mean {}pps stddev {}pps", scaled(mean, raw), scaled(deviation, raw));
+        }
+        line
+    }
+
+    /// Ends an interval of length `time`: the members of its JSON line.
+    pub(crate) fn members(&mut self, time: Duration) -> Map<String, Value> {
+        let (now, min_space) = self.turn(time);
+        self.json(now, time, min_space)
+    }
+
+    /// What was counted since the last interval's end, and the fewest slots.
+    fn turn(&mut self, time: Duration) -> (Totals, u32) {
         let totals = Totals::of(self.counters);
         let number = self.interval.0.load(Relaxed);
         let fresh = self.counters.iter().filter(|c| c.interval.load(Relaxed) == number);
@@ -152,19 +181,10 @@ impl<'a> Reporter<'a> {
             self.rates.pop_front();
         }
         self.rates.push_back(pps);
-        if self.style.json {
-            return self.json(now, time, min_space);
-        }
-        let mut line = interval_line(self.style, now, time, min_space);
-        if self.style.stats {
-            let (mean, deviation) = mean_and_deviation(&self.rates);
-            let raw = self.style.raw_units;
-            line += &format!(" mean {}pps stddev {}pps", scaled(mean, raw), scaled(deviation, raw));
-        }
-        line
+        (now, min_space)
     }
 
-    fn json(&self, now: Totals, time: Duration, min_space: u32) -> String {
+    fn json(&self, now: Totals, time: Duration, min_space: u32) -> Map<String, Value> {
         let mut object = base("interval", self.function, now, time);
         object.insert("avg_batch".into(), json!(ratio(now.packets, now.batches)));
         object.insert("min_space".into(), json!(min_space));
@@ -173,7 +193,7 @@ impl<'a> Reporter<'a> {
             object.insert("pps_mean".into(), json!(mean));
             object.insert("pps_stddev".into(), json!(deviation));
         }
-        Value::Object(object).to_string()
+        object
     }
 }
 

@@ -1,16 +1,16 @@
 //! Opens the ports, starts a thread for each, reports while they work, and sums up.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime};
 
 use hdrhistogram::Histogram;
+use nix::ifaddrs::getifaddrs;
 use serde_json::{Value, json};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use tool_common::{Failure, note, port, print, stop_on_signals};
 use unetmap::{Port, Ring};
-use unetmap_abi::NR_ACCEPT_VNET_HDR;
+use unetmap_abi::{NR_ACCEPT_VNET_HDR, PortKind, PortSpec};
 use unetmap_sys::process::pin_to_cpu;
 
 use crate::addr::Mac;
@@ -22,10 +22,10 @@ use crate::sequence::Gaps;
 use crate::source::{Fixed, Replay, Variation, Varied};
 use crate::tx::{Load, Split};
 use crate::worker::{Outcome, PingOutcome, Worker};
-use crate::{note, ping, print, rx, tell, tx};
+use crate::{ping, rx, tell, tx};
 
 /// Does what the command line says.
-pub(crate) fn run(config: &Config) -> Result<ExitCode, String> {
+pub(crate) fn run(config: &Config) -> Result<ExitCode, Failure> {
     let capture = config.pcap.as_deref().map(Capture::read).transpose()?;
     let stop = stop_on_signals()?;
     let ports = open(config)?;
@@ -39,7 +39,7 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, String> {
             capture.len()
         ));
     }
-    wait_for_link(config, &stop);
+    wait_for_link(config, stop);
     let counters: Vec<Counters> = ports.iter().map(|_| Counters::default()).collect();
     let interval = Interval::new();
     // -P without -n sends the file once.
@@ -55,8 +55,9 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, String> {
                 config,
                 port,
                 counters: &counters[index],
+                all: &counters,
                 interval: &interval,
-                stop: &stop,
+                stop,
                 count: shares[index],
                 rate,
             };
@@ -68,7 +69,7 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, String> {
             });
         }
         drop(done);
-        report_until_done(config, &counters, &interval, &results, &stop)
+        report_until_done(config, &counters, &interval, &results, stop)
     });
     if failure.is_some() {
         // What was counted until then counts, over the time that is known.
@@ -76,29 +77,13 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, String> {
     }
     let interrupted = stop.load(Relaxed);
     let code = finish(config, Totals::of(&counters), outcomes, interrupted);
-    failure.map_or(Ok(code), Err)
-}
-
-/// The flag that SIGINT and SIGTERM raise. A second signal changes nothing: `timeout` sends two, and the end is near.
-fn stop_on_signals() -> Result<Arc<AtomicBool>, String> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&stop))
-            .map_err(|e| format!("cannot catch signal {signal}: {e}"))?;
-    }
-    Ok(stop)
+    failure.map_or(Ok(code), |message| Err(Failure::Work(message)))
 }
 
 /// One port with all its rings, or for several threads a port for each with one ring (pair).
-fn open(config: &Config) -> Result<Vec<Port>, String> {
-    let open = |spec: &str| {
-        let wish = config.rings;
-        let flags = if config.vnet_hdr > 0 { NR_ACCEPT_VNET_HDR } else { 0 };
-        let options = Port::options().tx_slots(wish.tx_slots).rx_slots(wish.rx_slots);
-        let options = options.tx_rings(wish.tx_rings).rx_rings(wish.rx_rings).flags(flags);
-        options.open(spec).map_err(|e| e.to_string())
-    };
-    let whole = open(&config.port)?;
+fn open(config: &Config) -> Result<Vec<Port>, Failure> {
+    let flags = if config.vnet_hdr > 0 { NR_ACCEPT_VNET_HDR } else { 0 };
+    let whole = port::open(&config.port, config.rings, flags)?;
     let rings = |direction: &[Ring]| {
         let slots = direction.first().map_or(0, Ring::num_slots);
         format!("{} x {slots} slots", direction.len())
@@ -116,22 +101,24 @@ fn open(config: &Config) -> Result<Vec<Port>, String> {
     }
     let available = if config.function.makes_packets() { whole.tx_rings() } else { whole.rx_rings() }.len();
     if usize::from(config.threads) > available {
-        return Err(format!(
-            "-p {}: {} has {available} rings, one thread each at most (-C asks for more)",
-            config.threads, config.port
-        ));
+        let (threads, name) = (config.threads, &config.port);
+        return Err(
+            format!("-p {threads}: {name} has {available} rings, one thread each at most (-C asks for more)").into()
+        );
     }
     // `whole` stays open until all are: the port must not go in between.
-    (0..config.threads).map(|ring| open(&one_ring(&config.port, ring)?)).collect()
+    let open = |ring| Ok(Port::options().flags(flags).open(&one_ring(&config.port, ring)?)?);
+    (0..config.threads).map(open).collect()
 }
 
 /// The port's name with `-RING` put where its mode stands.
-fn one_ring(spec: &str, ring: u16) -> Result<String, String> {
+fn one_ring(spec: &str, ring: u16) -> Result<String, Failure> {
     let body = spec.find(':').map_or(0, |colon| colon + 1);
     let end = spec[body..].find(['/', '@']).map_or(spec.len(), |at| body + at);
     let (name, rest) = spec.split_at(end);
     if name.ends_with(['^', '*']) {
-        return Err(format!("{spec}: several threads (-p) work on hardware rings only; leave out the ^ or *"));
+        let why = format!("{spec}: several threads (-p) work on hardware rings only; leave out the ^ or *");
+        return Err(Failure::Usage(why));
     }
     Ok(format!("{name}-{ring}{rest}"))
 }
@@ -168,14 +155,7 @@ fn wait_for_link(config: &Config, stop: &AtomicBool) {
     if !config.wait.is_zero() {
         note(&format!("Waiting {} s for the link (-w 0: do not)", config.wait.as_secs()));
     }
-    let until = Instant::now() + config.wait;
-    while !stop.load(Relaxed) {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            break;
-        }
-        std::thread::sleep(left.min(Duration::from_millis(50)));
-    }
+    tool_common::wait_for_link(config.wait, stop);
     note("Ready...");
 }
 
@@ -255,16 +235,17 @@ fn load(config: &Config, capture: Option<Capture>, index: usize) -> Load {
     Load::Varied(Box::new(Varied::new(packet, vary, seed)))
 }
 
-/// The interface's own address, or one made from the name where there is no such interface.
+/// The interface's own address where the port is one, else an address made from the name.
 fn own_mac(spec: &str) -> Mac {
-    let body = spec.split_once(':').map_or(spec, |(_, body)| body);
-    let name = body.split(['{', '}', '^', '*', '/', '@']).next().unwrap_or(body);
-    let without_ring = name.rsplit_once('-').map_or(name, |(name, _)| name);
-    [name, without_ring]
-        .into_iter()
-        .filter(|name| !name.is_empty() && !name.starts_with('.'))
-        .find_map(|name| std::fs::read_to_string(format!("/sys/class/net/{name}/address")).ok()?.trim().parse().ok())
-        .unwrap_or_else(|| Mac::of_name(spec))
+    // Asked of the kernel, for this process's network namespace: /sys may be another's.
+    let all: Vec<_> = getifaddrs().map(Iterator::collect).unwrap_or_default();
+    let exists = |name: &str| all.iter().any(|entry| entry.interface_name == name);
+    let Ok(PortSpec { kind: PortKind::Netmap, pipe: None, name, .. }) = PortSpec::parse_with(spec, exists) else {
+        return Mac::of_name(spec);
+    };
+    let links = all.iter().filter(|entry| entry.interface_name == name);
+    let mac = links.filter_map(|entry| entry.address?.as_link_addr()?.addr()).next();
+    mac.map_or_else(|| Mac::of_name(spec), Mac)
 }
 
 /// Reports once an interval until every thread has ended. The first failure stops the others and is returned
@@ -278,7 +259,7 @@ fn report_until_done(
 ) -> (Vec<Outcome>, Option<String>) {
     // ping reports its round trips itself.
     let every = config.report.filter(|_| config.function != Function::Ping);
-    let mut reporter = Reporter::new(style(config), config.function.name(), counters, interval);
+    let mut reporter = Reporter::new(Style::of(config), config.function.name(), counters, interval);
     let mut outcomes = Vec::with_capacity(counters.len());
     let mut failure = None;
     let mut began = Instant::now();
@@ -302,10 +283,6 @@ fn report_until_done(
     (outcomes, failure)
 }
 
-fn style(config: &Config) -> Style {
-    Style { raw_units: config.raw_units, framing: config.framing, stats: config.stats, json: config.json }
-}
-
 /// The summary of all threads, and the exit code.
 fn finish(config: &Config, totals: Totals, outcomes: Vec<Outcome>, stopped: bool) -> ExitCode {
     let spans = || outcomes.iter().filter_map(|o| o.span);
@@ -321,13 +298,18 @@ fn finish(config: &Config, totals: Totals, outcomes: Vec<Outcome>, stopped: bool
     if config.json {
         print(&format!("{}\n", json_summary(config, totals, time, left, gaps, ping.as_ref())));
     } else {
-        print(&format!("{}\n", summary(style(config), config.function.verb(), totals, time)));
+        print(&format!("{}\n", summary(Style::of(config), config.function.verb(), totals, time)));
         if let Some(gaps) = gaps {
             print(&format!("{}\n", gaps_line(gaps)));
         }
         if let Some(ping) = &ping {
             print(&rtt_table(ping));
         }
+    }
+    if ping.is_some_and(|ping| ping.rtt.is_empty()) && totals.packets > 0 {
+        let (port, n) = (&config.port, totals.packets);
+        note(&format!("pkt-gen: {port}: none of {n} pings was answered (does the other side run -f pong?)"));
+        return ExitCode::FAILURE;
     }
     if left == 0 {
         return ExitCode::SUCCESS;
@@ -397,6 +379,8 @@ fn json_summary(
 
 #[cfg(test)]
 mod tests {
+    use lab::{Lab, VethOptions};
+
     use super::*;
 
     #[test]
@@ -412,7 +396,7 @@ mod tests {
         assert_eq!(one_ring("netmap:p{1", 2).unwrap(), "netmap:p{1-2");
         assert_eq!(one_ring("netmap:eth0/x@3", 0).unwrap(), "netmap:eth0-0/x@3");
         assert_eq!(one_ring("vale0:a@conf:tx-rings=2", 1).unwrap(), "vale0:a-1@conf:tx-rings=2");
-        assert!(one_ring("netmap:eth0^", 1).unwrap_err().contains("leave out the ^"));
+        assert!(matches!(one_ring("netmap:eth0^", 1), Err(Failure::Usage(why)) if why.contains("leave out the ^")));
     }
 
     #[test]
@@ -430,7 +414,39 @@ mod tests {
 
     #[test]
     fn a_port_without_an_interface_has_an_address_of_its_own() {
-        assert_eq!(own_mac("netmap:no_such_parent{1"), Mac::of_name("netmap:no_such_parent{1"));
-        assert_eq!(own_mac("netmap:../../x"), Mac::of_name("netmap:../../x"));
+        // A pipe's two ends must differ, also where the parent is an interface.
+        for spec in
+            ["netmap:no_such_parent{1", "netmap:../../x", "netmap:no_such", "netmap:lo{1", "netmap:lo}1", "vale0:lo"]
+        {
+            assert_eq!(own_mac(spec), Mac::of_name(spec), "{spec}");
+        }
+    }
+
+    #[test]
+    fn an_interface_has_the_address_that_it_has_in_this_namespace() {
+        let lab = match Lab::new() {
+            Ok(lab) => lab,
+            Err(why) => return eprintln!("skipped: {why}"),
+        };
+        let ns = lab.namespace("mac").unwrap();
+        // A name with a `-` and digits, which could mean a ring; and one without, that the other is a ring of.
+        lab.veth(&ns, "lan", &ns, "lan-1", VethOptions::default()).unwrap();
+        let [plain, dash] = ["lan", "lan-1"].map(|name| Mac(ns.mac(name).unwrap()));
+        assert_ne!(plain, dash);
+        ns.run(|| {
+            // This process's /sys is still another namespace's.
+            for (spec, mac) in [
+                ("netmap:lan", plain),
+                ("netmap:lan-1", dash),
+                ("netmap:lan-0", plain),
+                ("netmap:lan-1-0/R", dash),
+                ("netmap:lan*", plain),
+                ("netmap:lan^@conf:slots=64", plain),
+                ("netmap:lo", Mac([0; 6])),
+            ] {
+                assert_eq!(own_mac(spec), mac, "{spec}");
+            }
+        })
+        .unwrap();
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
+use tool_common::print;
 use unetmap::{Interest, Ring, SlotRef};
 use unetmap_abi::NS_MOREFRAG;
 
@@ -9,6 +10,7 @@ use crate::capture::Writer;
 use crate::dump;
 use crate::options::Function;
 use crate::packet::{payload_offset, sequence_of};
+use crate::report::{Counters, Totals};
 use crate::sequence::{Follower, Gaps};
 use crate::worker::{Outcome, PATIENCE, Worker};
 
@@ -60,13 +62,14 @@ fn pump(worker: &Worker<'_>, mut sink: impl Sink) -> Result<Outcome, String> {
     let mut received = 0;
     let mut begin = None;
     let mut idle_since = None;
+    let mut quiet = Quiet::default();
     while received < worker.count && !worker.stopped() {
         let ready = port.poll(Interest::RX, Some(PATIENCE)).map_err(|e| e.to_string())?;
         if ready.is_none() {
             // Nobody asks for the time while packets flow; an empty poll took as long as it may.
             let now = Instant::now();
-            let since = *idle_since.get_or_insert_with(|| now.checked_sub(PATIENCE).unwrap_or(now));
-            if config.exit_when_idle && begin.is_some() && now - since >= IDLE {
+            idle_since.get_or_insert_with(|| now.checked_sub(PATIENCE).unwrap_or(now));
+            if config.exit_when_idle && quiet.is_over(worker.all, now) {
                 break;
             }
             continue;
@@ -91,6 +94,27 @@ fn pump(worker: &Worker<'_>, mut sink: impl Sink) -> Result<Outcome, String> {
     let gaps = sink.finish()?;
     let span = begin.map(|begin| (begin, end.max(begin)));
     Ok(Outcome { span, gaps, ..Outcome::default() })
+}
+
+/// Watches for the end of all traffic, in whatever ring it came: the rings of other threads count too.
+#[derive(Default)]
+struct Quiet {
+    /// Batches that all threads had received, and when this was seen first.
+    seen: Option<(u64, Instant)>,
+}
+
+impl Quiet {
+    /// Whether something came, and then nothing for [`IDLE`].
+    fn is_over(&mut self, all: &[Counters], now: Instant) -> bool {
+        let batches = Totals::of(all).batches;
+        match self.seen {
+            Some((before, since)) if before == batches => batches > 0 && now.saturating_duration_since(since) >= IDLE,
+            _ => {
+                self.seen = Some((batches, now));
+                false
+            }
+        }
+    }
 }
 
 /// Counts, and reads nothing else.
@@ -143,9 +167,7 @@ impl Inspect {
             }
         }
         if self.dump {
-            let mut bytes = vec![0; len];
-            let got = slot.frame().read(0, &mut bytes);
-            crate::print(&dump::slot(ring.id(), slot.buf_idx(), flags, &bytes[..got]));
+            print(&dump::slot(ring, slot));
         }
         if let Some(writer) = &mut self.writer {
             let packet = &mut self.partial[index];
@@ -182,5 +204,26 @@ impl Sink for Inspect {
         let mut sum = Gaps::default();
         self.followers.iter().for_each(|f| sum.add(f.gaps));
         Ok(counted.then_some(sum))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Interval;
+
+    #[test]
+    fn traffic_is_over_when_no_ring_of_any_thread_gets_more() {
+        let all = [Counters::default(), Counters::default()];
+        let interval = Interval::new();
+        let mut quiet = Quiet::default();
+        let begin = Instant::now();
+        let mut is_over_after = |ms: u64| quiet.is_over(&all, begin + Duration::from_millis(ms));
+        assert!(!is_over_after(0) && !is_over_after(60_000), "nothing has come yet");
+        all[1].add(&interval, 1, 60, 1);
+        assert!(!is_over_after(60_100) && !is_over_after(61_099));
+        all[0].add(&interval, 1, 60, 1);
+        assert!(!is_over_after(61_100) && !is_over_after(62_099));
+        assert!(is_over_after(62_100));
     }
 }

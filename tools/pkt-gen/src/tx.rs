@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use tool_common::print;
 use unetmap::{Interest, Ring, SlotRef};
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG, NS_REPORT};
 
@@ -285,9 +286,7 @@ impl<S: Source> Each<S> {
         }
         if self.dump {
             for slot in ring.window().take(slots as usize) {
-                let mut bytes = vec![0; usize::from(slot.len())];
-                let got = slot.frame().read(0, &mut bytes);
-                crate::print(&dump::slot(ring.id(), slot.buf_idx(), slot.flags(), &bytes[..got]));
+                print(&dump::slot(ring, &slot));
             }
         }
     }

@@ -18,6 +18,8 @@ pub(crate) struct Worker<'a> {
     pub(crate) config: &'a Config,
     pub(crate) port: &'a Port,
     pub(crate) counters: &'a Counters,
+    /// Those of all threads, these among them.
+    pub(crate) all: &'a [Counters],
     pub(crate) interval: &'a Interval,
     pub(crate) stop: &'a AtomicBool,
     /// Packets to send or receive; `u64::MAX` is no limit.

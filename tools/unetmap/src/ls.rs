@@ -1,25 +1,22 @@
 //! `unetmap ls`: what the daemon has, as tables.
 
 use std::fmt::Display;
-use std::io::Write;
 
 use serde_json::Value;
 use unetmap_bench::align;
 
 /// Prints the daemon's regions, ports and sessions; no daemon is no error, for then there is nothing to show.
 pub(crate) fn run(json: bool) -> Result<u8, String> {
-    let text = match unetmap::client::snapshot().map_err(|e| e.to_string())? {
-        Some(text) if json => text + "\n",
-        Some(text) => tables(&text)?,
-        None if json => "null\n".into(),
-        None => "No daemon is running; the first program that opens a port starts one.\n".into(),
+    let answers = unetmap::client::snapshots().map_err(|e| e.to_string())?;
+    let text = if json {
+        // One object a daemon, and `null` for none.
+        if answers.is_empty() { "null\n".into() } else { answers.iter().map(|answer| format!("{answer}\n")).collect() }
+    } else if answers.is_empty() {
+        "No daemon is running; the first program that opens a port starts one.\n".into()
+    } else {
+        answers.iter().map(|answer| tables(answer)).collect::<Result<Vec<String>, String>>()?.join("\n")
     };
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()) {
-        // A reader such as `head` that has seen enough.
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(0),
-        result => result.map(|()| 0).map_err(|e| format!("ls: standard output: {e}")),
-    }
+    crate::print("ls", &text)
 }
 
 /// The daemon's answer for people.
@@ -48,12 +45,12 @@ fn tables(json: &str) -> Result<String, String> {
     Ok(text)
 }
 
-fn header<const N: usize>(titles: [&str; N]) -> Vec<Vec<String>> {
+pub(crate) fn header<const N: usize>(titles: [&str; N]) -> Vec<Vec<String>> {
     vec![titles.map(String::from).to_vec()]
 }
 
 /// The members of an array; none of anything else.
-fn members(value: &Value) -> impl Iterator<Item = &Value> {
+pub(crate) fn members(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
@@ -91,6 +88,8 @@ fn rings(ports: &Value) -> Vec<Vec<String>> {
         "batch",
         "bad slots",
         "bad pointers",
+        "dropped",
+        "kind",
     ];
     let mut rows = header(titles);
     for port in members(ports) {
@@ -108,6 +107,11 @@ fn rings(ports: &Value) -> Vec<Vec<String>> {
                 mean(&ring["crossed"], &ring["batches"]),
                 cell(&ring["bad_slots"]),
                 cell(&ring["bad_pointers"]),
+                cell(&ring["dropped"]),
+                match &port["manner"] {
+                    Value::String(manner) => format!("{} ({manner})", cell(&port["kind"])),
+                    _ => cell(&port["kind"]),
+                },
             ]);
         }
     }
@@ -131,7 +135,7 @@ fn sessions(sessions: &Value) -> Vec<Vec<String>> {
 }
 
 /// A member as text; `-` where the daemon (of another version) has none.
-fn cell(value: &Value) -> String {
+pub(crate) fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".into(),
         // A name is what a client chose: no control characters to the terminal.
@@ -172,7 +176,7 @@ mod tests {
             "rings_in_use": 4, "buffers": {"total": 4094, "free": 2046, "in_rings": 2048, "extra": 0, "quarantined": 1}}],
         "ports": [{"name": "p{1", "kind": "pipe", "mem_id": 16384, "open": true, "rings": [
             {"dir": "tx", "id": 0, "slots": 1024, "sessions": 1, "queued": 5, "crossed": 1500, "batches": 3,
-             "bad_slots": 0, "bad_pointers": 0}]}],
+             "bad_slots": 0, "bad_pointers": 0, "dropped": 0}]}],
         "sessions": [{"id": 1, "port": "p{1\u001b", "pid": 99, "uid": 1000, "tx_rings": 1, "rx_rings": 1,
             "exclusive": false}]
     }"#;
@@ -189,8 +193,8 @@ mem_id  name      size  resident  buffers  free  ring  extra  quarantined  sessi
 16384   p     10.0 MiB   4.0 KiB     4094  2046  2048      0            1         1
 
 Rings
-port  open  ring  mem_id  slots  sessions  queued  crossed  batch  bad slots  bad pointers
-p{1   yes   tx 0   16384   1024         1       5     1500  500.0          0             0
+port  open  ring  mem_id  slots  sessions  queued  crossed  batch  bad slots  bad pointers  dropped  kind
+p{1   yes   tx 0   16384   1024         1       5     1500  500.0          0             0        0  pipe
 
 Sessions
 port  exclusive  session  pid   uid  tx rings  rx rings

@@ -1,8 +1,12 @@
 //! unetmap: the front command.
 #![forbid(unsafe_code)]
 
+mod doctor;
 mod ls;
+mod nic;
+mod run;
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,7 +14,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use unetmap_bench::{Bench, Options, Peer};
 
-/// netmap in user space: what is open, and how fast it is.
+/// netmap in user space: what is open, what this machine can do, and how fast it is.
 #[derive(Debug, Parser)]
 #[command(name = "unetmap", version, max_term_width = 100)]
 struct Cli {
@@ -21,7 +25,22 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Ls(LsArgs),
+    Nic(NicArgs),
+    Doctor(DoctorArgs),
     Bench(BenchArgs),
+    Run(RunArgs),
+}
+
+/// Run a program that was written for netmap.
+///
+/// The program finds /dev/netmap, whatever this machine has there: its calls of open, ioctl, mmap, poll, select and epoll
+/// on it are answered by unetmap, all others by the system. It must be linked dynamically; to programs that change their
+/// user (setuid) the system does not let this happen. UNETMAP_VERBOSE=1 makes it say why a request was refused.
+#[derive(Debug, Args)]
+struct RunArgs {
+    /// The program, and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    program: Vec<std::ffi::OsString>,
 }
 
 /// Show the daemon's regions, ports, rings and sessions.
@@ -32,12 +51,60 @@ struct LsArgs {
     json: bool,
 }
 
+/// Show an interface's port, or choose which frames enter it.
+///
+/// Frames that do not match the filter stay with the kernel's network stack, as if no port were open. The filter stays
+/// until it is taken off or the interface is gone, whether a port is open or not. It is set by root, and by users who open
+/// the interface directly (unetmap-policy(5)).
+#[derive(Debug, Args)]
+struct NicArgs {
+    /// An interface of this network namespace, or a port on one (netmap:IF)
+    #[arg(value_name = "IF", value_parser = doctor::interface)]
+    interface: String,
+
+    #[command(subcommand)]
+    action: Option<NicAction>,
+
+    /// Print what the daemon says, as JSON
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum NicAction {
+    /// Let only these frames enter its port
+    Filter {
+        /// An expression as of tcpdump (pcap-filter(7)); off: all frames enter
+        #[arg(required = true, value_name = "EXPRESSION|off")]
+        expression: Vec<String>,
+    },
+}
+
+/// Say what this machine and its interfaces can do, and what to change.
+///
+/// Opens no port and changes nothing. Without an interface: the machine, and all interfaces in a table. The exit status is
+/// 0 when a port could be opened, 1 when something that it needs is missing. What this user may not try is unknown.
+#[derive(Debug, Args)]
+struct DoctorArgs {
+    /// An interface of this network namespace, or a port on one (netmap:IF)
+    #[arg(value_name = "IF", value_parser = doctor::interface)]
+    interface: Option<String>,
+
+    /// One JSON object: kernel, ok, checks, interfaces
+    #[arg(long)]
+    json: bool,
+}
+
 /// Measure, in turns with others, what this machine can do.
 ///
 /// Benchmarks: `pipe` two processes, 60 B, 1024 slots, batches of 512, through pkt-gen; `pipe-batch` the same with the
 /// sender's batch 1, 8, 64, 256 and 512; `pipe-1core` both ends in one thread, and core cycles a packet; `pipe-rtt` the
 /// mean round trip of one packet between two threads, through the library, payload untouched; `pipe-ping` the median
 /// round trip between two pkt-gen processes, which write and read a time stamp. In both, both sides stay awake.
+///
+/// About interfaces, in network namespaces that are made for it, so for root only: `nic-tx` 60 B out of one queue through
+/// pkt-gen; `nic-rx` what pkt-gen receives while the other end of the cable sends as fast as it can; `nic-fwd` what
+/// bridge moves from one interface to another.
 ///
 /// The distance of the two cores is probed before and after each sample: class L if a cache line goes there and back
 /// in less than 200 ns, else R. Figures of different classes are never compared. Turns end when every side has
@@ -80,6 +147,12 @@ fn benches() -> impl TypedValueParser<Value = Bench> {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Ls(args) => ls::run(args.json),
+        Command::Nic(NicArgs { interface, action, json }) => {
+            let words = action.as_ref().map(|NicAction::Filter { expression }| &expression[..]);
+            nic::run(&interface, words, json)
+        }
+        Command::Doctor(args) => doctor::run(args.interface.as_deref(), args.json),
+        Command::Run(args) => run::run(&args.program),
         Command::Bench(args) => unetmap_bench::run(&Options {
             benches: args.names,
             samples: args.samples,
@@ -94,6 +167,15 @@ fn main() -> ExitCode {
             eprintln!("unetmap: {message}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Writes `text` to standard output, for the subcommand `what`.
+fn print(what: &str, text: &str) -> Result<u8, String> {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        // A reader such as `head` that has seen enough.
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(0),
+        result => result.map(|()| 0).map_err(|e| format!("{what}: standard output: {e}")),
     }
 }
 

@@ -3,9 +3,12 @@
 //! A sync shows a back end windows of slots and asks for bulk work, under the ring's lock. A back end never sees the
 //! program's pointers: they were judged before.
 
+use std::os::fd::BorrowedFd;
+
 use unetmap_mem::{Pos, Span};
 use unetmap_sys::Bell;
 
+pub(crate) mod nic;
 pub(crate) mod null;
 pub(crate) mod pipe;
 
@@ -20,12 +23,23 @@ pub(crate) trait Sleeper {
 
     /// Becomes readable when the program, armed, is woken.
     fn bell(&self) -> &Bell;
+
+    /// What else becomes readable, by itself, and stays so as long as there is something to be had.
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// The transmit side of one ring.
 pub(crate) trait Tx: Send + Sync {
-    /// The program handed over the slots of `window`: sends them, and wakes who waits for them.
-    fn send(&self, window: Span);
+    /// The program handed over the slots of `window`: sends them, and wakes who waits for them. Returns how many slots
+    /// are not sent, because they broke the limits.
+    fn send(&self, window: Span) -> u32;
+
+    /// Whether something handed over waits for another try, which a sync makes.
+    fn waits(&self) -> bool {
+        false
+    }
 
     /// How far the slots handed over are finished. They were, up to `known`; they cannot be beyond `sent`.
     fn finished(&self, known: Pos, sent: Pos) -> Result<Pos, Nonsense>;
@@ -54,6 +68,12 @@ pub(crate) trait Rx: Send + Sync {
 
     /// Delivers what has come: the program holds `[held, taken)`, the slots from `taken` to before `held` are free.
     fn fill(&self, held: Pos, taken: Pos) -> Result<Filled, Nonsense>;
+
+    /// Whether packets come by the kernel's work, which each look delays: then a receiver in a stream rests between looks,
+    /// and does not spin.
+    fn rests(&self) -> bool {
+        false
+    }
 
     /// Without the lock, and not judged: where the other party says it is, if that is not `taken`.
     fn moved(&self, taken: Pos) -> Option<u32>;

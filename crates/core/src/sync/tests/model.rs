@@ -10,7 +10,7 @@ use unetmap_mem::{BufIdx, Pos, SlotValue};
 use super::wire::{BUF_SIZE, Field, House, Wire, any_pos, each_once, poke, slots};
 use super::{cases, walk_says};
 use crate::ring::Ring;
-use crate::sync::{BadPointers, Effort};
+use crate::sync::{Effort, Trouble};
 
 /// What a program or the system does next. Numbers are cut to what is possible.
 #[derive(Clone, Debug)]
@@ -145,7 +145,7 @@ impl Model {
                 let good = u32::from(value.len) <= BUF_SIZE;
                 if !good {
                     self.bad += 1;
-                    value = SlotValue { buf_idx: self.spare, len: 0, flags: 0, ptr: 0 };
+                    value = SlotValue { buf_idx: self.spare, len: 0, flags: value.flags & NS_MOREFRAG, ptr: 0 };
                 }
                 self.held.push_back(Held { value, number: good.then_some(number) });
             }
@@ -254,7 +254,7 @@ impl Pair {
         self.model.rx.cur = self.model.rx.head;
     }
 
-    fn sync(&mut self, tx: bool, effort: Effort) -> Result<(), BadPointers> {
+    fn sync(&mut self, tx: bool, effort: Effort) -> Result<(), Trouble> {
         if tx {
             self.wire.txsync(effort)?;
             self.model.txsync(effort);
@@ -283,7 +283,7 @@ impl Pair {
             poke(&self.wire.files[0], self.ring(tx), field, value);
         }
         let result = if tx { self.wire.txsync(Effort::Full) } else { self.wire.rxsync(Effort::IfNeeded) };
-        assert_eq!(result, Err(BadPointers));
+        assert_eq!(result, Err(Trouble::BadPointers));
         assert_eq!(bad(), before + 1);
         if tx {
             self.model.ring.iter_mut().filter(|slot| u32::from(slot.len) > BUF_SIZE).for_each(|slot| slot.len = 0);

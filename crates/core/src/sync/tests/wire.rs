@@ -17,7 +17,7 @@ use unetmap_sys::{Bell, Mapping, memfd};
 use crate::backend::pipe::{PipeRx, PipeTx};
 use crate::ring::Ring;
 use crate::sync::NO_NONSENSE;
-use crate::sync::{BadPointers, Effort, Path, SyncRing};
+use crate::sync::{Effort, Path, SyncRing, Trouble};
 
 /// Bytes of a buffer.
 pub(super) const BUF_SIZE: u32 = 64;
@@ -112,11 +112,11 @@ fn page(bytes: usize) -> (Window, Arc<File>) {
 }
 
 impl Wire {
-    pub(super) fn txsync(&self, effort: Effort) -> Result<(), BadPointers> {
+    pub(super) fn txsync(&self, effort: Effort) -> Result<(), Trouble> {
         self.tx.inner.sync(1, effort, None)
     }
 
-    pub(super) fn rxsync(&self, effort: Effort) -> Result<(), BadPointers> {
+    pub(super) fn rxsync(&self, effort: Effort) -> Result<(), Trouble> {
         self.rx.inner.sync(2, effort, None)
     }
 

@@ -1,0 +1,112 @@
+/*
+ * SPDX-License-Identifier: BSD-2-Clause
+ * Copyright (c) 2026, the unetmap authors
+ *
+ * Packets through a pipe, by today's requests and nothing but the headers: a
+ * sender and a receiver, which wait for each other.
+ *
+ *	pipe send NAME COUNT | pipe receive NAME COUNT
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <net/netmap_user.h>
+
+static void
+die(const char *what)
+{
+	fprintf(stderr, "%s: %s\n", what, strerror(errno));
+	exit(1);
+}
+
+static void
+wait_for(int fd, short events)
+{
+	struct pollfd p = { fd, events, 0 };
+
+	if (poll(&p, 1, 10000) != 1 || !(p.revents & events)) {
+		fprintf(stderr, "poll: revents %#x\n", (unsigned)p.revents);
+		exit(1);
+	}
+}
+
+int
+main(int argc, char **argv)
+{
+	struct nmreq_header hdr;
+	struct nmreq_register reg;
+	struct netmap_if *nifp;
+	struct netmap_ring *ring;
+	unsigned long count, done = 0;
+	int fd, send;
+	char *mem;
+
+	if (argc != 4)
+		return 2;
+	send = strcmp(argv[1], "send") == 0;
+	count = strtoul(argv[3], NULL, 10);
+
+	fd = open("/dev/netmap", O_RDWR);
+	if (fd < 0)
+		die("open");
+	memset(&hdr, 0, sizeof(hdr));
+	memset(&reg, 0, sizeof(reg));
+	hdr.nr_version = NETMAP_API;
+	hdr.nr_reqtype = NETMAP_REQ_REGISTER;
+	hdr.nr_body = (uintptr_t)&reg;
+	strncpy(hdr.nr_name, argv[2], sizeof(hdr.nr_name) - 1);
+	reg.nr_mode = NR_REG_ALL_NIC;
+	if (mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0) != MAP_FAILED || errno != EINVAL)
+		die("a map before there is anything to map");
+	if (ioctl(fd, NIOCTXSYNC) == 0 || errno != ENXIO)
+		die("a sync before there is anything to sync");
+	if (ioctl(fd, NIOCCTRL, &hdr) != 0)
+		die("NIOCCTRL");
+	mem = mmap(NULL, reg.nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (mem == MAP_FAILED)
+		die("mmap");
+	nifp = NETMAP_IF(mem, reg.nr_offset);
+	ring = send ? NETMAP_TXRING(nifp, 0) : NETMAP_RXRING(nifp, 0);
+
+	while (done < count) {
+		wait_for(fd, send ? POLLOUT : POLLIN);
+		while (!nm_ring_empty(ring) && done < count) {
+			struct netmap_slot *slot = &ring->slot[ring->head];
+			char *buf = NETMAP_BUF(ring, slot->buf_idx);
+
+			if (send) {
+				memset(buf, 0, 60);
+				memcpy(buf, &done, sizeof(done));
+				slot->len = 60;
+				slot->flags = 0;
+			} else if (slot->len != 60 || memcmp(buf, &done, sizeof(done)) != 0) {
+				fprintf(stderr, "packet %lu has %u bytes, or is another\n", done, slot->len);
+				return 1;
+			}
+			ring->head = ring->cur = nm_ring_next(ring, ring->head);
+			done++;
+		}
+	}
+	while (send && nm_tx_pending(ring)) {
+		if (ioctl(fd, NIOCTXSYNC) != 0)
+			die("NIOCTXSYNC");
+		usleep(1000);
+	}
+	if (!send && ioctl(fd, NIOCRXSYNC) != 0)
+		die("NIOCRXSYNC");
+	munmap(mem, reg.nr_memsize);
+	if (close(fd) != 0)
+		die("close");
+	/* Some programs close twice. */
+	if (close(fd) == 0 || errno != EBADF)
+		die("closed twice");
+	printf("%lu\n", done);
+	return 0;
+}

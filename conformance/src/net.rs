@@ -1,0 +1,423 @@
+//! Interfaces for tests: two namespaces joined by a cable, a daemon that opens the near end, and the far end as the
+//! kernel's own sockets see it.
+//!
+//! ```text
+//!   near                              far
+//!   [va 10.9.0.1/24] ---------------- [vb 10.9.0.2/24]
+//!   netmap:va                         Tap: an AF_PACKET socket
+//! ```
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use lab::{Counters, Lab, Ns, VethOptions};
+use nix::sys::socket::{
+    AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt, socket, sockopt,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use unetmap::abi::NS_MOREFRAG;
+use unetmap::{Interest, Port};
+use unetmap_sys::probe;
+
+use crate::home::{Guard, Home, LIMIT, program, summary, until};
+use crate::packet::Dice;
+use crate::raw::{Intruder, Raw};
+use crate::traffic::{bytes_of, open};
+
+/// Root runs the sockets of its interfaces itself: what is so without a policy.
+pub const DIRECT: &str = "";
+/// The daemon runs them for root.
+pub const MEDIATED: &str = "[[rule]]\nports = [\"*\"]\nusers = [\"root\"]\naccess = \"mediated\"\n";
+/// Bytes of a buffer.
+pub const BUFFER: usize = 2048;
+/// What the daemon says of a queue that somebody, or the kernel, has not let go of.
+const HELD: &str = "is held by another AF_XDP socket";
+/// How long to listen for what must not come.
+const QUIET: Duration = Duration::from_millis(60);
+/// Of the frames that tests make: for experiments, so that no stack answers.
+const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
+/// Of what stacks send: IPv4, ARP.
+const STACKS: [[u8; 2]; 2] = [[0x08, 0x00], [0x08, 0x06]];
+/// Bytes that a tap's socket holds.
+const TAP_BYTES: usize = 64 << 20;
+
+/// A cable as most tests want it.
+pub const CABLE: VethOptions<'_> = VethOptions {
+    queues: 1,
+    mtu: 1500,
+    addresses: Some(("10.9.0.1/24", "10.9.0.2/24")),
+    tx_checksum_off: true,
+    native_xdp_peer: false,
+};
+
+/// Two namespaces, a cable, and a daemon.
+pub struct Net {
+    // In this order: who has interfaces open ends before they go.
+    daemon: Guard,
+    /// Where the programs are.
+    pub near: Ns,
+    /// Where their counterpart is.
+    pub far: Ns,
+    /// For more of them.
+    pub lab: Lab,
+    socket: std::path::PathBuf,
+}
+
+impl Net {
+    /// `va` in `near`, `vb` in `far`, and a daemon with this policy. `None`, said once, where there can be none.
+    #[track_caller]
+    pub fn new(home: &Home, policy: &str, cable: VethOptions<'_>) -> Option<Net> {
+        Net::with(home, policy, cable, &[])
+    }
+
+    /// The same, with more arguments for the daemon.
+    #[track_caller]
+    pub fn with(home: &Home, policy: &str, cable: VethOptions<'_>, args: &[&str]) -> Option<Net> {
+        let made = Lab::new().and_then(|lab| {
+            probe::xdp_socket().map_err(|e| format!("no AF_XDP sockets can be made here: {e}"))?;
+            probe::xdp_program().map_err(|e| format!("no XDP programs can be loaded here: {e}"))?;
+            Ok(lab)
+        });
+        let lab = match made {
+            Ok(lab) => lab,
+            Err(why) => {
+                summary(&format!("skipped: {why}"));
+                return None;
+            }
+        };
+        let namespace = |label| lab.namespace(label).unwrap_or_else(|e| panic!("{e}"));
+        let (near, far) = (namespace("near"), namespace("far"));
+        lab.veth(&near, "va", &far, "vb", cable).unwrap_or_else(|e| panic!("{e}"));
+        set_policy(home, policy);
+        let log = File::options().append(true).create(true).open(home.log()).expect("a file for the daemon's log");
+        let daemon = Guard::spawn(
+            Command::new(program("unetmapd"))
+                .args(["--foreground", "--idle-exit", "0", "--socket"])
+                .arg(home.socket())
+                .arg("--policy")
+                .arg(policy_file(home))
+                .args(args)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(log),
+        );
+        until("the daemon listens", || Raw::connect(&home.socket()).is_ok());
+        Some(Net { daemon, near, far, lab, socket: home.socket() })
+    }
+
+    /// Opens a port in `near` that must open. A kernel with much to do may take longer to let go of a queue that was just
+    /// closed than the daemon waits for it.
+    #[track_caller]
+    pub fn open(&self, spec: &str) -> Port {
+        let end = Instant::now() + LIMIT;
+        loop {
+            match self.near.run(|| Port::open(spec)).expect("a namespace") {
+                Ok(port) => return port,
+                Err(e) if e.to_string().contains(HELD) && Instant::now() < end => {}
+                Err(e) => panic!("{spec}: {e}"),
+            }
+        }
+    }
+
+    /// Starts a program in `near` that opens interfaces, and again if they could not be opened yet; returns when it has as
+    /// many sessions as it will have.
+    #[track_caller]
+    pub fn start(&self, home: &Home, program: impl AsRef<std::ffi::OsStr>, args: &[&str], sessions: usize) -> Guard {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let mut command = self.near.command(&program);
+            let mut guard = Guard::spawn(command.args(args).stdout(Stdio::null()).stderr(Stdio::null()));
+            while guard.0.try_wait().expect("our child").is_none() {
+                let pid = guard.0.id();
+                if home.snapshot().sessions.iter().filter(|session| session.pid == pid).count() == sessions {
+                    return guard;
+                }
+                assert!(Instant::now() < end, "{args:?} opened nothing within {LIMIT:?}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert!(Instant::now() < end, "{args:?} opened nothing within {LIMIT:?}");
+        }
+    }
+
+    /// Opens a port in `near` that must be refused: the errno, and what was said.
+    #[track_caller]
+    pub fn refused(&self, spec: &str) -> (i32, String) {
+        match self.near.run(|| Port::open(spec)).expect("a namespace") {
+            Ok(_) => panic!("{spec} was opened"),
+            Err(e) => (e.errno(), e.to_string()),
+        }
+    }
+
+    /// Opens a port in `near` without the library.
+    #[track_caller]
+    pub fn intruder(&self, name: &str) -> Intruder {
+        self.near.run(|| Intruder::open(&self.socket, name)).expect("a namespace")
+    }
+
+    /// A socket at the far end.
+    #[track_caller]
+    pub fn tap(&self) -> Tap {
+        Tap::on(&self.far, "vb")
+    }
+
+    /// Whether the stacks of the two namespaces reach each other.
+    pub fn pings(&self) -> bool {
+        pings(&self.near, "10.9.0.2")
+    }
+
+    /// The daemon's process is still the one that was started.
+    #[track_caller]
+    pub fn assert_alive(&mut self) {
+        if let Ok(Some(status)) = self.daemon.0.try_wait() {
+            panic!("the daemon ended: {status}");
+        }
+    }
+
+    /// Whether an XDP program is attached to `va`.
+    #[track_caller]
+    pub fn has_xdp(&self) -> bool {
+        let text = self.near.ip(&["-d", "link", "show", "dev", "va"]).expect("an interface");
+        text.contains("prog/xdp")
+    }
+
+    /// Waits until the kernel has `va` back, and checks that its stack works.
+    #[track_caller]
+    pub fn assert_given_back(&self) {
+        until("the XDP program is gone", || !self.has_xdp());
+        until("the stack has the interface again", || self.pings());
+    }
+
+    /// `command` for a helper program of these tests, in `near`.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        self.near.command(program)
+    }
+}
+
+/// The policy's file.
+pub fn policy_file(home: &Home) -> std::path::PathBuf {
+    home.folder().join("policy.toml")
+}
+
+/// Writes the policy as it is meant to be written: in one step.
+#[track_caller]
+pub fn set_policy(home: &Home, text: &str) {
+    let new = home.folder().join("policy.new");
+    fs::write(&new, text).expect("a file to write");
+    fs::rename(&new, policy_file(home)).expect("a file to rename");
+}
+
+/// Opens a port in a namespace, which must open.
+#[track_caller]
+pub fn open_in(ns: &Ns, spec: &str) -> Port {
+    ns.run(|| open(spec)).expect("a namespace")
+}
+
+/// One ping; whether it was answered within a second.
+pub fn pings(from: &Ns, to: &str) -> bool {
+    from.tool("ping", &["-n", "-c", "1", "-W", "1", to]).is_ok()
+}
+
+/// What arrived at an interface since `before`.
+#[track_caller]
+pub fn arrived(ns: &Ns, interface: &str, before: Counters) -> (u64, u64) {
+    let now = ns.counters(interface).expect("an interface");
+    (now.rx_packets - before.rx_packets, now.rx_bytes - before.rx_bytes)
+}
+
+/// A frame of `len` bytes, from 14; which one it is, all its bytes tell but the first 14.
+pub fn frame(len: usize, seq: u64) -> Vec<u8> {
+    let mut bytes = vec![0x02, 0, 0, 0, 0, 0x99, 0x02, 0, 0, 0, 0, 0x01];
+    bytes.extend(ETHERTYPE);
+    let mut dice = Dice((seq << 16 | len as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    while bytes.len() < len {
+        bytes.push(dice.roll() as u8);
+    }
+    bytes
+}
+
+/// Frames of these lengths, numbered from `seq`.
+pub fn frames(lens: &[usize], seq: u64) -> Vec<Vec<u8>> {
+    lens.iter().zip(seq..).map(|(len, seq)| frame(*len, seq)).collect()
+}
+
+/// Compares without printing thousands of bytes.
+#[track_caller]
+pub fn assert_same(got: &[Vec<u8>], wanted: &[Vec<u8>]) {
+    for (i, (got, wanted)) in got.iter().zip(wanted).enumerate() {
+        let differ = got.iter().zip(wanted).position(|(a, b)| a != b);
+        assert!(
+            got == wanted,
+            "frame {i} of {}: {} bytes where {} were due, first difference at {differ:?}",
+            wanted.len(),
+            got.len(),
+            wanted.len()
+        );
+    }
+    assert_eq!(got.len(), wanted.len(), "frames");
+}
+
+/// Sends frames on transmit ring `ring` of the port's, each in slots of up to `piece` bytes.
+#[track_caller]
+pub fn transmit(port: &Port, ring: usize, frames: &[Vec<u8>], piece: usize) {
+    let ring = &port.tx_rings()[ring];
+    let mut left: VecDeque<&Vec<u8>> = frames.iter().collect();
+    let end = Instant::now() + LIMIT;
+    while let Some(frame) = left.front() {
+        let slots = frame.len().div_ceil(piece);
+        if (ring.space() as usize) < slots {
+            port.txsync().unwrap_or_else(|e| panic!("{e}"));
+            assert!(Instant::now() < end, "{} frames not sent within {LIMIT:?}", left.len());
+            continue;
+        }
+        for (i, (slot, part)) in ring.window().zip(frame.chunks(piece)).enumerate() {
+            slot.frame().write(0, part);
+            slot.set_len_flags(part.len() as u16, if i + 1 < slots { NS_MOREFRAG } else { 0 });
+        }
+        ring.advance(slots as u32);
+        left.pop_front();
+    }
+    port.txsync().unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// Waits until all that was handed over is sent.
+#[track_caller]
+pub fn drain(port: &Port) {
+    until("everything is sent", || {
+        port.txsync().unwrap_or_else(|e| panic!("{e}"));
+        !port.tx_rings().iter().any(unetmap::Ring::pending)
+    });
+}
+
+/// What has come on receive ring `ring` of the port's, packets of several slots joined.
+pub fn take(port: &Port, ring: usize) -> Vec<Vec<u8>> {
+    let ring = &port.rx_rings()[ring];
+    let (mut got, mut part, mut n) = (Vec::new(), Vec::new(), 0);
+    for slot in ring.window() {
+        part.extend(bytes_of(&slot));
+        n += 1;
+        if slot.flags() & NS_MOREFRAG == 0 {
+            got.push(std::mem::take(&mut part));
+        }
+    }
+    ring.advance(n);
+    got
+}
+
+/// Receives `n` packets, from any ring of the port's.
+#[track_caller]
+pub fn collect(port: &Port, n: usize) -> Vec<Vec<u8>> {
+    let (mut got, end) = (Vec::new(), Instant::now() + LIMIT);
+    while got.len() < n {
+        assert!(Instant::now() < end, "{} of {n} packets came within {LIMIT:?}", got.len());
+        port.poll(Interest::RX, Some(Duration::from_millis(100))).unwrap_or_else(|e| panic!("{e}"));
+        (0..port.rx_rings().len()).for_each(|ring| got.extend(take(port, ring)));
+    }
+    port.rxsync().unwrap_or_else(|e| panic!("{e}"));
+    got
+}
+
+/// Both directions between a port on `va` and a tap at `vb`: frames numbered from `seq`, each compared.
+#[track_caller]
+pub fn assert_works(port: &Port, tap: &Tap, seq: u64) {
+    let lens: Vec<usize> = (0..300).map(|i| 60 + i * 4).collect();
+    let all = frames(&lens, seq);
+    transmit(port, 0, &all, BUFFER);
+    assert_same(&tap.collect(all.len()), &all);
+    tap.send_all(&all);
+    assert_same(&collect(port, all.len()), &all);
+}
+
+/// An AF_PACKET socket on one interface.
+pub struct Tap {
+    fd: OwnedFd,
+}
+
+impl Tap {
+    /// Sees all that arrives from now on.
+    #[track_caller]
+    pub fn on(ns: &Ns, interface: &str) -> Tap {
+        let made = ns.run(|| {
+            let fd = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, Some(SockProtocol::EthAll))?;
+            setsockopt(&fd, sockopt::RcvBufForce, &TAP_BYTES)?;
+            let address = nix::ifaddrs::getifaddrs()?
+                .filter(|found| found.interface_name == interface)
+                .find_map(|found| found.address?.as_link_addr().copied());
+            let address: LinkAddr = address.ok_or(nix::Error::ENODEV)?;
+            bind(fd.as_raw_fd(), &address)?;
+            Ok::<_, nix::Error>(Tap { fd })
+        });
+        made.expect("a namespace").unwrap_or_else(|e| panic!("a packet socket on {interface}: {e}"))
+    }
+
+    /// Sends a frame as it is.
+    #[track_caller]
+    pub fn send(&self, frame: &[u8]) {
+        let sent = send(self.fd.as_raw_fd(), frame, MsgFlags::empty());
+        assert_eq!(sent, Ok(frame.len()), "sending {} bytes", frame.len());
+    }
+
+    /// Sends frames one after the other.
+    #[track_caller]
+    pub fn send_all(&self, frames: &[Vec<u8>]) {
+        frames.iter().for_each(|frame| self.send(frame));
+    }
+
+    /// The next frame that arrives within `limit` and that no stack sent.
+    pub fn next(&self, limit: Duration) -> Option<Vec<u8>> {
+        let end = Instant::now() + limit;
+        let mut bytes = vec![0; 1 << 16];
+        loop {
+            match recv(self.fd.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
+                Ok(_) if STACKS.iter().any(|kind| bytes.get(12..14) == Some(kind)) => {}
+                Ok(n) => {
+                    bytes.truncate(n);
+                    return Some(bytes);
+                }
+                Err(_) => {
+                    let left = end.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return None;
+                    }
+                    let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+                    let _ = poll(&mut [PollFd::new(&self.fd.as_fd(), PollFlags::IN)], Some(&left));
+                }
+            }
+        }
+    }
+
+    /// The next `n` frames.
+    #[track_caller]
+    pub fn collect(&self, n: usize) -> Vec<Vec<u8>> {
+        let (mut got, end) = (Vec::with_capacity(n), Instant::now() + LIMIT);
+        while got.len() < n {
+            match self.next(end.saturating_duration_since(Instant::now())) {
+                Some(frame) => got.push(frame),
+                None => panic!("{} of {n} frames came within {LIMIT:?}", got.len()),
+            }
+        }
+        got
+    }
+
+    /// Checks that nothing more comes.
+    #[track_caller]
+    pub fn assert_quiet(&self) {
+        if let Some(frame) = self.next(QUIET) {
+            panic!("{} bytes came that nobody was to send: {:02x?}", frame.len(), &frame[..frame.len().min(64)]);
+        }
+    }
+}
+
+/// A copy of a helper program where every user can run it.
+#[track_caller]
+pub fn public_copy(folder: &Path, program: &str) -> std::path::PathBuf {
+    use std::os::unix::fs::PermissionsExt as _;
+    let to = folder.join(Path::new(program).file_name().expect("a file"));
+    fs::copy(program, &to).expect("a copy");
+    let everybody = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(&to, everybody).expect("our own file");
+    to
+}

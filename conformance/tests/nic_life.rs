@@ -1,0 +1,194 @@
+//! What an interface can go through while a program has it open: each time a clear error or a clean state, never a hang.
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use conformance::home::{Guard, summary};
+use conformance::net::{BUFFER, CABLE, DIRECT, MEDIATED, Net, assert_works, collect, frames, open_in, transmit};
+use conformance::raw::Raw;
+use conformance::{Home, isolated, program, until};
+use lab::VethOptions;
+use rustix::process::Signal;
+use unetmap::abi::{NETMAP_REQ_PORT_INFO_GET, NmreqPortInfoGet};
+use unetmap::request::Request;
+use unetmap::{Interest, Port};
+use unetmap_sys::xdp::{Mode, Xdp};
+use zerocopy::IntoBytes as _;
+
+/// Within this time a program learns that its interface has gone.
+const SOON: Duration = Duration::from_secs(1);
+
+fn ip(net: &Net, words: &str) {
+    net.near.ip(&words.split(' ').collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// Every call of the port's fails, and says why.
+#[track_caller]
+fn assert_ended(port: &Port) {
+    let start = Instant::now();
+    for call in [Port::txsync, Port::rxsync] {
+        let error = call(port).expect_err("the interface has gone").to_string();
+        assert!(error.contains("the interface is gone"), "{error}");
+    }
+    assert!(port.poll(Interest::RX, None).is_err(), "asleep for ever");
+    assert!(start.elapsed() < SOON);
+}
+
+fn renamed(home: &Home, policy: &str) {
+    let Some(net) = Net::new(home, policy, CABLE) else { return };
+    let (port, tap) = (net.open("netmap:va"), net.tap());
+    assert_works(&port, &tap, 0);
+    // The kernel renames an interface that is up from Linux 6.2 on.
+    ip(&net, "link set dev va name renamed");
+    until("the new name is shown", || home.snapshot().ports.iter().any(|port| port.name == "renamed"));
+    assert_works(&port, &tap, 1000);
+    let sharer = net.open("netmap:renamed-0/T");
+    assert_eq!(sharer.mem_id(), port.mem_id(), "the same port by its new name");
+    assert_eq!(net.refused("netmap:va").0, unetmap::errno::ENXIO);
+}
+
+#[test]
+fn a_renamed_interface_goes_on_direct() {
+    isolated(|home| renamed(home, DIRECT));
+}
+
+#[test]
+fn a_renamed_interface_goes_on_mediated() {
+    isolated(|home| renamed(home, MEDIATED));
+}
+
+fn moved(home: &Home, policy: &str) {
+    let Some(net) = Net::new(home, policy, CABLE) else { return };
+    let port = net.open("netmap:va");
+    // One that sleeps, and one that can do nothing for its interface any more.
+    let pkt_gen = || Guard::spawn(net.command(program("pkt-gen")).args(["-i", "netmap:va", "-f", "rx", "-w", "0"]));
+    let (mut asleep, stopped) = (pkt_gen(), pkt_gen());
+    until("all have it open", || home.snapshot().sessions.iter().filter(|session| session.port == "va").count() >= 3);
+    stopped.signal(Signal::STOP);
+    let elsewhere = net.lab.namespace("elsewhere").expect("a namespace");
+    ip(&net, &format!("link set dev va netns {}", elsewhere.name()));
+    let start = Instant::now();
+    assert_eq!(asleep.wait().code(), Some(1), "it sleeps on");
+    let told = start.elapsed();
+    assert!(told < SOON, "{told:?}");
+    until("all are told", || port.rxsync().is_err());
+    assert_ended(&port);
+    // It is the kernel's, although a program that cannot know still has it open.
+    elsewhere.ip(&["link", "set", "dev", "va", "up"]).expect("an interface");
+    elsewhere.ip(&["addr", "add", "10.9.0.1/24", "dev", "va"]).expect("an interface");
+    elsewhere.wait_up("va").expect("a cable");
+    until("the kernel's stack has it", || conformance::net::pings(&elsewhere, "10.9.0.2"));
+    // There it can be opened anew, and back here.
+    assert_works(&open_in(&elsewhere, "netmap:va"), &net.tap(), 0);
+    elsewhere.ip(&["link", "set", "dev", "va", "netns", net.near.name()]).expect("an interface");
+    ip(&net, "link set dev va up");
+    net.near.wait_up("va").expect("a cable");
+    let anew = net.open("netmap:va");
+    assert_works(&anew, &net.tap(), 0);
+    assert_ended(&port);
+    summary(&format!("a sleeper was told after {} ms", told.as_millis()));
+}
+
+#[test]
+fn an_interface_that_moves_away_ends_its_ports_direct() {
+    isolated(|home| moved(home, DIRECT));
+}
+
+#[test]
+fn an_interface_that_moves_away_ends_its_ports_mediated() {
+    isolated(|home| moved(home, MEDIATED));
+}
+
+fn shaken(home: &Home, policy: &str) {
+    let Some(net) = Net::new(home, policy, VethOptions { queues: 4, ..CABLE }) else { return };
+    let (port, tap) = (net.open("netmap:va"), net.tap());
+    assert_works(&port, &tap, 0);
+    // The link is lost, and back.
+    net.far.ip(&["link", "set", "dev", "vb", "down"]).expect("an interface");
+    net.far.ip(&["link", "set", "dev", "vb", "up"]).expect("an interface");
+    net.near.wait_up("va").expect("a cable");
+    assert_works(&port, &net.tap(), 1000);
+    // Another MTU, larger and smaller: the kernel allows it, or not; the port goes on.
+    for mtu in ["9000", "1000", "1500"] {
+        let _ = net.near.ip(&["link", "set", "dev", "va", "mtu", mtu]);
+    }
+    assert_works(&port, &net.tap(), 2000);
+    // Fewer queues than are bound, then as many: refused by the kernel, or without harm.
+    for queues in ["2", "4"] {
+        let _ = net.near.tool("ethtool", &["-L", "va", "rx", queues, "tx", queues]);
+    }
+    assert_works(&port, &net.tap(), 3000);
+    drop(port);
+    net.assert_given_back();
+}
+
+#[test]
+fn link_mtu_and_queues_change_and_the_port_goes_on_direct() {
+    isolated(|home| shaken(home, DIRECT));
+}
+
+#[test]
+fn link_mtu_and_queues_change_and_the_port_goes_on_mediated() {
+    isolated(|home| shaken(home, MEDIATED));
+}
+
+#[test]
+fn another_program_keeps_what_it_has() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let index = index_of_va(&net);
+        for mode in [Mode::Native, Mode::Generic] {
+            let attached = net.near.run(|| Xdp::attach(index, 1, mode)).expect("a namespace").expect("a program");
+            let (errno, why) = net.refused("netmap:va");
+            assert_eq!(errno, unetmap::errno::EBUSY, "{why}");
+            assert!(why.contains("another XDP program") && why.contains("unetmap doctor va"), "{why}");
+            drop(attached);
+        }
+        let port = net.open("netmap:va");
+        let late = net.near.run(|| Xdp::attach(index, 1, Mode::Native)).expect("a namespace");
+        assert!(late.is_err(), "the port's program was replaced");
+        assert_works(&port, &net.tap(), 0);
+    });
+}
+
+fn index_of_va(net: &Net) -> u32 {
+    let link = net.near.run(|| unetmap_sys::link::by_name("va")).expect("a namespace").expect("netlink");
+    link.expect("an interface").index
+}
+
+#[test]
+fn a_queue_that_is_bound_again_disturbs_no_other() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, VethOptions { queues: 2, ..CABLE }) else { return };
+        // What the far end sends on its first queue arrives at our first.
+        let (steady, feeder) = (net.open("netmap:va-0"), open_in(&net.far, "netmap:vb-0/T"));
+        let all = frames(&[60; 2000], 0);
+        let mut got = Vec::new();
+        for (turn, some) in all.chunks(100).enumerate() {
+            let other = (turn % 2 == 0).then(|| net.open("netmap:va-1"));
+            transmit(&feeder, 0, some, BUFFER);
+            got.extend(collect(&steady, some.len()));
+            drop(other);
+        }
+        conformance::net::assert_same(&got, &all);
+    });
+}
+
+#[test]
+fn asking_about_an_interface_does_not_take_it() {
+    isolated(|home| {
+        for policy in [DIRECT, MEDIATED] {
+            let Some(net) = Net::new(home, policy, CABLE) else { return };
+            let body = NmreqPortInfoGet::default();
+            let request = Request::new(NETMAP_REQ_PORT_INFO_GET, "va", body.as_bytes()).expect("a short name");
+            let answered = net.near.run(|| Raw::connect(&home.socket()).expect("a daemon").request(&request));
+            let (errno, answer, _) = answered.expect("a namespace");
+            let answer = answer.unwrap_or_else(|| panic!("errno {errno}"));
+            let info: NmreqPortInfoGet = answer.request.body_as().expect("its body");
+            assert_eq!((info.nr_tx_rings, info.nr_rx_rings, info.nr_tx_slots, info.nr_rx_slots), (1, 1, 512, 1024));
+            assert!(!net.has_xdp() && net.pings());
+            assert!(home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
+            drop(net);
+        }
+    });
+}

@@ -1,0 +1,269 @@
+//! From descriptor numbers to ports.
+//!
+//! What this process knows of a netmap file, an [`Open`], is found by the number of the descriptor in a table of
+//! pointers. Duplicates share one. The objects are never freed, only used again, so that a thread may look at one while
+//! another closes the descriptor, without a lock that a forked child could find taken for ever:
+//!
+//! ```text
+//! refs   0 free --claim--> 1 .. n --last release--> DYING (the port is dropped) --> 0
+//! ```
+//! One reference for each table entry, one for each call under way.
+
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+use std::time::Duration;
+
+use unetmap::Error;
+use unetmap::file::{Attached, File};
+
+/// Descriptors that can be netmap files: lower numbers than this.
+pub(crate) const MOST: usize = 65536;
+
+/// The table. C looks whether an entry is there.
+#[allow(non_upper_case_globals, reason = "a name for C")]
+#[unsafe(no_mangle)]
+pub static unetmap_files: [AtomicPtr<Open>; MOST] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST];
+
+/// All objects ever made, linked by `next`.
+static ALL: AtomicPtr<Open> = AtomicPtr::new(ptr::null_mut());
+
+/// In `refs`: nobody may take another reference.
+const DYING: u32 = 1 << 31;
+
+/// What this process knows of a netmap file.
+pub struct Open {
+    refs: AtomicU32,
+    /// Of the connection: the same for all its duplicates.
+    inode: AtomicU64,
+    /// 0, or 1 more than the forks before the process whose thread talks to the daemon.
+    talking: AtomicU32,
+    file: AtomicPtr<File>,
+    port: AtomicPtr<Attached>,
+    next: AtomicPtr<Open>,
+}
+
+/// A reference to an [`Open`] that is not free.
+pub(crate) struct Ref(&'static Open);
+
+impl Drop for Ref {
+    fn drop(&mut self) {
+        let last = |refs| if refs == 1 { DYING } else { refs - 1 };
+        // Never fails: the closure always has an answer.
+        if self.0.refs.fetch_update(AcqRel, Relaxed, |refs| Some(last(refs))) == Ok(1) {
+            self.0.clear();
+            self.0.refs.store(0, Release);
+        }
+    }
+}
+
+impl Open {
+    const fn new() -> Open {
+        Open {
+            refs: AtomicU32::new(1),
+            inode: AtomicU64::new(0),
+            talking: AtomicU32::new(0),
+            file: AtomicPtr::new(ptr::null_mut()),
+            port: AtomicPtr::new(ptr::null_mut()),
+            next: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    fn clear(&self) {
+        let (port, file) = (self.port.swap(ptr::null_mut(), AcqRel), self.file.swap(ptr::null_mut(), AcqRel));
+        self.talking.store(0, Relaxed);
+        // SAFETY: both come from Box::into_raw, are in this object alone, and nobody has a reference to it any more.
+        unsafe {
+            if !port.is_null() {
+                drop(Box::from_raw(port));
+            }
+            if !file.is_null() {
+                drop(Box::from_raw(file));
+            }
+        }
+    }
+
+    fn take(&'static self) -> Option<Ref> {
+        let more = |refs: u32| (refs != 0 && refs & DYING == 0).then_some(refs + 1);
+        self.refs.fetch_update(AcqRel, Relaxed, more).is_ok().then_some(Ref(self))
+    }
+
+    fn all() -> impl Iterator<Item = &'static Open> {
+        let mut at = ALL.load(Acquire);
+        std::iter::from_fn(move || {
+            // SAFETY: null, or an object that was leaked when it was made.
+            let open = unsafe { at.as_ref() }?;
+            at = open.next.load(Acquire);
+            Some(open)
+        })
+    }
+}
+
+impl Ref {
+    /// Something new to know a file by.
+    pub(crate) fn new(file: File, inode: u64) -> Ref {
+        let free = |open: &&Open| open.refs.compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
+        let open = Open::all().find(free).unwrap_or_else(|| {
+            let open: &'static Open = Box::leak(Box::new(Open::new()));
+            let mut first = ALL.load(Relaxed);
+            loop {
+                open.next.store(first, Relaxed);
+                match ALL.compare_exchange(first, ptr::from_ref(open).cast_mut(), AcqRel, Relaxed) {
+                    Ok(_) => break open,
+                    Err(now) => first = now,
+                }
+            }
+        });
+        open.inode.store(inode, Relaxed);
+        open.file.store(Box::into_raw(Box::new(file)), Release);
+        Ref(open)
+    }
+
+    /// What is known of the file that descriptor `fd` is.
+    #[inline]
+    pub(crate) fn of(fd: RawFd) -> Option<Ref> {
+        let entry = entry(fd)?;
+        loop {
+            let at = entry.load(Acquire);
+            // SAFETY: null, or an object that was leaked when it was made.
+            let taken = unsafe { at.as_ref() }?.take();
+            // It may have been closed, and its object used again, before the reference was taken.
+            if entry.load(Acquire) == at
+                && let Some(taken) = taken
+            {
+                return Some(taken);
+            }
+        }
+    }
+
+    /// The same, of another descriptor of this process with the same connection.
+    pub(crate) fn with_inode(inode: u64) -> Option<Ref> {
+        let open = Open::all().find(|open| open.inode.load(Relaxed) == inode && open.refs.load(Relaxed) != 0)?;
+        open.take().filter(|taken| taken.0.inode.load(Relaxed) == inode)
+    }
+
+    /// From now on descriptor `fd` is this file. `false`: the number is too high.
+    pub(crate) fn enter(self, fd: RawFd) -> bool {
+        let Some(entry) = entry(fd) else { return false };
+        let open = ptr::from_ref(self.0).cast_mut();
+        std::mem::forget(self);
+        let before = entry.swap(open, AcqRel);
+        // SAFETY: null, or an object that was leaked when it was made; the entry's reference is ours now.
+        drop(unsafe { before.as_ref() }.map(Ref));
+        true
+    }
+
+    /// The port, if this process knows it.
+    #[inline]
+    pub(crate) fn known_port(&self) -> Option<&Attached> {
+        // SAFETY: null, or a box that lives until the last reference is released; we have one.
+        unsafe { self.0.port.load(Acquire).as_ref() }
+    }
+
+    /// The port; the daemon is asked what another process may have bound. `None`: no port is bound.
+    ///
+    /// # Errors
+    /// As [`File::attach`].
+    pub(crate) fn port(&self, fd: RawFd) -> Result<Option<&Attached>, Error> {
+        if let Some(port) = self.known_port() {
+            return Ok(Some(port));
+        }
+        let talk = self.talk();
+        if let Some(port) = self.known_port() {
+            return Ok(Some(port));
+        }
+        let attached = talk.file().attach(borrowed(fd))?;
+        attached.into_iter().for_each(|attached| talk.bind(attached));
+        drop(talk);
+        Ok(self.known_port())
+    }
+
+    /// The right to talk to the daemon over the file's connection, one thread at a time.
+    pub(crate) fn talk(&self) -> Talk<'_> {
+        let me = unetmap::file::forks() + 1;
+        loop {
+            let busy = self.0.talking.load(Relaxed);
+            // A thread of the process that we were forked from is not here to finish.
+            if busy != me && self.0.talking.compare_exchange(busy, me, Acquire, Relaxed).is_ok() {
+                return Talk(self.0);
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// The connection's inode.
+    pub(crate) fn set_inode(&self, inode: u64) {
+        self.0.inode.store(inode, Relaxed);
+    }
+}
+
+/// See [`Ref::talk`].
+pub(crate) struct Talk<'a>(&'a Open);
+
+impl Drop for Talk<'_> {
+    fn drop(&mut self) {
+        self.0.talking.store(0, Release);
+    }
+}
+
+impl Talk<'_> {
+    /// The file.
+    pub(crate) fn file(&self) -> &File {
+        // SAFETY: set when the object was claimed, and changed only by who talks.
+        unsafe { &*self.0.file.load(Acquire) }
+    }
+
+    /// Another daemon than the first serves the file.
+    pub(crate) fn moved_to(&mut self, file: File) {
+        let before = self.0.file.swap(Box::into_raw(Box::new(file)), AcqRel);
+        // SAFETY: from Box::into_raw; only who talks looks at it, and that is us, with no borrow left.
+        drop(unsafe { Box::from_raw(before) });
+    }
+
+    /// The file has a port.
+    pub(crate) fn bind(&self, port: Attached) {
+        let port = Box::into_raw(Box::new(port));
+        if self.0.port.compare_exchange(ptr::null_mut(), port, AcqRel, Relaxed).is_err() {
+            // SAFETY: ours, as nobody else has seen it.
+            drop(unsafe { Box::from_raw(port) });
+        }
+    }
+}
+
+fn entry(fd: RawFd) -> Option<&'static AtomicPtr<Open>> {
+    unetmap_files.get(usize::try_from(fd).ok()?)
+}
+
+/// Descriptor `fd` is no netmap file any more.
+pub(crate) fn forget(fd: RawFd) {
+    let Some(entry) = entry(fd) else { return };
+    let before = entry.swap(ptr::null_mut(), AcqRel);
+    // SAFETY: null, or an object that was leaked when it was made; the entry's reference is ours now.
+    drop(unsafe { before.as_ref() }.map(Ref));
+}
+
+/// For a call on it.
+pub(crate) fn borrowed<'a>(fd: RawFd) -> BorrowedFd<'a> {
+    // SAFETY: the program keeps the descriptor open during its call, and if it does not, the kernel says so.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// The inode of a socket; `None` when `fd` is none.
+pub(crate) fn socket_inode(fd: RawFd) -> Option<u64> {
+    // SAFETY: `stat` is plain integers, and the kernel writes it.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` lives during the call.
+    let failed = unsafe { libc::fstat(fd, &mut stat) } != 0;
+    (!failed && stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
+}
+
+/// Puts `new` in the place of `fd`: the same number, and close-on-exec as it was.
+pub(crate) fn replace(fd: RawFd, new: OwnedFd) {
+    // SAFETY: system calls on descriptors, of which `fd` is the program's own file that it asks us to change.
+    unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFD);
+        let keep = if flags & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
+        libc::syscall(libc::SYS_dup3, new.as_raw_fd(), fd, keep);
+    }
+}

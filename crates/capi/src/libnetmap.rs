@@ -1,0 +1,33 @@
+//! The names of `libnetmap.h`. The functions stand in `preload/libnetmap.c` and `names.c`; one of them takes any number
+//! of arguments, so each name is a jump that touches none.
+
+use std::ffi::c_int;
+
+macro_rules! jumps {
+    ($($name:ident => $to:ident;)*) => {
+        unsafe extern "C" {
+            $(fn $to();)*
+        }
+        $(
+            #[doc = concat!("See `", stringify!($name), "` in `libnetmap.h`.")]
+            ///
+            /// # Safety
+            /// The arguments are those of the C function.
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            pub unsafe extern "C" fn $name() {
+                #[cfg(target_arch = "x86_64")]
+                core::arch::naked_asm!("jmp {}", sym $to);
+                #[cfg(target_arch = "aarch64")]
+                core::arch::naked_asm!("b {}", sym $to);
+            }
+        )*
+    };
+}
+
+include!(concat!(env!("OUT_DIR"), "/jumps.rs"));
+
+/// Not 0: contexts lock. They always do.
+#[allow(non_upper_case_globals, reason = "a name for C")]
+#[unsafe(no_mangle)]
+pub static nmctx_threadsafe: c_int = 1;

@@ -1,0 +1,71 @@
+//! The names that programs call. Each goes straight on to `preload/`: a shared library of ours exports only what Rust
+//! defines.
+//!
+//! Where C has `...` there is the one argument that the call can have: on the machines that we run on it arrives in the
+//! same register either way.
+
+use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
+
+use libc::{epoll_event, fd_set, mode_t, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, ssize_t, timespec, timeval};
+
+macro_rules! names {
+    ($($name:ident => $hook:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+        unsafe extern "C" {
+            $(fn $hook($($arg: $type),*) -> $result;)*
+        }
+        $(
+            #[doc = concat!("`", stringify!($name), "(2)`.")]
+            ///
+            /// # Safety
+            /// As the C library's function of that name.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { $hook($($arg),*) }
+            }
+        )*
+    };
+}
+
+names! {
+    open => unetmap_hook_open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+    open64 => unetmap_hook_open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+    openat => unetmap_hook_openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+    openat64 => unetmap_hook_openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+    __open_2 => unetmap_hook_open_2(path: *const c_char, flags: c_int) -> c_int;
+    __open64_2 => unetmap_hook_open64_2(path: *const c_char, flags: c_int) -> c_int;
+    __openat_2 => unetmap_hook_openat_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int;
+    __openat64_2 => unetmap_hook_openat64_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int;
+    ioctl => unetmap_hook_ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int;
+    mmap => unetmap_hook_mmap(address: *mut c_void, bytes: size_t, prot: c_int, flags: c_int, fd: c_int, at: off_t)
+        -> *mut c_void;
+    mmap64 => unetmap_hook_mmap64(address: *mut c_void, bytes: size_t, prot: c_int, flags: c_int, fd: c_int, at: off_t)
+        -> *mut c_void;
+    close => unetmap_hook_close(fd: c_int) -> c_int;
+    close_range => unetmap_hook_close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    closefrom => unetmap_hook_closefrom(first: c_int) -> ();
+    dup => unetmap_hook_dup(fd: c_int) -> c_int;
+    dup2 => unetmap_hook_dup2(fd: c_int, to: c_int) -> c_int;
+    dup3 => unetmap_hook_dup3(fd: c_int, to: c_int, flags: c_int) -> c_int;
+    fcntl => unetmap_hook_fcntl(fd: c_int, what: c_int, arg: c_ulong) -> c_int;
+    fcntl64 => unetmap_hook_fcntl64(fd: c_int, what: c_int, arg: c_ulong) -> c_int;
+    poll => unetmap_hook_poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int;
+    __poll_chk => unetmap_hook_poll_chk(fds: *mut pollfd, n: nfds_t, timeout: c_int, bytes: size_t) -> c_int;
+    ppoll => unetmap_hook_ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    __ppoll_chk => unetmap_hook_ppoll_chk(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t,
+        bytes: size_t) -> c_int;
+    select => unetmap_hook_select(n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+        timeout: *mut timeval) -> c_int;
+    pselect => unetmap_hook_pselect(n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+        timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    epoll_ctl => unetmap_hook_epoll_ctl(set: c_int, what: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    epoll_wait => unetmap_hook_epoll_wait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int;
+    epoll_pwait => unetmap_hook_epoll_pwait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int,
+        mask: *const sigset_t) -> c_int;
+    epoll_pwait2 => unetmap_hook_epoll_pwait2(set: c_int, events: *mut epoll_event, most: c_int,
+        timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    recvmsg => unetmap_hook_recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+}
+
+// The widths that the one argument of a variadic call may have.
+const _: () = assert!(size_of::<c_long>() == 8 && size_of::<*const c_void>() == 8);

@@ -1,0 +1,181 @@
+//! An open netmap file: a connection to the daemon, and later the port that is bound to it.
+//!
+//! This is what `open("/dev/netmap")` and the requests on it become. The descriptor that the program holds is the
+//! connection itself, and the only one: all that the kernel does with descriptors (duplicates, fork, exec, passing to
+//! another process) it does with the port, and the last close ends it. Nothing here keeps a duplicate; each call gets
+//! the descriptor from its caller. A process that comes by a descriptor with a port already bound asks the daemon what
+//! it is ([`File::attach`]).
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use unetmap_abi::{NETMAP_REQ_REGISTER, NmreqRegister};
+use unetmap_sys::{process, socket};
+
+use crate::bound::Bound;
+use crate::client::{self, Connection, Reply, SYSTEM_SOCKET};
+use crate::error::{Error, errno};
+use crate::lease;
+use crate::open::{assemble, interface_exists};
+use crate::port::{Interest, Port};
+use crate::request::{Answer, Request};
+use crate::wire::Kind;
+
+/// What a process must know of a netmap file besides the descriptor.
+#[derive(Clone, Debug)]
+pub struct File {
+    socket: PathBuf,
+}
+
+/// A port of a netmap file. Dropping it leaves the file, and what is bound to it, as it is.
+pub struct Attached {
+    /// Its rings.
+    pub port: Port,
+    /// The region's file, to be mapped as programs wish.
+    pub region: OwnedFd,
+}
+
+/// A request, answered.
+pub struct Told {
+    /// 0, or netmap's errno.
+    pub errno: i32,
+    /// Why it was refused; empty when it was not, or the daemon had nothing to say.
+    pub why: String,
+    /// The request with what the daemon wrote into body and options, even if it was refused; `None` when it was no
+    /// request at all.
+    pub request: Option<Request>,
+    /// Another daemon than the file's answered. This connection is to take the place of the file's.
+    pub moved: Option<(OwnedFd, File)>,
+    /// What REGISTER bound.
+    pub attached: Option<Attached>,
+}
+
+impl File {
+    /// Opens a file: a connection, close-on-exec, to the system's daemon where one serves this user, else to the user's
+    /// own, which is started if none runs.
+    ///
+    /// # Errors
+    /// No daemon, and none could be started.
+    pub fn open() -> Result<(OwnedFd, File), Error> {
+        process::watch_forks().map_err(|e| Error::host("a netmap file", e))?;
+        let Connection { fd, socket } = match client::connect_system() {
+            Some(connection) => connection,
+            None => client::connect()?,
+        };
+        Ok((fd, File { socket }))
+    }
+
+    /// Whether `fd`, which somebody else opened, is a netmap file: a connection to a daemon of this process's.
+    pub fn behind(fd: BorrowedFd<'_>) -> Option<File> {
+        let other_end = socket::peer_path(fd)?;
+        let own = client::own_socket().ok();
+        let known = [Some(PathBuf::from(SYSTEM_SOCKET)), own].into_iter().flatten().any(|path| path == other_end);
+        if !known || process::watch_forks().is_err() {
+            return None;
+        }
+        Some(File { socket: other_end })
+    }
+
+    /// Sends a request and tells the answer. A refusal is no error here.
+    ///
+    /// # Errors
+    /// The daemon has gone or makes no sense; what it bound cannot be mapped.
+    pub fn request(&self, fd: BorrowedFd<'_>, request: &Request) -> Result<Told, Error> {
+        let asked = request.name().unwrap_or_default();
+        let reply = client::call(fd, asked, Kind::Ctrl, &request.encode())?;
+        let parent = asked.split(['{', '}']).next().unwrap_or_default();
+        if reply.errno == errno::EACCES && self.socket == Path::new(SYSTEM_SOCKET) && !interface_exists(parent) {
+            // The system's daemon does not serve this user so: his own does.
+            let own = client::connect()?;
+            if own.socket != self.socket {
+                let file = File { socket: own.socket };
+                let reply = client::call(own.fd.as_fd(), asked, Kind::Ctrl, &request.encode())?;
+                let told = file.told(asked, request.header.nr_reqtype, reply)?;
+                return Ok(Told { moved: Some((own.fd, file)), ..told });
+            }
+        }
+        self.told(asked, request.header.nr_reqtype, reply)
+    }
+
+    /// The port that is bound to the file, if any.
+    ///
+    /// # Errors
+    /// As [`File::request`].
+    pub fn attach(&self, fd: BorrowedFd<'_>) -> Result<Option<Attached>, Error> {
+        let reply = client::call(fd, "a netmap file", Kind::Attach, &[])?;
+        if reply.errno == errno::ENXIO {
+            return Ok(None);
+        }
+        let told = self.told("a netmap file", NETMAP_REQ_REGISTER, reply)?;
+        match told.errno {
+            0 => Ok(told.attached),
+            errno => Err(Error::Refused { asked: "a netmap file".into(), errno, why: told.why }),
+        }
+    }
+
+    fn told(&self, asked: &str, reqtype: u16, reply: Reply) -> Result<Told, Error> {
+        let garbled = || Error::host(asked, io::Error::other("the daemon's answer makes no sense"));
+        let Reply { errno, payload, fds, .. } = reply;
+        let Some(Answer { request, why, bound }) = Answer::decode(&payload) else {
+            // What is no request is answered by its errno alone.
+            let told = Told { errno, why: String::new(), request: None, moved: None, attached: None };
+            return if errno != 0 { Ok(told) } else { Err(garbled()) };
+        };
+        let attached = if errno == 0 && reqtype == NETMAP_REQ_REGISTER {
+            let register = request.body_as::<NmreqRegister>().ok_or_else(garbled)?;
+            let bound = Bound::decode(&bound).filter(|b| b.fds() == fds.len()).ok_or_else(garbled)?;
+            let name = request.name().ok_or_else(garbled)?;
+            Some(self.assemble(name, register, &bound, fds)?)
+        } else {
+            None
+        };
+        Ok(Told { errno, why, request: Some(request), moved: None, attached })
+    }
+
+    fn assemble(
+        &self,
+        name: &str,
+        register: NmreqRegister,
+        bound: &Bound,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Attached, Error> {
+        let host = |e| Error::host(name, e);
+        unetmap_mem::register_publisher();
+        let lease = lease::of_this_process(&self.socket)?;
+        let region = fds.first().ok_or_else(|| host(io::ErrorKind::UnexpectedEof.into()))?.try_clone().map_err(host)?;
+        // The daemon's end shows in the lease's connection, too.
+        let connection = Connection { fd: lease.connection().map_err(host)?, socket: self.socket.clone() };
+        let port = assemble(name, connection, lease, register, bound, fds)?;
+        Ok(Attached { port, region })
+    }
+}
+
+impl Port {
+    /// After one of [`Port::wait_fds`] became readable: takes the bells back and looks; whoever shares a ready ring is
+    /// woken, too. Nothing ready: [`Port::arm`] is to be called before the next wait.
+    ///
+    /// # Errors
+    /// As [`Port::txsync`].
+    pub fn woken(&self, want: Interest) -> Result<Interest, Error> {
+        self.silence(want);
+        let ready = self.look(want, None)?;
+        if !ready.is_none() {
+            self.wake_sharers(want);
+        }
+        Ok(ready)
+    }
+    /// [`Port::wait_fds`], one after the other, without allocation.
+    pub fn each_wait_fd(&self, want: Interest, mut each: impl FnMut(BorrowedFd<'_>)) {
+        each(self.connection.fd.as_fd());
+        for (_, sleeper) in self.sleepers(want) {
+            each(sleeper.bell().as_fd());
+            sleeper.socket().into_iter().for_each(&mut each);
+        }
+    }
+}
+
+/// How often the line of processes that leads here has forked: differs between a process and its children.
+pub fn forks() -> u32 {
+    process::fork_count()
+}

@@ -1,0 +1,45 @@
+//! Who asks: what the kernel says about the other end of a connection, and nothing that the client says itself.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use unetmap_sys::netns::Netns;
+use unetmap_sys::process;
+use unetmap_sys::socket::{self, Peer};
+
+use crate::policy::Who;
+
+/// A client, at the moment of a request.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    pub(crate) peer: Peer,
+    /// All its groups.
+    pub(crate) groups: Vec<u32>,
+    /// Where it connected; `None` when this daemon may not know.
+    pub(crate) netns: Option<Arc<Netns>>,
+}
+
+impl Caller {
+    /// The other end of `connection`.
+    pub(crate) fn behind(connection: &OwnedFd, peer: Peer) -> io::Result<Caller> {
+        let groups = socket::peer_groups(connection)?;
+        Ok(Caller { peer, groups, netns: Netns::of_socket(connection).ok().map(Arc::new) })
+    }
+
+    /// The daemon itself.
+    pub(crate) fn daemon() -> Caller {
+        let peer = Peer { pid: process::pid(), uid: process::uid(), gid: 0 };
+        Caller { peer, groups: Vec::new(), netns: None }
+    }
+
+    /// The inode of its network namespace, or 0.
+    pub(crate) fn netns_id(&self) -> u64 {
+        self.netns.as_ref().map_or(0, |netns| netns.id())
+    }
+
+    /// As the policy sees it.
+    pub(crate) fn who(&self) -> Who<'_> {
+        Who { uid: self.peer.uid, groups: &self.groups, netns: self.netns_id() }
+    }
+}

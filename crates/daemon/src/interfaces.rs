@@ -1,0 +1,300 @@
+//! The books' part about interfaces: who may open which, and how; and what happens when one changes.
+
+use std::sync::Arc;
+
+use unetmap::errno::{EACCES, EBUSY, EINVAL, ENXIO, EOPNOTSUPP, EPERM};
+use unetmap_abi::{NmreqRegister, PortKind, PortSpec};
+use unetmap_sys::link::{self, Link, LinkEvent, Watch};
+use unetmap_sys::netns::Netns;
+
+use crate::books::{Books, PipeKey, PortKey};
+use crate::caller::Caller;
+use crate::end::EndShape;
+use crate::nic::{Nic, NicKey, is_down, shape_of};
+use crate::pipe::Pipe;
+use crate::policy::Access;
+use crate::refusal::{Refusal, refuse};
+use crate::region::{HouseId, Scope};
+
+/// Whose the interfaces are that the daemon runs itself: no user has this number.
+pub(crate) const DAEMON: u32 = u32::MAX;
+
+/// In place of a namespace's number: of all that have interfaces with filters. No namespace has this number.
+pub(crate) const ALL: u64 = 0;
+
+/// The changes of all interfaces of one namespace.
+pub(crate) struct Watched {
+    pub(crate) watch: Watch,
+    pub(crate) netns: Arc<Netns>,
+    /// Whether the event loop has it.
+    pub(crate) waited_for: bool,
+}
+
+impl Books {
+    /// Whether the caller may use this daemon for pipes that have no interface as parent.
+    pub(crate) fn may_pipe(&mut self, caller: &Caller) -> Result<bool, Refusal> {
+        if self.rules.only_user.is_some() || caller.peer.uid == 0 {
+            return Ok(true);
+        }
+        Ok(self.policy()?.is_some_and(|policy| policy.pipes(&caller.who())))
+    }
+
+    /// Whether there is anything that the caller may use this daemon for.
+    pub(crate) fn admits(&mut self, caller: &Caller) -> Result<bool, Refusal> {
+        if self.rules.only_user.is_some() || caller.peer.uid == 0 {
+            return Ok(true);
+        }
+        Ok(self.policy()?.is_some_and(|policy| policy.admits_anything(&caller.who())))
+    }
+
+    pub(crate) fn policy(&mut self) -> Result<Option<&crate::policy::Policy>, Refusal> {
+        match &mut self.rules.policy {
+            None => Ok(None),
+            Some(file) => file.current().map(Some).or_else(|why| refuse(EACCES, why)),
+        }
+    }
+
+    /// If `parent` is an interface that the caller may open: whose its pipes are, and how it may be opened.
+    pub(crate) fn interface_of(&mut self, parent: &str, caller: &Caller) -> Result<Option<(Scope, Access)>, Refusal> {
+        // A user's own daemon has no policy, and opens no interface.
+        if self.rules.policy.is_none() {
+            return Ok(None);
+        }
+        let found = match find_link(parent, caller) {
+            // A daemon that cannot look opens no interface there either, and pipes need none.
+            Err(refusal) if refusal.errno == EPERM => return Ok(None),
+            found => found?,
+        };
+        let Some(link) = found else { return Ok(None) };
+        let Some(access) = self.policy()?.and_then(|policy| policy.nic(&caller.who(), &link.name)) else {
+            return Ok(None);
+        };
+        Ok(Some((Scope { netns: caller.netns_id(), ..self.scope(caller) }, access)))
+    }
+
+    /// Finds the interface, or takes it.
+    pub(crate) fn find_or_make_nic(
+        &mut self,
+        spec: &PortSpec,
+        asked: &NmreqRegister,
+        caller: &Caller,
+    ) -> Result<PortKey, Refusal> {
+        if spec.kind == PortKind::Vale {
+            return refuse(EOPNOTSUPP, "switch ports are not served by this daemon, pipes are (netmap:NAME{1)");
+        }
+        let name = &spec.parent;
+        if self.rules.policy.is_none() {
+            let exists = link::by_name(name).is_ok_and(|link| link.is_some());
+            return match exists {
+                true => refuse(
+                    EPERM,
+                    "interfaces are opened by the system's daemon, and this is a user's (start one as root: unetmapd)",
+                ),
+                false => no_such_interface(),
+            };
+        }
+        // Alternative names are names too; what the policy knows is the interface's own.
+        let Some(link) = find_link(name, caller)? else { return no_such_interface() };
+        let Some(access) = self.policy()?.and_then(|policy| policy.nic(&caller.who(), &link.name)) else {
+            let uid = caller.peer.uid;
+            return refuse(EACCES, format!("user {uid} may not open it (the policy says who may: unetmap-policy(5))"));
+        };
+        match access {
+            Access::Direct => self.direct(&link, asked, caller),
+            Access::Mediated => self.mediated(&link, asked, caller),
+        }
+    }
+
+    /// The interface for a program that runs its sockets itself.
+    fn direct(&mut self, link: &Link, asked: &NmreqRegister, caller: &Caller) -> Result<PortKey, Refusal> {
+        if asked.nr_mem_id > 1 {
+            return refuse(EINVAL, format!("interfaces live in region 1, not {}", asked.nr_mem_id));
+        }
+        let scope = Scope { netns: caller.netns_id(), ..self.scope(caller) };
+        if let Some((key, nic)) = self.nic_of(caller.netns_id(), link.index) {
+            return match nic.scope == scope {
+                true => Ok(PortKey::Nic(key)),
+                false => in_use(nic),
+            };
+        }
+        let shape = new_shape(link, asked, caller)?;
+        let house = self.first_region(caller, slots_of(shape))?;
+        self.make_nic(house, scope, link, shape, caller).map(PortKey::Nic)
+    }
+
+    /// The interface for a program that may not touch it: a pipe, whose other end the daemon has.
+    fn mediated(&mut self, link: &Link, asked: &NmreqRegister, caller: &Caller) -> Result<PortKey, Refusal> {
+        let netns = caller.netns_id();
+        let scope = Scope { netns, ..self.scope(caller) };
+        if let Some((key, nic)) = self.nic_of(netns, link.index) {
+            let mut mine = self.wires.iter().filter(|(pipe, wire)| wire.nic() == key && pipe.scope == scope);
+            return mine.next().map_or_else(|| in_use(nic), |(pipe, _)| Ok(PortKey::Pipe(pipe.clone(), 0)));
+        }
+        let shape = new_shape(link, asked, caller)?;
+        let rings = u32::from(shape.tx_rings) + u32::from(shape.rx_rings);
+        let slots = slots_of(shape);
+        let own = Scope { uid: DAEMON, netns };
+        let sizes = self.sizes.of_one_interface(rings, slots);
+        let house = self.private_region(own, &link.name, sizes)?;
+        let nic = self.make_nic(house, own, link, shape, caller)?;
+        let made = self.private_region(scope, &link.name, self.sizes).and_then(|house| {
+            let made = match self.houses.get_mut(&house) {
+                Some(house) => Pipe::make(house, shape, unetmap_abi::PipeRole::Master),
+                None => refuse(ENXIO, "the region has gone"),
+            };
+            made.inspect_err(|_| self.drop_house_if_unused(house))
+        });
+        let pipe = made.inspect_err(|_| self.drop_if_unused(&PortKey::Nic(nic)))?;
+        let key = PipeKey { scope, parent: link.name.clone(), id: None, serial: nic.serial };
+        self.pipes.insert(key.clone(), pipe);
+        self.wires.insert(key.clone(), crate::mediator::Wire::new(nic));
+        Ok(PortKey::Pipe(key, 0))
+    }
+
+    fn make_nic(
+        &mut self,
+        house: HouseId,
+        scope: Scope,
+        link: &Link,
+        shape: EndShape,
+        caller: &Caller,
+    ) -> Result<NicKey, Refusal> {
+        let made = caller.netns.clone().map_or_else(no_such_interface, |netns| {
+            self.watch(&netns)?;
+            match self.houses.get_mut(&house) {
+                Some(house) => Nic::make(house, scope, netns, link, shape),
+                None => refuse(ENXIO, "the region has gone"),
+            }
+        });
+        let mut nic = made.inspect_err(|_| {
+            self.drop_house_if_unused(house);
+            self.unwatch_if_unused(caller.netns_id());
+        })?;
+        nic.filter = self.filters.of(caller.netns_id(), link.index);
+        self.last_nic += 1;
+        let key = NicKey { netns: caller.netns_id(), index: link.index, serial: self.last_nic };
+        self.nics.insert(key, nic);
+        Ok(key)
+    }
+
+    /// The interface, if somebody has it open.
+    pub(crate) fn nic_of(&self, netns: u64, index: u32) -> Option<(NicKey, &Nic)> {
+        let mut found = self.nics.iter().filter(|(key, nic)| key.netns == netns && key.index == index && !nic.gone);
+        found.next().map(|(key, nic)| (*key, nic))
+    }
+
+    /// What watches a namespace keeps it alive, with all that is in it: not longer than needed.
+    pub(crate) fn unwatch_if_unused(&mut self, netns: u64) {
+        if !self.nics.keys().any(|key| key.netns == netns) {
+            self.watches.remove(&netns);
+        }
+    }
+
+    fn watch(&mut self, netns: &Arc<Netns>) -> Result<(), Refusal> {
+        if self.watches.contains_key(&netns.id()) {
+            return Ok(());
+        }
+        let watch = netns.run(Watch::new).and_then(|made| made);
+        let watch = watch.or_else(|e| refuse(ENXIO, format!("its changes cannot be watched: {e}")))?;
+        self.watches.insert(netns.id(), Watched { watch, netns: netns.clone(), waited_for: false });
+        Ok(())
+    }
+
+    /// Something changed in a namespace.
+    pub(crate) fn links_changed(&mut self, netns: u64) {
+        if netns == ALL {
+            return self.filters.forget_gone();
+        }
+        let mut events = Vec::new();
+        if let Some(watched) = self.watches.get_mut(&netns)
+            && let Err(e) = watched.watch.read(&mut events)
+        {
+            tracing::debug!("reading what changed: {e}");
+        }
+        for event in events {
+            match event {
+                LinkEvent::Gone { index } => self.link_gone(netns, index),
+                LinkEvent::Changed(link) => self.link_changed(netns, &link),
+                LinkEvent::Lost => self.look_at_all(netns),
+            }
+        }
+    }
+
+    fn link_changed(&mut self, netns: u64, link: &Link) {
+        for (_, nic) in self.nics.iter_mut().filter(|(key, _)| key.netns == netns && key.index == link.index) {
+            if nic.name != link.name {
+                tracing::info!(from = nic.name, to = link.name, "interface renamed");
+                nic.name.clone_from(&link.name);
+            }
+            nic.changed(link);
+        }
+    }
+
+    fn link_gone(&mut self, netns: u64, index: u32) {
+        let Some((key, nic)) = self.nic_of(netns, index) else { return };
+        tracing::info!(name = nic.name, "interface gone");
+        if let Some(nic) = self.nics.get_mut(&key) {
+            nic.end_all();
+        }
+        let wires = self.wires.iter().filter(|(_, wire)| wire.nic() == key);
+        let pipes = wires.filter_map(|(pipe, _)| self.pipes.get(pipe));
+        pipes.for_each(|pipe| pipe.ends[0].end_all());
+    }
+
+    /// Events were lost.
+    fn look_at_all(&mut self, netns: u64) {
+        let Some(watched) = self.watches.get(&netns) else { return };
+        let Ok(Ok(links)) = watched.netns.run(link::all) else { return };
+        let open: Vec<u32> = self.nics.keys().filter(|key| key.netns == netns).map(|key| key.index).collect();
+        for index in open {
+            match links.iter().find(|link| link.index == index) {
+                Some(link) => self.link_changed(netns, link),
+                None => self.link_gone(netns, index),
+            }
+        }
+    }
+}
+
+fn no_such_interface<T>() -> Result<T, Refusal> {
+    refuse(ENXIO, "no such interface (unetmap ls shows the ports)")
+}
+
+pub(crate) fn in_use<T>(nic: &Nic) -> Result<T, Refusal> {
+    match nic.scope.uid {
+        DAEMON => refuse(EBUSY, "another user has it open, through the daemon"),
+        uid => refuse(EBUSY, format!("user {uid} has it open")),
+    }
+}
+
+pub(crate) fn find_link(name: &str, caller: &Caller) -> Result<Option<Link>, Refusal> {
+    let Some(netns) = &caller.netns else {
+        return refuse(EPERM, "the daemon cannot see your network namespace: give it CAP_NET_ADMIN");
+    };
+    match netns.run(|| link::by_name(name)) {
+        Ok(found) => found.or_else(|e| refuse(ENXIO, format!("looking for the interface: {e}"))),
+        Err(e) if e.raw_os_error() == Some(EPERM) => {
+            refuse(EPERM, "the daemon may not enter your network namespace: give it CAP_SYS_ADMIN")
+        }
+        Err(e) => refuse(ENXIO, format!("entering your network namespace: {e}")),
+    }
+}
+
+/// All slots of all rings.
+fn slots_of(shape: EndShape) -> u32 {
+    u32::from(shape.tx_rings) * shape.tx_slots.get() + u32::from(shape.rx_rings) * shape.rx_slots.get()
+}
+
+/// Of a port on an interface that nobody has open yet.
+fn new_shape(link: &Link, asked: &NmreqRegister, caller: &Caller) -> Result<EndShape, Refusal> {
+    if !link.up {
+        return is_down(&link.name);
+    }
+    shape_of(&channels(link, caller)?, asked)
+}
+
+/// The queues of an interface in the caller's namespace.
+pub(crate) fn channels(link: &Link, caller: &Caller) -> Result<link::Channels, Refusal> {
+    let Some(netns) = &caller.netns else { return no_such_interface() };
+    let found = netns.run(|| link::channels(&link.name)).and_then(|found| found);
+    found.or_else(|e| refuse(ENXIO, format!("asking for its queues: {e}")))
+}

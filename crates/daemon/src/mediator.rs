@@ -1,0 +1,319 @@
+//! Interfaces for programs that may not touch them: the daemon runs the sockets, and copies.
+//!
+//! ```text
+//! program == pipe, in a region of the program's == [thread] == interface, in a region of the daemon's
+//! ```
+//! One thread for each queue that the program has bound. To it both sides are ports like any other, and it believes what
+//! the program writes as little as any program that shares a region does.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use unetmap::errno::ENOMEM;
+use unetmap::{Error, Interest, Port, Ring};
+use unetmap_abi::{NR_REG_ONE_NIC, NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NS_MOREFRAG, NmreqRegister};
+use unetmap_sys::clock::spin_hint;
+use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
+use unetmap_sys::socket;
+
+use crate::books::{Books, PipeKey, PortKey, Registered};
+use crate::caller::Caller;
+use crate::end::End;
+use crate::nic::NicKey;
+use crate::refusal::{Refusal, refuse};
+
+/// The daemon's own lease, which no client gets.
+pub(crate) const LEASE: u32 = u32::MAX;
+/// How long a thread spins before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
+/// How long it sleeps at most.
+const LOOK_UP: Duration = Duration::from_millis(500);
+/// How long it waits at its end for the interface to send.
+const FLUSH: Duration = Duration::from_millis(20);
+/// Slots that it moves in one go. The kernel takes a few hundred nanoseconds for each packet, and a program that waits
+/// for its slots for longer than it spins goes to sleep, and has to be woken.
+const BATCH: u32 = 64;
+/// How long it rests, how long that may take in fact, and for how many packets it is worth it.
+const REST: Duration = Duration::from_micros(50);
+const REST_AT_MOST: Duration = Duration::from_micros(110);
+const REST_FOR: u128 = 32;
+/// How long it leaves a program alone that wrote nonsense.
+const NONSENSE: Duration = Duration::from_millis(1);
+
+/// What leads from a program's pipe to an interface.
+pub(crate) struct Wire {
+    nic: NicKey,
+    /// By queue.
+    running: BTreeMap<u16, Running>,
+}
+
+struct Running {
+    queue: u16,
+    directions: Directions,
+    sessions: [u64; 2],
+    /// The thread ends when it is set; what it sleeps on wakes when the others go.
+    stop: Arc<AtomicBool>,
+    lifelines: [OwnedFd; 2],
+    thread: JoinHandle<()>,
+}
+
+/// Both sides of a queue, open, and no thread yet.
+struct Prepared {
+    queue: u16,
+    directions: Directions,
+    sessions: [u64; 2],
+    program: Port,
+    wire: Port,
+    lifelines: [OwnedFd; 2],
+}
+
+/// As the program sees them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Directions {
+    tx: bool,
+    rx: bool,
+}
+
+impl Wire {
+    pub(crate) fn new(nic: NicKey) -> Wire {
+        Wire { nic, running: BTreeMap::new() }
+    }
+
+    /// The interface at its other end.
+    pub(crate) fn nic(&self) -> NicKey {
+        self.nic
+    }
+}
+
+impl Running {
+    /// Ends the threads, all at the same time; their sessions are still to be closed.
+    fn stop(all: impl IntoIterator<Item = Running>) -> Vec<u64> {
+        let mut ending = Vec::new();
+        for running in all {
+            running.stop.store(true, Ordering::Release);
+            drop(running.lifelines);
+            ending.push((running.queue, running.thread, running.sessions));
+        }
+        let ended = ending.into_iter().flat_map(|(queue, thread, sessions)| {
+            if thread.join().is_err() {
+                tracing::error!(queue, "a mediating thread died");
+            }
+            sessions
+        });
+        ended.collect()
+    }
+}
+
+/// What the program has bound of queue `queue`.
+fn bound(end: &End, queue: usize) -> Directions {
+    let bound = |rings: &[crate::end::PortRing]| rings.get(queue).is_some_and(|ring| ring.binders() > 0);
+    Directions { tx: bound(&end.tx), rx: bound(&end.rx) }
+}
+
+impl Books {
+    /// Starts and ends threads, so that they serve what the program has bound, and nothing else.
+    pub(crate) fn settle_wire(&mut self, key: &PipeKey) -> Result<(), Refusal> {
+        let (Some(wire), Some(pipe)) = (self.wires.get(key), self.pipes.get(key)) else { return Ok(()) };
+        let (end, nic) = (&pipe.ends[0], wire.nic);
+        let queues = end.tx.len().max(end.rx.len());
+        let wanted: Vec<Directions> = (0..queues).map(|queue| bound(end, queue)).collect();
+        for (queue, wanted) in wanted.into_iter().enumerate() {
+            let (queue, wanted) = (queue as u16, (wanted.tx || wanted.rx).then_some(wanted));
+            let running = self.wires.get(key).and_then(|wire| wire.running.get(&queue));
+            if running.map(|running| running.directions) == wanted {
+                continue;
+            }
+            // First, so that the queue stays open in between, and nothing is lost.
+            let next = wanted.map(|wanted| self.prepare(key, nic, queue, wanted)).transpose()?;
+            let ended = self.wires.get_mut(key).and_then(|wire| wire.running.remove(&queue));
+            for session in Running::stop(ended) {
+                self.close(session);
+            }
+            if let Some(next) = next {
+                self.start(key, next)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the wire of a pipe that no program has open any more.
+    pub(crate) fn drop_wire_if_unused(&mut self, key: &PipeKey) {
+        if self.pipes.get(key).is_some_and(|pipe| pipe.ends[0].in_use()) {
+            return;
+        }
+        let Some(wire) = self.wires.remove(key) else { return };
+        for session in Running::stop(wire.running.into_values()) {
+            self.close(session);
+        }
+        self.drop_if_unused(&PortKey::Nic(wire.nic));
+    }
+
+    /// Opens both sides of a queue.
+    fn prepare(&mut self, key: &PipeKey, nic: NicKey, queue: u16, directions: Directions) -> Result<Prepared, Refusal> {
+        let only = match directions {
+            Directions { tx: true, rx: true } => 0,
+            Directions { rx: true, .. } => NR_RX_RINGS_ONLY,
+            Directions { .. } => NR_TX_RINGS_ONLY,
+        };
+        // What the program sends, the other end of the pipe receives.
+        let mirrored = match only {
+            NR_RX_RINGS_ONLY => NR_TX_RINGS_ONLY,
+            NR_TX_RINGS_ONLY => NR_RX_RINGS_ONLY,
+            _ => 0,
+        };
+        let ring =
+            |flags| NmreqRegister { nr_mode: NR_REG_ONE_NIC, nr_ringid: queue, nr_flags: flags, ..Default::default() };
+        let me = Caller::daemon();
+        let wire = self.open_session(PortKey::Nic(nic), &key.parent, &ring(only), &me)?;
+        let mut sessions = [wire.session, 0];
+        let pipe = self.open_session(PortKey::Pipe(key.clone(), 1), &key.parent, &ring(mirrored), &me);
+        let prepared = pipe.and_then(|pipe| {
+            sessions[1] = pipe.session;
+            let (wire, one) = own_port(wire)?;
+            let (program, two) = own_port(pipe)?;
+            Ok(Prepared { queue, directions, sessions, program, wire, lifelines: [one, two] })
+        });
+        if prepared.is_err() {
+            sessions.into_iter().for_each(|session| self.close(session));
+        }
+        prepared
+    }
+
+    fn start(&mut self, key: &PipeKey, prepared: Prepared) -> Result<(), Refusal> {
+        let Prepared { queue, directions, sessions, program, wire, lifelines } = prepared;
+        let thread = std::thread::Builder::new().name(format!("{} {queue}", key.parent));
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        match thread.spawn(move || mediate(&program, &wire, &stopped)) {
+            Ok(thread) => {
+                let running = Running { queue, directions, sessions, stop, lifelines, thread };
+                if let Some(wire) = self.wires.get_mut(key) {
+                    wire.running.insert(queue, running);
+                }
+                Ok(())
+            }
+            Err(e) => {
+                sessions.into_iter().for_each(|session| self.close(session));
+                refuse(ENOMEM, format!("no thread for queue {queue}: {e}"))
+            }
+        }
+    }
+}
+
+/// A port in the daemon's own hands, and what it lives by.
+fn own_port(registered: Registered) -> Result<(Port, OwnedFd), Refusal> {
+    let Registered { register, bound, fds, .. } = registered;
+    let (mine, ports) =
+        socket::pair().or_else(|e| refuse(ENOMEM, format!("no descriptors left in the daemon: {e}")))?;
+    let port = unetmap::adopt("the daemon's", register, &bound, fds, ports, LEASE);
+    let port = port.or_else(|e| refuse(e.errno(), e.to_string()))?;
+    Ok((port, mine))
+}
+
+/// Moves packets both ways until it is told to stop, or either port ends.
+fn mediate(program: &Port, wire: &Port, stop: &AtomicBool) {
+    let mut last = Instant::now();
+    while !stop.load(Ordering::Acquire) {
+        let result = round(program, wire).and_then(|moved| match moved {
+            Moved { out: 0, back: 0 } if last.elapsed() >= SPIN => sleep(program, wire).map(|()| moved),
+            moved => Ok(moved),
+        });
+        match result {
+            Ok(Moved { out: 0, back }) if back > 0 => {
+                if worth_a_rest(back, last.elapsed(), wire) {
+                    std::thread::sleep(REST);
+                }
+                last = Instant::now();
+            }
+            Ok(Moved { out, .. }) if out > 0 => last = Instant::now(),
+            Ok(_) => (0..8).for_each(|_| spin_hint()),
+            Err(Error::BadPointers { .. }) => std::thread::sleep(NONSENSE),
+            Err(e) => {
+                tracing::debug!("mediating ended: {e}");
+                return;
+            }
+        }
+    }
+    // What was copied is given back and handed over, or whoever comes next would send it again, and receive it never.
+    let _ = (program.rxsync(), program.txsync());
+    // What the program sent before it closed its port still goes out.
+    let start = Instant::now();
+    while wire.tx_rings().iter().any(Ring::pending) && start.elapsed() < FLUSH && wire.txsync().is_ok() {
+        std::thread::yield_now();
+    }
+}
+
+/// Slots moved.
+#[derive(Clone, Copy)]
+struct Moved {
+    /// From the program to the interface.
+    out: u32,
+    /// From the interface to the program.
+    back: u32,
+}
+
+/// Whether to sleep before the next look at the interface, as the library does where a program looks itself: in a stream
+/// that is fast, and not so fast that the ring could run over. `back` slots came in `time`.
+fn worth_a_rest(back: u32, time: Duration, wire: &Port) -> bool {
+    let expected = u128::from(back) * REST_AT_MOST.as_nanos() / time.as_nanos().max(1);
+    let room = wire.rx_rings().first().map_or(0, Ring::num_slots);
+    back < BATCH && (REST_FOR..u128::from(room / 2)).contains(&expected)
+}
+
+/// Moves what can be moved now.
+fn round(program: &Port, wire: &Port) -> Result<Moved, Error> {
+    program.poll(Interest::BOTH, Some(Duration::ZERO))?;
+    wire.poll(Interest::BOTH, Some(Duration::ZERO))?;
+    let out = copy(program.rx_rings().first(), wire.tx_rings().first());
+    let back = copy(wire.rx_rings().first(), program.tx_rings().first());
+    // At once: when the program gets its slots back, its packets are on their way.
+    if out > 0 {
+        wire.txsync()?;
+    }
+    Ok(Moved { out, back })
+}
+
+/// Copies what there is and what there is room for; returns how many slots.
+fn copy(from: Option<&Ring>, to: Option<&Ring>) -> u32 {
+    let (Some(from), Some(to)) = (from, to) else { return 0 };
+    let n = from.space().min(to.space()).min(BATCH);
+    for (source, target) in from.first(n).zip(to.first(n)) {
+        let (len, flags) = source.len_flags();
+        target.frame().copy_from(&source.frame(), usize::from(len));
+        target.set_len_flags(len, flags & NS_MOREFRAG);
+    }
+    to.advance(n);
+    from.advance(n);
+    n
+}
+
+/// Sleeps until something can be moved.
+fn sleep(program: &Port, wire: &Port) -> Result<(), Error> {
+    let (from_program, from_wire) = (wants(wire), wants(program));
+    let ready = program.arm(from_program)? | wire.arm(from_wire)?;
+    if !ready.is_none() {
+        return Ok(());
+    }
+    let fds = [program.wait_fds(from_program), wire.wait_fds(from_wire)].concat();
+    let mut fds: Vec<PollFd<'_>> =
+        fds.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN | PollFlags::RDHUP)).collect();
+    let _ = wait_readable(&mut fds, Some(LOOK_UP));
+    Ok(())
+}
+
+/// What has to happen at a port before something can be moved: packets, if the `other` side has room for them; room, if
+/// that has packets.
+fn wants(other: &Port) -> Interest {
+    let mut wants = Interest::NONE;
+    if other.tx_rings().first().is_some_and(|ring| !ring.is_empty()) {
+        wants |= Interest::RX;
+    }
+    if other.rx_rings().first().is_some_and(|ring| !ring.is_empty()) {
+        wants |= Interest::TX;
+    }
+    wants
+}

@@ -1,0 +1,493 @@
+//! Interfaces: an AF_XDP socket for each queue that somebody has bound, and the XDP program that leads packets there.
+//!
+//! ```text
+//! queue i    bound by somebody      one socket, bound to queue i; its memory is the buffer pool of the region
+//!            receive ring bound     the socket is in the program's map, and packets of queue i go there
+//!            nobody                 no socket: the queue is the kernel's
+//! ```
+//! A new socket starts at 0, with every buffer of the receive ring offered. The rings' slots name all buffers that the
+//! port has, also those that the kernel has, so that closing the socket is all it takes to get them back.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use unetmap::bound::FRAGS;
+use unetmap::errno::{EAGAIN, EBUSY, EINVAL, ENETDOWN, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
+use unetmap_abi::NmreqRegister;
+use unetmap_mem::{EndPage, Pos, ReceiveRings, SendRings, SentPage, Slots};
+use unetmap_sys::link::{self, Link};
+use unetmap_sys::netns::Netns;
+use unetmap_sys::probe;
+use unetmap_sys::xdp::{Mode, Xdp};
+use unetmap_sys::xsk::{self, BUFFER_BYTES, How, Queue, Umem, Xsk};
+
+use crate::end::{Binding, End, EndShape, PortRing, Way, shared_page};
+use crate::filter::{Kept, refuse_filter};
+use crate::refusal::{Refusal, refuse};
+use crate::region::{House, HouseId, Scope};
+
+/// Which interface: its namespace and index, and a number that tells it from an earlier one of the same index.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct NicKey {
+    pub(crate) netns: u64,
+    pub(crate) index: u32,
+    pub(crate) serial: u64,
+}
+
+/// Slots of a transmit ring, unless others are asked for: as many as keep a wire busy. With more, their buffers, which all
+/// begin at the same few places of a processor's cache, drive each other out of it.
+const DEFAULT_TX_SLOTS: u32 = 512;
+/// Slots of a receive ring: what comes while the program does something else.
+const DEFAULT_RX_SLOTS: u32 = 1024;
+const MOST_SLOTS: u32 = 4096;
+/// Bytes of an Ethernet header with one VLAN tag.
+const HEADER: u32 = 18;
+
+/// A queue with its socket.
+struct OpenQueue {
+    socket: Xsk,
+    send: Option<SendRings>,
+    receive: Option<ReceiveRings>,
+    /// Whether packets are led to it.
+    entered: bool,
+}
+
+/// How packets get in and out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Manner {
+    pub(crate) mode: Mode,
+    pub(crate) how: How,
+    /// Whether packets may be spread over several buffers.
+    pub(crate) frags: bool,
+}
+
+/// An interface that somebody has open.
+pub(crate) struct Nic {
+    pub(crate) name: String,
+    pub(crate) scope: Scope,
+    pub(crate) house: HouseId,
+    pub(crate) end: End,
+    pub(crate) sent_fd: OwnedFd,
+    pub(crate) sent_bytes: usize,
+    sent: SentPage,
+    netns: Arc<Netns>,
+    index: u32,
+    umem: Umem,
+    /// Which frames enter; none: all.
+    pub(crate) filter: Option<Arc<Kept>>,
+    queues: Vec<Option<OpenQueue>>,
+    xdp: Option<Xdp>,
+    /// Known once a socket is bound.
+    pub(crate) manner: Option<Manner>,
+    /// Whether it was deleted, or went to another namespace.
+    pub(crate) gone: bool,
+}
+
+/// Slots and rings of a port on an interface with so many queues.
+pub(crate) fn shape_of(channels: &link::Channels, asked: &NmreqRegister) -> Result<EndShape, Refusal> {
+    let slots = |wish: u32, default: u32| {
+        let n = if wish == 0 { default } else { wish.clamp(2, MOST_SLOTS).next_power_of_two() };
+        Slots::new(n).map_or_else(|| refuse(EINVAL, format!("a ring has 2 to {MOST_SLOTS} slots, not {n}")), Ok)
+    };
+    let rings = |n: u32| u16::try_from(n.clamp(1, 256)).unwrap_or(256);
+    Ok(EndShape {
+        tx_rings: rings(channels.tx),
+        rx_rings: rings(channels.rx),
+        tx_slots: slots(asked.nr_tx_slots, DEFAULT_TX_SLOTS)?,
+        rx_slots: slots(asked.nr_rx_slots, DEFAULT_RX_SLOTS)?,
+    })
+}
+
+impl Nic {
+    /// Makes the rings. The interface is not touched yet.
+    pub(crate) fn make(
+        house: &mut House,
+        scope: Scope,
+        netns: Arc<Netns>,
+        link: &Link,
+        shape: EndShape,
+    ) -> Result<Nic, Refusal> {
+        let buffer = house.region.limits().buf_size;
+        if !BUFFER_BYTES.contains(&buffer) {
+            let (least, most) = (BUFFER_BYTES.start(), BUFFER_BYTES.end());
+            return refuse(
+                EINVAL,
+                format!(
+                    "buffers of {buffer} bytes do not suit an interface, {least} to {most} do (unetmapd --buf-size)"
+                ),
+            );
+        }
+        let sent_bytes = SentPage::bytes(usize::from(shape.tx_rings) * shape.tx_slots.get() as usize);
+        let (window, sent_fd) = shared_page("unetmap-sent", sent_bytes)?;
+        let end = End::make(house, shape, Way::Kernel)?;
+        let queues = (0..shape.tx_rings.max(shape.rx_rings)).map(|_| None).collect();
+        Ok(Nic {
+            name: link.name.clone(),
+            scope,
+            house: house.id,
+            end,
+            sent_fd,
+            sent_bytes,
+            sent: SentPage::new(window),
+            netns,
+            index: link.index,
+            umem: house.region.umem(),
+            filter: None,
+            queues,
+            xdp: None,
+            manner: None,
+            gone: false,
+        })
+    }
+
+    /// Opens the sockets that `binding` needs, and leads packets to its receive rings. On failure nothing has changed.
+    pub(crate) fn raise(&mut self, binding: &Binding) -> Result<(), Refusal> {
+        let result = self.try_raise(binding);
+        if result.is_err() {
+            self.settle();
+        }
+        result
+    }
+
+    fn try_raise(&mut self, binding: &Binding) -> Result<(), Refusal> {
+        if self.gone {
+            return refuse(ENXIO, "the interface has gone");
+        }
+        if self.xdp.is_none() {
+            self.attach()?;
+        }
+        for &queue in binding.tx.iter().chain(&binding.rx) {
+            if self.queues[queue].is_none() {
+                self.open_queue(queue)?;
+            }
+        }
+        let Some(xdp) = &mut self.xdp else { return refuse(ENXIO, "the interface has gone") };
+        for &queue in &binding.rx {
+            if let Some(open) = &mut self.queues[queue]
+                && !open.entered
+            {
+                xdp.insert(queue as u32, &open.socket).or_else(|e| refuse(EINVAL, format!("queue {queue}: {e}")))?;
+                open.entered = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Attaches the XDP program: in the driver if it can, else before the stack.
+    fn attach(&mut self) -> Result<(), Refusal> {
+        // A kernel without such sockets has no map of them either, and would say no more than that.
+        if let Err(e) = self.netns.run(probe::xdp_socket).and_then(|made| made)
+            && e.raw_os_error() == Some(libc_errno::EAFNOSUPPORT)
+        {
+            return self.explain(0, &e);
+        }
+        let (index, queues) = (self.index, self.end.rx.len() as u32);
+        let attach = |mode| self.netns.run(|| Xdp::attach(index, queues, mode)).and_then(|attached| attached);
+        let taken = |e: &io::Error| matches!(e.raw_os_error(), Some(libc_errno::EBUSY | libc_errno::EEXIST));
+        // Some drivers run programs and cannot lead frames to sockets.
+        let features = self.netns.run(|| link::xdp_features(index)).and_then(|asked| asked);
+        let leads_nowhere = features.is_ok_and(|known| known.is_some_and(|f| f.basic && !f.redirect));
+        let first = if leads_nowhere { Mode::Generic } else { Mode::Native };
+        let attached = attach(first).or_else(|native| match native.raw_os_error() {
+            Some(libc_errno::EBUSY | libc_errno::EEXIST | libc_errno::EPERM) => Err(native),
+            _ => attach(Mode::Generic),
+        });
+        let name = &self.name;
+        let xdp = attached.or_else(|e| match e.raw_os_error() {
+            _ if taken(&e) => refuse(
+                EBUSY,
+                format!("another XDP program is attached (unetmap doctor {name} shows whose, and how to end it)"),
+            ),
+            Some(libc_errno::EPERM) => {
+                refuse(EPERM, "the daemon may not attach XDP programs: it needs CAP_NET_ADMIN and CAP_BPF")
+            }
+            _ => refuse(EOPNOTSUPP, format!("no XDP program can be attached: {e} (unetmap doctor {name} says more)")),
+        })?;
+        self.xdp = Some(xdp);
+        // No socket is there yet, so no frame passes it by.
+        self.set_filter(self.filter.clone())
+    }
+
+    /// Which frames enter from now on; none: all. The one in use stays when the new one is refused.
+    pub(crate) fn set_filter(&mut self, filter: Option<Arc<Kept>>) -> Result<(), Refusal> {
+        if let Some(xdp) = &mut self.xdp {
+            let program = filter.as_ref().map(|kept| &kept.filter.program[..]);
+            xdp.set_filter(program).or_else(|e| refuse_filter(&e))?;
+        }
+        self.filter = filter;
+        Ok(())
+    }
+
+    fn open_queue(&mut self, queue: usize) -> Result<(), Refusal> {
+        let Some(xdp) = &self.xdp else { return refuse(ENXIO, "the interface has gone") };
+        let (mode, frags) = (xdp.mode(), xdp.frags());
+        // Once a queue is open all others are opened in the same manner.
+        let manners: Vec<Manner> = match self.manner {
+            Some(manner) => vec![manner],
+            None => {
+                let hows: &[How] = if self.offers_zero_copy(mode) { &[How::ZeroCopy, How::Copy] } else { &[How::Copy] };
+                let frags: &[bool] = if frags { &[true, false] } else { &[false] };
+                hows.iter().flat_map(|&how| frags.iter().map(move |&frags| Manner { mode, how, frags })).collect()
+            }
+        };
+        let (mut last, mut too_long) = (None, None);
+        for manner in manners {
+            match self.bind_socket(queue, manner) {
+                Ok(_) if self.fits(manner).is_err() => too_long = self.fits(manner).err(),
+                Ok(socket) => {
+                    self.manner = Some(manner);
+                    return self.start_queue(queue, socket);
+                }
+                Err(e) => {
+                    let other_manner_helps = matches!(e.raw_os_error(), Some(EINVAL | EOPNOTSUPP));
+                    last = Some(e);
+                    if !other_manner_helps {
+                        break;
+                    }
+                }
+            }
+        }
+        if let Some(refusal) = too_long {
+            return Err(refusal);
+        }
+        let e = last.unwrap_or_else(|| io::ErrorKind::Unsupported.into());
+        self.explain(queue, &e)
+    }
+
+    /// Whether the driver offers zero copy, and the buffers are fit for it.
+    fn offers_zero_copy(&self, mode: Mode) -> bool {
+        let index = self.index;
+        let features = self.netns.run(|| link::xdp_features(index)).and_then(|asked| asked);
+        if mode != Mode::Native || !features.is_ok_and(|known| known.is_some_and(|features| features.zerocopy)) {
+            return false;
+        }
+        let contiguous = self.umem.make_contiguous();
+        if let Err(e) = &contiguous {
+            tracing::warn!(name = self.name, "no huge pages for the buffers, so no zero copy: {e}");
+        }
+        contiguous.is_ok()
+    }
+
+    fn bind_socket(&self, queue: usize, manner: Manner) -> io::Result<Xsk> {
+        let asked = Queue {
+            ifindex: self.index,
+            queue: queue as u32,
+            tx_entries: self.end.shape.tx_slots.get(),
+            rx_entries: self.end.shape.rx_slots.get(),
+            how: manner.how,
+            frags: manner.frags,
+        };
+        let umem = self.umem.clone();
+        // One registration serves all queues: each locks all buffers in memory anew, which takes its time.
+        let beside = self.queues.iter().flatten().next().map(|open| open.socket.as_fd());
+        self.netns.run(|| Xsk::bind(asked, umem, beside))?
+    }
+
+    fn explain<T>(&self, queue: usize, e: &io::Error) -> Result<T, Refusal> {
+        let name = &self.name;
+        match e.raw_os_error() {
+            Some(libc_errno::ENETDOWN) => is_down(name),
+            Some(libc_errno::EBUSY) => refuse(
+                EAGAIN,
+                format!(
+                    "queue {queue} is held by another AF_XDP socket, perhaps of a program that still has an old port open"
+                ),
+            ),
+            Some(libc_errno::ENOBUFS) => refuse(
+                ENOMEM,
+                "the packet buffers cannot be locked in memory: raise the limit (ulimit -l unlimited), or give the daemon \
+                 CAP_IPC_LOCK",
+            ),
+            Some(libc_errno::EAFNOSUPPORT) => refuse(
+                EOPNOTSUPP,
+                "this kernel has no AF_XDP sockets (it needs CONFIG_XDP_SOCKETS, Linux 5.11 or newer)",
+            ),
+            Some(libc_errno::EPERM) => refuse(EPERM, "the daemon may not open AF_XDP sockets: it needs CAP_NET_RAW"),
+            _ => refuse(EOPNOTSUPP, format!("queue {queue} cannot be opened: {e} (unetmap doctor {name} says more)")),
+        }
+    }
+
+    /// Whether the longest frames fit buffers.
+    fn fits(&self, manner: Manner) -> Result<(), Refusal> {
+        let (buffer, index) = (self.umem.buffer, self.index);
+        let mtu = self.netns.run(|| link::by_index(index)).ok().and_then(Result::ok).flatten().map_or(0, |l| l.mtu);
+        if manner.frags || mtu + HEADER <= buffer {
+            return Ok(());
+        }
+        refuse(
+            EINVAL,
+            format!(
+                "its MTU is {mtu}, and frames of {} bytes do not fit buffers of {buffer} (ip link set dev {} mtu {})",
+                mtu + HEADER,
+                self.name,
+                buffer - HEADER
+            ),
+        )
+    }
+
+    /// The rings of a new socket; all buffers of the receive ring are offered.
+    fn start_queue(&mut self, queue: usize, socket: Xsk) -> Result<(), Refusal> {
+        let no_rings = |e: io::Error| refuse(ENOMEM, format!("the rings of queue {queue} cannot be mapped: {e}"));
+        let limits = (self.umem.buffer, (self.umem.bytes / self.umem.buffer as usize) as u32);
+        let mut open = OpenQueue { socket, send: None, receive: None, entered: false };
+        if let Some(ring) = self.end.tx.get(queue) {
+            let (slots, first) = (ring.view.slots().slots(), self.first_sent(queue as u16));
+            self.sent.forget(first, slots.get() as usize);
+            let (tx, completion) = xsk::map_send_rings(&open.socket, slots.get()).or_else(no_rings)?;
+            open.send = SendRings::new(&tx, &completion, slots, limits, self.sent.clone(), first);
+        }
+        if let Some(ring) = self.end.rx.get(queue) {
+            let slots = ring.view.slots().slots();
+            let (rx, fill) = xsk::map_receive_rings(&open.socket, slots.get()).or_else(no_rings)?;
+            if let Some(receive) = ReceiveRings::new(&rx, &fill, slots, limits) {
+                for p in House::positions(&ring.view) {
+                    receive.offer(p, Some(ring.view.slots().buf_idx(p)));
+                }
+                receive.publish(slots.get());
+                open.receive = Some(receive);
+            }
+        }
+        self.queues[queue] = Some(open);
+        Ok(())
+    }
+
+    /// Binds the rings, whose sockets are open.
+    pub(crate) fn bind(&mut self, binding: &Binding) {
+        let (queues, page) = (&self.queues, self.end.page.clone());
+        self.end.bind(binding, |ring, transmit| at_socket(queues, &page, ring, transmit));
+    }
+
+    /// Closes the sockets that nobody has bound any more, and gives back the interface after the last.
+    pub(crate) fn settle(&mut self) {
+        for (i, queue) in self.queues.iter_mut().enumerate() {
+            let bound = |rings: &[PortRing]| rings.get(i).is_some_and(|ring| ring.binders() > 0);
+            let (sends, receives) = (bound(&self.end.tx), bound(&self.end.rx));
+            let Some(open) = queue else { continue };
+            if open.entered && !receives {
+                if let Some(xdp) = &mut self.xdp
+                    && let Err(e) = xdp.remove(i as u32)
+                {
+                    tracing::debug!(name = self.name, queue = i, "taking the socket out: {e}");
+                }
+                open.entered = false;
+            }
+            if !sends && !receives {
+                *queue = None;
+            }
+        }
+        if self.queues.iter().all(Option::is_none) {
+            (self.xdp, self.manner) = (None, None);
+        }
+    }
+
+    /// The interface has gone: whoever has it open is told at the next call, and woken if asleep.
+    pub(crate) fn end_all(&mut self) {
+        self.gone = true;
+        self.end.end_all();
+        // Where it went it is the kernel's at once, whatever the programs do that still have it open.
+        self.xdp = None;
+        self.queues.iter_mut().for_each(|queue| *queue = None);
+    }
+
+    /// Its state or settings changed. Those who sleep look again: packets that a link that was down kept may go now.
+    pub(crate) fn changed(&mut self, link: &Link) {
+        tracing::debug!(name = link.name, up = link.up, carrier = link.carrier, mtu = link.mtu, "interface changed");
+        let frags = self.manner.is_none_or(|manner| manner.frags);
+        if !frags && link.mtu + HEADER > self.umem.buffer {
+            let (mtu, buffer) = (link.mtu, self.umem.buffer);
+            tracing::warn!(name = link.name, mtu, buffer, "longer frames than buffers are lost: set a smaller MTU");
+        }
+        for ring in self.end.tx.iter().chain(&self.end.rx).filter(|ring| ring.binders() > 0) {
+            ring.bell.ring();
+        }
+    }
+
+    /// What is left when it is closed.
+    pub(crate) fn into_end(self) -> End {
+        self.end
+    }
+
+    /// The socket of queue `id`.
+    pub(crate) fn socket(&self, id: u16) -> Option<BorrowedFd<'_>> {
+        self.queues.get(usize::from(id))?.as_ref().map(|queue| queue.socket.as_fd())
+    }
+
+    /// The first word of transmit ring `id` in the page of what was sent.
+    pub(crate) fn first_sent(&self, id: u16) -> usize {
+        usize::from(id) * self.end.shape.tx_slots.get() as usize
+    }
+
+    /// Whether packets may be spread over several buffers.
+    pub(crate) fn frags(&self) -> bool {
+        self.manner.is_some_and(|manner| manner.frags)
+    }
+
+    /// How packets get in and out, for people.
+    pub(crate) fn describe(&self) -> String {
+        let Some(manner) = self.manner else { return (if self.gone { "gone" } else { "not bound" }).into() };
+        let way = match (manner.mode, manner.how) {
+            (Mode::Native, How::ZeroCopy) => "native, zero copy",
+            (Mode::Native, How::Copy) => "native, copy",
+            (Mode::Generic, _) => "generic, copy",
+        };
+        if self.gone { format!("gone ({way})") } else { way.into() }
+    }
+
+    /// [`FRAGS`] or 0.
+    pub(crate) fn features(&self) -> u32 {
+        if self.frags() { FRAGS } else { 0 }
+    }
+
+    /// What the kernel counted for queue `id` since it was opened.
+    pub(crate) fn statistics(&self, id: u16) -> xsk::Statistics {
+        self.socket(id).and_then(|socket| xsk::statistics(socket).ok()).unwrap_or_default()
+    }
+
+    /// Frees the locks of the dead process with `lease`. It may have died between moving a position of the socket and
+    /// writing that down: the socket is right.
+    pub(crate) fn break_locks(&self, lease: u32) -> usize {
+        for ring in self.end.tx.iter().chain(&self.end.rx) {
+            if let Some(state) = self.end.page.state(ring.state)
+                && state.is_locked_by(lease)
+            {
+                let (hwcur, hwtail) = at_socket(&self.queues, &self.end.page, ring, ring.view.shape().dir == 0);
+                state.set_hwcur(hwcur);
+                state.set_hwtail(hwtail);
+            }
+        }
+        self.end.break_locks(lease)
+    }
+}
+
+/// Where a ring stands, as its socket tells: `(hwcur, hwtail)`.
+fn at_socket(queues: &[Option<OpenQueue>], page: &EndPage, ring: &PortRing, transmit: bool) -> (Pos, Pos) {
+    let slots = ring.view.slots().slots();
+    // Only slots behind the last tail can be on their way; what is written down for others was never handed over.
+    let known = page.state(ring.state).and_then(|state| state.positions(slots));
+    let since = |next| known.map_or(next, |(_, hwtail)| slots.next(hwtail));
+    let open = queues.get(usize::from(ring.view.shape().id)).and_then(Option::as_ref);
+    match open {
+        Some(OpenQueue { send: Some(send), .. }) if transmit => {
+            (send.next(), slots.prev(send.first_unfinished(since(send.next()))))
+        }
+        Some(OpenQueue { receive: Some(receive), .. }) if !transmit => (receive.next_offer(), receive.next_packet()),
+        _ if transmit => (Pos::ZERO, slots.prev(Pos::ZERO)),
+        _ => (Pos::ZERO, Pos::ZERO),
+    }
+}
+
+/// Not every driver refuses by itself.
+pub(crate) fn is_down<T>(name: &str) -> Result<T, Refusal> {
+    refuse(ENETDOWN, format!("the interface is down (ip link set dev {name} up)"))
+}
+
+/// The kernel's errnos that mean something here.
+mod libc_errno {
+    pub(super) const EPERM: i32 = 1;
+    pub(super) const EBUSY: i32 = 16;
+    pub(super) const EEXIST: i32 = 17;
+    pub(super) const EAFNOSUPPORT: i32 = 97;
+    pub(super) const ENETDOWN: i32 = 100;
+    pub(super) const ENOBUFS: i32 = 105;
+}

@@ -1,0 +1,553 @@
+//! Who may have which interface from the system's daemon, and who may have pipes there.
+//!
+//! A list of rules; the first that is for this client and for what it wants decides, and where none does the answer is
+//! no. The rules are those of a file that only root can write (see unetmap-policy(5)), then the built-in ones: root gets
+//! interfaces directly, members of the group `netmap` by way of the daemon.
+//!
+//! A policy decides about opening only: what is open stays open, whatever the file says later.
+
+use std::fmt;
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read};
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Visitor};
+use toml::Spanned;
+use unetmap_sys::process;
+
+/// Where the file is, unless the daemon is told otherwise.
+pub(crate) const DEFAULT_PATH: &str = "/etc/unetmap/policy.toml";
+
+/// The group that the built-in rules let in.
+const GROUP: &str = "netmap";
+/// Bytes of the longest name of an interface: IFNAMSIZ less its NUL.
+const MAX_NAME: usize = 15;
+/// Bytes of the longest file that is read.
+const MAX_BYTES: u64 = 1 << 20;
+/// A file that changed less than this ago, in whole seconds, may change again without its times showing it.
+const SETTLED: Duration = Duration::from_secs(2);
+/// The daemon's own namespace. All namespaces are on one device.
+const OWN_NETNS: &str = "/proc/self/ns/net";
+/// What names of accounts mean may change with these.
+const ACCOUNTS: [&str; 2] = ["/etc/passwd", "/etc/group"];
+
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Who<'a> {
+    pub(crate) uid: u32,
+    /// The primary one and the supplementary ones, in any order.
+    pub(crate) groups: &'a [u32],
+    /// Inode number of the network namespace.
+    pub(crate) netns: u64,
+}
+
+/// How a client gets an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Access {
+    /// It runs the interface's sockets itself.
+    Direct,
+    /// The daemon runs them, and copies.
+    Mediated,
+}
+
+/// The rules, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Policy {
+    rules: Vec<Rule>,
+}
+
+#[derive(Debug)]
+struct Rule {
+    ports: Vec<Pattern>,
+    pipes: bool,
+    users: Users,
+    groups: Vec<u32>,
+    netns: Option<Netns>,
+    /// None: refused.
+    access: Option<Access>,
+}
+
+#[derive(Debug)]
+enum Users {
+    Anybody,
+    These(Vec<u32>),
+}
+
+#[derive(Debug)]
+enum Netns {
+    Inode(u64),
+    /// Looked at for each client: the namespace may be made later than the rule.
+    Path(PathBuf),
+}
+
+impl Policy {
+    /// The policy that a file says; the built-in rules where there is no file. May wait for a directory service that
+    /// names of accounts are looked up in.
+    ///
+    /// # Errors
+    /// One sentence that begins with the file, and the line where there is one.
+    pub(crate) fn load(path: &Path) -> Result<Policy, String> {
+        let fail = |why: String| Err(format!("{}: {why}", path.display()));
+        let bytes = match read(path, process::uid()) {
+            Ok(bytes) => bytes,
+            Err(why) => return fail(why),
+        };
+        let text = match std::str::from_utf8(&bytes) {
+            Ok(text) => text,
+            Err(e) => {
+                let line = line_of(&bytes, e.valid_up_to());
+                return Err(format!("{}:{line}: this is not UTF-8 text; save the file as such", path.display()));
+            }
+        };
+        parse(text, &SystemAccounts).map_err(|wrong| match wrong.at {
+            Some(at) => format!("{}:{}: {}", path.display(), line_of(&bytes, at), wrong.why),
+            None => format!("{}: {}", path.display(), wrong.why),
+        })
+    }
+
+    /// How this client gets an interface of this name (its own one, not an alternative name) in its namespace; None: not
+    /// at all.
+    pub(crate) fn nic(&self, who: &Who<'_>, interface: &str) -> Option<Access> {
+        let decides = |rule: &&Rule| rule.ports.iter().any(|p| p.fits(interface)) && rule.is_for(who);
+        self.rules.iter().find(decides)?.access
+    }
+
+    /// Whether this client may have pipes whose parent is no interface.
+    pub(crate) fn pipes(&self, who: &Who<'_>) -> bool {
+        let decides = |rule: &&Rule| rule.pipes && rule.is_for(who);
+        self.rules.iter().find(decides).is_some_and(|rule| rule.access.is_some())
+    }
+
+    /// Whether there is anything that this client might be given. A yes is no promise: the interfaces that are allowed
+    /// may all be refused by other rules, if only several of these together refuse them.
+    pub(crate) fn admits_anything(&self, who: &Who<'_>) -> bool {
+        if self.pipes(who) {
+            return true;
+        }
+        let mut refused: Vec<&Pattern> = Vec::new();
+        for rule in self.rules.iter().filter(|rule| rule.is_for(who)) {
+            if rule.access.is_none() {
+                refused.extend(&rule.ports);
+            } else if rule.ports.iter().any(|allowed| !refused.iter().any(|no| no.covers(allowed))) {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+impl Rule {
+    fn is_for(&self, who: &Who<'_>) -> bool {
+        let named = match &self.users {
+            Users::Anybody => true,
+            Users::These(uids) => uids.contains(&who.uid) || self.groups.iter().any(|gid| who.groups.contains(gid)),
+        };
+        named && self.netns.as_ref().is_none_or(|netns| netns.is(who.netns))
+    }
+}
+
+impl Netns {
+    fn is(&self, inode: u64) -> bool {
+        match self {
+            Netns::Inode(number) => *number == inode,
+            // The inode number of a file that is no namespace may be anything.
+            Netns::Path(path) => match (fs::metadata(path), fs::metadata(OWN_NETNS)) {
+                (Ok(file), Ok(own)) => file.dev() == own.dev() && file.ino() == inode,
+                _ => false,
+            },
+        }
+    }
+}
+
+/// Names of interfaces: letters stand for themselves, `?` for any one, `*` for any number of any.
+#[derive(Debug, PartialEq, Eq)]
+struct Pattern(Vec<Symbol>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Symbol {
+    Char(char),
+    One,
+    Any,
+}
+
+impl Pattern {
+    fn new(text: &str) -> Result<Pattern, String> {
+        let wrong = |why: &str| Err(format!("`{text}` {why}; write names such as \"eth0\" or \"veth*\""));
+        if text.is_empty() {
+            return wrong("is no name");
+        }
+        if text.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control()) {
+            return wrong("has a character that no interface's name has");
+        }
+        if text.bytes().filter(|b| *b != b'*').count() > MAX_NAME {
+            return wrong("is longer than an interface's name, 15 bytes");
+        }
+        let mut symbols: Vec<Symbol> = text
+            .chars()
+            .map(|c| match c {
+                '*' => Symbol::Any,
+                '?' => Symbol::One,
+                other => Symbol::Char(other),
+            })
+            .collect();
+        symbols.dedup_by(|a, b| (*a, *b) == (Symbol::Any, Symbol::Any));
+        Ok(Pattern(symbols))
+    }
+
+    fn fits(&self, name: &str) -> bool {
+        let name: Vec<Symbol> = name.chars().map(Symbol::Char).collect();
+        self.takes(&name)
+    }
+
+    /// Every name that fits `other` fits this one. Some pairs of which that is true are not seen, such as `?*` and `*?`.
+    fn covers(&self, other: &Pattern) -> bool {
+        self.takes(&other.0)
+    }
+
+    /// The usual walk: at a mismatch, the last `*` takes one symbol more.
+    fn takes(&self, word: &[Symbol]) -> bool {
+        let (mut at, mut seen) = (0, 0);
+        let mut star = None;
+        while seen < word.len() {
+            match (self.0.get(at), word[seen]) {
+                (Some(Symbol::Any), _) => {
+                    star = Some((at, seen));
+                    at += 1;
+                }
+                (Some(Symbol::One), Symbol::Char(_) | Symbol::One) => (at, seen) = (at + 1, seen + 1),
+                (Some(Symbol::Char(a)), Symbol::Char(b)) if *a == b => (at, seen) = (at + 1, seen + 1),
+                _ => {
+                    let Some((last, from)) = star else { return false };
+                    star = Some((last, from + 1));
+                    (at, seen) = (last + 1, from + 1);
+                }
+            }
+        }
+        self.0[at..].iter().all(|symbol| *symbol == Symbol::Any)
+    }
+}
+
+/// The file as written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    #[serde(default = "yes")]
+    defaults: bool,
+    #[serde(default)]
+    rule: Vec<Spanned<WrittenRule>>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenRule {
+    #[serde(default)]
+    ports: Vec<Spanned<String>>,
+    #[serde(default)]
+    pipes: bool,
+    #[serde(default)]
+    users: Vec<Spanned<Word>>,
+    #[serde(default)]
+    groups: Vec<Spanned<Word>>,
+    netns: Option<Spanned<Word>>,
+    #[serde(default)]
+    access: WrittenAccess,
+}
+
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum WrittenAccess {
+    Direct,
+    #[default]
+    Mediated,
+    None,
+}
+
+/// A name, or the number that stands for the same.
+enum Word {
+    Name(String),
+    Number(u64),
+}
+
+impl<'de> Deserialize<'de> for Word {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Word, D::Error> {
+        struct Either;
+        impl Visitor<'_> for Either {
+            type Value = Word;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a name in quotes or a number from 0")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<Word, E> {
+                Ok(Word::Name(name.into()))
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Word, E> {
+                let wrong = |_| E::invalid_value(serde::de::Unexpected::Signed(number), &self);
+                u64::try_from(number).map(Word::Number).map_err(wrong)
+            }
+        }
+        deserializer.deserialize_any(Either)
+    }
+}
+
+/// What is wrong with a text, and at which of its bytes.
+#[derive(Debug)]
+struct Wrong {
+    at: Option<usize>,
+    why: String,
+}
+
+fn wrong<T>(at: &Range<usize>, why: String) -> Result<T, Wrong> {
+    Err(Wrong { at: Some(at.start), why })
+}
+
+/// Where names of accounts are looked up.
+trait Accounts {
+    fn uid(&self, name: &str) -> io::Result<Option<u32>>;
+    fn gid(&self, name: &str) -> io::Result<Option<u32>>;
+}
+
+struct SystemAccounts;
+
+impl Accounts for SystemAccounts {
+    fn uid(&self, name: &str) -> io::Result<Option<u32>> {
+        Ok(nix::unistd::User::from_name(name)?.map(|user| user.uid.as_raw()))
+    }
+
+    fn gid(&self, name: &str) -> io::Result<Option<u32>> {
+        Ok(nix::unistd::Group::from_name(name)?.map(|group| group.gid.as_raw()))
+    }
+}
+
+fn parse(text: &str, accounts: &impl Accounts) -> Result<Policy, Wrong> {
+    let written: Written = toml::from_str(text).map_err(|e| Wrong {
+        at: e.span().map(|span| span.start),
+        why: format!("{}; unetmap-policy(5) shows how it is written", e.message().trim().replace('\n', ", ")),
+    })?;
+    let mut rules = Vec::new();
+    for rule in written.rule {
+        let span = rule.span();
+        rules.push(understand(rule.into_inner(), &span, accounts)?);
+    }
+    if written.defaults {
+        rules.extend(defaults(accounts));
+    }
+    Ok(Policy { rules })
+}
+
+fn understand(rule: WrittenRule, span: &Range<usize>, accounts: &impl Accounts) -> Result<Rule, Wrong> {
+    if rule.ports.is_empty() && !rule.pipes {
+        return wrong(span, "the rule is about nothing; give it ports = [\"eth0\"], or pipes = true".into());
+    }
+    if rule.users.is_empty() && rule.groups.is_empty() {
+        return wrong(span, "the rule is for nobody; give it users or groups, users = [\"*\"] for anybody".into());
+    }
+    let mut ports = Vec::new();
+    for port in &rule.ports {
+        ports.push(Pattern::new(port.get_ref()).or_else(|why| wrong(&port.span(), why))?);
+    }
+    let mut users = Users::These(Vec::new());
+    for user in &rule.users {
+        match (user.get_ref(), &mut users) {
+            (Word::Name(name), _) if name == "*" => users = Users::Anybody,
+            (word, Users::These(uids)) => uids.push(id(word, &user.span(), "user", |name| accounts.uid(name))?),
+            // Still looked up, so that a wrong name is told.
+            (word, Users::Anybody) => drop(id(word, &user.span(), "user", |name| accounts.uid(name))?),
+        }
+    }
+    let mut groups = Vec::new();
+    for group in &rule.groups {
+        groups.push(id(group.get_ref(), &group.span(), "group", |name| accounts.gid(name))?);
+    }
+    let netns = rule.netns.map(|netns| namespace(netns.get_ref(), &netns.span())).transpose()?;
+    let access = match rule.access {
+        WrittenAccess::Direct => Some(Access::Direct),
+        WrittenAccess::Mediated => Some(Access::Mediated),
+        WrittenAccess::None => None,
+    };
+    Ok(Rule { ports, pipes: rule.pipes, users, groups, netns, access })
+}
+
+fn id(
+    word: &Word,
+    span: &Range<usize>,
+    kind: &str,
+    find: impl FnOnce(&str) -> io::Result<Option<u32>>,
+) -> Result<u32, Wrong> {
+    match word {
+        // The kernel's last number means nobody.
+        Word::Number(number) => match u32::try_from(*number) {
+            Ok(id) if id != u32::MAX => Ok(id),
+            _ => wrong(span, format!("{number} is no number of a {kind}; they go from 0 to {}", u32::MAX - 1)),
+        },
+        Word::Name(name) => match find(name) {
+            Ok(Some(id)) => Ok(id),
+            Ok(None) => wrong(span, format!("there is no {kind} `{name}`; add it to the system or correct the name")),
+            Err(e) => wrong(span, format!("the {kind} `{name}` cannot be looked up ({e}); give its number")),
+        },
+    }
+}
+
+fn namespace(word: &Word, span: &Range<usize>) -> Result<Netns, Wrong> {
+    match word {
+        Word::Number(inode) => Ok(Netns::Inode(*inode)),
+        Word::Name(name) if name == "host" => match fs::metadata(OWN_NETNS) {
+            Ok(own) => Ok(Netns::Inode(own.ino())),
+            Err(e) => wrong(span, format!("{OWN_NETNS} tells which namespace is \"host\", and it cannot be read: {e}")),
+        },
+        Word::Name(name) if name.starts_with('/') => Ok(Netns::Path(name.into())),
+        Word::Name(name) => {
+            let why =
+                format!("`{name}` is no network namespace; write a path such as \"/run/netns/blue\", or \"host\"");
+            wrong(span, why)
+        }
+    }
+}
+
+/// The built-in rules.
+fn defaults(accounts: &impl Accounts) -> Vec<Rule> {
+    let all = || vec![Pattern(vec![Symbol::Any])];
+    let root = Users::These(vec![0]);
+    let mut rules = vec![Rule {
+        ports: all(),
+        pipes: true,
+        users: root,
+        groups: vec![],
+        netns: None,
+        access: Some(Access::Direct),
+    }];
+    match accounts.gid(GROUP) {
+        Ok(Some(gid)) => rules.push(Rule {
+            ports: all(),
+            pipes: false,
+            users: Users::These(vec![]),
+            groups: vec![gid],
+            netns: None,
+            access: Some(Access::Mediated),
+        }),
+        Ok(None) => {}
+        Err(e) => tracing::warn!("the group {GROUP} cannot be looked up, and so nobody is in it: {e}"),
+    }
+    rules
+}
+
+/// The bytes of a file that nobody but its trusted owner can write; none where there is no file.
+fn read(path: &Path, us: u32) -> Result<Vec<u8>, String> {
+    let told = |what: &str, e: io::Error| format!("{what}: {e}; make it a file that the daemon can read, or remove it");
+    let link = match fs::symlink_metadata(path) {
+        Ok(link) => link,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(told("the policy cannot be found", e)),
+    };
+    // Opening another kind of file may wait, or do something.
+    let kind = fs::metadata(path).map_err(|e| told("the policy cannot be found", e))?;
+    if !kind.is_file() {
+        return Err("the policy is not an ordinary file; replace it by one, or remove it".into());
+    }
+    let file = File::open(path).map_err(|e| told("the policy cannot be opened", e))?;
+    let found = file.metadata().map_err(|e| told("the policy cannot be looked at", e))?;
+    let folder = path.parent().map_or_else(|| fs::metadata("/"), fs::metadata);
+    trusted(&folder.map_err(|e| told("the policy's folder cannot be looked at", e))?, &link, &found, us)?;
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| told("the policy cannot be read", e))?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err("the policy is longer than 1 MiB; shorten it, with * in names and with groups".into());
+    }
+    Ok(bytes)
+}
+
+/// Refuses a file that somebody else than root or the daemon's own user could have made, changed or replaced: the file
+/// itself, the link to it if it is one, and the folder that this is in.
+fn trusted(folder: &Metadata, link: &Metadata, file: &Metadata, us: u32) -> Result<(), String> {
+    for (what, uid) in [("policy", file.uid()), ("link to the policy", link.uid()), ("policy's folder", folder.uid())] {
+        if uid != 0 && uid != us {
+            return Err(format!("the {what} belongs to user {uid}, who must not decide this; chown it to root"));
+        }
+    }
+    if file.mode() & 0o022 != 0 {
+        return Err("the policy can be written by others than its owner; chmod go-w it".into());
+    }
+    // In a folder with the sticky bit, such as /tmp, nobody can replace what belongs to others.
+    if folder.mode() & 0o022 != 0 && folder.mode() & 0o1000 == 0 {
+        return Err("the policy's folder can be written by others than its owner; chmod go-w it".into());
+    }
+    Ok(())
+}
+
+/// The line, from 1, of a byte.
+fn line_of(bytes: &[u8], at: usize) -> usize {
+    bytes.iter().take(at).filter(|b| **b == b'\n').count() + 1
+}
+
+/// A policy that follows its file.
+#[derive(Debug)]
+pub(crate) struct PolicyFile {
+    /// The policy's own, then those that names of accounts depend on.
+    files: Vec<PathBuf>,
+    seen: Option<Vec<Stamp>>,
+    loaded: Result<Policy, String>,
+}
+
+/// What changes when a file does; None where there is none, or none that can be looked at.
+type Stamp = Option<(u64, u64, u64, [i64; 4])>;
+
+impl PolicyFile {
+    /// Nothing is read yet.
+    ///
+    /// # Errors
+    /// A path that does not begin with `/`: the daemon works in another folder than who started it.
+    pub(crate) fn new(path: &Path) -> Result<PolicyFile, String> {
+        if !path.is_absolute() {
+            return Err(format!("{}: the policy's path must begin with /; give the whole path", path.display()));
+        }
+        let files = [path].into_iter().chain(ACCOUNTS.map(Path::new)).map(Path::to_owned).collect();
+        Ok(PolicyFile { files, seen: None, loaded: Ok(Policy::default()) })
+    }
+
+    /// The policy as the file says it now: read again if the file changed, or the system's users and groups did. Else
+    /// this costs a look at three files.
+    ///
+    /// # Errors
+    /// As [`Policy::load`], each time until the file is mended.
+    pub(crate) fn current(&mut self) -> Result<&Policy, String> {
+        // Looked at before it is read: a change in between is seen the next time.
+        let stamps: Vec<Stamp> = self.files.iter().map(|path| stamp(path)).collect();
+        if self.seen.as_ref() != Some(&stamps) {
+            let path = &self.files[0];
+            self.loaded = Policy::load(path);
+            match &self.loaded {
+                Ok(policy) => tracing::debug!(path = %path.display(), rules = policy.rules.len(), "policy read"),
+                Err(why) => tracing::warn!("nothing more is opened: {why}"),
+            }
+            self.seen = is_settled(&stamps, SystemTime::now()).then_some(stamps);
+        }
+        self.loaded.as_ref().map_err(String::clone)
+    }
+}
+
+fn stamp(path: &Path) -> Stamp {
+    let m = fs::metadata(path).ok()?;
+    Some((m.dev(), m.ino(), m.size(), [m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec()]))
+}
+
+/// Whether the next change of any of the files is sure to change its stamp: a file's times advance in steps.
+fn is_settled(stamps: &[Stamp], now: SystemTime) -> bool {
+    let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    stamps.iter().flatten().all(|(.., [_, _, changed, _])| {
+        let changed = Duration::from_secs(u64::try_from(*changed).unwrap_or(0));
+        now.checked_sub(changed).is_some_and(|age| age > SETTLED)
+    })
+}
+
+#[cfg(test)]
+mod tests;

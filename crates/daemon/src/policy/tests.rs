@@ -1,0 +1,527 @@
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown, symlink};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const ALICE: u32 = 1000;
+const BOB: u32 = 1001;
+const STAFF: u32 = 50;
+const NETMAP: u32 = 60;
+const HERE: u64 = 4_026_531_840;
+
+/// Accounts of a machine that is always the same.
+struct Fixed;
+
+impl Accounts for Fixed {
+    fn uid(&self, name: &str) -> io::Result<Option<u32>> {
+        match name {
+            "broken" => Err(io::Error::other("the directory does not answer")),
+            _ => Ok([("root", 0), ("alice", ALICE), ("bob", BOB)]
+                .into_iter()
+                .find(|(n, _)| *n == name)
+                .map(|(_, id)| id)),
+        }
+    }
+
+    fn gid(&self, name: &str) -> io::Result<Option<u32>> {
+        Ok([("root", 0), ("staff", STAFF), ("netmap", NETMAP)].into_iter().find(|(n, _)| *n == name).map(|(_, id)| id))
+    }
+}
+
+/// A machine without a group for us.
+struct NoGroup;
+
+impl Accounts for NoGroup {
+    fn uid(&self, _: &str) -> io::Result<Option<u32>> {
+        Ok(None)
+    }
+
+    fn gid(&self, _: &str) -> io::Result<Option<u32>> {
+        Ok(None)
+    }
+}
+
+fn policy(text: &str) -> Policy {
+    parse(text, &Fixed).unwrap_or_else(|e| panic!("{}\n{text}", e.why))
+}
+
+fn who(uid: u32, groups: &[u32]) -> Who<'_> {
+    Who { uid, groups, netns: HERE }
+}
+
+const ROOT: Who<'static> = Who { uid: 0, groups: &[0], netns: HERE };
+
+fn user(uid: u32) -> Who<'static> {
+    who(uid, &[100])
+}
+
+const DIRECT: Option<Access> = Some(Access::Direct);
+const MEDIATED: Option<Access> = Some(Access::Mediated);
+
+#[test]
+fn built_in_rules() {
+    for text in ["", "defaults = true", "# nothing\n"] {
+        let p = policy(text);
+        assert_eq!(p.nic(&ROOT, "eth0"), DIRECT);
+        assert_eq!(p.nic(&who(ALICE, &[100, NETMAP]), "eth0"), MEDIATED);
+        assert_eq!(p.nic(&user(ALICE), "eth0"), None);
+        assert_eq!(p.nic(&who(ALICE, &[0]), "eth0"), None, "root's group is not root");
+        assert!(p.pipes(&ROOT) && !p.pipes(&who(ALICE, &[NETMAP])));
+        assert!(p.admits_anything(&ROOT) && p.admits_anything(&who(ALICE, &[NETMAP])));
+        assert!(!p.admits_anything(&user(ALICE)));
+    }
+    let none = policy("defaults = false");
+    assert_eq!(none.nic(&ROOT, "eth0"), None);
+    assert!(!none.pipes(&ROOT) && !none.admits_anything(&ROOT));
+    let p = parse("", &NoGroup).unwrap();
+    assert_eq!((p.nic(&ROOT, "eth0"), p.nic(&who(ALICE, &[0, NETMAP]), "eth0")), (DIRECT, None));
+}
+
+#[test]
+fn users_and_groups_by_name_and_number() {
+    let p = policy(
+        r#"
+        defaults = false
+        [[rule]]
+        ports = ["eth0"]
+        users = ["alice", 2000]
+        groups = ["staff", 77]
+        "#,
+    );
+    for them in [user(ALICE), user(2000), who(BOB, &[STAFF]), who(BOB, &[1, 2, 77])] {
+        assert_eq!(p.nic(&them, "eth0"), MEDIATED, "{them:?}");
+        assert!(p.admits_anything(&them) && !p.pipes(&them));
+    }
+    // Numbers of users and of groups are different things.
+    for them in [ROOT, user(BOB), who(BOB, &[ALICE, 2000]), user(STAFF), user(77)] {
+        assert_eq!(p.nic(&them, "eth0"), None, "{them:?}");
+        assert!(!p.admits_anything(&them));
+    }
+    assert_eq!(p.nic(&user(ALICE), "eth1"), None);
+}
+
+#[test]
+fn anybody() {
+    let p = policy("[[rule]]\nports = ['eth0']\nusers = ['*']");
+    assert_eq!(p.nic(&user(12345), "eth0"), MEDIATED);
+    assert_eq!(p.nic(&user(12345), "eth1"), None);
+    assert_eq!(p.nic(&ROOT, "eth0"), MEDIATED, "the file comes before the built-in rules");
+    assert_eq!(p.nic(&ROOT, "eth1"), DIRECT);
+    for users in ["['alice', '*']", "['*', 'alice']", "['*', 7]"] {
+        let p = policy(&format!("[[rule]]\nports = ['eth0']\nusers = {users}"));
+        assert_eq!(p.nic(&user(12345), "eth0"), MEDIATED, "{users}");
+    }
+}
+
+#[test]
+fn the_first_rule_that_fits_decides() {
+    let p = policy(
+        r#"
+        [[rule]]
+        ports = ["eth1"]
+        users = ["*"]
+        access = "none"
+        [[rule]]
+        ports = ["eth*"]
+        users = ["alice"]
+        access = "direct"
+        [[rule]]
+        ports = ["eth*"]
+        users = ["alice"]
+        access = "mediated"
+        [[rule]]
+        ports = ["*"]
+        groups = ["netmap"]
+        access = "none"
+        "#,
+    );
+    assert_eq!(p.nic(&user(ALICE), "eth0"), DIRECT);
+    assert_eq!(p.nic(&user(ALICE), "eth1"), None);
+    assert_eq!(p.nic(&ROOT, "eth1"), None, "root is refused like others");
+    assert_eq!(p.nic(&ROOT, "eth0"), DIRECT);
+    assert_eq!(p.nic(&who(BOB, &[NETMAP]), "lo"), None, "before the built-in rule");
+    assert_eq!(p.nic(&who(ALICE, &[NETMAP]), "eth0"), DIRECT);
+}
+
+#[test]
+fn pipes_are_given_apart() {
+    let p = policy(
+        r#"
+        [[rule]]
+        pipes = true
+        users = ["bob"]
+        access = "none"
+        [[rule]]
+        pipes = true
+        ports = ["eth0"]
+        groups = ["staff"]
+        access = "direct"
+        [[rule]]
+        pipes = false
+        ports = ["eth7"]
+        users = [7]
+        "#,
+    );
+    let staff = |uid| who(uid, &[STAFF]);
+    assert!(p.pipes(&staff(ALICE)) && !p.pipes(&staff(BOB)) && !p.pipes(&user(ALICE)) && !p.pipes(&user(7)));
+    assert_eq!(p.nic(&staff(BOB), "eth0"), DIRECT, "what is said about pipes says nothing about interfaces");
+    assert!(p.admits_anything(&staff(BOB)) && p.admits_anything(&staff(ALICE)));
+    let only = policy("[[rule]]\npipes = true\nusers = ['alice']");
+    assert!(only.pipes(&user(ALICE)) && only.admits_anything(&user(ALICE)));
+    assert_eq!(only.nic(&user(ALICE), "eth0"), None);
+}
+
+#[test]
+fn what_is_refused_again_is_not_admitted() {
+    let admits = |refused: &str, allowed: &str| {
+        let rule = |ports: &str, access: &str| {
+            format!("[[rule]]\nports = [{ports}]\nusers = ['alice']\naccess = '{access}'\n")
+        };
+        let p = policy(&(rule(refused, "none") + &rule(allowed, "direct")));
+        p.admits_anything(&user(ALICE))
+    };
+    assert!(!admits("'*'", "'eth0', 'v*'"));
+    assert!(!admits("'eth?', 'v*'", "'eth0', 'veth?'"));
+    assert!(!admits("'a*'", "'a*b*'"));
+    assert!(admits("'eth?'", "'eth*'"));
+    assert!(admits("'eth0'", "'eth?'"));
+    assert!(admits("'eth0'", "'eth0', 'eth1'"));
+    // A refusal for others, or behind the rule that allows, changes nothing.
+    let p = policy("[[rule]]\nports=['*']\nusers=['bob']\naccess='none'\n[[rule]]\nports=['a']\nusers=['*']");
+    assert!(p.admits_anything(&user(ALICE)) && !p.admits_anything(&user(BOB)));
+    let p = policy("[[rule]]\nports=['a']\nusers=['*']\n[[rule]]\nports=['*']\nusers=['*']\naccess='none'");
+    assert!(p.admits_anything(&user(ALICE)));
+}
+
+#[test]
+fn names_of_interfaces() {
+    let fits = |pattern: &str, name: &str| Pattern::new(pattern).unwrap().fits(name);
+    for (pattern, name) in [
+        ("eth0", "eth0"),
+        ("*", "anything"),
+        ("eth*", "eth"),
+        ("eth*", "eth12"),
+        ("*0", "wan00"),
+        ("e*h*0", "eth10"),
+        ("**", "x"),
+        ("?th?", "eth0"),
+        ("?*", "x"),
+        ("*?", "x"),
+        ("*a*b*", "xaxbxaxb"),
+        ("enp3s0.12", "enp3s0.12"),
+        // Legal, if unwise, names.
+        ("?", "*"),
+        ("?", "?"),
+        ("w?", "wé"),
+    ] {
+        assert!(fits(pattern, name), "{pattern} {name}");
+    }
+    for (pattern, name) in [
+        ("eth0", "eth01"),
+        ("eth0", "xeth0"),
+        ("eth0", "ETH0"),
+        ("eth?", "eth"),
+        ("eth?", "eth10"),
+        ("?*", ""),
+        ("*0", "eth01"),
+        ("a*b*c", "abcb"),
+        ("enp3s0.12", "enp3s0x12"),
+    ] {
+        assert!(!fits(pattern, name), "{pattern} {name}");
+    }
+}
+
+#[test]
+fn namespaces() {
+    let own = fs::metadata(OWN_NETNS).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    // A file that is no namespace, in the place of one that is not mounted yet.
+    let plain = dir.path().join("plain");
+    fs::write(&plain, "").unwrap();
+    let link = dir.path().join("link");
+    symlink(OWN_NETNS, &link).unwrap();
+    let allowed = |netns: &str, client: u64| {
+        let p = policy(&format!("[[rule]]\nports = ['eth0']\nusers = ['*']\nnetns = {netns}\naccess = 'direct'"));
+        p.nic(&Who { netns: client, ..user(ALICE) }, "eth0").is_some()
+    };
+    let quoted = |path: &Path| format!("'{}'", path.display());
+    assert!(allowed("4026532000", 4_026_532_000) && !allowed("4026532000", 4_026_532_001));
+    assert!(allowed("'host'", own.ino()) && !allowed("'host'", own.ino() + 1));
+    assert!(allowed(&quoted(&link), own.ino()) && !allowed(&quoted(&link), own.ino() + 1));
+    assert!(allowed("'/proc/self/ns/net'", own.ino()));
+    assert!(!allowed(&quoted(&plain), fs::metadata(&plain).unwrap().ino()));
+    assert!(!allowed(&quoted(&dir.path().join("none")), own.ino()));
+    // The namespace may come after the policy.
+    let late = dir.path().join("late");
+    let p = policy(&format!("[[rule]]\nports = ['eth0']\nusers = ['*']\nnetns = {}", quoted(&late)));
+    let client = Who { netns: own.ino(), ..user(ALICE) };
+    assert_eq!(p.nic(&client, "eth0"), None);
+    symlink(OWN_NETNS, &late).unwrap();
+    assert_eq!(p.nic(&client, "eth0"), MEDIATED);
+}
+
+#[test]
+fn mistakes_are_told_with_their_line() {
+    for (text, line, part) in [
+        ("defaults = 1", 1, "expected a boolean"),
+        ("default = true", 1, "unknown field `default`, expected `defaults` or `rule`; unetmap-policy(5)"),
+        ("\n[[allow]]\nports = ['a']", 2, "unknown field `allow`"),
+        ("[[rule]]\nports = ['a']\nuser = ['*']", 3, "unknown field `user`"),
+        ("[[rule]]\nports = ['a']\nusers = '*'", 3, "expected a sequence"),
+        ("[[rule]]\nports = ['a']\nusers = [true]", 3, "a name in quotes or a number from 0"),
+        ("[[rule]]\nports = ['a']\nusers = [-1]", 3, "a name in quotes or a number from 0"),
+        ("[[rule]]\nports = ['a']\nusers = [1.5]", 3, "a name in quotes or a number from 0"),
+        ("[[rule]]\nports = ['a']\nusers = [4294967295]", 3, "4294967295 is no number of a user"),
+        ("[[rule]]\nports = ['a']\ngroups = [4294967296]", 3, "4294967296 is no number of a group"),
+        ("[[rule]]\nports = ['a']\nusers = [\n'alice',\n'carol']", 5, "there is no user `carol`; add it"),
+        ("[[rule]]\nports = ['a']\nusers = ['*', 'carol']", 3, "there is no user `carol`"),
+        ("[[rule]]\nports = ['a']\nusers = ['']", 3, "there is no user ``"),
+        ("[[rule]]\nports = ['a']\nusers = ['broken']", 3, "the directory does not answer"),
+        ("[[rule]]\nports = ['a']\ngroups = ['alice']", 3, "there is no group `alice`"),
+        ("[[rule]]\nports = ['a']\ngroups = ['*']", 3, "there is no group `*`"),
+        ("\n[[rule]]\nports = ['a']", 2, "the rule is for nobody; give it users"),
+        ("[[rule]]\nports = ['a']\nusers = []", 1, "the rule is for nobody"),
+        ("[[rule]]\nusers = ['*']", 1, "the rule is about nothing"),
+        ("[[rule]]\nusers = ['*']\npipes = false\nports = []", 1, "the rule is about nothing"),
+        ("[[rule]]\nusers = ['*']\nports = ['']", 3, "`` is no name"),
+        ("[[rule]]\nusers = ['*']\nports = ['netmap:eth0']", 3, "`netmap:eth0` has a character"),
+        ("[[rule]]\nusers = ['*']\nports = ['a b']", 3, "`a b` has a character"),
+        ("[[rule]]\nusers = ['*']\nports = ['abcdefghijklmnop']", 3, "is longer than an interface's name"),
+        ("[[rule]]\nusers = ['*']\nports = [1]", 3, "expected a string"),
+        ("[[rule]]\nusers = ['*']\nports = ['a']\naccess = 'yes'", 4, "unknown variant `yes`"),
+        ("[[rule]]\nusers = ['*']\nports = ['a']\nnetns = 'blue'", 4, "write a path such as"),
+        ("[[rule]]\nusers = ['*']\nports = ['a']\nnetns = true", 4, "a name in quotes or a number from 0"),
+        ("[rule]\nusers = ['*']", 1, "expected a sequence"),
+        ("defaults = true\ndefaults = true", 2, "duplicate key"),
+        ("[[rule]]\nusers = ['*'", 2, "unclosed array"),
+    ] {
+        let wrong = parse(text, &Fixed).expect_err(text);
+        let at = line_of(text.as_bytes(), wrong.at.expect(text));
+        assert!(wrong.why.contains(part) && !wrong.why.contains('\n'), "{text}\n{}", wrong.why);
+        assert_eq!(at, line, "{text}\n{}", wrong.why);
+    }
+    // A name that C's library cannot be asked for.
+    let text = "[[rule]]\nports = ['a']\nusers = [\"a\\u0000b\"]";
+    assert!(parse(text, &SystemAccounts).unwrap_err().why.contains("there is no user"));
+    assert!(policy("[[rule]]\nports = ['*abcdefghijklmno*']\nusers = [4294967294]").nic(&ROOT, "eth0").is_some());
+}
+
+#[test]
+fn the_systems_own_accounts() {
+    let p = parse("defaults = false\n[[rule]]\nports = ['a']\nusers = ['root']\ngroups = ['root']", &SystemAccounts);
+    let p = p.unwrap();
+    assert_eq!(p.nic(&user(0), "a"), MEDIATED);
+    assert_eq!(p.nic(&who(ALICE, &[0]), "a"), MEDIATED);
+    assert_eq!(p.nic(&user(ALICE), "a"), None);
+}
+
+/// Writes a file as root would.
+fn put(path: &Path, text: &str) {
+    let mut options = fs::OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o644).open(path).unwrap();
+    io::Write::write_all(&mut file, text.as_bytes()).unwrap();
+}
+
+const FOR_ALL: &str = "[[rule]]\nports = ['eth0']\nusers = ['*']\n";
+
+#[test]
+fn a_missing_file_is_the_built_in_rules_and_a_wrong_one_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("policy.toml");
+    assert_eq!(Policy::load(&path).unwrap().nic(&ROOT, "eth0"), DIRECT);
+    assert_eq!(Policy::load(&path.with_file_name("no/policy.toml")).unwrap().nic(&ROOT, "eth0"), DIRECT);
+    put(&path, FOR_ALL);
+    assert_eq!(Policy::load(&path).unwrap().nic(&user(ALICE), "eth0"), MEDIATED);
+    put(&path, "\n\nnonsense");
+    let why = Policy::load(&path).unwrap_err();
+    assert!(why.starts_with(&format!("{}:3: ", path.display())), "{why}");
+    fs::write(&path, b"# \xff\n").unwrap();
+    let why = Policy::load(&path).unwrap_err();
+    assert!(why.starts_with(&format!("{}:1: this is not UTF-8", path.display())), "{why}");
+    put(&path, &"#".repeat(1 << 20));
+    assert!(Policy::load(&path).is_ok());
+    put(&path, &"#".repeat((1 << 20) + 1));
+    assert!(Policy::load(&path).unwrap_err().contains("longer than 1 MiB"));
+    assert!(Policy::load(dir.path()).unwrap_err().contains("not an ordinary file"));
+    assert!(Policy::load(Path::new("/dev/zero")).unwrap_err().contains("not an ordinary file"));
+}
+
+#[test]
+fn a_file_that_others_could_change_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, link) = (dir.path().join("policy.toml"), dir.path().join("link"));
+    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    put(&path, FOR_ALL);
+    symlink(&path, &link).unwrap();
+    for allowed in [0o600, 0o644, 0o444, 0o755] {
+        mode(&path, allowed);
+        assert!(Policy::load(&path).is_ok() && Policy::load(&link).is_ok(), "{allowed:o}");
+    }
+    for refused in [0o664, 0o646, 0o666] {
+        mode(&path, refused);
+        for path in [&path, &link] {
+            let why = Policy::load(path).unwrap_err();
+            assert!(why.contains("can be written by others") && why.contains("chmod"), "{why}");
+        }
+    }
+    mode(&path, 0o644);
+    mode(dir.path(), 0o777);
+    assert!(Policy::load(&path).unwrap_err().contains("folder can be written by others"));
+    mode(dir.path(), 0o1777);
+    assert!(Policy::load(&path).is_ok(), "sticky");
+    let dangling = dir.path().join("dangling");
+    symlink(dir.path().join("none"), &dangling).unwrap();
+    assert!(Policy::load(&dangling).unwrap_err().contains("cannot be found"), "a broken link is a mistake, no default");
+
+    if process::uid() != 0 {
+        return eprintln!("skipped: giving files to others needs root");
+    }
+    std::os::unix::fs::lchown(&link, Some(ALICE), None).unwrap();
+    assert!(Policy::load(&link).unwrap_err().contains("the link to the policy belongs to user 1000"));
+    assert!(Policy::load(&path).is_ok());
+    chown(dir.path(), Some(ALICE), None).unwrap();
+    assert!(Policy::load(&path).unwrap_err().contains("the policy's folder belongs to user 1000"));
+    chown(dir.path(), Some(0), None).unwrap();
+    chown(&path, Some(ALICE), None).unwrap();
+    let why = Policy::load(&path).unwrap_err();
+    assert!(why.contains("the policy belongs to user 1000") && why.contains("chown it to root"), "{why}");
+    // A daemon of that user may follow it.
+    assert!(read(&path, ALICE).is_ok());
+    assert!(read(&path, BOB).is_err());
+}
+
+#[test]
+fn a_changed_file_is_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("policy.toml");
+    let mut file = PolicyFile::new(&path).unwrap();
+    let mut nic = |who: &Who<'_>| file.current().map(|p| p.nic(who, "eth0"));
+    let alice = user(ALICE);
+    assert_eq!(nic(&alice), Ok(None));
+    // Of one size, and within one step of the file system's clock.
+    for _ in 0..50 {
+        put(&path, "[[rule]]\nports = ['eth0']\nusers = [1000]");
+        assert_eq!(nic(&alice), Ok(MEDIATED));
+        put(&path, "[[rule]]\nports = ['eth1']\nusers = [1000]");
+        assert_eq!(nic(&alice), Ok(None));
+    }
+    put(&path, "rubbish");
+    let why = nic(&ROOT).unwrap_err();
+    assert!(why.contains("policy.toml:1: "), "{why}");
+    assert_eq!(nic(&ROOT), Err(why), "until it is mended");
+    let other = dir.path().join("other");
+    put(&other, FOR_ALL);
+    fs::rename(&other, &path).unwrap();
+    assert_eq!(nic(&alice), Ok(MEDIATED));
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+    assert!(nic(&alice).is_err());
+    fs::remove_file(&path).unwrap();
+    assert_eq!((nic(&alice), nic(&ROOT)), (Ok(None), Ok(DIRECT)));
+    assert!(PolicyFile::new(Path::new("policy.toml")).unwrap_err().contains("give the whole path"));
+}
+
+#[test]
+fn an_unchanged_file_is_read_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, accounts) = (dir.path().join("policy.toml"), dir.path().join("group"));
+    put(&path, FOR_ALL);
+    put(&accounts, "");
+    let mut file = PolicyFile::new(&path).unwrap();
+    file.files = vec![path.clone(), accounts.clone()];
+    let fresh: Vec<Stamp> = file.files.iter().map(|path| stamp(path)).collect();
+    let now = SystemTime::now();
+    assert!(!is_settled(&fresh, now));
+    assert!(is_settled(&fresh, now + SETTLED + Duration::from_secs(1)));
+    assert!(!is_settled(&fresh, now - Duration::from_secs(100)), "a clock that was set back proves nothing");
+    assert!(is_settled(&[None, None], now));
+    // As after the time that it takes to settle; and what is kept is told from what is read by changing it.
+    file.current().unwrap();
+    assert!(file.seen.is_none(), "just written, so it is read again");
+    file.seen = Some(fresh);
+    file.loaded = Ok(Policy::default());
+    assert_eq!(file.current().unwrap().nic(&user(ALICE), "eth0"), None, "not read again");
+    put(&accounts, "netmap:x:60:alice");
+    assert_eq!(file.current().unwrap().nic(&user(ALICE), "eth0"), MEDIATED, "names may mean others now");
+}
+
+#[test]
+fn the_manuals_examples_are_policies() {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../man/unetmap-policy.5")).unwrap();
+    let examples: Vec<&str> = page.split("\n.nf\n").skip(1).map(|text| text.split_once("\n.fi\n").unwrap().0).collect();
+    assert!(examples.len() >= 4);
+    examples.into_iter().for_each(|text| drop(policy(text)));
+    assert!(page.contains(DEFAULT_PATH));
+}
+
+#[test]
+fn the_default_path_can_be_followed() {
+    assert!(PolicyFile::new(Path::new(DEFAULT_PATH)).is_ok());
+}
+
+/// Asks everything, to see that nothing panics, and that the answers agree.
+fn ask_all(p: &Policy, uid: u32, groups: &[u32], interface: &str) -> Result<(), TestCaseError> {
+    let who = who(uid, groups);
+    let given = p.nic(&who, interface).is_some() || p.pipes(&who);
+    prop_assert!(!given || p.admits_anything(&who), "{p:?}");
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_a_policy_or_a_mistake(bytes in prop::collection::vec(any::<u8>(), 0..300), uid: u32) {
+        if let Ok(p) = parse(&String::from_utf8_lossy(&bytes), &Fixed) {
+            ask_all(&p, uid, &[uid], "eth0")?;
+        }
+    }
+
+    /// Nearer to what is written: words of policies in any order.
+    #[test]
+    fn any_words_are_a_policy_or_a_mistake(
+        words in prop::collection::vec(prop::sample::select(vec![
+            "[[rule]]\n", "ports = ", "users = ", "groups = ", "netns = ", "access = ", "pipes = ", "defaults = ",
+            "['eth0']\n", "['*']\n", "[1000]\n", "'none'\n", "'direct'\n", "true\n", "'host'\n", "-1", "[", "]", "'", "\n",
+        ]), 0..30),
+        uid in 0_u32..2000,
+    ) {
+        let text = words.concat();
+        match parse(&text, &Fixed) {
+            Ok(p) => ask_all(&p, uid, &[NETMAP], "eth0")?,
+            Err(wrong) => prop_assert!(!wrong.why.contains('\n') && wrong.at.is_none_or(|at| at <= text.len())),
+        }
+    }
+
+    #[test]
+    fn whoever_gets_something_is_admitted(
+        rules in prop::collection::vec(
+            ("[ab*?]{1,3}", prop::sample::select(vec!["none", "direct"]), any::<bool>(), any::<bool>()), 0..6),
+        interface in "[ab]{1,3}",
+    ) {
+        let text: String = rules.iter().map(|(ports, access, pipes, anybody)| {
+            let users = if *anybody { "'*'" } else { "'alice'" };
+            format!("[[rule]]\nports = ['{ports}']\npipes = {pipes}\nusers = [{users}]\naccess = '{access}'\n")
+        }).collect();
+        let p = policy(&text);
+        ask_all(&p, ALICE, &[], &interface)?;
+        ask_all(&p, BOB, &[NETMAP], &interface)?;
+    }
+
+    #[test]
+    fn a_pattern_that_covers_another_fits_all_its_names(a in "[ab*?]{1,5}", b in "[ab*?]{1,5}", name in "[ab*?]{0,6}") {
+        let (pa, pb) = (Pattern::new(&a).unwrap(), Pattern::new(&b).unwrap());
+        prop_assert_eq!(pa.fits(&name), slow_fit(a.as_bytes(), name.as_bytes()));
+        prop_assert!(!(pa.covers(&pb) && pb.fits(&name)) || pa.fits(&name));
+        prop_assert!(pa.covers(&pa));
+    }
+}
+
+/// The meaning of a pattern, as plainly as it can be said.
+fn slow_fit(pattern: &[u8], name: &[u8]) -> bool {
+    match (pattern.split_first(), name.split_first()) {
+        (None, _) => name.is_empty(),
+        (Some((b'*', rest)), _) => (0..=name.len()).any(|n| slow_fit(rest, &name[n..])),
+        (Some((b'?', rest)), Some((_, tail))) => slow_fit(rest, tail),
+        (Some((c, rest)), Some((d, tail))) => c == d && slow_fit(rest, tail),
+        (Some(_), None) => false,
+    }
+}

@@ -1,0 +1,155 @@
+//! Tries of what this process may do here, and questions about programs of others. Nothing that is tried stays, and no
+//! interface that anybody uses is touched.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::thread;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+use crate::xdp::{Mode, Xdp};
+
+/// Values of `enum bpf_cmd`.
+const PROG_LOAD: libc::c_int = 5;
+const PROG_GET_FD_BY_ID: libc::c_int = 13;
+const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+/// `BPF_PROG_TYPE_XDP` of `enum bpf_prog_type`.
+const PROG_TYPE_XDP: u32 = 6;
+/// Index of `lo`, in each network namespace.
+const LO: u32 = 1;
+
+/// `struct bpf_insn`, for register 0.
+#[repr(C)]
+struct Insn {
+    code: u8,
+    registers: u8,
+    offset: i16,
+    value: i32,
+}
+
+/// `r0 = 2; exit`, which is `XDP_PASS`.
+static PASS: [Insn; 2] =
+    [Insn { code: 0xb7, registers: 0, offset: 0, value: 2 }, Insn { code: 0x95, registers: 0, offset: 0, value: 0 }];
+
+/// The beginning of `union bpf_attr` for each call, with no padding.
+#[repr(C)]
+struct ProgLoad {
+    prog_type: u32,
+    insn_cnt: u32,
+    insns: u64,
+    license: u64,
+}
+
+#[repr(C)]
+struct GetById {
+    id: u32,
+    next_id: u32,
+    open_flags: u32,
+}
+
+#[repr(C)]
+struct GetInfo {
+    bpf_fd: RawFd,
+    info_len: u32,
+    info: u64,
+}
+
+/// The beginning of `struct bpf_prog_info`, up to the name.
+#[derive(Default)]
+#[repr(C)]
+struct ProgInfo {
+    before: [u64; 8],
+    name: [u8; 16],
+}
+
+/// # Safety
+/// `attr` is the beginning of a `union bpf_attr` that fits `command`, without padding, and what its pointers point to is
+/// what the command reads and writes.
+unsafe fn bpf<T>(command: libc::c_int, attr: &mut T) -> io::Result<RawFd> {
+    // SAFETY: the kernel reads and writes `size_of::<T>()` bytes of a place that is ours; the rest is the caller's promise.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attr, size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
+}
+
+/// Makes an AF_XDP socket.
+///
+/// # Errors
+/// `EAFNOSUPPORT`: the kernel has none. `EPERM`: no `CAP_NET_RAW`.
+pub fn xdp_socket() -> io::Result<()> {
+    socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    Ok(())
+}
+
+/// Loads an XDP program that lets every frame pass.
+///
+/// # Errors
+/// `ENOSYS`: the kernel has no BPF. `EPERM`: no `CAP_BPF` or no `CAP_NET_ADMIN`.
+pub fn xdp_program() -> io::Result<()> {
+    let (insns, license) = (PASS.as_ptr() as u64, c"Dual BSD/GPL".as_ptr() as u64);
+    let mut attr = ProgLoad { prog_type: PROG_TYPE_XDP, insn_cnt: PASS.len() as u32, insns, license };
+    // SAFETY: the instructions are as many as it says, the licence ends with a NUL; both live on.
+    let fd = unsafe { bpf(PROG_LOAD, &mut attr) }?;
+    // SAFETY: the kernel just made this descriptor for us alone.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(())
+}
+
+/// Attaches our own XDP program as a BPF link, to `lo` of a network namespace that is made for it, in a thread of its own.
+///
+/// # Errors
+/// `EPERM`: no `CAP_SYS_ADMIN` for the namespace, or what [`xdp_program`] needs; else as [`Xdp::attach`].
+pub fn xdp_link() -> io::Result<()> {
+    let inside = || {
+        // SAFETY: no pointers; only this thread, which ends here, leaves the namespace.
+        match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
+            0 => Xdp::attach(LO, 1, Mode::Generic).map(drop),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    let thread = thread::Builder::new().name("probe".into()).spawn(inside)?;
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// The name of a loaded BPF program, at most 15 bytes; empty if it has none.
+///
+/// # Errors
+/// `ENOENT`: no such program. `EPERM`: no `CAP_SYS_ADMIN`.
+pub fn program_name(id: u32) -> io::Result<String> {
+    let mut attr = GetById { id, next_id: 0, open_flags: 0 };
+    // SAFETY: no pointers.
+    let fd = unsafe { bpf(PROG_GET_FD_BY_ID, &mut attr) }?;
+    // SAFETY: the kernel just made this descriptor for us alone.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut info = ProgInfo::default();
+    let (info_len, at) = (size_of::<ProgInfo>() as u32, &raw mut info as u64);
+    let mut attr = GetInfo { bpf_fd: fd.as_raw_fd(), info_len, info: at };
+    // SAFETY: the kernel writes at most `info_len` bytes to `info`, which is ours; it is zero, so that no pointer in it is
+    // followed.
+    unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut attr) }?;
+    let name = info.name.split(|&byte| byte == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(name).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_root_that_may_may() {
+        for (what, tried) in [("socket", xdp_socket()), ("program", xdp_program()), ("link", xdp_link())] {
+            match tried {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    eprintln!("skipped, {what}: {error}");
+                }
+                Err(error) => panic!("{what}: {error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_has_no_name() {
+        let errno = program_name(u32::MAX).unwrap_err().raw_os_error();
+        assert!(matches!(errno, Some(libc::ENOENT | libc::EPERM)), "{errno:?}");
+    }
+}

@@ -1,0 +1,378 @@
+//! Interfaces against the kernel: in network namespaces that are made here, each by a thread that takes it along when it
+//! ends.
+
+#![allow(missing_docs)]
+
+use std::io;
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, getsockname, sendto, socket_with};
+use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
+use unetmap_sys::link::{
+    AttachedMode, Channels, Link, LinkEvent, Watch, all, by_index, by_name, channel_settings, channels, driver,
+    xdp_features,
+};
+use unetmap_sys::probe::program_name;
+use unetmap_sys::xdp::{Mode, Xdp};
+
+/// Index of `lo`, in each namespace.
+const LO: u32 = 1;
+
+/// Runs `test` in a network namespace of its own, with nothing but `lo` in it, which is down.
+fn in_namespace(test: impl FnOnce() + Send) {
+    thread::scope(|s| {
+        let thread = s.spawn(|| {
+            // SAFETY: no pointers; only this thread, which is about to end, leaves the namespace.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                return eprintln!("skipped, no network namespace: {}", io::Error::last_os_error());
+            }
+            if let Err(error) = Command::new("ip").arg("-V").output() {
+                return eprintln!("skipped, no ip (iproute2): {error}");
+            }
+            test();
+        });
+        if let Err(panic) = thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// What `ip` says in the calling thread's namespace.
+fn ip(args: &str) -> String {
+    let out = Command::new("ip").args(args.split(' ')).output().unwrap();
+    assert!(out.status.success(), "ip {args}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+fn named(name: &str) -> Link {
+    by_name(name).unwrap().unwrap_or_else(|| panic!("no {name}"))
+}
+
+/// What has happened up to now.
+fn news(watch: &mut Watch) -> Vec<LinkEvent> {
+    let mut events = Vec::new();
+    watch.read(&mut events).unwrap();
+    events
+}
+
+/// What an interface was after the last of its changes.
+fn last(events: &[LinkEvent], index: u32) -> Option<&Link> {
+    events.iter().rev().find_map(|event| match event {
+        LinkEvent::Changed(link) if link.index == index => Some(link),
+        _ => None,
+    })
+}
+
+fn errno<T>(result: io::Result<T>) -> Option<i32> {
+    result.err().and_then(|e| e.raw_os_error())
+}
+
+#[test]
+fn one_interface() {
+    in_namespace(|| {
+        ip("link add va address 02:00:00:00:00:2a mtu 1400 type veth peer name vb");
+        let va = named("va");
+        assert_eq!(va.mac, Some([2, 0, 0, 0, 0, 0x2a]));
+        assert_eq!((va.mtu, va.kind.as_deref(), va.xdp), (1400, Some("veth"), None));
+        assert!(!va.up && !va.carrier);
+        assert!(ip("-o link show va").starts_with(&format!("{}: va@vb:", va.index)));
+        assert_eq!(by_index(va.index).unwrap().as_ref(), Some(&va));
+
+        ip("link set va up");
+        assert_eq!((named("va").up, named("va").carrier), (true, false), "the other end is down");
+        ip("link set vb up");
+        assert_eq!((named("va").up, named("va").carrier), (true, true));
+        ip("link set va down");
+        assert_eq!((named("va").up, named("va").carrier), (false, false));
+
+        ip("link set va name renamed");
+        assert_eq!(by_name("va").unwrap(), None);
+        assert_eq!(by_index(va.index).unwrap().unwrap().name, "renamed");
+        assert_eq!(named("renamed").index, va.index);
+        ip("link del renamed");
+        assert_eq!(
+            (by_name("renamed").unwrap(), by_name("vb").unwrap(), by_index(va.index).unwrap()),
+            (None, None, None)
+        );
+    });
+}
+
+#[test]
+fn lo_and_tunnels() {
+    in_namespace(|| {
+        let lo = named("lo");
+        assert_eq!((lo.index, lo.mtu, lo.up, lo.mac, lo.kind.clone()), (LO, 65536, false, Some([0; 6]), None));
+        assert_eq!(all().unwrap(), [lo]);
+        if !std::path::Path::new("/dev/net/tun").exists() {
+            return eprintln!("skipped, no /dev/net/tun");
+        }
+        ip("tuntap add tap0 mode tap multi_queue");
+        ip("tuntap add tun0 mode tun");
+        assert_eq!(named("tap0").kind.as_deref(), Some("tun"));
+        assert!(named("tap0").mac.is_some());
+        assert_eq!(named("tun0").mac, None);
+        assert_eq!(channels("tap0").unwrap(), Channels { rx: 1, tx: 1 });
+        assert_eq!(driver("tap0").unwrap().unwrap().name, "tun");
+        ip("tuntap del tap0 mode tap multi_queue");
+        ip("tuntap del tun0 mode tun");
+    });
+}
+
+#[test]
+fn names_that_cannot_be() {
+    in_namespace(|| {
+        let long = "n".repeat(16);
+        for name in ["", "nobody", "a\0b", &long, &"n".repeat(127), &"n".repeat(128), &"n".repeat(70_000), "a/b", "%d"]
+        {
+            assert_eq!(by_name(name).unwrap(), None, "{name:.20?}");
+            assert_eq!(errno(channels(name)), Some(libc::ENODEV), "{name:.20?}");
+            assert_eq!(errno(driver(name)), Some(libc::ENODEV), "{name:.20?}");
+        }
+        for index in [0, 4321, i32::MAX as u32, i32::MAX as u32 + 1, u32::MAX] {
+            assert_eq!(by_index(index).unwrap(), None, "{index}");
+        }
+        ip(&format!("link property add dev lo altname {long}"));
+        ip("link property add dev lo altname also-lo");
+        assert_eq!((named(&long).name.as_str(), named("also-lo").index), ("lo", LO));
+    });
+}
+
+/// More than one datagram's worth.
+#[test]
+fn many_interfaces() {
+    in_namespace(|| {
+        let lines: String = (0..100).map(|i| format!("link add a{i} type veth peer name b{i}\n")).collect();
+        ip_batch(&lines);
+        let all = all().unwrap();
+        assert_eq!(all.len(), 201);
+        for link in &all {
+            assert_eq!(by_index(link.index).unwrap().as_ref(), Some(link));
+        }
+    });
+}
+
+fn ip_batch(lines: &str) {
+    let mut child = Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+    io::Write::write_all(&mut child.stdin.take().unwrap(), lines.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn queues_and_drivers() {
+    in_namespace(|| {
+        ip("link add va numrxqueues 4 numtxqueues 4 type veth peer name vb numrxqueues 2 numtxqueues 3");
+        assert_eq!(channels("va").unwrap(), Channels { rx: 4, tx: 4 });
+        assert_eq!(channels("vb").unwrap(), Channels { rx: 2, tx: 3 });
+        let set = channel_settings("vb").unwrap().unwrap();
+        assert_eq!((set.rx, set.tx, set.combined, set.max_rx, set.max_tx), (2, 3, 0, 2, 3));
+        assert_eq!(channels("lo").unwrap(), Channels { rx: 1, tx: 1 });
+        assert_eq!(channel_settings("lo").unwrap(), None);
+        let veth = driver("va").unwrap().unwrap();
+        assert_eq!(veth.name, "veth");
+        assert!(!veth.version.is_empty());
+        if ethtool("-L va rx 2 tx 1") {
+            assert_eq!(channels("va").unwrap(), Channels { rx: 2, tx: 1 });
+            assert_eq!(channel_settings("va").unwrap().unwrap().max_rx, 4);
+        }
+    });
+}
+
+/// `false`: this machine has no ethtool.
+fn ethtool(args: &str) -> bool {
+    match Command::new("ethtool").args(args.split(' ')).output() {
+        Ok(out) => {
+            assert!(out.status.success(), "ethtool {args}: {}", String::from_utf8_lossy(&out.stderr));
+            true
+        }
+        Err(error) => {
+            eprintln!("skipped in part, no ethtool: {error}");
+            false
+        }
+    }
+}
+
+#[test]
+fn what_drivers_can_do() {
+    in_namespace(|| {
+        ip("link add va type veth peer name vb");
+        let Some(veth) = xdp_features(named("va").index).unwrap() else {
+            return eprintln!("skipped, the kernel does not tell before Linux 6.3");
+        };
+        assert!(veth.basic && veth.redirect && veth.rx_sg && !veth.zerocopy && !veth.hw_offload);
+        assert_eq!(veth.zc_max_segs, 1);
+        let lo = xdp_features(LO).unwrap().unwrap();
+        assert!(!lo.basic && !lo.redirect && !lo.zerocopy);
+        for nowhere in [0, 4321, u32::MAX] {
+            assert_eq!(errno(xdp_features(nowhere)), Some(libc::ENODEV), "{nowhere}");
+        }
+    });
+}
+
+#[test]
+fn a_program_that_is_attached() {
+    in_namespace(|| {
+        ip("link add va type veth peer name vb");
+        let va = named("va").index;
+        let attach = |index, mode| Xdp::attach(index, 1, mode);
+        match attach(va, Mode::Native) {
+            Err(error) => eprintln!("skipped, no BPF: {error}"),
+            Ok(native) => {
+                let xdp = named("va").xdp.unwrap();
+                assert_eq!(xdp.mode, AttachedMode::Native);
+                assert!(xdp.prog_id > 0);
+                assert!(ip("-d link show va").contains(&format!("prog/xdp id {} ", xdp.prog_id)));
+                let name = program_name(xdp.prog_id).unwrap();
+                assert!(name == "unetmap_frags" || name == "unetmap_plain", "{name}");
+                let _generic = attach(LO, Mode::Generic).unwrap();
+                assert_eq!(named("lo").xdp.unwrap().mode, AttachedMode::Generic);
+                drop(native);
+                assert_eq!(named("va").xdp, None);
+            }
+        }
+    });
+}
+
+#[test]
+fn changes_are_reported() {
+    in_namespace(|| {
+        let mut watch = Watch::new().unwrap();
+        assert_eq!(news(&mut watch), []);
+        ip("link add va type veth peer name vb");
+        let (va, vb) = (named("va"), named("vb"));
+        assert!(wait_readable(&mut [PollFd::new(&watch, PollFlags::IN)], None).is_ok());
+        let events = news(&mut watch);
+        assert_eq!((last(&events, va.index), last(&events, vb.index)), (Some(&va), Some(&vb)));
+        assert_eq!(news(&mut watch), [], "each is reported once");
+
+        ip("link set va mtu 1234");
+        assert_eq!(last(&news(&mut watch), va.index).unwrap().mtu, 1234);
+        ip("link set va name other");
+        assert_eq!(last(&news(&mut watch), va.index).unwrap().name, "other");
+        ip("link set other up");
+        ip("link set vb up");
+        let events = news(&mut watch);
+        for index in [va.index, vb.index] {
+            assert_eq!(last(&events, index), by_index(index).unwrap().as_ref());
+            assert!(last(&events, index).unwrap().carrier);
+        }
+        ip("link set other down");
+        assert!(!last(&news(&mut watch), va.index).unwrap().up);
+        ip("link set other address 02:00:00:00:00:07");
+        assert_eq!(last(&news(&mut watch), va.index).unwrap().mac, Some([2, 0, 0, 0, 0, 7]));
+
+        ip("link del other");
+        let events = news(&mut watch);
+        for index in [va.index, vb.index] {
+            assert_eq!(events.iter().filter(|&e| *e == LinkEvent::Gone { index }).count(), 1, "{events:?}");
+        }
+    });
+}
+
+/// To this namespace it is the same as if it were deleted, and there it is new.
+#[test]
+fn an_interface_moves_to_another_namespace() {
+    in_namespace(|| {
+        let mut watch = Watch::new().unwrap();
+        ip("link add va type veth peer name vb");
+        let vb = named("vb").index;
+        news(&mut watch);
+
+        let (told, tell) = (mpsc::channel(), mpsc::channel::<()>());
+        thread::scope(|s| {
+            let there = s.spawn(move || {
+                // SAFETY: as in `in_namespace`.
+                assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+                let mut watch = Watch::new().unwrap();
+                // SAFETY: gettid has no arguments.
+                told.0.send(unsafe { libc::gettid() }).unwrap();
+                tell.1.recv().unwrap();
+                let events = news(&mut watch);
+                let vb = named("vb");
+                assert_eq!(last(&events, vb.index), Some(&vb));
+            });
+            let tid = told.1.recv().unwrap();
+            // `ip` takes the id of a thread for that of a process.
+            ip(&format!("link set vb netns {tid}"));
+            tell.0.send(()).unwrap();
+            if let Err(panic) = there.join() {
+                std::panic::resume_unwind(panic);
+            }
+        });
+        let events = news(&mut watch);
+        assert_eq!(events.iter().filter(|&e| *e == LinkEvent::Gone { index: vb }).count(), 1, "{events:?}");
+        assert_eq!(by_name("vb").unwrap(), None);
+    });
+}
+
+/// The kernel reports the end of that with the message that otherwise means a deleted interface.
+#[test]
+fn leaving_a_bridge_is_not_the_end() {
+    in_namespace(|| {
+        ip("link add va type veth peer name vb");
+        if !Command::new("ip").args(["link", "add", "br0", "type", "bridge"]).output().unwrap().status.success() {
+            return eprintln!("skipped, the kernel has no bridge");
+        }
+        let va = named("va").index;
+        let mut watch = Watch::new().unwrap();
+        ip("link set va master br0");
+        ip("link set va nomaster");
+        let events = news(&mut watch);
+        assert!(!events.contains(&LinkEvent::Gone { index: va }), "{events:?}");
+        assert_eq!(last(&events, va), Some(&named("va")));
+        ip("link del br0");
+    });
+}
+
+#[test]
+fn lost_events_are_reported() {
+    in_namespace(|| {
+        ip("link add va type veth peer name vb");
+        let mut watch = Watch::new().unwrap();
+        let lines: String = (0..2000).map(|i| format!("link set lo mtu {}\n", 2000 + i)).collect();
+        ip_batch(&lines);
+        assert_eq!(news(&mut watch), [LinkEvent::Lost], "what is older than the loss would mislead");
+        assert_eq!(news(&mut watch), []);
+        ip("link set lo mtu 5000");
+        assert_eq!(last(&news(&mut watch), LO).unwrap().mtu, 5000, "it goes on");
+        let mut events = vec![LinkEvent::Gone { index: 9 }];
+        ip_batch(&lines);
+        watch.read(&mut events).unwrap();
+        assert_eq!(events, [LinkEvent::Gone { index: 9 }, LinkEvent::Lost]);
+    });
+}
+
+/// Root of a namespace may write to the sockets in it.
+#[test]
+fn only_the_kernel_is_believed() {
+    in_namespace(|| {
+        let mut watch = Watch::new().unwrap();
+        let port = SocketAddrNetlink::try_from(getsockname(watch.as_fd()).unwrap()).unwrap().pid();
+        let liar = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap();
+        let mut message = [0; 32];
+        message[..4].copy_from_slice(&32u32.to_ne_bytes());
+        message[4..6].copy_from_slice(&libc::RTM_DELLINK.to_ne_bytes());
+        message[20..24].copy_from_slice(&LO.to_ne_bytes());
+        sendto(&liar, &message, SendFlags::empty(), &SocketAddrNetlink::new(port, 0)).unwrap();
+        ip("link set lo mtu 4000");
+        let events = news(&mut watch);
+        assert!(!events.contains(&LinkEvent::Gone { index: LO }), "{events:?}");
+        assert_eq!(last(&events, LO).unwrap().mtu, 4000);
+    });
+}
+
+#[test]
+fn a_watch_stays_with_its_namespace() {
+    in_namespace(|| {
+        let mut watch = Watch::new().unwrap();
+        in_namespace(|| {
+            ip("link set lo up");
+            assert_eq!(news(&mut watch), []);
+            assert!(named("lo").up);
+        });
+        assert!(!named("lo").up);
+    });
+}

@@ -1,0 +1,364 @@
+//! XDP against the kernel: in network namespaces that are made here, each by a thread that takes it along when it ends.
+
+#![allow(missing_docs)]
+
+use std::fs::File;
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::OwnedFd;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use etherparse::{ArpHardwareId, ArpOperation, ArpPacket, EtherType, PacketBuilder, PacketBuilderStep, VlanId};
+use rustix::io::FdFlags;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use unetmap_sys::xdp::{ClassicInsn, Mode, Xdp};
+
+/// Index of `lo`, in each namespace.
+const LO: u32 = 1;
+
+/// Runs `test` in a network namespace of its own, with `lo` up and the two ends of a cable, `va` and `vb`, in it.
+fn in_namespace(test: impl FnOnce() + Send) {
+    thread::scope(|s| {
+        let thread = s.spawn(|| {
+            // SAFETY: no pointers; only this thread, which is about to end, leaves the namespace.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                return eprintln!("skipped, no network namespace: {}", io::Error::last_os_error());
+            }
+            if let Err(error) = Command::new("ip").arg("-V").output() {
+                return eprintln!("skipped, no ip (iproute2): {error}");
+            }
+            ip("link set lo up");
+            ip("link add va numrxqueues 2 numtxqueues 2 type veth peer name vb numrxqueues 2 numtxqueues 2");
+            if let Err(error) = Xdp::attach(LO, 1, Mode::Generic) {
+                assert!(matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)), "{error}");
+                return eprintln!("skipped, no BPF: {error}");
+            }
+            test();
+        });
+        if let Err(panic) = thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// What `ip` says in the calling thread's namespace.
+fn ip(args: &str) -> String {
+    let out = Command::new("ip").args(args.split(' ')).output().unwrap();
+    assert!(out.status.success(), "ip {args}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+fn index(name: &str) -> u32 {
+    ip(&format!("-o link show {name}")).split(':').next().unwrap().parse().unwrap()
+}
+
+fn attached(name: &str) -> bool {
+    ip(&format!("link show {name}")).contains("xdp")
+}
+
+fn xsk() -> OwnedFd {
+    socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap()
+}
+
+fn errno<T>(result: io::Result<T>) -> Option<i32> {
+    result.err().and_then(|e| e.raw_os_error())
+}
+
+#[test]
+fn one_program_on_an_interface() {
+    in_namespace(|| {
+        let va = index("va");
+        let first = Xdp::attach(va, 2, Mode::Native).unwrap();
+        assert_eq!(first.mode(), Mode::Native);
+        assert!(ip("link show va").contains(" xdp "), "{}", ip("link show va"));
+        assert_eq!(errno(Xdp::attach(va, 2, Mode::Native)), Some(libc::EBUSY));
+        assert_eq!(errno(Xdp::attach(va, 2, Mode::Generic)), Some(libc::EEXIST));
+        let other_end = Xdp::attach(index("vb"), 2, Mode::Generic).unwrap();
+        assert_eq!(other_end.mode(), Mode::Generic);
+        assert!(ip("link show vb").contains("xdpgeneric"));
+
+        drop(first);
+        assert!(!attached("va") && attached("vb"));
+        drop(Xdp::attach(va, 2, Mode::Generic).unwrap());
+        drop(other_end);
+        assert!(!attached("va") && !attached("vb"));
+    });
+}
+
+#[test]
+fn what_cannot_be_attached() {
+    in_namespace(|| {
+        assert_eq!(errno(Xdp::attach(LO, 1, Mode::Native)), Some(libc::EOPNOTSUPP));
+        assert_eq!(errno(Xdp::attach(LO, 0, Mode::Generic)), Some(libc::EINVAL));
+        for nowhere in [0, 12345, u32::MAX] {
+            assert!(matches!(errno(Xdp::attach(nowhere, 1, Mode::Generic)), Some(libc::EINVAL | libc::ENODEV)));
+        }
+        assert!(!attached("lo"));
+    });
+}
+
+#[test]
+fn a_queue_without_a_socket_is_the_kernels() {
+    in_namespace(|| {
+        let mut xdp = Xdp::attach(LO, 2, Mode::Generic).unwrap();
+        let frame = [0; 60];
+        assert!(!xdp.would_take(&frame).unwrap());
+        let (one, other) = (xsk(), xsk());
+        xdp.insert(1, &other).unwrap();
+        assert!(!xdp.would_take(&frame).unwrap(), "another queue's socket");
+        xdp.insert(0, &one).unwrap();
+        assert!(xdp.would_take(&frame).unwrap());
+        xdp.insert(0, &other).unwrap();
+        assert!(xdp.would_take(&frame).unwrap());
+        xdp.remove(0).unwrap();
+        assert!(!xdp.would_take(&frame).unwrap());
+        xdp.remove(0).unwrap();
+        xdp.remove(1).unwrap();
+
+        assert_eq!(errno(xdp.insert(2, &one)), Some(libc::E2BIG));
+        assert_eq!(errno(xdp.remove(2)), Some(libc::EINVAL));
+        assert_eq!(errno(xdp.insert(0, File::open("/dev/null").unwrap())), Some(libc::ENOTSOCK));
+        let udp = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap();
+        assert_eq!(errno(xdp.insert(0, udp)), Some(libc::EOPNOTSUPP));
+        assert_eq!(errno(xdp.would_take(&[0; 13])), Some(libc::EINVAL));
+    });
+}
+
+#[test]
+fn a_closed_socket_leaves_its_queue() {
+    in_namespace(|| {
+        let mut xdp = Xdp::attach(LO, 1, Mode::Generic).unwrap();
+        let socket = xsk();
+        xdp.insert(0, &socket).unwrap();
+        drop(socket);
+        assert!(!xdp.would_take(&[0; 60]).unwrap());
+    });
+}
+
+/// Otherwise a program that we start would keep the interface.
+#[test]
+fn no_descriptor_is_inherited() {
+    in_namespace(|| {
+        let _xdp = Xdp::attach(LO, 1, Mode::Generic).unwrap();
+        let mut seen = 0;
+        for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+            let entry = entry.unwrap();
+            let Ok(target) = std::fs::read_link(entry.path()) else { continue };
+            if target.to_string_lossy().contains("bpf") {
+                let number: i32 = entry.file_name().to_string_lossy().parse().unwrap();
+                // SAFETY: F_GETFD of a number; -1 if another test has closed it meanwhile.
+                let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
+                assert!(flags == -1 || FdFlags::from_bits_retain(flags as u32).contains(FdFlags::CLOEXEC));
+                seen += 1;
+            }
+        }
+        assert!(seen >= 3, "{seen}");
+    });
+}
+
+#[test]
+fn a_large_mtu() {
+    in_namespace(|| {
+        ip("link set va mtu 9000");
+        ip("link set vb mtu 9000");
+        if !Xdp::attach(LO, 1, Mode::Generic).unwrap().frags() {
+            return eprintln!("skipped, no frames of several buffers before Linux 5.18");
+        }
+        let mut xdp = Xdp::attach(index("va"), 1, Mode::Native).unwrap();
+        let socket = xsk();
+        xdp.insert(0, &socket).unwrap();
+        assert!(xdp.would_take(&[7; 9000]).unwrap());
+    });
+}
+
+/// A filter as `tcpdump -dd` shows it.
+fn filter(shown: &[(u16, u8, u8, u32)]) -> Vec<ClassicInsn> {
+    shown.iter().map(|&(code, jt, jf, k)| ClassicInsn { code, jt, jf, k }).collect()
+}
+
+/// `udp port 53`
+#[rustfmt::skip]
+const DNS: &[(u16, u8, u8, u32)] = &[
+    (0x28, 0, 0, 0xc),
+    (0x15, 0, 6, 0x86dd),
+    (0x30, 0, 0, 0x14),
+    (0x15, 0, 15, 0x11),
+    (0x28, 0, 0, 0x36),
+    (0x15, 12, 0, 0x35),
+    (0x28, 0, 0, 0x38),
+    (0x15, 10, 11, 0x35),
+    (0x15, 0, 10, 0x800),
+    (0x30, 0, 0, 0x17),
+    (0x15, 0, 8, 0x11),
+    (0x28, 0, 0, 0x14),
+    (0x45, 6, 0, 0x1fff),
+    (0xb1, 0, 0, 0xe),
+    (0x48, 0, 0, 0xe),
+    (0x15, 2, 0, 0x35),
+    (0x48, 0, 0, 0x10),
+    (0x15, 0, 1, 0x35),
+    (0x06, 0, 0, 0x40000),
+    (0x06, 0, 0, 0x0),
+];
+
+/// `ip6 and tcp`
+#[rustfmt::skip]
+const IP6_TCP: &[(u16, u8, u8, u32)] = &[
+    (0x28, 0, 0, 0xc),
+    (0x15, 0, 6, 0x86dd),
+    (0x30, 0, 0, 0x14),
+    (0x15, 3, 0, 0x6),
+    (0x15, 0, 3, 0x2c),
+    (0x30, 0, 0, 0x36),
+    (0x15, 0, 1, 0x6),
+    (0x06, 0, 0, 0x40000),
+    (0x06, 0, 0, 0x0),
+];
+
+/// `host 10.0.0.1`
+#[rustfmt::skip]
+const HOST: &[(u16, u8, u8, u32)] = &[
+    (0x28, 0, 0, 0xc),
+    (0x15, 0, 4, 0x800),
+    (0x20, 0, 0, 0x1a),
+    (0x15, 8, 0, 0xa000001),
+    (0x20, 0, 0, 0x1e),
+    (0x15, 6, 7, 0xa000001),
+    (0x15, 1, 0, 0x806),
+    (0x15, 0, 5, 0x8035),
+    (0x20, 0, 0, 0x1c),
+    (0x15, 2, 0, 0xa000001),
+    (0x20, 0, 0, 0x26),
+    (0x15, 0, 1, 0xa000001),
+    (0x06, 0, 0, 0x40000),
+    (0x06, 0, 0, 0x0),
+];
+
+/// `vlan 5`
+#[rustfmt::skip]
+const VLAN_5: &[(u16, u8, u8, u32)] = &[
+    (0x28, 0, 0, 0xc),
+    (0x15, 2, 0, 0x8100),
+    (0x15, 1, 0, 0x88a8),
+    (0x15, 0, 4, 0x9100),
+    (0x28, 0, 0, 0xe),
+    (0x54, 0, 0, 0xfff),
+    (0x15, 0, 1, 0x5),
+    (0x06, 0, 0, 0x40000),
+    (0x06, 0, 0, 0x0),
+];
+
+/// `icmp or arp`
+#[rustfmt::skip]
+const ICMP_OR_ARP: &[(u16, u8, u8, u32)] = &[
+    (0x28, 0, 0, 0xc),
+    (0x15, 0, 2, 0x800),
+    (0x30, 0, 0, 0x17),
+    (0x15, 1, 2, 0x1),
+    (0x15, 0, 1, 0x806),
+    (0x06, 0, 0, 0x40000),
+    (0x06, 0, 0, 0x0),
+];
+
+/// Frames by name.
+fn frames() -> Vec<(&'static str, Vec<u8>)> {
+    const ONE: [u8; 4] = [10, 0, 0, 1];
+    const TWO: [u8; 4] = [10, 0, 0, 2];
+    const THREE: [u8; 4] = [10, 0, 0, 3];
+    let ethernet = || PacketBuilder::ethernet2([2; 6], [4; 6]);
+    let vlan = |id| ethernet().single_vlan(VlanId::try_new(id).unwrap());
+    let finish = |step: PacketBuilderStep<etherparse::UdpHeader>| {
+        let mut frame = Vec::new();
+        step.write(&mut frame, b"hello").unwrap();
+        frame
+    };
+    let mut icmp = Vec::new();
+    ethernet().ipv4(TWO, THREE, 9).icmpv4_echo_request(1, 1).write(&mut icmp, b"hello").unwrap();
+    let mut tcp6 = Vec::new();
+    ethernet().ipv6([1; 16], [2; 16], 9).tcp(53, 53, 0, 0).write(&mut tcp6, b"hello").unwrap();
+    let mut tcp4 = Vec::new();
+    ethernet().ipv4(TWO, THREE, 9).tcp(53, 53, 0, 0).write(&mut tcp4, b"hello").unwrap();
+    let request =
+        ArpPacket::new(ArpHardwareId::ETHERNET, EtherType::IPV4, ArpOperation::REQUEST, &[2; 6], &TWO, &[0; 6], &ONE);
+    let mut arp = Vec::new();
+    ethernet().arp(request.unwrap()).write(&mut arp).unwrap();
+    vec![
+        ("dns", finish(ethernet().ipv4(TWO, THREE, 9).udp(9999, 53))),
+        ("udp", finish(ethernet().ipv4(TWO, THREE, 9).udp(9999, 54))),
+        ("udp to host", finish(ethernet().ipv4(TWO, ONE, 9).udp(9999, 54))),
+        ("dns6", finish(ethernet().ipv6([1; 16], [2; 16], 9).udp(53, 9999))),
+        ("vlan 5", finish(vlan(5).ipv4(TWO, ONE, 9).udp(9999, 53))),
+        ("vlan 6", finish(vlan(6).ipv4(TWO, ONE, 9).udp(9999, 53))),
+        ("icmp", icmp),
+        ("tcp4", tcp4),
+        ("tcp6", tcp6),
+        ("arp for host", arp),
+        ("short", vec![8; 14]),
+    ]
+}
+
+#[test]
+fn filters_of_tcpdump() {
+    in_namespace(|| {
+        let mut xdp = Xdp::attach(LO, 1, Mode::Generic).unwrap();
+        let socket = xsk();
+        xdp.insert(0, &socket).unwrap();
+        for (shown, expected) in [
+            (DNS, &["dns", "dns6"][..]),
+            (IP6_TCP, &["tcp6"]),
+            (HOST, &["udp to host", "arp for host"]),
+            (VLAN_5, &["vlan 5"]),
+            (ICMP_OR_ARP, &["icmp", "arp for host"]),
+        ] {
+            xdp.set_filter(Some(&filter(shown))).unwrap();
+            let taken: Vec<_> =
+                frames().into_iter().filter(|(_, f)| xdp.would_take(f).unwrap()).map(|(n, _)| n).collect();
+            assert_eq!(taken, expected);
+        }
+        xdp.set_filter(None).unwrap();
+        assert!(frames().iter().all(|(_, frame)| xdp.would_take(frame).unwrap()));
+    });
+}
+
+/// What the filter does not accept, and only that, gets to those whom it is for in the kernel.
+#[test]
+fn filtered_traffic() {
+    in_namespace(|| {
+        let mut xdp = Xdp::attach(LO, 1, Mode::Generic).unwrap();
+        let socket = xsk();
+        let receivers = [53, 54].map(|port| UdpSocket::bind(("127.0.0.1", port)).unwrap());
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let arrive = || {
+            receivers.each_ref().map(|receiver| {
+                sender.send_to(b"hello", receiver.local_addr().unwrap()).unwrap();
+                receiver.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+                receiver.recv(&mut [0; 8]).is_ok()
+            })
+        };
+        assert_eq!(arrive(), [true, true], "no socket");
+        xdp.insert(0, &socket).unwrap();
+        assert_eq!(arrive(), [false, false], "no filter");
+        xdp.set_filter(Some(&filter(DNS))).unwrap();
+        assert_eq!(arrive(), [false, true]);
+        xdp.remove(0).unwrap();
+        assert_eq!(arrive(), [true, true], "no socket, and a filter");
+        xdp.insert(0, &socket).unwrap();
+        drop(xdp);
+        assert_eq!(arrive(), [true, true], "detached");
+    });
+}
+
+/// What is loaded is what the source says, as far as there is the compiler that made it.
+#[test]
+fn the_object_is_what_the_source_compiles_to() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bpf");
+    let out = match Command::new("make").args(["-s", "-C", folder, "check"]).output() {
+        Ok(out) => out,
+        Err(error) => return eprintln!("skipped, no make: {error}"),
+    };
+    let said = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
+    eprint!("{said}");
+    assert!(out.status.success(), "{said}");
+}

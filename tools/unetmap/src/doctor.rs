@@ -1,0 +1,249 @@
+//! `unetmap doctor`: what this machine and its interfaces can do, and what to change.
+//!
+//! ```text
+//! gather   asks the kernel and the daemon     machine::Facts, nic::Facts
+//! judge    pure functions of the facts        a list of checks, the way of packets
+//! print    for people, or as JSON
+//! ```
+//! What cannot be tried here, for want of a privilege, is unknown, and not missing.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+use unetmap::abi::{PortKind, PortSpec};
+use unetmap_bench::align;
+use unetmap_sys::link;
+
+mod gather;
+mod machine;
+mod nic;
+
+/// What a check found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Ok,
+    Missing,
+    /// It could not be tried, or the kernel does not tell.
+    Unknown,
+}
+
+impl State {
+    fn word(self) -> &'static str {
+        match self {
+            State::Ok => "ok",
+            State::Missing => "missing",
+            State::Unknown => "unknown",
+        }
+    }
+}
+
+/// One line of the result.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Check {
+    what: &'static str,
+    state: State,
+    /// Whether a port on an interface cannot be opened without.
+    needed: bool,
+    text: String,
+    /// What changes it: mostly a command.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fix: Option<String>,
+}
+
+impl Check {
+    /// A check of what is needed.
+    fn new(what: &'static str, state: State, text: impl Into<String>) -> Check {
+        Check { what, state, needed: true, text: text.into(), fix: None }
+    }
+
+    fn ok(what: &'static str, text: impl Into<String>) -> Check {
+        Check::new(what, State::Ok, text)
+    }
+
+    fn missing(what: &'static str, text: impl Into<String>) -> Check {
+        Check::new(what, State::Missing, text)
+    }
+
+    fn unknown(what: &'static str, text: impl Into<String>) -> Check {
+        Check::new(what, State::Unknown, text)
+    }
+
+    /// A port can be opened without.
+    fn optional(self) -> Check {
+        Check { needed: false, ..self }
+    }
+
+    fn fix(self, fix: impl Into<String>) -> Check {
+        Check { fix: Some(fix.into()), ..self }
+    }
+
+    /// In the way of a port.
+    fn blocks(&self) -> bool {
+        self.needed && self.state == State::Missing
+    }
+
+    fn sentence(&self) -> String {
+        match &self.fix {
+            Some(fix) => format!("{} ({fix})", self.text),
+            None => self.text.clone(),
+        }
+    }
+}
+
+/// The whole result.
+#[derive(Debug, Serialize)]
+struct Report {
+    kernel: String,
+    /// No check that a port needs is missing.
+    ok: bool,
+    checks: Vec<Check>,
+    interfaces: Vec<nic::Finding>,
+}
+
+/// Reads the name of an interface, or of a port on one.
+pub(crate) fn interface(name: &str) -> Result<String, String> {
+    if !name.contains(':') {
+        return if name.is_empty() { Err("no name".into()) } else { Ok(name.into()) };
+    }
+    let exists = |name: &str| link::by_name(name).is_ok_and(|found| found.is_some());
+    let spec = PortSpec::parse_with(name, exists).map_err(|e| e.to_string())?;
+    match spec {
+        PortSpec { kind: PortKind::Netmap, pipe: None, parent, .. } => Ok(parent),
+        _ => Err("a pipe or a switch's port is on no interface (write IF or netmap:IF)".into()),
+    }
+}
+
+/// Prints what there is to say about the machine, and about one interface or all. The result is the exit status.
+pub(crate) fn run(interface: Option<&str>, json: bool) -> Result<u8, String> {
+    let machine = gather::machine();
+    let links = match interface {
+        None => link::all().map_err(|e| format!("doctor: the interfaces: {e}"))?,
+        Some(name) => vec![gather::link(name)?],
+    };
+    let facts = links.into_iter().map(|link| gather::nic(link, &machine, interface.is_some()));
+    let interfaces: Vec<_> = facts.map(|facts| nic::judge(&facts, machine.kernel())).collect();
+    let checks = machine::judge(&machine);
+    let ok = !checks.iter().any(Check::blocks) && (interface.is_none() || interfaces.iter().all(|nic| nic.ok));
+    let report = Report { kernel: machine.release, ok, checks, interfaces };
+    let text = if json {
+        serde_json::to_string(&report).map_err(|e| format!("doctor: {e}"))? + "\n"
+    } else {
+        text(&report, interface.is_some())
+    };
+    crate::print("doctor", &text)?;
+    Ok(u8::from(!ok))
+}
+
+/// The result for people; `one`: about one interface.
+fn text(report: &Report, one: bool) -> String {
+    let mut text = format!("Linux {}\n{}", report.kernel, lines(&report.checks));
+    if !one {
+        text += &format!("\nInterfaces\n{}", table(&report.interfaces));
+        let verdict = match report.ok {
+            true => "Interfaces can be opened; `unetmap doctor IF` says more about one.".into(),
+            false => format!("Interfaces cannot be opened: see {} above.", blocking(&report.checks)),
+        };
+        return format!("{text}\n{verdict}\n");
+    }
+    for nic in &report.interfaces {
+        let name = shown(&nic.name);
+        // Writing into a String cannot fail.
+        let _ = write!(text, "\nnetmap:{name}\n{}\n", lines(&nic.checks));
+        text += &match (report.ok, nic.way) {
+            (true, Some(way)) => format!("netmap:{name} can be opened: {way}.\n"),
+            (true, None) => format!("netmap:{name} can be opened.\n"),
+            (false, _) => {
+                let see = blocking(report.checks.iter().chain(&nic.checks));
+                format!("netmap:{name} cannot be opened: see {see} above.\n")
+            }
+        };
+    }
+    text
+}
+
+/// The names of what is in the way.
+fn blocking<'a>(checks: impl IntoIterator<Item = &'a Check>) -> String {
+    checks.into_iter().filter(|check| check.blocks()).map(|check| check.what).collect::<Vec<_>>().join(", ")
+}
+
+fn lines(checks: &[Check]) -> String {
+    let row = |check: &Check| vec![check.state.word().into(), check.what.into(), shown(&check.sentence())];
+    align(&checks.iter().map(row).collect::<Vec<_>>(), 3)
+}
+
+fn table(interfaces: &[nic::Finding]) -> String {
+    let titles = ["interface", "driver", "state", "mtu", "rx", "tx", "program", "way", "what it needs"];
+    let mut rows = vec![titles.map(String::from).to_vec()];
+    for nic in interfaces {
+        let missing = |check: &&Check| check.state == State::Missing && check.fix.is_some();
+        let needs = nic.checks.iter().find(|check| check.blocks()).or_else(|| nic.checks.iter().find(missing));
+        rows.push(vec![
+            shown(&nic.name),
+            nic.driver.as_ref().map_or("-".into(), |driver| shown(&driver.name)),
+            nic.state().into(),
+            nic.mtu.to_string(),
+            nic.queues.rx.to_string(),
+            nic.queues.tx.to_string(),
+            nic.program.as_ref().map_or("-".into(), |program| shown(&program.label())),
+            nic.way.unwrap_or("unknown").into(),
+            needs.map_or("-".into(), |check| shown(&check.sentence())),
+        ]);
+    }
+    align(&rows, titles.len())
+}
+
+/// Names are what somebody chose: no control characters to the terminal.
+fn shown(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_interfaces_and_ports() {
+        for (given, name) in [
+            ("eth0", "eth0"),
+            ("eth0-1", "eth0-1"),
+            ("netmap:eth0", "eth0"),
+            ("netmap:eth0-2/R", "eth0"),
+            ("a.7", "a.7"),
+        ] {
+            assert_eq!(interface(given).as_deref(), Ok(name));
+        }
+        for (given, part) in [
+            ("", "no name"),
+            ("netmap:", "netmap:"),
+            ("vale0:1", "on no interface"),
+            ("netmap:p{1", "on no interface"),
+            ("eth0:1", "eth0:1"),
+        ] {
+            let message = interface(given).unwrap_err();
+            assert!(message.contains(part), "{given}: {message}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_needed_and_missing_blocks() {
+        for (check, blocks) in [
+            (Check::missing("a", "b"), true),
+            (Check::missing("a", "b").optional(), false),
+            (Check::unknown("a", "b"), false),
+            (Check::ok("a", "b"), false),
+        ] {
+            assert_eq!(check.blocks(), blocks, "{check:?}");
+        }
+    }
+
+    #[test]
+    fn the_text_for_people() {
+        let checks = vec![Check::ok("barrier", "x"), Check::missing("AF_XDP", "none\u{1b}").fix("do this")];
+        let mut report = Report { kernel: "6.1.0".into(), ok: false, checks, interfaces: vec![] };
+        assert_eq!(text(&report, true), "Linux 6.1.0\nok       barrier  x\nmissing  AF_XDP   none? (do this)\n");
+        assert!(text(&report, false).ends_with("Interfaces cannot be opened: see AF_XDP above.\n"));
+        report.ok = true;
+        assert!(text(&report, false).ends_with("Interfaces can be opened; `unetmap doctor IF` says more about one.\n"));
+    }
+}
