@@ -122,6 +122,16 @@ pub fn program(name: &str) -> PathBuf {
 }
 
 impl Home {
+    /// A home in a folder that is made for it, for programs that are no tests of the usual kind. Its daemon is the one that
+    /// a program starts there.
+    ///
+    /// # Errors
+    /// The folder cannot be made.
+    pub fn at(folder: &Path) -> std::io::Result<Home> {
+        fs::create_dir(folder)?;
+        Ok(Home { folder: folder.to_owned() })
+    }
+
     /// The test's own folder.
     pub fn folder(&self) -> &Path {
         &self.folder

@@ -18,7 +18,9 @@
 #ifndef _NET_NETMAP_USER_H_
 #define _NET_NETMAP_USER_H_
 
+#ifndef NETMAP_DEVICE_NAME	/* a program may have it elsewhere */
 #define NETMAP_DEVICE_NAME	"/dev/netmap"
+#endif
 
 #include <stdint.h>
 #include <string.h>

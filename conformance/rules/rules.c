@@ -1,0 +1,150 @@
+/*
+ * SPDX-License-Identifier: BSD-2-Clause
+ * Copyright (c) 2026, the unetmap authors
+ *
+ * The main function of all programs of rules.
+ */
+#define _GNU_SOURCE
+#include "rules.h"
+
+#include <signal.h>
+#include <stdarg.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Seconds that a rule may take: a limit of liveness, on a machine that is busy. */
+#define LIMIT	60
+
+static struct rule *first, **last = &first;
+static const struct rule *current;
+static const char *door = "";
+static unsigned int number;
+
+void
+rules_add(struct rule *rule)
+{
+	*last = rule;
+	last = &rule->next;
+}
+
+int
+door_is(const char *name)
+{
+	return strcmp(door, name) == 0;
+}
+
+unsigned int
+rule_number(void)
+{
+	return number;
+}
+
+const char *
+error_name(int error)
+{
+	const char *name = error == 0 ? "0" : strerrorname_np(error);
+
+	return name != NULL ? name : "unknown";
+}
+
+/* One line, whole, with one call. */
+static void
+report(const char *verdict, const char *reason)
+{
+	char line[512];
+	int n = snprintf(line, sizeof(line), "%s %s%s%s", current->id, verdict, reason[0] != '\0' ? " " : "", reason);
+
+	if (n >= (int)sizeof(line) - 1)
+		n = sizeof(line) - 2;
+	line[n] = '\n';
+	if (write(1, line, (size_t)n + 1) != n + 1)
+		_exit(3);
+}
+
+void
+rule_fails(const char *file, int line, const char *format, ...)
+{
+	const char *name = strrchr(file, '/');
+	char reason[400];
+	va_list args;
+	int n = snprintf(reason, sizeof(reason), "%s:%d: ", name != NULL ? name + 1 : file, line);
+
+	va_start(args, format);
+	vsnprintf(reason + n, sizeof(reason) - (size_t)n, format, args);
+	va_end(args);
+	report("FAIL", reason);
+	_exit(1);
+}
+
+void
+rule_cannot(const char *reason)
+{
+	report("cannot", reason);
+	_exit(0);
+}
+
+static void
+check(const struct rule *rule)
+{
+	rule->check();
+	report("ok", "");
+	exit(0);
+}
+
+/* 0 if it did not fail. */
+static int
+check_apart(const struct rule *rule)
+{
+	char reason[80];
+	int status;
+	pid_t child = fork();
+
+	if (child == 0) {
+		/* With the whole group: what a rule started goes with it. */
+		setpgid(0, 0);
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		alarm(LIMIT);
+		check(rule);
+	}
+	if (child < 0 || waitpid(child, &status, 0) != child) {
+		report("FAIL", "no process for it");
+		return 1;
+	}
+	kill(-child, SIGKILL);
+	if (WIFEXITED(status) && WEXITSTATUS(status) <= 1)
+		return WEXITSTATUS(status);
+	if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
+		snprintf(reason, sizeof(reason), "not over within %d s", LIMIT);
+	else if (WIFSIGNALED(status))
+		snprintf(reason, sizeof(reason), "ended by signal %s", sigabbrev_np(WTERMSIG(status)));
+	else
+		snprintf(reason, sizeof(reason), "ended with status %d", WEXITSTATUS(status));
+	report("FAIL", reason);
+	return 1;
+}
+
+int
+main(int argc, char **argv)
+{
+	int failed = 0;
+
+	if (argc == 2 && strcmp(argv[1], "--list") == 0) {
+		for (current = first; current != NULL; current = current->next)
+			printf("%s\t%s\n", current->id, current->says);
+		return 0;
+	}
+	if (argc < 2 || argc > 3) {
+		fprintf(stderr, "usage: PROGRAM DOOR [RULE] | PROGRAM --list\n");
+		return 2;
+	}
+	door = argv[1];
+	for (current = first; current != NULL; current = current->next) {
+		number++;
+		if (argc == 3 && strcmp(argv[2], current->id) == 0)
+			check(current);
+		if (argc == 2)
+			failed |= check_apart(current);
+	}
+	return argc == 3 ? 2 : failed;
+}

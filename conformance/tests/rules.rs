@@ -1,0 +1,276 @@
+//! The table of rules: each program of `conformance/rules` through each door.
+//!
+//! ```text
+//! native    linked with libunetmap
+//! preload   linked with nothing, run by `unetmap run`
+//! node      linked statically with nothing, on a /dev/netmap that the daemon serves
+//! ```
+//! A test of its own kind (no harness), so that the table is seen: of other tests cargo shows the output only if they
+//! fail. `cargo test -p conformance --test rules -- 1.1 2-` runs programs whose names begin so.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use conformance::home::{Guard, wait_within};
+use conformance::{Home, program};
+
+/// How long a program may take for all its rules.
+const LIMIT: Duration = Duration::from_secs(400);
+/// What programs of rules share, in the same folder.
+const COMMON: [&str; 2] = ["rules.c", "port.c"];
+/// libnetmap.h for programs that are linked with nothing of ours.
+const LIBNETMAP: [&str; 2] = ["libnetmap.c", "names.c"];
+
+/// What a program said of a rule, or what is said in its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Cell {
+    Ok,
+    Cannot(String),
+    Fail(String),
+}
+
+/// A way to netmap files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Door {
+    Native,
+    Preload,
+    Node,
+}
+
+const DOORS: [Door; 3] = [Door::Native, Door::Preload, Door::Node];
+
+impl Door {
+    fn name(self) -> &'static str {
+        match self {
+            Door::Native => "native",
+            Door::Preload => "preload",
+            Door::Node => "node",
+        }
+    }
+}
+
+/// A rule, as its program lists it, and what became of it.
+struct Row {
+    id: String,
+    cells: [Cell; 3],
+}
+
+fn rules() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("rules")
+}
+
+/// The names of the programs, in order, without `.c`.
+fn programs(filters: &[String]) -> Vec<String> {
+    let files = fs::read_dir(rules()).expect("the folder of rules").map(|entry| entry.expect("a file").file_name());
+    let files = files.map(|name| name.into_string().expect("a name of letters"));
+    let mut names: Vec<String> =
+        files.filter(|name| !COMMON.contains(&&**name)).filter_map(|n| n.strip_suffix(".c").map(Into::into)).collect();
+    names.retain(|name| filters.is_empty() || filters.iter().any(|filter| name.starts_with(&**filter)));
+    names.sort();
+    names
+}
+
+/// Compiles a program for a door.
+fn compile(folder: &Path, name: &str, door: Door, device: Option<&Path>) -> Result<PathBuf, String> {
+    compile_file(folder, name, &rules().join(format!("{name}.c")), door, device)
+}
+
+fn compile_file(
+    folder: &Path,
+    name: &str,
+    source: &Path,
+    door: Door,
+    device: Option<&Path>,
+) -> Result<PathBuf, String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let out = folder.join(format!("{name}-{}", door.name()));
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wno-override-init", "-Werror", "-pthread"]);
+    cc.arg("-I").arg(root.join("include"));
+    if let Some(device) = device {
+        cc.arg(format!("-DNETMAP_DEVICE_NAME=\"{}\"", device.display()));
+    }
+    cc.arg("-o").arg(&out).arg(source).arg("-I").arg(rules()).args(COMMON.map(|file| rules().join(file)));
+    if door == Door::Native {
+        let library = program("libunetmap.so");
+        let folder = library.parent().expect("a file in a folder").display();
+        cc.arg(format!("-L{folder}")).arg("-lunetmap").arg(format!("-Wl,-rpath,{folder}"));
+    } else {
+        cc.args(LIBNETMAP.map(|file| root.join("preload").join(file)));
+    }
+    if door == Door::Node {
+        cc.arg("-static");
+    }
+    let output = cc.output().map_err(|e| format!("cc: {e}; a C compiler is needed (apt-get install gcc)"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(out) } else { Err(format!("{name}.c does not compile: {said}")) }
+}
+
+/// A device for programs that nothing of ours is linked with or loaded into.
+///
+/// # Errors
+/// Why there is none here.
+fn node(_home: &Home) -> Result<PathBuf, String> {
+    Err("no node yet".into())
+}
+
+/// Runs a program through a door; what it printed, by rule.
+fn run(folder: &Path, name: &str, door: Door, ids: &[String]) -> Result<BTreeMap<String, Cell>, String> {
+    let home = Home::at(&folder.join(format!("{name}-{}.home", door.name()))).map_err(|e| e.to_string())?;
+    let device = if door == Door::Node { Some(node(&home)) } else { None };
+    if let Some(Err(why)) = device {
+        return Ok(ids.iter().map(|id| (id.clone(), Cell::Cannot(why.clone()))).collect());
+    }
+    let path = compile(folder, name, door, device.and_then(Result::ok).as_deref())?;
+    let mut command = match door {
+        Door::Preload => {
+            let mut command = Command::new(program("unetmap"));
+            command.args(["run", "--"]).arg(path);
+            command
+        }
+        Door::Native | Door::Node => Command::new(path),
+    };
+    let output = home.folder().join("output");
+    let to = fs::File::create(&output).map_err(|e| format!("{}: {e}", output.display()))?;
+    command.arg(door.name()).stdin(Stdio::null()).stdout(to);
+    command.env("UNETMAP_SOCKET", home.socket()).env("UNETMAPD", program("unetmapd"));
+    let status = wait_within(&mut Guard::spawn(&mut command).0, LIMIT);
+    home.end_daemon();
+    let text = fs::read_to_string(&output).map_err(|e| format!("{}: {e}", output.display()))?;
+    let log = fs::read_to_string(home.log()).unwrap_or_default();
+    if log.contains("panicked") {
+        return Err(format!("{name}, {}: the daemon panicked:\n{log}", door.name()));
+    }
+    let mut said = BTreeMap::new();
+    for line in text.lines() {
+        let (id, cell) = parse(line).ok_or_else(|| format!("{name}: what is this? {line:?}"))?;
+        if !ids.contains(&id) || said.insert(id, cell).is_some() {
+            return Err(format!("{name}, {}: said twice, or of no rule: {line:?}", door.name()));
+        }
+    }
+    match status {
+        Some(_) => Ok(said),
+        None => Err(format!("{name}, {}: not over within {LIMIT:?}; it had said:\n{text}", door.name())),
+    }
+}
+
+/// `ID ok`, `ID FAIL REASON`, `ID cannot REASON`.
+fn parse(line: &str) -> Option<(String, Cell)> {
+    let (id, rest) = line.split_once(' ')?;
+    let (verdict, reason) = rest.split_once(' ').unwrap_or((rest, ""));
+    let cell = match verdict {
+        "ok" => Cell::Ok,
+        "FAIL" => Cell::Fail(reason.into()),
+        "cannot" if !reason.is_empty() => Cell::Cannot(reason.into()),
+        _ => return None,
+    };
+    Some((id.into(), cell))
+}
+
+/// All rules of a program, through all doors.
+fn rows(folder: &Path, name: &str) -> Result<Vec<Row>, String> {
+    let list = compile(folder, name, Door::Preload, None)?;
+    let output = Command::new(&list).arg("--list").output().map_err(|e| format!("{}: {e}", list.display()))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let ids: Vec<String> = text.lines().filter_map(|line| line.split_once('\t')).map(|(id, _)| id.into()).collect();
+    if ids.is_empty() || !output.status.success() {
+        return Err(format!("{name} lists no rules"));
+    }
+    let mut said = Vec::new();
+    for door in DOORS {
+        said.push(run(folder, name, door, &ids)?);
+    }
+    let missing = || Cell::Fail("the program said nothing of it".into());
+    let cell = |door: usize, id: &str| said[door].get(id).cloned().unwrap_or_else(missing);
+    Ok(ids.into_iter().map(|id| Row { cells: [0, 1, 2].map(|door| cell(door, &id)), id }).collect())
+}
+
+/// Prints the table; the sentences of what failed.
+fn print(rows: &[Row]) -> Vec<String> {
+    let mut failures = Vec::new();
+    let width = rows.iter().map(|row| row.id.len()).max().unwrap_or(0).max(4);
+    println!("\n{:width$}  {:<24}  {:<24}  node", "rule", "native", "preload");
+    for row in rows {
+        let mut texts = Vec::new();
+        for (door, cell) in DOORS.iter().zip(&row.cells) {
+            texts.push(match cell {
+                Cell::Ok => "ok".to_owned(),
+                Cell::Cannot(why) => format!("cannot: {why}"),
+                Cell::Fail(why) => {
+                    failures.push(format!("{} {}: {why}", row.id, door.name()));
+                    "FAIL".to_owned()
+                }
+            });
+        }
+        println!("{:width$}  {:<24}  {:<24}  {}", row.id, texts[0], texts[1], texts[2]);
+    }
+    for (i, door) in DOORS.iter().enumerate() {
+        let of = |what: fn(&Cell) -> bool| rows.iter().filter(|row| what(&row.cells[i])).count();
+        let (ok, cannot) = (of(|c| *c == Cell::Ok), of(|c| matches!(c, Cell::Cannot(_))));
+        println!("{}: {ok} ok, {cannot} cannot, {} failed", door.name(), rows.len() - ok - cannot);
+    }
+    failures
+}
+
+/// Rules of which all but the first must be seen to fail.
+const BROKEN: &str = r#"
+#include <unistd.h>
+#include "port.h"
+RULE("holds", "") { HOLDS(1); }
+RULE("does-not-hold", "") { HOLDS(1 > 2); }
+RULE("differs", "") { SAME(1, 2); }
+RULE("is-not-refused", "") { REFUSED(EINVAL, 0); }
+RULE("refused-otherwise", "") { REFUSED(EINVAL, close(-1)); }
+RULE("does-not-work", "") { WORKS(close(-1)); }
+RULE("crashes", "") { abort(); }
+RULE("ends-silently", "") { _exit(0); }
+RULE("ends-otherwise", "") { _exit(7); }
+"#;
+
+/// What a rule that does not hold looks like here; what is wrong with that.
+fn check_the_checker(folder: &Path) -> Result<(), String> {
+    let source = folder.join("broken.c");
+    fs::write(&source, BROKEN).map_err(|e| format!("{}: {e}", source.display()))?;
+    let path = compile_file(folder, "broken", &source, Door::Preload, None)?;
+    let output = Command::new(path).arg("preload").output().map_err(|e| e.to_string())?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said: Vec<(String, Cell)> = text.lines().filter_map(parse).collect();
+    let failed = said.iter().filter(|(_, cell)| matches!(cell, Cell::Fail(_))).count();
+    let wanted = said.first() == Some(&("holds".into(), Cell::Ok)) && failed == 7 && said.len() == 8;
+    let silent = !said.iter().any(|(id, _)| id == "ends-silently");
+    match wanted && silent && !output.status.success() {
+        true => Ok(()),
+        false => Err(format!("rules that do not hold are not seen to fail:\n{text}")),
+    }
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.iter().any(|arg| arg == "--list") {
+        programs(&[]).iter().for_each(|name| println!("{name}: test"));
+        return ExitCode::SUCCESS;
+    }
+    let filters: Vec<String> = args.into_iter().filter(|arg| !arg.starts_with('-')).collect();
+    let start = Instant::now();
+    let folder = tempfile::Builder::new().prefix("unetmap-").tempdir().expect("a folder for the programs");
+    let mut table = Vec::new();
+    let mut failures: Vec<String> = check_the_checker(folder.path()).err().into_iter().collect();
+    for name in programs(&filters) {
+        match rows(folder.path(), &name) {
+            Ok(rows) => table.extend(rows),
+            Err(why) => failures.push(why),
+        }
+    }
+    let mut ids: Vec<&str> = table.iter().map(|row: &Row| &*row.id).collect();
+    ids.sort_unstable();
+    failures.extend(ids.windows(2).filter(|w| w[0] == w[1]).map(|w| format!("two rules are called {}", w[0])));
+    failures.extend(print(&table));
+    println!("{} rules in {:.0} s", table.len(), start.elapsed().as_secs_f64());
+    for failure in &failures {
+        println!("FAIL {failure}");
+    }
+    ExitCode::from(u8::from(!failures.is_empty()))
+}
