@@ -508,7 +508,6 @@ fn wrong_names_are_refused_with_a_reason() {
         // Not wrong, but not there, or not served.
         let why = refused("netmap:nosuch0", ENXIO);
         assert!(why.contains("netmap:nosuch0: no such interface"), "{why}");
-        refused("vale0:port", EOPNOTSUPP);
         refused("netmap:p{1/t", EOPNOTSUPP);
         assert_eq!(home.snapshot().sessions.len(), 1);
     });

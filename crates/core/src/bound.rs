@@ -16,12 +16,14 @@ pub enum Path {
     Pipe = 1,
     /// Through the AF_XDP socket of an interface's queue.
     Nic = 2,
+    /// Along a line, to or from a switch in the daemon.
+    Vale = 3,
 }
 
 impl Path {
     /// The back end with that number.
     pub fn from_raw(raw: u32) -> Option<Path> {
-        [Path::Null, Path::Pipe, Path::Nic].into_iter().find(|p| *p as u32 == raw)
+        [Path::Null, Path::Pipe, Path::Nic, Path::Vale].into_iter().find(|p| *p as u32 == raw)
     }
 }
 

@@ -33,6 +33,7 @@ mod port;
 pub mod request;
 mod ring;
 mod sync;
+pub mod vale;
 mod wait;
 pub mod wire;
 

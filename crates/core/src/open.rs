@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use unetmap_abi::{NETMAP_REQ_REGISTER, NmreqRegister, PortOptions, PortSpec};
 use unetmap_mem::{
-    BufIdx, Consumer, CopyKind, EndPage, Geometry, Iface, LinePage, PoolShape, Producer, ReceiveRings, Region,
+    BufIdx, Consumer, CopyKind, EndPage, Geometry, Iface, Inbox, LinePage, PoolShape, Producer, ReceiveRings, Region,
     RingShape, RingView, SendRings, SentPage, Slots, Window,
 };
 use unetmap_sys::{Bell, Mapping, link, process, xsk};
@@ -19,6 +19,7 @@ use zerocopy::IntoBytes;
 use crate::backend::nic::{Half, NicRx, NicTx};
 use crate::backend::null::Null;
 use crate::backend::pipe::{PipeRx, PipeTx};
+use crate::backend::vale::{ValeRx, ValeTx};
 use crate::bound::{Bound, BoundRing, FIXED_FDS, FRAGS, Path};
 use crate::client::{self, Connection};
 use crate::error::{Error, errno};
@@ -296,6 +297,14 @@ impl Parts {
                 let line = Consumer::new(&lines(), told.line as usize, theirs, mine, limits, copy_kind())?;
                 let spare = BufIdx(told.spare);
                 SyncPath::Rx(Box::new(PipeRx { line, spare, mine: bell(0)?, theirs: bell(1)? }))
+            }
+            (Path::Vale, 0) => {
+                let line = Producer::new(&lines(), told.line as usize, view.slots().clone())?;
+                SyncPath::Tx(Box::new(ValeTx { line, mine: bell(0)?, theirs: bell(1)? }))
+            }
+            (Path::Vale, _) => {
+                let line = Inbox::new(&lines(), told.line as usize, view.slots().clone())?;
+                SyncPath::Rx(Box::new(ValeRx { line, mine: bell(0)? }))
             }
             (Path::Nic, dir) => {
                 let limits = self.region.limits();

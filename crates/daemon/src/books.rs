@@ -19,10 +19,11 @@ use crate::pipe::{MAX_PIPES, Pipe, end_index, wished_shape};
 use crate::policy::{Access, PolicyFile};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{House, HouseId, Scope, Sizes};
+use crate::vale::{Switches, ValeKey, ValePort};
 
 /// Most extra buffers that one session gets. The daemon links them into a list, and so touches a page for every two: that
 /// must stay a matter of milliseconds, and not much memory.
-const MAX_EXTRA: u32 = 16384;
+pub(crate) const MAX_EXTRA: u32 = 16384;
 
 /// Which port a session has open.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -33,6 +34,8 @@ pub(crate) enum PortKey {
     Null(Scope, String),
     /// An interface.
     Nic(NicKey),
+    /// A port of a switch.
+    Vale(ValeKey),
 }
 
 /// Which pipe.
@@ -73,6 +76,7 @@ enum By<'a> {
     /// The pipe with the end's index.
     Pipe(&'a Pipe, usize),
     Nic(&'a Nic),
+    Vale(&'a ValePort),
 }
 
 /// What REGISTER gives to the client.
@@ -89,6 +93,8 @@ pub(crate) struct Books {
     pub(crate) pipes: BTreeMap<PipeKey, Pipe>,
     pub(crate) nulls: BTreeMap<(Scope, String), NullPort>,
     pub(crate) nics: BTreeMap<NicKey, Nic>,
+    pub(crate) vales: BTreeMap<ValeKey, ValePort>,
+    pub(crate) switches: Switches,
     pub(crate) sessions: BTreeMap<u64, Session>,
     pub(crate) sizes: Sizes,
     pub(crate) rules: Rules,
@@ -120,6 +126,8 @@ impl Books {
             pipes: BTreeMap::new(),
             nulls: BTreeMap::new(),
             nics: BTreeMap::new(),
+            vales: BTreeMap::new(),
+            switches: Switches::default(),
             sessions: BTreeMap::new(),
             sizes,
             rules,
@@ -153,7 +161,7 @@ impl Books {
         } else if let Some(pipe) = &spec.pipe {
             self.find_or_make_pipe(&spec.parent, &pipe.id, pipe.role, asked, caller)?
         } else {
-            self.find_or_make_nic(&spec, asked, caller)?
+            self.find_or_make_port(&spec, asked, caller)?
         };
         let registered = self.open_session(key.clone(), name, asked, caller);
         if registered.is_err() {
@@ -163,6 +171,19 @@ impl Books {
             self.drop_if_unused(&key);
         }
         registered
+    }
+
+    /// Finds the interface or the port of a switch, or makes it.
+    fn find_or_make_port(
+        &mut self,
+        spec: &PortSpec,
+        asked: &NmreqRegister,
+        caller: &Caller,
+    ) -> Result<PortKey, Refusal> {
+        match spec.kind {
+            PortKind::Vale => self.find_or_make_vale(spec, asked, caller),
+            PortKind::Netmap => self.find_or_make_nic(spec, asked, caller),
+        }
     }
 
     /// Finds the pipe, or makes it in its parent's region, or in the region that was asked for.
@@ -317,15 +338,16 @@ impl Books {
         }
     }
 
-    /// Asks about an interface without touching it: its packets stay the kernel's.
-    pub(crate) fn look_at_nic<T>(
+    /// Asks about a port that is no pipe without opening it: an interface's packets stay the kernel's, and a switch's port is
+    /// made for as long as that takes.
+    pub(crate) fn look_at<T>(
         &mut self,
         spec: &PortSpec,
         asked: &NmreqRegister,
         caller: &Caller,
         ask: impl FnOnce(&Books, &NmreqRegister) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
-        let key = self.find_or_make_nic(spec, asked, caller)?;
+        let key = self.find_or_make_port(spec, asked, caller)?;
         let told = self.describe(&key, asked).and_then(|register| ask(self, &register));
         if let PortKey::Pipe(pipe, _) = &key {
             self.drop_wire_if_unused(pipe);
@@ -359,6 +381,12 @@ impl Books {
                     nic.bind(binding);
                 }
             }
+            PortKey::Vale(key) => {
+                if let Some(port) = self.vales.get_mut(key) {
+                    let lines = port.lines.clone();
+                    port.end.bind(binding, |ring, transmit| ring.at_line(Some(&lines), transmit));
+                }
+            }
         }
     }
 
@@ -382,6 +410,7 @@ impl Books {
             By::Nothing => (&end.page_fd, 0),
             By::Pipe(pipe, _) => (&pipe.lines_fd, pipe.lines_bytes),
             By::Nic(nic) => (&nic.sent_fd, nic.sent_bytes),
+            By::Vale(port) => (&port.lines_fd, port.lines_bytes),
         };
         let mut fds = vec![house.fd.as_fd(), end.page_fd.as_fd(), third.as_fd()];
         let mut rings = Vec::new();
@@ -413,6 +442,10 @@ impl Books {
                     told.line = nic.first_sent(shape.id) as u32;
                     told.features = nic.features();
                     socket
+                }
+                By::Vale(port) => {
+                    told.path = Path::Vale as u32;
+                    port.bell.as_fd()
                 }
             };
             rings.push(told);
@@ -466,6 +499,13 @@ impl Books {
                     nic.settle();
                 }
             }
+            PortKey::Vale(key) => {
+                if let Some(port) = self.vales.get_mut(key) {
+                    port.end.unbind(&session.binding, None, None);
+                    // Whoever died may have sent and woken nobody any more.
+                    port.bell.ring();
+                }
+            }
         }
         // Looking through all rings is only worth it for a program that left a list of extra buffers.
         let left = session.iface.bufs_head() != BufIdx(0);
@@ -502,7 +542,8 @@ impl Books {
         let pipes = self.pipes.values().filter(|pipe| pipe.house == id);
         let ends = pipes.flat_map(|pipe| pipe.ends.iter().map(move |end| (end, Some(&pipe.lines))));
         let nics = self.nics.values().filter(|nic| nic.house == id).map(|nic| (&nic.end, None));
-        for (end, lines) in ends.chain(nics) {
+        let vales = self.vales.values().filter(|port| port.house == id).map(|port| (&port.end, None));
+        for (end, lines) in ends.chain(nics).chain(vales) {
             for ring in end.tx.iter().chain(end.rx.iter().filter(|ring| ring.owns())) {
                 let slots = ring.view.slots().slots();
                 let line = ring.words(lines).and_then(|words| words.positions(slots));
@@ -538,7 +579,8 @@ impl Books {
         let pipes = self.pipes.values().filter(|pipe| pipe.house == id).flat_map(|pipe| &pipe.ends);
         let nulls = self.nulls.values().filter(|port| port.house == id).map(|port| &port.end);
         let nics = self.nics.values().filter(|nic| nic.house == id).map(|nic| &nic.end);
-        pipes.chain(nulls).chain(nics).flat_map(End::buffers).collect()
+        let vales = self.vales.values().filter(|port| port.house == id).map(|port| &port.end);
+        pipes.chain(nulls).chain(nics).chain(vales).flat_map(End::buffers).collect()
     }
 
     /// Ends a port that nobody has open, and then its region, if that was its last.
@@ -568,6 +610,14 @@ impl Books {
                 ends.push(nic.into_end());
                 id
             }
+            PortKey::Vale(key) => {
+                if self.vales.get(key).is_none_or(|port| port.end.in_use()) {
+                    return;
+                }
+                let Some(port) = self.take_vale(key) else { return };
+                ends.push(port.end);
+                port.house
+            }
         };
         let found: Vec<BufIdx> = ends.iter().flat_map(End::buffers).collect();
         let living = self.living(id);
@@ -584,7 +634,8 @@ impl Books {
         let used = self.houses.get(&id).is_some_and(|house| house.sessions > 0)
             || self.pipes.values().any(|pipe| pipe.house == id)
             || self.nulls.values().any(|port| port.house == id)
-            || self.nics.values().any(|nic| nic.house == id);
+            || self.nics.values().any(|nic| nic.house == id)
+            || self.vales.values().any(|port| port.house == id);
         if !used && let Some(house) = self.houses.remove(&id) {
             let census = house.census(&[]);
             tracing::debug!(house.mem_id, ?census, "region closed");
@@ -595,7 +646,8 @@ impl Books {
     pub(crate) fn break_locks(&self, lease: u32) -> usize {
         let pipes = self.pipes.values().flat_map(|pipe| &pipe.ends);
         let nulls = self.nulls.values().map(|port| &port.end);
-        let broken: usize = pipes.chain(nulls).map(|end| end.break_locks(lease)).sum();
+        let vales = self.vales.values().map(|port| &port.end);
+        let broken: usize = pipes.chain(nulls).chain(vales).map(|end| end.break_locks(lease)).sum();
         broken + self.nics.values().map(|nic| nic.break_locks(lease)).sum::<usize>()
     }
 
@@ -608,6 +660,7 @@ impl Books {
                 self.nulls.get(&(*scope, name.clone())).map(|p| Found { house: p.house, end: &p.end, by: By::Nothing })
             }
             PortKey::Nic(key) => self.nics.get(key).map(|n| Found { house: n.house, end: &n.end, by: By::Nic(n) }),
+            PortKey::Vale(key) => self.vales.get(key).map(|p| Found { house: p.house, end: &p.end, by: By::Vale(p) }),
         };
         found.map_or_else(|| refuse(ENXIO, "the port has gone"), Ok)
     }

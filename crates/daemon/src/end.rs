@@ -53,6 +53,8 @@ pub(crate) enum Way {
     Lines { tx: usize, rx: usize },
     /// The kernel, which fills buffers of the receive rings' own.
     Kernel,
+    /// A switch, which does so too, and lines to it: the first of the transmit, and of the receive rings.
+    Switch { tx: usize, rx: usize },
 }
 
 /// One end of a port.
@@ -99,7 +101,7 @@ impl End {
     fn make_rings(&mut self, house: &mut House, way: Way) -> Result<(), Refusal> {
         let shape = self.shape;
         let lines = match way {
-            Way::Lines { tx, rx } => Some((tx, rx)),
+            Way::Lines { tx, rx } | Way::Switch { tx, rx } => Some((tx, rx)),
             Way::None | Way::Kernel => None,
         };
         for id in 0..shape.tx_rings {
@@ -114,12 +116,12 @@ impl End {
             let ring = Self::ring(house, shape.rx_slots, id, 1, state, line)?;
             self.rx.push(ring);
             let ring = &mut self.rx[usize::from(id)];
-            match way {
-                Way::Kernel => {
-                    house.fill_ring(&ring.view)?;
-                    ring.owns = true;
-                }
-                Way::Lines { .. } | Way::None => ring.spare = Some(house.take_buf()?),
+            if matches!(way, Way::Kernel | Way::Switch { .. }) {
+                house.fill_ring(&ring.view)?;
+                ring.owns = true;
+            }
+            if !matches!(way, Way::Kernel) {
+                ring.spare = Some(house.take_buf()?);
             }
         }
         Ok(())

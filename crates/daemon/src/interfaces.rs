@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use unetmap::errno::{EACCES, EBUSY, EINVAL, ENXIO, EOPNOTSUPP, EPERM};
-use unetmap_abi::{NmreqRegister, PortKind, PortSpec};
+use unetmap::errno::{EACCES, EBUSY, EINVAL, ENXIO, EPERM};
+use unetmap_abi::{NmreqRegister, PortSpec};
 use unetmap_sys::link::{self, Link, LinkEvent, Watch};
 use unetmap_sys::netns::Netns;
 
@@ -79,9 +79,6 @@ impl Books {
         asked: &NmreqRegister,
         caller: &Caller,
     ) -> Result<PortKey, Refusal> {
-        if spec.kind == PortKind::Vale {
-            return refuse(EOPNOTSUPP, "switch ports are not served by this daemon, pipes are (netmap:NAME{1)");
-        }
         let name = &spec.parent;
         if self.rules.policy.is_none() {
             let exists = link::by_name(name).is_ok_and(|link| link.is_some());

@@ -19,6 +19,7 @@ mod server;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+mod vale;
 
 use std::ffi::OsString;
 use std::fs;

@@ -43,6 +43,11 @@ pub(crate) fn end_index(role: PipeRole) -> usize {
 
 /// What the first opener wishes, cut to what a pipe can have. `EINVAL` for a ring of one slot.
 pub(crate) fn wished_shape(register: &NmreqRegister) -> Result<EndShape, Refusal> {
+    wished(register, MAX_RINGS)
+}
+
+/// The same with another limit of rings.
+pub(crate) fn wished(register: &NmreqRegister, max_rings: u16) -> Result<EndShape, Refusal> {
     let slots = |wish: u32| {
         let n = if wish == 0 { DEFAULT_SLOTS } else { wish.min(MAX_SLOTS) };
         match Slots::new(n) {
@@ -50,7 +55,7 @@ pub(crate) fn wished_shape(register: &NmreqRegister) -> Result<EndShape, Refusal
             None => refuse(EINVAL, format!("a ring has 2 to {MAX_SLOTS} slots, not {n}")),
         }
     };
-    let rings = |wish: u16| if wish == 0 { 1 } else { wish.min(MAX_RINGS) };
+    let rings = |wish: u16| if wish == 0 { 1 } else { wish.min(max_rings) };
     Ok(EndShape {
         tx_rings: rings(register.nr_tx_rings),
         rx_rings: rings(register.nr_rx_rings),

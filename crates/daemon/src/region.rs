@@ -36,7 +36,21 @@ impl Sizes {
         // Two of the buffers are reserved.
         Sizes { ifs: (rings + 1, self.ifs.1), rings: (rings.max(2), self.rings.1), bufs: (slots + 2, self.bufs.1) }
     }
+
+    /// Of a region for a port of a switch with so many rings and slots, and so many buffers besides; with room for four
+    /// pipes of usual size.
+    pub(crate) fn of_switch_port(self, rings: u32, slots: u32, extra: u32) -> Sizes {
+        let bufs = slots + rings + extra + PIPES * 1024 + 2;
+        Sizes {
+            ifs: self.ifs,
+            rings: (self.rings.0.min(rings + PIPES), self.rings.1),
+            bufs: (self.bufs.0.min(bufs), self.bufs.1),
+        }
+    }
 }
+
+/// Rings of four pipes.
+const PIPES: u32 = 16;
 
 /// Whose something is: names and region numbers of one scope mean nothing in another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

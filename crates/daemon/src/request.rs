@@ -208,7 +208,7 @@ fn with_port<T>(
     let spec = daemon_name(name)?;
     let register = NmreqRegister { nr_mode: NR_REG_ALL_NIC, nr_mem_id: mem_id, ..Default::default() };
     if spec.pipe.is_none() {
-        return books.look_at_nic(&spec, &register, caller, ask);
+        return books.look_at(&spec, &register, caller, ask);
     }
     let registered = books.register(name, &register, caller)?;
     let told = ask(books, &registered.register);

@@ -146,6 +146,14 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
         manner: Some(nic.describe()),
         rings: nic_rings(nic),
     });
+    let vales = books.vales.iter().filter(|(key, _)| shown(key.scope.uid)).map(|(key, port)| Port {
+        name: key.name(),
+        kind: "vale",
+        mem_id: mem_id(port.house),
+        open: port.end.in_use(),
+        manner: None,
+        rings: rings(&port.end, Some(&port.lines)),
+    });
     let sessions = books.sessions.iter().filter(|(_, session)| shown(session.uid)).map(|(id, session)| Session {
         id: *id,
         port: session.name.clone(),
@@ -164,7 +172,7 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
             connections,
         },
         regions: regions.collect(),
-        ports: nics.chain(pipes).chain(nulls).collect(),
+        ports: nics.chain(vales).chain(pipes).chain(nulls).collect(),
         sessions: sessions.collect(),
     };
     serde_json::to_string(&snapshot).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}"))

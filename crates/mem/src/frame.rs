@@ -60,6 +60,17 @@ impl<'a> Frame<'a> {
         n
     }
 
+    /// The first 16 bytes: those of an Ethernet header, and two more. Zeros where the buffer is smaller.
+    #[inline(always)]
+    pub fn header(&self) -> [u8; 16] {
+        let mut out = [0; 16];
+        if self.capacity >= 16 {
+            // SAFETY: 16 bytes are inside the buffer (new); `out` is an exclusive reference to as many (M1).
+            unsafe { std::ptr::copy_nonoverlapping(self.base, out.as_mut_ptr(), 16) };
+        }
+        out
+    }
+
     /// Copies the first `len` bytes of `other` to the start of this frame; returns how many both could hold.
     ///
     /// The two may be the same buffer, or overlap.

@@ -29,7 +29,7 @@ mod xring;
 pub use atomic::register_publisher;
 pub use control::{EndPage, RingState, SyncGuard};
 pub use frame::Frame;
-pub use line::{Consumer, LINE_BYTES, LinePage, LineWords, Producer};
+pub use line::{Consumer, Inbox, LINE_BYTES, LinePage, LineWords, Producer, fence_before_sleep};
 pub use pool::{BufPool, Census, IndexSet, ObjectPool};
 pub use pos::{BufIdx, Pos, Slots, Span};
 pub use region::{Geometry, PoolShape, Region};

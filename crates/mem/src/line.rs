@@ -21,7 +21,7 @@
 use crate::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_publisher, fence_sleeper};
 use crate::pos::{Pos, Slots, Span};
 use crate::slot::{Limits, SlotRing, SlotValue};
-use crate::take::{CopyKind, any_changed, take};
+use crate::take::{CopyKind, any_changed, claim, take};
 use crate::window::Window;
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 
@@ -143,6 +143,12 @@ impl LineWords {
         (raw != taken.raw()).then_some(raw)
     }
 
+    /// Consumer: the producer's word as it stands, any number. For glances at many lines.
+    #[inline(always)]
+    pub fn sent_word(&self) -> u32 {
+        self.sent.prod.load(Ordering::Relaxed)
+    }
+
     /// The positions as they stand, for a successor that takes over one side. `None` when not positions of the ring.
     pub fn positions(&self, slots: Slots) -> Option<Span> {
         let cons = slots.pos(self.cons.0.load(Ordering::Acquire))?;
@@ -160,6 +166,13 @@ impl LineWords {
     pub fn consumer_arm(&self) {
         self.consumer_wants.0.store(1, Ordering::SeqCst);
         fence_sleeper();
+    }
+
+    /// Consumer of many lines, about to sleep: as [`LineWords::consumer_arm`], for this line alone and without the fence.
+    /// One [`fence_before_sleep`] for all of them comes before the last look.
+    #[inline]
+    pub fn consumer_ask(&self) {
+        self.consumer_wants.0.store(1, Ordering::SeqCst);
     }
 
     /// Producer, about to sleep: asks to be woken when `cons` moves. It must look once more after this call.
@@ -182,6 +195,11 @@ impl LineWords {
         fence_publisher();
         wanted(&self.producer_wants.0)
     }
+}
+
+/// See [`LineWords::consumer_ask`].
+pub fn fence_before_sleep() {
+    fence_sleeper();
 }
 
 #[inline(always)]
@@ -350,6 +368,46 @@ impl Consumer {
             self.mine.set_flags(p, v.flags & !NS_BUF_CHANGED);
         }
         bad
+    }
+}
+
+/// The consumer's side of a line whose producer, trusted, writes straight into the consumer's own slots.
+///
+/// ```text
+/// slots (the consumer's)    ... [ cons ........ prod ) ...
+///                                 to be read           free: the producer fills them, into the buffers that it finds there
+/// ```
+#[derive(Clone)]
+pub struct Inbox {
+    page: LinePage,
+    index: usize,
+    slots: SlotRing,
+}
+
+impl Inbox {
+    /// Joins line `index` of `page` as the owner of `slots`; `None` when the page has no such line.
+    pub fn new(page: &LinePage, index: usize, slots: SlotRing) -> Option<Inbox> {
+        page.words(index)?;
+        Some(Inbox { page: page.clone(), index, slots })
+    }
+
+    /// The words of the line.
+    #[inline(always)]
+    pub fn words(&self) -> &LineWords {
+        words_of(&self.page, self.index)
+    }
+
+    /// The consumer's own slots.
+    #[inline(always)]
+    pub fn slots(&self) -> &SlotRing {
+        &self.slots
+    }
+
+    /// Claims the cache lines of `span`, which must lie in `[cons, prod)`: the next thing that happens to them is that the
+    /// producer writes them again.
+    #[inline]
+    pub fn claim(&self, span: Span) {
+        claim(&self.slots, span);
     }
 }
 

@@ -122,6 +122,23 @@ fn take_slots(from: &SlotRing, to: &SlotRing, start: u32, count: u32, limits: Li
     good
 }
 
+/// Claims the lines of `span` without copying them: writes the flags of a slot of each back, of the first one that lies in
+/// the span, because an earlier one may be another party's.
+#[inline]
+pub(crate) fn claim(ring: &SlotRing, span: Span) {
+    let slots = ring.slots();
+    for (start, count) in slots.runs(span) {
+        let end = start.raw() + count;
+        let mut at = start.raw();
+        while at < end {
+            if let Some(p) = slots.pos(at) {
+                ring.set_flags(p, ring.flags(p));
+            }
+            at = (at + LINE_SLOTS) & !(LINE_SLOTS - 1);
+        }
+    }
+}
+
 /// Whether any slot of `span` carries `NS_BUF_CHANGED`: read on release, when the lines are still in the own cache.
 #[inline]
 pub(crate) fn any_changed(kind: CopyKind, ring: &SlotRing, span: Span) -> bool {

@@ -11,6 +11,7 @@ use unetmap_sys::Bell;
 pub(crate) mod nic;
 pub(crate) mod null;
 pub(crate) mod pipe;
+pub(crate) mod vale;
 
 /// A position that the other party wrote and that cannot be: it is ignored, and counted.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,0 +1,282 @@
+//! The switch's side of a port.
+//!
+//! A port's rings, lines and buffers lie in memory that its client writes, and the switch believes nothing of it: where the
+//! lines stand is kept here, slots are copied before they are judged, and of a receive slot only the buffer's index is read,
+//! once. An index that names no buffer is replaced.
+
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use unetmap_abi::NS_MOREFRAG;
+use unetmap_mem::{
+    BufIdx, Consumer, CopyKind, Frame, LinePage, Pos, Producer, Region, RingShape, RingView, SlotRing, Slots, Span,
+    Window,
+};
+use unetmap_sys::{Bell, Mapping, memfd};
+
+use super::forward::{Cutter, Lost, Memory, Packet};
+
+/// A ring, for [`Attached::new`].
+pub struct Given<'a> {
+    /// The ring.
+    pub view: &'a RingView,
+    /// Index of its line.
+    pub line: usize,
+    /// Wakes the client that sleeps on the ring.
+    pub bell: Bell,
+    /// Of a receive ring: what takes the place of a buffer that does not exist.
+    pub spare: BufIdx,
+}
+
+/// A port as switch threads see it.
+pub struct Attached {
+    /// Its number in the switch, below [`super::learn::PORTS`].
+    pub(super) index: u8,
+    /// Rung by the client when it has sent and the switch sleeps.
+    pub(super) bell: Bell,
+    pub(super) region: Region,
+    pub(super) tx: Vec<Outgoing>,
+    pub(super) rx: Vec<Incoming>,
+    lost: [AtomicU64; Lost::ALL.len()],
+}
+
+impl Attached {
+    /// The switch's side of the port number `index`, whose rings lie in `region` and whose lines in `lines`; its
+    /// transmit rings, then its receive rings. `bell` is rung by the client.
+    ///
+    /// # Errors
+    /// No memory or descriptors; a ring has no line.
+    pub fn new(
+        index: u8,
+        region: &Region,
+        lines: &LinePage,
+        (tx, rx): (Vec<Given<'_>>, Vec<Given<'_>>),
+        bell: Bell,
+    ) -> io::Result<Attached> {
+        let tx = tx.into_iter().map(|given| Outgoing::new(region, lines, given)).collect::<io::Result<_>>()?;
+        let rx = rx.into_iter().map(|given| Incoming::new(lines, given)).collect::<io::Result<_>>()?;
+        Ok(Attached { index, bell, region: region.clone(), tx, rx, lost: Default::default() })
+    }
+
+    /// Its number in the switch.
+    pub fn index(&self) -> u8 {
+        self.index
+    }
+
+    /// Packets that it sent and that reached no port, in the order of [`Lost::ALL`].
+    pub fn lost(&self) -> [u64; Lost::ALL.len()] {
+        std::array::from_fn(|i| self.lost[i].load(Relaxed))
+    }
+
+    /// Packets that receive ring `ring` had no room for.
+    pub fn dropped(&self, ring: usize) -> u64 {
+        self.rx.get(ring).map_or(0, |rx| rx.dropped.load(Relaxed))
+    }
+
+    #[cold]
+    pub(super) fn lose(&self, why: Lost) {
+        self.lost[why as usize].fetch_add(1, Relaxed);
+    }
+
+    /// Copies packets of a batch of `from`'s into the receive ring that belongs to its transmit ring `ring`, as long as
+    /// there is room; publishes them, and wakes the client if it sleeps.
+    #[inline]
+    pub(super) fn deliver(
+        &self,
+        from: &Attached,
+        ring: usize,
+        batch: &Batch<'_>,
+        packets: impl Iterator<Item = Packet>,
+    ) {
+        if let Some(rx) = self.rx.get(ring % self.rx.len().max(1)) {
+            rx.deliver(&self.region, &from.region, batch, packets);
+        }
+    }
+}
+
+/// Slots that were taken from a source: the copies, and where they start.
+pub(super) struct Batch<'a> {
+    pub(super) slots: &'a SlotRing,
+    pub(super) start: Pos,
+    pub(super) len: u32,
+    /// Whether the source had no more.
+    pub(super) all: bool,
+    /// Whether some of them broke the limits: they name the reserved buffer 0 now.
+    pub(super) bad: bool,
+}
+
+impl Batch<'_> {
+    /// The position of the slot `i` slots after the first.
+    #[inline(always)]
+    pub(super) fn at(&self, i: u32) -> Pos {
+        self.slots.slots().add(self.start, i)
+    }
+}
+
+/// A client's transmit ring.
+pub(super) struct Outgoing {
+    line: Consumer,
+    /// Wakes the client that waits for slots.
+    client: Bell,
+    pub(super) state: Mutex<Sent>,
+    /// The client's word for which the next look is in vain.
+    seen: AtomicU32,
+}
+
+/// How far a transmit ring was taken, and what its source remembers.
+#[derive(Debug)]
+pub(super) struct Sent {
+    at: Pos,
+    pub(super) cutter: Cutter,
+    pub(super) memory: Memory,
+}
+
+impl Outgoing {
+    fn new(region: &Region, lines: &LinePage, given: Given<'_>) -> io::Result<Outgoing> {
+        let theirs = given.view.slots().clone();
+        let mine = own_slots(theirs.slots())?;
+        let line = Consumer::new(lines, given.line, theirs, mine, region.limits(), CopyKind::best());
+        let line = line.ok_or(io::ErrorKind::InvalidInput)?;
+        let state = Mutex::new(Sent { at: Pos::ZERO, cutter: Cutter::default(), memory: Memory::default() });
+        Ok(Outgoing { line, client: given.bell, state, seen: AtomicU32::new(0) })
+    }
+
+    /// Without judging: whether the client has sent.
+    #[inline(always)]
+    pub(super) fn moved(&self) -> bool {
+        self.line.words().sent_word() != self.seen.load(Relaxed)
+    }
+
+    /// Asks for a wake-up; [`unetmap_mem::fence_before_sleep`] and another glance must follow.
+    pub(super) fn ask(&self) {
+        self.line.words().consumer_ask();
+    }
+
+    /// Takes up to `most` slots, copied and judged; `None` when there are none, or the client's word cannot be.
+    #[inline]
+    pub(super) fn take(&self, sent: &Sent, most: u32) -> Option<Batch<'_>> {
+        let (slots, words) = (self.line.slots(), self.line.words());
+        let word = words.sent_word();
+        let there = words.sent(slots.slots(), sent.at, sent.at).map_or(0, |to| slots.slots().distance(sent.at, to));
+        if there == 0 {
+            self.seen.store(word, Relaxed);
+            return None;
+        }
+        let len = there.min(most);
+        let bad = self.line.take(Span { from: sent.at, to: slots.slots().add(sent.at, len) }, BufIdx(0)) > 0;
+        Some(Batch { slots, start: sent.at, len, all: len == there, bad })
+    }
+
+    /// The next `n` slots are the client's again.
+    #[inline]
+    pub(super) fn release(&self, sent: &mut Sent, n: u32) {
+        sent.at = self.line.slots().slots().add(sent.at, n);
+        self.seen.store(sent.at.raw(), Relaxed);
+        self.line.words().release(sent.at);
+        if self.line.words().producer_sleeps() {
+            self.client.ring();
+        }
+    }
+}
+
+/// Slots that nobody else can see.
+fn own_slots(slots: Slots) -> io::Result<SlotRing> {
+    use std::os::fd::AsFd;
+    let bytes = RingShape::bytes(slots);
+    let fd = memfd::create_sealed("unetmap-switch", bytes as u64)?;
+    let window = Window::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?));
+    SlotRing::new(&window, 0, slots).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+/// A client's receive ring.
+pub(super) struct Incoming {
+    line: Producer,
+    spare: BufIdx,
+    /// Wakes the client that waits for packets.
+    client: Bell,
+    state: Mutex<Filled>,
+    /// Packets that there was no room for.
+    dropped: AtomicU64,
+}
+
+/// How far a receive ring was filled.
+#[derive(Clone, Copy, Debug)]
+struct Filled {
+    prod: Pos,
+    /// Up to where the client had given slots back at the last look.
+    cons: Pos,
+}
+
+impl Filled {
+    #[inline(always)]
+    fn room(self, n: Slots) -> u32 {
+        n.get() - 1 - n.distance(self.cons, self.prod)
+    }
+}
+
+impl Incoming {
+    fn new(lines: &LinePage, given: Given<'_>) -> io::Result<Incoming> {
+        let line = Producer::new(lines, given.line, given.view.slots().clone()).ok_or(io::ErrorKind::InvalidInput)?;
+        let state = Mutex::new(Filled { prod: Pos::ZERO, cons: Pos::ZERO });
+        Ok(Incoming { line, spare: given.spare, client: given.bell, state, dropped: AtomicU64::new(0) })
+    }
+
+    #[inline]
+    fn deliver(&self, mine: &Region, theirs: &Region, batch: &Batch<'_>, packets: impl Iterator<Item = Packet>) {
+        let (ring, n) = (self.line.slots(), self.line.slots().slots());
+        let narrow = mine.limits().buf_size < theirs.limits().buf_size;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut filled, mut dropped) = (*state, 0);
+        for packet in packets {
+            if filled.room(n) < u32::from(packet.frags) {
+                self.look(&mut filled);
+            }
+            let fits = |packet: Packet| {
+                let mut lens = (0..packet.frags).map(|i| batch.slots.len(batch.at(u32::from(packet.at + i))));
+                lens.all(|len| u32::from(len) <= mine.limits().buf_size)
+            };
+            if filled.room(n) < u32::from(packet.frags) || narrow && !fits(packet) {
+                dropped += 1;
+                continue;
+            }
+            for i in 0..packet.frags {
+                let slot = batch.slots.load(batch.at(u32::from(packet.at + i)));
+                let to = self.buffer(mine, filled.prod);
+                let len = to.copy_from(&theirs.frame(slot.buf_idx), usize::from(slot.len));
+                let more = if i + 1 == packet.frags { 0 } else { NS_MOREFRAG };
+                ring.set_len_flags(filled.prod, len as u16, packet.frags << 8 | more);
+                filled.prod = n.next(filled.prod);
+            }
+        }
+        if dropped > 0 {
+            self.dropped.fetch_add(dropped, Relaxed);
+        }
+        let moved = filled.prod != state.prod;
+        *state = filled;
+        if moved {
+            self.line.words().publish(filled.prod);
+            if self.line.words().consumer_sleeps() {
+                self.client.ring();
+            }
+        }
+    }
+
+    /// The buffer in slot `p`, as the client left it there.
+    #[inline(always)]
+    fn buffer<'a>(&self, region: &'a Region, p: Pos) -> Frame<'a> {
+        let idx = self.line.slots().buf_idx(p);
+        if region.limits().index_ok(idx) {
+            return region.frame(idx);
+        }
+        self.line.slots().set_buf_idx(p, self.spare);
+        region.frame(self.spare)
+    }
+
+    /// Where the client is now. A word that cannot be leaves everything as it is: its ring stays full.
+    fn look(&self, filled: &mut Filled) {
+        if let Some(cons) = self.line.words().released(self.line.slots().slots(), filled.cons, filled.prod) {
+            filled.cons = cons;
+        }
+    }
+}

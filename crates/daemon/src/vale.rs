@@ -1,0 +1,246 @@
+//! The books' part about switches: their ports, and the threads that move packets between them.
+//!
+//! A switch is there as long as it has ports, a thread as long as there are switches. A thread works by a *view* of all
+//! switches; whatever changes gives it a new one, and waits until it has let go of the old.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use unetmap::errno::{EACCES, EINVAL, ENOMEM, ENXIO};
+use unetmap::vale::learn::{PORTS, Table};
+use unetmap::vale::port::{Attached, Given};
+use unetmap::vale::thread::{self, Post, View};
+use unetmap_abi::{NmreqRegister, PortSpec};
+use unetmap_mem::{BufIdx, LinePage};
+use unetmap_sys::{Bell, link};
+
+use crate::books::{Books, PortKey};
+use crate::caller::Caller;
+use crate::end::{End, PortRing, Way, shared_page};
+use crate::interfaces::find_link;
+use crate::pipe::wished;
+use crate::refusal::{Refusal, refuse};
+use crate::region::{House, HouseId, Scope};
+
+/// Ring pairs of a port.
+const MAX_RINGS: u16 = 16;
+
+/// Which port of which switch.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct ValeKey {
+    pub(crate) scope: Scope,
+    /// What stands before the colon: `vale0`.
+    pub(crate) switch: String,
+    pub(crate) port: String,
+}
+
+impl ValeKey {
+    /// The whole name.
+    pub(crate) fn name(&self) -> String {
+        format!("{}:{}", self.switch, self.port)
+    }
+}
+
+/// A port; it exists as long as it is open.
+pub(crate) struct ValePort {
+    pub(crate) house: HouseId,
+    pub(crate) end: End,
+    pub(crate) lines: LinePage,
+    pub(crate) lines_fd: OwnedFd,
+    pub(crate) lines_bytes: usize,
+    /// Wakes the thread.
+    pub(crate) bell: Bell,
+    attached: Arc<Attached>,
+}
+
+/// All switches.
+#[derive(Default)]
+pub(crate) struct Switches {
+    all: BTreeMap<(Scope, String), Switch>,
+    thread: Option<Running>,
+}
+
+struct Switch {
+    table: Arc<Table>,
+    /// Its ports, by number.
+    members: Vec<Option<Arc<Attached>>>,
+}
+
+struct Running {
+    post: Arc<Post>,
+    thread: JoinHandle<()>,
+}
+
+impl ValePort {
+    fn make(house: &mut House, asked: &NmreqRegister, index: u8) -> Result<ValePort, Refusal> {
+        let shape = wished(asked, MAX_RINGS)?;
+        let (tx, rx) = (usize::from(shape.tx_rings), usize::from(shape.rx_rings));
+        let lines_bytes = LinePage::bytes(tx + rx);
+        let (window, lines_fd) = shared_page("unetmap-lines", lines_bytes)?;
+        let lines = LinePage::new(window);
+        let mut end = End::make(house, shape, Way::Switch { tx: 0, rx: tx })?;
+        let made = Bell::new().and_then(|bell| {
+            let given = |rings| given(rings).collect::<std::io::Result<Vec<_>>>();
+            let rings = (given(&end.tx)?, given(&end.rx)?);
+            Ok((Attached::new(index, &house.region, &lines, rings, bell.try_clone()?)?, bell))
+        });
+        match made {
+            Ok((attached, bell)) => {
+                let attached = Arc::new(attached);
+                Ok(ValePort { house: house.id, end, lines, lines_fd, lines_bytes, bell, attached })
+            }
+            Err(e) => {
+                let found = end.buffers();
+                end.drop_rings(house);
+                house.reclaim(&found, &[]);
+                refuse(ENOMEM, format!("no descriptors or memory left in the daemon: {e}"))
+            }
+        }
+    }
+}
+
+/// The rings as the switch's side needs them.
+fn given(rings: &[PortRing]) -> impl Iterator<Item = std::io::Result<Given<'_>>> {
+    rings.iter().map(|ring| {
+        Ok(Given {
+            view: &ring.view,
+            line: ring.line.unwrap_or(0),
+            bell: ring.bell.try_clone()?,
+            spare: ring.spare.unwrap_or(BufIdx(0)),
+        })
+    })
+}
+
+impl Books {
+    /// Finds the port, or makes it, and its switch if there is none.
+    pub(crate) fn find_or_make_vale(
+        &mut self,
+        spec: &PortSpec,
+        asked: &NmreqRegister,
+        caller: &Caller,
+    ) -> Result<PortKey, Refusal> {
+        let key = self.vale_key(spec, caller)?;
+        if let Some(port) = self.vales.get(&key) {
+            let lives = self.houses.get(&port.house).map_or(0, |house| house.mem_id);
+            if asked.nr_mem_id != 0 && asked.nr_mem_id != lives {
+                return refuse(EINVAL, format!("the port lives in region {lives}, not {}", asked.nr_mem_id));
+            }
+            return Ok(PortKey::Vale(key));
+        }
+        if self.is_interface(&key.port, caller) {
+            return refuse(
+                EINVAL,
+                format!("{} is an interface, which is attached to a switch (vale-ctl -a)", key.port),
+            );
+        }
+        let switch = self.switches.all.get(&(key.scope, key.switch.clone()));
+        let free = switch.map_or(Some(0), |switch| switch.members.iter().position(Option::is_none));
+        let Some(index) = free.and_then(|index| u8::try_from(index).ok()) else {
+            return refuse(ENOMEM, format!("{} has {PORTS} ports already", key.switch));
+        };
+        let shape = wished(asked, MAX_RINGS)?;
+        let house = match asked.nr_mem_id {
+            0 => {
+                let rings = u32::from(shape.tx_rings) + u32::from(shape.rx_rings);
+                let slots =
+                    u32::from(shape.tx_rings) * shape.tx_slots.get() + u32::from(shape.rx_rings) * shape.rx_slots.get();
+                let sizes = self.sizes.of_switch_port(rings, slots, asked.nr_extra_bufs.min(crate::books::MAX_EXTRA));
+                self.private_region(key.scope, &key.name(), sizes)?
+            }
+            mem_id => self.numbered(mem_id, caller)?,
+        };
+        let made = match self.houses.get_mut(&house) {
+            Some(house) => ValePort::make(house, asked, index),
+            None => refuse(ENXIO, "the region has gone"),
+        };
+        let port = made.inspect_err(|_| self.drop_house_if_unused(house))?;
+        self.switches.add(&key, &port.attached);
+        self.vales.insert(key.clone(), port);
+        if let Err(refusal) = self.switches.order() {
+            self.drop_if_unused(&PortKey::Vale(key));
+            return Err(refusal);
+        }
+        Ok(PortKey::Vale(key))
+    }
+
+    fn is_interface(&self, name: &str, caller: &Caller) -> bool {
+        match self.rules.policy {
+            // Then it is this user's namespace, as far as the daemon can tell.
+            None => link::by_name(name).is_ok_and(|link| link.is_some()),
+            Some(_) => matches!(find_link(name, caller), Ok(Some(_))),
+        }
+    }
+
+    fn vale_key(&mut self, spec: &PortSpec, caller: &Caller) -> Result<ValeKey, Refusal> {
+        if !self.may_pipe(caller)? {
+            return refuse(EACCES, "this daemon serves switches to other users only where its policy says so");
+        }
+        let Some((switch, port)) = spec.parent.split_once(':') else {
+            return refuse(EINVAL, "the name of a switch's port is valeS:P");
+        };
+        Ok(ValeKey { scope: self.scope(caller), switch: switch.into(), port: port.into() })
+    }
+
+    /// Takes a port out of its switch. Afterwards no thread uses it any more.
+    pub(crate) fn take_vale(&mut self, key: &ValeKey) -> Option<ValePort> {
+        let port = self.vales.remove(key)?;
+        self.switches.remove(key, &port.attached);
+        Some(port)
+    }
+}
+
+impl Switches {
+    fn add(&mut self, key: &ValeKey, port: &Arc<Attached>) {
+        let switch = self
+            .all
+            .entry((key.scope, key.switch.clone()))
+            .or_insert_with(|| Switch { table: Arc::new(Table::new()), members: vec![None; PORTS] });
+        switch.members[usize::from(port.index())] = Some(port.clone());
+    }
+
+    fn remove(&mut self, key: &ValeKey, port: &Attached) {
+        let name = (key.scope, key.switch.clone());
+        let Some(switch) = self.all.get_mut(&name) else { return };
+        switch.members[usize::from(port.index())] = None;
+        let (table, empty) = (switch.table.clone(), switch.members.iter().all(Option::is_none));
+        if empty {
+            self.all.remove(&name);
+        }
+        if let Err(refusal) = self.order() {
+            tracing::error!("a switch's port is not let go: {}", refusal.why);
+        }
+        table.forget(port.index());
+    }
+
+    /// Has the thread work by what is in the books now; starts it for the first switch, and ends it after the last.
+    fn order(&mut self) -> Result<(), Refusal> {
+        if self.all.is_empty() {
+            if let Some(running) = self.thread.take() {
+                running.post.end();
+                if running.thread.join().is_err() {
+                    tracing::error!("a switch's thread had died");
+                }
+            }
+            return Ok(());
+        }
+        if self.thread.is_none() {
+            let started = Post::new().and_then(|post| {
+                let (post, builder) = (Arc::new(post), std::thread::Builder::new().name("switch".into()));
+                let its = post.clone();
+                Ok(Running { post, thread: builder.spawn(move || thread::run(&its))? })
+            });
+            self.thread = Some(started.or_else(|e| refuse(ENOMEM, format!("no thread for the switch: {e}")))?);
+        }
+        let views = self.all.values().map(|switch| View {
+            table: switch.table.clone(),
+            members: switch.members.clone(),
+            own: switch.members.iter().flatten().map(|port| port.index()).collect(),
+        });
+        match &self.thread {
+            Some(running) if !running.post.order(views.collect()) => refuse(ENOMEM, "the switch does not answer"),
+            _ => Ok(()),
+        }
+    }
+}
