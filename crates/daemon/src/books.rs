@@ -153,6 +153,9 @@ impl Books {
         caller: &Caller,
     ) -> Result<Registered, Refusal> {
         let spec = daemon_name(name)?;
+        if matches!(asked.nr_mode, NR_REG_PIPE_MASTER | NR_REG_PIPE_SLAVE) {
+            return refuse(EINVAL, "the modes of pipes are the older request's: name the pipe, parent{id or parent}id");
+        }
         if asked.nr_flags & (NR_MONITOR_TX | NR_MONITOR_RX | NR_ZCOPY_MON) != 0 {
             return refuse(EOPNOTSUPP, "monitors are not served");
         }
