@@ -89,7 +89,7 @@ impl SyncRing {
     }
 
     /// Whether a poll that waits for this ring, or does not (`wanted`), has a reason to sync it: the program moved `head`,
-    /// or has nothing beyond its wake-up point while the other party moved. Takes no lock, so that who spins does not
+    /// or set `cur` where it cannot be, or has nothing beyond its wake-up point while the other party moved. Takes no lock, so that who spins does not
     /// disturb who works.
     #[inline(always)]
     pub(crate) fn due(&self, wanted: bool) -> bool {
@@ -103,8 +103,12 @@ impl SyncRing {
             return true;
         }
         // A program that overwrote tail, or moved cur beyond it, is set right by the sync.
-        if !wanted || self.view.raw_cur() != hwtail.raw() && self.ready() {
+        if !wanted {
             return false;
+        }
+        if self.view.raw_cur() != hwtail.raw() && self.ready() {
+            // What is ready needs no sync, but one that would refuse the pointers is to say so.
+            return judge(slots, hwcur, hwtail, self.view.raw_head(), self.view.raw_cur()).is_none();
         }
         let moved = match &self.path {
             Path::Tx(tx) => tx.moved(slots.next(hwtail)),
