@@ -9,8 +9,8 @@ PREFIX ?= /usr/local
 CARGO ?= cargo
 BENCH ?= pipe pipe-batch pipe-1core pipe-rtt
 
-PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge
-PROGRAMS := unetmapd unetmap pkt-gen bridge
+PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge vale-ctl
+PROGRAMS := unetmapd unetmap pkt-gen bridge vale-ctl
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 BIN := $(TARGET)/release
 MAN_SECTIONS := 1 5 7 8

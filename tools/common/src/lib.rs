@@ -1,4 +1,4 @@
-//! What pkt-gen and bridge have in common: how they name ports, what they write, and how they end.
+//! What pkt-gen, bridge and vale-ctl have in common: how they name ports, what they write, and how they end.
 #![forbid(unsafe_code)]
 
 pub mod port;
