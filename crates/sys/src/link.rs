@@ -1,8 +1,9 @@
 //! Network interfaces: what the kernel knows about them, and when that changes.
 //!
 //! All of it is about the calling thread's network namespace, at the moment of the call; a [`Watch`] stays with the
-//! namespace that it was made in. Nothing here changes an interface or needs a privilege. Attributes that this module
-//! does not know are passed over, so that a newer kernel's interfaces are read as well.
+//! namespace that it was made in. Nothing here but [`veth`] and [`finish_checksums`] changes an interface or needs a
+//! privilege. Attributes that this module does not know are passed over, so that a newer kernel's interfaces are read as
+//! well.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,8 +13,9 @@ use rustix::io::Errno;
 mod ethtool;
 mod far;
 mod netlink;
+pub mod veth;
 
-pub use ethtool::{ChannelSettings, Channels, DriverInfo, channel_settings, channels, driver};
+pub use ethtool::{ChannelSettings, Channels, DriverInfo, channel_settings, channels, driver, finish_checksums};
 pub use far::{FarEvent, FarWatch, Nsid};
 use netlink::{Message, Socket, attributes, number, push_attribute, text};
 
@@ -162,6 +164,14 @@ fn one(mut body: Vec<u8>) -> io::Result<Option<Link>> {
 fn ifinfomsg(index: u32) -> Vec<u8> {
     let mut header = vec![0; IFINFOMSG];
     header[4..8].copy_from_slice(&index.to_ne_bytes());
+    header
+}
+
+/// The same, with flags to be set: those of `mask` become as in `flags`.
+fn in_flags(index: u32, flags: u32, mask: u32) -> Vec<u8> {
+    let mut header = ifinfomsg(index);
+    header[8..12].copy_from_slice(&flags.to_ne_bytes());
+    header[12..16].copy_from_slice(&mask.to_ne_bytes());
     header
 }
 

@@ -20,6 +20,23 @@ pub struct Netns {
 }
 
 impl Netns {
+    /// A new one, with nothing but `lo` in it, which is down. It has no name, and ends when nobody holds it open or is in it
+    /// any more.
+    ///
+    /// # Errors
+    /// `EPERM` without `CAP_SYS_ADMIN`; `ENOSPC`: too many.
+    pub fn new() -> io::Result<Netns> {
+        let leave = || {
+            // SAFETY: no pointers; only this thread, which ends here, leaves the namespace.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Netns::current()
+        };
+        let thread = thread::Builder::new().name("netns".into()).spawn(leave)?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
     /// The calling thread's.
     ///
     /// # Errors
@@ -96,6 +113,15 @@ mod tests {
         match Netns::of_socket(&one) {
             Ok(ns) => assert_eq!(ns.id(), Netns::current().unwrap().id()),
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => eprintln!("skipped: needs CAP_NET_ADMIN"),
+            Err(e) => panic!("{e}"),
+        }
+    }
+
+    #[test]
+    fn a_new_one_is_another() {
+        match Netns::new() {
+            Ok(new) => assert_ne!(new.id(), Netns::current().unwrap().id()),
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => eprintln!("skipped: needs CAP_SYS_ADMIN"),
             Err(e) => panic!("{e}"),
         }
     }

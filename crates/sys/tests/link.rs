@@ -12,10 +12,12 @@ use std::thread;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, getsockname, sendto, socket_with};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
+use unetmap_sys::link::veth::{Veth, lay, remove, set_up};
 use unetmap_sys::link::{
     AttachedMode, Channels, Link, LinkEvent, Watch, all, by_index, by_name, channel_settings, channels, driver,
-    xdp_features,
+    finish_checksums, xdp_features,
 };
+use unetmap_sys::netns::Netns;
 use unetmap_sys::probe::program_name;
 use unetmap_sys::xdp::{Mode, Xdp};
 
@@ -374,5 +376,56 @@ fn a_watch_stays_with_its_namespace() {
             assert!(named("lo").up);
         });
         assert!(!named("lo").up);
+    });
+}
+
+#[test]
+fn a_cable_is_laid_and_removed() {
+    in_namespace(|| {
+        let veth = Veth { name: "um0", peer: "um1", peer_netns: None, queues: 3 };
+        lay(veth).unwrap();
+        assert_eq!(lay(veth).unwrap_err().raw_os_error(), Some(libc::EEXIST));
+        assert_eq!(lay(Veth { name: "0123456789abcdef", ..veth }).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        for name in ["um0", "um1"] {
+            let link = named(name);
+            assert_eq!((link.kind.as_deref(), link.up), (Some("veth"), false));
+            set_up(link.index).unwrap();
+            assert!(named(name).up);
+            assert_eq!(channels(name).unwrap(), Channels { rx: 3, tx: 3 });
+        }
+        finish_checksums("um0").unwrap();
+        if let Ok(said) = Command::new("ethtool").args(["-k", "um0"]).output() {
+            assert!(String::from_utf8_lossy(&said.stdout).contains("tx-checksumming: off"));
+        }
+        assert_eq!(finish_checksums("um7").unwrap_err().raw_os_error(), Some(libc::ENODEV));
+        remove(named("um1").index).unwrap();
+        assert!(by_name("um0").unwrap().is_none());
+        assert_eq!(remove(4711).unwrap_err().raw_os_error(), Some(libc::ENODEV));
+        assert_eq!(remove(LO).unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
+    });
+}
+
+#[test]
+fn a_cable_leads_to_another_namespace_and_goes_with_it() {
+    in_namespace(|| {
+        let (give, take) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        let other = thread::spawn(move || {
+            // SAFETY: no pointers; only this thread leaves the namespace.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+            give.send(Netns::current().unwrap()).unwrap();
+            let _ = ended.recv();
+        });
+        let there = take.recv().unwrap();
+        lay(Veth { name: "um0", peer: "um0", peer_netns: Some(there.as_fd()), queues: 1 }).unwrap();
+        assert!(there.run(|| by_name("um0").unwrap().is_some()).unwrap());
+        drop((end, there));
+        other.join().unwrap();
+        // The kernel ends a namespace when it comes to it.
+        let begin = std::time::Instant::now();
+        while by_name("um0").unwrap().is_some() {
+            assert!(begin.elapsed() < std::time::Duration::from_secs(30), "the near end stays");
+            thread::sleep(std::time::Duration::from_millis(5));
+        }
     });
 }

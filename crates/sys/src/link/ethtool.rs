@@ -13,6 +13,7 @@ const SIOCETHTOOL: libc::Ioctl = 0x8946;
 /// Of linux/ethtool.h.
 const ETHTOOL_GDRVINFO: u32 = 0x3;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
+const ETHTOOL_STXCSUM: u32 = 0x17;
 
 /// Queues that can be used: 1 or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +65,13 @@ struct GetChannels {
     combined: u32,
 }
 
+/// `struct ethtool_value`.
+#[repr(C)]
+struct Value {
+    command: u32,
+    data: u32,
+}
+
 /// `struct ethtool_drvinfo`.
 #[repr(C)]
 struct GetDriver {
@@ -73,7 +81,7 @@ struct GetDriver {
     rest: [u8; 128],
 }
 
-const _: () = assert!(size_of::<GetChannels>() == 36 && size_of::<GetDriver>() == 196);
+const _: () = assert!(size_of::<Value>() == 8 && size_of::<GetChannels>() == 36 && size_of::<GetDriver>() == 196);
 
 /// The interface's queues that carry traffic; 1 and 1 where the driver does not say.
 ///
@@ -107,6 +115,20 @@ pub fn driver(name: &str) -> io::Result<Option<DriverInfo>> {
     let said = unsafe { ethtool(name, &mut get) }?;
     let text = super::text;
     Ok(said.then(|| DriverInfo { name: text(&get.driver), version: text(&get.version) }))
+}
+
+/// Has the kernel finish the checksums of what it sends into the interface, and cut what is longer than the MTU, as no
+/// hardware follows that would (`ethtool -K NAME tx off`). Needs `CAP_NET_ADMIN`.
+///
+/// # Errors
+/// `ENODEV`: no such interface; `EPERM`: needs `CAP_NET_ADMIN`; `EOPNOTSUPP`: it cannot be changed.
+pub fn finish_checksums(name: &str) -> io::Result<()> {
+    let mut off = Value { command: ETHTOOL_STXCSUM, data: 0 };
+    // SAFETY: ETHTOOL_STXCSUM reads a `struct ethtool_value`.
+    match unsafe { ethtool(name, &mut off) }? {
+        true => Ok(()),
+        false => Err(Errno::OPNOTSUPP.into()),
+    }
 }
 
 /// Hands `request`, which begins with its command, to the driver. `false`: the driver does not have this command.

@@ -56,6 +56,11 @@ impl Socket {
         self.request(kind, NLM_F_ACK, body, each).map(|_| ())
     }
 
+    /// Asks for a change. `flags` as in `NLM_F_CREATE`.
+    pub(super) fn change(&self, kind: u16, flags: u16, body: &[u8]) -> Result<(), Errno> {
+        self.request(kind, NLM_F_ACK | flags, body, |_| ()).map(|_| ())
+    }
+
     /// Asks for a list. `false`: the list changed meanwhile, some of it may be missing or doubled.
     pub(super) fn list(&self, kind: u16, body: &[u8], each: impl FnMut(Message)) -> Result<bool, Errno> {
         self.request(kind, NLM_F_DUMP, body, each)

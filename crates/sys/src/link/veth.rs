@@ -1,0 +1,76 @@
+//! Cables: pairs of interfaces where what one sends the other receives.
+//!
+//! The only part of this module that changes interfaces: it makes those that the daemon needs of its own, and removes
+//! them. Needs `CAP_NET_ADMIN` in the namespaces that are touched.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use rustix::io::Errno;
+
+use super::netlink::{Socket, push_attribute};
+use super::{NAME_MOST, ifinfomsg, in_flags};
+
+/// `VETH_INFO_PEER` of linux/veth.h.
+const VETH_INFO_PEER: u16 = 1;
+
+/// A cable to be laid.
+#[derive(Clone, Copy, Debug)]
+pub struct Veth<'a> {
+    /// The near end, in the calling thread's namespace: 1 to 15 bytes.
+    pub name: &'a str,
+    /// The far end.
+    pub peer: &'a str,
+    /// Where the far end is; `None`: in the same namespace.
+    pub peer_netns: Option<BorrowedFd<'a>>,
+    /// Queues of each end and direction, at least 1.
+    pub queues: u32,
+}
+
+/// Lays a cable. Both ends are down.
+///
+/// # Errors
+/// `EEXIST`: a name is taken; `EPERM`: needs `CAP_NET_ADMIN`; `EINVAL`: a name that no interface can have;
+/// `EOPNOTSUPP`: the kernel has no veth.
+pub fn lay(veth: Veth<'_>) -> io::Result<()> {
+    let name = |name: &str| match name.len() {
+        1..=NAME_MOST if !name.contains('\0') => Ok([name.as_bytes(), &[0]].concat()),
+        _ => Err(io::Error::from(Errno::INVAL)),
+    };
+    let end = |body: &mut Vec<u8>, its: &str| -> io::Result<()> {
+        push_attribute(body, libc::IFLA_IFNAME, &name(its)?);
+        push_attribute(body, libc::IFLA_NUM_TX_QUEUES, &veth.queues.max(1).to_ne_bytes());
+        push_attribute(body, libc::IFLA_NUM_RX_QUEUES, &veth.queues.max(1).to_ne_bytes());
+        Ok(())
+    };
+    let mut peer = ifinfomsg(0);
+    end(&mut peer, veth.peer)?;
+    if let Some(netns) = veth.peer_netns {
+        push_attribute(&mut peer, libc::IFLA_NET_NS_FD, &netns.as_raw_fd().to_ne_bytes());
+    }
+    let (mut data, mut info, mut body) = (Vec::new(), Vec::new(), ifinfomsg(0));
+    push_attribute(&mut data, VETH_INFO_PEER, &peer);
+    push_attribute(&mut info, libc::IFLA_INFO_KIND, b"veth\0");
+    push_attribute(&mut info, libc::IFLA_INFO_DATA, &data);
+    end(&mut body, veth.name)?;
+    push_attribute(&mut body, libc::IFLA_LINKINFO, &info);
+    Ok(Socket::route(0)?.change(libc::RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &body)?)
+}
+
+/// Removes interface `index`, of a kind that can be removed; the other end of a cable goes with it.
+///
+/// # Errors
+/// `ENODEV`: no such interface; `EOPNOTSUPP`: not of such a kind; `EPERM`: needs `CAP_NET_ADMIN`.
+pub fn remove(index: u32) -> io::Result<()> {
+    Ok(Socket::route(0)?.change(libc::RTM_DELLINK, 0, &ifinfomsg(index))?)
+}
+
+/// Switches interface `index` on.
+///
+/// # Errors
+/// `ENODEV`: no such interface; `EPERM`: needs `CAP_NET_ADMIN`.
+pub fn set_up(index: u32) -> io::Result<()> {
+    let up = libc::IFF_UP as u32;
+    Ok(Socket::route(0)?.change(libc::RTM_NEWLINK, 0, &in_flags(index, up, up))?)
+}
