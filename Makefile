@@ -13,7 +13,10 @@ PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge vale-ctl
 PROGRAMS := unetmapd unetmap pkt-gen bridge vale-ctl
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 BIN := $(TARGET)/release
-MAN_SECTIONS := 1 5 7 8
+MAN_SECTIONS := 1 3 4 5 7 8
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+# The library's file; crates/capi/build.rs writes this name into it, and the loader looks for it.
+SONAME := libunetmap.so.0
 
 # Where rustup puts cargo, for shells that were started before it did.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -72,7 +75,12 @@ install:
 	install $(PROGRAMS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/bin
 	install -m 644 include/net/*.h $(DESTDIR)$(PREFIX)/include/net
 	install -m 644 include/*.h $(DESTDIR)$(PREFIX)/include
-	install -m 644 $(BIN)/libunetmap.so $(BIN)/libunetmap.a $(DESTDIR)$(PREFIX)/lib
+	install -m 644 $(BIN)/libunetmap.so $(DESTDIR)$(PREFIX)/lib/$(SONAME)
+	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libunetmap.so
+	install -m 644 $(BIN)/libunetmap.a $(DESTDIR)$(PREFIX)/lib
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' preload/unetmap.pc.in \
+		>$(DESTDIR)$(PREFIX)/lib/pkgconfig/unetmap.pc
 	@for section in $(MAN_SECTIONS); do \
 		for page in man/*.$$section; do \
 			test -e "$$page" || continue; \

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod books;
+pub mod c;
 pub mod home;
 pub mod net;
 pub mod packet;

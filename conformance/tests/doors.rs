@@ -1,14 +1,12 @@
-//! Open netmap files: the descriptor is the port. And C programs of `conformance/c`, which know nothing of us: they are
-//! compiled with the public headers, and run by `unetmap run`.
+//! Open netmap files: the descriptor is the port. And C programs of `conformance/c`, run by `unetmap run`.
 
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use conformance::home::wait_within;
+use conformance::c::{Running, compile, linked, start, start_by};
 use conformance::net::{CABLE, DIRECT, MEDIATED, Net, frames};
-use conformance::{Home, LIMIT, isolated, program, until};
+use conformance::{Home, isolated, program, until};
 use rustix::process::{Pid, Signal, kill_process};
 use unetmap::abi::{NETMAP_REQ_REGISTER, NR_REG_ALL_NIC, NmreqRegister};
 use unetmap::errno::{EBUSY, EINVAL};
@@ -85,57 +83,6 @@ fn a_refused_request_leaves_the_file_open() {
     });
 }
 
-/// Compiles a program of `conformance/c` or `examples/c` into the test's folder.
-fn compile(home: &Home, name: &str, more: &[&str]) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let out = home.folder().join(name);
-    let source = [root.join("c"), root.join("../examples/c")].map(|folder| folder.join(name).with_extension("c"));
-    let status = Command::new("cc")
-        .args(["-std=gnu99", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
-        .arg(root.join("../include"))
-        .arg("-o")
-        .arg(&out)
-        .arg(source.iter().find(|source| source.exists()).expect("a program of that name"))
-        .args(more)
-        .status()
-        .expect("a C compiler (apt-get install gcc)");
-    assert!(status.success(), "{name}.c does not compile");
-    out
-}
-
-/// A C program, running.
-struct Running {
-    what: String,
-    child: Child,
-}
-
-/// Starts a C program by `unetmap run`.
-fn start(program_: &Path, args: &[&str]) -> Running {
-    start_by(Command::new(program("unetmap")), program_, args)
-}
-
-/// The same; `command` runs `unetmap`.
-fn start_by(mut command: Command, program_: &Path, args: &[&str]) -> Running {
-    command.arg("run").arg("--").arg(program_).args(args).env("UNETMAP_VERBOSE", "1");
-    let child = command.stdout(Stdio::piped()).spawn().expect("unetmap starts");
-    Running { what: format!("{} {}", program_.display(), args.join(" ")), child }
-}
-
-impl Running {
-    /// What it printed; it must end well.
-    #[track_caller]
-    fn output(mut self) -> String {
-        let status = wait_within(&mut self.child, LIMIT);
-        if status.is_none() {
-            let _ = self.child.kill();
-        }
-        let output = self.child.wait_with_output().expect("its output");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(status.is_some_and(|status| status.success()), "{}: {status:?}: {text}", self.what);
-        text
-    }
-}
-
 #[test]
 fn c_programs_send_and_receive_through_a_pipe() {
     isolated(|home| {
@@ -148,16 +95,10 @@ fn c_programs_send_and_receive_through_a_pipe() {
     });
 }
 
-/// The library in the folder of the programs, for the linker.
-fn linked() -> [String; 3] {
-    let folder = program("libunetmap.so").parent().expect("a file in a folder").display().to_string();
-    [format!("-L{folder}"), "-lunetmap".into(), format!("-Wl,-rpath,{folder}")]
-}
-
 #[test]
 fn the_examples_forward_from_one_to_another() {
     isolated(|home| {
-        let link = linked();
+        let link = linked(home.folder());
         let forwarder = compile(home, "forwarder", &link.each_ref().map(String::as_str));
         let receiver = start(&compile(home, "receiver", &[]), &["netmap:e}2", "50000"]);
         let forwarder = start(&forwarder, &["netmap:e}1", "netmap:e{2", "50000"]);
@@ -176,12 +117,11 @@ fn nm_open_and_its_kin() {
 #[test]
 fn libnetmap_linked_and_nothing_preloaded() {
     isolated(|home| {
-        let link = linked();
+        let link = linked(home.folder());
         let shared = compile(home, "names", &link.each_ref().map(String::as_str));
         let archive = program("libunetmap.so").with_extension("a").display().to_string();
         for (how, path) in [("shared", shared), ("static", compile(home, "names", &[&archive, "-lm"]))] {
-            let child = Command::new(path).stdout(Stdio::piped()).spawn().expect("it starts");
-            assert_eq!(Running { what: how.into(), child }.output(), "ok\n", "{how}");
+            assert_eq!(Running::spawn(how, &mut Command::new(path)).output(), "ok\n", "{how}");
         }
     });
 }

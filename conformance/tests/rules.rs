@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use conformance::c::linked;
 use conformance::home::{Guard, wait_within};
 use conformance::{Home, program};
 
@@ -95,9 +96,7 @@ fn compile_file(
     }
     cc.arg("-o").arg(&out).arg(source).arg("-I").arg(rules()).args(COMMON.map(|file| rules().join(file)));
     if door == Door::Native {
-        let library = program("libunetmap.so");
-        let folder = library.parent().expect("a file in a folder").display();
-        cc.arg(format!("-L{folder}")).arg("-lunetmap").arg(format!("-Wl,-rpath,{folder}"));
+        cc.args(linked(folder));
     } else {
         cc.args(LIBNETMAP.map(|file| root.join("preload").join(file)));
     }

@@ -16,7 +16,12 @@ const FUNCTIONS: &str = "
     nmreq_find_option nmreq_free_options nmreq_get_mem_id nmreq_header_decode nmreq_header_init nmreq_option_name
     nmreq_options_decode nmreq_push_option nmreq_register_decode nmreq_remove_option";
 
+/// The library's name for the loader; the Makefile installs the file so. The number changes when a program linked with
+/// the library before must not run with the one after.
+const SONAME: &str = "libunetmap.so.0";
+
 fn main() {
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,{SONAME}");
     let folder = Path::new("../../preload");
     println!("cargo::rerun-if-changed={}", folder.display());
     println!("cargo::rerun-if-changed=../../include");
