@@ -62,12 +62,15 @@ pub struct Buffers {
 pub struct Port {
     /// Parent, sign and id.
     pub name: String,
-    /// `nic`, `mediated`, `pipe` or `null`.
+    /// `nic`, `vale`, `mediated`, `pipe` or `null`.
     pub kind: String,
     /// Its region.
     pub mem_id: u16,
     /// Of an interface: how packets get in and out.
     pub manner: Option<String>,
+    /// Of a switch's port: packets that it sent and that reached no port, by reason.
+    #[serde(default)]
+    pub lost: std::collections::BTreeMap<String, u64>,
     /// Its rings, transmit first.
     pub rings: Vec<Ring>,
 }
@@ -91,7 +94,7 @@ pub struct Ring {
     pub bad_slots: u64,
     /// Pointers and positions out of bounds.
     pub bad_pointers: u64,
-    /// Packets that the kernel dropped for want of room.
+    /// Packets that were dropped for want of room, or, on a switch port's transmit ring, that reached no port.
     pub dropped: u64,
 }
 

@@ -4,6 +4,7 @@
 
 pub mod books;
 pub mod c;
+pub mod ether;
 pub mod home;
 pub mod net;
 pub mod packet;

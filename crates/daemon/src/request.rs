@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use unetmap::errno::{EACCES, EBUSY, EINVAL, ENOENT, ENXIO, EOPNOTSUPP};
+use unetmap::errno::{EACCES, EBUSY, EINVAL, ENXIO, EOPNOTSUPP};
 use unetmap::request::{Answer, Request};
 use unetmap_abi::*;
 use zerocopy::{FromBytes, IntoBytes};
@@ -39,6 +39,8 @@ pub(crate) fn answer(books: &mut Books, mut request: Request, caller: &Caller, s
         NETMAP_REQ_PORT_INFO_GET => port_info(books, &mut request, caller),
         NETMAP_REQ_POOLS_INFO_GET => pools_info(books, &mut request, caller),
         NETMAP_REQ_PORT_HDR_GET => port_header(books, &mut request, caller),
+        NETMAP_REQ_PORT_HDR_SET => set_port_header(books, &request, caller),
+        NETMAP_REQ_VALE_LIST => vale_list(books, &mut request, caller),
         other => absent(other, session),
     });
     let (errno, why) = match result {
@@ -153,14 +155,31 @@ fn port_header(books: &mut Books, request: &mut Request, caller: &Caller) -> Res
     Ok(())
 }
 
-/// What is not served, refused as the original refuses it where the thing does not exist: no switch is there, and no port
-/// has control blocks.
+fn set_port_header(books: &Books, request: &Request, caller: &Caller) -> Result<(), Refusal> {
+    let (name, asked) = (named(request)?, body::<NmreqPortHdr>(request)?);
+    match asked.nr_hdr_len {
+        _ if !books.has_vale(&name, caller) => refuse(ENXIO, "there is no switch that has this port"),
+        0 => Ok(()),
+        10 | 12 => refuse(EOPNOTSUPP, "virtio-net headers are not served"),
+        other => refuse(EINVAL, format!("a virtio-net header has 0, 10 or 12 bytes, not {other}")),
+    }
+}
+
+fn vale_list(books: &Books, request: &mut Request, caller: &Caller) -> Result<(), Refusal> {
+    let (name, asked) = (named(request)?, body::<NmreqValeList>(request)?);
+    let (name, found) = books.vale_list(&name, &asked, caller)?;
+    request.body = found.as_bytes().to_vec();
+    if let Ok(named) = Request::new(NETMAP_REQ_VALE_LIST, &name, &request.body) {
+        request.header.nr_name = named.header.nr_name;
+    }
+    Ok(())
+}
+
+/// What is not served, refused as the original refuses it where the thing does not exist: nothing is attached to a switch,
+/// and no port has control blocks.
 fn absent(reqtype: u16, session: Option<u64>) -> Result<(), Refusal> {
     match reqtype {
-        NETMAP_REQ_VALE_LIST => refuse(ENOENT, "there is no switch"),
-        NETMAP_REQ_VALE_DETACH | NETMAP_REQ_VALE_DELIF | NETMAP_REQ_PORT_HDR_SET => {
-            refuse(ENXIO, "there is no switch that has this port")
-        }
+        NETMAP_REQ_VALE_DETACH | NETMAP_REQ_VALE_DELIF => refuse(ENXIO, "there is no switch that has this port"),
         NETMAP_REQ_SYNC_KLOOP_START | NETMAP_REQ_SYNC_KLOOP_STOP if session.is_none() => {
             refuse(ENXIO, "no port is bound to this file")
         }

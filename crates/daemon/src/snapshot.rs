@@ -1,5 +1,6 @@
 //! Everything that `unetmap ls` shows, as JSON.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -9,6 +10,7 @@ use unetmap_sys::{memfd, process};
 use crate::books::Books;
 use crate::end::{End, PortRing};
 use crate::nic::Nic;
+use crate::vale::ValePort;
 
 #[derive(Serialize)]
 struct Snapshot {
@@ -57,6 +59,9 @@ struct Port {
     /// Of an interface: how packets get in and out.
     #[serde(skip_serializing_if = "Option::is_none")]
     manner: Option<String>,
+    /// Of a switch's port: packets that it sent and that reached no port, by reason.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    lost: BTreeMap<&'static str, u64>,
     rings: Vec<Ring>,
 }
 
@@ -72,7 +77,8 @@ struct Ring {
     batches: u64,
     bad_slots: u64,
     bad_pointers: u64,
-    /// Of an interface's receive ring: packets that the kernel dropped because nobody made room for them.
+    /// Of an interface's or a switch port's receive ring: packets that were dropped because nobody made room for them. Of a
+    /// switch port's transmit ring: packets that reached no port.
     dropped: u64,
 }
 
@@ -117,6 +123,7 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
             mem_id,
             open: end.in_use(),
             manner: None,
+            lost: BTreeMap::new(),
             rings: rings(end, Some(&pipe.lines)),
         };
         match &key.id {
@@ -136,6 +143,7 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
         mem_id: mem_id(port.house),
         open: true,
         manner: None,
+        lost: BTreeMap::new(),
         rings: rings(&port.end, None),
     });
     let nics = books.nics.values().filter(|nic| shown(nic.scope.uid)).map(|nic| Port {
@@ -144,6 +152,7 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
         mem_id: mem_id(nic.house),
         open: nic.end.in_use(),
         manner: Some(nic.describe()),
+        lost: BTreeMap::new(),
         rings: nic_rings(nic),
     });
     let vales = books.vales.iter().filter(|(key, _)| shown(key.scope.uid)).map(|(key, port)| Port {
@@ -152,7 +161,8 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
         mem_id: mem_id(port.house),
         open: port.end.in_use(),
         manner: None,
-        rings: rings(&port.end, Some(&port.lines)),
+        lost: port.lost(),
+        rings: vale_rings(port),
     });
     let sessions = books.sessions.iter().filter(|(_, session)| shown(session.uid)).map(|(id, session)| Session {
         id: *id,
@@ -186,6 +196,14 @@ fn nic_rings(nic: &Nic) -> Vec<Ring> {
     let mut rings = rings(&nic.end, None);
     for ring in rings.iter_mut().filter(|ring| ring.dir == "rx") {
         ring.dropped = nic.statistics(ring.id).rx_dropped;
+    }
+    rings
+}
+
+fn vale_rings(port: &ValePort) -> Vec<Ring> {
+    let mut rings = rings(&port.end, Some(&port.lines));
+    for ring in &mut rings {
+        ring.dropped = port.dropped(ring.dir == "tx", ring.id);
     }
     rings
 }

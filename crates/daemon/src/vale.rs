@@ -8,11 +8,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use unetmap::errno::{EACCES, EINVAL, ENOMEM, ENXIO};
+use unetmap::errno::{EACCES, EINVAL, ENOENT, ENOMEM, ENXIO};
+use unetmap::vale::forward::Lost;
 use unetmap::vale::learn::{PORTS, Table};
 use unetmap::vale::port::{Attached, Given};
 use unetmap::vale::thread::{self, Post, View};
-use unetmap_abi::{NmreqRegister, PortSpec};
+use unetmap_abi::{NmreqRegister, NmreqValeList, PortSpec};
 use unetmap_mem::{BufIdx, LinePage};
 use unetmap_sys::{Bell, link};
 
@@ -26,6 +27,8 @@ use crate::region::{House, HouseId, Scope};
 
 /// Ring pairs of a port.
 const MAX_RINGS: u16 = 16;
+/// In place of a port's number.
+const NO_PORT: u8 = 255;
 
 /// Which port of which switch.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -55,6 +58,24 @@ pub(crate) struct ValePort {
     attached: Arc<Attached>,
 }
 
+impl ValePort {
+    /// Packets that the port's ring lost: of a transmit ring those that reached no port, of a receive ring those that it
+    /// had no room for.
+    pub(crate) fn dropped(&self, transmit: bool, ring: u16) -> u64 {
+        match transmit {
+            true => self.attached.lost(ring.into()).iter().sum(),
+            false => self.attached.dropped(ring.into()),
+        }
+    }
+
+    /// Packets that the port sent and that reached no port, by reason.
+    pub(crate) fn lost(&self) -> BTreeMap<&'static str, u64> {
+        let rings = || (0..self.end.tx.len()).map(|ring| self.attached.lost(ring));
+        let one = |why: Lost| (why.name(), rings().map(|lost| lost[why as usize]).sum());
+        Lost::ALL.into_iter().map(one).collect()
+    }
+}
+
 /// All switches.
 #[derive(Default)]
 pub(crate) struct Switches {
@@ -63,6 +84,8 @@ pub(crate) struct Switches {
 }
 
 struct Switch {
+    /// Told by requests; the lowest that no other switch of the same scope had when it was made.
+    number: u16,
     table: Arc<Table>,
     /// Its ports, by number.
     members: Vec<Option<Arc<Attached>>>,
@@ -183,6 +206,48 @@ impl Books {
         Ok(ValeKey { scope: self.scope(caller), switch: switch.into(), port: port.into() })
     }
 
+    /// Which port of which switch: by name, or, without a name, the next one from the numbers `asked` on. The number of a
+    /// name's port that does not exist is [`NO_PORT`].
+    pub(crate) fn vale_list(
+        &self,
+        name: &str,
+        asked: &NmreqValeList,
+        caller: &Caller,
+    ) -> Result<(String, NmreqValeList), Refusal> {
+        let scope = self.scope(caller);
+        let found = |switch: u16, port: u8| NmreqValeList {
+            nr_bridge_idx: switch,
+            nr_port_idx: port.into(),
+            ..Default::default()
+        };
+        if name.is_empty() {
+            let from = (asked.nr_bridge_idx, asked.nr_port_idx);
+            let mine = self.vales.iter().filter(|(key, _)| key.scope == scope);
+            let numbered = mine.filter_map(|(key, port)| {
+                let switch = self.switches.all.get(&(scope, key.switch.clone()))?;
+                Some(((switch.number, port.attached.index()), key))
+            });
+            let next = numbered.filter(|((switch, port), _)| (*switch, u32::from(*port)) >= from).min_by_key(|n| n.0);
+            let Some(((switch, port), key)) = next else {
+                return refuse(ENOENT, "there are no more ports of switches");
+            };
+            return Ok((key.name(), found(switch, port)));
+        }
+        let (switch, port) = name.split_once(':').unwrap_or((name, ""));
+        let key = ValeKey { scope, switch: switch.into(), port: port.into() };
+        let Some(switch) = self.switches.all.get(&(scope, key.switch.clone())) else {
+            return refuse(ENOENT, format!("there is no switch {}", key.switch));
+        };
+        let port = self.vales.get(&key).map_or(NO_PORT, |port| port.attached.index());
+        Ok((name.into(), found(switch.number, port)))
+    }
+
+    /// Whether there is such a port.
+    pub(crate) fn has_vale(&self, name: &str, caller: &Caller) -> bool {
+        let scope = self.scope(caller);
+        self.vales.keys().any(|key| key.scope == scope && key.name() == name)
+    }
+
     /// Takes a port out of its switch. Afterwards no thread uses it any more.
     pub(crate) fn take_vale(&mut self, key: &ValeKey) -> Option<ValePort> {
         let port = self.vales.remove(key)?;
@@ -193,10 +258,13 @@ impl Books {
 
 impl Switches {
     fn add(&mut self, key: &ValeKey, port: &Arc<Attached>) {
-        let switch = self
-            .all
-            .entry((key.scope, key.switch.clone()))
-            .or_insert_with(|| Switch { table: Arc::new(Table::new()), members: vec![None; PORTS] });
+        let taken: Vec<u16> =
+            self.all.iter().filter(|((scope, _), _)| *scope == key.scope).map(|(_, switch)| switch.number).collect();
+        let switch = self.all.entry((key.scope, key.switch.clone())).or_insert_with(|| Switch {
+            number: (0..=u16::MAX).find(|number| !taken.contains(number)).unwrap_or(u16::MAX),
+            table: Arc::new(Table::new()),
+            members: vec![None; PORTS],
+        });
         switch.members[usize::from(port.index())] = Some(port.clone());
     }
 

@@ -38,7 +38,6 @@ pub struct Attached {
     pub(super) region: Region,
     pub(super) tx: Vec<Outgoing>,
     pub(super) rx: Vec<Incoming>,
-    lost: [AtomicU64; Lost::ALL.len()],
 }
 
 impl Attached {
@@ -56,7 +55,7 @@ impl Attached {
     ) -> io::Result<Attached> {
         let tx = tx.into_iter().map(|given| Outgoing::new(region, lines, given)).collect::<io::Result<_>>()?;
         let rx = rx.into_iter().map(|given| Incoming::new(lines, given)).collect::<io::Result<_>>()?;
-        Ok(Attached { index, bell, region: region.clone(), tx, rx, lost: Default::default() })
+        Ok(Attached { index, bell, region: region.clone(), tx, rx })
     }
 
     /// Its number in the switch.
@@ -64,19 +63,14 @@ impl Attached {
         self.index
     }
 
-    /// Packets that it sent and that reached no port, in the order of [`Lost::ALL`].
-    pub fn lost(&self) -> [u64; Lost::ALL.len()] {
-        std::array::from_fn(|i| self.lost[i].load(Relaxed))
+    /// Packets that transmit ring `ring` sent and that reached no port, in the order of [`Lost::ALL`].
+    pub fn lost(&self, ring: usize) -> [u64; Lost::ALL.len()] {
+        std::array::from_fn(|i| self.tx.get(ring).map_or(0, |tx| tx.lost[i].load(Relaxed)))
     }
 
     /// Packets that receive ring `ring` had no room for.
     pub fn dropped(&self, ring: usize) -> u64 {
         self.rx.get(ring).map_or(0, |rx| rx.dropped.load(Relaxed))
-    }
-
-    #[cold]
-    pub(super) fn lose(&self, why: Lost) {
-        self.lost[why as usize].fetch_add(1, Relaxed);
     }
 
     /// Copies packets of a batch of `from`'s into the receive ring that belongs to its transmit ring `ring`, as long as
@@ -122,6 +116,7 @@ pub(super) struct Outgoing {
     pub(super) state: Mutex<Sent>,
     /// The client's word for which the next look is in vain.
     seen: AtomicU32,
+    lost: [AtomicU64; Lost::ALL.len()],
 }
 
 /// How far a transmit ring was taken, and what its source remembers.
@@ -139,7 +134,13 @@ impl Outgoing {
         let line = Consumer::new(lines, given.line, theirs, mine, region.limits(), CopyKind::best());
         let line = line.ok_or(io::ErrorKind::InvalidInput)?;
         let state = Mutex::new(Sent { at: Pos::ZERO, cutter: Cutter::default(), memory: Memory::default() });
-        Ok(Outgoing { line, client: given.bell, state, seen: AtomicU32::new(0) })
+        Ok(Outgoing { line, client: given.bell, state, seen: AtomicU32::new(0), lost: Default::default() })
+    }
+
+    /// A packet that was sent reaches no port.
+    #[cold]
+    pub(super) fn lose(&self, why: Lost) {
+        self.lost[why as usize].fetch_add(1, Relaxed);
     }
 
     /// Without judging: whether the client has sent.

@@ -197,11 +197,11 @@ fn serve(lists: &mut Lists, view: &View, port: &Attached, number: usize, ring: &
             Cut::Packet(packet) => match target(view, port, &mut sent.memory, &batch, packet) {
                 Target::Port(to) => lists.add(packet, Some(to)),
                 Target::All => lists.add(packet, None),
-                Target::Nowhere(why) => port.lose(why),
+                Target::Nowhere(why) => ring.lose(why),
             },
             Cut::Long { first } => {
                 if first {
-                    port.lose(Lost::Long);
+                    ring.lose(Lost::Long);
                 }
             }
         },
@@ -250,6 +250,6 @@ fn deliver(lists: &Lists, view: &View, port: &Attached, number: usize, batch: &B
         others += 1;
     }
     if others == 0 {
-        lists.to_all().for_each(|_| port.lose(Lost::Nobody));
+        lists.to_all().for_each(|_| port.tx[number].lose(Lost::Nobody));
     }
 }
