@@ -131,7 +131,8 @@ main(int argc, char **argv)
 
 	if (argc == 2 && strcmp(argv[1], "--list") == 0) {
 		for (current = first; current != NULL; current = current->next)
-			printf("%s\t%s\n", current->id, current->says);
+			if (current->says != NULL)
+				printf("%s\t%s\n", current->id, current->says);
 		return 0;
 	}
 	if (argc < 2 || argc > 3) {
@@ -143,7 +144,7 @@ main(int argc, char **argv)
 		number++;
 		if (argc == 3 && strcmp(argv[2], current->id) == 0)
 			check(current);
-		if (argc == 2)
+		if (argc == 2 && current->says != NULL)
 			failed |= check_apart(current);
 	}
 	return argc == 3 ? 2 : failed;

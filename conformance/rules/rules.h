@@ -31,7 +31,7 @@
 
 struct rule {
 	const char *id;		/* the section, and which of its rules */
-	const char *says;
+	const char *says;	/* NULL: a part of one */
 	void (*check)(void);
 	struct rule *next;
 };
@@ -47,6 +47,10 @@ void rules_add(struct rule *rule);
 	static void check(void)
 #define RULE(id, says)	\
 	RULES_DEFINE_(id, says, RULES_NAME_(check_, __LINE__), RULES_NAME_(rule_, __LINE__), RULES_NAME_(add_, __LINE__))
+
+/* What a rule does in another program that it becomes: no rule itself, run by its ID alone. */
+#define PART(id)	\
+	RULES_DEFINE_(id, NULL, RULES_NAME_(check_, __LINE__), RULES_NAME_(rule_, __LINE__), RULES_NAME_(add_, __LINE__))
 
 /* End the rule. Where it ends by itself, it holds. */
 void rule_fails(const char *file, int line, const char *format, ...)

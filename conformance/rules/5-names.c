@@ -1,0 +1,461 @@
+/*
+ * SPDX-License-Identifier: BSD-2-Clause
+ * Copyright (c) 2026, the unetmap authors
+ *
+ * Section 5: what names of ports mean to libnetmap and to nm_open.
+ */
+#define NETMAP_WITH_LIBS
+#include "port.h"
+
+#include <libnetmap.h>
+
+static char said[256];
+
+static void
+keep(struct nmctx *ctx, const char *message)
+{
+	(void)ctx;
+	snprintf(said, sizeof(said), "%s", message);
+}
+
+/* Messages are kept, not printed. */
+static void
+quiet(void)
+{
+	nmctx_get()->error = keep;
+	said[0] = '\0';
+}
+
+/* The name means this, which is all that is not 0. */
+static void
+means(const char *spec, const char *name, struct nmreq_register reg)
+{
+	struct nmport_d *d;
+
+	quiet();
+	d = nmport_prepare(spec);
+	if (d == NULL)
+		rule_fails(__FILE__, __LINE__, "%s: %s: %s", spec, error_name(errno), said);
+	if (strcmp(d->hdr.nr_name, name) != 0)
+		rule_fails(__FILE__, __LINE__, "%s is %s, not %s", spec, d->hdr.nr_name, name);
+	if (d->hdr.nr_version != NETMAP_API || d->hdr.nr_reqtype != NETMAP_REQ_REGISTER)
+		rule_fails(__FILE__, __LINE__, "%s makes another request", spec);
+	if (memcmp(&d->reg, &reg, sizeof(reg)) != 0)
+		rule_fails(__FILE__, __LINE__, "%s: mode %u, ring %u, flags %llx, region %u, rings %u %u %u %u, slots %u %u",
+		    spec, d->reg.nr_mode, d->reg.nr_ringid, (unsigned long long)d->reg.nr_flags, d->reg.nr_mem_id,
+		    d->reg.nr_tx_rings, d->reg.nr_rx_rings, d->reg.nr_host_tx_rings, d->reg.nr_host_rx_rings,
+		    d->reg.nr_tx_slots, d->reg.nr_rx_slots);
+	nmport_undo_prepare(d);
+}
+
+static int
+lowest_fd(void)
+{
+	int fd = dup(1);
+
+	close(fd);
+	return fd;
+}
+
+/* The name means nothing: EINVAL with a sentence, and nothing was opened. */
+static void
+nonsense(const char *spec)
+{
+	struct nmport_d *d;
+	int before = lowest_fd();
+
+	quiet();
+	errno = 0;
+	d = nmport_open(spec);
+	if (d != NULL || errno != EINVAL || said[0] == '\0')
+		rule_fails(__FILE__, __LINE__, "\"%s\": %s, \"%s\"", spec, d != NULL ? "opened" : error_name(errno), said);
+	SAME(lowest_fd(), before);
+}
+
+#define NONSENSE(...)	\
+	do {	\
+		static const char *const all_[] = { __VA_ARGS__ };	\
+		for (size_t i_ = 0; i_ < sizeof(all_) / sizeof(all_[0]); i_++)	\
+			nonsense(all_[i_]);	\
+	} while (0)
+
+/* ---- ports */
+
+RULE("5-netmap", "netmap:NAME is the port NAME with all its rings")
+{
+	means("netmap:lan", "lan", ANY);
+	means("netmap:ens3f0np0", "ens3f0np0", ANY);
+	means("netmap:eth0.100", "eth0.100", ANY);
+}
+
+RULE("5-vale", "valeS:P is a switch and its port, prefix included; S may be empty")
+{
+	means("vale7:probe", "vale7:probe", ANY);
+	means("vale:0", "vale:0", ANY);
+	means("vale_A9:P_1", "vale_A9:P_1", ANY);
+}
+
+RULE("5-prefix", "another prefix, or none, or a VALE name behind netmap: is refused")
+{
+	NONSENSE("", "lan", "netmapX:lan", "netmap", "Netmap:lan", "netmap:vale1:a", "netmap:vale:a", "pcap:lan");
+}
+
+RULE("5-empty", "a name with an empty part is refused")
+{
+	NONSENSE("netmap:", "netmap:{1", "netmap:-1", "netmap:/x", "netmap:@1", "vale", "vale1:", "vale1:/x", "valex");
+}
+
+RULE("5-vale-ident", "a switch and its ports are named with letters, digits and _ only")
+{
+	NONSENSE("vale1.2:a", "vale1:a.b", "vale 1:a", "vale1:a:b", "vale-1:a");
+}
+
+RULE("5-length", "a name may have 63 characters with its pipe, and no more")
+{
+	static const char longest[] = "netmap:abcdefghij1234567890abcdefghij1234567890abcdefghij12345678{1234";
+	char name[80];
+
+	SAME(strlen(longest) - 7, 63);
+	means(longest, longest + 7, ANY);
+	snprintf(name, sizeof(name), "%s5", longest);
+	nonsense(name);
+}
+
+RULE("5-pipe", "{ID is a pipe's master and }ID its slave, part of the name")
+{
+	means("netmap:lan{1", "lan{1", ANY);
+	means("netmap:lan}1", "lan}1", ANY);
+	means("netmap:lan{left_2", "lan{left_2", ANY);
+	means("vale1:a{x", "vale1:a{x", ANY);
+}
+
+RULE("5-pipe-bad", "a pipe without a name, of a pipe, or of other characters is refused")
+{
+	NONSENSE("netmap:lan{", "netmap:lan}", "netmap:lan{}", "netmap:lan{a}b", "netmap:lan{a{b", "netmap:lan{a.b",
+	    "netmap:lan{a b", "netmap:lan{-1");
+}
+
+/* ---- modes */
+
+RULE("5-ring", "-N is one NIC ring pair")
+{
+	means("netmap:lan-0", "lan", WISH(.nr_mode = NR_REG_ONE_NIC, .nr_ringid = 0));
+	means("netmap:lan-2", "lan", WISH(.nr_mode = NR_REG_ONE_NIC, .nr_ringid = 2));
+	means("netmap:lan{a-3", "lan{a", WISH(.nr_mode = NR_REG_ONE_NIC, .nr_ringid = 3));
+	means("vale1:a-1", "vale1:a", WISH(.nr_mode = NR_REG_ONE_NIC, .nr_ringid = 1));
+}
+
+RULE("5-host", "^ is all host rings, ^N one pair of them")
+{
+	means("netmap:dmz^", "dmz", WISH(.nr_mode = NR_REG_SW));
+	means("netmap:dmz^1", "dmz", WISH(.nr_mode = NR_REG_ONE_SW, .nr_ringid = 1));
+	means("netmap:dmz^0", "dmz", WISH(.nr_mode = NR_REG_ONE_SW, .nr_ringid = 0));
+}
+
+RULE("5-both", "* is NIC and host rings")
+{
+	means("netmap:lan*", "lan", WISH(.nr_mode = NR_REG_NIC_SW));
+}
+
+RULE("5-mode-once", "two modes, or one that is not whole, are refused")
+{
+	NONSENSE("netmap:lan^1*", "netmap:lan*-1", "netmap:lan^^", "netmap:lan**", "netmap:lan--1", "netmap:lan-",
+	    "netmap:lan-1^", "netmap:lan*1", "vale1:a-", "netmap:lan{a-x");
+}
+
+RULE("5-ring-number", "a ring's number is below 4095")
+{
+	means("netmap:lan-4094", "lan", WISH(.nr_mode = NR_REG_ONE_NIC, .nr_ringid = 4094));
+	NONSENSE("netmap:lan-4095", "netmap:lan^4095", "netmap:lan-99999999999999999999");
+}
+
+RULE("5-dash", "a - inside a name is part of it: the ring is behind the last, if only digits are")
+{
+	means("netmap:br-lan", "br-lan", ANY);
+	means("netmap:br-lan-2", "br-lan", WISH(.nr_mode = NR_REG_ONE_NIC, .nr_ringid = 2));
+	means("netmap:br-2x", "br-2x", ANY);
+	means("netmap:br-lan{1", "br-lan{1", ANY);
+}
+
+/* ---- flags, region */
+
+RULE("5-flags", "behind /: x exclusive, z t r monitors, R T one direction, in any order")
+{
+	means("netmap:lan/x", "lan", WISH(.nr_flags = NR_EXCLUSIVE));
+	means("netmap:lan/z", "lan", WISH(.nr_flags = NR_ZCOPY_MON));
+	means("netmap:lan/t", "lan", WISH(.nr_flags = NR_MONITOR_TX));
+	means("netmap:lan/r", "lan", WISH(.nr_flags = NR_MONITOR_RX));
+	means("netmap:lan/R", "lan", WISH(.nr_flags = NR_RX_RINGS_ONLY));
+	means("netmap:lan/T", "lan", WISH(.nr_flags = NR_TX_RINGS_ONLY));
+	means("netmap:lan/Tx", "lan", WISH(.nr_flags = NR_TX_RINGS_ONLY | NR_EXCLUSIVE));
+	means("netmap:lan/xT", "lan", WISH(.nr_flags = NR_TX_RINGS_ONLY | NR_EXCLUSIVE));
+	means("vale7:probe/rt", "vale7:probe", WISH(.nr_flags = NR_MONITOR_RX | NR_MONITOR_TX));
+}
+
+RULE("5-flags-bad", "no letters, other letters, and flags twice are refused")
+{
+	NONSENSE("netmap:lan/", "netmap:lan/q", "netmap:lan/X", "netmap:lan/x/z", "netmap:lan/x1", "netmap:lan/@1");
+}
+
+RULE("5-mem_id", "@N is the region, 1 to 65535; given twice it must be the same")
+{
+	means("netmap:lan@7", "lan", WISH(.nr_mem_id = 7));
+	means("netmap:lan@65535", "lan", WISH(.nr_mem_id = 65535));
+	means("netmap:lan@7@7", "lan", WISH(.nr_mem_id = 7));
+	NONSENSE("netmap:lan@0", "netmap:lan@65536", "netmap:lan@9@8", "netmap:lan@", "netmap:lan@7x");
+}
+
+RULE("5-order", "mode, flags and region may come in any order")
+{
+	struct nmreq_register reg = WISH(.nr_mode = NR_REG_ONE_NIC, .nr_ringid = 3, .nr_flags = NR_TX_RINGS_ONLY,
+	    .nr_mem_id = 7);
+
+	means("netmap:lan{left-3/T@7", "lan{left", reg);
+	means("netmap:lan{left/T-3@7", "lan{left", reg);
+	means("netmap:lan{left@7/T-3", "lan{left", reg);
+	means("netmap:lan{left@7-3/T", "lan{left", reg);
+}
+
+RULE("5-left-over", "anything behind that is refused")
+{
+	NONSENSE("netmap:lan*x", "netmap:lan/x lan", "netmap:lan@7,8", "netmap:lan/x{1", "netmap:lan^}1", "netmap:lan*/x?");
+}
+
+RULE("5-table", "names as real programs write them")
+{
+	means("netmap:lan*/x", "lan", WISH(.nr_mode = NR_REG_NIC_SW, .nr_flags = NR_EXCLUSIVE));
+	means("netmap:ens3f0np0-2/R@conf:slots=256", "ens3f0np0", WISH(.nr_mode = NR_REG_ONE_NIC, .nr_ringid = 2,
+	    .nr_flags = NR_RX_RINGS_ONLY, .nr_tx_slots = 256, .nr_rx_slots = 256));
+	means("netmap:em0-0/R@conf:host-rings=4", "em0", WISH(.nr_mode = NR_REG_ONE_NIC, .nr_flags = NR_RX_RINGS_ONLY,
+	    .nr_host_tx_rings = 4, .nr_host_rx_rings = 4));
+	means("netmap:em0^0/T@conf:host-rings=4", "em0", WISH(.nr_mode = NR_REG_ONE_SW, .nr_flags = NR_TX_RINGS_ONLY,
+	    .nr_host_tx_rings = 4, .nr_host_rx_rings = 4));
+	means("netmap:eth1{2/xT@1", "eth1{2", WISH(.nr_flags = NR_EXCLUSIVE | NR_TX_RINGS_ONLY, .nr_mem_id = 1));
+}
+
+/* ---- options */
+
+RULE("5-conf", "@conf: sets rings, host rings and slots, for both directions or one")
+{
+	means("netmap:lan@conf:rings=2", "lan", WISH(.nr_tx_rings = 2, .nr_rx_rings = 2));
+	means("netmap:lan@conf:tx-rings=2,rx-rings=3", "lan", WISH(.nr_tx_rings = 2, .nr_rx_rings = 3));
+	means("netmap:lan@conf:host-rings=2", "lan", WISH(.nr_host_tx_rings = 2, .nr_host_rx_rings = 2));
+	means("netmap:lan@conf:host-tx-rings=2,host-rx-rings=3", "lan", WISH(.nr_host_tx_rings = 2, .nr_host_rx_rings = 3));
+	means("netmap:lan@conf:slots=64", "lan", WISH(.nr_tx_slots = 64, .nr_rx_slots = 64));
+	means("netmap:lan@conf:tx-slots=64,rx-slots=128", "lan", WISH(.nr_tx_slots = 64, .nr_rx_slots = 128));
+	means("vale1:a@conf:rings=4,slots=64", "vale1:a", WISH(.nr_tx_rings = 4, .nr_rx_rings = 4, .nr_tx_slots = 64,
+	    .nr_rx_slots = 64));
+}
+
+RULE("5-conf-dashes", "- and _ are the same in a key")
+{
+	means("netmap:lan@conf:tx_slots=64,rx-slots=128", "lan", WISH(.nr_tx_slots = 64, .nr_rx_slots = 128));
+	means("netmap:lan@conf:host_tx-rings=2", "lan", WISH(.nr_host_tx_rings = 2));
+}
+
+RULE("5-conf-bad", "@conf has no default key, and refuses other keys, no value, no number, a key twice")
+{
+	NONSENSE("netmap:lan@conf", "netmap:lan@conf:", "netmap:lan@conf=1", "netmap:lan@conf:slots",
+	    "netmap:lan@conf:slots=", "netmap:lan@conf:slots=x", "netmap:lan@conf:slots=1x", "netmap:lan@conf:nothing=1",
+	    "netmap:lan@conf:slots=1,slots=2", "netmap:lan@conf:rings=65536", "netmap:lan@conf:slots=1,,rings=1");
+}
+
+RULE("5-option-unknown", "an option that does not exist is refused")
+{
+	NONSENSE("netmap:lan@nothing", "netmap:lan@nothing=1", "netmap:lan@nothing:a=1", "netmap:lan@conf:slots=1@nothing=1");
+}
+
+RULE("5-share", "@share=SPEC is the region of that port")
+{
+	struct port p = open_port(own("x{1"), ANY);
+	struct nmport_d *d;
+	char spec[160];
+
+	quiet();
+	snprintf(spec, sizeof(spec), "netmap:%s@share=netmap:%s", own("{1"), own("x{1"));
+	means(spec, own("{1"), WISH(.nr_mem_id = p.reg.nr_mem_id));
+	d = nmport_open(spec);
+	HOLDS(d != NULL);
+	SAME(d->reg.nr_mem_id, p.reg.nr_mem_id);
+}
+
+RULE("5-share-bad", "@share of a port that cannot be is an error")
+{
+	quiet();
+	HOLDS(nmport_prepare("netmap:lan@share=netmap:there-is-none") == NULL && said[0] != '\0');
+	NONSENSE("netmap:lan@share", "netmap:lan@share=", "netmap:lan@share=lan");
+}
+
+/* A file of so many bytes. */
+static const char *
+file_of(off_t bytes)
+{
+	static char path[] = "/tmp/unetmap-rule-XXXXXX";
+	int fd = mkstemp(path);
+
+	WORKS(fd);
+	WORKS(ftruncate(fd, bytes));
+	WORKS(close(fd));
+	return path;
+}
+
+RULE("5-extmem", "@extmem:file= is memory for the region, with the pools that its other keys say")
+{
+	const char *file = file_of(1 << 20);
+	struct nmreq_pools_info *info;
+	struct nmport_d *d;
+	char spec[160];
+
+	quiet();
+	snprintf(spec, sizeof(spec), "netmap:lan{1@extmem:file=%s,if-num=1,if_size=2,ring-num=3,ring-size=4,buf-num=5,"
+	    "buf-size=6", file);
+	d = nmport_prepare(spec);
+	unlink(file);
+	HOLDS(d != NULL && d->extmem != NULL);
+	info = nmport_extmem_getinfo(d);
+	SAME(d->extmem->nro_opt.nro_reqtype, NETMAP_REQ_OPT_EXTMEM);
+	SAME(info->nr_memsize, 1 << 20);
+	SAME(info->nr_if_pool_objtotal, 1);
+	SAME(info->nr_if_pool_objsize, 2);
+	SAME(info->nr_ring_pool_objtotal, 3);
+	SAME(info->nr_ring_pool_objsize, 4);
+	SAME(info->nr_buf_pool_objtotal, 5);
+	SAME(info->nr_buf_pool_objsize, 6);
+	nmport_undo_prepare(d);
+}
+
+RULE("5-extmem-default", "@extmem=FILE is the same as @extmem:file=FILE")
+{
+	const char *file = file_of(4096);
+	struct nmport_d *d;
+	char spec[160];
+
+	quiet();
+	snprintf(spec, sizeof(spec), "netmap:lan{1@extmem=%s", file);
+	d = nmport_prepare(spec);
+	unlink(file);
+	HOLDS(d != NULL && nmport_extmem_getinfo(d) != NULL);
+	SAME(nmport_extmem_getinfo(d)->nr_memsize, 4096);
+	nmport_undo_prepare(d);
+}
+
+RULE("5-extmem-bad", "@extmem needs its file")
+{
+	NONSENSE("netmap:lan@extmem", "netmap:lan@extmem:if-num=1", "netmap:lan@extmem=");
+	quiet();
+	HOLDS(nmport_prepare("netmap:lan@extmem=/there/is/none") == NULL && said[0] != '\0');
+}
+
+RULE("5-offset", "@offset is off until it is enabled; initial is needed, and the default key")
+{
+	struct nmreq_opt_offsets *o;
+	struct nmport_d *d;
+
+	nonsense("netmap:lan@offset=64");
+	SAME(nmport_enable_option("offset"), 0);
+	quiet();
+	d = nmport_prepare("netmap:lan@offset=64");
+	HOLDS(d != NULL);
+	o = (struct nmreq_opt_offsets *)(void *)nmreq_find_option(&d->hdr, NETMAP_REQ_OPT_OFFSETS);
+	HOLDS(o != NULL);
+	SAME(o->nro_initial_offset, 64);
+	d = nmport_prepare("netmap:lan@offset:initial=32,bits=16");
+	HOLDS(d != NULL);
+	o = (struct nmreq_opt_offsets *)(void *)nmreq_find_option(&d->hdr, NETMAP_REQ_OPT_OFFSETS);
+	SAME(o->nro_initial_offset, 32);
+	SAME(o->nro_offset_bits, 16);
+	NONSENSE("netmap:lan@offset", "netmap:lan@offset:bits=16", "netmap:lan@offset=x");
+	nmport_disable_option("offset");
+	nonsense("netmap:lan@offset=64");
+}
+
+/* ---- nm_open */
+
+/* What nm_open makes of a name that the daemon opens. */
+static struct nm_desc *
+opens(const char *spec)
+{
+	struct nm_desc *d;
+
+	errno = 0;
+	d = nm_open(spec, NULL, 0, NULL);
+	if (d == NULL)
+		rule_fails(__FILE__, __LINE__, "nm_open(%s): %s", spec, error_name(errno));
+	return d;
+}
+
+static const char *
+spec_of(const char *suffix)
+{
+	static char spec[NETMAP_REQ_IFNAMSIZ + 8];
+
+	snprintf(spec, sizeof(spec), "netmap:%s", own(suffix));
+	return spec;
+}
+
+RULE("5-nm_open", "nm_open understands names, numbered pipes, a ring, flags and a region")
+{
+	struct nm_desc *d = opens(spec_of("{1"));
+	char suffix[32];
+
+	HOLDS(strcmp(d->req.nr_name, own("{1")) == 0);
+	SAME(d->req.nr_flags & NR_REG_MASK, NR_REG_ALL_NIC);
+	d = opens(spec_of("}1-0"));
+	HOLDS(strcmp(d->req.nr_name, own("}1")) == 0);
+	SAME(d->req.nr_flags & NR_REG_MASK, NR_REG_ONE_NIC);
+	SAME(d->req.nr_ringid & NETMAP_RING_MASK, 0);
+	snprintf(suffix, sizeof(suffix), "{2/xT@%u", d->req.nr_arg2);
+	d = opens(spec_of(suffix));
+	SAME(d->req.nr_flags, NR_REG_ALL_NIC | NR_EXCLUSIVE | NR_TX_RINGS_ONLY);
+	HOLDS(d->last_rx_ring < d->first_rx_ring);
+}
+
+RULE("5-nm_open-prefix", "a prefix that nm_open does not know: NULL and errno 0")
+{
+	static const char *const other[] = { "eth0", "pcap:eth0", "netmapX:eth0", "" };
+	size_t i;
+
+	for (i = 0; i < sizeof(other) / sizeof(other[0]); i++) {
+		errno = EPERM;
+		HOLDS(nm_open(other[i], NULL, 0, NULL) == NULL);
+		errno = EPERM;
+		nm_open(other[i], NULL, 0, NULL);
+		SAME(errno, 0);
+	}
+}
+
+RULE("5-nm_open-bad", "names that make no sense to nm_open: NULL and EINVAL, nothing opened")
+{
+	static const char *const bad[] = { "netmap:", "netmap:lan/q", "netmap:lan{}", "netmap:lan{x", "netmap:lan@0",
+		"netmap:lan@9@8", "netmap:lan--1", "netmap:lan-4095", "netmap:lan^1*", "netmap:lan{1}2", "netmap:lan@conf:slots=1",
+		"netmap:a-name-too-long{1", "vale", "vale1:", "netmap:lan/" };
+	int before = lowest_fd();
+	size_t i;
+
+	for (i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		errno = 0;
+		if (nm_open(bad[i], NULL, 0, NULL) != NULL || errno != EINVAL)
+			rule_fails(__FILE__, __LINE__, "nm_open(%s): %s", bad[i], error_name(errno));
+	}
+	SAME(lowest_fd(), before);
+}
+
+RULE("5-nm_open-15", "a name for nm_open has at most 15 characters")
+{
+	opens("netmap:abcdefghijklm{1");
+	errno = 0;
+	HOLDS(nm_open("netmap:abcdefghijklmn{1", NULL, 0, NULL) == NULL);
+	nm_open("netmap:abcdefghijklmn{1", NULL, 0, NULL);
+	SAME(errno, EINVAL);
+}
+
+RULE("5-ioctl-names", "the ioctls take the name alone: with rings, flags, region or options: EINVAL")
+{
+	static const char *const no[] = { "{1-0", "{1/x", "{1@1", "{1@conf:slots=8", "{", "{1}2", "^", "*" };
+	struct port p;
+	size_t i;
+
+	for (i = 0; i < sizeof(no) / sizeof(no[0]); i++)
+		if (bind_port(&p, device(), own(no[i]), ANY) == 0 || (errno != EINVAL && errno != ENXIO))
+			rule_fails(__FILE__, __LINE__, "%s: %s", own(no[i]), error_name(errno));
+}
