@@ -27,6 +27,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 build: setup
 	$(CARGO) build --locked --release --bins $(PACKAGES:%=-p %)
 	$(CARGO) build --locked --release -p unetmap-capi
+	$(MAKE) -C pcap OUT=$(BIN)/pcap
 
 setup:
 	@.ci/setup
@@ -38,6 +39,7 @@ demo: build
 test: setup loom
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) build --locked -p unetmap-capi
+	$(MAKE) -C pcap OUT=$(TARGET)/debug/pcap
 	$(CARGO) test --locked --workspace
 
 # The code under test is built another way, so in a folder of its own.
@@ -78,6 +80,8 @@ install:
 	install -m 644 $(BIN)/libunetmap.so $(DESTDIR)$(PREFIX)/lib/$(SONAME)
 	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libunetmap.so
 	install -m 644 $(BIN)/libunetmap.a $(DESTDIR)$(PREFIX)/lib
+	install -d $(DESTDIR)$(PREFIX)/lib/unetmap
+	install -m 644 $(BIN)/pcap/libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/unetmap
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' preload/unetmap.pc.in \
 		>$(DESTDIR)$(PREFIX)/lib/pkgconfig/unetmap.pc

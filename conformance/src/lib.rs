@@ -8,6 +8,7 @@ pub mod ether;
 pub mod home;
 pub mod net;
 pub mod packet;
+pub mod pcap;
 pub mod raw;
 pub mod traffic;
 

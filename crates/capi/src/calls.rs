@@ -1,6 +1,7 @@
 //! What the system's calls mean on a netmap file. `preload/` calls these for descriptors that are in the table.
 
-use std::ffi::{c_int, c_long, c_short, c_uint, c_ulong, c_void};
+use std::cell::RefCell;
+use std::ffi::{c_char, c_int, c_long, c_short, c_uint, c_ulong, c_void};
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
@@ -33,10 +34,36 @@ fn told(error: &Error) -> i32 {
 }
 
 fn say(sentence: &str) {
+    // A thread that is ending keeps nothing.
+    let _ = SAID.try_with(|said| said.replace(sentence.to_owned()));
     static VERBOSE: OnceLock<bool> = OnceLock::new();
     if *VERBOSE.get_or_init(|| std::env::var_os("UNETMAP_VERBOSE").is_some_and(|v| !v.is_empty() && v != "0")) {
         eprintln!("unetmap: {sentence}");
     }
+}
+
+thread_local! {
+    /// Why this thread's last request was refused, or its last call failed.
+    static SAID: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Takes the sentence that says why this thread's last call failed: up to `room` bytes of it go to `into`, the last of
+/// them a NUL. Returns how many before the NUL; 0 when nothing was said.
+///
+/// # Safety
+/// `into` has room for so many.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unetmap_said(into: *mut c_char, room: usize) -> usize {
+    // A thread that is ending has nothing to say any more.
+    let sentence = SAID.try_with(RefCell::take).unwrap_or_default();
+    let Some(most) = room.checked_sub(1) else { return 0 };
+    let len = sentence.len().min(most);
+    // SAFETY: below `room`, by the caller's promise; the sentence is ours.
+    unsafe {
+        into.cast::<u8>().copy_from(sentence.as_ptr(), len);
+        into.add(len).write(0);
+    }
+    len
 }
 
 /// `open("/dev/netmap", flags)`: a new descriptor.

@@ -1,4 +1,4 @@
-//! `unetmap run`: a netmap program, with libunetmap preloaded.
+//! `unetmap run`: a netmap program, with libunetmap preloaded, and a libpcap that knows netmap ports before the system's.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -7,6 +7,8 @@ use std::process::Command;
 
 /// The library's file.
 const LIBRARY: &str = "libunetmap.so";
+/// The overlay's, in a folder where nothing else is.
+const OVERLAY: &str = "libpcap.so.0.8";
 
 /// Becomes the program; returns only if that fails.
 pub(crate) fn run(program: &[OsString]) -> Result<u8, String> {
@@ -23,7 +25,13 @@ pub(crate) fn run(program: &[OsString]) -> Result<u8, String> {
     let library = library.canonicalize().map_err(|e| format!("run: {}: {e}", library.display()))?;
     let (name, args) = program.split_first().ok_or("run: no program is named")?;
     let mut command = Command::new(name);
-    command.args(args).env("LD_PRELOAD", preload(library)?);
+    command.args(args).env("LD_PRELOAD", before("LD_PRELOAD", library, &[':', ' '])?);
+    // Only programs that use libpcap load it. Without it they run, too, and know no netmap ports.
+    let places = [folder.join("pcap"), folder.join("../lib/unetmap")];
+    if let Some(place) = places.iter().find(|place| place.join(OVERLAY).is_file()) {
+        let place = place.canonicalize().map_err(|e| format!("run: {}: {e}", place.display()))?;
+        command.env("LD_LIBRARY_PATH", before("LD_LIBRARY_PATH", place, &[':', ';'])?);
+    }
     let daemon = folder.join("unetmapd");
     if std::env::var_os("UNETMAPD").is_none() && daemon.is_file() {
         // The program may be anywhere, and the daemon is sought beside it.
@@ -33,16 +41,15 @@ pub(crate) fn run(program: &[OsString]) -> Result<u8, String> {
     Err(format!("run: {}: {failed}", name.display()))
 }
 
-/// The library, before what is preloaded already.
-fn preload(library: PathBuf) -> Result<OsString, String> {
-    let mut list = library.into_os_string();
-    // The loader takes both for the end of a name.
-    if list.to_string_lossy().contains([':', ' ']) {
-        return Err(format!("run: {}: no path with a space or a colon can be preloaded", list.display()));
+/// The list in a variable of the environment with `path` before the rest; `separators` end a name in it.
+fn before(variable: &str, path: PathBuf, separators: &[char]) -> Result<OsString, String> {
+    let mut list = path.into_os_string();
+    if list.to_string_lossy().contains(separators) {
+        return Err(format!("run: {}: no path with one of {separators:?} can stand in {variable}", list.display()));
     }
-    if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|before| !before.is_empty()) {
+    if let Some(rest) = std::env::var_os(variable).filter(|rest| !rest.is_empty()) {
         list.push(":");
-        list.push(before);
+        list.push(rest);
     }
     Ok(list)
 }

@@ -1,0 +1,246 @@
+/*
+ * SPDX-License-Identifier: BSD-2-Clause
+ * Copyright (c) 2026, the unetmap authors
+ *
+ * From a name to rings that can be believed.
+ *
+ * The region is memory that others write, too. Where a ring lies, how many
+ * slots it has and how large its buffers are is read from it once, when the
+ * port is opened, and judged against the region's size, which the daemon told.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <net/if.h>
+#include <netpacket/packet.h>
+
+#include "overlay.h"
+
+/* As of netmap: a prefix, and for a switch a colon somewhere behind it, which no interface's name has. */
+int
+is_port(const char *device)
+{
+	return device != NULL && (strncmp(device, "netmap:", 7) == 0 ||
+	    (strncmp(device, NM_BDG_NAME, sizeof(NM_BDG_NAME) - 1) == 0 && strchr(device, ':') != NULL));
+}
+
+const char *
+port_said(int error, char *room, size_t bytes)
+{
+	const struct lib *lib = lib_load(room);
+
+	if (lib == NULL || lib->unetmap_said(room, bytes) == 0)
+		snprintf(room, bytes, "%s", strerror(error));
+	return room;
+}
+
+/* ---- the name */
+
+static __thread char *complaint;
+
+static void
+complain(struct nmctx *ctx, const char *message)
+{
+	(void)ctx;
+	if (complaint != NULL)
+		snprintf(complaint, PCAP_ERRBUF_SIZE, "%s", message);
+}
+
+static struct nmctx context;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void
+make_context(void)
+{
+	char none[PCAP_ERRBUF_SIZE];
+
+	context = *lib_load(none)->nmctx_get();
+	context.error = complain;
+}
+
+static int
+parse(pcap_t *p, const struct lib *lib)
+{
+	int status;
+
+	pthread_once(&once, make_context);
+	p->port = lib->nmport_new();
+	if (p->port == NULL)
+		return fail(p, PCAP_ERROR, "no memory for a port");
+	p->port->ctx = &context;
+	complaint = p->error;
+	status = lib->nmport_parse(p->port, p->name);
+	complaint = NULL;
+	/* The sentence is in the handle already. */
+	return status == 0 ? 0 : PCAP_ERROR_NO_SUCH_DEVICE;
+}
+
+/* ---- the rings */
+
+static int
+inside(const pcap_t *p, uint64_t from, uint64_t bytes)
+{
+	return from <= p->region_bytes && bytes <= p->region_bytes - from;
+}
+
+static int
+take_ring(pcap_t *p, struct ring *r, uint64_t at)
+{
+	struct netmap_ring *ring = (struct netmap_ring *)(void *)((char *)p->region + at);
+	uint64_t bufs;
+
+	if (at % 8 != 0 || !inside(p, at, sizeof(*ring)))
+		return -1;
+	r->ring = ring;
+	r->slots = *(volatile const uint32_t *)&ring->num_slots;
+	r->buf_size = *(volatile const uint32_t *)&ring->nr_buf_size;
+	bufs = at + (uint64_t)*(volatile const int64_t *)&ring->buf_ofs;
+	if (r->slots < 2 || r->buf_size < 64 || bufs > p->region_bytes ||
+	    !inside(p, at, sizeof(*ring) + (uint64_t)r->slots * sizeof(struct netmap_slot)))
+		return -1;
+	r->bufs = (char *)p->region + bufs;
+	r->bufs_count = (uint32_t)((p->region_bytes - bufs) / r->buf_size);
+	r->head = r->next = judged(r, &ring->head, 0);
+	r->end = judged(r, &ring->tail, r->head);
+	return 0;
+}
+
+/* The rings of a direction that the port bound: the others have no place. */
+static int
+take_rings(pcap_t *p, uint64_t list, uint32_t count, struct ring *rings, unsigned int *bound)
+{
+	uint32_t i;
+
+	if (list % 8 != 0 || !inside(p, list, (uint64_t)count * 8))
+		return -1;
+	for (i = 0; i < count; i++) {
+		uint64_t ofs = ((volatile const uint64_t *)(void *)((char *)p->region + list))[i];
+
+		if (ofs == 0 || *bound == MOST_RINGS)
+			continue;
+		if (take_ring(p, &rings[*bound], p->port->reg.nr_offset + ofs) != 0)
+			return -1;
+		++*bound;
+	}
+	return 0;
+}
+
+static int
+map(pcap_t *p, const struct lib *lib)
+{
+	const struct nmreq_register *reg = &p->port->reg;
+	uint32_t tx = (uint32_t)reg->nr_tx_rings + reg->nr_host_tx_rings;
+	uint32_t rx = (uint32_t)reg->nr_rx_rings + reg->nr_host_rx_rings;
+	uint64_t list = reg->nr_offset + offsetof(struct netmap_if, ring_ofs);
+	char room[PCAP_ERRBUF_SIZE];
+	long at = lib->unetmap_mmap(NULL, reg->nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, p->fd, 0);
+
+	if (at < 0 && at >= -4095)
+		return fail(p, PCAP_ERROR, "%s: its memory cannot be mapped: %s", p->name,
+		    port_said((int)-at, room, sizeof(room)));
+	p->region = (void *)at;
+	p->region_bytes = reg->nr_memsize;
+	if (take_rings(p, list, tx, p->tx, &p->tx_rings) != 0 ||
+	    take_rings(p, list + (uint64_t)tx * 8, rx, p->rx, &p->rx_rings) != 0)
+		return fail(p, PCAP_ERROR, "%s: another program that uses this memory has spoilt it (close its ports)",
+		    p->name);
+	return 0;
+}
+
+/* ---- opening */
+
+static int
+status_of(int error)
+{
+	switch (error) {
+	case EACCES:
+	case EPERM:
+		return PCAP_ERROR_PERM_DENIED;
+	case ENXIO:
+	case ENODEV:
+	case ENOENT:
+	case EINVAL:
+		return PCAP_ERROR_NO_SUCH_DEVICE;
+	case ENETDOWN:
+		return PCAP_ERROR_IFACE_NOT_UP;
+	default:
+		return PCAP_ERROR;
+	}
+}
+
+/*
+ * The kernel keeps an interface promiscuous as long as the socket is open. A
+ * port that is no interface's needs none of it.
+ */
+static int
+make_promiscuous(pcap_t *p)
+{
+	struct packet_mreq want;
+
+	memset(&want, 0, sizeof(want));
+	want.mr_ifindex = (int)if_nametoindex(p->port->hdr.nr_name);
+	want.mr_type = PACKET_MR_PROMISC;
+	if (want.mr_ifindex == 0)
+		return 0;
+	p->promisc_fd = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, 0);
+	if (p->promisc_fd >= 0 &&
+	    setsockopt(p->promisc_fd, SOL_PACKET, PACKET_ADD_MEMBERSHIP, &want, sizeof(want)) == 0)
+		return 0;
+	return fail(p, PCAP_WARNING_PROMISC_NOTSUP, "%s: cannot be made promiscuous: %s (needs CAP_NET_RAW; frames for "
+	    "others than this machine may not be seen)", p->name, strerror(errno));
+}
+
+int
+port_open(pcap_t *p)
+{
+	const struct lib *lib = lib_load(p->error);
+	char room[PCAP_ERRBUF_SIZE];
+	int status;
+
+	if (lib == NULL)
+		return PCAP_ERROR;
+	status = parse(p, lib);
+	if (status != 0)
+		return status;
+	p->fd = lib->unetmap_open(O_RDWR | O_CLOEXEC);
+	status = p->fd;
+	if (p->fd >= 0)
+		status = lib->unetmap_ioctl(p->fd, NIOCCTRL, &p->port->hdr);
+	if (status < 0)
+		return fail(p, status_of(-status), "%s", port_said(-status, room, sizeof(room)));
+	status = map(p, lib);
+	if (status == 0 && p->promisc)
+		status = make_promiscuous(p);
+	return status;
+}
+
+void
+port_close(pcap_t *p)
+{
+	char none[PCAP_ERRBUF_SIZE];
+	const struct lib *lib = lib_load(none);
+
+	if (p->promisc_fd >= 0)
+		close(p->promisc_fd);
+	if (p->region != NULL)
+		munmap(p->region, p->region_bytes);
+	if (p->fd >= 0) {
+		lib->unetmap_forget(p->fd);
+		close(p->fd);
+	}
+	if (p->port != NULL) {
+		lib->nmport_undo_parse(p->port);
+		lib->nmport_delete(p->port);
+	}
+	p->promisc_fd = p->fd = -1;
+	p->region = NULL;
+	p->port = NULL;
+	p->rx_rings = p->tx_rings = 0;
+}
