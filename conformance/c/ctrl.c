@@ -123,7 +123,7 @@ options(void)
 	REGISTER("c{1", hdr.nr_options = (uintptr_t)&one, EINVAL);
 	CHECK(one.nro_status == EINVAL);
 
-	one.nro_reqtype = two.nro_reqtype = 78;
+	one.nro_reqtype = two.nro_reqtype = NETMAP_REQ_OPT_SYNC_KLOOP_EVENTFDS;
 	one.nro_next = (uintptr_t)&two;
 	REGISTER("c{1", hdr.nr_options = (uintptr_t)&one, EINVAL);
 	CHECK(one.nro_status == EINVAL && two.nro_status == EINVAL && one.nro_next == (uintptr_t)&two);

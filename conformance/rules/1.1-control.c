@@ -4,7 +4,37 @@
  *
  * Section 1.1: NIOCCTRL, which requests there are, and how they are refused.
  */
+#include <pthread.h>
+
 #include "port.h"
+
+/* A page that is mapped and taken away, again and again, until it is over. */
+struct race {
+	char *page;
+	int over;
+};
+
+static void *
+take_away(void *arg)
+{
+	struct race *race = arg;
+	uint32_t n = 0;
+
+	while (!__atomic_load_n(&race->over, __ATOMIC_SEQ_CST)) {
+		void *at = mmap(race->page, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+
+		if (at == MAP_FAILED)
+			break;
+		/* All kinds of options in turn, with nothing behind, or nonsense. */
+		((struct nmreq_option *)at)->nro_reqtype = n++ % 8;
+		((struct nmreq_option *)at)->nro_size = n % 3 == 0 ? 100 : 0;
+		((struct nmreq_option *)at)->nro_next = n % 5 == 0 ? 8 : 0;
+		usleep(n % 50);
+		/* Nobody else is to get the place meanwhile. */
+		mmap(at, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+	}
+	return NULL;
+}
 
 RULE("1.1-version", "a request of version 14 or 15 is served, any other: EINVAL")
 {
@@ -219,6 +249,54 @@ RULE("1.1-option-elsewhere", "an option of another request: EOPNOTSUPP, also in 
 	SAME(option.nro_opt.nro_status, EOPNOTSUPP);
 }
 
+RULE("1.1-option-ignored", "another request than REGISTER succeeds with an option that it does not know; its status says so")
+{
+	struct nmreq_opt_offsets option = { .nro_opt.nro_reqtype = NETMAP_REQ_OPT_OFFSETS };
+	struct ask q;
+
+	ask(&q, NETMAP_REQ_PORT_INFO_GET, own("{1"));
+	q.hdr.nr_options = (uintptr_t)&option;
+	WORKS(send_ask(&q));
+	SAME(option.nro_opt.nro_status, EOPNOTSUPP);
+	HOLDS(q.info.nr_tx_slots != 0);
+}
+
+RULE("1.1-option-last", "what is wrong with a REGISTER otherwise counts before an option that it cannot serve")
+{
+	struct nmreq_opt_sync_kloop_mode option = { .nro_opt.nro_reqtype = NETMAP_REQ_OPT_SYNC_KLOOP_MODE };
+	struct ask q;
+
+	ask(&q, NETMAP_REQ_REGISTER, "there-is-none");
+	q.hdr.nr_options = (uintptr_t)&option;
+	REFUSED(ENXIO, send_ask(&q));
+	SAME(option.nro_opt.nro_status, EOPNOTSUPP);
+}
+
+RULE("1.1-option-changed", "options and body whose page another thread takes away meanwhile: EFAULT, or what was asked")
+{
+	pthread_t other;
+	struct race race = { .page = last_page() };
+	int i;
+
+	WORKS(pthread_create(&other, NULL, take_away, &race));
+	for (i = 0; i < 300; i++) {
+		struct ask q;
+		struct nmreq_option *option = (struct nmreq_option *)(void *)race.page;
+
+		ask(&q, NETMAP_REQ_PORT_INFO_GET, own("{1"));
+		q.hdr.nr_options = (uintptr_t)option;
+		q.hdr.nr_body = (uintptr_t)(race.page + 2048);
+		if (send_ask(&q) != 0) {
+			int error = errno;
+
+			HOLDS(error == EFAULT || error == EINVAL || error == EOPNOTSUPP || error == EMSGSIZE);
+		}
+		WORKS(close(q.fd));
+	}
+	__atomic_store_n(&race.over, 1, __ATOMIC_SEQ_CST);
+	WORKS(pthread_join(other, NULL));
+}
+
 RULE("1.1-option-list", "the list of options is the same afterwards")
 {
 	struct nmreq_option one = { .nro_reqtype = 50 }, two = { .nro_reqtype = 51 };
@@ -389,6 +467,47 @@ RULE("1.1-PORT_INFO_GET-region", "without a name: what region nr_mem_id has")
 	WORKS(send_ask(&q));
 	SAME(q.info.nr_memsize, p.reg.nr_memsize);
 	SAME(q.info.nr_mem_id, p.reg.nr_mem_id);
+}
+
+RULE("1.1-PORT_INFO_GET-region-1", "without a name and a number: the region of interfaces, which is always there")
+{
+	struct ask q;
+
+	ask(&q, NETMAP_REQ_PORT_INFO_GET, "");
+	WORKS(send_ask(&q));
+	SAME(q.info.nr_mem_id, 1);
+	HOLDS(q.info.nr_memsize != 0);
+	ask(&q, NETMAP_REQ_PORT_INFO_GET, "");
+	q.info.nr_mem_id = 54321;
+	REFUSED(EINVAL, send_ask(&q));
+}
+
+RULE("1.1-PORT_INFO_GET-wishes", "a port that is made for the question is as the wishes say")
+{
+	struct ask q;
+
+	ask(&q, NETMAP_REQ_PORT_INFO_GET, own("{1"));
+	q.info.nr_tx_rings = 3;
+	q.info.nr_tx_slots = 128;
+	q.info.nr_mem_id = 54321;
+	WORKS(send_ask(&q));
+	SAME(q.info.nr_tx_rings, 3);
+	SAME(q.info.nr_tx_slots, 128);
+	HOLDS(q.info.nr_mem_id != 54321);
+}
+
+RULE("1.1-PORT_INFO_GET-exclusive", "a port that somebody has alone can be asked about")
+{
+	struct port p = open_port(own("{1"), WISH(.nr_flags = NR_EXCLUSIVE));
+	struct ask q;
+
+	ask(&q, NETMAP_REQ_PORT_INFO_GET, own("{1"));
+	WORKS(send_ask(&q));
+	ask(&q, NETMAP_REQ_POOLS_INFO_GET, own("{1"));
+	WORKS(send_ask(&q));
+	SAME(q.pools.nr_memsize, p.reg.nr_memsize);
+	ask(&q, NETMAP_REQ_PORT_HDR_GET, own("{1"));
+	WORKS(send_ask(&q));
 }
 
 RULE("1.1-POOLS_INFO_GET", "where the pools of a port's region are, and how many and how large their objects")

@@ -347,7 +347,7 @@ struct nmreq_opt_csb {
 
 /* OPT_SYNC_KLOOP_EVENTFDS: two eventfds for each bound ring, tx rings first. */
 struct nmreq_opt_sync_kloop_eventfds {
-	struct nmreq_option nro_opt;	/* nro_size is 8 bytes times the rings */
+	struct nmreq_option nro_opt;	/* nro_size: bytes of it all, 8 for each ring included */
 	__extension__ struct {
 		int32_t ioeventfd;	/* wakes netmap; one < 0: the loop sleeps instead */
 		int32_t irqfd;		/* wakes the program; < 0: it is not told */

@@ -8,15 +8,13 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use unetmap::abi::*;
-use unetmap::errno::{EINVAL, EIO, EMSGSIZE, ENXIO};
-use unetmap::file::{File, Told};
-use unetmap::legacy::{self, Call};
-use unetmap::request::{Request, body_bytes};
+use unetmap::errno::{EINVAL, EIO, ENXIO};
+use unetmap::file::File;
+use unetmap::legacy::Call;
 use unetmap::{Error, Interest, Port};
-use zerocopy::FromBytes;
 
-use crate::files::{MOST, Ref, borrowed, forget, replace, socket_inode};
-use crate::user;
+use crate::ctrl;
+use crate::files::{MOST, Ref, borrowed, forget, socket_inode};
 
 /// `POLLIN`, `POLLOUT` and their twins.
 const READ: c_short = libc::POLLIN | libc::POLLRDNORM;
@@ -28,12 +26,12 @@ fn call(body: impl FnOnce() -> Result<c_int, i32>) -> c_int {
 }
 
 /// The errno of an error, whose sentence goes to standard error if `UNETMAP_VERBOSE` is set.
-fn told(error: &Error) -> i32 {
+pub(crate) fn told(error: &Error) -> i32 {
     say(&error.to_string());
     error.errno()
 }
 
-fn say(sentence: &str) {
+pub(crate) fn say(sentence: &str) {
     // A thread that is ending keeps nothing.
     let _ = SAID.try_with(|said| said.replace(sentence.to_owned()));
     static VERBOSE: OnceLock<bool> = OnceLock::new();
@@ -136,10 +134,10 @@ pub unsafe extern "C" fn unetmap_ioctl(fd: c_int, request: c_ulong, arg: *mut c_
         match request & c_ulong::from(u32::MAX) {
             NIOCTXSYNC => sync(&open, fd, Port::txsync),
             NIOCRXSYNC => sync(&open, fd, Port::rxsync),
-            NIOCCTRL => ctrl(&open, fd, arg),
-            NIOCREGIF => older(&open, fd, arg, Call::Register),
-            NIOCGINFO => older(&open, fd, arg, Call::Info),
-            NIOCCONFIG => Err(libc::EOPNOTSUPP),
+            NIOCCTRL => ctrl::ctrl(&open, fd, arg),
+            NIOCREGIF => ctrl::older(&open, fd, arg, Call::Register),
+            NIOCGINFO => ctrl::older(&open, fd, arg, Call::Info),
+            NIOCCONFIG => ctrl::config(arg),
             libc::FIONBIO | libc::FIOASYNC => Ok(0),
             _ => Err(libc::ENOTTY),
         }
@@ -153,96 +151,6 @@ fn sync(open: &Ref, fd: c_int, sync: impl Fn(&Port) -> Result<(), Error>) -> Res
         Ok(()) | Err(Error::BadPointers { .. }) => Ok(0),
         Err(e) => Err(told(&e)),
     }
-}
-
-/// `NIOCCTRL`: the request is read from the program's memory, and body and options are written back there.
-fn ctrl(open: &Ref, fd: c_int, at: u64) -> Result<c_int, i32> {
-    let header: NmreqHeader = user::get(at)?;
-    if !(NETMAP_MIN_API..=NETMAP_MAX_API).contains(&header.nr_version) || header.nr_reserved != 0 {
-        return Err(EINVAL);
-    }
-    let bytes = body_bytes(header.nr_reqtype).ok_or(EINVAL)?;
-    if (bytes == 0) != (header.nr_body == 0) {
-        return Err(EINVAL);
-    }
-    let mut request = Request { header, body: vec![0; bytes], options: Vec::new() };
-    user::read(header.nr_body, &mut request.body)?;
-    let mut places = Vec::new();
-    let (mut next, mut total) = (header.nr_options, bytes);
-    while next != 0 {
-        let head: NmreqOption = user::get(next)?;
-        let size = option_bytes(&head);
-        total = total.saturating_add(size);
-        if total > NETMAP_REQ_MAXSIZE {
-            return Err(EMSGSIZE);
-        }
-        let mut option = vec![0; size];
-        user::read(next, &mut option)?;
-        request.options.push(option);
-        places.push((next, head.nro_next));
-        next = head.nro_next;
-    }
-    let (errno, answer) = ask(open, fd, &request)?;
-    if let Some(answer) = answer {
-        user::write(header.nr_body, &answer.body)?;
-        for ((at, next), mut option) in places.into_iter().zip(answer.options) {
-            if let Ok((head, _)) = NmreqOption::mut_from_prefix(&mut option) {
-                head.nro_next = next;
-            }
-            user::write(at, &option)?;
-        }
-    }
-    if errno == 0 { Ok(0) } else { Err(errno) }
-}
-
-/// Bytes of an option with its head. Of one that does not exist only the head is read.
-fn option_bytes(head: &NmreqOption) -> usize {
-    match head.nro_reqtype {
-        NETMAP_REQ_OPT_EXTMEM => size_of::<NmreqOptExtmem>(),
-        NETMAP_REQ_OPT_CSB => size_of::<NmreqOptCsb>(),
-        NETMAP_REQ_OPT_SYNC_KLOOP_MODE => size_of::<NmreqOptSyncKloopMode>(),
-        NETMAP_REQ_OPT_OFFSETS => size_of::<NmreqOptOffsets>(),
-        NETMAP_REQ_OPT_SYNC_KLOOP_EVENTFDS => {
-            size_of::<NmreqOption>().saturating_add(usize::try_from(head.nro_size).unwrap_or(usize::MAX))
-        }
-        _ => size_of::<NmreqOption>(),
-    }
-}
-
-/// `NIOCREGIF`, `NIOCGINFO`.
-fn older(open: &Ref, fd: c_int, at: u64, call: Call) -> Result<c_int, i32> {
-    let mut old: Nmreq = user::get(at)?;
-    let request = legacy::modern(call, &old)?;
-    match ask(open, fd, &request)? {
-        (0, Some(answer)) => {
-            legacy::answered(&mut old, &answer);
-            user::put(at, &old)?;
-            Ok(0)
-        }
-        (0, None) => Err(EIO),
-        (errno, _) => Err(errno),
-    }
-}
-
-/// Asks the daemon; its errno and what it wrote into the request.
-fn ask(open: &Ref, fd: c_int, request: &Request) -> Result<(i32, Option<Request>), i32> {
-    let mut talk = open.talk();
-    let Told { errno, why, request: answer, moved, attached } =
-        talk.file().request(borrowed(fd), request).map_err(|e| told(&e))?;
-    if let Some((connection, file)) = moved {
-        replace(fd, connection);
-        if let Some(inode) = socket_inode(fd) {
-            open.set_inode(inode);
-        }
-        talk.moved_to(file);
-    }
-    if let Some(attached) = attached {
-        talk.bind(attached);
-    }
-    if errno != 0 {
-        say(&format!("{}: {why}", request.name().unwrap_or_default()));
-    }
-    Ok((errno, answer))
 }
 
 /// `mmap` of a netmap file: its region. The address, or a negative errno.

@@ -4,12 +4,14 @@
 //! program: open, ioctl, mmap, poll, ...     names.rs    the names that programs call
 //!   --> is the descriptor a netmap file?    preload/    everything else goes on to the C library, untouched
 //!   --> unetmap_open, unetmap_ioctl, ...    calls.rs    what it means on a netmap file
+//!   --> ctrl.rs                                         its requests
 //!   --> files.rs                                        from descriptor numbers to ports
 //! ```
 //! An error leaves as a negative errno, and a panic as `EIO`: none crosses into C.
 #![allow(unreachable_pub, reason = "C reaches it")]
 
 mod calls;
+mod ctrl;
 mod files;
 mod libnetmap;
 mod names;

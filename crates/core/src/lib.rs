@@ -19,6 +19,7 @@
 
 pub use unetmap_abi as abi;
 pub use unetmap_mem::{BufIdx, Frame, Pos, SlotValue as Slot};
+pub use unetmap_sys::program;
 
 mod backend;
 pub mod bound;

@@ -4,7 +4,7 @@
 //! the body, `nr_options` the number of options, `nro_next` the bytes of this option.
 
 use unetmap_abi::*;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::error::errno;
 
@@ -37,6 +37,19 @@ pub fn body_bytes(reqtype: u16) -> Option<usize> {
     })
 }
 
+/// Bytes of an option with its head. Of one that does not exist, only the head counts.
+pub fn option_bytes(head: &NmreqOption) -> usize {
+    let least = size_of::<NmreqOption>();
+    match head.nro_reqtype {
+        NETMAP_REQ_OPT_EXTMEM => size_of::<NmreqOptExtmem>(),
+        NETMAP_REQ_OPT_CSB => size_of::<NmreqOptCsb>(),
+        NETMAP_REQ_OPT_SYNC_KLOOP_MODE => size_of::<NmreqOptSyncKloopMode>(),
+        NETMAP_REQ_OPT_OFFSETS => size_of::<NmreqOptOffsets>(),
+        NETMAP_REQ_OPT_SYNC_KLOOP_EVENTFDS => usize::try_from(head.nro_size).unwrap_or(usize::MAX).max(least),
+        _ => least,
+    }
+}
+
 impl Request {
     /// A request of type `reqtype` about `name`, with that body.
     ///
@@ -63,6 +76,60 @@ impl Request {
         T::read_from_bytes(&self.body).ok()
     }
 
+    /// What the original checks of options on entry, whatever the request. From here on the status of each is
+    /// `EOPNOTSUPP`, until somebody serves it.
+    ///
+    /// # Errors
+    /// `EINVAL` for an option of type 0 or of a type given twice, `EOPNOTSUPP` for one that does not exist; the last one
+    /// decides. The statuses say which.
+    pub fn check_options(&mut self) -> Result<(), i32> {
+        let kinds: Vec<u32> = self.options.iter().filter_map(|option| kind_of(option)).collect();
+        let mut result = Ok(());
+        for (i, option) in self.options.iter_mut().enumerate() {
+            let Ok((head, _)) = NmreqOption::mut_from_prefix(option) else { return Err(errno::EINVAL) };
+            let (exists, twice) = match head.nro_reqtype {
+                0 => (true, true),
+                kind @ 1..NETMAP_REQ_OPT_MAX => (true, kinds.iter().filter(|k| **k == kind).count() > 1),
+                _ => (false, false),
+            };
+            head.nro_status = if twice { errno::EINVAL as u32 } else { errno::EOPNOTSUPP as u32 };
+            let again = kinds[..i].contains(&head.nro_reqtype) || head.nro_reqtype == 0;
+            if !exists || twice && again {
+                result = Err(head.nro_status as i32);
+            }
+        }
+        result
+    }
+
+    /// The option of this kind; `None` when there is none, or it has another size.
+    pub fn option<T: FromBytes>(&self, kind: u32) -> Option<T> {
+        let option = self.options.iter().find(|option| kind_of(option) == Some(kind))?;
+        T::read_from_bytes(option).ok()
+    }
+
+    /// Overwrites the option of that kind, head included.
+    pub fn set_option<T: IntoBytes + Immutable>(&mut self, kind: u32, value: &T) {
+        let option = self.options.iter_mut().find(|option| kind_of(option) == Some(kind));
+        if let Some(option) = option.filter(|option| option.len() == size_of::<T>()) {
+            option.copy_from_slice(value.as_bytes());
+        }
+    }
+
+    /// What became of the option of that kind: 0, or an errno. Without such an option nothing happens.
+    pub fn set_status(&mut self, kind: u32, errno: i32) {
+        let option = self.options.iter_mut().find(|option| kind_of(option) == Some(kind));
+        if let Some((head, _)) = option.and_then(|option| NmreqOption::mut_from_prefix(option).ok()) {
+            head.nro_status = errno as u32;
+        }
+    }
+
+    /// An option that nobody has served.
+    pub fn unserved(&self) -> Option<u32> {
+        let heads = self.options.iter().filter_map(|option| NmreqOption::read_from_prefix(option).ok());
+        let mut left = heads.map(|(head, _)| head).filter(|head| head.nro_status == errno::EOPNOTSUPP as u32);
+        left.next().map(|head| head.nro_reqtype)
+    }
+
     /// The bytes that cross the socket.
     pub fn encode(&self) -> Vec<u8> {
         let mut header = self.header;
@@ -83,8 +150,8 @@ impl Request {
     /// Takes the bytes apart, with the checks that the original makes on entry.
     ///
     /// # Errors
-    /// `EINVAL` for a version outside 14..=15, reserved bits, a body that is missing or not the type's, an option that
-    /// is shorter than its head, bytes left over; `EMSGSIZE` when body and options exceed 4096 bytes.
+    /// `EINVAL` for a version outside 14..=15, reserved bits, a body that is missing or not the type's, an option whose
+    /// length is not its kind's, bytes left over; `EMSGSIZE` when body and options exceed 4096 bytes.
     pub fn decode(bytes: &[u8]) -> Result<Request, i32> {
         let (mut header, rest) = NmreqHeader::read_from_prefix(bytes).map_err(|_| errno::EINVAL)?;
         if !(NETMAP_MIN_API..=NETMAP_MAX_API).contains(&header.nr_version) || header.nr_reserved != 0 {
@@ -102,7 +169,7 @@ impl Request {
         for _ in 0..header.nr_options {
             let (head, _) = NmreqOption::read_from_prefix(rest).map_err(|_| errno::EINVAL)?;
             let length = usize::try_from(head.nro_next).map_err(|_| errno::EINVAL)?;
-            if length < size_of::<NmreqOption>() {
+            if length != option_bytes(&head) {
                 return Err(errno::EINVAL);
             }
             let (option, after) = rest.split_at_checked(length).ok_or(errno::EINVAL)?;
@@ -116,6 +183,10 @@ impl Request {
         header.nr_options = 0;
         Ok(Request { header, body: body.to_vec(), options })
     }
+}
+
+fn kind_of(option: &[u8]) -> Option<u32> {
+    NmreqOption::read_from_prefix(option).ok().map(|(head, _)| head.nro_reqtype)
 }
 
 /// What the daemon answers to a request.
@@ -168,9 +239,9 @@ mod tests {
     fn register() -> Request {
         let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, nr_tx_slots: 7, ..Default::default() };
         let mut request = Request::new(NETMAP_REQ_REGISTER, "p{1", body.as_bytes()).unwrap();
-        let mut option = NmreqOption { nro_reqtype: NETMAP_REQ_OPT_OFFSETS, ..Default::default() }.as_bytes().to_vec();
-        option.extend_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
-        request.options.push(option);
+        let mut option = NmreqOptOffsets { nro_max_offset: 7, ..Default::default() };
+        option.nro_opt.nro_reqtype = NETMAP_REQ_OPT_OFFSETS;
+        request.options.push(option.as_bytes().to_vec());
         request
     }
 
@@ -200,8 +271,47 @@ mod tests {
         assert_eq!(encoded(&|r| r.header.nr_reqtype = 99), Err(errno::EINVAL));
         assert_eq!(encoded(&|r| r.body.clear()), Err(errno::EINVAL));
         assert_eq!(encoded(&|r| r.options[0].truncate(10)), Err(errno::EINVAL));
+        assert_eq!(encoded(&|r| r.options[0].truncate(48)), Err(errno::EINVAL));
         assert_eq!(encoded(&|r| r.options[0].resize(5000, 0)), Err(errno::EMSGSIZE));
         assert!(Request::new(NETMAP_REQ_REGISTER, &"x".repeat(64), &[]).is_err());
+    }
+
+    #[test]
+    fn options_on_entry() {
+        let of = |kinds: &[u32]| {
+            let mut request = register();
+            request.options = kinds
+                .iter()
+                .map(|&kind| NmreqOption { nro_reqtype: kind, ..Default::default() }.as_bytes().to_vec())
+                .collect();
+            let result = request.check_options();
+            let status = |o: &Vec<u8>| NmreqOption::read_from_prefix(o).unwrap().0.nro_status as i32;
+            (result, request.options.iter().map(status).collect::<Vec<_>>())
+        };
+        let (inval, notsupp) = (errno::EINVAL, errno::EOPNOTSUPP);
+        assert_eq!(of(&[]), (Ok(()), vec![]));
+        assert_eq!(of(&[1, 5]), (Ok(()), vec![notsupp; 2]));
+        assert_eq!(of(&[5, 1, 5]), (Err(inval), vec![inval, notsupp, inval]));
+        assert_eq!(of(&[0]), (Err(inval), vec![inval]));
+        assert_eq!(of(&[6, 77, 77]), (Err(notsupp), vec![notsupp; 3]));
+        assert_eq!(of(&[0, 6]), (Err(notsupp), vec![inval, notsupp]));
+        assert_eq!(of(&[6, 0]), (Err(inval), vec![notsupp, inval]));
+    }
+
+    #[test]
+    fn options_are_served_one_by_one() {
+        let mut request = register();
+        request.check_options().unwrap();
+        assert_eq!(request.unserved(), Some(NETMAP_REQ_OPT_OFFSETS));
+        let mut option: NmreqOptOffsets = request.option(NETMAP_REQ_OPT_OFFSETS).unwrap();
+        assert_eq!(option.nro_max_offset, 7);
+        option.nro_max_offset = 8;
+        request.set_option(NETMAP_REQ_OPT_OFFSETS, &option);
+        request.set_status(NETMAP_REQ_OPT_OFFSETS, 0);
+        request.set_status(NETMAP_REQ_OPT_CSB, 1);
+        assert_eq!(request.unserved(), None);
+        assert_eq!(request.option::<NmreqOptOffsets>(NETMAP_REQ_OPT_OFFSETS).unwrap().nro_max_offset, 8);
+        assert!(request.option::<NmreqOptCsb>(NETMAP_REQ_OPT_OFFSETS).is_none());
     }
 
     proptest! {

@@ -161,8 +161,6 @@ impl Books {
         }
         let key = if asked.nr_mode == NR_REG_NULL {
             self.make_null(&spec, asked, caller)?
-        } else if let Some(pipe) = &spec.pipe {
-            self.find_or_make_pipe(&spec.parent, &pipe.id, pipe.role, asked, caller)?
         } else {
             self.find_or_make_port(&spec, asked, caller)?
         };
@@ -176,13 +174,16 @@ impl Books {
         registered
     }
 
-    /// Finds the interface or the port of a switch, or makes it.
+    /// Finds the pipe, the interface or the port of a switch, or makes it.
     fn find_or_make_port(
         &mut self,
         spec: &PortSpec,
         asked: &NmreqRegister,
         caller: &Caller,
     ) -> Result<PortKey, Refusal> {
+        if let Some(pipe) = &spec.pipe {
+            return self.find_or_make_pipe(&spec.parent, &pipe.id, pipe.role, asked, caller);
+        }
         match spec.kind {
             PortKind::Vale => self.find_or_make_vale(spec, asked, caller),
             PortKind::Netmap => self.find_or_make_nic(spec, asked, caller),
@@ -341,8 +342,8 @@ impl Books {
         }
     }
 
-    /// Asks about a port that is no pipe without opening it: an interface's packets stay the kernel's, and a switch's port is
-    /// made for as long as that takes.
+    /// Asks about a port without opening it, though somebody may have it alone: an interface's packets stay the kernel's,
+    /// and a pipe or a switch's port is made for as long as that takes.
     pub(crate) fn look_at<T>(
         &mut self,
         spec: &PortSpec,

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use unetmap::errno::ENOMEM;
+use unetmap::errno::{EINVAL, ENOMEM};
 use unetmap_mem::{
     BufIdx, BufPool, Census, Geometry, Iface, IfaceShape, ObjectPool, Pos, Region, RingShape, RingView, Slots,
 };
@@ -29,6 +29,15 @@ impl Sizes {
     /// locked in memory from the start, so they are fewer: 64 MiB at 2 KiB each, or room for three such interfaces.
     pub(crate) fn of_interfaces(self, slots: u32) -> Sizes {
         Sizes { bufs: (self.bufs.0.min(32_768.max(slots.saturating_mul(3))), self.bufs.1), ..self }
+    }
+
+    /// Bytes of a region of these sizes.
+    pub(crate) fn bytes(self) -> Result<u64, Refusal> {
+        let geometry = Geometry::new(self.ifs, self.rings, self.bufs);
+        geometry.map_or_else(
+            |why| refuse(EINVAL, format!("the region's sizes are out of bounds: {why}")),
+            |g| Ok(g.bytes()),
+        )
     }
 
     /// Of a region for one interface alone, whose rings have so many slots in all.
@@ -89,7 +98,7 @@ impl House {
         sizes: Sizes,
     ) -> Result<House, Refusal> {
         let geometry = Geometry::new(sizes.ifs, sizes.rings, sizes.bufs)
-            .or_else(|why| refuse(unetmap::errno::EINVAL, format!("the region's sizes are out of bounds: {why}")))?;
+            .or_else(|why| refuse(EINVAL, format!("the region's sizes are out of bounds: {why}")))?;
         let (region, fd) = Region::create(&format!("unetmap-{mem_id}"), geometry)
             .or_else(|e| refuse(ENOMEM, format!("no memory for another region: {e}")))?;
         Ok(House {

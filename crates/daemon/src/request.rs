@@ -69,29 +69,9 @@ pub(crate) fn again(books: &Books, session: Option<u64>) -> Outcome {
     Outcome { errno, answer: Answer { request, why, bound }, fds, session }
 }
 
-/// No option is served; each is told so in its status, and one that is given twice or has type 0 is wrong.
+/// What a client library checks, too: each option exists, and none is given twice.
 fn check_options(request: &mut Request) -> Result<(), Refusal> {
-    let kinds: Vec<u32> = request.options.iter().filter_map(|o| kind_of(o)).collect();
-    let mut result = Ok(());
-    for option in &mut request.options {
-        let Some(kind) = kind_of(option) else { continue };
-        let (errno, why) = if kind == 0 || kinds.iter().filter(|k| **k == kind).count() > 1 {
-            (EINVAL, format!("option {kind} is given twice, or is no option"))
-        } else {
-            (EOPNOTSUPP, format!("option {kind} is not served"))
-        };
-        if let Ok((head, _)) = NmreqOption::mut_from_prefix(option) {
-            head.nro_status = errno as u32;
-        }
-        if result.is_ok() || errno == EINVAL {
-            result = refuse(errno, why);
-        }
-    }
-    result
-}
-
-fn kind_of(option: &[u8]) -> Option<u32> {
-    NmreqOption::read_from_prefix(option).ok().map(|(head, _)| head.nro_reqtype)
+    request.check_options().or_else(|errno| refuse(errno, "an option does not exist, or is given twice"))
 }
 
 fn named(request: &Request) -> Result<String, Refusal> {
@@ -116,6 +96,11 @@ fn register(
     }
     let name = named(request)?;
     let registered = books.register(&name, &body::<NmreqRegister>(request)?, caller)?;
+    // As in the original, the last of all refusals.
+    if let Some(kind) = request.unserved() {
+        books.close(registered.session);
+        return refuse(EOPNOTSUPP, format!("option {kind} is not served here"));
+    }
     request.body = registered.register.as_bytes().to_vec();
     Ok(registered)
 }
@@ -125,11 +110,25 @@ fn port_info(books: &mut Books, request: &mut Request, caller: &Caller) -> Resul
     let name = named(request)?;
     let asked = body::<NmreqPortInfoGet>(request)?;
     let info = if name.is_empty() {
-        let id = books.numbered(asked.nr_mem_id.max(1), caller).or_else(|r| refuse(ENXIO, r.why))?;
-        let Some(house) = books.houses.get(&id) else { return refuse(ENXIO, "the region has gone") };
-        NmreqPortInfoGet { nr_memsize: house.region.geometry().bytes(), nr_mem_id: house.mem_id, ..asked }
+        let mem_id = asked.nr_mem_id.max(1);
+        let bytes = match books.numbered(mem_id, caller) {
+            Ok(id) => books.houses.get(&id).map_or(0, |house| house.region.geometry().bytes()),
+            // Region 1 is always there in the original: so that is what it will be.
+            Err(_) if mem_id == 1 => books.sizes.of_interfaces(0).bytes()?,
+            Err(refusal) => return Err(refusal),
+        };
+        NmreqPortInfoGet { nr_memsize: bytes, nr_mem_id: mem_id, ..asked }
     } else {
-        with_port(books, &name, asked.nr_mem_id, caller, |_, r| {
+        let wish = NmreqRegister {
+            nr_tx_slots: asked.nr_tx_slots,
+            nr_rx_slots: asked.nr_rx_slots,
+            nr_tx_rings: asked.nr_tx_rings,
+            nr_rx_rings: asked.nr_rx_rings,
+            nr_host_tx_rings: asked.nr_host_tx_rings,
+            nr_host_rx_rings: asked.nr_host_rx_rings,
+            ..Default::default()
+        };
+        with_port(books, &name, wish, caller, |_, r| {
             Ok(NmreqPortInfoGet {
                 nr_memsize: r.nr_memsize,
                 nr_tx_slots: r.nr_tx_slots,
@@ -150,7 +149,7 @@ fn port_info(books: &mut Books, request: &mut Request, caller: &Caller) -> Resul
 /// The virtio-net header that a port's packets begin with: none.
 fn port_header(books: &mut Books, request: &mut Request, caller: &Caller) -> Result<(), Refusal> {
     let (name, asked) = (named(request)?, body::<NmreqPortHdr>(request)?);
-    let info = with_port(books, &name, 0, caller, |_, _| Ok(NmreqPortHdr { nr_hdr_len: 0, ..asked }))?;
+    let info = with_port(books, &name, Default::default(), caller, |_, _| Ok(NmreqPortHdr { nr_hdr_len: 0, ..asked }))?;
     request.body = info.as_bytes().to_vec();
     Ok(())
 }
@@ -193,7 +192,7 @@ fn absent(reqtype: u16, session: Option<u64>) -> Result<(), Refusal> {
 fn pools_info(books: &mut Books, request: &mut Request, caller: &Caller) -> Result<(), Refusal> {
     let name = named(request)?;
     let asked = body::<NmreqPoolsInfo>(request)?;
-    let info = with_port(books, &name, asked.nr_mem_id, caller, |books, r| {
+    let info = with_port(books, &name, Default::default(), caller, |books, r| {
         let id = books.numbered(r.nr_mem_id, caller)?;
         let Some(house) = books.houses.get(&id) else { return refuse(ENXIO, "the region has gone") };
         let g = house.region.geometry();
@@ -216,21 +215,14 @@ fn pools_info(books: &mut Books, request: &mut Request, caller: &Caller) -> Resu
     Ok(())
 }
 
-/// Opens the port for a moment to ask about it.
+/// Opens the port for a moment to ask about it; one that does not exist is made as `wish` says, for so long.
 fn with_port<T>(
     books: &mut Books,
     name: &str,
-    mem_id: u16,
+    wish: NmreqRegister,
     caller: &Caller,
     ask: impl FnOnce(&Books, &NmreqRegister) -> Result<T, Refusal>,
 ) -> Result<T, Refusal> {
-    let spec = daemon_name(name)?;
-    let register = NmreqRegister { nr_mode: NR_REG_ALL_NIC, nr_mem_id: mem_id, ..Default::default() };
-    if spec.pipe.is_none() {
-        return books.look_at(&spec, &register, caller, ask);
-    }
-    let registered = books.register(name, &register, caller)?;
-    let told = ask(books, &registered.register);
-    books.close(registered.session);
-    told
+    let register = NmreqRegister { nr_mode: NR_REG_ALL_NIC, ..wish };
+    books.look_at(&daemon_name(name)?, &register, caller, ask)
 }

@@ -15,6 +15,7 @@ pub mod memfd;
 pub mod netns;
 pub mod probe;
 pub mod process;
+pub mod program;
 pub mod socket;
 pub mod xdp;
 pub mod xsk;
