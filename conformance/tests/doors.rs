@@ -96,25 +96,6 @@ fn c_programs_send_and_receive_through_a_pipe() {
 }
 
 #[test]
-fn the_examples_forward_from_one_to_another() {
-    isolated(|home| {
-        let link = linked(home.folder());
-        let forwarder = compile(home, "forwarder", &link.each_ref().map(String::as_str));
-        let receiver = start(&compile(home, "receiver", &[]), &["netmap:e}2", "50000"]);
-        let forwarder = start(&forwarder, &["netmap:e}1", "netmap:e{2", "50000"]);
-        let generator = start(&compile(home, "generator", &[]), &["e{1", "50000"]);
-        assert_eq!(generator.output(), "sent 50000\n");
-        assert_eq!(forwarder.output(), "forwarded 50000, without copies\n");
-        assert_eq!(receiver.output(), "received 50000 packets, 3000000 bytes\n");
-    });
-}
-
-#[test]
-fn nm_open_and_its_kin() {
-    isolated(|home| assert_eq!(start(&compile(home, "nm", &[]), &[]).output(), "ok\n"));
-}
-
-#[test]
 fn libnetmap_linked_and_nothing_preloaded() {
     isolated(|home| {
         let link = linked(home.folder());
