@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use unetmap_sys::Bell;
-use unetmap_sys::event::Epoll;
+use unetmap_sys::event::{Epoll, EventFlags};
 
 use super::forward::{BATCH, Cut, Lists, Lost, Packet, Target, decide};
 use super::learn::Table;
@@ -19,6 +19,9 @@ use super::port::{Attached, Batch, Outgoing};
 const SPIN: Duration = Duration::from_micros(50);
 /// How long the end of a port may wait for a thread.
 const LET_GO_LIMIT: Duration = Duration::from_secs(5);
+
+/// The thread's own bell, among the numbers of its ports'.
+const OWN_BELL: u64 = u64::MAX;
 
 /// A switch as one thread sees it.
 pub struct View {
@@ -87,7 +90,7 @@ impl Post {
 /// Works until it is told to end.
 pub fn run(post: &Post) {
     unetmap_mem::register_publisher();
-    let mut worker = Worker { lists: Lists::new(), views: Arc::default(), wake: None };
+    let mut worker = Worker { lists: Lists::new(), views: Arc::default(), wake: None, events: Vec::new() };
     let (mut taken, mut idle_since) = (0, Instant::now());
     loop {
         if post.ordered.load(Acquire) != taken {
@@ -123,6 +126,7 @@ struct Worker {
     views: Arc<Vec<View>>,
     /// What wakes the thread, for the ports it has now.
     wake: Option<Epoll>,
+    events: Vec<(u64, EventFlags)>,
 }
 
 impl View {
@@ -163,23 +167,31 @@ impl Worker {
     }
 
     fn sleep(&mut self, post: &Post) -> io::Result<()> {
-        let bells = || self.views.iter().flat_map(View::own).map(|port| &port.bell);
-        bells().for_each(Bell::silence);
         self.views.iter().flat_map(View::own_rings).for_each(|(_, _, ring)| ring.ask());
         unetmap_mem::fence_before_sleep();
         if self.views.iter().flat_map(View::own_rings).any(|(_, _, ring)| ring.moved()) {
             return Ok(());
         }
-        if self.wake.is_none() {
-            let wake = Epoll::new()?;
-            wake.add(&post.bell, 0, true, false)?;
-            for bell in bells() {
-                wake.add(bell, 1, true, false)?;
+        let bells = || self.views.iter().flat_map(View::own).map(|port| &port.bell);
+        let wake = match &self.wake {
+            Some(wake) => wake,
+            None => {
+                let wake = Epoll::new()?;
+                wake.add(&post.bell, OWN_BELL, true, false)?;
+                for (token, bell) in bells().enumerate() {
+                    wake.add(bell, token as u64, true, false)?;
+                }
+                self.wake.insert(wake)
             }
-            self.wake = Some(wake);
+        };
+        wake.wait(&mut self.events, None)?;
+        // Only those that rang: a silence costs a system call.
+        for &(token, _) in self.events.iter().filter(|(token, _)| *token != OWN_BELL) {
+            if let Some(bell) = usize::try_from(token).ok().and_then(|n| bells().nth(n)) {
+                bell.silence();
+            }
         }
-        let mut events = Vec::new();
-        self.wake.as_ref().map_or(Ok(()), |wake| wake.wait(&mut events, None))
+        Ok(())
     }
 }
 

@@ -1,0 +1,257 @@
+//! Ports of a switch whose programs write anything anywhere, or die at any moment: nobody else loses anything.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use conformance::ether::{self, BROADCAST, station};
+use conformance::home::{Guard, summary};
+use conformance::packet::Dice;
+use conformance::raw::Intruder;
+use conformance::traffic::open;
+use conformance::{Home, LIMIT, isolated, until};
+use unetmap::abi::{NS_INDIRECT, NS_MOREFRAG};
+use unetmap::{BufIdx, Interest, Port};
+
+const SLOTS: u32 = 1024;
+/// In a slot's flags: to the port that was opened after a pair.
+const X: u16 = 2 << 8;
+
+/// Two ports of a switch, and how many frames went from the one to the other.
+struct Pair {
+    from: Port,
+    to: Port,
+    sender: u64,
+    sent: u64,
+}
+
+impl Pair {
+    fn open(switch: &str, n: u64) -> Pair {
+        let port = |side: &str| open(&format!("{switch}:good{n}{side}"));
+        let pair = Pair { from: port("a"), to: port("b"), sender: 77 + n, sent: 0 };
+        // The switch learns where both are, and each hears of it.
+        ether::send(&pair.to, BROADCAST, station(2 * n as u32 + 1), 1, (0, 1));
+        until("the one hears the other", || {
+            pair.from.rxsync().expect("a living daemon");
+            !pair.from.rx_rings()[0].is_empty()
+        });
+        pair
+    }
+
+    /// Sends frames and checks that all come, whole and in order; what others send into the switch is passed over.
+    #[track_caller]
+    fn exchange(&mut self, frames: u64) {
+        let station = |side: u64| station((2 * (self.sender - 77) + side) as u32);
+        ether::send(&self.from, station(1), station(0), self.sender, (self.sent, self.sent + frames));
+        let (ring, mut next, end) = (&self.to.rx_rings()[0], self.sent, Instant::now() + LIMIT);
+        while next < self.sent + frames {
+            self.to.poll(Interest::RX, Some(Duration::from_millis(100))).expect("a living daemon");
+            for slot in ring.window() {
+                match ether::check(&conformance::traffic::bytes_of(&slot)) {
+                    Ok((sender, seq)) if sender == self.sender => {
+                        assert_eq!(seq, next, "of sender {sender}");
+                        next += 1;
+                    }
+                    _ => {}
+                }
+            }
+            ring.advance(u32::MAX);
+            assert!(Instant::now() < end, "frame {next} of {} does not come", self.sender);
+        }
+        self.to.rxsync().expect("a living daemon");
+        self.sent += frames;
+    }
+}
+
+fn scribbler(name: &str, seed: u64) -> Guard {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_scribbler"));
+    Guard::spawn(command.args([name, &seed.to_string()]).stdout(Stdio::null()).stderr(Stdio::null()))
+}
+
+/// Drops at the ports of good pairs.
+fn dropped(home: &Home) -> u64 {
+    let books = home.snapshot();
+    let good = books.ports.iter().filter(|port| port.name.contains("good") && port.name.ends_with('b'));
+    good.flat_map(|port| &port.rings).filter(|ring| ring.dir == "rx").map(|ring| ring.dropped).sum()
+}
+
+/// Everything that a port's program maps, while four pairs exchange packets on another switch of the same thread: these
+/// lose nothing.
+#[test]
+fn a_scribbler_costs_others_nothing() {
+    isolated(|home| {
+        let mut pairs: Vec<Pair> = (0..4).map(|n| Pair::open("vale0", n)).collect();
+        let end = Instant::now() + Duration::from_secs(6);
+        let mut rounds = 0;
+        while Instant::now() < end {
+            let mut scribblers = [scribbler("vale1:x", 2 * rounds), scribbler("vale1:y", 2 * rounds + 1)];
+            for _ in 0..50 {
+                pairs.iter_mut().for_each(|pair| pair.exchange(300));
+            }
+            assert!(scribblers.iter_mut().all(|guard| guard.0.try_wait().expect("our child").is_none()));
+            rounds += 1;
+        }
+        assert_eq!(dropped(home), 0);
+        let sent: u64 = pairs.iter().map(|pair| pair.sent).sum();
+        drop(pairs);
+        until("the scribblers' ports are gone as well", || home.snapshot().ports.is_empty());
+        home.assert_serves();
+        summary(&format!("scribblers {}, frames of others {sent}, lost 0", 2 * rounds));
+    });
+}
+
+/// The same on the very switch: what a scribbler sends may reach the others, as anybody's packets may, but theirs come whole
+/// and in order.
+#[test]
+fn a_scribbler_on_the_same_switch() {
+    isolated(|home| {
+        let mut pairs: Vec<Pair> = (0..2).map(|n| Pair::open("vale0", n)).collect();
+        let mut sent = 0;
+        for seed in 0..8 {
+            let mut guard = scribbler("vale0:x", 100 + seed);
+            for _ in 0..20 {
+                pairs.iter_mut().for_each(|pair| pair.exchange(20));
+                sent += 40;
+            }
+            assert!(guard.0.try_wait().expect("our child").is_none());
+        }
+        home.assert_serves();
+        summary(&format!("frames {sent} beside scribblers, all whole and in order"));
+    });
+}
+
+/// Each kind of lie for itself.
+#[test]
+fn lies_about_slots_and_positions() {
+    isolated(|home| {
+        let mut pair = Pair::open("vale0", 0);
+        let who = Intruder::open(&home.socket(), "vale0:x");
+        let (tx, rx) = (0, 1);
+        let bufs = who.bound.head.pools[2].count;
+        // Positions that cannot be, of both lines.
+        for value in [SLOTS, SLOTS + 1, 5000, u32::MAX] {
+            who.write_line(tx, 0, value);
+            who.write_line(rx, 1, value);
+            pair.exchange(100);
+        }
+        who.write_line(tx, 0, 0);
+        // Indexes and lengths out of bounds; every flag.
+        let indexes = [0, 1, bufs, u32::MAX];
+        for slot in 0..SLOTS - 1 {
+            let idx = indexes.get(slot as usize % 8).copied().unwrap_or(2 + slot);
+            let len = [60, 2049, u16::MAX, 13, 0][slot as usize % 5];
+            who.write_slot(tx, slot, idx, len, 1 << (slot % 16));
+        }
+        who.write_line(tx, 0, SLOTS - 1);
+        who.write_line(tx, 3, 1);
+        pair.exchange(100);
+        // Buffers of the receive ring that do not exist.
+        for slot in 0..SLOTS {
+            who.write_slot(rx, slot, indexes[slot as usize % 4], 0, 0);
+        }
+        who.write_line(rx, 1, 0);
+        ether::send_flagged(&pair.from, (BROADCAST, station(0)), X, 5, (0, 2000));
+        pair.exchange(100);
+        let books = home.snapshot();
+        let lost = &books.ports.iter().find(|port| port.name == "vale0:x").expect("open").lost;
+        assert!(lost["bad"] > 0 && lost["short"] > 0, "{lost:?}");
+        // The region's pages taken away.
+        who.punch_hole();
+        who.write_line(tx, 0, 0);
+        ether::send_flagged(&pair.from, (BROADCAST, station(0)), X, 5, (0, 2000));
+        pair.exchange(1000);
+        drop(who);
+        until("it is closed", || home.snapshot().sessions.len() == 2);
+        pair.exchange(1000);
+        home.assert_serves();
+    });
+}
+
+/// A program that sends chains without an end, and data that lies elsewhere, through the library.
+#[test]
+fn chains_without_an_end() {
+    isolated(|_| {
+        let mut pair = Pair::open("vale0", 0);
+        let x = open("vale0:x");
+        let mut dice = Dice(7);
+        for _ in 0..200 {
+            let ring = &x.tx_rings()[0];
+            let n = dice.below(700) as usize;
+            for slot in ring.window().take(n) {
+                let flags = [NS_MOREFRAG, NS_MOREFRAG, 0, NS_INDIRECT][dice.below(4) as usize];
+                slot.set_len_flags(dice.below(2049) as u16, flags);
+                slot.set_ptr(dice.roll());
+            }
+            ring.advance(n as u32);
+            x.txsync().expect("a living daemon");
+            pair.exchange(5);
+        }
+    });
+}
+
+/// Buffers of one's own that the program uses twice, or for the port's other direction, are nobody else's affair.
+#[test]
+fn a_buffer_in_two_slots() {
+    isolated(|home| {
+        let mut pair = Pair::open("vale0", 0);
+        let x = open("vale0:x");
+        let idx = BufIdx(x.rx_rings()[0].slot(x.rx_rings()[0].head()).buf_idx());
+        for slot in x.tx_rings()[0].window().take(500) {
+            slot.replace_buf(idx);
+            slot.set_len(60);
+        }
+        x.tx_rings()[0].advance(500);
+        x.txsync().expect("a living daemon");
+        ether::send_flagged(&pair.from, (BROADCAST, station(0)), X, 5, (0, 500));
+        pair.exchange(200);
+        drop(x);
+        until("it is closed", || home.snapshot().ports.len() == 2);
+        pair.exchange(200);
+        home.snapshot().buffers("vale0:good0a");
+    });
+}
+
+/// Ports that open and die at random under traffic; the others lose nothing.
+#[test]
+fn ports_killed_under_traffic() {
+    isolated(|home| {
+        let mut pairs: Vec<Pair> = (0..2).map(|n| Pair::open("vale0", n)).collect();
+        let party = |role: &str, n: u64| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_party"));
+            // On a switch of their own, whose thread is the same: their packets would fill the others' rings.
+            let spec = format!("vale1:p{}", n % 5);
+            let record = home.folder().join(format!("{role}-{n}"));
+            match role {
+                "send" => command.args([role, &spec, &n.to_string()]).arg(record),
+                _ => {
+                    let _ = std::fs::create_dir(&record);
+                    command.args([role, &spec]).arg(record)
+                }
+            };
+            Guard::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))
+        };
+        let mut dice = Dice(0x5eed_0042);
+        let mut victims: HashMap<u64, Guard> = HashMap::new();
+        let mut kills = 0;
+        for n in 0..100 {
+            victims.insert(n, party(["send", "recv"][dice.below(2) as usize], n));
+            sleep(Duration::from_micros(dice.below(20_000)));
+            pairs.iter_mut().for_each(|pair| pair.exchange(200));
+            if victims.len() > 6 {
+                let chosen = *victims.keys().nth(dice.below(victims.len() as u64) as usize).expect("several");
+                victims.remove(&chosen).expect("chosen from them").kill();
+                kills += 1;
+            }
+        }
+        drop(victims);
+        assert_eq!(dropped(home), 0);
+        until("only the others are left", || home.snapshot().ports.len() == 4);
+        for region in &home.snapshot().regions {
+            assert_eq!(region.buffers.unaccounted(), 0);
+        }
+        let sent: u64 = pairs.iter().map(|pair| pair.sent).sum();
+        summary(&format!("ports killed {kills}, frames of others {sent}, lost 0"));
+    });
+}
