@@ -15,6 +15,7 @@ mod nic;
 mod one_core;
 mod peer;
 mod pkt_gen;
+mod preload;
 mod probe;
 mod program;
 mod report;
@@ -33,6 +34,7 @@ use contest::{Goal, Outcome, RowName, Side, Tally, Turn};
 use nic::{Nics, Who};
 pub use peer::Peer;
 use pkt_gen::Pair;
+use preload::Preloaded;
 use probe::Cores;
 pub use report::align;
 use seqpacket::Window;
@@ -42,8 +44,14 @@ use unetmap::Port;
 
 /// What our own side is called in the results.
 const US: &str = "unetmap";
+/// What pkt-gen is called beside a program that is preloaded.
+const NATIVE: &str = "native";
+/// What the C library's own call is called.
+const LIBC: &str = "libc";
 /// The sender's batches that `pipe-batch` goes through, packets.
 const BATCHES: [u32; 5] = [1, 8, 64, 256, 512];
+/// Those of `preload-pipe`.
+const FEW_BATCHES: [u32; 3] = [1, 64, 512];
 /// How long the built-in peer runs for one sample; as long as pkt-gen does.
 const PEER_WINDOW: Window = Window { warm_up: Duration::from_millis(20), measure: Duration::from_millis(60) };
 
@@ -60,6 +68,10 @@ pub enum Bench {
     PipeRtt,
     /// The median round trip between two pkt-gen processes, ping and pong, which write and read a time stamp.
     PipePing,
+    /// Two processes of a C program that is preloaded, with batches of 1, 64 and 512, against pkt-gen: a row each.
+    PreloadPipe,
+    /// A `poll` of a file that is not netmap's, in such a program, and what it costs more than without the library.
+    PreloadPoll,
     /// 60 B out of one queue of an interface, through pkt-gen.
     NicTx,
     /// What pkt-gen receives at an interface whose other end sends as fast as it can.
@@ -70,12 +82,14 @@ pub enum Bench {
 
 impl Bench {
     /// All there are.
-    pub const ALL: [Bench; 8] = [
+    pub const ALL: [Bench; 10] = [
         Bench::Pipe,
         Bench::PipeBatch,
         Bench::PipeOneCore,
         Bench::PipeRtt,
         Bench::PipePing,
+        Bench::PreloadPipe,
+        Bench::PreloadPoll,
         Bench::NicTx,
         Bench::NicRx,
         Bench::NicFwd,
@@ -89,6 +103,8 @@ impl Bench {
             Bench::PipeOneCore => "pipe-1core",
             Bench::PipeRtt => "pipe-rtt",
             Bench::PipePing => "pipe-ping",
+            Bench::PreloadPipe => "preload-pipe",
+            Bench::PreloadPoll => "preload-poll",
             Bench::NicTx => "nic-tx",
             Bench::NicRx => "nic-rx",
             Bench::NicFwd => "nic-fwd",
@@ -119,7 +135,7 @@ pub struct Options {
     pub benches: Vec<Bench>,
     /// Samples that each side needs in one class, 1 or more.
     pub samples: u32,
-    /// No sample begins after this time; a limit for each benchmark, in `pipe-batch` for each row.
+    /// No sample begins after this time; a limit for each benchmark, in `pipe-batch` and `preload-pipe` for each row.
     pub limit: Duration,
     /// Who else is measured in turns with us, beside the built-in peer.
     pub peers: Vec<Peer>,
@@ -192,7 +208,7 @@ fn check(options: &Options) -> Result<(), String> {
     if options.limit.is_zero() {
         return Err("--seconds 0: at least 1 is needed".into());
     }
-    let mut labels = BTreeSet::from([US, seqpacket::LABEL]);
+    let mut labels = BTreeSet::from([US, seqpacket::LABEL, NATIVE, LIBC]);
     labels.extend(options.benches.iter().flat_map(|&bench| Who::all(bench)).map(|who| who.label()));
     match options.peers.iter().find(|p| !labels.insert(&p.label)) {
         Some(twice) => Err(format!("--peer {}: this label is taken; choose another", twice.label)),
@@ -212,6 +228,7 @@ fn contests(bench: Bench) -> Vec<Contest> {
     let contest = |name: String, batch| Contest { bench, name, batch };
     match bench {
         Bench::PipeBatch => BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
+        Bench::PreloadPipe => FEW_BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::PipeRtt | Bench::PipePing => vec![contest(bench.name().into(), 1)],
         _ => vec![contest(bench.name().into(), 512)],
     }
@@ -223,6 +240,7 @@ impl Contest {
         match self.bench {
             Bench::PipeOneCore => vec![row("", "Mpps"), row("-cycles", "cycles")],
             Bench::PipeRtt | Bench::PipePing => vec![row("", "ns")],
+            Bench::PreloadPoll => vec![row("", "ns"), row("-added", "ns")],
             _ => vec![row("", "Mpps")],
         }
     }
@@ -232,7 +250,7 @@ impl Contest {
         let (rows, environment) = (self.rows(), self.environment(nics));
         let mut sides = match nics.filter(|_| self.bench.is_nic()) {
             Some(nics) => self.nic_sides(cores, nics),
-            None => vec![self.ours(cores)?, self.seqpacket(cores)],
+            None => vec![self.ours(cores)?, self.other(cores)?],
         };
         for peer in &options.peers {
             sides.push(Box::new(Outside { peer, contest: self, environment: &environment }));
@@ -284,11 +302,33 @@ impl Contest {
                 let rate = one_core::run(cores.tx, one_core::WINDOW)?;
                 Ok(vec![rate.mpps, rate.cycles_per_packet])
             }),
-            _ => {
-                let pair = Pair { program: pkt_gen::find()?, cores };
-                Inside::boxed(US, cores, move || Ok(vec![pair.rate(batch)?]))
+            Bench::PreloadPipe => {
+                let program = Preloaded::new(cores)?;
+                Inside::boxed(US, cores, move || Ok(vec![program.rate(batch)?]))
             }
+            Bench::PreloadPoll => {
+                let program = Preloaded::new(cores)?;
+                Inside::boxed(US, cores, move || program.other_poll().map(|[with, bare]| vec![with, with - bare]))
+            }
+            _ => self.pkt_gen(US, cores)?,
         })
+    }
+
+    fn pkt_gen(&self, label: &'static str, cores: Cores) -> Result<Box<dyn Side>, String> {
+        let (pair, batch) = (Pair { program: pkt_gen::find()?, cores }, self.batch);
+        Ok(Inside::boxed(label, cores, move || Ok(vec![pair.rate(batch)?])))
+    }
+
+    /// Who is measured beside us.
+    fn other(&self, cores: Cores) -> Result<Box<dyn Side>, String> {
+        match self.bench {
+            Bench::PreloadPipe => self.pkt_gen(NATIVE, cores),
+            Bench::PreloadPoll => {
+                let program = Preloaded::new(cores)?;
+                Ok(Inside::boxed(LIBC, cores, move || program.other_poll().map(|[_, bare]| vec![bare])))
+            }
+            _ => Ok(self.seqpacket(cores)),
+        }
     }
 
     fn seqpacket(&self, cores: Cores) -> Box<dyn Side> {
@@ -399,7 +439,8 @@ mod tests {
         let message = "pipes".parse::<Bench>().unwrap_err();
         assert_eq!(
             message,
-            "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt, pipe-ping, nic-tx, nic-rx, nic-fwd)"
+            "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt, pipe-ping, preload-pipe, preload-poll, \
+             nic-tx, nic-rx, nic-fwd)"
         );
         let names: Vec<_> = contests(Bench::PipeBatch).into_iter().map(|c| (c.name, c.batch)).collect();
         assert_eq!(names[0], ("pipe-batch-1".into(), 1));

@@ -102,6 +102,9 @@ struct DoctorArgs {
 /// mean round trip of one packet between two threads, through the library, payload untouched; `pipe-ping` the median
 /// round trip between two pkt-gen processes, which write and read a time stamp. In both, both sides stay awake.
 ///
+/// `preload-pipe` is `pipe` by a C program that was written for netmap, under `unetmap run`, with batches of 1, 64 and
+/// 512, beside pkt-gen; `preload-poll` a poll of another file in such a program, beside the C library's own.
+///
 /// About interfaces, in network namespaces that are made for it, so for root only: `nic-tx` 60 B out of one queue through
 /// pkt-gen; `nic-rx` what pkt-gen receives while the other end of the cable sends as fast as it can; `nic-fwd` what
 /// bridge moves from one interface to another.
@@ -118,7 +121,7 @@ struct BenchArgs {
     #[arg(required = true, value_name = "NAME", value_parser = benches())]
     names: Vec<Bench>,
 
-    /// Begin no sample after this time; for each benchmark, in pipe-batch for each row
+    /// Begin no sample after this time; for each benchmark, in pipe-batch and preload-pipe for each row
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
 

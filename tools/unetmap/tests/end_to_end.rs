@@ -53,7 +53,8 @@ fn bench_measures_and_ls_shows() {
 
     let daemon = Daemon(&unetmap);
     // One sample of each side; how fast is not asked here.
-    let output = unetmap(&["bench", "pipe", "pipe-1core", "pipe-rtt", "--samples", "1", "--seconds", "60", "--json"]);
+    let benches = ["pipe", "pipe-1core", "pipe-rtt", "preload-pipe", "preload-poll"];
+    let output = unetmap(&[&["bench", "--samples", "1", "--seconds", "60", "--json"], &benches[..]].concat());
     assert!(output.status.success(), "{output:?}");
     let rows: Vec<Value> =
         String::from_utf8(output.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -61,7 +62,9 @@ fn bench_measures_and_ls_shows() {
         |unit: &str| rows.iter().filter(|r| r["unit"] == unit).map(|r| r["name"].as_str().unwrap()).collect::<Vec<_>>();
     assert!(names("Mpps").contains(&"pipe") && names("Mpps").contains(&"pipe-1core"), "{rows:?}");
     assert!(names("cycles").contains(&"pipe-1core-cycles") && names("ns").contains(&"pipe-rtt"), "{rows:?}");
-    for row in &rows {
+    assert!(names("Mpps").contains(&"preload-pipe-64") && names("ns").contains(&"preload-poll"), "{rows:?}");
+    // A difference, which may be nothing.
+    for row in rows.iter().filter(|row| row["name"] != "preload-poll-added") {
         assert!(row["class"] == "L" || row["class"] == "R", "{row}");
         let [min, median, max] = ["min", "median", "max"].map(|key| row[key].as_f64().unwrap());
         assert!(0.0 < min && min <= median && median <= max && row["n"].as_u64() >= Some(1), "{row}");
@@ -69,7 +72,9 @@ fn bench_measures_and_ls_shows() {
             assert!(peer["median"].as_f64() > Some(0.0) && peer["ratio"].as_f64() >= Some(0.0), "{row}");
         }
     }
-    assert!(rows.iter().any(|row| row["peers"]["seqpacket"].is_object()), "{rows:?}");
+    for peer in ["seqpacket", "native", "libc"] {
+        assert!(rows.iter().any(|row| row["peers"][peer].is_object()), "{rows:?}");
+    }
 
     let shown = unetmap(&["ls"]);
     assert!(shown.status.success() && shown.stdout.starts_with(b"unetmapd "), "{shown:?}");

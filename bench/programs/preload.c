@@ -1,0 +1,240 @@
+/*
+ * SPDX-License-Identifier: BSD-2-Clause
+ * Copyright (c) 2026, the unetmap authors
+ *
+ * A netmap program that knows nothing of us, as unetmap bench measures it:
+ *
+ *	preload tx PORT CPU BATCH	sends packets of 60 bytes
+ *	preload rx PORT CPU	receives; a line of JSON every 20 ms
+ *	preload poll CPU	what poll of another file costs, called as
+ *			programs do, and by the C library itself
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#define NETMAP_WITH_LIBS
+#include <net/netmap_user.h>
+
+#define SLOTS		1024
+#define BYTES		60
+#define PATIENCE	100		/* ms; how long one poll waits */
+#define INTERVAL	20		/* ms */
+
+static volatile sig_atomic_t stopped;
+static unsigned long received;
+
+static void
+stop(int signal)
+{
+	(void)signal;
+	stopped = 1;
+}
+
+static void
+die(const char *what)
+{
+	perror(what);
+	exit(1);
+}
+
+static double
+now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static void
+pin(const char *cpu)
+{
+	cpu_set_t set;
+
+	CPU_ZERO(&set);
+	CPU_SET(atoi(cpu), &set);
+	if (sched_setaffinity(0, sizeof(set), &set) != 0)
+		die("sched_setaffinity");
+}
+
+static struct nm_desc *
+port(const char *name)
+{
+	struct nmreq wish;
+	struct nm_desc *d;
+
+	memset(&wish, 0, sizeof(wish));
+	wish.nr_tx_slots = wish.nr_rx_slots = SLOTS;
+	d = nm_open(name, &wish, 0, NULL);
+	if (d == NULL)
+		die(name);
+	return d;
+}
+
+/* Waits; 0: nothing yet. */
+static int
+ready(struct nm_desc *d, short events)
+{
+	struct pollfd p = { NETMAP_FD(d), events, 0 };
+
+	if (poll(&p, 1, PATIENCE) < 0 && !stopped)
+		die("poll");
+	if (p.revents & POLLERR) {
+		fprintf(stderr, "POLLERR\n");
+		exit(1);
+	}
+	return p.revents & events;
+}
+
+static void
+send_all(struct nm_desc *d, uint32_t batch)
+{
+	struct netmap_ring *ring = NETMAP_TXRING(d->nifp, 0);
+	uint32_t i, fresh = ring->num_slots;
+
+	while (!stopped) {
+		uint32_t n, at = ring->head;
+
+		if (!ready(d, POLLOUT))
+			continue;
+		n = nm_ring_space(ring);
+		if (n > batch)
+			n = batch;
+		for (i = 0; i < n; i++, at = nm_ring_next(ring, at)) {
+			struct netmap_slot *slot = &ring->slot[at];
+
+			if (fresh > 0 || (slot->flags & NS_BUF_CHANGED)) {
+				memset(NETMAP_BUF(ring, slot->buf_idx), 0xff, BYTES);
+				fresh -= fresh > 0;
+			}
+			slot->len = BYTES;
+			slot->flags = 0;
+		}
+		ring->head = ring->cur = at;
+	}
+}
+
+static void *
+report(void *none)
+{
+	unsigned long before = 0;
+	double start = now();
+
+	while (!stopped) {
+		unsigned long packets;
+		double t;
+
+		usleep(INTERVAL * 1000);
+		packets = __atomic_load_n(&received, __ATOMIC_RELAXED);
+		t = now();
+		printf("{\"event\":\"interval\",\"packets\":%lu,\"seconds\":%.9f}\n", packets - before, t - start);
+		fflush(stdout);
+		before = packets;
+		start = t;
+	}
+	return none;
+}
+
+static void
+receive_all(struct nm_desc *d)
+{
+	struct netmap_ring *ring = NETMAP_RXRING(d->nifp, 0);
+	pthread_t reporter;
+
+	if (pthread_create(&reporter, NULL, report, NULL) != 0)
+		die("a thread");
+	while (!stopped) {
+		uint32_t at, n = 0, bytes = 0;
+
+		if (!ready(d, POLLIN))
+			continue;
+		for (at = ring->head; at != ring->tail; at = nm_ring_next(ring, at), n++)
+			bytes += ring->slot[at].len;
+		if (bytes != n * BYTES) {
+			fprintf(stderr, "%u packets have %u bytes\n", n, bytes);
+			exit(1);
+		}
+		ring->head = ring->cur = at;
+		__atomic_store_n(&received, received + n, __ATOMIC_RELAXED);
+	}
+	pthread_join(reporter, NULL);
+}
+
+/* ---- another file's poll */
+
+#define BLOCK	2000
+#define BLOCKS	40
+
+typedef int (*poll_fn)(struct pollfd *, nfds_t, int);
+
+/* Nanoseconds for one call. */
+static double
+cost(poll_fn ask, struct pollfd *p)
+{
+	double start = now();
+	int i;
+
+	for (i = 0; i < BLOCK; i++)
+		if (ask(p, 1, 0) != 0)
+			die("a poll of nothing");
+	return (now() - start) / BLOCK * 1e9;
+}
+
+static int
+by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static void
+others(void)
+{
+	void *libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
+	poll_fn bare = libc != NULL ? (poll_fn)dlsym(libc, "poll") : NULL;
+	struct pollfd p = { eventfd(0, 0), POLLIN, 0 };
+	double with[BLOCKS], without[BLOCKS];
+	int i;
+
+	if (bare == NULL || p.fd < 0)
+		die("poll of the C library");
+	for (i = -4; i < BLOCKS; i++) {
+		int at = i < 0 ? 0 : i;
+
+		with[at] = cost(poll, &p);
+		without[at] = cost(bare, &p);
+	}
+	qsort(with, BLOCKS, sizeof(with[0]), by_value);
+	qsort(without, BLOCKS, sizeof(without[0]), by_value);
+	printf("{\"event\":\"poll\",\"ns\":%.2f,\"bare_ns\":%.2f}\n", with[BLOCKS / 2], without[BLOCKS / 2]);
+}
+
+int
+main(int argc, char **argv)
+{
+	signal(SIGINT, stop);
+	if (argc == 5 && strcmp(argv[1], "tx") == 0) {
+		pin(argv[3]);
+		send_all(port(argv[2]), (uint32_t)atoi(argv[4]));
+	} else if (argc == 4 && strcmp(argv[1], "rx") == 0) {
+		pin(argv[3]);
+		receive_all(port(argv[2]));
+	} else if (argc == 3 && strcmp(argv[1], "poll") == 0) {
+		pin(argv[2]);
+		others();
+	} else {
+		return 2;
+	}
+	return 0;
+}

@@ -1,0 +1,105 @@
+//! A C program that was written for netmap, run by `unetmap run`, against pkt-gen, which is written for the library;
+//! and what the calls on other files cost such a program.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::probe::Cores;
+use crate::program::{self, Running, conclude, object, steady_mpps};
+
+/// The program.
+const SOURCE: &str = include_str!("../programs/preload.c");
+/// The headers that it needs.
+const HEADERS: [(&str, &str); 3] = [
+    ("netmap.h", include_str!("../../include/net/netmap.h")),
+    ("netmap_legacy.h", include_str!("../../include/net/netmap_legacy.h")),
+    ("netmap_user.h", include_str!("../../include/net/netmap_user.h")),
+];
+
+/// The program, compiled, and what runs it.
+pub(crate) struct Preloaded {
+    cores: Cores,
+    unetmap: PathBuf,
+    folder: TempDir,
+}
+
+impl Preloaded {
+    /// Compiles the program.
+    ///
+    /// # Errors
+    /// No C compiler, or no library.
+    pub(crate) fn new(cores: Cores) -> Result<Preloaded, String> {
+        let failed = |e: String| format!("bench: compiling the netmap program: {e}");
+        let unetmap = program::find("unetmap")?;
+        let folder = tempfile::tempdir().map_err(|e| failed(e.to_string()))?;
+        compile(folder.path()).map_err(failed)?;
+        Ok(Preloaded { cores, unetmap, folder })
+    }
+
+    /// Packets of 60 B as fast as they go, in batches of `batch`; returns what the receiver counted, in Mpps.
+    pub(crate) fn rate(&self, batch: u32) -> Result<f64, String> {
+        let port = |end: &str| format!("netmap:bench{}{end}", std::process::id());
+        let (tx, rx) = (self.cores.tx.to_string(), self.cores.rx.to_string());
+        let rx = self.start(&["rx", &port("}2"), &rx])?;
+        let tx = self.start(&["tx", &port("{2"), &tx, &batch.to_string()])?;
+        let mut programs = [tx, rx];
+        let sample = steady_mpps(|| programs[1].line());
+        conclude(sample, &mut programs)
+    }
+
+    /// Nanoseconds of a poll of another file, through the library and by the C library alone.
+    pub(crate) fn other_poll(&self) -> Result<[f64; 2], String> {
+        let mut program = self.start(&["poll", &self.cores.tx.to_string()])?;
+        let line = program.line();
+        let result = conclude(line, std::slice::from_mut(&mut program))?;
+        let value = object(&result)?;
+        match (value["ns"].as_f64(), value["bare_ns"].as_f64()) {
+            (Some(with), Some(bare)) => Ok([with, bare]),
+            _ => Err(format!("bench: the netmap program wrote `{result}`, which lacks ns")),
+        }
+    }
+
+    fn start(&self, args: &[&str]) -> Result<Running, String> {
+        let mut command = Command::new(&self.unetmap);
+        command.args(["run", "--"]).arg(self.folder.path().join("preload")).args(args);
+        Running::start(format!("the netmap program ({})", args[0]), &mut command)
+    }
+}
+
+fn compile(folder: &Path) -> Result<(), String> {
+    let io = |e: std::io::Error| e.to_string();
+    let (net, source) = (folder.join("net"), folder.join("preload.c"));
+    fs::create_dir(&net).map_err(io)?;
+    HEADERS.iter().try_for_each(|(name, text)| fs::write(net.join(name), text)).map_err(io)?;
+    fs::write(&source, SOURCE).map_err(io)?;
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-pthread", "-I"]).arg(folder);
+    cc.arg("-o").arg(folder.join("preload")).arg(&source).arg("-ldl");
+    let output = cc.output().map_err(|e| format!("cc: {e} (apt-get install gcc)"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(said.lines().find(|line| line.contains("error")).unwrap_or("cc failed").to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_compiles_without_a_warning() {
+        let folder = tempfile::tempdir().unwrap();
+        compile(folder.path()).unwrap();
+        let mut strict = Command::new("cc");
+        strict.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I"]).arg(folder.path());
+        assert!(strict.arg(folder.path().join("preload.c")).status().unwrap().success());
+        let program = folder.path().join("preload");
+        for wrong in [&["tx", "netmap:x{1", "0"][..], &["rx", "netmap:x{1"], &["poll"], &[]] {
+            assert_eq!(Command::new(&program).args(wrong).output().unwrap().status.code(), Some(2), "{wrong:?}");
+        }
+    }
+}
