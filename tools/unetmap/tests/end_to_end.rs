@@ -38,12 +38,13 @@ fn bench_measures_and_ls_shows() {
         return;
     };
     let home = tempfile::tempdir().unwrap();
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
     let unetmap = |arguments: &[&str]| {
         Command::new(UNETMAP)
             .args(arguments)
             .env("UNETMAP_SOCKET", home.path().join("socket"))
             .env("UNETMAPD", folder.join("unetmapd"))
-            .env("PATH", &folder)
+            .env("PATH", &path)
             .output()
             .unwrap()
     };
