@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 
 use conformance::c::linked;
 use conformance::home::{Guard, wait_within};
+use conformance::net::{CABLE, DIRECT, Net};
 use conformance::{Home, program};
+use lab::VethOptions;
 
 /// How long a program may take for all its rules.
 const LIMIT: Duration = Duration::from_secs(400);
@@ -116,22 +118,38 @@ fn node(_home: &Home) -> Result<PathBuf, String> {
     Err("no node yet".into())
 }
 
+/// Interfaces for the programs that need some, and a daemon that opens them: `ra` and `rb`, two ends of a cable of two
+/// queues, and `r-2`.
+fn cable(home: &Home) -> Option<Net> {
+    let net = Net::new(home, DIRECT, CABLE)?;
+    let two = VethOptions { queues: 2, addresses: None, ..CABLE };
+    for (one, other) in [("ra", "rb"), ("r-2", "r-2-peer")] {
+        net.lab.veth(&net.near, one, &net.near, other, two).unwrap_or_else(|e| panic!("{e}"));
+    }
+    Some(net)
+}
+
 /// Runs a program through a door; what it printed, by rule.
 fn run(folder: &Path, name: &str, door: Door, ids: &[String]) -> Result<BTreeMap<String, Cell>, String> {
     let home = Home::at(&folder.join(format!("{name}-{}.home", door.name()))).map_err(|e| e.to_string())?;
+    let all_cannot = |why: &str| Ok(ids.iter().map(|id| (id.clone(), Cell::Cannot(why.into()))).collect());
+    let net = if name.ends_with("nic") { Some(cable(&home)) } else { None };
+    if let Some(None) = net {
+        return all_cannot("no network namespaces or AF_XDP here");
+    }
     let device = if door == Door::Node { Some(node(&home)) } else { None };
     if let Some(Err(why)) = device {
-        return Ok(ids.iter().map(|id| (id.clone(), Cell::Cannot(why.clone()))).collect());
+        return all_cannot(&why);
     }
     let path = compile(folder, name, door, device.and_then(Result::ok).as_deref())?;
-    let mut command = match door {
-        Door::Preload => {
-            let mut command = Command::new(program("unetmap"));
-            command.args(["run", "--"]).arg(path);
-            command
-        }
-        Door::Native | Door::Node => Command::new(path),
+    let unetmap = program("unetmap");
+    let words = if door == Door::Preload { vec![unetmap.as_path(), "run".as_ref(), "--".as_ref()] } else { vec![] };
+    let words: Vec<&Path> = words.into_iter().chain([path.as_path()]).collect();
+    let mut command = match &net {
+        Some(Some(net)) => net.command(words[0]),
+        _ => Command::new(words[0]),
     };
+    command.args(&words[1..]);
     let output = home.folder().join("output");
     let to = fs::File::create(&output).map_err(|e| format!("{}: {e}", output.display()))?;
     command.arg(door.name()).stdin(Stdio::null()).stdout(to);

@@ -366,9 +366,24 @@ nm_suffix_(const char *s, struct nmreq *req)
 	return 0;
 }
 
+/* Whether there is an interface whose name the characters in [name, end) are. */
+static inline int
+nm_is_interface_(const char *name, const char *end)
+{
+	char copy[IFNAMSIZ];
+	size_t len = (size_t)(end - name);
+
+	if (len == 0 || len >= sizeof(copy))
+		return 0;
+	memcpy(copy, name, len);
+	copy[len] = '\0';
+	return if_nametoindex(copy) != 0;
+}
+
 /*
  * Splits a port's name into what a request calls the port, and the rest. A '-'
- * is part of the name unless it is the last one and only digits follow.
+ * is part of the name unless it is the last one and only digits follow, and
+ * even then if there is an interface of the whole name.
  * 0, -1 if it makes no sense, 1 if it is no netmap port.
  */
 static inline int
@@ -403,11 +418,11 @@ nm_name_(const char *spec, struct nmreq *req)
 			return -1;
 		end += 1 + digits;
 	} else if (dash != NULL && dash[1] != '\0' &&
-	    dash + 1 + strspn(dash + 1, "0123456789") == end) {
+	    dash + 1 + strspn(dash + 1, "0123456789") == end && !nm_is_interface_(name, end)) {
 		end = dash;
 	}
 	len = (size_t)(end - name);
-	if (end[-1] == '-' || len >= sizeof(req->nr_name))
+	if ((end[-1] == '-' && !nm_is_interface_(name, end)) || len >= sizeof(req->nr_name))
 		return -1;
 	memcpy(req->nr_name, name, len);
 	memset(req->nr_name + len, 0, sizeof(req->nr_name) - len);
