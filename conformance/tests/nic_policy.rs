@@ -43,6 +43,7 @@ impl Nobody {
         }
         public_copy(&folder, &program("pkt-gen").display().to_string());
         public_copy(&folder, &program("unetmap").display().to_string());
+        public_copy(&folder, &program("vale-ctl").display().to_string());
         Some(Nobody { folder })
     }
 
@@ -342,5 +343,23 @@ fn two_users_of_one_namespace_share_no_memory() {
         holder.kill();
         drop(mine);
         until("all is closed", || home.snapshot().regions.is_empty());
+    });
+}
+
+#[test]
+fn only_root_changes_the_switches_of_the_system() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, "[[rule]]\nusers = [65534]\npipes = true\naccess = \"direct\"\n", CABLE) else {
+            return;
+        };
+        let Some(nobody) = Nobody::new(home) else { return };
+        // A switch of its own it may have, in the daemon that serves its pipes.
+        assert!(nobody.ask(&net.near, "vale0:mine").starts_with("opened"));
+        for args in [["-n", "vi0"], ["-r", "va"], ["-a", "vale0:va"], ["-d", "vale0:va"], ["-p", "vale0:va"]] {
+            let out = nobody.command(&net.near, "vale-ctl").args(args).output().expect("it runs");
+            let said = String::from_utf8_lossy(&out.stderr);
+            assert!(out.status.code() == Some(1) && said.contains("only root"), "{args:?}: {said}");
+        }
+        assert!(!net.has_xdp());
     });
 }

@@ -70,6 +70,8 @@ pub mod errno {
     pub const EIO: i32 = 5;
     /// Not yet: ask again.
     pub const EAGAIN: i32 = 11;
+    /// There is one already.
+    pub const EEXIST: i32 = 17;
     /// Already bound, or exclusively held by another.
     pub const EBUSY: i32 = 16;
     /// Pools exhausted.

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use unetmap::bound::{Bound, BoundHead, BoundPool, BoundRing, Path};
 use unetmap::errno::{EACCES, EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP};
 use unetmap_abi::*;
 use unetmap_mem::{BufIdx, Iface, IfaceShape, IndexSet, PoolShape, Pos};
+use unetmap_sys::netns::Netns;
 
 use crate::caller::Caller;
 use crate::end::{Binding, End};
@@ -19,6 +21,7 @@ use crate::pipe::{MAX_PIPES, Pipe, end_index, wished_shape};
 use crate::policy::{Access, PolicyFile};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{House, HouseId, Scope, Sizes};
+use crate::uplink::{Persistent, Uplink};
 use crate::vale::{Switches, ValeKey, ValePort};
 
 /// Most extra buffers that one session gets. The daemon links them into a list, and so touches a page for every two: that
@@ -95,6 +98,10 @@ pub(crate) struct Books {
     pub(crate) nics: BTreeMap<NicKey, Nic>,
     pub(crate) vales: BTreeMap<ValeKey, ValePort>,
     pub(crate) switches: Switches,
+    pub(crate) uplinks: BTreeMap<ValeKey, Uplink>,
+    pub(crate) persistent: Vec<Persistent>,
+    /// Where the far ends of persistent ports are, while there are any.
+    pub(crate) closet: Option<Arc<Netns>>,
     pub(crate) sessions: BTreeMap<u64, Session>,
     pub(crate) sizes: Sizes,
     pub(crate) rules: Rules,
@@ -128,6 +135,9 @@ impl Books {
             nics: BTreeMap::new(),
             vales: BTreeMap::new(),
             switches: Switches::default(),
+            uplinks: BTreeMap::new(),
+            persistent: Vec::new(),
+            closet: None,
             sessions: BTreeMap::new(),
             sizes,
             rules,
@@ -164,6 +174,11 @@ impl Books {
         } else {
             self.find_or_make_port(&spec, asked, caller)?
         };
+        if let PortKey::Vale(key) = &key
+            && self.uplinks.contains_key(key)
+        {
+            return refuse(EBUSY, "an interface is attached to the switch as this port (vale-ctl -d takes it out)");
+        }
         let registered = self.open_session(key.clone(), name, asked, caller);
         if registered.is_err() {
             if let PortKey::Pipe(pipe, 0) = &key {

@@ -148,7 +148,7 @@ impl Books {
         Ok(PortKey::Pipe(key, 0))
     }
 
-    fn make_nic(
+    pub(crate) fn make_nic(
         &mut self,
         house: HouseId,
         scope: Scope,
@@ -182,12 +182,12 @@ impl Books {
 
     /// What watches a namespace keeps it alive, with all that is in it: not longer than needed.
     pub(crate) fn unwatch_if_unused(&mut self, netns: u64) {
-        if !self.nics.keys().any(|key| key.netns == netns) {
+        if !self.nics.keys().any(|key| key.netns == netns) && !self.is_closet(netns) {
             self.watches.remove(&netns);
         }
     }
 
-    fn watch(&mut self, netns: &Arc<Netns>) -> Result<(), Refusal> {
+    pub(crate) fn watch(&mut self, netns: &Arc<Netns>) -> Result<(), Refusal> {
         if self.watches.contains_key(&netns.id()) {
             return Ok(());
         }
@@ -228,7 +228,7 @@ impl Books {
     }
 
     fn link_gone(&mut self, netns: u64, index: u32) {
-        let Some((key, nic)) = self.nic_of(netns, index) else { return };
+        let Some((key, nic)) = self.nic_of(netns, index) else { return self.uplink_gone(netns, index) };
         tracing::info!(name = nic.name, "interface gone");
         if let Some(nic) = self.nics.get_mut(&key) {
             nic.end_all();
@@ -236,13 +236,17 @@ impl Books {
         let wires = self.wires.iter().filter(|(_, wire)| wire.nic() == key);
         let pipes = wires.filter_map(|(pipe, _)| self.pipes.get(pipe));
         pipes.for_each(|pipe| pipe.ends[0].end_all());
+        self.uplink_gone(netns, index);
     }
 
     /// Events were lost.
     fn look_at_all(&mut self, netns: u64) {
         let Some(watched) = self.watches.get(&netns) else { return };
         let Ok(Ok(links)) = watched.netns.run(link::all) else { return };
-        let open: Vec<u32> = self.nics.keys().filter(|key| key.netns == netns).map(|key| key.index).collect();
+        let mut open: Vec<u32> = self.nics.keys().filter(|key| key.netns == netns).map(|key| key.index).collect();
+        if self.is_closet(netns) {
+            open.extend(self.persistent.iter().map(|persistent| persistent.hidden));
+        }
         for index in open {
             match links.iter().find(|link| link.index == index) {
                 Some(link) => self.link_changed(netns, link),
@@ -252,7 +256,7 @@ impl Books {
     }
 }
 
-fn no_such_interface<T>() -> Result<T, Refusal> {
+pub(crate) fn no_such_interface<T>() -> Result<T, Refusal> {
     refuse(ENXIO, "no such interface (unetmap ls shows the ports)")
 }
 
@@ -277,12 +281,12 @@ pub(crate) fn find_link(name: &str, caller: &Caller) -> Result<Option<Link>, Ref
 }
 
 /// All slots of all rings.
-fn slots_of(shape: EndShape) -> u32 {
+pub(crate) fn slots_of(shape: EndShape) -> u32 {
     u32::from(shape.tx_rings) * shape.tx_slots.get() + u32::from(shape.rx_rings) * shape.rx_slots.get()
 }
 
 /// Of a port on an interface that nobody has open yet.
-fn new_shape(link: &Link, asked: &NmreqRegister, caller: &Caller) -> Result<EndShape, Refusal> {
+pub(crate) fn new_shape(link: &Link, asked: &NmreqRegister, caller: &Caller) -> Result<EndShape, Refusal> {
     if !link.up {
         return is_down(&link.name);
     }

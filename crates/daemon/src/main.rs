@@ -19,6 +19,7 @@ mod server;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+mod uplink;
 mod vale;
 
 use std::ffi::OsString;

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! program == pipe, in a region of the program's == [thread] == interface, in a region of the daemon's
+//! switch  == port of the switch ================= [thread] == interface        (see `uplink`)
 //! ```
 //! One thread for each queue that the program has bound. To it both sides are ports like any other, and it believes what
 //! the program writes as little as any program that shares a region does.
@@ -9,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use unetmap::{Error, Interest, Port, Ring};
 use unetmap_abi::{NR_REG_ONE_NIC, NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NS_MOREFRAG, NmreqRegister};
 use unetmap_sys::clock::spin_hint;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
-use unetmap_sys::socket;
+use unetmap_sys::{process, socket};
 
 use crate::books::{Books, PipeKey, PortKey, Registered};
 use crate::caller::Caller;
@@ -51,21 +52,32 @@ pub(crate) struct Wire {
     running: BTreeMap<u16, Running>,
 }
 
-struct Running {
-    queue: u16,
+/// A thread at work.
+pub(crate) struct Running {
+    pub(crate) queue: u16,
     directions: Directions,
     sessions: [u64; 2],
-    /// The thread ends when it is set; what it sleeps on wakes when the others go.
-    stop: Arc<AtomicBool>,
+    orders: Arc<Orders>,
     lifelines: [OwnedFd; 2],
     thread: JoinHandle<()>,
 }
 
+/// What a thread is told.
+#[derive(Default)]
+struct Orders {
+    /// It ends; what it sleeps on wakes when the lifelines go.
+    stop: AtomicBool,
+    /// It does not sleep.
+    restless: AtomicBool,
+    /// One more than the processor that it is to stay on; 0: any.
+    cpu: AtomicU32,
+}
+
 /// Both sides of a queue, open, and no thread yet.
-struct Prepared {
+pub(crate) struct Prepared {
     queue: u16,
     directions: Directions,
-    sessions: [u64; 2],
+    pub(crate) sessions: [u64; 2],
     program: Port,
     wire: Port,
     lifelines: [OwnedFd; 2],
@@ -73,9 +85,9 @@ struct Prepared {
 
 /// As the program sees them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Directions {
-    tx: bool,
-    rx: bool,
+pub(crate) struct Directions {
+    pub(crate) tx: bool,
+    pub(crate) rx: bool,
 }
 
 impl Wire {
@@ -90,11 +102,17 @@ impl Wire {
 }
 
 impl Running {
+    /// Has the thread stay on a processor and never sleep (`Some`), or run wherever and sleep when idle.
+    pub(crate) fn poll_from(&self, cpu: Option<u32>) {
+        self.orders.cpu.store(cpu.map_or(0, |cpu| cpu + 1), Ordering::Release);
+        self.orders.restless.store(cpu.is_some(), Ordering::Release);
+    }
+
     /// Ends the threads, all at the same time; their sessions are still to be closed.
-    fn stop(all: impl IntoIterator<Item = Running>) -> Vec<u64> {
+    pub(crate) fn stop(all: impl IntoIterator<Item = Running>) -> Vec<u64> {
         let mut ending = Vec::new();
         for running in all {
-            running.stop.store(true, Ordering::Release);
+            running.orders.stop.store(true, Ordering::Release);
             drop(running.lifelines);
             ending.push((running.queue, running.thread, running.sessions));
         }
@@ -128,13 +146,17 @@ impl Books {
                 continue;
             }
             // First, so that the queue stays open in between, and nothing is lost.
-            let next = wanted.map(|wanted| self.prepare(key, nic, queue, wanted)).transpose()?;
+            let program = PortKey::Pipe(key.clone(), 1);
+            let next = wanted.map(|wanted| self.prepare(&program, &key.parent, nic, queue, wanted)).transpose()?;
             let ended = self.wires.get_mut(key).and_then(|wire| wire.running.remove(&queue));
             for session in Running::stop(ended) {
                 self.close(session);
             }
             if let Some(next) = next {
-                self.start(key, next)?;
+                let running = self.start(&key.parent, next)?;
+                if let Some(wire) = self.wires.get_mut(key) {
+                    wire.running.insert(queue, running);
+                }
             }
         }
         Ok(())
@@ -152,8 +174,15 @@ impl Books {
         self.drop_if_unused(&PortKey::Nic(wire.nic));
     }
 
-    /// Opens both sides of a queue.
-    fn prepare(&mut self, key: &PipeKey, nic: NicKey, queue: u16, directions: Directions) -> Result<Prepared, Refusal> {
+    /// Opens both sides of a queue: the interface's, and the one of the port `program` that faces it.
+    pub(crate) fn prepare(
+        &mut self,
+        program: &PortKey,
+        name: &str,
+        nic: NicKey,
+        queue: u16,
+        directions: Directions,
+    ) -> Result<Prepared, Refusal> {
         let only = match directions {
             Directions { tx: true, rx: true } => 0,
             Directions { rx: true, .. } => NR_RX_RINGS_ONLY,
@@ -168,13 +197,13 @@ impl Books {
         let ring =
             |flags| NmreqRegister { nr_mode: NR_REG_ONE_NIC, nr_ringid: queue, nr_flags: flags, ..Default::default() };
         let me = Caller::daemon();
-        let wire = self.open_session(PortKey::Nic(nic), &key.parent, &ring(only), &me)?;
+        let wire = self.open_session(PortKey::Nic(nic), name, &ring(only), &me)?;
         let mut sessions = [wire.session, 0];
-        let pipe = self.open_session(PortKey::Pipe(key.clone(), 1), &key.parent, &ring(mirrored), &me);
-        let prepared = pipe.and_then(|pipe| {
-            sessions[1] = pipe.session;
+        let facing = self.open_session(program.clone(), name, &ring(mirrored), &me);
+        let prepared = facing.and_then(|facing| {
+            sessions[1] = facing.session;
             let (wire, one) = own_port(wire)?;
-            let (program, two) = own_port(pipe)?;
+            let (program, two) = own_port(facing)?;
             Ok(Prepared { queue, directions, sessions, program, wire, lifelines: [one, two] })
         });
         if prepared.is_err() {
@@ -183,19 +212,14 @@ impl Books {
         prepared
     }
 
-    fn start(&mut self, key: &PipeKey, prepared: Prepared) -> Result<(), Refusal> {
+    /// Starts the thread; where there can be none, both sides are closed again.
+    pub(crate) fn start(&mut self, name: &str, prepared: Prepared) -> Result<Running, Refusal> {
         let Prepared { queue, directions, sessions, program, wire, lifelines } = prepared;
-        let thread = std::thread::Builder::new().name(format!("{} {queue}", key.parent));
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        match thread.spawn(move || mediate(&program, &wire, &stopped)) {
-            Ok(thread) => {
-                let running = Running { queue, directions, sessions, stop, lifelines, thread };
-                if let Some(wire) = self.wires.get_mut(key) {
-                    wire.running.insert(queue, running);
-                }
-                Ok(())
-            }
+        let thread = std::thread::Builder::new().name(format!("{name} {queue}"));
+        let orders = Arc::new(Orders::default());
+        let its = orders.clone();
+        match thread.spawn(move || mediate(&program, &wire, &its)) {
+            Ok(thread) => Ok(Running { queue, directions, sessions, orders, lifelines, thread }),
             Err(e) => {
                 sessions.into_iter().for_each(|session| self.close(session));
                 refuse(ENOMEM, format!("no thread for queue {queue}: {e}"))
@@ -215,11 +239,24 @@ fn own_port(registered: Registered) -> Result<(Port, OwnedFd), Refusal> {
 }
 
 /// Moves packets both ways until it is told to stop, or either port ends.
-fn mediate(program: &Port, wire: &Port, stop: &AtomicBool) {
+fn mediate(program: &Port, wire: &Port, orders: &Orders) {
     let mut last = Instant::now();
-    while !stop.load(Ordering::Acquire) {
+    let (anywhere, mut on) = (process::cpus_allowed(), 0);
+    while !orders.stop.load(Ordering::Acquire) {
+        let cpu = orders.cpu.load(Ordering::Acquire);
+        if cpu != on {
+            on = cpu;
+            let moved = match cpu.checked_sub(1) {
+                Some(cpu) => process::pin_to_cpu(cpu as usize),
+                None => process::run_on_cpus(&anywhere),
+            };
+            if let Err(e) = moved {
+                tracing::warn!(cpu, "the thread stays where it was: {e}");
+            }
+        }
+        let restless = orders.restless.load(Ordering::Acquire);
         let result = round(program, wire).and_then(|moved| match moved {
-            Moved { out: 0, back: 0 } if last.elapsed() >= SPIN => sleep(program, wire).map(|()| moved),
+            Moved { out: 0, back: 0 } if !restless && last.elapsed() >= SPIN => sleep(program, wire).map(|()| moved),
             moved => Ok(moved),
         });
         match result {

@@ -41,6 +41,9 @@ pub(crate) fn answer(books: &mut Books, mut request: Request, caller: &Caller, s
         NETMAP_REQ_PORT_HDR_GET => port_header(books, &mut request, caller),
         NETMAP_REQ_PORT_HDR_SET => set_port_header(books, &request, caller),
         NETMAP_REQ_VALE_LIST => vale_list(books, &mut request, caller),
+        NETMAP_REQ_VALE_ATTACH..=NETMAP_REQ_VALE_DETACH | NETMAP_REQ_VALE_NEWIF..=NETMAP_REQ_VALE_POLLING_DISABLE => {
+            system_port(books, &mut request, caller)
+        }
         other => absent(other, session),
     });
     let (errno, why) = match result {
@@ -174,11 +177,33 @@ fn vale_list(books: &Books, request: &mut Request, caller: &Caller) -> Result<()
     Ok(())
 }
 
-/// What is not served, refused as the original refuses it where the thing does not exist: nothing is attached to a switch,
-/// and no port has control blocks.
+/// About ports of switches that belong to no program.
+fn system_port(books: &mut Books, request: &mut Request, caller: &Caller) -> Result<(), Refusal> {
+    let name = named(request)?;
+    request.body = match request.header.nr_reqtype {
+        NETMAP_REQ_VALE_ATTACH => {
+            let asked = body::<NmreqValeAttach>(request)?;
+            let port_index = books.attach(&name, &asked.reg, caller)?;
+            NmreqValeAttach { port_index, ..asked }.as_bytes().to_vec()
+        }
+        NETMAP_REQ_VALE_DETACH => {
+            let port_index = books.detach(&name, caller)?;
+            NmreqValeDetach { port_index, ..body(request)? }.as_bytes().to_vec()
+        }
+        NETMAP_REQ_VALE_NEWIF => {
+            books.new_port(&name, body(request)?, caller)?;
+            return Ok(());
+        }
+        NETMAP_REQ_VALE_DELIF => return books.delete_port(&name, caller),
+        NETMAP_REQ_VALE_POLLING_ENABLE => return books.polling_on(&name, &body(request)?, caller),
+        _ => return books.polling_off(&name, caller),
+    };
+    Ok(())
+}
+
+/// What is not served, refused as the original refuses it where the thing does not exist: no port has control blocks.
 fn absent(reqtype: u16, session: Option<u64>) -> Result<(), Refusal> {
     match reqtype {
-        NETMAP_REQ_VALE_DETACH | NETMAP_REQ_VALE_DELIF => refuse(ENXIO, "there is no switch that has this port"),
         NETMAP_REQ_SYNC_KLOOP_START | NETMAP_REQ_SYNC_KLOOP_STOP if session.is_none() => {
             refuse(ENXIO, "no port is bound to this file")
         }

@@ -99,7 +99,9 @@ impl Server {
         self.epoll.add(signals, SIGNALS, true, false)?;
         let mut events = Vec::new();
         loop {
-            let limit = idle.filter(|_| self.clients.is_empty() && self.books.filters.is_empty());
+            let limit = idle.filter(|_| {
+                self.clients.is_empty() && self.books.filters.is_empty() && !self.books.serves_the_system()
+            });
             match self.epoll.wait(&mut events, limit) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 other => other?,

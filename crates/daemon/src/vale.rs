@@ -97,6 +97,11 @@ struct Running {
 }
 
 impl ValePort {
+    /// Its number in its switch.
+    pub(crate) fn index(&self) -> u8 {
+        self.attached.index()
+    }
+
     fn make(house: &mut House, asked: &NmreqRegister, index: u8) -> Result<ValePort, Refusal> {
         let shape = wished(asked, MAX_RINGS)?;
         let (tx, rx) = (usize::from(shape.tx_rings), usize::from(shape.rx_rings));
@@ -158,6 +163,18 @@ impl Books {
                 format!("{} is an interface, which is attached to a switch (vale-ctl -a)", key.port),
             );
         }
+        self.make_vale(&key, asked, key.scope, caller)?;
+        Ok(PortKey::Vale(key))
+    }
+
+    /// Makes the port, in a region of `owner` where the request names none, and its switch if there is none.
+    pub(crate) fn make_vale(
+        &mut self,
+        key: &ValeKey,
+        asked: &NmreqRegister,
+        owner: Scope,
+        caller: &Caller,
+    ) -> Result<(), Refusal> {
         let switch = self.switches.all.get(&(key.scope, key.switch.clone()));
         let free = switch.map_or(Some(0), |switch| switch.members.iter().position(Option::is_none));
         let Some(index) = free.and_then(|index| u8::try_from(index).ok()) else {
@@ -170,7 +187,7 @@ impl Books {
                 let slots =
                     u32::from(shape.tx_rings) * shape.tx_slots.get() + u32::from(shape.rx_rings) * shape.rx_slots.get();
                 let sizes = self.sizes.of_switch_port(rings, slots, asked.nr_extra_bufs.min(crate::books::MAX_EXTRA));
-                self.private_region(key.scope, &key.name(), sizes)?
+                self.private_region(owner, &key.name(), sizes)?
             }
             mem_id => self.numbered(mem_id, caller)?,
         };
@@ -179,13 +196,13 @@ impl Books {
             None => refuse(ENXIO, "the region has gone"),
         };
         let port = made.inspect_err(|_| self.drop_house_if_unused(house))?;
-        self.switches.add(&key, &port.attached);
+        self.switches.add(key, &port.attached);
         self.vales.insert(key.clone(), port);
         if let Err(refusal) = self.switches.order() {
-            self.drop_if_unused(&PortKey::Vale(key));
+            self.drop_if_unused(&PortKey::Vale(key.clone()));
             return Err(refusal);
         }
-        Ok(PortKey::Vale(key))
+        Ok(())
     }
 
     fn is_interface(&self, name: &str, caller: &Caller) -> bool {
@@ -196,7 +213,7 @@ impl Books {
         }
     }
 
-    fn vale_key(&mut self, spec: &PortSpec, caller: &Caller) -> Result<ValeKey, Refusal> {
+    pub(crate) fn vale_key(&mut self, spec: &PortSpec, caller: &Caller) -> Result<ValeKey, Refusal> {
         if !self.may_pipe(caller)? {
             return refuse(EACCES, "this daemon serves switches to other users only where its policy says so");
         }

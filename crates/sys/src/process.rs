@@ -60,11 +60,21 @@ pub fn fork_count() -> u32 {
 /// # Errors
 /// `EINVAL` when there is no such CPU or it is not ours to use.
 pub fn pin_to_cpu(cpu: usize) -> io::Result<()> {
-    if cpu >= CpuSet::MAX_CPU {
-        return Err(Errno::INVAL.into());
-    }
+    run_on_cpus(&[cpu])
+}
+
+/// Keeps the calling thread on these CPUs.
+///
+/// # Errors
+/// `EINVAL` when one of them does not exist, or none of them is ours to use.
+pub fn run_on_cpus(cpus: &[usize]) -> io::Result<()> {
     let mut set = CpuSet::new();
-    set.set(cpu);
+    for &cpu in cpus {
+        if cpu >= CpuSet::MAX_CPU {
+            return Err(Errno::INVAL.into());
+        }
+        set.set(cpu);
+    }
     Ok(sched_setaffinity(None, &set)?)
 }
 

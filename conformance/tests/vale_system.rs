@@ -1,0 +1,237 @@
+//! Ports of switches that belong to no program: attached interfaces, and interfaces of the system's that are made for it.
+#![forbid(unsafe_code)]
+
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+use std::time::Duration;
+
+use conformance::home::summary;
+use conformance::net::{BUFFER, CABLE, DIRECT, Net, collect, frame, frames, open_in, pings, take, transmit};
+use conformance::traffic::{receive, send};
+use conformance::{isolated, program, until};
+use lab::Ns;
+use rustix::process::Signal;
+use unetmap::{Interest, Port};
+
+/// What `vale-ctl` in a namespace says: status, output and errors.
+fn ctl(ns: &Ns, args: &str) -> (i32, String, String) {
+    let out = ns.command(program("vale-ctl")).args(args.split(' ').filter(|arg| !arg.is_empty())).output();
+    let out = out.expect("vale-ctl runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (out.status.code().unwrap_or(-1), text(&out.stdout), text(&out.stderr))
+}
+
+/// What it says when it must do it.
+#[track_caller]
+fn done(ns: &Ns, args: &str) -> String {
+    let (status, out, err) = ctl(ns, args);
+    assert_eq!((status, err.as_str()), (0, ""), "vale-ctl {args}");
+    out
+}
+
+/// A persistent port on `vale0`, with an address and up.
+#[track_caller]
+fn host_on_switch(ns: &Ns, name: &str, address: &str) {
+    assert_eq!(done(ns, &format!("-n {name}")), "");
+    done(ns, &format!("-a vale0:{name}"));
+    for args in [&["addr", "add", address, "dev", name][..], &["link", "set", name, "up"]] {
+        ns.ip(args).expect("an interface");
+    }
+    ns.wait_up(name).expect("an interface that comes up");
+}
+
+/// The frames of IPv4 that a port receives until nothing comes for a while.
+fn ipv4_of(port: &Port) -> usize {
+    let mut found = 0;
+    while port.poll(Interest::RX, Some(Duration::from_millis(200))).expect("a switch").rx() {
+        found += take(port, 0).iter().filter(|frame| frame.get(12..14) == Some(&[0x08, 0x00])).count();
+    }
+    found
+}
+
+/// Sends `bytes` by TCP from one stack to the other, and compares what arrives.
+#[track_caller]
+fn tcp(from: &Ns, to: &Ns, address: &str, bytes: usize) {
+    let serve = format!(
+        "import socket,hashlib\n\
+         s=socket.create_server(('{address}',5001)); print('ready',flush=True); c,_=s.accept(); h=hashlib.sha256()\n\
+         while True:\n b=c.recv(1<<16)\n if not b: break\n h.update(b)\n\
+         print(h.hexdigest(),flush=True)"
+    );
+    let send = format!(
+        "import socket,hashlib,random\nd=random.Random(7).randbytes({bytes}); \
+         c=socket.create_connection(('{address}',5001),20); c.sendall(d); c.close(); print(hashlib.sha256(d).hexdigest())"
+    );
+    let mut server = to.command("python3");
+    let mut server = server.args(["-c", &serve]).stdout(Stdio::piped()).spawn().expect("python3");
+    let mut out = BufReader::new(server.stdout.take().expect("a pipe")).lines();
+    assert_eq!(out.next().expect("a line").expect("text"), "ready");
+    let sent = from.tool("timeout", &["60", "python3", "-c", &send]).expect("it is sent");
+    assert_eq!(out.next().expect("a line").expect("text"), sent.trim());
+    server.wait().expect("our child");
+}
+
+#[test]
+fn two_hosts_on_a_switch() {
+    isolated(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        host_on_switch(&net.near, "vi0", "10.8.0.1/24");
+        host_on_switch(&net.far, "vi1", "10.8.0.2/24");
+        let list = done(&net.near, "");
+        for port in ["vale0:vi0", "vale0:vi1"] {
+            assert!(list.contains(&format!("{port} bridge_idx ")), "{list}");
+        }
+        assert!(done(&net.near, "-g vale0:vi0").contains("tx_slots: "));
+        // A third port sees what goes to all, and not what the two have to say to each other.
+        let third = open_in(&net.near, "vale0:third");
+        until("the hosts reach each other", || pings(&net.near, "10.8.0.2"));
+        ipv4_of(&third);
+        assert!(pings(&net.far, "10.8.0.1"));
+        tcp(&net.near, &net.far, "10.8.0.2", 8 << 20);
+        tcp(&net.far, &net.near, "10.8.0.1", 8 << 20);
+        assert_eq!(ipv4_of(&third), 0, "frames that were for others");
+        // What the third sends to all, both stacks receive.
+        let before = [net.near.counters("vi0").unwrap(), net.far.counters("vi1").unwrap()];
+        transmit(&third, 0, &[[&[0xff; 6][..], &frame(60, 1)[6..]].concat()], BUFFER);
+        for (ns, name, before) in [(&net.near, "vi0", before[0]), (&net.far, "vi1", before[1])] {
+            until("a broadcast arrives", || ns.counters(name).unwrap().rx_packets > before.rx_packets);
+        }
+        net.assert_alive();
+    });
+}
+
+#[test]
+fn persistent_ports_come_and_go() {
+    isolated(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        let ns = &net.near;
+        for (args, status, part) in [
+            ("-n vale7", 1, "not vale"),
+            ("-n a_name_that_is_too_long", 1, "1 to 15 bytes"),
+            ("-n va", 1, "already"),
+            ("-r va", 1, "no persistent port"),
+            ("-r no_such_if0", 1, "no such interface"),
+            ("-d vale0:vi0", 1, "no switch"),
+            ("-a vale0:no_such_if0", 1, "no such interface"),
+            ("-a va", 1, "valeS:P"),
+            ("-p vale0:vi0", 1, "no switch"),
+        ] {
+            let (code, out, err) = ctl(ns, args);
+            assert_eq!((code, out.as_str()), (status, ""), "{args}: {err}");
+            assert!(err.contains(part), "{args}: {err}");
+        }
+        // The same name in two namespaces, on two switches.
+        for (ns, switch) in [(&net.near, "vale0"), (&net.far, "vale1")] {
+            done(ns, "-n vi0 -C 256,128,2");
+            assert!(ctl(ns, "-n vi0").2.contains("already"));
+            done(ns, &format!("-a {switch}:vi0"));
+            assert!(ctl(ns, &format!("-a {switch}:vi0")).2.contains("already"));
+            assert!(ctl(ns, "-r vi0").2.contains("attached"), "vale-ctl -d comes first");
+            let info = done(ns, &format!("-g {switch}:vi0"));
+            assert!(info.contains("tx_slots: 256\n") && info.contains("rx_slots: 128\n"), "{info}");
+            assert!(info.contains("tx_rings: 2\n"), "{info}");
+            let refused = ns.run(|| Port::open(&format!("{switch}:vi0"))).expect("a namespace");
+            assert!(refused.err().expect("a refusal").to_string().contains("attached"));
+        }
+        // Detached and removed in order, or all at once by the system.
+        done(&net.near, "-d vale0:vi0");
+        done(&net.near, "-r vi0");
+        net.near.ip(&["link", "show", "vi0"]).expect_err("it is gone");
+        net.far.ip(&["link", "del", "vi0"]).expect("an interface");
+        until("the port goes with its interface", || done(&net.near, "").is_empty());
+        until("nothing is left", || home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
+        // An ephemeral port is its program's.
+        let port = open_in(&net.near, "vale0:mine");
+        assert!(ctl(&net.near, "-d vale0:mine").2.contains("a program has it open"));
+        assert!(ctl(&net.near, "-p vale0:mine").2.contains("only attached interfaces"));
+        drop(port);
+        net.assert_alive();
+    });
+}
+
+#[test]
+fn an_interface_on_a_switch() {
+    isolated(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        done(&net.near, "-a vale0:va");
+        assert!(net.has_xdp());
+        let (port, tap) = (open_in(&net.near, "vale0:p"), net.tap());
+        let out = frames(&[60, 64, 1000, 1514, 300], 100);
+        transmit(&port, 0, &out, BUFFER);
+        assert_eq!(tap.collect(out.len()), out);
+        let back = frames(&[60, 1514, 70, 500], 200);
+        tap.send_all(&back);
+        let got: Vec<_> = collect(&port, back.len());
+        assert_eq!(got, back);
+        // Nobody else may have it now.
+        assert!(net.refused("netmap:va").1.contains("open"));
+        // Served by processors of its own, it cannot be taken out.
+        done(&net.near, "-p vale0:va -C 1,0");
+        assert!(ctl(&net.near, "-p vale0:va").2.contains("already"));
+        assert!(ctl(&net.near, "-p vale0:va -C 1,4000").2.contains("already"));
+        assert!(ctl(&net.near, "-d vale0:va").2.contains("vale-ctl -P"));
+        transmit(&port, 0, &out, BUFFER);
+        assert_eq!(tap.collect(out.len()), out);
+        done(&net.near, "-P vale0:va");
+        assert!(ctl(&net.near, "-P vale0:va").2.contains("no processors"));
+        assert!(ctl(&net.near, "-p vale0:va -C 1,4000").2.contains("not all there"));
+        done(&net.near, "-d vale0:va");
+        net.assert_given_back();
+        drop(port);
+        until("nothing is left", || home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
+        net.assert_alive();
+    });
+}
+
+const TURNS: u64 = 50;
+
+#[test]
+fn attached_and_detached_under_load() {
+    isolated(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        let (a, b) = (open_in(&net.near, "vale0:a"), open_in(&net.near, "vale0:b"));
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let relaxed = std::sync::atomic::Ordering::Relaxed;
+        let (mut sent, mut received) = (0, 0);
+        std::thread::scope(|scope| {
+            // Between two programs nothing is lost meanwhile, as the receiver keeps up with what the sender knows it took.
+            let traffic = scope.spawn(|| {
+                while !stop.load(relaxed) {
+                    send(&a, 1, sent, sent + 32).expect("a switch");
+                    sent += 32;
+                    while received < sent {
+                        let got = receive(&b, 1).expect("a switch").len() as u64;
+                        received += got;
+                    }
+                }
+                (sent, received)
+            });
+            for turn in 0..TURNS {
+                let (status, _, err) = ctl(&net.near, "-a vale0:va");
+                assert_eq!(status, 0, "turn {turn}: {err}");
+                let (status, _, err) = ctl(&net.near, "-d vale0:va");
+                assert_eq!(status, 0, "turn {turn}: {err}");
+            }
+            stop.store(true, relaxed);
+            let (sent, received) = traffic.join().expect("the traffic goes on");
+            assert_eq!(sent, received);
+            summary(&format!(
+                "attached and detached {TURNS} times under traffic: {sent} packets sent, {received} received"
+            ));
+        });
+        net.assert_given_back();
+        net.assert_alive();
+    });
+}
+
+#[test]
+fn a_daemon_that_dies_leaves_no_interface() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        host_on_switch(&net.near, "vi0", "10.8.0.1/24");
+        done(&net.near, "-a vale0:va");
+        rustix::process::kill_process(home.daemon(), Signal::KILL).expect("it runs");
+        until("the persistent port is gone", || net.near.ip(&["link", "show", "vi0"]).is_err());
+        net.assert_given_back();
+    });
+}
