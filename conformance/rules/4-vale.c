@@ -1,0 +1,432 @@
+/*
+ * SPDX-License-Identifier: BSD-2-Clause
+ * Copyright (c) 2026, the unetmap authors
+ *
+ * Section 4: switches, and what only their ports do with slots and requests.
+ */
+#include "port.h"
+
+/* Milliseconds: for what must happen, and to listen for what must not. */
+#define LONG	20000
+#define QUIET	60
+
+#define FRAME	60
+
+/* The name of a port of the rule's own switch. */
+static const char *
+vale(const char *port)
+{
+	static char names[8][NETMAP_REQ_IFNAMSIZ];
+	static unsigned int next;
+	char *name = names[next++ % 8];
+
+	snprintf(name, sizeof(names[0]), "vale%s:%s", own(""), port);
+	return name;
+}
+
+/* Addresses of stations, and all of them. */
+enum { ALL = 255 };
+
+static void
+address(char *at, int station)
+{
+	memcpy(at, "\x02\0\0\0\0", 5);
+	at[5] = (char)station;
+	if (station == ALL)
+		memset(at, 0xff, 6);
+}
+
+/* Puts a frame from one station to another into the ring; what says which one it is. */
+static struct netmap_slot *
+put_frame(const struct port *p, int to, int from, char what, unsigned int len, unsigned int flags)
+{
+	char bytes[2048] = { 0 };
+
+	address(bytes, to);
+	address(bytes + 6, from);
+	memcpy(bytes + 12, "\x88\xb5", 2);
+	bytes[14] = what;
+	return put(tx_ring(p, 0), bytes, len, flags);
+}
+
+static void
+send_frame(const struct port *p, int to, int from, char what)
+{
+	put_frame(p, to, from, what, FRAME, 0);
+	txsync(p);
+}
+
+/* Which frame comes next, -1 if none does in that time. */
+static int
+comes(const struct port *p, int limit_ms)
+{
+	struct netmap_ring *ring = rx_ring(p, 0);
+	struct netmap_slot *slot;
+	int revents, what;
+
+	if (poll_fd(p->fd, POLLIN, limit_ms, &revents) != 1 || revents != POLLIN)
+		return -1;
+	slot = get(ring);
+	what = slot->len >= 15 ? data_of(ring, slot)[14] : -2;
+	rxsync(p);
+	return what;
+}
+
+/* Waits until all that p has sent is off its ring. */
+static void
+drain(const struct port *p)
+{
+	int i;
+
+	for (i = 0; i < LONG && nm_tx_pending(tx_ring(p, 0)); i++) {
+		txsync(p);
+		usleep(1000);
+	}
+	HOLDS(!nm_tx_pending(tx_ring(p, 0)));
+}
+
+RULE("4-vale", "two ports of a switch exchange packets")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY);
+
+	send_frame(&a, 2, 1, 'x');
+	SAME(comes(&b, LONG), 'x');
+	send_frame(&b, 1, 2, 'y');
+	SAME(comes(&a, LONG), 'y');
+}
+
+RULE("4-vale-apart", "two switches exchange nothing")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port("valeother:b", ANY);
+
+	send_frame(&a, ALL, 1, 'x');
+	drain(&a);
+	SAME(comes(&b, QUIET), -1);
+}
+
+RULE("4-vale-defaults", "a port has one ring pair of 1024 slots, and no host rings")
+{
+	struct port a = open_port(vale("a"), ANY), q;
+
+	SAME(a.reg.nr_tx_rings, 1);
+	SAME(a.reg.nr_rx_rings, 1);
+	SAME(a.reg.nr_tx_slots, 1024);
+	SAME(a.reg.nr_rx_slots, 1024);
+	REFUSED(EINVAL, bind_port(&q, device(), vale("a"), WISH(.nr_mode = NR_REG_SW)));
+	REFUSED(EINVAL, bind_port(&q, device(), vale("b"), WISH(.nr_mode = NR_REG_NIC_SW)));
+}
+
+RULE("4-vale-largest", "a port may have 16 ring pairs and 4096 slots, and has no more")
+{
+	struct port a = open_port(vale("a"), WISH(.nr_tx_rings = 16, .nr_rx_rings = 16, .nr_tx_slots = 64, .nr_rx_slots = 64));
+	struct port b = open_port(vale("b"), WISH(.nr_tx_slots = 4096, .nr_rx_slots = 4096)), c;
+
+	SAME(a.reg.nr_tx_rings, 16);
+	SAME(tx_ring(&a, 15)->num_slots, 64);
+	SAME(rx_ring(&b, 0)->num_slots, 4096);
+	if (bind_port(&c, device(), vale("c"), WISH(.nr_tx_rings = 17, .nr_tx_slots = 5000)) == 0)
+		HOLDS(c.reg.nr_tx_rings <= 16 && c.reg.nr_tx_slots <= 4096);
+}
+
+RULE("4-vale-region", "each port has a region of its own, unless it asks for another's")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY);
+	struct port c = open_beside(&a, vale("c"), WISH(.nr_mem_id = a.reg.nr_mem_id));
+
+	HOLDS(a.reg.nr_mem_id != 1 && b.reg.nr_mem_id != 1 && a.reg.nr_mem_id != b.reg.nr_mem_id);
+	send_frame(&b, ALL, 2, 'x');
+	SAME(comes(&c, LONG), 'x');
+	SAME(comes(&a, LONG), 'x');
+}
+
+RULE("4-vale-names", "switches and ports are named with letters, digits and _; other names: EINVAL")
+{
+	static const char *const bad[] = { "vale1:", "vale 1:a", "vale1:a.b", "vale1:a b", "vale.1:a", "vale1:a:b" };
+	struct port a = open_port("vale_X9:A_b9", ANY), q;
+	size_t i;
+
+	for (i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+		REFUSED(EINVAL, bind_port(&q, device(), bad[i], ANY));
+	open_port("vale:1", ANY);
+	txsync(&a);
+}
+
+RULE("4-vale-unknown", "packets to an unknown station, and to all, go to all other ports, never back")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY), c = open_port(vale("c"), ANY);
+
+	send_frame(&a, 9, 1, 'u');
+	SAME(comes(&b, LONG), 'u');
+	SAME(comes(&c, LONG), 'u');
+	send_frame(&a, ALL, 1, 'b');
+	SAME(comes(&b, LONG), 'b');
+	SAME(comes(&c, LONG), 'b');
+	SAME(comes(&a, QUIET), -1);
+}
+
+RULE("4-vale-learns", "packets to a station that has sent go to its port only")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY), c = open_port(vale("c"), ANY);
+
+	send_frame(&b, ALL, 2, 'i');
+	SAME(comes(&a, LONG), 'i');
+	SAME(comes(&c, LONG), 'i');
+	send_frame(&a, 2, 1, 'x');
+	SAME(comes(&b, LONG), 'x');
+	SAME(comes(&c, QUIET), -1);
+}
+
+RULE("4-vale-moves", "a station that sends through another port is there from then on")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY), c = open_port(vale("c"), ANY);
+
+	send_frame(&b, ALL, 2, 'i');
+	SAME(comes(&a, LONG), 'i');
+	SAME(comes(&c, LONG), 'i');
+	send_frame(&c, ALL, 2, 'j');
+	SAME(comes(&a, LONG), 'j');
+	SAME(comes(&b, LONG), 'j');
+	send_frame(&a, 2, 1, 'x');
+	SAME(comes(&c, LONG), 'x');
+	SAME(comes(&b, QUIET), -1);
+}
+
+RULE("4-vale-short", "packets of less than 14 bytes are dropped, and their slots come back")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY);
+
+	put_frame(&a, ALL, 1, 's', 13, 0);
+	put_frame(&a, ALL, 1, 'x', FRAME, 0);
+	txsync(&a);
+	SAME(comes(&b, LONG), 'x');
+	drain(&a);
+}
+
+RULE("4-vale-full", "a receiver without room loses packets; the sender's slots all come back, and others lose none")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), WISH(.nr_rx_slots = 8, .nr_tx_slots = 8));
+	struct port c = open_port(vale("c"), ANY);
+	int i;
+
+	for (i = 0; i < 100; i++)
+		put_frame(&a, ALL, 1, (char)i, FRAME, 0);
+	txsync(&a);
+	drain(&a);
+	for (i = 0; i < 100; i++)
+		SAME(comes(&c, LONG), i);
+	for (i = 0; i < 7; i++)
+		SAME(comes(&b, LONG), i);
+	SAME(comes(&b, QUIET), -1);
+	send_frame(&a, ALL, 1, 'x');
+	SAME(comes(&b, LONG), 'x');
+}
+
+RULE("4-vale-alone", "a port alone on its switch sends to nobody, and its slots come back")
+{
+	struct port a = open_port(vale("a"), ANY);
+	int i;
+
+	for (i = 0; i < 100; i++)
+		put_frame(&a, ALL, 1, 'x', FRAME, 0);
+	txsync(&a);
+	drain(&a);
+	SAME(nm_ring_space(tx_ring(&a, 0)), tx_ring(&a, 0)->num_slots - 1);
+}
+
+RULE("4-vale-gone", "a port ends with its last close, and the switch with its last port")
+{
+	struct port a = open_port(vale("a"), ANY), again = open_port(vale("a"), ANY);
+	struct ask q;
+
+	WORKS(close(a.fd));
+	txsync(&again);
+	ask(&q, NETMAP_REQ_VALE_LIST, vale("a"));
+	WORKS(send_ask(&q));
+	WORKS(close(again.fd));
+	ask(&q, NETMAP_REQ_VALE_LIST, vale("a"));
+	REFUSED(ENOENT, send_ask(&q));
+}
+
+RULE("4-vale-shared", "several files of one port share its rings")
+{
+	struct port a = open_port(vale("a"), ANY), again = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY);
+
+	SAME(again.reg.nr_mem_id, a.reg.nr_mem_id);
+	send_frame(&again, ALL, 1, 'x');
+	SAME(comes(&b, LONG), 'x');
+	SAME(tx_ring(&a, 0)->head, 1);
+}
+
+RULE("4-vale-254", "a switch has at most 254 ports")
+{
+	struct port p;
+	char name[16];
+	int i, error = 0;
+
+	for (i = 0; i < 256 && error == 0; i++) {
+		snprintf(name, sizeof(name), "p%d", i);
+		if (bind_port(&p, device(), vale(name), WISH(.nr_tx_slots = 16, .nr_rx_slots = 16)) != 0)
+			error = errno;
+	}
+	SAME(i, 255);
+	SAME(error, ENOMEM);
+}
+
+RULE("4-vale-extra-bufs", "extra buffers are at most 128 times 4096")
+{
+	struct port a = open_port(vale("a"), WISH(.nr_extra_bufs = 1000000));
+
+	HOLDS(a.reg.nr_extra_bufs > 0 && a.reg.nr_extra_bufs <= 128 * 4096);
+}
+
+RULE("4-vale-NIC", "an interface cannot be opened as a port of a switch: EINVAL, it must be attached")
+{
+	struct port p;
+
+	REFUSED(EINVAL, bind_port(&p, device(), "vale99:lo", ANY));
+}
+
+/* ---- slots */
+
+RULE("3-NO_LEARN", "a packet with NS_NO_LEARN teaches nothing of its sender")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY), c = open_port(vale("c"), ANY);
+
+	put_frame(&b, ALL, 2, 'i', FRAME, NS_NO_LEARN);
+	txsync(&b);
+	SAME(comes(&a, LONG), 'i');
+	SAME(comes(&c, LONG), 'i');
+	send_frame(&a, 2, 1, 'x');
+	SAME(comes(&b, LONG), 'x');
+	SAME(comes(&c, LONG), 'x');
+}
+
+RULE("3-port", "the high byte of a slot's flags, if not 0, is the number of the port that the packet goes to")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY), c = open_port(vale("c"), ANY);
+	struct ask q;
+
+	ask(&q, NETMAP_REQ_VALE_LIST, vale("c"));
+	WORKS(send_ask(&q));
+	HOLDS(q.list.nr_port_idx > 0 && q.list.nr_port_idx < 254);
+	put_frame(&a, ALL, 1, 'x', FRAME, q.list.nr_port_idx << NS_PORT_SHIFT);
+	txsync(&a);
+	SAME(comes(&c, LONG), 'x');
+	SAME(comes(&b, QUIET), -1);
+}
+
+RULE("3-RFRAGS-received", "received slots tell in their high byte how many slots the packet has")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY);
+	struct netmap_ring *rx = rx_ring(&b, 0);
+	int i, revents;
+
+	put_frame(&a, ALL, 1, 'x', FRAME, 0);
+	for (i = 0; i < 3; i++)
+		put_frame(&a, ALL, 1, 'y', 100, i < 2 ? NS_MOREFRAG : 0);
+	txsync(&a);
+	while (nm_ring_space(rx) < 4)
+		SAME((rx->cur = rx->tail, poll_fd(b.fd, POLLIN, LONG, &revents)), 1);
+	SAME(NS_RFRAGS(&rx->slot[0]), 1);
+	SAME(NS_RFRAGS(&rx->slot[1]), 3);
+	for (i = 0; i < 3; i++) {
+		SAME(rx->slot[1 + i].len, 100);
+		SAME(rx->slot[1 + i].flags & NS_MOREFRAG, i < 2 ? NS_MOREFRAG : 0);
+	}
+}
+
+RULE("3-MOREFRAG-cut", "a packet whose last slot is missing at the end of a batch is sent as far as it is there")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY);
+	struct netmap_ring *rx = rx_ring(&b, 0);
+	int revents;
+
+	put_frame(&a, ALL, 1, 'x', 100, NS_MOREFRAG);
+	put_frame(&a, ALL, 1, 'y', 100, NS_MOREFRAG);
+	txsync(&a);
+	while (nm_ring_space(rx) < 2)
+		SAME((rx->cur = rx->tail, poll_fd(b.fd, POLLIN, LONG, &revents)), 1);
+	HOLDS(rx->slot[0].flags & NS_MOREFRAG);
+	HOLDS(!(rx->slot[1].flags & NS_MOREFRAG));
+}
+
+RULE("3-MOREFRAG-65", "a packet of more than 64 slots goes nowhere, and its slots come back")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY);
+	int i;
+
+	for (i = 0; i < 65; i++)
+		put_frame(&a, ALL, 1, 'x', FRAME, i < 64 ? NS_MOREFRAG : 0);
+	put_frame(&a, ALL, 1, 'y', FRAME, 0);
+	txsync(&a);
+	SAME(comes(&b, LONG), 'y');
+	drain(&a);
+}
+
+/* ---- requests */
+
+RULE("1.1-VALE_LIST", "VALE_LIST finds a port's switch and number; 255 for a port that its switch does not have")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY);
+	struct ask q;
+	uint16_t bridge;
+
+	ask(&q, NETMAP_REQ_VALE_LIST, vale("a"));
+	WORKS(send_ask(&q));
+	bridge = q.list.nr_bridge_idx;
+	SAME(q.list.nr_port_idx, 0);
+	ask(&q, NETMAP_REQ_VALE_LIST, vale("b"));
+	WORKS(send_ask(&q));
+	SAME(q.list.nr_bridge_idx, bridge);
+	SAME(q.list.nr_port_idx, 1);
+	ask(&q, NETMAP_REQ_VALE_LIST, vale("nobody"));
+	WORKS(send_ask(&q));
+	SAME(q.list.nr_port_idx, 255);
+	txsync(&a);
+	txsync(&b);
+}
+
+RULE("1.1-VALE_LIST-next", "without a name VALE_LIST tells the next port from the numbers on, by name; after the last: ENOENT")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY);
+	struct ask q = { .fd = device() };
+	uint32_t bridge = 0, port = 0;
+	int found = 0;
+
+	for (;;) {
+		ask_again(&q, NETMAP_REQ_VALE_LIST, "");
+		q.list.nr_bridge_idx = (uint16_t)bridge;
+		q.list.nr_port_idx = port;
+		if (send_ask(&q) != 0)
+			break;
+		found += strcmp(q.hdr.nr_name, vale("a")) == 0 || strcmp(q.hdr.nr_name, vale("b")) == 0;
+		bridge = q.list.nr_bridge_idx;
+		port = q.list.nr_port_idx + 1;
+	}
+	SAME(errno, ENOENT);
+	SAME(found, 2);
+	txsync(&a);
+	txsync(&b);
+}
+
+RULE("1.1-PORT_INFO_GET-vale", "a VALE port that is not there is made for the question, and is not there afterwards")
+{
+	struct ask q;
+
+	ask(&q, NETMAP_REQ_PORT_INFO_GET, vale("a"));
+	WORKS(send_ask(&q));
+	SAME(q.info.nr_tx_slots, 1024);
+	ask(&q, NETMAP_REQ_VALE_LIST, vale("a"));
+	REFUSED(ENOENT, send_ask(&q));
+}
+
+RULE("1.4-BDG_LIST", "the older LIST finds a port's switch and number, and tells the next one's name")
+{
+	struct port a = open_port(vale("a"), ANY);
+	struct nmreq r = { .nr_version = NETMAP_API, .nr_cmd = NETMAP_BDG_LIST };
+
+	snprintf(r.nr_name, sizeof(r.nr_name), "%s", vale("a"));
+	WORKS(ioctl(device(), NIOCGINFO, &r));
+	SAME(r.nr_arg2, 0);
+	txsync(&a);
+}
