@@ -216,6 +216,8 @@ RULE("0.1-one-map", "netmap_if, rings and buffers lie inside the one region")
 
 RULE("0.1-map-unbound", "a file without a port cannot be mapped: EINVAL")
 {
+	if (door_is("node"))
+		rule_cannot("the kernel maps, and asks nobody");
 	REFUSED(EINVAL, mmap(NULL, 4096, PROT_READ, MAP_SHARED, device(), 0));
 }
 
@@ -232,9 +234,13 @@ RULE("0.1-map-offset", "any page of the region can be where a mapping begins")
 
 RULE("0.1-map-beyond", "a mapping that ends behind the region: EINVAL")
 {
-	struct port p = open_port(own("{1"), ANY);
-	size_t bytes = p.reg.nr_memsize;
+	struct port p;
+	size_t bytes;
 
+	if (door_is("node"))
+		rule_cannot("the kernel maps, and asks nobody");
+	p = open_port(own("{1"), ANY);
+	bytes = p.reg.nr_memsize;
 	REFUSED(EINVAL, mmap(NULL, bytes + 4096, PROT_READ, MAP_SHARED, p.fd, 0));
 	REFUSED(EINVAL, mmap(NULL, 4096, PROT_READ, MAP_SHARED, p.fd, (off_t)bytes));
 	REFUSED(EINVAL, mmap(NULL, bytes, PROT_READ, MAP_SHARED, p.fd, 4096));

@@ -62,6 +62,7 @@ pub fn isolated<F: FnOnce(&Home)>(body: F) {
         let _ = inside.wait();
     }
     home.end_daemon();
+    crate::node::detach(&crate::node::mount_of(&home));
     let text = fs::read_to_string(&output).unwrap_or_default();
     let log = fs::read_to_string(home.log()).unwrap_or_default();
     if !passed {

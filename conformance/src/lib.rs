@@ -7,9 +7,11 @@ pub mod c;
 pub mod ether;
 pub mod home;
 pub mod net;
+pub mod node;
 pub mod packet;
 pub mod pcap;
 pub mod raw;
 pub mod traffic;
 
 pub use home::{Home, LIMIT, isolated, program, until};
+pub use node::Node;

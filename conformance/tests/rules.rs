@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use conformance::c::linked;
 use conformance::home::{Guard, wait_within};
 use conformance::net::{CABLE, DIRECT, Net};
-use conformance::{Home, program};
+use conformance::{Home, Node, program};
 use lab::VethOptions;
 
 /// How long a program may take for all its rules.
@@ -110,14 +110,6 @@ fn compile_file(
     if output.status.success() { Ok(out) } else { Err(format!("{name}.c does not compile: {said}")) }
 }
 
-/// A device for programs that nothing of ours is linked with or loaded into.
-///
-/// # Errors
-/// Why there is none here.
-fn node(_home: &Home) -> Result<PathBuf, String> {
-    Err("no node yet".into())
-}
-
 /// Interfaces for the programs that need some, and a daemon that opens them: `ra` and `rb`, two ends of a cable of two
 /// queues, and `r-2`.
 fn cable(home: &Home) -> Option<Net> {
@@ -137,11 +129,11 @@ fn run(folder: &Path, name: &str, door: Door, ids: &[String]) -> Result<BTreeMap
     if let Some(None) = net {
         return all_cannot("no network namespaces or AF_XDP here");
     }
-    let device = if door == Door::Node { Some(node(&home)) } else { None };
-    if let Some(Err(why)) = device {
-        return all_cannot(&why);
-    }
-    let path = compile(folder, name, door, device.and_then(Result::ok).as_deref())?;
+    let node = match (door == Door::Node).then(|| Node::mounted(&home)).transpose() {
+        Ok(node) => node,
+        Err(why) => return all_cannot(&why),
+    };
+    let path = compile(folder, name, door, node.as_ref().map(Node::path))?;
     let unetmap = program("unetmap");
     let words = if door == Door::Preload { vec![unetmap.as_path(), "run".as_ref(), "--".as_ref()] } else { vec![] };
     let words: Vec<&Path> = words.into_iter().chain([path.as_path()]).collect();

@@ -60,6 +60,8 @@ pub mod errno {
     pub const EACCES: i32 = 13;
     /// The interface is down.
     pub const ENETDOWN: i32 = 100;
+    /// There is none, or it is not what it should be.
+    pub const ENODEV: i32 = 19;
     /// No such thing in a list.
     pub const ENOENT: i32 = 2;
     /// Bad argument.

@@ -165,6 +165,31 @@ impl Port {
         }
         Ok(ready)
     }
+
+    /// Syncs what a poll syncs, and tells what is ready; at once, whatever a poll would wait for.
+    ///
+    /// # Errors
+    /// As [`Port::txsync`].
+    pub fn glance(&self, want: Interest) -> Result<Interest, Error> {
+        self.look(want, None)
+    }
+
+    /// As [`Port::arm`], but for whatever comes next, though something may be ready: syncs after it asked to be woken.
+    ///
+    /// # Errors
+    /// As [`Port::txsync`].
+    pub fn arm_for_more(&self, want: Interest) -> Result<(), Error> {
+        self.silence(want);
+        self.ask_for_wakeup(want);
+        if want.rx() {
+            self.rxsync()?;
+        }
+        if want.tx() {
+            self.txsync()?;
+        }
+        Ok(())
+    }
+
     /// [`Port::wait_fds`], one after the other, without allocation.
     pub fn each_wait_fd(&self, want: Interest, mut each: impl FnMut(BorrowedFd<'_>)) {
         each(self.connection.fd.as_fd());

@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use unetmap_sys::xdp::ClassicInsn;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::client::{self, Connection};
+use crate::client::{self, Connection, Reply};
 use crate::error::{Error, errno};
 use crate::wire::Kind;
 
@@ -146,6 +146,11 @@ pub fn ask(request: &NicRequest) -> Result<Option<String>, Error> {
 
 fn ask_on(connection: &Connection, asked: &str, request: &NicRequest) -> Result<String, Error> {
     let reply = client::call(connection.fd.as_fd(), asked, Kind::Nic, &request.encode())?;
+    text_of(reply, asked)
+}
+
+/// The text that came as a file; or the errno, and why, that came in its place.
+pub(crate) fn text_of(reply: Reply, asked: &str) -> Result<String, Error> {
     if reply.errno != 0 {
         let why = String::from_utf8(reply.payload).ok().filter(|why| !why.is_empty());
         let why = why.unwrap_or_else(|| std::io::Error::from_raw_os_error(reply.errno).to_string());

@@ -234,8 +234,8 @@ struct Parts {
     of_rings: Vec<OwnedFd>,
 }
 
-/// Mapped regions by their file's device and inode.
-type Regions = HashMap<(u64, u64), Weak<Region>>;
+/// Mapped regions by their file's device and inode, and where they begin in it.
+type Regions = HashMap<(u64, u64, u64), Weak<Region>>;
 
 /// The regions that this process has mapped: each is mapped once.
 static REGIONS: Mutex<Option<Regions>> = Mutex::new(None);
@@ -246,7 +246,7 @@ fn map_region(fd: OwnedFd, geometry: Geometry) -> io::Result<Arc<Region>> {
     let mut regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
     let regions = regions.get_or_insert_default();
     regions.retain(|_, region| region.strong_count() > 0);
-    let key = (meta.dev(), meta.ino());
+    let key = (meta.dev(), meta.ino(), geometry.ifs.offset);
     if let Some(region) = regions.get(&key).and_then(Weak::upgrade) {
         return Ok(region);
     }

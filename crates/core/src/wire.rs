@@ -6,6 +6,7 @@
 //!   Ctrl: a netmap request       -->     the same request, answered; for REGISTER also what was bound, and its fds
 //!   Attach                       -->     what REGISTER answered on this connection, and its fds, again
 //!   Nic                          -->     a memfd with what the daemon knows of an interface, as JSON; see `nic`
+//!   Node                         -->     a memfd with how /dev/netmap is, as JSON; see `node`
 //!   Snapshot                     -->     a memfd with everything that `unetmap ls` shows, as JSON
 //! ```
 //! Everything here is judged by the receiver: a head that does not fit its message is an error, never a guess.
@@ -15,7 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// "unm" and the format of the head.
 pub const MAGIC: u32 = 0x756e_6d31;
 /// Changes with every change of a payload.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// The longest request, bytes: the longest filter of an interface, and the head.
 pub const MAX_REQUEST: usize = 40 << 10;
 /// The longest answer, bytes.
@@ -37,11 +38,13 @@ pub enum Kind {
     Attach = 5,
     /// About an interface: how it is, and which frames are to enter its port.
     Nic = 6,
+    /// About the node, `/dev/netmap`: how it is, and whether it is to be there.
+    Node = 7,
 }
 
 impl Kind {
     fn from_raw(raw: u16) -> Option<Kind> {
-        let all = [Kind::Lease, Kind::Ctrl, Kind::Snapshot, Kind::MoreFds, Kind::Attach, Kind::Nic];
+        let all = [Kind::Lease, Kind::Ctrl, Kind::Snapshot, Kind::MoreFds, Kind::Attach, Kind::Nic, Kind::Node];
         all.into_iter().find(|k| *k as u16 == raw)
     }
 }

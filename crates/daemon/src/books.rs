@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use unetmap::bound::{Bound, BoundHead, BoundPool, BoundRing, Path};
 use unetmap::errno::{EACCES, EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP};
@@ -12,8 +12,9 @@ use unetmap_sys::netns::Netns;
 
 use crate::caller::Caller;
 use crate::end::{Binding, End};
+use crate::estate::Estate;
 use crate::filter::Filters;
-use crate::interfaces::Watched;
+use crate::interfaces::{DAEMON, Watched};
 use crate::mediator::Wire;
 use crate::nic::{Nic, NicKey};
 use crate::null::NullPort;
@@ -111,6 +112,10 @@ pub(crate) struct Books {
     pub(crate) watches: BTreeMap<u64, Watched>,
     pub(crate) filters: Filters,
     pub(crate) last_nic: u64,
+    /// Whether new regions are to be such that the node can show them.
+    pub(crate) node: bool,
+    /// By user; each lives as long as a region in it, or a file of the node that shows it.
+    estates: BTreeMap<u32, Weak<Estate>>,
     last_session: u64,
     /// The next region that is not named by its number alone.
     next_house: HouseId,
@@ -145,6 +150,8 @@ impl Books {
             watches: BTreeMap::new(),
             filters: Filters::default(),
             last_nic: 0,
+            node: false,
+            estates: BTreeMap::new(),
             last_session: 0,
             next_house: HouseId::from(u16::MAX) + 1,
         }
@@ -275,7 +282,8 @@ impl Books {
             return refuse(ENOMEM, "all region numbers are in use");
         };
         let id = HouseId::from(mem_id);
-        self.houses.insert(id, House::create((id, mem_id), scope, name, sizes)?);
+        let estate = self.estate_for(scope);
+        self.houses.insert(id, House::create((id, mem_id), scope, name, sizes, estate.as_ref())?);
         Ok(id)
     }
 
@@ -288,8 +296,35 @@ impl Books {
         let scope = Scope { netns: caller.netns_id(), ..self.scope(caller) };
         let id = self.next_house;
         self.next_house += 1;
-        self.houses.insert(id, House::create((id, 1), scope, "interfaces", self.sizes.of_interfaces(slots))?);
+        let (sizes, estate) = (self.sizes.of_interfaces(slots), self.estate_for(scope));
+        self.houses.insert(id, House::create((id, 1), scope, "interfaces", sizes, estate.as_ref())?);
         Ok(id)
+    }
+
+    /// The file of all regions of `uid`.
+    pub(crate) fn estate(&mut self, uid: u32) -> Result<Arc<Estate>, Refusal> {
+        if let Some(estate) = self.estates.get(&uid).and_then(Weak::upgrade) {
+            return Ok(estate);
+        }
+        self.estates.retain(|_, estate| estate.strong_count() > 0);
+        let made = Estate::new().or_else(|e| refuse(ENOMEM, format!("no memory for a user's regions: {e}")))?;
+        let made = Arc::new(made);
+        self.estates.insert(uid, Arc::downgrade(&made));
+        Ok(made)
+    }
+
+    /// Where a new region of `scope` goes, if the node is on. No program sees the daemon's own regions.
+    fn estate_for(&mut self, scope: Scope) -> Option<Arc<Estate>> {
+        if !self.node || scope.uid == DAEMON {
+            return None;
+        }
+        self.estate(scope.uid).inspect_err(|refusal| tracing::warn!("{}", refusal.why)).ok()
+    }
+
+    /// Whether the node shows a session's region to its user.
+    pub(crate) fn is_shown(&self, session: u64, estate: &Arc<Estate>) -> bool {
+        let house = self.sessions.get(&session).and_then(|session| self.houses.get(&session.house));
+        house.is_some_and(|house| house.is_in(estate))
     }
 
     fn make_null(&mut self, spec: &PortSpec, asked: &NmreqRegister, caller: &Caller) -> Result<PortKey, Refusal> {

@@ -4,9 +4,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use unetmap::errno::EPERM;
+use unetmap_sys::fuse;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::process;
 use unetmap_sys::socket::{self, Peer};
+use unetmap_sys::thread::Thread;
 
 use crate::policy::Who;
 
@@ -25,6 +28,17 @@ impl Caller {
     pub(crate) fn behind(connection: &OwnedFd, peer: Peer) -> io::Result<Caller> {
         let groups = socket::peer_groups(connection)?;
         Ok(Caller { peer, groups, netns: Netns::of_socket(connection).ok().map(Arc::new) })
+    }
+
+    /// The thread that waits for the answer to a request of the node's.
+    pub(crate) fn of_thread(thread: &Thread, from: &fuse::From) -> io::Result<Caller> {
+        let identity = thread.identity()?;
+        if identity.uid != from.uid {
+            return Err(io::Error::from_raw_os_error(EPERM));
+        }
+        let peer = Peer { pid: identity.pid, uid: from.uid, gid: from.gid };
+        let groups = [vec![from.gid], identity.groups].concat();
+        Ok(Caller { peer, groups, netns: Some(Arc::new(thread.netns()?)) })
     }
 
     /// The daemon itself.

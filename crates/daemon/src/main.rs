@@ -5,10 +5,12 @@
 mod books;
 mod caller;
 mod end;
+mod estate;
 mod filter;
 mod interfaces;
 mod mediator;
 mod nic;
+mod node;
 mod null;
 mod pipe;
 mod policy;
@@ -156,7 +158,7 @@ fn run(args: &Args) -> Result<(), String> {
     let files = process::raise_fd_limit();
     let rules = rules(args)?;
     let listener_again = listener.try_clone().map_err(|e| e.to_string())?;
-    let mut server = Server::new(listener, Books::new(sizes, rules)).map_err(|e| e.to_string())?;
+    let mut server = Server::new(listener, Books::new(sizes, rules), &socket).map_err(|e| e.to_string())?;
     tracing::info!(socket = %socket.display(), files, "serving");
     let idle = (args.idle_exit > 0).then(|| Duration::from_secs(args.idle_exit));
     // The lock keeps a starting client from finding the socket half gone; a client that is already waiting is served.

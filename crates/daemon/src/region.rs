@@ -1,12 +1,14 @@
 //! The daemon's books of one region: what is handed out, and where buffers are.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use unetmap::errno::{EINVAL, ENOMEM};
 use unetmap_mem::{
     BufIdx, BufPool, Census, Geometry, Iface, IfaceShape, ObjectPool, Pos, Region, RingShape, RingView, Slots,
 };
 
+use crate::estate::{Estate, Plot};
 use crate::refusal::{Refusal, refuse};
 
 /// How many sessions, rings and buffers a region has, and how large each is. The names are netmap's knobs.
@@ -81,6 +83,8 @@ pub(crate) struct House {
     pub(crate) name: String,
     pub(crate) region: Region,
     pub(crate) fd: OwnedFd,
+    /// Its part of the file, if that is not its own.
+    plot: Option<Plot>,
     ifs: ObjectPool,
     rings: ObjectPool,
     bufs: BufPool,
@@ -91,16 +95,30 @@ pub(crate) struct House {
 }
 
 impl House {
+    /// Makes a region, in `estate` if there is one and it has room, else in a file of its own.
     pub(crate) fn create(
         (id, mem_id): (HouseId, u16),
         scope: Scope,
         name: &str,
         sizes: Sizes,
+        estate: Option<&Arc<Estate>>,
     ) -> Result<House, Refusal> {
-        let geometry = Geometry::new(sizes.ifs, sizes.rings, sizes.bufs)
-            .or_else(|why| refuse(EINVAL, format!("the region's sizes are out of bounds: {why}")))?;
-        let (region, fd) = Region::create(&format!("unetmap-{mem_id}"), geometry)
-            .or_else(|e| refuse(ENOMEM, format!("no memory for another region: {e}")))?;
+        let at = |base| {
+            Geometry::at(base, sizes.ifs, sizes.rings, sizes.bufs)
+                .or_else(|why| refuse(EINVAL, format!("the region's sizes are out of bounds: {why}")))
+        };
+        let bytes = at(0)?.bytes();
+        let plot = estate.and_then(|estate| estate.take(bytes));
+        let geometry = at(plot.as_ref().map_or(0, Plot::base))?;
+        let made = match &plot {
+            Some(plot) => plot
+                .estate()
+                .as_fd()
+                .try_clone_to_owned()
+                .and_then(|fd| Ok((Region::attach(fd.as_fd(), geometry)?, fd))),
+            None => Region::create(&format!("unetmap-{mem_id}"), geometry),
+        };
+        let (region, fd) = made.or_else(|e| refuse(ENOMEM, format!("no memory for another region: {e}")))?;
         Ok(House {
             id,
             mem_id,
@@ -108,12 +126,18 @@ impl House {
             name: name.into(),
             region,
             fd,
+            plot,
             ifs: ObjectPool::new(geometry.ifs.count),
             rings: ObjectPool::new(geometry.rings.count),
             bufs: BufPool::new(geometry.bufs.count),
             sessions: 0,
             extra: 0,
         })
+    }
+
+    /// Whether it lies in `estate`.
+    pub(crate) fn is_in(&self, estate: &Arc<Estate>) -> bool {
+        self.plot.as_ref().is_some_and(|plot| Arc::ptr_eq(plot.estate(), estate))
     }
 
     /// Takes a ring out of the pool and formats it, without buffers.

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use unetmap::errno::{EINVAL, EIO, EMFILE, EMSGSIZE, ENFILE, ENOMEM, EPROTO, EPROTONOSUPPORT};
@@ -24,6 +25,7 @@ use unetmap_sys::{memfd, process};
 use crate::books::Books;
 use crate::caller::Caller;
 use crate::interfaces;
+use crate::node::Nodes;
 use crate::refusal::Refusal;
 use crate::snapshot;
 use crate::{mediator, request};
@@ -35,6 +37,8 @@ const FIRST_TOKEN: u64 = 2;
 
 /// Tokens of watched namespaces: this, and the namespace's number, which is an inode's and thus small.
 const WATCHES: u64 = 1 << 63;
+/// What the node's threads ask.
+const NODE: u64 = 1 << 62;
 
 /// Connections that a user who is not the daemon's may have: a session and a lease each, so about as many ports.
 const MOST_OF_A_USER: usize = 512;
@@ -52,6 +56,7 @@ struct Client {
 /// The daemon at work.
 pub(crate) struct Server {
     books: Books,
+    nodes: Nodes,
     epoll: Epoll,
     listener: OwnedFd,
     /// Closes what clients sent.
@@ -67,7 +72,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn new(listener: OwnedFd, books: Books) -> io::Result<Server> {
+    /// A daemon with these books, that listens at `socket`.
+    pub(crate) fn new(listener: OwnedFd, books: Books, socket: &Path) -> io::Result<Server> {
         // Where the kernel cannot refuse descriptors for us, and for what waits unread in a connection: closing what a
         // client sent may take as long as that client likes, so it is another thread's.
         socket::refuse_fds(&listener);
@@ -75,8 +81,11 @@ impl Server {
         std::thread::Builder::new().name("closer".into()).spawn(move || to_close.into_iter().for_each(drop))?;
         let epoll = Epoll::new()?;
         epoll.add(&listener, LISTENER, true, false)?;
+        let nodes = Nodes::new(socket)?;
+        epoll.add(nodes.bell(), NODE, true, false)?;
         Ok(Server {
             books,
+            nodes,
             epoll,
             listener,
             closer,
@@ -99,9 +108,7 @@ impl Server {
         self.epoll.add(signals, SIGNALS, true, false)?;
         let mut events = Vec::new();
         loop {
-            let limit = idle.filter(|_| {
-                self.clients.is_empty() && self.books.filters.is_empty() && !self.books.serves_the_system()
-            });
+            let limit = idle.filter(|_| self.is_unused());
             match self.epoll.wait(&mut events, limit) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 other => other?,
@@ -116,8 +123,13 @@ impl Server {
                 match token {
                     LISTENER => self.accept_some(),
                     token if token & WATCHES != 0 => self.books.links_changed(token & !WATCHES),
+                    NODE => {
+                        self.nodes.work(&mut self.books);
+                        self.wait_for_news();
+                    }
                     SIGNALS => {
                         tracing::info!("ending on a signal");
+                        self.nodes.end(&mut self.books);
                         return Ok(());
                     }
                     token if token % 2 == 1 => self.process_ended(token - 1),
@@ -125,6 +137,12 @@ impl Server {
                 }
             }
         }
+    }
+
+    /// Whether nobody would miss the daemon.
+    fn is_unused(&self) -> bool {
+        let kept = !self.books.filters.is_empty() || self.books.serves_the_system() || self.nodes.in_use();
+        self.clients.is_empty() && !kept
     }
 
     fn accept_some(&mut self) {
@@ -208,6 +226,7 @@ impl Server {
             Ok((Kind::Ctrl, _, payload)) => self.answer(token, payload),
             Ok((Kind::Attach, _, _)) => self.answer_again(token),
             Ok((Kind::Nic, _, payload)) => self.answer_nic(token, payload),
+            Ok((Kind::Node, _, payload)) => self.answer_node(token, payload),
             // One for a connection: unread ones would pile up, and their memory belongs to nobody.
             Ok((Kind::Snapshot, _, _)) => {
                 self.answer_snapshot(token);
@@ -285,12 +304,23 @@ impl Server {
             }
         };
         self.wait_for_news();
+        self.send_answer(token, Kind::Nic, answer)
+    }
+
+    /// About the node: what is asked, and then how it is.
+    fn answer_node(&mut self, token: u64, payload: &[u8]) -> bool {
+        let Some(client) = self.clients.get(&token) else { return true };
+        let answer = self.nodes.about(&mut self.books, client.peer, payload);
+        self.send_answer(token, Kind::Node, answer)
+    }
+
+    fn send_answer(&self, token: u64, kind: Kind, answer: Result<String, Refusal>) -> bool {
         let Some(client) = self.clients.get(&token) else { return true };
         let sent = match answer {
-            Ok(text) => send_text(client, Kind::Nic, &text),
+            Ok(text) => send_text(client, kind, &text),
             Err(Refusal { errno, why }) => {
                 tracing::debug!(pid = client.peer.pid, errno, why, "refused");
-                send(client, Kind::Nic, errno, 0, why.as_bytes(), &[])
+                send(client, kind, errno, 0, why.as_bytes(), &[])
             }
         };
         sent.is_ok()

@@ -5,7 +5,7 @@
 //! | interfaces | rings               | buffers 0 1 | 2 3 4 ...        |
 //! ```
 //! Every object is named by its offset or index; there is no pointer in a region. The pages are sparse: memory is
-//! used when an object is.
+//! used when an object is. Several regions may lie in one memfd, one behind the other; offsets are the memfd's then, too.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::window::Window;
 /// One pool: `count` objects of `size` bytes each, the first at `offset` from the start of the region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PoolShape {
-    /// Bytes from the start of the region.
+    /// Bytes from the start of the region's file.
     pub offset: u64,
     /// Objects.
     pub count: u32,
@@ -76,6 +76,17 @@ impl Geometry {
     /// Lays out pools of `(count, bytes of one object)`; sizes are rounded up to 128 bytes (buffers: 64). `Err` names
     /// the number that is out of bounds.
     pub fn new(ifs: (u32, u32), rings: (u32, u32), bufs: (u32, u32)) -> Result<Geometry, String> {
+        Geometry::at(0, ifs, rings, bufs)
+    }
+
+    /// The same, in a file that has other regions before it: the first pool is at `base`, a multiple of the page size.
+    ///
+    /// # Errors
+    /// As [`Geometry::new`].
+    pub fn at(base: u64, ifs: (u32, u32), rings: (u32, u32), bufs: (u32, u32)) -> Result<Geometry, String> {
+        if !base.is_multiple_of(PAGE) || base > u64::from(u32::MAX) {
+            return Err(format!("the region begins at byte {base}, which is no page of a file of 4 GiB"));
+        }
         let check = |what: &str, value: u32, range: std::ops::RangeInclusive<u32>| {
             if range.contains(&value) {
                 Ok(())
@@ -94,18 +105,18 @@ impl Geometry {
             count,
             size: size.next_multiple_of(align),
         };
-        let ifs = place(0, ifs, OBJECT_ALIGN);
-        let rings = place(ifs.bytes().next_multiple_of(PAGE), rings, OBJECT_ALIGN);
+        let ifs = place(base, ifs, OBJECT_ALIGN);
+        let rings = place((base + ifs.bytes()).next_multiple_of(PAGE), rings, OBJECT_ALIGN);
         let bufs = place((rings.offset + rings.bytes()).next_multiple_of(PAGE), bufs, 64);
         let geometry = Geometry { ifs, rings, bufs };
         // The legacy request has 32 bits for the size of a region.
         if geometry.bytes() > u64::from(u32::MAX) {
-            return Err(format!("the pools need {} bytes, a region has at most 4 GiB - 1", geometry.bytes()));
+            return Err(format!("the pools end at byte {}, a region has at most 4 GiB - 1", geometry.bytes()));
         }
         Ok(geometry)
     }
 
-    /// Bytes of the region, a multiple of the page size.
+    /// Bytes from the start of the file to the end of the region, a multiple of the page size.
     pub fn bytes(&self) -> u64 {
         (self.bufs.offset + self.bufs.bytes()).next_multiple_of(PAGE)
     }
@@ -150,7 +161,7 @@ impl Region {
     pub fn attach(fd: BorrowedFd<'_>, geometry: Geometry) -> std::io::Result<Region> {
         // Only a geometry that `new` makes: its pools are in bounds, in order, and aligned.
         let pools = [&geometry.ifs, &geometry.rings, &geometry.bufs].map(|pool| (pool.count, pool.size));
-        if Geometry::new(pools[0], pools[1], pools[2]) != Ok(geometry) {
+        if Geometry::at(geometry.ifs.offset, pools[0], pools[1], pools[2]) != Ok(geometry) {
             return Err(std::io::Error::new(
                 std::io::ErrorKind::InvalidData,
                 "the region's pools overlap or do not fit",
@@ -158,7 +169,7 @@ impl Region {
         }
         let bytes = usize::try_from(geometry.bytes()).map_err(std::io::Error::other)?;
         let window = Window::whole(Arc::new(Mapping::new(fd, bytes)?));
-        // SAFETY: the mapping has `geometry.bytes()` bytes, and in a geometry of `new` the buffer pool lies inside them.
+        // SAFETY: the mapping has `geometry.bytes()` bytes, and in a geometry of `at` the buffer pool lies inside them.
         let bufs = unsafe { window.base().add(geometry.bufs.offset as usize) };
         Ok(Region { window, bufs, geometry })
     }
@@ -222,6 +233,18 @@ mod tests {
         assert_eq!(g.rings.object(4).and_then(|o| g.rings.index_of(o)), Some(4));
         assert_eq!(g.rings.object(5), None);
         assert_eq!(g.rings.index_of(g.rings.offset + 1), None);
+    }
+
+    #[test]
+    fn several_lie_in_one_file() {
+        let first = Geometry::new((3, 1024), (5, 20481), (7, 2000)).unwrap();
+        let second = Geometry::at(first.bytes(), (3, 1024), (5, 20481), (7, 2000)).unwrap();
+        assert_eq!(second.bytes(), 2 * first.bytes());
+        assert_eq!(second.rings.offset, first.bytes() + first.rings.offset);
+        assert_eq!(second.bufs.offset, first.bytes() + first.bufs.offset);
+        assert!(Geometry::at(100, (3, 1024), (5, 20481), (7, 2000)).is_err());
+        assert!(Geometry::at((1 << 32) - 4096, (3, 1024), (5, 20481), (7, 2000)).is_err());
+        assert!(Geometry::at(1 << 63, (3, 1024), (5, 20481), (7, 2000)).is_err());
     }
 
     #[test]

@@ -9,6 +9,7 @@
 pub mod barrier;
 pub mod clock;
 pub mod event;
+pub mod fuse;
 pub mod link;
 pub mod map;
 pub mod memfd;
@@ -17,6 +18,7 @@ pub mod probe;
 pub mod process;
 pub mod program;
 pub mod socket;
+pub mod thread;
 pub mod xdp;
 pub mod xsk;
 

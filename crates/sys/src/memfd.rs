@@ -3,7 +3,10 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
+    memfd_create,
+};
 use rustix::io::Errno;
 
 /// What makes a mapping of the file safe: its size is final.
@@ -63,6 +66,14 @@ pub fn check_sealed(fd: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
 /// Those of `fstat`.
 pub fn resident_bytes(fd: impl AsFd) -> io::Result<u64> {
     Ok(fstat(fd)?.st_blocks.cast_unsigned() * 512)
+}
+
+/// Gives the memory of `[offset, offset + bytes)` back to the kernel; it reads as zero from then on.
+///
+/// # Errors
+/// `EINVAL` for no bytes at all; `EFBIG`.
+pub fn punch(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> io::Result<()> {
+    Ok(fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, bytes)?)
 }
 
 fn size(fd: BorrowedFd<'_>) -> io::Result<u64> {

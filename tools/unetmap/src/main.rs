@@ -4,6 +4,7 @@
 mod doctor;
 mod ls;
 mod nic;
+mod node;
 mod run;
 
 use std::io::Write;
@@ -26,6 +27,7 @@ struct Cli {
 enum Command {
     Ls(LsArgs),
     Nic(NicArgs),
+    Node(NodeArgs),
     Doctor(DoctorArgs),
     Bench(BenchArgs),
     Run(RunArgs),
@@ -78,6 +80,37 @@ enum NicAction {
         #[arg(required = true, value_name = "EXPRESSION|off")]
         expression: Vec<String>,
     },
+}
+
+/// Have a /dev/netmap that any program can open.
+///
+/// For programs that `unetmap run` cannot reach: linked statically, not written in C, waiting through io_uring, or changing
+/// their user. The daemon serves it through FUSE, so each request and each poll goes through the daemon; programs that can
+/// are faster with `unetmap run`. Needs Linux 6.9, and root to switch it.
+#[derive(Debug, Args)]
+struct NodeArgs {
+    #[command(subcommand)]
+    action: NodeAction,
+
+    /// Print what the daemon says, as JSON
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum NodeAction {
+    /// Make it, and start a daemon if none runs, which then stays
+    On {
+        /// Where [default: /dev/netmap]
+        path: Option<std::path::PathBuf>,
+    },
+    /// Remove it; files that are open stay usable until they are closed
+    Off {
+        /// Only if it is there
+        path: Option<std::path::PathBuf>,
+    },
+    /// Say whether it is there, and how many files of it are open
+    Status,
 }
 
 /// Say what this machine and its interfaces can do, and what to change.
@@ -153,6 +186,14 @@ fn main() -> ExitCode {
         Command::Nic(NicArgs { interface, action, json }) => {
             let words = action.as_ref().map(|NicAction::Filter { expression }| &expression[..]);
             nic::run(&interface, words, json)
+        }
+        Command::Node(NodeArgs { action, json }) => {
+            let action = match action {
+                NodeAction::On { path } => node::Action::On(path),
+                NodeAction::Off { path } => node::Action::Off(path),
+                NodeAction::Status => node::Action::Status,
+            };
+            node::run(action, json)
         }
         Command::Doctor(args) => doctor::run(args.interface.as_deref(), args.json),
         Command::Run(args) => run::run(&args.program),

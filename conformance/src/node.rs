@@ -1,0 +1,83 @@
+//! A `/dev/netmap` of the test's own, served by its daemon, and programs that find it there.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use unetmap_sys::fuse;
+
+use crate::home::{Home, program};
+
+/// The node of a test's daemon.
+pub struct Node {
+    path: PathBuf,
+    mount: PathBuf,
+}
+
+impl Node {
+    /// Has the test's daemon make one in the test's folder; a daemon is started if none runs.
+    ///
+    /// # Errors
+    /// What this machine lacks for it.
+    #[track_caller]
+    pub fn mounted(home: &Home) -> Result<Node, String> {
+        if !rustix::process::geteuid().is_root() {
+            return Err("only root has the node".into());
+        }
+        fuse::available().map_err(|e| format!("/dev/fuse: {e}"))?;
+        let release = rustix::system::uname().release().to_string_lossy().into_owned();
+        let mut numbers = release.split('.').map_while(|word| word.parse::<u32>().ok());
+        let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        if version < (6, 9) {
+            return Err(format!("the node needs Linux 6.9, and this is {release}"));
+        }
+        let path = home.folder().join("netmap");
+        let output = unetmap_node(home, &["on", &path.display().to_string()]);
+        assert!(output.0, "unetmap node on: {}", output.1);
+        Ok(Node { path, mount: mount_of(home) })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Runs `program` where this is `/dev/netmap`: in a mount namespace of its own, with a small `/dev` of its own.
+    pub fn command(&self, program: &Path) -> Command {
+        const SCRIPT: &str = "set -e
+            mount -t tmpfs -o mode=755 dev /dev
+            mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/zero c 1 5; mknod -m 444 /dev/urandom c 1 9
+            ln -s \"$0\" /dev/netmap
+            exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "--", "sh", "-c", SCRIPT]).arg(&self.path).arg(program);
+        command
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // What a killed daemon leaves; a living one cleans up itself.
+        detach(&self.mount);
+    }
+}
+
+/// Runs `unetmap node` about the test's daemon: whether it went well, and what it said.
+pub fn unetmap_node(home: &Home, args: &[&str]) -> (bool, String) {
+    let mut command = Command::new(program("unetmap"));
+    command.arg("node").args(args).stdin(Stdio::null());
+    command.env("UNETMAP_SOCKET", home.socket()).env("UNETMAPD", program("unetmapd"));
+    let output = command.output().expect("unetmap starts");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
+
+/// Where the daemon mounts.
+pub(crate) fn mount_of(home: &Home) -> PathBuf {
+    let mut folder = home.socket().into_os_string();
+    folder.push(".node");
+    folder.into()
+}
+
+pub(crate) fn detach(mount: &Path) {
+    while fuse::is_ours(mount).is_ok_and(|ours| ours) && fuse::detach(mount).is_ok() {}
+}

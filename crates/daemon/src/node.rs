@@ -1,0 +1,342 @@
+//! The node: a `/dev/netmap` that any program can open, served through FUSE.
+//!
+//! ```text
+//! program: open  --> LOOKUP, OPEN   a file for each user, whose memory is that of his regions (estate)
+//!          ioctl --> IOCTL          requests: read in the program's memory, answered by the books
+//!          mmap                     the kernel's work alone: both sides have the same pages
+//!          ioctl --> IOCTL          syncs: done here, on a port of the daemon's own hands
+//!          poll  --> POLL           a sync, and what is ready; else whoever sleeps is woken by the watch
+//!          close --> RELEASE        the last duplicate is closed: the port is given back
+//! ```
+//! The memory of a file must be known when it is opened, before anybody says which port it is for. So it is all regions
+//! of the user that opens it, and while the node is on new regions are made where it shows them.
+//!
+//! Threads: one *leads*, which is to read requests and to answer those that are quick. Before it turns to one that may take
+//! long (a request that reads a program's memory, or needs the books), another takes the lead. The *watch* waits for the
+//! bells of files that somebody sleeps on. The books belong to the main thread: what is asked of them lies on its *desk*.
+
+mod control;
+mod file;
+mod serve;
+mod watch;
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+
+use serde::Serialize;
+use unetmap::errno::{EBUSY, EEXIST, EIO, ENODEV, EPERM};
+use unetmap::node::Wish;
+use unetmap::request::Request;
+use unetmap_sys::event::Bell;
+use unetmap_sys::fuse::{self, Device, Op};
+use unetmap_sys::socket::Peer;
+
+use crate::books::Books;
+use crate::caller::Caller;
+use crate::estate::Estate;
+use crate::refusal::{Refusal, refuse};
+use crate::request::{self, Outcome};
+
+use serve::Shared;
+
+/// The file's name in the mounted folder.
+const NAME: &str = "netmap";
+
+/// What the node's threads ask of the main thread.
+pub(crate) enum Job {
+    /// The file of all regions of a user.
+    Estate(u32, SyncSender<Result<Arc<Estate>, i32>>),
+    /// A request, to be answered for a port that lies in the estate.
+    Ask(Box<Asked>, SyncSender<Outcome>),
+    /// A session is over.
+    Close(u64),
+    /// The node of that number has ended: nothing of it is open any more.
+    Over(u64),
+}
+
+/// A request, and by whom.
+pub(crate) struct Asked {
+    pub(crate) request: Request,
+    pub(crate) caller: Caller,
+    pub(crate) session: Option<u64>,
+    pub(crate) estate: Arc<Estate>,
+}
+
+/// Where jobs are put.
+#[derive(Clone)]
+pub(crate) struct Desk {
+    jobs: Sender<Job>,
+    bell: Arc<Bell>,
+}
+
+impl Desk {
+    /// Puts a job there. The main thread takes them in the order in which they came.
+    pub(crate) fn put(&self, job: Job) {
+        // It fails when the daemon ends, and everything with it.
+        if self.jobs.send(job).is_ok() {
+            self.bell.ring();
+        }
+    }
+
+    /// The same, and waits for the answer; `None` when the daemon ends.
+    pub(crate) fn ask<T>(&self, job: impl FnOnce(SyncSender<T>) -> Job) -> Option<T> {
+        let (reply, answer) = sync_channel(1);
+        self.put(job(reply));
+        answer.recv().ok()
+    }
+}
+
+/// How the node is, for `unetmap node status`.
+#[derive(Serialize)]
+struct Status {
+    on: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mount: Option<PathBuf>,
+    files: usize,
+    ports: usize,
+    /// Files of it that are still open since it was taken away.
+    left: usize,
+}
+
+/// The node, if it is on, and what is left of earlier ones.
+pub(crate) struct Nodes {
+    desk: Desk,
+    inbox: Receiver<Job>,
+    /// Where the mount is made.
+    folder: PathBuf,
+    on: Option<(PathBuf, Arc<Shared>)>,
+    left: Vec<Arc<Shared>>,
+    last: u64,
+}
+
+impl Nodes {
+    /// No node yet, of the daemon that listens at `socket`.
+    pub(crate) fn new(socket: &Path) -> io::Result<Nodes> {
+        let (jobs, inbox) = channel();
+        let mut folder = socket.as_os_str().to_owned();
+        folder.push(".node");
+        let desk = Desk { jobs, bell: Arc::new(Bell::new()?) };
+        Ok(Nodes { desk, inbox, folder: folder.into(), on: None, left: Vec::new(), last: 0 })
+    }
+
+    /// Readable when there is something to [`Nodes::work`] on.
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.desk.bell.as_fd()
+    }
+
+    /// Whether the daemon is needed for a node's sake.
+    pub(crate) fn in_use(&self) -> bool {
+        self.on.is_some() || !self.left.is_empty()
+    }
+
+    /// Does what lies on the desk.
+    pub(crate) fn work(&mut self, books: &mut Books) {
+        self.desk.bell.silence();
+        while let Ok(job) = self.inbox.try_recv() {
+            match job {
+                Job::Estate(uid, reply) => {
+                    let _ = reply.send(books.estate(uid).map_err(|refusal| refusal.errno));
+                }
+                Job::Ask(asked, reply) => {
+                    let outcome = answer(books, *asked);
+                    let session = outcome.session;
+                    if let (Err(_), Some(session)) = (reply.send(outcome), session) {
+                        books.close(session);
+                    }
+                }
+                Job::Close(session) => books.close(session),
+                Job::Over(number) => {
+                    self.left.retain(|left| left.number != number);
+                    if self.on.as_ref().is_some_and(|(_, node)| node.number == number) {
+                        tracing::warn!("the node was unmounted by somebody else");
+                        let _ = self.off(books, None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Answers `unetmap node`.
+    pub(crate) fn about(&mut self, books: &mut Books, peer: Peer, payload: &[u8]) -> Result<String, Refusal> {
+        let Some(wish) = Wish::decode(payload) else {
+            return refuse(unetmap::errno::EINVAL, "this is no request about the node");
+        };
+        if wish != Wish::Show && peer.uid != 0 {
+            return refuse(EPERM, "only root may change it");
+        }
+        match wish {
+            Wish::Show => {}
+            Wish::On(path) => self.on(books, path)?,
+            Wish::Off(path) => self.off(books, path.as_deref())?,
+        }
+        let (files, ports) = self.on.as_ref().map_or((0, 0), |(_, node)| node.count());
+        let status = Status {
+            on: self.on.is_some(),
+            path: self.on.as_ref().map(|(path, _)| path.clone()),
+            mount: self.on.as_ref().map(|_| self.folder.clone()),
+            files,
+            ports,
+            left: self.left.iter().map(|node| node.count().0).sum(),
+        };
+        serde_json::to_string(&status).or_else(|e| refuse(EIO, format!("the answer cannot be written: {e}")))
+    }
+
+    fn on(&mut self, books: &mut Books, path: PathBuf) -> Result<(), Refusal> {
+        if let Some((at, _)) = &self.on {
+            return match *at == path {
+                true => Ok(()),
+                false => refuse(EBUSY, format!("the node is on at {} (unetmap node off)", at.display())),
+            };
+        }
+        let target = self.folder.join(NAME);
+        check_link(&path, &target)?;
+        let dev = mounted(&self.folder)?;
+        self.last += 1;
+        let started = serve::start(dev, self.last, self.desk.clone())
+            .or_else(|e| refuse(EIO, format!("no threads for the node: {e}")))
+            .and_then(|shared| make_link(&path, &target).map(|()| shared));
+        match started {
+            Ok(shared) => {
+                tracing::info!(path = %path.display(), mount = %self.folder.display(), "the node is on");
+                self.on = Some((path, shared));
+                books.node = true;
+                Ok(())
+            }
+            Err(refusal) => {
+                self.unmount();
+                Err(refusal)
+            }
+        }
+    }
+
+    fn off(&mut self, books: &mut Books, path: Option<&Path>) -> Result<(), Refusal> {
+        let Some((at, shared)) = self.on.take_if(|(at, _)| path.is_none_or(|path| path == at)) else {
+            return match (&self.on, path) {
+                (Some((at, _)), Some(path)) => {
+                    refuse(ENODEV, format!("the node is on at {}, not at {}", at.display(), path.display()))
+                }
+                _ => Ok(()),
+            };
+        };
+        books.node = false;
+        if fs::read_link(&at).is_ok_and(|to| to == self.folder.join(NAME)) {
+            let _ = fs::remove_file(&at);
+        }
+        self.unmount();
+        tracing::info!(path = %at.display(), "the node is off");
+        // Its threads end with its last open file.
+        if Arc::strong_count(&shared) > 1 {
+            self.left.push(shared);
+        }
+        Ok(())
+    }
+
+    fn unmount(&self) {
+        if fuse::is_ours(&self.folder).is_ok_and(|ours| ours)
+            && let Err(e) = fuse::detach(&self.folder)
+        {
+            tracing::warn!("unmounting {}: {e}", self.folder.display());
+        }
+        let _ = fs::remove_dir(&self.folder);
+    }
+
+    /// The daemon ends in order: what it mounted goes with it.
+    pub(crate) fn end(&mut self, books: &mut Books) {
+        let _ = self.off(books, None);
+    }
+}
+
+/// Answers a request, and refuses ports that the node cannot show.
+fn answer(books: &mut Books, asked: Asked) -> Outcome {
+    let Asked { request, caller, session, estate } = asked;
+    let mut outcome = request::answer(books, request, &caller, session);
+    if let Some(session) = outcome.session
+        && !books.is_shown(session, &estate)
+    {
+        books.close(session);
+        outcome.errno = EBUSY;
+        outcome.answer.why = "its region was made before the node was on, or there was no room for it where the node \
+                              could show it (close all its ports, and open it again)"
+            .into();
+        (outcome.session, outcome.fds) = (None, Vec::new());
+    }
+    outcome
+}
+
+/// Mounts at `folder`, and agrees with the kernel on how files are served.
+fn mounted(folder: &Path) -> Result<Device, Refusal> {
+    let failed = |what: &str, e: io::Error| Refusal {
+        errno: e.raw_os_error().unwrap_or(EIO),
+        why: match e.raw_os_error() {
+            Some(EPERM) => {
+                format!("{what}: {e} (the daemon needs CAP_SYS_ADMIN, outside of containers: run it as root)")
+            }
+            _ => format!("{what}: {e}"),
+        },
+    };
+    fuse::available().map_err(|e| failed("/dev/fuse (modprobe fuse)", e))?;
+    // A daemon before this one was killed: nobody else mounts beside this socket.
+    while fuse::is_ours(folder).map_err(|e| failed("/proc/self/mountinfo", e))? {
+        fuse::detach(folder).map_err(|e| failed("unmounting what a dead daemon left", e))?;
+    }
+    match fs::create_dir(folder) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+        other => other.map_err(|e| failed(&format!("the folder {}", folder.display()), e))?,
+    }
+    let dev = Device::mount(folder).map_err(|e| failed(&format!("mounting at {}", folder.display()), e))?;
+    match agree(&dev) {
+        Ok(true) => Ok(dev),
+        other => {
+            let _ = fuse::detach(folder);
+            let _ = fs::remove_dir(folder);
+            match other {
+                Err(e) => Err(failed("the kernel's FUSE", e)),
+                Ok(_) => refuse(
+                    ENODEV,
+                    "this kernel's FUSE cannot share memory: the node needs Linux 6.9 with CONFIG_FUSE_PASSTHROUGH",
+                ),
+            }
+        }
+    }
+}
+
+/// The kernel's first request; `false` when it cannot do what we need.
+fn agree(dev: &Device) -> io::Result<bool> {
+    let mut buf = vec![0; fuse::REQUEST_BYTES];
+    let bytes = dev.read(&mut buf)?;
+    let Some(fuse::Request { unique, op: Op::Init { offered }, .. }) = fuse::Request::parse(bytes) else {
+        return Err(io::Error::other("its first message is not what it should be"));
+    };
+    dev.agree(unique, offered)?;
+    if !offered.passthrough() {
+        return Ok(false);
+    }
+    // What mounting permits this may not.
+    let backing = dev.pass(Estate::new()?.as_fd())?;
+    dev.forget(backing);
+    Ok(true)
+}
+
+/// Whether `path` is free for a link to `target`, or is that already.
+fn check_link(path: &Path, target: &Path) -> Result<bool, Refusal> {
+    match fs::symlink_metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(e) => refuse(e.raw_os_error().unwrap_or(EIO), format!("{}: {e}", path.display())),
+        Ok(_) if fs::read_link(path).is_ok_and(|to| to == target) => Ok(true),
+        Ok(_) => refuse(EEXIST, format!("{} exists and is not ours (remove it, or name another path)", path.display())),
+    }
+}
+
+fn make_link(path: &Path, target: &Path) -> Result<(), Refusal> {
+    if check_link(path, target)? {
+        return Ok(());
+    }
+    std::os::unix::fs::symlink(target, path)
+        .or_else(|e| refuse(e.raw_os_error().unwrap_or(EIO), format!("{}: {e}", path.display())))
+}

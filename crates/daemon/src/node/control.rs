@@ -1,0 +1,160 @@
+//! Requests that point into the program's memory, and those of old.
+
+use std::time::{Duration, Instant};
+
+use unetmap::bound::Bound;
+use unetmap::door::{Letter, Memory, kind_of, set_status};
+use unetmap::errno::{EAGAIN, EBUSY, EINVAL, EIO, ENOMEM, EOPNOTSUPP, EPERM};
+use unetmap::legacy::{self, Call};
+use unetmap::request::Request;
+use unetmap_abi::*;
+use unetmap_sys::thread::Thread;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::file::File;
+use super::serve::{Long, Shared, What};
+use super::{Asked, Job};
+use crate::caller::Caller;
+use crate::mediator::LEASE;
+
+/// How long the kernel may take to let go of a queue whose program has just died, and how often to ask.
+const LET_GO_LIMIT: Duration = Duration::from_secs(2);
+const LET_GO_PAUSE: Duration = Duration::from_millis(20);
+const EINTR: i32 = 4;
+const EFAULT: i32 = 14;
+
+/// The memory of the thread that waits for the answer.
+struct Theirs<'a>(&'a Thread);
+
+impl Memory for Theirs<'_> {
+    fn read(&self, from: u64, into: &mut [u8]) -> Result<(), i32> {
+        self.0.read(from, into).map_err(|e| e.raw_os_error().unwrap_or(EFAULT))
+    }
+
+    fn write(&self, to: u64, bytes: &[u8]) -> Result<(), i32> {
+        self.0.write(to, bytes).map_err(|e| e.raw_os_error().unwrap_or(EFAULT))
+    }
+}
+
+/// Answers a request.
+pub(super) fn answer(shared: &Shared, long: Long) {
+    let What::Control(file, cmd, mut data) = long.what else { return };
+    let thread = Thread::of(long.from.tid).map_err(|e| {
+        tracing::debug!(tid = long.from.tid, "who asks cannot be seen: {e}");
+        EPERM
+    });
+    let errno = thread.and_then(|thread| {
+        let caller = Caller::of_thread(&thread, &long.from).map_err(|e| {
+            tracing::debug!(tid = long.from.tid, "it cannot be told who asks: {e}");
+            e.raw_os_error().unwrap_or(EPERM)
+        })?;
+        if caller.peer.uid != file.uid {
+            tracing::debug!(uid = caller.peer.uid, opened_by = file.uid, "another user's file");
+            return Err(EPERM);
+        }
+        let asker = Asker { shared, file: &file, caller, unique: long.unique };
+        match u64::from(cmd) {
+            NIOCCTRL => asker.ctrl(&mut data, &Theirs(&thread)),
+            NIOCREGIF => asker.older(&mut data, Call::Register),
+            _ => asker.older(&mut data, Call::Info),
+        }
+    });
+    let result = errno.err().unwrap_or(0);
+    shared.settle(long.unique, || drop(shared.dev.controlled(long.unique, -result, &data)));
+}
+
+/// Who asks, about which file.
+struct Asker<'a> {
+    shared: &'a Shared,
+    file: &'a File,
+    caller: Caller,
+    unique: u64,
+}
+
+impl Asker<'_> {
+    /// `NIOCCTRL`: body and options are read from the program's memory, and written back there.
+    fn ctrl(&self, data: &mut Vec<u8>, memory: &impl Memory) -> Result<(), i32> {
+        let header = NmreqHeader::read_from_bytes(data).map_err(|_| EINVAL)?;
+        let letter = Letter::gather(header, memory)?;
+        let mut request = letter.request.clone();
+        let (errno, answer) = match refused_here(&mut request) {
+            Some(errno) => (errno, Some(request)),
+            None => self.ask(request)?,
+        };
+        if let Some(answer) = answer {
+            letter.put_back(&answer, memory)?;
+            *data = letter.header(&answer).as_bytes().to_vec();
+        }
+        if errno == 0 { Ok(()) } else { Err(errno) }
+    }
+
+    /// `NIOCREGIF`, `NIOCGINFO`.
+    fn older(&self, data: &mut Vec<u8>, call: Call) -> Result<(), i32> {
+        let mut old = Nmreq::read_from_bytes(data).map_err(|_| EINVAL)?;
+        let request = legacy::modern(call, &old)?;
+        match self.ask(request)? {
+            (0, Some(answer)) => {
+                legacy::answered(&mut old, &answer);
+                *data = old.as_bytes().to_vec();
+                Ok(())
+            }
+            (0, None) => Err(EIO),
+            (errno, _) => Err(errno),
+        }
+    }
+
+    /// Asks the books; the errno and what they wrote into the request. What the kernel has not let go of yet is asked for
+    /// again for a while.
+    fn ask(&self, request: Request) -> Result<(i32, Option<Request>), i32> {
+        let start = Instant::now();
+        loop {
+            if !self.shared.is_pending(self.unique) {
+                return Err(EINTR);
+            }
+            let asked = Asked {
+                request: request.clone(),
+                caller: self.caller.clone(),
+                session: self.file.session(),
+                estate: self.file.estate.clone(),
+            };
+            let outcome = self.shared.desk.ask(|reply| Job::Ask(Box::new(asked), reply)).ok_or(EIO)?;
+            if outcome.errno != EAGAIN {
+                let name = request.name().unwrap_or_default();
+                let (pid, errno) = (self.caller.peer.pid, outcome.errno);
+                tracing::debug!(pid, name, errno, why = outcome.answer.why, "asked through the node");
+            }
+            match (outcome.errno, outcome.session) {
+                (EAGAIN, _) if start.elapsed() > LET_GO_LIMIT => return Ok((EBUSY, Some(outcome.answer.request))),
+                (EAGAIN, _) => std::thread::sleep(LET_GO_PAUSE),
+                (0, Some(session)) => {
+                    let register = outcome.answer.request.body_as::<NmreqRegister>().ok_or(EIO);
+                    let bound = Bound::decode(&outcome.answer.bound).ok_or(EIO);
+                    let port = register.and_then(|register| {
+                        let connection = self.shared.lifeline.try_clone().map_err(|_| ENOMEM)?;
+                        let name = request.name().unwrap_or_default();
+                        unetmap::adopt(name, register, &bound?, outcome.fds, connection, LEASE).map_err(|e| {
+                            tracing::warn!("a port of the node: {e}");
+                            ENOMEM
+                        })
+                    });
+                    let port = port.inspect_err(|_| self.shared.desk.put(Job::Close(session)))?;
+                    self.file.bind(session, port, &self.shared.desk);
+                    return Ok((0, Some(outcome.answer.request)));
+                }
+                (errno, _) => return Ok((errno, Some(outcome.answer.request))),
+            }
+        }
+    }
+}
+
+/// Options that need the program's own memory, which the node has not. They say so in their status.
+fn refused_here(request: &mut Request) -> Option<i32> {
+    let mut refused = false;
+    for option in &mut request.options {
+        if matches!(kind_of(option), Some(NETMAP_REQ_OPT_EXTMEM | NETMAP_REQ_OPT_CSB)) {
+            set_status(option, EOPNOTSUPP);
+            refused = true;
+        }
+    }
+    refused.then_some(EOPNOTSUPP)
+}
