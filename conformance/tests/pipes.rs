@@ -505,10 +505,10 @@ fn wrong_names_are_refused_with_a_reason() {
         }
         let body = NmreqRegister { nr_mode: 99, ..Default::default() };
         assert_eq!(ask(home, NETMAP_REQ_REGISTER, "p{1", &body).map(|_| ()), Err(EINVAL));
-        // Not wrong, but not there, or not served.
+        // Not wrong, but not there.
         let why = refused("netmap:nosuch0", ENXIO);
         assert!(why.contains("netmap:nosuch0: no such interface"), "{why}");
-        refused("netmap:p{1/t", EOPNOTSUPP);
+        refused("netmap:p{2/t", EINVAL);
         assert_eq!(home.snapshot().sessions.len(), 1);
     });
 }

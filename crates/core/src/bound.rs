@@ -4,6 +4,7 @@
 //! answer come file descriptors: the region, the end page, a third page (the lines; of an interface what was sent), then
 //! two for each ring: its bell, rung to wake this side, and the other side's bell or the queue's socket.
 
+use unetmap_mem::{Geometry, PoolShape};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// How a ring's slots move.
@@ -18,12 +19,14 @@ pub enum Path {
     Nic = 2,
     /// Along a line, to or from a switch in the daemon.
     Vale = 3,
+    /// Along lines, from the syncs of another port's rings; nowhere from a transmit ring.
+    Monitor = 4,
 }
 
 impl Path {
     /// The back end with that number.
     pub fn from_raw(raw: u32) -> Option<Path> {
-        [Path::Null, Path::Pipe, Path::Nic, Path::Vale].into_iter().find(|p| *p as u32 == raw)
+        [Path::Null, Path::Pipe, Path::Nic, Path::Vale, Path::Monitor].into_iter().find(|p| *p as u32 == raw)
     }
 }
 
@@ -49,6 +52,10 @@ pub struct BoundHead {
     pub if_offset: u64,
     /// The number that names the session in `unetmap ls`.
     pub session: u64,
+    /// By which a process shows the daemon that the session is its own.
+    pub key: u64,
+    /// Of a monitor: interfaces, rings, buffers of the shelf that its copies come from (see `watch`); else 0.
+    pub shelf: [BoundPool; 3],
     /// How many [`BoundRing`] follow.
     pub rings: u32,
     /// Ring states in the end page.
@@ -65,8 +72,10 @@ pub struct BoundHead {
 pub struct BoundRing {
     /// The ring, bytes from the start of the region.
     pub offset: u64,
-    /// On a receive ring with a line: the producer's ring.
+    /// On a receive ring with a line: the producer's ring. On one of a monitor: the shelf ring of what is sent, or 0.
     pub peer_offset: u64,
+    /// On a receive ring of a monitor: the shelf ring of what is received, or 0.
+    pub second_offset: u64,
     /// Slots, of both rings.
     pub slots: u32,
     /// A [`Path`].
@@ -83,12 +92,18 @@ pub struct BoundRing {
     pub dir: u16,
     /// [`FRAGS`] or 0.
     pub features: u32,
-    /// Bytes of padding, 0.
-    pub reserved: u32,
+    /// On a receive ring of a monitor: index of the second line.
+    pub second_line: u32,
 }
 
 /// In [`BoundRing::features`]: packets may be spread over several buffers.
 pub const FRAGS: u32 = 1;
+
+/// The layout that pools say.
+pub(crate) fn geometry(pools: &[BoundPool; 3]) -> Geometry {
+    let [ifs, rings, bufs] = pools.map(|p| PoolShape { offset: p.offset, count: p.count, size: p.size });
+    Geometry { ifs, rings, bufs }
+}
 
 /// The whole answer.
 #[derive(Clone, Debug, Default)]

@@ -36,6 +36,16 @@ pub enum Error {
         /// The port.
         asked: String,
     },
+    /// The port that this monitor watched is not open any more; the monitor is dead.
+    WatchedGone {
+        /// The monitor.
+        asked: String,
+    },
+    /// The port is a monitor, on which nothing can be sent.
+    OnlyWatches {
+        /// The monitor.
+        asked: String,
+    },
     /// The program's `head` or `cur` is out of bounds; the ring was set back to where the last sync left it.
     BadPointers {
         /// The port.
@@ -100,6 +110,7 @@ impl Error {
             Error::Refused { errno, .. } => *errno,
             Error::NoDaemon { source, .. } | Error::Host { source, .. } => source.raw_os_error().unwrap_or(errno::EIO),
             Error::DaemonGone { .. } | Error::InterfaceGone { .. } => errno::ENXIO,
+            Error::WatchedGone { .. } | Error::OnlyWatches { .. } => errno::EIO,
         }
     }
 
@@ -122,6 +133,12 @@ impl fmt::Display for Error {
                 "{asked}: the interface is gone: deleted, or moved to another network namespace (open the port again \
                  when it is back)"
             ),
+            Error::WatchedGone { asked } => {
+                write!(f, "{asked}: the port that was watched has been closed (open the monitor again when it is back)")
+            }
+            Error::OnlyWatches { asked } => {
+                write!(f, "{asked}: a monitor sends nothing (leave its transmit ring alone, or open the port itself)")
+            }
             Error::BadPointers { asked, ring } => write!(
                 f,
                 "{asked}: head or cur of ring {ring} was out of bounds; the ring was set back (is somebody else using it?)"

@@ -7,12 +7,15 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use unetmap_sys::process;
+use zerocopy::IntoBytes;
 
 use crate::client;
 use crate::error::Error;
+use crate::watch::Asked;
+use crate::wire::Kind;
 
 /// What this process may write into the locks of one daemon's rings.
 pub(crate) struct Lease {
@@ -22,9 +25,20 @@ pub(crate) struct Lease {
     pub(crate) forks: u32,
     /// Open as long as the lease is in use.
     connection: OwnedFd,
+    /// Held by the thread that waits for an answer on it.
+    asking: Mutex<()>,
 }
 
 impl Lease {
+    /// Asks the daemon for the next monitor of a session. `None`: there is none, or no answer.
+    pub(crate) fn watchers(&self, asked: &str, question: &Asked) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+        let _alone = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        match client::call(self.connection.as_fd(), asked, Kind::Watchers, question.as_bytes()) {
+            Ok(reply) if reply.errno == 0 && !reply.payload.is_empty() => Some((reply.payload, reply.fds)),
+            _ => None,
+        }
+    }
+
     /// Another descriptor of its connection, by which the daemon's end is seen.
     pub(crate) fn connection(&self) -> std::io::Result<OwnedFd> {
         self.connection.try_clone()
@@ -32,7 +46,7 @@ impl Lease {
 
     /// The daemon's own, which ends with it.
     pub(crate) fn of_daemon(number: u32, connection: &OwnedFd) -> std::io::Result<Lease> {
-        Ok(Lease { number, forks: process::fork_count(), connection: connection.try_clone()? })
+        Ok(Lease { number, forks: process::fork_count(), connection: connection.try_clone()?, asking: Mutex::new(()) })
     }
 }
 
@@ -50,7 +64,7 @@ pub(crate) fn of_this_process(socket: &Path) -> Result<Arc<Lease>, Error> {
         return Ok(lease);
     }
     let (connection, number) = client::take_lease(socket)?;
-    let lease = Arc::new(Lease { number, forks, connection });
+    let lease = Arc::new(Lease { number, forks, connection, asking: Mutex::new(()) });
     if let Ok(mut leases) = LEASES.try_lock() {
         leases.get_or_insert_default().insert(socket.to_owned(), Arc::downgrade(&lease));
     }

@@ -38,6 +38,7 @@ mod ring;
 mod sync;
 pub mod vale;
 mod wait;
+pub mod watch;
 pub mod wire;
 
 pub use error::{Error, errno};

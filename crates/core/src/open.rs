@@ -8,19 +8,20 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use unetmap_abi::{NETMAP_REQ_REGISTER, NmreqRegister, PortOptions, PortSpec};
+use unetmap_abi::{NETMAP_REQ_REGISTER, NS_TXMON, NmreqRegister, PortOptions, PortSpec};
 use unetmap_mem::{
-    BufIdx, Consumer, CopyKind, EndPage, Geometry, Iface, Inbox, LinePage, PoolShape, Producer, ReceiveRings, Region,
-    RingShape, RingView, SendRings, SentPage, Slots, Window,
+    BufIdx, Consumer, CopyKind, EndPage, Geometry, Iface, Inbox, LinePage, Producer, ReceiveRings, Region, RingShape,
+    RingView, SendRings, SentPage, Slots, Window,
 };
 use unetmap_sys::{Bell, Mapping, link, process, xsk};
 use zerocopy::IntoBytes;
 
+use crate::backend::monitor::{MonitorRx, Shelf};
 use crate::backend::nic::{Half, NicRx, NicTx};
 use crate::backend::null::Null;
 use crate::backend::pipe::{PipeRx, PipeTx};
 use crate::backend::vale::{ValeRx, ValeTx};
-use crate::bound::{Bound, BoundRing, FIXED_FDS, FRAGS, Path};
+use crate::bound::{Bound, BoundRing, FIXED_FDS, FRAGS, Path, geometry};
 use crate::client::{self, Connection};
 use crate::error::{Error, errno};
 use crate::lease::{self, Lease};
@@ -28,6 +29,7 @@ use crate::port::Port;
 use crate::request::{Answer, Request};
 use crate::ring::Ring;
 use crate::sync::{NO_NONSENSE, Path as SyncPath, SyncRing};
+use crate::watch::{Source, Watchers};
 
 /// How to open a port: what the name does not say. A wish that is 0 takes the default; wishes about slots and rings
 /// count only for whoever opens the port first.
@@ -146,7 +148,8 @@ pub(crate) fn assemble(
     };
     let (tx, rx) = (rings(0)?, rings(1)?);
     let iface = Iface::new(&parts.region, bound.head.if_offset).ok_or_else(garbled)?;
-    Ok(Port::new(spec, connection, lease, register, parts.region, iface, tx, rx))
+    let source = Source { session: bound.head.session, key: bound.head.key };
+    Ok(Port::new(spec, connection, lease, register, parts.region, iface, (tx, rx), source))
 }
 
 /// A connection, and what was answered on it.
@@ -232,6 +235,8 @@ struct Parts {
     third: Window,
     /// Two for each ring: its bell, and the other side's bell or the queue's socket.
     of_rings: Vec<OwnedFd>,
+    /// Of a monitor.
+    shelf: Geometry,
 }
 
 /// Mapped regions by their file's device and inode, and where they begin in it.
@@ -260,18 +265,13 @@ impl Parts {
         let host = |e: io::Error| Error::host(spec, e);
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or_else(|| Error::host(spec, io::ErrorKind::UnexpectedEof.into()));
-        let pool = |i: usize| {
-            let p = &bound.head.pools[i];
-            PoolShape { offset: p.offset, count: p.count, size: p.size }
-        };
-        let geometry = Geometry { ifs: pool(0), rings: pool(1), bufs: pool(2) };
-        let region = map_region(next()?, geometry).map_err(host)?;
+        let region = map_region(next()?, geometry(&bound.head.pools)).map_err(host)?;
         let page = |fd: OwnedFd, bytes: usize| Ok(Window::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)));
         let end = EndPage::new(page(next()?, EndPage::bytes(bound.head.states as usize)).map_err(host)?);
         // A port that has nothing to say there gets some other page.
         let third = page(next()?, (bound.head.page_bytes as usize).max(1)).map_err(host)?;
         debug_assert_eq!(bound.fds() - FIXED_FDS, 2 * bound.rings.len());
-        Ok(Parts { region, end, third, of_rings: fds.collect() })
+        Ok(Parts { region, end, third, of_rings: fds.collect(), shelf: geometry(&bound.head.shelf) })
     }
 
     /// The ring that stands at `index` in the daemon's answer; `None` when what it says cannot be.
@@ -306,6 +306,8 @@ impl Parts {
                 let line = Inbox::new(&lines(), told.line as usize, view.slots().clone())?;
                 SyncPath::Rx(Box::new(ValeRx { line, mine: bell(0)? }))
             }
+            (Path::Monitor, 0) => SyncPath::Mute,
+            (Path::Monitor, _) => SyncPath::Rx(Box::new(self.monitor(told, &view, fd(1)?, bell(0)?)?)),
             (Path::Nic, dir) => {
                 let limits = self.region.limits();
                 let half = Half {
@@ -335,7 +337,25 @@ impl Parts {
                 state: told.state as usize,
                 path,
                 nonsense: NO_NONSENSE.into(),
+                watchers: Watchers::default(),
             },
+        })
+    }
+
+    /// The receive ring of a monitor, whose copies come from the shelf `memory`.
+    fn monitor(&self, told: &BoundRing, view: &RingView, memory: OwnedFd, bell: Bell) -> Option<MonitorRx> {
+        let (region, lines) = (Region::attach(memory.as_fd(), self.shelf).ok()?, LinePage::new(self.third.clone()));
+        let one = |offset: u64, line: u32, mark: u16| {
+            let shape = RingShape { offset, slots: view.shape().slots, id: told.id, dir: 0 };
+            let slots = RingView::new(&region, shape)?.slots().clone();
+            Some(Shelf { line: Inbox::new(&lines, line as usize, slots)?, region: region.clone(), mark })
+        };
+        let (tx, rx) = (one(told.peer_offset, told.line, NS_TXMON), one(told.second_offset, told.second_line, 0));
+        (tx.is_some() || rx.is_some()).then(|| MonitorRx {
+            shelves: [tx, rx],
+            mine: view.slots().clone(),
+            region: Region::clone(&self.region),
+            bell,
         })
     }
 }

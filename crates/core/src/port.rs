@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use unetmap_abi::{NR_NO_TX_POLL, NmreqRegister};
+use unetmap_abi::{NR_MONITOR_RX, NR_MONITOR_TX, NR_NO_TX_POLL, NR_ZCOPY_MON, NmreqRegister};
 use unetmap_mem::{BufIdx, Iface, Region};
 use unetmap_sys::{clock, event, process};
 
@@ -16,6 +16,7 @@ use crate::lease::{self, Lease};
 use crate::open::OpenOptions;
 use crate::ring::Ring;
 use crate::sync::{Effort, Path, Trouble, WallTime};
+use crate::watch::Source;
 
 /// Directions to wait for, or found ready.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -68,6 +69,12 @@ impl std::ops::BitOrAssign for Interest {
 /// How often a busy program looks whether the daemon still lives.
 const LIFE_CHECK_NS: u64 = 100_000_000;
 
+/// How often one sync asks who watches.
+const NEWS_AT_MOST: u32 = 4;
+
+/// Any of these: the port is a monitor.
+const MONITOR: u64 = NR_MONITOR_TX | NR_MONITOR_RX | NR_ZCOPY_MON;
+
 /// An open port: rings of a region, and a connection whose end releases everything that the port held, however the
 /// process ends. Dropping it closes the port.
 ///
@@ -81,6 +88,8 @@ pub struct Port {
     iface: Iface,
     pub(crate) tx: Vec<Ring>,
     pub(crate) rx: Vec<Ring>,
+    /// Where it asks who watches it.
+    pub(crate) source: Source,
     lease: Mutex<Arc<Lease>>,
     /// The lease's number, and how often this process was forked when it got it: what a sync needs of the lease.
     lease_number: AtomicU32,
@@ -106,8 +115,8 @@ impl Port {
         register: NmreqRegister,
         region: Arc<Region>,
         iface: Iface,
-        tx: Vec<Ring>,
-        rx: Vec<Ring>,
+        (tx, rx): (Vec<Ring>, Vec<Ring>),
+        source: Source,
     ) -> Port {
         let rests = rx.iter().any(|ring| matches!(&ring.inner.path, Path::Rx(rx) if rx.rests()));
         Port {
@@ -118,6 +127,7 @@ impl Port {
             iface,
             tx,
             rx,
+            source,
             lease_number: AtomicU32::new(lease.number),
             lease_forks: AtomicU32::new(lease.forks),
             lease: Mutex::new(lease),
@@ -229,11 +239,38 @@ impl Port {
         let lease = self.enter()?;
         let mut result = Ok(());
         for ring in rings {
-            if let Err(trouble) = ring.inner.sync(lease, Effort::Full, None) {
+            if let Err(trouble) = self.sync_ring(ring, lease, Effort::Full, None) {
                 result = Err(self.explain(trouble, ring, dir));
             }
         }
         result
+    }
+
+    /// Syncs one ring. News of who watches it are asked for first, so that its monitors see all that it moves from then on.
+    #[inline(always)]
+    fn sync_ring(&self, ring: &Ring, lease: u32, effort: Effort, now: Option<WallTime>) -> Result<(), Trouble> {
+        match ring.inner.sync(lease, effort, now) {
+            Err(Trouble::News) => self.sync_after_news(ring, lease, effort, now),
+            other => other,
+        }
+    }
+
+    #[cold]
+    fn sync_after_news(&self, ring: &Ring, lease: u32, effort: Effort, now: Option<WallTime>) -> Result<(), Trouble> {
+        for _ in 0..NEWS_AT_MOST {
+            self.renew_watchers();
+            match ring.inner.sync(lease, effort, now) {
+                Err(Trouble::News) => {}
+                other => return other,
+            }
+        }
+        // Somebody who shares the port makes news up: as if he were syncing the ring.
+        Ok(())
+    }
+
+    /// The lease as it is now.
+    pub(crate) fn current_lease(&self) -> Arc<Lease> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Syncs what a poll syncs, without waiting, and tells what is ready.
@@ -245,7 +282,7 @@ impl Port {
         if want.tx() || self.register.nr_flags & NR_NO_TX_POLL == 0 {
             for ring in &self.tx {
                 if ring.inner.due(want.tx())
-                    && let Err(trouble) = ring.inner.sync(lease, Effort::IfNeeded, now)
+                    && let Err(trouble) = self.sync_ring(ring, lease, Effort::IfNeeded, now)
                 {
                     return Err(self.explain(trouble, ring, "tx"));
                 }
@@ -257,7 +294,7 @@ impl Port {
         if want.rx() {
             for ring in &self.rx {
                 if ring.inner.due(true)
-                    && let Err(trouble) = ring.inner.sync(lease, Effort::IfNeeded, now)
+                    && let Err(trouble) = self.sync_ring(ring, lease, Effort::IfNeeded, now)
                 {
                     return Err(self.explain(trouble, ring, "rx"));
                 }
@@ -323,6 +360,7 @@ impl Port {
             let sleeper = match &ring.inner.path {
                 Path::Tx(tx) => tx.sleeper(),
                 Path::Rx(rx) => rx.sleeper(),
+                Path::Mute => None,
             };
             Some((ring, sleeper?))
         })
@@ -344,7 +382,10 @@ impl Port {
         let asked = self.spec.clone();
         match trouble {
             Trouble::BadPointers => Error::BadPointers { asked, ring: format!("{dir} {}", ring.id()) },
+            Trouble::Ended if self.register.nr_flags & MONITOR != 0 => Error::WatchedGone { asked },
             Trouble::Ended => Error::InterfaceGone { asked },
+            // The latter is asked for before anybody is told.
+            Trouble::Mute | Trouble::News => Error::OnlyWatches { asked },
         }
     }
 

@@ -12,10 +12,11 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use unetmap_mem::{BufIdx, EndPage, Pos, RingState, RingView, Slots, Span};
+use unetmap_mem::{BufIdx, ENDED, EndPage, Pos, RingState, RingView, Slots, Span};
 use unetmap_sys::clock;
 
 use crate::backend::{Rx, Tx};
+use crate::watch::Watchers;
 
 /// Why a sync did nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +25,10 @@ pub(crate) enum Trouble {
     BadPointers,
     /// The port has ended under its users.
     Ended,
+    /// Nothing can be sent here: the port is a monitor.
+    Mute,
+    /// Who watches the ring is to be asked first.
+    News,
 }
 
 /// How much a sync is to do.
@@ -56,6 +61,8 @@ pub(crate) fn judge(slots: Slots, hwcur: Pos, hwtail: Pos, head: u32, cur: u32) 
 pub(crate) enum Path {
     Tx(Box<dyn Tx>),
     Rx(Box<dyn Rx>),
+    /// A transmit ring on which nothing can be sent.
+    Mute,
 }
 
 /// A ring and everything that a sync of it needs.
@@ -67,6 +74,8 @@ pub(crate) struct SyncRing {
     pub(crate) path: Path,
     /// What the other party wrote when it last wrote nonsense: not worth another look until it writes something else.
     pub(crate) nonsense: AtomicU32,
+    /// Who watches the ring.
+    pub(crate) watchers: Watchers,
 }
 
 /// No position of any ring.
@@ -113,6 +122,7 @@ impl SyncRing {
         let moved = match &self.path {
             Path::Tx(tx) => tx.moved(slots.next(hwtail)),
             Path::Rx(rx) => rx.moved(hwtail),
+            Path::Mute => return true,
         };
         moved.is_some_and(|raw| raw != self.nonsense.load(Relaxed))
     }
@@ -124,13 +134,26 @@ impl SyncRing {
         self.nonsense.store(moved.unwrap_or(NO_NONSENSE), Relaxed);
     }
 
+    /// What keeps the ring from being synced as usual, according to the daemon.
+    #[cold]
+    fn noticed(&self, notice: u32) -> Option<Trouble> {
+        if notice & ENDED != 0 {
+            let left = matches!(&self.path, Path::Rx(rx) if rx.left(self.ready()));
+            return (!left).then_some(Trouble::Ended);
+        }
+        (!self.watchers.follow(notice)).then_some(Trouble::News)
+    }
+
     /// Syncs the ring for the process that holds `lease`. A ring that somebody else is syncing is skipped. `now` is the
     /// time if the caller knows it; else the clock is read when something was delivered.
     #[inline]
     pub(crate) fn sync(&self, lease: u32, effort: Effort, now: Option<WallTime>) -> Result<(), Trouble> {
         let state = self.state();
-        if state.has_ended() {
-            return Err(Trouble::Ended);
+        let notice = state.notice();
+        if notice != 0
+            && let Some(trouble) = self.noticed(notice)
+        {
+            return Err(trouble);
         }
         let Some(_guard) = state.try_lock(lease) else { return Ok(()) };
         let slots = self.view.shape().slots;
@@ -144,9 +167,14 @@ impl SyncRing {
             return Err(Trouble::BadPointers);
         };
         let tail = match &self.path {
-            Path::Tx(tx) => self.tx(tx.as_ref(), state, asked, hwcur, hwtail, effort),
+            Path::Tx(tx) => self.tx(tx.as_ref(), state, asked, (hwcur, hwtail), effort, notice != 0),
             Path::Rx(rx) => self.rx(rx.as_ref(), state, asked, (hwcur, hwtail), effort, now),
+            Path::Mute => return Err(Trouble::Mute),
         };
+        if notice != 0 && tail != hwtail && matches!(self.path, Path::Rx(_)) {
+            // Before the program is told of it.
+            self.watchers.show(&self.view, Span { from: hwtail, to: tail });
+        }
         if tail != hwtail {
             state.set_hwtail(tail);
             // The other party makes sense again, and may come to be where it could not be before.
@@ -162,9 +190,20 @@ impl SyncRing {
     }
 
     #[inline(always)]
-    fn tx(&self, tx: &dyn Tx, state: &RingState, asked: Asked, hwcur: Pos, hwtail: Pos, effort: Effort) -> Pos {
+    fn tx(
+        &self,
+        tx: &dyn Tx,
+        state: &RingState,
+        asked: Asked,
+        (hwcur, hwtail): (Pos, Pos),
+        effort: Effort,
+        watched: bool,
+    ) -> Pos {
         let slots = self.view.shape().slots;
         if asked.head != hwcur {
+            if watched {
+                self.watchers.show(&self.view, Span { from: hwcur, to: asked.head });
+            }
             let bad = tx.send(Span { from: hwcur, to: asked.head });
             state.set_hwcur(asked.head);
             if bad > 0 {

@@ -7,6 +7,7 @@
 //!   Attach                       -->     what REGISTER answered on this connection, and its fds, again
 //!   Nic                          -->     a memfd with what the daemon knows of an interface, as JSON; see `nic`
 //!   Node                         -->     a memfd with how /dev/netmap is, as JSON; see `node`
+//!   Watchers                     -->     the next monitor of a session, and the fds of its shelf; see `watch`
 //!   Snapshot                     -->     a memfd with everything that `unetmap ls` shows, as JSON
 //! ```
 //! Everything here is judged by the receiver: a head that does not fit its message is an error, never a guess.
@@ -40,11 +41,14 @@ pub enum Kind {
     Nic = 6,
     /// About the node, `/dev/netmap`: how it is, and whether it is to be there.
     Node = 7,
+    /// A program asks who watches a port that it has open.
+    Watchers = 8,
 }
 
 impl Kind {
     fn from_raw(raw: u16) -> Option<Kind> {
-        let all = [Kind::Lease, Kind::Ctrl, Kind::Snapshot, Kind::MoreFds, Kind::Attach, Kind::Nic, Kind::Node];
+        use Kind::{Attach, Ctrl, Lease, MoreFds, Nic, Node, Snapshot, Watchers};
+        let all = [Lease, Ctrl, Snapshot, MoreFds, Attach, Nic, Node, Watchers];
         all.into_iter().find(|k| *k as u16 == raw)
     }
 }

@@ -5,10 +5,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use unetmap::bound::{Bound, BoundHead, BoundPool, BoundRing, Path};
-use unetmap::errno::{EACCES, EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP};
+use unetmap::errno::{EACCES, EBUSY, EINVAL, ENOMEM, ENXIO};
 use unetmap_abi::*;
 use unetmap_mem::{BufIdx, Iface, IfaceShape, IndexSet, PoolShape, Pos};
 use unetmap_sys::netns::Netns;
+use unetmap_sys::process;
 
 use crate::caller::Caller;
 use crate::end::{Binding, End};
@@ -16,6 +17,7 @@ use crate::estate::Estate;
 use crate::filter::Filters;
 use crate::interfaces::{DAEMON, Watched};
 use crate::mediator::Wire;
+use crate::monitor::Monitor;
 use crate::nic::{Nic, NicKey};
 use crate::null::NullPort;
 use crate::pipe::{MAX_PIPES, Pipe, end_index, wished_shape};
@@ -40,6 +42,8 @@ pub(crate) enum PortKey {
     Nic(NicKey),
     /// A port of a switch.
     Vale(ValeKey),
+    /// A monitor, by its number.
+    Monitor(u64),
 }
 
 /// Which pipe.
@@ -61,6 +65,8 @@ pub(crate) struct Session {
     pub(crate) uid: u32,
     pub(crate) house: HouseId,
     pub(crate) binding: Binding,
+    /// Shows that who asks about the session has it.
+    pub(crate) key: u64,
     asked: NmreqRegister,
     iface: Iface,
     iface_offset: u64,
@@ -81,6 +87,7 @@ enum By<'a> {
     Pipe(&'a Pipe, usize),
     Nic(&'a Nic),
     Vale(&'a ValePort),
+    Monitor(&'a Monitor),
 }
 
 /// What REGISTER gives to the client.
@@ -103,6 +110,8 @@ pub(crate) struct Books {
     pub(crate) persistent: Vec<Persistent>,
     /// Where the far ends of persistent ports are, while there are any.
     pub(crate) closet: Option<Arc<Netns>>,
+    pub(crate) monitors: BTreeMap<u64, Monitor>,
+    pub(crate) last_monitor: u64,
     pub(crate) sessions: BTreeMap<u64, Session>,
     pub(crate) sizes: Sizes,
     pub(crate) rules: Rules,
@@ -143,6 +152,8 @@ impl Books {
             uplinks: BTreeMap::new(),
             persistent: Vec::new(),
             closet: None,
+            monitors: BTreeMap::new(),
+            last_monitor: 0,
             sessions: BTreeMap::new(),
             sizes,
             rules,
@@ -174,7 +185,8 @@ impl Books {
             return refuse(EINVAL, "the modes of pipes are the older request's: name the pipe, parent{id or parent}id");
         }
         if asked.nr_flags & (NR_MONITOR_TX | NR_MONITOR_RX | NR_ZCOPY_MON) != 0 {
-            return refuse(EOPNOTSUPP, "monitors are not served");
+            let key = self.make_monitor(&spec, asked, caller)?;
+            return self.open_session(key.clone(), name, asked, caller).inspect_err(|_| self.drop_if_unused(&key));
         }
         let key = if asked.nr_mode == NR_REG_NULL {
             self.make_null(&spec, asked, caller)?
@@ -345,9 +357,11 @@ impl Books {
         asked: &NmreqRegister,
         caller: &Caller,
     ) -> Result<Registered, Refusal> {
+        let secret = process::random();
+        let secret = secret.or_else(|e| refuse(ENOMEM, format!("no random number for the session: {e}")))?;
         let found = self.port(&key)?;
         let (house_id, binding) = (found.house, found.end.select(asked)?);
-        let iface_shape = iface_shape(name, found.end, &binding);
+        let iface_shape = iface_shape(self.name_of(&key).unwrap_or(name), found.end, &binding);
         if let PortKey::Nic(nic) = &key
             && let Some(nic) = self.nics.get_mut(nic)
         {
@@ -370,6 +384,7 @@ impl Books {
             uid,
             house: house_id,
             binding,
+            key: secret,
             asked: *asked,
             iface,
             iface_offset,
@@ -441,6 +456,12 @@ impl Books {
                     port.end.bind(binding, |ring, transmit| ring.at_line(Some(&lines), transmit));
                 }
             }
+            PortKey::Monitor(id) => {
+                if let Some(monitor) = self.monitors.get_mut(id) {
+                    monitor.end.bind(binding, |ring, transmit| ring.at_line(None, transmit));
+                }
+                self.tell_watched(*id);
+            }
         }
     }
 
@@ -465,6 +486,7 @@ impl Books {
             By::Pipe(pipe, _) => (&pipe.lines_fd, pipe.lines_bytes),
             By::Nic(nic) => (&nic.sent_fd, nic.sent_bytes),
             By::Vale(port) => (&port.lines_fd, port.lines_bytes),
+            By::Monitor(monitor) => (&monitor.lines_fd, monitor.lines_bytes),
         };
         let mut fds = vec![house.fd.as_fd(), end.page_fd.as_fd(), third.as_fd()];
         let mut rings = Vec::new();
@@ -501,6 +523,7 @@ impl Books {
                     told.path = Path::Vale as u32;
                     port.bell.as_fd()
                 }
+                By::Monitor(monitor) => monitor.tell(&mut told).unwrap_or(ring.bell.as_fd()),
             };
             rings.push(told);
             fds.extend([ring.bell.as_fd(), other_fd]);
@@ -509,6 +532,8 @@ impl Books {
             pools: [pool(&geometry.ifs), pool(&geometry.rings), pool(&geometry.bufs)],
             if_offset: session.iface_offset,
             session: id,
+            key: session.key,
+            shelf: if let By::Monitor(monitor) = found.by { monitor.pools() } else { Default::default() },
             rings: rings.len() as u32,
             states: (end.tx.len() + end.rx.len()) as u32,
             page_bytes: page_bytes as u32,
@@ -560,7 +585,13 @@ impl Books {
                     port.bell.ring();
                 }
             }
+            PortKey::Monitor(id) => {
+                if let Some(monitor) = self.monitors.get_mut(id) {
+                    monitor.end.unbind(&session.binding, None, None);
+                }
+            }
         }
+        self.end_monitors(&session.port);
         // Looking through all rings is only worth it for a program that left a list of extra buffers.
         let left = session.iface.bufs_head() != BufIdx(0);
         let living = if left { self.living(session.house) } else { Vec::new() };
@@ -634,7 +665,8 @@ impl Books {
         let nulls = self.nulls.values().filter(|port| port.house == id).map(|port| &port.end);
         let nics = self.nics.values().filter(|nic| nic.house == id).map(|nic| &nic.end);
         let vales = self.vales.values().filter(|port| port.house == id).map(|port| &port.end);
-        pipes.chain(nulls).chain(nics).chain(vales).flat_map(End::buffers).collect()
+        let monitors = self.monitors.values().filter(|port| port.house == id).map(|port| &port.end);
+        pipes.chain(nulls).chain(nics).chain(vales).chain(monitors).flat_map(End::buffers).collect()
     }
 
     /// Ends a port that nobody has open, and then its region, if that was its last.
@@ -672,6 +704,14 @@ impl Books {
                 ends.push(port.end);
                 port.house
             }
+            PortKey::Monitor(id) => {
+                if self.monitors.get(id).is_none_or(|monitor| monitor.end.in_use()) {
+                    return;
+                }
+                let Some(monitor) = self.take_monitor(*id) else { return };
+                ends.push(monitor.end);
+                monitor.house
+            }
         };
         let found: Vec<BufIdx> = ends.iter().flat_map(End::buffers).collect();
         let living = self.living(id);
@@ -689,7 +729,8 @@ impl Books {
             || self.pipes.values().any(|pipe| pipe.house == id)
             || self.nulls.values().any(|port| port.house == id)
             || self.nics.values().any(|nic| nic.house == id)
-            || self.vales.values().any(|port| port.house == id);
+            || self.vales.values().any(|port| port.house == id)
+            || self.monitors.values().any(|port| port.house == id);
         if !used && let Some(house) = self.houses.remove(&id) {
             let census = house.census(&[]);
             tracing::debug!(house.mem_id, ?census, "region closed");
@@ -701,8 +742,22 @@ impl Books {
         let pipes = self.pipes.values().flat_map(|pipe| &pipe.ends);
         let nulls = self.nulls.values().map(|port| &port.end);
         let vales = self.vales.values().map(|port| &port.end);
-        let broken: usize = pipes.chain(nulls).chain(vales).map(|end| end.break_locks(lease)).sum();
+        let monitors = self.monitors.values().map(|port| &port.end);
+        let broken: usize = pipes.chain(nulls).chain(vales).chain(monitors).map(|end| end.break_locks(lease)).sum();
         broken + self.nics.values().map(|nic| nic.break_locks(lease)).sum::<usize>()
+    }
+
+    /// The end of a port, as its programs have it.
+    pub(crate) fn end_of(&self, key: &PortKey) -> Result<&End, Refusal> {
+        self.port(key).map(|found| found.end)
+    }
+
+    /// The name of a port that is not called as its programs ask for it.
+    fn name_of(&self, key: &PortKey) -> Option<&str> {
+        match key {
+            PortKey::Monitor(id) => self.monitors.get(id).map(|monitor| &monitor.name[..]),
+            _ => None,
+        }
     }
 
     fn port(&self, key: &PortKey) -> Result<Found<'_>, Refusal> {
@@ -715,6 +770,9 @@ impl Books {
             }
             PortKey::Nic(key) => self.nics.get(key).map(|n| Found { house: n.house, end: &n.end, by: By::Nic(n) }),
             PortKey::Vale(key) => self.vales.get(key).map(|p| Found { house: p.house, end: &p.end, by: By::Vale(p) }),
+            PortKey::Monitor(id) => {
+                self.monitors.get(id).map(|p| Found { house: p.house, end: &p.end, by: By::Monitor(p) })
+            }
         };
         found.map_or_else(|| refuse(ENXIO, "the port has gone"), Ok)
     }

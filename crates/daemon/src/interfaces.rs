@@ -79,7 +79,15 @@ impl Books {
         asked: &NmreqRegister,
         caller: &Caller,
     ) -> Result<PortKey, Refusal> {
-        let name = &spec.parent;
+        let (link, access) = self.admitted(&spec.parent, caller)?;
+        match access {
+            Access::Direct => self.direct(&link, asked, caller),
+            Access::Mediated => self.mediated(&link, asked, caller),
+        }
+    }
+
+    /// The interface of that name, if the caller may open it, and how.
+    pub(crate) fn admitted(&mut self, name: &str, caller: &Caller) -> Result<(Link, Access), Refusal> {
         if self.rules.policy.is_none() {
             let exists = link::by_name(name).is_ok_and(|link| link.is_some());
             return match exists {
@@ -96,10 +104,7 @@ impl Books {
             let uid = caller.peer.uid;
             return refuse(EACCES, format!("user {uid} may not open it (the policy says who may: unetmap-policy(5))"));
         };
-        match access {
-            Access::Direct => self.direct(&link, asked, caller),
-            Access::Mediated => self.mediated(&link, asked, caller),
-        }
+        Ok((link, access))
     }
 
     /// The interface for a program that runs its sockets itself.

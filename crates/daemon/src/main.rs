@@ -9,6 +9,7 @@ mod estate;
 mod filter;
 mod interfaces;
 mod mediator;
+mod monitor;
 mod nic;
 mod node;
 mod null;

@@ -17,10 +17,13 @@ use std::time::{Duration, Instant};
 
 use unetmap::errno::{EINVAL, EIO, EMFILE, EMSGSIZE, ENFILE, ENOMEM, EPROTO, EPROTONOSUPPORT};
 use unetmap::request::Request;
+use unetmap::watch::Asked;
 use unetmap::wire::{self, Kind, Malformed};
 use unetmap_sys::event::{Epoll, EventFlags};
 use unetmap_sys::socket::{self, MAX_FDS, Peer};
 use unetmap_sys::{memfd, process};
+
+use zerocopy::FromBytes;
 
 use crate::books::Books;
 use crate::caller::Caller;
@@ -227,6 +230,7 @@ impl Server {
             Ok((Kind::Attach, _, _)) => self.answer_again(token),
             Ok((Kind::Nic, _, payload)) => self.answer_nic(token, payload),
             Ok((Kind::Node, _, payload)) => self.answer_node(token, payload),
+            Ok((Kind::Watchers, _, payload)) => self.answer_watchers(token, payload),
             // One for a connection: unread ones would pile up, and their memory belongs to nobody.
             Ok((Kind::Snapshot, _, _)) => {
                 self.answer_snapshot(token);
@@ -321,6 +325,26 @@ impl Server {
             Err(Refusal { errno, why }) => {
                 tracing::debug!(pid = client.peer.pid, errno, why, "refused");
                 send(client, kind, errno, 0, why.as_bytes(), &[])
+            }
+        };
+        sent.is_ok()
+    }
+
+    /// The next monitor of a session; nothing after the last.
+    fn answer_watchers(&mut self, token: u64, payload: &[u8]) -> bool {
+        let Ok(asked) = Asked::read_from_bytes(payload) else {
+            return self.reject(token, EPROTO, "a question after watchers that is none");
+        };
+        let Some(client) = self.clients.get(&token) else { return true };
+        let sent = match self.books.next_monitor(&asked) {
+            Ok(Some((told, fds))) => {
+                let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+                send(client, Kind::Watchers, 0, 0, &told.encode(), &fds)
+            }
+            Ok(None) => send(client, Kind::Watchers, 0, 0, &[], &[]),
+            Err(Refusal { errno, why }) => {
+                tracing::debug!(pid = client.peer.pid, errno, why, "refused");
+                send(client, Kind::Watchers, errno, 0, why.as_bytes(), &[])
             }
         };
         sent.is_ok()

@@ -9,6 +9,7 @@ use unetmap_sys::{memfd, process};
 
 use crate::books::Books;
 use crate::end::{End, PortRing};
+use crate::monitor::Monitor;
 use crate::nic::Nic;
 use crate::vale::ValePort;
 
@@ -78,7 +79,8 @@ struct Ring {
     bad_slots: u64,
     bad_pointers: u64,
     /// Of an interface's or a switch port's receive ring: packets that were dropped because nobody made room for them. Of a
-    /// switch port's transmit ring: packets that reached no port.
+    /// switch port's transmit ring: packets that reached no port. Of a monitor's ring: slots that it was not shown, because
+    /// it was too slow.
     dropped: u64,
 }
 
@@ -164,6 +166,15 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
         lost: port.lost(),
         rings: vale_rings(port),
     });
+    let monitors = books.monitors.values().filter(|port| shown(port.scope.uid)).map(|port| Port {
+        name: port.name.clone(),
+        kind: "monitor",
+        mem_id: mem_id(port.house),
+        open: port.end.in_use(),
+        manner: None,
+        lost: BTreeMap::new(),
+        rings: monitor_rings(port),
+    });
     let sessions = books.sessions.iter().filter(|(_, session)| shown(session.uid)).map(|(id, session)| Session {
         id: *id,
         port: session.name.clone(),
@@ -182,7 +193,7 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
             connections,
         },
         regions: regions.collect(),
-        ports: nics.chain(vales).chain(pipes).chain(nulls).collect(),
+        ports: nics.chain(vales).chain(pipes).chain(nulls).chain(monitors).collect(),
         sessions: sessions.collect(),
     };
     serde_json::to_string(&snapshot).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}"))
@@ -204,6 +215,14 @@ fn vale_rings(port: &ValePort) -> Vec<Ring> {
     let mut rings = rings(&port.end, Some(&port.lines));
     for ring in &mut rings {
         ring.dropped = port.dropped(ring.dir == "tx", ring.id);
+    }
+    rings
+}
+
+fn monitor_rings(monitor: &Monitor) -> Vec<Ring> {
+    let mut rings = rings(&monitor.end, None);
+    for ring in rings.iter_mut().filter(|ring| ring.dir == "rx") {
+        (ring.queued, ring.dropped) = monitor.figures(ring.id);
     }
     rings
 }

@@ -27,9 +27,14 @@ pub struct RingState {
     pub bad_slots: AtomicU64,
     /// Times that a pointer of the program, or a position of the other party, was out of bounds.
     pub bad_pointers: AtomicU64,
-    /// Not 0: the port has ended under its users. Written by the daemon.
-    ended: AtomicU32,
+    /// Slots that a watched ring had no room for here. Only of the rings of a shelf, where monitors get their copies from.
+    pub dropped: AtomicU64,
+    /// What the daemon has to say to the ring's users: [`ENDED`], and above it a number that changes with who watches.
+    notice: AtomicU32,
 }
+
+/// In a [`RingState::notice`]: the port has ended under its users.
+pub const ENDED: u32 = 1;
 
 /// Bytes of one ring's state.
 const STATE_BYTES: usize = 128;
@@ -55,7 +60,8 @@ impl RingState {
             batches: long(),
             bad_slots: long(),
             bad_pointers: long(),
-            ended: word(),
+            dropped: long(),
+            notice: word(),
         }
     }
 
@@ -122,15 +128,26 @@ impl RingState {
         self.bad_pointers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether the port has ended under its users: its interface is gone.
+    /// What the daemon has to say, in one load for each sync: 0 as long as the port lives and nobody ever watched the ring.
+    #[inline(always)]
+    pub fn notice(&self) -> u32 {
+        self.notice.load(Ordering::Relaxed)
+    }
+
+    /// Whether the port has ended under its users: its interface is gone, or what it watched.
     #[inline(always)]
     pub fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Relaxed) != 0
+        self.notice() & ENDED != 0
     }
 
     /// The daemon: tells the ring's users that the port has ended.
     pub fn end(&self) {
-        self.ended.store(1, Ordering::Release);
+        self.notice.fetch_or(ENDED, Ordering::Release);
+    }
+
+    /// The daemon: tells the ring's users that others watch it from now on.
+    pub fn watchers_changed(&self) {
+        self.notice.fetch_add(ENDED << 1, Ordering::Release);
     }
 
     /// How many sessions share the ring.

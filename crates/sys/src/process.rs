@@ -27,6 +27,17 @@ pub fn pid() -> u32 {
     std::process::id()
 }
 
+/// A number that nobody guesses.
+///
+/// # Errors
+/// The kernel's, where it has no `getrandom`.
+pub fn random() -> io::Result<u64> {
+    let mut bytes = [0u8; 8];
+    // So few bytes come whole.
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
 /// How often the line of processes that leads here has forked since [`watch_forks`].
 static FORKS: AtomicU32 = AtomicU32::new(0);
 

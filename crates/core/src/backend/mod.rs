@@ -8,6 +8,7 @@ use std::os::fd::BorrowedFd;
 use unetmap_mem::{Pos, Span};
 use unetmap_sys::Bell;
 
+pub(crate) mod monitor;
 pub(crate) mod nic;
 pub(crate) mod null;
 pub(crate) mod pipe;
@@ -78,6 +79,13 @@ pub(crate) trait Rx: Send + Sync {
 
     /// Without the lock, and not judged: where the other party says it is, if that is not `taken`.
     fn moved(&self, taken: Pos) -> Option<u32>;
+
+    /// Of a port that has ended: whether the program may go on, as there is still something to be had. `unread`: it has
+    /// slots beyond its wake-up point.
+    fn left(&self, unread: bool) -> bool {
+        let _ = unread;
+        false
+    }
 
     /// How to wait until something comes; `None` when nothing ever does.
     fn sleeper(&self) -> Option<&dyn Sleeper>;

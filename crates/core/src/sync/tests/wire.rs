@@ -18,6 +18,7 @@ use crate::backend::pipe::{PipeRx, PipeTx};
 use crate::ring::Ring;
 use crate::sync::NO_NONSENSE;
 use crate::sync::{Effort, Path, SyncRing, Trouble};
+use crate::watch::Watchers;
 
 /// Bytes of a buffer.
 pub(super) const BUF_SIZE: u32 = 64;
@@ -93,8 +94,10 @@ impl House {
         let consumer = Consumer::new(&lines, 0, theirs, mine, limits, CopyKind::best()).unwrap();
         let tx_path = Path::Tx(Box::new(PipeTx { line: producer, mine: bell(&to_tx), theirs: bell(&to_rx) }));
         let rx_path = Path::Rx(Box::new(PipeRx { line: consumer, spare, mine: to_rx, theirs: to_tx }));
-        let ring =
-            |view, end, path| Ring { inner: SyncRing { view, end, state: 0, path, nonsense: NO_NONSENSE.into() } };
+        let ring = |view, end, path| {
+            let (nonsense, watchers) = (NO_NONSENSE.into(), Watchers::default());
+            Ring { inner: SyncRing { view, end, state: 0, path, nonsense, watchers } }
+        };
         let files = [self.file.clone(), tx_fd, rx_fd, line_fd];
         Wire { tx: ring(tx, tx_end, tx_path), rx: ring(rx, rx_end, rx_path), spare, line: lines, files }
     }

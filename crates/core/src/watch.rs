@@ -1,0 +1,313 @@
+//! Watching: what crosses a ring is shown to its monitors, by the sync that moves it.
+//!
+//! ```text
+//! watched program                                      monitor
+//!   sync --copy--> slots and buffers of a shelf, [ cons .... prod ) --copy--> own ring, in a region of its own
+//! ```
+//! A shelf is memory that the monitor and the watched programs share, and nothing else is: neither sees more of the other.
+//! Each watched ring has a shelf ring, and a line, of its own in it, so that only who holds the lock of the watched ring
+//! produces there. It never waits: what has no room is dropped, packet by packet, and counted on the shelf.
+//!
+//! Who watches is the daemon's to say. A word that each sync loads anyway, the notice, changes when that changes.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+
+use unetmap_abi::NS_MOREFRAG;
+use unetmap_mem::{EndPage, LinePage, Pos, Producer, Region, RingShape, RingView, SlotValue, Slots, Span, Window};
+use unetmap_sys::{Bell, Mapping, clock};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::bound::{BoundPool, geometry};
+use crate::port::Port;
+
+/// How often to try for the list of watchers, which nobody holds for longer than it takes to put another in its place: but
+/// a child that was forked meanwhile finds it held for ever.
+const TRIES: u32 = 10_000;
+
+/// What a program asks for: who watches a session of its own.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Asked {
+    /// The session.
+    pub session: u64,
+    /// What only those know who were told of it.
+    pub key: u64,
+    /// The monitor that was told last, 0 at first: the next one is asked for.
+    pub after: u64,
+}
+
+/// The answer's fixed part. With it come descriptors: the shelf's memory, its states, its lines, and for each ring the
+/// monitor's bell.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ToldHead {
+    /// Names the monitor; never 0.
+    pub monitor: u64,
+    /// The shelf's interfaces (none are used), rings, buffers.
+    pub pools: [BoundPool; 3],
+    /// Ring states, and lines.
+    pub states: u32,
+    /// Bytes of the lines' page.
+    pub lines_bytes: u32,
+}
+
+/// A ring that is watched, and its ring on the shelf.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ToldRing {
+    /// The shelf ring, bytes from the start of the shelf.
+    pub offset: u64,
+    /// Its slots.
+    pub slots: u32,
+    /// Index of its line and of its state.
+    pub line: u32,
+    /// The watched ring: its number within its direction.
+    pub id: u16,
+    /// The watched ring: 0 transmit, 1 receive.
+    pub dir: u16,
+    /// Bytes of padding, 0.
+    pub reserved: u32,
+}
+
+/// One monitor of a session's rings.
+#[derive(Clone, Debug)]
+pub struct Told {
+    /// The fixed part.
+    pub head: ToldHead,
+    /// The rings that it watches.
+    pub rings: Vec<ToldRing>,
+}
+
+/// Descriptors before those of the rings.
+const FIXED_FDS: usize = 3;
+
+impl Told {
+    /// The bytes that cross the socket.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = self.head.as_bytes().to_vec();
+        out.extend_from_slice(self.rings.as_bytes());
+        out
+    }
+
+    /// Takes the bytes apart; `None` when the sizes do not fit.
+    pub fn decode(bytes: &[u8]) -> Option<Told> {
+        let (head, rest) = ToldHead::read_from_prefix(bytes).ok()?;
+        Some(Told { head, rings: <[ToldRing]>::ref_from_bytes(rest).ok()?.to_vec() })
+    }
+}
+
+/// A ring of a shelf, as the watched ring's sync sees it.
+pub(crate) struct Watcher {
+    /// The monitor.
+    id: u64,
+    shelf: Region,
+    line: Producer,
+    states: EndPage,
+    /// Index of the shelf ring's state; the constructor checked that it exists.
+    state: usize,
+    /// Wakes the monitor.
+    bell: Bell,
+    /// Slots behind `prod` that are filled: the beginning of a packet whose end is still to come.
+    begun: AtomicU32,
+    /// Whether the beginning of such a packet was dropped.
+    dropping: AtomicBool,
+}
+
+impl Watcher {
+    /// Maps what the daemon told; `None` when that does not fit together.
+    fn map(told: &Told, fds: Vec<OwnedFd>) -> Option<Vec<(ToldRing, Watcher)>> {
+        let head = &told.head;
+        if fds.len() != FIXED_FDS + told.rings.len() {
+            return None;
+        }
+        let mut fds = fds.into_iter();
+        let shelf = Region::attach(fds.next()?.as_fd(), geometry(&head.pools)).ok()?;
+        let mut page = |bytes: usize| Some(Window::whole(Arc::new(Mapping::new(fds.next()?.as_fd(), bytes).ok()?)));
+        let states = EndPage::new(page(EndPage::bytes(head.states as usize))?);
+        let lines = LinePage::new(page(head.lines_bytes as usize)?);
+        let rings = told.rings.iter().zip(fds).map(|(ring, bell)| {
+            let shape = RingShape { offset: ring.offset, slots: Slots::new(ring.slots)?, id: ring.id, dir: 0 };
+            let slots = RingView::new(&shelf, shape)?.slots().clone();
+            let state = ring.line as usize;
+            states.state(state)?;
+            let watcher = Watcher {
+                id: head.monitor,
+                shelf: shelf.clone(),
+                line: Producer::new(&lines, state, slots)?,
+                states: states.clone(),
+                state,
+                bell: Bell::from_fd(bell).ok()?,
+                begun: AtomicU32::new(0),
+                dropping: AtomicBool::new(false),
+            };
+            Some((*ring, watcher))
+        });
+        rings.collect()
+    }
+
+    /// Copies the packets of `window`, and drops those that have no room. Only with the lock of `ring`.
+    fn show(&self, ring: &RingView, window: Span, stamp: u64) {
+        let (theirs, shelf) = (ring.slots(), self.line.slots());
+        let (count, slots) = (theirs.slots(), shelf.slots());
+        // The monitor can write both positions; any two make a ring.
+        let Some(line) = self.line.words().positions(slots) else {
+            return self.count(0, count.distance(window.from, window.to));
+        };
+        let full = slots.prev(line.from);
+        let (mut whole, mut shown, mut dropped) = (line.to, 0, 0);
+        let begun = self.begun.load(Relaxed).min(slots.distance(line.to, full));
+        let mut at = slots.add(line.to, begun);
+        let mut dropping = self.dropping.load(Relaxed);
+        for p in count.walk(window) {
+            let slot = theirs.load(p);
+            let continued = slot.flags & NS_MOREFRAG != 0;
+            if !dropping && at == full {
+                // What is there of this packet goes with its rest.
+                dropped += slots.distance(whole, at);
+                at = whole;
+                dropping = true;
+            }
+            if dropping {
+                dropped += 1;
+                dropping = continued;
+                continue;
+            }
+            self.put(ring, slot, at, stamp);
+            at = slots.next(at);
+            if !continued {
+                shown += slots.distance(whole, at);
+                whole = at;
+            }
+        }
+        self.begun.store(slots.distance(whole, at), Relaxed);
+        self.dropping.store(dropping, Relaxed);
+        self.count(shown, dropped);
+        if whole != line.to {
+            self.line.words().publish(whole);
+            if self.line.words().consumer_sleeps() {
+                self.bell.ring();
+            }
+        }
+    }
+
+    /// A slot that names no buffer is shown empty, one that is too long is cut.
+    #[inline]
+    fn put(&self, ring: &RingView, slot: SlotValue, at: Pos, stamp: u64) {
+        let shelf = self.line.slots();
+        let idx = shelf.buf_idx(at);
+        let len = self.shelf.frame(idx).copy_from(&ring.region().frame(slot.buf_idx), usize::from(slot.len));
+        shelf.store(at, SlotValue { buf_idx: idx, len: len as u16, flags: slot.flags & NS_MOREFRAG, ptr: stamp });
+    }
+
+    fn count(&self, shown: u32, dropped: u32) {
+        let Some(state) = self.states.state(self.state) else { return };
+        if shown > 0 {
+            state.count(shown);
+        }
+        if dropped > 0 {
+            state.dropped.fetch_add(u64::from(dropped), Relaxed);
+        }
+    }
+}
+
+/// Who watches a ring, as far as its user knows.
+#[derive(Default)]
+pub(crate) struct Watchers {
+    /// The notice that the list follows.
+    known: AtomicU32,
+    list: Mutex<Vec<Watcher>>,
+}
+
+impl Watchers {
+    /// Whether the list follows `notice`.
+    #[inline(always)]
+    pub(crate) fn follow(&self, notice: u32) -> bool {
+        self.known.load(Relaxed) == notice
+    }
+
+    /// Shows the slots of `window` to everybody. Only with the lock of `ring`.
+    #[cold]
+    pub(crate) fn show(&self, ring: &RingView, window: Span) {
+        let Some(list) = self.lock() else { return };
+        if list.is_empty() {
+            return;
+        }
+        let stamp = clock::now_ns();
+        list.iter().for_each(|watcher| watcher.show(ring, window, stamp));
+    }
+
+    fn lock(&self) -> Option<MutexGuard<'_, Vec<Watcher>>> {
+        for _ in 0..TRIES {
+            match self.list.try_lock() {
+                Ok(list) => return Some(list),
+                Err(TryLockError::Poisoned(list)) => return Some(list.into_inner()),
+                Err(TryLockError::WouldBlock) => clock::spin_hint(),
+            }
+        }
+        None
+    }
+
+    /// Puts another list in its place; a watcher that was there before stays, with what it knows.
+    fn replace(&self, new: Vec<Watcher>, notice: u32) {
+        let mut gone = Vec::new();
+        if let Some(mut list) = self.lock() {
+            let mut old = std::mem::take(&mut *list);
+            for watcher in new {
+                let kept = old.iter().position(|known| known.id == watcher.id).map(|at| old.swap_remove(at));
+                let (stays, goes) = match kept {
+                    Some(kept) => (kept, Some(watcher)),
+                    None => (watcher, None),
+                };
+                list.push(stays);
+                gone.extend(goes);
+            }
+            gone.extend(old);
+        }
+        self.known.store(notice, Relaxed);
+        // Unmapping takes its time, and nobody waits for the list meanwhile.
+        drop(gone);
+    }
+}
+
+/// Where a port asks who watches it.
+pub(crate) struct Source {
+    pub(crate) session: u64,
+    pub(crate) key: u64,
+}
+
+impl Port {
+    /// The daemon has news of who watches this port. Without an answer nobody does: then the daemon has gone, which other
+    /// calls tell.
+    #[cold]
+    pub(crate) fn renew_watchers(&self) {
+        let rings = || self.tx.iter().map(|ring| (0, ring)).chain(self.rx.iter().map(|ring| (1, ring)));
+        // Before the question: what changes after it is news again.
+        let notices: Vec<u32> = rings().map(|(_, ring)| ring.inner.state().notice()).collect();
+        let mut told = Vec::new();
+        let mut after = 0;
+        while let Some((monitor, fds)) = self.next_watcher(after) {
+            if monitor.head.monitor <= after {
+                break;
+            }
+            after = monitor.head.monitor;
+            told.extend(Watcher::map(&monitor, fds).unwrap_or_default());
+        }
+        for ((dir, ring), notice) in rings().zip(notices) {
+            let (mine, others) = told.into_iter().partition(|(told, _)| (told.dir, told.id) == (dir, ring.id()));
+            told = others;
+            let mine: Vec<(ToldRing, Watcher)> = mine;
+            ring.inner.watchers.replace(mine.into_iter().map(|(_, watcher)| watcher).collect(), notice);
+        }
+    }
+
+    fn next_watcher(&self, after: u64) -> Option<(Told, Vec<OwnedFd>)> {
+        let Source { session, key } = self.source;
+        if key == 0 {
+            return None;
+        }
+        let (bytes, fds) = self.current_lease().watchers(self.spec(), &Asked { session, key, after })?;
+        Some((Told::decode(&bytes)?, fds))
+    }
+}

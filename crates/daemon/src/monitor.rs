@@ -1,0 +1,299 @@
+//! The books' part about monitors: who watches which rings, and the shelves that the copies come by.
+//!
+//! A monitor is a port of its own, with a region of its own, and one session. For each watched ring there is a ring on its
+//! shelf (see `unetmap::watch`), with a line and a state of the same number.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use unetmap::bound::{BoundPool, BoundRing, Path};
+use unetmap::errno::{EINVAL, ENOMEM, ENXIO, EOPNOTSUPP};
+use unetmap::watch::{Asked, Told, ToldHead, ToldRing};
+use unetmap_abi::*;
+use unetmap_mem::{LinePage, Slots};
+
+use crate::books::{Books, PipeKey, PortKey};
+use crate::caller::Caller;
+use crate::end::{End, EndShape, Way, shared_page};
+use crate::pipe::end_index;
+use crate::policy::Access;
+use crate::refusal::{Refusal, refuse};
+use crate::region::{House, HouseId, Scope, Sizes};
+
+/// Monitors of one port: each makes the watched work more.
+const MOST: usize = 16;
+/// Slots of a ring.
+const MOST_SLOTS: u32 = 4096;
+
+/// A monitor; it exists as long as it is open.
+pub(crate) struct Monitor {
+    pub(crate) house: HouseId,
+    pub(crate) scope: Scope,
+    pub(crate) name: String,
+    /// A transmit ring that sends nothing, and receive rings.
+    pub(crate) end: End,
+    pub(crate) lines_fd: OwnedFd,
+    pub(crate) lines_bytes: usize,
+    lines: LinePage,
+    /// The shelf's memory, which is in nobody else's books.
+    shelf: House,
+    /// Its rings are transmit rings.
+    on_shelf: End,
+    /// The ring on the shelf at the same place is of this watched ring.
+    seen: Vec<Seen>,
+    watched: PortKey,
+    /// Whether the watched port has been closed.
+    over: bool,
+}
+
+/// A watched ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Seen {
+    transmit: bool,
+    id: usize,
+}
+
+/// What is special about a monitor's rings in what its client is told.
+impl Monitor {
+    pub(crate) fn pools(&self) -> [BoundPool; 3] {
+        pools_of(&self.shelf)
+    }
+
+    /// Completes what the client is told of a ring; returns the descriptor that goes with it, if it is not a bell.
+    pub(crate) fn tell(&self, told: &mut BoundRing) -> Option<std::os::fd::BorrowedFd<'_>> {
+        told.path = Path::Monitor as u32;
+        if told.dir == 0 {
+            return None;
+        }
+        let found = |transmit| {
+            let line = self.line_of(Seen { transmit, id: usize::from(told.id) })?;
+            Some((self.on_shelf.tx[line].view.shape().offset, line as u32))
+        };
+        (told.peer_offset, told.line) = found(true).unwrap_or_default();
+        (told.second_offset, told.second_line) = found(false).unwrap_or_default();
+        Some(self.shelf.fd.as_fd())
+    }
+
+    fn line_of(&self, seen: Seen) -> Option<usize> {
+        self.seen.iter().position(|other| *other == seen)
+    }
+
+    /// Of a receive ring: slots on the shelf, and slots that had no room there.
+    pub(crate) fn figures(&self, id: u16) -> (u32, u64) {
+        let mut figures = (0, 0);
+        for line in [true, false].into_iter().filter_map(|transmit| self.line_of(Seen { transmit, id: id.into() })) {
+            let slots = self.on_shelf.shape.tx_slots;
+            let waiting = self.lines.words(line).and_then(|words| words.positions(slots));
+            figures.0 += waiting.map_or(0, |span| slots.distance(span.from, span.to));
+            let state = self.on_shelf.page.state(line);
+            figures.1 += state.map_or(0, |state| state.dropped.load(std::sync::atomic::Ordering::Relaxed));
+        }
+        figures
+    }
+}
+
+fn pools_of(house: &House) -> [BoundPool; 3] {
+    let g = house.region.geometry();
+    [g.ifs, g.rings, g.bufs].map(|p| BoundPool { offset: p.offset, count: p.count, size: p.size })
+}
+
+/// The rings of `end` that `asked` wants to see.
+fn seen_rings(end: &End, asked: &NmreqRegister) -> Vec<Seen> {
+    let both = asked.nr_flags & NR_ZCOPY_MON != 0;
+    let of = |rings: usize, transmit, flag| {
+        let wanted = both || asked.nr_flags & flag != 0;
+        let chosen = move |id: &usize| asked.nr_mode != NR_REG_ONE_NIC || usize::from(asked.nr_ringid) == *id;
+        (0..rings).filter(move |id| wanted && chosen(id)).map(move |id| Seen { transmit, id })
+    };
+    of(end.tx.len(), true, NR_MONITOR_TX).chain(of(end.rx.len(), false, NR_MONITOR_RX)).collect()
+}
+
+/// A monitor's rings: one transmit ring, which programs expect to find, and so many receive rings as the port has in
+/// either direction.
+fn wished_shape(end: &End, asked: &NmreqRegister) -> EndShape {
+    let slots = |wish: u32, of_port: Slots| match wish {
+        0 => Slots::new(of_port.get().min(MOST_SLOTS)).unwrap_or(of_port),
+        wish => Slots::new(wish.clamp(2, MOST_SLOTS)).unwrap_or(of_port),
+    };
+    let larger =
+        if end.shape.tx_slots.get() > end.shape.rx_slots.get() { end.shape.tx_slots } else { end.shape.rx_slots };
+    EndShape {
+        tx_rings: 1,
+        rx_rings: end.shape.tx_rings.max(end.shape.rx_rings),
+        tx_slots: slots(asked.nr_tx_slots, end.shape.tx_slots),
+        rx_slots: slots(asked.nr_rx_slots, larger),
+    }
+}
+
+impl Books {
+    /// Makes a monitor of a port that is open. `parent` is the watched one's name.
+    pub(crate) fn make_monitor(
+        &mut self,
+        spec: &PortSpec,
+        asked: &NmreqRegister,
+        caller: &Caller,
+    ) -> Result<PortKey, Refusal> {
+        if !matches!(asked.nr_mode, NR_REG_ALL_NIC | NR_REG_ONE_NIC) {
+            return refuse(EINVAL, "a monitor is opened on all rings or on one; it has no host rings");
+        }
+        if asked.nr_flags & NR_ZCOPY_MON != 0 {
+            return refuse(EOPNOTSUPP, "monitors without copies are not served (one that copies is: flags t and r)");
+        }
+        if asked.nr_mem_id != 0 {
+            return refuse(EINVAL, "a monitor that copies has a region of its own, whose number is not chosen");
+        }
+        let watched = self.open_port(spec, caller)?;
+        let others = self.monitors.values().filter(|monitor| monitor.watched == watched && !monitor.over);
+        if others.count() >= MOST {
+            return refuse(ENOMEM, format!("it has {MOST} monitors already"));
+        }
+        let end = self.end_of(&watched)?;
+        let (shape, seen) = (wished_shape(end, asked), seen_rings(end, asked));
+        if seen.is_empty() {
+            return refuse(EINVAL, format!("there is no ring {} in that direction", asked.nr_ringid));
+        }
+        let id = self.last_monitor + 1;
+        let flags = [(NR_MONITOR_RX, "r"), (NR_MONITOR_TX, "t")];
+        let flags: String =
+            flags.iter().filter(|(flag, _)| asked.nr_flags & flag != 0).map(|(_, name)| *name).collect();
+        let name = format!("{}/{flags}#{id}", spec.name);
+        let scope = self.scope(caller);
+        let rx_slots = u32::from(shape.rx_rings) * shape.rx_slots.get();
+        let slots = shape.tx_slots.get() + rx_slots + asked.nr_extra_bufs.min(crate::books::MAX_EXTRA);
+        let sizes = self.sizes.of_one_interface(1 + u32::from(shape.rx_rings), slots);
+        let house = self.private_region(scope, &name, sizes)?;
+        let made = match self.houses.get_mut(&house) {
+            Some(region) => make((region, sizes), scope, name, shape, seen, watched),
+            None => refuse(ENXIO, "the region has gone"),
+        };
+        let monitor = made.inspect_err(|_| self.drop_house_if_unused(house))?;
+        self.monitors.insert(id, monitor);
+        self.last_monitor = id;
+        Ok(PortKey::Monitor(id))
+    }
+
+    /// The port that somebody has open under that name. Of one that the daemon runs for its program, the daemon's own.
+    fn open_port(&mut self, spec: &PortSpec, caller: &Caller) -> Result<PortKey, Refusal> {
+        let key = match (&spec.pipe, spec.kind) {
+            (Some(pipe), _) => {
+                let beside = self.interface_of(&spec.parent, caller)?;
+                let scope = beside.map_or_else(|| self.scope(caller), |(scope, _)| scope);
+                let key = PipeKey { scope, parent: spec.parent.clone(), id: Some(pipe.id.clone()), serial: 0 };
+                PortKey::Pipe(key, end_index(pipe.role))
+            }
+            (None, PortKind::Vale) => PortKey::Vale(self.vale_key(spec, caller)?),
+            (None, PortKind::Netmap) => self.open_interface(&spec.parent, caller)?,
+        };
+        match self.end_of(&key) {
+            Ok(end) if end.in_use() => Ok(key),
+            _ => not_open(),
+        }
+    }
+
+    fn open_interface(&mut self, name: &str, caller: &Caller) -> Result<PortKey, Refusal> {
+        let (link, access) = self.admitted(name, caller)?;
+        let scope = Scope { netns: caller.netns_id(), ..self.scope(caller) };
+        let Some((key, nic)) = self.nic_of(caller.netns_id(), link.index) else { return not_open() };
+        let mine = match access {
+            Access::Direct => nic.scope == scope,
+            Access::Mediated => self.wires.iter().any(|(pipe, wire)| wire.nic() == key && pipe.scope == scope),
+        };
+        if mine { Ok(PortKey::Nic(key)) } else { crate::interfaces::in_use(nic) }
+    }
+
+    /// Those who run the watched rings are told that something has changed.
+    pub(crate) fn tell_watched(&self, id: u64) {
+        if let Some(monitor) = self.monitors.get(&id) {
+            self.tell_about(monitor);
+        }
+    }
+
+    /// The monitors of a port that nobody has open any more are over: they show what is on their shelves, and then fail.
+    pub(crate) fn end_monitors(&mut self, watched: &PortKey) {
+        if self.end_of(watched).is_ok_and(End::in_use) {
+            return;
+        }
+        for monitor in self.monitors.values_mut().filter(|monitor| monitor.watched == *watched && !monitor.over) {
+            monitor.over = true;
+            monitor.end.end_all();
+        }
+    }
+
+    /// Takes a monitor that is closed out of the books.
+    pub(crate) fn take_monitor(&mut self, id: u64) -> Option<Monitor> {
+        let monitor = self.monitors.remove(&id)?;
+        self.tell_about(&monitor);
+        Some(monitor)
+    }
+
+    fn tell_about(&self, monitor: &Monitor) {
+        let Ok(end) = self.end_of(&monitor.watched) else { return };
+        for seen in monitor.seen.iter().filter(|_| !monitor.over) {
+            let rings = if seen.transmit { &end.tx } else { &end.rx };
+            if let Some(state) = rings.get(seen.id).and_then(|ring| end.page.state(ring.state)) {
+                state.watchers_changed();
+            }
+        }
+    }
+
+    /// What a program is told of the next monitor of its port; `None` after the last.
+    pub(crate) fn next_monitor(&self, asked: &Asked) -> Result<Option<(Told, Vec<OwnedFd>)>, Refusal> {
+        let session = self.sessions.get(&asked.session).filter(|session| session.key == asked.key);
+        let Some(session) = session else { return refuse(EINVAL, "no session of that number and key") };
+        let mut later = self.monitors.range(asked.after.saturating_add(1)..);
+        let found = later.find(|(_, monitor)| monitor.watched == session.port && !monitor.over);
+        let Some((&id, monitor)) = found else { return Ok(None) };
+        let bound = |seen: &Seen| {
+            let rings = if seen.transmit { &session.binding.tx } else { &session.binding.rx };
+            rings.contains(&seen.id)
+        };
+        let (mut rings, mut fds) = (Vec::new(), vec![&monitor.shelf.fd, &monitor.on_shelf.page_fd, &monitor.lines_fd]);
+        let mut fds: Vec<_> = fds.drain(..).map(AsFd::as_fd).collect();
+        for (line, seen) in monitor.seen.iter().enumerate().filter(|(_, seen)| bound(seen)) {
+            let shape = monitor.on_shelf.tx[line].view.shape();
+            rings.push(ToldRing {
+                offset: shape.offset,
+                slots: shape.slots.get(),
+                line: line as u32,
+                id: seen.id as u16,
+                dir: u16::from(!seen.transmit),
+                reserved: 0,
+            });
+            fds.push(monitor.end.rx[seen.id].bell.as_fd());
+        }
+        let head = ToldHead {
+            monitor: id,
+            pools: monitor.pools(),
+            states: monitor.seen.len() as u32,
+            lines_bytes: monitor.lines_bytes as u32,
+        };
+        let fds = fds.into_iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
+        let fds = fds.or_else(|e| refuse(ENOMEM, format!("no file descriptors left in the daemon: {e}")))?;
+        Ok(Some((Told { head, rings }, fds)))
+    }
+}
+
+fn not_open<T>() -> Result<T, Refusal> {
+    refuse(EINVAL, "nobody has it open, and so there is nothing to watch (open the port itself first)")
+}
+
+fn make(
+    (house, sizes): (&mut House, Sizes),
+    scope: Scope,
+    name: String,
+    shape: EndShape,
+    seen: Vec<Seen>,
+    watched: PortKey,
+) -> Result<Monitor, Refusal> {
+    let lines_bytes = LinePage::bytes(seen.len());
+    let (window, lines_fd) = shared_page("unetmap-lines", lines_bytes)?;
+    let count = seen.len() as u32;
+    let sizes = sizes.of_one_interface(count, count * shape.rx_slots.get());
+    let mut shelf = House::create((0, 0), scope, &name, sizes)?;
+    let on_shelf = EndShape { tx_rings: seen.len() as u16, rx_rings: 0, tx_slots: shape.rx_slots, ..shape };
+    let on_shelf = End::make(&mut shelf, on_shelf, Way::None)?;
+    // As of an interface, each slot has a buffer of its own.
+    let end = End::make(house, shape, Way::Kernel)?;
+    let house = house.id;
+    let lines = LinePage::new(window);
+    Ok(Monitor { house, scope, name, end, lines_fd, lines_bytes, lines, shelf, on_shelf, seen, watched, over: false })
+}
