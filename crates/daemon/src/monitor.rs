@@ -288,7 +288,7 @@ fn make(
     let (window, lines_fd) = shared_page("unetmap-lines", lines_bytes)?;
     let count = seen.len() as u32;
     let sizes = sizes.of_one_interface(count, count * shape.rx_slots.get());
-    let mut shelf = House::create((0, 0), scope, &name, sizes)?;
+    let mut shelf = House::create((0, 0), scope, &name, sizes, None)?;
     let on_shelf = EndShape { tx_rings: seen.len() as u16, rx_rings: 0, tx_slots: shape.rx_slots, ..shape };
     let on_shelf = End::make(&mut shelf, on_shelf, Way::None)?;
     // As of an interface, each slot has a buffer of its own.
