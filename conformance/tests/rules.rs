@@ -153,9 +153,14 @@ fn run(folder: &Path, name: &str, door: Door, ids: &[String]) -> Result<BTreeMap
     if log.contains("panicked") {
         return Err(format!("{name}, {}: the daemon panicked:\n{log}", door.name()));
     }
-    let mut said = BTreeMap::new();
+    let (mut said, manual) = (BTreeMap::new(), manual());
     for line in text.lines() {
-        let (id, cell) = parse(line).ok_or_else(|| format!("{name}: what is this? {line:?}"))?;
+        let (id, mut cell) = parse(line).ok_or_else(|| format!("{name}: what is this? {line:?}"))?;
+        if let Cell::Cannot(why) = &cell
+            && !manual.contains(why)
+        {
+            cell = Cell::Fail(format!("cannot ({why}), and unetmap-conformance(7) does not say so"));
+        }
         if !ids.contains(&id) || said.insert(id, cell).is_some() {
             return Err(format!("{name}, {}: said twice, or of no rule: {line:?}", door.name()));
         }
@@ -164,6 +169,13 @@ fn run(folder: &Path, name: &str, door: Door, ids: &[String]) -> Result<BTreeMap
         Some(_) => Ok(said),
         None => Err(format!("{name}, {}: not over within {LIMIT:?}; it had said:\n{text}", door.name())),
     }
+}
+
+/// The manual, which says of each rule that a door cannot keep why.
+fn manual() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../man/unetmap-conformance.7");
+    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    text.replace("\\-", "-").replace("\\*(Aq", "'")
 }
 
 /// `ID ok`, `ID FAIL REASON`, `ID cannot REASON`.
