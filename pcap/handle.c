@@ -41,7 +41,7 @@ pcap_create(const char *device, char *error)
 	if (!is_port(device))
 		return real.pcap_create(device, error);
 	p = calloc(1, sizeof(*p));
-	if (p == NULL || (p->name = strdup(device)) == NULL) {
+	if (p == NULL || (p->name = port_name(device)) == NULL) {
 		free(p);
 		snprintf(error, PCAP_ERRBUF_SIZE, "%s: no memory for a handle", device);
 		return NULL;
@@ -191,7 +191,7 @@ pcap_can_set_rfmon(pcap_t *p)
 {
 	if (!is_ours(p))
 		return real.pcap_can_set_rfmon(p);
-	return p->active ? too_late(p) : 0;
+	return 0;
 }
 
 /* ---- time stamps: the clock of this machine, when the packet was found */
@@ -259,7 +259,7 @@ too_early(pcap_t *p)
 	}
 
 ASK(pcap_datalink, DLT_EN10MB)
-ASK(pcap_datalink_ext, DLT_EN10MB)
+ASK(pcap_datalink_ext, 0)
 ASK(pcap_snapshot, p->snaplen)
 ASK(pcap_is_swapped, 0)
 ASK(pcap_major_version, PCAP_VERSION_MAJOR)

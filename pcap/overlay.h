@@ -16,6 +16,7 @@
  *	receive.c	packets in, and how they are waited for
  *	send.c		packets out
  *	devices.c	which ports there are
+ *	packet.c	programs that send by packet sockets
  */
 #ifndef UNETMAP_OVERLAY_H
 #define UNETMAP_OVERLAY_H
@@ -85,7 +86,7 @@ struct pcap {
 	u_char *joined;		/* a packet of several slots */
 	size_t joined_room;
 	uint64_t received;
-	uint64_t dropped_before;	/* by the interface, when the port was opened */
+	int64_t dropped_before;	/* when the port was opened */
 	int broken;		/* pcap_breakloop was called */
 	int break_fd;		/* eventfd that says so to a sleeper */
 
@@ -148,7 +149,8 @@ extern struct real real;
 
 #define ALL_LIB(do_)	\
 	do_(unetmap_open) do_(unetmap_forget) do_(unetmap_ioctl) do_(unetmap_mmap) do_(unetmap_poll)	\
-	do_(unetmap_arm) do_(unetmap_woken) do_(unetmap_said) do_(nmport_new) do_(nmport_parse)	\
+	do_(unetmap_arm) do_(unetmap_woken) do_(unetmap_said) do_(unetmap_ports) do_(unetmap_dropped)	\
+	do_(nmport_new) do_(nmport_parse)	\
 	do_(nmport_undo_parse) do_(nmport_delete) do_(nmctx_get)
 
 int unetmap_open(int flags);
@@ -159,6 +161,8 @@ int unetmap_poll(int fd, short events, int64_t limit_ns);
 int unetmap_arm(int fd, short events, struct pollfd *wait, unsigned int room, unsigned int *used);
 int unetmap_woken(int fd, short events);
 size_t unetmap_said(char *into, size_t room);
+int unetmap_ports(void (*each)(void *arg, const char *name, const char *kind), void *arg);
+int64_t unetmap_dropped(int fd);
 
 struct lib {
 #define MEMBER(name)	__typeof__(name) *name;
@@ -177,6 +181,10 @@ int fail(pcap_t *p, int status, const char *format, ...) __attribute__((__format
 /* ---- port.c */
 
 int is_port(const char *device);
+/* Its name as netmap has it, to be freed; NULL: no memory. */
+char *port_name(const char *device);
+/* Whether it is a port on an interface that exists, and which: interface has room for IF_NAMESIZE bytes. */
+int port_interface(const char *device, char *interface);
 int port_open(pcap_t *p);
 void port_close(pcap_t *p);
 /* Why the last call of libunetmap's failed, for fail(). */
@@ -196,6 +204,13 @@ behind(const struct ring *r, uint32_t at)
 {
 	return at + 1 < r->slots ? at + 1 : 0;
 }
+
+/* ---- devices.c */
+
+#define MOST_NAMED	64
+
+/* The i-th port that the program's command line names; NULL behind the last. */
+const char *named_port(unsigned int i);
 
 /* ---- receive.c */
 

@@ -23,12 +23,56 @@
 
 #include "overlay.h"
 
-/* As of netmap: a prefix, and for a switch a colon somewhere behind it, which no interface's name has. */
+/*
+ * As of netmap: a prefix, and for a switch a colon somewhere behind it, which no
+ * interface's name has. Some programs have their own idea of these prefixes, and
+ * refuse them: unetmap: before any port's name, netmap: or not, means the same.
+ */
+#define ALIAS	"unetmap:"
+#define PREFIX	"netmap:"
+
+static int
+is_switch_port(const char *device)
+{
+	return strncmp(device, NM_BDG_NAME, sizeof(NM_BDG_NAME) - 1) == 0 && strchr(device, ':') != NULL;
+}
+
 int
 is_port(const char *device)
 {
-	return device != NULL && (strncmp(device, "netmap:", 7) == 0 ||
-	    (strncmp(device, NM_BDG_NAME, sizeof(NM_BDG_NAME) - 1) == 0 && strchr(device, ':') != NULL));
+	return device != NULL && (strncmp(device, PREFIX, strlen(PREFIX)) == 0 ||
+	    strncmp(device, ALIAS, strlen(ALIAS)) == 0 || is_switch_port(device));
+}
+
+char *
+port_name(const char *device)
+{
+	char *name;
+
+	if (strncmp(device, ALIAS, strlen(ALIAS)) != 0)
+		return strdup(device);
+	device += strlen(ALIAS);
+	if (is_switch_port(device) || strncmp(device, PREFIX, strlen(PREFIX)) == 0)
+		return strdup(device);
+	return asprintf(&name, PREFIX "%s", device) < 0 ? NULL : name;
+}
+
+int
+port_interface(const char *device, char *interface)
+{
+	const char *name = strchr(device, ':') + 1;
+	size_t len = strcspn(name, "-^*/@{}");
+
+	if (is_switch_port(device) || name[len] == '{' || name[len] == '}')
+		return 0;
+	/* An interface may have a minus in its name. */
+	if (strlen(name) < IF_NAMESIZE && if_nametoindex(name) != 0)
+		len = strlen(name);
+	if (len == 0 || len >= IF_NAMESIZE)
+		return 0;
+	memcpy(interface, name, len);
+	interface[len] = '\0';
+	return if_nametoindex(interface) != 0;
 }
 
 const char *
@@ -216,6 +260,7 @@ port_open(pcap_t *p)
 	if (status < 0)
 		return fail(p, status_of(-status), "%s", port_said(-status, room, sizeof(room)));
 	status = map(p, lib);
+	p->dropped_before = lib->unetmap_dropped(p->fd);
 	if (status == 0 && p->promisc)
 		status = make_promiscuous(p);
 	return status;

@@ -23,8 +23,11 @@
 
 struct real real;
 
-/* As exported data, for programs that look at it; the system's own text takes its place. */
-char pcap_version[32] __attribute__((visibility("default"))) = "1.10";
+/* For programs that look at it, who have copies of it as large as the system's; its own text takes the place of this. */
+#ifndef VERSION_BYTES
+#define VERSION_BYTES	7
+#endif
+char pcap_version[VERSION_BYTES] __attribute__((visibility("default"))) = "1.10";
 
 static void
 absent(void)

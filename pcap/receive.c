@@ -556,11 +556,29 @@ pcap_setfilter(pcap_t *p, struct bpf_program *program)
 
 /* ---- numbers, and the end */
 
+/*
+ * Received is what was taken out of the rings, whatever the filter said of it,
+ * and what waits in them: together with what was dropped, all that came.
+ */
 int
 receive_stats(pcap_t *p, struct pcap_stat *s)
 {
-	s->ps_recv = (u_int)p->received;
-	s->ps_drop = 0;
+	char none[PCAP_ERRBUF_SIZE];
+	const struct lib *lib = lib_load(none);
+	int64_t dropped = lib->unetmap_dropped(p->fd);
+	uint64_t waiting = 0;
+	unsigned int i;
+
+	if (!have(p) && look(p, lib, 0) < 0)
+		return PCAP_ERROR;
+	for (i = 0; i < p->rx_rings; i++) {
+		const struct ring *r = &p->rx[i];
+		uint32_t end = judged(r, &r->ring->tail, r->next);
+
+		waiting += end >= r->next ? end - r->next : end + r->slots - r->next;
+	}
+	s->ps_recv = (u_int)(p->received + waiting);
+	s->ps_drop = dropped > p->dropped_before ? (u_int)(dropped - p->dropped_before) : 0;
 	s->ps_ifdrop = 0;
 	return 0;
 }

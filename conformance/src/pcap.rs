@@ -2,9 +2,12 @@
 //! programs understand.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
-use crate::home::program;
+use unetmap::Port;
+
+use crate::home::{Home, LIMIT, program, summary, until, wait_within};
+use crate::net::{BUFFER, CABLE, DIRECT, MEDIATED, Net, Tap, collect, set_policy, transmit};
 
 /// Builds the overlay beside the `unetmap` that tests run, unless it is there and newer than its source.
 #[track_caller]
@@ -71,4 +74,154 @@ pub fn read_pcap(path: &Path) -> Vec<Captured> {
         at += 16 + kept;
     }
     packets
+}
+
+/// The bytes of a pcap file with these frames, a millisecond from one to the next.
+pub fn pcap_file(frames: &[Vec<u8>]) -> Vec<u8> {
+    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>();
+    let mut bytes = words(&[0xa1b2_c3d4, 0x0004_0002, 0, 0, 262_144, 1]);
+    for (i, frame) in (0..).zip(frames) {
+        let len = frame.len() as u32;
+        bytes.extend(words(&[1_700_000_000 + i / 1000, i % 1000 * 1000, len, len]));
+        bytes.extend(frame);
+    }
+    bytes
+}
+
+/// Who is at the other end of what a program captures from or sends to.
+pub enum Far {
+    /// A cable's.
+    Tap(Tap),
+    /// A pipe's, or another port of a switch.
+    Port(Box<Port>),
+}
+
+impl Far {
+    /// Sends frames to the program.
+    #[track_caller]
+    pub fn send(&self, frames: &[Vec<u8>]) {
+        match self {
+            Far::Tap(tap) => tap.send_all(frames),
+            Far::Port(port) => transmit(port, 0, frames, BUFFER),
+        }
+    }
+
+    /// Receives frames that the program sent; a cable's without those that a kernel's stack may have sent.
+    #[track_caller]
+    pub fn collect(&self, n: usize) -> Vec<Vec<u8>> {
+        match self {
+            Far::Tap(tap) => tap.collect(n),
+            Far::Port(port) => collect(port, n),
+        }
+    }
+}
+
+/// A port for a program, and its other end.
+pub struct Place<'a> {
+    /// The kind of port, a column's head.
+    pub kind: &'static str,
+    /// The port's name as programs are given it.
+    pub name: String,
+    /// What is there.
+    pub far: Far,
+    home: &'a Home,
+    net: Option<&'a Net>,
+}
+
+impl Place<'_> {
+    /// Starts a program by `unetmap run`.
+    #[track_caller]
+    pub fn start(&self, program_: &str, args: &[&str]) -> Tool {
+        let mut command = match self.net {
+            Some(net) => net.command(program("unetmap")),
+            None => Command::new(program("unetmap")),
+        };
+        command.args(["run", "--", program_]).args(args).stdin(Stdio::null());
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("unetmap starts");
+        Tool { what: format!("on a {} port: {program_} {}", self.kind, args.join(" ")), child: Some(child) }
+    }
+
+    /// Waits until somebody has the port open.
+    #[track_caller]
+    pub fn opened(&self) {
+        let name = self.name.trim_start_matches("netmap:");
+        until("the port is open", || {
+            self.home.try_snapshot().is_some_and(|all| all.sessions.iter().any(|session| session.port == name))
+        });
+    }
+
+    /// The test's folder.
+    pub fn folder(&self) -> &Path {
+        self.home.folder()
+    }
+}
+
+/// A program that runs with the overlay.
+pub struct Tool {
+    what: String,
+    child: Option<Child>,
+}
+
+impl Tool {
+    /// What it printed to standard output and error; it must end well.
+    #[track_caller]
+    pub fn output(mut self) -> (String, String) {
+        let mut child = self.child.take().expect("it has not been taken");
+        let status = wait_within(&mut child, LIMIT);
+        if status.is_none() {
+            let _ = child.kill();
+        }
+        let output = child.wait_with_output().expect("its output");
+        let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        assert!(status.is_some_and(|status| status.success()), "{}: {status:?}:\n{out}{err}", self.what);
+        (out, err)
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("it has not been taken").id()
+    }
+}
+
+impl Drop for Tool {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // It may have ended by itself.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A row of the matrix of programs and kinds of ports: `cell` on a port of each kind, and a line that tells of it. Where a
+/// kind, or the program, is not to be had, the line says why.
+#[track_caller]
+pub fn row(home: &Home, program_: &str, package: &str, cell: impl Fn(&Place<'_>)) {
+    if !Command::new("sh").args(["-c", &format!("command -v {program_}")]).output().is_ok_and(|o| o.status.success()) {
+        summary(&format!("{program_:10} skipped: it is not installed (apt-get install {package})"));
+        return;
+    }
+    overlay();
+    let net = Net::new(home, DIRECT, CABLE);
+    let open = |spec: &str| match &net {
+        Some(net) => net.open(spec),
+        None => Port::open(spec).unwrap_or_else(|e| panic!("{spec}: {e}")),
+    };
+    let mut line = format!("{program_:10}");
+    let mut run = |kind, name: &str, far: Far| {
+        cell(&Place { kind, name: name.into(), far, home, net: net.as_ref() });
+        line += &format!(" {kind}: yes;");
+    };
+    run("pipe", "netmap:p}1", Far::Port(Box::new(open("netmap:p{1"))));
+    run("switch", "vale7:program", Far::Port(Box::new(open("vale7:far"))));
+    match &net {
+        None => line += " interface: skipped, see above",
+        Some(net) => {
+            run("interface", "netmap:va", Far::Tap(net.tap()));
+            net.assert_given_back();
+            set_policy(home, MEDIATED);
+            run("mediated interface", "netmap:va", Far::Tap(net.tap()));
+        }
+    }
+    summary(&line);
 }

@@ -15,4 +15,5 @@ mod ctrl;
 mod files;
 mod libnetmap;
 mod names;
+mod snapshot;
 mod user;

@@ -1,0 +1,95 @@
+//! The overlay that gives programs of libpcap's netmap ports: its functions, as a C program calls them.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use conformance::c::compile_with;
+use conformance::net::{CABLE, DIRECT, Net, assert_same, open_in};
+use conformance::pcap::{Far, overlay};
+use conformance::{Home, isolated, program};
+
+/// A program of libpcap's, whose lines are read while it runs.
+struct Talking {
+    child: Child,
+    lines: BufReader<std::process::ChildStdout>,
+    said: String,
+}
+
+impl Talking {
+    #[track_caller]
+    fn start(command: &mut Command) -> Talking {
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
+        Talking { child, lines, said: String::new() }
+    }
+
+    /// Reads until a line that is `line`.
+    #[track_caller]
+    fn until(&mut self, line: &str) {
+        loop {
+            let before = self.said.len();
+            let n = self.lines.read_line(&mut self.said).expect("text");
+            assert!(n > 0, "it ended before it said {line}:\n{}", self.said);
+            if self.said[before..].trim_end() == line {
+                return;
+            }
+        }
+    }
+
+    /// All that it said; it must end well.
+    #[track_caller]
+    fn end(mut self) -> String {
+        self.lines.read_to_string(&mut self.said).expect("text");
+        let status = self.child.wait().expect("our child");
+        assert!(status.success(), "{status}:\n{}", self.said);
+        self.said
+    }
+}
+
+/// What `pcap_calls` prints on a device, with its frames sent and received.
+#[track_caller]
+fn answers(mut command: Command, device: &str, far: &Far) -> String {
+    let mut program = Talking::start(command.arg(device));
+    program.until("ready");
+    let frame = |i: usize, len: usize| {
+        let mut frame = vec![0x02, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
+        frame.resize(len, i as u8);
+        frame
+    };
+    far.send(&(0..40).map(|i| frame(i, 60 + i)).collect::<Vec<_>>());
+    program.until("select 20: 20");
+    assert_same(&far.collect(5), &(0..5).map(|i| frame(i, 100)).collect::<Vec<_>>());
+    program.end()
+}
+
+#[track_caller]
+fn assert_same_lines(what: &str, ours: &str, systems: &str) {
+    let differ = ours.lines().zip(systems.lines()).find(|(ours, systems)| ours != systems);
+    assert_eq!(differ, None, "(ours, the system's) on {what}, after:\n{ours}");
+    assert_eq!(ours.lines().count(), systems.lines().count(), "{what}:\n{ours}");
+}
+
+fn calls(home: &Home) -> std::path::PathBuf {
+    overlay();
+    compile_with(home, "pcap_calls", &["-lpcap"])
+}
+
+fn by_us(mut command: Command, calls: &Path) -> Command {
+    command.args(["run", "--"]).arg(calls);
+    command
+}
+
+#[test]
+fn every_function_answers_as_the_systems_does_on_an_interface() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let calls = calls(home);
+        let systems = answers(net.command(&calls), "va", &Far::Tap(net.tap()));
+        let far = Far::Port(Box::new(open_in(&net.near, "netmap:c{1")));
+        let pipes = answers(by_us(net.command(program("unetmap")), &calls), "netmap:c}1", &far);
+        assert_same_lines("a pipe", &pipes, &systems);
+        let ours = answers(by_us(net.command(program("unetmap")), &calls), "netmap:va", &Far::Tap(net.tap()));
+        assert_same_lines("an interface's port", &ours, &systems);
+    });
+}
