@@ -10,10 +10,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
-use unetmap_sys::{process, socket};
+use unetmap_sys::{clock, process, socket};
 
 use crate::error::{Error, errno};
 use crate::request::{Answer, Request};
@@ -22,7 +23,7 @@ use crate::wire::{self, Kind};
 /// The system daemon's socket.
 pub const SYSTEM_SOCKET: &str = "/run/unetmap/unetmapd.sock";
 /// How long a daemon may take to answer.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// How long the kernel may take to let go of a queue whose program has just died, and how often to ask.
 const LET_GO_LIMIT: Duration = Duration::from_secs(2);
 const LET_GO_PAUSE: Duration = Duration::from_millis(20);
@@ -275,24 +276,59 @@ pub(crate) fn call(fd: BorrowedFd<'_>, asked: &str, kind: Kind, payload: &[u8]) 
 }
 
 fn call_once(fd: BorrowedFd<'_>, asked: &str, kind: Kind, payload: &[u8]) -> Result<Reply, Error> {
-    let gone = |e: io::Error| match e.kind() {
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Error::DaemonGone { asked: asked.into() },
-        _ => Error::host(asked, e),
-    };
+    let gone = |e| gone_or_host(asked, e);
     socket::set_timeout(fd, ANSWER_LIMIT).map_err(gone)?;
-    socket::send(fd, &wire::message(kind, 0, 0, 0, payload), &[]).map_err(gone)?;
+    let tag = next_tag();
+    socket::send(fd, &wire::tagged(tag, kind, 0, 0, 0, payload), &[]).map_err(gone)?;
     let mut fds = Vec::new();
-    let bytes = receive(fd, &mut fds).map_err(gone)?;
-    let (_, head, payload) = wire::open(&bytes).map_err(|e| Error::host(asked, io::Error::other(e.to_string())))?;
-    let payload = payload.to_vec();
+    let (head, payload) = receive_tagged(fd, asked, tag, &mut fds)?;
     while fds.len() < head.fds as usize {
         let before = fds.len();
-        receive(fd, &mut fds).map_err(gone)?;
+        receive_tagged(fd, asked, tag, &mut fds)?;
         if fds.len() == before {
             return Err(Error::host(asked, io::Error::other("the daemon's answer lacks file descriptors")));
         }
     }
     Ok(Reply { errno: head.errno, lease: head.lease, payload, fds })
+}
+
+/// Differs between the questions that processes which share a connection ask one after the other.
+fn next_tag() -> u32 {
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    let mine = ASKED.fetch_add(1, Ordering::Relaxed);
+    process::pid().rotate_left(16) ^ mine ^ clock::now_ns() as u32
+}
+
+/// The next message that answers this very question, and its descriptors. One for who asked before, and died, is
+/// dropped; it may be of any number of messages.
+fn receive_tagged(
+    fd: BorrowedFd<'_>,
+    asked: &str,
+    tag: u32,
+    fds: &mut Vec<OwnedFd>,
+) -> Result<(wire::Head, Vec<u8>), Error> {
+    let start = std::time::Instant::now();
+    loop {
+        let had = fds.len();
+        let bytes = receive(fd, fds).map_err(|e| gone_or_host(asked, e))?;
+        let (_, head, payload) = wire::open(&bytes).map_err(|e| Error::host(asked, io::Error::other(e.to_string())))?;
+        // What is no message at all is answered without a tag, and the connection ends.
+        if head.tag == tag || head.tag == 0 && head.errno != 0 {
+            return Ok((head, payload.to_vec()));
+        }
+        fds.truncate(had);
+        if start.elapsed() > ANSWER_LIMIT {
+            return Err(Error::host(asked, io::Error::new(io::ErrorKind::TimedOut, "the daemon answers others only")));
+        }
+    }
+}
+
+/// A connection that ended, or any other trouble with it.
+fn gone_or_host(asked: &str, e: io::Error) -> Error {
+    match e.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Error::DaemonGone { asked: asked.into() },
+        _ => Error::host(asked, e),
+    }
 }
 
 fn receive(fd: BorrowedFd<'_>, fds: &mut Vec<OwnedFd>) -> io::Result<Vec<u8>> {

@@ -9,6 +9,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use unetmap_abi::{NETMAP_REQ_REGISTER, NmreqRegister};
 use unetmap_sys::{process, socket};
@@ -21,6 +22,9 @@ use crate::open::{assemble, interface_exists};
 use crate::port::{Interest, Port};
 use crate::request::{Answer, Request};
 use crate::wire::Kind;
+
+/// How often who waits for its turn on a connection looks.
+const TURN: Duration = Duration::from_micros(200);
 
 /// What a process must know of a netmap file besides the descriptor.
 #[derive(Clone, Debug)]
@@ -83,7 +87,7 @@ impl File {
     /// The daemon has gone or makes no sense; what it bound cannot be mapped.
     pub fn request(&self, fd: BorrowedFd<'_>, request: &Request) -> Result<Told, Error> {
         let asked = request.name().unwrap_or_default();
-        let reply = client::call(fd, asked, Kind::Ctrl, &request.encode())?;
+        let reply = Claim::wait(fd).call(asked, Kind::Ctrl, &request.encode())?;
         let parent = asked.split(['{', '}']).next().unwrap_or_default();
         if reply.errno == errno::EACCES && self.socket == Path::new(SYSTEM_SOCKET) && !interface_exists(parent) {
             // The system's daemon does not serve this user so: his own does.
@@ -103,7 +107,7 @@ impl File {
     /// # Errors
     /// As [`File::request`].
     pub fn attach(&self, fd: BorrowedFd<'_>) -> Result<Option<Attached>, Error> {
-        let reply = client::call(fd, "a netmap file", Kind::Attach, &[])?;
+        let reply = Claim::wait(fd).call("a netmap file", Kind::Attach, &[])?;
         if reply.errno == errno::ENXIO {
             return Ok(None);
         }
@@ -148,6 +152,33 @@ impl File {
         let connection = Connection { fd: lease.connection().map_err(host)?, socket: self.socket.clone() };
         let port = assemble(name, connection, lease, register, bound, fds)?;
         Ok(Attached { port, region })
+    }
+}
+
+/// A process's turn to ask on a connection that a forked child, or who was sent the descriptor, may use at the same time:
+/// of two that wait for their answers each might get the other's. An answer that was left behind by one that died is told
+/// by its tag.
+struct Claim<'a>(BorrowedFd<'a>);
+
+impl Claim<'_> {
+    /// Waits for it as long as an answer may take. Where the kernel has no such locks, or somebody keeps it, goes on
+    /// without: then a process that mixes questions fails, and nobody else.
+    fn wait(fd: BorrowedFd<'_>) -> Claim<'_> {
+        let start = Instant::now();
+        while socket::claim(fd).is_ok_and(|claimed| !claimed) && start.elapsed() < client::ANSWER_LIMIT {
+            std::thread::sleep(TURN);
+        }
+        Claim(fd)
+    }
+
+    fn call(&self, asked: &str, kind: Kind, payload: &[u8]) -> Result<Reply, Error> {
+        client::call(self.0, asked, kind, payload)
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        socket::leave_alone(self.0);
     }
 }
 

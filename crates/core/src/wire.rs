@@ -68,6 +68,9 @@ pub struct Head {
     pub fds: u32,
     /// In an answer to `Lease`: the lease.
     pub lease: u32,
+    /// The asker's, and the same in the answer: who shares a connection with one that died may find an answer to that
+    /// one's question.
+    pub tag: u32,
 }
 
 /// Bytes of the head.
@@ -101,11 +104,24 @@ impl std::fmt::Display for Malformed {
     }
 }
 
-/// Makes a message.
+/// Makes a message, with tag 0.
 pub fn message(kind: Kind, errno: i32, fds: usize, lease: u32, payload: &[u8]) -> Vec<u8> {
+    tagged(0, kind, errno, fds, lease, payload)
+}
+
+/// Makes a message.
+pub fn tagged(tag: u32, kind: Kind, errno: i32, fds: usize, lease: u32, payload: &[u8]) -> Vec<u8> {
     let bytes = HEAD_BYTES + payload.len();
-    let head =
-        Head { magic: MAGIC, version: VERSION, kind: kind as u16, bytes: bytes as u32, errno, fds: fds as u32, lease };
+    let head = Head {
+        magic: MAGIC,
+        version: VERSION,
+        kind: kind as u16,
+        bytes: bytes as u32,
+        errno,
+        fds: fds as u32,
+        lease,
+        tag,
+    };
     let mut out = Vec::with_capacity(bytes);
     out.extend_from_slice(head.as_bytes());
     out.extend_from_slice(payload);
@@ -137,9 +153,10 @@ mod tests {
 
     #[test]
     fn a_message_comes_back_as_it_was() {
-        let bytes = message(Kind::Ctrl, 22, 3, 7, b"payload");
+        let bytes = tagged(9, Kind::Ctrl, 22, 3, 7, b"payload");
         let (kind, head, payload) = open(&bytes).unwrap();
         assert_eq!((kind, head.errno, head.fds, head.lease, payload), (Kind::Ctrl, 22, 3, 7, &b"payload"[..]));
+        assert_eq!(head.tag, 9);
     }
 
     #[test]

@@ -54,6 +54,8 @@ struct Client {
     peer: Peer,
     session: Option<u64>,
     lease: Option<(u32, Option<OwnedFd>)>,
+    /// Of the message that is being answered.
+    tag: u32,
 }
 
 /// The daemon at work.
@@ -192,7 +194,7 @@ impl Server {
             return;
         }
         self.next_token += 2;
-        self.clients.insert(token, Client { fd, peer, session: None, lease: None });
+        self.clients.insert(token, Client { fd, peer, session: None, lease: None, tag: 0 });
     }
 
     fn connections_of(&self, uid: u32) -> usize {
@@ -224,7 +226,11 @@ impl Server {
         if got.truncated {
             return self.reject(token, EMSGSIZE, &Malformed::Oversized.to_string());
         }
-        match wire::open(&buf[..got.bytes]) {
+        let message = wire::open(&buf[..got.bytes]);
+        if let (Ok((_, head, _)), Some(client)) = (&message, self.clients.get_mut(&token)) {
+            client.tag = head.tag;
+        }
+        match message {
             Ok((Kind::Lease, _, _)) => self.give_lease(token),
             Ok((Kind::Ctrl, _, payload)) => self.answer(token, payload),
             Ok((Kind::Attach, _, _)) => self.answer_again(token),
@@ -448,10 +454,10 @@ fn send(client: &Client, kind: Kind, errno: i32, lease: u32, payload: &[u8], fds
         return Err(io::Error::from_raw_os_error(EIO));
     }
     let (first, mut rest) = fds.split_at(fds.len().min(MAX_FDS));
-    socket::send(&client.fd, &wire::message(kind, errno, fds.len(), lease, payload), first)?;
+    socket::send(&client.fd, &wire::tagged(client.tag, kind, errno, fds.len(), lease, payload), first)?;
     while !rest.is_empty() {
         let (now, later) = rest.split_at(rest.len().min(MAX_FDS));
-        socket::send(&client.fd, &wire::message(Kind::MoreFds, 0, 0, 0, &[]), now)?;
+        socket::send(&client.fd, &wire::tagged(client.tag, Kind::MoreFds, 0, 0, 0, &[]), now)?;
         rest = later;
     }
     Ok(())

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{Mode, chmod, fchmod};
+use rustix::fs::{FlockOperation, Mode, chmod, fchmod, fcntl_lock};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -174,6 +174,26 @@ pub fn peer_path(fd: impl AsFd) -> Option<PathBuf> {
     Some(PathBuf::from(OsStr::from_bytes(address.path()?.to_bytes())))
 }
 
+/// Makes this process the only one that uses a connection which it shares with others, as far as they ask, too; `false`:
+/// another one is. Ends with [`leave_alone`], and with the process. Threads of one process do not exclude each other, and
+/// its closing any duplicate of `fd` ends it.
+///
+/// # Errors
+/// Where the kernel or a filter has no locks for sockets.
+pub fn claim(fd: impl AsFd) -> io::Result<bool> {
+    match fcntl_lock(fd, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Ends [`claim`].
+pub fn leave_alone(fd: impl AsFd) {
+    // What cannot be unlocked is closed, or was never locked.
+    let _ = fcntl_lock(fd, FlockOperation::NonBlockingUnlock);
+}
+
 /// Two ends of a connection, both in this process.
 ///
 /// # Errors
@@ -305,6 +325,22 @@ mod tests {
         assert!(hung_up(near.as_fd()));
         let mut buf = [0u8; 16];
         assert_eq!(recv(&near, &mut buf, &mut Vec::new()).unwrap().bytes, 10);
+    }
+
+    #[test]
+    fn one_process_claims_a_connection() {
+        let (near, far) = pair();
+        assert!(claim(&near).unwrap());
+        let try_it = || match (claim(&near), claim(&far)) {
+            (Ok(mine), Ok(others)) => 2 * i32::from(mine) + i32::from(others),
+            _ => 4,
+        };
+        // The other end is another file.
+        assert_eq!(in_child(try_it), 1);
+        leave_alone(&near);
+        assert_eq!(in_child(try_it), 3);
+        // The child is dead.
+        assert!(claim(&near).unwrap());
     }
 
     #[test]
