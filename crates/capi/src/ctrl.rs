@@ -104,7 +104,7 @@ pub(crate) fn older(open: &Ref, fd: c_int, at: u64, call: Call) -> Result<c_int,
     let request = legacy::modern(call, &old)?;
     match ask(open, fd, &request)? {
         (0, Some(answer)) => {
-            legacy::answered(&mut old, &answer);
+            legacy::answered(&mut old, &answer)?;
             user::put(at, &old)?;
             Ok(0)
         }

@@ -58,18 +58,20 @@ pub fn modern(call: Call, old: &Nmreq) -> Result<Request, i32> {
 }
 
 /// Writes into `old` what the answer says. Only these fields change, and not `nr_ringid` and `nr_flags`.
-pub fn answered(old: &mut Nmreq, answer: &Request) {
-    // The sizes of a region fit: none is made that is larger.
-    let short = |long: u64| u32::try_from(long).unwrap_or(u32::MAX);
+///
+/// # Errors
+/// `ENOMEM` when the region ends beyond 4 GiB of its file, which these requests cannot say.
+pub fn answered(old: &mut Nmreq, answer: &Request) -> Result<(), i32> {
+    let short = |long: u64| u32::try_from(long).map_err(|_| errno::ENOMEM);
     if let Some(r) = answer.body_as::<NmreqRegister>().filter(|_| answer.header.nr_reqtype == NETMAP_REQ_REGISTER) {
-        (old.nr_offset, old.nr_memsize) = (short(r.nr_offset), short(r.nr_memsize));
+        (old.nr_offset, old.nr_memsize) = (short(r.nr_offset)?, short(r.nr_memsize)?);
         (old.nr_tx_slots, old.nr_rx_slots) = (r.nr_tx_slots, r.nr_rx_slots);
         (old.nr_tx_rings, old.nr_rx_rings) = (r.nr_tx_rings, r.nr_rx_rings);
         (old.nr_arg2, old.nr_arg3) = (r.nr_mem_id, r.nr_extra_bufs);
     } else if let Some(i) =
         answer.body_as::<NmreqPortInfoGet>().filter(|_| answer.header.nr_reqtype == NETMAP_REQ_PORT_INFO_GET)
     {
-        old.nr_memsize = short(i.nr_memsize);
+        old.nr_memsize = short(i.nr_memsize)?;
         (old.nr_tx_slots, old.nr_rx_slots) = (i.nr_tx_slots, i.nr_rx_slots);
         (old.nr_tx_rings, old.nr_rx_rings) = (i.nr_tx_rings, i.nr_rx_rings);
         old.nr_arg2 = i.nr_mem_id;
@@ -78,6 +80,7 @@ pub fn answered(old: &mut Nmreq, answer: &Request) {
     {
         old.nr_arg1 = h.nr_hdr_len as u16;
     }
+    Ok(())
 }
 
 fn register(old: &Nmreq, name: &str) -> Result<Request, i32> {
@@ -199,7 +202,7 @@ mod tests {
         let told = NmreqRegister { nr_offset: 1, nr_memsize: 2, nr_mem_id: 3, nr_extra_bufs: 4, ..Default::default() };
         answer.body = told.as_bytes().to_vec();
         let mut after = before;
-        answered(&mut after, &answer);
+        answered(&mut after, &answer).unwrap();
         assert_eq!(after, Nmreq { nr_offset: 1, nr_memsize: 2, nr_arg2: 3, nr_arg3: 4, ..before });
     }
 }

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use unetmap_sys::memfd;
 
-/// Bytes of the file: programs of old have 32 bits for offsets in it. Only what is used takes memory.
-const BYTES: u64 = (4 << 30) - ALIGN;
+/// Bytes of the file. Only what is used takes memory.
+const BYTES: u64 = 1 << 40;
 /// Where regions begin, so that huge pages could lie in them.
 const ALIGN: u64 = 2 << 20;
 

@@ -60,6 +60,8 @@ pub struct Geometry {
 }
 
 const PAGE: u64 = 4096;
+/// Where a region may begin at most.
+const LAST_BASE: u64 = 1 << 40;
 /// Rings start on a multiple of this, so that slots start on a cache line.
 const OBJECT_ALIGN: u32 = 128;
 
@@ -79,13 +81,14 @@ impl Geometry {
         Geometry::at(0, ifs, rings, bufs)
     }
 
-    /// The same, in a file that has other regions before it: the first pool is at `base`, a multiple of the page size.
+    /// The same, in a file that has other regions before it: the first pool is at `base`, a multiple of the page size and
+    /// at most 1 TiB.
     ///
     /// # Errors
     /// As [`Geometry::new`].
     pub fn at(base: u64, ifs: (u32, u32), rings: (u32, u32), bufs: (u32, u32)) -> Result<Geometry, String> {
-        if !base.is_multiple_of(PAGE) || base > u64::from(u32::MAX) {
-            return Err(format!("the region begins at byte {base}, which is no page of a file of 4 GiB"));
+        if !base.is_multiple_of(PAGE) || base > LAST_BASE {
+            return Err(format!("the region begins at byte {base}, which is no page of the first TiB"));
         }
         let check = |what: &str, value: u32, range: std::ops::RangeInclusive<u32>| {
             if range.contains(&value) {
@@ -110,8 +113,9 @@ impl Geometry {
         let bufs = place((rings.offset + rings.bytes()).next_multiple_of(PAGE), bufs, 64);
         let geometry = Geometry { ifs, rings, bufs };
         // The legacy request has 32 bits for the size of a region.
-        if geometry.bytes() > u64::from(u32::MAX) {
-            return Err(format!("the pools end at byte {}, a region has at most 4 GiB - 1", geometry.bytes()));
+        let bytes = geometry.bytes() - base;
+        if bytes > u64::from(u32::MAX) {
+            return Err(format!("the pools need {bytes} bytes, a region has at most 4 GiB - 1"));
         }
         Ok(geometry)
     }
@@ -167,10 +171,12 @@ impl Region {
                 "the region's pools overlap or do not fit",
             ));
         }
-        let bytes = usize::try_from(geometry.bytes()).map_err(std::io::Error::other)?;
-        let window = Window::whole(Arc::new(Mapping::new(fd, bytes)?));
-        // SAFETY: the mapping has `geometry.bytes()` bytes, and in a geometry of `at` the buffer pool lies inside them.
-        let bufs = unsafe { window.base().add(geometry.bufs.offset as usize) };
+        let base = geometry.ifs.offset;
+        let bytes = usize::try_from(geometry.bytes() - base).map_err(std::io::Error::other)?;
+        let window = Window::whole(Arc::new(Mapping::part(fd, base, bytes)?));
+        // SAFETY: the mapping has the bytes from `base` to `geometry.bytes()`, and in a geometry of `at` the buffer pool lies
+        // inside them.
+        let bufs = unsafe { window.base().add((geometry.bufs.offset - base) as usize) };
         Ok(Region { window, bufs, geometry })
     }
 
@@ -182,6 +188,11 @@ impl Region {
     /// All bytes.
     pub fn window(&self) -> &Window {
         &self.window
+    }
+
+    /// Where in the window that byte of the file is; `None` when it lies before the region.
+    pub(crate) fn place(&self, offset: u64) -> Option<usize> {
+        usize::try_from(offset.checked_sub(self.geometry.ifs.offset)?).ok()
     }
 
     /// Whether both are views of one mapping.
@@ -205,7 +216,7 @@ impl Region {
         let bufs = &self.geometry.bufs;
         Umem {
             map: self.window.mapping(),
-            offset: bufs.offset as usize,
+            offset: (bufs.offset - self.geometry.ifs.offset) as usize,
             bytes: bufs.bytes() as usize,
             buffer: bufs.size,
         }
@@ -243,8 +254,24 @@ mod tests {
         assert_eq!(second.rings.offset, first.bytes() + first.rings.offset);
         assert_eq!(second.bufs.offset, first.bytes() + first.bufs.offset);
         assert!(Geometry::at(100, (3, 1024), (5, 20481), (7, 2000)).is_err());
-        assert!(Geometry::at((1 << 32) - 4096, (3, 1024), (5, 20481), (7, 2000)).is_err());
+        assert!(Geometry::at((1 << 40) + 4096, (3, 1024), (5, 20481), (7, 2000)).is_err());
         assert!(Geometry::at(1 << 63, (3, 1024), (5, 20481), (7, 2000)).is_err());
+    }
+
+    #[test]
+    fn a_region_behind_another_keeps_to_its_place() {
+        use std::os::fd::AsFd;
+        let first = Geometry::new((1, 256), (2, 512), (4, 64)).unwrap();
+        let second = Geometry::at(first.bytes(), (1, 256), (2, 512), (4, 64)).unwrap();
+        let fd = memfd::create_sealed("test", second.bytes()).unwrap();
+        let whole = Mapping::new(fd.as_fd(), second.bytes() as usize).unwrap();
+        let region = Region::attach(fd.as_fd(), second).unwrap();
+        assert_eq!(region.frame(BufIdx(2)).write(0, b"abc"), 3);
+        let at = (second.bufs.offset + 2 * 64) as usize;
+        let whole = Window::whole(Arc::new(whole));
+        // SAFETY: three bytes inside the mapping, and nobody else writes them.
+        assert_eq!(unsafe { std::slice::from_raw_parts(whole.base().add(at), 3) }, b"abc");
+        assert_eq!((region.place(0), region.place(second.rings.offset)), (None, Some(first.rings.offset as usize)));
     }
 
     #[test]

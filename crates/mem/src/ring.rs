@@ -58,7 +58,7 @@ impl RingView {
         {
             return None;
         }
-        let offset = usize::try_from(shape.offset).ok()?;
+        let offset = region.place(shape.offset)?;
         let header = region.window().part(offset, SLOTS)?;
         let slots = SlotRing::new(region.window(), offset + SLOTS, shape.slots)?;
         Some(RingView { region: region.clone(), header, slots, shape })
@@ -231,7 +231,7 @@ impl Iface {
     pub fn new(region: &Region, offset: u64) -> Option<Iface> {
         let pool = &region.geometry().ifs;
         pool.index_of(offset)?;
-        let window = region.window().part(usize::try_from(offset).ok()?, pool.size as usize)?;
+        let window = region.window().part(region.place(offset)?, pool.size as usize)?;
         Some(Iface { window, offset })
     }
 

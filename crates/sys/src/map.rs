@@ -10,7 +10,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::memfd;
 
-/// A sealed memory file mapped shared, readable and writable, from its first byte.
+/// A sealed memory file, or a part of it, mapped shared, readable and writable.
 ///
 /// Invariant I1: `[start, start + len)` stays mapped, readable and writable, for as long as this lives, whatever the
 /// other processes that share the file do: its size is sealed, and only [`Drop`] unmaps it.
@@ -28,13 +28,22 @@ impl Mapping {
     /// [`io::ErrorKind::InvalidData`] when `fd` fails [`memfd::check_sealed`]; `EINVAL` for zero bytes; `ENOMEM`;
     /// `EACCES` or `EPERM` when the file is not ours to write.
     pub fn new(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Mapping> {
-        memfd::check_sealed(fd, bytes as u64)?;
+        Mapping::part(fd, 0, bytes)
+    }
+
+    /// Maps `bytes` bytes of `fd` from `offset` on, a multiple of the page size.
+    ///
+    /// # Errors
+    /// As [`Mapping::new`]; `EINVAL` for an offset inside a page.
+    pub fn part(fd: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<Mapping> {
+        let end = offset.checked_add(bytes as u64).ok_or(Errno::INVAL)?;
+        memfd::check_sealed(fd, end)?;
         if bytes == 0 || isize::try_from(bytes).is_err() {
             return Err(Errno::INVAL.into());
         }
+        let both = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: no address is asked for, so no memory that somebody owns is replaced.
-        let start =
-            unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)? };
+        let start = unsafe { mmap(ptr::null_mut(), bytes, both, MapFlags::SHARED, fd, offset)? };
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
         Ok(Mapping { start, len: bytes })
     }

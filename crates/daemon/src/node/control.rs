@@ -94,7 +94,7 @@ impl Asker<'_> {
         let request = legacy::modern(call, &old)?;
         match self.ask(request)? {
             (0, Some(answer)) => {
-                legacy::answered(&mut old, &answer);
+                legacy::answered(&mut old, &answer)?;
                 *data = old.as_bytes().to_vec();
                 Ok(())
             }
