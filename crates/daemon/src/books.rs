@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use unetmap::bound::{Bound, BoundHead, BoundPool, BoundRing, Path};
-use unetmap::errno::{EACCES, EBUSY, EINVAL, ENOMEM, ENXIO};
+use unetmap::errno::{EACCES, EBUSY, EINVAL, EIO, ENOMEM, ENXIO};
 use unetmap_abi::*;
 use unetmap_mem::{BufIdx, Iface, IfaceShape, IndexSet, PoolShape, Pos};
 use unetmap_sys::netns::Netns;
@@ -197,6 +197,18 @@ impl Books {
             && self.uplinks.contains_key(key)
         {
             return refuse(EBUSY, "an interface is attached to the switch as this port (vale-ctl -d takes it out)");
+        }
+        if let PortKey::Vale(key) = &key
+            && let Some(header) = self.vales.get(key).map(ValePort::header).filter(|header| *header > 0)
+            && asked.nr_flags & NR_ACCEPT_VNET_HDR == 0
+        {
+            return refuse(
+                EIO,
+                format!(
+                    "its packets begin with a virtio-net header of {header} bytes, for which the program must be ready \
+                     (NR_ACCEPT_VNET_HDR)"
+                ),
+            );
         }
         let registered = self.open_session(key.clone(), name, asked, caller);
         if registered.is_err() {

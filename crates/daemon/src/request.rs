@@ -149,10 +149,12 @@ fn port_info(books: &mut Books, request: &mut Request, caller: &Caller) -> Resul
     Ok(())
 }
 
-/// The virtio-net header that a port's packets begin with: none.
+/// The virtio-net header that a port's packets begin with: only those of switches have any.
 fn port_header(books: &mut Books, request: &mut Request, caller: &Caller) -> Result<(), Refusal> {
     let (name, asked) = (named(request)?, body::<NmreqPortHdr>(request)?);
-    let info = with_port(books, &name, Default::default(), caller, |_, _| Ok(NmreqPortHdr { nr_hdr_len: 0, ..asked }))?;
+    let info = with_port(books, &name, Default::default(), caller, |books, _| {
+        Ok(NmreqPortHdr { nr_hdr_len: books.vale_header(&name, caller).into(), ..asked })
+    })?;
     request.body = info.as_bytes().to_vec();
     Ok(())
 }
@@ -161,8 +163,10 @@ fn set_port_header(books: &Books, request: &Request, caller: &Caller) -> Result<
     let (name, asked) = (named(request)?, body::<NmreqPortHdr>(request)?);
     match asked.nr_hdr_len {
         _ if !books.has_vale(&name, caller) => refuse(ENXIO, "there is no switch that has this port"),
-        0 => Ok(()),
-        10 | 12 => refuse(EOPNOTSUPP, "virtio-net headers are not served"),
+        bytes @ (0 | 10 | 12) => {
+            books.set_vale_header(&name, bytes as u8, caller);
+            Ok(())
+        }
         other => refuse(EINVAL, format!("a virtio-net header has 0, 10 or 12 bytes, not {other}")),
     }
 }

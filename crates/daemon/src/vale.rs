@@ -97,6 +97,11 @@ struct Running {
 }
 
 impl ValePort {
+    /// Bytes of the virtio-net header that its packets begin with.
+    pub(crate) fn header(&self) -> u8 {
+        self.attached.header()
+    }
+
     /// Its number in its switch.
     pub(crate) fn index(&self) -> u8 {
         self.attached.index()
@@ -261,8 +266,24 @@ impl Books {
 
     /// Whether there is such a port.
     pub(crate) fn has_vale(&self, name: &str, caller: &Caller) -> bool {
+        self.vale_named(name, caller).is_some()
+    }
+
+    fn vale_named(&self, name: &str, caller: &Caller) -> Option<&ValePort> {
         let scope = self.scope(caller);
-        self.vales.keys().any(|key| key.scope == scope && key.name() == name)
+        self.vales.iter().find(|(key, _)| key.scope == scope && key.name() == name).map(|(_, port)| port)
+    }
+
+    /// Bytes of the header that the port's packets begin with; 0 where there is no such port.
+    pub(crate) fn vale_header(&self, name: &str, caller: &Caller) -> u8 {
+        self.vale_named(name, caller).map_or(0, |port| port.attached.header())
+    }
+
+    /// Changes that.
+    pub(crate) fn set_vale_header(&self, name: &str, bytes: u8, caller: &Caller) {
+        if let Some(port) = self.vale_named(name, caller) {
+            port.attached.set_header(bytes);
+        }
     }
 
     /// Takes a port out of its switch. Afterwards no thread uses it any more.

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod port;
+pub mod request;
 #[cfg(feature = "testing")]
 pub mod testing;
 

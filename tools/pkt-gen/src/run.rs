@@ -8,9 +8,9 @@ use std::time::{Duration, Instant, SystemTime};
 use hdrhistogram::Histogram;
 use nix::ifaddrs::getifaddrs;
 use serde_json::{Value, json};
-use tool_common::{Failure, note, port, print, stop_on_signals};
+use tool_common::{Failure, note, port, print, request, stop_on_signals};
 use unetmap::{Port, Ring};
-use unetmap_abi::{NR_ACCEPT_VNET_HDR, PortKind, PortSpec};
+use unetmap_abi::{NETMAP_REQ_PORT_HDR_SET, NR_ACCEPT_VNET_HDR, NmreqPortHdr, PortKind, PortSpec};
 use unetmap_sys::process::pin_to_cpu;
 
 use crate::addr::Mac;
@@ -84,6 +84,15 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, Failure> {
 fn open(config: &Config) -> Result<Vec<Port>, Failure> {
     let flags = if config.vnet_hdr > 0 { NR_ACCEPT_VNET_HDR } else { 0 };
     let whole = port::open(&config.port, config.rings, flags)?;
+    // The ports of a switch are told; others' packets just begin with it.
+    if config.vnet_hdr > 0
+        && let Ok(spec) = PortSpec::parse(&config.port)
+        && spec.kind == PortKind::Vale
+        && spec.pipe.is_none()
+    {
+        let body = NmreqPortHdr { nr_hdr_len: config.vnet_hdr as u32, ..Default::default() };
+        request::ask(NETMAP_REQ_PORT_HDR_SET, &spec.name, body)?;
+    }
     let rings = |direction: &[Ring]| {
         let slots = direction.first().map_or(0, Ring::num_slots);
         format!("{} x {slots} slots", direction.len())

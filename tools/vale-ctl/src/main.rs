@@ -7,11 +7,9 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use serde_json::{Value, json};
-use tool_common::{Failure, note, print};
+use tool_common::{Failure, note, print, request};
 use unetmap::Error;
-use unetmap::errno::{EINVAL, ENOENT};
-use unetmap::file::File;
-use unetmap::request::Request;
+use unetmap::errno::ENOENT;
 use unetmap_abi::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -90,7 +88,7 @@ fn list_all(verbose: bool) -> Result<Said, Failure> {
     let (mut text, mut ports) = (String::new(), Vec::new());
     let mut at = NmreqValeList::default();
     loop {
-        let (name, found) = match answered(NETMAP_REQ_VALE_LIST, "", at) {
+        let (name, found) = match request::ask(NETMAP_REQ_VALE_LIST, "", at) {
             Err(Error::Refused { errno: ENOENT, .. }) => break,
             answer => answer?,
         };
@@ -137,19 +135,5 @@ fn info(port: &str) -> Result<Said, Failure> {
 
 /// Asks the daemon, and returns the body of its answer.
 fn ask<T: FromBytes + IntoBytes + Immutable>(reqtype: u16, name: &str, body: T) -> Result<T, Failure> {
-    Ok(answered(reqtype, name, body).map(|(_, body)| body)?)
-}
-
-/// The same; also the name that the answer has.
-fn answered<T: FromBytes + IntoBytes + Immutable>(reqtype: u16, name: &str, body: T) -> Result<(String, T), Error> {
-    let refused = |errno, why: &str| Error::Refused { asked: name.into(), errno, why: why.into() };
-    let request = Request::new(reqtype, name, body.as_bytes())
-        .map_err(|errno| refused(errno, "the name is longer than 63 bytes"))?;
-    let (fd, file) = File::open()?;
-    let told = file.request(std::os::fd::AsFd::as_fd(&fd), &request)?;
-    if told.errno != 0 {
-        return Err(refused(told.errno, &told.why));
-    }
-    let answer = told.request.as_ref().and_then(|request| Some((request.name()?.to_string(), request.body_as()?)));
-    answer.ok_or_else(|| refused(EINVAL, "the daemon's answer makes no sense"))
+    Ok(request::ask(reqtype, name, body).map(|(_, body)| body)?)
 }

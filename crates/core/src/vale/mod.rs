@@ -6,6 +6,7 @@
 //! ```
 //! * [`learn`]: behind which port an address is.
 //! * [`forward`]: where the packets of a batch go.
+//! * [`offload`]: packets that hardware was to finish.
 //! * [`port`]: the switch's side of a port, its rings and lines.
 //! * [`thread`]: which ports are looked at, and when to sleep.
 //!
@@ -14,5 +15,6 @@
 
 pub mod forward;
 pub mod learn;
+pub mod offload;
 pub mod port;
 pub mod thread;

@@ -5,8 +5,8 @@
 //! once. An index that names no buffer is replaced.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{
@@ -16,6 +16,9 @@ use unetmap_mem::{
 use unetmap_sys::{Bell, Mapping, memfd};
 
 use super::forward::{Cutter, Lost, Memory, Packet};
+
+mod translate;
+use translate::translate;
 
 /// A ring, for [`Attached::new`].
 pub struct Given<'a> {
@@ -36,6 +39,8 @@ pub struct Attached {
     /// Rung by the client when it has sent and the switch sleeps.
     pub(super) bell: Bell,
     pub(super) region: Region,
+    /// Bytes of the virtio-net header before each packet.
+    header: AtomicU8,
     pub(super) tx: Vec<Outgoing>,
     pub(super) rx: Vec<Incoming>,
 }
@@ -55,12 +60,22 @@ impl Attached {
     ) -> io::Result<Attached> {
         let tx = tx.into_iter().map(|given| Outgoing::new(region, lines, given)).collect::<io::Result<_>>()?;
         let rx = rx.into_iter().map(|given| Incoming::new(lines, given)).collect::<io::Result<_>>()?;
-        Ok(Attached { index, bell, region: region.clone(), tx, rx })
+        Ok(Attached { index, bell, region: region.clone(), header: AtomicU8::new(0), tx, rx })
     }
 
     /// Its number in the switch.
     pub fn index(&self) -> u8 {
         self.index
+    }
+
+    /// Bytes of the virtio-net header that each packet of the port begins with: 0, 10 or 12.
+    pub fn header(&self) -> u8 {
+        self.header.load(Relaxed)
+    }
+
+    /// Changes that, for the packets to come.
+    pub fn set_header(&self, bytes: u8) {
+        self.header.store(bytes, Relaxed);
     }
 
     /// Packets that transmit ring `ring` sent and that reached no port, in the order of [`Lost::ALL`].
@@ -84,6 +99,9 @@ impl Attached {
         packets: impl Iterator<Item = Packet>,
     ) {
         if let Some(rx) = self.rx.get(ring % self.rx.len().max(1)) {
+            if self.header() != from.header() {
+                return translate(rx, self, (from, ring), batch, packets);
+            }
             rx.deliver(&self.region, &from.region, batch, packets);
         }
     }
@@ -223,11 +241,15 @@ impl Incoming {
         Ok(Incoming { line, spare: given.spare, client: given.bell, state, dropped: AtomicU64::new(0) })
     }
 
+    fn lock(&self) -> MutexGuard<'_, Filled> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     #[inline]
     fn deliver(&self, mine: &Region, theirs: &Region, batch: &Batch<'_>, packets: impl Iterator<Item = Packet>) {
         let (ring, n) = (self.line.slots(), self.line.slots().slots());
         let narrow = mine.limits().buf_size < theirs.limits().buf_size;
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         let (mut filled, mut dropped) = (*state, 0);
         for packet in packets {
             if filled.room(n) < u32::from(packet.frags) {
@@ -253,6 +275,12 @@ impl Incoming {
         if dropped > 0 {
             self.dropped.fetch_add(dropped, Relaxed);
         }
+        self.publish(&mut state, filled);
+    }
+
+    /// Ends a delivery: what was filled is the client's, which is woken if it sleeps.
+    #[inline(always)]
+    fn publish(&self, state: &mut Filled, filled: Filled) {
         let moved = filled.prod != state.prod;
         *state = filled;
         if moved {

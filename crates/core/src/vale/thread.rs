@@ -239,8 +239,11 @@ fn target(
             return Target::Nowhere(Lost::Bad);
         }
     }
-    let header = port.region.frame(first.buf_idx).header();
-    match decide(&view.table, memory, port.index, first.len, first.flags, header) {
+    let (len, header) = match port.header() {
+        0 => (first.len, port.region.frame(first.buf_idx).header()),
+        bytes => port.behind_header(batch, packet, bytes),
+    };
+    match decide(&view.table, memory, port.index, len, first.flags, header) {
         Target::Port(to) if view.member(to).is_none() => Target::Nowhere(Lost::Nobody),
         target => target,
     }

@@ -1,0 +1,131 @@
+//! Between ports whose virtio-net headers differ: packets are copied out of the source's memory, and written as the receiver
+//! expects them.
+
+use std::cell::RefCell;
+use std::sync::atomic::Ordering::Relaxed;
+
+use unetmap_abi::NS_MOREFRAG;
+use unetmap_mem::Region;
+
+use super::super::forward::{Lost, Packet};
+use super::super::offload::{self, HEADERS, PACKET_MOST};
+use super::{Attached, Batch, Filled, Incoming};
+
+thread_local! {
+    /// A packet that nobody else can write, as it was taken from the source.
+    static WHOLE: RefCell<Vec<u8>> = RefCell::new(Vec::with_capacity(PACKET_MOST + HEADERS[1]));
+}
+
+impl Attached {
+    /// Of a packet with a header of `bytes` bytes: how long the frame's first part is, and what it begins with.
+    #[cold]
+    pub(in super::super) fn behind_header(&self, batch: &Batch<'_>, packet: Packet, bytes: u8) -> (u16, [u8; 16]) {
+        let mut start = [0; 16];
+        let slot = batch.slots.load(batch.at(u32::from(packet.at)));
+        let header = u16::from(bytes);
+        if slot.len > header {
+            self.region.frame(slot.buf_idx).read(usize::from(header), &mut start);
+            return (slot.len - header, start);
+        }
+        // The header may have a slot of its own, and nothing less.
+        if slot.len < header || packet.frags < 2 {
+            return (0, start);
+        }
+        let slot = batch.slots.load(batch.at(u32::from(packet.at) + 1));
+        (slot.len, self.region.frame(slot.buf_idx).header())
+    }
+}
+
+/// Delivers packets of `from`'s transmit ring `ring` into `rx`, a receive ring of `to`'s.
+#[cold]
+pub(super) fn translate(
+    rx: &Incoming,
+    to: &Attached,
+    (from, ring): (&Attached, usize),
+    batch: &Batch<'_>,
+    packets: impl Iterator<Item = Packet>,
+) {
+    let (theirs, mine) = (usize::from(from.header()), usize::from(to.header()));
+    let mut state = rx.lock();
+    let (mut filled, mut dropped, mut bad) = (*state, 0, 0);
+    WHOLE.with_borrow_mut(|whole| {
+        for packet in packets {
+            let mut put = |pieces: &[&[u8]]| {
+                if !rx.put(&to.region, &mut filled, pieces) {
+                    dropped += 1;
+                }
+            };
+            if !gather(whole, &from.region, batch, packet) || whole.len() < theirs {
+                bad += 1;
+            } else if mine == 0 {
+                let finished = offload::finish(whole, theirs, |[headers, payload]| put(&[headers, payload]));
+                bad += u64::from(finished.is_err());
+            } else {
+                // What one header says the other does, as far as it has it; nothing is asked for where there was none.
+                let header: [u8; HEADERS[1]] = std::array::from_fn(|i| if i < theirs { whole[i] } else { 0 });
+                put(&[&header[..mine], &whole[theirs..]]);
+            }
+        }
+    });
+    if dropped > 0 {
+        rx.dropped.fetch_add(dropped, Relaxed);
+    }
+    if bad > 0
+        && let Some(tx) = from.tx.get(ring)
+    {
+        tx.lost[Lost::Bad as usize].fetch_add(bad, Relaxed);
+    }
+    rx.publish(&mut state, filled);
+}
+
+/// Copies a packet into `whole`; `false` when it is longer than packets are.
+fn gather(whole: &mut Vec<u8>, region: &Region, batch: &Batch<'_>, packet: Packet) -> bool {
+    whole.clear();
+    for i in 0..packet.frags {
+        let slot = batch.slots.load(batch.at(u32::from(packet.at + i)));
+        let (at, len) = (whole.len(), usize::from(slot.len));
+        if at + len > PACKET_MOST + HEADERS[1] {
+            return false;
+        }
+        whole.resize(at + len, 0);
+        region.frame(slot.buf_idx).read(0, &mut whole[at..]);
+    }
+    true
+}
+
+impl Incoming {
+    /// Writes a packet that consists of `pieces` into the next slots; `false` when there is no room.
+    fn put(&self, region: &Region, filled: &mut Filled, pieces: &[&[u8]]) -> bool {
+        let (ring, n) = (self.line.slots(), self.line.slots().slots());
+        let size = region.limits().buf_size as usize;
+        let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
+        let frags = bytes.div_ceil(size).max(1);
+        if filled.room(n) < frags as u32 {
+            self.look(filled);
+        }
+        if filled.room(n) < frags as u32 {
+            return false;
+        }
+        let mut left = pieces.iter().flat_map(|piece| piece.chunks(size));
+        let mut part: &[u8] = &[];
+        for i in 0..frags {
+            let buffer = self.buffer(region, filled.prod);
+            let mut len = 0;
+            while len < size {
+                if part.is_empty() {
+                    match left.next() {
+                        Some(next) => part = next,
+                        None => break,
+                    }
+                }
+                let now = part.len().min(size - len);
+                buffer.write(len, &part[..now]);
+                (len, part) = (len + now, &part[now..]);
+            }
+            let more = if i + 1 == frags { 0 } else { NS_MOREFRAG };
+            ring.set_len_flags(filled.prod, len as u16, (frags as u16) << 8 | more);
+            filled.prod = n.next(filled.prod);
+        }
+        true
+    }
+}
