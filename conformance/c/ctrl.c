@@ -111,7 +111,6 @@ static void
 options(void)
 {
 	struct nmreq_option one, two;
-	struct nmreq_opt_offsets offsets;
 	struct nmreq_opt_sync_kloop_eventfds large;
 
 	memset(&one, 0, sizeof(one));
@@ -136,12 +135,6 @@ options(void)
 	REGISTER("c{1", hdr.nr_options = (uintptr_t)&large, EMSGSIZE);
 	large.nro_opt.nro_size = ~0ULL;
 	REGISTER("c{1", hdr.nr_options = (uintptr_t)&large, EMSGSIZE);
-
-	memset(&offsets, 0, sizeof(offsets));
-	offsets.nro_opt.nro_reqtype = NETMAP_REQ_OPT_OFFSETS;
-	offsets.nro_max_offset = 128;
-	REGISTER("c{1", hdr.nr_options = (uintptr_t)&offsets, EOPNOTSUPP);
-	CHECK(offsets.nro_opt.nro_status == EOPNOTSUPP && offsets.nro_max_offset == 128);
 }
 
 static void
@@ -270,7 +263,9 @@ older_requests(void)
 	r.nr_cmd = NETMAP_PT_HOST_CREATE;
 	CHECK(older(NIOCREGIF, &r) == EINVAL);
 	r.nr_cmd = NETMAP_BDG_DETACH;
+	strcpy(r.nr_name, "vale0:c");
 	CHECK(older(NIOCREGIF, &r) == ENXIO);
+	strcpy(r.nr_name, "c{1");
 	r.nr_cmd = NETMAP_BDG_LIST;
 	CHECK(older(NIOCGINFO, &r) == ENOENT);
 	r.nr_cmd = 0;

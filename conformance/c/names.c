@@ -132,12 +132,18 @@ main(void)
 	nmport_close(e);
 	CHECK(ctx.mem_descs == NULL);
 
-	/* An option that no port has yet says so itself. */
+	/* An option says itself what became of it. */
 	d = nmport_prepare("netmap:l{a");
-	CHECK(d != NULL && nmport_offset(d, 0, 128, 0, 0) == 0);
-	CHECK(nmport_register(d) == -1 && errno == EOPNOTSUPP && d->fd == -1);
-	CHECK(nmreq_find_option(&d->hdr, NETMAP_REQ_OPT_OFFSETS)->nro_status == EOPNOTSUPP);
-	nmport_undo_prepare(d);
+	CHECK(d != NULL && nmport_offset(d, 64, 128, 8, 0) == 0);
+	CHECK(nmport_open_desc(d) == 0);
+	CHECK(nmreq_find_option(&d->hdr, NETMAP_REQ_OPT_OFFSETS)->nro_status == 0);
+	CHECK(NETMAP_TXRING(d->nifp, 0)->slot[3].ptr == 64 && NETMAP_TXRING(d->nifp, 0)->offset_mask == 255);
+	nmport_close(d);
+	d = nmport_prepare("netmap:l{a");
+	CHECK(d != NULL && nmport_offset(d, 0, 128, 7, 0) == 0);
+	CHECK(nmport_register(d) == -1 && errno == EINVAL && d->fd == -1);
+	CHECK(nmreq_find_option(&d->hdr, NETMAP_REQ_OPT_OFFSETS)->nro_status == EINVAL);
+	nmport_close(d);
 	nmport_close(NULL);
 	printf("ok\n");
 	return 0;

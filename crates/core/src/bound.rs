@@ -94,6 +94,12 @@ pub struct BoundRing {
     pub features: u32,
     /// On a receive ring of a monitor: index of the second line.
     pub second_line: u32,
+    /// Bytes that may stay free before packets: on an interface, those that its socket leaves.
+    pub headroom: u32,
+    /// The most bytes of offset that count.
+    pub max_offset: u32,
+    /// The bits of a slot's `ptr` that say where in its buffer the packet begins; 0: at the start.
+    pub offset_mask: u64,
 }
 
 /// In [`BoundRing::features`]: packets may be spread over several buffers.

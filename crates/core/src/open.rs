@@ -8,10 +8,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use unetmap_abi::{NETMAP_REQ_REGISTER, NS_TXMON, NmreqRegister, PortOptions, PortSpec};
+use unetmap_abi::{
+    NETMAP_REQ_OPT_OFFSETS, NETMAP_REQ_REGISTER, NS_TXMON, NmreqOptOffsets, NmreqOption, NmreqRegister, PortOptions,
+    PortSpec,
+};
 use unetmap_mem::{
-    BufIdx, Consumer, CopyKind, EndPage, Geometry, Iface, Inbox, LinePage, Producer, ReceiveRings, Region, RingShape,
-    RingView, SendRings, SentPage, Slots, Window,
+    BufIdx, Buffers, Consumer, CopyKind, EndPage, Geometry, Iface, Inbox, LinePage, Offsets, Producer, ReceiveRings,
+    Region, RingShape, RingView, SendRings, SentPage, Slots, Window,
 };
 use unetmap_sys::{Bell, Mapping, link, process, xsk};
 use zerocopy::IntoBytes;
@@ -98,7 +101,8 @@ impl OpenOptions {
         register.nr_mem_id = parsed.mem_id;
         conf_wishes(&mut register, &parsed);
         let refused = |errno| Error::Refused { asked: spec.into(), errno, why: "the name is too long".into() };
-        let request = Request::new(NETMAP_REQ_REGISTER, &parsed.name, register.as_bytes()).map_err(refused)?;
+        let mut request = Request::new(NETMAP_REQ_REGISTER, &parsed.name, register.as_bytes()).map_err(refused)?;
+        request.options.extend(offsets_option(&parsed));
         unetmap_mem::register_publisher();
         process::watch_forks().map_err(|e| Error::host(spec, e))?;
         let (connection, (answer, fds)) = match ask_system(spec, &parsed, &request) {
@@ -189,12 +193,11 @@ fn ask_own(spec: &str, request: &Request) -> Result<Answered, Error> {
 
 /// Options that the grammar knows and no port has yet.
 fn refuse_unserved(spec: &str, parsed: &PortSpec) -> Result<(), Error> {
-    let PortOptions { conf, share, extmem, offset } = &parsed.options;
+    let PortOptions { conf, share, extmem, offset: _ } = &parsed.options;
     let host_rings = conf.host_tx_rings != 0 || conf.host_rx_rings != 0;
     let unserved = [
         (share.is_some(), "@share (a region's number does the same: @NUMBER, unetmap ls shows them)"),
         (extmem.is_some(), "@extmem"),
-        (offset.is_some(), "@offset"),
         (host_rings, "host-rings in @conf (this port has none)"),
     ];
     match unserved.into_iter().find(|(asked, _)| *asked) {
@@ -203,6 +206,19 @@ fn refuse_unserved(spec: &str, parsed: &PortSpec) -> Result<(), Error> {
         }
         None => Ok(()),
     }
+}
+
+/// `@offset` in a name.
+fn offsets_option(spec: &PortSpec) -> Option<Vec<u8>> {
+    let offset = spec.options.offset?;
+    let option = NmreqOptOffsets {
+        nro_opt: NmreqOption { nro_reqtype: NETMAP_REQ_OPT_OFFSETS, ..Default::default() },
+        nro_max_offset: offset.initial,
+        nro_initial_offset: offset.initial,
+        nro_offset_bits: offset.bits,
+        ..Default::default()
+    };
+    Some(option.as_bytes().to_vec())
 }
 
 /// Whether the whole of `name` is an interface, for names with a `-`.
@@ -278,6 +294,9 @@ impl Parts {
     fn ring(&self, index: usize, told: &BoundRing) -> Option<Ring> {
         let slots = Slots::new(told.slots)?;
         let view = RingView::new(&self.region, RingShape { offset: told.offset, slots, id: told.id, dir: told.dir })?;
+        let limits = self.region.limits();
+        let offsets = Offsets { mask: told.offset_mask, max: told.max_offset.min(limits.buf_size) };
+        let view = view.with_offsets(offsets);
         self.end.state(told.state as usize)?;
         let fd = |which: usize| self.of_rings.get(2 * index + which)?.try_clone().ok();
         let bell = |which: usize| Bell::from_fd(fd(which)?).ok();
@@ -292,11 +311,11 @@ impl Parts {
             (Path::Pipe, _) => {
                 let peer = RingShape { offset: told.peer_offset, slots, id: told.id, dir: 0 };
                 let peer = RingView::new(&self.region, peer)?;
-                let (theirs, limits) = (peer.slots().clone(), self.region.limits());
+                let theirs = peer.slots().clone();
                 let mine = view.slots().clone();
                 let line = Consumer::new(&lines(), told.line as usize, theirs, mine, limits, copy_kind())?;
                 let spare = BufIdx(told.spare);
-                SyncPath::Rx(Box::new(PipeRx { line, spare, mine: bell(0)?, theirs: bell(1)? }))
+                SyncPath::Rx(Box::new(PipeRx { line, spare, offsets, mine: bell(0)?, theirs: bell(1)? }))
             }
             (Path::Vale, 0) => {
                 let line = Producer::new(&lines(), told.line as usize, view.slots().clone())?;
@@ -309,15 +328,15 @@ impl Parts {
             (Path::Monitor, 0) => SyncPath::Mute,
             (Path::Monitor, _) => SyncPath::Rx(Box::new(self.monitor(told, &view, fd(1)?, bell(0)?)?)),
             (Path::Nic, dir) => {
-                let limits = self.region.limits();
                 let half = Half {
                     slots: view.slots().clone(),
                     limits,
                     socket: Arc::new(fd(1)?),
                     mine: bell(0)?,
                     frags: told.features & FRAGS != 0,
+                    offsets,
                 };
-                let buffers = (limits.buf_size, limits.bufs);
+                let buffers = Buffers { size: limits.buf_size, count: limits.bufs, headroom: told.headroom };
                 if dir == 0 {
                     let sent = SentPage::new(self.third.clone());
                     let (tx, completion) = xsk::map_send_rings(&half.socket, slots.get()).ok()?;

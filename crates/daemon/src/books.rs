@@ -20,6 +20,7 @@ use crate::mediator::Wire;
 use crate::monitor::Monitor;
 use crate::nic::{Nic, NicKey};
 use crate::null::NullPort;
+use crate::offsets::Wanted;
 use crate::pipe::{MAX_PIPES, Pipe, end_index, wished_shape};
 use crate::policy::{Access, PolicyFile};
 use crate::refusal::{Refusal, refuse};
@@ -74,14 +75,14 @@ pub(crate) struct Session {
 }
 
 /// A port: its region, the end that is meant, and what moves its slots.
-struct Found<'a> {
-    house: HouseId,
-    end: &'a End,
-    by: By<'a>,
+pub(crate) struct Found<'a> {
+    pub(crate) house: HouseId,
+    pub(crate) end: &'a End,
+    pub(crate) by: By<'a>,
 }
 
 #[derive(Clone, Copy)]
-enum By<'a> {
+pub(crate) enum By<'a> {
     Nothing,
     /// The pipe with the end's index.
     Pipe(&'a Pipe, usize),
@@ -96,6 +97,14 @@ pub(crate) struct Registered {
     pub(crate) register: NmreqRegister,
     pub(crate) bound: Bound,
     pub(crate) fds: Vec<OwnedFd>,
+    /// What became of the option OFFSETS, if there was one.
+    pub(crate) offsets: Option<Wanted>,
+}
+
+/// What REGISTER asks for besides its body.
+#[derive(Default)]
+pub(crate) struct Options {
+    pub(crate) offsets: Option<NmreqOptOffsets>,
 }
 
 /// Everything that the daemon has given out.
@@ -178,6 +187,7 @@ impl Books {
         &mut self,
         name: &str,
         asked: &NmreqRegister,
+        options: &Options,
         caller: &Caller,
     ) -> Result<Registered, Refusal> {
         let spec = daemon_name(name)?;
@@ -186,7 +196,9 @@ impl Books {
         }
         if asked.nr_flags & (NR_MONITOR_TX | NR_MONITOR_RX | NR_ZCOPY_MON) != 0 {
             let key = self.make_monitor(&spec, asked, caller)?;
-            return self.open_session(key.clone(), name, asked, caller).inspect_err(|_| self.drop_if_unused(&key));
+            return self
+                .open_session(key.clone(), name, asked, options, caller)
+                .inspect_err(|_| self.drop_if_unused(&key));
         }
         let key = if asked.nr_mode == NR_REG_NULL {
             self.make_null(&spec, asked, caller)?
@@ -210,7 +222,7 @@ impl Books {
                 ),
             );
         }
-        let registered = self.open_session(key.clone(), name, asked, caller);
+        let registered = self.open_session(key.clone(), name, asked, options, caller);
         if registered.is_err() {
             if let PortKey::Pipe(pipe, 0) = &key {
                 self.drop_wire_if_unused(pipe);
@@ -367,6 +379,7 @@ impl Books {
         key: PortKey,
         name: &str,
         asked: &NmreqRegister,
+        options: &Options,
         caller: &Caller,
     ) -> Result<Registered, Refusal> {
         let secret = process::random();
@@ -374,6 +387,7 @@ impl Books {
         let found = self.port(&key)?;
         let (house_id, binding) = (found.house, found.end.select(asked)?);
         let iface_shape = iface_shape(self.name_of(&key).unwrap_or(name), found.end, &binding);
+        let offsets = self.grant_offsets(&key, &binding, options).map_err(|r| r.of_option(NETMAP_REQ_OPT_OFFSETS))?;
         if let PortKey::Nic(nic) = &key
             && let Some(nic) = self.nics.get_mut(nic)
         {
@@ -411,7 +425,7 @@ impl Books {
             _ => Ok(()),
         };
         match served.and(answer) {
-            Ok((register, bound, fds)) => Ok(Registered { session: id, register, bound, fds }),
+            Ok((register, bound, fds)) => Ok(Registered { session: id, register, bound, fds, offsets }),
             Err(e) => {
                 self.close(id);
                 Err(e)
@@ -514,6 +528,8 @@ impl Books {
                 spare: ring.spare.map_or(0, |b| b.0),
                 id: shape.id,
                 dir: shape.dir,
+                offset_mask: ring.offsets.mask,
+                max_offset: ring.offsets.max,
                 ..Default::default()
             };
             let other_fd = match found.by {
@@ -529,6 +545,7 @@ impl Books {
                     told.path = Path::Nic as u32;
                     told.line = nic.first_sent(shape.id) as u32;
                     told.features = nic.features();
+                    told.headroom = nic.headroom(shape.id);
                     socket
                 }
                 By::Vale(port) => {
@@ -565,7 +582,7 @@ impl Books {
     pub(crate) fn again(&self, id: u64) -> Result<(String, Registered), Refusal> {
         let Some(session) = self.sessions.get(&id) else { return refuse(ENXIO, "the session is over") };
         let (register, bound, fds) = self.answer(id, session)?;
-        Ok((session.name.clone(), Registered { session: id, register, bound, fds }))
+        Ok((session.name.clone(), Registered { session: id, register, bound, fds, offsets: None }))
     }
 
     /// A client's session is over, however it ended: everything it held is free again.
@@ -772,7 +789,7 @@ impl Books {
         }
     }
 
-    fn port(&self, key: &PortKey) -> Result<Found<'_>, Refusal> {
+    pub(crate) fn port(&self, key: &PortKey) -> Result<Found<'_>, Refusal> {
         let found = match key {
             PortKey::Pipe(key, at) => {
                 self.pipes.get(key).map(|p| Found { house: p.house, end: &p.ends[*at], by: By::Pipe(p, *at) })

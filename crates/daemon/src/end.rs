@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use unetmap::errno::{EBUSY, EINVAL, ENOMEM};
 use unetmap_abi::*;
-use unetmap_mem::{BufIdx, EndPage, LinePage, LineWords, Pos, RingView, Slots, Span, Window};
+use unetmap_mem::{BufIdx, EndPage, LinePage, LineWords, Offsets, Pos, RingView, Slots, Span, Window};
 use unetmap_sys::{Bell, Mapping, memfd};
 
 use crate::refusal::{Refusal, refuse};
@@ -24,6 +24,9 @@ pub(crate) struct PortRing {
     owns: bool,
     /// Wakes who sleeps on this side.
     pub(crate) bell: Bell,
+    /// Where in their buffers packets begin, and how many bytes of each received ones leave free.
+    pub(crate) offsets: Offsets,
+    pub(crate) headroom: u32,
     binders: u32,
     exclusive: bool,
 }
@@ -137,7 +140,18 @@ impl End {
     ) -> Result<PortRing, Refusal> {
         let bell = Bell::new().or_else(|e| refuse(ENOMEM, format!("no file descriptor for a bell: {e}")))?;
         let view = house.make_ring(slots, id, dir)?;
-        Ok(PortRing { view, state, line, spare: None, owns: dir == 0, bell, binders: 0, exclusive: false })
+        Ok(PortRing {
+            view,
+            state,
+            line,
+            spare: None,
+            owns: dir == 0,
+            bell,
+            offsets: Offsets::NONE,
+            headroom: 0,
+            binders: 0,
+            exclusive: false,
+        })
     }
 
     /// Gives the ring objects back, not the buffers in them.
@@ -215,15 +229,20 @@ impl End {
             tx.clear();
         }
         let exclusive = register.nr_flags & NR_EXCLUSIVE != 0;
-        let all = tx.iter().map(|&i| &self.tx[i]).chain(rx.iter().map(|&i| &self.rx[i]));
-        for ring in all {
+        let binding = Binding { tx, rx, exclusive };
+        for ring in self.bound(&binding) {
             if ring.exclusive || exclusive && ring.binders > 0 {
                 let dir = if ring.view.shape().dir == 0 { "transmit" } else { "receive" };
                 let id = ring.view.shape().id;
                 return refuse(EBUSY, format!("{dir} ring {id} is in use, and one side wants it for itself"));
             }
         }
-        Ok(Binding { tx, rx, exclusive })
+        Ok(binding)
+    }
+
+    /// The rings of `binding`.
+    pub(crate) fn bound(&self, binding: &Binding) -> impl Iterator<Item = &PortRing> {
+        binding.tx.iter().map(|&i| &self.tx[i]).chain(binding.rx.iter().map(|&i| &self.rx[i]))
     }
 
     /// Binds the rings for one more session; rings that nobody had bound are set to `(hwcur, hwtail)` as `start` says.
@@ -273,7 +292,8 @@ impl End {
         }
     }
 
-    fn selected(&mut self, binding: &Binding) -> impl Iterator<Item = (&mut PortRing, bool)> {
+    /// The rings of `binding`, and whether each is for sending.
+    pub(crate) fn selected(&mut self, binding: &Binding) -> impl Iterator<Item = (&mut PortRing, bool)> {
         let pick = |rings: &[usize], i: usize| rings.contains(&i);
         let tx = self.tx.iter_mut().enumerate().filter(move |(i, _)| pick(&binding.tx, *i)).map(|(_, r)| (r, true));
         let rx = self.rx.iter_mut().enumerate().filter(move |(i, _)| pick(&binding.rx, *i)).map(|(_, r)| (r, false));

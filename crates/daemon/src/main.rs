@@ -13,6 +13,7 @@ mod monitor;
 mod nic;
 mod node;
 mod null;
+mod offsets;
 mod pipe;
 mod policy;
 mod refusal;

@@ -21,7 +21,7 @@ use unetmap_sys::clock::spin_hint;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::{process, socket};
 
-use crate::books::{Books, PipeKey, PortKey, Registered};
+use crate::books::{Books, Options, PipeKey, PortKey, Registered};
 use crate::caller::Caller;
 use crate::end::End;
 use crate::nic::NicKey;
@@ -197,9 +197,10 @@ impl Books {
         let ring =
             |flags| NmreqRegister { nr_mode: NR_REG_ONE_NIC, nr_ringid: queue, nr_flags: flags, ..Default::default() };
         let me = Caller::daemon();
-        let wire = self.open_session(PortKey::Nic(nic), name, &ring(only), &me)?;
+        let plain = Options::default();
+        let wire = self.open_session(PortKey::Nic(nic), name, &ring(only), &plain, &me)?;
         let mut sessions = [wire.session, 0];
-        let facing = self.open_session(program.clone(), name, &ring(mirrored), &me);
+        let facing = self.open_session(program.clone(), name, &ring(mirrored), &plain, &me);
         let prepared = facing.and_then(|facing| {
             sessions[1] = facing.session;
             let (wire, one) = own_port(wire)?;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use unetmap::bound::FRAGS;
 use unetmap::errno::{EAGAIN, EBUSY, EINVAL, ENETDOWN, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_abi::NmreqRegister;
-use unetmap_mem::{EndPage, Pos, ReceiveRings, SendRings, SentPage, Slots};
+use unetmap_mem::{Buffers, EndPage, Pos, ReceiveRings, SendRings, SentPage, Slots};
 use unetmap_sys::link::{self, Link};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::probe;
@@ -49,6 +49,8 @@ struct OpenQueue {
     socket: Xsk,
     send: Option<SendRings>,
     receive: Option<ReceiveRings>,
+    /// Bytes of each buffer that received packets leave free.
+    headroom: u32,
     /// Whether packets are led to it.
     entered: bool,
 }
@@ -234,7 +236,7 @@ impl Nic {
         let (mut last, mut too_long) = (None, None);
         for manner in manners {
             match self.bind_socket(queue, manner) {
-                Ok(_) if self.fits(manner).is_err() => too_long = self.fits(manner).err(),
+                Ok(_) if self.fits(queue, manner).is_err() => too_long = self.fits(queue, manner).err(),
                 Ok(socket) => {
                     self.manner = Some(manner);
                     return self.start_queue(queue, socket);
@@ -277,10 +279,12 @@ impl Nic {
             rx_entries: self.end.shape.rx_slots.get(),
             how: manner.how,
             frags: manner.frags,
+            headroom: self.wanted_headroom(queue),
         };
         let umem = self.umem.clone();
-        // One registration serves all queues: each locks all buffers in memory anew, which takes its time.
-        let beside = self.queues.iter().flatten().next().map(|open| open.socket.as_fd());
+        // One registration serves all queues with its headroom: each locks all buffers in memory anew, which takes its time.
+        let mut alike = self.queues.iter().flatten().filter(|open| open.headroom == asked.headroom);
+        let beside = alike.next().map(|open| open.socket.as_fd());
         self.netns.run(|| Xsk::bind(asked, umem, beside))?
     }
 
@@ -309,8 +313,8 @@ impl Nic {
     }
 
     /// Whether the longest frames fit buffers.
-    fn fits(&self, manner: Manner) -> Result<(), Refusal> {
-        let (buffer, index) = (self.umem.buffer, self.index);
+    fn fits(&self, queue: usize, manner: Manner) -> Result<(), Refusal> {
+        let (buffer, index) = (self.umem.buffer.saturating_sub(self.wanted_headroom(queue)), self.index);
         let mtu = self.netns.run(|| link::by_index(index)).ok().and_then(Result::ok).flatten().map_or(0, |l| l.mtu);
         if manner.frags || mtu + HEADER <= buffer {
             return Ok(());
@@ -321,28 +325,54 @@ impl Nic {
                 "its MTU is {mtu}, and frames of {} bytes do not fit buffers of {buffer} (ip link set dev {} mtu {})",
                 mtu + HEADER,
                 self.name,
-                buffer - HEADER
+                buffer.saturating_sub(HEADER)
             ),
         )
+    }
+
+    /// Bytes of each buffer that received packets of a queue that is to be opened leave free.
+    fn wanted_headroom(&self, queue: usize) -> u32 {
+        let of = |rings: &[PortRing]| rings.get(queue).map_or(0, |ring| ring.headroom);
+        of(&self.end.tx).max(of(&self.end.rx))
+    }
+
+    /// Whether the queues that are open already leave so many bytes free; others will.
+    pub(crate) fn judge_headroom(&self, binding: &Binding, wanted: u32) -> Result<(), Refusal> {
+        if wanted >= self.umem.buffer {
+            return refuse(EINVAL, "with offsets of a whole buffer there is no room for packets");
+        }
+        let queues = binding.tx.iter().chain(&binding.rx).filter_map(|&queue| self.queues.get(queue)?.as_ref());
+        match queues.map(|open| open.headroom).find(|&has| has < wanted) {
+            Some(has) => refuse(EBUSY, format!("the queue is in use, with offsets of up to {has}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Bytes of each buffer that received packets of queue `id` leave free.
+    pub(crate) fn headroom(&self, id: u16) -> u32 {
+        self.queues.get(usize::from(id)).and_then(Option::as_ref).map_or(0, |open| open.headroom)
     }
 
     /// The rings of a new socket; all buffers of the receive ring are offered.
     fn start_queue(&mut self, queue: usize, socket: Xsk) -> Result<(), Refusal> {
         let no_rings = |e: io::Error| refuse(ENOMEM, format!("the rings of queue {queue} cannot be mapped: {e}"));
-        let limits = (self.umem.buffer, (self.umem.bytes / self.umem.buffer as usize) as u32);
-        let mut open = OpenQueue { socket, send: None, receive: None, entered: false };
+        let count = (self.umem.bytes / self.umem.buffer as usize) as u32;
+        let headroom = self.wanted_headroom(queue);
+        let buffers = Buffers { size: self.umem.buffer, count, headroom };
+        let mut open = OpenQueue { socket, send: None, receive: None, headroom, entered: false };
         if let Some(ring) = self.end.tx.get(queue) {
             let (slots, first) = (ring.view.slots().slots(), self.first_sent(queue as u16));
             self.sent.forget(first, slots.get() as usize);
             let (tx, completion) = xsk::map_send_rings(&open.socket, slots.get()).or_else(no_rings)?;
-            open.send = SendRings::new(&tx, &completion, slots, limits, self.sent.clone(), first);
+            open.send = SendRings::new(&tx, &completion, slots, buffers, self.sent.clone(), first);
         }
         if let Some(ring) = self.end.rx.get(queue) {
             let slots = ring.view.slots().slots();
             let (rx, fill) = xsk::map_receive_rings(&open.socket, slots.get()).or_else(no_rings)?;
-            if let Some(receive) = ReceiveRings::new(&rx, &fill, slots, limits) {
+            if let Some(receive) = ReceiveRings::new(&rx, &fill, slots, buffers) {
                 for p in House::positions(&ring.view) {
-                    receive.offer(p, Some(ring.view.slots().buf_idx(p)));
+                    let slot = ring.view.slots().load(p);
+                    receive.offer(p, Some((slot.buf_idx, ring.offsets.of(slot.ptr))));
                 }
                 receive.publish(slots.get());
                 open.receive = Some(receive);

@@ -279,6 +279,7 @@ fn mounted(folder: &Path) -> Result<Device, Refusal> {
             }
             _ => format!("{what}: {e}"),
         },
+        option: None,
     };
     fuse::available().map_err(|e| failed("/dev/fuse (modprobe fuse)", e))?;
     // A daemon before this one was killed: nobody else mounts beside this socket.

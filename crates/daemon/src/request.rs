@@ -7,7 +7,7 @@ use unetmap::request::{Answer, Request};
 use unetmap_abi::*;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::books::{Books, Registered, daemon_name};
+use crate::books::{Books, Options, Registered, daemon_name};
 use crate::caller::Caller;
 use crate::refusal::{Refusal, refuse};
 
@@ -61,7 +61,7 @@ pub(crate) fn again(books: &Books, session: Option<u64>) -> Outcome {
     };
     let (errno, why, name, body, bound, fds) = match told {
         Ok((name, r)) => (0, String::new(), name, r.register.as_bytes().to_vec(), r.bound.encode(), r.fds),
-        Err(Refusal { errno, why }) => {
+        Err(Refusal { errno, why, .. }) => {
             (errno, why, String::new(), NmreqRegister::default().as_bytes().to_vec(), Vec::new(), Vec::new())
         }
     };
@@ -98,7 +98,18 @@ fn register(
         return refuse(EBUSY, "this file has a port bound already");
     }
     let name = named(request)?;
-    let registered = books.register(&name, &body::<NmreqRegister>(request)?, caller)?;
+    let options = Options { offsets: request.option(NETMAP_REQ_OPT_OFFSETS) };
+    let registered = books.register(&name, &body::<NmreqRegister>(request)?, &options, caller);
+    let registered = registered.inspect_err(|refusal| {
+        if let Some(kind) = refusal.option {
+            request.set_status(kind, refusal.errno);
+        }
+    })?;
+    if let (Some(wanted), Some(option)) = (registered.offsets, options.offsets) {
+        let granted = NmreqOptOffsets { nro_max_offset: wanted.offsets.max.into(), ..option };
+        request.set_option(NETMAP_REQ_OPT_OFFSETS, &granted);
+        request.set_status(NETMAP_REQ_OPT_OFFSETS, 0);
+    }
     // As in the original, the last of all refusals.
     if let Some(kind) = request.unserved() {
         books.close(registered.session);

@@ -328,7 +328,7 @@ impl Server {
         let Some(client) = self.clients.get(&token) else { return true };
         let sent = match answer {
             Ok(text) => send_text(client, kind, &text),
-            Err(Refusal { errno, why }) => {
+            Err(Refusal { errno, why, .. }) => {
                 tracing::debug!(pid = client.peer.pid, errno, why, "refused");
                 send(client, kind, errno, 0, why.as_bytes(), &[])
             }
@@ -348,7 +348,7 @@ impl Server {
                 send(client, Kind::Watchers, 0, 0, &told.encode(), &fds)
             }
             Ok(None) => send(client, Kind::Watchers, 0, 0, &[], &[]),
-            Err(Refusal { errno, why }) => {
+            Err(Refusal { errno, why, .. }) => {
                 tracing::debug!(pid = client.peer.pid, errno, why, "refused");
                 send(client, Kind::Watchers, errno, 0, why.as_bytes(), &[])
             }

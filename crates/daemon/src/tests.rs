@@ -15,7 +15,7 @@ use unetmap_abi::*;
 use unetmap_mem::{BufIdx, Census, RingShape, Slots};
 use unetmap_sys::socket::Peer;
 
-use crate::books::{Books, PipeKey, Registered, Rules};
+use crate::books::{Books, Options, PipeKey, Registered, Rules};
 use crate::caller::Caller;
 use crate::region::Sizes;
 
@@ -54,7 +54,8 @@ fn asked(slots: u32, extra: u32, flags: u64) -> NmreqRegister {
 }
 
 fn open(books: &mut Books, name: &str, asked: &NmreqRegister) -> Option<Client> {
-    let Registered { session, register, bound, fds } = books.register(name, asked, &caller()).ok()?;
+    let Registered { session, register, bound, fds, .. } =
+        books.register(name, asked, &Options::default(), &caller()).ok()?;
     let mut files = fds.into_iter().map(File::from);
     let files = std::array::from_fn(|_| files.next().expect("region, page, lines"));
     let size = |slots| RingShape::bytes(Slots::new(slots).expect("as the daemon says")) as u64;

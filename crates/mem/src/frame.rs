@@ -31,6 +31,14 @@ impl<'a> Frame<'a> {
         self.capacity
     }
 
+    /// What is left of it behind the first `bytes` bytes.
+    #[inline(always)]
+    pub fn behind(self, bytes: usize) -> Frame<'a> {
+        let bytes = bytes.min(self.capacity);
+        // SAFETY: at most the capacity, so the address stays in the buffer or at its end (new).
+        Frame { base: unsafe { self.base.add(bytes) }, capacity: self.capacity - bytes, _region: PhantomData }
+    }
+
     /// The first byte, for code that brings its own proof. Valid for [`Frame::capacity`] bytes.
     #[inline(always)]
     pub fn as_ptr(&self) -> *mut u8 {

@@ -314,6 +314,11 @@ impl Consumer {
         &self.mine
     }
 
+    /// What the slots are judged by.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
     /// Copies the slots of `span`, which must lie in `[cons, prod)`, into the own ring and claims their lines. A slot
     /// that breaks the limits is delivered as length 0 in the buffer `spare`; a chain that it is part of stays one. Returns
     /// how many those were.

@@ -7,7 +7,7 @@ use unetmap_abi::{NetmapIf, NetmapRing, NetmapSlot};
 use crate::frame::Frame;
 use crate::pos::{BufIdx, Pos, Slots};
 use crate::region::Region;
-use crate::slot::{SlotRing, SlotValue};
+use crate::slot::{Offsets, SlotRing, SlotValue};
 use crate::window::Window;
 
 const HEAD: usize = std::mem::offset_of!(NetmapRing, head);
@@ -47,6 +47,7 @@ pub struct RingView {
     header: Window,
     slots: SlotRing,
     shape: RingShape,
+    offsets: Offsets,
 }
 
 impl RingView {
@@ -61,7 +62,24 @@ impl RingView {
         let offset = region.place(shape.offset)?;
         let header = region.window().part(offset, SLOTS)?;
         let slots = SlotRing::new(region.window(), offset + SLOTS, shape.slots)?;
-        Some(RingView { region: region.clone(), header, slots, shape })
+        Some(RingView { region: region.clone(), header, slots, shape, offsets: Offsets::NONE })
+    }
+
+    /// The same with packets that begin behind the start of their buffers.
+    pub fn with_offsets(mut self, offsets: Offsets) -> RingView {
+        self.offsets = offsets;
+        self
+    }
+
+    /// Where in their buffers packets begin, as far as this view knows.
+    #[inline(always)]
+    pub fn offsets(&self) -> Offsets {
+        self.offsets
+    }
+
+    /// Tells programs which bits of a slot's `ptr` are its offset.
+    pub fn set_offset_mask(&self, mask: u64) {
+        self.put64(std::mem::offset_of!(NetmapRing, offset_mask), mask);
     }
 
     /// Writes the header of a new ring, all positions 0 and all slots empty.
@@ -110,10 +128,11 @@ impl RingView {
         &self.region
     }
 
-    /// The buffer that slot `p` names; empty when there is no such buffer.
+    /// The buffer that slot `p` names, from where its packet begins; empty when there is no such buffer.
     #[inline(always)]
     pub fn frame(&self, p: Pos) -> Frame<'_> {
-        self.region.frame(self.slots.buf_idx(p))
+        let frame = self.region.frame(self.slots.buf_idx(p));
+        if self.offsets.mask == 0 { frame } else { frame.behind(self.offsets.of(self.slots.ptr(p)) as usize) }
     }
 
     /// `head` as the program wrote it: any number.

@@ -57,6 +57,38 @@ impl Limits {
     }
 }
 
+/// Where in their buffers the packets of a ring may begin: what the option OFFSETS of its port says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Offsets {
+    /// The bits of [`SlotValue::ptr`] that say where; 0: packets begin where their buffers do.
+    pub mask: u64,
+    /// The most that counts, bytes, at most a buffer.
+    pub max: u32,
+}
+
+impl Offsets {
+    /// Packets begin where their buffers do.
+    pub const NONE: Offsets = Offsets { mask: 0, max: 0 };
+
+    /// Bytes before the packet, as far as they count.
+    #[inline(always)]
+    pub fn of(&self, ptr: u64) -> u32 {
+        (ptr & self.mask).min(u64::from(self.max)) as u32
+    }
+
+    /// `ptr` with that offset, its other bits as they are.
+    #[inline(always)]
+    pub fn put(&self, ptr: u64, offset: u32) -> u64 {
+        ptr & !self.mask | u64::from(offset) & self.mask
+    }
+
+    /// Whether the packet, where the program will look for it, lies in its buffer.
+    #[inline(always)]
+    pub fn allow(&self, limits: Limits, slot: SlotValue) -> bool {
+        (slot.ptr & self.mask).checked_add(u64::from(slot.len)).is_some_and(|end| end <= u64::from(limits.buf_size))
+    }
+}
+
 /// The slots of one ring. Cloning makes another view of the same slots.
 #[derive(Clone)]
 pub struct SlotRing {
@@ -180,6 +212,12 @@ impl SlotRing {
     #[inline(always)]
     pub fn set_len_flags(&self, p: Pos, len: u16, flags: u16) {
         self.len_flags_word(p).store(u32::from(len) | u32::from(flags) << 16, Relaxed);
+    }
+
+    /// The program's word of slot `p`.
+    #[inline(always)]
+    pub fn ptr(&self, p: Pos) -> u64 {
+        self.word64(p, 8).load(Relaxed)
     }
 
     /// Sets the program's word of slot `p`.

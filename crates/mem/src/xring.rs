@@ -28,6 +28,8 @@ const NOWHERE: u64 = u64::MAX >> 16;
 pub struct Packet {
     /// Where it is.
     pub buf_idx: BufIdx,
+    /// Bytes of the buffer before it.
+    pub offset: u32,
     /// Bytes.
     pub len: u32,
     /// Whether it goes on in the next entry.
@@ -111,25 +113,31 @@ impl Ring {
     }
 }
 
-/// How buffers are addressed in the socket's memory.
-#[derive(Clone, Copy)]
-struct Addresses {
-    buffer: u64,
-    count: u32,
+/// The buffers in the socket's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Buffers {
+    /// Bytes of one.
+    pub size: u32,
+    /// How many.
+    pub count: u32,
+    /// The most bytes of a buffer that may stay free before a packet: the headroom that the socket's memory was registered
+    /// with.
+    pub headroom: u32,
 }
 
-impl Addresses {
+impl Buffers {
+    /// The address of byte `offset`.
     #[inline(always)]
-    fn of(self, idx: BufIdx) -> u64 {
-        u64::from(idx.0) * self.buffer
+    fn address(self, idx: BufIdx, offset: u32) -> u64 {
+        u64::from(idx.0) * u64::from(self.size) + u64::from(offset.min(self.headroom))
     }
 
-    /// The buffer that `addr` names: base in the lower 48 bits, offset in the upper 16.
+    /// The buffer that `addr` names, and the byte in it: base in the lower 48 bits, offset in the upper 16.
     #[inline(always)]
-    fn index(self, addr: u64) -> Option<BufIdx> {
+    fn place(self, addr: u64) -> Option<(BufIdx, u32)> {
         let at = (addr & NOWHERE) + (addr >> 48);
-        let idx = u32::try_from(at / self.buffer).ok()?;
-        (at.is_multiple_of(self.buffer) && idx < self.count).then_some(BufIdx(idx))
+        let (idx, offset) = (u32::try_from(at / u64::from(self.size)).ok()?, (at % u64::from(self.size)) as u32);
+        (offset <= self.headroom && idx < self.count).then_some((BufIdx(idx), offset))
     }
 }
 
@@ -141,23 +149,22 @@ pub struct SendRings {
     sent: SentPage,
     /// First slot of this ring in `sent`.
     first: usize,
-    addresses: Addresses,
+    buffers: Buffers,
 }
 
 impl SendRings {
-    /// `buffer`, `count`: bytes of a buffer, buffers. `sent` from `first` on is this ring's record. `None`: it cannot be.
+    /// `sent` from `first` on is this ring's record. `None`: it cannot be.
     pub fn new(
         tx: &RingMap,
         done: &RingMap,
         slots: Slots,
-        buffers: (u32, u32),
+        buffers: Buffers,
         sent: SentPage,
         first: usize,
     ) -> Option<SendRings> {
-        let addresses = Addresses { buffer: u64::from(buffers.0), count: buffers.1 };
         let (tx, done) = (Ring::new(tx, slots, PACKET_ENTRY)?, Ring::new(done, slots, BUFFER_ENTRY)?);
         sent.word(first + slots.get() as usize - 1)?;
-        Some(SendRings { tx, done, sent, first, addresses })
+        Some(SendRings { tx, done, sent, first, buffers })
     }
 
     /// The next slot to hand over.
@@ -172,7 +179,7 @@ impl SendRings {
         let at = self.tx.at(p);
         let (addr, len, options, record) = match packet {
             Some(packet) => (
-                self.addresses.of(packet.buf_idx),
+                self.buffers.address(packet.buf_idx, packet.offset),
                 packet.len,
                 u32::from(packet.continued) * CONTINUED,
                 packet.buf_idx.0,
@@ -250,7 +257,7 @@ impl SendRings {
                 break;
             }
             let at = self.done.at(self.done.pos(start.wrapping_add(read)));
-            let back = self.addresses.index(self.done.entry(at).load(Ordering::Relaxed)).map_or(0, |idx| idx.0);
+            let back = self.buffers.place(self.done.entry(at).load(Ordering::Relaxed)).map_or(0, |(idx, _)| idx.0);
             read += 1;
             if back == record {
                 self.record(self.tx.at(p), 0);
@@ -286,17 +293,16 @@ impl SendRings {
 pub struct ReceiveRings {
     rx: Ring,
     fill: Ring,
-    addresses: Addresses,
+    buffers: Buffers,
 }
 
 impl ReceiveRings {
     /// As [`SendRings::new`].
-    pub fn new(rx: &RingMap, fill: &RingMap, slots: Slots, buffers: (u32, u32)) -> Option<ReceiveRings> {
-        let addresses = Addresses { buffer: u64::from(buffers.0), count: buffers.1 };
+    pub fn new(rx: &RingMap, fill: &RingMap, slots: Slots, buffers: Buffers) -> Option<ReceiveRings> {
         Some(ReceiveRings {
             rx: Ring::new(rx, slots, PACKET_ENTRY)?,
             fill: Ring::new(fill, slots, BUFFER_ENTRY)?,
-            addresses,
+            buffers,
         })
     }
 
@@ -306,11 +312,13 @@ impl ReceiveRings {
         self.fill.pos(self.fill.word(self.fill.producer).load(Ordering::Relaxed))
     }
 
-    /// Writes the entry of slot `p`; `None`: it offers nothing. It counts after [`ReceiveRings::publish`].
+    /// Writes the entry of slot `p`: a packet may be put into this buffer, from the byte `offset` on. `None`: it offers
+    /// nothing. It counts after [`ReceiveRings::publish`].
     #[inline(always)]
-    pub fn offer(&self, p: Pos, idx: Option<BufIdx>) {
-        // Data comes after the headroom, which lies in the buffer before.
-        let addr = idx.map_or(NOWHERE, |idx| self.addresses.of(idx).wrapping_sub(u64::from(HEADROOM)));
+    pub fn offer(&self, p: Pos, place: Option<(BufIdx, u32)>) {
+        // Data comes after the kernel's headroom and ours, which lie before, perhaps in another buffer.
+        let before = u64::from(HEADROOM) + u64::from(self.buffers.headroom);
+        let addr = place.map_or(NOWHERE, |(idx, offset)| self.buffers.address(idx, offset).wrapping_sub(before));
         self.fill.entry(self.fill.at(p)).store(addr, Ordering::Relaxed);
     }
 
@@ -338,13 +346,14 @@ impl ReceiveRings {
         self.rx.waiting().unwrap_or(0)
     }
 
-    /// The entry `n` after the first that waits; `None` for a buffer that does not exist. Judge the length.
+    /// The entry `n` after the first that waits: buffer and offset, or `None` for a buffer that does not exist; length,
+    /// which is to be judged; whether the packet goes on.
     #[inline(always)]
-    pub fn packet(&self, n: u32) -> (Option<BufIdx>, u32, bool) {
+    pub fn packet(&self, n: u32) -> (Option<(BufIdx, u32)>, u32, bool) {
         let at = self.rx.at(self.rx.pos(self.rx.word(self.rx.consumer).load(Ordering::Relaxed).wrapping_add(n)));
         let addr = self.rx.entry(2 * at).load(Ordering::Relaxed);
         let rest = self.rx.entry(2 * at + 1).load(Ordering::Relaxed);
-        (self.addresses.index(addr), rest as u32, (rest >> 32) as u32 & CONTINUED != 0)
+        (self.buffers.place(addr), rest as u32, (rest >> 32) as u32 & CONTINUED != 0)
     }
 
     /// Takes `n` entries.

@@ -73,6 +73,8 @@ pub struct Queue {
     pub how: How,
     /// Whether packets may be spread over several buffers.
     pub frags: bool,
+    /// Bytes of each buffer that received packets leave free, besides the kernel's own; fewer than a buffer has.
+    pub headroom: u32,
 }
 
 /// How a driver moves packets.
@@ -122,7 +124,7 @@ impl Xsk {
             addr: umem.map.as_ptr() as u64 + umem.offset as u64,
             len: umem.bytes as u64,
             chunk_size: umem.buffer + HEADROOM,
-            headroom: 0,
+            headroom: queue.headroom,
             flags: XdpUmemRegFlags::XDP_UMEM_UNALIGNED_CHUNK_FLAG,
             tx_metadata_len: 0,
         };

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use unetmap_abi::NS_MOREFRAG;
-use unetmap_mem::{BufIdx, Limits, Packet, Pos, ReceiveRings, SendRings, SlotRing, SlotValue, Slots, Span};
+use unetmap_mem::{BufIdx, Limits, Offsets, Packet, Pos, ReceiveRings, SendRings, SlotRing, SlotValue, Slots, Span};
 use unetmap_sys::{Bell, xsk};
 
 use super::{Filled, Nonsense, Rx, Sleeper, Tx};
@@ -33,6 +33,17 @@ pub(crate) struct Half {
     pub(crate) mine: Bell,
     /// Whether packets may be spread over several buffers.
     pub(crate) frags: bool,
+    /// Where in their buffers packets begin.
+    pub(crate) offsets: Offsets,
+}
+
+impl Half {
+    /// Whether the slot's packet lies in a buffer; and how many bytes before it.
+    #[inline(always)]
+    fn judge(&self, slot: SlotValue) -> (bool, u32) {
+        let offset = self.offsets.of(slot.ptr);
+        (self.limits.allow(slot) && offset + u32::from(slot.len) <= self.limits.buf_size, offset)
+    }
 }
 
 /// The sending half.
@@ -48,7 +59,7 @@ impl NicTx {
 
     /// Writes the entries of the complete packets of `[from, to)`; returns how many, and how many of them are refused.
     fn put(&self, from: Pos, to: Pos) -> (u32, u32) {
-        let (ring, slots, limits) = (&self.half.slots, self.count(), self.half.limits);
+        let (ring, slots) = (&self.half.slots, self.count());
         let (mut written, mut bad) = (0, 0);
         // A packet of several slots: its first slot, and whether all of it is good so far.
         let mut chain: Option<(Pos, u32, bool)> = None;
@@ -56,17 +67,18 @@ impl NicTx {
         while p != to {
             let slot = ring.load(p);
             let continued = slot.flags & NS_MOREFRAG != 0;
-            let good = limits.allow(slot) && slot.len > 0;
+            let (inside, offset) = self.half.judge(slot);
+            let good = inside && slot.len > 0;
             if chain.is_none() && !continued {
                 // The usual case: a packet in one slot.
                 let good = good && slot.len >= LEAST_FRAME;
-                self.rings.put(p, good.then_some(packet(slot, false)));
+                self.rings.put(p, good.then_some(packet(slot, offset, false)));
                 bad += u32::from(!good);
                 written += 1;
             } else {
                 let (first, length, all_good) = chain.unwrap_or((p, 0, true));
                 let all_good = all_good && good && self.half.frags && length < MOST_FRAGS;
-                self.rings.put(p, good.then_some(packet(slot, continued)));
+                self.rings.put(p, good.then_some(packet(slot, offset, continued)));
                 if continued {
                     chain = Some((first, length + 1, all_good));
                 } else {
@@ -104,8 +116,8 @@ impl NicTx {
 }
 
 #[inline(always)]
-fn packet(slot: SlotValue, continued: bool) -> Packet {
-    Packet { buf_idx: slot.buf_idx, len: u32::from(slot.len), continued }
+fn packet(slot: SlotValue, offset: u32, continued: bool) -> Packet {
+    Packet { buf_idx: slot.buf_idx, offset, len: u32::from(slot.len), continued }
 }
 
 impl Tx for NicTx {
@@ -194,7 +206,7 @@ impl Rx for NicRx {
         for p in slots.runs(Span { from, to: window.to }).into_iter().flat_map(|run| slots.run(run)) {
             let idx = ring.buf_idx(p);
             let good = self.half.limits.index_ok(idx);
-            self.rings.offer(p, good.then_some(idx));
+            self.rings.offer(p, good.then(|| (idx, self.half.offsets.of(ring.ptr(p)))));
             bad += u32::from(!good);
             n += 1;
         }
@@ -216,15 +228,16 @@ impl Rx for NicRx {
         let n = self.rings.waiting().min(room);
         let (mut p, mut to, mut complete, mut bad) = (taken, taken, 0, 0);
         for i in 0..n {
-            let (idx, len, continued) = self.rings.packet(i);
+            let (place, len, continued) = self.rings.packet(i);
             let stale = ring.buf_idx(p);
-            let slot = match idx {
-                Some(idx) if limits.index_ok(idx) && len <= limits.buf_size => {
+            let slot = match place {
+                Some((idx, offset)) if limits.index_ok(idx) && offset + len <= limits.buf_size => {
                     if idx != stale {
                         self.exchange(p, stale, idx, held);
                     }
                     let flags = if continued { NS_MOREFRAG } else { 0 };
-                    SlotValue { buf_idx: idx, len: len as u16, flags, ptr: 0 }
+                    let ptr = self.half.offsets.put(ring.ptr(p), offset);
+                    SlotValue { buf_idx: idx, len: len as u16, flags, ptr }
                 }
                 _ => {
                     bad += 1;

@@ -1,7 +1,7 @@
 //! Pipes: a line to the peer, and no daemon on the way.
 
 use unetmap_abi::NS_MOREFRAG;
-use unetmap_mem::{BufIdx, Consumer, Pos, Producer, Span};
+use unetmap_mem::{BufIdx, Consumer, Offsets, Pos, Producer, SlotValue, Span};
 use unetmap_sys::Bell;
 
 use super::{Filled, Nonsense, Rx, Sleeper, Tx};
@@ -76,10 +76,29 @@ pub(crate) struct PipeRx {
     pub(crate) line: Consumer,
     /// Delivered in place of a buffer that does not exist.
     pub(crate) spare: BufIdx,
+    /// Where in their buffers the program looks for packets.
+    pub(crate) offsets: Offsets,
     /// Rung by the producer when it sent slots and we sleep.
     pub(crate) mine: Bell,
     /// Wakes the producer.
     pub(crate) theirs: Bell,
+}
+
+impl PipeRx {
+    /// A packet that would end outside its buffer, where the program will look for it, is delivered empty.
+    #[inline(never)]
+    fn judge_offsets(&self, window: Span) -> u32 {
+        let (ring, limits) = (self.line.slots(), self.line.limits());
+        let mut bad = 0;
+        for p in ring.slots().walk(window) {
+            let slot = ring.load(p);
+            if !self.offsets.allow(limits, slot) {
+                ring.store(p, SlotValue { len: 0, ptr: self.offsets.put(slot.ptr, 0), ..slot });
+                bad += 1;
+            }
+        }
+        bad
+    }
 }
 
 impl Rx for PipeRx {
@@ -97,7 +116,10 @@ impl Rx for PipeRx {
     fn fill(&self, held: Pos, taken: Pos) -> Result<Filled, Nonsense> {
         let to = self.line.words().sent(self.line.slots().slots(), held, taken).ok_or(Nonsense)?;
         let window = Span { from: taken, to };
-        let bad = if to == taken { 0 } else { self.line.take(window, self.spare) };
+        let mut bad = if to == taken { 0 } else { self.line.take(window, self.spare) };
+        if self.offsets.mask != 0 {
+            bad += self.judge_offsets(window);
+        }
         Ok(Filled { to, bad })
     }
 

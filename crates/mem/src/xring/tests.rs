@@ -10,7 +10,7 @@ use unetmap_sys::{Mapping, memfd};
 use super::*;
 
 const SLOTS: u32 = 8;
-const BUFFERS: (u32, u32) = (2048, 40);
+const BUFFERS: Buffers = Buffers { size: 2048, count: 40, headroom: 0 };
 /// Where the words are in a ring's memory, and its bytes.
 const PRODUCER: usize = 0;
 const CONSUMER: usize = 64;
@@ -95,24 +95,31 @@ fn rings_that_do_not_fit_are_refused() {
 
 #[test]
 fn an_address_is_a_buffer_or_nothing() {
-    let addresses = Addresses { buffer: 2048, count: 40 };
-    assert_eq!(addresses.index(addresses.of(BufIdx(7))), Some(BufIdx(7)));
+    assert_eq!(BUFFERS.place(BUFFERS.address(BufIdx(7), 0)), Some((BufIdx(7), 0)));
     // As the kernel tells received packets: base, and offset in the upper bits.
-    assert_eq!(addresses.index((7 * 2048 - 256) | 256 << 48), Some(BufIdx(7)));
-    assert_eq!(addresses.index(7 * 2048 + 1), None);
-    assert_eq!(addresses.index(40 * 2048), None);
-    assert_eq!(addresses.index(u64::MAX), None);
+    assert_eq!(BUFFERS.place((7 * 2048 - 256) | 256 << 48), Some((BufIdx(7), 0)));
+    assert_eq!(BUFFERS.place(7 * 2048 + 1), None);
+    assert_eq!(BUFFERS.place(40 * 2048), None);
+    assert_eq!(BUFFERS.place(u64::MAX), None);
+    let behind = Buffers { headroom: 100, ..BUFFERS };
+    assert_eq!(behind.place(behind.address(BufIdx(7), 30)), Some((BufIdx(7), 30)));
+    assert_eq!(behind.place(behind.address(BufIdx(7), 3000)), Some((BufIdx(7), 100)));
+    assert_eq!(behind.place(7 * 2048 + 101), None);
 }
 
 #[test]
 fn what_is_offered_has_room_for_the_headroom_before_it() {
     let (rx, fill) = (ring(), ring());
     let rings = ReceiveRings::new(&rx, &fill, slots(), BUFFERS).unwrap();
-    rings.offer(Pos::ZERO, Some(BufIdx(3)));
+    rings.offer(Pos::ZERO, Some((BufIdx(3), 0)));
     rings.offer(slots().next(Pos::ZERO), None);
     rings.publish(2);
     let kernel = Kernel::new(&fill, BUFFER_ENTRY);
     assert_eq!((kernel.take(1)[0], kernel.take(1)[0]), (3 * 2048 - 256, NOWHERE));
+    let rings = ReceiveRings::new(&rx, &fill, slots(), Buffers { headroom: 100, ..BUFFERS }).unwrap();
+    rings.offer(rings.next_offer(), Some((BufIdx(3), 30)));
+    rings.publish(1);
+    assert_eq!(kernel.take(1)[0], 3 * 2048 + 30 - 256 - 100);
 }
 
 proptest! {
@@ -131,7 +138,7 @@ proptest! {
             match step {
                 0 if out.len() < SLOTS as usize - 1 => {
                     let good = n != 0;
-                    let packet = Packet { buf_idx: BufIdx(2 + sent % 30), len: 60, continued: false };
+                    let packet = Packet { buf_idx: BufIdx(2 + sent % 30), offset: 0, len: 60, continued: false };
                     rings.put(rings.next(), good.then_some(packet));
                     rings.publish(1);
                     out.push_back(!good);
@@ -197,8 +204,8 @@ proptest! {
             let to = send.finished(at, send.next());
             prop_assert!(to.raw() < SLOTS && send.next().raw() < SLOTS && send.first_unfinished(at).raw() < SLOTS);
             prop_assert!(send.unseen() <= SLOTS && send.unread() <= SLOTS && receive.waiting() <= SLOTS);
-            let (idx, _, _) = receive.packet(value);
-            prop_assert!(idx.is_none_or(|idx| idx.0 < BUFFERS.1));
+            let (place, _, _) = receive.packet(value);
+            prop_assert!(place.is_none_or(|(idx, offset)| idx.0 < BUFFERS.count && offset == 0));
             receive.take(1);
             send.publish(1);
             sent.forget(0, SLOTS as usize);

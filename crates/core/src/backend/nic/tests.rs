@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
 use proptest::prelude::*;
-use unetmap_mem::{Geometry, Region, RingShape, RingView};
+use unetmap_mem::{Buffers, Geometry, Region, RingShape, RingView};
 use unetmap_sys::xsk::RingMap;
 use unetmap_sys::{Mapping, memfd};
 
@@ -82,10 +82,12 @@ impl Fixture {
         let view = RingView::new(&region, shape).unwrap();
         view.format();
         let (packets, offers) = (Memory::new(16), Memory::new(8));
-        let rings = ReceiveRings::new(&packets.map, &offers.map, slots, (BUFFER, 40)).unwrap();
+        let rings =
+            ReceiveRings::new(&packets.map, &offers.map, slots, Buffers { size: BUFFER, count: 40, headroom: 0 })
+                .unwrap();
         for p in (0..SLOTS).map(|raw| slots.pos(raw).unwrap()) {
             view.slots().set_buf_idx(p, BufIdx(2 + p.raw()));
-            rings.offer(p, Some(BufIdx(2 + p.raw())));
+            rings.offer(p, Some((BufIdx(2 + p.raw()), 0)));
         }
         rings.publish(SLOTS);
         let half = Half {
@@ -94,6 +96,7 @@ impl Fixture {
             socket: Arc::new(fd),
             mine: Bell::new().unwrap(),
             frags: true,
+            offsets: Offsets::NONE,
         };
         Fixture { view, rx: NicRx { half, rings }, packets, offers, kernel: Vec::new() }
     }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use unetmap_abi::NetmapRing;
 use unetmap_mem::{
-    BufIdx, BufPool, Consumer, CopyKind, EndPage, Geometry, LinePage, Pos, Producer, Region, RingShape, RingView,
-    Slots, Span, Window,
+    BufIdx, BufPool, Consumer, CopyKind, EndPage, Geometry, LinePage, Offsets, Pos, Producer, Region, RingShape,
+    RingView, Slots, Span, Window,
 };
 use unetmap_sys::{Bell, Mapping, memfd};
 
@@ -93,7 +93,8 @@ impl House {
         let (theirs, mine, limits) = (tx.slots().clone(), rx.slots().clone(), self.region.limits());
         let consumer = Consumer::new(&lines, 0, theirs, mine, limits, CopyKind::best()).unwrap();
         let tx_path = Path::Tx(Box::new(PipeTx { line: producer, mine: bell(&to_tx), theirs: bell(&to_rx) }));
-        let rx_path = Path::Rx(Box::new(PipeRx { line: consumer, spare, mine: to_rx, theirs: to_tx }));
+        let rx_path =
+            Path::Rx(Box::new(PipeRx { line: consumer, spare, offsets: Offsets::NONE, mine: to_rx, theirs: to_tx }));
         let ring = |view, end, path| {
             let (nonsense, watchers) = (NO_NONSENSE.into(), Watchers::default());
             Ring { inner: SyncRing { view, end, state: 0, path, nonsense, watchers } }
