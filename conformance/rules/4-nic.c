@@ -6,108 +6,15 @@
  * and rb, are the ends of a cable with two queues, and a third is named r-2.
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <linux/ethtool.h>
-#include <linux/if_ether.h>
 #include <linux/if_packet.h>
 #include <linux/sockios.h>
 #include <sched.h>
-#include <time.h>
 
 #define NETMAP_WITH_LIBS
-#include "port.h"
+#include "wire.h"
 
 #include <libnetmap.h>
-
-/* Bytes of a test's frame, and milliseconds for what must happen. */
-#define FRAME	60
-#define LONG	20000
-
-/* A port on an interface. The kernel may need a moment to let go of a queue that was just closed. */
-static struct port
-open_nic(const char *name, struct nmreq_register wish)
-{
-	struct port p;
-	int i;
-
-	for (i = 0; i < LONG / 10; i++) {
-		if (bind_port(&p, device(), name, wish) == 0)
-			break;
-		if (errno != EBUSY)
-			rule_fails(__FILE__, __LINE__, "%s cannot be opened: %s", name, error_name(errno));
-		WORKS(close(p.fd));
-		usleep(10000);
-	}
-	p.mem = mmap(NULL, p.reg.nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, p.fd, 0);
-	if (p.mem == MAP_FAILED)
-		rule_fails(__FILE__, __LINE__, "%s cannot be mapped: %s", name, error_name(errno));
-	p.nifp = NETMAP_IF(p.mem, p.reg.nr_offset);
-	return p;
-}
-
-/* A socket on an interface that sees what arrives there. */
-static int
-wire(const char *name)
-{
-	struct sockaddr_ll at = { .sll_family = AF_PACKET, .sll_protocol = htons(ETH_P_ALL),
-		.sll_ifindex = (int)if_nametoindex(name) };
-	int fd = socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL));
-
-	WORKS(fd);
-	WORKS(bind(fd, (struct sockaddr *)&at, sizeof(at)));
-	return fd;
-}
-
-/* A frame that no stack answers, which says which one it is. */
-static const char *
-frame(unsigned int n)
-{
-	static char bytes[FRAME];
-
-	memset(bytes, 0, sizeof(bytes));
-	memcpy(bytes, "\x02\0\0\0\0\x99\x02\0\0\0\0\x01\x88\xb5", 14);
-	memcpy(bytes + 14, &n, sizeof(n));
-	return bytes;
-}
-
-/* The number of the next such frame on the wire, -1 if none comes. */
-static int
-seen_on(int fd, int limit_ms)
-{
-	unsigned char bytes[2048];
-	struct pollfd p = { fd, POLLIN, 0 };
-	unsigned int n;
-
-	while (poll(&p, 1, limit_ms) == 1)
-		if (recv(fd, bytes, sizeof(bytes), 0) >= 18 && bytes[12] == 0x88 && bytes[13] == 0xb5) {
-			memcpy(&n, bytes + 14, sizeof(n));
-			return (int)n;
-		}
-	return -1;
-}
-
-/* The number of the next such frame on any receive ring, waiting for it. */
-static int
-received_by(const struct port *p)
-{
-	unsigned int i, n;
-	int revents;
-
-	for (;;) {
-		if (poll_fd(p->fd, POLLIN, LONG, &revents) != 1 || revents != POLLIN)
-			return -1;
-		for (i = 0; i < p->nifp->ni_rx_rings; i++)
-			while (!nm_ring_empty(rx_ring(p, i))) {
-				struct netmap_slot *slot = get(rx_ring(p, i));
-				char *data = data_of(rx_ring(p, i), slot);
-
-				if (slot->len < 18 || memcmp(data + 12, "\x88\xb5", 2) != 0)
-					continue;
-				memcpy(&n, data + 14, sizeof(n));
-				return (int)n;
-			}
-	}
-}
 
 static struct ifreq
 interface(const char *name)

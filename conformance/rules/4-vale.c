@@ -422,13 +422,17 @@ RULE("1.1-PORT_INFO_GET-vale", "a VALE port that is not there is made for the qu
 	REFUSED(ENOENT, send_ask(&q));
 }
 
-RULE("1.4-BDG_LIST", "the older LIST finds a port's switch and number, and tells the next one's name")
+RULE("1.4-BDG_LIST", "the older LIST tells a port's switch and number, and the next one's name")
 {
-	struct port a = open_port(vale("a"), ANY);
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY);
 	struct nmreq r = { .nr_version = NETMAP_API, .nr_cmd = NETMAP_BDG_LIST };
 
-	snprintf(r.nr_name, sizeof(r.nr_name), "%s", vale("a"));
+	snprintf(r.nr_name, sizeof(r.nr_name), "%s", vale("b"));
 	WORKS(ioctl(device(), NIOCGINFO, &r));
-	SAME(r.nr_arg2, 0);
+	SAME(r.nr_arg2, 1);
+	memset(r.nr_name, 0, sizeof(r.nr_name));
+	WORKS(ioctl(device(), NIOCGINFO, &r));
+	HOLDS(strcmp(r.nr_name, vale("b")) == 0);
 	txsync(&a);
+	txsync(&b);
 }

@@ -23,7 +23,7 @@ use lab::VethOptions;
 /// How long a program may take for all its rules.
 const LIMIT: Duration = Duration::from_secs(400);
 /// What programs of rules share, in the same folder.
-const COMMON: [&str; 2] = ["rules.c", "port.c"];
+const COMMON: [&str; 3] = ["rules.c", "port.c", "wire.c"];
 /// libnetmap.h for programs that are linked with nothing of ours.
 const LIBNETMAP: [&str; 2] = ["libnetmap.c", "names.c"];
 

@@ -22,7 +22,7 @@ const NONE: u16 = 0;
 ///
 /// # Errors
 /// `EINVAL` for a version below 14, a name that does not end, a mode or command that does not exist; `ENOBUFS` when the
-/// name of a pipe gets too long; `EOPNOTSUPP` for commands that make ports of switches.
+/// name of a pipe gets too long.
 pub fn modern(call: Call, old: &Nmreq) -> Result<Request, i32> {
     if old.nr_version < u32::from(NETMAP_MIN_API) {
         return Err(errno::EINVAL);
@@ -50,9 +50,29 @@ pub fn modern(call: Call, old: &Nmreq) -> Result<Request, i32> {
                 NmreqValeList { nr_bridge_idx: old.nr_arg1, nr_port_idx: old.nr_arg2.into(), ..Default::default() };
             Request::new(NETMAP_REQ_VALE_LIST, name, body.as_bytes())
         }
-        (Call::Register, NETMAP_BDG_ATTACH | NETMAP_BDG_NEWIF | NETMAP_BDG_POLLING_ON | NETMAP_BDG_POLLING_OFF) => {
-            Err(errno::EOPNOTSUPP)
+        (Call::Register, NETMAP_BDG_ATTACH) => {
+            let host = old.nr_arg1 & NETMAP_BDG_HOST != 0;
+            let reg = NmreqRegister {
+                nr_mode: if host { NR_REG_NIC_SW } else { NR_REG_ALL_NIC },
+                nr_mem_id: old.nr_arg2,
+                ..Default::default()
+            };
+            let body = NmreqValeAttach { reg, ..Default::default() };
+            Request::new(NETMAP_REQ_VALE_ATTACH, name, body.as_bytes())
         }
+        (Call::Register, NETMAP_BDG_NEWIF) => {
+            let body = NmreqValeNewif {
+                nr_tx_slots: old.nr_tx_slots,
+                nr_rx_slots: old.nr_rx_slots,
+                nr_tx_rings: old.nr_tx_rings,
+                nr_rx_rings: old.nr_rx_rings,
+                nr_mem_id: old.nr_arg2,
+                ..Default::default()
+            };
+            Request::new(NETMAP_REQ_VALE_NEWIF, name, body.as_bytes())
+        }
+        (Call::Register, NETMAP_BDG_POLLING_ON) => polling(NETMAP_REQ_VALE_POLLING_ENABLE, old, name),
+        (Call::Register, NETMAP_BDG_POLLING_OFF) => polling(NETMAP_REQ_VALE_POLLING_DISABLE, old, name),
         _ => Err(errno::EINVAL),
     }
 }
@@ -79,8 +99,32 @@ pub fn answered(old: &mut Nmreq, answer: &Request) -> Result<(), i32> {
         answer.body_as::<NmreqPortHdr>().filter(|_| answer.header.nr_reqtype == NETMAP_REQ_PORT_HDR_GET)
     {
         old.nr_arg1 = h.nr_hdr_len as u16;
+    } else if let Some(l) =
+        answer.body_as::<NmreqValeList>().filter(|_| answer.header.nr_reqtype == NETMAP_REQ_VALE_LIST)
+    {
+        // As much of the name as there is room for.
+        let name = answer.name().unwrap_or_default().as_bytes();
+        let most = name.len().min(old.nr_name.len() - 1);
+        old.nr_name = [0; 16];
+        old.nr_name[..most].copy_from_slice(&name[..most]);
+        (old.nr_arg1, old.nr_arg2) = (l.nr_bridge_idx, l.nr_port_idx as u16);
     }
     Ok(())
+}
+
+/// The mode stands in the flags, the first processor in the ring's number, how many in the first argument.
+fn polling(reqtype: u16, old: &Nmreq, name: &str) -> Result<Request, i32> {
+    let body = NmreqValePolling {
+        nr_mode: match old.nr_flags & NR_REG_MASK {
+            NR_REG_ALL_NIC => NETMAP_POLLING_MODE_SINGLE_CPU,
+            NR_REG_ONE_NIC => NETMAP_POLLING_MODE_MULTI_CPU,
+            _ => 0,
+        },
+        nr_first_cpu_id: (old.nr_ringid & NETMAP_RING_MASK).into(),
+        nr_num_polling_cpus: old.nr_arg1.into(),
+        ..Default::default()
+    };
+    Request::new(reqtype, name, body.as_bytes())
 }
 
 fn register(old: &Nmreq, name: &str) -> Result<Request, i32> {
@@ -192,7 +236,32 @@ mod tests {
         for cmd in [NETMAP_BDG_REGOPS, NETMAP_PT_HOST_CREATE, NETMAP_PT_HOST_DELETE, 99] {
             assert_eq!(asked(&Nmreq { nr_cmd: cmd, ..old("p") }), Err(errno::EINVAL));
         }
-        assert_eq!(asked(&Nmreq { nr_cmd: NETMAP_BDG_ATTACH, ..old("p") }), Err(errno::EOPNOTSUPP));
+    }
+
+    #[test]
+    fn commands_about_switches() {
+        let command = |cmd: u16| Nmreq { nr_cmd: cmd, nr_arg1: 1, nr_arg2: 5, ..old("vale0:eth0") };
+        let asked = |old: &Nmreq| modern(Call::Register, old).unwrap();
+        let attach = asked(&command(NETMAP_BDG_ATTACH));
+        let reg = attach.body_as::<NmreqValeAttach>().unwrap().reg;
+        assert_eq!((attach.header.nr_reqtype, reg.nr_mode, reg.nr_mem_id), (NETMAP_REQ_VALE_ATTACH, NR_REG_NIC_SW, 5));
+        let made = asked(&Nmreq { nr_tx_slots: 64, nr_rx_rings: 2, ..command(NETMAP_BDG_NEWIF) });
+        let made = made.body_as::<NmreqValeNewif>().unwrap();
+        assert_eq!((made.nr_tx_slots, made.nr_rx_rings, made.nr_mem_id), (64, 2, 5));
+        let many = Nmreq { nr_flags: NR_REG_ONE_NIC, nr_ringid: NETMAP_HW_RING | 3, ..command(NETMAP_BDG_POLLING_ON) };
+        let many = asked(&many).body_as::<NmreqValePolling>().unwrap();
+        assert_eq!((many.nr_mode, many.nr_first_cpu_id, many.nr_num_polling_cpus), (2, 3, 1));
+    }
+
+    #[test]
+    fn a_listed_port_is_named() {
+        let mut list = Nmreq { nr_cmd: NETMAP_BDG_LIST, ..old("") };
+        let mut answer = modern(Call::Info, &list).unwrap();
+        let named = Request::new(NETMAP_REQ_VALE_LIST, "vale0:a_name_that_is_long", &answer.body).unwrap();
+        answer.header = named.header;
+        answer.body = NmreqValeList { nr_bridge_idx: 2, nr_port_idx: 7, ..Default::default() }.as_bytes().to_vec();
+        answered(&mut list, &answer).unwrap();
+        assert_eq!((&list.nr_name, list.nr_arg1, list.nr_arg2), (b"vale0:a_name_th\0", 2, 7));
     }
 
     #[test]
