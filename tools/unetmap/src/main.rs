@@ -1,10 +1,12 @@
 //! unetmap: the front command.
 #![forbid(unsafe_code)]
 
+mod capture;
 mod doctor;
 mod ls;
 mod nic;
 mod node;
+mod replay;
 mod run;
 
 use std::io::Write;
@@ -31,6 +33,8 @@ enum Command {
     Doctor(DoctorArgs),
     Bench(BenchArgs),
     Run(RunArgs),
+    Capture(capture::CaptureArgs),
+    Replay(replay::ReplayArgs),
 }
 
 /// Run a program that was written for netmap.
@@ -196,6 +200,8 @@ fn main() -> ExitCode {
             node::run(action, json)
         }
         Command::Doctor(args) => doctor::run(args.interface.as_deref(), args.json),
+        Command::Capture(args) => capture::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Run(args) => run::run(&args.program),
         Command::Bench(args) => unetmap_bench::run(&Options {
             benches: args.names,
@@ -212,6 +218,19 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// A number above 0 as people write it: 1500, 2.5k, 10M, 4G.
+fn scaled(text: &str) -> Result<u64, String> {
+    let wrong = || "a number above 0, perhaps with k, M or G behind it".to_owned();
+    let (digits, scale) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1e3),
+        Some((at, 'M')) => (&text[..at], 1e6),
+        Some((at, 'G')) => (&text[..at], 1e9),
+        _ => (text, 1.0),
+    };
+    let number = digits.parse::<f64>().map_err(|_| wrong())? * scale;
+    if (1.0..=1e15).contains(&number) { Ok(number as u64) } else { Err(wrong()) }
 }
 
 /// Writes `text` to standard output, for the subcommand `what`.

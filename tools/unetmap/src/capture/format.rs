@@ -1,0 +1,151 @@
+//! Capture files, as they are written: pcap with nanoseconds, or pcapng with an interface's description at the beginning
+//! and its counters at the end.
+//!
+//! ```text
+//! pcap     header | packet | packet | ...
+//! pcapng   section header | interface description | packet | packet | ... | interface statistics
+//! ```
+//! All numbers in the byte order of this machine, which readers find in the header.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+/// Ethernet, in both formats.
+const LINK: u16 = 1;
+/// Of pcapng's blocks.
+const SECTION: u32 = 0x0a0d_0d0a;
+const INTERFACE: u32 = 1;
+const STATISTICS: u32 = 5;
+const PACKET: u32 = 6;
+
+/// How packets are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// The older one, which every program reads.
+    Pcap,
+    /// The newer one, which tells what was lost.
+    Pcapng,
+}
+
+/// What a file tells of the capture that it is from.
+#[derive(Clone, Debug)]
+pub(crate) struct About {
+    pub(crate) port: String,
+    /// The filter's expression; empty: all packets.
+    pub(crate) filter: String,
+    /// Bytes of a packet at most.
+    pub(crate) snaplen: u32,
+}
+
+/// What became of packets since the capture began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counters {
+    /// That the port received, those that the filter refused too.
+    pub(crate) received: u64,
+    /// That the filter let pass.
+    pub(crate) accepted: u64,
+    /// For which the port had no room.
+    pub(crate) dropped: u64,
+}
+
+/// Writes the beginning of a file; returns its bytes.
+pub(crate) fn begin(out: &mut impl Write, format: Format, about: &About) -> io::Result<u64> {
+    if format == Format::Pcap {
+        // Version 2.4; the two zeros are time zone and accuracy, which nobody uses.
+        let words = [0xa1b2_3c4d, 4 << 16 | 2, 0, 0, about.snaplen, LINK.into()];
+        // The version's halves are numbers of their own.
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word: &u32| word.to_ne_bytes()).collect();
+        bytes[4..8].copy_from_slice(&[2u16.to_ne_bytes(), 4u16.to_ne_bytes()].concat());
+        out.write_all(&bytes)?;
+        return Ok(bytes.len() as u64);
+    }
+    let mut section = [0x1a2b_3c4d_u32.to_ne_bytes().as_slice(), &1u16.to_ne_bytes(), &0u16.to_ne_bytes()].concat();
+    // The section's length is not known.
+    section.extend(u64::MAX.to_ne_bytes());
+    let program = concat!("unetmap ", env!("CARGO_PKG_VERSION"));
+    push_option(&mut section, 4, program.as_bytes());
+    end_options(&mut section);
+    let mut interface = [LINK.to_ne_bytes(), 0u16.to_ne_bytes()].concat();
+    interface.extend(about.snaplen.to_ne_bytes());
+    push_option(&mut interface, 2, about.port.as_bytes());
+    // Times are in 10 to the power of -9 seconds.
+    push_option(&mut interface, 9, &[9]);
+    if !about.filter.is_empty() {
+        push_option(&mut interface, 11, &[b"\0", about.filter.as_bytes()].concat());
+    }
+    end_options(&mut interface);
+    Ok(block(out, SECTION, &section)? + block(out, INTERFACE, &interface)?)
+}
+
+/// Writes a packet of `len` bytes, of which `bytes` were kept, found at `time` since 1970; returns its bytes in the file.
+#[inline]
+pub(crate) fn packet(out: &mut impl Write, format: Format, time: Duration, bytes: &[u8], len: u32) -> io::Result<u64> {
+    let kept = bytes.len() as u32;
+    if format == Format::Pcap {
+        let head: [u32; 4] = [time.as_secs() as u32, time.subsec_nanos(), kept, len];
+        out.write_all(&words(head))?;
+        out.write_all(bytes)?;
+        return Ok(16 + u64::from(kept));
+    }
+    let [high, low] = halves(time);
+    let padding = bytes.len().next_multiple_of(4) - bytes.len();
+    let total = 32 + kept + padding as u32;
+    out.write_all(&words([PACKET, total, 0, high, low, kept, len]))?;
+    out.write_all(bytes)?;
+    out.write_all(&[0; 3][..padding])?;
+    out.write_all(&total.to_ne_bytes())?;
+    Ok(total.into())
+}
+
+/// Writes what stands at the end of a file: the counters at `now`, of a capture that began at `begun`.
+pub(crate) fn end(
+    out: &mut impl Write,
+    format: Format,
+    begun: Duration,
+    now: Duration,
+    counters: Counters,
+) -> io::Result<()> {
+    if format == Format::Pcap {
+        return Ok(());
+    }
+    let mut body = [words([0]), words(halves(now))].concat();
+    for (code, time) in [(2, begun), (3, now)] {
+        push_option(&mut body, code, &words(halves(time)));
+    }
+    for (code, count) in [(4, counters.received), (5, counters.dropped), (6, counters.accepted)] {
+        push_option(&mut body, code, &count.to_ne_bytes());
+    }
+    end_options(&mut body);
+    block(out, STATISTICS, &body).map(drop)
+}
+
+/// A time in nanoseconds, upper half first.
+fn halves(time: Duration) -> [u32; 2] {
+    let ns = time.as_nanos() as u64;
+    [(ns >> 32) as u32, ns as u32]
+}
+
+fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+fn push_option(body: &mut Vec<u8>, code: u16, value: &[u8]) {
+    // A filter's expression can be longer than an option.
+    let value = &value[..value.len().min(usize::from(u16::MAX))];
+    body.extend(code.to_ne_bytes());
+    body.extend((value.len() as u16).to_ne_bytes());
+    body.extend(value);
+    body.resize(body.len().next_multiple_of(4), 0);
+}
+
+fn end_options(body: &mut Vec<u8>) {
+    body.extend([0; 4]);
+}
+
+fn block(out: &mut impl Write, kind: u32, body: &[u8]) -> io::Result<u64> {
+    let total = 12 + body.len() as u32;
+    out.write_all(&words([kind, total]))?;
+    out.write_all(body)?;
+    out.write_all(&total.to_ne_bytes())?;
+    Ok(total.into())
+}

@@ -1,0 +1,183 @@
+//! `unetmap capture` and `unetmap replay`: a capture goes out of one end of a pipe and is written down at the other.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pcap::{Capture, Precision};
+use serde_json::Value;
+use tool_common::testing::{House, LIMIT, Running};
+
+/// Frame `i` of a test: UDP to port 5000 + i % 2, of 64 + i bytes.
+fn frame(i: usize) -> Vec<u8> {
+    let mut bytes = vec![0xff; 12];
+    bytes.extend([8, 0, 0x45, 0]);
+    bytes.extend((50 + i as u16).to_be_bytes());
+    bytes.extend([0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, 0, 9]);
+    bytes.extend((5000 + (i % 2) as u16).to_be_bytes());
+    bytes.extend((30 + i as u16).to_be_bytes());
+    bytes.resize(64 + i, i as u8);
+    bytes
+}
+
+/// A pcap file of so many frames, `gap` between them.
+fn file(folder: &Path, frames: usize, gap: Duration) -> PathBuf {
+    let path = folder.join("in.pcap");
+    let mut bytes: Vec<u8> =
+        [0xa1b2_3c4d_u32, 0x0004_0002, 0, 0, 65535, 1].iter().flat_map(|w| w.to_le_bytes()).collect();
+    for i in 0..frames {
+        let (frame, time) = (frame(i), Duration::from_secs(1_700_000_000) + gap * i as u32);
+        let words = [time.as_secs() as u32, time.subsec_nanos(), frame.len() as u32, frame.len() as u32];
+        bytes.extend(words.iter().flat_map(|w| w.to_le_bytes()));
+        bytes.extend(frame);
+    }
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// Times and bytes of a capture's packets.
+fn packets(path: &Path) -> Vec<(Duration, Vec<u8>)> {
+    let mut capture = Capture::from_file_with_precision(path, Precision::Nano).unwrap();
+    let mut all = Vec::new();
+    while let Ok(packet) = capture.next_packet() {
+        let ts = packet.header.ts;
+        all.push((Duration::new(ts.tv_sec as u64, ts.tv_usec as u32), packet.data.to_vec()));
+    }
+    all
+}
+
+fn bytes(path: &Path) -> Vec<Vec<u8>> {
+    packets(path).into_iter().map(|(_, bytes)| bytes).collect()
+}
+
+/// Starts a capture on `port`, and waits until it is open.
+fn capture(house: &House, port: &str, args: &str) -> Running {
+    let running = Running::start(&mut house.command("unetmap", &format!("capture {port} {args}")));
+    let begin = Instant::now();
+    loop {
+        let all = house.command("unetmap", "ls --json").output().unwrap().stdout;
+        let all: Value = serde_json::from_slice(&all).unwrap();
+        let name = port.trim_start_matches("netmap:");
+        if all["sessions"].as_array().unwrap().iter().any(|session| session["port"] == name) {
+            return running;
+        }
+        assert!(begin.elapsed() < LIMIT, "{port} is not opened");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn replay(house: &House, args: &str) -> Value {
+    let (status, out, err) = Running::start(&mut house.command("unetmap", &format!("replay --json {args}"))).end();
+    assert_eq!(status, 0, "{args}: {out}{err}");
+    serde_json::from_str(&out).unwrap()
+}
+
+/// A number among the options of a pcapng file's last block, which are its interface's counters.
+fn counter(path: &Path, code: u16) -> u64 {
+    let bytes = fs::read(path).unwrap();
+    let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+    let block = bytes.len() - word(bytes.len() - 4) as usize;
+    assert_eq!(word(block), 5, "the last block is the interface's statistics");
+    let mut at = block + 20;
+    while bytes[at..at + 2] != code.to_ne_bytes() {
+        at += 4 + usize::from(u16::from_ne_bytes(bytes[at + 2..at + 4].try_into().unwrap())).next_multiple_of(4);
+    }
+    u64::from_ne_bytes(bytes[at + 4..at + 12].try_into().unwrap())
+}
+
+#[test]
+fn what_is_replayed_is_captured() {
+    let Some(house) = House::beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
+    let gap = Duration::from_millis(2);
+    let input = file(house.folder(), 100, gap);
+    let [ng, old] = ["out.pcapng", "out.pcap"].map(|name| house.folder().join(name));
+
+    let running = capture(&house, "netmap:a}1", &format!("--json -c 50 -w {} udp port 5000", ng.display()));
+    let told = replay(&house, &format!("{} netmap:a{{1", input.display()));
+    assert_eq!(told["packets"], 100);
+    assert!(told["seconds"].as_f64().unwrap() >= (99 * gap).as_secs_f64(), "{told}");
+    let (status, out, err) = running.end();
+    let told: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((status, &told["accepted"], &told["dropped"]), (0, &50.into(), &0.into()), "{out}{err}");
+    let got = packets(&ng);
+    let even: Vec<_> = (0..100).step_by(2).map(frame).collect();
+    assert_eq!(got.iter().map(|(_, bytes)| bytes.clone()).collect::<Vec<_>>(), even);
+    // The second to last packet of all was sent this long after the first, and none was found before it was sent.
+    let span = got.last().unwrap().0.saturating_sub(got[0].0);
+    assert!(span > gap * 40, "{span:?}");
+    assert_eq!([4, 5, 6].map(|code| counter(&ng, code)), [told["received"].as_u64().unwrap(), 0, 50]);
+
+    // What was written is read again, also in the other format, faster than its own time, three times over.
+    let running = capture(&house, "netmap:b}1", &format!("-c 150 -s 70 -w {}", old.display()));
+    assert_eq!(replay(&house, &format!("{} netmap:b{{1 --rate 10k --loop 3", ng.display()))["packets"], 150);
+    assert_eq!(running.end().0, 0);
+    let cut: Vec<_> = even.iter().map(|frame| frame[..frame.len().min(70)].to_vec()).collect();
+    assert_eq!(bytes(&old), [&cut[..], &cut, &cut].concat());
+    assert_eq!(replay(&house, &format!("{} netmap:b{{1 --rate max", old.display()))["cut"], 138);
+}
+
+#[test]
+fn a_ring_of_files() {
+    let Some(house) = House::beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
+    let input = file(house.folder(), 100, Duration::ZERO);
+    let out = house.folder().join("ring.pcapng");
+    let args = format!("--json -c 100 --file-size 2k --files 3 -w {}", out.display());
+    let running = capture(&house, "netmap:f}1", &args);
+    assert_eq!(replay(&house, &format!("{} netmap:f{{1", input.display()))["packets"], 100);
+    let (status, told, err) = running.end();
+    assert_eq!(status, 0, "{err}");
+    let told: Value = serde_json::from_str(&told).unwrap();
+    let files = told["files"].as_u64().unwrap();
+    assert!(files > 6, "{told}");
+    let name = |number: u64| house.folder().join(format!("ring_{number:05}.pcapng"));
+    let kept: Vec<_> = (1..=files).filter(|number| name(*number).exists()).collect();
+    assert_eq!(kept, [files - 2, files - 1, files]);
+    let last: Vec<_> = kept.iter().flat_map(|number| bytes(&name(*number))).collect();
+    let all: Vec<_> = (0..100).map(frame).collect();
+    assert_eq!(last, all[100 - last.len()..], "the last packets, in order, none twice");
+    assert!(kept.iter().all(|number| fs::metadata(name(*number)).unwrap().len() < 2500));
+    assert_eq!(counter(&name(files), 4), 100);
+}
+
+#[test]
+fn time_is_up() {
+    let Some(house) = House::beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
+    let out = house.folder().join("none.pcapng");
+    let begin = Instant::now();
+    let running = capture(&house, "netmap:t}1", &format!("--duration 0.7 -w {}", out.display()));
+    let (status, _, err) = running.end();
+    assert_eq!(status, 0);
+    assert!(begin.elapsed() >= Duration::from_millis(700));
+    assert!(err.contains("0 packets captured, 0 received, 0 dropped"), "{err}");
+    assert!(packets(&out).is_empty());
+    assert_eq!(counter(&out, 4), 0);
+}
+
+#[test]
+fn what_cannot_be_done_is_told() {
+    let Some(house) = House::beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
+    let folder = house.folder().display();
+    let text = house.folder().join("text");
+    fs::write(&text, "no capture").unwrap();
+    let mut raw = fs::read(file(house.folder(), 1, Duration::ZERO)).unwrap();
+    raw[20] = 101;
+    fs::write(house.folder().join("raw.pcap"), raw).unwrap();
+    for (args, part) in [
+        (format!("capture netmap:x}}1 -w {folder}/a udp port"), "does not compile: can't parse filter"),
+        (format!("capture netmap:x}}1 -w {folder}/no/a"), "No such file or directory"),
+        (format!("capture netmap:nowhere -w {folder}/a"), "nowhere"),
+        (format!("capture netmap:x}}1/T -w {folder}/a"), "no receive rings"),
+        (format!("capture netmap:x}}1 -w {folder}/a --files 2"), "--file-size"),
+        ("capture netmap:x}1 -w - --file-size 1k".into(), "standard output"),
+        (format!("capture netmap:x}}1 -w {folder}/a -s 0"), "0 is not in 1..=262144"),
+        (format!("replay {folder}/text netmap:x{{1"), "unknown file format"),
+        (format!("replay {folder}/none netmap:x{{1"), "No such file"),
+        (format!("replay {folder}/raw.pcap netmap:x{{1"), "only Ethernet can be sent"),
+        (format!("replay {folder}/in.pcap netmap:x{{1/R"), "no transmit rings"),
+        (format!("replay {folder}/in.pcap netmap:x{{1 --rate 0"), "a number above 0"),
+        ("replay - netmap:x{1 --loop 2".into(), "only once"),
+    ] {
+        let (status, out, err) = Running::start(&mut house.command("unetmap", &args)).end();
+        assert!(status != 0 && err.contains(part), "{args}: {status}: {out}{err}");
+    }
+}
