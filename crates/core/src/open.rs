@@ -32,7 +32,7 @@ use crate::port::Port;
 use crate::request::{Answer, Request};
 use crate::ring::Ring;
 use crate::sync::{NO_NONSENSE, Path as SyncPath, SyncRing};
-use crate::watch::{Source, Watchers};
+use crate::watch::{Board, Source, Watchers};
 
 /// How to open a port: what the name does not say. A wish that is 0 takes the default; wishes about slots and rings
 /// count only for whoever opens the port first.
@@ -118,7 +118,8 @@ impl OpenOptions {
 }
 
 /// For the daemon: a port of its own, which it did not have to ask anybody for. It lives as long as the other end of
-/// `connection` is open; `lease` names the daemon in locks.
+/// `connection` is open; `lease` names the daemon in locks, `board` tells who watches the
+/// port.
 ///
 /// # Errors
 /// What was bound does not fit together, or cannot be mapped.
@@ -129,11 +130,14 @@ pub fn adopt(
     fds: Vec<OwnedFd>,
     connection: OwnedFd,
     lease: u32,
+    board: Arc<Board>,
 ) -> Result<Port, Error> {
     unetmap_mem::register_publisher();
     let lease = Lease::of_daemon(lease, &connection).map_err(|e| Error::host(spec, e))?;
     let connection = Connection { fd: connection, socket: PathBuf::new() };
-    assemble(spec, connection, Arc::new(lease), register, bound, fds)
+    let mut port = assemble(spec, connection, Arc::new(lease), register, bound, fds)?;
+    port.source.board = Some(board);
+    Ok(port)
 }
 
 pub(crate) fn assemble(
@@ -152,7 +156,7 @@ pub(crate) fn assemble(
     };
     let (tx, rx) = (rings(0)?, rings(1)?);
     let iface = Iface::new(&parts.region, bound.head.if_offset).ok_or_else(garbled)?;
-    let source = Source { session: bound.head.session, key: bound.head.key };
+    let source = Source { session: bound.head.session, key: bound.head.key, board: None };
     Ok(Port::new(spec, connection, lease, register, parts.region, iface, (tx, rx), source))
 }
 

@@ -171,9 +171,9 @@ impl SyncRing {
             Path::Rx(rx) => self.rx(rx.as_ref(), state, asked, (hwcur, hwtail), effort, now),
             Path::Mute => return Err(Trouble::Mute),
         };
-        if notice != 0 && tail != hwtail && matches!(self.path, Path::Rx(_)) {
+        if notice != 0 && tail != hwtail && self.watchers.any() && matches!(self.path, Path::Rx(_)) {
             // Before the program is told of it.
-            self.watchers.show(&self.view, Span { from: hwtail, to: tail });
+            self.watchers.show(self.view.region(), self.view.slots(), Span { from: hwtail, to: tail });
         }
         if tail != hwtail {
             state.set_hwtail(tail);
@@ -201,8 +201,8 @@ impl SyncRing {
     ) -> Pos {
         let slots = self.view.shape().slots;
         if asked.head != hwcur {
-            if watched {
-                self.watchers.show(&self.view, Span { from: hwcur, to: asked.head });
+            if watched && self.watchers.any() {
+                self.watchers.show(self.view.region(), self.view.slots(), Span { from: hwcur, to: asked.head });
             }
             let bad = tx.send(Span { from: hwcur, to: asked.head });
             state.set_hwcur(asked.head);

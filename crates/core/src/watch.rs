@@ -8,23 +8,27 @@
 //! Each watched ring has a shelf ring, and a line, of its own in it, so that only who holds the lock of the watched ring
 //! produces there. It never waits: what has no room is dropped, packet by packet, and counted on the shelf.
 //!
-//! Who watches is the daemon's to say. A word that each sync loads anyway, the notice, changes when that changes.
+//! Who watches is the daemon's to say. A word that each sync loads anyway, the notice, changes when that changes; then the
+//! sync asks the daemon before it goes on. Ports that the daemon runs itself read it from a board instead.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use unetmap_abi::NS_MOREFRAG;
-use unetmap_mem::{EndPage, LinePage, Pos, Producer, Region, RingShape, RingView, SlotValue, Slots, Span, Window};
+use unetmap_mem::{
+    EndPage, LinePage, Pos, Producer, Region, RingShape, RingView, SlotRing, SlotValue, Slots, Span, Window,
+};
 use unetmap_sys::{Bell, Mapping, clock};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::bound::{BoundPool, geometry};
 use crate::port::Port;
 
-/// How often to try for the list of watchers, which nobody holds for longer than it takes to put another in its place: but
-/// a child that was forked meanwhile finds it held for ever.
-const TRIES: u32 = 10_000;
+/// How long to try for the list of watchers, which nobody holds for longer than it takes to copy a pointer. A child that was
+/// forked by another thread in that moment finds it held for ever.
+const TRY_LIMIT: Duration = Duration::from_millis(200);
 
 /// What a program asks for: who watches a session of its own.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -147,9 +151,10 @@ impl Watcher {
         rings.collect()
     }
 
-    /// Copies the packets of `window`, and drops those that have no room. Only with the lock of `ring`.
-    fn show(&self, ring: &RingView, window: Span, stamp: u64) {
-        let (theirs, shelf) = (ring.slots(), self.line.slots());
+    /// Copies the packets of `window`, and drops those that have no room. Only with the lock of the ring, `theirs`, whose
+    /// buffers lie in `region`.
+    fn show(&self, region: &Region, theirs: &SlotRing, window: Span, stamp: u64) {
+        let shelf = self.line.slots();
         let (count, slots) = (theirs.slots(), shelf.slots());
         // The monitor can write both positions; any two make a ring.
         let Some(line) = self.line.words().positions(slots) else {
@@ -174,7 +179,7 @@ impl Watcher {
                 dropping = continued;
                 continue;
             }
-            self.put(ring, slot, at, stamp);
+            self.put(region, slot, at, stamp);
             at = slots.next(at);
             if !continued {
                 shown += slots.distance(whole, at);
@@ -194,10 +199,10 @@ impl Watcher {
 
     /// A slot that names no buffer is shown empty, one that is too long is cut.
     #[inline]
-    fn put(&self, ring: &RingView, slot: SlotValue, at: Pos, stamp: u64) {
+    fn put(&self, region: &Region, slot: SlotValue, at: Pos, stamp: u64) {
         let shelf = self.line.slots();
         let idx = shelf.buf_idx(at);
-        let len = self.shelf.frame(idx).copy_from(&ring.region().frame(slot.buf_idx), usize::from(slot.len));
+        let len = self.shelf.frame(idx).copy_from(&region.frame(slot.buf_idx), usize::from(slot.len));
         shelf.store(at, SlotValue { buf_idx: idx, len: len as u16, flags: slot.flags & NS_MOREFRAG, ptr: stamp });
     }
 
@@ -217,8 +222,14 @@ impl Watcher {
 pub(crate) struct Watchers {
     /// The notice that the list follows.
     known: AtomicU32,
-    list: Mutex<Vec<Watcher>>,
+    /// Whether there is anybody.
+    any: AtomicBool,
+    /// Whether the list is held for ever.
+    stuck: AtomicBool,
+    list: Mutex<List>,
 }
+
+type List = Arc<Vec<Arc<Watcher>>>;
 
 impl Watchers {
     /// Whether the list follows `notice`.
@@ -227,23 +238,30 @@ impl Watchers {
         self.known.load(Relaxed) == notice
     }
 
-    /// Shows the slots of `window` to everybody. Only with the lock of `ring`.
-    #[cold]
-    pub(crate) fn show(&self, ring: &RingView, window: Span) {
-        let Some(list) = self.lock() else { return };
-        if list.is_empty() {
-            return;
-        }
-        let stamp = clock::now_ns();
-        list.iter().for_each(|watcher| watcher.show(ring, window, stamp));
+    /// Whether there is anybody.
+    #[inline(always)]
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(Relaxed)
     }
 
-    fn lock(&self) -> Option<MutexGuard<'_, Vec<Watcher>>> {
-        for _ in 0..TRIES {
+    /// Shows the slots of `window` to everybody. Only with the lock of the ring, `slots`, whose buffers lie in `region`.
+    #[cold]
+    pub(crate) fn show(&self, region: &Region, slots: &SlotRing, window: Span) {
+        let Some(list) = self.lock().map(|list| list.clone()).filter(|list| !list.is_empty()) else { return };
+        let stamp = clock::now_ns();
+        list.iter().for_each(|watcher| watcher.show(region, slots, window, stamp));
+    }
+
+    fn lock(&self) -> Option<MutexGuard<'_, List>> {
+        let mut since = None;
+        while !self.stuck.load(Relaxed) {
             match self.list.try_lock() {
                 Ok(list) => return Some(list),
                 Err(TryLockError::Poisoned(list)) => return Some(list.into_inner()),
-                Err(TryLockError::WouldBlock) => clock::spin_hint(),
+                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            }
+            if since.get_or_insert_with(Instant::now).elapsed() > TRY_LIMIT {
+                self.stuck.store(true, Relaxed);
             }
         }
         None
@@ -251,23 +269,40 @@ impl Watchers {
 
     /// Puts another list in its place; a watcher that was there before stays, with what it knows.
     fn replace(&self, new: Vec<Watcher>, notice: u32) {
-        let mut gone = Vec::new();
+        let old = self.lock().map(|list| list.clone()).unwrap_or_default();
+        let kept = |watcher: Watcher| {
+            let known = old.iter().find(|known| known.id == watcher.id);
+            known.cloned().unwrap_or_else(|| Arc::new(watcher))
+        };
+        let new: List = Arc::new(new.into_iter().map(kept).collect());
+        self.any.store(!new.is_empty(), Relaxed);
         if let Some(mut list) = self.lock() {
-            let mut old = std::mem::take(&mut *list);
-            for watcher in new {
-                let kept = old.iter().position(|known| known.id == watcher.id).map(|at| old.swap_remove(at));
-                let (stays, goes) = match kept {
-                    Some(kept) => (kept, Some(watcher)),
-                    None => (watcher, None),
-                };
-                list.push(stays);
-                gone.extend(goes);
-            }
-            gone.extend(old);
+            *list = new;
         }
         self.known.store(notice, Relaxed);
-        // Unmapping takes its time, and nobody waits for the list meanwhile.
-        drop(gone);
+    }
+}
+
+/// What the daemon was told, or tells, of one monitor: with the descriptors that belong to it.
+pub type Monitor = (Told, Vec<OwnedFd>);
+
+/// Where the daemon tells a port that it runs itself who watches it.
+#[derive(Default)]
+pub struct Board(Mutex<Vec<Monitor>>);
+
+impl Board {
+    /// All monitors, from now on; the notices of the watched rings are to change after this.
+    pub fn set(&self, monitors: Vec<Monitor>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = monitors;
+    }
+
+    fn copy(&self) -> Vec<Monitor> {
+        let monitors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let dup = |(told, fds): &Monitor| {
+            let fds = fds.iter().map(OwnedFd::try_clone).collect::<std::io::Result<_>>().ok()?;
+            Some((told.clone(), fds))
+        };
+        monitors.iter().filter_map(dup).collect()
     }
 }
 
@@ -275,6 +310,20 @@ impl Watchers {
 pub(crate) struct Source {
     pub(crate) session: u64,
     pub(crate) key: u64,
+    /// Of the daemon's own ports.
+    pub(crate) board: Option<Arc<Board>>,
+}
+
+/// The rings of all these monitors, mapped.
+pub(crate) fn map_all(monitors: Vec<Monitor>) -> Vec<(ToldRing, Watcher)> {
+    monitors.into_iter().filter_map(|(told, fds)| Watcher::map(&told, fds)).flatten().collect()
+}
+
+/// Puts those who watch ring `id` of the direction `dir` (0 transmit, 1 receive) into its list, and takes them from `all`.
+pub(crate) fn hand_out(all: &mut Vec<(ToldRing, Watcher)>, (dir, id): (u16, u16), to: &Watchers, notice: u32) {
+    let mine = all.extract_if(.., |(told, _)| (told.dir, told.id) == (dir, id));
+    let mine = mine.map(|(_, watcher)| watcher).collect();
+    to.replace(mine, notice);
 }
 
 impl Port {
@@ -285,29 +334,27 @@ impl Port {
         let rings = || self.tx.iter().map(|ring| (0, ring)).chain(self.rx.iter().map(|ring| (1, ring)));
         // Before the question: what changes after it is news again.
         let notices: Vec<u32> = rings().map(|(_, ring)| ring.inner.state().notice()).collect();
-        let mut told = Vec::new();
-        let mut after = 0;
-        while let Some((monitor, fds)) = self.next_watcher(after) {
-            if monitor.head.monitor <= after {
-                break;
-            }
-            after = monitor.head.monitor;
-            told.extend(Watcher::map(&monitor, fds).unwrap_or_default());
-        }
+        let mut all = map_all(self.monitors());
         for ((dir, ring), notice) in rings().zip(notices) {
-            let (mine, others) = told.into_iter().partition(|(told, _)| (told.dir, told.id) == (dir, ring.id()));
-            told = others;
-            let mine: Vec<(ToldRing, Watcher)> = mine;
-            ring.inner.watchers.replace(mine.into_iter().map(|(_, watcher)| watcher).collect(), notice);
+            hand_out(&mut all, (dir, ring.id()), &ring.inner.watchers, notice);
         }
     }
 
-    fn next_watcher(&self, after: u64) -> Option<(Told, Vec<OwnedFd>)> {
-        let Source { session, key } = self.source;
-        if key == 0 {
-            return None;
+    /// Who watches this port, as the daemon says.
+    fn monitors(&self) -> Vec<Monitor> {
+        let Source { session, key, board } = &self.source;
+        if let Some(board) = board {
+            return board.copy();
         }
-        let (bytes, fds) = self.current_lease().watchers(self.spec(), &Asked { session, key, after })?;
-        Some((Told::decode(&bytes)?, fds))
+        let mut monitors: Vec<Monitor> = Vec::new();
+        loop {
+            let after = monitors.last().map_or(0, |(told, _)| told.head.monitor);
+            let asked = Asked { session: *session, key: *key, after };
+            let answer = self.current_lease().watchers(self.spec(), &asked);
+            match answer.and_then(|(bytes, fds)| Some((Told::decode(&bytes)?, fds))) {
+                Some((told, fds)) if told.head.monitor > after => monitors.push((told, fds)),
+                _ => return monitors,
+            }
+        }
     }
 }

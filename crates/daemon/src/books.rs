@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use unetmap::bound::{Bound, BoundHead, BoundPool, BoundRing, Path};
 use unetmap::errno::{EACCES, EBUSY, EINVAL, EIO, ENOMEM, ENXIO};
+use unetmap::watch::Board;
 use unetmap_abi::*;
 use unetmap_mem::{BufIdx, Iface, IfaceShape, IndexSet, PoolShape, Pos};
 use unetmap_sys::netns::Netns;
@@ -121,6 +122,8 @@ pub(crate) struct Books {
     pub(crate) closet: Option<Arc<Netns>>,
     pub(crate) monitors: BTreeMap<u64, Monitor>,
     pub(crate) last_monitor: u64,
+    /// By session: of those that the daemon runs itself.
+    pub(crate) boards: BTreeMap<u64, Arc<Board>>,
     pub(crate) sessions: BTreeMap<u64, Session>,
     pub(crate) sizes: Sizes,
     pub(crate) rules: Rules,
@@ -163,6 +166,7 @@ impl Books {
             closet: None,
             monitors: BTreeMap::new(),
             last_monitor: 0,
+            boards: BTreeMap::new(),
             sessions: BTreeMap::new(),
             sizes,
             rules,
@@ -588,6 +592,7 @@ impl Books {
     /// A client's session is over, however it ended: everything it held is free again.
     pub(crate) fn close(&mut self, id: u64) {
         let Some(session) = self.sessions.remove(&id) else { return };
+        self.boards.remove(&id);
         match &session.port {
             PortKey::Pipe(key, at) => {
                 if let Some(pipe) = self.pipes.get_mut(key) {
@@ -620,7 +625,7 @@ impl Books {
                 }
             }
         }
-        self.end_monitors(&session.port);
+        self.end_monitors_of_closed(&session.port);
         // Looking through all rings is only worth it for a program that left a list of extra buffers.
         let left = session.iface.bufs_head() != BufIdx(0);
         let living = if left { self.living(session.house) } else { Vec::new() };

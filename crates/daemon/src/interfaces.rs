@@ -238,6 +238,7 @@ impl Books {
         if let Some(nic) = self.nics.get_mut(&key) {
             nic.end_all();
         }
+        self.end_monitors(&PortKey::Nic(key));
         let wires = self.wires.iter().filter(|(_, wire)| wire.nic() == key);
         let pipes = wires.filter_map(|(pipe, _)| self.pipes.get(pipe));
         pipes.for_each(|pipe| pipe.ends[0].end_all());

@@ -203,8 +203,8 @@ impl Books {
         let facing = self.open_session(program.clone(), name, &ring(mirrored), &plain, &me);
         let prepared = facing.and_then(|facing| {
             sessions[1] = facing.session;
-            let (wire, one) = own_port(wire)?;
-            let (program, two) = own_port(facing)?;
+            let (wire, one) = self.own_port(wire)?;
+            let (program, two) = self.own_port(facing)?;
             Ok(Prepared { queue, directions, sessions, program, wire, lifelines: [one, two] })
         });
         if prepared.is_err() {
@@ -227,16 +227,17 @@ impl Books {
             }
         }
     }
-}
 
-/// A port in the daemon's own hands, and what it lives by.
-fn own_port(registered: Registered) -> Result<(Port, OwnedFd), Refusal> {
-    let Registered { register, bound, fds, .. } = registered;
-    let (mine, ports) =
-        socket::pair().or_else(|e| refuse(ENOMEM, format!("no descriptors left in the daemon: {e}")))?;
-    let port = unetmap::adopt("the daemon's", register, &bound, fds, ports, LEASE);
-    let port = port.or_else(|e| refuse(e.errno(), e.to_string()))?;
-    Ok((port, mine))
+    /// A port in the daemon's own hands, and what it lives by.
+    fn own_port(&mut self, registered: Registered) -> Result<(Port, OwnedFd), Refusal> {
+        let Registered { session, register, bound, fds } = registered;
+        let (mine, ports) =
+            socket::pair().or_else(|e| refuse(ENOMEM, format!("no descriptors left in the daemon: {e}")))?;
+        let board = self.board_of(session);
+        let port = unetmap::adopt("the daemon's", register, &bound, fds, ports, LEASE, board);
+        let port = port.or_else(|e| refuse(e.errno(), e.to_string()))?;
+        Ok((port, mine))
+    }
 }
 
 /// Moves packets both ways until it is told to stop, or either port ends.

@@ -3,17 +3,18 @@
 //! A monitor is a port of its own, with a region of its own, and one session. For each watched ring there is a ring on its
 //! shelf (see `unetmap::watch`), with a line and a state of the same number.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use unetmap::bound::{BoundPool, BoundRing, Path};
 use unetmap::errno::{EINVAL, ENOMEM, ENXIO, EOPNOTSUPP};
-use unetmap::watch::{Asked, Told, ToldHead, ToldRing};
+use unetmap::watch::{Asked, Board, Told, ToldHead, ToldRing};
 use unetmap_abi::*;
 use unetmap_mem::{LinePage, Slots};
 
 use crate::books::{Books, PipeKey, PortKey};
 use crate::caller::Caller;
-use crate::end::{End, EndShape, Way, shared_page};
+use crate::end::{Binding, End, EndShape, Way, shared_page};
 use crate::pipe::end_index;
 use crate::policy::Access;
 use crate::refusal::{Refusal, refuse};
@@ -59,7 +60,7 @@ impl Monitor {
     }
 
     /// Completes what the client is told of a ring; returns the descriptor that goes with it, if it is not a bell.
-    pub(crate) fn tell(&self, told: &mut BoundRing) -> Option<std::os::fd::BorrowedFd<'_>> {
+    pub(crate) fn tell(&self, told: &mut BoundRing) -> Option<BorrowedFd<'_>> {
         told.path = Path::Monitor as u32;
         if told.dir == 0 {
             return None;
@@ -71,6 +72,36 @@ impl Monitor {
         (told.peer_offset, told.line) = found(true).unwrap_or_default();
         (told.second_offset, told.second_line) = found(false).unwrap_or_default();
         Some(self.shelf.fd.as_fd())
+    }
+
+    /// What those who run the watched rings are told, as far as they have them bound.
+    fn told(&self, id: u64, bound: Option<&Binding>) -> Result<(Told, Vec<OwnedFd>), Refusal> {
+        let meant = |seen: &Seen| {
+            bound.is_none_or(|bound| (if seen.transmit { &bound.tx } else { &bound.rx }).contains(&seen.id))
+        };
+        let mut rings = Vec::new();
+        let mut fds = vec![self.shelf.fd.as_fd(), self.on_shelf.page_fd.as_fd(), self.lines_fd.as_fd()];
+        for (line, seen) in self.seen.iter().enumerate().filter(|(_, seen)| meant(seen)) {
+            let shape = self.on_shelf.tx[line].view.shape();
+            rings.push(ToldRing {
+                offset: shape.offset,
+                slots: shape.slots.get(),
+                line: line as u32,
+                id: seen.id as u16,
+                dir: u16::from(!seen.transmit),
+                reserved: 0,
+            });
+            fds.push(self.end.rx[seen.id].bell.as_fd());
+        }
+        let head = ToldHead {
+            monitor: id,
+            pools: self.pools(),
+            states: self.seen.len() as u32,
+            lines_bytes: self.lines_bytes as u32,
+        };
+        let fds = fds.into_iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
+        let fds = fds.or_else(|e| refuse(ENOMEM, format!("no file descriptors left in the daemon: {e}")))?;
+        Ok((Told { head, rings }, fds))
     }
 
     fn line_of(&self, seen: Seen) -> Option<usize> {
@@ -207,11 +238,15 @@ impl Books {
         }
     }
 
-    /// The monitors of a port that nobody has open any more are over: they show what is on their shelves, and then fail.
-    pub(crate) fn end_monitors(&mut self, watched: &PortKey) {
-        if self.end_of(watched).is_ok_and(End::in_use) {
-            return;
+    /// Ends the monitors of a port that nobody has open any more.
+    pub(crate) fn end_monitors_of_closed(&mut self, watched: &PortKey) {
+        if !self.end_of(watched).is_ok_and(End::in_use) {
+            self.end_monitors(watched);
         }
+    }
+
+    /// The port has ended: its monitors show what is on their shelves, and then fail.
+    pub(crate) fn end_monitors(&mut self, watched: &PortKey) {
         for monitor in self.monitors.values_mut().filter(|monitor| monitor.watched == *watched && !monitor.over) {
             monitor.over = true;
             monitor.end.end_all();
@@ -226,6 +261,18 @@ impl Books {
     }
 
     fn tell_about(&self, monitor: &Monitor) {
+        if let PortKey::Vale(key) = &monitor.watched {
+            // The switch shows what it moves, its programs do not.
+            if let Some(port) = self.vales.get(key) {
+                port.watched_by(self.monitors_of(&monitor.watched, None));
+            }
+            return;
+        }
+        for (session, board) in &self.boards {
+            if let Some(session) = self.sessions.get(session).filter(|session| session.port == monitor.watched) {
+                board.set(self.monitors_of(&session.port, Some(&session.binding)));
+            }
+        }
         let Ok(end) = self.end_of(&monitor.watched) else { return };
         for seen in monitor.seen.iter().filter(|_| !monitor.over) {
             let rings = if seen.transmit { &end.tx } else { &end.rx };
@@ -239,36 +286,33 @@ impl Books {
     pub(crate) fn next_monitor(&self, asked: &Asked) -> Result<Option<(Told, Vec<OwnedFd>)>, Refusal> {
         let session = self.sessions.get(&asked.session).filter(|session| session.key == asked.key);
         let Some(session) = session else { return refuse(EINVAL, "no session of that number and key") };
-        let mut later = self.monitors.range(asked.after.saturating_add(1)..);
-        let found = later.find(|(_, monitor)| monitor.watched == session.port && !monitor.over);
-        let Some((&id, monitor)) = found else { return Ok(None) };
-        let bound = |seen: &Seen| {
-            let rings = if seen.transmit { &session.binding.tx } else { &session.binding.rx };
-            rings.contains(&seen.id)
-        };
-        let (mut rings, mut fds) = (Vec::new(), vec![&monitor.shelf.fd, &monitor.on_shelf.page_fd, &monitor.lines_fd]);
-        let mut fds: Vec<_> = fds.drain(..).map(AsFd::as_fd).collect();
-        for (line, seen) in monitor.seen.iter().enumerate().filter(|(_, seen)| bound(seen)) {
-            let shape = monitor.on_shelf.tx[line].view.shape();
-            rings.push(ToldRing {
-                offset: shape.offset,
-                slots: shape.slots.get(),
-                line: line as u32,
-                id: seen.id as u16,
-                dir: u16::from(!seen.transmit),
-                reserved: 0,
-            });
-            fds.push(monitor.end.rx[seen.id].bell.as_fd());
+        if matches!(session.port, PortKey::Vale(_)) {
+            return Ok(None);
         }
-        let head = ToldHead {
-            monitor: id,
-            pools: monitor.pools(),
-            states: monitor.seen.len() as u32,
-            lines_bytes: monitor.lines_bytes as u32,
-        };
-        let fds = fds.into_iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
-        let fds = fds.or_else(|e| refuse(ENOMEM, format!("no file descriptors left in the daemon: {e}")))?;
-        Ok(Some((Told { head, rings }, fds)))
+        let mut later = self.monitors.range(asked.after.saturating_add(1)..);
+        match later.find(|(_, monitor)| monitor.watched == session.port && !monitor.over) {
+            Some((id, monitor)) => monitor.told(*id, Some(&session.binding)).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// All monitors of a port, as far as they watch what is bound (`None`: all of it).
+    fn monitors_of(&self, watched: &PortKey, bound: Option<&Binding>) -> Vec<(Told, Vec<OwnedFd>)> {
+        let all = self.monitors.iter().filter(|(_, monitor)| monitor.watched == *watched && !monitor.over);
+        let told = all.filter_map(|(id, monitor)| {
+            monitor.told(*id, bound).inspect_err(|e| tracing::warn!(monitor.name, "it sees nothing: {}", e.why)).ok()
+        });
+        told.collect()
+    }
+
+    /// Where a session that the daemon runs itself is told who watches it.
+    pub(crate) fn board_of(&mut self, session: u64) -> Arc<Board> {
+        let board = Arc::new(Board::default());
+        if let Some(opened) = self.sessions.get(&session) {
+            board.set(self.monitors_of(&opened.port, Some(&opened.binding)));
+        }
+        self.boards.insert(session, board.clone());
+        board
     }
 }
 

@@ -31,6 +31,7 @@ use serde::Serialize;
 use unetmap::errno::{EBUSY, EEXIST, EIO, ENODEV, EPERM};
 use unetmap::node::Wish;
 use unetmap::request::Request;
+use unetmap::watch::Board;
 use unetmap_sys::event::Bell;
 use unetmap_sys::fuse::{self, Device, Op};
 use unetmap_sys::socket::Peer;
@@ -50,8 +51,8 @@ const NAME: &str = "netmap";
 pub(crate) enum Job {
     /// The file of all regions of a user.
     Estate(u32, SyncSender<Result<Arc<Estate>, i32>>),
-    /// A request, to be answered for a port that lies in the estate.
-    Ask(Box<Asked>, SyncSender<Outcome>),
+    /// A request, to be answered for a port that lies in the estate; and where a port is told who watches it.
+    Ask(Box<Asked>, SyncSender<(Outcome, Arc<Board>)>),
     /// A session is over.
     Close(u64),
     /// The node of that number has ended: nothing of it is open any more.
@@ -146,7 +147,8 @@ impl Nodes {
                 Job::Ask(asked, reply) => {
                     let outcome = answer(books, *asked);
                     let session = outcome.session;
-                    if let (Err(_), Some(session)) = (reply.send(outcome), session) {
+                    let board = session.map(|session| books.board_of(session)).unwrap_or_default();
+                    if let (Err(_), Some(session)) = (reply.send((outcome, board)), session) {
                         books.close(session);
                     }
                 }

@@ -107,6 +107,11 @@ impl ValePort {
         self.attached.index()
     }
 
+    /// From now on its packets are shown to these monitors.
+    pub(crate) fn watched_by(&self, monitors: Vec<unetmap::watch::Monitor>) {
+        self.attached.watched_by(monitors);
+    }
+
     fn make(house: &mut House, asked: &NmreqRegister, index: u8) -> Result<ValePort, Refusal> {
         let shape = wished(asked, MAX_RINGS)?;
         let (tx, rx) = (usize::from(shape.tx_rings), usize::from(shape.rx_rings));

@@ -15,6 +15,8 @@ use unetmap_mem::{
 };
 use unetmap_sys::{Bell, Mapping, memfd};
 
+use crate::watch::{self, Monitor, Watchers};
+
 use super::forward::{Cutter, Lost, Memory, Packet};
 
 mod translate;
@@ -61,6 +63,14 @@ impl Attached {
         let tx = tx.into_iter().map(|given| Outgoing::new(region, lines, given)).collect::<io::Result<_>>()?;
         let rx = rx.into_iter().map(|given| Incoming::new(lines, given)).collect::<io::Result<_>>()?;
         Ok(Attached { index, bell, region: region.clone(), header: AtomicU8::new(0), tx, rx })
+    }
+
+    /// From now on its packets are shown to these monitors.
+    pub fn watched_by(&self, monitors: Vec<Monitor>) {
+        let mut all = watch::map_all(monitors);
+        let tx = self.tx.iter().map(|ring| &ring.watchers).zip(0..).map(|(ring, id)| ((0, id), ring));
+        let rx = self.rx.iter().map(|ring| &ring.watchers).zip(0..).map(|(ring, id)| ((1, id), ring));
+        tx.chain(rx).for_each(|(which, ring)| watch::hand_out(&mut all, which, ring, 0));
     }
 
     /// Its number in the switch.
@@ -135,6 +145,7 @@ pub(super) struct Outgoing {
     /// The client's word for which the next look is in vain.
     seen: AtomicU32,
     lost: [AtomicU64; Lost::ALL.len()],
+    pub(super) watchers: Watchers,
 }
 
 /// How far a transmit ring was taken, and what its source remembers.
@@ -152,7 +163,14 @@ impl Outgoing {
         let line = Consumer::new(lines, given.line, theirs, mine, region.limits(), CopyKind::best());
         let line = line.ok_or(io::ErrorKind::InvalidInput)?;
         let state = Mutex::new(Sent { at: Pos::ZERO, cutter: Cutter::default(), memory: Memory::default() });
-        Ok(Outgoing { line, client: given.bell, state, seen: AtomicU32::new(0), lost: Default::default() })
+        Ok(Outgoing {
+            line,
+            client: given.bell,
+            state,
+            seen: AtomicU32::new(0),
+            lost: Default::default(),
+            watchers: Watchers::default(),
+        })
     }
 
     /// A packet that was sent reaches no port.
@@ -217,6 +235,7 @@ pub(super) struct Incoming {
     state: Mutex<Filled>,
     /// Packets that there was no room for.
     dropped: AtomicU64,
+    watchers: Watchers,
 }
 
 /// How far a receive ring was filled.
@@ -238,7 +257,14 @@ impl Incoming {
     fn new(lines: &LinePage, given: Given<'_>) -> io::Result<Incoming> {
         let line = Producer::new(lines, given.line, given.view.slots().clone()).ok_or(io::ErrorKind::InvalidInput)?;
         let state = Mutex::new(Filled { prod: Pos::ZERO, cons: Pos::ZERO });
-        Ok(Incoming { line, spare: given.spare, client: given.bell, state, dropped: AtomicU64::new(0) })
+        Ok(Incoming {
+            line,
+            spare: given.spare,
+            client: given.bell,
+            state,
+            dropped: AtomicU64::new(0),
+            watchers: Watchers::default(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Filled> {
@@ -282,6 +308,9 @@ impl Incoming {
     #[inline(always)]
     fn publish(&self, state: &mut Filled, filled: Filled) {
         let moved = filled.prod != state.prod;
+        if moved && self.watchers.any() {
+            self.watchers.show(mine, ring, Span { from: state.prod, to: filled.prod });
+        }
         *state = filled;
         if moved {
             self.line.words().publish(filled.prod);

@@ -117,7 +117,7 @@ impl Asker<'_> {
                 session: self.file.session(),
                 estate: self.file.estate.clone(),
             };
-            let outcome = self.shared.desk.ask(|reply| Job::Ask(Box::new(asked), reply)).ok_or(EIO)?;
+            let (outcome, board) = self.shared.desk.ask(|reply| Job::Ask(Box::new(asked), reply)).ok_or(EIO)?;
             if outcome.errno != EAGAIN {
                 let name = request.name().unwrap_or_default();
                 let (pid, errno) = (self.caller.peer.pid, outcome.errno);
@@ -132,7 +132,7 @@ impl Asker<'_> {
                     let port = register.and_then(|register| {
                         let connection = self.shared.lifeline.try_clone().map_err(|_| ENOMEM)?;
                         let name = request.name().unwrap_or_default();
-                        unetmap::adopt(name, register, &bound?, outcome.fds, connection, LEASE).map_err(|e| {
+                        unetmap::adopt(name, register, &bound?, outcome.fds, connection, LEASE, board).map_err(|e| {
                             tracing::warn!("a port of the node: {e}");
                             ENOMEM
                         })
