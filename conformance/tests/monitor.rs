@@ -390,3 +390,18 @@ fn pkt_gen_shows_copies() {
         assert!(text.contains("len 60") || text.contains("60 bytes"), "{text}");
     });
 }
+
+/// Packets that begin behind the start of their buffers, at the watched port and at the monitor.
+#[test]
+fn offsets_of_the_watched_and_of_the_monitor() {
+    isolated(|home| {
+        let (a, b) = (open("netmap:p{1@offset:initial=64"), open("netmap:p}1@offset:initial=64"));
+        let (plain, behind) = (open("netmap:p{1/t"), open("netmap:p}1/r@offset:initial=200"));
+        exchange(&a, &b, 1, 0, 700);
+        expect(&plain, 1, 0, 700);
+        expect(&behind, 1, 0, 700);
+        let slot = behind.rx_rings()[0].slot(unetmap::Pos::ZERO);
+        assert_eq!(slot.frame().capacity(), 2048 - 200);
+        assert_eq!((dropped(home, &plain), dropped(home, &behind)), (0, 0));
+    });
+}

@@ -378,6 +378,7 @@ impl Parts {
             shelves: [tx, rx],
             mine: view.slots().clone(),
             region: Region::clone(&self.region),
+            offsets: view.offsets(),
             bell,
         })
     }

@@ -173,7 +173,11 @@ impl SyncRing {
         };
         if notice != 0 && tail != hwtail && self.watchers.any() && matches!(self.path, Path::Rx(_)) {
             // Before the program is told of it.
-            self.watchers.show(self.view.region(), self.view.slots(), Span { from: hwtail, to: tail });
+            self.watchers.show(
+                self.view.region(),
+                (self.view.slots(), self.view.offsets()),
+                Span { from: hwtail, to: tail },
+            );
         }
         if tail != hwtail {
             state.set_hwtail(tail);
@@ -202,7 +206,11 @@ impl SyncRing {
         let slots = self.view.shape().slots;
         if asked.head != hwcur {
             if watched && self.watchers.any() {
-                self.watchers.show(self.view.region(), self.view.slots(), Span { from: hwcur, to: asked.head });
+                self.watchers.show(
+                    self.view.region(),
+                    (self.view.slots(), self.view.offsets()),
+                    Span { from: hwcur, to: asked.head },
+                );
             }
             let bad = tx.send(Span { from: hwcur, to: asked.head });
             state.set_hwcur(asked.head);

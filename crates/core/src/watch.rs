@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{
-    EndPage, LinePage, Pos, Producer, Region, RingShape, RingView, SlotRing, SlotValue, Slots, Span, Window,
+    EndPage, Frame, LinePage, Offsets, Pos, Producer, Region, RingShape, RingView, SlotRing, SlotValue, Slots, Span,
+    Window,
 };
 use unetmap_sys::{Bell, Mapping, clock};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -153,7 +154,7 @@ impl Watcher {
 
     /// Copies the packets of `window`, and drops those that have no room. Only with the lock of the ring, `theirs`, whose
     /// buffers lie in `region`.
-    fn show(&self, region: &Region, theirs: &SlotRing, window: Span, stamp: u64) {
+    fn show(&self, region: &Region, (theirs, offsets): (&SlotRing, Offsets), window: Span, stamp: u64) {
         let shelf = self.line.slots();
         let (count, slots) = (theirs.slots(), shelf.slots());
         // The monitor can write both positions; any two make a ring.
@@ -179,7 +180,8 @@ impl Watcher {
                 dropping = continued;
                 continue;
             }
-            self.put(region, slot, at, stamp);
+            let packet = region.frame(slot.buf_idx).behind(offsets.of(slot.ptr) as usize);
+            self.put(packet, slot, at, stamp);
             at = slots.next(at);
             if !continued {
                 shown += slots.distance(whole, at);
@@ -199,10 +201,10 @@ impl Watcher {
 
     /// A slot that names no buffer is shown empty, one that is too long is cut.
     #[inline]
-    fn put(&self, region: &Region, slot: SlotValue, at: Pos, stamp: u64) {
+    fn put(&self, packet: Frame<'_>, slot: SlotValue, at: Pos, stamp: u64) {
         let shelf = self.line.slots();
         let idx = shelf.buf_idx(at);
-        let len = self.shelf.frame(idx).copy_from(&region.frame(slot.buf_idx), usize::from(slot.len));
+        let len = self.shelf.frame(idx).copy_from(&packet, usize::from(slot.len));
         shelf.store(at, SlotValue { buf_idx: idx, len: len as u16, flags: slot.flags & NS_MOREFRAG, ptr: stamp });
     }
 
@@ -244,12 +246,12 @@ impl Watchers {
         self.any.load(Relaxed)
     }
 
-    /// Shows the slots of `window` to everybody. Only with the lock of the ring, `slots`, whose buffers lie in `region`.
+    /// Shows the slots of `window` to everybody. Only with the lock of the ring, whose buffers lie in `region`.
     #[cold]
-    pub(crate) fn show(&self, region: &Region, slots: &SlotRing, window: Span) {
+    pub(crate) fn show(&self, region: &Region, ring: (&SlotRing, Offsets), window: Span) {
         let Some(list) = self.lock().map(|list| list.clone()).filter(|list| !list.is_empty()) else { return };
         let stamp = clock::now_ns();
-        list.iter().for_each(|watcher| watcher.show(region, slots, window, stamp));
+        list.iter().for_each(|watcher| watcher.show(region, ring, window, stamp));
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, List>> {

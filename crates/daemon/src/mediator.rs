@@ -230,7 +230,7 @@ impl Books {
 
     /// A port in the daemon's own hands, and what it lives by.
     fn own_port(&mut self, registered: Registered) -> Result<(Port, OwnedFd), Refusal> {
-        let Registered { session, register, bound, fds } = registered;
+        let Registered { session, register, bound, fds, .. } = registered;
         let (mine, ports) =
             socket::pair().or_else(|e| refuse(ENOMEM, format!("no descriptors left in the daemon: {e}")))?;
         let board = self.board_of(session);

@@ -58,8 +58,7 @@ impl Books {
         let wanted = match &options.offsets {
             None => None,
             Some(_)
-                if matches!(key, PortKey::Vale(_) | PortKey::Monitor(_))
-                    || matches!(key, PortKey::Pipe(pipe, _) if pipe.id.is_none()) =>
+                if matches!(key, PortKey::Vale(_)) || matches!(key, PortKey::Pipe(pipe, _) if pipe.id.is_none()) =>
             {
                 return refuse(EOPNOTSUPP, "packets of this kind of port begin where their buffers do");
             }
@@ -88,7 +87,12 @@ impl Books {
                     nic.end.set_offsets(binding, wanted, None);
                 }
             }
-            PortKey::Vale(_) | PortKey::Monitor(_) => {}
+            PortKey::Monitor(id) => {
+                if let Some(monitor) = self.monitors.get_mut(id) {
+                    monitor.end.set_offsets(binding, wanted, None);
+                }
+            }
+            PortKey::Vale(_) => {}
         }
         Ok(wanted)
     }

@@ -4,7 +4,7 @@
 //! sends, what one receive ring receives, or both in the order in which they were copied.
 
 use unetmap_abi::NS_MOREFRAG;
-use unetmap_mem::{Inbox, Pos, Region, SlotRing, SlotValue, Span, fence_before_sleep};
+use unetmap_mem::{Inbox, Offsets, Pos, Region, SlotRing, SlotValue, Span, fence_before_sleep};
 use unetmap_sys::Bell;
 
 use super::{Filled, Nonsense, Rx, Sleeper};
@@ -23,6 +23,8 @@ pub(crate) struct MonitorRx {
     pub(crate) shelves: [Option<Shelf>; 2],
     pub(crate) mine: SlotRing,
     pub(crate) region: Region,
+    /// Where in their buffers the program looks for packets.
+    pub(crate) offsets: Offsets,
     /// Rung when there are copies and we sleep.
     pub(crate) bell: Bell,
 }
@@ -51,10 +53,11 @@ impl MonitorRx {
     /// Copies one slot; whether it could be.
     fn take(&self, shelf: &Shelf, slot: SlotValue, at: Pos) -> bool {
         let mine = self.mine.load(at);
-        let (from, to) = (shelf.region.frame(slot.buf_idx), self.region.frame(mine.buf_idx));
+        let to = self.region.frame(mine.buf_idx).behind(self.offsets.of(mine.ptr) as usize);
+        let from = shelf.region.frame(slot.buf_idx);
         let len = to.copy_from(&from, usize::from(slot.len));
         let flags = slot.flags & NS_MOREFRAG | shelf.mark;
-        self.mine.store(at, SlotValue { len: len as u16, flags, ptr: 0, ..mine });
+        self.mine.store(at, SlotValue { len: len as u16, flags, ..mine });
         len == usize::from(slot.len)
     }
 }

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{
-    BufIdx, Consumer, CopyKind, Frame, LinePage, Pos, Producer, Region, RingShape, RingView, SlotRing, Slots, Span,
-    Window,
+    BufIdx, Consumer, CopyKind, Frame, LinePage, Offsets, Pos, Producer, Region, RingShape, RingView, SlotRing, Slots,
+    Span, Window,
 };
 use unetmap_sys::{Bell, Mapping, memfd};
 
@@ -301,15 +301,15 @@ impl Incoming {
         if dropped > 0 {
             self.dropped.fetch_add(dropped, Relaxed);
         }
-        self.publish(&mut state, filled);
+        self.publish(mine, &mut state, filled);
     }
 
-    /// Ends a delivery: what was filled is the client's, which is woken if it sleeps.
+    /// Ends a delivery: what was filled is the client's, which is woken if it sleeps; it lies in the buffers of `mine`.
     #[inline(always)]
-    fn publish(&self, state: &mut Filled, filled: Filled) {
+    fn publish(&self, mine: &Region, state: &mut Filled, filled: Filled) {
         let moved = filled.prod != state.prod;
         if moved && self.watchers.any() {
-            self.watchers.show(mine, ring, Span { from: state.prod, to: filled.prod });
+            self.watchers.show(mine, (self.line.slots(), Offsets::NONE), Span { from: state.prod, to: filled.prod });
         }
         *state = filled;
         if moved {

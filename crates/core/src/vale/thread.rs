@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use unetmap_mem::Span;
+use unetmap_mem::{Offsets, Span};
 use unetmap_sys::Bell;
 use unetmap_sys::event::{Epoll, EventFlags};
 
@@ -221,7 +221,7 @@ fn serve(lists: &mut Lists, view: &View, port: &Attached, number: usize, ring: &
     );
     if ring.watchers.any() {
         let to = batch.slots.slots().add(batch.start, done);
-        ring.watchers.show(&port.region, batch.slots, Span { from: batch.start, to });
+        ring.watchers.show(&port.region, (batch.slots, Offsets::NONE), Span { from: batch.start, to });
     }
     deliver(lists, view, port, number, &batch);
     ring.release(sent, done);

@@ -75,7 +75,7 @@ pub(super) fn translate(
     {
         tx.lost[Lost::Bad as usize].fetch_add(bad, Relaxed);
     }
-    rx.publish(&mut state, filled);
+    rx.publish(&to.region, &mut state, filled);
 }
 
 /// Copies a packet into `whole`; `false` when it is longer than packets are.
