@@ -237,16 +237,3 @@ RULE("1.1-VALE_POLLING-EOPNOTSUPP", "a port that is no interface: EOPNOTSUPP")
 	REFUSED(EOPNOTSUPP, poll_by("vale1:v", NETMAP_POLLING_MODE_SINGLE_CPU, 0, 1));
 	txsync(&v);
 }
-
-RULE("1.1-PORT_HDR_SET-EINVAL", "a virtio-net header of another length than 0, 10 or 12: EINVAL")
-{
-	struct port v = open_port("vale1:v", ANY);
-	struct ask q;
-
-	ask(&q, NETMAP_REQ_PORT_HDR_SET, "vale1:v");
-	q.header.nr_hdr_len = 11;
-	REFUSED(EINVAL, send_ask(&q));
-	q.header.nr_hdr_len = 0;
-	WORKS(send_ask(&q));
-	txsync(&v);
-}
