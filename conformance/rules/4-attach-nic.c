@@ -72,6 +72,16 @@ RULE("1.1-VALE_ATTACH", "an attached interface is a port of the switch: both dir
 	WORKS(simple(NETMAP_REQ_VALE_DETACH, "vale1:ra"));
 }
 
+RULE("1.1-VALE_ATTACH-name", "an interface is attached by its name, whatever characters that has")
+{
+	struct ask q;
+
+	attach("vale1:r-2");
+	ask(&q, NETMAP_REQ_VALE_LIST, "vale1:r-2");
+	WORKS(send_ask(&q));
+	WORKS(simple(NETMAP_REQ_VALE_DETACH, "vale1:r-2"));
+}
+
 RULE("1.1-VALE_ATTACH-ENXIO", "an interface that does not exist: ENXIO")
 {
 	REFUSED(ENXIO, attach_once("vale1:nosuch"));
