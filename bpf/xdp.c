@@ -2,7 +2,8 @@
 //
 // What stands between a NIC's receive queues and the sockets of its netmap ports. A frame goes into the socket of its
 // queue if there is one and the filter, if there is one, accepts the frame; every other frame goes to the kernel's
-// network stack, as if nothing were here.
+// network stack, as if nothing were here. So do all frames while the daemon is not at work, and those that a program
+// sent to the host's stack (host.c).
 //
 // The filter is a program of its own, made at run time in place of the `redirect` below: the tail call ends this
 // program when a filter is set, and does nothing when none is.
@@ -10,11 +11,8 @@
 // The build of the project never compiles this file: it embeds xdp.o, which lies beside it. After a change run `make`
 // in this folder (clang-14 and llvm-strip-14: the same bytes on each machine), and commit both. `make check` tells
 // whether xdp.o is what this file compiles to.
-//
-// Nothing is included, so that the headers of the machine have no say in the bytes. Names and numbers are those of
-// linux/bpf.h.
 
-typedef unsigned int __u32;
+#include "common.h"
 
 struct xdp_md {
 	__u32 data;
@@ -26,15 +24,10 @@ struct xdp_md {
 };
 
 #define XDP_PASS 2
-#define BPF_MAP_TYPE_PROG_ARRAY 3
-#define BPF_MAP_TYPE_XSKMAP 17
 
 static void (*bpf_tail_call)(void *ctx, void *prog_array, __u32 index) = (void *)12;
-static long (*bpf_redirect_map)(void *map, unsigned long long key, unsigned long long flags) = (void *)51;
-
-// How the loader reads a map's numbers and types: from the debug information (BTF) of a variable that never exists.
-#define NUMBER(name, value) int (*name)[value]
-#define SECTION(name) __attribute__((section(name), used))
+static long (*bpf_xdp_adjust_head)(void *ctx, int delta) = (void *)44;
+static long (*bpf_redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
 
 // The sockets of the queues, by queue number. How many there is room for is set when it is loaded.
 struct {
@@ -52,8 +45,24 @@ struct {
 	NUMBER(max_entries, 1);
 } filters SECTION(".maps");
 
-static inline __attribute__((always_inline)) int redirect(struct xdp_md *ctx)
+// Whether the frame begins with the mark.
+INLINE int is_marked(struct xdp_md *ctx)
 {
+	struct mark *mark = the_mark(), *frame = (struct mark *)(unsigned long)ctx->data;
+
+	if (!mark || (void *)(frame + 1) > (void *)(unsigned long)ctx->data_end)
+		return 0;
+	return frame->words[0] == mark->words[0] && frame->words[1] == mark->words[1];
+}
+
+INLINE int redirect(struct xdp_md *ctx)
+{
+	if (is_marked(ctx)) {
+		bpf_xdp_adjust_head(ctx, sizeof(struct mark));
+		return XDP_PASS;
+	}
+	if (!is_alive())
+		return XDP_PASS;
 	bpf_tail_call(ctx, &filters, 0);
 	return bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_PASS);
 }

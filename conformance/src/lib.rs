@@ -6,6 +6,7 @@ pub mod books;
 pub mod c;
 pub mod ether;
 pub mod home;
+pub mod host;
 pub mod monitor;
 pub mod net;
 pub mod node;

@@ -282,7 +282,7 @@ fn a_refused_open_leaves_nothing() {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         for policy in [DIRECT, MEDIATED] {
             set_policy(home, policy);
-            for spec in ["netmap:va-1", "netmap:va^", "netmap:va/RT", "netmap:va/r"] {
+            for spec in ["netmap:va-1", "netmap:va^1", "netmap:va/RT", "netmap:va/r"] {
                 let (errno, why) = net.refused(spec);
                 assert!([22, 95].contains(&errno), "{spec}: {errno} {why}");
                 let left = home.snapshot();

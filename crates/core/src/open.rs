@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use unetmap_abi::{
-    NETMAP_REQ_OPT_OFFSETS, NETMAP_REQ_REGISTER, NS_TXMON, NmreqOptOffsets, NmreqOption, NmreqRegister, PortOptions,
-    PortSpec,
+    NETMAP_REQ_OPT_OFFSETS, NETMAP_REQ_REGISTER, NS_TXMON, NmreqOptOffsets, NmreqOption, NmreqRegister, PortKind,
+    PortOptions, PortSpec,
 };
 use unetmap_mem::{
     BufIdx, Buffers, Consumer, CopyKind, EndPage, Geometry, Iface, Inbox, LinePage, Offsets, Producer, ReceiveRings,
@@ -198,7 +198,8 @@ fn ask_own(spec: &str, request: &Request) -> Result<Answered, Error> {
 /// Options that the grammar knows and no port has yet.
 fn refuse_unserved(spec: &str, parsed: &PortSpec) -> Result<(), Error> {
     let PortOptions { conf, share, extmem, offset: _ } = &parsed.options;
-    let host_rings = conf.host_tx_rings != 0 || conf.host_rx_rings != 0;
+    let is_interface = parsed.kind == PortKind::Netmap && parsed.pipe.is_none();
+    let host_rings = !is_interface && (conf.host_tx_rings != 0 || conf.host_rx_rings != 0);
     let unserved = [
         (share.is_some(), "@share (a region's number does the same: @NUMBER, unetmap ls shows them)"),
         (extmem.is_some(), "@extmem"),

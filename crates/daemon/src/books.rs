@@ -137,6 +137,8 @@ pub(crate) struct Books {
     pub(crate) node: bool,
     /// By user; each lives as long as a region in it, or a file of the node that shows it.
     estates: BTreeMap<u32, Weak<Estate>>,
+    /// When the kernel's programs last heard that the daemon is at work.
+    pub(crate) last_keep: Option<std::time::Instant>,
     last_session: u64,
     /// The next region that is not named by its number alone.
     next_house: HouseId,
@@ -150,6 +152,8 @@ pub(crate) struct Rules {
     pub(crate) only_user: Option<u32>,
     /// Who may open which interface; `None`: nobody, because the daemon itself may not.
     pub(crate) policy: Option<PolicyFile>,
+    /// How interfaces are opened.
+    pub(crate) admode: crate::Admode,
 }
 
 impl Books {
@@ -176,6 +180,7 @@ impl Books {
             last_nic: 0,
             node: false,
             estates: BTreeMap::new(),
+            last_keep: None,
             last_session: 0,
             next_house: HouseId::from(u16::MAX) + 1,
         }
@@ -545,11 +550,11 @@ impl Books {
                     other.bell.as_fd()
                 }
                 By::Nic(nic) => {
-                    let Some(socket) = nic.socket(shape.id) else { return refuse(ENXIO, "the interface has gone") };
+                    let Some(socket) = nic.socket(ring.pair) else { return refuse(ENXIO, "the interface has gone") };
                     told.path = Path::Nic as u32;
                     told.line = nic.first_sent(shape.id) as u32;
-                    told.features = nic.features();
-                    told.headroom = nic.headroom(shape.id);
+                    told.features = nic.features(ring.pair);
+                    told.headroom = nic.headroom(ring.pair);
                     socket
                 }
                 By::Vale(port) => {
@@ -820,8 +825,8 @@ fn register_of(end: &End, house: &House, asked: &NmreqRegister) -> NmreqRegister
         nr_rx_slots: end.shape.rx_slots.get(),
         nr_tx_rings: end.shape.tx_rings,
         nr_rx_rings: end.shape.rx_rings,
-        nr_host_tx_rings: 1,
-        nr_host_rx_rings: 1,
+        nr_host_tx_rings: end.shape.host_tx_rings.max(1),
+        nr_host_rx_rings: end.shape.host_rx_rings.max(1),
         nr_mem_id: house.mem_id,
         ..*asked
     }
@@ -839,23 +844,26 @@ pub(crate) fn daemon_name(name: &str) -> Result<PortSpec, Refusal> {
     }
 }
 
-/// The `netmap_if` of a session: offsets of the rings it bound, in netmap's order. There are no host rings, but the
+/// The `netmap_if` of a session: offsets of the rings it bound, in netmap's order. Where there are no host rings the
 /// counts say 1, as the original's do.
 fn iface_shape(name: &str, end: &End, binding: &Binding) -> IfaceShape {
-    let offsets = |rings: &[crate::end::PortRing], bound: &[usize]| {
+    let offsets = |rings: &[crate::end::PortRing], bound: &[usize], hosts: u16| {
         let all = rings.iter().enumerate();
-        all.map(|(i, ring)| bound.contains(&i).then_some(ring.view.shape().offset)).collect::<Vec<_>>()
+        let mut all: Vec<_> = all.map(|(i, ring)| bound.contains(&i).then_some(ring.view.shape().offset)).collect();
+        if hosts == 0 {
+            all.push(None);
+        }
+        all
     };
-    let mut rings = offsets(&end.tx, &binding.tx);
-    rings.push(None);
-    rings.extend(offsets(&end.rx, &binding.rx));
-    rings.push(None);
+    let shape = end.shape;
+    let mut rings = offsets(&end.tx, &binding.tx, shape.host_tx_rings);
+    rings.extend(offsets(&end.rx, &binding.rx, shape.host_rx_rings));
     IfaceShape {
         name: name.into(),
-        tx_rings: end.tx.len() as u32,
-        rx_rings: end.rx.len() as u32,
-        host_tx_rings: 1,
-        host_rx_rings: 1,
+        tx_rings: shape.tx_rings.into(),
+        rx_rings: shape.rx_rings.into(),
+        host_tx_rings: shape.host_tx_rings.max(1).into(),
+        host_rx_rings: shape.host_rx_rings.max(1).into(),
         rings,
     }
 }

@@ -1,5 +1,6 @@
 //! One end of a port: its rings, their end page, and who has them bound.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -14,6 +15,8 @@ use crate::region::House;
 /// A ring of a port.
 pub(crate) struct PortRing {
     pub(crate) view: RingView,
+    /// Its pair among all of the port's: host pairs come after the others.
+    pub(crate) pair: usize,
     /// Index of its state in the end page.
     pub(crate) state: usize,
     /// Its line, on ports that have lines.
@@ -36,6 +39,9 @@ pub(crate) struct PortRing {
 pub(crate) struct EndShape {
     pub(crate) tx_rings: u16,
     pub(crate) rx_rings: u16,
+    /// Host rings, which come after the others; only interfaces have them.
+    pub(crate) host_tx_rings: u16,
+    pub(crate) host_rx_rings: u16,
     pub(crate) tx_slots: Slots,
     pub(crate) rx_slots: Slots,
 }
@@ -43,7 +49,44 @@ pub(crate) struct EndShape {
 impl EndShape {
     /// The shape of the other end of a pipe.
     pub(crate) fn mirrored(self) -> EndShape {
-        EndShape { tx_rings: self.rx_rings, rx_rings: self.tx_rings, tx_slots: self.rx_slots, rx_slots: self.tx_slots }
+        EndShape {
+            tx_rings: self.rx_rings,
+            rx_rings: self.tx_rings,
+            host_tx_rings: self.host_rx_rings,
+            host_rx_rings: self.host_tx_rings,
+            tx_slots: self.rx_slots,
+            rx_slots: self.tx_slots,
+        }
+    }
+
+    /// Transmit rings, those of the host among them.
+    pub(crate) fn all_tx(self) -> u16 {
+        self.tx_rings + self.host_tx_rings
+    }
+
+    /// Receive rings, those of the host among them.
+    pub(crate) fn all_rx(self) -> u16 {
+        self.rx_rings + self.host_rx_rings
+    }
+
+    /// All slots of all rings.
+    pub(crate) fn all_slots(self) -> u32 {
+        u32::from(self.all_tx()) * self.tx_slots.get() + u32::from(self.all_rx()) * self.rx_slots.get()
+    }
+
+    /// Pairs of rings that are not the host's; some may have one direction only.
+    pub(crate) fn nic_pairs(self) -> usize {
+        usize::from(self.tx_rings.max(self.rx_rings))
+    }
+
+    /// Pairs of rings.
+    pub(crate) fn pairs(self) -> usize {
+        self.nic_pairs() + usize::from(self.host_tx_rings.max(self.host_rx_rings))
+    }
+
+    /// The pair of ring `id`, where `own` rings of that direction are not the host's.
+    fn pair(self, id: u16, own: u16) -> usize {
+        id.checked_sub(own).map_or(usize::from(id), |host| self.nic_pairs() + usize::from(host))
     }
 }
 
@@ -87,7 +130,7 @@ pub(crate) fn shared_page(name: &str, bytes: usize) -> Result<(Window, OwnedFd),
 impl End {
     /// Makes the rings in `house`. On failure everything is given back.
     pub(crate) fn make(house: &mut House, shape: EndShape, way: Way) -> Result<End, Refusal> {
-        let states = usize::from(shape.tx_rings) + usize::from(shape.rx_rings);
+        let states = usize::from(shape.all_tx()) + usize::from(shape.all_rx());
         let (window, page_fd) = shared_page("unetmap-end", EndPage::bytes(states))?;
         let mut end = End { shape, page: EndPage::new(window), page_fd, tx: Vec::new(), rx: Vec::new() };
         match end.make_rings(house, way) {
@@ -107,16 +150,18 @@ impl End {
             Way::Lines { tx, rx } | Way::Switch { tx, rx } => Some((tx, rx)),
             Way::None | Way::Kernel => None,
         };
-        for id in 0..shape.tx_rings {
+        for id in 0..shape.all_tx() {
             let line = lines.map(|(tx, _)| tx + usize::from(id));
-            let ring = Self::ring(house, shape.tx_slots, id, 0, usize::from(id), line)?;
+            let pair = shape.pair(id, shape.tx_rings);
+            let ring = Self::ring(house, shape.tx_slots, id, 0, (usize::from(id), pair), line)?;
             self.tx.push(ring);
             house.fill_ring(&self.tx[usize::from(id)].view)?;
         }
-        for id in 0..shape.rx_rings {
+        for id in 0..shape.all_rx() {
             let line = lines.map(|(_, rx)| rx + usize::from(id));
-            let state = usize::from(shape.tx_rings) + usize::from(id);
-            let ring = Self::ring(house, shape.rx_slots, id, 1, state, line)?;
+            let state = usize::from(shape.all_tx()) + usize::from(id);
+            let pair = shape.pair(id, shape.rx_rings);
+            let ring = Self::ring(house, shape.rx_slots, id, 1, (state, pair), line)?;
             self.rx.push(ring);
             let ring = &mut self.rx[usize::from(id)];
             if matches!(way, Way::Kernel | Way::Switch { .. }) {
@@ -135,13 +180,14 @@ impl End {
         slots: Slots,
         id: u16,
         dir: u16,
-        state: usize,
+        (state, pair): (usize, usize),
         line: Option<usize>,
     ) -> Result<PortRing, Refusal> {
         let bell = Bell::new().or_else(|e| refuse(ENOMEM, format!("no file descriptor for a bell: {e}")))?;
         let view = house.make_ring(slots, id, dir)?;
         Ok(PortRing {
             view,
+            pair,
             state,
             line,
             spare: None,
@@ -205,18 +251,18 @@ impl End {
 
     /// Which rings `register` selects, or why it cannot.
     pub(crate) fn select(&self, register: &NmreqRegister) -> Result<Binding, Refusal> {
-        let (tx, rx) = (self.tx.len(), self.rx.len());
+        let (tx, rx) = (usize::from(self.shape.tx_rings), usize::from(self.shape.rx_rings));
+        let (host_tx, host_rx) = (tx..self.tx.len(), rx..self.rx.len());
+        let hosts = matches!(register.nr_mode, NR_REG_SW | NR_REG_NIC_SW | NR_REG_ONE_SW);
+        if hosts && host_tx.is_empty() && host_rx.is_empty() {
+            return refuse(EINVAL, "this kind of port has no host rings");
+        }
         let (mut tx, mut rx): (Vec<usize>, Vec<usize>) = match register.nr_mode {
             NR_REG_ALL_NIC | NR_REG_NULL => ((0..tx).collect(), (0..rx).collect()),
-            NR_REG_ONE_NIC => {
-                let n = usize::from(register.nr_ringid);
-                if n >= tx && n >= rx {
-                    return refuse(EINVAL, format!("there is no ring {n} ({tx} transmit, {rx} receive rings, from 0)"));
-                }
-                // The direction with fewer rings gives its first.
-                (vec![if n < tx { n } else { 0 }], vec![if n < rx { n } else { 0 }])
-            }
-            NR_REG_SW | NR_REG_NIC_SW | NR_REG_ONE_SW => return refuse(EINVAL, "this kind of port has no host rings"),
+            NR_REG_NIC_SW => ((0..host_tx.end).collect(), (0..host_rx.end).collect()),
+            NR_REG_SW => (host_tx.collect(), host_rx.collect()),
+            NR_REG_ONE_NIC => one_pair(register.nr_ringid, "", 0..tx, 0..rx)?,
+            NR_REG_ONE_SW => one_pair(register.nr_ringid, "host ", host_tx, host_rx)?,
             other => return refuse(EINVAL, format!("there is no mode {other} (NR_REG_*)")),
         };
         let only = register.nr_flags & (NR_TX_RINGS_ONLY | NR_RX_RINGS_ONLY);
@@ -300,9 +346,20 @@ impl End {
         tx.chain(rx)
     }
 
+    /// The rings that a session has bound, or is to have.
+    pub(crate) fn bound_by(&self, binding: &Binding) -> impl Iterator<Item = &PortRing> {
+        let (tx, rx) = (binding.tx.iter().map(|&i| &self.tx[i]), binding.rx.iter().map(|&i| &self.rx[i]));
+        tx.chain(rx).collect::<Vec<_>>().into_iter()
+    }
+
     /// The port has ended: whoever has it open is told at the next call, and woken if asleep.
     pub(crate) fn end_all(&self) {
-        for ring in self.tx.iter().chain(&self.rx) {
+        self.end_some(|_| true);
+    }
+
+    /// The same with some of the rings.
+    pub(crate) fn end_some(&self, which: impl Fn(&PortRing) -> bool) {
+        for ring in self.tx.iter().chain(&self.rx).filter(|ring| which(ring)) {
             if let Some(state) = self.page.state(ring.state) {
                 state.end();
             }
@@ -322,6 +379,17 @@ impl End {
         let broken = rings.filter(|ring| self.page.state(ring.state).is_some_and(|state| state.break_lock(lease)));
         broken.inspect(|ring| ring.bell.ring()).count()
     }
+}
+
+/// Pair `n` of these transmit and receive rings; the direction with fewer rings gives its first.
+fn one_pair(n: u16, kind: &str, tx: Range<usize>, rx: Range<usize>) -> Result<(Vec<usize>, Vec<usize>), Refusal> {
+    let n = usize::from(n);
+    if n >= tx.len() && n >= rx.len() {
+        let (tx, rx) = (tx.len(), rx.len());
+        return refuse(EINVAL, format!("there is no {kind}ring {n} ({tx} transmit, {rx} receive {kind}rings, from 0)"));
+    }
+    let one = |rings: Range<usize>| vec![if n < rings.len() { rings.start + n } else { rings.start }];
+    Ok((one(tx), one(rx)))
 }
 
 impl PortRing {

@@ -13,6 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -168,6 +169,9 @@ struct ShownPort {
     manner: String,
     mem_id: u16,
     queues: Vec<ShownQueue>,
+    host_rings: Vec<ShownQueue>,
+    /// Frames that the host sent while nobody had its rings, and the port had all others.
+    host_dropped: u64,
     /// The caller's own, for root everybody's.
     sessions: Vec<ShownSession>,
 }
@@ -332,7 +336,9 @@ impl Books {
             kind: if nic.scope.uid == DAEMON { "mediated" } else { "direct" },
             manner: nic.describe(),
             mem_id: self.houses.get(&nic.house).map_or(0, |house| house.mem_id),
-            queues: shown_queues(nic),
+            queues: shown_queues(nic, 0..nic.end.shape.nic_pairs()),
+            host_rings: shown_queues(nic, nic.end.shape.nic_pairs()..nic.end.shape.pairs()),
+            host_dropped: nic.host_dropped(),
             sessions: sessions
                 .map(|(id, session)| ShownSession {
                     id: *id,
@@ -347,12 +353,12 @@ impl Books {
     }
 }
 
-fn shown_queues(nic: &Nic) -> Vec<ShownQueue> {
+fn shown_queues(nic: &Nic, pairs: Range<usize>) -> Vec<ShownQueue> {
     use std::sync::atomic::Ordering::Relaxed;
-    let ring = |rings: &[crate::end::PortRing], id: u16| {
-        let ring = rings.get(usize::from(id))?;
+    let ring = |rings: &[crate::end::PortRing], pair: usize| {
+        let ring = rings.iter().find(|ring| ring.pair == pair)?;
         let state = nic.end.page.state(ring.state)?;
-        let dropped = if ring.view.shape().dir == 0 { 0 } else { nic.statistics(id).rx_dropped };
+        let dropped = if ring.view.shape().dir == 0 { 0 } else { nic.statistics(pair).rx_dropped };
         Some(ShownRing {
             slots: ring.view.shape().slots.get(),
             sessions: ring.binders(),
@@ -361,8 +367,8 @@ fn shown_queues(nic: &Nic) -> Vec<ShownQueue> {
             dropped,
         })
     };
-    let queues = nic.end.tx.len().max(nic.end.rx.len()) as u16;
-    (0..queues).map(|id| ShownQueue { id, tx: ring(&nic.end.tx, id), rx: ring(&nic.end.rx, id) }).collect()
+    let shown = pairs.zip(0u16..);
+    shown.map(|(pair, id)| ShownQueue { id, tx: ring(&nic.end.tx, pair), rx: ring(&nic.end.rx, pair) }).collect()
 }
 
 /// What the kernel, or the translation, has against a filter.

@@ -1,6 +1,7 @@
 //! The books' part about interfaces: who may open which, and how; and what happens when one changes.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use unetmap::errno::{EACCES, EBUSY, EINVAL, ENXIO, EPERM};
 use unetmap_abi::{NmreqRegister, PortSpec};
@@ -10,6 +11,7 @@ use unetmap_sys::netns::Netns;
 use crate::books::{Books, PipeKey, PortKey};
 use crate::caller::Caller;
 use crate::end::EndShape;
+use crate::host::ALIVE;
 use crate::nic::{Nic, NicKey, is_down, shape_of};
 use crate::pipe::Pipe;
 use crate::policy::Access;
@@ -21,6 +23,9 @@ pub(crate) const DAEMON: u32 = u32::MAX;
 
 /// In place of a namespace's number: of all that have interfaces with filters. No namespace has this number.
 pub(crate) const ALL: u64 = 0;
+
+/// How often the kernel's programs hear that the daemon is at work.
+const KEEP: Duration = Duration::from_millis(200);
 
 /// The changes of all interfaces of one namespace.
 pub(crate) struct Watched {
@@ -120,7 +125,7 @@ impl Books {
             };
         }
         let shape = new_shape(link, asked, caller)?;
-        let house = self.first_region(caller, slots_of(shape))?;
+        let house = self.first_region(caller, shape.all_slots())?;
         self.make_nic(house, scope, link, shape, caller).map(PortKey::Nic)
     }
 
@@ -133,8 +138,8 @@ impl Books {
             return mine.next().map_or_else(|| in_use(nic), |(pipe, _)| Ok(PortKey::Pipe(pipe.clone(), 0)));
         }
         let shape = new_shape(link, asked, caller)?;
-        let rings = u32::from(shape.tx_rings) + u32::from(shape.rx_rings);
-        let slots = slots_of(shape);
+        let rings = u32::from(shape.all_tx()) + u32::from(shape.all_rx());
+        let slots = shape.all_slots();
         let own = Scope { uid: DAEMON, netns };
         let sizes = self.sizes.of_one_interface(rings, slots);
         let house = self.private_region(own, &link.name, sizes)?;
@@ -161,10 +166,11 @@ impl Books {
         shape: EndShape,
         caller: &Caller,
     ) -> Result<NicKey, Refusal> {
+        let admode = self.rules.admode;
         let made = caller.netns.clone().map_or_else(no_such_interface, |netns| {
             self.watch(&netns)?;
             match self.houses.get_mut(&house) {
-                Some(house) => Nic::make(house, scope, netns, link, shape),
+                Some(house) => Nic::make(house, scope, netns, link, (shape, admode)),
                 None => refuse(ENXIO, "the region has gone"),
             }
         });
@@ -222,6 +228,26 @@ impl Books {
         }
     }
 
+    /// Says to the kernel's programs that the daemon is at work, if it is time for that. Returns when it will be time again;
+    /// `None`: no interface is open.
+    pub(crate) fn keep_interfaces(&mut self) -> Option<Duration> {
+        if self.nics.is_empty() {
+            self.last_keep = None;
+            return None;
+        }
+        let since = self.last_keep.map_or(KEEP, |last| last.elapsed());
+        if since < KEEP {
+            return Some(KEEP - since);
+        }
+        self.nics.values_mut().for_each(Nic::keep);
+        self.last_keep = Some(Instant::now());
+        if since > ALIVE {
+            let late = (since - ALIVE).as_millis();
+            tracing::warn!("the daemon was held up: open interfaces were the kernel's for {late} ms");
+        }
+        Some(KEEP)
+    }
+
     fn link_changed(&mut self, netns: u64, link: &Link) {
         for (_, nic) in self.nics.iter_mut().filter(|(key, _)| key.netns == netns && key.index == link.index) {
             if nic.name != link.name {
@@ -233,6 +259,7 @@ impl Books {
     }
 
     fn link_gone(&mut self, netns: u64, index: u32) {
+        self.nics.iter_mut().filter(|(key, _)| key.netns == netns).for_each(|(_, nic)| nic.host_gone(index));
         let Some((key, nic)) = self.nic_of(netns, index) else { return self.uplink_gone(netns, index) };
         tracing::info!(name = nic.name, "interface gone");
         if let Some(nic) = self.nics.get_mut(&key) {
@@ -284,11 +311,6 @@ pub(crate) fn find_link(name: &str, caller: &Caller) -> Result<Option<Link>, Ref
         }
         Err(e) => refuse(ENXIO, format!("entering your network namespace: {e}")),
     }
-}
-
-/// All slots of all rings.
-pub(crate) fn slots_of(shape: EndShape) -> u32 {
-    u32::from(shape.tx_rings) * shape.tx_slots.get() + u32::from(shape.rx_rings) * shape.rx_slots.get()
 }
 
 /// Of a port on an interface that nobody has open yet.

@@ -7,6 +7,7 @@ mod caller;
 mod end;
 mod estate;
 mod filter;
+mod host;
 mod interfaces;
 mod mediator;
 mod monitor;
@@ -16,6 +17,7 @@ mod null;
 mod offsets;
 mod pipe;
 mod policy;
+mod queue;
 mod refusal;
 mod region;
 mod request;
@@ -68,6 +70,17 @@ impl From<Level> for tracing::Level {
     }
 }
 
+/// How interfaces are opened; the name is netmap's knob's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Admode {
+    /// In the driver if it can, else before the stack.
+    Best,
+    /// In the driver, or not at all.
+    Native,
+    /// Before the stack, though the driver may be able to do better.
+    Generic,
+}
+
 /// The unetmap daemon. The first program that opens a port starts one; there is no need to start it by hand.
 #[derive(Parser, Debug)]
 #[command(name = "unetmapd", version, about)]
@@ -91,6 +104,9 @@ struct Args {
     /// What to log.
     #[arg(long, value_name = "LEVEL", env = "UNETMAPD_LOG", default_value = "info")]
     log: Level,
+    /// How interfaces are opened: as well as they can be, or only in their drivers, or only before the stack.
+    #[arg(long, value_name = "MODE", default_value = "best")]
+    admode: Admode,
     /// Sessions of a region.
     #[arg(long, value_name = "N", default_value_t = Sizes::default().ifs.0)]
     if_num: u32,
@@ -180,11 +196,13 @@ fn run(args: &Args) -> Result<(), String> {
 
 /// The system's daemon opens interfaces, and serves everybody whom the policy admits; another's only its own user.
 fn rules(args: &Args) -> Result<Rules, String> {
+    let admode = args.admode;
     if process::uid() != 0 {
-        return Ok(Rules { first_mem_id: FIRST_PRIVATE_ID, only_user: Some(process::uid()), policy: None });
+        return Ok(Rules { first_mem_id: FIRST_PRIVATE_ID, only_user: Some(process::uid()), policy: None, admode });
     }
     let path = args.policy.clone().unwrap_or_else(|| PathBuf::from(policy::DEFAULT_PATH));
-    Ok(Rules { first_mem_id: 2, only_user: None, policy: Some(PolicyFile::new(&absolute_policy(&path)?)?) })
+    let policy = Some(PolicyFile::new(&absolute_policy(&path)?)?);
+    Ok(Rules { first_mem_id: 2, only_user: None, policy, admode })
 }
 
 fn absolute_policy(path: &Path) -> Result<PathBuf, String> {

@@ -135,7 +135,8 @@ fn seen_rings(end: &End, asked: &NmreqRegister) -> Vec<Seen> {
         let chosen = move |id: &usize| asked.nr_mode != NR_REG_ONE_NIC || usize::from(asked.nr_ringid) == *id;
         (0..rings).filter(move |id| wanted && chosen(id)).map(move |id| Seen { transmit, id })
     };
-    of(end.tx.len(), true, NR_MONITOR_TX).chain(of(end.rx.len(), false, NR_MONITOR_RX)).collect()
+    let (tx, rx) = (end.shape.tx_rings.into(), end.shape.rx_rings.into());
+    of(tx, true, NR_MONITOR_TX).chain(of(rx, false, NR_MONITOR_RX)).collect()
 }
 
 /// A monitor's rings: one transmit ring, which programs expect to find, and so many receive rings as the port has in
@@ -150,6 +151,8 @@ fn wished_shape(end: &End, asked: &NmreqRegister) -> EndShape {
     EndShape {
         tx_rings: 1,
         rx_rings: end.shape.tx_rings.max(end.shape.rx_rings),
+        host_tx_rings: 0,
+        host_rx_rings: 0,
         tx_slots: slots(asked.nr_tx_slots, end.shape.tx_slots),
         rx_slots: slots(asked.nr_rx_slots, larger),
     }

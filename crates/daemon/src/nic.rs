@@ -5,25 +5,30 @@
 //!            receive ring bound     the socket is in the program's map, and packets of queue i go there
 //!            nobody                 no socket: the queue is the kernel's
 //! ```
-//! A new socket starts at 0, with every buffer of the receive ring offered. The rings' slots name all buffers that the
-//! port has, also those that the kernel has, so that closing the socket is all it takes to get them back.
+//! The queues of the companion, which are the host rings, come after those of the interface (`host`).
 
+use std::collections::BTreeSet;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use unetmap::bound::FRAGS;
 use unetmap::errno::{EAGAIN, EBUSY, EINVAL, ENETDOWN, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_abi::NmreqRegister;
-use unetmap_mem::{Buffers, EndPage, Pos, ReceiveRings, SendRings, SentPage, Slots};
+use unetmap_mem::{SentPage, Slots};
 use unetmap_sys::link::{self, Link};
 use unetmap_sys::netns::Netns;
-use unetmap_sys::probe;
-use unetmap_sys::xdp::{Mode, Xdp};
+use unetmap_sys::tcx::Capture;
+use unetmap_sys::xdp::{Mark, Mode, Xdp};
 use unetmap_sys::xsk::{self, BUFFER_BYTES, How, Queue, Umem, Xsk};
+use unetmap_sys::{probe, process};
 
+use crate::Admode;
 use crate::end::{Binding, End, EndShape, PortRing, Way, shared_page};
 use crate::filter::{Kept, refuse_filter};
+use crate::host::{ALIVE, Host, near_name};
+use crate::queue::{OpenQueue, at_socket};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{House, HouseId, Scope};
 
@@ -41,19 +46,10 @@ const DEFAULT_TX_SLOTS: u32 = 512;
 /// Slots of a receive ring: what comes while the program does something else.
 const DEFAULT_RX_SLOTS: u32 = 1024;
 const MOST_SLOTS: u32 = 4096;
+/// Pairs of host rings.
+const MOST_HOST_RINGS: u16 = 64;
 /// Bytes of an Ethernet header with one VLAN tag.
 const HEADER: u32 = 18;
-
-/// A queue with its socket.
-struct OpenQueue {
-    socket: Xsk,
-    send: Option<SendRings>,
-    receive: Option<ReceiveRings>,
-    /// Bytes of each buffer that received packets leave free.
-    headroom: u32,
-    /// Whether packets are led to it.
-    entered: bool,
-}
 
 /// How packets get in and out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,8 +76,12 @@ pub(crate) struct Nic {
     pub(crate) filter: Option<Arc<Kept>>,
     queues: Vec<Option<OpenQueue>>,
     xdp: Option<Xdp>,
+    host: Host,
+    /// What generic mode lets pass to the stack.
+    mark: Mark,
     /// Known once a socket is bound.
     pub(crate) manner: Option<Manner>,
+    admode: Admode,
     /// Whether it was deleted, or went to another namespace.
     pub(crate) gone: bool,
 }
@@ -93,9 +93,12 @@ pub(crate) fn shape_of(channels: &link::Channels, asked: &NmreqRegister) -> Resu
         Slots::new(n).map_or_else(|| refuse(EINVAL, format!("a ring has 2 to {MOST_SLOTS} slots, not {n}")), Ok)
     };
     let rings = |n: u32| u16::try_from(n.clamp(1, 256)).unwrap_or(256);
+    let host_rings = |wish: u16| wish.clamp(1, MOST_HOST_RINGS);
     Ok(EndShape {
         tx_rings: rings(channels.tx),
         rx_rings: rings(channels.rx),
+        host_tx_rings: host_rings(asked.nr_host_tx_rings),
+        host_rx_rings: host_rings(asked.nr_host_rx_rings),
         tx_slots: slots(asked.nr_tx_slots, DEFAULT_TX_SLOTS)?,
         rx_slots: slots(asked.nr_rx_slots, DEFAULT_RX_SLOTS)?,
     })
@@ -108,7 +111,7 @@ impl Nic {
         scope: Scope,
         netns: Arc<Netns>,
         link: &Link,
-        shape: EndShape,
+        (shape, admode): (EndShape, Admode),
     ) -> Result<Nic, Refusal> {
         let buffer = house.region.limits().buf_size;
         if !BUFFER_BYTES.contains(&buffer) {
@@ -120,10 +123,11 @@ impl Nic {
                 ),
             );
         }
-        let sent_bytes = SentPage::bytes(usize::from(shape.tx_rings) * shape.tx_slots.get() as usize);
+        let sent_bytes = SentPage::bytes(usize::from(shape.all_tx()) * shape.tx_slots.get() as usize);
         let (window, sent_fd) = shared_page("unetmap-sent", sent_bytes)?;
         let end = End::make(house, shape, Way::Kernel)?;
-        let queues = (0..shape.tx_rings.max(shape.rx_rings)).map(|_| None).collect();
+        let queues = (0..shape.pairs()).map(|_| None).collect();
+        let host = Host::new(netns.clone(), link.index, (shape.pairs() - shape.nic_pairs()) as u32);
         Ok(Nic {
             name: link.name.clone(),
             scope,
@@ -138,7 +142,10 @@ impl Nic {
             filter: None,
             queues,
             xdp: None,
+            host,
+            mark: secret_mark()?,
             manner: None,
+            admode,
             gone: false,
         })
     }
@@ -156,17 +163,27 @@ impl Nic {
         if self.gone {
             return refuse(ENXIO, "the interface has gone");
         }
-        if self.xdp.is_none() {
+        let own = self.end.shape.nic_pairs();
+        let pairs: BTreeSet<usize> = self.end.bound_by(binding).map(|ring| ring.pair).collect();
+        if pairs.first().is_some_and(|first| *first < own) && self.xdp.is_none() {
             self.attach()?;
         }
-        for &queue in binding.tx.iter().chain(&binding.rx) {
-            if self.queues[queue].is_none() {
-                self.open_queue(queue)?;
+        if pairs.last().is_some_and(|last| *last >= own) {
+            self.host.raise(self.frames_mark())?;
+        }
+        for pair in pairs {
+            if self.queues[pair].is_none() {
+                self.open_queue(pair)?;
             }
         }
-        let Some(xdp) = &mut self.xdp else { return refuse(ENXIO, "the interface has gone") };
-        for &queue in &binding.rx {
-            if let Some(open) = &mut self.queues[queue]
+        for &ring in &binding.rx {
+            let pair = self.end.rx[ring].pair;
+            let (xdp, queue) = match pair.checked_sub(own) {
+                None => (self.xdp.as_mut(), pair),
+                Some(host) => (self.host.xdp(), host),
+            };
+            let Some(xdp) = xdp else { return refuse(ENXIO, "the interface has gone") };
+            if let Some(open) = &mut self.queues[pair]
                 && !open.entered
             {
                 xdp.insert(queue as u32, &open.socket).or_else(|e| refuse(EINVAL, format!("queue {queue}: {e}")))?;
@@ -174,6 +191,14 @@ impl Nic {
             }
         }
         Ok(())
+    }
+
+    /// What frames to the host's stack must begin with.
+    fn frames_mark(&self) -> Mark {
+        match self.xdp.as_ref().map(Xdp::mode) {
+            Some(Mode::Generic) => self.mark,
+            Some(Mode::Native) | None => Mark::default(),
+        }
     }
 
     /// Attaches the XDP program: in the driver if it can, else before the stack.
@@ -184,15 +209,20 @@ impl Nic {
         {
             return self.explain(0, &e);
         }
-        let (index, queues) = (self.index, self.end.rx.len() as u32);
+        let (index, queues) = (self.index, u32::from(self.end.shape.rx_rings));
         let attach = |mode| self.netns.run(|| Xdp::attach(index, queues, mode)).and_then(|attached| attached);
         let taken = |e: &io::Error| matches!(e.raw_os_error(), Some(libc_errno::EBUSY | libc_errno::EEXIST));
         // Some drivers run programs and cannot lead frames to sockets.
         let features = self.netns.run(|| link::xdp_features(index)).and_then(|asked| asked);
         let leads_nowhere = features.is_ok_and(|known| known.is_some_and(|f| f.basic && !f.redirect));
-        let first = if leads_nowhere { Mode::Generic } else { Mode::Native };
+        let first = match self.admode {
+            Admode::Best if leads_nowhere => Mode::Generic,
+            Admode::Best | Admode::Native => Mode::Native,
+            Admode::Generic => Mode::Generic,
+        };
         let attached = attach(first).or_else(|native| match native.raw_os_error() {
             Some(libc_errno::EBUSY | libc_errno::EEXIST | libc_errno::EPERM) => Err(native),
+            _ if self.admode == Admode::Native => Err(native),
             _ => attach(Mode::Generic),
         });
         let name = &self.name;
@@ -206,7 +236,16 @@ impl Nic {
             }
             _ => refuse(EOPNOTSUPP, format!("no XDP program can be attached: {e} (unetmap doctor {name} says more)")),
         })?;
+        let mut xdp = xdp;
+        let mark = if xdp.mode() == Mode::Generic { self.mark } else { Mark::default() };
+        let kept = xdp.set_mark(mark).and_then(|()| xdp.keep(ALIVE));
+        kept.or_else(|e| refuse(EOPNOTSUPP, format!("the XDP program cannot be told what to do: {e}")))?;
         self.xdp = Some(xdp);
+        // Only now that the program at the entrance knows it.
+        self.host.set_mark(mark);
+        if let Err(refusal) = self.host.attach() {
+            tracing::debug!(name = self.name, "what the host sends goes to the wire: {}", refusal.why);
+        }
         // No socket is there yet, so no frame passes it by.
         self.set_filter(self.filter.clone())
     }
@@ -218,10 +257,14 @@ impl Nic {
             xdp.set_filter(program).or_else(|e| refuse_filter(&e))?;
         }
         self.filter = filter;
+        self.lead();
         Ok(())
     }
 
     fn open_queue(&mut self, queue: usize) -> Result<(), Refusal> {
+        if let Some(host) = queue.checked_sub(self.end.shape.nic_pairs()) {
+            return self.open_host_queue(host, queue);
+        }
         let Some(xdp) = &self.xdp else { return refuse(ENXIO, "the interface has gone") };
         let (mode, frags) = (xdp.mode(), xdp.frags());
         // Once a queue is open all others are opened in the same manner.
@@ -271,21 +314,38 @@ impl Nic {
         contiguous.is_ok()
     }
 
+    fn open_host_queue(&mut self, host: usize, pair: usize) -> Result<(), Refusal> {
+        let asked = self.queue(0, host, pair, (How::Copy, true));
+        let beside = self.beside(self.end.shape.nic_pairs()..self.queues.len(), asked.headroom);
+        match self.host.bind_socket(asked, self.umem.clone(), beside) {
+            Ok(socket) => self.start_queue(pair, socket),
+            Err(e) => refuse(EOPNOTSUPP, format!("host ring {host} cannot be opened: {e}")),
+        }
+    }
+
     fn bind_socket(&self, queue: usize, manner: Manner) -> io::Result<Xsk> {
-        let asked = Queue {
-            ifindex: self.index,
+        let asked = self.queue(self.index, queue, queue, (manner.how, manner.frags));
+        let (umem, beside) = (self.umem.clone(), self.beside(0..self.end.shape.nic_pairs(), asked.headroom));
+        self.netns.run(|| Xsk::bind(asked, umem, beside))?
+    }
+
+    fn queue(&self, ifindex: u32, queue: usize, pair: usize, (how, frags): (How, bool)) -> Queue {
+        Queue {
+            ifindex,
             queue: queue as u32,
             tx_entries: self.end.shape.tx_slots.get(),
             rx_entries: self.end.shape.rx_slots.get(),
-            how: manner.how,
-            frags: manner.frags,
-            headroom: self.wanted_headroom(queue),
-        };
-        let umem = self.umem.clone();
-        // One registration serves all queues with its headroom: each locks all buffers in memory anew, which takes its time.
-        let mut alike = self.queues.iter().flatten().filter(|open| open.headroom == asked.headroom);
-        let beside = alike.next().map(|open| open.socket.as_fd());
-        self.netns.run(|| Xsk::bind(asked, umem, beside))?
+            how,
+            frags,
+            headroom: self.wanted_headroom(pair),
+        }
+    }
+
+    /// The socket of another queue of the same interface. One registration serves all queues with its headroom: each locks
+    /// all buffers in memory anew, which takes its time.
+    fn beside(&self, pairs: Range<usize>, headroom: u32) -> Option<BorrowedFd<'_>> {
+        let mut alike = self.queues[pairs].iter().flatten().filter(|open| open.headroom == headroom);
+        alike.next().map(|open| open.socket.as_fd())
     }
 
     fn explain<T>(&self, queue: usize, e: &io::Error) -> Result<T, Refusal> {
@@ -330,10 +390,10 @@ impl Nic {
         )
     }
 
-    /// Bytes of each buffer that received packets of a queue that is to be opened leave free.
-    fn wanted_headroom(&self, queue: usize) -> u32 {
-        let of = |rings: &[PortRing]| rings.get(queue).map_or(0, |ring| ring.headroom);
-        of(&self.end.tx).max(of(&self.end.rx))
+    /// Bytes of each buffer that received packets of a pair that is to be opened leave free.
+    fn wanted_headroom(&self, pair: usize) -> u32 {
+        let rings = self.end.tx.iter().chain(&self.end.rx).filter(|ring| ring.pair == pair);
+        rings.map(|ring| ring.headroom).max().unwrap_or(0)
     }
 
     /// Whether the queues that are open already leave so many bytes free; others will.
@@ -341,44 +401,25 @@ impl Nic {
         if wanted >= self.umem.buffer {
             return refuse(EINVAL, "with offsets of a whole buffer there is no room for packets");
         }
-        let queues = binding.tx.iter().chain(&binding.rx).filter_map(|&queue| self.queues.get(queue)?.as_ref());
+        let queues = self.end.bound_by(binding).filter_map(|ring| self.queues.get(ring.pair)?.as_ref());
         match queues.map(|open| open.headroom).find(|&has| has < wanted) {
             Some(has) => refuse(EBUSY, format!("the queue is in use, with offsets of up to {has}")),
             None => Ok(()),
         }
     }
 
-    /// Bytes of each buffer that received packets of queue `id` leave free.
-    pub(crate) fn headroom(&self, id: u16) -> u32 {
-        self.queues.get(usize::from(id)).and_then(Option::as_ref).map_or(0, |open| open.headroom)
+    /// Bytes of each buffer that received packets of a pair of rings leave free.
+    pub(crate) fn headroom(&self, pair: usize) -> u32 {
+        self.queues.get(pair).and_then(Option::as_ref).map_or(0, |open| open.headroom)
     }
 
     /// The rings of a new socket; all buffers of the receive ring are offered.
-    fn start_queue(&mut self, queue: usize, socket: Xsk) -> Result<(), Refusal> {
-        let no_rings = |e: io::Error| refuse(ENOMEM, format!("the rings of queue {queue} cannot be mapped: {e}"));
-        let count = (self.umem.bytes / self.umem.buffer as usize) as u32;
-        let headroom = self.wanted_headroom(queue);
-        let buffers = Buffers { size: self.umem.buffer, count, headroom };
-        let mut open = OpenQueue { socket, send: None, receive: None, headroom, entered: false };
-        if let Some(ring) = self.end.tx.get(queue) {
-            let (slots, first) = (ring.view.slots().slots(), self.first_sent(queue as u16));
-            self.sent.forget(first, slots.get() as usize);
-            let (tx, completion) = xsk::map_send_rings(&open.socket, slots.get()).or_else(no_rings)?;
-            open.send = SendRings::new(&tx, &completion, slots, buffers, self.sent.clone(), first);
-        }
-        if let Some(ring) = self.end.rx.get(queue) {
-            let slots = ring.view.slots().slots();
-            let (rx, fill) = xsk::map_receive_rings(&open.socket, slots.get()).or_else(no_rings)?;
-            if let Some(receive) = ReceiveRings::new(&rx, &fill, slots, buffers) {
-                for p in House::positions(&ring.view) {
-                    let slot = ring.view.slots().load(p);
-                    receive.offer(p, Some((slot.buf_idx, ring.offsets.of(slot.ptr))));
-                }
-                receive.publish(slots.get());
-                open.receive = Some(receive);
-            }
-        }
-        self.queues[queue] = Some(open);
+    fn start_queue(&mut self, pair: usize, socket: Xsk) -> Result<(), Refusal> {
+        let tx = self.end.tx.iter().find(|ring| ring.pair == pair);
+        let tx = tx.map(|ring| (ring, self.first_sent(ring.view.shape().id)));
+        let rx = self.end.rx.iter().find(|ring| ring.pair == pair);
+        let headroom = self.wanted_headroom(pair);
+        self.queues[pair] = Some(OpenQueue::start(socket, (&self.umem, headroom), tx, rx, &self.sent)?);
         Ok(())
     }
 
@@ -386,19 +427,27 @@ impl Nic {
     pub(crate) fn bind(&mut self, binding: &Binding) {
         let (queues, page) = (&self.queues, self.end.page.clone());
         self.end.bind(binding, |ring, transmit| at_socket(queues, &page, ring, transmit));
+        self.lead();
     }
 
     /// Closes the sockets that nobody has bound any more, and gives back the interface after the last.
     pub(crate) fn settle(&mut self) {
-        for (i, queue) in self.queues.iter_mut().enumerate() {
-            let bound = |rings: &[PortRing]| rings.get(i).is_some_and(|ring| ring.binders() > 0);
+        // What the host sends finds another way before this one ends.
+        self.lead();
+        let own = self.end.shape.nic_pairs();
+        for (pair, queue) in self.queues.iter_mut().enumerate() {
+            let bound = |rings: &[PortRing]| rings.iter().any(|ring| ring.pair == pair && ring.binders() > 0);
             let (sends, receives) = (bound(&self.end.tx), bound(&self.end.rx));
             let Some(open) = queue else { continue };
             if open.entered && !receives {
-                if let Some(xdp) = &mut self.xdp
-                    && let Err(e) = xdp.remove(i as u32)
+                let (xdp, queue) = match pair.checked_sub(own) {
+                    None => (self.xdp.as_mut(), pair),
+                    Some(host) => (self.host.xdp(), host),
+                };
+                if let Some(xdp) = xdp
+                    && let Err(e) = xdp.remove(queue as u32)
                 {
-                    tracing::debug!(name = self.name, queue = i, "taking the socket out: {e}");
+                    tracing::debug!(name = self.name, queue, "taking the socket out: {e}");
                 }
                 open.entered = false;
             }
@@ -406,9 +455,54 @@ impl Nic {
                 *queue = None;
             }
         }
-        if self.queues.iter().all(Option::is_none) {
+        let (nic, host) = self.queues.split_at(own);
+        let (nic_idle, host_idle) = (nic.iter().all(Option::is_none), host.iter().all(Option::is_none));
+        if nic_idle {
+            // The program at the entrance knows the mark until nothing carries it any more.
+            self.host.set_mark(Mark::default());
             (self.xdp, self.manner) = (None, None);
         }
+        match (nic_idle, host_idle) {
+            (true, true) => self.host.detach(),
+            (false, true) => self.host.lower(),
+            (_, false) => {}
+        }
+    }
+
+    /// What becomes of what the host sends, as the rings are bound now.
+    fn lead(&mut self) {
+        let shape = self.end.shape;
+        let (own_rx, host_rx) = self.end.rx.split_at(shape.rx_rings.into());
+        let mut own = self.end.tx.iter().take(shape.tx_rings.into()).chain(own_rx);
+        let bound = |ring: &PortRing| ring.binders() > 0;
+        self.host.set_capture(if host_rx.iter().any(bound) {
+            Capture::ToTheRings
+        } else if own.all(bound) && self.filter.is_none() {
+            Capture::Nowhere
+        } else {
+            Capture::ToTheWire
+        });
+    }
+
+    /// The daemon is at work.
+    pub(crate) fn keep(&mut self) {
+        if let Some(xdp) = &mut self.xdp
+            && let Err(e) = xdp.keep(ALIVE)
+        {
+            tracing::error!(name = self.name, "the interface cannot be kept: {e}");
+        }
+        self.host.keep();
+    }
+
+    /// The companion's near end was removed by somebody: whoever has host rings open is told.
+    pub(crate) fn host_gone(&mut self, index: u32) {
+        if !self.host.is_near(index) {
+            return;
+        }
+        tracing::warn!(name = self.name, "somebody removed {}: its host rings end", near_name(self.index));
+        self.host.lower();
+        let own = self.end.shape.nic_pairs();
+        self.end.end_some(|ring| ring.pair >= own);
     }
 
     /// The interface has gone: whoever has it open is told at the next call, and woken if asleep.
@@ -417,6 +511,7 @@ impl Nic {
         self.end.end_all();
         // Where it went it is the kernel's at once, whatever the programs do that still have it open.
         self.xdp = None;
+        self.host.detach();
         self.queues.iter_mut().for_each(|queue| *queue = None);
     }
 
@@ -438,9 +533,9 @@ impl Nic {
         self.end
     }
 
-    /// The socket of queue `id`.
-    pub(crate) fn socket(&self, id: u16) -> Option<BorrowedFd<'_>> {
-        self.queues.get(usize::from(id))?.as_ref().map(|queue| queue.socket.as_fd())
+    /// The socket of a pair of rings.
+    pub(crate) fn socket(&self, pair: usize) -> Option<BorrowedFd<'_>> {
+        self.queues.get(pair)?.as_ref().map(|queue| queue.socket.as_fd())
     }
 
     /// The first word of transmit ring `id` in the page of what was sent.
@@ -464,14 +559,19 @@ impl Nic {
         if self.gone { format!("gone ({way})") } else { way.into() }
     }
 
-    /// [`FRAGS`] or 0.
-    pub(crate) fn features(&self) -> u32 {
-        if self.frags() { FRAGS } else { 0 }
+    /// [`FRAGS`] or 0: what the socket of a pair of rings can do.
+    pub(crate) fn features(&self, pair: usize) -> u32 {
+        if pair >= self.end.shape.nic_pairs() || self.frags() { FRAGS } else { 0 }
     }
 
-    /// What the kernel counted for queue `id` since it was opened.
-    pub(crate) fn statistics(&self, id: u16) -> xsk::Statistics {
-        self.socket(id).and_then(|socket| xsk::statistics(socket).ok()).unwrap_or_default()
+    /// What the kernel counted for a pair of rings since it was opened.
+    pub(crate) fn statistics(&self, pair: usize) -> xsk::Statistics {
+        self.queues.get(pair).and_then(Option::as_ref).map(OpenQueue::statistics).unwrap_or_default()
+    }
+
+    /// Frames that the host sent while nobody had its rings.
+    pub(crate) fn host_dropped(&self) -> u64 {
+        self.host.dropped()
     }
 
     /// Frees the locks of the dead process with `lease`. It may have died between moving a position of the socket and
@@ -490,21 +590,13 @@ impl Nic {
     }
 }
 
-/// Where a ring stands, as its socket tells: `(hwcur, hwtail)`.
-fn at_socket(queues: &[Option<OpenQueue>], page: &EndPage, ring: &PortRing, transmit: bool) -> (Pos, Pos) {
-    let slots = ring.view.slots().slots();
-    // Only slots behind the last tail can be on their way; what is written down for others was never handed over.
-    let known = page.state(ring.state).and_then(|state| state.positions(slots));
-    let since = |next| known.map_or(next, |(_, hwtail)| slots.next(hwtail));
-    let open = queues.get(usize::from(ring.view.shape().id)).and_then(Option::as_ref);
-    match open {
-        Some(OpenQueue { send: Some(send), .. }) if transmit => {
-            (send.next(), slots.prev(send.first_unfinished(since(send.next()))))
-        }
-        Some(OpenQueue { receive: Some(receive), .. }) if !transmit => (receive.next_offer(), receive.next_packet()),
-        _ if transmit => (Pos::ZERO, slots.prev(Pos::ZERO)),
-        _ => (Pos::ZERO, Pos::ZERO),
-    }
+/// What nobody outside can know.
+fn secret_mark() -> Result<Mark, Refusal> {
+    let random = || process::random().or_else(|e| refuse(ENOMEM, format!("no random numbers: {e}")));
+    let mut second = random()?.to_ne_bytes();
+    // Where a frame says what it carries: nothing that frames carry, so that the kernel looks again behind the mark.
+    second[4..6].fill(0);
+    Ok(Mark([random()?, u64::from_ne_bytes(second)]))
 }
 
 /// Not every driver refuses by itself.

@@ -59,6 +59,8 @@ pub(crate) fn wished(register: &NmreqRegister, max_rings: u16) -> Result<EndShap
     Ok(EndShape {
         tx_rings: rings(register.nr_tx_rings),
         rx_rings: rings(register.nr_rx_rings),
+        host_tx_rings: 0,
+        host_rx_rings: 0,
         tx_slots: slots(register.nr_tx_slots)?,
         rx_slots: slots(register.nr_rx_slots)?,
     })
@@ -68,10 +70,10 @@ impl Pipe {
     /// Makes both ends; `shape` is as the opener of the end `role` sees it.
     pub(crate) fn make(house: &mut House, shape: EndShape, role: PipeRole) -> Result<Pipe, Refusal> {
         let master = if role == PipeRole::Master { shape } else { shape.mirrored() };
-        let line_count = usize::from(master.tx_rings) + usize::from(master.rx_rings);
+        let line_count = usize::from(master.all_tx()) + usize::from(master.all_rx());
         let lines_bytes = LinePage::bytes(line_count);
         let (window, lines_fd) = shared_page("unetmap-lines", lines_bytes)?;
-        let down = usize::from(master.tx_rings);
+        let down = usize::from(master.all_tx());
         let mut first = End::make(house, master, Way::Lines { tx: 0, rx: down })?;
         match End::make(house, master.mirrored(), Way::Lines { tx: down, rx: 0 }) {
             Ok(second) => {

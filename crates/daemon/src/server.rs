@@ -114,9 +114,13 @@ impl Server {
         let mut events = Vec::new();
         loop {
             let limit = idle.filter(|_| self.is_unused());
-            match self.epoll.wait(&mut events, limit) {
+            let next = self.books.keep_interfaces();
+            match self.epoll.wait(&mut events, next.or(limit)) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 other => other?,
+            }
+            if events.is_empty() && next.is_some() {
+                continue;
             }
             if events.is_empty() && self.clients.is_empty() && limit.is_some() && may_end() {
                 tracing::info!("nobody connected for a while: ending");
@@ -125,6 +129,8 @@ impl Server {
             // Who left makes room before newcomers are let in.
             events.sort_by_key(|(token, _)| *token == LISTENER);
             for &(token, flags) in &events {
+                // One of them may take its time.
+                self.books.keep_interfaces();
                 match token {
                     LISTENER => self.accept_some(),
                     token if token & WATCHES != 0 => self.books.links_changed(token & !WATCHES),

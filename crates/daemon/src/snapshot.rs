@@ -205,8 +205,12 @@ fn rings(end: &End, lines: Option<&LinePage>) -> Vec<Ring> {
 
 fn nic_rings(nic: &Nic) -> Vec<Ring> {
     let mut rings = rings(&nic.end, None);
-    for ring in rings.iter_mut().filter(|ring| ring.dir == "rx") {
-        ring.dropped = nic.statistics(ring.id).rx_dropped;
+    for (ring, of) in rings.iter_mut().zip(nic.end.tx.iter().chain(&nic.end.rx)).filter(|(ring, _)| ring.dir == "rx") {
+        ring.dropped = nic.statistics(of.pair).rx_dropped;
+        if of.pair == nic.end.shape.nic_pairs() {
+            // Nobody had any host ring, so the first one stands for all.
+            ring.dropped += nic.host_dropped();
+        }
     }
     rings
 }

@@ -38,7 +38,7 @@ fn caller() -> Caller {
 }
 
 fn books() -> Books {
-    let rules = Rules { first_mem_id: FIRST_ID, only_user: Some(PEER.uid), policy: None };
+    let rules = Rules { first_mem_id: FIRST_ID, only_user: Some(PEER.uid), policy: None, admode: crate::Admode::Best };
     Books::new(Sizes { ifs: (12, 512), rings: (40, 1024), bufs: (BUFS, 64) }, rules)
 }
 

@@ -7,6 +7,7 @@
 #![cfg(target_os = "linux")]
 
 pub mod barrier;
+mod bpf;
 pub mod clock;
 pub mod event;
 pub mod fuse;
@@ -18,6 +19,7 @@ pub mod probe;
 pub mod process;
 pub mod program;
 pub mod socket;
+pub mod tcx;
 pub mod thread;
 pub mod xdp;
 pub mod xsk;

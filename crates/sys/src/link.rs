@@ -1,8 +1,8 @@
 //! Network interfaces: what the kernel knows about them, and when that changes.
 //!
 //! All of it is about the calling thread's network namespace, at the moment of the call; a [`Watch`] stays with the
-//! namespace that it was made in. Nothing here but [`veth`] and [`finish_checksums`] changes an interface or needs a
-//! privilege. Attributes that this module does not know are passed over, so that a newer kernel's interfaces are read as
+//! namespace that it was made in. Nothing here but [`veth`], [`finish_checksums`] and [`keep_tags`] changes an interface
+//! or needs a privilege. Attributes that this module does not know are passed over, so that a newer kernel's interfaces are read as
 //! well.
 
 use std::io;
@@ -15,7 +15,9 @@ mod far;
 mod netlink;
 pub mod veth;
 
-pub use ethtool::{ChannelSettings, Channels, DriverInfo, channel_settings, channels, driver, finish_checksums};
+pub use ethtool::{
+    ChannelSettings, Channels, DriverInfo, channel_settings, channels, driver, finish_checksums, keep_tags,
+};
 pub use far::{FarEvent, FarWatch, Nsid};
 use netlink::{Message, Socket, attributes, number, push_attribute, text};
 

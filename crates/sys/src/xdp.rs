@@ -4,19 +4,20 @@
 //! to the kernel again as soon as the link's last descriptor is closed, however the process ended. Nothing is pinned,
 //! and nothing is attached by netlink, which would stay.
 
-use std::error::Error;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use aya::EbpfLoader;
 use aya::maps::Map;
 use aya::programs::Program;
 
-mod bpf;
-mod classic;
+pub(crate) mod classic;
 #[cfg(test)]
 mod tests;
 
+use crate::bpf::{self, foreign_object, kernels_error};
+use crate::clock;
 use classic::Access;
 pub use classic::ClassicInsn;
 
@@ -44,6 +45,11 @@ impl Mode {
     }
 }
 
+/// What stands before a frame that goes to the host's stack past a program in [`Mode::Generic`]; all zero: nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Mark(pub [u64; 2]);
+
 /// An interface whose frames go into sockets. Dropping it gives the interface back to the kernel.
 #[derive(Debug)]
 pub struct Xdp {
@@ -51,6 +57,8 @@ pub struct Xdp {
     program: OwnedFd,
     sockets: OwnedFd,
     filters: OwnedFd,
+    alive: OwnedFd,
+    marks: OwnedFd,
     mode: Mode,
     frags: bool,
 }
@@ -90,8 +98,28 @@ impl Xdp {
         };
         let sockets = sockets.fd().as_fd().try_clone_to_owned()?;
         let filters = filters.fd().as_fd().try_clone_to_owned()?;
+        let (alive, marks) = (bpf::array(&object, "alive")?, bpf::array(&object, "marks")?);
         let link = bpf::link_xdp(&program, ifindex, mode.flags())?;
-        Ok(Xdp { _link: link, program, sockets, filters, mode, frags })
+        Ok(Xdp { _link: link, program, sockets, filters, alive, marks, mode, frags })
+    }
+
+    /// Frames go into sockets for so long from now, and to the kernel afterwards, until this is called again. Before the
+    /// first call they do so for ever.
+    ///
+    /// # Errors
+    /// None that is not the kernel's fault.
+    pub fn keep(&mut self, time: Duration) -> io::Result<()> {
+        // SAFETY: the values of `alive` in common.h are such numbers.
+        unsafe { bpf::array_set(&self.alive, &deadline(time)) }
+    }
+
+    /// A frame that begins with this passes to the kernel, without it.
+    ///
+    /// # Errors
+    /// None that is not the kernel's fault.
+    pub fn set_mark(&mut self, mark: Mark) -> io::Result<()> {
+        // SAFETY: the values of `marks` in common.h are such pairs.
+        unsafe { bpf::array_set(&self.marks, &mark) }
     }
 
     /// As attached.
@@ -167,21 +195,15 @@ impl Xdp {
     }
 }
 
+/// The time on the kernel's monotonic clock, in nanoseconds.
+pub(crate) fn deadline(time: Duration) -> u64 {
+    clock::now_ns().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
 /// Takes an entry out of a map, if it is there.
 fn unset(map: &OwnedFd, key: u32) -> io::Result<()> {
     match bpf::map_unset(map, key) {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         other => other,
     }
-}
-
-/// The `errno` at the bottom of a loader's error. Where the kernel said nothing, the object file is at fault.
-fn kernels_error(error: &(dyn Error + 'static)) -> io::Error {
-    std::iter::successors(Some(error), |&e| e.source())
-        .find_map(|e| e.downcast_ref::<io::Error>()?.raw_os_error())
-        .map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
-}
-
-fn foreign_object() -> io::Error {
-    io::Error::other("the embedded xdp.o is not what bpf/xdp.c compiles to; build from unchanged sources")
 }

@@ -1,15 +1,17 @@
 //! The command line: each flag is defined once here, for the parser, `--help` and the manual page.
 
+use std::path::Path;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser};
 use tool_common::port::full_name;
+use unetmap_abi::{PortKind, PortSpec, Rings};
 
 /// Forwards packets between two netmap ports, without copying where both are in one region.
 #[derive(Debug, Parser)]
 #[command(name = "bridge", version, max_term_width = 100, args_override_self = true)]
 pub(crate) struct Cli {
-    /// A port; give two. A bare NAME means `netmap:NAME`
+    /// A port; give two, or one interface, which is bridged to the host's stack. A bare NAME means `netmap:NAME`
     #[arg(short = 'i', long = "port", value_name = "PORT", action = ArgAction::Append)]
     ports: Vec<String>,
 
@@ -86,21 +88,17 @@ impl Cli {
             Some(b) if b == a => None,
             other => other,
         };
-        match (&b, self.loopback) {
-            (Some(b), true) => {
-                return Err(format!("-i {b}: -L sends back out of one port; leave out the second"));
-            }
-            (None, false) => {
-                return Err(format!(
-                    "-i {a}: one port alone is bridged to the host's stack, which is not served yet; \
-                     give a second port, or -L to send back out of the same"
-                ));
-            }
-            _ => {}
+        if let (Some(b), true) = (&b, self.loopback) {
+            return Err(format!("-i {b}: -L sends back out of one port; leave out the second"));
         }
+        let a = full_name(&a);
+        let b = match b {
+            None if !self.loopback => Some(host_of(&a)?),
+            b => b.as_deref().map(full_name),
+        };
         Ok(Config {
-            a: full_name(&a),
-            b: b.as_deref().map(full_name),
+            a,
+            b,
             burst: burst.unwrap_or(1024),
             wait: Duration::from_secs(self.wait),
             copy: self.copy,
@@ -108,6 +106,25 @@ impl Cli {
             json: self.json,
         })
     }
+}
+
+/// The host rings of the interface that `port` names.
+fn host_of(port: &str) -> Result<String, String> {
+    let refused = |why: &str| {
+        format!(
+            "-i {port}: one port alone is bridged to the host's stack, and {why}; give a second port, or -L to send back out of the same"
+        )
+    };
+    let parsed = PortSpec::parse_with(port, |name| Path::new("/sys/class/net").join(name).exists())
+        .map_err(|e| e.to_string())?;
+    if parsed.kind != PortKind::Netmap || parsed.pipe.is_some() {
+        return Err(refused("only interfaces have one"));
+    }
+    let rings = match parsed.rings {
+        Rings::AllNic => Rings::Sw,
+        _ => return Err(refused("the name says which rings (give the interface's name alone)")),
+    };
+    Ok(PortSpec { rings, ..parsed }.to_string())
 }
 
 #[cfg(test)]
@@ -127,6 +144,11 @@ mod tests {
         }
         let c = parse("a b").unwrap();
         assert_eq!((c.burst, c.wait, c.copy), (1024, Duration::from_secs(2), false));
+        for args in ["-i a", "a", "-i a -i a"] {
+            assert_eq!(parse(args).unwrap().b.as_deref(), Some("netmap:a^"), "{args}");
+        }
+        let c = parse("-i a/x@7@conf:host-rings=4").unwrap();
+        assert_eq!(c.b.as_deref(), Some("netmap:a^/x@7@conf:host-rings=4"));
         assert!(parse("-i a -L").unwrap().b.is_none());
         assert!(parse("a a -L").unwrap().b.is_none());
     }
@@ -135,9 +157,9 @@ mod tests {
     fn bad_values_say_what_is_allowed() {
         for (args, part) in [
             ("", "no port given"),
-            ("-i a", "give a second port, or -L"),
-            ("a", "give a second port, or -L"),
-            ("-i a -i a", "give a second port, or -L"),
+            ("-i vale0:a", "only interfaces have one"),
+            ("a{1", "only interfaces have one"),
+            ("-i a-1 -i a-1", "give the interface's name alone"),
             ("-i a -i b -i c", "-i c: two ports are enough"),
             ("-i a b", "not both"),
             ("a b x", "`x`: the burst is a number"),

@@ -14,6 +14,9 @@ const SIOCETHTOOL: libc::Ioctl = 0x8946;
 const ETHTOOL_GDRVINFO: u32 = 0x3;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 const ETHTOOL_STXCSUM: u32 = 0x17;
+const ETHTOOL_GFLAGS: u32 = 0x25;
+const ETHTOOL_SFLAGS: u32 = 0x26;
+const ETH_FLAG_TXVLAN: u32 = 1 << 7;
 
 /// Queues that can be used: 1 or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +129,26 @@ pub fn finish_checksums(name: &str) -> io::Result<()> {
     let mut off = Value { command: ETHTOOL_STXCSUM, data: 0 };
     // SAFETY: ETHTOOL_STXCSUM reads a `struct ethtool_value`.
     match unsafe { ethtool(name, &mut off) }? {
+        true => Ok(()),
+        false => Err(Errno::OPNOTSUPP.into()),
+    }
+}
+
+/// Has the kernel put VLAN tags into the frames that it sends into the interface, as no hardware follows that would
+/// (`ethtool -K NAME txvlan off`). Needs `CAP_NET_ADMIN`.
+///
+/// # Errors
+/// As [`finish_checksums`].
+pub fn keep_tags(name: &str) -> io::Result<()> {
+    let mut flags = Value { command: ETHTOOL_GFLAGS, data: 0 };
+    // SAFETY: ETHTOOL_GFLAGS writes, and ETHTOOL_SFLAGS reads, a `struct ethtool_value`.
+    let known = unsafe { ethtool(name, &mut flags) }?;
+    if known && flags.data & ETH_FLAG_TXVLAN == 0 {
+        return Ok(());
+    }
+    let mut without = Value { command: ETHTOOL_SFLAGS, data: flags.data & !ETH_FLAG_TXVLAN };
+    // SAFETY: as above.
+    match known && unsafe { ethtool(name, &mut without) }? {
         true => Ok(()),
         false => Err(Errno::OPNOTSUPP.into()),
     }

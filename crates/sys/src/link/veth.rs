@@ -10,7 +10,7 @@ use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use rustix::io::Errno;
 
 use super::netlink::{Socket, push_attribute};
-use super::{NAME_MOST, ifinfomsg, in_flags};
+use super::{NAME_MOST, finish_checksums, ifinfomsg, in_flags, keep_tags};
 
 /// `VETH_INFO_PEER` of linux/veth.h.
 const VETH_INFO_PEER: u16 = 1;
@@ -27,6 +27,10 @@ pub struct Veth<'a> {
     /// Queues of each end and direction, at least 1.
     pub queues: u32,
 }
+
+/// `IFLA_INET6_ADDR_GEN_MODE`, and its value `IN6_ADDR_GEN_MODE_NONE`, of linux/if_link.h.
+const INET6_ADDR_GEN_MODE: u16 = 8;
+const NO_ADDRESSES: u8 = 1;
 
 /// Lays a cable. Both ends are down.
 ///
@@ -73,4 +77,28 @@ pub fn remove(index: u32) -> io::Result<()> {
 pub fn set_up(index: u32) -> io::Result<()> {
     let up = libc::IFF_UP as u32;
     Ok(Socket::route(0)?.change(libc::RTM_NEWLINK, 0, &in_flags(index, up, up))?)
+}
+
+/// Makes interface `index`, which is called `name`, carry what others put there, and nothing else: frames of any length,
+/// whole, with their checksums and VLAN tags in them. The stack does not talk there by itself: no addresses, no ARP.
+///
+/// # Errors
+/// `ENODEV`: no such interface; `EPERM`: needs `CAP_NET_ADMIN`; `EINVAL`: not an end of a cable.
+pub fn make_bare(index: u32, name: &str) -> io::Result<()> {
+    finish_checksums(name)?;
+    keep_tags(name)?;
+    let no_arp = libc::IFF_NOARP as u32;
+    let mut body = in_flags(index, no_arp, no_arp);
+    push_attribute(&mut body, libc::IFLA_MTU, &u32::from(u16::MAX).to_ne_bytes());
+    let socket = Socket::route(0)?;
+    socket.change(libc::RTM_NEWLINK, 0, &body)?;
+    let (mut inet6, mut families, mut body) = (Vec::new(), Vec::new(), ifinfomsg(index));
+    push_attribute(&mut inet6, INET6_ADDR_GEN_MODE, &[NO_ADDRESSES]);
+    push_attribute(&mut families, libc::AF_INET6 as u16, &inet6);
+    push_attribute(&mut body, libc::IFLA_AF_SPEC, &families);
+    match socket.change(libc::RTM_NEWLINK, 0, &body) {
+        // A kernel without IPv6, or one that was told to do without.
+        Err(Errno::AFNOSUPPORT | Errno::OPNOTSUPP) => Ok(()),
+        other => Ok(other?),
+    }
 }

@@ -49,7 +49,7 @@ const EXTENSIONS: u32 = 0xFFE0_0000;
 /// One instruction of the kernel: `struct bpf_insn` of linux/bpf.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub(super) struct Insn {
+pub(crate) struct Insn {
     pub(super) code: u8,
     /// Source in the upper half, destination in the lower.
     pub(super) regs: u8,

@@ -1,15 +1,21 @@
-//! The calls of bpf(2) that are needed once the object file is loaded, with the kernel's own `errno`.
+//! The calls of bpf(2) that are needed once an object file is loaded, with the kernel's own `errno`.
 
+use std::error::Error;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use super::classic::Insn;
+use aya::Ebpf;
+use aya::maps::Map;
+
+use crate::xdp::classic::Insn;
 
 /// Values of `enum bpf_cmd`.
+const MAP_LOOKUP_ELEM: libc::c_int = 1;
 const MAP_UPDATE_ELEM: libc::c_int = 2;
 const MAP_DELETE_ELEM: libc::c_int = 3;
 const PROG_LOAD: libc::c_int = 5;
 const PROG_TEST_RUN: libc::c_int = 10;
+const PROG_QUERY: libc::c_int = 16;
 const LINK_CREATE: libc::c_int = 28;
 
 /// `BPF_PROG_TYPE_XDP` of `enum bpf_prog_type`.
@@ -21,6 +27,16 @@ const TRIES: u32 = 5;
 
 /// `BPF_XDP` of `enum bpf_attach_type`.
 const ATTACH_XDP: u32 = 37;
+
+/// Where a packet meets a program of the traffic control kind; values of `enum bpf_attach_type` (Linux 6.6).
+#[derive(Clone, Copy, Debug)]
+#[repr(u32)]
+pub(crate) enum Hook {
+    /// After it was received.
+    Ingress = 46,
+    /// Before it is sent.
+    Egress = 47,
+}
 
 /// The beginnings of `union bpf_attr`, as far as each call looks, with no padding.
 #[repr(C)]
@@ -74,6 +90,18 @@ struct TestRun {
     ctx_out: u64,
 }
 
+#[derive(Default)]
+#[repr(C)]
+struct ProgQuery {
+    target_ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    count: u32,
+    zero: u32,
+}
+
 /// # Safety
 /// `attr` is the beginning of a `union bpf_attr` that fits `command`, without padding, and what its pointers point to
 /// is what the command reads and writes.
@@ -86,9 +114,34 @@ unsafe fn bpf<T>(command: libc::c_int, attr: &mut T) -> io::Result<RawFd> {
 
 /// Attaches an XDP program to an interface of the calling thread's network namespace; gone with the last duplicate of
 /// the result. `flags` as in `XDP_FLAGS_*`.
-pub(super) fn link_xdp(program: impl AsFd, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
+pub(crate) fn link_xdp(program: impl AsFd, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
+    link(program, ifindex, ATTACH_XDP, flags)
+}
+
+/// The same for a program of the traffic control kind, behind those that are attached already.
+pub(crate) fn link_tcx(program: impl AsFd, ifindex: u32, hook: Hook) -> io::Result<OwnedFd> {
+    link(program, ifindex, hook as u32, 0)
+}
+
+/// The numbers of the programs of the traffic control kind that are attached there, 64 at most.
+pub(crate) fn attached_tcx(ifindex: u32, hook: Hook) -> io::Result<Vec<u32>> {
+    let mut ids = vec![0u32; 64];
+    let mut attr = ProgQuery {
+        target_ifindex: ifindex,
+        attach_type: hook as u32,
+        prog_ids: ids.as_mut_ptr() as u64,
+        count: ids.len() as u32,
+        ..ProgQuery::default()
+    };
+    // SAFETY: the kernel writes at most `count` numbers to `ids`, which is alive.
+    unsafe { bpf(PROG_QUERY, &mut attr) }?;
+    ids.truncate(attr.count as usize);
+    Ok(ids)
+}
+
+fn link(program: impl AsFd, target_ifindex: u32, attach_type: u32, flags: u32) -> io::Result<OwnedFd> {
     let prog_fd = program.as_fd().as_raw_fd();
-    let mut attr = LinkCreate { prog_fd, target_ifindex: ifindex, attach_type: ATTACH_XDP, flags };
+    let mut attr = LinkCreate { prog_fd, target_ifindex, attach_type, flags };
     // SAFETY: no pointers.
     let fd = unsafe { bpf(LINK_CREATE, &mut attr) }?;
     // SAFETY: the kernel just made this descriptor, close-on-exec, for us alone.
@@ -96,7 +149,7 @@ pub(super) fn link_xdp(program: impl AsFd, ifindex: u32, flags: u32) -> io::Resu
 }
 
 /// Loads an XDP program.
-pub(super) fn load_xdp(insns: &[Insn], frags: bool) -> io::Result<OwnedFd> {
+pub(crate) fn load_xdp(insns: &[Insn], frags: bool) -> io::Result<OwnedFd> {
     let mut attr = ProgLoad {
         prog_type: PROG_TYPE_XDP,
         insn_cnt: insns.len() as u32,
@@ -120,18 +173,40 @@ pub(super) fn load_xdp(insns: &[Insn], frags: bool) -> io::Result<OwnedFd> {
 }
 
 /// Puts a descriptor (a socket, a program) into a map from numbers to such.
-pub(super) fn map_set(map: impl AsFd, key: u32, value: impl AsFd) -> io::Result<()> {
+pub(crate) fn map_set(map: impl AsFd, key: u32, value: impl AsFd) -> io::Result<()> {
     let value = value.as_fd().as_raw_fd();
     let mut attr = element(map, &key, &raw const value as u64);
-    // SAFETY: the maps of xdp.c have keys and values of 4 bytes, which is what both are.
+    // SAFETY: the maps that hold descriptors have keys and values of 4 bytes, which is what both are.
     unsafe { bpf(MAP_UPDATE_ELEM, &mut attr) }.map(drop)
 }
 
 /// Takes out what [`map_set`] put in: `ENOENT` if there is nothing.
-pub(super) fn map_unset(map: impl AsFd, key: u32) -> io::Result<()> {
+pub(crate) fn map_unset(map: impl AsFd, key: u32) -> io::Result<()> {
     let mut attr = element(map, &key, 0);
     // SAFETY: as in `map_set`.
     unsafe { bpf(MAP_DELETE_ELEM, &mut attr) }.map(drop)
+}
+
+/// Writes the only value of an array.
+///
+/// # Safety
+/// The values of `map`, an array, are `T`s.
+pub(crate) unsafe fn array_set<T: Copy>(map: impl AsFd, value: &T) -> io::Result<()> {
+    let mut attr = element(map, &0, &raw const *value as u64);
+    // SAFETY: an array has keys of 4 bytes, and values of the caller's size.
+    unsafe { bpf(MAP_UPDATE_ELEM, &mut attr) }.map(drop)
+}
+
+/// Reads the only value of an array of numbers.
+///
+/// # Safety
+/// The values of `map`, an array, are `u64`s.
+pub(crate) unsafe fn array_get(map: impl AsFd) -> io::Result<u64> {
+    let mut value = 0u64;
+    let mut attr = element(map, &0, &raw mut value as u64);
+    // SAFETY: an array has keys of 4 bytes, and values of the size of `value`, which is ours.
+    unsafe { bpf(MAP_LOOKUP_ELEM, &mut attr) }?;
+    Ok(value)
 }
 
 fn element(map: impl AsFd, key: &u32, value: u64) -> MapElem {
@@ -140,7 +215,7 @@ fn element(map: impl AsFd, key: &u32, value: u64) -> MapElem {
 
 /// What an XDP program returns for a frame that it is shown and that goes nowhere. The receive queue is queue 0 of `lo`
 /// in the calling thread's network namespace.
-pub(super) fn test_run(program: impl AsFd, frame: &[u8]) -> io::Result<u32> {
+pub(crate) fn test_run(program: impl AsFd, frame: &[u8]) -> io::Result<u32> {
     let mut attr = TestRun {
         prog_fd: program.as_fd().as_raw_fd(),
         data_size_in: u32::try_from(frame.len()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?,
@@ -151,4 +226,24 @@ pub(super) fn test_run(program: impl AsFd, frame: &[u8]) -> io::Result<u32> {
     // SAFETY: the kernel reads the frame, which is alive, and writes nowhere but into `attr`.
     unsafe { bpf(PROG_TEST_RUN, &mut attr) }?;
     Ok(attr.retval)
+}
+
+/// The `errno` at the bottom of a loader's error. Where the kernel said nothing, the object file is at fault.
+pub(crate) fn kernels_error(error: &(dyn Error + 'static)) -> io::Error {
+    std::iter::successors(Some(error), |&e| e.source())
+        .find_map(|e| e.downcast_ref::<io::Error>()?.raw_os_error())
+        .map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
+}
+
+/// A map of a loaded object.
+pub(crate) fn array(object: &Ebpf, name: &str) -> io::Result<OwnedFd> {
+    match object.map(name) {
+        Some(Map::Array(map)) => map.fd().as_fd().try_clone_to_owned(),
+        _ => Err(foreign_object()),
+    }
+}
+
+/// What an embedded object file lacks.
+pub(crate) fn foreign_object() -> io::Error {
+    io::Error::other("an embedded object is not what its source in bpf/ compiles to; build from unchanged sources")
 }

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//
+// What the programs of this folder share. Nothing is included, so that the headers of the machine have no say in the
+// bytes. Names and numbers are those of linux/bpf.h.
+
+typedef unsigned int __u32;
+typedef unsigned long long __u64;
+
+#define BPF_MAP_TYPE_ARRAY 2
+#define BPF_MAP_TYPE_PROG_ARRAY 3
+#define BPF_MAP_TYPE_XSKMAP 17
+
+static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
+static __u64 (*bpf_ktime_get_coarse_ns)(void) = (void *)160;
+
+// How the loader reads a map's numbers and types: from the debug information (BTF) of a variable that never exists.
+#define NUMBER(name, value) int (*name)[value]
+#define TYPE(name, type) type *name
+#define SECTION(name) __attribute__((section(name), used))
+#define INLINE static inline __attribute__((always_inline))
+
+// Until when the daemon is known to be at work: nanoseconds of the monotonic clock, written a few times a second.
+// Afterwards, because it was stopped or hangs, the interface is the kernel's until it writes again. 0: for ever.
+struct {
+	NUMBER(type, BPF_MAP_TYPE_ARRAY);
+	TYPE(key, __u32);
+	TYPE(value, __u64);
+	NUMBER(max_entries, 1);
+} alive SECTION(".maps");
+
+// What stands before a frame that a program sent to the host's stack, where the stack's entrance is also ours
+// (generic mode): it lets the frame pass, without the mark, which nobody outside can know. All zero: there is none.
+struct mark {
+	__u64 words[2];
+};
+
+struct {
+	NUMBER(type, BPF_MAP_TYPE_ARRAY);
+	TYPE(key, __u32);
+	TYPE(value, struct mark);
+	NUMBER(max_entries, 1);
+} marks SECTION(".maps");
+
+INLINE int is_alive(void)
+{
+	__u32 first = 0;
+	__u64 *until = bpf_map_lookup_elem(&alive, &first);
+
+	return until && (!*until || bpf_ktime_get_coarse_ns() < *until);
+}
+
+INLINE struct mark *the_mark(void)
+{
+	__u32 first = 0;
+	struct mark *mark = bpf_map_lookup_elem(&marks, &first);
+
+	return mark && (mark->words[0] | mark->words[1]) ? mark : 0;
+}

@@ -1,0 +1,256 @@
+//! What the stacks at the two ends of a cable send each other, each kind of it checked: the near one behind host rings.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use lab::{Ns, VethOptions};
+
+use unetmap_sys::{link, tcx};
+
+use crate::home::{Guard, Home, LIMIT, program, until};
+use crate::net::{DIRECT, Net, Tap, frame};
+use crate::packet::Dice;
+
+/// A cable whose near end is as the kernel makes it, offloads and all.
+pub const CABLE: VethOptions<'_> = VethOptions {
+    queues: 1,
+    mtu: 1500,
+    addresses: Some(("10.9.0.1/24", "10.9.0.2/24")),
+    tx_checksum_off: false,
+    native_xdp_peer: false,
+};
+
+/// Addresses of the near and the far end.
+pub const V4: [&str; 2] = ["10.9.0.1", "10.9.0.2"];
+/// The same for IPv6.
+pub const V6: [&str; 2] = ["fd09::1", "fd09::2"];
+
+/// Bytes that a stream carries each way.
+const STREAM: usize = 4 << 20;
+/// How long one exchange may take before it is repeated or failed.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How an interface is attached.
+#[derive(Clone, Copy, Debug)]
+pub struct Attachment {
+    /// For the table.
+    pub name: &'static str,
+    /// Arguments of the daemon's.
+    pub args: &'static [&'static str],
+    /// Queues of the interface.
+    pub queues: u32,
+}
+
+/// All that are tested.
+pub const ATTACHMENTS: [Attachment; 4] = [
+    Attachment { name: "native", args: &["--admode", "native"], queues: 1 },
+    Attachment { name: "native", args: &["--admode", "native"], queues: 4 },
+    Attachment { name: "generic, mark", args: &["--admode", "generic"], queues: 1 },
+    Attachment { name: "generic, mark", args: &["--admode", "generic"], queues: 4 },
+];
+
+/// A kind of traffic between the two stacks: its name, and what tells whether it works.
+pub type Traffic = (&'static str, fn(&Net) -> Result<(), String>);
+
+/// All kinds.
+pub const TRAFFIC: [Traffic; 7] = [
+    ("ping", ping),
+    ("TCP in", tcp_in),
+    ("TCP out", tcp_out),
+    ("UDP", udp),
+    ("IPv6", ipv6),
+    ("tagged in", tagged_in),
+    ("tagged out", tagged_out),
+];
+
+/// Two namespaces with IPv4 and IPv6, whose near interface is attached so.
+#[track_caller]
+pub fn net(home: &Home, attachment: Attachment, mtu: u32) -> Option<Net> {
+    let cable = VethOptions { queues: attachment.queues, mtu, ..CABLE };
+    let net = Net::with(home, DIRECT, cable, attachment.args)?;
+    // As the wire would have them: whoever reads the far stack's frames needs whole ones.
+    net.far.tool("ethtool", &["-K", "vb", "tx", "off"]).expect("ethtool");
+    for (ns, name, address) in [(&net.near, "va", V6[0]), (&net.far, "vb", V6[1])] {
+        ns.tool("sysctl", &["-q", "-w", &format!("net.ipv6.conf.{name}.disable_ipv6=0")]).expect("IPv6");
+        ns.ip(&["addr", "add", &format!("{address}/64"), "dev", name, "nodad"]).expect("an address");
+    }
+    Some(net)
+}
+
+/// A bridge between `va` and the host's stack, with so many host rings; returns when it has all its ports.
+#[track_caller]
+pub fn bridge(net: &Net, home: &Home, host_rings: u32) -> Guard {
+    let port = format!("netmap:va@conf:host-rings={host_rings}");
+    net.start(home, program("bridge"), &["-w", "0", "-i", &port], 2)
+}
+
+/// One echo each way.
+pub fn ping(net: &Net) -> Result<(), String> {
+    for (from, to) in [(&net.near, V4[1]), (&net.far, V4[0])] {
+        from.tool("ping", &["-n", "-c", "3", "-i", "0.05", "-W", "5", to])?;
+    }
+    Ok(())
+}
+
+/// A stream from the far to the near stack.
+pub fn tcp_in(net: &Net) -> Result<(), String> {
+    stream(&net.far, &net.near, V4[0])
+}
+
+/// A stream from the near to the far stack.
+pub fn tcp_out(net: &Net) -> Result<(), String> {
+    stream(&net.near, &net.far, V4[1])
+}
+
+/// Bytes that tell their places.
+fn bytes(n: usize, seed: u64) -> Vec<u8> {
+    let mut dice = Dice(seed | 1);
+    (0..n).map(|_| dice.roll() as u8).collect()
+}
+
+/// All bytes of a stream arrive, and an answer to them comes back.
+pub fn stream(from: &Ns, to: &Ns, address: &str) -> Result<(), String> {
+    let said = |e: std::io::Error| e.to_string();
+    let address: IpAddr = address.parse().map_err(|e| format!("{e}"))?;
+    let listener = to.run(|| TcpListener::bind(SocketAddr::new(address, 0)))?.map_err(said)?;
+    let at = listener.local_addr().map_err(said)?;
+    let sent = bytes(STREAM, 7);
+    std::thread::scope(|scope| {
+        let receiver = scope.spawn(|| {
+            let (mut connection, _) = listener.accept()?;
+            connection.set_read_timeout(Some(PATIENCE))?;
+            let mut got = vec![0; STREAM];
+            connection.read_exact(&mut got)?;
+            connection.write_all(b"all")?;
+            Ok::<_, std::io::Error>(got)
+        });
+        let exchange = || -> std::io::Result<()> {
+            let mut connection = TcpStream::connect_timeout(&at, PATIENCE)?;
+            connection.set_read_timeout(Some(PATIENCE))?;
+            connection.set_write_timeout(Some(PATIENCE))?;
+            connection.write_all(&sent)?;
+            connection.read_exact(&mut [0; 3])
+        };
+        let exchanged = from.run(exchange)?.map_err(said);
+        if exchanged.is_err() {
+            // Whoever never had a connection waits for none any more.
+            let _ = to.run(|| TcpStream::connect(at));
+        }
+        let got = receiver.join().map_err(|_| "the receiver panicked")?;
+        exchanged?;
+        if got.map_err(said)? == sent { Ok(()) } else { Err("other bytes arrived".into()) }
+    })
+}
+
+/// Datagrams of all lengths, one at a time, come back from the other side; those above the MTU in fragments.
+pub fn udp(net: &Net) -> Result<(), String> {
+    let said = |e: std::io::Error| e.to_string();
+    let socket = |ns: &Ns, address: &str| {
+        let socket = ns.run(|| UdpSocket::bind((address, 0)))?.map_err(said)?;
+        socket.set_read_timeout(Some(PATIENCE)).map_err(said)?;
+        Ok::<_, String>(socket)
+    };
+    let (near, far) = (socket(&net.near, V4[0])?, socket(&net.far, V4[1])?);
+    let (near_at, far_at) = (near.local_addr().map_err(said)?, far.local_addr().map_err(said)?);
+    let mut got = vec![0; 1 << 16];
+    for (i, len) in [0, 1, 17, 18, 500, 1471, 1472, 1473, 5000, 20_000].into_iter().enumerate() {
+        let sent = bytes(len, i as u64);
+        for (from, to, at) in [(&near, &far, far_at), (&far, &near, near_at)] {
+            from.send_to(&sent, at).map_err(said)?;
+            let n = to.recv(&mut got).map_err(|e| format!("a datagram of {len} bytes: {e}"))?;
+            if got[..n] != sent {
+                return Err(format!("other bytes than the {len} that were sent"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Echo and streams over IPv6.
+pub fn ipv6(net: &Net) -> Result<(), String> {
+    for (from, to) in [(&net.near, V6[1]), (&net.far, V6[0])] {
+        from.tool("ping", &["-6", "-n", "-c", "3", "-i", "0.05", "-W", "5", to])?;
+    }
+    stream(&net.far, &net.near, V6[0])?;
+    stream(&net.near, &net.far, V6[1])
+}
+
+/// Frames with a VLAN tag that the far side sends reach the near stack, with it.
+pub fn tagged_in(net: &Net) -> Result<(), String> {
+    tagged((&net.far, "vb"), (&net.near, "va"))
+}
+
+/// The same the other way.
+pub fn tagged_out(net: &Net) -> Result<(), String> {
+    tagged((&net.near, "va"), (&net.far, "vb"))
+}
+
+fn tagged(from: (&Ns, &str), to: (&Ns, &str)) -> Result<(), String> {
+    let sender = Tap::on(from.0, from.1);
+    let mut watcher = to.0.command(helper("tagged"));
+    let mut watcher = Guard::spawn(watcher.arg(to.1).stdout(Stdio::piped()));
+    let lines = BufReader::new(watcher.0.stdout.take().ok_or("no output")?).lines();
+    let (told, tells) = mpsc::channel();
+    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| told.send(line)));
+    let next = || tells.recv_timeout(PATIENCE).map_err(|_| "the frame did not come".to_string());
+    while next()? != "ready" {}
+    for (i, tag) in [1u16, 7, 0x2fff, 0x8001].into_iter().enumerate() {
+        let mut frame = frame(100 + i, i as u64);
+        let [high, low] = tag.to_be_bytes();
+        frame.splice(12..12, [0x81, 0, high, low]);
+        sender.send(&frame);
+        let wanted: String = frame.iter().map(|byte| format!("{byte:02x}")).collect();
+        while next()? != wanted {}
+    }
+    Ok(())
+}
+
+/// A helper program of these tests.
+fn helper(name: &str) -> PathBuf {
+    let exe = std::env::current_exe().unwrap_or_default();
+    // Tests stand in a folder below, programs beside it.
+    let beside = exe.with_file_name(name);
+    if beside.exists() { beside } else { exe.ancestors().nth(2).unwrap_or(&exe).join(name) }
+}
+
+/// Waits until the stacks reach each other again, both ways.
+#[track_caller]
+pub fn until_it_works(what: &str, net: &Net) {
+    let reaches = |from: &Ns, to: &str| from.tool("ping", &["-n", "-c", "1", "-W", "1", to]).is_ok();
+    until(what, || reaches(&net.near, V4[1]) && reaches(&net.far, V4[0]));
+}
+
+/// Waits until `near` is as it was before anybody opened an interface: no BPF link, no other interface, no route.
+#[track_caller]
+pub fn until_clean(net: &Net) {
+    let end = Instant::now() + LIMIT;
+    loop {
+        let left = left_over(net);
+        if left.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < end, "left behind after {LIMIT:?}: {left}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What there is in `near` beside its own interface, as text.
+#[track_caller]
+pub fn left_over(net: &Net) -> String {
+    let links = net.near.ip(&["-d", "-o", "link"]).expect("ip");
+    let mut left: Vec<String> = links
+        .lines()
+        .filter(|line| !(line.contains(" lo:") || line.contains(" va@")) || line.contains("prog/xdp"))
+        .map(str::to_owned)
+        .collect();
+    let programs = net.near.run(|| link::by_name("va")?.map_or(Ok(Vec::new()), |link| tcx::programs(link.index)));
+    let programs = programs.expect("a namespace").expect("a question");
+    left.extend(programs.into_iter().map(|id| format!("tcx program {id} on va")));
+    let routes = net.near.ip(&["route"]).expect("ip");
+    left.extend(routes.lines().filter(|line| !line.contains("dev va")).map(str::to_owned));
+    left.join("; ")
+}
