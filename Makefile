@@ -21,13 +21,16 @@ SONAME := libunetmap.so.0
 # Where rustup puts cargo, for shells that were started before it did.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: build setup demo test loom lint lint-headers lint-man bench install
+.PHONY: build setup setup-tests demo test loom lint lint-headers lint-man bench install
 .DEFAULT_GOAL := build
 
 build: setup
 	$(CARGO) build --locked --release --bins $(PACKAGES:%=-p %)
 	$(CARGO) build --locked --release -p unetmap-capi
 	$(MAKE) -C pcap OUT=$(BIN)/pcap
+
+setup-tests:
+	@.ci/setup tests
 
 setup:
 	@.ci/setup
@@ -36,7 +39,7 @@ demo: build
 	@BIN=$(BIN) demo/run
 
 # The programs and the C library first: conformance tests run them, as built for the tests.
-test: setup loom
+test: setup-tests loom
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) build --locked -p unetmap-capi
 	$(MAKE) -C pcap OUT=$(TARGET)/debug/pcap

@@ -4,6 +4,8 @@
  *
  * Section 1.2: what REGISTER binds, what it answers, and what close gives back.
  */
+#include <pthread.h>
+
 #include "port.h"
 
 /* ---- what comes back */
@@ -270,6 +272,34 @@ RULE("1.2-shared-spoiled", "who spoils the pointers of a shared ring lets the ot
 	tx_ring(&a, 0)->head = 5000;
 	SAME(poll_fd(b.fd, POLLOUT, 0, &revents), 1);
 	HOLDS(revents & POLLERR);
+}
+
+static struct port shared_by_threads;
+
+static void *
+sync_often(void *arg)
+{
+	int i;
+
+	for (i = 0; i < 20000; i++)
+		if (ioctl(shared_by_threads.fd, NIOCTXSYNC, NULL) != 0 || ioctl(shared_by_threads.fd, NIOCRXSYNC, NULL) != 0)
+			return arg;
+	return NULL;
+}
+
+RULE("1.2-busy-ring", "a ring that another thread is syncing is skipped: no sync fails, and none waits")
+{
+	pthread_t t[3];
+	void *failed;
+	int i;
+
+	shared_by_threads = open_port(own("{1"), ANY);
+	for (i = 0; i < 3; i++)
+		HOLDS(pthread_create(&t[i], NULL, sync_often, t) == 0);
+	for (i = 0; i < 3; i++) {
+		HOLDS(pthread_join(t[i], &failed) == 0);
+		HOLDS(failed == NULL);
+	}
 }
 
 RULE("1.2-close-unbinds", "a port's last close ends it: the next opener's wishes count again")

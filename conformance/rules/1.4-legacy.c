@@ -258,9 +258,9 @@ RULE("1.4-name-unended", "a name that fills its field: EINVAL")
 	REFUSED(EINVAL, ioctl(device(), NIOCGINFO, &r));
 }
 
-RULE("1.4-cmd-unknown", "PT_HOST_* and commands that do not exist: EINVAL")
+RULE("1.4-cmd-unknown", "REGOPS, PT_HOST_* and commands that do not exist: EINVAL")
 {
-	static const uint16_t no[] = { NETMAP_PT_HOST_CREATE, NETMAP_PT_HOST_DELETE, 13, 65535 };
+	static const uint16_t no[] = { NETMAP_BDG_REGOPS, NETMAP_PT_HOST_CREATE, NETMAP_PT_HOST_DELETE, 13, 65535 };
 	struct nmreq r = older(own("{1"));
 	size_t i;
 

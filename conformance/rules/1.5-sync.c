@@ -185,6 +185,25 @@ RULE("1.5-bad-not-sent", "after bad pointers nothing was sent, and the ring work
 	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
 }
 
+RULE("1.5-bad-slots", "bad pointers also cost slots what cannot be: a buffer that does not exist, a length beyond a buffer")
+{
+	struct port a = open_port(own("{1"), ANY);
+	struct netmap_ring *tx = tx_ring(&a, 0);
+	uint32_t fine = tx->slot[7].buf_idx;
+
+	tx->slot[5].buf_idx = 1;
+	tx->slot[5].len = 60;
+	tx->slot[6].buf_idx = ~0U;
+	tx->slot[7].len = 65535;
+	tx->head = 5000;
+	txsync(&a);
+	SAME(tx->slot[5].buf_idx, 0);
+	SAME(tx->slot[5].len, 0);
+	SAME(tx->slot[6].buf_idx, 0);
+	SAME(tx->slot[7].buf_idx, fine);
+	SAME(tx->slot[7].len, 0);
+}
+
 RULE("1.5-tail-restored", "a tail that the program changed is put back, and nothing else happens")
 {
 	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);

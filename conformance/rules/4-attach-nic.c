@@ -72,6 +72,16 @@ RULE("1.1-VALE_ATTACH", "an attached interface is a port of the switch: both dir
 	WORKS(simple(NETMAP_REQ_VALE_DETACH, "vale1:ra"));
 }
 
+RULE("1.1-VALE_ATTACH-name", "an interface is attached by its name, whatever characters that has")
+{
+	struct ask q;
+
+	attach("vale1:r-2");
+	ask(&q, NETMAP_REQ_VALE_LIST, "vale1:r-2");
+	WORKS(send_ask(&q));
+	WORKS(simple(NETMAP_REQ_VALE_DETACH, "vale1:r-2"));
+}
+
 RULE("1.1-VALE_ATTACH-ENXIO", "an interface that does not exist: ENXIO")
 {
 	REFUSED(ENXIO, attach_once("vale1:nosuch"));
@@ -235,18 +245,5 @@ RULE("1.1-VALE_POLLING-EOPNOTSUPP", "a port that is no interface: EOPNOTSUPP")
 	struct port v = open_port("vale1:v", ANY);
 
 	REFUSED(EOPNOTSUPP, poll_by("vale1:v", NETMAP_POLLING_MODE_SINGLE_CPU, 0, 1));
-	txsync(&v);
-}
-
-RULE("1.1-PORT_HDR_SET-EINVAL", "a virtio-net header of another length than 0, 10 or 12: EINVAL")
-{
-	struct port v = open_port("vale1:v", ANY);
-	struct ask q;
-
-	ask(&q, NETMAP_REQ_PORT_HDR_SET, "vale1:v");
-	q.header.nr_hdr_len = 11;
-	REFUSED(EINVAL, send_ask(&q));
-	q.header.nr_hdr_len = 0;
-	WORKS(send_ask(&q));
 	txsync(&v);
 }

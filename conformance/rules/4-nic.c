@@ -256,6 +256,53 @@ RULE("4-nic-swap", "a received packet is sent on, by another interface or a pipe
 	SAME(received_by(&a), 6);
 }
 
+RULE("4-monitor-nic", "a monitor of an interface that a program has open shows what it sends and receives")
+{
+	int far = wire("rb");
+	struct port p = open_nic("ra", ANY), m;
+
+	WORKS(bind_port(&m, device(), "ra", WISH(.nr_flags = NR_MONITOR_TX | NR_MONITOR_RX)));
+	HOLDS(m.reg.nr_mem_id != 1);
+	m.mem = mmap(NULL, m.reg.nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, m.fd, 0);
+	HOLDS(m.mem != MAP_FAILED);
+	m.nifp = NETMAP_IF(m.mem, m.reg.nr_offset);
+	put(tx_ring(&p, 0), frame(1), FRAME, 0);
+	txsync(&p);
+	SAME(seen_on(far, LONG), 1);
+	SAME(received_by(&m), 1);
+	HOLDS(send(far, frame(2), FRAME, 0) == FRAME);
+	SAME(received_by(&p), 2);
+	SAME(received_by(&m), 2);
+}
+
+RULE("4-nic-mtu", "frames longer than a buffer: the interface is refused with EINVAL, or they come in several slots")
+{
+	struct netmap_ring *ring;
+	static char bytes[5000];
+	struct port p;
+	int far, revents, total = 0;
+
+	HOLDS(system("ip link add rm mtu 6000 type veth peer name rn mtu 6000 && ip link set rm up && ip link set rn up") == 0);
+	if (bind_port(&p, device(), "rm", ANY) != 0) {
+		SAME(errno, EINVAL);
+		return;
+	}
+	p.mem = mmap(NULL, p.reg.nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, p.fd, 0);
+	p.nifp = NETMAP_IF(p.mem, p.reg.nr_offset);
+	ring = rx_ring(&p, 0);
+	far = wire("rn");
+	memcpy(bytes, frame(1), FRAME);
+	HOLDS(send(far, bytes, sizeof(bytes), 0) == sizeof(bytes));
+	SAME(poll_fd(p.fd, POLLIN, LONG, &revents), 1);
+	while (!nm_ring_empty(ring)) {
+		struct netmap_slot *slot = get(ring);
+
+		total += slot->len;
+		HOLDS(!(slot->flags & NS_MOREFRAG) == (total == sizeof(bytes)));
+	}
+	SAME(total, sizeof(bytes));
+}
+
 RULE("4-nic-dash", "where the whole name is that of an interface, a - and digits at its end are no ring")
 {
 	struct nmport_d *d = nmport_prepare("netmap:r-2");

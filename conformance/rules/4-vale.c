@@ -365,6 +365,94 @@ RULE("3-MOREFRAG-65", "a packet of more than 64 slots goes nowhere, and its slot
 	drain(&a);
 }
 
+/* ---- virtio-net headers */
+
+static int
+set_header(const char *name, uint32_t bytes)
+{
+	struct ask q;
+	int result, error;
+
+	ask(&q, NETMAP_REQ_PORT_HDR_SET, name);
+	q.header.nr_hdr_len = bytes;
+	result = send_ask(&q);
+	error = errno;
+	close(q.fd);
+	errno = error;
+	return result;
+}
+
+RULE("1.1-PORT_HDR_SET", "a VALE port's packets begin with a header of 0, 10 or 12 bytes, as it was set last")
+{
+	static const uint32_t all[] = { 10, 12, 0 };
+	struct port a = open_port(vale("a"), ANY);
+	struct ask q;
+	size_t i;
+
+	for (i = 0; i < 3; i++) {
+		WORKS(set_header(vale("a"), all[i]));
+		ask(&q, NETMAP_REQ_PORT_HDR_GET, vale("a"));
+		WORKS(send_ask(&q));
+		SAME(q.header.nr_hdr_len, all[i]);
+	}
+	txsync(&a);
+}
+
+RULE("1.1-PORT_HDR_SET-EINVAL", "a header of another length: EINVAL")
+{
+	struct port a = open_port(vale("a"), ANY);
+
+	REFUSED(EINVAL, set_header(vale("a"), 11));
+	REFUSED(EINVAL, set_header(vale("a"), ~0U));
+	txsync(&a);
+}
+
+RULE("1.1-REGISTER-EIO", "a port whose packets have a header, without NR_ACCEPT_VNET_HDR: EIO")
+{
+	struct port a = open_port(vale("a"), ANY), q;
+
+	WORKS(set_header(vale("a"), 12));
+	REFUSED(EIO, bind_port(&q, device(), vale("a"), ANY));
+	WORKS(bind_port(&q, device(), vale("a"), WISH(.nr_flags = NR_ACCEPT_VNET_HDR)));
+	txsync(&a);
+}
+
+RULE("4-vale-header", "a header goes on to a port that has it, too, and ends before one that has none")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY), c = open_port(vale("c"), ANY);
+	char bytes[12 + FRAME] = { 0 };
+	struct netmap_slot *slot;
+	int revents;
+
+	WORKS(set_header(vale("a"), 12));
+	WORKS(set_header(vale("b"), 12));
+	address(bytes + 12, ALL);
+	address(bytes + 18, 1);
+	memcpy(bytes + 24, "\x88\xb5!", 3);
+	put(tx_ring(&a, 0), bytes, sizeof(bytes), 0);
+	txsync(&a);
+	SAME(poll_fd(b.fd, POLLIN, LONG, &revents), 1);
+	slot = get(rx_ring(&b, 0));
+	SAME(slot->len, sizeof(bytes));
+	SAME(data_of(rx_ring(&b, 0), slot)[26], '!');
+	SAME(poll_fd(c.fd, POLLIN, LONG, &revents), 1);
+	slot = get(rx_ring(&c, 0));
+	SAME(slot->len, FRAME);
+	SAME(data_of(rx_ring(&c, 0), slot)[14], '!');
+}
+
+RULE("4-monitor-vale", "a monitor of a VALE port shows what it sends and receives")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY);
+	struct port tx = open_port(vale("a"), WISH(.nr_flags = NR_MONITOR_TX));
+	struct port rx = open_port(vale("b"), WISH(.nr_flags = NR_MONITOR_RX));
+
+	send_frame(&a, ALL, 1, 'x');
+	SAME(comes(&tx, LONG), 'x');
+	SAME(comes(&b, LONG), 'x');
+	SAME(comes(&rx, LONG), 'x');
+}
+
 /* ---- requests */
 
 RULE("1.1-VALE_LIST", "VALE_LIST finds a port's switch and number; 255 for a port that its switch does not have")

@@ -10,6 +10,7 @@ use std::time::Duration;
 use unetmap::abi::{NETMAP_REQ_REGISTER, NetmapRing, NetmapSlot, NmreqRegister};
 use unetmap::bound::Bound;
 use unetmap::request::{Answer, Request};
+use unetmap::watch::{Asked, Told};
 use unetmap::wire::{self, Head, Kind};
 use unetmap_sys::socket;
 use zerocopy::IntoBytes as _;
@@ -109,6 +110,14 @@ impl Raw {
         (reply.errno, Answer::decode(&reply.payload), reply.fds)
     }
 
+    /// Asks who watches a session: the errno, the next monitor, and the descriptors of its shelf.
+    #[track_caller]
+    pub fn watchers(&self, asked: &Asked) -> (i32, Option<Told>, Vec<OwnedFd>) {
+        self.send(&wire::message(Kind::Watchers, 0, 0, 0, asked.as_bytes())).expect("a daemon that listens");
+        let reply = self.receive().expect("an answer");
+        (reply.errno, Told::decode(&reply.payload).filter(|_| reply.errno == 0), reply.fds)
+    }
+
     /// The daemon's books.
     pub fn snapshot(&self) -> Option<Snapshot> {
         self.send(&wire::message(Kind::Snapshot, 0, 0, 0, &[])).ok()?;
@@ -152,8 +161,14 @@ impl Intruder {
     /// Opens the port `name`, as requests carry it.
     #[track_caller]
     pub fn open(socket: &Path, name: &str) -> Intruder {
+        Intruder::open_with(socket, name, 0)
+    }
+
+    /// The same with `NR_*` flags.
+    #[track_caller]
+    pub fn open_with(socket: &Path, name: &str, flags: u64) -> Intruder {
         let raw = Raw::connect(socket).expect("a daemon that listens");
-        let register = NmreqRegister { nr_mode: unetmap::abi::NR_REG_ALL_NIC, ..Default::default() };
+        let register = NmreqRegister { nr_mode: unetmap::abi::NR_REG_ALL_NIC, nr_flags: flags, ..Default::default() };
         let request = Request::new(NETMAP_REQ_REGISTER, name, register.as_bytes()).expect("a short name");
         let (errno, answer, fds) = raw.request(&request);
         assert_eq!(errno, 0, "{name}: {answer:?}");

@@ -6,6 +6,8 @@
 //! party share SPEC FILE COUNT        takes turns at a shared ring with others until COUNT packets came in all
 //! party spin  SPEC                   syncs as fast as it can, and moves nothing
 //! party wait  SPEC                   sleeps until there is something to read, and says so
+//! party see   SPEC FILE              takes copies at a monitor until SIGTERM or its end; the record: good ones, others, and 1
+//!                                    if it was told that what it watched was closed
 //! party hold  SPEC                   opens the port and does nothing until SIGTERM
 //! ```
 //! A record is 24 bytes, written in one go: before and after each batch what has been done for sure.
@@ -41,8 +43,9 @@ fn main() -> ExitCode {
         ["share", spec, file, count] => share(spec, Path::new(file), count),
         ["spin", spec] => spin(spec),
         ["wait", spec] => wait(spec),
+        ["see", spec, file] => see(spec, Path::new(file)),
         ["hold", spec] => hold(spec),
-        _ => Err("usage: party send|recv|share|spin|wait|hold SPEC ...".into()),
+        _ => Err("usage: party send|recv|share|spin|wait|see|hold SPEC ...".into()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -201,6 +204,36 @@ fn wait(spec: &str) -> Outcome {
     // Without a limit: the look at its end would hide that nobody woke us.
     while !port.poll(Interest::RX, None)?.rx() {}
     println!("awake");
+    Ok(())
+}
+
+fn see(spec: &str, path: &Path) -> Outcome {
+    let stop = stop_flag()?;
+    let port = Port::open(spec)?;
+    let file = File::create(path)?;
+    let ring = &port.rx_rings()[0];
+    let mut words = [0; 3];
+    record(&file, words)?;
+    println!("seeing");
+    while !stop.load(Relaxed) {
+        match port.poll(Interest::RX, NAP) {
+            Ok(_) => {}
+            // Somebody wrote into its memory; the ring was set back.
+            Err(unetmap::Error::BadPointers { .. }) => continue,
+            Err(unetmap::Error::WatchedGone { .. }) => {
+                words[2] = 1;
+                record(&file, words)?;
+                return Ok(());
+            }
+            Err(e) => return Err(e.into()),
+        }
+        let n = ring.space();
+        for slot in ring.window() {
+            words[usize::from(packet::check(&bytes_of(&slot)).is_err())] += 1;
+        }
+        ring.advance(n);
+        record(&file, words)?;
+    }
     Ok(())
 }
 

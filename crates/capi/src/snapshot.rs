@@ -67,7 +67,9 @@ pub extern "C" fn unetmap_dropped(fd: c_int) -> i64 {
         let open = Ref::of(fd).ok_or(libc::EBADF)?;
         let Some(attached) = open.known_port() else { return Ok(0) };
         let (name, mem_id) = (attached.port.spec(), attached.port.mem_id());
-        let ours = ports()?.into_iter().filter(|port| port.name == name && port.mem_id == mem_id);
+        // A monitor has a region of its own, and a name that nobody asks for.
+        let is_ours = |port: &Port| port.mem_id == mem_id && (port.name == name || port.kind == "monitor");
+        let ours = ports()?.into_iter().filter(is_ours);
         let dropped: u64 = ours.flat_map(|port| port.rings).filter(|r| r.dir == "rx").map(|r| r.dropped).sum();
         Ok(i64::try_from(dropped).unwrap_or(i64::MAX))
     })

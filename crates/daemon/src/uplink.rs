@@ -288,7 +288,11 @@ impl Books {
         }
     }
 
+    /// The port `valeS:P`. P may be whatever an interface is called, which is more than a program may call its port.
     fn vale_port_named(&mut self, name: &str, caller: &Caller) -> Result<ValeKey, Refusal> {
+        if is_interface_on_switch(name) {
+            return self.vale_key_of(name, caller);
+        }
         let spec = daemon_name(name)?;
         if spec.kind != PortKind::Vale || spec.pipe.is_some() {
             return refuse(EINVAL, "a port of a switch is named valeS:P");
@@ -370,4 +374,14 @@ fn refuse_cable<T>(e: &std::io::Error) -> Result<T, Refusal> {
         Some(EOPNOTSUPP) => refuse(EOPNOTSUPP, "the kernel has no veth interfaces (modprobe veth)"),
         _ => refuse(ENOMEM, format!("making the interface: {e}")),
     }
+}
+
+/// Whether this is `valeS:IF` with what the kernel takes for an interface's name, apart from the signs of pipes.
+fn is_interface_on_switch(name: &str) -> bool {
+    let Some((switch, interface)) = name.strip_prefix(NM_BDG_NAME).and_then(|rest| rest.split_once(':')) else {
+        return false;
+    };
+    let ident = switch.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    let named = interface.bytes().all(|b| b.is_ascii_graphic() && !b"/:{}".contains(&b));
+    ident && named && (1..=NAME_MOST).contains(&interface.len()) && ![".", ".."].contains(&interface)
 }

@@ -224,10 +224,15 @@ impl Books {
     }
 
     pub(crate) fn vale_key(&mut self, spec: &PortSpec, caller: &Caller) -> Result<ValeKey, Refusal> {
+        self.vale_key_of(&spec.parent, caller)
+    }
+
+    /// Of a name that was checked.
+    pub(crate) fn vale_key_of(&mut self, name: &str, caller: &Caller) -> Result<ValeKey, Refusal> {
         if !self.may_pipe(caller)? {
             return refuse(EACCES, "this daemon serves switches to other users only where its policy says so");
         }
-        let Some((switch, port)) = spec.parent.split_once(':') else {
+        let Some((switch, port)) = name.split_once(':') else {
             return refuse(EINVAL, "the name of a switch's port is valeS:P");
         };
         Ok(ValeKey { scope: self.scope(caller), switch: switch.into(), port: port.into() })

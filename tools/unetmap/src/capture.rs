@@ -139,7 +139,8 @@ fn dropped(port: &Port) -> u64 {
     let all = answers.iter().filter_map(|text| serde_json::from_str::<Value>(text).ok());
     let dropped = |daemon: Value| {
         let ports = crate::ls::members(&daemon["ports"]);
-        let ours = ports.filter(|p| p["name"] == name && p["mem_id"] == port.mem_id());
+        // A monitor has a region of its own, and a name that nobody asks for.
+        let ours = ports.filter(|p| p["mem_id"] == port.mem_id() && (p["name"] == name || p["kind"] == "monitor"));
         let rings = ours.flat_map(|p| crate::ls::members(&p["rings"])).filter(|ring| ring["dir"] == "rx");
         rings.filter_map(|ring| ring["dropped"].as_u64()).sum::<u64>()
     };

@@ -8,6 +8,7 @@ mod nic;
 mod node;
 mod replay;
 mod run;
+mod top;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -28,6 +29,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Ls(LsArgs),
+    Top(TopArgs),
     Nic(NicArgs),
     Node(NodeArgs),
     Doctor(DoctorArgs),
@@ -55,6 +57,31 @@ struct LsArgs {
     /// Print what the daemon says, as JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Show what moves through all rings, again and again.
+///
+/// Packets and losses a second, and packets a batch, the fastest ring first.
+#[derive(Debug, Args)]
+struct TopArgs {
+    /// Time between two looks
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    interval: f64,
+
+    /// Looks, then it ends; 0: until it is stopped
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 0)]
+    count: u64,
+
+    /// One JSON object a ring and look
+    #[arg(long)]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.05..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("a time is 0.05 to 3600 seconds".into()),
+    }
 }
 
 /// Show an interface's port, or choose which frames enter it.
@@ -187,6 +214,7 @@ fn benches() -> impl TypedValueParser<Value = Bench> {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Ls(args) => ls::run(args.json),
+        Command::Top(args) => top::run(Duration::from_secs_f64(args.interval), args.count, args.json),
         Command::Nic(NicArgs { interface, action, json }) => {
             let words = action.as_ref().map(|NicAction::Filter { expression }| &expression[..]);
             nic::run(&interface, words, json)

@@ -1,0 +1,178 @@
+//! `unetmap top`: what moves, again and again.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, IsTerminal as _, Write as _, stdout};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use unetmap_bench::align;
+
+use crate::ls::{cell, header, members};
+
+/// Goes to the upper left corner, and empties the screen from there on.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+/// Which ring: of which daemon's process, the port's name, direction and number.
+type Key = (u64, String, String, u64);
+
+/// What the daemon counted of a ring.
+#[derive(Clone, Debug, PartialEq)]
+struct Ring {
+    kind: String,
+    queued: u64,
+    crossed: u64,
+    batches: u64,
+    /// Dropped for want of room, or sent to nobody.
+    lost: u64,
+}
+
+/// What happened to a ring in a second.
+#[derive(Debug, PartialEq)]
+struct Rate {
+    key: Key,
+    ring: Ring,
+    packets: f64,
+    /// Packets a batch.
+    batch: f64,
+    lost: f64,
+}
+
+/// Shows rates every `interval`, `count` times (0: until it is stopped).
+pub(crate) fn run(interval: Duration, count: u64, json: bool) -> Result<u8, String> {
+    let mut last = (Instant::now(), rings_now()?);
+    let mut turn = 0;
+    while count == 0 || turn < count {
+        std::thread::sleep(interval);
+        let now = (Instant::now(), rings_now()?);
+        let rates = rates(&last.1, &now.1, now.0 - last.0);
+        let text = match json {
+            true => lines(&rates),
+            false => format!("{}{}\n", if stdout().is_terminal() { CLEAR } else { "" }, table(&rates)),
+        };
+        match stdout().lock().write_all(text.as_bytes()) {
+            // Who read it has seen enough.
+            Err(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(0),
+            written => written.map_err(|e| format!("top: standard output: {e}"))?,
+        }
+        (last, turn) = (now, turn + 1);
+    }
+    Ok(0)
+}
+
+fn rings_now() -> Result<BTreeMap<Key, Ring>, String> {
+    let answers = unetmap::client::snapshots().map_err(|e| e.to_string())?;
+    let mut rings = BTreeMap::new();
+    for answer in answers {
+        let all: Value = serde_json::from_str(&answer)
+            .map_err(|e| format!("top: the daemon's answer makes no sense ({e}); is it another version?"))?;
+        rings.extend(rings_of(&all));
+    }
+    Ok(rings)
+}
+
+fn rings_of(all: &Value) -> BTreeMap<Key, Ring> {
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let pid = number(&all["daemon"]["pid"]);
+    let of_port = |port: &Value| {
+        // What a port sent to nobody is counted once, with its first transmit ring.
+        let mut nobody: u64 = port["lost"].as_object().map_or(0, |lost| lost.values().map(number).sum());
+        let rings: Vec<(Key, Ring)> = members(&port["rings"])
+            .map(|ring| {
+                let dir = cell(&ring["dir"]);
+                let lost = number(&ring["dropped"]) + if dir == "tx" { std::mem::take(&mut nobody) } else { 0 };
+                let [queued, crossed, batches] = ["queued", "crossed", "batches"].map(|what| number(&ring[what]));
+                let key = (pid, cell(&port["name"]), dir, number(&ring["id"]));
+                (key, Ring { kind: cell(&port["kind"]), queued, crossed, batches, lost })
+            })
+            .collect();
+        rings
+    };
+    members(&all["ports"]).flat_map(of_port).collect()
+}
+
+/// Per second. A ring that is new, or was made anew, has moved what it counts.
+fn rates(before: &BTreeMap<Key, Ring>, after: &BTreeMap<Key, Ring>, time: Duration) -> Vec<Rate> {
+    let per_second = |n: u64| n as f64 / time.as_secs_f64().max(1e-9);
+    let rate = |(key, ring): (&Key, &Ring)| {
+        let since = before.get(key).filter(|before| before.crossed <= ring.crossed && before.lost <= ring.lost);
+        let (crossed, batches, lost) = since.map_or((0, 0, 0), |b| (b.crossed, b.batches, b.lost));
+        let (packets, batches) = (ring.crossed - crossed, ring.batches.saturating_sub(batches));
+        Rate {
+            key: key.clone(),
+            ring: ring.clone(),
+            packets: per_second(packets),
+            batch: if batches == 0 { 0.0 } else { packets as f64 / batches as f64 },
+            lost: per_second(ring.lost - lost),
+        }
+    };
+    after.iter().map(rate).collect()
+}
+
+/// What moves, the fastest first.
+fn table(rates: &[Rate]) -> String {
+    let mut sorted: Vec<&Rate> = rates.iter().collect();
+    sorted.sort_by(|a, b| b.packets.total_cmp(&a.packets));
+    let mut rows = header(["port", "ring", "packets/s", "batch", "lost/s", "queued", "kind"]);
+    for Rate { key: (_, port, dir, id), ring, packets, batch, lost } in sorted {
+        rows.push(vec![
+            port.clone(),
+            format!("{dir} {id}"),
+            format!("{packets:.0}"),
+            format!("{batch:.1}"),
+            format!("{lost:.0}"),
+            ring.queued.to_string(),
+            ring.kind.clone(),
+        ]);
+    }
+    if rows.len() == 1 { "No port is open.".into() } else { align(&rows, 2) }
+}
+
+/// A JSON object a ring.
+fn lines(rates: &[Rate]) -> String {
+    let line = |Rate { key: (pid, port, dir, id), ring, packets, batch, lost }: &Rate| {
+        let object = json!({
+            "daemon": pid, "port": port, "dir": dir, "id": id, "kind": ring.kind, "packets_per_second": packets,
+            "batch": batch, "lost_per_second": lost, "queued": ring.queued, "crossed": ring.crossed, "lost": ring.lost,
+        });
+        format!("{object}\n")
+    };
+    rates.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(crossed: u64, dropped: u64) -> BTreeMap<Key, Ring> {
+        let ring = |dir, crossed, dropped| json!({"dir": dir, "id": 0, "queued": 5, "crossed": crossed, "batches": crossed / 100, "dropped": dropped});
+        rings_of(&json!({
+            "daemon": {"pid": 7},
+            "ports": [
+                {"name": "vale0:a", "kind": "vale", "lost": {"short": 3, "nobody": 4},
+                 "rings": [ring("tx", crossed, 0), ring("rx", 0, dropped)]},
+                {"name": "p{1", "kind": "pipe", "rings": [ring("tx", 9 * crossed, 0)]},
+            ],
+        }))
+    }
+
+    #[test]
+    fn rates_are_of_the_time_between() {
+        let (before, after) = (snapshot(1000, 10), snapshot(3000, 50));
+        let rates = rates(&before, &after, Duration::from_secs(2));
+        let of = |port: &str, dir: &str| rates.iter().find(|r| r.key.1 == port && r.key.2 == dir).unwrap();
+        assert_eq!((of("vale0:a", "tx").packets, of("vale0:a", "tx").batch), (1000.0, 100.0));
+        assert_eq!((of("vale0:a", "tx").ring.lost, of("vale0:a", "tx").lost), (7, 0.0));
+        assert_eq!((of("vale0:a", "rx").packets, of("vale0:a", "rx").lost), (0.0, 20.0));
+        let table = table(&rates);
+        let ports: Vec<&str> = table.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
+        assert_eq!(ports, ["p{1", "vale0:a", "vale0:a"], "{table}");
+        assert_eq!(lines(&rates).lines().count(), 3);
+    }
+
+    #[test]
+    fn a_ring_that_was_made_anew_counts_from_0() {
+        let rates = rates(&snapshot(1000, 0), &snapshot(10, 0), Duration::from_secs(1));
+        assert!(rates.iter().any(|rate| rate.packets == 10.0));
+        assert_eq!(table(&[]), "No port is open.");
+    }
+}
