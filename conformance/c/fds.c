@@ -24,6 +24,13 @@
 
 static struct nm_desc *a, *b;
 
+/* What came, of an edge: a kernel tells all that is ready. */
+#ifdef NODE
+#define NEWS(events)	((events) & ~(unsigned int)EPOLLOUT)
+#else
+#define NEWS(events)	(events)
+#endif
+
 static void
 open_pipe(void)
 {
@@ -352,11 +359,11 @@ epolls(void)
 	CHECK(epoll_wait(set, got, 4, 1000) == 1 && got[0].data.u64 == 79 && got[0].events == EPOLLOUT);
 	CHECK(epoll_wait(set, got, 4, 20) == 0);
 	t = later();
-	CHECK(epoll_wait(set, got, 4, 10000) == 1 && got[0].events == EPOLLIN);
+	CHECK(epoll_wait(set, got, 4, 10000) == 1 && NEWS(got[0].events) == EPOLLIN);
 	CHECK(epoll_wait(set, got, 4, 20) == 0);
 	pthread_join(t, NULL);
 	t = later();
-	CHECK(epoll_wait(set, got, 4, 10000) == 1 && got[0].events == EPOLLIN);
+	CHECK(epoll_wait(set, got, 4, 10000) == 1 && NEWS(got[0].events) == EPOLLIN);
 	pthread_join(t, NULL);
 	while (nm_nextpkt(b, &h) != NULL)
 		;
@@ -448,7 +455,11 @@ bereaved(void)
 	CHECK(poll(p, 1, -1) == 1 && p[0].revents == POLLERR);
 	CHECK(poll(p, 2, -1) == 1 && p[0].revents == POLLERR);
 	CHECK(epoll_wait(set, &got, 1, -1) == 1 && (got.events & (EPOLLERR | EPOLLHUP)));
+#ifdef NODE
+	CHECK(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == -1 && errno == ENOTCONN);
+#else
 	CHECK(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == -1 && errno == ENXIO);
+#endif
 	CHECK(nm_close(a) == 0 && nm_close(b) == 0);
 }
 

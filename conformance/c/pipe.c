@@ -19,6 +19,10 @@
 
 #include <net/netmap_user.h>
 
+#ifndef DEVICE
+#define DEVICE	"/dev/netmap"
+#endif
+
 static void
 die(const char *what)
 {
@@ -53,7 +57,7 @@ main(int argc, char **argv)
 	send = strcmp(argv[1], "send") == 0;
 	count = strtoul(argv[3], NULL, 10);
 
-	fd = open("/dev/netmap", O_RDWR);
+	fd = open(DEVICE, O_RDWR);
 	if (fd < 0)
 		die("open");
 	memset(&hdr, 0, sizeof(hdr));

@@ -1,5 +1,6 @@
 //! A `/dev/netmap` of the test's own, served by its daemon, and programs that find it there.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -20,6 +21,15 @@ impl Node {
     /// What this machine lacks for it.
     #[track_caller]
     pub fn mounted(home: &Home) -> Result<Node, String> {
+        Node::by(home, "")
+    }
+
+    /// The same, with a policy for a daemon that is started now; empty: what is so without one.
+    ///
+    /// # Errors
+    /// As [`Node::mounted`].
+    #[track_caller]
+    pub fn by(home: &Home, policy: &str) -> Result<Node, String> {
         if !rustix::process::geteuid().is_root() {
             return Err("only root has the node".into());
         }
@@ -31,8 +41,14 @@ impl Node {
             return Err(format!("the node needs Linux 6.9, and this is {release}"));
         }
         let path = home.folder().join("netmap");
-        let output = unetmap_node(home, &["on", &path.display().to_string()]);
-        assert!(output.0, "unetmap node on: {}", output.1);
+        let mut command = node_command(home, &["on", &path.display().to_string()]);
+        if !policy.is_empty() {
+            let file = home.folder().join("policy.toml");
+            fs::write(&file, policy).expect("a file in the test's own folder");
+            command.env("UNETMAP_POLICY", file);
+        }
+        let output = command.output().expect("unetmap starts");
+        assert!(output.status.success(), "unetmap node on: {}", String::from_utf8_lossy(&output.stderr));
         Ok(Node { path, mount: mount_of(home) })
     }
 
@@ -63,12 +79,16 @@ impl Drop for Node {
 
 /// Runs `unetmap node` about the test's daemon: whether it went well, and what it said.
 pub fn unetmap_node(home: &Home, args: &[&str]) -> (bool, String) {
+    let output = node_command(home, args).output().expect("unetmap starts");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
+
+fn node_command(home: &Home, args: &[&str]) -> Command {
     let mut command = Command::new(program("unetmap"));
     command.arg("node").args(args).stdin(Stdio::null());
     command.env("UNETMAP_SOCKET", home.socket()).env("UNETMAPD", program("unetmapd"));
-    let output = command.output().expect("unetmap starts");
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+    command
 }
 
 /// Where the daemon mounts.

@@ -12,10 +12,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use unetmap_sys::memfd;
+use unetmap_sys::{fuse, memfd};
 
 /// Bytes of the file. Only what is used takes memory.
-const BYTES: u64 = 1 << 40;
+const BYTES: u64 = fuse::FILE_BYTES;
 /// Where regions begin, so that huge pages could lie in them.
 const ALIGN: u64 = 2 << 20;
 

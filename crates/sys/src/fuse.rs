@@ -49,6 +49,9 @@ const MOST_BACKGROUND: u16 = u16::MAX;
 /// The folder's node, which the kernel knows from the start.
 pub const FOLDER: u64 = 1;
 
+/// Bytes of a file, as it says: 1 TiB.
+pub const FILE_BYTES: u64 = 1 << 40;
+
 const S_IFDIR: u32 = 0o40000;
 const S_IFREG: u32 = 0o100_000;
 
@@ -480,9 +483,10 @@ impl AsFd for Device {
 #[derive(Debug)]
 pub struct Backing(i32);
 
+/// Files are as long as the files whose memory they may show: some languages map no more.
 fn attr(node: u64) -> Attr {
-    let mode = if node == FOLDER { S_IFDIR | 0o755 } else { S_IFREG | 0o666 };
-    Attr { ino: node, mode, nlink: 1, blksize: 4096, ..Default::default() }
+    let (mode, size) = if node == FOLDER { (S_IFDIR | 0o755, 0) } else { (S_IFREG | 0o666, FILE_BYTES) };
+    Attr { ino: node, size, mode, nlink: 1, blksize: 4096, ..Default::default() }
 }
 
 /// Whether the topmost mount at `at` is one of ours, of a server that may be dead. Asks nobody but the kernel's table,

@@ -1,0 +1,361 @@
+/*
+ * SPDX-License-Identifier: BSD-2-Clause
+ * Copyright (c) 2026, the unetmap authors
+ *
+ * What only the node has to stand: programs whose memory it reads and writes, and
+ * that are killed, interrupted and kept waiting in its hands.
+ *
+ *	node WHAT [NAME]
+ */
+#define _GNU_SOURCE
+#include "check.h"
+
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <net/netmap_user.h>
+
+#define PAGE	4096
+
+static const char *name = "t{1";
+
+static int
+device(void)
+{
+	int fd = open("/dev/netmap", O_RDWR);
+
+	CHECK(fd >= 0);
+	return fd;
+}
+
+/* A REGISTER, in `hdr` and `reg`. */
+static void
+ask(struct nmreq_header *hdr, struct nmreq_register *reg)
+{
+	memset(hdr, 0, sizeof(*hdr));
+	memset(reg, 0, sizeof(*reg));
+	hdr->nr_version = NETMAP_API;
+	hdr->nr_reqtype = NETMAP_REQ_REGISTER;
+	hdr->nr_body = (uintptr_t)reg;
+	strncpy(hdr->nr_name, name, sizeof(hdr->nr_name) - 1);
+	reg->nr_mode = NR_REG_ALL_NIC;
+}
+
+static int
+opened(void)
+{
+	struct nmreq_header hdr;
+	struct nmreq_register reg;
+	int fd = device();
+
+	ask(&hdr, &reg);
+	CHECK(ioctl(fd, NIOCCTRL, &hdr) == 0);
+	return fd;
+}
+
+static void *
+page(int prot)
+{
+	char *at = mmap(NULL, 2 * PAGE, prot, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	/* What ends at its end meets nothing. */
+	CHECK(at != MAP_FAILED && munmap(at + PAGE, PAGE) == 0);
+	return at;
+}
+
+/* Every argument, and every pointer in one, at addresses where nothing is. */
+static void
+pointers(void)
+{
+	char *ro = page(PROT_READ), *rw = page(PROT_READ | PROT_WRITE);
+	void *wrong[] = { NULL, (void *)1, (void *)8, (void *)-1, (void *)-4096, (void *)0xffff800000000000, rw + PAGE - 8,
+		rw + PAGE, rw - 1 };
+	unsigned long requests[] = { NIOCGINFO, NIOCREGIF, NIOCCTRL };
+	struct nmreq_header hdr;
+	struct nmreq_register reg;
+	struct nmreq_option opt;
+	unsigned int i, j;
+	int fd = device();
+
+	for (i = 0; i < sizeof(requests) / sizeof(requests[0]); i++) {
+		for (j = 0; j < sizeof(wrong) / sizeof(wrong[0]); j++)
+			CHECK(ioctl(fd, requests[i], wrong[j]) == -1 && errno == EFAULT);
+		/* Read, refused, and not to be written back. */
+		CHECK(ioctl(fd, requests[i], ro) == -1 && (errno == EFAULT || errno == EINVAL));
+	}
+	for (j = 0; j < sizeof(wrong) / sizeof(wrong[0]); j++) {
+		ask(&hdr, &reg);
+		hdr.nr_body = (uintptr_t)wrong[j];
+		CHECK(ioctl(fd, NIOCCTRL, &hdr) == -1 && errno == (wrong[j] == NULL ? EINVAL : EFAULT));
+		if (wrong[j] == NULL)
+			continue;
+		ask(&hdr, &reg);
+		hdr.nr_options = (uintptr_t)wrong[j];
+		CHECK(ioctl(fd, NIOCCTRL, &hdr) == -1 && errno == EFAULT);
+		memset(&opt, 0, sizeof(opt));
+		opt.nro_reqtype = 77;
+		opt.nro_next = (uintptr_t)wrong[j];
+		hdr.nr_options = (uintptr_t)&opt;
+		CHECK(ioctl(fd, NIOCCTRL, &hdr) == -1 && errno == EFAULT);
+	}
+	/* Those that have no argument are given some. */
+	CHECK(ioctl(fd, NIOCTXSYNC, (void *)-1) == -1 && errno == ENXIO);
+	CHECK(ioctl(fd, NIOCRXSYNC, 1) == -1 && errno == ENXIO);
+	CHECK(ioctl(fd, _IOWR('i', 99, struct nmreq), &reg) == -1 && errno == ENOTTY);
+	/* The file is none the worse. */
+	ask(&hdr, &reg);
+	CHECK(ioctl(fd, NIOCCTRL, &hdr) == 0 && ioctl(fd, NIOCTXSYNC) == 0);
+	/* A body that can be read and not written: bound all the same, and EFAULT. */
+	fd = device();
+	ask(&hdr, (struct nmreq_register *)rw);
+	CHECK(mprotect(rw, PAGE, PROT_READ) == 0);
+	CHECK(ioctl(fd, NIOCCTRL, &hdr) == -1 && errno == EFAULT);
+}
+
+static volatile int stop;
+static char *shaken;
+
+/* Changes and takes away a request's memory while it is under way. */
+static void *
+shake(void *arg)
+{
+	unsigned int seed = 1;
+
+	(void)arg;
+	while (!stop) {
+		seed = seed * 1103515245 + 12345;
+		if ((seed >> 16) % 8 == 0) {
+			CHECK(mmap(shaken, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == shaken);
+			CHECK(mmap(shaken, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+			    shaken);
+		} else
+			((volatile unsigned char *)shaken)[(seed >> 16) % 512] = (unsigned char)(seed >> 8);
+	}
+	return NULL;
+}
+
+static void
+changed(void)
+{
+	static const int allowed[] = { 0, EFAULT, EINVAL, EBUSY, ENXIO, EMSGSIZE, EOPNOTSUPP, ENOMEM, ENOENT, EEXIST,
+		EACCES, EIO };
+	struct nmreq_register reg;
+	struct nmreq_header hdr;
+	struct nmreq_option opt;
+	unsigned int i, j;
+	pthread_t t;
+
+	shaken = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(shaken != MAP_FAILED && pthread_create(&t, NULL, shake, NULL) == 0);
+	for (i = 0; i < 3000; i++) {
+		int fd = device(), error;
+
+		ask(&hdr, &reg);
+		memset(&opt, 0, sizeof(opt));
+		opt.nro_reqtype = NETMAP_REQ_OPT_OFFSETS;
+		opt.nro_next = i % 2 == 0 ? 0 : (uintptr_t)shaken + 256;
+		hdr.nr_body = (uintptr_t)shaken;
+		hdr.nr_options = i % 3 == 0 ? 0 : (uintptr_t)shaken + 128;
+		{
+			struct iovec from[2] = { { &reg, sizeof(reg) }, { &opt, sizeof(opt) } };
+			struct iovec to[2] = { { shaken, sizeof(reg) }, { shaken + 128, sizeof(opt) } };
+
+			/* The memory may just be away. */
+			(void)syscall(SYS_process_vm_writev, getpid(), from, 2, to, 2, 0);
+		}
+		error = ioctl(fd, NIOCCTRL, i % 5 == 0 ? (void *)shaken : (void *)&hdr) == 0 ? 0 : errno;
+		for (j = 0; j < sizeof(allowed) / sizeof(allowed[0]) && allowed[j] != error; j++)
+			;
+		errno = error;
+		CHECK(j < sizeof(allowed) / sizeof(allowed[0]));
+		close(fd);
+	}
+	stop = 1;
+	pthread_join(t, NULL);
+}
+
+/* What needs this program's own memory is refused, and the option says so. */
+static void
+options(void)
+{
+	struct nmreq_opt_csb csb;
+	struct nmreq_opt_extmem ext;
+	struct nmreq_header hdr;
+	struct nmreq_register reg;
+	int fd = device();
+
+	memset(&csb, 0, sizeof(csb));
+	memset(&ext, 0, sizeof(ext));
+	csb.nro_opt.nro_reqtype = NETMAP_REQ_OPT_CSB;
+	ext.nro_opt.nro_reqtype = NETMAP_REQ_OPT_EXTMEM;
+	ask(&hdr, &reg);
+	hdr.nr_options = (uintptr_t)&csb;
+	reg.nr_flags = NR_EXCLUSIVE;
+	CHECK(ioctl(fd, NIOCCTRL, &hdr) == -1 && errno == EOPNOTSUPP && csb.nro_opt.nro_status == EOPNOTSUPP);
+	hdr.nr_options = (uintptr_t)&ext;
+	CHECK(ioctl(fd, NIOCCTRL, &hdr) == -1 && errno == EOPNOTSUPP && ext.nro_opt.nro_status == EOPNOTSUPP);
+	hdr.nr_options = 0;
+	CHECK(ioctl(fd, NIOCCTRL, &hdr) == 0);
+}
+
+/* Open and close, and leave nothing. */
+static void
+cycles(void)
+{
+	struct nmreq_header hdr;
+	struct nmreq_register reg;
+	struct pollfd p;
+	char *mem;
+	int i;
+
+	for (i = 0; i < 1000; i++) {
+		p.fd = device();
+		p.events = POLLIN;
+		ask(&hdr, &reg);
+		/* Exclusive: the one before must be gone. */
+		reg.nr_flags = NR_EXCLUSIVE;
+		reg.nr_extra_bufs = 8;
+		CHECK(ioctl(p.fd, NIOCCTRL, &hdr) == 0);
+		mem = mmap(NULL, reg.nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, p.fd, 0);
+		CHECK(mem != MAP_FAILED && NETMAP_IF(mem, reg.nr_offset)->ni_bufs_head != 0);
+		CHECK(poll(&p, 1, i % 10 == 0) == 0 && ioctl(p.fd, NIOCTXSYNC) == 0);
+		CHECK(close(p.fd) == 0 && munmap(mem, reg.nr_memsize) == 0);
+	}
+}
+
+/* Sleeps in a poll; whoever started this decides how that ends. */
+static void
+sleeps(void)
+{
+	struct pollfd p = { opened(), POLLIN, 0 };
+
+	printf("asleep\n");
+	fflush(stdout);
+	CHECK(poll(&p, 1, -1) == 1);
+	CHECK(p.revents == POLLERR);
+	CHECK(ioctl(p.fd, NIOCRXSYNC) == -1 && errno == ENOTCONN);
+	CHECK(poll(&p, 1, -1) == 1 && p.revents == POLLERR);
+}
+
+static unsigned int ticks;
+
+static void
+tick(int sig)
+{
+	(void)sig;
+	ticks++;
+}
+
+/* Signals all the time: requests and syncs go on, and a poll says EINTR. */
+static void
+signals(void)
+{
+	struct sigaction act;
+	struct itimerval every = { { 0, 500 }, { 0, 500 } }, never = { { 0, 0 }, { 0, 0 } };
+	struct pollfd p;
+	unsigned int before;
+	int i;
+
+	memset(&act, 0, sizeof(act));
+	act.sa_handler = tick;
+	CHECK(sigaction(SIGALRM, &act, NULL) == 0 && setitimer(ITIMER_REAL, &every, NULL) == 0);
+	for (i = 0; i < 300 || ticks < 100; i++) {
+		int fd = opened();
+
+		CHECK(ioctl(fd, NIOCTXSYNC) == 0 && ioctl(fd, NIOCRXSYNC) == 0);
+		CHECK(close(fd) == 0);
+	}
+	p.fd = opened();
+	p.events = POLLIN;
+	for (i = 0; i < 100; i++) {
+		before = ticks;
+		CHECK(poll(&p, 1, -1) == -1 && errno == EINTR && ticks != before);
+	}
+	CHECK(setitimer(ITIMER_REAL, &never, NULL) == 0);
+}
+
+/* The request's body is memory that never comes: this process is to be killed. */
+static void
+stuck(void)
+{
+	int fd = device(), faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register range;
+	pid_t keeper;
+	struct nmreq_header hdr;
+	struct nmreq_register reg;
+
+	if (faults < 0) {
+		printf("no userfaultfd here\n");
+		fflush(stdout);
+		exit(0);
+	}
+	memset(&range, 0, sizeof(range));
+	range.range.start = (uintptr_t)mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	range.range.len = PAGE;
+	range.mode = UFFDIO_REGISTER_MODE_MISSING;
+	CHECK(ioctl(faults, UFFDIO_API, &api) == 0 && ioctl(faults, UFFDIO_REGISTER, &range) == 0);
+	/* Whoever else has the descriptor keeps the page from coming after the death of this one. */
+	keeper = fork();
+	if (keeper == 0) {
+		pause();
+		_exit(0);
+	}
+	ask(&hdr, &reg);
+	hdr.nr_body = range.range.start;
+	printf("%d\n", (int)keeper);
+	fflush(stdout);
+	CHECK(ioctl(fd, NIOCCTRL, &hdr) == 0);
+}
+
+/* A file like any other, but for what it is told. */
+static void
+file(void)
+{
+	struct stat st;
+	char byte = 0;
+	int fd = device(), again;
+
+	CHECK(fstat(fd, &st) == 0 && S_ISREG(st.st_mode));
+	CHECK(read(fd, &byte, 1) == -1 && errno == EINVAL);
+	CHECK(write(fd, &byte, 1) == -1 && errno == EINVAL);
+	again = open("/dev/netmap", O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	CHECK(again >= 0 && ftruncate(fd, 0) == 0);
+	CHECK(ioctl(again, NIOCTXSYNC) == -1 && errno == ENXIO);
+	/* Opened by its number once more it is another file. */
+	CHECK(close(opened()) == 0 && close(again) == 0);
+}
+
+int
+main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		void (*run)(void);
+	} all[] = {
+		{ "pointers", pointers }, { "changed", changed }, { "options", options }, { "cycles", cycles },
+		{ "sleeps", sleeps }, { "signals", signals }, { "stuck", stuck }, { "file", file },
+	};
+	unsigned int i;
+
+	if (argc > 2)
+		name = argv[2];
+	for (i = 0; argc > 1 && i < sizeof(all) / sizeof(all[0]); i++) {
+		if (strcmp(argv[1], all[i].name) != 0)
+			continue;
+		all[i].run();
+		printf("ok\n");
+		return 0;
+	}
+	return 2;
+}
