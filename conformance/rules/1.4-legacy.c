@@ -329,3 +329,12 @@ RULE("1.4-NIOCGINFO-region", "without a name: what region nr_arg2 has")
 	SAME(r.nr_memsize, p.reg.nr_memsize);
 	SAME(r.nr_arg2, p.reg.nr_mem_id);
 }
+
+RULE("1.4-NIOCGINFO-version", "without a name and a region: what region 1 has, as programs find out the version")
+{
+	struct nmreq r = older("");
+
+	WORKS(ioctl(device(), NIOCGINFO, &r));
+	SAME(r.nr_arg2, 1);
+	HOLDS(r.nr_memsize != 0);
+}

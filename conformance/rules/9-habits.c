@@ -349,6 +349,20 @@ RULE("9.7-CLOEXEC", "O_CLOEXEC at open is what the file has")
 	SAME(fcntl(device(), F_GETFD), 0);
 }
 
+RULE("9.9-version", "a program that asks about no port, with each version from 0 to 49, is answered from 14 on")
+{
+	uint32_t version;
+
+	for (version = 0; version < 50; version++) {
+		struct nmreq r = { .nr_version = version };
+
+		if (version < NETMAP_API)
+			REFUSED(EINVAL, ioctl(device(), NIOCGINFO, &r));
+		else
+			WORKS(ioctl(device(), NIOCGINFO, &r));
+	}
+}
+
 RULE("9.11-poll-clients", "who injects and only polls for POLLIN sends, and drains")
 {
 	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);
