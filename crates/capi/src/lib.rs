@@ -13,6 +13,7 @@
 mod calls;
 mod ctrl;
 mod files;
+mod kloop;
 mod libnetmap;
 mod names;
 mod snapshot;

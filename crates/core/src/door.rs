@@ -4,7 +4,7 @@ use unetmap_abi::*;
 use zerocopy::FromBytes;
 
 use crate::error::errno;
-use crate::request::{Request, body_bytes};
+use crate::request::{Request, body_bytes, option_bytes};
 
 /// A program's memory, in which any address may be wrong.
 pub trait Memory {
@@ -32,8 +32,7 @@ pub struct Letter {
 }
 
 impl Letter {
-    /// Reads what `header` points to, with the checks that the original makes on entry. Each byte is read once, but for the
-    /// heads of options, whose second reading is not judged.
+    /// Reads what `header` points to, with the checks that the original makes on entry, in its order. Each byte is read once.
     ///
     /// # Errors
     /// `EINVAL` for a version or type that does not exist, reserved bits, a body where none belongs or none where one does;
@@ -47,9 +46,6 @@ impl Letter {
             return Err(errno::EINVAL);
         }
         let mut request = Request { header, body: vec![0; bytes], options: Vec::new() };
-        if bytes > 0 {
-            memory.read(header.nr_body, &mut request.body)?;
-        }
         let mut options_at = Vec::new();
         let (mut next, mut total) = (header.nr_options, bytes);
         while next != 0 {
@@ -61,15 +57,19 @@ impl Letter {
             if total > NETMAP_REQ_MAXSIZE {
                 return Err(errno::EMSGSIZE);
             }
-            let rest = size - option.len();
-            if rest > 0 {
-                option.resize(size, 0);
-                let at = next.checked_add((size - rest) as u64).ok_or(EFAULT)?;
-                memory.read(at, &mut option[size - rest..])?;
-            }
+            option.resize(size, 0);
             options_at.push((next, head.nro_next));
             request.options.push(option);
             next = head.nro_next;
+        }
+        if bytes > 0 {
+            memory.read(header.nr_body, &mut request.body)?;
+        }
+        for (option, (at, _)) in request.options.iter_mut().zip(&options_at) {
+            let rest = &mut option[size_of::<NmreqOption>()..];
+            if !rest.is_empty() {
+                memory.read(at.checked_add(size_of::<NmreqOption>() as u64).ok_or(errno::EFAULT)?, rest)?;
+            }
         }
         Ok(Letter { request, body_at: header.nr_body, options_at })
     }
@@ -99,35 +99,6 @@ impl Letter {
     }
 }
 
-/// Bad address.
-const EFAULT: i32 = 14;
-
-/// Bytes of an option with its head. Of one that does not exist only the head is read.
-fn option_bytes(head: &NmreqOption) -> usize {
-    match head.nro_reqtype {
-        NETMAP_REQ_OPT_EXTMEM => size_of::<NmreqOptExtmem>(),
-        NETMAP_REQ_OPT_CSB => size_of::<NmreqOptCsb>(),
-        NETMAP_REQ_OPT_SYNC_KLOOP_MODE => size_of::<NmreqOptSyncKloopMode>(),
-        NETMAP_REQ_OPT_OFFSETS => size_of::<NmreqOptOffsets>(),
-        NETMAP_REQ_OPT_SYNC_KLOOP_EVENTFDS => {
-            size_of::<NmreqOption>().saturating_add(usize::try_from(head.nro_size).unwrap_or(usize::MAX))
-        }
-        _ => size_of::<NmreqOption>(),
-    }
-}
-
-/// An option's type; `None` when it is shorter than its head.
-pub fn kind_of(option: &[u8]) -> Option<u32> {
-    NmreqOption::read_from_prefix(option).ok().map(|(head, _)| head.nro_reqtype)
-}
-
-/// Writes `status` into an option.
-pub fn set_status(option: &mut [u8], status: i32) {
-    if let Ok((head, _)) = NmreqOption::mut_from_prefix(option) {
-        head.nro_status = status.cast_unsigned();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,8 +111,8 @@ mod tests {
 
     impl Bytes {
         fn range(&self, at: u64, len: usize) -> Result<std::ops::Range<usize>, i32> {
-            let from = at.checked_sub(4096).ok_or(EFAULT)? as usize;
-            let to = from.checked_add(len).filter(|to| *to <= self.0.borrow().len()).ok_or(EFAULT)?;
+            let from = at.checked_sub(4096).ok_or(errno::EFAULT)? as usize;
+            let to = from.checked_add(len).filter(|to| *to <= self.0.borrow().len()).ok_or(errno::EFAULT)?;
             Ok(from..to)
         }
     }
@@ -186,11 +157,11 @@ mod tests {
         let mut answer = letter.request.clone();
         assert_eq!(answer.options.iter().map(Vec::len).collect::<Vec<_>>(), [size_of::<NmreqOptCsb>(), 24]);
         answer.body.fill(7);
-        set_status(&mut answer.options[1], 95);
+        answer.check_options().unwrap_err();
         letter.put_back(&answer, &memory).unwrap();
         let bytes = memory.0.borrow();
         assert_eq!(bytes[..size_of::<NmreqRegister>()], [7; size_of::<NmreqRegister>()]);
-        assert_eq!(bytes[256..280], *csb.as_bytes());
+        assert_eq!(bytes[256..280], *NmreqOption { nro_status: 95, ..csb }.as_bytes());
         assert_eq!(bytes[512..536], *NmreqOption { nro_status: 95, ..last }.as_bytes());
         assert_eq!(letter.header(&answer), register(4096 + 256));
     }
@@ -204,10 +175,10 @@ mod tests {
         assert_eq!(errno(NmreqHeader { nr_body: 0, ..register(0) }, &empty), errno::EINVAL);
         assert_eq!(errno(NmreqHeader { nr_reqtype: NETMAP_REQ_CSB_ENABLE, ..register(0) }, &empty), errno::EINVAL);
         for body in [1, 4095, 4096 + 8192 - 8, u64::MAX] {
-            assert_eq!(errno(NmreqHeader { nr_body: body, ..register(0) }, &empty), EFAULT);
+            assert_eq!(errno(NmreqHeader { nr_body: body, ..register(0) }, &empty), errno::EFAULT);
         }
         for option in [1, 4096 + 8192 - 8, u64::MAX] {
-            assert_eq!(errno(register(option), &empty), EFAULT);
+            assert_eq!(errno(register(option), &empty), errno::EFAULT);
         }
         let endless = NmreqOption { nro_next: 4096 + 256, nro_reqtype: 99, ..Default::default() };
         assert_eq!(errno(register(4096 + 256), &memory(&[(256, endless)])), errno::EMSGSIZE);

@@ -46,6 +46,11 @@ pub enum Error {
         /// The monitor.
         asked: String,
     },
+    /// The port's positions lie in control blocks, by which a loop syncs it, and nobody else.
+    ByLoop {
+        /// The port.
+        asked: String,
+    },
     /// The program's `head` or `cur` is out of bounds; the ring was set back to where the last sync left it.
     BadPointers {
         /// The port.
@@ -76,6 +81,8 @@ pub mod errno {
     pub const ENOENT: i32 = 2;
     /// Bad argument.
     pub const EINVAL: i32 = 22;
+    /// Bad address.
+    pub const EFAULT: i32 = 14;
     /// No such port or interface.
     pub const ENXIO: i32 = 6;
     /// Input or output failed.
@@ -108,6 +115,7 @@ impl Error {
         match self {
             Error::Name(_) | Error::BadPointers { .. } => errno::EINVAL,
             Error::Refused { errno, .. } => *errno,
+            Error::ByLoop { .. } => errno::EBUSY,
             Error::NoDaemon { source, .. } | Error::Host { source, .. } => source.raw_os_error().unwrap_or(errno::EIO),
             Error::DaemonGone { .. } | Error::InterfaceGone { .. } => errno::ENXIO,
             Error::WatchedGone { .. } | Error::OnlyWatches { .. } => errno::EIO,
@@ -139,6 +147,10 @@ impl fmt::Display for Error {
             Error::OnlyWatches { asked } => {
                 write!(f, "{asked}: a monitor sends nothing (leave its transmit ring alone, or open the port itself)")
             }
+            Error::ByLoop { asked } => write!(
+                f,
+                "{asked}: its positions lie in control blocks, so that only the sync loop syncs it (SYNC_KLOOP_START)"
+            ),
             Error::BadPointers { asked, ring } => write!(
                 f,
                 "{asked}: head or cur of ring {ring} was out of bounds; the ring was set back (is somebody else using it?)"

@@ -99,7 +99,18 @@ impl File {
                 return Ok(Told { moved: Some((own.fd, file)), ..told });
             }
         }
-        self.told(asked, request.header.nr_reqtype, reply)
+        self.told(asked, request.header.nr_reqtype, reply).inspect_err(|_| {
+            // A port that cannot be mapped is not kept.
+            let _ = self.unbind(fd);
+        })
+    }
+
+    /// Gives back the port that is bound to the file, and leaves the file open.
+    ///
+    /// # Errors
+    /// The daemon has gone.
+    pub fn unbind(&self, fd: BorrowedFd<'_>) -> Result<(), Error> {
+        Claim::wait(fd).call("a netmap file", Kind::Unbind, &[]).map(|_| ())
     }
 
     /// The port that is bound to the file, if any.

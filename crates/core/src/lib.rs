@@ -22,6 +22,7 @@ pub use unetmap_mem::{BufIdx, Frame, Pos, SlotValue as Slot};
 pub use unetmap_sys::program;
 
 mod backend;
+pub mod blocks;
 pub mod bound;
 pub mod client;
 pub mod door;

@@ -10,6 +10,7 @@ use unetmap_mem::{BufIdx, Iface, Region};
 use unetmap_sys::{clock, event, process};
 
 use crate::backend::Sleeper;
+use crate::blocks;
 use crate::client::Connection;
 use crate::error::Error;
 use crate::lease::{self, Lease};
@@ -95,6 +96,7 @@ pub struct Port {
     lease_number: AtomicU32,
     lease_forks: AtomicU32,
     dead: AtomicBool,
+    pub(crate) blocks: blocks::Cell,
     /// Syncs until the next look at the daemon, how many there were since the last, and when that was.
     checks_left: AtomicU32,
     check_every: AtomicU32,
@@ -132,6 +134,7 @@ impl Port {
             lease_forks: AtomicU32::new(lease.forks),
             lease: Mutex::new(lease),
             dead: AtomicBool::new(false),
+            blocks: blocks::Cell::default(),
             checks_left: AtomicU32::new(0),
             check_every: AtomicU32::new(1),
             last_check: AtomicU64::new(clock::now_ns()),
@@ -378,12 +381,13 @@ impl Port {
     }
 
     #[cold]
-    fn explain(&self, trouble: Trouble, ring: &Ring, dir: &str) -> Error {
+    pub(crate) fn explain(&self, trouble: Trouble, ring: &Ring, dir: &str) -> Error {
         let asked = self.spec.clone();
         match trouble {
             Trouble::BadPointers => Error::BadPointers { asked, ring: format!("{dir} {}", ring.id()) },
             Trouble::Ended if self.register.nr_flags & MONITOR != 0 => Error::WatchedGone { asked },
             Trouble::Ended => Error::InterfaceGone { asked },
+            Trouble::ByLoop => Error::ByLoop { asked },
             // The latter is asked for before anybody is told.
             Trouble::Mute | Trouble::News => Error::OnlyWatches { asked },
         }
@@ -412,6 +416,9 @@ impl Port {
         if self.dead.load(Relaxed) {
             return Err(gone());
         }
+        if self.blocks.is_given() {
+            return Err(Error::ByLoop { asked: self.spec.clone() });
+        }
         let (now, every) = (clock::now_ns(), self.check_every.load(Relaxed));
         let elapsed = now.saturating_sub(self.last_check.load(Relaxed));
         if elapsed < LIFE_CHECK_NS {
@@ -438,8 +445,23 @@ impl Port {
         self.checks_left.store(0, Relaxed);
     }
 
+    /// Every sync but the loop's fails from now on.
+    pub(crate) fn leave_to_loop(&self) {
+        self.checks_left.store(0, Relaxed);
+    }
+
+    /// Whether the lease is not that of a process that was forked so often.
+    pub(crate) fn lease_is_of_another(&self, forks: u32) -> bool {
+        self.lease_forks.load(Relaxed) != forks
+    }
+
+    /// The number by which locks name this process.
+    pub(crate) fn lease_number(&self) -> u32 {
+        self.lease_number.load(Relaxed)
+    }
+
     #[cold]
-    fn renew_lease(&self) -> Result<(), Error> {
+    pub(crate) fn renew_lease(&self) -> Result<(), Error> {
         unetmap_mem::register_publisher();
         let lease = lease::of_this_process(&self.connection.socket)?;
         self.lease_number.store(lease.number, Relaxed);

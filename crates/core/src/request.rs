@@ -185,7 +185,8 @@ impl Request {
     }
 }
 
-fn kind_of(option: &[u8]) -> Option<u32> {
+/// An option's type; `None` when it is shorter than its head.
+pub fn kind_of(option: &[u8]) -> Option<u32> {
     NmreqOption::read_from_prefix(option).ok().map(|(head, _)| head.nro_reqtype)
 }
 

@@ -12,7 +12,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use unetmap_mem::{BufIdx, ENDED, EndPage, Pos, RingState, RingView, Slots, Span};
+use unetmap_mem::{BY_LOOP, BufIdx, ENDED, EndPage, Pos, RingState, RingView, Slots, Span};
 use unetmap_sys::clock;
 
 use crate::backend::{Rx, Tx};
@@ -25,6 +25,8 @@ pub(crate) enum Trouble {
     BadPointers,
     /// The port has ended under its users.
     Ended,
+    /// A loop syncs the ring, and nobody else.
+    ByLoop,
     /// Nothing can be sent here: the port is a monitor.
     Mute,
     /// Who watches the ring is to be asked first.
@@ -105,7 +107,7 @@ impl SyncRing {
         let slots = self.view.shape().slots;
         let state = self.state();
         let Some((hwcur, hwtail)) = state.positions(slots) else { return true };
-        if state.has_ended() || hwcur.raw() != self.view.raw_head() {
+        if state.is_closed() || hwcur.raw() != self.view.raw_head() {
             return true;
         }
         if matches!(&self.path, Path::Tx(tx) if tx.waits()) {
@@ -136,32 +138,54 @@ impl SyncRing {
 
     /// What keeps the ring from being synced as usual, according to the daemon.
     #[cold]
-    fn noticed(&self, notice: u32) -> Option<Trouble> {
+    fn noticed(&self, notice: u32, by_loop: bool) -> Option<Trouble> {
         if notice & ENDED != 0 {
             let left = matches!(&self.path, Path::Rx(rx) if rx.left(self.ready()));
             return (!left).then_some(Trouble::Ended);
         }
-        (!self.watchers.follow(notice)).then_some(Trouble::News)
+        if notice & BY_LOOP != 0 && !by_loop {
+            return Some(Trouble::ByLoop);
+        }
+        (!self.watchers.follow(notice & !BY_LOOP)).then_some(Trouble::News)
     }
 
     /// Syncs the ring for the process that holds `lease`. A ring that somebody else is syncing is skipped. `now` is the
     /// time if the caller knows it; else the clock is read when something was delivered.
     #[inline]
     pub(crate) fn sync(&self, lease: u32, effort: Effort, now: Option<WallTime>) -> Result<(), Trouble> {
+        self.sync_by(lease, effort, now, None)
+    }
+
+    /// The same by `head` and `cur` as they stand elsewhere, for the loop that alone may sync the ring; its own pointers are
+    /// not looked at, and its tail stays as it is.
+    pub(crate) fn sync_elsewhere(&self, lease: u32, pointers: (u32, u32)) -> Result<(), Trouble> {
+        self.sync_by(lease, Effort::Full, None, Some(pointers))
+    }
+
+    #[inline(always)]
+    fn sync_by(
+        &self,
+        lease: u32,
+        effort: Effort,
+        now: Option<WallTime>,
+        elsewhere: Option<(u32, u32)>,
+    ) -> Result<(), Trouble> {
         let state = self.state();
         let notice = state.notice();
         if notice != 0
-            && let Some(trouble) = self.noticed(notice)
+            && let Some(trouble) = self.noticed(notice, elsewhere.is_some())
         {
             return Err(trouble);
         }
+        let notice = notice & !BY_LOOP;
         let Some(_guard) = state.try_lock(lease) else { return Ok(()) };
         let slots = self.view.shape().slots;
         let Some((hwcur, hwtail)) = state.positions(slots) else {
             state.count_bad_pointer();
             return Err(Trouble::BadPointers);
         };
-        let Some(asked) = judge(slots, hwcur, hwtail, self.view.raw_head(), self.view.raw_cur()) else {
+        let (head, cur) = elsewhere.unwrap_or_else(|| (self.view.raw_head(), self.view.raw_cur()));
+        let Some(asked) = judge(slots, hwcur, hwtail, head, cur) else {
             state.count_bad_pointer();
             self.reinit(hwcur, hwtail);
             return Err(Trouble::BadPointers);
@@ -187,7 +211,7 @@ impl SyncRing {
             }
         }
         // A program that overwrote tail gets it back.
-        if self.view.raw_tail() != tail.raw() {
+        if elsewhere.is_none() && self.view.raw_tail() != tail.raw() {
             self.view.set_tail(tail);
         }
         Ok(())

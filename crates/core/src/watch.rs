@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{
-    EndPage, Frame, LinePage, Offsets, Pos, Producer, Region, RingShape, RingView, SlotRing, SlotValue, Slots, Span,
-    Window,
+    BY_LOOP, EndPage, Frame, LinePage, Offsets, Pos, Producer, Region, RingShape, RingView, SlotRing, SlotValue, Slots,
+    Span, Window,
 };
 use unetmap_sys::{Bell, Mapping, clock};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -335,7 +335,7 @@ impl Port {
     pub(crate) fn renew_watchers(&self) {
         let rings = || self.tx.iter().map(|ring| (0, ring)).chain(self.rx.iter().map(|ring| (1, ring)));
         // Before the question: what changes after it is news again.
-        let notices: Vec<u32> = rings().map(|(_, ring)| ring.inner.state().notice()).collect();
+        let notices: Vec<u32> = rings().map(|(_, ring)| ring.inner.state().notice() & !BY_LOOP).collect();
         let mut all = map_all(self.monitors());
         for ((dir, ring), notice) in rings().zip(notices) {
             hand_out(&mut all, (dir, ring.id()), &ring.inner.watchers, notice);

@@ -4,6 +4,7 @@
 //! client                                daemon
 //!   Lease                        -->     lease number: names this process in the locks of rings
 //!   Ctrl: a netmap request       -->     the same request, answered; for REGISTER also what was bound, and its fds
+//!   Unbind                       -->     nothing: what REGISTER bound on this connection is given back
 //!   Attach                       -->     what REGISTER answered on this connection, and its fds, again
 //!   Nic                          -->     a memfd with what the daemon knows of an interface, as JSON; see `nic`
 //!   Node                         -->     a memfd with how /dev/netmap is, as JSON; see `node`
@@ -43,12 +44,14 @@ pub enum Kind {
     Node = 7,
     /// A program asks who watches a port that it has open.
     Watchers = 8,
+    /// A program takes back the REGISTER of this connection, which stays open.
+    Unbind = 9,
 }
 
 impl Kind {
     fn from_raw(raw: u16) -> Option<Kind> {
-        use Kind::{Attach, Ctrl, Lease, MoreFds, Nic, Node, Snapshot, Watchers};
-        let all = [Lease, Ctrl, Snapshot, MoreFds, Attach, Nic, Node, Watchers];
+        use Kind::{Attach, Ctrl, Lease, MoreFds, Nic, Node, Snapshot, Unbind, Watchers};
+        let all = [Lease, Ctrl, Snapshot, MoreFds, Attach, Nic, Node, Watchers, Unbind];
         all.into_iter().find(|k| *k as u16 == raw)
     }
 }

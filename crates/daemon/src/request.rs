@@ -105,6 +105,8 @@ fn register(
             request.set_status(kind, refusal.errno);
         }
     })?;
+    // Control blocks are the program's library's: it has the memory that they lie in.
+    request.set_status(NETMAP_REQ_OPT_CSB, 0);
     if let (Some(wanted), Some(option)) = (registered.offsets, options.offsets) {
         let granted = NmreqOptOffsets { nro_max_offset: wanted.offsets.max.into(), ..option };
         request.set_option(NETMAP_REQ_OPT_OFFSETS, &granted);

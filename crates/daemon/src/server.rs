@@ -240,6 +240,7 @@ impl Server {
             Ok((Kind::Lease, _, _)) => self.give_lease(token),
             Ok((Kind::Ctrl, _, payload)) => self.answer(token, payload),
             Ok((Kind::Attach, _, _)) => self.answer_again(token),
+            Ok((Kind::Unbind, _, _)) => self.unbind(token),
             Ok((Kind::Nic, _, payload)) => self.answer_nic(token, payload),
             Ok((Kind::Node, _, payload)) => self.answer_node(token, payload),
             Ok((Kind::Watchers, _, payload)) => self.answer_watchers(token, payload),
@@ -368,6 +369,17 @@ impl Server {
         let outcome = request::again(&self.books, client.session);
         let fds: Vec<BorrowedFd<'_>> = outcome.fds.iter().map(AsFd::as_fd).collect();
         send(client, Kind::Attach, outcome.errno, 0, &outcome.answer.encode(), &fds).is_ok()
+    }
+
+    /// A program cannot do with its port what it wants, and takes back its request.
+    fn unbind(&mut self, token: u64) -> bool {
+        let Some(client) = self.clients.get_mut(&token) else { return true };
+        if let Some(session) = client.session.take() {
+            tracing::debug!(pid = client.peer.pid, session, "taken back");
+            self.books.close(session);
+        }
+        let Some(client) = self.clients.get(&token) else { return true };
+        send(client, Kind::Unbind, 0, 0, &[], &[]).is_ok()
     }
 
     /// A number for a process, and a watch on its life: a connection alone would not tell, as its forked children keep

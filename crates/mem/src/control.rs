@@ -29,12 +29,22 @@ pub struct RingState {
     pub bad_pointers: AtomicU64,
     /// Slots that a watched ring had no room for here. Only of the rings of a shelf, where monitors get their copies from.
     pub dropped: AtomicU64,
-    /// What the daemon has to say to the ring's users: [`ENDED`], and above it a number that changes with who watches.
+    /// What there is to say to the ring's users: [`ENDED`], [`BY_LOOP`], and above them a number that changes with who
+    /// watches.
     notice: AtomicU32,
+    /// Of the first ring of a session: 0, or the lease of the process that runs a sync loop for all of them.
+    looping: AtomicU32,
+    /// Not 0: that loop, or the next, is to end.
+    loop_ends: AtomicU32,
 }
 
-/// In a [`RingState::notice`]: the port has ended under its users.
+/// In a [`RingState::notice`]: the port has ended under its users. Written by the daemon.
 pub const ENDED: u32 = 1;
+/// In a [`RingState::notice`]: the ring is synced by a loop alone, by positions that lie elsewhere. Written by who has it
+/// bound, exclusively.
+pub const BY_LOOP: u32 = 2;
+/// Added to a [`RingState::notice`] with each change of who watches.
+const WATCHERS: u32 = 4;
 
 /// Bytes of one ring's state.
 const STATE_BYTES: usize = 128;
@@ -62,6 +72,8 @@ impl RingState {
             bad_pointers: long(),
             dropped: long(),
             notice: word(),
+            looping: word(),
+            loop_ends: word(),
         }
     }
 
@@ -75,6 +87,7 @@ impl RingState {
     /// The daemon, after the process with `lease` is known to be dead: frees the ring if that process was syncing it.
     /// Returns whether it was.
     pub fn break_lock(&self, lease: u32) -> bool {
+        self.end_loop(lease);
         self.lock.compare_exchange(lease, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
@@ -87,7 +100,44 @@ impl RingState {
     pub fn start(&self, hwcur: Pos, hwtail: Pos) {
         self.hwcur.store(hwcur.raw(), Ordering::Relaxed);
         self.hwtail.store(hwtail.raw(), Ordering::Relaxed);
+        self.notice.fetch_and(!BY_LOOP, Ordering::Relaxed);
+        self.looping.store(0, Ordering::Relaxed);
+        self.loop_ends.store(0, Ordering::Relaxed);
         self.lock.store(0, Ordering::Release);
+    }
+
+    /// From now on, and until somebody binds the ring anew, it is synced by a loop alone.
+    pub fn leave_to_loop(&self) {
+        self.notice.fetch_or(BY_LOOP, Ordering::Release);
+    }
+
+    /// Begins a sync loop for `lease`; `false` when one runs.
+    pub fn begin_loop(&self, lease: u32) -> bool {
+        self.looping.compare_exchange(0, lease, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Whether the loop of `lease` is to go on: nobody asked it to end, and the ring is its session's still.
+    #[inline]
+    pub fn loop_goes_on(&self, lease: u32) -> bool {
+        self.loop_ends.load(Ordering::Acquire) == 0 && self.looping.load(Ordering::Relaxed) == lease
+    }
+
+    /// The loop of `lease` is over.
+    pub fn end_loop(&self, lease: u32) {
+        if self.looping.load(Ordering::Relaxed) == lease {
+            self.loop_ends.store(0, Ordering::Relaxed);
+            self.looping.store(0, Ordering::Release);
+        }
+    }
+
+    /// Asks the loop to end; one that begins later will end at once.
+    pub fn ask_loop_to_end(&self) {
+        self.loop_ends.store(1, Ordering::Release);
+    }
+
+    /// Whether a loop runs.
+    pub fn has_loop(&self) -> bool {
+        self.looping.load(Ordering::Acquire) != 0
     }
 
     /// Where the last sync left the ring: `(hwcur, hwtail)`; `None` when somebody wrote nonsense.
@@ -128,16 +178,17 @@ impl RingState {
         self.bad_pointers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What the daemon has to say, in one load for each sync: 0 as long as the port lives and nobody ever watched the ring.
+    /// What there is to say, in one load for each sync: 0 as long as the port lives, syncs are its users' own, and nobody
+    /// ever watched the ring.
     #[inline(always)]
     pub fn notice(&self) -> u32 {
         self.notice.load(Ordering::Relaxed)
     }
 
-    /// Whether the port has ended under its users: its interface is gone, or what it watched.
+    /// Whether its users' syncs are to fail: it has ended, or is left to a loop.
     #[inline(always)]
-    pub fn has_ended(&self) -> bool {
-        self.notice() & ENDED != 0
+    pub fn is_closed(&self) -> bool {
+        self.notice() & (ENDED | BY_LOOP) != 0
     }
 
     /// The daemon: tells the ring's users that the port has ended.
@@ -147,7 +198,7 @@ impl RingState {
 
     /// The daemon: tells the ring's users that others watch it from now on.
     pub fn watchers_changed(&self) {
-        self.notice.fetch_add(ENDED << 1, Ordering::Release);
+        self.notice.fetch_add(WATCHERS, Ordering::Release);
     }
 
     /// How many sessions share the ring.

@@ -27,7 +27,7 @@ mod xring;
 
 #[cfg(not(loom))]
 pub use atomic::register_publisher;
-pub use control::{ENDED, EndPage, RingState, SyncGuard};
+pub use control::{BY_LOOP, ENDED, EndPage, RingState, SyncGuard};
 pub use frame::Frame;
 pub use line::{Consumer, Inbox, LINE_BYTES, LinePage, LineWords, Producer, fence_before_sleep};
 pub use pool::{BufPool, Census, IndexSet, ObjectPool};

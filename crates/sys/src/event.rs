@@ -139,6 +139,14 @@ impl Epoll {
         Ok(epoll::add(&self.0, fd, epoll::EventData::new_u64(token), interest(readable, writable))?)
     }
 
+    /// Adds `fd` for reading, edge-triggered: it is told once for each time that something comes.
+    ///
+    /// # Errors
+    /// As [`Epoll::add`].
+    pub fn add_edge(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
+        Ok(epoll::add(&self.0, fd, epoll::EventData::new_u64(token), EventFlags::IN | EventFlags::ET)?)
+    }
+
     /// Changes what `fd` is waited for, and its token.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ pub mod barrier;
 mod bpf;
 pub mod clock;
 pub mod event;
+pub mod eventfd;
 pub mod fuse;
 pub mod link;
 pub mod map;

@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use unetmap::bound::Bound;
-use unetmap::door::{Letter, Memory, kind_of, set_status};
+use unetmap::door::{Letter, Memory};
 use unetmap::errno::{EAGAIN, EBUSY, EINVAL, EIO, ENOMEM, EOPNOTSUPP, EPERM};
 use unetmap::legacy::{self, Call};
 use unetmap::request::Request;
+use unetmap::request::kind_of;
 use unetmap_abi::*;
 use unetmap_sys::thread::Thread;
 use zerocopy::{FromBytes, IntoBytes};
@@ -77,7 +78,7 @@ impl Asker<'_> {
         let header = NmreqHeader::read_from_bytes(data).map_err(|_| EINVAL)?;
         let letter = Letter::gather(header, memory)?;
         let mut request = letter.request.clone();
-        let (errno, answer) = match refused_here(&mut request) {
+        let (errno, answer) = match request.check_options().err().or_else(|| refused_here(&request)) {
             Some(errno) => (errno, Some(request)),
             None => self.ask(request)?,
         };
@@ -147,14 +148,8 @@ impl Asker<'_> {
     }
 }
 
-/// Options that need the program's own memory, which the node has not. They say so in their status.
-fn refused_here(request: &mut Request) -> Option<i32> {
-    let mut refused = false;
-    for option in &mut request.options {
-        if matches!(kind_of(option), Some(NETMAP_REQ_OPT_EXTMEM | NETMAP_REQ_OPT_CSB)) {
-            set_status(option, EOPNOTSUPP);
-            refused = true;
-        }
-    }
-    refused.then_some(EOPNOTSUPP)
+/// Options that need the program's own memory, which the node has not. That they are not served their status says already.
+fn refused_here(request: &Request) -> Option<i32> {
+    let needs_memory = |option: &Vec<u8>| matches!(kind_of(option), Some(NETMAP_REQ_OPT_EXTMEM | NETMAP_REQ_OPT_CSB));
+    request.options.iter().any(needs_memory).then_some(EOPNOTSUPP)
 }
