@@ -160,17 +160,6 @@ RULE("4-nic-unbound-queue", "a file for one ring pair gets its queue's frames; t
 	SAME(nm_ring_space(rx_ring(&p, 1)), 1);
 }
 
-RULE("4-nic-host-sends", "the system goes on sending through the interface")
-{
-	int stack = wire("ra"), far = wire("rb"), i;
-	struct port p = open_nic("ra", ANY);
-
-	txsync(&p);
-	for (i = 0; i < 5; i++)
-		HOLDS(send(stack, frame(40), FRAME, 0) == FRAME);
-	SAME(seen_on(far, LONG), 40);
-}
-
 RULE("4-nic-up", "the interface stays up and running for the system")
 {
 	struct port p = open_nic("ra", ANY);
