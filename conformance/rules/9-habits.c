@@ -232,11 +232,12 @@ RULE("9.7-fork-daemonize", "the parent may end: the child has the port")
 	WORKS(pipe(ends));
 	child = fork();
 	if (child == 0) {
+		pid_t between = getpid();
+
 		if (fork() == 0) {
 			/* When the one between is gone. */
-			while (getppid() == child)
+			while (getppid() == between)
 				usleep(1000);
-			usleep(20000);
 			put(tx_ring(&a, 0), "x", 1, 0);
 			txsync(&a);
 			HOLDS(write(ends[1], "x", 1) == 1);

@@ -121,11 +121,6 @@ fn whatever_a_file_can_do() {
 }
 
 #[test]
-fn what_requests_refuse_and_how() {
-    isolated(|home| assert_eq!(start(&compile(home, "ctrl", &[]), &[]).output(), "ok\n"));
-}
-
-#[test]
 fn a_killed_daemon_leaves_errors() {
     isolated(|home| {
         let waiting = start(&compile(home, "fds", &[]), &["bereaved"]);
