@@ -1,6 +1,7 @@
 # make            builds the programs
 # make demo       sends real packets through pipes and prints a table
 # make test       runs all tests
+# make host-matrix  host rings: all attachments with all kinds of traffic
 # make lint       formatting, clippy, headers, manual pages
 # make bench      measures; BENCH="pipe --json" chooses
 # make install    to PREFIX (/usr/local), below DESTDIR
@@ -21,7 +22,7 @@ SONAME := libunetmap.so.0
 # Where rustup puts cargo, for shells that were started before it did.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: build setup setup-tests demo test loom lint lint-headers lint-man bench install
+.PHONY: build setup setup-tests demo test host-matrix loom lint lint-headers lint-man bench install
 .DEFAULT_GOAL := build
 
 build: setup
@@ -49,6 +50,11 @@ test: setup-tests loom
 loom: setup
 	RUSTFLAGS="$(RUSTFLAGS) --cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom \
 		$(CARGO) test --locked --release -p unetmap-mem --test loom
+
+# Host rings: each way to attach an interface with each kind of traffic.
+host-matrix: setup
+	$(CARGO) build --locked --workspace --bins
+	$(CARGO) test --locked -p conformance --test host_matrix
 
 lint: setup lint-headers lint-man
 	$(CARGO) fmt --all --check
