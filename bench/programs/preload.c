@@ -96,12 +96,29 @@ ready(struct nm_desc *d, short events)
 	return p.revents & events;
 }
 
+/* How many of the n slots from at on stand in a row: pkt-gen walks so, too. */
+static uint32_t
+row(struct netmap_ring *ring, uint32_t at, uint32_t n)
+{
+	return n < ring->num_slots - at ? n : ring->num_slots - at;
+}
+
+static uint32_t
+after(struct netmap_ring *ring, struct netmap_slot *end)
+{
+	uint32_t at = (uint32_t)(end - ring->slot);
+
+	return at == ring->num_slots ? 0 : at;
+}
+
 static void
 send_all(struct nm_desc *d, uint32_t batch)
 {
 	struct netmap_ring *ring = NETMAP_TXRING(d->nifp, 0);
-	uint32_t i, fresh = ring->num_slots;
+	uint32_t i;
 
+	for (i = 0; i < ring->num_slots; i++)
+		memset(NETMAP_BUF(ring, ring->slot[i].buf_idx), 0xff, BYTES);
 	while (!stopped) {
 		uint32_t n, at = ring->head;
 
@@ -110,15 +127,17 @@ send_all(struct nm_desc *d, uint32_t batch)
 		n = nm_ring_space(ring);
 		if (n > batch)
 			n = batch;
-		for (i = 0; i < n; i++, at = nm_ring_next(ring, at)) {
-			struct netmap_slot *slot = &ring->slot[at];
+		while (n > 0) {
+			struct netmap_slot *slot = &ring->slot[at], *end = slot + row(ring, at, n);
 
-			if (fresh > 0 || (slot->flags & NS_BUF_CHANGED)) {
-				memset(NETMAP_BUF(ring, slot->buf_idx), 0xff, BYTES);
-				fresh -= fresh > 0;
+			n -= (uint32_t)(end - slot);
+			for (; slot < end; slot++) {
+				if (slot->flags & NS_BUF_CHANGED)
+					memset(NETMAP_BUF(ring, slot->buf_idx), 0xff, BYTES);
+				slot->len = BYTES;
+				slot->flags = 0;
 			}
-			slot->len = BYTES;
-			slot->flags = 0;
+			at = after(ring, end);
 		}
 		ring->head = ring->cur = at;
 	}
@@ -154,12 +173,19 @@ receive_all(struct nm_desc *d)
 	if (pthread_create(&reporter, NULL, report, NULL) != 0)
 		die("a thread");
 	while (!stopped) {
-		uint32_t at, n = 0, bytes = 0;
+		uint32_t at = ring->head, n, left, bytes = 0;
 
 		if (!ready(d, POLLIN))
 			continue;
-		for (at = ring->head; at != ring->tail; at = nm_ring_next(ring, at), n++)
-			bytes += ring->slot[at].len;
+		n = left = nm_ring_space(ring);
+		while (left > 0) {
+			struct netmap_slot *slot = &ring->slot[at], *end = slot + row(ring, at, left);
+
+			left -= (uint32_t)(end - slot);
+			for (; slot < end; slot++)
+				bytes += slot->len;
+			at = after(ring, end);
+		}
 		if (bytes != n * BYTES) {
 			fprintf(stderr, "%u packets have %u bytes\n", n, bytes);
 			exit(1);

@@ -6,6 +6,10 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+/// What stands in `preload/`.
+const SOURCES: [&str; 9] =
+    ["hooks.c", "life.c", "poll.c", "select.c", "epoll.c", "wait.c", "real.c", "libnetmap.c", "names.c"];
+
 /// The functions of `libnetmap.h`.
 const FUNCTIONS: &str = "
     nmctx_ferror nmctx_free nmctx_get nmctx_lock nmctx_malloc nmctx_set_default nmctx_set_threadsafe nmctx_unlock
@@ -27,7 +31,7 @@ fn main() {
     println!("cargo::rerun-if-changed=../../include");
     let mut c = cc::Build::new();
     c.include("../../include").std("gnu11").extra_warnings(true);
-    c.files(["hooks.c", "wait.c", "libnetmap.c", "names.c"].map(|file| folder.join(file)));
+    c.files(SOURCES.map(|file| folder.join(file)));
     c.define("nmctx_threadsafe", "unetmap_c_nmctx_threadsafe");
     let mut jumps = String::from("jumps! {\n");
     for name in FUNCTIONS.split_whitespace() {

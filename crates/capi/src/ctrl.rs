@@ -12,13 +12,13 @@ use std::ffi::c_int;
 
 use unetmap::abi::*;
 use unetmap::door::{Letter, Memory};
-use unetmap::errno::{EINVAL, EIO};
+use unetmap::errno::{EBUSY, EINVAL, EIO};
 use unetmap::file::{Attached, Told};
 use unetmap::legacy::{self, Call};
 use unetmap::request::Request;
 
-use crate::calls::{say, told};
 use crate::files::{Ref, borrowed, replace, socket_inode};
+use crate::said::{say, told};
 use crate::{kloop, user};
 
 /// The memory of this process.
@@ -101,7 +101,7 @@ fn ask(
     request: &Request,
     then: impl FnOnce(&Attached) -> Result<(), i32>,
 ) -> Result<(i32, Option<Request>), i32> {
-    let mut talk = open.talk();
+    let mut talk = open.talk().ok_or(EBUSY)?;
     let Told { mut errno, why, request: answer, moved, attached } =
         talk.file().request(borrowed(fd), request).map_err(|e| told(&e))?;
     if let Some((connection, file)) = moved {

@@ -5,9 +5,9 @@
 //! another closes the descriptor, without a lock that a forked child could find taken for ever:
 //!
 //! ```text
-//! refs   0 free --claim--> 1 .. n --last release--> DYING (the port is dropped) --> 0
+//! refs   0 free --claim--> 1 .. n --last release--> DYING --nobody looks--> (the port is dropped) --> 0
 //! ```
-//! One reference for each table entry, one for each call under way.
+//! One reference for each table entry, one for each call that may wait. Other calls count none ([`crate::threads`]).
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
@@ -17,6 +17,8 @@ use std::time::Duration;
 
 use unetmap::Error;
 use unetmap::file::{Attached, File};
+
+use crate::threads::{self, AtWork};
 
 /// Descriptors that can be netmap files: lower numbers than this.
 pub(crate) const MOST: usize = 65536;
@@ -37,12 +39,17 @@ pub struct Open {
     refs: AtomicU32,
     /// Of the connection: the same for all its duplicates.
     inode: AtomicU64,
-    /// 0, or 1 more than the forks before the process whose thread talks to the daemon.
-    talking: AtomicU32,
+    /// 0, or who talks to the daemon: see [`me`].
+    talking: AtomicU64,
     file: AtomicPtr<File>,
     port: AtomicPtr<Attached>,
     next: AtomicPtr<Open>,
+    /// While it is dying: the next one that is.
+    next_dying: AtomicPtr<Open>,
 }
+
+/// Those that are dying, linked by `next_dying`.
+static DYING_ONES: AtomicPtr<Open> = AtomicPtr::new(ptr::null_mut());
 
 /// A reference to an [`Open`] that is not free.
 pub(crate) struct Ref(&'static Open);
@@ -52,8 +59,8 @@ impl Drop for Ref {
         let last = |refs| if refs == 1 { DYING } else { refs - 1 };
         // Never fails: the closure always has an answer.
         if self.0.refs.fetch_update(AcqRel, Relaxed, |refs| Some(last(refs))) == Ok(1) {
-            self.0.clear();
-            self.0.refs.store(0, Release);
+            self.0.dies();
+            bury();
         }
     }
 }
@@ -63,10 +70,23 @@ impl Open {
         Open {
             refs: AtomicU32::new(1),
             inode: AtomicU64::new(0),
-            talking: AtomicU32::new(0),
+            talking: AtomicU64::new(0),
             file: AtomicPtr::new(ptr::null_mut()),
             port: AtomicPtr::new(ptr::null_mut()),
             next: AtomicPtr::new(ptr::null_mut()),
+            next_dying: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// Nobody refers to it any more; who found it before may still be looking at it.
+    fn dies(&'static self) {
+        let mut first = DYING_ONES.load(Relaxed);
+        loop {
+            self.next_dying.store(first, Relaxed);
+            match DYING_ONES.compare_exchange(first, ptr::from_ref(self).cast_mut(), AcqRel, Relaxed) {
+                Ok(_) => return,
+                Err(now) => first = now,
+            }
         }
     }
 
@@ -100,9 +120,42 @@ impl Open {
     }
 }
 
+/// Drops the ports of those that are dying, unless a thread is still looking: then at the next occasion.
+fn bury() {
+    let mut at = DYING_ONES.swap(ptr::null_mut(), AcqRel);
+    if at.is_null() {
+        return;
+    }
+    let nobody_looks = threads::all_were_idle();
+    // SAFETY: null, or an object that was leaked when it was made.
+    while let Some(open) = unsafe { at.as_ref() } {
+        at = open.next_dying.load(Relaxed);
+        if nobody_looks {
+            open.clear();
+            open.refs.store(0, Release);
+        } else {
+            open.dies();
+        }
+    }
+}
+
+/// Runs `body` on the port of descriptor `fd`, if this process knows it. `body` does not wait.
+#[inline(always)]
+pub(crate) fn with_known_port<T>(fd: RawFd, body: impl FnOnce(&Attached) -> T) -> Option<T> {
+    let _at_work = AtWork::begin();
+    // SAFETY: null, or an object that was leaked when it was made.
+    let open = unsafe { entry(fd)?.load(Acquire).as_ref() }?;
+    // SAFETY: null, or a box that is dropped only after it was seen that nobody has been at work since the object was in
+    // no entry of the table; we are, and found it in one.
+    let port = unsafe { open.port.load(Acquire).as_ref() }?;
+    Some(body(port))
+}
+
 impl Ref {
     /// Something new to know a file by.
     pub(crate) fn new(file: File, inode: u64) -> Ref {
+        threads::register();
+        bury();
         let free = |open: &&Open| open.refs.compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
         let open = Open::all().find(free).unwrap_or_else(|| {
             let open: &'static Open = Box::leak(Box::new(Open::new()));
@@ -169,7 +222,12 @@ impl Ref {
         if let Some(port) = self.known_port() {
             return Ok(Some(port));
         }
-        let talk = self.talk();
+        let busy = || Error::Refused {
+            asked: "a netmap file".into(),
+            errno: libc::EBUSY,
+            why: "a call on it from a signal handler that has interrupted a request on it".into(),
+        };
+        let talk = self.talk().ok_or_else(busy)?;
         if let Some(port) = self.known_port() {
             return Ok(Some(port));
         }
@@ -179,23 +237,40 @@ impl Ref {
         Ok(self.known_port())
     }
 
-    /// The right to talk to the daemon over the file's connection, one thread at a time.
-    pub(crate) fn talk(&self) -> Talk<'_> {
-        let me = unetmap::file::forks() + 1;
+    /// The right to talk to the daemon over the file's connection, one thread at a time. `None`: it is this very thread
+    /// that talks, and a signal handler has interrupted it.
+    pub(crate) fn talk(&self) -> Option<Talk<'_>> {
+        let me = me();
         loop {
             let busy = self.0.talking.load(Relaxed);
+            if busy == me {
+                return None;
+            }
             // A thread of the process that we were forked from is not here to finish.
-            if busy != me && self.0.talking.compare_exchange(busy, me, Acquire, Relaxed).is_ok() {
-                return Talk(self.0);
+            let gone = busy >> 32 != me >> 32;
+            if (busy == 0 || gone) && self.0.talking.compare_exchange(busy, me, Acquire, Relaxed).is_ok() {
+                return Some(Talk(self.0));
             }
             std::thread::sleep(Duration::from_micros(100));
         }
+    }
+
+    /// Whether descriptor `fd` is still this file: it may have been closed by a way that has no hook.
+    pub(crate) fn is_behind(&self, fd: RawFd) -> bool {
+        socket_inode(fd) == Some(self.0.inode.load(Relaxed))
     }
 
     /// The connection's inode.
     pub(crate) fn set_inode(&self, inode: u64) {
         self.0.inode.store(inode, Relaxed);
     }
+}
+
+/// This thread: 1 more than the forks before its process, and its number.
+fn me() -> u64 {
+    // SAFETY: no arguments. The number is positive and fits 32 bits.
+    let thread = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+    u64::from(unetmap::file::forks() + 1) << 32 | u64::from(thread)
 }
 
 /// See [`Ref::talk`].

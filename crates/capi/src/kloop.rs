@@ -11,8 +11,8 @@ use unetmap::request::{Request, kind_of};
 use unetmap::{Interest, Port};
 use zerocopy::FromBytes;
 
-use crate::calls::{say, told};
 use crate::files::{Ref, borrowed};
+use crate::said::{say, told};
 
 /// The longest that a loop may sleep between two rounds: a second.
 const MOST_SLEEP_US: u32 = 1_000_000;

@@ -5,7 +5,8 @@
 //!   --> is the descriptor a netmap file?    preload/    everything else goes on to the C library, untouched
 //!   --> unetmap_open, unetmap_ioctl, ...    calls.rs    what it means on a netmap file
 //!   --> ctrl.rs                                         its requests
-//!   --> files.rs                                        from descriptor numbers to ports
+//!   --> ready.rs                                        whether it is ready
+//!   --> files.rs, threads.rs                            from descriptor numbers to ports
 //! ```
 //! An error leaves as a negative errno, and a panic as `EIO`: none crosses into C.
 #![allow(unreachable_pub, reason = "C reaches it")]
@@ -13,8 +14,12 @@
 mod calls;
 mod ctrl;
 mod files;
+mod heap;
 mod kloop;
 mod libnetmap;
 mod names;
+mod ready;
+mod said;
 mod snapshot;
+mod threads;
 mod user;

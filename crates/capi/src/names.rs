@@ -6,7 +6,9 @@
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
-use libc::{epoll_event, fd_set, mode_t, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, ssize_t, timespec, timeval};
+use libc::{
+    epoll_event, fd_set, mmsghdr, mode_t, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, ssize_t, timespec, timeval,
+};
 
 macro_rules! names {
     ($($name:ident => $hook:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
@@ -58,6 +60,8 @@ names! {
         timeout: *mut timeval) -> c_int;
     pselect => unetmap_hook_pselect(n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    epoll_create => unetmap_hook_epoll_create(size: c_int) -> c_int;
+    epoll_create1 => unetmap_hook_epoll_create1(flags: c_int) -> c_int;
     epoll_ctl => unetmap_hook_epoll_ctl(set: c_int, what: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     epoll_wait => unetmap_hook_epoll_wait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int;
     epoll_pwait => unetmap_hook_epoll_pwait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int,
@@ -65,6 +69,8 @@ names! {
     epoll_pwait2 => unetmap_hook_epoll_pwait2(set: c_int, events: *mut epoll_event, most: c_int,
         timeout: *const timespec, mask: *const sigset_t) -> c_int;
     recvmsg => unetmap_hook_recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    recvmmsg => unetmap_hook_recvmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int,
+        timeout: *mut timespec) -> c_int;
 }
 
 // The widths that the one argument of a variadic call may have.

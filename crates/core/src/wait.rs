@@ -105,24 +105,41 @@ impl Port {
         Ok(ready)
     }
 
-    fn wait_longer(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
+    /// Looks until something that is wanted is ready, for at most `limit`, and never sleeps: for event loops, before
+    /// [`Port::arm`].
+    ///
+    /// # Errors
+    /// As [`Port::txsync`].
+    pub fn spin(&self, want: Interest, limit: Duration) -> Result<Interest, Error> {
+        Ok(self.spin_or(want, limit)?.unwrap_or(Interest::NONE))
+    }
+
+    /// The same; in vain, it is since when.
+    fn spin_or(&self, want: Interest, limit: Duration) -> Result<Result<Interest, Instant>, Error> {
         // The clock costs as much as a look: it is read once the first looks were in vain.
         let ready = self.look_often(want)?;
         if !ready.is_none() {
-            return Ok(ready);
+            return Ok(Ok(ready));
         }
         let start = Instant::now();
-        let spin = timeout.map_or(SPIN, |t| t.min(SPIN));
-        // A limit that is too far away to be a time is no limit.
-        let end = timeout.and_then(|t| start.checked_add(t));
-        while start.elapsed() < spin {
+        while start.elapsed() < limit {
             // The other party may be waiting for this very core.
             std::thread::yield_now();
             let ready = self.look_often(want)?;
             if !ready.is_none() {
-                return Ok(ready);
+                return Ok(Ok(ready));
             }
         }
+        Ok(Err(start))
+    }
+
+    fn wait_longer(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
+        let start = match self.spin_or(want, timeout.map_or(SPIN, |t| t.min(SPIN)))? {
+            Ok(ready) => return Ok(ready),
+            Err(start) => start,
+        };
+        // A limit that is too far away to be a time is no limit.
+        let end = timeout.and_then(|t| start.checked_add(t));
         loop {
             self.ask_for_wakeup(want);
             let ready = self.look(want, None)?;

@@ -1,0 +1,418 @@
+/*
+ * SPDX-License-Identifier: BSD-2-Clause
+ * Copyright (c) 2026, the unetmap authors
+ *
+ * Every name by which a program can open a netmap file, pass it on and wait for
+ * it, and sets of epoll's in all their ways.
+ *
+ *	hooks WHAT
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "check.h"
+
+#define NETMAP_WITH_LIBS
+#include <net/netmap_user.h>
+
+#define DEVICE	"/dev/netmap"
+
+/* What a program calls that was compiled with -D_FORTIFY_SOURCE. */
+int __open_2(const char *, int);
+int __open64_2(const char *, int);
+int __openat_2(int, const char *, int);
+int __openat64_2(int, const char *, int);
+int __poll_chk(struct pollfd *, nfds_t, int, size_t);
+int __ppoll_chk(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *, size_t);
+
+static struct nm_desc *a, *b;
+
+static void
+open_pipe(void)
+{
+	a = nm_open("netmap:h{1", NULL, 0, NULL);
+	CHECK(a != NULL);
+	b = nm_open("netmap:h}1", NULL, 0, a);
+	CHECK(b != NULL);
+}
+
+static void
+send_one(void)
+{
+	CHECK(nm_inject(a, "hello", 6) == 6 && ioctl(NETMAP_FD(a), NIOCTXSYNC, NULL) == 0);
+}
+
+static void
+receive_all(void)
+{
+	struct nm_pkthdr h;
+
+	while (nm_nextpkt(b, &h) != NULL)
+		;
+	CHECK(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == 0);
+	while (nm_nextpkt(b, &h) != NULL)
+		;
+	CHECK(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == 0);
+}
+
+static void *
+send_later(void *arg)
+{
+	usleep(50000);
+	send_one();
+	return arg;
+}
+
+static pthread_t
+later(void)
+{
+	pthread_t t;
+
+	CHECK(pthread_create(&t, NULL, send_later, NULL) == 0);
+	return t;
+}
+
+static void
+ended_well(pid_t child)
+{
+	int status;
+
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* ---- opening */
+
+/* A file that can be bound: what else would a netmap file be. */
+static void
+is_netmap_file(int fd)
+{
+	struct nmreq r;
+
+	CHECK(fd >= 0);
+	memset(&r, 0, sizeof(r));
+	strcpy(r.nr_name, "h{2");
+	r.nr_version = NETMAP_API;
+	CHECK(ioctl(fd, NIOCREGIF, &r) == 0 && r.nr_memsize > 0);
+	CHECK(close(fd) == 0);
+}
+
+static void
+opens(void)
+{
+	const char *volatile nowhere = NULL;
+	int fd;
+
+	is_netmap_file(open(DEVICE, O_RDWR));
+	is_netmap_file(open64(DEVICE, O_RDWR | O_CLOEXEC));
+	is_netmap_file(openat(AT_FDCWD, DEVICE, O_RDWR));
+	is_netmap_file(openat64(-1, DEVICE, O_RDWR | O_NONBLOCK));
+	is_netmap_file(__open_2(DEVICE, O_RDWR));
+	is_netmap_file(__open64_2(DEVICE, O_RDWR));
+	is_netmap_file(__openat_2(AT_FDCWD, DEVICE, O_RDWR));
+	is_netmap_file(__openat64_2(AT_FDCWD, DEVICE, O_RDWR));
+
+	fd = open(DEVICE, O_RDWR | O_CLOEXEC);
+	CHECK(fcntl(fd, F_GETFD) == FD_CLOEXEC && close(fd) == 0);
+	fd = open(DEVICE, O_RDWR);
+	CHECK(fcntl(fd, F_GETFD) == 0);
+	CHECK((fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR);
+	CHECK(fcntl(fd, F_SETFL, O_NONBLOCK) == 0 && (fcntl(fd, F_GETFL) & O_NONBLOCK));
+	CHECK(ioctl(fd, FIONBIO, &(int){ 0 }) == 0);
+	is_netmap_file(fd);
+	/* What is not ours is the system's, with the system's errors. */
+	errno = 0;
+	CHECK(open("/dev/netmap/x", O_RDWR) == -1 && (errno == ENOENT || errno == ENOTDIR));
+	CHECK(open(nowhere, O_RDONLY) == -1 && errno == EFAULT);
+	fd = open("/dev/null", O_RDONLY);
+	CHECK(fd >= 0 && ioctl(fd, NIOCTXSYNC, NULL) == -1 && errno == ENOTTY && close(fd) == 0);
+	CHECK(close(fd) == -1 && errno == EBADF && ioctl(fd, NIOCTXSYNC, NULL) == -1 && errno == EBADF);
+	errno = 77;
+	CHECK(dup2(1, 1) == 1 && errno == 77);
+}
+
+static void
+mappings(void)
+{
+	size_t bytes = a->req.nr_memsize;
+	char *twice = mmap64(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, NETMAP_FD(a), 0);
+	struct netmap_ring *ring = NETMAP_RXRING(b->nifp, 0), *there;
+
+	CHECK(twice != MAP_FAILED);
+	there = (struct netmap_ring *)(twice + ((char *)ring - (char *)b->mem));
+	send_one();
+	CHECK(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == 0);
+	CHECK(there->tail == ring->tail && there->tail == 1);
+	CHECK(munmap(twice, bytes) == 0);
+	/* The program's mapping is its own, and the rings go on without it. */
+	CHECK(munmap(a->mem, bytes) == 0);
+	a->done_mmap = 0;
+	CHECK(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == 0);
+	CHECK(mmap(NULL, bytes + (1 << 20), PROT_READ, MAP_SHARED, NETMAP_FD(a), 0) == MAP_FAILED && errno == EINVAL);
+	twice = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, NETMAP_FD(a), 0);
+	CHECK(twice != MAP_FAILED && twice[0] == 0);
+}
+
+/* ---- the life of descriptors */
+
+static void
+closes(void)
+{
+	int fd = dup(NETMAP_FD(a)), high = fcntl(fd, F_DUPFD, 300), ends[2];
+
+	CHECK(fd > 0 && high >= 300 && pipe(ends) == 0);
+	/* Over a netmap file: the number is the pipe's from now on. */
+	CHECK(dup2(ends[0], fd) == fd && write(ends[1], "x", 1) == 1);
+	CHECK(poll(&(struct pollfd){ fd, POLLIN, 0 }, 1, 1000) == 1 && ioctl(fd, NIOCTXSYNC, NULL) == -1);
+	CHECK(dup3(NETMAP_FD(a), fd, O_CLOEXEC) == fd && fcntl(fd, F_GETFD) == FD_CLOEXEC);
+	CHECK(ioctl(fd, NIOCTXSYNC, NULL) == 0);
+	/* What cannot be done changes nothing. */
+	CHECK(dup2(9999, fd) == -1 && errno == EBADF && ioctl(fd, NIOCTXSYNC, NULL) == 0);
+	CHECK(dup3(fd, fd, 0) == -1 && errno == EINVAL && ioctl(fd, NIOCTXSYNC, NULL) == 0);
+	CHECK(close_range(high, high, 4 /* CLOSE_RANGE_CLOEXEC */) == 0 && fcntl(high, F_GETFD) == FD_CLOEXEC);
+	CHECK(ioctl(high, NIOCTXSYNC, NULL) == 0);
+	CHECK(close_range(high, high + 10, 0) == 0);
+	CHECK(ioctl(high, NIOCTXSYNC, NULL) == -1 && errno == EBADF);
+	/* The number is another file's now. */
+	CHECK(dup2(ends[0], high) == high && ioctl(high, NIOCTXSYNC, NULL) == -1 && errno == ENOTTY);
+	CHECK(close(fd) == 0 && close(fd) == -1 && errno == EBADF);
+	send_one();
+	closefrom(NETMAP_FD(a) < NETMAP_FD(b) ? NETMAP_FD(a) : NETMAP_FD(b));
+	CHECK(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == -1 && errno == EBADF);
+	CHECK(poll(&(struct pollfd){ NETMAP_FD(b), POLLIN, 0 }, 1, 0) == 1);
+	open_pipe();
+	send_one();
+	receive_all();
+}
+
+/* A number that was closed where no hook is: by a FILE, by the kernel itself. */
+static void
+closed_elsewhere(void)
+{
+	int fd = dup(NETMAP_FD(a)), other;
+	FILE *file = fdopen(fd, "r+");
+
+	CHECK(file != NULL && fileno(file) == fd && fclose(file) == 0);
+	other = eventfd(0, 0);
+	CHECK(other == fd);
+	CHECK(poll(&(struct pollfd){ other, POLLIN, 0 }, 1, 20) == 0);
+	CHECK(eventfd_write(other, 1) == 0 && poll(&(struct pollfd){ other, POLLIN, 0 }, 1, 1000) == 1);
+	fd = dup(NETMAP_FD(b));
+	CHECK(syscall(SYS_close, fd) == 0);
+	CHECK(ioctl(fd, NIOCREGIF, a) == -1 && errno == EBADF);
+	CHECK(mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED && errno == EBADF);
+	send_one();
+	receive_all();
+}
+
+/* ---- children */
+
+/* argv of a child that uses the descriptor, and nothing else. */
+static char *const *
+user_of(int fd)
+{
+	static char number[16], *argv[] = { "hooks", "user", number, NULL };
+
+	snprintf(number, sizeof(number), "%d", fd);
+	return argv;
+}
+
+static void
+user(int fd)
+{
+	CHECK(ioctl(fd, NIOCTXSYNC, NULL) == 0);
+	CHECK(poll(&(struct pollfd){ fd, POLLOUT, 0 }, 1, 10000) == 1);
+}
+
+static void
+children(void)
+{
+	extern char **environ;
+	posix_spawn_file_actions_t actions;
+	pid_t child;
+	int fd = NETMAP_FD(a), high = fcntl(fd, F_DUPFD, 2000);
+
+	CHECK(posix_spawn(&child, "/proc/self/exe", NULL, NULL, user_of(fd), environ) == 0);
+	ended_well(child);
+	/* Under another number, and beyond those that are usual. */
+	CHECK(posix_spawn_file_actions_init(&actions) == 0);
+	CHECK(posix_spawn_file_actions_adddup2(&actions, fd, 0) == 0);
+	CHECK(posix_spawn(&child, "/proc/self/exe", &actions, NULL, user_of(0), environ) == 0);
+	ended_well(child);
+	posix_spawn_file_actions_destroy(&actions);
+	CHECK(posix_spawn(&child, "/proc/self/exe", NULL, NULL, user_of(high), environ) == 0);
+	ended_well(child);
+	close(high);
+
+	/* The child has our memory until it is another program. */
+	child = vfork();
+	if (child == 0) {
+		char *const *argv = user_of(0);
+
+		dup2(fd, 0);
+		close(fd);
+		close(NETMAP_FD(b));
+		close_range(3, ~0U, 0);
+		execve("/proc/self/exe", argv, environ);
+		_exit(1);
+	}
+	ended_well(child);
+	CHECK(isatty(0) || errno != EBADF);
+	CHECK(ioctl(0, NIOCTXSYNC, NULL) == -1 && errno == ENOTTY);
+	send_one();
+	receive_all();
+
+	/* One that was made by the kernel's own call. */
+	child = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, 0);
+	if (child == 0) {
+		CHECK(close(NETMAP_FD(b)) == 0 && ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == -1 && errno == EBADF);
+		_exit(0);
+	}
+	ended_well(child);
+	send_one();
+	receive_all();
+}
+
+/* From and to another process, one message or many. */
+static void
+passes(void)
+{
+	char space[2][CMSG_SPACE(2 * sizeof(int))], byte = 'x';
+	struct iovec io = { &byte, 1 };
+	struct mmsghdr m[2];
+	int pair[2], i, got[2];
+	pid_t child;
+
+	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
+	child = fork();
+	memset(m, 0, sizeof(m));
+	memset(space, 0, sizeof(space));
+	for (i = 0; i < 2; i++)
+		m[i].msg_hdr = (struct msghdr){ .msg_iov = &io, .msg_iovlen = 1, .msg_control = space[i],
+		    .msg_controllen = sizeof(space[i]) };
+	if (child == 0) {
+		/* Opened and bound here, and left to who is told. */
+		open_pipe();
+		for (i = 0; i < 2; i++) {
+			int fds[2] = { NETMAP_FD(a), NETMAP_FD(b) };
+			struct cmsghdr *c = CMSG_FIRSTHDR(&m[i].msg_hdr);
+
+			c->cmsg_level = SOL_SOCKET;
+			c->cmsg_type = SCM_RIGHTS;
+			c->cmsg_len = CMSG_LEN(sizeof(fds));
+			memcpy(CMSG_DATA(c), fds, sizeof(fds));
+		}
+		CHECK(sendmmsg(pair[1], m, 2, 0) == 2);
+		_exit(0);
+	}
+	ended_well(child);
+	CHECK(recvmmsg(pair[0], m, 2, 0, NULL) == 2);
+	for (i = 0; i < 2; i++) {
+		memcpy(got, CMSG_DATA(CMSG_FIRSTHDR(&m[i].msg_hdr)), sizeof(got));
+		user(got[0]);
+		CHECK(poll(&(struct pollfd){ got[1], POLLIN, 0 }, 1, 0) == 0);
+		close(got[0]);
+		close(got[1]);
+	}
+	CHECK(ioctl(got[0], NIOCTXSYNC, NULL) == -1 && errno == EBADF);
+}
+
+/* ---- waiting, by every name */
+
+static void
+waits(void)
+{
+	struct pollfd p[2] = { { NETMAP_FD(b), POLLIN, 0 }, { -1, POLLIN, 0 } };
+	struct timespec second = { 10, 0 }, none = { 0, 0 };
+	fd_set *large = calloc(1, 8192 / 8), in;
+	int high = fcntl(NETMAP_FD(b), F_DUPFD, 4000), pass;
+	struct epoll_event e = { .events = EPOLLIN }, got[2];
+	int set = epoll_create(1);
+
+	CHECK(large != NULL && high >= 4000 && epoll_ctl(set, EPOLL_CTL_ADD, NETMAP_FD(b), &e) == 0);
+	/* First nothing, then something. */
+	for (pass = 0; pass < 2; pass++) {
+		CHECK(poll(p, 1, 0) == pass && __poll_chk(p, 2, 0, sizeof(p)) == pass);
+		CHECK(ppoll(p, 1, pass ? &second : &none, NULL) == pass);
+		CHECK(__ppoll_chk(p, 2, pass ? &second : &none, NULL, sizeof(p)) == pass);
+		FD_ZERO(&in);
+		FD_SET(NETMAP_FD(b), &in);
+		CHECK(pselect(NETMAP_FD(b) + 1, &in, NULL, NULL, pass ? &second : &none, NULL) == pass);
+		CHECK(!FD_ISSET(NETMAP_FD(b), &in) == !pass);
+		((unsigned long *)large)[high / 64] |= 1UL << high % 64;
+		CHECK(select(high + 1, large, NULL, NULL, &(struct timeval){ 0, 1000 }) == pass);
+		CHECK(epoll_wait(set, got, 2, 0) == pass && epoll_pwait(set, got, 2, 0, NULL) == pass);
+		CHECK(epoll_pwait2(set, got, 2, &none, NULL) == pass || errno == ENOSYS);
+		if (!pass)
+			send_one();
+	}
+	CHECK(poll(NULL, 0, 1) == 0 && select(0, NULL, NULL, NULL, &(struct timeval){ 0, 1 }) == 0);
+	CHECK(ppoll(p, 1, &(struct timespec){ -1, 0 }, NULL) == -1 && errno == EINVAL);
+	FD_SET(NETMAP_FD(b), &in);
+	CHECK(select(NETMAP_FD(b) + 1, &in, NULL, NULL, &(struct timeval){ -1, 0 }) == -1 && errno == EINVAL);
+	p[1] = (struct pollfd){ 999, POLLIN, 0 };
+	CHECK(poll(p, 2, 0) == 2 && p[1].revents == POLLNVAL && p[0].revents == POLLIN);
+	FD_SET(999, &in);
+	CHECK(select(1000, &in, NULL, NULL, NULL) == -1 && errno == EBADF);
+	free(large);
+}
+
+/* More descriptors than fit the stack, some of them twice. */
+static void
+crowds(void)
+{
+	enum { N = 3000 };
+	struct pollfd *p = calloc(N, sizeof(*p));
+	pthread_t t;
+	int i, ends[2];
+
+	CHECK(p != NULL && pipe(ends) == 0);
+	for (i = 0; i < N; i++)
+		p[i] = (struct pollfd){ i % 3 == 0 ? NETMAP_FD(b) : i % 3 == 1 ? ends[0] : -1, POLLIN, 0 };
+	CHECK(poll(p, N, 10) == 0);
+	t = later();
+	/* It may come when some of them have been looked at already. */
+	CHECK(poll(p, N, 10000) > 0 && p[N - 3].revents == POLLIN && p[1].revents == 0);
+	pthread_join(t, NULL);
+	CHECK(poll(p, N, 0) == N / 3 && p[0].revents == POLLIN);
+	CHECK(write(ends[1], "x", 1) == 1 && poll(p, N, -1) == N / 3 * 2);
+	free(p);
+}
+
+int
+main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		void (*run)(void);
+		int pipe;
+	} all[] = {
+		{ "opens", opens, 0 }, { "mappings", mappings, 1 }, { "closes", closes, 1 },
+		{ "closed-elsewhere", closed_elsewhere, 1 }, { "children", children, 1 }, { "passes", passes, 0 },
+		{ "waits", waits, 1 }, { "crowds", crowds, 1 },
+	};
+	size_t i;
+
+	if (argc == 3 && strcmp(argv[1], "user") == 0) {
+		user(atoi(argv[2]));
+		return 0;
+	}
+	for (i = 0; argc == 2 && i < sizeof(all) / sizeof(all[0]); i++)
+		if (strcmp(argv[1], all[i].name) == 0) {
+			if (all[i].pipe)
+				open_pipe();
+			all[i].run();
+			printf("ok\n");
+			return 0;
+		}
+	return 2;
+}

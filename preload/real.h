@@ -1,0 +1,68 @@
+/*
+ * SPDX-License-Identifier: BSD-2-Clause
+ * Copyright (c) 2026, the unetmap authors
+ *
+ * The C library's own functions, or the kernel where they are not found yet.
+ */
+#ifndef UNETMAP_REAL_H
+#define UNETMAP_REAL_H
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+#include <time.h>
+
+#define ALL_REAL(do_)	\
+	do_(open) do_(open64) do_(openat) do_(openat64) do_(ioctl) do_(mmap) do_(mmap64)	\
+	do_(close) do_(close_range) do_(dup) do_(dup2) do_(dup3) do_(fcntl) do_(fcntl64)	\
+	do_(poll) do_(ppoll) do_(select) do_(pselect)	\
+	do_(epoll_create) do_(epoll_create1) do_(epoll_ctl) do_(epoll_pwait) do_(epoll_pwait2)	\
+	do_(recvmsg) do_(recvmmsg)
+
+struct real {
+	int (*open)(const char *, int, ...);
+	int (*open64)(const char *, int, ...);
+	int (*openat)(int, const char *, int, ...);
+	int (*openat64)(int, const char *, int, ...);
+	int (*ioctl)(int, unsigned long, ...);
+	void *(*mmap)(void *, size_t, int, int, int, off_t);
+	void *(*mmap64)(void *, size_t, int, int, int, off_t);
+	int (*close)(int);
+	int (*close_range)(unsigned int, unsigned int, int);
+	int (*dup)(int);
+	int (*dup2)(int, int);
+	int (*dup3)(int, int, int);
+	int (*fcntl)(int, int, ...);
+	int (*fcntl64)(int, int, ...);
+	int (*poll)(struct pollfd *, nfds_t, int);
+	int (*ppoll)(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *);
+	int (*select)(int, fd_set *, fd_set *, fd_set *, struct timeval *);
+	int (*pselect)(int, fd_set *, fd_set *, fd_set *, const struct timespec *, const sigset_t *);
+	int (*epoll_create)(int);
+	int (*epoll_create1)(int);
+	int (*epoll_ctl)(int, int, int, struct epoll_event *);
+	int (*epoll_pwait)(int, struct epoll_event *, int, int, const sigset_t *);
+	int (*epoll_pwait2)(int, struct epoll_event *, int, const struct timespec *, const sigset_t *);
+	ssize_t (*recvmsg)(int, struct msghdr *, int);
+	int (*recvmmsg)(int, struct mmsghdr *, unsigned int, int, struct timespec *);
+};
+
+extern struct real real;
+
+/* Finds them. */
+void find_real(void);
+
+/* The C library's function if it is known, else the system call. */
+#define CALL(name, args, ...)	\
+	(__builtin_expect(real.name != NULL, 1) ? real.name args : __VA_ARGS__)
+
+int real_poll(struct pollfd *fds, nfds_t n, int timeout);
+int real_ppoll(struct pollfd *fds, nfds_t n, const struct timespec *timeout, const sigset_t *mask);
+int real_pselect(int n, fd_set *in, fd_set *out, fd_set *except, const struct timespec *timeout, const sigset_t *mask);
+int real_epoll_ctl(int set, int what, int fd, struct epoll_event *event);
+int real_epoll_pwait(int set, struct epoll_event *events, int most, int timeout, const sigset_t *mask);
+
+#endif
