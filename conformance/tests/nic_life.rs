@@ -10,6 +10,7 @@ use conformance::{Home, isolated, program, until};
 use lab::VethOptions;
 use rustix::process::Signal;
 use unetmap::abi::{NETMAP_REQ_PORT_INFO_GET, NmreqPortInfoGet};
+use unetmap::errno::EINVAL;
 use unetmap::request::Request;
 use unetmap::{Interest, Port};
 use unetmap_sys::xdp::{Mode, Xdp};
@@ -190,5 +191,24 @@ fn asking_about_an_interface_does_not_take_it() {
             assert!(home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
             drop(net);
         }
+    });
+}
+
+/// An interface may lie in another region than those of its kind: then it exchanges buffers with what is there.
+#[test]
+fn a_region_can_be_chosen() {
+    isolated(|home| {
+        let Some(net) = Net::with(home, DIRECT, CABLE, &["--buf-num", "8192"]) else { return };
+        let pipe = net.open("netmap:p{1");
+        let port = net.open(&format!("netmap:va@{}", pipe.mem_id()));
+        assert!(port.same_region(&pipe));
+        let tap = net.tap();
+        assert_works(&port, &tap, 1);
+        assert_eq!(net.refused("netmap:va@1").0, EINVAL);
+        assert_eq!(net.refused("netmap:va@999").0, EINVAL);
+        assert!(net.open("netmap:va").same_region(&pipe), "without a number it is where it is");
+        drop(port);
+        net.assert_given_back();
+        assert!(!net.open("netmap:va").same_region(&pipe));
     });
 }

@@ -17,6 +17,7 @@ use unetmap::file::{Attached, Told};
 use unetmap::legacy::{self, Call};
 use unetmap::request::Request;
 
+use crate::extmem::{self, Extmem};
 use crate::files::{Ref, borrowed, replace, socket_inode};
 use crate::said::{say, told};
 use crate::{kloop, user};
@@ -56,18 +57,47 @@ fn serve(open: &Ref, fd: c_int, request: &mut Request) -> Result<(), i32> {
         NETMAP_REQ_CSB_ENABLE => return kloop::enable(open, fd, request),
         _ => {}
     }
-    let blocks = request.option(NETMAP_REQ_OPT_CSB).filter(|_| request.header.nr_reqtype == NETMAP_REQ_REGISTER);
-    let mut status = 0;
-    let result = ask(open, fd, request, |attached| {
-        let given = blocks.map_or(Ok(()), |option| kloop::give(&attached.port, &option));
-        given.inspect_err(|errno| status = *errno)
-    });
-    let (errno, answer) = result?;
+    if request.header.nr_reqtype == NETMAP_REQ_REGISTER {
+        register(open, fd, request)
+    } else {
+        plain(open, fd, request)
+    }
+}
+
+/// A request that is the daemon's alone.
+fn plain(open: &Ref, fd: c_int, request: &mut Request) -> Result<(), i32> {
+    let (errno, answer) = ask(open, fd, request, |_| Ok(()))?;
     if let Some(answer) = answer {
         *request = answer;
     }
-    if status != 0 {
-        request.set_status(NETMAP_REQ_OPT_CSB, status);
+    if errno == 0 { Ok(()) } else { Err(errno) }
+}
+
+/// REGISTER: what it binds may lie in the program's memory, and be synced by positions there.
+fn register(open: &Ref, fd: c_int, request: &mut Request) -> Result<(), i32> {
+    if open.port(fd).map_err(|e| told(&e))?.is_some() {
+        return Err(EBUSY);
+    }
+    let extmem = Extmem::prepare(request)?;
+    let asked = extmem.as_ref().map_or_else(|| request.clone(), |extmem| extmem.asked(request));
+    let blocks = request.option(NETMAP_REQ_OPT_CSB);
+    let (mut csb, mut pools) = (0, None);
+    let (errno, answer) = ask(open, fd, &asked, |attached| {
+        if let Some(extmem) = &extmem {
+            extmem.place(attached)?;
+            pools = Some(extmem::pools(attached));
+        }
+        let given = blocks.map_or(Ok(()), |option| kloop::give(&attached.port, &option));
+        given.inspect_err(|errno| csb = *errno)
+    })?;
+    if let Some(mut answer) = answer {
+        if let Some(extmem) = &extmem {
+            extmem.answered(request, &mut answer, pools);
+        }
+        *request = answer;
+    }
+    if csb != 0 {
+        request.set_status(NETMAP_REQ_OPT_CSB, csb);
     }
     if errno == 0 { Ok(()) } else { Err(errno) }
 }

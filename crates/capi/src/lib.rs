@@ -13,6 +13,7 @@
 
 mod calls;
 mod ctrl;
+mod extmem;
 mod files;
 mod heap;
 mod kloop;

@@ -242,6 +242,11 @@ impl Port {
     }
 }
 
+/// Whether this process has a port whose region lies in the file with that inode.
+pub fn has_region(inode: u64) -> bool {
+    crate::open::has_region(inode)
+}
+
 /// How often the line of processes that leads here has forked: differs between a process and its children.
 pub fn forks() -> u32 {
     process::fork_count()

@@ -281,6 +281,13 @@ fn map_region(fd: OwnedFd, geometry: Geometry) -> io::Result<Arc<Region>> {
     Ok(region)
 }
 
+/// See [`crate::file::has_region`].
+pub(crate) fn has_region(inode: u64) -> bool {
+    let regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut living = regions.iter().flatten().filter(|(_, region)| region.strong_count() > 0);
+    living.any(|((_, ino, _), _)| *ino == inode)
+}
+
 impl Parts {
     fn map(bound: &Bound, fds: Vec<OwnedFd>, spec: &str) -> Result<Parts, Error> {
         let host = |e: io::Error| Error::host(spec, e);

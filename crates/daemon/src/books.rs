@@ -322,14 +322,19 @@ impl Books {
 
     /// A new region with a number of its own.
     pub(crate) fn private_region(&mut self, scope: Scope, name: &str, sizes: Sizes) -> Result<HouseId, Refusal> {
-        let free = |id: &u16| !self.houses.contains_key(&HouseId::from(*id));
-        let Some(mem_id) = (self.rules.first_mem_id..=u16::MAX).find(free) else {
-            return refuse(ENOMEM, "all region numbers are in use");
-        };
-        let id = HouseId::from(mem_id);
+        let (id, mem_id) = self.free_number()?;
         let estate = self.estate_for(scope);
         self.houses.insert(id, House::create((id, mem_id), scope, name, sizes, estate.as_ref())?);
         Ok(id)
+    }
+
+    /// A number that no region has.
+    pub(crate) fn free_number(&self) -> Result<(HouseId, u16), Refusal> {
+        let free = |id: &u16| !self.houses.contains_key(&HouseId::from(*id));
+        match (self.rules.first_mem_id..=u16::MAX).find(free) {
+            Some(mem_id) => Ok((HouseId::from(mem_id), mem_id)),
+            None => refuse(ENOMEM, "all region numbers are in use"),
+        }
     }
 
     /// The region of all interfaces that this caller opens directly, and of their pipes. The first of them has so many

@@ -114,18 +114,26 @@ impl Books {
 
     /// The interface for a program that runs its sockets itself.
     fn direct(&mut self, link: &Link, asked: &NmreqRegister, caller: &Caller) -> Result<PortKey, Refusal> {
-        if asked.nr_mem_id > 1 {
-            return refuse(EINVAL, format!("interfaces live in region 1, not {}", asked.nr_mem_id));
-        }
         let scope = Scope { netns: caller.netns_id(), ..self.scope(caller) };
         if let Some((key, nic)) = self.nic_of(caller.netns_id(), link.index) {
-            return match nic.scope == scope {
-                true => Ok(PortKey::Nic(key)),
-                false => in_use(nic),
-            };
+            if nic.scope != scope {
+                return in_use(nic);
+            }
+            let lives = self.houses.get(&nic.house).map_or(0, |house| house.mem_id);
+            if asked.nr_mem_id != 0 && asked.nr_mem_id != lives {
+                return refuse(EINVAL, format!("the interface lives in region {lives}, not {}", asked.nr_mem_id));
+            }
+            return Ok(PortKey::Nic(key));
         }
+        let house = match asked.nr_mem_id {
+            0 | 1 => None,
+            other => Some(self.numbered(other, caller)?),
+        };
         let shape = new_shape(link, asked, caller)?;
-        let house = self.first_region(caller, shape.all_slots())?;
+        let house = match house {
+            Some(house) => house,
+            None => self.first_region(caller, shape.all_slots())?,
+        };
         self.make_nic(house, scope, link, shape, caller).map(PortKey::Nic)
     }
 

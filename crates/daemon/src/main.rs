@@ -6,6 +6,7 @@ mod books;
 mod caller;
 mod end;
 mod estate;
+mod extmem;
 mod filter;
 mod host;
 mod interfaces;

@@ -10,6 +10,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::books::{Books, Options, Registered, daemon_name};
 use crate::caller::Caller;
 use crate::refusal::{Refusal, refuse};
+use crate::region::HouseId;
 
 /// An answer, and what it changed.
 pub(crate) struct Outcome {
@@ -99,11 +100,17 @@ fn register(
     }
     let name = named(request)?;
     let options = Options { offsets: request.option(NETMAP_REQ_OPT_OFFSETS) };
-    let registered = books.register(&name, &body::<NmreqRegister>(request)?, &options, caller);
+    let mut asked = body::<NmreqRegister>(request)?;
+    let extmem = extmem(books, request, caller)?;
+    if let Some(house) = extmem {
+        asked.nr_mem_id = books.houses.get(&house).map_or(0, |house| house.mem_id);
+    }
+    let registered = books.register(&name, &asked, &options, caller);
     let registered = registered.inspect_err(|refusal| {
         if let Some(kind) = refusal.option {
             request.set_status(kind, refusal.errno);
         }
+        extmem.into_iter().for_each(|house| books.drop_house_if_unused(house));
     })?;
     // Control blocks are the program's library's: it has the memory that they lie in.
     request.set_status(NETMAP_REQ_OPT_CSB, 0);
@@ -119,6 +126,19 @@ fn register(
     }
     request.body = registered.register.as_bytes().to_vec();
     Ok(registered)
+}
+
+/// The region that the option EXTMEM asks for, if it is there.
+fn extmem(books: &mut Books, request: &mut Request, caller: &Caller) -> Result<Option<HouseId>, Refusal> {
+    let Some(option) = request.option::<NmreqOptExtmem>(NETMAP_REQ_OPT_EXTMEM) else { return Ok(None) };
+    let made = books.extmem_region(&option, caller);
+    let made = made.map_err(|refusal| refusal.of_option(NETMAP_REQ_OPT_EXTMEM)).inspect_err(|refusal| {
+        request.set_status(NETMAP_REQ_OPT_EXTMEM, refusal.errno);
+    })?;
+    let nro_info = books.pools(made).unwrap_or_default();
+    request.set_option(NETMAP_REQ_OPT_EXTMEM, &NmreqOptExtmem { nro_info, ..option });
+    request.set_status(NETMAP_REQ_OPT_EXTMEM, 0);
+    Ok(Some(made))
 }
 
 /// The figures of a port; one that does not exist yet is made for as long as that takes. Without a name: of a region.
@@ -233,25 +253,9 @@ fn absent(reqtype: u16, session: Option<u64>) -> Result<(), Refusal> {
 /// Where the pools of a port's region are.
 fn pools_info(books: &mut Books, request: &mut Request, caller: &Caller) -> Result<(), Refusal> {
     let name = named(request)?;
-    let asked = body::<NmreqPoolsInfo>(request)?;
     let info = with_port(books, &name, Default::default(), caller, |books, r| {
-        let id = books.numbered(r.nr_mem_id, caller)?;
-        let Some(house) = books.houses.get(&id) else { return refuse(ENXIO, "the region has gone") };
-        let g = house.region.geometry();
-        Ok(NmreqPoolsInfo {
-            nr_memsize: g.bytes(),
-            nr_mem_id: r.nr_mem_id,
-            nr_if_pool_offset: g.ifs.offset,
-            nr_if_pool_objtotal: g.ifs.count,
-            nr_if_pool_objsize: g.ifs.size,
-            nr_ring_pool_offset: g.rings.offset,
-            nr_ring_pool_objtotal: g.rings.count,
-            nr_ring_pool_objsize: g.rings.size,
-            nr_buf_pool_offset: g.bufs.offset,
-            nr_buf_pool_objtotal: g.bufs.count,
-            nr_buf_pool_objsize: g.bufs.size,
-            ..asked
-        })
+        let pools = books.pools(books.numbered(r.nr_mem_id, caller)?);
+        pools.map_or_else(|| refuse(ENXIO, "the region has gone"), Ok)
     })?;
     request.body = info.as_bytes().to_vec();
     Ok(())

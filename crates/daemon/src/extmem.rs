@@ -1,0 +1,107 @@
+//! The option EXTMEM: a region in memory of the program's.
+//!
+//! The program's library maps the region over that memory, once there is one. So the daemon trusts it no more than any
+//! other, and all that is left to do here is to lay it out as the program wishes, and to fit it into the bytes that it
+//! has.
+
+use unetmap::errno::{EINVAL, ENOMEM};
+use unetmap_abi::{NmreqOptExtmem, NmreqPoolsInfo};
+use unetmap_mem::Geometry;
+
+use crate::books::Books;
+use crate::caller::Caller;
+use crate::refusal::{Refusal, refuse};
+use crate::region::{House, HouseId, Sizes};
+
+/// Of pools about which the program says nothing: objects, and bytes of each. Source: the original's private regions.
+const IFS: (u32, u32) = (2, 1024);
+const RINGS: (u32, u32) = (4, 5 << 12);
+const BUFS: (u32, u32) = (4098, 2048);
+
+/// Pools of so many objects, as far as they fit: of the last, the buffers, there may be fewer.
+fn sizes(info: &NmreqPoolsInfo) -> Result<Sizes, Refusal> {
+    let or = |wish: u32, default: u32| if wish == 0 { default } else { wish };
+    let pool = |(num, size): (u32, u32), default: (u32, u32)| (or(num, default.0), or(size, default.1));
+    let ifs = pool((info.nr_if_pool_objtotal, info.nr_if_pool_objsize), IFS);
+    let rings = pool((info.nr_ring_pool_objtotal, info.nr_ring_pool_objsize), RINGS);
+    let bufs = pool((info.nr_buf_pool_objtotal, info.nr_buf_pool_objsize), BUFS);
+    if info.nr_memsize == 0 {
+        return refuse(EINVAL, "EXTMEM needs memory, and this has 0 bytes");
+    }
+    let invalid = |why| refuse(EINVAL, format!("the pools of EXTMEM are out of bounds: {why}"));
+    // Four buffers are the fewest that a region can have.
+    let least = Geometry::new(ifs, rings, (4, bufs.1)).or_else(invalid)?;
+    let bytes = info.nr_memsize & !4095;
+    let room = bytes.saturating_sub(least.bufs.offset) / u64::from(least.bufs.size);
+    let fit = u32::try_from(room).unwrap_or(u32::MAX).min(bufs.0);
+    if fit < 4 && bufs.0 >= 4 {
+        let needed = least.bytes();
+        return refuse(ENOMEM, format!("EXTMEM has {bytes} bytes in whole pages, and its pools need {needed}"));
+    }
+    let geometry = Geometry::new(ifs, rings, (fit, bufs.1)).or_else(invalid)?;
+    debug_assert!(geometry.bytes() <= bytes);
+    Ok(Sizes { ifs, rings, bufs: (fit, bufs.1) })
+}
+
+impl Books {
+    /// A region as the option wishes. It ends with its last port.
+    pub(crate) fn extmem_region(&mut self, option: &NmreqOptExtmem, caller: &Caller) -> Result<HouseId, Refusal> {
+        let sizes = sizes(&option.nro_info)?;
+        let (id, mem_id) = self.free_number()?;
+        // Alone in its file, so that the program's memory shows nothing else.
+        self.houses.insert(id, House::create((id, mem_id), self.scope(caller), "extmem", sizes, None)?);
+        Ok(id)
+    }
+
+    /// What the program is told of a region's pools.
+    pub(crate) fn pools(&self, id: HouseId) -> Option<NmreqPoolsInfo> {
+        let house = self.houses.get(&id)?;
+        let g = house.region.geometry();
+        Some(NmreqPoolsInfo {
+            nr_memsize: g.bytes(),
+            nr_mem_id: house.mem_id,
+            nr_if_pool_offset: g.ifs.offset,
+            nr_if_pool_objtotal: g.ifs.count,
+            nr_if_pool_objsize: g.ifs.size,
+            nr_ring_pool_offset: g.rings.offset,
+            nr_ring_pool_objtotal: g.rings.count,
+            nr_ring_pool_objsize: g.rings.size,
+            nr_buf_pool_offset: g.bufs.offset,
+            nr_buf_pool_objtotal: g.bufs.count,
+            nr_buf_pool_objsize: g.bufs.size,
+            ..Default::default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_asked_for_is_as_in_a_private_region() {
+        let sizes = sizes(&NmreqPoolsInfo { nr_memsize: 64 << 20, ..Default::default() }).unwrap();
+        assert_eq!((sizes.ifs, sizes.rings, sizes.bufs), (IFS, RINGS, BUFS));
+    }
+
+    #[test]
+    fn buffers_are_as_many_as_fit() {
+        let wish = NmreqPoolsInfo { nr_buf_pool_objtotal: 1000, nr_buf_pool_objsize: 4096, ..Default::default() };
+        for memsize in [1u64 << 20, (1 << 20) + 4095, 3 << 20, 1 << 40, u64::MAX] {
+            let sizes = sizes(&NmreqPoolsInfo { nr_memsize: memsize, ..wish }).unwrap();
+            let bytes = Geometry::new(sizes.ifs, sizes.rings, sizes.bufs).unwrap().bytes();
+            assert!(bytes <= memsize && sizes.bufs.0 <= 1000 && sizes.bufs.1 == 4096);
+            assert!(sizes.bufs.0 == 1000 || bytes + 4096 > memsize & !4095);
+        }
+        let errno =
+            |memsize, wish: NmreqPoolsInfo| sizes(&NmreqPoolsInfo { nr_memsize: memsize, ..wish }).unwrap_err().errno;
+        assert_eq!(errno(0, wish), EINVAL);
+        assert_eq!(errno(1, wish), ENOMEM);
+        assert_eq!(errno(88 << 10, wish), ENOMEM);
+        assert_eq!(errno(1 << 30, NmreqPoolsInfo { nr_buf_pool_objtotal: 1, ..wish }), EINVAL);
+        assert_eq!(errno(1 << 30, NmreqPoolsInfo { nr_ring_pool_objsize: 100, ..wish }), EINVAL);
+        assert_eq!(errno(1 << 30, NmreqPoolsInfo { nr_if_pool_objtotal: u32::MAX, ..wish }), EINVAL);
+        // More than a region can have.
+        assert_eq!(errno(u64::MAX, NmreqPoolsInfo { nr_buf_pool_objtotal: u32::MAX, ..wish }), EINVAL);
+    }
+}
