@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::thread;
@@ -77,38 +78,61 @@ fn programs(filters: &[String]) -> Vec<String> {
     names
 }
 
-/// Compiles a program for a door.
-fn compile(folder: &Path, name: &str, door: Door, device: Option<&Path>) -> Result<PathBuf, String> {
-    compile_file(folder, name, &rules().join(format!("{name}.c")), door, device)
+/// What programs for a door are compiled with.
+struct Shop {
+    door: Door,
+    folder: PathBuf,
+    /// What they share, compiled.
+    common: Vec<PathBuf>,
 }
 
-fn compile_file(
-    folder: &Path,
-    name: &str,
-    source: &Path,
-    door: Door,
-    device: Option<&Path>,
-) -> Result<PathBuf, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let out = folder.join(format!("{name}-{}", door.name()));
-    let mut cc = Command::new("cc");
-    cc.args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wno-override-init", "-Werror", "-pthread"]);
-    cc.arg("-I").arg(root.join("include"));
-    if let Some(device) = device {
-        cc.arg(format!("-DNETMAP_DEVICE_NAME=\"{}\"", device.display()));
+impl Shop {
+    /// Compiles what the programs share. On the node they find the device at [`device`].
+    fn open(folder: &Path, door: Door) -> Result<Shop, String> {
+        let mut shop = Shop { door, folder: folder.join(door.name()), common: Vec::new() };
+        fs::create_dir(&shop.folder).map_err(|e| format!("{}: {e}", shop.folder.display()))?;
+        let preload = Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload");
+        let libnetmap: &[&str] = if door == Door::Native { &[] } else { &LIBNETMAP };
+        let sources = COMMON.iter().map(|file| rules().join(file));
+        let sources: Vec<PathBuf> = sources.chain(libnetmap.iter().map(|file| preload.join(file))).collect();
+        shop.cc("what the programs share", |cc| cc.arg("-c").args(&sources).current_dir(&shop.folder))?;
+        let objects = sources.iter().filter_map(|source| source.file_stem());
+        shop.common = objects.map(|stem| shop.folder.join(stem).with_extension("o")).collect();
+        Ok(shop)
     }
-    cc.arg("-o").arg(&out).arg(source).arg("-I").arg(rules()).args(COMMON.map(|file| rules().join(file)));
-    if door == Door::Native {
-        cc.args(linked(folder));
-    } else {
-        cc.args(LIBNETMAP.map(|file| root.join("preload").join(file)));
+
+    /// Runs the compiler with what is the same for all.
+    fn cc(&self, what: &str, more: impl FnOnce(&mut Command) -> &mut Command) -> Result<(), String> {
+        let mut cc = Command::new("cc");
+        cc.args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wno-override-init", "-Werror", "-pthread", "-I"]);
+        cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../include")).arg("-I").arg(rules());
+        if self.door == Door::Node {
+            cc.arg(format!("-DNETMAP_DEVICE_NAME=\"{}\"", device(&self.folder).display()));
+        }
+        let output = more(&mut cc).output();
+        let output = output.map_err(|e| format!("cc: {e}; a C compiler is needed (apt-get install gcc)"))?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() { Ok(()) } else { Err(format!("{what} does not compile: {said}")) }
     }
-    if door == Door::Node {
-        cc.arg("-static");
+
+    /// Compiles a program.
+    fn make(&self, name: &str, source: &Path) -> Result<PathBuf, String> {
+        let out = self.folder.join(name);
+        self.cc(&source.display().to_string(), |cc| {
+            cc.arg("-o").arg(&out).arg(source).args(&self.common);
+            match self.door {
+                Door::Native => cc.args(linked(&self.folder)),
+                Door::Preload => cc,
+                Door::Node => cc.arg("-static"),
+            }
+        })?;
+        Ok(out)
     }
-    let output = cc.output().map_err(|e| format!("cc: {e}; a C compiler is needed (apt-get install gcc)"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(out) } else { Err(format!("{name}.c does not compile: {said}")) }
+}
+
+/// Where programs for the node find a device: a link to the node of the daemon that is theirs.
+fn device(folder: &Path) -> PathBuf {
+    folder.join("netmap")
 }
 
 /// Interfaces for the programs that need some, and a daemon that opens them: `ra` and `rb`, two ends of a cable of two
@@ -123,8 +147,9 @@ fn cable(home: &Home) -> Option<Net> {
 }
 
 /// Runs a program through a door; what it printed, by rule.
-fn run(folder: &Path, name: &str, door: Door, ids: &[String]) -> Result<BTreeMap<String, Cell>, String> {
-    let home = Home::at(&folder.join(format!("{name}-{}.home", door.name()))).map_err(|e| e.to_string())?;
+fn run(shop: &Shop, name: &str, path: &Path, ids: &[String]) -> Result<BTreeMap<String, Cell>, String> {
+    let door = shop.door;
+    let home = Home::at(&shop.folder.join(format!("{name}.home"))).map_err(|e| e.to_string())?;
     let all_cannot = |why: &str| Ok(ids.iter().map(|id| (id.clone(), Cell::Cannot(why.into()))).collect());
     let net = if name.ends_with("nic") { Some(cable(&home)) } else { None };
     if let Some(None) = net {
@@ -134,10 +159,13 @@ fn run(folder: &Path, name: &str, door: Door, ids: &[String]) -> Result<BTreeMap
         Ok(node) => node,
         Err(why) => return all_cannot(&why),
     };
-    let path = compile(folder, name, door, node.as_ref().map(Node::path))?;
+    if let Some(node) = &node {
+        let _ = fs::remove_file(device(&shop.folder));
+        symlink(node.path(), device(&shop.folder)).map_err(|e| format!("a link to the node: {e}"))?;
+    }
     let unetmap = program("unetmap");
     let words = if door == Door::Preload { vec![unetmap.as_path(), "run".as_ref(), "--".as_ref()] } else { vec![] };
-    let words: Vec<&Path> = words.into_iter().chain([path.as_path()]).collect();
+    let words: Vec<&Path> = words.into_iter().chain([path]).collect();
     let mut command = match &net {
         Some(Some(net)) => net.command(words[0]),
         _ => Command::new(words[0]),
@@ -193,21 +221,25 @@ fn parse(line: &str) -> Option<(String, Cell)> {
 }
 
 /// All rules of a program, through all doors.
-fn rows(folder: &Path, name: &str) -> Result<Vec<Row>, String> {
-    let list = compile(folder, name, Door::Preload, None)?;
-    let output = Command::new(&list).arg("--list").output().map_err(|e| format!("{}: {e}", list.display()))?;
+fn rows(shops: &[Shop], name: &str) -> Result<Vec<Row>, String> {
+    let source = rules().join(format!("{name}.c"));
+    let made = shops.iter().map(|shop| shop.make(name, &source)).collect::<Result<Vec<_>, _>>()?;
+    // Linked statically, it needs nothing to say what it will check.
+    let list = made.last().ok_or("no doors")?;
+    let output = Command::new(list).arg("--list").output().map_err(|e| format!("{}: {e}", list.display()))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let ids: Vec<String> = text.lines().filter_map(|line| line.split_once('\t')).map(|(id, _)| id.into()).collect();
     if ids.is_empty() || !output.status.success() {
         return Err(format!("{name} lists no rules"));
     }
     // Side by side, as most of the time is waiting.
-    let said = thread::scope(|scope| {
+    let said: Vec<_> = thread::scope(|scope| {
         let ids = &ids;
-        let running = DOORS.map(|door| scope.spawn(move || run(folder, name, door, ids)));
-        running.map(|door| door.join().unwrap_or_else(|_| Err(format!("{name}: its runner panicked"))))
-    });
-    let said: Vec<_> = said.into_iter().collect::<Result<_, _>>()?;
+        let doors = shops.iter().zip(&made).map(|(shop, path)| scope.spawn(move || run(shop, name, path, ids)));
+        let doors: Vec<_> = doors.collect();
+        let ended = doors.into_iter().map(|door| door.join());
+        ended.map(|end| end.unwrap_or_else(|_| Err(format!("{name}: its runner panicked")))).collect::<Result<_, _>>()
+    })?;
     let missing = || Cell::Fail("the program said nothing of it".into());
     let cell = |door: usize, id: &str| said[door].get(id).cloned().unwrap_or_else(missing);
     Ok(ids.into_iter().map(|id| Row { cells: [0, 1, 2].map(|door| cell(door, &id)), id }).collect())
@@ -256,10 +288,10 @@ RULE("ends-otherwise", "") { _exit(7); }
 "#;
 
 /// What a rule that does not hold looks like here; what is wrong with that.
-fn check_the_checker(folder: &Path) -> Result<(), String> {
-    let source = folder.join("broken.c");
+fn check_the_checker(shop: &Shop) -> Result<(), String> {
+    let source = shop.folder.join("broken.c");
     fs::write(&source, BROKEN).map_err(|e| format!("{}: {e}", source.display()))?;
-    let path = compile_file(folder, "broken", &source, Door::Preload, None)?;
+    let path = shop.make("broken", &source)?;
     let output = Command::new(path).arg("preload").output().map_err(|e| e.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let said: Vec<(String, Cell)> = text.lines().filter_map(parse).collect();
@@ -281,13 +313,18 @@ fn main() -> ExitCode {
     let filters: Vec<String> = args.into_iter().filter(|arg| !arg.starts_with('-')).collect();
     let start = Instant::now();
     let folder = tempfile::Builder::new().prefix("unetmap-").tempdir().expect("a folder for the programs");
-    let mut table = Vec::new();
-    let mut failures: Vec<String> = check_the_checker(folder.path()).err().into_iter().collect();
-    for name in programs(&filters) {
-        match rows(folder.path(), &name) {
-            Ok(rows) => table.extend(rows),
-            Err(why) => failures.push(why),
+    let (mut table, mut failures) = (Vec::new(), Vec::new());
+    match DOORS.map(|door| Shop::open(folder.path(), door)).into_iter().collect::<Result<Vec<_>, _>>() {
+        Ok(shops) => {
+            failures.extend(check_the_checker(&shops[0]).err());
+            for name in programs(&filters) {
+                match rows(&shops, &name) {
+                    Ok(rows) => table.extend(rows),
+                    Err(why) => failures.push(why),
+                }
+            }
         }
+        Err(why) => failures.push(why),
     }
     let mut ids: Vec<&str> = table.iter().map(|row: &Row| &*row.id).collect();
     ids.sort_unstable();
