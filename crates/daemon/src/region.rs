@@ -52,14 +52,18 @@ impl Sizes {
     /// pipes of usual size.
     pub(crate) fn of_switch_port(self, rings: u32, slots: u32, extra: u32) -> Sizes {
         let bufs = slots + rings + extra + PIPES * 1024 + 2;
+        // Buffers whose distance is a power of two meet in a few sets of the caches, which every packet goes through twice.
+        let size = if self.bufs.1.is_power_of_two() { (self.bufs.1 + CACHE_LINE).min(65536) } else { self.bufs.1 };
         Sizes {
             ifs: self.ifs,
             rings: (self.rings.0.min(rings + PIPES), self.rings.1),
-            bufs: (self.bufs.0.min(bufs), self.bufs.1),
+            bufs: (self.bufs.0.min(bufs), size),
         }
     }
 }
 
+/// Bytes.
+const CACHE_LINE: u32 = 64;
 /// Rings of four pipes.
 const PIPES: u32 = 16;
 

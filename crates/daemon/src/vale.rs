@@ -349,10 +349,9 @@ impl Switches {
             });
             self.thread = Some(started.or_else(|e| refuse(ENOMEM, format!("no thread for the switch: {e}")))?);
         }
-        let views = self.all.values().map(|switch| View {
-            table: switch.table.clone(),
-            members: switch.members.clone(),
-            own: switch.members.iter().flatten().map(|port| port.index()).collect(),
+        let views = self.all.values().map(|switch| {
+            let own = switch.members.iter().flatten().map(|port| port.index()).collect();
+            View::new(switch.table.clone(), switch.members.clone(), own)
         });
         match &self.thread {
             Some(running) if !running.post.order(views.collect()) => refuse(ENOMEM, "the switch does not answer"),

@@ -14,6 +14,7 @@
 
 mod atomic;
 mod control;
+mod copy;
 mod frame;
 mod line;
 mod pool;
@@ -28,6 +29,7 @@ mod xring;
 #[cfg(not(loom))]
 pub use atomic::register_publisher;
 pub use control::{BY_LOOP, ENDED, EndPage, RingState, SyncGuard};
+pub use copy::{ADDRESSES, Run, Side, copy_packet, copy_run};
 pub use frame::Frame;
 pub use line::{Consumer, Inbox, LINE_BYTES, LinePage, LineWords, Producer, fence_before_sleep};
 pub use pool::{BufPool, Census, IndexSet, ObjectPool};

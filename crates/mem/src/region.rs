@@ -211,6 +211,13 @@ impl Region {
         unsafe { Frame::new(self.bufs.add(idx.0 as usize * bufs.size as usize), bufs.size as usize) }
     }
 
+    /// The first byte of buffer 0; valid for the whole pool.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(crate) fn buffers(&self) -> *mut u8 {
+        self.bufs
+    }
+
     /// The buffers, as memory of AF_XDP sockets.
     pub fn umem(&self) -> Umem {
         let bufs = &self.geometry.bufs;

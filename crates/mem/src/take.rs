@@ -45,6 +45,13 @@ impl CopyKind {
         kinds
     }
 
+    /// Whether the processor has AVX-512 F and BW.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(crate) fn has_avx512(self) -> bool {
+        self.0 == Kind::Avx512
+    }
+
     /// The best that this processor has.
     pub fn best() -> CopyKind {
         Self::available().pop().unwrap_or(CopyKind(Kind::Portable))

@@ -4,6 +4,7 @@
 //! what goes to all is merged in, so that no two packets overtake each other on the way to a port.
 
 use unetmap_abi::{NS_MOREFRAG, NS_NO_LEARN};
+use unetmap_mem::ADDRESSES;
 
 use super::learn::{Mac, PORTS, Table};
 
@@ -12,7 +13,9 @@ pub const MAX_FRAGS: u32 = 64;
 /// Bytes of an Ethernet header: a frame that is shorter goes nowhere.
 pub const HEADER: u16 = 14;
 /// Slots of a batch at most.
-pub const BATCH: usize = 256;
+pub const BATCH: usize = 512;
+/// Packets that make it worth while to treat them as a run.
+pub const SHORT_RUN: u32 = 8;
 /// In the flags of a slot, as a port's number: to all others.
 const EVERYBODY: u8 = 254;
 
@@ -64,11 +67,22 @@ pub struct Memory {
     generation: u64,
     source: Option<Mac>,
     destination: Option<(Mac, Target)>,
+    /// The addresses of the last packet, if all that begin so have this target, and nothing is to be learned from them.
+    run: Option<([u8; ADDRESSES], Target)>,
+}
+
+impl Memory {
+    /// Packets that begin with these addresses go to this port or to all, and teach nothing new. True until the table changes, or
+    /// [`decide`] is called.
+    #[inline]
+    pub fn run(&self, table: &Table) -> Option<([u8; ADDRESSES], Target)> {
+        self.run.filter(|_| self.generation == table.generation())
+    }
 }
 
 impl Default for Memory {
     fn default() -> Memory {
-        Memory { generation: u64::MAX, source: None, destination: None }
+        Memory { generation: u64::MAX, source: None, destination: None, run: None }
     }
 }
 
@@ -82,10 +96,12 @@ pub fn decide(table: &Table, memory: &mut Memory, me: u8, len: u16, flags: u16, 
     let (destination, source) = Mac::pair(header);
     let generation = table.generation();
     if memory.generation != generation {
-        *memory = Memory { generation, source: None, destination: None };
+        *memory = Memory { generation, ..Memory::default() };
     }
+    memory.run = None;
     if memory.source != Some(source) && flags & NS_NO_LEARN == 0 && !source.is_multicast() {
         table.learn(source, me);
+        // If that changed the table, all is asked anew with the next packet.
         memory.source = Some(source);
     }
     match (flags >> 8) as u8 {
@@ -94,14 +110,17 @@ pub fn decide(table: &Table, memory: &mut Memory, me: u8, len: u16, flags: u16, 
         port if port == me => return Target::Nowhere(Lost::Home),
         port => return Target::Port(port),
     }
-    match memory.destination {
+    let target = match memory.destination {
         Some((known, target)) if known == destination => target,
-        _ => {
-            let target = look_up(table, me, destination);
-            memory.destination = Some((destination, target));
-            target
-        }
+        _ => look_up(table, me, destination),
+    };
+    memory.destination = Some((destination, target));
+    if !matches!(target, Target::Nowhere(_)) && (memory.source == Some(source) || source.is_multicast()) {
+        let mut addresses = [0; ADDRESSES];
+        addresses.copy_from_slice(&header[..ADDRESSES]);
+        memory.run = Some((addresses, target));
     }
+    target
 }
 
 #[inline]
@@ -238,6 +257,12 @@ pub struct Cutter {
 }
 
 impl Cutter {
+    /// Whether the next slot begins a packet.
+    #[inline(always)]
+    pub fn at_start(&self) -> bool {
+        !self.skipping
+    }
+
     /// Cuts the first `n` slots, whose flags `flags` tells; calls `found` for each packet and each piece of one that is too
     /// long. Returns how many slots that were: a packet that ends beyond them is left for the next batch, unless nothing
     /// follows (`all`): then it ends there.
@@ -289,7 +314,17 @@ mod tests {
         }
 
         fn send(&mut self, me: u8, flags: u16, to: [u8; 6], from: [u8; 6]) -> Target {
-            decide(&self.table, &mut self.memories[usize::from(me)], me, 60, flags, header(to, from))
+            let memory = &mut self.memories[usize::from(me)];
+            let target = decide(&self.table, memory, me, 60, flags, header(to, from));
+            // What is said of a run is what each of its packets would be told.
+            if let Some((addresses, expected)) = memory.run(&self.table) {
+                assert_eq!((&addresses[..6], &addresses[6..]), (&to[..], &from[..]));
+                let mut again = Memory::default();
+                let before = self.table.generation();
+                assert_eq!(decide(&self.table, &mut again, me, 60, 0, header(to, from)), expected);
+                assert_eq!(self.table.generation(), before, "it taught something");
+            }
+            target
         }
     }
 
@@ -303,6 +338,11 @@ mod tests {
         assert_eq!(s.send(0, 0, A, A), Target::Nowhere(Lost::Home));
         assert_eq!(s.send(0, 0, [0xff; 6], A), Target::All);
         assert_eq!(s.send(0, 0, [1, 0, 0, 0, 0, 0], A), Target::All);
+        assert_eq!(s.memories[0].run(&s.table).map(|run| run.1), Some(Target::All));
+        s.send(0, 0, B, A);
+        assert_eq!(s.memories[0].run(&s.table).map(|run| run.1), Some(Target::Port(1)));
+        s.send(0, 0, A, A);
+        assert_eq!(s.memories[0].run(&s.table), None);
         // It moves, and moves back, however often it was heard before.
         assert_eq!(s.send(2, 0, B, A), Target::Port(1));
         assert_eq!(s.send(1, 0, A, B), Target::Port(2));
@@ -313,6 +353,12 @@ mod tests {
     #[test]
     fn what_must_not_be_learned_is_not() {
         let mut s = Switch::new();
+        s.send(1, 0, A, B);
+        s.table.forget(0);
+        s.send(0, NS_NO_LEARN, B, A);
+        // The next one may have to be learned from: no run.
+        assert_eq!((s.memories[0].run(&s.table), s.table.len()), (None, 1));
+        s.table.forget(1);
         s.send(0, NS_NO_LEARN, B, A);
         s.send(0, 0, B, [3, 0, 0, 0, 0, 0]);
         assert!(s.table.is_empty());

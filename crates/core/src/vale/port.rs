@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{
-    BufIdx, Consumer, CopyKind, Frame, LinePage, Offsets, Pos, Producer, Region, RingShape, RingView, SlotRing, Slots,
-    Span, Window,
+    ADDRESSES, BufIdx, Consumer, CopyKind, Frame, LinePage, Offsets, Pos, Producer, Region, RingShape, RingView, Run,
+    Side, SlotRing, Slots, Span, Window, copy_packet, copy_run,
 };
 use unetmap_sys::{Bell, Mapping, memfd};
 
@@ -21,6 +21,9 @@ use super::forward::{Cutter, Lost, Memory, Packet};
 
 mod translate;
 use translate::translate;
+
+/// How often a client that has no room is given the processor before its packets are dropped without that.
+const CHANCES: u32 = 64;
 
 /// A ring, for [`Attached::new`].
 pub struct Given<'a> {
@@ -98,22 +101,64 @@ impl Attached {
         self.rx.get(ring).map_or(0, |rx| rx.dropped.load(Relaxed))
     }
 
+    /// The receive ring to which another port's transmit ring `ring` leads.
+    #[inline]
+    fn incoming(&self, ring: usize) -> Option<&Incoming> {
+        self.rx.get(ring % self.rx.len().max(1))
+    }
+
+    /// Copies the packets of a batch from slot `at` on that begin with `addresses` into a receive ring, as long as there is
+    /// room; publishes them, and wakes the client if it sleeps. Returns how many.
+    #[inline]
+    pub(super) fn deliver_run(
+        &self,
+        from: &Attached,
+        ring: usize,
+        batch: &Batch<'_>,
+        (addresses, at): ([u8; ADDRESSES], u32),
+        may_wait: &mut bool,
+    ) -> u32 {
+        let Some(rx) = self.incoming(ring) else { return 0 };
+        let mut done = 0;
+        loop {
+            let (packets, full) = rx.run((&self.region, &from.region), batch, addresses, at + done);
+            done += packets;
+            if !full || !rx.worth_waiting() || !std::mem::replace(may_wait, false) {
+                return done;
+            }
+            std::thread::yield_now();
+        }
+    }
+
     /// Copies packets of a batch of `from`'s into the receive ring that belongs to its transmit ring `ring`, as long as
-    /// there is room; publishes them, and wakes the client if it sleeps.
+    /// there is room; publishes them, and wakes the client if it sleeps. `may_wait`: the client may be given a chance to
+    /// make room, which takes that away from who comes next.
     #[inline]
     pub(super) fn deliver(
         &self,
         from: &Attached,
         ring: usize,
         batch: &Batch<'_>,
-        packets: impl Iterator<Item = Packet>,
+        mut packets: impl Iterator<Item = Packet>,
+        may_wait: &mut bool,
     ) {
-        if let Some(rx) = self.rx.get(ring % self.rx.len().max(1)) {
-            if self.header() != from.header() {
-                return translate(rx, self, (from, ring), batch, packets);
-            }
-            rx.deliver(&self.region, &from.region, batch, packets);
+        let Some(rx) = self.incoming(ring) else { return };
+        if self.header() != from.header() {
+            return translate(rx, self, (from, ring), batch, packets);
         }
+        let mut next = packets.next();
+        while let Some(packet) = next {
+            next = rx.fill((&self.region, &from.region), batch, packet, &mut packets);
+            if next.is_none() {
+                return;
+            }
+            if !rx.worth_waiting() || !std::mem::replace(may_wait, false) {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        let lost = usize::from(next.is_some()) + packets.count();
+        rx.dropped.fetch_add(lost as u64, Relaxed);
     }
 }
 
@@ -133,6 +178,11 @@ impl Batch<'_> {
     #[inline(always)]
     pub(super) fn at(&self, i: u32) -> Pos {
         self.slots.slots().add(self.start, i)
+    }
+
+    /// What follows after `n` slots.
+    pub(super) fn from(&self, n: u32) -> Batch<'_> {
+        Batch { start: self.at(n), len: self.len - n, ..*self }
     }
 }
 
@@ -235,6 +285,7 @@ pub(super) struct Incoming {
     state: Mutex<Filled>,
     /// Packets that there was no room for.
     dropped: AtomicU64,
+    copy: CopyKind,
     watchers: Watchers,
 }
 
@@ -244,6 +295,8 @@ struct Filled {
     prod: Pos,
     /// Up to where the client had given slots back at the last look.
     cons: Pos,
+    /// How often the client had a chance to read since it last did.
+    chances: u32,
 }
 
 impl Filled {
@@ -256,13 +309,14 @@ impl Filled {
 impl Incoming {
     fn new(lines: &LinePage, given: Given<'_>) -> io::Result<Incoming> {
         let line = Producer::new(lines, given.line, given.view.slots().clone()).ok_or(io::ErrorKind::InvalidInput)?;
-        let state = Mutex::new(Filled { prod: Pos::ZERO, cons: Pos::ZERO });
+        let state = Mutex::new(Filled { prod: Pos::ZERO, cons: Pos::ZERO, chances: 0 });
         Ok(Incoming {
             line,
             spare: given.spare,
             client: given.bell,
             state,
             dropped: AtomicU64::new(0),
+            copy: CopyKind::best(),
             watchers: Watchers::default(),
         })
     }
@@ -271,37 +325,82 @@ impl Incoming {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Copies a run of packets of a batch, from slot `at` on; how many, and whether it ended for want of room.
     #[inline]
-    fn deliver(&self, mine: &Region, theirs: &Region, batch: &Batch<'_>, packets: impl Iterator<Item = Packet>) {
+    fn run(
+        &self,
+        (mine, theirs): (&Region, &Region),
+        batch: &Batch<'_>,
+        addresses: [u8; ADDRESSES],
+        at: u32,
+    ) -> (u32, bool) {
+        let n = self.line.slots().slots();
+        let (source, target) =
+            (Side { slots: batch.slots, region: theirs }, Side { slots: self.line.slots(), region: mine });
+        let mut state = self.lock();
+        let mut filled = *state;
+        let (mut done, mut full) = (0, false);
+        while at + done < batch.len {
+            if filled.room(n) == 0 {
+                self.look(&mut filled);
+                full = filled.room(n) == 0;
+                if full {
+                    break;
+                }
+            }
+            let most = filled.room(n).min(batch.len - at - done);
+            let from = batch.at(at + done);
+            // Up to the end of a ring in one go.
+            let whole = most.min(n.get() - filled.prod.raw()).min(batch.slots.slots().get() - from.raw());
+            let run = Run { addresses, flags: 1 << 8, most: whole };
+            let copied = copy_run(self.copy, source, from, target, filled.prod, run);
+            done += copied;
+            filled.prod = n.add(filled.prod, copied);
+            if copied < whole {
+                break;
+            }
+        }
+        self.publish(mine, &mut state, filled);
+        (done, full)
+    }
+
+    /// Copies packet after packet; returns the first that there is no room for.
+    #[inline]
+    fn fill(
+        &self,
+        (mine, theirs): (&Region, &Region),
+        batch: &Batch<'_>,
+        first: Packet,
+        packets: &mut impl Iterator<Item = Packet>,
+    ) -> Option<Packet> {
         let (ring, n) = (self.line.slots(), self.line.slots().slots());
         let narrow = mine.limits().buf_size < theirs.limits().buf_size;
         let mut state = self.lock();
-        let (mut filled, mut dropped) = (*state, 0);
-        for packet in packets {
+        let mut filled = *state;
+        let mut next = Some(first);
+        while let Some(packet) = next {
             if filled.room(n) < u32::from(packet.frags) {
                 self.look(&mut filled);
+                if filled.room(n) < u32::from(packet.frags) {
+                    break;
+                }
             }
-            let fits = |packet: Packet| {
-                let mut lens = (0..packet.frags).map(|i| batch.slots.len(batch.at(u32::from(packet.at + i))));
-                lens.all(|len| u32::from(len) <= mine.limits().buf_size)
-            };
-            if filled.room(n) < u32::from(packet.frags) || narrow && !fits(packet) {
-                dropped += 1;
+            next = packets.next();
+            if narrow && !fits(mine, batch, packet) {
+                self.dropped.fetch_add(1, Relaxed);
                 continue;
             }
             for i in 0..packet.frags {
                 let slot = batch.slots.load(batch.at(u32::from(packet.at + i)));
                 let to = self.buffer(mine, filled.prod);
-                let len = to.copy_from(&theirs.frame(slot.buf_idx), usize::from(slot.len));
+                let len = copy_packet(self.copy, &to, &theirs.frame(slot.buf_idx), usize::from(slot.len));
                 let more = if i + 1 == packet.frags { 0 } else { NS_MOREFRAG };
                 ring.set_len_flags(filled.prod, len as u16, packet.frags << 8 | more);
                 filled.prod = n.next(filled.prod);
             }
         }
-        if dropped > 0 {
-            self.dropped.fetch_add(dropped, Relaxed);
-        }
         self.publish(mine, &mut state, filled);
+        next
     }
 
     /// Ends a delivery: what was filled is the client's, which is woken if it sleeps; it lies in the buffers of `mine`.
@@ -320,6 +419,14 @@ impl Incoming {
         }
     }
 
+    /// Whether to let the client run before packets are dropped: not if it had many chances, and did not read.
+    #[cold]
+    fn worth_waiting(&self) -> bool {
+        let mut state = self.lock();
+        state.chances += u32::from(state.chances < CHANCES);
+        state.chances < CHANCES
+    }
+
     /// The buffer in slot `p`, as the client left it there.
     #[inline(always)]
     fn buffer<'a>(&self, region: &'a Region, p: Pos) -> Frame<'a> {
@@ -334,7 +441,17 @@ impl Incoming {
     /// Where the client is now. A word that cannot be leaves everything as it is: its ring stays full.
     fn look(&self, filled: &mut Filled) {
         if let Some(cons) = self.line.words().released(self.line.slots().slots(), filled.cons, filled.prod) {
+            if cons != filled.cons {
+                filled.chances = 0;
+            }
             filled.cons = cons;
         }
     }
+}
+
+/// Whether the buffers of `region` are large enough for each slot of a packet.
+#[cold]
+fn fits(region: &Region, batch: &Batch<'_>, packet: Packet) -> bool {
+    let mut lens = (0..packet.frags).map(|i| batch.slots.len(batch.at(u32::from(packet.at + i))));
+    lens.all(|len| u32::from(len) <= region.limits().buf_size)
 }

@@ -12,9 +12,9 @@ use unetmap_mem::{Offsets, Span};
 use unetmap_sys::Bell;
 use unetmap_sys::event::{Epoll, EventFlags};
 
-use super::forward::{BATCH, Cut, Lists, Lost, Packet, Target, decide};
+use super::forward::{BATCH, Cut, Lists, Lost, Memory, Packet, SHORT_RUN, Target, decide};
 use super::learn::Table;
-use super::port::{Attached, Batch, Outgoing};
+use super::port::{Attached, Batch, Outgoing, Sent};
 
 /// How long a thread spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
@@ -26,12 +26,11 @@ const OWN_BELL: u64 = u64::MAX;
 
 /// A switch as one thread sees it.
 pub struct View {
-    /// Where addresses are.
-    pub table: Arc<Table>,
-    /// Its ports, by number.
-    pub members: Vec<Option<Arc<Attached>>>,
-    /// The numbers of those that the thread looks after.
-    pub own: Vec<u8>,
+    table: Arc<Table>,
+    members: Vec<Option<Arc<Attached>>>,
+    own: Vec<u8>,
+    /// The numbers of the only two members, where there are two.
+    pair: Option<[u8; 2]>,
 }
 
 /// What a thread and those who give it work share.
@@ -131,12 +130,25 @@ struct Worker {
 }
 
 impl View {
+    /// The switch with these addresses and, by number, these ports; the thread looks after those whose numbers are `own`.
+    pub fn new(table: Arc<Table>, members: Vec<Option<Arc<Attached>>>, own: Vec<u8>) -> View {
+        let all: Vec<u8> = members.iter().flatten().map(|port| port.index).collect();
+        View { table, members, own, pair: all.try_into().ok() }
+    }
+
     fn own(&self) -> impl Iterator<Item = &Arc<Attached>> {
         self.own.iter().filter_map(|index| self.members.get(usize::from(*index))?.as_ref())
     }
 
     fn own_rings(&self) -> impl Iterator<Item = (&Attached, usize, &Outgoing)> {
         self.own().flat_map(|port| port.tx.iter().enumerate().map(|(i, ring)| (&**port, i, ring)))
+    }
+
+    /// The port that a packet of `me` comes to if it goes to all, where that is one.
+    #[inline]
+    fn only_other(&self, me: u8) -> Option<&Attached> {
+        let [a, b] = self.pair?;
+        self.member(if a == me { b } else { a })
     }
 
     fn member(&self, index: u8) -> Option<&Attached> {
@@ -200,14 +212,66 @@ impl Worker {
 fn serve(lists: &mut Lists, view: &View, port: &Attached, number: usize, ring: &Outgoing) -> u32 {
     let mut state = ring.state.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(batch) = ring.take(&state, BATCH as u32) else { return 0 };
-    lists.clear();
     let sent = &mut *state;
+    // Once a batch, whoever is full: what others wait for must not take long.
+    let mut may_wait = true;
+    // What precedes the addresses, or who watches, is not for runs.
+    let plain = port.header() == 0 && !ring.watchers.any();
+    let mut done = if plain { runs(view, port, number, sent, &batch, &mut may_wait) } else { 0 };
+    if done < batch.len {
+        let rest = batch.from(done);
+        done += one_by_one(lists, view, port, (number, ring), sent, &rest, &mut may_wait);
+    }
+    ring.release(sent, done);
+    done
+}
+
+/// Moves the packets of a batch that follow each other from one station to another. Returns how many slots that were; the
+/// next packet is one of its own.
+fn runs(view: &View, port: &Attached, number: usize, sent: &mut Sent, batch: &Batch<'_>, may_wait: &mut bool) -> u32 {
+    let (mut done, mut fresh) = (0, false);
+    while done < batch.len && sent.cutter.at_start() {
+        if let Some((addresses, to)) = sent.memory.run(&view.table) {
+            let to = match to {
+                Target::Port(to) => view.member(to),
+                _ => view.only_other(port.index),
+            };
+            let Some(to) = to.filter(|to| to.header() == 0) else { break };
+            let packets = to.deliver_run(port, number, batch, (addresses, done), may_wait);
+            done += packets;
+            if fresh && packets < SHORT_RUN {
+                break;
+            }
+        } else if fresh {
+            break;
+        }
+        // What ended the run may begin another.
+        fresh = true;
+        if done < batch.len {
+            target(view, port, &mut sent.memory, batch, Packet { at: done as u16, frags: 1 });
+        }
+    }
+    done
+}
+
+/// Moves the packets of a batch, wherever each goes. Returns how many slots that were: what is left is the beginning of a
+/// packet.
+fn one_by_one(
+    lists: &mut Lists,
+    view: &View,
+    port: &Attached,
+    (number, ring): (usize, &Outgoing),
+    sent: &mut Sent,
+    batch: &Batch<'_>,
+    may_wait: &mut bool,
+) -> u32 {
+    lists.clear();
     let done = sent.cutter.cut(
         batch.len,
         batch.all,
         |i| batch.slots.flags(batch.at(i)),
         |cut| match cut {
-            Cut::Packet(packet) => match target(view, port, &mut sent.memory, &batch, packet) {
+            Cut::Packet(packet) => match target(view, port, &mut sent.memory, batch, packet) {
                 Target::Port(to) => lists.add(packet, Some(to)),
                 Target::All => lists.add(packet, None),
                 Target::Nowhere(why) => ring.lose(why),
@@ -220,23 +284,16 @@ fn serve(lists: &mut Lists, view: &View, port: &Attached, number: usize, ring: &
         },
     );
     if ring.watchers.any() {
-        let to = batch.slots.slots().add(batch.start, done);
+        let to = batch.at(done);
         ring.watchers.show(&port.region, (batch.slots, Offsets::NONE), Span { from: batch.start, to });
     }
-    deliver(lists, view, port, number, &batch);
-    ring.release(sent, done);
+    deliver(lists, view, port, (number, ring), batch, may_wait);
     done
 }
 
 /// Where a packet goes.
 #[inline(always)]
-fn target(
-    view: &View,
-    port: &Attached,
-    memory: &mut super::forward::Memory,
-    batch: &Batch<'_>,
-    packet: Packet,
-) -> Target {
+fn target(view: &View, port: &Attached, memory: &mut Memory, batch: &Batch<'_>, packet: Packet) -> Target {
     let first = batch.slots.load(batch.at(u32::from(packet.at)));
     if batch.bad {
         let mut all = (0..packet.frags).map(|i| batch.slots.buf_idx(batch.at(u32::from(packet.at + i))));
@@ -255,21 +312,28 @@ fn target(
 }
 
 /// Copies what is listed to where it goes.
-fn deliver(lists: &Lists, view: &View, port: &Attached, number: usize, batch: &Batch<'_>) {
+fn deliver(
+    lists: &Lists,
+    view: &View,
+    port: &Attached,
+    (number, ring): (usize, &Outgoing),
+    batch: &Batch<'_>,
+    may_wait: &mut bool,
+) {
     if !lists.any_to_all() {
         for &to in lists.ports() {
             if let Some(to) = view.member(to) {
-                to.deliver(port, number, batch, lists.of(to.index));
+                to.deliver(port, number, batch, lists.of(to.index), may_wait);
             }
         }
         return;
     }
     let mut others = 0;
     for to in view.members.iter().flatten().filter(|to| to.index != port.index) {
-        to.deliver(port, number, batch, lists.of(to.index));
+        to.deliver(port, number, batch, lists.of(to.index), may_wait);
         others += 1;
     }
     if others == 0 {
-        lists.to_all().for_each(|_| port.tx[number].lose(Lost::Nobody));
+        lists.to_all().for_each(|_| ring.lose(Lost::Nobody));
     }
 }

@@ -1,0 +1,138 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::pos::Slots;
+use crate::region::Geometry;
+use crate::ring::{RingShape, RingView};
+
+const SLOTS: u32 = 16;
+const TO: [u8; ADDRESSES] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+
+/// A region with one ring, whose slots have the buffers from 2 on.
+fn region(buf_size: u32) -> (Region, SlotRing) {
+    let g = Geometry::new((1, 256), (2, 512), (2 + SLOTS, buf_size)).unwrap();
+    let (region, _fd) = Region::create("test", g).unwrap();
+    let slots = Slots::new(SLOTS).unwrap();
+    let view = RingView::new(&region, RingShape { offset: g.rings.offset, slots, id: 0, dir: 0 }).unwrap();
+    view.format();
+    for raw in 0..SLOTS {
+        view.slots().set_buf_idx(slots.pos(raw).unwrap(), BufIdx(2 + raw));
+    }
+    let slots = view.slots().clone();
+    (region, slots)
+}
+
+fn bytes(region: &Region, idx: BufIdx) -> Vec<u8> {
+    let mut out = vec![0; region.limits().buf_size as usize];
+    region.frame(idx).read(0, &mut out);
+    out
+}
+
+/// What may be wrong with a packet of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    None,
+    Other(usize),
+    Fragment,
+    Port,
+    Short,
+    Long,
+    NoSource(u32),
+    NoTarget(u32),
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    let idx = prop_oneof![0..2u32, Just(2 + SLOTS), Just(u32::MAX)];
+    prop_oneof![
+        40 => Just(Fault::None),
+        1 => (0..ADDRESSES).prop_map(Fault::Other),
+        1 => Just(Fault::Fragment),
+        1 => Just(Fault::Port),
+        1 => Just(Fault::Short),
+        1 => Just(Fault::Long),
+        1 => idx.clone().prop_map(Fault::NoSource),
+        1 => idx.prop_map(Fault::NoTarget),
+    ]
+}
+
+proptest! {
+    /// Every kind of copy stops where the packets say, copies just what is in them, and touches nothing else.
+    #[test]
+    fn runs_are_copied_up_to_the_first_other_packet(
+        packets in prop::collection::vec((14..600u16, fault()), SLOTS as usize),
+        from in 0..SLOTS, to in 0..SLOTS, most in 0..40u32, wide: bool,
+    ) {
+        for kind in CopyKind::available() {
+            let (source, theirs) = region(if wide { 1024 } else { 512 });
+            let (target, mine) = region(512);
+            let slots = mine.slots();
+            let mut expected = 0;
+            for (i, (len, fault)) in (0..).zip(&packets) {
+                let at = slots.add(slots.pos(from).unwrap(), i);
+                let into = slots.add(slots.pos(to).unwrap(), i);
+                let idx = theirs.buf_idx(at);
+                let len = match fault {
+                    Fault::Short => 13,
+                    Fault::Long => 513,
+                    _ => (*len).min(512),
+                };
+                let noise: Vec<u8> = (0..512).map(|b| (b * 7 + i as usize) as u8).collect();
+                source.frame(idx).write(0, &noise);
+                source.frame(idx).write(0, &TO);
+                theirs.set_len_flags(at, len, 0x0009);
+                target.frame(mine.buf_idx(into)).write(0, &[0xaa; 512]);
+                mine.set_len_flags(into, 0xbbbb, 0xcccc);
+                match *fault {
+                    Fault::Other(byte) => { source.frame(idx).write(byte, &[TO[byte] ^ 0x10]); }
+                    Fault::Fragment => theirs.set_flags(at, NS_MOREFRAG),
+                    Fault::Port => theirs.set_flags(at, 0x0100),
+                    Fault::NoSource(idx) => theirs.set_buf_idx(at, BufIdx(idx)),
+                    Fault::NoTarget(idx) => mine.set_buf_idx(into, BufIdx(idx)),
+                    _ => {}
+                }
+                let room = i < most.min(SLOTS - from).min(SLOTS - to);
+                if room && expected == i && *fault == Fault::None {
+                    expected += 1;
+                }
+            }
+            let run = Run { addresses: TO, flags: 0x0100, most };
+            let pos = |raw| slots.pos(raw).unwrap();
+            let (read, write) = (Side { slots: &theirs, region: &source }, Side { slots: &mine, region: &target });
+            prop_assert_eq!(copy_run(kind, read, pos(from), write, pos(to), run), expected, "{:?}", kind);
+            for i in 0..SLOTS {
+                let (at, into) = (slots.add(pos(from), i), slots.add(pos(to), i));
+                if i >= expected {
+                    prop_assert_eq!(mine.len_flags(into), (0xbbbb, 0xcccc));
+                    continue;
+                }
+                let len = theirs.len(at);
+                prop_assert_eq!(mine.len_flags(into), (len, 0x0100));
+                let (sent, got) = (bytes(&source, theirs.buf_idx(at)), bytes(&target, mine.buf_idx(into)));
+                let (len, padded) = (usize::from(len), usize::from(len).next_multiple_of(64));
+                prop_assert_eq!(&got[..len], &sent[..len]);
+                prop_assert!(got[len..padded].iter().all(|b| *b == 0) || got[len..padded].iter().all(|b| *b == 0xaa));
+                prop_assert!(got[padded..].iter().all(|b| *b == 0xaa), "beyond the packet");
+            }
+        }
+    }
+
+    #[test]
+    fn packets_are_copied_as_far_as_they_fit(len in 0..1000usize, wide: bool) {
+        for kind in CopyKind::available() {
+            let (source, _) = region(if wide { 1024 } else { 256 });
+            let (target, _) = region(512);
+            let noise: Vec<u8> = (0..1024).map(|b| (b * 7) as u8 | 1).collect();
+            source.frame(BufIdx(2)).write(0, &noise);
+            target.frame(BufIdx(3)).write(0, &[0xaa; 512]);
+            let expected = len.min(512).min(if wide { 1024 } else { 256 });
+            let copied = copy_packet(kind, &target.frame(BufIdx(3)), &source.frame(BufIdx(2)), len);
+            prop_assert_eq!(copied, expected);
+            let got = bytes(&target, BufIdx(3));
+            let padded = expected.next_multiple_of(64);
+            prop_assert_eq!(&got[..expected], &noise[..expected]);
+            prop_assert!(got[expected..padded].iter().all(|b| *b == 0 || *b == 0xaa));
+            prop_assert!(got[padded..].iter().all(|b| *b == 0xaa));
+            prop_assert_eq!(copy_packet(kind, &Frame::EMPTY, &source.frame(BufIdx(2)), len), 0);
+        }
+    }
+}
