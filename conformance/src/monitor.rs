@@ -34,6 +34,14 @@ pub fn dropped(home: &Home, monitor: &Port) -> u64 {
     books(home, monitor).rings.iter().filter(|ring| ring.dir == "rx").map(|ring| ring.dropped).sum()
 }
 
+/// The same by the name that the daemon gave it.
+#[track_caller]
+pub fn dropped_of(home: &Home, name: &str) -> u64 {
+    let books = home.snapshot();
+    let port = books.ports.iter().find(|port| port.name == name).unwrap_or_else(|| panic!("no port {name}"));
+    port.rings.iter().filter(|ring| ring.dir == "rx").map(|ring| ring.dropped).sum()
+}
+
 /// Takes copies from ring 0, a nap after each look, until `over` and nothing is left.
 #[track_caller]
 pub fn see_all(home: &Home, monitor: &Port, over: &AtomicBool, nap: Duration) -> Seen {

@@ -90,7 +90,7 @@ pub struct BoundRing {
     pub id: u16,
     /// 0 transmit, 1 receive.
     pub dir: u16,
-    /// [`FRAGS`] or 0.
+    /// [`FRAGS`], [`TRADES`].
     pub features: u32,
     /// On a receive ring of a monitor: index of the second line.
     pub second_line: u32,
@@ -104,6 +104,8 @@ pub struct BoundRing {
 
 /// In [`BoundRing::features`]: packets may be spread over several buffers.
 pub const FRAGS: u32 = 1;
+/// In [`BoundRing::features`]: a monitor's ring gets its packets by exchange of buffers.
+pub const TRADES: u32 = 2;
 
 /// The layout that pools say.
 pub(crate) fn geometry(pools: &[BoundPool; 3]) -> Geometry {

@@ -24,7 +24,7 @@ use crate::backend::nic::{Half, NicRx, NicTx};
 use crate::backend::null::Null;
 use crate::backend::pipe::{PipeRx, PipeTx};
 use crate::backend::vale::{ValeRx, ValeTx};
-use crate::bound::{Bound, BoundRing, FIXED_FDS, FRAGS, Path, geometry};
+use crate::bound::{Bound, BoundRing, FIXED_FDS, FRAGS, Path, TRADES, geometry};
 use crate::client::{self, Connection};
 use crate::error::{Error, errno};
 use crate::lease::{self, Lease};
@@ -266,6 +266,7 @@ type Regions = HashMap<(u64, u64, u64), Weak<Region>>;
 /// The regions that this process has mapped: each is mapped once.
 static REGIONS: Mutex<Option<Regions>> = Mutex::new(None);
 
+/// A region, mapped now if it is not yet.
 fn map_region(fd: OwnedFd, geometry: Geometry) -> io::Result<Arc<Region>> {
     let file = File::from(fd);
     let meta = file.metadata()?;
@@ -375,11 +376,11 @@ impl Parts {
 
     /// The receive ring of a monitor, whose copies come from the shelf `memory`.
     fn monitor(&self, told: &BoundRing, view: &RingView, memory: OwnedFd, bell: Bell) -> Option<MonitorRx> {
-        let (region, lines) = (Region::attach(memory.as_fd(), self.shelf).ok()?, LinePage::new(self.third.clone()));
+        let (region, lines) = (map_region(memory, self.shelf).ok()?, LinePage::new(self.third.clone()));
         let one = |offset: u64, line: u32, mark: u16| {
             let shape = RingShape { offset, slots: view.shape().slots, id: told.id, dir: 0 };
             let slots = RingView::new(&region, shape)?.slots().clone();
-            Some(Shelf { line: Inbox::new(&lines, line as usize, slots)?, region: region.clone(), mark })
+            Some(Shelf { line: Inbox::new(&lines, line as usize, slots)?, region: Region::clone(&region), mark })
         };
         let (tx, rx) = (one(told.peer_offset, told.line, NS_TXMON), one(told.second_offset, told.second_line, 0));
         (tx.is_some() || rx.is_some()).then(|| MonitorRx {
@@ -387,6 +388,7 @@ impl Parts {
             mine: view.slots().clone(),
             region: Region::clone(&self.region),
             offsets: view.offsets(),
+            trades: told.features & TRADES != 0,
             bell,
         })
     }

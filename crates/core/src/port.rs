@@ -271,6 +271,11 @@ impl Port {
         Ok(())
     }
 
+    /// The region, as all ports of this process share it.
+    pub(crate) fn shared_region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
     /// The lease as it is now.
     pub(crate) fn current_lease(&self) -> Arc<Lease> {
         self.lease.lock().unwrap_or_else(PoisonError::into_inner).clone()

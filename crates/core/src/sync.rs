@@ -12,6 +12,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use unetmap_abi::NS_BUF_CHANGED;
 use unetmap_mem::{BY_LOOP, BufIdx, ENDED, EndPage, Pos, RingState, RingView, Slots, Span};
 use unetmap_sys::clock;
 
@@ -179,6 +180,10 @@ impl SyncRing {
         }
         let notice = notice & !BY_LOOP;
         let Some(_guard) = state.try_lock(lease) else { return Ok(()) };
+        // Those who get buffers are to be asked for again if one of them has gone: his are others' soon.
+        if notice != 0 && self.watchers.trade_any() && !state.still_says(notice) {
+            return Err(Trouble::News);
+        }
         let slots = self.view.shape().slots;
         let Some((hwcur, hwtail)) = state.positions(slots) else {
             state.count_bad_pointer();
@@ -192,7 +197,7 @@ impl SyncRing {
         };
         let tail = match &self.path {
             Path::Tx(tx) => self.tx(tx.as_ref(), state, asked, (hwcur, hwtail), effort, notice != 0),
-            Path::Rx(rx) => self.rx(rx.as_ref(), state, asked, (hwcur, hwtail), effort, now),
+            Path::Rx(rx) => self.rx(rx.as_ref(), state, asked, (hwcur, hwtail), (effort, now), notice != 0),
             Path::Mute => return Err(Trouble::Mute),
         };
         if notice != 0 && tail != hwtail && self.watchers.any() && matches!(self.path, Path::Rx(_)) {
@@ -229,6 +234,10 @@ impl SyncRing {
     ) -> Pos {
         let slots = self.view.shape().slots;
         if asked.head != hwcur {
+            if watched && self.watchers.trade_any() {
+                // The program's own word about its buffers was for this sync.
+                self.forget_changes(Span { from: hwcur, to: asked.head });
+            }
             if watched && self.watchers.any() {
                 self.watchers.show(
                     self.view.region(),
@@ -248,7 +257,13 @@ impl SyncRing {
         }
         // tail is one before the first unfinished slot, so that a full ring and an empty one differ.
         match tx.finished(slots.next(hwtail), asked.head) {
-            Ok(finished) => slots.prev(finished),
+            Ok(finished) => {
+                if watched && self.watchers.trade_any() {
+                    let sent = Span { from: slots.next(hwtail), to: finished };
+                    self.watchers.trade((self.view.slots(), self.view.offsets()), sent);
+                }
+                slots.prev(finished)
+            }
             Err(_) => {
                 self.ignore(state, tx.moved(slots.next(hwtail)));
                 hwtail
@@ -263,12 +278,16 @@ impl SyncRing {
         state: &RingState,
         asked: Asked,
         (hwcur, hwtail): (Pos, Pos),
-        effort: Effort,
-        now: Option<WallTime>,
+        (effort, now): (Effort, Option<WallTime>),
+        watched: bool,
     ) -> Pos {
         if asked.head != hwcur {
             // Who dies between the two steps leaves hwcur behind: its successor releases the window again, which
             // changes nothing, because the marks of exchanged buffers went with the first time.
+            if watched && self.watchers.trade_any() {
+                let read = Span { from: hwcur, to: asked.head };
+                self.watchers.trade((self.view.slots(), self.view.offsets()), read);
+            }
             let bad = rx.release(Span { from: hwcur, to: asked.head });
             state.set_hwcur(asked.head);
             if bad > 0 {
@@ -291,6 +310,18 @@ impl SyncRing {
             Err(_) => {
                 self.ignore(state, rx.moved(hwtail));
                 hwtail
+            }
+        }
+    }
+
+    /// Clears `NS_BUF_CHANGED` in the slots of `window`.
+    #[cold]
+    fn forget_changes(&self, window: Span) {
+        let ring = self.view.slots();
+        for p in ring.slots().walk(window) {
+            let flags = ring.flags(p);
+            if flags & NS_BUF_CHANGED != 0 {
+                ring.set_flags(p, flags & !NS_BUF_CHANGED);
             }
         }
     }

@@ -8,6 +8,9 @@
 //! Each watched ring has a shelf ring, and a line, of its own in it, so that only who holds the lock of the watched ring
 //! produces there. It never waits: what has no room is dropped, packet by packet, and counted on the shelf.
 //!
+//! A monitor without copies has its shelf in the region of the watched port, and gets the very buffers: when a slot has been
+//! sent, or given back, its buffer goes onto the shelf, and the one that lay there takes its place (`NS_BUF_CHANGED`).
+//!
 //! Who watches is the daemon's to say. A word that each sync loads anyway, the notice, changes when that changes; then the
 //! sync asks the daemon before it goes on. Ports that the daemon runs itself read it from a board instead.
 
@@ -16,9 +19,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use unetmap_abi::NS_MOREFRAG;
+use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 use unetmap_mem::{
-    BY_LOOP, EndPage, Frame, LinePage, Offsets, Pos, Producer, Region, RingShape, RingView, SlotRing, SlotValue, Slots,
+    BY_LOOP, EndPage, LinePage, Offsets, Pos, Producer, Region, RingShape, RingView, SlotRing, SlotValue, Slots,
     Span, Window,
 };
 use unetmap_sys::{Bell, Mapping, clock};
@@ -72,8 +75,8 @@ pub struct ToldRing {
     pub id: u16,
     /// The watched ring: 0 transmit, 1 receive.
     pub dir: u16,
-    /// Bytes of padding, 0.
-    pub reserved: u32,
+    /// 1: the shelf lies in the watched ring's region, and buffers are exchanged; 0: packets are copied.
+    pub trades: u32,
 }
 
 /// One monitor of a session's rings.
@@ -107,7 +110,8 @@ impl Told {
 pub(crate) struct Watcher {
     /// The monitor.
     id: u64,
-    shelf: Region,
+    trades: bool,
+    shelf: Arc<Region>,
     line: Producer,
     states: EndPage,
     /// Index of the shelf ring's state; the constructor checked that it exists.
@@ -121,14 +125,18 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Maps what the daemon told; `None` when that does not fit together.
-    fn map(told: &Told, fds: Vec<OwnedFd>) -> Option<Vec<(ToldRing, Watcher)>> {
+    /// Maps what the daemon told, to a port in the region `own`; `None` when that does not fit together.
+    fn map(told: &Told, fds: Vec<OwnedFd>, own: Option<&Arc<Region>>) -> Option<Vec<(ToldRing, Watcher)>> {
         let head = &told.head;
         if fds.len() != FIXED_FDS + told.rings.len() {
             return None;
         }
         let mut fds = fds.into_iter();
-        let shelf = Region::attach(fds.next()?.as_fd(), geometry(&head.pools)).ok()?;
+        let (memory, layout) = (fds.next()?, geometry(&head.pools));
+        let shelf = match told.rings.first()?.trades {
+            0 => Arc::new(Region::attach(memory.as_fd(), layout).ok()?),
+            _ => own.filter(|own| *own.geometry() == layout)?.clone(),
+        };
         let mut page = |bytes: usize| Some(Window::whole(Arc::new(Mapping::new(fds.next()?.as_fd(), bytes).ok()?)));
         let states = EndPage::new(page(EndPage::bytes(head.states as usize))?);
         let lines = LinePage::new(page(head.lines_bytes as usize)?);
@@ -139,6 +147,7 @@ impl Watcher {
             states.state(state)?;
             let watcher = Watcher {
                 id: head.monitor,
+                trades: ring.trades != 0,
                 shelf: shelf.clone(),
                 line: Producer::new(&lines, state, slots)?,
                 states: states.clone(),
@@ -156,7 +165,42 @@ impl Watcher {
     /// buffers lie in `region`.
     fn show(&self, region: &Region, (theirs, offsets): (&SlotRing, Offsets), window: Span, stamp: u64) {
         let shelf = self.line.slots();
-        let (count, slots) = (theirs.slots(), shelf.slots());
+        self.put_all(theirs, window, |p, at| {
+            let slot = theirs.load(p);
+            let packet = region.frame(slot.buf_idx).behind(offsets.of(slot.ptr) as usize);
+            let idx = shelf.buf_idx(at);
+            // A slot that names no buffer is shown empty, one that is too long is cut.
+            let len = self.shelf.frame(idx).copy_from(&packet, usize::from(slot.len));
+            shelf.store(at, SlotValue { buf_idx: idx, len: len as u16, flags: slot.flags & NS_MOREFRAG, ptr: stamp });
+            true
+        });
+    }
+
+    /// Takes the buffers of `window`, whose packets nobody needs any more, and leaves others. Only with the lock of the
+    /// ring, `theirs`. A buffer that was exchanged already has another packet, or none; an offset is not for everybody.
+    fn trade(&self, (theirs, offsets): (&SlotRing, Offsets), window: Span, stamp: u64) {
+        let (shelf, limits) = (self.line.slots(), self.shelf.limits());
+        self.put_all(theirs, window, |p, at| {
+            let slot = theirs.load(p);
+            let other = shelf.buf_idx(at);
+            if slot.flags & NS_BUF_CHANGED != 0
+                || !limits.allow(slot)
+                || !limits.index_ok(other)
+                || offsets.of(slot.ptr) != 0
+            {
+                return false;
+            }
+            shelf.store(at, SlotValue { flags: slot.flags & NS_MOREFRAG, ptr: stamp, ..slot });
+            theirs.store(p, SlotValue { buf_idx: other, flags: slot.flags | NS_BUF_CHANGED, ..slot });
+            true
+        });
+    }
+
+    /// Has `put` put the slots of `window` onto the shelf, as long as it can and there is room; else their packets are
+    /// dropped.
+    #[inline(always)]
+    fn put_all(&self, theirs: &SlotRing, window: Span, mut put: impl FnMut(Pos, Pos) -> bool) {
+        let (count, slots) = (theirs.slots(), self.line.slots().slots());
         // The monitor can write both positions; any two make a ring.
         let Some(line) = self.line.words().positions(slots) else {
             return self.count(0, count.distance(window.from, window.to));
@@ -167,9 +211,8 @@ impl Watcher {
         let mut at = slots.add(line.to, begun);
         let mut dropping = self.dropping.load(Relaxed);
         for p in count.walk(window) {
-            let slot = theirs.load(p);
-            let continued = slot.flags & NS_MOREFRAG != 0;
-            if !dropping && at == full {
+            let continued = theirs.flags(p) & NS_MOREFRAG != 0;
+            if !dropping && (at == full || !put(p, at)) {
                 // What is there of this packet goes with its rest.
                 dropped += slots.distance(whole, at);
                 at = whole;
@@ -180,8 +223,6 @@ impl Watcher {
                 dropping = continued;
                 continue;
             }
-            let packet = region.frame(slot.buf_idx).behind(offsets.of(slot.ptr) as usize);
-            self.put(packet, slot, at, stamp);
             at = slots.next(at);
             if !continued {
                 shown += slots.distance(whole, at);
@@ -197,15 +238,6 @@ impl Watcher {
                 self.bell.ring();
             }
         }
-    }
-
-    /// A slot that names no buffer is shown empty, one that is too long is cut.
-    #[inline]
-    fn put(&self, packet: Frame<'_>, slot: SlotValue, at: Pos, stamp: u64) {
-        let shelf = self.line.slots();
-        let idx = shelf.buf_idx(at);
-        let len = self.shelf.frame(idx).copy_from(&packet, usize::from(slot.len));
-        shelf.store(at, SlotValue { buf_idx: idx, len: len as u16, flags: slot.flags & NS_MOREFRAG, ptr: stamp });
     }
 
     fn count(&self, shown: u32, dropped: u32) {
@@ -224,8 +256,9 @@ impl Watcher {
 pub(crate) struct Watchers {
     /// The notice that the list follows.
     known: AtomicU32,
-    /// Whether there is anybody.
-    any: AtomicBool,
+    /// Whether there is anybody who gets copies, and anybody who gets buffers.
+    copies: AtomicBool,
+    trades: AtomicBool,
     /// Whether the list is held for ever.
     stuck: AtomicBool,
     list: Mutex<List>,
@@ -240,18 +273,32 @@ impl Watchers {
         self.known.load(Relaxed) == notice
     }
 
-    /// Whether there is anybody.
+    /// Whether anybody gets copies.
     #[inline(always)]
     pub(crate) fn any(&self) -> bool {
-        self.any.load(Relaxed)
+        self.copies.load(Relaxed)
+    }
+
+    /// Whether anybody gets buffers.
+    #[inline(always)]
+    pub(crate) fn trade_any(&self) -> bool {
+        self.trades.load(Relaxed)
     }
 
     /// Shows the slots of `window` to everybody. Only with the lock of the ring, whose buffers lie in `region`.
     #[cold]
     pub(crate) fn show(&self, region: &Region, ring: (&SlotRing, Offsets), window: Span) {
-        let Some(list) = self.lock().map(|list| list.clone()).filter(|list| !list.is_empty()) else { return };
+        let Some(list) = self.lock().map(|list| list.clone()) else { return };
         let stamp = clock::now_ns();
-        list.iter().for_each(|watcher| watcher.show(region, ring, window, stamp));
+        list.iter().filter(|watcher| !watcher.trades).for_each(|watcher| watcher.show(region, ring, window, stamp));
+    }
+
+    /// The slots of `window`, of which nobody needs the packets any more, get other buffers. Only with the lock of the ring.
+    #[cold]
+    pub(crate) fn trade(&self, ring: (&SlotRing, Offsets), window: Span) {
+        let Some(list) = self.lock().map(|list| list.clone()) else { return };
+        let stamp = clock::now_ns();
+        list.iter().filter(|watcher| watcher.trades).for_each(|watcher| watcher.trade(ring, window, stamp));
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, List>> {
@@ -277,7 +324,8 @@ impl Watchers {
             known.cloned().unwrap_or_else(|| Arc::new(watcher))
         };
         let new: List = Arc::new(new.into_iter().map(kept).collect());
-        self.any.store(!new.is_empty(), Relaxed);
+        self.copies.store(new.iter().any(|watcher| !watcher.trades), Relaxed);
+        self.trades.store(new.iter().any(|watcher| watcher.trades), Relaxed);
         if let Some(mut list) = self.lock() {
             *list = new;
         }
@@ -316,9 +364,9 @@ pub(crate) struct Source {
     pub(crate) board: Option<Arc<Board>>,
 }
 
-/// The rings of all these monitors, mapped.
-pub(crate) fn map_all(monitors: Vec<Monitor>) -> Vec<(ToldRing, Watcher)> {
-    monitors.into_iter().filter_map(|(told, fds)| Watcher::map(&told, fds)).flatten().collect()
+/// The rings of all these monitors of a port in the region `own`, mapped.
+pub(crate) fn map_all(monitors: Vec<Monitor>, own: Option<&Arc<Region>>) -> Vec<(ToldRing, Watcher)> {
+    monitors.into_iter().filter_map(|(told, fds)| Watcher::map(&told, fds, own)).flatten().collect()
 }
 
 /// Puts those who watch ring `id` of the direction `dir` (0 transmit, 1 receive) into its list, and takes them from `all`.
@@ -336,7 +384,7 @@ impl Port {
         let rings = || self.tx.iter().map(|ring| (0, ring)).chain(self.rx.iter().map(|ring| (1, ring)));
         // Before the question: what changes after it is news again.
         let notices: Vec<u32> = rings().map(|(_, ring)| ring.inner.state().notice() & !BY_LOOP).collect();
-        let mut all = map_all(self.monitors());
+        let mut all = map_all(self.monitors(), Some(self.shared_region()));
         for ((dir, ring), notice) in rings().zip(notices) {
             hand_out(&mut all, (dir, ring.id()), &ring.inner.watchers, notice);
         }

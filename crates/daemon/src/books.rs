@@ -122,6 +122,8 @@ pub(crate) struct Books {
     pub(crate) closet: Option<Arc<Netns>>,
     pub(crate) monitors: BTreeMap<u64, Monitor>,
     pub(crate) last_monitor: u64,
+    /// Those whose buffers are not back yet.
+    pub(crate) closed_monitors: Vec<Monitor>,
     /// By session: of those that the daemon runs itself.
     pub(crate) boards: BTreeMap<u64, Arc<Board>>,
     pub(crate) sessions: BTreeMap<u64, Session>,
@@ -170,6 +172,7 @@ impl Books {
             closet: None,
             monitors: BTreeMap::new(),
             last_monitor: 0,
+            closed_monitors: Vec::new(),
             boards: BTreeMap::new(),
             sessions: BTreeMap::new(),
             sizes,
@@ -657,6 +660,7 @@ impl Books {
             }
         }
         self.drop_if_unused(&session.port);
+        self.settle_monitors();
     }
 
     /// Whoever dies in the middle of exchanging two buffers leaves one of them in two slots and the other in none. A slot
@@ -693,6 +697,12 @@ impl Books {
                 }
             }
         }
+        let monitors = self.monitors.values().chain(&self.closed_monitors);
+        for end in monitors.filter(|monitor| monitor.house == id).flat_map(Monitor::ends) {
+            for idx in end.buffers() {
+                seen.insert(idx);
+            }
+        }
         for (view, p) in idle {
             let idx = view.slots().buf_idx(p);
             if (!limits.index_ok(idx) || !seen.insert(idx))
@@ -709,7 +719,8 @@ impl Books {
         let nulls = self.nulls.values().filter(|port| port.house == id).map(|port| &port.end);
         let nics = self.nics.values().filter(|nic| nic.house == id).map(|nic| &nic.end);
         let vales = self.vales.values().filter(|port| port.house == id).map(|port| &port.end);
-        let monitors = self.monitors.values().filter(|port| port.house == id).map(|port| &port.end);
+        let monitors = self.monitors.values().chain(&self.closed_monitors).filter(|port| port.house == id);
+        let monitors = monitors.flat_map(Monitor::ends);
         pipes.chain(nulls).chain(nics).chain(vales).chain(monitors).flat_map(End::buffers).collect()
     }
 
@@ -752,11 +763,14 @@ impl Books {
                 if self.monitors.get(id).is_none_or(|monitor| monitor.end.in_use()) {
                     return;
                 }
-                let Some(monitor) = self.take_monitor(*id) else { return };
-                ends.push(monitor.end);
-                monitor.house
+                return self.drop_monitor(*id);
             }
         };
+        self.give_back(id, ends);
+    }
+
+    /// Gives rings of a region back, and their buffers.
+    pub(crate) fn give_back(&mut self, id: HouseId, mut ends: Vec<End>) {
         let found: Vec<BufIdx> = ends.iter().flat_map(End::buffers).collect();
         let living = self.living(id);
         if let Some(house) = self.houses.get_mut(&id) {
@@ -774,7 +788,7 @@ impl Books {
             || self.nulls.values().any(|port| port.house == id)
             || self.nics.values().any(|nic| nic.house == id)
             || self.vales.values().any(|port| port.house == id)
-            || self.monitors.values().any(|port| port.house == id);
+            || self.monitors.values().chain(&self.closed_monitors).any(|port| port.house == id);
         if !used && let Some(house) = self.houses.remove(&id) {
             let census = house.census(&[]);
             tracing::debug!(house.mem_id, ?census, "region closed");
@@ -797,7 +811,7 @@ impl Books {
     }
 
     /// The name of a port that is not called as its programs ask for it.
-    fn name_of(&self, key: &PortKey) -> Option<&str> {
+    pub(crate) fn name_of(&self, key: &PortKey) -> Option<&str> {
         match key {
             PortKey::Monitor(id) => self.monitors.get(id).map(|monitor| &monitor.name[..]),
             _ => None,

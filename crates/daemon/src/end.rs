@@ -367,6 +367,16 @@ impl End {
         }
     }
 
+    /// The same for those who receive.
+    pub(crate) fn end_receiving(&self) {
+        for ring in &self.rx {
+            if let Some(state) = self.page.state(ring.state) {
+                state.end();
+            }
+            ring.bell.ring();
+        }
+    }
+
     /// Whether any ring is bound.
     pub(crate) fn in_use(&self) -> bool {
         self.tx.iter().chain(&self.rx).any(|ring| ring.binders > 0)

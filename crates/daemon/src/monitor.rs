@@ -1,13 +1,14 @@
 //! The books' part about monitors: who watches which rings, and the shelves that the copies come by.
 //!
-//! A monitor is a port of its own, with a region of its own, and one session. For each watched ring there is a ring on its
+//! A monitor is a port of its own, with one session, and a region of its own; one without copies is in the region of the
+//! watched port, and its shelf, too. For each watched ring there is a ring on its
 //! shelf (see `unetmap::watch`), with a line and a state of the same number.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use unetmap::bound::{BoundPool, BoundRing, Path};
-use unetmap::errno::{EINVAL, ENOMEM, ENXIO, EOPNOTSUPP};
+use unetmap::bound::{BoundPool, BoundRing, Path, TRADES};
+use unetmap::errno::{EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP};
 use unetmap::watch::{Asked, Board, Told, ToldHead, ToldRing};
 use unetmap_abi::*;
 use unetmap_mem::{LinePage, Slots};
@@ -15,6 +16,7 @@ use unetmap_mem::{LinePage, Slots};
 use crate::books::{Books, PipeKey, PortKey};
 use crate::caller::Caller;
 use crate::end::{Binding, End, EndShape, Way, shared_page};
+use crate::interfaces::DAEMON;
 use crate::pipe::end_index;
 use crate::policy::Access;
 use crate::refusal::{Refusal, refuse};
@@ -35,15 +37,22 @@ pub(crate) struct Monitor {
     pub(crate) lines_fd: OwnedFd,
     pub(crate) lines_bytes: usize,
     lines: LinePage,
-    /// The shelf's memory, which is in nobody else's books.
-    shelf: House,
     /// Its rings are transmit rings.
     on_shelf: End,
+    shelf: Shelf,
     /// The ring on the shelf at the same place is of this watched ring.
     seen: Vec<Seen>,
     watched: PortKey,
     /// Whether the watched port has been closed.
     over: bool,
+}
+
+/// Where a shelf is.
+enum Shelf {
+    /// In memory that is in nobody else's books.
+    Own(Box<House>),
+    /// In the monitor's region, which is the watched port's: its file and its pools.
+    Shared(OwnedFd, [BoundPool; 3]),
 }
 
 /// A watched ring.
@@ -56,12 +65,41 @@ struct Seen {
 /// What is special about a monitor's rings in what its client is told.
 impl Monitor {
     pub(crate) fn pools(&self) -> [BoundPool; 3] {
-        pools_of(&self.shelf)
+        match &self.shelf {
+            Shelf::Own(house) => pools_of(house),
+            Shelf::Shared(_, pools) => *pools,
+        }
+    }
+
+    fn shelf_fd(&self) -> BorrowedFd<'_> {
+        match &self.shelf {
+            Shelf::Own(house) => house.fd.as_fd(),
+            Shelf::Shared(fd, _) => fd.as_fd(),
+        }
+    }
+
+    /// Whether it takes buffers in place of copies.
+    pub(crate) fn trades(&self) -> bool {
+        matches!(self.shelf, Shelf::Shared(..))
+    }
+
+    /// Its ends whose buffers belong to its region.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = &End> {
+        std::iter::once(&self.end).chain(self.trades().then_some(&self.on_shelf))
+    }
+
+    /// The same, when it is closed.
+    pub(crate) fn into_ends(self) -> Vec<End> {
+        match self.shelf {
+            Shelf::Own(_) => vec![self.end],
+            Shelf::Shared(..) => vec![self.end, self.on_shelf],
+        }
     }
 
     /// Completes what the client is told of a ring; returns the descriptor that goes with it, if it is not a bell.
     pub(crate) fn tell(&self, told: &mut BoundRing) -> Option<BorrowedFd<'_>> {
         told.path = Path::Monitor as u32;
+        told.features = if self.trades() { TRADES } else { 0 };
         if told.dir == 0 {
             return None;
         }
@@ -71,7 +109,7 @@ impl Monitor {
         };
         (told.peer_offset, told.line) = found(true).unwrap_or_default();
         (told.second_offset, told.second_line) = found(false).unwrap_or_default();
-        Some(self.shelf.fd.as_fd())
+        Some(self.shelf_fd())
     }
 
     /// What those who run the watched rings are told, as far as they have them bound.
@@ -80,7 +118,7 @@ impl Monitor {
             bound.is_none_or(|bound| (if seen.transmit { &bound.tx } else { &bound.rx }).contains(&seen.id))
         };
         let mut rings = Vec::new();
-        let mut fds = vec![self.shelf.fd.as_fd(), self.on_shelf.page_fd.as_fd(), self.lines_fd.as_fd()];
+        let mut fds = vec![self.shelf_fd(), self.on_shelf.page_fd.as_fd(), self.lines_fd.as_fd()];
         for (line, seen) in self.seen.iter().enumerate().filter(|(_, seen)| meant(seen)) {
             let shape = self.on_shelf.tx[line].view.shape();
             rings.push(ToldRing {
@@ -89,7 +127,7 @@ impl Monitor {
                 line: line as u32,
                 id: seen.id as u16,
                 dir: u16::from(!seen.transmit),
-                reserved: 0,
+                trades: self.trades().into(),
             });
             fds.push(self.end.rx[seen.id].bell.as_fd());
         }
@@ -153,7 +191,11 @@ fn wished_shape(end: &End, asked: &NmreqRegister) -> EndShape {
         rx_rings: end.shape.tx_rings.max(end.shape.rx_rings),
         host_tx_rings: 0,
         host_rx_rings: 0,
-        tx_slots: slots(asked.nr_tx_slots, end.shape.tx_slots),
+        // In the watched port's region buffers are not for the taking.
+        tx_slots: match asked.nr_flags & NR_ZCOPY_MON {
+            0 => slots(asked.nr_tx_slots, end.shape.tx_slots),
+            _ => Slots::new(2).unwrap_or(end.shape.tx_slots),
+        },
         rx_slots: slots(asked.nr_rx_slots, larger),
     }
 }
@@ -169,10 +211,8 @@ impl Books {
         if !matches!(asked.nr_mode, NR_REG_ALL_NIC | NR_REG_ONE_NIC) {
             return refuse(EINVAL, "a monitor is opened on all rings or on one; it has no host rings");
         }
-        if asked.nr_flags & NR_ZCOPY_MON != 0 {
-            return refuse(EOPNOTSUPP, "monitors without copies are not served (one that copies is: flags t and r)");
-        }
-        if asked.nr_mem_id != 0 {
+        let trades = asked.nr_flags & NR_ZCOPY_MON != 0;
+        if asked.nr_mem_id != 0 && !trades {
             return refuse(EINVAL, "a monitor that copies has a region of its own, whose number is not chosen");
         }
         let watched = self.open_port(spec, caller)?;
@@ -180,29 +220,59 @@ impl Books {
         if others.count() >= MOST {
             return refuse(ENOMEM, format!("it has {MOST} monitors already"));
         }
+        let shared = trades.then(|| self.shared_region(&watched, asked)).transpose()?;
         let end = self.end_of(&watched)?;
         let (shape, seen) = (wished_shape(end, asked), seen_rings(end, asked));
         if seen.is_empty() {
             return refuse(EINVAL, format!("there is no ring {} in that direction", asked.nr_ringid));
         }
         let id = self.last_monitor + 1;
-        let flags = [(NR_MONITOR_RX, "r"), (NR_MONITOR_TX, "t")];
-        let flags: String =
-            flags.iter().filter(|(flag, _)| asked.nr_flags & flag != 0).map(|(_, name)| *name).collect();
+        let flags = [(NR_ZCOPY_MON, "z"), (NR_MONITOR_RX, "r"), (NR_MONITOR_TX, "t")];
+        let has = |flag| asked.nr_flags & flag != 0 || trades;
+        let flags: String = flags.iter().filter(|(flag, _)| has(*flag)).map(|(_, name)| *name).collect();
         let name = format!("{}/{flags}#{id}", spec.name);
         let scope = self.scope(caller);
         let rx_slots = u32::from(shape.rx_rings) * shape.rx_slots.get();
         let slots = shape.tx_slots.get() + rx_slots + asked.nr_extra_bufs.min(crate::books::MAX_EXTRA);
         let sizes = self.sizes.of_one_interface(1 + u32::from(shape.rx_rings), slots);
-        let house = self.private_region(scope, &name, sizes)?;
+        let house = match shared {
+            Some(house) => house,
+            None => self.private_region(scope, &name, sizes)?,
+        };
         let made = match self.houses.get_mut(&house) {
-            Some(region) => make((region, sizes), scope, name, shape, seen, watched),
+            Some(region) => make((region, sizes), (scope, name, trades), shape, seen, watched),
             None => refuse(ENXIO, "the region has gone"),
         };
         let monitor = made.inspect_err(|_| self.drop_house_if_unused(house))?;
         self.monitors.insert(id, monitor);
         self.last_monitor = id;
         Ok(PortKey::Monitor(id))
+    }
+
+    /// The region where a monitor can have the buffers of a port: of one that its program runs itself.
+    fn shared_region(&self, watched: &PortKey, asked: &NmreqRegister) -> Result<HouseId, Refusal> {
+        let (house, end) = match watched {
+            PortKey::Pipe(key, at) => match self.pipes.get(key) {
+                Some(pipe) => (pipe.house, &pipe.ends[*at]),
+                None => return not_open(),
+            },
+            PortKey::Nic(key) => match self.nics.get(key) {
+                Some(nic) if nic.scope.uid != DAEMON => (nic.house, &nic.end),
+                _ => return only_copies("the daemon runs this interface, in memory that no program shares"),
+            },
+            _ => return only_copies("a switch copies its packets anyway"),
+        };
+        if end.tx.iter().chain(&end.rx).any(|ring| ring.offsets.mask != 0) {
+            return only_copies("its packets begin behind the start of their buffers (OFFSETS)");
+        }
+        if self.monitors.values().any(|monitor| monitor.watched == *watched && monitor.trades() && !monitor.over) {
+            return refuse(EBUSY, "another monitor has its buffers already (one that copies can join: flags t and r)");
+        }
+        let lives = self.houses.get(&house).map_or(0, |house| house.mem_id);
+        if asked.nr_mem_id != 0 && asked.nr_mem_id != lives {
+            return refuse(EINVAL, format!("the port lives in region {lives}, not {}", asked.nr_mem_id));
+        }
+        Ok(house)
     }
 
     /// The port that somebody has open under that name. Of one that the daemon runs for its program, the daemon's own.
@@ -252,15 +322,35 @@ impl Books {
     pub(crate) fn end_monitors(&mut self, watched: &PortKey) {
         for monitor in self.monitors.values_mut().filter(|monitor| monitor.watched == *watched && !monitor.over) {
             monitor.over = true;
-            monitor.end.end_all();
+            // Programs that sync all they have would fail at the other one, before they have read what is left.
+            monitor.end.end_receiving();
         }
     }
 
-    /// Takes a monitor that is closed out of the books.
-    pub(crate) fn take_monitor(&mut self, id: u64) -> Option<Monitor> {
-        let monitor = self.monitors.remove(&id)?;
+    /// Takes a monitor that is closed out of the books, as far as nobody uses its shelf.
+    pub(crate) fn drop_monitor(&mut self, id: u64) {
+        let Some(monitor) = self.monitors.remove(&id) else { return };
         self.tell_about(&monitor);
-        Some(monitor)
+        self.closed_monitors.push(monitor);
+        self.settle_monitors();
+    }
+
+    /// Gives back what monitors had that were closed and whose shelves, in the region of the watched, somebody may have been
+    /// using in that moment: he holds the lock of a watched ring.
+    pub(crate) fn settle_monitors(&mut self) {
+        while let Some(at) = self.closed_monitors.iter().position(|monitor| !self.is_in_use(monitor)) {
+            let monitor = self.closed_monitors.swap_remove(at);
+            self.give_back(monitor.house, monitor.into_ends());
+        }
+    }
+
+    fn is_in_use(&self, monitor: &Monitor) -> bool {
+        let Ok(end) = self.end_of(&monitor.watched) else { return false };
+        let unheard = |seen: &Seen| {
+            let ring = (if seen.transmit { &end.tx } else { &end.rx }).get(seen.id);
+            ring.and_then(|ring| end.page.state(ring.state)).is_some_and(|state| !state.has_been_heard())
+        };
+        monitor.trades() && end.in_use() && monitor.seen.iter().any(unheard)
     }
 
     fn tell_about(&self, monitor: &Monitor) {
@@ -323,24 +413,43 @@ fn not_open<T>() -> Result<T, Refusal> {
     refuse(EINVAL, "nobody has it open, and so there is nothing to watch (open the port itself first)")
 }
 
+fn only_copies<T>(why: &str) -> Result<T, Refusal> {
+    refuse(EOPNOTSUPP, format!("{why}: it can be watched by copies only (flags t and r, without z)"))
+}
+
 fn make(
     (house, sizes): (&mut House, Sizes),
-    scope: Scope,
-    name: String,
+    (scope, name, trades): (Scope, String, bool),
     shape: EndShape,
     seen: Vec<Seen>,
     watched: PortKey,
 ) -> Result<Monitor, Refusal> {
     let lines_bytes = LinePage::bytes(seen.len());
     let (window, lines_fd) = shared_page("unetmap-lines", lines_bytes)?;
-    let count = seen.len() as u32;
-    let sizes = sizes.of_one_interface(count, count * shape.rx_slots.get());
-    let mut shelf = House::create((0, 0), scope, &name, sizes, None)?;
-    let on_shelf = EndShape { tx_rings: seen.len() as u16, rx_rings: 0, tx_slots: shape.rx_slots, ..shape };
-    let on_shelf = End::make(&mut shelf, on_shelf, Way::None)?;
-    // As of an interface, each slot has a buffer of its own.
-    let end = End::make(house, shape, Way::Kernel)?;
-    let house = house.id;
     let lines = LinePage::new(window);
-    Ok(Monitor { house, scope, name, end, lines_fd, lines_bytes, lines, shelf, on_shelf, seen, watched, over: false })
+    let count = seen.len() as u32;
+    let shelves = EndShape { tx_rings: seen.len() as u16, rx_rings: 0, tx_slots: shape.rx_slots, ..shape };
+    let (mut on_shelf, shelf) = if trades {
+        let file = house.fd.try_clone();
+        let file = file.or_else(|e| refuse(ENOMEM, format!("no file descriptors left in the daemon: {e}")))?;
+        (End::make(house, shelves, Way::None)?, Shelf::Shared(file, pools_of(house)))
+    } else {
+        let sizes = sizes.of_one_interface(count, count * shape.rx_slots.get());
+        let mut shelf = Box::new(House::create((0, 0), scope, &name, sizes, None)?);
+        (End::make(&mut shelf, shelves, Way::None)?, Shelf::Own(shelf))
+    };
+    // As of an interface, each slot has a buffer of its own.
+    let end = match End::make(house, shape, Way::Kernel) {
+        Ok(end) => end,
+        Err(refusal) => {
+            if trades {
+                let found = on_shelf.buffers();
+                on_shelf.drop_rings(house);
+                house.reclaim(&found, &[]);
+            }
+            return Err(refusal);
+        }
+    };
+    let house = house.id;
+    Ok(Monitor { house, scope, name, end, lines_fd, lines_bytes, lines, on_shelf, shelf, seen, watched, over: false })
 }

@@ -8,6 +8,7 @@ use unetmap_mem::{LinePage, Offsets, Pos};
 
 use crate::books::{Books, By, Found, Options, PortKey};
 use crate::end::{Binding, End, PortRing};
+use crate::monitor::Monitor;
 use crate::refusal::{Refusal, refuse};
 use crate::region::House;
 
@@ -58,7 +59,9 @@ impl Books {
         let wanted = match &options.offsets {
             None => None,
             Some(_)
-                if matches!(key, PortKey::Vale(_)) || matches!(key, PortKey::Pipe(pipe, _) if pipe.id.is_none()) =>
+                if matches!(key, PortKey::Vale(_))
+                    || matches!(key, PortKey::Monitor(id) if self.monitors.get(id).is_some_and(Monitor::trades))
+                    || matches!(key, PortKey::Pipe(pipe, _) if pipe.id.is_none()) =>
             {
                 return refuse(EOPNOTSUPP, "packets of this kind of port begin where their buffers do");
             }

@@ -177,7 +177,7 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
     });
     let sessions = books.sessions.iter().filter(|(_, session)| shown(session.uid)).map(|(id, session)| Session {
         id: *id,
-        port: session.name.clone(),
+        port: books.name_of(&session.port).unwrap_or(&session.name).into(),
         pid: session.pid,
         uid: session.uid,
         tx_rings: session.binding.tx.len(),

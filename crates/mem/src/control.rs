@@ -3,7 +3,7 @@
 //! Only processes that opened this end map it, and the daemon. Any of them can scribble on it, so whatever is read here
 //! is judged before use.
 
-use crate::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::pos::{Pos, Slots};
 use crate::window::Window;
 
@@ -183,6 +183,18 @@ impl RingState {
     #[inline(always)]
     pub fn notice(&self) -> u32 {
         self.notice.load(Ordering::Relaxed)
+    }
+
+    /// With the lock: whether that is still so. What the daemon says later it says before it finds the lock free.
+    pub fn still_says(&self, notice: u32) -> bool {
+        fence(Ordering::SeqCst);
+        self.notice() & !BY_LOOP == notice
+    }
+
+    /// The daemon: whether nobody is syncing the ring who has not seen what it said before this call.
+    pub fn has_been_heard(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.lock.load(Ordering::Acquire) == 0
     }
 
     /// Whether its users' syncs are to fail: it has ended, or is left to a loop.

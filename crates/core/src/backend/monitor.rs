@@ -3,11 +3,14 @@
 //! What is on the shelf is believed no more than what a pipe's peer writes. A monitor's ring shows what one transmit ring
 //! sends, what one receive ring receives, or both in the order in which they were copied.
 
-use unetmap_abi::NS_MOREFRAG;
+use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 use unetmap_mem::{Inbox, Offsets, Pos, Region, SlotRing, SlotValue, Span, fence_before_sleep};
 use unetmap_sys::Bell;
 
 use super::{Filled, Nonsense, Rx, Sleeper};
+
+/// What stands for all positions that cannot be: no position of any ring.
+const SAYS_NONSENSE: u32 = u32::MAX - 1;
 
 /// A watched ring's copies.
 pub(crate) struct Shelf {
@@ -25,6 +28,8 @@ pub(crate) struct MonitorRx {
     pub(crate) region: Region,
     /// Where in their buffers the program looks for packets.
     pub(crate) offsets: Offsets,
+    /// Whether the shelves lie in the same region, and buffers are exchanged.
+    pub(crate) trades: bool,
     /// Rung when there are copies and we sleep.
     pub(crate) bell: Bell,
 }
@@ -32,31 +37,56 @@ pub(crate) struct MonitorRx {
 /// How far one shelf was looked through.
 struct Progress<'a> {
     shelf: &'a Shelf,
-    /// Copies that wait.
+    /// Packets that wait.
     waiting: Span,
-    /// Up to where whole packets were taken.
-    whole: Pos,
 }
 
 impl<'a> Progress<'a> {
     fn of(shelf: &'a Shelf) -> Result<Progress<'a>, Nonsense> {
-        let waiting = shelf.waiting()?;
-        Ok(Progress { shelf, waiting, whole: waiting.from })
+        Ok(Progress { shelf, waiting: shelf.waiting()? })
     }
 
-    fn next(&self) -> Option<SlotValue> {
-        (self.waiting.from != self.waiting.to).then(|| self.shelf.line.slots().load(self.waiting.from))
+    /// When the next packet was put here.
+    fn stamp(&self) -> Option<u64> {
+        (self.waiting.from != self.waiting.to).then(|| self.shelf.line.slots().ptr(self.waiting.from))
+    }
+
+    /// The slots of the next packet, at most what waits.
+    fn slots(&self) -> u32 {
+        let ring = self.shelf.line.slots();
+        let more = ring.slots().walk(self.waiting).take_while(|p| ring.flags(*p) & NS_MOREFRAG != 0).count() as u32;
+        (more + 1).min(ring.slots().distance(self.waiting.from, self.waiting.to))
     }
 }
 
 impl MonitorRx {
-    /// Copies one slot; whether it could be.
-    fn take(&self, shelf: &Shelf, slot: SlotValue, at: Pos) -> bool {
-        let mine = self.mine.load(at);
+    /// The position of a shelf on which something waits.
+    fn waits(&self) -> Option<u32> {
+        let lines = self.shelves.iter().flatten().filter_map(|shelf| shelf.waiting().ok());
+        lines.filter(|line| line.from != line.to).map(|line| line.to.raw()).next()
+    }
+
+    /// Whether a shelf has positions that cannot be.
+    fn nonsense(&self) -> bool {
+        self.shelves.iter().flatten().any(|shelf| shelf.waiting().is_err())
+    }
+
+    /// Delivers one slot of a shelf into slot `at`; whether it could be.
+    fn take(&self, shelf: &Shelf, from: Pos, at: Pos, last: bool) -> bool {
+        let (slot, mine) = (shelf.line.slots().load(from), self.mine.load(at));
+        let flags = shelf.mark | if last { 0 } else { NS_MOREFRAG };
+        if self.trades {
+            let limits = self.region.limits();
+            if !limits.allow(slot) || !limits.index_ok(mine.buf_idx) {
+                self.mine.store(at, SlotValue { len: 0, flags, ..mine });
+                return false;
+            }
+            self.mine.store(at, SlotValue { flags: flags | NS_BUF_CHANGED, ptr: 0, ..slot });
+            shelf.line.slots().set_buf_idx(from, mine.buf_idx);
+            return true;
+        }
         let to = self.region.frame(mine.buf_idx).behind(self.offsets.of(mine.ptr) as usize);
-        let from = shelf.region.frame(slot.buf_idx);
-        let len = to.copy_from(&from, usize::from(slot.len));
-        let flags = slot.flags & NS_MOREFRAG | shelf.mark;
+        let len = to.copy_from(&shelf.region.frame(slot.buf_idx), usize::from(slot.len));
         self.mine.store(at, SlotValue { len: len as u16, flags, ..mine });
         len == usize::from(slot.len)
     }
@@ -77,41 +107,41 @@ impl Rx for MonitorRx {
     fn fill(&self, held: Pos, taken: Pos) -> Result<Filled, Nonsense> {
         let slots = self.mine.slots();
         let full = slots.prev(held);
-        let [tx, rx] = &self.shelves;
-        let mut ways = [tx.as_ref().map(Progress::of).transpose()?, rx.as_ref().map(Progress::of).transpose()?];
-        let (mut at, mut to, mut bad) = (taken, taken, 0);
-        // A packet's slots come from one shelf.
-        let mut within: Option<usize> = None;
-        while at != full {
-            let next = |i: usize| ways[i].as_ref().and_then(Progress::next);
-            let earliest = || match (next(0), next(1)) {
-                (Some(tx), Some(rx)) => Some(usize::from(rx.ptr < tx.ptr)),
-                (tx, rx) => tx.map(|_| 0).or(rx.map(|_| 1)),
+        // One whose positions cannot be has nothing; the other one may.
+        let mut ways = self.shelves.each_ref().map(|shelf| Progress::of(shelf.as_ref()?).ok());
+        let (mut at, mut bad) = (taken, 0);
+        loop {
+            let stamp = |i: usize| ways[i].as_ref().and_then(Progress::stamp);
+            let earliest = match (stamp(0), stamp(1)) {
+                (Some(tx), Some(rx)) => usize::from(rx < tx),
+                (Some(_), None) => 0,
+                (None, Some(_)) => 1,
+                (None, None) => break,
             };
-            let Some(i) = within.filter(|&i| next(i).is_some()).or_else(earliest) else { break };
-            let (Some(slot), Some(way)) = (next(i), &mut ways[i]) else { break };
-            bad += u32::from(!self.take(way.shelf, slot, at));
-            at = slots.next(at);
-            way.waiting.from = way.shelf.line.slots().slots().next(way.waiting.from);
-            within = (slot.flags & NS_MOREFRAG != 0).then_some(i);
-            if within.is_none() {
-                to = at;
-                ways.iter_mut().flatten().for_each(|way| way.whole = way.waiting.from);
+            let Some(way) = &mut ways[earliest] else { break };
+            let count = way.slots();
+            if count > slots.distance(at, full) {
+                break;
+            }
+            for left in (0..count).rev() {
+                bad += u32::from(!self.take(way.shelf, way.waiting.from, at, left == 0));
+                at = slots.next(at);
+                way.waiting.from = slots.next(way.waiting.from);
             }
         }
-        ways.iter().flatten().for_each(|way| way.shelf.line.words().release(way.whole));
-        Ok(Filled { to, bad })
+        ways.iter().flatten().for_each(|way| way.shelf.line.words().release(way.waiting.from));
+        if at == taken && self.nonsense() {
+            return Err(Nonsense);
+        }
+        Ok(Filled { to: at, bad })
     }
 
     fn moved(&self, _taken: Pos) -> Option<u32> {
-        self.shelves.iter().flatten().find_map(|shelf| match shelf.waiting() {
-            Ok(line) => (line.from != line.to).then_some(line.to.raw()),
-            Err(Nonsense) => Some(shelf.line.words().sent_word()),
-        })
+        self.waits().or_else(|| self.nonsense().then_some(SAYS_NONSENSE))
     }
 
     fn left(&self, unread: bool) -> bool {
-        unread || self.moved(Pos::ZERO).is_some()
+        unread || self.waits().is_some()
     }
 
     fn sleeper(&self) -> Option<&dyn Sleeper> {

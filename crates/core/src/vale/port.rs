@@ -70,7 +70,7 @@ impl Attached {
 
     /// From now on its packets are shown to these monitors.
     pub fn watched_by(&self, monitors: Vec<Monitor>) {
-        let mut all = watch::map_all(monitors);
+        let mut all = watch::map_all(monitors, None);
         let tx = self.tx.iter().map(|ring| &ring.watchers).zip(0..).map(|(ring, id)| ((0, id), ring));
         let rx = self.rx.iter().map(|ring| &ring.watchers).zip(0..).map(|(ring, id)| ((1, id), ring));
         tx.chain(rx).for_each(|(which, ring)| watch::hand_out(&mut all, which, ring, 0));
