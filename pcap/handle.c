@@ -56,6 +56,8 @@ pcap_create(const char *device, char *error)
 static void
 undo(pcap_t *p)
 {
+	if (p->fd >= 0)
+		send_close(p);
 	receive_close(p);
 	port_close(p);
 	if (p->shadow != NULL)

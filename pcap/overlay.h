@@ -14,6 +14,7 @@
  *	handle.c	making, setting, asking and closing handles
  *	port.c		from a name to rings that can be believed
  *	receive.c	packets in, and how they are waited for
+ *	filter.c	which of them the program wants
  *	send.c		packets out
  *	devices.c	which ports there are
  *	packet.c	programs that send by packet sockets
@@ -34,6 +35,7 @@
 #include <libnetmap.h>
 
 #define OURS	0x756e65746d617031ULL	/* no address of a function, with which the system's handles begin */
+#define MOST_SLOTS	16384	/* of a ring */
 #define MOST_RINGS	64	/* of each direction */
 #define MOST_WAITS	(1 + 3 * MOST_RINGS)	/* descriptors that a wait is for */
 
@@ -51,6 +53,12 @@ struct ring {
 	uint32_t buf_size;
 	uint32_t slots;
 	uint32_t head, next, end;
+};
+
+/* A program of BPF; see filter.c. */
+struct filter {
+	struct op *ops;		/* NULL: the system's bpf_filter runs it */
+	struct bpf_program program;	/* bf_insns NULL: there is no filter */
 };
 
 struct pcap {
@@ -80,7 +88,7 @@ struct pcap {
 
 	/* Receiving. */
 	unsigned int rx_turn;	/* the ring whose turn it is */
-	struct bpf_program filter;	/* bf_insns NULL: none */
+	struct filter filter;
 	struct timespec stamp;	/* when what is being read was found */
 	struct pcap_pkthdr header;	/* pcap_next_ex's */
 	u_char *joined;		/* a packet of several slots */
@@ -95,7 +103,12 @@ struct pcap {
 	int more_fd;		/* eventfd in it: readable while there is something that no bell will tell of */
 	int watched;		/* descriptors of the port's in it */
 
-	unsigned int tx_turn;
+	/* Sending; see send.c. */
+	struct flusher *flusher;	/* NULL: none was needed yet */
+	uint32_t sent;		/* packets, as the flusher counts */
+	unsigned int unsynced;	/* packets that no sync has sent yet, as far as the sender knows */
+	unsigned int alone;	/* packets that left one by one since alone_since, up to BATCH */
+	int64_t alone_since;
 };
 
 static inline int
@@ -205,6 +218,14 @@ behind(const struct ring *r, uint32_t at)
 	return at + 1 < r->slots ? at + 1 : 0;
 }
 
+/* ---- filter.c */
+
+/* Puts the program in the place of what f is. NULL, or why it cannot be. */
+const char *filter_make(struct filter *f, const struct bpf_program *program);
+void filter_free(struct filter *f);
+/* How much of the packet is wanted; 0: nothing. */
+u_int filter_run(const struct filter *f, const u_char *packet, u_int len, u_int caplen);
+
 /* ---- devices.c */
 
 #define MOST_NAMED	64
@@ -217,5 +238,9 @@ const char *named_port(unsigned int i);
 int receive_stats(pcap_t *p, struct pcap_stat *s);
 int receive_select_fd(pcap_t *p);
 void receive_close(pcap_t *p);
+
+/* ---- send.c */
+
+void send_close(pcap_t *p);
 
 #endif

@@ -146,7 +146,7 @@ take_ring(pcap_t *p, struct ring *r, uint64_t at)
 	r->slots = *(volatile const uint32_t *)&ring->num_slots;
 	r->buf_size = *(volatile const uint32_t *)&ring->nr_buf_size;
 	bufs = at + (uint64_t)*(volatile const int64_t *)&ring->buf_ofs;
-	if (r->slots < 2 || r->buf_size < 64 || bufs > p->region_bytes ||
+	if (r->slots < 2 || r->slots > MOST_SLOTS || r->buf_size < 64 || bufs > p->region_bytes ||
 	    !inside(p, at, sizeof(*ring) + (uint64_t)r->slots * sizeof(struct netmap_slot)))
 		return -1;
 	r->bufs = (char *)p->region + bufs;

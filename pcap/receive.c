@@ -30,8 +30,8 @@
 /* How long to spin before sleeping, and how long to sleep at most before looking, whoever may have forgotten to ring. */
 #define SPIN_NS		50000
 #define LOOK_UP_NS	500000000LL
-/* Linux's own extensions of BPF loads, about what is not in the packet, are at offsets from here on. */
-#define SKF_AD_OFFSETS	0xfffff000U
+/* Packets ahead of the one that a filter looks at. */
+#define AHEAD		8
 /* A packet's bytes at most, whatever its slots say. */
 #define MOST_BYTES	(1U << 18)
 
@@ -319,11 +319,28 @@ join(pcap_t *p, struct ring *r, struct netmap_slot slot, struct packet *packet)
 	packet->len = total;
 }
 
+/* A packet's bytes were written on another processor: they are fetched while those before it are looked at. */
+static inline void
+fetch_ahead(const struct ring *r)
+{
+	uint32_t buf, at = r->next + AHEAD;
+
+	if (r->slots <= AHEAD)
+		return;
+	if (at >= r->slots)
+		at -= r->slots;
+	buf = __atomic_load_n(&r->ring->slot[at].buf_idx, __ATOMIC_RELAXED);
+	if (buf < r->bufs_count)
+		__builtin_prefetch(r->bufs + (size_t)buf * r->buf_size);
+}
+
 static inline void
 next_packet(pcap_t *p, struct ring *r, struct packet *packet)
 {
 	struct netmap_slot slot = read_slot(r, r->next);
 
+	if (p->filter.program.bf_insns != NULL)
+		fetch_ahead(r);
 	r->next = behind(r, r->next);
 	p->received++;
 	if (__builtin_expect(slot.flags & NS_MOREFRAG, 0)) {
@@ -339,8 +356,8 @@ wanted(const pcap_t *p, struct packet *packet)
 {
 	uint32_t most = (uint32_t)p->snaplen;
 
-	if (p->filter.bf_insns != NULL) {
-		u_int keep = real.bpf_filter(p->filter.bf_insns, packet->at, packet->len, packet->caplen);
+	if (p->filter.program.bf_insns != NULL) {
+		u_int keep = filter_run(&p->filter, packet->at, packet->len, packet->caplen);
 
 		if (keep == 0)
 			return 0;
@@ -521,37 +538,18 @@ pcap_breakloop(pcap_t *p)
 	errno = saved;
 }
 
-/* ---- filters */
-
 int
 pcap_setfilter(pcap_t *p, struct bpf_program *program)
 {
-	struct bpf_insn *copy;
-	size_t bytes;
-	u_int i;
+	const char *wrong = "there is none";
 
 	if (!is_ours(p))
 		return real.pcap_setfilter(p, program);
 	if (!p->active)
 		return fail(p, PCAP_ERROR_NOT_ACTIVATED, "%s: the handle has not been activated", p->name);
-	if (program == NULL || program->bf_insns == NULL)
-		return fail(p, PCAP_ERROR, "%s: no filter was given", p->name);
-	for (i = 0; i < program->bf_len; i++)
-		if (BPF_CLASS(program->bf_insns[i].code) == BPF_LD && program->bf_insns[i].k >= SKF_AD_OFFSETS &&
-		    BPF_MODE(program->bf_insns[i].code) == BPF_ABS)
-			return fail(p, PCAP_ERROR, "%s: the filter asks for what is not in the packet, such as its "
-			    "direction, which a netmap port does not tell", p->name);
-	if (!real.bpf_validate(program->bf_insns, (int)program->bf_len))
-		return fail(p, PCAP_ERROR, "%s: the filter is no valid BPF program", p->name);
-	bytes = program->bf_len * sizeof(*copy);
-	copy = malloc(bytes);
-	if (copy == NULL)
-		return fail(p, PCAP_ERROR, "%s: no memory for the filter", p->name);
-	memcpy(copy, program->bf_insns, bytes);
-	free(p->filter.bf_insns);
-	p->filter.bf_insns = copy;
-	p->filter.bf_len = program->bf_len;
-	return 0;
+	if (program != NULL && program->bf_insns != NULL)
+		wrong = filter_make(&p->filter, program);
+	return wrong == NULL ? 0 : fail(p, PCAP_ERROR, "%s: the filter cannot be set: %s", p->name, wrong);
 }
 
 /* ---- numbers, and the end */
@@ -592,9 +590,8 @@ receive_close(pcap_t *p)
 		close(p->select_fd);
 	if (p->more_fd >= 0)
 		close(p->more_fd);
-	free(p->filter.bf_insns);
+	filter_free(&p->filter);
 	free(p->joined);
-	memset(&p->filter, 0, sizeof(p->filter));
 	p->joined = NULL;
 	p->joined_room = 0;
 	p->select_fd = p->more_fd = -1;

@@ -93,3 +93,15 @@ fn every_function_answers_as_the_systems_does_on_an_interface() {
         assert_same_lines("an interface's port", &ours, &systems);
     });
 }
+
+#[test]
+fn filters_are_run_as_the_system_runs_them() {
+    isolated(|home| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let folders = ["../pcap", "../include", "c"].map(|folder| format!("-I{}", root.join(folder).display()));
+        let more: Vec<_> =
+            folders.iter().map(String::as_str).chain(["-Wno-deprecated-declarations", "-lpcap"]).collect();
+        let output = Command::new(compile_with(home, "pcap_filters", &more)).output().expect("it starts");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{}", String::from_utf8_lossy(&output.stderr));
+    });
+}
