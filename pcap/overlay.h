@@ -44,7 +44,7 @@
  * write, only slots and tail are looked at again, and judged each time.
  *
  * Receiving:	[head, next) was read, [next, end) is to be read.
- * Sending:	[head, next) is filled and not handed over, [next, end) is free.
+ * Sending:	what is before next is filled, [next, end) is free; head is unused.
  */
 struct ring {
 	struct netmap_ring *ring;

@@ -80,14 +80,31 @@ take(pcap_t *p)
 	return some != 0;
 }
 
+/*
+ * Whoever shares the ring, a forked child or another program with the same port,
+ * may have read on: then we go on from there.
+ */
+static inline void
+follow(struct ring *r)
+{
+	uint32_t head = judged(r, &r->ring->head, r->head);
+
+	if (__builtin_expect(head != r->head, 0)) {
+		r->head = r->next = head;
+		r->end = judged(r, &r->ring->tail, head);
+	}
+}
+
 static int
-have(const pcap_t *p)
+have(pcap_t *p)
 {
 	unsigned int i;
 
-	for (i = 0; i < p->rx_rings; i++)
+	for (i = 0; i < p->rx_rings; i++) {
+		follow(&p->rx[i]);
 		if (p->rx[i].next != p->rx[i].end)
 			return 1;
+	}
 	return 0;
 }
 
@@ -474,6 +491,7 @@ next_one(pcap_t *p, struct pcap_pkthdr *h, const u_char **at)
 		for (i = 0; i < p->rx_rings; i++) {
 			struct ring *r = &p->rx[p->rx_turn];
 
+			follow(r);
 			while (r->next != r->end) {
 				next_packet(p, r, &packet);
 				if (wanted(p, &packet)) {

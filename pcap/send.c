@@ -189,7 +189,13 @@ static inline uint32_t
 slots_for(struct ring *r, size_t bytes)
 {
 	uint32_t free, need = bytes <= r->buf_size ? 1 : (uint32_t)((bytes + r->buf_size - 1) / r->buf_size);
+	uint32_t head = judged(r, &r->ring->head, r->next);
 
+	/* Whoever shares the ring, such as a forked child, may have sent. */
+	if (__builtin_expect(head != r->next, 0)) {
+		r->next = head;
+		r->end = judged(r, &r->ring->tail, head);
+	}
 	free = r->end >= r->next ? r->end - r->next : r->end + r->slots - r->next;
 	if (free >= need)
 		return need;

@@ -1,6 +1,7 @@
 //! Programs of libpcap's on ports: the overlay that `unetmap run` puts before the system's libpcap, and frames that such
 //! programs understand.
 
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -190,6 +191,60 @@ impl Drop for Tool {
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+}
+
+/// A program of libpcap's, whose lines are read while it runs.
+pub struct Talking {
+    child: Child,
+    lines: BufReader<std::process::ChildStdout>,
+    said: String,
+}
+
+impl Talking {
+    /// Starts it.
+    #[track_caller]
+    pub fn start(command: &mut Command) -> Talking {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
+        Talking { child, lines, said: String::new() }
+    }
+
+    /// Reads until a line that is `line`.
+    #[track_caller]
+    pub fn until(&mut self, line: &str) {
+        while self.line() != line {}
+    }
+
+    /// Reads a line.
+    #[track_caller]
+    pub fn line(&mut self) -> String {
+        let before = self.said.len();
+        let n = self.lines.read_line(&mut self.said).expect("text");
+        assert!(n > 0, "it ended too early:\n{}", self.said);
+        self.said[before..].trim_end().to_owned()
+    }
+
+    /// Writes a line to it.
+    #[track_caller]
+    pub fn go(&mut self) {
+        let input = self.child.stdin.as_mut().expect("it has not been closed");
+        input.write_all(b"\n").expect("it listens");
+    }
+
+    /// Kills it, and waits for its end.
+    pub fn kill(mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// All that it said; it must end well.
+    #[track_caller]
+    pub fn end(mut self) -> String {
+        self.lines.read_to_string(&mut self.said).expect("text");
+        let status = self.child.wait().expect("our child");
+        assert!(status.success(), "{status}:\n{}", self.said);
+        self.said
     }
 }
 

@@ -1,51 +1,12 @@
 //! The overlay that gives programs of libpcap's netmap ports: its functions, as a C program calls them.
 
-use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use conformance::c::compile_with;
 use conformance::net::{CABLE, DIRECT, Net, assert_same, open_in};
-use conformance::pcap::{Far, overlay};
+use conformance::pcap::{Far, Talking, overlay};
 use conformance::{Home, isolated, program};
-
-/// A program of libpcap's, whose lines are read while it runs.
-struct Talking {
-    child: Child,
-    lines: BufReader<std::process::ChildStdout>,
-    said: String,
-}
-
-impl Talking {
-    #[track_caller]
-    fn start(command: &mut Command) -> Talking {
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it starts");
-        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
-        Talking { child, lines, said: String::new() }
-    }
-
-    /// Reads until a line that is `line`.
-    #[track_caller]
-    fn until(&mut self, line: &str) {
-        loop {
-            let before = self.said.len();
-            let n = self.lines.read_line(&mut self.said).expect("text");
-            assert!(n > 0, "it ended before it said {line}:\n{}", self.said);
-            if self.said[before..].trim_end() == line {
-                return;
-            }
-        }
-    }
-
-    /// All that it said; it must end well.
-    #[track_caller]
-    fn end(mut self) -> String {
-        self.lines.read_to_string(&mut self.said).expect("text");
-        let status = self.child.wait().expect("our child");
-        assert!(status.success(), "{status}:\n{}", self.said);
-        self.said
-    }
-}
 
 /// What `pcap_calls` prints on a device, with its frames sent and received.
 #[track_caller]

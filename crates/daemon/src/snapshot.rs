@@ -136,7 +136,14 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
                     port(format!("{}}}{id}", key.parent), "pipe", slave),
                 ]
             }
-            None => vec![port(key.parent.clone(), "mediated", &pipe.ends[0])],
+            None => {
+                let mut port = port(key.parent.clone(), "mediated", &pipe.ends[0]);
+                // What finds no room here waits in the interface's socket, and then finds none there.
+                if let Some(nic) = books.wires.get(key).and_then(|wire| books.nics.get(&wire.nic())) {
+                    port.rings.iter_mut().zip(nic_rings(nic)).for_each(|(ring, of)| ring.dropped = of.dropped);
+                }
+                vec![port]
+            }
         }
     });
     let nulls = books.nulls.iter().filter(|((scope, _), _)| shown(scope.uid)).map(|((_, name), port)| Port {

@@ -1,0 +1,320 @@
+/*
+ * SPDX-License-Identifier: BSD-2-Clause
+ * Copyright (c) 2026, the unetmap authors
+ *
+ * Programs of libpcap's to which things happen: each prints "ready" once its
+ * handle is active, and what came of it at the end.
+ *
+ *	pcap_faults WHAT DEVICE
+ */
+#include "check.h"
+
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/select.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <pcap/pcap.h>
+
+static pcap_t *p;
+static volatile sig_atomic_t alarms;
+
+#define SAY(...)	(printf(__VA_ARGS__), fflush(stdout))
+
+static void
+open_it(const char *device, int snaplen)
+{
+	char error[PCAP_ERRBUF_SIZE];
+
+	p = pcap_open_live(device, snaplen, 0, 0, error);
+	if (p == NULL) {
+		SAY("%s\n", error);
+		exit(1);
+	}
+	SAY("ready\n");
+}
+
+static void
+nap(long ms)
+{
+	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
+
+	while (nanosleep(&t, &t) != 0)
+		;
+}
+
+/* Waits for the test to go on. */
+static void
+go(void)
+{
+	char line[100];
+
+	CHECK(fgets(line, sizeof(line), stdin) != NULL);
+}
+
+/* The next packet, whatever it takes. */
+static const u_char *
+next(struct pcap_pkthdr **h)
+{
+	const u_char *at;
+	int got;
+
+	while ((got = pcap_next_ex(p, h, &at)) == 0)
+		;
+	CHECK(got == 1);
+	return at;
+}
+
+static void
+snaplens(const char *device)
+{
+	static const int lengths[] = { -1, INT_MIN, 0, INT_MAX, 262145, 262144, 1, 65 };
+	struct pcap_pkthdr *h;
+	char error[PCAP_ERRBUF_SIZE];
+	size_t i;
+
+	for (i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+		p = pcap_create(device, error);
+		CHECK(p != NULL && pcap_set_snaplen(p, lengths[i]) == 0 && pcap_activate(p) == 0);
+		SAY("%d ", pcap_snapshot(p));
+		if (i + 1 < sizeof(lengths) / sizeof(lengths[0]))
+			pcap_close(p);
+	}
+	SAY("\nready\n");
+	next(&h);
+	SAY("%u of %u\n", h->caplen, h->len);
+}
+
+/* The port goes: a loop that sleeps in it, and a program that waits itself. */
+static void
+gone(const char *device, int waits)
+{
+	char error[PCAP_ERRBUF_SIZE];
+	struct pcap_pkthdr *h;
+	const u_char *at;
+	int got = 0;
+
+	open_it(device, 100);
+	if (waits) {
+		struct pollfd fd = { pcap_get_selectable_fd(p), POLLIN, 0 };
+
+		CHECK(pcap_setnonblock(p, 1, error) == 0 && pcap_dispatch(p, -1, NULL, NULL) == 0);
+		while (got == 0) {
+			CHECK(poll(&fd, 1, 20000) == 1);
+			got = pcap_next_ex(p, &h, &at);
+		}
+	} else
+		got = pcap_loop(p, -1, NULL, NULL);
+	SAY("%d: %s\n", got, pcap_geterr(p));
+	CHECK(pcap_next_ex(p, &h, &at) == PCAP_ERROR);
+	CHECK(pcap_inject(p, "a frame of no good", 18) < 0 || pcap_inject(p, "a frame of no good", 18) < 0 || !waits);
+}
+
+/* Reads nothing until it is told to, and then everything. */
+static void
+slow(const char *device)
+{
+	struct pcap_stat st;
+	struct pcap_pkthdr *h;
+	const u_char *at;
+	char error[PCAP_ERRBUF_SIZE];
+	unsigned int read = 0, quiet = 0;
+
+	open_it(device, 100);
+	go();
+	CHECK(pcap_stats(p, &st) == 0);
+	SAY("%u\n", st.ps_recv + st.ps_drop);
+	CHECK(pcap_setnonblock(p, 1, error) == 0);
+	/* Some may be on the way where there was no room for them in the ring. */
+	for (quiet = 0; quiet < 30; quiet++) {
+		while (pcap_next_ex(p, &h, &at) == 1) {
+			read++;
+			quiet = 0;
+		}
+		nap(10);
+	}
+	CHECK(pcap_stats(p, &st) == 0);
+	CHECK(st.ps_recv == read && st.ps_ifdrop == 0);
+	SAY("%u %u\n", st.ps_recv, st.ps_drop);
+}
+
+static void
+count(u_char *user, const struct pcap_pkthdr *h, const u_char *at)
+{
+	(void)h;
+	(void)at;
+	++*(unsigned int *)(void *)user;
+}
+
+static int over;
+
+static void *
+break_often(void *none)
+{
+	while (!__atomic_load_n(&over, __ATOMIC_RELAXED)) {
+		pcap_breakloop(p);
+		nap(1);
+	}
+	return none;
+}
+
+/* A thread that breaks loops at any moment, with packets coming and without. */
+static void
+breaks(const char *device)
+{
+	pthread_t thread;
+	unsigned int packets = 0, breaks = 0;
+
+	open_it(device, 100);
+	CHECK(pthread_create(&thread, NULL, break_often, NULL) == 0);
+	while (packets < 20000 || breaks < 300) {
+		int got = pcap_loop(p, packets < 20000 ? 1000 : -1, count, (u_char *)&packets);
+
+		CHECK(got == 0 || got == PCAP_ERROR_BREAK);
+		breaks += got != 0;
+	}
+	__atomic_store_n(&over, 1, __ATOMIC_RELAXED);
+	pthread_join(thread, NULL);
+	SAY("%u\n", packets);
+}
+
+/* A child goes on where its parent was, and the parent where the child was. */
+static void
+forks(const char *device)
+{
+	struct pcap_pkthdr *h;
+	u_char frame[100] = { 0 };
+	int i, status;
+
+	open_it(device, 1000);
+	for (i = 0; i < 10; i++)
+		CHECK(next(&h)[20] == i);
+	/* A stream, so that the parent has a thread that the child has not. */
+	for (i = 0; i < 500; i++)
+		CHECK(pcap_inject(p, frame, sizeof(frame)) == sizeof(frame));
+	if (fork() == 0) {
+		for (i = 10; i < 20; i++)
+			CHECK(next(&h)[20] == i);
+		for (i = 0; i < 500; i++)
+			CHECK(pcap_inject(p, frame, sizeof(frame)) == sizeof(frame));
+		pcap_close(p);
+		exit(0);
+	}
+	CHECK(wait(&status) > 0 && status == 0);
+	SAY("child\n");
+	go();
+	for (i = 20; i < 30; i++)
+		CHECK(next(&h)[20] == i);
+	CHECK(pcap_inject(p, frame, sizeof(frame)) == sizeof(frame));
+	SAY("parent\n");
+	go();
+}
+
+static void
+on_alarm(int signal)
+{
+	(void)signal;
+	alarms++;
+}
+
+/* A pipe that nobody reads. */
+static void
+full(const char *device)
+{
+	struct sigaction action;
+	struct itimerval in = { { 0, 50000 }, { 0, 50000 } };
+	char error[PCAP_ERRBUF_SIZE];
+	u_char frame[100] = { 0 };
+	unsigned int sent = 0;
+
+	open_it(device, 100);
+	CHECK(pcap_setnonblock(p, 1, error) == 0);
+	while (pcap_inject(p, frame, sizeof(frame)) == sizeof(frame))
+		sent++;
+	CHECK(errno == EAGAIN && strstr(pcap_geterr(p), "send: Resource temporarily") != NULL);
+	CHECK(pcap_sendpacket(p, frame, sizeof(frame)) == PCAP_ERROR && errno == EAGAIN);
+	CHECK(pcap_setnonblock(p, 0, error) == 0);
+	memset(&action, 0, sizeof(action));
+	action.sa_handler = on_alarm;
+	sigaction(SIGALRM, &action, NULL);
+	setitimer(ITIMER_REAL, &in, NULL);
+	CHECK(pcap_inject(p, frame, sizeof(frame)) < 0 && errno == EINTR && alarms > 0);
+	CHECK(pcap_inject(p, frame, 100000000) < 0 && errno == EMSGSIZE);
+	SAY("%u\n", sent);
+	go();
+}
+
+/* A stream, and then nothing: all of it leaves, though the program does no more. */
+static void
+stream(const char *device)
+{
+	u_char frame[100] = { 0 };
+	int i;
+
+	open_it(device, 100);
+	for (i = 0; i < 777; i++)
+		CHECK(pcap_inject(p, frame, sizeof(frame)) == sizeof(frame));
+	go();
+	/* What it still had when it closes leaves, too. */
+	for (i = 0; i < 555; i++)
+		CHECK(pcap_inject(p, frame, sizeof(frame)) == sizeof(frame));
+	pcap_close(p);
+	exit(0);
+}
+
+/* Packets of several slots, in and out. */
+static void
+large(const char *device)
+{
+	struct pcap_pkthdr *h;
+	u_char frame[9000];
+	const u_char *at;
+	int i, k;
+
+	open_it(device, 8000);
+	for (i = 0; i < 3; i++) {
+		at = next(&h);
+		CHECK(h->len == 9000 && h->caplen == 8000);
+		for (k = 0; k < 8000; k++)
+			CHECK(at[k] == (u_char)(k / 100 + i));
+	}
+	for (k = 0; k < 9000; k++)
+		frame[k] = (u_char)(k / 100);
+	CHECK(pcap_inject(p, frame, sizeof(frame)) == sizeof(frame));
+	go();
+}
+
+int
+main(int argc, char **argv)
+{
+	const char *what = argc == 3 ? argv[1] : "", *device = argv[argc - 1];
+
+	if (strcmp(what, "snaplens") == 0)
+		snaplens(device);
+	else if (strcmp(what, "gone") == 0)
+		gone(device, 0);
+	else if (strcmp(what, "gone-select") == 0)
+		gone(device, 1);
+	else if (strcmp(what, "slow") == 0)
+		slow(device);
+	else if (strcmp(what, "breaks") == 0)
+		breaks(device);
+	else if (strcmp(what, "forks") == 0)
+		forks(device);
+	else if (strcmp(what, "full") == 0)
+		full(device);
+	else if (strcmp(what, "stream") == 0)
+		stream(device);
+	else if (strcmp(what, "large") == 0)
+		large(device);
+	else
+		return 2;
+	pcap_close(p);
+	SAY("end\n");
+	return 0;
+}

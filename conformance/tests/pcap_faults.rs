@@ -1,0 +1,229 @@
+//! What happens to programs of libpcap's on ports: ports that go, readers that are slow, signals, forks and kills.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use conformance::c::compile_with;
+use conformance::net::{CABLE, DIRECT, MEDIATED, Net, collect, frames, transmit};
+use conformance::pcap::{Far, Talking, overlay};
+use conformance::{Home, isolated, program, until};
+use rustix::process::{Signal, kill_process};
+use unetmap::Port;
+
+fn faults(home: &Home) -> PathBuf {
+    overlay();
+    let include = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/c");
+    compile_with(home, "pcap_faults", &[include, "-lpcap"])
+}
+
+fn start(mut command: Command, faults: &PathBuf, what: &str, device: &str) -> Talking {
+    Talking::start(command.args(["run", "--"]).arg(faults).args([what, device]))
+}
+
+/// Starts it, and waits until its handle is active.
+#[track_caller]
+fn ready(faults: &PathBuf, what: &str, device: &str) -> Talking {
+    let mut program = start(Command::new(program("unetmap")), faults, what, device);
+    program.until("ready");
+    program
+}
+
+#[track_caller]
+fn open(spec: &str) -> Port {
+    Port::open(spec).unwrap_or_else(|e| panic!("{spec}: {e}"))
+}
+
+/// Frames of 100 bytes, whose bytes from 14 on are a number.
+fn numbered(numbers: std::ops::Range<usize>) -> Vec<Vec<u8>> {
+    numbers.map(|i| [vec![0; 14], vec![i as u8; 86]].concat()).collect()
+}
+
+#[test]
+fn impossible_snap_lengths() {
+    isolated(|home| {
+        let port = open("netmap:s{1");
+        let mut program = start(Command::new(program("unetmap")), &faults(home), "snaplens", "netmap:s}1");
+        assert_eq!(program.line(), "262144 262144 262144 262144 262144 262144 1 65");
+        program.until("ready");
+        transmit(&port, 0, &numbered(0..1), 2048);
+        assert_eq!(program.line(), "65 of 100");
+        program.end();
+    });
+}
+
+#[test]
+fn a_daemon_that_is_killed() {
+    isolated(|home| {
+        let faults = faults(home);
+        let mut programs = [ready(&faults, "gone", "netmap:g}1"), ready(&faults, "gone-select", "netmap:g{1")];
+        kill_process(home.daemon(), Signal::KILL).expect("our daemon");
+        for program in &mut programs {
+            let line = program.line();
+            assert!(line.starts_with("-1: ") && line.contains("daemon"), "{line}");
+        }
+        programs.into_iter().for_each(|program| drop(program.end()));
+    });
+}
+
+#[test]
+fn an_interface_that_is_deleted() {
+    isolated(|home| {
+        let faults = faults(home);
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let mut program = start(net.command(program("unetmap")), &faults, "gone", "netmap:va");
+        program.until("ready");
+        net.near.ip(&["link", "del", "va"]).expect("an interface");
+        let line = program.line();
+        assert!(line.starts_with("-1: ") && line.contains("va"), "{line}");
+        program.end();
+    });
+}
+
+/// Sends more than the reader has room for: received and dropped are what was sent, exactly. At an interface some may wait
+/// in its socket before the first packet is read.
+fn slow_reader(mut program: Talking, far: &Far, sent: usize, least: usize) {
+    program.until("ready");
+    let some = frames(&[60; 1000], 0);
+    for _ in 0..sent / 1000 {
+        far.send(&some);
+    }
+    // What is under way arrives.
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    program.go();
+    let before: usize = program.line().parse().unwrap();
+    assert!(before == sent || matches!(far, Far::Tap(_)) && before < sent, "{before} of {sent}");
+    let line = program.line();
+    let [received, dropped] = [0, 1].map(|i| line.split(' ').nth(i).and_then(|n| n.parse::<usize>().ok()).unwrap());
+    assert_eq!(received + dropped, sent);
+    assert!(received >= least, "{line}");
+    program.end();
+}
+
+#[test]
+fn a_slow_reader_behind_a_switch_knows_what_it_missed() {
+    isolated(|home| {
+        let far = Far::Port(Box::new(open("vale4:far")));
+        let program = start(Command::new(program("unetmap")), &faults(home), "slow", "vale4:near");
+        slow_reader(program, &far, 20_000, 500);
+    });
+}
+
+#[test]
+fn a_slow_reader_at_an_interface_knows_what_it_missed() {
+    isolated(|home| {
+        let faults = faults(home);
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let program = start(net.command(program("unetmap")), &faults, "slow", "netmap:va");
+        slow_reader(program, &Far::Tap(net.tap()), 20_000, 500);
+    });
+}
+
+#[test]
+fn a_slow_reader_at_a_mediated_interface_knows_what_it_missed() {
+    isolated(|home| {
+        let faults = faults(home);
+        let Some(net) = Net::new(home, MEDIATED, CABLE) else { return };
+        let program = start(net.command(program("unetmap")), &faults, "slow", "netmap:va");
+        slow_reader(program, &Far::Tap(net.tap()), 20_000, 500);
+    });
+}
+
+#[test]
+fn a_pipes_sender_waits_for_a_slow_reader() {
+    isolated(|home| {
+        let far = Far::Port(Box::new(open("netmap:w{1")));
+        let program = start(Command::new(program("unetmap")), &faults(home), "slow", "netmap:w}1");
+        slow_reader(program, &far, 1000, 1000);
+    });
+}
+
+#[test]
+fn loops_are_broken_at_any_moment() {
+    isolated(|home| {
+        let port = open("netmap:b{1");
+        let mut program = ready(&faults(home), "breaks", "netmap:b}1");
+        let some = numbered(0..100);
+        for _ in 0..300 {
+            transmit(&port, 0, &some, 2048);
+        }
+        let got: usize = program.line().parse().unwrap();
+        assert!((20_000..=30_000).contains(&got), "{got}");
+        program.end();
+    });
+}
+
+#[test]
+fn a_forked_child_goes_on() {
+    isolated(|home| {
+        let port = open("netmap:f{1");
+        let mut program = ready(&faults(home), "forks", "netmap:f}1");
+        transmit(&port, 0, &numbered(0..20), 2048);
+        assert_eq!(collect(&port, 1000).len(), 1000);
+        program.until("child");
+        transmit(&port, 0, &numbered(20..30), 2048);
+        program.go();
+        assert_eq!(collect(&port, 1).len(), 1);
+        program.until("parent");
+        program.go();
+        program.end();
+        until("all is given back", || home.snapshot().sessions.len() == 1);
+    });
+}
+
+#[test]
+fn a_full_pipe() {
+    isolated(|home| {
+        let port = open("netmap:u{1");
+        let mut program = ready(&faults(home), "full", "netmap:u}1");
+        let sent: usize = program.line().parse().unwrap();
+        assert!(sent >= 1000, "{sent}");
+        // Those that it was told are sent are there, and no other.
+        assert_eq!(collect(&port, sent).len(), sent);
+        program.go();
+        program.end();
+    });
+}
+
+#[test]
+fn the_end_of_a_stream_leaves_by_itself() {
+    isolated(|home| {
+        let port = open("netmap:e{1");
+        let mut program = ready(&faults(home), "stream", "netmap:e}1");
+        assert_eq!(collect(&port, 777).len(), 777);
+        program.go();
+        assert_eq!(collect(&port, 555).len(), 555);
+        program.end();
+    });
+}
+
+#[test]
+fn packets_of_several_slots() {
+    isolated(|home| {
+        let port = open("netmap:l{1");
+        let mut program = ready(&faults(home), "large", "netmap:l}1");
+        let packet = |i: usize| (0..9000).map(|k| (k / 100 + i) as u8).collect::<Vec<u8>>();
+        transmit(&port, 0, &[packet(0), packet(1), packet(2)], 2048);
+        assert!(collect(&port, 1) == [packet(0)]);
+        program.go();
+        program.end();
+    });
+}
+
+#[test]
+fn a_program_that_is_killed_leaves_nothing() {
+    isolated(|home| {
+        let port = open("netmap:k{1");
+        let faults = faults(home);
+        for _ in 0..10 {
+            let program = ready(&faults, "slow", "netmap:k}1");
+            transmit(&port, 0, &numbered(0..100), 2048);
+            program.kill();
+            until("its session is over", || home.snapshot().sessions.len() == 1);
+        }
+        // What the killed ones had not read is the next one's.
+        let mut program = ready(&faults, "slow", "netmap:k}1");
+        program.go();
+        assert_eq!(program.line(), "1000");
+        program.end();
+    });
+}
