@@ -190,6 +190,23 @@ fn a_monitor_sees_no_other_port() {
     });
 }
 
+/// Host rings are not watched, and do not disturb who watches the others.
+#[test]
+fn an_interface_with_its_host_rings() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let (port, tap) = (net.open("netmap:va*"), net.tap());
+        let monitor = net.open("netmap:va/t");
+        assert_eq!(monitor.rx_rings().len(), 1);
+        assert_eq!(net.refused("netmap:va^/t").0, EINVAL);
+        let all = frames(&[60; 100], 0);
+        transmit(&port, 0, &all, BUFFER);
+        assert_same(&tap.collect(all.len()), &all);
+        assert_same(&collect(&monitor, all.len()), &all);
+        drop(port);
+    });
+}
+
 /// Another user's interface is not watched.
 #[test]
 fn only_ones_own_interface() {
