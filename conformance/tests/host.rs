@@ -245,9 +245,43 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
-fn who_removes_the_companion_ends_the_host_rings_alone() {
+fn the_interface_of_the_default_route_is_not_taken_unawares() {
     isolated(|home: &Home| {
         let Some(net) = net(home, ATTACHMENTS[0], 1500) else { return };
+        for (family, to) in [("-4", V4[1]), ("-6", conformance::host::V6[1])] {
+            net.near.ip(&[family, "route", "add", "default", "via", to, "dev", "va"]).expect("a route");
+            for spec in ["netmap:va", "netmap:va-0", "netmap:va/R"] {
+                let (errno, why) = net.refused(spec);
+                assert!(errno == 1 && why.contains("netmap:va*") && why.contains("UNETMAP_FORCE=1"), "{spec}: {why}");
+                until_clean(&net);
+            }
+            // What leaves the host its part is opened, and so is what only asks.
+            for spec in ["netmap:va*", "netmap:va/T", "netmap:va^"] {
+                drop(net.open(spec));
+            }
+            let host = net.open("netmap:va^");
+            drop((net.open("netmap:va"), host));
+            let mut program = bridge(&net, home, 1);
+            until_it_works("a bridge", &net);
+            program.kill();
+            // Who insists.
+            let mut insists = net.command(conformance::program("pkt-gen"));
+            let mut insists = conformance::home::Guard::spawn(
+                insists.args(["-i", "netmap:va", "-f", "rx", "-w", "0"]).env("UNETMAP_FORCE", "1"),
+            );
+            until("it has the interface", || !home.snapshot().sessions.is_empty());
+            insists.kill();
+            until_clean(&net);
+            net.near.ip(&[family, "route", "del", "default"]).expect("a route");
+        }
+        drop(net.open("netmap:va"));
+    });
+}
+
+#[test]
+fn who_removes_the_companion_ends_the_host_rings_alone() {
+    isolated(|home: &Home| {
+        let Some(net) = Net::new(home, DIRECT, QUIET) else { return };
         let (nic, host) = (net.open("netmap:va"), net.open("netmap:va^"));
         assert!(nic.same_region(&host));
         let name = companion(&net);

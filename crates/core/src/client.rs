@@ -368,7 +368,7 @@ fn waits_for(fd: BorrowedFd<'_>, limit: Duration) -> io::Result<bool> {
 
 /// Sends a netmap request; an answer with an errno is an error.
 pub(crate) fn ctrl(fd: BorrowedFd<'_>, asked: &str, request: &Request) -> Result<(Answer, Vec<OwnedFd>), Error> {
-    let reply = call(fd, asked, Kind::Ctrl, &request.encode())?;
+    let reply = call(fd, asked, Kind::Ctrl, &request.encode_wanted())?;
     let answer = Answer::decode(&reply.payload);
     if reply.errno != 0 {
         let why = answer.map(|a| a.why).filter(|w| !w.is_empty());

@@ -87,14 +87,14 @@ impl File {
     /// The daemon has gone or makes no sense; what it bound cannot be mapped.
     pub fn request(&self, fd: BorrowedFd<'_>, request: &Request) -> Result<Told, Error> {
         let asked = request.name().unwrap_or_default();
-        let reply = Claim::wait(fd).call(asked, Kind::Ctrl, &request.encode())?;
+        let reply = Claim::wait(fd).call(asked, Kind::Ctrl, &request.encode_wanted())?;
         let parent = asked.split(['{', '}']).next().unwrap_or_default();
         if reply.errno == errno::EACCES && self.socket == Path::new(SYSTEM_SOCKET) && !interface_exists(parent) {
             // The system's daemon does not serve this user so: his own does.
             let own = client::connect()?;
             if own.socket != self.socket {
                 let file = File { socket: own.socket };
-                let reply = client::call(own.fd.as_fd(), asked, Kind::Ctrl, &request.encode())?;
+                let reply = client::call(own.fd.as_fd(), asked, Kind::Ctrl, &request.encode_wanted())?;
                 let told = file.told(asked, request.header.nr_reqtype, reply)?;
                 return Ok(Told { moved: Some((own.fd, file)), ..told });
             }

@@ -8,6 +8,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::error::errno;
 
+/// In [`NmreqRegister::nr_flags`] on its way to the daemon, and no flag of netmap's: the interface is to be opened even if
+/// that cuts the host off.
+pub const FORCE: u64 = 1 << 63;
+/// In the environment, anything but `0`: [`FORCE`].
+const FORCE_VARIABLE: &str = "UNETMAP_FORCE";
+
 /// A request with its body and options, owned.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -128,6 +134,19 @@ impl Request {
         let heads = self.options.iter().filter_map(|option| NmreqOption::read_from_prefix(option).ok());
         let mut left = heads.map(|(head, _)| head).filter(|head| head.nro_status == errno::EOPNOTSUPP as u32);
         left.next().map(|head| head.nro_reqtype)
+    }
+
+    /// The bytes that a client sends: with what its environment wants, besides.
+    pub(crate) fn encode_wanted(&self) -> Vec<u8> {
+        let forced = std::env::var_os(FORCE_VARIABLE).is_some_and(|value| !value.is_empty() && value != "0");
+        let mut request = self.clone();
+        if forced
+            && self.header.nr_reqtype == NETMAP_REQ_REGISTER
+            && let Ok(register) = NmreqRegister::mut_from_bytes(&mut request.body)
+        {
+            register.nr_flags |= FORCE;
+        }
+        request.encode()
     }
 
     /// The bytes that cross the socket.

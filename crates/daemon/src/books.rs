@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use unetmap::bound::{Bound, BoundHead, BoundPool, BoundRing, Path};
 use unetmap::errno::{EACCES, EBUSY, EINVAL, EIO, ENOMEM, ENXIO};
+use unetmap::request::FORCE;
 use unetmap::watch::Board;
 use unetmap_abi::*;
 use unetmap_mem::{BufIdx, Iface, IfaceShape, IndexSet, PoolShape, Pos};
@@ -203,6 +204,8 @@ impl Books {
         caller: &Caller,
     ) -> Result<Registered, Refusal> {
         let spec = daemon_name(name)?;
+        let insists = asked.nr_flags & FORCE != 0;
+        let asked = &NmreqRegister { nr_flags: asked.nr_flags & !FORCE, ..*asked };
         if matches!(asked.nr_mode, NR_REG_PIPE_MASTER | NR_REG_PIPE_SLAVE) {
             return refuse(EINVAL, "the modes of pipes are the older request's: name the pipe, parent{id or parent}id");
         }
@@ -215,6 +218,9 @@ impl Books {
         let key = if asked.nr_mode == NR_REG_NULL {
             self.make_null(&spec, asked, caller)?
         } else {
+            if !insists {
+                self.spare_default_route(&spec, asked, caller)?;
+            }
             self.find_or_make_port(&spec, asked, caller)?
         };
         if let PortKey::Vale(key) = &key

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use unetmap::errno::{EACCES, EBUSY, EINVAL, ENXIO, EPERM};
-use unetmap_abi::{NmreqRegister, PortSpec};
+use unetmap_abi::{
+    NR_REG_ALL_NIC, NR_REG_DEFAULT, NR_REG_ONE_NIC, NR_TX_RINGS_ONLY, NmreqRegister, PortKind, PortSpec,
+};
 use unetmap_sys::link::{self, Link, LinkEvent, Watch};
 use unetmap_sys::netns::Netns;
 
@@ -75,6 +77,36 @@ impl Books {
             return Ok(None);
         };
         Ok(Some((Scope { netns: caller.netns_id(), ..self.scope(caller) }, access)))
+    }
+
+    /// Refuses to cut the host off: to take what is received by an interface that carries a default route, unless the host
+    /// gets its part, by host rings or by a filter, or whoever asks insists.
+    pub(crate) fn spare_default_route(
+        &mut self,
+        spec: &PortSpec,
+        asked: &NmreqRegister,
+        caller: &Caller,
+    ) -> Result<(), Refusal> {
+        let takes = asked.nr_flags & NR_TX_RINGS_ONLY == 0
+            && matches!(asked.nr_mode, NR_REG_DEFAULT | NR_REG_ALL_NIC | NR_REG_ONE_NIC);
+        if !takes || spec.kind != PortKind::Netmap || spec.pipe.is_some() || self.rules.policy.is_none() {
+            return Ok(());
+        }
+        let (Some(link), Some(netns)) = (find_link(&spec.parent, caller)?, &caller.netns) else { return Ok(()) };
+        let passed_on = self.filters.of(caller.netns_id(), link.index).is_some()
+            || self.nic_of(caller.netns_id(), link.index).is_some_and(|(_, nic)| nic.host_is_served());
+        let routes = netns.run(link::default_routes).and_then(|found| found);
+        if passed_on || !routes.is_ok_and(|routes| routes.contains(&link.index)) {
+            return Ok(());
+        }
+        let name = &link.name;
+        refuse(
+            EPERM,
+            format!(
+                "it carries the default route, and this would cut the host off: open its host rings as well (netmap:{name}*), \
+                 filter what you need (unetmap nic {name} filter), or insist (UNETMAP_FORCE=1, unetmap run --force)"
+            ),
+        )
     }
 
     /// Finds the interface, or takes it.

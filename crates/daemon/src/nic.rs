@@ -569,6 +569,11 @@ impl Nic {
         self.queues.get(pair).and_then(Option::as_ref).map(OpenQueue::statistics).unwrap_or_default()
     }
 
+    /// Whether somebody has host rings.
+    pub(crate) fn host_is_served(&self) -> bool {
+        self.queues[self.end.shape.nic_pairs()..].iter().any(Option::is_some)
+    }
+
     /// Frames that the host sent while nobody had its rings.
     pub(crate) fn host_dropped(&self) -> u64 {
         self.host.dropped()

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 mod ethtool;
 mod far;
 mod netlink;
+mod route;
 pub mod veth;
 
 pub use ethtool::{
@@ -20,6 +21,7 @@ pub use ethtool::{
 };
 pub use far::{FarEvent, FarWatch, Nsid};
 use netlink::{Message, Socket, attributes, number, push_attribute, text};
+pub use route::default_routes;
 
 /// Bytes of `struct ifinfomsg`, with which every message about an interface begins.
 const IFINFOMSG: usize = 16;

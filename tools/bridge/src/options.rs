@@ -92,9 +92,10 @@ impl Cli {
             return Err(format!("-i {b}: -L sends back out of one port; leave out the second"));
         }
         let a = full_name(&a);
-        let b = match b {
-            None if !self.loopback => Some(host_of(&a)?),
-            b => b.as_deref().map(full_name),
+        let (a, b) = match b {
+            // In this order: who has the host's rings may take the interface that the host is reached by.
+            None if !self.loopback => (host_of(&a)?, Some(a)),
+            b => (a, b.as_deref().map(full_name)),
         };
         Ok(Config {
             a,
@@ -145,10 +146,11 @@ mod tests {
         let c = parse("a b").unwrap();
         assert_eq!((c.burst, c.wait, c.copy), (1024, Duration::from_secs(2), false));
         for args in ["-i a", "a", "-i a -i a"] {
-            assert_eq!(parse(args).unwrap().b.as_deref(), Some("netmap:a^"), "{args}");
+            let c = parse(args).unwrap();
+            assert_eq!((&*c.a, c.b.as_deref()), ("netmap:a^", Some("netmap:a")), "{args}");
         }
         let c = parse("-i a/x@7@conf:host-rings=4").unwrap();
-        assert_eq!(c.b.as_deref(), Some("netmap:a^/x@7@conf:host-rings=4"));
+        assert_eq!(Some(&*c.a), Some("netmap:a^/x@7@conf:host-rings=4"));
         assert!(parse("-i a -L").unwrap().b.is_none());
         assert!(parse("a a -L").unwrap().b.is_none());
     }

@@ -46,6 +46,10 @@ enum Command {
 /// user (setuid) the system does not let this happen. UNETMAP_VERBOSE=1 makes it say why a request was refused.
 #[derive(Debug, Args)]
 struct RunArgs {
+    /// Let it open interfaces even if that cuts the host off: those that carry the default route (UNETMAP_FORCE=1)
+    #[arg(long)]
+    force: bool,
+
     /// The program, and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<std::ffi::OsString>,
@@ -230,7 +234,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(args.interface.as_deref(), args.json),
         Command::Capture(args) => capture::run(&args),
         Command::Replay(args) => replay::run(&args),
-        Command::Run(args) => run::run(&args.program),
+        Command::Run(args) => run::run(&args.program, args.force),
         Command::Bench(args) => unetmap_bench::run(&Options {
             benches: args.names,
             samples: args.samples,

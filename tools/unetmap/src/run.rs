@@ -11,7 +11,7 @@ const LIBRARY: &str = "libunetmap.so";
 const OVERLAY: &str = "libpcap.so.0.8";
 
 /// Becomes the program; returns only if that fails.
-pub(crate) fn run(program: &[OsString]) -> Result<u8, String> {
+pub(crate) fn run(program: &[OsString], force: bool) -> Result<u8, String> {
     let here = std::env::current_exe().map_err(|e| format!("run: where this program is: {e}"))?;
     let folder = here.parent().unwrap_or(Path::new("/")).to_owned();
     let places = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY)];
@@ -36,6 +36,9 @@ pub(crate) fn run(program: &[OsString]) -> Result<u8, String> {
     if std::env::var_os("UNETMAPD").is_none() && daemon.is_file() {
         // The program may be anywhere, and the daemon is sought beside it.
         command.env("UNETMAPD", daemon);
+    }
+    if force {
+        command.env("UNETMAP_FORCE", "1");
     }
     let failed = command.exec();
     Err(format!("run: {}: {failed}", name.display()))
