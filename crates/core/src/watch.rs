@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 use unetmap_mem::{
-    BY_LOOP, EndPage, LinePage, Offsets, Pos, Producer, Region, RingShape, RingView, SlotRing, SlotValue, Slots,
-    Span, Window,
+    BY_LOOP, EndPage, LinePage, Offsets, Pos, Producer, Region, RingShape, RingView, SlotRing, SlotValue, Slots, Span,
+    Window,
 };
 use unetmap_sys::{Bell, Mapping, clock};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
