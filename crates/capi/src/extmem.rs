@@ -13,7 +13,7 @@ use unetmap::file::Attached;
 use unetmap::request::Request;
 use unetmap::{BufIdx, program};
 
-use crate::calls::say;
+use crate::said::say;
 
 /// Memory begins and ends with a page.
 const PAGE: u64 = 4096;
