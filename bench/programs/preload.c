@@ -6,11 +6,16 @@
  *
  *	preload tx PORT CPU BATCH	sends packets of 60 bytes
  *	preload rx PORT CPU	receives; a line of JSON every 20 ms
+ *	preload ready PORT CPU	what a poll costs that finds room
  *	preload poll CPU	what poll of another file costs, called as
  *			programs do, and by the C library itself
+ *
+ * With NODE defined it needs no library when it runs, and has no poll.
  */
 #define _GNU_SOURCE
+#ifndef NODE
 #include <dlfcn.h>
+#endif
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -196,11 +201,38 @@ receive_all(struct nm_desc *d)
 	pthread_join(reporter, NULL);
 }
 
-/* ---- another file's poll */
+/* ---- what a poll costs */
 
 #define BLOCK	2000
 #define BLOCKS	40
+#define POLLS	10000
 
+static int
+by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static void
+ready_polls(struct nm_desc *d)
+{
+	static double took[POLLS];
+	int i;
+
+	for (i = -POLLS / 10; i < POLLS; i++) {
+		double start = now();
+
+		if (!ready(d, POLLOUT))
+			die("a poll of a ring with room");
+		took[i < 0 ? 0 : i] = now() - start;
+	}
+	qsort(took, POLLS, sizeof(took[0]), by_value);
+	printf("{\"event\":\"ready\",\"ns\":%.2f}\n", took[POLLS / 2] * 1e9);
+}
+
+#ifndef NODE
 typedef int (*poll_fn)(struct pollfd *, nfds_t, int);
 
 /* Nanoseconds for one call. */
@@ -214,14 +246,6 @@ cost(poll_fn ask, struct pollfd *p)
 		if (ask(p, 1, 0) != 0)
 			die("a poll of nothing");
 	return (now() - start) / BLOCK * 1e9;
-}
-
-static int
-by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
 }
 
 static void
@@ -245,6 +269,7 @@ others(void)
 	qsort(without, BLOCKS, sizeof(without[0]), by_value);
 	printf("{\"event\":\"poll\",\"ns\":%.2f,\"bare_ns\":%.2f}\n", with[BLOCKS / 2], without[BLOCKS / 2]);
 }
+#endif
 
 int
 main(int argc, char **argv)
@@ -256,9 +281,14 @@ main(int argc, char **argv)
 	} else if (argc == 4 && strcmp(argv[1], "rx") == 0) {
 		pin(argv[3]);
 		receive_all(port(argv[2]));
+	} else if (argc == 4 && strcmp(argv[1], "ready") == 0) {
+		pin(argv[3]);
+		ready_polls(port(argv[2]));
+#ifndef NODE
 	} else if (argc == 3 && strcmp(argv[1], "poll") == 0) {
 		pin(argv[2]);
 		others();
+#endif
 	} else {
 		return 2;
 	}

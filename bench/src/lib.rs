@@ -11,7 +11,9 @@
 #![forbid(unsafe_code)]
 
 mod contest;
+mod daemon;
 mod nic;
+mod node;
 mod one_core;
 mod peer;
 mod pkt_gen;
@@ -32,6 +34,7 @@ use std::time::{Duration, Instant};
 
 use contest::{Goal, Outcome, RowName, Side, Tally, Turn};
 use nic::{Nics, Who};
+use node::Noded;
 pub use peer::Peer;
 use pkt_gen::Pair;
 use preload::Preloaded;
@@ -46,6 +49,8 @@ use unetmap::Port;
 const US: &str = "unetmap";
 /// What pkt-gen is called beside a program that is preloaded.
 const NATIVE: &str = "native";
+/// What the program is called that `unetmap run` runs, beside one on the node.
+const PRELOAD: &str = "preload";
 /// What the C library's own call is called.
 const LIBC: &str = "libc";
 /// The sender's batches that `pipe-batch` goes through, packets.
@@ -72,6 +77,10 @@ pub enum Bench {
     PreloadPipe,
     /// A `poll` of a file that is not netmap's, in such a program, and what it costs more than without the library.
     PreloadPoll,
+    /// Two processes of that program, linked statically, on the node, with batches of 512, against pkt-gen.
+    NodePipe,
+    /// A `poll` there that finds something ready, with the daemon on the same core, against one with `unetmap run`.
+    NodePoll,
     /// 60 B out of one queue of an interface, through pkt-gen.
     NicTx,
     /// What pkt-gen receives at an interface whose other end sends as fast as it can.
@@ -82,7 +91,7 @@ pub enum Bench {
 
 impl Bench {
     /// All there are.
-    pub const ALL: [Bench; 10] = [
+    pub const ALL: [Bench; 12] = [
         Bench::Pipe,
         Bench::PipeBatch,
         Bench::PipeOneCore,
@@ -90,6 +99,8 @@ impl Bench {
         Bench::PipePing,
         Bench::PreloadPipe,
         Bench::PreloadPoll,
+        Bench::NodePipe,
+        Bench::NodePoll,
         Bench::NicTx,
         Bench::NicRx,
         Bench::NicFwd,
@@ -105,6 +116,8 @@ impl Bench {
             Bench::PipePing => "pipe-ping",
             Bench::PreloadPipe => "preload-pipe",
             Bench::PreloadPoll => "preload-poll",
+            Bench::NodePipe => "node-pipe",
+            Bench::NodePoll => "node-poll",
             Bench::NicTx => "nic-tx",
             Bench::NicRx => "nic-rx",
             Bench::NicFwd => "nic-fwd",
@@ -148,7 +161,7 @@ pub struct Options {
 ///
 /// # Errors
 /// A sentence: bad options, no second processor, a port that cannot be opened, pkt-gen missing or failing; for `nic-*`
-/// no right to make network namespaces, or no C compiler.
+/// no right to make network namespaces; for `node-*` no node; no C compiler.
 pub fn run(options: &Options) -> Result<u8, String> {
     check(options)?;
     let cores = Cores::first_two()?;
@@ -208,7 +221,7 @@ fn check(options: &Options) -> Result<(), String> {
     if options.limit.is_zero() {
         return Err("--seconds 0: at least 1 is needed".into());
     }
-    let mut labels = BTreeSet::from([US, seqpacket::LABEL, NATIVE, LIBC]);
+    let mut labels = BTreeSet::from([US, seqpacket::LABEL, NATIVE, PRELOAD, LIBC]);
     labels.extend(options.benches.iter().flat_map(|&bench| Who::all(bench)).map(|who| who.label()));
     match options.peers.iter().find(|p| !labels.insert(&p.label)) {
         Some(twice) => Err(format!("--peer {}: this label is taken; choose another", twice.label)),
@@ -239,7 +252,7 @@ impl Contest {
         let row = |suffix: &str, unit| RowName { name: format!("{}{suffix}", self.name), unit };
         match self.bench {
             Bench::PipeOneCore => vec![row("", "Mpps"), row("-cycles", "cycles")],
-            Bench::PipeRtt | Bench::PipePing => vec![row("", "ns")],
+            Bench::PipeRtt | Bench::PipePing | Bench::NodePoll => vec![row("", "ns")],
             Bench::PreloadPoll => vec![row("", "ns"), row("-added", "ns")],
             _ => vec![row("", "Mpps")],
         }
@@ -310,6 +323,14 @@ impl Contest {
                 let program = Preloaded::new(cores)?;
                 Inside::boxed(US, cores, move || program.other_poll().map(|[with, bare]| vec![with, with - bare]))
             }
+            Bench::NodePipe => {
+                let node = Noded::new(cores)?;
+                Inside::boxed(US, cores, move || Ok(vec![node.rate(batch)?]))
+            }
+            Bench::NodePoll => {
+                let node = Noded::new(cores)?;
+                Inside::boxed(US, cores, move || Ok(vec![node.ready_poll()?]))
+            }
             _ => self.pkt_gen(US, cores)?,
         })
     }
@@ -322,7 +343,11 @@ impl Contest {
     /// Who is measured beside us.
     fn other(&self, cores: Cores) -> Result<Box<dyn Side>, String> {
         match self.bench {
-            Bench::PreloadPipe => self.pkt_gen(NATIVE, cores),
+            Bench::PreloadPipe | Bench::NodePipe => self.pkt_gen(NATIVE, cores),
+            Bench::NodePoll => {
+                let program = Preloaded::new(cores)?;
+                Ok(Inside::boxed(PRELOAD, cores, move || Ok(vec![program.ready_poll()?])))
+            }
             Bench::PreloadPoll => {
                 let program = Preloaded::new(cores)?;
                 Ok(Inside::boxed(LIBC, cores, move || program.other_poll().map(|[_, bare]| vec![bare])))
@@ -440,7 +465,7 @@ mod tests {
         assert_eq!(
             message,
             "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt, pipe-ping, preload-pipe, preload-poll, \
-             nic-tx, nic-rx, nic-fwd)"
+             node-pipe, node-poll, nic-tx, nic-rx, nic-fwd)"
         );
         let names: Vec<_> = contests(Bench::PipeBatch).into_iter().map(|c| (c.name, c.batch)).collect();
         assert_eq!(names[0], ("pipe-batch-1".into(), 1));

@@ -13,7 +13,6 @@
 //! sender's core, for all alike. All send 60 bytes, IPv4 and UDP, to an Ethernet address that nobody has: what a stack
 //! receives it drops at once. No interface has an address, so no other packet is counted.
 
-use std::env;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
@@ -24,6 +23,7 @@ use std::time::{Duration, Instant};
 use lab::{Lab, Ns, VethOptions};
 use tempfile::TempDir;
 
+use crate::daemon::Daemon;
 use crate::probe::Cores;
 use crate::program::{self, INTERVAL, KEEP, PATIENCE, Running, SKIP, conclude, steady_mpps};
 use crate::seqpacket::on_core;
@@ -155,7 +155,7 @@ impl Nics {
 
     /// Starts the daemons, so that ours can compete.
     pub(crate) fn with_daemons(mut self) -> Result<Nics, String> {
-        let start = |access| Daemon::start(self.folder.path(), access);
+        let start = |access| start_daemon(self.folder.path(), access);
         self.daemons = Some([start("direct")?, start("mediated")?]);
         Ok(self)
     }
@@ -266,36 +266,11 @@ impl Nics {
 }
 
 /// A daemon of our own that hands out interfaces in one way only, whatever this machine's policy says.
-struct Daemon {
-    socket: PathBuf,
-    _program: Running,
-}
-
-impl Daemon {
-    fn start(folder: &Path, access: &str) -> Result<Daemon, String> {
-        let [socket, policy] = ["sock", "toml"].map(|end| folder.join(format!("{access}.{end}")));
-        let rule = format!("[[rule]]\nports = [\"*\"]\npipes = true\nusers = [\"*\"]\naccess = \"{access}\"\n");
-        fs::write(&policy, rule).map_err(|e| format!("{}: {e}", policy.display()))?;
-        let mut command = Command::new(match env::var_os("UNETMAPD") {
-            Some(path) => path.into(),
-            None => program::find("unetmapd")?,
-        });
-        command.args(["--foreground", "--idle-exit", "3600", "--log", "error"]);
-        command.arg("--socket").arg(&socket).arg("--policy").arg(&policy);
-        let mut program = Running::start(format!("unetmapd --policy {access}.toml"), &mut command)?;
-        let start = Instant::now();
-        while unetmap_sys::socket::connect(&socket).is_err() {
-            if let Err(e) = program.check() {
-                // Its own words say why.
-                return Err(program.end().err().unwrap_or(e));
-            }
-            if start.elapsed() > PATIENCE {
-                return Err(format!("unetmapd does not listen at {} after {} s", socket.display(), PATIENCE.as_secs()));
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-        Ok(Daemon { socket, _program: program })
-    }
+fn start_daemon(folder: &Path, access: &str) -> Result<Daemon, String> {
+    let [socket, policy] = ["sock", "toml"].map(|end| folder.join(format!("{access}.{end}")));
+    let rule = format!("[[rule]]\nports = [\"*\"]\npipes = true\nusers = [\"*\"]\naccess = \"{access}\"\n");
+    fs::write(&policy, rule).map_err(|e| format!("{}: {e}", policy.display()))?;
+    Daemon::start(&format!("unetmapd --policy {access}.toml"), socket, &["--policy".as_ref(), policy.as_ref()])
 }
 
 /// A bridge of the kernel between `vb` and `vc`.

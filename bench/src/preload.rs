@@ -35,7 +35,7 @@ impl Preloaded {
         let failed = |e: String| format!("bench: compiling the netmap program: {e}");
         let unetmap = program::find("unetmap")?;
         let folder = tempfile::tempdir().map_err(|e| failed(e.to_string()))?;
-        compile(folder.path()).map_err(failed)?;
+        compile(folder.path(), &["-ldl"]).map_err(failed)?;
         Ok(Preloaded { cores, unetmap, folder })
     }
 
@@ -62,6 +62,12 @@ impl Preloaded {
         }
     }
 
+    /// Nanoseconds of a poll that finds something ready.
+    pub(crate) fn ready_poll(&self) -> Result<f64, String> {
+        let port = format!("netmap:bench{}{{3", std::process::id());
+        ready_poll(|args| self.start(args), &port, self.cores)
+    }
+
     fn start(&self, args: &[&str]) -> Result<Running, String> {
         let mut command = Command::new(&self.unetmap);
         command.args(["run", "--"]).arg(self.folder.path().join("preload")).args(args);
@@ -69,7 +75,23 @@ impl Preloaded {
     }
 }
 
-fn compile(folder: &Path) -> Result<(), String> {
+/// What the program says of polls that find room at `port`.
+pub(crate) fn ready_poll(
+    start: impl FnOnce(&[&str]) -> Result<Running, String>,
+    port: &str,
+    cores: Cores,
+) -> Result<f64, String> {
+    let mut program = start(&["ready", port, &cores.tx.to_string()])?;
+    let line = program.line();
+    let result = conclude(line, std::slice::from_mut(&mut program))?;
+    object(&result)?["ns"].as_f64().ok_or_else(|| format!("bench: the netmap program wrote `{result}`, which lacks ns"))
+}
+
+/// Compiles the program in `folder`, with `more` arguments.
+///
+/// # Errors
+/// No C compiler, or what it said.
+pub(crate) fn compile(folder: &Path, more: &[&str]) -> Result<(), String> {
     let io = |e: std::io::Error| e.to_string();
     let (net, source) = (folder.join("net"), folder.join("preload.c"));
     fs::create_dir(&net).map_err(io)?;
@@ -77,7 +99,7 @@ fn compile(folder: &Path) -> Result<(), String> {
     fs::write(&source, SOURCE).map_err(io)?;
     let mut cc = Command::new("cc");
     cc.args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-pthread", "-I"]).arg(folder);
-    cc.arg("-o").arg(folder.join("preload")).arg(&source).arg("-ldl");
+    cc.arg("-o").arg(folder.join("preload")).arg(&source).args(more);
     let output = cc.output().map_err(|e| format!("cc: {e} (apt-get install gcc)"))?;
     if output.status.success() {
         return Ok(());
@@ -93,12 +115,12 @@ mod tests {
     #[test]
     fn the_program_compiles_without_a_warning() {
         let folder = tempfile::tempdir().unwrap();
-        compile(folder.path()).unwrap();
+        compile(folder.path(), &["-ldl"]).unwrap();
         let mut strict = Command::new("cc");
         strict.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I"]).arg(folder.path());
         assert!(strict.arg(folder.path().join("preload.c")).status().unwrap().success());
         let program = folder.path().join("preload");
-        for wrong in [&["tx", "netmap:x{1", "0"][..], &["rx", "netmap:x{1"], &["poll"], &[]] {
+        for wrong in [&["tx", "netmap:x{1", "0"][..], &["rx", "netmap:x{1"], &["poll"], &["ready"], &[]] {
             assert_eq!(Command::new(&program).args(wrong).output().unwrap().status.code(), Some(2), "{wrong:?}");
         }
     }

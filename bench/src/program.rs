@@ -76,6 +76,11 @@ impl Running {
         Ok(Running { what, child, lines, errors })
     }
 
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The next line of its output.
     pub(crate) fn line(&mut self) -> Result<String, String> {
         session::check()?;

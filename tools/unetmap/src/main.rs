@@ -173,6 +173,10 @@ struct DoctorArgs {
 /// `preload-pipe` is `pipe` by a C program that was written for netmap, under `unetmap run`, with batches of 1, 64 and
 /// 512, beside pkt-gen; `preload-poll` a poll of another file in such a program, beside the C library's own.
 ///
+/// `node-pipe` is the same program, linked statically, on a /dev/netmap of the benchmark's own, with batches of 512, beside
+/// pkt-gen; `node-poll` a poll there that finds something ready, with the daemon on the same core, beside one under
+/// `unetmap run`. Both are for root.
+///
 /// About interfaces, in network namespaces that are made for it, so for root only: `nic-tx` 60 B out of one queue through
 /// pkt-gen; `nic-rx` what pkt-gen receives while the other end of the cable sends as fast as it can; `nic-fwd` what
 /// bridge moves from one interface to another.
