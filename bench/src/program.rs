@@ -49,7 +49,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts a program. It is interrupted, or killed, before this one ends.
+    /// Starts a program. It is ended, or killed, before this one ends.
     pub(crate) fn start(what: impl Into<String>, command: &mut Command) -> Result<Running, String> {
         let what = what.into();
         let mut child = command
@@ -110,19 +110,19 @@ impl Running {
         let pid = Pid::from_child(&self.child);
         let deadline = Instant::now() + GRACE;
         // Not yet waited for, so the id is still its own; it may have ended, which is as good.
-        let _ = kill_process(pid, Signal::INT);
+        let _ = kill_process(pid, Signal::TERM);
         let status = loop {
             match self.child.try_wait().map_err(|e| failed(e.to_string()))? {
                 Some(status) => break status,
                 None if Instant::now() > deadline => {
-                    return Err(failed("does not end when interrupted".into()));
+                    return Err(failed("does not end when it is told to".into()));
                 }
                 None => thread::sleep(Duration::from_millis(1)),
             }
         };
         let said = self.errors.take().and_then(|e| e.join().ok()).unwrap_or_default();
         // A process that has only just started may die of the signal; then another one had a reason to end early.
-        if status.success() || status.signal() == Some(Signal::INT.as_raw()) {
+        if status.success() || status.signal() == Some(Signal::TERM.as_raw()) {
             return Ok(());
         }
         Err(failed(format!("{} ({status})", said.trim().lines().last().unwrap_or("no word why"))))
