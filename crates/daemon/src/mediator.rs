@@ -35,9 +35,9 @@ const SPIN: Duration = Duration::from_micros(50);
 const LOOK_UP: Duration = Duration::from_millis(500);
 /// How long it waits at its end for the interface to send.
 const FLUSH: Duration = Duration::from_millis(20);
-/// Slots that it moves in one go. The kernel takes a few hundred nanoseconds for each packet, and a program that waits
-/// for its slots for longer than it spins goes to sleep, and has to be woken.
-const BATCH: u32 = 64;
+/// Slots that it moves in one go: as many as one call has the kernel send. Measured on veth, of a direct sender's rate: 0.75
+/// with 64, 0.84 with 256; forwarding 0.41 and 0.87.
+const BATCH: u32 = 256;
 /// How long it rests, how long that may take in fact, and for how many packets it is worth it.
 const REST: Duration = Duration::from_micros(50);
 const REST_AT_MOST: Duration = Duration::from_micros(110);
