@@ -332,7 +332,7 @@ impl Parts {
             }
             (Path::Vale, 0) => {
                 let line = Producer::new(&lines(), told.line as usize, view.slots().clone())?;
-                SyncPath::Tx(Box::new(ValeTx { line, mine: bell(0)?, theirs: bell(1)? }))
+                SyncPath::Tx(Box::new(ValeTx(PipeTx { line, mine: bell(0)?, theirs: bell(1)? })))
             }
             (Path::Vale, _) => {
                 let line = Inbox::new(&lines(), told.line as usize, view.slots().clone())?;

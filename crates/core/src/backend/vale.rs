@@ -4,60 +4,39 @@
 //! room for it drops there.
 
 use unetmap_abi::NS_MOREFRAG;
-use unetmap_mem::{Inbox, Pos, Producer, Span};
+use unetmap_mem::{Inbox, Pos, Span};
 use unetmap_sys::Bell;
 
+use super::pipe::PipeTx;
 use super::{Filled, Nonsense, Rx, Sleeper, Tx};
 
-/// The sending end.
-pub(crate) struct ValeTx {
-    pub(crate) line: Producer,
-    /// Rung by the switch when it has taken slots and we sleep.
-    pub(crate) mine: Bell,
-    /// Wakes the switch.
-    pub(crate) theirs: Bell,
-}
+/// The sending end: a pipe's, but that what is handed over ends a packet. The switch judges the slots.
+pub(crate) struct ValeTx(pub(crate) PipeTx);
 
 impl Tx for ValeTx {
     #[inline]
     fn send(&self, window: Span) -> u32 {
-        let ring = self.line.slots();
+        let ring = self.0.line.slots();
         let last = ring.slots().prev(window.to);
         let flags = ring.flags(last);
         if flags & NS_MOREFRAG != 0 {
-            // A packet ends with what is handed over.
             ring.set_flags(last, flags & !NS_MOREFRAG);
         }
-        self.line.publish(window);
-        if self.line.words().consumer_sleeps() {
-            self.theirs.ring();
-        }
-        // The switch judges them.
-        0
+        self.0.send(window)
     }
 
     #[inline]
     fn finished(&self, known: Pos, sent: Pos) -> Result<Pos, Nonsense> {
-        self.line.words().released(self.line.slots().slots(), known, sent).ok_or(Nonsense)
+        self.0.finished(known, sent)
     }
 
     #[inline]
     fn moved(&self, known: Pos) -> Option<u32> {
-        self.line.words().released_beyond(known)
+        self.0.moved(known)
     }
 
     fn sleeper(&self) -> Option<&dyn Sleeper> {
-        Some(self)
-    }
-}
-
-impl Sleeper for ValeTx {
-    fn arm(&self) {
-        self.line.words().producer_arm();
-    }
-
-    fn bell(&self) -> &Bell {
-        &self.mine
+        self.0.sleeper()
     }
 }
 
