@@ -93,19 +93,7 @@ impl Net {
         let (near, far) = (namespace("near"), namespace("far"));
         lab.veth(&near, "va", &far, "vb", cable).unwrap_or_else(|e| panic!("{e}"));
         set_policy(home, policy);
-        let log = File::options().append(true).create(true).open(home.log()).expect("a file for the daemon's log");
-        let daemon = Guard::spawn(
-            Command::new(program("unetmapd"))
-                .args(["--foreground", "--idle-exit", "0", "--socket"])
-                .arg(home.socket())
-                .arg("--policy")
-                .arg(policy_file(home))
-                .args(args)
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(log),
-        );
-        until("the daemon listens", || Raw::connect(&home.socket()).is_ok());
+        let daemon = start_daemon(home, args);
         Some(Net { daemon, near, far, lab, socket: home.socket() })
     }
 
@@ -195,6 +183,26 @@ impl Net {
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         self.near.command(program)
     }
+}
+
+/// Starts a daemon that goes by the test's policy, in place of one that has died or where there was none; returns when it
+/// serves.
+#[track_caller]
+pub fn start_daemon(home: &Home, args: &[&str]) -> Guard {
+    let log = File::options().append(true).create(true).open(home.log()).expect("a file for the daemon's log");
+    let daemon = Guard::spawn(
+        Command::new(program("unetmapd"))
+            .args(["--foreground", "--idle-exit", "0", "--socket"])
+            .arg(home.socket())
+            .arg("--policy")
+            .arg(policy_file(home))
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log),
+    );
+    until("the daemon serves, with nothing cleaned up by hand", || Raw::connect(&home.socket()).is_ok());
+    daemon
 }
 
 /// The policy's file.

@@ -1,15 +1,14 @@
 //! Host rings whose program or daemon dies, or is stopped: the host has its traffic again, and nothing is left behind.
 #![forbid(unsafe_code)]
 
-use std::fs::File;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use conformance::home::{Guard, summary};
 use conformance::host::{ATTACHMENTS, Attachment, V4, bridge, left_over, net, until_clean, until_it_works};
-use conformance::net::{Net, policy_file};
+use conformance::net::{Net, start_daemon};
 use conformance::raw::Raw;
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated, until};
 use rustix::process::Signal;
 
 const KILLS: u32 = 50;
@@ -17,23 +16,6 @@ const KILLS: u32 = 50;
 const SOON: Duration = Duration::from_secs(1);
 /// The same after the daemon was stopped: what is promised, and some for a machine that is busy.
 const STOPPED: Duration = Duration::from_secs(4);
-
-fn start_daemon(home: &Home, args: &[&str]) -> Guard {
-    let log = File::options().append(true).create(true).open(home.log()).expect("a file for the daemon's log");
-    let daemon = Guard::spawn(
-        Command::new(program("unetmapd"))
-            .args(["--foreground", "--idle-exit", "0", "--socket"])
-            .arg(home.socket())
-            .arg("--policy")
-            .arg(policy_file(home))
-            .args(args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log),
-    );
-    until("a new daemon serves, with nothing cleaned up by hand", || Raw::connect(&home.socket()).is_ok());
-    daemon
-}
 
 /// A ping that goes on; its output is not looked at.
 fn traffic(net: &Net) -> Guard {

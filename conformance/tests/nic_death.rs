@@ -1,35 +1,17 @@
 //! The daemon dies while programs have an interface open: the interface is the kernel's again, and nothing is left behind.
 #![forbid(unsafe_code)]
 
-use std::fs::File;
 use std::io::Read as _;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use conformance::home::{Guard, summary};
-use conformance::net::{CABLE, DIRECT, MEDIATED, Net, frame, policy_file, set_policy};
-use conformance::raw::Raw;
+use conformance::net::{CABLE, DIRECT, MEDIATED, Net, frame, set_policy, start_daemon};
 use conformance::{Home, isolated, program, until};
 
 const KILLS: u32 = 100;
 /// Within this time the kernel's own traffic flows again, and programs are told.
 const SOON: Duration = Duration::from_secs(1);
-
-fn start_daemon(home: &Home) -> Guard {
-    let log = File::options().append(true).create(true).open(home.log()).expect("a file for the daemon's log");
-    let daemon = Guard::spawn(
-        Command::new(program("unetmapd"))
-            .args(["--foreground", "--idle-exit", "0", "--socket"])
-            .arg(home.socket())
-            .arg("--policy")
-            .arg(policy_file(home))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log),
-    );
-    until("a new daemon serves, with nothing cleaned up by hand", || Raw::connect(&home.socket()).is_ok());
-    daemon
-}
 
 /// Everything that a dead daemon could have left in the two namespaces.
 fn traces(net: &Net) -> Vec<String> {
@@ -90,7 +72,7 @@ fn a_hundred_daemons_killed_under_traffic() {
             assert_eq!(status.code(), Some(1), "turn {turn}: {said}");
             assert!(said.contains("the daemon that served this port has gone"), "turn {turn}: {said}");
             assert_eq!(traces(&net), before, "turn {turn}");
-            daemon = Some(start_daemon(home));
+            daemon = Some(start_daemon(home, &[]));
         }
         assert!(slowest_ping < SOON && slowest_client < SOON, "{slowest_ping:?}, {slowest_client:?}");
         summary(&format!(
