@@ -10,8 +10,8 @@ PREFIX ?= /usr/local
 CARGO ?= cargo
 BENCH ?= pipe pipe-batch pipe-1core pipe-rtt
 
-PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge vale-ctl
-PROGRAMS := unetmapd unetmap pkt-gen bridge vale-ctl
+PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge lb vale-ctl
+PROGRAMS := unetmapd unetmap pkt-gen bridge lb vale-ctl
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 BIN := $(TARGET)/release
 MAN_SECTIONS := 1 3 4 5 7 8
