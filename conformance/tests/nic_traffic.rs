@@ -585,7 +585,7 @@ fn buffers_that_do_not_suit_an_interface_are_refused() {
         let Some(net) = Net::with(home, DIRECT, CABLE, &["--buf-size", "4096"]) else { return };
         let (errno, why) = net.refused("netmap:va");
         assert_eq!(errno, 22, "{why}");
-        assert!(why.contains("4096") && why.contains("1792 to 3840") && why.contains("--buf-size"), "{why}");
+        assert!(why.contains("4096") && why.contains("1792 to 3840") && why.contains("unetmap set buf_size"), "{why}");
         assert!(pings(&net.near, "10.9.0.2"));
     });
 }

@@ -28,6 +28,7 @@ pub mod client;
 pub mod door;
 mod error;
 pub mod file;
+pub mod knobs;
 mod lease;
 pub mod legacy;
 pub mod nic;

@@ -8,6 +8,7 @@
 //!   Attach                       -->     what REGISTER answered on this connection, and its fds, again
 //!   Nic                          -->     a memfd with what the daemon knows of an interface, as JSON; see `nic`
 //!   Node                         -->     a memfd with how /dev/netmap is, as JSON; see `node`
+//!   Knobs                        -->     a memfd with what the daemon's knobs are, as JSON; see `knobs`
 //!   Watchers                     -->     the next monitor of a session, and the fds of its shelf; see `watch`
 //!   Snapshot                     -->     a memfd with everything that `unetmap ls` shows, as JSON
 //! ```
@@ -18,7 +19,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// "unm" and the format of the head.
 pub const MAGIC: u32 = 0x756e_6d31;
 /// Changes with every change of a payload.
-pub const VERSION: u16 = 8;
+pub const VERSION: u16 = 9;
 /// The longest request, bytes: the longest filter of an interface, and the head.
 pub const MAX_REQUEST: usize = 40 << 10;
 /// The longest answer, bytes.
@@ -46,12 +47,14 @@ pub enum Kind {
     Watchers = 8,
     /// A program takes back the REGISTER of this connection, which stays open.
     Unbind = 9,
+    /// About the daemon's knobs: what they are, and what one is to be.
+    Knobs = 10,
 }
 
 impl Kind {
     fn from_raw(raw: u16) -> Option<Kind> {
-        use Kind::{Attach, Ctrl, Lease, MoreFds, Nic, Node, Snapshot, Unbind, Watchers};
-        let all = [Lease, Ctrl, Snapshot, MoreFds, Attach, Nic, Node, Watchers, Unbind];
+        use Kind::{Attach, Ctrl, Knobs, Lease, MoreFds, Nic, Node, Snapshot, Unbind, Watchers};
+        let all = [Lease, Ctrl, Snapshot, MoreFds, Attach, Nic, Node, Watchers, Unbind, Knobs];
         all.into_iter().find(|k| *k as u16 == raw)
     }
 }
@@ -174,8 +177,8 @@ mod tests {
         foreign[0] ^= 1;
         assert_eq!(open(&foreign).unwrap_err(), Malformed::Foreign);
         let mut newer = good.clone();
-        newer[4] = 9;
-        assert_eq!(open(&newer).unwrap_err(), Malformed::Version(9));
+        newer[4] = 99;
+        assert_eq!(open(&newer).unwrap_err(), Malformed::Version(99));
         let mut unknown = good;
         unknown[6] = 99;
         assert_eq!(open(&unknown).unwrap_err(), Malformed::Foreign);

@@ -14,10 +14,11 @@ use unetmap_sys::netns::Netns;
 use unetmap_sys::process;
 
 use crate::caller::Caller;
-use crate::end::{Binding, End};
+use crate::end::{Binding, End, EndShape};
 use crate::estate::Estate;
 use crate::filter::Filters;
 use crate::interfaces::{DAEMON, Watched};
+use crate::knobs::Knobs;
 use crate::mediator::Wire;
 use crate::monitor::Monitor;
 use crate::nic::{Nic, NicKey};
@@ -128,7 +129,7 @@ pub(crate) struct Books {
     /// By session: of those that the daemon runs itself.
     pub(crate) boards: BTreeMap<u64, Arc<Board>>,
     pub(crate) sessions: BTreeMap<u64, Session>,
-    pub(crate) sizes: Sizes,
+    pub(crate) knobs: Knobs,
     pub(crate) rules: Rules,
     /// The daemon's side of the interfaces that programs have open through it.
     pub(crate) wires: BTreeMap<PipeKey, Wire>,
@@ -155,12 +156,10 @@ pub(crate) struct Rules {
     pub(crate) only_user: Option<u32>,
     /// Who may open which interface; `None`: nobody, because the daemon itself may not.
     pub(crate) policy: Option<PolicyFile>,
-    /// How interfaces are opened.
-    pub(crate) admode: crate::Admode,
 }
 
 impl Books {
-    pub(crate) fn new(sizes: Sizes, rules: Rules) -> Books {
+    pub(crate) fn new(knobs: Knobs, rules: Rules) -> Books {
         Books {
             houses: BTreeMap::new(),
             pipes: BTreeMap::new(),
@@ -176,7 +175,7 @@ impl Books {
             closed_monitors: Vec::new(),
             boards: BTreeMap::new(),
             sessions: BTreeMap::new(),
-            sizes,
+            knobs,
             rules,
             wires: BTreeMap::new(),
             watches: BTreeMap::new(),
@@ -295,7 +294,7 @@ impl Books {
         let shape = wished_shape(asked)?;
         let house = match (asked.nr_mem_id, beside) {
             (0, Some((_, Access::Direct))) => self.first_region(caller, 0)?,
-            (0, _) => self.house_of_parent(&key)?,
+            (0, _) => self.house_of_parent(&key, &shape)?,
             (mem_id, _) => self.numbered(mem_id, caller)?,
         };
         let made = match self.houses.get_mut(&house) {
@@ -320,13 +319,13 @@ impl Books {
         }
     }
 
-    /// The region of a parent that is no interface, made now if need be.
-    fn house_of_parent(&mut self, key: &PipeKey) -> Result<HouseId, Refusal> {
+    /// The region of a parent that is no interface, made now if need be, such that the pipe `first` fits.
+    fn house_of_parent(&mut self, key: &PipeKey, first: &EndShape) -> Result<HouseId, Refusal> {
         let mut siblings = self.pipes.iter().filter(|(k, _)| k.scope == key.scope && k.parent == key.parent);
         if let Some((_, pipe)) = siblings.next() {
             return Ok(pipe.house);
         }
-        self.private_region(key.scope, &key.parent, self.sizes)
+        self.private_region(key.scope, &key.parent, self.knobs.of_others().with_pipe(first))
     }
 
     /// A new region with a number of its own.
@@ -355,7 +354,7 @@ impl Books {
         let scope = Scope { netns: caller.netns_id(), ..self.scope(caller) };
         let id = self.next_house;
         self.next_house += 1;
-        let (sizes, estate) = (self.sizes.of_interfaces(slots), self.estate_for(scope));
+        let (sizes, estate) = (self.knobs.of_interfaces(slots), self.estate_for(scope));
         self.houses.insert(id, House::create((id, 1), scope, "interfaces", sizes, estate.as_ref())?);
         Ok(id)
     }

@@ -74,6 +74,11 @@ impl EndShape {
         u32::from(self.all_tx()) * self.tx_slots.get() + u32::from(self.all_rx()) * self.rx_slots.get()
     }
 
+    /// Slots of the longest ring.
+    pub(crate) fn longest(self) -> Slots {
+        if self.tx_slots.get() > self.rx_slots.get() { self.tx_slots } else { self.rx_slots }
+    }
+
     /// Pairs of rings that are not the host's; some may have one direction only.
     pub(crate) fn nic_pairs(self) -> usize {
         usize::from(self.tx_rings.max(self.rx_rings))

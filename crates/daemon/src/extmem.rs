@@ -13,18 +13,14 @@ use crate::caller::Caller;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{House, HouseId, Sizes};
 
-/// Of pools about which the program says nothing: objects, and bytes of each. Source: the original's private regions.
-const IFS: (u32, u32) = (2, 1024);
-const RINGS: (u32, u32) = (4, 5 << 12);
-const BUFS: (u32, u32) = (4098, 2048);
-
-/// Pools of so many objects, as far as they fit: of the last, the buffers, there may be fewer.
-fn sizes(info: &NmreqPoolsInfo) -> Result<Sizes, Refusal> {
+/// Pools of so many objects, as far as they fit: of the last, the buffers, there may be fewer. About which the program says
+/// nothing, those are as in `usual`.
+fn sizes(info: &NmreqPoolsInfo, usual: Sizes) -> Result<Sizes, Refusal> {
     let or = |wish: u32, default: u32| if wish == 0 { default } else { wish };
     let pool = |(num, size): (u32, u32), default: (u32, u32)| (or(num, default.0), or(size, default.1));
-    let ifs = pool((info.nr_if_pool_objtotal, info.nr_if_pool_objsize), IFS);
-    let rings = pool((info.nr_ring_pool_objtotal, info.nr_ring_pool_objsize), RINGS);
-    let bufs = pool((info.nr_buf_pool_objtotal, info.nr_buf_pool_objsize), BUFS);
+    let ifs = pool((info.nr_if_pool_objtotal, info.nr_if_pool_objsize), usual.ifs);
+    let rings = pool((info.nr_ring_pool_objtotal, info.nr_ring_pool_objsize), usual.rings);
+    let bufs = pool((info.nr_buf_pool_objtotal, info.nr_buf_pool_objsize), usual.bufs);
     if info.nr_memsize == 0 {
         return refuse(EINVAL, "EXTMEM needs memory, and this has 0 bytes");
     }
@@ -46,7 +42,7 @@ fn sizes(info: &NmreqPoolsInfo) -> Result<Sizes, Refusal> {
 impl Books {
     /// A region as the option wishes. It ends with its last port.
     pub(crate) fn extmem_region(&mut self, option: &NmreqOptExtmem, caller: &Caller) -> Result<HouseId, Refusal> {
-        let sizes = sizes(&option.nro_info)?;
+        let sizes = sizes(&option.nro_info, self.knobs.of_extmem())?;
         let (id, mem_id) = self.free_number()?;
         // Alone in its file, so that the program's memory shows nothing else.
         self.houses.insert(id, House::create((id, mem_id), self.scope(caller), "extmem", sizes, None)?);
@@ -77,11 +73,16 @@ impl Books {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::knobs::Knobs;
+
+    fn sizes(info: &NmreqPoolsInfo) -> Result<Sizes, Refusal> {
+        super::sizes(info, Knobs::default().of_extmem())
+    }
 
     #[test]
     fn what_nobody_asked_for_is_as_in_a_private_region() {
         let sizes = sizes(&NmreqPoolsInfo { nr_memsize: 64 << 20, ..Default::default() }).unwrap();
-        assert_eq!((sizes.ifs, sizes.rings, sizes.bufs), (IFS, RINGS, BUFS));
+        assert_eq!((sizes.ifs, sizes.rings, sizes.bufs), ((2, 1024), (4, 20_480), (4098, 2048)));
     }
 
     #[test]

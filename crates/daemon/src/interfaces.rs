@@ -181,16 +181,17 @@ impl Books {
         let rings = u32::from(shape.all_tx()) + u32::from(shape.all_rx());
         let slots = shape.all_slots();
         let own = Scope { uid: DAEMON, netns };
-        let sizes = self.sizes.of_one_interface(rings, slots);
+        let sizes = self.knobs.of_mediated().of_one_interface(rings, slots);
         let house = self.private_region(own, &link.name, sizes)?;
         let nic = self.make_nic(house, own, link, shape, caller)?;
-        let made = self.private_region(scope, &link.name, self.sizes).and_then(|house| {
-            let made = match self.houses.get_mut(&house) {
-                Some(house) => Pipe::make(house, shape, unetmap_abi::PipeRole::Master),
-                None => refuse(ENXIO, "the region has gone"),
-            };
-            made.inspect_err(|_| self.drop_house_if_unused(house))
-        });
+        let made =
+            self.private_region(scope, &link.name, self.knobs.of_mediated().with_pipe(&shape)).and_then(|house| {
+                let made = match self.houses.get_mut(&house) {
+                    Some(house) => Pipe::make(house, shape, unetmap_abi::PipeRole::Master),
+                    None => refuse(ENXIO, "the region has gone"),
+                };
+                made.inspect_err(|_| self.drop_house_if_unused(house))
+            });
         let pipe = made.inspect_err(|_| self.drop_if_unused(&PortKey::Nic(nic)))?;
         let key = PipeKey { scope, parent: link.name.clone(), id: None, serial: nic.serial };
         self.pipes.insert(key.clone(), pipe);
@@ -206,7 +207,7 @@ impl Books {
         shape: EndShape,
         caller: &Caller,
     ) -> Result<NicKey, Refusal> {
-        let admode = self.rules.admode;
+        let admode = self.knobs.admode();
         let made = caller.netns.clone().map_or_else(no_such_interface, |netns| {
             self.watch(&netns)?;
             match self.houses.get_mut(&house) {

@@ -10,6 +10,8 @@ mod extmem;
 mod filter;
 mod host;
 mod interfaces;
+mod knobs;
+mod log;
 mod mediator;
 mod monitor;
 mod nic;
@@ -31,7 +33,6 @@ mod vale;
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -42,8 +43,8 @@ use unetmap_sys::event;
 use unetmap_sys::process::{self, Signal};
 
 use books::{Books, Rules};
+use knobs::{Admode, Knobs};
 use policy::PolicyFile;
-use region::Sizes;
 use server::Server;
 
 /// Region numbers of a user's daemon start here, so that it and the system's never name the same region.
@@ -71,17 +72,6 @@ impl From<Level> for tracing::Level {
     }
 }
 
-/// How interfaces are opened; the name is netmap's knob's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Admode {
-    /// In the driver if it can, else before the stack.
-    Best,
-    /// In the driver, or not at all.
-    Native,
-    /// Before the stack, though the driver may be able to do better.
-    Generic,
-}
-
 /// The unetmap daemon. The first program that opens a port starts one; there is no need to start it by hand.
 #[derive(Parser, Debug)]
 #[command(name = "unetmapd", version, about)]
@@ -105,38 +95,35 @@ struct Args {
     /// What to log.
     #[arg(long, value_name = "LEVEL", env = "UNETMAPD_LOG", default_value = "info")]
     log: Level,
-    /// How interfaces are opened: as well as they can be, or only in their drivers, or only before the stack.
-    #[arg(long, value_name = "MODE", default_value = "best")]
-    admode: Admode,
-    /// Sessions of a region.
-    #[arg(long, value_name = "N", default_value_t = Sizes::default().ifs.0)]
-    if_num: u32,
+    /// Knobs to begin with (unetmapd(8)); of root's daemon, unless this is given, those of /etc/unetmap/unetmapd.toml.
+    #[arg(long, value_name = "PATH", env = "UNETMAPD_CONFIG", overrides_with = "config")]
+    config: Option<PathBuf>,
+    /// How interfaces are opened: as well as they can be (the default), or only in their drivers, or only before the stack.
+    #[arg(long, value_name = "MODE")]
+    admode: Option<Admode>,
+    /// Sessions of a region; as the knobs if_num and priv_if_num.
+    #[arg(long, value_name = "N")]
+    if_num: Option<u32>,
     /// Bytes for a session's description; 8 for each ring and 56.
-    #[arg(long, value_name = "BYTES", default_value_t = Sizes::default().ifs.1)]
-    if_size: u32,
+    #[arg(long, value_name = "BYTES")]
+    if_size: Option<u32>,
     /// Rings of a region; a pipe takes 4 for each ring pair.
-    #[arg(long, value_name = "N", default_value_t = Sizes::default().rings.0)]
-    ring_num: u32,
+    #[arg(long, value_name = "N")]
+    ring_num: Option<u32>,
     /// Bytes for a ring; 16 for each slot and 256.
-    #[arg(long, value_name = "BYTES", default_value_t = Sizes::default().rings.1)]
-    ring_size: u32,
+    #[arg(long, value_name = "BYTES")]
+    ring_size: Option<u32>,
     /// Buffers of a region.
-    #[arg(long, value_name = "N", default_value_t = Sizes::default().bufs.0)]
-    buf_num: u32,
+    #[arg(long, value_name = "N")]
+    buf_num: Option<u32>,
     /// Bytes of a buffer.
-    #[arg(long, value_name = "BYTES", default_value_t = Sizes::default().bufs.1)]
-    buf_size: u32,
+    #[arg(long, value_name = "BYTES")]
+    buf_size: Option<u32>,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::from(args.log))
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        // A log that cannot be written to, because the disk is full, is no reason to die.
-        .log_internal_errors(false)
-        .init();
+    log::start(args.log.into());
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
@@ -147,12 +134,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), String> {
-    let sizes = Sizes {
-        ifs: (args.if_num, args.if_size),
-        rings: (args.ring_num, args.ring_size),
-        bufs: (args.buf_num, args.buf_size),
-    };
-    unetmap_mem::Geometry::new(sizes.ifs, sizes.rings, sizes.bufs)?;
+    let knobs = knobs(args)?;
     let socket = match &args.socket {
         // Absolute, as the daemon works in another folder.
         Some(path) => std::path::absolute(path).map_err(|e| format!("--socket {}: {e}", path.display()))?,
@@ -165,7 +147,7 @@ fn run(args: &Args) -> Result<(), String> {
         PolicyFile::new(&policy)?.current()?;
     }
     if !args.foreground && args.listen_fd.is_none() {
-        return to_background(&socket, args.policy.as_deref());
+        return to_background(&socket, args);
     }
     let signals = process::signals_as_fd(&[Signal::TERM, Signal::INT]).map_err(|e| format!("signals: {e}"))?;
     let lock = unetmap::client::open_lock(&socket).map_err(|e| e.to_string())?;
@@ -177,7 +159,7 @@ fn run(args: &Args) -> Result<(), String> {
     let files = process::raise_fd_limit();
     let rules = rules(args)?;
     let listener_again = listener.try_clone().map_err(|e| e.to_string())?;
-    let mut server = Server::new(listener, Books::new(sizes, rules), &socket).map_err(|e| e.to_string())?;
+    let mut server = Server::new(listener, Books::new(knobs, rules), &socket).map_err(|e| e.to_string())?;
     tracing::info!(socket = %socket.display(), files, "serving");
     let idle = (args.idle_exit > 0).then(|| Duration::from_secs(args.idle_exit));
     // The lock keeps a starting client from finding the socket half gone; a client that is already waiting is served.
@@ -197,13 +179,39 @@ fn run(args: &Args) -> Result<(), String> {
 
 /// The system's daemon opens interfaces, and serves everybody whom the policy admits; another's only its own user.
 fn rules(args: &Args) -> Result<Rules, String> {
-    let admode = args.admode;
     if process::uid() != 0 {
-        return Ok(Rules { first_mem_id: FIRST_PRIVATE_ID, only_user: Some(process::uid()), policy: None, admode });
+        return Ok(Rules { first_mem_id: FIRST_PRIVATE_ID, only_user: Some(process::uid()), policy: None });
     }
     let path = args.policy.clone().unwrap_or_else(|| PathBuf::from(policy::DEFAULT_PATH));
     let policy = Some(PolicyFile::new(&absolute_policy(&path)?)?);
-    Ok(Rules { first_mem_id: 2, only_user: None, policy, admode })
+    Ok(Rules { first_mem_id: 2, only_user: None, policy })
+}
+
+/// The knobs to begin with: those of the file, and over them those of the command line.
+fn knobs(args: &Args) -> Result<Knobs, String> {
+    let file = match &args.config {
+        Some(path) => {
+            let path = absolute_config(path)?;
+            fs::metadata(&path).map_err(|e| format!("--config {}: {e}", path.display()))?;
+            Some(path)
+        }
+        None if process::uid() == 0 => Some(knobs::DEFAULT_PATH.into()),
+        None => None,
+    };
+    let knobs = file.as_deref().map_or_else(|| Ok(Knobs::default()), Knobs::load)?;
+    let sizes = [
+        ("if_num", args.if_num),
+        ("if_size", args.if_size),
+        ("ring_num", args.ring_num),
+        ("ring_size", args.ring_size),
+        ("buf_num", args.buf_num),
+        ("buf_size", args.buf_size),
+    ];
+    knobs.with_options(&sizes, args.admode).map_err(|refusal| refusal.why)
+}
+
+fn absolute_config(path: &Path) -> Result<PathBuf, String> {
+    std::path::absolute(path).map_err(|e| format!("--config {}: {e}", path.display()))
 }
 
 fn absolute_policy(path: &Path) -> Result<PathBuf, String> {
@@ -211,11 +219,14 @@ fn absolute_policy(path: &Path) -> Result<PathBuf, String> {
 }
 
 /// Starts a daemon that is nobody's child, with the same arguments.
-fn to_background(socket: &Path, policy: Option<&Path>) -> Result<(), String> {
+fn to_background(socket: &Path, own: &Args) -> Result<(), String> {
     let program = std::env::current_exe().map_err(|e| format!("finding this program: {e}"))?;
     let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    if let Some(policy) = policy {
+    if let Some(policy) = &own.policy {
         args.extend(["--policy".into(), absolute_policy(policy)?.into_os_string()]);
+    }
+    if let Some(config) = &own.config {
+        args.extend(["--config".into(), absolute_config(config)?.into_os_string()]);
     }
     if !unetmap::client::start(socket, &program, &args).map_err(|e| e.to_string())? {
         return Err(format!("a daemon already listens at {}", socket.display()));

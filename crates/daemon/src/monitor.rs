@@ -184,8 +184,6 @@ fn wished_shape(end: &End, asked: &NmreqRegister) -> EndShape {
         0 => Slots::new(of_port.get().min(MOST_SLOTS)).unwrap_or(of_port),
         wish => Slots::new(wish.clamp(2, MOST_SLOTS)).unwrap_or(of_port),
     };
-    let larger =
-        if end.shape.tx_slots.get() > end.shape.rx_slots.get() { end.shape.tx_slots } else { end.shape.rx_slots };
     EndShape {
         tx_rings: 1,
         rx_rings: end.shape.tx_rings.max(end.shape.rx_rings),
@@ -196,7 +194,7 @@ fn wished_shape(end: &End, asked: &NmreqRegister) -> EndShape {
             0 => slots(asked.nr_tx_slots, end.shape.tx_slots),
             _ => Slots::new(2).unwrap_or(end.shape.tx_slots),
         },
-        rx_slots: slots(asked.nr_rx_slots, larger),
+        rx_slots: slots(asked.nr_rx_slots, end.shape.longest()),
     }
 }
 
@@ -234,7 +232,11 @@ impl Books {
         let scope = self.scope(caller);
         let rx_slots = u32::from(shape.rx_rings) * shape.rx_slots.get();
         let slots = shape.tx_slots.get() + rx_slots + asked.nr_extra_bufs.min(crate::books::MAX_EXTRA);
-        let sizes = self.sizes.of_one_interface(1 + u32::from(shape.rx_rings), slots);
+        // What fits the watched port's buffers fits the monitor's.
+        let (watched_region, others) = (self.port(&watched)?.house, self.knobs.of_others());
+        let bytes = self.houses.get(&watched_region).map_or(others.bufs.1, |house| house.region.limits().buf_size);
+        let sizes =
+            Sizes { bufs: (others.bufs.0, bytes), ..others }.of_one_interface(1 + u32::from(shape.rx_rings), slots);
         let house = match shared {
             Some(house) => house,
             None => self.private_region(scope, &name, sizes)?,

@@ -24,10 +24,10 @@ use unetmap_sys::xdp::{Mark, Mode, Xdp};
 use unetmap_sys::xsk::{self, BUFFER_BYTES, How, Queue, Umem, Xsk};
 use unetmap_sys::{probe, process};
 
-use crate::Admode;
 use crate::end::{Binding, End, EndShape, PortRing, Way, shared_page};
 use crate::filter::{Kept, refuse_filter};
 use crate::host::{ALIVE, Host, near_name};
+use crate::knobs::Admode;
 use crate::queue::{OpenQueue, at_socket};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{House, HouseId, Scope};
@@ -119,7 +119,7 @@ impl Nic {
             return refuse(
                 EINVAL,
                 format!(
-                    "buffers of {buffer} bytes do not suit an interface, {least} to {most} do (unetmapd --buf-size)"
+                    "buffers of {buffer} bytes do not suit an interface, {least} to {most} do (unetmap set buf_size)"
                 ),
             );
         }

@@ -93,7 +93,7 @@ impl Policy {
     /// One sentence that begins with the file, and the line where there is one.
     pub(crate) fn load(path: &Path) -> Result<Policy, String> {
         let fail = |why: String| Err(format!("{}: {why}", path.display()));
-        let bytes = match read(path, process::uid()) {
+        let bytes = match read(path, process::uid(), "policy") {
             Ok(bytes) => bytes,
             Err(why) => return fail(why),
         };
@@ -441,51 +441,58 @@ fn defaults(accounts: &impl Accounts) -> Vec<Rule> {
     rules
 }
 
-/// The bytes of a file that nobody but its trusted owner can write; none where there is no file.
-fn read(path: &Path, us: u32) -> Result<Vec<u8>, String> {
-    let told = |what: &str, e: io::Error| format!("{what}: {e}; make it a file that the daemon can read, or remove it");
+/// The bytes of a file, a `what`, that nobody but its trusted owner can write; none where there is no file.
+pub(crate) fn read(path: &Path, us: u32, what: &str) -> Result<Vec<u8>, String> {
+    let told = |cannot: &str, e: io::Error| {
+        format!("the {what}{cannot}: {e}; make it a file that the daemon can read, or remove it")
+    };
     let link = match fs::symlink_metadata(path) {
         Ok(link) => link,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(told("the policy cannot be found", e)),
+        Err(e) => return Err(told(" cannot be found", e)),
     };
     // Opening another kind of file may wait, or do something.
-    let kind = fs::metadata(path).map_err(|e| told("the policy cannot be found", e))?;
+    let kind = fs::metadata(path).map_err(|e| told(" cannot be found", e))?;
     if !kind.is_file() {
-        return Err("the policy is not an ordinary file; replace it by one, or remove it".into());
+        return Err(format!("the {what} is not an ordinary file; replace it by one, or remove it"));
     }
-    let file = File::open(path).map_err(|e| told("the policy cannot be opened", e))?;
-    let found = file.metadata().map_err(|e| told("the policy cannot be looked at", e))?;
+    let file = File::open(path).map_err(|e| told(" cannot be opened", e))?;
+    let found = file.metadata().map_err(|e| told(" cannot be looked at", e))?;
     let folder = path.parent().map_or_else(|| fs::metadata("/"), fs::metadata);
-    trusted(&folder.map_err(|e| told("the policy's folder cannot be looked at", e))?, &link, &found, us)?;
+    trusted(&folder.map_err(|e| told("'s folder cannot be looked at", e))?, &link, &found, us, what)?;
     let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| told("the policy cannot be read", e))?;
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| told(" cannot be read", e))?;
     if bytes.len() as u64 > MAX_BYTES {
-        return Err("the policy is longer than 1 MiB; shorten it, with * in names and with groups".into());
+        return Err(format!("the {what} is longer than 1 MiB; shorten it"));
     }
     Ok(bytes)
 }
 
 /// Refuses a file that somebody else than root or the daemon's own user could have made, changed or replaced: the file
 /// itself, the link to it if it is one, and the folder that this is in.
-fn trusted(folder: &Metadata, link: &Metadata, file: &Metadata, us: u32) -> Result<(), String> {
-    for (what, uid) in [("policy", file.uid()), ("link to the policy", link.uid()), ("policy's folder", folder.uid())] {
+fn trusted(folder: &Metadata, link: &Metadata, file: &Metadata, us: u32, what: &str) -> Result<(), String> {
+    let parts = [
+        (what.to_owned(), file.uid()),
+        (format!("link to the {what}"), link.uid()),
+        (format!("{what}'s folder"), folder.uid()),
+    ];
+    for (part, uid) in parts {
         if uid != 0 && uid != us {
-            return Err(format!("the {what} belongs to user {uid}, who must not decide this; chown it to root"));
+            return Err(format!("the {part} belongs to user {uid}, who must not decide this; chown it to root"));
         }
     }
     if file.mode() & 0o022 != 0 {
-        return Err("the policy can be written by others than its owner; chmod go-w it".into());
+        return Err(format!("the {what} can be written by others than its owner; chmod go-w it"));
     }
     // In a folder with the sticky bit, such as /tmp, nobody can replace what belongs to others.
     if folder.mode() & 0o022 != 0 && folder.mode() & 0o1000 == 0 {
-        return Err("the policy's folder can be written by others than its owner; chmod go-w it".into());
+        return Err(format!("the {what}'s folder can be written by others than its owner; chmod go-w it"));
     }
     Ok(())
 }
 
 /// The line, from 1, of a byte.
-fn line_of(bytes: &[u8], at: usize) -> usize {
+pub(crate) fn line_of(bytes: &[u8], at: usize) -> usize {
     bytes.iter().take(at).filter(|b| **b == b'\n').count() + 1
 }
 

@@ -8,6 +8,7 @@ use unetmap_mem::{
     BufIdx, BufPool, Census, Geometry, Iface, IfaceShape, ObjectPool, Pos, Region, RingShape, RingView, Slots,
 };
 
+use crate::end::EndShape;
 use crate::estate::{Estate, Plot};
 use crate::refusal::{Refusal, refuse};
 
@@ -19,18 +20,26 @@ pub(crate) struct Sizes {
     pub(crate) bufs: (u32, u32),
 }
 
-impl Default for Sizes {
-    /// Room for 64 pipes of 1024 slots and some, or fewer larger ones up to 4096 slots. Only what is used takes memory.
-    fn default() -> Sizes {
-        Sizes { ifs: (512, 4608), rings: (1100, 17 << 12), bufs: (163_840, 2048) }
-    }
-}
-
 impl Sizes {
-    /// Of the region that interfaces and their pipes share, the first of which has so many slots. All its buffers are
-    /// locked in memory from the start, so they are fewer: 64 MiB at 2 KiB each, or room for three such interfaces.
-    pub(crate) fn of_interfaces(self, slots: u32) -> Sizes {
-        Sizes { bufs: (self.bufs.0.min(32_768.max(slots.saturating_mul(3))), self.bufs.1), ..self }
+    /// Room for 64 pipes of 1024 slots and some, or fewer larger ones up to 4096 slots. Only what is used takes memory.
+    pub(crate) const DEFAULT: Sizes = Sizes { ifs: (512, 4608), rings: (1100, 17 << 12), bufs: (163_840, 2048) };
+
+    /// The same, or as much more as is needed for so many rings, the longest of which has so many slots, and for so many
+    /// buffers.
+    fn at_least(self, rings: u32, longest: Slots, bufs: u32) -> Sizes {
+        let bytes = u32::try_from(RingShape::bytes(longest)).unwrap_or(u32::MAX);
+        Sizes {
+            ifs: self.ifs,
+            rings: (self.rings.0.max(rings), self.rings.1.max(bytes)),
+            bufs: (self.bufs.0.max(bufs), self.bufs.1),
+        }
+    }
+
+    /// The same, or as much more as a pipe needs, one end of which is so.
+    pub(crate) fn with_pipe(self, end: &EndShape) -> Sizes {
+        let rings = 2 * (u32::from(end.all_tx()) + u32::from(end.all_rx()));
+        // A buffer for each slot that can be sent, and for each ring what it holds back; two are reserved.
+        self.at_least(rings, end.longest(), end.all_slots() + rings + 2)
     }
 
     /// Bytes of a region of these sizes.
@@ -44,21 +53,24 @@ impl Sizes {
 
     /// Of a region for one interface alone, whose rings have so many slots in all.
     pub(crate) fn of_one_interface(self, rings: u32, slots: u32) -> Sizes {
-        // Two of the buffers are reserved.
-        Sizes { ifs: (rings + 1, self.ifs.1), rings: (rings.max(2), self.rings.1), bufs: (slots + 2, self.bufs.1) }
+        // Two of the buffers are reserved. The rings may be as long as any.
+        let ring_bytes = self.rings.1.max(Sizes::DEFAULT.rings.1);
+        Sizes { ifs: (rings + 1, self.ifs.1), rings: (rings.max(2), ring_bytes), bufs: (slots + 2, self.bufs.1) }
     }
 
-    /// Of a region for a port of a switch with so many rings and slots, and so many buffers besides; with room for four
-    /// pipes of usual size.
-    pub(crate) fn of_switch_port(self, rings: u32, slots: u32, extra: u32) -> Sizes {
-        let bufs = slots + rings + extra + PIPES * 1024 + 2;
+    /// Of a region for a port of a switch of this shape, and so many buffers besides; with room for four pipes of usual size,
+    /// if that is not more than a region is to have.
+    pub(crate) fn of_switch_port(self, port: &EndShape, extra: u32) -> Sizes {
+        let (rings, slots) = (u32::from(port.all_tx()) + u32::from(port.all_rx()), port.all_slots());
+        let needed = slots + rings + extra + 2;
         // Buffers whose distance is a power of two meet in a few sets of the caches, which every packet goes through twice.
         let size = if self.bufs.1.is_power_of_two() { (self.bufs.1 + CACHE_LINE).min(65536) } else { self.bufs.1 };
-        Sizes {
+        let usual = Sizes {
             ifs: self.ifs,
             rings: (self.rings.0.min(rings + PIPES), self.rings.1),
-            bufs: (self.bufs.0.min(bufs), size),
-        }
+            bufs: (self.bufs.0.min(needed + PIPES * 1024), size),
+        };
+        usual.at_least(rings, port.longest(), needed)
     }
 }
 

@@ -150,7 +150,7 @@ fn port_info(books: &mut Books, request: &mut Request, caller: &Caller) -> Resul
         let bytes = match books.numbered(mem_id, caller) {
             Ok(id) => books.houses.get(&id).map_or(0, |house| house.region.geometry().bytes()),
             // Region 1 is always there in the original: so that is what it will be.
-            Err(_) if mem_id == 1 => books.sizes.of_interfaces(0).bytes()?,
+            Err(_) if mem_id == 1 => books.knobs.of_interfaces(0).bytes()?,
             Err(refusal) => return Err(refusal),
         };
         NmreqPortInfoGet { nr_memsize: bytes, nr_mem_id: mem_id, ..asked }

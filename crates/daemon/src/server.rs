@@ -4,7 +4,7 @@
 //! connection     first message        ends when                          then
 //! session        Ctrl/REGISTER        all duplicates of its fd closed    rings unbound, buffers and memory back
 //! lease          Lease                closed, or its process died        locks of the lease broken
-//! question       Ctrl, Snapshot       closed                             nothing
+//! question       the others           closed                             nothing
 //! ```
 //! A client that does not read its answers, or sends what is no message, is cut off; it can delay nobody.
 
@@ -152,7 +152,10 @@ impl Server {
 
     /// Whether nobody would miss the daemon.
     fn is_unused(&self) -> bool {
-        let kept = !self.books.filters.is_empty() || self.books.serves_the_system() || self.nodes.in_use();
+        let kept = !self.books.filters.is_empty()
+            || self.books.serves_the_system()
+            || self.nodes.in_use()
+            || self.books.knobs.changed();
         self.clients.is_empty() && !kept
     }
 
@@ -243,6 +246,7 @@ impl Server {
             Ok((Kind::Unbind, _, _)) => self.unbind(token),
             Ok((Kind::Nic, _, payload)) => self.answer_nic(token, payload),
             Ok((Kind::Node, _, payload)) => self.answer_node(token, payload),
+            Ok((Kind::Knobs, _, payload)) => self.answer_knobs(token, payload),
             Ok((Kind::Watchers, _, payload)) => self.answer_watchers(token, payload),
             // One for a connection: unread ones would pile up, and their memory belongs to nobody.
             Ok((Kind::Snapshot, _, _)) => {
@@ -322,6 +326,19 @@ impl Server {
         };
         self.wait_for_news();
         self.send_answer(token, Kind::Nic, answer)
+    }
+
+    /// About knobs: what they are, and what one is to be.
+    fn answer_knobs(&mut self, token: u64, payload: &[u8]) -> bool {
+        let Some(client) = self.clients.get(&token) else { return true };
+        let answer = match Caller::behind(&client.fd, client.peer) {
+            Ok(caller) => self.books.about_knobs(payload, &caller, self.owner),
+            Err(e) => {
+                tracing::debug!(pid = client.peer.pid, "it cannot be told who asks: {e}");
+                return false;
+            }
+        };
+        self.send_answer(token, Kind::Knobs, answer)
     }
 
     /// About the node: what is asked, and then how it is.

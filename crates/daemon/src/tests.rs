@@ -17,6 +17,7 @@ use unetmap_sys::socket::Peer;
 
 use crate::books::{Books, Options, PipeKey, Registered, Rules};
 use crate::caller::Caller;
+use crate::knobs::Knobs;
 use crate::region::Sizes;
 
 const PEER: Peer = Peer { pid: 1, uid: 1, gid: 1 };
@@ -38,8 +39,8 @@ fn caller() -> Caller {
 }
 
 fn books() -> Books {
-    let rules = Rules { first_mem_id: FIRST_ID, only_user: Some(PEER.uid), policy: None, admode: crate::Admode::Best };
-    Books::new(Sizes { ifs: (12, 512), rings: (40, 1024), bufs: (BUFS, 64) }, rules)
+    let rules = Rules { first_mem_id: FIRST_ID, only_user: Some(PEER.uid), policy: None };
+    Books::new(Knobs::of_sizes(Sizes { ifs: (12, 512), rings: (40, 1024), bufs: (BUFS, 64) }), rules)
 }
 
 fn asked(slots: u32, extra: u32, flags: u64) -> NmreqRegister {

@@ -132,7 +132,7 @@ impl Books {
         let shape = new_shape(link, asked, behind)?;
         let own = Scope { uid: DAEMON, netns: behind.netns_id() };
         let rings = u32::from(shape.all_tx()) + u32::from(shape.all_rx());
-        let sizes = self.sizes.of_one_interface(rings, shape.all_slots());
+        let sizes = self.knobs.of_mediated().of_one_interface(rings, shape.all_slots());
         let house = self.private_region(own, &link.name, sizes)?;
         self.make_nic(house, own, link, shape, behind)
     }

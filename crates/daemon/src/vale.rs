@@ -193,10 +193,8 @@ impl Books {
         let shape = wished(asked, MAX_RINGS)?;
         let house = match asked.nr_mem_id {
             0 => {
-                let rings = u32::from(shape.tx_rings) + u32::from(shape.rx_rings);
-                let slots =
-                    u32::from(shape.tx_rings) * shape.tx_slots.get() + u32::from(shape.rx_rings) * shape.rx_slots.get();
-                let sizes = self.sizes.of_switch_port(rings, slots, asked.nr_extra_bufs.min(crate::books::MAX_EXTRA));
+                let extra = asked.nr_extra_bufs.min(crate::books::MAX_EXTRA);
+                let sizes = self.knobs.of_others().of_switch_port(&shape, extra);
                 self.private_region(owner, &key.name(), sizes)?
             }
             mem_id => self.numbered(mem_id, caller)?,

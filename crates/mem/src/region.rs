@@ -66,14 +66,20 @@ const LAST_BASE: u64 = 1 << 40;
 const OBJECT_ALIGN: u32 = 128;
 
 impl Geometry {
-    /// Bounds of the three pools, count and size of an object in bytes. Sources: the original's limits for its knobs,
-    /// with more rings allowed.
-    const IF_COUNT: std::ops::RangeInclusive<u32> = 1..=10_000;
-    const IF_SIZE: std::ops::RangeInclusive<u32> = 256..=8192;
-    const RING_COUNT: std::ops::RangeInclusive<u32> = 2..=4096;
-    const RING_SIZE: std::ops::RangeInclusive<u32> = 512..=(32 << 12) + (256 << 10);
-    const BUF_COUNT: std::ops::RangeInclusive<u32> = 4..=1_000_000;
-    const BUF_SIZE: std::ops::RangeInclusive<u32> = 64..=65536;
+    // The bounds are the original's for its knobs, with more rings allowed.
+
+    /// Sessions that a region can have.
+    pub const IF_COUNT: std::ops::RangeInclusive<u32> = 1..=10_000;
+    /// Bytes of a session's description.
+    pub const IF_SIZE: std::ops::RangeInclusive<u32> = 256..=8192;
+    /// Rings that a region can have.
+    pub const RING_COUNT: std::ops::RangeInclusive<u32> = 2..=4096;
+    /// Bytes of a ring.
+    pub const RING_SIZE: std::ops::RangeInclusive<u32> = 512..=(32 << 12) + (256 << 10);
+    /// Buffers that a region can have.
+    pub const BUF_COUNT: std::ops::RangeInclusive<u32> = 4..=1_000_000;
+    /// Bytes of a buffer.
+    pub const BUF_SIZE: std::ops::RangeInclusive<u32> = 64..=65536;
 
     /// Lays out pools of `(count, bytes of one object)`; sizes are rounded up to 128 bytes (buffers: 64). `Err` names
     /// the number that is out of bounds.

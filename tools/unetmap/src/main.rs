@@ -3,6 +3,7 @@
 
 mod capture;
 mod doctor;
+mod knobs;
 mod ls;
 mod nic;
 mod node;
@@ -32,6 +33,8 @@ enum Command {
     Top(TopArgs),
     Nic(NicArgs),
     Node(NodeArgs),
+    Get(GetArgs),
+    Set(SetArgs),
     Doctor(DoctorArgs),
     Bench(BenchArgs),
     Run(RunArgs),
@@ -148,6 +151,40 @@ enum NodeAction {
     Status,
 }
 
+/// Show netmap's knobs, as this user's daemon has them.
+///
+/// `applies` says when a value that is set counts: now, for ports that are opened (open), for regions that are made
+/// (region); or never: it is kept, and changes nothing here.
+#[derive(Debug, Args)]
+struct GetArgs {
+    /// Only the value of this one
+    #[arg(value_name = "KNOB")]
+    knob: Option<String>,
+
+    /// Print what the daemon says, as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Set one of netmap's knobs, until the daemon ends.
+///
+/// The daemon of this user, which is started if none runs, and does not end by itself while a knob is other than it was at
+/// its start. Only its own user and root may. To set knobs for good, see unetmapd(8), --config.
+#[derive(Debug, Args)]
+struct SetArgs {
+    /// Its name; `unetmap get` shows all
+    #[arg(value_name = "KNOB")]
+    knob: String,
+
+    /// A whole number, perhaps 0x and hexadecimal
+    #[arg(value_name = "VALUE", value_parser = knobs::value)]
+    value: u64,
+
+    /// Print what the daemon says, as JSON
+    #[arg(long)]
+    json: bool,
+}
+
 /// Say what this machine and its interfaces can do, and what to change.
 ///
 /// Opens no port and changes nothing. Without an interface: the machine, and all interfaces in a table. The exit status is
@@ -235,6 +272,8 @@ fn main() -> ExitCode {
             };
             node::run(action, json)
         }
+        Command::Get(args) => knobs::get(args.knob.as_deref(), args.json),
+        Command::Set(args) => knobs::set(&args.knob, args.value, args.json),
         Command::Doctor(args) => doctor::run(args.interface.as_deref(), args.json),
         Command::Capture(args) => capture::run(&args),
         Command::Replay(args) => replay::run(&args),

@@ -387,8 +387,8 @@ fn a_file_that_others_could_change_is_refused() {
     let why = Policy::load(&path).unwrap_err();
     assert!(why.contains("the policy belongs to user 1000") && why.contains("chown it to root"), "{why}");
     // A daemon of that user may follow it.
-    assert!(read(&path, ALICE).is_ok());
-    assert!(read(&path, BOB).is_err());
+    assert!(read(&path, ALICE, "policy").is_ok());
+    assert!(read(&path, BOB, "policy").is_err());
 }
 
 #[test]
