@@ -12,6 +12,7 @@
 
 mod contest;
 mod daemon;
+mod host;
 mod nic;
 mod node;
 mod one_core;
@@ -33,6 +34,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use contest::{Goal, Outcome, RowName, Side, Tally, Turn};
+use host::{Hosts, Way};
 use nic::{Nics, Who};
 use node::Noded;
 pub use peer::Peer;
@@ -87,11 +89,15 @@ pub enum Bench {
     NicRx,
     /// What `bridge` moves from one interface to another.
     NicFwd,
+    /// What TCP carries through `bridge` between an interface and the host's stack, each way.
+    HostTcp,
+    /// A ping's round trip there.
+    HostRtt,
 }
 
 impl Bench {
     /// All there are.
-    pub const ALL: [Bench; 12] = [
+    pub const ALL: [Bench; 14] = [
         Bench::Pipe,
         Bench::PipeBatch,
         Bench::PipeOneCore,
@@ -104,6 +110,8 @@ impl Bench {
         Bench::NicTx,
         Bench::NicRx,
         Bench::NicFwd,
+        Bench::HostTcp,
+        Bench::HostRtt,
     ];
 
     /// As the command line and the results call it.
@@ -121,12 +129,19 @@ impl Bench {
             Bench::NicTx => "nic-tx",
             Bench::NicRx => "nic-rx",
             Bench::NicFwd => "nic-fwd",
+            Bench::HostTcp => "host-tcp",
+            Bench::HostRtt => "host-rtt",
         }
     }
 
     /// Whether it needs interfaces, and so namespaces, and so root.
     fn is_nic(self) -> bool {
         !Who::all(self).is_empty()
+    }
+
+    /// Whether it needs a daemon for pipes.
+    fn is_pipe(self) -> bool {
+        !self.is_nic() && !host::is_host(self)
     }
 }
 
@@ -161,14 +176,14 @@ pub struct Options {
 ///
 /// # Errors
 /// A sentence: bad options, no second processor, a port that cannot be opened, pkt-gen missing or failing; for `nic-*`
-/// no right to make network namespaces; for `node-*` no node; no C compiler.
+/// and `host-*` no right to make network namespaces; for `node-*` no node; no C compiler.
 pub fn run(options: &Options) -> Result<u8, String> {
     check(options)?;
     let cores = Cores::first_two()?;
     if let Some(code) = session::leave_group() {
         return Ok(code);
     }
-    let _keep = if options.benches.iter().all(|bench| bench.is_nic()) {
+    let _keep = if !options.benches.iter().any(|bench| bench.is_pipe()) {
         None
     } else {
         // Starts the daemon, at normal priority, and keeps it: one that ends and comes again would disturb a sample.
@@ -177,17 +192,11 @@ pub fn run(options: &Options) -> Result<u8, String> {
     };
     session::raise();
     // Before anything is measured that would be lost. These daemons move packets, so they have our priority.
-    let nics = match options.benches.iter().find(|bench| bench.is_nic()) {
-        Some(bench) => {
-            let nics = Nics::new(cores).and_then(Nics::with_daemons);
-            Some(Rc::new(nics.map_err(|e| format!("bench {}: {e}", bench.name()))?))
-        }
-        None => None,
-    };
+    let networks = Networks::of(&options.benches, cores)?;
     let mut findings = Vec::new();
     let mut code = 0;
     for contest in options.benches.iter().flat_map(|&bench| contests(bench)) {
-        let outcome = contest.hold(options, cores, nics.as_ref())?;
+        let outcome = contest.hold(options, cores, &networks)?;
         for sentence in &outcome.missing {
             eprintln!("{}: {sentence}", contest.name);
         }
@@ -209,6 +218,23 @@ pub fn run(options: &Options) -> Result<u8, String> {
     Ok(code)
 }
 
+/// What benchmarks about interfaces need.
+struct Networks {
+    nics: Option<Rc<Nics>>,
+    hosts: Option<Rc<Hosts>>,
+}
+
+impl Networks {
+    fn of(benches: &[Bench], cores: Cores) -> Result<Networks, String> {
+        let first = |kind: fn(Bench) -> bool| benches.iter().copied().find(|bench| kind(*bench));
+        let failed = |bench: Bench| move |e: String| format!("bench {}: {e}", bench.name());
+        let nics =
+            first(Bench::is_nic).map(|bench| Nics::new(cores).and_then(Nics::with_daemons).map_err(failed(bench)));
+        let hosts = first(host::is_host).map(|bench| Hosts::new().map_err(failed(bench)));
+        Ok(Networks { nics: nics.transpose()?.map(Rc::new), hosts: hosts.transpose()?.map(Rc::new) })
+    }
+}
+
 fn print(text: &str) -> Result<(), String> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| format!("bench: standard output: {e}"))
@@ -223,6 +249,7 @@ fn check(options: &Options) -> Result<(), String> {
     }
     let mut labels = BTreeSet::from([US, seqpacket::LABEL, NATIVE, PRELOAD, LIBC]);
     labels.extend(options.benches.iter().flat_map(|&bench| Who::all(bench)).map(|who| who.label()));
+    labels.extend(options.benches.iter().filter(|bench| host::is_host(**bench)).map(|_| host::CABLE));
     match options.peers.iter().find(|p| !labels.insert(&p.label)) {
         Some(twice) => Err(format!("--peer {}: this label is taken; choose another", twice.label)),
         None => Ok(()),
@@ -235,11 +262,17 @@ struct Contest {
     name: String,
     /// The sender's batch, packets.
     batch: u32,
+    /// Ours, where it is about the host's stack.
+    way: Way,
 }
 
 fn contests(bench: Bench) -> Vec<Contest> {
-    let contest = |name: String, batch| Contest { bench, name, batch };
+    let contest = |name: String, batch| Contest { bench, name, batch, way: Way::Native };
     match bench {
+        Bench::HostTcp | Bench::HostRtt => {
+            let ours = Way::OURS.into_iter();
+            ours.map(|(way, end)| Contest { way, ..contest(format!("{}{end}", bench.name()), 1024) }).collect()
+        }
         Bench::PipeBatch => BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::PreloadPipe => FEW_BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::PipeRtt | Bench::PipePing => vec![contest(bench.name().into(), 1)],
@@ -254,16 +287,18 @@ impl Contest {
             Bench::PipeOneCore => vec![row("", "Mpps"), row("-cycles", "cycles")],
             Bench::PipeRtt | Bench::PipePing | Bench::NodePoll => vec![row("", "ns")],
             Bench::PreloadPoll => vec![row("", "ns"), row("-added", "ns")],
+            Bench::HostTcp | Bench::HostRtt => host::rows(self.bench, &self.name),
             _ => vec![row("", "Mpps")],
         }
     }
 
-    /// `nics` is there if the benchmark needs it.
-    fn hold(&self, options: &Options, cores: Cores, nics: Option<&Rc<Nics>>) -> Result<Outcome, String> {
-        let (rows, environment) = (self.rows(), self.environment(nics));
-        let mut sides = match nics.filter(|_| self.bench.is_nic()) {
-            Some(nics) => self.nic_sides(cores, nics),
-            None => vec![self.ours(cores)?, self.other(cores)?],
+    fn hold(&self, options: &Options, cores: Cores, networks: &Networks) -> Result<Outcome, String> {
+        let nics = networks.nics.as_ref();
+        let (rows, environment) = (self.rows(), self.environment(networks));
+        let mut sides = match (nics.filter(|_| self.bench.is_nic()), &networks.hosts) {
+            (Some(nics), _) => self.nic_sides(cores, nics),
+            (None, Some(hosts)) if host::is_host(self.bench) => self.host_sides(cores, hosts),
+            _ => vec![self.ours(cores)?, self.other(cores)?],
         };
         for peer in &options.peers {
             sides.push(Box::new(Outside { peer, contest: self, environment: &environment }));
@@ -284,9 +319,10 @@ impl Contest {
     }
 
     /// What the commands of others are told.
-    fn environment(&self, nics: Option<&Rc<Nics>>) -> Vec<(&'static str, String)> {
+    fn environment(&self, networks: &Networks) -> Vec<(&'static str, String)> {
         let mut environment = vec![("BENCH", self.name.clone()), ("BATCH", self.batch.to_string())];
-        environment.extend(nics.into_iter().flat_map(|nics| nics.environment()));
+        environment.extend(networks.nics.iter().flat_map(|nics| nics.environment()));
+        environment.extend(networks.hosts.iter().flat_map(|hosts| hosts.environment()));
         environment
     }
 
@@ -301,6 +337,14 @@ impl Contest {
             sides.push(Inside::boxed(who.label(), cores, move || Ok(vec![nics.measure(bench, who)?])));
         }
         sides
+    }
+
+    fn host_sides(&self, cores: Cores, hosts: &Rc<Hosts>) -> Vec<Box<dyn Side>> {
+        let side = |way: Way| {
+            let (bench, hosts) = (self.bench, Rc::clone(hosts));
+            Inside::boxed(way.label(), cores, move || hosts.measure(bench, way))
+        };
+        vec![side(self.way), side(Way::Cable)]
     }
 
     fn ours(&self, cores: Cores) -> Result<Box<dyn Side>, String> {
@@ -465,11 +509,13 @@ mod tests {
         assert_eq!(
             message,
             "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt, pipe-ping, preload-pipe, preload-poll, \
-             node-pipe, node-poll, nic-tx, nic-rx, nic-fwd)"
+             node-pipe, node-poll, nic-tx, nic-rx, nic-fwd, host-tcp, host-rtt)"
         );
         let names: Vec<_> = contests(Bench::PipeBatch).into_iter().map(|c| (c.name, c.batch)).collect();
         assert_eq!(names[0], ("pipe-batch-1".into(), 1));
         assert_eq!(names[4], ("pipe-batch-512".into(), 512));
+        let rows: Vec<_> = contests(Bench::HostTcp).iter().flat_map(Contest::rows).map(|row| row.name).collect();
+        assert_eq!(rows, ["host-tcp-out", "host-tcp-in", "host-tcp-mark-out", "host-tcp-mark-in"]);
     }
 
     #[test]

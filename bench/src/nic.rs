@@ -155,7 +155,7 @@ impl Nics {
 
     /// Starts the daemons, so that ours can compete.
     pub(crate) fn with_daemons(mut self) -> Result<Nics, String> {
-        let start = |access| start_daemon(self.folder.path(), access);
+        let start = |access| start_daemon(self.folder.path(), access, "best");
         self.daemons = Some([start("direct")?, start("mediated")?]);
         Ok(self)
     }
@@ -266,11 +266,12 @@ impl Nics {
 }
 
 /// A daemon of our own that hands out interfaces in one way only, whatever this machine's policy says.
-fn start_daemon(folder: &Path, access: &str) -> Result<Daemon, String> {
-    let [socket, policy] = ["sock", "toml"].map(|end| folder.join(format!("{access}.{end}")));
+pub(crate) fn start_daemon(folder: &Path, access: &str, admode: &str) -> Result<Daemon, String> {
+    let [socket, policy] = ["sock", "toml"].map(|end| folder.join(format!("{access}-{admode}.{end}")));
     let rule = format!("[[rule]]\nports = [\"*\"]\npipes = true\nusers = [\"*\"]\naccess = \"{access}\"\n");
     fs::write(&policy, rule).map_err(|e| format!("{}: {e}", policy.display()))?;
-    Daemon::start(&format!("unetmapd --policy {access}.toml"), socket, &["--policy".as_ref(), policy.as_ref()])
+    let more = ["--policy".as_ref(), policy.as_ref(), "--admode".as_ref(), admode.as_ref()];
+    Daemon::start(&format!("unetmapd --policy {access}.toml --admode {admode}"), socket, &more)
 }
 
 /// A bridge of the kernel between `vb` and `vc`.

@@ -216,14 +216,15 @@ struct DoctorArgs {
 ///
 /// About interfaces, in network namespaces that are made for it, so for root only: `nic-tx` 60 B out of one queue through
 /// pkt-gen; `nic-rx` what pkt-gen receives while the other end of the cable sends as fast as it can; `nic-fwd` what
-/// bridge moves from one interface to another.
+/// bridge moves from one interface to another. `host-tcp` what TCP carries each way between an interface and the host's
+/// stack through bridge, and `host-rtt` a ping's median round trip there, beside the same cable without us.
 ///
 /// The distance of the two cores is probed before and after each sample: class L if a cache line goes there and back
 /// in less than 200 ns, else R. Figures of different classes are never compared. Turns end when every side has
 /// enough samples of one class; a class that had too few is named on standard error.
 ///
-/// ours/its, and `ratio` in JSON, is our median divided by the peer's: for rates (Mpps) more is better, for times (ns,
-/// cycles) less.
+/// ours/its, and `ratio` in JSON, is our median divided by the peer's: for rates (Mpps, Gbit/s) more is better, for
+/// times (ns, us, cycles) less.
 #[derive(Debug, Args)]
 struct BenchArgs {
     /// What to measure
