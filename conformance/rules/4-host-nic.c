@@ -163,6 +163,58 @@ RULE("4-host-forward", "a program between wire and system passes packets on, bot
 	HOLDS(to_system);
 }
 
+/* Gives back all that has come, to go on. */
+static void
+give_back(struct port *p)
+{
+	unsigned int i;
+	int revents;
+
+	poll_fd(p->fd, POLLIN, 10, &revents);
+	for (i = 0; i < host_rx(p) + p->nifp->ni_host_rx_rings; i++) {
+		if (p->nifp->ring_ofs[tx_entries(p) + i] == 0)
+			continue;
+		rx_ring(p, i)->flags |= NR_FORWARD;
+		while (!nm_ring_empty(rx_ring(p, i)))
+			get(rx_ring(p, i))->flags |= NS_FORWARD;
+	}
+	rxsync(p);
+}
+
+RULE("3-FORWARD-up", "a slot of the wire's that is given back with NS_FORWARD goes on to the system")
+{
+	int stack = wire("ra"), far = wire("rb"), tries;
+	struct port p = open_nic("ra", WISH(.nr_mode = NR_REG_NIC_SW));
+
+	HOLDS(send(far, frame(2), FRAME, 0) == FRAME);
+	for (tries = 0; tries < LONG / 10; tries++) {
+		give_back(&p);
+		if (seen_on(stack, 10) == 2)
+			return;
+	}
+	rule_fails(__FILE__, __LINE__, "it did not go on");
+}
+
+RULE("3-FORWARD-down", "one of the host's goes on to the wire, if the port has all of the interface's transmit rings")
+{
+	int stack = wire("ra"), far = wire("rb"), tries;
+	struct port p = open_nic("ra", WISH(.nr_mode = NR_REG_NIC_SW));
+
+	system_sends(stack, 3);
+	for (tries = 0; tries < LONG / 10; tries++) {
+		give_back(&p);
+		if (seen_on(far, 10) == 3)
+			break;
+	}
+	HOLDS(tries < LONG / 10);
+	close_port(&p);
+	p = open_nic("ra", WISH(.nr_mode = NR_REG_SW));
+	system_sends(stack, 4);
+	for (tries = 0; tries < 10; tries++)
+		give_back(&p);
+	SAME(seen_on(far, 50), -1);
+}
+
 RULE("4-host-full", "what the system sends while the host ring is full is dropped, and later packets come")
 {
 	int stack = wire("ra"), i;

@@ -90,7 +90,7 @@ pub struct BoundRing {
     pub id: u16,
     /// 0 transmit, 1 receive.
     pub dir: u16,
-    /// [`FRAGS`], [`TRADES`].
+    /// [`FRAGS`], [`TRADES`], [`FORWARDS`], [`FORWARDS_ALL`].
     pub features: u32,
     /// On a receive ring of a monitor: index of the second line.
     pub second_line: u32,
@@ -106,6 +106,10 @@ pub struct BoundRing {
 pub const FRAGS: u32 = 1;
 /// In [`BoundRing::features`]: a monitor's ring gets its packets by exchange of buffers.
 pub const TRADES: u32 = 2;
+/// In [`BoundRing::features`]: what a receive ring gives back with `NS_FORWARD` goes on if the ring says `NR_FORWARD`.
+pub const FORWARDS: u32 = 4;
+/// In [`BoundRing::features`]: whatever a receive ring gives back goes on.
+pub const FORWARDS_ALL: u32 = 8;
 
 /// The layout that pools say.
 pub(crate) fn geometry(pools: &[BoundPool; 3]) -> Geometry {

@@ -28,6 +28,7 @@ pub mod client;
 pub mod door;
 mod error;
 pub mod file;
+mod forward;
 pub mod knobs;
 mod lease;
 pub mod legacy;

@@ -24,9 +24,10 @@ use crate::backend::nic::{Half, NicRx, NicTx};
 use crate::backend::null::Null;
 use crate::backend::pipe::{PipeRx, PipeTx};
 use crate::backend::vale::{ValeRx, ValeTx};
-use crate::bound::{Bound, BoundRing, FIXED_FDS, FRAGS, Path, TRADES, geometry};
+use crate::bound::{Bound, BoundRing, FIXED_FDS, FORWARDS, FORWARDS_ALL, FRAGS, Path, TRADES, geometry};
 use crate::client::{self, Connection};
 use crate::error::{Error, errno};
+use crate::forward::Onward;
 use crate::lease::{self, Lease};
 use crate::port::Port;
 use crate::request::{Answer, Request};
@@ -370,6 +371,12 @@ impl Parts {
                 path,
                 nonsense: NO_NONSENSE.into(),
                 watchers: Watchers::default(),
+                onward: match (told.features & FORWARDS_ALL != 0, told.features & FORWARDS != 0) {
+                    _ if told.dir == 0 => Onward::Never,
+                    (true, _) => Onward::All,
+                    (false, true) => Onward::Marked,
+                    (false, false) => Onward::Never,
+                },
             },
         })
     }

@@ -13,6 +13,7 @@ use crate::backend::Sleeper;
 use crate::blocks;
 use crate::client::Connection;
 use crate::error::Error;
+use crate::forward::Forwarder;
 use crate::lease::{self, Lease};
 use crate::open::OpenOptions;
 use crate::ring::Ring;
@@ -91,6 +92,7 @@ pub struct Port {
     pub(crate) rx: Vec<Ring>,
     /// Where it asks who watches it.
     pub(crate) source: Source,
+    pub(crate) forwarder: Forwarder,
     lease: Mutex<Arc<Lease>>,
     /// The lease's number, and how often this process was forked when it got it: what a sync needs of the lease.
     lease_number: AtomicU32,
@@ -130,6 +132,7 @@ impl Port {
             tx,
             rx,
             source,
+            forwarder: Forwarder::default(),
             lease_number: AtomicU32::new(lease.number),
             lease_forks: AtomicU32::new(lease.forks),
             lease: Mutex::new(lease),
@@ -251,19 +254,28 @@ impl Port {
 
     /// Syncs one ring. News of who watches it are asked for first, so that its monitors see all that it moves from then on.
     #[inline(always)]
-    fn sync_ring(&self, ring: &Ring, lease: u32, effort: Effort, now: Option<WallTime>) -> Result<(), Trouble> {
+    pub(crate) fn sync_ring(
+        &self,
+        ring: &Ring,
+        lease: u32,
+        effort: Effort,
+        now: Option<WallTime>,
+    ) -> Result<(), Trouble> {
+        if ring.inner.forwards() {
+            return self.sync_forwarding(ring, lease, effort, now);
+        }
         match ring.inner.sync(lease, effort, now) {
-            Err(Trouble::News) => self.sync_after_news(ring, lease, effort, now),
+            Err(Trouble::News) => self.with_news(|| ring.inner.sync(lease, effort, now)),
             other => other,
         }
     }
 
+    /// Syncs, and asks for news as often as there are some.
     #[cold]
-    fn sync_after_news(&self, ring: &Ring, lease: u32, effort: Effort, now: Option<WallTime>) -> Result<(), Trouble> {
-        for _ in 0..NEWS_AT_MOST {
-            self.renew_watchers();
-            match ring.inner.sync(lease, effort, now) {
-                Err(Trouble::News) => {}
+    pub(crate) fn with_news(&self, sync: impl Fn() -> Result<(), Trouble>) -> Result<(), Trouble> {
+        for _ in 0..=NEWS_AT_MOST {
+            match sync() {
+                Err(Trouble::News) => self.renew_watchers(),
                 other => return other,
             }
         }

@@ -1,6 +1,6 @@
 //! A program's view of a ring, its slots and their buffers.
 
-use unetmap_abi::NS_BUF_CHANGED;
+use unetmap_abi::{NR_FORWARD, NS_BUF_CHANGED};
 use unetmap_mem::{BufIdx, Frame, Pos, RingView, SlotRing, SlotValue, Slots, Span};
 
 use crate::sync::SyncRing;
@@ -118,6 +118,13 @@ impl Ring {
     /// `[head, tail]`.
     pub fn set_cur(&self, p: Pos) {
         self.view().set_cur(p);
+    }
+
+    /// On a receive ring of an interface, or of the host's: whether packets that are given back with `NS_FORWARD` go on to
+    /// the other side (`NR_FORWARD`). Sets or clears the ring's flag, which others may write, too.
+    pub fn set_forwarding(&self, on: bool) {
+        let flags = self.view().flags();
+        self.view().set_flags(if on { flags | NR_FORWARD } else { flags & !NR_FORWARD });
     }
 
     /// On a transmit ring: whether slots were handed over that the other side has not released yet (`nm_tx_pending`).

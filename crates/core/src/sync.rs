@@ -17,6 +17,7 @@ use unetmap_mem::{BY_LOOP, BufIdx, ENDED, EndPage, Pos, RingState, RingView, Slo
 use unetmap_sys::clock;
 
 use crate::backend::{Rx, Tx};
+use crate::forward::{Onward, Pass};
 use crate::watch::Watchers;
 
 /// Why a sync did nothing.
@@ -79,6 +80,8 @@ pub(crate) struct SyncRing {
     pub(crate) nonsense: AtomicU32,
     /// Who watches the ring.
     pub(crate) watchers: Watchers,
+    /// Of a receive ring: which packets go on to another one when they are given back.
+    pub(crate) onward: Onward,
 }
 
 /// No position of any ring.
@@ -154,13 +157,24 @@ impl SyncRing {
     /// time if the caller knows it; else the clock is read when something was delivered.
     #[inline]
     pub(crate) fn sync(&self, lease: u32, effort: Effort, now: Option<WallTime>) -> Result<(), Trouble> {
-        self.sync_by(lease, effort, now, None)
+        self.sync_by(lease, effort, now, None, None)
+    }
+
+    /// The same; what is given back goes on by `pass` before.
+    pub(crate) fn sync_passing(
+        &self,
+        lease: u32,
+        effort: Effort,
+        now: Option<WallTime>,
+        pass: Pass<'_>,
+    ) -> Result<(), Trouble> {
+        self.sync_by(lease, effort, now, None, Some(pass))
     }
 
     /// The same by `head` and `cur` as they stand elsewhere, for the loop that alone may sync the ring; its own pointers are
     /// not looked at, and its tail stays as it is.
     pub(crate) fn sync_elsewhere(&self, lease: u32, pointers: (u32, u32)) -> Result<(), Trouble> {
-        self.sync_by(lease, Effort::Full, None, Some(pointers))
+        self.sync_by(lease, Effort::Full, None, Some(pointers), None)
     }
 
     #[inline(always)]
@@ -170,6 +184,7 @@ impl SyncRing {
         effort: Effort,
         now: Option<WallTime>,
         elsewhere: Option<(u32, u32)>,
+        pass: Option<Pass<'_>>,
     ) -> Result<(), Trouble> {
         let state = self.state();
         let notice = state.notice();
@@ -197,7 +212,12 @@ impl SyncRing {
         };
         let tail = match &self.path {
             Path::Tx(tx) => self.tx(tx.as_ref(), state, asked, (hwcur, hwtail), effort, notice != 0),
-            Path::Rx(rx) => self.rx(rx.as_ref(), state, asked, (hwcur, hwtail), (effort, now), notice != 0),
+            Path::Rx(rx) => {
+                if let Some(pass) = pass.filter(|_| asked.head != hwcur) {
+                    pass(Span { from: hwcur, to: asked.head });
+                }
+                self.rx(rx.as_ref(), state, asked, (hwcur, hwtail), (effort, now), notice != 0)
+            }
             Path::Mute => return Err(Trouble::Mute),
         };
         if notice != 0 && tail != hwtail && self.watchers.any() && matches!(self.path, Path::Rx(_)) {

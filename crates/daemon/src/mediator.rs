@@ -4,7 +4,7 @@
 //! program == pipe, in a region of the program's == [thread] == interface, in a region of the daemon's
 //! switch  == port of the switch ================= [thread] == interface        (see `uplink`)
 //! ```
-//! One thread for each queue that the program has bound. To it both sides are ports like any other, and it believes what
+//! One thread for each queue that the program has bound, and for each pair of host rings. To it both sides are ports like any other, and it believes what
 //! the program writes as little as any program that shares a region does.
 
 use std::collections::BTreeMap;
@@ -16,14 +16,14 @@ use std::time::{Duration, Instant};
 
 use unetmap::errno::ENOMEM;
 use unetmap::{Error, Interest, Port, Ring};
-use unetmap_abi::{NR_REG_ONE_NIC, NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NS_MOREFRAG, NmreqRegister};
+use unetmap_abi::{NR_REG_ONE_NIC, NR_REG_ONE_SW, NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NS_MOREFRAG, NmreqRegister};
 use unetmap_sys::clock::spin_hint;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::{process, socket};
 
 use crate::books::{Books, Options, PipeKey, PortKey, Registered};
 use crate::caller::Caller;
-use crate::end::End;
+use crate::end::{End, PortRing};
 use crate::nic::NicKey;
 use crate::refusal::{Refusal, refuse};
 
@@ -48,13 +48,16 @@ const NONSENSE: Duration = Duration::from_millis(1);
 /// What leads from a program's pipe to an interface.
 pub(crate) struct Wire {
     nic: NicKey,
-    /// By queue.
-    running: BTreeMap<u16, Running>,
+    /// By queue: host rings after the interface's.
+    running: BTreeMap<Lane, Running>,
 }
+
+/// A pair of rings: which mode of a REGISTER means it (`NR_REG_ONE_NIC` or `NR_REG_ONE_SW`), and its number there.
+pub(crate) type Lane = (u32, u16);
 
 /// A thread at work.
 pub(crate) struct Running {
-    pub(crate) queue: u16,
+    pub(crate) lane: Lane,
     directions: Directions,
     sessions: [u64; 2],
     orders: Arc<Orders>,
@@ -75,7 +78,7 @@ struct Orders {
 
 /// Both sides of a queue, open, and no thread yet.
 pub(crate) struct Prepared {
-    queue: u16,
+    lane: Lane,
     directions: Directions,
     pub(crate) sessions: [u64; 2],
     program: Port,
@@ -114,9 +117,9 @@ impl Running {
         for running in all {
             running.orders.stop.store(true, Ordering::Release);
             drop(running.lifelines);
-            ending.push((running.queue, running.thread, running.sessions));
+            ending.push((running.lane, running.thread, running.sessions));
         }
-        let ended = ending.into_iter().flat_map(|(queue, thread, sessions)| {
+        let ended = ending.into_iter().flat_map(|((_, queue), thread, sessions)| {
             if thread.join().is_err() {
                 tracing::error!(queue, "a mediating thread died");
             }
@@ -126,9 +129,9 @@ impl Running {
     }
 }
 
-/// What the program has bound of queue `queue`.
-fn bound(end: &End, queue: usize) -> Directions {
-    let bound = |rings: &[crate::end::PortRing]| rings.get(queue).is_some_and(|ring| ring.binders() > 0);
+/// What the program has bound of a pair of rings.
+fn bound(end: &End, pair: usize) -> Directions {
+    let bound = |rings: &[PortRing]| rings.iter().any(|ring| ring.pair == pair && ring.binders() > 0);
     Directions { tx: bound(&end.tx), rx: bound(&end.rx) }
 }
 
@@ -137,25 +140,30 @@ impl Books {
     pub(crate) fn settle_wire(&mut self, key: &PipeKey) -> Result<(), Refusal> {
         let (Some(wire), Some(pipe)) = (self.wires.get(key), self.pipes.get(key)) else { return Ok(()) };
         let (end, nic) = (&pipe.ends[0], wire.nic);
-        let queues = end.tx.len().max(end.rx.len());
-        let wanted: Vec<Directions> = (0..queues).map(|queue| bound(end, queue)).collect();
-        for (queue, wanted) in wanted.into_iter().enumerate() {
-            let (queue, wanted) = (queue as u16, (wanted.tx || wanted.rx).then_some(wanted));
-            let running = self.wires.get(key).and_then(|wire| wire.running.get(&queue));
+        let own = end.shape.nic_pairs();
+        let lane = |pair: usize| match pair.checked_sub(own) {
+            None => (NR_REG_ONE_NIC, pair as u16),
+            Some(host) => (NR_REG_ONE_SW, host as u16),
+        };
+        let wanted: Vec<(Lane, Directions)> =
+            (0..end.shape.pairs()).map(|pair| (lane(pair), bound(end, pair))).collect();
+        for (lane, wanted) in wanted {
+            let wanted = (wanted.tx || wanted.rx).then_some(wanted);
+            let running = self.wires.get(key).and_then(|wire| wire.running.get(&lane));
             if running.map(|running| running.directions) == wanted {
                 continue;
             }
             // First, so that the queue stays open in between, and nothing is lost.
             let program = PortKey::Pipe(key.clone(), 1);
-            let next = wanted.map(|wanted| self.prepare(&program, &key.parent, nic, queue, wanted)).transpose()?;
-            let ended = self.wires.get_mut(key).and_then(|wire| wire.running.remove(&queue));
+            let next = wanted.map(|wanted| self.prepare(&program, &key.parent, nic, lane, wanted)).transpose()?;
+            let ended = self.wires.get_mut(key).and_then(|wire| wire.running.remove(&lane));
             for session in Running::stop(ended) {
                 self.close(session);
             }
             if let Some(next) = next {
                 let running = self.start(&key.parent, next)?;
                 if let Some(wire) = self.wires.get_mut(key) {
-                    wire.running.insert(queue, running);
+                    wire.running.insert(lane, running);
                 }
             }
         }
@@ -180,7 +188,7 @@ impl Books {
         program: &PortKey,
         name: &str,
         nic: NicKey,
-        queue: u16,
+        lane: Lane,
         directions: Directions,
     ) -> Result<Prepared, Refusal> {
         let only = match directions {
@@ -194,8 +202,7 @@ impl Books {
             NR_TX_RINGS_ONLY => NR_RX_RINGS_ONLY,
             _ => 0,
         };
-        let ring =
-            |flags| NmreqRegister { nr_mode: NR_REG_ONE_NIC, nr_ringid: queue, nr_flags: flags, ..Default::default() };
+        let ring = |flags| NmreqRegister { nr_mode: lane.0, nr_ringid: lane.1, nr_flags: flags, ..Default::default() };
         let me = Caller::daemon();
         let plain = Options::default();
         let wire = self.open_session(PortKey::Nic(nic), name, &ring(only), &plain, &me)?;
@@ -205,7 +212,7 @@ impl Books {
             sessions[1] = facing.session;
             let (wire, one) = self.own_port(wire)?;
             let (program, two) = self.own_port(facing)?;
-            Ok(Prepared { queue, directions, sessions, program, wire, lifelines: [one, two] })
+            Ok(Prepared { lane, directions, sessions, program, wire, lifelines: [one, two] })
         });
         if prepared.is_err() {
             sessions.into_iter().for_each(|session| self.close(session));
@@ -215,15 +222,15 @@ impl Books {
 
     /// Starts the thread; where there can be none, both sides are closed again.
     pub(crate) fn start(&mut self, name: &str, prepared: Prepared) -> Result<Running, Refusal> {
-        let Prepared { queue, directions, sessions, program, wire, lifelines } = prepared;
-        let thread = std::thread::Builder::new().name(format!("{name} {queue}"));
+        let Prepared { lane, directions, sessions, program, wire, lifelines } = prepared;
+        let thread = std::thread::Builder::new().name(format!("{name} {}", lane.1));
         let orders = Arc::new(Orders::default());
         let its = orders.clone();
         match thread.spawn(move || mediate(&program, &wire, &its)) {
-            Ok(thread) => Ok(Running { queue, directions, sessions, orders, lifelines, thread }),
+            Ok(thread) => Ok(Running { lane, directions, sessions, orders, lifelines, thread }),
             Err(e) => {
                 sessions.into_iter().for_each(|session| self.close(session));
-                refuse(ENOMEM, format!("no thread for queue {queue}: {e}"))
+                refuse(ENOMEM, format!("no thread for queue {}: {e}", lane.1))
             }
         }
     }

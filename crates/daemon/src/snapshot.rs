@@ -78,7 +78,8 @@ struct Ring {
     batches: u64,
     bad_slots: u64,
     bad_pointers: u64,
-    /// Of an interface's or a switch port's receive ring: packets that were dropped because nobody made room for them. Of a
+    /// Of an interface's or a switch port's receive ring: packets that were dropped because nobody made room for them, here
+    /// or, of those that were to go on, on the other side. Of a
     /// switch port's transmit ring: packets that reached no port. Of a monitor's ring: slots that it was not shown, because
     /// it was too slow.
     dropped: u64,
@@ -140,7 +141,7 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
                 let mut port = port(key.parent.clone(), "mediated", &pipe.ends[0]);
                 // What finds no room here waits in the interface's socket, and then finds none there.
                 if let Some(nic) = books.wires.get(key).and_then(|wire| books.nics.get(&wire.nic())) {
-                    port.rings.iter_mut().zip(nic_rings(nic)).for_each(|(ring, of)| ring.dropped = of.dropped);
+                    port.rings.iter_mut().zip(nic_rings(nic)).for_each(|(ring, of)| ring.dropped += of.dropped);
                 }
                 vec![port]
             }
@@ -213,7 +214,7 @@ fn rings(end: &End, lines: Option<&LinePage>) -> Vec<Ring> {
 fn nic_rings(nic: &Nic) -> Vec<Ring> {
     let mut rings = rings(&nic.end, None);
     for (ring, of) in rings.iter_mut().zip(nic.end.tx.iter().chain(&nic.end.rx)).filter(|(ring, _)| ring.dir == "rx") {
-        ring.dropped = nic.statistics(of.pair).rx_dropped;
+        ring.dropped += nic.statistics(of.pair).rx_dropped;
         if of.pair == nic.end.shape.nic_pairs() {
             // Nobody had any host ring, so the first one stands for all.
             ring.dropped += nic.host_dropped();
@@ -252,6 +253,6 @@ fn one_ring(end: &End, ring: &PortRing, lines: Option<&LinePage>) -> Ring {
         batches: state.map_or(0, |s| s.batches.load(Relaxed)),
         bad_slots: state.map_or(0, |s| s.bad_slots.load(Relaxed)),
         bad_pointers: state.map_or(0, |s| s.bad_pointers.load(Relaxed)),
-        dropped: 0,
+        dropped: state.map_or(0, |s| s.dropped.load(Relaxed)),
     }
 }

@@ -107,7 +107,8 @@ impl Books {
         let mut running = Vec::new();
         for queue in 0..shape.tx_rings.max(shape.rx_rings) {
             let directions = Directions { tx: queue < shape.tx_rings, rx: queue < shape.rx_rings };
-            let prepared = self.prepare(&PortKey::Vale(key.clone()), &key.port, nic, queue, directions);
+            let prepared =
+                self.prepare(&PortKey::Vale(key.clone()), &key.port, nic, (NR_REG_ONE_NIC, queue), directions);
             match prepared.and_then(|prepared| self.start(&key.port, prepared)) {
                 Ok(thread) => running.push(thread),
                 Err(refusal) => {
@@ -238,7 +239,7 @@ impl Books {
             return refuse(EINVAL, format!("processors {first} to {} are not all there", first.saturating_add(wanted)));
         }
         for thread in &uplink.running {
-            thread.poll_from(Some(first + step * (u32::from(thread.queue) % wanted)));
+            thread.poll_from(Some(first + step * (u32::from(thread.lane.1) % wanted)));
         }
         uplink.polling = true;
         Ok(())

@@ -27,7 +27,8 @@ pub struct RingState {
     pub bad_slots: AtomicU64,
     /// Times that a pointer of the program, or a position of the other party, was out of bounds.
     pub bad_pointers: AtomicU64,
-    /// Slots that a watched ring had no room for here. Only of the rings of a shelf, where monitors get their copies from.
+    /// Of a ring of a shelf, where monitors get their copies from: slots that a watched ring had no room for here. Of a
+    /// receive ring of an interface: slots that were to go on to another ring, and could not.
     pub dropped: AtomicU64,
     /// What there is to say to the ring's users: [`ENDED`], [`BY_LOOP`], and above them a number that changes with who
     /// watches.
