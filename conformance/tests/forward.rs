@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use conformance::host::{ATTACHMENTS, CABLE, net, stream, until_clean, until_it_works};
+use conformance::host::{ATTACHMENTS, CABLE, V4, net, stream, until_clean, until_it_works};
 use conformance::net::{
     BUFFER, CABLE as QUIET, DIRECT, MEDIATED, Net, Tap, assert_same, collect, frame, frames, transmit,
 };
@@ -199,8 +199,7 @@ fn two_stacks_talk_through_a_port_that_forwards_all() {
                     give_back(&port, |_| true, "the end", || stop.load(Relaxed));
                 });
                 until_it_works(attachment.name, &net);
-                let both = stream(&net.far, &net.near, conformance::host::V4[0])
-                    .and_then(|()| stream(&net.near, &net.far, conformance::host::V4[1]));
+                let both = stream(&net.far, &net.near, V4[0]).and_then(|()| stream(&net.near, &net.far, V4[1]));
                 stop.store(true, std::sync::atomic::Ordering::Relaxed);
                 both.expect("streams");
             });
@@ -271,10 +270,35 @@ fn a_mediated_bridge_is_a_wire() {
         net.far.tool("ethtool", &["-K", "vb", "tx", "off"]).expect("ethtool");
         let mut program = net.start(home, conformance::program("bridge"), &["-w", "0", "-i", "netmap:va"], 2);
         until_it_works("a bridge", &net);
-        stream(&net.far, &net.near, conformance::host::V4[0]).expect("a stream");
-        stream(&net.near, &net.far, conformance::host::V4[1]).expect("a stream");
+        stream(&net.far, &net.near, V4[0]).expect("a stream");
+        stream(&net.near, &net.far, V4[1]).expect("a stream");
         program.kill();
         until_it_works("the stack has it", &net);
         until_clean(&net);
+    });
+}
+
+/// With the knob a program that only looks cuts the host off from nobody.
+#[test]
+fn the_knob_forwards_for_programs_that_do_not_ask() {
+    isolated(|home| {
+        for policy in [DIRECT, MEDIATED] {
+            let Some(net) = Net::new(home, policy, VethOptions { tx_checksum_off: true, ..CABLE }) else { return };
+            net.near.ip(&["route", "add", "default", "via", V4[1], "dev", "va"]).expect("a route");
+            let (errno, why) = net.refused("netmap:va");
+            assert!(errno == 1 && why.contains("unetmap set fwd 1"), "{why}");
+            let mut set = net.command(conformance::program("unetmap"));
+            assert!(set.args(["set", "fwd", "1"]).status().expect("unetmap runs").success());
+            let args = ["-i", "netmap:va", "-f", "rx", "-w", "0"];
+            let mut looks = net.start(home, conformance::program("pkt-gen"), &args, 1);
+            until_it_works("a receiver", &net);
+            stream(&net.far, &net.near, V4[0]).expect("a stream");
+            stream(&net.near, &net.far, V4[1]).expect("a stream");
+            looks.kill();
+            until_it_works("the stack has it", &net);
+            until_clean(&net);
+            drop(net);
+            home.end_daemon();
+        }
     });
 }

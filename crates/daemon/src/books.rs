@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
-use unetmap::bound::{Bound, BoundHead, BoundPool, BoundRing, FORWARDS, Path};
+use unetmap::bound::{Bound, BoundHead, BoundPool, BoundRing, Path};
 use unetmap::errno::{EACCES, EBUSY, EINVAL, EIO, ENOMEM, ENXIO};
 use unetmap::request::FORCE;
 use unetmap::watch::Board;
@@ -538,7 +538,10 @@ impl Books {
         };
         let mut fds = vec![house.fd.as_fd(), end.page_fd.as_fd(), third.as_fd()];
         let mut rings = Vec::new();
-        let mediated = matches!(&session.port, PortKey::Pipe(pipe, 0) if self.wires.contains_key(pipe));
+        let mediated = match &session.port {
+            PortKey::Pipe(pipe, 0) => self.wires.get(pipe).and_then(|wire| self.nics.get(&wire.nic())),
+            _ => None,
+        };
         let mine = session.binding.tx.iter().map(|&i| &end.tx[i]).chain(session.binding.rx.iter().map(|&i| &end.rx[i]));
         for ring in mine {
             let shape = ring.view.shape();
@@ -561,14 +564,16 @@ impl Books {
                     let other = &pipe.ends[1 - at];
                     let other = &(if shape.dir == 0 { &other.rx } else { &other.tx })[usize::from(shape.id)];
                     (told.path, told.peer_offset) = (Path::Pipe as u32, other.view.shape().offset);
-                    told.features = if mediated { FORWARDS } else { 0 };
+                    told.features = mediated.map_or(0, Nic::forwarding);
                     other.bell.as_fd()
                 }
                 By::Nic(nic) => {
                     let Some(socket) = nic.socket(ring.pair) else { return refuse(ENXIO, "the interface has gone") };
                     told.path = Path::Nic as u32;
                     told.line = nic.first_sent(shape.id) as u32;
-                    told.features = nic.features(ring.pair) | FORWARDS;
+                    // What the daemon itself reads is in other programs' hands first.
+                    let forwarding = if nic.scope.uid == DAEMON { 0 } else { nic.forwarding() };
+                    told.features = nic.features(ring.pair) | forwarding;
                     told.headroom = nic.headroom(ring.pair);
                     socket
                 }

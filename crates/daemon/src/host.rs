@@ -10,7 +10,7 @@
 //!
 //! ```text
 //! a host receive ring is bound                           what the host sends goes to the host rings
-//! none is, all rings of the interface are, no filter     it is dropped, and counted
+//! none is, all rings of the interface are, no filter, no `fwd`   it is dropped, and counted
 //! else                                                   it goes to the wire
 //! ```
 //! The namespace of the far end is known to nobody but the daemon and ends with it, and then both ends are gone.

@@ -80,7 +80,7 @@ impl Books {
     }
 
     /// Refuses to cut the host off: to take what is received by an interface that carries a default route, unless the host
-    /// gets its part, by host rings or by a filter, or whoever asks insists.
+    /// gets its part, by host rings, a filter, or the knob `fwd`, or whoever asks insists.
     pub(crate) fn spare_default_route(
         &mut self,
         spec: &PortSpec,
@@ -94,7 +94,10 @@ impl Books {
         }
         let (Some(link), Some(netns)) = (find_link(&spec.parent, caller)?, &caller.netns) else { return Ok(()) };
         let passed_on = self.filters.of(caller.netns_id(), link.index).is_some()
-            || self.nic_of(caller.netns_id(), link.index).is_some_and(|(_, nic)| nic.host_is_served());
+            || match self.nic_of(caller.netns_id(), link.index) {
+                Some((_, nic)) => nic.host_is_served() || nic.forwards,
+                None => self.knobs.fwd(),
+            };
         let routes = netns.run(link::default_routes).and_then(|found| found);
         if passed_on || !routes.is_ok_and(|routes| routes.contains(&link.index)) {
             return Ok(());
@@ -104,7 +107,8 @@ impl Books {
             EPERM,
             format!(
                 "it carries the default route, and this would cut the host off: open its host rings as well (netmap:{name}*), \
-                 filter what you need (unetmap nic {name} filter), or insist (UNETMAP_FORCE=1, unetmap run --force)"
+                 filter what you need (unetmap nic {name} filter), have what programs give back go on to it (unetmap set fwd 1), or \
+                 insist (UNETMAP_FORCE=1, unetmap run --force)"
             ),
         )
     }
@@ -220,6 +224,7 @@ impl Books {
             self.unwatch_if_unused(caller.netns_id());
         })?;
         nic.filter = self.filters.of(caller.netns_id(), link.index);
+        nic.forwards = self.knobs.fwd();
         self.last_nic += 1;
         let key = NicKey { netns: caller.netns_id(), index: link.index, serial: self.last_nic };
         self.nics.insert(key, nic);

@@ -102,7 +102,7 @@ const INTERFACES_BUFS: u32 = 32_768;
 static KNOBS: [Knob; 37] = [
     knob("verbose", 0, ANY, Applies::Now, "log: 0 as --log says, 1 also what is served and refused, above that all"),
     knob("admode", 0, 0..=2, Applies::Open, "interfaces: 0 in the driver, else before the stack, 1 and 2 only so"),
-    knob("fwd", 0, YES_NO, Applies::Open, "interfaces: NR_FORWARD on all receive rings"),
+    knob("fwd", 0, YES_NO, Applies::Open, "interfaces: what programs give back goes on, as with NS_FORWARD"),
     knob("no_timestamp", 0, YES_NO, Applies::Open, "1: ring->ts only of rings with NR_TIMESTAMP"),
     knob("bridge_batch", BATCH as u64, 1..=BATCH as u64, Applies::Now, "slots that a switch moves in one go at most"),
     size("if_num", REGION.ifs.0, &Geometry::IF_COUNT, "interfaces: sessions"),
@@ -253,9 +253,8 @@ impl Knobs {
         }
     }
 
-    /// Whether receive rings of interfaces, which are opened now, pass on released slots that say so, though the program does
-    /// not ask for it (NR_FORWARD).
-    #[cfg_attr(not(test), expect(dead_code, reason = "interfaces do not forward yet"))]
+    /// Whether whatever programs give back in receive rings of interfaces, which are opened now, goes on to the other side
+    /// (NR_FORWARD, NS_FORWARD), though they do not ask for it.
     pub(crate) fn fwd(&self) -> bool {
         self.get("fwd") != 0
     }

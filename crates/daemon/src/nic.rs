@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use unetmap::bound::FRAGS;
+use unetmap::bound::{FORWARDS, FORWARDS_ALL, FRAGS};
 use unetmap::errno::{EAGAIN, EBUSY, EINVAL, ENETDOWN, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_abi::NmreqRegister;
 use unetmap_mem::{SentPage, Slots};
@@ -74,6 +74,8 @@ pub(crate) struct Nic {
     umem: Umem,
     /// Which frames enter; none: all.
     pub(crate) filter: Option<Arc<Kept>>,
+    /// Whether whatever programs give back goes on to the other side (the knob `fwd`).
+    pub(crate) forwards: bool,
     queues: Vec<Option<OpenQueue>>,
     xdp: Option<Xdp>,
     host: Host,
@@ -140,6 +142,7 @@ impl Nic {
             index: link.index,
             umem: house.region.umem(),
             filter: None,
+            forwards: false,
             queues,
             xdp: None,
             host,
@@ -477,7 +480,7 @@ impl Nic {
         let bound = |ring: &PortRing| ring.binders() > 0;
         self.host.set_capture(if host_rx.iter().any(bound) {
             Capture::ToTheRings
-        } else if own.all(bound) && self.filter.is_none() {
+        } else if own.all(bound) && self.filter.is_none() && !self.forwards {
             Capture::Nowhere
         } else {
             Capture::ToTheWire
@@ -562,6 +565,11 @@ impl Nic {
     /// [`FRAGS`] or 0: what the socket of a pair of rings can do.
     pub(crate) fn features(&self, pair: usize) -> u32 {
         if pair >= self.end.shape.nic_pairs() || self.frags() { FRAGS } else { 0 }
+    }
+
+    /// [`FORWARDS`] and [`FORWARDS_ALL`]: whether what programs give back can go on, of itself.
+    pub(crate) fn forwarding(&self) -> u32 {
+        if self.forwards { FORWARDS | FORWARDS_ALL } else { FORWARDS }
     }
 
     /// What the kernel counted for a pair of rings since it was opened.
