@@ -691,6 +691,11 @@ RULE("1.3-MODE", "a mode that does not exist: EINVAL; a direct one needs an even
 
 	SAME(kloop_start(p.fd, 0, &mode), EINVAL);
 	SAME(mode.nro_opt.nro_status, EINVAL);
+	mode.mode = NM_OPT_SYNC_KLOOP_DIRECT_TX;
+	SAME(kloop_start(p.fd, 0, &mode), EINVAL);
+	mode.mode = NM_OPT_SYNC_KLOOP_DIRECT_RX;
+	SAME(kloop_start(p.fd, 0, &mode), EINVAL);
+	SAME(mode.nro_opt.nro_status, EINVAL);
 	mode.mode = NM_OPT_SYNC_KLOOP_DIRECT_TX | NM_OPT_SYNC_KLOOP_DIRECT_RX;
 	mode.nro_opt.nro_next = (uintptr_t)&e;
 	e.fds[1].ioeventfd = -1;

@@ -51,6 +51,11 @@ pub(crate) fn start(open: &Ref, fd: c_int, request: &mut Request) -> Result<(), 
     let _open = borrowed(fd).try_clone_to_owned().map_err(|e| e.raw_os_error().unwrap_or(libc::EBADF))?;
     let direct = mode(request)?;
     let eventfds = eventfds(request, port.bound_rings(), direct)?;
+    if eventfds.is_none() && !direct.is_none() {
+        say("SYNC_KLOOP_START: a direct mode needs an eventfd for each ring (the option SYNC_KLOOP_EVENTFDS)");
+        request.set_status(NETMAP_REQ_OPT_SYNC_KLOOP_MODE, EINVAL);
+        return Err(EINVAL);
+    }
     let options = LoopOptions { sleep: Duration::from_micros(asked.sleep_us.into()), eventfds, direct };
     port.run_loop(&options).map_err(|e| told(&e))
 }
