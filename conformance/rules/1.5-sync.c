@@ -277,15 +277,16 @@ RULE("1.5-wrap", "positions go around the ring, many times, without a packet los
 	}
 }
 
-RULE("1.5-ts", "NIOCRXSYNC sets ts to the time of day, in microseconds")
+RULE("1.5-ts", "NIOCRXSYNC sets ts to the time of day, in microseconds, whether something came or not")
 {
 	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);
 	struct netmap_ring *rx = rx_ring(&b, 0);
 	struct timeval before, after;
 	int i;
 
-	for (i = 0; i < 3; i++) {
-		put(tx_ring(&a, 0), "x", 1, 0);
+	for (i = 0; i < 6; i++) {
+		if (i % 2 == 0)
+			put(tx_ring(&a, 0), "x", 1, 0);
 		txsync(&a);
 		gettimeofday(&before, NULL);
 		rxsync(&b);
@@ -293,4 +294,19 @@ RULE("1.5-ts", "NIOCRXSYNC sets ts to the time of day, in microseconds")
 		HOLDS(!timercmp(&rx->ts, &before, <) && !timercmp(&rx->ts, &after, >));
 		usleep(2000);
 	}
+}
+
+RULE("2-ts", "a poll that finds something sets ts, too")
+{
+	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);
+	struct netmap_ring *rx = rx_ring(&b, 0);
+	struct timeval before, after;
+	int revents;
+
+	gettimeofday(&before, NULL);
+	put(tx_ring(&a, 0), "x", 1, 0);
+	txsync(&a);
+	SAME(poll_fd(b.fd, POLLIN, -1, &revents), 1);
+	gettimeofday(&after, NULL);
+	HOLDS(!timercmp(&rx->ts, &before, <) && !timercmp(&rx->ts, &after, >));
 }

@@ -223,3 +223,23 @@ fn only_the_owner_sets() {
         assert_eq!(value("fwd"), 0);
     });
 }
+
+/// Ports that are opened after no_timestamp was set get the time only where they ask for it.
+#[test]
+fn no_timestamp_leaves_the_clock_alone() {
+    isolated(|_| {
+        let (tx, before) = (open("netmap:t{1"), open("netmap:t}1"));
+        said(&["set", "no_timestamp", "1"]);
+        let after = open("netmap:t}1");
+        let time = |port: &unetmap::Port| port.rx_rings()[0].time().0;
+        after.rxsync().expect("an open port");
+        assert_eq!(time(&after), 0);
+        conformance::traffic::exchange(&tx, &after, 1, 0, 10);
+        assert_eq!(time(&after), 0);
+        after.rx_rings()[0].keep_time(true);
+        after.rxsync().expect("an open port");
+        assert!(time(&after) > 0);
+        before.rxsync().expect("an open port");
+        assert!(time(&before) > 0, "it was opened before");
+    });
+}

@@ -62,9 +62,12 @@ pub struct BoundHead {
     pub states: u32,
     /// Bytes of the third page; 0: nothing is in it.
     pub page_bytes: u32,
-    /// Bytes of padding, 0.
-    pub reserved: u32,
+    /// [`NO_TIMESTAMP`].
+    pub flags: u32,
 }
+
+/// In [`BoundHead::flags`]: receive rings get the time only where the program asks for it (`NR_TIMESTAMP`).
+pub const NO_TIMESTAMP: u32 = 1;
 
 /// One bound ring.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

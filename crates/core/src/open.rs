@@ -24,7 +24,7 @@ use crate::backend::nic::{Half, NicRx, NicTx};
 use crate::backend::null::Null;
 use crate::backend::pipe::{PipeRx, PipeTx};
 use crate::backend::vale::{ValeRx, ValeTx};
-use crate::bound::{Bound, BoundRing, FIXED_FDS, FORWARDS, FORWARDS_ALL, FRAGS, Path, TRADES, geometry};
+use crate::bound::{Bound, BoundRing, FIXED_FDS, FORWARDS, FORWARDS_ALL, FRAGS, NO_TIMESTAMP, Path, TRADES, geometry};
 use crate::client::{self, Connection};
 use crate::error::{Error, errno};
 use crate::forward::Onward;
@@ -259,6 +259,8 @@ struct Parts {
     of_rings: Vec<OwnedFd>,
     /// Of a monitor.
     shelf: Geometry,
+    /// Whether receive rings get the time only where the program asks for it.
+    time_if_asked: bool,
 }
 
 /// Mapped regions by their file's device and inode, and where they begin in it.
@@ -301,7 +303,8 @@ impl Parts {
         // A port that has nothing to say there gets some other page.
         let third = page(next()?, (bound.head.page_bytes as usize).max(1)).map_err(host)?;
         debug_assert_eq!(bound.fds() - FIXED_FDS, 2 * bound.rings.len());
-        Ok(Parts { region, end, third, of_rings: fds.collect(), shelf: geometry(&bound.head.shelf) })
+        let (shelf, time_if_asked) = (geometry(&bound.head.shelf), bound.head.flags & NO_TIMESTAMP != 0);
+        Ok(Parts { region, end, third, of_rings: fds.collect(), shelf, time_if_asked })
     }
 
     /// The ring that stands at `index` in the daemon's answer; `None` when what it says cannot be.
@@ -377,6 +380,7 @@ impl Parts {
                     (false, true) => Onward::Marked,
                     (false, false) => Onward::Never,
                 },
+                time_if_asked: self.time_if_asked,
             },
         })
     }

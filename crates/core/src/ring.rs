@@ -1,6 +1,6 @@
 //! A program's view of a ring, its slots and their buffers.
 
-use unetmap_abi::{NR_FORWARD, NS_BUF_CHANGED};
+use unetmap_abi::{NR_FORWARD, NR_TIMESTAMP, NS_BUF_CHANGED};
 use unetmap_mem::{BufIdx, Frame, Pos, RingView, SlotRing, SlotValue, Slots, Span};
 
 use crate::sync::SyncRing;
@@ -133,7 +133,14 @@ impl Ring {
         self.slots().next(self.tail()) != self.head()
     }
 
-    /// When the last sync that delivered ran: seconds and microseconds of the wall clock.
+    /// On a receive ring: whether it gets the time of its syncs though the knob `no_timestamp` is set (`NR_TIMESTAMP`). Sets
+    /// or clears the ring's flag, which others may write, too.
+    pub fn keep_time(&self, on: bool) {
+        let flags = self.view().flags();
+        self.view().set_flags(if on { flags | NR_TIMESTAMP } else { flags & !NR_TIMESTAMP });
+    }
+
+    /// When the last receive sync that was asked for, or that delivered, ran: seconds and microseconds of the wall clock.
     pub fn time(&self) -> (i64, i64) {
         self.view().time()
     }

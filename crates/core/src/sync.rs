@@ -12,7 +12,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use unetmap_abi::NS_BUF_CHANGED;
+use unetmap_abi::{NR_TIMESTAMP, NS_BUF_CHANGED};
 use unetmap_mem::{BY_LOOP, BufIdx, ENDED, EndPage, Pos, RingState, RingView, Slots, Span};
 use unetmap_sys::clock;
 
@@ -82,6 +82,8 @@ pub(crate) struct SyncRing {
     pub(crate) watchers: Watchers,
     /// Of a receive ring: which packets go on to another one when they are given back.
     pub(crate) onward: Onward,
+    /// Whether the ring gets the time only if the program asks for it.
+    pub(crate) time_if_asked: bool,
 }
 
 /// No position of any ring.
@@ -323,14 +325,28 @@ impl SyncRing {
                 if filled.bad > 0 {
                     state.count_bad_slots(filled.bad);
                 }
-                self.view.set_time(now.unwrap_or_else(clock::wall_us));
+                self.stamp(now);
                 filled.to
             }
-            Ok(_) => hwtail,
+            Ok(_) => {
+                // A poll that finds nothing tells the program nothing; who asks by an ioctl may want to know when.
+                if effort == Effort::Full {
+                    self.stamp(now);
+                }
+                hwtail
+            }
             Err(_) => {
                 self.ignore(state, rx.moved(hwtail));
                 hwtail
             }
+        }
+    }
+
+    /// Writes the time of a receive sync into the ring.
+    #[inline(always)]
+    fn stamp(&self, now: Option<WallTime>) {
+        if !self.time_if_asked || self.view.flags() & NR_TIMESTAMP != 0 {
+            self.view.set_time(now.unwrap_or_else(clock::wall_us));
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
-use unetmap::bound::{Bound, BoundHead, BoundPool, BoundRing, Path};
+use unetmap::bound::{Bound, BoundHead, BoundPool, BoundRing, NO_TIMESTAMP, Path};
 use unetmap::errno::{EACCES, EBUSY, EINVAL, EIO, ENOMEM, ENXIO};
 use unetmap::request::FORCE;
 use unetmap::watch::Board;
@@ -595,7 +595,7 @@ impl Books {
             rings: rings.len() as u32,
             states: (end.tx.len() + end.rx.len()) as u32,
             page_bytes: page_bytes as u32,
-            reserved: 0,
+            flags: if self.knobs.no_timestamp() { NO_TIMESTAMP } else { 0 },
         };
         let register = NmreqRegister {
             nr_offset: session.iface_offset,

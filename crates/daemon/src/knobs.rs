@@ -260,7 +260,6 @@ impl Knobs {
     }
 
     /// Whether receive rings that do not ask for it (NR_TIMESTAMP) get no time.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no ring gets a time yet"))]
     pub(crate) fn no_timestamp(&self) -> bool {
         self.get("no_timestamp") != 0
     }

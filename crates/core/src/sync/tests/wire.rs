@@ -97,7 +97,18 @@ impl House {
             Path::Rx(Box::new(PipeRx { line: consumer, spare, offsets: Offsets::NONE, mine: to_rx, theirs: to_tx }));
         let ring = |view, end, path| {
             let (nonsense, watchers) = (NO_NONSENSE.into(), Watchers::default());
-            Ring { inner: SyncRing { view, end, state: 0, path, nonsense, watchers, onward: Default::default() } }
+            Ring {
+                inner: SyncRing {
+                    view,
+                    end,
+                    state: 0,
+                    path,
+                    nonsense,
+                    watchers,
+                    onward: Default::default(),
+                    time_if_asked: false,
+                },
+            }
         };
         let files = [self.file.clone(), tx_fd, rx_fd, line_fd];
         Wire { tx: ring(tx, tx_end, tx_path), rx: ring(rx, rx_end, rx_path), spare, line: lines, files }
