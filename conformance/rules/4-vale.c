@@ -441,6 +441,70 @@ RULE("4-vale-header", "a header goes on to a port that has it, too, and ends bef
 	SAME(data_of(rx_ring(&c, 0), slot)[14], '!');
 }
 
+/* ---- NS_INDIRECT */
+
+/* Puts a slot whose data is elsewhere; in its buffer stands another frame, for c. */
+static void
+put_elsewhere(const struct port *p, const void *data, unsigned int len)
+{
+	put_frame(p, 3, 1, 'w', len, NS_INDIRECT)->ptr = (uintptr_t)data;
+}
+
+RULE("3-INDIRECT", "of a slot with NS_INDIRECT the data at ptr is sent, in its place among the others")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY), c = open_port(vale("c"), ANY);
+	char bytes[200][FRAME] = { 0 };
+	int i;
+
+	if (door_is("node"))
+		rule_cannot("the node follows no pointers");
+	send_frame(&b, 9, 2, 'b');
+	send_frame(&c, 9, 3, 'c');
+	SAME(comes(&a, LONG), 'b');
+	SAME(comes(&a, LONG), 'c');
+	SAME(comes(&c, LONG), 'b');
+	SAME(comes(&b, LONG), 'c');
+	for (i = 0; i < 200; i++) {
+		if (i % 3 == 0) {
+			put_frame(&a, 2, 1, (char)(i + 1), FRAME, 0);
+			continue;
+		}
+		address(bytes[i], 2);
+		address(bytes[i] + 6, 1);
+		bytes[i][14] = (char)(i + 1);
+		put_elsewhere(&a, bytes[i], FRAME);
+	}
+	txsync(&a);
+	/* It is the program's again as soon as that returns. */
+	memset(bytes, 0, sizeof(bytes));
+	SAME(comes(&c, QUIET), -1);
+	for (i = 0; i < 200; i++)
+		SAME((unsigned char)comes(&b, LONG), (unsigned char)(i + 1));
+	SAME(comes(&b, QUIET), -1);
+	drain(&a);
+}
+
+RULE("3-INDIRECT-bad", "data that is not there, or is too long, goes nowhere, and what is around it is sent")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY);
+	char *edge = last_page() + sysconf(_SC_PAGESIZE), *bad[] = { NULL, (char *)8, edge, edge - FRAME + 1, (char *)-60 };
+	unsigned int i;
+
+	address(edge - FRAME, 2);
+	for (i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		put_frame(&a, ALL, 1, (char)('0' + i), FRAME, 0);
+		put_elsewhere(&a, bad[i], FRAME);
+	}
+	put_frame(&a, ALL, 1, 'z', FRAME, 0);
+	put(tx_ring(&a, 0), NULL, 65535, NS_INDIRECT)->ptr = (uintptr_t)a.mem;
+	txsync(&a);
+	for (i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+		SAME(comes(&b, LONG), '0' + (int)i);
+	SAME(comes(&b, LONG), 'z');
+	SAME(comes(&b, QUIET), -1);
+	drain(&a);
+}
+
 RULE("4-monitor-vale", "a monitor of a VALE port shows what it sends and receives")
 {
 	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY);

@@ -136,7 +136,7 @@ pub fn adopt(
     unetmap_mem::register_publisher();
     let lease = Lease::of_daemon(lease, &connection).map_err(|e| Error::host(spec, e))?;
     let connection = Connection { fd: connection, socket: PathBuf::new() };
-    let mut port = assemble(spec, connection, Arc::new(lease), register, bound, fds)?;
+    let mut port = assemble_for(false, spec, (connection, Arc::new(lease)), register, bound, fds)?;
     port.source.board = Some(board);
     Ok(port)
 }
@@ -149,8 +149,20 @@ pub(crate) fn assemble(
     bound: &Bound,
     fds: Vec<OwnedFd>,
 ) -> Result<Port, Error> {
+    assemble_for(true, spec, (connection, lease), register, bound, fds)
+}
+
+/// The same; `for_program`: pointers in slots are this process's own.
+fn assemble_for(
+    for_program: bool,
+    spec: &str,
+    (connection, lease): (Connection, Arc<Lease>),
+    register: NmreqRegister,
+    bound: &Bound,
+    fds: Vec<OwnedFd>,
+) -> Result<Port, Error> {
     let garbled = || Error::host(spec, io::Error::other("the daemon's answer makes no sense"));
-    let parts = Parts::map(bound, fds, spec)?;
+    let parts = Parts { for_program, ..Parts::map(bound, fds, spec)? };
     let rings = |dir: u16| -> Result<Vec<Ring>, Error> {
         let of_dir = bound.rings.iter().enumerate().filter(|(_, ring)| ring.dir == dir);
         of_dir.map(|(i, ring)| parts.ring(i, ring).ok_or_else(garbled)).collect()
@@ -259,6 +271,8 @@ struct Parts {
     of_rings: Vec<OwnedFd>,
     /// Of a monitor.
     shelf: Geometry,
+    /// Whether pointers in slots are this process's own.
+    for_program: bool,
     /// Whether receive rings get the time only where the program asks for it.
     time_if_asked: bool,
 }
@@ -304,7 +318,7 @@ impl Parts {
         let third = page(next()?, (bound.head.page_bytes as usize).max(1)).map_err(host)?;
         debug_assert_eq!(bound.fds() - FIXED_FDS, 2 * bound.rings.len());
         let (shelf, time_if_asked) = (geometry(&bound.head.shelf), bound.head.flags & NO_TIMESTAMP != 0);
-        Ok(Parts { region, end, third, of_rings: fds.collect(), shelf, time_if_asked })
+        Ok(Parts { region, end, third, of_rings: fds.collect(), shelf, for_program: true, time_if_asked })
     }
 
     /// The ring that stands at `index` in the daemon's answer; `None` when what it says cannot be.
@@ -336,7 +350,9 @@ impl Parts {
             }
             (Path::Vale, 0) => {
                 let line = Producer::new(&lines(), told.line as usize, view.slots().clone())?;
-                SyncPath::Tx(Box::new(ValeTx(PipeTx { line, mine: bell(0)?, theirs: bell(1)? })))
+                let pipe = PipeTx { line, mine: bell(0)?, theirs: bell(1)? };
+                let region = self.for_program.then(|| self.region.clone());
+                SyncPath::Tx(Box::new(ValeTx { pipe, offsets, region }))
             }
             (Path::Vale, _) => {
                 let line = Inbox::new(&lines(), told.line as usize, view.slots().clone())?;

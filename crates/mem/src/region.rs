@@ -10,6 +10,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use unetmap_sys::program::{PIECES, Piece, bring};
 use unetmap_sys::xsk::Umem;
 use unetmap_sys::{Mapping, memfd};
 
@@ -59,6 +60,7 @@ pub struct Geometry {
     pub bufs: PoolShape,
 }
 
+const NO_PIECE: Piece = Piece { from: 0, to: std::ptr::null_mut(), len: 0 };
 const PAGE: u64 = 4096;
 /// Where a region may begin at most.
 const LAST_BASE: u64 = 1 << 40;
@@ -215,6 +217,28 @@ impl Region {
         }
         // SAFETY: buffer idx < count lies inside the pool, which `attach` mapped whole (M2).
         unsafe { Frame::new(self.bufs.add(idx.0 as usize * bufs.size as usize), bufs.size as usize) }
+    }
+
+    /// Brings data of this process, at addresses where there may be no memory, to the starts of buffers: up to
+    /// [`PIECES`] of `(address, bytes, buffer)`. Returns which could not be brought, bit i for the i-th; what is longer than
+    /// a buffer, or for a buffer that does not exist, is among them.
+    ///
+    /// [`PIECES`]: unetmap_sys::program::PIECES
+    pub fn bring(&self, wanted: &[(u64, u16, BufIdx)]) -> u64 {
+        let (mut bad, mut pieces, mut of, mut n) = (0, [NO_PIECE; PIECES], [0; PIECES], 0);
+        for (i, (from, len, idx)) in wanted.iter().take(PIECES).enumerate() {
+            let frame = if self.limits().index_ok(*idx) { self.frame(*idx) } else { Frame::EMPTY };
+            if usize::from(*len) > frame.capacity() {
+                bad |= 1 << i;
+                continue;
+            }
+            pieces[n] = Piece { from: *from, to: frame.as_ptr(), len: (*len).into() };
+            of[n] = i;
+            n += 1;
+        }
+        // SAFETY: each place is the start of a frame that has room for so many bytes; there are no references to frames (M1).
+        let missed = unsafe { bring(&pieces[..n]) };
+        (0..n).filter(|at| missed & 1 << at != 0).fold(bad, |bad, at| bad | 1 << of[at])
     }
 
     /// The first byte of buffer 0; valid for the whole pool.

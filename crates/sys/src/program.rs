@@ -42,6 +42,76 @@ pub unsafe fn write(to: u64, bytes: &[u8]) -> io::Result<()> {
     done(moved, bytes.len()).unwrap_or_else(|| unsafe { write_by_pipe(to, bytes) })
 }
 
+/// Pieces that one call of the kernel's moves at most.
+pub const PIECES: usize = 64;
+
+/// A piece of memory that is to be brought to a place of ours.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// Its address, at which there may be no memory.
+    pub from: u64,
+    /// Where it goes.
+    pub to: *mut u8,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// Brings up to [`PIECES`] pieces, with one call of the kernel's where all of them can be read. Returns which could not:
+/// bit i is piece i, whose place may have been written in part.
+///
+/// # Safety
+/// The place of each piece is valid for writes of its length, and no reference to it is used meanwhile. Others may read and
+/// write it.
+pub unsafe fn bring(pieces: &[Piece]) -> u64 {
+    let pieces = &pieces[..pieces.len().min(PIECES)];
+    let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+    let (mut here, mut there) = ([none; PIECES], [none; PIECES]);
+    for (i, piece) in pieces.iter().enumerate() {
+        here[i] = libc::iovec { iov_base: piece.to.cast(), iov_len: piece.len };
+        there[i] = libc::iovec { iov_base: address(piece.from), iov_len: piece.len };
+    }
+    let (mut bad, mut at) = (0, 0);
+    while at < pieces.len() {
+        let n = pieces.len() - at;
+        let (to, from) = (here[at..].as_ptr(), there[at..].as_ptr());
+        // SAFETY: n entries follow in both arrays; the places are the caller's promise, and what lies at the addresses is read
+        // by the kernel, which refuses what is not there.
+        let moved = unsafe { libc::process_vm_readv(libc::getpid(), to, n as u64, from, n as u64, 0) };
+        if moved < 0 && matches!(io::Error::last_os_error().raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) {
+            // SAFETY: the caller's promise.
+            let brought = |piece: &Piece| unsafe { bring_by_pipe(piece) }.is_ok();
+            let missed = pieces[at..].iter().enumerate().filter(|(_, piece)| !brought(piece));
+            return missed.fold(bad, |bad, (i, _)| bad | 1 << (at + i));
+        }
+        // Whole pieces, then one that ended at memory that is not there.
+        let mut left = usize::try_from(moved).unwrap_or(0);
+        while at < pieces.len() && left >= pieces[at].len {
+            left -= pieces[at].len;
+            at += 1;
+        }
+        if at < pieces.len() {
+            bad |= 1 << at;
+            at += 1;
+        }
+    }
+    bad
+}
+
+/// Through a copy, where a filter of system calls forbids the usual way.
+///
+/// # Safety
+/// As [`bring`].
+unsafe fn bring_by_pipe(piece: &Piece) -> io::Result<()> {
+    let mut part = [0; PIPE_BYTES];
+    for at in (0..piece.len).step_by(PIPE_BYTES) {
+        let n = (piece.len - at).min(PIPE_BYTES);
+        read_by_pipe(piece.from.saturating_add(at as u64), &mut part[..n])?;
+        // SAFETY: `at + n` is at most the piece's length (caller).
+        unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), piece.to.add(at), n) };
+    }
+    Ok(())
+}
+
 fn address(at: u64) -> *mut libc::c_void {
     std::ptr::with_exposed_provenance_mut(usize::try_from(at).unwrap_or(usize::MAX))
 }
@@ -214,6 +284,37 @@ mod tests {
         // SAFETY: `back` is ours.
         unsafe { write_by_pipe(back.as_mut_ptr().expose_provenance() as u64, &to) }.unwrap();
         assert_eq!(from, back);
+    }
+
+    #[test]
+    fn pieces_that_are_not_there_leave_the_others() {
+        let edge = Edge::new();
+        let source: Vec<u8> = (0..200).collect();
+        let at = source.as_ptr().expose_provenance() as u64;
+        let mut places = vec![[0u8; 100]; PIECES];
+        let from = |i: usize| match i % 4 {
+            1 => (edge.before_end(3), 4),
+            3 => (0, 4),
+            _ => (at + i as u64, if i == 2 { 0 } else { i + 1 }),
+        };
+        let pieces: Vec<Piece> = places
+            .iter_mut()
+            .enumerate()
+            .map(|(i, place)| Piece { from: from(i).0, to: place.as_mut_ptr(), len: from(i).1 })
+            .collect();
+        // SAFETY: each place is ours, and larger than its piece.
+        let bad = unsafe { bring(&pieces) };
+        assert_eq!(bad, 0xaaaa_aaaa_aaaa_aaaa);
+        // SAFETY: as above.
+        let by_pipe: Vec<bool> = pieces.iter().map(|piece| unsafe { bring_by_pipe(piece) }.is_ok()).collect();
+        assert!(by_pipe.iter().enumerate().all(|(i, good)| *good == (i % 2 == 0)));
+        for (i, place) in places.iter().enumerate().filter(|(i, _)| i % 2 == 0) {
+            let len = from(i).1;
+            assert_eq!(place[..len], source[i..i + len], "{i}");
+            assert!(place[len..].iter().all(|b| *b == 0));
+        }
+        // SAFETY: no pieces, no places.
+        assert_eq!(unsafe { bring(&[]) }, 0);
     }
 
     #[test]

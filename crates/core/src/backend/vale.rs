@@ -1,42 +1,84 @@
 //! Ports of a switch: a line each way, at whose other end is a thread of the daemon.
 //!
+//! A slot may say that its data is elsewhere in the program's memory (`NS_INDIRECT`). Whoever syncs brings it, from his own
+//! memory, before the slot is handed over: the daemon never follows a pointer.
+//!
 //! The daemon is believed where a pipe's peer is not. It takes all that is sent, sooner or later; what a receiver has no
 //! room for it drops there.
 
-use unetmap_abi::NS_MOREFRAG;
-use unetmap_mem::{Inbox, Pos, Span};
+use std::sync::Arc;
+
+use unetmap_abi::{NS_INDIRECT, NS_MOREFRAG};
+use unetmap_mem::{BufIdx, Inbox, Offsets, Pos, Region, Span};
 use unetmap_sys::Bell;
+use unetmap_sys::program::PIECES;
 
 use super::pipe::PipeTx;
 use super::{Filled, Nonsense, Rx, Sleeper, Tx};
 
 /// The sending end: a pipe's, but that what is handed over ends a packet. The switch judges the slots.
-pub(crate) struct ValeTx(pub(crate) PipeTx);
+pub(crate) struct ValeTx {
+    pub(crate) pipe: PipeTx,
+    pub(crate) offsets: Offsets,
+    /// Where data goes that is elsewhere; `None` in the daemon, whose memory is no program's.
+    pub(crate) region: Option<Arc<Region>>,
+}
+
+impl ValeTx {
+    /// Brings the data of the slots that have it elsewhere. What cannot be read, or is longer than a buffer, is left empty,
+    /// and such a packet goes nowhere. Returns how many slots that were.
+    #[cold]
+    #[inline(never)]
+    fn bring(&self, window: Span) -> u32 {
+        let ring = self.pipe.line.slots();
+        // Where offsets lie in the pointers these are no addresses.
+        let region = self.region.as_deref().filter(|_| self.offsets.mask == 0);
+        let mut elsewhere = ring.slots().walk(window).filter(|p| ring.flags(*p) & NS_INDIRECT != 0).peekable();
+        let mut bad = 0;
+        while let Some(first) = elsewhere.peek().copied() {
+            let (mut at, mut wanted) = ([first; PIECES], [(0, 0, BufIdx(0)); PIECES]);
+            let mut n = 0;
+            for p in elsewhere.by_ref().take(PIECES) {
+                let slot = ring.load(p);
+                (at[n], wanted[n]) = (p, (slot.ptr, slot.len, slot.buf_idx));
+                n += 1;
+            }
+            let missed = region.map_or(u64::MAX, |region| region.bring(&wanted[..n]));
+            for p in (0..n).filter(|i| missed & 1 << i != 0).map(|i| at[i]) {
+                ring.set_len(p, 0);
+                bad += 1;
+            }
+        }
+        bad
+    }
+}
 
 impl Tx for ValeTx {
     #[inline]
     fn send(&self, window: Span) -> u32 {
-        let ring = self.0.line.slots();
+        let ring = self.pipe.line.slots();
         let last = ring.slots().prev(window.to);
         let flags = ring.flags(last);
         if flags & NS_MOREFRAG != 0 {
             ring.set_flags(last, flags & !NS_MOREFRAG);
         }
-        self.0.send(window)
+        let any = ring.slots().walk(window).fold(0, |any, p| any | ring.flags(p));
+        let bad = if any & NS_INDIRECT != 0 { self.bring(window) } else { 0 };
+        self.pipe.send(window) + bad
     }
 
     #[inline]
     fn finished(&self, known: Pos, sent: Pos) -> Result<Pos, Nonsense> {
-        self.0.finished(known, sent)
+        self.pipe.finished(known, sent)
     }
 
     #[inline]
     fn moved(&self, known: Pos) -> Option<u32> {
-        self.0.moved(known)
+        self.pipe.moved(known)
     }
 
     fn sleeper(&self) -> Option<&dyn Sleeper> {
-        self.0.sleeper()
+        self.pipe.sleeper()
     }
 }
 
