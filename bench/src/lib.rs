@@ -26,6 +26,7 @@ mod rtt;
 mod seqpacket;
 mod session;
 mod stats;
+mod vale;
 
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
@@ -46,6 +47,7 @@ use seqpacket::Window;
 pub use stats::Class;
 use stats::Sample;
 use unetmap::Port;
+use vale::{Switch, Traffic};
 
 /// What our own side is called in the results.
 const US: &str = "unetmap";
@@ -53,6 +55,9 @@ const US: &str = "unetmap";
 const NATIVE: &str = "native";
 /// What the program is called that `unetmap run` runs, beside one on the node.
 const PRELOAD: &str = "preload";
+/// What a pipe is called beside a switch, and a switch without idle ports beside one with some.
+const PIPE: &str = "pipe";
+const ALONE: &str = "alone";
 /// What the C library's own call is called.
 const LIBC: &str = "libc";
 /// The sender's batches that `pipe-batch` goes through, packets.
@@ -83,6 +88,22 @@ pub enum Bench {
     NodePipe,
     /// A `poll` there that finds something ready, with the daemon on the same core, against one with `unetmap run`.
     NodePoll,
+    /// 60 B over a switch, from one pkt-gen to another; the part that was lost; and the highest rate without loss.
+    Vale60Copy,
+    /// The same with 512 B.
+    Vale512Copy,
+    /// The same with 1500 B.
+    Vale1500Copy,
+    /// 60 B between ports that share a region.
+    Vale60Swap,
+    /// Sender, switch and receiver on one core.
+    Vale1Core,
+    /// 60 B to 16 addresses behind four receivers.
+    ValeFan,
+    /// The median round trip over a switch, awake and asleep, beside a pipe's.
+    ValeRtt,
+    /// 60 B over a switch with 64 more ports that do nothing.
+    ValeIdlePorts,
     /// 60 B out of one queue of an interface, through pkt-gen.
     NicTx,
     /// What pkt-gen receives at an interface whose other end sends as fast as it can.
@@ -97,7 +118,7 @@ pub enum Bench {
 
 impl Bench {
     /// All there are.
-    pub const ALL: [Bench; 14] = [
+    pub const ALL: [Bench; 22] = [
         Bench::Pipe,
         Bench::PipeBatch,
         Bench::PipeOneCore,
@@ -107,6 +128,14 @@ impl Bench {
         Bench::PreloadPoll,
         Bench::NodePipe,
         Bench::NodePoll,
+        Bench::Vale60Copy,
+        Bench::Vale512Copy,
+        Bench::Vale1500Copy,
+        Bench::Vale60Swap,
+        Bench::Vale1Core,
+        Bench::ValeFan,
+        Bench::ValeRtt,
+        Bench::ValeIdlePorts,
         Bench::NicTx,
         Bench::NicRx,
         Bench::NicFwd,
@@ -126,12 +155,42 @@ impl Bench {
             Bench::PreloadPoll => "preload-poll",
             Bench::NodePipe => "node-pipe",
             Bench::NodePoll => "node-poll",
+            Bench::Vale60Copy => "vale-60-copy",
+            Bench::Vale512Copy => "vale-512-copy",
+            Bench::Vale1500Copy => "vale-1500-copy",
+            Bench::Vale60Swap => "vale-60-swap",
+            Bench::Vale1Core => "vale-1core",
+            Bench::ValeFan => "vale-fan",
+            Bench::ValeRtt => "vale-rtt",
+            Bench::ValeIdlePorts => "vale-idle-ports",
             Bench::NicTx => "nic-tx",
             Bench::NicRx => "nic-rx",
             Bench::NicFwd => "nic-fwd",
             Bench::HostTcp => "host-tcp",
             Bench::HostRtt => "host-rtt",
         }
+    }
+
+    /// Whether it is about a switch, and brings its own daemon.
+    fn is_vale(self) -> bool {
+        self.traffic().is_some() || matches!(self, Bench::ValeFan | Bench::ValeRtt)
+    }
+
+    /// What goes over a switch, where that is one stream.
+    fn traffic(self) -> Option<Traffic> {
+        let len = match self {
+            Bench::Vale512Copy => 512,
+            Bench::Vale1500Copy => 1500,
+            Bench::Vale60Copy | Bench::Vale60Swap | Bench::Vale1Core | Bench::ValeIdlePorts => 60,
+            _ => return None,
+        };
+        let idle = if self == Bench::ValeIdlePorts { vale::IDLE } else { 0 };
+        Some(Traffic { len, rate: None, share: self == Bench::Vale60Swap, idle })
+    }
+
+    /// Whether it is asked how fast packets may come that none is lost.
+    fn may_lose(self) -> bool {
+        matches!(self, Bench::Vale60Copy | Bench::Vale512Copy | Bench::Vale1500Copy)
     }
 
     /// Whether it needs interfaces, and so namespaces, and so root.
@@ -141,7 +200,7 @@ impl Bench {
 
     /// Whether it needs a daemon for pipes.
     fn is_pipe(self) -> bool {
-        !self.is_nic() && !host::is_host(self)
+        !self.is_nic() && !self.is_vale() && !host::is_host(self)
     }
 }
 
@@ -247,7 +306,7 @@ fn check(options: &Options) -> Result<(), String> {
     if options.limit.is_zero() {
         return Err("--seconds 0: at least 1 is needed".into());
     }
-    let mut labels = BTreeSet::from([US, seqpacket::LABEL, NATIVE, PRELOAD, LIBC]);
+    let mut labels = BTreeSet::from([US, seqpacket::LABEL, NATIVE, PRELOAD, PIPE, ALONE, LIBC]);
     labels.extend(options.benches.iter().flat_map(|&bench| Who::all(bench)).map(|who| who.label()));
     labels.extend(options.benches.iter().filter(|bench| host::is_host(**bench)).map(|_| host::CABLE));
     match options.peers.iter().find(|p| !labels.insert(&p.label)) {
@@ -264,18 +323,24 @@ struct Contest {
     batch: u32,
     /// Ours, where it is about the host's stack.
     way: Way,
+    /// Of a switch: the highest rate without loss is looked for.
+    clean: bool,
 }
 
 fn contests(bench: Bench) -> Vec<Contest> {
-    let contest = |name: String, batch| Contest { bench, name, batch, way: Way::Native };
+    let contest = |name: String, batch| Contest { bench, name, batch, way: Way::Native, clean: false };
     match bench {
         Bench::HostTcp | Bench::HostRtt => {
             let ours = Way::OURS.into_iter();
             ours.map(|(way, end)| Contest { way, ..contest(format!("{}{end}", bench.name()), 1024) }).collect()
         }
+        _ if bench.may_lose() => {
+            let clean = Contest { clean: true, ..contest(format!("{}-clean", bench.name()), 512) };
+            vec![contest(bench.name().into(), 512), clean]
+        }
         Bench::PipeBatch => BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::PreloadPipe => FEW_BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
-        Bench::PipeRtt | Bench::PipePing => vec![contest(bench.name().into(), 1)],
+        Bench::PipeRtt | Bench::PipePing | Bench::ValeRtt => vec![contest(bench.name().into(), 1)],
         _ => vec![contest(bench.name().into(), 512)],
     }
 }
@@ -288,6 +353,8 @@ impl Contest {
             Bench::PipeRtt | Bench::PipePing | Bench::NodePoll => vec![row("", "ns")],
             Bench::PreloadPoll => vec![row("", "ns"), row("-added", "ns")],
             Bench::HostTcp | Bench::HostRtt => host::rows(self.bench, &self.name),
+            Bench::ValeRtt => vec![row("", "ns"), row("-asleep", "ns")],
+            _ if self.bench.may_lose() && !self.clean => vec![row("", "Mpps"), row("-lost", "%")],
             _ => vec![row("", "Mpps")],
         }
     }
@@ -298,7 +365,7 @@ impl Contest {
         let mut sides = match (nics.filter(|_| self.bench.is_nic()), &networks.hosts) {
             (Some(nics), _) => self.nic_sides(cores, nics),
             (None, Some(hosts)) if host::is_host(self.bench) => self.host_sides(cores, hosts),
-            _ => vec![self.ours(cores)?, self.other(cores)?],
+            _ => std::iter::once(self.ours(cores)).chain(self.other(cores).transpose()).collect::<Result<_, _>>()?,
         };
         for peer in &options.peers {
             sides.push(Box::new(Outside { peer, contest: self, environment: &environment }));
@@ -321,6 +388,7 @@ impl Contest {
     /// What the commands of others are told.
     fn environment(&self, networks: &Networks) -> Vec<(&'static str, String)> {
         let mut environment = vec![("BENCH", self.name.clone()), ("BATCH", self.batch.to_string())];
+        environment.extend(self.bench.traffic().map(|traffic| ("LEN", traffic.len.to_string())));
         environment.extend(networks.nics.iter().flat_map(|nics| nics.environment()));
         environment.extend(networks.hosts.iter().flat_map(|hosts| hosts.environment()));
         environment
@@ -349,7 +417,20 @@ impl Contest {
 
     fn ours(&self, cores: Cores) -> Result<Box<dyn Side>, String> {
         let batch = self.batch;
+        if let Some(traffic) = self.bench.traffic() {
+            return self.crossing(US, cores, traffic);
+        }
         Ok(match self.bench {
+            Bench::ValeFan => {
+                let switch = Switch::new(cores)?;
+                Inside::boxed(US, cores, move || Ok(vec![switch.fan()?]))
+            }
+            Bench::ValeRtt => {
+                let switch = Switch::new(cores)?;
+                Inside::boxed(US, cores, move || {
+                    [false, true].map(|asleep| switch.round_trip(asleep)).into_iter().collect()
+                })
+            }
             Bench::PipeRtt => Inside::boxed(US, cores, move || Ok(vec![rtt::round_trip(cores, PEER_WINDOW)?])),
             Bench::PipePing => {
                 let pair = Pair { program: pkt_gen::find()?, cores };
@@ -384,20 +465,44 @@ impl Contest {
         Ok(Inside::boxed(label, cores, move || Ok(vec![pair.rate(batch)?])))
     }
 
-    /// Who is measured beside us.
-    fn other(&self, cores: Cores) -> Result<Box<dyn Side>, String> {
-        match self.bench {
-            Bench::PreloadPipe | Bench::NodePipe => self.pkt_gen(NATIVE, cores),
+    /// One sender, one receiver, and a switch between them.
+    fn crossing(&self, label: &'static str, cores: Cores, traffic: Traffic) -> Result<Box<dyn Side>, String> {
+        let one = Cores { rx: cores.tx, ..cores };
+        let switch = Switch::new(if self.bench == Bench::Vale1Core { one } else { cores })?;
+        let (clean, lossy) = (self.clean, self.bench.may_lose());
+        Ok(Inside::boxed(label, cores, move || {
+            if clean {
+                return Ok(vec![switch.clean_rate(traffic)?]);
+            }
+            let crossed = switch.cross(traffic)?;
+            Ok(if lossy { vec![crossed.mpps, 100.0 * crossed.lost] } else { vec![crossed.mpps] })
+        }))
+    }
+
+    /// Who is measured beside us, if somebody is.
+    fn other(&self, cores: Cores) -> Result<Option<Box<dyn Side>>, String> {
+        Ok(Some(match self.bench {
+            Bench::ValeIdlePorts => {
+                let traffic = self.bench.traffic().map(|traffic| Traffic { idle: 0, ..traffic });
+                return traffic.map(|traffic| self.crossing(ALONE, cores, traffic)).transpose();
+            }
+            Bench::ValeRtt => {
+                let switch = Switch::new(cores)?;
+                let both = move || [false, true].map(|asleep| switch.pipe_round_trip(asleep)).into_iter().collect();
+                Inside::boxed(PIPE, cores, both)
+            }
+            bench if bench.is_vale() => return Ok(None),
+            Bench::PreloadPipe | Bench::NodePipe => self.pkt_gen(NATIVE, cores)?,
             Bench::NodePoll => {
                 let program = Preloaded::new(cores)?;
-                Ok(Inside::boxed(PRELOAD, cores, move || Ok(vec![program.ready_poll()?])))
+                Inside::boxed(PRELOAD, cores, move || Ok(vec![program.ready_poll()?]))
             }
             Bench::PreloadPoll => {
                 let program = Preloaded::new(cores)?;
-                Ok(Inside::boxed(LIBC, cores, move || program.other_poll().map(|[_, bare]| vec![bare])))
+                Inside::boxed(LIBC, cores, move || program.other_poll().map(|[_, bare]| vec![bare]))
             }
-            _ => Ok(self.seqpacket(cores)),
-        }
+            _ => self.seqpacket(cores),
+        }))
     }
 
     fn seqpacket(&self, cores: Cores) -> Box<dyn Side> {
@@ -509,7 +614,8 @@ mod tests {
         assert_eq!(
             message,
             "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt, pipe-ping, preload-pipe, preload-poll, \
-             node-pipe, node-poll, nic-tx, nic-rx, nic-fwd, host-tcp, host-rtt)"
+             node-pipe, node-poll, vale-60-copy, vale-512-copy, vale-1500-copy, vale-60-swap, vale-1core, vale-fan, \
+             vale-rtt, vale-idle-ports, nic-tx, nic-rx, nic-fwd, host-tcp, host-rtt)"
         );
         let names: Vec<_> = contests(Bench::PipeBatch).into_iter().map(|c| (c.name, c.batch)).collect();
         assert_eq!(names[0], ("pipe-batch-1".into(), 1));

@@ -1,17 +1,15 @@
 //! The same C program on a `/dev/netmap` that a daemon of our own serves, linked statically with nothing of ours.
 
-use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use rustix::process::Pid;
-use rustix::thread::{CpuSet, sched_setaffinity};
 use tempfile::TempDir;
 
 use crate::daemon::Daemon;
 use crate::preload;
 use crate::probe::Cores;
 use crate::program::{self, Running, conclude, steady_mpps};
+use crate::vale::pin_all;
 
 /// The node, and the program for it.
 pub(crate) struct Noded {
@@ -56,21 +54,9 @@ impl Noded {
 
     /// Nanoseconds of a poll that finds something ready, with the program and the daemon on one core.
     pub(crate) fn ready_poll(&self) -> Result<f64, String> {
-        self.pin().map_err(|e| format!("bench: the daemon cannot be kept on one core: {e}"))?;
+        pin_all(self.daemon.id(), self.cores.tx)
+            .map_err(|e| format!("bench: the daemon cannot be kept on one core: {e}"))?;
         preload::ready_poll(|args| self.start(args), "netmap:bench{2", self.cores)
-    }
-
-    /// Keeps all threads of the daemon on the sender's core.
-    fn pin(&self) -> std::io::Result<()> {
-        let mut set = CpuSet::new();
-        set.set(self.cores.tx);
-        for task in fs::read_dir(format!("/proc/{}/task", self.daemon.id()))? {
-            let tid = task?.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
-            if let Some(tid) = tid {
-                sched_setaffinity(Some(tid), &set)?;
-            }
-        }
-        Ok(())
     }
 
     fn start(&self, args: &[&str]) -> Result<Running, String> {

@@ -58,7 +58,7 @@ impl Pair {
 }
 
 /// The median of ping's summary, ns; `None` for lines about something else.
-fn median_rtt(line: &str) -> Result<Option<f64>, String> {
+pub(crate) fn median_rtt(line: &str) -> Result<Option<f64>, String> {
     let value = object(line)?;
     if value["event"] != "summary" {
         return Ok(None);

@@ -214,6 +214,11 @@ struct DoctorArgs {
 /// pkt-gen; `node-poll` a poll there that finds something ready, with the daemon on the same core, beside one under
 /// `unetmap run`. Both are for root.
 ///
+/// Over a switch, whose daemon the first pkt-gen starts: `vale-60-copy`, `vale-512-copy`, `vale-1500-copy` one sender and one
+/// receiver, the part of the packets that was lost, and the highest rate at which at most one in a thousand was; `vale-60-swap`
+/// ports that share a region; `vale-1core` all on one core; `vale-fan` 16 addresses behind four receivers; `vale-rtt` the
+/// median of pkt-gen's pings, awake and asleep, beside a pipe's; `vale-idle-ports` with 64 more ports, beside none.
+///
 /// About interfaces, in network namespaces that are made for it, so for root only: `nic-tx` 60 B out of one queue through
 /// pkt-gen; `nic-rx` what pkt-gen receives while the other end of the cable sends as fast as it can; `nic-fwd` what
 /// bridge moves from one interface to another. `host-tcp` what TCP carries each way between an interface and the host's
@@ -241,8 +246,8 @@ struct BenchArgs {
 
     /// Compare with what COMMAND measures, too; may be given several times
     ///
-    /// COMMAND is run by `sh -c` once a turn, with BENCH (the row's name) and BATCH (the sender's batch) in its
-    /// environment. It prints a line for each class:
+    /// COMMAND is run by `sh -c` once a turn, with BENCH (the row's name), BATCH (the sender's batch) and, over a
+    /// switch, LEN (bytes of a packet) in its environment. It prints a line for each class:
     /// {"name":"x","class":"L","unit":"Mpps","median":1.5,"min":1,"max":2,"n":9}. The unit tells which of our rows it
     /// is compared with. One that fails is left out from then on, and the exit status is 1.
     #[arg(long = "peer", value_name = "LABEL=COMMAND")]

@@ -54,7 +54,7 @@ fn bench_measures_and_ls_shows() {
 
     let daemon = Daemon(&unetmap);
     // One sample of each side; how fast is not asked here.
-    let benches = ["pipe", "pipe-1core", "pipe-rtt", "preload-pipe", "preload-poll"];
+    let benches = ["pipe", "pipe-1core", "pipe-rtt", "preload-pipe", "preload-poll", "vale-60-copy", "vale-rtt"];
     let output = unetmap(&[&["bench", "--samples", "1", "--seconds", "60", "--json"], &benches[..]].concat());
     assert!(output.status.success(), "{output:?}");
     let rows: Vec<Value> =
@@ -64,8 +64,11 @@ fn bench_measures_and_ls_shows() {
     assert!(names("Mpps").contains(&"pipe") && names("Mpps").contains(&"pipe-1core"), "{rows:?}");
     assert!(names("cycles").contains(&"pipe-1core-cycles") && names("ns").contains(&"pipe-rtt"), "{rows:?}");
     assert!(names("Mpps").contains(&"preload-pipe-64") && names("ns").contains(&"preload-poll"), "{rows:?}");
-    // A difference, which may be nothing.
-    for row in rows.iter().filter(|row| row["name"] != "preload-poll-added") {
+    assert!(names("Mpps").contains(&"vale-60-copy-clean") && names("ns").contains(&"vale-rtt-asleep"), "{rows:?}");
+    assert_eq!(names("%").first(), Some(&"vale-60-copy-lost"));
+    // A difference and a part, which may be nothing.
+    let nothing = ["preload-poll-added", "vale-60-copy-lost", "vale-60-copy-clean"];
+    for row in rows.iter().filter(|row| !nothing.contains(&row["name"].as_str().unwrap())) {
         assert!(row["class"] == "L" || row["class"] == "R", "{row}");
         let [min, median, max] = ["min", "median", "max"].map(|key| row[key].as_f64().unwrap());
         assert!(0.0 < min && min <= median && median <= max && row["n"].as_u64() >= Some(1), "{row}");
@@ -73,7 +76,7 @@ fn bench_measures_and_ls_shows() {
             assert!(peer["median"].as_f64() > Some(0.0) && peer["ratio"].as_f64() >= Some(0.0), "{row}");
         }
     }
-    for peer in ["seqpacket", "native", "libc"] {
+    for peer in ["seqpacket", "native", "libc", "pipe"] {
         assert!(rows.iter().any(|row| row["peers"][peer].is_object()), "{rows:?}");
     }
 
