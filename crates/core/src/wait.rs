@@ -16,6 +16,7 @@ use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 
 use crate::error::Error;
 use crate::port::{Interest, Port};
+use crate::sync::Path;
 
 /// How long to spin before sleeping: about the price of one sleep and wake-up between two cores.
 const SPIN: Duration = Duration::from_micros(50);
@@ -129,8 +130,22 @@ impl Port {
             if !ready.is_none() {
                 return Ok(Ok(ready));
             }
+            self.give_way(want);
         }
         Ok(Err(start))
+    }
+
+    /// A yield was in vain: it is none for a party of another session. Who waits for one ring alone, and shares it with
+    /// nobody, can give the processor away otherwise.
+    fn give_way(&self, want: Interest) {
+        let mut all = self.sleepers(want);
+        let (Some((ring, sleeper)), None) = (all.next(), all.next()) else { return };
+        let (state, slots) = (ring.inner.state(), ring.inner.view.shape().slots);
+        if state.sharers() <= 1
+            && let Some((_, hwtail)) = state.positions(slots)
+        {
+            sleeper.give_way(if matches!(ring.inner.path, Path::Tx(_)) { slots.next(hwtail) } else { hwtail });
+        }
     }
 
     fn wait_longer(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {

@@ -17,6 +17,10 @@
 //!
 //! Waking: who is about to sleep sets its `wants` word, fences, and looks once more; who moved a position fences and
 //! tests the other's word, and pays a system call only when somebody sleeps.
+//!
+//! Napping: who has nothing to do and finds that the other party was last on its own processor gives that away, by a short
+//! sleep on its `wants` word itself. It brings no barrier: on one processor there is nothing to wait for, and if one of the
+//! two moves to another in this very moment the nap ends by itself.
 
 use crate::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_publisher, fence_sleeper};
 use crate::pos::{Pos, Slots, Span};
@@ -42,7 +46,24 @@ struct Sent {
     /// The position whose predecessor is in `copy`; [`NO_COPY`] while that is being written.
     tag: AtomicU32,
     copy: [AtomicU64; 2],
+    /// The producer's processor + 1; 0: unknown.
+    cpu: AtomicU32,
 }
+
+/// The consumer's position.
+#[repr(C, align(128))]
+#[derive(Debug)]
+struct Released {
+    cons: AtomicU32,
+    /// The consumer's processor + 1; 0: unknown.
+    cpu: AtomicU32,
+}
+
+/// In a `wants` word: asleep, until a bell rings.
+const ASLEEP: u32 = 1;
+/// In a `wants` word: napping on the word.
+#[cfg(not(loom))]
+const NAPPING: u32 = 2;
 
 /// Not a position of any ring.
 const NO_COPY: u32 = u32::MAX;
@@ -54,7 +75,7 @@ pub struct LineWords {
     /// One past the last slot sent. Written by the producer.
     sent: Sent,
     /// The first slot not yet released. Written by the consumer.
-    cons: Alone,
+    cons: Released,
     /// Not 0: the producer sleeps until `cons` moves. Set by the producer, cleared by whoever wakes it.
     producer_wants: Alone,
     /// Not 0: the consumer sleeps until `prod` moves. Set by the consumer, cleared by whoever wakes it.
@@ -70,8 +91,9 @@ impl LineWords {
     pub fn new() -> LineWords {
         let word = || Alone(AtomicU32::new(0));
         let copy = [AtomicU64::new(0), AtomicU64::new(0)];
-        let sent = Sent { prod: AtomicU32::new(0), tag: AtomicU32::new(NO_COPY), copy };
-        LineWords { sent, cons: word(), producer_wants: word(), consumer_wants: word() }
+        let sent = Sent { prod: AtomicU32::new(0), tag: AtomicU32::new(NO_COPY), copy, cpu: AtomicU32::new(0) };
+        let cons = Released { cons: AtomicU32::new(0), cpu: AtomicU32::new(0) };
+        LineWords { sent, cons, producer_wants: word(), consumer_wants: word() }
     }
 
     /// Producer: everything before `to` is sent.
@@ -110,14 +132,14 @@ impl LineWords {
     /// Consumer: everything before `to` is the producer's again.
     #[inline(always)]
     pub fn release(&self, to: Pos) {
-        self.cons.0.store(to.raw(), Ordering::Release);
+        self.cons.cons.store(to.raw(), Ordering::Release);
     }
 
     /// Producer: how far the consumer has released, judged: it must lie in the walk from `known`, where it stood at the
     /// last look, to `sent`. `None`: the word is not a position that an honest consumer could have written.
     #[inline(always)]
     pub fn released(&self, slots: Slots, known: Pos, sent: Pos) -> Option<Pos> {
-        let cons = slots.pos(self.cons.0.load(Ordering::Acquire))?;
+        let cons = slots.pos(self.cons.cons.load(Ordering::Acquire))?;
         slots.between(known, cons, sent).then_some(cons)
     }
 
@@ -132,7 +154,7 @@ impl LineWords {
     /// Producer: the consumer's word, if it is not `known` any more. A glance that judges nothing.
     #[inline(always)]
     pub fn released_beyond(&self, known: Pos) -> Option<u32> {
-        let raw = self.cons.0.load(Ordering::Relaxed);
+        let raw = self.cons.cons.load(Ordering::Relaxed);
         (raw != known.raw()).then_some(raw)
     }
 
@@ -151,7 +173,7 @@ impl LineWords {
 
     /// The positions as they stand, for a successor that takes over one side. `None` when not positions of the ring.
     pub fn positions(&self, slots: Slots) -> Option<Span> {
-        let cons = slots.pos(self.cons.0.load(Ordering::Acquire))?;
+        let cons = slots.pos(self.cons.cons.load(Ordering::Acquire))?;
         let prod = slots.pos(self.sent.prod.load(Ordering::Acquire))?;
         Some(Span { from: cons, to: prod })
     }
@@ -164,7 +186,7 @@ impl LineWords {
 
     /// Consumer, about to sleep: asks to be woken when `prod` moves. It must look once more after this call.
     pub fn consumer_arm(&self) {
-        self.consumer_wants.0.store(1, Ordering::SeqCst);
+        self.consumer_wants.0.store(ASLEEP, Ordering::SeqCst);
         fence_sleeper();
     }
 
@@ -172,24 +194,64 @@ impl LineWords {
     /// One [`fence_before_sleep`] for all of them comes before the last look.
     #[inline]
     pub fn consumer_ask(&self) {
-        self.consumer_wants.0.store(1, Ordering::SeqCst);
+        self.consumer_wants.0.store(ASLEEP, Ordering::SeqCst);
     }
 
     /// Producer, about to sleep: asks to be woken when `cons` moves. It must look once more after this call.
     pub fn producer_arm(&self) {
-        self.producer_wants.0.store(1, Ordering::SeqCst);
+        self.producer_wants.0.store(ASLEEP, Ordering::SeqCst);
         fence_sleeper();
     }
 
+    /// Producer: tells that it is on processor `cpu`.
+    #[inline(always)]
+    pub fn producer_is_on(&self, cpu: u32) {
+        if self.sent.cpu.load(Ordering::Relaxed) != cpu + 1 {
+            self.sent.cpu.store(cpu + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Consumer: tells that it is on processor `cpu`.
+    #[inline(always)]
+    pub fn consumer_is_on(&self, cpu: u32) {
+        if self.cons.cpu.load(Ordering::Relaxed) != cpu + 1 {
+            self.cons.cpu.store(cpu + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Consumer, on processor `cpu`: whether the producer says that it is there as well, and does not sleep.
+    #[inline]
+    pub fn producer_shares(&self, cpu: u32) -> bool {
+        self.sent.cpu.load(Ordering::Relaxed) == cpu + 1 && self.producer_wants.0.load(Ordering::Relaxed) == 0
+    }
+
+    /// Producer, on processor `cpu`: whether the consumer says that it is there as well, and does not sleep.
+    #[inline]
+    pub fn consumer_shares(&self, cpu: u32) -> bool {
+        self.cons.cpu.load(Ordering::Relaxed) == cpu + 1 && self.consumer_wants.0.load(Ordering::Relaxed) == 0
+    }
+
+    /// Consumer, which has nothing to do before `prod` is not `taken` any more: naps, until then or for 5 ms.
+    #[cfg(not(loom))]
+    pub fn consumer_nap(&self, taken: Pos) {
+        nap(&self.consumer_wants.0, || self.sent_beyond(taken).is_none());
+    }
+
+    /// Producer, which has nothing to do before `cons` is not `known` any more: naps, until then or for 5 ms.
+    #[cfg(not(loom))]
+    pub fn producer_nap(&self, known: Pos) {
+        nap(&self.producer_wants.0, || self.released_beyond(known).is_none());
+    }
+
     /// Producer, after `publish`: whether the consumer sleeps and is to be woken by the caller. At most one of several
-    /// concurrent callers gets `true`.
+    /// concurrent callers gets `true`. A consumer that naps is woken.
     #[inline(always)]
     pub fn consumer_sleeps(&self) -> bool {
         fence_publisher();
         wanted(&self.consumer_wants.0)
     }
 
-    /// Consumer, after `release`: whether the producer sleeps and is to be woken by the caller.
+    /// Consumer, after `release`: whether the producer sleeps and is to be woken by the caller. One that naps is woken.
     #[inline(always)]
     pub fn producer_sleeps(&self) -> bool {
         fence_publisher();
@@ -204,7 +266,35 @@ pub fn fence_before_sleep() {
 
 #[inline(always)]
 fn wanted(word: &AtomicU32) -> bool {
-    word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::AcqRel) != 0
+    word.load(Ordering::Relaxed) != 0 && wake_napper(word)
+}
+
+/// Takes a wish back; wakes who naps. `true` if a bell is to be rung.
+#[cold]
+fn wake_napper(word: &AtomicU32) -> bool {
+    match word.swap(0, Ordering::AcqRel) {
+        0 => false,
+        #[cfg(not(loom))]
+        NAPPING => {
+            unetmap_sys::nap::wake(word);
+            false
+        }
+        _ => true,
+    }
+}
+
+/// Naps on `word`, if nobody else sleeps there, and there is still nothing to do.
+#[cfg(not(loom))]
+#[cold]
+fn nap(word: &AtomicU32, idle: impl FnOnce() -> bool) {
+    if word.compare_exchange(0, NAPPING, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+        return;
+    }
+    if idle() {
+        unetmap_sys::nap::nap(word, NAPPING);
+    }
+    // Nobody is to be woken any more; whoever woke us, or went to sleep meanwhile, has written something else.
+    let _ = word.compare_exchange(NAPPING, 0, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 /// The mapped page or pages with the words of all lines of a pipe or port.

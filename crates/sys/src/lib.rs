@@ -15,6 +15,7 @@ pub mod fuse;
 pub mod link;
 pub mod map;
 pub mod memfd;
+pub mod nap;
 pub mod netns;
 pub mod probe;
 pub mod process;

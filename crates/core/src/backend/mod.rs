@@ -26,6 +26,12 @@ pub(crate) trait Sleeper {
     /// Becomes readable when the program, armed, is woken.
     fn bell(&self) -> &Bell;
 
+    /// Before that: gives this processor to the other party, if that needs it, until something moved or for a few
+    /// milliseconds. `known` is the position for which the caller waits to change.
+    fn give_way(&self, known: Pos) {
+        let _ = known;
+    }
+
     /// What else becomes readable, by itself, and stays so as long as there is something to be had.
     fn socket(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use unetmap_abi::{NS_INDIRECT, NS_MOREFRAG};
 use unetmap_mem::{BufIdx, Inbox, Offsets, Pos, Region, Span};
 use unetmap_sys::Bell;
+use unetmap_sys::nap::this_cpu;
 use unetmap_sys::program::PIECES;
 
 use super::pipe::PipeTx;
@@ -64,6 +65,7 @@ impl Tx for ValeTx {
         }
         let any = ring.slots().walk(window).fold(0, |any, p| any | ring.flags(p));
         let bad = if any & NS_INDIRECT != 0 { self.bring(window) } else { 0 };
+        self.pipe.line.words().producer_is_on(this_cpu());
         self.pipe.send(window) + bad
     }
 
@@ -78,7 +80,24 @@ impl Tx for ValeTx {
     }
 
     fn sleeper(&self) -> Option<&dyn Sleeper> {
-        self.pipe.sleeper()
+        Some(self)
+    }
+}
+
+impl Sleeper for ValeTx {
+    fn arm(&self) {
+        self.pipe.arm();
+    }
+
+    fn bell(&self) -> &Bell {
+        self.pipe.bell()
+    }
+
+    fn give_way(&self, known: Pos) {
+        let words = self.pipe.line.words();
+        if words.consumer_shares(this_cpu()) {
+            words.producer_nap(known);
+        }
     }
 }
 
@@ -92,7 +111,8 @@ pub(crate) struct ValeRx {
 impl Rx for ValeRx {
     #[inline]
     fn release(&self, window: Span) -> u32 {
-        // Nobody waits for these slots: the switch drops what has no room.
+        // Nobody is woken by this: the switch drops what has no room, or naps until all is read (`fill`).
+        self.line.words().consumer_is_on(this_cpu());
         self.line.words().release(window.to);
         0
     }
@@ -100,6 +120,12 @@ impl Rx for ValeRx {
     #[inline]
     fn fill(&self, held: Pos, taken: Pos) -> Result<Filled, Nonsense> {
         let to = self.line.words().sent(self.line.slots().slots(), held, taken).ok_or(Nonsense)?;
+        if to == taken {
+            if held == taken {
+                self.line.words().producer_sleeps();
+            }
+            return Ok(Filled { to, bad: 0 });
+        }
         self.line.claim(Span { from: taken, to });
         Ok(Filled { to, bad: 0 })
     }
@@ -121,5 +147,12 @@ impl Sleeper for ValeRx {
 
     fn bell(&self) -> &Bell {
         &self.mine
+    }
+
+    fn give_way(&self, known: Pos) {
+        let words = self.line.words();
+        if words.producer_shares(this_cpu()) {
+            words.consumer_nap(known);
+        }
     }
 }

@@ -7,6 +7,7 @@
 //! * [`learn`]: behind which port an address is.
 //! * [`forward`]: where the packets of a batch go.
 //! * [`offload`]: packets that hardware was to finish.
+//! * `patience`: what is done for receivers before they lose packets.
 //! * [`port`]: the switch's side of a port, its rings and lines.
 //! * [`thread`]: which ports are looked at, and when to sleep.
 //!
@@ -16,5 +17,6 @@
 pub mod forward;
 pub mod learn;
 pub mod offload;
+mod patience;
 pub mod port;
 pub mod thread;

@@ -13,17 +13,21 @@ use unetmap_mem::{
     ADDRESSES, BufIdx, Consumer, CopyKind, Frame, LinePage, Offsets, Pos, Producer, Region, RingShape, RingView, Run,
     Side, SlotRing, Slots, Span, Window, copy_packet, copy_run,
 };
+use unetmap_sys::nap::this_cpu;
 use unetmap_sys::{Bell, Mapping, memfd};
 
 use crate::watch::{self, Monitor, Watchers};
 
 use super::forward::{Cutter, Lost, Memory, Packet};
+use super::patience::Patience;
 
 mod translate;
 use translate::translate;
 
 /// How often a client that has no room is given the processor before its packets are dropped without that.
 const CHANCES: u32 = 64;
+/// How many of these a nap is worth in which it read nothing.
+const NAP_CHANCES: u32 = 16;
 
 /// A ring, for [`Attached::new`].
 pub struct Given<'a> {
@@ -103,7 +107,7 @@ impl Attached {
 
     /// The receive ring to which another port's transmit ring `ring` leads.
     #[inline]
-    fn incoming(&self, ring: usize) -> Option<&Incoming> {
+    pub(super) fn incoming(&self, ring: usize) -> Option<&Incoming> {
         self.rx.get(ring % self.rx.len().max(1))
     }
 
@@ -116,23 +120,23 @@ impl Attached {
         ring: usize,
         batch: &Batch<'_>,
         (addresses, at): ([u8; ADDRESSES], u32),
-        may_wait: &mut bool,
+        patience: &Patience,
     ) -> u32 {
         let Some(rx) = self.incoming(ring) else { return 0 };
+        patience.delivers(self.index, ring);
         let mut done = 0;
         loop {
             let (packets, full) = rx.run((&self.region, &from.region), batch, addresses, at + done);
             done += packets;
-            if !full || !rx.worth_waiting() || !std::mem::replace(may_wait, false) {
+            if !full || !patience.give_way(rx) {
                 return done;
             }
-            std::thread::yield_now();
         }
     }
 
     /// Copies packets of a batch of `from`'s into the receive ring that belongs to its transmit ring `ring`, as long as
-    /// there is room; publishes them, and wakes the client if it sleeps. `may_wait`: the client may be given a chance to
-    /// make room, which takes that away from who comes next.
+    /// there is room; publishes them, and wakes the client if it sleeps. A client without room may be given a chance to make
+    /// some.
     #[inline]
     pub(super) fn deliver(
         &self,
@@ -140,9 +144,10 @@ impl Attached {
         ring: usize,
         batch: &Batch<'_>,
         mut packets: impl Iterator<Item = Packet>,
-        may_wait: &mut bool,
+        patience: &Patience,
     ) {
         let Some(rx) = self.incoming(ring) else { return };
+        patience.delivers(self.index, ring);
         if self.header() != from.header() {
             return translate(rx, self, (from, ring), batch, packets);
         }
@@ -152,10 +157,9 @@ impl Attached {
             if next.is_none() {
                 return;
             }
-            if !rx.worth_waiting() || !std::mem::replace(may_wait, false) {
+            if !patience.give_way(rx) {
                 break;
             }
-            std::thread::yield_now();
         }
         let lost = usize::from(next.is_some()) + packets.count();
         rx.dropped.fetch_add(lost as u64, Relaxed);
@@ -240,6 +244,17 @@ impl Outgoing {
         self.line.words().consumer_ask();
     }
 
+    /// Whether the client says that it is on processor `cpu`, and is not asleep.
+    pub(super) fn shares(&self, cpu: u32) -> bool {
+        self.line.words().producer_shares(cpu)
+    }
+
+    /// Naps until it has sent.
+    pub(super) fn nap(&self) {
+        let at = self.state.lock().unwrap_or_else(PoisonError::into_inner).at;
+        self.line.words().consumer_nap(at);
+    }
+
     /// Takes up to `most` slots, copied and judged; `None` when there are none, or the client's word cannot be.
     #[inline]
     pub(super) fn take(&self, sent: &Sent, most: u32) -> Option<Batch<'_>> {
@@ -260,6 +275,7 @@ impl Outgoing {
     pub(super) fn release(&self, sent: &mut Sent, n: u32) {
         sent.at = self.line.slots().slots().add(sent.at, n);
         self.seen.store(sent.at.raw(), Relaxed);
+        self.line.words().consumer_is_on(this_cpu());
         self.line.words().release(sent.at);
         if self.line.words().producer_sleeps() {
             self.client.ring();
@@ -412,6 +428,7 @@ impl Incoming {
         }
         *state = filled;
         if moved {
+            self.line.words().producer_is_on(this_cpu());
             self.line.words().publish(filled.prod);
             if self.line.words().consumer_sleeps() {
                 self.client.ring();
@@ -421,10 +438,38 @@ impl Incoming {
 
     /// Whether to let the client run before packets are dropped: not if it had many chances, and did not read.
     #[cold]
-    fn worth_waiting(&self) -> bool {
+    pub(super) fn worth_waiting(&self) -> bool {
         let mut state = self.lock();
         state.chances += u32::from(state.chances < CHANCES);
         state.chances < CHANCES
+    }
+
+    /// Whether the client says that it is on processor `cpu`, and is not asleep.
+    pub(super) fn shares(&self, cpu: u32) -> bool {
+        self.line.words().consumer_shares(cpu)
+    }
+
+    /// Whether the client has packets that it has not given back.
+    pub(super) fn unread(&self) -> bool {
+        let mut state = self.lock();
+        let mut filled = *state;
+        self.look(&mut filled);
+        *state = filled;
+        filled.cons != filled.prod
+    }
+
+    /// Naps until the client has read.
+    #[cold]
+    pub(super) fn nap(&self) {
+        let known = self.lock().cons;
+        self.line.words().producer_nap(known);
+        let mut state = self.lock();
+        let mut filled = *state;
+        self.look(&mut filled);
+        if filled.cons == known {
+            filled.chances = (filled.chances + NAP_CHANCES).min(CHANCES);
+        }
+        *state = filled;
     }
 
     /// The buffer in slot `p`, as the client left it there.

@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 use unetmap_mem::{Offsets, Span};
 use unetmap_sys::Bell;
 use unetmap_sys::event::{Epoll, EventFlags};
+use unetmap_sys::nap::this_cpu;
 
 use super::forward::{BATCH, Cut, Lists, Lost, Memory, Packet, SHORT_RUN, Target, decide};
 use super::learn::Table;
+use super::patience::Patience;
 use super::port::{Attached, Batch, Outgoing, Sent};
 
 /// How long a thread spins before it sleeps.
@@ -90,13 +92,13 @@ impl Post {
 /// Works until it is told to end.
 pub fn run(post: &Post) {
     unetmap_mem::register_publisher();
-    let mut worker = Worker { lists: Lists::new(), views: Arc::default(), wake: None, events: Vec::new() };
+    let mut worker = Worker::default();
     let (mut taken, mut idle_since) = (0, Instant::now());
     loop {
         if post.ordered.load(Acquire) != taken {
             let mut orders = post.orders.lock().unwrap_or_else(PoisonError::into_inner);
             worker.drain();
-            worker.wake = None;
+            (worker.wake, worker.last) = (None, None);
             worker.views = orders.views.clone();
             taken = post.ordered.load(Acquire);
             orders.taken = taken;
@@ -112,6 +114,11 @@ pub fn run(post: &Post) {
         }
         // The client that we wait for may wait for this very processor.
         std::thread::yield_now();
+        if worker.pass() > 0 {
+            idle_since = Instant::now();
+            continue;
+        }
+        worker.give_way();
         if idle_since.elapsed() >= SPIN {
             if let Err(e) = worker.sleep(post) {
                 debug_assert!(e.kind() == io::ErrorKind::Interrupted, "{e}");
@@ -121,8 +128,12 @@ pub fn run(post: &Post) {
     }
 }
 
+#[derive(Default)]
 struct Worker {
     lists: Lists,
+    patience: Patience,
+    /// The ring that was served last: the number of its view, of its port, and its own.
+    last: Option<(usize, u8, usize)>,
     views: Arc<Vec<View>>,
     /// What wakes the thread, for the ports it has now.
     wake: Option<Epoll>,
@@ -160,14 +171,37 @@ impl Worker {
     /// Looks once at all rings; returns how many slots were taken.
     fn pass(&mut self) -> u32 {
         let mut moved = 0;
-        for view in self.views.iter() {
+        for (which, view) in self.views.iter().enumerate() {
             for (port, number, ring) in view.own_rings() {
                 if ring.moved() {
-                    moved += serve(&mut self.lists, view, port, number, ring);
+                    self.patience.begin();
+                    moved += serve(&mut self.lists, view, port, number, ring, &self.patience);
+                    self.last = Some((which, port.index, number));
                 }
             }
         }
         moved
+    }
+
+    /// There is nothing to do, and a yield was in vain: whom we served last may be on this processor, in another session.
+    fn give_way(&self) {
+        let Some((view, from, number)) = self.last else { return };
+        let Some(view) = self.views.get(view) else { return };
+        let cpu = this_cpu();
+        let to = self.patience.last().and_then(|(to, ring)| view.member(to)?.incoming(ring));
+        if let Some(rx) = to
+            && rx.shares(cpu)
+            && rx.unread()
+        {
+            self.patience.nap(|| rx.nap());
+            return;
+        }
+        let ring = view.member(from).and_then(|port| port.tx.get(number));
+        if let Some(ring) = ring
+            && ring.shares(cpu)
+        {
+            self.patience.nap(|| ring.nap());
+        }
     }
 
     /// Before ports leave: what they had sent until now still goes out. At most as many rounds as a ring has batches.
@@ -209,18 +243,16 @@ impl Worker {
 }
 
 /// Moves a batch of one ring's; returns how many slots that were.
-fn serve(lists: &mut Lists, view: &View, port: &Attached, number: usize, ring: &Outgoing) -> u32 {
+fn serve(lists: &mut Lists, view: &View, port: &Attached, number: usize, ring: &Outgoing, patience: &Patience) -> u32 {
     let mut state = ring.state.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(batch) = ring.take(&state, BATCH as u32) else { return 0 };
     let sent = &mut *state;
-    // Once a batch, whoever is full: what others wait for must not take long.
-    let mut may_wait = true;
     // What precedes the addresses, or who watches, is not for runs.
     let plain = port.header() == 0 && !ring.watchers.any();
-    let mut done = if plain { runs(view, port, number, sent, &batch, &mut may_wait) } else { 0 };
+    let mut done = if plain { runs(view, port, number, sent, &batch, patience) } else { 0 };
     if done < batch.len {
         let rest = batch.from(done);
-        done += one_by_one(lists, view, port, (number, ring), sent, &rest, &mut may_wait);
+        done += one_by_one(lists, view, port, (number, ring), sent, &rest, patience);
     }
     ring.release(sent, done);
     done
@@ -228,7 +260,7 @@ fn serve(lists: &mut Lists, view: &View, port: &Attached, number: usize, ring: &
 
 /// Moves the packets of a batch that follow each other from one station to another. Returns how many slots that were; the
 /// next packet is one of its own.
-fn runs(view: &View, port: &Attached, number: usize, sent: &mut Sent, batch: &Batch<'_>, may_wait: &mut bool) -> u32 {
+fn runs(view: &View, port: &Attached, number: usize, sent: &mut Sent, batch: &Batch<'_>, patience: &Patience) -> u32 {
     let (mut done, mut fresh) = (0, false);
     while done < batch.len && sent.cutter.at_start() {
         if let Some((addresses, to)) = sent.memory.run(&view.table) {
@@ -237,7 +269,7 @@ fn runs(view: &View, port: &Attached, number: usize, sent: &mut Sent, batch: &Ba
                 _ => view.only_other(port.index),
             };
             let Some(to) = to.filter(|to| to.header() == 0) else { break };
-            let packets = to.deliver_run(port, number, batch, (addresses, done), may_wait);
+            let packets = to.deliver_run(port, number, batch, (addresses, done), patience);
             done += packets;
             if fresh && packets < SHORT_RUN {
                 break;
@@ -263,7 +295,7 @@ fn one_by_one(
     (number, ring): (usize, &Outgoing),
     sent: &mut Sent,
     batch: &Batch<'_>,
-    may_wait: &mut bool,
+    patience: &Patience,
 ) -> u32 {
     lists.clear();
     let done = sent.cutter.cut(
@@ -287,7 +319,7 @@ fn one_by_one(
         let to = batch.at(done);
         ring.watchers.show(&port.region, (batch.slots, Offsets::NONE), Span { from: batch.start, to });
     }
-    deliver(lists, view, port, (number, ring), batch, may_wait);
+    deliver(lists, view, port, (number, ring), batch, patience);
     done
 }
 
@@ -318,19 +350,19 @@ fn deliver(
     port: &Attached,
     (number, ring): (usize, &Outgoing),
     batch: &Batch<'_>,
-    may_wait: &mut bool,
+    patience: &Patience,
 ) {
     if !lists.any_to_all() {
         for &to in lists.ports() {
             if let Some(to) = view.member(to) {
-                to.deliver(port, number, batch, lists.of(to.index), may_wait);
+                to.deliver(port, number, batch, lists.of(to.index), patience);
             }
         }
         return;
     }
     let mut others = 0;
     for to in view.members.iter().flatten().filter(|to| to.index != port.index) {
-        to.deliver(port, number, batch, lists.of(to.index), may_wait);
+        to.deliver(port, number, batch, lists.of(to.index), patience);
         others += 1;
     }
     if others == 0 {
