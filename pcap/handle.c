@@ -156,15 +156,8 @@ SET(pcap_set_snaplen, snaplen)
 SET(pcap_set_promisc, promisc)
 SET(pcap_set_rfmon, rfmon)
 SET(pcap_set_timeout, timeout_ms)
-
-/* Packets are always handed over as soon as they are there. */
-int
-pcap_set_immediate_mode(pcap_t *p, int immediate)
-{
-	if (!is_ours(p))
-		return real.pcap_set_immediate_mode(p, immediate);
-	return p->active ? too_late(p) : 0;
-}
+/* Packets are always handed over as soon as they are found; in immediate mode looks for them do not rest, either. */
+SET(pcap_set_immediate_mode, immediate)
 
 /* The port's rings are the buffer. */
 int
@@ -322,13 +315,13 @@ pcap_file(pcap_t *p)
 int
 pcap_fileno(pcap_t *p)
 {
-	return is_ours(p) ? receive_select_fd(p) : real.pcap_fileno(p);
+	return is_ours(p) ? wait_select_fd(p) : real.pcap_fileno(p);
 }
 
 int
 pcap_get_selectable_fd(pcap_t *p)
 {
-	return is_ours(p) ? receive_select_fd(p) : real.pcap_get_selectable_fd(p);
+	return is_ours(p) ? wait_select_fd(p) : real.pcap_get_selectable_fd(p);
 }
 
 /* None: the descriptor tells all. */

@@ -13,7 +13,8 @@
  *	lib.c		libunetmap, loaded when the first port is opened
  *	handle.c	making, setting, asking and closing handles
  *	port.c		from a name to rings that can be believed
- *	receive.c	packets in, and how they are waited for
+ *	receive.c	packets in
+ *	wait.c		how they are waited for
  *	filter.c	which of them the program wants
  *	send.c		packets out
  *	devices.c	which ports there are
@@ -26,10 +27,13 @@
 #include <pthread.h>
 #include <stdint.h>
 #include <stddef.h>
+#include <time.h>
 
 /* What libpcap's header declares is what we export, and nothing else. */
 #pragma GCC visibility push(default)
 #include <pcap/pcap.h>
+/* With types that differ from system to system: passed on as they come. */
+#include <pcap/namedb.h>
 #pragma GCC visibility pop
 
 #include <libnetmap.h>
@@ -75,6 +79,7 @@ struct pcap {
 	int rfmon;
 	int nonblock;
 	int precision;
+	int immediate;
 	int buffer_bytes;
 
 	/* The port; see port.c. */
@@ -91,12 +96,19 @@ struct pcap {
 	struct filter filter;
 	struct timespec stamp;	/* when what is being read was found */
 	struct pcap_pkthdr header;	/* pcap_next_ex's */
+	struct ring *hand;	/* the ring of the packet that it returned last */
+	uint32_t hand_at;	/* that packet's slot */
 	u_char *joined;		/* a packet of several slots */
 	size_t joined_room;
 	uint64_t received;
 	int64_t dropped_before;	/* when the port was opened */
 	int broken;		/* pcap_breakloop was called */
 	int break_fd;		/* eventfd that says so to a sleeper */
+
+	/* Resting; see wait.c. */
+	int rests;		/* the port is an interface's */
+	int resting;		/* the next look comes after a rest */
+	int64_t looked;		/* when the last one was */
 
 	/* For programs that wait themselves. */
 	int select_fd;		/* -1: nobody asked; an epoll set */
@@ -107,14 +119,24 @@ struct pcap {
 	struct flusher *flusher;	/* NULL: none was needed yet */
 	uint32_t sent;		/* packets, as the flusher counts */
 	unsigned int unsynced;	/* packets that no sync has sent yet, as far as the sender knows */
-	unsigned int alone;	/* packets that left one by one since alone_since, up to BATCH */
-	int64_t alone_since;
+	unsigned int alone;	/* packets that left one by one, up to BATCH */
+	int64_t between;	/* ns that the program let pass between them */
+	int64_t left;		/* when the last call was over */
 };
 
 static inline int
 is_ours(const pcap_t *p)
 {
 	return p->ours == OURS;
+}
+
+static inline int64_t
+now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
 /* ---- real.c: every function of libpcap's */
@@ -146,9 +168,6 @@ is_ours(const pcap_t *p)
 	do_(pcap_nametoaddr) do_(pcap_nametoaddrinfo) do_(pcap_nametonetaddr) do_(pcap_nametoport)	\
 	do_(pcap_nametoportrange) do_(pcap_nametoproto) do_(pcap_nametoeproto) do_(pcap_nametollc)	\
 	do_(pcap_ether_hostton) do_(pcap_ether_aton) do_(pcap_next_etherent)
-
-/* Declared in <pcap/namedb.h> with types that differ from system to system: passed on as they come. */
-#include <pcap/namedb.h>
 
 struct real {
 #define MEMBER(name)	__typeof__(name) *name;
@@ -218,6 +237,25 @@ behind(const struct ring *r, uint32_t at)
 	return at + 1 < r->slots ? at + 1 : 0;
 }
 
+/* Packets, or slots, that are there and were not used yet. */
+static inline uint32_t
+ring_has(const struct ring *r)
+{
+	return r->end >= r->next ? r->end - r->next : r->end + r->slots - r->next;
+}
+
+/* Goes on where whoever shares the ring, a forked child or another program with the same port, has read to. */
+static inline void
+ring_follow(struct ring *r)
+{
+	uint32_t head = judged(r, &r->ring->head, r->head);
+
+	if (__builtin_expect(head != r->head, 0)) {
+		r->head = r->next = head;
+		r->end = judged(r, &r->ring->tail, head);
+	}
+}
+
 /* ---- filter.c */
 
 /* Puts the program in the place of what f is. NULL, or why it cannot be. */
@@ -236,8 +274,27 @@ const char *named_port(unsigned int i);
 /* ---- receive.c */
 
 int receive_stats(pcap_t *p, struct pcap_stat *s);
-int receive_select_fd(pcap_t *p);
+/* Passes over packets that the filter does not want. Whether one is left that it may want. */
+int receive_skip(pcap_t *p);
 void receive_close(pcap_t *p);
+
+/* ---- wait.c */
+
+/* Whether there are packets that were not read yet. */
+int wait_have(pcap_t *p);
+/*
+ * Waits as the program wants it, until *end, a time of the monotonic clock; 0: it is not known yet. 1: there are packets;
+ * 0: the time is over, or the program does not wait; else PCAP_ERROR or PCAP_ERROR_BREAK.
+ */
+int wait_for(pcap_t *p, int64_t *end);
+/* Whether to wait for more, after packets of which the filter wanted none: a flood of them does not stretch a time-out. */
+int wait_on(pcap_t *p, int64_t *end);
+/* Whether pcap_breakloop was called; from then on it was not. */
+int wait_break_asked(pcap_t *p);
+/* Before the program waits on its descriptor; in_hand: it has a packet in its hands, whose slot stays. */
+void wait_settle(pcap_t *p, int in_hand);
+int wait_select_fd(pcap_t *p);
+void wait_close(pcap_t *p);
 
 /* ---- send.c */
 

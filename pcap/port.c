@@ -245,7 +245,7 @@ int
 port_open(pcap_t *p)
 {
 	const struct lib *lib = lib_load(p->error);
-	char room[PCAP_ERRBUF_SIZE];
+	char room[PCAP_ERRBUF_SIZE], interface[IF_NAMESIZE];
 	int status;
 
 	if (lib == NULL)
@@ -261,6 +261,7 @@ port_open(pcap_t *p)
 		return fail(p, status_of(-status), "%s", port_said(-status, room, sizeof(room)));
 	status = map(p, lib);
 	p->dropped_before = lib->unetmap_dropped(p->fd);
+	p->rests = port_interface(p->name, interface);
 	if (status == 0 && p->promisc)
 		status = make_promiscuous(p);
 	return status;

@@ -8,262 +8,19 @@
  * What a ring has is taken as a batch, and read packet by packet, over as many
  * calls as the program makes. Its slots are given back when the next look at
  * the ring is due, so that the last packet stays valid until the next call.
- *
- *	look	sync without waiting: slots go back, packets come
- *	settle	look, for a program that waits itself: afterwards its descriptor
- *		is readable, or will be when something comes
- *	await	look, spin, ask to be woken, sleep
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "overlay.h"
 
-/* How long to spin before sleeping, and how long to sleep at most before looking, whoever may have forgotten to ring. */
-#define SPIN_NS		50000
-#define LOOK_UP_NS	500000000LL
 /* Packets ahead of the one that a filter looks at. */
 #define AHEAD		8
 /* A packet's bytes at most, whatever its slots say. */
 #define MOST_BYTES	(1U << 18)
-
-static int64_t
-now_ns(clockid_t clock)
-{
-	struct timespec t;
-
-	clock_gettime(clock, &t);
-	return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
-
-/* ---- looking */
-
-/* Gives back what was read, with the next sync. */
-static void
-give_back(pcap_t *p)
-{
-	unsigned int i;
-
-	for (i = 0; i < p->rx_rings; i++) {
-		struct ring *r = &p->rx[i];
-
-		if (r->next == r->head)
-			continue;
-		r->head = r->next;
-		__atomic_store_n(&r->ring->cur, r->next, __ATOMIC_RELEASE);
-		__atomic_store_n(&r->ring->head, r->next, __ATOMIC_RELEASE);
-	}
-}
-
-/* What a sync brought. */
-static int
-take(pcap_t *p)
-{
-	unsigned int i, some = 0;
-
-	for (i = 0; i < p->rx_rings; i++) {
-		struct ring *r = &p->rx[i];
-
-		r->end = judged(r, &r->ring->tail, r->next);
-		some |= r->next != r->end;
-	}
-	if (some)
-		clock_gettime(CLOCK_REALTIME, &p->stamp);
-	return some != 0;
-}
-
-/*
- * Whoever shares the ring, a forked child or another program with the same port,
- * may have read on: then we go on from there.
- */
-static inline void
-follow(struct ring *r)
-{
-	uint32_t head = judged(r, &r->ring->head, r->head);
-
-	if (__builtin_expect(head != r->head, 0)) {
-		r->head = r->next = head;
-		r->end = judged(r, &r->ring->tail, head);
-	}
-}
-
-static int
-have(pcap_t *p)
-{
-	unsigned int i;
-
-	for (i = 0; i < p->rx_rings; i++) {
-		follow(&p->rx[i]);
-		if (p->rx[i].next != p->rx[i].end)
-			return 1;
-	}
-	return 0;
-}
-
-static int
-gone(pcap_t *p, int error)
-{
-	char room[PCAP_ERRBUF_SIZE];
-
-	return fail(p, PCAP_ERROR, "%s", port_said(error, room, sizeof(room)));
-}
-
-/* What unetmap_poll and its kin answered: 1 packets, 0 none, or PCAP_ERROR. */
-static int
-answer(pcap_t *p, int got)
-{
-	if (got == -EINTR)
-		return 0;
-	if (got < 0 || (got & POLLERR))
-		return gone(p, got < 0 ? -got : EIO);
-	return got != 0 && take(p);
-}
-
-static int
-look(pcap_t *p, const struct lib *lib, int64_t limit_ns)
-{
-	give_back(p);
-	return answer(p, lib->unetmap_poll(p->fd, POLLIN, limit_ns));
-}
-
-/* ---- waiting */
-
-static int
-break_asked(pcap_t *p)
-{
-	uint64_t count;
-
-	if (__atomic_load_n(&p->broken, __ATOMIC_RELAXED) == 0)
-		return 0;
-	__atomic_store_n(&p->broken, 0, __ATOMIC_RELAXED);
-	if (read(p->break_fd, &count, sizeof(count)) < 0) {
-		/* It was rung by nobody, or taken back already. */
-	}
-	return 1;
-}
-
-/* Sleeps until a bell rings or limit_ns are over. 1 packets, 0 none, or PCAP_ERROR. */
-static int
-sleep_once(pcap_t *p, const struct lib *lib, int64_t limit_ns)
-{
-	struct pollfd wait[MOST_WAITS + 1];
-	struct timespec limit;
-	unsigned int used = 0;
-	int got = lib->unetmap_arm(p->fd, POLLIN, wait, MOST_WAITS, &used);
-
-	if (got != 0)
-		return answer(p, got);
-	wait[used].fd = p->break_fd;
-	wait[used].events = POLLIN;
-	limit.tv_sec = limit_ns / 1000000000LL;
-	limit.tv_nsec = limit_ns % 1000000000LL;
-	/* Not by its name: in a program that has libunetmap preloaded that would be libunetmap's. */
-	(void)syscall(SYS_ppoll, wait, (nfds_t)used + 1, &limit, NULL, (size_t)8);
-	return answer(p, lib->unetmap_woken(p->fd, POLLIN));
-}
-
-/*
- * Waits for packets as the program wants it. 1: there are; 0: its time is over,
- * or it does not wait; else PCAP_ERROR or PCAP_ERROR_BREAK.
- */
-static int
-await(pcap_t *p)
-{
-	char none[PCAP_ERRBUF_SIZE];
-	const struct lib *lib = lib_load(none);
-	int64_t end, left = LOOK_UP_NS;
-	int got = look(p, lib, 0);
-
-	if (got != 0 || p->nonblock)
-		return got;
-	end = p->timeout_ms > 0 ? now_ns(CLOCK_MONOTONIC) + p->timeout_ms * 1000000LL : INT64_MAX;
-	got = look(p, lib, SPIN_NS);
-	for (;;) {
-		if (break_asked(p))
-			return PCAP_ERROR_BREAK;
-		if (got != 0)
-			return got;
-		if (end != INT64_MAX)
-			left = end - now_ns(CLOCK_MONOTONIC);
-		if (left <= 0)
-			return 0;
-		got = sleep_once(p, lib, left < LOOK_UP_NS ? left : LOOK_UP_NS);
-	}
-}
-
-/* ---- for programs that wait themselves */
-
-static void
-watch(pcap_t *p, int fd)
-{
-	struct epoll_event event;
-
-	memset(&event, 0, sizeof(event));
-	event.events = EPOLLIN;
-	(void)syscall(SYS_epoll_ctl, p->select_fd, EPOLL_CTL_ADD, fd, &event);
-}
-
-/*
- * Before the program waits on its descriptor: whatever it left unread, and an
- * error that a call would tell, make it readable.
- */
-static void
-settle(pcap_t *p)
-{
-	char none[PCAP_ERRBUF_SIZE];
-	const struct lib *lib = lib_load(none);
-	struct pollfd wait[MOST_WAITS];
-	unsigned int i, used = 0;
-	uint64_t one = 1;
-	ssize_t n;
-
-	if (p->select_fd < 0)
-		return;
-	if (!have(p)) {
-		give_back(p);
-		if (lib->unetmap_arm(p->fd, POLLIN, wait, MOST_WAITS, &used) == 0) {
-			if (!p->watched)
-				for (i = 0; i < used; i++)
-					watch(p, wait[i].fd);
-			p->watched = 1;
-			n = read(p->more_fd, &one, sizeof(one));
-			(void)n;
-			return;
-		}
-		(void)take(p);
-	}
-	n = write(p->more_fd, &one, sizeof(one));
-	(void)n;
-}
-
-int
-receive_select_fd(pcap_t *p)
-{
-	if (!p->active || p->select_fd >= 0)
-		return p->select_fd;
-	p->more_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	p->select_fd = epoll_create1(EPOLL_CLOEXEC);
-	if (p->more_fd < 0 || p->select_fd < 0) {
-		fail(p, PCAP_ERROR, "%s: no descriptor to wait on: %s", p->name, strerror(errno));
-		if (p->select_fd >= 0)
-			close(p->select_fd);
-		if (p->more_fd >= 0)
-			close(p->more_fd);
-		p->select_fd = p->more_fd = -1;
-		return PCAP_ERROR;
-	}
-	watch(p, p->more_fd);
-	settle(p);
-	return p->select_fd;
-}
 
 /* ---- reading */
 
@@ -386,6 +143,30 @@ wanted(const pcap_t *p, struct packet *packet)
 	return 1;
 }
 
+int
+receive_skip(pcap_t *p)
+{
+	unsigned int i;
+
+	if (p->filter.program.bf_insns == NULL)
+		return 1;
+	for (i = 0; i < p->rx_rings; i++) {
+		struct ring *r = &p->rx[i];
+
+		for (; r->next != r->end; r->next = behind(r, r->next)) {
+			struct netmap_slot slot = read_slot(r, r->next);
+			const u_char *at;
+			uint32_t bytes = slot_bytes(r, slot, &at);
+
+			/* One of several slots is looked at when it is in one piece. */
+			if ((slot.flags & NS_MOREFRAG) || filter_run(&p->filter, at, bytes, bytes) != 0)
+				return 1;
+			p->received++;
+		}
+	}
+	return 0;
+}
+
 static inline void
 fill_header(const pcap_t *p, struct pcap_pkthdr *h, const struct packet *packet)
 {
@@ -426,21 +207,22 @@ static int
 dispatch(pcap_t *p, int count, pcap_handler handler, u_char *user)
 {
 	int n = 0, most = count > 0 ? count : INT32_MAX;
+	int64_t end = 0;
 
+	p->hand = NULL;
 	if (!p->active)
 		return fail(p, PCAP_ERROR_NOT_ACTIVATED, "%s: the handle has not been activated", p->name);
-	while (n == 0) {
-		if (break_asked(p))
+	do {
+		if (wait_break_asked(p))
 			return PCAP_ERROR_BREAK;
-		if (!have(p)) {
-			int got = await(p);
+		if (!wait_have(p)) {
+			int got = wait_for(p, &end);
 
 			if (got <= 0)
 				return got;
 		}
-		/* All of them may be such that the filter does not want. */
 		n = drain(p, most, handler, user);
-	}
+	} while (n == 0 && (__atomic_load_n(&p->broken, __ATOMIC_RELAXED) || wait_on(p, &end)));
 	return n;
 }
 
@@ -452,7 +234,7 @@ pcap_dispatch(pcap_t *p, int count, pcap_handler handler, u_char *user)
 	if (!is_ours(p))
 		return real.pcap_dispatch(p, count, handler, user);
 	n = dispatch(p, count, handler, user);
-	settle(p);
+	wait_settle(p, 0);
 	return n;
 }
 
@@ -472,7 +254,7 @@ pcap_loop(pcap_t *p, int count, pcap_handler handler, u_char *user)
 			break;
 		}
 	}
-	settle(p);
+	wait_settle(p, 0);
 	return n;
 }
 
@@ -481,29 +263,36 @@ static int
 next_one(pcap_t *p, struct pcap_pkthdr *h, const u_char **at)
 {
 	struct packet packet;
-	unsigned int i;
+	unsigned int i, unwanted = 0;
+	int64_t end = 0;
 
+	p->hand = NULL;
 	if (!p->active)
 		return fail(p, PCAP_ERROR_NOT_ACTIVATED, "%s: the handle has not been activated", p->name);
 	for (;;) {
-		if (__builtin_expect(p->broken, 0) && break_asked(p))
+		if (__builtin_expect(p->broken, 0) && wait_break_asked(p))
 			return PCAP_ERROR_BREAK;
 		for (i = 0; i < p->rx_rings; i++) {
 			struct ring *r = &p->rx[p->rx_turn];
 
-			follow(r);
+			ring_follow(r);
 			while (r->next != r->end) {
+				uint32_t at_slot = r->next;
+
 				next_packet(p, r, &packet);
 				if (wanted(p, &packet)) {
+					p->hand = r;
+					p->hand_at = at_slot;
 					fill_header(p, h, &packet);
 					*at = packet.at;
 					return 1;
 				}
+				unwanted = 1;
 			}
 			p->rx_turn = p->rx_turn + 1 < p->rx_rings ? p->rx_turn + 1 : 0;
 		}
 		{
-			int got = await(p);
+			int got = unwanted && !wait_on(p, &end) ? 0 : wait_for(p, &end);
 
 			if (got <= 0)
 				return got;
@@ -521,7 +310,7 @@ pcap_next_ex(pcap_t *p, struct pcap_pkthdr **h, const u_char **at)
 	*h = &p->header;
 	got = next_one(p, &p->header, at);
 	if (__builtin_expect(p->select_fd >= 0, 0))
-		settle(p);
+		wait_settle(p, 1);
 	return got;
 }
 
@@ -534,7 +323,7 @@ pcap_next(pcap_t *p, struct pcap_pkthdr *h)
 	if (!is_ours(p))
 		return real.pcap_next(p, h);
 	got = next_one(p, h, &at);
-	settle(p);
+	wait_settle(p, 1);
 	return got == 1 ? at : NULL;
 }
 
@@ -575,23 +364,29 @@ pcap_setfilter(pcap_t *p, struct bpf_program *program)
 /*
  * Received is what was taken out of the rings, whatever the filter said of it,
  * and what waits in them: together with what was dropped, all that came.
+ *
+ * Programs ask while a packet is in their hands, or in a signal handler that
+ * interrupted us: nothing goes back here, and nothing of the handle's changes.
  */
 int
 receive_stats(pcap_t *p, struct pcap_stat *s)
 {
-	char none[PCAP_ERRBUF_SIZE];
-	const struct lib *lib = lib_load(none);
+	char room[PCAP_ERRBUF_SIZE];
+	const struct lib *lib = lib_load(room);
 	int64_t dropped = lib->unetmap_dropped(p->fd);
+	int got = lib->unetmap_ioctl(p->fd, NIOCRXSYNC, NULL);
 	uint64_t waiting = 0;
 	unsigned int i;
 
-	if (!have(p) && look(p, lib, 0) < 0)
-		return PCAP_ERROR;
+	if (got < 0)
+		return fail(p, PCAP_ERROR, "%s", port_said(-got, room, sizeof(room)));
 	for (i = 0; i < p->rx_rings; i++) {
 		const struct ring *r = &p->rx[i];
-		uint32_t end = judged(r, &r->ring->tail, r->next);
+		uint32_t at, end = judged(r, &r->ring->tail, r->next);
 
-		waiting += end >= r->next ? end - r->next : end + r->slots - r->next;
+		/* A packet of several slots is one. */
+		for (at = r->next; at != end; at = behind(r, at))
+			waiting += !(read_slot(r, at).flags & NS_MOREFRAG);
 	}
 	s->ps_recv = (u_int)(p->received + waiting);
 	s->ps_drop = dropped > p->dropped_before ? (u_int)(dropped - p->dropped_before) : 0;
@@ -602,16 +397,9 @@ receive_stats(pcap_t *p, struct pcap_stat *s)
 void
 receive_close(pcap_t *p)
 {
-	if (p->fd >= 0 && p->region != NULL)
-		give_back(p);
-	if (p->select_fd >= 0)
-		close(p->select_fd);
-	if (p->more_fd >= 0)
-		close(p->more_fd);
+	wait_close(p);
 	filter_free(&p->filter);
 	free(p->joined);
 	p->joined = NULL;
 	p->joined_room = 0;
-	p->select_fd = p->more_fd = -1;
-	p->watched = 0;
 }

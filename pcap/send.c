@@ -7,10 +7,13 @@
  * A packet that is sent by itself leaves at once. A program that sends many, one
  * behind the other, has them leave in batches: when BATCH of them are there, or
  * when the handle's flusher, a thread that is started by the first such stream,
- * comes by, every TICK_NS. A stream of which nothing comes for IDLE_TICKS ticks
- * is over, and the flusher sleeps.
+ * comes by, every TICK_NS. A stream of which nearly nothing comes for IDLE_TICKS
+ * ticks is over, and the flusher sleeps.
  *
- *	alone --64 packets in 64 us--> stream --IDLE_TICKS ticks without one--> alone
+ *	alone --64 packets with 64 us between them--> stream --IDLE_TICKS ticks with few--> alone
+ *
+ * What is between them is the program's own time, not that of sending: a program that waits for an answer to each is no
+ * stream, however fast it comes; one that sends into an interface is, though each packet by itself is a system call.
  *
  * Whatever else is done on the handle that looks at the port sends, too, what is
  * there. A forked child has no flusher: there each packet leaves at once.
@@ -31,9 +34,10 @@
 #include "overlay.h"
 
 #define BATCH		64
-#define STREAM_NS	(1000 * BATCH)	/* a batch that was sent in less is a stream's */
+#define STREAM_NS	(1000 * BATCH)	/* a batch with less between its packets is a stream's */
 #define TICK_NS		100000
-#define IDLE_TICKS	50
+#define IDLE_TICKS	20
+#define FEW		4		/* packets in a tick, which had better left alone */
 
 struct flusher {
 	pcap_t *p;
@@ -90,7 +94,7 @@ attend(struct flusher *f)
 		/* Once more after the last packet: another sync of the ring may have made the first one pass it by. */
 		if (now != seen || idle == 0)
 			sync_now(f->p);
-		idle = now != seen ? 0 : idle + 1;
+		idle = now - seen >= FEW ? 0 : idle + 1;
 		seen = now;
 	}
 	__atomic_store_n(&f->streaming, 0, __ATOMIC_SEQ_CST);
@@ -196,11 +200,11 @@ slots_for(struct ring *r, size_t bytes)
 		r->next = head;
 		r->end = judged(r, &r->ring->tail, head);
 	}
-	free = r->end >= r->next ? r->end - r->next : r->end + r->slots - r->next;
+	free = ring_has(r);
 	if (free >= need)
 		return need;
 	r->end = judged(r, &r->ring->tail, r->next);
-	free = r->end >= r->next ? r->end - r->next : r->end + r->slots - r->next;
+	free = ring_has(r);
 	return free >= need ? need : 0;
 }
 
@@ -262,32 +266,38 @@ make_room(pcap_t *p, struct ring *r, size_t bytes)
 static int
 hand_over(pcap_t *p)
 {
-	struct timespec t;
-	int64_t now;
-
 	__atomic_store_n(&p->sent, p->sent + 1, __ATOMIC_RELEASE);
 	if (streams(p)) {
 		if (++p->unsynced < BATCH)
 			return 0;
 	} else if (++p->alone >= BATCH) {
-		clock_gettime(CLOCK_MONOTONIC, &t);
-		now = t.tv_sec * 1000000000LL + t.tv_nsec;
-		if (now - p->alone_since < STREAM_NS)
+		if (p->between < STREAM_NS)
 			begin_stream(p);
-		p->alone_since = now;
+		p->between = 0;
 		p->alone = 0;
 	}
 	p->unsynced = 0;
 	return sync_now(p);
 }
 
+/* The status of a call that sent: bytes, or PCAP_ERROR. */
+static int
+sent(pcap_t *p, int status, size_t bytes)
+{
+	char room[PCAP_ERRBUF_SIZE];
+
+	if (status >= 0)
+		return (int)bytes;
+	errno = -status;
+	return fail(p, PCAP_ERROR, "%s", port_said(-status, room, sizeof(room)));
+}
+
 int
 pcap_inject(pcap_t *p, const void *packet, size_t bytes)
 {
-	char room[PCAP_ERRBUF_SIZE];
 	struct ring *r;
 	uint32_t slots;
-	int status;
+	int status, alone;
 
 	if (!is_ours(p))
 		return real.pcap_inject(p, packet, bytes);
@@ -298,6 +308,9 @@ pcap_inject(pcap_t *p, const void *packet, size_t bytes)
 	r = &p->tx[0];
 	if (bytes == 0 || bytes > (size_t)(r->slots - 1) * r->buf_size || bytes > INT32_MAX)
 		return failed(p, bytes == 0 ? EINVAL : EMSGSIZE);
+	alone = !streams(p);
+	if (alone)
+		p->between += now_ns() - p->left;
 	slots = slots_for(r, bytes);
 	if (slots == 0) {
 		status = make_room(p, r, bytes);
@@ -307,11 +320,9 @@ pcap_inject(pcap_t *p, const void *packet, size_t bytes)
 	}
 	put(r, packet, bytes, slots);
 	status = hand_over(p);
-	if (status < 0) {
-		errno = -status;
-		return fail(p, PCAP_ERROR, "%s", port_said(-status, room, sizeof(room)));
-	}
-	return (int)bytes;
+	if (alone)
+		p->left = now_ns();
+	return sent(p, status, bytes);
 }
 
 int

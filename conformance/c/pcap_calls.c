@@ -207,6 +207,26 @@ breaker(void *arg)
 	return arg;
 }
 
+/* Whether the descriptor comes to rest; what the filter does not want, as kernels send by themselves, may ring. */
+static int
+quiet(int *n)
+{
+	int i;
+
+	for (i = 0; i < 50; i++) {
+		struct timeval limit = { 0, 50000 };
+		fd_set set;
+
+		FD_ZERO(&set);
+		FD_SET(pcap_get_selectable_fd(p), &set);
+		if (select(pcap_get_selectable_fd(p) + 1, &set, NULL, NULL, &limit) == 0)
+			return 1;
+		if (pcap_dispatch(p, -1, on_packet, (u_char *)n) != 0)
+			return 0;
+	}
+	return 0;
+}
+
 static void
 receiving(void)
 {
@@ -248,11 +268,7 @@ receiving(void)
 	SAY("select %d: %d\n", got, n);
 	SHOW(pcap_dispatch(p, -1, on_packet, (u_char *)&n));
 	SHOW(pcap_next_ex(p, &h, &at));
-	FD_ZERO(&set);
-	FD_SET(pcap_get_selectable_fd(p), &set);
-	limit.tv_sec = 0;
-	limit.tv_usec = 50000;
-	SAY("nothing left: %d\n", select(pcap_get_selectable_fd(p) + 1, &set, NULL, NULL, &limit));
+	SAY("nothing left: %d\n", quiet(&n));
 	SHOW(pcap_setnonblock(p, 0, error));
 	SHOW(pcap_getnonblock(p, error));
 	WHY(pcap_stats(p, &st));

@@ -272,11 +272,17 @@ static void
 large(const char *device)
 {
 	struct pcap_pkthdr *h;
+	struct pcap_stat st;
 	u_char frame[9000];
 	const u_char *at;
 	int i, k;
 
 	open_it(device, 8000);
+	/* What waits is counted by packets, not by slots. */
+	do
+		CHECK(pcap_stats(p, &st) == 0);
+	while (st.ps_recv < 3);
+	CHECK(st.ps_recv == 3);
 	for (i = 0; i < 3; i++) {
 		at = next(&h);
 		CHECK(h->len == 9000 && h->caplen == 8000);
@@ -287,6 +293,73 @@ large(const char *device)
 		frame[k] = (u_char)(k / 100);
 	CHECK(pcap_inject(p, frame, sizeof(frame)) == sizeof(frame));
 	go();
+}
+
+/* A flood of packets that the filter does not want: whoever waits for a time, or not at all, comes back. */
+static void
+flood(const char *device)
+{
+	struct pcap_pkthdr *h;
+	struct bpf_program filter;
+	char error[PCAP_ERRBUF_SIZE];
+	const u_char *at;
+	unsigned int packets = 0;
+
+	p = pcap_open_live(device, 100, 0, 100, error);
+	CHECK(p != NULL && pcap_compile(p, &filter, "tcp", 1, 0) == 0 && pcap_setfilter(p, &filter) == 0);
+	SAY("ready\n");
+	SAY("dispatch %d\n", pcap_dispatch(p, -1, count, (u_char *)&packets));
+	SAY("next_ex %d\n", pcap_next_ex(p, &h, &at));
+	CHECK(pcap_setnonblock(p, 1, error) == 0);
+	SAY("nonblock %d %d\n", pcap_dispatch(p, -1, count, (u_char *)&packets), pcap_next_ex(p, &h, &at));
+	CHECK(packets == 0);
+	go();
+}
+
+static unsigned int handed;
+
+/* Asks for numbers while it has a packet in its hands, which stays what it is. */
+static void
+ask(u_char *none, const struct pcap_pkthdr *h, const u_char *at)
+{
+	struct pcap_stat st;
+	u_char first = at[20];
+
+	(void)none;
+	CHECK(pcap_stats(p, &st) == 0);
+	nap(1);
+	CHECK(h->caplen == 100 && at[20] == first && at[99] == first && first == (u_char)(handed % 251));
+	handed++;
+	CHECK(st.ps_recv >= handed && st.ps_drop == 0);
+}
+
+static void
+in_hand(const char *device)
+{
+	open_it(device, 1000);
+	while (handed < 600)
+		CHECK(pcap_dispatch(p, -1, ask, NULL) > 0);
+}
+
+/* The same for who waits himself: a packet stays until the next call, though the next ones are waited for. */
+static void
+in_hand_select(const char *device)
+{
+	struct pollfd fd = { -1, POLLIN, 0 };
+	struct pcap_pkthdr *h;
+	char error[PCAP_ERRBUF_SIZE];
+	const u_char *at;
+	int got;
+
+	open_it(device, 1000);
+	CHECK(pcap_setnonblock(p, 1, error) == 0);
+	fd.fd = pcap_get_selectable_fd(p);
+	while (handed < 600) {
+		CHECK(poll(&fd, 1, 20000) == 1);
+		while ((got = pcap_next_ex(p, &h, &at)) == 1)
+			ask(NULL, h, at);
+		CHECK(got == 0);
+	}
 }
 
 int
@@ -312,6 +385,12 @@ main(int argc, char **argv)
 		stream(device);
 	else if (strcmp(what, "large") == 0)
 		large(device);
+	else if (strcmp(what, "flood") == 0)
+		flood(device);
+	else if (strcmp(what, "in-hand") == 0)
+		in_hand(device);
+	else if (strcmp(what, "in-hand-select") == 0)
+		in_hand_select(device);
 	else
 		return 2;
 	pcap_close(p);

@@ -66,3 +66,44 @@ fn filters_are_run_as_the_system_runs_them() {
         assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{}", String::from_utf8_lossy(&output.stderr));
     });
 }
+
+/// The functions that a library exports, and `pcap_version`.
+#[track_caller]
+fn exported(library: &Path) -> Vec<String> {
+    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library).output().expect("nm (binutils)");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let symbol = |line: &str| {
+        let mut words = line.split(' ').skip(1);
+        let (kind, name) = (words.next()?, words.next()?);
+        (["T", "W", "i"].contains(&kind) || name == "pcap_version").then(|| name.to_owned())
+    };
+    text.lines().filter_map(symbol).collect()
+}
+
+#[test]
+fn no_function_of_the_systems_is_missing() {
+    let output = Command::new("cc").arg("-print-file-name=libpcap.so").output().expect("cc");
+    let path = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let (systems, ours) = (exported(Path::new(&path)), exported(&overlay().join("libpcap.so.0.8")));
+    assert!(systems.len() > 80, "{systems:?}");
+    let missing: Vec<_> = systems.iter().filter(|name| !ours.contains(name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn the_list_of_devices_has_the_ports() {
+    isolated(|_| {
+        overlay();
+        let _ports = ["netmap:d{1", "vale9:one"].map(|spec| unetmap::Port::open(spec).expect("a port"));
+        let calls = Command::new(program("unetmap")).args(["run", "tcpdump", "-D"]).output().expect("unetmap starts");
+        if !calls.status.success() {
+            conformance::home::summary("skipped: there is no tcpdump (apt-get install tcpdump)");
+            return;
+        }
+        let list = String::from_utf8_lossy(&calls.stdout).into_owned();
+        for name in ["netmap:d{1 (netmap port (pipe))", "vale9:one (netmap port (vale))", "lo "] {
+            assert!(list.contains(name), "{list}");
+        }
+    });
+}

@@ -1,11 +1,14 @@
 //! What happens to programs of libpcap's on ports: ports that go, readers that are slow, signals, forks and kills.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use conformance::c::compile_with;
-use conformance::net::{CABLE, DIRECT, MEDIATED, Net, collect, frames, transmit};
-use conformance::pcap::{Far, Talking, overlay};
+use conformance::home::{Guard, summary};
+use conformance::net::{BUFFER, CABLE, DIRECT, MEDIATED, Net, assert_same, collect, frames, transmit};
+use conformance::pcap::{Far, Talking, overlay, read_pcap};
 use conformance::{Home, isolated, program, until};
 use rustix::process::{Signal, kill_process};
 use unetmap::Port;
@@ -88,7 +91,7 @@ fn slow_reader(mut program: Talking, far: &Far, sent: usize, least: usize) {
         far.send(&some);
     }
     // What is under way arrives.
-    std::thread::sleep(std::time::Duration::from_millis(200));
+    std::thread::sleep(Duration::from_millis(200));
     program.go();
     let before: usize = program.line().parse().unwrap();
     assert!(before == sent || matches!(far, Far::Tap(_)) && before < sent, "{before} of {sent}");
@@ -225,5 +228,114 @@ fn a_program_that_is_killed_leaves_nothing() {
         program.go();
         assert_eq!(program.line(), "1000");
         program.end();
+    });
+}
+
+#[test]
+fn a_flood_of_packets_that_nobody_wants_stretches_no_time_out() {
+    isolated(|home| {
+        let mut program = ready(&faults(home), "flood", "netmap:n}1");
+        let mut sender = Command::new(conformance::program("pkt-gen"));
+        sender.args(["-i", "netmap:n{1", "-f", "tx", "-w", "0", "-T", "0"]).stdout(Stdio::null()).stderr(Stdio::null());
+        let _sender = Guard::spawn(&mut sender);
+        assert_eq!([program.line(), program.line(), program.line()], ["dispatch 0", "next_ex 0", "nonblock 0 0"]);
+        program.go();
+        program.end();
+    });
+}
+
+/// Sends as much as there is room for, and the rest whenever there is some.
+fn in_hand(home: &Home, how: &str) {
+    // So short that a slot is used again within a packet's time.
+    let port = Port::options().tx_slots(64).rx_slots(64).open("netmap:h{1").expect("a pipe");
+    let program = ready(&faults(home), how, "netmap:h}1");
+    for from in (0..600).step_by(100) {
+        let numbers = from..from + 100;
+        transmit(&port, 0, &numbers.map(|i| vec![(i % 251) as u8; 100]).collect::<Vec<_>>(), BUFFER);
+    }
+    program.end();
+}
+
+#[test]
+fn a_packet_in_hand_stays_while_numbers_are_asked_for() {
+    isolated(|home| in_hand(home, "in-hand"));
+}
+
+#[test]
+fn a_packet_in_hand_stays_while_others_are_waited_for() {
+    isolated(|home| in_hand(home, "in-hand-select"));
+}
+
+/// tcpdump by `unetmap run`, which writes so many packets into a file; `None` where there is none.
+fn tcpdump(home: &Home, port: &str, packets: usize) -> Option<(Guard, PathBuf)> {
+    if !Command::new("tcpdump").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        summary("skipped: there is no tcpdump (apt-get install tcpdump)");
+        return None;
+    }
+    overlay();
+    let before = home.try_snapshot().map_or(0, |all| all.sessions.len());
+    let file = home.folder().join(format!("{}.pcap", port.replace(['/', ':'], "-")));
+    let mut command = Command::new(program("unetmap"));
+    command.args(["run", "--", "tcpdump", "-n", "-Z", "root", "-i", port, "-c", &packets.to_string(), "-w"]).arg(&file);
+    let said = std::fs::File::create(file.with_extension("said")).expect("a file");
+    let guard = Guard::spawn(command.stdin(Stdio::null()).stderr(said));
+    until("tcpdump has its port", || home.try_snapshot().is_some_and(|all| all.sessions.len() > before));
+    Some((guard, file))
+}
+
+#[track_caller]
+fn assert_wrote(tcpdump: &mut Guard, file: &Path, sent: &[Vec<u8>]) {
+    let said = || std::fs::read_to_string(file.with_extension("said")).unwrap_or_default();
+    assert!(tcpdump.wait().success(), "{}", said());
+    let got: Vec<_> = read_pcap(file).into_iter().map(|packet| packet.bytes).collect();
+    assert_same(&got, sent);
+    assert!(said().contains("\n0 packets dropped by kernel"), "{}", said());
+}
+
+#[test]
+fn four_programs_on_monitors_of_one_port() {
+    isolated(|home| {
+        let (far, near) = (open("netmap:o{1"), open("netmap:o}1"));
+        let sent = numbered(0..200);
+        let mut programs = Vec::new();
+        for monitor in ["netmap:o}1/r", "netmap:o{1/t", "netmap:o}1/rt", "netmap:o}1/z"] {
+            let Some(program) = tcpdump(home, monitor, sent.len()) else { return };
+            programs.push(program);
+        }
+        for some in sent.chunks(20) {
+            transmit(&far, 0, some, BUFFER);
+            assert_same(&collect(&near, some.len()), some);
+            // What was read is given back, which is when the last of the four has it.
+            near.rxsync().expect("a living port");
+        }
+        for (tcpdump, file) in &mut programs {
+            assert_wrote(tcpdump, file, &sent);
+        }
+    });
+}
+
+#[test]
+fn numbers_are_asked_for_by_signals_at_any_moment() {
+    isolated(|home| {
+        let port = open("netmap:i{1");
+        let sent: Vec<_> = (0..300).flat_map(|_| numbered(0..100)).collect();
+        let Some((mut tcpdump, file)) = tcpdump(home, "netmap:i}1", sent.len()) else { return };
+        // It has its handler a little after its port.
+        std::thread::sleep(Duration::from_millis(300));
+        let (pid, over) = (tcpdump.pid(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Relaxed) {
+                    kill_process(pid, Signal::USR1).expect("our child");
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+            });
+            for some in sent[..sent.len() - 100].chunks(100) {
+                transmit(&port, 0, some, BUFFER);
+            }
+            over.store(true, Relaxed);
+        });
+        transmit(&port, 0, &sent[sent.len() - 100..], BUFFER);
+        assert_wrote(&mut tcpdump, &file, &sent);
     });
 }
