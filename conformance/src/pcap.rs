@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use unetmap::Port;
 
-use crate::home::{Home, LIMIT, program, summary, until, wait_within};
+use crate::home::{Home, LIMIT, program, until, wait_within};
 use crate::net::{BUFFER, CABLE, DIRECT, MEDIATED, Net, Tap, collect, set_policy, transmit};
 
 /// Builds the overlay beside the `unetmap` that tests run, unless it is there and newer than its source.
@@ -147,7 +147,9 @@ impl Place<'_> {
     pub fn opened(&self) {
         let name = self.name.trim_start_matches("netmap:");
         until("the port is open", || {
-            self.home.try_snapshot().is_some_and(|all| all.sessions.iter().any(|session| session.port == name))
+            self.home.try_snapshot().is_some_and(|all| {
+                all.sessions.iter().any(|session| session.port == name || session.port.starts_with(&format!("{name}#")))
+            })
         });
     }
 
@@ -248,13 +250,29 @@ impl Talking {
     }
 }
 
-/// A row of the matrix of programs and kinds of ports: `cell` on a port of each kind, and a line that tells of it. Where a
-/// kind, or the program, is not to be had, the line says why.
+/// A row of the matrix of programs and kinds of ports.
+pub struct Row {
+    /// As it is called on the command line.
+    pub program: &'static str,
+    /// The Debian package that brings it.
+    pub package: &'static str,
+    /// Whether it does nothing without sending.
+    pub sends: bool,
+    /// What it is to do on a port of each kind; panics if it does not.
+    pub cell: fn(&Place<'_>),
+}
+
+/// The matrix's columns. The switch's port is one of a VALE switch, the monitor watches what an end of a pipe sends.
+pub const KINDS: [&str; 5] = ["pipe", "switch", "interface", "mediated", "monitor"];
+
+/// Goes through a row, in the order of [`KINDS`], and tells of each cell `None` if the program did what it is to do, or why
+/// it was not asked to.
 #[track_caller]
-pub fn row(home: &Home, program_: &str, package: &str, cell: impl Fn(&Place<'_>)) {
-    if !Command::new("sh").args(["-c", &format!("command -v {program_}")]).output().is_ok_and(|o| o.status.success()) {
-        summary(&format!("{program_:10} skipped: it is not installed (apt-get install {package})"));
-        return;
+pub fn cells(home: &Home, row: &Row, tell: impl Fn(&'static str, Option<&str>)) {
+    let Row { program, package, .. } = row;
+    if !Command::new("sh").args(["-c", &format!("command -v {program}")]).output().is_ok_and(|o| o.status.success()) {
+        let why = format!("it is not installed (apt-get install {package})");
+        return KINDS.iter().for_each(|kind| tell(kind, Some(&why)));
     }
     overlay();
     let net = Net::new(home, DIRECT, CABLE);
@@ -262,21 +280,26 @@ pub fn row(home: &Home, program_: &str, package: &str, cell: impl Fn(&Place<'_>)
         Some(net) => net.open(spec),
         None => Port::open(spec).unwrap_or_else(|e| panic!("{spec}: {e}")),
     };
-    let mut line = format!("{program_:10}");
-    let mut run = |kind, name: &str, far: Far| {
-        cell(&Place { kind, name: name.into(), far, home, net: net.as_ref() });
-        line += &format!(" {kind}: yes;");
+    let run = |kind, name: &str, far: Far| {
+        (row.cell)(&Place { kind, name: name.into(), far, home, net: net.as_ref() });
+        tell(kind, None);
     };
     run("pipe", "netmap:p}1", Far::Port(Box::new(open("netmap:p{1"))));
     run("switch", "vale7:program", Far::Port(Box::new(open("vale7:far"))));
     match &net {
-        None => line += " interface: skipped, see above",
+        None => {
+            ["interface", "mediated"].iter().for_each(|kind| tell(kind, Some("no network namespaces or AF_XDP here")))
+        }
         Some(net) => {
             run("interface", "netmap:va", Far::Tap(net.tap()));
             net.assert_given_back();
             set_policy(home, MEDIATED);
-            run("mediated interface", "netmap:va", Far::Tap(net.tap()));
+            run("mediated", "netmap:va", Far::Tap(net.tap()));
         }
     }
-    summary(&line);
+    if row.sends {
+        tell("monitor", Some("a monitor does not send"));
+    } else {
+        run("monitor", "netmap:m{1/t", Far::Port(Box::new(open("netmap:m{1"))));
+    }
 }

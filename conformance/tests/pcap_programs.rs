@@ -1,11 +1,112 @@
-//! Programs of libpcap's, as Debian has them, on netmap ports, each as a user would run it. A test is a row of the matrix
-//! of programs and kinds of ports, and prints it.
+//! The matrix of programs of libpcap's, as Debian has them, and kinds of ports, each program as a user would run it.
+//!
+//! A test of its own kind (no harness), so that the table is seen. Each row runs in a process of its own, whose daemon is
+//! its own. `cargo test -p conformance --test pcap_programs -- tcpdump nmap` runs the rows that begin so.
+#![forbid(unsafe_code)]
 
 use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode};
 
-use conformance::isolated;
+use conformance::home::wait_within;
 use conformance::net::{assert_same, frames};
-use conformance::pcap::{Far, Place, pcap_file, read_pcap, row, udp};
+use conformance::pcap::{Far, KINDS, Place, Row, cells, pcap_file, read_pcap, udp};
+use conformance::{Home, LIMIT, program};
+
+/// Names the row for the process that runs it.
+const ROW: &str = "UNETMAP_PCAP_ROW";
+/// Before each cell's result in that process's output: the kind of port, and behind a tab why it was left out.
+const CELL: &str = "cell: ";
+
+/// The rows.
+const ROWS: [Row; 7] = [
+    row("tcpdump", "tcpdump", tcpdump),
+    row("dumpcap", "wireshark-common", dumpcap),
+    row("tshark", "tshark", tshark),
+    row("ngrep", "ngrep", ngrep),
+    sender("tcpreplay", "tcpreplay", tcpreplay),
+    sender("arping", "arping", arping),
+    sender("scapy3", "python3-scapy", scapy),
+];
+
+const fn row(program: &'static str, package: &'static str, cell: fn(&Place<'_>)) -> Row {
+    Row { program, package, sends: false, cell }
+}
+
+const fn sender(program: &'static str, package: &'static str, cell: fn(&Place<'_>)) -> Row {
+    Row { program, package, sends: true, cell }
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.iter().any(|arg| arg == "--list") {
+        ROWS.iter().for_each(|row| println!("{}: test", row.program));
+        return ExitCode::SUCCESS;
+    }
+    if let Some(row) = std::env::var(ROW).ok().and_then(|name| ROWS.iter().find(|row| row.program == name)) {
+        return run(row);
+    }
+    let filters: Vec<String> = args.into_iter().filter(|arg| !arg.starts_with('-')).collect();
+    let chosen = |row: &&Row| filters.is_empty() || filters.iter().any(|filter| row.program.starts_with(&**filter));
+    let (mut failures, mut reasons) = (Vec::new(), Vec::new());
+    println!("\n{:10}{}", "program", KINDS.map(|kind| format!("  {kind:9}")).concat());
+    for row in ROWS.iter().filter(chosen) {
+        let (cells, failure) = row_of(row);
+        let shown = KINDS.map(|kind| match cells.iter().find(|(of, _)| of == kind) {
+            Some((_, why)) if why.is_empty() => "yes",
+            Some((_, why)) => {
+                reasons.push(format!("{} on a {kind} port is left out: {why}", row.program));
+                "left out"
+            }
+            None => "FAIL",
+        });
+        println!("{:10}{}", row.program, shown.map(|cell| format!("  {cell:9}")).concat());
+        failures.extend(failure.map(|why| format!("{}: {why}", row.program)));
+        if cells.len() < KINDS.len() && failures.is_empty() {
+            failures.push(format!("{}: cells are missing", row.program));
+        }
+    }
+    reasons.iter().for_each(|reason| println!("{reason}"));
+    failures.iter().for_each(|failure| println!("FAIL {failure}"));
+    ExitCode::from(u8::from(!failures.is_empty()))
+}
+
+/// Runs a row in a process of its own; its cells, each with why it was left out, and why the rest failed.
+fn row_of(row: &Row) -> (Vec<(String, String)>, Option<String>) {
+    let folder = tempfile::Builder::new().prefix("unetmap-").tempdir().expect("a folder");
+    let (output, home) = (folder.path().join("output"), folder.path().join("home"));
+    let to = fs::File::create(&output).expect("a file for the row's output");
+    let mut inside = Command::new(std::env::current_exe().expect("this program has a name"))
+        .env(ROW, row.program)
+        .env("UNETMAP_SOCKET", home.join("unetmapd.sock"))
+        .env("UNETMAPD", program("unetmapd"))
+        .stdout(to.try_clone().expect("a second handle of a file"))
+        .stderr(to)
+        .spawn()
+        .expect("the test runs itself");
+    let status = wait_within(&mut inside, 8 * LIMIT);
+    if status.is_none() {
+        let _ = inside.kill();
+        let _ = inside.wait();
+    }
+    let text = fs::read_to_string(&output).unwrap_or_default();
+    let log = fs::read_to_string(home.join("unetmapd.sock.log")).unwrap_or_default();
+    let cells = text.lines().filter_map(|line| line.strip_prefix(CELL)?.split_once('\t'));
+    let cells = cells.map(|(kind, why)| (kind.to_owned(), why.to_owned())).collect();
+    let passed = status.is_some_and(|status| status.success()) && !log.contains("panicked");
+    (cells, (!passed).then(|| format!("{status:?}:\n{text}\nthe daemon's log:\n{log}")))
+}
+
+/// One row, in its own process.
+fn run(row: &Row) -> ExitCode {
+    let socket = std::env::var_os("UNETMAP_SOCKET").expect("set by the outer process");
+    let home = Home::at(Path::new(&socket).parent().expect("a file in a folder")).expect("a folder");
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        cells(&home, row, |kind, why| println!("{CELL}{kind}\t{}", why.unwrap_or_default()));
+    }));
+    home.end_daemon();
+    ExitCode::from(u8::from(ended.is_err()))
+}
 
 /// Frames to port 7777, from ports 1000, 1002, ...; and as many others between them.
 fn mixed(n: u16) -> Vec<Vec<u8>> {
@@ -17,93 +118,68 @@ fn wanted(frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
     frames.iter().step_by(2).cloned().collect()
 }
 
-#[test]
-fn tcpdump() {
-    isolated(|home| {
-        row(home, "tcpdump", "tcpdump", |place| {
-            let file = place.folder().join("tcpdump.pcap");
-            let path = file.display().to_string();
-            let sent = mixed(3);
-            let tcpdump = place.start("tcpdump", &["-n", "-i", &place.name, "-c", "3", "-w", &path, "udp port 7777"]);
-            place.opened();
-            place.far.send(&sent);
-            let (_, err) = tcpdump.output();
-            assert!(err.contains("3 packets captured"), "{err}");
-            assert!(err.contains("0 packets dropped by kernel"), "{err}");
-            let got: Vec<_> = read_pcap(&file).into_iter().map(|packet| packet.bytes).collect();
-            assert_same(&got, &wanted(&sent));
-            let (out, _) = place.start("tcpdump", &["-n", "-t", "-r", &path, "src port 1002"]).output();
-            assert_eq!(out, "IP 10.9.0.2.1002 > 10.9.0.1.7777: UDP, length 29\n");
-        });
-    });
+fn tcpdump(place: &Place<'_>) {
+    let file = place.folder().join("tcpdump.pcap");
+    let path = file.display().to_string();
+    let sent = mixed(3);
+    let tcpdump = place.start("tcpdump", &["-n", "-i", &place.name, "-c", "3", "-w", &path, "udp port 7777"]);
+    place.opened();
+    place.far.send(&sent);
+    let (_, err) = tcpdump.output();
+    assert!(err.contains("3 packets captured"), "{err}");
+    assert!(err.contains("0 packets dropped by kernel"), "{err}");
+    let got: Vec<_> = read_pcap(&file).into_iter().map(|packet| packet.bytes).collect();
+    assert_same(&got, &wanted(&sent));
+    let (out, _) = place.start("tcpdump", &["-n", "-t", "-r", &path, "src port 1002"]).output();
+    assert_eq!(out, "IP 10.9.0.2.1002 > 10.9.0.1.7777: UDP, length 29\n");
 }
 
-#[test]
-fn dumpcap() {
-    isolated(|home| {
-        row(home, "dumpcap", "wireshark-common", |place| {
-            let [ng, file] = ["dumpcap.pcapng", "dumpcap.pcap"].map(|name| place.folder().join(name));
-            let [ng, path] = [&ng, &file].map(|path| path.display().to_string());
-            let sent = mixed(4);
-            let dumpcap = place.start("dumpcap", &["-i", &place.name, "-c", "4", "-f", "udp port 7777", "-w", &ng]);
-            place.opened();
-            place.far.send(&sent);
-            let (_, err) = dumpcap.output();
-            assert!(err.contains("Packets captured: 4"), "{err}");
-            // The system's own tcpdump reads what it wrote.
-            place.start("tcpdump", &["-r", &ng, "-w", &path]).output();
-            let got: Vec<_> = read_pcap(&file).into_iter().map(|packet| packet.bytes).collect();
-            assert_same(&got, &wanted(&sent));
-        });
-    });
+fn dumpcap(place: &Place<'_>) {
+    let [ng, file] = ["dumpcap.pcapng", "dumpcap.pcap"].map(|name| place.folder().join(name));
+    let [ng, path] = [&ng, &file].map(|path| path.display().to_string());
+    let sent = mixed(4);
+    let dumpcap = place.start("dumpcap", &["-i", &place.name, "-c", "4", "-f", "udp port 7777", "-w", &ng]);
+    place.opened();
+    place.far.send(&sent);
+    let (_, err) = dumpcap.output();
+    assert!(err.contains("Packets captured: 4"), "{err}");
+    // The system's own tcpdump reads what it wrote.
+    place.start("tcpdump", &["-r", &ng, "-w", &path]).output();
+    let got: Vec<_> = read_pcap(&file).into_iter().map(|packet| packet.bytes).collect();
+    assert_same(&got, &wanted(&sent));
 }
 
-#[test]
-fn tshark() {
-    isolated(|home| {
-        row(home, "tshark", "tshark", |place| {
-            let filter = ["-f", "udp port 7777", "-T", "fields", "-e", "udp.srcport"];
-            let tshark = place.start("tshark", &[&["-n", "-i", &place.name, "-c", "3"][..], &filter].concat());
-            place.opened();
-            place.far.send(&mixed(3));
-            assert_eq!(tshark.output().0, "1000\n1002\n1004\n");
-        });
-    });
+fn tshark(place: &Place<'_>) {
+    let filter = ["-f", "udp port 7777", "-T", "fields", "-e", "udp.srcport"];
+    let tshark = place.start("tshark", &[&["-n", "-i", &place.name, "-c", "3"][..], &filter].concat());
+    place.opened();
+    place.far.send(&mixed(3));
+    assert_eq!(tshark.output().0, "1000\n1002\n1004\n");
 }
 
-#[test]
-fn ngrep() {
-    isolated(|home| {
-        row(home, "ngrep", "ngrep", |place| {
-            let ngrep = place.start("ngrep", &["-q", "-d", &place.name, "-n", "2", "needle +[24],", "udp port 7777"]);
-            place.opened();
-            place.far.send(&mixed(3));
-            let (out, _) = ngrep.output();
-            for (port, text) in [(1002, "needle   2, and hay"), (1004, "needle   4, and hay")] {
-                assert!(out.contains(&format!("10.9.0.2:{port} -> 10.9.0.1:7777")), "{out}");
-                assert!(out.contains(text), "{out}");
-            }
-            assert!(!out.contains("needle   0"), "{out}");
-        });
-    });
+fn ngrep(place: &Place<'_>) {
+    let ngrep = place.start("ngrep", &["-q", "-d", &place.name, "-n", "2", "needle +[24],", "udp port 7777"]);
+    place.opened();
+    place.far.send(&mixed(3));
+    let (out, _) = ngrep.output();
+    for (port, text) in [(1002, "needle   2, and hay"), (1004, "needle   4, and hay")] {
+        assert!(out.contains(&format!("10.9.0.2:{port} -> 10.9.0.1:7777")), "{out}");
+        assert!(out.contains(text), "{out}");
+    }
+    assert!(!out.contains("needle   0"), "{out}");
 }
 
-#[test]
-fn tcpreplay() {
-    isolated(|home| {
-        row(home, "tcpreplay", "tcpreplay", |place| {
-            let sent = frames(&(60..160).collect::<Vec<_>>(), 5);
-            let file = place.folder().join("tcpreplay.pcap");
-            fs::write(&file, pcap_file(&sent)).expect("a file");
-            // It is built without netmap, and refuses the names that it would know if it were not.
-            let name = format!("unetmap:{}", place.name.trim_start_matches("netmap:"));
-            let tcpreplay = place.start("tcpreplay", &["-i", &name, &file.display().to_string()]);
-            assert_same(&place.far.collect(sent.len()), &sent);
-            let (out, err) = tcpreplay.output();
-            assert!(out.contains("Successful packets:        100"), "{out}{err}");
-            assert!(out.contains("Failed packets:            0"), "{out}{err}");
-        });
-    });
+fn tcpreplay(place: &Place<'_>) {
+    let sent = frames(&(60..160).collect::<Vec<_>>(), 5);
+    let file = place.folder().join("tcpreplay.pcap");
+    fs::write(&file, pcap_file(&sent)).expect("a file");
+    // It is built without netmap, and refuses the names that it would know if it were not.
+    let name = format!("unetmap:{}", place.name.trim_start_matches("netmap:"));
+    let tcpreplay = place.start("tcpreplay", &["-i", &name, &file.display().to_string()]);
+    assert_same(&place.far.collect(sent.len()), &sent);
+    let (out, err) = tcpreplay.output();
+    assert!(out.contains("Successful packets:        100"), "{out}{err}");
+    assert!(out.contains("Failed packets:            0"), "{out}{err}");
 }
 
 /// Answers requests for the address of 10.9.0.2, as a kernel's stack does at the other end of a cable.
@@ -124,19 +200,14 @@ fn answer_arp(place: &Place<'_>, n: usize) {
     }
 }
 
-#[test]
-fn arping() {
-    isolated(|home| {
-        row(home, "arping", "arping", |place| {
-            let args = ["-c", "2", "-I", &place.name, "-S", "10.9.0.77", "-s", "02:00:00:00:00:77", "10.9.0.2"];
-            let arping = place.start("arping", &args);
-            if matches!(place.far, Far::Port(_)) {
-                answer_arp(place, 2);
-            }
-            let (out, _) = arping.output();
-            assert!(out.contains("2 packets transmitted, 2 packets received,   0% unanswered"), "{out}");
-        });
-    });
+fn arping(place: &Place<'_>) {
+    let args = ["-c", "2", "-I", &place.name, "-S", "10.9.0.77", "-s", "02:00:00:00:00:77", "10.9.0.2"];
+    let arping = place.start("arping", &args);
+    if matches!(place.far, Far::Port(_)) {
+        answer_arp(place, 2);
+    }
+    let (out, _) = arping.output();
+    assert!(out.contains("2 packets transmitted, 2 packets received,   0% unanswered"), "{out}");
 }
 
 /// What a user of scapy writes: receives three packets and sends them back, payload first.
@@ -152,17 +223,12 @@ for packet in got:
 sendp([Ether(src=p.dst, dst=p.src, type=0x88b5) / Raw(bytes(p)[14:]) for p in got], iface=port, verbose=False)
 ";
 
-#[test]
-fn scapy() {
-    isolated(|home| {
-        row(home, "scapy3", "python3-scapy", |place| {
-            let sent = mixed(3);
-            let scapy = place.start("/usr/bin/python3", &["-c", SCAPY, &place.name]);
-            place.opened();
-            place.far.send(&sent);
-            let back: Vec<_> = place.far.collect(3).into_iter().map(|frame| frame[14..].to_vec()).collect();
-            assert_same(&back, &wanted(&sent).into_iter().map(|frame| frame[14..].to_vec()).collect::<Vec<_>>());
-            assert_eq!(scapy.output().0, "ready\n1000\n1002\n1004\n");
-        });
-    });
+fn scapy(place: &Place<'_>) {
+    let sent = mixed(3);
+    let scapy = place.start("/usr/bin/python3", &["-c", SCAPY, &place.name]);
+    place.opened();
+    place.far.send(&sent);
+    let back: Vec<_> = place.far.collect(3).into_iter().map(|frame| frame[14..].to_vec()).collect();
+    assert_same(&back, &wanted(&sent).into_iter().map(|frame| frame[14..].to_vec()).collect::<Vec<_>>());
+    assert_eq!(scapy.output().0, "ready\n1000\n1002\n1004\n");
 }
