@@ -36,6 +36,7 @@ use std::time::{Duration, Instant};
 
 use contest::{Goal, Outcome, RowName, Side, Tally, Turn};
 use host::{Hosts, Way};
+use nic::pcap::{Programs, Task};
 use nic::{Nics, Who};
 use node::Noded;
 pub use peer::Peer;
@@ -114,11 +115,13 @@ pub enum Bench {
     HostTcp,
     /// A ping's round trip there.
     HostRtt,
+    /// A program of libpcap's on a switch, a pipe and an interface, and with the system's libpcap: a row for each task.
+    Pcap,
 }
 
 impl Bench {
     /// All there are.
-    pub const ALL: [Bench; 22] = [
+    pub const ALL: [Bench; 23] = [
         Bench::Pipe,
         Bench::PipeBatch,
         Bench::PipeOneCore,
@@ -141,6 +144,7 @@ impl Bench {
         Bench::NicFwd,
         Bench::HostTcp,
         Bench::HostRtt,
+        Bench::Pcap,
     ];
 
     /// As the command line and the results call it.
@@ -168,6 +172,7 @@ impl Bench {
             Bench::NicFwd => "nic-fwd",
             Bench::HostTcp => "host-tcp",
             Bench::HostRtt => "host-rtt",
+            Bench::Pcap => "pcap",
         }
     }
 
@@ -195,7 +200,7 @@ impl Bench {
 
     /// Whether it needs interfaces, and so namespaces, and so root.
     fn is_nic(self) -> bool {
-        !Who::all(self).is_empty()
+        self == Bench::Pcap || !Who::all(self).is_empty()
     }
 
     /// Whether it needs a daemon for pipes.
@@ -222,7 +227,8 @@ pub struct Options {
     pub benches: Vec<Bench>,
     /// Samples that each side needs in one class, 1 or more.
     pub samples: u32,
-    /// No sample begins after this time; a limit for each benchmark, in `pipe-batch` and `preload-pipe` for each row.
+    /// No sample begins after this time; a limit for each benchmark; in `pipe-batch`, `preload-pipe` and `pcap` for each
+    /// row.
     pub limit: Duration,
     /// Who else is measured in turns with us, beside the built-in peer.
     pub peers: Vec<Peer>,
@@ -309,6 +315,9 @@ fn check(options: &Options) -> Result<(), String> {
     let mut labels = BTreeSet::from([US, seqpacket::LABEL, NATIVE, PRELOAD, PIPE, ALONE, LIBC]);
     labels.extend(options.benches.iter().flat_map(|&bench| Who::all(bench)).map(|who| who.label()));
     labels.extend(options.benches.iter().filter(|bench| host::is_host(**bench)).map(|_| host::CABLE));
+    if options.benches.contains(&Bench::Pcap) {
+        labels.extend(Task::ALL.into_iter().flat_map(Task::sides).map(|(label, _)| *label));
+    }
     match options.peers.iter().find(|p| !labels.insert(&p.label)) {
         Some(twice) => Err(format!("--peer {}: this label is taken; choose another", twice.label)),
         None => Ok(()),
@@ -325,10 +334,12 @@ struct Contest {
     way: Way,
     /// Of a switch: the highest rate without loss is looked for.
     clean: bool,
+    /// Of `pcap`.
+    task: Option<Task>,
 }
 
 fn contests(bench: Bench) -> Vec<Contest> {
-    let contest = |name: String, batch| Contest { bench, name, batch, way: Way::Native, clean: false };
+    let contest = |name: String, batch| Contest { bench, name, batch, way: Way::Native, clean: false, task: None };
     match bench {
         Bench::HostTcp | Bench::HostRtt => {
             let ours = Way::OURS.into_iter();
@@ -341,6 +352,10 @@ fn contests(bench: Bench) -> Vec<Contest> {
         Bench::PipeBatch => BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::PreloadPipe => FEW_BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::PipeRtt | Bench::PipePing | Bench::ValeRtt => vec![contest(bench.name().into(), 1)],
+        Bench::Pcap => {
+            let of = |task: Task| Contest { task: Some(task), ..contest(task.name().into(), 512) };
+            Task::ALL.map(of).into()
+        }
         _ => vec![contest(bench.name().into(), 512)],
     }
 }
@@ -355,6 +370,7 @@ impl Contest {
             Bench::HostTcp | Bench::HostRtt => host::rows(self.bench, &self.name),
             Bench::ValeRtt => vec![row("", "ns"), row("-asleep", "ns")],
             _ if self.bench.may_lose() && !self.clean => vec![row("", "Mpps"), row("-lost", "%")],
+            Bench::Pcap if self.task == Some(Task::Tcpdump) => vec![row("", "Mpps"), row("-arrived", "%")],
             _ => vec![row("", "Mpps")],
         }
     }
@@ -363,7 +379,10 @@ impl Contest {
         let nics = networks.nics.as_ref();
         let (rows, environment) = (self.rows(), self.environment(networks));
         let mut sides = match (nics.filter(|_| self.bench.is_nic()), &networks.hosts) {
-            (Some(nics), _) => self.nic_sides(cores, nics),
+            (Some(nics), _) => match self.task {
+                Some(task) => self.pcap_sides(task, cores, nics)?,
+                None => self.nic_sides(cores, nics),
+            },
             (None, Some(hosts)) if host::is_host(self.bench) => self.host_sides(cores, hosts),
             _ => std::iter::once(self.ours(cores)).chain(self.other(cores).transpose()).collect::<Result<_, _>>()?,
         };
@@ -413,6 +432,18 @@ impl Contest {
             Inside::boxed(way.label(), cores, move || hosts.measure(bench, way))
         };
         vec![side(self.way), side(Way::Cable)]
+    }
+
+    fn pcap_sides(&self, task: Task, cores: Cores, nics: &Rc<Nics>) -> Result<Vec<Box<dyn Side>>, String> {
+        if let Some(why) = Programs::lacks(task) {
+            return Err(format!("{}: {why}", self.name));
+        }
+        let programs = Programs::new(nics)?;
+        let side = |&(label, seat)| {
+            let programs = Rc::clone(&programs);
+            Inside::boxed(label, cores, move || programs.measure(task, seat))
+        };
+        Ok(task.sides().iter().map(side).collect())
     }
 
     fn ours(&self, cores: Cores) -> Result<Box<dyn Side>, String> {
@@ -615,7 +646,7 @@ mod tests {
             message,
             "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt, pipe-ping, preload-pipe, preload-poll, \
              node-pipe, node-poll, vale-60-copy, vale-512-copy, vale-1500-copy, vale-60-swap, vale-1core, vale-fan, \
-             vale-rtt, vale-idle-ports, nic-tx, nic-rx, nic-fwd, host-tcp, host-rtt)"
+             vale-rtt, vale-idle-ports, nic-tx, nic-rx, nic-fwd, host-tcp, host-rtt, pcap)"
         );
         let names: Vec<_> = contests(Bench::PipeBatch).into_iter().map(|c| (c.name, c.batch)).collect();
         assert_eq!(names[0], ("pipe-batch-1".into(), 1));

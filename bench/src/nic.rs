@@ -13,6 +13,8 @@
 //! sender's core, for all alike. All send 60 bytes, IPv4 and UDP, to an Ethernet address that nobody has: what a stack
 //! receives it drops at once. No interface has an address, so no other packet is counted.
 
+pub(crate) mod pcap;
+
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
@@ -211,6 +213,12 @@ impl Nics {
         bridge.map_or(Ok(()), KernelBridge::remove).and(rate)
     }
 
+    /// Where the daemon of ours, or of the mediated, listens.
+    fn socket(&self, who: Who) -> Result<&Path, String> {
+        let daemons = self.daemons.as_ref().ok_or("bench: the daemons are not started")?;
+        Ok(&daemons[usize::from(who == Who::Mediated)].socket)
+    }
+
     /// Waits until no XDP program is attached any more: that is undone a little after its owner's end.
     fn settle(&self) -> Result<(), String> {
         let deadline = Instant::now() + SETTLE_LIMIT;
@@ -237,10 +245,8 @@ impl Nics {
         // Only what a receiver counts is asked for.
         let every = if matches!(role, Role::Rx) { &*interval } else { "0" };
         let ours = |tool: &str| -> Result<Command, String> {
-            let daemons = self.daemons.as_ref().ok_or("bench: the daemons are not started")?;
-            let daemon = &daemons[usize::from(who == Who::Mediated)];
             let mut command = ns.command(program::find(tool)?);
-            command.env("UNETMAP_SOCKET", &daemon.socket);
+            command.env("UNETMAP_SOCKET", self.socket(who)?);
             Ok(command)
         };
         match (who, role) {
@@ -308,13 +314,18 @@ impl Drop for KernelBridge<'_> {
 
 /// Compiles the peers into `folder`.
 fn compile(folder: &Path) -> Result<PathBuf, String> {
-    let failed = |e: String| format!("compiling nic.c, the program of peers: {e}");
-    let (source, program) = (folder.join("nic.c"), folder.join("nic"));
-    fs::write(&source, SOURCE).map_err(|e| failed(e.to_string()))?;
+    compile_with(folder, "nic", SOURCE, &["-ldl"])
+}
+
+/// Compiles a program into `folder`, with `more` arguments.
+fn compile_with(folder: &Path, name: &str, text: &str, more: &[&str]) -> Result<PathBuf, String> {
+    let failed = |e: String| format!("bench: compiling {name}.c: {e}");
+    let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));
+    fs::write(&source, text).map_err(|e| failed(e.to_string()))?;
     let flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-pthread"];
     let mut cc = Command::new("cc");
-    cc.args(flags).arg("-o").arg(&program).arg(&source).arg("-ldl");
-    let output = cc.output().map_err(|e| failed(format!("cc: {e}")))?;
+    cc.args(flags).arg("-o").arg(&program).arg(&source).args(more);
+    let output = cc.output().map_err(|e| failed(format!("cc: {e} (apt-get install gcc)")))?;
     if output.status.success() {
         return Ok(program);
     }

@@ -224,6 +224,11 @@ struct DoctorArgs {
 /// bridge moves from one interface to another. `host-tcp` what TCP carries each way between an interface and the host's
 /// stack through bridge, and `host-rtt` a ping's median round trip there, beside the same cable without us.
 ///
+/// `pcap` is a C program of libpcap's and tcpdump, with our libpcap on a switch, a pipe and an interface, beside the system's
+/// libpcap on the interface; for root only. Rows: pcap-dispatch (pcap_dispatch counts 60 B packets), pcap-filter (the same
+/// behind a filter of 27 instructions), pcap-next-ex, pcap-inject, pcap-nic-rx, pcap-nic-tx, pcap-tcpdump (tcpdump -w
+/// /dev/null on a pipe, and on the interface with the system's libpcap) and pcap-tcpdump-arrived (of a hundred packets).
+///
 /// The distance of the two cores is probed before and after each sample: class L if a cache line goes there and back
 /// in less than 200 ns, else R. Figures of different classes are never compared. Turns end when every side has
 /// enough samples of one class; a class that had too few is named on standard error.
@@ -236,7 +241,7 @@ struct BenchArgs {
     #[arg(required = true, value_name = "NAME", value_parser = benches())]
     names: Vec<Bench>,
 
-    /// Begin no sample after this time; for each benchmark, in pipe-batch and preload-pipe for each row
+    /// Begin no sample after this time; for each benchmark, in pipe-batch, preload-pipe and pcap for each row
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
 
