@@ -72,7 +72,7 @@ pub(crate) struct CaptureArgs {
     #[arg(long, value_name = "FILES", value_parser = clap::value_parser!(u64).range(1..))]
     files: Option<u64>,
 
-    /// Tell at the end in one JSON object: port, received, accepted, written, bytes, dropped, files, seconds
+    /// Tell at the end in one JSON object: port, received, accepted, bytes, dropped, files, seconds
     #[arg(long)]
     json: bool,
 
@@ -147,6 +147,11 @@ fn dropped(port: &Port) -> u64 {
     all.map(dropped).sum()
 }
 
+/// Drops since there were `before`; a daemon that is gone tells of none.
+fn lost(port: &Port, before: u64) -> u64 {
+    dropped(port).saturating_sub(before)
+}
+
 fn wall() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
@@ -166,6 +171,10 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
+    fn lost(&self) -> u64 {
+        lost(self.port, self.dropped_before)
+    }
+
     fn finished(&self) -> bool {
         self.args.count.is_some_and(|most| self.counters.accepted >= most)
     }
@@ -209,7 +218,8 @@ impl Running<'_> {
         self.counters.accepted += 1;
         let kept = &self.packet[..self.packet.len().min(self.args.snaplen as usize)];
         self.bytes += self.packet.len() as u64;
-        let counters = || Counters { dropped: dropped(self.port) - self.dropped_before, ..self.counters };
+        let (port, before, counters) = (self.port, self.dropped_before, self.counters);
+        let counters = || Counters { dropped: lost(port, before), ..counters };
         self.files.packet(now, kept, self.packet.len() as u32, counters)
     }
 
@@ -230,8 +240,8 @@ impl Running<'_> {
                 self.files.flush()?;
                 if tells {
                     let rate = (self.counters.received - reported.1) as f64 / reported.0.elapsed().as_secs_f64();
-                    let lost = dropped(self.port) - self.dropped_before;
-                    eprint!("\r{} packets, {rate:.0} a second, {lost} dropped   ", self.counters.accepted);
+                    let Counters { accepted, .. } = self.counters;
+                    eprint!("\r{accepted} packets, {rate:.0} a second, {} dropped   ", self.lost());
                 }
                 reported = (Instant::now(), self.counters.received);
             }
@@ -268,7 +278,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<u8, String> {
         packet: Vec::with_capacity(MOST as usize),
     };
     let ended = running.run(stop).map_err(failed);
-    let counters = Counters { dropped: dropped(&port).saturating_sub(running.dropped_before), ..running.counters };
+    let counters = Counters { dropped: running.lost(), ..running.counters };
     let bytes = running.bytes;
     let files = running.files.finish(wall(), counters).map_err(failed)?;
     let Counters { received, accepted, dropped } = counters;

@@ -107,7 +107,8 @@ impl Files {
         len: u32,
         counters: impl FnOnce() -> Counters,
     ) -> Result<(), String> {
-        let full = self.limits.bytes.is_some_and(|most| self.bytes + bytes.len() as u64 > most)
+        let size = self.bytes + format::packet_size(self.format, bytes) + format::end_size(self.format);
+        let full = self.limits.bytes.is_some_and(|most| size > most)
             || self.limits.time.is_some_and(|most| self.begun.is_some_and(|begun| time.saturating_sub(begun) >= most));
         // A packet that is larger than a file may be has a file of its own.
         if full && self.begun.is_some() {

@@ -77,20 +77,37 @@ pub(crate) fn begin(out: &mut impl Write, format: Format, about: &About) -> io::
     Ok(block(out, SECTION, &section)? + block(out, INTERFACE, &interface)?)
 }
 
+/// Bytes in the file of a packet of which `bytes` are kept, with all that stands around them.
+pub(crate) fn packet_size(format: Format, bytes: &[u8]) -> u64 {
+    match format {
+        Format::Pcap => 16 + bytes.len() as u64,
+        Format::Pcapng => 32 + bytes.len().next_multiple_of(4) as u64,
+    }
+}
+
+/// Bytes of what stands at the end of a file.
+pub(crate) fn end_size(format: Format) -> u64 {
+    match format {
+        Format::Pcap => 0,
+        // Five options of 8 bytes each, behind an interface's number and a time.
+        Format::Pcapng => 12 + 4 + 8 + 5 * (4 + 8) + 4,
+    }
+}
+
 /// Writes a packet of `len` bytes, of which `bytes` were kept, found at `time` since 1970; returns its bytes in the file.
 #[inline]
 pub(crate) fn packet(out: &mut impl Write, format: Format, time: Duration, bytes: &[u8], len: u32) -> io::Result<u64> {
     let kept = bytes.len() as u32;
     if format == Format::Pcap {
         let head: [u32; 4] = [time.as_secs() as u32, time.subsec_nanos(), kept, len];
-        out.write_all(&words(head))?;
+        out.write_all(words(&head).as_flattened())?;
         out.write_all(bytes)?;
-        return Ok(16 + u64::from(kept));
+        return Ok(packet_size(format, bytes));
     }
     let [high, low] = halves(time);
     let padding = bytes.len().next_multiple_of(4) - bytes.len();
-    let total = 32 + kept + padding as u32;
-    out.write_all(&words([PACKET, total, 0, high, low, kept, len]))?;
+    let total = packet_size(format, bytes) as u32;
+    out.write_all(words(&[PACKET, total, 0, high, low, kept, len]).as_flattened())?;
     out.write_all(bytes)?;
     out.write_all(&[0; 3][..padding])?;
     out.write_all(&total.to_ne_bytes())?;
@@ -108,15 +125,18 @@ pub(crate) fn end(
     if format == Format::Pcap {
         return Ok(());
     }
-    let mut body = [words([0]), words(halves(now))].concat();
+    let [high, low] = halves(now);
+    let mut body = words(&[0, high, low]).concat();
     for (code, time) in [(2, begun), (3, now)] {
-        push_option(&mut body, code, &words(halves(time)));
+        push_option(&mut body, code, words(&halves(time)).as_flattened());
     }
     for (code, count) in [(4, counters.received), (5, counters.dropped), (6, counters.accepted)] {
         push_option(&mut body, code, &count.to_ne_bytes());
     }
     end_options(&mut body);
-    block(out, STATISTICS, &body).map(drop)
+    let bytes = block(out, STATISTICS, &body)?;
+    debug_assert_eq!(bytes, end_size(format));
+    Ok(())
 }
 
 /// A time in nanoseconds, upper half first.
@@ -125,8 +145,8 @@ fn halves(time: Duration) -> [u32; 2] {
     [(ns >> 32) as u32, ns as u32]
 }
 
-fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+fn words<const N: usize>(words: &[u32; N]) -> [[u8; 4]; N] {
+    words.map(u32::to_ne_bytes)
 }
 
 fn push_option(body: &mut Vec<u8>, code: u16, value: &[u8]) {
@@ -144,7 +164,7 @@ fn end_options(body: &mut Vec<u8>) {
 
 fn block(out: &mut impl Write, kind: u32, body: &[u8]) -> io::Result<u64> {
     let total = 12 + body.len() as u32;
-    out.write_all(&words([kind, total]))?;
+    out.write_all(words(&[kind, total]).as_flattened())?;
     out.write_all(body)?;
     out.write_all(&total.to_ne_bytes())?;
     Ok(total.into())
