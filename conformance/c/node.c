@@ -25,6 +25,9 @@
 
 #include <net/netmap_user.h>
 
+#ifndef DEVICE
+#define DEVICE	"/dev/netmap"
+#endif
 #define PAGE	4096
 
 static const char *name = "t{1";
@@ -32,7 +35,7 @@ static const char *name = "t{1";
 static int
 device(void)
 {
-	int fd = open("/dev/netmap", O_RDWR);
+	int fd = open(DEVICE, O_RDWR);
 
 	CHECK(fd >= 0);
 	return fd;
@@ -329,11 +332,209 @@ file(void)
 	CHECK(fstat(fd, &st) == 0 && S_ISREG(st.st_mode));
 	CHECK(read(fd, &byte, 1) == -1 && errno == EINVAL);
 	CHECK(write(fd, &byte, 1) == -1 && errno == EINVAL);
-	again = open("/dev/netmap", O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	again = open(DEVICE, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
 	CHECK(again >= 0 && ftruncate(fd, 0) == 0);
 	CHECK(ioctl(again, NIOCTXSYNC) == -1 && errno == ENXIO);
 	/* Opened by its number once more it is another file. */
 	CHECK(close(opened()) == 0 && close(again) == 0);
+}
+
+/* Says a line, and waits for one. */
+static void
+turn(const char *line)
+{
+	printf("%s\n", line);
+	fflush(stdout);
+	CHECK(getchar() != EOF);
+}
+
+/* Makes one call, by its name, when it is told to. */
+static void
+call(void)
+{
+	const char *what = name;
+	struct nmreq_header hdr;
+	struct nmreq_register reg;
+	struct nmreq old;
+	struct pollfd p = { -1, POLLIN, 0 };
+	char port[16];
+
+	CHECK(snprintf(port, sizeof(port), "%s{1", what) < (int)sizeof(port));
+	name = port;
+	ask(&hdr, &reg);
+	memset(&old, 0, sizeof(old));
+	old.nr_version = NETMAP_API;
+	old.nr_flags = NR_REG_ALL_NIC;
+	snprintf(old.nr_name, sizeof(old.nr_name), "%s", port);
+	if (strcmp(what, "regif") == 0 || strcmp(what, "ctrl") == 0)
+		p.fd = device();
+	else if (strcmp(what, "open") != 0)
+		p.fd = opened();
+	turn("ready");
+	if (strcmp(what, "open") == 0)
+		(void)device();
+	else if (strcmp(what, "regif") == 0)
+		CHECK(ioctl(p.fd, NIOCREGIF, &old) == 0);
+	else if (strcmp(what, "ctrl") == 0)
+		CHECK(ioctl(p.fd, NIOCCTRL, &hdr) == 0);
+	else if (strcmp(what, "poll") == 0)
+		CHECK(poll(&p, 1, -1) == 1);
+	else if (strcmp(what, "txsync") == 0)
+		CHECK(ioctl(p.fd, NIOCTXSYNC) == 0);
+	else if (strcmp(what, "mmap") == 0)
+		CHECK(mmap(NULL, PAGE, PROT_READ, MAP_SHARED, p.fd, 0) != MAP_FAILED);
+	else
+		CHECK(strcmp(what, "close") == 0 && close(p.fd) == 0);
+}
+
+/* All of them, again and again, until it is killed. */
+static void
+busy(void)
+{
+	struct nmreq_header hdr;
+	struct nmreq_register reg;
+	struct nmreq old;
+	struct netmap_ring *ring;
+	struct pollfd p;
+	unsigned int i;
+	char *mem;
+
+	for (i = 0;; i++) {
+		p.fd = device();
+		ask(&hdr, &reg);
+		if (i % 2 == 0)
+			CHECK(ioctl(p.fd, NIOCCTRL, &hdr) == 0);
+		else {
+			memset(&old, 0, sizeof(old));
+			old.nr_version = NETMAP_API;
+			old.nr_flags = NR_REG_ALL_NIC;
+			snprintf(old.nr_name, sizeof(old.nr_name), "%s", name);
+			CHECK(ioctl(p.fd, NIOCREGIF, &old) == 0);
+			reg.nr_memsize = old.nr_memsize;
+			reg.nr_offset = old.nr_offset;
+		}
+		mem = mmap(NULL, reg.nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, p.fd, 0);
+		CHECK(mem != MAP_FAILED);
+		ring = NETMAP_TXRING(NETMAP_IF(mem, reg.nr_offset), 0);
+		p.events = POLLIN | POLLOUT;
+		CHECK(poll(&p, 1, 100) >= 0);
+		if (!nm_ring_empty(ring)) {
+			ring->slot[ring->head].len = 60;
+			ring->head = ring->cur = nm_ring_next(ring, ring->head);
+		}
+		CHECK(ioctl(p.fd, NIOCTXSYNC) == 0 && ioctl(p.fd, NIOCRXSYNC) == 0);
+		p.events = POLLIN;
+		CHECK(poll(&p, 1, 1) >= 0);
+		CHECK(munmap(mem, reg.nr_memsize) == 0 && close(p.fd) == 0);
+		if (i == 0) {
+			printf("busy\n");
+			fflush(stdout);
+		}
+	}
+}
+
+/*
+ * Polls in vain right after polls that find room, so that they are held: they end in
+ * time, and by signals, and by the death of this one.
+ */
+static void
+held(void)
+{
+	struct sigaction act;
+	struct itimerval every = { { 0, 700 }, { 0, 700 } }, never = { { 0, 0 }, { 0, 0 } };
+	struct pollfd in, out;
+	unsigned int before;
+	int i;
+
+	in.fd = out.fd = opened();
+	in.events = POLLIN;
+	out.events = POLLOUT;
+	for (i = 0; i < 300; i++) {
+		CHECK(poll(&out, 1, -1) == 1 && out.revents == POLLOUT);
+		CHECK(poll(&in, 1, i % 3) == 0 && in.revents == 0);
+	}
+	memset(&act, 0, sizeof(act));
+	act.sa_handler = tick;
+	CHECK(sigaction(SIGALRM, &act, NULL) == 0 && setitimer(ITIMER_REAL, &every, NULL) == 0);
+	for (i = 0; i < 300; i++) {
+		while (poll(&out, 1, -1) != 1)
+			CHECK(errno == EINTR);
+		before = ticks;
+		CHECK(poll(&in, 1, -1) == -1 && errno == EINTR && ticks != before);
+	}
+	CHECK(setitimer(ITIMER_REAL, &never, NULL) == 0);
+	printf("held\n");
+	fflush(stdout);
+	for (;;) {
+		CHECK(poll(&out, 1, -1) == 1);
+		CHECK(poll(&in, 1, 5) == 0);
+	}
+}
+
+/* Writes its user into its buffers, says where they are, and finds them unchanged. */
+static void
+secret(void)
+{
+	struct nmreq_header hdr;
+	struct nmreq_register reg;
+	struct netmap_ring *ring;
+	char *mem, line[64];
+	unsigned int i, uid;
+	int fd = device();
+
+	ask(&hdr, &reg);
+	CHECK(ioctl(fd, NIOCCTRL, &hdr) == 0);
+	mem = mmap(NULL, reg.nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	CHECK(mem != MAP_FAILED);
+	ring = NETMAP_TXRING(NETMAP_IF(mem, reg.nr_offset), 0);
+	uid = (unsigned int)getuid();
+	for (i = 0; i < ring->num_slots; i++)
+		memcpy(NETMAP_BUF(ring, ring->slot[i].buf_idx), &uid, sizeof(uid));
+	snprintf(line, sizeof(line), "%ld", (long)(NETMAP_BUF(ring, ring->slot[0].buf_idx) - mem));
+	turn(line);
+	for (i = 0; i < ring->num_slots; i++)
+		CHECK(memcmp(NETMAP_BUF(ring, ring->slot[i].buf_idx), &uid, sizeof(uid)) == 0);
+}
+
+/* A file is of use to the user that opened it. */
+static void
+changed_user(void)
+{
+	struct nmreq_header hdr;
+	struct nmreq_register reg;
+	struct nmreq old;
+	int fd = device();
+
+	CHECK(setresgid(65534, 65534, 65534) == 0 && setresuid(65534, 65534, 65534) == 0);
+	ask(&hdr, &reg);
+	CHECK(ioctl(fd, NIOCCTRL, &hdr) == -1 && errno == EPERM);
+	memset(&old, 0, sizeof(old));
+	old.nr_version = NETMAP_API;
+	CHECK(ioctl(fd, NIOCGINFO, &old) == -1 && errno == EPERM);
+}
+
+/* Regions of their own numbers lie one behind the other in the one file. */
+static void
+ranges(void)
+{
+	struct nmreq_header hdr;
+	struct nmreq_register pipe, port;
+	char *mem;
+	int one = device(), two = device();
+
+	name = "ranges{1";
+	ask(&hdr, &pipe);
+	CHECK(ioctl(one, NIOCCTRL, &hdr) == 0);
+	name = "vale7:x";
+	ask(&hdr, &port);
+	CHECK(ioctl(two, NIOCCTRL, &hdr) == 0);
+	CHECK(port.nr_mem_id != pipe.nr_mem_id && port.nr_memsize > pipe.nr_memsize);
+	CHECK(pipe.nr_offset < pipe.nr_memsize && port.nr_offset >= pipe.nr_memsize);
+	mem = mmap(NULL, port.nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, one, 0);
+	CHECK(mem != MAP_FAILED);
+	CHECK(strncmp(NETMAP_IF(mem, pipe.nr_offset)->ni_name, "ranges{1", 9) == 0);
+	CHECK(strncmp(NETMAP_IF(mem, port.nr_offset)->ni_name, "vale7:x", 8) == 0);
+	CHECK(NETMAP_TXRING(NETMAP_IF(mem, port.nr_offset), 0)->num_slots == port.nr_tx_slots);
 }
 
 int
@@ -345,6 +546,8 @@ main(int argc, char **argv)
 	} all[] = {
 		{ "pointers", pointers }, { "changed", changed }, { "options", options }, { "cycles", cycles },
 		{ "sleeps", sleeps }, { "signals", signals }, { "stuck", stuck }, { "file", file },
+		{ "call", call }, { "busy", busy }, { "held", held }, { "secret", secret },
+		{ "changed-user", changed_user }, { "ranges", ranges },
 	};
 	unsigned int i;
 

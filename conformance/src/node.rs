@@ -1,12 +1,15 @@
 //! A `/dev/netmap` of the test's own, served by its daemon, and programs that find it there.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use unetmap_sys::fuse;
 
-use crate::home::{Home, program};
+use crate::LIMIT;
+use crate::home::{Guard, Home, program, summary, until, wait_within};
 
 /// The node of a test's daemon.
 pub struct Node {
@@ -74,6 +77,84 @@ impl Drop for Node {
     fn drop(&mut self) {
         // What a killed daemon leaves; a living one cleans up itself.
         detach(&self.mount);
+    }
+}
+
+/// Arguments of `cc` for programs that need nothing when they run.
+pub const STATIC: [&str; 2] = ["-static", "-DNODE"];
+
+/// The node, or `None` and the reason printed.
+pub fn node(home: &Home) -> Option<Node> {
+    Node::mounted(home).inspect_err(|why| summary(&format!("skipped: {why}"))).ok()
+}
+
+/// A program that says one line, and goes on. It is killed when this is dropped.
+pub struct Talking {
+    /// The program.
+    pub guard: Guard,
+    /// What it said.
+    pub line: String,
+}
+
+impl Talking {
+    /// Starts a program on the node, and waits for its line.
+    #[track_caller]
+    pub fn start(node: &Node, program: &Path, args: &[&str]) -> Talking {
+        Talking::spawn(node.command(program).args(args))
+    }
+
+    /// The same by a command.
+    #[track_caller]
+    pub fn spawn(command: &mut Command) -> Talking {
+        let mut guard = Guard::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        let mut line = String::new();
+        let mut out = BufReader::new(guard.0.stdout.take().expect("piped"));
+        out.read_line(&mut line).expect("a line");
+        guard.0.stdout = Some(out.into_inner());
+        Talking { guard, line: line.trim().into() }
+    }
+
+    /// Has one that waits for a line go on.
+    #[track_caller]
+    pub fn go_on(&mut self) {
+        self.guard.0.stdin.as_mut().expect("piped").write_all(b"\n").expect("it listens");
+    }
+
+    /// Waits for its end, which must be a good one.
+    #[track_caller]
+    pub fn ends_well(mut self) {
+        let status = wait_within(&mut self.guard.0, LIMIT).expect("it ends");
+        let mut rest = String::new();
+        self.guard.0.stdout.take().map(|mut out| out.read_to_string(&mut rest));
+        assert!(status.success(), "{status}: {rest}");
+    }
+}
+
+/// A process that goes on when this is dropped.
+pub struct Stopped(Pid);
+
+impl Stopped {
+    /// Stops it, and waits until all its threads stand still: what they have read before is not taken back.
+    #[track_caller]
+    pub fn new(process: Pid) -> Stopped {
+        kill_process(process, Signal::STOP).expect("our process");
+        let stopped = Stopped(process);
+        let tasks = format!("/proc/{}/task", process.as_raw_pid());
+        until("all its threads are stopped", || {
+            let states = fs::read_dir(&tasks).expect("our process").flatten().map(|task| {
+                let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+                stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+            });
+            states.into_iter().all(|stands| stands)
+        });
+        stopped
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // It may be dead by now.
+        let _ = kill_process(self.0, Signal::CONT);
     }
 }
 

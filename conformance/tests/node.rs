@@ -1,7 +1,6 @@
 //! The node: a `/dev/netmap` for programs that know nothing of us, and that nothing of ours is linked with or loaded into.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -10,50 +9,16 @@ use std::time::Duration;
 
 use conformance::c::{Running, compile};
 use conformance::home::{Guard, is_alive, summary, wait_within};
-use conformance::node::unetmap_node;
+use conformance::node::{STATIC, Stopped, Talking, node, unetmap_node};
 use conformance::traffic::{expect, open, send};
-use conformance::{Home, LIMIT, Node, isolated, until};
+use conformance::{LIMIT, Node, isolated, until};
 use rustix::process::{Pid, Signal, kill_process};
 use unetmap::Interest;
 use unetmap_sys::fuse;
 
-/// Arguments for programs that need nothing when they run.
-const STATIC: [&str; 2] = ["-static", "-DNODE"];
-
-/// The node, or the reason why there is none, printed.
-fn node(home: &Home) -> Option<Node> {
-    Node::mounted(home).inspect_err(|why| summary(&format!("skipped: {why}"))).ok()
-}
-
 fn start(node: &Node, program: &Path, args: &[&str]) -> Running {
     let what = format!("{} {}", program.display(), args.join(" "));
     Running::spawn(&what, node.command(program).args(args))
-}
-
-/// A program that says one line, and goes on.
-struct Talking {
-    guard: Guard,
-    line: String,
-}
-
-impl Talking {
-    #[track_caller]
-    fn start(node: &Node, program: &Path, args: &[&str]) -> Talking {
-        let mut guard = Guard::spawn(node.command(program).args(args).stdout(Stdio::piped()));
-        let mut line = String::new();
-        let mut out = BufReader::new(guard.0.stdout.take().expect("piped"));
-        out.read_line(&mut line).expect("a line");
-        guard.0.stdout = Some(out.into_inner());
-        Talking { guard, line: line.trim().into() }
-    }
-
-    #[track_caller]
-    fn ends_well(mut self) {
-        let status = wait_within(&mut self.guard.0, LIMIT).expect("it ends");
-        let mut rest = String::new();
-        self.guard.0.stdout.take().map(|mut out| out.read_to_string(&mut rest));
-        assert!(status.success(), "{status}: {rest}");
-    }
 }
 
 #[test]
@@ -214,7 +179,7 @@ fn signals_disturb_nothing() {
 }
 
 #[test]
-fn a_thousand_opens_leave_nothing() {
+fn ten_thousand_opens_leave_nothing() {
     isolated(|home| {
         let Some(node) = node(home) else { return };
         let own = compile(home, "node", &STATIC);
@@ -223,8 +188,13 @@ fn a_thousand_opens_leave_nothing() {
         let before = (home.daemon_fds(), home.daemon_kib("VmRSS:"));
         // At the same time with others' regions, so that the file stays.
         let kept = Talking::start(&node, &own, &["sleeps", "kept{1"]);
-        let two = [start(&node, &own, &["cycles"]), start(&node, &own, &["cycles", "other{1"])];
-        two.into_iter().for_each(|one| assert_eq!(one.output(), "ok\n"));
+        for _ in 0..3 {
+            let three = ["t{1", "other{1", "third{1"].map(|name| start(&node, &own, &["cycles", name]));
+            three.into_iter().for_each(|one| assert_eq!(one.output(), "ok\n"));
+        }
+        for region in home.snapshot().regions {
+            assert_eq!(region.buffers.quarantined, 0, "{region:?}");
+        }
         drop(kept);
         until("all is given back", || home.snapshot().regions.is_empty());
         let after = (home.daemon_fds(), home.daemon_kib("VmRSS:"));
@@ -232,7 +202,7 @@ fn a_thousand_opens_leave_nothing() {
         assert!(after.1 < before.1 + 8192, "{} KiB resident, then {}", before.1, after.1);
         let (_, status) = unetmap_node(home, &["status", "--json"]);
         assert!(status.contains("\"files\":0,\"ports\":0,\"left\":0"), "{status}");
-        summary(&format!("3000 opens and closes, {} files open before and {} after", before.0, after.0));
+        summary(&format!("10000 opens and closes, {} files open before and {} after", before.0, after.0));
     });
 }
 
@@ -266,22 +236,6 @@ fn who_is_killed_in_a_poll_or_a_request_is_gone() {
         until("nothing is left of it", || home.snapshot().sessions.is_empty());
         assert!(unetmap_node(home, &["status"]).1.contains("; 0 open"));
     });
-}
-
-/// A process that goes on when this is dropped.
-struct Stopped(Pid);
-
-impl Stopped {
-    fn new(process: Pid) -> Stopped {
-        kill_process(process, Signal::STOP).expect("our process");
-        Stopped(process)
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let _ = kill_process(self.0, Signal::CONT);
-    }
 }
 
 #[test]
