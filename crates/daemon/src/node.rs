@@ -5,7 +5,8 @@
 //!          ioctl --> IOCTL          requests: read in the program's memory, answered by the books
 //!          mmap                     the kernel's work alone: both sides have the same pages
 //!          ioctl --> IOCTL          syncs: done here, on a port of the daemon's own hands
-//!          poll  --> POLL           a sync, and what is ready; else whoever sleeps is woken by the watch
+//!          poll  --> POLL           a sync, and what is ready; else it is held for a moment, if packets come, or
+//!                                   whoever sleeps is woken by the watch
 //!          close --> RELEASE        the last duplicate is closed: the port is given back
 //! ```
 //! The memory of a file must be known when it is opened, before anybody says which port it is for. So it is all regions
@@ -17,6 +18,7 @@
 
 mod control;
 mod file;
+mod hold;
 mod serve;
 mod watch;
 

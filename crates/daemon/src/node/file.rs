@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use unetmap::{Error, Interest, Port};
 
+use super::hold::Worth;
 use super::serve::Long;
 use super::{Desk, Job};
 use crate::estate::Estate;
@@ -23,6 +24,7 @@ pub(super) struct File {
     port: OnceLock<Port>,
     state: Mutex<State>,
     lingering: Mutex<Option<Lingering>>,
+    pub(super) worth: Worth,
 }
 
 /// The last poll that found something ready.
@@ -48,7 +50,15 @@ pub(super) struct State {
 
 impl File {
     pub(super) fn new(fh: u64, uid: u32, estate: Arc<Estate>) -> File {
-        File { fh, uid, estate, port: OnceLock::new(), state: Mutex::default(), lingering: Mutex::default() }
+        File {
+            fh,
+            uid,
+            estate,
+            port: OnceLock::new(),
+            state: Mutex::default(),
+            lingering: Mutex::default(),
+            worth: Worth::default(),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use unetmap::Error;
+use unetmap::Port;
 use unetmap::errno::{EAGAIN, EINVAL, EIO, EMFILE, ENODEV, ENOENT, ENOMEM, ENXIO, EOPNOTSUPP};
-use unetmap::{Interest, Port};
 use unetmap_abi::{NIOCCONFIG, NIOCCTRL, NIOCGINFO, NIOCREGIF, NIOCRXSYNC, NIOCTXSYNC};
 use unetmap_sys::fuse::{Backing, Device, FOLDER, From, Op, REQUEST_BYTES, Request};
 use unetmap_sys::socket;
 
 use super::file::{File, UNBOUND, interest, revents};
+use super::hold::{Held, Holds};
 use super::watch::Watch;
 use super::{Desk, Job, NAME, control};
 use crate::estate::Estate;
@@ -37,6 +38,7 @@ pub(super) struct Shared {
     pub(super) dev: Device,
     pub(super) desk: Desk,
     pub(super) watch: Watch,
+    pub(super) holds: Holds,
     /// Who holds it reads requests.
     lead: Mutex<()>,
     idle: AtomicUsize,
@@ -62,6 +64,15 @@ struct User {
     files: u32,
 }
 
+/// A poll.
+struct Asks {
+    unique: u64,
+    tid: u32,
+    kh: u64,
+    events: u32,
+    sleeps: bool,
+}
+
 /// A request that may take long.
 pub(super) struct Long {
     pub(super) unique: u64,
@@ -85,6 +96,7 @@ pub(super) fn start(dev: Device, number: u64, desk: Desk) -> io::Result<Arc<Shar
         dev,
         desk,
         watch: Watch::new()?,
+        holds: Holds::default(),
         lead: Mutex::new(()),
         idle: AtomicUsize::new(0),
         files: Mutex::default(),
@@ -173,10 +185,16 @@ impl Shared {
         let Request { unique, node, from, op } = request;
         // An answer that nobody waits for any more is no harm.
         let _ = match op {
-            Op::Poll { fh, kh, events, sleeps } => self.dev.polled(unique, self.poll(fh, kh, events, sleeps)),
-            Op::Ioctl { fh, cmd, data, room } => match self.ioctl(fh, cmd, data, room) {
-                Ok(result) => self.dev.controlled(unique, result, &[]),
-                Err(what) => return Some(Long { unique, from, what }),
+            Op::Poll { fh, kh, events, sleeps } => match self.file(fh) {
+                Some(file) => self.poll(Asks { unique, tid: from.tid, kh, events, sleeps }, &file),
+                None => self.dev.polled(unique, UNBOUND),
+            },
+            Op::Ioctl { fh, cmd, data, room } => match self.file(fh) {
+                Some(file) => match self.ioctl(unique, &file, cmd, data, room) {
+                    Ok(sent) => sent,
+                    Err(what) => return Some(Long { unique, from, what }),
+                },
+                None => self.dev.controlled(unique, -EIO, &[]),
             },
             Op::Lookup(name) => match node == FOLDER && name == NAME {
                 // Not for a moment longer: the next to ask may be another user.
@@ -195,10 +213,15 @@ impl Shared {
                 self.dev.answer(unique, &[])
             }
             Op::Interrupt(other) => {
-                if self.pending().contains(&other) {
-                    self.watch.hurry(other);
+                match self.holds.take(other) {
+                    // So that its program learns of the signal.
+                    Some(held) => self.dev.polled(held.unique, 0),
+                    None if self.pending().contains(&other) => {
+                        self.watch.hurry(other);
+                        Ok(())
+                    }
+                    None => Ok(()),
                 }
-                Ok(())
             }
             Op::Nothing => self.dev.answer(unique, &[]),
             Op::Transfer => self.dev.refuse(unique, EINVAL),
@@ -212,32 +235,62 @@ impl Shared {
         self.files().open.get(&fh).cloned()
     }
 
-    fn poll(&self, fh: u64, kh: u64, events: u32, sleeps: bool) -> u32 {
-        let Some(file) = self.file(fh) else { return UNBOUND };
-        let Some(port) = file.port() else { return UNBOUND };
-        let want = interest(events);
-        let ready = match port.glance(want) {
-            Ok(Interest::NONE) if sleeps && !want.is_none() => self.watch.arm(&file, kh, want),
-            ready => ready,
-        };
-        if sleeps && matches!(ready, Ok(ready) if !ready.is_none()) {
-            self.watch.linger(&file, kh, want);
+    /// Answers a poll, unless it is held.
+    fn poll(&self, asks: Asks, file: &Arc<File>) -> io::Result<()> {
+        let Some(port) = file.port() else { return self.dev.polled(asks.unique, UNBOUND) };
+        let Asks { unique, tid, kh, events, sleeps } = asks;
+        let (want, alone) = (interest(events), self.holds.again(tid, file));
+        let ready = port.glance(want);
+        let sleeps_on = sleeps && !want.is_none() && matches!(ready, Ok(ready) if ready.is_none());
+        let streams = || file.lingers_since().is_some() && file.worth.ask();
+        if sleeps_on && alone && streams() && self.hold(Held { unique, file: file.clone(), kh, want, events }) {
+            self.moved(file);
+            return Ok(());
         }
-        revents(events, ready)
+        let ready = if sleeps_on { self.watch.arm(file, kh, want) } else { ready };
+        let lingers = sleeps && matches!(ready, Ok(ready) if !ready.is_none());
+        let sent = self.dev.polled(unique, revents(events, ready));
+        if lingers {
+            self.watch.linger(file, kh, want);
+        }
+        self.moved(file);
+        sent
+    }
+
+    /// Holds a poll; `false` if there are enough.
+    fn hold(&self, poll: Held) -> bool {
+        let kept = self.holds.keep(poll);
+        if kept == Some(true) {
+            self.watch.tick();
+        }
+        kept.is_some()
+    }
+
+    /// A request may have moved rings of the file's peers: answers their polls that are held.
+    fn moved(&self, file: &File) {
+        self.holds.look(&file.estate, |held, ready| {
+            let lingers = ready.is_ok();
+            let _ = self.dev.polled(held.unique, revents(held.events, ready));
+            if lingers {
+                self.watch.linger(&held.file, held.kh, held.want);
+            }
+        });
     }
 
     /// The result of an ioctl, or what is to be done for it.
-    fn ioctl(&self, fh: u64, cmd: u32, data: &[u8], room: u32) -> Result<i32, What> {
-        let Some(file) = self.file(fh) else { return Ok(-EIO) };
-        match u64::from(cmd) {
-            NIOCTXSYNC => Ok(-sync(&file, Port::txsync)),
-            NIOCRXSYNC => Ok(-sync(&file, Port::rxsync)),
+    fn ioctl(&self, unique: u64, file: &Arc<File>, cmd: u32, data: &[u8], room: u32) -> Result<io::Result<()>, What> {
+        let result = match u64::from(cmd) {
+            NIOCTXSYNC => -sync(file, Port::txsync),
+            NIOCRXSYNC => -sync(file, Port::rxsync),
             NIOCCTRL | NIOCREGIF | NIOCGINFO if data.len() == room as usize => {
-                Err(What::Control(file, cmd, data.to_vec()))
+                return Err(What::Control(file.clone(), cmd, data.to_vec()));
             }
-            NIOCCONFIG => Ok(-EOPNOTSUPP),
-            _ => Ok(-ENOTTY),
-        }
+            NIOCCONFIG => -EOPNOTSUPP,
+            _ => -ENOTTY,
+        };
+        let sent = self.dev.controlled(unique, result, &[]);
+        self.moved(file);
+        Ok(sent)
     }
 
     /// Opens a file of a user who has one open already.
@@ -299,6 +352,7 @@ impl Shared {
             }
         }
         drop(files);
+        self.holds.forget(&file);
         self.watch.forget(&file);
         file.close(&self.desk);
     }

@@ -15,9 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use unetmap::{Error, Interest, Port};
-use unetmap_sys::event::{Bell, Epoll};
+use unetmap_sys::event::{Bell, Epoll, EventFlags, PollFd, PollFlags, wait_readable};
 
-use super::file::{File, Lingering};
+use super::file::{File, Lingering, revents};
+use super::hold::{HOLD, Held};
 use super::serve::Shared;
 
 /// How long the watch trusts bells. A party that dies, or means harm, between moving a position and ringing wakes nobody.
@@ -26,6 +27,8 @@ const LOOK_UP: Duration = Duration::from_millis(500);
 const LINGER: Duration = Duration::from_millis(1);
 /// How long a request goes on after the one that made it was sent a signal.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Times up to here are waited for to the microsecond; epoll's are rounded up to milliseconds.
+const ROUGH: Duration = Duration::from_millis(2);
 /// The token of the bell that rings for the watch itself; files are numbered from 1.
 const KICK: u64 = 0;
 
@@ -46,6 +49,8 @@ struct Inner {
     lingering: HashMap<u64, Arc<File>>,
     look_after: Option<Instant>,
     interrupted: Vec<(Instant, u64)>,
+    /// When to look at polls that are held.
+    tick: Option<Instant>,
 }
 
 struct Armed {
@@ -170,6 +175,30 @@ impl Watch {
         self.kick.ring();
     }
 
+    /// Polls are held: the watch looks every now and then whether that is over.
+    pub(super) fn tick(&self) {
+        self.inner().tick = Some(Instant::now() + HOLD);
+        self.kick.ring();
+    }
+
+    /// Watches the files whose polls were held in vain.
+    fn end_holds(&self, shared: &Shared) {
+        let now = Instant::now();
+        if self.inner().tick.is_none_or(|at| now < at) {
+            return;
+        }
+        // Before the look: who holds a poll after it says so again.
+        self.inner().tick = None;
+        let (over, more) = shared.holds.over(now);
+        if more {
+            self.inner().tick = Some(now + HOLD);
+        }
+        for Held { unique, file, kh, want, events, .. } in over {
+            let ready = self.arm(&file, kh, want);
+            let _ = shared.dev.polled(unique, revents(events, ready));
+        }
+    }
+
     /// Ends [`Watch::run`].
     pub(super) fn end(&self) {
         self.over.store(true, Ordering::Release);
@@ -180,8 +209,7 @@ impl Watch {
     pub(super) fn run(&self, shared: &Shared) {
         let mut events = Vec::new();
         while !self.over.load(Ordering::Acquire) {
-            let limit = self.limit();
-            match self.epoll.wait(&mut events, limit) {
+            match self.wait(&mut events) {
                 Err(e) if e.kind() != io::ErrorKind::Interrupted => {
                     tracing::error!("the node's watch ends: {e}");
                     return;
@@ -196,15 +224,36 @@ impl Watch {
             due.sort_unstable();
             due.dedup();
             due.into_iter().for_each(|fh| self.look(shared, fh));
+            self.end_holds(shared);
             self.look_after(shared);
             self.give_up(shared);
+        }
+    }
+
+    /// Waits for bells, or until something has to be done.
+    fn wait(&self, events: &mut Vec<(u64, EventFlags)>) -> io::Result<()> {
+        let limit = self.limit();
+        if limit.is_none_or(|limit| limit > ROUGH) {
+            return self.epoll.wait(events, limit);
+        }
+        events.clear();
+        match wait_readable(&mut [PollFd::new(&self.epoll, PollFlags::IN)], limit)? {
+            0 => Ok(()),
+            _ => self.epoll.wait(events, Some(Duration::ZERO)),
         }
     }
 
     /// Until when nothing has to be done.
     fn limit(&self) -> Option<Duration> {
         let inner = self.inner();
-        let first = inner.interrupted.iter().map(|(at, _)| *at).chain(inner.look_up).chain(inner.look_after).min();
+        let first = inner
+            .interrupted
+            .iter()
+            .map(|(at, _)| *at)
+            .chain(inner.look_up)
+            .chain(inner.look_after)
+            .chain(inner.tick)
+            .min();
         first.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
