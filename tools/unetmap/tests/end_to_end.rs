@@ -54,7 +54,14 @@ fn bench_measures_and_ls_shows() {
 
     let daemon = Daemon(&unetmap);
     // One sample of each side; how fast is not asked here.
-    let benches = ["pipe", "pipe-1core", "pipe-rtt", "preload-pipe", "preload-poll", "vale-60-copy", "vale-rtt"];
+    let mut benches =
+        vec!["pipe", "pipe-1core", "pipe-rtt", "preload-pipe", "preload-poll", "vale-60-copy", "vale-rtt"];
+    let on = unetmap(&["node", "on", &home.path().join("netmap").display().to_string()]);
+    let node = on.status.success() && unetmap(&["node", "off"]).status.success();
+    match node {
+        true => benches.extend(["node-pipe", "node-poll"]),
+        false => eprintln!("node-pipe and node-poll are left out: {}", String::from_utf8_lossy(&on.stderr)),
+    }
     let output = unetmap(&[&["bench", "--samples", "1", "--seconds", "60", "--json"], &benches[..]].concat());
     assert!(output.status.success(), "{output:?}");
     let rows: Vec<Value> =
@@ -64,6 +71,9 @@ fn bench_measures_and_ls_shows() {
     assert!(names("Mpps").contains(&"pipe") && names("Mpps").contains(&"pipe-1core"), "{rows:?}");
     assert!(names("cycles").contains(&"pipe-1core-cycles") && names("ns").contains(&"pipe-rtt"), "{rows:?}");
     assert!(names("Mpps").contains(&"preload-pipe-64") && names("ns").contains(&"preload-poll"), "{rows:?}");
+    if node {
+        assert!(names("Mpps").contains(&"node-pipe") && names("ns").contains(&"node-poll"), "{rows:?}");
+    }
     assert!(names("Mpps").contains(&"vale-60-copy-clean") && names("ns").contains(&"vale-rtt-asleep"), "{rows:?}");
     assert_eq!(names("%").first(), Some(&"vale-60-copy-lost"));
     // A difference and a part, which may be nothing.
