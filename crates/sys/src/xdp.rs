@@ -19,7 +19,7 @@ mod tests;
 use crate::bpf::{self, foreign_object, kernels_error};
 use crate::clock;
 use classic::Access;
-pub use classic::ClassicInsn;
+pub use classic::{ClassicInsn, ClassicProgram};
 
 /// `bpf/xdp.c`, compiled.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../bpf/xdp.o");

@@ -18,6 +18,9 @@
 use std::fmt;
 use std::os::fd::RawFd;
 
+mod run;
+pub use run::ClassicProgram;
+
 /// One instruction of classic BPF: `struct sock_filter` of linux/filter.h, `struct bpf_insn` of libpcap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]

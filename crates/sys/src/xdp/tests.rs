@@ -449,3 +449,25 @@ fn what_is_no_classic_program() {
     assert!(said(&vec![accept; 4097]).contains("has 4097 instructions, not 1 to 4096"));
     assert!(translate(&vec![accept; 4096], 3, Access::Buffers).is_ok());
 }
+
+proptest! {
+    /// A program that runs here accepts what it would accept in the kernel.
+    #[test]
+    fn a_program_runs_here_as_there(program in programs(60), frames in prop::collection::vec(frames(), 1..8)) {
+        let ours = ClassicProgram::new(&program).unwrap();
+        prop_assert_eq!(ours.len(), program.len());
+        for frame in frames {
+            prop_assert_eq!(ours.accepts(&frame), interpret(&program, &frame) != 0, "{:?}", frame);
+        }
+    }
+
+    /// Any numbers are either refused, or a program that ends.
+    #[test]
+    fn arbitrary_programs_end(words in prop::collection::vec((0..0x200u16, 0..9u8, 0..9u8, constant()), 0..40)) {
+        let mut program: Vec<_> = words.into_iter().map(|(code, jt, jf, k)| insn(code, jt, jf, k)).collect();
+        program.push(insn(RET_K, 0, 0, 1));
+        if let Ok(program) = ClassicProgram::new(&program) {
+            program.accepts(&[0x45; 60]);
+        }
+    }
+}
