@@ -202,12 +202,14 @@ impl Books {
             NR_TX_RINGS_ONLY => NR_RX_RINGS_ONLY,
             _ => 0,
         };
-        let ring = |flags| NmreqRegister { nr_mode: lane.0, nr_ringid: lane.1, nr_flags: flags, ..Default::default() };
+        let ring = |nr_mode, nr_flags| NmreqRegister { nr_mode, nr_ringid: lane.1, nr_flags, ..Default::default() };
+        // A switch has a port for the host's rings, which are that port's own.
+        let program_mode = if matches!(program, PortKey::Vale(_)) { NR_REG_ONE_NIC } else { lane.0 };
         let me = Caller::daemon();
         let plain = Options::default();
-        let wire = self.open_session(PortKey::Nic(nic), name, &ring(only), &plain, &me)?;
+        let wire = self.open_session(PortKey::Nic(nic), name, &ring(lane.0, only), &plain, &me)?;
         let mut sessions = [wire.session, 0];
-        let facing = self.open_session(program.clone(), name, &ring(mirrored), &plain, &me);
+        let facing = self.open_session(program.clone(), name, &ring(program_mode, mirrored), &plain, &me);
         let prepared = facing.and_then(|facing| {
             sessions[1] = facing.session;
             let (wire, one) = self.own_port(wire)?;

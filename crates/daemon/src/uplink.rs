@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! switch == port valeS:IF == [thread for each queue] == interface IF              attached
+//! switch == port valeS:IF^ == [thread for each pair] == host rings of IF         attached with it
 //! switch == port valeS:vi == [thread for each queue] == closet's end ---- vi      persistent, and attached
 //! ```
 //! To the switch such a port is like any other; at its other end is a thread as for mediated ports (`mediator`).
@@ -32,9 +33,32 @@ use crate::vale::ValeKey;
 /// Bytes of an interface's name at most.
 const NAME_MOST: usize = 15;
 
-/// An interface that is a port of a switch.
+/// Which rings of an interface.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Side {
+    /// Those of its queues.
+    Wire,
+    /// Those of its host's stack.
+    Host,
+}
+
+impl Side {
+    /// How a pair of them is bound.
+    fn mode(self) -> u32 {
+        match self {
+            Side::Wire => NR_REG_ONE_NIC,
+            Side::Host => NR_REG_ONE_SW,
+        }
+    }
+}
+
+/// What stands behind an interface's name in that of the port of its host's stack.
+const HOST_MARK: char = '^';
+
+/// An interface that is a port of a switch, or its host's stack.
 pub(crate) struct Uplink {
     nic: NicKey,
+    side: Side,
     running: Vec<Running>,
     /// Whether the threads stay awake on processors of their own.
     polling: bool,
@@ -63,12 +87,19 @@ impl Books {
         if self.vales.contains_key(&key) {
             return refuse(EBUSY, "the switch has this port already (vale-ctl lists them)");
         }
-        match asked.nr_mode {
-            NR_REG_NIC_SW => {
-                return refuse(EOPNOTSUPP, "an interface is attached without its host stack (vale-ctl -a)");
+        let with_host = match asked.nr_mode {
+            NR_REG_NIC_SW => true,
+            NR_REG_DEFAULT | NR_REG_ALL_NIC => false,
+            mode => {
+                return refuse(
+                    EINVAL,
+                    format!("mode {mode}: all rings are attached (NR_REG_ALL_NIC), or the host's, too (NR_REG_NIC_SW)"),
+                );
             }
-            NR_REG_DEFAULT | NR_REG_ALL_NIC => {}
-            mode => return refuse(EINVAL, format!("mode {mode}: all rings are attached (NR_REG_ALL_NIC)")),
+        };
+        let host = ValeKey { port: format!("{}{HOST_MARK}", key.port), ..key.clone() };
+        if with_host && self.vales.contains_key(&host) {
+            return refuse(EBUSY, "the switch has a port of this name for the host already (vale-ctl lists them)");
         }
         let Some(found) = find_link(&key.port, caller)? else { return no_such_interface() };
         let admitted = self.policy()?.is_some_and(|policy| policy.nic(&caller.who(), &found.name).is_some());
@@ -78,6 +109,9 @@ impl Books {
             nr_rx_slots: p.shape.nr_tx_slots,
             ..Default::default()
         });
+        if with_host && persistent.is_some() {
+            return refuse(EINVAL, "a persistent port is the host's own end already (vale-ctl -a)");
+        }
         let (link, behind) = match persistent {
             Some(persistent) => self.hidden_end(persistent)?,
             None if !admitted => {
@@ -86,29 +120,48 @@ impl Books {
             None => (found, caller.clone()),
         };
         let nic = self.take_nic(&link, &wishes.unwrap_or(*asked), &behind)?;
-        let made = self.connect(&key, nic, asked, caller);
-        made.inspect_err(|_| self.drop_if_unused(&PortKey::Nic(nic)))
+        let made = self.connect(&key, nic, Side::Wire, asked, caller).and_then(|index| {
+            if with_host {
+                self.connect(&host, nic, Side::Host, asked, caller)?;
+            }
+            Ok(index)
+        });
+        made.inspect_err(|_| {
+            self.disconnect(&key);
+            self.drop_if_unused(&PortKey::Nic(nic));
+        })
     }
 
-    /// Makes the port, and starts the threads.
-    fn connect(&mut self, key: &ValeKey, nic: NicKey, asked: &NmreqRegister, caller: &Caller) -> Result<u32, Refusal> {
+    /// Makes a port for the interface, or for its host's stack, and starts the threads.
+    fn connect(
+        &mut self,
+        key: &ValeKey,
+        nic: NicKey,
+        side: Side,
+        asked: &NmreqRegister,
+        caller: &Caller,
+    ) -> Result<u32, Refusal> {
         let Some(shape) = self.nics.get(&nic).map(|nic| nic.end.shape) else { return no_such_interface() };
+        let (tx_rings, rx_rings) = match side {
+            Side::Wire => (shape.tx_rings, shape.rx_rings),
+            Side::Host => (shape.host_tx_rings, shape.host_rx_rings),
+        };
         // What the interface receives, the port sends.
         let mirrored = NmreqRegister {
             nr_tx_slots: shape.rx_slots.get(),
             nr_rx_slots: shape.tx_slots.get(),
-            nr_tx_rings: shape.rx_rings,
-            nr_rx_rings: shape.tx_rings,
+            nr_tx_rings: rx_rings,
+            nr_rx_rings: tx_rings,
             nr_mem_id: asked.nr_mem_id,
             ..Default::default()
         };
         let owner = Caller { peer: caller.peer, ..Caller::daemon() };
         self.make_vale(key, &mirrored, Scope { uid: DAEMON, netns: 0 }, &owner)?;
         let mut running = Vec::new();
-        for queue in 0..shape.tx_rings.max(shape.rx_rings) {
-            let directions = Directions { tx: queue < shape.tx_rings, rx: queue < shape.rx_rings };
-            let prepared =
-                self.prepare(&PortKey::Vale(key.clone()), &key.port, nic, (NR_REG_ONE_NIC, queue), directions);
+        for queue in 0..tx_rings.max(rx_rings) {
+            let directions = Directions { tx: queue < tx_rings, rx: queue < rx_rings };
+            let lane = (side.mode(), queue);
+            let prepared = self.prepare(&PortKey::Vale(key.clone()), &key.port, nic, lane, directions);
             match prepared.and_then(|prepared| self.start(&key.port, prepared)) {
                 Ok(thread) => running.push(thread),
                 Err(refusal) => {
@@ -120,7 +173,7 @@ impl Books {
                 }
             }
         }
-        self.uplinks.insert(key.clone(), Uplink { nic, running, polling: false });
+        self.uplinks.insert(key.clone(), Uplink { nic, side, running, polling: false });
         tracing::info!(port = key.name(), "attached");
         Ok(self.vales.get(key).map_or(0, |port| port.index().into()))
     }
@@ -150,6 +203,10 @@ impl Books {
             Some(uplink) if uplink.polling => {
                 refuse(EBUSY, "processors of its own serve it; end that first (vale-ctl -P)")
             }
+            Some(Uplink { side: Side::Host, .. }) => {
+                let interface = key.port.strip_suffix(HOST_MARK).unwrap_or(&key.port);
+                refuse(EBUSY, format!("it goes with its interface (vale-ctl -d {}:{interface})", key.switch))
+            }
             Some(_) => {
                 self.disconnect(&key);
                 Ok(index.into())
@@ -157,7 +214,13 @@ impl Books {
         }
     }
 
+    /// Takes an interface, and its host's stack, out of a switch.
     fn disconnect(&mut self, key: &ValeKey) {
+        self.disconnect_one(&ValeKey { port: format!("{}{HOST_MARK}", key.port), ..key.clone() });
+        self.disconnect_one(key);
+    }
+
+    fn disconnect_one(&mut self, key: &ValeKey) {
         let Some(uplink) = self.uplinks.remove(key) else { return };
         for session in Running::stop(uplink.running) {
             self.close(session);
@@ -290,7 +353,7 @@ impl Books {
     }
 
     /// The port `valeS:P`. P may be whatever an interface is called, which is more than a program may call its port.
-    fn vale_port_named(&mut self, name: &str, caller: &Caller) -> Result<ValeKey, Refusal> {
+    pub(crate) fn vale_port_named(&mut self, name: &str, caller: &Caller) -> Result<ValeKey, Refusal> {
         if is_interface_on_switch(name) {
             return self.vale_key_of(name, caller);
         }

@@ -1,0 +1,108 @@
+//! An interface that is attached to a switch together with its host's stack.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use conformance::home::summary;
+use conformance::host::{ATTACHMENTS, Attachment, TRAFFIC, net, until_clean, until_it_works};
+use conformance::net::{BUFFER, Net, frame, open_in, take, transmit};
+use conformance::{Home, isolated, program, until};
+use unetmap::{Interest, Port};
+
+/// What `vale-ctl` in the near namespace says: status, output and errors.
+fn ctl(net: &Net, args: &str) -> (i32, String, String) {
+    let out = net.near.command(program("vale-ctl")).args(args.split(' ')).output().expect("vale-ctl runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (out.status.code().unwrap_or(-1), text(&out.stdout), text(&out.stderr))
+}
+
+#[track_caller]
+fn done(net: &Net, args: &str) -> String {
+    let (status, out, err) = ctl(net, args);
+    assert_eq!((status, err.as_str()), (0, ""), "vale-ctl {args}");
+    out
+}
+
+/// Frames of IPv4 that a port receives until nothing comes for a while.
+fn ipv4_of(port: &Port) -> usize {
+    let mut found = 0;
+    while port.poll(Interest::RX, Some(Duration::from_millis(200))).expect("a switch").rx() {
+        found += take(port, 0).iter().filter(|frame| frame.get(12..14) == Some(&[0x08, 0x00])).count();
+    }
+    found
+}
+
+/// Host and wire talk to each other over the switch, in each way that they can.
+fn the_host_stays_on_its_wire(home: &Home, attachment: Attachment) {
+    let Some(mut net) = net(home, attachment, 1500) else { return };
+    assert!(done(&net, "-h vale0:va").starts_with("port_index: "));
+    let list = done(&net, "-l vale0:va^");
+    assert!(list.contains("vale0:va^ bridge_idx 0 port_idx 1"), "{list}");
+    for (name, works) in TRAFFIC {
+        works(&net).unwrap_or_else(|why| panic!("{} x {}: {name}: {why}", attachment.name, attachment.queues));
+    }
+    let books = home.snapshot();
+    let crossed: u64 =
+        books.ports.iter().filter(|p| p.name == "vale0:va^").flat_map(|p| &p.rings).map(|r| r.crossed).sum();
+    assert!(crossed > 5_000, "only {crossed} slots moved, so the traffic went another way");
+    // Both ports belong to the interface.
+    for (args, part) in [("-h vale0:va", "already"), ("-a vale0:va", "already"), ("-d vale0:va^", "-d vale0:va)")] {
+        let (status, _, err) = ctl(&net, args);
+        assert!(status == 1 && err.contains(part), "{args}: {err}");
+    }
+    done(&net, "-d vale0:va");
+    until_it_works("the stack has the interface again", &net);
+    until_clean(&net);
+    until("nothing is left", || home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
+    net.assert_alive();
+    summary(&format!("{} x {}: {crossed} slots crossed the host's port", attachment.name, attachment.queues));
+}
+
+#[test]
+fn in_native_mode() {
+    isolated(|home| the_host_stays_on_its_wire(home, ATTACHMENTS[0]));
+}
+
+#[test]
+fn in_generic_mode() {
+    isolated(|home| the_host_stays_on_its_wire(home, ATTACHMENTS[2]));
+}
+
+/// A third port talks to both, sees what goes to all, and nothing of what the two have to say to each other.
+#[test]
+fn a_program_beside_host_and_wire() {
+    isolated(|home| {
+        let Some(net) = net(home, ATTACHMENTS[0], 1500) else { return };
+        done(&net, "-h vale0:va");
+        let third = open_in(&net.near, "vale0:third");
+        until_it_works("over the switch", &net);
+        ipv4_of(&third);
+        for (name, works) in &TRAFFIC[..4] {
+            works(&net).unwrap_or_else(|why| panic!("{name}: {why}"));
+        }
+        assert_eq!(ipv4_of(&third), 0, "frames that were for others");
+        let before = [net.near.counters("va").unwrap(), net.far.counters("vb").unwrap()];
+        transmit(&third, 0, &[[&[0xff; 6][..], &frame(60, 1)[6..]].concat()], BUFFER);
+        for (ns, name, before) in [(&net.near, "va", before[0]), (&net.far, "vb", before[1])] {
+            until("a broadcast arrives", || ns.counters(name).unwrap().rx_packets > before.rx_packets);
+        }
+        // The daemon dies: the host has its interface back.
+        rustix::process::kill_process(home.daemon(), rustix::process::Signal::KILL).expect("it runs");
+        until_it_works("the stack has the interface again", &net);
+        until_clean(&net);
+    });
+}
+
+/// What is a host's own end already has no other.
+#[test]
+fn a_persistent_port_is_attached_alone() {
+    isolated(|home| {
+        let Some(mut net) = net(home, ATTACHMENTS[0], 1500) else { return };
+        done(&net, "-n vi0");
+        let (status, _, err) = ctl(&net, "-h vale0:vi0");
+        assert!(status == 1 && err.contains("own end"), "{err}");
+        done(&net, "-r vi0");
+        until("nothing is left", || home.snapshot().ports.is_empty());
+        net.assert_alive();
+    });
+}
