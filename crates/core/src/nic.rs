@@ -86,11 +86,7 @@ impl NicRequest {
         let mut out = Head { wish, name_bytes, expression_bytes, insns }.as_bytes().to_vec();
         out.extend_from_slice(self.interface.as_bytes());
         out.extend_from_slice(expression.as_bytes());
-        for insn in program {
-            out.extend_from_slice(&insn.code.to_ne_bytes());
-            out.extend_from_slice(&[insn.jt, insn.jf]);
-            out.extend_from_slice(&insn.k.to_ne_bytes());
-        }
+        out.extend_from_slice(&encode_insns(program));
         out
     }
 
@@ -104,20 +100,36 @@ impl NicRequest {
         }
         let interface = std::str::from_utf8(name).ok()?.to_owned();
         let wish = match head.wish {
-            FILTER => {
-                let lengths = (expression.len(), rest.len() / INSN);
-                if !(1..=MOST_EXPRESSION).contains(&lengths.0) || !(1..=MOST_INSNS).contains(&lengths.1) {
-                    return None;
-                }
-                let expression = std::str::from_utf8(expression).ok()?.to_owned();
-                Wish::Filter(Filter { expression, program: rest.chunks_exact(INSN).filter_map(insn).collect() })
-            }
+            FILTER => Wish::Filter(Filter::decode(expression, rest)?),
             SHOW if bytes.len() == size_of::<Head>() + name.len() => Wish::Show,
             NO_FILTER if bytes.len() == size_of::<Head>() + name.len() => Wish::NoFilter,
             _ => return None,
         };
         Some(NicRequest { interface, wish })
     }
+}
+
+impl Filter {
+    /// The bytes of its instructions.
+    pub(crate) fn encode_program(&self) -> Vec<u8> {
+        encode_insns(&self.program)
+    }
+
+    /// The filter of an expression and instructions; `None` when either is too long, or not text, or missing.
+    pub(crate) fn decode(expression: &[u8], insns: &[u8]) -> Option<Filter> {
+        let lengths = (expression.len(), insns.len() / INSN);
+        let right = (1..=MOST_EXPRESSION).contains(&lengths.0) && (1..=MOST_INSNS).contains(&lengths.1);
+        if !right || !insns.len().is_multiple_of(INSN) {
+            return None;
+        }
+        let expression = std::str::from_utf8(expression).ok()?.to_owned();
+        Some(Filter { expression, program: insns.chunks_exact(INSN).filter_map(insn).collect() })
+    }
+}
+
+fn encode_insns(program: &[ClassicInsn]) -> Vec<u8> {
+    let bytes = |i: &ClassicInsn| [&i.code.to_ne_bytes()[..], &[i.jt, i.jf], &i.k.to_ne_bytes()].concat();
+    program.iter().flat_map(bytes).collect()
 }
 
 fn insn(bytes: &[u8]) -> Option<ClassicInsn> {

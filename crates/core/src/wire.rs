@@ -7,6 +7,7 @@
 //!   Unbind                       -->     nothing: what REGISTER bound on this connection is given back
 //!   Attach                       -->     what REGISTER answered on this connection, and its fds, again
 //!   Nic                          -->     a memfd with what the daemon knows of an interface, as JSON; see `nic`
+//!   Vale                         -->     a memfd with what the daemon knows of a switch, as JSON; see `vale::ask`
 //!   Node                         -->     a memfd with how /dev/netmap is, as JSON; see `node`
 //!   Knobs                        -->     a memfd with what the daemon's knobs are, as JSON; see `knobs`
 //!   Watchers                     -->     the next monitor of a session, and the fds of its shelf; see `watch`
@@ -49,12 +50,14 @@ pub enum Kind {
     Unbind = 9,
     /// About the daemon's knobs: what they are, and what one is to be.
     Knobs = 10,
+    /// About a switch: how it is, and what its owner sets.
+    Vale = 11,
 }
 
 impl Kind {
     fn from_raw(raw: u16) -> Option<Kind> {
-        use Kind::{Attach, Ctrl, Knobs, Lease, MoreFds, Nic, Node, Snapshot, Unbind, Watchers};
-        let all = [Lease, Ctrl, Snapshot, MoreFds, Attach, Nic, Node, Watchers, Unbind, Knobs];
+        use Kind::{Attach, Ctrl, Knobs, Lease, MoreFds, Nic, Node, Snapshot, Unbind, Vale, Watchers};
+        let all = [Lease, Ctrl, Snapshot, MoreFds, Attach, Nic, Node, Watchers, Unbind, Knobs, Vale];
         all.into_iter().find(|k| *k as u16 == raw)
     }
 }

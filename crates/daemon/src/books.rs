@@ -28,6 +28,7 @@ use crate::pipe::{MAX_PIPES, Pipe, end_index, wished_shape};
 use crate::policy::{Access, PolicyFile};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{House, HouseId, Scope, Sizes};
+use crate::settings::Settings;
 use crate::uplink::{Persistent, Uplink};
 use crate::vale::{Switches, ValeKey, ValePort};
 
@@ -118,6 +119,7 @@ pub(crate) struct Books {
     pub(crate) nics: BTreeMap<NicKey, Nic>,
     pub(crate) vales: BTreeMap<ValeKey, ValePort>,
     pub(crate) switches: Switches,
+    pub(crate) settings: Settings,
     pub(crate) uplinks: BTreeMap<ValeKey, Uplink>,
     pub(crate) persistent: Vec<Persistent>,
     /// Where the far ends of persistent ports are, while there are any.
@@ -167,6 +169,7 @@ impl Books {
             nics: BTreeMap::new(),
             vales: BTreeMap::new(),
             switches: Switches::default(),
+            settings: Settings::default(),
             uplinks: BTreeMap::new(),
             persistent: Vec::new(),
             closet: None,

@@ -25,6 +25,7 @@ mod refusal;
 mod region;
 mod request;
 mod server;
+mod settings;
 mod snapshot;
 #[cfg(test)]
 mod tests;

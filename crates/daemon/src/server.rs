@@ -114,7 +114,7 @@ impl Server {
         let mut events = Vec::new();
         loop {
             let limit = idle.filter(|_| self.is_unused());
-            let next = self.books.keep_interfaces();
+            let next = [self.books.keep_interfaces(), self.books.age_tables()].into_iter().flatten().min();
             match self.epoll.wait(&mut events, next.or(limit)) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 other => other?,
@@ -152,10 +152,8 @@ impl Server {
 
     /// Whether nobody would miss the daemon.
     fn is_unused(&self) -> bool {
-        let kept = !self.books.filters.is_empty()
-            || self.books.serves_the_system()
-            || self.nodes.in_use()
-            || self.books.knobs.changed();
+        let set = !self.books.filters.is_empty() || !self.books.settings.is_empty() || self.books.knobs.changed();
+        let kept = set || self.books.serves_the_system() || self.nodes.in_use();
         self.clients.is_empty() && !kept
     }
 
@@ -245,6 +243,7 @@ impl Server {
             Ok((Kind::Attach, _, _)) => self.answer_again(token),
             Ok((Kind::Unbind, _, _)) => self.unbind(token),
             Ok((Kind::Nic, _, payload)) => self.answer_nic(token, payload),
+            Ok((Kind::Vale, _, payload)) => self.answer_vale(token, payload),
             Ok((Kind::Node, _, payload)) => self.answer_node(token, payload),
             Ok((Kind::Knobs, _, payload)) => self.answer_knobs(token, payload),
             Ok((Kind::Watchers, _, payload)) => self.answer_watchers(token, payload),
@@ -339,6 +338,21 @@ impl Server {
             }
         };
         self.send_answer(token, Kind::Knobs, answer)
+    }
+
+    /// About a switch: what is asked, and then how it is.
+    fn answer_vale(&mut self, token: u64, payload: &[u8]) -> bool {
+        let Some(client) = self.clients.get(&token) else { return true };
+        let answer = match Caller::behind(&client.fd, client.peer) {
+            Ok(caller) => self.books.about_vale(payload, &caller),
+            Err(e) => {
+                tracing::debug!(pid = client.peer.pid, "it cannot be told who asks: {e}");
+                return false;
+            }
+        };
+        // One for a connection, as with snapshots.
+        self.send_answer(token, Kind::Vale, answer);
+        false
     }
 
     /// About the node: what is asked, and then how it is.

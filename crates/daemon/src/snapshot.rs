@@ -11,12 +11,15 @@ use crate::books::Books;
 use crate::end::{End, PortRing};
 use crate::monitor::Monitor;
 use crate::nic::Nic;
+use crate::region::Scope;
+use crate::settings::ShownSwitch;
 use crate::vale::ValePort;
 
 #[derive(Serialize)]
 struct Snapshot {
     daemon: Daemon,
     regions: Vec<Region>,
+    switches: Vec<ShownSwitch>,
     ports: Vec<Port>,
     sessions: Vec<Session>,
 }
@@ -57,6 +60,9 @@ struct Port {
     kind: &'static str,
     mem_id: u16,
     open: bool,
+    /// Of a switch's port: whose the switch is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uid: Option<u32>,
     /// Of an interface: how packets get in and out.
     #[serde(skip_serializing_if = "Option::is_none")]
     manner: Option<String>,
@@ -125,6 +131,7 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
             kind,
             mem_id,
             open: end.in_use(),
+            uid: None,
             manner: None,
             lost: BTreeMap::new(),
             rings: rings(end, Some(&pipe.lines)),
@@ -152,6 +159,7 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
         kind: "null",
         mem_id: mem_id(port.house),
         open: true,
+        uid: None,
         manner: None,
         lost: BTreeMap::new(),
         rings: rings(&port.end, None),
@@ -161,6 +169,7 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
         kind: "nic",
         mem_id: mem_id(nic.house),
         open: nic.end.in_use(),
+        uid: None,
         manner: Some(nic.describe()),
         lost: BTreeMap::new(),
         rings: nic_rings(nic),
@@ -170,6 +179,7 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
         kind: "vale",
         mem_id: mem_id(port.house),
         open: port.end.in_use(),
+        uid: Some(key.scope.uid),
         manner: None,
         lost: port.lost(),
         rings: vale_rings(port),
@@ -179,6 +189,7 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
         kind: "monitor",
         mem_id: mem_id(port.house),
         open: port.end.in_use(),
+        uid: None,
         manner: None,
         lost: BTreeMap::new(),
         rings: monitor_rings(port),
@@ -201,6 +212,7 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
             connections,
         },
         regions: regions.collect(),
+        switches: books.shown_switches(only.map(|uid| Scope { uid, netns: 0 })),
         ports: nics.chain(vales).chain(pipes).chain(nulls).chain(monitors).collect(),
         sessions: sessions.collect(),
     };

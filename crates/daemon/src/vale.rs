@@ -7,11 +7,13 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use unetmap::errno::{EACCES, EINVAL, ENOENT, ENOMEM, ENXIO};
 use unetmap::vale::forward::Lost;
 use unetmap::vale::learn::{PORTS, Table};
 use unetmap::vale::port::{Attached, Given};
+use unetmap::vale::rules::Ruled;
 use unetmap::vale::thread::{self, Post, View};
 use unetmap_abi::{NmreqRegister, NmreqValeList, PortSpec};
 use unetmap_mem::{BufIdx, LinePage};
@@ -74,21 +76,43 @@ impl ValePort {
         let one = |why: Lost| (why.name(), rings().map(|lost| lost[why as usize]).sum());
         Lost::ALL.into_iter().map(one).collect()
     }
+
+    /// Packets for the port that it did not receive, by reason.
+    pub(crate) fn withheld(&self) -> BTreeMap<&'static str, u64> {
+        let room = (0..self.end.rx.len()).map(|ring| self.attached.dropped(ring)).sum();
+        let [filter, rate] = self.attached.refused();
+        [("room", room), (Lost::Filter.name(), filter), (Lost::Rate.name(), rate)].into()
+    }
+
+    /// Slots that crossed its rings of one direction, as who runs them says.
+    pub(crate) fn crossed(&self, transmit: bool) -> u64 {
+        use std::sync::atomic::Ordering::Relaxed;
+        let rings = if transmit { &self.end.tx } else { &self.end.rx };
+        let of = |ring: &PortRing| self.end.page.state(ring.state).map_or(0, |state| state.slots.load(Relaxed));
+        rings.iter().map(of).fold(0, u64::wrapping_add)
+    }
+
+    /// From the next view of its switch on it is treated by these rules.
+    pub(crate) fn set_ruled(&self, ruled: Option<Arc<Ruled>>) {
+        self.attached.set_ruled(ruled);
+    }
 }
 
 /// All switches.
 #[derive(Default)]
 pub(crate) struct Switches {
-    all: BTreeMap<(Scope, String), Switch>,
+    pub(crate) all: BTreeMap<(Scope, String), Switch>,
     thread: Option<Running>,
 }
 
-struct Switch {
+pub(crate) struct Switch {
     /// Told by requests; the lowest that no other switch of the same scope had when it was made.
     number: u16,
-    table: Arc<Table>,
+    pub(crate) table: Arc<Table>,
     /// Its ports, by number.
-    members: Vec<Option<Arc<Attached>>>,
+    pub(crate) members: Vec<Option<Arc<Attached>>>,
+    /// When its addresses are the next step older; `None`: not planned yet, or they do not age.
+    pub(crate) next_tick: Option<Instant>,
 }
 
 struct Running {
@@ -204,6 +228,7 @@ impl Books {
             None => refuse(ENXIO, "the region has gone"),
         };
         let port = made.inspect_err(|_| self.drop_house_if_unused(house))?;
+        port.set_ruled(self.settings.ruled(key));
         self.switches.add(key, &port.attached);
         self.vales.insert(key.clone(), port);
         if let Err(refusal) = self.switches.order() {
@@ -310,6 +335,7 @@ impl Switches {
             number: (0..=u16::MAX).find(|number| !taken.contains(number)).unwrap_or(u16::MAX),
             table: Arc::new(Table::new()),
             members: vec![None; PORTS],
+            next_tick: None,
         });
         switch.members[usize::from(port.index())] = Some(port.clone());
     }
@@ -329,7 +355,7 @@ impl Switches {
     }
 
     /// Has the thread work by what is in the books now; starts it for the first switch, and ends it after the last.
-    fn order(&mut self) -> Result<(), Refusal> {
+    pub(crate) fn order(&mut self) -> Result<(), Refusal> {
         if self.all.is_empty() {
             if let Some(running) = self.thread.take() {
                 running.post.end();

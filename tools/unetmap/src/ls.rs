@@ -1,26 +1,40 @@
 //! `unetmap ls`: what the daemon has, as tables.
 
 use std::fmt::Display;
+use std::time::Duration;
 
 use serde_json::Value;
 use unetmap_bench::align;
 
+use crate::top::{Rate, rates, rings_of};
+
+/// What stands in the daemon's answer where it has switches, and the time between the looks from which their rates are told.
+const SWITCH_PORT: &str = "\"kind\":\"vale\"";
+const BETWEEN: Duration = Duration::from_millis(200);
+
 /// Prints the daemon's regions, ports and sessions; no daemon is no error, for then there is nothing to show.
 pub(crate) fn run(json: bool) -> Result<u8, String> {
-    let answers = unetmap::client::snapshots().map_err(|e| e.to_string())?;
+    let mut answers = unetmap::client::snapshots().map_err(|e| e.to_string())?;
     let text = if json {
         // One object a daemon, and `null` for none.
         if answers.is_empty() { "null\n".into() } else { answers.iter().map(|answer| format!("{answer}\n")).collect() }
     } else if answers.is_empty() {
         "No daemon is running; the first program that opens a port starts one.\n".into()
     } else {
-        answers.iter().map(|answer| tables(answer)).collect::<Result<Vec<String>, String>>()?.join("\n")
+        let before = if answers.iter().any(|answer| answer.contains(SWITCH_PORT)) {
+            std::thread::sleep(BETWEEN);
+            std::mem::replace(&mut answers, unetmap::client::snapshots().map_err(|e| e.to_string())?)
+        } else {
+            Vec::new()
+        };
+        let shown = answers.iter().map(|answer| tables(answer, &before));
+        shown.collect::<Result<Vec<String>, String>>()?.join("\n")
     };
     crate::print("ls", &text)
 }
 
-/// The daemon's answer for people.
-fn tables(json: &str) -> Result<String, String> {
+/// The daemon's answer for people; `before` is what the daemons had said [`BETWEEN`] earlier, where that matters.
+fn tables(json: &str, before: &[String]) -> Result<String, String> {
     let all: Value = serde_json::from_str(json).map_err(|e| {
         format!("ls: the daemon's answer makes no sense ({e}); is it another version? `unetmap ls --json` shows it")
     })?;
@@ -35,6 +49,7 @@ fn tables(json: &str) -> Result<String, String> {
     );
     for (title, rows, left) in [
         ("Regions", regions(&all["regions"]), 2),
+        ("Switches", switches(&all, before), 1),
         ("Rings", rings(&all["ports"]), 3),
         ("Sessions", sessions(&all["sessions"]), 2),
     ] {
@@ -70,6 +85,38 @@ fn regions(regions: &Value) -> Vec<Vec<String>> {
             cell(&b["extra"]),
             cell(&b["quarantined"]),
             cell(&r["sessions"]),
+        ]);
+    }
+    rows
+}
+
+fn switches(all: &Value, before: &[String]) -> Vec<Vec<String>> {
+    let mut rows = header(["switch", "owner", "ports", "addresses", "sent/s", "received/s", "lost/s", "lost"]);
+    let parsed = before.iter().filter_map(|before| serde_json::from_str(before).ok());
+    let before = parsed.flat_map(|before: Value| rings_of(&before)).collect();
+    let rates = rates(&before, &rings_of(all), BETWEEN);
+    for switch in members(&all["switches"]) {
+        let prefix = format!("{}:", cell(&switch["switch"]));
+        // Of everybody's switches, those of this user: a port tells whose it is.
+        let names = members(&all["ports"]).filter(|port| port["kind"] == "vale" && port["uid"] == switch["uid"]);
+        let names: Vec<String> =
+            names.map(|port| cell(&port["name"])).filter(|name| name.starts_with(&prefix)).collect();
+        let sum = |dir: &str, of: fn(&Rate) -> f64| -> f64 {
+            rates
+                .iter()
+                .filter(|r| names.contains(&r.key.1) && (dir.is_empty() || r.key.2 == dir))
+                .map(of)
+                .fold(0.0, |a, b| a + b)
+        };
+        rows.push(vec![
+            cell(&switch["switch"]),
+            cell(&switch["uid"]),
+            cell(&switch["ports"]),
+            cell(&switch["addresses"]),
+            format!("{:.0}", sum("tx", |rate| rate.packets)),
+            format!("{:.0}", sum("rx", |rate| rate.packets)),
+            format!("{:.0}", sum("", |rate| rate.lost)),
+            format!("{:.0}", sum("", |rate| rate.ring.lost as f64)),
         ]);
     }
     rows
@@ -174,17 +221,22 @@ mod tests {
         "daemon": {"pid": 7, "uid": 1000, "version": "0.1.0", "uptime_seconds": 12, "connections": 3},
         "regions": [{"mem_id": 16384, "name": "p", "bytes": 10485760, "resident_bytes": 4096, "sessions": 1,
             "rings_in_use": 4, "buffers": {"total": 4094, "free": 2046, "in_rings": 2048, "extra": 0, "quarantined": 1}}],
+        "switches": [{"switch": "vale0", "uid": 1000, "ports": 1, "addresses": 9, "age": 0}],
         "ports": [{"name": "p{1", "kind": "pipe", "mem_id": 16384, "open": true, "rings": [
             {"dir": "tx", "id": 0, "slots": 1024, "sessions": 1, "queued": 5, "crossed": 1500, "batches": 3,
-             "bad_slots": 0, "bad_pointers": 0, "dropped": 0}]}],
+             "bad_slots": 0, "bad_pointers": 0, "dropped": 0}]},
+           {"name": "vale0:a", "kind": "vale", "uid": 1000, "mem_id": 16385, "open": true, "rings": [
+            {"dir": "tx", "id": 0, "slots": 512, "sessions": 1, "queued": 0, "crossed": 300, "batches": 3,
+             "bad_slots": 0, "bad_pointers": 0, "dropped": 4}]}],
         "sessions": [{"id": 1, "port": "p{1\u001b", "pid": 99, "uid": 1000, "tx_rings": 1, "rx_rings": 1,
             "exclusive": false}]
     }"#;
 
     #[test]
     fn everything_is_shown() {
+        let before = FULL.replace("\"crossed\": 300", "\"crossed\": 100");
         assert_eq!(
-            tables(FULL).unwrap(),
+            tables(FULL, &[before]).unwrap(),
             "\
 unetmapd 0.1.0: pid 7, uid 1000, up 12 s, connections: 3
 
@@ -192,9 +244,14 @@ Regions
 mem_id  name      size  resident  buffers  free  ring  extra  quarantined  sessions
 16384   p     10.0 MiB   4.0 KiB     4094  2046  2048      0            1         1
 
+Switches
+switch  owner  ports  addresses  sent/s  received/s  lost/s  lost
+vale0    1000      1          9    1000           0       0     4
+
 Rings
-port  open  ring  mem_id  slots  sessions  queued  crossed  batch  bad slots  bad pointers  dropped  kind
-p{1   yes   tx 0   16384   1024         1       5     1500  500.0          0             0        0  pipe
+port     open  ring  mem_id  slots  sessions  queued  crossed  batch  bad slots  bad pointers  dropped  kind
+p{1      yes   tx 0   16384   1024         1       5     1500  500.0          0             0        0  pipe
+vale0:a  yes   tx 0   16385    512         1       0      300  100.0          0             0        4  vale
 
 Sessions
 port  exclusive  session  pid   uid  tx rings  rx rings
@@ -205,10 +262,10 @@ p{1?  no               1   99  1000         1         1
 
     #[test]
     fn an_idle_daemon_has_no_tables() {
-        let text = tables(r#"{"daemon": {"pid": 7}, "regions": [], "ports": [], "sessions": []}"#).unwrap();
+        let text = tables(r#"{"daemon": {"pid": 7}, "regions": [], "ports": [], "sessions": []}"#, &[]).unwrap();
         assert_eq!(text, "unetmapd -: pid 7, uid -, up - s, connections: -\n");
-        assert!(tables("{").unwrap_err().contains("makes no sense"));
-        assert!(tables("[]").unwrap().starts_with("unetmapd -"));
+        assert!(tables("{", &[]).unwrap_err().contains("makes no sense"));
+        assert!(tables("[]", &[]).unwrap().starts_with("unetmapd -"));
     }
 
     #[test]

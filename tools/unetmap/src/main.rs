@@ -10,6 +10,7 @@ mod node;
 mod replay;
 mod run;
 mod top;
+mod vale;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -32,6 +33,7 @@ enum Command {
     Ls(LsArgs),
     Top(TopArgs),
     Nic(NicArgs),
+    Vale(vale::ValeArgs),
     Node(NodeArgs),
     Get(GetArgs),
     Set(SetArgs),
@@ -275,6 +277,7 @@ fn main() -> ExitCode {
             let words = action.as_ref().map(|NicAction::Filter { expression }| &expression[..]);
             nic::run(&interface, words, json)
         }
+        Command::Vale(args) => vale::run(&args),
         Command::Node(NodeArgs { action, json }) => {
             let action = match action {
                 NodeAction::On { path } => node::Action::On(path),

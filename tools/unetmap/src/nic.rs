@@ -37,7 +37,7 @@ pub(crate) fn run(interface: &str, filter: Option<&[String]>, json: bool) -> Res
 }
 
 /// The filter that `expression` is, for frames of Ethernet.
-fn compile(expression: &str) -> Result<Filter, String> {
+pub(crate) fn compile(expression: &str) -> Result<Filter, String> {
     if expression.is_empty() {
         return Err("no filter; give an expression (pcap-filter(7)), or off".into());
     }

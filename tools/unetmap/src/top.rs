@@ -13,28 +13,28 @@ use crate::ls::{cell, header, members};
 const CLEAR: &str = "\x1b[H\x1b[J";
 
 /// Which ring: of which daemon's process, the port's name, direction and number.
-type Key = (u64, String, String, u64);
+pub(crate) type Key = (u64, String, String, u64);
 
 /// What the daemon counted of a ring.
 #[derive(Clone, Debug, PartialEq)]
-struct Ring {
+pub(crate) struct Ring {
     kind: String,
     queued: u64,
     crossed: u64,
     batches: u64,
     /// Dropped for want of room, or sent to nobody.
-    lost: u64,
+    pub(crate) lost: u64,
 }
 
 /// What happened to a ring in a second.
 #[derive(Debug, PartialEq)]
-struct Rate {
-    key: Key,
-    ring: Ring,
-    packets: f64,
+pub(crate) struct Rate {
+    pub(crate) key: Key,
+    pub(crate) ring: Ring,
+    pub(crate) packets: f64,
     /// Packets a batch.
     batch: f64,
-    lost: f64,
+    pub(crate) lost: f64,
 }
 
 /// Shows rates every `interval`, `count` times (0: until it is stopped).
@@ -70,16 +70,14 @@ fn rings_now() -> Result<BTreeMap<Key, Ring>, String> {
     Ok(rings)
 }
 
-fn rings_of(all: &Value) -> BTreeMap<Key, Ring> {
+pub(crate) fn rings_of(all: &Value) -> BTreeMap<Key, Ring> {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let pid = number(&all["daemon"]["pid"]);
     let of_port = |port: &Value| {
-        // What a port sent to nobody is counted once, with its first transmit ring.
-        let mut nobody: u64 = port["lost"].as_object().map_or(0, |lost| lost.values().map(number).sum());
         let rings: Vec<(Key, Ring)> = members(&port["rings"])
             .map(|ring| {
                 let dir = cell(&ring["dir"]);
-                let lost = number(&ring["dropped"]) + if dir == "tx" { std::mem::take(&mut nobody) } else { 0 };
+                let lost = number(&ring["dropped"]);
                 let [queued, crossed, batches] = ["queued", "crossed", "batches"].map(|what| number(&ring[what]));
                 let key = (pid, cell(&port["name"]), dir, number(&ring["id"]));
                 (key, Ring { kind: cell(&port["kind"]), queued, crossed, batches, lost })
@@ -91,7 +89,7 @@ fn rings_of(all: &Value) -> BTreeMap<Key, Ring> {
 }
 
 /// Per second. A ring that is new, or was made anew, has moved what it counts.
-fn rates(before: &BTreeMap<Key, Ring>, after: &BTreeMap<Key, Ring>, time: Duration) -> Vec<Rate> {
+pub(crate) fn rates(before: &BTreeMap<Key, Ring>, after: &BTreeMap<Key, Ring>, time: Duration) -> Vec<Rate> {
     let per_second = |n: u64| n as f64 / time.as_secs_f64().max(1e-9);
     let rate = |(key, ring): (&Key, &Ring)| {
         let since = before.get(key).filter(|before| before.crossed <= ring.crossed && before.lost <= ring.lost);
@@ -149,7 +147,7 @@ mod tests {
             "daemon": {"pid": 7},
             "ports": [
                 {"name": "vale0:a", "kind": "vale", "lost": {"short": 3, "nobody": 4},
-                 "rings": [ring("tx", crossed, 0), ring("rx", 0, dropped)]},
+                 "rings": [ring("tx", crossed, 7), ring("rx", 0, dropped)]},
                 {"name": "p{1", "kind": "pipe", "rings": [ring("tx", 9 * crossed, 0)]},
             ],
         }))

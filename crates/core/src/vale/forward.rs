@@ -41,13 +41,31 @@ pub enum Lost {
     Long,
     /// Its destination is behind the very port that sent it.
     Home,
-    /// There is no such port, or no other port at all.
+    /// There is no such port, or no other port at all (in its VLAN).
     Nobody,
+    /// Its port's filter refuses it.
+    Filter,
+    /// Its port, or the one that it is sent to, is not in its VLAN.
+    Vlan,
+    /// Its port sent more to all than it may.
+    Storm,
+    /// Its port sent more than it may.
+    Rate,
 }
 
 impl Lost {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Lost; 5] = [Lost::Short, Lost::Bad, Lost::Long, Lost::Home, Lost::Nobody];
+    pub const ALL: [Lost; 9] = [
+        Lost::Short,
+        Lost::Bad,
+        Lost::Long,
+        Lost::Home,
+        Lost::Nobody,
+        Lost::Filter,
+        Lost::Vlan,
+        Lost::Storm,
+        Lost::Rate,
+    ];
 
     /// One word.
     pub const fn name(self) -> &'static str {
@@ -57,6 +75,10 @@ impl Lost {
             Lost::Long => "long",
             Lost::Home => "home",
             Lost::Nobody => "nobody",
+            Lost::Filter => "filter",
+            Lost::Vlan => "vlan",
+            Lost::Storm => "storm",
+            Lost::Rate => "rate",
         }
     }
 }
@@ -87,13 +109,19 @@ impl Default for Memory {
 }
 
 /// Decides where the packet of port `me` goes that starts with a slot of `len` bytes with `flags`, and with the bytes
-/// `header`; learns where its sender is.
+/// `header`, in VLAN `vlan` (0: none); learns where its sender is.
 #[inline(always)]
-pub fn decide(table: &Table, memory: &mut Memory, me: u8, len: u16, flags: u16, header: [u8; 16]) -> Target {
+pub fn decide(
+    table: &Table,
+    memory: &mut Memory,
+    me: u8,
+    (len, flags): (u16, u16),
+    (header, vlan): ([u8; 16], u16),
+) -> Target {
     if len < HEADER {
         return Target::Nowhere(Lost::Short);
     }
-    let (destination, source) = Mac::pair(header);
+    let (destination, source) = Mac::pair(header, vlan);
     let generation = table.generation();
     if memory.generation != generation {
         *memory = Memory { generation, ..Memory::default() };
@@ -315,13 +343,13 @@ mod tests {
 
         fn send(&mut self, me: u8, flags: u16, to: [u8; 6], from: [u8; 6]) -> Target {
             let memory = &mut self.memories[usize::from(me)];
-            let target = decide(&self.table, memory, me, 60, flags, header(to, from));
+            let target = decide(&self.table, memory, me, (60, flags), (header(to, from), 0));
             // What is said of a run is what each of its packets would be told.
             if let Some((addresses, expected)) = memory.run(&self.table) {
                 assert_eq!((&addresses[..6], &addresses[6..]), (&to[..], &from[..]));
                 let mut again = Memory::default();
                 let before = self.table.generation();
-                assert_eq!(decide(&self.table, &mut again, me, 60, 0, header(to, from)), expected);
+                assert_eq!(decide(&self.table, &mut again, me, (60, 0), (header(to, from), 0)), expected);
                 assert_eq!(self.table.generation(), before, "it taught something");
             }
             target
@@ -380,9 +408,9 @@ mod tests {
     #[test]
     fn what_is_no_frame_goes_nowhere() {
         let (table, mut memory) = (Table::new(), Memory::default());
-        assert_eq!(decide(&table, &mut memory, 0, 13, 0, header(B, A)), Target::Nowhere(Lost::Short));
+        assert_eq!(decide(&table, &mut memory, 0, (13, 0), (header(B, A), 0)), Target::Nowhere(Lost::Short));
         assert!(table.is_empty());
-        assert_eq!(decide(&table, &mut memory, 0, 14, 0, header(B, A)), Target::All);
+        assert_eq!(decide(&table, &mut memory, 0, (14, 0), (header(B, A), 0)), Target::All);
     }
 
     proptest! {

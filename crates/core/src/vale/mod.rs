@@ -8,15 +8,19 @@
 //! * [`forward`]: where the packets of a batch go.
 //! * [`offload`]: packets that hardware was to finish.
 //! * `patience`: what is done for receivers before they lose packets.
+//! * [`ask`]: what its owner asks the daemon.
+//! * [`rules`]: what the switch's owner has set about a port.
 //! * [`port`]: the switch's side of a port, its rings and lines.
 //! * [`thread`]: which ports are looked at, and when to sleep.
 //!
 //! What a client writes, positions, slots, and packets, is read once and judged. Transmission always completes: a packet for
 //! which a receiver has no room is dropped there, and counted.
 
+pub mod ask;
 pub mod forward;
 pub mod learn;
 pub mod offload;
 mod patience;
 pub mod port;
+pub mod rules;
 pub mod thread;

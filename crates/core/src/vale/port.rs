@@ -20,7 +20,9 @@ use crate::watch::{self, Monitor, Watchers};
 
 use super::forward::{Cutter, Lost, Memory, Packet};
 use super::patience::Patience;
+use super::rules::Ruled;
 
+pub(super) mod held;
 mod translate;
 use translate::translate;
 
@@ -52,6 +54,10 @@ pub struct Attached {
     header: AtomicU8,
     pub(super) tx: Vec<Outgoing>,
     pub(super) rx: Vec<Incoming>,
+    /// What the switch's owner has set; threads have it in their views.
+    ruled: Mutex<Option<Arc<Ruled>>>,
+    /// Packets for the port that its filter refused, and that were beyond its limits.
+    refused: [AtomicU64; 2],
 }
 
 impl Attached {
@@ -69,7 +75,8 @@ impl Attached {
     ) -> io::Result<Attached> {
         let tx = tx.into_iter().map(|given| Outgoing::new(region, lines, given)).collect::<io::Result<_>>()?;
         let rx = rx.into_iter().map(|given| Incoming::new(lines, given)).collect::<io::Result<_>>()?;
-        Ok(Attached { index, bell, region: region.clone(), header: AtomicU8::new(0), tx, rx })
+        let (header, ruled, refused) = (AtomicU8::new(0), Mutex::default(), Default::default());
+        Ok(Attached { index, bell, region: region.clone(), header, tx, rx, ruled, refused })
     }
 
     /// From now on its packets are shown to these monitors.
@@ -93,6 +100,21 @@ impl Attached {
     /// Changes that, for the packets to come.
     pub fn set_header(&self, bytes: u8) {
         self.header.store(bytes, Relaxed);
+    }
+
+    /// The rules by which views that are made from now on treat the port.
+    pub fn set_ruled(&self, ruled: Option<Arc<Ruled>>) {
+        *self.ruled.lock().unwrap_or_else(PoisonError::into_inner) = ruled;
+    }
+
+    /// These rules.
+    pub fn ruled(&self) -> Option<Arc<Ruled>> {
+        self.ruled.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Packets for the port that its own filter refused, and those beyond its limits.
+    pub fn refused(&self) -> [u64; 2] {
+        [0, 1].map(|i: usize| self.refused[i].load(Relaxed))
     }
 
     /// Packets that transmit ring `ring` sent and that reached no port, in the order of [`Lost::ALL`].

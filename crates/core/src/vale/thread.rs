@@ -13,10 +13,13 @@ use unetmap_sys::Bell;
 use unetmap_sys::event::{Epoll, EventFlags};
 use unetmap_sys::nap::this_cpu;
 
-use super::forward::{BATCH, Cut, Lists, Lost, Memory, Packet, SHORT_RUN, Target, decide};
+use super::forward::{BATCH, Cut, Lists, Lost, MAX_FRAGS, Memory, Packet, SHORT_RUN, Target, decide};
 use super::learn::Table;
 use super::patience::Patience;
 use super::port::{Attached, Batch, Outgoing, Sent};
+use super::rules::Book;
+
+mod ruled;
 
 /// How long a thread spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
@@ -33,6 +36,7 @@ pub struct View {
     own: Vec<u8>,
     /// The numbers of the only two members, where there are two.
     pair: Option<[u8; 2]>,
+    rules: Book,
 }
 
 /// What a thread and those who give it work share.
@@ -144,7 +148,9 @@ impl View {
     /// The switch with these addresses and, by number, these ports; the thread looks after those whose numbers are `own`.
     pub fn new(table: Arc<Table>, members: Vec<Option<Arc<Attached>>>, own: Vec<u8>) -> View {
         let all: Vec<u8> = members.iter().flatten().map(|port| port.index).collect();
-        View { table, members, own, pair: all.try_into().ok() }
+        // A batch must hold a packet that is too long.
+        let rules = Book::new(&members, (MAX_FRAGS + 1, BATCH as u32));
+        View { table, members, own, pair: all.try_into().ok(), rules }
     }
 
     fn own(&self) -> impl Iterator<Item = &Arc<Attached>> {
@@ -245,8 +251,13 @@ impl Worker {
 /// Moves a batch of one ring's; returns how many slots that were.
 fn serve(lists: &mut Lists, view: &View, port: &Attached, number: usize, ring: &Outgoing, patience: &Patience) -> u32 {
     let mut state = ring.state.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(batch) = ring.take(&state, BATCH as u32) else { return 0 };
+    let Some(batch) = ring.take(&state, view.rules.turn()) else { return 0 };
     let sent = &mut *state;
+    if view.rules.concerns(port.index) {
+        let done = ruled::serve(lists, view, port, (number, ring), sent, &batch, patience);
+        ring.release(sent, done);
+        return done;
+    }
     // What precedes the addresses, or who watches, is not for runs.
     let plain = port.header() == 0 && !ring.watchers.any();
     let mut done = if plain { runs(view, port, number, sent, &batch, patience) } else { 0 };
@@ -337,7 +348,7 @@ fn target(view: &View, port: &Attached, memory: &mut Memory, batch: &Batch<'_>, 
         0 => (first.len, port.region.frame(first.buf_idx).header()),
         bytes => port.behind_header(batch, packet, bytes),
     };
-    match decide(&view.table, memory, port.index, len, first.flags, header) {
+    match decide(&view.table, memory, port.index, (len, first.flags), (header, 0)) {
         Target::Port(to) if view.member(to).is_none() => Target::Nowhere(Lost::Nobody),
         target => target,
     }

@@ -55,15 +55,14 @@ pub(super) fn translate(
                     dropped += 1;
                 }
             };
+            whole.clear();
             if !gather(whole, &from.region, batch, packet) || whole.len() < theirs {
                 bad += 1;
             } else if mine == 0 {
                 let finished = offload::finish(whole, theirs, |[headers, payload]| put(&[headers, payload]));
                 bad += u64::from(finished.is_err());
             } else {
-                // What one header says the other does, as far as it has it; nothing is asked for where there was none.
-                let header: [u8; HEADERS[1]] = std::array::from_fn(|i| if i < theirs { whole[i] } else { 0 });
-                put(&[&header[..mine], &whole[theirs..]]);
+                put(&[&converted(whole, theirs)[..mine], &whole[theirs..]]);
             }
         }
     });
@@ -78,32 +77,44 @@ pub(super) fn translate(
     rx.publish(&to.region, &mut state, filled);
 }
 
-/// Copies a packet into `whole`; `false` when it is longer than packets are.
-fn gather(whole: &mut Vec<u8>, region: &Region, batch: &Batch<'_>, packet: Packet) -> bool {
-    whole.clear();
+/// The header of a packet that has one of `theirs` bytes: what one header says the other does, as far as it has it; nothing
+/// is asked for where there was none.
+pub(super) fn converted(packet: &[u8], theirs: usize) -> [u8; HEADERS[1]] {
+    std::array::from_fn(|i| if i < theirs { packet[i] } else { 0 })
+}
+
+/// Copies a packet to the end of `bytes`; `false` when it is longer than packets are.
+pub(super) fn gather(bytes: &mut Vec<u8>, region: &Region, batch: &Batch<'_>, packet: Packet) -> bool {
+    let from = bytes.len();
     for i in 0..packet.frags {
         let slot = batch.slots.load(batch.at(u32::from(packet.at + i)));
-        let (at, len) = (whole.len(), usize::from(slot.len));
-        if at + len > PACKET_MOST + HEADERS[1] {
+        let (at, len) = (bytes.len(), usize::from(slot.len));
+        if at + len - from > PACKET_MOST + HEADERS[1] {
             return false;
         }
-        whole.resize(at + len, 0);
-        region.frame(slot.buf_idx).read(0, &mut whole[at..]);
+        bytes.resize(at + len, 0);
+        region.frame(slot.buf_idx).read(0, &mut bytes[at..]);
     }
     true
 }
 
 impl Incoming {
+    /// Whether there are `slots` free ones, perhaps after another look at the client's word.
+    pub(super) fn has_room(&self, filled: &mut Filled, slots: usize) -> bool {
+        let n = self.line.slots().slots();
+        if (filled.room(n) as usize) < slots {
+            self.look(filled);
+        }
+        filled.room(n) as usize >= slots
+    }
+
     /// Writes a packet that consists of `pieces` into the next slots; `false` when there is no room.
-    fn put(&self, region: &Region, filled: &mut Filled, pieces: &[&[u8]]) -> bool {
+    pub(super) fn put(&self, region: &Region, filled: &mut Filled, pieces: &[&[u8]]) -> bool {
         let (ring, n) = (self.line.slots(), self.line.slots().slots());
         let size = region.limits().buf_size as usize;
         let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
         let frags = bytes.div_ceil(size).max(1);
-        if filled.room(n) < frags as u32 {
-            self.look(filled);
-        }
-        if filled.room(n) < frags as u32 {
+        if !self.has_room(filled, frags) {
             return false;
         }
         let mut left = pieces.iter().flat_map(|piece| piece.chunks(size));

@@ -1,0 +1,467 @@
+//! `unetmap vale`: the switches, and what their owner sets of them.
+
+use std::io::{IsTerminal as _, stdout};
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::Value;
+use unetmap::vale::ask::{MOST_AGE, ValeRequest, Wish, ask};
+use unetmap::vale::rules::{Direction, Limit, VLANS, Vlan, Vlans};
+use unetmap_bench::align;
+
+use crate::ls::{cell, header, members};
+use crate::nic::compile;
+
+/// Show the VALE switches, and set what their ports may do.
+///
+/// Without an action: a line for each switch. What is set stays set until it is taken off or the daemon ends, for ports
+/// that come later, too; whoever may open ports of the switch may set it.
+#[derive(Debug, Args)]
+pub(crate) struct ValeArgs {
+    #[command(subcommand)]
+    action: Option<Action>,
+
+    /// Print what the daemon says, as JSON
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Show a switch: its ports, what they move and lose, what is set of them, and the addresses that it knows
+    Show {
+        /// The switch: valeS
+        #[arg(value_name = "S")]
+        switch: String,
+
+        /// Time between the two looks from which rates are told
+        #[arg(short, long, value_name = "SECONDS", default_value_t = 0.5, value_parser = crate::seconds)]
+        interval: f64,
+    },
+    /// Set something of a whole switch
+    Set {
+        /// The switch: valeS
+        #[arg(value_name = "S")]
+        switch: String,
+
+        #[command(subcommand)]
+        what: Set,
+    },
+    /// Show what is set of a port, or set it
+    Port {
+        /// The port: valeS:P
+        #[arg(value_name = "S:P")]
+        port: String,
+
+        #[command(subcommand)]
+        what: Option<Port>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum Set {
+    /// Forget an address that was not heard for a while
+    Age {
+        /// Seconds, up to 2592000 (30 days); off: never
+        #[arg(value_name = "SECONDS|off", value_parser = age)]
+        seconds: u32,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum Port {
+    /// Put the port into one VLAN: its frames have no tag
+    Access {
+        /// 1 to 4094; off: its frames are what they are
+        #[arg(value_name = "VLAN|off", value_parser = access)]
+        vlan: OrOff<u16>,
+    },
+    /// Put the port into these VLANs: its frames have a tag that says which
+    Trunk {
+        /// For instance 10,20-30; off: its frames are what they are
+        #[arg(value_name = "VLANS|off", value_parser = trunk)]
+        vlans: OrOff<Vlans>,
+    },
+    /// Limit what the port may send (in) or receives (out) in a second
+    Rate {
+        direction: Way,
+
+        /// Packets or bits, or one of each: 10kpps 100Mbit; off: no limit
+        #[arg(value_name = "RATE|off", required = true, num_args = 1..=2)]
+        rates: Vec<String>,
+    },
+    /// Limit what the port may send to all in a second: broadcast, multicast, and to unknown addresses
+    Storm {
+        /// Packets a second: 1000, 10k; off: no limit
+        #[arg(value_name = "PACKETS|off", value_parser = storm)]
+        packets: u64,
+    },
+    /// Let only these frames pass, of what the port sends (in) or receives (out)
+    Filter {
+        direction: Way,
+
+        /// An expression as of tcpdump (pcap-filter(7)); off: all frames pass
+        #[arg(required = true, value_name = "EXPRESSION|off")]
+        expression: Vec<String>,
+    },
+    /// Take off everything that is set of the port
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Way {
+    In,
+    Out,
+}
+
+impl From<Way> for Direction {
+    fn from(way: Way) -> Direction {
+        match way {
+            Way::In => Direction::In,
+            Way::Out => Direction::Out,
+        }
+    }
+}
+
+/// What is to be set, or that it is not to be any more.
+#[derive(Clone, Debug, PartialEq)]
+struct OrOff<T>(Option<T>);
+
+fn age(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        _ if text == "off" => Ok(0),
+        Ok(seconds) if (1..=MOST_AGE).contains(&seconds) => Ok(seconds),
+        _ => Err(format!("a number of seconds from 1 to {MOST_AGE}, or off")),
+    }
+}
+
+fn vlan(text: &str) -> Option<u16> {
+    text.parse().ok().filter(|vlan| VLANS.contains(vlan))
+}
+
+fn access(text: &str) -> Result<OrOff<u16>, String> {
+    match vlan(text) {
+        None if text == "off" => Ok(OrOff(None)),
+        None => Err("a VLAN is 1 to 4094; or off".into()),
+        found => Ok(OrOff(found)),
+    }
+}
+
+fn trunk(text: &str) -> Result<OrOff<Vlans>, String> {
+    if text == "off" {
+        return Ok(OrOff(None));
+    }
+    let range = |part: &str| -> Option<RangeInclusive<u16>> {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let range = vlan(first)?..=vlan(last)?;
+        (!range.is_empty()).then_some(range)
+    };
+    let ranges: Option<Vec<_>> = text.split(',').map(range).collect();
+    match ranges {
+        Some(ranges) => Ok(OrOff(Some(Vlans::new(ranges)))),
+        None => Err("VLANs are written as 10,20-30, each from 1 to 4094; or off".into()),
+    }
+}
+
+fn storm(text: &str) -> Result<u64, String> {
+    if text == "off" { Ok(0) } else { crate::scaled(text).map_err(|why| format!("{why}; or off")) }
+}
+
+/// `10kpps 100Mbit`, in either order, or one of them; `off`.
+fn limit(rates: &[String]) -> Result<Limit, String> {
+    let mut limit = Limit::default();
+    if rates == ["off"] {
+        return Ok(limit);
+    }
+    for rate in rates {
+        let (field, number) = match (rate.strip_suffix("pps"), rate.strip_suffix("bit")) {
+            (Some(number), _) => (&mut limit.packets, number),
+            (_, Some(number)) => (&mut limit.bits, number),
+            _ => return Err(format!("`{rate}` is no rate: write packets as 10kpps, bits as 100Mbit, or off")),
+        };
+        if *field > 0 {
+            return Err(format!("`{rate}`: one of packets and one of bits"));
+        }
+        *field = crate::scaled(number).map_err(|why| format!("`{rate}`: {why}"))?;
+    }
+    Ok(limit)
+}
+
+/// Does what is asked, and shows how it then is.
+pub(crate) fn run(args: &ValeArgs) -> Result<u8, String> {
+    let (name, wish) = match &args.action {
+        None => (String::new(), Wish::List),
+        Some(Action::Show { switch, .. }) => (switch.clone(), Wish::Show),
+        Some(Action::Set { switch, what: Set::Age { seconds } }) => (switch.clone(), Wish::Age(*seconds)),
+        Some(Action::Port { port, what }) => {
+            let wish = what.as_ref().map_or(Ok(Wish::ShowPort), wish_of);
+            (port.clone(), wish.map_err(|why| format!("vale port {port}: {why}"))?)
+        }
+    };
+    let request = ValeRequest { name, wish };
+    let ask = || ask(&request).map_err(|e| format!("vale: {e}"));
+    let start = Instant::now();
+    let text = match ask()? {
+        None if args.json => if request.wish == Wish::List { "[]\n" } else { "null\n" }.into(),
+        None => "No daemon is running; there are no switches.\n".into(),
+        Some(answer) if args.json => format!("{answer}\n"),
+        Some(answer) => match &args.action {
+            None => listed(&parse(&answer)?),
+            Some(Action::Show { interval, .. }) => {
+                std::thread::sleep(Duration::from_secs_f64(*interval));
+                let Some(later) = ask()? else { return Err("vale: the daemon has ended".into()) };
+                whole(&parse(&answer)?, &parse(&later)?, start.elapsed(), coloured())
+            }
+            Some(Action::Set { .. }) => format!("{}\n", heading(&parse(&answer)?)),
+            Some(Action::Port { port, .. }) => {
+                format!("{}: {}\n", cell(&Value::String(port.clone())), rules(&parse(&answer)?["rules"]))
+            }
+        },
+    };
+    crate::print("vale", &text)
+}
+
+fn wish_of(what: &Port) -> Result<Wish, String> {
+    Ok(match what {
+        Port::Access { vlan } => Wish::Vlan(vlan.0.map(Vlan::Access)),
+        Port::Trunk { vlans } => Wish::Vlan(vlans.0.clone().map(Vlan::Trunk)),
+        Port::Rate { direction, rates } => Wish::Limit((*direction).into(), limit(rates)?),
+        Port::Storm { packets } => Wish::Storm(*packets),
+        Port::Filter { direction, expression } => {
+            let text = expression.join(" ");
+            let filter = if text.trim() == "off" { None } else { Some(compile(text.trim())?) };
+            Wish::Filter((*direction).into(), filter)
+        }
+        Port::Off => Wish::Clear,
+    })
+}
+
+fn parse(json: &str) -> Result<Value, String> {
+    let wrong = "the daemon's answer makes no sense";
+    serde_json::from_str(json).map_err(|e| format!("vale: {wrong} ({e}); is it another version? --json shows it"))
+}
+
+/// Whether somebody sees colours.
+fn coloured() -> bool {
+    stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+fn listed(all: &Value) -> String {
+    let mut rows = header(["switch", "user", "ports", "addresses", "age"]);
+    for switch in members(all) {
+        rows.push(vec![
+            cell(&switch["switch"]),
+            cell(&switch["uid"]),
+            cell(&switch["ports"]),
+            cell(&switch["addresses"]),
+            if switch["age"] == 0 { "off".into() } else { format!("{} s", cell(&switch["age"])) },
+        ]);
+    }
+    if rows.len() == 1 { "There are no switches; the first port makes one.\n".into() } else { align(&rows, 1) }
+}
+
+fn heading(switch: &Value) -> String {
+    let ageing = match switch["age"].as_u64() {
+        Some(0) => "which stay".into(),
+        _ => format!("forgotten after {} s", cell(&switch["age"])),
+    };
+    format!(
+        "{}: user {}, {} ports, {} of {} addresses, {ageing}",
+        cell(&switch["switch"]),
+        cell(&switch["uid"]),
+        cell(&switch["ports"]),
+        cell(&switch["addresses"]),
+        cell(&switch["most_addresses"]),
+    )
+}
+
+/// A switch, as it was and as it is `time` later.
+fn whole(before: &Value, after: &Value, time: Duration, colour: bool) -> String {
+    let mut text = format!("{}\n", heading(after));
+    let (rows, losing) = ports(before, after, time);
+    for (title, rows, left) in [("Ports", rows, 5), ("Addresses", addresses(&after["table"]), 2)] {
+        if rows.len() > 1 {
+            text += &format!("\n{title}\n");
+            for (n, line) in align(&rows, left).lines().enumerate() {
+                let style = match n {
+                    0 => "1",
+                    n if title == "Ports" && losing.contains(&n) => "33",
+                    _ => "",
+                };
+                text += &if colour && !style.is_empty() {
+                    format!("\x1b[{style}m{line}\x1b[0m\n")
+                } else {
+                    format!("{line}\n")
+                };
+            }
+        }
+    }
+    text
+}
+
+/// The ports, and the numbers of those that lose packets now.
+fn ports(before: &Value, after: &Value, time: Duration) -> (Vec<Vec<String>>, Vec<usize>) {
+    let titles =
+        ["port", "kind", "set", "lost", "dropped", "index", "sent", "received", "sent/s", "received/s", "lost/s"];
+    let (mut rows, mut losing) = (header(titles), Vec::new());
+    let sum = |port: &Value| -> u64 {
+        let all = [&port["lost"], &port["dropped"]].into_iter().filter_map(Value::as_object);
+        all.flat_map(|reasons| reasons.values()).filter_map(Value::as_u64).sum()
+    };
+    for port in members(&after["port"]) {
+        let was = members(&before["port"]).find(|was| was["name"] == port["name"] && was["index"] == port["index"]);
+        let rate = |what: &dyn Fn(&Value) -> u64| {
+            let difference = was.map_or(0, |was| what(port).saturating_sub(what(was)));
+            difference as f64 / time.as_secs_f64().max(1e-9)
+        };
+        let (sent, received) =
+            (|p: &Value| p["sent"].as_u64().unwrap_or(0), |p: &Value| p["received"].as_u64().unwrap_or(0));
+        if rate(&sum) > 0.0 {
+            losing.push(rows.len());
+        }
+        rows.push(vec![
+            cell(&port["name"]),
+            if port["open"] == true { cell(&port["kind"]) } else { "not open".into() },
+            rules(&port["rules"]),
+            reasons(&port["lost"]),
+            reasons(&port["dropped"]),
+            cell(&port["index"]),
+            cell(&port["sent"]),
+            cell(&port["received"]),
+            format!("{:.0}", rate(&sent)),
+            format!("{:.0}", rate(&received)),
+            format!("{:.0}", rate(&sum)),
+        ]);
+    }
+    (rows, losing)
+}
+
+/// Those that are not 0.
+fn reasons(counts: &Value) -> String {
+    let all = counts.as_object().into_iter().flatten().filter(|(_, count)| count.as_u64() != Some(0));
+    let shown: Vec<String> = all.map(|(why, count)| format!("{why} {count}")).collect();
+    if shown.is_empty() { "-".into() } else { shown.join(", ") }
+}
+
+fn rules(rules: &Value) -> String {
+    let mut parts = Vec::new();
+    for what in ["access", "trunk"] {
+        if !rules[what].is_null() {
+            parts.push(format!("{what} {}", cell(&rules[what])));
+        }
+    }
+    for (what, way) in [("limit_in", "in"), ("limit_out", "out")] {
+        let all = [("packets", "pps"), ("bits", "bit")].map(|(of, unit)| (rules[what][of].as_u64().unwrap_or(0), unit));
+        let shown: Vec<String> =
+            all.iter().filter(|(n, _)| *n > 0).map(|(n, unit)| format!("{}{unit}", unscaled(*n))).collect();
+        if !shown.is_empty() {
+            parts.push(format!("rate {way} {}", shown.join(" ")));
+        }
+    }
+    if let Some(packets) = rules["storm"].as_u64() {
+        parts.push(format!("storm {}", unscaled(packets)));
+    }
+    for (what, way) in [("filter_in", "in"), ("filter_out", "out")] {
+        if !rules[what].is_null() {
+            parts.push(format!("filter {way} {}", cell(&rules[what]["expression"])));
+        }
+    }
+    if parts.is_empty() { "-".into() } else { parts.join("; ") }
+}
+
+/// A number as [`crate::scaled`] takes it.
+fn unscaled(number: u64) -> String {
+    let scale =
+        [(1_000_000_000, "G"), (1_000_000, "M"), (1000, "k")].into_iter().find(|(n, _)| number.is_multiple_of(*n));
+    match scale {
+        Some((n, name)) if number > 0 => format!("{}{name}", number / n),
+        _ => number.to_string(),
+    }
+}
+
+fn addresses(table: &Value) -> Vec<Vec<String>> {
+    let mut rows = header(["address", "port", "vlan", "age"]);
+    for known in members(table) {
+        rows.push(vec![
+            cell(&known["address"]),
+            cell(&known["port"]),
+            if known["vlan"] == 0 { "-".into() } else { cell(&known["vlan"]) },
+            if known["age"].is_null() { "-".into() } else { format!("{} s", cell(&known["age"])) },
+        ]);
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_people_write() {
+        assert_eq!((age("300"), age("off")), (Ok(300), Ok(0)));
+        assert_eq!(access("10"), Ok(OrOff(Some(10))));
+        assert_eq!(trunk("10,20-30"), Ok(OrOff(Some(Vlans::new([10..=10, 20..=30])))));
+        assert_eq!((storm("2.5k"), storm("off")), (Ok(2500), Ok(0)));
+        let limit = |text: &str| limit(&text.split(' ').map(String::from).collect::<Vec<_>>());
+        assert_eq!(limit("10kpps 1.5Gbit"), Ok(Limit { packets: 10_000, bits: 1_500_000_000 }));
+        assert_eq!(limit("off"), Ok(Limit::default()));
+        for wrong in ["0", "2592001", "x", "-1"] {
+            assert!(age(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["0", "4095", "10,", "30-20", "1-", "x", "", "10, 20"] {
+            assert!(access(wrong).is_err() && trunk(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["10", "pps", "0bit", "1pps 2pps", "1bit off"] {
+            assert!(limit(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_shown_as_they_are_written() {
+        for number in [1, 999, 1000, 1500, 10_000, 1_000_001, 40_000_000_000] {
+            assert_eq!(crate::scaled(&unscaled(number)), Ok(number));
+        }
+    }
+
+    fn answer(sent: u64, room: u64) -> Value {
+        parse(&format!(
+            r#"{{"switch": "vale0", "uid": 0, "ports": 1, "addresses": 1, "age": 300, "most_addresses": 4096,
+            "port": [{{"name": "vale0:a", "open": true, "index": 0, "kind": "program", "pids": [7], "sent": {sent},
+                "received": 5, "lost": {{"bad": 0, "vlan": 2}}, "dropped": {{"room": {room}}},
+                "rules": {{"access": 10, "limit_in": {{"packets": 10000, "bits": 0}}, "filter_out": {{"expression": "udp\u001b"}}}}}},
+               {{"name": "vale0:b", "open": false, "index": null, "kind": "-", "sent": 0, "received": 0, "lost": {{}},
+                "dropped": {{}}, "rules": {{"trunk": "10,20-30", "storm": 1000}}}}],
+            "table": [{{"address": "02:00:00:00:00:01", "vlan": 10, "port": "a", "age": 18}}]}}"#
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_switch_is_shown() {
+        let (before, after) = (answer(100, 0), answer(300, 0));
+        assert_eq!(
+            whole(&before, &after, Duration::from_secs(2), false),
+            "\
+vale0: user 0, 1 ports, 1 of 4096 addresses, forgotten after 300 s
+
+Ports
+port     kind      set                                         lost    dropped  index  sent  received  sent/s  received/s  lost/s
+vale0:a  program   access 10; rate in 10kpps; filter out udp?  vlan 2  -            0   300         5     100           0       0
+vale0:b  not open  trunk 10,20-30; storm 1k                    -       -            -     0         0       0           0       0
+
+Addresses
+address            port  vlan   age
+02:00:00:00:00:01  a       10  18 s
+"
+        );
+    }
+
+    #[test]
+    fn colour_is_for_terminals_and_for_who_loses() {
+        let text = whole(&answer(100, 0), &answer(100, 9), Duration::from_secs(1), true);
+        assert!(text.contains("\x1b[33mvale0:a") && text.contains("\x1b[1mport"), "{text}");
+        assert!(!text.contains("\x1b[33mvale0:b") && !text.contains("udp\x1b"), "{text}");
+        assert!(!whole(&answer(1, 0), &answer(1, 0), Duration::from_secs(1), true).contains("\x1b[33m"));
+    }
+}
