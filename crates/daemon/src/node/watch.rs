@@ -2,7 +2,7 @@
 //!
 //! A file is *armed* by a poll that found nothing ready: its bells are asked for, and waited for here. Once one rings and
 //! something is ready, the kernel is told to have its pollers ask again, and the file is armed no more. Without armed
-//! files and interrupted requests the watch sleeps without limit.
+//! files and interrupted requests the watch sleeps without limit. Polls that are held (`hold`) for too long end here, too.
 //!
 //! Who waits for edges (epoll) is told of what comes while something is ready, and does not ask in between. Whether
 //! somebody does the kernel does not tell. So a file whose poll found something ready *lingers*: if nobody polls it for a
@@ -195,7 +195,11 @@ impl Watch {
         }
         for Held { unique, file, kh, want, events, .. } in over {
             let ready = self.arm(&file, kh, want);
+            let lingers = matches!(ready, Ok(ready) if !ready.is_none());
             let _ = shared.dev.polled(unique, revents(events, ready));
+            if lingers {
+                self.linger(&file, kh, want);
+            }
         }
     }
 
