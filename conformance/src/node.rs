@@ -110,6 +110,7 @@ impl Talking {
         let mut line = String::new();
         let mut out = BufReader::new(guard.0.stdout.take().expect("piped"));
         out.read_line(&mut line).expect("a line");
+        assert!(!line.is_empty(), "{command:?} ended without a word");
         guard.0.stdout = Some(out.into_inner());
         Talking { guard, line: line.trim().into() }
     }

@@ -211,8 +211,10 @@ fn who_is_killed_in_a_poll_or_a_request_is_gone() {
     isolated(|home| {
         let Some(node) = node(home) else { return };
         let own = compile(home, "node", &STATIC);
-        for _ in 0..20 {
-            let mut asleep = Talking::start(&node, &own, &["sleeps", "k{1/x"]);
+        for round in 0..20 {
+            let mut asleep = Talking::start(&node, &own, &["sleeps", "k{1"]);
+            assert_eq!(asleep.line, "asleep");
+            std::thread::sleep(Duration::from_micros(round * 250));
             asleep.guard.signal(Signal::KILL);
             assert!(wait_within(&mut asleep.guard.0, LIMIT).is_some(), "killed in a poll, it lives on");
             until("its port is free", || home.snapshot().sessions.is_empty());
@@ -234,7 +236,7 @@ fn who_is_killed_in_a_poll_or_a_request_is_gone() {
         home.assert_serves();
         kill_process(keeper, Signal::KILL).expect("the test's own process");
         until("nothing is left of it", || home.snapshot().sessions.is_empty());
-        assert!(unetmap_node(home, &["status"]).1.contains("; 0 open"));
+        until("no file is left of it", || unetmap_node(home, &["status"]).1.contains("; 0 open"));
     });
 }
 
