@@ -385,6 +385,10 @@ fn received(text: &str, interface: &str) -> Option<u64> {
     text.lines().find_map(counters)?.split_whitespace().nth(1)?.parse().ok()
 }
 
+/// Tests that send as fast as they can do it one after the other.
+#[cfg(test)]
+static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -433,6 +437,7 @@ mod tests {
             eprintln!("skipped: {why}");
             return;
         }
+        let _alone = ALONE.lock();
         let nics = Nics::new(cores).unwrap();
         for bench in BENCHES {
             for &who in Who::all(bench).iter().filter(|who| !matches!(who, Who::Ours | Who::Mediated)) {
