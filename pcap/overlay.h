@@ -23,6 +23,7 @@
 #ifndef UNETMAP_OVERLAY_H
 #define UNETMAP_OVERLAY_H
 
+#include <net/if.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -84,6 +85,7 @@ struct pcap {
 
 	/* The port; see port.c. */
 	struct nmport_d *port;
+	char interface[IF_NAMESIZE];	/* "": the port is no interface's */
 	int fd;			/* -1: not open */
 	int promisc_fd;		/* keeps the interface promiscuous; or -1 */
 	void *region;
@@ -102,11 +104,11 @@ struct pcap {
 	size_t joined_room;
 	uint64_t received;
 	int64_t dropped_before;	/* when the port was opened */
+	int64_t missed_before;
 	int broken;		/* pcap_breakloop was called */
 	int break_fd;		/* eventfd that says so to a sleeper */
 
 	/* Resting; see wait.c. */
-	int rests;		/* the port is an interface's */
 	int resting;		/* the next look comes after a rest */
 	int64_t looked;		/* when the last one was */
 
@@ -219,6 +221,8 @@ char *port_name(const char *device);
 int port_interface(const char *device, char *interface);
 int port_open(pcap_t *p);
 void port_close(pcap_t *p);
+/* Packets that the interface itself lost since it was made; 0 of ports that are no interface's. */
+int64_t port_missed(const pcap_t *p);
 /* Why the last call of libunetmap's failed, for fail(). */
 const char *port_said(int error, char *room, size_t bytes);
 

@@ -241,11 +241,38 @@ make_promiscuous(pcap_t *p)
 	    "others than this machine may not be seen)", p->name, strerror(errno));
 }
 
+/* A counter of an interface's. By system calls alone, as a signal handler may ask. */
+static int64_t
+counter(const char *interface, const char *name)
+{
+	char path[128], text[32];
+	ssize_t n = -1;
+	int fd;
+
+	snprintf(path, sizeof(path), "/sys/class/net/%s/statistics/%s", interface, name);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd >= 0) {
+		n = read(fd, text, sizeof(text) - 1);
+		close(fd);
+	}
+	text[n > 0 ? n : 0] = '\0';
+	return strtoll(text, NULL, 10);
+}
+
+int64_t
+port_missed(const pcap_t *p)
+{
+	if (p->interface[0] == '\0')
+		return 0;
+	/* As the system's libpcap has it. */
+	return counter(p->interface, "rx_missed_errors") + counter(p->interface, "rx_fifo_errors");
+}
+
 int
 port_open(pcap_t *p)
 {
 	const struct lib *lib = lib_load(p->error);
-	char room[PCAP_ERRBUF_SIZE], interface[IF_NAMESIZE];
+	char room[PCAP_ERRBUF_SIZE];
 	int status;
 
 	if (lib == NULL)
@@ -261,7 +288,9 @@ port_open(pcap_t *p)
 		return fail(p, status_of(-status), "%s", port_said(-status, room, sizeof(room)));
 	status = map(p, lib);
 	p->dropped_before = lib->unetmap_dropped(p->fd);
-	p->rests = port_interface(p->name, interface);
+	if (!port_interface(p->name, p->interface))
+		p->interface[0] = '\0';
+	p->missed_before = port_missed(p);
 	if (status == 0 && p->promisc)
 		status = make_promiscuous(p);
 	return status;

@@ -373,7 +373,7 @@ receive_stats(pcap_t *p, struct pcap_stat *s)
 {
 	char room[PCAP_ERRBUF_SIZE];
 	const struct lib *lib = lib_load(room);
-	int64_t dropped = lib->unetmap_dropped(p->fd);
+	int64_t missed, dropped = lib->unetmap_dropped(p->fd);
 	int got = lib->unetmap_ioctl(p->fd, NIOCRXSYNC, NULL);
 	uint64_t waiting = 0;
 	unsigned int i;
@@ -390,7 +390,8 @@ receive_stats(pcap_t *p, struct pcap_stat *s)
 	}
 	s->ps_recv = (u_int)(p->received + waiting);
 	s->ps_drop = dropped > p->dropped_before ? (u_int)(dropped - p->dropped_before) : 0;
-	s->ps_ifdrop = 0;
+	missed = port_missed(p) - p->missed_before;
+	s->ps_ifdrop = missed > 0 ? (u_int)missed : 0;
 	return 0;
 }
 

@@ -126,7 +126,7 @@ first_look(pcap_t *p, const struct lib *lib)
 	unsigned int i;
 	int got;
 
-	if (!p->rests || p->immediate || p->nonblock)
+	if (p->interface[0] == '\0' || p->immediate || p->nonblock)
 		return look(p, lib, 0);
 	if (p->resting)
 		nanosleep(&rest, NULL);
