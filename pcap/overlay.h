@@ -287,11 +287,11 @@ void receive_close(pcap_t *p);
 /* Whether there are packets that were not read yet. */
 int wait_have(pcap_t *p);
 /*
- * Waits as the program wants it, until *end, a time of the monotonic clock; 0: it is not known yet. 1: there are packets;
- * 0: the time is over, or the program does not wait; else PCAP_ERROR or PCAP_ERROR_BREAK.
+ * Waits as the program wants it, until *end, a time of the monotonic clock; 0: it is not known yet. 1: there are
+ * packets; 0: the time is over, or the program does not wait; else PCAP_ERROR or PCAP_ERROR_BREAK.
  */
 int wait_for(pcap_t *p, int64_t *end);
-/* Whether to wait for more, after packets of which the filter wanted none: a flood of them does not stretch a time-out. */
+/* Whether to wait for more, after packets of which the filter wanted none: they do not stretch a time-out. */
 int wait_on(pcap_t *p, int64_t *end);
 /* Whether pcap_breakloop was called; from then on it was not. */
 int wait_break_asked(pcap_t *p);

@@ -25,8 +25,8 @@
 #define SPIN_NS		50000
 #define LOOK_UP_NS	500000000LL
 /*
- * How long a rest is, and how many packets are to be expected meanwhile. A program that has not asked for immediate mode
- * expects packets late, by its time-out even: longer rests, and in slower streams, than those of core's wait.rs.
+ * How long a rest is, and how many packets are to be expected meanwhile. A program that has not asked for immediate
+ * mode expects packets late, by its time-out even: longer rests, and in slower streams, than those of core's wait.rs.
  */
 #define REST_NS		100000
 #define REST_FOR	8
@@ -36,8 +36,8 @@
 /* ---- looking */
 
 /*
- * Gives back what was read, with the next sync. What the program still has in its hands stays; it counts as read, so that
- * whoever waits waits for what comes behind it.
+ * Gives back what was read, with the next sync. What the program still has in its hands stays; it counts as read, so
+ * that whoever waits waits for what comes behind it.
  */
 static void
 give_back(pcap_t *p, int in_hand)

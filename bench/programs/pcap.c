@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * A program of libpcap's that knows nothing of us, as unetmap bench measures it, with our libpcap and with the system's:
+ * A program of libpcap's that knows nothing of us, as unetmap bench measures it, with our libpcap and
+ * with the system's:
  *
  *	pcap dispatch DEVICE [FILTER]	counts by pcap_dispatch; a line of JSON every 20 ms
  *	pcap next_ex DEVICE [FILTER]	counts by pcap_next_ex

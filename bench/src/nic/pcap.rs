@@ -1,4 +1,4 @@
-//! Programs of libpcap's: with our libpcap on a switch, on a pipe and on an interface, with the system's on that interface.
+//! Programs of libpcap's: with our libpcap on a switch, on a pipe and on an interface; with the system's on the latter.
 //!
 //! ```text
 //!    switch, pipe   pkt-gen ----> [the program]        [the program] ----> pkt-gen counts
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The program (`programs/pcap.c`) is one and the same file for all of them: `unetmap run` puts our libpcap before the
-//! system's. In `pcap-tcpdump` it is tcpdump, which writes to /dev/null, and tells when it is asked to how many packets it
-//! had and how many it lost.
+//! system's. In `pcap-tcpdump` it is tcpdump, which writes to /dev/null, and tells when it is asked to how many packets
+//! it had and how many it lost.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -302,7 +302,8 @@ mod tests {
     fn what_tcpdump_tells() {
         let line = "tcpdump: 5 packets captured, 17 packets received by filter, 12 packets dropped by kernel";
         assert_eq!(told(line), Some([5.0, 12.0]));
-        let line = "tcpdump: 1 packet captured, 1 packet received by filter, 0 packets dropped by kernel, 3 packets dropped by interface";
+        let line = "tcpdump: 1 packet captured, 1 packet received by filter, 0 packets dropped by kernel, \
+             3 packets dropped by interface";
         assert_eq!(told(line), Some([1.0, 0.0]));
         assert_eq!(told("tcpdump: listening on vb, link-type EN10MB (Ethernet), snapshot length 262144 bytes"), None);
     }
