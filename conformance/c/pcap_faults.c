@@ -172,8 +172,8 @@ breaks(const char *device)
 
 	open_it(device, 100);
 	CHECK(pthread_create(&thread, NULL, break_often, NULL) == 0);
-	while (packets < 20000 || breaks < 300) {
-		int got = pcap_loop(p, packets < 20000 ? 1000 : -1, count, (u_char *)&packets);
+	while (packets < 30000 || breaks < 300) {
+		int got = pcap_loop(p, packets < 30000 ? 1000 : -1, count, (u_char *)&packets);
 
 		CHECK(got == 0 || got == PCAP_ERROR_BREAK);
 		breaks += got != 0;
