@@ -33,10 +33,18 @@ struct member {
 	int fd;
 	int is_set;		/* another one */
 	uint32_t events;	/* EPOLL*, asked for; EPOLLONESHOT alone: told once */
-	uint32_t told;		/* edges: of these the program knows */
-	unsigned int progress[2];	/* edges: as of then */
+	uint64_t told;		/* edges: see TOLD */
 	epoll_data_t data;
 };
+
+/*
+ * What a program that asked for edges knows: the events, and how far the rings
+ * were then. In one word, so that of two threads only one tells it.
+ */
+#define TOLD(events, in, out)	\
+	((uint64_t)(events) | (uint64_t)((in) & 0xffffff) << 16 | (uint64_t)((out) & 0xffffff) << 40)
+#define TOLD_EVENTS(told)	((uint32_t)(told) & 0xffff)
+#define TOLD_PROGRESS(told, which)	((uint32_t)((told) >> ((which) == 0 ? 16 : 40)) & 0xffffff)
 
 #define MEMBERS		1024
 #define DEPTH		5	/* of sets in sets, which is what the kernel permits */
@@ -280,24 +288,23 @@ look_at(const struct member *m, enum look how, int depth)
 static uint32_t
 edges_of(struct member *m, uint32_t got)
 {
-	uint32_t fresh = got & POLLERR & ~m->told;
+	uint32_t told = TOLD_EVENTS(m->told), fresh = got & POLLERR & ~told;
+	unsigned int progress[2] = { 0, 0 };
 	int which;
 
 	for (which = 0; which < 2; which++) {
 		uint32_t bits = which == 0 ? POLLIN | POLLRDNORM : POLLOUT | POLLWRNORM;
-		unsigned int progress = 0;
 
 		if (!m->is_set) {
-			/* What is ready is not synced by a look. */
-			if (m->told & bits)
+			/* What is ready is not synced by a look; what has come until now is one piece of news. */
+			if ((told | got) & bits)
 				unetmap_ioctl(m->fd, which == 0 ? NIOCRXSYNC : NIOCTXSYNC, NULL);
-			progress = unetmap_progress(m->fd, which);
+			progress[which] = unetmap_progress(m->fd, which) & 0xffffff;
 		}
-		if ((got & bits) && (!(m->told & bits) || progress != m->progress[which]))
+		if ((got & bits) && (!(told & bits) || progress[which] != TOLD_PROGRESS(m->told, which)))
 			fresh |= got & bits;
-		m->progress[which] = progress;
 	}
-	m->told = got;
+	m->told = TOLD(got & 0xffff, progress[0], progress[1]);
 	return fresh;
 }
 
@@ -353,14 +360,14 @@ set_arm(uint32_t set, struct waiter *w, int depth)
 		} else if (!unetmap_still(m.fd)) {
 			epoll_forget(m.fd);
 			return 1;
-		} else if (!(m.events & EPOLLET) || m.told == 0) {
+		} else if (!(m.events & EPOLLET) || TOLD_EVENTS(m.told) == 0) {
 			if (add_bells(w, m.fd, events, 0) != 0)
 				return 1;
 		} else {
 			/* What was told is not news: the wait is for more. */
 			short got = add_bells(w, m.fd, events, 1);
 
-			if ((got & POLLERR) ? !(m.told & POLLERR) : edges_of(&m, look_at(&m, LOOK_AGAIN, 0)) != 0)
+			if ((got & POLLERR) ? !(TOLD_EVENTS(m.told) & POLLERR) : edges_of(&m, look_at(&m, LOOK_AGAIN, 0)) != 0)
 				return 1;
 		}
 	}
@@ -384,19 +391,17 @@ struct epolled {
 	struct epoll_event *events;
 };
 
-/* Remembers what was told, unless the registration has become another one. */
-static void
-tell(const struct member *m, int at)
+/* Remembers what is told; 0: another thread has told something since, or the registration is another one now. */
+static int
+tell(const struct member *m, uint64_t then, int at)
 {
 	struct member *noted = &members[at];
 
+	if (!(m->events & EPOLLET) || m->told == then)
+		return 1;
 	if (__atomic_load_n(&noted->set, __ATOMIC_RELAXED) != m->set || noted->fd != m->fd)
-		return;
-	if (m->events & EPOLLET) {
-		__atomic_store_n(&noted->told, m->told, __ATOMIC_RELAXED);
-		__atomic_store_n(&noted->progress[0], m->progress[0], __ATOMIC_RELAXED);
-		__atomic_store_n(&noted->progress[1], m->progress[1], __ATOMIC_RELAXED);
-	}
+		return 0;
+	return __atomic_compare_exchange_n(&noted->told, &then, m->told, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
 /* Nobody is told a second time; 0: somebody else has told it already. */
@@ -422,7 +427,8 @@ report(struct epolled *e, int kernels, enum look how)
 	struct member m;
 	int at = 0, out = kernels;
 
-	for (; next(e->set, &at, &m); at++) {
+	while (next(e->set, &at, &m)) {
+		uint64_t then = m.told;
 		uint32_t got = ready_of(&m, how, DEPTH);
 		int i = 0;
 
@@ -431,10 +437,15 @@ report(struct epolled *e, int kernels, enum look how)
 		if (i < kernels && !m.is_set && (e->events[i].events & (EPOLLHUP | EPOLLERR)))
 			e->events[i].events = EPOLLERR;
 		/* What there is no room for is news the next time, too. */
-		if (got != 0 && i == kernels && out == e->most)
+		if (got != 0 && i == kernels && out == e->most) {
+			at++;
 			continue;
-		tell(&m, at);
-		if (got == 0 || !disarm(&m, at))
+		}
+		/* What another thread has told is none to this one; there may be more. */
+		if (!tell(&m, then, at))
+			continue;
+		at++;
+		if (got == 0 || !disarm(&m, at - 1))
 			continue;
 		if (i == kernels)
 			i = out++;

@@ -380,9 +380,63 @@ epolls(void)
 	CHECK(outer >= 0 && close(outer) == 0 && close(set) == 0);
 }
 
-/* ---- hard cases */
+/* ---- edges */
 
-static volatile int stop;
+static volatile int stop, seen;
+static int edge_set;
+
+static void *
+wait_for_edges(void *arg)
+{
+	struct epoll_event got;
+
+	while (!stop)
+		if (epoll_wait(edge_set, &got, 1, 5) == 1)
+			__atomic_fetch_add(&seen, 1, __ATOMIC_RELAXED);
+	return arg;
+}
+
+/* What comes is told once: however it was found, and however many wait. */
+static void
+edges(void)
+{
+	struct epoll_event e = { .events = EPOLLIN | EPOLLET }, got;
+	struct nm_pkthdr h;
+	pthread_t t[3];
+	int i, n;
+
+	edge_set = epoll_create1(0);
+	CHECK(edge_set >= 0);
+	/* One packet is in the ring already, unread, and another comes before anybody is told. */
+	send_one(NETMAP_FD(a));
+	CHECK(poll(&(struct pollfd){ NETMAP_FD(b), POLLIN, 0 }, 1, 10000) == 1);
+	CHECK(epoll_ctl(edge_set, EPOLL_CTL_ADD, NETMAP_FD(b), &e) == 0);
+	send_one(NETMAP_FD(a));
+	CHECK(epoll_wait(edge_set, &got, 1, 10000) == 1 && got.events == EPOLLIN);
+	CHECK(epoll_wait(edge_set, &got, 1, 0) == 0 && epoll_wait(edge_set, &got, 1, 20) == 0);
+	send_one(NETMAP_FD(a));
+	CHECK(epoll_wait(edge_set, &got, 1, 10000) == 1 && epoll_wait(edge_set, &got, 1, 20) == 0);
+	for (n = 0; nm_nextpkt(b, &h) != NULL; n++)
+		;
+	CHECK(n == 3 && ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == 0);
+	CHECK(epoll_wait(edge_set, &got, 1, 20) == 0);
+
+	for (i = 0; i < 3; i++)
+		CHECK(pthread_create(&t[i], NULL, wait_for_edges, NULL) == 0);
+	for (i = 1; i <= 300; i++) {
+		send_one(NETMAP_FD(a));
+		for (n = 0; n < 20000 && seen < i; n++)
+			usleep(500);
+		CHECK(seen == i);
+	}
+	usleep(20000);
+	stop = 1;
+	for (i = 0; i < 3; i++)
+		CHECK(pthread_join(t[i], NULL) == 0);
+	CHECK(seen == 300);
+}
+
+/* ---- hard cases */
 
 static void *
 keep_polling(void *arg)
@@ -490,6 +544,8 @@ main(int argc, char **argv)
 		selects();
 	else if (strcmp(what, "epoll") == 0)
 		epolls();
+	else if (strcmp(what, "edges") == 0)
+		edges();
 	else if (strcmp(what, "fork-while-polling") == 0)
 		fork_while_polling();
 	else if (strcmp(what, "many") == 0)

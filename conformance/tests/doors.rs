@@ -111,9 +111,19 @@ fn libnetmap_linked_and_nothing_preloaded() {
 fn whatever_a_file_can_do() {
     isolated(|home| {
         let fds = compile(home, "fds", &[]);
-        for what in
-            ["dup", "fork", "exec", "passed", "poll", "signals", "select", "epoll", "fork-while-polling", "many"]
-        {
+        for what in [
+            "dup",
+            "fork",
+            "exec",
+            "passed",
+            "poll",
+            "signals",
+            "select",
+            "epoll",
+            "edges",
+            "fork-while-polling",
+            "many",
+        ] {
             assert_eq!(start(&fds, &[what]).output(), "ok\n", "{what}");
             until("all is given back", || home.snapshot().sessions.is_empty());
         }
