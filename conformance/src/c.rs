@@ -1,10 +1,11 @@
 //! C programs, which know nothing of us: compiled with the public headers, and run by `unetmap run` or linked with the
 //! library.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -94,10 +95,28 @@ impl Running {
         let _ = self.child.wait();
     }
 
+    /// The next line that it prints.
+    #[track_caller]
+    pub fn hear(&mut self) -> String {
+        let out = self.child.stdout.as_mut().expect("it is not taken");
+        // Byte by byte: what follows is somebody else's to read.
+        let (mut line, mut byte) = (Vec::new(), [0]);
+        while out.read(&mut byte).expect("its output") == 1 && byte != *b"\n" {
+            line.extend(byte);
+        }
+        String::from_utf8_lossy(&line).into_owned()
+    }
+
     /// What it printed; it must end well.
     #[track_caller]
-    pub fn output(mut self) -> String {
-        let status = wait_within(&mut self.child, LIMIT);
+    pub fn output(self) -> String {
+        self.output_within(LIMIT)
+    }
+
+    /// The same, of a program that may take so long.
+    #[track_caller]
+    pub fn output_within(mut self, limit: Duration) -> String {
+        let status = wait_within(&mut self.child, limit);
         if status.is_none() {
             let _ = self.child.kill();
         }

@@ -1,16 +1,134 @@
 //! The preload door: programs of `conformance/c` that use netmap files in every way that a file can be used, and what
 //! goes wrong around them.
 
-use conformance::c::{compile, start};
-use conformance::{isolated, until};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use conformance::c::{compile, start, start_by};
+use conformance::home::summary;
+use conformance::traffic::open;
+use conformance::{Home, isolated, program, until};
+use rustix::process::{Signal, kill_process};
+
+/// What `hooks` can do.
+const HOOKS: [&str; 8] = ["opens", "mappings", "closes", "closed-elsewhere", "children", "passes", "waits", "crowds"];
 
 #[test]
 fn every_name_has_a_hook() {
     isolated(|home| {
         let hooks = compile(home, "hooks", &[]);
-        for what in ["opens", "mappings", "closes", "closed-elsewhere", "children", "passes", "waits", "crowds"] {
+        for what in HOOKS {
             assert_eq!(start(&hooks, &[what]).output(), "ok\n", "{what}");
             until("all is given back", || home.snapshot().sessions.is_empty());
         }
+    });
+}
+
+/// An allocator that calls mmap and open itself, before there is anything of ours, and in every thread.
+fn jemalloc() -> Option<PathBuf> {
+    let folders = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
+    folders.iter().map(|folder| PathBuf::from(folder).join("libjemalloc.so.2")).find(|path| path.is_file())
+}
+
+#[test]
+fn under_another_allocator() {
+    isolated(|home| {
+        let Some(jemalloc) = jemalloc() else {
+            return summary("skipped: there is no libjemalloc.so.2 (apt-get install libjemalloc2)");
+        };
+        let (hooks, fds) = (compile(home, "hooks", &[]), compile(home, "fds", &[]));
+        let run = |path: &PathBuf, what: &str| {
+            let mut command = Command::new(program("unetmap"));
+            command.env("LD_PRELOAD", &jemalloc);
+            assert_eq!(start_by(command, path, &[what]).output(), "ok\n", "{what}");
+            until("all is given back", || home.snapshot().sessions.is_empty());
+        };
+        HOOKS.iter().for_each(|what| run(&hooks, what));
+        for what in
+            ["dup", "fork", "exec", "passed", "poll", "signals", "select", "epoll", "edges", "fork-while-polling"]
+        {
+            run(&fds, what);
+        }
+        summary("18 programs under jemalloc");
+    });
+}
+
+/// Forks while other threads are inside REGISTER, arguments that change under a request, and a file in a process that knows
+/// nothing of netmap and writes to it.
+#[test]
+fn what_happens_around_a_call() {
+    isolated(|home| {
+        let hard = compile(home, "hard", &[]);
+        for what in ["fork-in-register", "racing", "with-stranger"] {
+            let output = start(&hard, &[what]).output_within(Duration::from_secs(90));
+            assert_eq!(output, "ok\n", "{what}");
+            until("all is given back", || home.snapshot().sessions.is_empty());
+            home.assert_serves();
+        }
+    });
+}
+
+/// Milliseconds, which differ from round to round.
+fn moments() -> impl Iterator<Item = Duration> {
+    (1u64..).map(|i| Duration::from_micros(i * 7919 % 23_000))
+}
+
+/// Killed at any moment inside any call, a program leaves nothing behind: no session, no descriptor, no buffer.
+#[test]
+fn killed_inside_each_hook() {
+    isolated(|home| {
+        let (hard, holder) = (compile(home, "hard", &[]), open("netmap:k{9"));
+        let before = (home.snapshot().region("k").buffers, home.daemon_fds());
+        let (mut kills, mut moments) = (0, moments());
+        for hook in ["open", "register", "mmap", "dup", "sync", "poll", "select", "epoll", "fork"] {
+            for _ in 0..8 {
+                let mut victim = start(&hard, &["victim", hook]);
+                assert_eq!(victim.hear(), "ready", "{hook}");
+                std::thread::sleep(moments.next().expect("it never ends"));
+                victim.kill();
+                kills += 1;
+            }
+            // A child that it had forked may live a moment longer.
+            until("only the holder is left", || home.snapshot().sessions.len() == 1);
+            until("all buffers are back", || home.snapshot().region("k").buffers == before.0);
+        }
+        assert_eq!(home.daemon_fds(), before.1);
+        drop(holder);
+        home.assert_serves();
+        summary(&format!("{kills} kills inside 9 hooks, 0 buffers unaccounted"));
+    });
+}
+
+/// What a daemon that was killed leaves answers in every hook, and soon.
+#[test]
+fn every_hook_answers_without_a_daemon() {
+    isolated(|home: &Home| {
+        let mut waiting = start(&compile(home, "hard", &[]), &["bereaved"]);
+        assert_eq!(waiting.hear(), "ready");
+        kill_process(home.daemon(), Signal::KILL).expect("our daemon");
+        waiting.tell("go");
+        let said = waiting.output();
+        assert!(said.starts_with("the longest call took "), "{said}");
+        summary(said.trim_end());
+    });
+}
+
+/// 10,000 times through the hooks, or fewer where that takes longer than a minute: no descriptor, memory or buffer is lost, in the program or in the daemon.
+#[test]
+fn opened_and_closed_ten_thousand_times() {
+    isolated(|home| {
+        let (hard, holder) = (compile(home, "hard", &[]), open("netmap:g{9"));
+        // What the daemon needs for the first ones it keeps.
+        start(&hard, &["cycles", "500"]).output();
+        until("the first ones are closed", || home.snapshot().sessions.len() == 1);
+        let before = (home.snapshot().region("g").buffers, home.daemon_fds(), home.daemon_kib("VmRSS"));
+        let said = start(&hard, &["cycles", "10000"]).output_within(Duration::from_secs(160));
+        until("all are closed", || home.snapshot().sessions.len() == 1);
+        assert_eq!((home.snapshot().region("g").buffers, home.daemon_fds()), (before.0, before.1));
+        let grown = home.daemon_kib("VmRSS").saturating_sub(before.2);
+        assert!(grown < 2048, "the daemon grew by {grown} KiB");
+        summary(&format!("{}; the daemon: +{grown} KiB", said.trim_end()));
+        drop(holder);
     });
 }

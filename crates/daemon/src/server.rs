@@ -221,7 +221,8 @@ impl Server {
         let mut buf = [0; wire::MAX_REQUEST];
         let mut fds = Vec::new();
         let got = match socket::recv(&client.fd, &mut buf, &mut fds) {
-            Ok(got) if got.bytes == 0 => return false,
+            // Nothing was sent, or the connection is over; if so, that is told as well.
+            Ok(got) if got.bytes == 0 => return client.session.is_some(),
             Ok(got) => got,
             Err(e) => return matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
         };
@@ -258,9 +259,14 @@ impl Server {
         }
     }
 
-    /// Answers with an error and ends the connection: what follows such a message cannot be trusted to be one.
+    /// Answers with an error and ends the connection: what follows such a message cannot be trusted to be one. One that has a
+    /// port stays, unanswered: its descriptor may be in a process that knows nothing of netmap and just writes to it.
     fn reject(&mut self, token: u64, errno: i32, why: &str) -> bool {
         if let Some(client) = self.clients.get(&token) {
+            if client.session.is_some() {
+                tracing::debug!(pid = client.peer.pid, why, "ignored");
+                return true;
+            }
             tracing::debug!(pid = client.peer.pid, why, "connection ended");
             let _ = send(client, Kind::Ctrl, errno, 0, &[], &[]);
         }
