@@ -223,6 +223,26 @@ fn packets_go_through_every_group() {
 }
 
 #[test]
+fn rules_lead_packets_to_their_pipe() {
+    isolated(|_| {
+        let mut command = Command::new(program("lb"));
+        command.args(["--steer", "udp dst port 53", "2", "--steer", "udp src port 53", "1"]);
+        let lb = Lb::start(command, "-w 0 -i p}feed -p lb:3");
+        let feed = open("netmap:p{feed");
+        let readers = [0, 1, 2].map(|i| open(&format!("netmap:lb}}{i}")));
+        let (mut counts, end) = ([0; 3], Instant::now() + LIMIT);
+        let all: Vec<Vec<u8>> = (0..300).map(|i| packet(i as u16 % FLOWS, i, i % 3 == 0)).collect();
+        send(&feed, &all);
+        while counts.iter().sum::<usize>() < all.len() {
+            assert!(Instant::now() < end, "{counts:?} came");
+            readers.iter().zip(&mut counts).for_each(|(reader, n)| *n += receive(reader).len());
+        }
+        assert_eq!(counts, [0, 100, 200]);
+        assert_eq!(number(&lb.summary()["drops"]), 0);
+    });
+}
+
+#[test]
 fn packets_of_several_slots_stay_whole() {
     isolated(|_| {
         let lb = Lb::plain("-w 0 -i p}feed -p first:2 -p second:2 -B 300");

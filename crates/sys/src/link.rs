@@ -1,7 +1,7 @@
 //! Network interfaces: what the kernel knows about them, and when that changes.
 //!
 //! All of it is about the calling thread's network namespace, at the moment of the call; a [`Watch`] stays with the
-//! namespace that it was made in. Nothing here but [`veth`], [`finish_checksums`] and [`keep_tags`] changes an interface
+//! namespace that it was made in. Nothing here but [`veth`], [`set_rss`], [`ntuple`], [`finish_checksums`] and [`keep_tags`] changes an interface
 //! or needs a privilege. Attributes that this module does not know are passed over, so that a newer kernel's interfaces are read as
 //! well.
 
@@ -13,7 +13,9 @@ use rustix::io::Errno;
 mod ethtool;
 mod far;
 mod netlink;
+pub mod ntuple;
 mod route;
+mod rss;
 pub mod veth;
 
 pub use ethtool::{
@@ -22,6 +24,7 @@ pub use ethtool::{
 pub use far::{FarEvent, FarWatch, Nsid};
 use netlink::{Message, Socket, attributes, number, push_attribute, text};
 pub use route::default_routes;
+pub use rss::{Rss, rss, set_rss};
 
 /// Bytes of `struct ifinfomsg`, with which every message about an interface begins.
 const IFINFOMSG: usize = 16;

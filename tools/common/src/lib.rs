@@ -3,6 +3,7 @@
 
 pub mod port;
 pub mod request;
+pub mod rule;
 #[cfg(feature = "testing")]
 pub mod testing;
 

@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 
+use tool_common::rule::Rule;
 use unetmap::{BufIdx, Port, Pos, Ring};
 use unetmap_abi::{NETMAP_MAX_FRAGS, NS_BUF_CHANGED, NS_MOREFRAG};
 
@@ -35,11 +36,13 @@ pub(crate) struct Packet<'a> {
     at: Pos,
     slots: u32,
     flow: u32,
+    /// The pipe that a rule leads it to.
+    led: Option<usize>,
 }
 
 impl<'a> Packet<'a> {
     /// The first packet at `at`, of `left` slots; what is cut off by the end of these is a packet of its own.
-    pub(crate) fn first(ring: &'a Ring, at: Pos, left: u32) -> Packet<'a> {
+    pub(crate) fn first(ring: &'a Ring, at: Pos, left: u32, rules: &[(Rule, usize)]) -> Packet<'a> {
         let (mut end, mut slots) = (at, 1);
         while slots < left.min(NETMAP_MAX_FRAGS) && ring.slot(end).flags() & NS_MOREFRAG != 0 {
             end = ring.next(end);
@@ -48,7 +51,8 @@ impl<'a> Packet<'a> {
         let mut headers = [0; flow::HEADERS];
         let slot = ring.slot(at);
         let n = slot.frame().read(0, &mut headers[..usize::from(slot.len()).min(flow::HEADERS)]);
-        Packet { ring, at, slots, flow: flow::flow(&headers[..n]) }
+        let led = rules.iter().find(|(rule, _)| rule.matches(&headers[..n])).map(|(_, pipe)| *pipe);
+        Packet { ring, at, slots, flow: flow::flow(&headers[..n]), led }
     }
 
     pub(crate) fn slots(&self) -> u32 {
@@ -195,7 +199,7 @@ impl Pipe {
             if slots > released {
                 break;
             }
-            let packet = Packet { ring, at: self.oldest, slots, flow };
+            let packet = Packet { ring, at: self.oldest, slots, flow, led: None };
             self.oldest = packet.end();
             next.deliver(packet);
             self.lent.pop_front();
@@ -218,7 +222,8 @@ pub(crate) struct Group {
 impl Group {
     /// Moves a packet into its flow's pipe, or into that pipe's queue; drops it where neither has room.
     pub(crate) fn deliver(&mut self, packet: Packet<'_>) {
-        let (chosen, slots) = (flow::choose(packet.flow, self.pipes.len()), packet.slots as usize);
+        let chosen = packet.led.unwrap_or_else(|| flow::choose(packet.flow, self.pipes.len()));
+        let slots = packet.slots as usize;
         let pipe = &mut self.pipes[chosen];
         if pipe.queue.is_empty() && packet.slots <= pipe.room() {
             return pipe.put(packet, self.last);

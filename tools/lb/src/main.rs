@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use clap::Parser as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use tool_common::rule::Rule;
 use tool_common::{Failure, note, stop_on_signals, wait_for_link};
 use unetmap::{Interest, Port};
 
@@ -110,7 +111,7 @@ impl Lb {
         reporters.extend(config.syslog.map(|every| Reporter::syslog(every, config.json)));
         let (mut idle_since, mut rounds) = (None, 0);
         while !stop.load(Relaxed) {
-            let moved = self.round()?;
+            let moved = self.round(&config.steer)?;
             rounds += 1;
             if moved && rounds < ROUNDS {
                 idle_since = None;
@@ -135,14 +136,14 @@ impl Lb {
     }
 
     /// One look at all ports, which hardly waits. Returns whether anything moved.
-    fn round(&mut self) -> Result<bool, String> {
+    fn round(&mut self, rules: &[(Rule, usize)]) -> Result<bool, String> {
         // Gives back the slots that were read, and takes what has come.
         self.source.poll(Interest::RX, Some(self.patience)).map_err(|e| e.to_string())?;
         let mut moved = false;
         for ring in self.source.rx_rings() {
             let (space, mut at, mut taken) = (ring.space(), ring.head(), 0);
             while taken < space.min(self.batch) {
-                let packet = Packet::first(ring, at, space - taken);
+                let packet = Packet::first(ring, at, space - taken, rules);
                 at = packet.end();
                 taken += packet.slots();
                 self.received += 1;

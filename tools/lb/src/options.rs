@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Parser};
 use tool_common::port::full_name;
+use tool_common::rule::{self, Rule};
 use unetmap_abi::{PortKind, PortSpec};
 
 /// Pipes of one parent at most.
@@ -27,6 +28,10 @@ pub(crate) struct Cli {
     /// Buffers for packets that wait for room in their pipes, for all pipes together
     #[arg(short = 'B', long, value_name = "BUFFERS", default_value_t = 0)]
     extra_bufs: u32,
+
+    /// Packets of this rule go to this pipe of the first group, whatever their flow; the first rule that fits counts
+    #[arg(long, value_names = ["RULE", "PIPE"], num_args = 2, action = ArgAction::Append)]
+    steer: Vec<String>,
 
     /// Slots taken from a ring in one go, at most
     #[arg(short, long, value_name = "SLOTS", default_value_t = BATCH, value_parser = clap::value_parser!(u32).range(1..))]
@@ -78,6 +83,8 @@ pub(crate) struct Config {
     /// At least one; packets go from one to the next.
     pub(crate) groups: Vec<GroupConfig>,
     pub(crate) extra_bufs: u32,
+    /// Each with a pipe that the first group has.
+    pub(crate) steer: Vec<(Rule, usize)>,
     /// Slots.
     pub(crate) batch: u32,
     pub(crate) wait: Duration,
@@ -110,11 +117,20 @@ impl Cli {
             }
             groups.push(GroupConfig { parent: parent.into(), first, pipes });
         }
+        let mut steer = Vec::new();
+        for pair in self.steer.chunks_exact(2) {
+            let pipe = pair[1].parse().ok().filter(|pipe| *pipe < groups[0].pipes as usize);
+            let pipe = pipe.ok_or_else(|| {
+                format!("--steer '{}' {}: the pipes are 0 to {}", pair[0], pair[1], groups[0].pipes - 1)
+            })?;
+            steer.push((rule::parse(&pair[0]).map_err(|why| format!("--steer: {why}"))?, pipe));
+        }
         let interval = |seconds| Some(Duration::from_secs(seconds)).filter(|time| !time.is_zero());
         Ok(Config {
             port,
             groups,
             extra_bufs: self.extra_bufs,
+            steer,
             batch: self.batch,
             wait: Duration::from_secs(self.wait),
             busy_wait: self.busy_wait,
@@ -154,6 +170,18 @@ mod tests {
                 vec!["vale0:c{0/xT@1"]
             ]
         );
+    }
+
+    #[test]
+    fn rules_lead_to_pipes_that_there_are() {
+        let parse = |rule: &str, pipe: &str| {
+            let words = ["lb", "-i", "a", "-p", "3", "-p", "9", "--steer", rule, pipe, "--steer", "ip6", "0"];
+            Cli::try_parse_from(words).map_err(|e| e.to_string())?.check()
+        };
+        let steer = parse("udp dst port 53", "2").unwrap().steer;
+        assert_eq!(steer.iter().map(|(_, pipe)| *pipe).collect::<Vec<_>>(), [2, 0]);
+        assert!(parse("udp dst port 53", "3").unwrap_err().contains("the pipes are 0 to 2"));
+        assert!(parse("udp port 53", "2").unwrap_err().contains("`src` or `dst`"));
     }
 
     #[test]

@@ -120,6 +120,19 @@ enum NicAction {
         #[arg(required = true, value_name = "EXPRESSION|off")]
         expression: Vec<String>,
     },
+    /// How its driver spreads frames over its queues
+    Rss {
+        /// Nothing: show it; symmetric: both directions of a flow to one queue; equal N: over the first N queues;
+        /// queues LIST: over these; key BYTES: hash with this key
+        #[arg(value_name = "CHANGE")]
+        change: Vec<String>,
+    },
+    /// Rules by which its hardware leads frames to queues
+    Steer {
+        /// Nothing: list them; RULE QUEUE: add one, for instance 'udp dst port 53' 2; off PLACE: remove one
+        #[arg(value_name = "RULE QUEUE|off PLACE", num_args = 0..=2)]
+        words: Vec<String>,
+    },
 }
 
 /// Have a /dev/netmap that any program can open.
@@ -224,7 +237,9 @@ struct DoctorArgs {
 /// About interfaces, in network namespaces that are made for it, so for root only: `nic-tx` 60 B out of one queue through
 /// pkt-gen; `nic-rx` what pkt-gen receives while the other end of the cable sends as fast as it can; `nic-fwd` what
 /// bridge moves from one interface to another. `host-tcp` what TCP carries each way between an interface and the host's
-/// stack through bridge, and `host-rtt` a ping's median round trip there, beside the same cable without us.
+/// stack through bridge, and `host-rtt` a ping's median round trip there, beside the same cable without us. `lb` and
+/// `scrub` what lb moves to the reader of four pipes, and what the example scrubber takes when nine packets of ten are bad,
+/// beside a plain receiver.
 ///
 /// `pcap` is a C program of libpcap's and tcpdump, with our libpcap on a switch, a pipe and an interface, beside the system's
 /// libpcap on the interface; for root only. Rows: pcap-dispatch (pcap_dispatch counts 60 B packets), pcap-filter (the same
@@ -273,10 +288,12 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Ls(args) => ls::run(args.json),
         Command::Top(args) => top::run(Duration::from_secs_f64(args.interval), args.count, args.json),
-        Command::Nic(NicArgs { interface, action, json }) => {
-            let words = action.as_ref().map(|NicAction::Filter { expression }| &expression[..]);
-            nic::run(&interface, words, json)
-        }
+        Command::Nic(NicArgs { interface, action, json }) => match action {
+            None => nic::run(&interface, None, json),
+            Some(NicAction::Filter { expression }) => nic::run(&interface, Some(&expression), json),
+            Some(NicAction::Rss { change }) => nic::queues::rss(&interface, &change, json),
+            Some(NicAction::Steer { words }) => nic::queues::steer(&interface, &words, json),
+        },
         Command::Vale(args) => vale::run(&args),
         Command::Node(NodeArgs { action, json }) => {
             let action = match action {

@@ -13,6 +13,7 @@ use unetmap_sys::xdp::ClassicInsn;
 use crate::ls::{cell, header, members};
 
 mod position;
+pub(crate) mod queues;
 
 /// Shows interface `interface`, or sets its filter: the words of an expression, or `off`.
 pub(crate) fn run(interface: &str, filter: Option<&[String]>, json: bool) -> Result<u8, String> {

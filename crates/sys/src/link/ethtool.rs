@@ -158,7 +158,7 @@ pub fn keep_tags(name: &str) -> io::Result<()> {
 ///
 /// # Safety
 /// `T` is what the kernel reads and writes for the command.
-unsafe fn ethtool<T>(name: &str, request: &mut T) -> io::Result<bool> {
+pub(super) unsafe fn ethtool<T>(name: &str, request: &mut T) -> io::Result<bool> {
     if name.is_empty() || name.len() > NAME_MOST || name.contains('\0') {
         return Err(Errno::NODEV.into());
     }

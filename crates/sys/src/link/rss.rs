@@ -1,0 +1,126 @@
+//! How an interface spreads what it receives over its queues (RSS), by `SIOCETHTOOL`.
+
+use std::io;
+
+use rustix::io::Errno;
+
+use super::ethtool::ethtool;
+
+/// Of linux/ethtool.h.
+const ETHTOOL_GRSSH: u32 = 0x46;
+const ETHTOOL_SRSSH: u32 = 0x47;
+const INDIR_NO_CHANGE: u32 = 0xffff_ffff;
+/// Entries of a table at most: no driver has a quarter of these.
+const MOST_ENTRIES: usize = 16_384;
+/// Bytes of a key at most.
+const MOST_KEY: usize = 1024;
+/// Bytes behind the head.
+const ROOM: usize = MOST_ENTRIES * 4 + MOST_KEY;
+
+/// The spreading of an interface's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rss {
+    /// The queue of each value that the hash may have, modulo the number of entries.
+    pub table: Vec<u32>,
+    /// What the hash is made with; empty where the driver does not tell.
+    pub key: Vec<u8>,
+}
+
+/// `struct ethtool_rxfh`, and room for what follows it: the table, and then the key.
+#[repr(C)]
+struct Request {
+    command: u32,
+    context: u32,
+    indir_size: u32,
+    key_size: u32,
+    function: u8,
+    transform: u8,
+    reserved: [u8; 2],
+    reserved32: u32,
+    rest: [u8; ROOM],
+}
+
+const _: () = assert!(size_of::<Request>() == 24 + ROOM);
+
+impl Request {
+    fn new(command: u32) -> Box<Request> {
+        Box::new(Request {
+            command,
+            context: 0,
+            indir_size: 0,
+            key_size: 0,
+            function: 0,
+            transform: 0,
+            reserved: [0; 2],
+            reserved32: 0,
+            rest: [0; ROOM],
+        })
+    }
+
+    /// Asks for what there is, with the sizes that are set: only they, where both are 0.
+    fn get(&mut self, name: &str) -> io::Result<bool> {
+        // SAFETY: ETHTOOL_GRSSH writes a `struct ethtool_rxfh`, and behind it, where the sizes are those of the driver's, the
+        // table and the key, for which `sizes` saw that there is room.
+        unsafe { ethtool(name, self) }
+    }
+
+    /// The sizes of the driver's table and key, in bytes; `None` if there is no room for them.
+    fn sizes(&self) -> Option<(usize, usize)> {
+        let (table, key) = (self.indir_size as usize, self.key_size as usize);
+        (table <= MOST_ENTRIES && key <= MOST_KEY).then_some((table * 4, key))
+    }
+}
+
+/// What is set; `None` where the driver has no such spreading, or does not tell.
+///
+/// # Errors
+/// `ENODEV`: no such interface; `E2BIG`: the driver's table is larger than any that is known.
+pub fn rss(name: &str) -> io::Result<Option<Rss>> {
+    Ok(read(name)?.map(|request| {
+        let (table, key) = request.sizes().unwrap_or_default();
+        let entry = |bytes: &[u8]| u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let table_bytes = &request.rest[..table];
+        Rss { table: table_bytes.chunks_exact(4).map(entry).collect(), key: request.rest[table..table + key].to_vec() }
+    }))
+}
+
+fn read(name: &str) -> io::Result<Option<Box<Request>>> {
+    let mut request = Request::new(ETHTOOL_GRSSH);
+    if !request.get(name)? {
+        return Ok(None);
+    }
+    let sizes = request.sizes().ok_or(Errno::TOOBIG)?;
+    if sizes == (0, 0) {
+        return Ok(None);
+    }
+    request.command = ETHTOOL_GRSSH;
+    if !request.get(name)? || request.sizes() != Some(sizes) {
+        return Ok(None);
+    }
+    Ok(Some(request))
+}
+
+/// Sets table and key, each where it is given, which must be as long as what [`rss`] tells. Needs `CAP_NET_ADMIN`.
+///
+/// # Errors
+/// `EOPNOTSUPP`: the driver cannot; `EINVAL`: of another length, a queue that there is not, or the driver does not want it;
+/// `EPERM`; `ENODEV`.
+pub fn set_rss(name: &str, table: Option<&[u32]>, key: Option<&[u8]>) -> io::Result<()> {
+    // What is not to change stays as the kernel tells it.
+    let mut request = read(name)?.ok_or(Errno::OPNOTSUPP)?;
+    let (entries, key_bytes) = (request.indir_size as usize, request.key_size as usize);
+    if table.is_some_and(|table| table.len() != entries) || key.is_some_and(|key| key.len() != key_bytes) {
+        return Err(Errno::INVAL.into());
+    }
+    (request.command, request.function) = (ETHTOOL_SRSSH, 0);
+    let bytes: Vec<u8> = table.unwrap_or_default().iter().flat_map(|queue| queue.to_ne_bytes()).collect();
+    request.indir_size = table.map_or(INDIR_NO_CHANGE, |_| entries as u32);
+    request.key_size = key.map_or(0, |key| key.len() as u32);
+    let all = bytes.iter().chain(key.unwrap_or_default());
+    request.rest.iter_mut().zip(all).for_each(|(to, byte)| *to = *byte);
+    // SAFETY: ETHTOOL_SRSSH reads a `struct ethtool_rxfh`, and table and key of the sizes in it, which lie in `rest`.
+    match unsafe { ethtool(name, &mut *request) }? {
+        true => Ok(()),
+        false => Err(Errno::OPNOTSUPP.into()),
+    }
+}
