@@ -10,7 +10,7 @@ PREFIX ?= /usr/local
 CARGO ?= cargo
 BENCH ?= pipe pipe-batch pipe-1core pipe-rtt
 
-PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge lb vale-ctl
+PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge lb vale-ctl unetmap-examples
 PROGRAMS := unetmapd unetmap pkt-gen bridge lb vale-ctl
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 BIN := $(TARGET)/release

@@ -10,6 +10,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod behind;
 mod contest;
 mod daemon;
 mod host;
@@ -117,11 +118,15 @@ pub enum Bench {
     HostRtt,
     /// A program of libpcap's on a switch, a pipe and an interface, and with the system's libpcap: a row for each task.
     Pcap,
+    /// What `lb` moves from an interface to the reader of four pipes.
+    Lb,
+    /// What the example `scrubber` takes off an interface when nine packets of ten are bad.
+    Scrub,
 }
 
 impl Bench {
     /// All there are.
-    pub const ALL: [Bench; 23] = [
+    pub const ALL: [Bench; 25] = [
         Bench::Pipe,
         Bench::PipeBatch,
         Bench::PipeOneCore,
@@ -145,6 +150,8 @@ impl Bench {
         Bench::HostTcp,
         Bench::HostRtt,
         Bench::Pcap,
+        Bench::Lb,
+        Bench::Scrub,
     ];
 
     /// As the command line and the results call it.
@@ -173,6 +180,8 @@ impl Bench {
             Bench::HostTcp => "host-tcp",
             Bench::HostRtt => "host-rtt",
             Bench::Pcap => "pcap",
+            Bench::Lb => "lb",
+            Bench::Scrub => "scrub",
         }
     }
 

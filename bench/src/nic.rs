@@ -36,7 +36,7 @@ const SOURCE: &str = include_str!("../peers/nic.c");
 /// Who feeds receivers and forwarders: the fastest sender there is.
 const FEEDER: Who = Who::Peer("afxdp");
 /// Where ours sends to, as `SOURCE` does.
-const NOBODY: &str = "02:00:00:00:00:99";
+pub(crate) const NOBODY: &str = "02:00:00:00:00:99";
 /// A program that was attached to an interface is gone after this time.
 const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -47,6 +47,8 @@ pub(crate) enum Who {
     Ours,
     /// Our tools, for which the daemon runs it, and copies.
     Mediated,
+    /// pkt-gen, which does nothing but receive.
+    Plain,
     /// A way of the program of peers.
     Peer(&'static str),
     /// The bridge that the kernel has; it forwards only.
@@ -58,6 +60,7 @@ impl Who {
         match self {
             Who::Ours => US,
             Who::Mediated => "mediated",
+            Who::Plain => "plain",
             Who::Peer(label) => label,
             Who::KernelBridge => "kernel-bridge",
         }
@@ -65,7 +68,7 @@ impl Who {
 
     /// Who competes, ours first; nobody where the benchmark is not about interfaces.
     pub(crate) fn all(bench: Bench) -> &'static [Who] {
-        use Who::{KernelBridge, Mediated, Ours, Peer};
+        use Who::{KernelBridge, Mediated, Ours, Peer, Plain};
         match bench {
             Bench::NicTx => {
                 &[Ours, Mediated, Peer("afxdp"), Peer("af_packet"), Peer("sendmmsg"), Peer("tx_ring"), Peer("libpcap")]
@@ -80,6 +83,7 @@ impl Who {
                 Peer("libpcap"),
             ],
             Bench::NicFwd => &[Ours, Mediated, Peer("afxdp"), KernelBridge, Peer("libpcap")],
+            Bench::Lb | Bench::Scrub => &[Ours, Plain],
             _ => &[],
         }
     }
@@ -114,14 +118,14 @@ impl Role {
 /// The network, and the programs.
 pub(crate) struct Nics {
     /// For ours and for mediated, once they are started. Dropped before the interfaces that they have.
-    daemons: Option<[Daemon; 2]>,
+    pub(crate) daemons: Option<[Daemon; 2]>,
     _lab: Lab,
-    a: Ns,
-    b: Ns,
+    pub(crate) a: Ns,
+    pub(crate) b: Ns,
     c: Ns,
     at_b: Meter,
     at_d: Meter,
-    cores: Cores,
+    pub(crate) cores: Cores,
     peers: PathBuf,
     /// Why this machine has no libpcap.
     no_libpcap: Option<String>,
@@ -179,6 +183,7 @@ impl Nics {
         match bench {
             Bench::NicTx => self.tx(who),
             Bench::NicRx => self.rx(who),
+            Bench::Lb | Bench::Scrub => self.behind(bench, who),
             _ => self.fwd(who),
         }
     }
