@@ -72,6 +72,41 @@ RULE("1.1-VALE_ATTACH", "an attached interface is a port of the switch: both dir
 	WORKS(simple(NETMAP_REQ_VALE_DETACH, "vale1:ra"));
 }
 
+RULE("1.1-VALE_ATTACH-host", "with NR_REG_NIC_SW the host's stack is a second port: what it sends and receives passes the switch")
+{
+	struct port v = open_port("vale1:v", ANY);
+	int far = wire("rb"), stack = wire("ra"), i;
+	struct ask q;
+	uint32_t index;
+
+	ask(&q, NETMAP_REQ_VALE_ATTACH, "vale1:ra");
+	q.attach.reg.nr_mode = NR_REG_NIC_SW;
+	/* As in attach(). */
+	for (i = 0; i < LONG / 10 && send_ask(&q) != 0; i++) {
+		if (errno != EBUSY)
+			rule_fails(__FILE__, __LINE__, "it cannot be attached: %s", error_name(errno));
+		usleep(10000);
+	}
+	HOLDS(i < LONG / 10);
+	index = q.attach.port_index;
+	ask(&q, NETMAP_REQ_VALE_LIST, "vale1:ra^");
+	WORKS(send_ask(&q));
+	HOLDS(q.list.nr_port_idx != index && q.list.nr_port_idx != 255);
+	for (i = 0; i < 5; i++) {
+		HOLDS(send(stack, frame((unsigned)i), FRAME, 0) == FRAME);
+		SAME(received_by(&v), i);
+		SAME(seen_on(far, LONG), i);
+	}
+	put(tx_ring(&v, 0), frame(77), FRAME, 0);
+	txsync(&v);
+	SAME(seen_on(far, LONG), 77);
+	while ((i = seen_on(stack, LONG)) < 5 && i >= 0)
+		; /* what it sent itself */
+	SAME(i, 77);
+	WORKS(simple(NETMAP_REQ_VALE_DETACH, "vale1:ra"));
+	REFUSED(ENXIO, simple(NETMAP_REQ_VALE_DETACH, "vale1:ra^"));
+}
+
 RULE("1.1-VALE_ATTACH-name", "an interface is attached by its name, whatever characters that has")
 {
 	struct ask q;

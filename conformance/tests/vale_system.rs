@@ -71,6 +71,23 @@ fn tcp(from: &Ns, to: &Ns, address: &str, bytes: usize) {
     server.wait().expect("our child");
 }
 
+/// The same with a program that others know, where there is one.
+#[track_caller]
+fn iperf3(from: &Ns, to: &Ns, address: &str) {
+    let mut command = to.command("iperf3");
+    command.args(["-s", "-1", "-B", address]).stdout(Stdio::null()).stderr(Stdio::null());
+    let Ok(mut server) = command.spawn() else { return summary("iperf3 skipped: it is not installed") };
+    let mut said = String::new();
+    until("it listens, and measures", || {
+        let client = from.tool("timeout", &["60", "iperf3", "-c", address, "-t", "2", "-f", "m"]);
+        client.map(|text| said = text).is_ok()
+    });
+    server.wait().expect("our child");
+    let line =
+        said.lines().find(|line| line.contains("receiver")).unwrap_or_else(|| panic!("nothing received: {said}"));
+    summary(&format!("iperf3: {line}"));
+}
+
 #[test]
 fn two_hosts_on_a_switch() {
     isolated(|home| {
@@ -89,6 +106,7 @@ fn two_hosts_on_a_switch() {
         assert!(pings(&net.far, "10.8.0.1"));
         tcp(&net.near, &net.far, "10.8.0.2", 8 << 20);
         tcp(&net.far, &net.near, "10.8.0.1", 8 << 20);
+        iperf3(&net.near, &net.far, "10.8.0.2");
         assert_eq!(ipv4_of(&third), 0, "frames that were for others");
         // What the third sends to all, both stacks receive.
         let before = [net.near.counters("vi0").unwrap(), net.far.counters("vi1").unwrap()];
