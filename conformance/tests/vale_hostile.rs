@@ -11,7 +11,7 @@ use conformance::home::{Guard, summary};
 use conformance::packet::Dice;
 use conformance::raw::Intruder;
 use conformance::traffic::open;
-use conformance::{Home, LIMIT, isolated, until};
+use conformance::{Home, LIMIT, isolated, program, until};
 use unetmap::abi::{NS_INDIRECT, NS_MOREFRAG};
 use unetmap::{BufIdx, Interest, Port};
 
@@ -213,7 +213,57 @@ fn a_buffer_in_two_slots() {
     });
 }
 
-/// Ports that open and die at random under traffic; the others lose nothing.
+/// A switch's thread that panics goes on; whoever did not send what it failed at never notices.
+#[test]
+fn a_thread_that_panics_is_restarted() {
+    // Asks a daemon that was built for debugging to panic at frames for this station.
+    const FAULT: [u8; 6] = [2, 0xfa, 0x17, 0xfa, 0x17, 0xfa];
+    if !cfg!(debug_assertions) {
+        eprintln!("skipped: only daemons built for debugging fail when they are told to");
+        return;
+    }
+    isolated(|home| {
+        // Starts the daemon.
+        let mut keeper = Command::new(program("pkt-gen"));
+        keeper.args(["-i", "vale9:keeper", "-f", "rx", "-w", "0"]).env("UNETMAP_FAULT", "switch");
+        let _keeper = Guard::spawn(keeper.stdout(Stdio::null()).stderr(Stdio::null()));
+        until("there is a daemon", || home.try_snapshot().is_some_and(|books| books.ports.len() == 1));
+        let daemon = home.daemon();
+        let environment = std::fs::read(format!("/proc/{}/environ", daemon.as_raw_pid())).expect("its environment");
+        let asked = environment.split(|byte| *byte == 0).any(|entry| entry == b"UNETMAP_FAULT=switch");
+        assert!(asked, "somebody else has started the daemon");
+        let mut pairs: Vec<Pair> = (0..2).map(|n| Pair::open("vale0", n)).collect();
+        let (bad, good) = (open("vale1:bad"), open("vale1:good"));
+        for round in 0..20 {
+            ether::send(&bad, FAULT, station(0), 1, (round, round + 1));
+            pairs.iter_mut().for_each(|pair| pair.exchange(200));
+            // Whose packet it was goes on as well.
+            until("it is dropped", || {
+                let found = faults(home, "vale1:bad");
+                assert!(found <= round + 1, "round {round}: {found} slots were dropped");
+                found == round + 1
+            });
+            ether::send(&bad, BROADCAST, station(0), 1, (round, round + 1));
+            ether::expect(&good, 1, (round, round + 1));
+        }
+        assert_eq!((home.daemon(), dropped(home)), (daemon, 0));
+        let sent: u64 = pairs.iter().map(|pair| pair.sent).sum();
+        summary(&format!("panics 20, frames of others {sent}, lost 0"));
+    });
+}
+
+/// Slots that a port lost by faults of the switch's.
+fn faults(home: &Home, name: &str) -> u64 {
+    home.snapshot().ports.iter().find(|port| port.name == name).map_or(0, |port| port.lost["fault"])
+}
+
+/// How long ports are opened and killed: as many seconds as `UNETMAP_CHURN` says, else 15.
+fn churn() -> Duration {
+    let seconds = std::env::var("UNETMAP_CHURN").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(15))
+}
+
+/// Ports that open and die at random under traffic, a hundred and more of them; the others lose nothing.
 #[test]
 fn ports_killed_under_traffic() {
     isolated(|home| {
@@ -235,7 +285,8 @@ fn ports_killed_under_traffic() {
         let mut dice = Dice(0x5eed_0042);
         let mut victims: HashMap<u64, Guard> = HashMap::new();
         let mut kills = 0;
-        for n in 0..100 {
+        let start = Instant::now();
+        for n in (0..).take_while(|n| *n < 100 || start.elapsed() < churn()) {
             victims.insert(n, party(["send", "recv"][dice.below(2) as usize], n));
             sleep(Duration::from_micros(dice.below(20_000)));
             pairs.iter_mut().for_each(|pair| pair.exchange(200));

@@ -59,6 +59,9 @@ struct Released {
     cpu: AtomicU32,
 }
 
+/// In place of a processor: it sleeps, and may wake up anywhere.
+const ANYWHERE: u32 = u32::MAX;
+
 /// In a `wants` word: asleep, until a bell rings.
 const ASLEEP: u32 = 1;
 /// In a `wants` word: napping on the word.
@@ -211,6 +214,18 @@ impl LineWords {
         }
     }
 
+    /// Producer, about to sleep: tells that it may wake up on any processor.
+    pub fn producer_is_anywhere(&self) {
+        self.sent.cpu.store(ANYWHERE, Ordering::Relaxed);
+    }
+
+    /// Consumer, which waits for a producer that it has just woken, or is about to: whether that one may need the caller's
+    /// processor.
+    #[inline]
+    pub fn producer_is_just_up(&self) -> bool {
+        self.sent.cpu.load(Ordering::Relaxed) == ANYWHERE
+    }
+
     /// Consumer: tells that it is on processor `cpu`.
     #[inline(always)]
     pub fn consumer_is_on(&self, cpu: u32) {
@@ -283,6 +298,10 @@ fn wake_napper(word: &AtomicU32) -> bool {
     }
 }
 
+/// Spin hints that take longer than a store to another processor.
+#[cfg(not(loom))]
+const LAST_STORES: u32 = 16;
+
 /// Naps on `word`, if nobody else sleeps there, and there is still nothing to do.
 #[cfg(not(loom))]
 #[cold]
@@ -290,6 +309,8 @@ fn nap(word: &AtomicU32, idle: impl FnOnce() -> bool) {
     if word.compare_exchange(0, NAPPING, Ordering::SeqCst, Ordering::Relaxed).is_err() {
         return;
     }
+    // By then a store of the other's that was under way has arrived, should it be on another processor after all.
+    (0..LAST_STORES).for_each(|_| unetmap_sys::clock::spin_hint());
     if idle() {
         unetmap_sys::nap::nap(word, NAPPING);
     }

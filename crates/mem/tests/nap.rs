@@ -22,6 +22,10 @@ fn a_processor_is_shared_or_not() {
     words.consumer_is_on(3);
     assert!(words.producer_shares(0) && !words.producer_shares(3));
     assert!(words.consumer_shares(3) && !words.consumer_shares(0));
+    words.producer_is_anywhere();
+    assert!(words.producer_is_just_up() && !words.producer_shares(0));
+    words.producer_is_on(0);
+    assert!(!words.producer_is_just_up() && words.producer_shares(0));
     // Who sleeps needs no processor, and is woken once.
     words.consumer_arm();
     assert!(!words.consumer_shares(3));

@@ -151,7 +151,8 @@ impl Sleeper for ValeRx {
 
     fn give_way(&self, known: Pos) {
         let words = self.line.words();
-        if words.producer_shares(this_cpu()) {
+        // A thread that was asleep has no processor yet, and may be waiting for this one.
+        if words.producer_shares(this_cpu()) || words.producer_is_just_up() {
             words.consumer_nap(known);
         }
     }

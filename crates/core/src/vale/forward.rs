@@ -51,11 +51,13 @@ pub enum Lost {
     Storm,
     /// Its port sent more than it may.
     Rate,
+    /// The switch itself failed; counted in slots.
+    Fault,
 }
 
 impl Lost {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Lost; 9] = [
+    pub const ALL: [Lost; 10] = [
         Lost::Short,
         Lost::Bad,
         Lost::Long,
@@ -65,6 +67,7 @@ impl Lost {
         Lost::Vlan,
         Lost::Storm,
         Lost::Rate,
+        Lost::Fault,
     ];
 
     /// One word.
@@ -79,6 +82,7 @@ impl Lost {
             Lost::Vlan => "vlan",
             Lost::Storm => "storm",
             Lost::Rate => "rate",
+            Lost::Fault => "fault",
         }
     }
 }

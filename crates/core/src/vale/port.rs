@@ -292,6 +292,17 @@ impl Outgoing {
         Some(Batch { slots, start: sent.at, len, all: len == there, bad })
     }
 
+    /// Drops what was sent until now, as something in it cannot be borne; counts the slots.
+    pub(super) fn skip(&self) {
+        let mut sent = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let slots = self.line.slots().slots();
+        let there = self.line.words().sent(slots, sent.at, sent.at).map_or(0, |to| slots.distance(sent.at, to));
+        sent.cutter = Cutter::default();
+        sent.memory = Memory::default();
+        self.lost[Lost::Fault as usize].fetch_add(u64::from(there), Relaxed);
+        self.release(&mut sent, there);
+    }
+
     /// The next `n` slots are the client's again.
     #[inline]
     pub(super) fn release(&self, sent: &mut Sent, n: u32) {
@@ -469,6 +480,11 @@ impl Incoming {
     /// Whether the client says that it is on processor `cpu`, and is not asleep.
     pub(super) fn shares(&self, cpu: u32) -> bool {
         self.line.words().consumer_shares(cpu)
+    }
+
+    /// The thread is about to sleep, and may be woken on any processor: the client's, perhaps.
+    pub(super) fn sleeps(&self) {
+        self.line.words().producer_is_anywhere();
     }
 
     /// Whether the client has packets that it has not given back.

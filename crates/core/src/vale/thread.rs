@@ -2,8 +2,12 @@
 //!
 //! A thread that finds nothing to do spins a little, lets others run, and then sleeps until a client rings. No timer runs
 //! meanwhile.
+//!
+//! A thread that panics goes on at once, with what it was told last. What the ring had sent that it was serving is dropped,
+//! and counted: it would fail at the same packet again.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,7 +20,7 @@ use unetmap_sys::nap::this_cpu;
 use super::forward::{BATCH, Cut, Lists, Lost, MAX_FRAGS, Memory, Packet, SHORT_RUN, Target, decide};
 use super::learn::Table;
 use super::patience::Patience;
-use super::port::{Attached, Batch, Outgoing, Sent};
+use super::port::{Attached, Batch, Incoming, Outgoing, Sent};
 use super::rules::Book;
 
 mod ruled;
@@ -96,16 +100,23 @@ impl Post {
 /// Works until it is told to end.
 pub fn run(post: &Post) {
     unetmap_mem::register_publisher();
-    let mut worker = Worker::default();
-    let (mut taken, mut idle_since) = (0, Instant::now());
+    let (mut worker, mut taken) = (Worker::default(), 0);
+    // What a panic leaves half done is made anew, or was not begun: a ring's state changes when its packets are done.
+    while catch_unwind(AssertUnwindSafe(|| work(&mut worker, &mut taken, post))).is_err() {
+        worker.recover();
+    }
+}
+
+fn work(worker: &mut Worker, taken: &mut u64, post: &Post) {
+    let mut idle_since = Instant::now();
     loop {
-        if post.ordered.load(Acquire) != taken {
+        if post.ordered.load(Acquire) != *taken {
             let mut orders = post.orders.lock().unwrap_or_else(PoisonError::into_inner);
             worker.drain();
             (worker.wake, worker.last) = (None, None);
             worker.views = orders.views.clone();
-            taken = post.ordered.load(Acquire);
-            orders.taken = taken;
+            *taken = post.ordered.load(Acquire);
+            orders.taken = *taken;
             post.done.notify_all();
             post.bell.silence();
             if orders.end {
@@ -138,6 +149,8 @@ struct Worker {
     patience: Patience,
     /// The ring that was served last: the number of its view, of its port, and its own.
     last: Option<(usize, u8, usize)>,
+    /// It is being served.
+    serving: bool,
     views: Arc<Vec<View>>,
     /// What wakes the thread, for the ports it has now.
     wake: Option<Epoll>,
@@ -181,12 +194,26 @@ impl Worker {
             for (port, number, ring) in view.own_rings() {
                 if ring.moved() {
                     self.patience.begin();
+                    (self.last, self.serving) = (Some((which, port.index, number)), true);
                     moved += serve(&mut self.lists, view, port, number, ring, &self.patience);
-                    self.last = Some((which, port.index, number));
+                    self.serving = false;
                 }
             }
         }
         moved
+    }
+
+    /// After a panic: goes on with what it was told, without what it failed at.
+    #[cold]
+    fn recover(&mut self) {
+        let views = std::mem::take(&mut self.views);
+        if self.serving
+            && let Some((view, port, number)) = self.last
+            && let Some(ring) = views.get(view).and_then(|view| view.member(port)?.tx.get(number))
+        {
+            ring.skip();
+        }
+        *self = Worker { views, ..Worker::default() };
     }
 
     /// There is nothing to do, and a yield was in vain: whom we served last may be on this processor, in another session.
@@ -221,6 +248,7 @@ impl Worker {
 
     fn sleep(&mut self, post: &Post) -> io::Result<()> {
         self.views.iter().flat_map(View::own_rings).for_each(|(_, _, ring)| ring.ask());
+        self.views.iter().flat_map(View::own).flat_map(|port| &port.rx).for_each(Incoming::sleeps);
         unetmap_mem::fence_before_sleep();
         if self.views.iter().flat_map(View::own_rings).any(|(_, _, ring)| ring.moved()) {
             return Ok(());
@@ -348,6 +376,8 @@ fn target(view: &View, port: &Attached, memory: &mut Memory, batch: &Batch<'_>, 
         0 => (first.len, port.region.frame(first.buf_idx).header()),
         bytes => port.behind_header(batch, packet, bytes),
     };
+    #[cfg(debug_assertions)]
+    fault::inject(header);
     match decide(&view.table, memory, port.index, (len, first.flags), (header, 0)) {
         Target::Port(to) if view.member(to).is_none() => Target::Nowhere(Lost::Nobody),
         target => target,
@@ -378,5 +408,25 @@ fn deliver(
     }
     if others == 0 {
         lists.to_all().for_each(|_| ring.lose(Lost::Nobody));
+    }
+}
+
+/// In debug builds: a fault that tests can ask for.
+#[cfg(debug_assertions)]
+mod fault {
+    use std::sync::LazyLock;
+
+    /// Frames to this station make the thread panic.
+    const TO: [u8; 6] = [2, 0xfa, 0x17, 0xfa, 0x17, 0xfa];
+
+    /// The daemon was started with `UNETMAP_FAULT=switch`.
+    static ASKED: LazyLock<bool> =
+        LazyLock::new(|| std::env::var_os("UNETMAP_FAULT").is_some_and(|what| what == "switch"));
+
+    pub(super) fn inject(header: [u8; 16]) {
+        if *ASKED && header[..6] == TO {
+            // A panic of which no hook is told: tests look for others in the daemon's log.
+            std::panic::resume_unwind(Box::new("a fault that a test asked for"));
+        }
     }
 }
