@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use unetmap_sys::clock::{self, spin_hint};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
+use unetmap_sys::nap;
 
 use crate::error::Error;
 use crate::port::{Interest, Port};
@@ -112,11 +113,11 @@ impl Port {
     /// # Errors
     /// As [`Port::txsync`].
     pub fn spin(&self, want: Interest, limit: Duration) -> Result<Interest, Error> {
-        Ok(self.spin_or(want, limit)?.unwrap_or(Interest::NONE))
+        Ok(self.spin_or(want, limit, false)?.unwrap_or(Interest::NONE))
     }
 
-    /// The same; in vain, it is since when.
-    fn spin_or(&self, want: Interest, limit: Duration) -> Result<Result<Interest, Instant>, Error> {
+    /// The same; in vain, it is since when. `may_nap`: a few milliseconds more are no harm.
+    fn spin_or(&self, want: Interest, limit: Duration, may_nap: bool) -> Result<Result<Interest, Instant>, Error> {
         // The clock costs as much as a look: it is read once the first looks were in vain.
         let ready = self.look_often(want)?;
         if !ready.is_none() {
@@ -130,7 +131,9 @@ impl Port {
             if !ready.is_none() {
                 return Ok(Ok(ready));
             }
-            self.give_way(want);
+            if may_nap {
+                self.give_way(want);
+            }
         }
         Ok(Err(start))
     }
@@ -149,7 +152,8 @@ impl Port {
     }
 
     fn wait_longer(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
-        let start = match self.spin_or(want, timeout.map_or(SPIN, |t| t.min(SPIN)))? {
+        let may_nap = timeout.is_none_or(|t| t >= nap::LIMIT);
+        let start = match self.spin_or(want, timeout.map_or(SPIN, |t| t.min(SPIN)), may_nap)? {
             Ok(ready) => return Ok(ready),
             Err(start) => start,
         };

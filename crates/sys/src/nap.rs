@@ -10,7 +10,7 @@ use rustix::thread::futex::{self, Flags, Timespec};
 
 /// How long a nap lasts at most. A time beyond the next tick costs no programming of the timer (some 8 us in a virtual
 /// machine).
-const LIMIT: Duration = Duration::from_millis(5);
+pub const LIMIT: Duration = Duration::from_millis(5);
 
 /// Sleeps, if `word` is `value` still, until [`wake`] or for 5 ms. May return early.
 #[cold]
@@ -32,7 +32,7 @@ pub fn wake(word: &AtomicU32) {
 pub fn this_cpu() -> u32 {
     // SAFETY: takes nothing.
     let cpu = unsafe { libc::sched_getcpu() };
-    u32::try_from(cpu).unwrap_or(u32::MAX - 1)
+    u32::try_from(cpu).unwrap_or(0)
 }
 
 #[cfg(test)]
