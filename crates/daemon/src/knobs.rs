@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 use unetmap::errno::{EINVAL, EIO, ENOENT, EPERM};
 use unetmap::knobs::Wish;
-use unetmap::vale::forward::BATCH;
 use unetmap_mem::Geometry;
 use unetmap_sys::process;
 use unetmap_sys::socket::Peer;
@@ -104,7 +103,6 @@ static KNOBS: [Knob; 37] = [
     knob("admode", 0, 0..=2, Applies::Open, "interfaces: 0 in the driver, else before the stack, 1 and 2 only so"),
     knob("fwd", 0, YES_NO, Applies::Open, "interfaces: what programs give back goes on, as with NS_FORWARD"),
     knob("no_timestamp", 0, YES_NO, Applies::Open, "1: ring->ts only of rings with NR_TIMESTAMP"),
-    knob("bridge_batch", BATCH as u64, 1..=BATCH as u64, Applies::Now, "slots that a switch moves in one go at most"),
     size("if_num", REGION.ifs.0, &Geometry::IF_COUNT, "interfaces: sessions"),
     size("if_size", REGION.ifs.1, &Geometry::IF_SIZE, "interfaces: bytes of a session's description"),
     size("ring_num", REGION.rings.0, &Geometry::RING_COUNT, "interfaces: rings"),
@@ -126,6 +124,7 @@ static KNOBS: [Knob; 37] = [
     knob("max_bridges", 65_536, ANY, Applies::ReadOnly, "switches of all users; no array of them is made beforehand"),
     knob("sink_delay_ns", 0, ANY, Applies::ReadOnly, "there is no test sink; a NULL port is one"),
     knob("sink_num", 0, ANY, Applies::ReadOnly, "there is no test sink; a NULL port is one"),
+    foreign("bridge_batch", 1024, 1..=1024, "a switch moves up to 512 slots in one go, as many as are there"),
     foreign("debug", 0, ANY, "of the original's debug builds; verbose tells all that there is"),
     foreign("default_pipes", 0, ANY, "pipes take their rings when they are opened, in the original too"),
     foreign("generic_mit", 100_000, ANY, "no timer delays interrupts: ethtool -C is the driver's own"),
@@ -262,12 +261,6 @@ impl Knobs {
     /// Whether receive rings that do not ask for it (NR_TIMESTAMP) get no time.
     pub(crate) fn no_timestamp(&self) -> bool {
         self.get("no_timestamp") != 0
-    }
-
-    /// Slots that a switch moves in one go.
-    #[cfg_attr(not(test), expect(dead_code, reason = "switches move as many as they can"))]
-    pub(crate) fn bridge_batch(&self) -> u32 {
-        self.get_u32("bridge_batch")
     }
 
     fn sizes(&self, prefix: &str) -> Sizes {

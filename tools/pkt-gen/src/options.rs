@@ -180,7 +180,7 @@ pub(crate) struct Cli {
     #[arg(short = 'M', long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(1..))]
     frag_size: Option<u16>,
 
-    /// Indirect buffers (NS_INDIRECT), which only VALE ports have: refused, as these are not served yet
+    /// Indirect buffers (NS_INDIRECT), which only VALE ports have: refused, as pkt-gen has no packets elsewhere
     #[arg(short = 'I', long)]
     indirect: bool,
 
@@ -327,7 +327,7 @@ impl Cli {
         let function = self.function;
         let option = |bit: u32| self.options & bit != 0;
         if self.indirect || option(OPT_INDIRECT) {
-            return Err("-I: indirect buffers are for VALE ports, which are not served yet; leave it out".into());
+            return Err("-I: pkt-gen has no packets outside of the port's buffers; leave it out".into());
         }
         self.check_combinations()?;
         let (src, dst) = self.ranges()?;
@@ -625,8 +625,8 @@ mod tests {
             ("-f tx -M 100", &["-M", "-F"]),
             ("-f rx -F 2", &["-F", "rx", "-f tx and -f txseq"]),
             ("-f tx -F 2 -M 0", &["--frag-size", "'0'", "1..=65535"]),
-            ("-I", &["-I", "VALE", "leave it out"]),
-            ("-o 32", &["-I", "VALE"]),
+            ("-I", &["-I", "buffers", "leave it out"]),
+            ("-o 32", &["-I", "buffers"]),
             ("-o 128", &["--options", "'128'", "sum of 1 2 4"]),
             ("-C x", &["--config", "'x'", "number of slots"]),
             ("-C 1,2,3,4,5", &["--config", "more than four"]),
