@@ -345,6 +345,10 @@ fn what_is_no_switch_or_no_rule_is_refused() {
             }
         }
         assert!(last.contains("already"), "{last}");
+        // What is there can still be changed, and taken off.
+        assert_eq!(set("port vale0:p storm 6"), "vale0:p: storm 6\n");
+        assert!(set("set vale0 age 9").contains("after 9 s"));
+        set("port vale0:p off");
     });
 }
 

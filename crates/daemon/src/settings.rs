@@ -74,11 +74,13 @@ impl Settings {
         self.switches.retain(|_, set| set.age > 0 || !set.ports.is_empty());
     }
 
-    /// Whether there is room for this.
+    /// Whether there is room for these rules of a port, or for what is set of a switch (no port).
     fn check_room(&self, scope: Scope, switch: &str, port: &str, rules: &Rules) -> Result<(), Refusal> {
         let mine = || self.switches.iter().filter(|((of, _), _)| *of == scope);
         let things: usize = mine().map(|(_, set)| 1 + set.ports.len()).sum();
-        if things >= MOST_SET {
+        let set = self.switches.get(&(scope, switch.to_owned()));
+        let known = set.is_some_and(|set| port.is_empty() || set.ports.contains_key(port));
+        if things >= MOST_SET && !known {
             return refuse(
                 ENOMEM,
                 format!("of {MOST_SET} switches and ports something is set already (off takes it off)"),
