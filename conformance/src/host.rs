@@ -179,7 +179,18 @@ pub fn ipv6(net: &Net) -> Result<(), String> {
     stream(&net.near, &net.far, V6[1])
 }
 
-/// Frames with a VLAN tag that the far side sends reach the near stack, with it.
+/// VLAN tags of a frame, outer ones first: the kind of the tag, priority and number. One, and stacks of several.
+const TAGS: [&[u32]; 7] = [
+    &[0x8100_0001],
+    &[0x8100_0007],
+    &[0x8100_2fff],
+    &[0x8100_8001],
+    &[0x88a8_0005, 0x8100_0007],
+    &[0x8100_0005, 0x8100_0007],
+    &[0x88a8_0fff, 0x88a8_0001, 0x8100_0002, 0x8100_0003],
+];
+
+/// Frames with VLAN tags that the far side sends reach the near stack, with it.
 pub fn tagged_in(net: &Net) -> Result<(), String> {
     tagged((&net.far, "vb"), (&net.near, "va"))
 }
@@ -198,10 +209,9 @@ fn tagged(from: (&Ns, &str), to: (&Ns, &str)) -> Result<(), String> {
     std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| told.send(line)));
     let next = || tells.recv_timeout(PATIENCE).map_err(|_| "the frame did not come".to_string());
     while next()? != "ready" {}
-    for (i, tag) in [1u16, 7, 0x2fff, 0x8001].into_iter().enumerate() {
+    for (i, tags) in TAGS.into_iter().enumerate() {
         let mut frame = frame(100 + i, i as u64);
-        let [high, low] = tag.to_be_bytes();
-        frame.splice(12..12, [0x81, 0, high, low]);
+        frame.splice(12..12, tags.iter().flat_map(|tag| tag.to_be_bytes()));
         sender.send(&frame);
         let wanted: String = frame.iter().map(|byte| format!("{byte:02x}")).collect();
         while next()? != wanted {}

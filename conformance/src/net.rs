@@ -377,23 +377,29 @@ impl Tap {
     /// The next frame that arrives within `limit` and that no stack sent.
     pub fn next(&self, limit: Duration) -> Option<Vec<u8>> {
         let end = Instant::now() + limit;
+        loop {
+            let frame = self.next_of_any(end.saturating_duration_since(Instant::now()))?;
+            if !STACKS.iter().any(|kind| frame.get(12..14) == Some(kind)) {
+                return Some(frame);
+            }
+        }
+    }
+
+    /// The next frame that arrives within `limit`, whoever sent it.
+    pub fn next_of_any(&self, limit: Duration) -> Option<Vec<u8>> {
+        let end = Instant::now() + limit;
         let mut bytes = vec![0; 1 << 16];
         loop {
-            match recv(self.fd.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
-                Ok(_) if STACKS.iter().any(|kind| bytes.get(12..14) == Some(kind)) => {}
-                Ok(n) => {
-                    bytes.truncate(n);
-                    return Some(bytes);
-                }
-                Err(_) => {
-                    let left = end.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return None;
-                    }
-                    let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-                    let _ = poll(&mut [PollFd::new(&self.fd.as_fd(), PollFlags::IN)], Some(&left));
-                }
+            if let Ok(n) = recv(self.fd.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
+                bytes.truncate(n);
+                return Some(bytes);
             }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            let _ = poll(&mut [PollFd::new(&self.fd.as_fd(), PollFlags::IN)], Some(&left));
         }
     }
 

@@ -113,25 +113,40 @@ fn what_the_daemon_lacks_is_named() {
     });
 }
 
+/// Opening `spec` where the daemon runs as on a kernel that lacks `what` is refused, and this is said.
+#[track_caller]
+fn lacks(home: &Home, what: &str, spec: &str, wanted: &str) {
+    let Some((_lab, near, _far)) = cable() else { return };
+    for policy in [DIRECT, MEDIATED] {
+        set_policy(home, policy);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_without"));
+        command.arg(what).arg(program("unetmapd")).args(["--foreground", "--policy"]).arg(policy_file(home));
+        let daemon = Guard::spawn(command.stderr(Stdio::null()));
+        until("the daemon serves", || Raw::connect(&home.socket()).is_ok());
+        assert_eq!(refusal(&near, spec), format!("{spec}: {wanted}"));
+        assert!(home.snapshot().regions.is_empty());
+        let links = near.ip(&["-o", "link"]).expect("a namespace");
+        assert!(!links.contains("nmh"), "{links}");
+        home.assert_serves();
+        home.end_daemon();
+        drop(daemon);
+    }
+}
+
 /// As on a kernel that was built without AF_XDP.
 #[test]
 fn a_kernel_without_af_xdp_is_named() {
     isolated(|home| {
-        let Some((_lab, near, _far)) = cable() else { return };
-        for policy in [DIRECT, MEDIATED] {
-            set_policy(home, policy);
-            let mut command = Command::new(env!("CARGO_BIN_EXE_without"));
-            command.arg(program("unetmapd")).args(["--foreground", "--policy"]).arg(policy_file(home));
-            let daemon = Guard::spawn(command.stderr(Stdio::null()));
-            until("the daemon serves", || Raw::connect(&home.socket()).is_ok());
-            let said = refusal(&near, "netmap:va");
-            let wanted =
-                "netmap:va: this kernel has no AF_XDP sockets (it needs CONFIG_XDP_SOCKETS, Linux 5.11 or newer)";
-            assert_eq!(said, wanted);
-            assert!(home.snapshot().regions.is_empty());
-            home.assert_serves();
-            home.end_daemon();
-            drop(daemon);
-        }
+        let wanted = "this kernel has no AF_XDP sockets (it needs CONFIG_XDP_SOCKETS, Linux 5.11 or newer)";
+        lacks(home, "af_xdp", "netmap:va", wanted);
+    });
+}
+
+/// As on a kernel that knows no link at an interface's egress.
+#[test]
+fn a_kernel_without_tcx_is_named() {
+    isolated(|home| {
+        let wanted = "host rings need Linux 6.6 or newer (tcx); this kernel does not know them";
+        lacks(home, "links", "netmap:va^", wanted);
     });
 }

@@ -15,6 +15,9 @@ struct Auxdata {
     kind: u16,
 }
 
+/// A frame's outermost tag, which the kernel took off: kind, priority and number.
+type Tag = [u8; 4];
+
 fn main() -> io::Result<()> {
     let name = std::env::args().nth(1).ok_or_else(|| io::Error::other("usage: tagged INTERFACE"))?;
     let name = std::ffi::CString::new(name)?;
@@ -42,8 +45,7 @@ fn main() -> io::Result<()> {
     println!("ready");
     loop {
         let Some((frame, tag)) = next(fd)? else { continue };
-        let [high, low] = tag.to_be_bytes();
-        let text: String = [&frame[..12], &[0x81, 0, high, low], &frame[12..]].concat().iter().map(hex).collect();
+        let text: String = [&frame[..12], &tag, &frame[12..]].concat().iter().map(hex).collect();
         println!("{text}");
         io::stdout().flush()?;
     }
@@ -54,7 +56,7 @@ fn hex(byte: &u8) -> String {
 }
 
 /// The next frame, without its tag, and the tag; `None`: it had none.
-fn next(fd: i32) -> io::Result<Option<(Vec<u8>, u16)>> {
+fn next(fd: i32) -> io::Result<Option<(Vec<u8>, Tag)>> {
     let (mut bytes, mut space) = (vec![0u8; 1 << 16], [0u64; 16]);
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: the header names the buffers above with their sizes; what the kernel says is in them is read from there.
@@ -70,6 +72,7 @@ fn next(fd: i32) -> io::Result<Option<(Vec<u8>, u16)>> {
             return Ok(None);
         }
         let aux: Auxdata = libc::CMSG_DATA(message).cast::<Auxdata>().read_unaligned();
-        Ok((aux.status & libc::TP_STATUS_VLAN_VALID != 0).then_some((bytes, aux.tag)))
+        let tag = u32::from(aux.kind) << 16 | u32::from(aux.tag);
+        Ok((aux.status & libc::TP_STATUS_VLAN_VALID != 0).then_some((bytes, tag.to_be_bytes())))
     }
 }

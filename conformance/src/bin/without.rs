@@ -1,5 +1,9 @@
-//! Runs a program as on a kernel without AF_XDP: `without PROGRAM ARGS...`. Neither a socket of the family can be made, nor
-//! a BPF map, as one that holds such sockets would be.
+//! Runs a program as on a kernel that lacks something: `without WHAT PROGRAM ARGS...`.
+//!
+//! ```text
+//! af_xdp   neither a socket of the family can be made, nor a BPF map, as one that holds such sockets would be
+//! links    no BPF link can be made, as none at a place that the kernel does not know
+//! ```
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
@@ -7,12 +11,19 @@ use std::process::{Command, ExitCode};
 /// What a filter of system calls reads: the offsets of the call's number and of its first argument (linux/seccomp.h).
 const NUMBER: u32 = 0;
 const FIRST: u32 = if cfg!(target_endian = "little") { 16 } else { 20 };
-/// `BPF_MAP_CREATE` of linux/bpf.h.
+/// `BPF_MAP_CREATE` and `BPF_LINK_CREATE` of linux/bpf.h.
 const MAP_CREATE: u32 = 0;
+const LINK_CREATE: u32 = 28;
 
 fn main() -> ExitCode {
     let args: Vec<_> = std::env::args_os().skip(1).collect();
-    let Some((program, args)) = args.split_first() else { return ExitCode::FAILURE };
+    let [what, program, args @ ..] = &args[..] else { return ExitCode::FAILURE };
+    // No such family is as good as none that is refused.
+    let (family, command) = match what.to_str() {
+        Some("af_xdp") => (libc::AF_XDP as u32, MAP_CREATE),
+        Some("links") => (u32::MAX, LINK_CREATE),
+        _ => return ExitCode::FAILURE,
+    };
     let code = |bits: u32| bits as u16;
     let load = |offset| insn(code(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS), 0, 0, offset);
     let equals = |value, yes, no| insn(code(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K), yes, no, value);
@@ -22,11 +33,11 @@ fn main() -> ExitCode {
         load(NUMBER),
         equals(libc::SYS_socket as u32, 0, 3),
         load(FIRST),
-        equals(libc::AF_XDP as u32, 0, 4),
+        equals(family, 0, 4),
         fails(libc::EAFNOSUPPORT),
         equals(libc::SYS_bpf as u32, 0, 2),
         load(FIRST),
-        equals(MAP_CREATE, 1, 0),
+        equals(command, 1, 0),
         end(libc::SECCOMP_RET_ALLOW),
         fails(libc::EINVAL),
     ];
