@@ -14,6 +14,8 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit, setsid};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::socket::Peer;
+
 pub use libc::{O_NOFOLLOW, O_NONBLOCK};
 pub use rustix::process::Signal;
 
@@ -378,12 +380,52 @@ fn report(pipe: RawFd, errno: i32, pid: libc::pid_t) {
     unsafe { libc::write(pipe, words.as_ptr().cast(), size_of_val(&words)) };
 }
 
+/// Whether `peer` is certainly nobody of this process's user namespace: its user has no number here, and this is not the
+/// machine's own namespace, where all have one.
+pub fn is_outside(peer: &Peer) -> bool {
+    let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let nobody = text("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(65534);
+    peer.uid == nobody && lacks_number(&text("/proc/self/uid_map"), nobody, peer.pid != 0)
+}
+
+/// Whether a user who is shown as `nobody` has no number in the namespace of `map`: some have none, and either `nobody` is
+/// none of its numbers, or the process is not `seen` here.
+fn lacks_number(map: &str, nobody: u32, seen: bool) -> bool {
+    let lines = map.lines().filter_map(|line| {
+        let mut words = line.split_whitespace().map_while(|word| word.parse::<u32>().ok());
+        Some((words.next()?, words.next()?, words.next()?))
+    });
+    let lines: Vec<_> = lines.collect();
+    let all = lines.contains(&(0, 0, u32::MAX));
+    let has_nobody = lines.iter().any(|(first, _, count)| nobody.checked_sub(*first).is_some_and(|n| n < *count));
+    !lines.is_empty() && !all && (!has_nobody || !seen)
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
     use crate::event::{PollFd, PollFlags, wait_readable};
+
+    #[test]
+    fn nobody_is_outside_where_some_have_no_number() {
+        let pod = "         0      65534          1\n";
+        let many = "         0     100000      65536\n";
+        for (map, seen, outside) in [
+            ("         0          0 4294967295\n", false, false),
+            (pod, true, true),
+            (pod, false, true),
+            (many, true, false),
+            (many, false, true),
+            ("0 1000 1\n1 100000 65534\n", true, false),
+            ("", false, false),
+            ("x y z\n", false, false),
+        ] {
+            assert_eq!(lacks_number(map, 65534, seen), outside, "{map:?}, {seen}");
+        }
+        assert!(!is_outside(&Peer { pid: 1, uid: 0, gid: 0 }));
+    }
 
     /// A forked child of the test.
     pub(crate) struct Child(libc::pid_t);
