@@ -286,13 +286,19 @@ fn mediate(program: &Port, wire: &Port, orders: &Orders) {
             }
         }
     }
-    // What was copied is given back and handed over, or whoever comes next would send it again, and receive it never.
-    let _ = (program.rxsync(), program.txsync());
-    // What the program sent before it closed its port still goes out.
+    // What the program sent before it closed its port still goes out, also what this thread had not come to yet.
     let start = Instant::now();
-    while wire.tx_rings().iter().any(Ring::pending) && start.elapsed() < FLUSH && wire.txsync().is_ok() {
+    loop {
+        let _ = program.rxsync();
+        let out = copy(program.rx_rings().first(), wire.tx_rings().first());
+        let pending = out > 0 || wire.tx_rings().iter().any(Ring::pending);
+        if !pending || wire.txsync().is_err() || start.elapsed() >= FLUSH {
+            break;
+        }
         std::thread::yield_now();
     }
+    // What was copied is given back and handed over, or whoever comes next would send it again, and receive it never.
+    let _ = (program.rxsync(), program.txsync());
 }
 
 /// Slots moved.
