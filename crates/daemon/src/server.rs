@@ -260,12 +260,14 @@ impl Server {
     }
 
     /// Answers with an error and ends the connection: what follows such a message cannot be trusted to be one. One that has a
-    /// port stays, unanswered: its descriptor may be in a process that knows nothing of netmap and just writes to it.
+    /// port stays, and only a library of another release is answered: the descriptor may be in a process that knows nothing
+    /// of netmap and just writes to it.
     fn reject(&mut self, token: u64, errno: i32, why: &str) -> bool {
         if let Some(client) = self.clients.get(&token) {
             if client.session.is_some() {
                 tracing::debug!(pid = client.peer.pid, why, "ignored");
-                return true;
+                // A library of another release, which waits for an answer.
+                return errno != EPROTONOSUPPORT || send(client, Kind::Ctrl, errno, 0, &[], &[]).is_ok();
             }
             tracing::debug!(pid = client.peer.pid, why, "connection ended");
             let _ = send(client, Kind::Ctrl, errno, 0, &[], &[]);
