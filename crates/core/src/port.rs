@@ -103,6 +103,8 @@ pub struct Port {
     checks_left: AtomicU32,
     check_every: AtomicU32,
     last_check: AtomicU64,
+    /// See `wait`: whether somebody else wanted the processor when a waiting thread last offered it.
+    pub(crate) crowded: AtomicBool,
     /// See `wait`: how long receivers hold back between looks.
     pub(crate) hold_back: AtomicU32,
     /// See `wait`: whether receivers rest between looks, and when the last look was.
@@ -141,6 +143,7 @@ impl Port {
             checks_left: AtomicU32::new(0),
             check_every: AtomicU32::new(1),
             last_check: AtomicU64::new(clock::now_ns()),
+            crowded: AtomicBool::new(false),
             hold_back: AtomicU32::new(0),
             rests,
             last_look: AtomicU64::new(0),

@@ -30,6 +30,15 @@ impl Ring {
         self.slots().pos(raw).unwrap_or(Pos::ZERO)
     }
 
+    /// How many slots the ring has, the first of the program's, and how many are: each word of the memory read once.
+    #[inline(always)]
+    fn held(&self) -> (Slots, Pos, u32) {
+        let slots = self.slots();
+        let judged = |raw| slots.pos(raw).unwrap_or(Pos::ZERO);
+        let head = judged(self.view().raw_head());
+        (slots, head, slots.distance(head, judged(self.view().raw_tail())))
+    }
+
     /// The number of the ring within its direction, from 0.
     pub fn id(&self) -> u16 {
         self.view().shape().id
@@ -73,7 +82,7 @@ impl Ring {
     /// Slots in `[head, tail)`.
     #[inline(always)]
     pub fn space(&self) -> u32 {
-        self.slots().distance(self.head(), self.tail())
+        self.held().2
     }
 
     /// Whether the program has no slot.
@@ -98,17 +107,17 @@ impl Ring {
     /// The first `n` slots in `[head, tail)` as they are now, or all there are.
     #[inline(always)]
     pub fn first(&self, n: u32) -> Window<'_> {
-        let at = self.head();
-        let left = self.slots().distance(at, self.tail()).min(n);
-        Window { ring: self.view(), at, left }
+        let (_, at, left) = self.held();
+        Window { ring: self.view(), at, left: left.min(n) }
     }
 
     /// Hands the first `n` slots of the window to the system at the next sync: `head` and `cur` move by `n`, at most to
     /// `tail`. Returns how many that were.
     #[inline(always)]
     pub fn advance(&self, n: u32) -> u32 {
-        let n = n.min(self.space());
-        let to = self.slots().add(self.head(), n);
+        let (slots, head, left) = self.held();
+        let n = n.min(left);
+        let to = slots.add(head, n);
         self.view().set_cur(to);
         self.view().set_head(to);
         n

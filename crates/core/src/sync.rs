@@ -105,6 +105,18 @@ impl SyncRing {
         self.view.raw_cur() != self.view.raw_tail()
     }
 
+    /// Whether the other party's position is not where the last sync found it: a glance, for who spins.
+    #[inline(always)]
+    pub(crate) fn stirs(&self) -> bool {
+        let slots = self.view.shape().slots;
+        let Some((_, hwtail)) = self.state().positions(slots) else { return true };
+        match &self.path {
+            Path::Tx(tx) => tx.moved(slots.next(hwtail)).is_some(),
+            Path::Rx(rx) => rx.moved(hwtail).is_some(),
+            Path::Mute => false,
+        }
+    }
+
     /// Whether a poll that waits for this ring, or does not (`wanted`), has a reason to sync it: the program moved `head`,
     /// or set `cur` where it cannot be, or has nothing beyond its wake-up point while the other party moved. Takes no lock, so that who spins does not
     /// disturb who works.

@@ -23,6 +23,14 @@ use crate::sync::Path;
 const SPIN: Duration = Duration::from_micros(50);
 /// Looks between two readings of the clock: less than a microsecond, which is what `ring->ts` can tell.
 const LOOKS_PER_CLOCK: u32 = 8;
+/// Glances before each look: together about as long as the processor's hint for spin loops, 30 to 45 ns, and what comes
+/// meanwhile is seen at once.
+const GLANCES: u32 = 4;
+/// So many times that many looks come before the first offer of the processor: longer than the other side of a pipe needs for
+/// half a ring, shorter than two system calls, which the offer and the clock may cost.
+const EAGER_ROUNDS: u32 = 8;
+/// An offer that took longer was accepted: a system call alone takes less.
+const ACCEPTED: Duration = Duration::from_micros(2);
 /// A stream's batches are small below this: hold back longer.
 const SMALL_BATCH: u32 = 96;
 /// From here on they are large: hold back less.
@@ -118,37 +126,44 @@ impl Port {
 
     /// The same; in vain, it is since when. `may_nap`: a few milliseconds more are no harm.
     fn spin_or(&self, want: Interest, limit: Duration, may_nap: bool) -> Result<Result<Interest, Instant>, Error> {
-        // The clock costs as much as a look: it is read once the first looks were in vain.
-        let ready = self.look_often(want)?;
-        if !ready.is_none() {
-            return Ok(Ok(ready));
-        }
-        let start = Instant::now();
-        while start.elapsed() < limit {
-            // The other party may be waiting for this very core.
-            std::thread::yield_now();
+        // The clock costs as much as a look, and the offer more than what most waits last: not at first, but where the last
+        // offer was accepted, by who may be the other party.
+        let eager = if self.crowded.load(Relaxed) { 1 } else { EAGER_ROUNDS };
+        for _ in 0..eager {
             let ready = self.look_often(want)?;
             if !ready.is_none() {
                 return Ok(Ok(ready));
             }
-            if may_nap {
-                self.give_way(want);
+        }
+        let start = Instant::now();
+        let (mut offered, mut accepted) = (start, false);
+        while offered - start < limit {
+            std::thread::yield_now();
+            accepted |= offered.elapsed() > ACCEPTED;
+            self.crowded.store(accepted, Relaxed);
+            let ready = self.look_often(want)?;
+            if !ready.is_none() {
+                return Ok(Ok(ready));
             }
+            accepted |= may_nap && self.give_way(want);
+            offered = Instant::now();
         }
         Ok(Err(start))
     }
 
     /// A yield was in vain: it is none for a party of another session. Who waits for one ring alone, and shares it with
     /// nobody, can give the processor away otherwise.
-    fn give_way(&self, want: Interest) {
+    /// Returns whether it was given away.
+    fn give_way(&self, want: Interest) -> bool {
         let mut all = self.sleepers(want);
-        let (Some((ring, sleeper)), None) = (all.next(), all.next()) else { return };
+        let (Some((ring, sleeper)), None) = (all.next(), all.next()) else { return false };
         let (state, slots) = (ring.inner.state(), ring.inner.view.shape().slots);
         if state.sharers() <= 1
             && let Some((_, hwtail)) = state.positions(slots)
         {
-            sleeper.give_way(if matches!(ring.inner.path, Path::Tx(_)) { slots.next(hwtail) } else { hwtail });
+            return sleeper.give_way(if matches!(ring.inner.path, Path::Tx(_)) { slots.next(hwtail) } else { hwtail });
         }
+        false
     }
 
     fn wait_longer(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
@@ -185,12 +200,24 @@ impl Port {
         }
     }
 
+    /// Whether something may have come on a ring that is wanted.
+    #[inline(always)]
+    fn stirs(&self, want: Interest) -> bool {
+        (want.rx() && self.rx.iter().any(|ring| ring.inner.stirs()))
+            || (want.tx() && self.tx.iter().any(|ring| ring.inner.stirs()))
+    }
+
     #[inline]
     fn look_often(&self, want: Interest) -> Result<Interest, Error> {
         // While nothing comes there is time to read the clock; what comes need not wait for it.
         let now = clock::wall_us();
         for _ in 0..LOOKS_PER_CLOCK {
-            spin_hint();
+            for _ in 0..GLANCES {
+                if self.stirs(want) {
+                    break;
+                }
+                clock::short_pause();
+            }
             let ready = self.look(want, Some(now))?;
             if !ready.is_none() {
                 return Ok(ready);

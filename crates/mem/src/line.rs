@@ -389,7 +389,7 @@ impl Producer {
         if self.slots.slots().next(span.from) != span.to {
             return self.words().publish(span.to);
         }
-        let slot = self.slots.load(span.from);
+        let slot = self.slots.load_by_field(span.from);
         if slot.flags & NS_BUF_CHANGED != 0 {
             // The consumer may not come to this slot to clear it.
             self.slots.set_flags(span.from, slot.flags & !NS_BUF_CHANGED);

@@ -152,6 +152,13 @@ impl SlotRing {
         SlotValue::from_words(self.word64(p, 0).load(Relaxed), self.word64(p, 8).load(Relaxed))
     }
 
+    /// The same for who has just written the slot, field by field: each is loaded as it was stored, because a wider load
+    /// waits until the processor has made all earlier stores, above all that of a position that the other party reads.
+    #[inline(always)]
+    pub(crate) fn load_by_field(&self, p: Pos) -> SlotValue {
+        SlotValue { buf_idx: self.buf_idx(p), len: self.len(p), flags: self.flags(p), ptr: self.ptr(p) }
+    }
+
     /// Overwrites slot `p`.
     #[inline(always)]
     pub fn store(&self, p: Pos, v: SlotValue) {

@@ -23,6 +23,19 @@ pub fn spin_hint() {
     std::hint::spin_loop();
 }
 
+/// Waits until what was loaded before is there, some ten cycles: so that a loop that looks at memory which another core
+/// is about to write does not look ahead, and has nothing to take back when it is written.
+#[inline(always)]
+pub fn short_pause() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: needs SSE2, which every x86-64 processor has.
+    unsafe {
+        std::arch::x86_64::_mm_lfence()
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    spin_hint();
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -61,6 +61,8 @@ trait Fill {
     fn fill(&mut self, to: &mut TxRing<'_>, space: u32, max: u32) -> Batch;
 }
 
+/// A function for each way to fill, so that what the loop needs stays in registers.
+#[inline(never)]
 fn pump(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String> {
     let (config, port) = (worker.config, worker.port);
     // Numbers go into one ring only: each ring of the receiver is judged by itself.
@@ -152,8 +154,18 @@ impl Fill for Same {
         let n = space.min(max);
         // At most a buffer, which is at most 65536 bytes; options allow 65535 + 12.
         let len = self.bytes.len() as u16;
-        let slots = to.ring.first(n);
         let fresh = to.unfilled.min(n);
+        let batch = Batch { packets: u64::from(n), bytes: u64::from(n) * u64::from(len), slots: n };
+        if n == 1 && fresh == 0 {
+            // Without what it takes to begin and end a loop.
+            let slot = to.ring.slot(to.ring.head());
+            if slot.flags() & NS_BUF_CHANGED != 0 {
+                self.refill(&slot);
+            }
+            slot.set_len_flags(len, NS_REPORT);
+            return batch;
+        }
+        let slots = to.ring.first(n);
         let mut last = None;
         if fresh > 0 {
             // The first time round: some of these buffers may hold the packet already, which does no harm.
@@ -176,7 +188,7 @@ impl Fill for Same {
             last.set_flags(NS_REPORT);
         }
         to.unfilled -= fresh;
-        Batch { packets: u64::from(n), bytes: u64::from(n) * u64::from(len), slots: n }
+        batch
     }
 }
 

@@ -69,10 +69,15 @@ impl Pacer {
     }
 
     /// Waits until the next batch is due; returns at once without a rate.
+    #[inline(always)]
     pub(crate) fn wait(&mut self, stop: &AtomicBool) {
-        if self.rate.is_none() {
-            return;
+        if self.rate.is_some() {
+            self.wait_for_rate(stop);
         }
+    }
+
+    #[inline(never)]
+    fn wait_for_rate(&mut self, stop: &AtomicBool) {
         loop {
             let now = Instant::now();
             let ahead = self.next.saturating_duration_since(now);

@@ -27,9 +27,10 @@ pub(crate) trait Sleeper {
     fn bell(&self) -> &Bell;
 
     /// Before that: gives this processor to the other party, if that needs it, until something moved or for a few
-    /// milliseconds. `known` is the position for which the caller waits to change.
-    fn give_way(&self, known: Pos) {
+    /// milliseconds. `known` is the position for which the caller waits to change. Returns whether it did.
+    fn give_way(&self, known: Pos) -> bool {
         let _ = known;
+        false
     }
 
     /// What else becomes readable, by itself, and stays so as long as there is something to be had.

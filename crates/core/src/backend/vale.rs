@@ -93,11 +93,13 @@ impl Sleeper for ValeTx {
         self.pipe.bell()
     }
 
-    fn give_way(&self, known: Pos) {
+    fn give_way(&self, known: Pos) -> bool {
         let words = self.pipe.line.words();
-        if words.consumer_shares(this_cpu()) {
+        let shares = words.consumer_shares(this_cpu());
+        if shares {
             words.producer_nap(known);
         }
+        shares
     }
 }
 
@@ -149,11 +151,13 @@ impl Sleeper for ValeRx {
         &self.mine
     }
 
-    fn give_way(&self, known: Pos) {
+    fn give_way(&self, known: Pos) -> bool {
         let words = self.line.words();
         // A thread that was asleep has no processor yet, and may be waiting for this one.
-        if words.producer_shares(this_cpu()) || words.producer_is_just_up() {
+        let shares = words.producer_shares(this_cpu()) || words.producer_is_just_up();
+        if shares {
             words.consumer_nap(known);
         }
+        shares
     }
 }
