@@ -124,12 +124,25 @@ impl File {
         self.lingering.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// Whether the two are the ends of one pipe, by their names.
+    pub(super) fn is_peer_of(&self, other: &File) -> bool {
+        let (Some(one), Some(other)) = (self.port(), other.port()) else { return false };
+        are_ends(one.spec(), other.spec())
+    }
+
     /// Does `look` with the port, unless it is closed: its session is not over before this returns.
     pub(super) fn while_open<T>(&self, look: impl FnOnce(&Port) -> T) -> Option<T> {
         let state = self.state();
         let port = self.port().filter(|_| !state.closed)?;
         Some(look(port))
     }
+}
+
+/// Whether two names are alike but for the sign that says which end of a pipe it is.
+fn are_ends(one: &str, other: &str) -> bool {
+    let sign = |byte| matches!(byte, b'{' | b'}');
+    let alike = |(a, b): (u8, u8)| a == b || sign(a) && sign(b);
+    one != other && one.len() == other.len() && one.bytes().zip(other.bytes()).all(alike)
 }
 
 /// What poll waits for.
@@ -153,3 +166,16 @@ pub(super) fn revents(events: u32, ready: Result<Interest, Error>) -> u32 {
 
 /// Without a port.
 pub(super) const UNBOUND: u32 = ERROR;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_of_a_pipe_know_each_other_by_name() {
+        assert!(are_ends("a{1", "a}1") && are_ends("vale0:x}12", "vale0:x{12"));
+        for (one, other) in [("a{1", "a{1"), ("a{1", "a}2"), ("a{1", "b}1"), ("a{1", "a}12"), ("a", "a"), ("a", "b")] {
+            assert!(!are_ends(one, other), "{one} {other}");
+        }
+    }
+}

@@ -10,7 +10,7 @@
 //!
 //! The peer may be elsewhere, though (at another door, a switch), and then nobody looks. So a poll is held for [`HOLD`] and
 //! no longer; then the watch takes over. After one that was held in vain the next of its file is not held, then the next
-//! two, four, up to [`MOST_UNHELD`]; one that was answered in time ends that.
+//! two, four, up to [`MOST_UNHELD`]; one that the peer's request ended ends that.
 //!
 //! While it is held its program waits in the kernel and does not learn of other files. So only a thread that polled this
 //! file of the node last is held, and only while packets come.
@@ -22,7 +22,6 @@ use std::time::{Duration, Instant};
 use unetmap::{Error, Interest};
 
 use super::file::File;
-use crate::estate::Estate;
 
 /// How long a poll is held.
 pub(super) const HOLD: Duration = Duration::from_micros(300);
@@ -62,7 +61,7 @@ impl Worth {
         wait == 0
     }
 
-    /// One was held until something was ready.
+    /// One was held until its peer made something ready.
     fn good(&self) {
         self.waits.store(0, Ordering::Relaxed);
     }
@@ -125,15 +124,15 @@ impl Holds {
         Some(!std::mem::replace(&mut inner.ticking, true))
     }
 
-    /// Takes out those of `estate` for which something is ready, or which failed.
-    pub(super) fn look(&self, estate: &Arc<Estate>, mut answer: impl FnMut(Held, Result<Interest, Error>)) {
+    /// After a request about `file`: takes out those of the same estate for which something is ready, or which failed.
+    pub(super) fn look(&self, file: &File, mut answer: impl FnMut(Held, Result<Interest, Error>)) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
         let mut inner = self.inner();
         let mut i = 0;
         while let Some((_, poll)) = inner.held.get(i) {
-            let ready = match poll.file.port().filter(|_| Arc::ptr_eq(&poll.file.estate, estate)) {
+            let ready = match poll.file.port().filter(|_| Arc::ptr_eq(&poll.file.estate, &file.estate)) {
                 Some(port) => port.glance(poll.want),
                 None => Ok(Interest::NONE),
             };
@@ -143,7 +142,10 @@ impl Holds {
             }
             let (_, poll) = inner.held.swap_remove(i);
             self.count.store(inner.held.len(), Ordering::Relaxed);
-            poll.file.worth.good();
+            // Had the peer been elsewhere, it would be luck that somebody looked.
+            if poll.file.is_peer_of(file) {
+                poll.file.worth.good();
+            }
             answer(poll, ready);
         }
     }

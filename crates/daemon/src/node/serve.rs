@@ -268,7 +268,7 @@ impl Shared {
 
     /// A request may have moved rings of the file's peers: answers their polls that are held.
     fn moved(&self, file: &File) {
-        self.holds.look(&file.estate, |held, ready| {
+        self.holds.look(file, |held, ready| {
             let lingers = ready.is_ok();
             let _ = self.dev.polled(held.unique, revents(held.events, ready));
             if lingers {
