@@ -25,13 +25,16 @@ impl Sizes {
     pub(crate) const DEFAULT: Sizes = Sizes { ifs: (512, 4608), rings: (1100, 17 << 12), bufs: (163_840, 2048) };
 
     /// The same, or as much more as is needed for so many rings, the longest of which has so many slots, and for so many
-    /// buffers.
+    /// buffers. Never more than a region may have: who takes rings and buffers from it is told that there are too few.
     fn at_least(self, rings: u32, longest: Slots, bufs: u32) -> Sizes {
         let bytes = u32::try_from(RingShape::bytes(longest)).unwrap_or(u32::MAX);
         Sizes {
             ifs: self.ifs,
-            rings: (self.rings.0.max(rings), self.rings.1.max(bytes)),
-            bufs: (self.bufs.0.max(bufs), self.bufs.1),
+            rings: (
+                self.rings.0.max(rings.min(*Geometry::RING_COUNT.end())),
+                self.rings.1.max(bytes.min(*Geometry::RING_SIZE.end())),
+            ),
+            bufs: (self.bufs.0.max(bufs.min(*Geometry::BUF_COUNT.end())), self.bufs.1),
         }
     }
 
