@@ -142,7 +142,11 @@ fn another_program_keeps_what_it_has() {
             let attached = net.near.run(|| Xdp::attach(index, 1, mode)).expect("a namespace").expect("a program");
             let (errno, why) = net.refused("netmap:va");
             assert_eq!(errno, unetmap::errno::EBUSY, "{why}");
-            assert!(why.contains("another XDP program") && why.contains("unetmap doctor va"), "{why}");
+            let found = net.near.run(|| unetmap_sys::link::by_name("va")).expect("a namespace").expect("netlink");
+            let found = found.and_then(|link| link.xdp).expect("it is attached");
+            let named = unetmap_sys::probe::program_name(found.prog_id).expect("we are root");
+            let wanted = format!("program is attached ({named}, id {}, {}): ", found.prog_id, found.mode.word());
+            assert!(!named.is_empty() && why.contains(&wanted) && why.contains("(unetmap doctor va "), "{why}");
             drop(attached);
         }
         let port = net.open("netmap:va");

@@ -17,7 +17,7 @@ use unetmap::bound::{FORWARDS, FORWARDS_ALL, FRAGS};
 use unetmap::errno::{EAGAIN, EBUSY, EINVAL, ENETDOWN, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_abi::NmreqRegister;
 use unetmap_mem::{SentPage, Slots};
-use unetmap_sys::link::{self, Link};
+use unetmap_sys::link::{self, AttachedXdp, Link};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::tcx::Capture;
 use unetmap_sys::xdp::{Mark, Mode, Xdp};
@@ -230,10 +230,10 @@ impl Nic {
         });
         let name = &self.name;
         let xdp = attached.or_else(|e| match e.raw_os_error() {
-            _ if taken(&e) => refuse(
-                EBUSY,
-                format!("another XDP program is attached (unetmap doctor {name} shows whose, and how to end it)"),
-            ),
+            _ if taken(&e) => {
+                let link = self.netns.run(|| link::by_index(index)).ok().and_then(Result::ok).flatten();
+                refuse(EBUSY, in_the_way(name, link.and_then(|link| link.xdp)))
+            }
             Some(libc_errno::EPERM) => {
                 refuse(EPERM, "the daemon may not attach XDP programs: it needs CAP_NET_ADMIN and CAP_BPF")
             }
@@ -610,6 +610,24 @@ fn secret_mark() -> Result<Mark, Refusal> {
     // Where a frame says what it carries: nothing that frames carry, so that the kernel looks again behind the mark.
     second[4..6].fill(0);
     Ok(Mark([random()?, u64::from_ne_bytes(second)]))
+}
+
+/// Which XDP program keeps ours out, and how to be rid of it. A program may end while it is asked for.
+fn in_the_way(name: &str, attached: Option<AttachedXdp>) -> String {
+    const WHAT: &str = "another XDP program is attached";
+    let Some(AttachedXdp { mode, prog_id }) = attached else {
+        return format!("{WHAT} (unetmap doctor {name} shows whose, and how to end it)");
+    };
+    // Only a daemon with CAP_SYS_ADMIN may ask for the name.
+    let called = match probe::program_name(prog_id) {
+        Ok(called) if !called.is_empty() => format!("{called}, id {prog_id}"),
+        _ => format!("id {prog_id}"),
+    };
+    let (word, option) = (mode.word(), mode.ip_option());
+    format!(
+        "{WHAT} ({called}, {word}): end the process that holds it (unetmap doctor {name} shows which), or if none does, \
+         ip link set dev {name} {option} off"
+    )
 }
 
 /// Not every driver refuses by itself.

@@ -93,6 +93,27 @@ pub enum AttachedMode {
     Several,
 }
 
+impl AttachedMode {
+    /// One word for people.
+    pub fn word(self) -> &'static str {
+        match self {
+            AttachedMode::Native => "native",
+            AttachedMode::Generic => "generic",
+            AttachedMode::Hardware => "hardware",
+            AttachedMode::Several => "several",
+        }
+    }
+
+    /// What `ip link set dev IF` calls it, for instance to take such a program off.
+    pub fn ip_option(self) -> &'static str {
+        match self {
+            AttachedMode::Native | AttachedMode::Several => "xdp",
+            AttachedMode::Generic => "xdpgeneric",
+            AttachedMode::Hardware => "xdpoffload",
+        }
+    }
+}
+
 /// What a driver can do with XDP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XdpFeatures {

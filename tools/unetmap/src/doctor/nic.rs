@@ -66,17 +66,8 @@ impl Program {
     }
 }
 
-fn word(mode: AttachedMode) -> &'static str {
-    match mode {
-        AttachedMode::Native => "native",
-        AttachedMode::Generic => "generic",
-        AttachedMode::Hardware => "hardware",
-        AttachedMode::Several => "several",
-    }
-}
-
 fn mode_word<S: Serializer>(mode: &AttachedMode, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_str(word(*mode))
+    to.serialize_str(mode.word())
 }
 
 /// All that can be said about an interface.
@@ -261,7 +252,7 @@ fn program(facts: &Facts) -> Check {
     const WHAT: &str = "XDP program";
     let Some(program) = &facts.program else { return Check::ok(WHAT, "none is attached") };
     let name = &facts.link.name;
-    let what = format!("{}, {}", program.label(), word(program.mode));
+    let what = format!("{}, {}", program.label(), program.mode.word());
     if program.ours {
         return match &facts.port {
             Some(port) if port.users.iter().all(|&user| user == facts.uid) => {
@@ -279,11 +270,7 @@ fn program(facts: &Facts) -> Check {
         return Check::missing(WHAT, format!("{what}, is held by {command} (process {pid})"))
             .fix(format!("end that process, or bpftool link detach id {link}"));
     }
-    let option = match program.mode {
-        AttachedMode::Native | AttachedMode::Several => "xdp",
-        AttachedMode::Generic => "xdpgeneric",
-        AttachedMode::Hardware => "xdpoffload",
-    };
+    let option = program.mode.ip_option();
     Check::missing(WHAT, format!("{what}, is attached by somebody else"))
         .fix(format!("ip link set dev {name} {option} off"))
 }
