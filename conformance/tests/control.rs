@@ -326,12 +326,14 @@ fn without_file_descriptors_the_daemon_turns_clients_away_and_lives() {
         let few = Rlimit { current: Some(40), maximum: Some(20_000) };
         let before = prlimit(Some(daemon), Resource::Nofile, few).expect("our own daemon");
         let all: Vec<Raw> = (0..100).map(|_| connect(home)).collect();
-        // Those beyond the limit are hung up on, not left to wait.
-        let hung_up = all.iter().rev().take(50).filter(|raw| {
+        // Each is answered or hung up on, none is left to wait; and of 100 at least 60 find none of 40 files free, whenever
+        // the daemon has one free for a moment.
+        let hung_up = all.iter().filter(|raw| {
             let _ = raw.send(&wire::message(Kind::Lease, 0, 0, 0, &[]));
             raw.receive().is_none()
         });
-        assert_eq!(hung_up.count(), 50);
+        let hung_up = hung_up.count();
+        assert!((60..100).contains(&hung_up), "{hung_up} of 100 were hung up on");
         exchange(&far, &near, 1, 0, 100);
         drop(all);
         prlimit(Some(daemon), Resource::Nofile, before).expect("our own daemon");
