@@ -9,8 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use clap::Parser as _;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use serde_json::json;
 use tool_common::{Failure, note, port, print, stop_on_signals, wait_for_link};
 use unetmap::{Interest, Port};
@@ -20,8 +18,6 @@ use options::{Cli, Config};
 
 /// How long both sides may be idle before the process sleeps: about what a sleep and a wake-up cost.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long a sleep lasts at most; the signal flag is looked at in between.
-const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How long the end waits for the receivers to take what was forwarded.
 const DRAIN: Duration = Duration::from_millis(500);
 
@@ -118,17 +114,7 @@ fn sleep(ways: &[Way<'_>], ports: &[&Port]) -> Result<(), String> {
         way.wait_for_more_room();
     }
     let wants: Vec<(&Port, Interest)> = ports.iter().map(|port| (*port, wants(port))).collect();
-    for (port, want) in &wants {
-        if !port.arm(*want).map_err(|e| e.to_string())?.is_none() {
-            return Ok(());
-        }
-    }
-    let fds: Vec<_> = wants.iter().flat_map(|(port, want)| port.wait_fds(*want)).collect();
-    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-    match poll(&mut fds, Some(&NAP)) {
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(e) => Err(format!("cannot wait for packets: {e}")),
-    }
+    port::sleep(&wants)
 }
 
 /// Gives the receivers a moment to take what was forwarded, and the senders back their buffers.

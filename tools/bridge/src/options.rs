@@ -179,12 +179,7 @@ mod tests {
     #[test]
     fn every_short_flag_has_a_long_name_and_help() {
         use clap::CommandFactory;
-        let command = Cli::command();
-        for arg in command.get_arguments() {
-            assert!(arg.is_positional() || arg.get_long().is_some(), "{arg:?}");
-            assert!(arg.get_help().is_some(), "{arg:?}");
-        }
-        command.debug_assert();
+        tool_common::testing::check_flags(Cli::command());
     }
 
     const SYNOPSIS: &[u8] = b".SH SYNOPSIS\n\\fBbridge\\fR [\\fIOPTIONS\\fR] \\fB\\-i\\fR \\fIPORT_A\\fR \\fB\\-i\\fR \\fIPORT_B\\fR\n.br\n\\fBbridge\\fR [\\fIOPTIONS\\fR] \\fIPORT_A\\fR [\\fIPORT_B\\fR [\\fIBURST\\fR]]\n";

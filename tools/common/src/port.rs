@@ -1,9 +1,14 @@
-//! Ports as they are given on a command line.
+//! Ports as they are given on a command line, and as a program that moves packets between several waits for them.
 
-use unetmap::Port;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use unetmap::{Interest, Port};
 use unetmap_abi::{NmreqRegister, PortSpec};
 
 use crate::{Failure, note};
+
+/// How long a sleep lasts at most; programs look at their signal flags in between.
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Slots and rings that a port is to have, if the command line opens it first; 0 is the port's own default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,6 +42,24 @@ pub fn open(spec: &str, wishes: Wishes, flags: u64) -> Result<Port, Failure> {
         note(&line);
     }
     Ok(port)
+}
+
+/// Sleeps until one of these has come true, or 100 ms. Less, if a signal comes.
+///
+/// # Errors
+/// What the port says of itself if it has failed, and why there can be no sleep.
+pub fn sleep(wants: &[(&Port, Interest)]) -> Result<(), String> {
+    for (port, want) in wants {
+        if !port.arm(*want).map_err(|e| e.to_string())?.is_none() {
+            return Ok(());
+        }
+    }
+    let fds: Vec<_> = wants.iter().flat_map(|(port, want)| port.wait_fds(*want)).collect();
+    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    match poll(&mut fds, Some(&NAP)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(e) => Err(format!("cannot wait for packets: {e}")),
+    }
 }
 
 /// What was asked for and not given.

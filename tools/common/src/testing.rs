@@ -156,3 +156,12 @@ pub fn check_manual(command: clap::Command, synopsis: &[u8], rest: &[u8], path: 
     let found = fs::read(path).expect("the manual page can be read");
     assert!(found == page, "{path} is old: run this test with UPDATE_MAN=1 in the environment");
 }
+
+/// Checks that each short flag has a long name, and that everything has help.
+pub fn check_flags(command: clap::Command) {
+    for arg in command.get_arguments() {
+        assert!(arg.is_positional() || arg.get_long().is_some(), "{arg:?}");
+        assert!(arg.get_help().is_some(), "{arg:?}");
+    }
+    command.debug_assert();
+}

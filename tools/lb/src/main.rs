@@ -12,10 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use clap::Parser as _;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use tool_common::rule::Rule;
-use tool_common::{Failure, note, stop_on_signals, wait_for_link};
+use tool_common::{Failure, note, port, stop_on_signals, wait_for_link};
 use unetmap::{Interest, Port};
 
 use group::{Groups, Packet, Pipe};
@@ -26,8 +24,6 @@ use report::{Reporter, Totals};
 const SPIN: Duration = Duration::from_micros(50);
 /// The shortest time that is one.
 const LOOK: Duration = Duration::from_micros(1);
-/// How long a sleep lasts at most; the signal flag is looked at in between.
-const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How long the end waits for the readers to take what was forwarded.
 const DRAIN: Duration = Duration::from_millis(500);
 /// Rounds between two looks at the clock while packets come.
@@ -162,17 +158,7 @@ impl Lb {
         let wants: Vec<(&Port, Interest)> = std::iter::once((&self.source, Interest::RX))
             .chain(waiting().map(|pipe| (&pipe.port, Interest::TX)))
             .collect();
-        for (port, want) in &wants {
-            if !port.arm(*want).map_err(|e| e.to_string())?.is_none() {
-                return Ok(());
-            }
-        }
-        let fds: Vec<_> = wants.iter().flat_map(|(port, want)| port.wait_fds(*want)).collect();
-        let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-        match poll(&mut fds, Some(&NAP)) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(e) => Err(format!("cannot wait for packets: {e}")),
-        }
+        port::sleep(&wants)
     }
 
     /// Gives the readers a moment to take what was forwarded, and the queues to empty.

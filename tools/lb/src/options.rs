@@ -215,11 +215,7 @@ mod tests {
     #[test]
     fn every_short_flag_has_a_long_name_and_help() {
         use clap::CommandFactory;
-        let command = Cli::command();
-        for arg in command.get_arguments() {
-            assert!(arg.get_long().is_some() && arg.get_help().is_some(), "{arg:?}");
-        }
-        command.debug_assert();
+        tool_common::testing::check_flags(Cli::command());
     }
 
     const SYNOPSIS: &[u8] =

@@ -534,16 +534,11 @@ mod tests {
     fn every_short_flag_has_a_long_name_and_help() {
         use clap::CommandFactory;
         let command = Cli::command();
-        let mut letters: Vec<char> = Vec::new();
-        for arg in command.get_arguments() {
-            assert!(arg.get_long().is_some(), "{arg:?}");
-            assert!(arg.get_help().is_some(), "{arg:?}");
-            letters.extend(arg.get_short());
-        }
+        let letters: Vec<char> = command.get_arguments().filter_map(|arg| arg.get_short()).collect();
         for letter in "ifnlb46dsDSacpTwWRXHPzZNFMIvrABCo".chars() {
             assert!(letters.contains(&letter), "-{letter} is missing");
         }
-        command.debug_assert();
+        tool_common::testing::check_flags(command);
     }
 
     #[test]

@@ -249,12 +249,7 @@ mod tests {
     #[test]
     fn every_short_flag_has_a_long_name_and_help() {
         use clap::CommandFactory;
-        let command = Cli::command();
-        for arg in command.get_arguments() {
-            assert!(arg.get_long().is_some(), "{arg:?}");
-            assert!(arg.get_help().is_some(), "{arg:?}");
-        }
-        command.debug_assert();
+        tool_common::testing::check_flags(Cli::command());
     }
 
     const SYNOPSIS: &[u8] = b".SH SYNOPSIS\n\\fBvale\\-ctl\\fR [\\fB\\-g\\fR|\\fB\\-a\\fR|\\fB\\-h\\fR|\\fB\\-d\\fR|\\fB\\-l\\fR|\\fB\\-p\\fR|\\fB\\-P\\fR \\fBvale\\fR\\fIS\\fR:\\fIP\\fR] [\\fIOPTIONS\\fR]\n.br\n\\fBvale\\-ctl\\fR \\fB\\-n\\fR|\\fB\\-r\\fR \\fIIF\\fR [\\fIOPTIONS\\fR]\n";
