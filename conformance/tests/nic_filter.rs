@@ -308,7 +308,7 @@ fn a_daemon_that_may_not() {
         lab.veth(&near, "va", &far, "vb", CABLE).expect("a cable");
         set_policy(home, DIRECT);
         for (lacks, part) in [
-            ("-net_broadcast", "changes in network namespaces, which a filter needs: give it CAP_NET_BROADCAST"),
+            ("-net_broadcast", "changes in network namespaces, which such a setting needs: give it CAP_NET_BROADCAST"),
             ("-sys_admin", "the daemon may not enter your network namespace: give it CAP_SYS_ADMIN"),
         ] {
             let mut command = Command::new("setpriv");

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! request   a head, the interface's name, the filter's expression, the filter's instructions
+//!           or a head, the interface's name, microseconds and packets of busy polling
 //! answer    a memfd with what the daemon knows of the interface, as JSON; or an errno and why
 //! ```
 
@@ -48,6 +49,15 @@ pub enum Wish {
     Filter(Filter),
     /// From now on no filter.
     NoFilter,
+    /// Sockets that are bound from now on poll busily, until the interface is gone.
+    BusyPoll {
+        /// Microseconds that a wait may look, in `BusyPoll::USEC`.
+        usec: u32,
+        /// Packets that one look may take, in `BusyPoll::BUDGET`.
+        budget: u32,
+    },
+    /// Sockets that are bound from now on do not.
+    NoBusyPoll,
 }
 
 /// A request about one interface of the caller's network namespace.
@@ -72,20 +82,28 @@ struct Head {
 const SHOW: u32 = 0;
 const FILTER: u32 = 1;
 const NO_FILTER: u32 = 2;
+const BUSY_POLL: u32 = 3;
+const NO_BUSY_POLL: u32 = 4;
 
 impl NicRequest {
     /// The bytes that cross the socket.
     pub fn encode(&self) -> Vec<u8> {
+        let numbers;
         let (wish, expression, program) = match &self.wish {
-            Wish::Show => (SHOW, "", &[][..]),
-            Wish::Filter(filter) => (FILTER, &*filter.expression, &filter.program[..]),
-            Wish::NoFilter => (NO_FILTER, "", &[][..]),
+            Wish::Show => (SHOW, &[][..], &[][..]),
+            Wish::Filter(filter) => (FILTER, filter.expression.as_bytes(), &filter.program[..]),
+            Wish::NoFilter => (NO_FILTER, &[][..], &[][..]),
+            Wish::BusyPoll { usec, budget } => {
+                numbers = [*usec, *budget];
+                (BUSY_POLL, numbers.as_bytes(), &[][..])
+            }
+            Wish::NoBusyPoll => (NO_BUSY_POLL, &[][..], &[][..]),
         };
         let lengths = [self.interface.len(), expression.len(), program.len()].map(|n| n as u32);
         let [name_bytes, expression_bytes, insns] = lengths;
         let mut out = Head { wish, name_bytes, expression_bytes, insns }.as_bytes().to_vec();
         out.extend_from_slice(self.interface.as_bytes());
-        out.extend_from_slice(expression.as_bytes());
+        out.extend_from_slice(expression);
         out.extend_from_slice(&encode_insns(program));
         out
     }
@@ -101,8 +119,14 @@ impl NicRequest {
         let interface = std::str::from_utf8(name).ok()?.to_owned();
         let wish = match head.wish {
             FILTER => Wish::Filter(Filter::decode(expression, rest)?),
-            SHOW if bytes.len() == size_of::<Head>() + name.len() => Wish::Show,
-            NO_FILTER if bytes.len() == size_of::<Head>() + name.len() => Wish::NoFilter,
+            BUSY_POLL if rest.is_empty() => {
+                let [usec, budget] = <[u32; 2]>::read_from_bytes(expression).ok()?;
+                Wish::BusyPoll { usec, budget }
+            }
+            _ if bytes.len() != size_of::<Head>() + name.len() => return None,
+            SHOW => Wish::Show,
+            NO_FILTER => Wish::NoFilter,
+            NO_BUSY_POLL => Wish::NoBusyPoll,
             _ => return None,
         };
         Some(NicRequest { interface, wish })
@@ -138,7 +162,7 @@ fn insn(bytes: &[u8]) -> Option<ClassicInsn> {
 }
 
 /// Asks the daemon that opens interfaces for this user, and returns what it then knows of the interface, as JSON. One is
-/// started only to set a filter; without one there is nothing to know: `None`.
+/// started only to set something; without one there is nothing to know: `None`.
 ///
 /// # Errors
 /// The daemon's refusal, or none could be started or answers.
@@ -147,8 +171,8 @@ pub fn ask(request: &NicRequest) -> Result<Option<String>, Error> {
     let asked = format!("netmap:{interface}");
     let connection = match (client::connect_system(), wish) {
         (Some(connection), _) => connection,
-        (None, Wish::Filter(_)) => client::connect()?,
-        (None, Wish::Show | Wish::NoFilter) => match client::running()? {
+        (None, Wish::Filter(_) | Wish::BusyPoll { .. }) => client::connect()?,
+        (None, Wish::Show | Wish::NoFilter | Wish::NoBusyPoll) => match client::running()? {
             Some(connection) => connection,
             None => return Ok(None),
         },
@@ -193,7 +217,8 @@ mod tests {
 
     #[test]
     fn a_request_comes_back_as_it_was() {
-        for wish in [Wish::Show, Wish::NoFilter, request().wish] {
+        let busy = Wish::BusyPoll { usec: 50, budget: u32::MAX };
+        for wish in [Wish::Show, Wish::NoFilter, busy, Wish::NoBusyPoll, request().wish] {
             let request = NicRequest { wish, ..request() };
             assert_eq!(NicRequest::decode(&request.encode()), Some(request));
         }
@@ -222,6 +247,12 @@ mod tests {
         assert_eq!(NicRequest::decode(&shown), None);
         shown[0] = 9;
         assert_eq!(NicRequest::decode(&shown), None);
+        let wish = Wish::BusyPoll { usec: 1, budget: 1 };
+        let mut busy = NicRequest { interface, wish }.encode();
+        busy.truncate(busy.len() - 1);
+        assert_eq!(NicRequest::decode(&busy), None);
+        busy.extend_from_slice(&[0; 9]);
+        assert_eq!(NicRequest::decode(&busy), None);
     }
 
     proptest! {

@@ -361,10 +361,12 @@ impl Parts {
             (Path::Monitor, 0) => SyncPath::Mute,
             (Path::Monitor, _) => SyncPath::Rx(Box::new(self.monitor(told, &view, fd(1)?, bell(0)?)?)),
             (Path::Nic, dir) => {
+                let socket = fd(1)?;
                 let half = Half {
                     slots: view.slots().clone(),
                     limits,
-                    socket: Arc::new(fd(1)?),
+                    busy: xsk::busy_poll(&socket).is_some(),
+                    socket: Arc::new(socket),
                     mine: bell(0)?,
                     frags: told.features & FRAGS != 0,
                     offsets,

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! set by      root, or who opens the interface directly, unless it is in another user's hands
+//!             (the same for busy polling, which is kept here too: `busy`)
 //! kept        with the interface (its namespace and index), whether a port is open or not
 //! in force    from the moment that an XDP program is attached until it is detached
 //! forgotten   when it is taken off, or the interface is deleted or moved to another namespace
@@ -22,16 +23,18 @@ use unetmap::nic::{Filter, NicRequest, Wish};
 use unetmap_sys::link::{FarEvent, FarWatch, Link, LinkEvent, Nsid};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::xdp::Xdp;
+use unetmap_sys::xsk::{self, BusyPoll};
 
 use crate::books::{Books, PortKey};
+use crate::busy::ShownBusy;
 use crate::caller::Caller;
 use crate::interfaces::{DAEMON, channels, find_link, in_use};
 use crate::nic::{Nic, NicKey};
 use crate::policy::Access;
 use crate::refusal::{Refusal, refuse};
 
-/// Filters that are kept at most.
-const MOST_FILTERS: usize = 1024;
+/// Interfaces for which something is kept at most.
+const MOST_KEPT: usize = 1024;
 
 /// A filter, and whose it is.
 #[derive(Debug)]
@@ -40,11 +43,18 @@ pub(crate) struct Kept {
     uid: u32,
 }
 
-/// All filters, by namespace and index of the interface.
+/// What is set of an interface; one of the two at least.
+struct Settings {
+    nsid: Nsid,
+    filter: Option<Arc<Kept>>,
+    busy: Option<BusyPoll>,
+}
+
+/// All filters and ways of busy polling, by namespace and index of the interface.
 #[derive(Default)]
 pub(crate) struct Filters {
-    kept: BTreeMap<(u64, u32), (Nsid, Arc<Kept>)>,
-    /// While there is a filter.
+    kept: BTreeMap<(u64, u32), Settings>,
+    /// While something is kept.
     watch: Option<FarWatch>,
     /// Whether the event loop has the watch.
     pub(crate) waited_for: bool,
@@ -65,29 +75,48 @@ impl Filters {
     pub(crate) fn of(&mut self, netns: u64, index: u32) -> Option<Arc<Kept>> {
         // Both numbers are used again: first hear who has gone.
         self.forget_gone();
-        self.kept.get(&(netns, index)).map(|(_, kept)| kept.clone())
+        self.kept.get(&(netns, index))?.filter.clone()
+    }
+
+    /// How sockets of an interface that exists poll busily, which are bound from now on.
+    pub(crate) fn busy_of(&mut self, netns: u64, index: u32) -> Option<BusyPoll> {
+        self.forget_gone();
+        self.kept.get(&(netns, index))?.busy
     }
 
     fn keep(&mut self, netns: &Netns, index: u32, kept: Arc<Kept>) -> Result<(), Refusal> {
+        self.settings_of(netns, index).map(|settings| settings.filter = Some(kept))
+    }
+
+    pub(crate) fn keep_busy(&mut self, netns: &Netns, index: u32, busy: BusyPoll) -> Result<(), Refusal> {
+        self.settings_of(netns, index).map(|settings| settings.busy = Some(busy))
+    }
+
+    /// What is kept of an interface that exists, and has something set in the caller's next step.
+    fn settings_of(&mut self, netns: &Netns, index: u32) -> Result<&mut Settings, Refusal> {
         let key = (netns.id(), index);
-        if self.kept.len() >= MOST_FILTERS && !self.kept.contains_key(&key) {
+        if self.kept.len() >= MOST_KEPT && !self.kept.contains_key(&key) {
             return refuse(
                 ENOMEM,
-                format!("{MOST_FILTERS} interfaces have filters already (unetmap nic IF filter off)"),
+                format!(
+                    "{MOST_KEPT} interfaces have filters or busy polling already (unetmap nic IF filter off, \
+                     unetmap nic IF busy-poll off)"
+                ),
             );
         }
         let nsid = self.watch_too(netns, index).or_else(|e| match e.raw_os_error() {
             Some(ENXIO) => refuse(ENXIO, "the interface has gone"),
             Some(EPERM) => refuse(
                 EPERM,
-                "the daemon may not hear of changes in network namespaces, which a filter needs: give it \
+                "the daemon may not hear of changes in network namespaces, which such a setting needs: give it \
                  CAP_NET_BROADCAST and CAP_NET_ADMIN",
             ),
             _ => refuse(ENXIO, format!("changes of its namespace cannot be watched: {e}")),
         });
         let nsid = nsid.inspect_err(|_| self.close_watch_if_unused())?;
-        self.kept.insert(key, (nsid, kept));
-        Ok(())
+        let settings = self.kept.entry(key).or_insert(Settings { nsid, filter: None, busy: None });
+        settings.nsid = nsid;
+        Ok(settings)
     }
 
     /// Hears of `netns` from now on; `ENXIO` when the interface has gone meanwhile.
@@ -110,7 +139,20 @@ impl Filters {
     }
 
     fn forget(&mut self, netns: u64, index: u32) {
-        self.kept.remove(&(netns, index));
+        self.forget_some(netns, index, |settings| settings.filter = None);
+    }
+
+    pub(crate) fn forget_busy(&mut self, netns: u64, index: u32) {
+        self.forget_some(netns, index, |settings| settings.busy = None);
+    }
+
+    fn forget_some(&mut self, netns: u64, index: u32, forget: impl FnOnce(&mut Settings)) {
+        if let Some(settings) = self.kept.get_mut(&(netns, index)) {
+            forget(settings);
+            if settings.filter.is_none() && settings.busy.is_none() {
+                self.kept.remove(&(netns, index));
+            }
+        }
         self.close_watch_if_unused();
     }
 
@@ -120,7 +162,7 @@ impl Filters {
         }
     }
 
-    /// Forgets the filters of interfaces that are gone.
+    /// Forgets what was set of interfaces that are gone.
     pub(crate) fn forget_gone(&mut self) {
         self.hear();
         self.close_watch_if_unused();
@@ -136,12 +178,12 @@ impl Filters {
             let (kept, watch) = (&mut self.kept, &self.watch);
             match event {
                 FarEvent::Link(nsid, LinkEvent::Gone { index }) => {
-                    kept.retain(|(_, i), (n, _)| (*n, *i) != (nsid, index));
+                    kept.retain(|(_, i), set| (set.nsid, *i) != (nsid, index));
                 }
                 FarEvent::Link(..) => {}
-                FarEvent::Gone(nsid) => kept.retain(|_, (n, _)| *n != nsid),
-                FarEvent::Lost => kept.retain(|(_, index), (nsid, _)| {
-                    watch.as_ref().is_some_and(|watch| watch.exists(*nsid, *index).unwrap_or(true))
+                FarEvent::Gone(nsid) => kept.retain(|_, set| set.nsid != nsid),
+                FarEvent::Lost => kept.retain(|(_, index), set| {
+                    watch.as_ref().is_some_and(|watch| watch.exists(set.nsid, *index).unwrap_or(true))
                 }),
             }
         }
@@ -160,6 +202,8 @@ struct Shown<'a> {
     access: &'static str,
     port: Option<ShownPort>,
     filter: Option<ShownFilter<'a>>,
+    /// What sockets get that are bound from now on.
+    busy_poll: Option<ShownBusy>,
 }
 
 /// The port of an interface that somebody has open.
@@ -179,6 +223,8 @@ struct ShownPort {
 #[derive(Serialize)]
 struct ShownQueue {
     id: u16,
+    /// Microseconds for which its socket polls busily, as the kernel says; null: not at all, or it is not bound.
+    busy_usec: Option<u32>,
     tx: Option<ShownRing>,
     rx: Option<ShownRing>,
 }
@@ -236,6 +282,8 @@ impl Books {
             Wish::Show => {}
             Wish::Filter(filter) => self.set_filter(&link, Some(filter), access, caller)?,
             Wish::NoFilter => self.set_filter(&link, None, access, caller)?,
+            Wish::BusyPoll { usec, budget } => self.set_busy_poll(&link, Some((usec, budget)), access, caller)?,
+            Wish::NoBusyPoll => self.set_busy_poll(&link, None, access, caller)?,
         }
         self.show(&link, access, caller)
     }
@@ -248,24 +296,8 @@ impl Books {
         caller: &Caller,
     ) -> Result<(), Refusal> {
         let (uid, netns_id) = (caller.peer.uid, caller.netns_id());
+        let open = self.may_set("filter", link, access, caller)?;
         let Some(netns) = &caller.netns else { return refuse(ENXIO, "no such interface (ip link shows them)") };
-        if uid != 0 && access != Some(Access::Direct) {
-            return refuse(
-                EACCES,
-                format!(
-                    "user {uid} gets it through the daemon; its filter is set by root, and by who opens it directly \
-                     (unetmap-policy(5))"
-                ),
-            );
-        }
-        let open = self.nic_of(netns_id, link.index);
-        if let Some((_, nic)) = open
-            && uid != 0
-            && nic.scope.uid != uid
-        {
-            return in_use(nic);
-        }
-        let open = open.map(|(key, _)| key);
         match filter {
             None => {
                 if let Some(nic) = open.and_then(|key| self.nics.get_mut(&key)) {
@@ -294,9 +326,34 @@ impl Books {
         Ok(())
     }
 
+    /// Whether the caller may set `what` of an interface. Returns the interface if it is open.
+    pub(crate) fn may_set(
+        &self,
+        what: &str,
+        link: &Link,
+        access: Option<Access>,
+        caller: &Caller,
+    ) -> Result<Option<NicKey>, Refusal> {
+        let uid = caller.peer.uid;
+        if uid != 0 && access != Some(Access::Direct) {
+            return refuse(
+                EACCES,
+                format!(
+                    "user {uid} gets it through the daemon; its {what} is set by root, and by who opens it directly \
+                     (unetmap-policy(5))"
+                ),
+            );
+        }
+        match self.nic_of(caller.netns_id(), link.index) {
+            Some((_, nic)) if uid != 0 && nic.scope.uid != uid => in_use(nic),
+            open => Ok(open.map(|(key, _)| key)),
+        }
+    }
+
     fn show(&mut self, link: &Link, access: Option<Access>, caller: &Caller) -> Result<String, Refusal> {
         let queues = channels(link, caller)?;
         let kept = self.filters.of(caller.netns_id(), link.index);
+        let busy = self.filters.busy_of(caller.netns_id(), link.index);
         let open = self.nic_of(caller.netns_id(), link.index);
         let attached = open.is_some_and(|(_, nic)| nic.manner.is_some());
         let shown = Shown {
@@ -317,6 +374,7 @@ impl Books {
                 uid: kept.uid,
                 in_force: attached,
             }),
+            busy_poll: busy.map(ShownBusy::of),
         };
         serde_json::to_string(&shown).or_else(|e| refuse(EOPNOTSUPP, format!("it cannot be shown: {e}")))
     }
@@ -368,7 +426,14 @@ fn shown_queues(nic: &Nic, pairs: Range<usize>) -> Vec<ShownQueue> {
         })
     };
     let shown = pairs.zip(0u16..);
-    shown.map(|(pair, id)| ShownQueue { id, tx: ring(&nic.end.tx, pair), rx: ring(&nic.end.rx, pair) }).collect()
+    shown
+        .map(|(pair, id)| ShownQueue {
+            id,
+            busy_usec: nic.socket(pair).and_then(xsk::busy_poll),
+            tx: ring(&nic.end.tx, pair),
+            rx: ring(&nic.end.rx, pair),
+        })
+        .collect()
 }
 
 /// What the kernel, or the translation, has against a filter.

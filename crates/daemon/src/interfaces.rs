@@ -224,6 +224,7 @@ impl Books {
             self.unwatch_if_unused(caller.netns_id());
         })?;
         nic.filter = self.filters.of(caller.netns_id(), link.index);
+        nic.busy = self.filters.busy_of(caller.netns_id(), link.index);
         nic.forwards = self.knobs.fwd();
         self.last_nic += 1;
         let key = NicKey { netns: caller.netns_id(), index: link.index, serial: self.last_nic };

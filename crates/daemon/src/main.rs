@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod books;
+mod busy;
 mod caller;
 mod end;
 mod estate;

@@ -21,9 +21,10 @@ use unetmap_sys::link::{self, AttachedXdp, Link};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::tcx::Capture;
 use unetmap_sys::xdp::{Mark, Mode, Xdp};
-use unetmap_sys::xsk::{self, BUFFER_BYTES, How, Queue, Umem, Xsk};
+use unetmap_sys::xsk::{self, BUFFER_BYTES, BusyPoll, How, Queue, Umem, Xsk};
 use unetmap_sys::{probe, process};
 
+use crate::busy::refuse_busy;
 use crate::end::{Binding, End, EndShape, PortRing, Way, shared_page};
 use crate::filter::{Kept, refuse_filter};
 use crate::host::{ALIVE, Host, near_name};
@@ -74,6 +75,8 @@ pub(crate) struct Nic {
     umem: Umem,
     /// Which frames enter; none: all.
     pub(crate) filter: Option<Arc<Kept>>,
+    /// How sockets of its queues poll busily, which are bound from now on.
+    pub(crate) busy: Option<BusyPoll>,
     /// Whether whatever programs give back goes on to the other side (the knob `fwd`).
     pub(crate) forwards: bool,
     queues: Vec<Option<OpenQueue>>,
@@ -142,6 +145,7 @@ impl Nic {
             index: link.index,
             umem: house.region.umem(),
             filter: None,
+            busy: None,
             forwards: false,
             queues,
             xdp: None,
@@ -284,6 +288,9 @@ impl Nic {
             match self.bind_socket(queue, manner) {
                 Ok(_) if self.fits(queue, manner).is_err() => too_long = self.fits(queue, manner).err(),
                 Ok(socket) => {
+                    if let Some(busy) = self.busy {
+                        xsk::set_busy_poll(&socket, busy).or_else(|e| refuse_busy(&e))?;
+                    }
                     self.manner = Some(manner);
                     return self.start_queue(queue, socket);
                 }

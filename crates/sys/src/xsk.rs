@@ -23,6 +23,9 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 use crate::Mapping;
 
+mod busy;
+pub use busy::{BusyPoll, busy_poll, set_busy_poll};
+
 /// Bytes that the kernel leaves free before the data of a received packet (`XDP_PACKET_HEADROOM`).
 pub const HEADROOM: u32 = 256;
 /// Buffer sizes in bytes that a socket can use: chunks are of 2 KiB to one page, the headroom included.
@@ -168,6 +171,14 @@ impl AsFd for Xsk {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Whether sockets can be made to poll busily so. None is bound.
+///
+/// # Errors
+/// As [`set_busy_poll`], and those of making a socket.
+pub fn try_busy_poll(busy: BusyPoll) -> io::Result<()> {
+    set_busy_poll(socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?, busy)
 }
 
 /// Older kernels do without, and need more calls.

@@ -120,6 +120,13 @@ enum NicAction {
         #[arg(required = true, value_name = "EXPRESSION|off")]
         expression: Vec<String>,
     },
+    /// Have calls on its port look into its queues themselves, instead of waiting for interrupts
+    BusyPoll {
+        /// USEC: microseconds that a wait may look, 1 to 1000; BUDGET: packets that one look may take, 1 to 64 (default);
+        /// off. Ports that are opened from then on have it
+        #[arg(required = true, value_name = "USEC [BUDGET]|off", num_args = 1..=2)]
+        words: Vec<String>,
+    },
     /// How its driver spreads frames over its queues
     Rss {
         /// Nothing: show it; symmetric: both directions of a flow to one queue; equal N: over the first N queues;
@@ -291,6 +298,7 @@ fn main() -> ExitCode {
         Command::Nic(NicArgs { interface, action, json }) => match action {
             None => nic::run(&interface, None, json),
             Some(NicAction::Filter { expression }) => nic::run(&interface, Some(&expression), json),
+            Some(NicAction::BusyPoll { words }) => nic::busy::run(&interface, &words, json),
             Some(NicAction::Rss { change }) => nic::queues::rss(&interface, &change, json),
             Some(NicAction::Steer { words }) => nic::queues::steer(&interface, &words, json),
         },

@@ -1,4 +1,4 @@
-//! `unetmap nic`: an interface's port, and the filter before it.
+//! `unetmap nic`: an interface's port, the filter before it, and how its sockets poll.
 //!
 //! The filter is compiled here, by libpcap, so that the daemon, which believes nobody, gets instructions to judge and not
 //! a language to read.
@@ -12,25 +12,32 @@ use unetmap_sys::xdp::ClassicInsn;
 
 use crate::ls::{cell, header, members};
 
+pub(crate) mod busy;
 mod position;
 pub(crate) mod queues;
 
 /// Shows interface `interface`, or sets its filter: the words of an expression, or `off`.
 pub(crate) fn run(interface: &str, filter: Option<&[String]>, json: bool) -> Result<u8, String> {
+    let wish = match filter.map(|words| words.join(" ")).as_deref().map(str::trim) {
+        None => Ok(Wish::Show),
+        Some("off") => Ok(Wish::NoFilter),
+        Some(expression) => compile(expression).map(Wish::Filter),
+    };
+    carry_out(interface, wish, json)
+}
+
+/// Asks the daemon, and shows what it says, or tells what was done.
+fn carry_out(interface: &str, wish: Result<Wish, String>, json: bool) -> Result<u8, String> {
     let failed = |why: &dyn std::fmt::Display| format!("nic {interface}: {why}");
     let link = link::by_name(interface).map_err(|e| failed(&e))?;
     let Some(link) = link else { return Err(failed(&"no such interface (ip link shows them)")) };
-    let wish = match filter.map(|words| words.join(" ")).as_deref().map(str::trim) {
-        None => Wish::Show,
-        Some("off") => Wish::NoFilter,
-        Some(expression) => Wish::Filter(compile(expression).map_err(|why| failed(&why))?),
-    };
+    let wish = wish.map_err(|why| failed(&why))?;
     let request = NicRequest { interface: link.name.clone(), wish };
     let answer = ask(&request).map_err(|e| format!("nic: {e}"))?;
     let text = match answer {
-        _ if filter.is_some() && !json => said(&link.name, &request.wish),
+        _ if request.wish != Wish::Show && !json => said(&link.name, &request.wish),
         Some(answer) if json => format!("{answer}\n"),
-        Some(answer) => shown(&answer)?,
+        Some(answer) => shown(&answer)? + &busy::napi(&link, &answer),
         None if json => "null\n".into(),
         None => format!("{}: not open, no filter: no daemon is running\n", link.name),
     };
@@ -92,6 +99,10 @@ fn said(name: &str, wish: &Wish) -> String {
             cell(&Value::String(expression.clone())),
             program.len()
         ),
+        Wish::BusyPoll { usec, budget } => {
+            format!("{name}: ports opened from now on poll busily, {usec} us, {budget} packets a look\n")
+        }
+        Wish::NoBusyPoll => format!("{name}: ports opened from now on do not poll busily\n"),
         _ => format!("{name}: no filter, all frames of its queues that are bound enter its port\n"),
     }
 }
@@ -128,6 +139,16 @@ fn shown(json: &str) -> Result<String, String> {
             if filter["in_force"] == true { "in force" } else { "in force once a port is open" },
         ),
     };
+    let queues_busy = members(&port["queues"]).filter(|queue| queue["busy_usec"].is_u64()).count();
+    if let busy @ Value::Object(_) = &all["busy_poll"] {
+        text += &format!(
+            "busy polling: {} us, {} packets a look, set for ports opened from now on; queues that have it: {queues_busy}\n",
+            cell(&busy["usec"]),
+            cell(&busy["budget"])
+        );
+    } else if queues_busy > 0 {
+        text += &format!("busy polling: off for ports opened from now on; queues that have it still: {queues_busy}\n");
+    }
     for (title, rows, left) in [("Queues", queues(&port["queues"]), 0), ("Sessions", sessions(&port["sessions"]), 0)] {
         if rows.len() > 1 {
             text += &format!("\n{title}\n{}", align(&rows, left));

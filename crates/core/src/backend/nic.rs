@@ -35,6 +35,8 @@ pub(crate) struct Half {
     pub(crate) frags: bool,
     /// Where in their buffers packets begin.
     pub(crate) offsets: Offsets,
+    /// Whether the kernel looks into the queue in calls on the socket, and so wants them unasked.
+    pub(crate) busy: bool,
 }
 
 impl Half {
@@ -97,7 +99,7 @@ impl NicTx {
 
     /// Has the kernel send what it has not looked at. In copy mode a call sends a part of it.
     fn kick(&self) {
-        if !self.rings.needs_wakeup() {
+        if !self.half.busy && !self.rings.needs_wakeup() {
             return;
         }
         let mut left = self.rings.unseen();
@@ -222,6 +224,10 @@ impl Rx for NicRx {
         let (ring, slots, limits) = (&self.half.slots, self.half.slots.slots(), self.half.limits);
         if self.rings.next_packet() != taken {
             return Err(Nonsense);
+        }
+        // The kernel brings what the queue has, within the call.
+        if self.half.busy && self.rings.waiting() == 0 {
+            let _ = xsk::kick_rx(&self.half.socket);
         }
         // One slot stays the kernel's, so that a full ring and an empty one differ.
         let room = slots.distance(taken, slots.prev(held));

@@ -97,6 +97,7 @@ impl Fixture {
             mine: Bell::new().unwrap(),
             frags: true,
             offsets: Offsets::NONE,
+            busy: false,
         };
         Fixture { view, rx: NicRx { half, rings }, packets, offers, kernel: Vec::new() }
     }
