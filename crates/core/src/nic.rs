@@ -51,7 +51,7 @@ pub enum Wish {
     NoFilter,
     /// Sockets that are bound from now on poll busily, until the interface is gone.
     BusyPoll {
-        /// Microseconds that a wait may look, in `BusyPoll::USEC`.
+        /// Microseconds, in `BusyPoll::USEC`.
         usec: u32,
         /// Packets that one look may take, in `BusyPoll::BUDGET`.
         budget: u32,

@@ -122,8 +122,8 @@ enum NicAction {
     },
     /// Have calls on its port look into its queues themselves, instead of waiting for interrupts
     BusyPoll {
-        /// USEC: microseconds that a wait may look, 1 to 1000; BUDGET: packets that one look may take, 1 to 64 (default);
-        /// off. Ports that are opened from then on have it
+        /// USEC: 1 to 1000 microseconds (SO_BUSY_POLL); BUDGET: packets that one look may take, 1 to 64 (default); off.
+        /// Ports that are opened from then on have it
         #[arg(required = true, value_name = "USEC [BUDGET]|off", num_args = 1..=2)]
         words: Vec<String>,
     },

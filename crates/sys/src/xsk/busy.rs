@@ -14,7 +14,7 @@ pub struct BusyPoll {
 }
 
 impl BusyPoll {
-    /// Microseconds that a wait may look before it sleeps (`SO_BUSY_POLL`). No more, for a processor does nothing else then.
+    /// Microseconds (`SO_BUSY_POLL`). A call on an AF_XDP socket looks once, whatever they are; 0 would be not at all.
     pub const USEC: RangeInclusive<u32> = 1..=1000;
     /// Packets that one look may take (`SO_BUSY_POLL_BUDGET`). Drivers are made for 64 (`NAPI_POLL_WEIGHT`).
     pub const BUDGET: RangeInclusive<u32> = 1..=64;
