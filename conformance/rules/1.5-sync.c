@@ -295,18 +295,3 @@ RULE("1.5-ts", "NIOCRXSYNC sets ts to the time of day, in microseconds, whether 
 		usleep(2000);
 	}
 }
-
-RULE("2-ts", "a poll that finds something sets ts, too")
-{
-	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);
-	struct netmap_ring *rx = rx_ring(&b, 0);
-	struct timeval before, after;
-	int revents;
-
-	gettimeofday(&before, NULL);
-	put(tx_ring(&a, 0), "x", 1, 0);
-	txsync(&a);
-	SAME(poll_fd(b.fd, POLLIN, -1, &revents), 1);
-	gettimeofday(&after, NULL);
-	HOLDS(!timercmp(&rx->ts, &before, <) && !timercmp(&rx->ts, &after, >));
-}
