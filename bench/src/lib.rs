@@ -655,7 +655,7 @@ mod tests {
             message,
             "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt, pipe-ping, preload-pipe, preload-poll, \
              node-pipe, node-poll, vale-60-copy, vale-512-copy, vale-1500-copy, vale-60-swap, vale-1core, vale-fan, \
-             vale-rtt, vale-idle-ports, nic-tx, nic-rx, nic-fwd, host-tcp, host-rtt, pcap)"
+             vale-rtt, vale-idle-ports, nic-tx, nic-rx, nic-fwd, host-tcp, host-rtt, pcap, lb, scrub)"
         );
         let names: Vec<_> = contests(Bench::PipeBatch).into_iter().map(|c| (c.name, c.batch)).collect();
         assert_eq!(names[0], ("pipe-batch-1".into(), 1));
