@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use unetmap_abi::{
     NETMAP_REQ_OPT_OFFSETS, NETMAP_REQ_REGISTER, NS_TXMON, NmreqOptOffsets, NmreqOption, NmreqRegister, PortKind,
@@ -280,30 +280,59 @@ struct Parts {
 /// Mapped regions by their file's device and inode, and where they begin in it.
 type Regions = HashMap<(u64, u64, u64), Weak<Region>>;
 
-/// The regions that this process has mapped: each is mapped once.
-static REGIONS: Mutex<Option<Regions>> = Mutex::new(None);
+/// What a process has mapped.
+struct Mapped {
+    /// How often the process had been forked from another.
+    forks: u32,
+    regions: Regions,
+}
+
+/// How many processes in a line of forks have lists of their own.
+const LINE: usize = 64;
+
+/// The regions that this process has mapped: each is mapped once. A child that is forked while a thread is at work on the
+/// list finds it locked for ever, and perhaps half changed; so each child has the next list, and takes over what it can.
+static REGIONS: [Mutex<Option<Mapped>>; LINE] = [const { Mutex::new(None) }; LINE];
+
+/// Works on the regions of this process.
+fn with_regions<T>(work: impl FnOnce(&mut Regions) -> T) -> T {
+    let forks = process::fork_count();
+    let list = |forks: u32| &REGIONS[forks as usize % LINE];
+    let mut own = list(forks).lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(mapped) = own.as_mut().filter(|mapped| mapped.forks == forks) {
+        return work(&mut mapped.regions);
+    }
+    let older = (1..LINE as u32).map_while(|back| forks.checked_sub(back));
+    let inherited = older.into_iter().find_map(|older| {
+        let mapped = list(older).try_lock().ok()?;
+        mapped.as_ref().filter(|mapped| mapped.forks == older).map(|mapped| mapped.regions.clone())
+    });
+    let regions = inherited.unwrap_or_default();
+    work(&mut own.insert(Mapped { forks, regions }).regions)
+}
 
 /// A region, mapped now if it is not yet.
 fn map_region(fd: OwnedFd, geometry: Geometry) -> io::Result<Arc<Region>> {
     let file = File::from(fd);
     let meta = file.metadata()?;
-    let mut regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
-    let regions = regions.get_or_insert_default();
-    regions.retain(|_, region| region.strong_count() > 0);
     let key = (meta.dev(), meta.ino(), geometry.ifs.offset);
-    if let Some(region) = regions.get(&key).and_then(Weak::upgrade) {
-        return Ok(region);
-    }
-    let region = Arc::new(Region::attach(file.as_fd(), geometry)?);
-    regions.insert(key, Arc::downgrade(&region));
-    Ok(region)
+    with_regions(|regions| {
+        regions.retain(|_, region| region.strong_count() > 0);
+        if let Some(region) = regions.get(&key).and_then(Weak::upgrade) {
+            return Ok(region);
+        }
+        let region = Arc::new(Region::attach(file.as_fd(), geometry)?);
+        regions.insert(key, Arc::downgrade(&region));
+        Ok(region)
+    })
 }
 
 /// See [`crate::file::has_region`].
 pub(crate) fn has_region(inode: u64) -> bool {
-    let regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut living = regions.iter().flatten().filter(|(_, region)| region.strong_count() > 0);
-    living.any(|((_, ino, _), _)| *ino == inode)
+    with_regions(|regions| {
+        let mut living = regions.iter().filter(|(_, region)| region.strong_count() > 0);
+        living.any(|((_, ino, _), _)| *ino == inode)
+    })
 }
 
 impl Parts {
@@ -344,7 +373,7 @@ impl Parts {
                 let peer = RingView::new(&self.region, peer)?;
                 let theirs = peer.slots().clone();
                 let mine = view.slots().clone();
-                let line = Consumer::new(&lines(), told.line as usize, theirs, mine, limits, copy_kind())?;
+                let line = Consumer::new(&lines(), told.line as usize, theirs, mine, limits, CopyKind::best())?;
                 let spare = BufIdx(told.spare);
                 SyncPath::Rx(Box::new(PipeRx { line, spare, offsets, mine: bell(0)?, theirs: bell(1)? }))
             }
@@ -421,10 +450,4 @@ impl Parts {
             bell,
         })
     }
-}
-
-/// The slot copy of this processor; looked up once.
-fn copy_kind() -> CopyKind {
-    static KIND: OnceLock<CopyKind> = OnceLock::new();
-    *KIND.get_or_init(CopyKind::best)
 }
