@@ -1,23 +1,29 @@
 //! The daemon's books: regions, ports, and the sessions that have them open. One thread, no lock.
+//!
+//! Here is what they record, and how a port is found, made and dropped; in `sessions` how a client opens and closes it,
+//! in `answer` what the client is told about it, and in `regions` the memory that it lies in.
+
+mod answer;
+mod regions;
+mod sessions;
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
-use unetmap::bound::{Bound, BoundHead, BoundPool, BoundRing, NO_TIMESTAMP, Path};
-use unetmap::errno::{EACCES, EBUSY, EINVAL, EIO, ENOMEM, ENXIO};
+use unetmap::bound::Bound;
+use unetmap::errno::{EACCES, EBUSY, EINVAL, EIO, ENXIO};
 use unetmap::request::FORCE;
 use unetmap::watch::Board;
 use unetmap_abi::*;
-use unetmap_mem::{BufIdx, Iface, IfaceShape, IndexSet, PoolShape, Pos};
+use unetmap_mem::Iface;
 use unetmap_sys::netns::Netns;
-use unetmap_sys::process;
 
 use crate::caller::Caller;
-use crate::end::{Binding, End, EndShape};
+use crate::end::{Binding, End};
 use crate::estate::Estate;
 use crate::filter::Filters;
-use crate::interfaces::{DAEMON, Watched};
+use crate::interfaces::Watched;
 use crate::knobs::Knobs;
 use crate::mediator::Wire;
 use crate::monitor::Monitor;
@@ -27,7 +33,7 @@ use crate::offsets::Wanted;
 use crate::pipe::{MAX_PIPES, Pipe, end_index, wished_shape};
 use crate::policy::{Access, PolicyFile};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{House, HouseId, Scope, Sizes};
+use crate::region::{House, HouseId, Scope};
 use crate::settings::Settings;
 use crate::uplink::{Persistent, Uplink};
 use crate::vale::{Switches, ValeKey, ValePort};
@@ -309,85 +315,6 @@ impl Books {
         Ok(PortKey::Pipe(key, end_index(role)))
     }
 
-    /// The region of this caller's that programs call `mem_id`.
-    pub(crate) fn numbered(&self, mem_id: u16, caller: &Caller) -> Result<HouseId, Refusal> {
-        let scope = self.scope(caller);
-        let mine = |house: &&House| match house.mem_id {
-            1 => house.scope == (Scope { netns: caller.netns_id(), ..scope }),
-            _ => house.scope.uid == scope.uid,
-        };
-        match self.houses.values().filter(|house| house.mem_id == mem_id).find(mine) {
-            Some(house) => Ok(house.id),
-            None => refuse(EINVAL, format!("there is no region {mem_id} (unetmap ls shows them)")),
-        }
-    }
-
-    /// The region of a parent that is no interface, made now if need be, such that the pipe `first` fits.
-    fn house_of_parent(&mut self, key: &PipeKey, first: &EndShape) -> Result<HouseId, Refusal> {
-        let mut siblings = self.pipes.iter().filter(|(k, _)| k.scope == key.scope && k.parent == key.parent);
-        if let Some((_, pipe)) = siblings.next() {
-            return Ok(pipe.house);
-        }
-        self.private_region(key.scope, &key.parent, self.knobs.of_others().with_pipe(first))
-    }
-
-    /// A new region with a number of its own.
-    pub(crate) fn private_region(&mut self, scope: Scope, name: &str, sizes: Sizes) -> Result<HouseId, Refusal> {
-        let (id, mem_id) = self.free_number()?;
-        let estate = self.estate_for(scope);
-        self.houses.insert(id, House::create((id, mem_id), scope, name, sizes, estate.as_ref())?);
-        Ok(id)
-    }
-
-    /// A number that no region has.
-    pub(crate) fn free_number(&self) -> Result<(HouseId, u16), Refusal> {
-        let free = |id: &u16| !self.houses.contains_key(&HouseId::from(*id));
-        match (self.rules.first_mem_id..=u16::MAX).find(free) {
-            Some(mem_id) => Ok((HouseId::from(mem_id), mem_id)),
-            None => refuse(ENOMEM, "all region numbers are in use"),
-        }
-    }
-
-    /// The region of all interfaces that this caller opens directly, and of their pipes. The first of them has so many
-    /// `slots`.
-    pub(crate) fn first_region(&mut self, caller: &Caller, slots: u32) -> Result<HouseId, Refusal> {
-        if let Ok(id) = self.numbered(1, caller) {
-            return Ok(id);
-        }
-        let scope = Scope { netns: caller.netns_id(), ..self.scope(caller) };
-        let id = self.next_house;
-        self.next_house += 1;
-        let (sizes, estate) = (self.knobs.of_interfaces(slots), self.estate_for(scope));
-        self.houses.insert(id, House::create((id, 1), scope, "interfaces", sizes, estate.as_ref())?);
-        Ok(id)
-    }
-
-    /// The file of all regions of `uid`.
-    pub(crate) fn estate(&mut self, uid: u32) -> Result<Arc<Estate>, Refusal> {
-        if let Some(estate) = self.estates.get(&uid).and_then(Weak::upgrade) {
-            return Ok(estate);
-        }
-        self.estates.retain(|_, estate| estate.strong_count() > 0);
-        let made = Estate::new().or_else(|e| refuse(ENOMEM, format!("no memory for a user's regions: {e}")))?;
-        let made = Arc::new(made);
-        self.estates.insert(uid, Arc::downgrade(&made));
-        Ok(made)
-    }
-
-    /// Where a new region of `scope` goes, if the node is on. No program sees the daemon's own regions.
-    fn estate_for(&mut self, scope: Scope) -> Option<Arc<Estate>> {
-        if !self.node || scope.uid == DAEMON {
-            return None;
-        }
-        self.estate(scope.uid).inspect_err(|refusal| tracing::warn!("{}", refusal.why)).ok()
-    }
-
-    /// Whether the node shows a session's region to its user.
-    pub(crate) fn is_shown(&self, session: u64, estate: &Arc<Estate>) -> bool {
-        let house = self.sessions.get(&session).and_then(|session| self.houses.get(&session.house));
-        house.is_some_and(|house| house.is_in(estate))
-    }
-
     fn make_null(&mut self, spec: &PortSpec, asked: &NmreqRegister, caller: &Caller) -> Result<PortKey, Refusal> {
         let key = (self.scope(caller), spec.name.clone());
         if self.nulls.contains_key(&key) {
@@ -397,65 +324,6 @@ impl Books {
         let Some(house) = self.houses.get_mut(&id) else { return refuse(ENXIO, "the region has gone") };
         self.nulls.insert(key.clone(), NullPort::make(house, asked)?);
         Ok(PortKey::Null(key.0, key.1))
-    }
-
-    pub(crate) fn open_session(
-        &mut self,
-        key: PortKey,
-        name: &str,
-        asked: &NmreqRegister,
-        options: &Options,
-        caller: &Caller,
-    ) -> Result<Registered, Refusal> {
-        let secret = process::random();
-        let secret = secret.or_else(|e| refuse(ENOMEM, format!("no random number for the session: {e}")))?;
-        let found = self.port(&key)?;
-        let (house_id, binding) = (found.house, found.end.select(asked)?);
-        let iface_shape = iface_shape(self.name_of(&key).unwrap_or(name), found.end, &binding);
-        let offsets = self.grant_offsets(&key, &binding, options).map_err(|r| r.of_option(NETMAP_REQ_OPT_OFFSETS))?;
-        if let PortKey::Nic(nic) = &key
-            && let Some(nic) = self.nics.get_mut(nic)
-        {
-            nic.raise(&binding)?;
-        }
-        let Some(house) = self.houses.get_mut(&house_id) else { return refuse(ENXIO, "the region has gone") };
-        let made = house.make_iface(&iface_shape, asked.nr_extra_bufs.min(MAX_EXTRA));
-        let (iface, iface_offset, extra) = made.inspect_err(|_| self.settle(&key))?;
-        if let Some(house) = self.houses.get_mut(&house_id) {
-            house.sessions += 1;
-        }
-        self.bind(&key, &binding);
-        self.last_session += 1;
-        let id = self.last_session;
-        let (pid, uid) = (caller.peer.pid, caller.peer.uid);
-        let session = Session {
-            port: key,
-            name: name.into(),
-            pid,
-            uid,
-            house: house_id,
-            binding,
-            key: secret,
-            asked: *asked,
-            iface,
-            iface_offset,
-            extra,
-        };
-        let answer = self.answer(id, &session);
-        // From here on the session is in the books, so that its end undoes all of this.
-        let port = session.port.clone();
-        self.sessions.insert(id, session);
-        let served = match &port {
-            PortKey::Pipe(key, 0) if key.id.is_none() => self.settle_wire(key),
-            _ => Ok(()),
-        };
-        match served.and(answer) {
-            Ok((register, bound, fds)) => Ok(Registered { session: id, register, bound, fds, offsets }),
-            Err(e) => {
-                self.close(id);
-                Err(e)
-            }
-        }
     }
 
     /// Asks about a port without opening it, though somebody may have it alone: an interface's packets stay the kernel's,
@@ -474,269 +342,6 @@ impl Books {
         }
         self.drop_if_unused(&key);
         told
-    }
-
-    /// What a session of the port would be told of it.
-    fn describe(&self, key: &PortKey, asked: &NmreqRegister) -> Result<NmreqRegister, Refusal> {
-        let found = self.port(key)?;
-        let Some(house) = self.houses.get(&found.house) else { return refuse(ENXIO, "the region has gone") };
-        Ok(register_of(found.end, house, asked))
-    }
-
-    fn bind(&mut self, key: &PortKey, binding: &Binding) {
-        match key {
-            PortKey::Pipe(key, at) => {
-                if let Some(pipe) = self.pipes.get_mut(key) {
-                    let lines = pipe.lines.clone();
-                    pipe.ends[*at].bind(binding, |ring, transmit| ring.at_line(Some(&lines), transmit));
-                }
-            }
-            PortKey::Null(scope, name) => {
-                if let Some(port) = self.nulls.get_mut(&(*scope, name.clone())) {
-                    port.end.bind(binding, |ring, transmit| ring.at_line(None, transmit));
-                }
-            }
-            PortKey::Nic(key) => {
-                if let Some(nic) = self.nics.get_mut(key) {
-                    nic.bind(binding);
-                }
-            }
-            PortKey::Vale(key) => {
-                if let Some(port) = self.vales.get_mut(key) {
-                    let lines = port.lines.clone();
-                    port.end.bind(binding, |ring, transmit| ring.at_line(Some(&lines), transmit));
-                }
-            }
-            PortKey::Monitor(id) => {
-                if let Some(monitor) = self.monitors.get_mut(id) {
-                    monitor.end.bind(binding, |ring, transmit| ring.at_line(None, transmit));
-                }
-                self.tell_watched(*id);
-            }
-        }
-    }
-
-    /// Gives back to the kernel what nobody has bound of an interface.
-    fn settle(&mut self, key: &PortKey) {
-        if let PortKey::Nic(key) = key
-            && let Some(nic) = self.nics.get_mut(key)
-        {
-            nic.settle();
-        }
-    }
-
-    /// What the client is told about its session.
-    fn answer(&self, id: u64, session: &Session) -> Result<(NmreqRegister, Bound, Vec<OwnedFd>), Refusal> {
-        let found = self.port(&session.port)?;
-        let end = found.end;
-        let Some(house) = self.houses.get(&session.house) else { return refuse(ENXIO, "the region has gone") };
-        let geometry = house.region.geometry();
-        let pool = |p: &PoolShape| BoundPool { offset: p.offset, count: p.count, size: p.size };
-        let (third, page_bytes) = match found.by {
-            By::Nothing => (&end.page_fd, 0),
-            By::Pipe(pipe, _) => (&pipe.lines_fd, pipe.lines_bytes),
-            By::Nic(nic) => (&nic.sent_fd, nic.sent_bytes),
-            By::Vale(port) => (&port.lines_fd, port.lines_bytes),
-            By::Monitor(monitor) => (&monitor.lines_fd, monitor.lines_bytes),
-        };
-        let mut fds = vec![house.fd.as_fd(), end.page_fd.as_fd(), third.as_fd()];
-        let mut rings = Vec::new();
-        let mediated = match &session.port {
-            PortKey::Pipe(pipe, 0) => self.wires.get(pipe).and_then(|wire| self.nics.get(&wire.nic())),
-            _ => None,
-        };
-        let mine = session.binding.tx.iter().map(|&i| &end.tx[i]).chain(session.binding.rx.iter().map(|&i| &end.rx[i]));
-        for ring in mine {
-            let shape = ring.view.shape();
-            let mut told = BoundRing {
-                offset: shape.offset,
-                slots: shape.slots.get(),
-                path: Path::Null as u32,
-                state: ring.state as u32,
-                line: ring.line.unwrap_or(0) as u32,
-                spare: ring.spare.map_or(0, |b| b.0),
-                id: shape.id,
-                dir: shape.dir,
-                offset_mask: ring.offsets.mask,
-                max_offset: ring.offsets.max,
-                ..Default::default()
-            };
-            let other_fd = match found.by {
-                By::Nothing => ring.bell.as_fd(),
-                By::Pipe(pipe, at) => {
-                    let other = &pipe.ends[1 - at];
-                    let other = &(if shape.dir == 0 { &other.rx } else { &other.tx })[usize::from(shape.id)];
-                    (told.path, told.peer_offset) = (Path::Pipe as u32, other.view.shape().offset);
-                    told.features = mediated.map_or(0, Nic::forwarding);
-                    other.bell.as_fd()
-                }
-                By::Nic(nic) => {
-                    let Some(socket) = nic.socket(ring.pair) else { return refuse(ENXIO, "the interface has gone") };
-                    told.path = Path::Nic as u32;
-                    told.line = nic.first_sent(shape.id) as u32;
-                    // What the daemon itself reads is in other programs' hands first.
-                    let forwarding = if nic.scope.uid == DAEMON { 0 } else { nic.forwarding() };
-                    told.features = nic.features(ring.pair) | forwarding;
-                    told.headroom = nic.headroom(ring.pair);
-                    socket
-                }
-                By::Vale(port) => {
-                    told.path = Path::Vale as u32;
-                    port.bell.as_fd()
-                }
-                By::Monitor(monitor) => monitor.tell(&mut told).unwrap_or(ring.bell.as_fd()),
-            };
-            rings.push(told);
-            fds.extend([ring.bell.as_fd(), other_fd]);
-        }
-        let head = BoundHead {
-            pools: [pool(&geometry.ifs), pool(&geometry.rings), pool(&geometry.bufs)],
-            if_offset: session.iface_offset,
-            session: id,
-            key: session.key,
-            shelf: if let By::Monitor(monitor) = found.by { monitor.pools() } else { Default::default() },
-            rings: rings.len() as u32,
-            states: (end.tx.len() + end.rx.len()) as u32,
-            page_bytes: page_bytes as u32,
-            flags: if self.knobs.no_timestamp() { NO_TIMESTAMP } else { 0 },
-        };
-        let register = NmreqRegister {
-            nr_offset: session.iface_offset,
-            nr_extra_bufs: session.extra,
-            ..register_of(end, house, &session.asked)
-        };
-        let fds = fds.into_iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
-        let fds = fds.or_else(|e| refuse(ENOMEM, format!("no file descriptors left in the daemon: {e}")))?;
-        Ok((register, Bound { head, rings }, fds))
-    }
-
-    /// The name of a session's port, and what its client was told.
-    pub(crate) fn again(&self, id: u64) -> Result<(String, Registered), Refusal> {
-        let Some(session) = self.sessions.get(&id) else { return refuse(ENXIO, "the session is over") };
-        let (register, bound, fds) = self.answer(id, session)?;
-        Ok((session.name.clone(), Registered { session: id, register, bound, fds, offsets: None }))
-    }
-
-    /// A client's session is over, however it ended: everything it held is free again.
-    pub(crate) fn close(&mut self, id: u64) {
-        let Some(session) = self.sessions.remove(&id) else { return };
-        self.boards.remove(&id);
-        match &session.port {
-            PortKey::Pipe(key, at) => {
-                if let Some(pipe) = self.pipes.get_mut(key) {
-                    let (first, second) = pipe.ends.split_at_mut(1);
-                    let (end, other) = if *at == 0 { (&mut first[0], &second[0]) } else { (&mut second[0], &first[0]) };
-                    end.unbind(&session.binding, Some(&pipe.lines), Some(other));
-                }
-            }
-            PortKey::Null(scope, name) => {
-                if let Some(port) = self.nulls.get_mut(&(*scope, name.clone())) {
-                    port.end.unbind(&session.binding, None, None);
-                }
-            }
-            PortKey::Nic(key) => {
-                if let Some(nic) = self.nics.get_mut(key) {
-                    nic.end.unbind(&session.binding, None, None);
-                    nic.settle();
-                }
-            }
-            PortKey::Vale(key) => {
-                if let Some(port) = self.vales.get_mut(key) {
-                    port.end.unbind(&session.binding, None, None);
-                    // Whoever died may have sent and woken nobody any more.
-                    port.bell.ring();
-                }
-            }
-            PortKey::Monitor(id) => {
-                if let Some(monitor) = self.monitors.get_mut(id) {
-                    monitor.end.unbind(&session.binding, None, None);
-                }
-            }
-        }
-        self.end_monitors_of_closed(&session.port);
-        // Looking through all rings is only worth it for a program that left a list of extra buffers.
-        let left = session.iface.bufs_head() != BufIdx(0);
-        let living = if left { self.living(session.house) } else { Vec::new() };
-        if let Some(house) = self.houses.get_mut(&session.house) {
-            house.drop_iface(&session.iface, session.iface_offset, session.extra, left.then_some(&living[..]));
-            house.sessions = house.sessions.saturating_sub(1);
-        }
-        // A process that exchanged buffers between two ports has them in both until both are closed: nothing of it is torn.
-        let more = |other: &Session| other.house == session.house && other.pid == session.pid;
-        if !self.sessions.values().any(more) {
-            self.mend(session.house);
-        }
-        if let PortKey::Pipe(key, 0) = &session.port
-            && key.id.is_none()
-        {
-            self.drop_wire_if_unused(key);
-            if let Err(e) = self.settle_wire(key) {
-                tracing::warn!(name = session.name, "what is left of it cannot be served: {}", e.why);
-            }
-        }
-        self.drop_if_unused(&session.port);
-        self.settle_monitors();
-    }
-
-    /// Whoever dies in the middle of exchanging two buffers leaves one of them in two slots and the other in none. A slot
-    /// of a ring that nobody has bound, whose buffer is in another slot too, gets a fresh one, or the next to bind the
-    /// ring would share it with somebody. The buffer that is in no slot may just as well be in a living program's hands
-    /// at this moment: it stays in quarantine until the region closes.
-    fn mend(&mut self, id: HouseId) {
-        let Some(house) = self.houses.get_mut(&id) else { return };
-        let limits = house.region.limits();
-        let mut seen = IndexSet::new(limits.bufs);
-        let mut idle = Vec::new();
-        let pipes = self.pipes.values().filter(|pipe| pipe.house == id);
-        let ends = pipes.flat_map(|pipe| pipe.ends.iter().map(move |end| (end, Some(&pipe.lines))));
-        let nics = self.nics.values().filter(|nic| nic.house == id).map(|nic| (&nic.end, None));
-        let vales = self.vales.values().filter(|port| port.house == id).map(|port| (&port.end, None));
-        for (end, lines) in ends.chain(nics).chain(vales) {
-            for ring in end.tx.iter().chain(end.rx.iter().filter(|ring| ring.owns())) {
-                let slots = ring.view.slots().slots();
-                let line = ring.words(lines).and_then(|words| words.positions(slots));
-                // What was sent and not released is the receiver's to read.
-                let sent =
-                    |p: Pos| line.is_some_and(|line| slots.distance(line.from, p) < slots.distance(line.from, line.to));
-                for p in House::positions(&ring.view) {
-                    if ring.binders() == 0 && !sent(p) {
-                        idle.push((&ring.view, p));
-                    } else {
-                        seen.insert(ring.view.slots().buf_idx(p));
-                    }
-                }
-            }
-            if lines.is_some() {
-                for idx in end.exchanged() {
-                    seen.insert(idx);
-                }
-            }
-        }
-        let monitors = self.monitors.values().chain(&self.closed_monitors);
-        for end in monitors.filter(|monitor| monitor.house == id).flat_map(Monitor::ends) {
-            for idx in end.buffers() {
-                seen.insert(idx);
-            }
-        }
-        for (view, p) in idle {
-            let idx = view.slots().buf_idx(p);
-            if (!limits.index_ok(idx) || !seen.insert(idx))
-                && let Ok(fresh) = house.take_buf()
-            {
-                view.slots().set_buf_idx(p, fresh);
-            }
-        }
-    }
-
-    /// The indexes in all rings of a region.
-    pub(crate) fn living(&self, id: HouseId) -> Vec<BufIdx> {
-        let pipes = self.pipes.values().filter(|pipe| pipe.house == id).flat_map(|pipe| &pipe.ends);
-        let nulls = self.nulls.values().filter(|port| port.house == id).map(|port| &port.end);
-        let nics = self.nics.values().filter(|nic| nic.house == id).map(|nic| &nic.end);
-        let vales = self.vales.values().filter(|port| port.house == id).map(|port| &port.end);
-        let monitors = self.monitors.values().chain(&self.closed_monitors).filter(|port| port.house == id);
-        let monitors = monitors.flat_map(Monitor::ends);
-        pipes.chain(nulls).chain(nics).chain(vales).chain(monitors).flat_map(End::buffers).collect()
     }
 
     /// Ends a port that nobody has open, and then its region, if that was its last.
@@ -784,32 +389,6 @@ impl Books {
         self.give_back(id, ends);
     }
 
-    /// Gives rings of a region back, and their buffers.
-    pub(crate) fn give_back(&mut self, id: HouseId, mut ends: Vec<End>) {
-        let found: Vec<BufIdx> = ends.iter().flat_map(End::buffers).collect();
-        let living = self.living(id);
-        if let Some(house) = self.houses.get_mut(&id) {
-            for end in &mut ends {
-                end.drop_rings(house);
-            }
-            house.reclaim(&found, &living);
-        }
-        self.drop_house_if_unused(id);
-    }
-
-    pub(crate) fn drop_house_if_unused(&mut self, id: HouseId) {
-        let used = self.houses.get(&id).is_some_and(|house| house.sessions > 0)
-            || self.pipes.values().any(|pipe| pipe.house == id)
-            || self.nulls.values().any(|port| port.house == id)
-            || self.nics.values().any(|nic| nic.house == id)
-            || self.vales.values().any(|port| port.house == id)
-            || self.monitors.values().chain(&self.closed_monitors).any(|port| port.house == id);
-        if !used && let Some(house) = self.houses.remove(&id) {
-            let census = house.census(&[]);
-            tracing::debug!(house.mem_id, ?census, "region closed");
-        }
-    }
-
     /// Frees every lock that the dead process with `lease` held.
     pub(crate) fn break_locks(&self, lease: u32) -> usize {
         let pipes = self.pipes.values().flat_map(|pipe| &pipe.ends);
@@ -851,21 +430,6 @@ impl Books {
     }
 }
 
-/// The request `asked`, answered as far as it is about the port.
-fn register_of(end: &End, house: &House, asked: &NmreqRegister) -> NmreqRegister {
-    NmreqRegister {
-        nr_memsize: house.region.geometry().bytes(),
-        nr_tx_slots: end.shape.tx_slots.get(),
-        nr_rx_slots: end.shape.rx_slots.get(),
-        nr_tx_rings: end.shape.tx_rings,
-        nr_rx_rings: end.shape.rx_rings,
-        nr_host_tx_rings: end.shape.host_tx_rings.max(1),
-        nr_host_rx_rings: end.shape.host_rx_rings.max(1),
-        nr_mem_id: house.mem_id,
-        ..*asked
-    }
-}
-
 /// Reads a name as requests carry it: no mode, flags, region or options.
 pub(crate) fn daemon_name(name: &str) -> Result<PortSpec, Refusal> {
     let with_prefix =
@@ -875,29 +439,5 @@ pub(crate) fn daemon_name(name: &str) -> Result<PortSpec, Refusal> {
         Ok(spec) if spec.name == name => Ok(spec),
         Ok(_) => refuse(EINVAL, "a request names only the port, without rings, flags or options"),
         Err(e) => refuse(EINVAL, e.what()),
-    }
-}
-
-/// The `netmap_if` of a session: offsets of the rings it bound, in netmap's order. Where there are no host rings the
-/// counts say 1, as the original's do.
-fn iface_shape(name: &str, end: &End, binding: &Binding) -> IfaceShape {
-    let offsets = |rings: &[crate::end::PortRing], bound: &[usize], hosts: u16| {
-        let all = rings.iter().enumerate();
-        let mut all: Vec<_> = all.map(|(i, ring)| bound.contains(&i).then_some(ring.view.shape().offset)).collect();
-        if hosts == 0 {
-            all.push(None);
-        }
-        all
-    };
-    let shape = end.shape;
-    let mut rings = offsets(&end.tx, &binding.tx, shape.host_tx_rings);
-    rings.extend(offsets(&end.rx, &binding.rx, shape.host_rx_rings));
-    IfaceShape {
-        name: name.into(),
-        tx_rings: shape.tx_rings.into(),
-        rx_rings: shape.rx_rings.into(),
-        host_tx_rings: shape.host_tx_rings.max(1).into(),
-        host_rx_rings: shape.host_rx_rings.max(1).into(),
-        rings,
     }
 }
