@@ -1,0 +1,112 @@
+//! The XDP program of an interface: how it gets there, and what is told about it when it does not.
+
+use std::io;
+use std::sync::Arc;
+
+use unetmap::errno::{EBUSY, ENOMEM, EOPNOTSUPP, EPERM};
+use unetmap_sys::link::{self, AttachedXdp};
+use unetmap_sys::xdp::{Mark, Mode, Xdp};
+use unetmap_sys::{probe, process};
+
+use super::{Nic, libc_errno};
+use crate::filter::{Kept, refuse_filter};
+use crate::host::ALIVE;
+use crate::knobs::Admode;
+use crate::refusal::{Refusal, refuse};
+
+impl Nic {
+    /// What frames to the host's stack must begin with.
+    pub(super) fn frames_mark(&self) -> Mark {
+        match self.xdp.as_ref().map(Xdp::mode) {
+            Some(Mode::Generic) => self.mark,
+            Some(Mode::Native) | None => Mark::default(),
+        }
+    }
+
+    /// Attaches the XDP program: in the driver if it can, else before the stack.
+    pub(super) fn attach(&mut self) -> Result<(), Refusal> {
+        // A kernel without such sockets has no map of them either, and would say no more than that.
+        if let Err(e) = self.netns.run(probe::xdp_socket).and_then(|made| made)
+            && e.raw_os_error() == Some(libc_errno::EAFNOSUPPORT)
+        {
+            return self.explain(0, &e);
+        }
+        let (index, queues) = (self.index, u32::from(self.end.shape.rx_rings));
+        let attach = |mode| self.netns.run(|| Xdp::attach(index, queues, mode)).and_then(|attached| attached);
+        let taken = |e: &io::Error| matches!(e.raw_os_error(), Some(libc_errno::EBUSY | libc_errno::EEXIST));
+        // Some drivers run programs and cannot lead frames to sockets.
+        let features = self.netns.run(|| link::xdp_features(index)).and_then(|asked| asked);
+        let leads_nowhere = features.is_ok_and(|known| known.is_some_and(|f| f.basic && !f.redirect));
+        let first = match self.admode {
+            Admode::Best if leads_nowhere => Mode::Generic,
+            Admode::Best | Admode::Native => Mode::Native,
+            Admode::Generic => Mode::Generic,
+        };
+        let attached = attach(first).or_else(|native| match native.raw_os_error() {
+            Some(libc_errno::EBUSY | libc_errno::EEXIST | libc_errno::EPERM) => Err(native),
+            _ if self.admode == Admode::Native => Err(native),
+            _ => attach(Mode::Generic),
+        });
+        let name = &self.name;
+        let xdp = attached.or_else(|e| match e.raw_os_error() {
+            _ if taken(&e) => {
+                let link = self.netns.run(|| link::by_index(index)).ok().and_then(Result::ok).flatten();
+                refuse(EBUSY, in_the_way(name, link.and_then(|link| link.xdp)))
+            }
+            Some(libc_errno::EPERM) => {
+                refuse(EPERM, "the daemon may not attach XDP programs: it needs CAP_NET_ADMIN and CAP_BPF")
+            }
+            _ => refuse(EOPNOTSUPP, format!("no XDP program can be attached: {e} (unetmap doctor {name} says more)")),
+        })?;
+        let mut xdp = xdp;
+        let mark = if xdp.mode() == Mode::Generic { self.mark } else { Mark::default() };
+        let kept = xdp.set_mark(mark).and_then(|()| xdp.keep(ALIVE));
+        kept.or_else(|e| refuse(EOPNOTSUPP, format!("the XDP program cannot be told what to do: {e}")))?;
+        self.xdp = Some(xdp);
+        // Only now that the program at the entrance knows it.
+        self.host.set_mark(mark);
+        if let Err(refusal) = self.host.attach() {
+            tracing::debug!(name = self.name, "what the host sends goes to the wire: {}", refusal.why);
+        }
+        // No socket is there yet, so no frame passes it by.
+        self.set_filter(self.filter.clone())
+    }
+
+    /// Which frames enter from now on; none: all. The one in use stays when the new one is refused.
+    pub(crate) fn set_filter(&mut self, filter: Option<Arc<Kept>>) -> Result<(), Refusal> {
+        if let Some(xdp) = &mut self.xdp {
+            let program = filter.as_ref().map(|kept| &kept.filter.program[..]);
+            xdp.set_filter(program).or_else(|e| refuse_filter(&e))?;
+        }
+        self.filter = filter;
+        self.lead();
+        Ok(())
+    }
+}
+
+/// What nobody outside can know.
+pub(super) fn secret_mark() -> Result<Mark, Refusal> {
+    let random = || process::random().or_else(|e| refuse(ENOMEM, format!("no random numbers: {e}")));
+    let mut second = random()?.to_ne_bytes();
+    // Where a frame says what it carries: nothing that frames carry, so that the kernel looks again behind the mark.
+    second[4..6].fill(0);
+    Ok(Mark([random()?, u64::from_ne_bytes(second)]))
+}
+
+/// Which XDP program keeps ours out, and how to be rid of it. A program may end while it is asked for.
+fn in_the_way(name: &str, attached: Option<AttachedXdp>) -> String {
+    const WHAT: &str = "another XDP program is attached";
+    let Some(AttachedXdp { mode, prog_id }) = attached else {
+        return format!("{WHAT} (unetmap doctor {name} shows whose, and how to end it)");
+    };
+    // Only a daemon with CAP_SYS_ADMIN may ask for the name.
+    let called = match probe::program_name(prog_id) {
+        Ok(called) if !called.is_empty() => format!("{called}, id {prog_id}"),
+        _ => format!("id {prog_id}"),
+    };
+    let (word, option) = (mode.word(), mode.ip_option());
+    format!(
+        "{WHAT} ({called}, {word}): end the process that holds it (unetmap doctor {name} shows which), or if none does, \
+         ip link set dev {name} {option} off"
+    )
+}
