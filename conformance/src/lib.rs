@@ -13,6 +13,7 @@ pub mod node;
 pub mod packet;
 pub mod pcap;
 pub mod raw;
+pub mod switch;
 pub mod traffic;
 
 pub use home::{Home, LIMIT, isolated, program, until};

@@ -1,42 +1,17 @@
 //! An interface that is attached to a switch together with its host's stack.
 #![forbid(unsafe_code)]
 
-use std::time::Duration;
-
 use conformance::home::summary;
 use conformance::host::{ATTACHMENTS, Attachment, TRAFFIC, net, until_clean, until_it_works};
-use conformance::net::{BUFFER, Net, frame, open_in, take, transmit};
-use conformance::{Home, isolated, program, until};
-use unetmap::{Interest, Port};
-
-/// What `vale-ctl` in the near namespace says: status, output and errors.
-fn ctl(net: &Net, args: &str) -> (i32, String, String) {
-    let out = net.near.command(program("vale-ctl")).args(args.split(' ')).output().expect("vale-ctl runs");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (out.status.code().unwrap_or(-1), text(&out.stdout), text(&out.stderr))
-}
-
-#[track_caller]
-fn done(net: &Net, args: &str) -> String {
-    let (status, out, err) = ctl(net, args);
-    assert_eq!((status, err.as_str()), (0, ""), "vale-ctl {args}");
-    out
-}
-
-/// Frames of IPv4 that a port receives until nothing comes for a while.
-fn ipv4_of(port: &Port) -> usize {
-    let mut found = 0;
-    while port.poll(Interest::RX, Some(Duration::from_millis(200))).expect("a switch").rx() {
-        found += take(port, 0).iter().filter(|frame| frame.get(12..14) == Some(&[0x08, 0x00])).count();
-    }
-    found
-}
+use conformance::net::{BUFFER, frame, open_in, transmit};
+use conformance::switch::{ctl, done, ipv4_of};
+use conformance::{Home, isolated, until};
 
 /// Host and wire talk to each other over the switch, in each way that they can.
 fn the_host_stays_on_its_wire(home: &Home, attachment: Attachment) {
     let Some(mut net) = net(home, attachment, 1500) else { return };
-    assert!(done(&net, "-h vale0:va").starts_with("port_index: "));
-    let list = done(&net, "-l vale0:va^");
+    assert!(done(&net.near, "-h vale0:va").starts_with("port_index: "));
+    let list = done(&net.near, "-l vale0:va^");
     assert!(list.contains("vale0:va^ bridge_idx 0 port_idx 1"), "{list}");
     for (name, works) in TRAFFIC {
         works(&net).unwrap_or_else(|why| panic!("{} x {}: {name}: {why}", attachment.name, attachment.queues));
@@ -47,10 +22,10 @@ fn the_host_stays_on_its_wire(home: &Home, attachment: Attachment) {
     assert!(crossed > 5_000, "only {crossed} slots moved, so the traffic went another way");
     // Both ports belong to the interface.
     for (args, part) in [("-h vale0:va", "already"), ("-a vale0:va", "already"), ("-d vale0:va^", "-d vale0:va)")] {
-        let (status, _, err) = ctl(&net, args);
+        let (status, _, err) = ctl(&net.near, args);
         assert!(status == 1 && err.contains(part), "{args}: {err}");
     }
-    done(&net, "-d vale0:va");
+    done(&net.near, "-d vale0:va");
     until_it_works("the stack has the interface again", &net);
     until_clean(&net);
     until("nothing is left", || home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
@@ -73,7 +48,7 @@ fn in_generic_mode() {
 fn a_program_beside_host_and_wire() {
     isolated(|home| {
         let Some(net) = net(home, ATTACHMENTS[0], 1500) else { return };
-        done(&net, "-h vale0:va");
+        done(&net.near, "-h vale0:va");
         let third = open_in(&net.near, "vale0:third");
         until_it_works("over the switch", &net);
         ipv4_of(&third);
@@ -98,10 +73,10 @@ fn a_program_beside_host_and_wire() {
 fn a_persistent_port_is_attached_alone() {
     isolated(|home| {
         let Some(mut net) = net(home, ATTACHMENTS[0], 1500) else { return };
-        done(&net, "-n vi0");
-        let (status, _, err) = ctl(&net, "-h vale0:vi0");
+        done(&net.near, "-n vi0");
+        let (status, _, err) = ctl(&net.near, "-h vale0:vi0");
         assert!(status == 1 && err.contains("own end"), "{err}");
-        done(&net, "-r vi0");
+        done(&net.near, "-r vi0");
         until("nothing is left", || home.snapshot().ports.is_empty());
         net.assert_alive();
     });

@@ -1,99 +1,71 @@
 //! Ports of switches that belong to no program: attached interfaces, and interfaces of the system's that are made for it.
 #![forbid(unsafe_code)]
 
-use std::io::{BufRead as _, BufReader};
-use std::process::Stdio;
-use std::time::Duration;
-
-use conformance::home::summary;
-use conformance::net::{BUFFER, CABLE, DIRECT, Net, collect, frame, frames, open_in, pings, take, transmit};
+use conformance::home::{Guard, summary};
+use conformance::net::{BUFFER, CABLE, DIRECT, Net, collect, frame, frames, open_in, pings, transmit};
+use conformance::switch::{ctl, done, host_on_switch, iperf3, ipv4_of, tcp};
 use conformance::traffic::{receive, send};
 use conformance::{isolated, program, until};
-use lab::Ns;
 use rustix::process::Signal;
-use unetmap::{Interest, Port};
+use unetmap::Port;
 
-/// What `vale-ctl` in a namespace says: status, output and errors.
-fn ctl(ns: &Ns, args: &str) -> (i32, String, String) {
-    let out = ns.command(program("vale-ctl")).args(args.split(' ').filter(|arg| !arg.is_empty())).output();
-    let out = out.expect("vale-ctl runs");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (out.status.code().unwrap_or(-1), text(&out.stdout), text(&out.stderr))
+/// The first sixteen bytes of each packet that `pkt-gen -X` printed.
+fn printed(text: &str) -> Vec<[u8; 16]> {
+    let first = text.lines().filter_map(|line| line.strip_prefix("    0: "));
+    let bytes = |row: &str| {
+        let mut all = row.split(' ').map_while(|hex| u8::from_str_radix(hex, 16).ok());
+        std::array::from_fn(|_| all.next().unwrap_or(0))
+    };
+    first.map(bytes).collect()
 }
 
-/// What it says when it must do it.
-#[track_caller]
-fn done(ns: &Ns, args: &str) -> String {
-    let (status, out, err) = ctl(ns, args);
-    assert_eq!((status, err.as_str()), (0, ""), "vale-ctl {args}");
-    out
-}
-
-/// A persistent port on `vale0`, with an address and up.
-#[track_caller]
-fn host_on_switch(ns: &Ns, name: &str, address: &str) {
-    assert_eq!(done(ns, &format!("-n {name}")), "");
-    done(ns, &format!("-a vale0:{name}"));
-    for args in [&["addr", "add", address, "dev", name][..], &["link", "set", name, "up"]] {
-        ns.ip(args).expect("an interface");
-    }
-    ns.wait_up(name).expect("an interface that comes up");
-}
-
-/// The frames of IPv4 that a port receives until nothing comes for a while.
-fn ipv4_of(port: &Port) -> usize {
-    let mut found = 0;
-    while port.poll(Interest::RX, Some(Duration::from_millis(200))).expect("a switch").rx() {
-        found += take(port, 0).iter().filter(|frame| frame.get(12..14) == Some(&[0x08, 0x00])).count();
-    }
-    found
-}
-
-/// Sends `bytes` by TCP from one stack to the other, and compares what arrives.
-#[track_caller]
-fn tcp(from: &Ns, to: &Ns, address: &str, bytes: usize) {
-    let serve = format!(
-        "import socket,hashlib\n\
-         s=socket.create_server(('{address}',5001)); print('ready',flush=True); c,_=s.accept(); h=hashlib.sha256()\n\
-         while True:\n b=c.recv(1<<16)\n if not b: break\n h.update(b)\n\
-         print(h.hexdigest(),flush=True)"
-    );
-    let send = format!(
-        "import socket,hashlib,random\nd=random.Random(7).randbytes({bytes}); \
-         c=socket.create_connection(('{address}',5001),20); c.sendall(d); c.close(); print(hashlib.sha256(d).hexdigest())"
-    );
-    let mut server = to.command("python3");
-    let mut server = server.args(["-c", &serve]).stdout(Stdio::piped()).spawn().expect("python3");
-    let mut out = BufReader::new(server.stdout.take().expect("a pipe")).lines();
-    assert_eq!(out.next().expect("a line").expect("text"), "ready");
-    let sent = from.tool("timeout", &["60", "python3", "-c", &send]).expect("it is sent");
-    assert_eq!(out.next().expect("a line").expect("text"), sent.trim());
-    server.wait().expect("our child");
-}
-
-/// The same with a program that others know, where there is one.
-#[track_caller]
-fn iperf3(from: &Ns, to: &Ns, address: &str) {
-    let mut command = to.command("iperf3");
-    command.args(["-s", "-1", "-B", address]).stdout(Stdio::null()).stderr(Stdio::null());
-    let Ok(mut server) = command.spawn() else { return summary("iperf3 skipped: it is not installed") };
-    let mut said = String::new();
-    until("it listens, and measures", || {
-        let client = from.tool("timeout", &["60", "iperf3", "-c", address, "-t", "2", "-f", "m"]);
-        client.map(|text| said = text).is_ok()
+/// What a third port sees of two hosts: what goes to all, and what is for nobody whom the switch knows; nothing that is for
+/// one of them.
+#[test]
+fn pkt_gen_beside_two_hosts() {
+    isolated(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
+        host_on_switch(&net.far, "vi1", &["10.8.0.2/24"]);
+        until("the hosts reach each other", || pings(&net.near, "10.8.0.2"));
+        let macs = [(&net.near, "vi0"), (&net.far, "vi1")].map(|(ns, name)| ns.mac(name).expect("an interface"));
+        let output = home.folder().join("seen");
+        let to = std::fs::File::create(&output).expect("a file");
+        let mut pkt_gen = net.near.command(program("pkt-gen"));
+        pkt_gen.args(["-i", "vale0:third", "-f", "rx", "-X", "-w", "0"]);
+        let mut pkt_gen = Guard::spawn(pkt_gen.stdout(to.try_clone().expect("a file")).stderr(to));
+        let seen = || printed(&std::fs::read_to_string(&output).expect("its output"));
+        let fourth = open_in(&net.near, "vale0:fourth");
+        until("it is there", || home.snapshot().ports.iter().any(|port| port.name == "vale0:third"));
+        // One asks all who has an address, and the other answers it alone.
+        net.near.ip(&["neigh", "flush", "dev", "vi0"]).expect("an interface");
+        tcp(&net.near, &net.far, "10.8.0.2", 8 << 20);
+        tcp(&net.far, &net.near, "10.8.0.1", 8 << 20);
+        let question = |packet: &[u8; 16]| packet[..12] == [[0xff; 6], macs[0]].concat() && packet[12..14] == [8, 6];
+        until("it sees the question", || seen().iter().any(question));
+        // From a station that is nowhere else to one that nobody has heard of, and to all.
+        let stranger = frame(60, 1);
+        transmit(&fourth, 0, &[stranger.clone(), [&[0xff; 6][..], &stranger[6..]].concat()], BUFFER);
+        for to in [&stranger[..6], &[0xff; 6]] {
+            until("it sees it", || seen().iter().any(|seen| seen[..6] == *to && seen[6..12] == stranger[6..12]));
+        }
+        let foreign = seen().iter().filter(|seen| macs.iter().any(|mac| seen[..6] == *mac)).count();
+        assert_eq!(foreign, 0, "packets that were for one of the hosts");
+        assert!(pkt_gen.0.try_wait().expect("our child").is_none());
+        net.assert_alive();
+        summary(&format!(
+            "beside two hosts with 16 MiB of TCP pkt-gen -X saw {} packets, none of them for one",
+            seen().len()
+        ));
     });
-    server.wait().expect("our child");
-    let line =
-        said.lines().find(|line| line.contains("receiver")).unwrap_or_else(|| panic!("nothing received: {said}"));
-    summary(&format!("iperf3: {line}"));
 }
 
 #[test]
 fn two_hosts_on_a_switch() {
     isolated(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
-        host_on_switch(&net.near, "vi0", "10.8.0.1/24");
-        host_on_switch(&net.far, "vi1", "10.8.0.2/24");
+        host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
+        host_on_switch(&net.far, "vi1", &["10.8.0.2/24"]);
         let list = done(&net.near, "");
         for port in ["vale0:vi0", "vale0:vi1"] {
             assert!(list.contains(&format!("{port} bridge_idx ")), "{list}");
@@ -246,7 +218,7 @@ fn attached_and_detached_under_load() {
 fn a_daemon_that_dies_leaves_no_interface() {
     isolated(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
-        host_on_switch(&net.near, "vi0", "10.8.0.1/24");
+        host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
         done(&net.near, "-a vale0:va");
         rustix::process::kill_process(home.daemon(), Signal::KILL).expect("it runs");
         until("the persistent port is gone", || net.near.ip(&["link", "show", "vi0"]).is_err());

@@ -1,0 +1,152 @@
+//! What stands on a switch beside programs: hosts' stacks, and how they talk to each other over it.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, ChildStdout, Stdio};
+use std::time::Duration;
+
+use lab::Ns;
+use unetmap::{Interest, Port};
+
+use crate::home::{program, summary, until};
+use crate::net::take;
+
+/// What `vale-ctl` in a namespace says: status, output and errors.
+#[track_caller]
+pub fn ctl(ns: &Ns, args: &str) -> (i32, String, String) {
+    let out = ns.command(program("vale-ctl")).args(args.split(' ').filter(|arg| !arg.is_empty())).output();
+    let out = out.expect("vale-ctl runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (out.status.code().unwrap_or(-1), text(&out.stdout), text(&out.stderr))
+}
+
+/// What it says when it must do it.
+#[track_caller]
+pub fn done(ns: &Ns, args: &str) -> String {
+    let (status, out, err) = ctl(ns, args);
+    assert_eq!((status, err.as_str()), (0, ""), "vale-ctl {args}");
+    out
+}
+
+/// A persistent port on `vale0`, with addresses and up.
+#[track_caller]
+pub fn host_on_switch(ns: &Ns, name: &str, addresses: &[&str]) {
+    assert_eq!(done(ns, &format!("-n {name}")), "");
+    done(ns, &format!("-a vale0:{name}"));
+    bring_up(ns, name, addresses);
+    ns.wait_up(name).expect("an interface that comes up");
+}
+
+/// Gives an interface addresses, and takes it up.
+#[track_caller]
+pub fn bring_up(ns: &Ns, name: &str, addresses: &[&str]) {
+    for address in addresses {
+        let mut args = vec!["addr", "add", address, "dev", name];
+        if address.contains(':') {
+            ns.tool("sysctl", &["-q", "-w", &format!("net.ipv6.conf.{name}.disable_ipv6=0")]).expect("IPv6");
+            // It need not ask first whether anybody else has it.
+            args.push("nodad");
+        }
+        ns.ip(&args).expect("an interface");
+    }
+    ns.ip(&["link", "set", name, "up"]).expect("an interface");
+}
+
+/// The frames of IPv4 that a port receives until nothing comes for a while.
+#[track_caller]
+pub fn ipv4_of(port: &Port) -> usize {
+    let mut found = 0;
+    while port.poll(Interest::RX, Some(Duration::from_millis(200))).expect("a switch").rx() {
+        found += take(port, 0).iter().filter(|frame| frame.get(12..14) == Some(&[0x08, 0x00])).count();
+    }
+    found
+}
+
+/// A program in Python that has said that it is ready.
+pub struct Served {
+    child: Child,
+    out: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Served {
+    /// Starts it in a namespace.
+    #[track_caller]
+    pub fn start(ns: &Ns, code: &str) -> Served {
+        let mut command = ns.command("timeout");
+        let mut child = command.args(["90", "python3", "-c", code]).stdout(Stdio::piped()).spawn().expect("python3");
+        let mut out = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        assert_eq!(out.next().expect("a line").expect("text"), "ready");
+        Served { child, out }
+    }
+
+    /// Its last line.
+    #[track_caller]
+    pub fn said(mut self) -> String {
+        let line = self.out.next().expect("a line").expect("text");
+        self.child.wait().expect("our child");
+        line
+    }
+}
+
+const FAMILY: &str = "import socket,hashlib,random\nF=lambda a: socket.AF_INET6 if ':' in a else socket.AF_INET\n";
+
+/// Sends `bytes` by TCP from one stack to the other, and compares what arrives.
+#[track_caller]
+pub fn tcp(from: &Ns, to: &Ns, address: &str, bytes: usize) {
+    let serve = format!(
+        "{FAMILY}s=socket.create_server(('{address}',5001),family=F('{address}')); print('ready',flush=True)\n\
+         c,_=s.accept(); h=hashlib.sha256()\n\
+         while True:\n b=c.recv(1<<16)\n if not b: break\n h.update(b)\n\
+         print(h.hexdigest(),flush=True)"
+    );
+    let send = format!(
+        "import socket,hashlib,random\nd=random.Random(7).randbytes({bytes}); \
+         c=socket.create_connection(('{address}',5001),20); c.sendall(d); c.close(); print(hashlib.sha256(d).hexdigest())"
+    );
+    let server = Served::start(to, &serve);
+    let sent = from.tool("timeout", &["60", "python3", "-c", &send]).expect("it is sent");
+    assert_eq!(server.said(), sent.trim(), "by TCP to {address}");
+}
+
+/// A server that takes `count` datagrams of UDP on port 5002 of `address`: their sizes and what is in them, hashed.
+#[track_caller]
+pub fn udp_server(ns: &Ns, address: &str, count: usize) -> Served {
+    Served::start(
+        ns,
+        &format!(
+            "{FAMILY}s=socket.socket(F('{address}'),socket.SOCK_DGRAM); s.bind(('{address}',5002)); s.settimeout(30)\n\
+             s.setsockopt(socket.SOL_SOCKET,socket.SO_RCVBUF,1<<20); print('ready',flush=True); h=hashlib.sha256(); n=[]\n\
+             for _ in range({count}):\n b=s.recv(1<<16); n.append(len(b)); h.update(b)\n\
+             print(sorted(set(n)),h.hexdigest(),flush=True)"
+        ),
+    )
+}
+
+/// Sends datagrams of `each` bytes, `bytes` together, in one call that leaves cutting them to the interface, if `each` is
+/// less: their sizes and what is in them, as [`udp_server`] says it.
+#[track_caller]
+pub fn udp(from: &Ns, address: &str, bytes: usize, each: usize) -> String {
+    // UDP_SEGMENT of SOL_UDP.
+    let segment = if each < bytes { format!("s.setsockopt(17,103,{each})") } else { String::new() };
+    let send = format!(
+        "{FAMILY}d=random.Random(9).randbytes({bytes}); s=socket.socket(F('{address}'),socket.SOCK_DGRAM)\n{segment}\n\
+         s.sendto(d,('{address}',5002)); print([{each}],hashlib.sha256(d).hexdigest())"
+    );
+    from.tool("timeout", &["60", "python3", "-c", &send]).expect("it is sent").trim().to_string()
+}
+
+/// TCP with a program that others know, where there is one.
+#[track_caller]
+pub fn iperf3(from: &Ns, to: &Ns, address: &str) {
+    let mut command = to.command("iperf3");
+    command.args(["-s", "-1", "-B", address]).stdout(Stdio::null()).stderr(Stdio::null());
+    let Ok(mut server) = command.spawn() else { return summary("iperf3 skipped: it is not installed") };
+    let mut said = String::new();
+    until("it listens, and measures", || {
+        let client = from.tool("timeout", &["60", "iperf3", "-c", address, "-t", "2", "-f", "m"]);
+        client.map(|text| said = text).is_ok()
+    });
+    server.wait().expect("our child");
+    let line =
+        said.lines().find(|line| line.contains("receiver")).unwrap_or_else(|| panic!("nothing received: {said}"));
+    summary(&format!("iperf3: {line}"));
+}
