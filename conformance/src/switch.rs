@@ -1,10 +1,11 @@
 //! What stands on a switch beside programs: hosts' stacks, and how they talk to each other over it.
 
 use std::io::{BufRead as _, BufReader};
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use lab::Ns;
+use serde_json::Value;
 use unetmap::{Interest, Port};
 
 use crate::home::{program, summary, until};
@@ -25,6 +26,36 @@ pub fn done(ns: &Ns, args: &str) -> String {
     let (status, out, err) = ctl(ns, args);
     assert_eq!((status, err.as_str()), (0, ""), "vale-ctl {args}");
     out
+}
+
+/// What `unetmap vale` says: status, output and errors.
+pub fn vale(args: &[&str]) -> (i32, String, String) {
+    let out = Command::new(program("unetmap")).arg("vale").args(args).output().expect("unetmap runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (out.status.code().unwrap_or(-1), text(&out.stdout), text(&out.stderr))
+}
+
+/// What it says when it must do it.
+#[track_caller]
+pub fn set(args: &str) -> String {
+    let (status, out, err) = vale(&args.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>());
+    assert_eq!((status, err.as_str()), (0, ""), "unetmap vale {args}");
+    out
+}
+
+/// Why it does not.
+#[track_caller]
+pub fn refused(args: &str) -> String {
+    let (status, out, err) = vale(&args.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>());
+    assert!(status != 0 && out.is_empty(), "unetmap vale {args}: {out}");
+    err
+}
+
+/// What it says as data.
+#[track_caller]
+pub fn shown(args: &str) -> Value {
+    let text = set(&format!("{args} --json"));
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
 }
 
 /// A persistent port on `vale0`, with addresses and up.

@@ -1,45 +1,17 @@
 //! What the owner of a switch sets: VLANs, limits, filters, ageing; and what `unetmap vale` shows.
 #![forbid(unsafe_code)]
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use conformance::ether::{self, BROADCAST, drain, drained, make, station};
 use conformance::net::{BUFFER, collect, transmit};
+use conformance::switch::{refused, set, shown, vale};
 use conformance::traffic::{open, receive};
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated, until};
 use rustix::process::Signal;
 use serde_json::Value;
 use unetmap::Port;
 use unetmap::abi::NS_MOREFRAG;
-
-/// What `unetmap vale` says: status, output and errors.
-fn vale(args: &[&str]) -> (i32, String, String) {
-    let out = Command::new(program("unetmap")).arg("vale").args(args).output().expect("unetmap runs");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (out.status.code().unwrap_or(-1), text(&out.stdout), text(&out.stderr))
-}
-
-/// What it says when it must do it.
-#[track_caller]
-fn set(args: &str) -> String {
-    let (status, out, err) = vale(&args.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>());
-    assert_eq!((status, err.as_str()), (0, ""), "unetmap vale {args}");
-    out
-}
-
-/// Why it does not.
-#[track_caller]
-fn refused(args: &str) -> String {
-    let (status, out, err) = vale(&args.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>());
-    assert!(status != 0 && out.is_empty(), "unetmap vale {args}: {out}");
-    err
-}
-
-fn shown(args: &str) -> Value {
-    let text = set(&format!("{args} --json"));
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
-}
 
 /// Packets of a port that were lost for this reason: sent by it, or for it.
 fn count(port: &str, of: &str, why: &str) -> u64 {
