@@ -128,7 +128,7 @@ skip_digits(const char *s)
 static int
 is_interface(const char *s, size_t len)
 {
-	char name[IFNAMSIZ];
+	char name[IF_NAMESIZE];
 
 	if (len == 0 || len >= sizeof(name))
 		return 0;

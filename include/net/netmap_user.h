@@ -370,7 +370,7 @@ nm_suffix_(const char *s, struct nmreq *req)
 static inline int
 nm_is_interface_(const char *name, const char *end)
 {
-	char copy[IFNAMSIZ];
+	char copy[IF_NAMESIZE];
 	size_t len = (size_t)(end - name);
 
 	if (len == 0 || len >= sizeof(copy))
