@@ -102,9 +102,10 @@ RULE("1.2-ONE_SW", "mode ONE_SW binds the host pair nr_ringid; one that is not t
 
 RULE("4-host-region", "host rings lie in the interface's region")
 {
-	struct port p = open_nic("ra", WISH(.nr_mode = NR_REG_SW));
+	struct port host = open_nic("ra", WISH(.nr_mode = NR_REG_SW)), p = open_nic("ra", ANY);
 
-	SAME(p.reg.nr_mem_id, 1);
+	SAME(host.reg.nr_mem_id, p.reg.nr_mem_id);
+	SAME(host.reg.nr_memsize, p.reg.nr_memsize);
 }
 
 RULE("4-host-rx", "what the system sends by the interface comes to the host ring, and not to the wire")
@@ -275,7 +276,7 @@ RULE("9.9-host-info", "PORT_INFO_GET by the bare name tells of the interface whi
 	WORKS(send_ask(&q));
 	SAME(q.info.nr_tx_rings, p.reg.nr_tx_rings);
 	SAME(q.info.nr_host_rx_rings, 1);
-	SAME(q.info.nr_mem_id, 1);
+	SAME(q.info.nr_mem_id, p.reg.nr_mem_id);
 }
 
 RULE("9.10-suricata", "rings one by one: a receive ring of the wire and a transmit ring of the host, with two host rings")

@@ -15,7 +15,7 @@
  *
  *	ID ok | ID FAIL REASON | ID cannot REASON
  *
- *	PROGRAM DOOR		checks all rules; DOOR is native, preload or node
+ *	PROGRAM DOOR		checks all rules; DOOR is native, preload, node or mediated
  *	PROGRAM DOOR ID		checks one, in this process, for a debugger
  *	PROGRAM --list		prints each rule: ID, tab, what it says
  */

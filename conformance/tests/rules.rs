@@ -4,7 +4,10 @@
 //! native    linked with libunetmap
 //! preload   linked with nothing, run by `unetmap run`
 //! node      linked statically with nothing, on a /dev/netmap that the daemon serves
+//! mediated  as preload, by a daemon that lets nobody have interfaces to himself
 //! ```
+//! Mediated differs from preload only with interfaces; rules that open none are not checked a second time there.
+//!
 //! A test of its own kind (no harness), so that the table is seen: of other tests cargo shows the output only if they
 //! fail. `cargo test -p conformance --test rules -- 1.1 2-` runs programs whose names begin so.
 
@@ -18,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use conformance::c::linked;
 use conformance::home::{Guard, wait_within};
-use conformance::net::{CABLE, DIRECT, Net};
+use conformance::net::{CABLE, DIRECT, MEDIATED, Net};
 use conformance::{Home, Node, program};
 use lab::VethOptions;
 
@@ -35,6 +38,8 @@ enum Cell {
     Ok,
     Cannot(String),
     Fail(String),
+    /// The rule opens no interface, and the door differs with nothing else.
+    NoInterface,
 }
 
 /// A way to netmap files.
@@ -43,9 +48,10 @@ enum Door {
     Native,
     Preload,
     Node,
+    Mediated,
 }
 
-const DOORS: [Door; 3] = [Door::Native, Door::Preload, Door::Node];
+const DOORS: [Door; 4] = [Door::Native, Door::Preload, Door::Node, Door::Mediated];
 
 impl Door {
     fn name(self) -> &'static str {
@@ -53,6 +59,7 @@ impl Door {
             Door::Native => "native",
             Door::Preload => "preload",
             Door::Node => "node",
+            Door::Mediated => "mediated",
         }
     }
 }
@@ -60,7 +67,7 @@ impl Door {
 /// A rule, as its program lists it, and what became of it.
 struct Row {
     id: String,
-    cells: [Cell; 3],
+    cells: [Cell; 4],
 }
 
 fn rules() -> PathBuf {
@@ -122,7 +129,7 @@ impl Shop {
             cc.arg("-o").arg(&out).arg(source).args(&self.common);
             match self.door {
                 Door::Native => cc.args(linked(&self.folder)),
-                Door::Preload => cc,
+                Door::Preload | Door::Mediated => cc,
                 Door::Node => cc.arg("-static"),
             }
         })?;
@@ -137,8 +144,9 @@ fn device(folder: &Path) -> PathBuf {
 
 /// Interfaces for the programs that need some, and a daemon that opens them: `ra` and `rb`, two ends of a cable of two
 /// queues, and `r-2`.
-fn cable(home: &Home) -> Option<Net> {
-    let net = Net::new(home, DIRECT, CABLE)?;
+fn cable(home: &Home, door: Door) -> Option<Net> {
+    let policy = if door == Door::Mediated { MEDIATED } else { DIRECT };
+    let net = Net::new(home, policy, CABLE)?;
     let two = VethOptions { queues: 2, addresses: None, ..CABLE };
     for (one, other) in [("ra", "rb"), ("r-2", "r-2-peer")] {
         net.lab.veth(&net.near, one, &net.near, other, two).unwrap_or_else(|e| panic!("{e}"));
@@ -149,9 +157,14 @@ fn cable(home: &Home) -> Option<Net> {
 /// Runs a program through a door; what it printed, by rule.
 fn run(shop: &Shop, name: &str, path: &Path, ids: &[String]) -> Result<BTreeMap<String, Cell>, String> {
     let door = shop.door;
+    let all = |cell: Cell| Ok(ids.iter().map(|id| (id.clone(), cell.clone())).collect());
+    let all_cannot = |why: &str| all(Cell::Cannot(why.into()));
+    let with_interfaces = name.ends_with("nic");
+    if door == Door::Mediated && !with_interfaces {
+        return all(Cell::NoInterface);
+    }
     let home = Home::at(&shop.folder.join(format!("{name}.home"))).map_err(|e| e.to_string())?;
-    let all_cannot = |why: &str| Ok(ids.iter().map(|id| (id.clone(), Cell::Cannot(why.into()))).collect());
-    let net = if name.ends_with("nic") { Some(cable(&home)) } else { None };
+    let net = with_interfaces.then(|| cable(&home, door));
     if let Some(None) = net {
         return all_cannot("no network namespaces or AF_XDP here");
     }
@@ -164,7 +177,11 @@ fn run(shop: &Shop, name: &str, path: &Path, ids: &[String]) -> Result<BTreeMap<
         symlink(node.path(), device(&shop.folder)).map_err(|e| format!("a link to the node: {e}"))?;
     }
     let unetmap = program("unetmap");
-    let words = if door == Door::Preload { vec![unetmap.as_path(), "run".as_ref(), "--".as_ref()] } else { vec![] };
+    let words = if matches!(door, Door::Preload | Door::Mediated) {
+        vec![unetmap.as_path(), "run".as_ref(), "--".as_ref()]
+    } else {
+        vec![]
+    };
     let words: Vec<&Path> = words.into_iter().chain([path]).collect();
     let mut command = match &net {
         Some(Some(net)) => net.command(words[0]),
@@ -225,7 +242,7 @@ fn rows(shops: &[Shop], name: &str) -> Result<Vec<Row>, String> {
     let source = rules().join(format!("{name}.c"));
     let made = shops.iter().map(|shop| shop.make(name, &source)).collect::<Result<Vec<_>, _>>()?;
     // Linked statically, it needs nothing to say what it will check.
-    let list = made.last().ok_or("no doors")?;
+    let list = DOORS.iter().position(|door| *door == Door::Node).and_then(|at| made.get(at)).ok_or("no such door")?;
     let output = Command::new(list).arg("--list").output().map_err(|e| format!("{}: {e}", list.display()))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let ids: Vec<String> = text.lines().filter_map(|line| line.split_once('\t')).map(|(id, _)| id.into()).collect();
@@ -242,19 +259,20 @@ fn rows(shops: &[Shop], name: &str) -> Result<Vec<Row>, String> {
     })?;
     let missing = || Cell::Fail("the program said nothing of it".into());
     let cell = |door: usize, id: &str| said[door].get(id).cloned().unwrap_or_else(missing);
-    Ok(ids.into_iter().map(|id| Row { cells: [0, 1, 2].map(|door| cell(door, &id)), id }).collect())
+    Ok(ids.into_iter().map(|id| Row { cells: [0, 1, 2, 3].map(|door| cell(door, &id)), id }).collect())
 }
 
 /// Prints the table; the sentences of what failed.
 fn print(rows: &[Row]) -> Vec<String> {
     let mut failures = Vec::new();
     let width = rows.iter().map(|row| row.id.len()).max().unwrap_or(0).max(4);
-    println!("\n{:width$}  {:<24}  {:<24}  node", "rule", "native", "preload");
+    println!("\n{:width$}  {:<24}  {:<24}  {:<24}  mediated", "rule", "native", "preload", "node");
     for row in rows {
         let mut texts = Vec::new();
         for (door, cell) in DOORS.iter().zip(&row.cells) {
             texts.push(match cell {
                 Cell::Ok => "ok".to_owned(),
+                Cell::NoInterface => "no interface".to_owned(),
                 Cell::Cannot(why) => format!("cannot: {why}"),
                 Cell::Fail(why) => {
                     failures.push(format!("{} {}: {why}", row.id, door.name()));
@@ -262,12 +280,13 @@ fn print(rows: &[Row]) -> Vec<String> {
                 }
             });
         }
-        println!("{:width$}  {:<24}  {:<24}  {}", row.id, texts[0], texts[1], texts[2]);
+        println!("{:width$}  {:<24}  {:<24}  {:<24}  {}", row.id, texts[0], texts[1], texts[2], texts[3]);
     }
     for (i, door) in DOORS.iter().enumerate() {
         let of = |what: fn(&Cell) -> bool| rows.iter().filter(|row| what(&row.cells[i])).count();
         let (ok, cannot) = (of(|c| *c == Cell::Ok), of(|c| matches!(c, Cell::Cannot(_))));
-        println!("{}: {ok} ok, {cannot} cannot, {} failed", door.name(), rows.len() - ok - cannot);
+        let failed = of(|c| matches!(c, Cell::Fail(_)));
+        println!("{}: {ok} of {} ok, {cannot} cannot, {failed} failed", door.name(), ok + cannot + failed);
     }
     failures
 }
