@@ -296,6 +296,28 @@ RULE("1.4-cmd-VNET_HDR_GET", "VNET_HDR_GET writes the header's length to nr_arg1
 	SAME(r.nr_arg1, 0);
 }
 
+RULE("1.4-cmd-VNET_HDR", "VNET_HDR sets the header's length of a VALE port to nr_arg1, and VNET_HDR_GET tells it")
+{
+	char name[16];
+	struct nmreq r;
+	struct port p;
+
+	snprintf(name, sizeof(name), "valeH%u:a", rule_number());
+	p = open_port(name, ANY);
+	r = older(name);
+	r.nr_cmd = NETMAP_BDG_VNET_HDR;
+	r.nr_arg1 = 12;
+	WORKS(ioctl(device(), NIOCREGIF, &r));
+	r = older(name);
+	r.nr_cmd = NETMAP_VNET_HDR_GET;
+	WORKS(ioctl(device(), NIOCREGIF, &r));
+	SAME(r.nr_arg1, 12);
+	r.nr_cmd = NETMAP_BDG_VNET_HDR;
+	r.nr_arg1 = 11;
+	REFUSED(EINVAL, ioctl(device(), NIOCREGIF, &r));
+	txsync(&p);
+}
+
 RULE("1.4-NIOCGINFO", "what a port has, as NIOCREGIF says it, and the file stays unbound")
 {
 	struct port p = open_port(own("{1"), WISH(.nr_tx_rings = 2, .nr_rx_rings = 3, .nr_tx_slots = 128, .nr_rx_slots = 256));

@@ -2,20 +2,15 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 2: poll, select and epoll.
+ * Section 2: poll and select.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <sys/epoll.h>
 #include <sys/select.h>
 #include <sys/time.h>
 #include <time.h>
 
-#include "port.h"
-
-/* Milliseconds: long enough to be slept, and a limit of liveness. */
-#define SHORT	60
-#define LONG	20000
+#include "waiting.h"
 
 static double
 seconds(void)
@@ -24,68 +19,6 @@ seconds(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
-/* A pipe, and a thread that after a while sends from a, or releases at b. */
-static struct port a, b;
-
-static void
-open_pipe(uint32_t slots)
-{
-	a = open_port(own("{1"), WISH(.nr_tx_slots = slots, .nr_rx_slots = slots));
-	b = open_beside(&a, own("}1"), ANY);
-}
-
-static void
-send_one(void)
-{
-	put(tx_ring(&a, 0), "x", 1, 0);
-	txsync(&a);
-}
-
-/* The tx ring of a is full, and nothing of it is released. */
-static void
-fill(void)
-{
-	while (!nm_ring_empty(tx_ring(&a, 0)))
-		put(tx_ring(&a, 0), "x", 1, 0);
-	txsync(&a);
-	rxsync(&b);
-	txsync(&a);
-	HOLDS(nm_ring_empty(tx_ring(&a, 0)));
-}
-
-static void
-release(uint32_t n)
-{
-	while (n-- > 0)
-		get(rx_ring(&b, 0));
-	rxsync(&b);
-}
-
-static void *
-send_later(void *arg)
-{
-	usleep(SHORT * 1000);
-	send_one();
-	return arg;
-}
-
-static void *
-release_later(void *arg)
-{
-	usleep(SHORT * 1000);
-	release(5);
-	return arg;
-}
-
-static pthread_t
-later(void *(*what)(void *))
-{
-	pthread_t t;
-
-	HOLDS(pthread_create(&t, NULL, what, NULL) == 0);
-	return t;
 }
 
 /* ---- errors */
@@ -472,6 +405,26 @@ RULE("2-select-transmits", "a select for reading sends what is pending")
 	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
 }
 
+RULE("2-select-large", "select of a file whose number is beyond FD_SETSIZE, in a set that is as large")
+{
+	unsigned long set[4096 / (8 * sizeof(long))] = { 0 };
+	struct timeval limit = { 0, 1000 };
+	int high;
+
+	open_pipe(0);
+	high = fcntl(b.fd, F_DUPFD, 2000);
+	if (high == -1 && errno == EINVAL)
+		rule_cannot("RLIMIT_NOFILE is too low here");
+	HOLDS(high >= 2000 && high < 4096);
+	set[(unsigned int)high / (8 * sizeof(long))] |= 1UL << (unsigned int)high % (8 * sizeof(long));
+	SAME(select(high + 1, (fd_set *)(void *)set, NULL, NULL, &limit), 0);
+	send_one();
+	set[(unsigned int)high / (8 * sizeof(long))] |= 1UL << (unsigned int)high % (8 * sizeof(long));
+	limit.tv_sec = LONG / 1000;
+	SAME(select(high + 1, (fd_set *)(void *)set, NULL, NULL, &limit), 1);
+	HOLDS(set[(unsigned int)high / (8 * sizeof(long))] != 0);
+}
+
 RULE("2-select-error", "select tells of an error as readable and writable")
 {
 	fd_set in, out;
@@ -483,92 +436,6 @@ RULE("2-select-error", "select tells of an error as readable and writable")
 	FD_SET(fd, &out);
 	SAME(select(fd + 1, &in, &out, NULL, NULL), 2);
 }
-
-/* ---- epoll */
-
-static int
-epoll_of(int fd, uint32_t events)
-{
-	struct epoll_event e = { .events = events, .data.fd = fd };
-	int set = epoll_create1(0);
-
-	WORKS(epoll_ctl(set, EPOLL_CTL_ADD, fd, &e));
-	return set;
-}
-
-RULE("2-epoll", "epoll waits for packets, level-triggered: told as long as they are there")
-{
-	struct epoll_event got;
-	pthread_t t;
-	int set;
-
-	open_pipe(0);
-	set = epoll_of(b.fd, EPOLLIN);
-	SAME(epoll_wait(set, &got, 1, SHORT), 0);
-	t = later(send_later);
-	SAME(epoll_wait(set, &got, 1, LONG), 1);
-	HOLDS(got.events == EPOLLIN && got.data.fd == b.fd);
-	SAME(epoll_wait(set, &got, 1, 0), 1);
-	pthread_join(t, NULL);
-	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
-	get(rx_ring(&b, 0));
-	SAME(epoll_wait(set, &got, 1, SHORT), 0);
-}
-
-RULE("2-epoll-out", "epoll waits for room")
-{
-	struct epoll_event got;
-	pthread_t t;
-	int set;
-
-	open_pipe(16);
-	set = epoll_of(a.fd, EPOLLOUT);
-	SAME(epoll_wait(set, &got, 1, LONG), 1);
-	SAME(got.events, EPOLLOUT);
-	fill();
-	SAME(epoll_wait(set, &got, 1, SHORT), 0);
-	t = later(release_later);
-	SAME(epoll_wait(set, &got, 1, LONG), 1);
-	pthread_join(t, NULL);
-}
-
-RULE("2-epoll-edge", "edge-triggered, what is there is told once, and again when more comes")
-{
-	struct epoll_event got;
-	pthread_t t;
-	int set, i;
-
-	open_pipe(0);
-	set = epoll_of(b.fd, EPOLLIN | EPOLLET);
-	SAME(epoll_wait(set, &got, 1, SHORT), 0);
-	for (i = 0; i < 3; i++) {
-		t = later(send_later);
-		SAME(epoll_wait(set, &got, 1, LONG), 1);
-		pthread_join(t, NULL);
-		SAME(epoll_wait(set, &got, 1, SHORT), 0);
-	}
-	SAME(nm_ring_space(rx_ring(&b, 0)), 3);
-}
-
-RULE("2-epoll-add", "to add a file with packets to a set is enough to be told")
-{
-	struct epoll_event got;
-
-	open_pipe(0);
-	send_one();
-	SAME(epoll_wait(epoll_of(b.fd, EPOLLIN), &got, 1, LONG), 1);
-	SAME(epoll_wait(epoll_of(b.fd, EPOLLIN | EPOLLET), &got, 1, LONG), 1);
-}
-
-RULE("2-epoll-error", "a file without a port: EPOLLERR")
-{
-	struct epoll_event got;
-
-	SAME(epoll_wait(epoll_of(device(), EPOLLIN), &got, 1, LONG), 1);
-	HOLDS(got.events & EPOLLERR);
-}
-
-/* ---- what has no effect */
 
 RULE("2-O_NONBLOCK", "O_NONBLOCK and FIONBIO change nothing: syncs work, poll sleeps")
 {

@@ -114,7 +114,7 @@ void rxsync(const struct port *p);
 /* poll of one file: what it returned, and the events. */
 int poll_fd(int fd, int events, int limit_ms, int *revents);
 
-/* A page that is mapped, before one that is not. */
+/* A page that can be read and written, before one that cannot. */
 char *last_page(void);
 
 #endif
