@@ -18,6 +18,7 @@
 #include <time.h>
 
 #include "check.h"
+#include "process.h"
 
 #define NETMAP_WITH_LIBS
 #include <net/netmap_user.h>
@@ -57,15 +58,6 @@ receive_one(int fd)
 	CHECK(ioctl(fd, NIOCRXSYNC, NULL) == 0);
 }
 
-static double
-seconds(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
 /* ---- descriptors */
 
 static void
@@ -87,14 +79,6 @@ duplicates(void)
 	close(three);
 	CHECK(ioctl(three, NIOCTXSYNC, NULL) == -1 && errno == EBADF);
 	a->fd = -1;
-}
-
-static void
-ended_well(pid_t child)
-{
-	int status;
-
-	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 static void
@@ -470,16 +454,6 @@ fork_while_polling(void)
 	stop = 1;
 	pthread_join(t[0], NULL);
 	pthread_join(t[1], NULL);
-}
-
-static int
-open_files(void)
-{
-	int fd, n = 0;
-
-	for (fd = 0; fd < 1024; fd++)
-		n += fcntl(fd, F_GETFD) >= 0;
-	return n;
 }
 
 static void

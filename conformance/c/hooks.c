@@ -21,6 +21,7 @@
 #include <time.h>
 
 #include "check.h"
+#include "process.h"
 
 #define NETMAP_WITH_LIBS
 #include <net/netmap_user.h>
@@ -80,14 +81,6 @@ later(void)
 
 	CHECK(pthread_create(&t, NULL, send_later, NULL) == 0);
 	return t;
-}
-
-static void
-ended_well(pid_t child)
-{
-	int status;
-
-	CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 /* ---- opening */

@@ -1,5 +1,7 @@
 //! `unetmap run`: a netmap program, with libunetmap preloaded, and a libpcap that knows netmap ports before the system's.
 
+mod reach;
+
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -39,6 +41,11 @@ pub(crate) fn run(program: &[OsString], force: bool) -> Result<u8, String> {
     }
     if force {
         command.env("UNETMAP_FORCE", "1");
+    }
+    if let Some(why) = reach::obstacle(name) {
+        // It may be one that only starts others, so it runs.
+        let name = name.display();
+        eprintln!("unetmap: run: {name} opens the system's own /dev/netmap: {why}; `unetmap node on` makes one");
     }
     let failed = command.exec();
     Err(format!("run: {}: {failed}", name.display()))

@@ -1,0 +1,44 @@
+/*
+ * SPDX-License-Identifier: BSD-2-Clause
+ * Copyright (c) 2026, the unetmap authors
+ *
+ * The clock, children, and the descriptors of this process.
+ */
+#ifndef PROCESS_H
+#define PROCESS_H
+
+#include <fcntl.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "check.h"
+
+static inline double
+seconds(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static inline void
+ended_well(pid_t child)
+{
+	int status;
+
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static inline int
+open_files(void)
+{
+	int fd, n = 0;
+
+	for (fd = 0; fd < 1024; fd++)
+		n += fcntl(fd, F_GETFD) >= 0;
+	return n;
+}
+
+#endif
