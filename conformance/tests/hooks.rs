@@ -76,6 +76,20 @@ fn what_happens_around_a_call() {
     });
 }
 
+/// Files that threads close under each other's calls, handlers that call in again, threads that are cancelled in a wait, fifty
+/// children on one file, children by other ways than fork, a filter of system calls.
+#[test]
+fn treated_roughly() {
+    isolated(|home| {
+        let rough = compile(home, "rough", &[]);
+        for what in ["closed-under-calls", "handlers", "cancelled", "crowd", "other-children", "filtered"] {
+            assert_eq!(start(&rough, &[what]).output_within(Duration::from_secs(90)), "ok\n", "{what}");
+            until("all is given back", || home.snapshot().sessions.is_empty());
+            home.assert_serves();
+        }
+    });
+}
+
 /// What `unetmap run` says on standard error, of a program that prints nothing there.
 fn said_of(program_: &Path) -> String {
     let output = Command::new(program("unetmap")).arg("run").arg("--").arg(program_).output().expect("unetmap");

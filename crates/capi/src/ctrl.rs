@@ -9,6 +9,7 @@
 //! ```
 
 use std::ffi::c_int;
+use std::os::fd::{AsFd, AsRawFd};
 
 use unetmap::abi::*;
 use unetmap::door::{Letter, Memory};
@@ -18,7 +19,7 @@ use unetmap::legacy::{self, Call};
 use unetmap::request::Request;
 
 use crate::extmem::{self, Extmem};
-use crate::files::{Ref, borrowed, replace, socket_inode};
+use crate::files::{Ref, replace, socket_inode};
 use crate::said::{say, told};
 use crate::{kloop, user};
 
@@ -131,15 +132,17 @@ fn ask(
     request: &Request,
     then: impl FnOnce(&Attached) -> Result<(), i32>,
 ) -> Result<(i32, Option<Request>), i32> {
-    let mut talk = open.talk().ok_or(EBUSY)?;
+    let mut talk = open.talk(fd)?;
     let Told { mut errno, why, request: answer, moved, attached } =
-        talk.file().request(borrowed(fd), request).map_err(|e| told(&e))?;
+        talk.file().request(talk.fd(), request).map_err(|e| told(&e))?;
     if let Some((connection, file)) = moved {
-        replace(fd, connection);
-        if let Some(inode) = socket_inode(fd) {
+        if open.is_behind(fd) {
+            replace(fd, connection.as_fd());
+        }
+        if let Some(inode) = socket_inode(connection.as_raw_fd()) {
             open.set_inode(inode);
         }
-        talk.moved_to(file);
+        talk.moved_to(file, connection);
     }
     if errno != 0 {
         say(&format!("{}: {why}", request.name().unwrap_or_default()));
@@ -150,7 +153,7 @@ fn ask(
             Err(other) => {
                 errno = other;
                 drop(attached);
-                let _ = talk.file().unbind(borrowed(fd));
+                let _ = talk.file().unbind(talk.fd());
             }
         }
     }

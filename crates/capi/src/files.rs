@@ -9,10 +9,10 @@
 //! ```
 //! One reference for each table entry, one for each call that may wait. Other calls count none ([`crate::threads`]).
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use unetmap::Error;
@@ -41,6 +41,8 @@ pub struct Open {
     inode: AtomicU64,
     /// 0, or who talks to the daemon: see [`me`].
     talking: AtomicU64,
+    /// Who talks has it: a descriptor of the connection, or -1. See [`Talk`].
+    held: AtomicI32,
     file: AtomicPtr<File>,
     port: AtomicPtr<Attached>,
     next: AtomicPtr<Open>,
@@ -71,6 +73,7 @@ impl Open {
             refs: AtomicU32::new(1),
             inode: AtomicU64::new(0),
             talking: AtomicU64::new(0),
+            held: AtomicI32::new(-1),
             file: AtomicPtr::new(ptr::null_mut()),
             port: AtomicPtr::new(ptr::null_mut()),
             next: AtomicPtr::new(ptr::null_mut()),
@@ -222,37 +225,47 @@ impl Ref {
         if let Some(port) = self.known_port() {
             return Ok(Some(port));
         }
-        let busy = || Error::Refused {
+        let refused = |errno| Error::Refused {
             asked: "a netmap file".into(),
-            errno: libc::EBUSY,
-            why: "a call on it from a signal handler that has interrupted a request on it".into(),
+            errno,
+            why: match errno {
+                libc::EBUSY => "a call on it from a signal handler that has interrupted a request on it".into(),
+                _ => "it was closed meanwhile".into(),
+            },
         };
-        let talk = self.talk().ok_or_else(busy)?;
+        let talk = self.talk(fd).map_err(refused)?;
         if let Some(port) = self.known_port() {
             return Ok(Some(port));
         }
-        let attached = talk.file().attach(borrowed(fd))?;
+        let attached = talk.file().attach(talk.fd())?;
         attached.into_iter().for_each(|attached| talk.bind(attached));
         drop(talk);
         Ok(self.known_port())
     }
 
-    /// The right to talk to the daemon over the file's connection, one thread at a time. `None`: it is this very thread
-    /// that talks, and a signal handler has interrupted it.
-    pub(crate) fn talk(&self) -> Option<Talk<'_>> {
+    /// The right to talk to the daemon over the connection of the file that descriptor `fd` is, one thread at a time.
+    ///
+    /// # Errors
+    /// `EBUSY`: it is this very thread that talks, and a signal handler has interrupted it. `EBADF`: `fd` is closed, or another
+    /// file by now.
+    pub(crate) fn talk(&self, fd: RawFd) -> Result<Talk<'_>, i32> {
         let me = me();
         loop {
             let busy = self.0.talking.load(Relaxed);
             if busy == me {
-                return None;
+                return Err(libc::EBUSY);
             }
             // A thread of the process that we were forked from is not here to finish.
             let gone = busy >> 32 != me >> 32;
             if (busy == 0 || gone) && self.0.talking.compare_exchange(busy, me, Acquire, Relaxed).is_ok() {
-                return Some(Talk(self.0));
+                break;
             }
             std::thread::sleep(Duration::from_micros(100));
         }
+        let talk = Talk { open: self.0, number: fd };
+        // SAFETY: a system call on a number. What it returns fits.
+        talk.hold(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, FIRST_HELD) } as RawFd);
+        if self.is_behind(talk.fd().as_raw_fd()) { Ok(talk) } else { Err(libc::EBADF) }
     }
 
     /// Whether descriptor `fd` is still this file: it may have been closed by a way that has no hook.
@@ -273,25 +286,56 @@ fn me() -> u64 {
     u64::from(unetmap::file::forks() + 1) << 32 | u64::from(thread)
 }
 
-/// See [`Ref::talk`].
-pub(crate) struct Talk<'a>(&'a Open);
+/// Descriptors that who talks has are no lower: a program may expect to get the lowest ones.
+const FIRST_HELD: RawFd = 3;
+
+/// See [`Ref::talk`]. A request holds a descriptor of its own, as in the kernel a call holds its file: the program's number may
+/// be closed meanwhile, and be another file's, which would get the request, or from which we would wait for the answer.
+pub(crate) struct Talk<'a> {
+    open: &'a Open,
+    /// The program's, which has to do where it can have no more descriptors.
+    number: RawFd,
+}
 
 impl Drop for Talk<'_> {
     fn drop(&mut self) {
-        self.0.talking.store(0, Release);
+        self.hold(-1);
+        self.open.talking.store(0, Release);
+    }
+}
+
+impl Open {
+    /// `new` is held from now on, and what was held is closed.
+    fn hold(&self, new: RawFd) {
+        let before = self.held.swap(new, AcqRel);
+        if before >= 0 {
+            // SAFETY: ours alone: whoever takes it out of `held` closes it.
+            unsafe { libc::syscall(libc::SYS_close, before) };
+        }
     }
 }
 
 impl Talk<'_> {
+    fn hold(&self, new: RawFd) {
+        self.open.hold(new);
+    }
+
+    /// The connection.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        let held = self.open.held.load(Acquire);
+        borrowed(if held >= 0 { held } else { self.number })
+    }
+
     /// The file.
     pub(crate) fn file(&self) -> &File {
         // SAFETY: set when the object was claimed, and changed only by who talks.
-        unsafe { &*self.0.file.load(Acquire) }
+        unsafe { &*self.open.file.load(Acquire) }
     }
 
-    /// Another daemon than the first serves the file.
-    pub(crate) fn moved_to(&mut self, file: File) {
-        let before = self.0.file.swap(Box::into_raw(Box::new(file)), AcqRel);
+    /// Another daemon than the first serves the file, by this connection.
+    pub(crate) fn moved_to(&mut self, file: File, connection: OwnedFd) {
+        self.hold(connection.into_raw_fd());
+        let before = self.open.file.swap(Box::into_raw(Box::new(file)), AcqRel);
         // SAFETY: from Box::into_raw; only who talks looks at it, and that is us, with no borrow left.
         drop(unsafe { Box::from_raw(before) });
     }
@@ -299,7 +343,7 @@ impl Talk<'_> {
     /// The file has a port.
     pub(crate) fn bind(&self, port: Attached) {
         let port = Box::into_raw(Box::new(port));
-        if self.0.port.compare_exchange(ptr::null_mut(), port, AcqRel, Relaxed).is_err() {
+        if self.open.port.compare_exchange(ptr::null_mut(), port, AcqRel, Relaxed).is_err() {
             // SAFETY: ours, as nobody else has seen it.
             drop(unsafe { Box::from_raw(port) });
         }
@@ -333,8 +377,13 @@ pub(crate) fn socket_inode(fd: RawFd) -> Option<u64> {
     (!failed && stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
 }
 
+/// In a forked child: what its parent's threads held is closed, as they are not here to do it.
+pub(crate) fn let_go() {
+    Open::all().for_each(|open| open.hold(-1));
+}
+
 /// Puts `new` in the place of `fd`: the same number, and close-on-exec as it was.
-pub(crate) fn replace(fd: RawFd, new: OwnedFd) {
+pub(crate) fn replace(fd: RawFd, new: BorrowedFd<'_>) {
     // SAFETY: system calls on descriptors, of which `fd` is the program's own file that it asks us to change.
     unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFD);

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 use unetmap_sys::{barrier, process};
 
+use crate::files;
+
 /// How long to wait for a thread that is at work: it may have lost its processor.
 const PATIENCE: Duration = Duration::from_millis(20);
 
@@ -97,6 +99,7 @@ pub extern "C" fn unetmap_forked() {
         thread.turn.store(0, Relaxed);
         thread.used.store(false, Relaxed);
     }
+    files::let_go();
     if !FENCES.load(Relaxed) {
         register();
     }
