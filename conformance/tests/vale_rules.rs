@@ -4,14 +4,16 @@
 use std::time::{Duration, Instant};
 
 use conformance::ether::{self, BROADCAST, drain, drained, make, station};
+use conformance::home::summary;
 use conformance::net::{BUFFER, collect, transmit};
 use conformance::switch::{refused, set, shown, vale};
 use conformance::traffic::{open, receive};
 use conformance::{Home, isolated, until};
 use rustix::process::Signal;
 use serde_json::Value;
+use tool_common::request::ask;
 use unetmap::Port;
-use unetmap::abi::NS_MOREFRAG;
+use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NS_MOREFRAG, NmreqPortHdr};
 
 /// Packets of a port that were lost for this reason: sent by it, or for it.
 fn count(port: &str, of: &str, why: &str) -> u64 {
@@ -368,7 +370,84 @@ fn what_was_judged_is_what_arrives() {
         });
         assert!(drain(&victim).is_empty());
         assert!(heard > 0);
-        conformance::home::summary(&format!("frames rewritten while they were judged: {heard} arrived, none wrong"));
+        summary(&format!("frames rewritten while they were judged: {heard} arrived, none wrong"));
+        home.assert_serves();
+    });
+}
+
+/// Sets how long the virtio-net header of a port is, as any program of its user may.
+fn set_header(port: &str, bytes: u32) {
+    let wish = NmreqPortHdr { nr_hdr_len: bytes, ..Default::default() };
+    ask(NETMAP_REQ_PORT_HDR_SET, port, wish).expect("a port");
+}
+
+/// A virtio-net header can have the switch write a checksum anywhere into a packet: that is done before the filter judges.
+#[test]
+fn a_checksum_gets_nothing_past_a_filter() {
+    isolated(|home| {
+        let [a, b, c] = ["a", "b", "c"].map(|name| open(&format!("vale0:{name}")));
+        set_header("vale0:a", 12);
+        set_header("vale0:c", 12);
+        set("port vale0:a filter in ether src 02:00:00:00:00:01");
+        let asks = |start: u8, offset: u8, frame: Vec<u8>| {
+            [&[1, 0, 0, 0, 0, 0, start, 0, offset, 0, 0, 0][..], &frame].concat()
+        };
+        // Onto the sender's address; what it is before and afterwards is not what the filter lets pass.
+        say(&a, &[asks(0, 6, to_all(1, 1)), asks(0, 6, to_all(2, 2)), asks(0, 10, to_all(1, 3))]);
+        // Where checksums are, it is computed, for those without a header and those with one.
+        say(&a, &[asks(14, 20, to_all(1, 4))]);
+        let got = collect(&b, 1).remove(0);
+        let mut finished = to_all(1, 4);
+        finished[34..36].copy_from_slice(&got[34..36]);
+        assert_eq!(got, finished);
+        assert_ne!(got, to_all(1, 4));
+        assert_eq!(collect(&c, 1), [[&[0; 12], &got[..]].concat()]);
+        // One that is to stand where the packet has ended already.
+        say(&a, &[asks(70, 20, to_all(1, 5))]);
+        until("all are counted", || count("vale0:a", "lost", "filter") == 3 && count("vale0:a", "lost", "bad") == 1);
+        assert!(drain(&b).is_empty() && drain(&c).is_empty());
+        home.assert_serves();
+    });
+}
+
+/// A program that changes how long its headers are while its packets are judged.
+#[test]
+fn a_header_that_changes_gets_nothing_past_a_filter() {
+    isolated(|home| {
+        let [a, b] = ["a", "b"].map(|name| open(&format!("vale0:{name}")));
+        set("port vale0:a filter in ether src 02:00:00:00:00:01");
+        // Behind 12 bytes it is a frame, too, from another station.
+        let good = make(station(2), station(1), 1, 1);
+        let evil = make(BROADCAST, station(66), 66, 6);
+        let packet = [&good[..14], &evil[2..]].concat();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let relaxed = std::sync::atomic::Ordering::Relaxed;
+        let (mut whole, mut cut) = (0u64, 0u64);
+        std::thread::scope(|scope| {
+            let changer = scope.spawn(|| {
+                let mut changes = 0u64;
+                while !stop.load(relaxed) {
+                    set_header("vale0:a", [0, 12][changes as usize % 2]);
+                    changes += 1;
+                }
+                changes
+            });
+            let (packets, end) = (vec![packet.clone(); 500], Instant::now() + Duration::from_secs(5));
+            while Instant::now() < end {
+                say(&a, &packets);
+                for got in drain(&b) {
+                    // As it was sent, or with a header taken off: then from somebody who may send.
+                    if got == packet { whole += 1 } else { cut += 1 }
+                }
+            }
+            stop.store(true, relaxed);
+            let changes = changer.join().expect("it ends");
+            summary(&format!(
+                "headers changed {changes} times under traffic: {whole} arrived as they were judged, {cut} not"
+            ));
+        });
+        assert!(whole > 0 && count("vale0:a", "lost", "filter") > 0, "it did change under way");
+        assert_eq!(cut, 0, "packets past the filter");
         home.assert_serves();
     });
 }

@@ -114,6 +114,20 @@ pub fn finish(packet: &mut [u8], header: usize, mut each: impl FnMut(Pieces<'_>)
     }
 }
 
+/// Computes the checksum that a packet of one frame still lacks, and takes the wish out of its header, of `header` bytes (10
+/// or 12): from then on its bytes stay as they are. What is cut stays a row: its frames have the same addresses and ports.
+///
+/// # Errors
+/// [`Nonsense`].
+pub fn settle(packet: &mut [u8], header: usize) -> Result<(), Nonsense> {
+    let wishes = Wishes::read(packet)?;
+    let Some(checksum) = wishes.checksum.filter(|_| wishes.gso == GSO_NONE) else { return Ok(()) };
+    fill_in(packet.get_mut(header..).ok_or(Nonsense)?, checksum)?;
+    packet[0] &= !NEEDS_CHECKSUM;
+    packet[6..10].fill(0);
+    Ok(())
+}
+
 /// Computes the checksum; its field holds the sum of the pseudo header.
 fn fill_in(packet: &mut [u8], checksum: Checksum) -> Result<(), Nonsense> {
     let covered = packet.get_mut(checksum.start..).ok_or(Nonsense)?;

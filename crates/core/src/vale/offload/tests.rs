@@ -219,6 +219,28 @@ proptest! {
         }
     }
 
+    /// What is settled is what would be finished, and is so from then on; a row stays one.
+    #[test]
+    fn settled_is_finished(packet in proptest::collection::vec(any::<u8>(), 14..200), flags in 0u8..3, at in 0u16..220, row: bool) {
+        for bytes in HEADERS {
+            let mut header = header(flags, if row { GSO_UDP } else { GSO_NONE }, 100, at, 2);
+            header.resize(bytes, 0);
+            let mut whole = [&header[..], &packet].concat();
+            let settled = settle(&mut whole, bytes);
+            if row {
+                prop_assert_eq!((settled, whole), (Ok(()), [&header[..], &packet].concat()));
+                continue;
+            }
+            let finished = frames(&packet, &header);
+            prop_assert_eq!(settled.is_ok(), finished.is_ok());
+            if let Ok(finished) = finished {
+                prop_assert_eq!(&whole[bytes..], &finished[0][..]);
+                prop_assert_eq!(frames(&whole[bytes..], &whole[..bytes]), Ok(finished));
+                prop_assert_eq!(whole[0] & NEEDS_CHECKSUM, 0);
+            }
+        }
+    }
+
     #[test]
     fn damaged_packets_are_no_panic(at in 0usize..80, with: u8, cut in 0usize..1200, gso in 0u8..7, size: u16) {
         for v4 in [true, false] {

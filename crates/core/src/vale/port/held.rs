@@ -18,8 +18,10 @@ const BEFORE_TAG: usize = 12;
 
 /// A packet in [`Scratch`].
 pub(in super::super) struct Held {
-    /// Its bytes, the virtio-net header of its sender's port first.
+    /// Its bytes, its virtio-net header first.
     pub(in super::super) range: Range<usize>,
+    /// Bytes of that header: as long as its sender's were when it was judged.
+    pub(in super::super) header: u8,
     /// Priority and number of its VLAN, which is not in the bytes; 0: it has none.
     pub(in super::super) tag: u16,
     /// Whether there was anybody whom it could go to.
@@ -91,17 +93,28 @@ fn shift_offsets(header: &mut [u8], shift: impl Fn(u16) -> u16) {
 }
 
 impl Attached {
-    /// Copies a packet of a batch of this port's to the end of `bytes`.
-    pub(in super::super) fn hold(&self, bytes: &mut Vec<u8>, batch: &Batch<'_>, packet: Packet) -> Result<(), Lost> {
+    /// Copies a packet of a batch of this port's, with a virtio-net header of `header` bytes, to the end of `bytes`. A checksum
+    /// that the header asks for is computed there: it can be anywhere in what is to be judged.
+    pub(in super::super) fn hold(
+        &self,
+        bytes: &mut Vec<u8>,
+        batch: &Batch<'_>,
+        packet: Packet,
+        header: usize,
+    ) -> Result<(), Lost> {
         if batch.bad {
             let mut all = (0..packet.frags).map(|i| batch.slots.buf_idx(batch.at(u32::from(packet.at + i))));
             if all.any(|idx| !self.region.limits().index_ok(idx)) {
                 return Err(Lost::Bad);
             }
         }
-        match gather(bytes, &self.region, batch, packet) {
-            true => Ok(()),
-            false => Err(Lost::Long),
+        let from = bytes.len();
+        if !gather(bytes, &self.region, batch, packet) {
+            return Err(Lost::Long);
+        }
+        match header {
+            0 => Ok(()),
+            _ => offload::settle(&mut bytes[from..], header).map_err(|_| Lost::Bad),
         }
     }
 
@@ -117,7 +130,6 @@ impl Attached {
     ) {
         let Some(rx) = self.incoming(ring) else { return };
         patience.delivers(self.index, ring);
-        let theirs = usize::from(from.header());
         let untagged = matches!(rules.vlan_of(self.index), Some(Vlan::Access(_)));
         let gate_of = |rules: &'b Book| rules.of(self.index).map(|ruled| ruled.gate(Direction::Out));
         let mut gate = gate_of(rules);
@@ -131,6 +143,7 @@ impl Attached {
                 continue;
             };
             held.reached = true;
+            let theirs = usize::from(held.header);
             let Some(mut packet) = bytes.get(held.range.clone()) else { continue };
             if held.tag != 0 && !untagged {
                 insert(changed, packet, theirs, held.tag);

@@ -74,10 +74,12 @@ fn judge(
     gate: &mut Option<Gate<'_>>,
     (memory, batch, packet): (&mut super::Memory, &Batch<'_>, Packet),
 ) -> Result<Target, Lost> {
-    let header = usize::from(port.header());
+    // Once: who set it may change it meanwhile.
+    let header_bytes = port.header();
+    let header = usize::from(header_bytes);
     let flags = batch.slots.flags(batch.at(u32::from(packet.at)));
     let from = scratch.bytes.len();
-    let judged = port.hold(&mut scratch.bytes, batch, packet).and_then(|()| {
+    let judged = port.hold(&mut scratch.bytes, batch, packet, header).and_then(|()| {
         let frame = scratch.bytes.get(from + header..).filter(|frame| frame.len() >= usize::from(HEADER));
         let frame = frame.ok_or(Lost::Short)?;
         if let Some(gate) = gate {
@@ -106,7 +108,12 @@ fn judge(
             gate.within(frame.len())?;
         }
         let range = from..scratch.bytes.len();
-        scratch.packets.push(Held { range, tag: tag.map_or(0, |tag| tag.control), reached: false });
+        scratch.packets.push(Held {
+            range,
+            header: header_bytes,
+            tag: tag.map_or(0, |tag| tag.control),
+            reached: false,
+        });
         Ok(target)
     });
     judged.inspect_err(|_| scratch.bytes.truncate(from))
