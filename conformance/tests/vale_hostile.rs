@@ -9,11 +9,14 @@ use std::time::{Duration, Instant};
 use conformance::ether::{self, BROADCAST, station};
 use conformance::home::{Guard, summary};
 use conformance::packet::Dice;
-use conformance::raw::Intruder;
+use conformance::raw::{Intruder, Raw};
 use conformance::traffic::open;
-use conformance::{Home, LIMIT, isolated, program, until};
-use unetmap::abi::{NS_INDIRECT, NS_MOREFRAG};
+use conformance::{Home, LIMIT, isolated, program, switch, until};
+use tool_common::request::ask;
+use unetmap::abi::*;
+use unetmap::request::Request;
 use unetmap::{BufIdx, Interest, Port};
+use zerocopy::IntoBytes;
 
 const SLOTS: u32 = 1024;
 /// In a slot's flags: to the port that was opened after a pair.
@@ -261,6 +264,83 @@ fn faults(home: &Home, name: &str) -> u64 {
 fn churn() -> Duration {
     let seconds = std::env::var("UNETMAP_CHURN").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(15))
+}
+
+/// What a program asks of ports that are not its own, and why it gets nothing: others have them open, or they are no
+/// interfaces.
+fn ask_for_others(home: &Home, dice: &mut Dice) -> i32 {
+    let other = ["vale0:good0a", "vale0:good1b", "vale0:x", "vale0:", "vale0:good0a/t"][dice.below(5) as usize];
+    let attach =
+        |mode| NmreqValeAttach { reg: NmreqRegister { nr_mode: mode, ..Default::default() }, ..Default::default() };
+    let polling = NmreqValePolling { nr_num_polling_cpus: dice.roll() as u32, ..Default::default() };
+    let request = match dice.below(7) {
+        0 => Request::new(NETMAP_REQ_VALE_DETACH, other, NmreqValeDetach::default().as_bytes()),
+        1 => Request::new(NETMAP_REQ_VALE_ATTACH, other, attach(dice.below(9) as u32).as_bytes()),
+        2 => Request::new(NETMAP_REQ_VALE_DELIF, other, &[]),
+        3 => Request::new(NETMAP_REQ_VALE_NEWIF, other, NmreqValeNewif::default().as_bytes()),
+        4 => Request::new(NETMAP_REQ_VALE_POLLING_ENABLE, other, polling.as_bytes()),
+        5 => Request::new(NETMAP_REQ_VALE_POLLING_DISABLE, other, polling.as_bytes()),
+        _ => {
+            let wish = NmreqRegister { nr_mode: 1, nr_flags: NR_EXCLUSIVE, ..Default::default() };
+            Request::new(NETMAP_REQ_REGISTER, "vale0:good0a", wish.as_bytes())
+        }
+    };
+    let (errno, answer, _) = Raw::connect(&home.socket()).expect("a daemon").request(&request.expect("a short name"));
+    if errno != 0 {
+        assert_ne!(answer.expect("an answer").why, "", "errno {errno} without a reason");
+    }
+    errno
+}
+
+/// Programs on the very switch that write anything anywhere and are killed, while the length of their headers changes, rules
+/// come and go, monitors watch them, and somebody asks for what is not his.
+#[test]
+fn a_siege() {
+    isolated(|home| {
+        let mut pairs: Vec<Pair> = (0..4).map(|n| Pair::open("vale0", n)).collect();
+        let mut dice = Dice(0x51e6_e001);
+        let [mut killed, mut refused, mut sent] = [0; 3];
+        let names = ["vale0:x", "vale0:y"];
+        let mut scribblers = names.map(|name| scribbler(name, 1));
+        let mut monitors = Vec::new();
+        let start = Instant::now();
+        while start.elapsed() < churn() {
+            let which = dice.below(2) as usize;
+            let name = names[which];
+            match dice.below(12) {
+                0 => {
+                    scribblers[which].kill();
+                    scribblers[which] = scribbler(name, dice.roll());
+                    killed += 1;
+                }
+                1..=4 => {
+                    let bytes = [0, 10, 12, 11, u32::MAX][dice.below(5) as usize];
+                    let _ =
+                        ask(NETMAP_REQ_PORT_HDR_SET, name, NmreqPortHdr { nr_hdr_len: bytes, ..Default::default() });
+                }
+                5 => {
+                    let rule = ["filter in len > 100", "storm 1000", "access 7", "trunk 1-9", "filter in off", "off"];
+                    switch::set(&format!("port {name} {}", rule[dice.below(6) as usize]));
+                }
+                6 => monitors.extend(Port::open(&format!("{name}/rt")).ok()),
+                7 => monitors.clear(),
+                _ => {
+                    assert_ne!(ask_for_others(home, &mut dice), 0, "something was granted");
+                    refused += 1;
+                }
+            }
+            for pair in &mut pairs {
+                pair.exchange(20);
+                sent += 20;
+            }
+        }
+        let faults: u64 = home.snapshot().ports.iter().filter_map(|port| port.lost.get("fault")).sum();
+        assert_eq!(faults, 0);
+        drop((scribblers, monitors));
+        until("only the others are left", || home.snapshot().ports.len() == 8);
+        home.assert_serves();
+        summary(&format!("scribblers killed {killed}, requests refused {refused}, frames of others {sent}, lost 0"));
+    });
 }
 
 /// Ports that open and die at random under traffic, a hundred and more of them; the others lose nothing.
