@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 4: monitors that copy, of pipes.
+ * Section 4: monitors of pipes, those that copy and those that take buffers.
  */
 #include "port.h"
 
@@ -252,4 +252,131 @@ RULE("4-monitor-over", "when the watched port is closed by all, its monitor has 
 	WORKS(close(a.fd));
 	SAME(poll_fd(m.fd, POLLIN, LONG, &revents), 1);
 	HOLDS(revents & POLLERR);
+}
+
+/* ---- without copies */
+
+RULE("4-monitor-zcopy-region", "a monitor that does not copy lies in the region of what it watches")
+{
+	struct port m;
+
+	open_pipe(0);
+	m = monitor("}1", NR_ZCOPY_MON | NR_MONITOR_RX);
+	SAME(m.reg.nr_mem_id, a.reg.nr_mem_id);
+}
+
+RULE("4-monitor-zcopy-after", "it shows a received packet when its program has given it back")
+{
+	struct port m;
+	int revents;
+
+	open_pipe(0);
+	m = monitor("}1", NR_ZCOPY_MON | NR_MONITOR_RX);
+	put(tx_ring(&a, 0), "one", 4, 0);
+	txsync(&a);
+	rxsync(&b);
+	SAME(poll_fd(m.fd, POLLIN, QUIET, &revents), 0);
+	get(rx_ring(&b, 0));
+	rxsync(&b);
+	HOLDS(!(shows(&m, "one")->flags & NS_TXMON));
+}
+
+RULE("4-monitor-zcopy-sent", "it shows a sent packet, flagged NS_TXMON, when its slot has come back")
+{
+	struct port m;
+	int revents;
+
+	open_pipe(0);
+	m = monitor("{1", NR_ZCOPY_MON | NR_MONITOR_TX);
+	put(tx_ring(&a, 0), "one", 4, 0);
+	txsync(&a);
+	rxsync(&b);
+	SAME(poll_fd(m.fd, POLLIN, QUIET, &revents), 0);
+	get(rx_ring(&b, 0));
+	rxsync(&b);
+	txsync(&a);
+	HOLDS(shows(&m, "one")->flags & NS_TXMON);
+}
+
+RULE("4-monitor-zcopy-both", "it shows both directions, whichever was asked for")
+{
+	struct port m;
+
+	open_pipe(0);
+	m = monitor("{1", NR_ZCOPY_MON | NR_MONITOR_RX);
+	pass("one");
+	HOLDS(shows(&m, "one")->flags & NS_TXMON);
+	put(tx_ring(&b, 0), "two", 4, 0);
+	txsync(&b);
+	rxsync(&a);
+	get(rx_ring(&a, 0));
+	rxsync(&a);
+	HOLDS(!(shows(&m, "two")->flags & NS_TXMON));
+}
+
+RULE("4-monitor-zcopy-buffers", "it shows the very buffers; the watched slots have others in their place, and NS_BUF_CHANGED")
+{
+	struct netmap_slot *watched;
+	uint32_t before;
+	struct port m;
+
+	open_pipe(0);
+	m = monitor("}1", NR_ZCOPY_MON | NR_MONITOR_RX);
+	put(tx_ring(&a, 0), "one", 4, 0);
+	txsync(&a);
+	rxsync(&b);
+	watched = get(rx_ring(&b, 0));
+	before = watched->buf_idx;
+	rxsync(&b);
+	SAME(shows(&m, "one")->buf_idx, before);
+	txsync(&a);
+	HOLDS(tx_ring(&a, 0)->slot[0].buf_idx != before);
+	HOLDS(tx_ring(&a, 0)->slot[0].flags & NS_BUF_CHANGED);
+}
+
+RULE("4-monitor-zcopy-slow", "one that does not read loses packets; the watched do not wait for it, and lose none")
+{
+	struct port m;
+	int i;
+
+	open_pipe(64);
+	m = open_port(own("}1"), WISH(.nr_flags = NR_ZCOPY_MON | NR_MONITOR_RX, .nr_rx_slots = 16, .nr_tx_slots = 16));
+	for (i = 0; i < 200; i++)
+		pass("x");
+	rxsync(&m);
+	HOLDS(nm_ring_space(rx_ring(&m, 0)) < 200);
+	shows(&m, "x");
+}
+
+RULE("4-monitor-zcopy-name", "it is called by its parent's name, a z among its kinds, and a number")
+{
+	struct port m;
+	char begin[32];
+
+	open_pipe(0);
+	m = monitor("{1", NR_ZCOPY_MON | NR_MONITOR_RX);
+	snprintf(begin, sizeof(begin), "%s/zrt#", own("{1"));
+	if (strncmp(m.nifp->ni_name, begin, strlen(begin)) != 0)
+		rule_fails(__FILE__, __LINE__, "it is called %s, not %s...", m.nifp->ni_name, begin);
+}
+
+RULE("4-monitor-zcopy-offsets", "it takes no OFFSETS: EOPNOTSUPP, also in the option's status")
+{
+	struct nmreq_opt_offsets option;
+	struct port m;
+
+	open_pipe(0);
+	memset(&option, 0, sizeof(option));
+	option.nro_opt.nro_reqtype = NETMAP_REQ_OPT_OFFSETS;
+	option.nro_max_offset = 64;
+	memset(&m, 0, sizeof(m));
+	m.fd = device();
+	m.hdr.nr_version = NETMAP_API;
+	m.hdr.nr_reqtype = NETMAP_REQ_REGISTER;
+	m.hdr.nr_body = (uintptr_t)&m.reg;
+	m.hdr.nr_options = (uintptr_t)&option;
+	snprintf(m.hdr.nr_name, sizeof(m.hdr.nr_name), "%s", own("{1"));
+	m.reg = WISH(.nr_flags = NR_ZCOPY_MON | NR_MONITOR_RX);
+	REFUSED(EOPNOTSUPP, ioctl(m.fd, NIOCCTRL, &m.hdr));
+	SAME(option.nro_opt.nro_status, EOPNOTSUPP);
 }

@@ -221,6 +221,30 @@ RULE("4-vale-full", "a receiver without room loses packets; the sender's slots a
 	SAME(comes(&b, LONG), 'x');
 }
 
+RULE("4-vale-order", "what one port receives from another keeps its order, whatever goes to all or elsewhere in between")
+{
+	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY), c = open_port(vale("c"), ANY);
+	int i;
+
+	send_frame(&b, 9, 2, 'b');
+	send_frame(&c, 9, 3, 'c');
+	SAME(comes(&a, LONG), 'b');
+	SAME(comes(&a, LONG), 'c');
+	SAME(comes(&c, LONG), 'b');
+	SAME(comes(&b, LONG), 'c');
+	/* To b, to c, to all, to nobody known: b sees all but what is c's. */
+	for (i = 0; i < 120; i++)
+		put_frame(&a, (const int[]){ 2, 3, ALL, 99 }[i % 4], 1, (char)i, FRAME, 0);
+	txsync(&a);
+	for (i = 0; i < 120; i++)
+		if (i % 4 != 1)
+			SAME(comes(&b, LONG), i);
+	for (i = 0; i < 120; i++)
+		if (i % 4 != 0)
+			SAME(comes(&c, LONG), i);
+	SAME(comes(&b, QUIET), -1);
+}
+
 RULE("4-vale-alone", "a port alone on its switch sends to nobody, and its slots come back")
 {
 	struct port a = open_port(vale("a"), ANY);
