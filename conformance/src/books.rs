@@ -12,6 +12,8 @@ pub struct Snapshot {
     pub daemon: Daemon,
     /// Its regions.
     pub regions: Vec<Region>,
+    /// The threads of its switches.
+    pub threads: Vec<Thread>,
     /// Its ports.
     pub ports: Vec<Port>,
     /// Who has them open.
@@ -57,6 +59,23 @@ pub struct Buffers {
     pub quarantined: u32,
 }
 
+/// A thread of the switches.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Thread {
+    /// Its number, from 0 on.
+    pub thread: usize,
+    /// What the kernel calls it.
+    pub tid: u32,
+    /// The processor on which it is, or was last.
+    pub cpu: Option<u32>,
+    /// The one on which it has to stay.
+    pub pinned: Option<u16>,
+    /// Ports that it looks after.
+    pub ports: usize,
+    /// Rings on which they send.
+    pub rings: usize,
+}
+
 /// A port.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Port {
@@ -68,6 +87,11 @@ pub struct Port {
     pub mem_id: u16,
     /// Of an interface: how packets get in and out.
     pub manner: Option<String>,
+    /// Of a switch's port: the thread that takes what it sends.
+    pub thread: Option<usize>,
+    /// Of an attached interface: the processors that serve its queues and nothing else.
+    #[serde(default)]
+    pub polled: std::collections::BTreeMap<u16, u32>,
     /// Of a switch's port: packets that it sent and that reached no port, by reason.
     #[serde(default)]
     pub lost: std::collections::BTreeMap<String, u64>,

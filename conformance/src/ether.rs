@@ -31,6 +31,15 @@ pub fn make(to: Mac, from: Mac, sender: u64, seq: u64) -> [u8; BYTES] {
     bytes
 }
 
+/// Has `n` threads serve the switches, on these processors; what `unetmap` then says of them.
+#[track_caller]
+pub fn threads(n: usize, cpus: &str) -> serde_json::Value {
+    let mut command = std::process::Command::new(crate::program("unetmap"));
+    let out = command.args(["vale", "threads", &n.to_string(), "--cpus", cpus, "--json"]).output().expect("unetmap");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    serde_json::from_slice(&out.stdout).expect("JSON")
+}
+
 /// The sender and number in a frame.
 ///
 /// # Errors

@@ -189,6 +189,45 @@ impl Home {
         line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number of KiB")
     }
 
+    /// Of the daemon's threads, those of which the names begin so: how many must stay on processor `cpu`.
+    #[track_caller]
+    pub fn threads_kept_on(&self, name: &str, cpu: u32) -> usize {
+        let wanted = format!("Cpus_allowed_list:\t{cpu}");
+        let kept = |task: &Path| {
+            let read = |file| fs::read_to_string(task.join(file)).unwrap_or_default();
+            read("comm").starts_with(name) && read("status").lines().any(|line| line == wanted)
+        };
+        self.daemon_tasks().iter().filter(|task| kept(task)).count()
+    }
+
+    /// Ticks of the processor that the daemon has used, and how often its threads went to sleep by themselves.
+    #[track_caller]
+    pub fn daemon_effort(&self) -> (u64, u64) {
+        let one = |task: &PathBuf| {
+            let read = |file| fs::read_to_string(task.join(file)).unwrap_or_default();
+            let (stat, status) = (read("stat"), read("status"));
+            let after = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+            let ticks = after.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum::<u64>();
+            let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            (ticks, line.and_then(|n| n.trim().parse::<u64>().ok()).unwrap_or(0))
+        };
+        self.daemon_tasks().iter().map(one).fold((0, 0), |(a, b), (c, d)| (a + c, b + d))
+    }
+
+    fn daemon_tasks(&self) -> Vec<PathBuf> {
+        let pid = self.daemon().as_raw_nonzero();
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the daemon lives");
+        tasks.map(|task| task.expect("a thread").path()).collect()
+    }
+
+    /// The queues of an attached interface that have processors of their own, and which.
+    #[track_caller]
+    pub fn polled(&self, port: &str) -> Vec<(u16, u32)> {
+        let books = self.snapshot();
+        let port = books.ports.into_iter().find(|found| found.name == port).expect("an open port");
+        port.polled.into_iter().collect()
+    }
+
     /// Ends the daemon as its owner would, if there is one, and waits for its end.
     pub fn end_daemon(&self) {
         let Some(snapshot) = self.try_snapshot() else { return };

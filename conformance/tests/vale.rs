@@ -452,21 +452,6 @@ fn requests_about_switches() {
     });
 }
 
-/// Ticks of the processor that the daemon has used, and how often its threads went to sleep by themselves.
-fn effort(home: &Home) -> (u64, u64) {
-    let pid = home.daemon().as_raw_nonzero();
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the daemon lives");
-    let one = |path: std::path::PathBuf| {
-        let read = |file: &str| std::fs::read_to_string(path.join(file)).unwrap_or_default();
-        let (stat, status) = (read("stat"), read("status"));
-        let after = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let ticks = after.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum::<u64>();
-        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-        (ticks, line.and_then(|n| n.trim().parse().ok()).unwrap_or(0))
-    };
-    tasks.map(|task| one(task.expect("a thread").path())).fold((0, 0), |(a, b), (c, d)| (a + c, b + d))
-}
-
 #[test]
 fn a_switch_without_traffic_costs_nothing() {
     isolated(|home| {
@@ -474,9 +459,9 @@ fn a_switch_without_traffic_costs_nothing() {
         ether::send(&a, BROADCAST, station(0), 1, (0, 1000));
         ether::expect(&b, 1, (0, 1000));
         sleep(Duration::from_millis(300));
-        let before = effort(home);
+        let before = home.daemon_effort();
         sleep(Duration::from_secs(2));
-        let after = effort(home);
+        let after = home.daemon_effort();
         // Each of the two questions wakes the thread that answers, and one more that closes.
         assert!(after.0 - before.0 <= 2 && after.1 - before.1 <= 10, "{before:?} {after:?}");
         // And it is there at once.

@@ -80,29 +80,37 @@ fn dropped(home: &Home) -> u64 {
     good.flat_map(|port| &port.rings).filter(|ring| ring.dir == "rx").map(|ring| ring.dropped).sum()
 }
 
-/// Everything that a port's program maps, while four pairs exchange packets on another switch of the same thread: these
+/// Everything that a port's program maps, while four pairs exchange packets on another switch of the same threads: these
 /// lose nothing.
 #[test]
 fn a_scribbler_costs_others_nothing() {
-    isolated(|home| {
-        let mut pairs: Vec<Pair> = (0..4).map(|n| Pair::open("vale0", n)).collect();
-        let end = Instant::now() + Duration::from_secs(6);
-        let mut rounds = 0;
-        while Instant::now() < end {
-            let mut scribblers = [scribbler("vale1:x", 2 * rounds), scribbler("vale1:y", 2 * rounds + 1)];
-            for _ in 0..50 {
-                pairs.iter_mut().for_each(|pair| pair.exchange(300));
-            }
-            assert!(scribblers.iter_mut().all(|guard| guard.0.try_wait().expect("our child").is_none()));
-            rounds += 1;
+    isolated(|home| a_scribbler(home, 1));
+}
+
+#[test]
+fn a_scribbler_costs_others_nothing_on_three_threads() {
+    isolated(|home| a_scribbler(home, 3));
+}
+
+fn a_scribbler(home: &Home, threads: usize) {
+    ether::threads(threads, "any");
+    let mut pairs: Vec<Pair> = (0..4).map(|n| Pair::open("vale0", n)).collect();
+    let end = Instant::now() + Duration::from_secs(6);
+    let mut rounds = 0;
+    while Instant::now() < end {
+        let mut scribblers = [scribbler("vale1:x", 2 * rounds), scribbler("vale1:y", 2 * rounds + 1)];
+        for _ in 0..50 {
+            pairs.iter_mut().for_each(|pair| pair.exchange(300));
         }
-        assert_eq!(dropped(home), 0);
-        let sent: u64 = pairs.iter().map(|pair| pair.sent).sum();
-        drop(pairs);
-        until("the scribblers' ports are gone as well", || home.snapshot().ports.is_empty());
-        home.assert_serves();
-        summary(&format!("scribblers {}, frames of others {sent}, lost 0", 2 * rounds));
-    });
+        assert!(scribblers.iter_mut().all(|guard| guard.0.try_wait().expect("our child").is_none()));
+        rounds += 1;
+    }
+    assert_eq!(dropped(home), 0);
+    let sent: u64 = pairs.iter().map(|pair| pair.sent).sum();
+    drop(pairs);
+    until("the scribblers' ports are gone as well", || home.snapshot().ports.is_empty());
+    home.assert_serves();
+    summary(&format!("scribblers {}, frames of others {sent}, lost 0", 2 * rounds));
 }
 
 /// The same on the very switch: what a scribbler sends may reach the others, as anybody's packets may, but theirs come whole
@@ -235,9 +243,13 @@ fn a_thread_that_panics_is_restarted() {
         let environment = std::fs::read(format!("/proc/{}/environ", daemon.as_raw_pid())).expect("its environment");
         let asked = environment.split(|byte| *byte == 0).any(|entry| entry == b"UNETMAP_FAULT=switch");
         assert!(asked, "somebody else has started the daemon");
+        // The second half with several threads.
         let mut pairs: Vec<Pair> = (0..2).map(|n| Pair::open("vale0", n)).collect();
         let (bad, good) = (open("vale1:bad"), open("vale1:good"));
         for round in 0..20 {
+            if round == 10 {
+                ether::threads(3, "any");
+            }
             ether::send(&bad, FAULT, station(0), 1, (round, round + 1));
             pairs.iter_mut().for_each(|pair| pair.exchange(200));
             // Whose packet it was goes on as well.
@@ -346,43 +358,53 @@ fn a_siege() {
 /// Ports that open and die at random under traffic, a hundred and more of them; the others lose nothing.
 #[test]
 fn ports_killed_under_traffic() {
-    isolated(|home| {
-        let mut pairs: Vec<Pair> = (0..2).map(|n| Pair::open("vale0", n)).collect();
-        let party = |role: &str, n: u64| {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_party"));
-            // On a switch of their own, whose thread is the same: their packets would fill the others' rings.
-            let spec = format!("vale1:p{}", n % 5);
-            let record = home.folder().join(format!("{role}-{n}"));
-            match role {
-                "send" => command.args([role, &spec, &n.to_string()]).arg(record),
-                _ => {
-                    let _ = std::fs::create_dir(&record);
-                    command.args([role, &spec]).arg(record)
-                }
-            };
-            Guard::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))
-        };
-        let mut dice = Dice(0x5eed_0042);
-        let mut victims: HashMap<u64, Guard> = HashMap::new();
-        let mut kills = 0;
-        let start = Instant::now();
-        for n in (0..).take_while(|n| *n < 100 || start.elapsed() < churn()) {
-            victims.insert(n, party(["send", "recv"][dice.below(2) as usize], n));
-            sleep(Duration::from_micros(dice.below(20_000)));
-            pairs.iter_mut().for_each(|pair| pair.exchange(200));
-            if victims.len() > 6 {
-                let chosen = *victims.keys().nth(dice.below(victims.len() as u64) as usize).expect("several");
-                victims.remove(&chosen).expect("chosen from them").kill();
-                kills += 1;
+    isolated(|home| killed_under_traffic(home, 1));
+}
+
+#[test]
+fn ports_killed_under_traffic_on_three_threads() {
+    isolated(|home| killed_under_traffic(home, 3));
+}
+
+fn killed_under_traffic(home: &Home, threads: usize) {
+    ether::threads(threads, "any");
+    let mut pairs: Vec<Pair> = (0..2).map(|n| Pair::open("vale0", n)).collect();
+    let party = |role: &str, n: u64| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_party"));
+        // On a switch of their own, whose thread is the same: their packets would fill the others' rings.
+        let spec = format!("vale1:p{}", n % 5);
+        let record = home.folder().join(format!("{role}-{n}"));
+        match role {
+            "send" => command.args([role, &spec, &n.to_string()]).arg(record),
+            _ => {
+                let _ = std::fs::create_dir(&record);
+                command.args([role, &spec]).arg(record)
             }
+        };
+        Guard::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))
+    };
+    let mut dice = Dice(0x5eed_0042);
+    let mut victims: HashMap<u64, Guard> = HashMap::new();
+    let mut kills = 0;
+    let start = Instant::now();
+    for n in (0..).take_while(|n| *n < 100 || start.elapsed() < churn()) {
+        victims.insert(n, party(["send", "recv"][dice.below(2) as usize], n));
+        sleep(Duration::from_micros(dice.below(20_000)));
+        pairs.iter_mut().for_each(|pair| pair.exchange(200));
+        if victims.len() > 6 {
+            let chosen = *victims.keys().nth(dice.below(victims.len() as u64) as usize).expect("several");
+            victims.remove(&chosen).expect("chosen from them").kill();
+            kills += 1;
         }
-        drop(victims);
-        assert_eq!(dropped(home), 0);
-        until("only the others are left", || home.snapshot().ports.len() == 4);
-        for region in &home.snapshot().regions {
-            assert_eq!(region.buffers.unaccounted(), 0);
-        }
-        let sent: u64 = pairs.iter().map(|pair| pair.sent).sum();
-        summary(&format!("ports killed {kills}, frames of others {sent}, lost 0"));
-    });
+    }
+    drop(victims);
+    assert_eq!(dropped(home), 0);
+    until("only the others are left", || home.snapshot().ports.len() == 4);
+    for region in &home.snapshot().regions {
+        assert_eq!(region.buffers.unaccounted(), 0);
+    }
+    let idle = home.snapshot().threads.iter().filter(|thread| thread.ports == 0).count();
+    assert_eq!(idle, 0, "threads without a port");
+    let sent: u64 = pairs.iter().map(|pair| pair.sent).sum();
+    summary(&format!("ports killed {kills}, frames of others {sent}, lost 0"));
 }

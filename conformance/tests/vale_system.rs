@@ -3,11 +3,16 @@
 
 use conformance::home::{Guard, summary};
 use conformance::net::{BUFFER, CABLE, DIRECT, Net, collect, frame, frames, open_in, pings, transmit};
+use conformance::raw::Raw;
 use conformance::switch::{ctl, done, host_on_switch, iperf3, ipv4_of, tcp};
 use conformance::traffic::{receive, send};
 use conformance::{isolated, program, until};
 use rustix::process::Signal;
 use unetmap::Port;
+use unetmap::abi::*;
+use unetmap::errno::{EFAULT, EINVAL};
+use unetmap::request::Request;
+use zerocopy::IntoBytes as _;
 
 /// The first sixteen bytes of each packet that `pkt-gen -X` printed.
 fn printed(text: &str) -> Vec<[u8; 16]> {
@@ -156,19 +161,86 @@ fn an_interface_on_a_switch() {
         // Nobody else may have it now.
         assert!(net.refused("netmap:va").1.contains("open"));
         // Served by processors of its own, it cannot be taken out.
-        done(&net.near, "-p vale0:va -C 1,0");
+        done(&net.near, "-p vale0:va -C 0,1");
+        assert_eq!(home.polled("vale0:va"), [(0, 1)]);
         assert!(ctl(&net.near, "-p vale0:va").2.contains("already"));
-        assert!(ctl(&net.near, "-p vale0:va -C 1,4000").2.contains("already"));
+        assert!(ctl(&net.near, "-p vale0:va -C 0,4000").2.contains("already"));
         assert!(ctl(&net.near, "-d vale0:va").2.contains("vale-ctl -P"));
         transmit(&port, 0, &out, BUFFER);
         assert_eq!(tap.collect(out.len()), out);
         done(&net.near, "-P vale0:va");
         assert!(ctl(&net.near, "-P vale0:va").2.contains("no processors"));
-        assert!(ctl(&net.near, "-p vale0:va -C 1,4000").2.contains("not all there"));
+        assert!(ctl(&net.near, "-p vale0:va -C 0,4000").2.contains("of processors 4000"));
         done(&net.near, "-d vale0:va");
         net.assert_given_back();
         drop(port);
         until("nothing is left", || home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
+        net.assert_alive();
+    });
+}
+
+/// Which processors serve the queues of an attached interface, and what is refused, with netmap's numbers.
+#[test]
+fn processors_for_the_queues_of_an_interface() {
+    isolated(|home| {
+        let queues = lab::VethOptions { queues: 2, ..CABLE };
+        let Some(mut net) = Net::new(home, DIRECT, queues) else { return };
+        let here = unetmap_sys::process::cpus_allowed().len();
+        if here < 2 {
+            eprintln!("skipped: where a processor serves an interface, another must be left");
+            return;
+        }
+        done(&net.near, "-a vale0:va");
+        let ask = |reqtype, mode, first, count| {
+            let body = NmreqValePolling {
+                nr_mode: mode,
+                nr_first_cpu_id: first,
+                nr_num_polling_cpus: count,
+                ..Default::default()
+            };
+            let request = Request::new(reqtype, "vale0:va", body.as_bytes()).expect("a short name");
+            let (errno, answer, _) = Raw::connect(&home.socket()).expect("a daemon").request(&request);
+            assert_eq!(errno == 0, answer.expect("an answer").why.is_empty(), "errno {errno} without a reason");
+            errno
+        };
+        let (on, off) = (NETMAP_REQ_VALE_POLLING_ENABLE, NETMAP_REQ_VALE_POLLING_DISABLE);
+        let (single, multi) = (NETMAP_POLLING_MODE_SINGLE_CPU, NETMAP_POLLING_MODE_MULTI_CPU);
+        assert_eq!(ask(off, 0, 0, 0), EFAULT, "it was not on");
+        let all = here as u32;
+        for (mode, first, count) in [
+            (0, 0, 1),
+            (3, 0, 1),
+            (single, 0, 0),
+            (multi, 0, 0),
+            (single, 0, 2),
+            (single, 1000, 1),
+            (single, u32::MAX, 1),
+            (single, 0, all),
+            (multi, 0, all),
+            (multi, 2, 1),
+            (multi, u32::MAX, 1),
+            (multi, 0, u32::MAX),
+        ] {
+            assert_eq!(ask(on, mode, first, count), EINVAL, "mode {mode}, {count} from {first} on");
+        }
+        assert_eq!(home.polled("vale0:va"), []);
+        assert_eq!(ask(on, single, 1, 1), 0);
+        assert_eq!(home.polled("vale0:va"), [(0, 1), (1, 1)]);
+        assert_eq!(ask(on, single, 1, 1), EFAULT, "it is on");
+        assert_eq!(ask(off, 0, 0, 0), 0);
+        // A ring has the processor of its own number; the other is served as before.
+        assert_eq!(ask(on, multi, 1, 1), 0);
+        assert_eq!(home.polled("vale0:va"), [(1, 1)]);
+        until("one of its threads stays on processor 1", || home.threads_kept_on("va", 1) == 1);
+        let (port, tap) = (open_in(&net.near, "vale0:p"), net.tap());
+        let out = frames(&[60, 1514, 70, 500], 100);
+        transmit(&port, 0, &out, BUFFER);
+        assert_eq!(tap.collect(out.len()), out);
+        drop(port);
+        assert_eq!(ask(off, 0, 0, 0), 0);
+        until("it runs wherever", || home.threads_kept_on("va", 1) == 0);
+        done(&net.near, "-d vale0:va");
+        net.assert_given_back();
         net.assert_alive();
     });
 }
@@ -197,6 +269,9 @@ fn attached_and_detached_under_load() {
                 (sent, received)
             });
             for turn in 0..TURNS {
+                if turn == TURNS / 2 {
+                    conformance::ether::threads(3, "any");
+                }
                 let (status, _, err) = ctl(&net.near, "-a vale0:va");
                 assert_eq!(status, 0, "turn {turn}: {err}");
                 let (status, _, err) = ctl(&net.near, "-d vale0:va");

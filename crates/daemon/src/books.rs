@@ -174,7 +174,7 @@ impl Books {
             nulls: BTreeMap::new(),
             nics: BTreeMap::new(),
             vales: BTreeMap::new(),
-            switches: Switches::default(),
+            switches: Switches::new(knobs.plan().clone()),
             settings: Settings::default(),
             uplinks: BTreeMap::new(),
             persistent: Vec::new(),

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 use unetmap::errno::{EINVAL, EIO, ENOENT, EPERM};
 use unetmap::knobs::Wish;
+use unetmap::vale::ask::Plan;
 use unetmap_mem::Geometry;
 use unetmap_sys::process;
 use unetmap_sys::socket::Peer;
@@ -144,6 +145,8 @@ pub(crate) struct Knobs {
     set: BTreeMap<&'static str, u64>,
     /// As the daemon was started.
     begun: BTreeMap<&'static str, u64>,
+    /// What the file says of the switches' threads.
+    plan: Plan,
 }
 
 /// A knob as it is told.
@@ -164,6 +167,16 @@ struct Told {
 struct Written {
     #[serde(default)]
     knobs: BTreeMap<Spanned<String>, Spanned<u64>>,
+    vale: Option<Spanned<Vale>>,
+}
+
+/// Of the switches: their threads.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Vale {
+    threads: Option<u16>,
+    #[serde(default)]
+    cpus: Vec<u16>,
 }
 
 impl Knobs {
@@ -195,6 +208,16 @@ impl Knobs {
                 return at_line(&bytes, name.span().start, &refusal.why);
             }
         }
+        if let Some(vale) = written.vale {
+            let at = vale.span().start;
+            let Vale { threads, cpus } = vale.into_inner();
+            // Who names processors and nothing else wants a thread on each.
+            let threads = threads.unwrap_or(u16::try_from(cpus.len().max(1)).unwrap_or(u16::MAX));
+            knobs.plan = Plan { threads, cpus };
+            if let Err(why) = knobs.plan.check() {
+                return at_line(&bytes, at, &why);
+            }
+        }
         match knobs.check_regions() {
             Ok(()) => Ok(knobs.begin()),
             Err(refusal) => Err(format!("{}: {}", path.display(), refusal.why)),
@@ -219,6 +242,11 @@ impl Knobs {
         }
         self.check_regions()?;
         Ok(self.begin())
+    }
+
+    /// The threads that switches begin with.
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
     }
 
     fn begin(mut self) -> Knobs {

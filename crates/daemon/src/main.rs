@@ -30,6 +30,7 @@ mod settings;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+mod threads;
 mod uplink;
 mod vale;
 

@@ -111,6 +111,16 @@ impl Running {
         self.orders.restless.store(cpu.is_some(), Ordering::Release);
     }
 
+    /// The processor on which it was told to stay.
+    pub(crate) fn polls_from(&self) -> Option<u32> {
+        self.orders.cpu.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// Whether it moves what the interface receives.
+    pub(crate) fn receives(&self) -> bool {
+        self.directions.rx
+    }
+
     /// Ends the threads, all at the same time; their sessions are still to be closed.
     pub(crate) fn stop(all: impl IntoIterator<Item = Running>) -> Vec<u64> {
         let mut ending = Vec::new();

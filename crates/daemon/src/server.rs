@@ -152,8 +152,9 @@ impl Server {
 
     /// Whether nobody would miss the daemon.
     fn is_unused(&self) -> bool {
-        let set = !self.books.filters.is_empty() || !self.books.settings.is_empty() || self.books.knobs.changed();
-        let kept = set || self.books.serves_the_system() || self.nodes.in_use();
+        let set = !self.books.filters.is_empty() || !self.books.settings.is_empty();
+        let turned = self.books.knobs.changed() || self.books.switches.threads.changed();
+        let kept = set || turned || self.books.serves_the_system() || self.nodes.in_use();
         self.clients.is_empty() && !kept
     }
 

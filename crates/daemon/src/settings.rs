@@ -145,6 +145,11 @@ struct ShownPort {
     /// Programs that have it open.
     pids: Vec<u32>,
     mem_id: u16,
+    /// The thread that takes what it sends, and the processor where that is or was last.
+    thread: Option<usize>,
+    cpu: Option<u32>,
+    /// Of an interface's queues: the processors that serve nothing else (`vale-ctl -p`).
+    polled: BTreeMap<u16, u32>,
     header: u8,
     /// Slots sent and received, as the port's program counts them.
     sent: u64,
@@ -225,6 +230,13 @@ impl Books {
                 // Whether the caller may have switches at all.
                 self.vale_key_of("vale0:x", caller)?;
                 serde_json::to_string(&self.shown_switches(Some(self.scope(caller))))
+            }
+            Wish::Threads | Wish::Plan(_) => {
+                self.vale_key_of("vale0:x", caller)?;
+                if let Wish::Plan(plan) = wish {
+                    self.plan_threads(plan, caller)?;
+                }
+                self.told_threads()
             }
             Wish::Show | Wish::Age(_) => {
                 let switch = self.switch_named(&name, caller)?;
@@ -393,6 +405,7 @@ impl ShownPort {
         let port = books.vales.get(key);
         let interface = books.uplinks.contains_key(key);
         let of_it = books.sessions.values().filter(|session| session.port == PortKey::Vale(key.clone()));
+        let thread = port.and_then(|port| books.switches.thread_of(key, port.index()));
         ShownPort {
             name: key.name(),
             open: port.is_some(),
@@ -404,6 +417,9 @@ impl ShownPort {
             },
             pids: if interface { Vec::new() } else { of_it.map(|session| session.pid).collect() },
             mem_id: port.and_then(|port| books.houses.get(&port.house)).map_or(0, |house| house.mem_id),
+            thread,
+            cpu: thread.and_then(|thread| books.switches.threads.cpu_of(thread)),
+            polled: books.polled(key),
             header: port.map_or(0, ValePort::header),
             sent: port.map_or(0, |port| port.crossed(true)),
             received: port.map_or(0, |port| port.crossed(false)),

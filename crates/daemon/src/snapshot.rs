@@ -13,13 +13,16 @@ use crate::monitor::Monitor;
 use crate::nic::Nic;
 use crate::region::Scope;
 use crate::settings::ShownSwitch;
-use crate::vale::ValePort;
+use crate::threads::ShownThread;
+use crate::vale::{ValeKey, ValePort};
 
 #[derive(Serialize)]
 struct Snapshot {
     daemon: Daemon,
     regions: Vec<Region>,
     switches: Vec<ShownSwitch>,
+    /// Those of the switches.
+    threads: Vec<ShownThread>,
     ports: Vec<Port>,
     sessions: Vec<Session>,
 }
@@ -63,6 +66,14 @@ struct Port {
     /// Of a switch's port: whose the switch is.
     #[serde(skip_serializing_if = "Option::is_none")]
     uid: Option<u32>,
+    /// Of a switch's port: the number of the thread that takes what it sends, and the processor where that is or was last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thread: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu: Option<u32>,
+    /// Of an attached interface's queues: the processors that serve nothing else.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    polled: BTreeMap<u16, u32>,
     /// Of an interface: how packets get in and out.
     #[serde(skip_serializing_if = "Option::is_none")]
     manner: Option<String>,
@@ -132,6 +143,9 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
             mem_id,
             open: end.in_use(),
             uid: None,
+            thread: None,
+            cpu: None,
+            polled: BTreeMap::new(),
             manner: None,
             lost: BTreeMap::new(),
             rings: rings(end, Some(&pipe.lines)),
@@ -160,6 +174,9 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
         mem_id: mem_id(port.house),
         open: true,
         uid: None,
+        thread: None,
+        cpu: None,
+        polled: BTreeMap::new(),
         manner: None,
         lost: BTreeMap::new(),
         rings: rings(&port.end, None),
@@ -170,16 +187,23 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
         mem_id: mem_id(nic.house),
         open: nic.end.in_use(),
         uid: None,
+        thread: None,
+        cpu: None,
+        polled: BTreeMap::new(),
         manner: Some(nic.describe()),
         lost: BTreeMap::new(),
         rings: nic_rings(nic),
     });
+    let thread_of = |key: &ValeKey, port: &ValePort| books.switches.thread_of(key, port.index());
     let vales = books.vales.iter().filter(|(key, _)| shown(key.scope.uid)).map(|(key, port)| Port {
         name: key.name(),
         kind: "vale",
         mem_id: mem_id(port.house),
         open: port.end.in_use(),
         uid: Some(key.scope.uid),
+        thread: thread_of(key, port),
+        cpu: thread_of(key, port).and_then(|thread| books.switches.threads.cpu_of(thread)),
+        polled: books.polled(key),
         manner: None,
         lost: port.lost(),
         rings: vale_rings(port),
@@ -190,6 +214,9 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
         mem_id: mem_id(port.house),
         open: port.end.in_use(),
         uid: None,
+        thread: None,
+        cpu: None,
+        polled: BTreeMap::new(),
         manner: None,
         lost: BTreeMap::new(),
         rings: monitor_rings(port),
@@ -213,6 +240,7 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
         },
         regions: regions.collect(),
         switches: books.shown_switches(only.map(|uid| Scope { uid, netns: 0 })),
+        threads: books.shown_threads(),
         ports: nics.chain(vales).chain(pipes).chain(nulls).chain(monitors).collect(),
         sessions: sessions.collect(),
     };

@@ -10,11 +10,12 @@
 //! A persistent port is a cable. Its far end lies in the *closet*, a network namespace that only the daemon has open: when
 //! the daemon dies, the closet goes, and with it both ends.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use unetmap::errno::{EBUSY, EEXIST, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
+use unetmap::errno::{EBUSY, EEXIST, EFAULT, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_abi::*;
 use unetmap_sys::link::veth::{self, Veth};
 use unetmap_sys::link::{self, Link};
@@ -284,25 +285,42 @@ impl Books {
         Ok(())
     }
 
-    /// Has an attached interface served by threads that stay awake on processors of their own.
+    /// Has an attached interface served by threads that stay awake on processors of their own: all of them on one, or the
+    /// queues from the first on each on the processor of its own number, as netmap does. Queues that are not among these
+    /// are served as before.
     pub(crate) fn polling_on(&mut self, name: &str, asked: &NmreqValePolling, caller: &Caller) -> Result<(), Refusal> {
+        let rings = self.uplink_named(name, caller)?.running.iter().filter(|thread| thread.receives()).count();
         let uplink = self.uplink_named(name, caller)?;
         if uplink.polling {
-            return refuse(EBUSY, "processors of its own serve it already (vale-ctl -P ends that)");
+            return refuse(EFAULT, "processors of its own serve it already (vale-ctl -P ends that)");
         }
         let (first, count) = (asked.nr_first_cpu_id, asked.nr_num_polling_cpus);
-        let allowed = process::cpus_allowed();
-        let step = match asked.nr_mode {
-            NETMAP_POLLING_MODE_SINGLE_CPU => 0,
-            NETMAP_POLLING_MODE_MULTI_CPU => 1,
+        let there = process::cpus_allowed();
+        if count == 0 || count as usize >= there.len() {
+            return refuse(
+                EINVAL,
+                format!("{count} processors of {}: at least one serves it, and one is left", there.len()),
+            );
+        }
+        let by_queue = match asked.nr_mode {
+            NETMAP_POLLING_MODE_SINGLE_CPU if count == 1 => false,
+            NETMAP_POLLING_MODE_SINGLE_CPU => {
+                return refuse(EINVAL, format!("mode {} is one processor, not {count}", asked.nr_mode));
+            }
+            NETMAP_POLLING_MODE_MULTI_CPU => true,
             mode => return refuse(EINVAL, format!("mode {mode} is none: 1 is one processor, 2 one for each ring")),
         };
-        let wanted = if step == 0 { 1 } else { count };
-        if wanted == 0 || (first..first.saturating_add(wanted)).any(|cpu| !allowed.contains(&(cpu as usize))) {
-            return refuse(EINVAL, format!("processors {first} to {} are not all there", first.saturating_add(wanted)));
+        let last = first.saturating_add(count - 1);
+        if by_queue && last as usize >= rings {
+            return refuse(EINVAL, format!("rings {first} to {last} are not all there, it has {rings}"));
+        }
+        if (first..=last).any(|cpu| !there.contains(&(cpu as usize))) {
+            return refuse(EINVAL, format!("of processors {first} to {last} the daemon has only {there:?}"));
         }
         for thread in &uplink.running {
-            thread.poll_from(Some(first + step * (u32::from(thread.lane.1) % wanted)));
+            let own = u32::from(thread.lane.1);
+            let cpu = if by_queue { own } else { first };
+            thread.poll_from(Some(cpu).filter(|cpu| (first..=last).contains(cpu)));
         }
         uplink.polling = true;
         Ok(())
@@ -312,11 +330,17 @@ impl Books {
     pub(crate) fn polling_off(&mut self, name: &str, caller: &Caller) -> Result<(), Refusal> {
         let uplink = self.uplink_named(name, caller)?;
         if !uplink.polling {
-            return refuse(ENXIO, "no processors of its own serve it");
+            return refuse(EFAULT, "no processors of its own serve it");
         }
         uplink.running.iter().for_each(|thread| thread.poll_from(None));
         uplink.polling = false;
         Ok(())
+    }
+
+    /// Of an attached interface: the queues that have a processor of their own, and which.
+    pub(crate) fn polled(&self, key: &ValeKey) -> BTreeMap<u16, u32> {
+        let running = self.uplinks.get(key).into_iter().flat_map(|uplink| &uplink.running);
+        running.filter_map(|thread| Some((thread.lane.1, thread.polls_from()?))).collect()
     }
 
     fn uplink_named(&mut self, name: &str, caller: &Caller) -> Result<&mut Uplink, Refusal> {

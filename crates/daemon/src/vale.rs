@@ -1,20 +1,21 @@
-//! The books' part about switches: their ports, and the threads that move packets between them.
+//! The books' part about switches: their ports, and what their threads are told.
 //!
-//! A switch is there as long as it has ports, a thread as long as there are switches. A thread works by a *view* of all
-//! switches; whatever changes gives it a new one, and waits until it has let go of the old.
+//! A switch is there as long as it has ports, threads as long as there are switches. A thread works by a *view* of each
+//! switch of whose ports it has any; whatever changes gives all threads new ones, and waits until they have let go of the
+//! old (`threads`).
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 use unetmap::errno::{EACCES, EINVAL, ENOENT, ENOMEM, ENXIO};
+use unetmap::vale::ask::Plan;
 use unetmap::vale::forward::Lost;
 use unetmap::vale::learn::{PORTS, Table};
 use unetmap::vale::port::{Attached, Given};
 use unetmap::vale::rules::Ruled;
-use unetmap::vale::thread::{self, Post, View};
+use unetmap::vale::thread::View;
 use unetmap_abi::{NmreqRegister, NmreqValeList, PortSpec};
 use unetmap_mem::{BufIdx, LinePage};
 use unetmap_sys::{Bell, link};
@@ -26,6 +27,7 @@ use crate::interfaces::find_link;
 use crate::pipe::wished;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{House, HouseId, Scope};
+use crate::threads::{Load, Threads, spread};
 
 /// Ring pairs of a port.
 const MAX_RINGS: u16 = 16;
@@ -99,10 +101,9 @@ impl ValePort {
 }
 
 /// All switches.
-#[derive(Default)]
 pub(crate) struct Switches {
     pub(crate) all: BTreeMap<(Scope, String), Switch>,
-    thread: Option<Running>,
+    pub(crate) threads: Threads,
 }
 
 pub(crate) struct Switch {
@@ -111,13 +112,10 @@ pub(crate) struct Switch {
     pub(crate) table: Arc<Table>,
     /// Its ports, by number.
     pub(crate) members: Vec<Option<Arc<Attached>>>,
+    /// Which thread looks after each; `None`: none yet.
+    threads: Vec<Option<usize>>,
     /// When its addresses are the next step older; `None`: not planned yet, or they do not age.
     pub(crate) next_tick: Option<Instant>,
-}
-
-struct Running {
-    post: Arc<Post>,
-    thread: JoinHandle<()>,
 }
 
 impl ValePort {
@@ -328,6 +326,10 @@ impl Books {
 }
 
 impl Switches {
+    pub(crate) fn new(plan: Plan) -> Switches {
+        Switches { all: BTreeMap::new(), threads: Threads::new(plan) }
+    }
+
     fn add(&mut self, key: &ValeKey, port: &Arc<Attached>) {
         let taken: Vec<u16> =
             self.all.iter().filter(|((scope, _), _)| *scope == key.scope).map(|(_, switch)| switch.number).collect();
@@ -335,9 +337,11 @@ impl Switches {
             number: (0..=u16::MAX).find(|number| !taken.contains(number)).unwrap_or(u16::MAX),
             table: Arc::new(Table::new()),
             members: vec![None; PORTS],
+            threads: vec![None; PORTS],
             next_tick: None,
         });
         switch.members[usize::from(port.index())] = Some(port.clone());
+        switch.threads[usize::from(port.index())] = None;
     }
 
     fn remove(&mut self, key: &ValeKey, port: &Attached) {
@@ -354,32 +358,61 @@ impl Switches {
         table.forget(port.index());
     }
 
-    /// Has the thread work by what is in the books now; starts it for the first switch, and ends it after the last.
+    /// All ports, in order of their switches and numbers.
+    pub(crate) fn loads(&self) -> Vec<Load> {
+        self.all.values().flat_map(Switch::ports).map(|(load, _)| load).collect()
+    }
+
+    /// The thread that looks after a port.
+    pub(crate) fn thread_of(&self, key: &ValeKey, index: u8) -> Option<usize> {
+        self.all.get(&(key.scope, key.switch.clone()))?.threads.get(usize::from(index)).copied()?
+    }
+
+    /// Has the threads work by what is in the books now; starts them for the first switch, and ends them after the last.
     pub(crate) fn order(&mut self) -> Result<(), Refusal> {
         if self.all.is_empty() {
-            if let Some(running) = self.thread.take() {
-                running.post.end();
-                if running.thread.join().is_err() {
-                    tracing::error!("a switch's thread had died");
-                }
-            }
+            self.threads.end();
             return Ok(());
         }
-        if self.thread.is_none() {
-            let started = Post::new().and_then(|post| {
-                let (post, builder) = (Arc::new(post), std::thread::Builder::new().name("switch".into()));
-                let its = post.clone();
-                Ok(Running { post, thread: builder.spawn(move || thread::run(&its))? })
-            });
-            self.thread = Some(started.or_else(|e| refuse(ENOMEM, format!("no thread for the switch: {e}")))?);
+        let threads = self.threads.start()?;
+        let moved = self.spread(threads);
+        let all = &self.all;
+        let answered = self.threads.order(|n| all.values().filter_map(|switch| switch.view_of(n)).collect());
+        moved.iter().for_each(|port| port.look_again());
+        if answered { Ok(()) } else { refuse(ENOMEM, "the switch does not answer") }
+    }
+
+    /// Spreads the ports over so many threads; returns those that moved from one to another.
+    fn spread(&mut self, threads: usize) -> Vec<Arc<Attached>> {
+        let mut loads = self.loads();
+        spread(&mut loads, threads);
+        let mut moved = Vec::new();
+        let placed = self.all.values_mut().flat_map(|switch| switch.threads.iter_mut().zip(&switch.members));
+        let placed = placed.filter_map(|(thread, port)| Some((thread, port.as_ref()?)));
+        for ((thread, port), load) in placed.zip(loads) {
+            if thread.is_some() && *thread != load.thread {
+                moved.push(port.clone());
+            }
+            *thread = load.thread;
         }
-        let views = self.all.values().map(|switch| {
-            let own = switch.members.iter().flatten().map(|port| port.index()).collect();
-            View::new(switch.table.clone(), switch.members.clone(), own)
-        });
-        match &self.thread {
-            Some(running) if !running.post.order(views.collect()) => refuse(ENOMEM, "the switch does not answer"),
-            _ => Ok(()),
-        }
+        moved
+    }
+}
+
+impl Switch {
+    /// Its ports, each with its thread.
+    fn ports(&self) -> impl Iterator<Item = (Load, &Arc<Attached>)> {
+        let ports = self.members.iter().zip(&self.threads);
+        ports.filter_map(|(port, thread)| {
+            let port = port.as_ref()?;
+            Some((Load { rings: port.sending_rings(), thread: *thread }, port))
+        })
+    }
+
+    /// As a thread sees it that looks after any of its ports.
+    fn view_of(&self, thread: usize) -> Option<View> {
+        let own = self.ports().filter(|(load, _)| load.thread == Some(thread));
+        let own: Vec<u8> = own.map(|(_, port)| port.index()).collect();
+        (!own.is_empty()).then(|| View::new(self.table.clone(), self.members.clone(), own))
     }
 }

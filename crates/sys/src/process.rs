@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
-use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit, setsid};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, setpriority_process, setrlimit, setsid};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::socket::Peer;
@@ -27,6 +27,11 @@ pub fn uid() -> u32 {
 /// Process id, in our own pid namespace.
 pub fn pid() -> u32 {
     std::process::id()
+}
+
+/// What the kernel calls the calling thread, in our own pid namespace.
+pub fn tid() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
 }
 
 /// A number that nobody guesses.
@@ -81,6 +86,18 @@ pub fn pin_to_cpu(cpu: usize) -> io::Result<()> {
 /// # Errors
 /// `EINVAL` when one of them does not exist, or none of them is ours to use.
 pub fn run_on_cpus(cpus: &[usize]) -> io::Result<()> {
+    run_thread_on(None, cpus)
+}
+
+/// Keeps thread `tid` of our own process on these CPUs.
+///
+/// # Errors
+/// As [`run_on_cpus`]; `ESRCH` when there is no such thread.
+pub fn run_thread_on_cpus(tid: u32, cpus: &[usize]) -> io::Result<()> {
+    run_thread_on(Some(i32::try_from(tid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?), cpus)
+}
+
+fn run_thread_on(thread: Option<Pid>, cpus: &[usize]) -> io::Result<()> {
     let mut set = CpuSet::new();
     for &cpu in cpus {
         if cpu >= CpuSet::MAX_CPU {
@@ -88,7 +105,14 @@ pub fn run_on_cpus(cpus: &[usize]) -> io::Result<()> {
         }
         set.set(cpu);
     }
-    Ok(sched_setaffinity(None, &set)?)
+    Ok(sched_setaffinity(thread, &set)?)
+}
+
+/// The CPU on which thread `tid` of our own process runs, or ran last; `None` when there is no such thread.
+pub fn cpu_of_thread(tid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).ok()?;
+    // The name, which may contain anything, ends with the last bracket; the processor is number 39 from the first.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(36)?.parse().ok()
 }
 
 /// The CPUs that the calling thread may run on, ascending; empty when the kernel does not say.

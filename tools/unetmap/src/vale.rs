@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::Value;
-use unetmap::vale::ask::{MOST_AGE, ValeRequest, Wish, ask};
+use unetmap::vale::ask::{MOST_AGE, MOST_CPUS, MOST_THREADS, Plan, ValeRequest, Wish, ask};
 use unetmap::vale::rules::{Direction, Limit, VLANS, Vlan, Vlans};
 use unetmap_bench::align;
 
@@ -57,7 +57,24 @@ enum Action {
         #[command(subcommand)]
         what: Option<Port>,
     },
+    /// Show the threads that serve all switches, or say how many there are to be, and where
+    ///
+    /// Each port has one thread, which takes what the port sends; ports are spread over the threads. Only root and the
+    /// daemon's own user change it; the daemon's configuration file says what it begins with.
+    Threads {
+        /// How many: 1 to 64
+        #[arg(value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MOST_THREADS)))]
+        threads: Option<u16>,
+
+        /// The processors on which they stay, one after the other, for instance 0,2-3; any: they run wherever
+        #[arg(long, value_name = "LIST|any", value_parser = cpus, default_value = "any", requires = "threads")]
+        cpus: Cpus,
+    },
 }
+
+/// Processors, in the order of the threads; none: any.
+#[derive(Clone, Debug, PartialEq)]
+struct Cpus(Vec<u16>);
 
 #[derive(Debug, Subcommand)]
 enum Set {
@@ -164,6 +181,23 @@ fn trunk(text: &str) -> Result<OrOff<Vlans>, String> {
     }
 }
 
+fn cpus(text: &str) -> Result<Cpus, String> {
+    if text == "any" {
+        return Ok(Cpus(Vec::new()));
+    }
+    let cpu = |text: &str| text.parse().ok().filter(|cpu| *cpu < MOST_CPUS);
+    let range = |part: &str| -> Option<RangeInclusive<u16>> {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let range = cpu(first)?..=cpu(last)?;
+        (!range.is_empty()).then_some(range)
+    };
+    let ranges: Option<Vec<_>> = text.split(',').map(range).collect();
+    match ranges {
+        Some(ranges) => Ok(Cpus(ranges.into_iter().flatten().collect())),
+        None => Err(format!("processors are written as 0,2-3, each below {MOST_CPUS}; or any")),
+    }
+}
+
 fn storm(text: &str) -> Result<u64, String> {
     if text == "off" { Ok(0) } else { crate::scaled(text).map_err(|why| format!("{why}; or off")) }
 }
@@ -198,6 +232,12 @@ pub(crate) fn run(args: &ValeArgs) -> Result<u8, String> {
             let wish = what.as_ref().map_or(Ok(Wish::ShowPort), wish_of);
             (port.clone(), wish.map_err(|why| format!("vale port {port}: {why}"))?)
         }
+        Some(Action::Threads { threads: None, .. }) => (String::new(), Wish::Threads),
+        Some(Action::Threads { threads: Some(threads), cpus: Cpus(cpus) }) => {
+            let plan = Plan { threads: *threads, cpus: cpus.clone() };
+            plan.check().map_err(|why| format!("vale threads: {why}"))?;
+            (String::new(), Wish::Plan(plan))
+        }
     };
     let request = ValeRequest { name, wish };
     let ask = || ask(&request).map_err(|e| format!("vale: {e}"));
@@ -213,6 +253,7 @@ pub(crate) fn run(args: &ValeArgs) -> Result<u8, String> {
                 let Some(later) = ask()? else { return Err("vale: the daemon has ended".into()) };
                 whole(&parse(&answer)?, &parse(&later)?, start.elapsed(), coloured())
             }
+            Some(Action::Threads { .. }) => threads(&parse(&answer)?),
             Some(Action::Set { .. }) => format!("{}\n", heading(&parse(&answer)?)),
             Some(Action::Port { port, .. }) => {
                 format!("{}: {}\n", cell(&Value::String(port.clone())), rules(&parse(&answer)?["rules"]))
@@ -261,6 +302,28 @@ fn listed(all: &Value) -> String {
     if rows.len() == 1 { "There are no switches; the first port makes one.\n".into() } else { align(&rows, 1) }
 }
 
+fn threads(told: &Value) -> String {
+    let list: Vec<String> = members(&told["cpus"]).map(cell).collect();
+    let cpus = if list.is_empty() { "any processors".into() } else { format!("processors {}", list.join(",")) };
+    let mut text = format!("threads: {}, on {cpus}\n", cell(&told["threads"]));
+    let mut rows = header(["thread", "id", "processor", "stays", "ports", "rings"]);
+    for thread in members(&told["running"]) {
+        rows.push(vec![
+            cell(&thread["thread"]),
+            cell(&thread["tid"]),
+            cell(&thread["cpu"]),
+            if thread["pinned"].is_null() { "no" } else { "yes" }.into(),
+            cell(&thread["ports"]),
+            cell(&thread["rings"]),
+        ]);
+    }
+    match rows.len() {
+        1 => text += "None runs: there are no switches.\n",
+        _ => text += &format!("\n{}", align(&rows, 0)),
+    }
+    text
+}
+
 fn heading(switch: &Value) -> String {
     let ageing = match switch["age"].as_u64() {
         Some(0) => "which stay".into(),
@@ -280,7 +343,7 @@ fn heading(switch: &Value) -> String {
 fn whole(before: &Value, after: &Value, time: Duration, colour: bool) -> String {
     let mut text = format!("{}\n", heading(after));
     let (rows, losing) = ports(before, after, time);
-    for (title, rows, left) in [("Ports", rows, 5), ("Addresses", addresses(&after["table"]), 2)] {
+    for (title, rows, left) in [("Ports", rows, 6), ("Addresses", addresses(&after["table"]), 2)] {
         if rows.len() > 1 {
             text += &format!("\n{title}\n");
             for (n, line) in align(&rows, left).lines().enumerate() {
@@ -302,8 +365,20 @@ fn whole(before: &Value, after: &Value, time: Duration, colour: bool) -> String 
 
 /// The ports, and the numbers of those that lose packets now.
 fn ports(before: &Value, after: &Value, time: Duration) -> (Vec<Vec<String>>, Vec<usize>) {
-    let titles =
-        ["port", "kind", "set", "lost", "dropped", "index", "sent", "received", "sent/s", "received/s", "lost/s"];
+    let titles = [
+        "port",
+        "kind",
+        "set",
+        "lost",
+        "dropped",
+        "served by",
+        "index",
+        "sent",
+        "received",
+        "sent/s",
+        "received/s",
+        "lost/s",
+    ];
     let (mut rows, mut losing) = (header(titles), Vec::new());
     let sum = |port: &Value| -> u64 {
         let all = [&port["lost"], &port["dropped"]].into_iter().filter_map(Value::as_object);
@@ -326,6 +401,7 @@ fn ports(before: &Value, after: &Value, time: Duration) -> (Vec<Vec<String>>, Ve
             rules(&port["rules"]),
             reasons(&port["lost"]),
             reasons(&port["dropped"]),
+            served(port),
             cell(&port["index"]),
             cell(&port["sent"]),
             cell(&port["received"]),
@@ -335,6 +411,16 @@ fn ports(before: &Value, after: &Value, time: Duration) -> (Vec<Vec<String>>, Ve
         ]);
     }
     (rows, losing)
+}
+
+/// Its thread, and on which processors that and those of an interface's queues are.
+fn served(port: &Value) -> String {
+    if port["thread"].is_null() {
+        return "-".into();
+    }
+    let queues = port["polled"].as_object().into_iter().flatten();
+    let queues = queues.map(|(queue, cpu)| format!("; queue {queue} on {}", cell(cpu)));
+    format!("{} on {}{}", cell(&port["thread"]), cell(&port["cpu"]), queues.collect::<String>())
 }
 
 /// Those that are not 0.
@@ -403,6 +489,7 @@ mod tests {
         assert_eq!(access("10"), Ok(OrOff(Some(10))));
         assert_eq!(trunk("10,20-30"), Ok(OrOff(Some(Vlans::new([10..=10, 20..=30])))));
         assert_eq!((storm("2.5k"), storm("off")), (Ok(2500), Ok(0)));
+        assert_eq!((cpus("3,0-1"), cpus("any")), (Ok(Cpus(vec![3, 0, 1])), Ok(Cpus(vec![]))));
         let limit = |text: &str| limit(&text.split(' ').map(String::from).collect::<Vec<_>>());
         assert_eq!(limit("10kpps 1.5Gbit"), Ok(Limit { packets: 10_000, bits: 1_500_000_000 }));
         assert_eq!(limit("off"), Ok(Limit::default()));
@@ -411,6 +498,9 @@ mod tests {
         }
         for wrong in ["0", "4095", "10,", "30-20", "1-", "x", "", "10, 20"] {
             assert!(access(wrong).is_err() && trunk(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["", "1024", "2-1", "0,", "-1", "all"] {
+            assert!(cpus(wrong).is_err(), "{wrong}");
         }
         for wrong in ["10", "pps", "0bit", "1pps 2pps", "1bit off"] {
             assert!(limit(wrong).is_err(), "{wrong}");
@@ -427,7 +517,7 @@ mod tests {
     fn answer(sent: u64, room: u64) -> Value {
         parse(&format!(
             r#"{{"switch": "vale0", "uid": 0, "ports": 1, "addresses": 1, "age": 300, "most_addresses": 4096,
-            "port": [{{"name": "vale0:a", "open": true, "index": 0, "kind": "program", "pids": [7], "sent": {sent},
+            "port": [{{"name": "vale0:a", "open": true, "thread": 1, "cpu": 3, "polled": {{"0": 1}}, "index": 0, "kind": "program", "pids": [7], "sent": {sent},
                 "received": 5, "lost": {{"bad": 0, "vlan": 2}}, "dropped": {{"room": {room}}},
                 "rules": {{"access": 10, "limit_in": {{"packets": 10000, "bits": 0}}, "filter_out": {{"expression": "udp\u001b"}}}}}},
                {{"name": "vale0:b", "open": false, "index": null, "kind": "-", "sent": 0, "received": 0, "lost": {{}},
@@ -446,9 +536,9 @@ mod tests {
 vale0: user 0, 1 ports, 1 of 4096 addresses, forgotten after 300 s
 
 Ports
-port     kind      set                                         lost    dropped  index  sent  received  sent/s  received/s  lost/s
-vale0:a  program   access 10; rate in 10kpps; filter out udp?  vlan 2  -            0   300         5     100           0       0
-vale0:b  not open  trunk 10,20-30; storm 1k                    -       -            -     0         0       0           0       0
+port     kind      set                                         lost    dropped  served by             index  sent  received  sent/s  received/s  lost/s
+vale0:a  program   access 10; rate in 10kpps; filter out udp?  vlan 2  -        1 on 3; queue 0 on 1      0   300         5     100           0       0
+vale0:b  not open  trunk 10,20-30; storm 1k                    -       -        -                         -     0         0       0           0       0
 
 Addresses
 address            port  vlan   age

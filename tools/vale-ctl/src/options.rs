@@ -1,6 +1,7 @@
 //! The command line: each flag is defined once here, for the parser, `--help` and the manual page.
 
 use clap::{ArgGroup, Parser};
+use unetmap::abi::{NETMAP_POLLING_MODE_MULTI_CPU, NETMAP_POLLING_MODE_SINGLE_CPU};
 
 /// Shows and changes the ports of VALE switches. Without a command, lists them.
 #[derive(Debug, Parser)]
@@ -43,8 +44,8 @@ pub(crate) struct Cli {
     #[arg(short = 'P', long = "polling-off", value_name = "PORT", group = "command")]
     polling_off: Option<String>,
 
-    /// With -n: TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]. With -p: MODE[,FIRST_CPU[,CPUS]], where mode 1 is one processor
-    /// for all rings and 2 a processor for each
+    /// With -n: TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]. With -p: 0[,CPU] (one processor for all rings, the default), or
+    /// 1,FIRST[,COUNT] (each of so many rings from the first on has the processor of its own number)
     #[arg(short = 'C', long = "config", value_name = "NUMBERS", value_delimiter = ',', num_args = 1)]
     config: Vec<u32>,
 
@@ -163,18 +164,19 @@ fn shape(numbers: &[u32]) -> Result<Shape, String> {
     })
 }
 
+/// As netmap's program reads them: the first says whether each ring has a processor of its own.
 fn polling(numbers: &[u32]) -> Result<Polling, String> {
-    let (mode, first_cpu, cpus) = match *numbers {
-        [] => (1, 0, 1),
-        [mode] => (mode, 0, 1),
-        [mode, first] => (mode, first, 1),
-        [mode, first, cpus] => (mode, first, cpus),
-        _ => return Err("-C with -p takes at most three numbers: MODE,FIRST_CPU,CPUS".into()),
-    };
-    match (mode, cpus) {
-        (1 | 2, 1..) => Ok(Polling { mode, first_cpu, cpus }),
-        (1 | 2, 0) => Err("-C: at least one processor has to serve it".into()),
-        _ => Err(format!("-C: {mode} is no mode: 1 (one processor for all rings) or 2 (one for each)")),
+    let one = |first_cpu| Polling { mode: NETMAP_POLLING_MODE_SINGLE_CPU, first_cpu, cpus: 1 };
+    match *numbers {
+        [] | [0] => Ok(one(0)),
+        [0, cpu] => Ok(one(cpu)),
+        [0, ..] => Err("-C 0 with -p takes one more number, of the processor: 0,CPU".into()),
+        [_, _, 0] => Err("-C: at least one processor has to serve it".into()),
+        [_, ref rest @ ..] if rest.len() <= 2 => {
+            let (first_cpu, cpus) = (rest.first().copied().unwrap_or(0), rest.get(1).copied().unwrap_or(1));
+            Ok(Polling { mode: NETMAP_POLLING_MODE_MULTI_CPU, first_cpu, cpus })
+        }
+        _ => Err("-C with -p takes at most three numbers: 1,FIRST,COUNT".into()),
     }
 }
 
@@ -203,7 +205,9 @@ mod tests {
             ("-d vale0:eth1", Command::Detach(port())),
             ("-r vi0", Command::Remove("vi0".into())),
             ("-p vale0:eth1", polling(1, 0, 1)),
-            ("-p vale0:eth1 -C 2,1,2", polling(2, 1, 2)),
+            ("-p vale0:eth1 -C 0,3", polling(1, 3, 1)),
+            ("-p vale0:eth1 -C 1", polling(2, 0, 1)),
+            ("-p vale0:eth1 -C 1,1,2", polling(2, 1, 2)),
             ("-P vale0:eth1", Command::PollingOff(port())),
         ] {
             assert_eq!(parse(args).unwrap().command, command, "{args}");
@@ -234,7 +238,7 @@ mod tests {
             ("-g vale0:a -m 3", "-m goes with"),
             ("-n vi0 -C 1,2,3,4,5", "at most four"),
             ("-n vi0 -C 1,2,70000", "too many"),
-            ("-p vale0:a -C 3", "3 is no mode"),
+            ("-p vale0:a -C 0,1,1", "one more number"),
             ("-p vale0:a -C 1,0,0", "at least one"),
             ("-p vale0:a -C 1,2,3,4", "at most three"),
             ("-n vi0 -C x", "--config"),

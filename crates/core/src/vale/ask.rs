@@ -17,6 +17,10 @@ use crate::wire::Kind;
 
 /// Bytes of the longest name of a switch or a port.
 pub const MOST_NAME: usize = 63;
+/// Threads that may serve the switches.
+pub const MOST_THREADS: u16 = 64;
+/// Numbers of processors are below this.
+pub const MOST_CPUS: u16 = 1024;
 /// Seconds that addresses may be given to age: 30 days.
 pub const MOST_AGE: u32 = 30 * 24 * 3600;
 
@@ -41,6 +45,51 @@ pub enum Wish {
     Filter(Direction, Option<Filter>),
     /// Nothing is set about a port any more.
     Clear,
+    /// The threads that serve all switches; without a name.
+    Threads,
+    /// How many these are to be, and where; without a name.
+    Plan(Plan),
+}
+
+/// The threads that serve the switches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// How many, 1..=[`MOST_THREADS`].
+    pub threads: u16,
+    /// The processors, each below [`MOST_CPUS`], on which one after the other stays, from the first again when there are
+    /// more threads; at most [`MOST_THREADS`]. None: they run wherever.
+    pub cpus: Vec<u16>,
+}
+
+impl Default for Plan {
+    fn default() -> Plan {
+        Plan { threads: 1, cpus: Vec::new() }
+    }
+}
+
+impl Plan {
+    /// The processor of a thread; `None`: any.
+    pub fn cpu_of(&self, thread: usize) -> Option<u16> {
+        self.cpus.get(thread % self.cpus.len().max(1)).copied()
+    }
+
+    /// Whether all numbers are within their bounds.
+    ///
+    /// # Errors
+    /// One sentence, which says what is not.
+    pub fn check(&self) -> Result<(), String> {
+        let Plan { threads, cpus } = self;
+        if !(1..=MOST_THREADS).contains(threads) {
+            return Err(format!("{threads} threads: switches have 1 to {MOST_THREADS}"));
+        }
+        if cpus.len() > usize::from(MOST_THREADS) {
+            return Err(format!("{} processors: a list has at most {MOST_THREADS}", cpus.len()));
+        }
+        match cpus.iter().find(|cpu| **cpu >= MOST_CPUS) {
+            Some(cpu) => Err(format!("processor {cpu}: numbers are below {MOST_CPUS}")),
+            None => Ok(()),
+        }
+    }
 }
 
 /// A request about a switch (`vale0`) or a port (`vale0:a`).
@@ -77,6 +126,15 @@ const STORM: u16 = 8;
 const FILTER: u16 = 9;
 const NO_FILTER: u16 = 10;
 const CLEAR: u16 = 11;
+const THREADS: u16 = 12;
+const PLAN: u16 = 13;
+
+impl Wish {
+    /// Whether it is about no switch in particular.
+    fn is_of_all(&self) -> bool {
+        matches!(self, Wish::List | Wish::Threads | Wish::Plan(_))
+    }
+}
 
 impl ValeRequest {
     /// The bytes that cross the socket.
@@ -118,6 +176,12 @@ impl ValeRequest {
                 }
             }
             Wish::Clear => CLEAR,
+            Wish::Threads => THREADS,
+            Wish::Plan(plan) => {
+                numbers[0] = plan.threads.into();
+                body = plan.cpus.as_bytes().to_vec();
+                PLAN
+            }
         };
         let [name_bytes, text_bytes] = [self.name.len(), text.len()].map(|n| n as u32);
         let head = Head { wish, direction, name_bytes, text_bytes, zero: 0, numbers };
@@ -147,10 +211,18 @@ impl ValeRequest {
             FILTER => (Wish::Filter(direction, Some(Filter::decode(text, body)?)), &[][..]),
             NO_FILTER => (Wish::Filter(direction, None), body),
             CLEAR => (Wish::Clear, body),
+            THREADS => (Wish::Threads, body),
+            PLAN => {
+                let pairs = body.chunks_exact(2);
+                let whole = pairs.remainder().is_empty();
+                let cpus = pairs.map(|pair| u16::from_ne_bytes([pair[0], pair[1]])).collect();
+                let plan = Plan { threads: u16::try_from(first).ok()?, cpus };
+                (Wish::Plan(Some(plan).filter(|plan| whole && plan.check().is_ok())?), &[][..])
+            }
             _ => return None,
         };
         let right_size = body.is_empty() && (head.wish == FILTER || text.is_empty());
-        if !right_size || name.len() > MOST_NAME || name.is_empty() != (wish == Wish::List) {
+        if !right_size || name.len() > MOST_NAME || name.is_empty() != wish.is_of_all() {
             return None;
         }
         Some(ValeRequest { name: std::str::from_utf8(name).ok()?.to_owned(), wish })
@@ -158,8 +230,9 @@ impl ValeRequest {
 
     /// Whether a daemon is to be started for it: what is set is set for the ports to come.
     fn sets(&self) -> bool {
-        let nothing = [Wish::Age(0), Wish::Vlan(None), Wish::Storm(0), Wish::Clear];
-        let shows = matches!(self.wish, Wish::List | Wish::Show | Wish::ShowPort | Wish::Filter(_, None));
+        let nothing = [Wish::Age(0), Wish::Vlan(None), Wish::Storm(0), Wish::Clear, Wish::Plan(Plan::default())];
+        let shows =
+            matches!(self.wish, Wish::List | Wish::Threads | Wish::Show | Wish::ShowPort | Wish::Filter(_, None));
         !shows
             && !nothing.contains(&self.wish)
             && !matches!(self.wish, Wish::Limit(_, limit) if limit == Limit::default())
@@ -215,14 +288,20 @@ mod tests {
         ]
     }
 
+    fn plan(threads: u16, cpus: &[u16]) -> Wish {
+        Wish::Plan(Plan { threads, cpus: cpus.into() })
+    }
+
     #[test]
     fn a_request_comes_back_as_it_was() {
         for wish in all() {
             let request = ValeRequest { name: "vale0:a".into(), wish };
             assert_eq!(ValeRequest::decode(&request.encode()), Some(request));
         }
-        let list = ValeRequest { name: String::new(), wish: Wish::List };
-        assert_eq!(ValeRequest::decode(&list.encode()), Some(list));
+        for wish in [Wish::List, Wish::Threads, Wish::Plan(Plan::default()), plan(64, &[3, 1, 1023])] {
+            let request = ValeRequest { name: String::new(), wish };
+            assert_eq!(ValeRequest::decode(&request.encode()), Some(request));
+        }
     }
 
     #[test]
@@ -233,6 +312,12 @@ mod tests {
             with("", Wish::Show),
             with("vale0", Wish::List),
             with(&long, Wish::Show),
+            with("a", Wish::Threads),
+            with("a", plan(2, &[0])),
+            with("", plan(0, &[0])),
+            with("", plan(65, &[])),
+            with("", plan(2, &[1024])),
+            with("", plan(2, &[0; 65])),
             with("a", Wish::Age(MOST_AGE + 1)),
             with("a", Wish::Vlan(Some(Vlan::Access(0)))),
             with("a", Wish::Vlan(Some(Vlan::Access(4095)))),

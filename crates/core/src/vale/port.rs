@@ -87,6 +87,16 @@ impl Attached {
         tx.chain(rx).for_each(|(which, ring)| watch::hand_out(&mut all, which, ring, 0));
     }
 
+    /// Rings that its client sends on.
+    pub fn sending_rings(&self) -> usize {
+        self.tx.len()
+    }
+
+    /// Has the thread that looks after the port look at it once more, if it sleeps.
+    pub fn look_again(&self) {
+        self.bell.ring();
+    }
+
     /// Its number in the switch.
     pub fn index(&self) -> u8 {
         self.index

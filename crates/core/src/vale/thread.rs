@@ -1,5 +1,16 @@
 //! The threads of the switches: each looks after some ports, and may deliver to all.
 //!
+//! ```text
+//! what                        whose                          with several threads
+//! transmit ring, its memory   the thread that has its port   two for a moment, when a port moves: one at a time (`Sent`)
+//! receive ring                whoever delivers               locked once for each list or run of a batch (`Filled`)
+//! learning table, rules       all                            see there; no lock where nothing changes
+//! naps, lists, what is asked  each its own
+//! ```
+//! A receive ring is locked while a batch is copied, and never while anybody waits: whoever naps or yields lets go of it
+//! first. A thread that loses its processor meanwhile keeps the others from this one ring until it goes on; they sleep,
+//! and so leave it a processor. What one source sends is delivered under the lock of its ring, in order.
+//!
 //! A thread that finds nothing to do spins a little, lets others run, and then sleeps until a client rings. No timer runs
 //! meanwhile.
 //!
@@ -8,7 +19,7 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,6 +27,7 @@ use unetmap_mem::{Offsets, Span};
 use unetmap_sys::Bell;
 use unetmap_sys::event::{Epoll, EventFlags};
 use unetmap_sys::nap::this_cpu;
+use unetmap_sys::process;
 
 use super::forward::{BATCH, Cut, Lists, Lost, MAX_FRAGS, Memory, Packet, SHORT_RUN, Target, decide};
 use super::learn::Table;
@@ -50,6 +62,8 @@ pub struct Post {
     orders: Mutex<Orders>,
     done: Condvar,
     bell: Bell,
+    /// What the kernel calls the thread; 0: it did not begin yet.
+    tid: AtomicU32,
 }
 
 struct Orders {
@@ -70,16 +84,24 @@ impl Post {
             orders: Mutex::new(Orders { views: Arc::default(), taken: 0, end: false }),
             done: Condvar::new(),
             bell: Bell::new()?,
+            tid: AtomicU32::new(0),
         })
     }
 
-    /// Tells the thread what to look after from now on. Returns when it has let go of what it had before, so that what is in
-    /// no view any more is used by nobody; `false` when it did not within seconds.
-    pub fn order(&self, views: Vec<View>) -> bool {
+    /// Tells the thread what to look after from now on, which it does when [`Post::let_go`] says so of the number returned.
+    pub fn order(&self, views: Vec<View>) -> u64 {
         self.change(|orders| orders.views = Arc::new(views))
     }
 
-    /// Ends the thread.
+    /// Waits until the thread has taken the order, so that it uses nothing any more that is not in its views; `false` when
+    /// it did not within seconds.
+    pub fn let_go(&self, order: u64) -> bool {
+        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.done.wait_timeout_while(orders, LET_GO_LIMIT, |orders| orders.taken < order);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// Ends the thread, which has let go of everything when it is joined.
     pub fn end(&self) {
         self.change(|orders| {
             orders.views = Arc::default();
@@ -87,19 +109,24 @@ impl Post {
         });
     }
 
-    fn change(&self, how: impl FnOnce(&mut Orders)) -> bool {
+    /// What the kernel calls the thread, which has taken an order.
+    pub fn tid(&self) -> u32 {
+        self.tid.load(Relaxed)
+    }
+
+    fn change(&self, how: impl FnOnce(&mut Orders)) -> u64 {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         how(&mut orders);
         let order = self.ordered.fetch_add(1, Release) + 1;
         self.bell.ring();
-        let waited = self.done.wait_timeout_while(orders, LET_GO_LIMIT, |orders| orders.taken < order);
-        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+        order
     }
 }
 
 /// Works until it is told to end.
 pub fn run(post: &Post) {
     unetmap_mem::register_publisher();
+    post.tid.store(process::tid(), Relaxed);
     let (mut worker, mut taken) = (Worker::default(), 0);
     // What a panic leaves half done is made anew, or was not begun: a ring's state changes when its packets are done.
     while catch_unwind(AssertUnwindSafe(|| work(&mut worker, &mut taken, post))).is_err() {

@@ -84,7 +84,10 @@ fn a_file_says_what_is_wrong_and_where() {
     };
     let knobs = load("# sizes\n[knobs]\nbuf_size = 4096\nfwd = 1\n").unwrap();
     assert_eq!((knobs.get("buf_size"), knobs.fwd(), knobs.changed()), (4096, true, false));
-    assert!(load("").is_ok());
+    assert_eq!(*load("").unwrap().plan(), Plan::default());
+    let plan = |text: &str| load(text).unwrap().plan().clone();
+    assert_eq!(plan("[vale]\nthreads = 3\n"), Plan { threads: 3, cpus: vec![] });
+    assert_eq!(plan("[vale]\ncpus = [1, 0]\n"), Plan { threads: 2, cpus: vec![1, 0] });
     for (text, line, part) in [
         ("[knobs]\nbuf_size = 1\n", 2, "buf_size is 1, allowed are 64 to 65536"),
         ("[knobs]\n\nbufsize = 1\n", 3, "no such knob"),
@@ -93,6 +96,10 @@ fn a_file_says_what_is_wrong_and_where() {
         ("[knobs]\nfwd = -1\n", 2, "unetmapd(8)"),
         ("[knob]\n", 1, "unetmapd(8)"),
         ("[knobs\n", 1, "unetmapd(8)"),
+        ("[knobs]\n[vale]\nthreads = 0\n", 2, "0 threads: switches have 1 to 64"),
+        ("[vale]\ncpus = [0, 1024]\n", 1, "processor 1024: numbers are below 1024"),
+        ("[vale]\ncpus = 0\n", 2, "unetmapd(8)"),
+        ("[vale]\nthread = 2\n", 2, "unetmapd(8)"),
     ] {
         let why = load(text).unwrap_err();
         assert!(why.starts_with(&format!("{}:{line}: ", path.display())) && why.contains(part), "{text:?}: {why}");
