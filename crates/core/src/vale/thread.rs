@@ -39,6 +39,8 @@ mod ruled;
 
 /// How long a thread spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
+/// How long it rests where it cannot be woken; what comes waits no longer than this.
+const BLIND_NAP: Duration = Duration::from_millis(1);
 /// How long the end of a port may wait for a thread.
 const LET_GO_LIMIT: Duration = Duration::from_secs(5);
 
@@ -162,8 +164,11 @@ fn work(worker: &mut Worker, taken: &mut u64, post: &Post) {
         }
         worker.give_way();
         if idle_since.elapsed() >= SPIN {
-            if let Err(e) = worker.sleep(post) {
-                debug_assert!(e.kind() == io::ErrorKind::Interrupted, "{e}");
+            if let Err(e) = worker.sleep(post)
+                && e.kind() != io::ErrorKind::Interrupted
+            {
+                // No descriptor or memory is left to sleep with; others may give some back.
+                std::thread::sleep(BLIND_NAP);
             }
             idle_since = Instant::now();
         }

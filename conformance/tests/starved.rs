@@ -1,0 +1,103 @@
+//! A daemon that lacks what it needs, descriptors or memory, in the middle of anything: it refuses, and lives.
+#![forbid(unsafe_code)]
+
+use conformance::home::summary;
+use conformance::raw::Raw;
+use conformance::traffic::{exchange, open};
+use conformance::{Home, isolated, until};
+use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
+use unetmap::abi::*;
+use unetmap::request::Request;
+use unetmap::wire::{self, Kind};
+use zerocopy::IntoBytes as _;
+
+/// Requests that need much of the daemon: a pipe of a new region, one of an old region, a switch's port, a monitor, a
+/// port without a data path.
+fn requests() -> Vec<Request> {
+    let register = |name: &str, mode: u32, flags: u64, rings: u16| {
+        let (nr_mode, nr_flags, nr_mem_id) = (mode, flags, if mode == NR_REG_NULL { 2 } else { 0 });
+        let (nr_tx_rings, nr_rx_rings) = (rings, rings);
+        let body = NmreqRegister { nr_mode, nr_flags, nr_mem_id, nr_tx_rings, nr_rx_rings, ..Default::default() };
+        Request::new(NETMAP_REQ_REGISTER, name, body.as_bytes()).expect("a short name")
+    };
+    vec![
+        register("new{1", NR_REG_ALL_NIC, 0, 1),
+        register("g{2", NR_REG_ALL_NIC, 0, 8),
+        register("vale0:a", NR_REG_ALL_NIC, 0, 2),
+        register("g{1", NR_REG_ALL_NIC, NR_MONITOR_TX | NR_MONITOR_RX, 0),
+        register("nothing", NR_REG_NULL, 0, 1),
+    ]
+}
+
+/// Asks for everything, each on a connection of its own, and hangs up; how many were served.
+fn ask_for_everything(home: &Home) -> usize {
+    let asked = |message: &[u8]| {
+        let raw = Raw::connect(&home.socket()).expect("a daemon that listens");
+        // It may have hung up already.
+        let _ = raw.send(message);
+        raw.receive().is_some_and(|reply| reply.errno == 0)
+    };
+    let ports = requests().into_iter().map(|request| wire::message(Kind::Ctrl, 0, 0, 0, &request.encode()));
+    let others = [Kind::Lease, Kind::Snapshot, Kind::Knobs].map(|kind| wire::message(kind, 0, 0, 0, &[]));
+    ports.chain(others).filter(|message| asked(message)).count()
+}
+
+/// Sets a limit of the daemon's, does something, and takes the limit back.
+fn limited<T>(home: &Home, what: Resource, to: u64, body: impl FnOnce() -> T) -> T {
+    let daemon = Some(home.daemon());
+    // Ours is the daemon's, too.
+    let maximum = getrlimit(what).maximum;
+    let before = prlimit(daemon, what, Rlimit { current: Some(to), maximum }).expect("our own daemon");
+    let done = body();
+    prlimit(daemon, what, before).expect("our own daemon");
+    done
+}
+
+#[test]
+fn whichever_descriptor_is_the_last_the_daemon_lives() {
+    isolated(|home| {
+        let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));
+        let most = ask_for_everything(home);
+        until("all are gone", || home.snapshot().sessions.len() == 2);
+        let (before, fds) = (home.snapshot().buffers("g"), home.daemon_fds());
+        let (mut refused, mut served) = (0, 0);
+        for more in 0..80u64 {
+            let n = limited(home, Resource::Nofile, fds as u64 + more, || ask_for_everything(home));
+            (refused, served) = (refused + most - n, served + n);
+            exchange(&far, &near, 1, more * 10, more * 10 + 10);
+            until("all are gone", || home.snapshot().sessions.len() == 2);
+        }
+        assert!(refused > 0 && served > 0, "{refused} refused, {served} served: no limit was met");
+        assert_eq!(ask_for_everything(home), most, "something was not given back");
+        until("all are gone", || home.snapshot().sessions.len() == 2);
+        until("its files are closed", || home.daemon_fds() == fds);
+        assert_eq!(home.snapshot().buffers("g"), before);
+        summary(&format!("limits tried 80, requests served {served}, refused {refused}"));
+    });
+}
+
+#[test]
+fn without_room_for_regions_they_are_refused() {
+    isolated(|home| {
+        let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));
+        let most = ask_for_everything(home);
+        until("all are gone", || home.snapshot().sessions.len() == 2);
+        let (before, fds) = (home.snapshot().buffers("g"), home.daemon_fds());
+        let kib = home.daemon_kib("VmSize:");
+        let (mut refused, mut served) = (0, 0);
+        // What regions and lines are mapped at; a program that has no room for its own heap ends, as any program does.
+        for (round, more) in (1..=40).map(|step| step * 1024).enumerate() {
+            let n = limited(home, Resource::As, (kib + more) << 10, || ask_for_everything(home));
+            (refused, served) = (refused + most - n, served + n);
+            let from = round as u64 * 10;
+            exchange(&far, &near, 1, from, from + 10);
+            until("all are gone", || home.snapshot().sessions.len() == 2);
+        }
+        assert!(refused > 0 && served > 0, "{refused} refused, {served} served: no limit was met");
+        assert_eq!(ask_for_everything(home), most, "something was not given back");
+        until("all are gone", || home.snapshot().sessions.len() == 2);
+        until("its files are closed", || home.daemon_fds() == fds);
+        assert_eq!(home.snapshot().buffers("g"), before);
+        summary(&format!("limits tried 40, requests served {served}, refused {refused}"));
+    });
+}
