@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, getsockname, sendto, socket_with};
@@ -256,10 +257,18 @@ fn changes_are_reported() {
         assert_eq!(last(&news(&mut watch), va.index).unwrap().name, "other");
         ip("link set other up");
         ip("link set vb up");
-        let events = news(&mut watch);
-        for index in [va.index, vb.index] {
-            assert_eq!(last(&events, index), by_index(index).unwrap().as_ref());
-            assert!(last(&events, index).unwrap().carrier);
+        // The kernel tells of the carrier a moment later.
+        let (mut events, begin) = (news(&mut watch), Instant::now());
+        let told = |events: &[LinkEvent]| {
+            let now = |index| {
+                last(events, index).is_some_and(|link| link.carrier && by_index(index).unwrap().as_ref() == Some(link))
+            };
+            now(va.index) && now(vb.index)
+        };
+        while !told(&events) {
+            assert!(begin.elapsed() < Duration::from_secs(30), "{events:?}");
+            thread::sleep(Duration::from_millis(5));
+            events.extend(news(&mut watch));
         }
         ip("link set other down");
         assert!(!last(&news(&mut watch), va.index).unwrap().up);
