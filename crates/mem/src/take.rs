@@ -32,17 +32,14 @@ enum Kind {
 impl CopyKind {
     /// All that this processor can run, the portable one first, the best one last.
     pub fn available() -> Vec<CopyKind> {
-        let mut kinds = vec![CopyKind(Kind::Portable)];
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx2") {
-                kinds.push(CopyKind(Kind::Avx2));
-            }
-            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
-                kinds.push(CopyKind(Kind::Avx512));
-            }
-        }
-        kinds
+        let kinds = [
+            Some(Kind::Portable),
+            #[cfg(target_arch = "x86_64")]
+            is_x86_feature_detected!("avx2").then_some(Kind::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")).then_some(Kind::Avx512),
+        ];
+        kinds.into_iter().flatten().map(CopyKind).collect()
     }
 
     /// Whether the processor has AVX-512 F and BW.
