@@ -90,10 +90,10 @@ pub fn run(options: &Options) -> Result<u8, String> {
     for contest in options.benches.iter().flat_map(|&bench| contests(bench)) {
         let outcome = contest.hold(options, cores, &networks)?;
         for sentence in &outcome.missing {
-            eprintln!("{}: {sentence}", contest.name);
+            note(&format!("{}: {sentence}", contest.name));
         }
         for sentence in &outcome.failures {
-            eprintln!("{sentence}");
+            note(sentence);
             code = 1;
         }
         let found = report::findings(&outcome);
@@ -125,6 +125,11 @@ impl Networks {
         let hosts = first(host::is_host).map(|bench| Hosts::new().map_err(failed(bench)));
         Ok(Networks { nics: nics.transpose()?.map(Rc::new), hosts: hosts.transpose()?.map(Rc::new) })
     }
+}
+
+/// A line for standard error. That nobody reads it is nothing to care about.
+fn note(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 fn print(text: &str) -> Result<(), String> {

@@ -17,7 +17,7 @@ use crate::probe::{self, Cores};
 use crate::seqpacket::{self, Window};
 use crate::stats::{Class, Sample};
 use crate::vale::{Switch, Traffic};
-use crate::{Networks, Options, one_core, rtt, session};
+use crate::{Networks, Options, note, one_core, rtt, session};
 
 /// What our own side is called in the results.
 pub(crate) const US: &str = "unetmap";
@@ -130,7 +130,7 @@ impl Contest {
         let mut sides = Vec::new();
         for &who in Who::all(self.bench) {
             if let Some(why) = nics.lacks(who) {
-                eprintln!("{}: {} is left out: {why}", self.name, who.label());
+                note(&format!("{}: {} is left out: {why}", self.name, who.label()));
                 continue;
             }
             let (bench, nics) = (self.bench, Rc::clone(nics));

@@ -59,7 +59,7 @@ pub(crate) fn running() -> Result<Option<Connection>, Error> {
     match connect_to(&own) {
         Ok(fd) => Ok(Some(Connection { fd, socket: own })),
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => Ok(None),
-        Err(e) => Err(Error::NoDaemon { why: format!("connecting to {}", own.display()), source: e }),
+        Err(e) => Err(failed("connecting to", &own, e)),
     }
 }
 
@@ -126,9 +126,7 @@ fn connect_or_start(path: &Path) -> Result<Connection, Error> {
         match connect_to(path) {
             Ok(fd) => return Ok(Connection { fd, socket: path.to_owned() }),
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => last = e,
-            Err(e) => {
-                return Err(Error::NoDaemon { why: format!("connecting to {}", path.display()), source: e });
-            }
+            Err(e) => return Err(failed("connecting to", path, e)),
         }
         start(path, &daemon_program()?, &[])?;
     }
@@ -176,7 +174,7 @@ pub fn listen_alone(path: &Path, lock: &File) -> Result<Option<OwnedFd>, Error> 
 }
 
 fn failed(what: &str, path: &Path, source: io::Error) -> Error {
-    Error::NoDaemon { why: format!("{what} {}", path.display()), source }
+    Error::NoDaemon { why: format!("{what} {} (UNETMAP_SOCKET names another place)", path.display()), source }
 }
 
 fn beside(path: &Path, suffix: &str) -> PathBuf {

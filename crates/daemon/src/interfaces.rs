@@ -337,7 +337,7 @@ impl Books {
 }
 
 pub(crate) fn no_such_interface<T>() -> Result<T, Refusal> {
-    refuse(ENXIO, "no such interface (unetmap ls shows the ports)")
+    refuse(ENXIO, "no such interface (ip link shows them; pipes are called NAME{ID and NAME}ID)")
 }
 
 pub(crate) fn in_use<T>(nic: &Nic) -> Result<T, Refusal> {

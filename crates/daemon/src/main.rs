@@ -36,14 +36,15 @@ mod vale;
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use unetmap_sys::event;
 use unetmap_sys::process::{self, Signal};
+use unetmap_sys::{event, socket};
 
 use books::{Books, Rules};
 use knobs::{Admode, Knobs};
@@ -130,7 +131,8 @@ fn main() -> ExitCode {
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            eprintln!("unetmapd: {why}");
+            // Where nobody reads it, the status says it.
+            let _ = writeln!(io::stderr(), "unetmapd: {why}");
             ExitCode::FAILURE
         }
     }
@@ -153,7 +155,7 @@ fn run(args: &Args) -> Result<(), String> {
         return to_background(&socket, args);
     }
     let signals = process::signals_as_fd(&[Signal::TERM, Signal::INT]).map_err(|e| format!("signals: {e}"))?;
-    let lock = unetmap::client::open_lock(&socket).map_err(|e| e.to_string())?;
+    let lock = unetmap::client::open_lock(&socket).map_err(cannot_listen)?;
     let listener = match args.listen_fd {
         Some(fd) => inherited(fd)?,
         None => listen_here(&socket, &lock)?,
@@ -231,11 +233,15 @@ fn to_background(socket: &Path, own: &Args) -> Result<(), String> {
     if let Some(config) = &own.config {
         args.extend(["--config".into(), absolute_config(config)?.into_os_string()]);
     }
-    if !unetmap::client::start(socket, &program, &args).map_err(|e| e.to_string())? {
+    if !unetmap::client::start(socket, &program, &args).map_err(cannot_listen)? {
         return Err(format!("a daemon already listens at {}", socket.display()));
     }
-    println!("unetmapd: serving at {0}, log in {0}.log", socket.display());
-    Ok(())
+    let told = writeln!(io::stdout(), "unetmapd: serving at {0}, log in {0}.log", socket.display());
+    match told {
+        // Nobody wants to know.
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        told => told.map_err(|e| format!("standard output: {e}; one serves at {}", socket.display())),
+    }
 }
 
 fn socket_has_clients(listener: &OwnedFd) -> bool {
@@ -244,13 +250,25 @@ fn socket_has_clients(listener: &OwnedFd) -> bool {
 }
 
 fn listen_here(path: &Path, lock: &fs::File) -> Result<OwnedFd, String> {
-    let listener = unetmap::client::listen_alone(path, lock).map_err(|e| e.to_string())?;
+    let listener = unetmap::client::listen_alone(path, lock).map_err(cannot_listen)?;
     let _ = lock.unlock();
     listener.ok_or_else(|| format!("a daemon already listens at {}", path.display()))
+}
+
+/// Why there is no socket, in the words of the program that was to make it.
+fn cannot_listen(e: unetmap::Error) -> String {
+    match e {
+        unetmap::Error::NoDaemon { why, source } => format!("{why}: {source}"),
+        other => other.to_string(),
+    }
 }
 
 /// The listening socket that the starter left at descriptor `fd`.
 fn inherited(fd: u32) -> Result<OwnedFd, String> {
     // Opening it again through /proc would not work for a socket; a duplicate, made by its number, does.
-    process::inherit_fd(fd).map_err(|e| format!("--listen-fd {fd}: {e}"))
+    let listener = process::inherit_fd(fd).map_err(|e| format!("--listen-fd {fd}: {e}"))?;
+    if !socket::is_listening(&listener) {
+        return Err(format!("--listen-fd {fd}: this is no listening socket (leave it out: unetmapd makes its own)"));
+    }
+    Ok(listener)
 }

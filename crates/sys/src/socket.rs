@@ -70,6 +70,11 @@ pub fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Whether connections can be accepted from `fd`.
+pub fn is_listening(fd: impl AsFd) -> bool {
+    rustix::net::sockopt::socket_acceptconn(fd).unwrap_or(false)
+}
+
 /// A blocking connection to the socket that listens at `path`. Waits when too many others wait to be accepted.
 ///
 /// # Errors

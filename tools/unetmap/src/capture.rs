@@ -287,7 +287,11 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<u8, String> {
         let line = json!({"port": name, "received": received, "accepted": accepted, "bytes": bytes, "dropped": dropped,
             "files": files, "seconds": seconds});
         // Standard output may be the capture.
-        if args.write.as_os_str() == "-" { note(&line.to_string()) } else { println!("{line}") }
+        if args.write.as_os_str() == "-" {
+            note(&line.to_string());
+        } else {
+            crate::print("capture", &format!("{line}\n"))?;
+        }
     } else {
         note(&format!("{name}: {accepted} packets captured, {received} received, {dropped} dropped for want of room"));
     }

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
+use tool_common::note;
 use unetmap_bench::{Bench, Options, Peer};
 
 /// netmap in user space: what is open, what this machine can do, and how fast it is.
@@ -328,7 +329,7 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code.into(),
         Err(message) => {
-            eprintln!("unetmap: {message}");
+            note(&format!("unetmap: {message}"));
             ExitCode::FAILURE
         }
     }

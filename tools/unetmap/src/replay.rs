@@ -127,12 +127,14 @@ impl Sender<'_> {
 }
 
 fn open(path: &Path) -> Result<Capture<Offline>, String> {
+    // Some of libpcap's words begin with the file's name.
+    let name = format!("{}: ", path.display());
     let said = |e: pcap::Error| match e {
-        pcap::Error::PcapError(words) => words,
+        pcap::Error::PcapError(words) => words.strip_prefix(&name).map(str::to_owned).unwrap_or(words),
         other => other.to_string(),
     };
     let capture = Capture::from_file_with_precision(path, Precision::Nano);
-    let capture = capture.map_err(|e| format!("{}: {}", path.display(), said(e)))?;
+    let capture = capture.map_err(|e| format!("{name}{}", said(e)))?;
     let link = capture.get_datalink();
     if link != Linktype::ETHERNET {
         let name = link.get_name().unwrap_or_else(|_| link.0.to_string());
@@ -218,7 +220,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<u8, String> {
     let Sent { packets, bytes, cut } = sent;
     if args.json {
         let seconds = time.as_secs_f64();
-        println!("{}", json!({"port": name, "packets": packets, "bytes": bytes, "cut": cut, "seconds": seconds}));
+        let line = json!({"port": name, "packets": packets, "bytes": bytes, "cut": cut, "seconds": seconds});
+        crate::print("replay", &format!("{line}\n"))?;
     } else {
         let rate = packets as f64 / time.as_secs_f64().max(1e-9);
         let cut = if cut > 0 { format!("; of {cut} the capture holds only a part") } else { String::new() };
