@@ -12,6 +12,8 @@ BENCH ?= pipe pipe-batch pipe-1core pipe-rtt
 
 PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge lb vale-ctl unetmap-examples
 PROGRAMS := unetmapd unetmap pkt-gen bridge lb vale-ctl
+# What `unetmap bench` runs besides: examples, for which nobody looks in a PATH.
+HELPERS := collector scrubber
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 BIN := $(TARGET)/release
 MAN_SECTIONS := 1 3 4 5 7 8
@@ -81,7 +83,7 @@ bench: build
 
 # Builds only what is missing, so that root needs no Rust.
 install:
-	@for program in $(PROGRAMS); do test -x $(BIN)/$$program || { $(MAKE) build; break; }; done
+	@for program in $(PROGRAMS) $(HELPERS); do test -x $(BIN)/$$program || { $(MAKE) build; break; }; done
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include/net $(DESTDIR)$(PREFIX)/lib
 	install $(PROGRAMS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/bin
 	install -m 644 include/net/*.h $(DESTDIR)$(PREFIX)/include/net
@@ -91,6 +93,7 @@ install:
 	install -m 644 $(BIN)/libunetmap.a $(DESTDIR)$(PREFIX)/lib
 	install -d $(DESTDIR)$(PREFIX)/lib/unetmap
 	install -m 644 $(BIN)/pcap/libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/unetmap
+	install $(HELPERS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/lib/unetmap
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' preload/unetmap.pc.in \
 		>$(DESTDIR)$(PREFIX)/lib/pkgconfig/unetmap.pc

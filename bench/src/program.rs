@@ -25,18 +25,29 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 /// How long a process has to end by itself.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Where a program of ours is: beside this one, else one folder above (tests), else in the `PATH`.
+/// Where `make install` puts what only we run, from where this program is then.
+const HELPERS: &str = "../lib/unetmap";
+
+/// Where a program of ours is: beside this one, else one folder above (tests), else where it was installed for us, else in
+/// the `PATH`.
 pub(crate) fn find(name: &str) -> Result<PathBuf, String> {
     let beside = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
     let above = beside.as_deref().and_then(Path::parent).map(Path::to_owned);
+    let helpers = beside.as_deref().map(|beside| beside.join(HELPERS));
     let path = env::var_os("PATH").unwrap_or_default();
     beside
         .into_iter()
         .chain(above)
+        .chain(helpers)
         .chain(env::split_paths(&path))
         .map(|folder| folder.join(name))
         .find(|program| program.is_file())
-        .ok_or_else(|| format!("bench: {name} is neither beside this program nor in the PATH (`make` builds it)"))
+        .ok_or_else(|| {
+            format!(
+                "bench: {name} is neither beside this program, nor in {HELPERS} from there, nor in the PATH \
+                 (`make` builds it, `make install` installs it)"
+            )
+        })
 }
 
 /// A program that is running. Dropping it kills it.

@@ -98,6 +98,28 @@ fn an_installed_unetmap_runs_programs() {
     });
 }
 
+/// The benchmarks find what they run besides the tools.
+#[test]
+fn an_installed_unetmap_measures_its_examples() {
+    isolated(|home| {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: network namespaces need root");
+            return;
+        }
+        let root = Installed::new(home);
+        let mut bench = Command::new(root.file("bin/unetmap"));
+        bench.args(["bench", "lb", "scrub", "--samples", "1", "--seconds", "60", "--json"]);
+        // Nothing of this tree, and nothing that the machine has.
+        bench.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env_remove("UNETMAPD");
+        let output = bench.output().expect("it was installed");
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{err}");
+        for name in ["lb", "scrub"] {
+            assert!(out.lines().any(|row| row.contains(&format!("\"name\":\"{name}\""))), "{out}{err}");
+        }
+    });
+}
+
 /// The page names every function that a program can link with, and every header is there.
 #[test]
 fn what_is_exported_is_documented() {
