@@ -112,6 +112,8 @@ fn guests_and_hosts_talk_to_each_other() {
             }
         }
         assert_eq!(bad(home), 0);
+        let books = home.snapshot();
+        let dropped = ["vale0:twelve", "vale0:ten", "vale0:vi0"].map(|port| books.ring(port, "rx", 0).dropped);
         let offloads = a.offloads;
         let [[from_a, to_a], [from_b, to_b]] = [a.end(), b.end()];
         // They did leave checksums and cutting to the other side; what the other guest can do itself was left to it.
@@ -119,7 +121,7 @@ fn guests_and_hosts_talk_to_each_other() {
             let [_, unfinished, tcp4, tcp6, _] = count;
             assert!(unfinished > 0 && tcp4 > 0 && tcp6 > 0, "{way}: {count:?}");
         }
-        summary(&format!("offloads {offloads:#x}; from 12: {from_a:?}, from 10: {from_b:?}"));
+        summary(&format!("offloads {offloads:#x}; from 12: {from_a:?}, from 10: {from_b:?}; dropped: {dropped:?}"));
     });
 }
 

@@ -53,6 +53,9 @@ const TCP_PSH: u8 = 0x08;
 const TCP_CWR: u8 = 0x80;
 const IPV4_MORE: u16 = 0x2000;
 
+/// What each frame of a row has before its payload, at most: Ethernet with two tags, IPv4 and TCP with all options.
+const HEADERS_OF_FRAMES: usize = ETHERNET + 2 * TAG + 60 + 60;
+
 /// The packet and its header do not fit each other: it cannot be finished.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Nonsense;
@@ -88,6 +91,17 @@ impl Wishes {
 
 /// A frame, in two pieces: its headers, and a part of the packet's payload.
 pub type Pieces<'a> = [&'a [u8]; 2];
+
+/// Slots of `size` bytes that are enough for all frames that a packet with a header becomes.
+pub fn slots(packet: &[u8], size: usize) -> usize {
+    match Wishes::read(packet) {
+        Ok(Wishes { gso, gso_size, .. }) if gso != GSO_NONE && gso_size > 0 => {
+            let frames = packet.len().div_ceil(gso_size).min(FRAMES_MOST);
+            frames * (gso_size.min(packet.len()) + HEADERS_OF_FRAMES).div_ceil(size)
+        }
+        _ => packet.len().div_ceil(size),
+    }
+}
 
 /// Finishes a packet that begins with a header of `header` bytes (10 or 12): hands each frame to `each`, without header, in
 /// order. The packet is changed on the way.

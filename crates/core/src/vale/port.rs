@@ -181,7 +181,7 @@ impl Attached {
         let Some(rx) = self.incoming(ring) else { return };
         patience.delivers(self.index, ring);
         if self.header() != from.header() {
-            return translate(rx, self, (from, ring), batch, packets);
+            return translate(rx, self, (from, ring), batch, packets, patience);
         }
         let mut next = packets.next();
         while let Some(packet) = next {

@@ -206,6 +206,11 @@ proptest! {
         };
         let made = frames(&packet, &header(1, gso, size, 0, 0)).unwrap();
         prop_assert_eq!(made.len(), len.div_ceil(usize::from(size)).max(1));
+        let whole = [&header(1, gso, size, 0, 0)[..], &packet].concat();
+        for buffer in [64, 512, 2112] {
+            let taken: usize = made.iter().map(|frame| frame.len().div_ceil(buffer)).sum();
+            prop_assert!(taken <= slots(&whole, buffer), "{} slots of {} bytes", taken, buffer);
+        }
         let got: Vec<u8> = made.iter().flat_map(|frame| judged(frame)).collect();
         prop_assert_eq!(got, payload);
     }

@@ -156,7 +156,11 @@ impl Attached {
                     continue;
                 }
             }
-            while !rx.has_room(&mut filled, packet.len().div_ceil(size)) {
+            let needed = match theirs {
+                0 => packet.len().div_ceil(size),
+                _ => offload::slots(packet, size),
+            };
+            while !rx.has_room(&mut filled, needed) {
                 rx.publish(&self.region, &mut state, filled);
                 // Nobody else waits meanwhile for what is locked here.
                 drop((state, gate.take()));

@@ -9,6 +9,7 @@ use unetmap_mem::Region;
 
 use super::super::forward::{Lost, Packet};
 use super::super::offload::{self, HEADERS, PACKET_MOST};
+use super::super::patience::Patience;
 use super::{Attached, Batch, Filled, Incoming};
 
 thread_local! {
@@ -36,7 +37,8 @@ impl Attached {
     }
 }
 
-/// Delivers packets of `from`'s transmit ring `ring` into `rx`, a receive ring of `to`'s.
+/// Delivers packets of `from`'s transmit ring `ring` into `rx`, a receive ring of `to`'s. A client without room may be given a
+/// chance to make some.
 #[cold]
 pub(super) fn translate(
     rx: &Incoming,
@@ -44,28 +46,46 @@ pub(super) fn translate(
     (from, ring): (&Attached, usize),
     batch: &Batch<'_>,
     packets: impl Iterator<Item = Packet>,
+    patience: &Patience,
 ) {
     let (theirs, mine) = (usize::from(from.header()), usize::from(to.header()));
+    let size = to.region.limits().buf_size as usize;
+    let mut whole = WHOLE.take();
     let mut state = rx.lock();
     let (mut filled, mut dropped, mut bad) = (*state, 0, 0);
-    WHOLE.with_borrow_mut(|whole| {
-        for packet in packets {
-            let mut put = |pieces: &[&[u8]]| {
-                if !rx.put(&to.region, &mut filled, pieces) {
-                    dropped += 1;
-                }
-            };
-            whole.clear();
-            if !gather(whole, &from.region, batch, packet) || whole.len() < theirs {
-                bad += 1;
-            } else if mine == 0 {
-                let finished = offload::finish(whole, theirs, |[headers, payload]| put(&[headers, payload]));
-                bad += u64::from(finished.is_err());
-            } else {
-                put(&[&converted(whole, theirs)[..mine], &whole[theirs..]]);
+    for packet in packets {
+        whole.clear();
+        if !gather(&mut whole, &from.region, batch, packet) || whole.len() < theirs {
+            bad += 1;
+            continue;
+        }
+        let needed = if mine == 0 { offload::slots(&whole, size) } else { whole.len().div_ceil(size) };
+        while !rx.has_room(&mut filled, needed) {
+            rx.publish(&to.region, &mut state, filled);
+            // Nobody else waits meanwhile for what is locked here.
+            drop(state);
+            let again = patience.give_way(rx);
+            state = rx.lock();
+            filled = *state;
+            if !again {
+                break;
             }
         }
-    });
+        let mut put = |pieces: &[&[u8]]| {
+            if !rx.put(&to.region, &mut filled, pieces) {
+                dropped += 1;
+            }
+        };
+        if mine == 0 {
+            let finished = offload::finish(&mut whole, theirs, |[headers, payload]| put(&[headers, payload]));
+            bad += u64::from(finished.is_err());
+        } else {
+            put(&[&converted(&whole, theirs)[..mine], &whole[theirs..]]);
+        }
+    }
+    rx.publish(&to.region, &mut state, filled);
+    drop(state);
+    WHOLE.set(whole);
     if dropped > 0 {
         rx.dropped.fetch_add(dropped, Relaxed);
     }
@@ -74,7 +94,6 @@ pub(super) fn translate(
     {
         tx.lost[Lost::Bad as usize].fetch_add(bad, Relaxed);
     }
-    rx.publish(&to.region, &mut state, filled);
 }
 
 /// The header of a packet that has one of `theirs` bytes: what one header says the other does, as far as it has it; nothing
