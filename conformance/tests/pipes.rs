@@ -519,9 +519,7 @@ fn wrong_names_are_refused_with_a_reason() {
 #[test]
 fn options_that_are_not_served_are_refused() {
     isolated(|_| {
-        for (options, what) in
-            [("@share=netmap:q{1", "@share"), ("@extmem=/tmp/none", "@extmem"), ("@conf:host-rings=4", "host-rings")]
-        {
+        for (options, what) in [("@extmem=/tmp/none", "@extmem"), ("@conf:host-rings=4", "host-rings")] {
             let spec = format!("netmap:p{{1{options}");
             match Port::open(&spec) {
                 Err(Error::Refused { errno, why, .. }) => {

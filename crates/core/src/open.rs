@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use unetmap_abi::{
-    NETMAP_REQ_OPT_OFFSETS, NETMAP_REQ_REGISTER, NS_TXMON, NmreqOptOffsets, NmreqOption, NmreqRegister, PortKind,
-    PortOptions, PortSpec,
+    NETMAP_REQ_OPT_OFFSETS, NETMAP_REQ_PORT_INFO_GET, NETMAP_REQ_REGISTER, NS_TXMON, NmreqOptOffsets, NmreqOption,
+    NmreqPortInfoGet, NmreqRegister, PortKind, PortOptions, PortSpec,
 };
 use unetmap_mem::{
     BufIdx, Buffers, Consumer, CopyKind, EndPage, Geometry, Iface, Inbox, LinePage, Offsets, Producer, ReceiveRings,
@@ -99,7 +99,7 @@ impl OpenOptions {
             register.nr_mode = parsed.nr_mode();
             register.nr_ringid = parsed.ring_id();
         }
-        register.nr_mem_id = parsed.mem_id;
+        register.nr_mem_id = shared_region(spec, &parsed)?;
         conf_wishes(&mut register, &parsed);
         let refused = |errno| Error::Refused { asked: spec.into(), errno, why: "the name is too long".into() };
         let mut request = Request::new(NETMAP_REQ_REGISTER, &parsed.name, register.as_bytes()).map_err(refused)?;
@@ -107,9 +107,10 @@ impl OpenOptions {
         unetmap_mem::register_publisher();
         process::watch_forks().map_err(|e| Error::host(spec, e))?;
         let (connection, (answer, fds)) = match ask_system(spec, &parsed, &request) {
-            Some(answered) => answered?,
-            None => ask_own(spec, &request)?,
-        };
+            Some(answered) => answered,
+            None => ask_own(spec, &request),
+        }
+        .map_err(|e| about_share(e, &parsed))?;
         let garbled = || Error::host(spec, io::Error::other("the daemon's answer makes no sense"));
         let register = answer.request.body_as::<NmreqRegister>().ok_or_else(garbled)?;
         let bound = Bound::decode(&answer.bound).filter(|b| b.fds() == fds.len()).ok_or_else(garbled)?;
@@ -210,19 +211,49 @@ fn ask_own(spec: &str, request: &Request) -> Result<Answered, Error> {
 
 /// Options that the grammar knows and no port has yet.
 fn refuse_unserved(spec: &str, parsed: &PortSpec) -> Result<(), Error> {
-    let PortOptions { conf, share, extmem, offset: _ } = &parsed.options;
+    let PortOptions { conf, share: _, extmem, offset: _ } = &parsed.options;
     let is_interface = parsed.kind == PortKind::Netmap && parsed.pipe.is_none();
     let host_rings = !is_interface && (conf.host_tx_rings != 0 || conf.host_rx_rings != 0);
-    let unserved = [
-        (share.is_some(), "@share (a region's number does the same: @NUMBER, unetmap ls shows them)"),
-        (extmem.is_some(), "@extmem"),
-        (host_rings, "host-rings in @conf (this port has none)"),
-    ];
+    let unserved = [(extmem.is_some(), "@extmem"), (host_rings, "host-rings in @conf (this port has none)")];
     match unserved.into_iter().find(|(asked, _)| *asked) {
         Some((_, what)) => {
             Err(Error::Refused { asked: spec.into(), errno: errno::EOPNOTSUPP, why: format!("not served: {what}") })
         }
         None => Ok(()),
+    }
+}
+
+/// The region that the name says: by its number, by a port that is in it, or neither (0).
+fn shared_region(spec: &str, parsed: &PortSpec) -> Result<u16, Error> {
+    let Some(with) = &parsed.options.share else { return Ok(parsed.mem_id) };
+    let asked = with.to_string();
+    let refused = |errno, why: String| Error::Refused { asked: spec.into(), errno, why };
+    let request = Request::new(NETMAP_REQ_PORT_INFO_GET, &with.name, NmreqPortInfoGet::default().as_bytes());
+    let request = request.map_err(|errno| refused(errno, format!("the name of {asked} is too long")))?;
+    let (_, (answer, _)) = match ask_system(&asked, with, &request) {
+        Some(answered) => answered?,
+        None => ask_own(&asked, &request)?,
+    };
+    let info = answer.request.body_as::<NmreqPortInfoGet>();
+    let info = info.ok_or_else(|| Error::host(&asked, io::Error::other("the daemon's answer makes no sense")))?;
+    match parsed.mem_id {
+        0 => Ok(info.nr_mem_id),
+        mem_id if mem_id == info.nr_mem_id => Ok(mem_id),
+        other => {
+            let why = format!("{asked} lives in region {}, not {other}", info.nr_mem_id);
+            Err(refused(errno::EINVAL, why))
+        }
+    }
+}
+
+/// The region of a port that nobody has open is there only while it is asked for.
+fn about_share(e: Error, parsed: &PortSpec) -> Error {
+    match (e, &parsed.options.share) {
+        (Error::Refused { asked, errno: errno::EINVAL, why }, Some(with)) => {
+            let why = format!("{why}; {with}, whose region it is to share, must be open");
+            Error::Refused { asked, errno: errno::EINVAL, why }
+        }
+        (e, _) => e,
     }
 }
 
