@@ -148,12 +148,17 @@ impl Switch {
         serde_json::from_slice(&output.stdout).map_err(|e| format!("bench: unetmap ls: {e}"))
     }
 
-    /// The number of the region that a port is in, which its program keeps open.
-    fn region_of(&self, port: &str) -> Result<String, String> {
+    /// Fails if a packet in a thousand, or more, came to a port as a copy.
+    fn check_swapped(&self, port: &str) -> Result<(), String> {
         let books = self.books()?;
-        let ports = books["ports"].as_array().into_iter().flatten();
-        let mut found = ports.filter(|entry| entry["name"] == port).map(|entry| entry["mem_id"].to_string());
-        found.next().ok_or_else(|| format!("bench: unetmap ls tells of no port {port}"))
+        let ports = books["ports"].as_array().into_iter().flatten().filter(|entry| entry["name"] == port);
+        let ring = ports.filter_map(|entry| entry["rings"].as_array()).flatten().find(|ring| ring["dir"] == "rx");
+        let of = |what: &str| ring.and_then(|ring| ring[what].as_f64()).unwrap_or(0.0);
+        let (swapped, crossed) = (of("swapped"), of("crossed"));
+        if crossed == 0.0 || swapped < crossed * (1.0 - CLEAN) {
+            return Err(format!("bench: of {crossed} packets that came to {port} only {swapped} were not copied"));
+        }
+        Ok(())
     }
 
     /// One sender, one receiver.
@@ -162,17 +167,18 @@ impl Switch {
         let (from, to) = (format!("{switch}:a"), format!("{switch}:b"));
         let idle = self.idle(&switch, traffic.idle)?;
         let receiver = self.receiver(&to, 1)?;
-        let from = if traffic.share { format!("{from}@{}", self.region_of(&to)?) } else { from };
-        let (len, rate, to) = (traffic.len.to_string(), traffic.rate.unwrap_or(0).to_string(), mac(address(1, 0)));
+        let from = if traffic.share { format!("{from}@share={to}") } else { from };
+        let (len, rate, at) = (traffic.len.to_string(), traffic.rate.unwrap_or(0).to_string(), mac(address(1, 0)));
         let sender = self.start(
             "tx",
             &from,
             Some(self.cores.tx),
-            &["-T", "0", "-b", "512", "-l", &len, "-R", &rate, "-D", &to],
+            &["-T", "0", "-b", "512", "-l", &len, "-R", &rate, "-D", &at],
         )?;
         let mut programs = [sender, receiver];
         let mpps = steady_mpps(|| programs[1].line());
-        let mpps = conclude(mpps, &mut programs)?;
+        let swapped = if traffic.share { self.check_swapped(&to) } else { Ok(()) };
+        let mpps = conclude(mpps.and_then(|mpps| swapped.map(|()| mpps)), &mut programs)?;
         drop(idle);
         let [sent, received] = programs.each_mut().map(packets);
         let (sent, received) = (sent?, received?);
