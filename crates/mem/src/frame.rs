@@ -68,6 +68,27 @@ impl<'a> Frame<'a> {
         n
     }
 
+    /// Copies `lines` of 64 bytes to the start, as many as fit whole; returns how many.
+    #[inline(always)]
+    pub fn write_lines(&self, lines: &[[u8; 64]]) -> usize {
+        let n = lines.len().min(self.capacity / 64);
+        for (i, line) in lines[..n].iter().enumerate() {
+            // SAFETY: (i + 1) * 64 <= capacity, so the line is inside the buffer (new); else as in `read`.
+            unsafe { std::ptr::copy_nonoverlapping(line.as_ptr(), self.base.add(64 * i), 64) };
+        }
+        n
+    }
+
+    /// Writes back what stands in the first byte, so that this processor is the last to have written its cache line: whoever
+    /// writes the line next gets it by one hand-over. Only for who owns the buffer.
+    #[inline(always)]
+    pub(crate) fn claim(&self) {
+        if self.capacity > 0 {
+            // SAFETY: the byte is inside the buffer (new); volatile, so that it happens, and because others may write it (M1).
+            unsafe { self.base.write_volatile(self.base.read_volatile()) };
+        }
+    }
+
     /// The first 16 bytes: those of an Ethernet header, and two more. Zeros where the buffer is smaller.
     #[inline(always)]
     pub fn header(&self) -> [u8; 16] {

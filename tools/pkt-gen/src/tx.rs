@@ -33,7 +33,7 @@ pub(crate) fn run(worker: &Worker<'_>, load: Load) -> Result<Outcome, String> {
     let plain = config.frags == 1 && !config.copy && !config.dump;
     match load {
         Load::Fixed(fixed) if plain && fixed.bytes.len() <= worker.port.buf_size() as usize => {
-            pump(worker, Same { bytes: fixed.bytes, write: !config.rubbish })
+            pump(worker, Same::new(&fixed.bytes, !config.rubbish))
         }
         Load::Fixed(source) => pump(worker, Each::new(worker, source)),
         Load::Varied(source) => pump(worker, Each::new(worker, *source)),
@@ -133,27 +133,29 @@ fn drain(worker: &Worker<'_>, rings: &[TxRing<'_>]) -> Result<u64, String> {
 
 /// One packet in one slot, the same each time: the fast way.
 struct Same {
-    bytes: Vec<u8>,
-    /// False: the buffers stay as they are.
-    write: bool,
+    /// Bytes of the packet: at most a buffer, which is at most 65536; options allow 65535 + 12.
+    len: u16,
+    /// The packet, and zeros behind it; nothing: the buffers stay as they are.
+    lines: Vec<[u8; 64]>,
 }
 
 impl Same {
-    /// Writes the packet into a slot's buffer: rare, and kept out of the loop.
-    #[cold]
-    #[inline(never)]
+    fn new(bytes: &[u8], write: bool) -> Same {
+        let line = |chunk: &[u8]| std::array::from_fn(|i| chunk.get(i).copied().unwrap_or(0));
+        let lines = if write { bytes.chunks(64).map(line).collect() } else { Vec::new() };
+        Same { len: bytes.len() as u16, lines }
+    }
+
+    /// Writes the packet into a slot's buffer. Buffers are whole lines long, so that it fits with what is behind it.
+    #[inline(always)]
     fn refill(&self, slot: &SlotRef<'_>) {
-        if self.write {
-            slot.frame().write(0, &self.bytes);
-        }
+        slot.frame().write_lines(&self.lines);
     }
 }
 
 impl Fill for Same {
     fn fill(&mut self, to: &mut TxRing<'_>, space: u32, max: u32) -> Batch {
-        let n = space.min(max);
-        // At most a buffer, which is at most 65536 bytes; options allow 65535 + 12.
-        let len = self.bytes.len() as u16;
+        let (n, len) = (space.min(max), self.len);
         let fresh = to.unfilled.min(n);
         let batch = Batch { packets: u64::from(n), bytes: u64::from(n) * u64::from(len), slots: n };
         if n == 1 && fresh == 0 {
