@@ -120,6 +120,9 @@ pub struct Ring {
     pub bad_pointers: u64,
     /// Packets that were dropped for want of room, or, on a switch port's transmit ring, that reached no port.
     pub dropped: u64,
+    /// Of a switch port's receive ring: packets that came without being copied.
+    #[serde(default)]
+    pub swapped: u64,
 }
 
 /// An open port.

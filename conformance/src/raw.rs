@@ -161,14 +161,20 @@ impl Intruder {
     /// Opens the port `name`, as requests carry it.
     #[track_caller]
     pub fn open(socket: &Path, name: &str) -> Intruder {
-        Intruder::open_with(socket, name, 0)
+        Intruder::open_as(socket, name, NmreqRegister::default())
     }
 
     /// The same with `NR_*` flags.
     #[track_caller]
     pub fn open_with(socket: &Path, name: &str, flags: u64) -> Intruder {
+        Intruder::open_as(socket, name, NmreqRegister { nr_flags: flags, ..Default::default() })
+    }
+
+    /// The same with wishes; all rings.
+    #[track_caller]
+    pub fn open_as(socket: &Path, name: &str, wishes: NmreqRegister) -> Intruder {
         let raw = Raw::connect(socket).expect("a daemon that listens");
-        let register = NmreqRegister { nr_mode: unetmap::abi::NR_REG_ALL_NIC, nr_flags: flags, ..Default::default() };
+        let register = NmreqRegister { nr_mode: unetmap::abi::NR_REG_ALL_NIC, ..wishes };
         let request = Request::new(NETMAP_REQ_REGISTER, name, register.as_bytes()).expect("a short name");
         let (errno, answer, fds) = raw.request(&request);
         assert_eq!(errno, 0, "{name}: {answer:?}");

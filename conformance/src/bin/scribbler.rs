@@ -1,5 +1,5 @@
-//! A client that writes anything anywhere: `scribbler NAME SEED` opens the port NAME as requests carry it, without the
-//! library, and writes random words over all that a client can write until it is killed: its rings, slots, interface and
+//! A client that writes anything anywhere: `scribbler NAME SEED [REGION]` opens the port NAME as requests carry it, in a
+//! region of that number if it is given, without the library, and writes random words over all that a client can write until it is killed: its rings, slots, interface and
 //! buffers, its end page, its third page, and the four rings of each AF_XDP socket that it got. Now and then it has the
 //! kernel look at what it wrote.
 
@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use conformance::packet::Dice;
 use conformance::raw::{Intruder, field};
 use rustix::process::{Signal, set_parent_process_death_signal};
+use unetmap::abi::NmreqRegister;
 use unetmap::bound::Path;
 use unetmap_sys::xsk::{self, RingMap};
 
@@ -21,11 +22,12 @@ fn main() -> ExitCode {
     // Nobody is left when the test dies.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let (Some(socket), [name, seed]) = (std::env::var_os("UNETMAP_SOCKET"), &args[..]) else {
-        eprintln!("usage: UNETMAP_SOCKET=PATH scribbler NAME SEED");
+    let (Some(socket), [name, seed, region @ ..]) = (std::env::var_os("UNETMAP_SOCKET"), &args[..]) else {
+        eprintln!("usage: UNETMAP_SOCKET=PATH scribbler NAME SEED [REGION]");
         return ExitCode::FAILURE;
     };
-    let who = Intruder::open(&PathBuf::from(socket), name);
+    let nr_mem_id = region.first().and_then(|number| number.parse().ok()).unwrap_or(0);
+    let who = Intruder::open_as(&PathBuf::from(socket), name, NmreqRegister { nr_mem_id, ..Default::default() });
     let mut maps = Vec::new();
     for (i, ring) in who.bound.rings.iter().enumerate() {
         if ring.path != Path::Nic as u32 {

@@ -100,6 +100,9 @@ struct Ring {
     /// switch port's transmit ring: packets that reached no port. Of a monitor's ring: slots that it was not shown, because
     /// it was too slow.
     dropped: u64,
+    /// Of a switch port's receive ring: packets that came without being copied, from ports of the same region.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    swapped: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -267,6 +270,7 @@ fn vale_rings(port: &ValePort) -> Vec<Ring> {
     let mut rings = rings(&port.end, Some(&port.lines));
     for ring in &mut rings {
         ring.dropped = port.dropped(ring.dir == "tx", ring.id);
+        ring.swapped = (ring.dir == "rx").then(|| port.swapped(ring.id));
     }
     rings
 }
@@ -294,5 +298,6 @@ fn one_ring(end: &End, ring: &PortRing, lines: Option<&LinePage>) -> Ring {
         bad_slots: state.map_or(0, |s| s.bad_slots.load(Relaxed)),
         bad_pointers: state.map_or(0, |s| s.bad_pointers.load(Relaxed)),
         dropped: state.map_or(0, |s| s.dropped.load(Relaxed)),
+        swapped: None,
     }
 }

@@ -72,6 +72,11 @@ impl ValePort {
         }
     }
 
+    /// Packets that came to the port's receive ring without being copied.
+    pub(crate) fn swapped(&self, ring: u16) -> u64 {
+        self.attached.swapped(ring.into())
+    }
+
     /// Packets that the port sent and that reached no port, by reason.
     pub(crate) fn lost(&self) -> BTreeMap<&'static str, u64> {
         let rings = || (0..self.end.tx.len()).map(|ring| self.attached.lost(ring));
@@ -234,6 +239,14 @@ impl Books {
             return Err(refusal);
         }
         Ok(())
+    }
+
+    /// The ports of switches that exchange buffers of a region. Who looks where its buffers are holds them still: else one
+    /// could be seen twice, or nowhere.
+    pub(crate) fn exchanging(&self, id: HouseId) -> Vec<Arc<Attached>> {
+        let ports = self.vales.values().filter(|port| port.house == id);
+        let ports: Vec<_> = ports.map(|port| port.attached.clone()).collect();
+        if ports.len() > 1 { ports } else { Vec::new() }
     }
 
     fn is_interface(&self, name: &str, caller: &Caller) -> bool {

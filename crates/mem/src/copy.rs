@@ -85,7 +85,7 @@ fn longest(source: Side<'_>, target: Side<'_>) -> u32 {
 
 /// Whether a slot's packet may be part of a run, into the buffer `into`.
 #[inline(always)]
-fn plain(slot: SlotValue, into: BufIdx, longest: u32, theirs: Limits, mine: Limits) -> bool {
+pub(crate) fn plain(slot: SlotValue, into: BufIdx, longest: u32, theirs: Limits, mine: Limits) -> bool {
     slot.flags & NOT_PLAIN == 0
         && slot.len >= SHORTEST
         && u32::from(slot.len) <= longest

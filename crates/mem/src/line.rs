@@ -425,6 +425,12 @@ impl Consumer {
         &self.mine
     }
 
+    /// The producer's slots, of which those that are sent and not released are the consumer's to write.
+    #[inline(always)]
+    pub(crate) fn theirs(&self) -> &SlotRing {
+        &self.theirs
+    }
+
     /// What the slots are judged by.
     pub fn limits(&self) -> Limits {
         self.limits

@@ -166,6 +166,12 @@ impl SlotRing {
         self.word64(p, 8).store(v.ptr, Relaxed);
     }
 
+    /// Overwrites index, length and flags of slot `p`, in one store.
+    #[inline(always)]
+    pub(crate) fn store_head(&self, p: Pos, v: SlotValue) {
+        self.word64(p, 0).store(v.head_word(), Relaxed);
+    }
+
     /// The index in slot `p`.
     #[inline(always)]
     pub fn buf_idx(&self, p: Pos) -> BufIdx {

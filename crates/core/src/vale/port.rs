@@ -3,6 +3,9 @@
 //! A port's rings, lines and buffers lie in memory that its client writes, and the switch believes nothing of it: where the
 //! lines stand is kept here, slots are copied before they are judged, and of a receive slot only the buffer's index is read,
 //! once. An index that names no buffer is replaced.
+//!
+//! Between two ports of one region packets change sides with their buffers, as far as each goes to one port alone. Then
+//! both slots are written while the sender's ring is locked: whoever counts buffers holds it [`Still`].
 
 use std::io;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -11,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{
     ADDRESSES, BufIdx, Consumer, CopyKind, Frame, LinePage, Offsets, Pos, Producer, Region, RingShape, RingView, Run,
-    Side, SlotRing, Slots, Span, Window, copy_packet, copy_run,
+    Side, SlotRing, Slots, Span, Window, copy_packet, copy_run, swap_one, swap_run,
 };
 use unetmap_sys::nap::this_cpu;
 use unetmap_sys::{Bell, Mapping, memfd};
@@ -137,6 +140,22 @@ impl Attached {
         self.rx.get(ring).map_or(0, |rx| rx.dropped.load(Relaxed))
     }
 
+    /// Packets that came to receive ring `ring` with their buffers.
+    pub fn swapped(&self, ring: usize) -> u64 {
+        self.rx.get(ring).map_or(0, |rx| rx.swapped.load(Relaxed))
+    }
+
+    /// As long as what is returned lives, nothing is taken from the port's transmit rings, and no buffer in them changes sides.
+    /// Waits for the batches that are on their way.
+    pub fn still(&self) -> Vec<Still<'_>> {
+        let hold = |ring| {
+            let Outgoing { state, wanted, .. }: &Outgoing = ring;
+            wanted.fetch_add(1, Relaxed);
+            Still { wanted, _state: state.lock().unwrap_or_else(PoisonError::into_inner) }
+        };
+        self.tx.iter().map(hold).collect()
+    }
+
     /// The receive ring to which another port's transmit ring `ring` leads.
     #[inline]
     pub(super) fn incoming(&self, ring: usize) -> Option<&Incoming> {
@@ -168,14 +187,14 @@ impl Attached {
 
     /// Copies packets of a batch of `from`'s into the receive ring that belongs to its transmit ring `ring`, as long as
     /// there is room; publishes them, and wakes the client if it sleeps. A client without room may be given a chance to make
-    /// some.
+    /// some. With `alone` the packets go to nobody else: in one region they need not be copied.
     #[inline]
     pub(super) fn deliver(
         &self,
         from: &Attached,
         ring: usize,
         batch: &Batch<'_>,
-        mut packets: impl Iterator<Item = Packet>,
+        (mut packets, alone): (impl Iterator<Item = Packet>, bool),
         patience: &Patience,
     ) {
         let Some(rx) = self.incoming(ring) else { return };
@@ -183,9 +202,10 @@ impl Attached {
         if self.header() != from.header() {
             return translate(rx, self, (from, ring), batch, packets, patience);
         }
+        let swap = alone && self.region.same(&from.region);
         let mut next = packets.next();
         while let Some(packet) = next {
-            next = rx.fill((&self.region, &from.region), batch, packet, &mut packets);
+            next = rx.fill((&self.region, &from.region), (batch, swap), packet, &mut packets);
             if next.is_none() {
                 return;
             }
@@ -199,7 +219,10 @@ impl Attached {
 }
 
 /// Slots that were taken from a source: the copies, and where they start.
+///
+/// A copy stays as it was taken when its buffer has changed sides; then the packet is the receiver's.
 pub(super) struct Batch<'a> {
+    line: &'a Consumer,
     pub(super) slots: &'a SlotRing,
     pub(super) start: Pos,
     pub(super) len: u32,
@@ -228,10 +251,24 @@ pub(super) struct Outgoing {
     /// Wakes the client that waits for slots.
     client: Bell,
     pub(super) state: Mutex<Sent>,
+    /// How many wait for the lock who are not a thread of the switch: these come first.
+    wanted: AtomicU32,
     /// The client's word for which the next look is in vain.
     seen: AtomicU32,
     lost: [AtomicU64; Lost::ALL.len()],
     pub(super) watchers: Watchers,
+}
+
+/// Holds a transmit ring as it is, see [`Attached::still`].
+pub struct Still<'a> {
+    wanted: &'a AtomicU32,
+    _state: MutexGuard<'a, Sent>,
+}
+
+impl Drop for Still<'_> {
+    fn drop(&mut self) {
+        self.wanted.fetch_sub(1, Relaxed);
+    }
 }
 
 /// How far a transmit ring was taken, and what its source remembers.
@@ -253,6 +290,7 @@ impl Outgoing {
             line,
             client: given.bell,
             state,
+            wanted: AtomicU32::new(0),
             seen: AtomicU32::new(0),
             lost: Default::default(),
             watchers: Watchers::default(),
@@ -287,6 +325,13 @@ impl Outgoing {
         self.line.words().consumer_nap(at);
     }
 
+    /// The ring's state for a thread of the switch; `None`: somebody else holds the ring still, or is about to.
+    #[inline]
+    pub(super) fn lock(&self) -> Option<MutexGuard<'_, Sent>> {
+        let free = self.wanted.load(Relaxed) == 0;
+        free.then(|| self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Takes up to `most` slots, copied and judged; `None` when there are none, or the client's word cannot be.
     #[inline]
     pub(super) fn take(&self, sent: &Sent, most: u32) -> Option<Batch<'_>> {
@@ -299,7 +344,7 @@ impl Outgoing {
         }
         let len = there.min(most);
         let bad = self.line.take(Span { from: sent.at, to: slots.slots().add(sent.at, len) }, BufIdx(0)) > 0;
-        Some(Batch { slots, start: sent.at, len, all: len == there, bad })
+        Some(Batch { line: &self.line, slots, start: sent.at, len, all: len == there, bad })
     }
 
     /// Drops what was sent until now, as something in it cannot be borne; counts the slots.
@@ -344,6 +389,8 @@ pub(super) struct Incoming {
     state: Mutex<Filled>,
     /// Packets that there was no room for.
     dropped: AtomicU64,
+    /// Packets that came with their buffers.
+    swapped: AtomicU64,
     copy: CopyKind,
     watchers: Watchers,
 }
@@ -375,6 +422,7 @@ impl Incoming {
             client: given.bell,
             state,
             dropped: AtomicU64::new(0),
+            swapped: AtomicU64::new(0),
             copy: CopyKind::best(),
             watchers: Watchers::default(),
         })
@@ -384,7 +432,7 @@ impl Incoming {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Copies a run of packets of a batch, from slot `at` on; how many, and whether it ended for want of room.
+    /// Takes over a run of packets of a batch, from slot `at` on; how many, and whether it ended for want of room.
     #[inline]
     fn run(
         &self,
@@ -398,7 +446,7 @@ impl Incoming {
             (Side { slots: batch.slots, region: theirs }, Side { slots: self.line.slots(), region: mine });
         let mut state = self.lock();
         let mut filled = *state;
-        let (mut done, mut full) = (0, false);
+        let (mut done, mut full, swap) = (0, false, mine.same(theirs));
         while at + done < batch.len {
             if filled.room(n) == 0 {
                 self.look(&mut filled);
@@ -412,23 +460,29 @@ impl Incoming {
             // Up to the end of a ring in one go.
             let whole = most.min(n.get() - filled.prod.raw()).min(batch.slots.slots().get() - from.raw());
             let run = Run { addresses, flags: 1 << 8, most: whole };
-            let copied = copy_run(self.copy, source, from, target, filled.prod, run);
-            done += copied;
-            filled.prod = n.add(filled.prod, copied);
-            if copied < whole {
+            let moved = match swap {
+                true => swap_run(batch.line, from, target.slots, filled.prod, mine, run),
+                false => copy_run(self.copy, source, from, target, filled.prod, run),
+            };
+            done += moved;
+            filled.prod = n.add(filled.prod, moved);
+            if moved < whole {
                 break;
             }
+        }
+        if swap && done > 0 {
+            self.swapped.fetch_add(done.into(), Relaxed);
         }
         self.publish(mine, &mut state, filled);
         (done, full)
     }
 
-    /// Copies packet after packet; returns the first that there is no room for.
+    /// Takes over packet after packet, with `swap` without copying them; returns the first that there is no room for.
     #[inline]
     fn fill(
         &self,
         (mine, theirs): (&Region, &Region),
-        batch: &Batch<'_>,
+        (batch, swap): (&Batch<'_>, bool),
         first: Packet,
         packets: &mut impl Iterator<Item = Packet>,
     ) -> Option<Packet> {
@@ -436,7 +490,7 @@ impl Incoming {
         let narrow = mine.limits().buf_size < theirs.limits().buf_size;
         let mut state = self.lock();
         let mut filled = *state;
-        let mut next = Some(first);
+        let (mut next, mut swapped) = (Some(first), 0);
         while let Some(packet) = next {
             if filled.room(n) < u32::from(packet.frags) {
                 self.look(&mut filled);
@@ -449,14 +503,24 @@ impl Incoming {
                 self.dropped.fetch_add(1, Relaxed);
                 continue;
             }
+            let mut copied = false;
             for i in 0..packet.frags {
-                let slot = batch.slots.load(batch.at(u32::from(packet.at + i)));
-                let to = self.buffer(mine, filled.prod);
-                let len = copy_packet(self.copy, &to, &theirs.frame(slot.buf_idx), usize::from(slot.len));
+                let from = batch.at(u32::from(packet.at + i));
                 let more = if i + 1 == packet.frags { 0 } else { NS_MOREFRAG };
-                ring.set_len_flags(filled.prod, len as u16, packet.frags << 8 | more);
+                let flags = packet.frags << 8 | more;
+                if !swap || !swap_one(batch.line, from, ring, filled.prod, flags) {
+                    let slot = batch.slots.load(from);
+                    let to = self.buffer(mine, filled.prod);
+                    let len = copy_packet(self.copy, &to, &theirs.frame(slot.buf_idx), usize::from(slot.len));
+                    ring.set_len_flags(filled.prod, len as u16, flags);
+                    copied = true;
+                }
                 filled.prod = n.next(filled.prod);
             }
+            swapped += u64::from(!copied);
+        }
+        if swapped > 0 {
+            self.swapped.fetch_add(swapped, Relaxed);
         }
         self.publish(mine, &mut state, filled);
         next

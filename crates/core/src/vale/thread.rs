@@ -310,7 +310,7 @@ impl Worker {
 
 /// Moves a batch of one ring's; returns how many slots that were.
 fn serve(lists: &mut Lists, view: &View, port: &Attached, number: usize, ring: &Outgoing, patience: &Patience) -> u32 {
-    let mut state = ring.state.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(mut state) = ring.lock() else { return 0 };
     let Some(batch) = ring.take(&state, view.rules.turn()) else { return 0 };
     let sent = &mut *state;
     if view.rules.concerns(port.index) {
@@ -416,7 +416,7 @@ fn target(view: &View, port: &Attached, memory: &mut Memory, batch: &Batch<'_>, 
     }
 }
 
-/// Copies what is listed to where it goes.
+/// Delivers what is listed to where it goes. What goes to several is copied, and with it the rest of its batch.
 fn deliver(
     lists: &Lists,
     view: &View,
@@ -428,14 +428,14 @@ fn deliver(
     if !lists.any_to_all() {
         for &to in lists.ports() {
             if let Some(to) = view.member(to) {
-                to.deliver(port, number, batch, lists.of(to.index), patience);
+                to.deliver(port, number, batch, (lists.of(to.index), true), patience);
             }
         }
         return;
     }
     let mut others = 0;
     for to in view.members.iter().flatten().filter(|to| to.index != port.index) {
-        to.deliver(port, number, batch, lists.of(to.index), patience);
+        to.deliver(port, number, batch, (lists.of(to.index), view.pair.is_some()), patience);
         others += 1;
     }
     if others == 0 {

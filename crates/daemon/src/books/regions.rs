@@ -90,6 +90,8 @@ impl Books {
 
     /// The indexes in all rings of a region.
     pub(crate) fn living(&self, id: HouseId) -> Vec<BufIdx> {
+        let exchanging = self.exchanging(id);
+        let _still: Vec<_> = exchanging.iter().map(|port| port.still()).collect();
         let pipes = self.pipes.values().filter(|pipe| pipe.house == id).flat_map(|pipe| &pipe.ends);
         let nulls = self.nulls.values().filter(|port| port.house == id).map(|port| &port.end);
         let nics = self.nics.values().filter(|nic| nic.house == id).map(|nic| &nic.end);
@@ -104,6 +106,8 @@ impl Books {
     /// ring would share it with somebody. The buffer that is in no slot may just as well be in a living program's hands
     /// at this moment: it stays in quarantine until the region closes.
     pub(super) fn mend(&mut self, id: HouseId) {
+        let exchanging = self.exchanging(id);
+        let _still: Vec<_> = exchanging.iter().map(|port| port.still()).collect();
         let Some(house) = self.houses.get_mut(&id) else { return };
         let limits = house.region.limits();
         let mut seen = IndexSet::new(limits.bufs);

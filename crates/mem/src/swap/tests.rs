@@ -1,0 +1,164 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::line::LinePage;
+use crate::pos::{BufIdx, Slots, Span};
+use crate::region::Geometry;
+use crate::ring::{RingShape, RingView};
+use crate::take::CopyKind;
+use crate::window::Window;
+use unetmap_abi::NS_MOREFRAG;
+
+const SLOTS: u32 = 16;
+const LEN: u16 = 60;
+const TO: [u8; ADDRESSES] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+
+/// A region with the rings of a sender and a receiver, the consumer of the sender's line, and what it copies to.
+struct Pair {
+    region: Region,
+    sender: SlotRing,
+    receiver: SlotRing,
+    taken: Consumer,
+    _copies: Region,
+}
+
+impl Pair {
+    fn new() -> Pair {
+        let geometry = || Geometry::new((1, 4096), (3, 512), (2 + 2 * SLOTS, 512)).unwrap();
+        let (region, _) = Region::create("test", geometry()).unwrap();
+        let (copies, _) = Region::create("test", geometry()).unwrap();
+        let slots = Slots::new(SLOTS).unwrap();
+        let ring = |region: &Region, which: u32| {
+            let offset = region.geometry().rings.object(which).unwrap();
+            let view = RingView::new(region, RingShape { offset, slots, id: 0, dir: 0 }).unwrap();
+            view.format();
+            view.slots().clone()
+        };
+        let (sender, receiver, mine) = (ring(&region, 0), ring(&region, 1), ring(&copies, 0));
+        for (raw, p) in (0..SLOTS).map(|raw| (raw, slots.pos(raw).unwrap())) {
+            sender.store(p, SlotValue { buf_idx: BufIdx(2 + raw), len: LEN, flags: 0, ptr: 77 });
+            receiver.store(p, SlotValue { buf_idx: BufIdx(2 + SLOTS + raw), len: 0xbbbb, flags: 0xcccc, ptr: 99 });
+            region.frame(BufIdx(2 + raw)).write(0, &TO);
+        }
+        // The words of its line lie where sessions are described in other regions.
+        let lines = LinePage::new(Window::clone(copies.window()));
+        let limits = region.limits();
+        let taken = Consumer::new(&lines, 0, sender.clone(), mine, limits, CopyKind::best()).unwrap();
+        Pair { region, sender, receiver, taken, _copies: copies }
+    }
+
+    fn take(&self) {
+        let slots = self.sender.slots();
+        let span = Span { from: Pos::ZERO, to: slots.pos(SLOTS - 1).unwrap() };
+        self.taken.take(span, BufIdx(0));
+    }
+
+    /// All indexes in both rings, in order.
+    fn buffers(&self) -> Vec<u32> {
+        let all = (0..SLOTS).filter_map(|raw| self.sender.slots().pos(raw));
+        let mut all: Vec<u32> = all.flat_map(|p| [self.sender.buf_idx(p).0, self.receiver.buf_idx(p).0]).collect();
+        all.sort_unstable();
+        all
+    }
+}
+
+/// What may be wrong with a packet of a run, or with the slot that it is to go to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    None,
+    Other(usize),
+    Fragment,
+    Port,
+    Short,
+    Long,
+    NoSource(u32),
+    NoTarget(u32),
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    let idx = prop_oneof![0..2u32, Just(2 + 2 * SLOTS), Just(u32::MAX)];
+    prop_oneof![
+        40 => Just(Fault::None),
+        1 => (0..ADDRESSES).prop_map(Fault::Other),
+        1 => Just(Fault::Fragment),
+        1 => Just(Fault::Port),
+        1 => Just(Fault::Short),
+        1 => Just(Fault::Long),
+        1 => idx.clone().prop_map(Fault::NoSource),
+        1 => idx.prop_map(Fault::NoTarget),
+    ]
+}
+
+proptest! {
+    /// It stops where the packets say, each buffer changes sides for another, and what the sender writes after its slots
+    /// were taken counts for nothing.
+    #[test]
+    fn runs_change_sides_up_to_the_first_other_packet(
+        faults in prop::collection::vec(fault(), SLOTS as usize),
+        from in 0..SLOTS, to in 0..SLOTS, most in 0..40u32,
+        late in prop::collection::vec((0..SLOTS, any::<u32>()), 0..4),
+    ) {
+        let pair = Pair::new();
+        let slots = pair.sender.slots();
+        let pos = |raw| slots.pos(raw).unwrap();
+        // The slot that was not sent is none of the run.
+        let most = most.min(SLOTS - 1 - from.min(SLOTS - 1));
+        let mut expected = 0;
+        for (i, fault) in (0..).zip(&faults) {
+            let (at, into) = (slots.add(pos(from), i), slots.add(pos(to), i));
+            match *fault {
+                Fault::Other(byte) => {
+                    pair.region.frame(pair.sender.buf_idx(at)).write(byte, &[TO[byte] ^ 0x10]);
+                }
+                Fault::Fragment => pair.sender.set_flags(at, NS_MOREFRAG),
+                Fault::Port => pair.sender.set_flags(at, 0x0100),
+                Fault::Short => pair.sender.set_len(at, 13),
+                Fault::Long => pair.sender.set_len(at, 513),
+                Fault::NoSource(idx) => pair.sender.set_buf_idx(at, BufIdx(idx)),
+                Fault::NoTarget(idx) => pair.receiver.set_buf_idx(into, BufIdx(idx)),
+                Fault::None => {}
+            }
+            if i < most.min(SLOTS - to) && expected == i && *fault == Fault::None {
+                expected += 1;
+            }
+        }
+        let before: Vec<_> = (0..SLOTS).map(|i| (pair.sender.load(pos(i)), pair.receiver.load(pos(i)))).collect();
+        let whole = pair.buffers();
+        pair.take();
+        for (raw, idx) in late {
+            pair.sender.set_buf_idx(pos(raw), BufIdx(idx));
+        }
+        let run = Run { addresses: TO, flags: 0x0100, most };
+        prop_assert_eq!(swap_run(&pair.taken, pos(from), &pair.receiver, pos(to), &pair.region, run), expected);
+        for i in 0..expected {
+            let (at, into) = (slots.add(pos(from), i), slots.add(pos(to), i));
+            let (theirs, free) = (before[at.raw() as usize].0, before[into.raw() as usize].1);
+            let sent = SlotValue { buf_idx: free.buf_idx, flags: NS_BUF_CHANGED, ..theirs };
+            let got = SlotValue { flags: 0x0100 | NS_BUF_CHANGED, ptr: 99, ..theirs };
+            prop_assert_eq!((pair.sender.load(at), pair.receiver.load(into)), (sent, got));
+        }
+        for i in expected..SLOTS {
+            let into = slots.add(pos(to), i);
+            prop_assert_eq!(pair.receiver.load(into), before[into.raw() as usize].1);
+        }
+        // With the sender's late writes taken back nothing was lost or doubled.
+        for i in expected..SLOTS {
+            let at = slots.add(pos(from), i);
+            pair.sender.set_buf_idx(at, before[at.raw() as usize].0.buf_idx);
+        }
+        prop_assert_eq!(pair.buffers(), whole);
+    }
+}
+
+#[test]
+fn what_was_not_exchanged_is_as_it_was() {
+    let pair = Pair::new();
+    pair.take();
+    let bad = pair.sender.slots().next(Pos::ZERO);
+    pair.receiver.set_buf_idx(bad, BufIdx(1));
+    assert!(swap_one(&pair.taken, Pos::ZERO, &pair.receiver, Pos::ZERO, NS_MOREFRAG));
+    assert_eq!(pair.receiver.flags(Pos::ZERO), NS_MOREFRAG | NS_BUF_CHANGED);
+    let before = (pair.sender.load(bad), pair.receiver.load(bad));
+    assert!(!swap_one(&pair.taken, bad, &pair.receiver, bad, 0));
+    assert_eq!((pair.sender.load(bad), pair.receiver.load(bad)), before);
+}
