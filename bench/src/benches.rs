@@ -19,6 +19,10 @@ pub enum Bench {
     PipeRtt,
     /// The median round trip between two pkt-gen processes, ping and pong, which write and read a time stamp.
     PipePing,
+    /// Opening a pipe, and opening one where a daemon has to be started first.
+    PipeOpen,
+    /// What the daemon takes of a core, and of memory beside the regions, while 100 open ports do nothing.
+    Idle,
     /// Two processes of a C program that is preloaded, with batches of 1, 64 and 512, against pkt-gen: a row each.
     PreloadPipe,
     /// A `poll` of a file that is not netmap's, in such a program, and what it costs more than without the library.
@@ -63,12 +67,14 @@ pub enum Bench {
 
 impl Bench {
     /// All there are.
-    pub const ALL: [Bench; 25] = [
+    pub const ALL: [Bench; 27] = [
         Bench::Pipe,
         Bench::PipeBatch,
         Bench::PipeOneCore,
         Bench::PipeRtt,
         Bench::PipePing,
+        Bench::PipeOpen,
+        Bench::Idle,
         Bench::PreloadPipe,
         Bench::PreloadPoll,
         Bench::NodePipe,
@@ -99,6 +105,8 @@ impl Bench {
             Bench::PipeOneCore => "pipe-1core",
             Bench::PipeRtt => "pipe-rtt",
             Bench::PipePing => "pipe-ping",
+            Bench::PipeOpen => "pipe-open",
+            Bench::Idle => "idle-100",
             Bench::PreloadPipe => "preload-pipe",
             Bench::PreloadPoll => "preload-poll",
             Bench::NodePipe => "node-pipe",

@@ -18,6 +18,7 @@ mod host;
 mod nic;
 mod node;
 mod one_core;
+mod open;
 mod peer;
 mod pkt_gen;
 mod preload;

@@ -10,6 +10,7 @@ use crate::host::{self, Hosts, Way};
 use crate::nic::pcap::{Programs, Task};
 use crate::nic::{Nics, Who};
 use crate::node::Noded;
+use crate::open::{self, Cold, Idle};
 use crate::peer::{self, Peer};
 use crate::pkt_gen::{self, Pair};
 use crate::preload::Preloaded;
@@ -79,6 +80,8 @@ impl Contest {
         match self.bench {
             Bench::PipeOneCore => vec![row("", "Mpps"), row("-cycles", "cycles")],
             Bench::PipeRtt | Bench::PipePing | Bench::NodePoll => vec![row("", "ns")],
+            Bench::PipeOpen => vec![row("", "us"), row("-cold", "us")],
+            Bench::Idle => vec![row("", "%"), row("-memory", "MiB")],
             Bench::PreloadPoll => vec![row("", "ns"), row("-added", "ns")],
             Bench::HostTcp | Bench::HostRtt => host::rows(self.bench, &self.name),
             Bench::ValeRtt => vec![row("", "ns"), row("-asleep", "ns")],
@@ -184,6 +187,14 @@ impl Contest {
                 let rate = one_core::run(cores.tx, one_core::WINDOW)?;
                 Ok(vec![rate.mpps, rate.cycles_per_packet])
             }),
+            Bench::PipeOpen => {
+                let cold = Cold::new()?;
+                Inside::boxed(US, cores, move || Ok(vec![open::warm()?, cold.open()?]))
+            }
+            Bench::Idle => {
+                let idle = Idle::new()?;
+                Inside::boxed(US, cores, move || idle.measure())
+            }
             Bench::PreloadPipe => {
                 let program = Preloaded::new(cores)?;
                 Inside::boxed(US, cores, move || Ok(vec![program.rate(batch)?]))
@@ -235,6 +246,7 @@ impl Contest {
                 let both = move || [false, true].map(|asleep| switch.pipe_round_trip(asleep)).into_iter().collect();
                 Inside::boxed(PIPE, cores, both)
             }
+            Bench::PipeOpen | Bench::Idle => return Ok(None),
             bench if bench.is_vale() => return Ok(None),
             Bench::PreloadPipe | Bench::NodePipe => self.pkt_gen(NATIVE, cores)?,
             Bench::NodePoll => {
@@ -354,7 +366,8 @@ mod tests {
         let message = "pipes".parse::<Bench>().unwrap_err();
         assert_eq!(
             message,
-            "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt, pipe-ping, preload-pipe, preload-poll, \
+            "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt, pipe-ping, pipe-open, idle-100, \
+             preload-pipe, preload-poll, \
              node-pipe, node-poll, vale-60-copy, vale-512-copy, vale-1500-copy, vale-60-swap, vale-1core, vale-fan, \
              vale-rtt, vale-idle-ports, nic-tx, nic-rx, nic-fwd, host-tcp, host-rtt, pcap, lb, scrub)"
         );

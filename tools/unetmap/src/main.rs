@@ -230,6 +230,9 @@ struct DoctorArgs {
 /// mean round trip of one packet between two threads, through the library, payload untouched; `pipe-ping` the median
 /// round trip between two pkt-gen processes, which write and read a time stamp. In both, both sides stay awake.
 ///
+/// `pipe-open` opening a pipe, and, in the row pipe-open-cold, starting a pkt-gen that has to start a daemon for it; `idle-100`
+/// what the daemon takes while 100 open ports do nothing: of a core, and of memory beside the regions.
+///
 /// `preload-pipe` is `pipe` by a C program that was written for netmap, under `unetmap run`, with batches of 1, 64 and
 /// 512, beside pkt-gen; `preload-poll` a poll of another file in such a program, beside the C library's own.
 ///

@@ -54,8 +54,17 @@ fn bench_measures_and_ls_shows() {
 
     let daemon = Daemon(&unetmap);
     // One sample of each side; how fast is not asked here.
-    let mut benches =
-        vec!["pipe", "pipe-1core", "pipe-rtt", "preload-pipe", "preload-poll", "vale-60-copy", "vale-rtt"];
+    let mut benches = vec![
+        "pipe",
+        "pipe-1core",
+        "pipe-rtt",
+        "pipe-open",
+        "idle-100",
+        "preload-pipe",
+        "preload-poll",
+        "vale-60-copy",
+        "vale-rtt",
+    ];
     let on = unetmap(&["node", "on", &home.path().join("netmap").display().to_string()]);
     let node = on.status.success() && unetmap(&["node", "off"]).status.success();
     match node {
@@ -70,14 +79,15 @@ fn bench_measures_and_ls_shows() {
         |unit: &str| rows.iter().filter(|r| r["unit"] == unit).map(|r| r["name"].as_str().unwrap()).collect::<Vec<_>>();
     assert!(names("Mpps").contains(&"pipe") && names("Mpps").contains(&"pipe-1core"), "{rows:?}");
     assert!(names("cycles").contains(&"pipe-1core-cycles") && names("ns").contains(&"pipe-rtt"), "{rows:?}");
+    assert_eq!((names("us"), names("MiB")), (vec!["pipe-open", "pipe-open-cold"], vec!["idle-100-memory"]));
     assert!(names("Mpps").contains(&"preload-pipe-64") && names("ns").contains(&"preload-poll"), "{rows:?}");
     if node {
         assert!(names("Mpps").contains(&"node-pipe") && names("ns").contains(&"node-poll"), "{rows:?}");
     }
     assert!(names("Mpps").contains(&"vale-60-copy-clean") && names("ns").contains(&"vale-rtt-asleep"), "{rows:?}");
-    assert_eq!(names("%").first(), Some(&"vale-60-copy-lost"));
-    // A difference and a part, which may be nothing.
-    let nothing = ["preload-poll-added", "vale-60-copy-lost", "vale-60-copy-clean"];
+    assert_eq!(names("%"), ["idle-100", "vale-60-copy-lost"]);
+    // A difference and parts, which may be nothing.
+    let nothing = ["preload-poll-added", "idle-100", "vale-60-copy-lost", "vale-60-copy-clean"];
     for row in rows.iter().filter(|row| !nothing.contains(&row["name"].as_str().unwrap())) {
         assert!(row["class"] == "L" || row["class"] == "R", "{row}");
         let [min, median, max] = ["min", "median", "max"].map(|key| row[key].as_f64().unwrap());
