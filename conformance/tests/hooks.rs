@@ -76,6 +76,23 @@ fn what_happens_around_a_call() {
     });
 }
 
+/// Traffic and waits under an allocator, and a filter of system calls, that end a program that asks them for memory; opening and
+/// closing under the allocator.
+#[test]
+fn calls_do_not_use_the_programs_memory() {
+    isolated(|home| {
+        let nomalloc = compile(home, "nomalloc", &[]);
+        for what in ["traffic", "life"] {
+            assert_eq!(start(&nomalloc, &[what]).output(), "ok\n", "{what}");
+            until("all is given back", || home.snapshot().sessions.is_empty());
+        }
+        let mut caught = Command::new(program("unetmap"));
+        let caught = caught.arg("run").arg("--").arg(&nomalloc).arg("forbidden").output().expect("unetmap");
+        let said = String::from_utf8_lossy(&caught.stderr);
+        assert!(!caught.status.success() && said.contains("allocated inside a call"), "{said}");
+    });
+}
+
 /// Files that threads close under each other's calls, handlers that call in again, threads that are cancelled in a wait, fifty
 /// children on one file, children by other ways than fork, a filter of system calls.
 #[test]
