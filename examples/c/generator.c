@@ -78,7 +78,7 @@ main(int argc, char **argv)
 			perror("NIOCTXSYNC");
 			return 1;
 		}
-		usleep(100);
+		poll(NULL, 0, 1);
 		for (r = pending = 0; r < nmr.nr_tx_rings; r++)
 			pending += nm_tx_pending(NETMAP_TXRING(nifp, r)) != 0;
 	} while (pending > 0);
