@@ -4,21 +4,19 @@
 //! buffers is copied into it first. Memory that is a living region already is that region, for other ports too.
 
 use std::ffi::c_long;
-use std::fs;
 use std::os::fd::AsRawFd;
+use std::{fs, io};
 
 use unetmap::abi::*;
 use unetmap::errno::{EFAULT, EINVAL, EIO};
 use unetmap::file::Attached;
 use unetmap::request::Request;
-use unetmap::{BufIdx, program};
+use unetmap::{extmem, program};
 
 use crate::said::say;
 
 /// Memory begins and ends with a page.
 const PAGE: u64 = 4096;
-/// Bytes that are copied at once.
-const PIECE: usize = 64 << 10;
 
 /// What a REGISTER with the option is to do.
 pub(crate) struct Extmem {
@@ -60,7 +58,9 @@ impl Extmem {
             return Ok(());
         }
         let at = self.option.nro_usrptr;
-        copy_buffers(attached, at)?;
+        let read =
+            |from, piece: &mut [u8]| program::read(at.checked_add(from).ok_or(io::ErrorKind::InvalidInput)?, piece);
+        extmem::fill(&attached.port, read).map_err(|_| EFAULT)?;
         let bytes = usize::try_from(attached.port.register().nr_memsize).map_err(|_| EINVAL)?;
         let prot = c_long::from(libc::PROT_READ | libc::PROT_WRITE);
         let flags = c_long::from(libc::MAP_SHARED | libc::MAP_FIXED);
@@ -87,21 +87,8 @@ impl Extmem {
 
 /// What a region's pools are.
 pub(crate) fn pools(attached: &Attached) -> NmreqPoolsInfo {
-    let (g, register) = (attached.port.region().geometry(), attached.port.register());
-    NmreqPoolsInfo {
-        nr_memsize: register.nr_memsize,
-        nr_mem_id: register.nr_mem_id,
-        nr_if_pool_offset: g.ifs.offset,
-        nr_if_pool_objtotal: g.ifs.count,
-        nr_if_pool_objsize: g.ifs.size,
-        nr_ring_pool_offset: g.rings.offset,
-        nr_ring_pool_objtotal: g.rings.count,
-        nr_ring_pool_objsize: g.rings.size,
-        nr_buf_pool_offset: g.bufs.offset,
-        nr_buf_pool_objtotal: g.bufs.count,
-        nr_buf_pool_objsize: g.bufs.size,
-        ..Default::default()
-    }
+    let register = attached.port.register();
+    extmem::pools_info(attached.port.region().geometry(), register.nr_mem_id, register.nr_memsize)
 }
 
 /// The number of the region that the memory is; `None`: it is memory as any other.
@@ -159,31 +146,4 @@ impl<'a> Area<'a> {
         let mem_id = self.name.strip_prefix("/memfd:unetmap-")?.parse().ok()?;
         unetmap::file::has_region(self.inode).then_some(mem_id)
     }
-}
-
-/// What stands in the program's memory where packet buffers will be. Netmap's list of extra buffers lies in some of them.
-fn copy_buffers(attached: &Attached, at: u64) -> Result<(), i32> {
-    let port = &attached.port;
-    let extra: Vec<BufIdx> = (0..port.extra_bufs()).map_while(|_| port.take_extra_buf()).collect();
-    let bufs = port.region().geometry().bufs;
-    let size = bufs.size as usize;
-    let mut piece = vec![0; PIECE.max(size) / size * size];
-    let mut result = Ok(());
-    for first in (0..bufs.count).step_by(piece.len() / size) {
-        let n = (piece.len() / size).min((bufs.count - first) as usize);
-        let piece = &mut piece[..n * size];
-        let from = at + bufs.offset + u64::from(first) * size as u64;
-        if program::read(from, piece).is_err() {
-            result = Err(EFAULT);
-            break;
-        }
-        // Most of it was never written, and shall take no memory.
-        if piece.iter().any(|byte| *byte != 0) {
-            for (i, bytes) in piece.chunks(size).enumerate() {
-                port.region().frame(BufIdx(first + i as u32)).write(0, bytes);
-            }
-        }
-    }
-    extra.into_iter().rev().for_each(|idx| port.give_extra_buf(idx));
-    result
 }

@@ -27,6 +27,7 @@ pub mod bound;
 pub mod client;
 pub mod door;
 mod error;
+pub mod extmem;
 pub mod file;
 mod forward;
 pub mod knobs;

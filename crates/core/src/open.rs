@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use unetmap_abi::{
     NETMAP_REQ_OPT_OFFSETS, NETMAP_REQ_PORT_INFO_GET, NETMAP_REQ_REGISTER, NS_TXMON, NmreqOptOffsets, NmreqOption,
-    NmreqPortInfoGet, NmreqRegister, PortKind, PortOptions, PortSpec,
+    NmreqPortInfoGet, NmreqRegister, PortKind, PortSpec,
 };
 use unetmap_mem::{
     BufIdx, Buffers, Consumer, CopyKind, EndPage, Geometry, Iface, Inbox, LinePage, Offsets, Producer, ReceiveRings,
@@ -27,6 +27,7 @@ use crate::backend::vale::{ValeRx, ValeTx};
 use crate::bound::{Bound, BoundRing, FIXED_FDS, FORWARDS, FORWARDS_ALL, FRAGS, NO_TIMESTAMP, Path, TRADES, geometry};
 use crate::client::{self, Connection};
 use crate::error::{Error, errno};
+use crate::extmem::{self, Pools};
 use crate::forward::Onward;
 use crate::lease::{self, Lease};
 use crate::port::Port;
@@ -41,6 +42,7 @@ use crate::watch::{Board, Source, Watchers};
 #[must_use]
 pub struct OpenOptions {
     register: NmreqRegister,
+    pools: Option<Pools>,
 }
 
 impl OpenOptions {
@@ -86,6 +88,13 @@ impl OpenOptions {
         self
     }
 
+    /// A region of the port's own, with pools as wished: netmap's option EXTMEM, without its address (see [`crate::extmem`]).
+    /// Others get into that region by its number, [`Port::mem_id`]. `@extmem` in the name beats it.
+    pub fn pools(mut self, pools: Pools) -> Self {
+        self.pools = Some(pools);
+        self
+    }
+
     /// Opens the port that `spec` names, in netmap's grammar: `netmap:p{1`, `netmap:p}1@5`, `netmap:eth0-2/R`.
     ///
     /// # Errors
@@ -104,6 +113,10 @@ impl OpenOptions {
         let refused = |errno| Error::Refused { asked: spec.into(), errno, why: "the name is too long".into() };
         let mut request = Request::new(NETMAP_REQ_REGISTER, &parsed.name, register.as_bytes()).map_err(refused)?;
         request.options.extend(offsets_option(&parsed));
+        let wish = parsed.options.extmem.as_ref();
+        let file = wish.map(|wish| extmem::file(spec, wish)).transpose()?;
+        let pools = wish.zip(file.as_ref()).map(|(wish, (_, bytes))| Pools::named(wish, *bytes)).or(self.pools);
+        request.options.extend(pools.map(|pools| pools.option().as_bytes().to_vec()));
         unetmap_mem::register_publisher();
         process::watch_forks().map_err(|e| Error::host(spec, e))?;
         let (connection, (answer, fds)) = match ask_system(spec, &parsed, &request) {
@@ -115,7 +128,11 @@ impl OpenOptions {
         let register = answer.request.body_as::<NmreqRegister>().ok_or_else(garbled)?;
         let bound = Bound::decode(&answer.bound).filter(|b| b.fds() == fds.len()).ok_or_else(garbled)?;
         let lease = lease::of_this_process(&connection.socket)?;
-        assemble(spec, connection, lease, register, &bound, fds)
+        let port = assemble(spec, connection, lease, register, &bound, fds)?;
+        if let Some((file, _)) = &file {
+            extmem::fill_from(spec, &port, file)?;
+        }
+        Ok(port)
     }
 }
 
@@ -209,18 +226,15 @@ fn ask_own(spec: &str, request: &Request) -> Result<Answered, Error> {
     }
 }
 
-/// Options that the grammar knows and no port has yet.
+/// What the grammar knows and this port does not have.
 fn refuse_unserved(spec: &str, parsed: &PortSpec) -> Result<(), Error> {
-    let PortOptions { conf, share: _, extmem, offset: _ } = &parsed.options;
+    let conf = &parsed.options.conf;
     let is_interface = parsed.kind == PortKind::Netmap && parsed.pipe.is_none();
-    let host_rings = !is_interface && (conf.host_tx_rings != 0 || conf.host_rx_rings != 0);
-    let unserved = [(extmem.is_some(), "@extmem"), (host_rings, "host-rings in @conf (this port has none)")];
-    match unserved.into_iter().find(|(asked, _)| *asked) {
-        Some((_, what)) => {
-            Err(Error::Refused { asked: spec.into(), errno: errno::EOPNOTSUPP, why: format!("not served: {what}") })
-        }
-        None => Ok(()),
+    if is_interface || conf.host_tx_rings == 0 && conf.host_rx_rings == 0 {
+        return Ok(());
     }
+    let why = "not served: host-rings in @conf (this port has none)".into();
+    Err(Error::Refused { asked: spec.into(), errno: errno::EOPNOTSUPP, why })
 }
 
 /// The region that the name says: by its number, by a port that is in it, or neither (0).

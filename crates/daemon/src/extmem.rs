@@ -5,6 +5,7 @@
 //! has.
 
 use unetmap::errno::{EINVAL, ENOMEM};
+use unetmap::extmem::pools_info;
 use unetmap_abi::{NmreqOptExtmem, NmreqPoolsInfo};
 use unetmap_mem::Geometry;
 
@@ -52,21 +53,8 @@ impl Books {
     /// What the program is told of a region's pools.
     pub(crate) fn pools(&self, id: HouseId) -> Option<NmreqPoolsInfo> {
         let house = self.houses.get(&id)?;
-        let g = house.region.geometry();
-        Some(NmreqPoolsInfo {
-            nr_memsize: g.bytes(),
-            nr_mem_id: house.mem_id,
-            nr_if_pool_offset: g.ifs.offset,
-            nr_if_pool_objtotal: g.ifs.count,
-            nr_if_pool_objsize: g.ifs.size,
-            nr_ring_pool_offset: g.rings.offset,
-            nr_ring_pool_objtotal: g.rings.count,
-            nr_ring_pool_objsize: g.rings.size,
-            nr_buf_pool_offset: g.bufs.offset,
-            nr_buf_pool_objtotal: g.bufs.count,
-            nr_buf_pool_objsize: g.bufs.size,
-            ..Default::default()
-        })
+        let geometry = house.region.geometry();
+        Some(pools_info(geometry, house.mem_id, geometry.bytes()))
     }
 }
 
