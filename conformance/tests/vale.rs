@@ -1,6 +1,7 @@
 //! Switches as the interface describes them.
 #![forbid(unsafe_code)]
 
+use std::io::Read as _;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
@@ -507,6 +508,20 @@ fn pkt_gen_over_a_switch() {
         let tx = pkt_gen("-i vale0:a -f tx -w 0 -n 200").output().expect("pkt-gen runs");
         assert!(tx.status.success(), "{tx:?}");
         assert!(rx.wait().success());
+        // The same packet, whether it lies in buffers or is fetched.
+        let shown = |args: &str| {
+            let mut rx = Guard::spawn(&mut pkt_gen("-i vale0:b -f rx -w 0 -n 200 -X"));
+            until("the receiver is there", || home.snapshot().ports.iter().any(|port| port.name == "vale0:b"));
+            let tx = pkt_gen(&format!("-i vale0:a -f tx -w 0 -n 200 {args}")).output().expect("pkt-gen runs");
+            assert!(tx.status.success(), "{tx:?}");
+            let mut text = String::new();
+            rx.0.stdout.take().expect("a pipe").read_to_string(&mut text).expect("text");
+            assert!(rx.wait().success());
+            let bytes = text.lines().filter(|line| line.starts_with(' ')).collect::<Vec<_>>().join("\n");
+            assert_eq!(text.lines().filter(|line| line.starts_with("ring ")).count(), 200, "{text}");
+            bytes
+        };
+        assert_eq!(shown("-l 300"), shown("-l 300 -I"));
         let mut pong = Guard::spawn(&mut pkt_gen("-i vale0:b -f pong -w 0"));
         until("the other side is there", || home.snapshot().ports.iter().any(|port| port.name == "vale0:b"));
         let ping = pkt_gen("-i vale0:a -f ping -w 0 -n 500").output().expect("pkt-gen runs");

@@ -180,7 +180,8 @@ pub(crate) struct Cli {
     #[arg(short = 'M', long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(1..))]
     frag_size: Option<u16>,
 
-    /// Indirect buffers (NS_INDIRECT), which only VALE ports have: refused, as pkt-gen has no packets elsewhere
+    /// Leave the packet in pkt-gen's own memory, for the port to fetch (NS_INDIRECT): with -f tx on VALE ports, one packet
+    /// in one slot that stays the same
     #[arg(short = 'I', long)]
     indirect: bool,
 
@@ -310,6 +311,7 @@ pub(crate) struct Config {
     pub(crate) raw_units: bool,
     pub(crate) frags: usize,
     pub(crate) frag_size: Option<usize>,
+    pub(crate) indirect: bool,
     pub(crate) verbose: bool,
     pub(crate) rubbish: bool,
     pub(crate) stats: bool,
@@ -326,9 +328,6 @@ impl Cli {
     pub(crate) fn check(self, allowed: &[usize]) -> Result<Config, String> {
         let function = self.function;
         let option = |bit: u32| self.options & bit != 0;
-        if self.indirect || option(OPT_INDIRECT) {
-            return Err("-I: pkt-gen has no packets outside of the port's buffers; leave it out".into());
-        }
         self.check_combinations()?;
         let (src, dst) = self.ranges()?;
         let rubbish = self.rubbish || option(OPT_RUBBISH);
@@ -360,6 +359,7 @@ impl Cli {
             raw_units: self.raw_units,
             frags: usize::from(self.frags),
             frag_size: self.frag_size.map(usize::from),
+            indirect: self.indirect || option(OPT_INDIRECT),
             verbose: self.verbose,
             rubbish,
             stats: self.stats || option(OPT_STATS),
@@ -414,6 +414,12 @@ impl Cli {
         }
         if self.len.len() > 1 {
             only("-l twice", &[Function::Tx])?;
+        }
+        if self.indirect || self.options & OPT_INDIRECT != 0 {
+            only("-I", &[Function::Tx])?;
+            if !self.port.starts_with("vale") {
+                return Err("-I: only ports of VALE switches fetch packets from elsewhere; leave it out".into());
+            }
         }
         if self.frags > 1 {
             only("-F", &[Function::Tx, Function::Txseq])?;
@@ -620,8 +626,9 @@ mod tests {
             ("-f tx -M 100", &["-M", "-F"]),
             ("-f rx -F 2", &["-F", "rx", "-f tx and -f txseq"]),
             ("-f tx -F 2 -M 0", &["--frag-size", "'0'", "1..=65535"]),
-            ("-I", &["-I", "buffers", "leave it out"]),
-            ("-o 32", &["-I", "buffers"]),
+            ("-f tx -I", &["-I", "VALE", "leave it out"]),
+            ("-f tx -o 32", &["-I", "VALE"]),
+            ("-f rx -I", &["-I", "-f tx"]),
             ("-o 128", &["--options", "'128'", "sum of 1 2 4"]),
             ("-C x", &["--config", "'x'", "number of slots"]),
             ("-C 1,2,3,4,5", &["--config", "more than four"]),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tool_common::print;
 use unetmap::{Interest, Ring, SlotRef};
-use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG, NS_REPORT};
+use unetmap_abi::{NS_BUF_CHANGED, NS_INDIRECT, NS_MOREFRAG, NS_REPORT};
 
 use crate::dump;
 use crate::options::{Function, MAX_FRAGS};
@@ -32,9 +32,15 @@ pub(crate) fn run(worker: &Worker<'_>, load: Load) -> Result<Outcome, String> {
     let config = worker.config;
     let plain = config.frags == 1 && !config.copy && !config.dump;
     match load {
-        Load::Fixed(fixed) if plain && fixed.bytes.len() <= worker.port.buf_size() as usize => {
-            pump(worker, Same::new(&fixed.bytes, !config.rubbish))
-        }
+        Load::Fixed(fixed) if plain && fixed.bytes.len() <= worker.port.buf_size() as usize => match config.indirect {
+            true => pump(worker, Elsewhere { bytes: fixed.bytes }),
+            false => pump(worker, Same::new(&fixed.bytes, !config.rubbish)),
+        },
+        _ if config.indirect => Err(
+            "-I: only one packet in one slot that stays the same can lie elsewhere; leave out -I, or what spreads, \
+                 changes or shows packets (-F, -P, -X, -z, -Z, -o, a second -l, ranges of addresses)"
+                .into(),
+        ),
         Load::Fixed(source) => pump(worker, Each::new(worker, source)),
         Load::Varied(source) => pump(worker, Each::new(worker, *source)),
         Load::Replay(source) => pump(worker, Each::new(worker, source)),
@@ -191,6 +197,28 @@ impl Fill for Same {
         }
         to.unfilled -= fresh;
         batch
+    }
+}
+
+/// One packet in one slot, the same each time, which stays where it is: the sync fetches it.
+struct Elsewhere {
+    bytes: Vec<u8>,
+}
+
+impl Fill for Elsewhere {
+    fn fill(&mut self, to: &mut TxRing<'_>, space: u32, max: u32) -> Batch {
+        let n = space.min(max);
+        let len = self.bytes.len() as u16; // at most a buffer
+        let mut last = None;
+        for slot in to.ring.first(n) {
+            slot.set_ptr(self.bytes.as_ptr().expose_provenance() as u64);
+            slot.set_len_flags(len, NS_INDIRECT);
+            last = Some(slot);
+        }
+        if let Some(last) = last {
+            last.set_flags(NS_INDIRECT | NS_REPORT);
+        }
+        Batch { packets: u64::from(n), bytes: u64::from(n) * u64::from(len), slots: n }
     }
 }
 
