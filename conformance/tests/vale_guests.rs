@@ -15,7 +15,7 @@ use tool_common::request::ask;
 use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NmreqPortHdr};
 
 /// Bytes of each connection.
-const BYTES: usize = 8 << 20;
+const BYTES: usize = 4 << 20;
 
 /// A stack in a namespace, behind a tap with virtio-net headers, which a program carries to the switch.
 struct Guest {

@@ -59,6 +59,10 @@ fn run(spec: &str, name: &str, header: u32) -> Outcome<()> {
     let open = |way: &str| Port::options().flags(NR_ACCEPT_VNET_HDR).open(&format!("{spec}/{way}"));
     let (tx, rx) = (open("T")?, open("R")?);
     ask(NETMAP_REQ_PORT_HDR_SET, spec, NmreqPortHdr { nr_hdr_len: header, ..Default::default() })?;
+    // What was on its way before has no header.
+    std::thread::sleep(NAP);
+    rx.rxsync()?;
+    rx.rx_rings()[0].advance(u32::MAX);
     println!("ready {offloads:#x}");
     let (sent, received) = std::thread::scope(|scope| {
         let sender = scope.spawn(|| from_guest(&tap, &tx, &stop));
