@@ -13,6 +13,7 @@
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use serde::Serialize;
 use unetmap::errno::{EINVAL, ENOMEM, EPERM};
@@ -80,10 +81,11 @@ impl Threads {
     /// Has all threads work by these views, each by those that `views` gives for its number; ends the threads that the plan
     /// has no longer. When it returns `true`, no thread uses what is in no view.
     pub(crate) fn order(&mut self, views: impl Fn(usize) -> Vec<View>) -> bool {
+        let since = Instant::now();
         let ordered: Vec<u64> = (0..).zip(&self.running).map(|(n, running)| running.post.order(views(n))).collect();
         let mut all = true;
         for (running, order) in self.running.iter().zip(ordered) {
-            all &= running.post.let_go(order);
+            all &= running.post.let_go(order, since);
         }
         for running in self.running.drain(usize::from(self.plan.threads).min(self.running.len())..) {
             running.end();

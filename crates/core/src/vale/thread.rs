@@ -95,11 +95,12 @@ impl Post {
         self.change(|orders| orders.views = Arc::new(views))
     }
 
-    /// Waits until the thread has taken the order, so that it uses nothing any more that is not in its views; `false` when
-    /// it did not within seconds.
-    pub fn let_go(&self, order: u64) -> bool {
+    /// Waits until the thread has taken the order, which was given at `since`, so that it uses nothing any more that is not
+    /// in its views; `false` when it did not within seconds.
+    pub fn let_go(&self, order: u64, since: Instant) -> bool {
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.done.wait_timeout_while(orders, LET_GO_LIMIT, |orders| orders.taken < order);
+        let limit = LET_GO_LIMIT.saturating_sub(since.elapsed());
+        let waited = self.done.wait_timeout_while(orders, limit, |orders| orders.taken < order);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
