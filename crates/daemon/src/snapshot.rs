@@ -7,14 +7,15 @@ use serde::Serialize;
 use unetmap_mem::LinePage;
 use unetmap_sys::{memfd, process};
 
-use crate::books::Books;
+use crate::books::{Books, PipeKey};
 use crate::end::{End, PortRing};
 use crate::monitor::Monitor;
 use crate::nic::Nic;
-use crate::region::Scope;
+use crate::pipe::Pipe;
+use crate::region::{House, Scope};
 use crate::settings::ShownSwitch;
 use crate::threads::ShownThread;
-use crate::vale::{ValeKey, ValePort};
+use crate::vale::ValePort;
 
 #[derive(Serialize)]
 struct Snapshot {
@@ -119,111 +120,7 @@ struct Session {
 /// The books, as text: everything, or what is `only` one user's.
 pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime: Duration) -> String {
     let shown = |uid: u32| only.is_none_or(|only| only == uid);
-    let mem_id = |house| books.houses.get(&house).map_or(0, |house| house.mem_id);
-    let regions = books.houses.values().filter(|house| shown(house.scope.uid)).map(|house| {
-        let (census, g) = (house.census(&books.living(house.id)), house.region.geometry());
-        Region {
-            mem_id: house.mem_id,
-            name: house.name.clone(),
-            bytes: g.bytes(),
-            resident_bytes: memfd::resident_bytes(&house.fd).unwrap_or(0),
-            sessions: house.sessions,
-            rings_in_use: house.taken().1,
-            buffers: Buffers {
-                total: g.bufs.count - 2,
-                free: census.free,
-                in_rings: census.in_rings,
-                extra: census.extra,
-                quarantined: census.quarantined,
-            },
-        }
-    });
-    let pipes = books.pipes.iter().filter(|(key, _)| shown(key.scope.uid)).flat_map(|(key, pipe)| {
-        let mem_id = mem_id(pipe.house);
-        let port = move |name: String, kind, end: &End| Port {
-            name,
-            kind,
-            mem_id,
-            open: end.in_use(),
-            uid: None,
-            thread: None,
-            cpu: None,
-            polled: BTreeMap::new(),
-            manner: None,
-            lost: BTreeMap::new(),
-            rings: rings(end, Some(&pipe.lines)),
-        };
-        match &key.id {
-            Some(id) => {
-                let [master, slave] = &pipe.ends;
-                vec![
-                    port(format!("{}{{{id}", key.parent), "pipe", master),
-                    port(format!("{}}}{id}", key.parent), "pipe", slave),
-                ]
-            }
-            None => {
-                let mut port = port(key.parent.clone(), "mediated", &pipe.ends[0]);
-                // What finds no room here waits in the interface's socket, and then finds none there.
-                if let Some(nic) = books.wires.get(key).and_then(|wire| books.nics.get(&wire.nic())) {
-                    port.rings.iter_mut().zip(nic_rings(nic)).for_each(|(ring, of)| ring.dropped += of.dropped);
-                }
-                vec![port]
-            }
-        }
-    });
-    let nulls = books.nulls.iter().filter(|((scope, _), _)| shown(scope.uid)).map(|((_, name), port)| Port {
-        name: name.clone(),
-        kind: "null",
-        mem_id: mem_id(port.house),
-        open: true,
-        uid: None,
-        thread: None,
-        cpu: None,
-        polled: BTreeMap::new(),
-        manner: None,
-        lost: BTreeMap::new(),
-        rings: rings(&port.end, None),
-    });
-    let nics = books.nics.values().filter(|nic| shown(nic.scope.uid)).map(|nic| Port {
-        name: nic.name.clone(),
-        kind: "nic",
-        mem_id: mem_id(nic.house),
-        open: nic.end.in_use(),
-        uid: None,
-        thread: None,
-        cpu: None,
-        polled: BTreeMap::new(),
-        manner: Some(nic.describe()),
-        lost: BTreeMap::new(),
-        rings: nic_rings(nic),
-    });
-    let thread_of = |key: &ValeKey, port: &ValePort| books.switches.thread_of(key, port.index());
-    let vales = books.vales.iter().filter(|(key, _)| shown(key.scope.uid)).map(|(key, port)| Port {
-        name: key.name(),
-        kind: "vale",
-        mem_id: mem_id(port.house),
-        open: port.end.in_use(),
-        uid: Some(key.scope.uid),
-        thread: thread_of(key, port),
-        cpu: thread_of(key, port).and_then(|thread| books.switches.threads.cpu_of(thread)),
-        polled: books.polled(key),
-        manner: None,
-        lost: port.lost(),
-        rings: vale_rings(port),
-    });
-    let monitors = books.monitors.values().filter(|port| shown(port.scope.uid)).map(|port| Port {
-        name: port.name.clone(),
-        kind: "monitor",
-        mem_id: mem_id(port.house),
-        open: port.end.in_use(),
-        uid: None,
-        thread: None,
-        cpu: None,
-        polled: BTreeMap::new(),
-        manner: None,
-        lost: BTreeMap::new(),
-        rings: monitor_rings(port),
-    });
+    let regions = books.houses.values().filter(|house| shown(house.scope.uid)).map(|house| region(books, house));
     let sessions = books.sessions.iter().filter(|(_, session)| shown(session.uid)).map(|(id, session)| Session {
         id: *id,
         port: books.name_of(&session.port).unwrap_or(&session.name).into(),
@@ -244,10 +141,91 @@ pub(crate) fn text(books: &Books, only: Option<u32>, connections: usize, uptime:
         regions: regions.collect(),
         switches: books.shown_switches(only.map(|uid| Scope { uid, netns: 0 })),
         threads: books.shown_threads(),
-        ports: nics.chain(vales).chain(pipes).chain(nulls).chain(monitors).collect(),
+        ports: ports(books, shown),
         sessions: sessions.collect(),
     };
     serde_json::to_string(&snapshot).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}"))
+}
+
+fn region(books: &Books, house: &House) -> Region {
+    let (census, g) = (house.census(&books.living(house.id)), house.region.geometry());
+    Region {
+        mem_id: house.mem_id,
+        name: house.name.clone(),
+        bytes: g.bytes(),
+        resident_bytes: memfd::resident_bytes(&house.fd).unwrap_or(0),
+        sessions: house.sessions,
+        rings_in_use: house.taken().1,
+        buffers: Buffers {
+            total: g.bufs.count - 2,
+            free: census.free,
+            in_rings: census.in_rings,
+            extra: census.extra,
+            quarantined: census.quarantined,
+        },
+    }
+}
+
+/// The ports of the users who are `shown`, kind by kind.
+fn ports(books: &Books, shown: impl Fn(u32) -> bool) -> Vec<Port> {
+    let mem_id = |house| books.houses.get(&house).map_or(0, |house| house.mem_id);
+    let nics = books.nics.values().filter(|nic| shown(nic.scope.uid)).map(|nic| Port {
+        manner: Some(nic.describe()),
+        ..port(nic.name.clone(), "nic", mem_id(nic.house), &nic.end, nic_rings(nic))
+    });
+    let vales = books.vales.iter().filter(|(key, _)| shown(key.scope.uid)).map(|(key, at)| {
+        let thread = books.switches.thread_of(key, at.index());
+        Port {
+            uid: Some(key.scope.uid),
+            thread,
+            cpu: thread.and_then(|thread| books.switches.threads.cpu_of(thread)),
+            polled: books.polled(key),
+            lost: at.lost(),
+            ..port(key.name(), "vale", mem_id(at.house), &at.end, vale_rings(at))
+        }
+    });
+    let pipes = books.pipes.iter().filter(|(key, _)| shown(key.scope.uid));
+    let pipes = pipes.flat_map(|(key, pipe)| pipe_ports(books, key, pipe, mem_id(pipe.house)));
+    let nulls = books.nulls.iter().filter(|((scope, _), _)| shown(scope.uid)).map(|((_, name), at)| Port {
+        open: true,
+        ..port(name.clone(), "null", mem_id(at.house), &at.end, rings(&at.end, None))
+    });
+    let monitors = books.monitors.values().filter(|monitor| shown(monitor.scope.uid));
+    let monitors = monitors.map(|at| port(at.name.clone(), "monitor", mem_id(at.house), &at.end, monitor_rings(at)));
+    nics.chain(vales).chain(pipes).chain(nulls).chain(monitors).collect()
+}
+
+/// The two ends of a pipe, or the one that is a program's.
+fn pipe_ports(books: &Books, key: &PipeKey, pipe: &Pipe, mem_id: u16) -> Vec<Port> {
+    let [master, slave] = &pipe.ends;
+    let end = |name: String, kind, end| port(name, kind, mem_id, end, rings(end, Some(&pipe.lines)));
+    let parent = &key.parent;
+    let Some(id) = &key.id else {
+        let mut port = end(parent.clone(), "mediated", master);
+        // What finds no room here waits in the interface's socket, and then finds none there.
+        if let Some(nic) = books.wires.get(key).and_then(|wire| books.nics.get(&wire.nic())) {
+            port.rings.iter_mut().zip(nic_rings(nic)).for_each(|(ring, of)| ring.dropped += of.dropped);
+        }
+        return vec![port];
+    };
+    vec![end(format!("{parent}{{{id}"), "pipe", master), end(format!("{parent}}}{id}"), "pipe", slave)]
+}
+
+/// A port of which there is nothing special to say.
+fn port(name: String, kind: &'static str, mem_id: u16, end: &End, rings: Vec<Ring>) -> Port {
+    Port {
+        name,
+        kind,
+        mem_id,
+        open: end.in_use(),
+        uid: None,
+        thread: None,
+        cpu: None,
+        polled: BTreeMap::new(),
+        manner: None,
+        lost: BTreeMap::new(),
+        rings,
+    }
 }
 
 fn rings(end: &End, lines: Option<&LinePage>) -> Vec<Ring> {
