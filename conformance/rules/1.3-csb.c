@@ -35,20 +35,6 @@ csb(const void *atok, const void *ktoa)
 	return option;
 }
 
-static int
-bind_with(struct port *p, int fd, const char *name, struct nmreq_register wish, struct nmreq_opt_csb *option)
-{
-	memset(p, 0, sizeof(*p));
-	p->fd = fd;
-	p->hdr.nr_version = NETMAP_API;
-	p->hdr.nr_reqtype = NETMAP_REQ_REGISTER;
-	p->hdr.nr_body = (uintptr_t)&p->reg;
-	p->hdr.nr_options = (uintptr_t)option;
-	strncpy(p->hdr.nr_name, name, sizeof(p->hdr.nr_name) - 1);
-	p->reg = wish;
-	return ioctl(fd, NIOCCTRL, &p->hdr);
-}
-
 /* A port left to the loop. */
 static struct port
 open_blocks(const char *name, struct nmreq_register wish, struct blocks *b)

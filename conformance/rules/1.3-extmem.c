@@ -40,26 +40,12 @@ memory(size_t bytes)
 	return at;
 }
 
-static int
-bind_in(struct port *p, const char *name, struct nmreq_register wish, struct nmreq_opt_extmem *option)
-{
-	memset(p, 0, sizeof(*p));
-	p->fd = device();
-	p->hdr.nr_version = NETMAP_API;
-	p->hdr.nr_reqtype = NETMAP_REQ_REGISTER;
-	p->hdr.nr_body = (uintptr_t)&p->reg;
-	p->hdr.nr_options = (uintptr_t)option;
-	strncpy(p->hdr.nr_name, name, sizeof(p->hdr.nr_name) - 1);
-	p->reg = wish;
-	return ioctl(p->fd, NIOCCTRL, &p->hdr);
-}
-
 static struct port
 open_in(const char *name, struct nmreq_register wish, struct nmreq_opt_extmem *option)
 {
 	struct port p;
 
-	WORKS(bind_in(&p, name, wish, option));
+	WORKS(bind_with(&p, device(), name, wish, option));
 	SAME(option->nro_opt.nro_status, 0);
 	p.mem = (char *)(uintptr_t)option->nro_usrptr;
 	p.nifp = NETMAP_IF(p.mem, p.reg.nr_offset);
@@ -240,18 +226,18 @@ RULE("1.3-EXTMEM-EINVAL", "memory of no bytes, and pools that cannot be: EINVAL,
 	struct nmreq_opt_extmem option = extmem(at, 0);
 	struct port p;
 
-	REFUSED(EINVAL, bind_in(&p, own("{1"), SMALL, &option));
+	REFUSED(EINVAL, bind_with(&p, device(), own("{1"), SMALL, &option));
 	SAME(option.nro_opt.nro_status, EINVAL);
 	option = extmem(at, SIZE);
 	option.nro_info.nr_buf_pool_objtotal = 1;
-	REFUSED(EINVAL, bind_in(&p, own("{1"), SMALL, &option));
+	REFUSED(EINVAL, bind_with(&p, device(), own("{1"), SMALL, &option));
 	SAME(option.nro_opt.nro_status, EINVAL);
 	option = extmem(at, SIZE);
 	option.nro_info.nr_ring_pool_objsize = 16;
-	REFUSED(EINVAL, bind_in(&p, own("{1"), SMALL, &option));
+	REFUSED(EINVAL, bind_with(&p, device(), own("{1"), SMALL, &option));
 	option = extmem(at, SIZE);
 	option.nro_info.nr_buf_pool_objsize = 1 << 20;
-	REFUSED(EINVAL, bind_in(&p, own("{1"), SMALL, &option));
+	REFUSED(EINVAL, bind_with(&p, device(), own("{1"), SMALL, &option));
 	REFUSED(ENXIO, ioctl(p.fd, NIOCTXSYNC));
 }
 
@@ -261,22 +247,22 @@ RULE("1.3-EXTMEM-EFAULT", "what is not memory, not all of it, or cannot be writt
 	struct nmreq_opt_extmem option = extmem(at, SIZE);
 	struct port p;
 
-	REFUSED(EFAULT, bind_in(&p, own("{1"), SMALL, &option));
+	REFUSED(EFAULT, bind_with(&p, device(), own("{1"), SMALL, &option));
 	SAME(option.nro_opt.nro_status, EFAULT);
 	WORKS(mprotect(at, SIZE, PROT_READ));
 	option = extmem(at, SIZE);
-	REFUSED(EFAULT, bind_in(&p, own("{1"), SMALL, &option));
+	REFUSED(EFAULT, bind_with(&p, device(), own("{1"), SMALL, &option));
 	WORKS(mprotect(at, SIZE, PROT_READ | PROT_WRITE));
 	WORKS(mprotect(at + 2 * MB, 4096, PROT_NONE));
 	option = extmem(at, SIZE);
-	REFUSED(EFAULT, bind_in(&p, own("{1"), SMALL, &option));
+	REFUSED(EFAULT, bind_with(&p, device(), own("{1"), SMALL, &option));
 	option = extmem(at, ~0ULL);
-	REFUSED(EFAULT, bind_in(&p, own("{1"), SMALL, &option));
+	REFUSED(EFAULT, bind_with(&p, device(), own("{1"), SMALL, &option));
 	option = extmem(NULL, SIZE);
-	REFUSED(EFAULT, bind_in(&p, own("{1"), SMALL, &option));
+	REFUSED(EFAULT, bind_with(&p, device(), own("{1"), SMALL, &option));
 	WORKS(mprotect(at + 2 * MB, 4096, PROT_READ | PROT_WRITE));
 	option = extmem(at, SIZE);
-	WORKS(bind_in(&p, own("{1"), SMALL, &option));
+	WORKS(bind_with(&p, device(), own("{1"), SMALL, &option));
 }
 
 RULE("1.3-EXTMEM-ENOMEM", "memory that is too small for pools or rings: ENOMEM")
@@ -285,11 +271,11 @@ RULE("1.3-EXTMEM-ENOMEM", "memory that is too small for pools or rings: ENOMEM")
 	struct nmreq_opt_extmem option = extmem(at, 4096);
 	struct port p;
 
-	REFUSED(ENOMEM, bind_in(&p, own("{1"), SMALL, &option));
+	REFUSED(ENOMEM, bind_with(&p, device(), own("{1"), SMALL, &option));
 	SAME(option.nro_opt.nro_status, ENOMEM);
 	/* The pools fit, and have fewer buffers than the rings need. */
 	option = extmem(at, 256 << 10);
-	REFUSED(ENOMEM, bind_in(&p, own("{1"), SMALL, &option));
+	REFUSED(ENOMEM, bind_with(&p, device(), own("{1"), SMALL, &option));
 	SAME(option.nro_opt.nro_status, 0);
 }
 
@@ -301,7 +287,7 @@ RULE("1.3-EXTMEM-refused", "a REGISTER that is refused for something else leaves
 	size_t n;
 
 	memset(at, 0x77, SIZE);
-	REFUSED(ENXIO, bind_in(&p, "there-is-none", SMALL, &option));
+	REFUSED(ENXIO, bind_with(&p, device(), "there-is-none", SMALL, &option));
 	for (n = 0; n < SIZE; n++)
 		if (at[n] != 0x77)
 			rule_fails(__FILE__, __LINE__, "byte %zu is %d", n, at[n]);

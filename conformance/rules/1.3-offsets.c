@@ -21,27 +21,12 @@ offsets(uint64_t max, uint64_t initial, uint32_t bits)
 	return option;
 }
 
-/* REGISTER with the option: ioctl's result. */
-static int
-bind_with(struct port *p, const char *name, struct nmreq_register wish, struct nmreq_opt_offsets *option)
-{
-	memset(p, 0, sizeof(*p));
-	p->fd = device();
-	p->hdr.nr_version = NETMAP_API;
-	p->hdr.nr_reqtype = NETMAP_REQ_REGISTER;
-	p->hdr.nr_body = (uintptr_t)&p->reg;
-	p->hdr.nr_options = (uintptr_t)option;
-	strncpy(p->hdr.nr_name, name, sizeof(p->hdr.nr_name) - 1);
-	p->reg = wish;
-	return ioctl(p->fd, NIOCCTRL, &p->hdr);
-}
-
 static struct port
 open_with(const char *name, struct nmreq_register wish, struct nmreq_opt_offsets *option)
 {
 	struct port p;
 
-	WORKS(bind_with(&p, name, wish, option));
+	WORKS(bind_with(&p, device(), name, wish, option));
 	SAME(option->nro_opt.nro_status, 0);
 	p.mem = mmap(NULL, p.reg.nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, p.fd, 0);
 	HOLDS(p.mem != MAP_FAILED);
@@ -166,7 +151,7 @@ RULE("1.3-OFFSETS-EINVAL", "more than 64 bits, a largest that is beyond a buffer
 
 	for (i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
 		option = offsets(all[i].max, all[i].initial, all[i].bits);
-		REFUSED(EINVAL, bind_with(&p, own("{1"), ANY, &option));
+		REFUSED(EINVAL, bind_with(&p, device(), own("{1"), ANY, &option));
 		SAME(option.nro_opt.nro_status, EINVAL);
 		SAME(option.nro_max_offset, all[i].max);
 		REFUSED(ENXIO, ioctl(p.fd, NIOCTXSYNC));
@@ -182,12 +167,12 @@ RULE("1.3-OFFSETS-EBUSY", "on a ring in use: EBUSY for more than it has, and wha
 	struct port first = open_with(own("{1"), ANY, &option), p;
 
 	option = offsets(101, 0, 8);
-	REFUSED(EBUSY, bind_with(&p, own("{1"), ANY, &option));
+	REFUSED(EBUSY, bind_with(&p, device(), own("{1"), ANY, &option));
 	SAME(option.nro_opt.nro_status, EBUSY);
 	option = offsets(100, 0, 9);
-	REFUSED(EBUSY, bind_with(&p, own("{1"), ANY, &option));
+	REFUSED(EBUSY, bind_with(&p, device(), own("{1"), ANY, &option));
 	option = offsets(10, 3, 4);
-	WORKS(bind_with(&p, own("{1"), ANY, &option));
+	WORKS(bind_with(&p, device(), own("{1"), ANY, &option));
 	SAME(option.nro_max_offset, 100);
 	/* The slots are others' already. */
 	SAME(NETMAP_ROFFSET(tx_ring(&first, 0), &tx_ring(&first, 0)->slot[9]), 50);

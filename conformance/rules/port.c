@@ -57,16 +57,23 @@ send_ask(struct ask *q)
 }
 
 int
-bind_port(struct port *p, int fd, const char *name, struct nmreq_register wish)
+bind_with(struct port *p, int fd, const char *name, struct nmreq_register wish, void *option)
 {
 	memset(p, 0, sizeof(*p));
 	p->fd = fd;
 	p->hdr.nr_version = NETMAP_API;
 	p->hdr.nr_reqtype = NETMAP_REQ_REGISTER;
 	p->hdr.nr_body = (uintptr_t)&p->reg;
+	p->hdr.nr_options = (uintptr_t)option;
 	strncpy(p->hdr.nr_name, name, sizeof(p->hdr.nr_name) - 1);
 	p->reg = wish;
 	return ioctl(fd, NIOCCTRL, &p->hdr);
+}
+
+int
+bind_port(struct port *p, int fd, const char *name, struct nmreq_register wish)
+{
+	return bind_with(p, fd, name, wish, NULL);
 }
 
 struct port

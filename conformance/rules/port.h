@@ -65,6 +65,8 @@ struct port {
 
 /* REGISTER by a file that has no port yet: ioctl's result. */
 int bind_port(struct port *p, int fd, const char *name, struct nmreq_register wish);
+/* The same with one of the structures nmreq_opt_*. */
+int bind_with(struct port *p, int fd, const char *name, struct nmreq_register wish, void *option);
 /* Opened and mapped, or the rule fails. */
 struct port open_port(const char *name, struct nmreq_register wish);
 /* The same through another's mapping: both lie in one region. */

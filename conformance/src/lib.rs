@@ -11,9 +11,11 @@ pub mod monitor;
 pub mod net;
 pub mod node;
 pub mod packet;
+pub mod party;
 pub mod pcap;
 pub mod raw;
 pub mod switch;
+pub mod tool;
 pub mod traffic;
 
 pub use home::{Home, LIMIT, isolated, program, until};

@@ -2,19 +2,17 @@
 #![forbid(unsafe_code)]
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
-use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
 use conformance::books::PIPE_BUFFERS;
-use conformance::home::{Guard, summary};
+use conformance::home::summary;
 use conformance::monitor::{assert_nothing, dropped_of};
 use conformance::net::{BUFFER, CABLE, DIRECT, MEDIATED, Net, assert_same, collect, frames, take, transmit};
 use conformance::packet::{self, Dice};
+use conformance::party::{Flow, party, ready_party, record};
 use conformance::traffic::{bytes_of, exchange, expect, open, receive, send};
 use conformance::{Home, isolated, until};
-use rustix::process::Signal;
 use unetmap::abi::{NS_BUF_CHANGED, NS_TXMON};
 use unetmap::errno::{EBUSY, EINVAL, EOPNOTSUPP};
 use unetmap::{BufIdx, Interest, Port};
@@ -193,49 +191,24 @@ fn an_interface_that_a_program_runs() {
     });
 }
 
-fn record(path: &std::path::Path) -> [u64; 3] {
-    let bytes = fs::read(path).unwrap_or_default();
-    let word = |i: usize| bytes.get(8 * i..8 * i + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_ne_bytes);
-    [word(0), word(1), word(2)]
-}
-
 /// Monitors that have the buffers of a pipe in their hands are killed at any moment; no packet is lost, spoilt, or comes
 /// twice.
 #[test]
 fn killed_monitors_spoil_nothing() {
     isolated(|home| {
-        let folder = home.folder().join("got");
-        fs::create_dir(&folder).expect("a folder");
-        let (sent, seen) = (home.folder().join("sent"), home.folder().join("seen"));
-        let party = |args: &[&str]| {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_party"));
-            Guard::spawn(command.args(args).stdout(Stdio::piped()).stderr(Stdio::null()))
-        };
-        let mut receiver = party(&["recv", "netmap:p}1", &folder.display().to_string()]);
-        let mut sender = party(&["send", "netmap:p{1", "1", &sent.display().to_string()]);
-        until("packets flow", || record(&folder.join("1"))[0] > 1000);
+        let (flow, seen) = (Flow::start(home), home.folder().join("seen"));
         let mut dice = Dice(0x5eed_0041);
         const KILLS: u64 = 50;
         let mut shown = 0;
         for round in 0..KILLS {
             let spec = ["netmap:p}1/z", "netmap:p{1/z"][round as usize % 2];
-            let mut monitor = party(&["see", spec, &seen.display().to_string()]);
-            let out = monitor.0.stdout.take().expect("piped");
-            assert!(BufReader::new(out).lines().next().is_some(), "{spec} was not opened");
+            let mut monitor = ready_party(&["see", spec, &seen.display().to_string()]);
             sleep(Duration::from_micros(dice.below(20_000)));
             monitor.kill();
             shown += record(&seen)[0];
             until("the next can come", || home.snapshot().sessions.len() == 2);
         }
-        sender.signal(Signal::TERM);
-        assert!(sender.wait().success());
-        let [_, sent, _] = record(&sent);
-        until("all have come", || record(&folder.join("1"))[0] == sent);
-        // Nobody touches the receiver's ring any more, so that all its buffers can be counted.
-        receiver.signal(Signal::TERM);
-        assert!(receiver.wait().success());
-        assert_eq!(record(&folder.join("1")), [sent, 0, 0], "packets were lost, or came twice");
-        until("nothing is left", || home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
+        let sent = flow.finish(home);
         summary(&format!("monitors killed {KILLS}, packets {sent}, shown before the kills {shown}"));
         home.assert_serves();
     });
@@ -253,9 +226,7 @@ fn killed_watched_programs_leave_buffers_that_can_be_found() {
         const KILLS: u64 = 40;
         let (mut shown, mut came) = (0, 0);
         for round in 0..KILLS {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_party"));
-            let args = ["send", "netmap:p{1", &(round + 1).to_string(), &sent.display().to_string()].map(String::from);
-            let mut sender = Guard::spawn(command.args(args).stdout(Stdio::null()).stderr(Stdio::null()));
+            let mut sender = party(&["send", "netmap:p{1", &(round + 1).to_string(), &sent.display().to_string()]);
             until("it has its port open", || home.snapshot().sessions.iter().any(|s| s.port == "p{1"));
             let monitor = open("netmap:p{1/z");
             let (rx, seen) = (&far.rx_rings()[0], &monitor.rx_rings()[0]);

@@ -3,18 +3,16 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::sleep;
 use std::time::Duration;
 
-use conformance::home::{Guard, is_alive, summary};
+use conformance::home::{is_alive, summary};
 use conformance::monitor::dropped;
 use conformance::packet::Dice;
+use conformance::party::{Flow, party, ready_party, record};
 use conformance::raw::{Intruder, Raw};
 use conformance::traffic::{exchange, expect, open};
 use conformance::{isolated, until};
@@ -24,27 +22,6 @@ use unetmap::Port;
 use unetmap::abi::{NR_MONITOR_RX, NR_MONITOR_TX};
 use unetmap::errno::EINVAL;
 use unetmap::watch::{Asked, Told};
-
-fn party(args: &[&str]) -> Guard {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_party"));
-    Guard::spawn(command.args(args).stdout(Stdio::null()).stderr(Stdio::null()))
-}
-
-/// The same for one that says when it has its port open.
-#[track_caller]
-fn ready_party(args: &[&str]) -> Guard {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_party"));
-    let mut guard = Guard::spawn(command.args(args).stdout(Stdio::piped()).stderr(Stdio::null()));
-    let out = guard.0.stdout.take().expect("piped");
-    assert!(BufReader::new(out).lines().next().is_some(), "{args:?} opened nothing");
-    guard
-}
-
-fn record(path: &Path) -> [u64; 3] {
-    let bytes = fs::read(path).unwrap_or_default();
-    let word = |i: usize| bytes.get(8 * i..8 * i + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_ne_bytes);
-    [word(0), word(1), word(2)]
-}
 
 /// A number near the bounds of things, or any.
 fn value(dice: &mut Dice) -> u32 {
@@ -67,12 +44,7 @@ fn scribble(file: &File, dice: &mut Dice) {
 #[test]
 fn killed_monitors_harm_nobody() {
     isolated(|home| {
-        let folder = home.folder().join("got");
-        fs::create_dir(&folder).expect("a folder");
-        let (sent, seen) = (home.folder().join("sent"), home.folder().join("seen"));
-        let mut receiver = party(&["recv", "netmap:p}1", &folder.display().to_string()]);
-        let mut sender = party(&["send", "netmap:p{1", "1", &sent.display().to_string()]);
-        until("packets flow", || record(&sent)[1] > 1000 && record(&folder.join("1"))[0] > 1000);
+        let (flow, seen) = (Flow::start(home), home.folder().join("seen"));
         let mut dice = Dice(0x5eed_0031);
         const KILLS: u64 = 60;
         let mut copies = 0;
@@ -87,17 +59,10 @@ fn killed_monitors_harm_nobody() {
         // One that stays, and is stopped instead.
         let stopped = ready_party(&["see", "netmap:p{1/t", &seen.display().to_string()]);
         stopped.signal(Signal::STOP);
-        let before = record(&sent)[1];
-        until("packets flow on", || record(&sent)[1] > before + 10_000);
+        let before = flow.sent();
+        until("packets flow on", || flow.sent() > before + 10_000);
         drop(stopped);
-        sender.signal(Signal::TERM);
-        assert!(sender.wait().success());
-        let [_, sent, _] = record(&sent);
-        until("all have come", || record(&folder.join("1"))[0] == sent);
-        receiver.signal(Signal::TERM);
-        assert!(receiver.wait().success());
-        assert_eq!(record(&folder.join("1")), [sent, 0, 0], "packets were lost, or came twice");
-        until("nothing is left", || home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
+        let sent = flow.finish(home);
         summary(&format!("monitors killed {KILLS}, packets {sent}, none lost; copies before the kills {copies}"));
         home.assert_serves();
     });

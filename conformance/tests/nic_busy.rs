@@ -4,10 +4,11 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use conformance::home::summary;
 use conformance::net::{CABLE, DIRECT, MEDIATED, Net, assert_works, public_copy};
+use conformance::tool::{done, nic, refused};
 use conformance::{Home, isolated, program, until};
 use lab::{Ns, VethOptions};
 use serde_json::{Value, json};
@@ -15,23 +16,6 @@ use serde_json::{Value, json};
 /// Users of these tests: one to whom the policy gives interfaces directly, one who gets them through the daemon.
 const OWNER: u32 = 61_001;
 const GUEST: u32 = 61_002;
-
-fn nic(ns: &Ns, args: &[&str]) -> Output {
-    ns.command(program("unetmap")).arg("nic").args(args).output().expect("it runs")
-}
-
-#[track_caller]
-fn done(ns: &Ns, args: &[&str]) -> String {
-    let output = nic(ns, args);
-    assert!(output.status.success(), "{args:?}: {output:?}");
-    String::from_utf8(output.stdout).expect("text")
-}
-
-#[track_caller]
-fn refused(output: &Output) -> String {
-    assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]), "{output:?}");
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
 
 #[track_caller]
 fn told(ns: &Ns) -> Value {

@@ -15,6 +15,7 @@ use conformance::net::{
 };
 use conformance::packet::Dice;
 use conformance::raw::Raw;
+use conformance::tool::{done, nic, refused};
 use conformance::{Home, isolated, program, until};
 use lab::{Lab, Ns};
 use serde_json::Value;
@@ -29,28 +30,6 @@ const OWNER: u32 = 61_001;
 const OTHER: u32 = 61_002;
 const GUEST: u32 = 61_003;
 const NOBODY: u32 = 61_004;
-
-fn nic(ns: &Ns, args: &[&str]) -> Output {
-    ns.command(program("unetmap")).arg("nic").args(args).output().expect("it runs")
-}
-
-/// What it says when it is done.
-#[track_caller]
-fn done(ns: &Ns, args: &[&str]) -> String {
-    let output = nic(ns, args);
-    assert!(output.status.success(), "{args:?}: {output:?}");
-    String::from_utf8(output.stdout).expect("text")
-}
-
-/// What it says when it is refused.
-#[track_caller]
-fn refused(output: &Output) -> String {
-    assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]), "{output:?}");
-    let text = String::from_utf8_lossy(&output.stderr);
-    let line = text.strip_suffix('\n').unwrap_or_else(|| panic!("{text}"));
-    assert!(line.starts_with("unetmap: nic") && !line.contains('\n'), "one sentence: {text}");
-    line.into()
-}
 
 #[track_caller]
 fn told(ns: &Ns, interface: &str) -> Value {

@@ -53,51 +53,37 @@ fn limited<T>(home: &Home, what: Resource, to: u64, body: impl FnOnce() -> T) ->
     done
 }
 
-#[test]
-fn whichever_descriptor_is_the_last_the_daemon_lives() {
-    isolated(|home| {
-        let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));
-        let most = ask_for_everything(home);
-        until("all are gone", || home.snapshot().sessions.len() == 2);
-        let (before, fds) = (home.snapshot().buffers("g"), home.daemon_fds());
-        let (mut refused, mut served) = (0, 0);
-        for more in 0..80u64 {
-            let n = limited(home, Resource::Nofile, fds as u64 + more, || ask_for_everything(home));
-            (refused, served) = (refused + most - n, served + n);
-            exchange(&far, &near, 1, more * 10, more * 10 + 10);
-            until("all are gone", || home.snapshot().sessions.len() == 2);
-        }
-        assert!(refused > 0 && served > 0, "{refused} refused, {served} served: no limit was met");
-        assert_eq!(ask_for_everything(home), most, "something was not given back");
-        until("all are gone", || home.snapshot().sessions.len() == 2);
-        until("its files are closed", || home.daemon_fds() == fds);
-        assert_eq!(home.snapshot().buffers("g"), before);
-        summary(&format!("limits tried 80, requests served {served}, refused {refused}"));
-    });
+/// Asks for everything under each limit of `steps`, told as what is left beyond what the daemon has; then everything must be
+/// there again.
+fn starve(home: &Home, what: Resource, has: impl Fn() -> u64, steps: impl Iterator<Item = u64>) {
+    let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));
+    let all_gone = || until("all are gone", || home.snapshot().sessions.len() == 2);
+    let most = ask_for_everything(home);
+    all_gone();
+    let (before, fds, has) = (home.snapshot().buffers("g"), home.daemon_fds(), has());
+    let (mut tried, mut refused, mut served) = (0, 0, 0);
+    for more in steps {
+        let n = limited(home, what, has + more, || ask_for_everything(home));
+        (refused, served) = (refused + most - n, served + n);
+        exchange(&far, &near, 1, tried * 10, tried * 10 + 10);
+        tried += 1;
+        all_gone();
+    }
+    assert!(refused > 0 && served > 0, "{refused} refused, {served} served: no limit was met");
+    assert_eq!(ask_for_everything(home), most, "something was not given back");
+    all_gone();
+    until("its files are closed", || home.daemon_fds() == fds);
+    assert_eq!(home.snapshot().buffers("g"), before);
+    summary(&format!("limits tried {tried}, requests served {served}, refused {refused}"));
 }
 
 #[test]
+fn whichever_descriptor_is_the_last_the_daemon_lives() {
+    isolated(|home| starve(home, Resource::Nofile, || home.daemon_fds() as u64, 0..80));
+}
+
+/// What regions and lines are mapped at; a daemon that has no room for its own heap ends, as any program does.
+#[test]
 fn without_room_for_regions_they_are_refused() {
-    isolated(|home| {
-        let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));
-        let most = ask_for_everything(home);
-        until("all are gone", || home.snapshot().sessions.len() == 2);
-        let (before, fds) = (home.snapshot().buffers("g"), home.daemon_fds());
-        let kib = home.daemon_kib("VmSize:");
-        let (mut refused, mut served) = (0, 0);
-        // What regions and lines are mapped at; a program that has no room for its own heap ends, as any program does.
-        for (round, more) in (1..=40).map(|step| step * 1024).enumerate() {
-            let n = limited(home, Resource::As, (kib + more) << 10, || ask_for_everything(home));
-            (refused, served) = (refused + most - n, served + n);
-            let from = round as u64 * 10;
-            exchange(&far, &near, 1, from, from + 10);
-            until("all are gone", || home.snapshot().sessions.len() == 2);
-        }
-        assert!(refused > 0 && served > 0, "{refused} refused, {served} served: no limit was met");
-        assert_eq!(ask_for_everything(home), most, "something was not given back");
-        until("all are gone", || home.snapshot().sessions.len() == 2);
-        until("its files are closed", || home.daemon_fds() == fds);
-        assert_eq!(home.snapshot().buffers("g"), before);
-        summary(&format!("limits tried 40, requests served {served}, refused {refused}"));
-    });
+    isolated(|home| starve(home, Resource::As, || home.daemon_kib("VmSize:") << 10, (1..=40).map(|mib| mib << 20)));
 }

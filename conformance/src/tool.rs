@@ -1,0 +1,30 @@
+//! `unetmap nic`, as its users run it.
+
+use std::process::Output;
+
+use lab::Ns;
+
+use crate::home::program;
+
+/// Runs `unetmap nic` with these arguments in a namespace.
+pub fn nic(ns: &Ns, args: &[&str]) -> Output {
+    ns.command(program("unetmap")).arg("nic").args(args).output().expect("it runs")
+}
+
+/// What it says when it is done.
+#[track_caller]
+pub fn done(ns: &Ns, args: &[&str]) -> String {
+    let output = nic(ns, args);
+    assert!(output.status.success(), "{args:?}: {output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// What it says when it is refused: one sentence.
+#[track_caller]
+pub fn refused(output: &Output) -> String {
+    assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    let line = text.strip_suffix('\n').unwrap_or_else(|| panic!("{text}"));
+    assert!(line.starts_with("unetmap: nic") && !line.contains('\n'), "one sentence: {text}");
+    line.into()
+}
