@@ -402,9 +402,9 @@ fn a_checksum_gets_nothing_past_a_filter() {
         assert_eq!(got, finished);
         assert_ne!(got, to_all(1, 4));
         assert_eq!(collect(&c, 1), [[&[0; 12], &got[..]].concat()]);
-        // One that is to stand where the packet has ended already.
-        say(&a, &[asks(70, 20, to_all(1, 5))]);
-        until("all are counted", || count("vale0:a", "lost", "filter") == 3 && count("vale0:a", "lost", "bad") == 1);
+        // One that is to stand where the packet has ended already; and less than a header.
+        say(&a, &[asks(70, 20, to_all(1, 5)), vec![1; 9]]);
+        until("all are counted", || ["filter", "bad", "short"].map(|why| count("vale0:a", "lost", why)) == [3, 1, 1]);
         assert!(drain(&b).is_empty() && drain(&c).is_empty());
         home.assert_serves();
     });

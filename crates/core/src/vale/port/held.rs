@@ -114,6 +114,7 @@ impl Attached {
         }
         match header {
             0 => Ok(()),
+            _ if bytes.len() - from < header => Err(Lost::Short),
             _ => offload::settle(&mut bytes[from..], header).map_err(|_| Lost::Bad),
         }
     }
