@@ -390,9 +390,22 @@ fn received(text: &str, interface: &str) -> Option<u64> {
     text.lines().find_map(counters)?.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Tests that send as fast as they can do it one after the other.
+/// Interfaces for a test that sends as fast as it can, as long as no other does; `None`, and why, where there can be none.
 #[cfg(test)]
-static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+fn for_a_test() -> Option<(std::sync::MutexGuard<'static, ()>, Nics)> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let Ok(cores) = Cores::first_two() else {
+        eprintln!("skipped: this machine has one processor");
+        return None;
+    };
+    if let Err(why) = Lab::new() {
+        eprintln!("skipped: {why}");
+        return None;
+    }
+    // One that failed has told so itself.
+    let alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    Some((alone, Nics::new(cores).unwrap()))
+}
 
 #[cfg(test)]
 mod tests {
@@ -434,16 +447,7 @@ mod tests {
 
     #[test]
     fn every_peer_has_a_rate_and_leaves_nothing_attached() {
-        let Ok(cores) = Cores::first_two() else {
-            eprintln!("skipped: this machine has one processor");
-            return;
-        };
-        if let Err(why) = Lab::new() {
-            eprintln!("skipped: {why}");
-            return;
-        }
-        let _alone = ALONE.lock();
-        let nics = Nics::new(cores).unwrap();
+        let Some((_alone, nics)) = for_a_test() else { return };
         for bench in BENCHES {
             for &who in Who::all(bench).iter().filter(|who| !matches!(who, Who::Ours | Who::Mediated)) {
                 if let Some(why) = nics.lacks(who) {

@@ -271,9 +271,7 @@ fn compile(folder: &Path) -> Result<PathBuf, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nic::ALONE;
-    use crate::probe::Cores;
-    use lab::Lab;
+    use crate::nic::for_a_test;
 
     #[test]
     fn the_program_compiles_without_a_warning() {
@@ -310,16 +308,8 @@ mod tests {
 
     #[test]
     fn the_systems_libpcap_has_a_rate_everywhere() {
-        let Ok(cores) = Cores::first_two() else {
-            eprintln!("skipped: this machine has one processor");
-            return;
-        };
-        if let Err(why) = Lab::new() {
-            eprintln!("skipped: {why}");
-            return;
-        }
-        let _alone = ALONE.lock();
-        let nics = Rc::new(Nics::new(cores).unwrap());
+        let Some((_alone, nics)) = for_a_test() else { return };
+        let nics = Rc::new(nics);
         let programs = Programs::new(&nics).unwrap();
         for task in Task::ALL {
             if let Some(why) = Programs::lacks(task) {
