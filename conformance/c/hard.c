@@ -15,6 +15,7 @@
 #include <sys/epoll.h>
 #include <sys/select.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -204,6 +205,53 @@ with_stranger(void)
 	CHECK(ioctl(NETMAP_FD(a), NIOCCTRL, &h) == -1 && errno == EBUSY);
 }
 
+/* ---- a file that somebody else shuts down */
+
+/* A process that knows nothing of netmap shuts down what it inherited. */
+static pid_t
+shutter(int fd)
+{
+	pid_t child = fork();
+
+	if (child == 0) {
+		usleep(200000);
+		_exit(syscall(SYS_shutdown, fd, SHUT_RDWR) != 0);
+	}
+	CHECK(child > 0);
+	return child;
+}
+
+static void
+shut_down(void)
+{
+	struct pollfd p[2] = { { NETMAP_FD(b), POLLIN, 0 }, { 0, 0, 0 } };
+	struct epoll_event e = { .events = EPOLLIN }, got;
+	pid_t child = shutter(NETMAP_FD(b));
+	int set = epoll_create1(0);
+	double start;
+
+	/* Asleep. */
+	CHECK(epoll_ctl(set, EPOLL_CTL_ADD, NETMAP_FD(b), &e) == 0);
+	start = seconds();
+	CHECK(poll(p, 1, 60000) == 1 && p[0].revents == POLLERR && seconds() - start < 30);
+	CHECK(poll(p, 2, 60000) == 1 && p[0].revents == POLLERR);
+	CHECK(epoll_wait(set, &got, 1, 60000) == 1 && (got.events & (EPOLLERR | EPOLLHUP)));
+	CHECK(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == -1 && errno == ENXIO);
+	ended_well(child);
+	/* Awake: each sync looks now and then. */
+	child = shutter(NETMAP_FD(a));
+	start = seconds();
+	while (ioctl(NETMAP_FD(a), NIOCTXSYNC, NULL) == 0)
+		CHECK(seconds() - start < 30);
+	CHECK(errno == ENXIO);
+	ended_well(child);
+	CHECK(nm_close(a) == 0 && nm_close(b) == 0);
+	open_pipe();
+	CHECK(nm_inject(a, "hello", 6) == 6 && ioctl(NETMAP_FD(a), NIOCTXSYNC, NULL) == 0);
+	p[0].fd = NETMAP_FD(b);
+	CHECK(poll(p, 1, 20000) == 1 && p[0].revents == POLLIN);
+}
+
 /* ---- arguments that change, and go, while a request runs */
 
 static char *page;
@@ -356,7 +404,11 @@ bereaved(void)
 	FD_SET(NETMAP_FD(b), &in);
 	SOON(select(NETMAP_FD(b) + 1, &in, NULL, NULL, &time) == 1);
 	SOON(epoll_wait(set, &got, 1, 10000) == 1 && (got.events & (EPOLLERR | EPOLLHUP)));
-	SOON(ioctl(NETMAP_FD(a), NIOCTXSYNC, NULL) == -1 && errno == ENXIO);
+	/* Who is awake looks for the daemon now and then. */
+	start = seconds();
+	while (ioctl(NETMAP_FD(a), NIOCTXSYNC, NULL) == 0)
+		CHECK(seconds() - start < 5);
+	CHECK(errno == ENXIO);
 	SOON(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == -1 && errno == ENXIO);
 	SOON(ioctl(NETMAP_FD(a), NIOCCTRL, &h) == -1);
 	SOON(ioctl(NETMAP_FD(a), NIOCREGIF, &old) == -1);
@@ -401,6 +453,8 @@ main(int argc, char **argv)
 		fork_in_register();
 	} else if (strcmp(what, "with-stranger") == 0) {
 		with_stranger();
+	} else if (strcmp(what, "shut-down") == 0) {
+		shut_down();
 	} else if (strcmp(what, "racing") == 0) {
 		racing();
 	} else {

@@ -62,12 +62,12 @@ fn under_another_allocator() {
 }
 
 /// Forks while other threads are inside REGISTER, arguments that change under a request, and a file in a process that knows
-/// nothing of netmap and writes to it.
+/// nothing of netmap and writes to it, or shuts it down.
 #[test]
 fn what_happens_around_a_call() {
     isolated(|home| {
         let hard = compile(home, "hard", &[]);
-        for what in ["fork-in-register", "racing", "with-stranger"] {
+        for what in ["fork-in-register", "racing", "with-stranger", "shut-down"] {
             let output = start(&hard, &[what]).output_within(Duration::from_secs(90));
             assert_eq!(output, "ok\n", "{what}");
             until("all is given back", || home.snapshot().sessions.is_empty());

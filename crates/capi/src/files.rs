@@ -18,6 +18,8 @@ use std::time::Duration;
 use unetmap::Error;
 use unetmap::file::{Attached, File};
 
+use unetmap_sys::event;
+
 use crate::threads::{self, AtWork};
 
 /// Descriptors that can be netmap files: lower numbers than this.
@@ -41,6 +43,8 @@ pub struct Open {
     inode: AtomicU64,
     /// 0, or who talks to the daemon: see [`me`].
     talking: AtomicU64,
+    /// The last descriptor that became this file, as a first guess.
+    number: AtomicI32,
     /// Who talks has it: a descriptor of the connection, or -1. See [`Talk`].
     held: AtomicI32,
     file: AtomicPtr<File>,
@@ -73,6 +77,7 @@ impl Open {
             refs: AtomicU32::new(1),
             inode: AtomicU64::new(0),
             talking: AtomicU64::new(0),
+            number: AtomicI32::new(-1),
             held: AtomicI32::new(-1),
             file: AtomicPtr::new(ptr::null_mut()),
             port: AtomicPtr::new(ptr::null_mut()),
@@ -105,6 +110,14 @@ impl Open {
                 drop(Box::from_raw(file));
             }
         }
+    }
+
+    /// Whether the file's connection has hung up, though it is open here.
+    fn has_ended(&self) -> bool {
+        let is_ours = |fd: &RawFd| entry(*fd).is_some_and(|entry| ptr::eq(entry.load(Acquire), self));
+        let guess = Some(self.number.load(Relaxed)).filter(is_ours);
+        let Some(fd) = guess.or_else(|| (0..MOST as RawFd).find(is_ours)) else { return false };
+        socket_inode(fd) == Some(self.inode.load(Relaxed)) && event::hung_up(borrowed(fd))
     }
 
     fn take(&'static self) -> Option<Ref> {
@@ -203,6 +216,7 @@ impl Ref {
     pub(crate) fn enter(self, fd: RawFd) -> bool {
         let Some(entry) = entry(fd) else { return false };
         let open = ptr::from_ref(self.0).cast_mut();
+        self.0.number.store(fd, Relaxed);
         std::mem::forget(self);
         let before = entry.swap(open, AcqRel);
         // SAFETY: null, or an object that was leaked when it was made; the entry's reference is ours now.
@@ -248,7 +262,7 @@ impl Ref {
     /// # Errors
     /// `EBUSY`: it is this very thread that talks, and a signal handler has interrupted it. `EBADF`: `fd` is closed, or another
     /// file by now.
-    pub(crate) fn talk(&self, fd: RawFd) -> Result<Talk<'_>, i32> {
+    pub(crate) fn talk(&self, fd: RawFd) -> Result<Talk, i32> {
         let me = me();
         loop {
             let busy = self.0.talking.load(Relaxed);
@@ -291,13 +305,13 @@ const FIRST_HELD: RawFd = 3;
 
 /// See [`Ref::talk`]. A request holds a descriptor of its own, as in the kernel a call holds its file: the program's number may
 /// be closed meanwhile, and be another file's, which would get the request, or from which we would wait for the answer.
-pub(crate) struct Talk<'a> {
-    open: &'a Open,
+pub(crate) struct Talk {
+    open: &'static Open,
     /// The program's, which has to do where it can have no more descriptors.
     number: RawFd,
 }
 
-impl Drop for Talk<'_> {
+impl Drop for Talk {
     fn drop(&mut self) {
         self.hold(-1);
         self.open.talking.store(0, Release);
@@ -315,7 +329,7 @@ impl Open {
     }
 }
 
-impl Talk<'_> {
+impl Talk {
     fn hold(&self, new: RawFd) {
         self.open.hold(new);
     }
@@ -342,6 +356,8 @@ impl Talk<'_> {
 
     /// The file has a port.
     pub(crate) fn bind(&self, port: Attached) {
+        let open = self.open;
+        port.port.watch_file(move || open.has_ended());
         let port = Box::into_raw(Box::new(port));
         if self.open.port.compare_exchange(ptr::null_mut(), port, AcqRel, Relaxed).is_err() {
             // SAFETY: ours, as nobody else has seen it.

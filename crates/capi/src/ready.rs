@@ -5,9 +5,10 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use unetmap::{Error, Interest, Port};
+use unetmap_sys::event;
 
 use crate::calls::{call, still};
-use crate::files::with_known_port;
+use crate::files::{borrowed, with_known_port};
 use crate::said::told;
 
 /// `POLLIN`, `POLLOUT` and their twins.
@@ -141,17 +142,22 @@ unsafe fn arm(
     used: *mut c_uint,
 ) -> c_int {
     let mut n = 0;
+    let mut add = |fd, events| {
+        if n < room {
+            // SAFETY: below `room`, by the caller's promise.
+            unsafe { wait.add(n as usize).write(libc::pollfd { fd, events, revents: 0 }) };
+            n += 1;
+        }
+    };
     let got = on_port(fd, events, |port, want| {
+        if event::hung_up(borrowed(fd)) {
+            return Err(port.shut_down());
+        }
         let ready = arm_it(port, want)?;
         if ready.is_none() {
-            port.each_wait_fd(want, |bell| {
-                if n < room {
-                    let entry = libc::pollfd { fd: bell.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-                    // SAFETY: below `room`, by the caller's promise.
-                    unsafe { wait.add(n as usize).write(entry) };
-                    n += 1;
-                }
-            });
+            port.each_wait_fd(want, |bell| add(bell.as_raw_fd(), libc::POLLIN));
+            // The file itself for its hang-up alone, so that who sleeps learns of it at once.
+            add(fd, 0);
         }
         Ok(ready)
     });

@@ -31,6 +31,11 @@ pub enum Error {
         /// The port.
         asked: String,
     },
+    /// The connection of the file by which the port was opened was shut down; the port is dead. Open it again.
+    FileEnded {
+        /// The port.
+        asked: String,
+    },
     /// The interface that the port was opened on is gone; the port is dead.
     InterfaceGone {
         /// The port.
@@ -117,7 +122,7 @@ impl Error {
             Error::Refused { errno, .. } => *errno,
             Error::ByLoop { .. } => errno::EBUSY,
             Error::NoDaemon { source, .. } | Error::Host { source, .. } => source.raw_os_error().unwrap_or(errno::EIO),
-            Error::DaemonGone { .. } | Error::InterfaceGone { .. } => errno::ENXIO,
+            Error::DaemonGone { .. } | Error::FileEnded { .. } | Error::InterfaceGone { .. } => errno::ENXIO,
             Error::WatchedGone { .. } | Error::OnlyWatches { .. } => errno::EIO,
         }
     }
@@ -135,6 +140,9 @@ impl fmt::Display for Error {
             Error::NoDaemon { why, source } => write!(f, "no unetmapd answers: {why}: {source}"),
             Error::DaemonGone { asked } => {
                 write!(f, "{asked}: the daemon that served this port has gone (open the port again)")
+            }
+            Error::FileEnded { asked } => {
+                write!(f, "{asked}: somebody who has the netmap file called shutdown(2) on it (open the port again)")
             }
             Error::InterfaceGone { asked } => write!(
                 f,

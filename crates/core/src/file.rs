@@ -9,10 +9,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use unetmap_abi::{NETMAP_REQ_REGISTER, NmreqRegister};
-use unetmap_sys::{process, socket};
+use unetmap_sys::{event, process, socket};
 
 use crate::bound::Bound;
 use crate::client::{self, Connection, Reply, SYSTEM_SOCKET};
@@ -25,6 +26,8 @@ use crate::wire::Kind;
 
 /// How often who waits for its turn on a connection looks.
 const TURN: Duration = Duration::from_micros(200);
+/// How long a daemon may take to die.
+const DEATH: Duration = Duration::from_millis(50);
 
 /// What a process must know of a netmap file besides the descriptor.
 #[derive(Clone, Debug)]
@@ -206,6 +209,28 @@ impl Port {
             self.wake_sharers(want);
         }
         Ok(ready)
+    }
+
+    /// Has every sync look about every 100 ms, when it looks for the daemon, whether the file by which this port was opened has
+    /// ended: whoever else has it can shut it down. Said once, by who opened it.
+    pub fn watch_file(&self, ended: impl Fn() -> bool + Send + Sync + 'static) {
+        let _ = self.file_ended.set(Box::new(ended));
+    }
+
+    /// The file's connection has hung up: every call fails from now on. The error says whether the daemon has gone, or
+    /// somebody shut it down.
+    pub fn shut_down(&self) -> Error {
+        let asked = self.spec().to_owned();
+        // The connections of a daemon that dies hang up one after the other.
+        let start = Instant::now();
+        let gone = || event::hung_up(self.connection.fd.as_fd());
+        while !gone() && start.elapsed() < DEATH {
+            std::thread::sleep(TURN);
+        }
+        let daemon = gone();
+        self.is_shut.store(!daemon, Relaxed);
+        self.mark_dead();
+        if daemon { Error::DaemonGone { asked } } else { Error::FileEnded { asked } }
     }
 
     /// Syncs what a poll syncs, and tells what is ready; at once, whatever a poll would wait for.

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use unetmap_abi::{NR_MONITOR_RX, NR_MONITOR_TX, NR_NO_TX_POLL, NR_ZCOPY_MON, NmreqRegister};
@@ -77,6 +77,9 @@ const NEWS_AT_MOST: u32 = 4;
 /// Any of these: the port is a monitor.
 const MONITOR: u64 = NR_MONITOR_TX | NR_MONITOR_RX | NR_ZCOPY_MON;
 
+/// Whether the file by which a port was opened has ended.
+pub(crate) type FileEnded = Box<dyn Fn() -> bool + Send + Sync>;
+
 /// An open port: rings of a region, and a connection whose end releases everything that the port held, however the
 /// process ends. Dropping it closes the port.
 ///
@@ -98,6 +101,9 @@ pub struct Port {
     lease_number: AtomicU32,
     lease_forks: AtomicU32,
     dead: AtomicBool,
+    /// See [`Port::watch_file`], and whether it said so.
+    pub(crate) file_ended: OnceLock<FileEnded>,
+    pub(crate) is_shut: AtomicBool,
     pub(crate) blocks: blocks::Cell,
     /// Syncs until the next look at the daemon, how many there were since the last, and when that was.
     checks_left: AtomicU32,
@@ -139,6 +145,8 @@ impl Port {
             lease_forks: AtomicU32::new(lease.forks),
             lease: Mutex::new(lease),
             dead: AtomicBool::new(false),
+            file_ended: OnceLock::new(),
+            is_shut: AtomicBool::new(false),
             blocks: blocks::Cell::default(),
             checks_left: AtomicU32::new(0),
             check_every: AtomicU32::new(1),
@@ -432,6 +440,9 @@ impl Port {
     /// two looks follows the program's pace.
     #[cold]
     fn check_life(&self) -> Result<(), Error> {
+        if self.is_shut.load(Relaxed) {
+            return Err(Error::FileEnded { asked: self.spec.clone() });
+        }
         let gone = || Error::DaemonGone { asked: self.spec.clone() };
         if self.dead.load(Relaxed) {
             return Err(gone());
@@ -454,6 +465,9 @@ impl Port {
         if event::hung_up(self.connection.fd.as_fd()) {
             self.mark_dead();
             return Err(gone());
+        }
+        if self.file_ended.get().is_some_and(|ended| ended()) {
+            return Err(self.shut_down());
         }
         self.checks_left.store(next, Relaxed);
         Ok(())
