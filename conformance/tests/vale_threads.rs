@@ -151,11 +151,11 @@ const SENDERS: u64 = 4;
 const EACH: u64 = 30_000;
 
 /// Several sources on several threads, one destination; meanwhile the number of threads changes, so that ports move.
-fn many_to_one(home: &Home, plans: &[usize]) {
+fn many_to_one(home: &Home, plans: &[usize], share: &str) {
     let to = open("vale0:to");
     ether::send(&to, BROADCAST, station(99), 99, (0, 1));
     until("it is gone", || home.snapshot().ring("vale0:to", "tx", 0).queued == 0);
-    let senders: Vec<Port> = (0..SENDERS).map(|n| open(&format!("vale0:s{n}"))).collect();
+    let senders: Vec<Port> = (0..SENDERS).map(|n| open(&format!("vale0:s{n}{share}"))).collect();
     let (over, received) = (AtomicBool::new(false), AtomicU64::new(0));
     let came = std::thread::scope(|scope| {
         let receiver = scope.spawn(|| {
@@ -189,7 +189,11 @@ fn many_to_one(home: &Home, plans: &[usize]) {
         receiver.join().expect("it receives in order")
     });
     let books = home.snapshot();
-    let dropped = books.ring("vale0:to", "rx", 0).dropped;
+    for region in &books.regions {
+        assert_eq!((region.buffers.unaccounted(), region.buffers.quarantined), (0, 0), "{}", region.name);
+    }
+    let (dropped, swapped) = (books.ring("vale0:to", "rx", 0).dropped, books.ring("vale0:to", "rx", 0).swapped);
+    assert_eq!(swapped > 0, !share.is_empty(), "{swapped} packets changed places");
     let lost: u64 = (0..SENDERS).map(|n| books.ring(&format!("vale0:s{n}"), "tx", 0).dropped).sum();
     assert_eq!((lost, came.came + dropped), (0, SENDERS * EACH));
     assert_eq!(came.last.len() as u64, SENDERS, "of each sender something comes");
@@ -200,13 +204,21 @@ fn many_to_one(home: &Home, plans: &[usize]) {
 fn several_sources_and_threads_to_one_destination() {
     isolated(|home| {
         ether::threads(3, "any");
-        many_to_one(home, &[3]);
+        many_to_one(home, &[3], "");
+    });
+}
+
+/// In one region, where buffers change places instead of being copied: each is still in one place.
+#[test]
+fn several_threads_in_one_region() {
+    isolated(|home| {
+        many_to_one(home, &[3, 4, 2], "@share=vale0:to");
     });
 }
 
 #[test]
 fn ports_that_move_under_traffic_keep_their_order() {
-    isolated(|home| many_to_one(home, &[1, 3, 2, 4]));
+    isolated(|home| many_to_one(home, &[1, 3, 2, 4], ""));
 }
 
 /// Sleepers are woken by whichever thread delivers, and a thread by whichever port it has now.
