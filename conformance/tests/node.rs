@@ -1,7 +1,8 @@
 //! The node: a `/dev/netmap` for programs that know nothing of us, and that nothing of ours is linked with or loaded into.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -133,6 +134,40 @@ fn one_end_here_and_one_at_another_door() {
             until("both ends are closed", || home.snapshot().sessions.len() == 1);
         }
         drop(other);
+        home.assert_serves();
+    });
+}
+
+#[test]
+fn files_come_by_several_ways() {
+    isolated(|home| {
+        let Some(node) = node(home) else { return };
+        let mount = home.folder().join("unetmapd.sock.node");
+        let open = || fs::File::options().read(true).write(true).open(node.path()).expect("the node");
+        let device = |file: &fs::File| file.metadata().expect("an open file").dev();
+        let mut files: Vec<fs::File> = (0..4).map(|_| open()).collect();
+        let ways: BTreeSet<u64> = files.iter().map(device).collect();
+        assert_eq!(ways.len(), files.len(), "each has one to itself, while there are enough");
+        // Who was given the first mount, without those below, finds the file there.
+        let first = fs::metadata(&mount).expect("it is mounted").dev();
+        let script =
+            "mkdir \"$1\" && mount --bind \"$0\" \"$1\" && stat -L -c %d \"$1/netmap\" && exec 3<>\"$1/netmap\"";
+        let mut alone = Command::new("unshare");
+        alone.args(["--mount", "--propagation", "private", "--", "sh", "-c", script]).arg(&mount);
+        let output = alone.arg(home.folder().join("alone")).output().expect("unshare starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), first.to_string());
+        // So does everybody, if somebody takes one away.
+        fuse::detach(&mount.join("1")).expect("a mount");
+        files.extend((0..8).map(|_| open()));
+        assert!(unetmap_node(home, &["status", "--json"]).1.contains("\"files\":12,"));
+        files.truncate(2);
+        until("closed ones are gone", || unetmap_node(home, &["status", "--json"]).1.contains("\"files\":2,"));
+        assert!(unetmap_node(home, &["off"]).0);
+        assert!(unetmap_node(home, &["status", "--json"]).1.contains("\"left\":2"));
+        drop(files);
+        until("nothing is left", || unetmap_node(home, &["status", "--json"]).1.contains("\"left\":0"));
+        assert!(!mount.exists());
         home.assert_serves();
     });
 }
@@ -298,7 +333,8 @@ fn on_and_off_touch_nothing_else() {
         let (path, mount) = (home.folder().join("netmap"), home.folder().join("unetmapd.sock.node"));
         let run = |args: &[&str]| unetmap_node(home, args);
         let (at, theirs_) = (path.display().to_string(), theirs.display().to_string());
-        assert!(run(&["on", &at]).0, "twice is once");
+        let (on, said) = run(&["on", &at]);
+        assert!(on, "twice is once: {said}");
         assert!(run(&["status"]).1.starts_with("on: "));
         let (on, said) = run(&["on", &theirs_]);
         assert!(!on && said.contains("unetmap node off"), "{said}");

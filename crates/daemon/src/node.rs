@@ -1,7 +1,8 @@
 //! The node: a `/dev/netmap` that any program can open, served through FUSE.
 //!
 //! ```text
-//! program: open  --> LOOKUP, OPEN   a file for each user, whose memory is that of his regions (estate)
+//! program: open  --> READLINK       a link leads to one of several mounts (way)
+//!                    LOOKUP, OPEN   a file for each user, whose memory is that of his regions (estate)
 //!          ioctl --> IOCTL          requests: read in the program's memory, answered by the books
 //!          mmap                     the kernel's work alone: both sides have the same pages
 //!          ioctl --> IOCTL          syncs: done here, on a port of the daemon's own hands
@@ -12,15 +13,17 @@
 //! The memory of a file must be known when it is opened, before anybody says which port it is for. So it is all regions
 //! of the user that opens it, and while the node is on new regions are made where it shows them.
 //!
-//! Threads: one *leads*, which is to read requests and to answer those that are quick. Before it turns to one that may take
-//! long (a request that reads a program's memory, or needs the books), another takes the lead. The *watch* waits for the
-//! bells of files that somebody sleeps on. The books belong to the main thread: what is asked of them lies on its *desk*.
+//! Threads: for each way one *leads*, which is to read requests and to answer those that are quick, near the program that
+//! makes them (follow). Before it turns to one that may take long (a request that reads a program's memory, or needs the
+//! books), another takes the lead. The *watch* waits for the bells of files that somebody sleeps on. The books belong to the main thread: what is asked of them lies on its *desk*.
 
 mod control;
 mod file;
+mod follow;
 mod hold;
 mod serve;
 mod watch;
+mod way;
 
 use std::fs;
 use std::io;
@@ -202,9 +205,7 @@ impl Nodes {
         check_link(&path, &target)?;
         let dev = mounted(&self.folder)?;
         self.last += 1;
-        let started = serve::start(dev, self.last, self.desk.clone())
-            .or_else(|e| refuse(EIO, format!("no threads for the node: {e}")))
-            .and_then(|shared| make_link(&path, &target).map(|()| shared));
+        let started = self.serve(dev).and_then(|shared| make_link(&path, &target).map(|()| shared));
         match started {
             Ok(shared) => {
                 tracing::info!(path = %path.display(), mount = %self.folder.display(), "the node is on");
@@ -217,6 +218,16 @@ impl Nodes {
                 Err(refusal)
             }
         }
+    }
+
+    /// Serves the first mount, and makes the others in its folders.
+    fn serve(&self, dev: Device) -> Result<Arc<Shared>, Refusal> {
+        let failed = |e| Refusal { errno: EIO, why: format!("no threads for the node: {e}"), option: None };
+        let shared = serve::start(dev, self.last, self.desk.clone()).map_err(failed)?;
+        for number in 1..way::how_many() {
+            shared.serve(number, agreed(&self.folder.join(number.to_string()))?).map_err(failed)?;
+        }
+        Ok(shared)
     }
 
     fn off(&mut self, books: &mut Books, path: Option<&Path>) -> Result<(), Refusal> {
@@ -235,7 +246,7 @@ impl Nodes {
         self.unmount();
         tracing::info!(path = %at.display(), "the node is off");
         // Its threads end with its last open file.
-        if Arc::strong_count(&shared) > 1 {
+        if !shared.is_over() {
             self.left.push(shared);
         }
         Ok(())
@@ -273,18 +284,8 @@ fn answer(books: &mut Books, asked: Asked) -> Outcome {
     outcome
 }
 
-/// Mounts at `folder`, and agrees with the kernel on how files are served.
+/// Makes the folder, and mounts there.
 fn mounted(folder: &Path) -> Result<Device, Refusal> {
-    let failed = |what: &str, e: io::Error| Refusal {
-        errno: e.raw_os_error().unwrap_or(EIO),
-        why: match e.raw_os_error() {
-            Some(EPERM) => {
-                format!("{what}: {e} (the daemon needs CAP_SYS_ADMIN, outside of containers: run it as root)")
-            }
-            _ => format!("{what}: {e}"),
-        },
-        option: None,
-    };
     fuse::available().map_err(|e| failed("/dev/fuse (modprobe fuse)", e))?;
     // A daemon before this one was killed: nobody else mounts beside this socket.
     while fuse::is_ours(folder).map_err(|e| failed("/proc/self/mountinfo", e))? {
@@ -294,12 +295,26 @@ fn mounted(folder: &Path) -> Result<Device, Refusal> {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
         other => other.map_err(|e| failed(&format!("the folder {}", folder.display()), e))?,
     }
+    agreed(folder).inspect_err(|_| {
+        let _ = fs::remove_dir(folder);
+    })
+}
+
+fn failed(what: &str, e: io::Error) -> Refusal {
+    let why = match e.raw_os_error() {
+        Some(EPERM) => format!("{what}: {e} (the daemon needs CAP_SYS_ADMIN, outside of containers: run it as root)"),
+        _ => format!("{what}: {e}"),
+    };
+    Refusal { errno: e.raw_os_error().unwrap_or(EIO), why, option: None }
+}
+
+/// One more mount, at a folder that is there.
+fn agreed(folder: &Path) -> Result<Device, Refusal> {
     let dev = Device::mount(folder).map_err(|e| failed(&format!("mounting at {}", folder.display()), e))?;
     match agree(&dev) {
         Ok(true) => Ok(dev),
         other => {
             let _ = fuse::detach(folder);
-            let _ = fs::remove_dir(folder);
             match other {
                 Err(e) => Err(failed("the kernel's FUSE", e)),
                 Ok(_) => refuse(

@@ -6,8 +6,8 @@
 //!                             <--          <--  Device::answer                 in any order, by its number
 //! program: mmap               <-->         the pages of the file that OPEN named (Device::pass)
 //! ```
-//! Only what a device file needs: one name in one folder, no data of its own. The layouts are those of the kernel's
-//! `linux/fuse.h`, version 7.40, which Linux 6.9 has.
+//! Only what a device file needs: folders, links and files of a fixed size, no data of its own. The layouts are those of
+//! the kernel's `linux/fuse.h`, version 7.40, which Linux 6.9 has.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -43,6 +43,8 @@ const OPEN_FLAGS: u32 = 1 | 1 << 5 | 1 << 7;
 const SCHEDULE_NOTIFY: u32 = 1;
 /// A message of ours that is no answer: whoever polls a file is to ask again.
 const NOTIFY_POLL: i32 = 1;
+/// Another: the kernel is to send what it keeps of a node's data, which is nothing.
+const NOTIFY_RETRIEVE: i32 = 5;
 /// Requests without an answer that may be under way; the closing of files is one.
 const MOST_BACKGROUND: u16 = u16::MAX;
 
@@ -52,8 +54,23 @@ pub const FOLDER: u64 = 1;
 /// Bytes of a file, as it says: 1 TiB.
 pub const FILE_BYTES: u64 = 1 << 40;
 
+/// Seconds for which the kernel need not ask for a folder again: 34 years.
+const LONG: u64 = 1 << 30;
+
 const S_IFDIR: u32 = 0o40000;
 const S_IFREG: u32 = 0o100_000;
+const S_IFLNK: u32 = 0o120_000;
+
+/// What a node is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A folder, which stays: the kernel does not ask for it again, so that it can be mounted upon.
+    Folder,
+    /// A symbolic link. The kernel asks each time where to.
+    Link,
+    /// A file, which is that node for this time only.
+    File,
+}
 
 #[derive(FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -97,6 +114,16 @@ struct PollIn {
     kh: u64,
     flags: u32,
     events: u32,
+}
+
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Retrieve {
+    unique: u64,
+    node: u64,
+    offset: u64,
+    size: u32,
+    padding: u32,
 }
 
 #[derive(IntoBytes, Immutable)]
@@ -216,6 +243,8 @@ pub enum Op<'a> {
     },
     /// Which node has that name in the folder.
     Lookup(&'a OsStr),
+    /// Where the link leads.
+    Readlink,
     /// Size, mode and the like; a change of them is asked for and answered alike.
     Attributes,
     /// Opens the node, or the folder.
@@ -252,6 +281,8 @@ pub enum Op<'a> {
     },
     /// The one that made the request of that number was sent a signal, and waits all the same.
     Interrupt(u64),
+    /// [`Device::mark`] put it there, with that number as its own; wants no answer.
+    Mark,
     /// What wants no answer.
     Forget,
     /// What is granted by an empty answer: to list the folder, to close it.
@@ -286,6 +317,7 @@ impl<'a> Request<'a> {
             1 => Op::Lookup(OsStr::from_bytes(body.split(|&b| b == 0).next()?)),
             2 | 42 => Op::Forget,
             3 | 4 => Op::Attributes,
+            5 => Op::Readlink,
             14 => Op::Open { folder: false },
             27 => Op::Open { folder: true },
             28 | 29 => Op::Nothing,
@@ -305,6 +337,7 @@ impl<'a> Request<'a> {
                 let data = data.get(..ioctl.in_size as usize)?;
                 Op::Ioctl { fh: ioctl.fh, cmd: ioctl.cmd, data, room: ioctl.out_size }
             }
+            41 => Op::Mark,
             40 => {
                 let (poll, _) = PollIn::read_from_prefix(body).ok()?;
                 let sleeps = poll.flags & SCHEDULE_NOTIFY != 0;
@@ -389,20 +422,21 @@ impl Device {
         self.send(-errno, unique, &[], &[])
     }
 
-    /// Answers a lookup: the name is that node, for this time only.
+    /// Answers a lookup: the name is that node.
     ///
     /// # Errors
     /// As [`Device::answer`].
-    pub fn found(&self, unique: u64, node: u64) -> io::Result<()> {
-        self.answer(unique, EntryOut { node, attr: attr(node), ..Default::default() }.as_bytes())
+    pub fn found(&self, unique: u64, node: u64, kind: Kind) -> io::Result<()> {
+        let entry_valid = if kind == Kind::Folder { LONG } else { 0 };
+        self.answer(unique, EntryOut { node, entry_valid, attr: attr(node, kind), ..Default::default() }.as_bytes())
     }
 
     /// Answers with a node's attributes.
     ///
     /// # Errors
     /// As [`Device::answer`].
-    pub fn attributes(&self, unique: u64, node: u64) -> io::Result<()> {
-        self.answer(unique, AttrOut { attr: attr(node), ..Default::default() }.as_bytes())
+    pub fn attributes(&self, unique: u64, node: u64, kind: Kind) -> io::Result<()> {
+        self.answer(unique, AttrOut { attr: attr(node, kind), ..Default::default() }.as_bytes())
     }
 
     /// Answers an open: the file is `fh` from now on, its memory that of `backing`. All open files of a node must have
@@ -438,6 +472,15 @@ impl Device {
     /// `ENODEV`.
     pub fn notify(&self, kh: u64) -> io::Result<()> {
         self.send(NOTIFY_POLL, 0, kh.as_bytes(), &[])
+    }
+
+    /// Puts a mark behind all requests that there are. `node` is an open file, or one whose closing was not read yet.
+    ///
+    /// # Errors
+    /// `ENOENT`: it is neither, or the mount is gone; `ENODEV`.
+    pub fn mark(&self, number: u64, node: u64) -> io::Result<()> {
+        let out = Retrieve { unique: number, node, offset: 0, size: 0, padding: 0 };
+        self.send(NOTIFY_RETRIEVE, 0, out.as_bytes(), &[])
     }
 
     fn send(&self, error: i32, unique: u64, body: &[u8], more: &[u8]) -> io::Result<()> {
@@ -484,8 +527,12 @@ impl AsFd for Device {
 pub struct Backing(i32);
 
 /// Files are as long as the files whose memory they may show: some languages map no more.
-fn attr(node: u64) -> Attr {
-    let (mode, size) = if node == FOLDER { (S_IFDIR | 0o755, 0) } else { (S_IFREG | 0o666, FILE_BYTES) };
+fn attr(node: u64, kind: Kind) -> Attr {
+    let (mode, size) = match kind {
+        Kind::Folder => (S_IFDIR | 0o755, 0),
+        Kind::Link => (S_IFLNK | 0o777, 0),
+        Kind::File => (S_IFREG | 0o666, FILE_BYTES),
+    };
     Attr { ino: node, size, mode, nlink: 1, blksize: 4096, ..Default::default() }
 }
 

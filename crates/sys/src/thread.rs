@@ -4,7 +4,7 @@
 //! taken first, says whether the answer was about this thread.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
@@ -110,6 +110,55 @@ impl Thread {
     }
 }
 
+/// The CPU that the thread `tid` of our pid namespace runs on, or did last. Only a hint: it may move at any time, and the
+/// number may be another thread's by now.
+///
+/// # Errors
+/// `ENOENT`, `ESRCH` when there is no such thread; `InvalidData` when `/proc` says something else than Linux does.
+pub fn cpu_of(tid: u32) -> io::Result<usize> {
+    let mut text = [0; 1024];
+    let n = fs::File::open(format!("/proc/{tid}/task/{tid}/stat"))?.read(&mut text)?;
+    cpu_in(&text[..n]).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/TID/stat makes no sense"))
+}
+
+/// The 39th word of a line whose second one is a name in parentheses, chosen by the thread.
+fn cpu_in(stat: &[u8]) -> Option<usize> {
+    let end = stat.iter().rposition(|&b| b == b')')?;
+    std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace().nth(36)?.parse().ok()
+}
+
+/// How the calling thread waited for a CPU so far, while it could have run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Waits {
+    /// For how long, in total.
+    pub total: Duration,
+    /// How often it was given one.
+    pub count: u64,
+}
+
+impl Waits {
+    /// How long each was on the average, since `before`; zero when there was none.
+    pub fn since(&self, before: &Waits) -> Duration {
+        let count = u32::try_from(self.count.saturating_sub(before.count)).unwrap_or(u32::MAX);
+        self.total.saturating_sub(before.total).checked_div(count).unwrap_or_default()
+    }
+}
+
+/// The waits of the calling thread.
+///
+/// # Errors
+/// `ENOENT` from a kernel that does not count them; `InvalidData` when `/proc` says something else than Linux does.
+pub fn waits() -> io::Result<Waits> {
+    let mut text = [0; 128];
+    let n = fs::File::open("/proc/thread-self/schedstat")?.read(&mut text)?;
+    let mut words = std::str::from_utf8(&text[..n]).unwrap_or_default().split_ascii_whitespace().skip(1);
+    let mut word = || words.next()?.parse().ok();
+    match (word(), word()) {
+        (Some(total), Some(count)) => Ok(Waits { total: Duration::from_nanos(total), count }),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "/proc/thread-self/schedstat makes no sense")),
+    }
+}
+
 fn there(at: u64, len: usize) -> io::Result<libc::iovec> {
     let at = usize::try_from(at).map_err(|_| Errno::FAULT)?;
     Ok(libc::iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len: len })
@@ -166,6 +215,38 @@ mod tests {
         let identity = me.identity().unwrap();
         assert_eq!((identity.pid, identity.uid), (crate::process::pid(), crate::process::uid()));
         assert_eq!(me.netns().unwrap().id(), Netns::current().unwrap().id());
+    }
+
+    #[test]
+    fn where_it_runs() {
+        let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        let home = crate::process::cpus_allowed()[0];
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                crate::process::pin_to_cpu(home).unwrap();
+                let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+                assert_eq!(cpu_of(tid).unwrap(), home);
+            });
+        });
+        assert!(cpu_of(tid).is_ok() && cpu_of(0).is_err() && cpu_of(u32::MAX).is_err());
+        // Names are the threads' own choice.
+        let rest = (3..=52).map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
+        for name in ["a", "a) b (c) R 1 2", "\u{e4}"] {
+            assert_eq!(cpu_in(format!("1 ({name}) {rest}\n").as_bytes()), Some(39));
+        }
+        assert_eq!((cpu_in(b""), cpu_in(b"1 (a) R 1 2"), cpu_in(b"1 (a")), (None, None, None));
+    }
+
+    #[test]
+    fn how_long_it_waited() {
+        let Ok(before) = waits() else { return eprintln!("skipped: this kernel does not count waits") };
+        std::thread::sleep(Duration::from_millis(1));
+        let after = waits().unwrap();
+        assert!(after.count > before.count && after.total >= before.total, "{before:?} {after:?}");
+        let of = |micros, count| Waits { total: Duration::from_micros(micros), count };
+        assert_eq!(of(50, 7).since(&of(20, 4)), Duration::from_micros(10));
+        assert_eq!(of(50, 4).since(&of(20, 4)), Duration::ZERO);
+        assert_eq!(of(0, 0).since(&of(20, 4)), Duration::ZERO);
     }
 
     #[test]

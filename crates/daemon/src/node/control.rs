@@ -14,6 +14,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::file::File;
 use super::serve::{Long, Shared, What};
+use super::way::Ticket;
 use super::{Asked, Job};
 use crate::caller::Caller;
 use crate::mediator::LEASE;
@@ -53,7 +54,7 @@ pub(super) fn answer(shared: &Shared, long: Long) {
             tracing::debug!(uid = caller.peer.uid, opened_by = file.uid, "another user's file");
             return Err(EPERM);
         }
-        let asker = Asker { shared, file: &file, caller, unique: long.unique };
+        let asker = Asker { shared, file: &file, caller, ticket: &long.ticket };
         match u64::from(cmd) {
             NIOCCTRL => asker.ctrl(&mut data, &Theirs(&thread)),
             NIOCREGIF => asker.older(&mut data, Call::Register),
@@ -61,7 +62,8 @@ pub(super) fn answer(shared: &Shared, long: Long) {
         }
     });
     let result = errno.err().unwrap_or(0);
-    shared.settle(long.unique, || drop(shared.dev.controlled(long.unique, -result, &data)));
+    let Ticket { way, unique } = &long.ticket;
+    shared.settle(&long.ticket, || drop(way.dev.controlled(*unique, -result, &data)));
 }
 
 /// Who asks, about which file.
@@ -69,7 +71,7 @@ struct Asker<'a> {
     shared: &'a Shared,
     file: &'a File,
     caller: Caller,
-    unique: u64,
+    ticket: &'a Ticket,
 }
 
 impl Asker<'_> {
@@ -109,7 +111,7 @@ impl Asker<'_> {
     fn ask(&self, request: Request) -> Result<(i32, Option<Request>), i32> {
         let start = Instant::now();
         loop {
-            if !self.shared.is_pending(self.unique) {
+            if !self.shared.is_pending(self.ticket) {
                 return Err(EINTR);
             }
             let asked = Asked {

@@ -7,6 +7,7 @@ use unetmap::{Error, Interest, Port};
 
 use super::hold::Worth;
 use super::serve::Long;
+use super::way::Way;
 use super::{Desk, Job};
 use crate::estate::Estate;
 
@@ -19,12 +20,16 @@ const ERROR: u32 = 0x0008;
 pub(super) struct File {
     pub(super) fh: u64,
     pub(super) uid: u32,
+    /// By which it was opened, and all its requests come.
+    pub(super) way: Arc<Way>,
     pub(super) estate: Arc<Estate>,
     /// Bound once, if at all.
     port: OnceLock<Port>,
     state: Mutex<State>,
     lingering: Mutex<Option<Lingering>>,
-    pub(super) worth: Worth,
+    /// Whether it is worth while to wait awake for what its polls ask for, and to hold them.
+    pub(super) awaiting: Worth,
+    pub(super) holding: Worth,
 }
 
 /// The last poll that found something ready.
@@ -49,15 +54,17 @@ pub(super) struct State {
 }
 
 impl File {
-    pub(super) fn new(fh: u64, uid: u32, estate: Arc<Estate>) -> File {
+    pub(super) fn new(fh: u64, uid: u32, way: Arc<Way>, estate: Arc<Estate>) -> File {
         File {
             fh,
             uid,
+            way,
             estate,
             port: OnceLock::new(),
             state: Mutex::default(),
             lingering: Mutex::default(),
-            worth: Worth::default(),
+            awaiting: Worth::default(),
+            holding: Worth::default(),
         }
     }
 

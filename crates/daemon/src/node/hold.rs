@@ -3,10 +3,16 @@
 //! ```text
 //! sent to sleep: poll, nothing; a bell rings, the watch looks and tells the kernel; the program asks again, and is answered
 //! held:          poll ................... another file's request moves its rings: answered
+//! awaited:       poll, a look at the rings, and another, and another: answered
 //! ```
 //! To be sent to sleep and woken takes two requests, a bell and the watch's turn: several times as long as a poll that
 //! finds something. Nobody rings for a held poll. Whoever answers requests looks at the held ones of the same user after
 //! each that may have moved their rings.
+//!
+//! If the thread that answers a program's requests stays at the program's CPU (`follow`), and serves nobody else, it looks
+//! at the rings itself first, for [`AWAKE`]: what the peer does in that time is found without any wake-up of a sleeping
+//! CPU, which takes as long. While it looks others may have the CPU. What was looked at in vain is looked at less and
+//! less, too.
 //!
 //! The peer may be elsewhere, though (at another door, a switch), and then nobody looks. So a poll is held for [`HOLD`] and
 //! no longer; then the watch takes over. After one that was held in vain the next of its file is not held, then the next
@@ -15,16 +21,23 @@
 //! While it is held its program waits in the kernel and does not learn of other files. So only a thread that polled this
 //! file of the node last is held, and only while packets come.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use unetmap::{Error, Interest};
+use unetmap::{Error, Interest, Port};
 
-use super::file::File;
+use super::file::{File, revents};
+use super::way::Ticket;
 
 /// How long a poll is held.
 pub(super) const HOLD: Duration = Duration::from_micros(300);
+/// How long is looked at the rings before a poll is held: about as long as it takes until another CPU has woken this one
+/// and its program runs.
+const AWAKE: Duration = Duration::from_micros(30);
+/// Who comes back later from giving way had others run here.
+const OTHERS: Duration = Duration::from_micros(20);
 /// Polls of a file that find nothing and are not held, at most, after some that were held in vain.
 const MOST_UNHELD: u32 = 256;
 /// Polls of one user that are held at a time: each is looked at after each request of his.
@@ -36,7 +49,7 @@ const PLACES: usize = 4096;
 
 /// A poll that waits for its answer.
 pub(super) struct Held {
-    pub(super) unique: u64,
+    pub(super) ticket: Ticket,
     pub(super) file: Arc<File>,
     pub(super) kh: u64,
     pub(super) want: Interest,
@@ -44,12 +57,19 @@ pub(super) struct Held {
     pub(super) events: u32,
 }
 
-/// Whether polls of a file are worth holding. Two threads that change it at the same time may lose one change.
+impl Held {
+    /// Answers it, once.
+    pub(super) fn answer(&self, ready: Result<Interest, Error>) -> io::Result<()> {
+        self.ticket.way.dev.polled(self.ticket.unique, revents(self.events, ready))
+    }
+}
+
+/// Whether something is worth doing with polls of a file that find nothing: to hold them, to wait awake. Two threads that change it at the same time may lose one change.
 #[derive(Default)]
 pub(super) struct Worth {
-    /// Polls that find nothing until one is held again.
+    /// Polls that find nothing until it is done again.
     wait: AtomicU32,
-    /// How many these were after the last that was held in vain.
+    /// How many these were after it was last done in vain.
     waits: AtomicU32,
 }
 
@@ -61,16 +81,41 @@ impl Worth {
         wait == 0
     }
 
-    /// One was held until its peer made something ready.
+    /// It was not done in vain: the peer made something ready.
     fn good(&self) {
         self.waits.store(0, Ordering::Relaxed);
     }
 
-    /// One was held in vain.
+    /// It was done in vain.
     fn bad(&self) {
         let waits = (self.waits.load(Ordering::Relaxed) * 2).clamp(1, MOST_UNHELD);
         self.waits.store(waits, Ordering::Relaxed);
         self.wait.store(waits, Ordering::Relaxed);
+    }
+}
+
+/// Whether nothing is ready, and nothing failed.
+pub(super) fn is_none(ready: &Result<Interest, Error>) -> bool {
+    matches!(ready, Ok(ready) if ready.is_none())
+}
+
+/// Looks at the rings of a file until something is ready, for [`AWAKE`] at most, and until others had the CPU.
+pub(super) fn await_awake(file: &File, port: &Port, want: Interest) -> Result<Interest, Error> {
+    let start = Instant::now();
+    let mut last = start;
+    loop {
+        let ready = port.glance(want);
+        if !is_none(&ready) {
+            file.awaiting.good();
+            return ready;
+        }
+        std::thread::yield_now();
+        let now = Instant::now();
+        if now - last > OTHERS || now - start > AWAKE {
+            file.awaiting.bad();
+            return ready;
+        }
+        last = now;
     }
 }
 
@@ -121,39 +166,39 @@ impl Holds {
         inner.held.push((Instant::now() + HOLD, poll));
         inner.used = true;
         self.count.store(inner.held.len(), Ordering::Relaxed);
+        // Counted before the rings are looked at once more.
+        fence(Ordering::SeqCst);
         Some(!std::mem::replace(&mut inner.ticking, true))
     }
 
-    /// After a request about `file`: takes out those of the same estate for which something is ready, or which failed.
-    pub(super) fn look(&self, file: &File, mut answer: impl FnMut(Held, Result<Interest, Error>)) {
+    /// After a request about `file`: takes out one of the same estate for which something is ready, or which failed. It is
+    /// to be answered, and then to be looked for another.
+    pub(super) fn look(&self, file: &File) -> Option<(Held, Result<Interest, Error>)> {
+        // What the request moved must be seen by who holds a poll after this; who held one before is counted.
+        fence(Ordering::SeqCst);
         if self.count.load(Ordering::Relaxed) == 0 {
-            return;
+            return None;
         }
         let mut inner = self.inner();
-        let mut i = 0;
-        while let Some((_, poll)) = inner.held.get(i) {
-            let ready = match poll.file.port().filter(|_| Arc::ptr_eq(&poll.file.estate, &file.estate)) {
-                Some(port) => port.glance(poll.want),
-                None => Ok(Interest::NONE),
-            };
-            if matches!(ready, Ok(ready) if ready.is_none()) {
-                i += 1;
-                continue;
-            }
-            let (_, poll) = inner.held.swap_remove(i);
-            self.count.store(inner.held.len(), Ordering::Relaxed);
-            // Had the peer been elsewhere, it would be luck that somebody looked.
-            if poll.file.is_peer_of(file) {
-                poll.file.worth.good();
-            }
-            answer(poll, ready);
+        let found = inner.held.iter().enumerate().find_map(|(i, (_, poll))| {
+            let port = poll.file.port().filter(|_| Arc::ptr_eq(&poll.file.estate, &file.estate))?;
+            let ready = port.glance(poll.want);
+            (!is_none(&ready)).then_some((i, ready))
+        });
+        let (i, ready) = found?;
+        let (_, poll) = inner.held.swap_remove(i);
+        self.count.store(inner.held.len(), Ordering::Relaxed);
+        // Had the peer been elsewhere, it would be luck that somebody looked.
+        if poll.file.is_peer_of(file) {
+            poll.file.holding.good();
         }
+        Some((poll, ready))
     }
 
-    /// Takes out the one of that number.
-    pub(super) fn take(&self, unique: u64) -> Option<Held> {
+    /// Takes out the one of that ticket.
+    pub(super) fn take(&self, ticket: &Ticket) -> Option<Held> {
         let mut inner = self.inner();
-        let at = inner.held.iter().position(|(_, held)| held.unique == unique)?;
+        let at = inner.held.iter().position(|(_, held)| held.ticket.key() == ticket.key())?;
         let (_, poll) = inner.held.swap_remove(at);
         self.count.store(inner.held.len(), Ordering::Relaxed);
         Some(poll)
@@ -170,7 +215,7 @@ impl Holds {
     pub(super) fn over(&self, now: Instant) -> (Vec<Held>, bool) {
         let mut inner = self.inner();
         let over: Vec<Held> = inner.held.extract_if(.., |(end, _)| *end <= now).map(|(_, poll)| poll).collect();
-        over.iter().for_each(|poll| poll.file.worth.bad());
+        over.iter().for_each(|poll| poll.file.holding.bad());
         self.count.store(inner.held.len(), Ordering::Relaxed);
         inner.ticking = !inner.held.is_empty() || inner.used;
         inner.used = false;

@@ -1,50 +1,57 @@
 //! Requests of the kernel, read one after the other and answered.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use unetmap::Error;
 use unetmap::Port;
 use unetmap::errno::{EAGAIN, EINVAL, EIO, EMFILE, ENODEV, ENOENT, ENOMEM, ENXIO, EOPNOTSUPP};
 use unetmap_abi::{NIOCCONFIG, NIOCCTRL, NIOCGINFO, NIOCREGIF, NIOCRXSYNC, NIOCTXSYNC};
-use unetmap_sys::fuse::{Backing, Device, FOLDER, From, Op, REQUEST_BYTES, Request};
+use unetmap_sys::fuse::{Backing, Device, From, Op, REQUEST_BYTES, Request};
 use unetmap_sys::socket;
 
 use super::file::{File, UNBOUND, interest, revents};
-use super::hold::{Held, Holds};
+use super::follow::Follow;
+use super::hold::{Held, Holds, await_awake, is_none};
 use super::watch::Watch;
+use super::way::{Ticket, Way, file_of, kind};
 use super::{Desk, Job, NAME, control};
 use crate::estate::Estate;
 
-/// Nodes of users' files: this, and the user's number.
-const FIRST_NODE: u64 = 1 << 32;
 /// Files that a user may have open: each can hold up a thread.
 const MOST_OF_A_USER: u32 = 512;
-/// Threads that wait for the lead; more end.
+/// Threads that wait for the lead of a way; more end.
 const MOST_IDLE: usize = 2;
+/// How long a request waits at most until those before it that came by other ways were read.
+const CATCH_UP: Duration = Duration::from_secs(1);
 /// The file was somebody else's when it was looked up: look again.
 const ESTALE: i32 = 116;
 const ENOSYS: i32 = 38;
 const EINTR: i32 = 4;
 const ENOTTY: i32 = 25;
 
-/// What the threads of a mount share.
+/// What the threads of a node share.
 pub(super) struct Shared {
     pub(super) number: u64,
-    pub(super) dev: Device,
     pub(super) desk: Desk,
     pub(super) watch: Watch,
     pub(super) holds: Holds,
-    /// Who holds it reads requests.
-    lead: Mutex<()>,
-    idle: AtomicUsize,
+    ways: Mutex<Ways>,
+    /// Nothing of it is open any more, nor will be.
+    over: AtomicBool,
     files: Mutex<Files>,
-    /// Long requests that are not answered.
-    pending: Mutex<HashSet<u64>>,
+    /// Long requests that are not answered, by their tickets.
+    pending: Mutex<HashSet<(usize, u64)>>,
+    /// Marks in the ways' queues, and who is told when they are met.
+    marks: Mutex<Marks>,
     /// One end for the ports, which live as long as the other.
     pub(super) lifeline: OwnedFd,
     _other_end: OwnedFd,
@@ -57,73 +64,92 @@ struct Files {
     users: HashMap<u32, User>,
 }
 
+/// The ways to it that are not over.
+#[derive(Default)]
+struct Ways {
+    all: Vec<Arc<Way>>,
+    /// The thread that was led to a way last, and to which, until a file is opened by that.
+    led: Option<(u32, usize)>,
+}
+
+#[derive(Default)]
+struct Marks {
+    last: u64,
+    waiting: HashMap<u64, SyncSender<()>>,
+}
+
 /// A user who has files open.
 struct User {
     estate: Arc<Estate>,
-    backing: Backing,
+    /// That memory, as each way's mount knows it; those by whose he opened a file.
+    backings: HashMap<usize, Backing>,
     files: u32,
 }
 
 /// A poll.
 struct Asks {
-    unique: u64,
+    ticket: Ticket,
     tid: u32,
     kh: u64,
     events: u32,
     sleeps: bool,
+    /// Whether this thread stays at the CPU of whoever polls.
+    near: bool,
 }
 
 /// A request that may take long.
 pub(super) struct Long {
-    pub(super) unique: u64,
+    pub(super) ticket: Ticket,
     pub(super) from: From,
     pub(super) what: What,
 }
 
 /// Which.
 pub(super) enum What {
-    /// The first file of a user.
+    /// A file of a user who has none open, or too many.
     Open,
     /// `NIOCCTRL`, `NIOCREGIF`, `NIOCGINFO`: the file, the request's number and what its argument points to.
     Control(Arc<File>, u32, Vec<u8>),
 }
 
-/// Serves a mount that agreed, until it is gone and all its files are closed.
+/// Serves a mount that agreed, as the first way, until that and all others are gone and all files are closed.
 pub(super) fn start(dev: Device, number: u64, desk: Desk) -> io::Result<Arc<Shared>> {
     let (mine, ports) = socket::pair()?;
     let shared = Arc::new(Shared {
         number,
-        dev,
         desk,
         watch: Watch::new()?,
         holds: Holds::default(),
-        lead: Mutex::new(()),
-        idle: AtomicUsize::new(0),
+        ways: Mutex::default(),
+        over: AtomicBool::new(false),
         files: Mutex::default(),
         pending: Mutex::default(),
+        marks: Mutex::default(),
         lifeline: ports,
         _other_end: mine,
     });
     let watched = shared.clone();
     thread::Builder::new().name("node watch".into()).spawn(move || watched.watch.run(&watched))?;
-    if let Err(e) = spawn(&shared) {
+    if let Err(e) = shared.serve(0, dev) {
         shared.watch.end();
         return Err(e);
     }
     Ok(shared)
 }
 
-fn spawn(shared: &Arc<Shared>) -> io::Result<()> {
-    let shared = shared.clone();
-    thread::Builder::new().name("node".into()).spawn(move || work(&shared)).map(drop)
+fn spawn(shared: &Arc<Shared>, way: &Arc<Way>) -> io::Result<()> {
+    let (shared, way) = (shared.clone(), way.clone());
+    thread::Builder::new().name(format!("node {}", way.number)).spawn(move || work(&shared, &way)).map(drop)
 }
 
 /// A thread: it leads until a request takes long, answers that, and leads again if it is needed.
-fn work(shared: &Arc<Shared>) {
+fn work(shared: &Arc<Shared>, way: &Arc<Way>) {
     let mut buf = vec![0; REQUEST_BYTES];
-    while let Some(long) = shared.lead(&mut buf) {
+    let mut follow = Follow::new();
+    while let Some(long) = shared.lead(way, &mut buf, &mut follow) {
+        follow.stay(None);
         long.run(shared);
-        if shared.idle.load(Ordering::Relaxed) >= MOST_IDLE {
+        if way.idle.load(Ordering::Relaxed) >= MOST_IDLE {
             return;
         }
     }
@@ -134,8 +160,48 @@ impl Shared {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pending(&self) -> MutexGuard<'_, HashSet<u64>> {
+    fn ways(&self) -> MutexGuard<'_, Ways> {
+        self.ways.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pending(&self) -> MutexGuard<'_, HashSet<(usize, u64)>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn marks(&self) -> MutexGuard<'_, Marks> {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until what came by other ways before now was read: a program that closes a file, and then asks for what it
+    /// held by another, is not told that it is busy.
+    fn catch_up(&self, way: &Way) {
+        // A closed file is open here until that is read. Any of a way's files will do.
+        let mut others: Vec<(Arc<Way>, u32)> = Vec::new();
+        for file in self.files().open.values().filter(|file| file.way.number != way.number) {
+            if !others.iter().any(|(way, uid)| way.number == file.way.number && *uid == file.uid) {
+                others.push((file.way.clone(), file.uid));
+            }
+        }
+        let (met, all_met) = sync_channel(others.len());
+        let mut numbers = Vec::with_capacity(others.len());
+        for (other, uid) in others {
+            let mut marks = self.marks();
+            marks.last += 1;
+            let number = marks.last;
+            marks.waiting.insert(number, met.clone());
+            drop(marks);
+            match other.dev.mark(number, file_of(uid)) {
+                Ok(()) => numbers.push(number),
+                // It was read meanwhile.
+                Err(_) => drop(self.marks().waiting.remove(&number)),
+            }
+        }
+        let end = Instant::now() + CATCH_UP;
+        for _ in &numbers {
+            let _ = all_met.recv_timeout(end.saturating_duration_since(Instant::now()));
+        }
+        let mut marks = self.marks();
+        numbers.iter().for_each(|number| drop(marks.waiting.remove(number)));
     }
 
     /// Open files, and those that have a port.
@@ -144,35 +210,46 @@ impl Shared {
         (files.open.len(), files.open.values().filter(|file| file.port().is_some()).count())
     }
 
+    /// Serves one more mount that agreed.
+    pub(super) fn serve(self: &Arc<Shared>, number: usize, dev: Device) -> io::Result<()> {
+        let way = Way::new(number, dev);
+        self.ways().all.push(way.clone());
+        spawn(self, &way).inspect_err(|_| self.ways().all.retain(|other| other.number != number))
+    }
+
     /// Reads requests and answers those that are quick, until one is not, for which another thread leads then. `None`: the
-    /// mount is over.
-    fn lead(self: &Arc<Shared>, buf: &mut [u8]) -> Option<Long> {
-        self.idle.fetch_add(1, Ordering::Relaxed);
-        let role = self.lead.lock().unwrap_or_else(PoisonError::into_inner);
-        self.idle.fetch_sub(1, Ordering::Relaxed);
+    /// way is over.
+    fn lead(self: &Arc<Shared>, way: &Arc<Way>, buf: &mut [u8], follow: &mut Follow) -> Option<Long> {
+        let role = way.lead();
         loop {
-            let bytes = match self.dev.read(buf) {
+            let bytes = match way.dev.read(buf) {
                 Ok(bytes) => bytes,
-                Err(e) if e.raw_os_error() == Some(ENODEV) => {
-                    self.over();
-                    return None;
-                }
                 // A signal, or a request that was taken back.
                 Err(e) if matches!(e.raw_os_error(), Some(EINTR | ENOENT | EAGAIN)) => continue,
                 Err(e) => {
-                    tracing::error!("the node ends: {e}");
-                    self.over();
+                    if e.raw_os_error() != Some(ENODEV) {
+                        tracing::error!("the node ends: {e}");
+                    }
+                    self.ended(way);
                     return None;
                 }
             };
             let Some(request) = Request::parse(bytes) else { continue };
-            let Some(long) = self.quick(request) else { continue };
-            self.pending().insert(long.unique);
-            if self.idle.load(Ordering::Relaxed) == 0
-                && let Err(e) = spawn(self)
+            // Who polls and syncs makes the next such request soon.
+            let of_a_stream = matches!(request.op, Op::Poll { .. } | Op::Ioctl { .. });
+            let tid = request.from.tid;
+            let Some(long) = self.quick(way, request, follow.stays()) else {
+                if of_a_stream {
+                    follow.asked_by(tid);
+                }
+                continue;
+            };
+            self.pending().insert(long.ticket.key());
+            if way.idle.load(Ordering::Relaxed) == 0
+                && let Err(e) = spawn(self, way)
             {
                 tracing::warn!("no thread for a request: {e}");
-                self.settle(long.unique, || drop(self.dev.refuse(long.unique, EAGAIN)));
+                self.settle(&long.ticket, || drop(way.dev.refuse(long.ticket.unique, EAGAIN)));
                 continue;
             }
             drop(role);
@@ -180,55 +257,76 @@ impl Shared {
         }
     }
 
-    /// Answers a request, or returns it because that may take long.
-    fn quick(self: &Arc<Shared>, request: Request<'_>) -> Option<Long> {
+    /// Answers a request, or returns it because that may take long. `near`: this thread stays where it came from.
+    fn quick(&self, way: &Arc<Way>, request: Request<'_>, near: bool) -> Option<Long> {
         let Request { unique, node, from, op } = request;
+        let (dev, ticket) = (&way.dev, || Ticket { way: way.clone(), unique });
         // An answer that nobody waits for any more is no harm.
         let _ = match op {
             Op::Poll { fh, kh, events, sleeps } => match self.file(fh) {
-                Some(file) => self.poll(Asks { unique, tid: from.tid, kh, events, sleeps }, &file),
-                None => self.dev.polled(unique, UNBOUND),
+                Some(file) => self.poll(Asks { ticket: ticket(), tid: from.tid, kh, events, sleeps, near }, &file),
+                None => dev.polled(unique, UNBOUND),
             },
             Op::Ioctl { fh, cmd, data, room } => match self.file(fh) {
                 Some(file) => match self.ioctl(unique, &file, cmd, data, room) {
                     Ok(sent) => sent,
-                    Err(what) => return Some(Long { unique, from, what }),
+                    Err(what) => return Some(Long { ticket: ticket(), from, what }),
                 },
-                None => self.dev.controlled(unique, -EIO, &[]),
+                None => dev.controlled(unique, -EIO, &[]),
             },
-            Op::Lookup(name) => match node == FOLDER && name == NAME {
-                // Not for a moment longer: the next to ask may be another user.
-                true => self.dev.found(unique, FIRST_NODE | u64::from(from.uid)),
-                false => self.dev.refuse(unique, ENOENT),
+            Op::Lookup(name) => match way.find(node, name.as_bytes(), from.uid) {
+                Some((node, kind)) => dev.found(unique, node, kind),
+                None => dev.refuse(unique, ENOENT),
             },
-            Op::Attributes => self.dev.attributes(unique, node),
-            Op::Open { folder: true } => self.dev.opened(unique, 0, None),
-            Op::Open { folder: false } if node != FIRST_NODE | u64::from(from.uid) => self.dev.refuse(unique, ESTALE),
-            Op::Open { folder: false } => match self.open_again(unique, from.uid) {
+            Op::Readlink => dev.answer(unique, format!("{}/{NAME}", self.lead_to_way(from.tid)).as_bytes()),
+            Op::Attributes => dev.attributes(unique, node, kind(node)),
+            Op::Open { folder: true } => dev.opened(unique, 0, None),
+            Op::Open { folder: false } if node != file_of(from.uid) => dev.refuse(unique, ESTALE),
+            Op::Open { folder: false } => match self.open_again(&ticket(), from.uid, false) {
                 true => Ok(()),
-                false => return Some(Long { unique, from, what: What::Open }),
+                false => return Some(Long { ticket: ticket(), from, what: What::Open }),
             },
             Op::Release { fh } => {
                 self.release(fh);
-                self.dev.answer(unique, &[])
+                dev.answer(unique, &[])
             }
-            Op::Interrupt(other) => {
-                match self.holds.take(other) {
+            Op::Interrupt(unique) => {
+                let ticket = Ticket { way: way.clone(), unique };
+                match self.holds.take(&ticket) {
                     // So that its program learns of the signal.
-                    Some(held) => self.dev.polled(held.unique, 0),
-                    None if self.pending().contains(&other) => {
-                        self.watch.hurry(other);
+                    Some(_) => dev.polled(unique, 0),
+                    None if self.is_pending(&ticket) => {
+                        self.watch.hurry(ticket);
                         Ok(())
                     }
                     None => Ok(()),
                 }
             }
-            Op::Nothing => self.dev.answer(unique, &[]),
-            Op::Transfer => self.dev.refuse(unique, EINVAL),
+            Op::Nothing => dev.answer(unique, &[]),
+            Op::Transfer => dev.refuse(unique, EINVAL),
+            Op::Mark => {
+                if let Some(met) = self.marks().waiting.remove(&unique) {
+                    let _ = met.try_send(());
+                }
+                Ok(())
+            }
             Op::Forget => Ok(()),
-            Op::Init { .. } | Op::Other(_) => self.dev.refuse(unique, ENOSYS),
+            Op::Init { .. } | Op::Other(_) => dev.refuse(unique, ENOSYS),
         };
         None
+    }
+
+    /// The way for a thread that comes: one by which the fewest files are open.
+    fn lead_to_way(&self, tid: u32) -> usize {
+        let mut ways = self.ways();
+        let led = ways.led;
+        let files = |way: &&Arc<Way>| {
+            let on_its_way = led.is_some_and(|(other, number)| other != tid && number == way.number);
+            way.files.load(Ordering::Relaxed) + u32::from(on_its_way)
+        };
+        let number = ways.all.iter().min_by_key(files).map_or(0, |way| way.number);
+        ways.led = Some((tid, number));
+        number
     }
 
     fn file(&self, fh: u64) -> Option<Arc<File>> {
@@ -237,19 +335,30 @@ impl Shared {
 
     /// Answers a poll, unless it is held.
     fn poll(&self, asks: Asks, file: &Arc<File>) -> io::Result<()> {
-        let Some(port) = file.port() else { return self.dev.polled(asks.unique, UNBOUND) };
-        let Asks { unique, tid, kh, events, sleeps } = asks;
+        let Asks { ticket, tid, kh, events, sleeps, near } = asks;
+        let Some(port) = file.port() else { return ticket.way.dev.polled(ticket.unique, UNBOUND) };
         let (want, alone) = (interest(events), self.holds.again(tid, file));
-        let ready = port.glance(want);
-        let sleeps_on = sleeps && !want.is_none() && matches!(ready, Ok(ready) if ready.is_none());
-        let streams = || file.lingers_since().is_some() && file.worth.ask();
-        if sleeps_on && alone && streams() && self.hold(Held { unique, file: file.clone(), kh, want, events }) {
-            self.moved(file);
-            return Ok(());
+        let mut ready = port.glance(want);
+        let sleeps_on = sleeps && !want.is_none();
+        if sleeps_on && is_none(&ready) && alone && file.lingers_since().is_some() {
+            // Nobody else's request waits while this thread does.
+            if near && ticket.way.files.load(Ordering::Relaxed) == 1 && file.awaiting.ask() {
+                self.moved(file);
+                ready = await_awake(file, port, want);
+            }
+            if is_none(&ready) && file.holding.ask() {
+                let poll = Held { ticket: ticket.clone(), file: file.clone(), kh, want, events };
+                if self.hold(poll) {
+                    self.moved(file);
+                    return Ok(());
+                }
+            }
         }
-        let ready = if sleeps_on { self.watch.arm(file, kh, want) } else { ready };
+        if sleeps_on && is_none(&ready) {
+            ready = self.watch.arm(file, kh, want);
+        }
         let lingers = sleeps && matches!(ready, Ok(ready) if !ready.is_none());
-        let sent = self.dev.polled(unique, revents(events, ready));
+        let sent = ticket.way.dev.polled(ticket.unique, revents(events, ready));
         if lingers {
             self.watch.linger(file, kh, want);
         }
@@ -268,13 +377,13 @@ impl Shared {
 
     /// A request may have moved rings of the file's peers: answers their polls that are held.
     fn moved(&self, file: &File) {
-        self.holds.look(file, |held, ready| {
+        while let Some((held, ready)) = self.holds.look(file) {
             let lingers = ready.is_ok();
-            let _ = self.dev.polled(held.unique, revents(held.events, ready));
+            let _ = held.answer(ready);
             if lingers {
                 self.watch.linger(&held.file, held.kh, held.want);
             }
-        });
+        }
     }
 
     /// The result of an ioctl, or what is to be done for it.
@@ -288,111 +397,148 @@ impl Shared {
             NIOCCONFIG => -EOPNOTSUPP,
             _ => -ENOTTY,
         };
-        let sent = self.dev.controlled(unique, result, &[]);
+        let sent = file.way.dev.controlled(unique, result, &[]);
         self.moved(file);
         Ok(sent)
     }
 
-    /// Opens a file of a user who has one open already.
-    fn open_again(&self, unique: u64, uid: u32) -> bool {
+    /// Opens a file of a user who has one open already. `false`: he has none, or so many that it is to be seen first
+    /// whether some of them are closed, unless this is `sure`.
+    fn open_again(&self, ticket: &Ticket, uid: u32, sure: bool) -> bool {
+        let Ticket { way, unique } = ticket;
         let mut files = self.files();
         let Files { last, open, users } = &mut *files;
         let Some(user) = users.get_mut(&uid) else { return false };
+        if user.files >= MOST_OF_A_USER && !sure {
+            return false;
+        }
         if user.files >= MOST_OF_A_USER {
-            let _ = self.dev.refuse(unique, EMFILE);
+            let _ = way.dev.refuse(*unique, EMFILE);
             return true;
         }
-        *last += 1;
-        open.insert(*last, Arc::new(File::new(*last, uid, user.estate.clone())));
-        user.files += 1;
-        if self.dev.opened(unique, *last, Some(&user.backing)).is_err() {
-            // The mount is over; with it everything is closed.
-            open.remove(last);
-            user.files -= 1;
+        let backing = match user.backings.entry(way.number) {
+            Entry::Occupied(known) => Ok(&*known.into_mut()),
+            Entry::Vacant(place) => way.dev.pass(user.estate.as_fd()).map(|backing| &*place.insert(backing)),
+        };
+        match backing {
+            Ok(backing) => {
+                *last += 1;
+                open.insert(*last, Arc::new(File::new(*last, uid, way.clone(), user.estate.clone())));
+                user.files += 1;
+                way.files.fetch_add(1, Ordering::Relaxed);
+                self.ways().led.take_if(|(_, number)| *number == way.number);
+                if way.dev.opened(*unique, *last, Some(backing)).is_err() {
+                    // The mount is over; with it everything is closed.
+                    open.remove(last);
+                    user.files -= 1;
+                    way.files.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+            Err(e) => {
+                tracing::warn!("a user's memory cannot be shown: {e}");
+                let _ = way.dev.refuse(*unique, e.raw_os_error().unwrap_or(ENOMEM));
+            }
         }
+        self.leave(&mut files, uid);
         true
     }
 
-    /// Opens the first file of a user.
-    fn open_first(&self, unique: u64, uid: u32) {
-        let made = self.desk.ask(|reply| Job::Estate(uid, reply)).unwrap_or(Err(EIO));
-        let made = made.and_then(|estate| match self.dev.pass(estate.as_fd()) {
-            Ok(backing) => Ok(User { estate, backing, files: 0 }),
-            Err(e) => {
-                tracing::warn!("a user's memory cannot be shown: {e}");
-                Err(e.raw_os_error().unwrap_or(ENOMEM))
+    /// Forgets a user without files.
+    fn leave(&self, files: &mut Files, uid: u32) {
+        let Entry::Occupied(user) = files.users.entry(uid) else { return };
+        if user.get().files > 0 {
+            return;
+        }
+        let ways = self.ways();
+        for (number, backing) in user.remove().backings {
+            // What a way that is over knew is forgotten.
+            if let Some(way) = ways.all.iter().find(|way| way.number == number) {
+                way.dev.forget(backing);
             }
-        });
-        match made {
-            Err(errno) => drop(self.dev.refuse(unique, errno)),
-            Ok(user) => {
-                let mut files = self.files();
-                match files.users.contains_key(&uid) {
-                    true => self.dev.forget(user.backing),
-                    false => drop(files.users.insert(uid, user)),
-                }
-                drop(files);
-                if !self.open_again(unique, uid) {
-                    // The other's file that we met here is closed by now: once more.
-                    let _ = self.dev.refuse(unique, ESTALE);
+        }
+    }
+
+    /// Opens a file of a user, who may have none open.
+    fn open_slowly(&self, ticket: &Ticket, uid: u32) {
+        let Ticket { way, unique } = ticket;
+        self.catch_up(way);
+        match self.desk.ask(|reply| Job::Estate(uid, reply)).unwrap_or(Err(EIO)) {
+            Err(errno) => drop(way.dev.refuse(*unique, errno)),
+            Ok(estate) => {
+                // By another way he may have opened one meanwhile.
+                let user = || User { estate, backings: HashMap::new(), files: 0 };
+                self.files().users.entry(uid).or_insert_with(user);
+                if !self.open_again(ticket, uid, true) {
+                    // That one was the first, and is closed by now: once more.
+                    let _ = way.dev.refuse(*unique, ESTALE);
                 }
             }
         }
     }
 
     fn release(&self, fh: u64) {
-        let mut files = self.files();
-        let Some(file) = files.open.remove(&fh) else { return };
-        if let Some(user) = files.users.get_mut(&file.uid) {
-            user.files -= 1;
-            if user.files == 0
-                && let Some(user) = files.users.remove(&file.uid)
-            {
-                self.dev.forget(user.backing);
-            }
-        }
-        drop(files);
+        let Some(file) = self.file(fh) else { return };
         self.holds.forget(&file);
         self.watch.forget(&file);
+        // Before it is open here no more (see `catch_up`).
         file.close(&self.desk);
+        let mut files = self.files();
+        files.open.remove(&fh);
+        file.way.files.fetch_sub(1, Ordering::Relaxed);
+        if let Some(user) = files.users.get_mut(&file.uid) {
+            user.files -= 1;
+        }
+        self.leave(&mut files, file.uid);
     }
 
     /// Answers a long request, unless it is answered already.
-    pub(super) fn settle(&self, unique: u64, answer: impl FnOnce()) {
-        if self.pending().remove(&unique) {
+    pub(super) fn settle(&self, ticket: &Ticket, answer: impl FnOnce()) {
+        if self.pending().remove(&ticket.key()) {
             answer();
         }
     }
 
     /// Whether anybody still waits for the answer.
-    pub(super) fn is_pending(&self, unique: u64) -> bool {
-        self.pending().contains(&unique)
+    pub(super) fn is_pending(&self, ticket: &Ticket) -> bool {
+        self.pending().contains(&ticket.key())
     }
 
     /// It took too long after a signal came.
-    pub(super) fn interrupt(&self, unique: u64) {
-        self.settle(unique, || drop(self.dev.refuse(unique, EINTR)));
+    pub(super) fn interrupt(&self, ticket: &Ticket) {
+        self.settle(ticket, || drop(ticket.way.dev.refuse(ticket.unique, EINTR)));
     }
 
-    /// No request comes any more.
-    fn over(&self) {
-        let open: Vec<u64> = self.files().open.keys().copied().collect();
+    /// Whether nothing of it is open any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// No request comes by that way any more.
+    fn ended(&self, way: &Way) {
+        let its = |file: &&Arc<File>| file.way.number == way.number;
+        let open: Vec<u64> = self.files().open.values().filter(its).map(|file| file.fh).collect();
         open.into_iter().for_each(|fh| self.release(fh));
-        self.watch.end();
-        self.desk.put(Job::Over(self.number));
+        let mut ways = self.ways();
+        ways.all.retain(|other| other.number != way.number);
+        if ways.all.is_empty() {
+            self.over.store(true, Ordering::Release);
+            self.watch.end();
+            self.desk.put(Job::Over(self.number));
+        }
     }
 }
 
 impl Long {
     fn run(self, shared: &Shared) {
-        let unique = self.unique;
+        let ticket = self.ticket.clone();
         match self.what {
-            What::Open => shared.settle(unique, || shared.open_first(unique, self.from.uid)),
+            What::Open => shared.settle(&ticket, || shared.open_slowly(&ticket, self.from.uid)),
             What::Control(ref file, ..) => {
                 let file = file.clone();
                 let mut turn = file.begin(self);
                 while let Some(long) = turn {
-                    if shared.is_pending(long.unique) {
+                    shared.catch_up(&long.ticket.way);
+                    if shared.is_pending(&long.ticket) {
                         control::answer(shared, long);
                     }
                     turn = file.next();

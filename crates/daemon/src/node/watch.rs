@@ -17,9 +17,10 @@ use std::time::{Duration, Instant};
 use unetmap::{Error, Interest, Port};
 use unetmap_sys::event::{Bell, Epoll, EventFlags, PollFd, PollFlags, wait_readable};
 
-use super::file::{File, Lingering, revents};
-use super::hold::{HOLD, Held};
+use super::file::{File, Lingering};
+use super::hold::HOLD;
 use super::serve::Shared;
+use super::way::Ticket;
 
 /// How long the watch trusts bells. A party that dies, or means harm, between moving a position and ringing wakes nobody.
 const LOOK_UP: Duration = Duration::from_millis(500);
@@ -48,7 +49,7 @@ struct Inner {
     /// Files that linger, and when to look at them.
     lingering: HashMap<u64, Arc<File>>,
     look_after: Option<Instant>,
-    interrupted: Vec<(Instant, u64)>,
+    interrupted: Vec<(Instant, Ticket)>,
     /// When to look at polls that are held.
     tick: Option<Instant>,
 }
@@ -115,7 +116,7 @@ impl Watch {
     }
 
     /// Arms the files that lingered for long enough.
-    fn look_after(&self, shared: &Shared) {
+    fn look_after(&self) {
         let now = Instant::now();
         let mut inner = self.inner();
         if inner.look_after.is_none_or(|at| now < at) {
@@ -130,12 +131,12 @@ impl Watch {
         drop(inner);
         for file in over {
             if let Some(Lingering { kh, want, at, .. }) = file.linger_no_more() {
-                self.arm_for_more(shared, file, kh, want, at);
+                self.arm_for_more(file, kh, want, at);
             }
         }
     }
 
-    fn arm_for_more(&self, shared: &Shared, file: Arc<File>, kh: u64, want: Interest, at: u32) {
+    fn arm_for_more(&self, file: Arc<File>, kh: u64, want: Interest, at: u32) {
         let mut inner = self.inner();
         if inner.armed.contains_key(&file.fh) {
             return;
@@ -149,7 +150,7 @@ impl Watch {
             Some(true) => {
                 self.unwatch(&file, want);
                 drop(inner);
-                let _ = shared.dev.notify(kh);
+                let _ = file.way.dev.notify(kh);
             }
             Some(false) => self.keep(&mut inner, Armed { file, kh, want, more_than: Some(at) }),
         }
@@ -170,8 +171,8 @@ impl Watch {
     }
 
     /// The maker of a request was sent a signal: it is answered soon, whatever holds it up.
-    pub(super) fn hurry(&self, unique: u64) {
-        self.inner().interrupted.push((Instant::now() + PATIENCE, unique));
+    pub(super) fn hurry(&self, ticket: Ticket) {
+        self.inner().interrupted.push((Instant::now() + PATIENCE, ticket));
         self.kick.ring();
     }
 
@@ -193,12 +194,12 @@ impl Watch {
         if more {
             self.inner().tick = Some(now + HOLD);
         }
-        for Held { unique, file, kh, want, events, .. } in over {
-            let ready = self.arm(&file, kh, want);
+        for held in over {
+            let ready = self.arm(&held.file, held.kh, held.want);
             let lingers = matches!(ready, Ok(ready) if !ready.is_none());
-            let _ = shared.dev.polled(unique, revents(events, ready));
+            let _ = held.answer(ready);
             if lingers {
-                self.linger(&file, kh, want);
+                self.linger(&held.file, held.kh, held.want);
             }
         }
     }
@@ -227,9 +228,9 @@ impl Watch {
             due.extend(self.look_up());
             due.sort_unstable();
             due.dedup();
-            due.into_iter().for_each(|fh| self.look(shared, fh));
+            due.into_iter().for_each(|fh| self.look(fh));
             self.end_holds(shared);
-            self.look_after(shared);
+            self.look_after();
             self.give_up(shared);
         }
     }
@@ -273,7 +274,7 @@ impl Watch {
     }
 
     /// Looks at a file whose bell rang.
-    fn look(&self, shared: &Shared, fh: u64) {
+    fn look(&self, fh: u64) {
         let armed = |a: &Armed| (a.file.clone(), a.kh, a.want, a.more_than);
         let Some((file, kh, want, more_than)) = self.inner().armed.get(&fh).map(armed) else { return };
         let news = file.while_open(|port| match more_than {
@@ -291,16 +292,16 @@ impl Watch {
             self.unwatch(&file, armed.want);
         }
         drop(inner);
-        let _ = shared.dev.notify(kh);
+        let _ = file.way.dev.notify(kh);
     }
 
     /// Answers requests that were interrupted and did not end since.
     fn give_up(&self, shared: &Shared) {
         let now = Instant::now();
         let mut inner = self.inner();
-        let late: Vec<u64> = inner.interrupted.extract_if(.., |(at, _)| *at <= now).map(|(_, unique)| unique).collect();
+        let late: Vec<Ticket> = inner.interrupted.extract_if(.., |(at, _)| *at <= now).map(|(_, late)| late).collect();
         drop(inner);
-        late.into_iter().for_each(|unique| shared.interrupt(unique));
+        late.iter().for_each(|ticket| shared.interrupt(ticket));
     }
 }
 
