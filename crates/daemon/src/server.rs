@@ -282,13 +282,7 @@ impl Server {
             Ok(request) => request,
             Err(errno) => return send(client, Kind::Ctrl, errno, 0, &[], &[]).is_ok(),
         };
-        let caller = match Caller::behind(&client.fd, client.peer) {
-            Ok(caller) => caller,
-            Err(e) => {
-                tracing::debug!(pid = client.peer.pid, "it cannot be told who asks: {e}");
-                return false;
-            }
-        };
+        let Some(caller) = caller_behind(client) else { return false };
         let name = request.name().unwrap_or_default().to_owned();
         let outcome = request::answer(&mut self.books, request, &caller, client.session);
         if outcome.errno == 0 {
@@ -325,13 +319,8 @@ impl Server {
     /// About an interface: what is asked, and then how it is.
     fn answer_nic(&mut self, token: u64, payload: &[u8]) -> bool {
         let Some(client) = self.clients.get(&token) else { return true };
-        let answer = match Caller::behind(&client.fd, client.peer) {
-            Ok(caller) => self.books.about_nic(payload, &caller),
-            Err(e) => {
-                tracing::debug!(pid = client.peer.pid, "it cannot be told who asks: {e}");
-                return false;
-            }
-        };
+        let Some(caller) = caller_behind(client) else { return false };
+        let answer = self.books.about_nic(payload, &caller);
         self.wait_for_news();
         self.send_answer(token, Kind::Nic, answer)
     }
@@ -339,26 +328,16 @@ impl Server {
     /// About knobs: what they are, and what one is to be.
     fn answer_knobs(&mut self, token: u64, payload: &[u8]) -> bool {
         let Some(client) = self.clients.get(&token) else { return true };
-        let answer = match Caller::behind(&client.fd, client.peer) {
-            Ok(caller) => self.books.about_knobs(payload, &caller, self.owner),
-            Err(e) => {
-                tracing::debug!(pid = client.peer.pid, "it cannot be told who asks: {e}");
-                return false;
-            }
-        };
+        let Some(caller) = caller_behind(client) else { return false };
+        let answer = self.books.about_knobs(payload, &caller, self.owner);
         self.send_answer(token, Kind::Knobs, answer)
     }
 
     /// About a switch: what is asked, and then how it is.
     fn answer_vale(&mut self, token: u64, payload: &[u8]) -> bool {
         let Some(client) = self.clients.get(&token) else { return true };
-        let answer = match Caller::behind(&client.fd, client.peer) {
-            Ok(caller) => self.books.about_vale(payload, &caller),
-            Err(e) => {
-                tracing::debug!(pid = client.peer.pid, "it cannot be told who asks: {e}");
-                return false;
-            }
-        };
+        let Some(caller) = caller_behind(client) else { return false };
+        let answer = self.books.about_vale(payload, &caller);
         // One for a connection, as with snapshots.
         self.send_answer(token, Kind::Vale, answer);
         false
@@ -490,6 +469,12 @@ impl Server {
         // The thread ends only with the program.
         let _ = self.closer.send(fd);
     }
+}
+
+/// Who asks, as the kernel says; where it does not, nothing can be answered.
+fn caller_behind(client: &Client) -> Option<Caller> {
+    let caller = Caller::behind(&client.fd, client.peer);
+    caller.inspect_err(|e| tracing::debug!(pid = client.peer.pid, "it cannot be told who asks: {e}")).ok()
 }
 
 /// Sends an answer that is a text of any length, as a file.
