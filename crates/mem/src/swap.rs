@@ -18,8 +18,8 @@ use crate::pos::Pos;
 use crate::region::Region;
 use crate::slot::{SlotRing, SlotValue};
 
-/// Packets ahead of which buffers are fetched into the cache.
-const AHEAD: u32 = 8;
+/// Packets ahead of which buffers are fetched into the cache: their sender, on another processor, has just written them.
+const AHEAD: u32 = 32;
 
 /// Exchanges the buffer in slot `from` of a sender's, as it was taken, for the one in slot `to` of a receiver's, whose slot
 /// gets the length and these `flags`. `false`, and nothing is changed, when the receiver's slot names no buffer.
@@ -43,6 +43,8 @@ pub fn swap_run(source: &Consumer, from: Pos, target: &SlotRing, to: Pos, region
     let (copies, limits) = (source.slots(), source.limits());
     let left = |ring: &SlotRing, at: Pos| ring.slots().get().saturating_sub(at.raw());
     let most = run.most.min(left(copies, from)).min(left(target, to));
+    let fetch = |i: u32| region.fetch_to_write(copies.buf_idx(copies.slots().add(from, i)));
+    (0..most.min(AHEAD)).for_each(fetch);
     for i in 0..most {
         let (at, into) = (copies.slots().add(from, i), target.slots().add(to, i));
         let slot = copies.load(at);
@@ -50,7 +52,7 @@ pub fn swap_run(source: &Consumer, from: Pos, target: &SlotRing, to: Pos, region
             return i;
         }
         if i + AHEAD < most {
-            region.prefetch(copies.buf_idx(copies.slots().add(at, AHEAD)));
+            fetch(i + AHEAD);
         }
         let frame = region.frame(slot.buf_idx);
         if frame.header()[..ADDRESSES] != run.addresses || !swap_one(source, at, target, into, run.flags) {

@@ -20,6 +20,9 @@ const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
 /// The same after a signal: whoever sent it is waiting.
 const DRAIN_PATIENCE_STOPPED: Duration = Duration::from_millis(500);
 
+/// Slots ahead of which exchanged buffers are fetched into the cache.
+const AHEAD: usize = 32;
+
 /// What to send.
 pub(crate) enum Load {
     Fixed(Fixed),
@@ -179,6 +182,20 @@ impl Fill for Same {
             // The first time round: some of these buffers may hold the packet already, which does no harm.
             slots.for_each(|slot| {
                 self.refill(&slot);
+                slot.set_len_flags(len, 0);
+                last = Some(slot);
+            });
+        } else if to.ring.slot(to.ring.head()).flags() & NS_BUF_CHANGED != 0 {
+            // So will be the next ones: somebody else had their buffers just now.
+            let mut ahead = to.ring.first(n);
+            ahead.by_ref().take(AHEAD).for_each(|slot| slot.fetch_to_write());
+            slots.for_each(|slot| {
+                if let Some(next) = ahead.next() {
+                    next.fetch_to_write();
+                }
+                if slot.flags() & NS_BUF_CHANGED != 0 {
+                    self.refill(&slot);
+                }
                 slot.set_len_flags(len, 0);
                 last = Some(slot);
             });
