@@ -95,6 +95,73 @@ RULE("4-vale", "two ports of a switch exchange packets")
 	SAME(comes(&a, LONG), 'y');
 }
 
+/* The indexes of a ring, added to a sum and mixed into another. */
+static void
+weigh(struct netmap_ring *ring, uint64_t *sum, uint64_t *mix)
+{
+	uint32_t i;
+
+	for (i = 0; i < ring->num_slots; i++) {
+		uint64_t idx = ring->slot[i].buf_idx;
+
+		*sum += idx;
+		*mix += idx * idx * idx;
+	}
+}
+
+/* Of all rings of two ports. */
+static void
+weigh_both(const struct port *a, const struct port *b, uint64_t weights[2])
+{
+	weights[0] = weights[1] = 0;
+	weigh(tx_ring(a, 0), &weights[0], &weights[1]);
+	weigh(rx_ring(a, 0), &weights[0], &weights[1]);
+	weigh(tx_ring(b, 0), &weights[0], &weights[1]);
+	weigh(rx_ring(b, 0), &weights[0], &weights[1]);
+}
+
+RULE("4-vale-exchange", "ports may share a region; whatever buffers their slots have then, each is in one slot")
+{
+	struct nmreq_register few = WISH(.nr_tx_slots = 64, .nr_rx_slots = 64);
+	struct port a = open_port(vale("a"), few), b, q;
+	uint64_t before[2], after[2];
+	int i;
+
+	few.nr_mem_id = a.reg.nr_mem_id;
+	b = open_beside(&a, vale("b"), few);
+	SAME(b.reg.nr_mem_id, a.reg.nr_mem_id);
+	weigh_both(&a, &b, before);
+	for (i = 0; i < 100; i++) {
+		send_frame(&a, 2, 1, (char)i);
+		SAME(comes(&b, LONG), i);
+		drain(&a);
+		send_frame(&b, 1, 2, (char)i);
+		SAME(comes(&a, LONG), i);
+		drain(&b);
+	}
+	weigh_both(&a, &b, after);
+	SAME(after[0], before[0]);
+	SAME(after[1], before[1]);
+	/* One that is open is where it is. */
+	REFUSED(EINVAL, bind_port(&q, device(), vale("b"), WISH(.nr_mem_id = 1)));
+}
+
+RULE("4-vale-changed", "a slot that comes back with another buffer has NS_BUF_CHANGED, and the receiver's too")
+{
+	struct port a = open_port(vale("a"), ANY);
+	struct port b = open_beside(&a, vale("b"), WISH(.nr_mem_id = a.reg.nr_mem_id));
+	struct netmap_ring *tx = tx_ring(&a, 0), *rx = rx_ring(&b, 0);
+	uint32_t sent = tx->slot[0].buf_idx, freed = rx->slot[0].buf_idx;
+
+	send_frame(&a, 2, 1, 'x');
+	SAME(comes(&b, LONG), 'x');
+	drain(&a);
+	SAME(tx->slot[0].buf_idx != sent, (tx->slot[0].flags & NS_BUF_CHANGED) != 0);
+	SAME(rx->slot[0].buf_idx != freed, (rx->slot[0].flags & NS_BUF_CHANGED) != 0);
+	HOLDS(tx->slot[0].buf_idx == sent ? rx->slot[0].buf_idx == freed
+	    : tx->slot[0].buf_idx == freed && rx->slot[0].buf_idx == sent);
+}
+
 RULE("4-vale-apart", "two switches exchange nothing")
 {
 	struct port a = open_port(vale("a"), ANY), b = open_port("valeother:b", ANY);
