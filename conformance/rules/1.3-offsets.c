@@ -217,3 +217,111 @@ RULE("1.3-OFFSETS-in-transit", "what was sent and not yet read keeps the offset 
 	rxsync(&b);
 	SAME(NETMAP_ROFFSET(rx, get(rx)), 9);
 }
+
+/* A name of a switch's port. */
+static const char *
+vale(const char *port)
+{
+	static char names[4][NETMAP_REQ_IFNAMSIZ];
+	static unsigned int next;
+	char *name = names[next++ % 4];
+
+	snprintf(name, sizeof(names[0]), "vale%s:%s", own(""), port);
+	return name;
+}
+
+/* Sends a frame from where the slot says; what stands at the buffer's start is another. */
+static void
+send_at(struct port *p, uint64_t at, char what)
+{
+	struct netmap_ring *tx = tx_ring(p, 0);
+	struct netmap_slot *slot = &tx->slot[tx->head];
+
+	memset(NETMAP_BUF(tx, slot->buf_idx), 0xee, tx->nr_buf_size);
+	NETMAP_WOFFSET(tx, slot, at);
+	memset(NETMAP_BUF_OFFSET(tx, slot), 0, 60);
+	memcpy(NETMAP_BUF_OFFSET(tx, slot), "\xff\xff\xff\xff\xff\xff\x02\0\0\0\0\x01\x88\xb5", 14);
+	NETMAP_BUF_OFFSET(tx, slot)[14] = what;
+	put(tx, NULL, 60, 0);
+	txsync(p);
+}
+
+/* The next frame's slot, within seconds. */
+static struct netmap_slot *
+await(struct port *p)
+{
+	int revents;
+
+	SAME(poll_fd(p->fd, POLLIN, 20000, &revents), 1);
+	return get(rx_ring(p, 0));
+}
+
+RULE("1.3-OFFSETS-vale", "on a switch a frame is sent from where its slot says, and comes to where the receiver's says")
+{
+	static const unsigned int from[] = { 0, 2, 64, 100, 200 }, to[] = { 10, 0, 200, 64, 1 };
+	struct nmreq_opt_offsets ours = offsets(200, 0, 16), theirs = offsets(200, 0, 16);
+	struct port a = open_with(vale("a"), ANY, &ours), b = open_with(vale("b"), ANY, &theirs);
+	struct port c = open_port(vale("c"), ANY);
+	struct netmap_ring *rx = rx_ring(&b, 0), *plain = rx_ring(&c, 0);
+	struct netmap_slot *slot;
+	int i;
+
+	SAME(rx->offset_mask, 0xffff);
+	for (i = 0; i < 5; i++)
+		NETMAP_WOFFSET(rx, &rx->slot[i], to[i]);
+	for (i = 0; i < 5; i++) {
+		send_at(&a, from[i], (char)('a' + i));
+		slot = await(&b);
+		SAME(slot->len, 60);
+		SAME(NETMAP_ROFFSET(rx, slot), to[i]);
+		SAME(NETMAP_BUF_OFFSET(rx, slot)[14], 'a' + i);
+		slot = await(&c);
+		SAME(slot->len, 60);
+		SAME(NETMAP_BUF(plain, slot->buf_idx)[14], 'a' + i);
+	}
+}
+
+RULE("1.3-OFFSETS-vale-region", "the same within a region")
+{
+	struct nmreq_opt_offsets ours = offsets(128, 96, 8), theirs = offsets(128, 32, 8);
+	struct port a = open_with(vale("a"), ANY, &ours), b;
+	struct netmap_slot *slot;
+	int i;
+
+	b = open_with(vale("b"), WISH(.nr_mem_id = a.reg.nr_mem_id), &theirs);
+	SAME(NETMAP_ROFFSET(rx_ring(&b, 0), &rx_ring(&b, 0)->slot[7]), 32);
+	for (i = 0; i < 20; i++) {
+		send_at(&a, 96, (char)i);
+		slot = await(&b);
+		SAME(NETMAP_ROFFSET(rx_ring(&b, 0), slot), 32);
+		SAME(NETMAP_BUF_OFFSET(rx_ring(&b, 0), slot)[14], i);
+	}
+}
+
+RULE("1.3-OFFSETS-vale-outside", "what ends outside its buffer, or would in the receiver's, does not come")
+{
+	struct nmreq_opt_offsets ours = offsets(512, 0, 16), theirs = offsets(512, 512, 16);
+	struct port a = open_with(vale("a"), ANY, &ours), b = open_with(vale("b"), ANY, &theirs);
+	struct netmap_ring *tx = tx_ring(&a, 0), *rx = rx_ring(&b, 0);
+	uint32_t size = tx->nr_buf_size;
+	struct netmap_slot *slot;
+
+	/* Too long from there, and as long as there is room where it comes from, but not where it is to be. */
+	NETMAP_WOFFSET(tx, &tx->slot[tx->head], 512);
+	put(tx, NULL, size - 511, 0);
+	NETMAP_WOFFSET(tx, &tx->slot[tx->head], 0);
+	memset(NETMAP_BUF(tx, tx->slot[tx->head].buf_idx), 0xff, 6);
+	put(tx, NULL, size - 511, 0);
+	txsync(&a);
+	send_at(&a, 512, 'x');
+	slot = await(&b);
+	SAME(slot->len, 60);
+	SAME(NETMAP_BUF_OFFSET(rx, slot)[14], 'x');
+	HOLDS(nm_ring_empty(rx));
+	/* As long as there is room. */
+	NETMAP_WOFFSET(tx, &tx->slot[tx->head], 0);
+	memset(NETMAP_BUF(tx, tx->slot[tx->head].buf_idx), 0xff, 6);
+	put(tx, NULL, size - 512, 0);
+	txsync(&a);
+	SAME(await(&b)->len, size - 512);
+}

@@ -59,8 +59,7 @@ impl Books {
         let wanted = match &options.offsets {
             None => None,
             Some(_)
-                if matches!(key, PortKey::Vale(_))
-                    || matches!(key, PortKey::Monitor(id) if self.monitors.get(id).is_some_and(Monitor::trades))
+                if matches!(key, PortKey::Monitor(id) if self.monitors.get(id).is_some_and(Monitor::trades))
                     || matches!(key, PortKey::Pipe(pipe, _) if pipe.id.is_none()) =>
             {
                 return refuse(EOPNOTSUPP, "packets of this kind of port begin where their buffers do");
@@ -95,7 +94,12 @@ impl Books {
                     monitor.end.set_offsets(binding, wanted, None);
                 }
             }
-            PortKey::Vale(_) => {}
+            PortKey::Vale(key) => {
+                if let Some(port) = self.vales.get_mut(key) {
+                    port.end.set_offsets(binding, wanted, Some(&port.lines));
+                    port.tell_offsets();
+                }
+            }
         }
         Ok(wanted)
     }
@@ -125,7 +129,8 @@ impl End {
                 _ => {}
             }
             if let Some(wanted) = wanted.filter(|_| first) {
-                ring.begin_at(wanted.initial, if transmit { lines } else { None });
+                // Of these the slots that have been sent are where the packets are.
+                ring.begin_at(wanted.initial, if transmit || ring.owns() { lines } else { None });
             }
         }
     }

@@ -99,6 +99,14 @@ impl ValePort {
         rings.iter().map(of).fold(0, u64::wrapping_add)
     }
 
+    /// From now on its packets begin where its rings say.
+    pub(crate) fn tell_offsets(&self) {
+        for (transmit, rings) in [(true, &self.end.tx), (false, &self.end.rx)] {
+            let all = rings.iter().enumerate();
+            all.for_each(|(i, ring)| self.attached.set_offsets(transmit, i, ring.offsets));
+        }
+    }
+
     /// From the next view of its switch on it is treated by these rules.
     pub(crate) fn set_ruled(&self, ruled: Option<Arc<Ruled>>) {
         self.attached.set_ruled(ruled);

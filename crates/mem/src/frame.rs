@@ -89,13 +89,15 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// The first 16 bytes: those of an Ethernet header, and two more. Zeros where the buffer is smaller.
+    /// The first 16 bytes: those of an Ethernet header, and two more. Zeros for those that are not there.
     #[inline(always)]
     pub fn header(&self) -> [u8; 16] {
         let mut out = [0; 16];
         if self.capacity >= 16 {
             // SAFETY: 16 bytes are inside the buffer (new); `out` is an exclusive reference to as many (M1).
             unsafe { std::ptr::copy_nonoverlapping(self.base, out.as_mut_ptr(), 16) };
+        } else {
+            self.read(0, &mut out);
         }
         out
     }

@@ -25,8 +25,10 @@ use super::forward::{Cutter, Lost, Memory, Packet};
 use super::patience::Patience;
 use super::rules::Ruled;
 
+mod begin;
 pub(super) mod held;
 mod translate;
+use begin::Begin;
 use translate::translate;
 
 /// How often a client that has no room is given the processor before its packets are dropped without that.
@@ -202,7 +204,8 @@ impl Attached {
         if self.header() != from.header() {
             return translate(rx, self, (from, ring), batch, packets, patience);
         }
-        let swap = alone && self.region.same(&from.region);
+        let start = batch.offsets.mask == 0 && rx.begin.get().mask == 0;
+        let swap = alone && start && self.region.same(&from.region);
         let mut next = packets.next();
         while let Some(packet) = next {
             next = rx.fill((&self.region, &from.region), (batch, swap), packet, &mut packets);
@@ -226,6 +229,8 @@ pub(super) struct Batch<'a> {
     pub(super) slots: &'a SlotRing,
     pub(super) start: Pos,
     pub(super) len: u32,
+    /// Where in their buffers packets begin.
+    pub(super) offsets: Offsets,
     /// Whether the source had no more.
     pub(super) all: bool,
     /// Whether some of them broke the limits: they name the reserved buffer 0 now.
@@ -255,6 +260,7 @@ pub(super) struct Outgoing {
     wanted: AtomicU32,
     /// The client's word for which the next look is in vain.
     seen: AtomicU32,
+    begin: Begin,
     lost: [AtomicU64; Lost::ALL.len()],
     pub(super) watchers: Watchers,
 }
@@ -292,6 +298,7 @@ impl Outgoing {
             state,
             wanted: AtomicU32::new(0),
             seen: AtomicU32::new(0),
+            begin: Begin::default(),
             lost: Default::default(),
             watchers: Watchers::default(),
         })
@@ -343,8 +350,13 @@ impl Outgoing {
             return None;
         }
         let len = there.min(most);
-        let bad = self.line.take(Span { from: sent.at, to: slots.slots().add(sent.at, len) }, BufIdx(0)) > 0;
-        Some(Batch { line: &self.line, slots, start: sent.at, len, all: len == there, bad })
+        let span = Span { from: sent.at, to: slots.slots().add(sent.at, len) };
+        let mut bad = self.line.take(span, BufIdx(0)) > 0;
+        let offsets = self.begin.get();
+        if offsets.mask != 0 {
+            bad |= self.judge_offsets(span, offsets, self.line.limits());
+        }
+        Some(Batch { line: &self.line, slots, start: sent.at, len, offsets, all: len == there, bad })
     }
 
     /// Drops what was sent until now, as something in it cannot be borne; counts the slots.
@@ -391,6 +403,7 @@ pub(super) struct Incoming {
     dropped: AtomicU64,
     /// Packets that came with their buffers.
     swapped: AtomicU64,
+    begin: Begin,
     copy: CopyKind,
     watchers: Watchers,
 }
@@ -423,6 +436,7 @@ impl Incoming {
             state,
             dropped: AtomicU64::new(0),
             swapped: AtomicU64::new(0),
+            begin: Begin::default(),
             copy: CopyKind::best(),
             watchers: Watchers::default(),
         })
@@ -487,7 +501,7 @@ impl Incoming {
         packets: &mut impl Iterator<Item = Packet>,
     ) -> Option<Packet> {
         let (ring, n) = (self.line.slots(), self.line.slots().slots());
-        let narrow = mine.limits().buf_size < theirs.limits().buf_size;
+        let narrow = mine.limits().buf_size < theirs.limits().buf_size || self.begin.get().mask != 0;
         let mut state = self.lock();
         let mut filled = *state;
         let (mut next, mut swapped) = (Some(first), 0);
@@ -499,7 +513,7 @@ impl Incoming {
                 }
             }
             next = packets.next();
-            if narrow && !fits(mine, batch, packet) {
+            if narrow && !self.fits(mine, batch, packet, filled.prod) {
                 self.dropped.fetch_add(1, Relaxed);
                 continue;
             }
@@ -511,7 +525,7 @@ impl Incoming {
                 if !swap || !swap_one(batch.line, from, ring, filled.prod, flags) {
                     let slot = batch.slots.load(from);
                     let to = self.buffer(mine, filled.prod);
-                    let len = copy_packet(self.copy, &to, &theirs.frame(slot.buf_idx), usize::from(slot.len));
+                    let len = copy_packet(self.copy, &to, &batch.frame(theirs, slot), usize::from(slot.len));
                     ring.set_len_flags(filled.prod, len as u16, flags);
                     copied = true;
                 }
@@ -531,7 +545,8 @@ impl Incoming {
     fn publish(&self, mine: &Region, state: &mut Filled, filled: Filled) {
         let moved = filled.prod != state.prod;
         if moved && self.watchers.any() {
-            self.watchers.show(mine, (self.line.slots(), Offsets::NONE), Span { from: state.prod, to: filled.prod });
+            let ring = (self.line.slots(), self.begin.get());
+            self.watchers.show(mine, ring, Span { from: state.prod, to: filled.prod });
         }
         *state = filled;
         if moved {
@@ -584,15 +599,16 @@ impl Incoming {
         *state = filled;
     }
 
-    /// The buffer in slot `p`, as the client left it there.
+    /// The buffer in slot `p`, as the client left it there, from where the packet is to begin.
     #[inline(always)]
     fn buffer<'a>(&self, region: &'a Region, p: Pos) -> Frame<'a> {
-        let idx = self.line.slots().buf_idx(p);
-        if region.limits().index_ok(idx) {
-            return region.frame(idx);
+        let mut idx = self.line.slots().buf_idx(p);
+        if !region.limits().index_ok(idx) {
+            self.line.slots().set_buf_idx(p, self.spare);
+            idx = self.spare;
         }
-        self.line.slots().set_buf_idx(p, self.spare);
-        region.frame(self.spare)
+        let (frame, begin) = (region.frame(idx), self.begin.get());
+        if begin.mask == 0 { frame } else { frame.behind(begin.of(self.line.slots().ptr(p)) as usize) }
     }
 
     /// Where the client is now. A word that cannot be leaves everything as it is: its ring stays full.
@@ -604,11 +620,4 @@ impl Incoming {
             filled.cons = cons;
         }
     }
-}
-
-/// Whether the buffers of `region` are large enough for each slot of a packet.
-#[cold]
-fn fits(region: &Region, batch: &Batch<'_>, packet: Packet) -> bool {
-    let mut lens = (0..packet.frags).map(|i| batch.slots.len(batch.at(u32::from(packet.at + i))));
-    lens.all(|len| u32::from(len) <= region.limits().buf_size)
 }

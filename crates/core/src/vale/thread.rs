@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use unetmap_mem::{Offsets, Span};
+use unetmap_mem::Span;
 use unetmap_sys::Bell;
 use unetmap_sys::event::{Epoll, EventFlags};
 use unetmap_sys::nap::this_cpu;
@@ -319,8 +319,8 @@ fn serve(lists: &mut Lists, view: &View, port: &Attached, number: usize, ring: &
         ring.release(sent, done);
         return done;
     }
-    // What precedes the addresses, or who watches, is not for runs.
-    let plain = port.header() == 0 && !ring.watchers.any();
+    // What precedes the addresses, wherever, or who watches, is not for runs.
+    let plain = port.header() == 0 && batch.offsets.mask == 0 && !ring.watchers.any();
     let mut done = if plain { runs(view, port, number, sent, &batch, patience) } else { 0 };
     if done < batch.len {
         let rest = batch.from(done);
@@ -340,7 +340,7 @@ fn runs(view: &View, port: &Attached, number: usize, sent: &mut Sent, batch: &Ba
                 Target::Port(to) => view.member(to),
                 _ => view.only_other(port.index),
             };
-            let Some(to) = to.filter(|to| to.header() == 0) else { break };
+            let Some(to) = to.filter(|to| to.header() == 0 && to.begins_at_start(number)) else { break };
             let packets = to.deliver_run(port, number, batch, (addresses, done), patience);
             done += packets;
             if fresh && packets < SHORT_RUN {
@@ -389,7 +389,7 @@ fn one_by_one(
     );
     if ring.watchers.any() {
         let to = batch.at(done);
-        ring.watchers.show(&port.region, (batch.slots, Offsets::NONE), Span { from: batch.start, to });
+        ring.watchers.show(&port.region, (batch.slots, batch.offsets), Span { from: batch.start, to });
     }
     deliver(lists, view, port, (number, ring), batch, patience);
     done
@@ -406,7 +406,7 @@ fn target(view: &View, port: &Attached, memory: &mut Memory, batch: &Batch<'_>, 
         }
     }
     let (len, header) = match port.header() {
-        0 => (first.len, port.region.frame(first.buf_idx).header()),
+        0 => (first.len, batch.frame(&port.region, first).header()),
         bytes => port.behind_header(batch, packet, bytes),
     };
     #[cfg(debug_assertions)]

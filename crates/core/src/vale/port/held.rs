@@ -134,7 +134,7 @@ impl Attached {
         let untagged = matches!(rules.vlan_of(self.index), Some(Vlan::Access(_)));
         let gate_of = |rules: &'b Book| rules.of(self.index).map(|ruled| ruled.gate(Direction::Out));
         let mut gate = gate_of(rules);
-        let size = self.region.limits().buf_size as usize;
+        let size = rx.size(&self.region);
         let Scratch { bytes, packets, changed, finished } = scratch;
         let (mut counts, mut refused) = (Counts::default(), [0; 2]);
         let mut state = rx.lock();

@@ -25,7 +25,7 @@ impl Attached {
         let slot = batch.slots.load(batch.at(u32::from(packet.at)));
         let header = u16::from(bytes);
         if slot.len > header {
-            self.region.frame(slot.buf_idx).read(usize::from(header), &mut start);
+            batch.frame(&self.region, slot).read(usize::from(header), &mut start);
             return (slot.len - header, start);
         }
         // The header may have a slot of its own, and nothing less.
@@ -33,7 +33,7 @@ impl Attached {
             return (0, start);
         }
         let slot = batch.slots.load(batch.at(u32::from(packet.at) + 1));
-        (slot.len, self.region.frame(slot.buf_idx).header())
+        (slot.len, batch.frame(&self.region, slot).header())
     }
 }
 
@@ -49,7 +49,7 @@ pub(super) fn translate(
     patience: &Patience,
 ) {
     let (theirs, mine) = (usize::from(from.header()), usize::from(to.header()));
-    let size = to.region.limits().buf_size as usize;
+    let size = rx.size(&to.region);
     let mut whole = WHOLE.take();
     let mut state = rx.lock();
     let (mut filled, mut dropped, mut bad) = (*state, 0, 0);
@@ -112,7 +112,7 @@ pub(super) fn gather(bytes: &mut Vec<u8>, region: &Region, batch: &Batch<'_>, pa
             return false;
         }
         bytes.resize(at + len, 0);
-        region.frame(slot.buf_idx).read(0, &mut bytes[at..]);
+        batch.frame(region, slot).read(0, &mut bytes[at..]);
     }
     true
 }
@@ -130,10 +130,11 @@ impl Incoming {
     /// Writes a packet that consists of `pieces` into the next slots; `false` when there is no room.
     pub(super) fn put(&self, region: &Region, filled: &mut Filled, pieces: &[&[u8]]) -> bool {
         let (ring, n) = (self.line.slots(), self.line.slots().slots());
-        let size = region.limits().buf_size as usize;
+        let size = self.size(region);
         let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
         let frags = bytes.div_ceil(size).max(1);
-        if !self.has_room(filled, frags) {
+        // Packets that may begin where their buffers end have no room in any.
+        if self.begin.get().max >= region.limits().buf_size || !self.has_room(filled, frags) {
             return false;
         }
         let mut left = pieces.iter().flat_map(|piece| piece.chunks(size));

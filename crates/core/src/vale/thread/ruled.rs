@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 
-use unetmap_mem::{Offsets, Span};
+use unetmap_mem::Span;
 
 use super::super::forward::{Cut, HEADER, Lists, Lost, Packet, Target, decide};
 use super::super::patience::Patience;
@@ -58,7 +58,7 @@ pub(super) fn serve(
         drop(gate);
         if ring.watchers.any() {
             let to = batch.at(done);
-            ring.watchers.show(&port.region, (batch.slots, Offsets::NONE), Span { from: batch.start, to });
+            ring.watchers.show(&port.region, (batch.slots, batch.offsets), Span { from: batch.start, to });
         }
         deliver(lists, view, port, (number, ring), scratch, patience);
         scratch.shrink(KEPT);
