@@ -402,7 +402,6 @@ impl Parts {
         let limits = self.region.limits();
         let offsets = Offsets { mask: told.offset_mask, max: told.max_offset.min(limits.buf_size) };
         let view = view.with_offsets(offsets);
-        self.end.state(told.state as usize)?;
         let fd = |which: usize| self.of_rings.get(2 * index + which)?.try_clone().ok();
         let bell = |which: usize| Bell::from_fd(fd(which)?).ok();
         let lines = || LinePage::new(self.third.clone());
@@ -411,7 +410,7 @@ impl Parts {
             (Path::Null, _) => SyncPath::Rx(Box::new(Null)),
             (Path::Pipe, 0) => {
                 let line = Producer::new(&lines(), told.line as usize, view.slots().clone())?;
-                SyncPath::Tx(Box::new(PipeTx { line, mine: bell(0)?, theirs: bell(1)? }))
+                SyncPath::PipeTx(Box::new(PipeTx { line, mine: bell(0)?, theirs: bell(1)? }))
             }
             (Path::Pipe, _) => {
                 let peer = RingShape { offset: told.peer_offset, slots, id: told.id, dir: 0 };
@@ -420,7 +419,7 @@ impl Parts {
                 let mine = view.slots().clone();
                 let line = Consumer::new(&lines(), told.line as usize, theirs, mine, limits, CopyKind::best())?;
                 let spare = BufIdx(told.spare);
-                SyncPath::Rx(Box::new(PipeRx { line, spare, offsets, mine: bell(0)?, theirs: bell(1)? }))
+                SyncPath::PipeRx(Box::new(PipeRx { line, spare, offsets, mine: bell(0)?, theirs: bell(1)? }))
             }
             (Path::Vale, 0) => {
                 let line = Producer::new(&lines(), told.line as usize, view.slots().clone())?;
@@ -461,8 +460,7 @@ impl Parts {
         Some(Ring {
             inner: SyncRing {
                 view,
-                end: self.end.clone(),
-                state: told.state as usize,
+                state: self.end.joined(told.state as usize)?,
                 path,
                 nonsense: NO_NONSENSE.into(),
                 watchers: Watchers::default(),

@@ -17,7 +17,7 @@ use crate::forward::Forwarder;
 use crate::lease::{self, Lease};
 use crate::open::OpenOptions;
 use crate::ring::Ring;
-use crate::sync::{Effort, Path, Trouble, WallTime};
+use crate::sync::{Effort, Trouble, WallTime};
 use crate::watch::Source;
 
 /// Directions to wait for, or found ready.
@@ -130,7 +130,7 @@ impl Port {
         (tx, rx): (Vec<Ring>, Vec<Ring>),
         source: Source,
     ) -> Port {
-        let rests = rx.iter().any(|ring| matches!(&ring.inner.path, Path::Rx(rx) if rx.rests()));
+        let rests = rx.iter().any(|ring| ring.inner.path.rx().is_some_and(|rx| rx.rests()));
         Port {
             spec: spec.into(),
             connection,
@@ -312,7 +312,8 @@ impl Port {
         // A poll also transmits, whatever it waits for, unless the program asked for the contrary.
         if want.tx() || self.register.nr_flags & NR_NO_TX_POLL == 0 {
             for ring in &self.tx {
-                if ring.inner.due(want.tx())
+                if !ring.inner.send_quickly(lease)
+                    && ring.inner.due(want.tx())
                     && let Err(trouble) = self.sync_ring(ring, lease, Effort::IfNeeded, now)
                 {
                     return Err(self.explain(trouble, ring, "tx"));
@@ -388,11 +389,8 @@ impl Port {
         let tx = self.tx.iter().filter(move |_| want.tx());
         let rx = self.rx.iter().filter(move |_| want.rx());
         tx.chain(rx).filter_map(|ring| {
-            let sleeper = match &ring.inner.path {
-                Path::Tx(tx) => tx.sleeper(),
-                Path::Rx(rx) => rx.sleeper(),
-                Path::Mute => None,
-            };
+            let path = &ring.inner.path;
+            let sleeper = path.tx().and_then(|tx| tx.sleeper()).or_else(|| path.rx()?.sleeper());
             Some((ring, sleeper?))
         })
     }

@@ -10,12 +10,14 @@
 //! ```
 //! The same rule holds in both directions. What the program wrote is loaded once, judged, and only the copy is used.
 
+use std::num::NonZeroI64;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use unetmap_abi::{NR_TIMESTAMP, NS_BUF_CHANGED};
-use unetmap_mem::{BY_LOOP, BufIdx, ENDED, EndPage, Pos, RingState, RingView, Slots, Span};
+use unetmap_mem::{BY_LOOP, BufIdx, ENDED, JoinedState, Pos, RingState, RingView, Slots, Span};
 use unetmap_sys::clock;
 
+use crate::backend::pipe::{PipeRx, PipeTx};
 use crate::backend::{Rx, Tx};
 use crate::forward::{Onward, Pass};
 use crate::watch::Watchers;
@@ -44,8 +46,29 @@ pub(crate) enum Effort {
     IfNeeded,
 }
 
-/// Seconds and microseconds of the wall clock.
-pub(crate) type WallTime = (i64, i64);
+/// A time of the wall clock: microseconds since 1970, in one word, so that an `Option` of it is passed in a register. One
+/// that lies in memory is copied by a load wider than the stores that wrote it, and such a load waits until the processor
+/// has made every earlier store, above all that of a position whose cache line the other party has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct WallTime(NonZeroI64);
+
+const _: () = assert!(size_of::<Option<WallTime>>() == size_of::<u64>());
+
+impl WallTime {
+    /// Now.
+    #[inline]
+    pub(crate) fn now() -> WallTime {
+        let (sec, usec) = clock::wall_us();
+        // The one time that is no other number was 1970.
+        WallTime(NonZeroI64::new(sec * 1_000_000 + usec).unwrap_or(NonZeroI64::MIN))
+    }
+
+    /// Seconds since 1970, and microseconds: what a `struct timeval` holds.
+    #[inline(always)]
+    pub(crate) fn parts(self) -> (i64, i64) {
+        (self.0.get().div_euclid(1_000_000), self.0.get().rem_euclid(1_000_000))
+    }
+}
 
 /// The program's pointers, judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,20 +84,57 @@ pub(crate) fn judge(slots: Slots, hwcur: Pos, hwtail: Pos, head: u32, cur: u32) 
     (slots.between(hwcur, head, hwtail) && slots.between(head, cur, hwtail)).then_some(Asked { head, cur })
 }
 
-/// Which way a ring's slots go, and by what.
+/// Which way a ring's slots go, and by what. Pipes are named, because a call that the compiler can see into costs a
+/// small batch half as much.
 pub(crate) enum Path {
+    PipeTx(Box<PipeTx>),
+    PipeRx(Box<PipeRx>),
     Tx(Box<dyn Tx>),
     Rx(Box<dyn Rx>),
     /// A transmit ring on which nothing can be sent.
     Mute,
 }
 
+impl Path {
+    /// What sends, if anything does.
+    #[inline(always)]
+    pub(crate) fn tx(&self) -> Option<&dyn Tx> {
+        match self {
+            Path::PipeTx(tx) => Some(&**tx),
+            Path::Tx(tx) => Some(&**tx),
+            Path::PipeRx(_) | Path::Rx(_) | Path::Mute => None,
+        }
+    }
+
+    /// What receives, if anything does.
+    #[inline(always)]
+    pub(crate) fn rx(&self) -> Option<&dyn Rx> {
+        match self {
+            Path::PipeRx(rx) => Some(&**rx),
+            Path::Rx(rx) => Some(&**rx),
+            Path::PipeTx(_) | Path::Tx(_) | Path::Mute => None,
+        }
+    }
+
+    /// Without the lock, and not judged: where the other party says it is, if that is not where it was when the last sync
+    /// gave `hwtail`.
+    #[inline(always)]
+    fn moved(&self, slots: Slots, hwtail: Pos) -> Option<u32> {
+        match self {
+            Path::PipeTx(tx) => tx.moved(slots.next(hwtail)),
+            Path::PipeRx(rx) => rx.moved(hwtail),
+            Path::Tx(tx) => tx.moved(slots.next(hwtail)),
+            Path::Rx(rx) => rx.moved(hwtail),
+            Path::Mute => None,
+        }
+    }
+}
+
 /// A ring and everything that a sync of it needs.
 pub(crate) struct SyncRing {
     pub(crate) view: RingView,
-    pub(crate) end: EndPage,
-    /// Index of the ring's state in `end`; the constructor checked that it exists.
-    pub(crate) state: usize,
+    /// The ring's state in the end page.
+    pub(crate) state: JoinedState,
     pub(crate) path: Path,
     /// What the other party wrote when it last wrote nonsense: not worth another look until it writes something else.
     pub(crate) nonsense: AtomicU32,
@@ -90,13 +150,10 @@ pub(crate) struct SyncRing {
 pub(crate) const NO_NONSENSE: u32 = u32::MAX;
 
 impl SyncRing {
-    /// The sync state; `None` is ruled out at construction.
+    /// The sync state.
     #[inline(always)]
     pub(crate) fn state(&self) -> &RingState {
-        match self.end.state(self.state) {
-            Some(state) => state,
-            None => unreachable!("checked when the port was opened"),
-        }
+        &self.state
     }
 
     /// Whether `cur != tail`: the program has something beyond its wake-up point.
@@ -110,11 +167,7 @@ impl SyncRing {
     pub(crate) fn stirs(&self) -> bool {
         let slots = self.view.shape().slots;
         let Some((_, hwtail)) = self.state().positions(slots) else { return true };
-        match &self.path {
-            Path::Tx(tx) => tx.moved(slots.next(hwtail)).is_some(),
-            Path::Rx(rx) => rx.moved(hwtail).is_some(),
-            Path::Mute => false,
-        }
+        self.path.moved(slots, hwtail).is_some()
     }
 
     /// Whether a poll that waits for this ring, or does not (`wanted`), has a reason to sync it: the program moved `head`,
@@ -139,12 +192,8 @@ impl SyncRing {
             // What is ready needs no sync, but one that would refuse the pointers is to say so.
             return judge(slots, hwcur, hwtail, self.view.raw_head(), self.view.raw_cur()).is_none();
         }
-        let moved = match &self.path {
-            Path::Tx(tx) => tx.moved(slots.next(hwtail)),
-            Path::Rx(rx) => rx.moved(hwtail),
-            Path::Mute => return true,
-        };
-        moved.is_some_and(|raw| raw != self.nonsense.load(Relaxed))
+        let is_mute = matches!(self.path, Path::Mute);
+        is_mute || self.path.moved(slots, hwtail).is_some_and(|raw| raw != self.nonsense.load(Relaxed))
     }
 
     /// The other party's position cannot be. It is ignored, counted, and not looked at again as it is.
@@ -158,7 +207,7 @@ impl SyncRing {
     #[cold]
     fn noticed(&self, notice: u32, by_loop: bool) -> Option<Trouble> {
         if notice & ENDED != 0 {
-            let left = matches!(&self.path, Path::Rx(rx) if rx.left(self.ready()));
+            let left = self.path.rx().is_some_and(|rx| rx.left(self.ready()));
             return (!left).then_some(Trouble::Ended);
         }
         if notice & BY_LOOP != 0 && !by_loop {
@@ -224,17 +273,17 @@ impl SyncRing {
             self.reinit(hwcur, hwtail);
             return Err(Trouble::BadPointers);
         };
+        if let Some(pass) = pass.filter(|_| asked.head != hwcur) {
+            pass(Span { from: hwcur, to: asked.head });
+        }
         let tail = match &self.path {
+            Path::PipeTx(tx) => self.tx(tx.as_ref(), state, asked, (hwcur, hwtail), effort, notice != 0),
+            Path::PipeRx(rx) => self.rx(rx.as_ref(), state, asked, (hwcur, hwtail), (effort, now), notice != 0),
             Path::Tx(tx) => self.tx(tx.as_ref(), state, asked, (hwcur, hwtail), effort, notice != 0),
-            Path::Rx(rx) => {
-                if let Some(pass) = pass.filter(|_| asked.head != hwcur) {
-                    pass(Span { from: hwcur, to: asked.head });
-                }
-                self.rx(rx.as_ref(), state, asked, (hwcur, hwtail), (effort, now), notice != 0)
-            }
+            Path::Rx(rx) => self.rx(rx.as_ref(), state, asked, (hwcur, hwtail), (effort, now), notice != 0),
             Path::Mute => return Err(Trouble::Mute),
         };
-        if notice != 0 && tail != hwtail && self.watchers.any() && matches!(self.path, Path::Rx(_)) {
+        if notice != 0 && tail != hwtail && self.watchers.any() && self.path.rx().is_some() {
             // Before the program is told of it.
             self.watchers.show(
                 self.view.region(),
@@ -259,7 +308,7 @@ impl SyncRing {
     #[inline(always)]
     fn tx(
         &self,
-        tx: &dyn Tx,
+        tx: &(impl Tx + ?Sized),
         state: &RingState,
         asked: Asked,
         (hwcur, hwtail): (Pos, Pos),
@@ -308,7 +357,7 @@ impl SyncRing {
     #[inline(always)]
     fn rx(
         &self,
-        rx: &dyn Rx,
+        rx: &(impl Rx + ?Sized),
         state: &RingState,
         asked: Asked,
         (hwcur, hwtail): (Pos, Pos),
@@ -358,7 +407,7 @@ impl SyncRing {
     #[inline(always)]
     fn stamp(&self, now: Option<WallTime>) {
         if !self.time_if_asked || self.view.flags() & NR_TIMESTAMP != 0 {
-            self.view.set_time(now.unwrap_or_else(clock::wall_us));
+            self.view.set_time(now.unwrap_or_else(WallTime::now).parts());
         }
     }
 
@@ -393,5 +442,6 @@ impl SyncRing {
     }
 }
 
+mod quick;
 #[cfg(test)]
 mod tests;

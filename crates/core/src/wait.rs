@@ -17,7 +17,7 @@ use unetmap_sys::nap;
 
 use crate::error::Error;
 use crate::port::{Interest, Port};
-use crate::sync::Path;
+use crate::sync::WallTime;
 
 /// How long to spin before sleeping: about the price of one sleep and wake-up between two cores.
 const SPIN: Duration = Duration::from_micros(50);
@@ -161,7 +161,7 @@ impl Port {
         if state.sharers() <= 1
             && let Some((_, hwtail)) = state.positions(slots)
         {
-            return sleeper.give_way(if matches!(ring.inner.path, Path::Tx(_)) { slots.next(hwtail) } else { hwtail });
+            return sleeper.give_way(if ring.inner.path.tx().is_some() { slots.next(hwtail) } else { hwtail });
         }
         false
     }
@@ -210,7 +210,7 @@ impl Port {
     #[inline]
     fn look_often(&self, want: Interest) -> Result<Interest, Error> {
         // While nothing comes there is time to read the clock; what comes need not wait for it.
-        let now = clock::wall_us();
+        let now = WallTime::now();
         for _ in 0..LOOKS_PER_CLOCK {
             for _ in 0..GLANCES {
                 if self.stirs(want) {

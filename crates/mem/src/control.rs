@@ -5,7 +5,7 @@
 
 use crate::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::pos::{Pos, Slots};
-use crate::window::Window;
+use crate::window::{Found, Window};
 
 /// The sync state of one ring.
 #[repr(C, align(128))]
@@ -147,6 +147,12 @@ impl RingState {
         Some((slots.pos(self.hwcur.load(Ordering::Relaxed))?, slots.pos(self.hwtail.load(Ordering::Relaxed))?))
     }
 
+    /// Whether the last sync followed `head` up to the position `raw`: a glance.
+    #[inline(always)]
+    pub fn hwcur_is(&self, raw: u32) -> bool {
+        self.hwcur.load(Ordering::Relaxed) == raw
+    }
+
     /// Records that the program's `head` was followed up to `p`. Only with the lock.
     #[inline(always)]
     pub fn set_hwcur(&self, p: Pos) {
@@ -257,5 +263,24 @@ impl EndPage {
         let ptr = unsafe { self.window.at::<RingState>(offset) }?;
         // SAFETY: in bounds and aligned (`at`), mapped while `self` lives (M2), atomics only (M1).
         Some(unsafe { &*ptr })
+    }
+
+    /// The same for many uses.
+    pub fn joined(&self, index: usize) -> Option<JoinedState> {
+        // SAFETY: RingState is made of atomics only.
+        Some(JoinedState(unsafe { self.window.found(index.checked_mul(STATE_BYTES)?) }?))
+    }
+}
+
+/// The state of one ring, found once.
+#[derive(Clone)]
+pub struct JoinedState(Found<RingState>);
+
+impl std::ops::Deref for JoinedState {
+    type Target = RingState;
+
+    #[inline(always)]
+    fn deref(&self) -> &RingState {
+        &self.0
     }
 }

@@ -29,7 +29,7 @@ mod xring;
 
 #[cfg(not(loom))]
 pub use atomic::register_publisher;
-pub use control::{BY_LOOP, ENDED, EndPage, RingState, SyncGuard};
+pub use control::{BY_LOOP, ENDED, EndPage, JoinedState, RingState, SyncGuard};
 pub use copy::{ADDRESSES, Run, Side, copy_packet, copy_run};
 pub use frame::Frame;
 pub use line::{Consumer, Inbox, LINE_BYTES, LinePage, LineWords, Producer, fence_before_sleep};

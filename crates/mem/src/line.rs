@@ -26,7 +26,7 @@ use crate::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_publisher, fenc
 use crate::pos::{Pos, Slots, Span};
 use crate::slot::{Limits, SlotRing, SlotValue};
 use crate::take::{CopyKind, any_changed, claim, take};
-use crate::window::Window;
+use crate::window::{Found, Window};
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 
 /// Bytes of one line's words in a line page.
@@ -343,21 +343,24 @@ impl LinePage {
         // SAFETY: in bounds and aligned (`at`), mapped while `self` lives (M2), atomics only (M1).
         Some(unsafe { &*ptr })
     }
+
+    fn join(&self, index: usize) -> Option<Found<LineWords>> {
+        // SAFETY: LineWords is made of atomics only.
+        unsafe { self.window.found(index.checked_mul(LINE_BYTES)?) }
+    }
 }
 
 /// The producer's side of a line.
 #[derive(Clone)]
 pub struct Producer {
-    page: LinePage,
-    index: usize,
+    words: Found<LineWords>,
     slots: SlotRing,
 }
 
 /// The consumer's side of a line: the producer's slots, and the ring that they are copied to.
 #[derive(Clone)]
 pub struct Consumer {
-    page: LinePage,
-    index: usize,
+    words: Found<LineWords>,
     theirs: SlotRing,
     mine: SlotRing,
     limits: Limits,
@@ -367,14 +370,13 @@ pub struct Consumer {
 impl Producer {
     /// Joins line `index` of `page` as the owner of `slots`; `None` when the page has no such line.
     pub fn new(page: &LinePage, index: usize, slots: SlotRing) -> Option<Producer> {
-        page.words(index)?;
-        Some(Producer { page: page.clone(), index, slots })
+        Some(Producer { words: page.join(index)?, slots })
     }
 
     /// The words of the line.
     #[inline(always)]
     pub fn words(&self) -> &LineWords {
-        words_of(&self.page, self.index)
+        &self.words
     }
 
     /// The producer's own slots.
@@ -409,14 +411,14 @@ impl Consumer {
         limits: Limits,
         copy: CopyKind,
     ) -> Option<Consumer> {
-        page.words(index)?;
-        (theirs.slots() == mine.slots()).then(|| Consumer { page: page.clone(), index, theirs, mine, limits, copy })
+        let words = page.join(index)?;
+        (theirs.slots() == mine.slots()).then_some(Consumer { words, theirs, mine, limits, copy })
     }
 
     /// The words of the line.
     #[inline(always)]
     pub fn words(&self) -> &LineWords {
-        words_of(&self.page, self.index)
+        &self.words
     }
 
     /// The consumer's own slots.
@@ -501,22 +503,20 @@ impl Consumer {
 /// ```
 #[derive(Clone)]
 pub struct Inbox {
-    page: LinePage,
-    index: usize,
+    words: Found<LineWords>,
     slots: SlotRing,
 }
 
 impl Inbox {
     /// Joins line `index` of `page` as the owner of `slots`; `None` when the page has no such line.
     pub fn new(page: &LinePage, index: usize, slots: SlotRing) -> Option<Inbox> {
-        page.words(index)?;
-        Some(Inbox { page: page.clone(), index, slots })
+        Some(Inbox { words: page.join(index)?, slots })
     }
 
     /// The words of the line.
     #[inline(always)]
     pub fn words(&self) -> &LineWords {
-        words_of(&self.page, self.index)
+        &self.words
     }
 
     /// The consumer's own slots.
@@ -530,14 +530,5 @@ impl Inbox {
     #[inline]
     pub fn claim(&self, span: Span) {
         claim(&self.slots, span);
-    }
-}
-
-#[inline(always)]
-fn words_of(page: &LinePage, index: usize) -> &LineWords {
-    // `new` made sure that the line exists, and a page's window never changes.
-    match page.words(index) {
-        Some(words) => words,
-        None => unreachable!("a joined line is in its page"),
     }
 }

@@ -1,5 +1,7 @@
 //! A range of a mapping, checked once: where every pointer of this crate comes from.
 
+use std::ops::Deref;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use unetmap_sys::Mapping;
@@ -67,5 +69,43 @@ impl Window {
         let end = offset.checked_add(size_of::<T>())?;
         let ptr = self.base.wrapping_add(offset).cast::<T>();
         (end <= self.len && ptr.is_aligned()).then_some(ptr.cast_const())
+    }
+
+    /// The same, found once for many uses.
+    ///
+    /// # Safety
+    /// As for [`Window::at`].
+    pub(crate) unsafe fn found<T>(&self, offset: usize) -> Option<Found<T>> {
+        // SAFETY: the caller's promise.
+        let at = NonNull::new(unsafe { self.at::<T>(offset) }?.cast_mut())?;
+        Some(Found { at, _window: self.clone() })
+    }
+}
+
+/// A shared value of a window, which it keeps mapped.
+pub(crate) struct Found<T> {
+    at: NonNull<T>,
+    _window: Window,
+}
+
+// SAFETY: a reference that keeps what it points to mapped (M2), to atomics only (M1).
+unsafe impl<T: Sync> Send for Found<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Found<T> {}
+
+// Not derived: what is shared is never cloned, only where it is.
+impl<T> Clone for Found<T> {
+    fn clone(&self) -> Found<T> {
+        Found { at: self.at, _window: self._window.clone() }
+    }
+}
+
+impl<T> Deref for Found<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: `found` checked bounds and alignment, the window keeps it mapped (M2); atomics only (M1).
+        unsafe { self.at.as_ref() }
     }
 }

@@ -2,6 +2,7 @@
 
 mod hostile;
 mod model;
+mod quick;
 mod wire;
 
 use proptest::prelude::*;

@@ -92,16 +92,20 @@ impl House {
         let producer = Producer::new(&lines, 0, tx.slots().clone()).unwrap();
         let (theirs, mine, limits) = (tx.slots().clone(), rx.slots().clone(), self.region.limits());
         let consumer = Consumer::new(&lines, 0, theirs, mine, limits, CopyKind::best()).unwrap();
-        let tx_path = Path::Tx(Box::new(PipeTx { line: producer, mine: bell(&to_tx), theirs: bell(&to_rx) }));
-        let rx_path =
-            Path::Rx(Box::new(PipeRx { line: consumer, spare, offsets: Offsets::NONE, mine: to_rx, theirs: to_tx }));
-        let ring = |view, end, path| {
+        let tx_path = Path::PipeTx(Box::new(PipeTx { line: producer, mine: bell(&to_tx), theirs: bell(&to_rx) }));
+        let rx_path = Path::PipeRx(Box::new(PipeRx {
+            line: consumer,
+            spare,
+            offsets: Offsets::NONE,
+            mine: to_rx,
+            theirs: to_tx,
+        }));
+        let ring = |view, end: EndPage, path| {
             let (nonsense, watchers) = (NO_NONSENSE.into(), Watchers::default());
             Ring {
                 inner: SyncRing {
                     view,
-                    end,
-                    state: 0,
+                    state: end.joined(0).unwrap(),
                     path,
                     nonsense,
                     watchers,
@@ -128,6 +132,10 @@ fn page(bytes: usize) -> (Window, Arc<File>) {
 
 impl Wire {
     pub(super) fn txsync(&self, effort: Effort) -> Result<(), Trouble> {
+        // As a poll does.
+        if effort == Effort::IfNeeded && self.tx.inner.send_quickly(1) {
+            return Ok(());
+        }
         self.tx.inner.sync(1, effort, None)
     }
 
