@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use unetmap_abi::{NR_MONITOR_RX, NR_MONITOR_TX, NR_NO_TX_POLL, NR_ZCOPY_MON, NmreqRegister};
@@ -96,7 +96,7 @@ pub struct Port {
     /// Where it asks who watches it.
     pub(crate) source: Source,
     pub(crate) forwarder: Forwarder,
-    lease: Mutex<Arc<Lease>>,
+    lease: lease::Kept,
     /// The lease's number, and how often this process was forked when it got it: what a sync needs of the lease.
     lease_number: AtomicU32,
     lease_forks: AtomicU32,
@@ -143,7 +143,7 @@ impl Port {
             forwarder: Forwarder::default(),
             lease_number: AtomicU32::new(lease.number),
             lease_forks: AtomicU32::new(lease.forks),
-            lease: Mutex::new(lease),
+            lease: lease::Kept::new(lease),
             dead: AtomicBool::new(false),
             file_ended: OnceLock::new(),
             is_shut: AtomicBool::new(false),
@@ -299,9 +299,12 @@ impl Port {
         &self.region
     }
 
-    /// The lease as it is now.
-    pub(crate) fn current_lease(&self) -> Arc<Lease> {
-        self.lease.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The lease of this very process.
+    pub(crate) fn current_lease(&self) -> Result<Arc<Lease>, Error> {
+        match self.lease.get(process::fork_count()) {
+            Some(lease) => Ok(lease),
+            None => lease::of_this_process(&self.connection.socket),
+        }
     }
 
     /// Syncs what a poll syncs, without waiting, and tells what is ready.
@@ -498,7 +501,7 @@ impl Port {
         let lease = lease::of_this_process(&self.connection.socket)?;
         self.lease_number.store(lease.number, Relaxed);
         self.lease_forks.store(lease.forks, Relaxed);
-        *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = lease;
+        self.lease.keep(lease);
         Ok(())
     }
 }

@@ -400,7 +400,7 @@ impl Port {
         loop {
             let after = monitors.last().map_or(0, |(told, _)| told.head.monitor);
             let asked = Asked { session: *session, key: *key, after };
-            let answer = self.current_lease().watchers(self.spec(), &asked);
+            let answer = self.current_lease().ok().and_then(|lease| lease.watchers(self.spec(), &asked));
             match answer.and_then(|(bytes, fds)| Some((Told::decode(&bytes)?, fds))) {
                 Some((told, fds)) if told.head.monitor > after => monitors.push((told, fds)),
                 _ => return monitors,
