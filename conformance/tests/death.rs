@@ -308,6 +308,54 @@ fn a_dead_lease_frees_its_lock() {
     });
 }
 
+/// The same where the dead was inside as the ring's owner, without the lock.
+#[test]
+fn a_dead_owner_is_let_out() {
+    isolated(|home| {
+        let (far, near) = (open("netmap:l{1"), open("netmap:l}1"));
+        let intruder = Intruder::open(&home.socket(), "l}1");
+        let owner = conformance::raw::Raw::connect(&home.socket()).expect("a daemon");
+        let lease = owner.lease();
+        let rx = intruder.bound.rings.iter().position(|r| r.dir == 1).expect("a receive ring");
+        const OWNER: u64 = 18;
+        const OWNER_LEASE: u64 = 20;
+        const INSIDE: u64 = 21;
+        const OWNED: u64 = 22;
+        for (word, value) in [(INSIDE, lease), (OWNER_LEASE, lease), (OWNER, 0x1000), (OWNED, 1)] {
+            intruder.write_state(rx, word, value);
+        }
+        send(&far, 1, 0, 10).expect("room for ten");
+        near.rxsync().expect("a ring that is synced elsewhere is skipped");
+        assert!(near.rx_rings()[0].is_empty(), "two were inside");
+        drop(owner);
+        expect(&near, 1, 0, 10);
+    });
+}
+
+/// Rings that one thread came to own are synced by another thread, by another process at the same time, and by the first
+/// thread again.
+#[test]
+fn rings_that_were_owned_are_everybodys() {
+    isolated(|_| {
+        let (far, near) = (open("netmap:l{1"), open("netmap:l}1"));
+        let mut seq = 0;
+        // Long enough for whoever does it to own the rings, if they can be owned still.
+        let mut often = || {
+            for _ in 0..3000 {
+                both_ways(&far, &near, seq, seq + 10);
+                seq += 10;
+            }
+        };
+        often();
+        std::thread::scope(|scope| scope.spawn(&mut often).join().expect("the other thread's packets"));
+        often();
+        let mut stranger = start_and_wait_for_line(party().args(["spin", "netmap:l}1"]));
+        often();
+        stranger.kill();
+        often();
+    });
+}
+
 /// A sender published, and died before it could wake the one who sleeps.
 #[test]
 fn who_dies_before_waking_the_other_leaves_nobody_asleep() {

@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use unetmap_abi::{NR_FORWARD, NS_BUF_CHANGED, NS_FORWARD, NS_MOREFRAG, PortSpec, Rings};
 use unetmap_mem::{Pos, SlotValue, Span, SyncGuard};
 use unetmap_sys::clock::spin_hint;
+use unetmap_sys::process;
 
 use crate::open::interface_exists;
 use crate::port::Port;
@@ -70,7 +71,7 @@ impl SyncRing {
         let (state, slots) = (self.state(), self.view.shape().slots);
         let _guard: SyncGuard<'_> = (0..TRIES).find_map(|_| {
             spin_hint();
-            state.try_lock(lease)
+            state.try_lock(lease, process::this_thread())
         })?;
         let (hwcur, hwtail) = state.positions(slots)?;
         let asked = judge(slots, hwcur, hwtail, self.view.raw_head(), self.view.raw_cur())?;

@@ -470,6 +470,7 @@ impl Parts {
                     (false, true) => Onward::Marked,
                     (false, false) => Onward::Never,
                 },
+                habit: Default::default(),
                 time_if_asked: self.time_if_asked,
             },
         })

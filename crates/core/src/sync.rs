@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use unetmap_abi::{NR_TIMESTAMP, NS_BUF_CHANGED};
 use unetmap_mem::{BY_LOOP, BufIdx, ENDED, JoinedState, Pos, RingState, RingView, Slots, Span};
-use unetmap_sys::clock;
+use unetmap_sys::{clock, process};
 
 use crate::backend::pipe::{PipeRx, PipeTx};
 use crate::backend::{Rx, Tx};
@@ -142,6 +142,8 @@ pub(crate) struct SyncRing {
     pub(crate) watchers: Watchers,
     /// Of a receive ring: which packets go on to another one when they are given back.
     pub(crate) onward: Onward,
+    /// Who syncs it.
+    pub(crate) habit: quick::Habit,
     /// Whether the ring gets the time only if the program asks for it.
     pub(crate) time_if_asked: bool,
 }
@@ -256,8 +258,13 @@ impl SyncRing {
         {
             return Err(trouble);
         }
+        let guard = match notice {
+            0 => self.go_inside(lease),
+            // Who waits for a ring to be left after something was said looks at the lock.
+            _ => state.try_lock(lease, process::this_thread()),
+        };
+        let Some(_guard) = guard else { return Ok(()) };
         let notice = notice & !BY_LOOP;
-        let Some(_guard) = state.try_lock(lease) else { return Ok(()) };
         // Those who get buffers are to be asked for again if one of them has gone: his are others' soon.
         if notice != 0 && self.watchers.trade_any() && !state.still_says(notice) {
             return Err(Trouble::News);

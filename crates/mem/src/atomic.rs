@@ -39,6 +39,18 @@ pub fn register_publisher() {
     LIGHT.store(u32::from(unetmap_sys::barrier::register()), Ordering::Relaxed);
 }
 
+/// Whether [`fence_publisher`] costs nothing in this process.
+#[cfg(not(loom))]
+pub(crate) fn publishes_lightly() -> bool {
+    LIGHT.load(Ordering::Relaxed) != 0
+}
+
+/// The model checker tries what only pays there.
+#[cfg(loom)]
+pub(crate) fn publishes_lightly() -> bool {
+    true
+}
+
 /// The model checker knows plain fences only: both sides have one.
 #[cfg(loom)]
 pub(crate) fn fence_publisher() {

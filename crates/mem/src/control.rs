@@ -3,7 +3,7 @@
 //! Only processes that opened this end map it, and the daemon. Any of them can scribble on it, so whatever is read here
 //! is judged before use.
 
-use crate::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_publisher, fence_sleeper, publishes_lightly};
 use crate::pos::{Pos, Slots};
 use crate::window::{Found, Window};
 
@@ -37,6 +37,14 @@ pub struct RingState {
     looping: AtomicU32,
     /// Not 0: that loop, or the next, is to end.
     loop_ends: AtomicU32,
+    /// 0, or the thread that owns the ring: it goes inside without the lock. Written by who has the lock.
+    owner: AtomicU64,
+    /// The lease of the process that this thread is of.
+    owner_lease: AtomicU32,
+    /// 0, or the lease of the owner's process while the owner is inside. Written by the owner.
+    inside: AtomicU32,
+    /// Not 0: the ring has, or had, an owner, and gets no other.
+    owned: AtomicU32,
 }
 
 /// In a [`RingState::notice`]: the port has ended under its users. Written by the daemon.
@@ -52,9 +60,9 @@ const STATE_BYTES: usize = 128;
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<RingState>() == STATE_BYTES);
 
-/// The right to sync a ring; given back on drop.
+/// The right to sync a ring: the word that says who has it, cleared on drop.
 #[derive(Debug)]
-pub struct SyncGuard<'a>(&'a RingState);
+pub struct SyncGuard<'a>(&'a AtomicU32);
 
 impl RingState {
     /// The state of a ring that nobody used yet.
@@ -75,26 +83,76 @@ impl RingState {
             notice: word(),
             looping: word(),
             loop_ends: word(),
+            owner: long(),
+            owner_lease: word(),
+            inside: word(),
+            owned: word(),
         }
     }
 
-    /// Takes the right to sync for `lease` (not 0), or `None` when somebody has it: then the ring is skipped.
+    /// Takes the right to sync for a thread (not 0) of the process with `lease` (not 0), or `None` when somebody has it:
+    /// then the ring is skipped. Ends the ownership of another thread.
     #[inline(always)]
-    pub fn try_lock(&self, lease: u32) -> Option<SyncGuard<'_>> {
-        debug_assert_ne!(lease, 0);
-        self.lock.compare_exchange(0, lease, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| SyncGuard(self))
+    pub fn try_lock(&self, lease: u32, thread: u64) -> Option<SyncGuard<'_>> {
+        debug_assert!(lease != 0 && thread != 0);
+        self.lock.compare_exchange(0, lease, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        let guard = SyncGuard(&self.lock);
+        (self.owned.load(Ordering::Relaxed) == 0 || self.is_left(lease, thread)).then_some(guard)
+    }
+
+    /// With the lock: whether the owner, who is another's no longer after this, is outside.
+    #[cold]
+    fn is_left(&self, lease: u32, thread: u64) -> bool {
+        if self.owner.load(Ordering::Relaxed) != 0 && !self.is_owned_by(lease, thread) {
+            self.owner.store(0, Ordering::SeqCst);
+            // From now on the owner sees that, or is seen inside. An owner that sees it leaves at once and finds the lock
+            // taken: not to wait for that would be to skip the ring both.
+            fence_sleeper();
+            wait_until(|| self.inside.load(Ordering::Relaxed) == 0);
+        }
+        self.inside.load(Ordering::Acquire) == 0
+    }
+
+    #[inline(always)]
+    fn is_owned_by(&self, lease: u32, thread: u64) -> bool {
+        self.owner.load(Ordering::Acquire) == thread && self.owner_lease.load(Ordering::Relaxed) == lease
+    }
+
+    /// With the lock: makes the ring that thread's, unless it is, or was, another's already.
+    pub fn own(&self, lease: u32, thread: u64) {
+        if self.owned.load(Ordering::Relaxed) == 0 && publishes_lightly() {
+            self.owned.store(1, Ordering::Relaxed);
+            self.owner_lease.store(lease, Ordering::Relaxed);
+            self.owner.store(thread, Ordering::Release);
+        }
+    }
+
+    /// The same right for the thread that owns the ring, without the lock, which makes a processor wait until all its earlier
+    /// stores have reached the cache. `None`: it does not own it, or is inside already (it may be in a signal's handler).
+    #[inline(always)]
+    pub fn enter(&self, lease: u32, thread: u64) -> Option<SyncGuard<'_>> {
+        if !self.is_owned_by(lease, thread)
+            || self.inside.load(Ordering::Relaxed) | self.lock.load(Ordering::Relaxed) != 0
+        {
+            return None;
+        }
+        self.inside.store(lease, Ordering::Relaxed);
+        fence_publisher();
+        let guard = SyncGuard(&self.inside);
+        self.is_owned_by(lease, thread).then_some(guard)
     }
 
     /// The daemon, after the process with `lease` is known to be dead: frees the ring if that process was syncing it.
     /// Returns whether it was.
     pub fn break_lock(&self, lease: u32) -> bool {
         self.end_loop(lease);
-        self.lock.compare_exchange(lease, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        let free = |word: &AtomicU32| word.compare_exchange(lease, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        free(&self.inside) | free(&self.lock)
     }
 
     /// The daemon, after the process with `lease` is known to be dead: whether that process was syncing the ring.
     pub fn is_locked_by(&self, lease: u32) -> bool {
-        self.lock.load(Ordering::Acquire) == lease
+        self.lock.load(Ordering::Acquire) == lease || self.inside.load(Ordering::Acquire) == lease
     }
 
     /// The daemon, when the first session binds the ring: nobody else uses it. Sets both positions and frees the lock.
@@ -104,6 +162,9 @@ impl RingState {
         self.notice.fetch_and(!BY_LOOP, Ordering::Relaxed);
         self.looping.store(0, Ordering::Relaxed);
         self.loop_ends.store(0, Ordering::Relaxed);
+        self.owner.store(0, Ordering::Relaxed);
+        self.inside.store(0, Ordering::Relaxed);
+        self.owned.store(0, Ordering::Relaxed);
         self.lock.store(0, Ordering::Release);
     }
 
@@ -200,6 +261,7 @@ impl RingState {
 
     /// The daemon: whether nobody is syncing the ring who has not seen what it said before this call.
     pub fn has_been_heard(&self) -> bool {
+        // An owner goes inside without the lock only where it has seen nothing said, and then does what was done before.
         fence(Ordering::SeqCst);
         self.lock.load(Ordering::Acquire) == 0
     }
@@ -231,10 +293,23 @@ impl RingState {
     }
 }
 
+/// Spin hints in which an owner has left, unless it has lost its processor: some 50 us.
+#[cfg(not(loom))]
+const LEAVING: u32 = 1500;
+
+#[cfg(not(loom))]
+fn wait_until(left: impl Fn() -> bool) {
+    (0..LEAVING).take_while(|_| !left()).for_each(|_| unetmap_sys::clock::spin_hint());
+}
+
+/// The model checker's owner may always have lost its processor.
+#[cfg(loom)]
+fn wait_until(_: impl Fn() -> bool) {}
+
 impl Drop for SyncGuard<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.0.lock.store(0, Ordering::Release);
+        self.0.store(0, Ordering::Release);
     }
 }
 

@@ -425,7 +425,10 @@ impl Guarded {
 
     /// One sync; `die`: after how many of its steps the process dies. Returns whether it had the lock.
     fn sync(&self, lease: u32, die: u32) -> bool {
-        let Some(guard) = self.state.try_lock(lease) else { return false };
+        let thread = u64::from(lease);
+        let Some(guard) = self.state.enter(lease, thread).or_else(|| self.state.try_lock(lease, thread)) else {
+            return false;
+        };
         if die >= 1 {
             self.work();
         }
@@ -435,6 +438,13 @@ impl Guarded {
             std::mem::forget(guard);
         }
         true
+    }
+
+    /// The same; it is the process's own ring from then on.
+    fn own(&self, lease: u32) {
+        let guard = self.state.try_lock(lease, u64::from(lease)).unwrap();
+        self.state.own(lease, u64::from(lease));
+        drop(guard);
     }
 
     fn sum(&self) -> u32 {
@@ -459,7 +469,7 @@ fn a_ring_has_one_syncer_at_a_time() {
         let done = mine + other.join().unwrap();
         assert!(done >= 1, "somebody gets in");
         assert_eq!(ring.sum(), done);
-        assert!(ring.state.try_lock(3).is_some(), "nobody is left inside");
+        assert!(ring.state.try_lock(3, 3).is_some(), "nobody is left inside");
     });
 }
 
@@ -522,5 +532,106 @@ fn breaking_the_lock_of_the_living_is_found() {
         ring.state.break_lock(LIVING);
         ring.sync(DEAD, WHOLE);
         let _ = other.join();
+    });
+}
+
+/// The owner of a ring takes no lock; whoever else comes ends that, at any moment of the owner's syncs.
+#[test]
+fn an_owner_and_a_stranger_are_never_inside_together() {
+    check(4, || {
+        let ring = Guarded::new();
+        ring.own(1);
+        let owner = {
+            let ring = ring.clone();
+            thread::spawn(move || (0..3).map(|_| u32::from(ring.sync(1, WHOLE))).sum::<u32>())
+        };
+        let strange = u32::from(ring.sync(2, WHOLE)) + u32::from(ring.sync(2, WHOLE));
+        // Here, where a stranger does not wait, it may be that both skip the ring.
+        let done = strange + owner.join().unwrap();
+        assert_eq!(ring.sum(), done);
+        assert!(ring.sync(3, WHOLE) && ring.sync(1, WHOLE), "nobody is left inside");
+    });
+}
+
+/// Two strangers, one of whom wants to own the ring as well.
+#[test]
+fn a_ring_has_one_owner_at_most() {
+    check(3, || {
+        let ring = Guarded::new();
+        let party = |lease: u32| {
+            let ring = ring.clone();
+            thread::spawn(move || {
+                if let Some(guard) = ring.state.try_lock(lease, lease.into()) {
+                    ring.state.own(lease, lease.into());
+                    drop(guard);
+                }
+                u32::from(ring.sync(lease, WHOLE)) + u32::from(ring.sync(lease, WHOLE))
+            })
+        };
+        let others = [party(1), party(2)];
+        let done: u32 = others.into_iter().map(|other| other.join().unwrap()).sum();
+        assert_eq!(ring.sum(), done);
+        assert!(ring.sync(3, WHOLE), "nobody is left inside");
+    });
+}
+
+/// An owner dies inside or outside, the daemon learns of it; another syncs all the time.
+#[test]
+fn a_dead_owner_is_not_inside_for_ever() {
+    for die in 0..=WHOLE {
+        check(4, move || {
+            let ring = Guarded::new();
+            ring.own(DEAD);
+            let dying = {
+                let ring = ring.clone();
+                thread::spawn(move || u32::from(ring.sync(DEAD, die) && die > 0))
+            };
+            let living = {
+                let ring = ring.clone();
+                thread::spawn(move || u32::from(ring.sync(LIVING, WHOLE)) + u32::from(ring.sync(LIVING, WHOLE)))
+            };
+            let mut done = dying.join().unwrap();
+            let broken = ring.state.break_lock(DEAD);
+            assert!(!broken || die < WHOLE, "who has left is not inside");
+            done += living.join().unwrap();
+            assert!(ring.sync(LIVING, WHOLE), "the ring is free again");
+            assert_eq!(ring.sum(), done + 1);
+        });
+    }
+}
+
+/// An owner that is interrupted inside, by a signal whose handler syncs: the ring is skipped, as by anybody.
+#[test]
+fn an_owner_does_not_go_inside_twice() {
+    check(2, || {
+        let ring = Guarded::new();
+        ring.own(1);
+        let guard = ring.state.enter(1, 1).unwrap();
+        assert!(!ring.sync(1, WHOLE) && ring.state.is_locked_by(1));
+        drop(guard);
+        let guard = ring.state.try_lock(1, 1).unwrap();
+        assert!(!ring.sync(1, WHOLE));
+        drop(guard);
+        assert!(ring.state.enter(1, 1).is_some());
+        assert!(ring.state.enter(1, 2).is_none() && ring.state.enter(2, 1).is_none());
+    });
+}
+
+/// One who goes inside without having looked whether the ring is still its own: the checker sees it.
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn an_owner_that_was_driven_out_and_goes_inside_is_found() {
+    check(4, || {
+        let ring = Guarded::new();
+        ring.own(1);
+        let owner = {
+            let ring = ring.clone();
+            thread::spawn(move || {
+                ring.state.enter(1, 1);
+                ring.work();
+            })
+        };
+        ring.sync(2, WHOLE);
+        let _ = owner.join();
     });
 }

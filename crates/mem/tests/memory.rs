@@ -99,7 +99,7 @@ impl Line {
         }
         let state = self.end.state(0).unwrap();
         state.positions(slots);
-        drop(state.try_lock(1));
+        drop(state.try_lock(1, 1));
         state.count(1);
         for view in [&self.tx, &self.rx] {
             for word in [view.raw_head(), view.raw_cur(), view.raw_tail()] {

@@ -1,13 +1,29 @@
-//! The quick way of a poll's sync.
+//! The quick way of a sync.
 //!
 //! A sender that polls with each packet costs what the instructions of its poll cost: where both cores are near each other
 //! that is several times what the transfer itself takes. The usual case is therefore a way of its own: a pipe that nobody
 //! watches, packets to be sent, and free slots left. It judges what `sync` judges, and leaves everything else to that.
+//!
+//! A thread that alone syncs a ring comes to own it, and takes no lock from then on (`RingState::enter`).
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use unetmap_abi::NS_MOREFRAG;
-use unetmap_mem::Span;
+use unetmap_mem::{Span, SyncGuard};
+use unetmap_sys::process;
 
 use super::{Path, SyncRing, judge};
+
+/// So many syncs of one thread in a row under the lock make the ring its own: far more than a program that opens a port in one
+/// thread, and uses it in another, makes in the first.
+const OWN_AFTER: u32 = 1000;
+
+/// Which thread of this process took the lock of a ring last, and how often in a row. Written with the lock.
+#[derive(Default)]
+pub(crate) struct Habit {
+    thread: AtomicU64,
+    in_a_row: AtomicU32,
+}
 
 impl SyncRing {
     /// Sends what the program handed over, as a poll's sync would, if nothing else is to be done; `false`: nothing was done.
@@ -15,10 +31,13 @@ impl SyncRing {
     pub(crate) fn send_quickly(&self, lease: u32) -> bool {
         let Path::PipeTx(tx) = &self.path else { return false };
         let (state, slots) = (self.state(), self.view.shape().slots);
-        if state.hwcur_is(self.view.raw_head()) || state.notice() != 0 {
+        if state.hwcur_is(self.view.raw_head()) {
             return false;
         }
-        let Some(_guard) = state.try_lock(lease) else { return false };
+        let Some(_guard) = self.go_inside(lease) else { return false };
+        if state.notice() != 0 {
+            return false;
+        }
         let Some((hwcur, hwtail)) = state.positions(slots) else { return false };
         let (head, cur) = (self.view.raw_head(), self.view.raw_cur());
         let Some(asked) = judge(slots, hwcur, hwtail, head, cur) else { return false };
@@ -32,5 +51,25 @@ impl SyncRing {
         state.set_hwcur(asked.head);
         state.count(slots.distance(hwcur, asked.head));
         true
+    }
+
+    /// Takes the right to sync a ring of which nothing is to be said, as its owner if possible.
+    #[inline(always)]
+    pub(super) fn go_inside(&self, lease: u32) -> Option<SyncGuard<'_>> {
+        let thread = process::this_thread();
+        self.state().enter(lease, thread).or_else(|| self.lock_or_own(lease, thread))
+    }
+
+    /// Takes the lock. A thread that has done so often, and is alone with the ring, will need it no more.
+    fn lock_or_own(&self, lease: u32, thread: u64) -> Option<SyncGuard<'_>> {
+        let guard = self.state().try_lock(lease, thread)?;
+        let (state, habit) = (self.state(), &self.habit);
+        let before = if habit.thread.load(Relaxed) == thread { habit.in_a_row.load(Relaxed) } else { 0 };
+        habit.thread.store(thread, Relaxed);
+        habit.in_a_row.store(before.saturating_add(1), Relaxed);
+        if before == OWN_AFTER && state.sharers() <= 1 && state.notice() == 0 {
+            state.own(lease, thread);
+        }
+        Some(guard)
     }
 }

@@ -1,6 +1,7 @@
 //! What goes the quick way of a poll, and what does not.
 
 use unetmap_abi::NS_MOREFRAG;
+use unetmap_sys::process;
 
 use super::wire::{Field, House, poke};
 use crate::sync::{Effort, SyncRing};
@@ -27,7 +28,7 @@ fn small_batches_go_the_quick_way_and_all_else_does_not() {
     }
 
     ring.advance(1);
-    let guard = inner.state().try_lock(LEASE + 1).unwrap();
+    let guard = inner.state().try_lock(LEASE + 1, 1).unwrap();
     assert!(!goes_quickly(inner), "somebody else syncs it");
     drop(guard);
     inner.state().watchers_changed();
@@ -56,4 +57,43 @@ fn small_batches_go_the_quick_way_and_all_else_does_not() {
     assert!(!goes_quickly(inner), "tail was overwritten");
     poke(&wire.files[0], ring, Field::Head, 1 << 31);
     assert!(!goes_quickly(inner), "head is nowhere");
+}
+
+#[test]
+fn who_syncs_often_and_alone_owns_the_ring() {
+    unetmap_mem::register_publisher();
+    if unetmap_sys::barrier::everywhere().is_err() {
+        println!("skipped: no membarrier here, so nobody owns a ring");
+        return;
+    }
+    let (wire, me) = (House::new(1, 16, 0).wire(16, 14), process::this_thread());
+    let (ring, inner) = (&wire.tx, &wire.tx.inner);
+    let owns = |thread| inner.state().enter(LEASE, thread).is_some();
+    let send = |lease| {
+        ring.advance(1);
+        assert_eq!(inner.sync(lease, Effort::Full, None), Ok(()));
+        wire.rxsync(Effort::Full).unwrap();
+        wire.rx.advance(1);
+        wire.rxsync(Effort::Full).unwrap();
+        ring.space()
+    };
+    for _ in 0..1000 {
+        send(LEASE);
+    }
+    assert!(!owns(me), "not yet");
+    send(LEASE);
+    assert!(owns(me) && !owns(me + 1));
+    assert!(inner.state().enter(LEASE + 1, me).is_none());
+    ring.advance(1);
+    assert!(goes_quickly(inner), "the owner");
+
+    // Not while the owner is inside, and then the ring is nobody's own.
+    let guard = inner.state().enter(LEASE, me).unwrap();
+    assert!(inner.state().try_lock(LEASE + 1, me).is_none());
+    drop(guard);
+    assert!(inner.state().try_lock(LEASE + 1, me).is_some());
+    for _ in 0..1100 {
+        send(LEASE);
+    }
+    assert!(!owns(me), "for good");
 }

@@ -110,6 +110,7 @@ impl House {
                     nonsense,
                     watchers,
                     onward: Default::default(),
+                    habit: Default::default(),
                     time_if_asked: false,
                 },
             }
