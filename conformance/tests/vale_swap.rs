@@ -271,6 +271,8 @@ fn a_hundred_kills() {
         let (mut dice, mut seq, mut crossed) = (Dice(0x5eed), 0, 0);
         for kill in 0..100 {
             sleep(Duration::from_micros(5000 + dice.below(30_000)));
+            // While both are at work, mostly.
+            whole(home, a.mem_id());
             let books = home.snapshot();
             let of = |name: &str| books.ports.iter().find(|port| port.name == name);
             crossed += of("vale1:r").map_or(0, |port| port.rings[1].swapped);
