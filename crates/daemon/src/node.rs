@@ -195,6 +195,11 @@ impl Nodes {
     }
 
     fn on(&mut self, books: &mut Books, path: PathBuf) -> Result<(), Refusal> {
+        if self.on.is_some() && fuse::is_ours(&self.folder).is_ok_and(|ours| !ours) {
+            // Its threads say so only when all of them have seen it.
+            tracing::warn!("the node was unmounted by somebody else");
+            let _ = self.off(books, None);
+        }
         if let Some((at, _)) = &self.on {
             return match *at == path {
                 true => Ok(()),
