@@ -126,6 +126,13 @@ impl Port {
 
     /// The same; in vain, it is since when. `may_nap`: a few milliseconds more are no harm.
     fn spin_or(&self, want: Interest, limit: Duration, may_nap: bool) -> Result<Result<Interest, Instant>, Error> {
+        // Where the other party needs this very processor all looks are in vain.
+        if may_nap && self.give_way(want) {
+            let ready = self.look(want, None)?;
+            if !ready.is_none() {
+                return Ok(Ok(ready));
+            }
+        }
         // The clock costs as much as a look, and the offer more than what most waits last: not at first, but where the last
         // offer was accepted, by who may be the other party.
         let eager = if self.crowded.load(Relaxed) { 1 } else { EAGER_ROUNDS };

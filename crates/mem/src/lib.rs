@@ -33,6 +33,8 @@ pub use control::{BY_LOOP, ENDED, EndPage, JoinedState, RingState, SyncGuard};
 pub use copy::{ADDRESSES, Run, Side, copy_packet, copy_run};
 pub use frame::Frame;
 pub use line::{Consumer, Inbox, LINE_BYTES, LinePage, LineWords, Producer, fence_before_sleep};
+#[cfg(not(loom))]
+pub use line::{Nap, Napper};
 pub use pool::{BufPool, Census, IndexSet, ObjectPool};
 pub use pos::{BufIdx, Pos, Slots, Span};
 pub use region::{Geometry, PoolShape, Region};

@@ -20,7 +20,8 @@
 //!
 //! Napping: who has nothing to do and finds that the other party was last on its own processor gives that away, by a short
 //! sleep on its `wants` word itself. It brings no barrier: on one processor there is nothing to wait for, and if one of the
-//! two moves to another in this very moment the nap ends by itself.
+//! two moves to another in this very moment the nap ends by itself. Who moved a position and finds the other napping on the
+//! own processor may wake it later, when it has nothing to do itself.
 
 use crate::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_publisher, fence_sleeper};
 use crate::pos::{Pos, Slots, Span};
@@ -28,6 +29,13 @@ use crate::slot::{Limits, SlotRing, SlotValue};
 use crate::take::{CopyKind, any_changed, claim, take};
 use crate::window::{Found, Window};
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
+
+#[cfg(not(loom))]
+mod nap;
+#[cfg(not(loom))]
+use nap::nap;
+#[cfg(not(loom))]
+pub use nap::{Nap, Napper};
 
 /// Bytes of one line's words in a line page.
 pub const LINE_BYTES: usize = 512;
@@ -246,16 +254,54 @@ impl LineWords {
         self.cons.cpu.load(Ordering::Relaxed) == cpu + 1 && self.consumer_wants.0.load(Ordering::Relaxed) == 0
     }
 
-    /// Consumer, which has nothing to do before `prod` is not `taken` any more: naps, until then or for 5 ms.
-    #[cfg(not(loom))]
-    pub fn consumer_nap(&self, taken: Pos) {
-        nap(&self.consumer_wants.0, || self.sent_beyond(taken).is_none());
+    /// Producer: whether the consumer has ever said where it is.
+    pub fn consumer_is_somewhere(&self) -> bool {
+        self.cons.cpu.load(Ordering::Relaxed) != 0
     }
 
-    /// Producer, which has nothing to do before `cons` is not `known` any more: naps, until then or for 5 ms.
+    /// Consumer, which has nothing to do before `prod` is not `taken` any more: naps, until then or for 5 ms. `near`: the
+    /// producer is on the same processor; should it move to another in this very moment, the wake-up may be lost.
     #[cfg(not(loom))]
-    pub fn producer_nap(&self, known: Pos) {
-        nap(&self.producer_wants.0, || self.released_beyond(known).is_none());
+    pub fn consumer_nap(&self, taken: Pos, near: bool) {
+        nap(&self.consumer_wants.0, near, || self.sent_beyond(taken).is_none());
+    }
+
+    /// Producer, which has nothing to do before `cons` is not `known` any more: naps, until then or for 5 ms. `near` as above.
+    #[cfg(not(loom))]
+    pub fn producer_nap(&self, known: Pos, near: bool) {
+        nap(&self.producer_wants.0, near, || self.released_beyond(known).is_none());
+    }
+
+    /// Producer, on processor `cpu`: whether the consumer naps there.
+    #[cfg(not(loom))]
+    #[inline]
+    fn consumer_naps(&self, cpu: u32) -> bool {
+        self.consumer_wants.0.load(Ordering::Relaxed) == NAPPING && self.cons.cpu.load(Ordering::Relaxed) == cpu + 1
+    }
+
+    /// Consumer, on processor `cpu`: whether the producer naps there.
+    #[cfg(not(loom))]
+    #[inline]
+    fn producer_naps(&self, cpu: u32) -> bool {
+        self.producer_wants.0.load(Ordering::Relaxed) == NAPPING && self.sent.cpu.load(Ordering::Relaxed) == cpu + 1
+    }
+
+    /// Whether the producer waits: naps or sleeps.
+    #[inline]
+    pub fn producer_waits(&self) -> bool {
+        self.producer_wants.0.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether the consumer waits: naps or sleeps.
+    #[inline]
+    pub fn consumer_waits(&self) -> bool {
+        self.consumer_wants.0.load(Ordering::Relaxed) != 0
+    }
+
+    /// Producer: the consumer's word as it stands, any number. For glances at many lines.
+    #[inline(always)]
+    pub fn released_word(&self) -> u32 {
+        self.cons.cons.load(Ordering::Relaxed)
     }
 
     /// Producer, after `publish`: whether the consumer sleeps and is to be woken by the caller. At most one of several
@@ -296,26 +342,6 @@ fn wake_napper(word: &AtomicU32) -> bool {
         }
         _ => true,
     }
-}
-
-/// Spin hints that take longer than a store to another processor.
-#[cfg(not(loom))]
-const LAST_STORES: u32 = 16;
-
-/// Naps on `word`, if nobody else sleeps there, and there is still nothing to do.
-#[cfg(not(loom))]
-#[cold]
-fn nap(word: &AtomicU32, idle: impl FnOnce() -> bool) {
-    if word.compare_exchange(0, NAPPING, Ordering::SeqCst, Ordering::Relaxed).is_err() {
-        return;
-    }
-    // By then a store of the other's that was under way has arrived, should it be on another processor after all.
-    (0..LAST_STORES).for_each(|_| unetmap_sys::clock::spin_hint());
-    if idle() {
-        unetmap_sys::nap::nap(word, NAPPING);
-    }
-    // Nobody is to be woken any more; whoever woke us, or went to sleep meanwhile, has written something else.
-    let _ = word.compare_exchange(NAPPING, 0, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 /// The mapped page or pages with the words of all lines of a pipe or port.
@@ -385,6 +411,14 @@ impl Producer {
         &self.slots
     }
 
+    /// The consumer, if it naps on processor `cpu`, the caller's.
+    #[cfg(not(loom))]
+    #[inline]
+    pub fn napper(&self, cpu: u32) -> Option<Napper> {
+        let naps = self.words().consumer_naps(cpu);
+        naps.then(|| Napper { words: self.words.clone(), consumer: true })
+    }
+
     /// Sends the slots of `span`, the first of which no earlier call has sent.
     #[inline(always)]
     pub fn publish(&self, span: Span) {
@@ -431,6 +465,14 @@ impl Consumer {
     #[inline(always)]
     pub(crate) fn theirs(&self) -> &SlotRing {
         &self.theirs
+    }
+
+    /// The producer, if it naps on processor `cpu`, the caller's.
+    #[cfg(not(loom))]
+    #[inline]
+    pub fn napper(&self, cpu: u32) -> Option<Napper> {
+        let naps = self.words().producer_naps(cpu);
+        naps.then(|| Napper { words: self.words.clone(), consumer: false })
     }
 
     /// What the slots are judged by.

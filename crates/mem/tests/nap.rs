@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread;
 
-use unetmap_mem::{LinePage, Pos, Slots, Window};
+use unetmap_mem::{LinePage, Nap, Pos, Producer, RingShape, SlotRing, Slots, Window};
 use unetmap_sys::{Mapping, memfd};
 
 fn page() -> LinePage {
@@ -39,10 +39,10 @@ fn nobody_naps_while_something_is_to_be_had_or_another_sleeps() {
     let words = page.words(0).unwrap();
     let slots = Slots::new(8).unwrap();
     words.publish(slots.next(Pos::ZERO));
-    words.consumer_nap(Pos::ZERO);
+    words.consumer_nap(Pos::ZERO, true);
     assert!(!words.consumer_sleeps(), "the wish was not taken back");
     words.producer_arm();
-    words.producer_nap(Pos::ZERO);
+    words.producer_nap(Pos::ZERO, false);
     assert!(words.producer_sleeps(), "the bell is not rung for the sleeper");
 }
 
@@ -60,7 +60,7 @@ fn naps_end_when_the_other_moves() {
                 words.publish(next);
                 assert!(!words.consumer_sleeps(), "it naps, no bell");
                 while words.released_beyond(at).is_none() {
-                    words.producer_nap(at);
+                    words.producer_nap(at, false);
                 }
                 at = next;
             }
@@ -69,11 +69,76 @@ fn naps_end_when_the_other_moves() {
         let mut at = Pos::ZERO;
         for _ in 0..TURNS {
             while words.sent_beyond(at).is_none() {
-                words.consumer_nap(at);
+                words.consumer_nap(at, false);
             }
             at = slots.next(at);
             words.release(at);
             assert!(!words.producer_sleeps(), "it naps, no bell");
         }
     });
+}
+
+/// Who naps on several lines is woken by whoever moves on one of them; what is left of an earlier sleep is none of it.
+#[test]
+fn a_nap_on_many_lines_ends_when_one_moves() {
+    let page = page();
+    let lines: Vec<_> = (0..4).map(|i| page.words(i).unwrap()).collect();
+    lines[0].consumer_arm();
+    let mut nap = Nap::default();
+    assert!(lines[..3].iter().all(|line| nap.as_consumer(line)) && nap.as_producer(lines[3]));
+    assert!(!nap.take(|| false), "there was something to do");
+    assert!(lines.iter().all(|line| !line.consumer_waits() && !line.producer_waits()), "all wishes were taken back");
+    for moves in 0..4 {
+        thread::scope(|scope| {
+            let napping = scope.spawn(|| {
+                // A nap ends by itself after 5 ms.
+                while !nap.take(|| true) {}
+            });
+            while !napping.is_finished() {
+                let bell = if moves < 3 { lines[moves].consumer_sleeps() } else { lines[3].producer_sleeps() };
+                assert!(!bell, "it naps, no bell");
+                thread::yield_now();
+            }
+        });
+    }
+    assert!(lines.iter().all(|line| !line.consumer_waits() && !line.producer_waits()), "all wishes were taken back");
+    let mut nap = Nap::default();
+    let fit = (0..1000).take_while(|_| nap.as_consumer(lines[0])).count();
+    assert!((4..1000).contains(&fit), "{fit} lines fit");
+}
+
+/// A wake-up that is owed reaches who naps still, and takes back nothing else.
+#[test]
+fn a_napper_is_woken_later() {
+    let page = page();
+    let slots = Slots::new(8).unwrap();
+    let fd = memfd::create_sealed("test", 4096).unwrap();
+    let ring = Window::whole(Arc::new(Mapping::new(fd.as_fd(), 4096).unwrap()));
+    assert!(RingShape::bytes(slots) <= 4096);
+    let producer = Producer::new(&page, 0, SlotRing::new(&ring, 0, slots).unwrap()).unwrap();
+    let words = producer.words();
+    words.consumer_is_on(3);
+    assert!(producer.napper(3).is_none(), "nobody naps");
+    let woken = thread::scope(|scope| {
+        let napping = scope.spawn(|| {
+            while words.sent_beyond(Pos::ZERO).is_none() {
+                words.consumer_nap(Pos::ZERO, true);
+            }
+        });
+        let napper = loop {
+            assert!(producer.napper(2).is_none(), "it naps elsewhere");
+            match producer.napper(3) {
+                Some(napper) => break napper,
+                None => thread::yield_now(),
+            }
+        };
+        assert!(napper.is(&napper));
+        words.publish(slots.next(Pos::ZERO));
+        napper.wake();
+        napping.join().unwrap();
+        napper
+    });
+    words.consumer_arm();
+    woken.wake();
+    assert!(words.consumer_sleeps(), "who sleeps is to be woken by a bell");
 }

@@ -6,18 +6,48 @@
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use rustix::thread::futex::{self, Flags, Timespec};
+use rustix::io::Errno;
+use rustix::thread::ClockId;
+
+use rustix::thread::futex::{self, Flags, Timespec, Wait, WaitFlags, WaitPtr, WaitvFlags};
+
+use crate::clock::now_ns;
 
 /// How long a nap lasts at most. A time beyond the next tick costs no programming of the timer (some 8 us in a virtual
 /// machine).
 pub const LIMIT: Duration = Duration::from_millis(5);
 
-/// Sleeps, if `word` is `value` still, until [`wake`] or for 5 ms. May return early.
+/// Sleeps, if `word` is `value` still, until [`wake`] or for 5 ms. May return early. Returns whether it was woken.
 #[cold]
-pub fn nap(word: &AtomicU32, value: u32) {
+pub fn nap(word: &AtomicU32, value: u32) -> bool {
     let limit = Timespec { tv_sec: 0, tv_nsec: LIMIT.as_nanos() as i64 }; // below a second
-    // However it ends, the caller looks again.
-    let _ = futex::wait(word, Flags::empty(), value, Some(&limit));
+    futex::wait(word, Flags::empty(), value, Some(&limit)).is_ok()
+}
+
+/// Words that [`nap_on_any`] takes at most.
+pub const MOST: usize = 32;
+
+/// Sleeps, if all of `words` are `value` still, until [`wake`] on one of them or for 5 ms; what comes behind [`MOST`] words
+/// does not count. Returns whether it was woken.
+///
+/// Before Linux 5.16 only the first word counts.
+#[cold]
+pub fn nap_on_any<'a>(words: impl Iterator<Item = &'a AtomicU32>, value: u32) -> bool {
+    let (mut all, mut n, mut first) = ([Wait::new(); MOST], 0, None);
+    for (wait, word) in all.iter_mut().zip(words) {
+        wait.val = u64::from(value);
+        wait.uaddr = WaitPtr::new(word.as_ptr().cast());
+        wait.flags = WaitFlags::SIZE_U32;
+        n += 1;
+        first = first.or(Some(word));
+    }
+    let end = now_ns() + LIMIT.as_nanos() as u64;
+    let end = Timespec { tv_sec: (end / 1_000_000_000).cast_signed(), tv_nsec: (end % 1_000_000_000).cast_signed() };
+    match futex::waitv(&all[..n], WaitvFlags::empty(), Some(&end), ClockId::Monotonic) {
+        Ok(_) => true,
+        Err(Errno::NOSYS | Errno::PERM) => first.is_some_and(|word| nap(word, value)),
+        Err(_) => false,
+    }
 }
 
 /// Wakes one who naps on `word`.
@@ -65,5 +95,26 @@ mod tests {
             waker.join().unwrap();
         });
         assert!(this_cpu() < 1 << 20);
+    }
+
+    #[test]
+    fn one_word_of_many_ends_a_nap() {
+        let words: [AtomicU32; MOST] = std::array::from_fn(|_| AtomicU32::new(1));
+        assert!(!nap_on_any(words.iter(), 0), "they are not what was said");
+        assert!(!nap_on_any(words.iter(), 1), "nobody woke it");
+        for word in [&words[0], &words[MOST - 1]] {
+            let woken = AtomicU32::new(0);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while woken.load(SeqCst) == 0 {
+                        wake(word);
+                        std::thread::yield_now();
+                    }
+                });
+                // A nap may be over before the other thread has begun.
+                while !nap_on_any(words.iter(), 1) {}
+                woken.store(1, SeqCst);
+            });
+        }
     }
 }

@@ -97,7 +97,7 @@ impl Sleeper for ValeTx {
         let words = self.pipe.line.words();
         let shares = words.consumer_shares(this_cpu());
         if shares {
-            words.producer_nap(known);
+            words.producer_nap(known, true);
         }
         shares
     }
@@ -154,10 +154,11 @@ impl Sleeper for ValeRx {
     fn give_way(&self, known: Pos) -> bool {
         let words = self.line.words();
         // A thread that was asleep has no processor yet, and may be waiting for this one.
-        let shares = words.producer_shares(this_cpu()) || words.producer_is_just_up();
-        if shares {
-            words.consumer_nap(known);
+        let near = words.producer_shares(this_cpu());
+        let naps = near || words.producer_is_just_up();
+        if naps {
+            words.consumer_nap(known, near);
         }
-        shares
+        naps
     }
 }

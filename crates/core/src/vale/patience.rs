@@ -1,77 +1,166 @@
 //! What a thread does for clients before it drops their packets: it lets them run.
 //!
-//! A client that has no room, on a machine with few processors, often waits for the very one that the thread is on. A yield
-//! hands it over within a session or control group, a nap beyond. While it naps the thread serves nobody; so it naps at most
-//! half of the time, as if the scheduler had divided the processor between the two. Who says it is on the thread's processor,
-//! and never wakes the thread, gains no more than that.
+//! A client that has no room, on a machine with few processors, often waits for the very one that the thread is on. A nap
+//! hands it over. A client on another processor that has read all until now was held up there, and is waited for.
+//!
+//! Meanwhile the thread serves nobody. So it waits on account: each nanosecond of work is worth one of a nap, as if the
+//! scheduler had divided the processor between the two, or a seventh of waiting for a client elsewhere. Who says it is on the
+//! thread's processor, and never wakes the thread, gains no more than that.
+//!
+//! Who naps on the thread's processor, and has something to do again, could do it only when the thread has done its own; but
+//! the kernel would let it run as soon as it is woken, for a few packets. So it is woken when the thread has nothing to do, or
+//! needs room, or after [`OWED_FOR`].
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
+use unetmap_mem::Napper;
 use unetmap_sys::clock::now_ns;
-use unetmap_sys::nap::this_cpu;
+use unetmap_sys::nap::{LIMIT, this_cpu};
 
 use super::port::Incoming;
+use super::port::place::Place;
+
+/// What a nanosecond of a nap costs, in nanoseconds of work.
+const NAP: i64 = 1;
+/// The same for a wait: an eighth of the time at most.
+const WAIT: i64 = 7;
+/// How long a wake-up may be owed, nanoseconds: what filling a ring takes, and more.
+const OWED_FOR: u64 = 50_000;
+/// Wake-ups that may be owed.
+const DEBTS: usize = 16;
+/// Work beyond this is not saved up, nanoseconds.
+const MOST_SAVED: i64 = LIMIT.as_nanos() as i64;
+
+/// A port of a view, by the numbers of both.
+pub(super) type Which = (usize, u8);
+
+/// Ports that are remembered.
+const RECENT: usize = 8;
 
 /// See the module. Of one thread.
-#[derive(Default)]
 pub(super) struct Patience {
-    /// What was tried since the batch began.
-    tried: Cell<Tried>,
-    /// No nap before this time, nanoseconds.
-    not_before: Cell<u64>,
-    /// The number of the port that was delivered to last, and the transmit ring it came from.
-    last: Cell<Option<(u8, usize)>>,
+    /// The number of the batch that is being served.
+    batch: Cell<u32>,
+    /// The view whose batch it is.
+    view: Cell<usize>,
+    /// Nanoseconds of work that naps and waits have not used up, and when that was.
+    saved: Cell<(i64, u64)>,
+    /// The ports that took part last.
+    recent: [Cell<Option<Which>>; RECENT],
+    /// The one of them that will be forgotten next.
+    oldest: Cell<usize>,
+    /// Whom a wake-up is owed, and since when.
+    owed: RefCell<Vec<Napper>>,
+    owed_since: Cell<u64>,
 }
 
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Tried {
-    #[default]
-    Nothing,
-    Yield,
-    All,
+impl Default for Patience {
+    fn default() -> Patience {
+        let recent = [const { Cell::new(None) }; RECENT];
+        Patience {
+            batch: Cell::new(0),
+            view: Cell::new(0),
+            saved: Cell::new((MOST_SAVED, now_ns())),
+            recent,
+            oldest: Cell::new(0),
+            owed: RefCell::new(Vec::with_capacity(DEBTS)),
+            owed_since: Cell::new(0),
+        }
+    }
 }
 
 impl Patience {
-    /// A batch begins: once in each, whoever is full, others may be let run.
-    pub(super) fn begin(&self) {
-        self.tried.set(Tried::Nothing);
+    /// A batch begins, of a port of view `view`: once in each, a receiver that is full may be let run.
+    #[inline]
+    pub(super) fn begin(&self, view: usize, port: u8) {
+        self.batch.set(self.batch.get().wrapping_add(1));
+        self.view.set(view);
+        self.takes_part(port);
+        if !self.owed.borrow().is_empty() && now_ns() - self.owed_since.get() > OWED_FOR {
+            self.pay();
+        }
     }
 
-    /// Packets were delivered.
-    pub(super) fn delivers(&self, port: u8, ring: usize) {
-        self.last.set(Some((port, ring)));
+    /// Somebody is to be woken later; `false`: it must be now.
+    pub(super) fn owes(&self, napper: Napper) -> bool {
+        let mut owed = self.owed.borrow_mut();
+        if owed.iter().any(|one| one.is(&napper)) {
+            return true;
+        }
+        if owed.len() == DEBTS {
+            return false;
+        }
+        if owed.is_empty() {
+            self.owed_since.set(now_ns());
+        }
+        owed.push(napper);
+        true
     }
 
-    /// Where the last delivery went.
-    pub(super) fn last(&self) -> Option<(u8, usize)> {
-        self.last.get()
+    /// Wakes whoever is to be woken; whether there was anybody.
+    pub(super) fn pay(&self) -> bool {
+        let any = !self.owed.borrow().is_empty();
+        if any {
+            self.owed.borrow_mut().drain(..).for_each(|napper| napper.wake());
+        }
+        any
+    }
+
+    /// A port of the view sent or receives.
+    #[inline]
+    pub(super) fn takes_part(&self, port: u8) {
+        let which = Some((self.view.get(), port));
+        if self.recent.iter().any(|one| one.get() == which) {
+            return;
+        }
+        let at = self.oldest.get();
+        self.recent[at].set(which);
+        self.oldest.set((at + 1) % RECENT);
+    }
+
+    /// The ports that took part last.
+    pub(super) fn recent(&self) -> impl Iterator<Item = Which> {
+        self.recent.iter().filter_map(Cell::get)
+    }
+
+    /// The numbers of views and ports have no meaning any more.
+    pub(super) fn forget(&self) {
+        self.recent.iter().for_each(|one| one.set(None));
     }
 
     /// A receiver has no room: whether it was given a chance to make some, so that it is worth another look.
+    #[cold]
     pub(super) fn give_way(&self, rx: &Incoming) -> bool {
-        match self.tried.get() {
-            Tried::Nothing if rx.worth_waiting() => {
-                self.tried.set(Tried::Yield);
+        if !rx.worth_waiting(self.batch.get()) {
+            return false;
+        }
+        if self.pay() && rx.has_much_room() {
+            return true;
+        }
+        match rx.place(this_cpu()) {
+            Place::Here => self.spend(NAP, || rx.nap()),
+            Place::Elsewhere => rx.keeps_up() && self.spend(WAIT, || rx.wait()),
+            Place::Unknown => {
                 std::thread::yield_now();
                 true
             }
-            Tried::Yield if rx.shares(this_cpu()) => {
-                self.tried.set(Tried::All);
-                self.nap(|| rx.nap())
-            }
-            _ => false,
         }
     }
 
-    /// Naps, if that is not too much; whether it did.
-    pub(super) fn nap(&self, nap: impl FnOnce()) -> bool {
+    /// Waits, for `price` nanoseconds of work each, if something is saved up; whether it did.
+    fn spend(&self, price: i64, wait: impl FnOnce()) -> bool {
         let start = now_ns();
-        if start < self.not_before.get() {
+        let (saved, since) = self.saved.get();
+        let worked = i64::try_from(start.saturating_sub(since)).unwrap_or(MOST_SAVED);
+        let saved = saved.saturating_add(worked).min(MOST_SAVED);
+        if saved < 0 {
+            self.saved.set((saved, start));
             return false;
         }
-        nap();
+        wait();
         let end = now_ns();
-        self.not_before.set(end + end.saturating_sub(start));
+        let waited = i64::try_from(end.saturating_sub(start)).unwrap_or(i64::MAX);
+        self.saved.set((saved.saturating_sub(waited.saturating_mul(price)), end));
         true
     }
 }
@@ -82,21 +171,45 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn naps_take_half_of_the_time_at_most() {
+    /// Of 60 ms that somebody would like to wait all the time, at most so many are waited, milliseconds.
+    fn waited_of_60(price: i64) -> u64 {
         let patience = Patience::default();
         let start = now_ns();
-        let mut napped = 0;
-        while now_ns() < start + 50_000_000 {
-            patience.nap(|| {
+        let mut waited = 0;
+        while now_ns() < start + 60_000_000 {
+            patience.spend(price, || {
                 let begin = now_ns();
-                std::thread::sleep(Duration::from_millis(2));
-                napped += now_ns() - begin;
+                std::thread::sleep(Duration::from_millis(1));
+                waited += now_ns() - begin;
             });
         }
-        assert!(napped > 0);
-        // The last one's other half may be beyond the end.
-        let all = patience.not_before.get().max(now_ns()) - start;
-        assert!(2 * napped <= all, "{napped} of {all} ns");
+        assert!(waited > 0);
+        // What the last wait owes may be paid after the end.
+        let owed = patience.saved.get().0.min(0).unsigned_abs();
+        let all = now_ns() - start + owed;
+        let share = all / (price.unsigned_abs() + 1);
+        assert!(waited <= share + LIMIT.as_nanos() as u64, "{waited} of {all} ns");
+        waited
+    }
+
+    #[test]
+    fn naps_take_half_of_the_time_at_most_and_waits_an_eighth() {
+        waited_of_60(NAP);
+        waited_of_60(WAIT);
+    }
+
+    #[test]
+    fn the_last_ports_are_remembered() {
+        let patience = Patience::default();
+        for n in 0..RECENT as u8 {
+            patience.begin(1, n);
+            patience.takes_part(0);
+        }
+        let recent = || patience.recent().map(|(_, port)| port).collect::<Vec<_>>();
+        assert_eq!(recent(), (0..RECENT as u8).collect::<Vec<_>>());
+        patience.takes_part(200);
+        assert!(!recent().contains(&0) && recent().contains(&200) && recent().contains(&1));
+        patience.forget();
+        assert!(recent().is_empty());
     }
 }

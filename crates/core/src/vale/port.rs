@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{
-    ADDRESSES, BufIdx, Consumer, CopyKind, Frame, LinePage, Offsets, Pos, Producer, Region, RingShape, RingView, Run,
-    Side, SlotRing, Slots, Span, Window, copy_packet, copy_run, swap_one, swap_run,
+    ADDRESSES, BufIdx, Consumer, CopyKind, Frame, LinePage, Nap, Offsets, Pos, Producer, Region, RingShape, RingView,
+    Run, Side, SlotRing, Slots, Span, Window, copy_packet, copy_run, swap_one, swap_run,
 };
 use unetmap_sys::nap::this_cpu;
 use unetmap_sys::{Bell, Mapping, memfd};
@@ -27,14 +27,10 @@ use super::rules::Ruled;
 
 mod begin;
 pub(super) mod held;
+pub(super) mod place;
 mod translate;
 use begin::Begin;
 use translate::translate;
-
-/// How often a client that has no room is given the processor before its packets are dropped without that.
-const CHANCES: u32 = 64;
-/// How many of these a nap is worth in which it read nothing.
-const NAP_CHANCES: u32 = 16;
 
 /// A ring, for [`Attached::new`].
 pub struct Given<'a> {
@@ -63,6 +59,8 @@ pub struct Attached {
     ruled: Mutex<Option<Arc<Ruled>>>,
     /// Packets for the port that its filter refused, and that were beyond its limits.
     refused: [AtomicU64; 2],
+    /// Where the client's positions stood when the processor was given to it for nothing else, and how often it was since.
+    given: [AtomicU32; 2],
 }
 
 impl Attached {
@@ -81,7 +79,8 @@ impl Attached {
         let tx = tx.into_iter().map(|given| Outgoing::new(region, lines, given)).collect::<io::Result<_>>()?;
         let rx = rx.into_iter().map(|given| Incoming::new(lines, given)).collect::<io::Result<_>>()?;
         let (header, ruled, refused) = (AtomicU8::new(0), Mutex::default(), Default::default());
-        Ok(Attached { index, bell, region: region.clone(), header, tx, rx, ruled, refused })
+        let given = Default::default();
+        Ok(Attached { index, bell, region: region.clone(), header, tx, rx, ruled, refused, given })
     }
 
     /// From now on its packets are shown to these monitors.
@@ -176,10 +175,10 @@ impl Attached {
         patience: &Patience,
     ) -> u32 {
         let Some(rx) = self.incoming(ring) else { return 0 };
-        patience.delivers(self.index, ring);
+        patience.takes_part(self.index);
         let mut done = 0;
         loop {
-            let (packets, full) = rx.run((&self.region, &from.region), batch, addresses, at + done);
+            let (packets, full) = rx.run((&self.region, &from.region), batch, addresses, at + done, patience);
             done += packets;
             if !full || !patience.give_way(rx) {
                 return done;
@@ -200,7 +199,7 @@ impl Attached {
         patience: &Patience,
     ) {
         let Some(rx) = self.incoming(ring) else { return };
-        patience.delivers(self.index, ring);
+        patience.takes_part(self.index);
         if self.header() != from.header() {
             return translate(rx, self, (from, ring), batch, packets, patience);
         }
@@ -208,7 +207,7 @@ impl Attached {
         let swap = alone && start && self.region.same(&from.region);
         let mut next = packets.next();
         while let Some(packet) = next {
-            next = rx.fill((&self.region, &from.region), (batch, swap), packet, &mut packets);
+            next = rx.fill((&self.region, &from.region), (batch, swap), packet, &mut packets, patience);
             if next.is_none() {
                 return;
             }
@@ -321,15 +320,9 @@ impl Outgoing {
         self.line.words().consumer_ask();
     }
 
-    /// Whether the client says that it is on processor `cpu`, and is not asleep.
-    pub(super) fn shares(&self, cpu: u32) -> bool {
-        self.line.words().producer_shares(cpu)
-    }
-
-    /// Naps until it has sent.
-    pub(super) fn nap(&self) {
-        let at = self.state.lock().unwrap_or_else(PoisonError::into_inner).at;
-        self.line.words().consumer_nap(at);
+    /// The thread is about to nap until the client has sent, among other things; `false`: it cannot.
+    pub(super) fn hear<'a>(&'a self, nap: &mut Nap<'a>) -> bool {
+        nap.as_consumer(self.line.words())
     }
 
     /// The ring's state for a thread of the switch; `None`: somebody else holds the ring still, or is about to.
@@ -360,23 +353,27 @@ impl Outgoing {
     }
 
     /// Drops what was sent until now, as something in it cannot be borne; counts the slots.
-    pub(super) fn skip(&self) {
+    pub(super) fn skip(&self, patience: &Patience) {
         let mut sent = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let slots = self.line.slots().slots();
         let there = self.line.words().sent(slots, sent.at, sent.at).map_or(0, |to| slots.distance(sent.at, to));
         sent.cutter = Cutter::default();
         sent.memory = Memory::default();
         self.lost[Lost::Fault as usize].fetch_add(u64::from(there), Relaxed);
-        self.release(&mut sent, there);
+        self.release(&mut sent, there, patience);
     }
 
-    /// The next `n` slots are the client's again.
+    /// The next `n` slots are the client's again, which is woken if it waits for that, or later if it naps on this processor.
     #[inline]
-    pub(super) fn release(&self, sent: &mut Sent, n: u32) {
+    pub(super) fn release(&self, sent: &mut Sent, n: u32, patience: &Patience) {
         sent.at = self.line.slots().slots().add(sent.at, n);
         self.seen.store(sent.at.raw(), Relaxed);
-        self.line.words().consumer_is_on(this_cpu());
+        let cpu = this_cpu();
+        self.line.words().consumer_is_on(cpu);
         self.line.words().release(sent.at);
+        if self.line.words().producer_waits() && self.line.napper(cpu).is_some_and(|one| patience.owes(one)) {
+            return;
+        }
         if self.line.words().producer_sleeps() {
             self.client.ring();
         }
@@ -416,6 +413,10 @@ struct Filled {
     cons: Pos,
     /// How often the client had a chance to read since it last did.
     chances: u32,
+    /// The batch in which it had the last one.
+    batch: u32,
+    /// At the last look that followed no wait, it had read most of what it got.
+    keeps_up: bool,
 }
 
 impl Filled {
@@ -428,7 +429,7 @@ impl Filled {
 impl Incoming {
     fn new(lines: &LinePage, given: Given<'_>) -> io::Result<Incoming> {
         let line = Producer::new(lines, given.line, given.view.slots().clone()).ok_or(io::ErrorKind::InvalidInput)?;
-        let state = Mutex::new(Filled { prod: Pos::ZERO, cons: Pos::ZERO, chances: 0 });
+        let state = Mutex::new(Filled { prod: Pos::ZERO, cons: Pos::ZERO, chances: 0, batch: 0, keeps_up: true });
         Ok(Incoming {
             line,
             spare: given.spare,
@@ -454,6 +455,7 @@ impl Incoming {
         batch: &Batch<'_>,
         addresses: [u8; ADDRESSES],
         at: u32,
+        patience: &Patience,
     ) -> (u32, bool) {
         let n = self.line.slots().slots();
         let (source, target) =
@@ -487,7 +489,7 @@ impl Incoming {
         if swap && done > 0 {
             self.swapped.fetch_add(done.into(), Relaxed);
         }
-        self.publish(mine, &mut state, filled);
+        self.publish(mine, &mut state, filled, patience);
         (done, full)
     }
 
@@ -499,6 +501,7 @@ impl Incoming {
         (batch, swap): (&Batch<'_>, bool),
         first: Packet,
         packets: &mut impl Iterator<Item = Packet>,
+        patience: &Patience,
     ) -> Option<Packet> {
         let (ring, n) = (self.line.slots(), self.line.slots().slots());
         let narrow = mine.limits().buf_size < theirs.limits().buf_size || self.begin.get().mask != 0;
@@ -536,13 +539,14 @@ impl Incoming {
         if swapped > 0 {
             self.swapped.fetch_add(swapped, Relaxed);
         }
-        self.publish(mine, &mut state, filled);
+        self.publish(mine, &mut state, filled, patience);
         next
     }
 
-    /// Ends a delivery: what was filled is the client's, which is woken if it sleeps; it lies in the buffers of `mine`.
+    /// Ends a delivery: what was filled is the client's, which is woken if it sleeps, or later if it naps on this processor; it
+    /// lies in the buffers of `mine`.
     #[inline(always)]
-    fn publish(&self, mine: &Region, state: &mut Filled, filled: Filled) {
+    fn publish(&self, mine: &Region, state: &mut Filled, filled: Filled, patience: &Patience) {
         let moved = filled.prod != state.prod;
         if moved && self.watchers.any() {
             let ring = (self.line.slots(), self.begin.get());
@@ -550,53 +554,21 @@ impl Incoming {
         }
         *state = filled;
         if moved {
-            self.line.words().producer_is_on(this_cpu());
+            let cpu = this_cpu();
+            self.line.words().producer_is_on(cpu);
             self.line.words().publish(filled.prod);
+            if self.line.words().consumer_waits() && self.line.napper(cpu).is_some_and(|one| patience.owes(one)) {
+                return;
+            }
             if self.line.words().consumer_sleeps() {
                 self.client.ring();
             }
         }
     }
 
-    /// Whether to let the client run before packets are dropped: not if it had many chances, and did not read.
-    #[cold]
-    pub(super) fn worth_waiting(&self) -> bool {
-        let mut state = self.lock();
-        state.chances += u32::from(state.chances < CHANCES);
-        state.chances < CHANCES
-    }
-
-    /// Whether the client says that it is on processor `cpu`, and is not asleep.
-    pub(super) fn shares(&self, cpu: u32) -> bool {
-        self.line.words().consumer_shares(cpu)
-    }
-
     /// The thread is about to sleep, and may be woken on any processor: the client's, perhaps.
     pub(super) fn sleeps(&self) {
         self.line.words().producer_is_anywhere();
-    }
-
-    /// Whether the client has packets that it has not given back.
-    pub(super) fn unread(&self) -> bool {
-        let mut state = self.lock();
-        let mut filled = *state;
-        self.look(&mut filled);
-        *state = filled;
-        filled.cons != filled.prod
-    }
-
-    /// Naps until the client has read.
-    #[cold]
-    pub(super) fn nap(&self) {
-        let known = self.lock().cons;
-        self.line.words().producer_nap(known);
-        let mut state = self.lock();
-        let mut filled = *state;
-        self.look(&mut filled);
-        if filled.cons == known {
-            filled.chances = (filled.chances + NAP_CHANCES).min(CHANCES);
-        }
-        *state = filled;
     }
 
     /// The buffer in slot `p`, as the client left it there, from where the packet is to begin.
@@ -618,6 +590,8 @@ impl Incoming {
                 filled.chances = 0;
             }
             filled.cons = cons;
+            let n = self.line.slots().slots();
+            filled.keeps_up = filled.room(n) >= n.get() / 4;
         }
     }
 }

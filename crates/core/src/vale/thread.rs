@@ -23,8 +23,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use unetmap_mem::Span;
+use unetmap_mem::{Nap, Span};
 use unetmap_sys::Bell;
+use unetmap_sys::clock::spin_hint;
 use unetmap_sys::event::{Epoll, EventFlags};
 use unetmap_sys::nap::this_cpu;
 use unetmap_sys::process;
@@ -41,6 +42,10 @@ mod ruled;
 const SPIN: Duration = Duration::from_micros(50);
 /// How long it rests where it cannot be woken; what comes waits no longer than this.
 const BLIND_NAP: Duration = Duration::from_millis(1);
+/// Looks at all rings before a client may have the processor.
+const LOOKS: u32 = 4;
+/// Further ones, each after a spin hint, before anybody may: a microsecond or more.
+const MORE_LOOKS: u32 = 32;
 /// How long the end of a port may wait for a thread.
 const LET_GO_LIMIT: Duration = Duration::from_secs(5);
 
@@ -143,7 +148,9 @@ fn work(worker: &mut Worker, taken: &mut u64, post: &Post) {
         if post.ordered.load(Acquire) != *taken {
             let mut orders = post.orders.lock().unwrap_or_else(PoisonError::into_inner);
             worker.drain();
-            (worker.wake, worker.last) = (None, None);
+            (worker.wake, worker.serving) = (None, None);
+            worker.patience.pay();
+            worker.patience.forget();
             worker.views = orders.views.clone();
             *taken = post.ordered.load(Acquire);
             orders.taken = *taken;
@@ -153,18 +160,30 @@ fn work(worker: &mut Worker, taken: &mut u64, post: &Post) {
                 return;
             }
         }
-        if worker.pass() > 0 {
+        if (0..LOOKS).any(|_| worker.pass() > 0) {
             idle_since = Instant::now();
             continue;
         }
-        // The client that we wait for may wait for this very processor.
-        std::thread::yield_now();
-        if worker.pass() > 0 {
+        if worker.patience.pay() {
             idle_since = Instant::now();
             continue;
         }
-        worker.give_way();
-        if idle_since.elapsed() >= SPIN {
+        let given = worker.give_way();
+        match given {
+            Given::Woken => idle_since = Instant::now(),
+            Given::ToNobody => {
+                // What comes soon need not wait for a system call.
+                let mut looks = (0..MORE_LOOKS).inspect(|_| spin_hint());
+                if looks.any(|_| worker.pass() > 0) {
+                    idle_since = Instant::now();
+                    continue;
+                }
+                // Programs that are no clients may wait for this very processor.
+                std::thread::yield_now();
+            }
+            Given::InVain | Given::OnlyBySleep => {}
+        }
+        if matches!(given, Given::OnlyBySleep) || idle_since.elapsed() >= SPIN {
             if let Err(e) = worker.sleep(post)
                 && e.kind() != io::ErrorKind::Interrupted
             {
@@ -176,14 +195,24 @@ fn work(worker: &mut Worker, taken: &mut u64, post: &Post) {
     }
 }
 
+/// What became of the processor that a thread without anything to do has.
+enum Given {
+    /// No client needs it.
+    ToNobody,
+    /// One got it, until something moved.
+    Woken,
+    /// One got it, and nothing moved.
+    InVain,
+    /// One needs it, and there are too many rings to nap.
+    OnlyBySleep,
+}
+
 #[derive(Default)]
 struct Worker {
     lists: Lists,
     patience: Patience,
-    /// The ring that was served last: the number of its view, of its port, and its own.
-    last: Option<(usize, u8, usize)>,
-    /// It is being served.
-    serving: bool,
+    /// The ring that is being served: the number of its view, of its port, and its own.
+    serving: Option<(usize, u8, usize)>,
     views: Arc<Vec<View>>,
     /// What wakes the thread, for the ports it has now.
     wake: Option<Epoll>,
@@ -226,10 +255,10 @@ impl Worker {
         for (which, view) in self.views.iter().enumerate() {
             for (port, number, ring) in view.own_rings() {
                 if ring.moved() {
-                    self.patience.begin();
-                    (self.last, self.serving) = (Some((which, port.index, number)), true);
+                    self.patience.begin(which, port.index);
+                    self.serving = Some((which, port.index, number));
                     moved += serve(&mut self.lists, view, port, number, ring, &self.patience);
-                    self.serving = false;
+                    self.serving = None;
                 }
             }
         }
@@ -240,34 +269,34 @@ impl Worker {
     #[cold]
     fn recover(&mut self) {
         let views = std::mem::take(&mut self.views);
-        if self.serving
-            && let Some((view, port, number)) = self.last
+        if let Some((view, port, number)) = self.serving
             && let Some(ring) = views.get(view).and_then(|view| view.member(port)?.tx.get(number))
         {
-            ring.skip();
+            ring.skip(&self.patience);
         }
+        self.patience.pay();
         *self = Worker { views, ..Worker::default() };
     }
 
-    /// There is nothing to do, and a yield was in vain: whom we served last may be on this processor, in another session.
-    fn give_way(&self) {
-        let Some((view, from, number)) = self.last else { return };
-        let Some(view) = self.views.get(view) else { return };
+    /// The ports that took part last.
+    fn recent(&self) -> impl Iterator<Item = &Attached> {
+        self.patience.recent().filter_map(|(view, port)| self.views.get(view)?.member(port))
+    }
+
+    /// There is nothing to do: a client that needs this processor gets it until somebody has sent. Unlike a sleep, a nap needs
+    /// no barrier, and its end no bell.
+    fn give_way(&self) -> Given {
         let cpu = this_cpu();
-        let to = self.patience.last().and_then(|(to, ring)| view.member(to)?.incoming(ring));
-        if let Some(rx) = to
-            && rx.shares(cpu)
-            && rx.unread()
-        {
-            self.patience.nap(|| rx.nap());
-            return;
+        // Each is asked: what it was given in vain is counted.
+        if self.recent().filter(|port| port.needs(cpu)).count() == 0 {
+            return Given::ToNobody;
         }
-        let ring = view.member(from).and_then(|port| port.tx.get(number));
-        if let Some(ring) = ring
-            && ring.shares(cpu)
-        {
-            self.patience.nap(|| ring.nap());
+        let mut nap = Nap::default();
+        if !self.views.iter().flat_map(View::own_rings).all(|(_, _, ring)| ring.hear(&mut nap)) {
+            return Given::OnlyBySleep;
         }
+        let idle = || !self.views.iter().flat_map(View::own_rings).any(|(_, _, ring)| ring.moved());
+        if nap.take(idle) { Given::Woken } else { Given::InVain }
     }
 
     /// Before ports leave: what they had sent until now still goes out. At most as many rounds as a ring has batches.
@@ -316,7 +345,7 @@ fn serve(lists: &mut Lists, view: &View, port: &Attached, number: usize, ring: &
     let sent = &mut *state;
     if view.rules.concerns(port.index) {
         let done = ruled::serve(lists, view, port, (number, ring), sent, &batch, patience);
-        ring.release(sent, done);
+        ring.release(sent, done, patience);
         return done;
     }
     // What precedes the addresses, wherever, or who watches, is not for runs.
@@ -326,7 +355,7 @@ fn serve(lists: &mut Lists, view: &View, port: &Attached, number: usize, ring: &
         let rest = batch.from(done);
         done += one_by_one(lists, view, port, (number, ring), sent, &rest, patience);
     }
-    ring.release(sent, done);
+    ring.release(sent, done, patience);
     done
 }
 

@@ -130,7 +130,7 @@ impl Attached {
         patience: &Patience,
     ) {
         let Some(rx) = self.incoming(ring) else { return };
-        patience.delivers(self.index, ring);
+        patience.takes_part(self.index);
         let untagged = matches!(rules.vlan_of(self.index), Some(Vlan::Access(_)));
         let gate_of = |rules: &'b Book| rules.of(self.index).map(|ruled| ruled.gate(Direction::Out));
         let mut gate = gate_of(rules);
@@ -162,7 +162,7 @@ impl Attached {
                 _ => offload::slots(packet, size),
             };
             while !rx.has_room(&mut filled, needed) {
-                rx.publish(&self.region, &mut state, filled);
+                rx.publish(&self.region, &mut state, filled, patience);
                 // Nobody else waits meanwhile for what is locked here.
                 drop((state, gate.take()));
                 let again = patience.give_way(rx);
@@ -174,7 +174,7 @@ impl Attached {
             }
             self.write(rx, &mut filled, (packet, theirs), finished, &mut counts);
         }
-        rx.publish(&self.region, &mut state, filled);
+        rx.publish(&self.region, &mut state, filled, patience);
         drop(state);
         rx.dropped.fetch_add(counts.dropped, Relaxed);
         self.refused.iter().zip(refused).for_each(|(all, these)| {

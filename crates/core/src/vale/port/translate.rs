@@ -61,7 +61,7 @@ pub(super) fn translate(
         }
         let needed = if mine == 0 { offload::slots(&whole, size) } else { whole.len().div_ceil(size) };
         while !rx.has_room(&mut filled, needed) {
-            rx.publish(&to.region, &mut state, filled);
+            rx.publish(&to.region, &mut state, filled, patience);
             // Nobody else waits meanwhile for what is locked here.
             drop(state);
             let again = patience.give_way(rx);
@@ -83,7 +83,7 @@ pub(super) fn translate(
             put(&[&converted(&whole, theirs)[..mine], &whole[theirs..]]);
         }
     }
-    rx.publish(&to.region, &mut state, filled);
+    rx.publish(&to.region, &mut state, filled, patience);
     drop(state);
     WHOLE.set(whole);
     if dropped > 0 {
