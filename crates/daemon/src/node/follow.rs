@@ -21,7 +21,7 @@ const FAST: u32 = 16;
 /// A thread that waits for longer each time, on the average of a window, shares its CPU with others than its program.
 const CROWD: Duration = Duration::from_micros(100);
 /// How long it then stays nowhere.
-const PAUSE: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Where the calling thread stays.
 pub(super) struct Follow {
