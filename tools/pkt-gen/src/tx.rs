@@ -155,6 +155,13 @@ impl Same {
         Same { len: bytes.len() as u16, lines }
     }
 
+    /// The same where it is rare: kept out of the loop.
+    #[cold]
+    #[inline(never)]
+    fn refill_one(&self, slot: &SlotRef<'_>) {
+        self.refill(slot);
+    }
+
     /// Writes the packet into a slot's buffer. Buffers are whole lines long, so that it fits with what is behind it.
     #[inline(always)]
     fn refill(&self, slot: &SlotRef<'_>) {
@@ -203,7 +210,7 @@ impl Fill for Same {
             // Written even if nothing changes: a line of slots that one side only reads is what slows a pipe most.
             slots.for_each(|slot| {
                 if slot.flags() & NS_BUF_CHANGED != 0 {
-                    self.refill(&slot);
+                    self.refill_one(&slot);
                 }
                 slot.set_len_flags(len, 0);
                 last = Some(slot);
