@@ -18,12 +18,8 @@
 #include <time.h>
 
 #include "check.h"
+#include "pipe.h"
 #include "process.h"
-
-#define NETMAP_WITH_LIBS
-#include <net/netmap_user.h>
-
-static struct nm_desc *a, *b;
 
 /* What came, of an edge: a kernel tells all that is ready. */
 #ifdef NODE
@@ -31,15 +27,6 @@ static struct nm_desc *a, *b;
 #else
 #define NEWS(events)	(events)
 #endif
-
-static void
-open_pipe(void)
-{
-	a = nm_open("netmap:f{1", NULL, 0, NULL);
-	CHECK(a != NULL);
-	b = nm_open("netmap:f}1", NULL, 0, a);
-	CHECK(b != NULL);
-}
 
 static void
 send_one(int fd)

@@ -20,22 +20,10 @@
 #include <time.h>
 
 #include "check.h"
+#include "pipe.h"
 #include "process.h"
 
-#define NETMAP_WITH_LIBS
-#include <net/netmap_user.h>
-
-static struct nm_desc *a, *b;
 static volatile int stop;
-
-static void
-open_pipe(void)
-{
-	a = nm_open("netmap:k{1", NULL, 0, NULL);
-	CHECK(a != NULL);
-	b = nm_open("netmap:k}1", NULL, 0, a);
-	CHECK(b != NULL);
-}
 
 /* A request that registers; the caller keeps body. */
 static struct nmreq_header

@@ -21,10 +21,8 @@
 #include <time.h>
 
 #include "check.h"
+#include "pipe.h"
 #include "process.h"
-
-#define NETMAP_WITH_LIBS
-#include <net/netmap_user.h>
 
 #define DEVICE	"/dev/netmap"
 
@@ -35,17 +33,6 @@ int __openat_2(int, const char *, int);
 int __openat64_2(int, const char *, int);
 int __poll_chk(struct pollfd *, nfds_t, int, size_t);
 int __ppoll_chk(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *, size_t);
-
-static struct nm_desc *a, *b;
-
-static void
-open_pipe(void)
-{
-	a = nm_open("netmap:h{1", NULL, 0, NULL);
-	CHECK(a != NULL);
-	b = nm_open("netmap:h}1", NULL, 0, a);
-	CHECK(b != NULL);
-}
 
 static void
 send_one(void)

@@ -19,9 +19,7 @@
 #include <sys/syscall.h>
 
 #include "check.h"
-
-#define NETMAP_WITH_LIBS
-#include <net/netmap_user.h>
+#include "pipe.h"
 
 /* ---- the allocator: blocks that are never used again */
 
@@ -105,18 +103,14 @@ posix_memalign(void **at, size_t to, size_t bytes)
 
 /* ---- the calls */
 
-static struct nm_desc *a, *b;
 static int set;
 
 static void
-open_pipe(void)
+open_pipe_and_set(void)
 {
 	struct epoll_event e = { .events = EPOLLIN };
 
-	a = nm_open("netmap:n{1", NULL, 0, NULL);
-	CHECK(a != NULL);
-	b = nm_open("netmap:n}1", NULL, 0, a);
-	CHECK(b != NULL);
+	open_pipe();
 	set = epoll_create1(0);
 	CHECK(set >= 0 && epoll_ctl(set, EPOLL_CTL_ADD, NETMAP_FD(b), &e) == 0);
 }
@@ -197,7 +191,7 @@ main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
 
-	open_pipe();
+	open_pipe_and_set();
 	/* So that it is seen that the allocator is this one. */
 	CHECK(used > 0);
 	if (strcmp(what, "traffic") == 0) {

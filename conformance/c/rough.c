@@ -24,22 +24,10 @@
 #include <sys/time.h>
 
 #include "check.h"
+#include "pipe.h"
 #include "process.h"
 
-#define NETMAP_WITH_LIBS
-#include <net/netmap_user.h>
-
-static struct nm_desc *a, *b;
 static volatile int stop;
-
-static void
-open_pipe(void)
-{
-	a = nm_open("netmap:u{1", NULL, 0, NULL);
-	CHECK(a != NULL);
-	b = nm_open("netmap:u}1", NULL, 0, a);
-	CHECK(b != NULL);
-}
 
 /* One packet through the pipe, and the ring empty again. */
 static void
