@@ -207,4 +207,4 @@ mod x86 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

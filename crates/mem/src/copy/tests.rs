@@ -28,9 +28,9 @@ fn bytes(region: &Region, idx: BufIdx) -> Vec<u8> {
     out
 }
 
-/// What may be wrong with a packet of a run.
+/// What may be wrong with a packet of a run, or with the slot that it is to go to.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fault {
+pub(crate) enum Fault {
     None,
     Other(usize),
     Fragment,
@@ -41,8 +41,9 @@ enum Fault {
     NoTarget(u32),
 }
 
-fn fault() -> impl Strategy<Value = Fault> {
-    let idx = prop_oneof![0..2u32, Just(2 + SLOTS), Just(u32::MAX)];
+/// Mostly none. A buffer that is none is a reserved one, or `beyond` the region's, or far beyond.
+pub(crate) fn fault(beyond: u32) -> impl Strategy<Value = Fault> {
+    let idx = prop_oneof![0..2u32, Just(beyond), Just(u32::MAX)];
     prop_oneof![
         40 => Just(Fault::None),
         1 => (0..ADDRESSES).prop_map(Fault::Other),
@@ -59,7 +60,7 @@ proptest! {
     /// Every kind of copy stops where the packets say, copies just what is in them, and touches nothing else.
     #[test]
     fn runs_are_copied_up_to_the_first_other_packet(
-        packets in prop::collection::vec((14..600u16, fault()), SLOTS as usize),
+        packets in prop::collection::vec((14..600u16, fault(2 + SLOTS)), SLOTS as usize),
         from in 0..SLOTS, to in 0..SLOTS, most in 0..40u32, wide: bool,
     ) {
         for kind in CopyKind::available() {

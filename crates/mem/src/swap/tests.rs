@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::copy::tests::{Fault, fault};
 use crate::line::LinePage;
 use crate::pos::{BufIdx, Slots, Span};
 use crate::region::Geometry;
@@ -62,39 +63,12 @@ impl Pair {
     }
 }
 
-/// What may be wrong with a packet of a run, or with the slot that it is to go to.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Fault {
-    None,
-    Other(usize),
-    Fragment,
-    Port,
-    Short,
-    Long,
-    NoSource(u32),
-    NoTarget(u32),
-}
-
-fn fault() -> impl Strategy<Value = Fault> {
-    let idx = prop_oneof![0..2u32, Just(2 + 2 * SLOTS), Just(u32::MAX)];
-    prop_oneof![
-        40 => Just(Fault::None),
-        1 => (0..ADDRESSES).prop_map(Fault::Other),
-        1 => Just(Fault::Fragment),
-        1 => Just(Fault::Port),
-        1 => Just(Fault::Short),
-        1 => Just(Fault::Long),
-        1 => idx.clone().prop_map(Fault::NoSource),
-        1 => idx.prop_map(Fault::NoTarget),
-    ]
-}
-
 proptest! {
     /// It stops where the packets say, each buffer changes sides for another, and what the sender writes after its slots
     /// were taken counts for nothing.
     #[test]
     fn runs_change_sides_up_to_the_first_other_packet(
-        faults in prop::collection::vec(fault(), SLOTS as usize),
+        faults in prop::collection::vec(fault(2 + 2 * SLOTS), SLOTS as usize),
         from in 0..SLOTS, to in 0..SLOTS, most in 0..40u32,
         late in prop::collection::vec((0..SLOTS, any::<u32>()), 0..4),
     ) {
