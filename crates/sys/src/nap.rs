@@ -57,6 +57,16 @@ pub fn wake(word: &AtomicU32) {
     let _ = futex::wake(word, Flags::empty(), 1);
 }
 
+/// Whether the calling thread, when it is woken, interrupts who has the processor, as far as the scheduler finds that just; else
+/// (`SCHED_BATCH`) it waits until he gives it up, or his time is over, a few milliseconds. About 0.5 us.
+#[cold]
+pub fn interrupts(others: bool) {
+    let policy = if others { libc::SCHED_OTHER } else { libc::SCHED_BATCH };
+    let none = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the kernel reads a struct that lives. It may refuse (a filter of system calls): then all stays as it was.
+    unsafe { libc::sched_setscheduler(0, policy, &raw const none) };
+}
+
 /// The number of the processor that the calling thread is on, as long as it stays there; a few nanoseconds.
 #[inline]
 pub fn this_cpu() -> u32 {

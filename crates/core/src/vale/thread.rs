@@ -37,6 +37,9 @@ use super::port::{Attached, Batch, Incoming, Outgoing, Sent};
 use super::rules::Book;
 
 mod ruled;
+mod turns;
+
+use turns::Turns;
 
 /// How long a thread spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
@@ -151,6 +154,7 @@ fn work(worker: &mut Worker, taken: &mut u64, post: &Post) {
             (worker.wake, worker.serving) = (None, None);
             worker.patience.pay();
             worker.patience.forget();
+            worker.turns.forget();
             worker.views = orders.views.clone();
             *taken = post.ordered.load(Acquire);
             orders.taken = *taken;
@@ -211,6 +215,7 @@ enum Given {
 struct Worker {
     lists: Lists,
     patience: Patience,
+    turns: Turns,
     /// The ring that is being served: the number of its view, of its port, and its own.
     serving: Option<(usize, u8, usize)>,
     views: Arc<Vec<View>>,
@@ -262,6 +267,7 @@ impl Worker {
                 }
             }
         }
+        self.turns.took(moved);
         moved
     }
 
@@ -275,6 +281,7 @@ impl Worker {
             ring.skip(&self.patience);
         }
         self.patience.pay();
+        self.turns.forget();
         *self = Worker { views, ..Worker::default() };
     }
 
@@ -285,12 +292,13 @@ impl Worker {
 
     /// There is nothing to do: a client that needs this processor gets it until somebody has sent. Unlike a sleep, a nap needs
     /// no barrier, and its end no bell.
-    fn give_way(&self) -> Given {
+    fn give_way(&mut self) -> Given {
         let cpu = this_cpu();
         // Each is asked: what it was given in vain is counted.
         if self.recent().filter(|port| port.needs(cpu)).count() == 0 {
             return Given::ToNobody;
         }
+        self.turns.end();
         let mut nap = Nap::default();
         if !self.views.iter().flat_map(View::own_rings).all(|(_, _, ring)| ring.hear(&mut nap)) {
             return Given::OnlyBySleep;
@@ -309,6 +317,7 @@ impl Worker {
     }
 
     fn sleep(&mut self, post: &Post) -> io::Result<()> {
+        self.turns.forget();
         self.views.iter().flat_map(View::own_rings).for_each(|(_, _, ring)| ring.ask());
         self.views.iter().flat_map(View::own).flat_map(|port| &port.rx).for_each(Incoming::sleeps);
         unetmap_mem::fence_before_sleep();
