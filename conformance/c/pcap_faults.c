@@ -103,7 +103,9 @@ gone(const char *device, int waits)
 	if (waits) {
 		struct pollfd fd = { pcap_get_selectable_fd(p), POLLIN, 0 };
 
-		CHECK(pcap_setnonblock(p, 1, error) == 0 && pcap_dispatch(p, -1, NULL, NULL) == 0);
+		CHECK(pcap_setnonblock(p, 1, error) == 0);
+		/* It may be gone by now. */
+		got = pcap_dispatch(p, -1, NULL, NULL);
 		while (got == 0) {
 			CHECK(poll(&fd, 1, 20000) == 1);
 			got = pcap_next_ex(p, &h, &at);
