@@ -14,10 +14,9 @@ use std::rc::Rc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::Pid;
-use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::Value;
 use tempfile::TempDir;
+use unetmap_sys::process;
 
 use crate::one_core::SLOTS;
 use crate::pkt_gen::{self, median_rtt};
@@ -265,12 +264,9 @@ impl Switch {
 
 /// Keeps all threads of a process on `cpu`.
 pub(crate) fn pin_all(pid: u32, cpu: usize) -> std::io::Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu);
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let tid = task?.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
-        if let Some(tid) = tid {
-            sched_setaffinity(Some(tid), &set)?;
+        if let Ok(tid) = task?.file_name().to_string_lossy().parse() {
+            process::run_thread_on_cpus(tid, &[cpu])?;
         }
     }
     Ok(())

@@ -216,16 +216,23 @@ RULE("4-monitor-slots", "up to 4096 slots")
 	SAME(rx_ring(&m, 0)->num_slots, 4096);
 }
 
-RULE("4-monitor-name", "a monitor is called by its parent's name, which kinds it is of, and a number")
+/* The name of a monitor with these flags, by the kinds it has in it. */
+static void
+is_called(uint32_t flags, const char *kinds)
 {
 	struct port m;
 	char begin[32];
 
 	open_pipe(0);
-	m = monitor("{1", NR_MONITOR_TX | NR_MONITOR_RX);
-	snprintf(begin, sizeof(begin), "%s/rt#", own("{1"));
+	m = monitor("{1", flags);
+	snprintf(begin, sizeof(begin), "%s/%s#", own("{1"), kinds);
 	if (strncmp(m.nifp->ni_name, begin, strlen(begin)) != 0)
 		rule_fails(__FILE__, __LINE__, "it is called %s, not %s...", m.nifp->ni_name, begin);
+}
+
+RULE("4-monitor-name", "a monitor is called by its parent's name, which kinds it is of, and a number")
+{
+	is_called(NR_MONITOR_TX | NR_MONITOR_RX, "rt");
 }
 
 RULE("4-monitor-flags", "names ask for monitors with /r and /t, as the requests do with NR_MONITOR_RX and TX")
@@ -350,14 +357,7 @@ RULE("4-monitor-zcopy-slow", "one that does not read loses packets; the watched 
 
 RULE("4-monitor-zcopy-name", "it is called by its parent's name, a z among its kinds, and a number")
 {
-	struct port m;
-	char begin[32];
-
-	open_pipe(0);
-	m = monitor("{1", NR_ZCOPY_MON | NR_MONITOR_RX);
-	snprintf(begin, sizeof(begin), "%s/zrt#", own("{1"));
-	if (strncmp(m.nifp->ni_name, begin, strlen(begin)) != 0)
-		rule_fails(__FILE__, __LINE__, "it is called %s, not %s...", m.nifp->ni_name, begin);
+	is_called(NR_ZCOPY_MON | NR_MONITOR_RX, "zrt");
 }
 
 RULE("4-monitor-zcopy-offsets", "it takes no OFFSETS: EOPNOTSUPP, also in the option's status")

@@ -288,17 +288,24 @@ RULE("4-vale-full", "a receiver without room loses packets; the sender's slots a
 	SAME(comes(&b, LONG), 'x');
 }
 
+/* The switch hears of address 2 behind b and of 3 behind c; all have read what came of it. */
+static void
+introduce(struct port *a, struct port *b, struct port *c)
+{
+	send_frame(b, 9, 2, 'b');
+	send_frame(c, 9, 3, 'c');
+	SAME(comes(a, LONG), 'b');
+	SAME(comes(a, LONG), 'c');
+	SAME(comes(c, LONG), 'b');
+	SAME(comes(b, LONG), 'c');
+}
+
 RULE("4-vale-order", "what one port receives from another keeps its order, whatever goes to all or elsewhere in between")
 {
 	struct port a = open_port(vale("a"), ANY), b = open_port(vale("b"), ANY), c = open_port(vale("c"), ANY);
 	int i;
 
-	send_frame(&b, 9, 2, 'b');
-	send_frame(&c, 9, 3, 'c');
-	SAME(comes(&a, LONG), 'b');
-	SAME(comes(&a, LONG), 'c');
-	SAME(comes(&c, LONG), 'b');
-	SAME(comes(&b, LONG), 'c');
+	introduce(&a, &b, &c);
 	/* To b, to c, to all, to nobody known: b sees all but what is c's. */
 	for (i = 0; i < 120; i++)
 		put_frame(&a, (const int[]){ 2, 3, ALL, 99 }[i % 4], 1, (char)i, FRAME, 0);
@@ -549,12 +556,7 @@ RULE("3-INDIRECT", "of a slot with NS_INDIRECT the data at ptr is sent, in its p
 
 	if (door_is("node"))
 		rule_cannot("the node follows no pointers");
-	send_frame(&b, 9, 2, 'b');
-	send_frame(&c, 9, 3, 'c');
-	SAME(comes(&a, LONG), 'b');
-	SAME(comes(&a, LONG), 'c');
-	SAME(comes(&c, LONG), 'b');
-	SAME(comes(&b, LONG), 'c');
+	introduce(&a, &b, &c);
 	for (i = 0; i < 200; i++) {
 		if (i % 3 == 0) {
 			put_frame(&a, 2, 1, (char)(i + 1), FRAME, 0);

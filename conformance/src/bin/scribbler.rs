@@ -1,7 +1,7 @@
 //! A client that writes anything anywhere: `scribbler NAME SEED [REGION]` opens the port NAME as requests carry it, in a
-//! region of that number if it is given, without the library, and writes random words over all that a client can write until it is killed: its rings, slots, interface and
-//! buffers, its end page, its third page, and the four rings of each AF_XDP socket that it got. Now and then it has the
-//! kernel look at what it wrote.
+//! region of that number if it is given, without the library, and writes random words over all that a client can write
+//! until it is killed: its rings, slots, interface and buffers, its end page, its third page, and the four rings of each
+//! AF_XDP socket that it got. Now and then it has the kernel look at what it wrote.
 
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;

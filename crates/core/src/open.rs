@@ -347,8 +347,8 @@ fn with_regions<T>(work: impl FnOnce(&mut Regions) -> T) -> T {
     if let Some(mapped) = own.as_mut().filter(|mapped| mapped.forks == forks) {
         return work(&mut mapped.regions);
     }
-    let older = (1..LINE as u32).map_while(|back| forks.checked_sub(back));
-    let inherited = older.into_iter().find_map(|older| {
+    let mut older = (1..LINE as u32).map_while(|back| forks.checked_sub(back));
+    let inherited = older.find_map(|older| {
         let mapped = list(older).try_lock().ok()?;
         mapped.as_ref().filter(|mapped| mapped.forks == older).map(|mapped| mapped.regions.clone())
     });

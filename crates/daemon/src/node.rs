@@ -15,7 +15,8 @@
 //!
 //! Threads: for each way one *leads*, which is to read requests and to answer those that are quick, near the program that
 //! makes them (follow). Before it turns to one that may take long (a request that reads a program's memory, or needs the
-//! books), another takes the lead. The *watch* waits for the bells of files that somebody sleeps on. The books belong to the main thread: what is asked of them lies on its *desk*.
+//! books), another takes the lead. The *watch* waits for the bells of files that somebody sleeps on. The books belong to
+//! the main thread: what is asked of them lies on its *desk*.
 
 mod control;
 mod file;

@@ -147,7 +147,7 @@ struct ShownPort {
     mem_id: u16,
     /// The thread that takes what it sends, and the processor where that is or was last.
     thread: Option<usize>,
-    cpu: Option<u32>,
+    cpu: Option<usize>,
     /// Of an interface's queues: the processors that serve nothing else (`vale-ctl -p`).
     polled: BTreeMap<u16, u32>,
     header: u8,

@@ -71,7 +71,7 @@ struct Port {
     #[serde(skip_serializing_if = "Option::is_none")]
     thread: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    cpu: Option<u32>,
+    cpu: Option<usize>,
     /// Of an attached interface's queues: the processors that serve nothing else.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     polled: BTreeMap<u16, u32>,

@@ -20,6 +20,7 @@ use unetmap::errno::{EINVAL, ENOMEM, EPERM};
 use unetmap::vale::ask::Plan;
 use unetmap::vale::thread::{self, Post, View};
 use unetmap_sys::process;
+use unetmap_sys::thread::cpu_of;
 
 use crate::books::Books;
 use crate::caller::Caller;
@@ -115,8 +116,8 @@ impl Threads {
     }
 
     /// The processor on which a thread is, or was last.
-    pub(crate) fn cpu_of(&self, thread: usize) -> Option<u32> {
-        process::cpu_of_thread(self.running.get(thread)?.post.tid())
+    pub(crate) fn cpu_of(&self, thread: usize) -> Option<usize> {
+        cpu_of(self.running.get(thread)?.post.tid()).ok()
     }
 }
 
@@ -183,7 +184,7 @@ pub(crate) struct ShownThread {
     thread: usize,
     tid: u32,
     /// The processor on which it is, or was last.
-    cpu: Option<u32>,
+    cpu: Option<usize>,
     /// The one that it has to stay on.
     pinned: Option<u16>,
     /// Ports that it looks after, and rings on which they send.

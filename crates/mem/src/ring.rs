@@ -131,8 +131,7 @@ impl RingView {
     /// The buffer that slot `p` names, from where its packet begins; empty when there is no such buffer.
     #[inline(always)]
     pub fn frame(&self, p: Pos) -> Frame<'_> {
-        let frame = self.region.frame(self.slots.buf_idx(p));
-        if self.offsets.mask == 0 { frame } else { frame.behind(self.offsets.of(self.slots.ptr(p)) as usize) }
+        self.offsets.within(self.region.frame(self.slots.buf_idx(p)), || self.slots.ptr(p))
     }
 
     /// `head` as the program wrote it: any number.

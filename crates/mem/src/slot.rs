@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use crate::frame::Frame;
 use crate::pos::{BufIdx, Pos, Slots};
 use crate::window::Window;
 
@@ -74,6 +75,12 @@ impl Offsets {
     #[inline(always)]
     pub fn of(&self, ptr: u64) -> u32 {
         (ptr & self.mask).min(u64::from(self.max)) as u32
+    }
+
+    /// A buffer from where the packet begins, by its slot's `ptr`, which is read only where it counts.
+    #[inline(always)]
+    pub fn within<'r>(&self, frame: Frame<'r>, ptr: impl FnOnce() -> u64) -> Frame<'r> {
+        if self.mask == 0 { frame } else { frame.behind(self.of(ptr()) as usize) }
     }
 
     /// `ptr` with that offset, its other bits as they are.

@@ -476,9 +476,17 @@ fn a_ring_has_one_syncer_at_a_time() {
 /// One dies with or without the lock, the daemon learns of it and breaks the lock; another syncs all the time.
 #[test]
 fn the_lock_of_a_dead_owner_is_freed() {
+    who_dies_is_let_out(5, false);
+}
+
+/// One dies after each of its steps, as the ring's owner or with the lock; another syncs all the time.
+fn who_dies_is_let_out(preemptions: usize, owns: bool) {
     for die in 0..=WHOLE {
-        check(5, move || {
+        check(preemptions, move || {
             let ring = Guarded::new();
+            if owns {
+                ring.own(DEAD);
+            }
             let dying = {
                 let ring = ring.clone();
                 thread::spawn(move || u32::from(ring.sync(DEAD, die) && die > 0))
@@ -578,26 +586,7 @@ fn a_ring_has_one_owner_at_most() {
 /// An owner dies inside or outside, the daemon learns of it; another syncs all the time.
 #[test]
 fn a_dead_owner_is_not_inside_for_ever() {
-    for die in 0..=WHOLE {
-        check(4, move || {
-            let ring = Guarded::new();
-            ring.own(DEAD);
-            let dying = {
-                let ring = ring.clone();
-                thread::spawn(move || u32::from(ring.sync(DEAD, die) && die > 0))
-            };
-            let living = {
-                let ring = ring.clone();
-                thread::spawn(move || u32::from(ring.sync(LIVING, WHOLE)) + u32::from(ring.sync(LIVING, WHOLE)))
-            };
-            let mut done = dying.join().unwrap();
-            let broken = ring.state.break_lock(DEAD);
-            assert!(!broken || die < WHOLE, "who has left is not inside");
-            done += living.join().unwrap();
-            assert!(ring.sync(LIVING, WHOLE), "the ring is free again");
-            assert_eq!(ring.sum(), done + 1);
-        });
-    }
+    who_dies_is_let_out(4, true);
 }
 
 /// An owner that is interrupted inside, by a signal whose handler syncs: the ring is skipped, as by anybody.

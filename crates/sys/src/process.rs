@@ -107,10 +107,10 @@ pub fn run_on_cpus(cpus: &[usize]) -> io::Result<()> {
     run_thread_on(None, cpus)
 }
 
-/// Keeps thread `tid` of our own process on these CPUs.
+/// Keeps thread `tid` of our pid namespace on these CPUs.
 ///
 /// # Errors
-/// As [`run_on_cpus`]; `ESRCH` when there is no such thread.
+/// As [`run_on_cpus`]; `ESRCH` when there is no such thread, `EPERM` when it is another user's.
 pub fn run_thread_on_cpus(tid: u32, cpus: &[usize]) -> io::Result<()> {
     run_thread_on(Some(i32::try_from(tid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?), cpus)
 }
@@ -124,13 +124,6 @@ fn run_thread_on(thread: Option<Pid>, cpus: &[usize]) -> io::Result<()> {
         set.set(cpu);
     }
     Ok(sched_setaffinity(thread, &set)?)
-}
-
-/// The CPU on which thread `tid` of our own process runs, or ran last; `None` when there is no such thread.
-pub fn cpu_of_thread(tid: u32) -> Option<u32> {
-    let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).ok()?;
-    // The name, which may contain anything, ends with the last bracket; the processor is number 39 from the first.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(36)?.parse().ok()
 }
 
 /// The CPUs that the calling thread may run on, ascending; empty when the kernel does not say.
@@ -447,6 +440,9 @@ fn lacks_number(map: &str, nobody: u32, seen: bool) -> bool {
 pub(crate) mod tests {
     use std::os::fd::AsFd;
 
+    use super::*;
+    use crate::event::{PollFd, PollFlags, wait_readable};
+
     #[test]
     fn each_living_thread_has_its_own_number() {
         let (mine, again) = (this_thread(), this_thread());
@@ -464,9 +460,6 @@ pub(crate) mod tests {
         });
         assert!(numbers.len() == 8 && !numbers.contains(&mine));
     }
-
-    use super::*;
-    use crate::event::{PollFd, PollFlags, wait_readable};
 
     #[test]
     fn nobody_is_outside_where_some_have_no_number() {

@@ -176,7 +176,8 @@ fn whole(moved: isize, len: usize) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::tests::fork;
+    use crate::process;
+    use process::tests::fork;
 
     fn errno(result: io::Result<()>) -> Option<i32> {
         result.err().and_then(|e| e.raw_os_error())
@@ -184,7 +185,7 @@ mod tests {
 
     /// This very thread, if the kernel can name threads.
     fn me() -> Option<Thread> {
-        match Thread::of(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()) {
+        match Thread::of(process::tid()) {
             Ok(thread) => Some(thread),
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
                 eprintln!("skipped: pidfds of threads need Linux 6.9");
@@ -213,18 +214,18 @@ mod tests {
     fn who_it_is() {
         let Some(me) = me() else { return };
         let identity = me.identity().unwrap();
-        assert_eq!((identity.pid, identity.uid), (crate::process::pid(), crate::process::uid()));
+        assert_eq!((identity.pid, identity.uid), (process::pid(), process::uid()));
         assert_eq!(me.netns().unwrap().id(), Netns::current().unwrap().id());
     }
 
     #[test]
     fn where_it_runs() {
-        let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-        let home = crate::process::cpus_allowed()[0];
+        let tid = process::tid();
+        let home = process::cpus_allowed()[0];
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                crate::process::pin_to_cpu(home).unwrap();
-                let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+                process::pin_to_cpu(home).unwrap();
+                let tid = process::tid();
                 assert_eq!(cpu_of(tid).unwrap(), home);
             });
         });

@@ -371,7 +371,7 @@ impl Outgoing {
         let cpu = this_cpu();
         self.line.words().consumer_is_on(cpu);
         self.line.words().release(sent.at);
-        if self.line.words().producer_waits() && self.line.napper(cpu).is_some_and(|one| patience.owes(one)) {
+        if self.line.napper(cpu).is_some_and(|one| patience.owes(one)) {
             return;
         }
         if self.line.words().producer_sleeps() {
@@ -557,7 +557,7 @@ impl Incoming {
             let cpu = this_cpu();
             self.line.words().producer_is_on(cpu);
             self.line.words().publish(filled.prod);
-            if self.line.words().consumer_waits() && self.line.napper(cpu).is_some_and(|one| patience.owes(one)) {
+            if self.line.napper(cpu).is_some_and(|one| patience.owes(one)) {
                 return;
             }
             if self.line.words().consumer_sleeps() {
@@ -579,8 +579,7 @@ impl Incoming {
             self.line.slots().set_buf_idx(p, self.spare);
             idx = self.spare;
         }
-        let (frame, begin) = (region.frame(idx), self.begin.get());
-        if begin.mask == 0 { frame } else { frame.behind(begin.of(self.line.slots().ptr(p)) as usize) }
+        self.begin.get().within(region.frame(idx), || self.line.slots().ptr(p))
     }
 
     /// Where the client is now. A word that cannot be leaves everything as it is: its ring stays full.

@@ -64,7 +64,8 @@ impl Held {
     }
 }
 
-/// Whether something is worth doing with polls of a file that find nothing: to hold them, to wait awake. Two threads that change it at the same time may lose one change.
+/// Whether something is worth doing with polls of a file that find nothing: to hold them, to wait awake. Two threads that
+/// change it at the same time may lose one change.
 #[derive(Default)]
 pub(super) struct Worth {
     /// Polls that find nothing until it is done again.

@@ -51,8 +51,7 @@ impl Batch<'_> {
     /// What a slot of the batch says is in its buffer, from where it begins.
     #[inline(always)]
     pub(in super::super) fn frame<'r>(&self, region: &'r Region, slot: SlotValue) -> Frame<'r> {
-        let frame = region.frame(slot.buf_idx);
-        if self.offsets.mask == 0 { frame } else { frame.behind(self.offsets.of(slot.ptr) as usize) }
+        self.offsets.within(region.frame(slot.buf_idx), || slot.ptr)
     }
 }
 
