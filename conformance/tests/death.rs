@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use conformance::books::PIPE_BUFFERS;
-use conformance::home::{Guard, is_alive, summary};
+use conformance::home::{Guard, Home, is_alive, summary};
 use conformance::packet::Dice;
 use conformance::raw::Intruder;
 use conformance::traffic::{exchange, expect, open, send};
@@ -294,7 +294,7 @@ fn who_dies_inside_a_sync_locks_nobody_out() {
 #[test]
 fn a_dead_lease_frees_its_lock() {
     const LOCK: u64 = 0;
-    who_died_inside_is_let_out(|lease| vec![(LOCK, lease)], "the lock was not respected");
+    isolated(|home| who_died_inside_is_let_out(home, |lease| vec![(LOCK, lease)], "the lock was not respected"));
 }
 
 /// The same where the dead was inside as the ring's owner, without the lock.
@@ -305,26 +305,24 @@ fn a_dead_owner_is_let_out() {
     const INSIDE: u64 = 21;
     const OWNED: u64 = 22;
     let words = |lease| vec![(INSIDE, lease), (OWNER_LEASE, lease), (OWNER, 0x1000), (OWNED, 1)];
-    who_died_inside_is_let_out(words, "two were inside");
+    isolated(|home| who_died_inside_is_let_out(home, words, "two were inside"));
 }
 
 /// Writes these words into a ring's state, in the name of another client; the ring is skipped until that is gone.
 #[track_caller]
-fn who_died_inside_is_let_out(words: impl Fn(u32) -> Vec<(u64, u32)>, otherwise: &str) {
-    isolated(|home| {
-        let (far, near) = (open("netmap:l{1"), open("netmap:l}1"));
-        let intruder = Intruder::open(&home.socket(), "l}1");
-        let owner = conformance::raw::Raw::connect(&home.socket()).expect("a daemon");
-        let rx = intruder.bound.rings.iter().position(|r| r.dir == 1).expect("a receive ring");
-        for (word, value) in words(owner.lease()) {
-            intruder.write_state(rx, word, value);
-        }
-        send(&far, 1, 0, 10).expect("room for ten");
-        near.rxsync().expect("a ring that somebody syncs is skipped");
-        assert!(near.rx_rings()[0].is_empty(), "{otherwise}");
-        drop(owner);
-        expect(&near, 1, 0, 10);
-    });
+fn who_died_inside_is_let_out(home: &Home, words: impl Fn(u32) -> Vec<(u64, u32)>, otherwise: &str) {
+    let (far, near) = (open("netmap:l{1"), open("netmap:l}1"));
+    let intruder = Intruder::open(&home.socket(), "l}1");
+    let owner = conformance::raw::Raw::connect(&home.socket()).expect("a daemon");
+    let rx = intruder.bound.rings.iter().position(|r| r.dir == 1).expect("a receive ring");
+    for (word, value) in words(owner.lease()) {
+        intruder.write_state(rx, word, value);
+    }
+    send(&far, 1, 0, 10).expect("room for ten");
+    near.rxsync().expect("a ring that somebody syncs is skipped");
+    assert!(near.rx_rings()[0].is_empty(), "{otherwise}");
+    drop(owner);
+    expect(&near, 1, 0, 10);
 }
 
 /// Rings that one thread came to own are synced by another thread, by another process at the same time, and by the first
