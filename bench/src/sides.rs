@@ -17,7 +17,7 @@ use crate::preload::Preloaded;
 use crate::probe::{self, Cores};
 use crate::seqpacket::{self, Window};
 use crate::stats::{Class, Sample};
-use crate::vale::{Switch, Traffic};
+use crate::vale::{MOST_SLOTS, Switch, Traffic, USUAL_SLOTS};
 use crate::{Networks, Options, note, one_core, rtt, session};
 
 /// What our own side is called in the results.
@@ -48,12 +48,17 @@ pub(crate) struct Contest {
     way: Way,
     /// Of a switch: the highest rate without loss is looked for.
     clean: bool,
+    /// Of a switch: slots of the rings.
+    slots: u32,
     /// Of `pcap`.
     task: Option<Task>,
 }
 
 pub(crate) fn contests(bench: Bench) -> Vec<Contest> {
-    let contest = |name: String, batch| Contest { bench, name, batch, way: Way::Native, clean: false, task: None };
+    let slots = if bench == Bench::ValeRtt { USUAL_SLOTS } else { MOST_SLOTS };
+    let contest =
+        |name: String, batch| Contest { bench, name, batch, way: Way::Native, clean: false, slots, task: None };
+    let usual = || Contest { slots: USUAL_SLOTS, ..contest(format!("{}-{USUAL_SLOTS}", bench.name()), 512) };
     match bench {
         Bench::HostTcp | Bench::HostRtt => {
             let ours = Way::OURS.into_iter();
@@ -61,8 +66,9 @@ pub(crate) fn contests(bench: Bench) -> Vec<Contest> {
         }
         _ if bench.may_lose() => {
             let clean = Contest { clean: true, ..contest(format!("{}-clean", bench.name()), 512) };
-            vec![contest(bench.name().into(), 512), clean]
+            vec![contest(bench.name().into(), 512), clean, usual()]
         }
+        Bench::Vale60Swap | Bench::Vale1Core | Bench::ValeFan => vec![contest(bench.name().into(), 512), usual()],
         Bench::PipeBatch => BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::PreloadPipe => FEW_BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::PipeRtt | Bench::PipePing | Bench::ValeRtt => vec![contest(bench.name().into(), 1)],
@@ -85,10 +91,15 @@ impl Contest {
             Bench::PreloadPoll => vec![row("", "ns"), row("-added", "ns")],
             Bench::HostTcp | Bench::HostRtt => host::rows(self.bench, &self.name),
             Bench::ValeRtt => vec![row("", "ns"), row("-asleep", "ns")],
-            _ if self.bench.may_lose() && !self.clean => vec![row("", "Mpps"), row("-lost", "%")],
+            _ if self.loses() => vec![row("", "Mpps"), row("-lost", "%")],
             Bench::Pcap if self.task == Some(Task::Tcpdump) => vec![row("", "Mpps"), row("-arrived", "%")],
             _ => vec![row("", "Mpps")],
         }
+    }
+
+    /// Whether a row says what part of the packets was lost.
+    fn loses(&self) -> bool {
+        self.bench.may_lose() && !self.clean && self.slots == MOST_SLOTS
     }
 
     pub(crate) fn hold(&self, options: &Options, cores: Cores, networks: &Networks) -> Result<Outcome, String> {
@@ -169,11 +180,11 @@ impl Contest {
         }
         Ok(match self.bench {
             Bench::ValeFan => {
-                let switch = Switch::new(cores)?;
+                let switch = Switch::new(cores, self.slots)?;
                 Inside::boxed(US, cores, move || Ok(vec![switch.fan()?]))
             }
             Bench::ValeRtt => {
-                let switch = Switch::new(cores)?;
+                let switch = Switch::new(cores, self.slots)?;
                 Inside::boxed(US, cores, move || {
                     [false, true].map(|asleep| switch.round_trip(asleep)).into_iter().collect()
                 })
@@ -223,8 +234,8 @@ impl Contest {
     /// One sender, one receiver, and a switch between them.
     fn crossing(&self, label: &'static str, cores: Cores, traffic: Traffic) -> Result<Box<dyn Side>, String> {
         let one = Cores { rx: cores.tx, ..cores };
-        let switch = Switch::new(if self.bench == Bench::Vale1Core { one } else { cores })?;
-        let (clean, lossy) = (self.clean, self.bench.may_lose());
+        let switch = Switch::new(if self.bench == Bench::Vale1Core { one } else { cores }, self.slots)?;
+        let (clean, lossy) = (self.clean, self.loses());
         Ok(Inside::boxed(label, cores, move || {
             if clean {
                 return Ok(vec![switch.clean_rate(traffic)?]);
@@ -242,7 +253,7 @@ impl Contest {
                 return traffic.map(|traffic| self.crossing(ALONE, cores, traffic)).transpose();
             }
             Bench::ValeRtt => {
-                let switch = Switch::new(cores)?;
+                let switch = Switch::new(cores, self.slots)?;
                 let both = move || [false, true].map(|asleep| switch.pipe_round_trip(asleep)).into_iter().collect();
                 Inside::boxed(PIPE, cores, both)
             }
@@ -374,6 +385,8 @@ mod tests {
         let names: Vec<_> = contests(Bench::PipeBatch).into_iter().map(|c| (c.name, c.batch)).collect();
         assert_eq!(names[0], ("pipe-batch-1".into(), 1));
         assert_eq!(names[4], ("pipe-batch-512".into(), 512));
+        let rows: Vec<_> = contests(Bench::Vale60Copy).iter().flat_map(Contest::rows).map(|row| row.name).collect();
+        assert_eq!(rows, ["vale-60-copy", "vale-60-copy-lost", "vale-60-copy-clean", "vale-60-copy-1024"]);
         let rows: Vec<_> = contests(Bench::HostTcp).iter().flat_map(Contest::rows).map(|row| row.name).collect();
         assert_eq!(rows, ["host-tcp-out", "host-tcp-in", "host-tcp-mark-out", "host-tcp-mark-in"]);
     }
