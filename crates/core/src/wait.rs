@@ -15,6 +15,7 @@ use unetmap_sys::clock::{self, spin_hint};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::nap;
 
+use crate::backend::Rx;
 use crate::error::Error;
 use crate::port::{Interest, Port};
 use crate::sync::WallTime;
@@ -85,14 +86,11 @@ impl Port {
             spin_hint();
         }
         let ready = self.look(want, None)?;
-        let next = if !ready.rx() {
-            0
+        let next = if ready.rx() {
+            let came = self.rx.iter().map(|ring| ring.space()).sum();
+            next_hold(hold, came, || self.rx.iter().any(|ring| ring.inner.path.rx().is_some_and(Rx::is_near)))
         } else {
-            match self.rx.iter().map(|ring| ring.space()).sum::<u32>() {
-                0..SMALL_BATCH => (hold * 2).clamp(1, MAX_HOLD),
-                SMALL_BATCH..LARGE_BATCH => hold,
-                _ => hold / 2,
-            }
+            0
         };
         if next != hold {
             self.hold_back.store(next, Relaxed);
@@ -270,5 +268,33 @@ impl Port {
                 sleeper.bell().ring();
             }
         }
+    }
+}
+
+/// How long to hold back before the next look, in spin hints, when after `hold` so many slots had come, from a party that is
+/// `near`, on this very processor, or is not.
+#[inline(always)]
+fn next_hold(hold: u32, came: u32, near: impl FnOnce() -> bool) -> u32 {
+    match came {
+        // It sends nothing meanwhile.
+        0..SMALL_BATCH if near() => 0,
+        0..SMALL_BATCH => (hold * 2).clamp(1, MAX_HOLD),
+        SMALL_BATCH..LARGE_BATCH => hold,
+        _ => hold / 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_batches_hold_back_unless_their_sender_is_near() {
+        let after_many = |came, near| (0..20).fold(0, |hold, _| next_hold(hold, came, || near));
+        assert_eq!(after_many(1, false), MAX_HOLD);
+        assert_eq!(after_many(1, true), 0);
+        assert_eq!(next_hold(MAX_HOLD, 1, || true), 0);
+        assert_eq!(next_hold(8, SMALL_BATCH, || false), 8);
+        assert_eq!(next_hold(8, LARGE_BATCH, || false), 4);
     }
 }

@@ -242,16 +242,29 @@ impl LineWords {
         }
     }
 
+    /// Consumer, on processor `cpu`: whether the producer says that it is, or was, there as well.
+    #[inline]
+    pub fn producer_is_near(&self, cpu: u32) -> bool {
+        self.sent.cpu.load(Ordering::Relaxed) == cpu + 1
+    }
+
     /// Consumer, on processor `cpu`: whether the producer says that it is there as well, and does not sleep.
     #[inline]
     pub fn producer_shares(&self, cpu: u32) -> bool {
-        self.sent.cpu.load(Ordering::Relaxed) == cpu + 1 && self.producer_wants.0.load(Ordering::Relaxed) == 0
+        self.producer_is_near(cpu) && self.producer_wants.0.load(Ordering::Relaxed) == 0
     }
 
     /// Producer, on processor `cpu`: whether the consumer says that it is there as well, and does not sleep.
     #[inline]
     pub fn consumer_shares(&self, cpu: u32) -> bool {
         self.cons.cpu.load(Ordering::Relaxed) == cpu + 1 && self.consumer_wants.0.load(Ordering::Relaxed) == 0
+    }
+
+    /// Producer, on processor `cpu`: whether the consumer says that it is on another, awake.
+    #[inline]
+    pub fn consumer_is_awake_elsewhere(&self, cpu: u32) -> bool {
+        let theirs = self.cons.cpu.load(Ordering::Relaxed);
+        theirs != 0 && theirs != cpu + 1 && self.consumer_wants.0.load(Ordering::Relaxed) == 0
     }
 
     /// Producer: whether the consumer has ever said where it is.

@@ -18,6 +18,7 @@ fn a_processor_is_shared_or_not() {
     let page = page();
     let words = page.words(0).unwrap();
     assert!(!words.producer_shares(0) && !words.consumer_shares(0), "nobody has said where he is");
+    assert!(!words.producer_is_near(0) && !words.consumer_is_awake_elsewhere(0), "nobody has said where he is");
     words.producer_is_on(0);
     words.consumer_is_on(3);
     assert!(words.producer_shares(0) && !words.producer_shares(3));
@@ -26,9 +27,11 @@ fn a_processor_is_shared_or_not() {
     assert!(words.producer_is_just_up() && !words.producer_shares(0));
     words.producer_is_on(0);
     assert!(!words.producer_is_just_up() && words.producer_shares(0));
+    assert!(words.producer_is_near(0) && !words.producer_is_near(3));
+    assert!(words.consumer_is_awake_elsewhere(0) && !words.consumer_is_awake_elsewhere(3));
     // Who sleeps needs no processor, and is woken once.
     words.consumer_arm();
-    assert!(!words.consumer_shares(3));
+    assert!(!words.consumer_shares(3) && !words.consumer_is_awake_elsewhere(0));
     assert_eq!([words.consumer_sleeps(), words.consumer_sleeps()], [true, false]);
     assert!(words.consumer_shares(3));
 }

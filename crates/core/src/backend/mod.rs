@@ -84,6 +84,11 @@ pub(crate) trait Rx: Send + Sync {
         false
     }
 
+    /// Whether the other party was on the caller's processor last: then it sends nothing while the caller is there.
+    fn is_near(&self) -> bool {
+        false
+    }
+
     /// Without the lock, and not judged: where the other party says it is, if that is not `taken`.
     fn moved(&self, taken: Pos) -> Option<u32>;
 

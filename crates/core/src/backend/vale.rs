@@ -133,6 +133,11 @@ impl Rx for ValeRx {
     }
 
     #[inline]
+    fn is_near(&self) -> bool {
+        self.line.words().producer_is_near(this_cpu())
+    }
+
+    #[inline]
     fn moved(&self, taken: Pos) -> Option<u32> {
         self.line.words().sent_beyond(taken)
     }

@@ -52,6 +52,8 @@ pub(super) struct Patience {
     /// Whom a wake-up is owed, and since when.
     owed: RefCell<Vec<Napper>>,
     owed_since: Cell<u64>,
+    /// What was delivered last went to a client that is awake on another processor.
+    answer: Cell<bool>,
 }
 
 impl Default for Patience {
@@ -65,6 +67,7 @@ impl Default for Patience {
             oldest: Cell::new(0),
             owed: RefCell::new(Vec::with_capacity(DEBTS)),
             owed_since: Cell::new(0),
+            answer: Cell::new(false),
         }
     }
 }
@@ -104,6 +107,17 @@ impl Patience {
             self.owed.borrow_mut().drain(..).for_each(|napper| napper.wake());
         }
         any
+    }
+
+    /// Something was delivered: whether to a client that may answer while the thread looks, as it is awake on another processor.
+    #[inline]
+    pub(super) fn expects_answer(&self, soon: bool) {
+        self.answer.set(soon);
+    }
+
+    /// Whether an answer may come soon. Once for each delivery.
+    pub(super) fn answer_is_due(&self) -> bool {
+        self.answer.take()
     }
 
     /// A port of the view sent or receives.
@@ -196,6 +210,17 @@ mod tests {
     fn naps_take_half_of_the_time_at_most_and_waits_an_eighth() {
         waited_of_60(NAP);
         waited_of_60(WAIT);
+    }
+
+    #[test]
+    fn an_answer_is_awaited_once() {
+        let patience = Patience::default();
+        assert!(!patience.answer_is_due());
+        patience.expects_answer(true);
+        assert!(patience.answer_is_due() && !patience.answer_is_due());
+        patience.expects_answer(true);
+        patience.expects_answer(false);
+        assert!(!patience.answer_is_due(), "what came last went to somebody else");
     }
 
     #[test]

@@ -557,6 +557,7 @@ impl Incoming {
             let cpu = this_cpu();
             self.line.words().producer_is_on(cpu);
             self.line.words().publish(filled.prod);
+            patience.expects_answer(self.line.words().consumer_is_awake_elsewhere(cpu));
             if self.line.napper(cpu).is_some_and(|one| patience.owes(one)) {
                 return;
             }

@@ -164,7 +164,7 @@ fn work(worker: &mut Worker, taken: &mut u64, post: &Post) {
                 return;
             }
         }
-        if (0..LOOKS).any(|_| worker.pass() > 0) {
+        if (0..LOOKS).any(|_| worker.pass() > 0) || worker.awaits_answer() {
             idle_since = Instant::now();
             continue;
         }
@@ -177,8 +177,7 @@ fn work(worker: &mut Worker, taken: &mut u64, post: &Post) {
             Given::Woken => idle_since = Instant::now(),
             Given::ToNobody => {
                 // What comes soon need not wait for a system call.
-                let mut looks = (0..MORE_LOOKS).inspect(|_| spin_hint());
-                if looks.any(|_| worker.pass() > 0) {
+                if worker.looks_longer() {
                     idle_since = Instant::now();
                     continue;
                 }
@@ -269,6 +268,18 @@ impl Worker {
         }
         self.turns.took(moved);
         moved
+    }
+
+    /// Looks on, for what comes soon; whether anything did.
+    fn looks_longer(&mut self) -> bool {
+        (0..MORE_LOOKS).inspect(|_| spin_hint()).any(|_| self.pass() > 0)
+    }
+
+    /// A few packets went to a client that is awake on another processor: looks whether it answers before this one is given to
+    /// anybody, who is likely to wait for that answer.
+    fn awaits_answer(&mut self) -> bool {
+        let due = self.patience.answer_is_due() && self.turns.is_small();
+        due && self.looks_longer()
     }
 
     /// After a panic: goes on with what it was told, without what it failed at.

@@ -8,6 +8,8 @@ use unetmap_sys::nap;
 
 /// Slots that make a turn large: what they cost to move is as much as the change of processes.
 const LARGE: u32 = 256;
+/// Slots that leave a turn small: it may be a question.
+const SMALL: u32 = 32;
 /// Large turns in a row that are believed to be a stream.
 const STREAM: u32 = 16;
 
@@ -26,6 +28,11 @@ impl Turns {
     #[inline]
     pub(super) fn took(&mut self, slots: u32) {
         self.slots = self.slots.saturating_add(slots);
+    }
+
+    /// Whether little was taken in this turn until now: less than a look for an answer is worth.
+    pub(super) fn is_small(&self) -> bool {
+        self.slots < SMALL
     }
 
     /// The processor goes to a client.
@@ -66,7 +73,9 @@ mod tests {
         std::thread::spawn(|| {
             let mut turns = Turns::default();
             let mut turn = |slots: u32| {
+                assert!(turns.is_small());
                 (0..slots).for_each(|_| turns.took(1));
+                assert_eq!(turns.is_small(), slots < SMALL);
                 turns.end();
                 policy()
             };
