@@ -107,6 +107,39 @@ fn buffers_change_sides() {
     });
 }
 
+/// A sender writes a buffer that comes back only where it does not hold the packet any more: what arrives is the packet, also
+/// if a receiver writes into what it gives back.
+#[test]
+fn what_comes_back_spoiled_is_written_anew() {
+    isolated(|home| {
+        let b = open("vale0:b");
+        // More than a line long, and no multiple of one.
+        const LEN: usize = 150;
+        let near = format!("vale0:a@share={}", b.spec());
+        let mut sender = Command::new(program("pkt-gen"));
+        sender.args(["-i", &near, "-f", "tx", "-l", &LEN.to_string(), "-b", "100", "-w", "0"]);
+        let sender = Guard::spawn(sender.stdout(Stdio::null()).stderr(Stdio::null()));
+        let (mut dice, mut first, mut got) = (Dice(7), None, 0);
+        until("many have come", || {
+            b.poll(Interest::RX, Some(LIMIT)).expect("a living daemon");
+            for slot in b.rx_rings()[0].window() {
+                let packet = first.get_or_insert_with(|| bytes_of(&slot)).as_slice();
+                assert_eq!((packet.len(), bytes_of(&slot).as_slice()), (LEN, packet), "packet {got}");
+                // Every third stays as it is.
+                if dice.below(3) > 0 {
+                    let at = dice.below(LEN as u64) as usize;
+                    slot.frame().write(at, &[!packet[at]]);
+                }
+                got += 1;
+            }
+            b.rx_rings()[0].advance(u32::MAX);
+            got >= 20 * SLOTS
+        });
+        drop(sender);
+        assert_ne!(swapped(home, "vale0:b"), 0);
+    });
+}
+
 /// What goes to several, or to another region, is copied; both among what is exchanged.
 #[test]
 fn what_goes_to_others_is_copied() {

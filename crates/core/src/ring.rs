@@ -284,11 +284,11 @@ impl<'a> SlotRef<'a> {
         self.slots().store(self.at, SlotValue { flags: theirs.flags | NS_BUF_CHANGED, ..theirs });
     }
 
-    /// Has the beginning of the buffer fetched into the cache, to be written soon. Worth while where somebody on another
+    /// Has the beginning of the buffer fetched into the cache, to be read soon. Worth while where somebody on another
     /// processor had it last.
     #[inline(always)]
-    pub fn fetch_to_write(&self) {
-        self.ring.region().fetch_to_write(BufIdx(self.buf_idx()));
+    pub fn fetch(&self) {
+        self.ring.region().fetch(BufIdx(self.buf_idx()));
     }
 
     /// The buffer; empty when the slot names none that exists.

@@ -16,9 +16,9 @@ use crate::take::CopyKind;
 /// Bytes of an Ethernet frame that say from where to where.
 pub const ADDRESSES: usize = 12;
 /// In a slot's flags: the packet is not one of a run.
-const NOT_PLAIN: u16 = NS_MOREFRAG | 0xff00;
+pub(crate) const NOT_PLAIN: u16 = NS_MOREFRAG | 0xff00;
 /// Bytes of the shortest packet of a run.
-const SHORTEST: u16 = 14;
+pub(crate) const SHORTEST: u16 = 14;
 
 /// Slots, and the region of their buffers.
 #[derive(Clone, Copy)]

@@ -68,25 +68,27 @@ impl<'a> Frame<'a> {
         n
     }
 
-    /// Copies `lines` of 64 bytes to the start, as many as fit whole; returns how many.
+    /// Has `lines` of 64 bytes at the start, as many as fit whole: writes those that differ from what is there, and only
+    /// reads the others, so that a processor that reads them too keeps its copies. Returns how many it wrote.
     #[inline(always)]
-    pub fn write_lines(&self, lines: &[[u8; 64]]) -> usize {
+    pub fn put_lines(&self, lines: &[[u8; 64]]) -> usize {
         let n = lines.len().min(self.capacity / 64);
+        let mut written = 0;
         for (i, line) in lines[..n].iter().enumerate() {
-            // SAFETY: (i + 1) * 64 <= capacity, so the line is inside the buffer (new); else as in `read`.
-            unsafe { std::ptr::copy_nonoverlapping(line.as_ptr(), self.base.add(64 * i), 64) };
+            // SAFETY: (i + 1) * 64 <= capacity, so the line is inside the buffer (new), which others may write: what is read
+            // is a copy, as what is written is (M1).
+            unsafe {
+                let at = self.base.add(64 * i);
+                let there = at.cast::<[u64; 8]>().read_unaligned();
+                let wanted = line.as_ptr().cast::<[u64; 8]>().read_unaligned();
+                // Not `==`, which would be a call.
+                if there.iter().zip(&wanted).fold(0, |differ, (a, b)| differ | (a ^ b)) != 0 {
+                    std::ptr::copy_nonoverlapping(line.as_ptr(), at, 64);
+                    written += 1;
+                }
+            }
         }
-        n
-    }
-
-    /// Writes back what stands in the first byte, so that this processor is the last to have written its cache line: whoever
-    /// writes the line next gets it by one hand-over. Only for who owns the buffer.
-    #[inline(always)]
-    pub(crate) fn claim(&self) {
-        if self.capacity > 0 {
-            // SAFETY: the byte is inside the buffer (new); volatile, so that it happens, and because others may write it (M1).
-            unsafe { self.base.write_volatile(self.base.read_volatile()) };
-        }
+        written
     }
 
     /// The first 16 bytes: those of an Ethernet header, and two more. Zeros for those that are not there.

@@ -488,6 +488,13 @@ impl Consumer {
         naps.then(|| Napper { words: self.words.clone(), consumer: false })
     }
 
+    /// How its slots are copied.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(crate) fn copy_kind(&self) -> CopyKind {
+        self.copy
+    }
+
     /// What the slots are judged by.
     pub fn limits(&self) -> Limits {
         self.limits

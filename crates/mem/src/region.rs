@@ -219,18 +219,18 @@ impl Region {
         unsafe { Frame::new(self.bufs.add(idx.0 as usize * bufs.size as usize), bufs.size as usize) }
     }
 
-    /// Has the beginning of buffer `idx` fetched into the cache, to be written, where the processor can; an index out of bounds
-    /// means the last buffer.
+    /// Has the beginning of buffer `idx` fetched into the cache, to be read, where the processor can; an index out of
+    /// bounds means the last buffer.
     #[inline(always)]
-    pub fn fetch_to_write(&self, idx: BufIdx) {
+    pub fn fetch(&self, idx: BufIdx) {
         #[cfg(target_arch = "x86_64")]
         {
             let bufs = &self.geometry.bufs;
             let index = idx.0.min(bufs.count - 1) as usize;
             // SAFETY: buffer index < count lies inside the pool, which `attach` mapped whole (M2); nothing is read.
             unsafe {
-                use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_ET0>(self.bufs.add(index * bufs.size as usize).cast());
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T0>(self.bufs.add(index * bufs.size as usize).cast());
             }
         }
         #[cfg(not(target_arch = "x86_64"))]

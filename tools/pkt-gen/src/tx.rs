@@ -162,10 +162,11 @@ impl Same {
         self.refill(slot);
     }
 
-    /// Writes the packet into a slot's buffer. Buffers are whole lines long, so that it fits with what is behind it.
+    /// Has the packet in a slot's buffer. Buffers are whole lines long, so that it fits with what is behind it. One that comes
+    /// back from a receiver that only read it holds it already: then nobody's cache loses the line.
     #[inline(always)]
     fn refill(&self, slot: &SlotRef<'_>) {
-        slot.frame().write_lines(&self.lines);
+        slot.frame().put_lines(&self.lines);
     }
 }
 
@@ -195,14 +196,12 @@ impl Fill for Same {
         } else if to.ring.slot(to.ring.head()).flags() & NS_BUF_CHANGED != 0 {
             // So will be the next ones: somebody else had their buffers just now.
             let mut ahead = to.ring.first(n);
-            ahead.by_ref().take(AHEAD).for_each(|slot| slot.fetch_to_write());
+            ahead.by_ref().take(AHEAD).for_each(|slot| slot.fetch());
             slots.for_each(|slot| {
                 if let Some(next) = ahead.next() {
-                    next.fetch_to_write();
+                    next.fetch();
                 }
-                if slot.flags() & NS_BUF_CHANGED != 0 {
-                    self.refill(&slot);
-                }
+                self.refill(&slot);
                 slot.set_len_flags(len, 0);
                 last = Some(slot);
             });

@@ -10,7 +10,7 @@ use crate::take::CopyKind;
 use crate::window::Window;
 use unetmap_abi::NS_MOREFRAG;
 
-const SLOTS: u32 = 16;
+const SLOTS: u32 = 64;
 const LEN: u16 = 60;
 const TO: [u8; ADDRESSES] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
 
@@ -24,8 +24,8 @@ struct Pair {
 }
 
 impl Pair {
-    fn new() -> Pair {
-        let geometry = || Geometry::new((1, 4096), (3, 512), (2 + 2 * SLOTS, 512)).unwrap();
+    fn new(kind: CopyKind) -> Pair {
+        let geometry = || Geometry::new((1, 4096), (3, 2048), (2 + 2 * SLOTS, 512)).unwrap();
         let (region, _) = Region::create("test", geometry()).unwrap();
         let (copies, _) = Region::create("test", geometry()).unwrap();
         let slots = Slots::new(SLOTS).unwrap();
@@ -44,7 +44,7 @@ impl Pair {
         // The words of its line lie where sessions are described in other regions.
         let lines = LinePage::new(Window::clone(copies.window()));
         let limits = region.limits();
-        let taken = Consumer::new(&lines, 0, sender.clone(), mine, limits, CopyKind::best()).unwrap();
+        let taken = Consumer::new(&lines, 0, sender.clone(), mine, limits, kind).unwrap();
         Pair { region, sender, receiver, taken, _copies: copies }
     }
 
@@ -64,15 +64,15 @@ impl Pair {
 }
 
 proptest! {
-    /// It stops where the packets say, each buffer changes sides for another, and what the sender writes after its slots
+    /// Every kind stops where the packets say, each buffer changes sides for another, and what the sender writes after its slots
     /// were taken counts for nothing.
     #[test]
     fn runs_change_sides_up_to_the_first_other_packet(
-        faults in prop::collection::vec(fault(2 + 2 * SLOTS), SLOTS as usize),
-        from in 0..SLOTS, to in 0..SLOTS, most in 0..40u32,
+        faults in prop::collection::vec(prop_oneof![4 => Just(Fault::None), 1 => fault(2 + 2 * SLOTS)], SLOTS as usize),
+        (from, to, most) in (0..SLOTS, 0..SLOTS, 0..2 * SLOTS), kind in prop::sample::select(CopyKind::available()),
         late in prop::collection::vec((0..SLOTS, any::<u32>()), 0..4),
     ) {
-        let pair = Pair::new();
+        let pair = Pair::new(kind);
         let slots = pair.sender.slots();
         let pos = |raw| slots.pos(raw).unwrap();
         // The slot that was not sent is none of the run.
@@ -126,7 +126,7 @@ proptest! {
 
 #[test]
 fn what_was_not_exchanged_is_as_it_was() {
-    let pair = Pair::new();
+    let pair = Pair::new(CopyKind::best());
     pair.take();
     let bad = pair.sender.slots().next(Pos::ZERO);
     pair.receiver.set_buf_idx(bad, BufIdx(1));
