@@ -31,6 +31,10 @@ const DEBTS: usize = 16;
 /// Work beyond this is not saved up, nanoseconds.
 const MOST_SAVED: i64 = LIMIT.as_nanos() as i64;
 
+/// Answers that may fail to come in a row; then only one delivery of [`SELDOM`] is worth a look for one.
+const UNANSWERED: u32 = 4;
+const SELDOM: u32 = 16;
+
 /// A port of a view, by the numbers of both.
 pub(super) type Which = (usize, u8);
 
@@ -54,6 +58,8 @@ pub(super) struct Patience {
     owed_since: Cell<u64>,
     /// What was delivered last went to a client that is awake on another processor.
     answer: Cell<bool>,
+    /// Such deliveries since one was answered.
+    unanswered: Cell<u32>,
 }
 
 impl Default for Patience {
@@ -68,6 +74,7 @@ impl Default for Patience {
             owed: RefCell::new(Vec::with_capacity(DEBTS)),
             owed_since: Cell::new(0),
             answer: Cell::new(false),
+            unanswered: Cell::new(0),
         }
     }
 }
@@ -115,9 +122,19 @@ impl Patience {
         self.answer.set(soon);
     }
 
-    /// Whether an answer may come soon. Once for each delivery.
+    /// Whether an answer may come soon. Once for each delivery, and seldom where none ever comes.
     pub(super) fn answer_is_due(&self) -> bool {
-        self.answer.take()
+        if !self.answer.take() {
+            return false;
+        }
+        let unanswered = self.unanswered.get();
+        self.unanswered.set(unanswered.wrapping_add(1));
+        unanswered < UNANSWERED || unanswered.is_multiple_of(SELDOM)
+    }
+
+    /// The answer has come.
+    pub(super) fn was_answered(&self) {
+        self.unanswered.set(0);
     }
 
     /// A port of the view sent or receives.
@@ -213,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_awaited_once() {
+    fn an_answer_is_awaited_once_and_seldom_in_vain() {
         let patience = Patience::default();
         assert!(!patience.answer_is_due());
         patience.expects_answer(true);
@@ -221,6 +238,15 @@ mod tests {
         patience.expects_answer(true);
         patience.expects_answer(false);
         assert!(!patience.answer_is_due(), "what came last went to somebody else");
+        let looks = || {
+            patience.expects_answer(true);
+            patience.answer_is_due()
+        };
+        patience.was_answered();
+        assert_eq!((0..160).filter(|_| looks()).count(), 4 + 9, "where none comes, it is seldom looked for");
+        assert!((0..SELDOM).any(|_| looks()), "one may come again");
+        patience.was_answered();
+        assert!((0..UNANSWERED).all(|_| looks()));
     }
 
     #[test]

@@ -279,7 +279,11 @@ impl Worker {
     /// anybody, who is likely to wait for that answer.
     fn awaits_answer(&mut self) -> bool {
         let due = self.patience.answer_is_due() && self.turns.is_small();
-        due && self.looks_longer()
+        let came = due && self.looks_longer();
+        if came {
+            self.patience.was_answered();
+        }
+        came
     }
 
     /// After a panic: goes on with what it was told, without what it failed at.
