@@ -63,6 +63,9 @@ impl Port {
     /// [`Port::poll`].
     #[inline]
     pub(crate) fn wait(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
+        if want == Interest::RX && timeout != Some(Duration::ZERO) && self.poll_quickly() {
+            return Ok(Interest::RX);
+        }
         // Who only asks is not made to wait.
         let ready =
             if timeout == Some(Duration::ZERO) && self.rests { self.look(want, None)? } else { self.first_look(want)? };
@@ -137,6 +140,10 @@ impl Port {
         for _ in 0..eager {
             let ready = self.look_often(want)?;
             if !ready.is_none() {
+                // So soon only from another processor.
+                if self.crowded.load(Relaxed) {
+                    self.crowded.store(false, Relaxed);
+                }
                 return Ok(Ok(ready));
             }
         }
@@ -270,6 +277,8 @@ impl Port {
         }
     }
 }
+
+mod quick;
 
 /// How long to hold back before the next look, in spin hints, when after `hold` so many slots had come, from a party that is
 /// `near`, on this very processor, or is not.

@@ -15,6 +15,7 @@
 mod atomic;
 mod control;
 mod copy;
+mod fetch;
 mod frame;
 mod line;
 mod pool;

@@ -24,6 +24,7 @@
 //! own processor may wake it later, when it has nothing to do itself.
 
 use crate::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_publisher, fence_sleeper};
+use crate::fetch;
 use crate::pos::{Pos, Slots, Span};
 use crate::slot::{Limits, SlotRing, SlotValue};
 use crate::take::{CopyKind, any_changed, claim, take};
@@ -174,6 +175,19 @@ impl LineWords {
     pub fn sent_beyond(&self, taken: Pos) -> Option<u32> {
         let raw = self.sent.prod.load(Ordering::Relaxed);
         (raw != taken.raw()).then_some(raw)
+    }
+
+    /// Producer, which will publish soon: has the word's cache line brought to be written.
+    #[inline(always)]
+    pub fn fetch_to_publish(&self) {
+        fetch::to_write(&raw const self.sent);
+    }
+
+    /// Consumer, which has nothing to do before `prod` moves: has its cache line brought as if it were to write it. The
+    /// producer's next store then takes the line over at once, and need not call copies back first.
+    #[inline(always)]
+    pub fn fetch_to_wait(&self) {
+        fetch::to_write(&raw const self.sent);
     }
 
     /// Consumer: the producer's word as it stands, any number. For glances at many lines.
@@ -503,7 +517,7 @@ impl Consumer {
     /// Copies the slots of `span`, which must lie in `[cons, prod)`, into the own ring and claims their lines. A slot
     /// that breaks the limits is delivered as length 0 in the buffer `spare`; a chain that it is part of stays one. Returns
     /// how many those were.
-    #[inline]
+    #[inline(always)]
     pub fn take(&self, span: Span, spare: crate::BufIdx) -> u32 {
         if self.mine.slots().next(span.from) == span.to
             && let Some(mut slot) = self.words().express(span.to)
@@ -512,6 +526,12 @@ impl Consumer {
             self.mine.store(span.from, slot);
             return if self.limits.allow(slot) { 0 } else { self.mend(span, spare) };
         }
+        self.take_run(span, spare)
+    }
+
+    /// Not within the above: one packet is a few instructions, these are hundreds.
+    #[inline(never)]
+    fn take_run(&self, span: Span, spare: crate::BufIdx) -> u32 {
         if take(self.copy, &self.theirs, &self.mine, span, self.limits) { 0 } else { self.mend(span, spare) }
     }
 

@@ -108,7 +108,7 @@ impl PipeRx {
 }
 
 impl Rx for PipeRx {
-    #[inline]
+    #[inline(always)]
     fn release(&self, window: Span) -> u32 {
         let bad = self.line.give_back(window);
         self.line.words().release(window.to);
@@ -118,7 +118,7 @@ impl Rx for PipeRx {
         bad
     }
 
-    #[inline]
+    #[inline(always)]
     fn fill(&self, held: Pos, taken: Pos) -> Result<Filled, Nonsense> {
         let to = self.line.words().sent(self.line.slots().slots(), held, taken).ok_or(Nonsense)?;
         let window = Span { from: taken, to };

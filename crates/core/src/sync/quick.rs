@@ -4,15 +4,19 @@
 //! that is several times what the transfer itself takes. The usual case is therefore a way of its own: a pipe that nobody
 //! watches, packets to be sent, and free slots left. It judges what `sync` judges, and leaves everything else to that.
 //!
+//! So does a receiver that has given everything back and waits for what comes next: what it does with that counts in full
+//! for a question that waits for its answer.
+//!
 //! A thread that alone syncs a ring comes to own it, and takes no lock from then on (`RingState::enter`).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use unetmap_abi::NS_MOREFRAG;
-use unetmap_mem::{Span, SyncGuard};
+use unetmap_mem::{Pos, Span, SyncGuard};
 use unetmap_sys::process;
 
-use super::{Path, SyncRing, judge};
+use super::{NO_NONSENSE, Path, SyncRing, WallTime, judge};
+use crate::backend::Rx;
 
 /// So many syncs of one thread in a row under the lock make the ring its own: far more than a program that opens a port in one
 /// thread, and uses it in another, makes in the first.
@@ -51,6 +55,60 @@ impl SyncRing {
         state.set_hwcur(asked.head);
         state.count(slots.distance(hwcur, asked.head));
         true
+    }
+
+    /// Gives back what the program has read, if that is all there was and nothing else is to be done; `false`: nothing was
+    /// done. Where nothing was left to give back it is done.
+    #[inline(always)]
+    pub(crate) fn release_quickly(&self, lease: u32) -> bool {
+        let Path::PipeRx(rx) = &self.path else { return false };
+        let Some(_guard) = self.go_inside(lease) else { return false };
+        let Some((hwcur, hwtail)) = self.emptied() else { return false };
+        if hwcur != hwtail {
+            let bad = rx.release(Span { from: hwcur, to: hwtail });
+            self.state().set_hwcur(hwtail);
+            if bad > 0 {
+                self.state().count_bad_slots(bad);
+            }
+        }
+        true
+    }
+
+    /// Takes what has come to a ring of which everything was given back, as the sync of a poll that knows the time would, if
+    /// nothing else is to be done; `false`: nothing was done.
+    #[inline(always)]
+    pub(crate) fn receive_quickly(&self, lease: u32, now: WallTime) -> bool {
+        let Path::PipeRx(rx) = &self.path else { return false };
+        let Some(_guard) = self.go_inside(lease) else { return false };
+        let Some((hwcur, hwtail)) = self.emptied() else { return false };
+        if hwcur != hwtail {
+            return false;
+        }
+        let filled = match rx.fill(hwtail, hwtail) {
+            Ok(filled) if filled.to != hwtail => filled,
+            _ => return false,
+        };
+        let state = self.state();
+        state.count(self.view.shape().slots.distance(hwtail, filled.to));
+        if filled.bad > 0 {
+            state.count_bad_slots(filled.bad);
+        }
+        self.stamp(Some(now));
+        state.set_hwtail(filled.to);
+        self.view.set_tail(filled.to);
+        true
+    }
+
+    /// With the right to sync: where the last sync left the ring, if the program keeps nothing of it, its pointers are what
+    /// they should be, and nothing is to be said about it.
+    #[inline(always)]
+    fn emptied(&self) -> Option<(Pos, Pos)> {
+        let (state, view) = (self.state(), &self.view);
+        let (hwcur, hwtail) = state.positions(view.shape().slots)?;
+        let tail = hwtail.raw();
+        let empty = view.raw_head() == tail && view.raw_cur() == tail && view.raw_tail() == tail;
+        let usual = state.notice() == 0 && self.nonsense.load(Relaxed) == NO_NONSENSE && !self.forwards();
+        (empty && usual).then_some((hwcur, hwtail))
     }
 
     /// Takes the right to sync a ring of which nothing is to be said, as its owner if possible.

@@ -1,10 +1,11 @@
 //! What goes the quick way of a poll, and what does not.
 
-use unetmap_abi::NS_MOREFRAG;
+use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
+use unetmap_mem::BufIdx;
 use unetmap_sys::process;
 
 use super::wire::{Field, House, poke};
-use crate::sync::{Effort, SyncRing};
+use crate::sync::{Effort, SyncRing, WallTime};
 
 const LEASE: u32 = 7;
 
@@ -57,6 +58,68 @@ fn small_batches_go_the_quick_way_and_all_else_does_not() {
     assert!(!goes_quickly(inner), "tail was overwritten");
     poke(&wire.files[0], ring, Field::Head, 1 << 31);
     assert!(!goes_quickly(inner), "head is nowhere");
+}
+
+#[test]
+fn what_comes_to_an_empty_ring_is_received_quickly_and_all_else_is_not() {
+    let wire = House::new(1, 16, 0).wire(16, 14);
+    let (ring, inner) = (&wire.rx, &wire.rx.inner);
+    let send = |n| {
+        wire.txsync(Effort::Full).unwrap();
+        assert_eq!(wire.tx.advance(n), n);
+        wire.txsync(Effort::Full).unwrap();
+    };
+    let receive = || {
+        let before = inner.state().slots.load(std::sync::atomic::Ordering::Relaxed);
+        let quick = inner.receive_quickly(LEASE, WallTime::now());
+        let came = inner.state().slots.load(std::sync::atomic::Ordering::Relaxed) - before;
+        assert_eq!(quick, came > 0, "what is not done quickly is not done at all");
+        came
+    };
+    assert_eq!(receive(), 0, "nothing came");
+    assert_eq!(ring.time(), (0, 0));
+    for n in [1, 3, 12] {
+        send(n);
+        assert!(inner.release_quickly(LEASE), "nothing is left to give back");
+        assert_eq!((receive(), ring.space()), (u64::from(n), n));
+        assert!(ring.time().0 > 0, "it has a time");
+        assert!(!inner.release_quickly(LEASE) && receive() == 0, "the program holds packets");
+        ring.advance(n - 1);
+        assert!(!inner.release_quickly(LEASE), "one still");
+        ring.advance(1);
+        send(1);
+        assert_eq!(receive(), 0, "what was read is given back before");
+        assert!(inner.release_quickly(LEASE));
+        assert_eq!(receive(), 1);
+        ring.advance(1);
+        assert!(inner.release_quickly(LEASE));
+    }
+
+    // A slot that breaks the limits, and a buffer that does not exist.
+    wire.tx.slot(wire.tx.head()).set_len(u16::MAX);
+    send(1);
+    assert_eq!((receive(), ring.slot(ring.head()).len()), (1, 0));
+    ring.slot(ring.head()).set_flags(NS_BUF_CHANGED);
+    ring.slot(ring.head()).replace_buf(BufIdx(1 << 30));
+    ring.advance(1);
+    assert!(inner.release_quickly(LEASE));
+    assert_eq!(inner.state().bad_slots.load(std::sync::atomic::Ordering::Relaxed), 2);
+
+    send(1);
+    let guard = inner.state().try_lock(LEASE + 1, 1).unwrap();
+    assert!(!inner.release_quickly(LEASE) && receive() == 0, "somebody else syncs it");
+    drop(guard);
+    for field in [Field::Head, Field::Cur, Field::Tail] {
+        let right = ring.tail().raw();
+        for wrong in [(right + 1) % 16, 1 << 31] {
+            poke(&wire.files[0], ring, field, wrong);
+            assert!(!inner.release_quickly(LEASE) && receive() == 0, "{field:?} was overwritten");
+        }
+        poke(&wire.files[0], ring, field, right);
+    }
+    inner.state().watchers_changed();
+    assert!(!inner.release_quickly(LEASE) && receive() == 0, "somebody watches");
+    assert!(!wire.tx.inner.release_quickly(LEASE));
 }
 
 #[test]
