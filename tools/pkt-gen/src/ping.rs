@@ -95,6 +95,8 @@ struct Pinger<'a> {
     next: u32,
     /// Of the burst, not answered yet.
     open: u32,
+    /// When the last of it was sent.
+    sent: Duration,
     rtt: Histogram<u64>,
     lap: Lap,
     lap_began: Instant,
@@ -114,12 +116,14 @@ pub(crate) fn ping(worker: &Worker<'_>, mut packet: Packet) -> Result<Outcome, S
         first: 0,
         next: 0,
         open: 0,
+        sent: Duration::ZERO,
         rtt,
         lap: Lap::default(),
         lap_began: Instant::now(),
         reporter: Reporter::new(style, worker.config.function.name(), counters, worker.interval),
         scratch: Vec::new(),
     };
+    worker.port.tx_rings().first().into_iter().for_each(touch);
     let begin = Instant::now();
     let (mut sent, mut lost) = (0, 0);
     while sent < worker.count && !worker.stopped() {
@@ -149,7 +153,8 @@ impl Pinger<'_> {
         let n = space.min(max);
         self.first = self.next;
         for slot in ring.window().take(n as usize) {
-            packet.set_payload(0, &stamp(self.next, self.clock.now()));
+            self.sent = self.clock.now();
+            packet.set_payload(0, &stamp(self.next, self.sent));
             self.scratch.clear();
             self.scratch.resize(config.vnet_hdr, 0);
             self.scratch.extend_from_slice(packet.longest());
@@ -163,6 +168,7 @@ impl Pinger<'_> {
             let dumped: String = dumps(config.dump, ring, n).collect();
             ring.advance(n);
             port.txsync().map_err(|e| e.to_string())?;
+            ring.first(n).for_each(|slot| slot.fetch_to_write());
             if !dumped.is_empty() {
                 print(&dumped);
             }
@@ -179,17 +185,17 @@ impl Pinger<'_> {
     /// Waits for the answers to the burst; returns how many did not come.
     fn collect(&mut self) -> Result<u32, String> {
         let port = self.worker.port;
-        let began = Instant::now();
+        let mut now = self.sent;
         loop {
             self.report();
             if self.open == 0 {
                 return Ok(0);
             }
-            if self.worker.stopped() || began.elapsed() > LOST_AFTER {
+            if self.worker.stopped() || now.saturating_sub(self.sent) > LOST_AFTER {
                 return Ok(self.open);
             }
             port.poll(Interest::RX, Some(PATIENCE)).map_err(|e| e.to_string())?;
-            let now = self.clock.now();
+            now = self.clock.now();
             for ring in port.rx_rings() {
                 self.take(ring, now);
             }
@@ -232,6 +238,14 @@ impl Pinger<'_> {
     }
 }
 
+/// Writes to every buffer that the program holds, so that its memory is there before anybody waits for it: the first round
+/// through a ring is like all others. The port's other side does the same with its own.
+fn touch(ring: &Ring) {
+    ring.window().for_each(|slot| {
+        slot.frame().write(0, &[0]);
+    });
+}
+
 /// With -X: what to print of the first `n` slots of a ring.
 fn dumps(wanted: bool, ring: &Ring, n: u32) -> impl Iterator<Item = String> {
     ring.window().take(if wanted { n as usize } else { 0 }).map(|slot| dump::slot(ring, &slot))
@@ -243,6 +257,7 @@ pub(crate) fn pong(worker: &Worker<'_>) -> Result<Outcome, String> {
     let (Some(tx), rx) = (port.tx_rings().first(), port.rx_rings()) else {
         return Err(no_ring(port.spec(), "tx"));
     };
+    touch(tx);
     let mut answered = 0;
     let mut begin = None;
     let mut end = Instant::now();
@@ -273,6 +288,8 @@ pub(crate) fn pong(worker: &Worker<'_>) -> Result<Outcome, String> {
             ring.advance(n);
             tx.advance(n);
             port.txsync().map_err(|e| e.to_string())?;
+            // The other side read them last; the next answers are not to wait until they are ours again.
+            tx.first(n).for_each(|slot| slot.fetch_to_write());
             answered += packets;
             if n > 0 {
                 worker.counters.add(worker.interval, packets, bytes, space);
