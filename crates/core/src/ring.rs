@@ -291,6 +291,12 @@ impl<'a> SlotRef<'a> {
         self.ring.region().fetch(BufIdx(self.buf_idx()));
     }
 
+    /// The same to be written soon, where somebody on another processor read it last.
+    #[inline(always)]
+    pub fn fetch_to_write(&self) {
+        self.ring.region().fetch_to_write(BufIdx(self.buf_idx()));
+    }
+
     /// The buffer; empty when the slot names none that exists.
     #[inline(always)]
     pub fn frame(&self) -> Frame<'a> {

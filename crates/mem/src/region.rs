@@ -14,6 +14,7 @@ use unetmap_sys::program::{PIECES, Piece, bring};
 use unetmap_sys::xsk::Umem;
 use unetmap_sys::{Mapping, memfd};
 
+use crate::fetch;
 use crate::frame::Frame;
 use crate::pos::BufIdx;
 use crate::slot::Limits;
@@ -235,6 +236,14 @@ impl Region {
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = idx;
+    }
+
+    /// The same to be written: whoever has it, or a copy of it, gives it up.
+    #[inline(always)]
+    pub fn fetch_to_write(&self, idx: BufIdx) {
+        let bufs = &self.geometry.bufs;
+        let index = idx.0.min(bufs.count - 1) as usize;
+        fetch::to_write(self.bufs.wrapping_add(index * bufs.size as usize));
     }
 
     /// Brings data of this process, at addresses where there may be no memory, to the starts of buffers: up to
