@@ -47,6 +47,16 @@ impl Replay {
     pub(crate) fn new(capture: Capture) -> Replay {
         Replay { capture, at: 0 }
     }
+
+    /// Bytes of the longest packet.
+    pub(crate) fn longest(&self) -> usize {
+        self.capture.longest()
+    }
+
+    /// The packets of the file, each behind `prefix` zeros.
+    pub(crate) fn into_prefixed(self, prefix: usize) -> Vec<Vec<u8>> {
+        (0..self.capture.len()).map(|i| [&vec![0; prefix][..], self.capture.packet(i)].concat()).collect()
+    }
 }
 
 impl Source for Replay {

@@ -15,6 +15,9 @@ use crate::options::{Function, MAX_FRAGS};
 use crate::source::{Fixed, Replay, Source, Varied};
 use crate::worker::{Outcome, PATIENCE, Pacer, Worker};
 
+mod replayed;
+use replayed::Replayed;
+
 /// How long the other side may release nothing before draining gives up.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
 /// The same after a signal: whoever sent it is waiting.
@@ -46,6 +49,9 @@ pub(crate) fn run(worker: &Worker<'_>, load: Load) -> Result<Outcome, String> {
         ),
         Load::Fixed(source) => pump(worker, Each::new(worker, source)),
         Load::Varied(source) => pump(worker, Each::new(worker, *source)),
+        Load::Replay(source) if plain && config.vnet_hdr + source.longest() <= worker.port.buf_size() as usize => {
+            pump(worker, Replayed::new(worker, source))
+        }
         Load::Replay(source) => pump(worker, Each::new(worker, source)),
     }
 }
@@ -61,6 +67,8 @@ struct Batch {
 /// A ring and how many of its buffers have never been filled: the next ones from its head.
 struct TxRing<'a> {
     ring: &'a Ring,
+    /// Among those of the worker's port, from 0.
+    number: usize,
     unfilled: u32,
 }
 
@@ -76,8 +84,9 @@ fn pump(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String> {
     let (config, port) = (worker.config, worker.port);
     // Numbers go into one ring only: each ring of the receiver is judged by itself.
     let rings = if config.function == Function::Txseq { 1 } else { port.tx_rings().len() };
+    let rings = port.tx_rings()[..rings].iter().enumerate();
     let mut rings: Vec<TxRing<'_>> =
-        port.tx_rings()[..rings].iter().map(|ring| TxRing { ring, unfilled: ring.num_slots() }).collect();
+        rings.map(|(number, ring)| TxRing { ring, number, unfilled: ring.num_slots() }).collect();
     let mut pacer = Pacer::new(worker.rate);
     let mut sent = 0;
     let begin = Instant::now();

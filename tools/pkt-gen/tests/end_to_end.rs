@@ -1,9 +1,12 @@
 //! The program as scripts see it: exit status, output, and what it does to packets.
 
+use std::fs::File;
 use std::io::{BufRead as _, BufReader};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tool_common::testing::{House, LIMIT, Running};
@@ -34,6 +37,22 @@ fn await_note(running: &mut Running, beginning: &str) {
         seen.push(line);
     }
     panic!("no `{beginning}` in {seen:?}");
+}
+
+fn write_capture(path: &Path, packets: &[Vec<u8>]) {
+    let mut writer = PcapWriter::new(File::create(path).expect("a file")).expect("a capture");
+    for packet in packets {
+        writer.write_packet(&PcapPacket::new(Duration::ZERO, packet.len() as u32, packet)).expect("room");
+    }
+}
+
+fn read_capture(path: &Path) -> Vec<Vec<u8>> {
+    let mut reader = PcapReader::new(File::open(path).expect("a file")).expect("a capture");
+    let mut packets = Vec::new();
+    while let Some(packet) = reader.next_packet() {
+        packets.push(packet.expect("a whole packet").data.into_owned());
+    }
+    packets
 }
 
 fn objects(text: &str) -> Vec<Value> {
@@ -154,6 +173,39 @@ fn pings_and_their_answers_are_dumped() {
     for text in [&out, &pong_out] {
         assert_eq!((text.matches(there).count(), text.matches(back).count()), (3, 3), "{text}");
         assert_eq!(text.matches(" len 60\n").count(), 6, "{text}");
+    }
+}
+
+#[test]
+fn a_capture_is_replayed_again_and_again() {
+    let Some(house) = house() else { return };
+    let (from, to) = (house.folder().join("from.pcap"), house.folder().join("to.pcap"));
+    // To everybody, and of different lengths.
+    let packet = |n: u8| [&[0xff; 6][..], &vec![n + 1; 54 + 100 * usize::from(n)][..]].concat();
+    // Rings of 16 slots come round with the same packet, with another, and with none again. Between ports that share a region
+    // the buffers change.
+    for (packets, [there, here]) in [
+        (2, ["pr}1", "pr{1"]),
+        (3, ["ps}1", "ps{1"]),
+        (40, ["pt}1", "pt{1"]),
+        (2, ["valer:b", "valer:a"]),
+        (3, ["vales:b", "vales:a@share=vales:b"]),
+        (8, ["valet:b", "valet:a@share=valet:b"]),
+    ] {
+        let packets: Vec<_> = (0..packets).map(packet).collect();
+        write_capture(&from, &packets);
+        // A switch drops nothing: everything finds room in the receiver's ring.
+        let room = if here.starts_with("vale") { 1024 } else { 16 };
+        let args = format!("-i {there} -f rx -n 300 -C 16,{room} -w 0 -T 0 --write {}", to.display());
+        let mut rx = start(&house, &args);
+        await_note(&mut rx, "Ready");
+        let args = format!("-i {here} -f tx -n 300 -C 16,16 -w 0 -T 0 -P {}", from.display());
+        let (code, out, err) = start(&house, &args).end();
+        assert!(code == 0 && out.starts_with("Sent 300 packets"), "{here}: {out}{err}");
+        assert_eq!(rx.end().0, 0, "{here}");
+        let came = read_capture(&to);
+        let sent = packets.iter().cycle().take(300);
+        assert!(came.iter().eq(sent), "{here}: {} packets are not what was sent", came.len());
     }
 }
 
