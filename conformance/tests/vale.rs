@@ -3,6 +3,7 @@
 
 use std::io::Read as _;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -488,6 +489,38 @@ fn sleepers_are_woken() {
             for seq in 0..200 {
                 sleep(Duration::from_micros(seq * 7 % 400));
                 ether::send(&a, BROADCAST, station(0), 1, (seq, seq + 1));
+            }
+            reader.join().expect("all came");
+        });
+    });
+}
+
+/// The same where so much comes at once that the wake-up may wait, and less, and more than a quarter of the ring.
+#[test]
+fn sleepers_are_woken_in_streams() {
+    const BURSTS: u64 = 100;
+    isolated(|_| {
+        let (a, b) = (port("a"), port("b"));
+        let read = AtomicU64::new(0);
+        let burst = |n: u64| if n.is_multiple_of(3) { 200 } else { 300 + n % 2 * 300 };
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut seq = 0;
+                for n in 0..BURSTS {
+                    let ready = b.poll(Interest::RX, None).expect("a living daemon");
+                    assert!(ready.rx());
+                    ether::expect(&b, 1, (seq, seq + burst(n)));
+                    seq += burst(n);
+                    read.store(n + 1, Relaxed);
+                }
+            });
+            let mut seq = 0;
+            for n in 0..BURSTS {
+                until("the last burst is read", || read.load(Relaxed) == n);
+                // The reader sleeps by now, or soon.
+                sleep(Duration::from_micros(n * 7 % 400));
+                ether::send(&a, BROADCAST, station(0), 1, (seq, seq + burst(n)));
+                seq += burst(n);
             }
             reader.join().expect("all came");
         });

@@ -35,7 +35,7 @@ pub use copy::{ADDRESSES, Run, Side, copy_packet, copy_run};
 pub use frame::Frame;
 pub use line::{Consumer, Inbox, LINE_BYTES, LinePage, LineWords, Producer, fence_before_sleep};
 #[cfg(not(loom))]
-pub use line::{Nap, Napper};
+pub use line::{Nap, Waiter};
 pub use pool::{BufPool, Census, IndexSet, ObjectPool};
 pub use pos::{BufIdx, Pos, Slots, Span};
 pub use region::{Geometry, PoolShape, Region};

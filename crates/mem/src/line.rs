@@ -36,7 +36,7 @@ mod nap;
 #[cfg(not(loom))]
 use nap::nap;
 #[cfg(not(loom))]
-pub use nap::{Nap, Napper};
+pub use nap::{Nap, Waiter};
 
 /// Bytes of one line's words in a line page.
 pub const LINE_BYTES: usize = 512;
@@ -441,9 +441,23 @@ impl Producer {
     /// The consumer, if it naps on processor `cpu`, the caller's.
     #[cfg(not(loom))]
     #[inline]
-    pub fn napper(&self, cpu: u32) -> Option<Napper> {
-        let naps = self.words().consumer_naps(cpu);
-        naps.then(|| Napper { words: self.words.clone(), consumer: true })
+    pub fn napper(&self, cpu: u32) -> Option<Waiter> {
+        self.words().consumer_naps(cpu).then(|| self.waiter())
+    }
+
+    /// The consumer, after `publish`, if it sleeps until its bell rings.
+    #[cfg(not(loom))]
+    #[inline]
+    pub fn sleeper(&self) -> Option<Waiter> {
+        fence_publisher();
+        let sleeps = self.words().consumer_wants.0.load(Ordering::Relaxed) == ASLEEP;
+        sleeps.then(|| self.waiter())
+    }
+
+    #[cfg(not(loom))]
+    #[cold]
+    fn waiter(&self) -> Waiter {
+        Waiter { words: self.words.clone(), consumer: true }
     }
 
     /// Sends the slots of `span`, the first of which no earlier call has sent.
@@ -497,9 +511,9 @@ impl Consumer {
     /// The producer, if it naps on processor `cpu`, the caller's.
     #[cfg(not(loom))]
     #[inline]
-    pub fn napper(&self, cpu: u32) -> Option<Napper> {
+    pub fn napper(&self, cpu: u32) -> Option<Waiter> {
         let naps = self.words().producer_naps(cpu);
-        naps.then(|| Napper { words: self.words.clone(), consumer: false })
+        naps.then(|| Waiter { words: self.words.clone(), consumer: false })
     }
 
     /// How its slots are copied.

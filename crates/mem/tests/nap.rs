@@ -110,9 +110,9 @@ fn a_nap_on_many_lines_ends_when_one_moves() {
     assert!((4..1000).contains(&fit), "{fit} lines fit");
 }
 
-/// A wake-up that is owed reaches who naps still, and takes back nothing else.
+/// A wake-up that is owed reaches who naps still; who sleeps is to be woken by his bell, once, and nobody else.
 #[test]
-fn a_napper_is_woken_later() {
+fn who_waits_is_woken_later() {
     let page = page();
     let slots = Slots::new(8).unwrap();
     let fd = memfd::create_sealed("test", 4096).unwrap();
@@ -137,11 +137,15 @@ fn a_napper_is_woken_later() {
         };
         assert!(napper.is(&napper));
         words.publish(slots.next(Pos::ZERO));
-        napper.wake();
+        assert!(!napper.wake(), "it naps, no bell");
         napping.join().unwrap();
         napper
     });
+    assert!(producer.sleeper().is_none() && !woken.wake(), "nobody waits");
     words.consumer_arm();
-    woken.wake();
-    assert!(words.consumer_sleeps(), "who sleeps is to be woken by a bell");
+    assert!(producer.napper(3).is_none(), "it sleeps");
+    let sleeper = producer.sleeper().unwrap();
+    assert!(sleeper.is(&woken), "the same party");
+    assert!(words.consumer_waits() && sleeper.wake(), "who sleeps is to be woken by a bell");
+    assert!(!words.consumer_waits() && !sleeper.wake() && !words.consumer_sleeps());
 }

@@ -10,10 +10,16 @@
 //! Who naps on the thread's processor, and has something to do again, could do it only when the thread has done its own; but
 //! the kernel would let it run as soon as it is woken, for a few packets. So it is woken when the thread has nothing to do, or
 //! needs room, or after [`OWED_FOR`].
+//!
+//! To wake a receiver that sleeps on another processor takes as long as to move a thousand packets, so in a stream it is
+//! owed as well: until the same, or until a quarter of the receiver's ring has been filled. What comes in small batches is no
+//! stream: then whoever sleeps is woken at once.
 
 use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 
-use unetmap_mem::Napper;
+use unetmap_mem::Waiter;
+use unetmap_sys::Bell;
 use unetmap_sys::clock::now_ns;
 use unetmap_sys::nap::{LIMIT, this_cpu};
 
@@ -28,6 +34,8 @@ const WAIT: i64 = 7;
 const OWED_FOR: u64 = 50_000;
 /// Wake-ups that may be owed.
 const DEBTS: usize = 16;
+/// Slots of a batch that is part of a stream.
+const STREAM: u32 = 256;
 /// Work beyond this is not saved up, nanoseconds.
 const MOST_SAVED: i64 = LIMIT.as_nanos() as i64;
 
@@ -53,8 +61,10 @@ pub(super) struct Patience {
     recent: [Cell<Option<Which>>; RECENT],
     /// The one of them that will be forgotten next.
     oldest: Cell<usize>,
-    /// Whom a wake-up is owed, and since when.
-    owed: RefCell<Vec<Napper>>,
+    /// Whether it is part of a stream.
+    streams: Cell<bool>,
+    /// Whom a wake-up is owed, with his bell, and since when.
+    owed: RefCell<Vec<(Waiter, Arc<Bell>)>>,
     owed_since: Cell<u64>,
     /// What was delivered last went to a client that is awake on another processor.
     answer: Cell<bool>,
@@ -71,6 +81,7 @@ impl Default for Patience {
             saved: Cell::new((MOST_SAVED, now_ns())),
             recent,
             oldest: Cell::new(0),
+            streams: Cell::new(false),
             owed: RefCell::new(Vec::with_capacity(DEBTS)),
             owed_since: Cell::new(0),
             answer: Cell::new(false),
@@ -87,14 +98,27 @@ impl Patience {
         self.view.set(view);
         self.takes_part(port);
         if !self.owed.borrow().is_empty() && now_ns() - self.owed_since.get() > OWED_FOR {
-            self.pay();
+            self.pay_some();
         }
     }
 
+    /// The batch has so many slots.
+    #[inline]
+    pub(super) fn takes(&self, slots: u32) {
+        self.streams.set(slots >= STREAM);
+    }
+
+    /// Whether the batch is part of a stream, so that who sleeps need not be woken at once.
+    #[inline]
+    pub(super) fn streams(&self) -> bool {
+        self.streams.get()
+    }
+
     /// Somebody is to be woken later; `false`: it must be now.
-    pub(super) fn owes(&self, napper: Napper) -> bool {
+    #[cold]
+    pub(super) fn owes(&self, waiter: Waiter, bell: &Arc<Bell>) -> bool {
         let mut owed = self.owed.borrow_mut();
-        if owed.iter().any(|one| one.is(&napper)) {
+        if owed.iter().any(|(one, _)| one.is(&waiter)) {
             return true;
         }
         if owed.len() == DEBTS {
@@ -103,7 +127,7 @@ impl Patience {
         if owed.is_empty() {
             self.owed_since.set(now_ns());
         }
-        owed.push(napper);
+        owed.push((waiter, bell.clone()));
         true
     }
 
@@ -111,9 +135,25 @@ impl Patience {
     pub(super) fn pay(&self) -> bool {
         let any = !self.owed.borrow().is_empty();
         if any {
-            self.owed.borrow_mut().drain(..).for_each(|napper| napper.wake());
+            self.owed.borrow_mut().drain(..).filter(|(one, _)| one.wake()).for_each(|(_, bell)| bell.ring());
         }
         any
+    }
+
+    /// Wakes who naps, and one who sleeps: the others must not starve meanwhile.
+    #[cold]
+    fn pay_some(&self) {
+        let mut bell_rung = false;
+        self.owed.borrow_mut().retain(|(one, bell)| {
+            if bell_rung && one.sleeps() {
+                return true;
+            }
+            if one.wake() {
+                bell.ring();
+                bell_rung = true;
+            }
+            false
+        });
     }
 
     /// Something was delivered: whether to a client that may answer while the thread looks, as it is awake on another processor.

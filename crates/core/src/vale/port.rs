@@ -25,6 +25,9 @@ use super::forward::{Cutter, Lost, Memory, Packet};
 use super::patience::Patience;
 use super::rules::Ruled;
 
+/// Slots ahead of which the buffers of packets that are copied one by one are fetched.
+const AHEAD: u32 = 8;
+
 mod begin;
 pub(super) mod held;
 pub(super) mod place;
@@ -253,7 +256,7 @@ impl Batch<'_> {
 pub(super) struct Outgoing {
     line: Consumer,
     /// Wakes the client that waits for slots.
-    client: Bell,
+    client: Arc<Bell>,
     pub(super) state: Mutex<Sent>,
     /// How many wait for the lock who are not a thread of the switch: these come first.
     wanted: AtomicU32,
@@ -293,7 +296,7 @@ impl Outgoing {
         let state = Mutex::new(Sent { at: Pos::ZERO, cutter: Cutter::default(), memory: Memory::default() });
         Ok(Outgoing {
             line,
-            client: given.bell,
+            client: Arc::new(given.bell),
             state,
             wanted: AtomicU32::new(0),
             seen: AtomicU32::new(0),
@@ -371,7 +374,7 @@ impl Outgoing {
         let cpu = this_cpu();
         self.line.words().consumer_is_on(cpu);
         self.line.words().release(sent.at);
-        if self.line.napper(cpu).is_some_and(|one| patience.owes(one)) {
+        if self.line.napper(cpu).is_some_and(|one| patience.owes(one, &self.client)) {
             return;
         }
         if self.line.words().producer_sleeps() {
@@ -394,7 +397,7 @@ pub(super) struct Incoming {
     line: Producer,
     spare: BufIdx,
     /// Wakes the client that waits for packets.
-    client: Bell,
+    client: Arc<Bell>,
     state: Mutex<Filled>,
     /// Packets that there was no room for.
     dropped: AtomicU64,
@@ -433,7 +436,7 @@ impl Incoming {
         Ok(Incoming {
             line,
             spare: given.spare,
-            client: given.bell,
+            client: Arc::new(given.bell),
             state,
             dropped: AtomicU64::new(0),
             swapped: AtomicU64::new(0),
@@ -516,6 +519,10 @@ impl Incoming {
                 }
             }
             next = packets.next();
+            if !swap {
+                // Written soon, unless there is no room; then it was asked for in vain.
+                mine.fetch_to_write(ring.buf_idx(n.add(filled.prod, AHEAD.min(n.get()))));
+            }
             if narrow && !self.fits(mine, batch, packet, filled.prod) {
                 self.dropped.fetch_add(1, Relaxed);
                 continue;
@@ -543,7 +550,7 @@ impl Incoming {
         next
     }
 
-    /// Ends a delivery: what was filled is the client's, which is woken if it sleeps, or later if it naps on this processor; it
+    /// Ends a delivery: what was filled is the client's, which is woken if it sleeps, or later if that is soon enough; it
     /// lies in the buffers of `mine`.
     #[inline(always)]
     fn publish(&self, mine: &Region, state: &mut Filled, filled: Filled, patience: &Patience) {
@@ -558,7 +565,11 @@ impl Incoming {
             self.line.words().producer_is_on(cpu);
             self.line.words().publish(filled.prod);
             patience.expects_answer(self.line.words().consumer_is_awake_elsewhere(cpu));
-            if self.line.napper(cpu).is_some_and(|one| patience.owes(one)) {
+            let later = match self.line.napper(cpu) {
+                None if patience.streams() => self.line.sleeper().filter(|_| self.may_sleep_on(filled)),
+                napper => napper,
+            };
+            if later.is_some_and(|one| patience.owes(one, &self.client)) {
                 return;
             }
             if self.line.words().consumer_sleeps() {

@@ -49,6 +49,8 @@ const BLIND_NAP: Duration = Duration::from_millis(1);
 const LOOKS: u32 = 4;
 /// Further ones, each after a spin hint, before anybody may: a microsecond or more.
 const MORE_LOOKS: u32 = 32;
+/// Slots ahead of which the headers of packets that are decided one by one are fetched.
+const AHEAD: u32 = 8;
 /// How long the end of a port may wait for a thread.
 const LET_GO_LIMIT: Duration = Duration::from_secs(5);
 
@@ -366,6 +368,7 @@ impl Worker {
 fn serve(lists: &mut Lists, view: &View, port: &Attached, number: usize, ring: &Outgoing, patience: &Patience) -> u32 {
     let Some(mut state) = ring.lock() else { return 0 };
     let Some(batch) = ring.take(&state, view.rules.turn()) else { return 0 };
+    patience.takes(batch.len);
     let sent = &mut *state;
     if view.rules.concerns(port.index) {
         let done = ruled::serve(lists, view, port, (number, ring), sent, &batch, patience);
@@ -428,11 +431,14 @@ fn one_by_one(
         batch.all,
         |i| batch.slots.flags(batch.at(i)),
         |cut| match cut {
-            Cut::Packet(packet) => match target(view, port, &mut sent.memory, batch, packet) {
-                Target::Port(to) => lists.add(packet, Some(to)),
-                Target::All => lists.add(packet, None),
-                Target::Nowhere(why) => ring.lose(why),
-            },
+            Cut::Packet(packet) => {
+                port.region.fetch(batch.slots.buf_idx(batch.at((u32::from(packet.at) + AHEAD).min(batch.len))));
+                match target(view, port, &mut sent.memory, batch, packet) {
+                    Target::Port(to) => lists.add(packet, Some(to)),
+                    Target::All => lists.add(packet, None),
+                    Target::Nowhere(why) => ring.lose(why),
+                }
+            }
             Cut::Long { first } => {
                 if first {
                     ring.lose(Lost::Long);

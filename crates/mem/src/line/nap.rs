@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use unetmap_sys::clock::spin_hint;
 
-use super::{Found, LineWords, NAPPING};
+use super::{ASLEEP, Found, LineWords, NAPPING, wanted};
 
 /// Spin hints that take as long as a store to another processor.
 const LAST_STORES: u32 = 8;
@@ -26,15 +26,15 @@ pub(super) fn nap(word: &AtomicU32, near: bool, idle: impl FnOnce() -> bool) {
     let _ = word.compare_exchange(NAPPING, 0, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// One who naps on a line, to be woken later: on the caller's own processor he could do nothing before.
-pub struct Napper {
+/// One who naps or sleeps on a line, to be woken later.
+pub struct Waiter {
     pub(super) words: Found<LineWords>,
     pub(super) consumer: bool,
 }
 
-impl Napper {
+impl Waiter {
     /// Whether both are the same party on the same line.
-    pub fn is(&self, other: &Napper) -> bool {
+    pub fn is(&self, other: &Waiter) -> bool {
         self.consumer == other.consumer && std::ptr::eq(self.words(), other.words())
     }
 
@@ -42,13 +42,19 @@ impl Napper {
         &self.words
     }
 
-    /// Wakes who naps there still.
-    pub fn wake(&self) {
+    fn word(&self) -> &AtomicU32 {
         let words = self.words();
-        let word = if self.consumer { &words.consumer_wants.0 } else { &words.producer_wants.0 };
-        if word.compare_exchange(NAPPING, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            unetmap_sys::nap::wake(word);
-        }
+        if self.consumer { &words.consumer_wants.0 } else { &words.producer_wants.0 }
+    }
+
+    /// Whether he sleeps, and will need his bell.
+    pub fn sleeps(&self) -> bool {
+        self.word().load(Ordering::Relaxed) == ASLEEP
+    }
+
+    /// Wakes who naps there still; `true`: he sleeps, and the caller is to ring his bell.
+    pub fn wake(&self) -> bool {
+        wanted(self.word())
     }
 }
 

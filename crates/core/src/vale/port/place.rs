@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use unetmap_mem::{LineWords, Pos};
 use unetmap_sys::clock::{now_ns, spin_hint};
 
-use super::{Attached, Incoming, Outgoing};
+use super::{Attached, Filled, Incoming, Outgoing};
 
 /// How often a client that has no room is given the processor before its packets are dropped without that.
 const CHANCES: u32 = 64;
@@ -65,6 +65,14 @@ impl Incoming {
         state.batch = batch;
         state.chances += u32::from(state.chances < CHANCES);
         state.chances < CHANCES
+    }
+
+    /// Whether a client that sleeps may go on to, for a while: less than a quarter of its ring is filled.
+    #[cold]
+    pub(super) fn may_sleep_on(&self, filled: Filled) -> bool {
+        let n = self.line.slots().slots();
+        let cons = self.line.words().released(n, filled.cons, filled.prod);
+        cons.is_some_and(|cons| n.distance(cons, filled.prod) < n.get() / 4)
     }
 
     /// Where the client says it is, seen from processor `cpu`.
