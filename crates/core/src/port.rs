@@ -111,6 +111,8 @@ pub struct Port {
     last_check: AtomicU64,
     /// See `wait`: whether somebody else wanted the processor when a waiting thread last offered it.
     pub(crate) crowded: AtomicBool,
+    /// The last wait brought much at once.
+    pub(crate) in_stream: AtomicBool,
     /// See `wait`: how long receivers hold back between looks.
     pub(crate) hold_back: AtomicU32,
     /// See `wait`: whether receivers rest between looks, and when the last look was.
@@ -152,6 +154,7 @@ impl Port {
             check_every: AtomicU32::new(1),
             last_check: AtomicU64::new(clock::now_ns()),
             crowded: AtomicBool::new(false),
+            in_stream: AtomicBool::new(false),
             hold_back: AtomicU32::new(0),
             rests,
             last_look: AtomicU64::new(0),

@@ -22,6 +22,9 @@ use crate::sync::WallTime;
 
 /// How long to spin before sleeping: about the price of one sleep and wake-up between two cores.
 const SPIN: Duration = Duration::from_micros(50);
+/// The same for who gets much at once: several who share a processor may have to be woken, one after the other, by a party that
+/// serves nobody meanwhile.
+const STREAM_SPIN: Duration = Duration::from_micros(200);
 /// Looks between two readings of the clock: less than a microsecond, which is what `ring->ts` can tell.
 const LOOKS_PER_CLOCK: u32 = 8;
 /// Glances before each look: together about as long as the processor's hint for spin loops, 30 to 45 ns, and what comes
@@ -180,8 +183,12 @@ impl Port {
 
     fn wait_longer(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
         let may_nap = timeout.is_none_or(|t| t >= nap::LIMIT);
-        let start = match self.spin_or(want, timeout.map_or(SPIN, |t| t.min(SPIN)), may_nap)? {
-            Ok(ready) => return Ok(ready),
+        let spin = if self.in_stream.load(Relaxed) { STREAM_SPIN } else { SPIN };
+        let start = match self.spin_or(want, timeout.map_or(spin, |t| t.min(spin)), may_nap)? {
+            Ok(ready) => {
+                self.note_stream(ready);
+                return Ok(ready);
+            }
             Err(start) => start,
         };
         // A limit that is too far away to be a time is no limit.
@@ -207,8 +214,19 @@ impl Port {
                 self.wake_sharers(want);
             }
             if slept == Slept::Signal || !ready.is_none() {
+                self.note_stream(ready);
                 return Ok(ready);
             }
+        }
+    }
+
+    /// Remembers whether a wait that has ended brought much. An interface's packets come without anybody's being woken.
+    fn note_stream(&self, ready: Interest) {
+        let of = |yes, rings: &[crate::Ring]| if yes { rings.iter().map(|ring| ring.space()).sum() } else { 0 };
+        let came: u32 = of(ready.rx(), &self.rx).max(of(ready.tx(), &self.tx));
+        let is_stream = !self.rests && came >= SMALL_BATCH;
+        if self.in_stream.load(Relaxed) != is_stream {
+            self.in_stream.store(is_stream, Relaxed);
         }
     }
 
