@@ -240,7 +240,8 @@ fn wishes_that_were_not_granted_are_told() {
     assert!(line.contains("tx slots in place of 100000") && !line.contains("in place of 64"), "{line}");
     assert_eq!(told("-i c{1 -C 64,64,2,2 -w 0"), "Ready...");
     // Who comes second gets what there is.
-    let _first = start(&house, "-i d{1 -C 64 -w 0");
+    let mut first = start(&house, "-i d{1 -C 64 -w 0");
+    await_note(&mut first, "Ready");
     let begin = Instant::now();
     while told("-i d}1 -C 64 -w 0") != "Ready..." {
         assert!(begin.elapsed() < LIMIT);
