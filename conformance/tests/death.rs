@@ -505,6 +505,35 @@ fn an_open_port_of_a_dead_daemon_fails_in_every_call() {
     });
 }
 
+#[test]
+fn a_sender_of_single_packets_notices_it_while_there_is_room() {
+    isolated(|home| {
+        let spec = |end: char| format!("netmap:d{end}1@conf:slots=4096");
+        let (far, near) = (open(&spec('{')), open(&spec('}')));
+        let (tx, rx) = (&far.tx_rings()[0], &near.rx_rings()[0]);
+        let send_singly = |n: u32| {
+            (0..n).try_for_each(|_| {
+                tx.advance(1);
+                far.poll(Interest::TX, None).map(drop)
+            })
+        };
+        // So often that the ring is the thread's own, and no more, so that looks at the daemon are not rarer than that.
+        send_singly(1100).expect("a daemon");
+        near.rxsync().expect("a daemon");
+        rx.advance(rx.space());
+        near.rxsync().expect("a daemon");
+        far.txsync().expect("a daemon");
+        assert_eq!(tx.space(), 4095);
+        let daemon = home.daemon();
+        kill_process(daemon, Signal::KILL).expect("our own daemon");
+        until("it is gone", || !is_alive(daemon));
+        sleep(Duration::from_millis(200));
+        // Nobody takes them, and there is room for all.
+        assert!(matches!(send_singly(4000), Err(unetmap::Error::DaemonGone { .. })));
+        assert!(tx.space() > 0);
+    });
+}
+
 /// Killed while they open and close, so that the daemon dies on them, or they on it, in the middle of a request.
 #[test]
 fn killed_while_opening() {

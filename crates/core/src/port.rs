@@ -17,7 +17,7 @@ use crate::forward::Forwarder;
 use crate::lease::{self, Lease};
 use crate::open::OpenOptions;
 use crate::ring::Ring;
-use crate::sync::{Effort, Trouble, WallTime};
+use crate::sync::{Effort, SyncRing, Trouble, WallTime};
 use crate::watch::Source;
 
 /// Directions to wait for, or found ready.
@@ -351,9 +351,25 @@ impl Port {
     ///
     /// # Errors
     /// As [`Port::txsync`].
-    #[inline]
+    #[inline(always)]
     pub fn poll(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
+        if want == Interest::TX && (self.sends(SyncRing::send_one) || self.sends_several()) {
+            return Ok(Interest::TX);
+        }
         self.wait(want, timeout)
+    }
+
+    /// Whether the one transmit ring was all that a poll for [`Interest::TX`] had to see to, and slots are left in it.
+    #[inline(always)]
+    fn sends(&self, quickly: impl Fn(&SyncRing, u32) -> bool) -> bool {
+        let [ring] = &self.tx[..] else { return false };
+        self.enter_quickly().is_some_and(|lease| quickly(&ring.inner, lease))
+    }
+
+    /// The same where it is not a single packet, kept out of what programs have in their loops.
+    #[inline(never)]
+    fn sends_several(&self) -> bool {
+        self.sends(SyncRing::send_quickly)
     }
 
     /// For event loops: syncs, and if nothing that is wanted is ready, asks to be woken: then one of

@@ -111,6 +111,19 @@ impl Ring {
         Window { ring: self.view(), at, left: left.min(n) }
     }
 
+    /// `n` slots from `p` on, at most all of the ring, whosever they are. A position that only a larger ring has becomes
+    /// slot 0.
+    #[inline(always)]
+    pub fn run(&self, p: Pos, n: u32) -> Window<'_> {
+        Window { ring: self.view(), at: self.judged(p.raw()), left: n.min(self.num_slots()) }
+    }
+
+    /// The position `n` after `p`; `n` is at most the ring's slots.
+    #[inline(always)]
+    pub fn add(&self, p: Pos, n: u32) -> Pos {
+        self.slots().add(p, n)
+    }
+
     /// Hands the first `n` slots of the window to the system at the next sync: `head` and `cur` move by `n`, at most to
     /// `tail`. Returns how many that were.
     #[inline(always)]
@@ -121,6 +134,14 @@ impl Ring {
         self.view().set_cur(to);
         self.view().set_head(to);
         n
+    }
+
+    /// Hands all slots before `p` to the system at the next sync: `head` and `cur` become `p`. For who counts the slots of the
+    /// window, and so needs not read it again for each; what does not lie in `[head, tail]` the sync refuses.
+    #[inline(always)]
+    pub fn advance_to(&self, p: Pos) {
+        self.view().set_cur(p);
+        self.view().set_head(p);
     }
 
     /// Moves the wake-up point only, for instance to `tail`, to wait for more than there is. It must lie in

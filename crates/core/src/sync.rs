@@ -80,8 +80,10 @@ pub(crate) struct Asked {
 /// Judges pointers as the program wrote them: `hwcur <= head <= hwtail` and `head <= cur <= hwtail` in ring order.
 #[inline(always)]
 pub(crate) fn judge(slots: Slots, hwcur: Pos, hwtail: Pos, head: u32, cur: u32) -> Option<Asked> {
-    let (head, cur) = (slots.pos(head)?, slots.pos(cur)?);
-    (slots.between(hwcur, head, hwtail) && slots.between(head, cur, hwtail)).then_some(Asked { head, cur })
+    let asked = Asked { head: slots.pos(head)?, cur: slots.pos(cur)? };
+    let good = slots.between(hwcur, asked.head, hwtail)
+        && (asked.cur == asked.head || slots.between(asked.head, asked.cur, hwtail));
+    good.then_some(asked)
 }
 
 /// Which way a ring's slots go, and by what. Pipes are named, because a call that the compiler can see into costs a
@@ -259,7 +261,7 @@ impl SyncRing {
             return Err(trouble);
         }
         let guard = match notice {
-            0 => self.go_inside(lease),
+            0 => self.go_inside(state, lease),
             // Who waits for a ring to be left after something was said looks at the lock.
             _ => state.try_lock(lease, process::this_thread()),
         };

@@ -63,8 +63,8 @@ enum Slept {
 }
 
 impl Port {
-    /// [`Port::poll`].
-    #[inline]
+    /// [`Port::poll`], but for what goes quickly.
+    #[inline(never)]
     pub(crate) fn wait(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
         if want == Interest::RX && timeout != Some(Duration::ZERO) && self.poll_quickly() {
             return Ok(Interest::RX);

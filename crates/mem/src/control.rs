@@ -3,7 +3,7 @@
 //! Only processes that opened this end map it, and the daemon. Any of them can scribble on it, so whatever is read here
 //! is judged before use.
 
-use crate::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_publisher, fence_sleeper, publishes_lightly};
+use crate::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_light_publisher, fence_sleeper, publishes_lightly};
 use crate::pos::{Pos, Slots};
 use crate::window::{Found, Window};
 
@@ -137,9 +137,11 @@ impl RingState {
             return None;
         }
         self.inside.store(lease, Ordering::Relaxed);
-        fence_publisher();
+        // Only a registered process has ever made a ring its thread's own.
+        fence_light_publisher();
         let guard = SyncGuard(&self.inside);
-        self.is_owned_by(lease, thread).then_some(guard)
+        // Nobody becomes the owner after another, so the lease is the same still.
+        (self.owner.load(Ordering::Acquire) == thread).then_some(guard)
     }
 
     /// The daemon, after the process with `lease` is known to be dead: frees the ring if that process was syncing it.
@@ -212,6 +214,12 @@ impl RingState {
     #[inline(always)]
     pub fn hwcur_is(&self, raw: u32) -> bool {
         self.hwcur.load(Ordering::Relaxed) == raw
+    }
+
+    /// Whether the program was given the tail `raw`.
+    #[inline(always)]
+    pub fn hwtail_is(&self, raw: u32) -> bool {
+        self.hwtail.load(Ordering::Relaxed) == raw
     }
 
     /// Records that the program's `head` was followed up to `p`. Only with the lock.

@@ -23,7 +23,7 @@
 //! two moves to another in this very moment the nap ends by itself. Who moved a position and finds the other napping on the
 //! own processor may wake it later, when it has nothing to do itself.
 
-use crate::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_publisher, fence_sleeper};
+use crate::atomic::{AtomicU32, AtomicU64, Ordering, fence, fence_light_publisher, fence_publisher, fence_sleeper};
 use crate::fetch;
 use crate::pos::{Pos, Slots, Span};
 use crate::slot::{Limits, SlotRing, SlotValue};
@@ -339,6 +339,13 @@ impl LineWords {
         wanted(&self.consumer_wants.0)
     }
 
+    /// The same for a producer that is inside its ring as the owner, which only a registered process ever is.
+    #[inline(always)]
+    pub fn consumer_of_an_owner_sleeps(&self) -> bool {
+        fence_light_publisher();
+        wanted(&self.consumer_wants.0)
+    }
+
     /// Consumer, after `release`: whether the producer sleeps and is to be woken by the caller. One that naps is woken.
     #[inline(always)]
     pub fn producer_sleeps(&self) -> bool {
@@ -458,6 +465,17 @@ impl Producer {
     #[cold]
     fn waiter(&self) -> Waiter {
         Waiter { words: self.words.clone(), consumer: true }
+    }
+
+    /// Sends the slot `at`, before `next`, which no earlier call has sent, if it is a whole packet whose buffer was not exchanged.
+    #[inline(always)]
+    pub fn publish_plain(&self, at: Pos, next: Pos) -> bool {
+        let slot = self.slots.load_by_field(at);
+        let is_plain = slot.flags & (NS_BUF_CHANGED | NS_MOREFRAG) == 0;
+        if is_plain {
+            self.words().publish_one(next, slot);
+        }
+        is_plain
     }
 
     /// Sends the slots of `span`, the first of which no earlier call has sent.

@@ -13,7 +13,7 @@ const FRAMING: u64 = 24;
 /// Intervals in the statistics of -A.
 const WINDOW: usize = 60;
 
-/// One thread's counters: written by that thread alone, once a batch; read by the reporter. On cache lines of their
+/// One thread's counters: written by that thread alone, once a batch or a few; read by the reporter. On cache lines of their
 /// own, so that neither the next thread's counters nor the reporter's reads slow the writer.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -30,10 +30,15 @@ pub(crate) struct Counters {
 impl Counters {
     /// Adds one batch, found with `space` slots to work on. Called by the one thread that owns the counters.
     pub(crate) fn add(&self, now: &Interval, packets: u64, bytes: u64, space: u32) {
+        self.add_batches(now, (packets, bytes, 1), space);
+    }
+
+    /// The same for several batches, packets and bytes of all of them; the least that one found is `space`.
+    pub(crate) fn add_batches(&self, now: &Interval, (packets, bytes, batches): (u64, u64, u64), space: u32) {
         let add = |counter: &AtomicU64, n: u64| counter.store(counter.load(Relaxed) + n, Relaxed);
         add(&self.packets, packets);
         add(&self.bytes, bytes);
-        add(&self.batches, 1);
+        add(&self.batches, batches);
         let interval = now.0.load(Relaxed);
         if interval != self.interval.load(Relaxed) {
             self.interval.store(interval, Relaxed);

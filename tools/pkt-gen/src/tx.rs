@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use tool_common::print;
-use unetmap::{Interest, Ring, SlotRef};
+use unetmap::{Interest, Port, Pos, Ring, SlotRef};
 use unetmap_abi::{NS_BUF_CHANGED, NS_INDIRECT, NS_MOREFRAG, NS_REPORT};
 
 use crate::dump;
@@ -56,7 +56,7 @@ pub(crate) fn run(worker: &Worker<'_>, load: Load) -> Result<Outcome, String> {
     }
 }
 
-/// What one batch in one ring came to.
+/// What one batch in one ring came to, or several together.
 #[derive(Clone, Copy, Default)]
 struct Batch {
     packets: u64,
@@ -74,8 +74,9 @@ struct TxRing<'a> {
 
 /// Puts packets into free slots.
 trait Fill {
-    /// Fills at most `max` packets into the first `space` free slots of the ring; `space` and `max` are at least 1.
-    fn fill(&mut self, to: &mut TxRing<'_>, space: u32, max: u32) -> Batch;
+    /// Fills at most `max` packets into the `space` free slots of the ring, which begin at `head`; `space` and `max` are at
+    /// least 1.
+    fn fill(&mut self, to: &mut TxRing<'_>, head: Pos, space: u32, max: u32) -> Batch;
 }
 
 /// A function for each way to fill, so that what the loop needs stays in registers.
@@ -91,25 +92,30 @@ fn pump(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String> {
     let mut sent = 0;
     let begin = Instant::now();
     while sent < worker.count && !worker.stopped() {
+        let left = worker.count - sent;
+        if let ([to], None) = (&mut rings[..], worker.rate) {
+            // Single packets have a loop of their own, of what they need alone.
+            sent += match config.burst {
+                1 => stream(worker, to, &mut fill, left, 1)?,
+                burst => stream(worker, to, &mut fill, left, burst)?,
+            };
+            continue;
+        }
         pacer.wait(worker.stop);
-        port.poll(Interest::TX, Some(PATIENCE)).map_err(|e| e.to_string())?;
+        poll(port)?;
         let mut round = 0;
         for to in &mut rings {
-            let space = to.ring.space();
+            let (head, space) = (to.ring.head(), to.ring.space());
             let due = if worker.rate.is_some() { u64::from(config.burst) - round } else { u64::from(config.burst) };
-            let max = due.min(worker.count - sent - round);
+            let max = due.min(left - round) as u32; // at most a burst, which is 32 bits
             if space == 0 || max == 0 {
                 continue;
             }
-            let batch = fill.fill(to, space, max as u32); // at most a burst, which is 32 bits
-            if batch.slots == 0 {
-                // Room, but not for a whole packet: wake up when there is more.
-                to.ring.set_cur(to.ring.tail());
-                continue;
+            let (batch, _) = put(to, &mut fill, head, space, max);
+            if batch.slots > 0 {
+                round += batch.packets;
+                worker.counters.add(worker.interval, batch.packets, batch.bytes, space);
             }
-            to.ring.advance(batch.slots);
-            round += batch.packets;
-            worker.counters.add(worker.interval, batch.packets, batch.bytes, space);
         }
         sent += round;
         if worker.rate.is_some() {
@@ -122,6 +128,68 @@ fn pump(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String> {
     let left = drain(worker, &rings)?;
     let end = if left == 0 { Instant::now() } else { sent_at };
     Ok(Outcome { span: (sent > 0).then_some((begin, end)), left, ..Outcome::default() })
+}
+
+#[inline(always)]
+fn poll(port: &Port) -> Result<(), String> {
+    port.poll(Interest::TX, Some(PATIENCE)).map(drop).map_err(|e| e.to_string())
+}
+
+/// A batch of at most `max` packets into a ring of which `space` slots are free, from `head` on; and where `head` is then.
+#[inline(always)]
+fn put(to: &mut TxRing<'_>, fill: &mut impl Fill, head: Pos, space: u32, max: u32) -> (Batch, Pos) {
+    let batch = fill.fill(to, head, space, max);
+    let next = to.ring.add(head, batch.slots);
+    if batch.slots == 0 {
+        // Room, but not for a whole packet: wake up when there is more.
+        to.ring.set_cur(to.ring.tail());
+    } else {
+        to.ring.advance_to(next);
+    }
+    (batch, next)
+}
+
+/// One ring, as fast as it goes: waits for free slots, and sends up to `left` packets in them, batch for batch. Only what
+/// changes with each batch is looked at with each batch. Returns how many it sent.
+#[inline(always)]
+fn stream(
+    worker: &Worker<'_>,
+    to: &mut TxRing<'_>,
+    fill: &mut impl Fill,
+    left: u64,
+    burst: u32,
+) -> Result<u64, String> {
+    let port = worker.port;
+    poll(port)?;
+    let mut here = TxRing { ..*to };
+    let (mut head, mut space) = (here.ring.head(), here.ring.space());
+    let (mut sum, mut batches, mut least) = (Batch::default(), 0, space);
+    let mut result = Ok(());
+    while space > 0 && sum.packets < left {
+        // A packet takes a slot at least.
+        let max = u64::from(burst.min(space)).min(left - sum.packets) as u32;
+        let (batch, next) = put(&mut here, fill, head, space, max);
+        if batch.slots == 0 {
+            break;
+        }
+        sum.packets += batch.packets;
+        sum.bytes += batch.bytes;
+        batches += 1;
+        least = space;
+        head = next;
+        space -= batch.slots;
+        if space > 0
+            && let Err(e) = poll(port)
+        {
+            result = Err(e);
+            break;
+        }
+    }
+    if batches > 0 {
+        worker.counters.add_batches(worker.interval, (sum.packets, sum.bytes, batches), least);
+    }
+    *to = here;
+    result.map(|()| sum.packets)
 }
 
 /// Waits until the other side has released every slot; gives up when it releases none for a while. Returns how many
@@ -167,8 +235,8 @@ impl Same {
     /// The same where it is rare: kept out of the loop.
     #[cold]
     #[inline(never)]
-    fn refill_one(&self, slot: &SlotRef<'_>) {
-        self.refill(slot);
+    fn refill_one(&self, slot: SlotRef<'_>) {
+        self.refill(&slot);
     }
 
     /// Has the packet in a slot's buffer. Buffers are whole lines long, so that it fits with what is behind it. One that comes
@@ -180,31 +248,28 @@ impl Same {
 }
 
 impl Fill for Same {
-    fn fill(&mut self, to: &mut TxRing<'_>, space: u32, max: u32) -> Batch {
+    #[inline(always)]
+    fn fill(&mut self, to: &mut TxRing<'_>, head: Pos, space: u32, max: u32) -> Batch {
         let (n, len) = (space.min(max), self.len);
-        let fresh = to.unfilled.min(n);
         let batch = Batch { packets: u64::from(n), bytes: u64::from(n) * u64::from(len), slots: n };
-        if n == 1 && fresh == 0 {
+        let first = to.ring.slot(head);
+        if to.unfilled > 0 {
+            // The first time round: some of these buffers may hold the packet already, which does no harm.
+            to.ring.run(head, n).take(to.unfilled as usize).for_each(|slot| self.refill(&slot));
+            to.unfilled -= to.unfilled.min(n);
+        }
+        if n == 1 {
             // Without what it takes to begin and end a loop.
-            let slot = to.ring.slot(to.ring.head());
-            if slot.flags() & NS_BUF_CHANGED != 0 {
-                self.refill(&slot);
+            if first.flags() & NS_BUF_CHANGED != 0 {
+                self.refill_one(first);
             }
-            slot.set_len_flags(len, NS_REPORT);
+            first.set_len_flags(len, NS_REPORT);
             return batch;
         }
-        let slots = to.ring.first(n);
-        let mut last = None;
-        if fresh > 0 {
-            // The first time round: some of these buffers may hold the packet already, which does no harm.
-            slots.for_each(|slot| {
-                self.refill(&slot);
-                slot.set_len_flags(len, 0);
-                last = Some(slot);
-            });
-        } else if to.ring.slot(to.ring.head()).flags() & NS_BUF_CHANGED != 0 {
+        let slots = to.ring.run(head, n);
+        if first.flags() & NS_BUF_CHANGED != 0 {
             // So will be the next ones: somebody else had their buffers just now.
-            let mut ahead = to.ring.first(n);
+            let mut ahead = to.ring.run(head, n);
             ahead.by_ref().take(AHEAD).for_each(|slot| slot.fetch());
             slots.for_each(|slot| {
                 if let Some(next) = ahead.next() {
@@ -212,22 +277,17 @@ impl Fill for Same {
                 }
                 self.refill(&slot);
                 slot.set_len_flags(len, 0);
-                last = Some(slot);
             });
         } else {
             // Written even if nothing changes: a line of slots that one side only reads is what slows a pipe most.
             slots.for_each(|slot| {
                 if slot.flags() & NS_BUF_CHANGED != 0 {
-                    self.refill_one(&slot);
+                    self.refill_one(slot);
                 }
                 slot.set_len_flags(len, 0);
-                last = Some(slot);
             });
         }
-        if let Some(last) = last {
-            last.set_flags(NS_REPORT);
-        }
-        to.unfilled -= fresh;
+        to.ring.slot(to.ring.add(head, n - 1)).set_flags(NS_REPORT);
         batch
     }
 }
@@ -238,11 +298,11 @@ struct Elsewhere {
 }
 
 impl Fill for Elsewhere {
-    fn fill(&mut self, to: &mut TxRing<'_>, space: u32, max: u32) -> Batch {
+    fn fill(&mut self, to: &mut TxRing<'_>, head: Pos, space: u32, max: u32) -> Batch {
         let n = space.min(max);
         let len = self.bytes.len() as u16; // at most a buffer
         let mut last = None;
-        for slot in to.ring.first(n) {
+        for slot in to.ring.run(head, n) {
             slot.set_ptr(self.bytes.as_ptr().expose_provenance() as u64);
             slot.set_len_flags(len, NS_INDIRECT);
             last = Some(slot);
@@ -322,9 +382,9 @@ impl<S: Source> Each<S> {
 }
 
 impl<S: Source> Fill for Each<S> {
-    fn fill(&mut self, to: &mut TxRing<'_>, space: u32, max: u32) -> Batch {
+    fn fill(&mut self, to: &mut TxRing<'_>, head: Pos, space: u32, max: u32) -> Batch {
         let mut batch = Batch::default();
-        let mut slots = to.ring.window();
+        let mut slots = to.ring.run(head, space);
         while batch.packets < u64::from(max) {
             let total = self.prefix + self.source.current().len;
             let parts = self.split.of(total);
@@ -344,22 +404,20 @@ impl<S: Source> Fill for Each<S> {
             self.source.step();
         }
         to.unfilled -= batch.slots.min(to.unfilled);
-        self.finish(to.ring, batch.slots);
+        self.finish(to.ring, head, batch.slots);
         batch
     }
 }
 
 impl<S: Source> Each<S> {
     /// Asks for a completion report with the batch's last slot, and dumps.
-    fn finish(&self, ring: &Ring, slots: u32) {
+    fn finish(&self, ring: &Ring, head: Pos, slots: u32) {
         if slots == 0 {
             return;
         }
-        if let Some(last) = ring.window().nth(slots as usize - 1) {
-            last.set_flags(NS_REPORT);
-        }
+        ring.slot(ring.add(head, slots - 1)).set_flags(NS_REPORT);
         if self.dump {
-            for slot in ring.window().take(slots as usize) {
+            for slot in ring.run(head, slots) {
                 print(&dump::slot(ring, &slot));
             }
         }

@@ -32,6 +32,17 @@ impl PipeTx {
         None
     }
 
+    /// Sends the one slot `at`, before `next`, for who owns the ring, if it is a packet in a buffer that stays; else nothing is
+    /// done.
+    #[inline(always)]
+    pub(crate) fn send_one(&self, at: Pos, next: Pos) -> bool {
+        let is_sent = self.line.publish_plain(at, next);
+        if is_sent && self.line.words().consumer_of_an_owner_sleeps() {
+            self.theirs.ring();
+        }
+        is_sent
+    }
+
     /// Sends `window`, whose last slot ends a packet.
     #[inline(always)]
     pub(crate) fn send_whole(&self, window: Span) {

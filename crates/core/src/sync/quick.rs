@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use unetmap_abi::NS_MOREFRAG;
-use unetmap_mem::{Pos, Span, SyncGuard};
+use unetmap_mem::{Pos, RingState, Span, SyncGuard};
 use unetmap_sys::process;
 
 use super::{NO_NONSENSE, Path, SyncRing, WallTime, judge};
@@ -30,7 +30,39 @@ pub(crate) struct Habit {
 }
 
 impl SyncRing {
-    /// Sends what the program handed over, as a poll's sync would, if nothing else is to be done; `false`: nothing was done.
+    /// Sends the one packet that the program handed over, if the thread owns the ring and nothing else is to be done: the
+    /// packet is one slot whose buffer stays, and more slots are left. `false`: nothing was done.
+    ///
+    /// A single step of `head` needs no distances to be judged: it goes where `hwcur` was followed to before, and not beyond
+    /// `tail`. The step over the ring's end is left to [`SyncRing::send_quickly`].
+    #[inline(always)]
+    pub(crate) fn send_one(&self, lease: u32) -> bool {
+        let Path::PipeTx(tx) = &self.path else { return false };
+        let (state, slots) = (self.state(), self.view.shape().slots);
+        let head = self.view.raw_head();
+        let before = head.wrapping_sub(1);
+        if !state.hwcur_is(before) {
+            return false;
+        }
+        let (Some(at), Some(next)) = (slots.pos(before), slots.pos(head)) else { return false };
+        let Some(_guard) = state.enter(lease, process::this_thread()) else { return false };
+        if state.notice() != 0 || !state.hwcur_is(before) || self.view.raw_cur() != head {
+            return false;
+        }
+        let tail = self.view.raw_tail();
+        if !state.hwtail_is(tail) || slots.pos(tail).is_none() || tail == before || tail == head {
+            return false;
+        }
+        let is_sent = tx.send_one(at, next);
+        if is_sent {
+            state.set_hwcur(next);
+            state.count(1);
+        }
+        is_sent
+    }
+
+    /// Sends what the program handed over, as a poll's sync would, if nothing else is to be done, and slots are left beyond
+    /// the program's wake-up point; `false`: nothing was done.
     #[inline(always)]
     pub(crate) fn send_quickly(&self, lease: u32) -> bool {
         let Path::PipeTx(tx) = &self.path else { return false };
@@ -38,7 +70,7 @@ impl SyncRing {
         if state.hwcur_is(self.view.raw_head()) {
             return false;
         }
-        let Some(_guard) = self.go_inside(lease) else { return false };
+        let Some(_guard) = self.go_inside(state, lease) else { return false };
         if state.notice() != 0 {
             return false;
         }
@@ -62,7 +94,7 @@ impl SyncRing {
     #[inline(always)]
     pub(crate) fn release_quickly(&self, lease: u32) -> bool {
         let Path::PipeRx(rx) = &self.path else { return false };
-        let Some(_guard) = self.go_inside(lease) else { return false };
+        let Some(_guard) = self.go_inside(self.state(), lease) else { return false };
         let Some((hwcur, hwtail)) = self.emptied() else { return false };
         if hwcur != hwtail {
             let bad = rx.release(Span { from: hwcur, to: hwtail });
@@ -79,7 +111,7 @@ impl SyncRing {
     #[inline(always)]
     pub(crate) fn receive_quickly(&self, lease: u32, now: WallTime) -> bool {
         let Path::PipeRx(rx) = &self.path else { return false };
-        let Some(_guard) = self.go_inside(lease) else { return false };
+        let Some(_guard) = self.go_inside(self.state(), lease) else { return false };
         let Some((hwcur, hwtail)) = self.emptied() else { return false };
         if hwcur != hwtail {
             return false;
@@ -113,15 +145,16 @@ impl SyncRing {
 
     /// Takes the right to sync a ring of which nothing is to be said, as its owner if possible.
     #[inline(always)]
-    pub(super) fn go_inside(&self, lease: u32) -> Option<SyncGuard<'_>> {
+    pub(super) fn go_inside<'r>(&self, state: &'r RingState, lease: u32) -> Option<SyncGuard<'r>> {
         let thread = process::this_thread();
-        self.state().enter(lease, thread).or_else(|| self.lock_or_own(lease, thread))
+        state.enter(lease, thread).or_else(|| self.lock_or_own(state, lease, thread))
     }
 
     /// Takes the lock. A thread that has done so often, and is alone with the ring, will need it no more.
-    fn lock_or_own(&self, lease: u32, thread: u64) -> Option<SyncGuard<'_>> {
-        let guard = self.state().try_lock(lease, thread)?;
-        let (state, habit) = (self.state(), &self.habit);
+    #[inline(never)]
+    fn lock_or_own<'r>(&self, state: &'r RingState, lease: u32, thread: u64) -> Option<SyncGuard<'r>> {
+        let guard = state.try_lock(lease, thread)?;
+        let habit = &self.habit;
         let before = if habit.thread.load(Relaxed) == thread { habit.in_a_row.load(Relaxed) } else { 0 };
         habit.thread.store(thread, Relaxed);
         habit.in_a_row.store(before.saturating_add(1), Relaxed);

@@ -4,7 +4,7 @@
 //! the ring a whole number of times, and nobody exchanged the buffer meanwhile. So for each slot it is kept what was
 //! written there, and only what differs is written.
 
-use unetmap::SlotRef;
+use unetmap::{Pos, SlotRef};
 use unetmap_abi::{NS_BUF_CHANGED, NS_REPORT};
 
 use super::{Batch, Fill, TxRing};
@@ -58,11 +58,11 @@ fn write(slot: &SlotRef<'_>, packet: &[u8]) {
 }
 
 impl Fill for Replayed {
-    fn fill(&mut self, to: &mut TxRing<'_>, space: u32, max: u32) -> Batch {
+    fn fill(&mut self, to: &mut TxRing<'_>, head: Pos, space: u32, max: u32) -> Batch {
         let n = space.min(max);
-        let (mut bytes, mut next, mut last) = (0, self.next, None);
+        let (mut bytes, mut next) = (0, self.next);
         let held = &mut self.held[to.number];
-        to.ring.first(n).for_each(|slot| {
+        to.ring.run(head, n).for_each(|slot| {
             let wanted = Held { buffer: slot.buf_idx(), packet: next as u32 };
             let held = &mut held[slot.pos().raw() as usize];
             if *held != wanted || slot.flags() & NS_BUF_CHANGED != 0 {
@@ -78,11 +78,8 @@ impl Fill for Replayed {
             if next == self.lens.len() {
                 next = 0;
             }
-            last = Some(slot);
         });
-        if let Some(last) = last {
-            last.set_flags(NS_REPORT);
-        }
+        to.ring.slot(to.ring.add(head, n - 1)).set_flags(NS_REPORT);
         self.next = next;
         Batch { packets: u64::from(n), bytes, slots: n }
     }

@@ -177,6 +177,7 @@ fn surrounded(n: u32) -> Wire {
     let mut house = House::new(3, n, 8);
     house.wire(n, 0);
     let wire = house.wire(n, n / 2);
+    wire.own(1);
     house.wire(n, 0);
     wire
 }

@@ -176,6 +176,9 @@ impl Pair {
     fn new(n: u32, start: u32) -> Pair {
         let mut house = House::new(1, n, 10);
         let wire = house.wire(n, start);
+        if start.is_multiple_of(2) {
+            wire.own(1);
+        }
         let own = [house.extra(5), house.extra(5)];
         let all = [wire.tx_indexes(), own.concat()].concat();
         Pair { model: Model::new(&wire, start), wire, own, all }

@@ -4,7 +4,7 @@ use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 use unetmap_mem::BufIdx;
 use unetmap_sys::process;
 
-use super::wire::{Field, House, poke};
+use super::wire::{Field, House, Wire, any_pos, poke, slots};
 use crate::sync::{Effort, SyncRing, WallTime};
 
 const LEASE: u32 = 7;
@@ -159,4 +159,100 @@ fn who_syncs_often_and_alone_owns_the_ring() {
         send(LEASE);
     }
     assert!(!owns(me), "for good");
+}
+
+/// A wire whose sender's ring is this thread's own, and where its `head` is `at`; `None` where nobody can own a ring.
+fn owned(n: u32, at: u32) -> Option<Wire> {
+    let wire = House::new(1, n, 0).wire(n, at);
+    wire.own(LEASE);
+    let is_owned = wire.tx.inner.state().enter(LEASE, process::this_thread()).is_some();
+    if !is_owned {
+        println!("skipped: no membarrier here, so nobody owns a ring");
+    }
+    is_owned.then_some(wire)
+}
+
+#[test]
+fn a_single_packet_goes_the_shortest_way() {
+    for at in [0, 3, 14, 15] {
+        let Some(wire) = owned(16, at) else { return };
+        let (ring, inner, n) = (&wire.tx, &wire.tx.inner, slots(16));
+        let sent = || inner.state().slots.load(std::sync::atomic::Ordering::Relaxed);
+        let goes = || {
+            let before = (sent(), inner.state().positions(n));
+            let goes = inner.send_one(LEASE);
+            assert!(inner.state().enter(LEASE, process::this_thread()).is_some(), "it has left");
+            assert!(if goes { sent() == before.0 + 1 } else { before == (sent(), inner.state().positions(n)) });
+            goes
+        };
+        let put = |len: u16, flags: u16| {
+            let slot = ring.slot(ring.head());
+            slot.set_len_flags(len, flags);
+            ring.advance(1);
+            slot
+        };
+        assert!(!goes(), "nothing to send");
+        let first = put(60, 0);
+        // Over the ring's end it goes the other way.
+        assert_eq!(goes(), at != 15);
+        assert_eq!(goes_quickly(inner), at == 15);
+        wire.rxsync(Effort::Full).unwrap();
+        assert_eq!((wire.rx.space(), wire.rx.slot(first.pos()).len_flags()), (1, (60, 0)));
+
+        for flags in [NS_BUF_CHANGED, NS_MOREFRAG] {
+            let slot = put(60, flags);
+            assert!(!goes(), "more than a packet in a buffer that stays");
+            slot.set_flags(0);
+            assert!(inner.send_quickly(LEASE));
+        }
+        put(60, 0);
+        put(60, 0);
+        assert!(!goes(), "two packets");
+        assert!(goes_quickly(inner));
+        put(60, 0);
+        ring.set_cur(ring.next(ring.cur()));
+        assert!(!goes(), "cur is ahead of head");
+        assert!(goes_quickly(inner));
+        assert_eq!(inner.sync(LEASE, Effort::Full, None), Ok(()));
+    }
+}
+
+#[test]
+fn no_single_packet_goes_where_something_else_is_to_be_done() {
+    for what in 0..8 {
+        let Some(wire) = owned(16, 3) else { return };
+        let (ring, inner) = (&wire.tx, &wire.tx.inner);
+        let mut lease = LEASE;
+        ring.advance(if what == 0 { 14 } else { 1 });
+        if what == 0 {
+            assert!(goes_quickly(inner));
+            ring.advance(1);
+        }
+        let poke = |field, value| poke(&wire.files[0], ring, field, value);
+        let _guard = match what {
+            1 => inner.state().try_lock(LEASE, process::this_thread()),
+            2 => inner.state().enter(LEASE, process::this_thread()),
+            _ => None,
+        };
+        match what {
+            3 => inner.state().watchers_changed(),
+            4 => inner.state().end(),
+            5 => poke(Field::Tail, 5),
+            6 => lease += 1,
+            7 => poke(Field::Head, 1 << 31),
+            _ => {}
+        }
+        assert!(!inner.send_one(lease), "{what}");
+    }
+    // Positions that cannot be, in the hands of a hostile program that shares the port.
+    let Some(wire) = owned(16, 3) else { return };
+    let (ring, inner) = (&wire.tx, &wire.tx.inner);
+    for (hwcur, head, hwtail) in [(15, 16, 2), (u32::MAX, 0, 2), (16383, 16384, 2), (4, 5, 16), (4, 5, 4), (4, 5, 5)] {
+        inner.state().set_hwcur(any_pos(hwcur % 16384));
+        inner.state().set_hwtail(any_pos(hwtail));
+        for (field, value) in [(Field::Head, head), (Field::Cur, head), (Field::Tail, hwtail)] {
+            poke(&wire.files[0], ring, field, value);
+        }
+        assert!(!inner.send_one(LEASE), "{hwcur} {head} {hwtail}");
+    }
 }

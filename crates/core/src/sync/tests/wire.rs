@@ -12,7 +12,7 @@ use unetmap_mem::{
     BufIdx, BufPool, Consumer, CopyKind, EndPage, Geometry, LinePage, Offsets, Pos, Producer, Region, RingShape,
     RingView, Slots, Span, Window,
 };
-use unetmap_sys::{Bell, Mapping, memfd};
+use unetmap_sys::{Bell, Mapping, memfd, process};
 
 use crate::backend::pipe::{PipeRx, PipeTx};
 use crate::ring::Ring;
@@ -134,10 +134,18 @@ fn page(bytes: usize) -> (Window, Arc<File>) {
 impl Wire {
     pub(super) fn txsync(&self, effort: Effort) -> Result<(), Trouble> {
         // As a poll does.
-        if effort == Effort::IfNeeded && self.tx.inner.send_quickly(1) {
+        if effort == Effort::IfNeeded && (self.tx.inner.send_one(1) || self.tx.inner.send_quickly(1)) {
             return Ok(());
         }
         self.tx.inner.sync(1, effort, None)
+    }
+
+    /// Makes the sender's ring this thread's own, in the process with `lease`, where rings can have an owner.
+    pub(super) fn own(&self, lease: u32) {
+        unetmap_mem::register_publisher();
+        let (state, thread) = (self.tx.inner.state(), process::this_thread());
+        let _guard = state.try_lock(lease, thread).expect("nobody else");
+        state.own(lease, thread);
     }
 
     pub(super) fn rxsync(&self, effort: Effort) -> Result<(), Trouble> {
