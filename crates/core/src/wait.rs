@@ -35,6 +35,8 @@ const GLANCES: u32 = 4;
 const EAGER_ROUNDS: u32 = 8;
 /// An offer that took longer was accepted: a system call alone takes less.
 const ACCEPTED: Duration = Duration::from_micros(2);
+/// So many slots may be an answer.
+const ANSWER: u32 = 8;
 /// A stream's batches are small below this: hold back longer.
 const SMALL_BATCH: u32 = 96;
 /// From here on they are large: hold back less.
@@ -303,8 +305,8 @@ mod quick;
 #[inline(always)]
 fn next_hold(hold: u32, came: u32, near: impl FnOnce() -> bool) -> u32 {
     match came {
-        // It sends nothing meanwhile.
-        0..SMALL_BATCH if near() => 0,
+        // It sends nothing meanwhile, so an answer need not wait; of a stream more may gather elsewhere.
+        0..=ANSWER if near() => 0,
         0..SMALL_BATCH => (hold * 2).clamp(1, MAX_HOLD),
         SMALL_BATCH..LARGE_BATCH => hold,
         _ => hold / 2,
@@ -320,6 +322,7 @@ mod tests {
         let after_many = |came, near| (0..20).fold(0, |hold, _| next_hold(hold, came, || near));
         assert_eq!(after_many(1, false), MAX_HOLD);
         assert_eq!(after_many(1, true), 0);
+        assert_eq!(after_many(ANSWER + 1, true), MAX_HOLD);
         assert_eq!(next_hold(MAX_HOLD, 1, || true), 0);
         assert_eq!(next_hold(8, SMALL_BATCH, || false), 8);
         assert_eq!(next_hold(8, LARGE_BATCH, || false), 4);

@@ -39,7 +39,7 @@ const STREAM: u32 = 256;
 /// Work beyond this is not saved up, nanoseconds.
 const MOST_SAVED: i64 = LIMIT.as_nanos() as i64;
 
-/// Answers that may fail to come in a row; then only one delivery of [`SELDOM`] is worth a look for one.
+/// Answers that may fail to come in a row; then only one chance of [`SELDOM`] is worth a look.
 const UNANSWERED: u32 = 4;
 const SELDOM: u32 = 16;
 
@@ -66,9 +66,9 @@ pub(super) struct Patience {
     /// Whom a wake-up is owed, with his bell, and since when.
     owed: RefCell<Vec<(Waiter, Arc<Bell>)>>,
     owed_since: Cell<u64>,
-    /// What was delivered last went to a client that is awake on another processor.
-    answer: Cell<bool>,
-    /// Such deliveries since one was answered.
+    /// To whom was delivered last, until it is asked for.
+    delivered: Cell<Option<Which>>,
+    /// Looks for an answer since one came.
     unanswered: Cell<u32>,
 }
 
@@ -84,7 +84,7 @@ impl Default for Patience {
             streams: Cell::new(false),
             owed: RefCell::new(Vec::with_capacity(DEBTS)),
             owed_since: Cell::new(0),
-            answer: Cell::new(false),
+            delivered: Cell::new(None),
             unanswered: Cell::new(0),
         }
     }
@@ -156,17 +156,20 @@ impl Patience {
         });
     }
 
-    /// Something was delivered: whether to a client that may answer while the thread looks, as it is awake on another processor.
+    /// A port of the view receives.
     #[inline]
-    pub(super) fn expects_answer(&self, soon: bool) {
-        self.answer.set(soon);
+    pub(super) fn delivers_to(&self, port: u8) {
+        self.delivered.set(Some((self.view.get(), port)));
+        self.takes_part(port);
     }
 
-    /// Whether an answer may come soon. Once for each delivery, and seldom where none ever comes.
-    pub(super) fn answer_is_due(&self) -> bool {
-        if !self.answer.take() {
-            return false;
-        }
+    /// Who received last. Once for each delivery.
+    pub(super) fn delivered_to(&self) -> Option<Which> {
+        self.delivered.take()
+    }
+
+    /// Somebody may answer: whether that is worth a look; seldom where none ever comes.
+    pub(super) fn awaits_answer(&self) -> bool {
         let unanswered = self.unanswered.get();
         self.unanswered.set(unanswered.wrapping_add(1));
         unanswered < UNANSWERED || unanswered.is_multiple_of(SELDOM)
@@ -197,6 +200,7 @@ impl Patience {
     /// The numbers of views and ports have no meaning any more.
     pub(super) fn forget(&self) {
         self.recent.iter().for_each(|one| one.set(None));
+        self.delivered.set(None);
     }
 
     /// A receiver has no room: whether it was given a chance to make some, so that it is worth another look.
@@ -270,23 +274,26 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_awaited_once_and_seldom_in_vain() {
+    fn answers_are_awaited_seldom_where_none_comes() {
         let patience = Patience::default();
-        assert!(!patience.answer_is_due());
-        patience.expects_answer(true);
-        assert!(patience.answer_is_due() && !patience.answer_is_due());
-        patience.expects_answer(true);
-        patience.expects_answer(false);
-        assert!(!patience.answer_is_due(), "what came last went to somebody else");
-        let looks = || {
-            patience.expects_answer(true);
-            patience.answer_is_due()
-        };
+        assert_eq!((0..160).filter(|_| patience.awaits_answer()).count(), 4 + 9);
+        assert!((0..SELDOM).any(|_| patience.awaits_answer()), "one may come again");
         patience.was_answered();
-        assert_eq!((0..160).filter(|_| looks()).count(), 4 + 9, "where none comes, it is seldom looked for");
-        assert!((0..SELDOM).any(|_| looks()), "one may come again");
-        patience.was_answered();
-        assert!((0..UNANSWERED).all(|_| looks()));
+        assert!((0..UNANSWERED).all(|_| patience.awaits_answer()));
+    }
+
+    #[test]
+    fn who_received_last_is_told_once() {
+        let patience = Patience::default();
+        patience.begin(1, 5);
+        assert_eq!(patience.delivered_to(), None, "it sent");
+        patience.delivers_to(6);
+        patience.delivers_to(7);
+        assert_eq!([patience.delivered_to(), patience.delivered_to()], [Some((1, 7)), None]);
+        assert_eq!(patience.recent().count(), 3);
+        patience.delivers_to(6);
+        patience.forget();
+        assert_eq!(patience.delivered_to(), None);
     }
 
     #[test]

@@ -178,7 +178,7 @@ impl Attached {
         patience: &Patience,
     ) -> u32 {
         let Some(rx) = self.incoming(ring) else { return 0 };
-        patience.takes_part(self.index);
+        patience.delivers_to(self.index);
         let mut done = 0;
         loop {
             let (packets, full) = rx.run((&self.region, &from.region), batch, addresses, at + done, patience);
@@ -202,7 +202,7 @@ impl Attached {
         patience: &Patience,
     ) {
         let Some(rx) = self.incoming(ring) else { return };
-        patience.takes_part(self.index);
+        patience.delivers_to(self.index);
         if self.header() != from.header() {
             return translate(rx, self, (from, ring), batch, packets, patience);
         }
@@ -564,7 +564,6 @@ impl Incoming {
             let cpu = this_cpu();
             self.line.words().producer_is_on(cpu);
             self.line.words().publish(filled.prod);
-            patience.expects_answer(self.line.words().consumer_is_awake_elsewhere(cpu));
             let later = match self.line.napper(cpu) {
                 None if patience.streams() => self.line.sleeper().filter(|_| self.may_sleep_on(filled)),
                 napper => napper,

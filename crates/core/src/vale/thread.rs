@@ -280,7 +280,11 @@ impl Worker {
     /// A few packets went to a client that is awake on another processor: looks whether it answers before this one is given to
     /// anybody, who is likely to wait for that answer.
     fn awaits_answer(&mut self) -> bool {
-        let due = self.patience.answer_is_due() && self.turns.is_small();
+        let Some((view, port)) = self.patience.delivered_to() else { return false };
+        let receiver = self.views.get(view).and_then(|view| view.member(port));
+        let due = self.turns.is_small()
+            && receiver.is_some_and(|port| port.may_answer(this_cpu()))
+            && self.patience.awaits_answer();
         let came = due && self.looks_longer();
         if came {
             self.patience.was_answered();

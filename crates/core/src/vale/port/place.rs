@@ -47,6 +47,12 @@ impl Attached {
         times.fetch_add(1, Relaxed) < GIVEN_IN_VAIN
     }
 
+    /// Whether the client, which was just sent something, may answer while the thread looks: it is awake on a processor other than
+    /// `cpu`.
+    pub(in super::super) fn may_answer(&self, cpu: u32) -> bool {
+        self.rx.iter().any(|rx| rx.line.words().consumer_is_awake_elsewhere(cpu))
+    }
+
     /// Each transmit ring with the receive ring of the same number, which one program or thread is likely to look after.
     fn pairs(&self) -> impl Iterator<Item = (Option<&Outgoing>, Option<&Incoming>)> {
         (0..self.tx.len().max(self.rx.len())).map(|i| (self.tx.get(i), self.rx.get(i)))
