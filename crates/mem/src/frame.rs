@@ -121,3 +121,27 @@ impl<'a> Frame<'a> {
         n
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::pos::BufIdx;
+    use crate::region::{Geometry, Region};
+
+    #[test]
+    fn only_lines_that_differ_are_written() {
+        let (region, _) = Region::create("test", Geometry::new((1, 256), (2, 512), (4, 128)).unwrap()).unwrap();
+        let frame = region.frame(BufIdx(2));
+        assert_eq!(frame.capacity(), 128);
+        let lines = [[1; 64], [2; 64], [3; 64]];
+        assert_eq!((frame.put_lines(&lines), frame.put_lines(&lines), frame.put_lines(&[])), (2, 0, 0));
+        for at in 0..128 {
+            frame.write(at, &[9]);
+            assert_eq!(frame.put_lines(&lines), 1, "byte {at}");
+            let mut there = [0; 128];
+            frame.read(0, &mut there);
+            assert_eq!((&there[..64], &there[64..]), (&lines[0][..], &lines[1][..]));
+        }
+        // The third had no room, and is not in the next buffer.
+        assert_eq!(region.frame(BufIdx(3)).header(), [0; 16]);
+    }
+}

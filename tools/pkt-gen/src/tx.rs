@@ -2,7 +2,8 @@
 //!
 //! One batch is: one poll (which publishes the batch before it), then a walk over the free slots that writes length
 //! and flags. Payload is written into a buffer the first time round the ring, and after that only into a buffer that
-//! came back exchanged (`NS_BUF_CHANGED`) or whose packet differs from the one before.
+//! came back exchanged (`NS_BUF_CHANGED`), or whose packet differs from the one before. Where all packets are alike, one
+//! that came back exchanged is written only if it does not hold the packet.
 
 use std::time::{Duration, Instant};
 
