@@ -20,6 +20,8 @@ pub(crate) const INTERVAL: Duration = Duration::from_millis(20);
 pub(crate) const SKIP: usize = 2;
 /// Intervals that make one sample, 60 ms: the cores seldom move meanwhile.
 pub(crate) const KEEP: usize = 3;
+/// Fewer packets than this are no traffic: stations that said where they are.
+const FEW: f64 = 64.0;
 /// Nothing takes this long unless it is stuck.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 /// How long a process has to end by itself.
@@ -167,7 +169,7 @@ pub(crate) fn steady_mpps(mut line: impl FnMut() -> Result<String, String>) -> R
         let Some(interval) = Interval::parse(&line()?)? else {
             continue;
         };
-        if interval.packets == 0.0 {
+        if interval.packets == 0.0 || seen == 0 && interval.packets < FEW {
             empty += INTERVAL;
             if seen == 0 {
                 continue;
@@ -222,12 +224,14 @@ mod tests {
     }
 
     const NONE: &str = r#"{"event":"interval","packets":0,"seconds":0.02}"#;
+    const HEARD: &str = r#"{"event":"interval","packets":16,"seconds":0.02}"#;
     const SOME: &str = r#"{"event":"interval","packets":40000,"seconds":0.02}"#;
     const MORE: &str = r#"{"event":"interval","packets":100000,"seconds":0.04}"#;
 
     #[test]
     fn the_first_intervals_do_not_count() {
         assert_eq!(steady(&[NONE, NONE, SOME, SOME, MORE, MORE, MORE]), Ok(2.5));
+        assert_eq!(steady(&[HEARD, NONE, HEARD, SOME, SOME, MORE, HEARD, MORE]), Ok(200_016.0 / 0.1 / 1e6));
         assert_eq!(steady(&[NONE, SOME, SOME, NONE, NONE, NONE, NONE, MORE, MORE, MORE, MORE, SOME]), Ok(2.4));
         assert_eq!(steady(&[MORE, MORE, r#"{"event":"other"}"#, SOME, SOME, NONE]), Ok(80_000.0 / 0.06 / 1e6));
     }
