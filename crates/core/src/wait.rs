@@ -20,6 +20,8 @@ use crate::error::Error;
 use crate::port::{Interest, Port};
 use crate::sync::WallTime;
 
+mod quick;
+
 /// How long to spin before sleeping: about the price of one sleep and wake-up between two cores.
 const SPIN: Duration = Duration::from_micros(50);
 /// The same for who gets much at once: several who share a processor may have to be woken, one after the other, by a party that
@@ -297,8 +299,6 @@ impl Port {
         }
     }
 }
-
-mod quick;
 
 /// How long to hold back before the next look, in spin hints, when after `hold` so many slots had come, from a party that is
 /// `near`, on this very processor, or is not.
