@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use conformance::ether::{self, BROADCAST, drained, station};
 use conformance::home::{Guard, summary};
 use conformance::packet::Dice;
+use conformance::pcap::pcap_file;
 use conformance::traffic::{bytes_of, open};
 use conformance::{Home, LIMIT, isolated, program, until};
 use unetmap::abi::{NS_BUF_CHANGED, NS_MOREFRAG};
@@ -107,36 +109,51 @@ fn buffers_change_sides() {
     });
 }
 
-/// A sender writes a buffer that comes back only where it does not hold the packet any more: what arrives is the packet, also
-/// if a receiver writes into what it gives back.
+/// Bytes of the packets below: more than a line, and no multiple of one.
+const LEN: usize = 150;
+
+/// pkt-gen, which sends at `near` with these options, writes a buffer only where it does not hold the packet any more: what
+/// arrives is the packet, also if a receiver writes into what it gives back.
+#[track_caller]
+fn arrives_unspoiled(receiver: &Port, near: &str, options: &[&str]) {
+    let mut sender = Command::new(program("pkt-gen"));
+    sender.args(["-i", near, "-f", "tx", "-b", "100", "-w", "0"]).args(options);
+    let _sender = Guard::spawn(sender.stdout(Stdio::null()).stderr(Stdio::null()));
+    let (mut dice, mut first, mut got) = (Dice(7), None, 0);
+    until("many have come", || {
+        receiver.poll(Interest::RX, Some(LIMIT)).expect("a living daemon");
+        for slot in receiver.rx_rings()[0].window() {
+            let packet = first.get_or_insert_with(|| bytes_of(&slot)).as_slice();
+            assert_eq!((packet.len(), bytes_of(&slot).as_slice()), (LEN, packet), "packet {got}");
+            // Every third stays as it is.
+            if dice.below(3) > 0 {
+                let at = dice.below(LEN as u64) as usize;
+                slot.frame().write(at, &[!packet[at]]);
+            }
+            got += 1;
+        }
+        receiver.rx_rings()[0].advance(u32::MAX);
+        got >= 20 * SLOTS
+    });
+}
+
 #[test]
 fn what_comes_back_spoiled_is_written_anew() {
     isolated(|home| {
         let b = open("vale0:b");
-        // More than a line long, and no multiple of one.
-        const LEN: usize = 150;
         let near = format!("vale0:a@share={}", b.spec());
-        let mut sender = Command::new(program("pkt-gen"));
-        sender.args(["-i", &near, "-f", "tx", "-l", &LEN.to_string(), "-b", "100", "-w", "0"]);
-        let sender = Guard::spawn(sender.stdout(Stdio::null()).stderr(Stdio::null()));
-        let (mut dice, mut first, mut got) = (Dice(7), None, 0);
-        until("many have come", || {
-            b.poll(Interest::RX, Some(LIMIT)).expect("a living daemon");
-            for slot in b.rx_rings()[0].window() {
-                let packet = first.get_or_insert_with(|| bytes_of(&slot)).as_slice();
-                assert_eq!((packet.len(), bytes_of(&slot).as_slice()), (LEN, packet), "packet {got}");
-                // Every third stays as it is.
-                if dice.below(3) > 0 {
-                    let at = dice.below(LEN as u64) as usize;
-                    slot.frame().write(at, &[!packet[at]]);
-                }
-                got += 1;
-            }
-            b.rx_rings()[0].advance(u32::MAX);
-            got >= 20 * SLOTS
-        });
-        drop(sender);
+        arrives_unspoiled(&b, &near, &["-l", &LEN.to_string()]);
         assert_ne!(swapped(home, "vale0:b"), 0);
+    });
+}
+
+/// A pipe lends the very buffers of the sender, which come back without a word.
+#[test]
+fn what_is_spoiled_in_its_place_is_replayed_anew() {
+    isolated(|home| {
+        let file = home.folder().join("two.pcap");
+        fs::write(&file, pcap_file(&[vec![0x5a; LEN], vec![0x5a; LEN]])).expect("a folder to write in");
+        arrives_unspoiled(&open("netmap:s}1"), "netmap:s{1", &["-n", "0", "-P", &file.to_string_lossy()]);
     });
 }
 

@@ -111,11 +111,11 @@ impl Ring {
         Window { ring: self.view(), at, left: left.min(n) }
     }
 
-    /// `n` slots from `p` on, at most all of the ring, whosever they are. A position that only a larger ring has becomes
-    /// slot 0.
+    /// `n` slots from `p` on, at most all of the ring but one, whosever they are. A position that only a larger ring has
+    /// becomes slot 0.
     #[inline(always)]
     pub fn run(&self, p: Pos, n: u32) -> Window<'_> {
-        Window { ring: self.view(), at: self.judged(p.raw()), left: n.min(self.num_slots()) }
+        Window { ring: self.view(), at: self.judged(p.raw()), left: n.min(self.num_slots() - 1) }
     }
 
     /// The position `n` after `p`; `n` is at most the ring's slots.

@@ -201,10 +201,12 @@ impl Port {
             self.ask_for_wakeup(want);
             let ready = self.look(want, None)?;
             if !ready.is_none() {
+                self.note_stream(ready);
                 return Ok(ready);
             }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
+                self.note_stream(Interest::NONE);
                 return Ok(Interest::NONE);
             }
             if self.sleepers(want).any(|(ring, _)| ring.inner.due(true)) {

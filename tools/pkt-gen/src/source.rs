@@ -54,8 +54,8 @@ impl Replay {
     }
 
     /// The packets of the file, each behind `prefix` zeros.
-    pub(crate) fn into_prefixed(self, prefix: usize) -> Vec<Vec<u8>> {
-        (0..self.capture.len()).map(|i| [&vec![0; prefix][..], self.capture.packet(i)].concat()).collect()
+    pub(crate) fn prefixed(&self, prefix: usize) -> impl Iterator<Item = Vec<u8>> {
+        (0..self.capture.len()).map(move |i| [&vec![0; prefix][..], self.capture.packet(i)].concat())
     }
 }
 

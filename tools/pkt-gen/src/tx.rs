@@ -38,8 +38,10 @@ pub(crate) enum Load {
 pub(crate) fn run(worker: &Worker<'_>, load: Load) -> Result<Outcome, String> {
     let config = worker.config;
     let plain = config.frags == 1 && !config.copy && !config.dump;
+    // What a slot can say, and its buffer hold.
+    let room = (worker.port.buf_size() as usize).min(usize::from(u16::MAX));
     match load {
-        Load::Fixed(fixed) if plain && fixed.bytes.len() <= worker.port.buf_size() as usize => match config.indirect {
+        Load::Fixed(fixed) if plain && fixed.bytes.len() <= room => match config.indirect {
             true => pump(worker, Elsewhere { bytes: fixed.bytes }),
             false => pump(worker, Same::new(&fixed.bytes, !config.rubbish)),
         },
@@ -50,8 +52,8 @@ pub(crate) fn run(worker: &Worker<'_>, load: Load) -> Result<Outcome, String> {
         ),
         Load::Fixed(source) => pump(worker, Each::new(worker, source)),
         Load::Varied(source) => pump(worker, Each::new(worker, *source)),
-        Load::Replay(source) if plain && config.vnet_hdr + source.longest() <= worker.port.buf_size() as usize => {
-            pump(worker, Replayed::new(worker, source))
+        Load::Replay(source) if plain && config.vnet_hdr + source.longest() <= room => {
+            pump(worker, Replayed::new(worker, &source))
         }
         Load::Replay(source) => pump(worker, Each::new(worker, source)),
     }
@@ -68,8 +70,6 @@ struct Batch {
 /// A ring and how many of its buffers have never been filled: the next ones from its head.
 struct TxRing<'a> {
     ring: &'a Ring,
-    /// Among those of the worker's port, from 0.
-    number: usize,
     unfilled: u32,
 }
 
@@ -86,15 +86,15 @@ fn pump(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String> {
     let (config, port) = (worker.config, worker.port);
     // Numbers go into one ring only: each ring of the receiver is judged by itself.
     let rings = if config.function == Function::Txseq { 1 } else { port.tx_rings().len() };
-    let rings = port.tx_rings()[..rings].iter().enumerate();
     let mut rings: Vec<TxRing<'_>> =
-        rings.map(|(number, ring)| TxRing { ring, number, unfilled: ring.num_slots() }).collect();
+        port.tx_rings()[..rings].iter().map(|ring| TxRing { ring, unfilled: ring.num_slots() }).collect();
     let mut pacer = Pacer::new(worker.rate);
     let mut sent = 0;
     let begin = Instant::now();
     while sent < worker.count && !worker.stopped() {
         let left = worker.count - sent;
-        if let ([to], None) = (&mut rings[..], worker.rate) {
+        // What is printed takes its time: then each batch is looked at by itself.
+        if let ([to], None, false) = (&mut rings[..], worker.rate, config.dump) {
             // Single packets have a loop of their own, of what they need alone.
             sent += match config.burst {
                 1 => stream(worker, to, &mut fill, left, 1)?,
