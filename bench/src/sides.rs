@@ -68,7 +68,9 @@ pub(crate) fn contests(bench: Bench) -> Vec<Contest> {
             let clean = Contest { clean: true, ..contest(format!("{}-clean", bench.name()), 512) };
             vec![contest(bench.name().into(), 512), clean, usual()]
         }
-        Bench::Vale60Swap | Bench::Vale1Core | Bench::ValeFan => vec![contest(bench.name().into(), 512), usual()],
+        Bench::Vale60Swap | Bench::Vale1Core | Bench::ValeFan | Bench::ValeIdlePorts => {
+            vec![contest(bench.name().into(), 512), usual()]
+        }
         Bench::PipeBatch => BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::PreloadPipe => FEW_BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::PipeRtt | Bench::PipePing | Bench::ValeRtt => vec![contest(bench.name().into(), 1)],
