@@ -44,7 +44,7 @@ use nic::{Nics, Who};
 pub use peer::Peer;
 use probe::Cores;
 pub use report::align;
-use sides::{ALONE, LIBC, NATIVE, PIPE, PRELOAD, US, contests};
+use sides::{ALONE, LIBC, LINKED, NATIVE, PIPE, PRELOAD, US, contests};
 pub use stats::Class;
 use unetmap::Port;
 
@@ -145,7 +145,7 @@ fn check(options: &Options) -> Result<(), String> {
     if options.limit.is_zero() {
         return Err("--seconds 0: at least 1 is needed".into());
     }
-    let mut labels = BTreeSet::from([US, seqpacket::LABEL, NATIVE, PRELOAD, PIPE, ALONE, LIBC]);
+    let mut labels = BTreeSet::from([US, seqpacket::LABEL, NATIVE, LINKED, PRELOAD, PIPE, ALONE, LIBC]);
     labels.extend(options.benches.iter().flat_map(|&bench| Who::all(bench)).map(|who| who.label()));
     labels.extend(options.benches.iter().filter(|bench| host::is_host(**bench)).map(|_| host::CABLE));
     if options.benches.contains(&Bench::Pcap) {

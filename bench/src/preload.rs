@@ -1,7 +1,9 @@
-//! A C program that was written for netmap, run by `unetmap run`, against pkt-gen, which is written for the library;
-//! and what the calls on other files cost such a program.
+//! A C program that was written for netmap, run by `unetmap run`, against itself linked with the library, and against pkt-gen,
+//! which is written for the library's own interface; and what the calls on other files cost such a program.
 
+use std::env;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -12,6 +14,9 @@ use crate::program::{self, Running, conclude, object, steady_mpps};
 
 /// The program.
 const SOURCE: &str = include_str!("../programs/preload.c");
+/// The library's file, and the name by which the loader looks for it.
+const LIBRARY: &str = "libunetmap.so";
+const SONAME: &str = "libunetmap.so.0";
 /// The headers that it needs.
 const HEADERS: [(&str, &str); 3] = [
     ("netmap.h", include_str!("../../include/net/netmap.h")),
@@ -22,7 +27,8 @@ const HEADERS: [(&str, &str); 3] = [
 /// The program, compiled, and what runs it.
 pub(crate) struct Preloaded {
     cores: Cores,
-    unetmap: PathBuf,
+    /// What runs it; nothing: it is linked with the library.
+    unetmap: Option<PathBuf>,
     folder: TempDir,
 }
 
@@ -36,7 +42,28 @@ impl Preloaded {
         let unetmap = program::find("unetmap")?;
         let folder = tempfile::tempdir().map_err(|e| failed(e.to_string()))?;
         compile(folder.path(), &["-ldl"]).map_err(failed)?;
-        Ok(Preloaded { cores, unetmap, folder })
+        Ok(Preloaded { cores, unetmap: Some(unetmap), folder })
+    }
+
+    /// Compiles it, linked with the library.
+    ///
+    /// # Errors
+    /// No C compiler, or no library.
+    pub(crate) fn linked(cores: Cores) -> Result<Preloaded, String> {
+        let failed = |e: String| format!("bench: linking the netmap program: {e}");
+        let here = env::current_exe().map_err(|e| failed(e.to_string()))?;
+        let places = ["", "../lib", ".."].map(|place| here.with_file_name(place).join(LIBRARY));
+        let library = places.iter().find(|place| place.is_file()).ok_or_else(|| failed(format!("no {LIBRARY}")))?;
+        let folder = tempfile::tempdir().map_err(|e| failed(e.to_string()))?;
+        // By one name the linker finds it, by the other the loader.
+        [LIBRARY, SONAME]
+            .iter()
+            .try_for_each(|name| symlink(library, folder.path().join(name)))
+            .map_err(|e| failed(e.to_string()))?;
+        let place = folder.path().display();
+        compile(folder.path(), &[&format!("-L{place}"), "-lunetmap", &format!("-Wl,-rpath,{place}"), "-ldl"])
+            .map_err(failed)?;
+        Ok(Preloaded { cores, unetmap: None, folder })
     }
 
     /// Packets of 60 B as fast as they go, in batches of `batch`; returns what the receiver counted, in Mpps.
@@ -69,8 +96,16 @@ impl Preloaded {
     }
 
     fn start(&self, args: &[&str]) -> Result<Running, String> {
-        let mut command = Command::new(&self.unetmap);
-        command.args(["run", "--"]).arg(self.folder.path().join("preload")).args(args);
+        let program = self.folder.path().join("preload");
+        let mut command = match &self.unetmap {
+            Some(unetmap) => {
+                let mut command = Command::new(unetmap);
+                command.args(["run", "--"]).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
+        command.args(args);
         Running::start(format!("the netmap program ({})", args[0]), &mut command)
     }
 }

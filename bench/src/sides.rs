@@ -24,6 +24,8 @@ use crate::{Networks, Options, note, one_core, rtt, session};
 pub(crate) const US: &str = "unetmap";
 /// What pkt-gen is called beside a program that is preloaded.
 pub(crate) const NATIVE: &str = "native";
+/// What the same program is called where it is linked with the library.
+pub(crate) const LINKED: &str = "linked";
 /// What the program is called that `unetmap run` runs, beside one on the node.
 pub(crate) const PRELOAD: &str = "preload";
 /// What a pipe is called beside a switch, and a switch without idle ports beside one with some.
@@ -115,6 +117,10 @@ impl Contest {
             (None, Some(hosts)) if host::is_host(self.bench) => self.host_sides(cores, hosts),
             _ => std::iter::once(self.ours(cores)).chain(self.other(cores).transpose()).collect::<Result<_, _>>()?,
         };
+        if self.bench == Bench::PreloadPipe {
+            let (program, batch) = (Preloaded::linked(cores)?, self.batch);
+            sides.push(Inside::boxed(LINKED, cores, move || Ok(vec![program.rate(batch)?])));
+        }
         for peer in &options.peers {
             sides.push(Box::new(Outside { peer, contest: self, environment: &environment }));
         }

@@ -234,7 +234,8 @@ struct DoctorArgs {
 /// what the daemon takes while 100 open ports do nothing: of a core, and of memory beside the regions.
 ///
 /// `preload-pipe` is `pipe` by a C program that was written for netmap, under `unetmap run`, with batches of 1, 64 and
-/// 512, beside pkt-gen; `preload-poll` a poll of another file in such a program, beside the C library's own.
+/// 512, beside itself linked with the library, and pkt-gen; `preload-poll` a poll of another file in such a program,
+/// beside the C library's own.
 ///
 /// `node-pipe` is the same program, linked statically, on a /dev/netmap of the benchmark's own, with batches of 512, beside
 /// pkt-gen; `node-poll` a poll there that finds something ready, with the daemon on the same core, beside one under
