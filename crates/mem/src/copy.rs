@@ -50,9 +50,9 @@ pub fn copy_run(kind: CopyKind, source: Side<'_>, from: Pos, target: Side<'_>, t
     let left = |side: Side<'_>, at: Pos| side.slots.slots().get().saturating_sub(at.raw());
     let run = Run { most: run.most.min(left(source, from)).min(left(target, to)), ..run };
     #[cfg(target_arch = "x86_64")]
-    if kind.has_avx512() {
-        // SAFETY: both runs of slots lie inside their rings (`left`), and the processor has the kind.
-        return unsafe { x86::copy_run_avx512(source, from, target, to, run) };
+    if let Some(vectors) = kind.vectors() {
+        // SAFETY: both runs of slots lie inside their rings (`left`), and the processor has the vectors.
+        return unsafe { x86::copy_run(vectors, source, from, target, to, run) };
     }
     let _ = kind;
     let at = |side: Side<'_>, first: Pos, i: u32| side.slots.slots().add(first, i);
@@ -99,9 +99,11 @@ pub(crate) fn plain(slot: SlotValue, into: BufIdx, longest: u32, theirs: Limits,
 pub fn copy_packet(kind: CopyKind, to: &Frame<'_>, from: &Frame<'_>, len: usize) -> usize {
     let len = len.min(to.capacity()).min(from.capacity());
     #[cfg(target_arch = "x86_64")]
-    if kind.has_avx512() && len.next_multiple_of(64) <= to.capacity() {
-        // SAFETY: `from` is valid for len bytes, `to` for as many rounded up to 64; the processor has the kind.
-        unsafe { x86::copy_blocks(from.as_ptr(), to.as_ptr(), len) };
+    if let Some(vectors) = kind.vectors()
+        && len.next_multiple_of(64) <= to.capacity().min(from.capacity())
+    {
+        // SAFETY: both are valid for len bytes, rounded up to 64; the processor has the vectors.
+        unsafe { x86::copy_blocks(vectors, from.as_ptr(), to.as_ptr(), len) };
         return len;
     }
     let _ = kind;
@@ -109,102 +111,7 @@ pub fn copy_packet(kind: CopyKind, to: &Frame<'_>, from: &Frame<'_>, len: usize)
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::*;
-
-    use super::{ADDRESSES, Run, Side, longest, plain};
-    use crate::pos::{BufIdx, Pos};
-    use crate::slot::{SLOT_BYTES, SlotValue};
-
-    /// Packets ahead of which buffers are fetched into the cache.
-    const AHEAD: u32 = 8;
-
-    /// Copies `len` bytes, and zeros up to the next multiple of 64.
-    ///
-    /// # Safety
-    /// `from` is valid for reads of `len` bytes, `to` for writes of as many, rounded up to a multiple of 64; the processor
-    /// has AVX-512 F and BW.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) unsafe fn copy_blocks(from: *const u8, to: *mut u8, len: usize) {
-        let mut at = 0;
-        while at < len {
-            // SAFETY: a block is loaded no further than `len`, and stored within `len` rounded up (caller).
-            unsafe { _mm512_storeu_si512(to.add(at).cast(), block(from, at, len)) };
-            at += 64;
-        }
-    }
-
-    /// The 64 bytes from `at` on, as far as they are below `len`; zeros beyond.
-    ///
-    /// # Safety
-    /// `from` is valid for reads of `len` bytes, and `at < len`; the processor has AVX-512 F and BW.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn block(from: *const u8, at: usize, len: usize) -> __m512i {
-        // SAFETY: bytes [at, at + 64) below len are valid (caller); those that the mask leaves out are not touched.
-        unsafe {
-            if at + 64 <= len {
-                _mm512_loadu_si512(from.add(at).cast())
-            } else {
-                _mm512_maskz_loadu_epi8(u64::MAX >> (64 - (len - at)), from.add(at).cast())
-            }
-        }
-    }
-
-    /// # Safety
-    /// `run.most` slots from `from` on lie inside the source's ring, and as many from `to` on inside the target's; the
-    /// processor has AVX-512 F and BW.
-    #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) unsafe fn copy_run_avx512(source: Side<'_>, from: Pos, target: Side<'_>, to: Pos, run: Run) -> u32 {
-        let (theirs, mine) = (source.region.limits(), target.region.limits());
-        let longest = longest(source, target);
-        let (read, write) = (source.region.buffers(), target.region.buffers());
-        let (slots, into) = (source.slots.at(from), target.slots.at(to));
-        let mut first = [0; 64];
-        first[..ADDRESSES].copy_from_slice(&run.addresses);
-        // SAFETY: 64 bytes of our own.
-        let addresses = unsafe { _mm512_loadu_si512(first.as_ptr().cast()) };
-        for i in 0..run.most {
-            let at = i as usize * SLOT_BYTES;
-            // SAFETY: slot i < most is inside both rings (caller), aligned to 16; volatile, because others may write (M1).
-            let (head, idx) =
-                unsafe { (slots.add(at).cast::<u64>().read_volatile(), into.add(at).cast::<u32>().read_volatile()) };
-            let (slot, idx) = (SlotValue::from_words(head, 0), BufIdx(idx));
-            if !plain(slot, idx, longest, theirs, mine) {
-                return i;
-            }
-            if i + AHEAD < run.most {
-                // SAFETY: slot i + AHEAD < most is inside both rings; a prefetch reads nothing, wherever it points.
-                unsafe {
-                    let ahead = at + AHEAD as usize * SLOT_BYTES;
-                    let next = slots.add(ahead).cast::<u32>().read_volatile() as usize;
-                    _mm_prefetch::<_MM_HINT_T0>(read.wrapping_add(next * theirs.buf_size as usize).cast());
-                    let next = into.add(ahead).cast::<u32>().read_volatile() as usize;
-                    _mm_prefetch::<_MM_HINT_ET0>(write.wrapping_add(next * mine.buf_size as usize).cast());
-                }
-            }
-            let len = usize::from(slot.len);
-            // SAFETY: both indexes are below the number of buffers of their regions (`plain`), so that the pointers are those of
-            // buffers of buf_size bytes (M2); `len` is at most the smaller buf_size, and at least 14; sizes of buffers
-            // are multiples of 64 (`Geometry`), so that rounding up stays inside.
-            unsafe {
-                let from = read.add(slot.buf_idx.0 as usize * theirs.buf_size as usize);
-                let to = write.add(idx.0 as usize * mine.buf_size as usize);
-                let first = block(from, 0, len);
-                if _mm512_mask_cmpneq_epi32_mask(0b111, first, addresses) != 0 {
-                    return i;
-                }
-                _mm512_storeu_si512(to.cast(), first);
-                if len > 64 {
-                    copy_blocks(from.add(64), to.add(64), len - 64);
-                }
-                into.add(at + 4).cast::<u32>().write_volatile(u32::from(slot.len) | u32::from(run.flags) << 16);
-            }
-        }
-        run.most
-    }
-}
+mod x86;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -17,6 +17,8 @@ use crate::line::Consumer;
 use crate::pos::Pos;
 use crate::region::Region;
 use crate::slot::{SlotRing, SlotValue};
+#[cfg(target_arch = "x86_64")]
+use crate::take::Vectors;
 
 /// Packets ahead of which buffers are fetched into the cache: their sender, on another processor, may have written them.
 const AHEAD: u32 = 32;
@@ -45,7 +47,7 @@ pub fn swap_run(source: &Consumer, from: Pos, target: &SlotRing, to: Pos, region
     let left = |ring: &SlotRing, at: Pos| ring.slots().get().saturating_sub(at.raw());
     let most = run.most.min(left(copies, from)).min(left(target, to));
     #[cfg(target_arch = "x86_64")]
-    let done = if source.copy_kind().has_avx512() {
+    let done = if source.copy_kind().vectors() == Some(Vectors::Avx512) {
         let rings = [copies.at(from), source.theirs().at(from), target.at(to)];
         // SAFETY: `most` slots lie inside each of the rings (`left`; the sender's is as large as that of the copies), and
         // the processor has the kind.

@@ -29,6 +29,16 @@ enum Kind {
     Avx512,
 }
 
+/// Vectors that a processor has: that of a [`CopyKind`] does.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Vectors {
+    /// AVX2.
+    Avx2,
+    /// AVX-512 F and BW.
+    Avx512,
+}
+
 impl CopyKind {
     /// All that this processor can run, the portable one first, the best one last.
     pub fn available() -> Vec<CopyKind> {
@@ -42,11 +52,15 @@ impl CopyKind {
         kinds.into_iter().flatten().map(CopyKind).collect()
     }
 
-    /// Whether the processor has AVX-512 F and BW.
+    /// The vectors that this processor has for more than slots.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    pub(crate) fn has_avx512(self) -> bool {
-        self.0 == Kind::Avx512
+    pub(crate) fn vectors(self) -> Option<Vectors> {
+        match self.0 {
+            Kind::Portable => None,
+            Kind::Avx2 => Some(Vectors::Avx2),
+            Kind::Avx512 => Some(Vectors::Avx512),
+        }
     }
 
     /// The best that this processor has.
