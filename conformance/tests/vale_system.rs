@@ -4,7 +4,7 @@
 use conformance::home::{Guard, summary};
 use conformance::net::{BUFFER, CABLE, DIRECT, Net, collect, frame, frames, open_in, pings, transmit};
 use conformance::raw::Raw;
-use conformance::switch::{ctl, done, host_on_switch, iperf3, ipv4_of, tcp};
+use conformance::switch::{bring_up, ctl, done, host_on_switch, iperf3, ipv4_of, tcp};
 use conformance::traffic::{receive, send};
 use conformance::{isolated, program, until};
 use rustix::process::Signal;
@@ -140,6 +140,45 @@ fn persistent_ports_come_and_go() {
         assert!(ctl(&net.near, "-d vale0:mine").2.contains("a program has it open"));
         assert!(ctl(&net.near, "-p vale0:mine").2.contains("only attached interfaces"));
         drop(port);
+        net.assert_alive();
+    });
+}
+
+/// An interface of the system's may be renamed and moved to another namespace, as into a container: it stays the port that it was.
+#[test]
+fn a_persistent_port_is_moved() {
+    isolated(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
+        let move_it = |from: &lab::Ns, to: &lab::Ns, name: &str| {
+            from.ip(&["link", "set", "vi1", "netns", to.name(), "name", name]).expect("an interface");
+        };
+        // Attached, and moved with another name.
+        host_on_switch(&net.near, "vi1", &[]);
+        move_it(&net.near, &net.far, "eth7");
+        bring_up(&net.far, "eth7", &["10.8.0.2/24"]);
+        until("the hosts reach each other", || pings(&net.near, "10.8.0.2"));
+        assert!(ctl(&net.far, "-r eth7").2.contains("attached"));
+        done(&net.far, "-d vale0:vi1");
+        assert!(!pings(&net.near, "10.8.0.2"));
+        // As nobody else's interface is called so now, this is nobody's.
+        assert!(ctl(&net.near, "-r vi1").2.contains("no such interface"));
+        // Attached where it is, it is still the end that the host has, not an interface that the daemon takes from it.
+        done(&net.far, "-a vale0:eth7");
+        until("the hosts reach each other again", || pings(&net.near, "10.8.0.2"));
+        done(&net.far, "-d vale0:eth7");
+        done(&net.far, "-r eth7");
+        net.far.ip(&["link", "show", "eth7"]).expect_err("it is gone");
+        // Moved before it was attached, beside another of that name.
+        done(&net.near, "-n vi1");
+        done(&net.far, "-n vi0");
+        move_it(&net.near, &net.far, "vi1");
+        assert!(ctl(&net.near, "-r va").2.contains("no persistent port"));
+        done(&net.far, "-r vi1");
+        done(&net.far, "-r vi0");
+        done(&net.near, "-d vale0:vi0");
+        done(&net.near, "-r vi0");
+        until("nothing is left", || home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
         net.assert_alive();
     });
 }

@@ -65,12 +65,9 @@ pub(crate) struct Uplink {
     polling: bool,
 }
 
-/// A persistent port.
+/// A persistent port. Its other end is the system's, which may rename it, and move it to any namespace.
 pub(crate) struct Persistent {
-    /// The end that the system has: its namespace's number, and its own.
-    netns: u64,
-    visible: u32,
-    /// The other end's number in the closet.
+    /// The number of the daemon's end, in the closet.
     pub(crate) hidden: u32,
     shape: NmreqValeNewif,
 }
@@ -104,7 +101,7 @@ impl Books {
         }
         let Some(found) = find_link(&key.port, caller)? else { return no_such_interface() };
         let admitted = self.policy()?.is_some_and(|policy| policy.nic(&caller.who(), &found.name).is_some());
-        let persistent = self.persistent.iter().find(|p| p.netns == caller.netns_id() && p.visible == found.index);
+        let persistent = self.persistent_of(&found, caller)?;
         let wishes = persistent.map(|p| NmreqRegister {
             nr_tx_slots: p.shape.nr_rx_slots,
             nr_rx_slots: p.shape.nr_tx_slots,
@@ -257,9 +254,8 @@ impl Books {
         let Some(netns) = caller.netns.clone() else { return no_such_interface() };
         let closet = self.closet()?;
         let laid = lay(name, &asked, &netns, &closet);
-        let laid = laid.inspect_err(|_| self.empty_closet())?;
-        let (visible, hidden) = laid;
-        self.persistent.push(Persistent { netns: netns.id(), visible, hidden, shape: asked });
+        let hidden = laid.inspect_err(|_| self.empty_closet())?;
+        self.persistent.push(Persistent { hidden, shape: asked });
         Ok(())
     }
 
@@ -268,8 +264,7 @@ impl Books {
         self.has_such_ports()?;
         self.only_root(caller)?;
         let Some(link) = find_link(name, caller)? else { return no_such_interface() };
-        let is = |p: &Persistent| p.netns == caller.netns_id() && p.visible == link.index;
-        let Some(hidden) = self.persistent.iter().find(|p| is(p)).map(|p| p.hidden) else {
+        let Some(hidden) = self.persistent_of(&link, caller)?.map(|persistent| persistent.hidden) else {
             return refuse(EINVAL, "it is no persistent port (vale-ctl -n makes them)");
         };
         let Some(closet) = self.closet.clone() else { return no_such_interface() };
@@ -416,6 +411,14 @@ impl Books {
         }
     }
 
+    /// The persistent port that an interface of the caller's namespace is an end of, wherever it was made.
+    fn persistent_of(&self, link: &Link, caller: &Caller) -> Result<Option<&Persistent>, Refusal> {
+        let (Some(closet), Some(netns)) = (&self.closet, &caller.netns) else { return Ok(None) };
+        let hidden = netns.run(|| veth::end_in(link.index, closet)).and_then(|end| end);
+        let hidden = hidden.or_else(|e| refuse(ENXIO, format!("looking where the interface leads: {e}")))?;
+        Ok(self.persistent.iter().find(|persistent| Some(persistent.hidden) == hidden))
+    }
+
     /// The end of a persistent port that the daemon has, and whoever is to be asked for it.
     fn hidden_end(&self, persistent: &Persistent) -> Result<(Link, Caller), Refusal> {
         let Some(closet) = self.closet.clone() else { return no_such_interface() };
@@ -426,10 +429,10 @@ impl Books {
     }
 }
 
-/// Lays the cable of a persistent port; returns the numbers of its visible and its hidden end.
-fn lay(name: &str, asked: &NmreqValeNewif, netns: &Netns, closet: &Netns) -> Result<(u32, u32), Refusal> {
+/// Lays the cable of a persistent port; returns the number of its hidden end.
+fn lay(name: &str, asked: &NmreqValeNewif, netns: &Netns, closet: &Netns) -> Result<u32, Refusal> {
     let queues = u32::from(asked.nr_tx_rings.max(asked.nr_rx_rings)).clamp(1, 16);
-    let visible = netns.run(|| {
+    let peer = netns.run(|| {
         // Another namespace may have a port of the same name, so that the one in the closet is called otherwise.
         let peers = std::iter::once(name.to_string()).chain((0..u16::MAX).map(|n| format!("vi{n}")));
         for peer in peers {
@@ -440,19 +443,18 @@ fn lay(name: &str, asked: &NmreqValeNewif, netns: &Netns, closet: &Netns) -> Res
                     laid?;
                     // The stack's frames are not going to hardware that would finish them.
                     link::finish_checksums(name)?;
-                    return Ok((link::by_name(name)?.map_or(0, |link| link.index), peer));
+                    return Ok(peer);
                 }
             }
         }
         Err(std::io::Error::from_raw_os_error(EEXIST))
     });
-    let (visible, peer) = visible.and_then(|done| done).or_else(|e| refuse_cable(&e))?;
+    let peer = peer.and_then(|done| done).or_else(|e| refuse_cable(&e))?;
     let hidden = closet.run(|| {
         let index = link::by_name(&peer)?.map_or(0, |link| link.index);
         veth::set_up(index).map(|()| index)
     });
-    let hidden = hidden.and_then(|done| done).or_else(|e| refuse_cable(&e))?;
-    Ok((visible, hidden))
+    hidden.and_then(|done| done).or_else(|e| refuse_cable(&e))
 }
 
 fn refuse_cable<T>(e: &std::io::Error) -> Result<T, Refusal> {

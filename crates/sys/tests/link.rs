@@ -4,7 +4,7 @@
 #![allow(missing_docs)]
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, getsockname, sendto, socket_with};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
-use unetmap_sys::link::veth::{Veth, lay, remove, set_up};
+use unetmap_sys::link::veth::{Veth, end_in, lay, remove, set_up};
 use unetmap_sys::link::{
     AttachedMode, Channels, Link, LinkEvent, Watch, all, by_index, by_name, channel_settings, channels, driver,
     finish_checksums, xdp_features,
@@ -411,6 +411,31 @@ fn a_cable_is_laid_and_removed() {
         assert!(by_name("um0").unwrap().is_none());
         assert_eq!(remove(4711).unwrap_err().raw_os_error(), Some(libc::ENODEV));
         assert_eq!(remove(LO).unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
+    });
+}
+
+#[test]
+fn where_a_cable_leads() {
+    in_namespace(|| {
+        let index = |name: &str| named(name).index;
+        let fd = |netns: &Netns| format!("/proc/{}/fd/{}", std::process::id(), netns.as_fd().as_raw_fd());
+        let (one, two) = (Netns::new().unwrap(), Netns::new().unwrap());
+        // So that the ends' numbers differ.
+        ip("link add um2 type veth peer name um3");
+        lay(Veth { name: "um0", peer: "um1", peer_netns: Some(one.as_fd()), queues: 1 }).unwrap();
+        let there = one.run(|| index("um1")).unwrap();
+        let ends = || [&one, &two].map(|netns| end_in(index("um0"), netns).unwrap());
+        assert_eq!(ends(), [Some(there), None]);
+        // Whatever it is called, and wherever it is moved.
+        ip("link set um0 name um9");
+        assert_eq!(end_in(index("um9"), &one).unwrap(), Some(there));
+        ip(&format!("link set um9 netns {} name um0", fd(&two)));
+        assert_eq!(two.run(|| end_in(index("um0"), &one).unwrap()).unwrap(), Some(there));
+        assert_eq!(one.run(|| end_in(there, &two).unwrap()).unwrap(), Some(two.run(|| index("um0")).unwrap()));
+        // What leads to this very namespace or nowhere, and what is not there.
+        for index in [index("um2"), LO, 4711] {
+            assert_eq!(end_in(index, &one).unwrap(), None, "{index}");
+        }
     });
 }
 

@@ -69,19 +69,15 @@ impl FarWatch {
         if netns.id() == self.own {
             return Ok(Nsid::Own);
         }
-        let mut body = vec![0; RTGENMSG];
-        push_attribute(&mut body, NETNSA_FD, &netns.as_fd().as_raw_fd().to_ne_bytes());
         let asking = Socket::route(0)?;
-        let mut new = body.clone();
+        let mut new = naming(netns);
         push_attribute(&mut new, NETNSA_NSID, &(-1i32).to_ne_bytes());
         match asking.ask(libc::RTM_NEWNSID, &new, |_| ()) {
             // It has one.
             Ok(()) | Err(Errno::EXIST) => {}
             Err(e) => return Err(e.into()),
         }
-        let mut found = None;
-        asking.ask(libc::RTM_GETNSID, &body, |message| found = nsid_of(message.body))?;
-        found.map(Nsid::Other).ok_or_else(|| Errno::NOENT.into())
+        number_of(&asking, netns)?.map(Nsid::Other).ok_or_else(|| Errno::NOENT.into())
     }
 
     /// Whether there is an interface of this index. A namespace that is gone has none.
@@ -138,6 +134,20 @@ fn set_option(socket: &Socket, option: libc::c_int, value: libc::c_int) -> io::R
         libc::setsockopt(socket.as_fd().as_raw_fd(), libc::SOL_NETLINK, option, (&raw const value).cast(), bytes)
     };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A message about the number of a namespace.
+fn naming(netns: &Netns) -> Vec<u8> {
+    let mut body = vec![0; RTGENMSG];
+    push_attribute(&mut body, NETNSA_FD, &netns.as_fd().as_raw_fd().to_ne_bytes());
+    body
+}
+
+/// The number that a namespace has in that of the socket, if it has one.
+pub(super) fn number_of(socket: &Socket, netns: &Netns) -> Result<Option<i32>, Errno> {
+    let mut found = None;
+    socket.ask(libc::RTM_GETNSID, &naming(netns), |message| found = nsid_of(message.body))?;
+    Ok(found)
 }
 
 /// The number in a message about the numbers of namespaces.

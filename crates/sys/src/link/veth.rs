@@ -9,8 +9,10 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use rustix::io::Errno;
 
-use super::netlink::{Socket, push_attribute};
-use super::{NAME_MOST, finish_checksums, ifinfomsg, in_flags, keep_tags};
+use super::far::number_of;
+use super::netlink::{Socket, attributes, number, push_attribute};
+use super::{IFINFOMSG, NAME_MOST, finish_checksums, ifinfomsg, in_flags, keep_tags};
+use crate::netns::Netns;
 
 /// `VETH_INFO_PEER` of linux/veth.h.
 const VETH_INFO_PEER: u16 = 1;
@@ -60,6 +62,34 @@ pub fn lay(veth: Veth<'_>) -> io::Result<()> {
     end(&mut body, veth.name)?;
     push_attribute(&mut body, libc::IFLA_LINKINFO, &info);
     Ok(Socket::route(0)?.change(libc::RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &body)?)
+}
+
+/// The number that the other end of cable `index` has in `there`, another namespace than the calling thread's; `None`: no
+/// such interface, or it leads elsewhere. Either end may have been moved since the cable was laid.
+///
+/// # Errors
+/// The kernel's.
+pub fn end_in(index: u32, there: &Netns) -> io::Result<Option<u32>> {
+    let socket = Socket::route(0)?;
+    let mut body = ifinfomsg(index);
+    push_attribute(&mut body, libc::IFLA_EXT_MASK, &libc::RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
+    let (mut end, mut nsid) = (None, None);
+    let asked = socket.ask(libc::RTM_GETLINK, &body, |message| {
+        for (attribute, value) in attributes(message.body.get(IFINFOMSG..).unwrap_or_default()) {
+            match attribute {
+                libc::IFLA_LINK => end = number(value),
+                libc::IFLA_LINK_NETNSID => nsid = number(value).map(u32::cast_signed),
+                _ => {}
+            }
+        }
+    });
+    match asked {
+        Err(Errno::NODEV) => return Ok(None),
+        result => result?,
+    }
+    // To have told the number of the other namespace the kernel has given it one.
+    let leads_there = nsid.is_some() && nsid == number_of(&socket, there)?;
+    Ok(end.filter(|_| leads_there))
 }
 
 /// Removes interface `index`, of a kind that can be removed; the other end of a cable goes with it.
