@@ -144,6 +144,49 @@ fn persistent_ports_come_and_go() {
     });
 }
 
+/// `-m`: the port is in the region of a program's, said when it is attached, or when it is made.
+#[test]
+fn ports_in_the_region_of_a_program() {
+    isolated(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        let port = open_in(&net.near, "vale0:p");
+        let of = |name: &str| home.snapshot().ports.iter().find(|port| port.name == name).map(|port| port.mem_id);
+        done(&net.near, &format!("-n vi0 -m {}", port.mem_id()));
+        done(&net.near, "-n vi1");
+        for (args, name, same) in [
+            ("-a vale0:vi0".to_string(), "vi0", true),
+            ("-a vale0:vi1".to_string(), "vi1", false),
+            (format!("-a vale0:vi1 -m {}", port.mem_id()), "vi1", true),
+            (format!("-a vale0:va -m {}", port.mem_id()), "va", true),
+        ] {
+            done(&net.near, &args);
+            assert_eq!(of(&format!("vale0:{name}")) == Some(port.mem_id()), same, "{args}");
+            done(&net.near, &format!("-d vale0:{name}"));
+        }
+        for args in ["-n vi2 -m 999", "-a vale0:vi1 -m 999"] {
+            assert!(ctl(&net.near, args).2.contains("no region 999"), "{args}");
+        }
+        net.near.ip(&["link", "show", "vi2"]).expect_err("it was not made");
+        // Between the host and the program of that region buffers change places.
+        done(&net.near, "-a vale0:vi0");
+        bring_up(&net.near, "vi0", &[]);
+        net.near.wait_up("vi0").expect("an interface that comes up");
+        let before = net.near.counters("vi0").expect("an interface");
+        transmit(&port, 0, &frames(&[60, 1000, 1514], 100), BUFFER);
+        until("the host has them", || net.near.counters("vi0").unwrap().rx_packets >= before.rx_packets + 3);
+        assert!(home.snapshot().ring("vale0:vi0", "rx", 0).swapped >= 3);
+        // The program ends, and the port stays where it is.
+        drop(port);
+        until("it has gone", || home.snapshot().ports.iter().all(|port| port.name != "vale0:p"));
+        done(&net.near, "-d vale0:vi0");
+        assert!(ctl(&net.near, "-a vale0:vi0").2.contains("no region"), "its region has gone");
+        done(&net.near, "-r vi0");
+        done(&net.near, "-r vi1");
+        until("nothing is left", || home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
+        net.assert_alive();
+    });
+}
+
 /// An interface of the system's may be renamed and moved to another namespace, as into a container: it stays the port that it was.
 #[test]
 fn a_persistent_port_is_moved() {

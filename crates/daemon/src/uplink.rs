@@ -107,6 +107,9 @@ impl Books {
             nr_rx_slots: p.shape.nr_tx_slots,
             ..Default::default()
         });
+        // Where the port is to be, if that was said when it was made.
+        let said = persistent.map_or(0, |p| p.shape.nr_mem_id);
+        let region = if asked.nr_mem_id == 0 { said } else { asked.nr_mem_id };
         if with_host && persistent.is_some() {
             return refuse(EINVAL, "a persistent port is the host's own end already (vale-ctl -a)");
         }
@@ -118,9 +121,9 @@ impl Books {
             None => (found, caller.clone()),
         };
         let nic = self.take_nic(&link, &wishes.unwrap_or(*asked), &behind)?;
-        let made = self.connect(&key, nic, Side::Wire, asked, caller).and_then(|index| {
+        let made = self.connect(&key, nic, Side::Wire, region, caller).and_then(|index| {
             if with_host {
-                self.connect(&host, nic, Side::Host, asked, caller)?;
+                self.connect(&host, nic, Side::Host, region, caller)?;
             }
             Ok(index)
         });
@@ -130,13 +133,13 @@ impl Books {
         })
     }
 
-    /// Makes a port for the interface, or for its host's stack, and starts the threads.
+    /// Makes a port for the interface, or for its host's stack, in this region (0: one of its own), and starts the threads.
     fn connect(
         &mut self,
         key: &ValeKey,
         nic: NicKey,
         side: Side,
-        asked: &NmreqRegister,
+        region: u16,
         caller: &Caller,
     ) -> Result<u32, Refusal> {
         let Some(shape) = self.nics.get(&nic).map(|nic| nic.end.shape) else { return no_such_interface() };
@@ -150,7 +153,7 @@ impl Books {
             nr_rx_slots: shape.tx_slots.get(),
             nr_tx_rings: rx_rings,
             nr_rx_rings: tx_rings,
-            nr_mem_id: asked.nr_mem_id,
+            nr_mem_id: region,
             ..Default::default()
         };
         let owner = Caller { peer: caller.peer, ..Caller::daemon() };
@@ -250,6 +253,9 @@ impl Books {
         }
         if find_link(name, caller)?.is_some() {
             return refuse(EEXIST, "there is an interface of this name already");
+        }
+        if asked.nr_mem_id != 0 {
+            self.numbered(asked.nr_mem_id, caller)?;
         }
         let Some(netns) = caller.netns.clone() else { return no_such_interface() };
         let closet = self.closet()?;
