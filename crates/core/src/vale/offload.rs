@@ -104,11 +104,12 @@ pub fn slots(packet: &[u8], size: usize) -> usize {
 }
 
 /// Finishes a packet that begins with a header of `header` bytes (10 or 12): hands each frame to `each`, without header, in
-/// order. The packet is changed on the way.
+/// order, until that says `false`: what has no room is not worth a checksum. Returns how many frames went nowhere. The packet is
+/// changed on the way.
 ///
 /// # Errors
 /// [`Nonsense`], before `each` was called.
-pub fn finish(packet: &mut [u8], header: usize, mut each: impl FnMut(Pieces<'_>)) -> Result<(), Nonsense> {
+pub fn finish(packet: &mut [u8], header: usize, mut each: impl FnMut(Pieces<'_>) -> bool) -> Result<usize, Nonsense> {
     let wishes = Wishes::read(packet)?;
     let packet = packet.get_mut(header..).ok_or(Nonsense)?;
     if packet.len() > PACKET_MOST || packet.len() < ETHERNET {
@@ -119,8 +120,7 @@ pub fn finish(packet: &mut [u8], header: usize, mut each: impl FnMut(Pieces<'_>)
             if let Some(checksum) = wishes.checksum {
                 fill_in(packet, checksum)?;
             }
-            each([packet, &[]]);
-            Ok(())
+            Ok(usize::from(!each([packet, &[]])))
         }
         GSO_TCP4 | GSO_TCP6 | GSO_UDP_L4 => cut(packet, wishes, each),
         GSO_UDP => fragment(packet, wishes, each),
@@ -216,7 +216,7 @@ impl Layers {
 }
 
 /// Cuts a packet of TCP or UDP into frames with headers of their own.
-fn cut(packet: &mut [u8], wishes: Wishes, mut each: impl FnMut(Pieces<'_>)) -> Result<(), Nonsense> {
+fn cut(packet: &mut [u8], wishes: Wishes, mut each: impl FnMut(Pieces<'_>) -> bool) -> Result<usize, Nonsense> {
     let layers = Layers::find(packet)?;
     let at = layers.transport;
     let tcp = wishes.gso != GSO_UDP_L4;
@@ -266,13 +266,15 @@ fn cut(packet: &mut [u8], wishes: Wishes, mut each: impl FnMut(Pieces<'_>)) -> R
         // The header's bytes are even in number, so that the payload's words begin where it begins.
         let sum = sum_of(part, sum);
         headers[field..field + 2].copy_from_slice(&wire_form(sum));
-        each([headers, part]);
+        if !each([headers, part]) {
+            return Ok(count - i);
+        }
     }
-    Ok(())
+    Ok(0)
 }
 
 /// Cuts a packet of UDP into IP fragments.
-fn fragment(packet: &mut [u8], wishes: Wishes, mut each: impl FnMut(Pieces<'_>)) -> Result<(), Nonsense> {
+fn fragment(packet: &mut [u8], wishes: Wishes, mut each: impl FnMut(Pieces<'_>) -> bool) -> Result<usize, Nonsense> {
     let layers = Layers::find(packet)?;
     let at = layers.transport;
     // Fragments begin at multiples of 8 bytes.
@@ -313,9 +315,11 @@ fn fragment(packet: &mut [u8], wishes: Wishes, mut each: impl FnMut(Pieces<'_>))
             headers[field..field + 2].copy_from_slice(&word.to_be_bytes());
         }
         layers.set_length(&mut headers, part.len());
-        each([&headers, part]);
+        if !each([&headers, part]) {
+            return Ok(count - i);
+        }
     }
-    Ok(())
+    Ok(0)
 }
 
 /// Adds the 16-bit words of `bytes` to a sum; a last odd byte counts as if a zero followed.

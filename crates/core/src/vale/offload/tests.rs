@@ -47,7 +47,14 @@ fn udp(v4: bool, payload: &[u8]) -> Vec<u8> {
 fn frames(packet: &[u8], header: &[u8]) -> Result<Vec<Vec<u8>>, Nonsense> {
     let mut whole = [header, packet].concat();
     let mut out = Vec::new();
-    finish(&mut whole, header.len(), |pieces| out.push(pieces.concat())).map(|()| out)
+    let lost = finish(&mut whole, header.len(), |pieces| {
+        out.push(pieces.concat());
+        true
+    });
+    lost.map(|lost| {
+        assert_eq!(lost, 0);
+        out
+    })
 }
 
 /// Checks all checksums of a frame, and returns its transport payload.
@@ -137,7 +144,7 @@ fn what_does_not_fit_its_header_is_refused() {
         assert_eq!(frames(&packet[..len], &good), Err(Nonsense), "{len} bytes");
     }
     assert_eq!(frames(&[0; 60], &good), Err(Nonsense), "no IP");
-    assert_eq!(finish(&mut [0; 9], 10, |_| ()), Err(Nonsense), "no header");
+    assert_eq!(finish(&mut [0; 9], 10, |_| true), Err(Nonsense), "no header");
     assert_eq!(frames(&vec![0; PACKET_MOST + 1], &[0; 10]), Err(Nonsense), "too long");
 }
 
@@ -156,6 +163,27 @@ fn flags_and_tags_are_where_they_belong() {
         let Some(NetSlice::Ipv4(ip)) = sliced.net else { panic!("no IPv4") };
         assert_eq!(ip.header().source_addr(), Ipv4Addr::new(10, 0, 0, 1));
         assert_eq!(ip.header().identification(), i as u16);
+    }
+}
+
+/// Whoever has no room costs no more than one frame: the rest are counted, and not made.
+#[test]
+fn what_has_no_room_is_not_made() {
+    let rows = [
+        (tcp(true, &[7; 5000], false), header(1, GSO_TCP4, 100, 34, 16), 50),
+        (udp(true, &[7; 5000]), header(1, GSO_UDP_L4, 100, 34, 6), 50),
+        (udp(false, &[7; 4992]), header(1, GSO_UDP, 1000, 54, 6), 5),
+        (udp(true, &[7; 100]), header(0, GSO_NONE, 0, 0, 0), 1),
+    ];
+    for (packet, header, count) in rows {
+        for room in 0..=count {
+            let (mut whole, mut asked) = ([&header[..], &packet].concat(), 0);
+            let lost = finish(&mut whole, header.len(), |_| {
+                asked += 1;
+                asked <= room
+            });
+            assert_eq!((lost, asked), (Ok(count - room), count.min(room + 1)), "{room} of {count}");
+        }
     }
 }
 

@@ -195,20 +195,18 @@ impl Attached {
         counts: &mut Counts,
     ) {
         let mine = usize::from(self.header());
-        let mut put = |pieces: &[&[u8]]| {
-            if !rx.put(&self.region, filled, pieces) {
-                counts.dropped += 1;
-            }
-        };
+        let mut put = |pieces: &[&[u8]]| rx.put(&self.region, filled, pieces);
         if theirs == mine {
-            put(&[packet]);
+            counts.dropped += u64::from(!put(&[packet]));
         } else if mine == 0 {
             finished.clear();
             finished.extend_from_slice(packet);
-            let done = offload::finish(finished, theirs, |[headers, payload]| put(&[headers, payload]));
-            counts.bad += u64::from(done.is_err());
+            match offload::finish(finished, theirs, |[headers, payload]| put(&[headers, payload])) {
+                Ok(lost) => counts.dropped += lost as u64,
+                Err(_) => counts.bad += 1,
+            }
         } else {
-            put(&[&converted(packet, theirs)[..mine], &packet[theirs..]]);
+            counts.dropped += u64::from(!put(&[&converted(packet, theirs)[..mine], &packet[theirs..]]));
         }
     }
 }

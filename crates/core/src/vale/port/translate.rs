@@ -71,16 +71,14 @@ pub(super) fn translate(
                 break;
             }
         }
-        let mut put = |pieces: &[&[u8]]| {
-            if !rx.put(&to.region, &mut filled, pieces) {
-                dropped += 1;
-            }
-        };
+        let mut put = |pieces: &[&[u8]]| rx.put(&to.region, &mut filled, pieces);
         if mine == 0 {
-            let finished = offload::finish(&mut whole, theirs, |[headers, payload]| put(&[headers, payload]));
-            bad += u64::from(finished.is_err());
+            match offload::finish(&mut whole, theirs, |[headers, payload]| put(&[headers, payload])) {
+                Ok(lost) => dropped += lost as u64,
+                Err(_) => bad += 1,
+            }
         } else {
-            put(&[&converted(&whole, theirs)[..mine], &whole[theirs..]]);
+            dropped += u64::from(!put(&[&converted(&whole, theirs)[..mine], &whole[theirs..]]));
         }
     }
     rx.publish(&to.region, &mut state, filled, patience);
