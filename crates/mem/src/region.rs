@@ -246,6 +246,15 @@ impl Region {
         fetch::to_write(self.bufs.wrapping_add(index * bufs.size as usize));
     }
 
+    /// Has memory made for `n` buffers from `first` on, which will be written: for where a fault would come at a bad time.
+    /// Whether it was; what does not lie in the pool has none.
+    pub fn prepare(&self, first: BufIdx, n: u32) -> bool {
+        let bufs = &self.geometry.bufs;
+        let there = first.0.checked_add(n).is_some_and(|end| end <= bufs.count);
+        let at = self.place(bufs.offset).map(|at| at + first.0 as usize * bufs.size as usize);
+        there && at.is_some_and(|at| self.window.mapping().populate(at, n as usize * bufs.size as usize).is_ok())
+    }
+
     /// Brings data of this process, at addresses where there may be no memory, to the starts of buffers: up to
     /// [`PIECES`] of `(address, bytes, buffer)`. Returns which could not be brought, bit i for the i-th; what is longer than
     /// a buffer, or for a buffer that does not exist, is among them.
@@ -336,6 +345,19 @@ mod tests {
         // SAFETY: three bytes inside the mapping, and nobody else writes them.
         assert_eq!(unsafe { std::slice::from_raw_parts(whole.base().add(at), 3) }, b"abc");
         assert_eq!((region.place(0), region.place(second.rings.offset)), (None, Some(first.rings.offset as usize)));
+    }
+
+    #[test]
+    fn only_buffers_of_the_pool_are_prepared() {
+        let (region, fd) = Region::create("test", Geometry::new((1, 256), (2, 512), (64, 2048)).unwrap()).unwrap();
+        let bytes = || rustix::fs::fstat(&fd).unwrap().st_blocks * 512;
+        assert!(
+            !region.prepare(BufIdx(63), 2) && !region.prepare(BufIdx(64), 1) && !region.prepare(BufIdx(u32::MAX), 1)
+        );
+        assert_eq!(bytes(), 0);
+        if region.prepare(BufIdx(8), 16) {
+            assert_eq!(bytes(), 16 * 2048);
+        }
     }
 
     #[test]

@@ -28,10 +28,12 @@ use super::rules::Ruled;
 /// Slots ahead of which the buffers of packets that are copied one by one are fetched.
 const AHEAD: u32 = 8;
 
+mod ahead;
 mod begin;
 pub(super) mod held;
 pub(super) mod place;
 mod translate;
+use ahead::Ahead;
 use begin::Begin;
 use translate::translate;
 
@@ -420,6 +422,7 @@ struct Filled {
     batch: u32,
     /// At the last look that followed no wait, it had read most of what it got.
     keeps_up: bool,
+    ahead: Ahead,
 }
 
 impl Filled {
@@ -432,7 +435,8 @@ impl Filled {
 impl Incoming {
     fn new(lines: &LinePage, given: Given<'_>) -> io::Result<Incoming> {
         let line = Producer::new(lines, given.line, given.view.slots().clone()).ok_or(io::ErrorKind::InvalidInput)?;
-        let state = Mutex::new(Filled { prod: Pos::ZERO, cons: Pos::ZERO, chances: 0, batch: 0, keeps_up: true });
+        let (ahead, keeps_up) = (Ahead::new(line.slots().slots()), true);
+        let state = Mutex::new(Filled { prod: Pos::ZERO, cons: Pos::ZERO, chances: 0, batch: 0, keeps_up, ahead });
         Ok(Incoming {
             line,
             spare: given.spare,
@@ -559,20 +563,19 @@ impl Incoming {
             let ring = (self.line.slots(), self.begin.get());
             self.watchers.show(mine, ring, Span { from: state.prod, to: filled.prod });
         }
+        let before = state.prod;
         *state = filled;
         if moved {
             let cpu = this_cpu();
             self.line.words().producer_is_on(cpu);
             self.line.words().publish(filled.prod);
-            let later = match self.line.napper(cpu) {
-                None if patience.streams() => self.line.sleeper().filter(|_| self.may_sleep_on(filled)),
-                napper => napper,
-            };
-            if later.is_some_and(|one| patience.owes(one, &self.client)) {
-                return;
-            }
-            if self.line.words().consumer_sleeps() {
-                self.client.ring();
+            self.wake(cpu, filled, patience);
+            if filled.ahead.any()
+                && let Some((first, n)) = state.ahead.next(self.line.slots(), Span { from: before, to: filled.prod })
+            {
+                // It takes time, so whoever waits on this processor does not wait for that.
+                patience.pay();
+                mine.prepare(first, n);
             }
         }
     }

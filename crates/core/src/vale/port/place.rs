@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use unetmap_mem::{LineWords, Pos};
 use unetmap_sys::clock::{now_ns, spin_hint};
 
+use super::super::patience::Patience;
 use super::{Attached, Filled, Incoming, Outgoing};
 
 /// How often a client that has no room is given the processor before its packets are dropped without that.
@@ -73,9 +74,24 @@ impl Incoming {
         state.chances < CHANCES
     }
 
+    /// Something was published: wakes the client if it sleeps, or later if that is soon enough.
+    #[inline(always)]
+    pub(super) fn wake(&self, cpu: u32, filled: Filled, patience: &Patience) {
+        let later = match self.line.napper(cpu) {
+            None if patience.streams() => self.line.sleeper().filter(|_| self.may_sleep_on(filled)),
+            napper => napper,
+        };
+        if later.is_some_and(|one| patience.owes(one, &self.client)) {
+            return;
+        }
+        if self.line.words().consumer_sleeps() {
+            self.client.ring();
+        }
+    }
+
     /// Whether a client that sleeps may go on to, for a while: less than a quarter of its ring is filled.
     #[cold]
-    pub(super) fn may_sleep_on(&self, filled: Filled) -> bool {
+    fn may_sleep_on(&self, filled: Filled) -> bool {
         let n = self.line.slots().slots();
         let cons = self.line.words().released(n, filled.cons, filled.prod);
         cons.is_some_and(|cons| n.distance(cons, filled.prod) < n.get() / 4)
