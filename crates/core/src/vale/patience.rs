@@ -5,7 +5,8 @@
 //!
 //! Meanwhile the thread serves nobody. So it waits on account: each nanosecond of work is worth one of a nap, as if the
 //! scheduler had divided the processor between the two, or a seventh of waiting for a client elsewhere. Who says it is on the
-//! thread's processor, and never wakes the thread, gains no more than that.
+//! thread's processor, and never wakes the thread, gains no more than that, nor does who never says where it is, for which the
+//! thread yields.
 //!
 //! Who naps on the thread's processor, and has something to do again, could do it only when the thread has done its own; but
 //! the kernel would let it run as soon as it is woken, for a few packets. So it is woken when the thread has nothing to do, or
@@ -213,17 +214,18 @@ impl Patience {
             return true;
         }
         match rx.place(this_cpu()) {
-            Place::Here => self.spend(NAP, || rx.nap()),
-            Place::Elsewhere => rx.keeps_up() && self.spend(WAIT, || rx.wait()),
-            Place::Unknown => {
-                std::thread::yield_now();
-                true
-            }
+            Place::Here => self.spend(Place::Here, || rx.nap()),
+            Place::Elsewhere => rx.keeps_up() && self.spend(Place::Elsewhere, || rx.wait()),
+            Place::Unknown => self.spend(Place::Unknown, std::thread::yield_now),
         }
     }
 
-    /// Waits, for `price` nanoseconds of work each, if something is saved up; whether it did.
-    fn spend(&self, price: i64, wait: impl FnOnce()) -> bool {
+    /// Waits for a client that is there, for the price of that, if something is saved up; whether it did.
+    fn spend(&self, place: Place, wait: impl FnOnce()) -> bool {
+        let price = match place {
+            Place::Here | Place::Unknown => NAP,
+            Place::Elsewhere => WAIT,
+        };
         let start = now_ns();
         let (saved, since) = self.saved.get();
         let worked = i64::try_from(start.saturating_sub(since)).unwrap_or(MOST_SAVED);
@@ -246,13 +248,14 @@ mod tests {
 
     use super::*;
 
-    /// Of 60 ms that somebody would like to wait all the time, at most so many are waited, milliseconds.
-    fn waited_of_60(price: i64) -> u64 {
+    /// Of 60 ms that somebody would like to wait all the time for a client that is there, how many nanoseconds are waited: a
+    /// part that its price leaves.
+    fn waited_of_60(place: Place, price: i64) -> u64 {
         let patience = Patience::default();
         let start = now_ns();
         let mut waited = 0;
         while now_ns() < start + 60_000_000 {
-            patience.spend(price, || {
+            patience.spend(place, || {
                 let begin = now_ns();
                 std::thread::sleep(Duration::from_millis(1));
                 waited += now_ns() - begin;
@@ -269,8 +272,9 @@ mod tests {
 
     #[test]
     fn naps_take_half_of_the_time_at_most_and_waits_an_eighth() {
-        waited_of_60(NAP);
-        waited_of_60(WAIT);
+        waited_of_60(Place::Here, 1);
+        waited_of_60(Place::Unknown, 1);
+        waited_of_60(Place::Elsewhere, 7);
     }
 
     #[test]
