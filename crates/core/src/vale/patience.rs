@@ -136,7 +136,7 @@ impl Patience {
     pub(super) fn pay(&self) -> bool {
         let any = !self.owed.borrow().is_empty();
         if any {
-            self.owed.borrow_mut().drain(..).filter(|(one, _)| one.wake()).for_each(|(_, bell)| bell.ring());
+            self.owed.borrow_mut().drain(..).filter(|(one, _)| one.wake()).for_each(|(_, bell)| bell.ring_now());
         }
         any
     }
@@ -150,7 +150,7 @@ impl Patience {
                 return true;
             }
             if one.wake() {
-                bell.ring();
+                bell.ring_now();
                 bell_rung = true;
             }
             false

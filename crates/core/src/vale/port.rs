@@ -380,7 +380,7 @@ impl Outgoing {
             return;
         }
         if self.line.words().producer_sleeps() {
-            self.client.ring();
+            self.client.ring_now();
         }
     }
 }

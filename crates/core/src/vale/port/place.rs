@@ -85,7 +85,7 @@ impl Incoming {
             return;
         }
         if self.line.words().consumer_sleeps() {
-            self.client.ring();
+            self.client.ring_now();
         }
     }
 
