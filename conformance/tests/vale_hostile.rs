@@ -133,6 +133,76 @@ fn a_scribbler_on_the_same_switch() {
     });
 }
 
+/// Two programs that send as much as they can, and change slots, packets and their virtio-net headers while the switch looks at
+/// them; meanwhile the length of headers changes, rules come and go, and monitors look on. Pairs on another switch of the same
+/// threads lose nothing.
+#[test]
+fn what_changes_while_it_is_looked_at() {
+    isolated(|home| {
+        let mut pairs: Vec<Pair> = (0..2).map(|n| Pair::open("vale9", n)).collect();
+        let (victim, _lazy) = (open("vale0:victim"), open("vale0:lazy"));
+        let names = ["vale0:x", "vale0:y"];
+        let mut dice = Dice(0x5eed_1234);
+        for (shares, offsets) in [(false, 0), (true, 0), (false, 512), (true, 512)] {
+            // What they lose of its buffers comes back with its end.
+            let near = open("vale0:near");
+            let region = if shares { near.mem_id() } else { 0 };
+            let mut racers = names.map(|name| racer(name, dice.roll(), region, offsets));
+            until("they are there", || home.snapshot().ports.len() == 9);
+            let (mut monitors, mut heard) = (Vec::new(), 0);
+            let end = Instant::now() + Duration::from_millis(2500);
+            while Instant::now() < end {
+                let name = [names[0], names[1], "vale0:victim"][dice.below(3) as usize];
+                match dice.below(6) {
+                    0 | 1 => {
+                        let nr_hdr_len = [0, 10, 12][dice.below(3) as usize];
+                        let _ = ask(NETMAP_REQ_PORT_HDR_SET, name, NmreqPortHdr { nr_hdr_len, ..Default::default() });
+                    }
+                    2 => {
+                        let rule = ["filter in len > 100", "filter out ip", "storm 1000", "trunk 1-9", "off", "off"];
+                        switch::set(&format!("port {name} {}", rule[dice.below(6) as usize]));
+                    }
+                    3 => monitors.extend(Port::open(&format!("{name}/rt")).ok()),
+                    4 => monitors.clear(),
+                    _ => {}
+                }
+                pairs.iter_mut().for_each(|pair| pair.exchange(20));
+                for port in [&near, &victim].into_iter().chain(&monitors) {
+                    // What another of the region says of its own rings is between the two.
+                    let _ = port.rxsync();
+                    for ring in port.rx_rings() {
+                        heard += ring.window().filter(|slot| !conformance::traffic::bytes_of(slot).is_empty()).count();
+                        ring.advance(u32::MAX);
+                    }
+                    let _ = port.rxsync();
+                }
+            }
+            assert!(racers.iter_mut().all(|guard| guard.0.try_wait().expect("our child").is_none()));
+            assert!(heard > 0, "nothing of what they send arrives");
+            let books = home.snapshot();
+            assert_eq!(books.ports.iter().filter_map(|port| port.lost.get("fault")).sum::<u64>(), 0);
+            let unaccounted = |home: &Home| home.snapshot().regions.iter().any(|one| one.buffers.unaccounted() != 0);
+            assert!(!unaccounted(home));
+            drop((racers, monitors));
+            until("they have gone", || home.snapshot().ports.len() == 7);
+            assert!(!unaccounted(home));
+            drop(near);
+            until("their region has gone", || home.snapshot().ports.len() == 6);
+            summary(&format!("shared region {shares}, offsets to {offsets}: {heard} packets of theirs arrived"));
+        }
+        assert_eq!(dropped(home), 0);
+        let sent: u64 = pairs.iter().map(|pair| pair.sent).sum();
+        home.assert_serves();
+        summary(&format!("frames of others {sent}, lost 0"));
+    });
+}
+
+fn racer(name: &str, seed: u64, region: u16, offsets: u32) -> Guard {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_racer"));
+    command.args([name, &seed.to_string(), &region.to_string(), &offsets.to_string()]);
+    Guard::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))
+}
+
 /// Each kind of lie for itself.
 #[test]
 fn lies_about_slots_and_positions() {
