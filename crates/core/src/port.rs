@@ -113,6 +113,8 @@ pub struct Port {
     pub(crate) crowded: AtomicBool,
     /// The last wait brought much at once.
     pub(crate) in_stream: AtomicBool,
+    /// Whether the last wait that slept did so until its time was over.
+    pub(crate) in_vain: AtomicBool,
     /// See `wait`: how long receivers hold back between looks.
     pub(crate) hold_back: AtomicU32,
     /// See `wait`: whether receivers rest between looks, and when the last look was.
@@ -155,6 +157,7 @@ impl Port {
             last_check: AtomicU64::new(clock::now_ns()),
             crowded: AtomicBool::new(false),
             in_stream: AtomicBool::new(false),
+            in_vain: AtomicBool::new(false),
             hold_back: AtomicU32::new(0),
             rests,
             last_look: AtomicU64::new(0),

@@ -187,13 +187,15 @@ impl Port {
 
     fn wait_longer(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
         let may_nap = timeout.is_none_or(|t| t >= nap::LIMIT);
-        let spin = if self.in_stream.load(Relaxed) { STREAM_SPIN } else { SPIN };
-        let start = match self.spin_or(want, timeout.map_or(spin, |t| t.min(spin)), may_nap)? {
-            Ok(ready) => {
-                self.note_stream(ready);
-                return Ok(ready);
-            }
-            Err(start) => start,
+        let start = match spin_for(self.in_stream.load(Relaxed), self.in_vain.load(Relaxed), timeout) {
+            None => Instant::now(),
+            Some(spin) => match self.spin_or(want, spin, may_nap)? {
+                Ok(ready) => {
+                    self.note_stream(ready);
+                    return Ok(ready);
+                }
+                Err(start) => start,
+            },
         };
         // A limit that is too far away to be a time is no limit.
         let end = timeout.and_then(|t| start.checked_add(t));
@@ -223,6 +225,11 @@ impl Port {
                 self.note_stream(ready);
                 return Ok(ready);
             }
+            if end.is_some_and(|end| Instant::now() >= end) {
+                self.note_stream(Interest::NONE);
+                self.in_vain.store(true, Relaxed);
+                return Ok(Interest::NONE);
+            }
         }
     }
 
@@ -233,6 +240,9 @@ impl Port {
         let is_stream = !self.rests && came >= SMALL_BATCH;
         if self.in_stream.load(Relaxed) != is_stream {
             self.in_stream.store(is_stream, Relaxed);
+        }
+        if !ready.is_none() && self.in_vain.load(Relaxed) {
+            self.in_vain.store(false, Relaxed);
         }
     }
 
@@ -302,6 +312,16 @@ impl Port {
     }
 }
 
+/// How long to spin before sleeping, for somebody who is in a stream, or has slept in vain, and waits for `timeout`; `None`: not
+/// at all. Where nothing came for long, it is not likely to come now, and others could do with the processor.
+fn spin_for(in_stream: bool, in_vain: bool, timeout: Option<Duration>) -> Option<Duration> {
+    let spin = if in_stream { STREAM_SPIN } else { SPIN };
+    match timeout {
+        Some(timeout) if timeout <= spin => Some(timeout),
+        _ => (!in_vain).then_some(spin),
+    }
+}
+
 /// How long to hold back before the next look, in spin hints, when after `hold` so many slots had come, from a party that is
 /// `near`, on this very processor, or is not.
 #[inline(always)]
@@ -318,6 +338,16 @@ fn next_hold(hold: u32, came: u32, near: impl FnOnce() -> bool) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_slept_in_vain_sleeps_at_once() {
+        let long = [None, Some(Duration::from_millis(100))];
+        assert_eq!(long.map(|timeout| spin_for(false, false, timeout)), [Some(SPIN); 2]);
+        assert_eq!(long.map(|timeout| spin_for(true, false, timeout)), [Some(STREAM_SPIN); 2]);
+        assert_eq!(long.map(|timeout| spin_for(false, true, timeout)), [None; 2]);
+        // Who waits for less than a sleep takes never sleeps.
+        assert_eq!([false, true].map(|vain| spin_for(false, vain, Some(SPIN / 2))), [Some(SPIN / 2); 2]);
+    }
 
     #[test]
     fn small_batches_hold_back_unless_their_sender_is_near() {
