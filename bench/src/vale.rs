@@ -216,11 +216,25 @@ impl Switch {
     /// Ports of a switch that nobody sends to.
     fn idle(&self, switch: &str, n: usize) -> Result<Vec<Running>, String> {
         let mut ports: Vec<_> = (0..n)
-            .map(|i| self.start("rx", &format!("{switch}:idle{i}"), None, &["-T", "100"]))
+            .map(|i| self.start("rx", &format!("{switch}:idle{i}"), None, &["-T", "0"]))
             .collect::<Result<_, _>>()?;
-        // A line of each report: all are open.
-        ports.iter_mut().try_for_each(|port| port.line().map(drop))?;
+        // They say nothing: to report is to do something.
+        let (prefix, start) = (format!("{switch}:idle"), Instant::now());
+        while self.open_ports(&prefix)? < n {
+            ports.iter_mut().try_for_each(Running::check)?;
+            if start.elapsed() > PATIENCE {
+                return Err(format!("bench: {n} ports of {switch} are not open after {} s", PATIENCE.as_secs()));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
         Ok(ports)
+    }
+
+    /// How many ports have a name that begins so.
+    fn open_ports(&self, prefix: &str) -> Result<usize, String> {
+        let books = self.books()?;
+        let names = books["ports"].as_array().into_iter().flatten().filter_map(|entry| entry["name"].as_str());
+        Ok(names.filter(|name| name.starts_with(prefix)).count())
     }
 
     /// Packets to 16 addresses in turn, behind four receivers, each counting; returns the sum, Mpps.
