@@ -175,6 +175,18 @@ impl Epoll {
         Ok(epoll::modify(&self.0, fd, epoll::EventData::new_u64(token), interest(readable, writable))?)
     }
 
+    /// Waits until `fd` can be read, once: after that not any more, until this is said again. Adds it, if need be.
+    ///
+    /// # Errors
+    /// As [`Epoll::add`].
+    pub fn once(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
+        let (data, flags) = (epoll::EventData::new_u64(token), EventFlags::IN | EventFlags::ONESHOT);
+        match epoll::modify(&self.0, fd.as_fd(), data, flags) {
+            Err(Errno::NOENT) => Ok(epoll::add(&self.0, fd, data, flags)?),
+            outcome => Ok(outcome?),
+        }
+    }
+
     /// Takes `fd` out.
     ///
     /// # Errors
@@ -381,6 +393,22 @@ mod tests {
         set.wait(&mut events, LOOK).unwrap();
         assert_eq!(events, []);
         set.wait(&mut events, Some(Duration::from_nanos(1))).unwrap();
+    }
+
+    #[test]
+    fn what_is_waited_for_once_is_told_once() {
+        let (set, mut events) = (Epoll::new().unwrap(), Vec::new());
+        let bell = Bell::new().unwrap();
+        for token in 1..3 {
+            set.once(&bell, token).unwrap();
+            bell.ring();
+            set.wait(&mut events, None).unwrap();
+            assert_eq!(events, [(token, EventFlags::IN)]);
+            set.wait(&mut events, LOOK).unwrap();
+            assert_eq!(events, []);
+            bell.silence();
+        }
+        set.delete(&bell).unwrap();
     }
 
     #[test]

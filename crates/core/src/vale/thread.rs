@@ -36,9 +36,13 @@ use super::patience::Patience;
 use super::port::{Attached, Batch, Incoming, Outgoing, Sent};
 use super::rules::Book;
 
+mod ear;
+mod rounds;
 mod ruled;
 mod turns;
 
+use ear::Ear;
+use rounds::{Ring, Rounds};
 use turns::Turns;
 
 /// How long a thread spins before it sleeps.
@@ -51,6 +55,8 @@ const LOOKS: u32 = 4;
 const MORE_LOOKS: u32 = 32;
 /// Slots ahead of which the headers of packets that are decided one by one are fetched.
 const AHEAD: u32 = 8;
+/// Rings that are heard in a nap whether or not they are quiet: they are few.
+const HEARD_AT_ONCE: usize = 8;
 /// How long the end of a port may wait for a thread.
 const LET_GO_LIMIT: Duration = Duration::from_secs(5);
 
@@ -157,7 +163,9 @@ fn work(worker: &mut Worker, taken: &mut u64, post: &Post) {
             worker.patience.pay();
             worker.patience.forget();
             worker.turns.forget();
+            worker.listens_no_more();
             worker.views = orders.views.clone();
+            worker.rounds = rounds(&worker.views);
             *taken = post.ordered.load(Acquire);
             orders.taken = *taken;
             post.done.notify_all();
@@ -208,7 +216,7 @@ enum Given {
     Woken,
     /// One got it, and nothing moved.
     InVain,
-    /// One needs it, and there are too many rings to nap.
+    /// One needs it, and too many rings have sent lately to nap.
     OnlyBySleep,
 }
 
@@ -217,11 +225,14 @@ struct Worker {
     lists: Lists,
     patience: Patience,
     turns: Turns,
-    /// The ring that is being served: the number of its view, of its port, and its own.
-    serving: Option<(usize, u8, usize)>,
+    rounds: Rounds,
+    /// The ring that is being served.
+    serving: Option<Ring>,
     views: Arc<Vec<View>>,
     /// What wakes the thread, for the ports it has now.
     wake: Option<Epoll>,
+    /// What wakes it from naps, since it had quiet rings.
+    ear: Option<Ear>,
     events: Vec<(u64, EventFlags)>,
 }
 
@@ -255,19 +266,16 @@ impl View {
 }
 
 impl Worker {
-    /// Looks once at all rings; returns how many slots were taken.
+    /// Looks once at the rings that it is time for; returns how many slots were taken.
     fn pass(&mut self) -> u32 {
-        let mut moved = 0;
-        for (which, view) in self.views.iter().enumerate() {
-            for (port, number, ring) in view.own_rings() {
-                if ring.moved() {
-                    self.patience.begin(which, port.index);
-                    self.serving = Some((which, port.index, number));
-                    moved += serve(&mut self.lists, view, port, number, ring, &self.patience);
-                    self.serving = None;
-                }
-            }
-        }
+        let moved = self.rounds.pass(|at| {
+            let (view, port, ring) = ring_of(&self.views, at).filter(|(_, _, ring)| ring.moved())?;
+            self.patience.begin(at.0, port.index);
+            self.serving = Some(at);
+            let moved = serve(&mut self.lists, view, port, at.2, ring, &self.patience);
+            self.serving = None;
+            Some(moved)
+        });
         self.turns.took(moved);
         moved
     }
@@ -296,14 +304,14 @@ impl Worker {
     #[cold]
     fn recover(&mut self) {
         let views = std::mem::take(&mut self.views);
-        if let Some((view, port, number)) = self.serving
-            && let Some(ring) = views.get(view).and_then(|view| view.member(port)?.tx.get(number))
+        if let Some(at) = self.serving
+            && let Some((_, _, ring)) = ring_of(&views, at)
         {
             ring.skip(&self.patience);
         }
         self.patience.pay();
         self.turns.forget();
-        *self = Worker { views, ..Worker::default() };
+        *self = Worker { rounds: rounds(&views), views, ..Worker::default() };
     }
 
     /// The ports that took part last.
@@ -320,17 +328,57 @@ impl Worker {
             return Given::ToNobody;
         }
         self.turns.end();
-        let mut nap = Nap::default();
-        if !self.views.iter().flat_map(View::own_rings).all(|(_, _, ring)| ring.hear(&mut nap)) {
+        if self.rounds.len() > HEARD_AT_ONCE && self.ask_quiet().is_err() {
             return Given::OnlyBySleep;
         }
+        let mut nap = Nap::default();
+        let mut rings = self.rounds.heard().filter_map(|at| ring_of(&self.views, at));
+        let ear = self.ear.iter().all(|ear| nap.as_consumer(ear.line()));
+        if !ear || !rings.all(|(_, _, ring)| ring.hear(&mut nap)) {
+            return Given::OnlyBySleep;
+        }
+        drop(rings);
         let idle = || !self.views.iter().flat_map(View::own_rings).any(|(_, _, ring)| ring.moved());
+        self.rounds.rests();
         if nap.take(idle) { Given::Woken } else { Given::InVain }
+    }
+
+    /// Before a nap: rings that have been quiet for long need not be heard one by one. They are to ring their bells.
+    fn ask_quiet(&mut self) -> io::Result<()> {
+        let ear = match &self.ear {
+            Some(ear) => ear,
+            None => self.ear.insert(Ear::new()?),
+        };
+        ear.heard().into_iter().for_each(|which| self.rounds.rang(which));
+        let asked = self.rounds.ask_quiet(|at, first| {
+            let Some((_, port, ring)) = ring_of(&self.views, at) else { return false };
+            if first {
+                // It may have gone off for another ring: the look that follows sees that one.
+                port.bell.silence();
+                if ear.listen((at.0, at.1), &port.bell).is_err() {
+                    return false;
+                }
+            }
+            ring.ask();
+            true
+        });
+        if asked {
+            unetmap_mem::fence_before_sleep();
+        }
+        Ok(())
+    }
+
+    /// Before the views change: the ear lets go of their bells.
+    fn listens_no_more(&mut self) {
+        if let Some(ear) = &self.ear {
+            self.views.iter().flat_map(View::own).for_each(|port| ear.forget(&port.bell));
+        }
     }
 
     /// Before ports leave: what they had sent until now still goes out. At most as many rounds as a ring has batches.
     fn drain(&mut self) {
         for _ in 0..unetmap_mem::Slots::MAX as usize / BATCH {
+            self.rounds.rests();
             if self.pass() == 0 {
                 break;
             }
@@ -339,6 +387,7 @@ impl Worker {
 
     fn sleep(&mut self, post: &Post) -> io::Result<()> {
         self.turns.forget();
+        self.rounds.rests();
         self.views.iter().flat_map(View::own_rings).for_each(|(_, _, ring)| ring.ask());
         self.views.iter().flat_map(View::own).flat_map(|port| &port.rx).for_each(Incoming::sleeps);
         unetmap_mem::fence_before_sleep();
@@ -366,6 +415,19 @@ impl Worker {
         }
         Ok(())
     }
+}
+
+/// For the rings that the thread looks after.
+fn rounds(views: &[View]) -> Rounds {
+    let of = |(n, view)| View::own_rings(view).map(move |(port, number, _)| (n, port.index, number));
+    Rounds::of(views.iter().enumerate().flat_map(of))
+}
+
+#[inline(always)]
+fn ring_of(views: &[View], (view, port, number): Ring) -> Option<(&View, &Attached, &Outgoing)> {
+    let view = views.get(view)?;
+    let port = view.member(port)?;
+    Some((view, port, port.tx.get(number)?))
 }
 
 /// Moves a batch of one ring's; returns how many slots that were.

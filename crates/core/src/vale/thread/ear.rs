@@ -1,0 +1,173 @@
+//! Who listens for quiet rings while the thread naps.
+//!
+//! ```text
+//!                     while the thread sleeps   while it naps
+//! a ring that sends   rings its port's bell     wakes the thread by the ring's word (0.2 us for each that is heard)
+//! a quiet ring        rings its port's bell     rings its port's bell: the ear wakes the thread by the ear's word
+//! ```
+//! The kernel lets a thread wait for words or for descriptors. So the bells of quiet rings wake another thread, the ear, which
+//! ends the nap. It hears each bell once, until it is told to listen again: who rings all the time gains nothing.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use unetmap_mem::LineWords;
+use unetmap_sys::Bell;
+use unetmap_sys::event::Epoll;
+use unetmap_sys::nap;
+
+use super::BLIND_NAP;
+use crate::vale::patience::Which;
+
+/// The bell that ends it, among the ports'.
+const END: u64 = u64::MAX;
+
+/// See the module. Ends when it is dropped.
+pub(super) struct Ear {
+    its: Arc<Its>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Its {
+    bells: Epoll,
+    end: Bell,
+    /// A line of nobody else's: the thread naps as its consumer.
+    line: LineWords,
+    /// Whose bells rang, until the thread asks.
+    heard: Mutex<Vec<u64>>,
+}
+
+impl Ear {
+    /// One that listens for nobody.
+    ///
+    /// # Errors
+    /// No descriptor or thread is left.
+    pub(super) fn new() -> io::Result<Ear> {
+        let its = Its { bells: Epoll::new()?, end: Bell::new()?, line: LineWords::new(), heard: Mutex::default() };
+        its.bells.add(&its.end, END, true, false)?;
+        let its = Arc::new(its);
+        let its_own = its.clone();
+        let thread = std::thread::Builder::new().name("switch's ear".into()).spawn(move || its_own.listen())?;
+        Ok(Ear { its, thread: Some(thread) })
+    }
+
+    /// Listens for a port's bell, which is silent, until it rings.
+    ///
+    /// # Errors
+    /// No memory is left.
+    pub(super) fn listen(&self, (view, port): Which, bell: &Bell) -> io::Result<()> {
+        self.its.bells.once(bell, (view as u64) << 8 | u64::from(port))
+    }
+
+    /// Listens for this bell no more.
+    pub(super) fn forget(&self, bell: &Bell) {
+        // It may not have listened for it.
+        let _ = self.its.bells.delete(bell);
+    }
+
+    /// Whose bells rang since this was asked. After a change of views some may be others' than who rang.
+    pub(super) fn heard(&self) -> Vec<Which> {
+        let heard = std::mem::take(&mut *self.its.heard.lock().unwrap_or_else(PoisonError::into_inner));
+        heard.into_iter().map(|token| ((token >> 8) as usize, token as u8)).collect()
+    }
+
+    /// The line on which the ear sends when a bell has rung.
+    pub(super) fn line(&self) -> &LineWords {
+        &self.its.line
+    }
+}
+
+impl Drop for Ear {
+    fn drop(&mut self) {
+        self.its.end.ring();
+        // It cannot have panicked.
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl Its {
+    fn listen(&self) {
+        // What the switch's thread is to others is not for the one that wakes it.
+        nap::interrupts(true);
+        let mut events = Vec::new();
+        loop {
+            match self.bells.wait(&mut events, None) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => std::thread::sleep(BLIND_NAP),
+            }
+            if events.iter().any(|(token, _)| *token == END) {
+                return;
+            }
+            let rang = events.iter().map(|(token, _)| *token);
+            self.heard.lock().unwrap_or_else(PoisonError::into_inner).extend(rang);
+            // It naps, or will look at the rings before it does.
+            self.line.consumer_sleeps();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use unetmap_mem::Nap;
+
+    use super::*;
+
+    /// Naps until a bell was heard, or for a second.
+    fn heard(ear: &Ear) -> Vec<Which> {
+        let start = Instant::now();
+        loop {
+            let heard = ear.heard();
+            if !heard.is_empty() || start.elapsed() > Duration::from_secs(1) {
+                return heard;
+            }
+            let mut nap = Nap::default();
+            assert!(nap.as_consumer(ear.line()));
+            nap.take(|| true);
+        }
+    }
+
+    #[test]
+    fn a_bell_ends_a_nap() {
+        let (ear, bell) = (Ear::new().unwrap(), Bell::new().unwrap());
+        // A nap may be over before the bell rings, on a machine that has no time.
+        let woken = (0..20).any(|_| {
+            bell.silence();
+            ear.listen((3, 200), &bell).unwrap();
+            bell.ring_after(Duration::from_millis(2));
+            let mut nap = Nap::default();
+            nap.as_consumer(ear.line());
+            nap.take(|| true)
+        });
+        assert!(woken, "naps ended by themselves");
+        assert_eq!(heard(&ear).first(), Some(&(3, 200)));
+    }
+
+    #[test]
+    fn a_bell_is_heard_once() {
+        let (ear, [a, b]) = (Ear::new().unwrap(), [0; 2].map(|_| Bell::new().unwrap()));
+        ear.listen((0, 1), &a).unwrap();
+        ear.listen((0, 2), &b).unwrap();
+        a.ring();
+        assert_eq!(heard(&ear), [(0, 1)]);
+        a.ring();
+        b.ring();
+        assert_eq!(heard(&ear), [(0, 2)]);
+        a.silence();
+        ear.listen((0, 1), &a).unwrap();
+        a.ring();
+        assert_eq!(heard(&ear), [(0, 1)]);
+        a.silence();
+        ear.listen((0, 1), &a).unwrap();
+        ear.forget(&a);
+        ear.forget(&a);
+        a.ring();
+        b.silence();
+        ear.listen((0, 2), &b).unwrap();
+        b.ring();
+        assert_eq!(heard(&ear), [(0, 2)]);
+    }
+}
