@@ -15,7 +15,7 @@ use conformance::{Home, LIMIT, isolated, program, until};
 use unetmap::abi::*;
 use unetmap::errno::*;
 use unetmap::request::Request;
-use unetmap::{Interest, Port};
+use unetmap::{BufIdx, Interest, Port, SlotRef};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Opens port `name` of switch vale0.
@@ -113,6 +113,93 @@ fn what_is_known_goes_to_one_and_the_rest_to_all() {
         ether::send(a, station(0), station(0), 3, (0, 10));
         assert_eq!(all.each_ref().map(drained), [vec![], vec![], vec![], vec![]]);
     });
+}
+
+/// Sends a frame to each of these stations in turn, with one sync; `odd` changes slots of some.
+fn send_in_turn(port: &Port, to: &[u32], sender: u64, odd: impl Fn(u64, &SlotRef<'_>)) {
+    let ring = &port.tx_rings()[0];
+    until("there is room", || {
+        port.txsync().expect("a living daemon");
+        ring.space() as usize >= to.len()
+    });
+    for (seq, (slot, to)) in (0..).zip(ring.window().zip(to)) {
+        let n = slot.frame().write(0, &ether::make(station(*to), station(0), sender, seq));
+        slot.set_len_flags(n as u16, 0);
+        odd(seq, &slot);
+    }
+    ring.advance(to.len() as u32);
+    port.txsync().expect("a living daemon");
+}
+
+/// Packets of one batch to several stations in turn: each port has its own, in order, whatever comes in between.
+#[test]
+fn stations_in_turn() {
+    isolated(|home| {
+        let all = ["a", "b", "c", "d"].map(port);
+        let [a, b, c, d] = &all;
+        introduce(&[a, b, c, d]);
+        // Slots of d's that name no buffers: it does not get what was sent, but as much, and nobody else minds.
+        let ring = &d.rx_rings()[0];
+        for (slot, idx) in ring.run(ring.head(), ring.num_slots()).zip([0, 1, u32::MAX, 1 << 30].into_iter().cycle()) {
+            slot.replace_buf(BufIdx(idx));
+        }
+        let to: Vec<u32> = (0..900).map(|seq| [1, 2, 3, 1, 1, 2][seq % 6]).collect();
+        let due = |sender: u64, station: u32| -> Vec<(u64, u64)> {
+            (0..900).filter(|seq| to[*seq as usize] == station).map(|seq| (sender, seq)).collect()
+        };
+        for sender in 1..10 {
+            send_in_turn(a, &to, sender, |_, _| {});
+            assert_eq!((drained(b), drained(c)), (due(sender, 1), due(sender, 2)));
+            until("as many came to d", || {
+                d.rxsync().expect("a living daemon");
+                ring.space() as usize == due(sender, 3).len()
+            });
+            assert!(ring.window().all(|slot| usize::from(slot.len()) == ether::BYTES));
+            ring.advance(u32::MAX);
+            d.rxsync().expect("a living daemon");
+        }
+        // Every 50th is no frame, goes to all, to a port by its number, to nobody, to the sender itself.
+        let odd = |seq: u64, slot: &SlotRef<'_>| match (seq % 50, seq / 50 % 5) {
+            (0, 0) => slot.set_len_flags(13, 0),
+            (0, 1) => drop(slot.frame().write(0, &BROADCAST)),
+            (0, 2) => slot.set_len_flags(slot.len(), 2 << 8),
+            (0, 3) => slot.set_len_flags(slot.len(), 99 << 8),
+            (0, 4) => drop(slot.frame().write(0, &station(0))),
+            _ => {}
+        };
+        send_in_turn(a, &to, 20, odd);
+        let due = |me: u32| -> Vec<(u64, u64)> {
+            let to_me = |seq: &u64| match (seq % 50, seq / 50 % 5) {
+                (0, 0 | 3 | 4) => false,
+                (0, 1) => true,
+                (0, 2) => me == 2,
+                _ => to[*seq as usize] == me,
+            };
+            (0..900).filter(to_me).map(|seq| (20, seq)).collect()
+        };
+        assert_eq!((drained(b), drained(c)), (due(1), due(2)));
+        let books = home.snapshot();
+        let lost = &books.ports.iter().find(|port| port.name == "vale0:a").expect("an open port").lost;
+        assert_eq!((lost["short"], lost["nobody"], lost["home"]), (4, 3, 3));
+        // Who reads nothing loses what has no room, all of which is counted; the others nothing.
+        let before = dropped(home, "vale0:c");
+        for sender in 21..30 {
+            send_in_turn(a, &to, sender, |_, _| {});
+            let mine: Vec<(u64, u64)> =
+                (0..900).filter(|seq| to[*seq as usize] == 1).map(|seq| (sender, seq)).collect();
+            assert_eq!(drained(b), mine);
+        }
+        let held = u64::from(c.rx_rings()[0].num_slots()) - 1;
+        until("all the others are counted", || dropped(home, "vale0:c") - before == 9 * 300 - held);
+        assert_eq!(drained(c).len() as u64, held);
+    });
+}
+
+/// What the receive ring of a port had no room for.
+fn dropped(home: &Home, name: &str) -> u64 {
+    let books = home.snapshot();
+    let port = books.ports.iter().find(|port| port.name == name).expect("an open port");
+    port.rings.iter().filter(|ring| ring.dir == "rx").map(|ring| ring.dropped).sum()
 }
 
 #[test]

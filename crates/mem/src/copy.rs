@@ -10,7 +10,7 @@ use unetmap_abi::NS_MOREFRAG;
 use crate::frame::Frame;
 use crate::pos::{BufIdx, Pos};
 use crate::region::Region;
-use crate::slot::{Limits, SlotRing, SlotValue};
+use crate::slot::{Limits, SlotHead, SlotRing, SlotValue};
 use crate::take::CopyKind;
 
 /// Bytes of an Ethernet frame that say from where to where.
@@ -60,10 +60,43 @@ pub fn copy_run(kind: CopyKind, source: Side<'_>, from: Pos, target: Side<'_>, t
         as u32
 }
 
+/// Copies packets of one slot each, from buffers of `source`, into the buffers of the slots from `to` on, and sets their
+/// lengths and flags, at most up to the end of that ring. Returns how many.
+///
+/// It stops before the first for which either buffer does not exist or is too small.
+#[inline]
+pub fn copy_some(kind: CopyKind, source: &Region, packets: &[SlotHead], target: Side<'_>, to: Pos, flags: u16) -> u32 {
+    let left = target.slots.slots().get().saturating_sub(to.raw()) as usize;
+    let packets = &packets[..packets.len().min(left)];
+    #[cfg(target_arch = "x86_64")]
+    if let Some(vectors) = kind.vectors() {
+        // SAFETY: as many slots lie inside the target's ring (`left`), and the processor has the vectors.
+        return unsafe { x86::copy_some(vectors, source, packets, target, to, flags) };
+    }
+    let _ = kind;
+    let one = |(i, packet): (u32, &SlotHead)| {
+        let to = target.slots.slots().add(to, i);
+        let into = target.slots.buf_idx(to);
+        let good = fits(
+            packet.buf_idx(),
+            packet.len(),
+            into,
+            longest(source, target.region),
+            (source.limits(), target.region.limits()),
+        );
+        if good {
+            target.region.frame(into).copy_from(&source.frame(packet.buf_idx()), usize::from(packet.len()));
+            target.slots.set_len_flags(to, packet.len(), flags);
+        }
+        good
+    };
+    (0..).zip(packets).take_while(|packet| one(*packet)).count() as u32
+}
+
 /// One packet of a run, on any processor; `false` when the run ends before it.
 fn copy_one(source: Side<'_>, from: Pos, target: Side<'_>, to: Pos, run: &Run) -> bool {
     let (slot, into) = (source.slots.load(from), target.slots.buf_idx(to));
-    if !plain(slot, into, longest(source, target), source.region.limits(), target.region.limits()) {
+    if !plain(slot, into, longest(source.region, target.region), source.region.limits(), target.region.limits()) {
         return false;
     }
     let (read, write) = (source.region.frame(slot.buf_idx), target.region.frame(into));
@@ -77,20 +110,22 @@ fn copy_one(source: Side<'_>, from: Pos, target: Side<'_>, to: Pos, run: &Run) -
     true
 }
 
-/// Bytes that the buffers of both sides hold.
+/// Bytes that the buffers of both hold.
 #[inline(always)]
-fn longest(source: Side<'_>, target: Side<'_>) -> u32 {
-    source.region.limits().buf_size.min(target.region.limits().buf_size)
+fn longest(source: &Region, target: &Region) -> u32 {
+    source.limits().buf_size.min(target.limits().buf_size)
 }
 
 /// Whether a slot's packet may be part of a run, into the buffer `into`.
 #[inline(always)]
 pub(crate) fn plain(slot: SlotValue, into: BufIdx, longest: u32, theirs: Limits, mine: Limits) -> bool {
-    slot.flags & NOT_PLAIN == 0
-        && slot.len >= SHORTEST
-        && u32::from(slot.len) <= longest
-        && theirs.index_ok(slot.buf_idx)
-        && mine.index_ok(into)
+    slot.flags & NOT_PLAIN == 0 && slot.len >= SHORTEST && fits(slot.buf_idx, slot.len, into, longest, (theirs, mine))
+}
+
+/// Whether a packet can be copied from one buffer into another.
+#[inline(always)]
+fn fits(from: BufIdx, len: u16, into: BufIdx, longest: u32, (theirs, mine): (Limits, Limits)) -> bool {
+    u32::from(len) <= longest && theirs.index_ok(from) && mine.index_ok(into)
 }
 
 /// Copies the first `len` bytes of a packet, a block of 64 bytes at a time where the processor can; returns how many both

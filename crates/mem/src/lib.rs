@@ -31,7 +31,7 @@ mod xring;
 #[cfg(not(loom))]
 pub use atomic::register_publisher;
 pub use control::{BY_LOOP, ENDED, EndPage, JoinedState, RingState, SyncGuard};
-pub use copy::{ADDRESSES, Run, Side, copy_packet, copy_run};
+pub use copy::{ADDRESSES, Run, Side, copy_packet, copy_run, copy_some};
 pub use frame::Frame;
 pub use line::{Consumer, Inbox, LINE_BYTES, LinePage, LineWords, Producer, fence_before_sleep};
 #[cfg(not(loom))]
@@ -40,7 +40,7 @@ pub use pool::{BufPool, Census, IndexSet, ObjectPool};
 pub use pos::{BufIdx, Pos, Slots, Span};
 pub use region::{Geometry, PoolShape, Region};
 pub use ring::{Iface, IfaceShape, RingShape, RingView};
-pub use slot::{Limits, Offsets, SlotRing, SlotValue};
+pub use slot::{Limits, Offsets, SlotHead, SlotRing, SlotValue};
 pub use swap::{swap_one, swap_run};
 pub use take::CopyKind;
 pub use window::Window;

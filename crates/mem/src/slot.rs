@@ -35,6 +35,31 @@ impl SlotValue {
     }
 }
 
+/// A copy of a slot without the program's own word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SlotHead(u64);
+
+impl SlotHead {
+    /// The buffer that holds the packet, or this part of it.
+    #[inline(always)]
+    pub fn buf_idx(self) -> BufIdx {
+        BufIdx(self.0 as u32)
+    }
+
+    /// Bytes of packet in the buffer.
+    #[allow(clippy::len_without_is_empty)]
+    #[inline(always)]
+    pub fn len(self) -> u16 {
+        (self.0 >> 32) as u16
+    }
+
+    /// `NS_*` bits.
+    #[inline(always)]
+    pub fn flags(self) -> u16 {
+        (self.0 >> 48) as u16
+    }
+}
+
 /// What a slot may say: the judge of indexes and lengths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
@@ -159,7 +184,13 @@ impl SlotRing {
         SlotValue::from_words(self.word64(p, 0).load(Relaxed), self.word64(p, 8).load(Relaxed))
     }
 
-    /// The same for who has just written the slot, field by field: each is loaded as it was stored, because a wider load
+    /// The same without the program's own word, in one load.
+    #[inline(always)]
+    pub fn head(&self, p: Pos) -> SlotHead {
+        SlotHead(self.word64(p, 0).load(Relaxed))
+    }
+
+    /// The same as [`SlotRing::load`] for who has just written the slot, field by field: each is loaded as it was stored, because a wider load
     /// waits until the processor has made all earlier stores, above all that of a position that the other party reads.
     #[inline(always)]
     pub(crate) fn load_by_field(&self, p: Pos) -> SlotValue {

@@ -155,6 +155,19 @@ pub fn decide(
     target
 }
 
+/// The same for a packet that names no port and comes from the station that the last one came from, if it goes to one port, or
+/// nowhere; `None` if [`decide`] must be asked.
+#[inline(always)]
+pub fn decide_known(table: &Table, memory: &Memory, me: u8, header: [u8; 16]) -> Option<Target> {
+    let (destination, source) = Mac::pair(header, 0);
+    let known = memory.generation == table.generation() && memory.source == Some(source);
+    if !known || destination.is_multicast() {
+        return None;
+    }
+    let port = table.port_of(destination)?;
+    Some(if port == me { Target::Nowhere(Lost::Home) } else { Target::Port(port) })
+}
+
 #[inline]
 fn look_up(table: &Table, me: u8, destination: Mac) -> Target {
     if destination.is_multicast() {

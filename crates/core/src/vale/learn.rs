@@ -164,11 +164,16 @@ impl Table {
     }
 
     /// The port behind which `mac` was last seen.
-    #[inline]
+    #[inline(always)]
     pub fn port_of(&self, mac: Mac) -> Option<u8> {
         let (bucket, key) = mac.place();
-        let entries = self.buckets[bucket].0.iter().map(|entry| entry.load(Relaxed));
-        entries.into_iter().find(|entry| entry & KEY == key && *entry != 0).map(port_in)
+        let [first, others @ ..] = &self.buckets[bucket].0;
+        let is = |entry: u64| entry & KEY == key && entry != 0;
+        let entry = first.load(Relaxed);
+        if is(entry) {
+            return Some(port_in(entry));
+        }
+        others.iter().map(|entry| entry.load(Relaxed)).find(|entry| is(*entry)).map(port_in)
     }
 
     /// `mac` was seen behind `port`.

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{
     ADDRESSES, BufIdx, Consumer, CopyKind, Frame, LinePage, Nap, Offsets, Pos, Producer, Region, RingShape, RingView,
-    Run, Side, SlotRing, Slots, Span, Window, copy_packet, copy_run, swap_one, swap_run,
+    Run, Side, SlotHead, SlotRing, Slots, Span, Window, copy_packet, copy_run, copy_some, swap_one, swap_run,
 };
 use unetmap_sys::nap::this_cpu;
 use unetmap_sys::{Bell, Mapping, memfd};
@@ -189,6 +189,33 @@ impl Attached {
                 return done;
             }
         }
+    }
+
+    /// Whether packets from transmit ring `ring` of another port can just be copied, as they are, into buffers of this one.
+    #[inline]
+    pub(super) fn takes_copies(&self, from: &Attached, ring: usize) -> bool {
+        self.header() == 0
+            && self.begins_at_start(ring)
+            && !self.region.same(&from.region)
+            && self.region.limits().buf_size >= from.region.limits().buf_size
+    }
+
+    /// Copies packets of one slot each of a port whose [copies it takes](Attached::takes_copies), as [`Attached::deliver`] does.
+    #[inline]
+    pub(super) fn deliver_some(&self, from: &Attached, ring: usize, mut packets: &[SlotHead], patience: &Patience) {
+        let Some(rx) = self.incoming(ring) else { return };
+        patience.delivers_to(self.index);
+        loop {
+            let done = rx.fill_some((&self.region, &from.region), packets, patience);
+            packets = packets.get(done..).unwrap_or_default();
+            if packets.is_empty() {
+                return;
+            }
+            if !patience.give_way(rx) {
+                break;
+            }
+        }
+        rx.dropped.fetch_add(packets.len() as u64, Relaxed);
     }
 
     /// Copies packets of a batch of `from`'s into the receive ring that belongs to its transmit ring `ring`, as long as
@@ -498,6 +525,37 @@ impl Incoming {
         }
         self.publish(mine, &mut state, filled, patience);
         (done, full)
+    }
+
+    /// Takes over copies of packets of one slot each, as far as there is room; how many.
+    #[inline]
+    fn fill_some(&self, (mine, theirs): (&Region, &Region), packets: &[SlotHead], patience: &Patience) -> usize {
+        let (ring, n) = (self.line.slots(), self.line.slots().slots());
+        let target = Side { slots: ring, region: mine };
+        let mut state = self.lock();
+        let (mut filled, mut done) = (*state, 0);
+        while let [next, ..] = &packets[done..] {
+            let left = packets.len() - done;
+            if (filled.room(n) as usize) < left {
+                self.look(&mut filled);
+                if filled.room(n) == 0 {
+                    break;
+                }
+            }
+            // Up to the end of the ring in one go.
+            let whole = left.min(filled.room(n).min(n.get() - filled.prod.raw()) as usize);
+            let mut moved = copy_some(self.copy, theirs, &packets[done..done + whole], target, filled.prod, 1 << 8);
+            if moved == 0 {
+                let (to, from) = (self.buffer(mine, filled.prod), theirs.frame(next.buf_idx()));
+                let len = copy_packet(self.copy, &to, &from, usize::from(next.len()));
+                ring.set_len_flags(filled.prod, len as u16, 1 << 8);
+                moved = 1;
+            }
+            filled.prod = n.add(filled.prod, moved);
+            done += moved as usize;
+        }
+        self.publish(mine, &mut state, filled, patience);
+        done
     }
 
     /// Takes over packet after packet, with `swap` without copying them; returns the first that there is no room for.

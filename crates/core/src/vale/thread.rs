@@ -39,10 +39,12 @@ use super::rules::Book;
 mod ear;
 mod rounds;
 mod ruled;
+mod spread;
 mod turns;
 
 use ear::Ear;
 use rounds::{Ring, Rounds};
+use spread::Spread;
 use turns::Turns;
 
 /// How long a thread spins before it sleeps.
@@ -223,6 +225,7 @@ enum Given {
 #[derive(Default)]
 struct Worker {
     lists: Lists,
+    spread: Spread,
     patience: Patience,
     turns: Turns,
     rounds: Rounds,
@@ -272,7 +275,7 @@ impl Worker {
             let (view, port, ring) = ring_of(&self.views, at).filter(|(_, _, ring)| ring.moved())?;
             self.patience.begin(at.0, port.index);
             self.serving = Some(at);
-            let moved = serve(&mut self.lists, view, port, at.2, ring, &self.patience);
+            let moved = serve((&mut self.lists, &mut self.spread), view, port, at.2, ring, &self.patience);
             self.serving = None;
             Some(moved)
         });
@@ -431,7 +434,14 @@ fn ring_of(views: &[View], (view, port, number): Ring) -> Option<(&View, &Attach
 }
 
 /// Moves a batch of one ring's; returns how many slots that were.
-fn serve(lists: &mut Lists, view: &View, port: &Attached, number: usize, ring: &Outgoing, patience: &Patience) -> u32 {
+fn serve(
+    (lists, spread): (&mut Lists, &mut Spread),
+    view: &View,
+    port: &Attached,
+    number: usize,
+    ring: &Outgoing,
+    patience: &Patience,
+) -> u32 {
     let Some(mut state) = ring.lock() else { return 0 };
     let Some(batch) = ring.take(&state, view.rules.turn()) else { return 0 };
     patience.takes(batch.len);
@@ -444,6 +454,9 @@ fn serve(lists: &mut Lists, view: &View, port: &Attached, number: usize, ring: &
     // What precedes the addresses, wherever, or who watches, is not for runs.
     let plain = port.header() == 0 && batch.offsets.mask == 0 && !ring.watchers.any();
     let mut done = if plain { runs(view, port, number, sent, &batch, patience) } else { 0 };
+    if plain && done < batch.len && !batch.bad && sent.cutter.at_start() {
+        done += spread::serve(spread, view, port, (number, ring), sent, &batch.from(done), patience);
+    }
     if done < batch.len {
         let rest = batch.from(done);
         done += one_by_one(lists, view, port, (number, ring), sent, &rest, patience);

@@ -117,6 +117,57 @@ proptest! {
         }
     }
 
+    /// The same where packets lie about in the source's ring: each goes where it is due, as it is.
+    #[test]
+    fn some_packets_are_copied_up_to_the_first_that_cannot_be(
+        packets in prop::collection::vec((0..600u16, fault(2 + SLOTS)), 0..40usize),
+        to in 0..SLOTS, wide: bool,
+    ) {
+        for kind in CopyKind::available() {
+            let (source, theirs) = region(if wide { 1024 } else { 512 });
+            let (target, mine) = region(512);
+            let slots = mine.slots();
+            let pos = |raw| slots.pos(raw).unwrap();
+            for raw in 0..SLOTS {
+                let noise: Vec<u8> = (0..512).map(|b| (b * 7 + raw as usize) as u8).collect();
+                source.frame(BufIdx(2 + raw)).write(0, &noise);
+                target.frame(BufIdx(2 + raw)).write(0, &[0xaa; 512]);
+                mine.set_len_flags(pos(raw), 0xbbbb, 0xcccc);
+            }
+            // Slot 0 serves to make heads of all kinds.
+            let (mut heads, mut expected, mut good) = (Vec::new(), 0, true);
+            for (i, (len, fault)) in (0..).zip(&packets) {
+                let (mut idx, mut len) = (BufIdx(2 + (i * 5) % SLOTS), (*len).min(512));
+                match *fault {
+                    Fault::Long => len = 513,
+                    Fault::NoSource(bad) => idx = BufIdx(bad),
+                    Fault::NoTarget(bad) if to + i < SLOTS => mine.set_buf_idx(pos(to + i), BufIdx(bad)),
+                    _ => {}
+                }
+                theirs.store(pos(0), SlotValue { buf_idx: idx, len, flags: 9, ptr: 7 });
+                heads.push(theirs.head(pos(0)));
+                good &= to + i < SLOTS && !matches!(fault, Fault::Long | Fault::NoSource(_) | Fault::NoTarget(_));
+                expected += u32::from(good);
+            }
+            let write = Side { slots: &mine, region: &target };
+            prop_assert_eq!(copy_some(kind, &source, &heads, write, pos(to), 0x0100), expected, "{:?}", kind);
+            for (i, head) in (0..).zip(&heads) {
+                let into = slots.add(pos(to), i % SLOTS);
+                if i >= expected {
+                    // Behind the end of the ring comes its beginning, which is nobody's business here.
+                    prop_assert!(i >= SLOTS || mine.len_flags(into) == (0xbbbb, 0xcccc));
+                    continue;
+                }
+                prop_assert_eq!(mine.len_flags(into), (head.len(), 0x0100));
+                let (sent, got) = (bytes(&source, head.buf_idx()), bytes(&target, mine.buf_idx(into)));
+                let (len, padded) = (usize::from(head.len()), usize::from(head.len()).next_multiple_of(64));
+                prop_assert_eq!(&got[..len], &sent[..len]);
+                prop_assert!(got[len..padded].iter().all(|b| *b == 0) || got[len..padded].iter().all(|b| *b == 0xaa));
+                prop_assert!(got[padded..].iter().all(|b| *b == 0xaa), "beyond the packet");
+            }
+        }
+    }
+
     #[test]
     fn packets_are_copied_as_far_as_they_fit(len in 0..1000usize, wide: bool) {
         for kind in CopyKind::available() {

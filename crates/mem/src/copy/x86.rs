@@ -2,10 +2,11 @@
 
 use std::arch::x86_64::*;
 
-use super::{ADDRESSES, Run, Side, longest, plain};
+use super::{ADDRESSES, Run, Side, fits, longest, plain};
 use crate::fetch;
 use crate::pos::{BufIdx, Pos};
-use crate::slot::{SLOT_BYTES, SlotValue};
+use crate::region::Region;
+use crate::slot::{SLOT_BYTES, SlotHead, SlotValue};
 use crate::take::Vectors;
 
 /// Packets ahead of which buffers are fetched into the cache.
@@ -147,6 +148,28 @@ pub(super) unsafe fn copy_run(
     }
 }
 
+/// Copies some packets, see [`copy_some`](super::copy_some).
+///
+/// # Safety
+/// As many slots as there are packets lie inside the target's ring from `to` on; the processor has the vectors.
+#[inline]
+pub(super) unsafe fn copy_some(
+    vectors: Vectors,
+    source: &Region,
+    packets: &[SlotHead],
+    target: Side<'_>,
+    to: Pos,
+    flags: u16,
+) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match vectors {
+            Vectors::Avx2 => copy_some_avx2(source, packets, target, to, flags),
+            Vectors::Avx512 => copy_some_avx512(source, packets, target, to, flags),
+        }
+    }
+}
+
 /// # Safety
 /// As [`copy_blocks`]; the processor has AVX2.
 #[inline]
@@ -182,6 +205,22 @@ unsafe fn copy_run_avx512(source: Side<'_>, from: Pos, target: Side<'_>, to: Pos
 }
 
 /// # Safety
+/// As [`copy_some`]; the processor has AVX2.
+#[target_feature(enable = "avx2")]
+unsafe fn copy_some_avx2(source: &Region, packets: &[SlotHead], target: Side<'_>, to: Pos, flags: u16) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe { some_packets::<Halves>(source, packets, target, to, flags) }
+}
+
+/// # Safety
+/// As [`copy_some`]; the processor has AVX-512 F and BW.
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn copy_some_avx512(source: &Region, packets: &[SlotHead], target: Side<'_>, to: Pos, flags: u16) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe { some_packets::<Whole>(source, packets, target, to, flags) }
+}
+
+/// # Safety
 /// As [`copy_blocks`]; the processor has the block's kind.
 #[inline(always)]
 unsafe fn blocks<B: Block>(from: *const u8, to: *mut u8, len: usize) {
@@ -198,7 +237,7 @@ unsafe fn blocks<B: Block>(from: *const u8, to: *mut u8, len: usize) {
 #[inline(always)]
 unsafe fn packets<B: Block>(source: Side<'_>, from: Pos, target: Side<'_>, to: Pos, run: Run) -> u32 {
     let (theirs, mine) = (source.region.limits(), target.region.limits());
-    let longest = longest(source, target);
+    let longest = longest(source.region, target.region);
     let (read, write) = (source.region.buffers(), target.region.buffers());
     let (slots, into) = (source.slots.at(from), target.slots.at(to));
     let mut first = [0; 64];
@@ -243,4 +282,34 @@ unsafe fn packets<B: Block>(source: Side<'_>, from: Pos, target: Side<'_>, to: P
         }
     }
     run.most
+}
+
+/// # Safety
+/// As [`copy_some`]; the processor has the block's kind.
+#[inline(always)]
+unsafe fn some_packets<B: Block>(source: &Region, packets: &[SlotHead], target: Side<'_>, to: Pos, flags: u16) -> u32 {
+    let (theirs, mine) = (source.limits(), target.region.limits());
+    let longest = longest(source, target.region);
+    let (read, write, into) = (source.buffers(), target.region.buffers(), target.slots.at(to));
+    for (i, packet) in packets.iter().enumerate() {
+        let at = i * SLOT_BYTES;
+        // SAFETY: slot i is inside the ring (caller), aligned to 16; volatile, because others may write (M1).
+        let idx = BufIdx(unsafe { into.add(at).cast::<u32>().read_volatile() });
+        if !fits(packet.buf_idx(), packet.len(), idx, longest, (theirs, mine)) {
+            return i as u32;
+        }
+        if i + (AHEAD as usize) < packets.len() {
+            // SAFETY: slot i + AHEAD is inside the ring (caller).
+            let next = unsafe { into.add(at + AHEAD as usize * SLOT_BYTES).cast::<u32>().read_volatile() };
+            fetch::to_write(write.wrapping_add(next as usize * mine.buf_size as usize));
+        }
+        // SAFETY: both indexes are below the number of buffers of their regions, and the length is at most the smaller
+        // buf_size (`fits`), a multiple of 64 (`Geometry`); the slot is inside the ring.
+        unsafe {
+            let from = read.add(packet.buf_idx().0 as usize * theirs.buf_size as usize);
+            blocks::<B>(from, write.add(idx.0 as usize * mine.buf_size as usize), usize::from(packet.len()));
+            into.add(at + 4).cast::<u32>().write_volatile(u32::from(packet.len()) | u32::from(flags) << 16);
+        }
+    }
+    packets.len() as u32
 }
