@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use crate::host;
 use crate::nic::Who;
-use crate::vale::{self, Traffic};
+use crate::vale::{self, MOST_SLOTS, Traffic, USUAL_SLOTS};
 
 /// A benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,6 +145,14 @@ impl Bench {
         };
         let idle = if self == Bench::ValeIdlePorts { vale::IDLE } else { 0 };
         Some(Traffic { len, rate: None, share: self == Bench::Vale60Swap, idle })
+    }
+
+    /// Slots of a switch port's rings, and those of a second row, where there is one.
+    pub(crate) fn slots(self) -> [u32; 2] {
+        match self {
+            Bench::ValeRtt | Bench::Vale1500Copy => [USUAL_SLOTS, MOST_SLOTS],
+            _ => [MOST_SLOTS, USUAL_SLOTS],
+        }
     }
 
     /// Whether it is asked how fast packets may come that none is lost.

@@ -17,7 +17,7 @@ use crate::preload::Preloaded;
 use crate::probe::{self, Cores};
 use crate::seqpacket::{self, Window};
 use crate::stats::{Class, Sample};
-use crate::vale::{MOST_SLOTS, Switch, Traffic, USUAL_SLOTS};
+use crate::vale::{Switch, Traffic};
 use crate::{Networks, Options, note, one_core, rtt, session};
 
 /// What our own side is called in the results.
@@ -57,10 +57,10 @@ pub(crate) struct Contest {
 }
 
 pub(crate) fn contests(bench: Bench) -> Vec<Contest> {
-    let slots = if bench == Bench::ValeRtt { USUAL_SLOTS } else { MOST_SLOTS };
+    let [slots, others] = bench.slots();
     let contest =
         |name: String, batch| Contest { bench, name, batch, way: Way::Native, clean: false, slots, task: None };
-    let usual = || Contest { slots: USUAL_SLOTS, ..contest(format!("{}-{USUAL_SLOTS}", bench.name()), 512) };
+    let other = || Contest { slots: others, ..contest(format!("{}-{others}", bench.name()), 512) };
     match bench {
         Bench::HostTcp | Bench::HostRtt => {
             let ours = Way::OURS.into_iter();
@@ -68,10 +68,10 @@ pub(crate) fn contests(bench: Bench) -> Vec<Contest> {
         }
         _ if bench.may_lose() => {
             let clean = Contest { clean: true, ..contest(format!("{}-clean", bench.name()), 512) };
-            vec![contest(bench.name().into(), 512), clean, usual()]
+            vec![contest(bench.name().into(), 512), clean, other()]
         }
         Bench::Vale60Swap | Bench::Vale1Core | Bench::ValeFan | Bench::ValeIdlePorts => {
-            vec![contest(bench.name().into(), 512), usual()]
+            vec![contest(bench.name().into(), 512), other()]
         }
         Bench::PipeBatch => BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::PreloadPipe => FEW_BATCHES.map(|batch| contest(format!("{}-{batch}", bench.name()), batch)).into(),
@@ -103,7 +103,7 @@ impl Contest {
 
     /// Whether a row says what part of the packets was lost.
     fn loses(&self) -> bool {
-        self.bench.may_lose() && !self.clean && self.slots == MOST_SLOTS
+        self.bench.may_lose() && !self.clean && self.slots == self.bench.slots()[0]
     }
 
     pub(crate) fn hold(&self, options: &Options, cores: Cores, networks: &Networks) -> Result<Outcome, String> {
@@ -395,6 +395,8 @@ mod tests {
         assert_eq!(names[4], ("pipe-batch-512".into(), 512));
         let rows: Vec<_> = contests(Bench::Vale60Copy).iter().flat_map(Contest::rows).map(|row| row.name).collect();
         assert_eq!(rows, ["vale-60-copy", "vale-60-copy-lost", "vale-60-copy-clean", "vale-60-copy-1024"]);
+        let rows: Vec<_> = contests(Bench::Vale1500Copy).iter().flat_map(Contest::rows).map(|row| row.name).collect();
+        assert_eq!(rows, ["vale-1500-copy", "vale-1500-copy-lost", "vale-1500-copy-clean", "vale-1500-copy-4096"]);
         let rows: Vec<_> = contests(Bench::HostTcp).iter().flat_map(Contest::rows).map(|row| row.name).collect();
         assert_eq!(rows, ["host-tcp-out", "host-tcp-in", "host-tcp-mark-out", "host-tcp-mark-in"]);
     }

@@ -8,7 +8,7 @@
 //!
 //! Three programs on two processors change with each ring that is full, which costs as much as five nanoseconds a packet where
 //! a ring has 1024 slots. So streams go through rings of [`MOST_SLOTS`], and once more through those that programs get which
-//! ask for none.
+//! ask for none; with packets of 1500 B, of which long rings hold more than the caches, the other way round.
 
 use std::cell::Cell;
 use std::fs;

@@ -245,7 +245,7 @@ struct DoctorArgs {
 /// receiver, the part of the packets that was lost, and the highest rate at which at most one in a thousand was; `vale-60-swap`
 /// ports that share a region; `vale-1core` all on one core; `vale-fan` 16 addresses behind four receivers; `vale-rtt` the
 /// median of pkt-gen's pings, awake and asleep, beside a pipe's; `vale-idle-ports` with 64 more ports, beside none. Streams go
-/// through rings of 4096 slots, and of 1024 in rows so named.
+/// through rings of 4096 slots, those of 1500 B and round trips of 1024; a row that ends in a number has rings of so many.
 ///
 /// About interfaces, in network namespaces that are made for it, so for root only: `nic-tx` 60 B out of one queue through
 /// pkt-gen; `nic-rx` what pkt-gen receives while the other end of the cable sends as fast as it can; `nic-fwd` what
