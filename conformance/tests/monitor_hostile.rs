@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use conformance::home::{is_alive, summary};
 use conformance::monitor::dropped;
@@ -15,7 +15,7 @@ use conformance::packet::Dice;
 use conformance::party::{Flow, party, ready_party, record};
 use conformance::raw::{Intruder, Raw};
 use conformance::traffic::{exchange, expect, open};
-use conformance::{isolated, until};
+use conformance::{LIMIT, isolated, until};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::process::Signal;
 use unetmap::Port;
@@ -238,7 +238,8 @@ fn false_news_stop_nobody() {
         assert_eq!(u32::from_ne_bytes(word), 4, "the notice is elsewhere");
         std::thread::scope(|scope| {
             let liar = scope.spawn(|| {
-                while !over.load(Relaxed) {
+                let end = Instant::now() + LIMIT * 2;
+                while !over.load(Relaxed) && Instant::now() < end {
                     told += 4;
                     for ring in 0..who.bound.rings.len() {
                         // Not the lowest bits, which say other things.

@@ -149,7 +149,7 @@ impl Port {
             Way::Nowhere => ring.inner.lose(window),
             Way::Ignored => {}
         };
-        let result = self.with_news(|| ring.inner.sync_passing(lease, effort, now, &pass));
+        let result = self.with_news(ring, || ring.inner.sync_passing(lease, effort, now, &pass));
         match way {
             Way::To(port, other) => result.and(port.sync_ring(other, lease, Effort::IfNeeded, now)),
             Way::Nowhere | Way::Ignored => result,

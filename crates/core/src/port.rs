@@ -282,22 +282,26 @@ impl Port {
             return self.sync_forwarding(ring, lease, effort, now);
         }
         match ring.inner.sync(lease, effort, now) {
-            Err(Trouble::News) => self.with_news(|| ring.inner.sync(lease, effort, now)),
+            Err(Trouble::News) => self.with_news(ring, || ring.inner.sync(lease, effort, now)),
             other => other,
         }
     }
 
-    /// Syncs, and asks for news as often as there are some.
+    /// Syncs a ring, and asks for news as often as there are some.
     #[cold]
-    pub(crate) fn with_news(&self, sync: impl Fn() -> Result<(), Trouble>) -> Result<(), Trouble> {
+    pub(crate) fn with_news(&self, ring: &Ring, sync: impl Fn() -> Result<(), Trouble>) -> Result<(), Trouble> {
         for _ in 0..=NEWS_AT_MOST {
             match sync() {
                 Err(Trouble::News) => self.renew_watchers(),
                 other => return other,
             }
         }
-        // Somebody who shares the port makes news up: as if he were syncing the ring.
-        Ok(())
+        // Somebody who shares the port makes news up. What is known has to do; who gets buffers might have gone, and so nobody
+        // gets any: then it is as if somebody else were syncing the ring.
+        match ring.inner.watchers.regardless(sync) {
+            Err(Trouble::News) => Ok(()),
+            other => other,
+        }
     }
 
     /// The region, as all ports of this process share it.

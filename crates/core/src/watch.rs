@@ -259,6 +259,8 @@ pub(crate) struct Watchers {
     /// Whether there is anybody who gets copies, and anybody who gets buffers.
     copies: AtomicBool,
     trades: AtomicBool,
+    /// Whether the list counts as what follows any notice.
+    regardless: AtomicBool,
     /// Whether the list is held for ever.
     stuck: AtomicBool,
     list: Mutex<List>,
@@ -270,7 +272,15 @@ impl Watchers {
     /// Whether the list follows `notice`.
     #[inline(always)]
     pub(crate) fn follow(&self, notice: u32) -> bool {
-        self.known.load(Relaxed) == notice
+        self.known.load(Relaxed) == notice || self.regardless.load(Relaxed) && !self.trade_any()
+    }
+
+    /// Meanwhile the list follows whatever notice there is, unless somebody gets buffers.
+    pub(crate) fn regardless<T>(&self, sync: impl FnOnce() -> T) -> T {
+        self.regardless.store(true, Relaxed);
+        let result = sync();
+        self.regardless.store(false, Relaxed);
+        result
     }
 
     /// Whether anybody gets copies.

@@ -170,10 +170,16 @@ pub fn forget_starter() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let hard = getrlimit(Resource::Fsize).maximum;
     let _ = setrlimit(Resource::Fsize, Rlimit { current: hard, maximum: hard });
+    run_anywhere();
+    let _ = setpriority_process(None, 0);
+}
+
+/// Has the calling thread run on any processor that the system permits.
+pub fn run_anywhere() {
     let mut all = CpuSet::new();
     (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
+    // What is not permitted stays.
     let _ = sched_setaffinity(None, &all);
-    let _ = setpriority_process(None, 0);
 }
 
 /// A descriptor that this process was started with, by its number; the original stays open.

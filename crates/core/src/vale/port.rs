@@ -82,7 +82,10 @@ impl Attached {
         bell: Bell,
     ) -> io::Result<Attached> {
         let tx = tx.into_iter().map(|given| Outgoing::new(region, lines, given)).collect::<io::Result<_>>()?;
-        let rx = rx.into_iter().map(|given| Incoming::new(lines, given)).collect::<io::Result<_>>()?;
+        let rx = rx
+            .into_iter()
+            .map(|given| Incoming::new(lines, given, region.limits().buf_size))
+            .collect::<io::Result<_>>()?;
         let (header, ruled, refused) = (AtomicU8::new(0), Mutex::default(), Default::default());
         let given = Default::default();
         Ok(Attached { index, bell, region: region.clone(), header, tx, rx, ruled, refused, given })
@@ -437,6 +440,16 @@ pub(super) struct Incoming {
     watchers: Watchers,
 }
 
+/// Has memory made for buffers that will be filled soon.
+#[inline(always)]
+fn prepare(region: &Region, ahead: Option<(BufIdx, u32)>, patience: &Patience) {
+    if let Some((first, n)) = ahead {
+        // It takes time, so whoever waits on this processor does not wait for that.
+        patience.pay();
+        region.prepare(first, n);
+    }
+}
+
 /// How far a receive ring was filled.
 #[derive(Clone, Copy, Debug)]
 struct Filled {
@@ -460,9 +473,9 @@ impl Filled {
 }
 
 impl Incoming {
-    fn new(lines: &LinePage, given: Given<'_>) -> io::Result<Incoming> {
+    fn new(lines: &LinePage, given: Given<'_>, buf_size: u32) -> io::Result<Incoming> {
         let line = Producer::new(lines, given.line, given.view.slots().clone()).ok_or(io::ErrorKind::InvalidInput)?;
-        let (ahead, keeps_up) = (Ahead::new(line.slots().slots()), true);
+        let (ahead, keeps_up) = (Ahead::new(line.slots().slots(), buf_size), true);
         let state = Mutex::new(Filled { prod: Pos::ZERO, cons: Pos::ZERO, chances: 0, batch: 0, keeps_up, ahead });
         Ok(Incoming {
             line,
@@ -523,7 +536,9 @@ impl Incoming {
         if swap && done > 0 {
             self.swapped.fetch_add(done.into(), Relaxed);
         }
-        self.publish(mine, &mut state, filled, patience);
+        let ahead = self.publish(mine, &mut state, filled, patience);
+        drop(state);
+        prepare(mine, ahead, patience);
         (done, full)
     }
 
@@ -554,7 +569,9 @@ impl Incoming {
             filled.prod = n.add(filled.prod, moved);
             done += moved as usize;
         }
-        self.publish(mine, &mut state, filled, patience);
+        let ahead = self.publish(mine, &mut state, filled, patience);
+        drop(state);
+        prepare(mine, ahead, patience);
         done
     }
 
@@ -608,14 +625,17 @@ impl Incoming {
         if swapped > 0 {
             self.swapped.fetch_add(swapped, Relaxed);
         }
-        self.publish(mine, &mut state, filled, patience);
+        let ahead = self.publish(mine, &mut state, filled, patience);
+        drop(state);
+        prepare(mine, ahead, patience);
         next
     }
 
     /// Ends a delivery: what was filled is the client's, which is woken if it sleeps, or later if that is soon enough; it
-    /// lies in the buffers of `mine`.
+    /// lies in the buffers of `mine`. Returns which buffers, and how many, are to be [prepared](prepare) when the ring is
+    /// others' again.
     #[inline(always)]
-    fn publish(&self, mine: &Region, state: &mut Filled, filled: Filled, patience: &Patience) {
+    fn publish(&self, mine: &Region, state: &mut Filled, filled: Filled, patience: &Patience) -> Option<(BufIdx, u32)> {
         let moved = filled.prod != state.prod;
         if moved && self.watchers.any() {
             let ring = (self.line.slots(), self.begin.get());
@@ -628,14 +648,11 @@ impl Incoming {
             self.line.words().producer_is_on(cpu);
             self.line.words().publish(filled.prod);
             self.wake(cpu, filled, patience);
-            if filled.ahead.any()
-                && let Some((first, n)) = state.ahead.next(self.line.slots(), Span { from: before, to: filled.prod })
-            {
-                // It takes time, so whoever waits on this processor does not wait for that.
-                patience.pay();
-                mine.prepare(first, n);
+            if filled.ahead.any() {
+                return state.ahead.next(self.line.slots(), Span { from: before, to: filled.prod });
             }
         }
+        None
     }
 
     /// The thread is about to sleep, and may be woken on any processor: the client's, perhaps.

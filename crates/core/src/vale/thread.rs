@@ -7,8 +7,8 @@
 //! learning table, rules       all                            see there; no lock where nothing changes
 //! naps, lists, what is asked  each its own
 //! ```
-//! A receive ring is locked while a batch is copied, and never while anybody waits: whoever naps or yields lets go of it
-//! first. A thread that loses its processor meanwhile keeps the others from this one ring until it goes on; they sleep,
+//! A receive ring is locked while a batch is copied, and never while anybody waits: whoever naps, yields or has memory made lets
+//! go of it first. A thread that loses its processor meanwhile keeps the others from this one ring until it goes on; they sleep,
 //! and so leave it a processor. What one source sends is delivered under the lock of its ring, in order.
 //!
 //! A thread that finds nothing to do spins a little, lets others run, and then sleeps until a client rings. No timer runs
@@ -331,17 +331,22 @@ impl Worker {
             return Given::ToNobody;
         }
         self.turns.end();
-        if self.rounds.len() > HEARD_AT_ONCE && self.ask_quiet().is_err() {
-            return Given::OnlyBySleep;
+        if self.rounds.len() > HEARD_AT_ONCE {
+            // Without an ear all are heard one by one, if they are not too many.
+            let _ = self.ask_quiet();
         }
         let mut nap = Nap::default();
         let mut rings = self.rounds.heard().filter_map(|at| ring_of(&self.views, at));
-        let ear = self.ear.iter().all(|ear| nap.as_consumer(ear.line()));
-        if !ear || !rings.all(|(_, _, ring)| ring.hear(&mut nap)) {
+        // The ear last: where a nap can have only one word, it is a ring's.
+        let all = rings.all(|(_, _, ring)| ring.hear(&mut nap));
+        if !all || !self.ear.iter().all(|ear| nap.as_consumer(ear.line())) {
             return Given::OnlyBySleep;
         }
         drop(rings);
-        let idle = || !self.views.iter().flat_map(View::own_rings).any(|(_, _, ring)| ring.moved());
+        let idle = || {
+            let moved = self.views.iter().flat_map(View::own_rings).any(|(_, _, ring)| ring.moved());
+            !moved && self.ear.iter().all(Ear::heard_nothing)
+        };
         self.rounds.rests();
         if nap.take(idle) { Given::Woken } else { Given::InVain }
     }
@@ -397,14 +402,14 @@ impl Worker {
         if self.views.iter().flat_map(View::own_rings).any(|(_, _, ring)| ring.moved()) {
             return Ok(());
         }
-        let bells = || self.views.iter().flat_map(View::own).map(|port| &port.bell);
+        let ports = || self.views.iter().zip(0..).flat_map(|(view, n)| view.own().map(move |port| (n, port)));
         let wake = match &self.wake {
             Some(wake) => wake,
             None => {
                 let wake = Epoll::new()?;
                 wake.add(&post.bell, OWN_BELL, true, false)?;
-                for (token, bell) in bells().enumerate() {
-                    wake.add(bell, token as u64, true, false)?;
+                for (token, (_, port)) in ports().enumerate() {
+                    wake.add(&port.bell, token as u64, true, false)?;
                 }
                 self.wake.insert(wake)
             }
@@ -412,8 +417,10 @@ impl Worker {
         wake.wait(&mut self.events, None)?;
         // Only those that rang: a silence costs a system call.
         for &(token, _) in self.events.iter().filter(|(token, _)| *token != OWN_BELL) {
-            if let Some(bell) = usize::try_from(token).ok().and_then(|n| bells().nth(n)) {
-                bell.silence();
+            if let Some((view, port)) = usize::try_from(token).ok().and_then(|n| ports().nth(n)) {
+                port.bell.silence();
+                // Who rang may have taken back the wish that it rings the next time.
+                self.rounds.rang((view, port.index));
             }
         }
         Ok(())

@@ -10,6 +10,8 @@ use unetmap_mem::{BufIdx, SlotRing, Slots, Span};
 /// Slots that are prepared at a time: 64 KiB in buffers of 2 KiB, as much as the kernel maps at a fault of who only
 /// reads.
 const AT_A_TIME: u32 = 32;
+/// Bytes of a buffer at most: of a larger one a packet may need a small part.
+const LARGEST: u32 = 4096;
 
 /// See the module. Of one receive ring.
 #[derive(Clone, Copy, Debug)]
@@ -21,9 +23,9 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Nothing was ever delivered.
-    pub(super) fn new(slots: Slots) -> Ahead {
-        Ahead { ready: 0, fresh: slots.get() }
+    /// Nothing was ever delivered to the ring, whose buffers have so many bytes.
+    pub(super) fn new(slots: Slots, buf_size: u32) -> Ahead {
+        Ahead { ready: 0, fresh: if buf_size <= LARGEST { slots.get() } else { 0 } }
     }
 
     /// Whether anything is left to prepare.
@@ -70,7 +72,7 @@ mod tests {
             ring.set_buf_idx(p, BufIdx(i));
         });
         ring.set_buf_idx(slots.prev(Pos::ZERO), BufIdx(355));
-        let (mut ahead, mut at, mut all) = (Ahead::new(slots), Pos::ZERO, Vec::new());
+        let (mut ahead, mut at, mut all) = (Ahead::new(slots, 2112), Pos::ZERO, Vec::new());
         for _ in 0..2 * 256 / batch {
             let filled = Span { from: at, to: slots.add(at, batch) };
             at = filled.to;
@@ -107,7 +109,7 @@ mod tests {
             slots
                 .walk(Span { from: Pos::ZERO, to: slots.prev(Pos::ZERO) })
                 .for_each(|p| ring.set_buf_idx(p, BufIdx(idx)));
-            assert_eq!(Ahead::new(slots).next(&ring, one), None);
+            assert_eq!(Ahead::new(slots, 2112).next(&ring, one), None);
         }
     }
 }

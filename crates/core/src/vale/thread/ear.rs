@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use unetmap_mem::LineWords;
 use unetmap_sys::Bell;
 use unetmap_sys::event::Epoll;
-use unetmap_sys::nap;
+use unetmap_sys::{nap, process};
 
 use super::BLIND_NAP;
 use crate::vale::patience::Which;
@@ -72,6 +72,11 @@ impl Ear {
         heard.into_iter().map(|token| ((token >> 8) as usize, token as u8)).collect()
     }
 
+    /// Whether no bell rang since then.
+    pub(super) fn heard_nothing(&self) -> bool {
+        self.its.heard.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// The line on which the ear sends when a bell has rung.
     pub(super) fn line(&self) -> &LineWords {
         &self.its.line
@@ -88,8 +93,9 @@ impl Drop for Ear {
 
 impl Its {
     fn listen(&self) {
-        // What the switch's thread is to others is not for the one that wakes it.
+        // What the switch's thread is to others, and where it is to be, is not for the one that wakes it.
         nap::interrupts(true);
+        process::run_anywhere();
         let mut events = Vec::new();
         loop {
             match self.bells.wait(&mut events, None) {
@@ -102,7 +108,7 @@ impl Its {
             }
             let rang = events.iter().map(|(token, _)| *token);
             self.heard.lock().unwrap_or_else(PoisonError::into_inner).extend(rang);
-            // It naps, or will look at the rings before it does.
+            // It naps, or will see before it does that something was heard.
             self.line.consumer_sleeps();
         }
     }

@@ -8,7 +8,7 @@
 //! ```
 //! To look at a ring that has nothing takes four cache lines, and the packets of others have driven them out by then: of a
 //! stream beside 64 idle ports that is a fifteenth. So a pass leaves out rings that are quiet, until a few thousand slots
-//! were moved, or a few passes made, or the thread has rested. Whoever sends first waits that long at most, and not while the
+//! were moved, or a few passes made, or the thread has rested. Whoever sends first waits for that, and not while the
 //! thread has nothing else to do. Before a thread rests it looks at all.
 
 use super::super::patience::Which;
@@ -16,7 +16,7 @@ use super::super::patience::Which;
 /// A ring, by the number of its view, of its port, and its own.
 pub(super) type Ring = (usize, u8, usize);
 
-/// Slots that are moved before quiet rings get a look again: some 50 us.
+/// Slots that are moved before quiet rings get a look again: some 50 us with packets of usual size.
 const SLOTS: u32 = 2048;
 /// Passes that are made before: they are short where little comes.
 const PASSES: u32 = 8;
