@@ -104,6 +104,12 @@ impl Memory {
     pub fn run(&self, table: &Table) -> Option<([u8; ADDRESSES], Target)> {
         self.run.filter(|_| self.generation == table.generation())
     }
+
+    /// The station whose packets teach nothing new. Good for a batch, or until [`decide`] is called.
+    #[inline]
+    pub fn source(&self, table: &Table) -> Option<Mac> {
+        self.source.filter(|_| self.generation == table.generation())
+    }
 }
 
 impl Default for Memory {
@@ -153,19 +159,6 @@ pub fn decide(
         memory.run = Some((addresses, target));
     }
     target
-}
-
-/// The same for a packet that names no port and comes from the station that the last one came from, if it goes to one port, or
-/// nowhere; `None` if [`decide`] must be asked.
-#[inline(always)]
-pub fn decide_known(table: &Table, memory: &Memory, me: u8, header: [u8; 16]) -> Option<Target> {
-    let (destination, source) = Mac::pair(header, 0);
-    let known = memory.generation == table.generation() && memory.source == Some(source);
-    if !known || destination.is_multicast() {
-        return None;
-    }
-    let port = table.port_of(destination)?;
-    Some(if port == me { Target::Nowhere(Lost::Home) } else { Target::Port(port) })
 }
 
 #[inline]

@@ -124,7 +124,7 @@ pub struct Known {
 
 /// See the module.
 pub struct Table {
-    buckets: Box<[Bucket]>,
+    buckets: Box<[Bucket; BUCKETS]>,
     /// Addresses that each port has.
     counts: Box<[AtomicU32]>,
     generation: AtomicU64,
@@ -144,7 +144,7 @@ impl Table {
     pub fn new() -> Table {
         let bucket = || Bucket(std::array::from_fn(|_| AtomicU64::new(0)));
         Table {
-            buckets: (0..BUCKETS).map(|_| bucket()).collect(),
+            buckets: Box::new(std::array::from_fn(|_| bucket())),
             counts: (0..PORTS).map(|_| AtomicU32::new(0)).collect(),
             generation: AtomicU64::new(0),
             epoch: AtomicU64::new(0),

@@ -7,59 +7,71 @@
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{SlotHead, Span};
 
-use super::super::forward::{BATCH, HEADER, Packet, Target, decide_known};
+use super::super::forward::{BATCH, HEADER, Packet, Target};
+use super::super::learn::Mac;
 use super::super::patience::Patience;
 use super::super::port::{Attached, Batch, Outgoing, Sent};
 use super::{AHEAD, View, target};
 
 /// In a slot's flags: more slots belong to the packet, or it names its port.
 const NOT_PLAIN: u16 = NS_MOREFRAG | 0xff00;
-/// No list.
-const NONE: u8 = u8::MAX;
+/// Places of a list: one for each packet of a batch, and a cache line more, as lists that all begin at the same distance from a page's
+/// start would be in each other's way.
+const ROW: usize = BATCH + 8;
+/// No place.
+const NONE: u32 = u32::MAX;
 
 /// Packets by destination.
 pub(super) struct Spread {
-    /// The list of each port.
-    number: [u8; 256],
-    lists: Vec<List>,
-    /// How many of them are in use.
-    used: usize,
-}
-
-struct List {
-    port: u8,
-    len: usize,
-    packets: [SlotHead; BATCH],
+    /// Where the next packet to each port is listed.
+    next: [u32; 256],
+    /// The ports that have lists, in the order of the lists.
+    ports: Vec<u8>,
+    /// One list after the other, each of [`ROW`] places.
+    packets: Vec<SlotHead>,
 }
 
 impl Default for Spread {
     fn default() -> Spread {
-        Spread { number: [NONE; 256], lists: Vec::new(), used: 0 }
+        Spread { next: [NONE; 256], ports: Vec::new(), packets: Vec::new() }
     }
 }
 
 impl Spread {
     fn clear(&mut self) {
-        for list in &self.lists[..self.used] {
-            self.number[usize::from(list.port)] = NONE;
+        for port in self.ports.drain(..) {
+            self.next[usize::from(port)] = NONE;
         }
-        self.used = 0;
     }
 
-    /// The list of a port that has none yet, if the port just takes copies. There are fewer ports than [`NONE`].
+    /// Lists a packet to a port that has a list; `false` if it has none.
+    #[inline(always)]
+    fn add(&mut self, to: u8, packet: SlotHead) -> bool {
+        let next = &mut self.next[usize::from(to)];
+        let Some(place) = self.packets.get_mut(*next as usize) else { return false };
+        *place = packet;
+        *next += 1;
+        true
+    }
+
+    /// Begins the list of a port that has none.
+    #[cold]
     #[inline(never)]
-    fn begin(&mut self, to: u8, good: bool) -> u8 {
-        if !good {
-            return NONE;
+    fn begin(&mut self, to: u8) {
+        let first = self.ports.len() * ROW;
+        if first == self.packets.len() {
+            self.packets.resize(first + ROW, SlotHead::default());
         }
-        let number = self.used;
-        if number == self.lists.len() {
-            self.lists.push(List { port: to, len: 0, packets: [SlotHead::default(); BATCH] });
-        }
-        (self.lists[number].port, self.lists[number].len) = (to, 0);
-        self.used += 1;
-        self.number[usize::from(to)] = number as u8;
-        number as u8
+        self.ports.push(to);
+        self.next[usize::from(to)] = first as u32;
+    }
+
+    /// The lists by port.
+    fn lists(&self) -> impl Iterator<Item = (u8, &[SlotHead])> {
+        self.ports.iter().zip(self.packets.chunks(ROW)).map(|(&port, list)| {
+            let len = self.next[usize::from(port)] as usize % ROW;
+            (port, &list[..len])
+        })
     }
 }
 
@@ -76,9 +88,9 @@ pub(super) fn serve(
 ) -> u32 {
     spread.clear();
     let done = list(spread, view, port, (number, ring), sent, batch);
-    for list in &spread.lists[..spread.used] {
-        if let Some(to) = view.member(list.port) {
-            to.deliver_some(port, number, &list.packets[..list.len.min(BATCH)], patience);
+    for (to, packets) in spread.lists() {
+        if let Some(to) = view.member(to) {
+            to.deliver_some(port, number, packets, patience);
         }
     }
     done
@@ -94,46 +106,83 @@ fn list(
     sent: &mut Sent,
     batch: &Batch<'_>,
 ) -> u32 {
-    let (slots, n) = (batch.slots, batch.slots.slots());
+    let (table, slots, n) = (&*view.table, batch.slots, batch.slots.slots());
+    let mut source = sent.memory.source(table);
     let mut done = 0;
     for run in n.runs(Span { from: batch.start, to: batch.at(batch.len) }) {
+        let fetch = |at| port.region.fetch(slots.buf_idx(at));
+        let mut ahead = n.run(run);
+        ahead.by_ref().take(AHEAD as usize).for_each(fetch);
         for at in n.run(run) {
             let head = slots.head(at);
             if head.flags() & NOT_PLAIN != 0 || head.len() < HEADER {
                 return done;
             }
-            // Behind the end of the batch it is whatever was there before.
-            port.region.fetch(slots.buf_idx(n.add(at, AHEAD.min(n.get()))));
-            let header = port.region.frame(head.buf_idx()).header();
-            let known = decide_known(&view.table, &sent.memory, port.index, header);
-            let to = match known.unwrap_or_else(|| asked(view, port, sent, batch, done)) {
-                Target::Port(to) => to,
-                Target::All => match view.only_other(port.index) {
-                    Some(to) => to.index,
-                    None => return done,
-                },
-                Target::Nowhere(why) => {
-                    ring.lose(why);
-                    done += 1;
-                    continue;
+            ahead.next().into_iter().for_each(fetch);
+            let (destination, from) = Mac::pair(port.region.frame(head.buf_idx()).header(), 0);
+            // A list is begun by a packet that takes the longer way.
+            let known = source == Some(from) && !destination.is_multicast();
+            let listed = known && table.port_of(destination).is_some_and(|to| spread.add(to, head));
+            if !listed {
+                let at = Packet { at: done as u16, frags: 1 };
+                if !list_asked(spread, view, port, (number, ring), (sent, batch), (at, head)) {
+                    return done;
                 }
-            };
-            let mut list = spread.number[usize::from(to)];
-            if list == NONE {
-                list = spread.begin(to, view.member(to).is_some_and(|to| to.takes_copies(port, number)));
+                source = sent.memory.source(table);
             }
-            let Some(list) = spread.lists.get_mut(usize::from(list)) else { return done };
-            list.packets[list.len % BATCH] = head;
-            list.len += 1;
             done += 1;
         }
     }
     done
 }
 
-/// Where a packet goes that its source knows nothing about yet.
+/// Lists a packet that nothing is known about yet, or that begins a list; `false` if it is not so plain.
 #[cold]
 #[inline(never)]
-fn asked(view: &View, port: &Attached, sent: &mut Sent, batch: &Batch<'_>, at: u32) -> Target {
-    target(view, port, &mut sent.memory, batch, Packet { at: at as u16, frags: 1 })
+fn list_asked(
+    spread: &mut Spread,
+    view: &View,
+    port: &Attached,
+    (number, ring): (usize, &Outgoing),
+    (sent, batch): (&mut Sent, &Batch<'_>),
+    (at, head): (Packet, SlotHead),
+) -> bool {
+    let to = match target(view, port, &mut sent.memory, batch, at) {
+        Target::Port(to) => view.member(to),
+        Target::All => view.only_other(port.index),
+        Target::Nowhere(why) => {
+            ring.lose(why);
+            return true;
+        }
+    };
+    let Some(to) = to.filter(|to| to.takes_copies(port, number)) else { return false };
+    if !spread.add(to.index, head) {
+        spread.begin(to.index);
+        spread.add(to.index, head);
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lists(spread: &Spread) -> Vec<(u8, usize)> {
+        spread.lists().map(|(port, list)| (port, list.len())).collect()
+    }
+
+    #[test]
+    fn each_port_has_a_list_for_a_batch() {
+        let mut spread = Spread::default();
+        for ports in [[0, 7, 253], [253, 1, 0]] {
+            assert!(ports.iter().all(|&port| !spread.add(port, SlotHead::default())), "lists of the batch before");
+            for (port, n) in ports.into_iter().zip([BATCH, 0, 3]) {
+                spread.begin(port);
+                assert!((0..n).all(|_| spread.add(port, SlotHead::default())));
+            }
+            assert_eq!(lists(&spread), [(ports[0], BATCH), (ports[1], 0), (ports[2], 3)]);
+            spread.clear();
+            assert_eq!(lists(&spread), []);
+        }
+    }
 }
