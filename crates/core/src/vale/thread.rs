@@ -19,31 +19,35 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::Ordering::*;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use unetmap_mem::{Nap, Span};
-use unetmap_sys::Bell;
+use unetmap_mem::Nap;
 use unetmap_sys::clock::spin_hint;
 use unetmap_sys::event::{Epoll, EventFlags};
 use unetmap_sys::nap::this_cpu;
 use unetmap_sys::process;
 
-use super::forward::{BATCH, Cut, Lists, Lost, MAX_FRAGS, Memory, Packet, SHORT_RUN, Target, decide};
-use super::learn::Table;
+use super::forward::{BATCH, Lists};
 use super::patience::Patience;
-use super::port::{Attached, Batch, Incoming, Outgoing, Sent};
-use super::rules::Book;
+use super::port::{Attached, Incoming, Outgoing};
 
 mod ear;
+mod post;
 mod rounds;
 mod ruled;
+mod serve;
 mod spread;
 mod turns;
+mod view;
+
+pub use post::Post;
+pub use view::View;
 
 use ear::Ear;
 use rounds::{Ring, Rounds};
+use serve::serve;
 use spread::Spread;
 use turns::Turns;
 
@@ -55,94 +59,10 @@ const BLIND_NAP: Duration = Duration::from_millis(1);
 const LOOKS: u32 = 4;
 /// Further ones, each after a spin hint, before anybody may: a microsecond or more.
 const MORE_LOOKS: u32 = 32;
-/// Slots ahead of which the headers of packets that are decided one by one are fetched.
-const AHEAD: u32 = 8;
 /// Rings that are heard in a nap whether or not they are quiet: they are few.
 const HEARD_AT_ONCE: usize = 8;
-/// How long the end of a port may wait for a thread.
-const LET_GO_LIMIT: Duration = Duration::from_secs(5);
-
 /// The thread's own bell, among the numbers of its ports'.
 const OWN_BELL: u64 = u64::MAX;
-
-/// A switch as one thread sees it.
-pub struct View {
-    table: Arc<Table>,
-    members: Vec<Option<Arc<Attached>>>,
-    own: Vec<u8>,
-    /// The numbers of the only two members, where there are two.
-    pair: Option<[u8; 2]>,
-    rules: Book,
-}
-
-/// What a thread and those who give it work share.
-pub struct Post {
-    /// Moves with each order.
-    ordered: AtomicU64,
-    orders: Mutex<Orders>,
-    done: Condvar,
-    bell: Bell,
-    /// What the kernel calls the thread; 0: it did not begin yet.
-    tid: AtomicU32,
-}
-
-struct Orders {
-    views: Arc<Vec<View>>,
-    /// The order that the thread works by.
-    taken: u64,
-    end: bool,
-}
-
-impl Post {
-    /// For a thread that has nothing to do yet.
-    ///
-    /// # Errors
-    /// No descriptor is left.
-    pub fn new() -> io::Result<Post> {
-        Ok(Post {
-            ordered: AtomicU64::new(0),
-            orders: Mutex::new(Orders { views: Arc::default(), taken: 0, end: false }),
-            done: Condvar::new(),
-            bell: Bell::new()?,
-            tid: AtomicU32::new(0),
-        })
-    }
-
-    /// Tells the thread what to look after from now on, which it does when [`Post::let_go`] says so of the number returned.
-    pub fn order(&self, views: Vec<View>) -> u64 {
-        self.change(|orders| orders.views = Arc::new(views))
-    }
-
-    /// Waits until the thread has taken the order, which was given at `since`, so that it uses nothing any more that is not
-    /// in its views; `false` when it did not within seconds.
-    pub fn let_go(&self, order: u64, since: Instant) -> bool {
-        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        let limit = LET_GO_LIMIT.saturating_sub(since.elapsed());
-        let waited = self.done.wait_timeout_while(orders, limit, |orders| orders.taken < order);
-        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
-    }
-
-    /// Ends the thread, which has let go of everything when it is joined.
-    pub fn end(&self) {
-        self.change(|orders| {
-            orders.views = Arc::default();
-            orders.end = true;
-        });
-    }
-
-    /// What the kernel calls the thread, which has taken an order.
-    pub fn tid(&self) -> u32 {
-        self.tid.load(Relaxed)
-    }
-
-    fn change(&self, how: impl FnOnce(&mut Orders)) -> u64 {
-        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        how(&mut orders);
-        let order = self.ordered.fetch_add(1, Release) + 1;
-        self.bell.ring();
-        order
-    }
-}
 
 /// Works until it is told to end.
 pub fn run(post: &Post) {
@@ -239,35 +159,6 @@ struct Worker {
     events: Vec<(u64, EventFlags)>,
 }
 
-impl View {
-    /// The switch with these addresses and, by number, these ports; the thread looks after those whose numbers are `own`.
-    pub fn new(table: Arc<Table>, members: Vec<Option<Arc<Attached>>>, own: Vec<u8>) -> View {
-        let all: Vec<u8> = members.iter().flatten().map(|port| port.index).collect();
-        // A batch must hold a packet that is too long.
-        let rules = Book::new(&members, (MAX_FRAGS + 1, BATCH as u32));
-        View { table, members, own, pair: all.try_into().ok(), rules }
-    }
-
-    fn own(&self) -> impl Iterator<Item = &Arc<Attached>> {
-        self.own.iter().filter_map(|index| self.members.get(usize::from(*index))?.as_ref())
-    }
-
-    fn own_rings(&self) -> impl Iterator<Item = (&Attached, usize, &Outgoing)> {
-        self.own().flat_map(|port| port.tx.iter().enumerate().map(|(i, ring)| (&**port, i, ring)))
-    }
-
-    /// The port that a packet of `me` comes to if it goes to all, where that is one.
-    #[inline]
-    fn only_other(&self, me: u8) -> Option<&Attached> {
-        let [a, b] = self.pair?;
-        self.member(if a == me { b } else { a })
-    }
-
-    fn member(&self, index: u8) -> Option<&Attached> {
-        self.members.get(usize::from(index))?.as_deref()
-    }
-}
-
 impl Worker {
     /// Looks once at the rings that it is time for; returns how many slots were taken.
     fn pass(&mut self) -> u32 {
@@ -275,7 +166,7 @@ impl Worker {
             let (view, port, ring) = ring_of(&self.views, at).filter(|(_, _, ring)| ring.moved())?;
             self.patience.begin(at.0, port.index);
             self.serving = Some(at);
-            let moved = serve((&mut self.lists, &mut self.spread), view, port, at.2, ring, &self.patience);
+            let moved = serve((&mut self.lists, &mut self.spread), view, (port, at.2, ring), &self.patience);
             self.serving = None;
             Some(moved)
         });
@@ -438,173 +329,4 @@ fn ring_of(views: &[View], (view, port, number): Ring) -> Option<(&View, &Attach
     let view = views.get(view)?;
     let port = view.member(port)?;
     Some((view, port, port.tx.get(number)?))
-}
-
-/// Moves a batch of one ring's; returns how many slots that were.
-fn serve(
-    (lists, spread): (&mut Lists, &mut Spread),
-    view: &View,
-    port: &Attached,
-    number: usize,
-    ring: &Outgoing,
-    patience: &Patience,
-) -> u32 {
-    let Some(mut state) = ring.lock() else { return 0 };
-    let Some(batch) = ring.take(&state, view.rules.turn()) else { return 0 };
-    patience.takes(batch.len);
-    let sent = &mut *state;
-    if view.rules.concerns(port.index) {
-        let done = ruled::serve(lists, view, port, (number, ring), sent, &batch, patience);
-        ring.release(sent, done, patience);
-        return done;
-    }
-    // What precedes the addresses, wherever, or who watches, is not for runs.
-    let plain = port.header() == 0 && batch.offsets.mask == 0 && !ring.watchers.any();
-    let mut done = if plain { runs(view, port, number, sent, &batch, patience) } else { 0 };
-    if plain && done < batch.len && !batch.bad && sent.cutter.at_start() {
-        done += spread::serve(spread, view, port, (number, ring), sent, &batch.from(done), patience);
-    }
-    if done < batch.len {
-        let rest = batch.from(done);
-        done += one_by_one(lists, view, port, (number, ring), sent, &rest, patience);
-    }
-    ring.release(sent, done, patience);
-    done
-}
-
-/// Moves the packets of a batch that follow each other from one station to another. Returns how many slots that were; the
-/// next packet is one of its own.
-fn runs(view: &View, port: &Attached, number: usize, sent: &mut Sent, batch: &Batch<'_>, patience: &Patience) -> u32 {
-    let (mut done, mut fresh) = (0, false);
-    while done < batch.len && sent.cutter.at_start() {
-        if let Some((addresses, to)) = sent.memory.run(&view.table) {
-            let to = match to {
-                Target::Port(to) => view.member(to),
-                _ => view.only_other(port.index),
-            };
-            let Some(to) = to.filter(|to| to.header() == 0 && to.begins_at_start(number)) else { break };
-            let packets = to.deliver_run(port, number, batch, (addresses, done), patience);
-            done += packets;
-            if fresh && packets < SHORT_RUN {
-                break;
-            }
-        } else if fresh {
-            break;
-        }
-        // What ended the run may begin another.
-        fresh = true;
-        if done < batch.len {
-            target(view, port, &mut sent.memory, batch, Packet { at: done as u16, frags: 1 });
-        }
-    }
-    done
-}
-
-/// Moves the packets of a batch, wherever each goes. Returns how many slots that were: what is left is the beginning of a
-/// packet.
-fn one_by_one(
-    lists: &mut Lists,
-    view: &View,
-    port: &Attached,
-    (number, ring): (usize, &Outgoing),
-    sent: &mut Sent,
-    batch: &Batch<'_>,
-    patience: &Patience,
-) -> u32 {
-    lists.clear();
-    let done = sent.cutter.cut(
-        batch.len,
-        batch.all,
-        |i| batch.slots.flags(batch.at(i)),
-        |cut| match cut {
-            Cut::Packet(packet) => {
-                port.region.fetch(batch.slots.buf_idx(batch.at((u32::from(packet.at) + AHEAD).min(batch.len))));
-                match target(view, port, &mut sent.memory, batch, packet) {
-                    Target::Port(to) => lists.add(packet, Some(to)),
-                    Target::All => lists.add(packet, None),
-                    Target::Nowhere(why) => ring.lose(why),
-                }
-            }
-            Cut::Long { first } => {
-                if first {
-                    ring.lose(Lost::Long);
-                }
-            }
-        },
-    );
-    if ring.watchers.any() {
-        let to = batch.at(done);
-        ring.watchers.show(&port.region, (batch.slots, batch.offsets), Span { from: batch.start, to });
-    }
-    deliver(lists, view, port, (number, ring), batch, patience);
-    done
-}
-
-/// Where a packet goes.
-#[inline(always)]
-fn target(view: &View, port: &Attached, memory: &mut Memory, batch: &Batch<'_>, packet: Packet) -> Target {
-    let first = batch.slots.load(batch.at(u32::from(packet.at)));
-    if batch.bad {
-        let mut all = (0..packet.frags).map(|i| batch.slots.buf_idx(batch.at(u32::from(packet.at + i))));
-        if all.any(|idx| !port.region.limits().index_ok(idx)) {
-            return Target::Nowhere(Lost::Bad);
-        }
-    }
-    let (len, header) = match port.header() {
-        0 => (first.len, batch.frame(&port.region, first).header()),
-        bytes => port.behind_header(batch, packet, bytes),
-    };
-    #[cfg(debug_assertions)]
-    fault::inject(header);
-    match decide(&view.table, memory, port.index, (len, first.flags), (header, 0)) {
-        Target::Port(to) if view.member(to).is_none() => Target::Nowhere(Lost::Nobody),
-        target => target,
-    }
-}
-
-/// Delivers what is listed to where it goes. What goes to several is copied, and with it the rest of its batch.
-fn deliver(
-    lists: &Lists,
-    view: &View,
-    port: &Attached,
-    (number, ring): (usize, &Outgoing),
-    batch: &Batch<'_>,
-    patience: &Patience,
-) {
-    if !lists.any_to_all() {
-        for &to in lists.ports() {
-            if let Some(to) = view.member(to) {
-                to.deliver(port, number, batch, (lists.of(to.index), true), patience);
-            }
-        }
-        return;
-    }
-    let mut others = 0;
-    for to in view.members.iter().flatten().filter(|to| to.index != port.index) {
-        to.deliver(port, number, batch, (lists.of(to.index), view.pair.is_some()), patience);
-        others += 1;
-    }
-    if others == 0 {
-        lists.to_all().for_each(|_| ring.lose(Lost::Nobody));
-    }
-}
-
-/// In debug builds: a fault that tests can ask for.
-#[cfg(debug_assertions)]
-mod fault {
-    use std::sync::LazyLock;
-
-    /// Frames to this station make the thread panic.
-    const TO: [u8; 6] = [2, 0xfa, 0x17, 0xfa, 0x17, 0xfa];
-
-    /// The daemon was started with `UNETMAP_FAULT=switch`.
-    static ASKED: LazyLock<bool> =
-        LazyLock::new(|| std::env::var_os("UNETMAP_FAULT").is_some_and(|what| what == "switch"));
-
-    pub(super) fn inject(header: [u8; 16]) {
-        if *ASKED && header[..6] == TO {
-            // A panic of which no hook is told: tests look for others in the daemon's log.
-            std::panic::resume_unwind(Box::new("a fault that a test asked for"));
-        }
-    }
 }

@@ -59,7 +59,7 @@ impl Ahead {
 mod tests {
     use unetmap_mem::Pos;
 
-    use super::super::own_slots;
+    use super::super::outgoing::own_slots;
     use super::*;
 
     /// A ring whose buffers lie one behind the other, from 100 on, and packets that come in batches of `batch` until

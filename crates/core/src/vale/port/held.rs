@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::super::forward::{Lost, Packet};
 use super::super::offload;
-use super::super::patience::Patience;
 use super::super::rules::{Book, Direction, Vlan};
+use super::incoming::Filled;
 use super::translate::{converted, gather};
-use super::{Attached, Batch, Filled, Incoming};
+use super::{Attached, Batch, Incoming, Served};
 
 /// Bytes of a tag, and how it begins.
 pub(in super::super) const TAG: usize = 4;
@@ -119,17 +119,16 @@ impl Attached {
         }
     }
 
-    /// Writes held packets, those of the numbers `listed`, into the receive ring that belongs to transmit ring `ring` of
-    /// `from`'s, as far as the rules of this port let them, and there is room.
+    /// Writes held packets, those of the numbers `listed`, into the receive ring that belongs to the one they were sent
+    /// on, as far as the rules of this port let them, and there is room.
     pub(in super::super) fn deliver_held<'b>(
         &self,
         rules: &'b Book,
-        (from, ring): (&Attached, usize),
+        &Served { ring, number, patience, .. }: &Served<'_>,
         scratch: &mut Scratch,
         listed: impl Iterator<Item = usize>,
-        patience: &Patience,
     ) {
-        let Some(rx) = self.incoming(ring) else { return };
+        let Some(rx) = self.incoming(number) else { return };
         patience.takes_part(self.index);
         let untagged = matches!(rules.vlan_of(self.index), Some(Vlan::Access(_)));
         let gate_of = |rules: &'b Book| rules.of(self.index).map(|ruled| ruled.gate(Direction::Out));
@@ -180,9 +179,7 @@ impl Attached {
         self.refused.iter().zip(refused).for_each(|(all, these)| {
             all.fetch_add(these, Relaxed);
         });
-        if let Some(tx) = from.tx.get(ring) {
-            tx.lost[Lost::Bad as usize].fetch_add(counts.bad, Relaxed);
-        }
+        ring.lost[Lost::Bad as usize].fetch_add(counts.bad, Relaxed);
     }
 
     /// Writes a packet into the next slots, its virtio-net header of `theirs` bytes as this port expects it.

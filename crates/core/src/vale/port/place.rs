@@ -7,7 +7,8 @@ use unetmap_mem::{LineWords, Pos};
 use unetmap_sys::clock::{now_ns, spin_hint};
 
 use super::super::patience::Patience;
-use super::{Attached, Filled, Incoming, Outgoing};
+use super::incoming::Filled;
+use super::{Attached, Incoming, Outgoing};
 
 /// How often a client that has no room is given the processor before its packets are dropped without that.
 const CHANCES: u32 = 64;

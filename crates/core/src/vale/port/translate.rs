@@ -9,8 +9,8 @@ use unetmap_mem::Region;
 
 use super::super::forward::{Lost, Packet};
 use super::super::offload::{self, HEADERS, PACKET_MOST};
-use super::super::patience::Patience;
-use super::{Attached, Batch, Filled, Incoming};
+use super::incoming::Filled;
+use super::{Attached, Batch, Incoming, Served};
 
 thread_local! {
     /// A packet that nobody else can write, as it was taken from the source.
@@ -37,17 +37,11 @@ impl Attached {
     }
 }
 
-/// Delivers packets of `from`'s transmit ring `ring` into `rx`, a receive ring of `to`'s. A client without room may be given a
-/// chance to make some.
+/// Delivers packets of a batch into `rx`, a receive ring of `to`'s. A client without room may be given a chance to make
+/// some.
 #[cold]
-pub(super) fn translate(
-    rx: &Incoming,
-    to: &Attached,
-    (from, ring): (&Attached, usize),
-    batch: &Batch<'_>,
-    packets: impl Iterator<Item = Packet>,
-    patience: &Patience,
-) {
+pub(super) fn translate(rx: &Incoming, to: &Attached, served: &Served<'_>, packets: impl Iterator<Item = Packet>) {
+    let Served { port: from, ring, batch, patience, .. } = served;
     let (theirs, mine) = (usize::from(from.header()), usize::from(to.header()));
     let size = rx.size(&to.region);
     let mut whole = WHOLE.take();
@@ -87,10 +81,8 @@ pub(super) fn translate(
     if dropped > 0 {
         rx.dropped.fetch_add(dropped, Relaxed);
     }
-    if bad > 0
-        && let Some(tx) = from.tx.get(ring)
-    {
-        tx.lost[Lost::Bad as usize].fetch_add(bad, Relaxed);
+    if bad > 0 {
+        ring.lost[Lost::Bad as usize].fetch_add(bad, Relaxed);
     }
 }
 

@@ -6,14 +6,12 @@
 
 use std::cell::RefCell;
 
-use unetmap_mem::Span;
-
-use super::super::forward::{Cut, HEADER, Lists, Lost, Packet, Target, decide};
-use super::super::patience::Patience;
+use super::super::forward::{Cut, HEADER, Lists, Lost, Memory, Packet, Target, decide};
 use super::super::port::held::{Held, Scratch, TAG, TAG_TYPE, strip};
-use super::super::port::{Attached, Batch, Outgoing, Sent};
+use super::super::port::{Sent, Served};
 use super::super::rules::{Book, Direction, Gate, Vlan};
 use super::View;
+use super::serve::show;
 
 /// Bytes that a thread keeps for the next batch.
 const KEPT: usize = 4 << 20;
@@ -24,15 +22,8 @@ thread_local! {
 
 /// Moves the packets of a batch, as far as the rules let them. Returns how many slots that were.
 #[cold]
-pub(super) fn serve(
-    lists: &mut Lists,
-    view: &View,
-    port: &Attached,
-    (number, ring): (usize, &Outgoing),
-    sent: &mut Sent,
-    batch: &Batch<'_>,
-    patience: &Patience,
-) -> u32 {
+pub(super) fn serve(lists: &mut Lists, view: &View, served: &Served<'_>, sent: &mut Sent) -> u32 {
+    let Served { port, ring, batch, .. } = served;
     SCRATCH.with_borrow_mut(|scratch| {
         scratch.clear();
         lists.clear();
@@ -48,7 +39,7 @@ pub(super) fn serve(
                     Cut::Long { first: false } => return,
                 };
                 let held = Packet { at: scratch.packets.len() as u16, frags: 1 };
-                match judge(view, port, scratch, &mut gate, (&mut sent.memory, batch, packet)) {
+                match judge(view, served, scratch, &mut gate, (&mut sent.memory, packet)) {
                     Ok(Target::Port(to)) => lists.add(held, Some(to)),
                     Ok(Target::All) => lists.add(held, None),
                     Ok(Target::Nowhere(why)) | Err(why) => ring.lose(why),
@@ -56,11 +47,8 @@ pub(super) fn serve(
             },
         );
         drop(gate);
-        if ring.watchers.any() {
-            let to = batch.at(done);
-            ring.watchers.show(&port.region, (batch.slots, batch.offsets), Span { from: batch.start, to });
-        }
-        deliver(lists, view, port, (number, ring), scratch, patience);
+        show(served, done);
+        deliver(lists, view, served, scratch);
         scratch.shrink(KEPT);
         done
     })
@@ -69,10 +57,10 @@ pub(super) fn serve(
 /// Copies a packet, and decides where it goes; the copy stays only if it goes anywhere.
 fn judge(
     view: &View,
-    port: &Attached,
+    Served { port, batch, .. }: &Served<'_>,
     scratch: &mut Scratch,
     gate: &mut Option<Gate<'_>>,
-    (memory, batch, packet): (&mut super::Memory, &Batch<'_>, Packet),
+    (memory, packet): (&mut Memory, Packet),
 ) -> Result<Target, Lost> {
     // Once: who set it may change it meanwhile.
     let header_bytes = port.header();
@@ -155,23 +143,16 @@ fn tag_of(rules: &Book, port: u8, frame: &[u8]) -> Result<Option<Tag>, Lost> {
 }
 
 /// Writes what is listed into the receivers' rings.
-fn deliver(
-    lists: &Lists,
-    view: &View,
-    port: &Attached,
-    (number, ring): (usize, &Outgoing),
-    scratch: &mut Scratch,
-    patience: &Patience,
-) {
-    for to in view.members.iter().flatten().filter(|to| to.index != port.index) {
+fn deliver(lists: &Lists, view: &View, served: &Served<'_>, scratch: &mut Scratch) {
+    for to in view.members.iter().flatten().filter(|to| to.index != served.port.index) {
         if lists.any_to_all() || lists.ports().contains(&to.index) {
             let listed = lists.of(to.index).map(|packet| usize::from(packet.at));
-            to.deliver_held(&view.rules, (port, number), scratch, listed, patience);
+            to.deliver_held(&view.rules, served, scratch, listed);
         }
     }
     for packet in lists.to_all() {
         if !scratch.packets[usize::from(packet.at)].reached {
-            ring.lose(Lost::Nobody);
+            served.ring.lose(Lost::Nobody);
         }
     }
 }

@@ -1,17 +1,17 @@
 //! Packets of one slot each that follow each other to different stations: where each goes is decided in one pass, which only
 //! reads their headers; then they are copied, one destination after the other.
 //!
-//! What is not so plain is left to [`one_by_one`](super::one_by_one): packets of several slots, to all, to a named port, or to
-//! one that does not just [take copies](Attached::takes_copies).
+//! What is not so plain is moved [one by one](super::serve): packets of several slots, to all, to a named port, or to one
+//! that does not just [take copies](super::super::port::Attached::takes_copies).
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{SlotHead, Span};
 
 use super::super::forward::{BATCH, HEADER, Packet, Target};
 use super::super::learn::Mac;
-use super::super::patience::Patience;
-use super::super::port::{Attached, Batch, Outgoing, Sent};
-use super::{AHEAD, View, target};
+use super::super::port::{Sent, Served};
+use super::View;
+use super::serve::{AHEAD, target};
 
 /// In a slot's flags: more slots belong to the packet, or it names its port.
 const NOT_PLAIN: u16 = NS_MOREFRAG | 0xff00;
@@ -77,20 +77,12 @@ impl Spread {
 
 /// Moves packets of a batch whose slots are all good, from the first on. Returns how many slots that were: what follows is not so
 /// plain.
-pub(super) fn serve(
-    spread: &mut Spread,
-    view: &View,
-    port: &Attached,
-    (number, ring): (usize, &Outgoing),
-    sent: &mut Sent,
-    batch: &Batch<'_>,
-    patience: &Patience,
-) -> u32 {
+pub(super) fn serve(spread: &mut Spread, view: &View, served: &Served<'_>, sent: &mut Sent) -> u32 {
     spread.clear();
-    let done = list(spread, view, port, (number, ring), sent, batch);
+    let done = list(spread, view, served, sent);
     for (to, packets) in spread.lists() {
         if let Some(to) = view.member(to) {
-            to.deliver_some(port, number, packets, patience);
+            to.deliver_some(served, packets);
         }
     }
     done
@@ -98,14 +90,8 @@ pub(super) fn serve(
 
 /// Lists the packets of a batch, as far as they are plain; how many those are.
 #[inline(always)]
-fn list(
-    spread: &mut Spread,
-    view: &View,
-    port: &Attached,
-    (number, ring): (usize, &Outgoing),
-    sent: &mut Sent,
-    batch: &Batch<'_>,
-) -> u32 {
+fn list(spread: &mut Spread, view: &View, served: &Served<'_>, sent: &mut Sent) -> u32 {
+    let Served { port, batch, .. } = served;
     let (table, slots, n) = (&*view.table, batch.slots, batch.slots.slots());
     let mut source = sent.memory.source(table);
     let mut done = 0;
@@ -125,7 +111,7 @@ fn list(
             let listed = known && table.port_of(destination).is_some_and(|to| spread.add(to, head));
             if !listed {
                 let at = Packet { at: done as u16, frags: 1 };
-                if !list_asked(spread, view, port, (number, ring), (sent, batch), (at, head)) {
+                if !list_asked(spread, view, served, sent, (at, head)) {
                     return done;
                 }
                 source = sent.memory.source(table);
@@ -142,20 +128,19 @@ fn list(
 fn list_asked(
     spread: &mut Spread,
     view: &View,
-    port: &Attached,
-    (number, ring): (usize, &Outgoing),
-    (sent, batch): (&mut Sent, &Batch<'_>),
+    served: &Served<'_>,
+    sent: &mut Sent,
     (at, head): (Packet, SlotHead),
 ) -> bool {
-    let to = match target(view, port, &mut sent.memory, batch, at) {
+    let to = match target(view, served, &mut sent.memory, at) {
         Target::Port(to) => view.member(to),
-        Target::All => view.only_other(port.index),
+        Target::All => view.only_other(served.port.index),
         Target::Nowhere(why) => {
-            ring.lose(why);
+            served.ring.lose(why);
             return true;
         }
     };
-    let Some(to) = to.filter(|to| to.takes_copies(port, number)) else { return false };
+    let Some(to) = to.filter(|to| to.takes_copies(served)) else { return false };
     if !spread.add(to.index, head) {
         spread.begin(to.index);
         spread.add(to.index, head);
