@@ -1,7 +1,7 @@
 //! Packets of one slot each that follow each other to different stations: where each goes is decided in one pass, which only
 //! reads their headers; then they are copied, one destination after the other.
 //!
-//! What is not so plain is moved [one by one](super::serve): packets of several slots, to all, to a named port, or to one
+//! What is not so plain is moved [one by one](mod@super::serve): packets of several slots, to all, to a named port, or to one
 //! that does not just [take copies](super::super::port::Attached::takes_copies).
 
 use unetmap_abi::NS_MOREFRAG;
