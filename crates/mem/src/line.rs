@@ -430,6 +430,20 @@ pub struct Consumer {
     copy: CopyKind,
 }
 
+/// Where a line's producer tells how far it has sent; see [`Consumer::sent_word`].
+#[derive(Clone)]
+pub struct SentWord {
+    words: Found<LineWords>,
+}
+
+impl SentWord {
+    /// The word as it stands, any number.
+    #[inline(always)]
+    pub fn get(&self) -> u32 {
+        self.words.sent_word()
+    }
+}
+
 impl Producer {
     /// Joins line `index` of `page` as the owner of `slots`; `None` when the page has no such line.
     pub fn new(page: &LinePage, index: usize, slots: SlotRing) -> Option<Producer> {
@@ -515,6 +529,11 @@ impl Consumer {
     #[inline(always)]
     pub fn words(&self) -> &LineWords {
         &self.words
+    }
+
+    /// The producer's word, for glances at many lines that are not to follow a path to each.
+    pub fn sent_word(&self) -> SentWord {
+        SentWord { words: self.words.clone() }
     }
 
     /// The consumer's own slots.

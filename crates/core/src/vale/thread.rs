@@ -24,7 +24,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use unetmap_mem::Nap;
-use unetmap_sys::clock::spin_hint;
+use unetmap_sys::clock::{now_ns, spin_hint};
 use unetmap_sys::event::{Epoll, EventFlags};
 use unetmap_sys::nap::this_cpu;
 use unetmap_sys::process;
@@ -162,7 +162,7 @@ struct Worker {
 impl Worker {
     /// Looks once at the rings that it is time for; returns how many slots were taken.
     fn pass(&mut self) -> u32 {
-        let moved = self.rounds.pass(|at| {
+        let moved = self.rounds.pass(now_ns, |at| {
             let (view, port, ring) = ring_of(&self.views, at).filter(|(_, _, ring)| ring.moved())?;
             self.patience.begin(at.0, port.index);
             self.serving = Some(at);
@@ -222,10 +222,8 @@ impl Worker {
             return Given::ToNobody;
         }
         self.turns.end();
-        if self.rounds.len() > HEARD_AT_ONCE {
-            // Without an ear all are heard one by one, if they are not too many.
-            let _ = self.ask_quiet();
-        }
+        // Without an ear all are heard one by one, if they are not too many.
+        let asked = self.rounds.len() > HEARD_AT_ONCE && self.ask_quiet().unwrap_or(false);
         let mut nap = Nap::default();
         let mut rings = self.rounds.heard().filter_map(|at| ring_of(&self.views, at));
         // The ear last: where a nap can have only one word, it is a ring's.
@@ -234,16 +232,18 @@ impl Worker {
             return Given::OnlyBySleep;
         }
         drop(rings);
-        let idle = || {
-            let moved = self.views.iter().flat_map(View::own_rings).any(|(_, _, ring)| ring.moved());
-            !moved && self.ear.iter().all(Ear::heard_nothing)
-        };
-        self.rounds.rests();
-        if nap.take(idle) { Given::Woken } else { Given::InVain }
+        let moved = |at| ring_of(&self.views, at).is_some_and(|(_, _, ring)| ring.moved());
+        let heard_nothing = || self.ear.iter().all(Ear::heard_nothing);
+        // Who was to ring a bell before has rung it, or has not sent; who is to since now may have sent before it knew.
+        let woken = nap.take(|| heard_nothing() && !self.rounds.stirs(asked, moved));
+        let all = asked || !heard_nothing();
+        self.rounds.rests(all);
+        if woken { Given::Woken } else { Given::InVain }
     }
 
     /// Before a nap: rings that have been quiet for long need not be heard one by one. They are to ring their bells.
-    fn ask_quiet(&mut self) -> io::Result<()> {
+    /// Whether any were asked now.
+    fn ask_quiet(&mut self) -> io::Result<bool> {
         let ear = match &self.ear {
             Some(ear) => ear,
             None => self.ear.insert(Ear::new()?),
@@ -264,7 +264,7 @@ impl Worker {
         if asked {
             unetmap_mem::fence_before_sleep();
         }
-        Ok(())
+        Ok(asked)
     }
 
     /// Before the views change: the ear lets go of their bells.
@@ -277,7 +277,7 @@ impl Worker {
     /// Before ports leave: what they had sent until now still goes out. At most as many rounds as a ring has batches.
     fn drain(&mut self) {
         for _ in 0..unetmap_mem::Slots::MAX as usize / BATCH {
-            self.rounds.rests();
+            self.rounds.rests(true);
             if self.pass() == 0 {
                 break;
             }
@@ -286,7 +286,7 @@ impl Worker {
 
     fn sleep(&mut self, post: &Post) -> io::Result<()> {
         self.turns.forget();
-        self.rounds.rests();
+        self.rounds.rests(true);
         self.views.iter().flat_map(View::own_rings).for_each(|(_, _, ring)| ring.ask());
         self.views.iter().flat_map(View::own).flat_map(|port| &port.rx).for_each(Incoming::sleeps);
         unetmap_mem::fence_before_sleep();
@@ -320,7 +320,8 @@ impl Worker {
 
 /// For the rings that the thread looks after.
 fn rounds(views: &[View]) -> Rounds {
-    let of = |(n, view)| View::own_rings(view).map(move |(port, number, _)| (n, port.index, number));
+    let of =
+        |(n, view)| View::own_rings(view).map(move |(port, number, ring)| ((n, port.index, number), ring.sent_word()));
     Rounds::of(views.iter().enumerate().flat_map(of))
 }
 

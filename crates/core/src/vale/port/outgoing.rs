@@ -4,7 +4,9 @@ use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use unetmap_mem::{BufIdx, Consumer, CopyKind, LinePage, Nap, Pos, Region, RingShape, SlotRing, Slots, Span, Window};
+use unetmap_mem::{
+    BufIdx, Consumer, CopyKind, LinePage, Nap, Pos, Region, RingShape, SentWord, SlotRing, Slots, Span, Window,
+};
 use unetmap_sys::nap::this_cpu;
 use unetmap_sys::{Bell, Mapping, memfd};
 
@@ -86,6 +88,11 @@ impl Outgoing {
     #[inline(always)]
     pub(in super::super) fn moved(&self) -> bool {
         self.line.words().sent_word() != self.seen.load(Relaxed)
+    }
+
+    /// The client's word, for glances at many rings.
+    pub(in super::super) fn sent_word(&self) -> SentWord {
+        self.line.sent_word()
     }
 
     /// Asks for a wake-up; [`unetmap_mem::fence_before_sleep`] and another glance must follow.
