@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use hdrhistogram::Histogram;
 use nix::ifaddrs::getifaddrs;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use serde_json::{Value, json};
 use tool_common::{Failure, note, port, print, request, stop_on_signals};
 use unetmap::{Port, Ring};
@@ -69,7 +70,12 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, Failure> {
             });
         }
         drop(done);
-        report_until_done(config, &counters, &interval, &results, stop)
+        // Who reports has nothing to stop: a signal is to end a wait of one of those who work.
+        let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
+        let before = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK);
+        let done = report_until_done(config, &counters, &interval, &results, stop);
+        let _ = before.and_then(|before| before.thread_set_mask());
+        done
     });
     if failure.is_some() {
         // What was counted until then counts, over the time that is known.

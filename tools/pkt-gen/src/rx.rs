@@ -14,6 +14,8 @@ use crate::report::{Counters, Totals};
 use crate::sequence::{Follower, Gaps};
 use crate::worker::{Outcome, PATIENCE, Worker};
 
+/// How long a thread that got nothing for long waits for packets, at most. A signal ends it.
+const LONGEST_WAIT: Duration = Duration::from_millis(500);
 /// With -W: nothing for this long after the first packet is the end.
 const IDLE: Duration = Duration::from_secs(1);
 /// Bytes from a virtio-net header to the end of a sequence number, at most.
@@ -63,9 +65,12 @@ fn pump(worker: &Worker<'_>, mut sink: impl Sink) -> Result<Outcome, String> {
     let mut begin = None;
     let mut idle_since = None;
     let mut quiet = Quiet::default();
+    // A signal interrupts only one of several threads, and the end of all traffic is to be seen in time.
+    let mut wait = Wait::new(config.threads == 1 && !config.exit_when_idle);
     while received < worker.count && !worker.stopped() {
-        let ready = port.poll(Interest::RX, Some(PATIENCE)).map_err(|e| e.to_string())?;
+        let ready = port.poll(Interest::RX, Some(wait.time)).map_err(|e| e.to_string())?;
         if ready.is_none() {
+            wait.was_in_vain();
             // Nobody asks for the time while packets flow; an empty poll took as long as it may.
             let now = Instant::now();
             idle_since.get_or_insert_with(|| now.checked_sub(PATIENCE).unwrap_or(now));
@@ -74,7 +79,7 @@ fn pump(worker: &Worker<'_>, mut sink: impl Sink) -> Result<Outcome, String> {
             }
             continue;
         }
-        idle_since = None;
+        (idle_since, wait.time) = (None, PATIENCE);
         begin.get_or_insert_with(Instant::now);
         for (index, ring) in rings.iter().enumerate() {
             let space = ring.space();
@@ -94,6 +99,24 @@ fn pump(worker: &Worker<'_>, mut sink: impl Sink) -> Result<Outcome, String> {
     let gaps = sink.finish()?;
     let span = begin.map(|begin| (begin, end.max(begin)));
     Ok(Outcome { span, gaps, ..Outcome::default() })
+}
+
+/// How long to wait for packets: where none came for long, longer, as each look takes a processor from those who have some.
+struct Wait {
+    time: Duration,
+    /// It is not longer than this.
+    most: Duration,
+}
+
+impl Wait {
+    fn new(may_grow: bool) -> Wait {
+        Wait { time: PATIENCE, most: if may_grow { LONGEST_WAIT } else { PATIENCE } }
+    }
+
+    #[cold]
+    fn was_in_vain(&mut self) {
+        self.time = self.time.saturating_mul(2).min(self.most);
+    }
 }
 
 /// Watches for the end of all traffic, in whatever ring it came: the rings of other threads count too.
@@ -225,5 +248,18 @@ mod tests {
         all[0].add(&interval, 1, 60, 1);
         assert!(!is_over_after(61_100) && !is_over_after(62_099));
         assert!(is_over_after(62_100));
+    }
+
+    #[test]
+    fn waits_in_vain_become_longer() {
+        let times = |mut wait: Wait| {
+            [(); 4].map(|()| {
+                let time = wait.time;
+                wait.was_in_vain();
+                time.as_millis()
+            })
+        };
+        assert_eq!(times(Wait::new(true)), [100, 200, 400, 500]);
+        assert_eq!(times(Wait::new(false)), [100; 4]);
     }
 }

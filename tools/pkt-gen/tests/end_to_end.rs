@@ -124,6 +124,34 @@ fn output_that_is_lost_is_told() {
 }
 
 #[test]
+fn signals_interrupt_who_works() {
+    let Some(house) = house() else { return };
+    let mut running = start(&house, "-i p{1 -f rx -w 0 -T 0");
+    await_note(&mut running, "Ready");
+    let pid = running.0.id();
+    // Of each thread whether it blocks SIGINT, the main one last.
+    let blocks = || {
+        let blocks = |tid: u32| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).expect("a thread");
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).expect("a mask").trim();
+            u64::from_str_radix(mask, 16).expect("a number") & 1 << (Signal::INT.as_raw() - 1) != 0
+        };
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
+        let tids = tasks.map(|task| task.expect("a thread").file_name().to_string_lossy().parse().expect("a number"));
+        let mut all: Vec<_> = tids.filter(|tid| *tid != pid).map(blocks).collect();
+        all.push(blocks(pid));
+        all
+    };
+    let begin = Instant::now();
+    while blocks() != [false, true] {
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", blocks());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    interrupt(&running);
+    assert_eq!(running.end().0, 0);
+}
+
+#[test]
 fn a_ping_without_any_answer_fails() {
     let Some(house) = house() else { return };
     let ping = start(&house, "-i p{1 -f ping -n 1 -w 0");
