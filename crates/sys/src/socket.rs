@@ -7,10 +7,10 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, chmod, fchmod, fcntl_lock};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, recvmsg, sendmsg,
@@ -78,14 +78,21 @@ pub fn is_listening(fd: impl AsFd) -> bool {
 /// A blocking connection to the socket that listens at `path`. Waits when too many others wait to be accepted.
 ///
 /// # Errors
-/// `ENOENT` or `ECONNREFUSED` when nobody listens there, [`io::ErrorKind::WouldBlock`] after 10 s, `EACCES`, `ENAMETOOLONG`, `EPROTOTYPE`, `EINTR`.
+/// `ENOENT` or `ECONNREFUSED` when nobody listens there, [`io::ErrorKind::WouldBlock`] after 10 s, `EACCES`, `ENAMETOOLONG`,
+/// `EPROTOTYPE`; `EINTR` for who is interrupted all the time.
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let fd = seqpacket(SocketFlags::CLOEXEC)?;
     // A listener that accepts nobody would make us wait without end.
     set_timeout(&fd, CONNECT_LIMIT)?;
-    rustix::net::connect(&fd, &address)?;
-    Ok(fd)
+    let start = Instant::now();
+    loop {
+        match rustix::net::connect(&fd, &address) {
+            // With a limit the kernel never goes on by itself, not even when somebody was only stopped for a while.
+            Err(Errno::INTR) if start.elapsed() < CONNECT_LIMIT => {}
+            other => return Ok(other.map(|()| fd)?),
+        }
+    }
 }
 
 /// Lets nobody send descriptors to this socket, where the kernel can (Linux 6.16). Who receives one by accident closes it
@@ -127,7 +134,7 @@ pub fn send(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<u
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::INVAL.into());
     }
-    Ok(sendmsg(fd, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
+    Ok(retry_on_intr(|| sendmsg(&fd, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL))?)
 }
 
 /// Receives one message into `buf` and appends its descriptors, close-on-exec, to `fds`. All that arrive are owned,
@@ -317,6 +324,51 @@ mod tests {
         assert_eq!(recv(&server, &mut buf, &mut fds).unwrap(), whole(0));
         assert_eq!(send(&server, b"x", &[]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
         assert!(fds.is_empty());
+    }
+
+    /// What waits with a limit is interrupted by any signal, whatever was asked for with its handler.
+    #[test]
+    fn signals_keep_nobody_from_connecting_and_sending() {
+        extern "C" fn nothing(_: libc::c_int) {}
+        let handler: extern "C" fn(libc::c_int) = nothing;
+        // SAFETY: the handler does nothing, and no other test uses this signal.
+        unsafe { libc::signal(libc::SIGWINCH, handler as *const () as libc::sighandler_t) };
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let door = listen(&path, 0o600).unwrap();
+        // From now on one connection may wait.
+        rustix::net::listen(&door, 0).unwrap();
+        let (me, thread) = std::sync::mpsc::channel();
+        std::thread::scope(|s| {
+            let client = s.spawn(|| {
+                // SAFETY: no arguments.
+                me.send(unsafe { libc::pthread_self() }).unwrap();
+                let connected = [(); 2].map(|()| connect(&path).unwrap());
+                // More than may wait to be read.
+                let sent = (0..1000).map(|_| send(&connected[0], &[7; 4096], &[]).unwrap()).sum::<usize>();
+                (connected, sent)
+            });
+            let thread = thread.recv().unwrap();
+            let interrupt = || {
+                for _ in 0..40 {
+                    std::thread::sleep(Duration::from_millis(2));
+                    // SAFETY: the thread is not joined yet, so its name is valid.
+                    unsafe { libc::pthread_kill(thread, libc::SIGWINCH) };
+                }
+            };
+            interrupt();
+            let server = accept(&door).unwrap();
+            interrupt();
+            let (mut buf, mut fds, mut got) = ([0; 4096], Vec::new(), 0);
+            while got < 1000 * buf.len() {
+                match recv(&server, &mut buf, &mut fds) {
+                    Ok(message) if message.bytes == 0 => break,
+                    Ok(message) => got += message.bytes,
+                    Err(e) => assert_eq!(e.kind(), io::ErrorKind::WouldBlock),
+                }
+            }
+            assert_eq!(client.join().unwrap().1, got);
+        });
     }
 
     #[test]
