@@ -3,9 +3,10 @@
 use std::error::Error;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, PoisonError};
 
-use aya::Ebpf;
 use aya::maps::Map;
+use aya::{Ebpf, EbpfLoader};
 
 use crate::xdp::classic::Insn;
 
@@ -233,6 +234,19 @@ pub(crate) fn kernels_error(error: &(dyn Error + 'static)) -> io::Error {
     std::iter::successors(Some(error), |&e| e.source())
         .find_map(|e| e.downcast_ref::<io::Error>()?.raw_os_error())
         .map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
+}
+
+/// Takes up an object file and makes its maps, the one that `sized` names with so many entries. Nothing in our objects
+/// depends on the kernel's own types, so the loader needs no list of them; but it reads that list, megabytes, when it is
+/// made, and therefore is made once.
+pub(crate) fn load(object: &[u8], sized: Option<(&'static str, u32)>) -> io::Result<Ebpf> {
+    static LOADER: Mutex<Option<EbpfLoader<'static>>> = Mutex::new(None);
+    let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
+    let loader = loader.get_or_insert_with(EbpfLoader::new).btf(None);
+    if let Some((map, entries)) = sized {
+        loader.map_max_entries(map, entries);
+    }
+    loader.load(object).map_err(|e| kernels_error(&e))
 }
 
 /// A map of a loaded object.

@@ -7,8 +7,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use aya::Ebpf;
 use aya::programs::Program;
-use aya::{Ebpf, EbpfLoader};
 
 use crate::bpf::{self, Hook, array, foreign_object, kernels_error};
 use crate::xdp::{Mark, deadline};
@@ -61,7 +61,7 @@ impl Tcx {
     /// # Errors
     /// `EINVAL`: a kernel before 6.6. `EPERM`: needs `CAP_NET_ADMIN` and `CAP_BPF`. `ENODEV`: no such interface.
     pub fn attach(nic: u32) -> io::Result<Tcx> {
-        let mut object = EbpfLoader::new().btf(None).load(OBJECT).map_err(|e| kernels_error(&e))?;
+        let mut object = bpf::load(OBJECT, None)?;
         let capture = load(&mut object, "unetmap_capture")?;
         let (door, enter) = (load(&mut object, "unetmap_door")?, load(&mut object, "unetmap_enter")?);
         let mut tcx = Tcx {

@@ -8,7 +8,6 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use aya::EbpfLoader;
 use aya::maps::Map;
 use aya::programs::Program;
 
@@ -83,10 +82,7 @@ impl Xdp {
         if queues == 0 {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        // Nothing in the object depends on the kernel's own types.
-        let mut loader = EbpfLoader::new();
-        let mut object =
-            loader.btf(None).map_max_entries("sockets", queues).load(OBJECT).map_err(|e| kernels_error(&e))?;
+        let mut object = bpf::load(OBJECT, Some(("sockets", queues)))?;
         let name = if frags { "unetmap_frags" } else { "unetmap_plain" };
         let Some(Program::Xdp(program)) = object.program_mut(name) else { return Err(foreign_object()) };
         program.load().map_err(|e| kernels_error(&e))?;
@@ -171,7 +167,7 @@ impl Xdp {
     /// # Errors
     /// As [`Xdp::set_filter`]; `EPERM`: needs `CAP_BPF` and `CAP_NET_ADMIN`.
     pub fn try_filter(filter: &[ClassicInsn]) -> io::Result<()> {
-        let object = EbpfLoader::new().btf(None).load(OBJECT).map_err(|e| kernels_error(&e))?;
+        let object = bpf::load(OBJECT, Some(("sockets", 1)))?;
         let Some(Map::XskMap(sockets)) = object.map("sockets") else { return Err(foreign_object()) };
         let sockets = sockets.fd().as_fd().as_raw_fd();
         let load = |access| {
