@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, getppid, kill_current_process_group, kill_process, kill_process_group};
 
 use crate::books::Snapshot;
 use crate::raw::Raw;
@@ -37,6 +37,7 @@ pub fn isolated<F: FnOnce(&Home)>(body: F) {
     let name = path.split_once("::").map_or(path, |(_, rest)| rest).trim_end_matches("::{{closure}}");
     if std::env::var(INSIDE).is_ok_and(|inside| inside == name) {
         let socket = PathBuf::from(std::env::var_os("UNETMAP_SOCKET").expect("set by the outer process"));
+        end_with_starter();
         return body(&Home { folder: socket.parent().expect("a file in a folder").to_owned() });
     }
     let folder = tempfile::Builder::new().prefix("unetmap-").tempdir().expect("a folder for the test");
@@ -75,6 +76,18 @@ pub fn isolated<F: FnOnce(&Home)>(body: F) {
         // Past the capture of the test runner, which hides what passed.
         let _ = writeln!(std::io::stdout(), "{name}: {}", &line[SUMMARY.len()..]);
     }
+}
+
+/// When the process that started this one has died, this one ends, and all that it started: else a test that is ended from
+/// outside would leave programs that keep processors busy.
+fn end_with_starter() {
+    let starter = getppid();
+    std::thread::spawn(move || {
+        while getppid() == starter {
+            sleep(Duration::from_millis(500));
+        }
+        let _ = kill_current_process_group(Signal::KILL);
+    });
 }
 
 /// Prints the line that tells what a test did.

@@ -18,7 +18,8 @@ pub fn party(args: &[&str]) -> Guard {
 #[track_caller]
 pub fn ready_party(args: &[&str]) -> Guard {
     let mut command = Command::new(program("party"));
-    let mut guard = Guard::spawn(command.args(args).stdout(Stdio::piped()).stderr(Stdio::null()));
+    // What it complains of stands in the test's output.
+    let mut guard = Guard::spawn(command.args(args).stdout(Stdio::piped()));
     let out = guard.0.stdout.take().expect("piped");
     assert!(BufReader::new(out).lines().next().is_some(), "{args:?} opened nothing");
     guard
