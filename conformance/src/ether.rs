@@ -1,11 +1,13 @@
 //! Ethernet frames around the numbered packets, for switches.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use unetmap::{Interest, Port};
 
 use crate::home::LIMIT;
 use crate::packet;
+use crate::raw::Raw;
 use crate::traffic::bytes_of;
 
 /// An address.
@@ -72,17 +74,33 @@ pub fn send(port: &Port, to: Mac, from: Mac, sender: u64, seqs: (u64, u64)) {
     send_flagged(port, (to, from), 0, sender, seqs);
 }
 
-/// Receives all that is there on ring 0, and all that comes until nothing more did for a moment.
+/// Receives all that is there on ring 0, and all that comes until nothing more did for a moment and the switches have taken
+/// what was sent: a thread of theirs may wait for a processor longer than that.
 #[track_caller]
 pub fn drain(port: &Port) -> Vec<Vec<u8>> {
     let (ring, mut got, end) = (&port.rx_rings()[0], Vec::new(), Instant::now() + LIMIT);
-    while port.poll(Interest::RX, Some(Duration::from_millis(60))).unwrap_or_else(|e| panic!("{e}")).rx() {
+    let mut over = false;
+    loop {
+        let pause = Duration::from_millis(if over { 0 } else { 60 });
+        let more = port.poll(Interest::RX, Some(pause)).unwrap_or_else(|e| panic!("{e}")).rx();
         got.extend(ring.window().map(|slot| bytes_of(&slot)));
         ring.advance(ring.space());
+        if over && !more {
+            break;
+        }
+        over = !more && all_taken();
         assert!(Instant::now() < end, "it never ends");
     }
     port.rxsync().unwrap_or_else(|e| panic!("{e}"));
     got
+}
+
+/// Whether the switches of the test's daemon have taken all that was sent, and so delivered what they deliver.
+fn all_taken() -> bool {
+    let socket = std::env::var_os("UNETMAP_SOCKET").expect("the test has a daemon of its own");
+    let books = Raw::connect(Path::new(&socket)).ok().and_then(|raw| raw.snapshot()).expect("a daemon that answers");
+    let on_switches = books.ports.iter().filter(|port| port.kind == "vale");
+    on_switches.flat_map(|port| &port.rings).all(|ring| ring.dir != "tx" || ring.queued == 0)
 }
 
 /// What [`drain`] gives, as senders and numbers.
