@@ -189,6 +189,8 @@ impl<W: Word> Rounds<W> {
             glance.seen = Some(word);
             return 0;
         };
+        // A ring comes round: the same word may mean more the next time.
+        glance.seen = None;
         let known = &mut self.all[i];
         (known.looks, known.naps) = (0, 0);
         if !known.busy {
@@ -411,6 +413,12 @@ mod tests {
         assert!(rounds.stirs(true, |_| true));
         assert!(!rounds.stirs(true, |_| false));
         assert_eq!(looks(&mut rounds, None), 1);
+        word.set(9);
+        assert_eq!(looks(&mut rounds, Some(1)), 1);
+        // The ring came round, to where nothing was once.
+        word.set(8);
+        assert!(rounds.stirs(true, |_| true));
+        assert_eq!(looks(&mut rounds, Some(1)), 1);
     }
 
     #[test]
