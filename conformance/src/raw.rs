@@ -84,18 +84,14 @@ impl Raw {
     #[track_caller]
     fn message(&self, fds: &mut Vec<OwnedFd>) -> Option<Vec<u8>> {
         let mut buf = vec![0; wire::MAX_ANSWER];
-        loop {
-            match socket::recv(&self.fd, &mut buf, fds) {
-                Ok(got) if got.bytes == 0 => return None,
-                Ok(got) => {
-                    buf.truncate(got.bytes);
-                    return Some(buf);
-                }
-                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return None,
-                // Who is stopped while he waits with a limit, and goes on, is told so.
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => panic!("the daemon neither answers nor hangs up: {e}"),
+        match socket::recv(&self.fd, &mut buf, fds) {
+            Ok(got) if got.bytes == 0 => None,
+            Ok(got) => {
+                buf.truncate(got.bytes);
+                Some(buf)
             }
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => None,
+            Err(e) => panic!("the daemon neither answers nor hangs up: {e}"),
         }
     }
 

@@ -335,7 +335,6 @@ fn receive(fd: BorrowedFd<'_>, fds: &mut Vec<OwnedFd>) -> io::Result<Vec<u8>> {
     let mut buf = vec![0; wire::MAX_ANSWER];
     let got = loop {
         match socket::recv(fd, &mut buf, fds) {
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             // The descriptor may be a program's own, which it can have made non-blocking.
             Err(e) if e.kind() == io::ErrorKind::WouldBlock && waits_for(fd, ANSWER_LIMIT)? => {}
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {

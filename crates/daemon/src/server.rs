@@ -225,7 +225,7 @@ impl Server {
             // Nothing was sent, or the connection is over; if so, that is told as well.
             Ok(got) if got.bytes == 0 => return client.session.is_some(),
             Ok(got) => got,
-            Err(e) => return matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+            Err(e) => return e.kind() == io::ErrorKind::WouldBlock,
         };
         // No request brings descriptors.
         if !fds.is_empty() || got.fds_truncated {

@@ -15,8 +15,8 @@ use crate::take::CopyKind;
 
 /// Bytes of an Ethernet frame that say from where to where.
 pub const ADDRESSES: usize = 12;
-/// In a slot's flags: the packet is not one of a run.
-pub(crate) const NOT_PLAIN: u16 = NS_MOREFRAG | 0xff00;
+/// In a slot's flags: more slots belong to the packet, or it names its port. So it is not one of a run.
+pub const NOT_PLAIN: u16 = NS_MOREFRAG | 0xff00;
 /// Bytes of the shortest packet of a run.
 pub(crate) const SHORTEST: u16 = 14;
 

@@ -31,7 +31,7 @@ mod xring;
 #[cfg(not(loom))]
 pub use atomic::register_publisher;
 pub use control::{BY_LOOP, ENDED, EndPage, JoinedState, RingState, SyncGuard};
-pub use copy::{ADDRESSES, Run, Side, copy_packet, copy_run, copy_some};
+pub use copy::{ADDRESSES, NOT_PLAIN, Run, Side, copy_packet, copy_run, copy_some};
 pub use frame::Frame;
 pub use line::{Consumer, Inbox, LINE_BYTES, LinePage, LineWords, Producer, SentWord, fence_before_sleep};
 #[cfg(not(loom))]

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use aya::maps::Map;
 use aya::{Ebpf, EbpfLoader};
@@ -240,9 +240,9 @@ pub(crate) fn kernels_error(error: &(dyn Error + 'static)) -> io::Error {
 /// depends on the kernel's own types, so the loader needs no list of them; but it reads that list, megabytes, when it is
 /// made, and therefore is made once.
 pub(crate) fn load(object: &[u8], sized: Option<(&'static str, u32)>) -> io::Result<Ebpf> {
-    static LOADER: Mutex<Option<EbpfLoader<'static>>> = Mutex::new(None);
+    static LOADER: LazyLock<Mutex<EbpfLoader<'static>>> = LazyLock::new(|| Mutex::new(EbpfLoader::new()));
     let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
-    let loader = loader.get_or_insert_with(EbpfLoader::new).btf(None);
+    let loader = loader.btf(None);
     if let Some((map, entries)) = sized {
         loader.map_max_entries(map, entries);
     }

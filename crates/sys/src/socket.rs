@@ -142,11 +142,12 @@ pub fn send(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<u
 ///
 /// # Errors
 /// [`io::ErrorKind::WouldBlock`] when there is none or the time is up; `ECONNRESET` when the other side closed with
-/// messages of ours unread; `EINTR`.
+/// messages of ours unread.
 pub fn recv(fd: impl AsFd, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(fd, &mut [IoSliceMut::new(buf)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut into = [IoSliceMut::new(buf)];
+    let got = retry_on_intr(|| recvmsg(&fd, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC))?;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
             fds.extend(rights);
@@ -328,7 +329,7 @@ mod tests {
 
     /// What waits with a limit is interrupted by any signal, whatever was asked for with its handler.
     #[test]
-    fn signals_keep_nobody_from_connecting_and_sending() {
+    fn signals_keep_nobody_from_connecting_sending_and_receiving() {
         extern "C" fn nothing(_: libc::c_int) {}
         let handler: extern "C" fn(libc::c_int) = nothing;
         // SAFETY: the handler does nothing, and no other test uses this signal.
@@ -346,7 +347,8 @@ mod tests {
                 let connected = [(); 2].map(|()| connect(&path).unwrap());
                 // More than may wait to be read.
                 let sent = (0..1000).map(|_| send(&connected[0], &[7; 4096], &[]).unwrap()).sum::<usize>();
-                (connected, sent)
+                let answer = recv(&connected[0], &mut [0], &mut Vec::new()).unwrap().bytes;
+                (connected, sent, answer)
             });
             let thread = thread.recv().unwrap();
             let interrupt = || {
@@ -367,7 +369,10 @@ mod tests {
                     Err(e) => assert_eq!(e.kind(), io::ErrorKind::WouldBlock),
                 }
             }
-            assert_eq!(client.join().unwrap().1, got);
+            interrupt();
+            send(&server, &[1], &[]).unwrap();
+            let (_connected, sent, answer) = client.join().unwrap();
+            assert_eq!((sent, answer), (got, 1));
         });
     }
 

@@ -4,8 +4,7 @@
 //! What is not so plain is moved [one by one](mod@super::serve): packets of several slots, to all, to a named port, or to one
 //! that does not just [take copies](super::super::port::Attached::takes_copies).
 
-use unetmap_abi::NS_MOREFRAG;
-use unetmap_mem::{SlotHead, Span};
+use unetmap_mem::{NOT_PLAIN, SlotHead, Span};
 
 use super::super::forward::{BATCH, HEADER, Packet, Target};
 use super::super::learn::Mac;
@@ -13,10 +12,8 @@ use super::super::port::{Sent, Served};
 use super::View;
 use super::serve::{AHEAD, target};
 
-/// In a slot's flags: more slots belong to the packet, or it names its port.
-const NOT_PLAIN: u16 = NS_MOREFRAG | 0xff00;
-/// Places of a list: one for each packet of a batch, and a cache line more, as lists that all begin at the same distance from a page's
-/// start would be in each other's way.
+/// Places of a list: one for each packet of a batch, and a cache line more, as lists that all begin at the same distance
+/// from a page's start would be in each other's way.
 const ROW: usize = BATCH + 8;
 /// No place.
 const NONE: u32 = u32::MAX;
