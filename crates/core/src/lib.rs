@@ -1,7 +1,7 @@
 //! netmap ports in user space.
 //!
 //! ```no_run
-//! use unetmap::{Interest, Port};
+//! use unetmap_core::{Interest, Port};
 //!
 //! let port = Port::open("netmap:p{1")?;
 //! port.poll(Interest::TX, None)?;
@@ -12,40 +12,22 @@
 //! }
 //! ring.advance(ring.space());
 //! port.txsync()?;
-//! # Ok::<(), unetmap::Error>(())
+//! # Ok::<(), unetmap_core::Error>(())
 //! ```
 //! The way of a packet through this crate: [`Port`] → [`Ring`] → `sync` → `backend` → the other party.
 #![forbid(unsafe_code)]
 
 pub use unetmap_abi as abi;
 pub use unetmap_mem::{BufIdx, Frame, Pos, SlotValue as Slot};
-pub use unetmap_sys::program;
+pub use unetmap_sys::user_memory;
 
-mod backend;
-pub mod blocks;
-pub mod bound;
-pub mod client;
-pub mod door;
+pub mod backend;
+pub mod control;
 mod error;
-pub mod extmem;
-pub mod file;
-mod forward;
-pub mod knobs;
-mod lease;
-pub mod legacy;
-pub mod nic;
-pub mod node;
-mod open;
-mod port;
-pub mod request;
-mod ring;
-mod sync;
-pub mod vale;
-mod wait;
-pub mod watch;
-pub mod wire;
+pub mod port;
+pub mod sync;
 
 pub use error::{Error, errno};
-pub use open::{OpenOptions, adopt};
+pub use port::open::{OpenOptions, adopt};
+pub use port::ring::{Ring, SlotRef, Window};
 pub use port::{Interest, Port};
-pub use ring::{Ring, SlotRef, Window};

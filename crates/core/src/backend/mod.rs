@@ -6,7 +6,7 @@
 use std::os::fd::BorrowedFd;
 
 use unetmap_mem::{Pos, Span};
-use unetmap_sys::Bell;
+use unetmap_sys::Doorbell;
 
 pub(crate) mod monitor;
 pub(crate) mod nic;
@@ -24,7 +24,7 @@ pub(crate) trait Sleeper {
     fn arm(&self);
 
     /// Becomes readable when the program, armed, is woken.
-    fn bell(&self) -> &Bell;
+    fn bell(&self) -> &Doorbell;
 
     /// Before that: gives this processor to the other party, if that needs it, until something moved or for a few
     /// milliseconds. `known` is the position for which the caller waits to change. Returns whether it did.

@@ -5,7 +5,7 @@
 
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 use unetmap_mem::{Inbox, Offsets, Pos, Region, SlotRing, SlotValue, Span, fence_before_sleep};
-use unetmap_sys::Bell;
+use unetmap_sys::Doorbell;
 
 use super::{Filled, Nonsense, Rx, Sleeper};
 
@@ -31,7 +31,7 @@ pub(crate) struct MonitorRx {
     /// Whether the shelves lie in the same region, and buffers are exchanged.
     pub(crate) trades: bool,
     /// Rung when there are copies and we sleep.
-    pub(crate) bell: Bell,
+    pub(crate) bell: Doorbell,
 }
 
 /// How far one shelf was looked through.
@@ -155,7 +155,7 @@ impl Sleeper for MonitorRx {
         fence_before_sleep();
     }
 
-    fn bell(&self) -> &Bell {
+    fn bell(&self) -> &Doorbell {
         &self.bell
     }
 }

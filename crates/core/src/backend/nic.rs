@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{BufIdx, Limits, Offsets, Packet, Pos, ReceiveRings, SendRings, SlotRing, SlotValue, Slots, Span};
-use unetmap_sys::{Bell, xsk};
+use unetmap_sys::{Doorbell, xsk};
 
 use super::{Filled, Nonsense, Rx, Sleeper, Tx};
 
@@ -30,7 +30,7 @@ pub(crate) struct Half {
     pub(crate) limits: Limits,
     pub(crate) socket: Arc<OwnedFd>,
     /// Rung by the daemon when the interface has gone, and by who shares the ring.
-    pub(crate) mine: Bell,
+    pub(crate) mine: Doorbell,
     /// Whether packets may be spread over several buffers.
     pub(crate) frags: bool,
     /// Where in their buffers packets begin.
@@ -170,10 +170,10 @@ impl Tx for NicTx {
 
 impl Sleeper for NicTx {
     fn arm(&self) {
-        self.half.mine.ring_after(COME_BACK);
+        self.half.mine.notify_after(COME_BACK);
     }
 
-    fn bell(&self) -> &Bell {
+    fn bell(&self) -> &Doorbell {
         &self.half.mine
     }
 }
@@ -278,7 +278,7 @@ impl Rx for NicRx {
 impl Sleeper for NicRx {
     fn arm(&self) {}
 
-    fn bell(&self) -> &Bell {
+    fn bell(&self) -> &Doorbell {
         &self.half.mine
     }
 

@@ -2,7 +2,7 @@
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{BufIdx, Consumer, Offsets, Pos, Producer, SlotValue, Span};
-use unetmap_sys::Bell;
+use unetmap_sys::Doorbell;
 
 use super::{Filled, Nonsense, Rx, Sleeper, Tx};
 
@@ -10,9 +10,9 @@ use super::{Filled, Nonsense, Rx, Sleeper, Tx};
 pub(crate) struct PipeTx {
     pub(crate) line: Producer,
     /// Rung by the consumer when it released slots and we sleep.
-    pub(crate) mine: Bell,
+    pub(crate) mine: Doorbell,
     /// Wakes the consumer.
-    pub(crate) theirs: Bell,
+    pub(crate) theirs: Doorbell,
 }
 
 impl PipeTx {
@@ -38,7 +38,7 @@ impl PipeTx {
     pub(crate) fn send_one(&self, at: Pos, next: Pos) -> bool {
         let is_sent = self.line.publish_plain(at, next);
         if is_sent && self.line.words().consumer_of_an_owner_sleeps() {
-            self.theirs.ring();
+            self.theirs.notify();
         }
         is_sent
     }
@@ -48,7 +48,7 @@ impl PipeTx {
     pub(crate) fn send_whole(&self, window: Span) {
         self.line.publish(window);
         if self.line.words().consumer_sleeps() {
-            self.theirs.ring();
+            self.theirs.notify();
         }
     }
 }
@@ -83,7 +83,7 @@ impl Sleeper for PipeTx {
         self.line.words().producer_arm();
     }
 
-    fn bell(&self) -> &Bell {
+    fn bell(&self) -> &Doorbell {
         &self.mine
     }
 }
@@ -96,9 +96,9 @@ pub(crate) struct PipeRx {
     /// Where in their buffers the program looks for packets.
     pub(crate) offsets: Offsets,
     /// Rung by the producer when it sent slots and we sleep.
-    pub(crate) mine: Bell,
+    pub(crate) mine: Doorbell,
     /// Wakes the producer.
-    pub(crate) theirs: Bell,
+    pub(crate) theirs: Doorbell,
 }
 
 impl PipeRx {
@@ -124,7 +124,7 @@ impl Rx for PipeRx {
         let bad = self.line.give_back(window);
         self.line.words().release(window.to);
         if self.line.words().producer_sleeps() {
-            self.theirs.ring();
+            self.theirs.notify();
         }
         bad
     }
@@ -155,7 +155,7 @@ impl Sleeper for PipeRx {
         self.line.words().consumer_arm();
     }
 
-    fn bell(&self) -> &Bell {
+    fn bell(&self) -> &Doorbell {
         &self.mine
     }
 }

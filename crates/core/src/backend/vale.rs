@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use unetmap_abi::{NS_INDIRECT, NS_MOREFRAG};
 use unetmap_mem::{BufIdx, Inbox, Offsets, Pos, Region, Span};
-use unetmap_sys::Bell;
-use unetmap_sys::nap::this_cpu;
-use unetmap_sys::program::PIECES;
+use unetmap_sys::Doorbell;
+use unetmap_sys::thread::current_cpu;
+use unetmap_sys::user_memory::MAX_PIECES;
 
 use super::pipe::PipeTx;
 use super::{Filled, Nonsense, Rx, Sleeper, Tx};
@@ -37,9 +37,9 @@ impl ValeTx {
         let mut elsewhere = ring.slots().walk(window).filter(|p| ring.flags(*p) & NS_INDIRECT != 0).peekable();
         let mut bad = 0;
         while let Some(first) = elsewhere.peek().copied() {
-            let (mut at, mut wanted) = ([first; PIECES], [(0, 0, BufIdx(0)); PIECES]);
+            let (mut at, mut wanted) = ([first; MAX_PIECES], [(0, 0, BufIdx(0)); MAX_PIECES]);
             let mut n = 0;
-            for p in elsewhere.by_ref().take(PIECES) {
+            for p in elsewhere.by_ref().take(MAX_PIECES) {
                 let slot = ring.load(p);
                 (at[n], wanted[n]) = (p, (slot.ptr, slot.len, slot.buf_idx));
                 n += 1;
@@ -65,7 +65,7 @@ impl Tx for ValeTx {
         }
         let any = ring.slots().walk(window).fold(0, |any, p| any | ring.flags(p));
         let bad = if any & NS_INDIRECT != 0 { self.bring(window) } else { 0 };
-        self.pipe.line.words().producer_is_on(this_cpu());
+        self.pipe.line.words().producer_is_on(current_cpu());
         self.pipe.send(window) + bad
     }
 
@@ -89,13 +89,13 @@ impl Sleeper for ValeTx {
         self.pipe.arm();
     }
 
-    fn bell(&self) -> &Bell {
+    fn bell(&self) -> &Doorbell {
         self.pipe.bell()
     }
 
     fn give_way(&self, known: Pos) -> bool {
         let words = self.pipe.line.words();
-        let shares = words.consumer_shares(this_cpu());
+        let shares = words.consumer_shares(current_cpu());
         if shares {
             words.producer_nap(known, true);
         }
@@ -107,14 +107,14 @@ impl Sleeper for ValeTx {
 pub(crate) struct ValeRx {
     pub(crate) line: Inbox,
     /// Rung by the switch when it delivered and we sleep.
-    pub(crate) mine: Bell,
+    pub(crate) mine: Doorbell,
 }
 
 impl Rx for ValeRx {
     #[inline]
     fn release(&self, window: Span) -> u32 {
         // Nobody is woken by this: the switch drops what has no room, or naps until all is read (`fill`).
-        self.line.words().consumer_is_on(this_cpu());
+        self.line.words().consumer_is_on(current_cpu());
         self.line.words().release(window.to);
         0
     }
@@ -134,7 +134,7 @@ impl Rx for ValeRx {
 
     #[inline]
     fn is_near(&self) -> bool {
-        self.line.words().producer_is_near(this_cpu())
+        self.line.words().producer_is_near(current_cpu())
     }
 
     #[inline]
@@ -152,14 +152,14 @@ impl Sleeper for ValeRx {
         self.line.words().consumer_arm();
     }
 
-    fn bell(&self) -> &Bell {
+    fn bell(&self) -> &Doorbell {
         &self.mine
     }
 
     fn give_way(&self, known: Pos) -> bool {
         let words = self.line.words();
         // A thread that was asleep has no processor yet, and may be waiting for this one.
-        let near = words.producer_shares(this_cpu());
+        let near = words.producer_shares(current_cpu());
         let naps = near || words.producer_is_just_up();
         if naps {
             words.consumer_nap(known, near);

@@ -94,7 +94,7 @@ impl Fixture {
             slots: view.slots().clone(),
             limits: region.limits(),
             socket: Arc::new(fd),
-            mine: Bell::new().unwrap(),
+            mine: Doorbell::new().unwrap(),
             frags: true,
             offsets: Offsets::NONE,
             busy: false,

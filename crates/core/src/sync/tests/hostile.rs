@@ -15,7 +15,7 @@ use unetmap_mem::{BufIdx, Pos, Span};
 
 use super::cases;
 use super::wire::{BUF_SIZE, House, Wire};
-use crate::ring::Ring;
+use crate::port::ring::Ring;
 use crate::sync::Effort;
 
 #[derive(Clone, Debug)]

@@ -9,7 +9,7 @@ use unetmap_mem::{BufIdx, Pos, SlotValue};
 
 use super::wire::{BUF_SIZE, Field, House, Wire, any_pos, each_once, poke, slots};
 use super::{cases, walk_says};
-use crate::ring::Ring;
+use crate::port::ring::Ring;
 use crate::sync::{Effort, Trouble};
 
 /// What a program or the system does next. Numbers are cut to what is possible.

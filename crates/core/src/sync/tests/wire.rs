@@ -12,13 +12,13 @@ use unetmap_mem::{
     BufIdx, BufPool, Consumer, CopyKind, EndPage, Geometry, LinePage, Offsets, Pos, Producer, Region, RingShape,
     RingView, Slots, Span, Window,
 };
-use unetmap_sys::{Bell, Mapping, memfd, process};
+use unetmap_sys::{Doorbell, Mapping, memfd, process};
 
 use crate::backend::pipe::{PipeRx, PipeTx};
-use crate::ring::Ring;
+use crate::port::ring::Ring;
 use crate::sync::NO_NONSENSE;
 use crate::sync::{Effort, Path, SyncRing, Trouble, WallTime};
-use crate::watch::Watchers;
+use crate::sync::mirror::Watchers;
 
 /// Bytes of a buffer.
 pub(super) const BUF_SIZE: u32 = 64;
@@ -87,8 +87,8 @@ impl House {
         rx_end.state(0).unwrap().start(start, start);
         rx.set_pointers(start, start);
 
-        let (to_tx, to_rx) = (Bell::new().unwrap(), Bell::new().unwrap());
-        let bell = |bell: &Bell| bell.try_clone().unwrap();
+        let (to_tx, to_rx) = (Doorbell::new().unwrap(), Doorbell::new().unwrap());
+        let bell = |bell: &Doorbell| bell.try_clone().unwrap();
         let producer = Producer::new(&lines, 0, tx.slots().clone()).unwrap();
         let (theirs, mine, limits) = (tx.slots().clone(), rx.slots().clone(), self.region.limits());
         let consumer = Consumer::new(&lines, 0, theirs, mine, limits, CopyKind::best()).unwrap();

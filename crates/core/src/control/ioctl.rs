@@ -1,0 +1,189 @@
+//! A request as a program makes it, with pointers into its own memory: gathered into one piece, and its answer put back.
+
+use unetmap_abi::*;
+use zerocopy::FromBytes;
+
+use crate::error::errno;
+use crate::control::request::{Request, body_bytes, option_bytes};
+
+/// A program's memory, in which any address may be wrong.
+pub trait Memory {
+    /// Reads `into.len()` bytes at address `from`.
+    ///
+    /// # Errors
+    /// An errno: `EFAULT` when not all of it is there.
+    fn read(&self, from: u64, into: &mut [u8]) -> Result<(), i32>;
+
+    /// Writes `bytes` to address `to`.
+    ///
+    /// # Errors
+    /// As [`Memory::read`].
+    fn write(&self, to: u64, bytes: &[u8]) -> Result<(), i32>;
+}
+
+/// A request, and where its parts came from.
+#[derive(Debug)]
+pub struct Letter {
+    /// The request. The program may have changed its memory since: only this counts.
+    pub request: Request,
+    body_at: u64,
+    /// Of each option its address, and what it named as the next.
+    options_at: Vec<(u64, u64)>,
+}
+
+impl Letter {
+    /// Reads what `header` points to, with the checks that the original makes on entry, in its order. Each byte is read once.
+    ///
+    /// # Errors
+    /// `EINVAL` for a version or type that does not exist, reserved bits, a body where none belongs or none where one does;
+    /// `EMSGSIZE` when body and options exceed 4096 bytes, or the options have no end; the memory's.
+    pub fn gather(header: NmreqHeader, memory: &impl Memory) -> Result<Letter, i32> {
+        if !(NETMAP_MIN_API..=NETMAP_MAX_API).contains(&header.nr_version) || header.nr_reserved != 0 {
+            return Err(errno::EINVAL);
+        }
+        let bytes = body_bytes(header.nr_reqtype).ok_or(errno::EINVAL)?;
+        if (bytes == 0) != (header.nr_body == 0) {
+            return Err(errno::EINVAL);
+        }
+        let mut request = Request { header, body: vec![0; bytes], options: Vec::new() };
+        let mut options_at = Vec::new();
+        let (mut next, mut total) = (header.nr_options, bytes);
+        while next != 0 {
+            let mut option = vec![0; size_of::<NmreqOption>()];
+            memory.read(next, &mut option)?;
+            let head = NmreqOption::read_from_bytes(&option).map_err(|_| errno::EINVAL)?;
+            let size = option_bytes(&head);
+            total = total.saturating_add(size);
+            if total > NETMAP_REQ_MAXSIZE {
+                return Err(errno::EMSGSIZE);
+            }
+            option.resize(size, 0);
+            options_at.push((next, head.nro_next));
+            request.options.push(option);
+            next = head.nro_next;
+        }
+        if bytes > 0 {
+            memory.read(header.nr_body, &mut request.body)?;
+        }
+        for (option, (at, _)) in request.options.iter_mut().zip(&options_at) {
+            let rest = &mut option[size_of::<NmreqOption>()..];
+            if !rest.is_empty() {
+                memory.read(at.checked_add(size_of::<NmreqOption>() as u64).ok_or(errno::EFAULT)?, rest)?;
+            }
+        }
+        Ok(Letter { request, body_at: header.nr_body, options_at })
+    }
+
+    /// Writes body and options of the answer back to where the request's came from.
+    ///
+    /// # Errors
+    /// The memory's.
+    pub fn put_back(&self, answer: &Request, memory: &impl Memory) -> Result<(), i32> {
+        if !answer.body.is_empty() {
+            memory.write(self.body_at, &answer.body)?;
+        }
+        for (&(at, next), option) in self.options_at.iter().zip(&answer.options) {
+            let mut option = option.clone();
+            if let Ok((head, _)) = NmreqOption::mut_from_prefix(&mut option) {
+                head.nro_next = next;
+            }
+            memory.write(at, &option)?;
+        }
+        Ok(())
+    }
+
+    /// The header with what the answer says in it, and the program's own pointers.
+    pub fn header(&self, answer: &Request) -> NmreqHeader {
+        let NmreqHeader { nr_options, nr_body, .. } = self.request.header;
+        NmreqHeader { nr_options, nr_body, ..answer.header }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    use zerocopy::IntoBytes;
+
+    /// Memory of some bytes at address 4096.
+    struct Bytes(RefCell<Vec<u8>>);
+
+    impl Bytes {
+        fn range(&self, at: u64, len: usize) -> Result<std::ops::Range<usize>, i32> {
+            let from = at.checked_sub(4096).ok_or(errno::EFAULT)? as usize;
+            let to = from.checked_add(len).filter(|to| *to <= self.0.borrow().len()).ok_or(errno::EFAULT)?;
+            Ok(from..to)
+        }
+    }
+
+    impl Memory for Bytes {
+        fn read(&self, from: u64, into: &mut [u8]) -> Result<(), i32> {
+            into.copy_from_slice(&self.0.borrow()[self.range(from, into.len())?]);
+            Ok(())
+        }
+
+        fn write(&self, to: u64, bytes: &[u8]) -> Result<(), i32> {
+            let range = self.range(to, bytes.len())?;
+            self.0.borrow_mut()[range].copy_from_slice(bytes);
+            Ok(())
+        }
+    }
+
+    fn register(options: u64) -> NmreqHeader {
+        NmreqHeader {
+            nr_version: NETMAP_API,
+            nr_reqtype: NETMAP_REQ_REGISTER,
+            nr_options: options,
+            nr_body: 4096,
+            ..Default::default()
+        }
+    }
+
+    fn memory(options: &[(usize, NmreqOption)]) -> Bytes {
+        let mut bytes = vec![0; 8192];
+        for (at, option) in options {
+            bytes[*at..*at + size_of::<NmreqOption>()].copy_from_slice(option.as_bytes());
+        }
+        Bytes(RefCell::new(bytes))
+    }
+
+    #[test]
+    fn what_was_gathered_goes_back_to_its_place() {
+        let csb = NmreqOption { nro_next: 4096 + 512, nro_reqtype: NETMAP_REQ_OPT_CSB, ..Default::default() };
+        let last = NmreqOption { nro_reqtype: 99, ..Default::default() };
+        let memory = memory(&[(256, csb), (512, last)]);
+        let letter = Letter::gather(register(4096 + 256), &memory).unwrap();
+        let mut answer = letter.request.clone();
+        assert_eq!(answer.options.iter().map(Vec::len).collect::<Vec<_>>(), [size_of::<NmreqOptCsb>(), 24]);
+        answer.body.fill(7);
+        answer.check_options().unwrap_err();
+        letter.put_back(&answer, &memory).unwrap();
+        let bytes = memory.0.borrow();
+        assert_eq!(bytes[..size_of::<NmreqRegister>()], [7; size_of::<NmreqRegister>()]);
+        assert_eq!(bytes[256..280], *NmreqOption { nro_status: 95, ..csb }.as_bytes());
+        assert_eq!(bytes[512..536], *NmreqOption { nro_status: 95, ..last }.as_bytes());
+        assert_eq!(letter.header(&answer), register(4096 + 256));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let errno = |header, memory: &Bytes| Letter::gather(header, memory).unwrap_err();
+        let empty = memory(&[]);
+        assert_eq!(errno(NmreqHeader { nr_version: 13, ..register(0) }, &empty), errno::EINVAL);
+        assert_eq!(errno(NmreqHeader { nr_reserved: 1, ..register(0) }, &empty), errno::EINVAL);
+        assert_eq!(errno(NmreqHeader { nr_body: 0, ..register(0) }, &empty), errno::EINVAL);
+        assert_eq!(errno(NmreqHeader { nr_reqtype: NETMAP_REQ_CSB_ENABLE, ..register(0) }, &empty), errno::EINVAL);
+        for body in [1, 4095, 4096 + 8192 - 8, u64::MAX] {
+            assert_eq!(errno(NmreqHeader { nr_body: body, ..register(0) }, &empty), errno::EFAULT);
+        }
+        for option in [1, 4096 + 8192 - 8, u64::MAX] {
+            assert_eq!(errno(register(option), &empty), errno::EFAULT);
+        }
+        let endless = NmreqOption { nro_next: 4096 + 256, nro_reqtype: 99, ..Default::default() };
+        assert_eq!(errno(register(4096 + 256), &memory(&[(256, endless)])), errno::EMSGSIZE);
+        let vast =
+            NmreqOption { nro_reqtype: NETMAP_REQ_OPT_SYNC_KLOOP_EVENTFDS, nro_size: u64::MAX, ..Default::default() };
+        assert_eq!(errno(register(4096 + 256), &memory(&[(256, vast)])), errno::EMSGSIZE);
+    }
+}

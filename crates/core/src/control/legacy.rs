@@ -1,0 +1,277 @@
+//! The older requests, `NIOCREGIF` and `NIOCGINFO`: one structure of 60 bytes for everything, put into today's.
+
+use unetmap_abi::*;
+use zerocopy::IntoBytes;
+
+use crate::error::errno;
+use crate::control::request::Request;
+
+/// Which of the two calls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Call {
+    /// `NIOCREGIF`.
+    Register,
+    /// `NIOCGINFO`.
+    Info,
+}
+
+/// `nr_cmd` of a plain request.
+const NONE: u16 = 0;
+
+/// Today's request that says the same.
+///
+/// # Errors
+/// `EINVAL` for a version below 14, a name that does not end, a mode or command that does not exist; `ENOBUFS` when the
+/// name of a pipe gets too long.
+pub fn modern(call: Call, old: &Nmreq) -> Result<Request, i32> {
+    if old.nr_version < u32::from(NETMAP_MIN_API) {
+        return Err(errno::EINVAL);
+    }
+    let name = text(&old.nr_name).ok_or(errno::EINVAL)?;
+    match (call, old.nr_cmd) {
+        (Call::Register, NONE) => register(old, name),
+        (Call::Info, NONE) => {
+            let body = NmreqPortInfoGet { nr_mem_id: old.nr_arg2, ..Default::default() };
+            Request::new(NETMAP_REQ_PORT_INFO_GET, name, body.as_bytes())
+        }
+        (Call::Register, NETMAP_VNET_HDR_GET) => {
+            Request::new(NETMAP_REQ_PORT_HDR_GET, name, NmreqPortHdr::default().as_bytes())
+        }
+        (Call::Register, NETMAP_BDG_VNET_HDR) => {
+            let body = NmreqPortHdr { nr_hdr_len: old.nr_arg1.into(), ..Default::default() };
+            Request::new(NETMAP_REQ_PORT_HDR_SET, name, body.as_bytes())
+        }
+        (Call::Register, NETMAP_BDG_DETACH) => {
+            Request::new(NETMAP_REQ_VALE_DETACH, name, NmreqValeDetach::default().as_bytes())
+        }
+        (Call::Register, NETMAP_BDG_DELIF) => Request::new(NETMAP_REQ_VALE_DELIF, name, &[]),
+        (Call::Info, NETMAP_BDG_LIST) => {
+            let body =
+                NmreqValeList { nr_bridge_idx: old.nr_arg1, nr_port_idx: old.nr_arg2.into(), ..Default::default() };
+            Request::new(NETMAP_REQ_VALE_LIST, name, body.as_bytes())
+        }
+        (Call::Register, NETMAP_BDG_ATTACH) => {
+            let host = old.nr_arg1 & NETMAP_BDG_HOST != 0;
+            let reg = NmreqRegister {
+                nr_mode: if host { NR_REG_NIC_SW } else { NR_REG_ALL_NIC },
+                nr_mem_id: old.nr_arg2,
+                ..Default::default()
+            };
+            let body = NmreqValeAttach { reg, ..Default::default() };
+            Request::new(NETMAP_REQ_VALE_ATTACH, name, body.as_bytes())
+        }
+        (Call::Register, NETMAP_BDG_NEWIF) => {
+            let body = NmreqValeNewif {
+                nr_tx_slots: old.nr_tx_slots,
+                nr_rx_slots: old.nr_rx_slots,
+                nr_tx_rings: old.nr_tx_rings,
+                nr_rx_rings: old.nr_rx_rings,
+                nr_mem_id: old.nr_arg2,
+                ..Default::default()
+            };
+            Request::new(NETMAP_REQ_VALE_NEWIF, name, body.as_bytes())
+        }
+        (Call::Register, NETMAP_BDG_POLLING_ON) => polling(NETMAP_REQ_VALE_POLLING_ENABLE, old, name),
+        (Call::Register, NETMAP_BDG_POLLING_OFF) => polling(NETMAP_REQ_VALE_POLLING_DISABLE, old, name),
+        _ => Err(errno::EINVAL),
+    }
+}
+
+/// Writes into `old` what the answer says. Only these fields change, and not `nr_ringid` and `nr_flags`.
+///
+/// # Errors
+/// `ENOMEM` when the region ends beyond 4 GiB of its file, which these requests cannot say.
+pub fn answered(old: &mut Nmreq, answer: &Request) -> Result<(), i32> {
+    let short = |long: u64| u32::try_from(long).map_err(|_| errno::ENOMEM);
+    if let Some(r) = answer.body_as::<NmreqRegister>().filter(|_| answer.header.nr_reqtype == NETMAP_REQ_REGISTER) {
+        (old.nr_offset, old.nr_memsize) = (short(r.nr_offset)?, short(r.nr_memsize)?);
+        (old.nr_tx_slots, old.nr_rx_slots) = (r.nr_tx_slots, r.nr_rx_slots);
+        (old.nr_tx_rings, old.nr_rx_rings) = (r.nr_tx_rings, r.nr_rx_rings);
+        (old.nr_arg2, old.nr_arg3) = (r.nr_mem_id, r.nr_extra_bufs);
+    } else if let Some(i) =
+        answer.body_as::<NmreqPortInfoGet>().filter(|_| answer.header.nr_reqtype == NETMAP_REQ_PORT_INFO_GET)
+    {
+        old.nr_memsize = short(i.nr_memsize)?;
+        (old.nr_tx_slots, old.nr_rx_slots) = (i.nr_tx_slots, i.nr_rx_slots);
+        (old.nr_tx_rings, old.nr_rx_rings) = (i.nr_tx_rings, i.nr_rx_rings);
+        old.nr_arg2 = i.nr_mem_id;
+    } else if let Some(h) =
+        answer.body_as::<NmreqPortHdr>().filter(|_| answer.header.nr_reqtype == NETMAP_REQ_PORT_HDR_GET)
+    {
+        old.nr_arg1 = h.nr_hdr_len as u16;
+    } else if let Some(l) =
+        answer.body_as::<NmreqValeList>().filter(|_| answer.header.nr_reqtype == NETMAP_REQ_VALE_LIST)
+    {
+        // As much of the name as there is room for.
+        let name = answer.name().unwrap_or_default().as_bytes();
+        let most = name.len().min(old.nr_name.len() - 1);
+        old.nr_name = [0; 16];
+        old.nr_name[..most].copy_from_slice(&name[..most]);
+        (old.nr_arg1, old.nr_arg2) = (l.nr_bridge_idx, l.nr_port_idx as u16);
+    }
+    Ok(())
+}
+
+/// The mode stands in the flags, the first processor in the ring's number, how many in the first argument.
+fn polling(reqtype: u16, old: &Nmreq, name: &str) -> Result<Request, i32> {
+    let body = NmreqValePolling {
+        nr_mode: match old.nr_flags & NR_REG_MASK {
+            NR_REG_ALL_NIC => NETMAP_POLLING_MODE_SINGLE_CPU,
+            NR_REG_ONE_NIC => NETMAP_POLLING_MODE_MULTI_CPU,
+            _ => 0,
+        },
+        nr_first_cpu_id: (old.nr_ringid & NETMAP_RING_MASK).into(),
+        nr_num_polling_cpus: old.nr_arg1.into(),
+        ..Default::default()
+    };
+    Request::new(reqtype, name, body.as_bytes())
+}
+
+fn register(old: &Nmreq, name: &str) -> Result<Request, i32> {
+    let ring = old.nr_ringid & NETMAP_RING_MASK;
+    let said = old.nr_flags & NR_REG_MASK;
+    let mut pipe = None;
+    let mode = match said {
+        NR_REG_DEFAULT if old.nr_ringid & NETMAP_SW_RING != 0 => NR_REG_SW,
+        NR_REG_DEFAULT if old.nr_ringid & NETMAP_HW_RING != 0 => NR_REG_ONE_NIC,
+        NR_REG_DEFAULT => NR_REG_ALL_NIC,
+        NR_REG_PIPE_MASTER | NR_REG_PIPE_SLAVE => {
+            pipe = Some(if said == NR_REG_PIPE_MASTER { '{' } else { '}' });
+            NR_REG_ALL_NIC
+        }
+        mode @ (NR_REG_ALL_NIC..=NR_REG_ONE_NIC | NR_REG_NULL | NR_REG_ONE_SW) => mode,
+        _ => return Err(errno::EINVAL),
+    };
+    let name = match pipe {
+        Some(sign) => format!("{name}{sign}{ring}"),
+        None => name.to_owned(),
+    };
+    if name.len() >= NETMAP_REQ_IFNAMSIZ {
+        return Err(ENOBUFS);
+    }
+    let mut flags = u64::from(old.nr_flags & !NR_REG_MASK);
+    if old.nr_ringid & NETMAP_NO_TX_POLL != 0 {
+        flags |= NR_NO_TX_POLL;
+    }
+    if old.nr_ringid & NETMAP_DO_RX_POLL != 0 {
+        flags |= NR_DO_RX_POLL;
+    }
+    let body = NmreqRegister {
+        nr_tx_slots: old.nr_tx_slots,
+        nr_rx_slots: old.nr_rx_slots,
+        nr_tx_rings: old.nr_tx_rings,
+        nr_rx_rings: old.nr_rx_rings,
+        nr_mem_id: old.nr_arg2,
+        nr_ringid: if pipe.is_some() { 0 } else { ring },
+        nr_mode: mode,
+        nr_extra_bufs: old.nr_arg3,
+        nr_flags: flags,
+        ..Default::default()
+    };
+    Request::new(NETMAP_REQ_REGISTER, &name, body.as_bytes())
+}
+
+/// No room for the name.
+const ENOBUFS: i32 = 105;
+
+/// The text in a field that ends with a zero byte.
+fn text(field: &[u8]) -> Option<&str> {
+    let end = field.iter().position(|&b| b == 0)?;
+    std::str::from_utf8(&field[..end]).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn old(name: &str) -> Nmreq {
+        let mut old = Nmreq { nr_version: 14, ..Default::default() };
+        old.nr_name[..name.len()].copy_from_slice(name.as_bytes());
+        old
+    }
+
+    fn asked(old: &Nmreq) -> Result<(String, NmreqRegister), i32> {
+        let request = modern(Call::Register, old)?;
+        Ok((request.name().unwrap().to_owned(), request.body_as().unwrap()))
+    }
+
+    #[test]
+    fn rings_are_chosen_as_by_the_original() {
+        for (ringid, flags, mode, ring) in [
+            (0, 0, NR_REG_ALL_NIC, 0),
+            (NETMAP_SW_RING, 0, NR_REG_SW, 0),
+            (NETMAP_HW_RING | 3, 0, NR_REG_ONE_NIC, 3),
+            (2, NR_REG_ONE_NIC, NR_REG_ONE_NIC, 2),
+            (0, NR_REG_NIC_SW, NR_REG_NIC_SW, 0),
+            (0, NR_REG_NULL, NR_REG_NULL, 0),
+        ] {
+            let (_, r) = asked(&Nmreq { nr_ringid: ringid, nr_flags: flags, ..old("eth0") }).unwrap();
+            assert_eq!((r.nr_mode, r.nr_ringid), (mode, ring), "{ringid:#x} {flags:#x}");
+        }
+        assert_eq!(asked(&Nmreq { nr_flags: 9, ..old("eth0") }), Err(errno::EINVAL));
+    }
+
+    #[test]
+    fn pipes_of_old_get_a_name() {
+        let (name, r) = asked(&Nmreq { nr_ringid: 7, nr_flags: NR_REG_PIPE_SLAVE, ..old("p") }).unwrap();
+        assert_eq!((name.as_str(), r.nr_mode, r.nr_ringid), ("p}7", NR_REG_ALL_NIC, 0));
+    }
+
+    #[test]
+    fn versions_flags_and_wishes() {
+        assert_eq!(asked(&Nmreq { nr_version: 13, ..old("p") }), Err(errno::EINVAL));
+        assert!(asked(&Nmreq { nr_version: 99, ..old("p") }).is_ok());
+        assert_eq!(asked(&Nmreq { nr_name: [b'x'; 16], ..old("") }), Err(errno::EINVAL));
+        let wish = Nmreq {
+            nr_ringid: NETMAP_NO_TX_POLL | NETMAP_DO_RX_POLL,
+            nr_flags: NR_EXCLUSIVE as u32 | NR_REG_ALL_NIC,
+            nr_arg2: 5,
+            nr_arg3: 6,
+            nr_tx_slots: 64,
+            ..old("p{1")
+        };
+        let (_, r) = asked(&wish).unwrap();
+        assert_eq!(r.nr_flags, NR_EXCLUSIVE | NR_NO_TX_POLL | NR_DO_RX_POLL);
+        assert_eq!((r.nr_mem_id, r.nr_extra_bufs, r.nr_tx_slots), (5, 6, 64));
+        for cmd in [NETMAP_BDG_REGOPS, NETMAP_PT_HOST_CREATE, NETMAP_PT_HOST_DELETE, 99] {
+            assert_eq!(asked(&Nmreq { nr_cmd: cmd, ..old("p") }), Err(errno::EINVAL));
+        }
+    }
+
+    #[test]
+    fn commands_about_switches() {
+        let command = |cmd: u16| Nmreq { nr_cmd: cmd, nr_arg1: 1, nr_arg2: 5, ..old("vale0:eth0") };
+        let asked = |old: &Nmreq| modern(Call::Register, old).unwrap();
+        let attach = asked(&command(NETMAP_BDG_ATTACH));
+        let reg = attach.body_as::<NmreqValeAttach>().unwrap().reg;
+        assert_eq!((attach.header.nr_reqtype, reg.nr_mode, reg.nr_mem_id), (NETMAP_REQ_VALE_ATTACH, NR_REG_NIC_SW, 5));
+        let made = asked(&Nmreq { nr_tx_slots: 64, nr_rx_rings: 2, ..command(NETMAP_BDG_NEWIF) });
+        let made = made.body_as::<NmreqValeNewif>().unwrap();
+        assert_eq!((made.nr_tx_slots, made.nr_rx_rings, made.nr_mem_id), (64, 2, 5));
+        let many = Nmreq { nr_flags: NR_REG_ONE_NIC, nr_ringid: NETMAP_HW_RING | 3, ..command(NETMAP_BDG_POLLING_ON) };
+        let many = asked(&many).body_as::<NmreqValePolling>().unwrap();
+        assert_eq!((many.nr_mode, many.nr_first_cpu_id, many.nr_num_polling_cpus), (2, 3, 1));
+    }
+
+    #[test]
+    fn a_listed_port_is_named() {
+        let mut list = Nmreq { nr_cmd: NETMAP_BDG_LIST, ..old("") };
+        let mut answer = modern(Call::Info, &list).unwrap();
+        let named = Request::new(NETMAP_REQ_VALE_LIST, "vale0:a_name_that_is_long", &answer.body).unwrap();
+        answer.header = named.header;
+        answer.body = NmreqValeList { nr_bridge_idx: 2, nr_port_idx: 7, ..Default::default() }.as_bytes().to_vec();
+        answered(&mut list, &answer).unwrap();
+        assert_eq!((&list.nr_name, list.nr_arg1, list.nr_arg2), (b"vale0:a_name_th\0", 2, 7));
+    }
+
+    #[test]
+    fn only_the_documented_fields_come_back() {
+        let before = Nmreq { nr_ringid: 7, nr_flags: NR_REG_ONE_NIC, spare2: [9], ..old("p{1") };
+        let mut answer = modern(Call::Register, &before).unwrap();
+        let told = NmreqRegister { nr_offset: 1, nr_memsize: 2, nr_mem_id: 3, nr_extra_bufs: 4, ..Default::default() };
+        answer.body = told.as_bytes().to_vec();
+        let mut after = before;
+        answered(&mut after, &answer).unwrap();
+        assert_eq!(after, Nmreq { nr_offset: 1, nr_memsize: 2, nr_arg2: 3, nr_arg3: 4, ..before });
+    }
+}
