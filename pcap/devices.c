@@ -140,7 +140,7 @@ pcap_findalldevs(pcap_if_t **list, char *error)
 		ours.end = &(*ours.end)->next;
 	/* Whoever cannot ask the daemon has what the system lists. */
 	if (lib != NULL)
-		(void)lib->unetmap_ports(add_existing, &ours);
+		(void)lib->unetmap_each_port(add_existing, &ours);
 	for (i = 0; i < named_count; i++)
 		add(&ours, named[i], "named");
 	return 0;

@@ -182,21 +182,21 @@ extern struct real real;
 /* ---- lib.c: libunetmap's functions that we use; an error is a negative errno */
 
 #define ALL_LIB(do_)	\
-	do_(unetmap_open) do_(unetmap_forget) do_(unetmap_ioctl) do_(unetmap_mmap) do_(unetmap_poll)	\
-	do_(unetmap_arm) do_(unetmap_woken) do_(unetmap_said) do_(unetmap_ports) do_(unetmap_dropped)	\
+	do_(unetmap_open) do_(unetmap_fd_closed) do_(unetmap_ioctl) do_(unetmap_mmap) do_(unetmap_poll)	\
+	do_(unetmap_arm) do_(unetmap_poll_woken) do_(unetmap_last_error) do_(unetmap_each_port) do_(unetmap_dropped_packets)	\
 	do_(nmport_new) do_(nmport_parse)	\
 	do_(nmport_undo_parse) do_(nmport_delete) do_(nmctx_get)
 
 int unetmap_open(int flags);
-void unetmap_forget(int fd);
+void unetmap_fd_closed(int fd);
 int unetmap_ioctl(int fd, unsigned long request, void *arg);
 long unetmap_mmap(void *address, size_t bytes, int prot, int flags, int fd, int64_t at);
 int unetmap_poll(int fd, short events, int64_t limit_ns);
 int unetmap_arm(int fd, short events, struct pollfd *wait, unsigned int room, unsigned int *used);
-int unetmap_woken(int fd, short events);
-size_t unetmap_said(char *into, size_t room);
-int unetmap_ports(void (*each)(void *arg, const char *name, const char *kind), void *arg);
-int64_t unetmap_dropped(int fd);
+int unetmap_poll_woken(int fd, short events);
+size_t unetmap_last_error(char *into, size_t room);
+int unetmap_each_port(void (*each)(void *arg, const char *name, const char *kind), void *arg);
+int64_t unetmap_dropped_packets(int fd);
 
 struct lib {
 #define MEMBER(name)	__typeof__(name) *name;

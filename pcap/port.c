@@ -80,7 +80,7 @@ port_said(int error, char *room, size_t bytes)
 {
 	const struct lib *lib = lib_load(room);
 
-	if (lib == NULL || lib->unetmap_said(room, bytes) == 0)
+	if (lib == NULL || lib->unetmap_last_error(room, bytes) == 0)
 		snprintf(room, bytes, "%s", strerror(error));
 	return room;
 }
@@ -287,7 +287,7 @@ port_open(pcap_t *p)
 	if (status < 0)
 		return fail(p, status_of(-status), "%s", port_said(-status, room, sizeof(room)));
 	status = map(p, lib);
-	p->dropped_before = lib->unetmap_dropped(p->fd);
+	p->dropped_before = lib->unetmap_dropped_packets(p->fd);
 	if (!port_interface(p->name, p->interface))
 		p->interface[0] = '\0';
 	p->missed_before = port_missed(p);
@@ -307,7 +307,7 @@ port_close(pcap_t *p)
 	if (p->region != NULL)
 		munmap(p->region, p->region_bytes);
 	if (p->fd >= 0) {
-		lib->unetmap_forget(p->fd);
+		lib->unetmap_fd_closed(p->fd);
 		close(p->fd);
 	}
 	if (p->port != NULL) {

@@ -373,7 +373,7 @@ receive_stats(pcap_t *p, struct pcap_stat *s)
 {
 	char room[PCAP_ERRBUF_SIZE];
 	const struct lib *lib = lib_load(room);
-	int64_t missed, dropped = lib->unetmap_dropped(p->fd);
+	int64_t missed, dropped = lib->unetmap_dropped_packets(p->fd);
 	int got = lib->unetmap_ioctl(p->fd, NIOCRXSYNC, NULL);
 	uint64_t waiting = 0;
 	unsigned int i;

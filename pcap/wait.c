@@ -177,7 +177,7 @@ sleep_once(pcap_t *p, const struct lib *lib, int64_t limit_ns)
 	limit.tv_nsec = limit_ns % 1000000000LL;
 	/* Not by its name: in a program that has libunetmap preloaded that would be libunetmap's. */
 	(void)syscall(SYS_ppoll, wait, (nfds_t)used + 1, &limit, NULL, (size_t)8);
-	return answer(p, lib->unetmap_woken(p->fd, POLLIN));
+	return answer(p, lib->unetmap_poll_woken(p->fd, POLLIN));
 }
 
 int

@@ -2,11 +2,12 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * epoll, where netmap files are in a set, or in a set that is in the set.
+ * epoll when a set contains netmap files, directly or in a nested set.
  *
- * The kernel has them in its sets, too: a netmap file for nothing but the
- * hang-up when the daemon dies. What was asked about them stands in a book here,
- * with the sets in sets. A wait asks both, and the same descriptor is told once.
+ * The kernel's set contains them, too: a netmap file only for the hang-up when
+ * the daemon exits. The registrations of netmap files and of nested sets are
+ * recorded in a table here. A wait checks both the kernel's set and the table,
+ * and reports each descriptor once.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -19,42 +20,43 @@
 #include <net/netmap.h>
 
 #include "hooks.h"
-#include "real.h"
+#include "libc_calls.h"
 #include "wait.h"
 
 /*
- * ---------------------------------------------------------------- the book
+ * ------------------------------------------------- the table of registrations
  *
- * Written by one at a time, with signals blocked; read by anybody, who looks
- * whether it was written meanwhile.
+ * A seqlock: one writer at a time, with signals blocked; readers retry if the
+ * version has changed meanwhile.
  */
 struct member {
 	uint32_t set;		/* 0: free */
 	int fd;
-	int is_set;		/* another one */
-	uint32_t events;	/* EPOLL*, asked for; EPOLLONESHOT alone: told once */
-	uint64_t told;		/* edges: see TOLD */
+	int is_set;		/* fd is an epoll set */
+	uint32_t events;	/* EPOLL*, as registered; EPOLLONESHOT alone: disarmed after its one report */
+	uint64_t reported;	/* edge-triggered: see REPORTED */
 	epoll_data_t data;
 };
 
 /*
- * What a program that asked for edges knows: the events, and how far the rings
- * were then. In one word, so that of two threads only one tells it.
+ * The state that was last reported of an edge-triggered member: its events and
+ * the progress of its rings, in one word, so that a compare-and-exchange lets only
+ * one of two threads report a change.
  */
-#define TOLD(events, in, out)	\
+#define REPORTED(events, in, out)	\
 	((uint64_t)(events) | (uint64_t)((in) & 0xffffff) << 16 | (uint64_t)((out) & 0xffffff) << 40)
-#define TOLD_EVENTS(told)	((uint32_t)(told) & 0xffff)
-#define TOLD_PROGRESS(told, which)	((uint32_t)((told) >> ((which) == 0 ? 16 : 40)) & 0xffffff)
+#define REPORTED_EVENTS(reported)	((uint32_t)(reported) & 0xffff)
+#define REPORTED_PROGRESS(reported, which)	((uint32_t)((reported) >> ((which) == 0 ? 16 : 40)) & 0xffffff)
 
-#define MEMBERS		1024
-#define DEPTH		5	/* of sets in sets, which is what the kernel permits */
+#define MAX_MEMBERS	1024
+#define MAX_NESTING	5	/* of sets in sets, as the kernel permits */
 
-static struct member members[MEMBERS];
-static int members_end;		/* all behind are free */
-static uint32_t version;	/* odd: being written */
+static struct member members[MAX_MEMBERS];
+static int members_end;		/* members at or above this index are free */
+static uint32_t version;	/* odd while a writer is active */
 
-unsigned char epoll_kinds[UNETMAP_FILES];
-/* A set has a number once it has a member here, or a second descriptor. */
+unsigned char unetmap_epoll_kinds[UNETMAP_FILES];
+/* By descriptor: the set's number, assigned once the set has a member here or a second descriptor; 0: none. */
 static uint32_t set_numbers[UNETMAP_FILES];
 static uint32_t last_number;
 
@@ -82,23 +84,23 @@ unlock(const sigset_t *before)
 	pthread_sigmask(SIG_SETMASK, before, NULL);
 }
 
-/* Who was writing is not in the child. */
+/* The writer, if there was one, is a thread that the child does not have. */
 void
-epoll_forked(void)
+unetmap_epoll_atfork_child(void)
 {
 	if (version & 1)
 		version++;
 }
 
 uint32_t
-epoll_set_of(int fd)
+unetmap_epoll_set_of(int fd)
 {
 	return (unsigned int)fd < UNETMAP_FILES ? __atomic_load_n(&set_numbers[fd], __ATOMIC_RELAXED) : 0;
 }
 
-/* Copies the set's next member, from members[*at] on; 0: there is none. */
+/* Copies the set's next member, from members[*at] on, and sets *at to its index. Returns 0 if there is none. */
 static int
-next(uint32_t set, int *at, struct member *copy)
+next_member(uint32_t set, int *at, struct member *copy)
 {
 	int end = __atomic_load_n(&members_end, __ATOMIC_ACQUIRE);
 
@@ -131,7 +133,7 @@ find(uint32_t set, int fd)
 }
 
 static void
-drop(uint32_t set, int fd)
+remove_members(uint32_t set, int fd)
 {
 	int i;
 
@@ -140,17 +142,18 @@ drop(uint32_t set, int fd)
 			members[i].set = 0;
 }
 
-/* The set's number, given to it now if it has none. Called under the lock. */
+/* Returns the set's number; assigns one if it has none. Called with the lock held. */
 static uint32_t
-number(int fd)
+set_number(int fd)
 {
 	if (set_numbers[fd] == 0)
 		set_numbers[fd] = ++last_number;
 	return set_numbers[fd];
 }
 
+/* Whether no other descriptor refers to the same set. */
 static int
-is_last(int fd)
+is_last_descriptor(int fd)
 {
 	int i;
 
@@ -160,79 +163,79 @@ is_last(int fd)
 	return 1;
 }
 
-/* The descriptor is closed. */
+/* Removes a descriptor that is being closed and, with its last descriptor, the set. */
 void
-epoll_forget(int fd)
+unetmap_epoll_fd_closed(int fd)
 {
 	sigset_t before;
 
 	lock(&before);
-	drop(set_numbers[fd] != 0 && is_last(fd) ? set_numbers[fd] : 0, fd);
+	remove_members(set_numbers[fd] != 0 && is_last_descriptor(fd) ? set_numbers[fd] : 0, fd);
 	set_numbers[fd] = 0;
-	__atomic_store_n(&epoll_kinds[fd], 0, __ATOMIC_RELAXED);
+	__atomic_store_n(&unetmap_epoll_kinds[fd], 0, __ATOMIC_RELAXED);
 	unlock(&before);
 }
 
-/* now is a duplicate of old. */
+/* Records that copy is a duplicate of fd. */
 void
-epoll_share(int old, int now)
+unetmap_epoll_fd_duplicated(int fd, int copy)
 {
 	sigset_t before;
 
-	if ((unsigned int)now >= UNETMAP_FILES || !(epoll_kinds[old] & KIND_SET))
+	if ((unsigned int)copy >= UNETMAP_FILES || !(unetmap_epoll_kinds[fd] & KIND_SET))
 		return;
 	lock(&before);
-	set_numbers[now] = number(old);
-	epoll_kinds[now] |= KIND_SET;
+	set_numbers[copy] = set_number(fd);
+	unetmap_epoll_kinds[copy] |= KIND_SET;
 	unlock(&before);
 }
 
 static int
-created(int set)
+record_set(int set)
 {
-	if (set >= 0 && set < UNETMAP_FILES && !is_vforked())
-		__atomic_store_n(&epoll_kinds[set], KIND_SET, __ATOMIC_RELAXED);
+	if (set >= 0 && set < UNETMAP_FILES && !unetmap_in_vfork_child())
+		__atomic_store_n(&unetmap_epoll_kinds[set], KIND_SET, __ATOMIC_RELAXED);
 	return set;
 }
 
 int
 unetmap_hook_epoll_create(int size)
 {
-	return created(CALL(epoll_create, (size), (int)syscall(SYS_epoll_create1, 0)));
+	return record_set(CALL_LIBC(epoll_create, (size), (int)syscall(SYS_epoll_create1, 0)));
 }
 
 int
 unetmap_hook_epoll_create1(int flags)
 {
-	return created(CALL(epoll_create1, (flags), (int)syscall(SYS_epoll_create1, flags)));
+	return record_set(CALL_LIBC(epoll_create1, (flags), (int)syscall(SYS_epoll_create1, flags)));
 }
 
-/* Notes what the kernel has accepted. 0, or an errno. */
+/* Records a registration that the kernel has accepted. Returns 0 or an errno. */
 static int
-note(int set, int what, int fd, const struct epoll_event *event)
+record_registration(int set, int op, int fd, const struct epoll_event *event)
 {
 	struct member *m;
 	sigset_t before;
 	int i, error = 0;
 
 	lock(&before);
-	m = find(number(set), fd);
-	if (what == EPOLL_CTL_DEL) {
+	m = find(set_number(set), fd);
+	if (op == EPOLL_CTL_DEL) {
 		if (m != NULL)
 			m->set = 0;
 	} else {
-		for (i = 0; m == NULL && i < MEMBERS; i++)
+		for (i = 0; m == NULL && i < MAX_MEMBERS; i++)
 			if (i == members_end || members[i].set == 0)
 				m = &members[i];
 		if (m == NULL) {
 			error = ENOSPC;
 		} else {
-			*m = (struct member){ .set = number(set), .fd = fd, .is_set = !is_netmap(fd),
+			*m = (struct member){ .set = set_number(set), .fd = fd, .is_set = !is_netmap(fd),
 			    .events = event->events, .data = event->data };
 			if (m == &members[members_end])
 				__atomic_store_n(&members_end, members_end + 1, __ATOMIC_RELEASE);
-			epoll_kinds[set] |= KIND_SET;
-			epoll_kinds[fd] |= KIND_MEMBER;
+			unetmap_epoll_kinds[set] |= KIND_SET;
+			unetmap_epoll_kinds[fd] |= KIND_MEMBER;
 		}
 	}
 	unlock(&before);
@@ -240,26 +243,26 @@ note(int set, int what, int fd, const struct epoll_event *event)
 }
 
 int
-unetmap_hook_epoll_ctl(int set, int what, int fd, struct epoll_event *event)
+unetmap_hook_epoll_ctl(int set, int op, int fd, struct epoll_event *event)
 {
-	struct epoll_event hang_up, *asked = event;
+	struct epoll_event hang_up, *kernel_event = event;
 	int error;
 
-	if (!is_netmap(fd) && !(epoll_knows(fd) && (epoll_kinds[fd] & KIND_SET)))
-		return real_epoll_ctl(set, what, fd, event);
-	if ((unsigned int)set >= UNETMAP_FILES || (event == NULL && what != EPOLL_CTL_DEL) || is_vforked())
-		return real_epoll_ctl(set, what, fd, event);
+	if (!is_netmap(fd) && !(is_epoll_related(fd) && (unetmap_epoll_kinds[fd] & KIND_SET)))
+		return unetmap_libc_epoll_ctl(set, op, fd, event);
+	if ((unsigned int)set >= UNETMAP_FILES || (event == NULL && op != EPOLL_CTL_DEL) || unetmap_in_vfork_child())
+		return unetmap_libc_epoll_ctl(set, op, fd, event);
 	if (is_netmap(fd) && event != NULL) {
 		hang_up = *event;
 		hang_up.events &= EPOLLET | EPOLLONESHOT | EPOLLWAKEUP | EPOLLEXCLUSIVE;
-		asked = &hang_up;
+		kernel_event = &hang_up;
 	}
-	if (real_epoll_ctl(set, what, fd, asked) != 0)
+	if (unetmap_libc_epoll_ctl(set, op, fd, kernel_event) != 0)
 		return -1;
-	error = note(set, what, fd, event);
+	error = record_registration(set, op, fd, event);
 	if (error == 0)
 		return 0;
-	real_epoll_ctl(set, EPOLL_CTL_DEL, fd, NULL);
+	unetmap_libc_epoll_ctl(set, EPOLL_CTL_DEL, fd, NULL);
 	errno = error;
 	return -1;
 }
@@ -270,25 +273,26 @@ unetmap_hook_epoll_ctl(int set, int what, int fd, struct epoll_event *event)
 static int set_ready(uint32_t set, int depth);
 
 static uint32_t
-look_at(const struct member *m, enum look how, int depth)
+check_member(const struct member *m, enum check how, int depth)
 {
 	short events = (short)(m->events & POLLED);
 	int got;
 
 	if (m->is_set)
-		return m->events & POLLIN && set_ready(epoll_set_of(m->fd), depth) ? POLLIN : 0;
-	got = how == LOOK_WOKEN ? unetmap_woken(m->fd, events) : unetmap_look(m->fd, events);
+		return m->events & POLLIN && set_ready(unetmap_epoll_set_of(m->fd), depth) ? POLLIN : 0;
+	got = how == CHECK_WOKEN ? unetmap_poll_woken(m->fd, events) : unetmap_poll_now(m->fd, events);
 	return (uint32_t)(unsigned short)events_of(got);
 }
 
 /*
- * What a program is told only when it is new: what has become ready since it was
- * told, or has become more.
+ * Returns the events to report of an edge-triggered member: those that became
+ * ready since the last report, or whose ring has advanced since. Updates
+ * m->reported.
  */
 static uint32_t
-edges_of(struct member *m, uint32_t got)
+new_edges(struct member *m, uint32_t got)
 {
-	uint32_t told = TOLD_EVENTS(m->told), fresh = got & POLLERR & ~told;
+	uint32_t reported = REPORTED_EVENTS(m->reported), fresh = got & POLLERR & ~reported;
 	unsigned int progress[2] = { 0, 0 };
 	int which;
 
@@ -296,28 +300,28 @@ edges_of(struct member *m, uint32_t got)
 		uint32_t bits = which == 0 ? POLLIN | POLLRDNORM : POLLOUT | POLLWRNORM;
 
 		if (!m->is_set) {
-			/* What is ready is not synced by a look; what has come until now is one piece of news. */
-			if ((told | got) & bits)
+			/* A check does not sync a ready ring; with this sync all packets until now make one edge. */
+			if ((reported | got) & bits)
 				unetmap_ioctl(m->fd, which == 0 ? NIOCRXSYNC : NIOCTXSYNC, NULL);
 			progress[which] = unetmap_progress(m->fd, which) & 0xffffff;
 		}
-		if ((got & bits) && (!(told & bits) || progress[which] != TOLD_PROGRESS(m->told, which)))
+		if ((got & bits) && (!(reported & bits) || progress[which] != REPORTED_PROGRESS(m->reported, which)))
 			fresh |= got & bits;
 	}
-	m->told = TOLD(got & 0xffff, progress[0], progress[1]);
+	m->reported = REPORTED(got & 0xffff, progress[0], progress[1]);
 	return fresh;
 }
 
-/* The member's events that the program is to be told. */
+/* Returns the member's events that are to be reported to the program. */
 static uint32_t
-ready_of(struct member *m, enum look how, int depth)
+events_to_report(struct member *m, enum check how, int depth)
 {
 	uint32_t got;
 
 	if (m->events == EPOLLONESHOT)
 		return 0;
-	got = look_at(m, how, depth);
-	return m->events & EPOLLET ? edges_of(m, got) : got;
+	got = check_member(m, how, depth);
+	return m->events & EPOLLET ? new_edges(m, got) : got;
 }
 
 static int
@@ -328,17 +332,17 @@ set_ready(uint32_t set, int depth)
 
 	if (set == 0 || depth == 0)
 		return 0;
-	for (; next(set, &at, &m); at++)
-		if (ready_of(&m, LOOK_AGAIN, depth - 1) != 0)
+	for (; next_member(set, &at, &m); at++)
+		if (events_to_report(&m, CHECK_RINGS, depth - 1) != 0)
 			return 1;
 	return 0;
 }
 
-/* Whether a set has members here that are ready. */
+/* Whether a set has members in the table that are ready. */
 int
-epoll_set_ready(uint32_t set)
+unetmap_epoll_set_ready(uint32_t set)
 {
-	return set_ready(set, DEPTH);
+	return set_ready(set, MAX_NESTING);
 }
 
 static int
@@ -349,62 +353,67 @@ set_arm(uint32_t set, struct waiter *w, int depth)
 
 	if (set == 0 || depth == 0)
 		return 0;
-	for (; next(set, &at, &m); at++) {
+	for (; next_member(set, &at, &m); at++) {
 		short events = (short)(m.events & POLLED);
 
 		if (m.events == EPOLLONESHOT)
 			continue;
 		if (m.is_set) {
-			if (set_arm(epoll_set_of(m.fd), w, depth - 1))
+			if (set_arm(unetmap_epoll_set_of(m.fd), w, depth - 1))
 				return 1;
-		} else if (!unetmap_still(m.fd)) {
-			epoll_forget(m.fd);
+		} else if (!unetmap_fd_is_netmap(m.fd)) {
+			unetmap_epoll_fd_closed(m.fd);
 			return 1;
-		} else if (!(m.events & EPOLLET) || TOLD_EVENTS(m.told) == 0) {
-			if (add_bells(w, m.fd, events, 0) != 0)
+		} else if (!(m.events & EPOLLET) || REPORTED_EVENTS(m.reported) == 0) {
+			if (unetmap_add_doorbells(w, m.fd, events, 0) != 0)
 				return 1;
 		} else {
-			/* What was told is not news: the wait is for more. */
-			short got = add_bells(w, m.fd, events, 1);
+			/* Reported events are no new edge: the wait is for progress beyond them. */
+			short got = unetmap_add_doorbells(w, m.fd, events, 1);
 
-			if ((got & POLLERR) ? !(TOLD_EVENTS(m.told) & POLLERR) : edges_of(&m, look_at(&m, LOOK_AGAIN, 0)) != 0)
+			if ((got & POLLERR) ? !(REPORTED_EVENTS(m.reported) & POLLERR)
+			    : new_edges(&m, check_member(&m, CHECK_RINGS, 0)) != 0)
 				return 1;
 		}
 	}
 	return 0;
 }
 
-/* Asks for all wake-ups of a set's members here; 1: something is ready now. */
+/* Requests wake-ups for all of a set's members in the table. Returns 1 if one is ready now. */
 int
-epoll_set_arm(uint32_t set, struct waiter *w)
+unetmap_epoll_set_arm(uint32_t set, struct waiter *w)
 {
-	return set_arm(set, w, DEPTH);
+	return set_arm(set, w, MAX_NESTING);
 }
 
 /*
  * ------------------------------------------------------------------ waiting
  */
-struct epolled {
+struct epoll_waiter {
 	struct waiter w;	/* others: the set itself */
-	int fd, most;
+	int fd, max;		/* max: elements of events */
 	uint32_t set;
 	struct epoll_event *events;
 };
 
-/* Remembers what is told; 0: another thread has told something since, or the registration is another one now. */
+/*
+ * Stores the reported state, if it is still `before`. Returns 0 if another thread
+ * has reported something since, or if the registration has changed.
+ */
 static int
-tell(const struct member *m, uint64_t then, int at)
+store_reported(const struct member *m, uint64_t before, int at)
 {
-	struct member *noted = &members[at];
+	struct member *stored = &members[at];
 
-	if (!(m->events & EPOLLET) || m->told == then)
+	if (!(m->events & EPOLLET) || m->reported == before)
 		return 1;
-	if (__atomic_load_n(&noted->set, __ATOMIC_RELAXED) != m->set || noted->fd != m->fd)
+	if (__atomic_load_n(&stored->set, __ATOMIC_RELAXED) != m->set || stored->fd != m->fd)
 		return 0;
-	return __atomic_compare_exchange_n(&noted->told, &then, m->told, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	return __atomic_compare_exchange_n(&stored->reported, &before, m->reported, 0, __ATOMIC_RELAXED,
+	    __ATOMIC_RELAXED);
 }
 
-/* Nobody is told a second time; 0: somebody else has told it already. */
+/* Disarms an EPOLLONESHOT member. Returns 0 if another thread has already reported it. */
 static int
 disarm(const struct member *m, int at)
 {
@@ -417,37 +426,38 @@ disarm(const struct member *m, int at)
 }
 
 /*
- * Writes what is ready here behind what the kernel has said; how many there are
- * then. The kernel may have told of the same: of another file in a set, of the
- * daemon's end.
+ * Appends the members that are ready to the events that the kernel has reported,
+ * and returns how many events there are then. The kernel may have reported the
+ * same member: a nested set for another file in it, a netmap file for the
+ * daemon's exit. Such events are merged.
  */
 static int
-report(struct epolled *e, int kernels, enum look how)
+report(struct epoll_waiter *e, int from_kernel, enum check how)
 {
 	struct member m;
-	int at = 0, out = kernels;
+	int at = 0, out = from_kernel;
 
-	while (next(e->set, &at, &m)) {
-		uint64_t then = m.told;
-		uint32_t got = ready_of(&m, how, DEPTH);
+	while (next_member(e->set, &at, &m)) {
+		uint64_t before = m.reported;
+		uint32_t got = events_to_report(&m, how, MAX_NESTING);
 		int i = 0;
 
-		while (i < kernels && e->events[i].data.u64 != m.data.u64)
+		while (i < from_kernel && e->events[i].data.u64 != m.data.u64)
 			i++;
-		if (i < kernels && !m.is_set && (e->events[i].events & (EPOLLHUP | EPOLLERR)))
+		if (i < from_kernel && !m.is_set && (e->events[i].events & (EPOLLHUP | EPOLLERR)))
 			e->events[i].events = EPOLLERR;
-		/* What there is no room for is news the next time, too. */
-		if (got != 0 && i == kernels && out == e->most) {
+		/* No room: not stored as reported, so the next call reports it. */
+		if (got != 0 && i == from_kernel && out == e->max) {
 			at++;
 			continue;
 		}
-		/* What another thread has told is none to this one; there may be more. */
-		if (!tell(&m, then, at))
+		/* Another thread has reported this edge: check the member once more, there may be a newer one. */
+		if (!store_reported(&m, before, at))
 			continue;
 		at++;
 		if (got == 0 || !disarm(&m, at - 1))
 			continue;
-		if (i == kernels)
+		if (i == from_kernel)
 			i = out++;
 		else
 			got |= e->events[i].events;
@@ -457,86 +467,87 @@ report(struct epolled *e, int kernels, enum look how)
 }
 
 static int
-look(struct waiter *w, enum look how)
+check(struct waiter *w, enum check how)
 {
-	static unsigned int turns;
-	struct epolled *e = (struct epolled *)w;
-	/* One event at least is for what is ready here; where there is only one, it is so every other time. */
-	int most = e->most > 1 ? e->most - 1 : (int)(__atomic_fetch_add(&turns, 1, __ATOMIC_RELAXED) & 1);
-	int kernels = 0, ready;
+	static unsigned int calls;
+	struct epoll_waiter *e = (struct epoll_waiter *)w;
+	/* At least one element is kept free for members here; if there is only one, every other call. */
+	int max = e->max > 1 ? e->max - 1 : (int)(__atomic_fetch_add(&calls, 1, __ATOMIC_RELAXED) & 1);
+	int from_kernel = 0, ready;
 
-	if (how == LOOK_AGAIN || most == 0) {
+	if (how == CHECK_RINGS || max == 0) {
 		ready = report(e, 0, how);
-		if (ready != 0 || how == LOOK_AGAIN)
+		if (ready != 0 || how == CHECK_RINGS)
 			return ready;
-		return real_epoll_pwait(e->fd, e->events, e->most, 0, NULL);
+		return unetmap_libc_epoll_pwait(e->fd, e->events, e->max, 0, NULL);
 	}
-	kernels = real_epoll_pwait(e->fd, e->events, most, 0, NULL);
-	return kernels < 0 ? -1 : report(e, kernels, how);
+	from_kernel = unetmap_libc_epoll_pwait(e->fd, e->events, max, 0, NULL);
+	return from_kernel < 0 ? -1 : report(e, from_kernel, how);
 }
 
 static int
 arm(struct waiter *w)
 {
-	return epoll_set_arm(((struct epolled *)w)->set, w);
+	return unetmap_epoll_set_arm(((struct epoll_waiter *)w)->set, w);
 }
 
 static int
-epoll_ours(int fd, struct epoll_event *events, int most, int64_t limit, const sigset_t *mask)
+wait_for_set(int fd, struct epoll_event *events, int max, int64_t limit, const sigset_t *mask)
 {
 	struct pollfd room[WAIT_ROOM(1)];
-	struct epolled e = { .w = { .look = look, .arm = arm, .others = room + BELLS, .n = 1 },
-	    .fd = fd, .most = most, .set = epoll_set_of(fd), .events = events };
+	struct epoll_waiter e = { .w = { .check = check, .arm = arm, .others = room + MAX_DOORBELLS, .n = 1 },
+	    .fd = fd, .max = max, .set = unetmap_epoll_set_of(fd), .events = events };
 
-	room[BELLS] = (struct pollfd){ .fd = fd, .events = POLLIN };
-	return wait_until(&e.w, limit, mask);
+	room[MAX_DOORBELLS] = (struct pollfd){ .fd = fd, .events = POLLIN };
+	return unetmap_wait(&e.w, limit, mask);
 }
 
-/* Whether a set has netmap files, in itself or in a set in it. */
+/* Whether a set contains netmap files, directly or in a nested set. */
 static int
-has_ours(uint32_t set, int depth)
+has_netmap_files(uint32_t set, int depth)
 {
 	struct member m;
 	int at = 0;
 
 	if (set == 0 || depth == 0)
 		return 0;
-	for (; next(set, &at, &m); at++)
-		if (!m.is_set || has_ours(epoll_set_of(m.fd), depth - 1))
+	for (; next_member(set, &at, &m); at++)
+		if (!m.is_set || has_netmap_files(unetmap_epoll_set_of(m.fd), depth - 1))
 			return 1;
 	return 0;
 }
 
+/* Whether the C library handles a wait on this set. */
 static inline int
-is_plain(int set, int most)
+is_plain(int set, int max)
 {
-	return !epoll_knows(set) || most <= 0 || !has_ours(epoll_set_of(set), DEPTH);
+	return !is_epoll_related(set) || max <= 0 || !has_netmap_files(unetmap_epoll_set_of(set), MAX_NESTING);
 }
 
 int
-unetmap_hook_epoll_pwait(int set, struct epoll_event *events, int most, int timeout, const sigset_t *mask)
+unetmap_hook_epoll_pwait(int set, struct epoll_event *events, int max, int timeout, const sigset_t *mask)
 {
-	if (is_plain(set, most))
-		return real_epoll_pwait(set, events, most, timeout, mask);
-	return epoll_ours(set, events, most, timeout < 0 ? NO_LIMIT : timeout * MILLISECOND, mask);
+	if (is_plain(set, max))
+		return unetmap_libc_epoll_pwait(set, events, max, timeout, mask);
+	return wait_for_set(set, events, max, timeout < 0 ? NO_LIMIT : timeout * MILLISECOND, mask);
 }
 
 int
-unetmap_hook_epoll_wait(int set, struct epoll_event *events, int most, int timeout)
+unetmap_hook_epoll_wait(int set, struct epoll_event *events, int max, int timeout)
 {
-	return unetmap_hook_epoll_pwait(set, events, most, timeout, NULL);
+	return unetmap_hook_epoll_pwait(set, events, max, timeout, NULL);
 }
 
 int
-unetmap_hook_epoll_pwait2(int set, struct epoll_event *events, int most, const struct timespec *timeout,
+unetmap_hook_epoll_pwait2(int set, struct epoll_event *events, int max, const struct timespec *timeout,
     const sigset_t *mask)
 {
-	if (is_plain(set, most))
-		return CALL(epoll_pwait2, (set, events, most, timeout, mask),
-		    (int)syscall(SYS_epoll_pwait2, set, events, most, timeout, mask, (size_t)8));
+	if (is_plain(set, max))
+		return CALL_LIBC(epoll_pwait2, (set, events, max, timeout, mask),
+		    (int)syscall(SYS_epoll_pwait2, set, events, max, timeout, mask, (size_t)8));
 	if (timeout != NULL && (timeout->tv_sec < 0 || timeout->tv_nsec < 0 || timeout->tv_nsec >= SECOND)) {
 		errno = EINVAL;
 		return -1;
 	}
-	return epoll_ours(set, events, most, nanoseconds(timeout), mask);
+	return wait_for_set(set, events, max, unetmap_timespec_ns(timeout), mask);
 }

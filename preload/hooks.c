@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * The names that a program calls: a netmap file goes to Rust, everything else
- * on to the C library, untouched.
+ * Hooks of open, ioctl, mmap and recvmsg. Calls on a netmap file go to
+ * crates/capi; all others are passed to the C library unchanged.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -20,10 +20,10 @@
 #include <net/netmap_user.h>
 
 #include "hooks.h"
-#include "real.h"
+#include "libc_calls.h"
 
 int
-failed(long result)
+unetmap_result(long result)
 {
 	if (result >= 0)
 		return (int)result;
@@ -43,36 +43,36 @@ int
 unetmap_hook_open(const char *path, int flags, mode_t mode)
 {
 	if (is_device(path))
-		return failed(unetmap_open(flags));
-	return CALL(open, (path, flags, mode), (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+		return unetmap_result(unetmap_open(flags));
+	return CALL_LIBC(open, (path, flags, mode), (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode));
 }
 
 int
 unetmap_hook_open64(const char *path, int flags, mode_t mode)
 {
 	if (is_device(path))
-		return failed(unetmap_open(flags));
-	return CALL(open64, (path, flags, mode), (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_LARGEFILE, mode));
+		return unetmap_result(unetmap_open(flags));
+	return CALL_LIBC(open64, (path, flags, mode), (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_LARGEFILE, mode));
 }
 
 int
 unetmap_hook_openat(int dir, const char *path, int flags, mode_t mode)
 {
 	if (is_device(path))
-		return failed(unetmap_open(flags));
-	return CALL(openat, (dir, path, flags, mode), (int)syscall(SYS_openat, dir, path, flags, mode));
+		return unetmap_result(unetmap_open(flags));
+	return CALL_LIBC(openat, (dir, path, flags, mode), (int)syscall(SYS_openat, dir, path, flags, mode));
 }
 
 int
 unetmap_hook_openat64(int dir, const char *path, int flags, mode_t mode)
 {
 	if (is_device(path))
-		return failed(unetmap_open(flags));
-	return CALL(openat64, (dir, path, flags, mode),
+		return unetmap_result(unetmap_open(flags));
+	return CALL_LIBC(openat64, (dir, path, flags, mode),
 	    (int)syscall(SYS_openat, dir, path, flags | O_LARGEFILE, mode));
 }
 
-/* What -D_FORTIFY_SOURCE makes of calls without a mode. */
+/* Called in place of open and its variants without a mode, with -D_FORTIFY_SOURCE. */
 int
 unetmap_hook_open_2(const char *path, int flags)
 {
@@ -103,16 +103,16 @@ int
 unetmap_hook_ioctl(int fd, unsigned long request, void *arg)
 {
 	if (is_netmap(fd))
-		return failed(unetmap_ioctl(fd, request, arg));
-	return CALL(ioctl, (fd, request, arg), (int)syscall(SYS_ioctl, fd, request, arg));
+		return unetmap_result(unetmap_ioctl(fd, request, arg));
+	return CALL_LIBC(ioctl, (fd, request, arg), (int)syscall(SYS_ioctl, fd, request, arg));
 }
 
 static void *
-map(void *address, size_t bytes, int prot, int flags, int fd, off_t at)
+mmap_netmap(void *address, size_t bytes, int prot, int flags, int fd, off_t at)
 {
 	long result = unetmap_mmap(address, bytes, prot, flags, fd, at);
 
-	/* The last page of addresses holds no mapping, but errnos. */
+	/* No mapping lies in the last page of the address space: these values are negative errnos. */
 	if ((unsigned long)result < (unsigned long)-4095L)
 		return (void *)result;
 	errno = (int)-result;
@@ -123,8 +123,8 @@ void *
 unetmap_hook_mmap(void *address, size_t bytes, int prot, int flags, int fd, off_t at)
 {
 	if (is_netmap(fd) && !(flags & MAP_ANONYMOUS))
-		return map(address, bytes, prot, flags, fd, at);
-	return CALL(mmap, (address, bytes, prot, flags, fd, at),
+		return mmap_netmap(address, bytes, prot, flags, fd, at);
+	return CALL_LIBC(mmap, (address, bytes, prot, flags, fd, at),
 	    (void *)syscall(SYS_mmap, address, bytes, prot, flags, fd, at));
 }
 
@@ -132,15 +132,15 @@ void *
 unetmap_hook_mmap64(void *address, size_t bytes, int prot, int flags, int fd, off_t at)
 {
 	if (is_netmap(fd) && !(flags & MAP_ANONYMOUS))
-		return map(address, bytes, prot, flags, fd, at);
-	return CALL(mmap64, (address, bytes, prot, flags, fd, at),
+		return mmap_netmap(address, bytes, prot, flags, fd, at);
+	return CALL_LIBC(mmap64, (address, bytes, prot, flags, fd, at),
 	    (void *)syscall(SYS_mmap, address, bytes, prot, flags, fd, at));
 }
 
-/* Descriptors that come from another process. */
+/* ---- recvmsg: descriptors that come from another process */
 
 static void
-adopt_all(struct msghdr *message)
+adopt_received(struct msghdr *message)
 {
 	struct cmsghdr *c;
 	int saved = errno;
@@ -154,10 +154,10 @@ adopt_all(struct msghdr *message)
 			continue;
 		bytes = c->cmsg_len - CMSG_LEN(0);
 		for (i = 0; i + sizeof(int) <= bytes; i += sizeof(int)) {
-			int came;
+			int fd;
 
-			memcpy(&came, CMSG_DATA(c) + i, sizeof(came));
-			unetmap_adopt(came);
+			memcpy(&fd, CMSG_DATA(c) + i, sizeof(fd));
+			unetmap_fd_adopt(fd);
 		}
 	}
 	errno = saved;
@@ -166,20 +166,20 @@ adopt_all(struct msghdr *message)
 ssize_t
 unetmap_hook_recvmsg(int fd, struct msghdr *message, int flags)
 {
-	ssize_t got = CALL(recvmsg, (fd, message, flags), (ssize_t)syscall(SYS_recvmsg, fd, message, flags));
+	ssize_t got = CALL_LIBC(recvmsg, (fd, message, flags), (ssize_t)syscall(SYS_recvmsg, fd, message, flags));
 
 	if (got >= 0)
-		adopt_all(message);
+		adopt_received(message);
 	return got;
 }
 
 int
 unetmap_hook_recvmmsg(int fd, struct mmsghdr *messages, unsigned int n, int flags, struct timespec *timeout)
 {
-	int i, got = CALL(recvmmsg, (fd, messages, n, flags, timeout),
+	int i, got = CALL_LIBC(recvmmsg, (fd, messages, n, flags, timeout),
 	    (int)syscall(SYS_recvmmsg, fd, messages, n, flags, timeout));
 
 	for (i = 0; i < got; i++)
-		adopt_all(&messages[i].msg_hdr);
+		adopt_received(&messages[i].msg_hdr);
 	return got;
 }

@@ -2,19 +2,21 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * What the parts of libunetmap know of each other.
+ * Declarations that the C files of libunetmap share.
  *
- *	hooks.c		open, ioctl, mmap, recvmsg: a netmap file, or the C library
- *	life.c		descriptors and processes: which descriptors are netmap files
- *	poll.c select.c epoll.c		what is ready
- *	wait.c		how all three wait
- *	real.c		the C library's own functions
+ *	hooks.c		open, ioctl, mmap, recvmsg: handled here for a netmap file,
+ *			else passed to the C library
+ *	descriptors.c	close, dup, fork: which descriptors are netmap files
+ *	poll.c select.c epoll.c		readiness
+ *	wait.c		the wait loop of all three
+ *	libc_calls.c	the C library's own functions
+ *	nmctx.c nmport.c nmreq.c	libnetmap.h
  *
- * A hook may run before this library is set up (other libraries' constructors,
- * an allocator's first steps), in a signal handler, and in a forked child of a
- * program with threads. So on the way to the C library nothing is allocated or
- * locked, and until its functions are found, and in static programs, the kernel
- * is called instead.
+ * A hook may run before this library is initialised (in other libraries'
+ * constructors, at an allocator's start), in a signal handler, and in a forked
+ * child of a program with threads. Therefore the path to the C library neither
+ * allocates nor locks. Until the C library's functions are found, and in static
+ * programs, hooks call the kernel instead.
  */
 #ifndef UNETMAP_HOOKS_H
 #define UNETMAP_HOOKS_H
@@ -26,10 +28,10 @@
 #include <sys/types.h>
 #include <time.h>
 
-/* Descriptors from here on are never netmap files. */
+/* Descriptors at or above this number are never netmap files. */
 #define UNETMAP_FILES	65536
 
-/* Not NULL: this descriptor is a netmap file. Rust writes it. */
+/* Non-NULL if the descriptor is a netmap file. Written by crates/capi. */
 extern void *unetmap_files[UNETMAP_FILES];
 
 static inline int
@@ -39,53 +41,53 @@ is_netmap(int fd)
 	    __builtin_expect(__atomic_load_n(&unetmap_files[fd], __ATOMIC_RELAXED) != NULL, 0);
 }
 
-/* In Rust, see calls.rs, ready.rs and threads.rs of crates/capi. An error is a negative errno. */
+/* Implemented in crates/capi: calls.rs, ready.rs and threads.rs. Errors are returned as negative errnos. */
 int unetmap_open(int flags);
-void unetmap_forget(int fd);
-void unetmap_share(int old, int now);
-int unetmap_adopt(int fd);
+void unetmap_fd_closed(int fd);
+void unetmap_fd_duplicated(int fd, int copy);
+int unetmap_fd_adopt(int fd);
 int unetmap_ioctl(int fd, unsigned long request, void *arg);
 long unetmap_mmap(void *address, size_t bytes, int prot, int flags, int fd, int64_t at);
-int unetmap_look(int fd, short events);
-int unetmap_spin(int fd, short events, uint32_t ns);
-int unetmap_still(int fd);
+int unetmap_poll_now(int fd, short events);
+int unetmap_poll_spin(int fd, short events, uint32_t ns);
+int unetmap_fd_is_netmap(int fd);
 int unetmap_arm(int fd, short events, struct pollfd *wait, unsigned int room, unsigned int *used);
 int unetmap_arm_for_more(int fd, short events, struct pollfd *wait, unsigned int room, unsigned int *used);
-int unetmap_woken(int fd, short events);
+int unetmap_poll_woken(int fd, short events);
 unsigned int unetmap_progress(int fd, int which);
-int unetmap_set_up(void);
-void *unetmap_thread_begins(void);
-void unetmap_thread_ends(void *thread);
-void unetmap_forked(void);
+int unetmap_init(void);
+void *unetmap_thread_start(void);
+void unetmap_thread_exit(void *thread);
+void unetmap_atfork_child(void);
 
-/* hooks.c, for the other hooks: -1 and errno, or the result. */
-int failed(long result);
+/* hooks.c: turns a negative errno into -1 with errno set; returns any other result unchanged. */
+int unetmap_result(long result);
 
-/* life.c */
-int is_vforked(void);
+/* descriptors.c: true in a vfork child, which still runs in its parent's memory. */
+int unetmap_in_vfork_child(void);
 
-/* poll.c */
-int is_ours(int fd);
+/* poll.c: whether the descriptor is a netmap file or an epoll set known to epoll.c. */
+int unetmap_is_polled_here(int fd);
 
-/* epoll.c: sets, and what is in them. */
+/* epoll.c: epoll sets and their members. */
 
-/* What is known of a descriptor besides: it is a set, it is in one. */
+/* Flags of a descriptor: it is an epoll set; it is a member of one. */
 enum { KIND_SET = 1, KIND_MEMBER = 2 };
-extern unsigned char epoll_kinds[UNETMAP_FILES];
+extern unsigned char unetmap_epoll_kinds[UNETMAP_FILES];
 
 static inline int
-epoll_knows(int fd)
+is_epoll_related(int fd)
 {
 	return (unsigned int)fd < UNETMAP_FILES &&
-	    __builtin_expect(__atomic_load_n(&epoll_kinds[fd], __ATOMIC_RELAXED), 0);
+	    __builtin_expect(__atomic_load_n(&unetmap_epoll_kinds[fd], __ATOMIC_RELAXED), 0);
 }
 
 struct waiter;
-void epoll_forget(int fd);
-void epoll_share(int old, int now);
-void epoll_forked(void);
-uint32_t epoll_set_of(int fd);
-int epoll_set_ready(uint32_t set);
-int epoll_set_arm(uint32_t set, struct waiter *w);
+void unetmap_epoll_fd_closed(int fd);
+void unetmap_epoll_fd_duplicated(int fd, int copy);
+void unetmap_epoll_atfork_child(void);
+uint32_t unetmap_epoll_set_of(int fd);
+int unetmap_epoll_set_ready(uint32_t set);
+int unetmap_epoll_set_arm(uint32_t set, struct waiter *w);
 
 #endif

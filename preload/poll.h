@@ -9,7 +9,7 @@
 #include <signal.h>
 #include <stdint.h>
 
-/* poll, for at most limit nanoseconds, of descriptors of which some are ours. */
-int poll_ours(struct pollfd *fds, nfds_t n, int64_t limit, const sigset_t *mask);
+/* Polls descriptors, at least one of them polled here, for at most limit nanoseconds (NO_LIMIT: until one is ready). */
+int unetmap_poll_fds(struct pollfd *fds, nfds_t n, int64_t limit, const sigset_t *mask);
 
 #endif

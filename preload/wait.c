@@ -2,22 +2,21 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * To the kernel a netmap file is a socket that never has anything to read. So
- * its readiness is asked of the library, and where there is none, its bells
- * wait in its place:
+ * For the kernel a netmap file is a socket that is never readable. So the
+ * library determines its readiness, and the kernel waits for its doorbells:
  *
- *	look		sync the rings; ready, or others are: done
- *	look often	for 50 us, as long as a sleep and a wake-up take
- *	arm		ask to be woken, look once more
- *	wait		in the kernel: bells, and the other descriptors
- *	woken		look; nothing: arm again
+ *	check		sync the rings; return if they or other descriptors are ready
+ *	spin		check repeatedly for 50 us, as long as a sleep and a wake-up take
+ *	arm		request wake-ups, then check once more
+ *	sleep		in ppoll: doorbells and the other descriptors
+ *	woken		check; if nothing is ready, arm again
  *
- * A bell can be missed (see wait.rs of the library), so who waits looks up now
- * and then.
+ * A notification can be lost (see port/poll.rs of crates/core), so a sleep ends
+ * after at most WAKE_CHECK_NS.
  *
- * A signal ends a wait wherever it comes. While this only looks, the kernel
- * could not tell us; so, but for the first moment, signals are blocked until
- * the kernel waits, which lets them in and tells.
+ * A signal ends a wait at any step. During a spin the kernel cannot report one,
+ * so signals are blocked after the first SPIN_UNBLOCKED_NS, until ppoll unblocks
+ * and reports them.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -26,16 +25,16 @@
 #include <string.h>
 
 #include "hooks.h"
-#include "real.h"
+#include "libc_calls.h"
 #include "wait.h"
 
-#define SPIN_OPEN	5000LL		/* ns; signals come in unnoticed */
-#define SPIN		50000LL		/* ns */
-#define LOOK_UP		(SECOND / 2)	/* ns */
-#define CROWDED		MILLISECOND	/* ns; where not all bells fit */
+#define SPIN_UNBLOCKED_NS	5000LL		/* signals are not blocked, and their arrival is not noticed */
+#define SPIN_NS			50000LL
+#define WAKE_CHECK_NS		(SECOND / 2)
+#define CROWDED_CHECK_NS	MILLISECOND	/* used when not all doorbells fit */
 
 int64_t
-now(void)
+unetmap_now(void)
 {
 	struct timespec t;
 
@@ -44,56 +43,56 @@ now(void)
 }
 
 int64_t
-nanoseconds(const struct timespec *t)
+unetmap_timespec_ns(const struct timespec *t)
 {
 	if (t == NULL || t->tv_sec > INT64_MAX / SECOND - 1)
 		return NO_LIMIT;
 	return t->tv_sec * SECOND + t->tv_nsec;
 }
 
-/* What is left of a limit that began at start. */
+/* The time left of a limit that began at start. */
 int64_t
-left_of(int64_t start, int64_t limit)
+unetmap_time_left(int64_t start, int64_t limit)
 {
-	int64_t left = limit - (now() - start);
+	int64_t left = limit - (unetmap_now() - start);
 
 	return limit == NO_LIMIT ? INT64_MAX : left > 0 ? left : 0;
 }
 
 short
-add_bells(struct waiter *w, int fd, short events, int more)
+unetmap_add_doorbells(struct waiter *w, int fd, short events, int more)
 {
-	struct pollfd *to = w->bells + w->used;
-	unsigned int room = BELLS - w->used, used = 0;
+	struct pollfd *to = w->doorbells + w->used;
+	unsigned int room = MAX_DOORBELLS - w->used, used = 0;
 	int got = more ? unetmap_arm_for_more(fd, events, to, room, &used) : unetmap_arm(fd, events, to, room, &used);
 
 	w->used += used;
 	return events_of(got);
 }
 
-/* Looks again and again, until something is ready or some time after start. */
+/* Checks repeatedly until something is ready, or until `until` ns after start, but not beyond the limit. */
 static int
 spin(struct waiter *w, int64_t start, int64_t limit, int64_t until)
 {
 	if (limit != NO_LIMIT && limit < until)
 		until = limit;
-	while (now() - start < until) {
+	while (unetmap_now() - start < until) {
 		int ready;
 
-		/* The other party may be waiting for this very core. */
+		/* The peer may be waiting for this very CPU. */
 		sched_yield();
-		ready = w->look(w, LOOK_AGAIN);
+		ready = w->check(w, CHECK_RINGS);
 		if (ready != 0)
 			return ready;
 	}
 	return 0;
 }
 
-/* In the kernel, until a bell or another descriptor; -1: a signal. */
+/* Sleeps until a doorbell or another descriptor is readable. Returns -1 if a signal came. */
 static int
 sleep_once(struct waiter *w, int64_t left, const sigset_t *mask)
 {
-	int64_t most = w->used == BELLS ? CROWDED : LOOK_UP;
+	int64_t most = w->used == MAX_DOORBELLS ? CROWDED_CHECK_NS : WAKE_CHECK_NS;
 	struct pollfd *all = w->others - w->used;
 	struct timespec t;
 
@@ -101,51 +100,52 @@ sleep_once(struct waiter *w, int64_t left, const sigset_t *mask)
 		left = most;
 	t.tv_sec = left / SECOND;
 	t.tv_nsec = left % SECOND;
-	memcpy(all, w->bells, w->used * sizeof(*all));
-	return real_ppoll(all, w->used + w->n, &t, mask);
+	memcpy(all, w->doorbells, w->used * sizeof(*all));
+	return unetmap_libc_ppoll(all, w->used + w->n, &t, mask);
 }
 
+/* The rest of unetmap_wait, with signals blocked. */
 static int
 wait_blocked(struct waiter *w, int64_t start, int64_t limit, const sigset_t *mask)
 {
-	int ready = spin(w, start, limit, SPIN);
+	int ready = spin(w, start, limit, SPIN_NS);
 
 	while (ready == 0) {
 		int64_t left;
 
 		w->used = 0;
 		if (w->arm(w) != 0) {
-			/* It stays ready unless another thread is faster. */
-			ready = w->look(w, LOOK_ALL);
-			if (ready != 0 || left_of(start, limit) == 0)
+			/* It stays ready unless another thread consumes it first. */
+			ready = w->check(w, CHECK_ALL);
+			if (ready != 0 || unetmap_time_left(start, limit) == 0)
 				break;
 			continue;
 		}
-		left = left_of(start, limit);
+		left = unetmap_time_left(start, limit);
 		if (sleep_once(w, left, mask) < 0)
 			return -1;
-		ready = w->look(w, LOOK_WOKEN);
-		if (ready == 0 && left_of(start, limit) == 0)
+		ready = w->check(w, CHECK_WOKEN);
+		if (ready == 0 && unetmap_time_left(start, limit) == 0)
 			break;
 	}
 	return ready;
 }
 
 int
-wait_until(struct waiter *w, int64_t limit, const sigset_t *mask)
+unetmap_wait(struct waiter *w, int64_t limit, const sigset_t *mask)
 {
 	sigset_t all, before;
-	int ready = w->look(w, LOOK_ALL), saved;
+	int ready = w->check(w, CHECK_ALL), saved;
 	int64_t start;
 
 	if (ready != 0 || limit == 0)
 		return ready;
-	start = now();
-	ready = spin(w, start, limit, SPIN_OPEN);
+	start = unetmap_now();
+	ready = spin(w, start, limit, SPIN_UNBLOCKED_NS);
 	if (ready != 0)
 		return ready;
 	sigfillset(&all);
-	/* These are about what this thread does. */
+	/* These report faults of this thread's own instructions. */
 	sigdelset(&all, SIGSEGV);
 	sigdelset(&all, SIGBUS);
 	sigdelset(&all, SIGFPE);

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * How poll, select and epoll wait where netmap files are among the descriptors.
+ * The wait loop of poll, select and epoll when netmap files are among the descriptors.
  */
 #ifndef UNETMAP_WAIT_H
 #define UNETMAP_WAIT_H
@@ -16,43 +16,50 @@
 #define MILLISECOND	1000000LL
 #define NO_LIMIT	(-1LL)
 
-/* The events that a netmap file has. */
+/* The events that a netmap file can report. */
 #define POLLED	(POLLIN | POLLRDNORM | POLLOUT | POLLWRNORM)
 
-/* Bells that one wait takes. */
-#define BELLS	128
+/* Doorbell descriptors that one wait can hold. */
+#define MAX_DOORBELLS	128
 
-enum look {
-	LOOK_ALL,	/* sync the rings, and ask the kernel about the other descriptors */
-	LOOK_AGAIN,	/* the rings; the others only if something is ready */
-	LOOK_WOKEN	/* take bells back, and sync; what the kernel said of the others is in waiter.others */
+enum check {
+	CHECK_ALL,	/* sync the rings, and poll the other descriptors */
+	CHECK_RINGS,	/* sync the rings; poll the other descriptors only if something is ready */
+	CHECK_WOKEN	/* after a sleep: clear the doorbells and sync; waiter.others holds the kernel's revents */
 };
 
 struct waiter {
-	/* How many descriptors are ready; -1 and errno. */
-	int (*look)(struct waiter *, enum look);
-	/* Asks for all wake-ups, by add_bells; 1: something is ready now, or has become another. */
+	/* Returns how many descriptors are ready, or -1 with errno set. */
+	int (*check)(struct waiter *, enum check);
+	/*
+	 * Requests all wake-ups with unetmap_add_doorbells. Returns 1 if something is ready, or if a descriptor is no
+	 * longer the file it was.
+	 */
 	int (*arm)(struct waiter *);
-	/* What the kernel waits for: others[0, n), and before that the bells, which arm has put into bells[0, used). */
+	/*
+	 * The kernel waits for others[0, n) and for doorbells[0, used), which arm fills; the latter are copied to the
+	 * elements before others.
+	 */
 	struct pollfd *others;
 	unsigned int n, used;
-	struct pollfd bells[BELLS];
+	struct pollfd doorbells[MAX_DOORBELLS];
 };
 
-/* Room for the descriptors that a waiter waits for, with BELLS more before. */
-#define WAIT_ROOM(n)	((size_t)(n) + BELLS)
+/* Elements of the array that waiter.others points into: MAX_DOORBELLS, then n others. */
+#define WAIT_ROOM(n)	((size_t)(n) + MAX_DOORBELLS)
 
 /*
- * Waits until something is ready, for at most limit nanoseconds, with the mask
- * if it is not NULL: what the last look said.
+ * Waits until something is ready, for at most limit nanoseconds, with the signal
+ * mask if it is not NULL. Returns the result of the last check.
  */
-int wait_until(struct waiter *w, int64_t limit, const sigset_t *mask);
+int unetmap_wait(struct waiter *w, int64_t limit, const sigset_t *mask);
 
 /*
- * Asks for a wake-up when a netmap file has one of these events or, with more,
- * when it has more of what it has. Its events if it has one now.
+ * Requests a wake-up for the time when a netmap file has one of these events or,
+ * if more is set, when one of its rings advances. Returns the events that it has
+ * now; then no wake-up was requested.
  */
-short add_bells(struct waiter *w, int fd, short events, int more);
+short unetmap_add_doorbells(struct waiter *w, int fd, short events, int more);
 
 static inline short
 events_of(int got)
@@ -60,8 +67,8 @@ events_of(int got)
 	return got < 0 ? POLLERR : (short)got;
 }
 
-int64_t now(void);
-int64_t nanoseconds(const struct timespec *t);	/* NULL, or too long: NO_LIMIT */
-int64_t left_of(int64_t start, int64_t limit);
+int64_t unetmap_now(void);	/* CLOCK_MONOTONIC, ns */
+int64_t unetmap_timespec_ns(const struct timespec *t);	/* NO_LIMIT if NULL or too long */
+int64_t unetmap_time_left(int64_t start, int64_t limit);
 
 #endif

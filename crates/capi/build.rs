@@ -7,8 +7,18 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// What stands in `preload/`.
-const SOURCES: [&str; 9] =
-    ["hooks.c", "life.c", "poll.c", "select.c", "epoll.c", "wait.c", "real.c", "libnetmap.c", "names.c"];
+const SOURCES: [&str; 10] = [
+    "hooks.c",
+    "descriptors.c",
+    "poll.c",
+    "select.c",
+    "epoll.c",
+    "wait.c",
+    "libc_calls.c",
+    "nmctx.c",
+    "nmport.c",
+    "nmreq.c",
+];
 
 /// The functions of `libnetmap.h`.
 const FUNCTIONS: &str = "

@@ -4,11 +4,11 @@ use std::ffi::{c_int, c_long, c_ulong, c_void};
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use unetmap::abi::*;
-use unetmap::errno::{EINVAL, EIO, ENXIO};
-use unetmap::file::File;
-use unetmap::legacy::Call;
-use unetmap::{Error, Port};
+use unetmap_core::abi::*;
+use unetmap_core::errno::{EINVAL, EIO, ENXIO};
+use unetmap_core::port::file::File;
+use unetmap_core::control::legacy::Call;
+use unetmap_core::{Error, Port};
 
 use crate::ctrl;
 use crate::files::{MOST, Ref, borrowed, forget, socket_inode, with_known_port};
@@ -41,7 +41,7 @@ pub extern "C" fn unetmap_open(flags: c_int) -> c_int {
 
 /// Descriptor `fd` is closed, or about to be.
 #[unsafe(no_mangle)]
-pub extern "C" fn unetmap_forget(fd: c_int) {
+pub extern "C" fn unetmap_fd_closed(fd: c_int) {
     call(|| {
         forget(fd);
         Ok(0)
@@ -50,7 +50,7 @@ pub extern "C" fn unetmap_forget(fd: c_int) {
 
 /// Descriptor `new` is a duplicate of `old`.
 #[unsafe(no_mangle)]
-pub extern "C" fn unetmap_share(old: c_int, new: c_int) {
+pub extern "C" fn unetmap_fd_duplicated(old: c_int, new: c_int) {
     call(|| {
         forget(new);
         if let Some(open) = Ref::of(old) {
@@ -62,7 +62,7 @@ pub extern "C" fn unetmap_share(old: c_int, new: c_int) {
 
 /// Whether `fd`, which came from another process, is a netmap file; if so, it is known from now on.
 #[unsafe(no_mangle)]
-pub extern "C" fn unetmap_adopt(fd: c_int) -> c_int {
+pub extern "C" fn unetmap_fd_adopt(fd: c_int) -> c_int {
     call(|| {
         let Some(inode) = socket_inode(fd) else { return Ok(0) };
         let open = match Ref::with_inode(inode) {

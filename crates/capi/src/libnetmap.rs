@@ -1,5 +1,5 @@
-//! The names of `libnetmap.h`. The functions stand in `preload/libnetmap.c` and `names.c`; one of them takes any number
-//! of arguments, so each name is a jump that touches none.
+//! The functions of `libnetmap.h`. `preload/nmctx.c`, `nmport.c` and `nmreq.c` implement them; one of them is variadic,
+//! so each exported function is a jump that touches no argument.
 
 use std::ffi::c_int;
 

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_short, c_uint};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use unetmap::{Error, Interest, Port};
+use unetmap_core::{Error, Interest, Port};
 use unetmap_sys::event;
 
 use crate::calls::{call, still};
@@ -60,19 +60,19 @@ fn on_port(fd: c_int, events: c_short, mut body: impl FnMut(&Port, Interest) -> 
 
 /// `poll` of one netmap file, without waiting: the events.
 #[unsafe(no_mangle)]
-pub extern "C" fn unetmap_look(fd: c_int, events: c_short) -> c_int {
+pub extern "C" fn unetmap_poll_now(fd: c_int, events: c_short) -> c_int {
     on_port(fd, events, |port, want| port.poll(want, Some(Duration::ZERO)))
 }
 
 /// The same, looking again and again for at most `ns` nanoseconds.
 #[unsafe(no_mangle)]
-pub extern "C" fn unetmap_spin(fd: c_int, events: c_short, ns: u32) -> c_int {
+pub extern "C" fn unetmap_poll_spin(fd: c_int, events: c_short, ns: u32) -> c_int {
     on_port(fd, events, |port, want| port.spin(want, Duration::from_nanos(ns.into())))
 }
 
 /// Whether `fd` is still a netmap file: it may have been closed by a way that has no hook. If not, it is forgotten.
 #[unsafe(no_mangle)]
-pub extern "C" fn unetmap_still(fd: c_int) -> c_int {
+pub extern "C" fn unetmap_fd_is_netmap(fd: c_int) -> c_int {
     call(|| Ok(c_int::from(still(fd).is_ok())))
 }
 
@@ -80,7 +80,7 @@ pub extern "C" fn unetmap_still(fd: c_int) -> c_int {
 /// came first.
 #[unsafe(no_mangle)]
 pub extern "C" fn unetmap_poll(fd: c_int, events: c_short, limit: i64) -> c_int {
-    let got = unetmap_look(fd, events);
+    let got = unetmap_poll_now(fd, events);
     if got != 0 || limit == 0 {
         return got;
     }
@@ -168,7 +168,7 @@ unsafe fn arm(
 
 /// After a wait: the events.
 #[unsafe(no_mangle)]
-pub extern "C" fn unetmap_woken(fd: c_int, events: c_short) -> c_int {
+pub extern "C" fn unetmap_poll_woken(fd: c_int, events: c_short) -> c_int {
     on_port(fd, events, Port::woken)
 }
 

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
 
-use unetmap::Error;
+use unetmap_core::Error;
 
 /// Bytes of a sentence that are kept.
 const MOST: usize = 512;
@@ -58,7 +58,7 @@ pub(crate) fn say(sentence: &str) {
 /// # Safety
 /// `into` has room for so many.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn unetmap_said(into: *mut c_char, room: usize) -> usize {
+pub unsafe extern "C" fn unetmap_last_error(into: *mut c_char, room: usize) -> usize {
     let Some(most) = room.checked_sub(1) else { return 0 };
     let take = |said: &RefCell<Said>| {
         let Ok(mut said) = said.try_borrow_mut() else { return 0 };

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde::Deserialize;
-use unetmap::errno::EIO;
+use unetmap_core::errno::EIO;
 
 use crate::files::Ref;
 
@@ -30,7 +30,7 @@ struct Ring {
 
 /// The ports of this user's daemons, as far as they are his to see. No daemon has none; one of another version neither.
 fn ports() -> Result<Vec<Port>, i32> {
-    let texts = unetmap::client::snapshots().map_err(|e| e.errno())?;
+    let texts = unetmap_core::control::client::snapshots().map_err(|e| e.errno())?;
     let read = |text: &String| serde_json::from_str::<Snapshot>(text).ok();
     Ok(texts.iter().filter_map(read).flat_map(|snapshot| snapshot.ports).collect())
 }
@@ -44,7 +44,7 @@ fn guarded(body: impl FnOnce() -> Result<i64, i32>) -> i64 {
 /// # Safety
 /// `each` can be called so; the strings are the callee's until it returns.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn unetmap_ports(
+pub unsafe extern "C" fn unetmap_each_port(
     each: unsafe extern "C" fn(arg: *mut c_void, name: *const c_char, kind: *const c_char),
     arg: *mut c_void,
 ) -> c_int {
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn unetmap_ports(
 /// How many packets for the port of netmap file `fd` were dropped because nobody made room for them, since it was made; a
 /// negative errno. Of a pipe 0: it drops none.
 #[unsafe(no_mangle)]
-pub extern "C" fn unetmap_dropped(fd: c_int) -> i64 {
+pub extern "C" fn unetmap_dropped_packets(fd: c_int) -> i64 {
     guarded(|| {
         let open = Ref::of(fd).ok_or(libc::EBADF)?;
         let Some(attached) = open.known_port() else { return Ok(0) };

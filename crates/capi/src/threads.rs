@@ -40,7 +40,7 @@ static ALL: AtomicPtr<Thread> = AtomicPtr::new(ptr::null_mut());
 static FENCES: AtomicBool = AtomicBool::new(true);
 
 unsafe extern "C" {
-    /// This thread's [`Thread`], which [`unetmap_thread_begins`] made when it first asked.
+    /// This thread's [`Thread`], which [`unetmap_thread_start`] made when it first asked.
     safe fn unetmap_thread() -> *const Thread;
 }
 
@@ -56,13 +56,13 @@ fn all() -> impl Iterator<Item = &'static Thread> {
 
 /// The library is loaded: forks are counted from now on. 0, or a negative errno.
 #[unsafe(no_mangle)]
-pub extern "C" fn unetmap_set_up() -> c_int {
-    process::watch_forks().map_or_else(|e| -e.raw_os_error().unwrap_or(libc::ENOMEM), |()| 0)
+pub extern "C" fn unetmap_init() -> c_int {
+    process::count_forks().map_or_else(|e| -e.raw_os_error().unwrap_or(libc::ENOMEM), |()| 0)
 }
 
 /// A thread calls for the first time.
 #[unsafe(no_mangle)]
-pub extern "C" fn unetmap_thread_begins() -> *const Thread {
+pub extern "C" fn unetmap_thread_start() -> *const Thread {
     let free = |thread: &&Thread| thread.used.compare_exchange(false, true, AcqRel, Relaxed).is_ok();
     all().find(free).unwrap_or_else(|| {
         let new =
@@ -82,9 +82,9 @@ pub extern "C" fn unetmap_thread_begins() -> *const Thread {
 /// A thread has ended.
 ///
 /// # Safety
-/// `thread` is what [`unetmap_thread_begins`] returned to it.
+/// `thread` is what [`unetmap_thread_start`] returned to it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn unetmap_thread_ends(thread: *mut c_void) {
+pub unsafe extern "C" fn unetmap_thread_exit(thread: *mut c_void) {
     // SAFETY: the caller's promise; such an object is never freed.
     if let Some(thread) = unsafe { thread.cast::<Thread>().as_ref() } {
         thread.used.store(false, Release);
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn unetmap_thread_ends(thread: *mut c_void) {
 
 /// This process is a forked child: its only thread is the one that calls.
 #[unsafe(no_mangle)]
-pub extern "C" fn unetmap_forked() {
+pub extern "C" fn unetmap_atfork_child() {
     let me = unetmap_thread();
     for thread in all().filter(|thread| !ptr::eq(*thread, me)) {
         thread.turn.store(0, Relaxed);
@@ -146,7 +146,7 @@ impl Drop for AtWork {
 /// Waits until no thread is at work that was when this began. `false`: one is, perhaps the caller's own, which a signal
 /// handler has interrupted.
 pub(crate) fn all_were_idle() -> bool {
-    if barrier::everywhere().is_err() {
+    if barrier::all_cpus().is_err() {
         fence(SeqCst);
     }
     let start = Instant::now();

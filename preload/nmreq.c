@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * libnetmap.h: requests, their options, and the names of ports.
+ * Requests of libnetmap.h: their options, and the decoding of port
+ * specifications.
  *
  *	spec     = port [ pipe ] *( mode | "/" flags | "@" number ) [ options ]
  *	port     = "netmap:" name | "vale" [ ident ] ":" ident
@@ -22,10 +23,11 @@
 
 #include <libnetmap.h>
 
-#include "names.h"
+#include "nmreq.h"
 
+/* Reports an error about name; returns -1 with EINVAL. */
 static int
-wrong(struct nmctx *ctx, const char *name, const char *what)
+invalid(struct nmctx *ctx, const char *name, const char *what)
 {
 	nmctx_ferror(ctx, "%s: %s", name, what);
 	errno = EINVAL;
@@ -99,7 +101,7 @@ nmreq_option_name(uint32_t type)
 }
 
 /*
- * -------------------------------------------------------------------- names
+ * ------------------------------------------------------- port specifications
  */
 
 static int
@@ -124,7 +126,7 @@ skip_digits(const char *s)
 	return s;
 }
 
-/* Whether there is an interface whose name these bytes are. */
+/* Whether an interface with this name exists. */
 static int
 is_interface(const char *s, size_t len)
 {
@@ -137,7 +139,10 @@ is_interface(const char *s, size_t len)
 	return if_nametoindex(name) != 0;
 }
 
-/* The end of an interface's name, in which a '-' may be part of it. */
+/*
+ * Returns the end of an interface's name. It may contain a '-': a trailing "-N"
+ * is a ring only if no interface has the whole name.
+ */
 static const char *
 interface_end(const char *s)
 {
@@ -160,42 +165,42 @@ nmreq_header_decode(const char **spec, struct nmreq_header *hdr, struct nmctx *c
 	if (strncmp(*spec, "netmap:", 7) == 0) {
 		name = *spec + 7;
 		if (strncmp(name, NM_BDG_NAME, 4) == 0 && *skip_ident(name) == ':')
-			return wrong(ctx, *spec, "a VALE port is named without netmap:");
+			return invalid(ctx, *spec, "write a VALE port without the prefix netmap:");
 		end = interface_end(name);
 		if (end == name)
-			return wrong(ctx, *spec, "no name behind netmap:");
+			return invalid(ctx, *spec, "no port name after netmap:");
 		if (end[-1] == '-' && !is_interface(name, (size_t)(end - name)))
-			return wrong(ctx, *spec, "a ring is - and a number");
+			return invalid(ctx, *spec, "no ring number after -");
 	} else if (strncmp(*spec, NM_BDG_NAME, sizeof(NM_BDG_NAME) - 1) == 0) {
 		name = *spec;
 		end = skip_ident(name);
 		if (*end != ':' || skip_ident(end + 1) == end + 1)
-			return wrong(ctx, *spec, "a VALE port is vale, perhaps a number, a colon and a name");
+			return invalid(ctx, *spec, "a VALE port is vale[SWITCH]:PORT, of letters, digits and _");
 		end = skip_ident(end + 1);
 	} else {
-		return wrong(ctx, *spec, "begins with neither netmap: nor " NM_BDG_NAME);
+		return invalid(ctx, *spec, "a port name begins with netmap: or " NM_BDG_NAME);
 	}
 	if (*end == '{' || *end == '}') {
 		const char *id = end + 1;
 
 		end = skip_ident(id);
 		if (end == id)
-			return wrong(ctx, *spec, "a pipe without a name");
+			return invalid(ctx, *spec, "no pipe name after { or }");
 		if (*end == '{' || *end == '}')
-			return wrong(ctx, *spec, "a pipe of a pipe");
+			return invalid(ctx, *spec, "a pipe cannot be opened on a pipe");
 	}
 	if (*end != '\0' && strchr("-^*/@", *end) == NULL)
-		return wrong(ctx, *spec, "a character that no name has");
+		return invalid(ctx, *spec, "a character that port names cannot contain");
 	len = (size_t)(end - name);
 	if (len >= sizeof(hdr->nr_name))
-		return wrong(ctx, *spec, "the name is too long");
+		return invalid(ctx, *spec, "the port name is longer than 63 characters");
 	memset(hdr->nr_name, 0, sizeof(hdr->nr_name));
 	memcpy(hdr->nr_name, name, len);
 	*spec = end;
 	return 0;
 }
 
-/* A number from least to most; *s moves behind it. -1: none. */
+/* Parses a number from least to most and moves *s behind it. Returns -1 if there is none. */
 static long
 number(const char **s, long least, long most)
 {
@@ -213,7 +218,7 @@ number(const char **s, long least, long most)
 	return n;
 }
 
-/* The letters behind a slash. */
+/* Decodes the letters after a slash. */
 static int
 flags_decode(const char **s, struct nmreq_register *reg)
 {
@@ -261,14 +266,14 @@ nmreq_register_decode(const char **mode, struct nmreq_register *reg, struct nmct
 
 		if (sign == '/') {
 			if (flags++ > 0 || flags_decode(&at, reg) != 0)
-				return wrong(ctx, *mode, "the flags behind / are some of xztrRT, once");
+				return invalid(ctx, *mode, "give / once, followed by flags out of xztrRT");
 		} else if (sign == '@') {
 			n = number(&at, 1, 65535);
 			if (n < 0 || (reg->nr_mem_id != 0 && reg->nr_mem_id != n))
-				return wrong(ctx, *mode, "the number behind @ is one region, 1 to 65535");
+				return invalid(ctx, *mode, "after @ give one region, 1 to 65535");
 			reg->nr_mem_id = (uint16_t)n;
 		} else if (strchr("-^*", sign) == NULL || modes++ > 0) {
-			return wrong(ctx, *mode, "not what can follow a name");
+			return invalid(ctx, *mode, "after the port name give at most one of ^ * -NUMBER, then /FLAGS and @REGION");
 		} else if (sign == '*') {
 			reg->nr_mode = NR_REG_NIC_SW;
 		} else if (sign == '^' && !isdigit((unsigned char)*at)) {
@@ -276,7 +281,7 @@ nmreq_register_decode(const char **mode, struct nmreq_register *reg, struct nmct
 		} else {
 			n = number(&at, 0, NETMAP_RING_MASK - 1);
 			if (n < 0)
-				return wrong(ctx, *mode, "the number of a ring is 0 to 4094");
+				return invalid(ctx, *mode, "a ring number is 0 to 4094");
 			reg->nr_mode = sign == '-' ? NR_REG_ONE_NIC : NR_REG_ONE_SW;
 			reg->nr_ringid = (uint16_t)n;
 		}
@@ -300,7 +305,7 @@ nmreq_get_mem_id(const char **portname, struct nmctx *ctx)
 	fd = open(NETMAP_DEVICE_NAME, O_RDWR);
 	if (fd < 0 || ioctl(fd, NIOCCTRL, &hdr) != 0) {
 		error = errno;
-		nmctx_ferror(ctx, "%s: its region: %s", name, strerror(error));
+		nmctx_ferror(ctx, "%s: its region cannot be queried: %s", name, strerror(error));
 		if (fd >= 0)
 			close(fd);
 		errno = error;
@@ -311,10 +316,10 @@ nmreq_get_mem_id(const char **portname, struct nmctx *ctx)
 }
 
 /*
- * -------------------------------------------------------- options in names
+ * ------------------------------------------------ options of specifications
  */
 
-/* Whether two keys are the same; '-' and '_' are. */
+/* Whether two keys are equal; '-' and '_' count as the same character. */
 static int
 same_key(const char *a, const char *b)
 {
@@ -324,7 +329,7 @@ same_key(const char *a, const char *b)
 	return *a == *b;
 }
 
-/* Puts the value of a key where its parser looks for it. */
+/* Stores the value of a key in pctx->keys, for the option's parser. */
 static int
 set_key(struct nmreq_opt_parser *p, struct nmreq_parse_ctx *pctx, const char *key, const char *value)
 {
@@ -336,13 +341,13 @@ set_key(struct nmreq_opt_parser *p, struct nmreq_parse_ctx *pctx, const char *ke
 		if (!same_key(k->key, key))
 			continue;
 		if (pctx->keys[k->id] != NULL)
-			return wrong(pctx->ctx, key, "given twice");
+			return invalid(pctx->ctx, key, "the key is given twice");
 		if ((value == NULL || *value == '\0') && !(k->flags & NMREQ_OPTK_ALLOWEMPTY))
-			return wrong(pctx->ctx, key, "needs a value");
+			return invalid(pctx->ctx, key, "the key needs a value (KEY=VALUE)");
 		pctx->keys[k->id] = value != NULL ? value : key;
 		return 0;
 	}
-	return wrong(pctx->ctx, key, "no key of this option");
+	return invalid(pctx->ctx, key, "the option has no such key");
 }
 
 static const struct nmreq_opt_key *
@@ -356,7 +361,7 @@ default_key(const struct nmreq_opt_parser *p)
 	return NULL;
 }
 
-/* One option, without its "@": "key", "key=value", "key:k=v,k=v". Writes into it. */
+/* Decodes one option, without its "@": "key", "key=value", "key:k=v,k=v". Modifies text. */
 static int
 option_decode(char *text, struct nmreq_opt_parser *parsers, void *token, struct nmctx *ctx)
 {
@@ -371,16 +376,16 @@ option_decode(char *text, struct nmreq_opt_parser *parsers, void *token, struct 
 	while (p != NULL && (!same_key(p->prefix, text) || (p->flags & NMREQ_OPTF_DISABLED)))
 		p = p->next;
 	if (p == NULL)
-		return wrong(ctx, text, "no option of that name");
+		return invalid(ctx, text, "no such option");
 	if (sign == '=') {
 		const struct nmreq_opt_key *k = default_key(p);
 
 		if (k == NULL)
-			return wrong(ctx, text, "has no default key: write @option:key=value");
+			return invalid(ctx, text, "the option has no default key: write @OPTION:KEY=VALUE");
 		if (set_key(p, &pctx, k->key, rest) != 0)
 			return -1;
 	} else if (sign == '\0' && !(p->flags & NMREQ_OPTF_ALLOWEMPTY)) {
-		return wrong(ctx, text, "needs a value");
+		return invalid(ctx, text, "the option needs a value");
 	}
 	while (sign == ':' && rest != NULL) {
 		char *key = strsep(&rest, ","), *value = key;
@@ -391,7 +396,7 @@ option_decode(char *text, struct nmreq_opt_parser *parsers, void *token, struct 
 	}
 	for (i = 0; i < p->nr_keys; i++)
 		if ((p->keys[i].flags & NMREQ_OPTK_MUSTSET) && pctx.keys[p->keys[i].id] == NULL)
-			return wrong(ctx, p->keys[i].key, "must be given");
+			return invalid(ctx, p->keys[i].key, "the option needs this key");
 	return p->parse(&pctx);
 }
 
@@ -405,7 +410,7 @@ nmreq_options_decode(const char *options, struct nmreq_opt_parser *parsers, void
 	if (*options == '\0')
 		return 0;
 	if (*options != '@')
-		return wrong(ctx, options, "options begin with @");
+		return invalid(ctx, options, "options begin with @");
 	copy = nmctx_malloc(ctx, bytes);
 	if (copy == NULL)
 		return -1;
@@ -419,7 +424,7 @@ nmreq_options_decode(const char *options, struct nmreq_opt_parser *parsers, void
 	return result;
 }
 
-/* A number that the key has; 0 where it is not given. */
+/* Stores the number given for a key. Returns 1, 0 if the key was not given, or -1. */
 static int
 number_key(struct nmreq_parse_ctx *p, int id, long most, long *n)
 {
@@ -429,7 +434,7 @@ number_key(struct nmreq_parse_ctx *p, int id, long most, long *n)
 		return 0;
 	*n = number(&at, 0, most);
 	if (*n < 0 || *at != '\0')
-		return wrong(p->ctx, p->keys[id], "not a number, or too great");
+		return invalid(p->ctx, p->keys[id], "not a number, or too large");
 	return 1;
 }
 
@@ -443,7 +448,7 @@ parse_share(struct nmreq_parse_ctx *p)
 	if (id < 0)
 		return -1;
 	if (d->reg.nr_mem_id != 0 && d->reg.nr_mem_id != id)
-		return wrong(p->ctx, p->keys[0], "lives in another region than @number says");
+		return invalid(p->ctx, p->keys[0], "this port's region is not the one that @REGION gives");
 	d->reg.nr_mem_id = (uint16_t)id;
 	return 0;
 }
@@ -451,9 +456,9 @@ parse_share(struct nmreq_parse_ctx *p)
 enum { CONF_RINGS, CONF_HOST_RINGS, CONF_SLOTS, CONF_TX_RINGS, CONF_RX_RINGS, CONF_HOST_TX_RINGS, CONF_HOST_RX_RINGS,
 	CONF_TX_SLOTS, CONF_RX_SLOTS };
 
-/* A key for both directions and one for each, which beats it. */
+/* Stores the values of a key for both directions, and of the keys for one direction, which take precedence. */
 static int
-both_or_each(struct nmreq_parse_ctx *p, const int ids[3], long most, long n[2])
+number_keys(struct nmreq_parse_ctx *p, const int ids[3], long most, long n[2])
 {
 	int i, r = number_key(p, ids[0], most, &n[0]);
 
@@ -477,8 +482,8 @@ parse_conf(struct nmreq_parse_ctx *p)
 	long r[2] = { reg->nr_tx_rings, reg->nr_rx_rings }, h[2] = { reg->nr_host_tx_rings, reg->nr_host_rx_rings };
 	long s[2] = { reg->nr_tx_slots, reg->nr_rx_slots };
 
-	if (both_or_each(p, rings, 65535, r) != 0 || both_or_each(p, host, 65535, h) != 0 ||
-	    both_or_each(p, slots, 0xffffffffL, s) != 0)
+	if (number_keys(p, rings, 65535, r) != 0 || number_keys(p, host, 65535, h) != 0 ||
+	    number_keys(p, slots, 0xffffffffL, s) != 0)
 		return -1;
 	reg->nr_tx_rings = (uint16_t)r[0];
 	reg->nr_rx_rings = (uint16_t)r[1];
@@ -547,7 +552,7 @@ static struct nmreq_opt_parser share = {
 };
 
 struct nmreq_opt_parser *
-names_parsers(void)
+unetmap_option_parsers(void)
 {
 	return &share;
 }

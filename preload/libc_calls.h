@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * The C library's own functions, or the kernel where they are not found yet.
+ * The C library's own functions; before they are found, the system calls.
  */
 #ifndef UNETMAP_REAL_H
 #define UNETMAP_REAL_H
@@ -15,14 +15,14 @@
 #include <sys/types.h>
 #include <time.h>
 
-#define ALL_REAL(do_)	\
+#define ALL_LIBC_CALLS(do_)	\
 	do_(open) do_(open64) do_(openat) do_(openat64) do_(ioctl) do_(mmap) do_(mmap64)	\
 	do_(close) do_(close_range) do_(dup) do_(dup2) do_(dup3) do_(fcntl) do_(fcntl64)	\
 	do_(poll) do_(ppoll) do_(select) do_(pselect)	\
 	do_(epoll_create) do_(epoll_create1) do_(epoll_ctl) do_(epoll_pwait) do_(epoll_pwait2)	\
 	do_(recvmsg) do_(recvmmsg)
 
-struct real {
+struct libc_calls {
 	int (*open)(const char *, int, ...);
 	int (*open64)(const char *, int, ...);
 	int (*openat)(int, const char *, int, ...);
@@ -50,19 +50,20 @@ struct real {
 	int (*recvmmsg)(int, struct mmsghdr *, unsigned int, int, struct timespec *);
 };
 
-extern struct real real;
+extern struct libc_calls unetmap_libc;
 
-/* Finds them. */
-void find_real(void);
+/* Fills unetmap_libc. */
+void unetmap_find_libc_calls(void);
 
-/* The C library's function if it is known, else the system call. */
-#define CALL(name, args, ...)	\
-	(__builtin_expect(real.name != NULL, 1) ? real.name args : __VA_ARGS__)
+/* Calls the C library's function if it is known, else evaluates the given system call. */
+#define CALL_LIBC(name, args, ...)	\
+	(__builtin_expect(unetmap_libc.name != NULL, 1) ? unetmap_libc.name args : __VA_ARGS__)
 
-int real_poll(struct pollfd *fds, nfds_t n, int timeout);
-int real_ppoll(struct pollfd *fds, nfds_t n, const struct timespec *timeout, const sigset_t *mask);
-int real_pselect(int n, fd_set *in, fd_set *out, fd_set *except, const struct timespec *timeout, const sigset_t *mask);
-int real_epoll_ctl(int set, int what, int fd, struct epoll_event *event);
-int real_epoll_pwait(int set, struct epoll_event *events, int most, int timeout, const sigset_t *mask);
+int unetmap_libc_poll(struct pollfd *fds, nfds_t n, int timeout);
+int unetmap_libc_ppoll(struct pollfd *fds, nfds_t n, const struct timespec *timeout, const sigset_t *mask);
+int unetmap_libc_pselect(int n, fd_set *in, fd_set *out, fd_set *except, const struct timespec *timeout,
+    const sigset_t *mask);
+int unetmap_libc_epoll_ctl(int set, int what, int fd, struct epoll_event *event);
+int unetmap_libc_epoll_pwait(int set, struct epoll_event *events, int most, int timeout, const sigset_t *mask);
 
 #endif

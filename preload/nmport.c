@@ -2,14 +2,11 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * libnetmap.h: contexts and ports. Names are read in names.c.
+ * Ports of libnetmap.h: parse, register, map, and undo each. nmreq.c parses the names.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -18,119 +15,10 @@
 
 #include <libnetmap.h>
 
-#include "names.h"
+#include "nmreq.h"
 
 /*
- * ---------------------------------------------------------------- contexts
- */
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-
-static void
-say(struct nmctx *ctx, const char *message)
-{
-	(void)ctx;
-	fprintf(stderr, "%s\n", message);
-}
-
-static void *
-allocate(struct nmctx *ctx, size_t size)
-{
-	(void)ctx;
-	return malloc(size);
-}
-
-static void
-release(struct nmctx *ctx, void *p)
-{
-	(void)ctx;
-	free(p);
-}
-
-static void
-take_or_give(struct nmctx *ctx, int take)
-{
-	(void)ctx;
-	if (take)
-		pthread_mutex_lock(&mutex);
-	else
-		pthread_mutex_unlock(&mutex);
-}
-
-static struct nmctx first = { .error = say, .malloc = allocate, .free = release, .lock = take_or_give };
-static struct nmctx *chosen = &first;
-
-int nmctx_threadsafe = 1;
-
-struct nmctx *
-nmctx_get(void)
-{
-	return chosen;
-}
-
-struct nmctx *
-nmctx_set_default(struct nmctx *ctx)
-{
-	struct nmctx *before = chosen;
-
-	chosen = ctx != NULL ? ctx : &first;
-	return before;
-}
-
-void
-nmctx_set_threadsafe(void)
-{
-	first.lock = take_or_give;
-	nmctx_threadsafe = 1;
-}
-
-void
-nmctx_ferror(struct nmctx *ctx, const char *format, ...)
-{
-	char message[1024];
-	int saved = errno;
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(message, sizeof(message), format, args);
-	va_end(args);
-	if (ctx->error != NULL)
-		ctx->error(ctx, message);
-	errno = saved;
-}
-
-void *
-nmctx_malloc(struct nmctx *ctx, size_t size)
-{
-	void *p = ctx->malloc(ctx, size);
-
-	if (p == NULL)
-		errno = ENOMEM;
-	return p;
-}
-
-void
-nmctx_free(struct nmctx *ctx, void *p)
-{
-	if (p != NULL)
-		ctx->free(ctx, p);
-}
-
-void
-nmctx_lock(struct nmctx *ctx)
-{
-	if (ctx->lock != NULL)
-		ctx->lock(ctx, 1);
-}
-
-void
-nmctx_unlock(struct nmctx *ctx)
-{
-	if (ctx->lock != NULL)
-		ctx->lock(ctx, 0);
-}
-
-/*
- * ------------------------------------------------------------------- ports
+ * ---------------------------------------------------------- open and close
  */
 struct nmport_cleanup_d {
 	struct nmport_cleanup_d *next;
@@ -138,7 +26,7 @@ struct nmport_cleanup_d {
 };
 
 static int
-refused(struct nmport_d *d, int error, const char *what)
+fail(struct nmport_d *d, int error, const char *what)
 {
 	nmctx_ferror(d->ctx, "%s: %s: %s", d->hdr.nr_name, what, strerror(error));
 	errno = error;
@@ -146,7 +34,7 @@ refused(struct nmport_d *d, int error, const char *what)
 }
 
 static void
-start_over(struct nmport_d *d)
+init_request(struct nmport_d *d)
 {
 	memset(&d->reg, 0, sizeof(d->reg));
 	nmreq_header_init(&d->hdr, NETMAP_REQ_REGISTER, &d->reg);
@@ -161,7 +49,7 @@ nmport_new(void)
 	if (d == NULL)
 		return NULL;
 	memset(d, 0, sizeof(*d));
-	start_over(d);
+	init_request(d);
 	d->ctx = ctx;
 	d->fd = -1;
 	return d;
@@ -183,7 +71,7 @@ nmport_undo_parse(struct nmport_d *d)
 		c->run(c, d);
 		nmctx_free(d->ctx, c);
 	}
-	start_over(d);
+	init_request(d);
 }
 
 int
@@ -192,9 +80,9 @@ nmport_parse(struct nmport_d *d, const char *portspec)
 	const char *at = portspec;
 	int error;
 
-	start_over(d);
+	init_request(d);
 	if (nmreq_header_decode(&at, &d->hdr, d->ctx) == 0 && nmreq_register_decode(&at, &d->reg, d->ctx) == 0 &&
-	    nmreq_options_decode(at, names_parsers(), d, d->ctx) == 0)
+	    nmreq_options_decode(at, unetmap_option_parsers(), d, d->ctx) == 0)
 		return 0;
 	error = errno;
 	nmport_undo_parse(d);
@@ -231,10 +119,10 @@ nmport_register(struct nmport_d *d)
 	int error;
 
 	if (d->register_done)
-		return refused(d, EINVAL, "registered already");
+		return fail(d, EINVAL, "already registered (call nmport_undo_register first)");
 	d->fd = open(NETMAP_DEVICE_NAME, O_RDWR);
 	if (d->fd < 0)
-		return refused(d, errno, NETMAP_DEVICE_NAME);
+		return fail(d, errno, NETMAP_DEVICE_NAME);
 	if (ioctl(d->fd, NIOCCTRL, &d->hdr) == 0) {
 		d->register_done = 1;
 		return 0;
@@ -245,7 +133,7 @@ nmport_register(struct nmport_d *d)
 			nmctx_ferror(d->ctx, "%s: option %s: %s", d->hdr.nr_name,
 			    nmreq_option_name(option->nro_reqtype), strerror((int)option->nro_status));
 	nmport_undo_register(d);
-	return refused(d, error, "cannot be opened");
+	return fail(d, error, "cannot be opened");
 }
 
 void
@@ -257,9 +145,9 @@ nmport_undo_register(struct nmport_d *d)
 	d->register_done = 0;
 }
 
-/* The region's mapping, made now if no port of the context has one. */
+/* Returns the mapping of the port's region, made now if no port of the context has one. Called with the lock held. */
 static struct nmem_d *
-region_of(struct nmport_d *d)
+get_region(struct nmport_d *d)
 {
 	struct nmctx *ctx = d->ctx;
 	struct nmem_d *m;
@@ -297,7 +185,7 @@ region_of(struct nmport_d *d)
 }
 
 static void
-leave_region(struct nmport_d *d)
+put_region(struct nmport_d *d)
 {
 	struct nmem_d *m = d->mem;
 
@@ -314,7 +202,7 @@ leave_region(struct nmport_d *d)
 	nmctx_free(d->ctx, m);
 }
 
-/* The first and the last bound ring of a direction; of none last < first. */
+/* Stores the first and the last bound ring of a direction; last < first if none is bound. */
 static void
 bound_rings(const ssize_t *ofs, uint32_t rings, uint16_t *from, uint16_t *to)
 {
@@ -335,15 +223,15 @@ nmport_mmap(struct nmport_d *d)
 	int error;
 
 	if (d->mmap_done)
-		return refused(d, EINVAL, "mapped already");
+		return fail(d, EINVAL, "already mapped (call nmport_undo_mmap first)");
 	if (!d->register_done)
-		return refused(d, ENXIO, "to be registered before it can be mapped");
+		return fail(d, ENXIO, "not registered yet (call nmport_register before nmport_mmap)");
 	nmctx_lock(d->ctx);
-	d->mem = region_of(d);
+	d->mem = get_region(d);
 	error = errno;
 	nmctx_unlock(d->ctx);
 	if (d->mem == NULL)
-		return refused(d, error, "cannot be mapped");
+		return fail(d, error, "its region cannot be mapped");
 	d->nifp = NETMAP_IF(d->mem->mem, d->reg.nr_offset);
 	tx = d->nifp->ni_tx_rings + d->nifp->ni_host_tx_rings;
 	rx = d->nifp->ni_rx_rings + d->nifp->ni_host_rx_rings;
@@ -361,7 +249,7 @@ nmport_undo_mmap(struct nmport_d *d)
 	if (!d->mmap_done)
 		return;
 	nmctx_lock(d->ctx);
-	leave_region(d);
+	put_region(d);
 	nmctx_unlock(d->ctx);
 	d->mem = NULL;
 	d->nifp = NULL;
@@ -422,7 +310,7 @@ nmport_clone(struct nmport_d *d)
 {
 	struct nmport_d *c;
 
-	/* Options may name memory, of which there is only one. */
+	/* Only one port can register the memory of an extmem option. */
 	if (d->extmem != NULL && !d->register_done) {
 		errno = EINVAL;
 		return NULL;
@@ -484,12 +372,12 @@ nmport_inject(struct nmport_d *d, const void *buf, size_t size)
 struct option_cleanup {
 	struct nmport_cleanup_d up;
 	struct nmreq_option *option;
-	void *mapped;		/* or NULL */
+	void *mapped;		/* memory to unmap, or NULL */
 	size_t bytes;
 };
 
 static void
-drop_option(struct nmport_cleanup_d *up, struct nmport_d *d)
+remove_option(struct nmport_cleanup_d *up, struct nmport_d *d)
 {
 	struct option_cleanup *c = (struct option_cleanup *)up;
 
@@ -501,7 +389,7 @@ drop_option(struct nmport_cleanup_d *up, struct nmport_d *d)
 		munmap(c->mapped, c->bytes);
 }
 
-/* A zeroed option of so many bytes that goes with the port. NULL: no memory. */
+/* Adds a zeroed option to the port, which nmport_undo_parse removes. Returns NULL with ENOMEM if there is no memory. */
 static struct option_cleanup *
 add_option(struct nmport_d *d, uint32_t type, size_t bytes)
 {
@@ -519,7 +407,7 @@ add_option(struct nmport_d *d, uint32_t type, size_t bytes)
 	option->nro_reqtype = type;
 	nmreq_push_option(&d->hdr, option);
 	c->option = option;
-	c->up.run = drop_option;
+	c->up.run = remove_option;
 	c->up.next = d->clist;
 	d->clist = &c->up;
 	return c;
@@ -531,9 +419,9 @@ nmport_extmem(struct nmport_d *d, void *base, size_t size)
 	struct option_cleanup *c;
 
 	if (d->register_done)
-		return refused(d, EINVAL, "registered already, so its memory is chosen");
+		return fail(d, EINVAL, "already registered: set its memory before nmport_register");
 	if (d->extmem != NULL)
-		return refused(d, EINVAL, "its memory is chosen already");
+		return fail(d, EINVAL, "its memory is already set: give extmem once");
 	c = add_option(d, NETMAP_REQ_OPT_EXTMEM, sizeof(*d->extmem));
 	if (c == NULL)
 		return -1;
@@ -551,16 +439,16 @@ nmport_extmem_from_file(struct nmport_d *d, const char *file)
 	int error, fd = open(file, O_RDWR);
 
 	if (fd < 0)
-		return refused(d, errno, file);
+		return fail(d, errno, file);
 	if (fstat(fd, &st) != 0 || st.st_size <= 0) {
 		close(fd);
-		return refused(d, EINVAL, "an empty file is no memory");
+		return fail(d, EINVAL, "the file for extmem is empty: give it the size of the region");
 	}
 	mapped = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	error = errno;
 	close(fd);
 	if (mapped == MAP_FAILED)
-		return refused(d, error, file);
+		return fail(d, error, file);
 	if (nmport_extmem(d, mapped, (size_t)st.st_size) != 0) {
 		error = errno;
 		munmap(mapped, (size_t)st.st_size);
@@ -585,7 +473,7 @@ nmport_offset(struct nmport_d *d, uint64_t initial, uint64_t maxoff, uint64_t bi
 	struct nmreq_opt_offsets *o;
 
 	if (d->register_done)
-		return refused(d, EINVAL, "registered already, so offsets are chosen");
+		return fail(d, EINVAL, "already registered: set offsets before nmport_register");
 	c = add_option(d, NETMAP_REQ_OPT_OFFSETS, sizeof(*o));
 	if (c == NULL)
 		return -1;

@@ -1,0 +1,356 @@
+//! The table of rules: each program of `conformance/rules` through each door.
+//!
+//! ```text
+//! native    linked with libunetmap
+//! preload   linked with nothing, run by `unetmap run`
+//! node      linked statically with nothing, on a /dev/netmap that the daemon serves
+//! mediated  as preload, by a daemon that lets nobody have interfaces to himself
+//! ```
+//! Mediated differs from preload only with interfaces; rules that open none are not checked a second time there.
+//!
+//! `cargo test -p conformance --test tables -- rules 1.1 2-` runs programs whose names begin so.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use conformance::c::linked;
+use conformance::home::{Guard, wait_within};
+use conformance::net::{CABLE, DIRECT, MEDIATED, Net};
+use conformance::{Home, Node, program};
+use lab::VethOptions;
+
+/// How long a program may take for all its rules.
+const LIMIT: Duration = Duration::from_secs(400);
+/// What programs of rules share, in the same folder.
+const COMMON: [&str; 3] = ["rules.c", "port.c", "wire.c"];
+/// libnetmap.h for programs that are linked with nothing of ours.
+const LIBNETMAP: [&str; 3] = ["nmctx.c", "nmport.c", "nmreq.c"];
+
+/// What a program said of a rule, or what is said in its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Cell {
+    Ok,
+    Cannot(String),
+    Fail(String),
+    /// The rule opens no interface, and the door differs with nothing else.
+    NoInterface,
+}
+
+/// A way to netmap files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Door {
+    Native,
+    Preload,
+    Node,
+    Mediated,
+}
+
+const DOORS: [Door; 4] = [Door::Native, Door::Preload, Door::Node, Door::Mediated];
+
+impl Door {
+    fn name(self) -> &'static str {
+        match self {
+            Door::Native => "native",
+            Door::Preload => "preload",
+            Door::Node => "node",
+            Door::Mediated => "mediated",
+        }
+    }
+}
+
+/// A rule, as its program lists it, and what became of it.
+struct Row {
+    id: String,
+    cells: [Cell; 4],
+}
+
+fn rules() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("rules")
+}
+
+/// The names of the programs, in order, without `.c`.
+fn programs(filters: &[String]) -> Vec<String> {
+    let files = fs::read_dir(rules()).expect("the folder of rules").map(|entry| entry.expect("a file").file_name());
+    let files = files.map(|name| name.into_string().expect("a name of letters"));
+    let mut names: Vec<String> =
+        files.filter(|name| !COMMON.contains(&&**name)).filter_map(|n| n.strip_suffix(".c").map(Into::into)).collect();
+    names.retain(|name| filters.is_empty() || filters.iter().any(|filter| name.starts_with(&**filter)));
+    names.sort();
+    names
+}
+
+/// What programs for a door are compiled with.
+struct Shop {
+    door: Door,
+    folder: PathBuf,
+    /// What they share, compiled.
+    common: Vec<PathBuf>,
+}
+
+impl Shop {
+    /// Compiles what the programs share. On the node they find the device at [`device`].
+    fn open(folder: &Path, door: Door) -> Result<Shop, String> {
+        let mut shop = Shop { door, folder: folder.join(door.name()), common: Vec::new() };
+        fs::create_dir(&shop.folder).map_err(|e| format!("{}: {e}", shop.folder.display()))?;
+        let preload = Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload");
+        let libnetmap: &[&str] = if door == Door::Native { &[] } else { &LIBNETMAP };
+        let sources = COMMON.iter().map(|file| rules().join(file));
+        let sources: Vec<PathBuf> = sources.chain(libnetmap.iter().map(|file| preload.join(file))).collect();
+        shop.cc("what the programs share", |cc| cc.arg("-c").args(&sources).current_dir(&shop.folder))?;
+        let objects = sources.iter().filter_map(|source| source.file_stem());
+        shop.common = objects.map(|stem| shop.folder.join(stem).with_extension("o")).collect();
+        Ok(shop)
+    }
+
+    /// Runs the compiler with what is the same for all.
+    fn cc(&self, what: &str, more: impl FnOnce(&mut Command) -> &mut Command) -> Result<(), String> {
+        let mut cc = Command::new("cc");
+        cc.args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wno-override-init", "-Werror", "-pthread", "-I"]);
+        cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../include")).arg("-I").arg(rules());
+        if self.door == Door::Node {
+            cc.arg(format!("-DNETMAP_DEVICE_NAME=\"{}\"", device(&self.folder).display()));
+        }
+        let output = more(&mut cc).output();
+        let output = output.map_err(|e| format!("cc: {e}; a C compiler is needed (apt-get install gcc)"))?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() { Ok(()) } else { Err(format!("{what} does not compile: {said}")) }
+    }
+
+    /// Compiles a program.
+    fn make(&self, name: &str, source: &Path) -> Result<PathBuf, String> {
+        let out = self.folder.join(name);
+        self.cc(&source.display().to_string(), |cc| {
+            cc.arg("-o").arg(&out).arg(source).args(&self.common);
+            match self.door {
+                Door::Native => cc.args(linked(&self.folder)),
+                Door::Preload | Door::Mediated => cc,
+                Door::Node => cc.arg("-static"),
+            }
+        })?;
+        Ok(out)
+    }
+}
+
+/// Where programs for the node find a device: a link to the node of the daemon that is theirs.
+fn device(folder: &Path) -> PathBuf {
+    folder.join("netmap")
+}
+
+/// Interfaces for the programs that need some, and a daemon that opens them: `ra` and `rb`, two ends of a cable of two
+/// queues, and `r-2`.
+fn cable(home: &Home, door: Door) -> Option<Net> {
+    let policy = if door == Door::Mediated { MEDIATED } else { DIRECT };
+    let net = Net::new(home, policy, CABLE)?;
+    let two = VethOptions { queues: 2, addresses: None, ..CABLE };
+    for (one, other) in [("ra", "rb"), ("r-2", "r-2-peer")] {
+        net.lab.veth(&net.near, one, &net.near, other, two).unwrap_or_else(|e| panic!("{e}"));
+    }
+    Some(net)
+}
+
+/// Runs a program through a door; what it printed, by rule.
+fn run_program(shop: &Shop, name: &str, path: &Path, ids: &[String]) -> Result<BTreeMap<String, Cell>, String> {
+    let door = shop.door;
+    let all = |cell: Cell| Ok(ids.iter().map(|id| (id.clone(), cell.clone())).collect());
+    let all_cannot = |why: &str| all(Cell::Cannot(why.into()));
+    let with_interfaces = name.ends_with("nic");
+    if door == Door::Mediated && !with_interfaces {
+        return all(Cell::NoInterface);
+    }
+    let home = Home::at(&shop.folder.join(format!("{name}.home"))).map_err(|e| e.to_string())?;
+    let net = with_interfaces.then(|| cable(&home, door));
+    if let Some(None) = net {
+        return all_cannot("no network namespaces or AF_XDP here");
+    }
+    let node = match (door == Door::Node).then(|| Node::mounted(&home)).transpose() {
+        Ok(node) => node,
+        Err(why) => return all_cannot(&why),
+    };
+    if let Some(node) = &node {
+        let _ = fs::remove_file(device(&shop.folder));
+        symlink(node.path(), device(&shop.folder)).map_err(|e| format!("a link to the node: {e}"))?;
+    }
+    let unetmap = program("unetmap");
+    let words = if matches!(door, Door::Preload | Door::Mediated) {
+        vec![unetmap.as_path(), "run".as_ref(), "--".as_ref()]
+    } else {
+        vec![]
+    };
+    let words: Vec<&Path> = words.into_iter().chain([path]).collect();
+    let mut command = match &net {
+        Some(Some(net)) => net.command(words[0]),
+        _ => Command::new(words[0]),
+    };
+    command.args(&words[1..]);
+    let output = home.folder().join("output");
+    let to = fs::File::create(&output).map_err(|e| format!("{}: {e}", output.display()))?;
+    command.arg(door.name()).stdin(Stdio::null()).stdout(to);
+    command.env("UNETMAP_SOCKET", home.socket()).env("UNETMAPD", program("unetmapd"));
+    let status = wait_within(&mut Guard::spawn(&mut command).0, LIMIT);
+    home.end_daemon();
+    let text = fs::read_to_string(&output).map_err(|e| format!("{}: {e}", output.display()))?;
+    let log = fs::read_to_string(home.log()).unwrap_or_default();
+    if log.contains("panicked") {
+        return Err(format!("{name}, {}: the daemon panicked:\n{log}", door.name()));
+    }
+    let (mut said, manual) = (BTreeMap::new(), manual());
+    for line in text.lines() {
+        let (id, mut cell) = parse(line).ok_or_else(|| format!("{name}: what is this? {line:?}"))?;
+        if let Cell::Cannot(why) = &cell
+            && !manual.contains(why)
+        {
+            cell = Cell::Fail(format!("cannot ({why}), and unetmap-conformance(7) does not say so"));
+        }
+        if !ids.contains(&id) || said.insert(id, cell).is_some() {
+            return Err(format!("{name}, {}: said twice, or of no rule: {line:?}", door.name()));
+        }
+    }
+    match status {
+        Some(_) => Ok(said),
+        None => Err(format!("{name}, {}: not over within {LIMIT:?}; it had said:\n{text}", door.name())),
+    }
+}
+
+/// The manual, which says of each rule that a door cannot keep why.
+fn manual() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../man/unetmap-conformance.7");
+    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    text.replace("\\-", "-").replace("\\*(Aq", "'")
+}
+
+/// `ID ok`, `ID FAIL REASON`, `ID cannot REASON`.
+fn parse(line: &str) -> Option<(String, Cell)> {
+    let (id, rest) = line.split_once(' ')?;
+    let (verdict, reason) = rest.split_once(' ').unwrap_or((rest, ""));
+    let cell = match verdict {
+        "ok" => Cell::Ok,
+        "FAIL" => Cell::Fail(reason.into()),
+        "cannot" if !reason.is_empty() => Cell::Cannot(reason.into()),
+        _ => return None,
+    };
+    Some((id.into(), cell))
+}
+
+/// All rules of a program, through all doors.
+fn rows(shops: &[Shop], name: &str) -> Result<Vec<Row>, String> {
+    let source = rules().join(format!("{name}.c"));
+    let made = shops.iter().map(|shop| shop.make(name, &source)).collect::<Result<Vec<_>, _>>()?;
+    // Linked statically, it needs nothing to say what it will check.
+    let list = DOORS.iter().position(|door| *door == Door::Node).and_then(|at| made.get(at)).ok_or("no such door")?;
+    let output = Command::new(list).arg("--list").output().map_err(|e| format!("{}: {e}", list.display()))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let ids: Vec<String> = text.lines().filter_map(|line| line.split_once('\t')).map(|(id, _)| id.into()).collect();
+    if ids.is_empty() || !output.status.success() {
+        return Err(format!("{name} lists no rules"));
+    }
+    // Side by side, as most of the time is waiting.
+    let said: Vec<_> = thread::scope(|scope| {
+        let ids = &ids;
+        let doors = shops.iter().zip(&made).map(|(shop, path)| scope.spawn(move || run_program(shop, name, path, ids)));
+        let doors: Vec<_> = doors.collect();
+        let ended = doors.into_iter().map(|door| door.join());
+        ended.map(|end| end.unwrap_or_else(|_| Err(format!("{name}: its runner panicked")))).collect::<Result<_, _>>()
+    })?;
+    let missing = || Cell::Fail("the program said nothing of it".into());
+    let cell = |door: usize, id: &str| said[door].get(id).cloned().unwrap_or_else(missing);
+    Ok(ids.into_iter().map(|id| Row { cells: [0, 1, 2, 3].map(|door| cell(door, &id)), id }).collect())
+}
+
+/// Prints the table; the sentences of what failed.
+fn print(rows: &[Row]) -> Vec<String> {
+    let mut failures = Vec::new();
+    let width = rows.iter().map(|row| row.id.len()).max().unwrap_or(0).max(4);
+    println!("\n{:width$}  {:<24}  {:<24}  {:<24}  mediated", "rule", "native", "preload", "node");
+    for row in rows {
+        let mut texts = Vec::new();
+        for (door, cell) in DOORS.iter().zip(&row.cells) {
+            texts.push(match cell {
+                Cell::Ok => "ok".to_owned(),
+                Cell::NoInterface => "no interface".to_owned(),
+                Cell::Cannot(why) => format!("cannot: {why}"),
+                Cell::Fail(why) => {
+                    failures.push(format!("{} {}: {why}", row.id, door.name()));
+                    "FAIL".to_owned()
+                }
+            });
+        }
+        println!("{:width$}  {:<24}  {:<24}  {:<24}  {}", row.id, texts[0], texts[1], texts[2], texts[3]);
+    }
+    for (i, door) in DOORS.iter().enumerate() {
+        let of = |what: fn(&Cell) -> bool| rows.iter().filter(|row| what(&row.cells[i])).count();
+        let (ok, cannot) = (of(|c| *c == Cell::Ok), of(|c| matches!(c, Cell::Cannot(_))));
+        let failed = of(|c| matches!(c, Cell::Fail(_)));
+        println!("{}: {ok} of {} ok, {cannot} cannot, {failed} failed", door.name(), ok + cannot + failed);
+    }
+    failures
+}
+
+/// Rules of which all but the first must be seen to fail.
+const BROKEN: &str = r#"
+#include <unistd.h>
+#include "port.h"
+RULE("holds", "") { HOLDS(1); }
+RULE("does-not-hold", "") { HOLDS(1 > 2); }
+RULE("differs", "") { SAME(1, 2); }
+RULE("is-not-refused", "") { REFUSED(EINVAL, 0); }
+RULE("refused-otherwise", "") { REFUSED(EINVAL, close(-1)); }
+RULE("does-not-work", "") { WORKS(close(-1)); }
+RULE("crashes", "") { abort(); }
+RULE("ends-silently", "") { _exit(0); }
+RULE("ends-otherwise", "") { _exit(7); }
+"#;
+
+/// What a rule that does not hold looks like here; what is wrong with that.
+fn check_the_checker(shop: &Shop) -> Result<(), String> {
+    let source = shop.folder.join("broken.c");
+    fs::write(&source, BROKEN).map_err(|e| format!("{}: {e}", source.display()))?;
+    let path = shop.make("broken", &source)?;
+    let output = Command::new(path).arg("preload").output().map_err(|e| e.to_string())?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said: Vec<(String, Cell)> = text.lines().filter_map(parse).collect();
+    let failed = said.iter().filter(|(_, cell)| matches!(cell, Cell::Fail(_))).count();
+    let wanted = said.first() == Some(&("holds".into(), Cell::Ok)) && failed == 7 && said.len() == 8;
+    let silent = !said.iter().any(|(id, _)| id == "ends-silently");
+    match wanted && silent && !output.status.success() {
+        true => Ok(()),
+        false => Err(format!("rules that do not hold are not seen to fail:\n{text}")),
+    }
+}
+
+/// The names of all programs.
+pub(crate) fn list() -> Vec<String> {
+    programs(&[])
+}
+
+/// Runs the programs whose names begin with one of the filters, or all, and prints the table; returns whether all rules hold.
+pub(crate) fn run(filters: &[String]) -> bool {
+    let start = Instant::now();
+    let folder = tempfile::Builder::new().prefix("unetmap-").tempdir().expect("a folder for the programs");
+    let (mut table, mut failures) = (Vec::new(), Vec::new());
+    match DOORS.map(|door| Shop::open(folder.path(), door)).into_iter().collect::<Result<Vec<_>, _>>() {
+        Ok(shops) => {
+            failures.extend(check_the_checker(&shops[0]).err());
+            for name in programs(filters) {
+                match rows(&shops, &name) {
+                    Ok(rows) => table.extend(rows),
+                    Err(why) => failures.push(why),
+                }
+            }
+        }
+        Err(why) => failures.push(why),
+    }
+    let mut ids: Vec<&str> = table.iter().map(|row: &Row| &*row.id).collect();
+    ids.sort_unstable();
+    failures.extend(ids.windows(2).filter(|w| w[0] == w[1]).map(|w| format!("two rules are called {}", w[0])));
+    failures.extend(print(&table));
+    println!("{} rules in {:.0} s", table.len(), start.elapsed().as_secs_f64());
+    for failure in &failures {
+        println!("FAIL {failure}");
+    }
+    failures.is_empty()
+}
