@@ -2,9 +2,10 @@
 # make demo       sends real packets through pipes and prints a table
 # make test       runs all tests
 # make host-matrix  host rings: all attachments with all kinds of traffic
-# make lint       formatting, clippy, headers, manual pages
+# make test-bare  make demo and make test in fresh Debian 12 and 13 roots (root; about an hour)
+# make lint       formatting, clippy, layout and words of the source, decisions, headers, manual pages
 # make bench      measures; BENCH="pipe --json" chooses
-# make install    to PREFIX (/usr/local), below DESTDIR
+# make install    to PREFIX (/usr/local), below DESTDIR; make uninstall removes it
 
 PREFIX ?= /usr/local
 CARGO ?= cargo
@@ -12,7 +13,7 @@ BENCH ?= pipe pipe-batch pipe-1core pipe-rtt
 
 PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge lb vale-ctl unetmap-examples
 PROGRAMS := unetmapd unetmap pkt-gen bridge lb vale-ctl
-# What `unetmap bench` runs besides: examples, for which nobody looks in a PATH.
+# Examples that `unetmap bench` runs; they are not installed into bin.
 HELPERS := collector scrubber
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 BIN := $(TARGET)/release
@@ -21,10 +22,10 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 # The library's file; crates/capi/build.rs writes this name into it, and the loader looks for it.
 SONAME := libunetmap.so.0
 
-# Where rustup puts cargo, for shells that were started before it did.
+# The folder of rustup's cargo, for shells that were started before rustup was installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: build setup setup-tests demo test host-matrix loom lint lint-headers lint-man bench install
+.PHONY: build setup setup-tests demo test test-bare host-matrix loom lint lint-source lint-headers lint-man bench install uninstall
 .DEFAULT_GOAL := build
 
 build: setup
@@ -58,9 +59,17 @@ host-matrix: setup
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) test --locked -p conformance --test host_matrix
 
-lint: setup lint-headers lint-man
+test-bare:
+	@.ci/bare
+
+lint: setup lint-source lint-headers lint-man
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+# Import cycles, sizes, words; decisions and the links to them.
+lint-source:
+	@.ci/check-source
+	@.ci/check-decisions
 
 # Each header alone, as strictly as its users may compile it.
 lint-headers: setup
@@ -104,3 +113,11 @@ install:
 			install -m 644 "$$page" $(DESTDIR)$(PREFIX)/share/man/man$$section || exit 1; \
 		done; \
 	done
+
+uninstall:
+	rm -f $(PROGRAMS:%=$(DESTDIR)$(PREFIX)/bin/%)
+	rm -f $(patsubst include/%,$(DESTDIR)$(PREFIX)/include/%,$(wildcard include/*.h include/net/*.h))
+	rm -f $(DESTDIR)$(PREFIX)/lib/libunetmap.so $(DESTDIR)$(PREFIX)/lib/$(SONAME) $(DESTDIR)$(PREFIX)/lib/libunetmap.a
+	rm -f $(DESTDIR)$(PREFIX)/lib/pkgconfig/unetmap.pc
+	rm -rf $(DESTDIR)$(PREFIX)/lib/unetmap
+	rm -f $(foreach page,$(wildcard man/*.[1-9]),$(DESTDIR)$(PREFIX)/share/man/man$(subst .,,$(suffix $(page)))/$(notdir $(page)))
