@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Which ports there are, and what is known of them without opening one.
+ * Lists ports as devices.
  *
- * Programs look devices up in libpcap's list before they open them. A port need
- * not exist before somebody opens it, so the list has, besides the ports that
- * exist, those that the program's own command line names.
+ * Programs look devices up in libpcap's list before they open them. A port is
+ * created when it is opened, so besides existing ports the list contains those
+ * that are named on the program's own command line.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -19,26 +19,26 @@
 
 #include "overlay.h"
 
-/* A port on an interface has the interface's addresses; others have none, which is no error. */
+/* A port of an interface has the interface's addresses; others have none, which is no error. */
 int
 pcap_lookupnet(const char *device, bpf_u_int32 *net, bpf_u_int32 *mask, char *error)
 {
 	char interface[IF_NAMESIZE];
 
 	if (!is_port(device))
-		return real.pcap_lookupnet(device, net, mask, error);
+		return libpcap.pcap_lookupnet(device, net, mask, error);
 	if (port_interface(device, interface))
-		return real.pcap_lookupnet(interface, net, mask, error);
+		return libpcap.pcap_lookupnet(interface, net, mask, error);
 	*net = *mask = 0;
 	return 0;
 }
 
 /* ---- the command line */
 
-static char *named[MOST_NAMED];
-static unsigned int named_count;
+static char *command_line_ports[MAX_COMMAND_LINE_PORTS];
+static unsigned int command_line_port_count;
 
-/* Before main, while there is one thread. */
+/* Runs before main, while the process has one thread. */
 __attribute__((constructor)) static void
 read_command_line(void)
 {
@@ -61,33 +61,34 @@ read_command_line(void)
 	} while (n > 0);
 	close(fd);
 	for (at = line; at != NULL && at < line + bytes; at += strnlen(at, (size_t)(line + bytes - at)) + 1) {
-		/* As a word of its own, or behind an option: -inetmap:p}1, --interface=netmap:p}1. */
+		/* A port is a word of its own, or the end of an option: -inetmap:p}1, --interface=netmap:p}1. */
 		char *name = at;
 
 		if (*at == '-')
 			while (*name != '\0' && !is_port(name))
 				name++;
-		if (is_port(name) && named_count < MOST_NAMED && (named[named_count] = strdup(name)) != NULL)
-			named_count++;
+		if (is_port(name) && command_line_port_count < MAX_COMMAND_LINE_PORTS &&
+		    (command_line_ports[command_line_port_count] = strdup(name)) != NULL)
+			command_line_port_count++;
 	}
 	free(line);
 }
 
 const char *
-named_port(unsigned int i)
+command_line_port(unsigned int i)
 {
-	return i < named_count ? named[i] : NULL;
+	return i < command_line_port_count ? command_line_ports[i] : NULL;
 }
 
 /* ---- the list */
 
 struct listing {
-	pcap_if_t **end;	/* where the next one goes */
+	pcap_if_t **end;	/* where the next device is linked */
 	pcap_if_t *first;
 };
 
 static void
-add(struct listing *list, const char *name, const char *kind)
+add_device(struct listing *list, const char *name, const char *kind)
 {
 	pcap_if_t *device;
 	char text[64];
@@ -115,33 +116,33 @@ add(struct listing *list, const char *name, const char *kind)
 }
 
 static void
-add_existing(void *list, const char *name, const char *kind)
+add_existing_port(void *list, const char *name, const char *kind)
 {
 	char full[128];
 
-	/* A switch's ports have no other prefix than the switch. */
+	/* A switch's ports have the switch's name as their prefix. */
 	snprintf(full, sizeof(full), "%s%s", is_port(name) ? "" : "netmap:", name);
-	add(list, full, kind);
+	add_device(list, full, kind);
 }
 
-/* The system's list, and behind it ours; pcap_freealldevs frees all of it alike. */
+/* Appends the ports to the system's list; pcap_freealldevs frees both in the same way. */
 int
 pcap_findalldevs(pcap_if_t **list, char *error)
 {
 	char none[PCAP_ERRBUF_SIZE];
-	const struct lib *lib = lib_load(none);
-	int status = real.pcap_findalldevs(list, error);
-	struct listing ours = { list, NULL };
+	const struct libunetmap *lib = load_libunetmap(none);
+	int status = libpcap.pcap_findalldevs(list, error);
+	struct listing devices = { list, NULL };
 	unsigned int i;
 
 	if (status != 0)
 		return status;
-	while (*ours.end != NULL)
-		ours.end = &(*ours.end)->next;
-	/* Whoever cannot ask the daemon has what the system lists. */
+	while (*devices.end != NULL)
+		devices.end = &(*devices.end)->next;
+	/* If libunetmap cannot be loaded, or no daemon runs, existing ports are left out. */
 	if (lib != NULL)
-		(void)lib->unetmap_each_port(add_existing, &ours);
-	for (i = 0; i < named_count; i++)
-		add(&ours, named[i], "named");
+		(void)lib->unetmap_each_port(add_existing_port, &devices);
+	for (i = 0; i < command_line_port_count; i++)
+		add_device(&devices, command_line_ports[i], "named");
 	return 0;
 }

@@ -2,20 +2,19 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Filters: classic BPF, as the system's libpcap compiled and validated it.
+ * Runs filters: classic BPF, compiled and validated by the system's libpcap.
  *
- * A program becomes an array of operations, one for each instruction at the
- * same index, so that jumps stay what they are. What filters consist of, a load
- * from a fixed place and a comparison with a constant, becomes one operation in
- * the load's place; the comparison stays behind it for who jumps there. A
- * program with an instruction that is not known here is left to the system's
- * bpf_filter.
+ * A program is translated to an array of operations, one for each instruction at
+ * the same index, so that jumps need no change. The most frequent pair, a load
+ * from a constant offset and a comparison with a constant, is fused into one
+ * operation at the load's index; the comparison stays at its own index for jumps
+ * to it. A program with an unknown instruction is run by the system's bpf_filter.
  *
- * Most comparisons go on with what follows them in one of the two cases. These
- * have operations of their own, in which the processor need not read from the
- * operation where the next one is: that alone makes filters twice as fast.
+ * Most comparisons continue with the next operation in one of the two cases.
+ * These variants have operations of their own, in which the distance to the next
+ * operation is a constant: that alone makes filters twice as fast.
  *
- * What an operation does is what bpf_filter does; conformance/c/pcap_filters.c
+ * Operations have the semantics of bpf_filter; conformance/c/pcap_filters.c
  * compares the two.
  */
 #include <stdlib.h>
@@ -23,33 +22,34 @@
 
 #include "overlay.h"
 
-/* Linux's own extensions, about what is not in the packet, are loads from here on. */
+/* Loads from this offset on are Linux extensions: metadata that is not in the packet. */
 #define NOT_IN_PACKET	0xfffff000U
 
-/* A comparison that goes elsewhere in both cases, and that goes on if so, or if not so. */
-#define THREE(name)	name, name##_YES, name##_NO
+/* A comparison that jumps in both cases, and its variants that fall through if true, or if false. */
+#define VARIANTS(name)	name, name##_TRUE_NEXT, name##_FALSE_NEXT
 
 enum code {
 	LD_W, LD_H, LD_B, LD_W_IND, LD_H_IND, LD_B_IND, LD_IMM, LD_MEM, LD_LEN, LDX_IMM, LDX_MEM, LDX_LEN, LDX_MSH,
 	ST, STX, JA,
 	ADD, SUB, MUL, DIV, MOD, AND, OR, XOR, LSH, RSH,
 	ADD_X, SUB_X, MUL_X, DIV_X, MOD_X, AND_X, OR_X, XOR_X, LSH_X, RSH_X, NEG, TAX, TXA, RET, RET_A,
-	THREE(JEQ), THREE(JGT), THREE(JGE), THREE(JSET), THREE(JEQ_X), THREE(JGT_X), THREE(JGE_X), THREE(JSET_X),
-	/* two in one */
-	THREE(LD_W_JEQ), THREE(LD_H_JEQ), THREE(LD_B_JEQ), THREE(LD_H_JSET)
+	VARIANTS(JEQ), VARIANTS(JGT), VARIANTS(JGE), VARIANTS(JSET),
+	VARIANTS(JEQ_X), VARIANTS(JGT_X), VARIANTS(JGE_X), VARIANTS(JSET_X),
+	/* fused: a load and a comparison */
+	VARIANTS(LD_W_JEQ), VARIANTS(LD_H_JEQ), VARIANTS(LD_B_JEQ), VARIANTS(LD_H_JSET)
 };
 
 struct op {
 	uint8_t code;
 	uint32_t k;
-	uint32_t with;		/* two in one: what is compared with */
-	uint32_t yes, no;	/* how far to go on */
+	uint32_t operand;	/* of a fused comparison */
+	uint32_t if_true, if_false;	/* distance to the next operation */
 };
 
 static const struct {
 	uint16_t bpf;
 	uint8_t code;
-} known[] = {
+} translations[] = {
 	{ BPF_LD | BPF_W | BPF_ABS, LD_W }, { BPF_LD | BPF_H | BPF_ABS, LD_H }, { BPF_LD | BPF_B | BPF_ABS, LD_B },
 	{ BPF_LD | BPF_W | BPF_IND, LD_W_IND }, { BPF_LD | BPF_H | BPF_IND, LD_H_IND },
 	{ BPF_LD | BPF_B | BPF_IND, LD_B_IND }, { BPF_LD | BPF_IMM, LD_IMM }, { BPF_LD | BPF_MEM, LD_MEM },
@@ -71,27 +71,27 @@ static const struct {
 	{ BPF_MISC | BPF_TAX, TAX }, { BPF_MISC | BPF_TXA, TXA }, { BPF_RET | BPF_K, RET }, { BPF_RET | BPF_A, RET_A },
 };
 
-/* ---- making */
+/* ---- translation */
 
-/* 0: not known. */
+/* Returns 0 for an unknown instruction. */
 static int
 translate(struct op *op, const struct bpf_insn *insn)
 {
 	size_t i;
 
-	for (i = 0; i < sizeof(known) / sizeof(known[0]); i++)
-		if (known[i].bpf == insn->code) {
-			op->code = known[i].code;
+	for (i = 0; i < sizeof(translations) / sizeof(translations[0]); i++)
+		if (translations[i].bpf == insn->code) {
+			op->code = translations[i].code;
 			op->k = insn->k;
-			op->yes = 1 + (op->code == JA ? insn->k : insn->jt);
-			op->no = 1 + (op->code == JA ? insn->k : insn->jf);
+			op->if_true = 1 + (op->code == JA ? insn->k : insn->jt);
+			op->if_false = 1 + (op->code == JA ? insn->k : insn->jf);
 			return 1;
 		}
 	return 0;
 }
 
 static void
-join_two(struct op *first, const struct op *second)
+fuse(struct op *first, const struct op *second)
 {
 	if (second->code == JEQ && first->code <= LD_B)
 		first->code = first->code == LD_W ? LD_W_JEQ : first->code == LD_H ? LD_H_JEQ : LD_B_JEQ;
@@ -99,21 +99,21 @@ join_two(struct op *first, const struct op *second)
 		first->code = LD_H_JSET;
 	else
 		return;
-	first->with = second->k;
-	first->yes = 1 + second->yes;
-	first->no = 1 + second->no;
+	first->operand = second->k;
+	first->if_true = 1 + second->if_true;
+	first->if_false = 1 + second->if_false;
 }
 
 static void
-choose(struct op *op)
+select_fall_through(struct op *op)
 {
 	uint32_t step = op->code >= LD_W_JEQ ? 2 : 1;
 
 	if (op->code < JEQ)
 		return;
-	if (op->yes == step)
+	if (op->if_true == step)
 		op->code += 1;
-	else if (op->no == step)
+	else if (op->if_false == step)
 		op->code += 2;
 }
 
@@ -126,14 +126,14 @@ filter_make(struct filter *f, const struct bpf_program *program)
 	for (i = 0; i < n; i++)
 		if (BPF_CLASS(program->bf_insns[i].code) == BPF_LD && BPF_MODE(program->bf_insns[i].code) == BPF_ABS &&
 		    program->bf_insns[i].k >= NOT_IN_PACKET)
-			return "it asks for what is not in the packet, such as its direction, which a netmap port does not tell";
-	if (!real.bpf_validate(program->bf_insns, (int)n))
-		return "it is no valid BPF program";
+			return "it tests metadata outside the packet, such as its direction, which a netmap port does not have";
+	if (!libpcap.bpf_validate(program->bf_insns, (int)n))
+		return "it is not a valid BPF program";
 	made.program.bf_insns = malloc(n * sizeof(*made.program.bf_insns));
 	made.ops = calloc(n, sizeof(*made.ops));
 	if (made.program.bf_insns == NULL || made.ops == NULL) {
 		filter_free(&made);
-		return "no memory for it";
+		return "out of memory";
 	}
 	memcpy(made.program.bf_insns, program->bf_insns, n * sizeof(*made.program.bf_insns));
 	made.program.bf_len = (u_int)n;
@@ -144,9 +144,9 @@ filter_make(struct filter *f, const struct bpf_program *program)
 		made.ops = NULL;
 	}
 	for (i = 0; made.ops != NULL && i + 1 < n; i++)
-		join_two(&made.ops[i], &made.ops[i + 1]);
+		fuse(&made.ops[i], &made.ops[i + 1]);
 	for (i = 0; made.ops != NULL && i < n; i++)
-		choose(&made.ops[i]);
+		select_fall_through(&made.ops[i]);
 	filter_free(f);
 	*f = made;
 	return NULL;
@@ -160,7 +160,7 @@ filter_free(struct filter *f)
 	memset(f, 0, sizeof(*f));
 }
 
-/* ---- running */
+/* ---- execution */
 
 static inline uint32_t
 load_w(const u_char *at)
@@ -174,31 +174,31 @@ load_h(const u_char *at)
 	return (uint32_t)at[0] << 8 | at[1];
 }
 
-/* Reads size bytes from k on, if the packet has them. */
+/* Loads size bytes at offset k; rejects the packet if it is shorter. */
 #define LOAD(load, k, size)	\
 	if ((k) > caplen || caplen - (k) < (size))	\
 		return 0;	\
 	a = load(packet + (k))
-/* From x + op->k on; the sum must not run over. */
+/* Loads at offset x + op->k; the sum must not overflow. */
 #define LOAD_IND(load, size)	\
 	if (op->k > caplen || x > caplen - op->k)	\
 		return 0;	\
 	LOAD(load, x + op->k, size);	\
 	break
-/* A branch, and no choice of two values, which would have to wait for the condition. */
-#define BRANCH(condition, yes, no)	\
+/* The empty asm keeps a branch, which can be predicted; a conditional move would wait for the condition. */
+#define BRANCH(condition, if_true, if_false)	\
 	if (condition) {	\
 		__asm__ volatile("");	\
-		op += (yes);	\
+		op += (if_true);	\
 	} else	\
-		op += (no);	\
+		op += (if_false);	\
 	continue
 #define COMPARE(name, step, load, condition)	\
-	case name: load; BRANCH(condition, op->yes, op->no);	\
-	case name##_YES: load; BRANCH(condition, step, op->no);	\
-	case name##_NO: load; BRANCH(condition, op->yes, step)
+	case name: load; BRANCH(condition, op->if_true, op->if_false);	\
+	case name##_TRUE_NEXT: load; BRANCH(condition, step, op->if_false);	\
+	case name##_FALSE_NEXT: load; BRANCH(condition, op->if_true, step)
 
-/* GCC would otherwise join what operations have in common, and with it what branch prediction knows of them. */
+/* Without these options GCC merges common tails of operations, and with them their branch prediction. */
 #if defined(__GNUC__) && !defined(__clang__)
 __attribute__((optimize("no-crossjumping", "no-gcse")))
 #endif
@@ -209,13 +209,13 @@ filter_run(const struct filter *f, const u_char *packet, u_int len, u_int caplen
 	uint32_t a = 0, x = 0, mem[BPF_MEMWORDS] = { 0 };
 
 	if (op == NULL)
-		return real.bpf_filter(f->program.bf_insns, packet, len, caplen);
+		return libpcap.bpf_filter(f->program.bf_insns, packet, len, caplen);
 	for (;;) {
 		switch ((enum code)op->code) {
-		COMPARE(LD_W_JEQ, 2, LOAD(load_w, op->k, 4), a == op->with);
-		COMPARE(LD_H_JEQ, 2, LOAD(load_h, op->k, 2), a == op->with);
-		COMPARE(LD_B_JEQ, 2, LOAD(*, op->k, 1), a == op->with);
-		COMPARE(LD_H_JSET, 2, LOAD(load_h, op->k, 2), a & op->with);
+		COMPARE(LD_W_JEQ, 2, LOAD(load_w, op->k, 4), a == op->operand);
+		COMPARE(LD_H_JEQ, 2, LOAD(load_h, op->k, 2), a == op->operand);
+		COMPARE(LD_B_JEQ, 2, LOAD(*, op->k, 1), a == op->operand);
+		COMPARE(LD_H_JSET, 2, LOAD(load_h, op->k, 2), a & op->operand);
 		case LD_W: LOAD(load_w, op->k, 4); break;
 		case LD_H: LOAD(load_h, op->k, 2); break;
 		case LD_B: LOAD(*, op->k, 1); break;
@@ -235,7 +235,7 @@ filter_run(const struct filter *f, const u_char *packet, u_int len, u_int caplen
 			break;
 		case ST: mem[op->k] = a; break;
 		case STX: mem[op->k] = x; break;
-		case JA: op += op->yes; continue;
+		case JA: op += op->if_true; continue;
 		COMPARE(JEQ, 1, , a == op->k);
 		COMPARE(JGT, 1, , a > op->k);
 		COMPARE(JGE, 1, , a >= op->k);
@@ -247,7 +247,7 @@ filter_run(const struct filter *f, const u_char *packet, u_int len, u_int caplen
 		case ADD: a += op->k; break;
 		case SUB: a -= op->k; break;
 		case MUL: a *= op->k; break;
-		case DIV: a /= op->k; break;	/* bpf_validate refuses 0 */
+		case DIV: a /= op->k; break;	/* bpf_validate rejects 0 */
 		case MOD: a %= op->k; break;
 		case AND: a &= op->k; break;
 		case OR: a |= op->k; break;

@@ -2,23 +2,26 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * A libpcap whose devices are also netmap ports.
+ * An overlay libpcap whose devices include netmap ports.
  *
- * A program's pcap_t is either ours, made for a port's name, or the system's
- * libpcap's, made for any other. It is opaque to programs, so that ours may be
- * what it likes; the first word tells which it is. What is about no pcap_t, or
- * about one that is not ours, goes on to the system's library, untouched.
+ * A program's pcap_t is either a netmap handle, created for the name of a port,
+ * or a handle of the system's libpcap, created for any other name. A pcap_t is
+ * opaque to programs, so its layout is free; the first word says which it is.
+ * Calls without a pcap_t, or with one of the system's, are forwarded unchanged.
  *
- *	real.c		the system's library, and what goes straight on to it
- *	lib.c		libunetmap, loaded when the first port is opened
- *	handle.c	making, setting, asking and closing handles
- *	port.c		from a name to rings that can be believed
- *	receive.c	packets in
- *	wait.c		how they are waited for
- *	filter.c	which of them the program wants
- *	send.c		packets out
- *	devices.c	which ports there are
- *	packet.c	programs that send by packet sockets
+ *	system_libpcap.c	the system's library, and the functions that only forward
+ *	libunetmap.c	loads libunetmap when the first port is opened
+ *	handle.c	creates, configures, queries and closes handles
+ *	port.c		opens a port and validates its rings
+ *	receive.c	receives packets
+ *	wait.c		waits for packets
+ *	filter.c	runs BPF filters
+ *	send.c		sends packets
+ *	devices.c	lists devices
+ *	packet_socket.c	packet sockets that send to ports
+ *
+ * The library is built with -fvisibility=hidden: only libpcap's functions and
+ * those of packet_socket.c are exported.
  */
 #ifndef UNETMAP_OVERLAY_H
 #define UNETMAP_OVERLAY_H
@@ -30,49 +33,51 @@
 #include <stddef.h>
 #include <time.h>
 
-/* What libpcap's header declares is what we export, and nothing else. */
+/* Exported: what libpcap's headers declare. */
 #pragma GCC visibility push(default)
 #include <pcap/pcap.h>
-/* With types that differ from system to system: passed on as they come. */
+/* Its types differ between versions; its functions are only forwarded. */
 #include <pcap/namedb.h>
 #pragma GCC visibility pop
 
 #include <libnetmap.h>
 
-#define OURS	0x756e65746d617031ULL	/* no address of a function, with which the system's handles begin */
-#define MOST_SLOTS	16384	/* of a ring */
-#define MOST_RINGS	64	/* of each direction */
-#define MOST_WAITS	(1 + 3 * MOST_RINGS)	/* descriptors that a wait is for */
+/* The system's handles begin with the address of a function, which this value is not. */
+#define NETMAP_HANDLE_MAGIC	0x756e65746d617031ULL
+#define MAX_SLOTS	16384	/* of a ring */
+#define MAX_RINGS	64	/* of each direction */
+#define MAX_WAIT_FDS	(1 + 3 * MAX_RINGS)	/* descriptors of one wait */
 
 /*
- * A bound ring. What is here was read once and judged; of what others can
- * write, only slots and tail are looked at again, and judged each time.
+ * A bound ring. Its fields were read from shared memory once and validated; of
+ * the words that other programs can write, only slots, head and tail are read
+ * again, and validated each time.
  *
- * Receiving:	[head, next) was read, [next, end) is to be read.
- * Sending:	what is before next is filled, [next, end) is free; head is unused.
+ * Receiving:	[head, next) was read by the program, [next, end) is unread.
+ * Sending:	slots before next are filled, [next, end) is free; head is unused.
  */
 struct ring {
 	struct netmap_ring *ring;
 	char *bufs;
-	uint32_t bufs_count;
+	uint32_t bufs_count;	/* indexes at or above it are invalid */
 	uint32_t buf_size;
 	uint32_t slots;
 	uint32_t head, next, end;
 };
 
-/* A program of BPF; see filter.c. */
+/* A BPF program; see filter.c. */
 struct filter {
-	struct op *ops;		/* NULL: the system's bpf_filter runs it */
-	struct bpf_program program;	/* bf_insns NULL: there is no filter */
+	struct op *ops;		/* NULL: the system's bpf_filter runs the program */
+	struct bpf_program program;	/* bf_insns NULL: no filter */
 };
 
 struct pcap {
-	uint64_t ours;		/* OURS */
+	uint64_t magic;		/* OURS */
 	char *name;
 	char error[PCAP_ERRBUF_SIZE];
-	pcap_t *shadow;		/* the system's: compiles filters and opens dump files */
+	pcap_t *system_handle;	/* a dead handle of the system's: compiles filters and opens dump files */
 
-	/* What the program chose. */
+	/* Set by the program. */
 	int active;
 	int snaplen;
 	int timeout_ms;
@@ -85,51 +90,51 @@ struct pcap {
 
 	/* The port; see port.c. */
 	struct nmport_d *port;
-	char interface[IF_NAMESIZE];	/* "": the port is no interface's */
+	char interface[IF_NAMESIZE];	/* "": not a port of an interface */
 	int fd;			/* -1: not open */
-	int promisc_fd;		/* keeps the interface promiscuous; or -1 */
+	int promisc_fd;		/* keeps the interface promiscuous; -1: none */
 	void *region;
 	size_t region_bytes;
-	struct ring rx[MOST_RINGS], tx[MOST_RINGS];
+	struct ring rx[MAX_RINGS], tx[MAX_RINGS];
 	unsigned int rx_rings, tx_rings;
 
 	/* Receiving. */
-	unsigned int rx_turn;	/* the ring whose turn it is */
+	unsigned int next_rx_ring;	/* the ring to read next */
 	struct filter filter;
-	struct timespec stamp;	/* when what is being read was found */
-	struct pcap_pkthdr header;	/* pcap_next_ex's */
-	struct ring *hand;	/* the ring of the packet that it returned last */
-	uint32_t hand_at;	/* that packet's slot */
-	u_char *joined;		/* a packet of several slots */
-	size_t joined_room;
+	struct timespec found_at;	/* when the current batch was found; its packets' time stamp */
+	struct pcap_pkthdr header;	/* returned by pcap_next_ex */
+	struct ring *held_ring;	/* the ring of the packet that pcap_next or pcap_next_ex returned last */
+	uint32_t held_slot;	/* that packet's slot */
+	u_char *linear;		/* copy of a packet of several slots */
+	size_t linear_room;
 	uint64_t received;
 	int64_t dropped_before;	/* when the port was opened */
-	int64_t missed_before;
-	int broken;		/* pcap_breakloop was called */
-	int break_fd;		/* eventfd that says so to a sleeper */
+	int64_t missed_before;	/* when the port was opened */
+	int break_requested;	/* pcap_breakloop was called */
+	int break_fd;		/* eventfd: wakes a sleeper when pcap_breakloop is called */
 
-	/* Resting; see wait.c. */
-	int resting;		/* the next look comes after a rest */
-	int64_t looked;		/* when the last one was */
+	/* Receive coalescing; see wait.c. */
+	int coalescing;		/* sleep before the next check */
+	int64_t last_check_ns;	/* time of the last check */
 
-	/* For programs that wait themselves. */
-	int select_fd;		/* -1: nobody asked; an epoll set */
-	int more_fd;		/* eventfd in it: readable while there is something that no bell will tell of */
-	int watched;		/* descriptors of the port's in it */
+	/* For programs that poll a descriptor themselves. */
+	int select_fd;		/* an epoll set; -1: not requested yet */
+	int readable_fd;	/* eventfd in select_fd: readable while something is pending that no doorbell announces */
+	int doorbells_added;	/* select_fd contains the port's descriptors */
 
 	/* Sending; see send.c. */
-	struct flusher *flusher;	/* NULL: none was needed yet */
-	uint32_t sent;		/* packets, as the flusher counts */
-	unsigned int unsynced;	/* packets that no sync has sent yet, as far as the sender knows */
-	unsigned int alone;	/* packets that left one by one, up to BATCH */
-	int64_t between;	/* ns that the program let pass between them */
-	int64_t left;		/* when the last call was over */
+	struct flusher *flusher;	/* NULL: not started */
+	uint32_t sent_count;	/* packets; read by the flusher */
+	unsigned int unsynced;	/* packets since the last sync by the sender; the flusher may have sent them */
+	unsigned int single_sends;	/* packets synced one by one, up to BATCH */
+	int64_t gaps_ns;	/* sum of the times between these calls */
+	int64_t last_return_ns;	/* when the last call returned */
 };
 
 static inline int
-is_ours(const pcap_t *p)
+is_netmap_handle(const pcap_t *p)
 {
-	return p->ours == OURS;
+	return p->magic == NETMAP_HANDLE_MAGIC;
 }
 
 static inline int64_t
@@ -141,9 +146,9 @@ now_ns(void)
 	return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-/* ---- real.c: every function of libpcap's */
+/* ---- system_libpcap.c: every function of libpcap */
 
-#define ALL_REAL(do_)	\
+#define ALL_LIBPCAP(do_)	\
 	do_(pcap_init) do_(pcap_lookupdev) do_(pcap_lookupnet) do_(pcap_create) do_(pcap_set_snaplen)	\
 	do_(pcap_set_promisc) do_(pcap_can_set_rfmon) do_(pcap_set_rfmon) do_(pcap_set_timeout)	\
 	do_(pcap_set_tstamp_type) do_(pcap_set_immediate_mode) do_(pcap_set_buffer_size)	\
@@ -171,21 +176,21 @@ now_ns(void)
 	do_(pcap_nametoportrange) do_(pcap_nametoproto) do_(pcap_nametoeproto) do_(pcap_nametollc)	\
 	do_(pcap_ether_hostton) do_(pcap_ether_aton) do_(pcap_next_etherent)
 
-struct real {
+struct system_libpcap {
 #define MEMBER(name)	__typeof__(name) *name;
-	ALL_REAL(MEMBER)
+	ALL_LIBPCAP(MEMBER)
 #undef MEMBER
 };
 
-extern struct real real;
+extern struct system_libpcap libpcap;
 
-/* ---- lib.c: libunetmap's functions that we use; an error is a negative errno */
+/* ---- libunetmap.c: the functions of libunetmap used here; errors are negative errnos */
 
-#define ALL_LIB(do_)	\
+#define ALL_LIBUNETMAP(do_)	\
 	do_(unetmap_open) do_(unetmap_fd_closed) do_(unetmap_ioctl) do_(unetmap_mmap) do_(unetmap_poll)	\
-	do_(unetmap_arm) do_(unetmap_poll_woken) do_(unetmap_last_error) do_(unetmap_each_port) do_(unetmap_dropped_packets)	\
-	do_(nmport_new) do_(nmport_parse)	\
-	do_(nmport_undo_parse) do_(nmport_delete) do_(nmctx_get)
+	do_(unetmap_arm) do_(unetmap_poll_woken) do_(unetmap_last_error) do_(unetmap_each_port)	\
+	do_(unetmap_dropped_packets)	\
+	do_(nmport_new) do_(nmport_parse) do_(nmport_undo_parse) do_(nmport_delete) do_(nmctx_get)
 
 int unetmap_open(int flags);
 void unetmap_fd_closed(int fd);
@@ -198,37 +203,37 @@ size_t unetmap_last_error(char *into, size_t room);
 int unetmap_each_port(void (*each)(void *arg, const char *name, const char *kind), void *arg);
 int64_t unetmap_dropped_packets(int fd);
 
-struct lib {
+struct libunetmap {
 #define MEMBER(name)	__typeof__(name) *name;
-	ALL_LIB(MEMBER)
+	ALL_LIBUNETMAP(MEMBER)
 #undef MEMBER
 };
 
-/* NULL, with the reason in error: the library is not there. */
-const struct lib *lib_load(char *error);
+/* Returns NULL, with the reason in error, if the library cannot be loaded. */
+const struct libunetmap *load_libunetmap(char *error);
 
 /* ---- handle.c */
 
-/* Puts a sentence into the handle, and returns status. */
-int fail(pcap_t *p, int status, const char *format, ...) __attribute__((__format__(__printf__, 3, 4)));
+/* Stores an error text in the handle and returns status. */
+int set_error(pcap_t *p, int status, const char *format, ...) __attribute__((__format__(__printf__, 3, 4)));
 
 /* ---- port.c */
 
 int is_port(const char *device);
-/* Its name as netmap has it, to be freed; NULL: no memory. */
+/* Returns the port's name as netmap spells it, to be freed; NULL: no memory. */
 char *port_name(const char *device);
-/* Whether it is a port on an interface that exists, and which: interface has room for IF_NAMESIZE bytes. */
+/* Whether the device is a port of an existing interface. Stores its name; interface has room for IF_NAMESIZE bytes. */
 int port_interface(const char *device, char *interface);
 int port_open(pcap_t *p);
 void port_close(pcap_t *p);
-/* Packets that the interface itself lost since it was made; 0 of ports that are no interface's. */
+/* Returns how many packets the interface has lost since it was created; 0 if the port has no interface. */
 int64_t port_missed(const pcap_t *p);
-/* Why the last call of libunetmap's failed, for fail(). */
-const char *port_said(int error, char *room, size_t bytes);
+/* Returns why the last call of libunetmap failed, for set_error(). */
+const char *port_error_text(int error, char *room, size_t bytes);
 
-/* What others can write, read once. */
+/* Reads a ring index that other programs can write. Returns `otherwise` if it is out of range. */
 static inline uint32_t
-judged(const struct ring *r, const uint32_t *word, uint32_t otherwise)
+checked_index(const struct ring *r, const uint32_t *word, uint32_t otherwise)
 {
 	uint32_t at = __atomic_load_n(word, __ATOMIC_ACQUIRE);
 
@@ -236,67 +241,67 @@ judged(const struct ring *r, const uint32_t *word, uint32_t otherwise)
 }
 
 static inline uint32_t
-behind(const struct ring *r, uint32_t at)
+next_slot(const struct ring *r, uint32_t at)
 {
 	return at + 1 < r->slots ? at + 1 : 0;
 }
 
-/* Packets, or slots, that are there and were not used yet. */
+/* Returns how many slots are unread (receiving) or free (sending). */
 static inline uint32_t
-ring_has(const struct ring *r)
+ring_available(const struct ring *r)
 {
 	return r->end >= r->next ? r->end - r->next : r->end + r->slots - r->next;
 }
 
-/* Goes on where whoever shares the ring, a forked child or another program with the same port, has read to. */
+/* Continues at head if another user of the ring, a forked child or a program with the same port, has moved it. */
 static inline void
-ring_follow(struct ring *r)
+ring_resync(struct ring *r)
 {
-	uint32_t head = judged(r, &r->ring->head, r->head);
+	uint32_t head = checked_index(r, &r->ring->head, r->head);
 
 	if (__builtin_expect(head != r->head, 0)) {
 		r->head = r->next = head;
-		r->end = judged(r, &r->ring->tail, head);
+		r->end = checked_index(r, &r->ring->tail, head);
 	}
 }
 
 /* ---- filter.c */
 
-/* Puts the program in the place of what f is. NULL, or why it cannot be. */
+/* Replaces f by the program. Returns NULL, or the reason why it cannot be used. */
 const char *filter_make(struct filter *f, const struct bpf_program *program);
 void filter_free(struct filter *f);
-/* How much of the packet is wanted; 0: nothing. */
+/* Returns how many bytes of the packet to keep; 0: the filter rejects it. */
 u_int filter_run(const struct filter *f, const u_char *packet, u_int len, u_int caplen);
 
 /* ---- devices.c */
 
-#define MOST_NAMED	64
+#define MAX_COMMAND_LINE_PORTS	64
 
-/* The i-th port that the program's command line names; NULL behind the last. */
-const char *named_port(unsigned int i);
+/* Returns the i-th port named on the program's command line; NULL after the last. */
+const char *command_line_port(unsigned int i);
 
 /* ---- receive.c */
 
 int receive_stats(pcap_t *p, struct pcap_stat *s);
-/* Passes over packets that the filter does not want. Whether one is left that it may want. */
+/* Skips packets that the filter rejects. Whether a packet is left that it may accept. */
 int receive_skip(pcap_t *p);
 void receive_close(pcap_t *p);
 
 /* ---- wait.c */
 
-/* Whether there are packets that were not read yet. */
-int wait_have(pcap_t *p);
+/* Whether there are unread packets. */
+int wait_has_packets(pcap_t *p);
 /*
- * Waits as the program wants it, until *end, a time of the monotonic clock; 0: it is not known yet. 1: there are
- * packets; 0: the time is over, or the program does not wait; else PCAP_ERROR or PCAP_ERROR_BREAK.
+ * Waits for packets until *end, in ns of CLOCK_MONOTONIC, which it sets from the handle's timeout if it is 0. Returns
+ * 1 if there are packets, 0 if the time is over or the handle is non-blocking, else PCAP_ERROR or PCAP_ERROR_BREAK.
  */
 int wait_for(pcap_t *p, int64_t *end);
-/* Whether to wait for more, after packets of which the filter wanted none: they do not stretch a time-out. */
-int wait_on(pcap_t *p, int64_t *end);
-/* Whether pcap_breakloop was called; from then on it was not. */
-int wait_break_asked(pcap_t *p);
-/* Before the program waits on its descriptor; in_hand: it has a packet in its hands, whose slot stays. */
-void wait_settle(pcap_t *p, int in_hand);
+/* Whether to continue the wait after packets that the filter rejected: they do not extend the timeout. */
+int wait_may_continue(pcap_t *p, int64_t *end);
+/* Whether pcap_breakloop was called; clears the request. */
+int wait_take_break(pcap_t *p);
+/* Makes select_fd readable if a call has something to return. is_held: the program still uses the last packet. */
+void wait_update_select_fd(pcap_t *p, int is_held);
 int wait_select_fd(pcap_t *p);
 void wait_close(pcap_t *p);
 

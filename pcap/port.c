@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * From a name to rings that can be believed.
+ * Opens a port and validates its rings.
  *
- * The region is memory that others write, too. Where a ring lies, how many
- * slots it has and how large its buffers are is read from it once, when the
- * port is opened, and judged against the region's size, which the daemon told.
+ * Other programs can write to the region. The offset of a ring, its number of
+ * slots and the size of its buffers are read once, when the port is opened, and
+ * validated against the region's size, which the daemon reported.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -24,9 +24,10 @@
 #include "overlay.h"
 
 /*
- * As of netmap: a prefix, and for a switch a colon somewhere behind it, which no
- * interface's name has. Some programs have their own idea of these prefixes, and
- * refuse them: unetmap: before any port's name, netmap: or not, means the same.
+ * Prefixes of port names are netmap's; a switch's port also contains a colon,
+ * which an interface's name cannot. Some programs interpret or refuse netmap's
+ * prefixes, so the prefix unetmap: is accepted before any port's name, with or
+ * without netmap:.
  */
 #define ALIAS	"unetmap:"
 #define PREFIX	"netmap:"
@@ -76,9 +77,9 @@ port_interface(const char *device, char *interface)
 }
 
 const char *
-port_said(int error, char *room, size_t bytes)
+port_error_text(int error, char *room, size_t bytes)
 {
-	const struct lib *lib = lib_load(room);
+	const struct libunetmap *lib = load_libunetmap(room);
 
 	if (lib == NULL || lib->unetmap_last_error(room, bytes) == 0)
 		snprintf(room, bytes, "%s", strerror(error));
@@ -87,17 +88,17 @@ port_said(int error, char *room, size_t bytes)
 
 /* ---- the name */
 
-static __thread char *complaint;
+static __thread char *error_buffer;
 
 static void
-complain(struct nmctx *ctx, const char *message)
+store_error(struct nmctx *ctx, const char *message)
 {
 	(void)ctx;
-	if (complaint != NULL)
-		snprintf(complaint, PCAP_ERRBUF_SIZE, "%s", message);
+	if (error_buffer != NULL)
+		snprintf(error_buffer, PCAP_ERRBUF_SIZE, "%s", message);
 }
 
-static struct nmctx context;
+static struct nmctx nmctx;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void
@@ -105,71 +106,71 @@ make_context(void)
 {
 	char none[PCAP_ERRBUF_SIZE];
 
-	context = *lib_load(none)->nmctx_get();
-	context.error = complain;
+	nmctx = *load_libunetmap(none)->nmctx_get();
+	nmctx.error = store_error;
 }
 
 static int
-parse(pcap_t *p, const struct lib *lib)
+parse(pcap_t *p, const struct libunetmap *lib)
 {
 	int status;
 
 	pthread_once(&once, make_context);
 	p->port = lib->nmport_new();
 	if (p->port == NULL)
-		return fail(p, PCAP_ERROR, "no memory for a port");
-	p->port->ctx = &context;
-	complaint = p->error;
+		return set_error(p, PCAP_ERROR, "%s: out of memory", p->name);
+	p->port->ctx = &nmctx;
+	error_buffer = p->error;
 	status = lib->nmport_parse(p->port, p->name);
-	complaint = NULL;
-	/* The sentence is in the handle already. */
+	error_buffer = NULL;
+	/* store_error has put the reason into the handle. */
 	return status == 0 ? 0 : PCAP_ERROR_NO_SUCH_DEVICE;
 }
 
-/* ---- the rings */
+/* ---- rings */
 
 static int
-inside(const pcap_t *p, uint64_t from, uint64_t bytes)
+is_inside(const pcap_t *p, uint64_t from, uint64_t bytes)
 {
 	return from <= p->region_bytes && bytes <= p->region_bytes - from;
 }
 
 static int
-take_ring(pcap_t *p, struct ring *r, uint64_t at)
+read_ring(pcap_t *p, struct ring *r, uint64_t at)
 {
 	struct netmap_ring *ring = (struct netmap_ring *)(void *)((char *)p->region + at);
 	uint64_t bufs;
 
-	if (at % 8 != 0 || !inside(p, at, sizeof(*ring)))
+	if (at % 8 != 0 || !is_inside(p, at, sizeof(*ring)))
 		return -1;
 	r->ring = ring;
 	r->slots = *(volatile const uint32_t *)&ring->num_slots;
 	r->buf_size = *(volatile const uint32_t *)&ring->nr_buf_size;
 	bufs = at + (uint64_t)*(volatile const int64_t *)&ring->buf_ofs;
-	if (r->slots < 2 || r->slots > MOST_SLOTS || r->buf_size < 64 || bufs > p->region_bytes ||
-	    !inside(p, at, sizeof(*ring) + (uint64_t)r->slots * sizeof(struct netmap_slot)))
+	if (r->slots < 2 || r->slots > MAX_SLOTS || r->buf_size < 64 || bufs > p->region_bytes ||
+	    !is_inside(p, at, sizeof(*ring) + (uint64_t)r->slots * sizeof(struct netmap_slot)))
 		return -1;
 	r->bufs = (char *)p->region + bufs;
 	r->bufs_count = (uint32_t)((p->region_bytes - bufs) / r->buf_size);
-	r->head = r->next = judged(r, &ring->head, 0);
-	r->end = judged(r, &ring->tail, r->head);
+	r->head = r->next = checked_index(r, &ring->head, 0);
+	r->end = checked_index(r, &ring->tail, r->head);
 	return 0;
 }
 
-/* The rings of a direction that the port bound: the others have no place. */
+/* Reads the rings of a direction that the port has bound; the offset of the others is 0. */
 static int
-take_rings(pcap_t *p, uint64_t list, uint32_t count, struct ring *rings, unsigned int *bound)
+read_rings(pcap_t *p, uint64_t list, uint32_t count, struct ring *rings, unsigned int *bound)
 {
 	uint32_t i;
 
-	if (list % 8 != 0 || !inside(p, list, (uint64_t)count * 8))
+	if (list % 8 != 0 || !is_inside(p, list, (uint64_t)count * 8))
 		return -1;
 	for (i = 0; i < count; i++) {
 		uint64_t ofs = ((volatile const uint64_t *)(void *)((char *)p->region + list))[i];
 
-		if (ofs == 0 || *bound == MOST_RINGS)
+		if (ofs == 0 || *bound == MAX_RINGS)
 			continue;
-		if (take_ring(p, &rings[*bound], p->port->reg.nr_offset + ofs) != 0)
+		if (read_ring(p, &rings[*bound], p->port->reg.nr_offset + ofs) != 0)
 			return -1;
 		++*bound;
 	}
@@ -177,7 +178,7 @@ take_rings(pcap_t *p, uint64_t list, uint32_t count, struct ring *rings, unsigne
 }
 
 static int
-map(pcap_t *p, const struct lib *lib)
+map(pcap_t *p, const struct libunetmap *lib)
 {
 	const struct nmreq_register *reg = &p->port->reg;
 	uint32_t tx = (uint32_t)reg->nr_tx_rings + reg->nr_host_tx_rings;
@@ -187,14 +188,14 @@ map(pcap_t *p, const struct lib *lib)
 	long at = lib->unetmap_mmap(NULL, reg->nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, p->fd, 0);
 
 	if (at < 0 && at >= -4095)
-		return fail(p, PCAP_ERROR, "%s: its memory cannot be mapped: %s", p->name,
-		    port_said((int)-at, room, sizeof(room)));
+		return set_error(p, PCAP_ERROR, "%s: its region cannot be mapped: %s", p->name,
+		    port_error_text((int)-at, room, sizeof(room)));
 	p->region = (void *)at;
 	p->region_bytes = reg->nr_memsize;
-	if (take_rings(p, list, tx, p->tx, &p->tx_rings) != 0 ||
-	    take_rings(p, list + (uint64_t)tx * 8, rx, p->rx, &p->rx_rings) != 0)
-		return fail(p, PCAP_ERROR, "%s: another program that uses this memory has spoilt it (close its ports)",
-		    p->name);
+	if (read_rings(p, list, tx, p->tx, &p->tx_rings) != 0 ||
+	    read_rings(p, list + (uint64_t)tx * 8, rx, p->rx, &p->rx_rings) != 0)
+		return set_error(p, PCAP_ERROR, "%s: its region contains invalid rings, overwritten by another program that "
+		    "has mapped it (close that program's ports)", p->name);
 	return 0;
 }
 
@@ -220,28 +221,28 @@ status_of(int error)
 }
 
 /*
- * The kernel keeps an interface promiscuous as long as the socket is open. A
- * port that is no interface's needs none of it.
+ * The kernel keeps an interface promiscuous while the socket is open. Ports
+ * without an interface need no socket.
  */
 static int
 make_promiscuous(pcap_t *p)
 {
-	struct packet_mreq want;
+	struct packet_mreq membership;
 
-	memset(&want, 0, sizeof(want));
-	want.mr_ifindex = (int)if_nametoindex(p->port->hdr.nr_name);
-	want.mr_type = PACKET_MR_PROMISC;
-	if (want.mr_ifindex == 0)
+	memset(&membership, 0, sizeof(membership));
+	membership.mr_ifindex = (int)if_nametoindex(p->port->hdr.nr_name);
+	membership.mr_type = PACKET_MR_PROMISC;
+	if (membership.mr_ifindex == 0)
 		return 0;
 	p->promisc_fd = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, 0);
 	if (p->promisc_fd >= 0 &&
-	    setsockopt(p->promisc_fd, SOL_PACKET, PACKET_ADD_MEMBERSHIP, &want, sizeof(want)) == 0)
+	    setsockopt(p->promisc_fd, SOL_PACKET, PACKET_ADD_MEMBERSHIP, &membership, sizeof(membership)) == 0)
 		return 0;
-	return fail(p, PCAP_WARNING_PROMISC_NOTSUP, "%s: cannot be made promiscuous: %s (needs CAP_NET_RAW; frames for "
-	    "others than this machine may not be seen)", p->name, strerror(errno));
+	return set_error(p, PCAP_WARNING_PROMISC_NOTSUP, "%s: cannot be made promiscuous: %s (needs CAP_NET_RAW; frames "
+	    "to other addresses may be missing)", p->name, strerror(errno));
 }
 
-/* A counter of an interface's. By system calls alone, as a signal handler may ask. */
+/* Reads a counter of an interface, with system calls only: pcap_stats may be called in a signal handler. */
 static int64_t
 counter(const char *interface, const char *name)
 {
@@ -264,14 +265,14 @@ port_missed(const pcap_t *p)
 {
 	if (p->interface[0] == '\0')
 		return 0;
-	/* As the system's libpcap has it. */
+	/* The same sum as the system's libpcap. */
 	return counter(p->interface, "rx_missed_errors") + counter(p->interface, "rx_fifo_errors");
 }
 
 int
 port_open(pcap_t *p)
 {
-	const struct lib *lib = lib_load(p->error);
+	const struct libunetmap *lib = load_libunetmap(p->error);
 	char room[PCAP_ERRBUF_SIZE];
 	int status;
 
@@ -285,7 +286,7 @@ port_open(pcap_t *p)
 	if (p->fd >= 0)
 		status = lib->unetmap_ioctl(p->fd, NIOCCTRL, &p->port->hdr);
 	if (status < 0)
-		return fail(p, status_of(-status), "%s", port_said(-status, room, sizeof(room)));
+		return set_error(p, status_of(-status), "%s", port_error_text(-status, room, sizeof(room)));
 	status = map(p, lib);
 	p->dropped_before = lib->unetmap_dropped_packets(p->fd);
 	if (!port_interface(p->name, p->interface))
@@ -300,7 +301,7 @@ void
 port_close(pcap_t *p)
 {
 	char none[PCAP_ERRBUF_SIZE];
-	const struct lib *lib = lib_load(none);
+	const struct libunetmap *lib = load_libunetmap(none);
 
 	if (p->promisc_fd >= 0)
 		close(p->promisc_fd);

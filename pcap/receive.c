@@ -2,12 +2,12 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Packets in. The program gets pointers into the port's buffers; only a packet
- * of several slots is copied, into one piece.
+ * Receives packets. The program gets pointers into the port's buffers; only a
+ * packet of several slots is copied, into a linear buffer.
  *
- * What a ring has is taken as a batch, and read packet by packet, over as many
- * calls as the program makes. Its slots are given back when the next look at
- * the ring is due, so that the last packet stays valid until the next call.
+ * A check finds a batch of packets, which the program's calls read one by one.
+ * Its slots are released by the next check, so that the last packet stays valid
+ * until the next call.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -17,20 +17,20 @@
 
 #include "overlay.h"
 
-/* Packets ahead of the one that a filter looks at. */
-#define AHEAD		8
-/* A packet's bytes at most, whatever its slots say. */
-#define MOST_BYTES	(1U << 18)
+/* How many packets ahead of the filter a packet is prefetched. */
+#define PREFETCH_DISTANCE		8
+/* Bytes of a packet, at most; the rest is cut off. */
+#define MAX_PACKET_BYTES	(1U << 18)
 
-/* ---- reading */
+/* ---- read packets */
 
-/* A packet, as it lies in the port's buffers or in one piece. */
+/* A packet, in the port's buffer or in the linear buffer. */
 struct packet {
 	const u_char *at;
 	uint32_t caplen, len;
 };
 
-/* The bytes of a slot; none if it makes no sense. */
+/* Stores where a slot's bytes are, and returns how many; 0 if the slot is invalid. */
 static inline uint32_t
 slot_bytes(const struct ring *r, struct netmap_slot slot, const u_char **at)
 {
@@ -51,15 +51,15 @@ read_slot(const struct ring *r, uint32_t at)
 	} copy;
 
 	memset(&copy, 0, sizeof(copy));
-	/* Number, length and flags in one load; the word behind them is of no use here. */
+	/* Index, length and flags in one load; ptr is not used here. */
 	_Static_assert(offsetof(struct netmap_slot, ptr) == 8, "the first word of a slot");
 	copy.word = __atomic_load_n((const uint64_t *)(const void *)&r->ring->slot[at], __ATOMIC_RELAXED);
 	return copy.slot;
 }
 
-/* Copies a packet of several slots into one piece. 0: no memory for it; its bytes are then cut. */
+/* Copies a packet of several slots into the linear buffer; without memory for it, the packet is cut off. */
 static void
-join(pcap_t *p, struct ring *r, struct netmap_slot slot, struct packet *packet)
+linearize(pcap_t *p, struct ring *r, struct netmap_slot slot, struct packet *packet)
 {
 	uint32_t total = 0, kept = 0;
 
@@ -67,18 +67,18 @@ join(pcap_t *p, struct ring *r, struct netmap_slot slot, struct packet *packet)
 		const u_char *at;
 		uint32_t bytes = slot_bytes(r, slot, &at);
 
-		if (total + bytes <= MOST_BYTES && kept == total) {
-			if (kept + bytes > p->joined_room) {
+		if (total + bytes <= MAX_PACKET_BYTES && kept == total) {
+			if (kept + bytes > p->linear_room) {
 				size_t room = 2 * (size_t)(kept + bytes);
-				u_char *more = realloc(p->joined, room);
+				u_char *more = realloc(p->linear, room);
 
 				if (more != NULL) {
-					p->joined = more;
-					p->joined_room = room;
+					p->linear = more;
+					p->linear_room = room;
 				}
 			}
-			if (kept + bytes <= p->joined_room) {
-				memcpy(p->joined + kept, at, bytes);
+			if (kept + bytes <= p->linear_room) {
+				memcpy(p->linear + kept, at, bytes);
 				kept += bytes;
 			}
 		}
@@ -86,20 +86,20 @@ join(pcap_t *p, struct ring *r, struct netmap_slot slot, struct packet *packet)
 		if (!(slot.flags & NS_MOREFRAG) || r->next == r->end)
 			break;
 		slot = read_slot(r, r->next);
-		r->next = behind(r, r->next);
+		r->next = next_slot(r, r->next);
 	}
-	packet->at = p->joined;
+	packet->at = p->linear;
 	packet->caplen = kept;
 	packet->len = total;
 }
 
-/* A packet's bytes were written on another processor: they are fetched while those before it are looked at. */
+/* A packet's bytes were written on another CPU: they are prefetched while earlier packets are filtered. */
 static inline void
-fetch_ahead(const struct ring *r)
+prefetch_packet(const struct ring *r)
 {
-	uint32_t buf, at = r->next + AHEAD;
+	uint32_t buf, at = r->next + PREFETCH_DISTANCE;
 
-	if (r->slots <= AHEAD)
+	if (r->slots <= PREFETCH_DISTANCE)
 		return;
 	if (at >= r->slots)
 		at -= r->slots;
@@ -114,19 +114,19 @@ next_packet(pcap_t *p, struct ring *r, struct packet *packet)
 	struct netmap_slot slot = read_slot(r, r->next);
 
 	if (p->filter.program.bf_insns != NULL)
-		fetch_ahead(r);
-	r->next = behind(r, r->next);
+		prefetch_packet(r);
+	r->next = next_slot(r, r->next);
 	p->received++;
 	if (__builtin_expect(slot.flags & NS_MOREFRAG, 0)) {
-		join(p, r, slot, packet);
+		linearize(p, r, slot, packet);
 		return;
 	}
 	packet->caplen = packet->len = slot_bytes(r, slot, &packet->at);
 }
 
-/* What the program is to see of it. 0: nothing, as its filter says. */
+/* Cuts caplen to what the filter and the snapshot length keep. Returns 0 if the filter rejects the packet. */
 static inline int
-wanted(const pcap_t *p, struct packet *packet)
+apply_filter(const pcap_t *p, struct packet *packet)
 {
 	uint32_t most = (uint32_t)p->snaplen;
 
@@ -153,12 +153,12 @@ receive_skip(pcap_t *p)
 	for (i = 0; i < p->rx_rings; i++) {
 		struct ring *r = &p->rx[i];
 
-		for (; r->next != r->end; r->next = behind(r, r->next)) {
+		for (; r->next != r->end; r->next = next_slot(r, r->next)) {
 			struct netmap_slot slot = read_slot(r, r->next);
 			const u_char *at;
 			uint32_t bytes = slot_bytes(r, slot, &at);
 
-			/* One of several slots is looked at when it is in one piece. */
+			/* A packet of several slots is filtered once it is linear. */
 			if ((slot.flags & NS_MOREFRAG) || filter_run(&p->filter, at, bytes, bytes) != 0)
 				return 1;
 			p->received++;
@@ -170,15 +170,15 @@ receive_skip(pcap_t *p)
 static inline void
 fill_header(const pcap_t *p, struct pcap_pkthdr *h, const struct packet *packet)
 {
-	h->ts.tv_sec = p->stamp.tv_sec;
-	h->ts.tv_usec = p->precision == PCAP_TSTAMP_PRECISION_NANO ? p->stamp.tv_nsec : p->stamp.tv_nsec / 1000;
+	h->ts.tv_sec = p->found_at.tv_sec;
+	h->ts.tv_usec = p->precision == PCAP_TSTAMP_PRECISION_NANO ? p->found_at.tv_nsec : p->found_at.tv_nsec / 1000;
 	h->caplen = packet->caplen;
 	h->len = packet->len;
 }
 
-/* Hands over what is there, at most `most` packets. */
+/* Calls the handler with unread packets, at most `most`. */
 static int
-drain(pcap_t *p, int most, pcap_handler handler, u_char *user)
+deliver(pcap_t *p, int most, pcap_handler handler, u_char *user)
 {
 	struct pcap_pkthdr h;
 	struct packet packet;
@@ -186,19 +186,19 @@ drain(pcap_t *p, int most, pcap_handler handler, u_char *user)
 	int n = 0;
 
 	for (i = 0; i < p->rx_rings && n < most; i++) {
-		struct ring *r = &p->rx[p->rx_turn];
+		struct ring *r = &p->rx[p->next_rx_ring];
 
 		while (r->next != r->end) {
 			next_packet(p, r, &packet);
-			if (wanted(p, &packet)) {
+			if (apply_filter(p, &packet)) {
 				fill_header(p, &h, &packet);
 				handler(user, &h, packet.at);
 				n++;
 			}
-			if (n == most || __atomic_load_n(&p->broken, __ATOMIC_RELAXED))
+			if (n == most || __atomic_load_n(&p->break_requested, __ATOMIC_RELAXED))
 				return n;
 		}
-		p->rx_turn = p->rx_turn + 1 < p->rx_rings ? p->rx_turn + 1 : 0;
+		p->next_rx_ring = p->next_rx_ring + 1 < p->rx_rings ? p->next_rx_ring + 1 : 0;
 	}
 	return n;
 }
@@ -209,20 +209,21 @@ dispatch(pcap_t *p, int count, pcap_handler handler, u_char *user)
 	int n = 0, most = count > 0 ? count : INT32_MAX;
 	int64_t end = 0;
 
-	p->hand = NULL;
+	p->held_ring = NULL;
 	if (!p->active)
-		return fail(p, PCAP_ERROR_NOT_ACTIVATED, "%s: the handle has not been activated", p->name);
+		return set_error(p, PCAP_ERROR_NOT_ACTIVATED, "%s: the handle has not been activated (call "
+		    "pcap_activate first)", p->name);
 	do {
-		if (wait_break_asked(p))
+		if (wait_take_break(p))
 			return PCAP_ERROR_BREAK;
-		if (!wait_have(p)) {
+		if (!wait_has_packets(p)) {
 			int got = wait_for(p, &end);
 
 			if (got <= 0)
 				return got;
 		}
-		n = drain(p, most, handler, user);
-	} while (n == 0 && (__atomic_load_n(&p->broken, __ATOMIC_RELAXED) || wait_on(p, &end)));
+		n = deliver(p, most, handler, user);
+	} while (n == 0 && (__atomic_load_n(&p->break_requested, __ATOMIC_RELAXED) || wait_may_continue(p, &end)));
 	return n;
 }
 
@@ -231,10 +232,10 @@ pcap_dispatch(pcap_t *p, int count, pcap_handler handler, u_char *user)
 {
 	int n;
 
-	if (!is_ours(p))
-		return real.pcap_dispatch(p, count, handler, user);
+	if (!is_netmap_handle(p))
+		return libpcap.pcap_dispatch(p, count, handler, user);
 	n = dispatch(p, count, handler, user);
-	wait_settle(p, 0);
+	wait_update_select_fd(p, 0);
 	return n;
 }
 
@@ -243,8 +244,8 @@ pcap_loop(pcap_t *p, int count, pcap_handler handler, u_char *user)
 {
 	int n;
 
-	if (!is_ours(p))
-		return real.pcap_loop(p, count, handler, user);
+	if (!is_netmap_handle(p))
+		return libpcap.pcap_loop(p, count, handler, user);
 	for (;;) {
 		n = dispatch(p, count, handler, user);
 		if (n < 0)
@@ -254,45 +255,46 @@ pcap_loop(pcap_t *p, int count, pcap_handler handler, u_char *user)
 			break;
 		}
 	}
-	wait_settle(p, 0);
+	wait_update_select_fd(p, 0);
 	return n;
 }
 
-/* One packet: 1, or what dispatch answers. */
+/* Receives one packet. Returns 1, or a status as dispatch does. */
 static int
-next_one(pcap_t *p, struct pcap_pkthdr *h, const u_char **at)
+receive_one(pcap_t *p, struct pcap_pkthdr *h, const u_char **at)
 {
 	struct packet packet;
-	unsigned int i, unwanted = 0;
+	unsigned int i, filtered_any = 0;
 	int64_t end = 0;
 
-	p->hand = NULL;
+	p->held_ring = NULL;
 	if (!p->active)
-		return fail(p, PCAP_ERROR_NOT_ACTIVATED, "%s: the handle has not been activated", p->name);
+		return set_error(p, PCAP_ERROR_NOT_ACTIVATED, "%s: the handle has not been activated (call "
+		    "pcap_activate first)", p->name);
 	for (;;) {
-		if (__builtin_expect(p->broken, 0) && wait_break_asked(p))
+		if (__builtin_expect(p->break_requested, 0) && wait_take_break(p))
 			return PCAP_ERROR_BREAK;
 		for (i = 0; i < p->rx_rings; i++) {
-			struct ring *r = &p->rx[p->rx_turn];
+			struct ring *r = &p->rx[p->next_rx_ring];
 
-			ring_follow(r);
+			ring_resync(r);
 			while (r->next != r->end) {
 				uint32_t at_slot = r->next;
 
 				next_packet(p, r, &packet);
-				if (wanted(p, &packet)) {
-					p->hand = r;
-					p->hand_at = at_slot;
+				if (apply_filter(p, &packet)) {
+					p->held_ring = r;
+					p->held_slot = at_slot;
 					fill_header(p, h, &packet);
 					*at = packet.at;
 					return 1;
 				}
-				unwanted = 1;
+				filtered_any = 1;
 			}
-			p->rx_turn = p->rx_turn + 1 < p->rx_rings ? p->rx_turn + 1 : 0;
+			p->next_rx_ring = p->next_rx_ring + 1 < p->rx_rings ? p->next_rx_ring + 1 : 0;
 		}
 		{
-			int got = unwanted && !wait_on(p, &end) ? 0 : wait_for(p, &end);
+			int got = filtered_any && !wait_may_continue(p, &end) ? 0 : wait_for(p, &end);
 
 			if (got <= 0)
 				return got;
@@ -305,12 +307,12 @@ pcap_next_ex(pcap_t *p, struct pcap_pkthdr **h, const u_char **at)
 {
 	int got;
 
-	if (!is_ours(p))
-		return real.pcap_next_ex(p, h, at);
+	if (!is_netmap_handle(p))
+		return libpcap.pcap_next_ex(p, h, at);
 	*h = &p->header;
-	got = next_one(p, &p->header, at);
+	got = receive_one(p, &p->header, at);
 	if (__builtin_expect(p->select_fd >= 0, 0))
-		wait_settle(p, 1);
+		wait_update_select_fd(p, 1);
 	return got;
 }
 
@@ -320,14 +322,14 @@ pcap_next(pcap_t *p, struct pcap_pkthdr *h)
 	const u_char *at;
 	int got;
 
-	if (!is_ours(p))
-		return real.pcap_next(p, h);
-	got = next_one(p, h, &at);
-	wait_settle(p, 1);
+	if (!is_netmap_handle(p))
+		return libpcap.pcap_next(p, h);
+	got = receive_one(p, h, &at);
+	wait_update_select_fd(p, 1);
 	return got == 1 ? at : NULL;
 }
 
-/* For signal handlers and other threads, too. */
+/* May be called in signal handlers and by other threads. */
 void
 pcap_breakloop(pcap_t *p)
 {
@@ -335,11 +337,11 @@ pcap_breakloop(pcap_t *p)
 	int saved = errno;
 	ssize_t n;
 
-	if (!is_ours(p)) {
-		real.pcap_breakloop(p);
+	if (!is_netmap_handle(p)) {
+		libpcap.pcap_breakloop(p);
 		return;
 	}
-	__atomic_store_n(&p->broken, 1, __ATOMIC_RELAXED);
+	__atomic_store_n(&p->break_requested, 1, __ATOMIC_RELAXED);
 	n = write(p->break_fd, &one, sizeof(one));
 	(void)n;
 	errno = saved;
@@ -348,44 +350,45 @@ pcap_breakloop(pcap_t *p)
 int
 pcap_setfilter(pcap_t *p, struct bpf_program *program)
 {
-	const char *wrong = "there is none";
+	const char *error = "the program is empty";
 
-	if (!is_ours(p))
-		return real.pcap_setfilter(p, program);
+	if (!is_netmap_handle(p))
+		return libpcap.pcap_setfilter(p, program);
 	if (!p->active)
-		return fail(p, PCAP_ERROR_NOT_ACTIVATED, "%s: the handle has not been activated", p->name);
+		return set_error(p, PCAP_ERROR_NOT_ACTIVATED, "%s: the handle has not been activated (call "
+		    "pcap_activate first)", p->name);
 	if (program != NULL && program->bf_insns != NULL)
-		wrong = filter_make(&p->filter, program);
-	return wrong == NULL ? 0 : fail(p, PCAP_ERROR, "%s: the filter cannot be set: %s", p->name, wrong);
+		error = filter_make(&p->filter, program);
+	return error == NULL ? 0 : set_error(p, PCAP_ERROR, "%s: the filter cannot be set: %s", p->name, error);
 }
 
-/* ---- numbers, and the end */
+/* ---- statistics and close */
 
 /*
- * Received is what was taken out of the rings, whatever the filter said of it,
- * and what waits in them: together with what was dropped, all that came.
+ * ps_recv counts the packets read from the rings, before the filter, and those
+ * unread: with ps_drop, all packets that arrived.
  *
- * Programs ask while a packet is in their hands, or in a signal handler that
- * interrupted us: nothing goes back here, and nothing of the handle's changes.
+ * Programs call this while they hold a packet, or in a signal handler that
+ * interrupted a call: it releases no slots and changes nothing in the handle.
  */
 int
 receive_stats(pcap_t *p, struct pcap_stat *s)
 {
 	char room[PCAP_ERRBUF_SIZE];
-	const struct lib *lib = lib_load(room);
+	const struct libunetmap *lib = load_libunetmap(room);
 	int64_t missed, dropped = lib->unetmap_dropped_packets(p->fd);
 	int got = lib->unetmap_ioctl(p->fd, NIOCRXSYNC, NULL);
 	uint64_t waiting = 0;
 	unsigned int i;
 
 	if (got < 0)
-		return fail(p, PCAP_ERROR, "%s", port_said(-got, room, sizeof(room)));
+		return set_error(p, PCAP_ERROR, "%s", port_error_text(-got, room, sizeof(room)));
 	for (i = 0; i < p->rx_rings; i++) {
 		const struct ring *r = &p->rx[i];
-		uint32_t at, end = judged(r, &r->ring->tail, r->next);
+		uint32_t at, end = checked_index(r, &r->ring->tail, r->next);
 
-		/* A packet of several slots is one. */
-		for (at = r->next; at != end; at = behind(r, at))
+		/* The last slot of a packet has no NS_MOREFRAG. */
+		for (at = r->next; at != end; at = next_slot(r, at))
 			waiting += !(read_slot(r, at).flags & NS_MOREFRAG);
 	}
 	s->ps_recv = (u_int)(p->received + waiting);
@@ -400,7 +403,7 @@ receive_close(pcap_t *p)
 {
 	wait_close(p);
 	filter_free(&p->filter);
-	free(p->joined);
-	p->joined = NULL;
-	p->joined_room = 0;
+	free(p->linear);
+	p->linear = NULL;
+	p->linear_room = 0;
 }
