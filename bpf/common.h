@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //
-// What the programs of this folder share. Nothing is included, so that the headers of the machine have no say in the
-// bytes. Names and numbers are those of linux/bpf.h.
+// Declarations that the programs of this folder share. Nothing is included, so that the compiled bytes do not depend on
+// the machine's headers. Names and numbers are those of linux/bpf.h.
 
 typedef unsigned int __u32;
 typedef unsigned long long __u64;
@@ -13,14 +13,14 @@ typedef unsigned long long __u64;
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
 static __u64 (*bpf_ktime_get_coarse_ns)(void) = (void *)160;
 
-// How the loader reads a map's numbers and types: from the debug information (BTF) of a variable that never exists.
+// The loader reads a map's attributes from the debug information (BTF) of a variable that is never accessed.
 #define NUMBER(name, value) int (*name)[value]
 #define TYPE(name, type) type *name
 #define SECTION(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
 
-// Until when the daemon is known to be at work: nanoseconds of the monotonic clock, written a few times a second.
-// Afterwards, because it was stopped or hangs, the interface is the kernel's until it writes again. 0: for ever.
+// The deadline up to which the daemon counts as running: ns of the monotonic clock, written a few times a second. After
+// it, because the daemon is stopped or hangs, frames go to the kernel until the next write. 0: no deadline.
 struct {
 	NUMBER(type, BPF_MAP_TYPE_ARRAY);
 	TYPE(key, __u32);
@@ -28,8 +28,8 @@ struct {
 	NUMBER(max_entries, 1);
 } alive SECTION(".maps");
 
-// What stands before a frame that a program sent to the host's stack, where the stack's entrance is also ours
-// (generic mode): it lets the frame pass, without the mark, which nobody outside can know. All zero: there is none.
+// A secret mark before a frame that a program sent to the host's stack, where the XDP program sees such frames, too
+// (generic mode): the XDP program removes it and passes the frame to the stack. All zero: no mark is used.
 struct mark {
 	__u64 words[2];
 };

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //
-// What leads the frames between the host's stack and the host rings of an interface. The companion is a veth pair: its
-// near end is in the interface's namespace and belongs to these programs, its far end is a NIC to the netmap port, whose
-// queues are the host rings.
+// tcx programs that redirect frames between the host's stack and the host rings of an interface. The companion is a
+// veth pair: its near end is in the interface's namespace and is used by these programs only; its far end is a NIC for
+// the netmap port, and its queues are the host rings.
 //
 //     stack --> interface's egress [capture] --> near end's egress [door] --> far end --> host receive rings
 //     stack <-- interface's ingress <---------- near end's ingress [enter] <-- far end <-- host transmit rings
 //
-// As with xdp.c, host.o lies beside this file, and the build of the project embeds it.
+// As with xdp.c, host.o is in the repository beside this file, and the build of the project embeds it.
 
 #include "common.h"
 
@@ -17,7 +17,7 @@ struct __sk_buff {
 	__u32 mark;
 };
 
-// Results of tcx programs: let the next one look, drop.
+// Results of tcx programs: continue with the next program, drop.
 #define TCX_NEXT -1
 #define TCX_DROP 2
 #define BPF_F_INGRESS 1
@@ -26,7 +26,7 @@ static long (*bpf_skb_store_bytes)(void *skb, __u32 offset, const void *from, __
 static long (*bpf_redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static long (*bpf_skb_change_head)(void *skb, __u32 len, __u64 flags) = (void *)43;
 
-// What becomes of the frames that the host sends.
+// Where the frames that the host sends go.
 enum capture { TO_THE_WIRE, TO_THE_RINGS, NOWHERE };
 
 struct ways {
@@ -34,7 +34,7 @@ struct ways {
 	// The interface's index, and the near end's.
 	__u32 nic;
 	__u32 near;
-	// On a frame between `capture` and `door`.
+	// skb->mark of a frame between `capture` and `door`.
 	__u32 pass;
 };
 
@@ -45,7 +45,7 @@ struct {
 	NUMBER(max_entries, 1);
 } ways SECTION(".maps");
 
-// Frames of the host that went nowhere.
+// Counts the frames of the host that were dropped (NOWHERE).
 struct {
 	NUMBER(type, BPF_MAP_TYPE_ARRAY);
 	TYPE(key, __u32);
@@ -79,8 +79,8 @@ SECTION("classifier") int unetmap_capture(struct __sk_buff *skb)
 	return TCX_DROP;
 }
 
-// At the near end's egress: what the host sends there by itself, because it is an interface like any other, is not what
-// it sends to the wire.
+// At the near end's egress: drops frames that the host sends to the near end itself, which is an interface like any
+// other; only redirected frames pass.
 SECTION("classifier") int unetmap_door(struct __sk_buff *skb)
 {
 	struct ways *to = the_ways();

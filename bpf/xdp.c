@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //
-// What stands between a NIC's receive queues and the sockets of its netmap ports. A frame goes into the socket of its
-// queue if there is one and the filter, if there is one, accepts the frame; every other frame goes to the kernel's
-// network stack, as if nothing were here. So do all frames while the daemon is not at work, and those that a program
-// sent to the host's stack (host.c).
+// XDP programs that redirect frames from a NIC's receive queues to the sockets of its netmap ports. A frame goes to the
+// socket of its queue if there is one and the filter, if there is one, accepts the frame; every other frame goes to the
+// kernel's network stack unchanged. So do all frames while the daemon is not running (see `alive`), and those that a
+// program sent to the host's stack (host.c).
 //
-// The filter is a program of its own, made at run time in place of the `redirect` below: the tail call ends this
-// program when a filter is set, and does nothing when none is.
+// A filter is a separate program, generated at run time, that ends with its own redirect: the tail call below replaces
+// this program when a filter is set, and does nothing when none is.
 //
-// The build of the project never compiles this file: it embeds xdp.o, which lies beside it. After a change run `make`
-// in this folder (clang-14 and llvm-strip-14: the same bytes on each machine), and commit both. `make check` tells
-// whether xdp.o is what this file compiles to.
+// The build of the project never compiles this file: it embeds xdp.o, which is beside it. After a change run `make` in
+// this folder (clang-14 and llvm-strip-14 produce the same bytes on each machine), and commit both. `make check`
+// verifies that xdp.o is what this file compiles to.
 
 #include "common.h"
 
@@ -29,7 +29,7 @@ static void (*bpf_tail_call)(void *ctx, void *prog_array, __u32 index) = (void *
 static long (*bpf_xdp_adjust_head)(void *ctx, int delta) = (void *)44;
 static long (*bpf_redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
 
-// The sockets of the queues, by queue number. How many there is room for is set when it is loaded.
+// The sockets of the queues, by queue number. The loader sets max_entries.
 struct {
 	NUMBER(type, BPF_MAP_TYPE_XSKMAP);
 	NUMBER(key_size, sizeof(__u32));
@@ -37,7 +37,7 @@ struct {
 	NUMBER(max_entries, 1);
 } sockets SECTION(".maps");
 
-// Empty, or in slot 0 the filter.
+// Slot 0 holds the filter, if one is set.
 struct {
 	NUMBER(type, BPF_MAP_TYPE_PROG_ARRAY);
 	NUMBER(key_size, sizeof(__u32));
@@ -67,13 +67,13 @@ INLINE int redirect(struct xdp_md *ctx)
 	return bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_PASS);
 }
 
-// For frames of several buffers, which Linux has since 5.18.
+// For frames of several buffers, which Linux supports since 5.18.
 SECTION("xdp.frags") int unetmap_frags(struct xdp_md *ctx)
 {
 	return redirect(ctx);
 }
 
-// For kernels that refuse the one above: a frame is one buffer.
+// For kernels that reject unetmap_frags: frames have one buffer.
 SECTION("xdp") int unetmap_plain(struct xdp_md *ctx)
 {
 	return redirect(ctx);

@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * net/netmap.h - the netmap API, version 14: what a program and its ports share.
+ * net/netmap.h - the netmap API, version 14: shared memory and requests.
  *
- * Sizes and offsets are those of a 64-bit machine. In each comment, "program"
- * is the code that opened the port and "netmap" the side that serves it.
+ * Sizes and offsets are those of a 64-bit machine. In the comments, "program" is
+ * the code that opened the port, and "netmap" is the implementation.
  */
 #ifndef _NET_NETMAP_H_
 #define _NET_NETMAP_H_
@@ -16,52 +16,53 @@
 #include <sys/time.h>	/* struct timeval */
 #include <sys/types.h>	/* ssize_t */
 
-#define NETMAP_API		14	/* what this header describes */
+#define NETMAP_API		14	/* the version of this header */
 #define NETMAP_MIN_API		14	/* requests with an nr_version outside */
 #define NETMAP_MAX_API		15	/* [MIN, MAX] fail with EINVAL */
 
 #define NM_CACHE_ALIGN		128	/* bytes; alignment of rings */
 
-/* The first letters of each VALE port's name: "vale7:probe". */
+/* The prefix of each VALE port's name: "vale7:probe". */
 #define NM_BDG_NAME		"vale"
 
 /*
  * ---------------------------------------------------------------- memory
  *
- * One mmap of a port's file shows its whole region, in which distances, not
- * addresses, lead from one object to the next:
+ * One mmap of a port's file maps its whole region. Objects refer to each other
+ * by offsets, not by addresses:
  *
  *	region + nr_offset	the struct netmap_if of this open file
  *	netmap_if + ring_ofs[]	a ring
- *	ring + buf_ofs		buffer 0, and every nr_buf_size bytes another
+ *	ring + buf_ofs		buffer 0; buffer i is i * nr_buf_size bytes further
  *
- * A ring is an array of slots, seen as a circle. Three positions cut it:
+ * A ring is a circular array of slots, divided by three positions:
  *
- *	[head, tail)	the program's: packets received, or room to send
- *	[tail, head)	netmap's; the program keeps off
- *	cur		in [head, tail]; poll waits until tail leaves it
+ *	[head, tail)	owned by the program: received packets, or free slots to
+ *			send
+ *	[tail, head)	owned by netmap; the program must not access them
+ *	cur		in [head, tail]; poll waits until tail differs from it
  *
- * The program moves head and cur forward, netmap moves tail, and only inside
- * NIOCTXSYNC, NIOCRXSYNC, poll, select or epoll by that program. One slot
- * always stays netmap's, so head == tail says that the program owns none.
+ * The program advances head and cur. netmap advances tail, and only inside
+ * NIOCTXSYNC, NIOCRXSYNC, poll, select or epoll by that program. netmap always
+ * owns at least one slot, so head == tail means that the program owns none.
  */
 
-/* A slot: which buffer, and what is in it. Written by the owner of the slot. */
+/* A slot refers to a buffer and describes its contents. Written by the slot's owner. */
 struct netmap_slot {
-	uint32_t buf_idx;	/* buffer number; 0 and 1 are never handed out */
+	uint32_t buf_idx;	/* buffer number; 0 and 1 are reserved */
 	uint16_t len;		/* bytes of packet in this buffer, without FCS */
 	uint16_t flags;		/* NS_*, and in the high byte a VALE port */
-	uint64_t ptr;		/* NS_INDIRECT: where the data is; or an offset */
+	uint64_t ptr;		/* NS_INDIRECT: address of the data; else an offset */
 };
 
 /* netmap_slot.flags */
-#define NS_BUF_CHANGED	0x0001	/* buf_idx is not what it was at the last sync */
-#define NS_REPORT	0x0002	/* tx: give this slot back as soon as it is sent */
-#define NS_FORWARD	0x0004	/* rx: pass this packet on, NIC <-> host stack */
+#define NS_BUF_CHANGED	0x0001	/* buf_idx has changed since the last sync */
+#define NS_REPORT	0x0002	/* tx: return this slot as soon as it is sent */
+#define NS_FORWARD	0x0004	/* rx: forward this packet, NIC <-> host stack */
 #define NS_NO_LEARN	0x0008	/* VALE tx: do not learn the source address */
 #define NS_INDIRECT	0x0010	/* VALE tx: the data is at ptr, up to 65535 bytes */
-#define NS_MOREFRAG	0x0020	/* the packet goes on in the next slot */
-#define NS_TXMON	0x0040	/* monitor rx: this packet was being sent */
+#define NS_MOREFRAG	0x0020	/* the packet continues in the next slot */
+#define NS_TXMON	0x0040	/* monitor rx: a copy of a transmitted packet */
 
 #define NS_PORT_SHIFT	8	/* VALE tx: destination port number, 0 = by address */
 #define NS_PORT_MASK	(0xff << NS_PORT_SHIFT)
@@ -70,8 +71,8 @@ struct netmap_slot {
 #define NETMAP_MAX_FRAGS	64	/* slots of one packet, at most */
 
 /*
- * A ring. The const fields are netmap's and stay as they are while the port is
- * open; the program may write the others, but tail is put back by each sync.
+ * A ring. netmap writes the const fields, which do not change while the port is
+ * open; the program may write the others, but each sync overwrites tail.
  */
 struct netmap_ring {
 	const int64_t	buf_ofs;	/* bytes from this ring to buffer 0 */
@@ -80,29 +81,29 @@ struct netmap_ring {
 	const uint16_t	ringid;		/* number of the ring in its direction */
 	const uint16_t	dir;		/* 0 tx, 1 rx */
 
-	uint32_t	head;		/* program: its first slot */
-	uint32_t	cur;		/* program: wake me when tail is not here */
-	uint32_t	tail;		/* netmap: its first slot */
+	uint32_t	head;		/* program: first slot owned by the program */
+	uint32_t	cur;		/* program: poll waits until tail differs */
+	uint32_t	tail;		/* netmap: first slot owned by netmap */
 
 	uint32_t	flags;		/* program: NR_TIMESTAMP, NR_FORWARD */
 
 	struct timeval	ts;		/* netmap: time of the last rx sync */
 
 	const uint64_t	offset_mask;	/* bits of slot.ptr that hold the offset */
-	const uint64_t	buf_align;	/* bytes; a tx packet's start must obey it, 0 = any */
+	const uint64_t	buf_align;	/* bytes; alignment of a tx packet's start, 0 = any */
 
-	/* The program's own; netmap neither reads nor writes it. */
+	/* Free for the program's use; netmap neither reads nor writes it. */
 	uint8_t		sem[128] __attribute__((__aligned__(NM_CACHE_ALIGN)));
 
-	/* num_slots of them */
+	/* num_slots elements */
 	__extension__ struct netmap_slot slot[];
 };
 
 /* netmap_ring.flags */
 #define NR_TIMESTAMP	0x0002	/* set ts at each rx sync */
-#define NR_FORWARD	0x0004	/* obey NS_FORWARD in this rx ring */
+#define NR_FORWARD	0x0004	/* honour NS_FORWARD in this rx ring */
 
-/* True if the program owns no slot of the ring. */
+/* Returns true if the program owns no slot of the ring. */
 static inline int
 nm_ring_empty(struct netmap_ring *ring)
 {
@@ -110,25 +111,25 @@ nm_ring_empty(struct netmap_ring *ring)
 }
 
 /*
- * An open port: how many rings it has, and where. One for each open file, even
- * where several files share the rings.
+ * An open port: the number and the offsets of its rings. One for each open file,
+ * even if several files share the rings.
  */
 struct netmap_if {
-	char		ni_name[16];		/* name, ends with a zero byte */
+	char		ni_name[16];		/* name, zero-terminated */
 	const uint32_t	ni_version;		/* not used */
 	const uint32_t	ni_flags;		/* NI_* */
 	const uint32_t	ni_tx_rings;		/* rings of the port, without host rings */
 	const uint32_t	ni_rx_rings;
 	uint32_t	ni_bufs_head;		/* first extra buffer, 0 = none; the first
-						   four bytes of each name the next one.
-						   What the list holds at close is freed. */
-	const uint32_t	ni_host_tx_rings;	/* host rings, at least 1 even where */
+						   four bytes of each hold the next index.
+						   Buffers in the list at close are freed. */
+	const uint32_t	ni_host_tx_rings;	/* host rings, at least 1 even if */
 	const uint32_t	ni_host_rx_rings;	/* the port has none */
 	uint32_t	ni_spare1[3];
 
 	/*
-	 * Bytes from this structure to each ring, 0 for a ring that this file did
-	 * not bind. In this order: tx, host tx, rx, host rx.
+	 * Offset in bytes from this structure to each ring; 0 for a ring that this
+	 * file has not bound. In this order: tx, host tx, rx, host rx.
 	 */
 	__extension__ const ssize_t ring_ofs[];
 };
@@ -138,12 +139,12 @@ struct netmap_if {
 /*
  * -------------------------------------------------------------- requests
  *
- * ioctl(fd, NIOCCTRL, &header): the header names the port and the request and
- * leads to a body, and to a list of options. Body and options are written back
- * even if the request fails; each option's nro_status tells what became of it.
- * All pointers travel as 64-bit integers.
+ * ioctl(fd, NIOCCTRL, &header): the header contains the port's name and the
+ * request's type, and points to a body and to a list of options. Body and options
+ * are written back even if the request fails; nro_status holds the result of each
+ * option. All pointers are stored as 64-bit integers.
  */
-#define NETMAP_REQ_IFNAMSIZ	64	/* bytes of a port name and its zero byte */
+#define NETMAP_REQ_IFNAMSIZ	64	/* bytes of a port name, with its zero byte */
 #define NETMAP_REQ_MAXSIZE	4096	/* bytes of body and options, at most */
 
 struct nmreq_header {
@@ -152,7 +153,7 @@ struct nmreq_header {
 	uint32_t nr_reserved;	/* 0 */
 	char	 nr_name[NETMAP_REQ_IFNAMSIZ];
 	uint64_t nr_options;	/* the first struct nmreq_option, or 0 */
-	uint64_t nr_body;	/* the body that nr_reqtype asks for, or 0 */
+	uint64_t nr_body;	/* the body that belongs to nr_reqtype, or 0 */
 };
 
 /* nmreq_header.nr_reqtype, and the body */
@@ -178,10 +179,10 @@ struct nmreq_option {
 	uint64_t nro_next;	/* the next option, or 0 */
 	uint32_t nro_reqtype;	/* NETMAP_REQ_OPT_* */
 	uint32_t nro_status;	/* netmap: 0, or an errno */
-	uint64_t nro_size;	/* bytes of an option whose length varies */
+	uint64_t nro_size;	/* bytes of an option of variable length */
 };
 
-/* nmreq_option.nro_reqtype, and the structure that begins with the option */
+/* nmreq_option.nro_reqtype, and the structure whose first member the option is */
 enum {
 	NETMAP_REQ_OPT_EXTMEM = 1,		/* nmreq_opt_extmem */
 	NETMAP_REQ_OPT_SYNC_KLOOP_EVENTFDS = 2,	/* nmreq_opt_sync_kloop_eventfds */
@@ -192,8 +193,8 @@ enum {
 };
 
 /*
- * REGISTER: bind this file to rings of a port. Where a field goes both ways the
- * program writes its wish (0 = as you like) and netmap what it became.
+ * REGISTER: bind this file to rings of a port. In a field marked "both" the
+ * program writes the requested value (0 = default) and netmap the actual one.
  */
 struct nmreq_register {
 	uint64_t nr_offset;		/* out: bytes from the region to netmap_if */
@@ -207,37 +208,37 @@ struct nmreq_register {
 	uint16_t nr_mem_id;		/* both: number of the region */
 	uint16_t nr_ringid;		/* in: ring of NR_REG_ONE_NIC, NR_REG_ONE_SW */
 	uint32_t nr_mode;		/* in: NR_REG_* */
-	uint32_t nr_extra_bufs;		/* both: spare buffers, maybe fewer than asked */
+	uint32_t nr_extra_bufs;		/* both: extra buffers, maybe fewer than requested */
 	uint64_t nr_flags;		/* in: NR_* */
 };
 
 /* nmreq_register.nr_mode: which rings */
 enum {
-	NR_REG_DEFAULT = 0,	/* struct nmreq only: nr_ringid says it */
-	NR_REG_ALL_NIC = 1,	/* all of the port's own */
+	NR_REG_DEFAULT = 0,	/* struct nmreq only: the bits of nr_ringid select the rings */
+	NR_REG_ALL_NIC = 1,	/* all rings but the host rings */
 	NR_REG_SW = 2,		/* all host rings */
 	NR_REG_NIC_SW = 3,	/* both */
 	NR_REG_ONE_NIC = 4,	/* pair nr_ringid */
 	NR_REG_PIPE_MASTER = 5,	/* struct nmreq only; write "name{id" instead */
 	NR_REG_PIPE_SLAVE = 6,	/* struct nmreq only; write "name}id" instead */
-	NR_REG_NULL = 7,	/* none: a port that is only a region */
+	NR_REG_NULL = 7,	/* none: the port has only a region */
 	NR_REG_ONE_SW = 8	/* host pair nr_ringid */
 };
 #define NR_REG_MASK		0xf	/* the mode's bits in struct nmreq's nr_flags */
 
 /* nmreq_register.nr_flags */
-#define NR_MONITOR_TX		0x100	/* see what these rings send ... */
+#define NR_MONITOR_TX		0x100	/* monitor what these rings send ... */
 #define NR_MONITOR_RX		0x200	/* ... or receive, instead of binding them */
-#define NR_ZCOPY_MON		0x400	/* a monitor without copies, both directions */
-#define NR_EXCLUSIVE		0x800	/* nobody else; EBUSY if somebody is there */
+#define NR_ZCOPY_MON		0x400	/* a zero-copy monitor of both directions */
+#define NR_EXCLUSIVE		0x800	/* no other user of the rings; EBUSY if there is one */
 /* 0x1000 has no meaning and is ignored */
-#define NR_RX_RINGS_ONLY	0x2000	/* bind one direction */
+#define NR_RX_RINGS_ONLY	0x2000	/* bind one direction only */
 #define NR_TX_RINGS_ONLY	0x4000
 #define NR_ACCEPT_VNET_HDR	0x8000	/* packets may begin with a virtio-net header */
-#define NR_DO_RX_POLL		0x10000	/* not looked at */
-#define NR_NO_TX_POLL		0x20000	/* poll sends only if asked for POLLOUT */
+#define NR_DO_RX_POLL		0x10000	/* ignored */
+#define NR_NO_TX_POLL		0x20000	/* poll syncs tx rings only with POLLOUT */
 
-/* PORT_INFO_GET: what a port has; an empty name asks about region nr_mem_id. */
+/* PORT_INFO_GET: query a port or, with an empty name, region nr_mem_id. */
 struct nmreq_port_info_get {
 	uint64_t nr_memsize;	/* out: bytes of the region */
 	uint32_t nr_tx_slots;
@@ -252,7 +253,7 @@ struct nmreq_port_info_get {
 
 /* VALE_ATTACH: make an interface a port of the switch named before the colon. */
 struct nmreq_vale_attach {
-	struct nmreq_register reg;	/* NR_REG_NIC_SW attaches the host stack too */
+	struct nmreq_register reg;	/* NR_REG_NIC_SW attaches the host stack, too */
 	uint32_t port_index;		/* out: number of the port in its switch */
 	uint32_t pad1;
 };
@@ -263,13 +264,14 @@ struct nmreq_vale_detach {
 };
 
 /*
- * VALE_LIST: with a name, where it is; with an empty name, the first port at or
- * after this switch and port, whose name is written to the header.
+ * VALE_LIST: with a name, returns its switch and port number; with an empty name,
+ * finds the first port at or after this switch and port number, and writes its
+ * name to the header.
  */
 struct nmreq_vale_list {
-	uint16_t nr_bridge_idx;		/* both: the switch */
+	uint16_t nr_bridge_idx;		/* both: number of the switch */
 	uint16_t pad1;
-	uint32_t nr_port_idx;		/* both: the port; 255 = it has none */
+	uint32_t nr_port_idx;		/* both: number of the port; 255 = it has none */
 };
 
 /* PORT_HDR_SET, PORT_HDR_GET */
@@ -278,7 +280,7 @@ struct nmreq_port_hdr {
 	uint32_t pad1;
 };
 
-/* VALE_NEWIF: make a VALE port that stays until VALE_DELIF. 0 = as you like. */
+/* VALE_NEWIF: create a persistent VALE port, deleted by VALE_DELIF. 0 = default. */
 struct nmreq_vale_newif {
 	uint32_t nr_tx_slots;
 	uint32_t nr_rx_slots;
@@ -288,7 +290,7 @@ struct nmreq_vale_newif {
 	uint16_t pad1;
 };
 
-/* VALE_POLLING_ENABLE, VALE_POLLING_DISABLE: CPUs that serve an attached NIC. */
+/* VALE_POLLING_ENABLE, VALE_POLLING_DISABLE: CPUs that poll an attached NIC. */
 struct nmreq_vale_polling {
 	uint32_t nr_mode;		/* NETMAP_POLLING_MODE_* */
 	uint32_t nr_first_cpu_id;
@@ -296,14 +298,14 @@ struct nmreq_vale_polling {
 	uint32_t pad1;
 };
 #define NETMAP_POLLING_MODE_SINGLE_CPU	1	/* one CPU for all queues */
-#define NETMAP_POLLING_MODE_MULTI_CPU	2	/* a CPU for each queue */
+#define NETMAP_POLLING_MODE_MULTI_CPU	2	/* one CPU per queue */
 
-/* POOLS_INFO_GET: what a region is made of. Offsets count from its start. */
+/* POOLS_INFO_GET: the object pools of a region. Offsets are from its start. */
 struct nmreq_pools_info {
 	uint64_t nr_memsize;		/* bytes */
 	uint16_t nr_mem_id;
 	uint16_t pad1[3];
-	uint64_t nr_if_pool_offset;	/* bytes; the same in the other pools */
+	uint64_t nr_if_pool_offset;	/* bytes; units are the same for the other pools */
 	uint32_t nr_if_pool_objtotal;	/* objects */
 	uint32_t nr_if_pool_objsize;	/* bytes of each */
 	uint64_t nr_ring_pool_offset;
@@ -316,18 +318,19 @@ struct nmreq_pools_info {
 
 /* SYNC_KLOOP_START: the ioctl syncs all bound rings until SYNC_KLOOP_STOP. */
 struct nmreq_sync_kloop_start {
-	uint32_t sleep_us;		/* microseconds between rounds, at most 1000000 */
+	uint32_t sleep_us;		/* microseconds between iterations, at most 1000000 */
 	uint32_t pad1;
 };
 
 /*
- * OPT_CSB: the positions of each bound ring in two arrays, tx rings first, both
- * 64-byte aligned: atok is written by the program, ktoa by netmap.
+ * OPT_CSB: control and status blocks. The positions of each bound ring are in two
+ * arrays, tx rings first, both 64-byte aligned: the program writes atok, netmap
+ * writes ktoa.
  */
 struct nm_csb_atok {
 	uint32_t head;
 	uint32_t cur;
-	uint32_t appl_need_kick;	/* not 0: write my irqfd when there is news */
+	uint32_t appl_need_kick;	/* nonzero: netmap shall write irqfd on progress */
 	uint32_t sync_flags;
 	uint32_t pad[12];
 };
@@ -335,7 +338,7 @@ struct nm_csb_atok {
 struct nm_csb_ktoa {
 	uint32_t hwcur;
 	uint32_t hwtail;
-	uint32_t kern_need_kick;	/* not 0: write my ioeventfd when there is news */
+	uint32_t kern_need_kick;	/* nonzero: the program shall write ioeventfd on progress */
 	uint32_t pad[13];
 };
 
@@ -347,14 +350,14 @@ struct nmreq_opt_csb {
 
 /* OPT_SYNC_KLOOP_EVENTFDS: two eventfds for each bound ring, tx rings first. */
 struct nmreq_opt_sync_kloop_eventfds {
-	struct nmreq_option nro_opt;	/* nro_size: bytes of it all, 8 for each ring included */
+	struct nmreq_option nro_opt;	/* nro_size: bytes of the whole option, with 8 for each ring */
 	__extension__ struct {
-		int32_t ioeventfd;	/* wakes netmap; one < 0: the loop sleeps instead */
-		int32_t irqfd;		/* wakes the program; < 0: it is not told */
+		int32_t ioeventfd;	/* wakes netmap; if any is < 0, the loop sleeps instead */
+		int32_t irqfd;		/* wakes the program; < 0: no notification */
 	} eventfds[];
 };
 
-/* OPT_SYNC_KLOOP_MODE: sync in the context of whoever writes the ioeventfd. */
+/* OPT_SYNC_KLOOP_MODE: sync in the context of the thread that writes the ioeventfd. */
 struct nmreq_opt_sync_kloop_mode {
 	struct nmreq_option nro_opt;
 	uint32_t mode;			/* NM_OPT_SYNC_KLOOP_DIRECT_* */
@@ -362,33 +365,33 @@ struct nmreq_opt_sync_kloop_mode {
 #define NM_OPT_SYNC_KLOOP_DIRECT_TX	0x1
 #define NM_OPT_SYNC_KLOOP_DIRECT_RX	0x2
 
-/* OPT_EXTMEM: make the region in memory of the program. */
+/* OPT_EXTMEM: place the region in memory of the program. */
 struct nmreq_opt_extmem {
 	struct nmreq_option nro_opt;
 	uint64_t nro_usrptr;		/* in: its address */
-	struct nmreq_pools_info nro_info;	/* both: bytes in, pools in and out */
+	struct nmreq_pools_info nro_info;	/* nr_memsize: in; pools: both */
 };
 
 /* OPT_OFFSETS: packets begin at an offset, kept in the low bits of slot.ptr. */
 struct nmreq_opt_offsets {
 	struct nmreq_option nro_opt;
-	uint64_t nro_max_offset;	/* in: bytes, at most a buffer */
+	uint64_t nro_max_offset;	/* in: bytes, at most the size of a buffer */
 	uint64_t nro_initial_offset;	/* in: bytes, written to every slot */
 	uint32_t nro_offset_bits;	/* in: bits of slot.ptr, at most 64; 0 = 64 */
-	uint32_t nro_tx_align;		/* bytes; where tx packets must begin, 0 = anywhere */
+	uint32_t nro_tx_align;		/* bytes; alignment of the start of tx packets, 0 = any */
 	uint64_t nro_min_gap;		/* in: bytes kept free in front of a packet */
 };
 
 #define NIOCCTRL	_IOWR('i', 151, struct nmreq_header)
-#define NIOCTXSYNC	_IO('i', 148)	/* send what lies before head, reclaim what is sent */
-#define NIOCRXSYNC	_IO('i', 149)	/* give back what lies before head, look for more */
+#define NIOCTXSYNC	_IO('i', 148)	/* send the slots before head, reclaim sent slots */
+#define NIOCRXSYNC	_IO('i', 149)	/* return the slots before head, receive new packets */
 
 /*
  * ------------------------------------------------------------------- CSB
  *
- * head and cur are two stores, and netmap may look between them. It loads head
- * first, so the program stores cur first: netmap then never sees a head that
- * has passed cur. hwcur and hwtail come back by the same rule, hwtail last.
+ * head and cur are two stores, and netmap may load them in between. It loads head
+ * first, so the program stores cur first: then netmap never reads a head that has
+ * passed cur. The same rule applies to hwcur and hwtail, with hwtail stored last.
  */
 static inline void
 nm_stst_barrier(void)

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * net/netmap_user.h - how programs find their way through a port's memory and,
- * with NETMAP_WITH_LIBS, a small library that is compiled into the program:
+ * net/netmap_user.h - macros to access a port's memory and, with
+ * NETMAP_WITH_LIBS, a small library that is compiled into the program:
  *
  *	struct nm_desc *d = nm_open("netmap:eth0", NULL, 0, NULL);
  *	struct pollfd p = { NETMAP_FD(d), POLLIN, 0 };
@@ -13,12 +13,13 @@
  *		while ((buf = nm_nextpkt(d, &h)) != NULL)
  *			use(buf, h.len);
  *
- * It needs open, ioctl, mmap and poll of the system, and nothing else.
+ * It uses open, ioctl, mmap and poll of the system, and nothing else. It is one
+ * file of over 600 lines because programs include and copy it as one.
  */
 #ifndef _NET_NETMAP_USER_H_
 #define _NET_NETMAP_USER_H_
 
-#ifndef NETMAP_DEVICE_NAME	/* a program may have it elsewhere */
+#ifndef NETMAP_DEVICE_NAME	/* a program may define another path */
 #define NETMAP_DEVICE_NAME	"/dev/netmap"
 #endif
 
@@ -30,26 +31,26 @@
 #include <net/if.h>
 #include <net/netmap.h>
 
-/* What lies ofs bytes behind base. */
+/* The object at an offset of ofs bytes from base. */
 #define NM_AT_(type, base, ofs)	((type)(void *)((char *)(uintptr_t)(base) + (ofs)))
 
 #define NETMAP_IF(base, ofs)	NM_AT_(struct netmap_if *, base, ofs)
 
-/* Rings behind the port's own are its host rings. */
+/* Ring numbers from ni_tx_rings (ni_rx_rings) on are host rings. */
 #define NETMAP_TXRING(nifp, i)	\
 	NM_AT_(struct netmap_ring *, nifp, (nifp)->ring_ofs[i])
 #define NETMAP_RXRING(nifp, i)	\
 	NM_AT_(struct netmap_ring *, nifp,	\
 	    (nifp)->ring_ofs[(i) + (nifp)->ni_tx_rings + (nifp)->ni_host_tx_rings])
 
-/* A buffer by its number, and the number by any address in the buffer. */
+/* The address of a buffer by its number, and the number by any address in the buffer. */
 #define NETMAP_BUF(ring, idx)	\
 	NM_AT_(char *, ring, (ring)->buf_ofs + (ssize_t)((size_t)(idx) * (ring)->nr_buf_size))
 #define NETMAP_BUF_IDX(ring, buf)	\
 	((uint32_t)((size_t)((const char *)(buf) - ((const char *)(ring) + (ring)->buf_ofs)) / \
 	    (ring)->nr_buf_size))
 
-/* Where in its buffer a packet begins: 0 unless the port was opened with offsets. */
+/* The offset of a packet in its buffer: 0 unless the port was opened with offsets. */
 #define NETMAP_ROFFSET(ring, slot)	((slot)->ptr & (ring)->offset_mask)
 #define NETMAP_WOFFSET(ring, slot, v)	\
 	do {	\
@@ -58,7 +59,7 @@
 #define NETMAP_BUF_OFFSET(ring, slot)	\
 	(NETMAP_BUF(ring, (slot)->buf_idx) + NETMAP_ROFFSET(ring, slot))
 
-/* The slot behind slot i. */
+/* Returns the index of the slot after slot i. */
 static inline uint32_t
 nm_ring_next(struct netmap_ring *ring, uint32_t i)
 {
@@ -66,14 +67,14 @@ nm_ring_next(struct netmap_ring *ring, uint32_t i)
 	return i < ring->num_slots ? i : 0;
 }
 
-/* True as long as netmap has not given back everything that it was given. */
+/* Returns true while netmap still owns transmitted slots that it has not returned. */
 static inline int
 nm_tx_pending(struct netmap_ring *ring)
 {
 	return nm_ring_next(ring, ring->tail) != ring->head;
 }
 
-/* Slots that are the program's, counted from head. */
+/* Returns how many slots the program owns, from head on. */
 static inline uint32_t
 nm_ring_space(struct netmap_ring *ring)
 {
@@ -82,7 +83,7 @@ nm_ring_space(struct netmap_ring *ring)
 	return tail >= head ? tail - head : tail + ring->num_slots - head;
 }
 
-/* Copies a packet. The original reads and writes up to a multiple of 64 bytes. */
+/* Copies a packet. netmap's original may read and write up to the next multiple of 64 bytes; this does not. */
 static inline void
 nm_pkt_copy(const void *src, void *dst, int len)
 {
@@ -91,8 +92,9 @@ nm_pkt_copy(const void *src, void *dst, int len)
 }
 
 /*
- * Messages on standard error: D with time and place, RD at most so many each
- * second, ND none. A program that has its own defines ND first.
+ * Messages to standard error: D prints with time, function and line, RD at most
+ * per_second times a second, ND never. A program with its own macros defines ND
+ * before it includes this header.
  */
 #ifndef ND
 #include <stdio.h>
@@ -136,11 +138,11 @@ nm_pkt_copy(const void *src, void *dst, int len)
 #include <unistd.h>
 
 #define NM_ERRBUF_SIZE	512	/* bytes of nm_desc.msg */
-#define NM_MORE_PKTS	1	/* nm_pkthdr.flags: nm_dispatch has another one */
+#define NM_MORE_PKTS	1	/* nm_pkthdr.flags: nm_dispatch has another packet */
 
 struct nm_desc;
 
-/* A packet: its first (and mostly only) slot, and how long it is. */
+/* A packet: its first (usually only) slot, and its length. */
 struct nm_pkthdr {
 	struct timeval	ts;	/* when it was found */
 	uint32_t	caplen;	/* bytes at buf */
@@ -159,21 +161,21 @@ struct nm_stat {
 
 /* An open port. */
 struct nm_desc {
-	struct nm_desc	*self;		/* itself: tells that this is one */
+	struct nm_desc	*self;		/* its own address, which identifies a valid nm_desc */
 	int		fd;
-	void		*mem;		/* the region, where it is mapped ... */
+	void		*mem;		/* the address of the mapped region ... */
 	size_t		memsize;
 	int		done_mmap;	/* ... and whether nm_close unmaps it */
 	struct netmap_if * const nifp;
-	uint16_t	first_tx_ring, last_tx_ring, cur_tx_ring;	/* of none: last < first */
+	uint16_t	first_tx_ring, last_tx_ring, cur_tx_ring;	/* none bound: last < first */
 	uint16_t	first_rx_ring, last_rx_ring, cur_rx_ring;
-	struct nmreq	req;		/* as netmap answered it */
+	struct nmreq	req;		/* the request, with netmap's reply written to it */
 	struct nm_pkthdr hdr;
 	struct netmap_ring * const some_ring;
 	void * const	buf_start;	/* buffers lie in [buf_start, buf_end) */
 	void * const	buf_end;
 
-	/* Room for programs that had these in pcap_t. */
+	/* Not used here; for programs that expect pcap_t's fields. */
 	int		snaplen;
 	int		promisc;
 	int		to_ms;
@@ -189,7 +191,7 @@ struct nm_desc {
 #define IS_NETMAP_DESC(d)	((d) != NULL && P2NMD(d)->self == P2NMD(d))
 #define NETMAP_FD(d)		(P2NMD(d)->fd)
 
-/* Receives a packet; the first argument is nm_dispatch's last. */
+/* Called with each packet; the first argument is the last one of nm_dispatch. */
 typedef void (*nm_cb_t)(unsigned char *, const struct nm_pkthdr *, const unsigned char *);
 
 /* nm_open's flags: do not map the region; take these fields of arg's request. */
@@ -204,7 +206,7 @@ enum {
 
 /* ---- opening and closing */
 
-/* Which rings of one direction are bound: first and last, or last < first. */
+/* Stores the first and last bound ring of one direction; last < first if none is bound. */
 static inline void
 nm_bound_rings_(const ssize_t *ofs, uint32_t rings, uint16_t *first, uint16_t *last)
 {
@@ -220,7 +222,7 @@ nm_bound_rings_(const ssize_t *ofs, uint32_t rings, uint16_t *first, uint16_t *l
 
 /*
  * Maps the port's region, or uses parent's mapping if it is the same region.
- * 0, or -1 and errno.
+ * Returns 0, or -1 with errno set.
  */
 static inline int
 nm_mmap(struct nm_desc *d, const struct nm_desc *parent)
@@ -251,7 +253,7 @@ nm_mmap(struct nm_desc *d, const struct nm_desc *parent)
 	d->cur_tx_ring = d->first_tx_ring;
 	d->cur_rx_ring = d->first_rx_ring;
 
-	/* These are const for the program, not for us. */
+	/* These fields are const for programs only. */
 	*(struct netmap_if **)(uintptr_t)&d->nifp = nifp;
 	if (d->first_tx_ring < nifp->ni_tx_rings + nifp->ni_host_tx_rings)
 		ring = NETMAP_TXRING(nifp, d->first_tx_ring);
@@ -265,7 +267,7 @@ nm_mmap(struct nm_desc *d, const struct nm_desc *parent)
 	return 0;
 }
 
-/* Closes the port. 0, or EINVAL if d is none. */
+/* Closes the port. Returns 0, or EINVAL if d is not valid. */
 static inline int
 nm_close(struct nm_desc *d)
 {
@@ -280,7 +282,7 @@ nm_close(struct nm_desc *d)
 	return 0;
 }
 
-/* A decimal number up to max; *s moves behind it. -1 if there is none. */
+/* Parses a decimal number up to max and moves *s past it. Returns -1 if there is none. */
 static inline long
 nm_number_(const char **s, long max)
 {
@@ -299,8 +301,8 @@ nm_number_(const char **s, long max)
 }
 
 /*
- * Reads what stands behind a port's name: pipe, rings, flags, region.
- * 0, or -1 if it makes no sense.
+ * Parses the suffix of a port's name: pipe, rings, flags, region.
+ * Returns 0, or -1 if it is invalid.
  */
 static inline int
 nm_suffix_(const char *s, struct nmreq *req)
@@ -366,7 +368,7 @@ nm_suffix_(const char *s, struct nmreq *req)
 	return 0;
 }
 
-/* Whether there is an interface whose name the characters in [name, end) are. */
+/* Returns whether an interface with the name in [name, end) exists. */
 static inline int
 nm_is_interface_(const char *name, const char *end)
 {
@@ -381,10 +383,10 @@ nm_is_interface_(const char *name, const char *end)
 }
 
 /*
- * Splits a port's name into what a request calls the port, and the rest. A '-'
- * is part of the name unless it is the last one and only digits follow, and
- * even then if there is an interface of the whole name.
- * 0, -1 if it makes no sense, 1 if it is no netmap port.
+ * Splits a port's name into the name for the request, and the suffix. A '-' is
+ * part of the name unless it is the last one and only digits follow, and even
+ * then if an interface with the whole name exists.
+ * Returns 0, -1 if it is invalid, 1 if it is not a netmap port's name.
  */
 static inline int
 nm_name_(const char *spec, struct nmreq *req)
@@ -430,9 +432,10 @@ nm_name_(const char *spec, struct nmreq *req)
 }
 
 /*
- * Opens a port by name. req, if not NULL, is where the request begins, then
- * come the fields of arg that flags name, then what the name says. NULL: errno
- * says why, and is 0 if the name is not one of a netmap port.
+ * Opens a port by name. The request is copied from req if that is not NULL; then
+ * the fields of arg that flags select override it, then the suffix of the name.
+ * Returns NULL with errno set, or with errno 0 if the name is not a netmap
+ * port's.
  */
 static inline struct nm_desc *
 nm_open(const char *ifname, const struct nmreq *req, uint64_t flags, const struct nm_desc *arg)
@@ -487,7 +490,7 @@ nm_open(const char *ifname, const struct nmreq *req, uint64_t flags, const struc
 		error = errno;
 		goto fail;
 	}
-	/* A mapping that is there already costs nothing. */
+	/* A mapping that exists already costs nothing. */
 	if ((!(flags & NM_OPEN_NO_MMAP) || parent != NULL) && nm_mmap(d, parent) != 0) {
 		error = errno;
 		goto fail;
@@ -502,7 +505,7 @@ fail:
 
 /* ---- packets */
 
-/* Queues a packet, over as many slots as it needs. Its bytes, or 0: no room. */
+/* Queues a packet, in as many slots as it needs. Returns size, or 0 if there is no room. */
 static inline int
 nm_inject(struct nm_desc *d, const void *buf, size_t size)
 {
@@ -516,7 +519,7 @@ nm_inject(struct nm_desc *d, const void *buf, size_t size)
 		uint32_t i = ring->head, space = nm_ring_space(ring), used = 0;
 		size_t left = size, room = 0;
 
-		/* First whether it fits, then the copy. */
+		/* Checks the room before it copies. */
 		for (; used < space && (used == 0 || room < size); used++) {
 			room += ring->nr_buf_size - (size_t)NETMAP_ROFFSET(ring, &ring->slot[i]);
 			i = nm_ring_next(ring, i);
@@ -544,7 +547,7 @@ nm_inject(struct nm_desc *d, const void *buf, size_t size)
 	return 0;
 }
 
-/* Takes the packet at head of a ring that is not empty, with all its slots. */
+/* Reads the packet at head of a ring that is not empty, and moves head past all its slots. */
 static inline void
 nm_take_(struct nm_desc *d, struct netmap_ring *ring, struct nm_pkthdr *hdr)
 {
@@ -566,7 +569,7 @@ nm_take_(struct nm_desc *d, struct netmap_ring *ring, struct nm_pkthdr *hdr)
 	ring->head = ring->cur = i;
 }
 
-/* The next ring that has packets, from cur_rx_ring on; NULL if none has. */
+/* Returns the next ring with packets, from cur_rx_ring on, or NULL. */
 static inline struct netmap_ring *
 nm_full_ring_(struct nm_desc *d)
 {
@@ -586,8 +589,8 @@ nm_full_ring_(struct nm_desc *d)
 }
 
 /*
- * Hands up to cnt packets (-1: all there are) to cb, and says how many they
- * were. All but the last have NM_MORE_PKTS in flags.
+ * Calls cb with up to cnt packets (-1: all available), and returns how many. All
+ * but the last have NM_MORE_PKTS in flags.
  */
 static inline int
 nm_dispatch(struct nm_desc *d, int cnt, nm_cb_t cb, unsigned char *arg)
@@ -610,7 +613,7 @@ nm_dispatch(struct nm_desc *d, int cnt, nm_cb_t cb, unsigned char *arg)
 	return got;
 }
 
-/* The next packet, or NULL. It stays where it is until the next sync. */
+/* Returns the next packet, or NULL. It stays valid until the next sync. */
 static inline unsigned char *
 nm_nextpkt(struct nm_desc *d, struct nm_pkthdr *hdr)
 {
