@@ -15,7 +15,7 @@ struct race {
 };
 
 static void *
-take_away(void *arg)
+unmap_repeatedly(void *arg)
 {
 	struct race *race = arg;
 	uint32_t n = 0;
@@ -36,44 +36,45 @@ take_away(void *arg)
 	return NULL;
 }
 
-RULE("1.1-version", "a request of version 14 or 15 is served, any other: EINVAL")
+RULE("1.1-version", "a request of version 14 or 15 is accepted; any other: EINVAL")
 {
 	static const struct {
 		uint16_t version;
 		int error;
-	} all[] = { { 0, EINVAL }, { 11, EINVAL }, { 13, EINVAL }, { 14, 0 }, { 15, 0 }, { 16, EINVAL }, { 65535, EINVAL } };
-	struct ask q;
+	} all[] = { { 0, EINVAL }, { 11, EINVAL }, { 13, EINVAL }, { 14, 0 }, { 15, 0 }, { 16, EINVAL }, { 65535,
+	    EINVAL } };
+	struct request q;
 	size_t i;
 
 	for (i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-		ask(&q, NETMAP_REQ_REGISTER, own("{1"));
+		init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
 		q.hdr.nr_version = all[i].version;
 		if (all[i].error == 0)
-			WORKS(send_ask(&q));
+			CHECK_OK(send_request(&q));
 		else
-			REFUSED(all[i].error, send_ask(&q));
+			CHECK_ERRNO(all[i].error, send_request(&q));
 	}
 }
 
-RULE("1.1-reserved", "nr_reserved that is not 0: EINVAL")
+RULE("1.1-reserved", "nonzero nr_reserved: EINVAL")
 {
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_REGISTER, own("{1"));
+	init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
 	q.hdr.nr_reserved = 1;
-	REFUSED(EINVAL, send_ask(&q));
+	CHECK_ERRNO(EINVAL, send_request(&q));
 }
 
 RULE("1.1-type", "a request that does not exist: EINVAL")
 {
-	struct ask q;
+	struct request q;
 
-	ask(&q, 0, own("{1"));
-	REFUSED(EINVAL, send_ask(&q));
-	ask(&q, NETMAP_REQ_CSB_ENABLE + 1, own("{1"));
-	REFUSED(EINVAL, send_ask(&q));
-	ask(&q, 65535, own("{1"));
-	REFUSED(EINVAL, send_ask(&q));
+	init_request(&q, 0, unique_name("{1"));
+	CHECK_ERRNO(EINVAL, send_request(&q));
+	init_request(&q, NETMAP_REQ_CSB_ENABLE + 1, unique_name("{1"));
+	CHECK_ERRNO(EINVAL, send_request(&q));
+	init_request(&q, 65535, unique_name("{1"));
+	CHECK_ERRNO(EINVAL, send_request(&q));
 }
 
 RULE("1.1-body-missing", "a request without the body that it needs: EINVAL")
@@ -82,267 +83,268 @@ RULE("1.1-body-missing", "a request without the body that it needs: EINVAL")
 		NETMAP_REQ_VALE_DETACH, NETMAP_REQ_VALE_LIST, NETMAP_REQ_PORT_HDR_SET, NETMAP_REQ_PORT_HDR_GET,
 		NETMAP_REQ_VALE_NEWIF, NETMAP_REQ_VALE_POLLING_ENABLE, NETMAP_REQ_VALE_POLLING_DISABLE,
 		NETMAP_REQ_POOLS_INFO_GET, NETMAP_REQ_SYNC_KLOOP_START };
-	struct ask q;
+	struct request q;
 	size_t i;
 
 	for (i = 0; i < sizeof(need) / sizeof(need[0]); i++) {
-		ask(&q, need[i], own("{1"));
+		init_request(&q, need[i], unique_name("{1"));
 		q.hdr.nr_body = 0;
-		REFUSED(EINVAL, send_ask(&q));
+		CHECK_ERRNO(EINVAL, send_request(&q));
 	}
 }
 
-RULE("1.1-body-unwanted", "a request with a body where it has none: EINVAL")
+RULE("1.1-body-unwanted", "a request with a body that has none: EINVAL")
 {
 	static const int without[] = { NETMAP_REQ_VALE_DELIF, NETMAP_REQ_SYNC_KLOOP_STOP, NETMAP_REQ_CSB_ENABLE };
-	struct ask q;
+	struct request q;
 	size_t i;
 
 	for (i = 0; i < sizeof(without) / sizeof(without[0]); i++) {
-		ask(&q, without[i], own("{1"));
+		init_request(&q, without[i], unique_name("{1"));
 		q.hdr.nr_body = (uintptr_t)&q.reg;
-		REFUSED(EINVAL, send_ask(&q));
+		CHECK_ERRNO(EINVAL, send_request(&q));
 	}
 }
 
-RULE("1.1-name-unended", "a name that fills its field: EINVAL")
+RULE("1.1-name-unended", "a name without a zero byte: EINVAL")
 {
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_REGISTER, "");
+	init_request(&q, NETMAP_REQ_REGISTER, "");
 	memset(q.hdr.nr_name, 'x', sizeof(q.hdr.nr_name));
-	REFUSED(EINVAL, send_ask(&q));
+	CHECK_ERRNO(EINVAL, send_request(&q));
 }
 
-RULE("1.1-too-large", "body and options of more than 4096 bytes: EMSGSIZE")
+RULE("1.1-too-large", "body and options larger than 4096 bytes: EMSGSIZE")
 {
 	struct nmreq_opt_sync_kloop_eventfds option = { .nro_opt.nro_reqtype = NETMAP_REQ_OPT_SYNC_KLOOP_EVENTFDS };
 	static const uint64_t sizes[] = { 4096, 1 << 20, 1ULL << 40, ~0ULL - 7, ~0ULL };
-	struct ask q;
+	struct request q;
 	size_t i;
 
 	for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-		ask(&q, NETMAP_REQ_REGISTER, own("{1"));
+		init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
 		option.nro_opt.nro_size = sizes[i];
 		q.hdr.nr_options = (uintptr_t)&option;
-		REFUSED(EMSGSIZE, send_ask(&q));
+		CHECK_ERRNO(EMSGSIZE, send_request(&q));
 	}
 }
 
-RULE("1.1-endless", "a list of options without an end: EMSGSIZE")
+RULE("1.1-endless", "a circular list of options: EMSGSIZE")
 {
 	struct nmreq_option loop = { .nro_reqtype = 50 }, second = { .nro_reqtype = 51 };
-	struct ask q;
+	struct request q;
 
 	loop.nro_next = (uintptr_t)&loop;
-	ask(&q, NETMAP_REQ_REGISTER, own("{1"));
+	init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
 	q.hdr.nr_options = (uintptr_t)&loop;
-	REFUSED(EMSGSIZE, send_ask(&q));
+	CHECK_ERRNO(EMSGSIZE, send_request(&q));
 	loop.nro_next = (uintptr_t)&second;
 	second.nro_next = (uintptr_t)&loop;
-	ask_again(&q, NETMAP_REQ_REGISTER, own("{1"));
+	reinit_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
 	q.hdr.nr_options = (uintptr_t)&loop;
-	REFUSED(EMSGSIZE, send_ask(&q));
+	CHECK_ERRNO(EMSGSIZE, send_request(&q));
 }
 
-RULE("1.1-EFAULT-header", "a header that cannot be read: EFAULT")
+RULE("1.1-EFAULT-header", "an unreadable header: EFAULT")
 {
-	char *page = last_page(), *end = page + sysconf(_SC_PAGESIZE);
-	struct ask q;
+	char *page = guarded_page(), *end = page + sysconf(_SC_PAGESIZE);
+	struct request q;
 
-	ask(&q, NETMAP_REQ_REGISTER, own("{1"));
-	REFUSED(EFAULT, ioctl(q.fd, NIOCCTRL, NULL));
-	REFUSED(EFAULT, ioctl(q.fd, NIOCCTRL, (void *)8));
-	REFUSED(EFAULT, ioctl(q.fd, NIOCCTRL, end));
+	init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
+	CHECK_ERRNO(EFAULT, ioctl(q.fd, NIOCCTRL, NULL));
+	CHECK_ERRNO(EFAULT, ioctl(q.fd, NIOCCTRL, (void *)8));
+	CHECK_ERRNO(EFAULT, ioctl(q.fd, NIOCCTRL, end));
 	memcpy(end - 80, &q.hdr, 80);
-	REFUSED(EFAULT, ioctl(q.fd, NIOCCTRL, end - 80));
+	CHECK_ERRNO(EFAULT, ioctl(q.fd, NIOCCTRL, end - 80));
 }
 
-RULE("1.1-EFAULT-body", "a body that cannot be read: EFAULT")
+RULE("1.1-EFAULT-body", "an unreadable body: EFAULT")
 {
-	char *page = last_page(), *end = page + sysconf(_SC_PAGESIZE);
-	struct ask q;
+	char *page = guarded_page(), *end = page + sysconf(_SC_PAGESIZE);
+	struct request q;
 
-	ask(&q, NETMAP_REQ_REGISTER, own("{1"));
+	init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
 	q.hdr.nr_body = 8;
-	REFUSED(EFAULT, send_ask(&q));
+	CHECK_ERRNO(EFAULT, send_request(&q));
 	q.hdr.nr_body = (uintptr_t)end - 8;
-	REFUSED(EFAULT, send_ask(&q));
+	CHECK_ERRNO(EFAULT, send_request(&q));
 	q.hdr.nr_body = ~0ULL - 3;
-	REFUSED(EFAULT, send_ask(&q));
+	CHECK_ERRNO(EFAULT, send_request(&q));
 }
 
-RULE("1.1-EFAULT-option", "an option that cannot be read: EFAULT")
+RULE("1.1-EFAULT-option", "an unreadable option: EFAULT")
 {
-	char *page = last_page(), *end = page + sysconf(_SC_PAGESIZE);
+	char *page = guarded_page(), *end = page + sysconf(_SC_PAGESIZE);
 	struct nmreq_option good = { .nro_reqtype = 50 };
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_REGISTER, own("{1"));
+	init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
 	q.hdr.nr_options = 8;
-	REFUSED(EFAULT, send_ask(&q));
+	CHECK_ERRNO(EFAULT, send_request(&q));
 	q.hdr.nr_options = (uintptr_t)end - 16;
-	REFUSED(EFAULT, send_ask(&q));
+	CHECK_ERRNO(EFAULT, send_request(&q));
 	good.nro_next = (uintptr_t)end;
 	q.hdr.nr_options = (uintptr_t)&good;
-	REFUSED(EFAULT, send_ask(&q));
+	CHECK_ERRNO(EFAULT, send_request(&q));
 }
 
-RULE("1.1-EFAULT-answer", "a body that cannot be written: EFAULT")
+RULE("1.1-EFAULT-answer", "an unwritable body: EFAULT")
 {
-	char *page = last_page();
-	struct ask q;
+	char *page = guarded_page();
+	struct request q;
 
-	ask(&q, NETMAP_REQ_REGISTER, own("{1"));
+	init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
 	memcpy(page, &q.reg, sizeof(q.reg));
-	WORKS(mprotect(page, 4096, PROT_READ));
+	CHECK_OK(mprotect(page, 4096, PROT_READ));
 	q.hdr.nr_body = (uintptr_t)page;
-	REFUSED(EFAULT, send_ask(&q));
+	CHECK_ERRNO(EFAULT, send_request(&q));
 }
 
-RULE("1.1-option-twice", "an option that is given twice: EINVAL, also in the status of both")
+RULE("1.1-option-twice", "a duplicate option: EINVAL, also in the status of both")
 {
 	struct nmreq_opt_offsets one = { .nro_opt.nro_reqtype = NETMAP_REQ_OPT_OFFSETS }, two = one;
-	struct ask q;
+	struct request q;
 
 	one.nro_opt.nro_next = (uintptr_t)&two;
-	ask(&q, NETMAP_REQ_REGISTER, own("{1"));
+	init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
 	q.hdr.nr_options = (uintptr_t)&one;
-	REFUSED(EINVAL, send_ask(&q));
-	SAME(one.nro_opt.nro_status, EINVAL);
-	SAME(two.nro_opt.nro_status, EINVAL);
+	CHECK_ERRNO(EINVAL, send_request(&q));
+	CHECK_EQ(one.nro_opt.nro_status, EINVAL);
+	CHECK_EQ(two.nro_opt.nro_status, EINVAL);
 }
 
 RULE("1.1-option-zero", "an option of type 0: EINVAL")
 {
 	struct nmreq_option option = { .nro_reqtype = 0 };
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_REGISTER, own("{1"));
+	init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
 	q.hdr.nr_options = (uintptr_t)&option;
-	REFUSED(EINVAL, send_ask(&q));
+	CHECK_ERRNO(EINVAL, send_request(&q));
 }
 
-RULE("1.1-option-unknown", "an option that does not exist: EOPNOTSUPP, also in its status, and no port is bound")
+RULE("1.1-option-unknown", "an unknown option: EOPNOTSUPP, also in its status, and no port is bound")
 {
 	struct nmreq_option option = { .nro_reqtype = NETMAP_REQ_OPT_MAX };
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_REGISTER, own("{1"));
+	init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
 	q.hdr.nr_options = (uintptr_t)&option;
-	REFUSED(EOPNOTSUPP, send_ask(&q));
-	SAME(option.nro_status, EOPNOTSUPP);
-	REFUSED(ENXIO, ioctl(q.fd, NIOCTXSYNC));
+	CHECK_ERRNO(EOPNOTSUPP, send_request(&q));
+	CHECK_EQ(option.nro_status, EOPNOTSUPP);
+	CHECK_ERRNO(ENXIO, ioctl(q.fd, NIOCTXSYNC));
 	option.nro_reqtype = 77777;
 	q.hdr.nr_options = (uintptr_t)&option;
-	REFUSED(EOPNOTSUPP, send_ask(&q));
+	CHECK_ERRNO(EOPNOTSUPP, send_request(&q));
 }
 
 RULE("1.1-option-elsewhere", "an option of another request: EOPNOTSUPP, also in its status")
 {
 	struct nmreq_opt_sync_kloop_mode option = { .nro_opt.nro_reqtype = NETMAP_REQ_OPT_SYNC_KLOOP_MODE };
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_REGISTER, own("{1"));
+	init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
 	q.hdr.nr_options = (uintptr_t)&option;
-	REFUSED(EOPNOTSUPP, send_ask(&q));
-	SAME(option.nro_opt.nro_status, EOPNOTSUPP);
+	CHECK_ERRNO(EOPNOTSUPP, send_request(&q));
+	CHECK_EQ(option.nro_opt.nro_status, EOPNOTSUPP);
 }
 
-RULE("1.1-option-ignored", "another request than REGISTER succeeds with an option that it does not know; its status says so")
+RULE("1.1-option-ignored",
+    "a request other than REGISTER succeeds with an option that it does not support, and sets its status")
 {
 	struct nmreq_opt_offsets option = { .nro_opt.nro_reqtype = NETMAP_REQ_OPT_OFFSETS };
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_PORT_INFO_GET, own("{1"));
+	init_request(&q, NETMAP_REQ_PORT_INFO_GET, unique_name("{1"));
 	q.hdr.nr_options = (uintptr_t)&option;
-	WORKS(send_ask(&q));
-	SAME(option.nro_opt.nro_status, EOPNOTSUPP);
-	HOLDS(q.info.nr_tx_slots != 0);
+	CHECK_OK(send_request(&q));
+	CHECK_EQ(option.nro_opt.nro_status, EOPNOTSUPP);
+	CHECK(q.info.nr_tx_slots != 0);
 }
 
-RULE("1.1-option-last", "what is wrong with a REGISTER otherwise counts before an option that it cannot serve")
+RULE("1.1-option-last", "another error of a REGISTER is reported before an unsupported option")
 {
 	struct nmreq_opt_sync_kloop_mode option = { .nro_opt.nro_reqtype = NETMAP_REQ_OPT_SYNC_KLOOP_MODE };
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_REGISTER, "there-is-none");
+	init_request(&q, NETMAP_REQ_REGISTER, "there-is-none");
 	q.hdr.nr_options = (uintptr_t)&option;
-	REFUSED(ENXIO, send_ask(&q));
-	SAME(option.nro_opt.nro_status, EOPNOTSUPP);
+	CHECK_ERRNO(ENXIO, send_request(&q));
+	CHECK_EQ(option.nro_opt.nro_status, EOPNOTSUPP);
 }
 
-RULE("1.1-option-changed", "options and body whose page another thread takes away meanwhile: EFAULT, or what was asked")
+RULE("1.1-option-changed", "options and body whose page another thread unmaps during the call: EFAULT, or the result")
 {
 	pthread_t other;
-	struct race race = { .page = last_page() };
+	struct race race = { .page = guarded_page() };
 	int i;
 
-	WORKS(pthread_create(&other, NULL, take_away, &race));
+	CHECK_OK(pthread_create(&other, NULL, unmap_repeatedly, &race));
 	for (i = 0; i < 300; i++) {
-		struct ask q;
+		struct request q;
 		struct nmreq_option *option = (struct nmreq_option *)(void *)race.page;
 
-		ask(&q, NETMAP_REQ_PORT_INFO_GET, own("{1"));
+		init_request(&q, NETMAP_REQ_PORT_INFO_GET, unique_name("{1"));
 		q.hdr.nr_options = (uintptr_t)option;
 		q.hdr.nr_body = (uintptr_t)(race.page + 2048);
-		if (send_ask(&q) != 0) {
+		if (send_request(&q) != 0) {
 			int error = errno;
 
-			HOLDS(error == EFAULT || error == EINVAL || error == EOPNOTSUPP || error == EMSGSIZE);
+			CHECK(error == EFAULT || error == EINVAL || error == EOPNOTSUPP || error == EMSGSIZE);
 		}
-		WORKS(close(q.fd));
+		CHECK_OK(close(q.fd));
 	}
 	__atomic_store_n(&race.over, 1, __ATOMIC_SEQ_CST);
-	WORKS(pthread_join(other, NULL));
+	CHECK_OK(pthread_join(other, NULL));
 }
 
-RULE("1.1-option-list", "the list of options is the same afterwards")
+RULE("1.1-option-list", "the list of options is unchanged after the call")
 {
 	struct nmreq_option one = { .nro_reqtype = 50 }, two = { .nro_reqtype = 51 };
-	struct ask q;
+	struct request q;
 
 	one.nro_next = (uintptr_t)&two;
-	ask(&q, NETMAP_REQ_REGISTER, own("{1"));
+	init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
 	q.hdr.nr_options = (uintptr_t)&one;
-	REFUSED(EOPNOTSUPP, send_ask(&q));
-	SAME(q.hdr.nr_options, (uintptr_t)&one);
-	SAME(one.nro_next, (uintptr_t)&two);
-	SAME(two.nro_next, 0);
-	SAME(one.nro_status, EOPNOTSUPP);
-	SAME(two.nro_status, EOPNOTSUPP);
+	CHECK_ERRNO(EOPNOTSUPP, send_request(&q));
+	CHECK_EQ(q.hdr.nr_options, (uintptr_t)&one);
+	CHECK_EQ(one.nro_next, (uintptr_t)&two);
+	CHECK_EQ(two.nro_next, 0);
+	CHECK_EQ(one.nro_status, EOPNOTSUPP);
+	CHECK_EQ(two.nro_status, EOPNOTSUPP);
 }
 
-RULE("1.1-refused-unbound", "a refused REGISTER leaves the file as it was: the next one binds it")
+RULE("1.1-refused-unbound", "a refused REGISTER leaves the file unbound: the next REGISTER binds it")
 {
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_REGISTER, own("{1"));
+	init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
 	q.reg.nr_mode = 99;
-	REFUSED(EINVAL, send_ask(&q));
-	REFUSED(ENXIO, ioctl(q.fd, NIOCTXSYNC));
+	CHECK_ERRNO(EINVAL, send_request(&q));
+	CHECK_ERRNO(ENXIO, ioctl(q.fd, NIOCTXSYNC));
 	q.reg.nr_mode = NR_REG_ALL_NIC;
-	WORKS(send_ask(&q));
-	WORKS(ioctl(q.fd, NIOCTXSYNC));
+	CHECK_OK(send_request(&q));
+	CHECK_OK(ioctl(q.fd, NIOCTXSYNC));
 }
 
-RULE("1.1-other-ioctl", "an ioctl that is not netmap's is refused")
+RULE("1.1-other-ioctl", "an ioctl that is not netmap's fails")
 {
 	char bytes[256] = { 0 };
-	struct port p = open_port(own("{1"), ANY);
+	struct port p = open_port(unique_name("{1"), ALL_RINGS);
 
-	HOLDS(ioctl(p.fd, _IOWR('i', 152, struct nmreq_header), bytes) == -1);
-	HOLDS(ioctl(p.fd, 0x12345678, bytes) == -1);
+	CHECK(ioctl(p.fd, _IOWR('i', 152, struct nmreq_header), bytes) == -1);
+	CHECK(ioctl(p.fd, 0x12345678, bytes) == -1);
 }
 
 /* ---- REGISTER */
 
-RULE("1.1-REGISTER-EBUSY-bound", "a file that has a port: EBUSY, for the same port and for another")
+RULE("1.1-REGISTER-EBUSY-bound", "REGISTER on a bound file: EBUSY, for the same port and for another")
 {
-	struct port p = open_port(own("{1"), ANY), again;
+	struct port p = open_port(unique_name("{1"), ALL_RINGS), again;
 
-	REFUSED(EBUSY, bind_port(&again, p.fd, own("{1"), ANY));
-	REFUSED(EBUSY, bind_port(&again, p.fd, own("{2"), ANY));
+	CHECK_ERRNO(EBUSY, bind_port(&again, p.fd, unique_name("{1"), ALL_RINGS));
+	CHECK_ERRNO(EBUSY, bind_port(&again, p.fd, unique_name("{2"), ALL_RINGS));
 	txsync(&p);
 }
 
@@ -350,51 +352,53 @@ RULE("1.1-REGISTER-ENXIO", "an interface that does not exist: ENXIO")
 {
 	struct port p;
 
-	REFUSED(ENXIO, bind_port(&p, device(), "there-is-none", ANY));
+	CHECK_ERRNO(ENXIO, bind_port(&p, open_device(), "there-is-none", ALL_RINGS));
 }
 
-RULE("1.1-REGISTER-EINVAL-name", "no name: EINVAL")
+RULE("1.1-REGISTER-EINVAL-name", "an empty name: EINVAL")
 {
 	struct port p;
 
-	REFUSED(EINVAL, bind_port(&p, device(), "", ANY));
+	CHECK_ERRNO(EINVAL, bind_port(&p, open_device(), "", ALL_RINGS));
 }
 
 RULE("1.1-REGISTER-EINVAL-mem_id", "a region that does not exist: EINVAL")
 {
 	struct port p;
 
-	REFUSED(EINVAL, bind_port(&p, device(), own("{1"), WISH(.nr_mem_id = 54321)));
+	CHECK_ERRNO(EINVAL, bind_port(&p, open_device(), unique_name("{1"), REG(.nr_mem_id = 54321)));
 }
 
 RULE("1.1-REGISTER-EINVAL-ringid", "a ring that the port does not have: EINVAL")
 {
 	struct port p;
 
-	REFUSED(EINVAL, bind_port(&p, device(), own("{1"), WISH(.nr_mode = NR_REG_ONE_NIC, .nr_ringid = 1)));
-	REFUSED(EINVAL, bind_port(&p, device(), own("{1"), WISH(.nr_mode = NR_REG_ONE_NIC, .nr_ringid = 65535)));
+	CHECK_ERRNO(EINVAL, bind_port(&p, open_device(), unique_name("{1"), REG(.nr_mode = NR_REG_ONE_NIC,
+	    .nr_ringid = 1)));
+	CHECK_ERRNO(EINVAL, bind_port(&p, open_device(), unique_name("{1"), REG(.nr_mode = NR_REG_ONE_NIC,
+	    .nr_ringid = 65535)));
 }
 
 RULE("1.1-REGISTER-EINVAL-mode", "a mode that does not exist: EINVAL")
 {
 	struct port p;
 
-	REFUSED(EINVAL, bind_port(&p, device(), own("{1"), WISH(.nr_mode = NR_REG_ONE_SW + 1)));
-	REFUSED(EINVAL, bind_port(&p, device(), own("{1"), WISH(.nr_mode = ~0U)));
+	CHECK_ERRNO(EINVAL, bind_port(&p, open_device(), unique_name("{1"), REG(.nr_mode = NR_REG_ONE_SW + 1)));
+	CHECK_ERRNO(EINVAL, bind_port(&p, open_device(), unique_name("{1"), REG(.nr_mode = ~0U)));
 }
 
-RULE("1.1-REGISTER-EBUSY-exclusive", "exclusive while others have the rings, and rings that are exclusive: EBUSY")
+RULE("1.1-REGISTER-EBUSY-exclusive", "exclusive binding of rings in use, or any binding of exclusive rings: EBUSY")
 {
-	struct port p = open_port(own("{1"), ANY), q;
+	struct port p = open_port(unique_name("{1"), ALL_RINGS), q;
 
-	REFUSED(EBUSY, bind_port(&q, device(), own("{1"), WISH(.nr_flags = NR_EXCLUSIVE)));
-	p = open_port(own("{2"), WISH(.nr_flags = NR_EXCLUSIVE));
-	REFUSED(EBUSY, bind_port(&q, device(), own("{2"), ANY));
-	REFUSED(EBUSY, bind_port(&q, device(), own("{2"), WISH(.nr_flags = NR_EXCLUSIVE)));
+	CHECK_ERRNO(EBUSY, bind_port(&q, open_device(), unique_name("{1"), REG(.nr_flags = NR_EXCLUSIVE)));
+	p = open_port(unique_name("{2"), REG(.nr_flags = NR_EXCLUSIVE));
+	CHECK_ERRNO(EBUSY, bind_port(&q, open_device(), unique_name("{2"), ALL_RINGS));
+	CHECK_ERRNO(EBUSY, bind_port(&q, open_device(), unique_name("{2"), REG(.nr_flags = NR_EXCLUSIVE)));
 	txsync(&p);
 }
 
-RULE("1.1-REGISTER-ENOMEM", "a region that has no more room for rings: ENOMEM")
+RULE("1.1-REGISTER-ENOMEM", "a region without room for more rings: ENOMEM")
 {
 	struct port p;
 	char name[32];
@@ -402,211 +406,215 @@ RULE("1.1-REGISTER-ENOMEM", "a region that has no more room for rings: ENOMEM")
 
 	for (i = 0; i < 60 && error == 0; i++) {
 		snprintf(name, sizeof(name), "{%d", i);
-		if (bind_port(&p, device(), own(name), WISH(.nr_tx_rings = 256, .nr_rx_rings = 256, .nr_tx_slots = 4096,
+		if (bind_port(&p, open_device(), unique_name(name), REG(.nr_tx_rings = 256, .nr_rx_rings = 256,
+		    .nr_tx_slots = 4096,
 		    .nr_rx_slots = 4096)) != 0)
 			error = errno;
 	}
-	SAME(error, ENOMEM);
+	CHECK_EQ(error, ENOMEM);
 }
 
 /* ---- PORT_INFO_GET, POOLS_INFO_GET */
 
-RULE("1.1-PORT_INFO_GET", "what a port has, as REGISTER says it, by a file without a port")
+RULE("1.1-PORT_INFO_GET", "PORT_INFO_GET returns the same values as REGISTER, and works on an unbound file")
 {
-	struct port p = open_port(own("{1"), WISH(.nr_tx_rings = 2, .nr_rx_rings = 3, .nr_tx_slots = 128, .nr_rx_slots = 256));
-	struct ask q;
+	struct port p = open_port(unique_name("{1"), REG(.nr_tx_rings = 2, .nr_rx_rings = 3, .nr_tx_slots = 128,
+	    .nr_rx_slots = 256));
+	struct request q;
 
-	ask(&q, NETMAP_REQ_PORT_INFO_GET, own("{1"));
-	WORKS(send_ask(&q));
-	SAME(q.info.nr_memsize, p.reg.nr_memsize);
-	SAME(q.info.nr_mem_id, p.reg.nr_mem_id);
-	SAME(q.info.nr_tx_rings, 2);
-	SAME(q.info.nr_rx_rings, 3);
-	SAME(q.info.nr_tx_slots, 128);
-	SAME(q.info.nr_rx_slots, 256);
-	SAME(q.info.nr_host_tx_rings, p.reg.nr_host_tx_rings);
-	SAME(q.info.nr_host_rx_rings, p.reg.nr_host_rx_rings);
-	REFUSED(ENXIO, ioctl(q.fd, NIOCTXSYNC));
+	init_request(&q, NETMAP_REQ_PORT_INFO_GET, unique_name("{1"));
+	CHECK_OK(send_request(&q));
+	CHECK_EQ(q.info.nr_memsize, p.reg.nr_memsize);
+	CHECK_EQ(q.info.nr_mem_id, p.reg.nr_mem_id);
+	CHECK_EQ(q.info.nr_tx_rings, 2);
+	CHECK_EQ(q.info.nr_rx_rings, 3);
+	CHECK_EQ(q.info.nr_tx_slots, 128);
+	CHECK_EQ(q.info.nr_rx_slots, 256);
+	CHECK_EQ(q.info.nr_host_tx_rings, p.reg.nr_host_tx_rings);
+	CHECK_EQ(q.info.nr_host_rx_rings, p.reg.nr_host_rx_rings);
+	CHECK_ERRNO(ENXIO, ioctl(q.fd, NIOCTXSYNC));
 }
 
-RULE("1.1-PORT_INFO_GET-bound", "a file that has a port may ask, about any port, and keeps its own")
+RULE("1.1-PORT_INFO_GET-bound", "PORT_INFO_GET works on a bound file, about any port, and leaves its binding unchanged")
 {
-	struct port p = open_port(own("{1"), ANY);
-	struct ask q = { .fd = p.fd };
+	struct port p = open_port(unique_name("{1"), ALL_RINGS);
+	struct request q = { .fd = p.fd };
 
-	ask_again(&q, NETMAP_REQ_PORT_INFO_GET, own("{2"));
-	WORKS(send_ask(&q));
+	reinit_request(&q, NETMAP_REQ_PORT_INFO_GET, unique_name("{2"));
+	CHECK_OK(send_request(&q));
 	txsync(&p);
 }
 
-RULE("1.1-PORT_INFO_GET-creates", "a pipe that is not there is made for the question")
+RULE("1.1-PORT_INFO_GET-creates", "PORT_INFO_GET creates a pipe that does not exist")
 {
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_PORT_INFO_GET, own("{1"));
-	WORKS(send_ask(&q));
-	SAME(q.info.nr_tx_rings, 1);
-	HOLDS(q.info.nr_tx_slots != 0 && q.info.nr_memsize != 0 && q.info.nr_mem_id != 0);
+	init_request(&q, NETMAP_REQ_PORT_INFO_GET, unique_name("{1"));
+	CHECK_OK(send_request(&q));
+	CHECK_EQ(q.info.nr_tx_rings, 1);
+	CHECK(q.info.nr_tx_slots != 0 && q.info.nr_memsize != 0 && q.info.nr_mem_id != 0);
 }
 
 RULE("1.1-PORT_INFO_GET-ENXIO", "an interface that does not exist: ENXIO")
 {
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_PORT_INFO_GET, "there-is-none");
-	REFUSED(ENXIO, send_ask(&q));
+	init_request(&q, NETMAP_REQ_PORT_INFO_GET, "there-is-none");
+	CHECK_ERRNO(ENXIO, send_request(&q));
 }
 
-RULE("1.1-PORT_INFO_GET-region", "without a name: what region nr_mem_id has")
+RULE("1.1-PORT_INFO_GET-region", "PORT_INFO_GET with an empty name: the values of region nr_mem_id")
 {
-	struct port p = open_port(own("{1"), ANY);
-	struct ask q;
+	struct port p = open_port(unique_name("{1"), ALL_RINGS);
+	struct request q;
 
-	ask(&q, NETMAP_REQ_PORT_INFO_GET, "");
+	init_request(&q, NETMAP_REQ_PORT_INFO_GET, "");
 	q.info.nr_mem_id = p.reg.nr_mem_id;
-	WORKS(send_ask(&q));
-	SAME(q.info.nr_memsize, p.reg.nr_memsize);
-	SAME(q.info.nr_mem_id, p.reg.nr_mem_id);
+	CHECK_OK(send_request(&q));
+	CHECK_EQ(q.info.nr_memsize, p.reg.nr_memsize);
+	CHECK_EQ(q.info.nr_mem_id, p.reg.nr_mem_id);
 }
 
-RULE("1.1-PORT_INFO_GET-region-1", "without a name and a number: the region of interfaces, which is always there")
+RULE("1.1-PORT_INFO_GET-region-1",
+    "PORT_INFO_GET with an empty name and nr_mem_id 0: region 1, of interfaces, which always exists")
 {
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_PORT_INFO_GET, "");
-	WORKS(send_ask(&q));
-	SAME(q.info.nr_mem_id, 1);
-	HOLDS(q.info.nr_memsize != 0);
-	ask(&q, NETMAP_REQ_PORT_INFO_GET, "");
+	init_request(&q, NETMAP_REQ_PORT_INFO_GET, "");
+	CHECK_OK(send_request(&q));
+	CHECK_EQ(q.info.nr_mem_id, 1);
+	CHECK(q.info.nr_memsize != 0);
+	init_request(&q, NETMAP_REQ_PORT_INFO_GET, "");
 	q.info.nr_mem_id = 54321;
-	REFUSED(EINVAL, send_ask(&q));
+	CHECK_ERRNO(EINVAL, send_request(&q));
 }
 
-RULE("1.1-PORT_INFO_GET-wishes", "a port that is made for the question is as the wishes say")
+RULE("1.1-PORT_INFO_GET-wishes", "PORT_INFO_GET creates a port with the requested numbers of rings and slots")
 {
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_PORT_INFO_GET, own("{1"));
+	init_request(&q, NETMAP_REQ_PORT_INFO_GET, unique_name("{1"));
 	q.info.nr_tx_rings = 3;
 	q.info.nr_tx_slots = 128;
 	q.info.nr_mem_id = 54321;
-	WORKS(send_ask(&q));
-	SAME(q.info.nr_tx_rings, 3);
-	SAME(q.info.nr_tx_slots, 128);
-	HOLDS(q.info.nr_mem_id != 54321);
+	CHECK_OK(send_request(&q));
+	CHECK_EQ(q.info.nr_tx_rings, 3);
+	CHECK_EQ(q.info.nr_tx_slots, 128);
+	CHECK(q.info.nr_mem_id != 54321);
 }
 
-RULE("1.1-PORT_INFO_GET-exclusive", "a port that somebody has alone can be asked about")
+RULE("1.1-PORT_INFO_GET-exclusive", "PORT_INFO_GET works for a port that another file has bound exclusively")
 {
-	struct port p = open_port(own("{1"), WISH(.nr_flags = NR_EXCLUSIVE));
-	struct ask q;
+	struct port p = open_port(unique_name("{1"), REG(.nr_flags = NR_EXCLUSIVE));
+	struct request q;
 
-	ask(&q, NETMAP_REQ_PORT_INFO_GET, own("{1"));
-	WORKS(send_ask(&q));
-	ask(&q, NETMAP_REQ_POOLS_INFO_GET, own("{1"));
-	WORKS(send_ask(&q));
-	SAME(q.pools.nr_memsize, p.reg.nr_memsize);
-	ask(&q, NETMAP_REQ_PORT_HDR_GET, own("{1"));
-	WORKS(send_ask(&q));
+	init_request(&q, NETMAP_REQ_PORT_INFO_GET, unique_name("{1"));
+	CHECK_OK(send_request(&q));
+	init_request(&q, NETMAP_REQ_POOLS_INFO_GET, unique_name("{1"));
+	CHECK_OK(send_request(&q));
+	CHECK_EQ(q.pools.nr_memsize, p.reg.nr_memsize);
+	init_request(&q, NETMAP_REQ_PORT_HDR_GET, unique_name("{1"));
+	CHECK_OK(send_request(&q));
 }
 
-RULE("1.1-POOLS_INFO_GET", "where the pools of a port's region are, and how many and how large their objects")
+RULE("1.1-POOLS_INFO_GET",
+    "POOLS_INFO_GET returns offset, number and size of the objects of each pool of a port's region")
 {
-	struct port p = open_port(own("{1"), ANY);
-	struct ask q;
+	struct port p = open_port(unique_name("{1"), ALL_RINGS);
+	struct request q;
 
-	ask(&q, NETMAP_REQ_POOLS_INFO_GET, own("{1"));
-	WORKS(send_ask(&q));
-	SAME(q.pools.nr_memsize, p.reg.nr_memsize);
-	SAME(q.pools.nr_mem_id, p.reg.nr_mem_id);
-	HOLDS(q.pools.nr_if_pool_objtotal > 0 && q.pools.nr_if_pool_objsize >= sizeof(struct netmap_if));
-	HOLDS(q.pools.nr_ring_pool_objtotal > 0 && q.pools.nr_ring_pool_objsize >= sizeof(struct netmap_ring));
-	HOLDS(q.pools.nr_buf_pool_objtotal > 2 && q.pools.nr_buf_pool_objsize >= 64);
-	HOLDS(q.pools.nr_buf_pool_offset + (uint64_t)q.pools.nr_buf_pool_objtotal * q.pools.nr_buf_pool_objsize <=
+	init_request(&q, NETMAP_REQ_POOLS_INFO_GET, unique_name("{1"));
+	CHECK_OK(send_request(&q));
+	CHECK_EQ(q.pools.nr_memsize, p.reg.nr_memsize);
+	CHECK_EQ(q.pools.nr_mem_id, p.reg.nr_mem_id);
+	CHECK(q.pools.nr_if_pool_objtotal > 0 && q.pools.nr_if_pool_objsize >= sizeof(struct netmap_if));
+	CHECK(q.pools.nr_ring_pool_objtotal > 0 && q.pools.nr_ring_pool_objsize >= sizeof(struct netmap_ring));
+	CHECK(q.pools.nr_buf_pool_objtotal > 2 && q.pools.nr_buf_pool_objsize >= 64);
+	CHECK(q.pools.nr_buf_pool_offset + (uint64_t)q.pools.nr_buf_pool_objtotal * q.pools.nr_buf_pool_objsize <=
 	    q.pools.nr_memsize);
 }
 
-RULE("1.1-POOLS_INFO_GET-unnamed", "without a name it is an error")
+RULE("1.1-POOLS_INFO_GET-unnamed", "POOLS_INFO_GET with an empty name fails")
 {
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_POOLS_INFO_GET, "");
-	HOLDS(send_ask(&q) == -1 && errno != 0);
+	init_request(&q, NETMAP_REQ_POOLS_INFO_GET, "");
+	CHECK(send_request(&q) == -1 && errno != 0);
 }
 
 /* ---- switches, of what is not there */
 
-RULE("1.1-VALE_LIST-ENOENT", "a switch that does not exist: ENOENT; after the last port: ENOENT")
+RULE("1.1-VALE_LIST-ENOENT", "VALE_LIST of a switch that does not exist, or after the last port: ENOENT")
 {
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_VALE_LIST, "vale99:a");
-	REFUSED(ENOENT, send_ask(&q));
-	ask(&q, NETMAP_REQ_VALE_LIST, "");
+	init_request(&q, NETMAP_REQ_VALE_LIST, "vale99:a");
+	CHECK_ERRNO(ENOENT, send_request(&q));
+	init_request(&q, NETMAP_REQ_VALE_LIST, "");
 	q.list.nr_bridge_idx = 1000;
-	REFUSED(ENOENT, send_ask(&q));
+	CHECK_ERRNO(ENOENT, send_request(&q));
 }
 
-RULE("1.1-VALE_DETACH-absent", "a port that no switch has: ENXIO")
+RULE("1.1-VALE_DETACH-absent", "VALE_DETACH of a port that is on no switch: ENXIO")
 {
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_VALE_DETACH, "vale99:a");
-	REFUSED(ENXIO, send_ask(&q));
+	init_request(&q, NETMAP_REQ_VALE_DETACH, "vale99:a");
+	CHECK_ERRNO(ENXIO, send_request(&q));
 }
 
-RULE("1.1-VALE_DELIF-ENXIO", "an interface that does not exist: ENXIO")
+RULE("1.1-VALE_DELIF-ENXIO", "VALE_DELIF of an interface that does not exist: ENXIO")
 {
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_VALE_DELIF, "there-is-none");
-	REFUSED(ENXIO, send_ask(&q));
+	init_request(&q, NETMAP_REQ_VALE_DELIF, "there-is-none");
+	CHECK_ERRNO(ENXIO, send_request(&q));
 }
 
-RULE("1.1-PORT_HDR_SET-ENXIO", "a VALE port that does not exist: ENXIO")
+RULE("1.1-PORT_HDR_SET-ENXIO", "PORT_HDR_SET of a VALE port that does not exist: ENXIO")
 {
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_PORT_HDR_SET, "vale99:a");
+	init_request(&q, NETMAP_REQ_PORT_HDR_SET, "vale99:a");
 	q.header.nr_hdr_len = 12;
-	REFUSED(ENXIO, send_ask(&q));
+	CHECK_ERRNO(ENXIO, send_request(&q));
 }
 
-RULE("1.1-PORT_HDR_GET", "packets of a pipe have no virtio-net header: its length is 0")
+RULE("1.1-PORT_HDR_GET", "PORT_HDR_GET of a pipe returns 0: its packets have no virtio-net header")
 {
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_PORT_HDR_GET, own("{1"));
+	init_request(&q, NETMAP_REQ_PORT_HDR_GET, unique_name("{1"));
 	q.header.nr_hdr_len = 99;
-	WORKS(send_ask(&q));
-	SAME(q.header.nr_hdr_len, 0);
+	CHECK_OK(send_request(&q));
+	CHECK_EQ(q.header.nr_hdr_len, 0);
 }
 
-RULE("1.1-PORT_HDR_GET-ENXIO", "a port that does not exist: ENXIO")
+RULE("1.1-PORT_HDR_GET-ENXIO", "PORT_HDR_GET of a port that does not exist: ENXIO")
 {
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_PORT_HDR_GET, "there-is-none");
-	REFUSED(ENXIO, send_ask(&q));
+	init_request(&q, NETMAP_REQ_PORT_HDR_GET, "there-is-none");
+	CHECK_ERRNO(ENXIO, send_request(&q));
 }
 
 /* ---- the sync loop, where there is none */
 
-RULE("1.1-SYNC_KLOOP-unbound", "a file without a port can neither start nor stop a sync loop: ENXIO")
+RULE("1.1-SYNC_KLOOP-unbound", "SYNC_KLOOP_START and _STOP on an unbound file: ENXIO")
 {
-	struct ask q;
+	struct request q;
 
-	ask(&q, NETMAP_REQ_SYNC_KLOOP_START, "");
-	REFUSED(ENXIO, send_ask(&q));
-	ask(&q, NETMAP_REQ_SYNC_KLOOP_STOP, "");
-	REFUSED(ENXIO, send_ask(&q));
+	init_request(&q, NETMAP_REQ_SYNC_KLOOP_START, "");
+	CHECK_ERRNO(ENXIO, send_request(&q));
+	init_request(&q, NETMAP_REQ_SYNC_KLOOP_STOP, "");
+	CHECK_ERRNO(ENXIO, send_request(&q));
 }
 
-RULE("1.1-SYNC_KLOOP_START-plain", "a port without control blocks: EINVAL")
+RULE("1.1-SYNC_KLOOP_START-plain", "SYNC_KLOOP_START on a port without control blocks: EINVAL")
 {
-	struct port p = open_port(own("{1"), ANY);
-	struct ask q = { .fd = p.fd };
+	struct port p = open_port(unique_name("{1"), ALL_RINGS);
+	struct request q = { .fd = p.fd };
 
-	ask_again(&q, NETMAP_REQ_SYNC_KLOOP_START, "");
-	REFUSED(EINVAL, send_ask(&q));
+	reinit_request(&q, NETMAP_REQ_SYNC_KLOOP_START, "");
+	CHECK_ERRNO(EINVAL, send_request(&q));
 }

@@ -43,45 +43,45 @@ static const struct {
 static char *
 edge(void)
 {
-	return last_page() + sysconf(_SC_PAGESIZE);
+	return guarded_page() + sysconf(_SC_PAGESIZE);
 }
 
 /* Whether a request says EFAULT; what else it says depends on what there is. */
 static bool
-faults(struct ask *q)
+faults(struct request *q)
 {
-	bool so = send_ask(q) == -1 && errno == EFAULT;
+	bool so = send_request(q) == -1 && errno == EFAULT;
 
-	WORKS(close(q->fd));
+	CHECK_OK(close(q->fd));
 	return so;
 }
 
-RULE("1.1-edge-header", "a header that ends with its page is read and written, one that ends a byte behind it: EFAULT")
+RULE("1.1-edge-header", "a header at the end of its page is read and written; one that ends a byte later: EFAULT")
 {
 	char *end = edge();
-	struct ask q;
+	struct request q;
 	struct nmreq_header *at = (struct nmreq_header *)(void *)(end - sizeof(q.hdr));
 
-	ask(&q, NETMAP_REQ_PORT_INFO_GET, own("{1"));
+	init_request(&q, NETMAP_REQ_PORT_INFO_GET, unique_name("{1"));
 	memcpy(at, &q.hdr, sizeof(q.hdr));
-	WORKS(ioctl(q.fd, NIOCCTRL, at));
+	CHECK_OK(ioctl(q.fd, NIOCCTRL, at));
 	memcpy(end - sizeof(q.hdr) + 1, &q.hdr, sizeof(q.hdr) - 1);
-	REFUSED(EFAULT, ioctl(q.fd, NIOCCTRL, end - sizeof(q.hdr) + 1));
+	CHECK_ERRNO(EFAULT, ioctl(q.fd, NIOCCTRL, end - sizeof(q.hdr) + 1));
 }
 
-RULE("1.1-edge-body", "of each request, a body that ends with its page is read, one that ends a byte behind it: EFAULT")
+RULE("1.1-edge-body", "a body of each request at the end of its page is read; one that ends a byte later: EFAULT")
 {
 	char *end = edge();
-	struct ask q;
+	struct request q;
 	size_t i;
 
 	for (i = 0; i < BODIES; i++) {
-		ask(&q, bodies[i].type, own("{1"));
+		init_request(&q, bodies[i].type, unique_name("{1"));
 		memcpy(end - bodies[i].bytes, q.bytes, bodies[i].bytes);
 		q.hdr.nr_body = (uintptr_t)end - bodies[i].bytes;
 		if (faults(&q))
 			rule_fails(__FILE__, __LINE__, "request %d at the end of a page: EFAULT", bodies[i].type);
-		ask(&q, bodies[i].type, own("{1"));
+		init_request(&q, bodies[i].type, unique_name("{1"));
 		q.hdr.nr_body = (uintptr_t)end - bodies[i].bytes + 1;
 		if (!faults(&q))
 			rule_fails(__FILE__, __LINE__, "request %d, a byte behind the end of a page: no EFAULT", bodies[i].type);
@@ -90,77 +90,77 @@ RULE("1.1-edge-body", "of each request, a body that ends with its page is read, 
 
 /* An option of zeros that ends so many bytes behind the page. */
 static void
-ask_with(struct ask *q, size_t i, char *end, size_t behind)
+request_with_option(struct request *q, size_t i, char *end, size_t behind)
 {
 	struct nmreq_option head = { .nro_reqtype = options[i].type };
 	char *at = end - options[i].bytes + behind;
 
 	memset(at, 0, (size_t)(end - at));
 	memcpy(at, &head, sizeof(head));
-	ask(q, NETMAP_REQ_REGISTER, own("{1"));
+	init_request(q, NETMAP_REQ_REGISTER, unique_name("{1"));
 	q->hdr.nr_options = (uintptr_t)at;
 }
 
-RULE("1.1-edge-option", "of each option, one that ends with its page is read, one that ends a byte behind it: EFAULT")
+RULE("1.1-edge-option", "each option at the end of its page is read; one that ends a byte later: EFAULT")
 {
 	char *end = edge();
-	struct ask q;
+	struct request q;
 	size_t i;
 
 	for (i = 0; i < OPTIONS; i++) {
-		ask_with(&q, i, end, 0);
+		request_with_option(&q, i, end, 0);
 		/* Control blocks and memory at address 0 are not there; that is said in the status. */
 		if (faults(&q) && ((struct nmreq_option *)(void *)(end - options[i].bytes))->nro_status != EFAULT)
 			rule_fails(__FILE__, __LINE__, "option %u at the end of a page: EFAULT", options[i].type);
-		ask_with(&q, i, end, 1);
+		request_with_option(&q, i, end, 1);
 		if (!faults(&q))
 			rule_fails(__FILE__, __LINE__, "option %u, a byte behind the end of a page: no EFAULT", options[i].type);
 	}
 }
 
-RULE("1.1-EFAULT-status", "an option whose status cannot be written: EFAULT")
+RULE("1.1-EFAULT-status", "an option whose status is not writable: EFAULT")
 {
-	char *page = last_page();
+	char *page = guarded_page();
 	struct nmreq_option option = { .nro_reqtype = NETMAP_REQ_OPT_MAX };
-	struct ask q;
+	struct request q;
 
 	memcpy(page, &option, sizeof(option));
-	WORKS(mprotect(page, 4096, PROT_READ));
-	ask(&q, NETMAP_REQ_PORT_INFO_GET, own("{1"));
+	CHECK_OK(mprotect(page, 4096, PROT_READ));
+	init_request(&q, NETMAP_REQ_PORT_INFO_GET, unique_name("{1"));
 	q.hdr.nr_options = (uintptr_t)page;
-	REFUSED(EFAULT, send_ask(&q));
+	CHECK_ERRNO(EFAULT, send_request(&q));
 }
 
-RULE("1.1-largest", "body and options of 4096 bytes are not too large, of 8 more: EMSGSIZE")
+RULE("1.1-largest", "body and options of 4096 bytes are accepted; 8 bytes more: EMSGSIZE")
 {
 	static struct {
 		struct nmreq_opt_sync_kloop_eventfds head;
 		char pairs[4096];
 	} option;
 	size_t room = NETMAP_REQ_MAXSIZE - sizeof(struct nmreq_register);
-	struct ask q;
+	struct request q;
 
 	option.head.nro_opt.nro_reqtype = NETMAP_REQ_OPT_SYNC_KLOOP_EVENTFDS;
 	option.head.nro_opt.nro_size = room;
-	ask(&q, NETMAP_REQ_REGISTER, own("{1"));
+	init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
 	q.hdr.nr_options = (uintptr_t)&option;
 	/* REGISTER has no use for it, but reads it. */
-	REFUSED(EOPNOTSUPP, send_ask(&q));
-	SAME(option.head.nro_opt.nro_status, EOPNOTSUPP);
+	CHECK_ERRNO(EOPNOTSUPP, send_request(&q));
+	CHECK_EQ(option.head.nro_opt.nro_status, EOPNOTSUPP);
 	option.head.nro_opt.nro_size = room + 8;
-	REFUSED(EMSGSIZE, send_ask(&q));
+	CHECK_ERRNO(EMSGSIZE, send_request(&q));
 }
 
-RULE("1.4-edge", "an older request that ends with its page is served, one that ends a byte behind it: EFAULT")
+RULE("1.4-edge", "a legacy request at the end of its page is served; one that ends a byte later: EFAULT")
 {
 	char *end = edge();
 	struct nmreq r = { .nr_version = NETMAP_API };
 
-	snprintf(r.nr_name, sizeof(r.nr_name), "%s", own("{1"));
+	snprintf(r.nr_name, sizeof(r.nr_name), "%s", unique_name("{1"));
 	memcpy(end - sizeof(r), &r, sizeof(r));
-	WORKS(ioctl(device(), NIOCGINFO, end - sizeof(r)));
+	CHECK_OK(ioctl(open_device(), NIOCGINFO, end - sizeof(r)));
 	memcpy(end - sizeof(r), &r, sizeof(r));
-	WORKS(ioctl(device(), NIOCREGIF, end - sizeof(r)));
-	REFUSED(EFAULT, ioctl(device(), NIOCGINFO, end - sizeof(r) + 1));
-	REFUSED(EFAULT, ioctl(device(), NIOCREGIF, end - sizeof(r) + 1));
+	CHECK_OK(ioctl(open_device(), NIOCREGIF, end - sizeof(r)));
+	CHECK_ERRNO(EFAULT, ioctl(open_device(), NIOCGINFO, end - sizeof(r) + 1));
+	CHECK_ERRNO(EFAULT, ioctl(open_device(), NIOCREGIF, end - sizeof(r) + 1));
 }

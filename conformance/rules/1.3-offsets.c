@@ -22,35 +22,35 @@ offsets(uint64_t max, uint64_t initial, uint32_t bits)
 }
 
 static struct port
-open_with(const char *name, struct nmreq_register wish, struct nmreq_opt_offsets *option)
+open_with(const char *name, struct nmreq_register reg, struct nmreq_opt_offsets *option)
 {
 	struct port p;
 
-	WORKS(bind_with(&p, device(), name, wish, option));
-	SAME(option->nro_opt.nro_status, 0);
+	CHECK_OK(bind_with(&p, open_device(), name, reg, option));
+	CHECK_EQ(option->nro_opt.nro_status, 0);
 	p.mem = mmap(NULL, p.reg.nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, p.fd, 0);
-	HOLDS(p.mem != MAP_FAILED);
+	CHECK(p.mem != MAP_FAILED);
 	p.nifp = NETMAP_IF(p.mem, p.reg.nr_offset);
 	return p;
 }
 
-RULE("1.3-OFFSETS", "offset_mask says which bits of ptr are the offset, and every slot begins with the initial one")
+RULE("1.3-OFFSETS", "offset_mask covers the offset bits of ptr, and every slot starts with the initial offset")
 {
 	struct nmreq_opt_offsets option = offsets(256, 100, 12);
-	struct port p = open_with(own("{1"), ANY, &option);
+	struct port p = open_with(unique_name("{1"), ALL_RINGS, &option);
 	struct netmap_ring *tx = tx_ring(&p, 0), *rx = rx_ring(&p, 0);
 	uint32_t i;
 
-	SAME(option.nro_max_offset, 256);
-	SAME(tx->offset_mask, 0xfff);
-	SAME(rx->offset_mask, 0xfff);
+	CHECK_EQ(option.nro_max_offset, 256);
+	CHECK_EQ(tx->offset_mask, 0xfff);
+	CHECK_EQ(rx->offset_mask, 0xfff);
 	for (i = 0; i < tx->num_slots; i++)
-		SAME(NETMAP_ROFFSET(tx, &tx->slot[i]), 100);
+		CHECK_EQ(NETMAP_ROFFSET(tx, &tx->slot[i]), 100);
 	for (i = 0; i < rx->num_slots; i++)
-		SAME(NETMAP_ROFFSET(rx, &rx->slot[i]), 100);
+		CHECK_EQ(NETMAP_ROFFSET(rx, &rx->slot[i]), 100);
 }
 
-RULE("1.3-OFFSETS-bits", "0 bits are all 64")
+RULE("1.3-OFFSETS-bits", "nro_offset_bits 0 means all 64 bits")
 {
 	static const uint32_t bits[] = { 0, 64, 63, 1 };
 	static const uint64_t masks[] = { ~0ULL, ~0ULL, ~0ULL >> 1, 1 };
@@ -60,17 +60,17 @@ RULE("1.3-OFFSETS-bits", "0 bits are all 64")
 
 	for (i = 0; i < 4; i++) {
 		option = offsets(1, 0, bits[i]);
-		p = open_with(own("{1"), ANY, &option);
-		SAME(tx_ring(&p, 0)->offset_mask, masks[i]);
+		p = open_with(unique_name("{1"), ALL_RINGS, &option);
+		CHECK_EQ(tx_ring(&p, 0)->offset_mask, masks[i]);
 		close_port(&p);
 	}
 }
 
-RULE("1.3-OFFSETS-sent", "a packet arrives at the offset that the sender chose for its slot")
+RULE("1.3-OFFSETS-sent", "a packet arrives at the offset that the sender set in its slot")
 {
 	static const unsigned int at[] = { 0, 1, 100, 256, 77 };
 	struct nmreq_opt_offsets to = offsets(256, 0, 16), from = offsets(256, 0, 16);
-	struct port a = open_with(own("{1"), ANY, &to), b = open_with(own("}1"), ANY, &from);
+	struct port a = open_with(unique_name("{1"), ALL_RINGS, &to), b = open_with(unique_name("}1"), ALL_RINGS, &from);
 	struct netmap_ring *tx = tx_ring(&a, 0), *rx = rx_ring(&b, 0);
 	char text[64];
 	int i;
@@ -85,33 +85,33 @@ RULE("1.3-OFFSETS-sent", "a packet arrives at the offset that the sender chose f
 	}
 	txsync(&a);
 	rxsync(&b);
-	SAME(nm_ring_space(rx), 5);
+	CHECK_EQ(nm_ring_space(rx), 5);
 	for (i = 0; i < 5; i++) {
 		struct netmap_slot *slot = get(rx);
 
 		snprintf(text, sizeof(text), "packet %d", i);
-		SAME(NETMAP_ROFFSET(rx, slot), at[i]);
-		HOLDS(strcmp(NETMAP_BUF_OFFSET(rx, slot), text) == 0);
+		CHECK_EQ(NETMAP_ROFFSET(rx, slot), at[i]);
+		CHECK(strcmp(NETMAP_BUF_OFFSET(rx, slot), text) == 0);
 	}
 }
 
-RULE("1.3-OFFSETS-upper", "the other bits of ptr are the program's")
+RULE("1.3-OFFSETS-upper", "netmap leaves the other bits of ptr unchanged")
 {
 	struct nmreq_opt_offsets to = offsets(256, 7, 10), from = offsets(256, 0, 10);
-	struct port a = open_with(own("{1"), ANY, &to), b = open_with(own("}1"), ANY, &from);
+	struct port a = open_with(unique_name("{1"), ALL_RINGS, &to), b = open_with(unique_name("}1"), ALL_RINGS, &from);
 	struct netmap_ring *tx = tx_ring(&a, 0), *rx = rx_ring(&b, 0);
 	struct netmap_slot *slot = &tx->slot[0];
 
 	slot->ptr = 0xabcdefULL << 32 | 7;
 	NETMAP_WOFFSET(tx, slot, 9);
-	SAME(slot->ptr, 0xabcdefULL << 32 | 9);
+	CHECK_EQ(slot->ptr, 0xabcdefULL << 32 | 9);
 	put(tx, "x", 1, 0);
 	txsync(&a);
 	rxsync(&b);
-	SAME(get(rx)->ptr, 0xabcdefULL << 32 | 9);
+	CHECK_EQ(get(rx)->ptr, 0xabcdefULL << 32 | 9);
 }
 
-RULE("1.3-OFFSETS-outside", "what would end outside its buffer is not handed to a receiver with offsets")
+RULE("1.3-OFFSETS-outside", "a packet that would end outside its buffer is not passed to a receiver with offsets")
 {
 	static const struct {
 		uint64_t offset;
@@ -120,7 +120,7 @@ RULE("1.3-OFFSETS-outside", "what would end outside its buffer is not handed to 
 	} all[] = { { 256, BUF - 256, 1 }, { 256, BUF - 255, 0 }, { BUF, 0, 1 }, { BUF, 1, 0 }, { 1ULL << 40, 10, 0 },
 		{ ~0ULL, 10, 0 }, { ~0ULL - 9, 60, 0 }, { 0, BUF, 1 } };
 	struct nmreq_opt_offsets option = offsets(256, 0, 0);
-	struct port a = open_port(own("{1"), ANY), b = open_with(own("}1"), ANY, &option);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS), b = open_with(unique_name("}1"), ALL_RINGS, &option);
 	struct netmap_ring *tx = tx_ring(&a, 0), *rx = rx_ring(&b, 0);
 	size_t i;
 
@@ -133,12 +133,13 @@ RULE("1.3-OFFSETS-outside", "what would end outside its buffer is not handed to 
 	for (i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
 		struct netmap_slot *slot = get(rx);
 
-		SAME(slot->len, all[i].good ? all[i].len : 0);
-		HOLDS(NETMAP_ROFFSET(rx, slot) + slot->len <= BUF);
+		CHECK_EQ(slot->len, all[i].good ? all[i].len : 0);
+		CHECK(NETMAP_ROFFSET(rx, slot) + slot->len <= BUF);
 	}
 }
 
-RULE("1.3-OFFSETS-EINVAL", "more than 64 bits, a largest that is beyond a buffer or its bits, an initial beyond it: EINVAL")
+RULE("1.3-OFFSETS-EINVAL",
+    "more than 64 bits, a maximum beyond the buffer or the bits, an initial beyond the maximum: EINVAL")
 {
 	static const struct {
 		uint64_t max, initial;
@@ -151,71 +152,73 @@ RULE("1.3-OFFSETS-EINVAL", "more than 64 bits, a largest that is beyond a buffer
 
 	for (i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
 		option = offsets(all[i].max, all[i].initial, all[i].bits);
-		REFUSED(EINVAL, bind_with(&p, device(), own("{1"), ANY, &option));
-		SAME(option.nro_opt.nro_status, EINVAL);
-		SAME(option.nro_max_offset, all[i].max);
-		REFUSED(ENXIO, ioctl(p.fd, NIOCTXSYNC));
-		WORKS(close(p.fd));
+		CHECK_ERRNO(EINVAL, bind_with(&p, open_device(), unique_name("{1"), ALL_RINGS, &option));
+		CHECK_EQ(option.nro_opt.nro_status, EINVAL);
+		CHECK_EQ(option.nro_max_offset, all[i].max);
+		CHECK_ERRNO(ENXIO, ioctl(p.fd, NIOCTXSYNC));
+		CHECK_OK(close(p.fd));
 	}
 	option = offsets(BUF, BUF, 12);
-	open_with(own("{1"), ANY, &option);
+	open_with(unique_name("{1"), ALL_RINGS, &option);
 }
 
-RULE("1.3-OFFSETS-EBUSY", "on a ring in use: EBUSY for more than it has, and what it has for the same or less")
+RULE("1.3-OFFSETS-EBUSY",
+    "on a ring in use, a larger maximum: EBUSY; the same or a smaller one returns the actual values")
 {
 	struct nmreq_opt_offsets option = offsets(100, 50, 8);
-	struct port first = open_with(own("{1"), ANY, &option), p;
+	struct port first = open_with(unique_name("{1"), ALL_RINGS, &option), p;
 
 	option = offsets(101, 0, 8);
-	REFUSED(EBUSY, bind_with(&p, device(), own("{1"), ANY, &option));
-	SAME(option.nro_opt.nro_status, EBUSY);
+	CHECK_ERRNO(EBUSY, bind_with(&p, open_device(), unique_name("{1"), ALL_RINGS, &option));
+	CHECK_EQ(option.nro_opt.nro_status, EBUSY);
 	option = offsets(100, 0, 9);
-	REFUSED(EBUSY, bind_with(&p, device(), own("{1"), ANY, &option));
+	CHECK_ERRNO(EBUSY, bind_with(&p, open_device(), unique_name("{1"), ALL_RINGS, &option));
 	option = offsets(10, 3, 4);
-	WORKS(bind_with(&p, device(), own("{1"), ANY, &option));
-	SAME(option.nro_max_offset, 100);
+	CHECK_OK(bind_with(&p, open_device(), unique_name("{1"), ALL_RINGS, &option));
+	CHECK_EQ(option.nro_max_offset, 100);
 	/* The slots are others' already. */
-	SAME(NETMAP_ROFFSET(tx_ring(&first, 0), &tx_ring(&first, 0)->slot[9]), 50);
-	SAME(tx_ring(&first, 0)->offset_mask, 0xff);
+	CHECK_EQ(NETMAP_ROFFSET(tx_ring(&first, 0), &tx_ring(&first, 0)->slot[9]), 50);
+	CHECK_EQ(tx_ring(&first, 0)->offset_mask, 0xff);
 	/* The other end of the pipe has its own. */
 	option = offsets(1000, 0, 16);
-	open_with(own("}1"), ANY, &option);
+	open_with(unique_name("}1"), ALL_RINGS, &option);
 }
 
-RULE("1.3-OFFSETS-without", "who binds a ring anew without the option has none")
+RULE("1.3-OFFSETS-without", "a later binding of a ring without the option has no offsets")
 {
 	struct nmreq_opt_offsets option = offsets(100, 50, 8);
-	struct port keep = open_port(own("}1"), ANY), p = open_with(own("{1"), ANY, &option);
+	struct port keep = open_port(unique_name("}1"), ALL_RINGS), p = open_with(unique_name("{1"), ALL_RINGS, &option);
 
 	close_port(&p);
-	p = open_port(own("{1"), ANY);
-	SAME(tx_ring(&p, 0)->offset_mask, 0);
-	SAME(rx_ring(&p, 0)->offset_mask, 0);
+	p = open_port(unique_name("{1"), ALL_RINGS);
+	CHECK_EQ(tx_ring(&p, 0)->offset_mask, 0);
+	CHECK_EQ(rx_ring(&p, 0)->offset_mask, 0);
 	txsync(&keep);
 }
 
-RULE("1.3-OFFSETS-null", "a port without a data path has them, too")
+RULE("1.3-OFFSETS-null", "a port without a data path supports offsets")
 {
 	struct nmreq_opt_offsets option = offsets(100, 50, 8);
-	struct port keep = open_port(own("{1"), ANY);
-	struct port p = open_with(own("null"), WISH(.nr_mode = NR_REG_NULL, .nr_mem_id = keep.reg.nr_mem_id), &option);
+	struct port keep = open_port(unique_name("{1"), ALL_RINGS);
+	struct port p = open_with(unique_name("null"), REG(.nr_mode = NR_REG_NULL, .nr_mem_id = keep.reg.nr_mem_id),
+	    &option);
 
-	SAME(NETMAP_ROFFSET(tx_ring(&p, 0), &tx_ring(&p, 0)->slot[5]), 50);
+	CHECK_EQ(NETMAP_ROFFSET(tx_ring(&p, 0), &tx_ring(&p, 0)->slot[5]), 50);
 }
 
-RULE("1.3-OFFSETS-in-transit", "what was sent and not yet read keeps the offset that it was sent with")
+RULE("1.3-OFFSETS-in-transit", "a packet in transit keeps the offset that it was sent with")
 {
 	struct nmreq_opt_offsets to = offsets(256, 9, 16), again = offsets(256, 33, 16), from = offsets(256, 0, 16);
-	struct port b = open_with(own("}1"), ANY, &from), a = open_with(own("{1"), ANY, &to);
+	struct port b = open_with(unique_name("}1"), ALL_RINGS, &from), a = open_with(unique_name("{1"), ALL_RINGS, &to);
 	struct netmap_ring *rx = rx_ring(&b, 0);
 
 	put(tx_ring(&a, 0), NULL, 60, 0);
 	txsync(&a);
 	close_port(&a);
-	a = open_with(own("{1"), ANY, &again);
-	SAME(NETMAP_ROFFSET(tx_ring(&a, 0), &tx_ring(&a, 0)->slot[1]), 33);
+	a = open_with(unique_name("{1"), ALL_RINGS, &again);
+	CHECK_EQ(NETMAP_ROFFSET(tx_ring(&a, 0), &tx_ring(&a, 0)->slot[1]), 33);
 	rxsync(&b);
-	SAME(NETMAP_ROFFSET(rx, get(rx)), 9);
+	CHECK_EQ(NETMAP_ROFFSET(rx, get(rx)), 9);
 }
 
 /* A name of a switch's port. */
@@ -226,7 +229,7 @@ vale(const char *port)
 	static unsigned int next;
 	char *name = names[next++ % 4];
 
-	snprintf(name, sizeof(names[0]), "vale%s:%s", own(""), port);
+	snprintf(name, sizeof(names[0]), "vale%s:%s", unique_name(""), port);
 	return name;
 }
 
@@ -248,60 +251,61 @@ send_at(struct port *p, uint64_t at, char what)
 
 /* The next frame's slot, within seconds. */
 static struct netmap_slot *
-await(struct port *p)
+wait_for_packet(struct port *p)
 {
 	int revents;
 
-	SAME(poll_fd(p->fd, POLLIN, 20000, &revents), 1);
+	CHECK_EQ(poll_fd(p->fd, POLLIN, 20000, &revents), 1);
 	return get(rx_ring(p, 0));
 }
 
-RULE("1.3-OFFSETS-vale", "on a switch a frame is sent from where its slot says, and comes to where the receiver's says")
+RULE("1.3-OFFSETS-vale",
+    "a switch copies a frame from the offset in the sender's slot to the offset in the receiver's slot")
 {
 	static const unsigned int from[] = { 0, 2, 64, 100, 200 }, to[] = { 10, 0, 200, 64, 1 };
 	struct nmreq_opt_offsets ours = offsets(200, 0, 16), theirs = offsets(200, 0, 16);
-	struct port a = open_with(vale("a"), ANY, &ours), b = open_with(vale("b"), ANY, &theirs);
-	struct port c = open_port(vale("c"), ANY);
+	struct port a = open_with(vale("a"), ALL_RINGS, &ours), b = open_with(vale("b"), ALL_RINGS, &theirs);
+	struct port c = open_port(vale("c"), ALL_RINGS);
 	struct netmap_ring *rx = rx_ring(&b, 0), *plain = rx_ring(&c, 0);
 	struct netmap_slot *slot;
 	int i;
 
-	SAME(rx->offset_mask, 0xffff);
+	CHECK_EQ(rx->offset_mask, 0xffff);
 	for (i = 0; i < 5; i++)
 		NETMAP_WOFFSET(rx, &rx->slot[i], to[i]);
 	for (i = 0; i < 5; i++) {
 		send_at(&a, from[i], (char)('a' + i));
-		slot = await(&b);
-		SAME(slot->len, 60);
-		SAME(NETMAP_ROFFSET(rx, slot), to[i]);
-		SAME(NETMAP_BUF_OFFSET(rx, slot)[14], 'a' + i);
-		slot = await(&c);
-		SAME(slot->len, 60);
-		SAME(NETMAP_BUF(plain, slot->buf_idx)[14], 'a' + i);
+		slot = wait_for_packet(&b);
+		CHECK_EQ(slot->len, 60);
+		CHECK_EQ(NETMAP_ROFFSET(rx, slot), to[i]);
+		CHECK_EQ(NETMAP_BUF_OFFSET(rx, slot)[14], 'a' + i);
+		slot = wait_for_packet(&c);
+		CHECK_EQ(slot->len, 60);
+		CHECK_EQ(NETMAP_BUF(plain, slot->buf_idx)[14], 'a' + i);
 	}
 }
 
-RULE("1.3-OFFSETS-vale-region", "the same within a region")
+RULE("1.3-OFFSETS-vale-region", "a switch exchanges buffers within a region in accordance with the offsets")
 {
 	struct nmreq_opt_offsets ours = offsets(128, 96, 8), theirs = offsets(128, 32, 8);
-	struct port a = open_with(vale("a"), ANY, &ours), b;
+	struct port a = open_with(vale("a"), ALL_RINGS, &ours), b;
 	struct netmap_slot *slot;
 	int i;
 
-	b = open_with(vale("b"), WISH(.nr_mem_id = a.reg.nr_mem_id), &theirs);
-	SAME(NETMAP_ROFFSET(rx_ring(&b, 0), &rx_ring(&b, 0)->slot[7]), 32);
+	b = open_with(vale("b"), REG(.nr_mem_id = a.reg.nr_mem_id), &theirs);
+	CHECK_EQ(NETMAP_ROFFSET(rx_ring(&b, 0), &rx_ring(&b, 0)->slot[7]), 32);
 	for (i = 0; i < 20; i++) {
 		send_at(&a, 96, (char)i);
-		slot = await(&b);
-		SAME(NETMAP_ROFFSET(rx_ring(&b, 0), slot), 32);
-		SAME(NETMAP_BUF_OFFSET(rx_ring(&b, 0), slot)[14], i);
+		slot = wait_for_packet(&b);
+		CHECK_EQ(NETMAP_ROFFSET(rx_ring(&b, 0), slot), 32);
+		CHECK_EQ(NETMAP_BUF_OFFSET(rx_ring(&b, 0), slot)[14], i);
 	}
 }
 
-RULE("1.3-OFFSETS-vale-outside", "what ends outside its buffer, or would in the receiver's, does not come")
+RULE("1.3-OFFSETS-vale-outside", "a switch drops a frame that ends outside the sender's or the receiver's buffer")
 {
 	struct nmreq_opt_offsets ours = offsets(512, 0, 16), theirs = offsets(512, 512, 16);
-	struct port a = open_with(vale("a"), ANY, &ours), b = open_with(vale("b"), ANY, &theirs);
+	struct port a = open_with(vale("a"), ALL_RINGS, &ours), b = open_with(vale("b"), ALL_RINGS, &theirs);
 	struct netmap_ring *tx = tx_ring(&a, 0), *rx = rx_ring(&b, 0);
 	uint32_t size = tx->nr_buf_size;
 	struct netmap_slot *slot;
@@ -314,14 +318,14 @@ RULE("1.3-OFFSETS-vale-outside", "what ends outside its buffer, or would in the 
 	put(tx, NULL, size - 511, 0);
 	txsync(&a);
 	send_at(&a, 512, 'x');
-	slot = await(&b);
-	SAME(slot->len, 60);
-	SAME(NETMAP_BUF_OFFSET(rx, slot)[14], 'x');
-	HOLDS(nm_ring_empty(rx));
+	slot = wait_for_packet(&b);
+	CHECK_EQ(slot->len, 60);
+	CHECK_EQ(NETMAP_BUF_OFFSET(rx, slot)[14], 'x');
+	CHECK(nm_ring_empty(rx));
 	/* As long as there is room. */
 	NETMAP_WOFFSET(tx, &tx->slot[tx->head], 0);
 	memset(NETMAP_BUF(tx, tx->slot[tx->head].buf_idx), 0xff, 6);
 	put(tx, NULL, size - 512, 0);
 	txsync(&a);
-	SAME(await(&b)->len, size - 512);
+	CHECK_EQ(wait_for_packet(&b)->len, size - 512);
 }

@@ -14,11 +14,11 @@ epoll_of(int fd, uint32_t events)
 	struct epoll_event e = { .events = events, .data.fd = fd };
 	int set = epoll_create1(0);
 
-	WORKS(epoll_ctl(set, EPOLL_CTL_ADD, fd, &e));
+	CHECK_OK(epoll_ctl(set, EPOLL_CTL_ADD, fd, &e));
 	return set;
 }
 
-RULE("2-epoll", "epoll waits for packets, level-triggered: told as long as they are there")
+RULE("2-epoll", "epoll reports packets, level-triggered: for as long as there are unread ones")
 {
 	struct epoll_event got;
 	pthread_t t;
@@ -26,18 +26,18 @@ RULE("2-epoll", "epoll waits for packets, level-triggered: told as long as they 
 
 	open_pipe(0);
 	set = epoll_of(b.fd, EPOLLIN);
-	SAME(epoll_wait(set, &got, 1, SHORT), 0);
-	t = later(send_later);
-	SAME(epoll_wait(set, &got, 1, LONG), 1);
-	HOLDS(got.events == EPOLLIN && got.data.fd == b.fd);
-	SAME(epoll_wait(set, &got, 1, 0), 1);
+	CHECK_EQ(epoll_wait(set, &got, 1, DELAY_MS), 0);
+	t = start_thread(send_later);
+	CHECK_EQ(epoll_wait(set, &got, 1, TIMEOUT_MS), 1);
+	CHECK(got.events == EPOLLIN && got.data.fd == b.fd);
+	CHECK_EQ(epoll_wait(set, &got, 1, 0), 1);
 	pthread_join(t, NULL);
-	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
 	get(rx_ring(&b, 0));
-	SAME(epoll_wait(set, &got, 1, SHORT), 0);
+	CHECK_EQ(epoll_wait(set, &got, 1, DELAY_MS), 0);
 }
 
-RULE("2-epoll-out", "epoll waits for room")
+RULE("2-epoll-out", "epoll waits for room to send")
 {
 	struct epoll_event got;
 	pthread_t t;
@@ -45,16 +45,16 @@ RULE("2-epoll-out", "epoll waits for room")
 
 	open_pipe(16);
 	set = epoll_of(a.fd, EPOLLOUT);
-	SAME(epoll_wait(set, &got, 1, LONG), 1);
-	SAME(got.events, EPOLLOUT);
+	CHECK_EQ(epoll_wait(set, &got, 1, TIMEOUT_MS), 1);
+	CHECK_EQ(got.events, EPOLLOUT);
 	fill();
-	SAME(epoll_wait(set, &got, 1, SHORT), 0);
-	t = later(release_later);
-	SAME(epoll_wait(set, &got, 1, LONG), 1);
+	CHECK_EQ(epoll_wait(set, &got, 1, DELAY_MS), 0);
+	t = start_thread(release_later);
+	CHECK_EQ(epoll_wait(set, &got, 1, TIMEOUT_MS), 1);
 	pthread_join(t, NULL);
 }
 
-RULE("2-epoll-edge", "edge-triggered, what is there is told once, and again when more comes")
+RULE("2-epoll-edge", "edge-triggered: packets are reported once, and again when more arrive")
 {
 	struct epoll_event got;
 	pthread_t t;
@@ -62,38 +62,38 @@ RULE("2-epoll-edge", "edge-triggered, what is there is told once, and again when
 
 	open_pipe(0);
 	set = epoll_of(b.fd, EPOLLIN | EPOLLET);
-	SAME(epoll_wait(set, &got, 1, SHORT), 0);
+	CHECK_EQ(epoll_wait(set, &got, 1, DELAY_MS), 0);
 	for (i = 0; i < 3; i++) {
-		t = later(send_later);
-		SAME(epoll_wait(set, &got, 1, LONG), 1);
+		t = start_thread(send_later);
+		CHECK_EQ(epoll_wait(set, &got, 1, TIMEOUT_MS), 1);
 		pthread_join(t, NULL);
-		SAME(epoll_wait(set, &got, 1, SHORT), 0);
+		CHECK_EQ(epoll_wait(set, &got, 1, DELAY_MS), 0);
 	}
-	SAME(nm_ring_space(rx_ring(&b, 0)), 3);
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 3);
 }
 
-RULE("2-epoll-add", "to add a file with packets to a set is enough to be told")
+RULE("2-epoll-add", "adding a file with unread packets to a set reports it")
 {
 	struct epoll_event got;
 
 	open_pipe(0);
 	send_one();
-	SAME(epoll_wait(epoll_of(b.fd, EPOLLIN), &got, 1, LONG), 1);
-	SAME(epoll_wait(epoll_of(b.fd, EPOLLIN | EPOLLET), &got, 1, LONG), 1);
+	CHECK_EQ(epoll_wait(epoll_of(b.fd, EPOLLIN), &got, 1, TIMEOUT_MS), 1);
+	CHECK_EQ(epoll_wait(epoll_of(b.fd, EPOLLIN | EPOLLET), &got, 1, TIMEOUT_MS), 1);
 }
 
-RULE("2-epoll-transmits", "epoll for reading sends what is pending")
+RULE("2-epoll-transmits", "an epoll wait for EPOLLIN sends pending packets")
 {
 	struct epoll_event got;
 
 	open_pipe(0);
 	put(tx_ring(&a, 0), "x", 1, 0);
-	SAME(epoll_wait(epoll_of(a.fd, EPOLLIN), &got, 1, SHORT), 0);
+	CHECK_EQ(epoll_wait(epoll_of(a.fd, EPOLLIN), &got, 1, DELAY_MS), 0);
 	rxsync(&b);
-	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
 }
 
-RULE("2-epoll-nested", "a set in a set is ready when a file in it is, and the outer one tells of the inner one")
+RULE("2-epoll-nested", "a nested set is ready when a file in it is, and the outer set reports it")
 {
 	struct epoll_event got, e = { .events = EPOLLIN, .data.u64 = 7 };
 	int inner, outer = epoll_create1(0);
@@ -101,19 +101,19 @@ RULE("2-epoll-nested", "a set in a set is ready when a file in it is, and the ou
 
 	open_pipe(0);
 	inner = epoll_of(b.fd, EPOLLIN);
-	WORKS(epoll_ctl(outer, EPOLL_CTL_ADD, inner, &e));
-	SAME(epoll_wait(outer, &got, 1, SHORT), 0);
-	t = later(send_later);
-	SAME(epoll_wait(outer, &got, 1, LONG), 1);
-	SAME(got.data.u64, 7);
-	SAME(epoll_wait(inner, &got, 1, 0), 1);
+	CHECK_OK(epoll_ctl(outer, EPOLL_CTL_ADD, inner, &e));
+	CHECK_EQ(epoll_wait(outer, &got, 1, DELAY_MS), 0);
+	t = start_thread(send_later);
+	CHECK_EQ(epoll_wait(outer, &got, 1, TIMEOUT_MS), 1);
+	CHECK_EQ(got.data.u64, 7);
+	CHECK_EQ(epoll_wait(inner, &got, 1, 0), 1);
 	pthread_join(t, NULL);
 	get(rx_ring(&b, 0));
 	rxsync(&b);
-	SAME(epoll_wait(outer, &got, 1, SHORT), 0);
+	CHECK_EQ(epoll_wait(outer, &got, 1, DELAY_MS), 0);
 }
 
-RULE("2-epoll-oneshot", "with EPOLLONESHOT an event is told once, until the file is asked for again")
+RULE("2-epoll-oneshot", "with EPOLLONESHOT an event is reported once, until the file is rearmed")
 {
 	struct epoll_event got, e = { .events = EPOLLIN | EPOLLONESHOT };
 	int set;
@@ -121,18 +121,18 @@ RULE("2-epoll-oneshot", "with EPOLLONESHOT an event is told once, until the file
 	open_pipe(0);
 	send_one();
 	set = epoll_of(b.fd, EPOLLIN | EPOLLONESHOT);
-	SAME(epoll_wait(set, &got, 1, LONG), 1);
-	SAME(epoll_wait(set, &got, 1, SHORT), 0);
-	WORKS(epoll_ctl(set, EPOLL_CTL_MOD, b.fd, &e));
-	SAME(epoll_wait(set, &got, 1, LONG), 1);
+	CHECK_EQ(epoll_wait(set, &got, 1, TIMEOUT_MS), 1);
+	CHECK_EQ(epoll_wait(set, &got, 1, DELAY_MS), 0);
+	CHECK_OK(epoll_ctl(set, EPOLL_CTL_MOD, b.fd, &e));
+	CHECK_EQ(epoll_wait(set, &got, 1, TIMEOUT_MS), 1);
 }
 
-RULE("2-epoll-error", "a file without a port: EPOLLERR")
+RULE("2-epoll-error", "an unbound file: EPOLLERR")
 {
 	struct epoll_event got;
 
-	SAME(epoll_wait(epoll_of(device(), EPOLLIN), &got, 1, LONG), 1);
-	HOLDS(got.events & EPOLLERR);
+	CHECK_EQ(epoll_wait(epoll_of(open_device(), EPOLLIN), &got, 1, TIMEOUT_MS), 1);
+	CHECK(got.events & EPOLLERR);
 }
 
 /* ---- what has no effect */

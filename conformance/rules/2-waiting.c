@@ -23,14 +23,14 @@ seconds(void)
 
 /* ---- errors */
 
-RULE("2-POLLERR-unbound", "poll of a file without a port: POLLERR, at once")
+RULE("2-POLLERR-unbound", "poll of an unbound file: POLLERR, at once")
 {
 	int revents;
 
-	SAME(poll_fd(device(), POLLIN, -1, &revents), 1);
-	SAME(revents, POLLERR);
-	SAME(poll_fd(device(), POLLOUT, -1, &revents), 1);
-	SAME(revents, POLLERR);
+	CHECK_EQ(poll_fd(open_device(), POLLIN, -1, &revents), 1);
+	CHECK_EQ(revents, POLLERR);
+	CHECK_EQ(poll_fd(open_device(), POLLOUT, -1, &revents), 1);
+	CHECK_EQ(revents, POLLERR);
 }
 
 RULE("2-POLLERR-rx", "poll for POLLIN with bad receive pointers: POLLERR")
@@ -39,8 +39,8 @@ RULE("2-POLLERR-rx", "poll for POLLIN with bad receive pointers: POLLERR")
 
 	open_pipe(0);
 	rx_ring(&b, 0)->head = 5000;
-	SAME(poll_fd(b.fd, POLLIN, -1, &revents), 1);
-	HOLDS(revents & POLLERR);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, -1, &revents), 1);
+	CHECK(revents & POLLERR);
 }
 
 RULE("2-POLLERR-tx", "poll for POLLOUT with bad transmit pointers: POLLERR")
@@ -49,38 +49,38 @@ RULE("2-POLLERR-tx", "poll for POLLOUT with bad transmit pointers: POLLERR")
 
 	open_pipe(0);
 	tx_ring(&a, 0)->cur = 5000;
-	SAME(poll_fd(a.fd, POLLOUT, -1, &revents), 1);
-	HOLDS(revents & POLLERR);
+	CHECK_EQ(poll_fd(a.fd, POLLOUT, -1, &revents), 1);
+	CHECK(revents & POLLERR);
 }
 
-RULE("2-POLLERR-once", "the ring was set back, so the next poll has no error")
+RULE("2-POLLERR-once", "after POLLERR the ring is reset, and the next poll returns no error")
 {
 	int revents;
 
 	open_pipe(0);
 	rx_ring(&b, 0)->head = 5000;
-	SAME(poll_fd(b.fd, POLLIN, -1, &revents), 1);
-	HOLDS(revents & POLLERR);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, -1, &revents), 1);
+	CHECK(revents & POLLERR);
 	send_one();
-	SAME(poll_fd(b.fd, POLLIN, LONG, &revents), 1);
-	SAME(revents, POLLIN);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, TIMEOUT_MS, &revents), 1);
+	CHECK_EQ(revents, POLLIN);
 }
 
 /* ---- what is ready */
 
-RULE("2-POLLIN", "POLLIN syncs the receive rings before it answers: the packet is there afterwards")
+RULE("2-POLLIN", "POLLIN syncs the receive rings before poll returns: the packet is in the ring")
 {
 	int revents;
 
 	open_pipe(0);
-	SAME(poll_fd(b.fd, POLLIN, 0, &revents), 0);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, 0, &revents), 0);
 	send_one();
-	SAME(poll_fd(b.fd, POLLIN, 0, &revents), 1);
-	SAME(revents, POLLIN);
-	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, 0, &revents), 1);
+	CHECK_EQ(revents, POLLIN);
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
 }
 
-RULE("2-POLLIN-releases", "POLLIN gives back what the program has released")
+RULE("2-POLLIN-releases", "POLLIN returns the slots that the program has released")
 {
 	int revents;
 
@@ -88,135 +88,137 @@ RULE("2-POLLIN-releases", "POLLIN gives back what the program has released")
 	send_one();
 	rxsync(&b);
 	get(rx_ring(&b, 0));
-	SAME(poll_fd(b.fd, POLLIN, 0, &revents), 0);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, 0, &revents), 0);
 	txsync(&a);
-	HOLDS(!nm_tx_pending(tx_ring(&a, 0)));
+	CHECK(!nm_tx_pending(tx_ring(&a, 0)));
 }
 
-RULE("2-POLLIN-any", "any bound receive ring with packets is enough")
+RULE("2-POLLIN-any", "packets in any bound receive ring make the file readable")
 {
-	struct port m = open_port(own("{1"), WISH(.nr_tx_rings = 3)), s = open_beside(&m, own("}1"), ANY);
+	struct port m = open_port(unique_name("{1"), REG(.nr_tx_rings = 3)), s = open_in_region(&m, unique_name("}1"),
+	    ALL_RINGS);
 	int revents;
 
 	put(tx_ring(&m, 2), "x", 1, 0);
 	txsync(&m);
-	SAME(poll_fd(s.fd, POLLIN, 0, &revents), 1);
-	SAME(revents, POLLIN);
-	SAME(nm_ring_space(rx_ring(&s, 2)), 1);
+	CHECK_EQ(poll_fd(s.fd, POLLIN, 0, &revents), 1);
+	CHECK_EQ(revents, POLLIN);
+	CHECK_EQ(nm_ring_space(rx_ring(&s, 2)), 1);
 }
 
-RULE("2-POLLIN-bound", "a receive ring that the file did not bind wakes nobody")
+RULE("2-POLLIN-bound", "packets in a receive ring that the file has not bound do not make it readable")
 {
-	struct port m = open_port(own("{1"), WISH(.nr_tx_rings = 2, .nr_rx_rings = 2));
-	struct port s = open_beside(&m, own("}1"), WISH(.nr_mode = NR_REG_ONE_NIC, .nr_ringid = 1));
+	struct port m = open_port(unique_name("{1"), REG(.nr_tx_rings = 2, .nr_rx_rings = 2));
+	struct port s = open_in_region(&m, unique_name("}1"), REG(.nr_mode = NR_REG_ONE_NIC, .nr_ringid = 1));
 	int revents;
 
 	put(tx_ring(&m, 0), "x", 1, 0);
 	txsync(&m);
-	SAME(poll_fd(s.fd, POLLIN, SHORT, &revents), 0);
+	CHECK_EQ(poll_fd(s.fd, POLLIN, DELAY_MS, &revents), 0);
 }
 
-RULE("2-POLLRDNORM", "POLLRDNORM and POLLWRNORM ask for the same, and are what comes back")
+RULE("2-POLLRDNORM", "POLLRDNORM and POLLWRNORM are equivalent to POLLIN and POLLOUT, and are returned as such")
 {
 	int revents;
 
 	open_pipe(0);
-	SAME(poll_fd(b.fd, POLLRDNORM, 0, &revents), 0);
+	CHECK_EQ(poll_fd(b.fd, POLLRDNORM, 0, &revents), 0);
 	send_one();
-	SAME(poll_fd(b.fd, POLLRDNORM, 0, &revents), 1);
-	HOLDS(revents & POLLRDNORM);
-	SAME(poll_fd(a.fd, POLLWRNORM, 0, &revents), 1);
-	HOLDS(revents & POLLWRNORM);
+	CHECK_EQ(poll_fd(b.fd, POLLRDNORM, 0, &revents), 1);
+	CHECK(revents & POLLRDNORM);
+	CHECK_EQ(poll_fd(a.fd, POLLWRNORM, 0, &revents), 1);
+	CHECK(revents & POLLWRNORM);
 }
 
-RULE("2-POLLOUT", "POLLOUT is ready where there is room, and sends what is pending")
+RULE("2-POLLOUT", "POLLOUT is returned if there is room, and sends pending packets")
 {
 	int revents;
 
 	open_pipe(0);
 	put(tx_ring(&a, 0), "x", 1, 0);
-	SAME(poll_fd(a.fd, POLLOUT, 0, &revents), 1);
-	SAME(revents, POLLOUT);
+	CHECK_EQ(poll_fd(a.fd, POLLOUT, 0, &revents), 1);
+	CHECK_EQ(revents, POLLOUT);
 	rxsync(&b);
-	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
 }
 
-RULE("2-POLLOUT-full", "POLLOUT is not ready while the ring is full, and reclaims when something was released")
+RULE("2-POLLOUT-full", "POLLOUT is not returned while the ring is full; it reclaims released slots")
 {
 	int revents;
 
 	open_pipe(16);
 	fill();
-	SAME(poll_fd(a.fd, POLLOUT, SHORT, &revents), 0);
+	CHECK_EQ(poll_fd(a.fd, POLLOUT, DELAY_MS, &revents), 0);
 	release(3);
-	SAME(poll_fd(a.fd, POLLOUT, 0, &revents), 1);
-	SAME(nm_ring_space(tx_ring(&a, 0)), 3);
+	CHECK_EQ(poll_fd(a.fd, POLLOUT, 0, &revents), 1);
+	CHECK_EQ(nm_ring_space(tx_ring(&a, 0)), 3);
 }
 
-RULE("2-both", "POLLIN and POLLOUT in one call answer each for itself")
+RULE("2-both", "POLLIN and POLLOUT in one call are independent")
 {
 	int revents;
 
 	open_pipe(0);
-	SAME(poll_fd(b.fd, POLLIN | POLLOUT, 0, &revents), 1);
-	SAME(revents, POLLOUT);
+	CHECK_EQ(poll_fd(b.fd, POLLIN | POLLOUT, 0, &revents), 1);
+	CHECK_EQ(revents, POLLOUT);
 	send_one();
-	SAME(poll_fd(b.fd, POLLIN | POLLOUT, 0, &revents), 1);
-	SAME(revents, POLLIN | POLLOUT);
+	CHECK_EQ(poll_fd(b.fd, POLLIN | POLLOUT, 0, &revents), 1);
+	CHECK_EQ(revents, POLLIN | POLLOUT);
 }
 
 /* ---- who transmits */
 
-RULE("2-tx-on-POLLIN", "poll for POLLIN sends what is pending")
+RULE("2-tx-on-POLLIN", "a poll for POLLIN sends pending packets")
 {
 	int revents;
 
 	open_pipe(0);
 	put(tx_ring(&a, 0), "x", 1, 0);
-	SAME(poll_fd(a.fd, POLLIN, 0, &revents), 0);
+	CHECK_EQ(poll_fd(a.fd, POLLIN, 0, &revents), 0);
 	rxsync(&b);
-	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
 }
 
-RULE("2-tx-on-nothing", "poll for nothing sends what is pending")
+RULE("2-tx-on-nothing", "a poll for no events sends pending packets")
 {
 	int revents;
 
 	open_pipe(0);
 	put(tx_ring(&a, 0), "x", 1, 0);
-	SAME(poll_fd(a.fd, 0, 0, &revents), 0);
+	CHECK_EQ(poll_fd(a.fd, 0, 0, &revents), 0);
 	rxsync(&b);
-	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
 }
 
-RULE("2-tx-idle", "without POLLOUT, rings with nothing pending are skipped: their pointers are not looked at")
+RULE("2-tx-idle", "without POLLOUT, tx rings with nothing pending are skipped, and their pointers are not validated")
 {
 	int revents;
 
 	open_pipe(0);
 	tx_ring(&a, 0)->cur = 5000;
-	SAME(poll_fd(a.fd, POLLIN, 0, &revents), 0);
-	SAME(tx_ring(&a, 0)->cur, 5000);
+	CHECK_EQ(poll_fd(a.fd, POLLIN, 0, &revents), 0);
+	CHECK_EQ(tx_ring(&a, 0)->cur, 5000);
 }
 
-RULE("2-NO_TX_POLL", "with NR_NO_TX_POLL, poll sends only if POLLOUT is asked for")
+RULE("2-NO_TX_POLL", "with NR_NO_TX_POLL, poll sends pending packets only for POLLOUT")
 {
-	struct port m = open_port(own("{1"), WISH(.nr_flags = NR_NO_TX_POLL)), s = open_beside(&m, own("}1"), ANY);
+	struct port m = open_port(unique_name("{1"), REG(.nr_flags = NR_NO_TX_POLL)), s = open_in_region(&m,
+	    unique_name("}1"), ALL_RINGS);
 	int revents;
 
 	put(tx_ring(&m, 0), "x", 1, 0);
-	SAME(poll_fd(m.fd, POLLIN, 0, &revents), 0);
-	SAME(poll_fd(m.fd, 0, 0, &revents), 0);
+	CHECK_EQ(poll_fd(m.fd, POLLIN, 0, &revents), 0);
+	CHECK_EQ(poll_fd(m.fd, 0, 0, &revents), 0);
 	rxsync(&s);
-	HOLDS(nm_ring_empty(rx_ring(&s, 0)));
-	SAME(poll_fd(m.fd, POLLOUT, 0, &revents), 1);
+	CHECK(nm_ring_empty(rx_ring(&s, 0)));
+	CHECK_EQ(poll_fd(m.fd, POLLOUT, 0, &revents), 1);
 	rxsync(&s);
-	SAME(nm_ring_space(rx_ring(&s, 0)), 1);
+	CHECK_EQ(nm_ring_space(rx_ring(&s, 0)), 1);
 }
 
 /* ---- the wake-up point */
 
-RULE("2-cur-rx", "with cur on tail, packets that lie before it do not wake: poll waits for more")
+RULE("2-cur-rx", "with cur at tail, unread packets before cur do not end a poll: it waits for more")
 {
 	struct netmap_ring *rx;
 	int revents;
@@ -226,14 +228,14 @@ RULE("2-cur-rx", "with cur on tail, packets that lie before it do not wake: poll
 	rxsync(&b);
 	rx = rx_ring(&b, 0);
 	rx->cur = rx->tail;
-	SAME(poll_fd(b.fd, POLLIN, SHORT, &revents), 0);
-	SAME(rx->head, 0);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, DELAY_MS, &revents), 0);
+	CHECK_EQ(rx->head, 0);
 	send_one();
-	SAME(poll_fd(b.fd, POLLIN, 0, &revents), 1);
-	SAME(nm_ring_space(rx), 2);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, 0, &revents), 1);
+	CHECK_EQ(nm_ring_space(rx), 2);
 }
 
-RULE("2-cur-tx", "with cur on tail, room that lies before it does not wake: poll waits for more")
+RULE("2-cur-tx", "with cur at tail, free slots before cur do not end a poll: it waits for more")
 {
 	struct netmap_ring *tx;
 	int revents;
@@ -243,15 +245,15 @@ RULE("2-cur-tx", "with cur on tail, room that lies before it does not wake: poll
 	release(3);
 	txsync(&a);
 	tx = tx_ring(&a, 0);
-	SAME(nm_ring_space(tx), 3);
+	CHECK_EQ(nm_ring_space(tx), 3);
 	tx->cur = tx->tail;
-	SAME(poll_fd(a.fd, POLLOUT, SHORT, &revents), 0);
+	CHECK_EQ(poll_fd(a.fd, POLLOUT, DELAY_MS, &revents), 0);
 	release(1);
-	SAME(poll_fd(a.fd, POLLOUT, 0, &revents), 1);
-	SAME(nm_ring_space(tx), 4);
+	CHECK_EQ(poll_fd(a.fd, POLLOUT, 0, &revents), 1);
+	CHECK_EQ(nm_ring_space(tx), 4);
 }
 
-RULE("2-cur-drained", "with cur on tail, a sender learns by poll when all it sent was taken")
+RULE("2-cur-drained", "with cur at tail, a sender's poll ends when the receiver has released all packets")
 {
 	struct netmap_ring *tx;
 	pthread_t t;
@@ -264,8 +266,8 @@ RULE("2-cur-drained", "with cur on tail, a sender learns by poll when all it sen
 	tx->cur = tx->tail;
 	txsync(&a);
 	rxsync(&b);
-	t = later(release_later);
-	SAME(poll_fd(a.fd, POLLOUT, LONG, &revents), 1);
+	t = start_thread(release_later);
+	CHECK_EQ(poll_fd(a.fd, POLLOUT, TIMEOUT_MS, &revents), 1);
 	pthread_join(t, NULL);
 }
 
@@ -278,11 +280,11 @@ RULE("2-sleep-rx", "a poll for POLLIN sleeps until a packet comes")
 	int revents;
 
 	open_pipe(0);
-	t = later(send_later);
-	SAME(poll_fd(b.fd, POLLIN, -1, &revents), 1);
-	SAME(revents, POLLIN);
-	HOLDS(seconds() - start >= SHORT / 1000.0);
-	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
+	t = start_thread(send_later);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, -1, &revents), 1);
+	CHECK_EQ(revents, POLLIN);
+	CHECK(seconds() - start >= DELAY_MS / 1000.0);
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
 	pthread_join(t, NULL);
 }
 
@@ -294,64 +296,64 @@ RULE("2-sleep-tx", "a poll for POLLOUT sleeps until there is room")
 
 	open_pipe(16);
 	fill();
-	t = later(release_later);
-	SAME(poll_fd(a.fd, POLLOUT, -1, &revents), 1);
-	SAME(revents, POLLOUT);
-	HOLDS(seconds() - start >= SHORT / 1000.0);
-	SAME(nm_ring_space(tx_ring(&a, 0)), 5);
+	t = start_thread(release_later);
+	CHECK_EQ(poll_fd(a.fd, POLLOUT, -1, &revents), 1);
+	CHECK_EQ(revents, POLLOUT);
+	CHECK(seconds() - start >= DELAY_MS / 1000.0);
+	CHECK_EQ(nm_ring_space(tx_ring(&a, 0)), 5);
 	pthread_join(t, NULL);
 }
 
-RULE("2-timeout", "a poll that nothing wakes takes as long as it was told, and returns 0")
+RULE("2-timeout", "a poll without events takes as long as its timeout, and returns 0")
 {
 	double start;
 	int revents;
 
 	open_pipe(0);
 	start = seconds();
-	SAME(poll_fd(b.fd, POLLIN, SHORT, &revents), 0);
-	HOLDS(seconds() - start >= SHORT / 1000.0 - 0.001);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, DELAY_MS, &revents), 0);
+	CHECK(seconds() - start >= DELAY_MS / 1000.0 - 0.001);
 }
 
-RULE("2-others", "a poll of several files wakes for whichever is ready")
+RULE("2-others", "a poll of several files returns when any of them is ready")
 {
 	struct pollfd p[3];
 	int ends[2];
 	pthread_t t;
 
 	open_pipe(0);
-	WORKS(pipe(ends));
+	CHECK_OK(pipe(ends));
 	p[0] = (struct pollfd){ ends[0], POLLIN, 0 };
 	p[1] = (struct pollfd){ b.fd, POLLIN, 0 };
 	p[2] = (struct pollfd){ -1, POLLIN, 0 };
-	SAME(poll(p, 3, SHORT), 0);
-	t = later(send_later);
-	SAME(poll(p, 3, -1), 1);
-	HOLDS(p[0].revents == 0 && p[1].revents == POLLIN && p[2].revents == 0);
+	CHECK_EQ(poll(p, 3, DELAY_MS), 0);
+	t = start_thread(send_later);
+	CHECK_EQ(poll(p, 3, -1), 1);
+	CHECK(p[0].revents == 0 && p[1].revents == POLLIN && p[2].revents == 0);
 	pthread_join(t, NULL);
 	get(rx_ring(&b, 0));
-	HOLDS(write(ends[1], "x", 1) == 1);
-	SAME(poll(p, 3, -1), 1);
-	HOLDS(p[0].revents == POLLIN && p[1].revents == 0);
+	CHECK(write(ends[1], "x", 1) == 1);
+	CHECK_EQ(poll(p, 3, -1), 1);
+	CHECK(p[0].revents == POLLIN && p[1].revents == 0);
 }
 
-RULE("2-shared", "all who wait for a shared ring learn of a packet")
+RULE("2-shared", "a packet wakes all processes that wait for a shared ring")
 {
 	struct port again;
 	struct pollfd p[2];
 	pthread_t t;
 
 	open_pipe(0);
-	again = open_beside(&a, own("}1"), ANY);
+	again = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 	p[0] = (struct pollfd){ b.fd, POLLIN, 0 };
 	p[1] = (struct pollfd){ again.fd, POLLIN, 0 };
-	t = later(send_later);
-	HOLDS(poll(p, 2, -1) >= 1);
+	t = start_thread(send_later);
+	CHECK(poll(p, 2, -1) >= 1);
 	pthread_join(t, NULL);
-	SAME(poll(p, 2, 0), 2);
+	CHECK_EQ(poll(p, 2, 0), 2);
 }
 
-RULE("2-ppoll", "ppoll is poll with another clock and a mask of signals")
+RULE("2-ppoll", "ppoll is equivalent to poll, with a timespec and a signal mask")
 {
 	struct timespec none = { 0, 0 }, limit = { 20, 0 };
 	struct pollfd p;
@@ -359,10 +361,10 @@ RULE("2-ppoll", "ppoll is poll with another clock and a mask of signals")
 
 	open_pipe(0);
 	p = (struct pollfd){ b.fd, POLLIN, 0 };
-	SAME(ppoll(&p, 1, &none, NULL), 0);
-	t = later(send_later);
-	SAME(ppoll(&p, 1, &limit, NULL), 1);
-	SAME(p.revents, POLLIN);
+	CHECK_EQ(ppoll(&p, 1, &none, NULL), 0);
+	t = start_thread(send_later);
+	CHECK_EQ(ppoll(&p, 1, &limit, NULL), 1);
+	CHECK_EQ(p.revents, POLLIN);
 	pthread_join(t, NULL);
 }
 
@@ -378,20 +380,20 @@ RULE("2-select", "select syncs and waits as poll does, for reading and for writi
 	FD_ZERO(&in);
 	FD_ZERO(&out);
 	FD_SET(b.fd, &in);
-	SAME(select(b.fd + 1, &in, NULL, NULL, &none), 0);
-	HOLDS(!FD_ISSET(b.fd, &in));
+	CHECK_EQ(select(b.fd + 1, &in, NULL, NULL, &none), 0);
+	CHECK(!FD_ISSET(b.fd, &in));
 	FD_SET(a.fd, &out);
-	SAME(select(a.fd + 1, NULL, &out, NULL, &none), 1);
-	HOLDS(FD_ISSET(a.fd, &out));
-	t = later(send_later);
+	CHECK_EQ(select(a.fd + 1, NULL, &out, NULL, &none), 1);
+	CHECK(FD_ISSET(a.fd, &out));
+	t = start_thread(send_later);
 	FD_SET(b.fd, &in);
-	SAME(select(b.fd + 1, &in, NULL, NULL, &limit), 1);
-	HOLDS(FD_ISSET(b.fd, &in));
-	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
+	CHECK_EQ(select(b.fd + 1, &in, NULL, NULL, &limit), 1);
+	CHECK(FD_ISSET(b.fd, &in));
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
 	pthread_join(t, NULL);
 }
 
-RULE("2-select-transmits", "a select for reading sends what is pending")
+RULE("2-select-transmits", "a select for reading sends pending packets")
 {
 	struct timeval none = { 0, 0 };
 	fd_set in;
@@ -400,12 +402,12 @@ RULE("2-select-transmits", "a select for reading sends what is pending")
 	put(tx_ring(&a, 0), "x", 1, 0);
 	FD_ZERO(&in);
 	FD_SET(a.fd, &in);
-	SAME(select(a.fd + 1, &in, NULL, NULL, &none), 0);
+	CHECK_EQ(select(a.fd + 1, &in, NULL, NULL, &none), 0);
 	rxsync(&b);
-	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
 }
 
-RULE("2-select-large", "select of a file whose number is beyond FD_SETSIZE, in a set that is as large")
+RULE("2-select-large", "select of a descriptor beyond FD_SETSIZE, in a set of sufficient size")
 {
 	unsigned long set[4096 / (8 * sizeof(long))] = { 0 };
 	struct timeval limit = { 0, 1000 };
@@ -415,42 +417,42 @@ RULE("2-select-large", "select of a file whose number is beyond FD_SETSIZE, in a
 	high = fcntl(b.fd, F_DUPFD, 2000);
 	if (high == -1 && errno == EINVAL)
 		rule_cannot("RLIMIT_NOFILE is too low here");
-	HOLDS(high >= 2000 && high < 4096);
+	CHECK(high >= 2000 && high < 4096);
 	set[(unsigned int)high / (8 * sizeof(long))] |= 1UL << (unsigned int)high % (8 * sizeof(long));
-	SAME(select(high + 1, (fd_set *)(void *)set, NULL, NULL, &limit), 0);
+	CHECK_EQ(select(high + 1, (fd_set *)(void *)set, NULL, NULL, &limit), 0);
 	send_one();
 	set[(unsigned int)high / (8 * sizeof(long))] |= 1UL << (unsigned int)high % (8 * sizeof(long));
-	limit.tv_sec = LONG / 1000;
-	SAME(select(high + 1, (fd_set *)(void *)set, NULL, NULL, &limit), 1);
-	HOLDS(set[(unsigned int)high / (8 * sizeof(long))] != 0);
+	limit.tv_sec = TIMEOUT_MS / 1000;
+	CHECK_EQ(select(high + 1, (fd_set *)(void *)set, NULL, NULL, &limit), 1);
+	CHECK(set[(unsigned int)high / (8 * sizeof(long))] != 0);
 }
 
-RULE("2-select-error", "select tells of an error as readable and writable")
+RULE("2-select-error", "select returns an error as readable and writable")
 {
 	fd_set in, out;
-	int fd = device();
+	int fd = open_device();
 
 	FD_ZERO(&in);
 	FD_ZERO(&out);
 	FD_SET(fd, &in);
 	FD_SET(fd, &out);
-	SAME(select(fd + 1, &in, &out, NULL, NULL), 2);
+	CHECK_EQ(select(fd + 1, &in, &out, NULL, NULL), 2);
 }
 
-RULE("2-O_NONBLOCK", "O_NONBLOCK and FIONBIO change nothing: syncs work, poll sleeps")
+RULE("2-O_NONBLOCK", "O_NONBLOCK and FIONBIO have no effect: syncs work, poll sleeps")
 {
 	int revents, on = 1;
 	pthread_t t;
 
 	open_pipe(0);
-	WORKS(fcntl(b.fd, F_SETFL, fcntl(b.fd, F_GETFL) | O_NONBLOCK));
-	HOLDS(fcntl(b.fd, F_GETFL) & O_NONBLOCK);
+	CHECK_OK(fcntl(b.fd, F_SETFL, fcntl(b.fd, F_GETFL) | O_NONBLOCK));
+	CHECK(fcntl(b.fd, F_GETFL) & O_NONBLOCK);
 	rxsync(&b);
 	txsync(&b);
-	t = later(send_later);
-	SAME(poll_fd(b.fd, POLLIN, -1, &revents), 1);
+	t = start_thread(send_later);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, -1, &revents), 1);
 	pthread_join(t, NULL);
-	WORKS(ioctl(b.fd, FIONBIO, &on));
+	CHECK_OK(ioctl(b.fd, FIONBIO, &on));
 	rxsync(&b);
 }
 
@@ -462,8 +464,8 @@ RULE("2-ts", "poll for POLLIN sets ts to the time of day")
 	open_pipe(0);
 	send_one();
 	gettimeofday(&before, NULL);
-	SAME(poll_fd(b.fd, POLLIN, LONG, &revents), 1);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, TIMEOUT_MS, &revents), 1);
 	gettimeofday(&after, NULL);
 	ts = &rx_ring(&b, 0)->ts;
-	HOLDS(!timercmp(ts, &before, <) && !timercmp(ts, &after, >));
+	CHECK(!timercmp(ts, &before, <) && !timercmp(ts, &after, >));
 }

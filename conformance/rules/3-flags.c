@@ -8,29 +8,30 @@
 
 RULE("3-values", "slot and ring flags have netmap's values")
 {
-	SAME(NS_BUF_CHANGED, 0x0001);
-	SAME(NS_REPORT, 0x0002);
-	SAME(NS_FORWARD, 0x0004);
-	SAME(NS_NO_LEARN, 0x0008);
-	SAME(NS_INDIRECT, 0x0010);
-	SAME(NS_MOREFRAG, 0x0020);
-	SAME(NS_TXMON, 0x0040);
-	SAME(NS_PORT_SHIFT, 8);
-	SAME(NS_PORT_MASK, 0xff00);
-	SAME(NR_TIMESTAMP, 0x0002);
-	SAME(NR_FORWARD, 0x0004);
+	CHECK_EQ(NS_BUF_CHANGED, 0x0001);
+	CHECK_EQ(NS_REPORT, 0x0002);
+	CHECK_EQ(NS_FORWARD, 0x0004);
+	CHECK_EQ(NS_NO_LEARN, 0x0008);
+	CHECK_EQ(NS_INDIRECT, 0x0010);
+	CHECK_EQ(NS_MOREFRAG, 0x0020);
+	CHECK_EQ(NS_TXMON, 0x0040);
+	CHECK_EQ(NS_PORT_SHIFT, 8);
+	CHECK_EQ(NS_PORT_MASK, 0xff00);
+	CHECK_EQ(NR_TIMESTAMP, 0x0002);
+	CHECK_EQ(NR_FORWARD, 0x0004);
 }
 
 RULE("3-RFRAGS", "NS_RFRAGS is the high byte of flags")
 {
 	struct netmap_slot slot = { .flags = 0x3721 };
 
-	SAME(NS_RFRAGS(&slot), 0x37);
+	CHECK_EQ(NS_RFRAGS(&slot), 0x37);
 }
 
-RULE("3-BUF_CHANGED-sent", "a sender that sets another buffer and the flag sends that buffer")
+RULE("3-BUF_CHANGED-sent", "a sender that replaces a slot's buffer and sets NS_BUF_CHANGED sends the new buffer")
 {
-	struct port a = open_port(own("{1"), WISH(.nr_extra_bufs = 1)), b = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), REG(.nr_extra_bufs = 1)), b = open_in_region(&a, unique_name("}1"),
+	    ALL_RINGS);
 	struct netmap_ring *tx = tx_ring(&a, 0), *rx = rx_ring(&b, 0);
 	uint32_t extra = a.nifp->ni_bufs_head, before = tx->slot[0].buf_idx;
 
@@ -40,13 +41,13 @@ RULE("3-BUF_CHANGED-sent", "a sender that sets another buffer and the flag sends
 	put(tx, "swapped", 8, NS_BUF_CHANGED);
 	txsync(&a);
 	rxsync(&b);
-	SAME(rx->slot[0].buf_idx, extra);
-	HOLDS(strcmp(data_of(rx, get(rx)), "swapped") == 0);
+	CHECK_EQ(rx->slot[0].buf_idx, extra);
+	CHECK(strcmp(slot_data(rx, get(rx)), "swapped") == 0);
 }
 
-RULE("3-BUF_CHANGED-cleared", "the flag is gone from the sender's slot when it comes back")
+RULE("3-BUF_CHANGED-cleared", "NS_BUF_CHANGED is cleared when the sender's slot is returned")
 {
-	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS), b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 	struct netmap_ring *tx = tx_ring(&a, 0);
 
 	put(tx, "x", 1, NS_BUF_CHANGED);
@@ -55,13 +56,13 @@ RULE("3-BUF_CHANGED-cleared", "the flag is gone from the sender's slot when it c
 	get(rx_ring(&b, 0));
 	rxsync(&b);
 	txsync(&a);
-	HOLDS(!nm_tx_pending(tx));
-	HOLDS(!(tx->slot[0].flags & NS_BUF_CHANGED));
+	CHECK(!nm_tx_pending(tx));
+	CHECK(!(tx->slot[0].flags & NS_BUF_CHANGED));
 }
 
-RULE("3-REPORT", "a slot with NS_REPORT is sent and given back like any other")
+RULE("3-REPORT", "a slot with NS_REPORT is sent and returned like any other")
 {
-	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS), b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 
 	put(tx_ring(&a, 0), "x", 1, NS_REPORT);
 	put(tx_ring(&a, 0), "x", 1, 0);
@@ -71,12 +72,13 @@ RULE("3-REPORT", "a slot with NS_REPORT is sent and given back like any other")
 	get(rx_ring(&b, 0));
 	rxsync(&b);
 	txsync(&a);
-	HOLDS(!nm_tx_pending(tx_ring(&a, 0)));
+	CHECK(!nm_tx_pending(tx_ring(&a, 0)));
 }
 
-RULE("3-MOREFRAG", "a packet of several slots arrives in as many, each with its length, all but the last flagged")
+RULE("3-MOREFRAG",
+    "a packet of several slots arrives in as many, with their lengths; all but the last have NS_MOREFRAG")
 {
-	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS), b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 	struct netmap_ring *tx = tx_ring(&a, 0), *rx = rx_ring(&b, 0);
 	int i;
 
@@ -84,16 +86,16 @@ RULE("3-MOREFRAG", "a packet of several slots arrives in as many, each with its 
 		put(tx, "xyz", (unsigned)i + 1, i < 2 ? NS_MOREFRAG : 0);
 	txsync(&a);
 	rxsync(&b);
-	SAME(nm_ring_space(rx), 3);
+	CHECK_EQ(nm_ring_space(rx), 3);
 	for (i = 0; i < 3; i++) {
-		SAME(rx->slot[i].len, i + 1);
-		SAME(rx->slot[i].flags & NS_MOREFRAG, i < 2 ? NS_MOREFRAG : 0);
+		CHECK_EQ(rx->slot[i].len, i + 1);
+		CHECK_EQ(rx->slot[i].flags & NS_MOREFRAG, i < 2 ? NS_MOREFRAG : 0);
 	}
 }
 
-RULE("3-MOREFRAG-complete", "a packet crosses a pipe only when its last slot is there")
+RULE("3-MOREFRAG-complete", "a packet crosses a pipe only once its last slot is released by the sender")
 {
-	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS), b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 	struct netmap_ring *tx = tx_ring(&a, 0), *rx = rx_ring(&b, 0);
 
 	put(tx, "x", 1, 0);
@@ -101,62 +103,62 @@ RULE("3-MOREFRAG-complete", "a packet crosses a pipe only when its last slot is 
 	put(tx, "z", 1, NS_MOREFRAG);
 	txsync(&a);
 	rxsync(&b);
-	SAME(nm_ring_space(rx), 1);
+	CHECK_EQ(nm_ring_space(rx), 1);
 	put(tx, "!", 1, 0);
 	txsync(&a);
 	rxsync(&b);
-	SAME(nm_ring_space(rx), 4);
+	CHECK_EQ(nm_ring_space(rx), 4);
 }
 
 RULE("3-MOREFRAG-64", "a packet may have 64 slots")
 {
-	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS), b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 	int i;
 
 	for (i = 0; i < NETMAP_MAX_FRAGS; i++)
 		put(tx_ring(&a, 0), "x", 1, i < NETMAP_MAX_FRAGS - 1 ? NS_MOREFRAG : 0);
 	txsync(&a);
 	rxsync(&b);
-	SAME(nm_ring_space(rx_ring(&b, 0)), NETMAP_MAX_FRAGS);
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), NETMAP_MAX_FRAGS);
 }
 
-RULE("3-0x0080", "bit 0x0080 is the program's: netmap does nothing about it, in either direction")
+RULE("3-0x0080", "netmap ignores bit 0x0080 of flags in both directions")
 {
-	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS), b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 	struct netmap_ring *tx = tx_ring(&a, 0), *rx = rx_ring(&b, 0);
 
 	put(tx, "x", 1, 0x80);
 	txsync(&a);
-	HOLDS(tx->slot[0].flags & 0x80);
+	CHECK(tx->slot[0].flags & 0x80);
 	rxsync(&b);
-	SAME(nm_ring_space(rx), 1);
+	CHECK_EQ(nm_ring_space(rx), 1);
 	rx->slot[0].flags |= 0x80;
 	get(rx);
 	rxsync(&b);
-	HOLDS(rx->slot[0].flags & 0x80);
+	CHECK(rx->slot[0].flags & 0x80);
 	txsync(&a);
-	HOLDS(!nm_tx_pending(tx));
+	CHECK(!nm_tx_pending(tx));
 }
 
-RULE("3-port-bits", "the bits of a VALE port mean nothing elsewhere: the packet goes where it goes")
+RULE("3-port-bits", "the bits of a VALE port number have no effect on other kinds of ports")
 {
-	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS), b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 
 	put(tx_ring(&a, 0), "x", 1, 0x0700 | NS_NO_LEARN);
 	txsync(&a);
 	rxsync(&b);
-	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
 }
 
-RULE("3-ring-flags", "ring->flags are the program's: a sync leaves them as they are")
+RULE("3-ring-flags", "a sync does not change ring->flags")
 {
-	struct port a = open_port(own("{1"), ANY);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS);
 	struct netmap_ring *tx = tx_ring(&a, 0), *rx = rx_ring(&a, 0);
 
 	tx->flags = NR_TIMESTAMP | NR_FORWARD | 0x80;
 	rx->flags = NR_TIMESTAMP | 0x80;
 	txsync(&a);
 	rxsync(&a);
-	SAME(tx->flags, NR_TIMESTAMP | NR_FORWARD | 0x80);
-	SAME(rx->flags, NR_TIMESTAMP | 0x80);
+	CHECK_EQ(tx->flags, NR_TIMESTAMP | NR_FORWARD | 0x80);
+	CHECK_EQ(rx->flags, NR_TIMESTAMP | 0x80);
 }

@@ -8,7 +8,7 @@
 
 #define MB	(1UL << 20)
 /* Milliseconds. */
-#define LONG	20000
+#define TIMEOUT_MS	20000
 
 /* The most that a slot can say. */
 #define MOST	65535
@@ -24,21 +24,21 @@ open_with(const char *name, uint32_t buffer)
 	char *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	struct port p;
 
-	HOLDS(at != MAP_FAILED);
+	CHECK(at != MAP_FAILED);
 	option->nro_opt.nro_reqtype = NETMAP_REQ_OPT_EXTMEM;
 	option->nro_usrptr = (uintptr_t)at;
 	option->nro_info.nr_memsize = bytes;
 	option->nro_info.nr_buf_pool_objtotal = 300;
 	option->nro_info.nr_buf_pool_objsize = buffer;
 	memset(&p, 0, sizeof(p));
-	p.fd = device();
+	p.fd = open_device();
 	p.hdr.nr_version = NETMAP_API;
 	p.hdr.nr_reqtype = NETMAP_REQ_REGISTER;
 	p.hdr.nr_body = (uintptr_t)&p.reg;
 	p.hdr.nr_options = (uintptr_t)option;
-	snprintf(p.hdr.nr_name, sizeof(p.hdr.nr_name), "vale%s:%s", own(""), name);
-	p.reg = WISH(.nr_tx_slots = 64, .nr_rx_slots = 64);
-	WORKS(ioctl(p.fd, NIOCCTRL, &p.hdr));
+	snprintf(p.hdr.nr_name, sizeof(p.hdr.nr_name), "vale%s:%s", unique_name(""), name);
+	p.reg = REG(.nr_tx_slots = 64, .nr_rx_slots = 64);
+	CHECK_OK(ioctl(p.fd, NIOCCTRL, &p.hdr));
 	p.mem = at;
 	p.nifp = NETMAP_IF(at, p.reg.nr_offset);
 	return p;
@@ -58,36 +58,36 @@ frame(void)
 	return bytes;
 }
 
-RULE("3-INDIRECT-65535", "data elsewhere may have 65535 bytes, where buffers have as many")
+RULE("3-INDIRECT-65535", "indirect data can have 65535 bytes, if buffers are as large")
 {
 	unsigned char *bytes;
 	struct netmap_slot *slot;
 	struct port a, b;
 	int revents;
 
-	if (door_is("node"))
-		rule_cannot("the node follows no pointers");
+	if (access_is("node"))
+		rule_cannot("the node does not follow slot pointers");
 	a = open_with("a", 65536);
 	b = open_with("b", 65536);
 	bytes = frame();
 	put(tx_ring(&a, 0), NULL, MOST, NS_INDIRECT)->ptr = (uintptr_t)bytes;
 	txsync(&a);
-	SAME(poll_fd(b.fd, POLLIN, LONG, &revents), 1);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, TIMEOUT_MS, &revents), 1);
 	slot = get(rx_ring(&b, 0));
-	SAME(slot->len, MOST);
-	HOLDS(!(slot->flags & NS_MOREFRAG));
-	HOLDS(memcmp(data_of(rx_ring(&b, 0), slot), bytes, MOST) == 0);
+	CHECK_EQ(slot->len, MOST);
+	CHECK(!(slot->flags & NS_MOREFRAG));
+	CHECK(memcmp(slot_data(rx_ring(&b, 0), slot), bytes, MOST) == 0);
 }
 
-RULE("3-INDIRECT-MOREFRAG", "a packet may have several slots whose data is elsewhere, and others between them")
+RULE("3-INDIRECT-MOREFRAG", "a packet can consist of indirect and direct slots in any order")
 {
 	enum { PIECE = 1200, PIECES = 50 };
 	unsigned char *bytes;
 	struct port a, b;
 	int revents, i;
 
-	if (door_is("node"))
-		rule_cannot("the node follows no pointers");
+	if (access_is("node"))
+		rule_cannot("the node does not follow slot pointers");
 	a = open_with("a", 2048);
 	b = open_with("b", 2048);
 	bytes = frame();
@@ -100,12 +100,12 @@ RULE("3-INDIRECT-MOREFRAG", "a packet may have several slots whose data is elsew
 			put(tx_ring(&a, 0), NULL, PIECE, (unsigned)more | NS_INDIRECT)->ptr = (uintptr_t)(bytes + i * PIECE);
 	}
 	txsync(&a);
-	SAME(poll_fd(b.fd, POLLIN, LONG, &revents), 1);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, TIMEOUT_MS, &revents), 1);
 	for (i = 0; i < PIECES; i++) {
 		struct netmap_slot *slot = get(rx_ring(&b, 0));
 
-		SAME(slot->len, PIECE);
-		SAME(slot->flags & NS_MOREFRAG, i < PIECES - 1 ? NS_MOREFRAG : 0);
-		HOLDS(memcmp(data_of(rx_ring(&b, 0), slot), bytes + i * PIECE, PIECE) == 0);
+		CHECK_EQ(slot->len, PIECE);
+		CHECK_EQ(slot->flags & NS_MOREFRAG, i < PIECES - 1 ? NS_MOREFRAG : 0);
+		CHECK(memcmp(slot_data(rx_ring(&b, 0), slot), bytes + i * PIECE, PIECE) == 0);
 	}
 }

@@ -6,7 +6,7 @@
  */
 #include "port.h"
 
-#define LONG	20000
+#define TIMEOUT_MS	20000
 #define QUIET	60
 
 static struct port a, b;
@@ -14,14 +14,14 @@ static struct port a, b;
 static void
 open_pipe(uint32_t slots)
 {
-	a = open_port(own("{1"), WISH(.nr_tx_slots = slots, .nr_rx_slots = slots));
-	b = open_beside(&a, own("}1"), ANY);
+	a = open_port(unique_name("{1"), REG(.nr_tx_slots = slots, .nr_rx_slots = slots));
+	b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 }
 
 static struct port
 monitor(const char *suffix, uint64_t flags)
 {
-	return open_port(own(suffix), WISH(.nr_flags = flags));
+	return open_port(unique_name(suffix), REG(.nr_flags = flags));
 }
 
 /* One packet from a through the pipe, whole. */
@@ -38,30 +38,30 @@ pass(const char *what)
 
 /* The next packet on the monitor is this one; returns its slot. */
 static struct netmap_slot *
-shows(const struct port *m, const char *what)
+sees(const struct port *m, const char *what)
 {
 	struct netmap_ring *ring = rx_ring(m, 0);
 	struct netmap_slot *slot;
 	int revents;
 
-	SAME(poll_fd(m->fd, POLLIN, LONG, &revents), 1);
-	SAME(revents, POLLIN);
+	CHECK_EQ(poll_fd(m->fd, POLLIN, TIMEOUT_MS, &revents), 1);
+	CHECK_EQ(revents, POLLIN);
 	slot = get(ring);
-	if (slot->len != strlen(what) + 1 || strcmp(data_of(ring, slot), what) != 0)
+	if (slot->len != strlen(what) + 1 || strcmp(slot_data(ring, slot), what) != 0)
 		rule_fails(__FILE__, __LINE__, "the monitor shows %u bytes, not \"%s\"", slot->len, what);
 	rxsync(m);
 	return slot;
 }
 
-RULE("4-monitor-none", "a monitor of a port that nobody has open: EINVAL")
+RULE("4-monitor-none", "a monitor of a port that is not open: EINVAL")
 {
 	struct port m;
 
-	REFUSED(EINVAL, bind_port(&m, device(), own("{1"), WISH(.nr_flags = NR_MONITOR_TX)));
-	REFUSED(EINVAL, bind_port(&m, device(), own("{1"), WISH(.nr_flags = NR_MONITOR_RX)));
+	CHECK_ERRNO(EINVAL, bind_port(&m, open_device(), unique_name("{1"), REG(.nr_flags = NR_MONITOR_TX)));
+	CHECK_ERRNO(EINVAL, bind_port(&m, open_device(), unique_name("{1"), REG(.nr_flags = NR_MONITOR_RX)));
 }
 
-RULE("4-monitor-tx", "a monitor of tx rings shows what is sent, flagged NS_TXMON")
+RULE("4-monitor-tx", "a monitor of tx rings sees sent packets, with NS_TXMON")
 {
 	struct port m;
 
@@ -69,11 +69,11 @@ RULE("4-monitor-tx", "a monitor of tx rings shows what is sent, flagged NS_TXMON
 	m = monitor("{1", NR_MONITOR_TX);
 	pass("one");
 	pass("two");
-	HOLDS(shows(&m, "one")->flags & NS_TXMON);
-	HOLDS(shows(&m, "two")->flags & NS_TXMON);
+	CHECK(sees(&m, "one")->flags & NS_TXMON);
+	CHECK(sees(&m, "two")->flags & NS_TXMON);
 }
 
-RULE("4-monitor-rx", "a monitor of rx rings shows what is received, not flagged")
+RULE("4-monitor-rx", "a monitor of rx rings sees received packets, without NS_TXMON")
 {
 	struct port m;
 
@@ -81,11 +81,11 @@ RULE("4-monitor-rx", "a monitor of rx rings shows what is received, not flagged"
 	m = monitor("}1", NR_MONITOR_RX);
 	pass("one");
 	pass("two");
-	HOLDS(!(shows(&m, "one")->flags & NS_TXMON));
-	HOLDS(!(shows(&m, "two")->flags & NS_TXMON));
+	CHECK(!(sees(&m, "one")->flags & NS_TXMON));
+	CHECK(!(sees(&m, "two")->flags & NS_TXMON));
 }
 
-RULE("4-monitor-one-direction", "a monitor of one direction does not show the other")
+RULE("4-monitor-one-direction", "a monitor of one direction does not see the other")
 {
 	struct port tx, rx;
 	int revents;
@@ -94,11 +94,12 @@ RULE("4-monitor-one-direction", "a monitor of one direction does not show the ot
 	tx = monitor("}1", NR_MONITOR_TX);
 	rx = monitor("{1", NR_MONITOR_RX);
 	pass("one");
-	SAME(poll_fd(tx.fd, POLLIN, QUIET, &revents), 0);
-	SAME(poll_fd(rx.fd, POLLIN, QUIET, &revents), 0);
+	CHECK_EQ(poll_fd(tx.fd, POLLIN, QUIET, &revents), 0);
+	CHECK_EQ(poll_fd(rx.fd, POLLIN, QUIET, &revents), 0);
 }
 
-RULE("4-monitor-before", "a sent packet is shown before its receiver has it, a received one before its program released it")
+RULE("4-monitor-before",
+    "a monitor sees sent packets before their receiver, and received ones before the program releases them")
 {
 	struct port tx, rx;
 
@@ -107,13 +108,13 @@ RULE("4-monitor-before", "a sent packet is shown before its receiver has it, a r
 	rx = monitor("}1", NR_MONITOR_RX);
 	put(tx_ring(&a, 0), "one", 4, 0);
 	txsync(&a);
-	shows(&tx, "one");
+	sees(&tx, "one");
 	rxsync(&b);
-	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
-	shows(&rx, "one");
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
+	sees(&rx, "one");
 }
 
-RULE("4-monitor-unharmed", "the watched go on as if nobody looked: all packets arrive, unchanged")
+RULE("4-monitor-unharmed", "a monitor does not affect the monitored port: all packets arrive unchanged")
 {
 	int i;
 
@@ -123,36 +124,36 @@ RULE("4-monitor-unharmed", "the watched go on as if nobody looked: all packets a
 		put(tx_ring(&a, 0), &i, sizeof(i), 0);
 		txsync(&a);
 		rxsync(&b);
-		SAME(*(int *)(void *)data_of(rx_ring(&b, 0), get(rx_ring(&b, 0))), i);
+		CHECK_EQ(*(int *)(void *)slot_data(rx_ring(&b, 0), get(rx_ring(&b, 0))), i);
 		rxsync(&b);
 		txsync(&a);
 	}
 }
 
-RULE("4-monitor-slow", "a monitor that does not read loses packets; the watched do not wait for it")
+RULE("4-monitor-slow", "a monitor that does not read loses packets; the monitored port does not wait for it")
 {
 	struct port m;
 	int i;
 
 	open_pipe(64);
-	m = open_port(own("{1"), WISH(.nr_flags = NR_MONITOR_TX, .nr_rx_slots = 16, .nr_tx_slots = 16));
+	m = open_port(unique_name("{1"), REG(.nr_flags = NR_MONITOR_TX, .nr_rx_slots = 16, .nr_tx_slots = 16));
 	for (i = 0; i < 200; i++)
 		pass("x");
 	rxsync(&m);
-	HOLDS(nm_ring_space(rx_ring(&m, 0)) < 200);
-	shows(&m, "x");
+	CHECK(nm_ring_space(rx_ring(&m, 0)) < 200);
+	sees(&m, "x");
 }
 
-RULE("4-monitor-region", "a monitor that copies has a region of its own")
+RULE("4-monitor-region", "a copying monitor has its own region")
 {
 	struct port m;
 
 	open_pipe(0);
 	m = monitor("{1", NR_MONITOR_TX);
-	HOLDS(m.reg.nr_mem_id != a.reg.nr_mem_id);
+	CHECK(m.reg.nr_mem_id != a.reg.nr_mem_id);
 }
 
-RULE("4-monitor-tx-fails", "what is sent on a monitor goes nowhere")
+RULE("4-monitor-tx-fails", "packets sent on a monitor are discarded")
 {
 	struct port m;
 
@@ -162,10 +163,10 @@ RULE("4-monitor-tx-fails", "what is sent on a monitor goes nowhere")
 		put(tx_ring(&m, 0), "x", 1, 0);
 	ioctl(m.fd, NIOCTXSYNC, NULL);
 	rxsync(&b);
-	HOLDS(nm_ring_empty(rx_ring(&b, 0)));
+	CHECK(nm_ring_empty(rx_ring(&b, 0)));
 }
 
-RULE("4-monitor-several", "several monitors of one ring each show everything")
+RULE("4-monitor-several", "several monitors of one ring each see all packets")
 {
 	struct port one, two;
 
@@ -173,106 +174,109 @@ RULE("4-monitor-several", "several monitors of one ring each show everything")
 	one = monitor("{1", NR_MONITOR_TX);
 	two = monitor("{1", NR_MONITOR_TX);
 	pass("x");
-	shows(&one, "x");
-	shows(&two, "x");
+	sees(&one, "x");
+	sees(&two, "x");
 }
 
-RULE("4-monitor-rings", "a monitor has as many rx rings as the watched port in its larger direction, each for its number")
+RULE("4-monitor-rings",
+    "a monitor has as many rx rings as the larger direction of the monitored port, with the same numbers")
 {
-	struct port m, p = open_port(own("{1"), WISH(.nr_tx_rings = 3, .nr_rx_rings = 2)), q = open_port(own("}1"), ANY);
+	struct port m, p = open_port(unique_name("{1"), REG(.nr_tx_rings = 3, .nr_rx_rings = 2)),
+	    q = open_port(unique_name("}1"), ALL_RINGS);
 	int revents;
 
 	m = monitor("{1", NR_MONITOR_TX | NR_MONITOR_RX);
-	SAME(m.nifp->ni_rx_rings, 3);
+	CHECK_EQ(m.nifp->ni_rx_rings, 3);
 	put(tx_ring(&p, 2), "x", 1, 0);
 	txsync(&p);
 	rxsync(&q);
-	SAME(poll_fd(m.fd, POLLIN, LONG, &revents), 1);
-	HOLDS(nm_ring_empty(rx_ring(&m, 0)) && nm_ring_empty(rx_ring(&m, 1)));
-	SAME(nm_ring_space(rx_ring(&m, 2)), 1);
+	CHECK_EQ(poll_fd(m.fd, POLLIN, TIMEOUT_MS, &revents), 1);
+	CHECK(nm_ring_empty(rx_ring(&m, 0)) && nm_ring_empty(rx_ring(&m, 1)));
+	CHECK_EQ(nm_ring_space(rx_ring(&m, 2)), 1);
 }
 
-RULE("4-monitor-one-ring", "a monitor of one ring shows that ring alone")
+RULE("4-monitor-one-ring", "a monitor of one ring sees that ring only")
 {
-	struct port m, p = open_port(own("{1"), WISH(.nr_tx_rings = 2, .nr_rx_rings = 2)), q = open_port(own("}1"), ANY);
+	struct port m, p = open_port(unique_name("{1"), REG(.nr_tx_rings = 2, .nr_rx_rings = 2)),
+	    q = open_port(unique_name("}1"), ALL_RINGS);
 	int revents;
 
-	m = open_port(own("{1"), WISH(.nr_flags = NR_MONITOR_TX, .nr_mode = NR_REG_ONE_NIC, .nr_ringid = 1));
+	m = open_port(unique_name("{1"), REG(.nr_flags = NR_MONITOR_TX, .nr_mode = NR_REG_ONE_NIC, .nr_ringid = 1));
 	put(tx_ring(&p, 0), "no", 3, 0);
 	txsync(&p);
-	SAME(poll_fd(m.fd, POLLIN, QUIET, &revents), 0);
+	CHECK_EQ(poll_fd(m.fd, POLLIN, QUIET, &revents), 0);
 	put(tx_ring(&p, 1), "yes", 4, 0);
 	txsync(&p);
-	SAME(poll_fd(m.fd, POLLIN, LONG, &revents), 1);
+	CHECK_EQ(poll_fd(m.fd, POLLIN, TIMEOUT_MS, &revents), 1);
 	rxsync(&q);
 }
 
-RULE("4-monitor-slots", "up to 4096 slots")
+RULE("4-monitor-slots", "a monitor has up to 4096 slots")
 {
 	struct port m;
 
 	open_pipe(0);
-	m = open_port(own("{1"), WISH(.nr_flags = NR_MONITOR_TX, .nr_rx_slots = 4096));
-	SAME(rx_ring(&m, 0)->num_slots, 4096);
+	m = open_port(unique_name("{1"), REG(.nr_flags = NR_MONITOR_TX, .nr_rx_slots = 4096));
+	CHECK_EQ(rx_ring(&m, 0)->num_slots, 4096);
 }
 
 /* The name of a monitor with these flags, by the kinds it has in it. */
 static void
-is_called(uint32_t flags, const char *kinds)
+monitor_exists(uint32_t flags, const char *kinds)
 {
 	struct port m;
 	char begin[32];
 
 	open_pipe(0);
 	m = monitor("{1", flags);
-	snprintf(begin, sizeof(begin), "%s/%s#", own("{1"), kinds);
+	snprintf(begin, sizeof(begin), "%s/%s#", unique_name("{1"), kinds);
 	if (strncmp(m.nifp->ni_name, begin, strlen(begin)) != 0)
 		rule_fails(__FILE__, __LINE__, "it is called %s, not %s...", m.nifp->ni_name, begin);
 }
 
-RULE("4-monitor-name", "a monitor is called by its parent's name, which kinds it is of, and a number")
+RULE("4-monitor-name", "a monitor's name consists of its parent's name, the letters of its kinds, and a number")
 {
-	is_called(NR_MONITOR_TX | NR_MONITOR_RX, "rt");
+	monitor_exists(NR_MONITOR_TX | NR_MONITOR_RX, "rt");
 }
 
-RULE("4-monitor-flags", "names ask for monitors with /r and /t, as the requests do with NR_MONITOR_RX and TX")
+RULE("4-monitor-flags", "/r and /t in names request monitors, like NR_MONITOR_RX and NR_MONITOR_TX")
 {
 	struct nmreq r;
-	int fd = device();
+	int fd = open_device();
 
 	open_pipe(0);
 	memset(&r, 0, sizeof(r));
-	snprintf(r.nr_name, sizeof(r.nr_name), "%s", own("{1"));
+	snprintf(r.nr_name, sizeof(r.nr_name), "%s", unique_name("{1"));
 	r.nr_version = NETMAP_API;
 	r.nr_flags = NR_REG_ALL_NIC | NR_MONITOR_TX;
-	WORKS(ioctl(fd, NIOCREGIF, &r));
-	HOLDS(r.nr_arg2 != a.reg.nr_mem_id);
+	CHECK_OK(ioctl(fd, NIOCREGIF, &r));
+	CHECK(r.nr_arg2 != a.reg.nr_mem_id);
 }
 
-RULE("4-monitor-over", "when the watched port is closed by all, its monitor has POLLERR")
+RULE("4-monitor-over", "after the last close of the monitored port its monitor returns POLLERR")
 {
 	struct port m;
 	int revents;
 
 	open_pipe(0);
 	m = monitor("{1", NR_MONITOR_TX);
-	WORKS(close(a.fd));
-	SAME(poll_fd(m.fd, POLLIN, LONG, &revents), 1);
-	HOLDS(revents & POLLERR);
+	CHECK_OK(close(a.fd));
+	CHECK_EQ(poll_fd(m.fd, POLLIN, TIMEOUT_MS, &revents), 1);
+	CHECK(revents & POLLERR);
 }
 
 /* ---- without copies */
 
-RULE("4-monitor-zcopy-region", "a monitor that does not copy lies in the region of what it watches")
+RULE("4-monitor-zcopy-region", "a zero-copy monitor is in the region of the monitored port")
 {
 	struct port m;
 
 	open_pipe(0);
 	m = monitor("}1", NR_ZCOPY_MON | NR_MONITOR_RX);
-	SAME(m.reg.nr_mem_id, a.reg.nr_mem_id);
+	CHECK_EQ(m.reg.nr_mem_id, a.reg.nr_mem_id);
 }
 
-RULE("4-monitor-zcopy-after", "it shows a received packet when its program has given it back")
+RULE("4-monitor-zcopy-after", "a zero-copy monitor sees a received packet once its program has released it")
 {
 	struct port m;
 	int revents;
@@ -282,13 +286,13 @@ RULE("4-monitor-zcopy-after", "it shows a received packet when its program has g
 	put(tx_ring(&a, 0), "one", 4, 0);
 	txsync(&a);
 	rxsync(&b);
-	SAME(poll_fd(m.fd, POLLIN, QUIET, &revents), 0);
+	CHECK_EQ(poll_fd(m.fd, POLLIN, QUIET, &revents), 0);
 	get(rx_ring(&b, 0));
 	rxsync(&b);
-	HOLDS(!(shows(&m, "one")->flags & NS_TXMON));
+	CHECK(!(sees(&m, "one")->flags & NS_TXMON));
 }
 
-RULE("4-monitor-zcopy-sent", "it shows a sent packet, flagged NS_TXMON, when its slot has come back")
+RULE("4-monitor-zcopy-sent", "a zero-copy monitor sees a sent packet, with NS_TXMON, once its slot was returned")
 {
 	struct port m;
 	int revents;
@@ -298,30 +302,31 @@ RULE("4-monitor-zcopy-sent", "it shows a sent packet, flagged NS_TXMON, when its
 	put(tx_ring(&a, 0), "one", 4, 0);
 	txsync(&a);
 	rxsync(&b);
-	SAME(poll_fd(m.fd, POLLIN, QUIET, &revents), 0);
+	CHECK_EQ(poll_fd(m.fd, POLLIN, QUIET, &revents), 0);
 	get(rx_ring(&b, 0));
 	rxsync(&b);
 	txsync(&a);
-	HOLDS(shows(&m, "one")->flags & NS_TXMON);
+	CHECK(sees(&m, "one")->flags & NS_TXMON);
 }
 
-RULE("4-monitor-zcopy-both", "it shows both directions, whichever was asked for")
+RULE("4-monitor-zcopy-both", "a zero-copy monitor sees both directions, whichever was requested")
 {
 	struct port m;
 
 	open_pipe(0);
 	m = monitor("{1", NR_ZCOPY_MON | NR_MONITOR_RX);
 	pass("one");
-	HOLDS(shows(&m, "one")->flags & NS_TXMON);
+	CHECK(sees(&m, "one")->flags & NS_TXMON);
 	put(tx_ring(&b, 0), "two", 4, 0);
 	txsync(&b);
 	rxsync(&a);
 	get(rx_ring(&a, 0));
 	rxsync(&a);
-	HOLDS(!(shows(&m, "two")->flags & NS_TXMON));
+	CHECK(!(sees(&m, "two")->flags & NS_TXMON));
 }
 
-RULE("4-monitor-zcopy-buffers", "it shows the very buffers; the watched slots have others in their place, and NS_BUF_CHANGED")
+RULE("4-monitor-zcopy-buffers",
+    "a zero-copy monitor gets the original buffers; the monitored slots get others, with NS_BUF_CHANGED")
 {
 	struct netmap_slot *watched;
 	uint32_t before;
@@ -335,32 +340,34 @@ RULE("4-monitor-zcopy-buffers", "it shows the very buffers; the watched slots ha
 	watched = get(rx_ring(&b, 0));
 	before = watched->buf_idx;
 	rxsync(&b);
-	SAME(shows(&m, "one")->buf_idx, before);
+	CHECK_EQ(sees(&m, "one")->buf_idx, before);
 	txsync(&a);
-	HOLDS(tx_ring(&a, 0)->slot[0].buf_idx != before);
-	HOLDS(tx_ring(&a, 0)->slot[0].flags & NS_BUF_CHANGED);
+	CHECK(tx_ring(&a, 0)->slot[0].buf_idx != before);
+	CHECK(tx_ring(&a, 0)->slot[0].flags & NS_BUF_CHANGED);
 }
 
-RULE("4-monitor-zcopy-slow", "one that does not read loses packets; the watched do not wait for it, and lose none")
+RULE("4-monitor-zcopy-slow",
+    "a zero-copy monitor that does not read loses packets; the monitored port loses none and does not wait")
 {
 	struct port m;
 	int i;
 
 	open_pipe(64);
-	m = open_port(own("}1"), WISH(.nr_flags = NR_ZCOPY_MON | NR_MONITOR_RX, .nr_rx_slots = 16, .nr_tx_slots = 16));
+	m = open_port(unique_name("}1"), REG(.nr_flags = NR_ZCOPY_MON | NR_MONITOR_RX, .nr_rx_slots = 16,
+	    .nr_tx_slots = 16));
 	for (i = 0; i < 200; i++)
 		pass("x");
 	rxsync(&m);
-	HOLDS(nm_ring_space(rx_ring(&m, 0)) < 200);
-	shows(&m, "x");
+	CHECK(nm_ring_space(rx_ring(&m, 0)) < 200);
+	sees(&m, "x");
 }
 
-RULE("4-monitor-zcopy-name", "it is called by its parent's name, a z among its kinds, and a number")
+RULE("4-monitor-zcopy-name", "a zero-copy monitor's name consists of its parent's name, letters with z, and a number")
 {
-	is_called(NR_ZCOPY_MON | NR_MONITOR_RX, "zrt");
+	monitor_exists(NR_ZCOPY_MON | NR_MONITOR_RX, "zrt");
 }
 
-RULE("4-monitor-zcopy-offsets", "it takes no OFFSETS: EOPNOTSUPP, also in the option's status")
+RULE("4-monitor-zcopy-offsets", "a zero-copy monitor with the OFFSETS option: EOPNOTSUPP, also in the option's status")
 {
 	struct nmreq_opt_offsets option;
 	struct port m;
@@ -370,13 +377,13 @@ RULE("4-monitor-zcopy-offsets", "it takes no OFFSETS: EOPNOTSUPP, also in the op
 	option.nro_opt.nro_reqtype = NETMAP_REQ_OPT_OFFSETS;
 	option.nro_max_offset = 64;
 	memset(&m, 0, sizeof(m));
-	m.fd = device();
+	m.fd = open_device();
 	m.hdr.nr_version = NETMAP_API;
 	m.hdr.nr_reqtype = NETMAP_REQ_REGISTER;
 	m.hdr.nr_body = (uintptr_t)&m.reg;
 	m.hdr.nr_options = (uintptr_t)&option;
-	snprintf(m.hdr.nr_name, sizeof(m.hdr.nr_name), "%s", own("{1"));
-	m.reg = WISH(.nr_flags = NR_ZCOPY_MON | NR_MONITOR_RX);
-	REFUSED(EOPNOTSUPP, ioctl(m.fd, NIOCCTRL, &m.hdr));
-	SAME(option.nro_opt.nro_status, EOPNOTSUPP);
+	snprintf(m.hdr.nr_name, sizeof(m.hdr.nr_name), "%s", unique_name("{1"));
+	m.reg = REG(.nr_flags = NR_ZCOPY_MON | NR_MONITOR_RX);
+	CHECK_ERRNO(EOPNOTSUPP, ioctl(m.fd, NIOCCTRL, &m.hdr));
+	CHECK_EQ(option.nro_opt.nro_status, EOPNOTSUPP);
 }

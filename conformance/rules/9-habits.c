@@ -21,8 +21,8 @@ ended_well(pid_t child)
 {
 	int status;
 
-	WORKS(waitpid(child, &status, 0));
-	HOLDS(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	CHECK_OK(waitpid(child, &status, 0));
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 /* A packet goes through. */
@@ -32,27 +32,29 @@ passes(const struct port *from, unsigned int tx, const struct port *to, unsigned
 	put(tx_ring(from, tx), "x", 1, 0);
 	txsync(from);
 	rxsync(to);
-	SAME(get(rx_ring(to, rx))->len, 1);
+	CHECK_EQ(get(rx_ring(to, rx))->len, 1);
 	rxsync(to);
 }
 
-RULE("9.1-private-bits", "slot bit 0x80, nr_flags bit 0x1000 and sem, all at once")
+RULE("9.1-private-bits", "slot bit 0x80, nr_flags bit 0x1000 and sem can be used by programs, all at once")
 {
-	struct port a = open_port(own("{1"), WISH(.nr_flags = 0x1000)), b = open_beside(&a, own("}1"), WISH(.nr_flags = 0x1000));
+	struct port a = open_port(unique_name("{1"), REG(.nr_flags = 0x1000)), b = open_in_region(&a, unique_name("}1"),
+	    REG(.nr_flags = 0x1000));
 	uint32_t *state = (uint32_t *)(void *)tx_ring(&a, 0)->sem;
 
 	*state = 12345;
 	put(tx_ring(&a, 0), "x", 1, 0x80);
 	txsync(&a);
 	rxsync(&b);
-	SAME(get(rx_ring(&b, 0))->len, 1);
-	SAME(*state, 12345);
+	CHECK_EQ(get(rx_ring(&b, 0))->len, 1);
+	CHECK_EQ(*state, 12345);
 }
 
-RULE("9.2-slot-at-tail", "a sender may leave a buffer in the slot at tail of a pipe: it is there when the slot is its own again")
+RULE("9.2-slot-at-tail",
+    "a sender can leave a buffer in the slot at tail of a pipe, and finds it there once it owns the slot again")
 {
-	struct port a = open_port(own("{1"), WISH(.nr_tx_slots = 8, .nr_rx_slots = 8, .nr_extra_bufs = 1));
-	struct port b = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), REG(.nr_tx_slots = 8, .nr_rx_slots = 8, .nr_extra_bufs = 1));
+	struct port b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 	struct netmap_ring *tx = tx_ring(&a, 0);
 	uint32_t extra = a.nifp->ni_bufs_head, tail, mine;
 	int i;
@@ -60,7 +62,7 @@ RULE("9.2-slot-at-tail", "a sender may leave a buffer in the slot at tail of a p
 	for (i = 0; i < 3; i++)
 		passes(&a, 0, &b, 0);
 	txsync(&a);
-	HOLDS(!nm_tx_pending(tx));
+	CHECK(!nm_tx_pending(tx));
 	tail = tx->tail;
 	mine = tx->slot[tail].buf_idx;
 	tx->slot[tail].buf_idx = extra;
@@ -70,14 +72,14 @@ RULE("9.2-slot-at-tail", "a sender may leave a buffer in the slot at tail of a p
 	for (i = 0; i < 2; i++)
 		passes(&a, 0, &b, 0);
 	txsync(&a);
-	HOLDS(tx->tail != tail);
-	SAME(tx->slot[tail].buf_idx, extra);
+	CHECK(tx->tail != tail);
+	CHECK_EQ(tx->slot[tail].buf_idx, extra);
 }
 
-RULE("9.2-drained-slots", "the slots of a pipe that come back hold each a buffer, none twice")
+RULE("9.2-drained-slots", "the returned slots of a pipe each hold a buffer, none twice")
 {
-	struct port a = open_port(own("{1"), WISH(.nr_tx_slots = 16, .nr_rx_slots = 16));
-	struct port b = open_beside(&a, own("}1"), WISH(.nr_extra_bufs = 8));
+	struct port a = open_port(unique_name("{1"), REG(.nr_tx_slots = 16, .nr_rx_slots = 16));
+	struct port b = open_in_region(&a, unique_name("}1"), REG(.nr_extra_bufs = 8));
 	struct netmap_ring *tx = tx_ring(&a, 0), *rx = rx_ring(&b, 0);
 	uint32_t extra = b.nifp->ni_bufs_head, i, j;
 
@@ -99,119 +101,123 @@ RULE("9.2-drained-slots", "the slots of a pipe that come back hold each a buffer
 	}
 	rxsync(&b);
 	txsync(&a);
-	HOLDS(!nm_tx_pending(tx));
+	CHECK(!nm_tx_pending(tx));
 	for (i = 0; i < 16; i++)
 		for (j = 0; j < 16; j++)
-			HOLDS(tx->slot[i].buf_idx >= 2 && (i == j || tx->slot[i].buf_idx != tx->slot[j].buf_idx));
+			CHECK(tx->slot[i].buf_idx >= 2 && (i == j || tx->slot[i].buf_idx != tx->slot[j].buf_idx));
 }
 
-RULE("9.3-all-and-each", "a file for all rings, then one for each while it is open, then the first is closed")
+RULE("9.3-all-and-each", "a file for all rings, one for each while it is open, then close of the first")
 {
-	struct port all = open_port(own("{1"), WISH(.nr_tx_rings = 3, .nr_rx_rings = 3)), each[3];
-	struct port peer = open_beside(&all, own("}1"), ANY);
+	struct port all = open_port(unique_name("{1"), REG(.nr_tx_rings = 3, .nr_rx_rings = 3)), each[3];
+	struct port peer = open_in_region(&all, unique_name("}1"), ALL_RINGS);
 	unsigned int i;
 
 	for (i = 0; i < 3; i++)
-		each[i] = open_beside(&all, own("{1"), WISH(.nr_mode = NR_REG_ONE_NIC, .nr_ringid = (uint16_t)i));
+		each[i] = open_in_region(&all, unique_name("{1"), REG(.nr_mode = NR_REG_ONE_NIC, .nr_ringid = (uint16_t)i));
 	passes(&all, 1, &peer, 1);
-	WORKS(close(all.fd));
+	CHECK_OK(close(all.fd));
 	for (i = 0; i < 3; i++)
 		passes(&each[i], i, &peer, i);
 }
 
-RULE("9.3-tx-only-threads", "a file for all rings and several for one, tx only, send on the same ring in turns")
+RULE("9.3-tx-only-threads", "a file for all rings and several tx-only files for one send on the same ring alternately")
 {
-	struct port all = open_port(own("{1"), WISH(.nr_tx_rings = 2, .nr_rx_rings = 2)), one, two;
-	struct port peer = open_beside(&all, own("}1"), ANY);
+	struct port all = open_port(unique_name("{1"), REG(.nr_tx_rings = 2, .nr_rx_rings = 2)), one, two;
+	struct port peer = open_in_region(&all, unique_name("}1"), ALL_RINGS);
 
-	one = open_beside(&all, own("{1"), WISH(.nr_mode = NR_REG_ONE_NIC, .nr_flags = NR_TX_RINGS_ONLY));
-	two = open_beside(&all, own("{1"), WISH(.nr_mode = NR_REG_ONE_NIC, .nr_flags = NR_TX_RINGS_ONLY));
+	one = open_in_region(&all, unique_name("{1"), REG(.nr_mode = NR_REG_ONE_NIC, .nr_flags = NR_TX_RINGS_ONLY));
+	two = open_in_region(&all, unique_name("{1"), REG(.nr_mode = NR_REG_ONE_NIC, .nr_flags = NR_TX_RINGS_ONLY));
 	passes(&one, 0, &peer, 0);
 	passes(&all, 0, &peer, 0);
 	passes(&two, 0, &peer, 0);
 	passes(&one, 0, &peer, 0);
 }
 
-RULE("9.4-map-outlives-file", "a mapping made through one file serves others of the region when that is closed")
+RULE("9.4-map-outlives-file", "a mapping made through one file can be used by others of the region after its close")
 {
-	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("{1"), ANY), c = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS), b = open_in_region(&a, unique_name("{1"), ALL_RINGS),
+	    c = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 
-	WORKS(close(a.fd));
+	CHECK_OK(close(a.fd));
 	passes(&b, 0, &c, 0);
-	WORKS(close(b.fd));
-	WORKS(close(c.fd));
+	CHECK_OK(close(b.fd));
+	CHECK_OK(close(c.fd));
 	/* And nobody's is still memory. */
 	*(volatile char *)a.mem;
-	WORKS(munmap(a.mem, a.reg.nr_memsize));
+	CHECK_OK(munmap(a.mem, a.reg.nr_memsize));
 }
 
-RULE("9.5-netmap_if", "a program may write ni_name and ni_bufs_head")
+RULE("9.5-netmap_if", "a program can write ni_name and ni_bufs_head")
 {
-	struct port a = open_port(own("{1"), WISH(.nr_extra_bufs = 2)), b = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), REG(.nr_extra_bufs = 2)), b = open_in_region(&a, unique_name("}1"),
+	    ALL_RINGS);
 
 	strcpy(a.nifp->ni_name, "mine");
 	a.nifp->ni_bufs_head = 0;
 	passes(&a, 0, &b, 0);
-	HOLDS(strcmp(a.nifp->ni_name, "mine") == 0);
-	SAME(a.nifp->ni_bufs_head, 0);
+	CHECK(strcmp(a.nifp->ni_name, "mine") == 0);
+	CHECK_EQ(a.nifp->ni_bufs_head, 0);
 }
 
-RULE("9.6-closed-twice", "a second close of the number: EBADF, and no harm to who else has the port")
+RULE("9.6-closed-twice", "a second close of the descriptor: EBADF, and no effect on other users of the port")
 {
-	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("{1"), ANY), c = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS), b = open_in_region(&a, unique_name("{1"), ALL_RINGS),
+	    c = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 
-	WORKS(close(a.fd));
-	REFUSED(EBADF, close(a.fd));
-	REFUSED(EBADF, ioctl(a.fd, NIOCTXSYNC));
+	CHECK_OK(close(a.fd));
+	CHECK_ERRNO(EBADF, close(a.fd));
+	CHECK_ERRNO(EBADF, ioctl(a.fd, NIOCTXSYNC));
 	passes(&b, 0, &c, 0);
 }
 
 RULE("9.7-fcntl", "F_GETFL, F_SETFL and F_SETFD work on the file")
 {
-	struct port a = open_port(own("{1"), ANY);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS);
 	int flags = fcntl(a.fd, F_GETFL);
 
-	WORKS(flags);
-	WORKS(fcntl(a.fd, F_SETFL, flags | O_NONBLOCK));
-	WORKS(fcntl(a.fd, F_SETFD, FD_CLOEXEC));
-	SAME(fcntl(a.fd, F_GETFD), FD_CLOEXEC);
+	CHECK_OK(flags);
+	CHECK_OK(fcntl(a.fd, F_SETFL, flags | O_NONBLOCK));
+	CHECK_OK(fcntl(a.fd, F_SETFD, FD_CLOEXEC));
+	CHECK_EQ(fcntl(a.fd, F_GETFD), FD_CLOEXEC);
 	txsync(&a);
 }
 
-RULE("9.7-poll_chk", "the fortified poll is poll")
+RULE("9.7-poll_chk", "__poll_chk is equivalent to poll")
 {
-	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS), b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 	struct pollfd p = { a.fd, POLLIN, 0 };
 
 	put(tx_ring(&a, 0), "x", 1, 0);
-	SAME(__poll_chk(&p, 1, 0, sizeof(p)), 0);
+	CHECK_EQ(__poll_chk(&p, 1, 0, sizeof(p)), 0);
 	rxsync(&b);
-	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
 }
 
-RULE("9.7-dup", "duplicates are the same file: the port is closed with the last")
+RULE("9.7-dup", "duplicates are the same file: closing the last closes the port")
 {
-	struct port a = open_port(own("{1"), WISH(.nr_flags = NR_EXCLUSIVE)), b = open_port(own("}1"), ANY), q;
+	struct port a = open_port(unique_name("{1"), REG(.nr_flags = NR_EXCLUSIVE)), b = open_port(unique_name("}1"),
+	    ALL_RINGS), q;
 	int one = dup(a.fd), two = fcntl(a.fd, F_DUPFD_CLOEXEC, 100), three = dup2(one, 200);
 
-	HOLDS(one >= 0 && two >= 100 && three == 200);
-	WORKS(close(a.fd));
-	WORKS(close(one));
+	CHECK(one >= 0 && two >= 100 && three == 200);
+	CHECK_OK(close(a.fd));
+	CHECK_OK(close(one));
 	put(tx_ring(&a, 0), "x", 1, 0);
-	WORKS(ioctl(two, NIOCTXSYNC));
-	WORKS(close(two));
-	REFUSED(EBUSY, bind_port(&q, device(), own("{1"), ANY));
-	WORKS(ioctl(three, NIOCTXSYNC));
+	CHECK_OK(ioctl(two, NIOCTXSYNC));
+	CHECK_OK(close(two));
+	CHECK_ERRNO(EBUSY, bind_port(&q, open_device(), unique_name("{1"), ALL_RINGS));
+	CHECK_OK(ioctl(three, NIOCTXSYNC));
 	rxsync(&b);
-	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
-	WORKS(dup2(2, three));
-	HOLDS(ioctl(three, NIOCTXSYNC) == -1);
-	WORKS(bind_port(&q, device(), own("{1"), ANY));
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
+	CHECK_OK(dup2(2, three));
+	CHECK(ioctl(three, NIOCTXSYNC) == -1);
+	CHECK_OK(bind_port(&q, open_device(), unique_name("{1"), ALL_RINGS));
 }
 
-RULE("9.7-fork", "a child goes on with the port, and parent and child may both")
+RULE("9.7-fork", "a forked child can use the port, and so can its parent")
 {
-	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS), b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 	pid_t child = fork();
 
 	if (child == 0) {
@@ -222,14 +228,15 @@ RULE("9.7-fork", "a child goes on with the port, and parent and child may both")
 	passes(&a, 0, &b, 0);
 }
 
-RULE("9.7-fork-daemonize", "the parent may end: the child has the port")
+RULE("9.7-fork-daemonize", "the parent can exit: the child keeps the port")
 {
-	struct port a = open_port(own("{1"), WISH(.nr_flags = NR_EXCLUSIVE)), b = open_beside(&a, own("}1"), ANY), q;
+	struct port a = open_port(unique_name("{1"), REG(.nr_flags = NR_EXCLUSIVE)), b = open_in_region(&a,
+	    unique_name("}1"), ALL_RINGS), q;
 	int ends[2], revents;
 	pid_t child;
 	char c;
 
-	WORKS(pipe(ends));
+	CHECK_OK(pipe(ends));
 	child = fork();
 	if (child == 0) {
 		pid_t between = getpid();
@@ -240,34 +247,34 @@ RULE("9.7-fork-daemonize", "the parent may end: the child has the port")
 				usleep(1000);
 			put(tx_ring(&a, 0), "x", 1, 0);
 			txsync(&a);
-			HOLDS(write(ends[1], "x", 1) == 1);
+			CHECK(write(ends[1], "x", 1) == 1);
 			pause();
 		}
 		_exit(0);
 	}
 	ended_well(child);
-	WORKS(close(a.fd));
-	HOLDS(read(ends[0], &c, 1) == 1);
-	SAME(poll_fd(b.fd, POLLIN, 10000, &revents), 1);
-	REFUSED(EBUSY, bind_port(&q, device(), own("{1"), ANY));
+	CHECK_OK(close(a.fd));
+	CHECK(read(ends[0], &c, 1) == 1);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, 10000, &revents), 1);
+	CHECK_ERRNO(EBUSY, bind_port(&q, open_device(), unique_name("{1"), ALL_RINGS));
 }
 
-RULE("9.7-bound-by-child", "a file that the parent opened and the child bound is bound for both")
+RULE("9.7-bound-by-child", "a file opened by the parent and bound by the child is bound for both")
 {
-	int fd = device();
+	int fd = open_device();
 	struct port p;
 	pid_t child = fork();
 
 	if (child == 0)
-		_exit(bind_port(&p, fd, own("{1"), ANY) != 0);
+		_exit(bind_port(&p, fd, unique_name("{1"), ALL_RINGS) != 0);
 	ended_well(child);
-	WORKS(ioctl(fd, NIOCRXSYNC));
-	REFUSED(EBUSY, bind_port(&p, fd, own("{1"), ANY));
+	CHECK_OK(ioctl(fd, NIOCRXSYNC));
+	CHECK_ERRNO(EBUSY, bind_port(&p, fd, unique_name("{1"), ALL_RINGS));
 }
 
 /* In another process, with the file alone: a packet goes out. */
 static int
-stranger(int fd, uint64_t memsize, uint64_t offset)
+other_process(int fd, uint64_t memsize, uint64_t offset)
 {
 	char *mem = mmap(NULL, memsize, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	struct port p = { .fd = fd, .mem = mem };
@@ -289,7 +296,7 @@ RULE("9.7-SCM_RIGHTS", "the file can be sent to another process, which syncs and
 	int pair[2];
 	pid_t child;
 
-	WORKS(socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+	CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
 	child = fork();
 	if (child == 0) {
 		int fd;
@@ -297,25 +304,25 @@ RULE("9.7-SCM_RIGHTS", "the file can be sent to another process, which syncs and
 		if (recvmsg(pair[1], &m, 0) != sizeof(told) || CMSG_FIRSTHDR(&m) == NULL)
 			_exit(9);
 		memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof(fd));
-		_exit(stranger(fd, told[0], told[1]));
+		_exit(other_process(fd, told[0], told[1]));
 	}
-	a = open_port(own("{1"), ANY);
-	b = open_beside(&a, own("}1"), ANY);
+	a = open_port(unique_name("{1"), ALL_RINGS);
+	b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 	told[0] = a.reg.nr_memsize;
 	told[1] = a.reg.nr_offset;
 	CMSG_FIRSTHDR(&m)->cmsg_level = SOL_SOCKET;
 	CMSG_FIRSTHDR(&m)->cmsg_type = SCM_RIGHTS;
 	CMSG_FIRSTHDR(&m)->cmsg_len = CMSG_LEN(sizeof(int));
 	memcpy(CMSG_DATA(CMSG_FIRSTHDR(&m)), &a.fd, sizeof(int));
-	HOLDS(sendmsg(pair[0], &m, 0) == sizeof(told));
+	CHECK(sendmsg(pair[0], &m, 0) == sizeof(told));
 	ended_well(child);
 	rxsync(&b);
-	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
 }
 
-RULE("9.7-exec", "a program that inherits the file has the port")
+RULE("9.7-exec", "a program that inherits the file over exec can use the port")
 {
-	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS), b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 	char fd[16], memsize[24], offset[24];
 	pid_t child;
 
@@ -332,25 +339,25 @@ RULE("9.7-exec", "a program that inherits the file has the port")
 	}
 	ended_well(child);
 	rxsync(&b);
-	SAME(nm_ring_space(rx_ring(&b, 0)), 1);
+	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
 }
 
 PART("9.7-exec-inside")
 {
-	_exit(stranger(atoi(getenv("RULE_FD")), strtoull(getenv("RULE_MEMSIZE"), NULL, 10),
+	_exit(other_process(atoi(getenv("RULE_FD")), strtoull(getenv("RULE_MEMSIZE"), NULL, 10),
 	    strtoull(getenv("RULE_OFFSET"), NULL, 10)));
 }
 
-RULE("9.7-CLOEXEC", "O_CLOEXEC at open is what the file has")
+RULE("9.7-CLOEXEC", "O_CLOEXEC at open sets FD_CLOEXEC")
 {
 	int fd = open(NETMAP_DEVICE_NAME, O_RDWR | O_CLOEXEC);
 
-	WORKS(fd);
-	SAME(fcntl(fd, F_GETFD), FD_CLOEXEC);
-	SAME(fcntl(device(), F_GETFD), 0);
+	CHECK_OK(fd);
+	CHECK_EQ(fcntl(fd, F_GETFD), FD_CLOEXEC);
+	CHECK_EQ(fcntl(open_device(), F_GETFD), 0);
 }
 
-RULE("9.9-version", "a program that asks about no port, with each version from 0 to 49, is answered from 14 on")
+RULE("9.9-version", "NIOCGINFO without a port, with each version from 0 to 49, succeeds from 14 on")
 {
 	uint32_t version;
 
@@ -358,15 +365,15 @@ RULE("9.9-version", "a program that asks about no port, with each version from 0
 		struct nmreq r = { .nr_version = version };
 
 		if (version < NETMAP_API)
-			REFUSED(EINVAL, ioctl(device(), NIOCGINFO, &r));
+			CHECK_ERRNO(EINVAL, ioctl(open_device(), NIOCGINFO, &r));
 		else
-			WORKS(ioctl(device(), NIOCGINFO, &r));
+			CHECK_OK(ioctl(open_device(), NIOCGINFO, &r));
 	}
 }
 
-RULE("9.11-poll-clients", "who injects and only polls for POLLIN sends, and drains")
+RULE("9.11-poll-clients", "a program that injects and only polls for POLLIN sends, and its ring drains")
 {
-	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS), b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 	int i, revents;
 
 	for (i = 0; i < 3000; i++) {
@@ -380,22 +387,22 @@ RULE("9.11-poll-clients", "who injects and only polls for POLLIN sends, and drai
 	rxsync(&b);
 	for (i = 0; i < 1000 && nm_tx_pending(tx_ring(&a, 0)); i++)
 		txsync(&a);
-	HOLDS(!nm_tx_pending(tx_ring(&a, 0)));
+	CHECK(!nm_tx_pending(tx_ring(&a, 0)));
 }
 
-RULE("9.12-mlockall", "all memory can be locked once the region is mapped")
+RULE("9.12-mlockall", "mlockall succeeds while the region is mapped")
 {
-	struct port a = open_port(own("{1"), ANY), b = open_beside(&a, own("}1"), ANY);
+	struct port a = open_port(unique_name("{1"), ALL_RINGS), b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 	struct rlimit limit;
 
-	WORKS(getrlimit(RLIMIT_MEMLOCK, &limit));
+	CHECK_OK(getrlimit(RLIMIT_MEMLOCK, &limit));
 	if (geteuid() != 0 && limit.rlim_cur < 2 * a.reg.nr_memsize)
 		rule_cannot("RLIMIT_MEMLOCK is too low here");
-	WORKS(mlockall(MCL_CURRENT | MCL_FUTURE));
+	CHECK_OK(mlockall(MCL_CURRENT | MCL_FUTURE));
 	passes(&a, 0, &b, 0);
 }
 
-RULE("9.13-old-headers", "programs with the headers of API 3, 11 or 12 are refused: EINVAL")
+RULE("9.13-old-headers", "programs compiled with the headers of API 3, 11 or 12: EINVAL")
 {
 	static const uint32_t old[] = { 3, 11, 12 };
 	struct nmreq r = { .nr_name = "lo" };
@@ -403,28 +410,28 @@ RULE("9.13-old-headers", "programs with the headers of API 3, 11 or 12 are refus
 
 	for (i = 0; i < sizeof(old) / sizeof(old[0]); i++) {
 		r.nr_version = old[i];
-		REFUSED(EINVAL, ioctl(device(), NIOCGINFO, &r));
-		REFUSED(EINVAL, ioctl(device(), NIOCREGIF, &r));
+		CHECK_ERRNO(EINVAL, ioctl(open_device(), NIOCGINFO, &r));
+		CHECK_ERRNO(EINVAL, ioctl(open_device(), NIOCREGIF, &r));
 	}
 }
 
-RULE("9.14-many", "a thousand opens and closes leave no file and no buffer behind")
+RULE("9.14-many", "a thousand opens and closes leak no file and no buffer")
 {
-	struct port keep = open_port(own("{1"), ANY), p;
+	struct port keep = open_port(unique_name("{1"), ALL_RINGS), p;
 	uint32_t all, i;
 	int before, after;
 
-	p = open_beside(&keep, own("{2"), WISH(.nr_extra_bufs = 1000000));
+	p = open_in_region(&keep, unique_name("{2"), REG(.nr_extra_bufs = 1000000));
 	all = p.reg.nr_extra_bufs;
-	WORKS(close(p.fd));
-	before = device();
-	WORKS(close(before));
+	CHECK_OK(close(p.fd));
+	before = open_device();
+	CHECK_OK(close(before));
 	for (i = 0; i < 1000; i++) {
-		p = open_beside(&keep, own("{2"), WISH(.nr_flags = NR_EXCLUSIVE));
-		WORKS(close(p.fd));
+		p = open_in_region(&keep, unique_name("{2"), REG(.nr_flags = NR_EXCLUSIVE));
+		CHECK_OK(close(p.fd));
 	}
-	after = device();
-	SAME(after, before);
-	p = open_beside(&keep, own("{2"), WISH(.nr_extra_bufs = 1000000));
-	SAME(p.reg.nr_extra_bufs, all);
+	after = open_device();
+	CHECK_EQ(after, before);
+	p = open_in_region(&keep, unique_name("{2"), REG(.nr_extra_bufs = 1000000));
+	CHECK_EQ(p.reg.nr_extra_bufs, all);
 }

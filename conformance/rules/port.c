@@ -7,7 +7,7 @@
 #define NAMES	8
 
 int
-device(void)
+open_device(void)
 {
 	int fd = open(NETMAP_DEVICE_NAME, O_RDWR);
 
@@ -17,7 +17,7 @@ device(void)
 }
 
 const char *
-own(const char *suffix)
+unique_name(const char *suffix)
 {
 	static char names[NAMES][NETMAP_REQ_IFNAMSIZ];
 	static unsigned int next;
@@ -28,7 +28,7 @@ own(const char *suffix)
 }
 
 void
-ask_again(struct ask *q, int type, const char *name)
+reinit_request(struct request *q, int type, const char *name)
 {
 	int fd = q->fd;
 
@@ -44,20 +44,20 @@ ask_again(struct ask *q, int type, const char *name)
 }
 
 void
-ask(struct ask *q, int type, const char *name)
+init_request(struct request *q, int type, const char *name)
 {
-	q->fd = device();
-	ask_again(q, type, name);
+	q->fd = open_device();
+	reinit_request(q, type, name);
 }
 
 int
-send_ask(struct ask *q)
+send_request(struct request *q)
 {
 	return ioctl(q->fd, NIOCCTRL, &q->hdr);
 }
 
 int
-bind_with(struct port *p, int fd, const char *name, struct nmreq_register wish, void *option)
+bind_with(struct port *p, int fd, const char *name, struct nmreq_register reg, void *option)
 {
 	memset(p, 0, sizeof(*p));
 	p->fd = fd;
@@ -66,22 +66,22 @@ bind_with(struct port *p, int fd, const char *name, struct nmreq_register wish, 
 	p->hdr.nr_body = (uintptr_t)&p->reg;
 	p->hdr.nr_options = (uintptr_t)option;
 	strncpy(p->hdr.nr_name, name, sizeof(p->hdr.nr_name) - 1);
-	p->reg = wish;
+	p->reg = reg;
 	return ioctl(fd, NIOCCTRL, &p->hdr);
 }
 
 int
-bind_port(struct port *p, int fd, const char *name, struct nmreq_register wish)
+bind_port(struct port *p, int fd, const char *name, struct nmreq_register reg)
 {
-	return bind_with(p, fd, name, wish, NULL);
+	return bind_with(p, fd, name, reg, NULL);
 }
 
 struct port
-open_port(const char *name, struct nmreq_register wish)
+open_port(const char *name, struct nmreq_register reg)
 {
 	struct port p;
 
-	if (bind_port(&p, device(), name, wish) != 0)
+	if (bind_port(&p, open_device(), name, reg) != 0)
 		rule_fails(__FILE__, __LINE__, "%s cannot be opened: %s", name, error_name(errno));
 	p.mem = mmap(NULL, p.reg.nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, p.fd, 0);
 	if (p.mem == MAP_FAILED)
@@ -91,11 +91,11 @@ open_port(const char *name, struct nmreq_register wish)
 }
 
 struct port
-open_beside(const struct port *other, const char *name, struct nmreq_register wish)
+open_in_region(const struct port *other, const char *name, struct nmreq_register reg)
 {
 	struct port p;
 
-	if (bind_port(&p, device(), name, wish) != 0)
+	if (bind_port(&p, open_device(), name, reg) != 0)
 		rule_fails(__FILE__, __LINE__, "%s cannot be opened: %s", name, error_name(errno));
 	if (p.reg.nr_mem_id != other->reg.nr_mem_id)
 		rule_fails(__FILE__, __LINE__, "%s is in region %u, not %u", name, p.reg.nr_mem_id, other->reg.nr_mem_id);
@@ -107,8 +107,8 @@ open_beside(const struct port *other, const char *name, struct nmreq_register wi
 void
 close_port(struct port *p)
 {
-	WORKS(munmap(p->mem, p->reg.nr_memsize));
-	WORKS(close(p->fd));
+	CHECK_OK(munmap(p->mem, p->reg.nr_memsize));
+	CHECK_OK(close(p->fd));
 }
 
 struct netmap_slot *
@@ -119,7 +119,7 @@ put(struct netmap_ring *ring, const void *data, unsigned int len, unsigned int f
 	if (nm_ring_empty(ring))
 		rule_fails(__FILE__, __LINE__, "no room in tx ring %u", ring->ringid);
 	if (data != NULL)
-		memcpy(data_of(ring, slot), data, len);
+		memcpy(slot_data(ring, slot), data, len);
 	slot->len = (uint16_t)len;
 	slot->flags = (uint16_t)flags;
 	ring->head = ring->cur = nm_ring_next(ring, ring->head);
@@ -162,7 +162,7 @@ poll_fd(int fd, int events, int limit_ms, int *revents)
 }
 
 char *
-last_page(void)
+guarded_page(void)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	char *two = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

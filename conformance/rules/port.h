@@ -19,13 +19,13 @@
 #include "rules.h"
 
 /* The device, opened once more. */
-int device(void);
+int open_device(void);
 
 /* The name of a port that no other rule uses: own("{1") is "r17{1" in rule 17. */
-const char *own(const char *suffix);
+const char *unique_name(const char *suffix);
 
 /* A request of NIOCCTRL. */
-struct ask {
+struct request {
 	int fd;
 	struct nmreq_header hdr;
 	union {
@@ -44,11 +44,11 @@ struct ask {
 };
 
 /* A request that is right, with a file of its own. REGISTER asks for all rings. */
-void ask(struct ask *q, int type, const char *name);
+void init_request(struct request *q, int type, const char *name);
 /* The same with the file that it has. */
-void ask_again(struct ask *q, int type, const char *name);
+void reinit_request(struct request *q, int type, const char *name);
 /* ioctl's result. */
-int send_ask(struct ask *q);
+int send_request(struct request *q);
 
 /* An open port. */
 struct port {
@@ -60,17 +60,17 @@ struct port {
 };
 
 /* What REGISTER asks for; what is not named is 0, and the mode all rings. */
-#define WISH(...)	((struct nmreq_register){ .nr_mode = NR_REG_ALL_NIC, __VA_ARGS__ })
-#define ANY		((struct nmreq_register){ .nr_mode = NR_REG_ALL_NIC })
+#define REG(...)	((struct nmreq_register){ .nr_mode = NR_REG_ALL_NIC, __VA_ARGS__ })
+#define ALL_RINGS		((struct nmreq_register){ .nr_mode = NR_REG_ALL_NIC })
 
 /* REGISTER by a file that has no port yet: ioctl's result. */
-int bind_port(struct port *p, int fd, const char *name, struct nmreq_register wish);
+int bind_port(struct port *p, int fd, const char *name, struct nmreq_register reg);
 /* The same with one of the structures nmreq_opt_*. */
-int bind_with(struct port *p, int fd, const char *name, struct nmreq_register wish, void *option);
+int bind_with(struct port *p, int fd, const char *name, struct nmreq_register reg, void *option);
 /* Opened and mapped, or the rule fails. */
-struct port open_port(const char *name, struct nmreq_register wish);
+struct port open_port(const char *name, struct nmreq_register reg);
 /* The same through another's mapping: both lie in one region. */
-struct port open_beside(const struct port *other, const char *name, struct nmreq_register wish);
+struct port open_in_region(const struct port *other, const char *name, struct nmreq_register reg);
 /* Unmapped and closed. */
 void close_port(struct port *p);
 
@@ -105,7 +105,7 @@ struct netmap_slot *put(struct netmap_ring *ring, const void *data, unsigned int
 struct netmap_slot *get(struct netmap_ring *ring);
 /* The data of a slot. */
 static inline char *
-data_of(struct netmap_ring *ring, const struct netmap_slot *slot)
+slot_data(struct netmap_ring *ring, const struct netmap_slot *slot)
 {
 	return NETMAP_BUF(ring, slot->buf_idx);
 }
@@ -117,6 +117,6 @@ void rxsync(const struct port *p);
 int poll_fd(int fd, int events, int limit_ms, int *revents);
 
 /* A page that can be read and written, before one that cannot. */
-char *last_page(void);
+char *guarded_page(void);
 
 #endif

@@ -14,11 +14,11 @@
 #include <unistd.h>
 
 /* Seconds that a rule may take: a limit of liveness, on a machine that is busy. */
-#define LIMIT	60
+#define RULE_TIMEOUT_S	60
 
 static struct rule *first, **last = &first;
 static const struct rule *current;
-static const char *door = "";
+static const char *access_method = "";
 static unsigned int number;
 
 void
@@ -29,9 +29,9 @@ rules_add(struct rule *rule)
 }
 
 int
-door_is(const char *name)
+access_is(const char *name)
 {
-	return strcmp(door, name) == 0;
+	return strcmp(access_method, name) == 0;
 }
 
 unsigned int
@@ -104,7 +104,7 @@ check_apart(const struct rule *rule)
 		/* With the whole group: what a rule started goes with it. */
 		setpgid(0, 0);
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		alarm(LIMIT);
+		alarm(RULE_TIMEOUT_S);
 		check(rule);
 	}
 	if (child < 0 || waitpid(child, &status, 0) != child) {
@@ -115,7 +115,7 @@ check_apart(const struct rule *rule)
 	if (WIFEXITED(status) && WEXITSTATUS(status) <= 1)
 		return WEXITSTATUS(status);
 	if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
-		snprintf(reason, sizeof(reason), "not over within %d s", LIMIT);
+		snprintf(reason, sizeof(reason), "not over within %d s", RULE_TIMEOUT_S);
 	else if (WIFSIGNALED(status))
 		snprintf(reason, sizeof(reason), "ended by signal %s", sigabbrev_np(WTERMSIG(status)));
 	else
@@ -131,20 +131,20 @@ main(int argc, char **argv)
 
 	if (argc == 2 && strcmp(argv[1], "--list") == 0) {
 		for (current = first; current != NULL; current = current->next)
-			if (current->says != NULL)
-				printf("%s\t%s\n", current->id, current->says);
+			if (current->text != NULL)
+				printf("%s\t%s\n", current->id, current->text);
 		return 0;
 	}
 	if (argc < 2 || argc > 3) {
 		fprintf(stderr, "usage: PROGRAM DOOR [RULE] | PROGRAM --list\n");
 		return 2;
 	}
-	door = argv[1];
+	access_method = argv[1];
 	for (current = first; current != NULL; current = current->next) {
 		number++;
 		if (argc == 3 && strcmp(argv[2], current->id) == 0)
 			check(current);
-		if (argc == 2 && current->says != NULL)
+		if (argc == 2 && current->text != NULL)
 			failed |= check_apart(current);
 	}
 	return argc == 3 ? 2 : failed;

@@ -31,7 +31,7 @@
 
 struct rule {
 	const char *id;		/* the section, and which of its rules */
-	const char *says;	/* NULL: a part of one */
+	const char *text;	/* NULL: a part of one */
 	void (*check)(void);
 	struct rule *next;
 };
@@ -45,8 +45,8 @@ void rules_add(struct rule *rule);
 	static struct rule self = { identity, sentence, check, NULL };	\
 	__attribute__((constructor)) static void add(void) { rules_add(&self); }	\
 	static void check(void)
-#define RULE(id, says)	\
-	RULES_DEFINE_(id, says, RULES_NAME_(check_, __LINE__), RULES_NAME_(rule_, __LINE__), RULES_NAME_(add_, __LINE__))
+#define RULE(id, text)	\
+	RULES_DEFINE_(id, text, RULES_NAME_(check_, __LINE__), RULES_NAME_(rule_, __LINE__), RULES_NAME_(add_, __LINE__))
 
 /* What a rule does in another program that it becomes: no rule itself, run by its ID alone. */
 #define PART(id)	\
@@ -58,7 +58,7 @@ void rule_fails(const char *file, int line, const char *format, ...)
 void rule_cannot(const char *reason) __attribute__((__noreturn__));
 
 /* Whether the program came through this door. */
-int door_is(const char *name);
+int access_is(const char *name);
 
 /* The number of the rule being checked, for names that no other rule has. */
 unsigned int rule_number(void);
@@ -67,7 +67,7 @@ unsigned int rule_number(void);
 const char *error_name(int error);
 
 /* This holds, or the rule fails. */
-#define HOLDS(what)	\
+#define CHECK(what)	\
 	do {	\
 		errno = 0;	\
 		if (!(what))	\
@@ -75,7 +75,7 @@ const char *error_name(int error);
 	} while (0)
 
 /* Two numbers are the same. */
-#define SAME(a, b)	\
+#define CHECK_EQ(a, b)	\
 	do {	\
 		long long a_ = (long long)(a), b_ = (long long)(b);	\
 		if (a_ != b_)	\
@@ -83,14 +83,14 @@ const char *error_name(int error);
 	} while (0)
 
 /* A call in the manner of the system's, which succeeds. */
-#define WORKS(call)	\
+#define CHECK_OK(call)	\
 	do {	\
 		if ((long)(call) == -1)	\
 			rule_fails(__FILE__, __LINE__, "%s: %s", #call, error_name(errno));	\
 	} while (0)
 
 /* Such a call, which fails with this errno. */
-#define REFUSED(error, call)	\
+#define CHECK_ERRNO(error, call)	\
 	do {	\
 		errno = 0;	\
 		if ((long)(call) != -1)	\

@@ -12,8 +12,8 @@
 #include "port.h"
 
 /* Milliseconds: long enough to be slept, and a limit of liveness. */
-#define SHORT	60
-#define LONG	20000
+#define DELAY_MS	60
+#define TIMEOUT_MS	20000
 
 /* A pipe, and a thread that after a while sends from a, or releases at b. */
 static struct port a, b;
@@ -21,8 +21,8 @@ static struct port a, b;
 static inline void
 open_pipe(uint32_t slots)
 {
-	a = open_port(own("{1"), WISH(.nr_tx_slots = slots, .nr_rx_slots = slots));
-	b = open_beside(&a, own("}1"), ANY);
+	a = open_port(unique_name("{1"), REG(.nr_tx_slots = slots, .nr_rx_slots = slots));
+	b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 }
 
 static inline void
@@ -41,7 +41,7 @@ fill(void)
 	txsync(&a);
 	rxsync(&b);
 	txsync(&a);
-	HOLDS(nm_ring_empty(tx_ring(&a, 0)));
+	CHECK(nm_ring_empty(tx_ring(&a, 0)));
 }
 
 static inline void
@@ -55,7 +55,7 @@ release(uint32_t n)
 static inline void *
 send_later(void *arg)
 {
-	usleep(SHORT * 1000);
+	usleep(DELAY_MS * 1000);
 	send_one();
 	return arg;
 }
@@ -63,17 +63,17 @@ send_later(void *arg)
 static inline void *
 release_later(void *arg)
 {
-	usleep(SHORT * 1000);
+	usleep(DELAY_MS * 1000);
 	release(5);
 	return arg;
 }
 
 static inline pthread_t
-later(void *(*what)(void *))
+start_thread(void *(*what)(void *))
 {
 	pthread_t t;
 
-	HOLDS(pthread_create(&t, NULL, what, NULL) == 0);
+	CHECK(pthread_create(&t, NULL, what, NULL) == 0);
 	return t;
 }
 

@@ -10,17 +10,17 @@
 
 /* A port on an interface. The kernel may need a moment to let go of a queue that was just closed. */
 struct port
-open_nic(const char *name, struct nmreq_register wish)
+open_nic(const char *name, struct nmreq_register reg)
 {
 	struct port p;
 	int i;
 
-	for (i = 0; i < LONG / 10; i++) {
-		if (bind_port(&p, device(), name, wish) == 0)
+	for (i = 0; i < TIMEOUT_MS / 10; i++) {
+		if (bind_port(&p, open_device(), name, reg) == 0)
 			break;
 		if (errno != EBUSY)
 			rule_fails(__FILE__, __LINE__, "%s cannot be opened: %s", name, error_name(errno));
-		WORKS(close(p.fd));
+		CHECK_OK(close(p.fd));
 		usleep(10000);
 	}
 	p.mem = mmap(NULL, p.reg.nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, p.fd, 0);
@@ -32,14 +32,14 @@ open_nic(const char *name, struct nmreq_register wish)
 
 /* A socket on an interface that sees what arrives there. */
 int
-wire(const char *name)
+open_wire(const char *name)
 {
 	struct sockaddr_ll at = { .sll_family = AF_PACKET, .sll_protocol = htons(ETH_P_ALL),
 		.sll_ifindex = (int)if_nametoindex(name) };
 	int fd = socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL));
 
-	WORKS(fd);
-	WORKS(bind(fd, (struct sockaddr *)&at, sizeof(at)));
+	CHECK_OK(fd);
+	CHECK_OK(bind(fd, (struct sockaddr *)&at, sizeof(at)));
 	return fd;
 }
 
@@ -57,7 +57,7 @@ frame(unsigned int n)
 
 /* The number of the next such frame on the wire, -1 if none comes. */
 int
-seen_on(int fd, int limit_ms)
+received_on_wire(int fd, int limit_ms)
 {
 	unsigned char bytes[2048];
 	struct pollfd p = { fd, POLLIN, 0 };
@@ -79,12 +79,12 @@ received_by(const struct port *p)
 	int revents;
 
 	for (;;) {
-		if (poll_fd(p->fd, POLLIN, LONG, &revents) != 1 || revents != POLLIN)
+		if (poll_fd(p->fd, POLLIN, TIMEOUT_MS, &revents) != 1 || revents != POLLIN)
 			return -1;
 		for (i = 0; i < p->nifp->ni_rx_rings; i++)
 			while (!nm_ring_empty(rx_ring(p, i))) {
 				struct netmap_slot *slot = get(rx_ring(p, i));
-				char *data = data_of(rx_ring(p, i), slot);
+				char *data = slot_data(rx_ring(p, i), slot);
 
 				if (slot->len < 18 || memcmp(data + 12, "\x88\xb5", 2) != 0)
 					continue;

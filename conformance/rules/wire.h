@@ -13,19 +13,19 @@
 
 /* Bytes of a test's frame, and milliseconds for what must happen. */
 #define FRAME	60
-#define LONG	20000
+#define TIMEOUT_MS	20000
 
 /* A port on an interface. The kernel may need a moment to let go of a queue that was just closed. */
-struct port open_nic(const char *name, struct nmreq_register wish);
+struct port open_nic(const char *name, struct nmreq_register reg);
 
 /* A socket on an interface that sees what arrives there. */
-int wire(const char *name);
+int open_wire(const char *name);
 
 /* A frame that no stack answers, which says which one it is. */
 const char *frame(unsigned int n);
 
 /* The number of the next such frame on the wire, -1 if none comes. */
-int seen_on(int fd, int limit_ms);
+int received_on_wire(int fd, int limit_ms);
 
 /* The number of the next such frame on any receive ring, waiting for it. */
 int received_by(const struct port *p);

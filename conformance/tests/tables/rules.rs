@@ -294,12 +294,12 @@ fn print(rows: &[Row]) -> Vec<String> {
 const BROKEN: &str = r#"
 #include <unistd.h>
 #include "port.h"
-RULE("holds", "") { HOLDS(1); }
-RULE("does-not-hold", "") { HOLDS(1 > 2); }
-RULE("differs", "") { SAME(1, 2); }
-RULE("is-not-refused", "") { REFUSED(EINVAL, 0); }
-RULE("refused-otherwise", "") { REFUSED(EINVAL, close(-1)); }
-RULE("does-not-work", "") { WORKS(close(-1)); }
+RULE("holds", "") { CHECK(1); }
+RULE("does-not-hold", "") { CHECK(1 > 2); }
+RULE("differs", "") { CHECK_EQ(1, 2); }
+RULE("is-not-refused", "") { CHECK_ERRNO(EINVAL, 0); }
+RULE("refused-otherwise", "") { CHECK_ERRNO(EINVAL, close(-1)); }
+RULE("does-not-work", "") { CHECK_OK(close(-1)); }
 RULE("crashes", "") { abort(); }
 RULE("ends-silently", "") { _exit(0); }
 RULE("ends-otherwise", "") { _exit(7); }
