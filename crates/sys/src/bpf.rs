@@ -1,4 +1,4 @@
-//! The calls of bpf(2) that are needed once an object file is loaded, with the kernel's own `errno`.
+//! bpf(2): loading objects, and the calls on loaded programs and maps, with the kernel's own `errno`.
 
 use std::error::Error;
 use std::io;
@@ -8,7 +8,8 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use aya::maps::Map;
 use aya::{Ebpf, EbpfLoader};
 
-use crate::xdp::classic::Insn;
+use crate::tuning::BPF_LOAD_TRIES;
+use crate::xdp::translate::Insn;
 
 /// Values of `enum bpf_cmd`.
 const MAP_LOOKUP_ELEM: libc::c_int = 1;
@@ -21,25 +22,23 @@ const LINK_CREATE: libc::c_int = 28;
 
 /// `BPF_PROG_TYPE_XDP` of `enum bpf_prog_type`.
 const PROG_TYPE_XDP: u32 = 6;
-/// `BPF_F_XDP_HAS_FRAGS`: frames may consist of several buffers (Linux 5.18).
+/// `BPF_F_XDP_HAS_FRAGS`: frames may span several buffers (Linux 5.18).
 const HAS_FRAGS: u32 = 1 << 5;
-/// Tries at loading a program: the kernel gives up with `EAGAIN` when a signal comes.
-const TRIES: u32 = 5;
 
 /// `BPF_XDP` of `enum bpf_attach_type`.
 const ATTACH_XDP: u32 = 37;
 
-/// Where a packet meets a program of the traffic control kind; values of `enum bpf_attach_type` (Linux 6.6).
+/// Hook of a tcx program; values of `enum bpf_attach_type` (Linux 6.6).
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
 pub(crate) enum Hook {
-    /// After it was received.
+    /// Received packets.
     Ingress = 46,
-    /// Before it is sent.
+    /// Packets to send.
     Egress = 47,
 }
 
-/// The beginnings of `union bpf_attr`, as far as each call looks, with no padding.
+/// Prefixes of `union bpf_attr`, as far as each call reads them, without padding.
 #[repr(C)]
 struct LinkCreate {
     prog_fd: RawFd,
@@ -104,27 +103,26 @@ struct ProgQuery {
 }
 
 /// # Safety
-/// `attr` is the beginning of a `union bpf_attr` that fits `command`, without padding, and what its pointers point to
-/// is what the command reads and writes.
+/// `attr` is a prefix of `union bpf_attr` for `command`, without padding, and its pointers are valid for the reads and
+/// writes of the command (K1, K5).
 unsafe fn bpf<T>(command: libc::c_int, attr: &mut T) -> io::Result<RawFd> {
-    // SAFETY: the kernel reads and writes `size_of::<T>()` bytes of a place that is ours; the rest is the caller's
-    // promise.
+    // SAFETY: K1, K5: the kernel reads and writes `size_of::<T>()` bytes of `attr`; its pointers are the caller's contract.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attr, size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
 }
 
-/// Attaches an XDP program to an interface of the calling thread's network namespace; gone with the last duplicate of
-/// the result. `flags` as in `XDP_FLAGS_*`.
+/// Attaches an XDP program to an interface of the calling thread's network namespace, until the last duplicate of the
+/// result is closed. `flags` are `XDP_FLAGS_*`.
 pub(crate) fn link_xdp(program: impl AsFd, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
     link(program, ifindex, ATTACH_XDP, flags)
 }
 
-/// The same for a program of the traffic control kind, behind those that are attached already.
+/// Attaches a tcx program, after those that are already attached, until the last duplicate of the result is closed.
 pub(crate) fn link_tcx(program: impl AsFd, ifindex: u32, hook: Hook) -> io::Result<OwnedFd> {
     link(program, ifindex, hook as u32, 0)
 }
 
-/// The numbers of the programs of the traffic control kind that are attached there, 64 at most.
+/// Returns the ids of the tcx programs that are attached to a hook, at most 64.
 pub(crate) fn attached_tcx(ifindex: u32, hook: Hook) -> io::Result<Vec<u32>> {
     let mut ids = vec![0u32; 64];
     let mut attr = ProgQuery {
@@ -134,7 +132,7 @@ pub(crate) fn attached_tcx(ifindex: u32, hook: Hook) -> io::Result<Vec<u32>> {
         count: ids.len() as u32,
         ..ProgQuery::default()
     };
-    // SAFETY: the kernel writes at most `count` numbers to `ids`, which is alive.
+    // SAFETY: K1, K5: the kernel writes at most `count` ids to `ids`.
     unsafe { bpf(PROG_QUERY, &mut attr) }?;
     ids.truncate(attr.count as usize);
     Ok(ids)
@@ -143,9 +141,9 @@ pub(crate) fn attached_tcx(ifindex: u32, hook: Hook) -> io::Result<Vec<u32>> {
 fn link(program: impl AsFd, target_ifindex: u32, attach_type: u32, flags: u32) -> io::Result<OwnedFd> {
     let prog_fd = program.as_fd().as_raw_fd();
     let mut attr = LinkCreate { prog_fd, target_ifindex, attach_type, flags };
-    // SAFETY: no pointers.
+    // SAFETY: K5: the structure contains no pointer.
     let fd = unsafe { bpf(LINK_CREATE, &mut attr) }?;
-    // SAFETY: the kernel just made this descriptor, close-on-exec, for us alone.
+    // SAFETY: K2: the kernel has just created this descriptor, close-on-exec.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -162,50 +160,49 @@ pub(crate) fn load_xdp(insns: &[Insn], frags: bool) -> io::Result<OwnedFd> {
         ..ProgLoad::default()
     };
     for tries in 1.. {
-        // SAFETY: `insns` is as many of the kernel's instructions as it says, the licence ends with a NUL; both are
-        // alive.
+        // SAFETY: K1, K5: `insn_cnt` is the number of instructions, the licence is NUL-terminated; both outlive the call.
         match unsafe { bpf(PROG_LOAD, &mut attr) } {
-            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && tries < TRIES => {}
-            // SAFETY: the kernel just made this descriptor, close-on-exec, for us alone.
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && tries < BPF_LOAD_TRIES => {}
+            // SAFETY: K2: the kernel has just created this descriptor, close-on-exec.
             result => return Ok(unsafe { OwnedFd::from_raw_fd(result?) }),
         }
     }
     unreachable!("the last try returns")
 }
 
-/// Puts a descriptor (a socket, a program) into a map from numbers to such.
+/// Stores a descriptor (a socket, a program) in a map of such.
 pub(crate) fn map_set(map: impl AsFd, key: u32, value: impl AsFd) -> io::Result<()> {
     let value = value.as_fd().as_raw_fd();
     let mut attr = element(map, &key, &raw const value as u64);
-    // SAFETY: the maps that hold descriptors have keys and values of 4 bytes, which is what both are.
+    // SAFETY: K1, K5: maps of descriptors have keys and values of 4 bytes, as have both arguments.
     unsafe { bpf(MAP_UPDATE_ELEM, &mut attr) }.map(drop)
 }
 
-/// Takes out what [`map_set`] put in: `ENOENT` if there is nothing.
+/// Deletes an entry of [`map_set`]; `ENOENT` if there is none.
 pub(crate) fn map_unset(map: impl AsFd, key: u32) -> io::Result<()> {
     let mut attr = element(map, &key, 0);
-    // SAFETY: as in `map_set`.
+    // SAFETY: K1, K5: as in `map_set`.
     unsafe { bpf(MAP_DELETE_ELEM, &mut attr) }.map(drop)
 }
 
-/// Writes the only value of an array.
+/// Writes element 0 of an array map.
 ///
 /// # Safety
-/// The values of `map`, an array, are `T`s.
+/// `map` is an array map with elements of type `T` (K5).
 pub(crate) unsafe fn array_set<T: Copy>(map: impl AsFd, value: &T) -> io::Result<()> {
     let mut attr = element(map, &0, &raw const *value as u64);
-    // SAFETY: an array has keys of 4 bytes, and values of the caller's size.
+    // SAFETY: K1, K5: an array has keys of 4 bytes, and elements of the size that the caller guarantees.
     unsafe { bpf(MAP_UPDATE_ELEM, &mut attr) }.map(drop)
 }
 
-/// Reads the only value of an array of numbers.
+/// Reads element 0 of an array map of numbers.
 ///
 /// # Safety
-/// The values of `map`, an array, are `u64`s.
+/// `map` is an array map with elements of type `u64` (K5).
 pub(crate) unsafe fn array_get(map: impl AsFd) -> io::Result<u64> {
     let mut value = 0u64;
     let mut attr = element(map, &0, &raw mut value as u64);
-    // SAFETY: an array has keys of 4 bytes, and values of the size of `value`, which is ours.
+    // SAFETY: K1, K5: an array has keys of 4 bytes, and elements of the size of `value`.
     unsafe { bpf(MAP_LOOKUP_ELEM, &mut attr) }?;
     Ok(value)
 }
@@ -214,8 +211,8 @@ fn element(map: impl AsFd, key: &u32, value: u64) -> MapElem {
     MapElem { map_fd: map.as_fd().as_raw_fd(), zero: 0, key: &raw const *key as u64, value, flags: 0 }
 }
 
-/// What an XDP program returns for a frame that it is shown and that goes nowhere. The receive queue is queue 0 of `lo`
-/// in the calling thread's network namespace.
+/// Runs an XDP program on a frame, which is not delivered, and returns its result. The receive queue is queue 0 of `lo` in
+/// the calling thread's network namespace.
 pub(crate) fn test_run(program: impl AsFd, frame: &[u8]) -> io::Result<u32> {
     let mut attr = TestRun {
         prog_fd: program.as_fd().as_raw_fd(),
@@ -224,21 +221,21 @@ pub(crate) fn test_run(program: impl AsFd, frame: &[u8]) -> io::Result<u32> {
         repeat: 1,
         ..TestRun::default()
     };
-    // SAFETY: the kernel reads the frame, which is alive, and writes nowhere but into `attr`.
+    // SAFETY: K1, K5: the kernel reads the frame, which outlives the call, and writes only to `attr`.
     unsafe { bpf(PROG_TEST_RUN, &mut attr) }?;
     Ok(attr.retval)
 }
 
-/// The `errno` at the bottom of a loader's error. Where the kernel said nothing, the object file is at fault.
-pub(crate) fn kernels_error(error: &(dyn Error + 'static)) -> io::Error {
+/// Returns the `errno` inside an error of the loader. Without an `errno` the object file is invalid.
+pub(crate) fn errno_of(error: &(dyn Error + 'static)) -> io::Error {
     std::iter::successors(Some(error), |&e| e.source())
         .find_map(|e| e.downcast_ref::<io::Error>()?.raw_os_error())
         .map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
 }
 
-/// Takes up an object file and makes its maps, the one that `sized` names with so many entries. Nothing in our objects
-/// depends on the kernel's own types, so the loader needs no list of them; but it reads that list, megabytes, when it is
-/// made, and therefore is made once.
+/// Loads an object file and creates its maps; `sized` sets the number of entries of one map. The objects do not depend on the
+/// kernel's types, so the loader needs no list of them (BTF); but it reads that list, megabytes, when it is created, and is
+/// therefore created once.
 pub(crate) fn load(object: &[u8], sized: Option<(&'static str, u32)>) -> io::Result<Ebpf> {
     static LOADER: LazyLock<Mutex<EbpfLoader<'static>>> = LazyLock::new(|| Mutex::new(EbpfLoader::new()));
     let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -246,18 +243,18 @@ pub(crate) fn load(object: &[u8], sized: Option<(&'static str, u32)>) -> io::Res
     if let Some((map, entries)) = sized {
         loader.map_max_entries(map, entries);
     }
-    loader.load(object).map_err(|e| kernels_error(&e))
+    loader.load(object).map_err(|e| errno_of(&e))
 }
 
-/// A map of a loaded object.
+/// Returns an array map of a loaded object.
 pub(crate) fn array(object: &Ebpf, name: &str) -> io::Result<OwnedFd> {
     match object.map(name) {
         Some(Map::Array(map)) => map.fd().as_fd().try_clone_to_owned(),
-        _ => Err(foreign_object()),
+        _ => Err(object_mismatch()),
     }
 }
 
-/// What an embedded object file lacks.
-pub(crate) fn foreign_object() -> io::Error {
-    io::Error::other("an embedded object is not what its source in bpf/ compiles to; build from unchanged sources")
+/// The error for a program or map that an embedded object file lacks.
+pub(crate) fn object_mismatch() -> io::Error {
+    io::Error::other("an embedded BPF object does not match its source in crates/sys/bpf; build from unchanged sources")
 }

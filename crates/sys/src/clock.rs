@@ -1,8 +1,8 @@
-//! Time.
+//! Clocks and short pauses.
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds of `CLOCK_MONOTONIC`: the same clock in every process of this machine, never goes back.
+/// Returns nanoseconds of `CLOCK_MONOTONIC`: the same clock in every process of this machine, never goes back.
 #[inline]
 pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
@@ -10,25 +10,25 @@ pub fn now_ns() -> u64 {
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
-/// Wall clock time as `(seconds since 1970, microseconds 0..1_000_000)`: what a `struct timeval` holds.
+/// Returns wall clock time as `(seconds since 1970, microseconds 0..1_000_000)`, the content of a `struct timeval`.
 #[inline]
 pub fn wall_us() -> (i64, i64) {
     let now = clock_gettime(ClockId::Realtime);
     (now.tv_sec, now.tv_nsec / 1000)
 }
 
-/// Tells the core that this is a spin loop; costs tens of cycles.
+/// Signals the core that this is a spin loop; costs tens of cycles.
 #[inline]
 pub fn spin_hint() {
     std::hint::spin_loop();
 }
 
-/// Waits until what was loaded before is there, some ten cycles: so that a loop that looks at memory which another core
-/// is about to write does not look ahead, and has nothing to take back when it is written.
+/// Waits until earlier loads have completed, some ten cycles. A loop that polls memory which another core is about to
+/// write then does not speculate ahead, and has nothing to roll back when the write arrives.
 #[inline(always)]
 pub fn short_pause() {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: needs SSE2, which every x86-64 processor has.
+    // SAFETY: K8: lfence needs SSE2, which every x86-64 processor has.
     unsafe {
         std::arch::x86_64::_mm_lfence()
     };
@@ -56,7 +56,7 @@ mod tests {
         let (sec, usec) = wall_us();
         let std = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
         assert!((0..1_000_000).contains(&usec));
-        // An hour of slack: this asks for the right clock and unit, not for punctuality.
+        // An hour of slack: the test checks the clock and the unit, not the accuracy.
         assert!(sec.unsigned_abs().abs_diff(std) < 3600);
     }
 }

@@ -1,44 +1,42 @@
-//! Eventfds of the program's: others write them to wake us, and we to wake others.
+//! Eventfds created by the program: other processes write them to wake this one, and this process writes them to wake
+//! others.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
-/// Another descriptor for the program's eventfd `fd`, close-on-exec.
+/// Duplicates the program's eventfd `fd`; the duplicate is close-on-exec.
 ///
 /// # Errors
-/// `EBADF` when it is not open; `EINVAL` when it is no eventfd; `EMFILE`.
+/// `EBADF` if it is not open; `EINVAL` if it is not an eventfd; `EMFILE`.
 pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(Errno::BADF.into());
     }
-    // SAFETY: the program keeps the descriptor open during its call; if it does not, the kernel says so.
+    // SAFETY: K2: borrowed for this call only; the program keeps the descriptor open, else the kernel answers EBADF.
     let fd = fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(fd) }, 0)?;
-    use std::os::fd::AsRawFd;
     match std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())) {
-        Ok(what) if what.as_os_str() != "anon_inode:[eventfd]" => Err(Errno::INVAL.into()),
-        // Without /proc it cannot be told; a write of 8 bytes to something else is the program's wish.
+        Ok(target) if target.as_os_str() != "anon_inode:[eventfd]" => Err(Errno::INVAL.into()),
+        // Without /proc the kind cannot be checked; the program then accepts a write of 8 bytes to another kind of file.
         _ => Ok(fd),
     }
 }
 
-/// Wakes who waits for it. One that nobody has read for 2^64 - 2 times, and is blocking, would make us wait: its owner wishes
-/// so.
+/// Adds 1 to the counter, which wakes all waiters. Blocks only on a blocking eventfd whose counter has reached
+/// 2^64 - 2; its creator has chosen that.
 pub fn signal(fd: impl AsFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
-
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
 
     #[test]
-    fn only_eventfds_are_taken() {
+    fn only_eventfds_are_accepted() {
         let good = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let copy = duplicate(good.as_raw_fd()).unwrap();
         signal(&copy);

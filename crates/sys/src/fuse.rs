@@ -1,13 +1,12 @@
-//! Files that this process serves (FUSE): a mount, the requests that come from it, and files whose memory is another
-//! file's (passthrough).
+//! A FUSE server: a mount, its requests and replies, and files whose memory is that of another file (passthrough).
 //!
 //! ```text
 //! program: open, ioctl, poll  -->  kernel  -->  Device::read, Request::parse   one request after the other
-//!                             <--          <--  Device::answer                 in any order, by its number
-//! program: mmap               <-->         the pages of the file that OPEN named (Device::pass)
+//!                             <--          <--  Device::reply                  in any order, by request number
+//! program: mmap               <-->         pages of the backing file that OPEN named (Device::open_backing)
 //! ```
-//! Only what a device file needs: folders, links and files of a fixed size, no data of its own. The layouts are those of
-//! the kernel's `linux/fuse.h`, version 7.40, which Linux 6.9 has.
+//! It supports only what a device file needs: directories, symbolic links and files of a fixed size, without data of its
+//! own. The layouts are those of the kernel's `linux/fuse.h`, version 7.40 (Linux 6.9).
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -21,54 +20,50 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// How our mounts are called in `/proc/self/mountinfo`.
-pub const SOURCE: &str = "unetmapd";
-const KIND: &str = "fuse.unetmap";
+use crate::tuning::{FUSE_ENTRY_VALID_S, FUSE_MAX_BACKGROUND};
 
-/// Bytes that a buffer for [`Device::read`] needs: the kernel's least, and more than any request of ours.
+/// Source of the mounts of this module in `/proc/self/mountinfo`.
+pub const MOUNT_SOURCE: &str = "unetmapd";
+const FS_TYPE: &str = "fuse.unetmap";
+
+/// Bytes that a buffer for [`Device::read`] needs: at least the kernel's minimum, and more than any request here.
 pub const REQUEST_BYTES: usize = 8192 + 4096;
 
 /// `FUSE_DEV_IOC_BACKING_OPEN`, `FUSE_DEV_IOC_BACKING_CLOSE` of linux/fuse.h.
 const BACKING_OPEN: libc::c_ulong = 0x4010_E501;
 const BACKING_CLOSE: libc::c_ulong = 0x4004_E502;
 
-/// Of FUSE_INIT.
+/// Flags and version of FUSE_INIT.
 const INIT_EXT: u64 = 1 << 30;
 const PASSTHROUGH: u64 = 1 << 37;
 const MAJOR: u32 = 7;
 const MINOR: u32 = 40;
-/// Of FUSE_OPEN: no page cache; no request at each close; memory is the backing file's.
+/// Flags of FUSE_OPEN: no page cache; no FLUSH request at close; passthrough to the backing file.
 const OPEN_FLAGS: u32 = 1 | 1 << 5 | 1 << 7;
-/// Of FUSE_POLL: somebody is about to sleep.
+/// Flag of FUSE_POLL: the caller is about to sleep.
 const SCHEDULE_NOTIFY: u32 = 1;
-/// A message of ours that is no answer: whoever polls a file is to ask again.
+/// Notification to the kernel: pollers of a file must poll again.
 const NOTIFY_POLL: i32 = 1;
-/// Another: the kernel is to send what it keeps of a node's data, which is nothing.
+/// Notification to the kernel: send the cached data of a node, of which there is none.
 const NOTIFY_RETRIEVE: i32 = 5;
-/// Requests without an answer that may be under way; the closing of files is one.
-const MOST_BACKGROUND: u16 = u16::MAX;
+/// The node of the mount's root directory (`FUSE_ROOT_ID`).
+pub const ROOT_NODE: u64 = 1;
 
-/// The folder's node, which the kernel knows from the start.
-pub const FOLDER: u64 = 1;
-
-/// Bytes of a file, as it says: 1 TiB.
+/// Size of each file in its attributes: 1 TiB.
 pub const FILE_BYTES: u64 = 1 << 40;
-
-/// Seconds for which the kernel need not ask for a folder again: 34 years.
-const LONG: u64 = 1 << 30;
 
 const S_IFDIR: u32 = 0o40000;
 const S_IFREG: u32 = 0o100_000;
 const S_IFLNK: u32 = 0o120_000;
 
-/// What a node is.
+/// Kind of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A folder, which stays: the kernel does not ask for it again, so that it can be mounted upon.
-    Folder,
-    /// A symbolic link. The kernel asks each time where to.
-    Link,
-    /// A file, which is that node for this time only.
+    /// A directory that never changes: the kernel caches it without limit, so that it can be a mount point.
+    Directory,
+    /// A symbolic link. The kernel requests its target at each use.
+    Symlink,
+    /// A file. The kernel does not cache its name.
     File,
 }
 
@@ -209,127 +204,127 @@ const _: () = assert!(size_of::<InHeader>() == 40 && size_of::<OutHeader>() == 1
 const _: () = assert!(size_of::<Attr>() == 88 && size_of::<EntryOut>() == 128 && size_of::<AttrOut>() == 104);
 const _: () = assert!(size_of::<IoctlIn>() == 32 && size_of::<IoctlOut>() == 16 && size_of::<PollIn>() == 24);
 
-/// Who made a request, as the kernel says.
+/// Credentials of the thread that made a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct From {
+pub struct Requester {
     /// File system user id.
     pub uid: u32,
     /// File system group id.
     pub gid: u32,
-    /// The thread, in our pid namespace; 0 when it is in one that we cannot see.
+    /// The thread, in this process's pid namespace; 0 if its pid namespace is not visible.
     pub tid: u32,
 }
 
 /// A request.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// Names it in the answer.
+    /// Number that identifies it in the reply.
     pub unique: u64,
-    /// The file or folder that it is about.
+    /// The file or directory that it refers to.
     pub node: u64,
-    /// Who asks.
-    pub from: From,
-    /// What is asked.
+    /// The requesting thread.
+    pub from: Requester,
+    /// The operation.
     pub op: Op<'a>,
 }
 
-/// What is asked.
+/// The operation of a request.
 #[derive(Debug)]
 pub enum Op<'a> {
-    /// What this server can do: answered by [`Device::agree`].
+    /// FUSE_INIT: answered by [`Device::reply_init`].
     Init {
-        /// What the kernel can.
-        offered: Offer,
+        /// Version and features that the kernel offers.
+        offered: KernelFeatures,
     },
-    /// Which node has that name in the folder.
+    /// FUSE_LOOKUP: the node of this name in the directory.
     Lookup(&'a OsStr),
-    /// Where the link leads.
+    /// FUSE_READLINK: the target of the symbolic link.
     Readlink,
-    /// Size, mode and the like; a change of them is asked for and answered alike.
-    Attributes,
-    /// Opens the node, or the folder.
+    /// FUSE_GETATTR and FUSE_SETATTR: both have the attributes as reply.
+    GetSetAttr,
+    /// FUSE_OPEN and FUSE_OPENDIR.
     Open {
-        /// Whether it is the folder.
-        folder: bool,
+        /// Whether the node is a directory.
+        directory: bool,
     },
-    /// The last duplicate of an open file is closed.
+    /// FUSE_RELEASE: the last duplicate of an open file is closed.
     Release {
-        /// Which.
+        /// The open file.
         fh: u64,
     },
-    /// `ioctl`.
+    /// FUSE_IOCTL.
     Ioctl {
-        /// Of which open file.
+        /// The open file.
         fh: u64,
-        /// The request's number.
+        /// The ioctl number.
         cmd: u32,
-        /// What the argument points to, where the number says that it is read.
+        /// Bytes that the argument points to, if the ioctl number declares that they are read.
         data: &'a [u8],
-        /// Bytes that may be written back there.
+        /// Bytes that may be written back to the argument.
         room: u32,
     },
-    /// Which of these events an open file has.
+    /// FUSE_POLL: which of these events an open file has.
     Poll {
-        /// Which.
+        /// The open file.
         fh: u64,
-        /// Names it in [`Device::notify`].
+        /// Handle for [`Device::notify_poll`].
         kh: u64,
         /// POLLIN and so on.
         events: u32,
-        /// Whether somebody is about to sleep until they come.
+        /// Whether the caller is about to sleep until they occur.
         sleeps: bool,
     },
-    /// The one that made the request of that number was sent a signal, and waits all the same.
+    /// FUSE_INTERRUPT: the thread that made the request of this number has received a signal, and still waits.
     Interrupt(u64),
-    /// [`Device::mark`] put it there, with that number as its own; wants no answer.
-    Mark,
-    /// What wants no answer.
+    /// The reply to [`Device::queue_marker`], with the marker's number as its own; has no reply.
+    NotifyReply,
+    /// FUSE_FORGET and FUSE_BATCH_FORGET: have no reply.
     Forget,
-    /// What is granted by an empty answer: to list the folder, to close it.
-    Nothing,
-    /// Reading or writing a file, not its memory.
-    Transfer,
-    /// What we have not, and its number.
+    /// FUSE_READDIR and FUSE_RELEASEDIR: an empty reply grants them.
+    ReadOrReleaseDir,
+    /// FUSE_READ and FUSE_WRITE.
+    ReadWrite,
+    /// An operation that is not supported, by number.
     Other(u32),
 }
 
-/// What the kernel offers.
+/// Version and features that the kernel offers in FUSE_INIT.
 #[derive(Clone, Copy, Debug)]
-pub struct Offer {
+pub struct KernelFeatures {
     /// Version 7.minor.
     pub minor: u32,
     flags: u64,
 }
 
-impl Offer {
-    /// Whether files can have another file's memory.
+impl KernelFeatures {
+    /// Returns whether files can be backed by the memory of another file.
     pub fn passthrough(self) -> bool {
         self.flags & PASSTHROUGH != 0 && self.minor >= MINOR
     }
 }
 
 impl<'a> Request<'a> {
-    /// Takes a message apart; `None` when it is shorter than it must be.
+    /// Decodes a message; `None` if it is too short.
     pub fn parse(bytes: &'a [u8]) -> Option<Request<'a>> {
         let (head, body) = InHeader::read_from_prefix(bytes).ok()?;
         let number = |at: usize| Some(u64::from_ne_bytes(body.get(at..at + 8)?.try_into().ok()?));
         let op = match head.opcode {
             1 => Op::Lookup(OsStr::from_bytes(body.split(|&b| b == 0).next()?)),
             2 | 42 => Op::Forget,
-            3 | 4 => Op::Attributes,
+            3 | 4 => Op::GetSetAttr,
             5 => Op::Readlink,
-            14 => Op::Open { folder: false },
-            27 => Op::Open { folder: true },
-            28 | 29 => Op::Nothing,
-            15 | 16 => Op::Transfer,
+            14 => Op::Open { directory: false },
+            27 => Op::Open { directory: true },
+            28 | 29 => Op::ReadOrReleaseDir,
+            15 | 16 => Op::ReadWrite,
             18 => Op::Release { fh: number(0)? },
             26 => {
                 let (init, _) = InitIn::read_from_prefix(body).ok()?;
                 let flags = u64::from(init.flags) | u64::from(init.flags2) << 32;
-                // Without the flag the second word is not there.
+                // Without the flag the second word is undefined.
                 let flags = if flags & INIT_EXT == 0 { flags & u64::from(u32::MAX) } else { flags };
                 let minor = if init.major == MAJOR { init.minor } else { 0 };
-                Op::Init { offered: Offer { minor, flags } }
+                Op::Init { offered: KernelFeatures { minor, flags } }
             }
             36 => Op::Interrupt(number(0)?),
             39 => {
@@ -337,7 +332,7 @@ impl<'a> Request<'a> {
                 let data = data.get(..ioctl.in_size as usize)?;
                 Op::Ioctl { fh: ioctl.fh, cmd: ioctl.cmd, data, room: ioctl.out_size }
             }
-            41 => Op::Mark,
+            41 => Op::NotifyReply,
             40 => {
                 let (poll, _) = PollIn::read_from_prefix(body).ok()?;
                 let sleeps = poll.flags & SCHEDULE_NOTIFY != 0;
@@ -345,20 +340,20 @@ impl<'a> Request<'a> {
             }
             other => Op::Other(other),
         };
-        let from = From { uid: head.uid, gid: head.gid, tid: head.pid };
+        let from = Requester { uid: head.uid, gid: head.gid, tid: head.pid };
         Some(Request { unique: head.unique, node: head.node, from, op })
     }
 }
 
-/// The server's end of a mount. Requests may be read and answered by several threads.
+/// The server's end of a mount (`/dev/fuse`). Several threads may read requests and send replies.
 #[derive(Debug)]
 pub struct Device(OwnedFd);
 
 impl Device {
-    /// Mounts at the folder `at`, for all users. FUSE_INIT is the first request; until it is answered others wait.
+    /// Mounts at directory `at`, for all users. FUSE_INIT is the first request; others wait until its reply.
     ///
     /// # Errors
-    /// `EPERM` without `CAP_SYS_ADMIN`; `ENOENT`, `ENODEV` where the kernel has no FUSE; those of mount(2).
+    /// `EPERM` without `CAP_SYS_ADMIN`; `ENOENT`, `ENODEV` if the kernel has no FUSE; those of mount(2).
     pub fn mount(at: &Path) -> io::Result<Device> {
         let dev = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let options = format!(
@@ -370,115 +365,117 @@ impl Device {
         );
         let options = std::ffi::CString::new(options).map_err(|_| Errno::INVAL)?;
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-        mount(SOURCE, at, KIND, flags, options.as_c_str())?;
+        mount(MOUNT_SOURCE, at, FS_TYPE, flags, options.as_c_str())?;
         Ok(Device(dev))
     }
 
     /// Waits for a request, and returns its bytes.
     ///
     /// # Errors
-    /// `ENODEV` when the mount is gone and nobody has a file of it open any more; `EINTR`, `ENOENT` (the request was
-    /// taken back): read again.
+    /// `ENODEV` if the file system is unmounted and none of its files is open; `EINTR`, `ENOENT` (the request was
+    /// cancelled): read again.
     pub fn read<'a>(&self, buf: &'a mut [u8]) -> io::Result<&'a [u8]> {
         let n = rustix::io::read(&self.0, &mut *buf)?;
         Ok(&buf[..n])
     }
 
-    /// Answers FUSE_INIT; from then on files are opened by [`Device::opened`].
+    /// Replies to FUSE_INIT. Files are opened by [`Device::reply_open`] afterwards.
     ///
     /// # Errors
-    /// As [`Device::answer`].
-    pub fn agree(&self, unique: u64, offered: Offer) -> io::Result<()> {
+    /// As [`Device::reply`].
+    pub fn reply_init(&self, unique: u64, offered: KernelFeatures) -> io::Result<()> {
         let flags = (INIT_EXT | PASSTHROUGH) & offered.flags;
         let out = InitOut {
             major: MAJOR,
             minor: MINOR.min(offered.minor),
             flags: flags as u32,
             flags2: (flags >> 32) as u32,
-            max_background: MOST_BACKGROUND,
-            congestion_threshold: MOST_BACKGROUND,
+            max_background: FUSE_MAX_BACKGROUND,
+            congestion_threshold: FUSE_MAX_BACKGROUND,
             max_write: 4096,
             time_gran: 1,
-            // The backing file lies in no such file system itself.
+            // The backing file is not in a stacked file system itself.
             max_stack_depth: 1,
             ..Default::default()
         };
-        self.answer(unique, out.as_bytes())
+        self.reply(unique, out.as_bytes())
     }
 
-    /// Answers that it went well, with `body`.
+    /// Replies success, with `body`.
     ///
     /// # Errors
-    /// `ENOENT` when nobody waits for it any more, which harms nothing; `ENODEV`.
-    pub fn answer(&self, unique: u64, body: &[u8]) -> io::Result<()> {
+    /// `ENOENT` if no thread waits for the reply any more, which is harmless; `ENODEV`.
+    pub fn reply(&self, unique: u64, body: &[u8]) -> io::Result<()> {
         self.send(0, unique, body, &[])
     }
 
-    /// Answers with an errno.
+    /// Replies with an errno.
     ///
     /// # Errors
-    /// As [`Device::answer`].
-    pub fn refuse(&self, unique: u64, errno: i32) -> io::Result<()> {
+    /// As [`Device::reply`].
+    pub fn reply_error(&self, unique: u64, errno: i32) -> io::Result<()> {
         self.send(-errno, unique, &[], &[])
     }
 
-    /// Answers a lookup: the name is that node.
+    /// Replies to a lookup with a node.
     ///
     /// # Errors
-    /// As [`Device::answer`].
-    pub fn found(&self, unique: u64, node: u64, kind: Kind) -> io::Result<()> {
-        let entry_valid = if kind == Kind::Folder { LONG } else { 0 };
-        self.answer(unique, EntryOut { node, entry_valid, attr: attr(node, kind), ..Default::default() }.as_bytes())
+    /// As [`Device::reply`].
+    pub fn reply_entry(&self, unique: u64, node: u64, kind: Kind) -> io::Result<()> {
+        let entry_valid = if kind == Kind::Directory { FUSE_ENTRY_VALID_S } else { 0 };
+        self.reply(unique, EntryOut { node, entry_valid, attr: attr(node, kind), ..Default::default() }.as_bytes())
     }
 
-    /// Answers with a node's attributes.
+    /// Replies with a node's attributes.
     ///
     /// # Errors
-    /// As [`Device::answer`].
-    pub fn attributes(&self, unique: u64, node: u64, kind: Kind) -> io::Result<()> {
-        self.answer(unique, AttrOut { attr: attr(node, kind), ..Default::default() }.as_bytes())
+    /// As [`Device::reply`].
+    pub fn reply_attr(&self, unique: u64, node: u64, kind: Kind) -> io::Result<()> {
+        self.reply(unique, AttrOut { attr: attr(node, kind), ..Default::default() }.as_bytes())
     }
 
-    /// Answers an open: the file is `fh` from now on, its memory that of `backing`. All open files of a node must have
-    /// the same; the folder has none.
+    /// Replies to an open: the file's handle is `fh`, its memory is that of `backing`. All open files of a node must have
+    /// the same backing file; a directory has none.
     ///
     /// # Errors
-    /// As [`Device::answer`].
-    pub fn opened(&self, unique: u64, fh: u64, backing: Option<&Backing>) -> io::Result<()> {
+    /// As [`Device::reply`].
+    pub fn reply_open(&self, unique: u64, fh: u64, backing: Option<&Backing>) -> io::Result<()> {
         let flags = if backing.is_some() { OPEN_FLAGS } else { 0 };
-        self.answer(unique, OpenOut { fh, flags, backing: backing.map_or(0, |b| b.0) }.as_bytes())
+        self.reply(unique, OpenOut { fh, flags, backing: backing.map_or(0, |b| b.0) }.as_bytes())
     }
 
-    /// Answers an ioctl: its result (negative: an errno), and what goes back to the argument either way.
+    /// Replies to an ioctl with its result (negative: an errno) and the bytes that are written back to the argument in any
+    /// case.
     ///
     /// # Errors
-    /// As [`Device::answer`].
-    pub fn controlled(&self, unique: u64, result: i32, data: &[u8]) -> io::Result<()> {
+    /// As [`Device::reply`].
+    pub fn reply_ioctl(&self, unique: u64, result: i32, data: &[u8]) -> io::Result<()> {
         let out = IoctlOut { result, flags: 0, in_iovs: 0, out_iovs: 0 };
         self.send(0, unique, out.as_bytes(), data)
     }
 
-    /// Answers a poll with the events that there are.
+    /// Replies to a poll with the current events.
     ///
     /// # Errors
-    /// As [`Device::answer`].
-    pub fn polled(&self, unique: u64, events: u32) -> io::Result<()> {
-        self.answer(unique, [events, 0].as_bytes())
+    /// As [`Device::reply`].
+    pub fn reply_poll(&self, unique: u64, events: u32) -> io::Result<()> {
+        self.reply(unique, [events, 0].as_bytes())
     }
 
-    /// Has everybody who sleeps in a poll of file `kh` ask again.
+    /// Makes all threads that sleep in a poll with handle `kh` poll again.
     ///
     /// # Errors
     /// `ENODEV`.
-    pub fn notify(&self, kh: u64) -> io::Result<()> {
+    pub fn notify_poll(&self, kh: u64) -> io::Result<()> {
         self.send(NOTIFY_POLL, 0, kh.as_bytes(), &[])
     }
 
-    /// Puts a mark behind all requests that there are. `node` is an open file, or one whose closing was not read yet.
+    /// Queues a marker behind all pending requests, which arrives as [`Op::NotifyReply`]. `node` is an open file, or one
+    /// whose release was not read yet.
     ///
     /// # Errors
-    /// `ENOENT`: it is neither, or the mount is gone; `ENODEV`.
-    pub fn mark(&self, number: u64, node: u64) -> io::Result<()> {
+    /// `ENOENT`: it is neither, or the file system is unmounted; `ENODEV`.
+    pub fn queue_marker(&self, number: u64, node: u64) -> io::Result<()> {
         let out = Retrieve { unique: number, node, offset: 0, size: 0, padding: 0 };
         self.send(NOTIFY_RETRIEVE, 0, out.as_bytes(), &[])
     }
@@ -491,12 +488,11 @@ impl Device {
         Ok(())
     }
 
-    /// Makes `file` one whose memory files of this mount can have. It stays so until [`Device::forget`], and open files
-    /// keep it.
+    /// Registers `file` as a backing file of this mount, until [`Device::close_backing`]. Open files keep it.
     ///
     /// # Errors
-    /// `EPERM` without `CAP_SYS_ADMIN` in the first user namespace; `EOPNOTSUPP`, `ELOOP` for files of other kinds.
-    pub fn pass(&self, file: BorrowedFd<'_>) -> io::Result<Backing> {
+    /// `EPERM` without `CAP_SYS_ADMIN` in the initial user namespace; `EOPNOTSUPP`, `ELOOP` for files of other kinds.
+    pub fn open_backing(&self, file: BorrowedFd<'_>) -> io::Result<Backing> {
         #[repr(C)]
         struct Map {
             fd: i32,
@@ -504,14 +500,14 @@ impl Device {
             padding: u64,
         }
         let map = Map { fd: file.as_raw_fd(), flags: 0, padding: 0 };
-        // SAFETY: the request reads a structure of this layout, which outlives the call.
+        // SAFETY: K1, K5: the request reads a `struct fuse_backing_map`, which outlives the call.
         let id = unsafe { libc::ioctl(self.0.as_raw_fd(), BACKING_OPEN, &map) };
         if id < 0 { Err(io::Error::last_os_error()) } else { Ok(Backing(id)) }
     }
 
-    /// Takes back [`Device::pass`].
-    pub fn forget(&self, backing: Backing) {
-        // SAFETY: the request reads a number, which outlives the call.
+    /// Unregisters a file of [`Device::open_backing`].
+    pub fn close_backing(&self, backing: Backing) {
+        // SAFETY: K1, K5: the request reads a 32-bit number, which outlives the call.
         unsafe { libc::ioctl(self.0.as_raw_fd(), BACKING_CLOSE, &backing.0) };
     }
 }
@@ -522,39 +518,39 @@ impl AsFd for Device {
     }
 }
 
-/// A file that was made known by [`Device::pass`].
+/// A backing file that was registered by [`Device::open_backing`].
 #[derive(Debug)]
 pub struct Backing(i32);
 
-/// Files are as long as the files whose memory they may show: some languages map no more.
+/// Files report the size of the largest backing file: some language runtimes refuse to map beyond the reported size.
 fn attr(node: u64, kind: Kind) -> Attr {
     let (mode, size) = match kind {
-        Kind::Folder => (S_IFDIR | 0o755, 0),
-        Kind::Link => (S_IFLNK | 0o777, 0),
+        Kind::Directory => (S_IFDIR | 0o755, 0),
+        Kind::Symlink => (S_IFLNK | 0o777, 0),
         Kind::File => (S_IFREG | 0o666, FILE_BYTES),
     };
     Attr { ino: node, size, mode, nlink: 1, blksize: 4096, ..Default::default() }
 }
 
-/// Whether the topmost mount at `at` is one of ours, of a server that may be dead. Asks nobody but the kernel's table,
-/// because a dead or stopped server's mount answers nothing.
+/// Returns whether the topmost mount at `at` is one of this module, whose server may have exited. Reads only the kernel's
+/// mount table, because access to the mount of an exited or stopped server blocks.
 ///
 /// # Errors
-/// `/proc` is not there.
-pub fn is_ours(at: &Path) -> io::Result<bool> {
+/// `/proc` is not mounted.
+pub fn is_unetmap_mount(at: &Path) -> io::Result<bool> {
     let table = fs::read("/proc/self/mountinfo")?;
     let mut last = None;
     for line in table.split(|&b| b == b'\n') {
         let mut words = line.split(|&b| b == b' ');
         if words.nth(4).map(unescaped).as_deref() == Some(at) {
             let mut rest = words.skip_while(|word| *word != b"-").skip(1);
-            last = Some(rest.next() == Some(KIND.as_bytes()) && rest.next() == Some(SOURCE.as_bytes()));
+            last = Some(rest.next() == Some(FS_TYPE.as_bytes()) && rest.next() == Some(MOUNT_SOURCE.as_bytes()));
         }
     }
     Ok(last == Some(true))
 }
 
-/// A path as the kernel's tables write it: space, tab, newline and backslash as three octal digits.
+/// Decodes a path of the kernel's tables: space, tab, newline and backslash are written as three octal digits.
 fn unescaped(word: &[u8]) -> PathBuf {
     let mut out = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -570,18 +566,18 @@ fn unescaped(word: &[u8]) -> PathBuf {
     PathBuf::from(std::ffi::OsString::from_vec(out))
 }
 
-/// Takes the mount at `at` out of the tree; files of it that are open stay so.
+/// Unmounts `at` lazily: open files stay open.
 ///
 /// # Errors
-/// `EINVAL` when nothing is mounted there; `EPERM`.
+/// `EINVAL` if nothing is mounted there; `EPERM`.
 pub fn detach(at: &Path) -> io::Result<()> {
     Ok(unmount(at, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
 }
 
-/// Whether this kernel has FUSE at all.
+/// Checks that `/dev/fuse` can be opened.
 ///
 /// # Errors
-/// Why `/dev/fuse` cannot be opened.
-pub fn available() -> io::Result<()> {
+/// Those of open(2).
+pub fn check_available() -> io::Result<()> {
     File::options().read(true).write(true).open("/dev/fuse").map(drop)
 }

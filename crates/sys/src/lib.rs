@@ -1,30 +1,36 @@
-//! The kernel, one file per family of system calls; thin, typed, and with the checks that make shared objects safe to
-//! accept from somebody who is not trusted.
+//! Linux system calls, one module per family: thin and typed, with the checks that make shared objects safe to accept
+//! from an untrusted process.
 //!
-//! Everything returns [`std::io::Result`] with the kernel's own `errno`, so that callers can say what was asked. The
-//! minimum is Linux 5.10; what is newer has a fallback beside it.
+//! Every function returns [`std::io::Result`] with the kernel's own `errno`, so that callers can report what was
+//! requested. The minimum is Linux 5.10; each newer feature has a fallback beside it.
+//!
+//! `SAFETY` comments cite rules K1 to K9 of ARCHITECTURE.md.
 
 #![cfg(target_os = "linux")]
 
 pub mod barrier;
+#[cfg(feature = "bpf")]
 mod bpf;
 pub mod clock;
+pub mod doorbell;
 pub mod event;
 pub mod eventfd;
 pub mod fuse;
+pub mod futex;
 pub mod link;
 pub mod map;
 pub mod memfd;
-pub mod nap;
 pub mod netns;
 pub mod probe;
 pub mod process;
-pub mod program;
 pub mod socket;
+#[cfg(feature = "bpf")]
 pub mod tcx;
 pub mod thread;
+pub mod tuning;
+pub mod user_memory;
 pub mod xdp;
 pub mod xsk;
 
-pub use event::Bell;
+pub use doorbell::Doorbell;
 pub use map::Mapping;

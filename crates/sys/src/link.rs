@@ -1,47 +1,48 @@
-//! Network interfaces: what the kernel knows about them, and when that changes.
+//! Network interfaces: their properties, and notifications of changes.
 //!
-//! All of it is about the calling thread's network namespace, at the moment of the call; a [`Watch`] stays with the
-//! namespace that it was made in. Nothing here but [`veth`], [`set_rss`], [`ntuple`], [`finish_checksums`] and [`keep_tags`] changes an interface
-//! or needs a privilege. Attributes that this module does not know are passed over, so that a newer kernel's interfaces are read as
-//! well.
+//! Every function uses the calling thread's network namespace at the time of the call; a [`LinkWatch`] stays with the
+//! namespace that it was created in. Only [`veth`], [`set_rss`], [`ntuple`], [`disable_tx_checksum_offload`] and
+//! [`disable_tx_vlan_offload`] change an interface or need a privilege. Unknown attributes are skipped, so that interfaces
+//! of newer kernels can be read.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 
+use crate::tuning::LINK_LIST_TRIES;
+
 mod ethtool;
-mod far;
 mod netlink;
+mod netns_watch;
 pub mod ntuple;
 mod route;
 mod rss;
 pub mod veth;
 
 pub use ethtool::{
-    ChannelSettings, Channels, DriverInfo, channel_settings, channels, driver, finish_checksums, keep_tags,
+    ChannelSettings, Channels, DriverInfo, channel_settings, channels, disable_tx_checksum_offload,
+    disable_tx_vlan_offload, driver,
 };
-pub use far::{FarEvent, FarWatch, Nsid};
 use netlink::{Message, Socket, attributes, number, push_attribute, text};
+pub use netns_watch::{NetnsLinkEvent, NetnsLinkWatch, Nsid};
 pub use route::default_routes;
 pub use rss::{Rss, rss, set_rss};
 
-/// Bytes of `struct ifinfomsg`, with which every message about an interface begins.
+/// Bytes of `struct ifinfomsg`, the header of every message about an interface.
 const IFINFOMSG: usize = 16;
-/// Bytes of an interface's name at most; longer ones are alternative names.
-const NAME_MOST: usize = libc::IFNAMSIZ - 1;
-/// Bytes of an alternative name at most (`ALTIFNAMSIZ - 1`).
-const ALT_NAME_MOST: usize = 127;
-/// Tries at a list of interfaces that do not change meanwhile.
-const TRIES: u32 = 10;
+/// Most bytes of an interface's name; longer ones are alternative names.
+const NAME_MAX: usize = libc::IFNAMSIZ - 1;
+/// Most bytes of an alternative name (`ALTIFNAMSIZ - 1`).
+const ALT_NAME_MAX: usize = 127;
 
-/// Members of `IFLA_XDP`, of linux/if_link.h.
+/// Attributes in `IFLA_XDP` (linux/if_link.h).
 const XDP_ATTACHED: u16 = 2;
 const XDP_PROG_ID: u16 = 4;
 const XDP_DRV_PROG_ID: u16 = 5;
 const XDP_HW_PROG_ID: u16 = 7;
 
-/// The generic netlink family of interfaces' abilities, its one request, and its attributes (linux/netdev.h).
+/// The generic netlink family of interface features, its request, and its attributes (linux/netdev.h).
 const NETDEV_FAMILY: &str = "netdev";
 const NETDEV_CMD_DEV_GET: u8 = 1;
 const NETDEV_A_DEV_IFINDEX: u16 = 1;
@@ -53,17 +54,17 @@ const GENLMSGHDR: usize = 4;
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// The kernel's number for it, unique in its network namespace while it exists.
+    /// The kernel's index, unique in the network namespace while the interface exists.
     pub index: u32,
-    /// 1 to 15 bytes; others than UTF-8 are replaced.
+    /// 1 to 15 bytes; bytes that are not UTF-8 are replaced.
     pub name: String,
-    /// Bytes of the largest packet, the Ethernet header excluded.
+    /// Most bytes of a packet, the Ethernet header excluded.
     pub mtu: u32,
-    /// Whether it is switched on (`IFF_UP`).
+    /// Whether it is up (`IFF_UP`).
     pub up: bool,
-    /// Whether it is switched on and the cable leads to somebody (`IFF_LOWER_UP`).
+    /// Whether it is up and has a carrier (`IFF_LOWER_UP`).
     pub carrier: bool,
-    /// Its Ethernet address, all zero for `lo`; `None` for an interface that carries no Ethernet.
+    /// Its MAC address, all zero for `lo`; `None` for an interface that is not Ethernet.
     pub mac: Option<[u8; 6]>,
     /// `veth`, `tun`, `bridge` and so on; `None` for hardware and for `lo`.
     pub kind: Option<String>,
@@ -71,31 +72,31 @@ pub struct Link {
     pub xdp: Option<AttachedXdp>,
 }
 
-/// An XDP program on an interface, whoever attached it.
+/// An XDP program that is attached to an interface, by any process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttachedXdp {
-    /// Where it runs.
+    /// Mode in which it runs.
     pub mode: AttachedMode,
-    /// The kernel's number for it, as `bpftool prog` shows it; with several programs that of the fastest.
+    /// The kernel's program id, as `bpftool prog` shows it; with several programs that of the fastest mode.
     pub prog_id: u32,
 }
 
-/// Where an attached XDP program runs.
+/// Mode in which an attached XDP program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachedMode {
     /// In the driver.
     Native,
-    /// At the entrance of the network stack.
+    /// Before the network stack.
     Generic,
     /// In the hardware.
     Hardware,
-    /// Several, in different modes.
+    /// Several programs, in different modes.
     Several,
 }
 
 impl AttachedMode {
-    /// One word for people.
-    pub fn word(self) -> &'static str {
+    /// Returns the mode's name.
+    pub fn as_str(self) -> &'static str {
         match self {
             AttachedMode::Native => "native",
             AttachedMode::Generic => "generic",
@@ -104,7 +105,7 @@ impl AttachedMode {
         }
     }
 
-    /// What `ip link set dev IF` calls it, for instance to take such a program off.
+    /// Returns the option of `ip link set dev IF` for this mode, for instance to detach such a program.
     pub fn ip_option(self) -> &'static str {
         match self {
             AttachedMode::Native | AttachedMode::Several => "xdp",
@@ -114,42 +115,42 @@ impl AttachedMode {
     }
 }
 
-/// What a driver can do with XDP.
+/// XDP features of a driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XdpFeatures {
-    /// Programs run in the driver: pass, drop, send back.
+    /// Programs run in the driver: pass, drop, transmit back.
     pub basic: bool,
-    /// They may send frames to other interfaces and into sockets.
+    /// They may redirect frames to other interfaces and to sockets.
     pub redirect: bool,
-    /// It accepts frames that others redirect to it (`ndo_xdp_xmit`).
+    /// It accepts frames that are redirected to it (`ndo_xdp_xmit`).
     pub xmit: bool,
-    /// AF_XDP sockets may use the driver's own buffers.
+    /// AF_XDP sockets may exchange buffers with the device without a copy.
     pub zerocopy: bool,
     /// Programs may run in the hardware.
     pub hw_offload: bool,
-    /// Received frames may consist of several buffers.
+    /// Received frames may span several buffers.
     pub rx_sg: bool,
-    /// So may frames that others redirect to it.
+    /// Frames that are redirected to it may span several buffers.
     pub xmit_sg: bool,
-    /// Buffers that one zero-copy frame may consist of; 1 where the kernel says nothing.
+    /// Most buffers of a zero-copy frame; 1 if the kernel does not report it.
     pub zc_max_segs: u32,
 }
 
-/// The interface of this name, which may be an alternative one.
+/// Returns the interface of this name, which may be an alternative name.
 ///
 /// # Errors
-/// No netlink socket can be made.
+/// No netlink socket can be created.
 pub fn by_name(name: &str) -> io::Result<Option<Link>> {
-    if name.is_empty() || name.len() > ALT_NAME_MOST || name.contains('\0') {
+    if name.is_empty() || name.len() > ALT_NAME_MAX || name.contains('\0') {
         return Ok(None);
     }
-    let kind = if name.len() > NAME_MOST { libc::IFLA_ALT_IFNAME } else { libc::IFLA_IFNAME };
+    let kind = if name.len() > NAME_MAX { libc::IFLA_ALT_IFNAME } else { libc::IFLA_IFNAME };
     let mut body = ifinfomsg(0);
     push_attribute(&mut body, kind, &[name.as_bytes(), &[0]].concat());
     one(body)
 }
 
-/// The interface of this index.
+/// Returns the interface of this index.
 ///
 /// # Errors
 /// As [`by_name`].
@@ -160,14 +161,14 @@ pub fn by_index(index: u32) -> io::Result<Option<Link>> {
     one(ifinfomsg(index))
 }
 
-/// All interfaces, in no promised order.
+/// Returns all interfaces, in unspecified order.
 ///
 /// # Errors
 /// As [`by_name`].
 pub fn all() -> io::Result<Vec<Link>> {
     let socket = Socket::route(0)?;
     let mut links = Vec::new();
-    for _ in 0..TRIES {
+    for _ in 0..LINK_LIST_TRIES {
         links.clear();
         let mut body = ifinfomsg(0);
         push_attribute(&mut body, libc::IFLA_EXT_MASK, &libc::RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
@@ -178,48 +179,47 @@ pub fn all() -> io::Result<Vec<Link>> {
     Ok(links)
 }
 
-/// Answers `RTM_GETLINK` with `body`.
+/// Sends `RTM_GETLINK` with `body` and returns the interface of the reply.
 fn one(mut body: Vec<u8>) -> io::Result<Option<Link>> {
     push_attribute(&mut body, libc::IFLA_EXT_MASK, &libc::RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
     let mut found = None;
-    match Socket::route(0)?.ask(libc::RTM_GETLINK, &body, |message| found = link_of(message)) {
+    match Socket::route(0)?.request(libc::RTM_GETLINK, &body, |message| found = link_of(message)) {
         Err(Errno::NODEV) => Ok(None),
         result => Ok(result.map(|()| found)?),
     }
 }
 
-/// A `struct ifinfomsg` that asks for an interface.
+/// Builds a `struct ifinfomsg` that selects an interface.
 fn ifinfomsg(index: u32) -> Vec<u8> {
     let mut header = vec![0; IFINFOMSG];
     header[4..8].copy_from_slice(&index.to_ne_bytes());
     header
 }
 
-/// The same, with flags to be set: those of `mask` become as in `flags`.
-fn in_flags(index: u32, flags: u32, mask: u32) -> Vec<u8> {
+/// As [`ifinfomsg`], with flags to change: those in `mask` are set to their values in `flags`.
+fn ifinfomsg_with_flags(index: u32, flags: u32, mask: u32) -> Vec<u8> {
     let mut header = ifinfomsg(index);
     header[8..12].copy_from_slice(&flags.to_ne_bytes());
     header[12..16].copy_from_slice(&mask.to_ne_bytes());
     header
 }
 
-/// Number and flags of the interface that a message is about, if it is about one as such, and not about the part that it
-/// plays in a bridge.
+/// Returns index and flags of the interface in a message; `None` if the message describes the interface as a bridge port.
 fn header_of(body: &[u8]) -> Option<(u32, u32)> {
     let family = *body.first()?;
     let word = |at: usize| number(body.get(at..at + 4)?);
     (i32::from(family) == libc::AF_UNSPEC).then_some((word(4)?, word(8)?))
 }
 
-/// The interface that a message describes. `None`: another kind of message, or an event of a wireless driver, which
-/// describes nothing.
+/// Returns the interface that a message describes; `None` for another kind of message, or for an event of a wireless
+/// driver, which contains no description.
 fn link_of(message: Message) -> Option<Link> {
     if message.kind != libc::RTM_NEWLINK {
         return None;
     }
     let (index, flags) = header_of(message.body)?;
-    let on = |flag: libc::c_int| flags & flag as u32 != 0;
-    let (up, carrier) = (on(libc::IFF_UP), on(libc::IFF_LOWER_UP));
+    let has = |flag: libc::c_int| flags & flag as u32 != 0;
+    let (up, carrier) = (has(libc::IFF_UP), has(libc::IFF_LOWER_UP));
     let (mut name, mut mtu, mut mac, mut kind, mut xdp) = (None, None, None, None, None);
     for (attribute, value) in attributes(message.body.get(IFINFOMSG..)?) {
         match attribute {
@@ -229,7 +229,7 @@ fn link_of(message: Message) -> Option<Link> {
             libc::IFLA_LINKINFO => {
                 kind = attributes(value).find(|&(a, _)| a == libc::IFLA_INFO_KIND).map(|(_, value)| text(value));
             }
-            libc::IFLA_XDP => xdp = attached(value),
+            libc::IFLA_XDP => xdp = attached_xdp(value),
             libc::IFLA_WIRELESS => return None,
             _ => {}
         }
@@ -237,8 +237,8 @@ fn link_of(message: Message) -> Option<Link> {
     Some(Link { index, name: name?, mtu: mtu?, up, carrier, mac, kind, xdp })
 }
 
-/// What `IFLA_XDP` says.
-fn attached(value: &[u8]) -> Option<AttachedXdp> {
+/// Decodes `IFLA_XDP`.
+fn attached_xdp(value: &[u8]) -> Option<AttachedXdp> {
     let (mut mode, mut prog_id, mut others) = (None, None, [None; 3]);
     for (attribute, value) in attributes(value) {
         match attribute {
@@ -260,7 +260,7 @@ fn attached(value: &[u8]) -> Option<AttachedXdp> {
     Some(AttachedXdp { mode: mode?, prog_id: prog_id.or(hardware).or(driver).or(stack)? })
 }
 
-/// What the driver of interface `index` can do with XDP; `None` where the kernel does not tell (before 6.3).
+/// Returns the XDP features of interface `index`; `None` if the kernel does not report them (before 6.3).
 ///
 /// # Errors
 /// `ENODEV`: no such interface.
@@ -270,29 +270,29 @@ pub fn xdp_features(index: u32) -> io::Result<Option<XdpFeatures>> {
     let mut body = vec![NETDEV_CMD_DEV_GET, 1, 0, 0];
     push_attribute(&mut body, NETDEV_A_DEV_IFINDEX, &index.to_ne_bytes());
     let mut features = None;
-    let answer = socket.ask(family, &body, |message| {
+    let reply = socket.request(family, &body, |message| {
         features = message.body.get(GENLMSGHDR..).map(features_of);
     });
-    match answer {
-        // The kernel finds index 0 out of range.
+    match reply {
+        // The kernel answers index 0 with ERANGE.
         Err(Errno::RANGE | Errno::INVAL) => Err(Errno::NODEV.into()),
-        answer => Ok(answer.map(|()| features)?),
+        reply => Ok(reply.map(|()| features)?),
     }
 }
 
-/// The number by which a generic netlink family is addressed; `None` where there is no such family.
+/// Returns the message type of a generic netlink family; `None` if there is no such family.
 fn family(socket: &Socket, name: &str) -> io::Result<Option<u16>> {
     let mut body = vec![libc::CTRL_CMD_GETFAMILY as u8, 1, 0, 0];
     push_attribute(&mut body, libc::CTRL_ATTR_FAMILY_NAME as u16, &[name.as_bytes(), &[0]].concat());
     let mut id = None;
-    let answer = socket.ask(libc::GENL_ID_CTRL as u16, &body, |message| {
+    let reply = socket.request(libc::GENL_ID_CTRL as u16, &body, |message| {
         let found = attributes(message.body.get(GENLMSGHDR..).unwrap_or_default())
             .find(|&(attribute, _)| attribute == libc::CTRL_ATTR_FAMILY_ID as u16);
         id = found.and_then(|(_, value)| value.try_into().ok()).map(u16::from_ne_bytes);
     });
-    match answer {
+    match reply {
         Err(Errno::NOENT) => Ok(None),
-        answer => Ok(answer.map(|()| id)?),
+        reply => Ok(reply.map(|()| id)?),
     }
 }
 
@@ -318,39 +318,39 @@ fn features_of(dev: &[u8]) -> XdpFeatures {
     }
 }
 
-/// What happened to interfaces.
+/// A change of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkEvent {
-    /// The interface is new, or something about it may have changed; this is what it was then.
+    /// The interface is new, or a property may have changed; these are its properties at that time.
     Changed(Link),
-    /// The interface was deleted, or went to another network namespace. Its index may be used again.
+    /// The interface was deleted, or moved to another network namespace. Its index may be reused.
     Gone {
-        /// Its index, in the namespace that is watched.
+        /// Its index, in the watched namespace.
         index: u32,
     },
-    /// Events were lost; look at all interfaces again. What happens after this event is reported as usual.
+    /// Events were lost: list all interfaces again. Later changes are reported as usual.
     Lost,
 }
 
-/// Reports changes of interfaces: a socket for an event loop, readable when there is something to read.
+/// Reports changes of interfaces. Its socket is for an event loop: readable when there are events.
 ///
-/// That an XDP program is attached or detached as a BPF link is not reported (Linux 6.18).
+/// The kernel does not report that an XDP program is attached or detached as a BPF link (Linux 6.18).
 #[derive(Debug)]
-pub struct Watch(Socket);
+pub struct LinkWatch(Socket);
 
-impl Watch {
-    /// Watches the interfaces of the calling thread's network namespace from now on.
+impl LinkWatch {
+    /// Starts to watch the interfaces of the calling thread's network namespace.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`.
-    pub fn new() -> io::Result<Watch> {
-        Ok(Watch(Socket::route(libc::RTMGRP_LINK as u32)?))
+    pub fn new() -> io::Result<LinkWatch> {
+        Ok(LinkWatch(Socket::route(libc::RTMGRP_LINK as u32)?))
     }
 
-    /// Appends all that has happened since the last call, in order. Never waits.
+    /// Appends all events since the last call, in order. Never blocks.
     ///
     /// # Errors
-    /// None that is not the kernel's fault.
+    /// Only unexpected errors of the kernel.
     pub fn read(&mut self, events: &mut Vec<LinkEvent>) -> io::Result<()> {
         let before = events.len();
         let mut lost = false;
@@ -358,7 +358,7 @@ impl Watch {
             match self.0.receive(|message| events.extend(event_of(message))) {
                 Ok(()) => {}
                 Err(Errno::AGAIN) => break,
-                // The kernel drops all until we have read the rest, which is older than what was dropped.
+                // The kernel drops events until the queued ones, which are older, have been read.
                 Err(Errno::NOBUFS | Errno::MSGSIZE) => lost = true,
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -372,7 +372,7 @@ impl Watch {
     }
 }
 
-impl AsFd for Watch {
+impl AsFd for LinkWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

@@ -1,4 +1,4 @@
-//! Shared memory, mapped.
+//! Shared mappings.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -10,14 +10,14 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::memfd;
 
-/// Where pages are larger, [`Mapping::populate`] may find that its range begins inside one.
+/// Bytes of a page. Where pages are larger, [`Mapping::populate`] fails if its range begins inside one.
 const PAGE: usize = 4096;
 
 /// A sealed memory file, or a part of it, mapped shared, readable and writable.
 ///
-/// Invariant I1: `[start, start + len)` stays mapped, readable and writable, for as long as this lives, whatever the
-/// other processes that share the file do: its size is sealed, and only [`Drop`] unmaps it.
-/// Invariant I2: `start` is aligned to a page, `len > 0`, `start + len` does not overflow and `len <= isize::MAX`.
+/// Rule K3: `[start, start + len)` stays mapped, readable and writable, for as long as the value exists, whatever other
+/// processes that share the file do: its size is sealed, and only [`Drop`] unmaps it. `start` is aligned to a page,
+/// `len > 0`, `start + len` does not overflow and `len <= isize::MAX`.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
@@ -25,16 +25,16 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Maps the first `bytes` bytes of `fd`, which may be closed afterwards.
+    /// Maps the first `bytes` bytes of `fd`. The descriptor may be closed afterwards.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] when `fd` fails [`memfd::check_sealed`]; `EINVAL` for zero bytes; `ENOMEM`;
-    /// `EACCES` or `EPERM` when the file is not ours to write.
+    /// [`io::ErrorKind::InvalidData`] if `fd` fails [`memfd::check_sealed`]; `EINVAL` for zero bytes; `ENOMEM`;
+    /// `EACCES` or `EPERM` if this process may not write the file.
     pub fn new(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Mapping> {
         Mapping::part(fd, 0, bytes)
     }
 
-    /// Maps `bytes` bytes of `fd` from `offset` on, a multiple of the page size.
+    /// Maps `bytes` bytes of `fd` from `offset`, a multiple of the page size.
     ///
     /// # Errors
     /// As [`Mapping::new`]; `EINVAL` for an offset inside a page.
@@ -45,68 +45,69 @@ impl Mapping {
             return Err(Errno::INVAL.into());
         }
         let both = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: no address is asked for, so no memory that somebody owns is replaced.
+        // SAFETY: K3: the kernel chooses a free address range, so no existing mapping is replaced.
         let start = unsafe { mmap(ptr::null_mut(), bytes, both, MapFlags::SHARED, fd, offset)? };
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
         Ok(Mapping { start, len: bytes })
     }
 
-    /// Maps `bytes` bytes of a socket's own memory, which the kernel keeps as long as it is mapped; `at` says which.
+    /// Maps `bytes` bytes of a socket's ring memory, which the kernel keeps as long as it is mapped; `at` selects the ring.
     ///
     /// # Errors
-    /// The kernel's: `EINVAL` when the socket has no such memory or not so much, `ENODEV` when it has none at all.
+    /// `EINVAL` if the socket has no such ring or a smaller one; `ENODEV` if it has no rings.
     pub(crate) fn of_socket(fd: BorrowedFd<'_>, bytes: usize, at: u64) -> io::Result<Mapping> {
         if bytes == 0 || isize::try_from(bytes).is_err() || !is_socket(fd)? {
             return Err(Errno::INVAL.into());
         }
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: no address is asked for, so no memory that somebody owns is replaced. I1: the memory behind a socket
-        // is the kernel's, and no process can take it from under a mapping.
+        // SAFETY: K3: the kernel chooses a free address range, so no existing mapping is replaced; the memory behind a
+        // socket is the kernel's, and no process can remove it while it is mapped.
         let start = unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags, fd, at)? };
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
         Ok(Mapping { start, len: bytes })
     }
 
-    /// Has `[offset, offset + bytes)` of the memory put into huge pages, which are contiguous for devices too. What is in
-    /// it stays; others may use it meanwhile.
+    /// Moves `[offset, offset + bytes)` into huge pages, which are contiguous for devices too. The contents are preserved;
+    /// other processes may use the memory meanwhile.
     ///
     /// # Errors
-    /// `EINVAL` outside the mapping, and before Linux 6.1; `ENOMEM`, `EAGAIN`, `EBUSY` when the kernel finds none.
+    /// `EINVAL` outside the mapping, and before Linux 6.1; `ENOMEM`, `EAGAIN`, `EBUSY` if the kernel has no huge pages.
     pub(crate) fn collapse(&self, offset: usize, bytes: usize) -> io::Result<()> {
         if offset.checked_add(bytes).is_none_or(|end| end > self.len) {
             return Err(Errno::INVAL.into());
         }
-        // SAFETY: the range lies in the mapping (I1, I2), and collapsing changes no byte of it.
+        // SAFETY: K3: the range lies in the mapping, and collapsing changes no byte of it.
         match unsafe { libc::madvise(self.start.as_ptr().add(offset).cast(), bytes, libc::MADV_COLLAPSE) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// Has the pages that `[offset, offset + bytes)` touches put into this mapping to be written, and memory made where
-    /// there is none yet: one call in place of a fault for each. What is in them stays; others may use it meanwhile.
+    /// Maps the pages of `[offset, offset + bytes)` writable and allocates missing ones, in one call instead of one fault
+    /// per page. The contents are preserved; other processes may use the memory meanwhile.
     ///
     /// # Errors
-    /// `EINVAL` outside the mapping, and before Linux 5.14; `ENOMEM`, `EFAULT` when the kernel finds no memory.
+    /// `EINVAL` outside the mapping, and before Linux 5.14; `ENOMEM`, `EFAULT` if the kernel has no memory.
     pub fn populate(&self, offset: usize, bytes: usize) -> io::Result<()> {
         let Some(end) = offset.checked_add(bytes).filter(|end| *end <= self.len) else {
             return Err(Errno::INVAL.into());
         };
         let from = offset - offset % PAGE;
-        // SAFETY: the range lies in the mapping (I1; the last page of it is whole, too), begins at a page (I2), and no byte
-        // of it changes.
+        // SAFETY: K3: the range lies in the mapping (whose last page is whole), begins at a page, and no byte of it
+        // changes.
         unsafe { madvise(self.start.as_ptr().add(from).cast(), end - from, Advice::LinuxPopulateWrite)? };
         Ok(())
     }
 
-    /// Bytes mapped, never zero.
+    /// Returns the bytes mapped; never zero.
     #[allow(clippy::len_without_is_empty)] // It never is.
     #[inline]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// The first byte. Others write these bytes at any time: use atomics and raw copies, never references.
+    /// Returns the address of the first byte. Other processes write these bytes at any time: use atomics and raw copies,
+    /// never references.
     #[inline]
     pub const fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
@@ -119,16 +120,16 @@ fn is_socket(fd: BorrowedFd<'_>) -> io::Result<bool> {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: by I1 and I2 the range is ours and was mapped as one piece; whoever uses the pointer keeps `self` alive.
-        // It cannot fail for such a range, except for want of memory to split a merged one: then it just stays mapped.
+        // SAFETY: K3: this value owns the range, which was mapped as one piece; users of the pointer borrow `self`.
+        // It fails only if the kernel has no memory to split a merged range: then the range stays mapped.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
-// SAFETY: a Mapping owns an address range, which belongs to the process and to no thread; any thread may unmap it.
+// SAFETY: K3: the address range belongs to the process, not to a thread; any thread may unmap it.
 unsafe impl Send for Mapping {}
-// SAFETY: through `&Mapping` one gets two plain numbers. The bytes behind the pointer are reached only by the atomics
-// and the raw copies of the crate that maps regions, which expects other writers on every byte.
+// SAFETY: K3: `&Mapping` gives access to two plain numbers. The bytes behind the pointer are accessed only by the atomics
+// and raw copies of `unetmap-mem`, which expects concurrent writers on every byte.
 unsafe impl Sync for Mapping {}
 
 #[cfg(test)]
@@ -140,12 +141,12 @@ mod tests {
 
     fn word(map: &Mapping, at: usize) -> &AtomicU32 {
         assert!(at.is_multiple_of(4) && at + 4 <= map.len());
-        // SAFETY: in range (just checked), aligned (I2), mapped while `map` is borrowed (I1), and atomic.
+        // SAFETY: K3: in range (just checked), aligned, mapped while `map` is borrowed, and atomic.
         unsafe { AtomicU32::from_ptr(map.as_ptr().add(at).cast()) }
     }
 
     #[test]
-    fn huge_pages_keep_what_is_in_memory() {
+    fn collapsing_to_huge_pages_preserves_contents() {
         let fd = memfd::create_sealed("test", 8 << 20).unwrap();
         let map = Mapping::new(fd.as_fd(), 8 << 20).unwrap();
         (0..2048).for_each(|page| word(&map, page * 4096).store(page as u32 + 1, Ordering::Relaxed));
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_unsealed_short_and_empty() {
+    fn unsealed_short_and_empty_files_are_refused() {
         let fd = memfd::create_sealed("test", 4096).unwrap();
         assert_eq!(Mapping::new(fd.as_fd(), 8192).unwrap_err().kind(), io::ErrorKind::InvalidData);
         assert_eq!(Mapping::new(fd.as_fd(), 0).unwrap_err().kind(), io::ErrorKind::InvalidInput);
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn populated_pages_are_there_and_keep_what_is_in_them() {
+    fn populate_allocates_pages_and_preserves_contents() {
         let (page, pages) = (PAGE, 16);
         let fd = memfd::create_sealed("test", (pages * page) as u64).unwrap();
         let map = Mapping::new(fd.as_fd(), pages * page).unwrap();
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn crosses_threads() {
+    fn a_mapping_is_shared_between_threads() {
         let fd = memfd::create_sealed("test", 4096).unwrap();
         let map = Mapping::new(fd.as_fd(), 4096).unwrap();
         std::thread::scope(|s| {

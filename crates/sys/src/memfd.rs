@@ -1,4 +1,4 @@
-//! Sealed memory files: memory that several processes map and that none of them can take away from another.
+//! Sealed memory files (memfd): memory that several processes map and that no process can shrink under another.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,14 +9,14 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// What makes a mapping of the file safe: its size is final.
-const SIZE_IS_FINAL: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+/// Seals that make a mapping of the file safe: its size cannot change any more.
+const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// `f_type` of the file system behind memory files of ordinary pages.
+/// `f_type` of the file system behind memory files of base pages.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
-/// Makes a memory file of `bytes` bytes (rounded up by nobody: give whole pages), all zero, not a page of it resident,
-/// and seals its size. `name` shows up in `/proc/PID/maps`, at most 249 bytes, no NUL.
+/// Creates a memory file of `bytes` bytes (a multiple of the page size; it is not rounded up), all zero, with no page
+/// resident, and seals its size. `name` is shown in `/proc/PID/maps`: at most 249 bytes, no NUL.
 ///
 /// # Errors
 /// `EINVAL` for a bad name or a size of zero, `EFBIG`, `EMFILE`, `ENFILE`, `ENOMEM`.
@@ -25,42 +25,46 @@ pub fn create_sealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
         return Err(Errno::INVAL.into());
     }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Linux before 6.3 does not know NOEXEC_SEAL and says EINVAL; so it does for a bad name, which then fails twice.
+    // Linux before 6.3 answers NOEXEC_SEAL with EINVAL; a bad name fails in both calls.
     let fd = match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => memfd_create(name, flags)?,
         other => other?,
     };
     ftruncate(&fd, bytes)?;
-    fcntl_add_seals(&fd, SIZE_IS_FINAL | SealFlags::SEAL)?;
+    fcntl_add_seals(&fd, SIZE_SEALS | SealFlags::SEAL)?;
     Ok(fd)
 }
 
-/// A receiver's check of a file that somebody else made, before it is mapped: a memory file of ordinary pages, of at
-/// least `bytes` bytes, sealed against shrinking and growing. Without the seal its owner could truncate it under us,
-/// and the next access of ours would be a SIGBUS; a file of huge pages can do the same when their pool runs dry.
+/// Checks a file that another process created, before it is mapped: it must be a memory file of base pages, of at least
+/// `bytes` bytes, sealed against shrinking and growing. Without the seal its owner could truncate it, and the next access
+/// through a mapping would be a SIGBUS; so could a file of huge pages when their pool is exhausted.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidData`] with a sentence that says which of these does not hold.
+/// [`io::ErrorKind::InvalidData`] with a sentence that names the failed condition.
 pub fn check_sealed(fd: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
     let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidData, why));
-    // Only memory files can be sealed; every other kind of file says EINVAL (or EBADF for O_PATH).
+    // Only memory files can be sealed; every other kind of file answers EINVAL (EBADF for O_PATH).
     let Ok(seals) = fcntl_get_seals(fd) else {
-        return refuse("shared memory is not a memory file (memfd), so it could vanish under us".into());
+        return refuse(
+            "the shared memory is not a memory file (memfd), so its pages could be removed while it is mapped".into(),
+        );
     };
-    if !seals.contains(SIZE_IS_FINAL) {
-        return refuse("shared memory is not sealed against shrinking and growing, so it could vanish under us".into());
+    if !seals.contains(SIZE_SEALS) {
+        return refuse("the shared memory is not sealed against shrinking and growing, so its pages could be removed while it is mapped".into());
     }
     if fstatfs(fd)?.f_type != TMPFS_MAGIC {
-        return refuse("shared memory is made of huge pages, which may run out under us".into());
+        return refuse(
+            "the shared memory consists of huge pages, whose pool could be exhausted while it is mapped".into(),
+        );
     }
     let has = size(fd)?;
     if has < bytes {
-        return refuse(format!("shared memory has {has} bytes, fewer than the {bytes} it was announced with"));
+        return refuse(format!("the shared memory has {has} bytes, fewer than the {bytes} that were announced"));
     }
     Ok(())
 }
 
-/// Bytes of memory that the file really occupies: whole pages that were touched and not punched out, swap included.
+/// Returns the bytes of memory that the file occupies: whole pages that were touched and not punched out, swap included.
 ///
 /// # Errors
 /// Those of `fstat`.
@@ -68,10 +72,10 @@ pub fn resident_bytes(fd: impl AsFd) -> io::Result<u64> {
     Ok(fstat(fd)?.st_blocks.cast_unsigned() * 512)
 }
 
-/// Gives the memory of `[offset, offset + bytes)` back to the kernel; it reads as zero from then on.
+/// Returns the memory of `[offset, offset + bytes)` to the kernel; it reads as zero afterwards.
 ///
 /// # Errors
-/// `EINVAL` for no bytes at all; `EFBIG`.
+/// `EINVAL` if `bytes` is 0; `EFBIG`.
 pub fn punch(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> io::Result<()> {
     Ok(fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, bytes)?)
 }
@@ -85,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn size_is_final() {
+    fn the_size_of_a_sealed_file_is_final() {
         let fd = create_sealed("test", 8192).unwrap();
         assert_eq!(size(fd.as_fd()).unwrap(), 8192);
         assert_eq!(ftruncate(&fd, 4096), Err(Errno::PERM));
@@ -95,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn receiver_refuses_what_could_vanish() {
+    fn unsealed_short_and_other_files_are_refused() {
         let kind = |fd: BorrowedFd<'_>, bytes| check_sealed(fd, bytes).unwrap_err().kind();
         let sealed = create_sealed("test", 4096).unwrap();
         assert_eq!(kind(sealed.as_fd(), 4097), io::ErrorKind::InvalidData);
@@ -113,14 +117,14 @@ mod tests {
     }
 
     #[test]
-    fn bad_requests_are_errors() {
+    fn invalid_names_and_sizes_are_errors() {
         assert!(create_sealed("nul\0inside", 4096).is_err());
         assert!(create_sealed(&"x".repeat(300), 4096).is_err());
         assert!(create_sealed("empty", 0).is_err());
     }
 
     #[test]
-    fn untouched_pages_cost_nothing() {
+    fn untouched_pages_occupy_no_memory() {
         let fd = create_sealed("test", 1 << 30).unwrap();
         assert_eq!(resident_bytes(&fd).unwrap(), 0);
         rustix::io::pwrite(&fd, b"x", 1 << 20).unwrap();

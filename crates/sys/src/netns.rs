@@ -1,4 +1,4 @@
-//! Network namespaces: whose a client is, and doing something inside one.
+//! Network namespaces: which one a client is in, and running code inside one.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use std::thread;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// `SIOCGSKNS` of linux/sockios.h: a descriptor of the namespace that a socket belongs to.
+/// `SIOCGSKNS` of linux/sockios.h: returns a descriptor of the namespace that a socket belongs to.
 const SIOCGSKNS: libc::c_ulong = 0x894C;
 
 /// A network namespace, held open.
@@ -20,14 +20,14 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// A new one, with nothing but `lo` in it, which is down. It has no name, and ends when nobody holds it open or is in it
-    /// any more.
+    /// Creates a namespace that contains only `lo`, which is down. It has no name, and ends when no process is in it and no
+    /// descriptor refers to it.
     ///
     /// # Errors
     /// `EPERM` without `CAP_SYS_ADMIN`; `ENOSPC`: too many.
     pub fn new() -> io::Result<Netns> {
         let leave = || {
-            // SAFETY: no pointers; only this thread, which ends here, leaves the namespace.
+            // SAFETY: K7: only this thread, which exits after the call, changes its namespace.
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -37,15 +37,15 @@ impl Netns {
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// The calling thread's.
+    /// Opens the calling thread's namespace.
     ///
     /// # Errors
-    /// `/proc` is not there.
+    /// `/proc` is not mounted.
     pub fn current() -> io::Result<Netns> {
         Netns::of_path(Path::new("/proc/thread-self/ns/net"))
     }
 
-    /// The one that a file names: `/run/netns/NAME`, `/proc/PID/ns/net`.
+    /// Opens the namespace that a file names: `/run/netns/NAME`, `/proc/PID/ns/net`.
     ///
     /// # Errors
     /// The file cannot be opened.
@@ -53,17 +53,17 @@ impl Netns {
         Netns::of_file(File::open(path)?)
     }
 
-    /// The one that a socket was made in; for the accepted end of a UNIX connection that is where the client connected.
+    /// Opens the namespace that a socket was created in; for the accepted end of a UNIX connection that is the client's.
     ///
     /// # Errors
     /// `EPERM` without `CAP_NET_ADMIN` over that namespace.
     pub fn of_socket(socket: impl AsFd) -> io::Result<Netns> {
-        // SAFETY: the request has no argument; it returns a new descriptor, or -1.
+        // SAFETY: K7: the request has no argument; it returns a new descriptor, or -1.
         let fd = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), SIOCGSKNS) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel just made this descriptor for us alone.
+        // SAFETY: K2: the kernel has just created this descriptor.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
         Netns::of_file(File::from(fd))
@@ -74,16 +74,16 @@ impl Netns {
         Ok(Netns { file, id })
     }
 
-    /// The inode number that names it, as in `readlink /proc/self/ns/net`. Not used again while this is open.
+    /// Returns the inode number that identifies it, as in `readlink /proc/self/ns/net`. Not reused while this is open.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Does `work` inside, in a thread of its own: sockets that it makes and interfaces that it names are the
-    /// namespace's.
+    /// Runs `work` inside, in a thread of its own: sockets that it creates and interfaces that it names belong to the
+    /// namespace.
     ///
     /// # Errors
-    /// `EPERM` without `CAP_SYS_ADMIN`; no thread can be made.
+    /// `EPERM` without `CAP_SYS_ADMIN`; no thread can be created.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
         thread::scope(|scope| {
             let inside = || {
@@ -108,7 +108,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn a_socket_tells_its_namespace() {
+    fn the_namespace_of_a_socket_is_found() {
         let (one, _other) = UnixStream::pair().unwrap();
         match Netns::of_socket(&one) {
             Ok(ns) => assert_eq!(ns.id(), Netns::current().unwrap().id()),
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_one_is_another() {
+    fn a_new_namespace_differs_from_the_current_one() {
         match Netns::new() {
             Ok(new) => assert_ne!(new.id(), Netns::current().unwrap().id()),
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => eprintln!("skipped: needs CAP_SYS_ADMIN"),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn work_is_done_inside() {
+    fn run_executes_inside_the_namespace() {
         let here = Netns::current().unwrap();
         match here.run(|| Netns::current().unwrap().id()) {
             Ok(id) => assert_eq!(id, here.id()),

@@ -1,12 +1,14 @@
-//! Tries of what this process may do here, and questions about programs of others. Nothing that is tried stays, and no
-//! interface that anybody uses is touched.
+//! Probes: which privileged operations this process may perform, and the names of loaded BPF programs. A probe leaves
+//! nothing behind, and changes no interface that is in use.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+#[cfg(feature = "bpf")]
 use std::thread;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
+#[cfg(feature = "bpf")]
 use crate::xdp::{Mode, Xdp};
 
 /// Values of `enum bpf_cmd`.
@@ -16,6 +18,7 @@ const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 /// `BPF_PROG_TYPE_XDP` of `enum bpf_prog_type`.
 const PROG_TYPE_XDP: u32 = 6;
 /// Index of `lo`, in each network namespace.
+#[cfg(feature = "bpf")]
 const LO: u32 = 1;
 
 /// `struct bpf_insn`, for register 0.
@@ -66,12 +69,12 @@ struct ProgInfo {
 /// `attr` is the beginning of a `union bpf_attr` that fits `command`, without padding, and what its pointers point to is
 /// what the command reads and writes.
 unsafe fn bpf<T>(command: libc::c_int, attr: &mut T) -> io::Result<RawFd> {
-    // SAFETY: the kernel reads and writes `size_of::<T>()` bytes of a place that is ours; the rest is the caller's promise.
+    // SAFETY: K1, K5: the kernel reads and writes `size_of::<T>()` bytes of `attr`; its pointers are the caller's contract.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attr, size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
 }
 
-/// Makes an AF_XDP socket.
+/// Creates and closes an AF_XDP socket.
 ///
 /// # Errors
 /// `EAFNOSUPPORT`: the kernel has none. `EPERM`: no `CAP_NET_RAW`.
@@ -80,27 +83,28 @@ pub fn xdp_socket() -> io::Result<()> {
     Ok(())
 }
 
-/// Loads an XDP program that lets every frame pass.
+/// Loads and unloads an XDP program that passes every frame.
 ///
 /// # Errors
 /// `ENOSYS`: the kernel has no BPF. `EPERM`: no `CAP_BPF` or no `CAP_NET_ADMIN`.
 pub fn xdp_program() -> io::Result<()> {
     let (insns, license) = (PASS.as_ptr() as u64, c"Dual BSD/GPL".as_ptr() as u64);
     let mut attr = ProgLoad { prog_type: PROG_TYPE_XDP, insn_cnt: PASS.len() as u32, insns, license };
-    // SAFETY: the instructions are as many as it says, the licence ends with a NUL; both live on.
+    // SAFETY: K1, K5: `insn_cnt` is the number of instructions, the licence is NUL-terminated; both are static.
     let fd = unsafe { bpf(PROG_LOAD, &mut attr) }?;
-    // SAFETY: the kernel just made this descriptor for us alone.
+    // SAFETY: K2: the kernel has just created this descriptor.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(())
 }
 
-/// Attaches our own XDP program as a BPF link, to `lo` of a network namespace that is made for it, in a thread of its own.
+/// Attaches the XDP program of this crate as a BPF link to `lo` of a new network namespace, in a thread of its own.
 ///
 /// # Errors
-/// `EPERM`: no `CAP_SYS_ADMIN` for the namespace, or what [`xdp_program`] needs; else as [`Xdp::attach`].
+/// `EPERM`: no `CAP_SYS_ADMIN` for the namespace, or a privilege that [`xdp_program`] needs; else as [`Xdp::attach`].
+#[cfg(feature = "bpf")]
 pub fn xdp_link() -> io::Result<()> {
     let inside = || {
-        // SAFETY: no pointers; only this thread, which ends here, leaves the namespace.
+        // SAFETY: K7: only this thread, which exits after the call, changes its namespace.
         match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
             0 => Xdp::attach(LO, 1, Mode::Generic).map(drop),
             _ => Err(io::Error::last_os_error()),
@@ -110,21 +114,21 @@ pub fn xdp_link() -> io::Result<()> {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// The name of a loaded BPF program, at most 15 bytes; empty if it has none.
+/// Returns the name of a loaded BPF program, at most 15 bytes; empty if it has none.
 ///
 /// # Errors
 /// `ENOENT`: no such program. `EPERM`: no `CAP_SYS_ADMIN`.
 pub fn program_name(id: u32) -> io::Result<String> {
     let mut attr = GetById { id, next_id: 0, open_flags: 0 };
-    // SAFETY: no pointers.
+    // SAFETY: K5: the structure contains no pointer.
     let fd = unsafe { bpf(PROG_GET_FD_BY_ID, &mut attr) }?;
-    // SAFETY: the kernel just made this descriptor for us alone.
+    // SAFETY: K2: the kernel has just created this descriptor.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut info = ProgInfo::default();
     let (info_len, at) = (size_of::<ProgInfo>() as u32, &raw mut info as u64);
     let mut attr = GetInfo { bpf_fd: fd.as_raw_fd(), info_len, info: at };
-    // SAFETY: the kernel writes at most `info_len` bytes to `info`, which is ours; it is zero, so that no pointer in it is
-    // followed.
+    // SAFETY: K1, K5: the kernel writes at most `info_len` bytes to `info`; it is zero, so the kernel follows no pointer in
+    // it.
     unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut attr) }?;
     let name = info.name.split(|&byte| byte == 0).next().unwrap_or_default();
     Ok(String::from_utf8_lossy(name).into_owned())
@@ -135,9 +139,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_root_that_may_may() {
-        for (what, tried) in [("socket", xdp_socket()), ("program", xdp_program()), ("link", xdp_link())] {
-            match tried {
+    fn probes_succeed_or_lack_a_privilege() {
+        for (what, result) in [
+            ("socket", xdp_socket()),
+            ("program", xdp_program()),
+            #[cfg(feature = "bpf")]
+            ("link", xdp_link()),
+        ] {
+            match result {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     eprintln!("skipped, {what}: {error}");
@@ -148,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_has_no_name() {
+    fn the_name_of_a_missing_program_is_an_error() {
         let errno = program_name(u32::MAX).unwrap_err().raw_os_error();
         assert!(matches!(errno, Some(libc::ENOENT | libc::EPERM)), "{errno:?}");
     }

@@ -1,5 +1,5 @@
-//! UNIX sockets of kind SOCK_SEQPACKET: connections that keep message bounds, pass descriptors, and hang up when the
-//! last duplicate of the other end is closed, however its holder died.
+//! UNIX sockets of type SOCK_SEQPACKET: connections that preserve message boundaries, pass descriptors, and hang up when
+//! the last duplicate of the other end is closed, also by a crash.
 
 use std::ffi::OsStr;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -19,33 +19,31 @@ use rustix::net::{
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// Descriptors that one message can carry at most: the kernel's SCM_MAX_FD.
-pub const MAX_FDS: usize = 253;
+use crate::tuning::{CONNECT_LIMIT, LISTEN_BACKLOG, PEER_GROUPS};
 
-/// Connections that may wait to be accepted.
-const BACKLOG: i32 = 1024;
+/// Most descriptors that one message can carry: the kernel's SCM_MAX_FD.
+pub const MAX_FDS: usize = 253;
 
 /// `SO_PEERPIDFD`, since Linux 6.5.
 const SO_PEERPIDFD: libc::c_int = 77;
+/// `SO_PASSRIGHTS`, since Linux 6.16; not in libc's headers yet.
+const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Groups of a peer that are asked for at first: most users have fewer.
-const FEW_GROUPS: usize = 32;
-
-/// What one [`recv`] got.
+/// Result of [`recv`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes written to the buffer; 0 means that the other side has closed.
+    /// Bytes written to the buffer; 0 means that the peer has closed the connection.
     pub bytes: usize,
-    /// The message was longer than the buffer; its rest is lost.
+    /// The message was longer than the buffer; the rest is discarded.
     pub truncated: bool,
-    /// Some descriptors of the message were lost: the limit of open files was reached.
+    /// Some descriptors of the message were discarded: the limit of open files was reached.
     pub fds_truncated: bool,
 }
 
-/// Who was at the other end when it connected (or called listen).
+/// Credentials of the peer at the time when it connected (or called listen).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// Process id, 0 when it is in a pid namespace that we cannot see.
+    /// Process id; 0 if its pid namespace is not visible from this process.
     pub pid: u32,
     /// Effective user id.
     pub uid: u32,
@@ -53,68 +51,64 @@ pub struct Peer {
     pub gid: u32,
 }
 
-/// A non-blocking socket that listens at `path` (at most 107 bytes) with file permissions `mode` (such as 0o600).
-/// At no time is it open to more than `mode` and the umask say together, then to what `mode` says.
+/// Creates a non-blocking socket that listens at `path` (at most 107 bytes) with file permissions `mode` (such as 0o600).
+/// The file first has the permissions of `mode` reduced by the umask, then those of `mode`; never more.
 ///
 /// # Errors
-/// `EADDRINUSE` when there is a file of that name, even one nobody listens at; `ENAMETOOLONG`; `ENOENT`; `EACCES`.
+/// `EADDRINUSE` if a file of that name exists, even without a listener; `ENAMETOOLONG`; `ENOENT`; `EACCES`.
 pub fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let mode = Mode::from_bits_truncate(mode);
     let fd = seqpacket(SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
-    // bind gives the file the permissions of the socket's own inode less the umask; chmod puts back what that took.
+    // bind gives the file the permissions of the socket's own inode less the umask; chmod restores the missing ones.
     fchmod(&fd, mode)?;
     bind(&fd, &address)?;
     chmod(path, mode)?;
-    rustix::net::listen(&fd, BACKLOG)?;
+    rustix::net::listen(&fd, LISTEN_BACKLOG)?;
     Ok(fd)
 }
 
-/// Whether connections can be accepted from `fd`.
+/// Returns whether `fd` is a listening socket.
 pub fn is_listening(fd: impl AsFd) -> bool {
     rustix::net::sockopt::socket_acceptconn(fd).unwrap_or(false)
 }
 
-/// A blocking connection to the socket that listens at `path`. Waits when too many others wait to be accepted.
+/// Connects to the socket that listens at `path`; the connection is blocking. Waits if the listener's queue is full.
 ///
 /// # Errors
-/// `ENOENT` or `ECONNREFUSED` when nobody listens there, [`io::ErrorKind::WouldBlock`] after 10 s, `EACCES`, `ENAMETOOLONG`,
-/// `EPROTOTYPE`; `EINTR` for who is interrupted all the time.
+/// `ENOENT` or `ECONNREFUSED` without a listener, [`io::ErrorKind::WouldBlock`] after [`CONNECT_LIMIT`], `EACCES`,
+/// `ENAMETOOLONG`, `EPROTOTYPE`; `EINTR` if signals interrupt it for that long.
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let fd = seqpacket(SocketFlags::CLOEXEC)?;
-    // A listener that accepts nobody would make us wait without end.
+    // Without a limit, a listener that never accepts would block the caller for ever.
     set_timeout(&fd, CONNECT_LIMIT)?;
     let start = Instant::now();
     loop {
         match rustix::net::connect(&fd, &address) {
-            // With a limit the kernel never goes on by itself, not even when somebody was only stopped for a while.
+            // With a limit the kernel never restarts the call, not even after SIGSTOP and SIGCONT.
             Err(Errno::INTR) if start.elapsed() < CONNECT_LIMIT => {}
             other => return Ok(other.map(|()| fd)?),
         }
     }
 }
 
-/// Lets nobody send descriptors to this socket, where the kernel can (Linux 6.16). Who receives one by accident closes it
-/// in the kernel, and closing may take as long as the sender likes. Connections accepted from it are alike.
+/// Refuses descriptors sent to this socket, where the kernel supports that (Linux 6.16). A receiver of an unexpected
+/// descriptor closes it in the kernel, and closing may take as long as its sender wants. Accepted connections inherit the
+/// setting.
 pub fn refuse_fds(fd: impl AsFd) {
     let (off, bytes) = (0 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
-    // SAFETY: the value lives during the call and has the size that is told. Older kernels answer ENOPROTOOPT.
+    // SAFETY: K1, K5: the value is an int that outlives the call. Older kernels answer ENOPROTOOPT.
     unsafe {
         libc::setsockopt(fd.as_fd().as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw const off).cast(), bytes);
     }
 }
 
-/// Not in libc's headers yet.
-const SO_PASSRIGHTS: libc::c_int = 83;
-/// How long a connection may wait to be accepted.
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-
-/// The next connection, non-blocking.
+/// Accepts the next connection, which is non-blocking.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] when there is none; `EMFILE`, `ENFILE`: it stays in the queue, and a level-triggered
-/// wait would spin on it.
+/// [`io::ErrorKind::WouldBlock`] if there is none; `EMFILE`, `ENFILE`: it stays in the queue, so that a level-triggered
+/// wait would spin.
 pub fn accept(fd: impl AsFd) -> io::Result<OwnedFd> {
     Ok(accept_with(fd, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?)
 }
@@ -122,9 +116,9 @@ pub fn accept(fd: impl AsFd) -> io::Result<OwnedFd> {
 /// Sends one message, whole, with up to [`MAX_FDS`] descriptors. Never raises SIGPIPE.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidInput`] for an empty message (the receiver would take it for the end) or too many
-/// descriptors; `EPIPE`, `ECONNRESET` when the other side is gone; [`io::ErrorKind::WouldBlock`] when its queue is full
-/// or the time is up; `EMSGSIZE`; `ETOOMANYREFS` when too many descriptors of this user are under way.
+/// [`io::ErrorKind::InvalidInput`] for an empty message (the receiver would read it as the end) or too many
+/// descriptors; `EPIPE`, `ECONNRESET` if the peer has closed; [`io::ErrorKind::WouldBlock`] if its queue is full or on
+/// timeout; `EMSGSIZE`; `ETOOMANYREFS` if too many descriptors of this user are in flight.
 pub fn send(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     if bytes.is_empty() || fds.len() > MAX_FDS {
         return Err(Errno::INVAL.into());
@@ -137,12 +131,12 @@ pub fn send(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<u
     Ok(retry_on_intr(|| sendmsg(&fd, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL))?)
 }
 
-/// Receives one message into `buf` and appends its descriptors, close-on-exec, to `fds`. All that arrive are owned,
-/// wanted or not, so that a sender cannot make us leak them.
+/// Receives one message into `buf` and appends its descriptors, close-on-exec, to `fds`. All received descriptors are
+/// owned, so that a sender cannot make this process leak them.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] when there is none or the time is up; `ECONNRESET` when the other side closed with
-/// messages of ours unread.
+/// [`io::ErrorKind::WouldBlock`] if there is none or on timeout; `ECONNRESET` if the peer closed with messages of this
+/// process unread.
 pub fn recv(fd: impl AsFd, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -160,40 +154,40 @@ pub fn recv(fd: impl AsFd, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result
     })
 }
 
-/// Limits how long each later [`send`], [`recv`] and [`accept`] on a blocking `fd` waits; zero means no limit.
+/// Sets the timeout of each later [`send`], [`recv`] and [`accept`] on a blocking `fd`; zero means no limit.
 ///
 /// # Errors
-/// `EDOM` for durations the kernel cannot hold.
+/// `EDOM` for durations that the kernel cannot represent.
 pub fn set_timeout(fd: impl AsFd, limit: Duration) -> io::Result<()> {
     let limit = (!limit.is_zero()).then_some(limit);
     set_socket_timeout(&fd, Timeout::Recv, limit)?;
     Ok(set_socket_timeout(&fd, Timeout::Send, limit)?)
 }
 
-/// Who connected, as the kernel noted it then: it cannot be forged, but the process may have died since.
+/// Returns the peer's credentials as the kernel recorded them at connect: unforgeable, but the process may have exited.
 ///
 /// # Errors
 /// `ENOTSOCK`.
 pub fn peer(fd: impl AsFd) -> io::Result<Peer> {
-    let no_one = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    // SAFETY: ucred is three integers, what SO_PEERCRED writes; any bytes are a value of it.
-    let cred = unsafe { option(fd.as_fd(), libc::SO_PEERCRED, no_one)? };
+    let unknown = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    // SAFETY: K5, K9: SO_PEERCRED writes a ucred, which consists of three integers.
+    let cred = unsafe { option(fd.as_fd(), libc::SO_PEERCRED, unknown)? };
     Ok(Peer { pid: u32::try_from(cred.pid).unwrap_or(0), uid: cred.uid, gid: cred.gid })
 }
 
-/// The path at which the other end of a connection listens; `None` when `fd` is no such connection.
+/// Returns the path at which the peer of a connection listens; `None` if `fd` is not such a connection.
 pub fn peer_path(fd: impl AsFd) -> Option<PathBuf> {
     let address = SocketAddrUnix::try_from(rustix::net::getpeername(fd).ok()??).ok()?;
     Some(PathBuf::from(OsStr::from_bytes(address.path()?.to_bytes())))
 }
 
-/// Makes this process the only one that uses a connection which it shares with others, as far as they ask, too; `false`:
-/// another one is. Ends with [`leave_alone`], and with the process. Threads of one process do not exclude each other, and
-/// its closing any duplicate of `fd` ends it.
+/// Takes an advisory lock on a connection that several processes share; `false`: another process holds it. Released by
+/// [`unlock`] and at process exit. The lock does not exclude threads of one process, and closing any duplicate of `fd` in
+/// this process releases it.
 ///
 /// # Errors
-/// Where the kernel or a filter has no locks for sockets.
-pub fn claim(fd: impl AsFd) -> io::Result<bool> {
+/// If the kernel or a filter refuses locks on sockets.
+pub fn try_lock(fd: impl AsFd) -> io::Result<bool> {
     match fcntl_lock(fd, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
         Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
@@ -201,13 +195,13 @@ pub fn claim(fd: impl AsFd) -> io::Result<bool> {
     }
 }
 
-/// Ends [`claim`].
-pub fn leave_alone(fd: impl AsFd) {
-    // What cannot be unlocked is closed, or was never locked.
+/// Releases [`try_lock`].
+pub fn unlock(fd: impl AsFd) {
+    // Fails only if `fd` is closed or was never locked.
     let _ = fcntl_lock(fd, FlockOperation::NonBlockingUnlock);
 }
 
-/// Two ends of a connection, both in this process.
+/// Creates a connection with both ends in this process.
 ///
 /// # Errors
 /// `EMFILE`, `ENFILE`, `ENOMEM`.
@@ -215,24 +209,24 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// The groups of who connected, as the kernel noted them then: the effective one first, then the supplementary ones.
+/// Returns the peer's groups as the kernel recorded them at connect: the effective one first, then the supplementary ones.
 ///
 /// # Errors
-/// `ENOTSOCK`; `ENODATA` when nobody is at the other end.
+/// `ENOTSOCK`; `ENODATA` without a peer.
 pub fn peer_groups(fd: impl AsFd) -> io::Result<Vec<u32>> {
-    let mut groups = vec![0; FEW_GROUPS];
+    let mut groups = vec![0; PEER_GROUPS];
     let supplementary = loop {
         let mut bytes = libc::socklen_t::try_from(size_of_val(&*groups)).map_err(|_| Errno::INVAL)?;
-        // SAFETY: `groups` and `bytes` live through the call, and `bytes` says how much room there is.
+        // SAFETY: K1, K5: `groups` and `bytes` outlive the call, and `bytes` is the room in `groups`.
         let failed = unsafe {
             let (at, room) = (groups.as_mut_ptr().cast(), &mut bytes);
             libc::getsockopt(fd.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERGROUPS, at, room) != 0
         };
-        let (error, told) = (io::Error::last_os_error(), bytes as usize / size_of::<u32>());
+        let (error, count) = (io::Error::last_os_error(), bytes as usize / size_of::<u32>());
         match failed {
-            false => break told,
-            // The kernel says how many there are.
-            true if error.raw_os_error() == Some(libc::ERANGE) && told > groups.len() => groups.resize(told, 0),
+            false => break count,
+            // The kernel has returned how many there are.
+            true if error.raw_os_error() == Some(libc::ERANGE) && count > groups.len() => groups.resize(count, 0),
             true => return Err(error),
         }
     };
@@ -241,16 +235,16 @@ pub fn peer_groups(fd: impl AsFd) -> io::Result<Vec<u32>> {
     Ok(groups)
 }
 
-/// A pidfd of the process that connected: readable once it has died. Linux before 6.5 finds the process by its number,
-/// which another may have got since: compare [`crate::event::hung_up`] afterwards where that matters.
+/// Opens a pidfd of the peer's process, which becomes readable when it exits. Linux before 6.5 finds the process by its
+/// number, which may have been reused: check [`crate::event::hung_up`] afterwards where that matters.
 ///
 /// # Errors
-/// `ESRCH` or `EINVAL` when it is gone already.
+/// `ESRCH` or `EINVAL` if it has exited.
 pub fn peer_pidfd(fd: impl AsFd) -> io::Result<OwnedFd> {
-    // SAFETY: SO_PEERPIDFD writes one int; any bytes are a value of it.
+    // SAFETY: K5, K9: SO_PEERPIDFD writes one int.
     match unsafe { option::<RawFd>(fd.as_fd(), SO_PEERPIDFD, -1) } {
         Ok(-1) => Err(Errno::SRCH.into()),
-        // SAFETY: the kernel just made this descriptor for us, and nobody else knows it.
+        // SAFETY: K2: the kernel has just created this descriptor.
         Ok(raw) => Ok(unsafe { OwnedFd::from_raw_fd(raw) }),
         Err(Errno::NOPROTOOPT) => pidfd_of(peer(fd)?.pid),
         Err(error) => Err(error.into()),
@@ -266,13 +260,13 @@ fn seqpacket(flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// One socket-level option; `value` is what it is when the kernel writes nothing.
+/// Reads one socket-level option; returns `value` if the kernel writes nothing.
 ///
 /// # Safety
-/// `T` is the plain C type that the kernel writes for `name`, and any bytes are a value of it.
+/// `T` is the C type that the kernel writes for `name`, and any bytes are a valid value of it (K5, K9).
 unsafe fn option<T>(fd: BorrowedFd<'_>, name: libc::c_int, mut value: T) -> Result<T, Errno> {
     let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` and `len` live through the call, and `len` says how much room there is.
+    // SAFETY: K1, K5: `value` and `len` outlive the call, and `len` is the size of `value`.
     let failed =
         unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut value).cast(), &mut len) != 0 };
     if failed {
@@ -301,13 +295,13 @@ mod tests {
     }
 
     #[test]
-    fn connection_keeps_message_bounds_and_ends() {
+    fn a_connection_preserves_message_boundaries_and_hangs_up() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let door = listen(&path, 0o600).unwrap();
-        assert_eq!(accept(&door).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let listener = listen(&path, 0o600).unwrap();
+        assert_eq!(accept(&listener).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         let client = connect(&path).unwrap();
-        let server = accept(&door).unwrap();
+        let server = accept(&listener).unwrap();
 
         let (mut buf, mut fds) = ([0u8; 16], Vec::new());
         assert_eq!(recv(&server, &mut buf, &mut fds).unwrap_err().kind(), io::ErrorKind::WouldBlock);
@@ -327,25 +321,25 @@ mod tests {
         assert!(fds.is_empty());
     }
 
-    /// What waits with a limit is interrupted by any signal, whatever was asked for with its handler.
+    /// A call with a timeout is interrupted by any signal, even if the handler was installed with SA_RESTART.
     #[test]
-    fn signals_keep_nobody_from_connecting_sending_and_receiving() {
+    fn connect_send_and_recv_resume_after_signals() {
         extern "C" fn nothing(_: libc::c_int) {}
         let handler: extern "C" fn(libc::c_int) = nothing;
-        // SAFETY: the handler does nothing, and no other test uses this signal.
+        // SAFETY: K6: the handler does nothing, and no other test uses this signal.
         unsafe { libc::signal(libc::SIGWINCH, handler as *const () as libc::sighandler_t) };
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let door = listen(&path, 0o600).unwrap();
-        // From now on one connection may wait.
-        rustix::net::listen(&door, 0).unwrap();
+        let listener = listen(&path, 0o600).unwrap();
+        // The queue now holds one connection.
+        rustix::net::listen(&listener, 0).unwrap();
         let (me, thread) = std::sync::mpsc::channel();
         std::thread::scope(|s| {
             let client = s.spawn(|| {
-                // SAFETY: no arguments.
+                // SAFETY: K7.
                 me.send(unsafe { libc::pthread_self() }).unwrap();
                 let connected = [(); 2].map(|()| connect(&path).unwrap());
-                // More than may wait to be read.
+                // More than the socket's queue holds.
                 let sent = (0..1000).map(|_| send(&connected[0], &[7; 4096], &[]).unwrap()).sum::<usize>();
                 let answer = recv(&connected[0], &mut [0], &mut Vec::new()).unwrap().bytes;
                 (connected, sent, answer)
@@ -354,12 +348,12 @@ mod tests {
             let interrupt = || {
                 for _ in 0..40 {
                     std::thread::sleep(Duration::from_millis(2));
-                    // SAFETY: the thread is not joined yet, so its name is valid.
+                    // SAFETY: K7: the thread is not joined yet, so its number is valid.
                     unsafe { libc::pthread_kill(thread, libc::SIGWINCH) };
                 }
             };
             interrupt();
-            let server = accept(&door).unwrap();
+            let server = accept(&listener).unwrap();
             interrupt();
             let (mut buf, mut fds, mut got) = ([0; 4096], Vec::new(), 0);
             while got < 1000 * buf.len() {
@@ -377,10 +371,10 @@ mod tests {
     }
 
     #[test]
-    fn hang_up_waits_for_the_last_duplicate_and_passes_unread_messages() {
+    fn hang_up_follows_the_last_close_and_unread_messages_stay() {
         let (near, far) = pair();
         let duplicate = far.try_clone().unwrap();
-        send(&far, b"last words", &[]).unwrap();
+        send(&far, b"last bytes", &[]).unwrap();
         drop(far);
         assert!(!hung_up(near.as_fd()));
         drop(duplicate);
@@ -390,30 +384,30 @@ mod tests {
     }
 
     #[test]
-    fn one_process_claims_a_connection() {
+    fn one_process_at_a_time_locks_a_connection() {
         let (near, far) = pair();
-        assert!(claim(&near).unwrap());
-        let try_it = || match (claim(&near), claim(&far)) {
+        assert!(try_lock(&near).unwrap());
+        let try_both = || match (try_lock(&near), try_lock(&far)) {
             (Ok(mine), Ok(others)) => 2 * i32::from(mine) + i32::from(others),
             _ => 4,
         };
-        // The other end is another file.
-        assert_eq!(in_child(try_it), 1);
-        leave_alone(&near);
-        assert_eq!(in_child(try_it), 3);
-        // The child is dead.
-        assert!(claim(&near).unwrap());
+        // The other end is a different file.
+        assert_eq!(in_child(try_both), 1);
+        unlock(&near);
+        assert_eq!(in_child(try_both), 3);
+        // The child has exited.
+        assert!(try_lock(&near).unwrap());
     }
 
     #[test]
-    fn file_gets_its_mode_whatever_the_umask() {
+    fn the_socket_file_gets_its_mode_for_every_umask() {
         let dir = tempfile::tempdir().unwrap();
         for mode in [0o600, 0o660, 0o666] {
             let path = dir.path().join(format!("{mode:o}"));
-            let _door = listen(&path, mode).unwrap();
+            let _listener = listen(&path, mode).unwrap();
             assert_eq!(mode_of(&path), mode);
         }
-        // The half that closes the window: bind alone opens the file to no more than the socket's own mode.
+        // bind alone gives the file no more than the socket's own mode.
         let path = dir.path().join("bound");
         let fd = seqpacket(SocketFlags::CLOEXEC).unwrap();
         fchmod(&fd, Mode::RUSR | Mode::WUSR).unwrap();
@@ -422,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_in_error() {
+    fn unusable_addresses_are_errors() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
@@ -435,10 +429,10 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_pass_up_to_the_kernels_limit() {
+    fn descriptors_are_passed_up_to_the_kernels_limit() {
         let (a, b) = pair();
-        let bell = crate::event::Bell::new().unwrap();
-        let many = [bell.as_fd(); MAX_FDS + 1];
+        let doorbell = crate::Doorbell::new().unwrap();
+        let many = [doorbell.as_fd(); MAX_FDS + 1];
         assert_eq!(send(&a, b"x", &many).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         send(&a, b"x", &many[..MAX_FDS]).unwrap();
 
@@ -447,9 +441,11 @@ mod tests {
         assert_eq!(got, Received { bytes: 1, truncated: false, fds_truncated: false });
         assert_eq!(fds.len(), MAX_FDS);
         assert!(fds.iter().all(|fd| fcntl_getfd(fd).unwrap().contains(FdFlags::CLOEXEC)));
-        let last = crate::event::Bell::from_fd(fds.pop().unwrap()).unwrap();
-        last.ring();
-        assert!(wait_readable(&mut [PollFd::new(&bell, PollFlags::IN)], Some(Duration::from_secs(10))).unwrap() == 1);
+        let last = crate::Doorbell::from_fd(fds.pop().unwrap()).unwrap();
+        last.notify();
+        assert!(
+            wait_readable(&mut [PollFd::new(&doorbell, PollFlags::IN)], Some(Duration::from_secs(10))).unwrap() == 1
+        );
     }
 
     #[test]
@@ -471,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn blocking_calls_end_when_the_time_is_up() {
+    fn blocking_calls_end_at_the_timeout() {
         let (_a, b) = pair();
         set_timeout(&b, Duration::from_millis(1)).unwrap();
         let error = recv(&b, &mut [0u8; 4], &mut Vec::new()).unwrap_err();
@@ -479,7 +475,7 @@ mod tests {
         set_timeout(&b, Duration::ZERO).unwrap();
     }
 
-    /// The supplementary ones, as /proc tells them.
+    /// The supplementary groups of this process, from /proc.
     fn own_groups() -> Vec<u32> {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap();
@@ -487,33 +483,33 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_a_peer_with_none_and_with_many() {
-        for count in [0, 3, FEW_GROUPS, FEW_GROUPS + 1, 5000] {
+    fn all_groups_of_a_peer_are_returned() {
+        for count in [0, 3, PEER_GROUPS, PEER_GROUPS + 1, 5000] {
             let outcome = in_child(|| {
                 let groups: Vec<libc::gid_t> = (0..count as libc::gid_t).map(|n| 100_000 + n).collect();
-                // SAFETY: the list is as long as it is told to be.
+                // SAFETY: K1: the list has `groups.len()` entries.
                 if unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) } != 0 {
                     return 2;
                 }
-                // SAFETY: three numbers. `setresgid` is the bare call: this process has one thread.
+                // SAFETY: K7: the system call itself, without glibc's signal to all threads: this process has one.
                 unsafe { libc::syscall(libc::SYS_setresgid, -1, 4711, -1) };
                 let (near, _far) = pair();
-                let told = peer_groups(&near).unwrap();
-                i32::from(told[0] != 4711 || told[1..] != groups)
+                let seen = peer_groups(&near).unwrap();
+                i32::from(seen[0] != 4711 || seen[1..] != groups)
             });
             if outcome == 2 {
-                return eprintln!("skipped: choosing one's groups needs CAP_SETGID");
+                return eprintln!("skipped: setting groups needs CAP_SETGID");
             }
             assert_eq!(outcome, 0, "{count} groups");
         }
     }
 
     #[test]
-    fn peer_is_who_connected() {
+    fn peer_is_the_connecting_process() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let door = listen(&path, 0o600).unwrap();
-        // The child connects, says so, and stays until it is killed.
+        let listener = listen(&path, 0o600).unwrap();
+        // The child connects, sends a message, and stays until it is killed.
         let child = fork(|| {
             let fd = connect(&path).unwrap();
             send(&fd, b"x", &[]).unwrap();
@@ -521,12 +517,12 @@ mod tests {
                 std::thread::park();
             }
         });
-        let see = |fd: BorrowedFd<'_>| {
+        let wait = |fd: BorrowedFd<'_>| {
             let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
             wait_readable(&mut fds, None).unwrap();
         };
-        see(door.as_fd());
-        let server = accept(&door).unwrap();
+        wait(listener.as_fd());
+        let server = accept(&listener).unwrap();
         let who = peer(&server).unwrap();
         let us = crate::process::uid();
         assert_eq!((who.pid, who.uid), (child.pid(), us));
@@ -536,13 +532,13 @@ mod tests {
             assert_eq!(wait_readable(&mut fds, Some(Duration::ZERO)).unwrap(), 0);
         }
         let pidfds = [peer_pidfd(&server).unwrap(), pidfd_of(who.pid).unwrap()];
-        // Our own are the child's; the kernel keeps the supplementary ones sorted.
+        // The child has the groups of this process; the kernel keeps the supplementary ones sorted.
         let groups = peer_groups(&server).unwrap();
         assert_eq!(groups[0], who.gid);
         assert_eq!(groups[1..], own_groups());
         child.kill();
         for pidfd in &pidfds {
-            see(pidfd.as_fd());
+            wait(pidfd.as_fd());
         }
         assert!(hung_up(server.as_fd()));
         child.wait();

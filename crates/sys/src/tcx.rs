@@ -1,7 +1,8 @@
-//! What leads the frames between the host's stack and the far end of a companion of an interface, by tcx (Linux 6.6).
+//! Redirection of frames between the host's network stack and the companion of an interface, by tcx programs (Linux 6.6).
+//! The companion is a veth pair; its near end is in the interface's namespace, its far end carries the host rings.
 //!
-//! The programs are `bpf/host.c`, embedded as they were compiled. As with [`crate::xdp`], they are attached as BPF links,
-//! which end with the last descriptor of them.
+//! The programs are `bpf/host.c`, embedded as a compiled object. As in [`crate::xdp`], they are attached as BPF links, which
+//! are removed when their last descriptor is closed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,31 +11,31 @@ use std::time::Duration;
 use aya::Ebpf;
 use aya::programs::Program;
 
-use crate::bpf::{self, Hook, array, foreign_object, kernels_error};
+use crate::bpf::{self, Hook, array, errno_of, object_mismatch};
 use crate::xdp::{Mark, deadline};
 
 /// `bpf/host.c`, compiled.
-static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../bpf/host.o");
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/host.o");
 
-/// On frames between the interface and the companion's near end (`skb->mark`).
+/// `skb->mark` of frames between the interface and the companion's near end.
 const PASS: u32 = 0x756e_6d68;
 
-/// What becomes of the frames that the host sends by the interface.
+/// Action for frames that the host sends on the interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Capture {
-    /// They are sent.
+pub enum HostTxAction {
+    /// Sends them.
     #[default]
-    ToTheWire,
-    /// They go to the companion.
-    ToTheRings,
-    /// They are dropped, and counted.
-    Nowhere,
+    Pass,
+    /// Redirects them to the companion.
+    Redirect,
+    /// Drops and counts them.
+    Drop,
 }
 
-/// `struct ways` of host.c.
+/// `struct ways` of host.c: the configuration of the programs.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-struct Ways {
+struct Config {
     capture: u32,
     nic: u32,
     near: u32,
@@ -46,100 +47,103 @@ struct Ways {
 pub struct Tcx {
     _capture: OwnedFd,
     companion: Option<[OwnedFd; 2]>,
-    door: OwnedFd,
-    enter: OwnedFd,
-    ways: OwnedFd,
+    near_egress: OwnedFd,
+    near_ingress: OwnedFd,
+    config_map: OwnedFd,
     alive: OwnedFd,
     marks: OwnedFd,
     dropped: OwnedFd,
-    now: Ways,
+    config: Config,
 }
 
 impl Tcx {
-    /// Attaches to interface `nic` of the calling thread's network namespace. All frames go on as before.
+    /// Attaches to interface `nic` of the calling thread's network namespace. All frames pass until configured otherwise.
     ///
     /// # Errors
     /// `EINVAL`: a kernel before 6.6. `EPERM`: needs `CAP_NET_ADMIN` and `CAP_BPF`. `ENODEV`: no such interface.
     pub fn attach(nic: u32) -> io::Result<Tcx> {
         let mut object = bpf::load(OBJECT, None)?;
         let capture = load(&mut object, "unetmap_capture")?;
-        let (door, enter) = (load(&mut object, "unetmap_door")?, load(&mut object, "unetmap_enter")?);
+        let (near_egress, near_ingress) = (load(&mut object, "unetmap_door")?, load(&mut object, "unetmap_enter")?);
         let mut tcx = Tcx {
             _capture: bpf::link_tcx(&capture, nic, Hook::Egress)?,
             companion: None,
-            door,
-            enter,
-            ways: array(&object, "ways")?,
+            near_egress,
+            near_ingress,
+            config_map: array(&object, "ways")?,
             alive: array(&object, "alive")?,
             marks: array(&object, "marks")?,
             dropped: array(&object, "dropped")?,
-            now: Ways { capture: Capture::ToTheWire as u32, nic, near: 0, pass: PASS },
+            config: Config { capture: HostTxAction::Pass as u32, nic, near: 0, pass: PASS },
         };
-        tcx.write()?;
+        tcx.write_config()?;
         Ok(tcx)
     }
 
-    fn write(&mut self) -> io::Result<()> {
-        // SAFETY: the values of `ways` in host.c are such structures.
-        unsafe { bpf::array_set(&self.ways, &self.now) }
+    fn write_config(&mut self) -> io::Result<()> {
+        // SAFETY: K5: the elements of `ways` in host.c are of type `struct ways`.
+        unsafe { bpf::array_set(&self.config_map, &self.config) }
     }
 
-    /// Attaches to the near end of a companion in the same namespace: what comes there goes to the host's stack, as if it
-    /// had come by the interface.
+    /// Attaches to the near end of a companion in the same namespace: frames that arrive there are passed to the host's
+    /// stack as if the interface had received them.
     ///
     /// # Errors
     /// As [`Tcx::attach`].
-    pub fn join(&mut self, near: u32) -> io::Result<()> {
-        self.leave();
-        let links = [bpf::link_tcx(&self.door, near, Hook::Egress)?, bpf::link_tcx(&self.enter, near, Hook::Ingress)?];
-        self.now.near = near;
-        self.write()?;
+    pub fn attach_companion(&mut self, near: u32) -> io::Result<()> {
+        self.detach_companion();
+        let links = [
+            bpf::link_tcx(&self.near_egress, near, Hook::Egress)?,
+            bpf::link_tcx(&self.near_ingress, near, Hook::Ingress)?,
+        ];
+        self.config.near = near;
+        self.write_config()?;
         self.companion = Some(links);
         Ok(())
     }
 
     /// Detaches from the companion's near end, if there is one.
-    pub fn leave(&mut self) {
+    pub fn detach_companion(&mut self) {
         self.companion = None;
     }
 
-    /// What becomes of the host's frames from now on. [`Capture::ToTheRings`] is for interfaces with a companion.
+    /// Sets the action for the host's frames. [`HostTxAction::Redirect`] requires a companion.
     ///
     /// # Errors
-    /// None that is not the kernel's fault.
-    pub fn capture(&mut self, capture: Capture) -> io::Result<()> {
-        self.now.capture = capture as u32;
-        self.write()
+    /// Only unexpected errors of the kernel.
+    pub fn set_host_tx(&mut self, action: HostTxAction) -> io::Result<()> {
+        self.config.capture = action as u32;
+        self.write_config()
     }
 
-    /// This goes on for so long from now; afterwards the host's frames are sent, until this is called again. Before the
-    /// first call it goes on for ever.
+    /// Sets the programs' deadline to `time` from now. After the deadline the host's frames pass, until this is called again.
+    /// Before the first call there is no deadline.
     ///
     /// # Errors
-    /// None that is not the kernel's fault.
-    pub fn keep(&mut self, time: Duration) -> io::Result<()> {
-        // SAFETY: the values of `alive` in common.h are such numbers.
+    /// Only unexpected errors of the kernel.
+    pub fn extend_deadline(&mut self, time: Duration) -> io::Result<()> {
+        // SAFETY: K5: the elements of `alive` in common.h are of type u64.
         unsafe { bpf::array_set(&self.alive, &deadline(time)) }
     }
 
-    /// What stands before frames on their way to the stack.
+    /// Sets the tag that precedes frames on their way to the stack.
     ///
     /// # Errors
-    /// None that is not the kernel's fault.
+    /// Only unexpected errors of the kernel.
     pub fn set_mark(&mut self, mark: Mark) -> io::Result<()> {
-        // SAFETY: the values of `marks` in common.h are such pairs.
+        // SAFETY: K5: the elements of `marks` in common.h are pairs of u64.
         unsafe { bpf::array_set(&self.marks, &mark) }
     }
 
-    /// How many of the host's frames were dropped.
+    /// Returns how many of the host's frames were dropped.
     pub fn dropped(&self) -> u64 {
-        // SAFETY: the values of `dropped` in host.c are such numbers.
+        // SAFETY: K5: the elements of `dropped` in host.c are of type u64.
         unsafe { bpf::array_get(&self.dropped) }.unwrap_or(0)
     }
 }
 
-/// The numbers of all tcx programs that are attached to interface `index` of the calling thread's network namespace,
-/// whoever attached them.
+/// Returns the ids of all tcx programs that are attached to interface `index` of the calling thread's network namespace, by
+/// any process.
 ///
 /// # Errors
 /// `EINVAL`: a kernel before 6.6. `ENODEV`: no such interface. `EPERM`: needs `CAP_NET_ADMIN`.
@@ -150,7 +154,7 @@ pub fn programs(index: u32) -> io::Result<Vec<u32>> {
 }
 
 fn load(object: &mut Ebpf, name: &str) -> io::Result<OwnedFd> {
-    let Some(Program::SchedClassifier(program)) = object.program_mut(name) else { return Err(foreign_object()) };
-    program.load().map_err(|e| kernels_error(&e))?;
-    program.fd().map_err(|e| kernels_error(&e))?.as_fd().try_clone_to_owned()
+    let Some(Program::SchedClassifier(program)) = object.program_mut(name) else { return Err(object_mismatch()) };
+    program.load().map_err(|e| errno_of(&e))?;
+    program.fd().map_err(|e| errno_of(&e))?.as_fd().try_clone_to_owned()
 }

@@ -1,7 +1,8 @@
-//! Another process's thread that waits for us: its memory, and who it is.
+//! Threads: access to a thread of another process that waits for a reply (its memory, its identity), and scheduling of the
+//! calling thread.
 //!
-//! A number names a thread only as long as it lives. So each question goes by the number, and then the pidfd, which was
-//! taken first, says whether the answer was about this thread.
+//! A thread number identifies a thread only until it exits. Each access therefore uses the number, and then checks with
+//! the pidfd, which was opened first, that the thread still exists and the result was about this thread.
 
 use std::fs;
 use std::io::{self, Read};
@@ -15,89 +16,91 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::event::{PollFd, PollFlags, wait_readable};
 use crate::netns::Netns;
 
-/// `PIDFD_THREAD`, since Linux 6.9: a thread, and not its process.
+/// `PIDFD_THREAD`, since Linux 6.9: the pidfd refers to a thread, not to its process.
 const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
 
-/// A thread.
+/// A thread of another process.
 #[derive(Debug)]
-pub struct Thread {
+pub struct RemoteThread {
     tid: Pid,
     pidfd: OwnedFd,
 }
 
-/// Who a thread is, as `/proc` says.
+/// Process, user and groups of a thread, from `/proc`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Its process.
+    /// Process id.
     pub pid: u32,
-    /// The user id that counts where it opens files.
+    /// File system user id.
     pub uid: u32,
-    /// The groups besides the one that counts there.
+    /// Supplementary groups.
     pub groups: Vec<u32>,
 }
 
-impl Thread {
-    /// The thread `tid` of our pid namespace.
+impl RemoteThread {
+    /// Opens thread `tid` of this process's pid namespace.
     ///
     /// # Errors
-    /// `ESRCH` when there is none; `EINVAL` before Linux 6.9.
-    pub fn of(tid: u32) -> io::Result<Thread> {
+    /// `ESRCH` if there is none; `EINVAL` before Linux 6.9.
+    pub fn of(tid: u32) -> io::Result<RemoteThread> {
         let tid = i32::try_from(tid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
-        Ok(Thread { tid, pidfd: pidfd_open(tid, PIDFD_THREAD)? })
+        Ok(RemoteThread { tid, pidfd: pidfd_open(tid, PIDFD_THREAD)? })
     }
 
-    /// What `ask` finds under the thread's number, if it still was this thread's.
-    fn sure<T>(&self, ask: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        let answer = ask();
+    /// Runs `access`, which uses the thread's number, and returns its result if the number still was this thread's.
+    fn verified<T>(&self, access: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        let result = access();
         let mut fds = [PollFd::from_borrowed_fd(self.pidfd.as_fd(), PollFlags::IN)];
         match wait_readable(&mut fds, Some(Duration::ZERO)) {
-            Ok(0) => answer,
+            Ok(0) => result,
             Ok(_) => Err(Errno::SRCH.into()),
             Err(e) => Err(e),
         }
     }
 
-    /// Reads `into.len()` bytes at its address `from`. Waits as long as that memory makes it wait, which may be for ever.
+    /// Reads `into.len()` bytes at address `from` of its memory. A page fault there (userfaultfd, FUSE) may block without
+    /// limit.
     ///
     /// # Errors
-    /// `EFAULT` when not all of it is there; `EPERM` when we may not look; `ESRCH`.
+    /// `EFAULT` if not all of it is mapped; `EPERM` without the right to trace the process; `ESRCH`.
     pub fn read(&self, from: u64, into: &mut [u8]) -> io::Result<()> {
-        let here = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-        let there = there(from, into.len())?;
-        // SAFETY: `here` is a slice of ours to write; what lies at `from` is read by the kernel, which refuses what is not
-        // there. Both structures outlive the call.
-        let call = || unsafe { libc::process_vm_readv(self.tid.as_raw_nonzero().get(), &here, 1, &there, 1, 0) };
-        self.sure(|| whole(call(), into.len()))
+        let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+        let remote = remote_iovec(from, into.len())?;
+        // SAFETY: K1, K4: `local` is a slice to write; the kernel reads `from` in the other process and checks it. Both
+        // structures outlive the call.
+        let call = || unsafe { libc::process_vm_readv(self.tid.as_raw_nonzero().get(), &local, 1, &remote, 1, 0) };
+        self.verified(|| complete(call(), into.len()))
     }
 
-    /// Writes `bytes` to its address `to`. Waits as [`Thread::read`].
+    /// Writes `bytes` to address `to` of its memory. May block as [`RemoteThread::read`].
     ///
     /// # Errors
-    /// As [`Thread::read`]; a part may have been written.
+    /// As [`RemoteThread::read`]; a part may have been written.
     pub fn write(&self, to: u64, bytes: &[u8]) -> io::Result<()> {
-        let here = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let there = there(to, bytes.len())?;
-        // SAFETY: `here` is a slice of ours, only read; the memory at `to` is not ours. Both structures outlive the call.
-        let call = || unsafe { libc::process_vm_writev(self.tid.as_raw_nonzero().get(), &here, 1, &there, 1, 0) };
-        // Without the look before, a number that was given to another thread would have its memory written.
-        self.sure(|| Ok(()))?;
-        self.sure(|| whole(call(), bytes.len()))
+        let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let remote = remote_iovec(to, bytes.len())?;
+        // SAFETY: K1, K4: `local` is a slice that is only read; `to` is an address of another process. Both structures
+        // outlive the call.
+        let call = || unsafe { libc::process_vm_writev(self.tid.as_raw_nonzero().get(), &local, 1, &remote, 1, 0) };
+        // Checked before too: if the number had been reused, another process's memory would be written.
+        self.verified(|| Ok(()))?;
+        self.verified(|| complete(call(), bytes.len()))
     }
 
-    /// The network namespace that it is in.
+    /// Opens its network namespace.
     ///
     /// # Errors
-    /// `ESRCH`; `EACCES` when we may not look.
+    /// `ESRCH`; `EACCES` without the right to trace the process.
     pub fn netns(&self) -> io::Result<Netns> {
-        self.sure(|| Netns::of_path(Path::new(&format!("/proc/{}/ns/net", self.tid.as_raw_nonzero()))))
+        self.verified(|| Netns::of_path(Path::new(&format!("/proc/{}/ns/net", self.tid.as_raw_nonzero()))))
     }
 
-    /// Who it is.
+    /// Returns its process, user and groups.
     ///
     /// # Errors
-    /// `ESRCH`; `InvalidData` when `/proc` says something else than Linux does.
+    /// `ESRCH`; `InvalidData` if `/proc` has an unknown format.
     pub fn identity(&self) -> io::Result<Identity> {
-        let text = self.sure(|| fs::read_to_string(format!("/proc/{}/status", self.tid.as_raw_nonzero())))?;
+        let text = self.verified(|| fs::read_to_string(format!("/proc/{}/status", self.tid.as_raw_nonzero())))?;
         let words = |title: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(title))?;
             line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<u32>>>()
@@ -106,66 +109,85 @@ impl Thread {
             let (pid, uid) = (*words("Tgid:")?.first()?, *words("Uid:")?.get(3)?);
             Some(Identity { pid, uid, groups: words("Groups:")? })
         };
-        identity().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/PID/status makes no sense"))
+        identity().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/PID/status has an unknown format"))
     }
 }
 
-/// The CPU that the thread `tid` of our pid namespace runs on, or did last. Only a hint: it may move at any time, and the
-/// number may be another thread's by now.
+/// Returns the CPU that thread `tid` of this process's pid namespace runs on or ran on last. A hint only: the thread may
+/// migrate at any time, and the number may be reused.
 ///
 /// # Errors
-/// `ENOENT`, `ESRCH` when there is no such thread; `InvalidData` when `/proc` says something else than Linux does.
+/// `ENOENT`, `ESRCH` if there is no such thread; `InvalidData` if `/proc` has an unknown format.
 pub fn cpu_of(tid: u32) -> io::Result<usize> {
     let mut text = [0; 1024];
     let n = fs::File::open(format!("/proc/{tid}/task/{tid}/stat"))?.read(&mut text)?;
-    cpu_in(&text[..n]).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/TID/stat makes no sense"))
+    cpu_in(&text[..n]).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/TID/stat has an unknown format"))
 }
 
-/// The 39th word of a line whose second one is a name in parentheses, chosen by the thread.
+/// Returns the 39th word of a `stat` line. The second word is the thread's name in parentheses, which may contain anything.
 fn cpu_in(stat: &[u8]) -> Option<usize> {
     let end = stat.iter().rposition(|&b| b == b')')?;
     std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace().nth(36)?.parse().ok()
 }
 
-/// How the calling thread waited for a CPU so far, while it could have run.
+/// Time that the calling thread has spent runnable, waiting for a CPU (`schedstat`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Waits {
-    /// For how long, in total.
+pub struct RunDelay {
+    /// Total waiting time.
     pub total: Duration,
-    /// How often it was given one.
+    /// Times that it was given a CPU.
     pub count: u64,
 }
 
-impl Waits {
-    /// How long each was on the average, since `before`; zero when there was none.
-    pub fn since(&self, before: &Waits) -> Duration {
+impl RunDelay {
+    /// Returns the mean waiting time since `before`; zero if there was no wait.
+    pub fn mean_since(&self, before: &RunDelay) -> Duration {
         let count = u32::try_from(self.count.saturating_sub(before.count)).unwrap_or(u32::MAX);
         self.total.saturating_sub(before.total).checked_div(count).unwrap_or_default()
     }
 }
 
-/// The waits of the calling thread.
+/// Returns the run queue delay of the calling thread.
 ///
 /// # Errors
-/// `ENOENT` from a kernel that does not count them; `InvalidData` when `/proc` says something else than Linux does.
-pub fn waits() -> io::Result<Waits> {
+/// `ENOENT` from a kernel without schedstat; `InvalidData` if `/proc` has an unknown format.
+pub fn run_delay() -> io::Result<RunDelay> {
     let mut text = [0; 128];
     let n = fs::File::open("/proc/thread-self/schedstat")?.read(&mut text)?;
     let mut words = std::str::from_utf8(&text[..n]).unwrap_or_default().split_ascii_whitespace().skip(1);
     let mut word = || words.next()?.parse().ok();
     match (word(), word()) {
-        (Some(total), Some(count)) => Ok(Waits { total: Duration::from_nanos(total), count }),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "/proc/thread-self/schedstat makes no sense")),
+        (Some(total), Some(count)) => Ok(RunDelay { total: Duration::from_nanos(total), count }),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "/proc/thread-self/schedstat has an unknown format")),
     }
 }
 
-fn there(at: u64, len: usize) -> io::Result<libc::iovec> {
+fn remote_iovec(at: u64, len: usize) -> io::Result<libc::iovec> {
     let at = usize::try_from(at).map_err(|_| Errno::FAULT)?;
     Ok(libc::iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len: len })
 }
 
-/// A part is as good as nothing.
-fn whole(moved: isize, len: usize) -> io::Result<()> {
+/// Sets whether the calling thread, when it is woken, may preempt the running thread as the scheduler decides. If `false`
+/// (`SCHED_BATCH`), it waits until that thread gives up the CPU or its time slice ends, a few milliseconds. Takes about
+/// 0.5 us.
+#[cold]
+pub fn set_wakeup_preemption(allowed: bool) {
+    let policy = if allowed { libc::SCHED_OTHER } else { libc::SCHED_BATCH };
+    let none = libc::sched_param { sched_priority: 0 };
+    // SAFETY: K1: the kernel reads a struct that outlives the call. If it refuses (a filter), the policy is unchanged.
+    unsafe { libc::sched_setscheduler(0, policy, &raw const none) };
+}
+
+/// Returns the number of the CPU that the calling thread runs on at this moment; a few nanoseconds.
+#[inline]
+pub fn current_cpu() -> u32 {
+    // SAFETY: K7.
+    let cpu = unsafe { libc::sched_getcpu() };
+    u32::try_from(cpu).unwrap_or(0)
+}
+
+/// Returns an error unless all `len` bytes were copied.
+fn complete(moved: isize, len: usize) -> io::Result<()> {
     match usize::try_from(moved) {
         Ok(moved) if moved == len => Ok(()),
         Ok(_) => Err(Errno::FAULT.into()),
@@ -183,9 +205,9 @@ mod tests {
         result.err().and_then(|e| e.raw_os_error())
     }
 
-    /// This very thread, if the kernel can name threads.
-    fn me() -> Option<Thread> {
-        match Thread::of(process::tid()) {
+    /// The calling thread, if the kernel has pidfds of threads.
+    fn me() -> Option<RemoteThread> {
+        match RemoteThread::of(process::tid()) {
             Ok(thread) => Some(thread),
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
                 eprintln!("skipped: pidfds of threads need Linux 6.9");
@@ -196,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_there_or_not() {
+    fn mapped_memory_is_copied_and_unmapped_memory_is_a_fault() {
         let Some(me) = me() else { return };
         let mut word = [1u8, 2, 3, 4];
         let (at, mut copy) = (word.as_mut_ptr().expose_provenance() as u64, [0; 4]);
@@ -211,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn who_it_is() {
+    fn identity_names_process_and_user() {
         let Some(me) = me() else { return };
         let identity = me.identity().unwrap();
         assert_eq!((identity.pid, identity.uid), (process::pid(), process::uid()));
@@ -219,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn where_it_runs() {
+    fn cpu_of_a_pinned_thread_is_its_cpu() {
         let tid = process::tid();
         let home = process::cpus_allowed()[0];
         std::thread::scope(|scope| {
@@ -230,7 +252,8 @@ mod tests {
             });
         });
         assert!(cpu_of(tid).is_ok() && cpu_of(0).is_err() && cpu_of(u32::MAX).is_err());
-        // Names are the threads' own choice.
+        assert!(current_cpu() < 1 << 20);
+        // A thread chooses its name.
         let rest = (3..=52).map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
         for name in ["a", "a) b (c) R 1 2", "\u{e4}"] {
             assert_eq!(cpu_in(format!("1 ({name}) {rest}\n").as_bytes()), Some(39));
@@ -239,19 +262,19 @@ mod tests {
     }
 
     #[test]
-    fn how_long_it_waited() {
-        let Ok(before) = waits() else { return eprintln!("skipped: this kernel does not count waits") };
+    fn run_delay_grows_and_its_mean_is_per_wait() {
+        let Ok(before) = run_delay() else { return eprintln!("skipped: this kernel has no schedstat") };
         std::thread::sleep(Duration::from_millis(1));
-        let after = waits().unwrap();
+        let after = run_delay().unwrap();
         assert!(after.count > before.count && after.total >= before.total, "{before:?} {after:?}");
-        let of = |micros, count| Waits { total: Duration::from_micros(micros), count };
-        assert_eq!(of(50, 7).since(&of(20, 4)), Duration::from_micros(10));
-        assert_eq!(of(50, 4).since(&of(20, 4)), Duration::ZERO);
-        assert_eq!(of(0, 0).since(&of(20, 4)), Duration::ZERO);
+        let of = |micros, count| RunDelay { total: Duration::from_micros(micros), count };
+        assert_eq!(of(50, 7).mean_since(&of(20, 4)), Duration::from_micros(10));
+        assert_eq!(of(50, 4).mean_since(&of(20, 4)), Duration::ZERO);
+        assert_eq!(of(0, 0).mean_since(&of(20, 4)), Duration::ZERO);
     }
 
     #[test]
-    fn nothing_is_said_of_the_dead() {
+    fn accesses_to_an_exited_thread_fail() {
         if me().is_none() {
             return;
         }
@@ -259,7 +282,7 @@ mod tests {
             std::thread::sleep(Duration::from_secs(100));
             0
         });
-        let thread = Thread::of(child.pid()).unwrap();
+        let thread = RemoteThread::of(child.pid()).unwrap();
         child.kill();
         child.wait();
         assert_eq!(thread.identity().unwrap_err().raw_os_error(), Some(libc::ESRCH));

@@ -1,13 +1,13 @@
-//! AF_XDP sockets: one queue of an interface, four rings, and the memory that packets lie in.
+//! AF_XDP sockets: one queue of an interface, four rings, and the packet memory (umem).
 //!
-//! Frames begin at the start of their buffers, all bytes of a buffer can be used: the kernel leaves 256 bytes before
-//! received data, so that chunks are told to be that much longer than buffers, and to begin that much earlier
-//! (`XDP_UMEM_UNALIGNED_CHUNK_FLAG`). Buffer 0 cannot be used then; netmap reserves it anyway.
+//! Frames begin at the start of their buffers, and all bytes of a buffer are usable. The kernel leaves 256 bytes before
+//! received data; chunks are therefore declared 256 bytes longer than buffers, and begin 256 bytes earlier
+//! (`XDP_UMEM_UNALIGNED_CHUNK_FLAG`). Buffer 0 is then unusable; netmap reserves it anyway.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{
@@ -22,70 +22,68 @@ use rustix::net::xdp::{
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with};
 
 use crate::Mapping;
+use crate::tuning::{QUEUE_RELEASE_LIMIT, QUEUE_RELEASE_POLL, XSK_TX_BUDGET};
 
 mod busy;
 pub use busy::{BusyPoll, busy_poll, set_busy_poll};
 
 /// Bytes that the kernel leaves free before the data of a received packet (`XDP_PACKET_HEADROOM`).
 pub const HEADROOM: u32 = 256;
-/// Buffer sizes in bytes that a socket can use: chunks are of 2 KiB to one page, the headroom included.
+/// Buffer sizes in bytes that a socket supports: chunks have 2 KiB to one page, the headroom included.
 pub const BUFFER_BYTES: std::ops::RangeInclusive<u32> = 2048 - HEADROOM..=4096 - HEADROOM;
-/// Descriptors that one `sendto` sends in copy mode; the kernel's default is 32. `XDP_MAX_TX_SKB_BUDGET`, Linux 6.17.
-const TX_BUDGET: libc::c_int = 256;
+/// Socket option of Linux 6.17.
 const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 const SOL_XDP: libc::c_int = 283;
-/// How long the kernel may take to let go of a queue that was just closed. Source: 1 to 7 ms were measured on veth.
-const LET_GO: Duration = Duration::from_millis(20);
 
-/// Memory for packets: a part of a mapping that is cut into equal buffers.
+/// Packet memory: a part of a mapping that is divided into equal buffers.
 #[derive(Clone, Debug)]
 pub struct Umem {
-    /// The mapping, kept as long as the socket.
+    /// The mapping; it outlives the socket.
     pub map: Arc<Mapping>,
-    /// Where the buffers begin; a multiple of the page size.
+    /// Offset of the first buffer; a multiple of the page size.
     pub offset: usize,
     /// Bytes of all buffers.
     pub bytes: usize,
-    /// Bytes of one, within [`BUFFER_BYTES`].
+    /// Bytes of one buffer, within [`BUFFER_BYTES`].
     pub buffer: u32,
 }
 
 impl Umem {
-    /// Has it put into huge pages. A device that writes straight into buffers takes only those that are contiguous for it,
-    /// headroom included, and each second one lies across two small pages.
+    /// Moves it into huge pages. A device that writes directly into buffers requires that each one, headroom included, is
+    /// contiguous for it; with small pages every second one crosses a page boundary.
     ///
     /// # Errors
-    /// The kernel has no huge pages to give, or is older than 6.1.
+    /// The kernel has no huge pages, or is older than 6.1.
     pub fn make_contiguous(&self) -> io::Result<()> {
         self.map.collapse(self.offset, self.bytes)
     }
 }
 
-/// Which queue to bind, and how.
+/// Parameters for binding a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Queue {
     /// The interface, in the calling thread's network namespace.
     pub ifindex: u32,
-    /// Its queue.
+    /// Queue number.
     pub queue: u32,
-    /// Entries of the rings for sending; a power of two.
+    /// Entries of the tx and completion rings; a power of two.
     pub tx_entries: u32,
-    /// Entries of the rings for receiving; a power of two.
+    /// Entries of the rx and fill rings; a power of two.
     pub rx_entries: u32,
-    /// How the driver may move packets.
-    pub how: How,
-    /// Whether packets may be spread over several buffers.
+    /// Zero copy or copy mode.
+    pub mode: BindMode,
+    /// Whether packets may span several buffers.
     pub frags: bool,
-    /// Bytes of each buffer that received packets leave free, besides the kernel's own; fewer than a buffer has.
+    /// Bytes left free at the start of each buffer of a received packet, in addition to the kernel's; less than a buffer.
     pub headroom: u32,
 }
 
-/// How a driver moves packets.
+/// How packets move between the device and the buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum How {
-    /// Straight to and from the buffers.
+pub enum BindMode {
+    /// Directly (`XDP_ZEROCOPY`).
     ZeroCopy,
-    /// Through the kernel's own buffers.
+    /// Through the kernel's buffers (`XDP_COPY`).
     Copy,
 }
 
@@ -96,27 +94,27 @@ pub struct Xsk {
     _umem: Umem,
 }
 
-/// What the kernel counted of a socket since it was made.
+/// The kernel's counters of a socket since its creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Statistics {
-    /// Received packets that were dropped, for want of buffers or because they did not fit one.
+    /// Received packets that were dropped: no buffer was available, or they did not fit.
     pub rx_dropped: u64,
     /// Buffers offered for receiving that do not exist.
     pub rx_invalid: u64,
-    /// Packets to send that lay in no buffer.
+    /// Packets to send outside of all buffers.
     pub tx_invalid: u64,
 }
 
 impl Xsk {
-    /// Makes a socket and binds it. Received packets come once the XDP program sends them there, and buffers are offered.
-    /// `beside` is a socket of another queue of the interface with the same memory, which is then not registered again; it
-    /// also says how packets move. Waits a little for a queue that was just closed.
+    /// Creates a socket and binds it. It receives packets once the XDP program redirects them to it, and buffers are in the
+    /// fill ring. `shared_with` is a socket of another queue of the interface with the same memory, which is then not
+    /// registered again; its mode applies. Waits up to [`QUEUE_RELEASE_LIMIT`] for a queue whose socket was just closed.
     ///
     /// # Errors
     /// `EAFNOSUPPORT`: the kernel has no AF_XDP; `EPERM`: no `CAP_NET_RAW`; `ENOBUFS`: the locked-memory limit;
-    /// `EBUSY`: somebody else holds the queue; `EOPNOTSUPP`: the driver cannot do it so; `ENETDOWN`: the interface is
+    /// `EBUSY`: another socket is bound to the queue; `EOPNOTSUPP`: the driver does not support the mode; `ENETDOWN`: the interface is
     /// down; `EINVAL`: no such queue.
-    pub fn bind(queue: Queue, umem: Umem, beside: Option<BorrowedFd<'_>>) -> io::Result<Xsk> {
+    pub fn bind(queue: Queue, umem: Umem, shared_with: Option<BorrowedFd<'_>>) -> io::Result<Xsk> {
         if !BUFFER_BYTES.contains(&umem.buffer)
             || umem.offset.checked_add(umem.bytes).is_none_or(|n| n > umem.map.len())
         {
@@ -131,7 +129,7 @@ impl Xsk {
             flags: XdpUmemRegFlags::XDP_UMEM_UNALIGNED_CHUNK_FLAG,
             tx_metadata_len: 0,
         };
-        if beside.is_none() {
+        if shared_with.is_none() {
             set_xdp_umem_reg(&fd, reg)?;
         }
         set_xdp_umem_fill_ring_size(&fd, queue.rx_entries)?;
@@ -140,15 +138,15 @@ impl Xsk {
         set_xdp_tx_ring_size(&fd, queue.tx_entries)?;
         raise_budget(&fd);
         let mut flags = SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
-        flags |= match queue.how {
-            How::ZeroCopy => SocketAddrXdpFlags::XDP_ZEROCOPY,
-            How::Copy => SocketAddrXdpFlags::XDP_COPY,
+        flags |= match queue.mode {
+            BindMode::ZeroCopy => SocketAddrXdpFlags::XDP_ZEROCOPY,
+            BindMode::Copy => SocketAddrXdpFlags::XDP_COPY,
         };
         if queue.frags {
             flags |= SocketAddrXdpFlags::XDP_USE_SG;
         }
         let own = SocketAddrXdp::new(flags, queue.ifindex, queue.queue);
-        let bind_once = || match beside {
+        let bind_once = || match shared_with {
             None => bind(&fd, &own),
             Some(shared_umem_fd) => {
                 let addr = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_SHARED_UMEM, queue.ifindex, queue.queue);
@@ -158,7 +156,7 @@ impl Xsk {
         let start = Instant::now();
         loop {
             match bind_once() {
-                Err(Errno::BUSY) if start.elapsed() < LET_GO => std::thread::sleep(Duration::from_millis(1)),
+                Err(Errno::BUSY) if start.elapsed() < QUEUE_RELEASE_LIMIT => std::thread::sleep(QUEUE_RELEASE_POLL),
                 Err(e) => return Err(e.into()),
                 Ok(()) => break,
             }
@@ -173,19 +171,19 @@ impl AsFd for Xsk {
     }
 }
 
-/// Whether sockets can be made to poll busily so. None is bound.
+/// Checks that busy polling can be set, on a socket that is not bound.
 ///
 /// # Errors
-/// As [`set_busy_poll`], and those of making a socket.
+/// As [`set_busy_poll`], and those of creating a socket.
 pub fn try_busy_poll(busy: BusyPoll) -> io::Result<()> {
     set_busy_poll(socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?, busy)
 }
 
-/// Older kernels do without, and need more calls.
+/// Older kernels refuse the option, and need more calls.
 fn raise_budget(fd: &OwnedFd) {
     use std::os::fd::AsRawFd;
-    let budget = TX_BUDGET;
-    // SAFETY: the option's value is an int, which lives during the call.
+    let budget = XSK_TX_BUDGET;
+    // SAFETY: K1, K5: the option's value is an int, which outlives the call.
     unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
@@ -197,27 +195,27 @@ fn raise_budget(fd: &OwnedFd) {
     };
 }
 
-/// One ring of a socket, mapped: where its words are.
+/// A mapped ring of a socket, with the offsets of its words.
 #[derive(Clone, Debug)]
 pub struct RingMap {
-    /// The kernel's memory.
+    /// The mapping of the kernel's memory.
     pub map: Arc<Mapping>,
-    /// Bytes from the start of `map`: the producer's word.
+    /// Byte offset in `map` of the producer index.
     pub producer: usize,
-    /// The consumer's word.
+    /// Byte offset of the consumer index.
     pub consumer: usize,
-    /// The word of flags.
+    /// Byte offset of the flags.
     pub flags: usize,
-    /// The first entry.
+    /// Byte offset of the first entry.
     pub entries_at: usize,
-    /// Entries; a power of two.
+    /// Number of entries; a power of two.
     pub entries: u32,
 }
 
-/// The rings for sending, mapped: packets to send, and buffers that were sent.
+/// Maps the tx ring (packets to send) and the completion ring (sent buffers).
 ///
 /// # Errors
-/// `EINVAL`: `fd` is no bound socket, or its rings do not have that many entries.
+/// `EINVAL`: `fd` is not a bound socket, or its rings do not have `entries` entries.
 pub fn map_send_rings(fd: impl AsFd, entries: u32) -> io::Result<(RingMap, RingMap)> {
     let at = xdp_mmap_offsets(&fd)?;
     let tx = map_ring(&fd, at.tx, entries, PACKET_ENTRY, XDP_PGOFF_TX_RING)?;
@@ -225,7 +223,7 @@ pub fn map_send_rings(fd: impl AsFd, entries: u32) -> io::Result<(RingMap, RingM
     Ok((tx, completion))
 }
 
-/// The rings for receiving, mapped: received packets, and buffers to receive into.
+/// Maps the rx ring (received packets) and the fill ring (buffers to receive into).
 ///
 /// # Errors
 /// As [`map_send_rings`].
@@ -240,56 +238,56 @@ fn map_ring(fd: impl AsFd, at: XdpRingOffset, entries: u32, entry: usize, page: 
     if !entries.is_power_of_two() {
         return Err(Errno::INVAL.into());
     }
-    let plain = |offset: u64| usize::try_from(offset).map_err(io::Error::other);
-    let entries_at = plain(at.desc)?;
+    let to_usize = |offset: u64| usize::try_from(offset).map_err(io::Error::other);
+    let entries_at = to_usize(at.desc)?;
     Ok(RingMap {
         map: Arc::new(Mapping::of_socket(fd.as_fd(), entries_at + entries as usize * entry, page)?),
-        producer: plain(at.producer)?,
-        consumer: plain(at.consumer)?,
-        flags: plain(at.flags.ok_or(Errno::OPNOTSUPP)?)?,
+        producer: to_usize(at.producer)?,
+        consumer: to_usize(at.consumer)?,
+        flags: to_usize(at.flags.ok_or(Errno::OPNOTSUPP)?)?,
         entries_at,
         entries,
     })
 }
 
-/// Bytes of an entry that names a packet (`struct xdp_desc`).
+/// Bytes of a packet descriptor (`struct xdp_desc`).
 pub const PACKET_ENTRY: usize = 16;
-/// Bytes of an entry that names a buffer.
+/// Bytes of a buffer address.
 pub const BUFFER_ENTRY: usize = 8;
 
-/// Tells the kernel to send what is in the tx ring. Never waits.
+/// Makes the kernel send the packets of the tx ring. Never blocks.
 ///
 /// # Errors
-/// `EAGAIN`, `EBUSY`, `ENOBUFS`: not all was sent, call again; `ENETDOWN`, `ENXIO`: the interface is down, or gone.
+/// `EAGAIN`, `EBUSY`, `ENOBUFS`: not all packets were sent, call again; `ENETDOWN`, `ENXIO`: the interface is down or deleted.
 #[inline]
 pub fn kick_tx(fd: impl AsFd) -> Result<(), Errno> {
     send(fd, &[], SendFlags::DONTWAIT).map(|_| ())
 }
 
-/// Tells the driver to look at the fill ring. Never waits.
+/// Makes the driver read the fill ring. Never blocks.
 ///
 /// # Errors
-/// As [`kick_tx`]; none of them matters to the caller.
+/// As [`kick_tx`]; callers may ignore them.
 #[inline]
 pub fn kick_rx(fd: impl AsFd) -> Result<(), Errno> {
     recv(fd, &mut [0u8; 0], RecvFlags::DONTWAIT).map(|_| ())
 }
 
-/// What the kernel counted.
+/// Reads the kernel's counters.
 ///
 /// # Errors
-/// It is no such socket.
+/// `fd` is not an AF_XDP socket.
 pub fn statistics(fd: impl AsFd) -> io::Result<Statistics> {
     let s = xdp_statistics(fd)?;
-    // A packet that finds no buffer, or a full ring, is counted in one of the two, by the way it came.
+    // A packet without a buffer, or with a full ring, is counted in one of the two, depending on its path.
     let rx_dropped = s.rx_dropped + s.rx_ring_full.unwrap_or(0);
     Ok(Statistics { rx_dropped, rx_invalid: s.rx_invalid_descs, tx_invalid: s.tx_invalid_descs })
 }
 
-/// Whether packets go straight to and from the buffers.
+/// Returns whether the socket is bound in zero-copy mode.
 ///
 /// # Errors
-/// It is no such socket, or not bound.
+/// `fd` is not an AF_XDP socket, or not bound.
 pub fn is_zero_copy(fd: impl AsFd) -> io::Result<bool> {
     Ok(xdp_options(fd)?.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY))
 }

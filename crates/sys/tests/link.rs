@@ -1,5 +1,5 @@
-//! Interfaces against the kernel: in network namespaces that are made here, each by a thread that takes it along when it
-//! ends.
+//! Interfaces in the running kernel. Each test runs in a thread with a network namespace of its own, which ends with the
+//! thread.
 
 #![allow(missing_docs)]
 
@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, getsockname, sendto, socket_with};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
-use unetmap_sys::link::veth::{Veth, end_in, lay, remove, set_up};
+use unetmap_sys::link::veth::{Veth, create, delete, peer_index_in, set_up};
 use unetmap_sys::link::{
-    AttachedMode, Channels, Link, LinkEvent, Watch, all, by_index, by_name, channel_settings, channels, driver,
-    finish_checksums, xdp_features,
+    AttachedMode, Channels, Link, LinkEvent, LinkWatch, all, by_index, by_name, channel_settings, channels,
+    disable_tx_checksum_offload, driver, xdp_features,
 };
 use unetmap_sys::netns::Netns;
 use unetmap_sys::probe::program_name;
@@ -25,11 +25,11 @@ use unetmap_sys::xdp::{Mode, Xdp};
 /// Index of `lo`, in each namespace.
 const LO: u32 = 1;
 
-/// Runs `test` in a network namespace of its own, with nothing but `lo` in it, which is down.
+/// Runs `test` in a network namespace of its own that contains only `lo`, down.
 fn in_namespace(test: impl FnOnce() + Send) {
     thread::scope(|s| {
         let thread = s.spawn(|| {
-            // SAFETY: no pointers; only this thread, which is about to end, leaves the namespace.
+            // SAFETY: K7: only this thread, which exits afterwards, changes its namespace.
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
                 return eprintln!("skipped, no network namespace: {}", io::Error::last_os_error());
             }
@@ -44,7 +44,7 @@ fn in_namespace(test: impl FnOnce() + Send) {
     });
 }
 
-/// What `ip` says in the calling thread's namespace.
+/// Runs `ip` in the calling thread's namespace and returns its output.
 fn ip(args: &str) -> String {
     let out = Command::new("ip").args(args.split(' ')).output().unwrap();
     assert!(out.status.success(), "ip {args}: {}", String::from_utf8_lossy(&out.stderr));
@@ -55,14 +55,14 @@ fn named(name: &str) -> Link {
     by_name(name).unwrap().unwrap_or_else(|| panic!("no {name}"))
 }
 
-/// What has happened up to now.
-fn news(watch: &mut Watch) -> Vec<LinkEvent> {
+/// Returns all events up to now.
+fn events_of(watch: &mut LinkWatch) -> Vec<LinkEvent> {
     let mut events = Vec::new();
     watch.read(&mut events).unwrap();
     events
 }
 
-/// What an interface was after the last of its changes.
+/// Returns the properties of an interface after its last change.
 fn last(events: &[LinkEvent], index: u32) -> Option<&Link> {
     events.iter().rev().find_map(|event| match event {
         LinkEvent::Changed(link) if link.index == index => Some(link),
@@ -75,7 +75,7 @@ fn errno<T>(result: io::Result<T>) -> Option<i32> {
 }
 
 #[test]
-fn one_interface() {
+fn an_interface_is_found_by_name_and_index() {
     in_namespace(|| {
         ip("link add va address 02:00:00:00:00:2a mtu 1400 type veth peer name vb");
         let va = named("va");
@@ -105,7 +105,7 @@ fn one_interface() {
 }
 
 #[test]
-fn lo_and_tunnels() {
+fn interfaces_without_ethernet_have_no_mac() {
     in_namespace(|| {
         let lo = named("lo");
         assert_eq!((lo.index, lo.mtu, lo.up, lo.mac, lo.kind.clone()), (LO, 65536, false, Some([0; 6]), None));
@@ -126,7 +126,7 @@ fn lo_and_tunnels() {
 }
 
 #[test]
-fn names_that_cannot_be() {
+fn invalid_names_are_not_found() {
     in_namespace(|| {
         let long = "n".repeat(16);
         for name in ["", "nobody", "a\0b", &long, &"n".repeat(127), &"n".repeat(128), &"n".repeat(70_000), "a/b", "%d"]
@@ -144,9 +144,9 @@ fn names_that_cannot_be() {
     });
 }
 
-/// More than one datagram's worth.
+/// The list needs more than one datagram.
 #[test]
-fn many_interfaces() {
+fn many_interfaces_are_listed() {
     in_namespace(|| {
         let lines: String = (0..100).map(|i| format!("link add a{i} type veth peer name b{i}\n")).collect();
         ip_batch(&lines);
@@ -165,7 +165,7 @@ fn ip_batch(lines: &str) {
 }
 
 #[test]
-fn queues_and_drivers() {
+fn queues_and_drivers_are_reported() {
     in_namespace(|| {
         ip("link add va numrxqueues 4 numtxqueues 4 type veth peer name vb numrxqueues 2 numtxqueues 3");
         assert_eq!(channels("va").unwrap(), Channels { rx: 4, tx: 4 });
@@ -184,7 +184,7 @@ fn queues_and_drivers() {
     });
 }
 
-/// `false`: this machine has no ethtool.
+/// Runs ethtool; `false` if this machine has none.
 fn ethtool(args: &str) -> bool {
     match Command::new("ethtool").args(args.split(' ')).output() {
         Ok(out) => {
@@ -199,7 +199,7 @@ fn ethtool(args: &str) -> bool {
 }
 
 #[test]
-fn what_drivers_can_do() {
+fn xdp_features_are_reported() {
     in_namespace(|| {
         ip("link add va type veth peer name vb");
         let Some(veth) = xdp_features(named("va").index).unwrap() else {
@@ -216,7 +216,7 @@ fn what_drivers_can_do() {
 }
 
 #[test]
-fn a_program_that_is_attached() {
+fn an_attached_program_is_reported() {
     in_namespace(|| {
         ip("link add va type veth peer name vb");
         let va = named("va").index;
@@ -242,23 +242,23 @@ fn a_program_that_is_attached() {
 #[test]
 fn changes_are_reported() {
     in_namespace(|| {
-        let mut watch = Watch::new().unwrap();
-        assert_eq!(news(&mut watch), []);
+        let mut watch = LinkWatch::new().unwrap();
+        assert_eq!(events_of(&mut watch), []);
         ip("link add va type veth peer name vb");
         let (va, vb) = (named("va"), named("vb"));
         assert!(wait_readable(&mut [PollFd::new(&watch, PollFlags::IN)], None).is_ok());
-        let events = news(&mut watch);
+        let events = events_of(&mut watch);
         assert_eq!((last(&events, va.index), last(&events, vb.index)), (Some(&va), Some(&vb)));
-        assert_eq!(news(&mut watch), [], "each is reported once");
+        assert_eq!(events_of(&mut watch), [], "each is reported once");
 
         ip("link set va mtu 1234");
-        assert_eq!(last(&news(&mut watch), va.index).unwrap().mtu, 1234);
+        assert_eq!(last(&events_of(&mut watch), va.index).unwrap().mtu, 1234);
         ip("link set va name other");
-        assert_eq!(last(&news(&mut watch), va.index).unwrap().name, "other");
+        assert_eq!(last(&events_of(&mut watch), va.index).unwrap().name, "other");
         ip("link set other up");
         ip("link set vb up");
-        // The kernel tells of the carrier a moment later.
-        let (mut events, begin) = (news(&mut watch), Instant::now());
+        // The kernel reports the carrier a moment later.
+        let (mut events, begin) = (events_of(&mut watch), Instant::now());
         let told = |events: &[LinkEvent]| {
             let now = |index| {
                 last(events, index).is_some_and(|link| link.carrier && by_index(index).unwrap().as_ref() == Some(link))
@@ -268,70 +268,70 @@ fn changes_are_reported() {
         while !told(&events) {
             assert!(begin.elapsed() < Duration::from_secs(30), "{events:?}");
             thread::sleep(Duration::from_millis(5));
-            events.extend(news(&mut watch));
+            events.extend(events_of(&mut watch));
         }
         ip("link set other down");
-        assert!(!last(&news(&mut watch), va.index).unwrap().up);
+        assert!(!last(&events_of(&mut watch), va.index).unwrap().up);
         ip("link set other address 02:00:00:00:00:07");
-        assert_eq!(last(&news(&mut watch), va.index).unwrap().mac, Some([2, 0, 0, 0, 0, 7]));
+        assert_eq!(last(&events_of(&mut watch), va.index).unwrap().mac, Some([2, 0, 0, 0, 0, 7]));
 
         ip("link del other");
-        let events = news(&mut watch);
+        let events = events_of(&mut watch);
         for index in [va.index, vb.index] {
             assert_eq!(events.iter().filter(|&e| *e == LinkEvent::Gone { index }).count(), 1, "{events:?}");
         }
     });
 }
 
-/// To this namespace it is the same as if it were deleted, and there it is new.
+/// It is reported as deleted in the old namespace, and as new in the other one.
 #[test]
 fn an_interface_moves_to_another_namespace() {
     in_namespace(|| {
-        let mut watch = Watch::new().unwrap();
+        let mut watch = LinkWatch::new().unwrap();
         ip("link add va type veth peer name vb");
         let vb = named("vb").index;
-        news(&mut watch);
+        events_of(&mut watch);
 
         let (told, tell) = (mpsc::channel(), mpsc::channel::<()>());
         thread::scope(|s| {
             let there = s.spawn(move || {
-                // SAFETY: as in `in_namespace`.
+                // SAFETY: K7: as in `in_namespace`.
                 assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
-                let mut watch = Watch::new().unwrap();
-                // SAFETY: gettid has no arguments.
+                let mut watch = LinkWatch::new().unwrap();
+                // SAFETY: K7.
                 told.0.send(unsafe { libc::gettid() }).unwrap();
                 tell.1.recv().unwrap();
-                let events = news(&mut watch);
+                let events = events_of(&mut watch);
                 let vb = named("vb");
                 assert_eq!(last(&events, vb.index), Some(&vb));
             });
             let tid = told.1.recv().unwrap();
-            // `ip` takes the id of a thread for that of a process.
+            // `ip` accepts a thread id as a process id.
             ip(&format!("link set vb netns {tid}"));
             tell.0.send(()).unwrap();
             if let Err(panic) = there.join() {
                 std::panic::resume_unwind(panic);
             }
         });
-        let events = news(&mut watch);
+        let events = events_of(&mut watch);
         assert_eq!(events.iter().filter(|&e| *e == LinkEvent::Gone { index: vb }).count(), 1, "{events:?}");
         assert_eq!(by_name("vb").unwrap(), None);
     });
 }
 
-/// The kernel reports the end of that with the message that otherwise means a deleted interface.
+/// The kernel reports it with the message that otherwise means a deleted interface.
 #[test]
-fn leaving_a_bridge_is_not_the_end() {
+fn leaving_a_bridge_is_not_reported_as_deletion() {
     in_namespace(|| {
         ip("link add va type veth peer name vb");
         if !Command::new("ip").args(["link", "add", "br0", "type", "bridge"]).output().unwrap().status.success() {
             return eprintln!("skipped, the kernel has no bridge");
         }
         let va = named("va").index;
-        let mut watch = Watch::new().unwrap();
+        let mut watch = LinkWatch::new().unwrap();
         ip("link set va master br0");
         ip("link set va nomaster");
-        let events = news(&mut watch);
+        let events = events_of(&mut watch);
         assert!(!events.contains(&LinkEvent::Gone { index: va }), "{events:?}");
         assert_eq!(last(&events, va), Some(&named("va")));
         ip("link del br0");
@@ -342,13 +342,13 @@ fn leaving_a_bridge_is_not_the_end() {
 fn lost_events_are_reported() {
     in_namespace(|| {
         ip("link add va type veth peer name vb");
-        let mut watch = Watch::new().unwrap();
+        let mut watch = LinkWatch::new().unwrap();
         let lines: String = (0..2000).map(|i| format!("link set lo mtu {}\n", 2000 + i)).collect();
         ip_batch(&lines);
-        assert_eq!(news(&mut watch), [LinkEvent::Lost], "what is older than the loss would mislead");
-        assert_eq!(news(&mut watch), []);
+        assert_eq!(events_of(&mut watch), [LinkEvent::Lost], "what is older than the loss would mislead");
+        assert_eq!(events_of(&mut watch), []);
         ip("link set lo mtu 5000");
-        assert_eq!(last(&news(&mut watch), LO).unwrap().mtu, 5000, "it goes on");
+        assert_eq!(last(&events_of(&mut watch), LO).unwrap().mtu, 5000, "it goes on");
         let mut events = vec![LinkEvent::Gone { index: 9 }];
         ip_batch(&lines);
         watch.read(&mut events).unwrap();
@@ -356,11 +356,11 @@ fn lost_events_are_reported() {
     });
 }
 
-/// Root of a namespace may write to the sockets in it.
+/// Root of a namespace may send to the netlink sockets in it.
 #[test]
-fn only_the_kernel_is_believed() {
+fn messages_from_other_processes_are_ignored() {
     in_namespace(|| {
-        let mut watch = Watch::new().unwrap();
+        let mut watch = LinkWatch::new().unwrap();
         let port = SocketAddrNetlink::try_from(getsockname(watch.as_fd()).unwrap()).unwrap().pid();
         let liar = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap();
         let mut message = [0; 32];
@@ -369,7 +369,7 @@ fn only_the_kernel_is_believed() {
         message[20..24].copy_from_slice(&LO.to_ne_bytes());
         sendto(&liar, &message, SendFlags::empty(), &SocketAddrNetlink::new(port, 0)).unwrap();
         ip("link set lo mtu 4000");
-        let events = news(&mut watch);
+        let events = events_of(&mut watch);
         assert!(!events.contains(&LinkEvent::Gone { index: LO }), "{events:?}");
         assert_eq!(last(&events, LO).unwrap().mtu, 4000);
     });
@@ -378,10 +378,10 @@ fn only_the_kernel_is_believed() {
 #[test]
 fn a_watch_stays_with_its_namespace() {
     in_namespace(|| {
-        let mut watch = Watch::new().unwrap();
+        let mut watch = LinkWatch::new().unwrap();
         in_namespace(|| {
             ip("link set lo up");
-            assert_eq!(news(&mut watch), []);
+            assert_eq!(events_of(&mut watch), []);
             assert!(named("lo").up);
         });
         assert!(!named("lo").up);
@@ -389,12 +389,12 @@ fn a_watch_stays_with_its_namespace() {
 }
 
 #[test]
-fn a_cable_is_laid_and_removed() {
+fn a_veth_pair_is_created_and_deleted() {
     in_namespace(|| {
         let veth = Veth { name: "um0", peer: "um1", peer_netns: None, queues: 3 };
-        lay(veth).unwrap();
-        assert_eq!(lay(veth).unwrap_err().raw_os_error(), Some(libc::EEXIST));
-        assert_eq!(lay(Veth { name: "0123456789abcdef", ..veth }).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        create(veth).unwrap();
+        assert_eq!(create(veth).unwrap_err().raw_os_error(), Some(libc::EEXIST));
+        assert_eq!(create(Veth { name: "0123456789abcdef", ..veth }).unwrap_err().raw_os_error(), Some(libc::EINVAL));
         for name in ["um0", "um1"] {
             let link = named(name);
             assert_eq!((link.kind.as_deref(), link.up), (Some("veth"), false));
@@ -402,60 +402,60 @@ fn a_cable_is_laid_and_removed() {
             assert!(named(name).up);
             assert_eq!(channels(name).unwrap(), Channels { rx: 3, tx: 3 });
         }
-        finish_checksums("um0").unwrap();
+        disable_tx_checksum_offload("um0").unwrap();
         if let Ok(said) = Command::new("ethtool").args(["-k", "um0"]).output() {
             assert!(String::from_utf8_lossy(&said.stdout).contains("tx-checksumming: off"));
         }
-        assert_eq!(finish_checksums("um7").unwrap_err().raw_os_error(), Some(libc::ENODEV));
-        remove(named("um1").index).unwrap();
+        assert_eq!(disable_tx_checksum_offload("um7").unwrap_err().raw_os_error(), Some(libc::ENODEV));
+        delete(named("um1").index).unwrap();
         assert!(by_name("um0").unwrap().is_none());
-        assert_eq!(remove(4711).unwrap_err().raw_os_error(), Some(libc::ENODEV));
-        assert_eq!(remove(LO).unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
+        assert_eq!(delete(4711).unwrap_err().raw_os_error(), Some(libc::ENODEV));
+        assert_eq!(delete(LO).unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
     });
 }
 
 #[test]
-fn where_a_cable_leads() {
+fn the_peer_of_a_veth_is_found_in_its_namespace() {
     in_namespace(|| {
         let index = |name: &str| named(name).index;
         let fd = |netns: &Netns| format!("/proc/{}/fd/{}", std::process::id(), netns.as_fd().as_raw_fd());
         let (one, two) = (Netns::new().unwrap(), Netns::new().unwrap());
-        // So that the ends' numbers differ.
+        // Makes the indexes of the ends differ.
         ip("link add um2 type veth peer name um3");
-        lay(Veth { name: "um0", peer: "um1", peer_netns: Some(one.as_fd()), queues: 1 }).unwrap();
+        create(Veth { name: "um0", peer: "um1", peer_netns: Some(one.as_fd()), queues: 1 }).unwrap();
         let there = one.run(|| index("um1")).unwrap();
-        let ends = || [&one, &two].map(|netns| end_in(index("um0"), netns).unwrap());
+        let ends = || [&one, &two].map(|netns| peer_index_in(index("um0"), netns).unwrap());
         assert_eq!(ends(), [Some(there), None]);
-        // Whatever it is called, and wherever it is moved.
+        // The name does not matter, nor an earlier move.
         ip("link set um0 name um9");
-        assert_eq!(end_in(index("um9"), &one).unwrap(), Some(there));
+        assert_eq!(peer_index_in(index("um9"), &one).unwrap(), Some(there));
         ip(&format!("link set um9 netns {} name um0", fd(&two)));
-        assert_eq!(two.run(|| end_in(index("um0"), &one).unwrap()).unwrap(), Some(there));
-        assert_eq!(one.run(|| end_in(there, &two).unwrap()).unwrap(), Some(two.run(|| index("um0")).unwrap()));
-        // What leads to this very namespace or nowhere, and what is not there.
+        assert_eq!(two.run(|| peer_index_in(index("um0"), &one).unwrap()).unwrap(), Some(there));
+        assert_eq!(one.run(|| peer_index_in(there, &two).unwrap()).unwrap(), Some(two.run(|| index("um0")).unwrap()));
+        // Peers in this namespace, interfaces without a peer, and missing ones.
         for index in [index("um2"), LO, 4711] {
-            assert_eq!(end_in(index, &one).unwrap(), None, "{index}");
+            assert_eq!(peer_index_in(index, &one).unwrap(), None, "{index}");
         }
     });
 }
 
 #[test]
-fn a_cable_leads_to_another_namespace_and_goes_with_it() {
+fn a_veth_whose_peer_namespace_ends_is_deleted() {
     in_namespace(|| {
         let (give, take) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let other = thread::spawn(move || {
-            // SAFETY: no pointers; only this thread leaves the namespace.
+            // SAFETY: K7: only this thread changes its namespace.
             assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
             give.send(Netns::current().unwrap()).unwrap();
             let _ = ended.recv();
         });
         let there = take.recv().unwrap();
-        lay(Veth { name: "um0", peer: "um0", peer_netns: Some(there.as_fd()), queues: 1 }).unwrap();
+        create(Veth { name: "um0", peer: "um0", peer_netns: Some(there.as_fd()), queues: 1 }).unwrap();
         assert!(there.run(|| by_name("um0").unwrap().is_some()).unwrap());
         drop((end, there));
         other.join().unwrap();
-        // The kernel ends a namespace when it comes to it.
+        // The kernel removes a namespace some time later.
         let begin = std::time::Instant::now();
         while by_name("um0").unwrap().is_some() {
             assert!(begin.elapsed() < std::time::Duration::from_secs(30), "the near end stays");

@@ -1,5 +1,5 @@
-//! `spawn_detached` in a program as hostile to children as they get: it ignores SIGCHLD, blocks signals, leaks
-//! descriptors, and has a preloaded library. One test, so that it has the process to itself.
+//! `spawn_detached` in a program with every setting that could affect a child: it ignores SIGCHLD, blocks signals, leaks
+//! descriptors, and has a preloaded library. One test, because it changes settings of the whole process.
 
 #![allow(missing_docs)]
 
@@ -13,7 +13,7 @@ use std::path::Path;
 use rustix::pipe::pipe;
 use unetmap_sys::process::spawn_detached;
 
-/// Tells about itself on descriptor 3.
+/// A shell script that writes its properties to descriptor 3.
 const SCRIPT: &str = r#"
 echo complaint >&2
 in=$(readlink /proc/$$/fd/0); out=$(readlink /proc/$$/fd/1); fds=; n=0
@@ -28,8 +28,8 @@ while [ $n -lt 200 ]; do if [ -e /proc/$$/fd/$n ]; then fds="$fds $n"; fi; n=$((
 "#;
 
 #[test]
-fn child_of_nobody() {
-    // SAFETY: this test is alone in its process, and its own thread is the only one that looks at these.
+fn a_detached_program_inherits_nothing() {
+    // SAFETY: K6: no other thread of this process uses these settings.
     unsafe {
         libc::signal(libc::SIGCHLD, libc::SIG_IGN);
         let mut set = std::mem::zeroed();
@@ -45,35 +45,35 @@ fn child_of_nobody() {
     let (read, write) = pipe().unwrap();
     let args = [script.into_os_string(), "one".into(), "with space".into()];
     let pid = spawn_detached(Path::new("/bin/sh"), &args, write, File::create(&log).unwrap()).unwrap();
-    let mut told = String::new();
-    File::from(read).read_to_string(&mut told).unwrap();
-    let told: HashMap<&str, &str> =
-        told.lines().filter_map(|l| l.split_once(['=', ':'])).map(|(k, v)| (k, v.trim())).collect();
+    let mut status = String::new();
+    File::from(read).read_to_string(&mut status).unwrap();
+    let status: HashMap<&str, &str> =
+        status.lines().filter_map(|l| l.split_once(['=', ':'])).map(|(k, v)| (k, v.trim())).collect();
 
-    assert!(told.contains_key("end"), "{told:?}");
-    assert_eq!(told["pid"], pid.to_string());
-    assert_eq!(told["args"], "one with space");
+    assert!(status.contains_key("end"), "{status:?}");
+    assert_eq!(status["pid"], pid.to_string());
+    assert_eq!(status["args"], "one with space");
     assert_eq!(std::fs::read(&log).unwrap(), b"complaint\n");
-    assert_eq!(told["cwd"], "/");
-    assert_eq!((told["in"], told["out"]), ("/dev/null", "/dev/null"));
-    assert_eq!(told["preload"], "unset");
-    assert_eq!(told["kept"], "a b=c");
-    assert_eq!(u64::from_str_radix(told["SigBlk"], 16), Ok(0));
-    // Signals 32 and 33 are libc's own: nobody can set them, and its posix_spawn leaves one ignored.
-    let ignored = u64::from_str_radix(told["SigIgn"], 16).unwrap();
+    assert_eq!(status["cwd"], "/");
+    assert_eq!((status["in"], status["out"]), ("/dev/null", "/dev/null"));
+    assert_eq!(status["preload"], "unset");
+    assert_eq!(status["kept"], "a b=c");
+    assert_eq!(u64::from_str_radix(status["SigBlk"], 16), Ok(0));
+    // Signals 32 and 33 are reserved by libc: they cannot be set, and its posix_spawn leaves one ignored.
+    let ignored = u64::from_str_radix(status["SigIgn"], 16).unwrap();
     assert_eq!(ignored & !(3 << 31), 0);
-    // 0 to 3, and what the shell reads its script from.
-    let fds: Vec<u32> = told["fds"].split(' ').map(|n| n.parse().unwrap()).collect();
+    // 0 to 3, and the descriptor from which the shell reads its script.
+    let fds: Vec<u32> = status["fds"].split(' ').map(|n| n.parse().unwrap()).collect();
     assert_eq!(fds[..4], [0, 1, 2, 3]);
     assert!(fds.len() == 5 && fds[4] != 140, "{fds:?}");
 
-    // Its session is its own, led by a process that is gone, waited for and not a zombie of ours; nor is it a child.
-    // SAFETY: no pointers.
+    // Its session is its own, led by a process that has exited and was waited for; it is not a child of this process.
+    // SAFETY: K7.
     let ours = unsafe { libc::getsid(0) };
-    assert_ne!(told["sid"], ours.to_string());
-    assert!(!Path::new("/proc").join(told["sid"]).exists());
-    assert_ne!(told["PPid"], std::process::id().to_string());
-    // SAFETY: no status is asked for.
+    assert_ne!(status["sid"], ours.to_string());
+    assert!(!Path::new("/proc").join(status["sid"]).exists());
+    assert_ne!(status["PPid"], std::process::id().to_string());
+    // SAFETY: K7: no status is requested.
     let left = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
     assert_eq!((left, io::Error::last_os_error().raw_os_error()), (-1, Some(libc::ECHILD)));
 
@@ -91,7 +91,7 @@ fn failures(dir: &Path) {
     assert_eq!(spawn(dir, &[]), io::ErrorKind::PermissionDenied);
     assert_eq!(spawn(Path::new("/bin/sh"), &["a\0b".into()]), io::ErrorKind::InvalidInput);
     assert_eq!(std::fs::read_dir("/proc/self/fd").unwrap().count(), before);
-    // SAFETY: no status is asked for.
+    // SAFETY: K7: no status is requested.
     let left = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
     assert_eq!(left, -1);
 }

@@ -1,4 +1,4 @@
-//! XDP against the kernel: in network namespaces that are made here, each by a thread that takes it along when it ends.
+//! XDP in the running kernel. Each test runs in a thread with a network namespace of its own, which ends with the thread.
 
 #![allow(missing_docs)]
 
@@ -18,11 +18,11 @@ use unetmap_sys::xdp::{ClassicInsn, Mode, Xdp};
 /// Index of `lo`, in each namespace.
 const LO: u32 = 1;
 
-/// Runs `test` in a network namespace of its own, with `lo` up and the two ends of a cable, `va` and `vb`, in it.
+/// Runs `test` in a network namespace of its own that contains `lo`, up, and a veth pair, `va` and `vb`.
 fn in_namespace(test: impl FnOnce() + Send) {
     thread::scope(|s| {
         let thread = s.spawn(|| {
-            // SAFETY: no pointers; only this thread, which is about to end, leaves the namespace.
+            // SAFETY: K7: only this thread, which exits afterwards, changes its namespace.
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
                 return eprintln!("skipped, no network namespace: {}", io::Error::last_os_error());
             }
@@ -43,7 +43,7 @@ fn in_namespace(test: impl FnOnce() + Send) {
     });
 }
 
-/// What `ip` says in the calling thread's namespace.
+/// Runs `ip` in the calling thread's namespace and returns its output.
 fn ip(args: &str) -> String {
     let out = Command::new("ip").args(args.split(' ')).output().unwrap();
     assert!(out.status.success(), "ip {args}: {}", String::from_utf8_lossy(&out.stderr));
@@ -67,7 +67,7 @@ fn errno<T>(result: io::Result<T>) -> Option<i32> {
 }
 
 #[test]
-fn one_program_on_an_interface() {
+fn an_interface_has_at_most_one_program() {
     in_namespace(|| {
         let va = index("va");
         let first = Xdp::attach(va, 2, Mode::Native).unwrap();
@@ -88,7 +88,7 @@ fn one_program_on_an_interface() {
 }
 
 #[test]
-fn what_cannot_be_attached() {
+fn invalid_interfaces_modes_and_queues_are_refused() {
     in_namespace(|| {
         assert_eq!(errno(Xdp::attach(LO, 1, Mode::Native)), Some(libc::EOPNOTSUPP));
         assert_eq!(errno(Xdp::attach(LO, 0, Mode::Generic)), Some(libc::EINVAL));
@@ -100,20 +100,20 @@ fn what_cannot_be_attached() {
 }
 
 #[test]
-fn a_queue_without_a_socket_is_the_kernels() {
+fn frames_of_a_queue_without_a_socket_pass_to_the_kernel() {
     in_namespace(|| {
         let mut xdp = Xdp::attach(LO, 2, Mode::Generic).unwrap();
         let frame = [0; 60];
-        assert!(!xdp.would_take(&frame).unwrap());
+        assert!(!xdp.would_redirect(&frame).unwrap());
         let (one, other) = (xsk(), xsk());
         xdp.insert(1, &other).unwrap();
-        assert!(!xdp.would_take(&frame).unwrap(), "another queue's socket");
+        assert!(!xdp.would_redirect(&frame).unwrap(), "another queue's socket");
         xdp.insert(0, &one).unwrap();
-        assert!(xdp.would_take(&frame).unwrap());
+        assert!(xdp.would_redirect(&frame).unwrap());
         xdp.insert(0, &other).unwrap();
-        assert!(xdp.would_take(&frame).unwrap());
+        assert!(xdp.would_redirect(&frame).unwrap());
         xdp.remove(0).unwrap();
-        assert!(!xdp.would_take(&frame).unwrap());
+        assert!(!xdp.would_redirect(&frame).unwrap());
         xdp.remove(0).unwrap();
         xdp.remove(1).unwrap();
 
@@ -122,22 +122,22 @@ fn a_queue_without_a_socket_is_the_kernels() {
         assert_eq!(errno(xdp.insert(0, File::open("/dev/null").unwrap())), Some(libc::ENOTSOCK));
         let udp = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap();
         assert_eq!(errno(xdp.insert(0, udp)), Some(libc::EOPNOTSUPP));
-        assert_eq!(errno(xdp.would_take(&[0; 13])), Some(libc::EINVAL));
+        assert_eq!(errno(xdp.would_redirect(&[0; 13])), Some(libc::EINVAL));
     });
 }
 
 #[test]
-fn a_closed_socket_leaves_its_queue() {
+fn a_closed_socket_is_removed_from_its_queue() {
     in_namespace(|| {
         let mut xdp = Xdp::attach(LO, 1, Mode::Generic).unwrap();
         let socket = xsk();
         xdp.insert(0, &socket).unwrap();
         drop(socket);
-        assert!(!xdp.would_take(&[0; 60]).unwrap());
+        assert!(!xdp.would_redirect(&[0; 60]).unwrap());
     });
 }
 
-/// Otherwise a program that we start would keep the interface.
+/// An inherited descriptor would keep the program attached while a started program runs.
 #[test]
 fn no_descriptor_is_inherited() {
     in_namespace(|| {
@@ -148,7 +148,7 @@ fn no_descriptor_is_inherited() {
             let Ok(target) = std::fs::read_link(entry.path()) else { continue };
             if target.to_string_lossy().contains("bpf") {
                 let number: i32 = entry.file_name().to_string_lossy().parse().unwrap();
-                // SAFETY: F_GETFD of a number; -1 if another test has closed it meanwhile.
+                // SAFETY: K7: F_GETFD of a number; -1 if another test has closed it meanwhile.
                 let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
                 assert!(flags == -1 || FdFlags::from_bits_retain(flags as u32).contains(FdFlags::CLOEXEC));
                 seen += 1;
@@ -159,7 +159,7 @@ fn no_descriptor_is_inherited() {
 }
 
 #[test]
-fn a_large_mtu() {
+fn a_mtu_above_a_page_needs_frags() {
     in_namespace(|| {
         ip("link set va mtu 9000");
         ip("link set vb mtu 9000");
@@ -169,11 +169,11 @@ fn a_large_mtu() {
         let mut xdp = Xdp::attach(index("va"), 1, Mode::Native).unwrap();
         let socket = xsk();
         xdp.insert(0, &socket).unwrap();
-        assert!(xdp.would_take(&[7; 9000]).unwrap());
+        assert!(xdp.would_redirect(&[7; 9000]).unwrap());
     });
 }
 
-/// A filter as `tcpdump -dd` shows it.
+/// A filter in the format of `tcpdump -dd`.
 fn filter(shown: &[(u16, u8, u8, u32)]) -> Vec<ClassicInsn> {
     shown.iter().map(|&(code, jt, jf, k)| ClassicInsn { code, jt, jf, k }).collect()
 }
@@ -300,7 +300,7 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[test]
-fn filters_of_tcpdump() {
+fn filters_compiled_by_tcpdump_select_frames() {
     in_namespace(|| {
         let mut xdp = Xdp::attach(LO, 1, Mode::Generic).unwrap();
         let socket = xsk();
@@ -313,52 +313,52 @@ fn filters_of_tcpdump() {
             (ICMP_OR_ARP, &["icmp", "arp for host"]),
         ] {
             xdp.set_filter(Some(&filter(shown))).unwrap();
-            let taken: Vec<_> =
-                frames().into_iter().filter(|(_, f)| xdp.would_take(f).unwrap()).map(|(n, _)| n).collect();
-            assert_eq!(taken, expected);
+            let redirected: Vec<_> =
+                frames().into_iter().filter(|(_, f)| xdp.would_redirect(f).unwrap()).map(|(n, _)| n).collect();
+            assert_eq!(redirected, expected);
         }
         xdp.set_filter(None).unwrap();
-        assert!(frames().iter().all(|(_, frame)| xdp.would_take(frame).unwrap()));
+        assert!(frames().iter().all(|(_, frame)| xdp.would_redirect(frame).unwrap()));
     });
 }
 
-/// What the filter does not accept, and only that, gets to those whom it is for in the kernel.
+/// Only frames that the filter does not accept reach the kernel's sockets.
 #[test]
-fn filtered_traffic() {
+fn rejected_frames_reach_the_network_stack() {
     in_namespace(|| {
         let mut xdp = Xdp::attach(LO, 1, Mode::Generic).unwrap();
         let socket = xsk();
         let receivers = [53, 54].map(|port| UdpSocket::bind(("127.0.0.1", port)).unwrap());
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let arrive = || {
+        let received = || {
             receivers.each_ref().map(|receiver| {
                 sender.send_to(b"hello", receiver.local_addr().unwrap()).unwrap();
                 receiver.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
                 receiver.recv(&mut [0; 8]).is_ok()
             })
         };
-        assert_eq!(arrive(), [true, true], "no socket");
+        assert_eq!(received(), [true, true], "no socket");
         xdp.insert(0, &socket).unwrap();
-        assert_eq!(arrive(), [false, false], "no filter");
+        assert_eq!(received(), [false, false], "no filter");
         xdp.set_filter(Some(&filter(DNS))).unwrap();
-        assert_eq!(arrive(), [false, true]);
+        assert_eq!(received(), [false, true]);
         xdp.remove(0).unwrap();
-        assert_eq!(arrive(), [true, true], "no socket, and a filter");
+        assert_eq!(received(), [true, true], "no socket, and a filter");
         xdp.insert(0, &socket).unwrap();
         drop(xdp);
-        assert_eq!(arrive(), [true, true], "detached");
+        assert_eq!(received(), [true, true], "detached");
     });
 }
 
-/// What is loaded is what the source says, as far as there is the compiler that made it.
+/// The embedded objects match their sources; skipped without the compiler that built them.
 #[test]
-fn the_object_is_what_the_source_compiles_to() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bpf");
+fn the_embedded_objects_match_their_sources() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/bpf");
     let out = match Command::new("make").args(["-s", "-C", folder, "check"]).output() {
         Ok(out) => out,
         Err(error) => return eprintln!("skipped, no make: {error}"),
     };
-    let said = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
-    eprint!("{said}");
-    assert!(out.status.success(), "{said}");
+    let output = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
+    eprint!("{output}");
+    assert!(out.status.success(), "{output}");
 }

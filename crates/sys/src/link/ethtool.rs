@@ -1,4 +1,4 @@
-//! What a driver says of itself, by `SIOCETHTOOL`.
+//! Driver information and offload settings, by `SIOCETHTOOL`.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -6,11 +6,11 @@ use std::os::fd::AsRawFd;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use super::NAME_MOST;
+use super::NAME_MAX;
 
 /// `SIOCETHTOOL` of linux/sockios.h.
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
-/// Of linux/ethtool.h.
+/// Commands and flags of linux/ethtool.h.
 const ETHTOOL_GDRVINFO: u32 = 0x3;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 const ETHTOOL_STXCSUM: u32 = 0x17;
@@ -18,7 +18,7 @@ const ETHTOOL_GFLAGS: u32 = 0x25;
 const ETHTOOL_SFLAGS: u32 = 0x26;
 const ETH_FLAG_TXVLAN: u32 = 1 << 7;
 
-/// Queues that can be used: 1 or more.
+/// Number of usable queues: 1 or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Channels {
     /// Receive queues.
@@ -27,7 +27,7 @@ pub struct Channels {
     pub tx: u32,
 }
 
-/// Queues as the driver counts them, and how many it could have.
+/// Queues as the driver reports them, and their maxima.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelSettings {
     /// Queues that only receive.
@@ -36,11 +36,11 @@ pub struct ChannelSettings {
     pub tx: u32,
     /// Pairs of a receive and a transmit queue.
     pub combined: u32,
-    /// The most of `rx`.
+    /// Maximum of `rx`.
     pub max_rx: u32,
-    /// The most of `tx`.
+    /// Maximum of `tx`.
     pub max_tx: u32,
-    /// The most of `combined`.
+    /// Maximum of `combined`.
     pub max_combined: u32,
 }
 
@@ -49,7 +49,7 @@ pub struct ChannelSettings {
 pub struct DriverInfo {
     /// Its name.
     pub name: String,
-    /// Its version, the kernel's if it has none of its own.
+    /// Its version; the kernel's if it has none.
     pub version: String,
 }
 
@@ -86,7 +86,7 @@ struct GetDriver {
 
 const _: () = assert!(size_of::<Value>() == 8 && size_of::<GetChannels>() == 36 && size_of::<GetDriver>() == 196);
 
-/// The interface's queues that carry traffic; 1 and 1 where the driver does not say.
+/// Returns the number of queues that carry traffic; 1 and 1 if the driver does not report them.
 ///
 /// # Errors
 /// `ENODEV`: no such interface.
@@ -96,70 +96,70 @@ pub fn channels(name: &str) -> io::Result<Channels> {
     Ok(Channels { rx: sum(set.rx), tx: sum(set.tx) })
 }
 
-/// As [`channels`], in the driver's own terms; `None` where it does not say.
+/// As [`channels`], in the driver's own terms; `None` if it does not report them.
 ///
 /// # Errors
 /// As [`channels`].
 pub fn channel_settings(name: &str) -> io::Result<Option<ChannelSettings>> {
     let mut get = GetChannels { command: ETHTOOL_GCHANNELS, ..GetChannels::default() };
-    // SAFETY: ETHTOOL_GCHANNELS writes a `struct ethtool_channels`.
-    let said = unsafe { ethtool(name, &mut get) }?;
+    // SAFETY: K5: ETHTOOL_GCHANNELS writes a `struct ethtool_channels`.
+    let supported = unsafe { ethtool(name, &mut get) }?;
     let GetChannels { max_rx, max_tx, max_combined, rx, tx, combined, .. } = get;
-    Ok(said.then_some(ChannelSettings { rx, tx, combined, max_rx, max_tx, max_combined }))
+    Ok(supported.then_some(ChannelSettings { rx, tx, combined, max_rx, max_tx, max_combined }))
 }
 
-/// The interface's driver; `None` where there is none to tell.
+/// Returns the interface's driver; `None` if it does not report one.
 ///
 /// # Errors
 /// `ENODEV`: no such interface.
 pub fn driver(name: &str) -> io::Result<Option<DriverInfo>> {
     let mut get = GetDriver { command: ETHTOOL_GDRVINFO, driver: [0; 32], version: [0; 32], rest: [0; 128] };
-    // SAFETY: ETHTOOL_GDRVINFO writes a `struct ethtool_drvinfo`.
-    let said = unsafe { ethtool(name, &mut get) }?;
+    // SAFETY: K5: ETHTOOL_GDRVINFO writes a `struct ethtool_drvinfo`.
+    let supported = unsafe { ethtool(name, &mut get) }?;
     let text = super::text;
-    Ok(said.then(|| DriverInfo { name: text(&get.driver), version: text(&get.version) }))
+    Ok(supported.then(|| DriverInfo { name: text(&get.driver), version: text(&get.version) }))
 }
 
-/// Has the kernel finish the checksums of what it sends into the interface, and cut what is longer than the MTU, as no
-/// hardware follows that would (`ethtool -K NAME tx off`). Needs `CAP_NET_ADMIN`.
+/// Disables checksum offload and segmentation offload for transmission (`ethtool -K NAME tx off`), so that frames arrive
+/// complete at the peer of a veth pair, where no hardware finishes them. Needs `CAP_NET_ADMIN`.
 ///
 /// # Errors
 /// `ENODEV`: no such interface; `EPERM`: needs `CAP_NET_ADMIN`; `EOPNOTSUPP`: it cannot be changed.
-pub fn finish_checksums(name: &str) -> io::Result<()> {
+pub fn disable_tx_checksum_offload(name: &str) -> io::Result<()> {
     let mut off = Value { command: ETHTOOL_STXCSUM, data: 0 };
-    // SAFETY: ETHTOOL_STXCSUM reads a `struct ethtool_value`.
+    // SAFETY: K5: ETHTOOL_STXCSUM reads a `struct ethtool_value`.
     match unsafe { ethtool(name, &mut off) }? {
         true => Ok(()),
         false => Err(Errno::OPNOTSUPP.into()),
     }
 }
 
-/// Has the kernel put VLAN tags into the frames that it sends into the interface, as no hardware follows that would
-/// (`ethtool -K NAME txvlan off`). Needs `CAP_NET_ADMIN`.
+/// Disables VLAN tag offload for transmission (`ethtool -K NAME txvlan off`), so that the kernel inserts the tags into the
+/// frames. Needs `CAP_NET_ADMIN`.
 ///
 /// # Errors
-/// As [`finish_checksums`].
-pub fn keep_tags(name: &str) -> io::Result<()> {
+/// As [`disable_tx_checksum_offload`].
+pub fn disable_tx_vlan_offload(name: &str) -> io::Result<()> {
     let mut flags = Value { command: ETHTOOL_GFLAGS, data: 0 };
-    // SAFETY: ETHTOOL_GFLAGS writes, and ETHTOOL_SFLAGS reads, a `struct ethtool_value`.
+    // SAFETY: K5: ETHTOOL_GFLAGS writes, and ETHTOOL_SFLAGS reads, a `struct ethtool_value`.
     let known = unsafe { ethtool(name, &mut flags) }?;
     if known && flags.data & ETH_FLAG_TXVLAN == 0 {
         return Ok(());
     }
     let mut without = Value { command: ETHTOOL_SFLAGS, data: flags.data & !ETH_FLAG_TXVLAN };
-    // SAFETY: as above.
+    // SAFETY: K5: as above.
     match known && unsafe { ethtool(name, &mut without) }? {
         true => Ok(()),
         false => Err(Errno::OPNOTSUPP.into()),
     }
 }
 
-/// Hands `request`, which begins with its command, to the driver. `false`: the driver does not have this command.
+/// Passes `request`, which begins with its command, to the driver. `false`: the driver does not support the command.
 ///
 /// # Safety
-/// `T` is what the kernel reads and writes for the command.
+/// `T` has the layout that the kernel reads and writes for the command (K5).
 pub(super) unsafe fn ethtool<T>(name: &str, request: &mut T) -> io::Result<bool> {
-    if name.is_empty() || name.len() > NAME_MOST || name.contains('\0') {
+    if name.is_empty() || name.len() > NAME_MAX || name.contains('\0') {
         return Err(Errno::NODEV.into());
     }
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
@@ -169,7 +169,8 @@ pub(super) unsafe fn ethtool<T>(name: &str, request: &mut T) -> io::Result<bool>
     }
     let ifr_ifru = libc::__c_anonymous_ifr_ifru { ifru_data: (&raw mut *request).cast() };
     let mut ifreq = libc::ifreq { ifr_name, ifr_ifru };
-    // SAFETY: the name ends with a NUL, and the request is alive and what the caller promises.
+    // SAFETY: K1, K5: the name is NUL-terminated; the request outlives the call and has the layout that the caller
+    // guarantees.
     if unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut ifreq) } == 0 {
         return Ok(true);
     }

@@ -1,4 +1,4 @@
-//! Netlink sockets: requests that are answered before the call returns, and news of a group.
+//! Netlink sockets: requests whose replies arrive before the call returns, and multicast notifications.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,15 +17,15 @@ use rustix::net::{
 const HEADER: usize = 16;
 /// Bytes of an attribute's header: length and kind.
 const ATTRIBUTE_HEADER: usize = 4;
-/// Bytes of the largest datagram; the kernel's own lists come in pieces of at most 32 KiB.
-pub(super) const DATAGRAM_MOST: usize = 64 << 10;
+/// Bytes of the largest datagram; the kernel sends lists in pieces of at most 32 KiB.
+pub(super) const DATAGRAM_MAX: usize = 64 << 10;
 
-/// A message of the kernel's.
+/// A message from the kernel.
 #[derive(Clone, Copy)]
 pub(super) struct Message<'a> {
     /// `RTM_NEWLINK` and so on.
     pub(super) kind: u16,
-    /// What follows the netlink header.
+    /// The payload after the netlink header.
     pub(super) body: &'a [u8],
 }
 
@@ -34,13 +34,13 @@ pub(super) struct Message<'a> {
 pub(super) struct Socket(OwnedFd);
 
 impl Socket {
-    /// For interfaces; receives the news of `groups`.
+    /// Opens a socket for interfaces and routes that receives notifications of `groups`.
     pub(super) fn route(groups: u32) -> io::Result<Socket> {
-        // No protocol is protocol 0, NETLINK_ROUTE.
+        // `None` is protocol 0, NETLINK_ROUTE.
         Socket::open(None, groups)
     }
 
-    /// For families that have a name.
+    /// Opens a socket for generic netlink families.
     pub(super) fn generic() -> io::Result<Socket> {
         Socket::open(Some(netlink::GENERIC), 0)
     }
@@ -51,22 +51,22 @@ impl Socket {
         Ok(Socket(fd))
     }
 
-    /// Asks the kernel, and hands each message of the answer to `each`.
-    pub(super) fn ask(&self, kind: u16, body: &[u8], each: impl FnMut(Message)) -> Result<(), Errno> {
-        self.request(kind, NLM_F_ACK, body, each).map(|_| ())
+    /// Sends a request, and passes each message of the reply to `each`.
+    pub(super) fn request(&self, kind: u16, body: &[u8], each: impl FnMut(Message)) -> Result<(), Errno> {
+        self.transact(kind, NLM_F_ACK, body, each).map(|_| ())
     }
 
-    /// Asks for a change. `flags` as in `NLM_F_CREATE`.
+    /// Requests a change. `flags` are flags such as `NLM_F_CREATE`.
     pub(super) fn change(&self, kind: u16, flags: u16, body: &[u8]) -> Result<(), Errno> {
-        self.request(kind, NLM_F_ACK | flags, body, |_| ()).map(|_| ())
+        self.transact(kind, NLM_F_ACK | flags, body, |_| ()).map(|_| ())
     }
 
-    /// Asks for a list. `false`: the list changed meanwhile, some of it may be missing or doubled.
+    /// Requests a list. `false`: the list changed meanwhile; entries may be missing or duplicated.
     pub(super) fn list(&self, kind: u16, body: &[u8], each: impl FnMut(Message)) -> Result<bool, Errno> {
-        self.request(kind, NLM_F_DUMP, body, each)
+        self.transact(kind, NLM_F_DUMP, body, each)
     }
 
-    fn request(&self, kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(Message)) -> Result<bool, Errno> {
+    fn transact(&self, kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(Message)) -> Result<bool, Errno> {
         let length = HEADER + body.len();
         let mut bytes = vec![0; length];
         let mut request = NetlinkBuffer::new(&mut bytes);
@@ -77,7 +77,7 @@ impl Socket {
         sendto(&self.0, &bytes, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
         let (mut end, mut consistent) = (None, true);
         while end.is_none() {
-            // The kernel works on requests and lists within our calls: there is always something to receive.
+            // The kernel processes requests and lists within these calls: there is always a message to receive.
             self.datagram(|message| {
                 consistent &= message.flags() & NLM_F_DUMP_INTR == 0;
                 match message.message_type() {
@@ -89,16 +89,16 @@ impl Socket {
         end.unwrap_or(Ok(())).map(|()| consistent)
     }
 
-    /// Hands the messages of the next datagram to `each`; `EAGAIN` when there is none, `ENOBUFS` when some were dropped.
+    /// Passes the messages of the next datagram to `each`; `EAGAIN` if there is none, `ENOBUFS` if some were dropped.
     pub(super) fn receive(&self, mut each: impl FnMut(Message)) -> Result<(), Errno> {
         self.datagram(|message| each(Message { kind: message.message_type(), body: message.payload() }))
     }
 
     fn datagram(&self, mut each: impl FnMut(NetlinkBuffer<&[u8]>)) -> Result<(), Errno> {
-        let mut space = [MaybeUninit::uninit(); DATAGRAM_MOST];
+        let mut space = [MaybeUninit::uninit(); DATAGRAM_MAX];
         let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
         let ((bytes, _), length, sender) = recvfrom(&self.0, &mut space[..], flags)?;
-        // Other processes may write here, if they have the privilege in this namespace, which a client may own.
+        // Processes with the privilege in this namespace, which a client may own, can also send here: ignored.
         if sender.and_then(|s| SocketAddrNetlink::try_from(s).ok()).is_none_or(|s| s.pid() != 0) {
             return Ok(());
         }
@@ -111,7 +111,7 @@ impl Socket {
     }
 }
 
-/// Hands the messages of a datagram to `each`, up to the first that is damaged.
+/// Passes the messages of a datagram to `each`, up to the first malformed one.
 pub(super) fn messages<'a>(mut bytes: &'a [u8], mut each: impl FnMut(NetlinkBuffer<&'a [u8]>)) {
     while let Ok(message) = NetlinkBuffer::new_checked(bytes) {
         let next = (message.length() as usize).next_multiple_of(4);
@@ -126,7 +126,7 @@ impl AsFd for Socket {
     }
 }
 
-/// What the end of an answer says: 0, or a negative errno.
+/// Decodes the end of a reply: 0, or a negative errno.
 fn status(payload: &[u8]) -> Result<(), Errno> {
     match payload.get(..4).and_then(number).unwrap_or(0).cast_signed() {
         0 => Ok(()),
@@ -134,7 +134,7 @@ fn status(payload: &[u8]) -> Result<(), Errno> {
     }
 }
 
-/// The attributes in `bytes`, up to the first that is damaged: kind and value.
+/// Returns the attributes in `bytes`, kind and value, up to the first malformed one.
 pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(bytes).map_while(Result::ok).map(|attribute| {
         let length = usize::from(attribute.length());
@@ -151,12 +151,12 @@ pub(super) fn push_attribute(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
     bytes.resize(bytes.len().next_multiple_of(4), 0);
 }
 
-/// A value of four bytes.
+/// Decodes a value of four bytes.
 pub(super) fn number(value: &[u8]) -> Option<u32> {
     value.try_into().ok().map(u32::from_ne_bytes)
 }
 
-/// A value that is text and ends with a NUL.
+/// Decodes a value that is NUL-terminated text.
 pub(super) fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(value.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
 }
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_attribute_ends_the_list() {
+    fn a_malformed_attribute_ends_the_list() {
         let mut bytes = Vec::new();
         push_attribute(&mut bytes, 3, b"a\0");
         let good = bytes.len();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_an_answer() {
+    fn the_end_of_a_reply_is_decoded() {
         assert_eq!(status(&0i32.to_ne_bytes()), Ok(()));
         assert_eq!(status(&[]), Ok(()));
         assert_eq!(status(&[(-libc::ENODEV).to_ne_bytes(), [7; 4]].concat()), Err(Errno::NODEV));

@@ -1,4 +1,4 @@
-//! Rules by which hardware leads frames to queues (ntuple filters), by `SIOCETHTOOL`.
+//! Ntuple filters: rules by which the hardware steers frames to queues, by `SIOCETHTOOL`.
 
 use std::io;
 use std::net::IpAddr;
@@ -7,33 +7,33 @@ use rustix::io::Errno;
 
 use super::ethtool::ethtool;
 
-/// Of linux/ethtool.h.
+/// Commands of linux/ethtool.h.
 const ETHTOOL_GRXCLSRLCNT: u32 = 0x2e;
 const ETHTOOL_GRXCLSRLALL: u32 = 0x30;
 const ETHTOOL_SRXCLSRLDEL: u32 = 0x31;
 const ETHTOOL_SRXCLSRLINS: u32 = 0x32;
-/// The driver finds a place by itself.
+/// The driver selects the location of a rule.
 const LOC_SPECIAL: u64 = 0x8000_0000;
 const LOC_ANY: u32 = 0xffff_ffff;
-/// What rules look at: TCP, UDP, SCTP over IPv4 and over IPv6, and IP alone; and whether at a VLAN.
+/// Flow types: TCP, UDP, SCTP and plain IP, each over IPv4 and over IPv6; and the flag of rules with a VLAN.
 const FLOWS: [(Option<u8>, u32, u32); 4] =
     [(Some(6), 0x01, 0x05), (Some(17), 0x02, 0x06), (Some(132), 0x03, 0x07), (None, 0x0d, 0x0e)];
 const FLOW_EXT: u32 = 0x8000_0000;
-/// `ip_ver` of a rule about all of IPv4.
+/// `ip_ver` of a rule for plain IPv4.
 const IPV4_VERSION: u8 = 1;
-/// Rules at most that are listed.
-const MOST: usize = 4096;
+/// Most rules that are listed.
+const MAX_RULES: usize = 4096;
 
-/// What frames a rule is about, all of it together.
+/// Conditions of a rule; a frame must meet all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tuple {
     /// IPv6; else IPv4.
     pub v6: bool,
     /// 6, 17 or 132; `None`: any.
     pub protocol: Option<u8>,
-    /// Address and length of its network's prefix, of the family that `v6` tells.
+    /// Source address and prefix length, of the family that `v6` selects.
     pub source: Option<(IpAddr, u8)>,
-    /// The same.
+    /// Destination address and prefix length.
     pub destination: Option<(IpAddr, u8)>,
     /// Only with a protocol.
     pub source_port: Option<u16>,
@@ -43,7 +43,7 @@ pub struct Tuple {
     pub vlan: Option<u16>,
 }
 
-/// `struct ethtool_rx_flow_spec`; values and masks of what a rule is about: 52 bytes by protocol, 20 for the VLAN.
+/// `struct ethtool_rx_flow_spec`; values and masks of the conditions: 52 bytes by protocol, 20 for the VLAN.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Spec {
@@ -56,7 +56,7 @@ struct Spec {
     location: u32,
 }
 
-/// `struct ethtool_rxnfc`, and room for the places of rules.
+/// `struct ethtool_rxnfc`, and room for the locations of rules.
 #[repr(C)]
 struct Request {
     command: u32,
@@ -64,17 +64,17 @@ struct Request {
     data: u64,
     spec: Spec,
     count: u32,
-    places: [u32; MOST],
+    locations: [u32; MAX_RULES],
 }
 
 const _: () = assert!(size_of::<Spec>() == 168 && std::mem::offset_of!(Request, count) == 184);
-const _: () = assert!(std::mem::offset_of!(Request, places) == 188 && std::mem::offset_of!(Spec, cookie) == 152);
+const _: () = assert!(std::mem::offset_of!(Request, locations) == 188 && std::mem::offset_of!(Spec, cookie) == 152);
 
 impl Spec {
     const EMPTY: Spec =
         Spec { flow: 0, value: [0; 52], value_ext: [0; 20], mask: [0; 52], mask_ext: [0; 20], cookie: 0, location: 0 };
 
-    /// `None`: rules of this kind cannot say that.
+    /// Returns `None` if ntuple rules cannot express the conditions.
     fn new(tuple: &Tuple, queue: u32) -> Option<Spec> {
         let (_, v4, v6) = FLOWS.into_iter().find(|(protocol, ..)| *protocol == tuple.protocol)?;
         let mut spec = Spec { flow: if tuple.v6 { v6 } else { v4 }, cookie: queue.into(), ..Spec::EMPTY };
@@ -118,12 +118,12 @@ impl Spec {
 
 impl Request {
     fn new(command: u32) -> Box<Request> {
-        Box::new(Request { command, flow: 0, data: 0, spec: Spec::EMPTY, count: 0, places: [0; MOST] })
+        Box::new(Request { command, flow: 0, data: 0, spec: Spec::EMPTY, count: 0, locations: [0; MAX_RULES] })
     }
 
-    fn ask(&mut self, name: &str) -> io::Result<()> {
-        // SAFETY: these commands read and write a `struct ethtool_rxnfc`, and GRXCLSRLALL behind it as many places as
-        // `count` says, for which there is room.
+    fn send(&mut self, name: &str) -> io::Result<()> {
+        // SAFETY: K5: these commands read and write a `struct ethtool_rxnfc`, and GRXCLSRLALL the `count` locations behind
+        // it, for which there is room.
         match unsafe { ethtool(name, self) }? {
             true => Ok(()),
             false => Err(Errno::OPNOTSUPP.into()),
@@ -131,56 +131,57 @@ impl Request {
     }
 }
 
-/// The places of the rules that there are.
+/// Returns the locations of all rules.
 ///
 /// # Errors
-/// `EOPNOTSUPP`: the driver has no such rules; `ENODEV`; `E2BIG`: there are more rules than any driver has.
+/// `EOPNOTSUPP`: the driver has no such rules; `ENODEV`; `E2BIG`: there are more than 4096 rules.
 pub fn rules(name: &str) -> io::Result<Vec<u32>> {
     Ok(listed(name)?.0)
 }
 
-/// The places of all rules, and whether the driver finds a place for a new one, or how many places there are.
+/// Returns the locations of all rules, and the number of locations; `None` if the driver selects the location of a new
+/// rule.
 fn listed(name: &str) -> io::Result<(Vec<u32>, Option<u32>)> {
     let mut count = Request::new(ETHTOOL_GRXCLSRLCNT);
-    count.ask(name)?;
-    let finds = count.data & LOC_SPECIAL != 0;
-    if count.count as usize > MOST {
+    count.send(name)?;
+    let driver_selects = count.data & LOC_SPECIAL != 0;
+    if count.count as usize > MAX_RULES {
         return Err(Errno::TOOBIG.into());
     }
     let mut all = Request::new(ETHTOOL_GRXCLSRLALL);
     all.count = count.count;
-    all.ask(name)?;
-    let places = all.places[..(all.count as usize).min(MOST)].to_vec();
-    Ok((places, (!finds).then_some(all.data as u32)))
+    all.send(name)?;
+    let locations = all.locations[..(all.count as usize).min(MAX_RULES)].to_vec();
+    Ok((locations, (!driver_selects).then_some(all.data as u32)))
 }
 
-/// Leads frames of `tuple` to `queue` from now on; returns the rule's place. Needs `CAP_NET_ADMIN`.
+/// Adds a rule that steers frames of `tuple` to `queue`; returns its location. Needs `CAP_NET_ADMIN`.
 ///
 /// # Errors
-/// `EOPNOTSUPP`: the driver cannot; `EINVAL`: not this kind of rule, or there is no such queue; `ENOSPC`: there is no place for
-/// another rule; `EPERM`; `ENODEV`.
+/// `EOPNOTSUPP`: the driver has no such rules; `EINVAL`: it does not support this rule, or there is no such queue;
+/// `ENOSPC`: no location is free; `EPERM`; `ENODEV`.
 pub fn add_rule(name: &str, tuple: &Tuple, queue: u32) -> io::Result<u32> {
     let spec = Spec::new(tuple, queue).ok_or(Errno::INVAL)?;
-    let (taken, places) = listed(name)?;
-    let place = match places {
+    let (taken, locations) = listed(name)?;
+    let location = match locations {
         None => LOC_ANY,
-        // From the end, as the places before are of higher rank.
-        Some(places) => (0..places).rev().find(|place| !taken.contains(place)).ok_or(Errno::NOSPC)?,
+        // From the end, as lower locations have higher priority.
+        Some(locations) => (0..locations).rev().find(|location| !taken.contains(location)).ok_or(Errno::NOSPC)?,
     };
     let mut request = Request::new(ETHTOOL_SRXCLSRLINS);
-    request.spec = Spec { location: place, ..spec };
-    request.ask(name)?;
+    request.spec = Spec { location, ..spec };
+    request.send(name)?;
     Ok(request.spec.location)
 }
 
-/// Removes the rule at a place. Needs `CAP_NET_ADMIN`.
+/// Removes the rule at `location`. Needs `CAP_NET_ADMIN`.
 ///
 /// # Errors
-/// `EOPNOTSUPP`: the driver has no rules; `ENOENT` or `EINVAL`: there is none at this place; `EPERM`; `ENODEV`.
-pub fn remove_rule(name: &str, place: u32) -> io::Result<()> {
+/// `EOPNOTSUPP`: the driver has no rules; `ENOENT` or `EINVAL`: there is none at this location; `EPERM`; `ENODEV`.
+pub fn remove_rule(name: &str, location: u32) -> io::Result<()> {
     let mut request = Request::new(ETHTOOL_SRXCLSRLDEL);
-    request.spec.location = place;
-    request.ask(name)
+    request.spec.location = location;
+    request.send(name)
 }
 
 #[cfg(test)]
@@ -188,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_are_laid_out_as_the_kernel_reads_them() {
+    fn rules_have_the_kernels_layout() {
         let tuple = Tuple { protocol: Some(17), destination_port: Some(53), ..Tuple::default() };
         let spec = Spec::new(&tuple, 2).unwrap();
         assert_eq!((spec.flow, spec.cookie), (2, 2));
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_rule_can_say_is_refused() {
+    fn inexpressible_conditions_are_refused() {
         let v4 = Some(("10.0.0.1".parse().unwrap(), 32));
         for tuple in [
             Tuple { v6: true, source: v4, ..Tuple::default() },

@@ -1,25 +1,25 @@
-//! Routes: only where those lead that everything takes for which there is no better.
+//! Routes: the interfaces of the default routes.
 
 use std::io;
 
 use super::netlink::{Socket, attributes, number};
 
-/// Bytes of `struct rtmsg`, with which every message about a route begins.
+/// Bytes of `struct rtmsg`, the header of every message about a route.
 const RTMSG: usize = 12;
 /// Bytes of `struct rtnexthop`: length, flags, hops, index.
 const RTNEXTHOP: usize = 8;
 
-/// The indexes of the interfaces that a default route of the main table leads to, for IPv4 or IPv6.
+/// Returns the indexes of the interfaces of default routes in the main table, for IPv4 and IPv6.
 ///
 /// # Errors
-/// No netlink socket can be made.
+/// No netlink socket can be created.
 pub fn default_routes() -> io::Result<Vec<u32>> {
     let socket = Socket::route(0)?;
     let mut found = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
         let mut request = vec![0; RTMSG];
         request[0] = family as u8;
-        // A list that changed meanwhile is as good as one that changes afterwards.
+        // A list that changed meanwhile is used as it is: it may also change afterwards.
         socket.list(libc::RTM_GETROUTE, &request, |message| {
             if message.kind == libc::RTM_NEWROUTE {
                 found.extend(default_of(message.body).unwrap_or_default());
@@ -31,7 +31,7 @@ pub fn default_routes() -> io::Result<Vec<u32>> {
     Ok(found)
 }
 
-/// Where a route leads, if it is a default route of the main table.
+/// Returns the interfaces of a route if it is a default route of the main table.
 fn default_of(body: &[u8]) -> Option<Vec<u32>> {
     let head: &[u8; RTMSG] = body.get(..RTMSG)?.try_into().ok()?;
     let [_, bits, _, _, table, _, _, kind, ..] = *head;
@@ -49,7 +49,7 @@ fn default_of(body: &[u8]) -> Option<Vec<u32>> {
     Some(to)
 }
 
-/// The interfaces of a route with several ways, up to the first that is damaged.
+/// Returns the interfaces of a multipath route, up to the first malformed next hop.
 fn next_hops(mut bytes: &[u8]) -> Vec<u32> {
     let mut to = Vec::new();
     while let Some(head) = bytes.get(..RTNEXTHOP) {
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ways_are_read_up_to_the_damaged_one() {
+    fn next_hops_are_read_up_to_the_malformed_one() {
         let hop = |length: u16, index: u32| {
             let mut bytes = length.to_ne_bytes().to_vec();
             bytes.extend([0, 0]);

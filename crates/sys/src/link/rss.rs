@@ -1,4 +1,4 @@
-//! How an interface spreads what it receives over its queues (RSS), by `SIOCETHTOOL`.
+//! Receive side scaling (RSS): how an interface distributes received frames over its queues, by `SIOCETHTOOL`.
 
 use std::io;
 
@@ -6,27 +6,27 @@ use rustix::io::Errno;
 
 use super::ethtool::ethtool;
 
-/// Of linux/ethtool.h.
+/// Commands of linux/ethtool.h.
 const ETHTOOL_GRSSH: u32 = 0x46;
 const ETHTOOL_SRSSH: u32 = 0x47;
 const INDIR_NO_CHANGE: u32 = 0xffff_ffff;
-/// Entries of a table at most: no driver has a quarter of these.
-const MOST_ENTRIES: usize = 16_384;
-/// Bytes of a key at most.
-const MOST_KEY: usize = 1024;
-/// Bytes behind the head.
-const ROOM: usize = MOST_ENTRIES * 4 + MOST_KEY;
+/// Most entries of an indirection table; no known driver has a quarter of these.
+const MAX_ENTRIES: usize = 16_384;
+/// Most bytes of a hash key.
+const MAX_KEY: usize = 1024;
+/// Bytes after the header.
+const ROOM: usize = MAX_ENTRIES * 4 + MAX_KEY;
 
-/// The spreading of an interface's.
+/// The RSS configuration of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rss {
-    /// The queue of each value that the hash may have, modulo the number of entries.
+    /// Indirection table: the queue of each hash value modulo the number of entries.
     pub table: Vec<u32>,
-    /// What the hash is made with; empty where the driver does not tell.
+    /// Hash key; empty if the driver does not report it.
     pub key: Vec<u8>,
 }
 
-/// `struct ethtool_rxfh`, and room for what follows it: the table, and then the key.
+/// `struct ethtool_rxfh`, and room for the table and the key that follow it.
 #[repr(C)]
 struct Request {
     command: u32,
@@ -57,24 +57,24 @@ impl Request {
         })
     }
 
-    /// Asks for what there is, with the sizes that are set: only they, where both are 0.
+    /// Reads the configuration with the sizes that are set; reads only the sizes if both are 0.
     fn get(&mut self, name: &str) -> io::Result<bool> {
-        // SAFETY: ETHTOOL_GRSSH writes a `struct ethtool_rxfh`, and behind it, where the sizes are those of the driver's, the
-        // table and the key, for which `sizes` saw that there is room.
+        // SAFETY: K5: ETHTOOL_GRSSH writes a `struct ethtool_rxfh`, and behind it, if the sizes are those of the driver, the
+        // table and the key, for which `sizes` has checked the room.
         unsafe { ethtool(name, self) }
     }
 
-    /// The sizes of the driver's table and key, in bytes; `None` if there is no room for them.
+    /// Returns the sizes of the driver's table and key, in bytes; `None` if there is no room for them.
     fn sizes(&self) -> Option<(usize, usize)> {
         let (table, key) = (self.indir_size as usize, self.key_size as usize);
-        (table <= MOST_ENTRIES && key <= MOST_KEY).then_some((table * 4, key))
+        (table <= MAX_ENTRIES && key <= MAX_KEY).then_some((table * 4, key))
     }
 }
 
-/// What is set; `None` where the driver has no such spreading, or does not tell.
+/// Returns the configuration; `None` if the driver has no RSS or does not report it.
 ///
 /// # Errors
-/// `ENODEV`: no such interface; `E2BIG`: the driver's table is larger than any that is known.
+/// `ENODEV`: no such interface; `E2BIG`: the driver's table or key is larger than supported.
 pub fn rss(name: &str) -> io::Result<Option<Rss>> {
     Ok(read(name)?.map(|request| {
         let (table, key) = request.sizes().unwrap_or_default();
@@ -100,13 +100,13 @@ fn read(name: &str) -> io::Result<Option<Box<Request>>> {
     Ok(Some(request))
 }
 
-/// Sets table and key, each where it is given, which must be as long as what [`rss`] tells. Needs `CAP_NET_ADMIN`.
+/// Sets the table and the key, each if given, with the lengths that [`rss`] returns. Needs `CAP_NET_ADMIN`.
 ///
 /// # Errors
-/// `EOPNOTSUPP`: the driver cannot; `EINVAL`: of another length, a queue that there is not, or the driver does not want it;
+/// `EOPNOTSUPP`: the driver has no RSS; `EINVAL`: another length, a queue that does not exist, or the driver refuses it;
 /// `EPERM`; `ENODEV`.
 pub fn set_rss(name: &str, table: Option<&[u32]>, key: Option<&[u8]>) -> io::Result<()> {
-    // What is not to change stays as the kernel tells it.
+    // Unchanged fields keep the values that the kernel reported.
     let mut request = read(name)?.ok_or(Errno::OPNOTSUPP)?;
     let (entries, key_bytes) = (request.indir_size as usize, request.key_size as usize);
     if table.is_some_and(|table| table.len() != entries) || key.is_some_and(|key| key.len() != key_bytes) {
@@ -118,7 +118,7 @@ pub fn set_rss(name: &str, table: Option<&[u32]>, key: Option<&[u8]>) -> io::Res
     request.key_size = key.map_or(0, |key| key.len() as u32);
     let all = bytes.iter().chain(key.unwrap_or_default());
     request.rest.iter_mut().zip(all).for_each(|(to, byte)| *to = *byte);
-    // SAFETY: ETHTOOL_SRSSH reads a `struct ethtool_rxfh`, and table and key of the sizes in it, which lie in `rest`.
+    // SAFETY: K5: ETHTOOL_SRSSH reads a `struct ethtool_rxfh`, and table and key of the sizes in it, which are in `rest`.
     match unsafe { ethtool(name, &mut *request) }? {
         true => Ok(()),
         false => Err(Errno::OPNOTSUPP.into()),

@@ -1,22 +1,22 @@
-//! Filters in the kernel, against a plain interpreter of classic BPF, as they were compiled for frames of several
-//! buffers and for plain ones.
+//! Filters in the kernel, compared with a plain interpreter of classic BPF, translated for frames of several buffers and of
+//! one.
 
 use std::cell::Cell;
-use std::thread;
+use std::{io, thread};
 
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use super::classic::translate;
+use super::translate::{Access, translate};
 use super::*;
 
 const fn insn(code: u16, jt: u8, jf: u8, k: u32) -> ClassicInsn {
     ClassicInsn { code, jt, jf, k }
 }
 
-/// Codes by the names that assemblers of classic BPF know.
+/// Codes, with their names in assemblers of classic BPF.
 const LD_W: u16 = 0x20;
 const LD_H: u16 = 0x28;
 const LD_B: u16 = 0x30;
@@ -47,7 +47,7 @@ const RET_A: u16 = 0x16;
 const TAX: u16 = 0x07;
 const TXA: u16 = 0x87;
 
-/// Bytes that the program accepts, as libpcap's `bpf_filter` defines it.
+/// Returns the bytes that the program accepts, as libpcap's `bpf_filter` defines it.
 fn interpret(program: &[ClassicInsn], frame: &[u8]) -> u32 {
     let load = |at: u64, size: usize| -> Option<u32> {
         let at = usize::try_from(at).ok()?;
@@ -119,16 +119,16 @@ fn with_programs(test: impl Fn(&mut Xdp) + Send + Copy) {
     thread::scope(|s| {
         for frags in [true, false] {
             s.spawn(move || {
-                // SAFETY: no pointers; only this thread, which is about to end, leaves the namespace.
+                // SAFETY: K7: only this thread, which exits afterwards, changes its namespace.
                 if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
                     return eprintln!("skipped, no network namespace: {}", io::Error::last_os_error());
                 }
                 let mut xdp = match Xdp::attach_as(1, 1, Mode::Generic, frags) {
                     Ok(xdp) => xdp,
                     Err(error) => {
-                        // The last is what Linux before 5.18 says of frames of several buffers.
-                        let excuses = [libc::EPERM, libc::ENOSYS, if frags { libc::EINVAL } else { libc::EPERM }];
-                        assert!(error.raw_os_error().is_some_and(|e| excuses.contains(&e)), "{error}");
+                        // EINVAL is the answer of Linux before 5.18 to frames of several buffers.
+                        let allowed = [libc::EPERM, libc::ENOSYS, if frags { libc::EINVAL } else { libc::EPERM }];
+                        assert!(error.raw_os_error().is_some_and(|e| allowed.contains(&e)), "{error}");
                         return eprintln!("skipped, no such BPF: {error}");
                     }
                 };
@@ -149,7 +149,7 @@ fn frames() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// A constant: of those at which something changes, or any.
+/// A constant: an edge case, or any number.
 fn constant() -> impl Strategy<Value = u32> {
     let edges = [0, 1, 2, 3, 4, 5, 15, 20, 31, 32, 33, 60, 64, 0x45, 0xFF, 0x800, 0x7FFF_FFFF, 0x8000_0000, u32::MAX];
     prop_oneof![6 => select(edges.to_vec()), 1 => any::<u32>()]
@@ -161,7 +161,7 @@ fn offset() -> impl Strategy<Value = u32> {
     prop_oneof![30 => 0..50_u32, 1 => select(far)]
 }
 
-/// An instruction before it has a place: jumps are cut to what follows.
+/// An instruction at an unknown position: jumps are shortened later to stay in the program.
 fn anywhere() -> impl Strategy<Value = ClassicInsn> {
     let simple = |code: u16| constant().prop_map(move |k| insn(code, 0, 0, k));
     let jump = (select(&JUMPS[..]), 0..9_u8, 0..9_u8, constant());
@@ -205,12 +205,11 @@ fn programs(longest: usize) -> impl Strategy<Value = Vec<ClassicInsn>> {
     })
 }
 
-/// Random programs (256 times `times`, or as `PROPTEST_CASES` says), each with some frames, in the kernel and in the
-/// interpreter.
-fn agree(xdp: &mut Xdp, programs: impl Strategy<Value = Vec<ClassicInsn>>, times: u32) {
+/// Compares kernel and interpreter on random programs (256 times `times`, or `PROPTEST_CASES`), each with some frames.
+fn kernel_agrees(xdp: &mut Xdp, programs: impl Strategy<Value = Vec<ClassicInsn>>, times: u32) {
     let config = Config { failure_persistence: None, ..Config::default() };
     let cases = config.cases * times;
-    let (taken, left) = (Cell::new(0), Cell::new(0));
+    let (accepted, rejected) = (Cell::new(0), Cell::new(0));
     let mut runner = TestRunner::new(Config { cases, ..config });
     let xdp = std::cell::RefCell::new(xdp);
     runner
@@ -219,34 +218,34 @@ fn agree(xdp: &mut Xdp, programs: impl Strategy<Value = Vec<ClassicInsn>>, times
             xdp.set_filter(Some(&program)).map_err(|e| TestCaseError::fail(e.to_string()))?;
             for frame in &frames {
                 let expected = interpret(&program, frame) != 0;
-                let count = if expected { &taken } else { &left };
+                let count = if expected { &accepted } else { &rejected };
                 count.set(count.get() + 1);
-                prop_assert_eq!(xdp.would_take(frame).unwrap(), expected, "{:x?}", frame);
+                prop_assert_eq!(xdp.would_redirect(frame).unwrap(), expected, "{:x?}", frame);
             }
             Ok(())
         })
         .unwrap();
-    // Neither answer is the rare one.
-    assert!(taken.get() > cases && left.get() > cases, "{taken:?} {left:?}");
+    // Neither result is rare.
+    assert!(accepted.get() > cases && rejected.get() > cases, "{accepted:?} {rejected:?}");
 }
 
 #[test]
 fn short_programs_decide_as_interpreted() {
-    with_programs(|xdp| agree(xdp, programs(12), 2));
+    with_programs(|xdp| kernel_agrees(xdp, programs(12), 2));
 }
 
 #[test]
 fn programs_decide_as_interpreted() {
-    with_programs(|xdp| agree(xdp, programs(80), 1));
+    with_programs(|xdp| kernel_agrees(xdp, programs(80), 1));
 }
 
-/// Each operation on each pair of numbers at which something changes, its result compared in the kernel.
+/// Each operation on each pair of edge cases; the result is compared in the kernel.
 #[test]
-fn arithmetic() {
+fn arithmetic_in_the_kernel_matches_the_interpreter() {
     let numbers = [0, 1, 2, 31, 32, 33, 0xFFFF, 0x7FFF_FFFF, 0x8000_0000, u32::MAX];
     with_programs(|xdp| {
         for a in numbers {
-            // A from the frame, so that the verifier does not know it.
+            // A is loaded from the frame, so that its value is unknown to the verifier.
             let mut frame = [0; 14];
             frame[..4].copy_from_slice(&a.to_be_bytes());
             for b in numbers {
@@ -271,21 +270,21 @@ fn arithmetic() {
                 for mut program in programs {
                     program.push(insn(RET_A, 0, 0, 0));
                     let result = interpret(&program, &frame);
-                    // Division by zero does not get to the comparison.
+                    // Division by zero ends the program before the comparison.
                     let rejects = b == 0 && program.iter().any(|i| [0x3C, 0x9C].contains(&i.code));
                     program.pop();
                     program.extend([insn(JEQ, 0, 1, result), insn(RET_K, 0, 0, 1), insn(RET_K, 0, 0, 0)]);
                     xdp.set_filter(Some(&program)).unwrap();
-                    assert_eq!(xdp.would_take(&frame).unwrap(), !rejects, "{a:#x} {b:#x} {program:x?}");
+                    assert_eq!(xdp.would_redirect(&frame).unwrap(), !rejects, "{a:#x} {b:#x} {program:x?}");
                 }
             }
         }
     });
 }
 
-/// Loads at the end of frames, of which no byte beyond is ever read.
+/// Loads at the end of frames: no byte beyond is ever read.
 #[test]
-fn the_last_bytes_of_a_frame() {
+fn loads_beyond_the_end_of_a_frame_reject_it() {
     with_programs(|xdp| {
         for length in [14_u32, 15, 60, 1514, 3000] {
             let frame: Vec<u8> = (0..length).map(|i| (i * 7 + 1) as u8 | 1).collect();
@@ -312,22 +311,22 @@ fn the_last_bytes_of_a_frame() {
                     let by_both = [insn(LDX_IMM, 0, 0, at / 2), insn(indexed, 0, 0, at - at / 2), ends[0]];
                     for program in [&direct[..], &by_x, &by_both] {
                         xdp.set_filter(Some(program)).unwrap();
-                        assert_eq!(xdp.would_take(&frame).unwrap(), inside, "{at} of {length}: {program:x?}");
+                        assert_eq!(xdp.would_redirect(&frame).unwrap(), inside, "{at} of {length}: {program:x?}");
                         assert_eq!(interpret(program, &frame) != 0, inside);
                     }
                 }
                 // Offsets do not wrap: 2^32 is not 0.
                 let wraps = [insn(LDX_IMM, 0, 0, u32::MAX), insn(indexed, 0, 0, 1), insn(RET_K, 0, 0, 1)];
                 xdp.set_filter(Some(&wraps)).unwrap();
-                assert!(!xdp.would_take(&frame).unwrap());
+                assert!(!xdp.would_redirect(&frame).unwrap());
             }
         }
     });
 }
 
-/// Frames of several buffers are read, and measured, whole.
+/// Data and length of frames of several buffers are complete.
 #[test]
-fn frames_of_several_buffers() {
+fn frames_of_several_buffers_are_read_completely() {
     with_programs(|xdp| {
         if !xdp.frags() {
             return;
@@ -337,24 +336,24 @@ fn frames_of_several_buffers() {
         for (first, expected) in [(insn(LD_W, 0, 0, 9010), 0x0102_0304), (insn(LD_LEN, 0, 0, 0), 9014)] {
             let program = [first, insn(JEQ, 0, 1, expected), insn(RET_K, 0, 0, 1), insn(RET_K, 0, 0, 0)];
             xdp.set_filter(Some(&program)).unwrap();
-            assert!(xdp.would_take(&frame).unwrap());
-            assert!(!xdp.would_take(&frame[..9013]).unwrap());
+            assert!(xdp.would_redirect(&frame).unwrap());
+            assert!(!xdp.would_redirect(&frame[..9013]).unwrap());
         }
-        // A word that lies in two buffers, wherever the border is.
+        // A word that crosses a buffer boundary, wherever the boundary is.
         for at in (0..9010).step_by(2).filter(|at| (3000..4200).contains(at)) {
             let mut frame = vec![0; 9014];
             frame[at..at + 4].copy_from_slice(&[1, 2, 3, 4]);
             let program =
                 [insn(LD_W, 0, 0, at as u32), insn(JEQ, 0, 1, 0x0102_0304), insn(RET_K, 0, 0, 1), insn(RET_K, 0, 0, 0)];
             xdp.set_filter(Some(&program)).unwrap();
-            assert!(xdp.would_take(&frame).unwrap(), "{at}");
+            assert!(xdp.would_redirect(&frame).unwrap(), "{at}");
         }
     });
 }
 
 /// The longest programs of each kind are not too complex for the verifier.
 #[test]
-fn the_longest_programs() {
+fn the_longest_programs_are_accepted() {
     // Neither A nor X is known to the verifier.
     let begin = [insn(LDX_MSH, 0, 0, 0), insn(LD_B, 0, 0, 1)];
     let loads = [insn(LD_W, 0, 0, 0), insn(LDX_MSH, 0, 0, 1), insn(LD_IND_B, 0, 0, 0)];
@@ -372,7 +371,7 @@ fn the_longest_programs() {
                 Err(error) if !xdp.frags() && kind == loads => assert_eq!(error.raw_os_error(), Some(libc::E2BIG)),
                 other => {
                     other.unwrap();
-                    assert!(xdp.would_take(&[0x11; 60]).unwrap(), "{kind:x?}");
+                    assert!(xdp.would_redirect(&[0x11; 60]).unwrap(), "{kind:x?}");
                 }
             }
         }
@@ -380,7 +379,7 @@ fn the_longest_programs() {
         program.extend([insn(LDX_MSH, 0, 0, 0); 4093]);
         program.extend([insn(RET_K, 0, 0, 0), insn(RET_K, 0, 0, 0)]);
         xdp.set_filter(Some(&program)).unwrap();
-        assert!(!xdp.would_take(&[0; 60]).unwrap());
+        assert!(!xdp.would_redirect(&[0; 60]).unwrap());
         program[0] = insn(JEQ, 0, 1, 1);
         program[1] = insn(RET_K, 0, 0, 0);
         xdp.set_filter(Some(&program)).unwrap();
@@ -388,32 +387,32 @@ fn the_longest_programs() {
 }
 
 #[test]
-fn a_filter_is_replaced_and_taken_away() {
+fn a_filter_is_replaced_and_removed() {
     with_programs(|xdp| {
         let (all, none) = ([insn(RET_K, 0, 0, 1)], [insn(RET_K, 0, 0, 0)]);
         let frame = [0; 60];
         xdp.set_filter(None).unwrap();
         xdp.set_filter(Some(&none)).unwrap();
-        assert!(!xdp.would_take(&frame).unwrap());
+        assert!(!xdp.would_redirect(&frame).unwrap());
         assert!(xdp.set_filter(Some(&[])).is_err());
-        assert!(!xdp.would_take(&frame).unwrap(), "the filter in use stays");
+        assert!(!xdp.would_redirect(&frame).unwrap(), "the filter in use stays");
         xdp.set_filter(Some(&all)).unwrap();
-        assert!(xdp.would_take(&frame).unwrap());
+        assert!(xdp.would_redirect(&frame).unwrap());
         xdp.remove(0).unwrap();
-        assert!(!xdp.would_take(&frame).unwrap(), "accepted, and no socket is there");
+        assert!(!xdp.would_redirect(&frame).unwrap(), "accepted, but the queue has no socket");
         xdp.set_filter(None).unwrap();
         xdp.set_filter(None).unwrap();
     });
 }
 
 #[test]
-fn what_is_no_classic_program() {
+fn invalid_classic_programs_are_refused() {
     let (accept, reject) = (insn(RET_K, 0, 0, 1), insn(RET_K, 0, 0, 0));
-    let said = |program: &[ClassicInsn]| {
+    let message = |program: &[ClassicInsn]| {
         [Access::Buffers, Access::Plain].map(|access| translate(program, 3, access).unwrap_err().to_string())[0].clone()
     };
     let wrong = |bad: ClassicInsn, why: &str| {
-        let text = said(&[insn(LD_IMM, 0, 0, 0), bad, accept, reject]);
+        let text = message(&[insn(LD_IMM, 0, 0, 0), bad, accept, reject]);
         let ClassicInsn { code, jt, jf, k } = bad;
         let expected = format!("instruction 1 (code {code:#x}, jt {jt}, jf {jf}, k {k:#x}) {why}");
         assert!(text.contains(&expected), "{text}, not {expected}");
@@ -438,32 +437,32 @@ fn what_is_no_classic_program() {
         wrong(insn(code, 0, 0, 32), "shifts by more than 31 bits");
     }
     for code in [LD_W, LD_IND_B, LDX_MSH] {
-        // What libpcap makes of `vlan` on a live handle of Linux.
-        wrong(insn(code, 0, 0, 0xFFFF_F030), "reads what only a socket filter can tell");
+        // Output of libpcap for `vlan` on a live handle of Linux.
+        wrong(insn(code, 0, 0, 0xFFFF_F030), "reads data that only a socket filter has");
     }
     for last in [insn(LD_IMM, 0, 0, 0), insn(TAX, 0, 0, 0)] {
-        assert!(said(&[accept, last]).contains("instruction 1") && said(&[last]).contains("does not return"));
+        assert!(message(&[accept, last]).contains("instruction 1") && message(&[last]).contains("does not return"));
     }
-    assert!(said(&[insn(JEQ, 0, 0, 0)]).contains("instruction 0"));
-    assert!(said(&[]).contains("has 0 instructions, not 1 to 4096"));
-    assert!(said(&vec![accept; 4097]).contains("has 4097 instructions, not 1 to 4096"));
+    assert!(message(&[insn(JEQ, 0, 0, 0)]).contains("instruction 0"));
+    assert!(message(&[]).contains("has 0 instructions, not 1 to 4096"));
+    assert!(message(&vec![accept; 4097]).contains("has 4097 instructions, not 1 to 4096"));
     assert!(translate(&vec![accept; 4096], 3, Access::Buffers).is_ok());
 }
 
 proptest! {
-    /// A program that runs here accepts what it would accept in the kernel.
+    /// `ClassicProgram` accepts the same frames as the interpreter.
     #[test]
-    fn a_program_runs_here_as_there(program in programs(60), frames in prop::collection::vec(frames(), 1..8)) {
-        let ours = ClassicProgram::new(&program).unwrap();
-        prop_assert_eq!(ours.len(), program.len());
+    fn a_classic_program_accepts_as_interpreted(program in programs(60), frames in prop::collection::vec(frames(), 1..8)) {
+        let checked = ClassicProgram::new(&program).unwrap();
+        prop_assert_eq!(checked.len(), program.len());
         for frame in frames {
-            prop_assert_eq!(ours.accepts(&frame), interpret(&program, &frame) != 0, "{:?}", frame);
+            prop_assert_eq!(checked.accepts(&frame), interpret(&program, &frame) != 0, "{:?}", frame);
         }
     }
 
-    /// Any numbers are either refused, or a program that ends.
+    /// Any sequence of numbers is either refused, or a program that terminates.
     #[test]
-    fn arbitrary_programs_end(words in prop::collection::vec((0..0x200u16, 0..9u8, 0..9u8, constant()), 0..40)) {
+    fn arbitrary_programs_terminate(words in prop::collection::vec((0..0x200u16, 0..9u8, 0..9u8, constant()), 0..40)) {
         let mut program: Vec<_> = words.into_iter().map(|(code, jt, jf, k)| insn(code, jt, jf, k)).collect();
         program.push(insn(RET_K, 0, 0, 1));
         if let Ok(program) = ClassicProgram::new(&program) {

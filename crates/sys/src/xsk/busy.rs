@@ -1,12 +1,12 @@
-//! Busy polling: a call on a socket looks into its queue itself, instead of waiting for the interrupt to do so (Linux 5.11).
+//! Busy polling: a call on a socket polls the device queue itself instead of waiting for the interrupt (Linux 5.11).
 //!
-//! `SO_BUSY_POLL` is set last, as it is what a socket's calls go by: a socket has all of it, or none.
+//! `SO_BUSY_POLL` is set last, as it enables the others: a socket has all options or none.
 
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// How a socket polls busily.
+/// Busy polling parameters of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BusyPoll {
     usec: u16,
@@ -14,29 +14,29 @@ pub struct BusyPoll {
 }
 
 impl BusyPoll {
-    /// Microseconds (`SO_BUSY_POLL`). A call on an AF_XDP socket looks once, whatever they are; 0 would be not at all.
+    /// Microseconds (`SO_BUSY_POLL`). A call on an AF_XDP socket polls once, whatever the value; 0 disables polling.
     pub const USEC: RangeInclusive<u32> = 1..=1000;
-    /// Packets that one look may take (`SO_BUSY_POLL_BUDGET`). Drivers are made for 64 (`NAPI_POLL_WEIGHT`).
+    /// Most packets of one poll (`SO_BUSY_POLL_BUDGET`). Drivers are designed for 64 (`NAPI_POLL_WEIGHT`).
     pub const BUDGET: RangeInclusive<u32> = 1..=64;
 
-    /// `None`: one of the two is out of bounds.
+    /// Returns `None` if a value is out of bounds.
     pub fn new(usec: u32, budget: u32) -> Option<BusyPoll> {
         let inside = Self::USEC.contains(&usec) && Self::BUDGET.contains(&budget);
         inside.then_some(BusyPoll { usec: usec as u16, budget: budget as u16 })
     }
 
-    /// Microseconds, in [`BusyPoll::USEC`].
+    /// Returns the microseconds, in [`BusyPoll::USEC`].
     pub fn usec(self) -> u16 {
         self.usec
     }
 
-    /// Packets, in [`BusyPoll::BUDGET`].
+    /// Returns the packets, in [`BusyPoll::BUDGET`].
     pub fn budget(self) -> u16 {
         self.budget
     }
 }
 
-/// Has `socket` poll busily, and its queue's interrupts stay away while it does (`SO_PREFER_BUSY_POLL`).
+/// Enables busy polling on `socket`, with its queue's interrupts deferred meanwhile (`SO_PREFER_BUSY_POLL`).
 ///
 /// # Errors
 /// `EPERM`: no `CAP_NET_ADMIN`. `ENOPROTOOPT`: the kernel is older than 5.11, or built without.
@@ -49,7 +49,7 @@ pub fn set_busy_poll(socket: impl AsFd, busy: BusyPoll) -> io::Result<()> {
     for (option, value) in options {
         let (fd, value): (_, libc::c_int) = (socket.as_fd().as_raw_fd(), value);
         let (at, bytes) = ((&raw const value).cast(), size_of_val(&value) as libc::socklen_t);
-        // SAFETY: the values of these options are ints, and this one lives during the call.
+        // SAFETY: K1, K5: the values of these options are ints, and this one outlives the call.
         if unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, option, at, bytes) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -57,16 +57,17 @@ pub fn set_busy_poll(socket: impl AsFd, busy: BusyPoll) -> io::Result<()> {
     Ok(())
 }
 
-/// Microseconds for which `socket` polls busily; `None`: it does not, or cannot. Its budget the kernel does not tell.
+/// Returns the microseconds for which `socket` busy-polls; `None` if busy polling is off or unsupported. The kernel does not
+/// report the budget.
 pub fn busy_poll(socket: impl AsFd) -> Option<u32> {
-    let ask = |option| {
+    let get = |option| {
         let (mut value, mut bytes) = (0 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
         let (fd, at) = (socket.as_fd().as_raw_fd(), (&raw mut value).cast());
-        // SAFETY: the kernel writes at most `bytes` bytes to `value`, which is ours.
-        let answered = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, option, at, &raw mut bytes) } == 0;
-        answered.then_some(value)
+        // SAFETY: K1, K5: the kernel writes at most `bytes` bytes to `value`.
+        let succeeded = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, option, at, &raw mut bytes) } == 0;
+        succeeded.then_some(value)
     };
-    let (usec, preferred) = (ask(libc::SO_BUSY_POLL)?, ask(libc::SO_PREFER_BUSY_POLL)?);
+    let (usec, preferred) = (get(libc::SO_BUSY_POLL)?, get(libc::SO_PREFER_BUSY_POLL)?);
     u32::try_from(usec).ok().filter(|&usec| usec > 0 && preferred != 0)
 }
 
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_out_of_bounds_is_none() {
+    fn values_out_of_bounds_are_refused() {
         for (usec, budget) in [(0, 1), (1, 0), (1001, 1), (1, 65), (u32::MAX, 1), (65_537, 65_537)] {
             assert_eq!(BusyPoll::new(usec, budget), None, "{usec} {budget}");
         }
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_says_what_was_set() {
+    fn a_socket_reports_the_time_that_was_set() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         assert_eq!(busy_poll(&socket), None);
         let busy = BusyPoll::new(50, 16).unwrap();

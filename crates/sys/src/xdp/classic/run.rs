@@ -1,10 +1,11 @@
-//! Running a classic program here, on bytes that nobody else can write: for frames that never meet the kernel.
+//! An interpreter of classic programs, for frames that never enter the kernel. The caller passes bytes that no other process
+//! can write.
 //!
-//! Jumps lead forward only, so that a program ends after as many instructions as it has, whatever the frame.
+//! Jumps lead forward only, so that a program executes each instruction at most once, whatever the frame.
 
-use super::{A, Classic, ClassicInsn, LONGEST, Operand, Refused, WORDS, decode};
+use super::{A, Classic, ClassicInsn, Operand, WORDS, decode_all};
 
-/// A program that was checked.
+/// A checked classic program.
 #[derive(Clone, Debug)]
 pub struct ClassicProgram {
     insns: Box<[Classic]>,
@@ -16,31 +17,26 @@ impl ClassicProgram {
     /// # Errors
     /// The first instruction that is not allowed, and why, as a sentence.
     pub fn new(program: &[ClassicInsn]) -> Result<ClassicProgram, String> {
-        if !(1..=LONGEST).contains(&program.len()) {
-            return Err(Refused::Length(program.len()).to_string());
-        }
-        let decoded = (0..program.len())
-            .map(|at| decode(program, at).map_err(|why| Refused::At(at, program[at], why).to_string()))
-            .collect::<Result<_, _>>()?;
-        Ok(ClassicProgram { insns: decoded })
+        let insns = decode_all(program).map_err(|refused| refused.to_string())?;
+        Ok(ClassicProgram { insns: insns.into() })
     }
 
-    /// Instructions that a frame costs at most.
+    /// Returns its number of instructions, the most that are executed for a frame.
     pub fn len(&self) -> usize {
         self.insns.len()
     }
 
-    /// No program is empty.
+    /// Returns false: no program is empty.
     pub fn is_empty(&self) -> bool {
         self.insns.is_empty()
     }
 
-    /// Whether it accepts a frame.
+    /// Returns whether it accepts a frame.
     pub fn accepts(&self, frame: &[u8]) -> bool {
         self.run(frame).is_some_and(|bytes| bytes != 0)
     }
 
-    /// The bytes that it accepts of a frame; `None`: it reads beyond the end, or divides by zero.
+    /// Returns the bytes that it accepts of a frame; `None`: it reads beyond the end, or divides by zero.
     fn run(&self, frame: &[u8]) -> Option<u32> {
         let (mut a, mut x) = (0u32, 0u32);
         let mut memory = [0u32; WORDS as usize];

@@ -1,0 +1,57 @@
+//! Constants that were chosen by measurement or judgement, not given by an interface of the kernel.
+
+use std::time::Duration;
+
+/// Longest futex wait: 5 ms; below a second (the `timespec` holds nanoseconds only).
+///
+/// Measured: a timeout later than the next timer tick needs no programming of the timer hardware, which costs some 8 us in
+/// a virtual machine.
+pub const WAIT_LIMIT: Duration = Duration::from_millis(5);
+
+/// Words that one [`crate::futex::wait_any`] waits on: 32; at most 128, the kernel's `FUTEX_WAITV_MAX`. Not measured.
+pub const MAX_WORDS: usize = 32;
+
+/// Events that one [`crate::event::Epoll::wait`] returns: 64; the next call returns the rest. Not measured.
+pub const EPOLL_EVENTS: usize = 64;
+
+/// Connections that wait to be accepted: 1024; the kernel lowers it to `net.core.somaxconn`. Not measured.
+pub const LISTEN_BACKLOG: i32 = 1024;
+
+/// Longest time that a connection waits to be accepted: 10 s; not 0, which means no limit. Not measured.
+pub const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Supplementary groups of a peer that the first request has room for: 32; the kernel reports how many there are if there
+/// are more. Most users have fewer.
+pub const PEER_GROUPS: usize = 32;
+
+/// Pieces of memory that one system call copies: 64; at most 64, as results are bits of a `u64`. Not measured.
+pub const MAX_PIECES: usize = 64;
+
+/// Bytes that cross a pipe at once: 4096; at most one page, which an empty pipe always accepts whole.
+pub const PIPE_BYTES: usize = 4096;
+
+/// Descriptors that one `sendto` sends on an AF_XDP socket in copy mode: 256 (`XDP_MAX_TX_SKB_BUDGET`, Linux 6.17); the
+/// kernel's default is 32. Fewer need more calls. Not measured.
+pub const XSK_TX_BUDGET: libc::c_int = 256;
+
+/// Longest time to wait for the kernel to release a queue whose socket was just closed: 20 ms.
+/// Measured: 1 to 7 ms on veth.
+pub const QUEUE_RELEASE_LIMIT: Duration = Duration::from_millis(20);
+
+/// Time between two tries to bind a queue that is being released: 1 ms. Not measured.
+pub const QUEUE_RELEASE_POLL: Duration = Duration::from_millis(1);
+
+/// Tries to list interfaces without a change during the list: 10; at least 1. Not measured.
+pub const LINK_LIST_TRIES: u32 = 10;
+
+/// Tries to load a BPF program: 5; at least 1. The kernel answers `EAGAIN` if a signal arrives. Not measured.
+pub const BPF_LOAD_TRIES: u32 = 5;
+
+/// FUSE requests without a reply that may be pending: 65535, the most that the field holds; file closes are such requests.
+pub const FUSE_MAX_BACKGROUND: u16 = u16::MAX;
+
+/// Seconds for which the kernel may cache a directory entry: 34 years, in effect for ever.
+pub const FUSE_ENTRY_VALID_S: u64 = 1 << 30;
+
+const _: () = assert!(WAIT_LIMIT.as_secs() == 0 && MAX_WORDS <= 128 && MAX_PIECES <= 64 && PIPE_BYTES <= 4096);
+const _: () = assert!(!CONNECT_LIMIT.is_zero() && LINK_LIST_TRIES > 0 && BPF_LOAD_TRIES > 0);

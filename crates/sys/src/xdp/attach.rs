@@ -1,0 +1,197 @@
+//! Attaching the XDP program, and the maps through which it is controlled.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use aya::maps::Map;
+use aya::programs::Program;
+
+use super::ClassicInsn;
+use super::translate::{Access, translate};
+use crate::bpf::{self, errno_of, object_mismatch};
+use crate::clock;
+
+/// `bpf/xdp.c`, compiled.
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/xdp.o");
+
+/// `enum xdp_action` of linux/bpf.h.
+const XDP_REDIRECT: u32 = 4;
+
+/// Mode in which the program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// In the driver, before the kernel allocates a packet buffer (`XDP_FLAGS_DRV_MODE`).
+    Native,
+    /// Before the network stack (`XDP_FLAGS_SKB_MODE`): on every interface, but slower.
+    Generic,
+}
+
+impl Mode {
+    fn flags(self) -> u32 {
+        match self {
+            Mode::Native => 1 << 2,
+            Mode::Generic => 1 << 1,
+        }
+    }
+}
+
+/// A tag of 16 bytes that precedes a frame which a program in [`Mode::Generic`] must pass to the host's stack; all zero: no
+/// tag is in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Mark(pub [u64; 2]);
+
+/// An interface whose frames are redirected to sockets. Dropping the value returns the interface to the kernel.
+#[derive(Debug)]
+pub struct Xdp {
+    _link: OwnedFd,
+    program: OwnedFd,
+    sockets: OwnedFd,
+    filters: OwnedFd,
+    alive: OwnedFd,
+    marks: OwnedFd,
+    mode: Mode,
+    frags: bool,
+}
+
+impl Xdp {
+    /// Attaches to interface `ifindex` of the calling thread's network namespace, with room for the sockets of receive
+    /// queues `0..queues`. All frames pass to the kernel until a socket is inserted.
+    ///
+    /// # Errors
+    /// `EBUSY`, `EEXIST`: another program is attached, in this mode or in the other. `EPERM`: needs `CAP_NET_ADMIN` and
+    /// `CAP_BPF`. `EOPNOTSUPP`: the driver has no native mode. `ENODEV`, `EINVAL`: no such interface, `queues` is 0, or
+    /// the driver refuses (for instance because of the MTU).
+    pub fn attach(ifindex: u32, queues: u32, mode: Mode) -> io::Result<Xdp> {
+        // Linux before 5.18 does not support frames of several buffers, and answers EINVAL.
+        match Xdp::attach_as(ifindex, queues, mode, true) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Xdp::attach_as(ifindex, queues, mode, false),
+            other => other,
+        }
+    }
+
+    pub(super) fn attach_as(ifindex: u32, queues: u32, mode: Mode, frags: bool) -> io::Result<Xdp> {
+        if queues == 0 {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let mut object = bpf::load(OBJECT, Some(("sockets", queues)))?;
+        let name = if frags { "unetmap_frags" } else { "unetmap_plain" };
+        let Some(Program::Xdp(program)) = object.program_mut(name) else { return Err(object_mismatch()) };
+        program.load().map_err(|e| errno_of(&e))?;
+        let program = program.fd().map_err(|e| errno_of(&e))?.as_fd().try_clone_to_owned()?;
+        let (Some(Map::XskMap(sockets)), Some(Map::ProgramArray(filters))) =
+            (object.map("sockets"), object.map("filters"))
+        else {
+            return Err(object_mismatch());
+        };
+        let sockets = sockets.fd().as_fd().try_clone_to_owned()?;
+        let filters = filters.fd().as_fd().try_clone_to_owned()?;
+        let (alive, marks) = (bpf::array(&object, "alive")?, bpf::array(&object, "marks")?);
+        let link = bpf::link_xdp(&program, ifindex, mode.flags())?;
+        Ok(Xdp { _link: link, program, sockets, filters, alive, marks, mode, frags })
+    }
+
+    /// Sets the program's deadline to `time` from now. After the deadline frames pass to the kernel, until this is called
+    /// again. Before the first call there is no deadline.
+    ///
+    /// # Errors
+    /// Only unexpected errors of the kernel.
+    pub fn extend_deadline(&mut self, time: Duration) -> io::Result<()> {
+        // SAFETY: K5: the elements of `alive` in common.h are of type u64.
+        unsafe { bpf::array_set(&self.alive, &deadline(time)) }
+    }
+
+    /// Sets the tag: a frame that begins with it passes to the kernel, with the tag removed.
+    ///
+    /// # Errors
+    /// Only unexpected errors of the kernel.
+    pub fn set_mark(&mut self, mark: Mark) -> io::Result<()> {
+        // SAFETY: K5: the elements of `marks` in common.h are pairs of u64.
+        unsafe { bpf::array_set(&self.marks, &mark) }
+    }
+
+    /// Returns the mode in which the program is attached.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Returns true if frames may span several buffers, which allows an MTU above a page (Linux 5.18).
+    pub fn frags(&self) -> bool {
+        self.frags
+    }
+
+    /// Redirects frames of receive queue `queue` to `socket`, an AF_XDP socket bound to that queue. Replaces an earlier
+    /// socket. The kernel removes a socket when it is closed.
+    ///
+    /// # Errors
+    /// `E2BIG`: no room for this queue. `EOPNOTSUPP`: not an AF_XDP socket.
+    pub fn insert(&mut self, queue: u32, socket: impl AsFd) -> io::Result<()> {
+        bpf::map_set(&self.sockets, queue, socket)
+    }
+
+    /// Passes frames of receive queue `queue` to the kernel. Succeeds if it has no socket.
+    ///
+    /// # Errors
+    /// `EINVAL`: no room for this queue, so there cannot be a socket.
+    pub fn remove(&mut self, queue: u32) -> io::Result<()> {
+        unset(&self.sockets, queue)
+    }
+
+    /// Sets the filter: only frames that this classic BPF program (for Ethernet) accepts are redirected to the sockets, all
+    /// others pass to the kernel; without a filter all are redirected. The replacement is atomic for each frame. The program
+    /// reads the whole frame, but no VLAN tag that the driver has removed. If the new filter is refused, the old one stays.
+    ///
+    /// # Errors
+    /// `InvalidInput` names the instruction that is invalid or not allowed. `E2BIG`: the program is too complex for the
+    /// kernel.
+    pub fn set_filter(&mut self, filter: Option<&[ClassicInsn]>) -> io::Result<()> {
+        let Some(filter) = filter else { return unset(&self.filters, 0) };
+        let access = if self.frags { Access::Buffers } else { Access::Plain };
+        let insns = translate(filter, self.sockets.as_raw_fd(), access)
+            .map_err(|refused| io::Error::new(io::ErrorKind::InvalidInput, refused))?;
+        // The kernel lets the attached program call only programs with the same flags.
+        bpf::map_set(&self.filters, 0, bpf::load_xdp(&insns, self.frags)?)
+    }
+
+    /// Checks that the kernel accepts this program as a filter. Attaches nothing.
+    ///
+    /// # Errors
+    /// As [`Xdp::set_filter`]; `EPERM`: needs `CAP_BPF` and `CAP_NET_ADMIN`.
+    pub fn try_filter(filter: &[ClassicInsn]) -> io::Result<()> {
+        let object = bpf::load(OBJECT, Some(("sockets", 1)))?;
+        let Some(Map::XskMap(sockets)) = object.map("sockets") else { return Err(object_mismatch()) };
+        let sockets = sockets.fd().as_fd().as_raw_fd();
+        let load = |access| {
+            let insns = translate(filter, sockets, access)
+                .map_err(|refused| io::Error::new(io::ErrorKind::InvalidInput, refused))?;
+            bpf::load_xdp(&insns, access == Access::Buffers).map(drop)
+        };
+        match load(Access::Buffers) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => load(Access::Plain),
+            other => other,
+        }
+    }
+
+    /// Runs the program on a frame as if receive queue 0 had received it, and returns whether it would be redirected to the
+    /// socket. The frame is not delivered.
+    ///
+    /// # Errors
+    /// `EINVAL`: the frame is shorter than an Ethernet header, or too long.
+    pub fn would_redirect(&self, frame: &[u8]) -> io::Result<bool> {
+        Ok(bpf::test_run(&self.program, frame)? == XDP_REDIRECT)
+    }
+}
+
+/// Returns the time `time` from now on the kernel's monotonic clock, in nanoseconds.
+pub(crate) fn deadline(time: Duration) -> u64 {
+    clock::now_ns().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Deletes an entry of a map, if it exists.
+fn unset(map: &OwnedFd, key: u32) -> io::Result<()> {
+    match bpf::map_unset(map, key) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        other => other,
+    }
+}
