@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 0: numbers, sizes, and what lies where in a port's memory.
+ * Section 0: constants, sizes, and the layout of a port's memory.
  */
 #include "port.h"
 

@@ -2,13 +2,13 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 1.1: NIOCCTRL, which requests there are, and how they are refused.
+ * Section 1.1: NIOCCTRL, its requests and their errors.
  */
 #include <pthread.h>
 
 #include "port.h"
 
-/* A page that is mapped and taken away, again and again, until it is over. */
+/* A page that a thread maps and unmaps repeatedly until over is set. */
 struct race {
 	char *page;
 	int over;
@@ -25,12 +25,12 @@ unmap_repeatedly(void *arg)
 
 		if (at == MAP_FAILED)
 			break;
-		/* All kinds of options in turn, with nothing behind, or nonsense. */
+		/* Cycles through the option types, with nro_size and nro_next valid or invalid. */
 		((struct nmreq_option *)at)->nro_reqtype = n++ % 8;
 		((struct nmreq_option *)at)->nro_size = n % 3 == 0 ? 100 : 0;
 		((struct nmreq_option *)at)->nro_next = n % 5 == 0 ? 8 : 0;
 		usleep(n % 50);
-		/* Nobody else is to get the place meanwhile. */
+		/* Stays reserved, so that no other mapping can get this address. */
 		mmap(at, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 	}
 	return NULL;
@@ -41,8 +41,9 @@ RULE("1.1-version", "a request of version 14 or 15 is accepted; any other: EINVA
 	static const struct {
 		uint16_t version;
 		int error;
-	} all[] = { { 0, EINVAL }, { 11, EINVAL }, { 13, EINVAL }, { 14, 0 }, { 15, 0 }, { 16, EINVAL }, { 65535,
-	    EINVAL } };
+	} all[] = {
+		{ 0, EINVAL }, { 11, EINVAL }, { 13, EINVAL }, { 14, 0 }, { 15, 0 }, { 16, EINVAL }, { 65535, EINVAL }
+	};
 	struct request q;
 	size_t i;
 

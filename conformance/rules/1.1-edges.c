@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 1.1, 1.3: requests and options at the very end of what is mapped, and
- * of what a request may have.
+ * Section 1.1, 1.3: requests and options at the end of mapped memory, and of the
+ * largest size.
  */
 #include <stdbool.h>
 
@@ -39,14 +39,14 @@ static const struct {
 };
 #define OPTIONS	(sizeof(options) / sizeof(options[0]))
 
-/* The first address that is not mapped. */
+/* Returns the address after a mapped page, which is not mapped. */
 static char *
 edge(void)
 {
 	return guarded_page() + sysconf(_SC_PAGESIZE);
 }
 
-/* Whether a request says EFAULT; what else it says depends on what there is. */
+/* Returns whether a request fails with EFAULT; any other result is valid here. */
 static bool
 faults(struct request *q)
 {
@@ -88,7 +88,7 @@ RULE("1.1-edge-body", "a body of each request at the end of its page is read; on
 	}
 }
 
-/* An option of zeros that ends so many bytes behind the page. */
+/* Makes a request with a zeroed option that ends `behind` bytes after the page. */
 static void
 request_with_option(struct request *q, size_t i, char *end, size_t behind)
 {
@@ -109,7 +109,7 @@ RULE("1.1-edge-option", "each option at the end of its page is read; one that en
 
 	for (i = 0; i < OPTIONS; i++) {
 		request_with_option(&q, i, end, 0);
-		/* Control blocks and memory at address 0 are not there; that is said in the status. */
+		/* CSB and EXTMEM with address 0 also fail with EFAULT, but set the option's status. */
 		if (faults(&q) && ((struct nmreq_option *)(void *)(end - options[i].bytes))->nro_status != EFAULT)
 			rule_fails(__FILE__, __LINE__, "option %u at the end of a page: EFAULT", options[i].type);
 		request_with_option(&q, i, end, 1);
@@ -144,7 +144,7 @@ RULE("1.1-largest", "body and options of 4096 bytes are accepted; 8 bytes more: 
 	option.head.nro_opt.nro_size = room;
 	init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
 	q.hdr.nr_options = (uintptr_t)&option;
-	/* REGISTER has no use for it, but reads it. */
+	/* REGISTER does not support this option, but reads it. */
 	CHECK_ERRNO(EOPNOTSUPP, send_request(&q));
 	CHECK_EQ(option.head.nro_opt.nro_status, EOPNOTSUPP);
 	option.head.nro_opt.nro_size = room + 8;

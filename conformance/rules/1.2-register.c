@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 1.2: what REGISTER binds, what it answers, and what close gives back.
+ * Section 1.2: what REGISTER binds and returns, and what close releases.
  */
 #include <pthread.h>
 
@@ -114,7 +114,7 @@ RULE("1.2-extra-bufs-back", "close frees the buffers that are in the list at ni_
 		got = p.reg.nr_extra_bufs;
 		CHECK(got > 0);
 		if (i == 2) {
-			/* One of them into a ring, and the ring's into the list. */
+			/* Swaps the first with a ring's buffer. */
 			struct netmap_ring *ring = tx_ring(&p, 0);
 			uint32_t first = p.nifp->ni_bufs_head;
 

@@ -14,7 +14,7 @@
 
 #define RINGS	8
 
-/* Control blocks for a few rings, where they must be. */
+/* Control blocks for a few rings, aligned as required. */
 struct blocks {
 	struct nm_csb_atok atok[RINGS];
 	struct nm_csb_ktoa ktoa[RINGS];
@@ -35,7 +35,7 @@ csb(const void *atok, const void *ktoa)
 	return option;
 }
 
-/* A port left to the loop. */
+/* Opens a port with control blocks. */
 static struct port
 open_blocks(const char *name, struct nmreq_register reg, struct blocks *b)
 {
@@ -100,13 +100,13 @@ begin(struct loop *loop, int fd, uint32_t sleep_us, void *options)
 	loop->sleep_us = sleep_us;
 	loop->options = options;
 	CHECK_OK(pthread_create(&loop->thread, NULL, loop_main, loop));
-	/* A loop that runs already refuses another; this one is not to be the other. */
+	/* Waits until a second start fails with EBUSY; invalid arguments keep it from starting a loop itself. */
 	while (!__atomic_load_n(&loop->over, __ATOMIC_SEQ_CST)) {
 		int error = kloop_start(fd, 2000000, NULL);
 		struct nmreq_opt_sync_kloop_mode mode = { .nro_opt.nro_reqtype = NETMAP_REQ_OPT_SYNC_KLOOP_MODE, .mode = 99 };
 
 		CHECK_EQ(error, EINVAL);
-		/* EBUSY comes before EINVAL for a mode that does not exist. */
+		/* EBUSY is checked before EINVAL for the unknown mode. */
 		if (kloop_start(fd, 0, &mode) == EBUSY)
 			return;
 		usleep(1000);
@@ -121,7 +121,7 @@ finish(struct loop *loop)
 	CHECK_EQ(loop->result, 0);
 }
 
-/* What the program reads of a ring, until a slot is there or room, within 20 s. */
+/* Waits up to 20 s until hwtail differs from `not`, and returns it. */
 static uint32_t
 wait_hwtail(struct nm_csb_ktoa *ktoa, uint32_t not)
 {
@@ -152,7 +152,7 @@ wait_hwcur(struct nm_csb_ktoa *ktoa, uint32_t is)
 	rule_fails(__FILE__, __LINE__, "hwcur is %u, not %u", hwcur, is);
 }
 
-/* Sends packet n through the blocks of ring i, without telling anybody. */
+/* Sends packet n through the blocks of ring i, without a notification. */
 static void
 send_by(struct port *p, struct blocks *b, int i, uint32_t n)
 {
@@ -243,7 +243,7 @@ RULE("1.3-CSB-unaligned", "control blocks not aligned to 64 bytes: EINVAL")
 RULE("1.3-CSB-EFAULT", "control blocks that are unmapped, partly mapped or not writable: EFAULT")
 {
 	static struct blocks b;
-	/* Behind it is nothing, and nothing will be mapped there. */
+	/* The next page stays unmapped. */
 	char *end = (char *)mmap(NULL, 8192, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) + 4096;
 	struct nmreq_opt_csb option = csb(NULL, b.ktoa);
 	struct nmreq_register reg = REG(.nr_tx_rings = 2, .nr_flags = NR_EXCLUSIVE);
@@ -468,7 +468,7 @@ RULE("1.3-KLOOP-killed", "if the process that runs the sync loop is killed, othe
 	child = fork();
 	if (child == 0)
 		_exit(kloop_start(p.fd, 1000, NULL));
-	/* A loop of ours would have nobody to end it: with a mode that does not exist it does not begin. */
+	/* The unknown mode keeps a loop from starting in this process, which could not stop it. */
 	for (i = 0; i < 20000 && error != EBUSY + 1000; i++) {
 		struct nmreq_opt_sync_kloop_mode mode = { .nro_opt.nro_reqtype = NETMAP_REQ_OPT_SYNC_KLOOP_MODE, .mode = 99 };
 
@@ -480,7 +480,7 @@ RULE("1.3-KLOOP-killed", "if the process that runs the sync loop is killed, othe
 	CHECK_EQ(error, EBUSY + 1000);
 	CHECK_OK(kill(child, SIGKILL));
 	CHECK_EQ(waitpid(child, &status, 0), child);
-	/* Waits until the dead one's loop counts as over. */
+	/* Waits until the killed process's loop has ended. */
 	CHECK_EQ(kloop_stop(p.fd), 0);
 	begin(&loop, p.fd, 100, NULL);
 	finish(&loop);
@@ -589,7 +589,7 @@ RULE("1.3-EVENTFDS-irq",
 	rxsync(&other);
 	CHECK_EQ(poll(&irq[0], 1, 20000), 1);
 
-	/* Who does not want to know is not told. */
+	/* With appl_need_kick 0 the eventfd is not written. */
 	b.atok[1].appl_need_kick = 0;
 	put(tx_ring(&other, 0), "y", 1, 0);
 	txsync(&other);

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 1.3, EXTMEM: a region in memory of the program's.
+ * Section 1.3, EXTMEM: a region in the program's memory.
  */
 #include <sys/wait.h>
 
@@ -12,7 +12,7 @@
 
 #define MB	(1UL << 20)
 
-/* Room for a pipe of 256 slots: 4 rings, 1024 buffers and some. */
+/* Bytes for a pipe of 256 slots: 4 rings and more than 1024 buffers. */
 #define SIZE	(4 * MB)
 #define SMALL	REG(.nr_tx_slots = 256, .nr_rx_slots = 256)
 

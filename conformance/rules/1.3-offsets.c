@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 1.3, OFFSETS: packets that begin behind the start of their buffers.
+ * Section 1.3, OFFSETS: packets that begin at an offset in their buffers.
  */
 #include "port.h"
 
@@ -176,10 +176,10 @@ RULE("1.3-OFFSETS-EBUSY",
 	option = offsets(10, 3, 4);
 	CHECK_OK(bind_with(&p, open_device(), unique_name("{1"), ALL_RINGS, &option));
 	CHECK_EQ(option.nro_max_offset, 100);
-	/* The slots are others' already. */
+	/* The slots of the first binding keep their offsets. */
 	CHECK_EQ(NETMAP_ROFFSET(tx_ring(&first, 0), &tx_ring(&first, 0)->slot[9]), 50);
 	CHECK_EQ(tx_ring(&first, 0)->offset_mask, 0xff);
-	/* The other end of the pipe has its own. */
+	/* The other end of the pipe has its own offsets. */
 	option = offsets(1000, 0, 16);
 	open_with(unique_name("}1"), ALL_RINGS, &option);
 }
@@ -221,7 +221,7 @@ RULE("1.3-OFFSETS-in-transit", "a packet in transit keeps the offset that it was
 	CHECK_EQ(NETMAP_ROFFSET(rx, get(rx)), 9);
 }
 
-/* A name of a switch's port. */
+/* Returns the name of a port of the rule's own switch. */
 static const char *
 vale(const char *port)
 {
@@ -233,7 +233,7 @@ vale(const char *port)
 	return name;
 }
 
-/* Sends a frame from where the slot says; what stands at the buffer's start is another. */
+/* Sends a frame at an offset; the rest of the buffer is filled with 0xee. */
 static void
 send_at(struct port *p, uint64_t at, char what)
 {
@@ -249,7 +249,7 @@ send_at(struct port *p, uint64_t at, char what)
 	txsync(p);
 }
 
-/* The next frame's slot, within seconds. */
+/* Waits for the next frame and returns its slot. */
 static struct netmap_slot *
 wait_for_packet(struct port *p)
 {
@@ -285,7 +285,7 @@ RULE("1.3-OFFSETS-vale",
 	}
 }
 
-RULE("1.3-OFFSETS-vale-region", "a switch exchanges buffers within a region in accordance with the offsets")
+RULE("1.3-OFFSETS-vale-region", "between ports of one region, a frame also arrives at the receiver's offset")
 {
 	struct nmreq_opt_offsets ours = offsets(128, 96, 8), theirs = offsets(128, 32, 8);
 	struct port a = open_with(vale("a"), ALL_RINGS, &ours), b;
@@ -310,7 +310,7 @@ RULE("1.3-OFFSETS-vale-outside", "a switch drops a frame that ends outside the s
 	uint32_t size = tx->nr_buf_size;
 	struct netmap_slot *slot;
 
-	/* Too long from there, and as long as there is room where it comes from, but not where it is to be. */
+	/* Too long for the sender's buffer at its offset, then for the receiver's at its offset. */
 	NETMAP_WOFFSET(tx, &tx->slot[tx->head], 512);
 	put(tx, NULL, size - 511, 0);
 	NETMAP_WOFFSET(tx, &tx->slot[tx->head], 0);
@@ -322,7 +322,7 @@ RULE("1.3-OFFSETS-vale-outside", "a switch drops a frame that ends outside the s
 	CHECK_EQ(slot->len, 60);
 	CHECK_EQ(NETMAP_BUF_OFFSET(rx, slot)[14], 'x');
 	CHECK(nm_ring_empty(rx));
-	/* As long as there is room. */
+	/* The longest frame that fits. */
 	NETMAP_WOFFSET(tx, &tx->slot[tx->head], 0);
 	memset(NETMAP_BUF(tx, tx->slot[tx->head].buf_idx), 0xff, 6);
 	put(tx, NULL, size - 512, 0);

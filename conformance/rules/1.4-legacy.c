@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 1.4: the older requests, NIOCREGIF and NIOCGINFO.
+ * Section 1.4: the legacy requests NIOCREGIF and NIOCGINFO.
  */
 #include "port.h"
 
@@ -17,7 +17,7 @@ legacy_request(const char *name)
 	return r;
 }
 
-/* The netmap_if of a file that an older request has bound. */
+/* Returns the netmap_if of a file that a legacy request has bound. */
 static struct netmap_if *
 nifp_of(int fd, const struct nmreq *r)
 {
@@ -52,7 +52,7 @@ RULE("1.4-version-high", "any version from 14 on is accepted, and returned uncha
 		r.nr_version = high[i];
 		CHECK_OK(ioctl(open_device(), NIOCGINFO, &r));
 		CHECK_EQ(r.nr_version, high[i]);
-		r.nr_arg2 = 0;	/* that region was made for the question */
+		r.nr_arg2 = 0;	/* NIOCGINFO created that region temporarily */
 		CHECK_OK(ioctl(open_device(), NIOCREGIF, &r));
 		CHECK_EQ(r.nr_version, high[i]);
 	}
@@ -154,7 +154,7 @@ RULE("1.4-arg3", "nr_arg3 is the number of extra buffers, in and out")
 	CHECK(nifp_of(fd, &r)->ni_bufs_head >= 2);
 }
 
-/* Binds nr_ringid and nr_flags of a port of three ring pairs; which pairs are bound, as bits. */
+/* Binds a port of three ring pairs, and returns which are bound: bits 0 to 2 tx, 4 to 6 rx. */
 static unsigned int
 bound_by(unsigned int ringid, unsigned int flags)
 {
@@ -270,7 +270,7 @@ RULE("1.4-cmd-unknown", "REGOPS, PT_HOST_* and unknown commands: EINVAL")
 	}
 }
 
-RULE("1.4-cmd-absent", "commands on switches and interfaces that do not exist fail with the errno of their requests")
+RULE("1.4-cmd-absent", "commands on switches and interfaces that do not exist: ENXIO, or ENOENT for LIST")
 {
 	struct nmreq r = legacy_request("vale99:a");
 

@@ -78,7 +78,7 @@ RULE("1.5-never-blocks", "a sync of a full or an empty ring returns at once")
 
 	while (!nm_ring_empty(tx_ring(&a, 0)))
 		put(tx_ring(&a, 0), "x", 1, 0);
-	/* The limit of the rule is the check: a call that blocks never ends. */
+	/* A call that blocks runs into the rule's time limit. */
 	for (i = 0; i < 100; i++) {
 		txsync(&a);
 		rxsync(&a);
@@ -86,15 +86,15 @@ RULE("1.5-never-blocks", "a sync of a full or an empty ring returns at once")
 	CHECK(nm_ring_empty(tx_ring(&a, 0)) && nm_ring_empty(rx_ring(&a, 0)));
 }
 
-/* Bring a transmit ring of 8 slots to hwcur 2, tail 5; a receive ring to hwcur 2, tail 6. */
+/* Opens a pipe, and brings a's tx ring of 8 slots to hwcur 2, tail 5, its rx ring to hwcur 2, tail 6. */
 static struct port
-at_two(const char *master, const char *slave, struct port *other)
+open_with_hwcur_2(const char *master, const char *slave, struct port *other)
 {
 	struct port a = open_port(master, REG(.nr_tx_slots = 8, .nr_rx_slots = 8)), b = open_in_region(&a, slave,
 	    ALL_RINGS);
 	int i;
 
-	/* Four go out, and two of them are never given back; the same the other way. */
+	/* Six packets each way; then four more that are never released. */
 	for (i = 0; i < 6; i++) {
 		put(tx_ring(&a, 0), "x", 1, 0);
 		put(tx_ring(&b, 0), "x", 1, 0);
@@ -118,14 +118,14 @@ at_two(const char *master, const char *slave, struct port *other)
 	return a;
 }
 
-/* Whether at lies on the way from first to last in a ring of n slots. */
+/* Whether at is in [first, last] of a ring of n slots. */
 static int
 is_between(uint32_t at, uint32_t first, uint32_t last, uint32_t n)
 {
 	return at < n && (at + n - first) % n <= (last + n - first) % n;
 }
 
-/* Tries every head and cur, also some outside the ring. */
+/* Tries every head and cur, and some outside the ring. */
 static void
 try_pointers(int rx)
 {
@@ -140,7 +140,7 @@ try_pointers(int rx)
 
 			snprintf(master, sizeof(master), "{%u", head * 10 + cur);
 			snprintf(slave, sizeof(slave), "}%u", head * 10 + cur);
-			a = at_two(unique_name(master), unique_name(slave), &b);
+			a = open_with_hwcur_2(unique_name(master), unique_name(slave), &b);
 			ring = rx ? rx_ring(&a, 0) : tx_ring(&a, 0);
 			from = ring->head;
 			tail = ring->tail;

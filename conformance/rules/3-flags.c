@@ -93,7 +93,7 @@ RULE("3-MOREFRAG",
 	}
 }
 
-RULE("3-MOREFRAG-complete", "a packet crosses a pipe only once its last slot is released by the sender")
+RULE("3-MOREFRAG-complete", "a packet crosses a pipe only once all its slots are sent")
 {
 	struct port a = open_port(unique_name("{1"), ALL_RINGS), b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
 	struct netmap_ring *tx = tx_ring(&a, 0), *rx = rx_ring(&b, 0);

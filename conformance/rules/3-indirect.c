@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 3: data elsewhere, as long as it may be.
+ * Section 3: indirect data of the largest size.
  */
 #include "port.h"
 
@@ -10,10 +10,10 @@
 /* Milliseconds. */
 #define TIMEOUT_MS	20000
 
-/* The most that a slot can say. */
+/* The largest value of a slot's len. */
 #define MOST	65535
 
-/* A port of the rule's own switch, with buffers of so many bytes. */
+/* Opens a port of the rule's own switch, with buffers of the given size. */
 static struct port
 open_with(const char *name, uint32_t buffer)
 {
@@ -44,7 +44,7 @@ open_with(const char *name, uint32_t buffer)
 	return p;
 }
 
-/* A frame to all of so many bytes, each of which depends on its place. */
+/* Returns a broadcast frame of the largest size, with position-dependent bytes. */
 static unsigned char *
 frame(void)
 {

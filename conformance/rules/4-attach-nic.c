@@ -7,7 +7,7 @@
  */
 #include "wire.h"
 
-/* A request about a port that carries nothing. ioctl's result. */
+/* Sends a request that has no arguments but the port's name. Returns ioctl's result. */
 static int
 simple(int type, const char *name)
 {
@@ -22,7 +22,7 @@ simple(int type, const char *name)
 	return result;
 }
 
-/* Attaches it; its number. */
+/* Attaches an interface, and returns its port number. */
 static uint32_t
 attach(const char *name)
 {
@@ -31,7 +31,7 @@ attach(const char *name)
 
 	init_request(&q, NETMAP_REQ_VALE_ATTACH, name);
 	q.attach.reg.nr_mode = NR_REG_ALL_NIC;
-	/* The kernel may need a moment to let go of a queue that was just closed. */
+	/* The kernel releases a queue some time after its close. */
 	for (i = 0; i < TIMEOUT_MS / 10 && send_request(&q) != 0; i++) {
 		if (errno != EBUSY)
 			rule_fails(__FILE__, __LINE__, "%s cannot be attached: %s", name, error_name(errno));
@@ -82,7 +82,7 @@ RULE("1.1-VALE_ATTACH-host",
 
 	init_request(&q, NETMAP_REQ_VALE_ATTACH, "vale1:ra");
 	q.attach.reg.nr_mode = NR_REG_NIC_SW;
-	/* As in attach(). */
+	/* Repeated as in attach(). */
 	for (i = 0; i < TIMEOUT_MS / 10 && send_request(&q) != 0; i++) {
 		if (errno != EBUSY)
 			rule_fails(__FILE__, __LINE__, "it cannot be attached: %s", error_name(errno));
@@ -102,7 +102,7 @@ RULE("1.1-VALE_ATTACH-host",
 	txsync(&v);
 	CHECK_EQ(received_on_wire(far, TIMEOUT_MS), 77);
 	while ((i = received_on_wire(stack, TIMEOUT_MS)) < 5 && i >= 0)
-		; /* what it sent itself */
+		; /* packets that this socket has sent */
 	CHECK_EQ(i, 77);
 	CHECK_OK(simple(NETMAP_REQ_VALE_DETACH, "vale1:ra"));
 	CHECK_ERRNO(ENXIO, simple(NETMAP_REQ_VALE_DETACH, "vale1:ra^"));

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 4: host rings, by which the system's stack is one more party of an
+ * Section 4: host rings, which connect a program to the host stack of an
  * interface.
  */
 #include <linux/if_packet.h>
@@ -10,7 +10,7 @@
 
 #include "wire.h"
 
-/* The number of a port's first host ring, among its rings of a direction. */
+/* Return the index of a port's first host ring. */
 static unsigned int
 host_tx(const struct port *p)
 {
@@ -23,14 +23,14 @@ host_rx(const struct port *p)
 	return p->nifp->ni_rx_rings;
 }
 
-/* Sends for the system by an interface. */
+/* Sends a frame through the host stack. */
 static void
 host_sends(int stack, unsigned int n)
 {
 	CHECK(send(stack, frame(n), FRAME, 0) == FRAME);
 }
 
-/* Whether a bound host receive ring has this frame within the time. */
+/* Returns whether frame n arrives in a bound host rx ring within the time. */
 static int
 host_ring_has(const struct port *p, unsigned int n, int limit_ms)
 {
@@ -164,9 +164,9 @@ RULE("4-host-forward", "a program between wire and host stack forwards packets b
 	CHECK(to_system);
 }
 
-/* Gives back all that has come, to go on. */
+/* Releases all received slots with NS_FORWARD. */
 static void
-give_back(struct port *p)
+forward_all(struct port *p)
 {
 	unsigned int i;
 	int revents;
@@ -189,7 +189,7 @@ RULE("3-FORWARD-up", "a slot of a NIC rx ring released with NS_FORWARD is forwar
 
 	CHECK(send(far, frame(2), FRAME, 0) == FRAME);
 	for (tries = 0; tries < TIMEOUT_MS / 10; tries++) {
-		give_back(&p);
+		forward_all(&p);
 		if (received_on_wire(stack, 10) == 2)
 			return;
 	}
@@ -204,7 +204,7 @@ RULE("3-FORWARD-down",
 
 	host_sends(stack, 3);
 	for (tries = 0; tries < TIMEOUT_MS / 10; tries++) {
-		give_back(&p);
+		forward_all(&p);
 		if (received_on_wire(far, 10) == 3)
 			break;
 	}
@@ -213,7 +213,7 @@ RULE("3-FORWARD-down",
 	p = open_nic("ra", REG(.nr_mode = NR_REG_SW));
 	host_sends(stack, 4);
 	for (tries = 0; tries < 10; tries++)
-		give_back(&p);
+		forward_all(&p);
 	CHECK_EQ(received_on_wire(far, 50), -1);
 }
 
@@ -223,7 +223,7 @@ RULE("4-host-full", "packets that the host stack sends while the host ring is fu
 	struct port p = open_nic("ra", REG(.nr_mode = NR_REG_SW));
 	int room = (int)rx_ring(&p, host_rx(&p))->num_slots;
 
-	/* A socket that has sent too much is told so, and waits. */
+	/* Errors are ignored: send fails once the socket's buffer is full. */
 	for (i = 0; i < room * 2; i++)
 		send(stack, frame(1), FRAME, 0);
 	CHECK(host_ring_has(&p, 1, TIMEOUT_MS));
@@ -244,7 +244,7 @@ RULE("4-host-closed", "after the host rings are closed, the host stack sends to 
 		if (received_on_wire(far, 50) == 7)
 			return;
 	}
-	rule_fails(__FILE__, __LINE__, "no frame came to the wire");
+	rule_fails(__FILE__, __LINE__, "no frame arrived on the wire");
 }
 
 RULE("4-host-kept", "while all NIC rings are bound, packets of the host stack do not reach the wire")
@@ -252,7 +252,7 @@ RULE("4-host-kept", "while all NIC rings are bound, packets of the host stack do
 	int stack = open_wire("ra"), far = open_wire("rb");
 	struct port p = open_nic("ra", ALL_RINGS);
 
-	/* The system may be told that there is no room. */
+	/* send may fail, as the frame is dropped. */
 	send(stack, frame(1), FRAME, 0);
 	CHECK_EQ(received_on_wire(far, 100), -1);
 	txsync(&p);

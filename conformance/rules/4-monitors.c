@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 4: monitors of pipes, those that copy and those that take buffers.
+ * Section 4: monitors of pipes, copying and zero-copy.
  */
 #include "port.h"
 
@@ -24,7 +24,7 @@ monitor(const char *suffix, uint64_t flags)
 	return open_port(unique_name(suffix), REG(.nr_flags = flags));
 }
 
-/* One packet from a through the pipe, whole. */
+/* Sends one packet through the pipe, and releases it at both ends. */
 static void
 pass(const char *what)
 {
@@ -36,7 +36,7 @@ pass(const char *what)
 	txsync(&a);
 }
 
-/* The next packet on the monitor is this one; returns its slot. */
+/* Checks the monitor's next packet and returns its slot. */
 static struct netmap_slot *
 sees(const struct port *m, const char *what)
 {
@@ -220,9 +220,9 @@ RULE("4-monitor-slots", "a monitor has up to 4096 slots")
 	CHECK_EQ(rx_ring(&m, 0)->num_slots, 4096);
 }
 
-/* The name of a monitor with these flags, by the kinds it has in it. */
+/* Checks that the name of a monitor with these flags contains these letters. */
 static void
-monitor_exists(uint32_t flags, const char *kinds)
+check_monitor_name(uint32_t flags, const char *kinds)
 {
 	struct port m;
 	char begin[32];
@@ -231,12 +231,12 @@ monitor_exists(uint32_t flags, const char *kinds)
 	m = monitor("{1", flags);
 	snprintf(begin, sizeof(begin), "%s/%s#", unique_name("{1"), kinds);
 	if (strncmp(m.nifp->ni_name, begin, strlen(begin)) != 0)
-		rule_fails(__FILE__, __LINE__, "it is called %s, not %s...", m.nifp->ni_name, begin);
+		rule_fails(__FILE__, __LINE__, "its name is %s, not %s...", m.nifp->ni_name, begin);
 }
 
 RULE("4-monitor-name", "a monitor's name consists of its parent's name, the letters of its kinds, and a number")
 {
-	monitor_exists(NR_MONITOR_TX | NR_MONITOR_RX, "rt");
+	check_monitor_name(NR_MONITOR_TX | NR_MONITOR_RX, "rt");
 }
 
 RULE("4-monitor-flags", "/r and /t in names request monitors, like NR_MONITOR_RX and NR_MONITOR_TX")
@@ -364,7 +364,7 @@ RULE("4-monitor-zcopy-slow",
 
 RULE("4-monitor-zcopy-name", "a zero-copy monitor's name consists of its parent's name, letters with z, and a number")
 {
-	monitor_exists(NR_ZCOPY_MON | NR_MONITOR_RX, "zrt");
+	check_monitor_name(NR_ZCOPY_MON | NR_MONITOR_RX, "zrt");
 }
 
 RULE("4-monitor-zcopy-offsets", "a zero-copy monitor with the OFFSETS option: EOPNOTSUPP, also in the option's status")

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 4: interfaces of the system. This program runs where two of them, ra
- * and rb, are the ends of a cable with two queues, and a third is named r-2.
+ * Section 4: interfaces. This program runs in a network namespace with a veth
+ * pair of two queues, ra and rb, and another interface r-2.
  */
 #define _GNU_SOURCE
 #include <linux/ethtool.h>
@@ -107,19 +107,19 @@ RULE("4-nic-rx-closed", "after the port is closed, the kernel's stack receives a
 	struct port p = open_nic("ra", ALL_RINGS);
 
 	close_port(&p);
-	/* The daemon does it when it sees the file closed. */
+	/* The daemon restores it some time after the close. */
 	for (i = 0; i < TIMEOUT_MS / 50; i++) {
 		CHECK(send(far, frame(7), FRAME, 0) == FRAME);
 		if (received_on_wire(stack, 50) == 7)
 			return;
 	}
-	rule_fails(__FILE__, __LINE__, "no frame came back to the system");
+	rule_fails(__FILE__, __LINE__, "the kernel's stack received no frame");
 }
 
 /*
- * Sends a frame that arrives on this queue of the other end; -1 if no processor
- * does that. A socket that passes by the queueing discipline takes the queue of
- * the processor that it runs on, and the cable keeps the number.
+ * Sends a frame that arrives on this queue of the other end. Returns -1 if no CPU
+ * leads to it: a socket with PACKET_QDISC_BYPASS uses the queue of the CPU that it
+ * runs on, and the veth pair keeps the number.
  */
 static int
 send_to_queue(int fd, int queue, unsigned int n)
@@ -248,7 +248,7 @@ RULE("4-nic-swap", "a received packet is forwarded to another interface or a pip
 	txsync(&m);
 	rxsync(&a);
 	CHECK_EQ(received_by(&s), 5);
-	/* The ring goes on with the other buffers. */
+	/* The ring continues with the exchanged buffers. */
 	CHECK(send(far, frame(6), FRAME, 0) == FRAME);
 	CHECK_EQ(received_by(&a), 6);
 }
@@ -280,7 +280,8 @@ RULE("4-nic-mtu",
 	struct port p;
 	int far, revents, total = 0;
 
-	CHECK(system("ip link add rm mtu 6000 type veth peer name rn mtu 6000 && ip link set rm up && ip link set rn up") == 0);
+	CHECK(system("ip link add rm mtu 6000 type veth peer name rn mtu 6000 && "
+	    "ip link set rm up && ip link set rn up") == 0);
 	if (bind_port(&p, open_device(), "rm", ALL_RINGS) != 0) {
 		CHECK_EQ(errno, EINVAL);
 		return;

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 5: what names of ports mean to libnetmap and to nm_open.
+ * Section 5: names of ports in libnetmap and nm_open.
  */
 #define NETMAP_WITH_LIBS
 #include "port.h"
@@ -18,28 +18,28 @@ keep(struct nmctx *ctx, const char *message)
 	snprintf(said, sizeof(said), "%s", message);
 }
 
-/* Messages are kept, not printed. */
+/* Stores error messages instead of printing them. */
 static void
-quiet(void)
+store_errors(void)
 {
 	nmctx_get()->error = keep;
 	said[0] = '\0';
 }
 
-/* The name means this, which is all that is not 0. */
+/* Checks that a name is parsed to this port name and request. */
 static void
 parses_to(const char *spec, const char *name, struct nmreq_register reg)
 {
 	struct nmport_d *d;
 
-	quiet();
+	store_errors();
 	d = nmport_prepare(spec);
 	if (d == NULL)
 		rule_fails(__FILE__, __LINE__, "%s: %s: %s", spec, error_name(errno), said);
 	if (strcmp(d->hdr.nr_name, name) != 0)
 		rule_fails(__FILE__, __LINE__, "%s is %s, not %s", spec, d->hdr.nr_name, name);
 	if (d->hdr.nr_version != NETMAP_API || d->hdr.nr_reqtype != NETMAP_REQ_REGISTER)
-		rule_fails(__FILE__, __LINE__, "%s makes another request", spec);
+		rule_fails(__FILE__, __LINE__, "%s: not a REGISTER request", spec);
 	if (memcmp(&d->reg, &reg, sizeof(reg)) != 0)
 		rule_fails(__FILE__, __LINE__, "%s: mode %u, ring %u, flags %llx, region %u, rings %u %u %u %u, slots %u %u",
 		    spec, d->reg.nr_mode, d->reg.nr_ringid, (unsigned long long)d->reg.nr_flags, d->reg.nr_mem_id,
@@ -57,14 +57,14 @@ lowest_fd(void)
 	return fd;
 }
 
-/* The name means nothing: EINVAL with a sentence, and nothing was opened. */
+/* Checks that a name is refused with EINVAL and a message, and that nothing stays open. */
 static void
 is_refused(const char *spec)
 {
 	struct nmport_d *d;
 	int before = lowest_fd();
 
-	quiet();
+	store_errors();
 	errno = 0;
 	d = nmport_open(spec);
 	if (d != NULL || errno != EINVAL || said[0] == '\0')
@@ -273,7 +273,7 @@ RULE("5-share", "@share=SPEC selects the region of that port")
 	struct nmport_d *d;
 	char spec[160];
 
-	quiet();
+	store_errors();
 	snprintf(spec, sizeof(spec), "netmap:%s@share=netmap:%s", unique_name("{1"), unique_name("x{1"));
 	parses_to(spec, unique_name("{1"), REG(.nr_mem_id = p.reg.nr_mem_id));
 	d = nmport_open(spec);
@@ -283,12 +283,12 @@ RULE("5-share", "@share=SPEC selects the region of that port")
 
 RULE("5-share-bad", "@share with an invalid port is refused")
 {
-	quiet();
+	store_errors();
 	CHECK(nmport_prepare("netmap:lan@share=netmap:there-is-none") == NULL && said[0] != '\0');
 	NONSENSE("netmap:lan@share", "netmap:lan@share=", "netmap:lan@share=lan");
 }
 
-/* A file of so many bytes. */
+/* Creates a file of this size. */
 static const char *
 file_of(off_t bytes)
 {
@@ -308,7 +308,7 @@ RULE("5-extmem", "@extmem:file= places the region in a file; its other keys set 
 	struct nmport_d *d;
 	char spec[160];
 
-	quiet();
+	store_errors();
 	snprintf(spec, sizeof(spec), "netmap:lan{1@extmem:file=%s,if-num=1,if_size=2,ring-num=3,ring-size=4,buf-num=5,"
 	    "buf-size=6", file);
 	d = nmport_prepare(spec);
@@ -332,7 +332,7 @@ RULE("5-extmem-default", "@extmem=FILE is equivalent to @extmem:file=FILE")
 	struct nmport_d *d;
 	char spec[160];
 
-	quiet();
+	store_errors();
 	snprintf(spec, sizeof(spec), "netmap:lan{1@extmem=%s", file);
 	d = nmport_prepare(spec);
 	unlink(file);
@@ -344,7 +344,7 @@ RULE("5-extmem-default", "@extmem=FILE is equivalent to @extmem:file=FILE")
 RULE("5-extmem-bad", "@extmem without a file is refused")
 {
 	NONSENSE("netmap:lan@extmem", "netmap:lan@extmem:if-num=1", "netmap:lan@extmem=");
-	quiet();
+	store_errors();
 	CHECK(nmport_prepare("netmap:lan@extmem=/there/is/none") == NULL && said[0] != '\0');
 }
 
@@ -355,7 +355,7 @@ RULE("5-offset", "@offset is disabled by default; initial is required, and the d
 
 	is_refused("netmap:lan@offset=64");
 	CHECK_EQ(nmport_enable_option("offset"), 0);
-	quiet();
+	store_errors();
 	d = nmport_prepare("netmap:lan@offset=64");
 	CHECK(d != NULL);
 	o = (struct nmreq_opt_offsets *)(void *)nmreq_find_option(&d->hdr, NETMAP_REQ_OPT_OFFSETS);
@@ -373,7 +373,7 @@ RULE("5-offset", "@offset is disabled by default; initial is required, and the d
 
 /* ---- nm_open */
 
-/* What nm_open makes of a name that the daemon opens. */
+/* Opens a name with nm_open. */
 static struct nm_desc *
 opens(const char *spec)
 {

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 6: what net/netmap_user.h and libnetmap.h do for a program.
+ * Section 6: the functions of net/netmap_user.h and libnetmap.h.
  */
 #include <stdarg.h>
 
@@ -11,7 +11,7 @@
 
 #include <libnetmap.h>
 
-/* A ring of 8 slots that no port has. */
+/* Makes a ring of 8 slots that belongs to no port. */
 static union {
 	struct netmap_ring ring;
 	char room[256 + 8 * sizeof(struct netmap_slot)];
@@ -95,7 +95,7 @@ RULE("6-nm_pkt_copy", "nm_pkt_copy copies packets of every length")
 	}
 }
 
-/* What is written to standard error meanwhile, in lines. */
+/* Returns how many lines a function writes to standard error. */
 static int
 stderr_lines(void (*what)(void))
 {
@@ -153,7 +153,7 @@ RULE("6-csb", "the helpers of control blocks write head and cur, and read hwtail
 	CHECK_EQ(hwcur, 3);
 }
 
-/* ---- nm_open and its kin */
+/* ---- nm_open and related functions */
 
 static const char *
 spec_of(const char *suffix)

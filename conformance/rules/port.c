@@ -167,7 +167,7 @@ guarded_page(void)
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	char *two = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-	/* Not unmapped: what a later call maps could come to lie there. */
+	/* Protected, not unmapped: a later mmap could use the address. */
 	if (two == MAP_FAILED || mprotect(two + page, page, PROT_NONE) != 0)
 		rule_fails(__FILE__, __LINE__, "no memory: %s", error_name(errno));
 	return two;

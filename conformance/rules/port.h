@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * What the rules do again and again: ask, open a port, put a packet into a ring.
- * Nothing but the public headers and the system's calls.
+ * Helpers of the rules: send requests, open ports, queue packets. They use the
+ * public headers and system calls only.
  */
 #ifndef PORT_H
 #define PORT_H
@@ -18,10 +18,10 @@
 
 #include "rules.h"
 
-/* The device, opened once more. */
+/* Opens the device. */
 int open_device(void);
 
-/* The name of a port that no other rule uses: own("{1") is "r17{1" in rule 17. */
+/* Returns a port name that no other rule uses: unique_name("{1") is "r17{1" in rule 17. */
 const char *unique_name(const char *suffix);
 
 /* A request of NIOCCTRL. */
@@ -43,11 +43,11 @@ struct request {
 	};
 };
 
-/* A request that is right, with a file of its own. REGISTER asks for all rings. */
+/* Makes a valid request, and opens a file for it. REGISTER is for all rings. */
 void init_request(struct request *q, int type, const char *name);
-/* The same with the file that it has. */
+/* Makes another request for the same file. */
 void reinit_request(struct request *q, int type, const char *name);
-/* ioctl's result. */
+/* Returns ioctl's result. */
 int send_request(struct request *q);
 
 /* An open port. */
@@ -59,19 +59,19 @@ struct port {
 	struct netmap_if *nifp;
 };
 
-/* What REGISTER asks for; what is not named is 0, and the mode all rings. */
+/* The body of a REGISTER; fields that are not given are 0, and the mode is all NIC rings. */
 #define REG(...)	((struct nmreq_register){ .nr_mode = NR_REG_ALL_NIC, __VA_ARGS__ })
 #define ALL_RINGS		((struct nmreq_register){ .nr_mode = NR_REG_ALL_NIC })
 
-/* REGISTER by a file that has no port yet: ioctl's result. */
+/* Sends REGISTER on an unbound file. Returns ioctl's result. */
 int bind_port(struct port *p, int fd, const char *name, struct nmreq_register reg);
-/* The same with one of the structures nmreq_opt_*. */
+/* The same with an option, one of the structures nmreq_opt_*. */
 int bind_with(struct port *p, int fd, const char *name, struct nmreq_register reg, void *option);
-/* Opened and mapped, or the rule fails. */
+/* Opens and maps a port; the rule fails if that fails. */
 struct port open_port(const char *name, struct nmreq_register reg);
-/* The same through another's mapping: both lie in one region. */
+/* The same with another port's mapping: both must be in one region. */
 struct port open_in_region(const struct port *other, const char *name, struct nmreq_register reg);
-/* Unmapped and closed. */
+/* Unmaps and closes. */
 void close_port(struct port *p);
 
 static inline struct netmap_ring *
@@ -86,7 +86,7 @@ rx_ring(const struct port *p, unsigned int i)
 	return NETMAP_RXRING(p->nifp, i);
 }
 
-/* How many entries ring_ofs[] has, and whether entry i is of a transmit ring. */
+/* Return how many entries ring_ofs[] has for tx rings, and in all. */
 static inline unsigned int
 tx_entries(const struct port *p)
 {
@@ -99,11 +99,11 @@ all_entries(const struct port *p)
 	return tx_entries(p) + p->nifp->ni_rx_rings + p->nifp->ni_host_rx_rings;
 }
 
-/* Fills the slot at head and moves head and cur; there must be room. */
+/* Fills the slot at head and advances head and cur; the ring must not be full. */
 struct netmap_slot *put(struct netmap_ring *ring, const void *data, unsigned int len, unsigned int flags);
-/* The slot at head, which head and cur leave; there must be one. */
+/* Returns the slot at head and advances head and cur; the ring must not be empty. */
 struct netmap_slot *get(struct netmap_ring *ring);
-/* The data of a slot. */
+/* Returns the data of a slot. */
 static inline char *
 slot_data(struct netmap_ring *ring, const struct netmap_slot *slot)
 {
@@ -113,10 +113,10 @@ slot_data(struct netmap_ring *ring, const struct netmap_slot *slot)
 void txsync(const struct port *p);
 void rxsync(const struct port *p);
 
-/* poll of one file: what it returned, and the events. */
+/* Polls one file. Returns poll's result, and stores the events. */
 int poll_fd(int fd, int events, int limit_ms, int *revents);
 
-/* A page that can be read and written, before one that cannot. */
+/* Returns a readable and writable page that is followed by an inaccessible one. */
 char *guarded_page(void);
 
 #endif

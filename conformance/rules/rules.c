@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * The main function of all programs of rules.
+ * The main function of all programs in this folder.
  */
 #define _GNU_SOURCE
 #include "rules.h"
@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Seconds that a rule may take: a limit of liveness, on a machine that is busy. */
+/* Time limit of a rule, generous for a loaded machine. */
 #define RULE_TIMEOUT_S	60
 
 static struct rule *first, **last = &first;
@@ -48,7 +48,7 @@ error_name(int error)
 	return name != NULL ? name : "unknown";
 }
 
-/* One line, whole, with one call. */
+/* Writes one line with one system call, so that lines do not mix. */
 static void
 report(const char *verdict, const char *reason)
 {
@@ -92,34 +92,34 @@ check(const struct rule *rule)
 	exit(0);
 }
 
-/* 0 if it did not fail. */
+/* Runs a rule in a child process. Returns 0 unless it fails. */
 static int
-check_apart(const struct rule *rule)
+check_in_child(const struct rule *rule)
 {
 	char reason[80];
 	int status;
 	pid_t child = fork();
 
 	if (child == 0) {
-		/* With the whole group: what a rule started goes with it. */
+		/* A process group: processes that the rule has started are killed with it. */
 		setpgid(0, 0);
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		alarm(RULE_TIMEOUT_S);
 		check(rule);
 	}
 	if (child < 0 || waitpid(child, &status, 0) != child) {
-		report("FAIL", "no process for it");
+		report("FAIL", "fork failed");
 		return 1;
 	}
 	kill(-child, SIGKILL);
 	if (WIFEXITED(status) && WEXITSTATUS(status) <= 1)
 		return WEXITSTATUS(status);
 	if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
-		snprintf(reason, sizeof(reason), "not over within %d s", RULE_TIMEOUT_S);
+		snprintf(reason, sizeof(reason), "timed out after %d s", RULE_TIMEOUT_S);
 	else if (WIFSIGNALED(status))
-		snprintf(reason, sizeof(reason), "ended by signal %s", sigabbrev_np(WTERMSIG(status)));
+		snprintf(reason, sizeof(reason), "killed by signal %s", sigabbrev_np(WTERMSIG(status)));
 	else
-		snprintf(reason, sizeof(reason), "ended with status %d", WEXITSTATUS(status));
+		snprintf(reason, sizeof(reason), "exited with status %d", WEXITSTATUS(status));
 	report("FAIL", reason);
 	return 1;
 }
@@ -136,7 +136,7 @@ main(int argc, char **argv)
 		return 0;
 	}
 	if (argc < 2 || argc > 3) {
-		fprintf(stderr, "usage: PROGRAM DOOR [RULE] | PROGRAM --list\n");
+		fprintf(stderr, "usage: PROGRAM ACCESS [RULE] | PROGRAM --list\n");
 		return 2;
 	}
 	access_method = argv[1];
@@ -145,7 +145,7 @@ main(int argc, char **argv)
 		if (argc == 3 && strcmp(argv[2], current->id) == 0)
 			check(current);
 		if (argc == 2 && current->text != NULL)
-			failed |= check_apart(current);
+			failed |= check_in_child(current);
 	}
 	return argc == 3 ? 2 : failed;
 }

@@ -2,22 +2,22 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * A rule is one promise of netmap's interface and the few lines that check it:
+ * A rule is one property of netmap's interface, with the lines that check it:
  *
- *	RULE("1.5-unbound", "a sync of a file without a port: ENXIO")
+ *	RULE("1.5-unbound", "a sync of an unbound file: ENXIO")
  *	{
- *		REFUSED(ENXIO, ioctl(device(), NIOCTXSYNC));
+ *		CHECK_ERRNO(ENXIO, ioctl(open_device(), NIOCTXSYNC));
  *	}
  *
- * Each program of this folder is a section of the interface. It checks every
- * rule in a process of its own, so that none stands on what another left, and
+ * Each program of this folder checks a section of the interface. It checks every
+ * rule in a process of its own, so that rules do not depend on each other, and
  * prints a line for each:
  *
  *	ID ok | ID FAIL REASON | ID cannot REASON
  *
- *	PROGRAM DOOR		checks all rules; DOOR is native, preload, node or mediated
- *	PROGRAM DOOR ID		checks one, in this process, for a debugger
- *	PROGRAM --list		prints each rule: ID, tab, what it says
+ *	PROGRAM ACCESS		checks all rules; ACCESS is native, preload, node or mediated
+ *	PROGRAM ACCESS ID	checks one, in this process, for a debugger
+ *	PROGRAM --list		prints each rule: ID, tab, text
  */
 #ifndef RULES_H
 #define RULES_H
@@ -30,8 +30,8 @@
 #include <string.h>
 
 struct rule {
-	const char *id;		/* the section, and which of its rules */
-	const char *text;	/* NULL: a part of one */
+	const char *id;		/* section and name */
+	const char *text;	/* NULL: a PART */
 	void (*check)(void);
 	struct rule *next;
 };
@@ -48,55 +48,55 @@ void rules_add(struct rule *rule);
 #define RULE(id, text)	\
 	RULES_DEFINE_(id, text, RULES_NAME_(check_, __LINE__), RULES_NAME_(rule_, __LINE__), RULES_NAME_(add_, __LINE__))
 
-/* What a rule does in another program that it becomes: no rule itself, run by its ID alone. */
+/* Code that a rule runs after exec, by its ID; not a rule itself. */
 #define PART(id)	\
 	RULES_DEFINE_(id, NULL, RULES_NAME_(check_, __LINE__), RULES_NAME_(rule_, __LINE__), RULES_NAME_(add_, __LINE__))
 
-/* End the rule. Where it ends by itself, it holds. */
+/* End the rule. A check that returns holds. */
 void rule_fails(const char *file, int line, const char *format, ...)
     __attribute__((__format__(__printf__, 3, 4), __noreturn__));
 void rule_cannot(const char *reason) __attribute__((__noreturn__));
 
-/* Whether the program came through this door. */
+/* Whether the program runs with this access method. */
 int access_is(const char *name);
 
-/* The number of the rule being checked, for names that no other rule has. */
+/* Returns the number of the current rule, for unique names. */
 unsigned int rule_number(void);
 
-/* The name of an errno. */
+/* Returns the name of an errno. */
 const char *error_name(int error);
 
-/* This holds, or the rule fails. */
+/* Fails the rule unless the condition holds. */
 #define CHECK(what)	\
 	do {	\
 		errno = 0;	\
 		if (!(what))	\
-			rule_fails(__FILE__, __LINE__, "not so: %s (errno %s)", #what, error_name(errno));	\
+			rule_fails(__FILE__, __LINE__, "does not hold: %s (errno %s)", #what, error_name(errno));	\
 	} while (0)
 
-/* Two numbers are the same. */
+/* Fails the rule unless two numbers are equal. */
 #define CHECK_EQ(a, b)	\
 	do {	\
 		long long a_ = (long long)(a), b_ = (long long)(b);	\
 		if (a_ != b_)	\
-			rule_fails(__FILE__, __LINE__, "%s is %lld, not %lld", #a, a_, b_);	\
+			rule_fails(__FILE__, __LINE__, "%s is %lld, expected %lld", #a, a_, b_);	\
 	} while (0)
 
-/* A call in the manner of the system's, which succeeds. */
+/* Fails the rule unless a system call, or a function like one, succeeds. */
 #define CHECK_OK(call)	\
 	do {	\
 		if ((long)(call) == -1)	\
 			rule_fails(__FILE__, __LINE__, "%s: %s", #call, error_name(errno));	\
 	} while (0)
 
-/* Such a call, which fails with this errno. */
+/* Fails the rule unless such a call fails with this errno. */
 #define CHECK_ERRNO(error, call)	\
 	do {	\
 		errno = 0;	\
 		if ((long)(call) != -1)	\
-			rule_fails(__FILE__, __LINE__, "%s: works, not %s", #call, error_name(error));	\
+			rule_fails(__FILE__, __LINE__, "%s: succeeded, expected %s", #call, error_name(error));	\
 		if (errno != (error))	\
-			rule_fails(__FILE__, __LINE__, "%s: %s, not %s", #call, error_name(errno), error_name(error));	\
+			rule_fails(__FILE__, __LINE__, "%s: %s, expected %s", #call, error_name(errno), error_name(error));	\
 	} while (0)
 
 #endif

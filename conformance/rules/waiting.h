@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * A pipe, and threads that let whoever waits for it go on.
+ * A pipe, and threads that wake a waiting call on it.
  */
 #ifndef WAITING_H
 #define WAITING_H
@@ -11,11 +11,11 @@
 
 #include "port.h"
 
-/* Milliseconds: long enough to be slept, and a limit of liveness. */
+/* Milliseconds: a delay that is long enough for a call to sleep, and the time limit of a wait. */
 #define DELAY_MS	60
 #define TIMEOUT_MS	20000
 
-/* A pipe, and a thread that after a while sends from a, or releases at b. */
+/* The pipe's ends; after DELAY_MS a thread sends from a, or releases slots at b. */
 static struct port a, b;
 
 static inline void
@@ -32,7 +32,7 @@ send_one(void)
 	txsync(&a);
 }
 
-/* The tx ring of a is full, and nothing of it is released. */
+/* Fills the tx ring of a; b releases nothing. */
 static inline void
 fill(void)
 {

@@ -8,7 +8,7 @@
 #include <linux/if_ether.h>
 #include <linux/if_packet.h>
 
-/* A port on an interface. The kernel may need a moment to let go of a queue that was just closed. */
+/* Retries while the kernel releases a queue that was just closed. */
 struct port
 open_nic(const char *name, struct nmreq_register reg)
 {
@@ -30,7 +30,6 @@ open_nic(const char *name, struct nmreq_register reg)
 	return p;
 }
 
-/* A socket on an interface that sees what arrives there. */
 int
 open_wire(const char *name)
 {
@@ -43,7 +42,6 @@ open_wire(const char *name)
 	return fd;
 }
 
-/* A frame that no stack answers, which says which one it is. */
 const char *
 frame(unsigned int n)
 {
@@ -55,7 +53,6 @@ frame(unsigned int n)
 	return bytes;
 }
 
-/* The number of the next such frame on the wire, -1 if none comes. */
 int
 received_on_wire(int fd, int limit_ms)
 {
@@ -71,7 +68,6 @@ received_on_wire(int fd, int limit_ms)
 	return -1;
 }
 
-/* The number of the next such frame on any receive ring, waiting for it. */
 int
 received_by(const struct port *p)
 {

@@ -2,32 +2,32 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Ports on interfaces, and the other end of their cable as the system's own
- * sockets see it. Programs that use this run where ra and rb are the ends of a
- * cable with two queues, and a third interface is named r-2.
+ * Ports on interfaces, and packet sockets on the peer of their veth pair. Programs
+ * that use this run in a network namespace with a veth pair of two queues, ra and
+ * rb, and another interface r-2.
  */
 #ifndef WIRE_H
 #define WIRE_H
 
 #include "port.h"
 
-/* Bytes of a test's frame, and milliseconds for what must happen. */
+/* Bytes of a test frame, and the time limit for an expected one. */
 #define FRAME	60
 #define TIMEOUT_MS	20000
 
-/* A port on an interface. The kernel may need a moment to let go of a queue that was just closed. */
+/* Opens and maps a port of an interface. */
 struct port open_nic(const char *name, struct nmreq_register reg);
 
-/* A socket on an interface that sees what arrives there. */
+/* Opens a packet socket on an interface. */
 int open_wire(const char *name);
 
-/* A frame that no stack answers, which says which one it is. */
+/* Returns frame n, of a protocol that no stack replies to. */
 const char *frame(unsigned int n);
 
-/* The number of the next such frame on the wire, -1 if none comes. */
+/* Returns the number of the next such frame on the socket, or -1 if none arrives in time. */
 int received_on_wire(int fd, int limit_ms);
 
-/* The number of the next such frame on any receive ring, waiting for it. */
+/* Waits for the next such frame on any rx ring, and returns its number, or -1. */
 int received_by(const struct port *p);
 
 #endif

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 9: what real programs do, and must go on doing.
+ * Section 9: behaviour that existing programs rely on.
  */
 #define _GNU_SOURCE
 #include <sys/epoll.h>
@@ -13,11 +13,11 @@
 
 #include "port.h"
 
-/* What -D_FORTIFY_SOURCE makes of poll. */
+/* Called in place of poll with -D_FORTIFY_SOURCE. */
 int __poll_chk(struct pollfd *fds, nfds_t n, int timeout, size_t bytes);
 
 static void
-ended_well(pid_t child)
+wait_for_success(pid_t child)
 {
 	int status;
 
@@ -25,7 +25,7 @@ ended_well(pid_t child)
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* A packet goes through. */
+/* Checks that a packet passes. */
 static void
 passes(const struct port *from, unsigned int tx, const struct port *to, unsigned int rx)
 {
@@ -87,7 +87,7 @@ RULE("9.2-drained-slots", "the returned slots of a pipe each hold a buffer, none
 		put(tx, "x", 1, 0);
 	txsync(&a);
 	rxsync(&b);
-	/* The receiver keeps eight buffers and gives others for them. */
+	/* The receiver keeps eight buffers and puts extra buffers into their slots. */
 	for (i = 0; i < 15; i++) {
 		struct netmap_slot *slot = get(rx);
 
@@ -143,7 +143,7 @@ RULE("9.4-map-outlives-file", "a mapping made through one file can be used by ot
 	passes(&b, 0, &c, 0);
 	CHECK_OK(close(b.fd));
 	CHECK_OK(close(c.fd));
-	/* And nobody's is still memory. */
+	/* With all files closed the mapping can still be read. */
 	*(volatile char *)a.mem;
 	CHECK_OK(munmap(a.mem, a.reg.nr_memsize));
 }
@@ -224,7 +224,7 @@ RULE("9.7-fork", "a forked child can use the port, and so can its parent")
 		passes(&a, 0, &b, 0);
 		_exit(0);
 	}
-	ended_well(child);
+	wait_for_success(child);
 	passes(&a, 0, &b, 0);
 }
 
@@ -242,7 +242,7 @@ RULE("9.7-fork-daemonize", "the parent can exit: the child keeps the port")
 		pid_t between = getpid();
 
 		if (fork() == 0) {
-			/* When the one between is gone. */
+			/* After the intermediate process has exited. */
 			while (getppid() == between)
 				usleep(1000);
 			put(tx_ring(&a, 0), "x", 1, 0);
@@ -252,7 +252,7 @@ RULE("9.7-fork-daemonize", "the parent can exit: the child keeps the port")
 		}
 		_exit(0);
 	}
-	ended_well(child);
+	wait_for_success(child);
 	CHECK_OK(close(a.fd));
 	CHECK(read(ends[0], &c, 1) == 1);
 	CHECK_EQ(poll_fd(b.fd, POLLIN, 10000, &revents), 1);
@@ -267,12 +267,12 @@ RULE("9.7-bound-by-child", "a file opened by the parent and bound by the child i
 
 	if (child == 0)
 		_exit(bind_port(&p, fd, unique_name("{1"), ALL_RINGS) != 0);
-	ended_well(child);
+	wait_for_success(child);
 	CHECK_OK(ioctl(fd, NIOCRXSYNC));
 	CHECK_ERRNO(EBUSY, bind_port(&p, fd, unique_name("{1"), ALL_RINGS));
 }
 
-/* In another process, with the file alone: a packet goes out. */
+/* Maps the file in another process, and sends a packet. */
 static int
 other_process(int fd, uint64_t memsize, uint64_t offset)
 {
@@ -315,7 +315,7 @@ RULE("9.7-SCM_RIGHTS", "the file can be sent to another process, which syncs and
 	CMSG_FIRSTHDR(&m)->cmsg_len = CMSG_LEN(sizeof(int));
 	memcpy(CMSG_DATA(CMSG_FIRSTHDR(&m)), &a.fd, sizeof(int));
 	CHECK(sendmsg(pair[0], &m, 0) == sizeof(told));
-	ended_well(child);
+	wait_for_success(child);
 	rxsync(&b);
 	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
 }
@@ -337,7 +337,7 @@ RULE("9.7-exec", "a program that inherits the file over exec can use the port")
 		execl("/proc/self/exe", "habits", "exec", "9.7-exec-inside", (char *)NULL);
 		_exit(9);
 	}
-	ended_well(child);
+	wait_for_success(child);
 	rxsync(&b);
 	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
 }
