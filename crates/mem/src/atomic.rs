@@ -1,64 +1,68 @@
-//! The atomics of shared words: the processor's, or the model checker's under `--cfg loom`.
+//! The atomics and fences of shared words: the CPU's, or the model checker's under `--cfg loom`.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Between a publisher's store of its position and its look at the other side's wish to be woken.
+/// The publisher's fence, between the store of its position and the load of the peer's wake-up request.
 ///
-/// A registered process (see `unetmap_sys::barrier`) only has to keep the compiler from exchanging the two: the sleeper
-/// brings the barrier. Fencing here would make the publisher wait for its store to reach the other core each time.
+/// A process that is registered for `membarrier` (see `unetmap_sys::barrier`) needs a compiler fence only, because the
+/// sleeper executes the barrier on all CPUs. A CPU fence here would stall the publisher until its store has reached the
+/// other core, in every batch.
 #[inline(always)]
 #[cfg(not(loom))]
 pub(crate) fn fence_publisher() {
-    if LIGHT.load(Ordering::Relaxed) != 0 {
-        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    if publisher_is_registered() {
+        fence_registered_publisher();
     } else {
         fence(Ordering::SeqCst);
     }
 }
 
-/// The same where this process is known to be registered.
+/// As [`fence_publisher`], in a process that is known to be registered.
 #[inline(always)]
 #[cfg(not(loom))]
-pub(crate) fn fence_light_publisher() {
+pub(crate) fn fence_registered_publisher() {
     std::sync::atomic::compiler_fence(Ordering::SeqCst);
 }
 
-/// Between a sleeper's wish to be woken and its last look.
+/// The sleeper's fence, between the store of its wake-up request and its last check of the position.
 #[cfg(not(loom))]
 pub(crate) fn fence_sleeper() {
     fence(Ordering::SeqCst);
-    if unetmap_sys::barrier::everywhere().is_err() {
-        // Without the kernel's help: by then every store that a processor had in hand has reached the memory.
-        std::thread::sleep(std::time::Duration::from_micros(50));
+    if unetmap_sys::barrier::all_cpus().is_err() {
+        // The kernel refuses `membarrier`.
+        std::thread::sleep(std::time::Duration::from_micros(crate::tuning::STORE_DRAIN_US));
     }
 }
 
-/// Not 0: this process is registered for the sleepers' barrier.
+/// Not 0: this process is registered for the sleepers' `membarrier`. Relaxed accesses: it is set before the first publish
+/// of the process, and a stale 0 only costs a fence.
 #[cfg(not(loom))]
-static LIGHT: AtomicU32 = AtomicU32::new(0);
+static REGISTERED: AtomicU32 = AtomicU32::new(0);
 
-/// To be called before this process publishes: lets it do so without a fence, where the kernel helps.
+/// Registers this process for the sleepers' `membarrier`, where the kernel allows it, so that it publishes without a CPU
+/// fence. To be called before the process publishes.
 #[cfg(not(loom))]
 pub fn register_publisher() {
-    LIGHT.store(u32::from(unetmap_sys::barrier::register()), Ordering::Relaxed);
+    REGISTERED.store(u32::from(unetmap_sys::barrier::register()), Ordering::Relaxed);
 }
 
-/// Whether [`fence_publisher`] costs nothing in this process.
+/// Whether [`fence_publisher`] is a compiler fence in this process.
+#[inline(always)]
 #[cfg(not(loom))]
-pub(crate) fn publishes_lightly() -> bool {
-    LIGHT.load(Ordering::Relaxed) != 0
+pub(crate) fn publisher_is_registered() -> bool {
+    REGISTERED.load(Ordering::Relaxed) != 0
 }
 
-/// The model checker tries what only pays there.
+/// The model checker also checks what only registered processes do.
 #[cfg(loom)]
-pub(crate) fn publishes_lightly() -> bool {
+pub(crate) fn publisher_is_registered() -> bool {
     true
 }
 
-/// The model checker knows plain fences only: both sides have one.
+/// The model checker has no `membarrier`: both sides execute a fence.
 #[cfg(loom)]
 pub(crate) fn fence_publisher() {
     fence(Ordering::SeqCst);
@@ -66,7 +70,7 @@ pub(crate) fn fence_publisher() {
 
 /// As above.
 #[cfg(loom)]
-pub(crate) fn fence_light_publisher() {
+pub(crate) fn fence_registered_publisher() {
     fence(Ordering::SeqCst);
 }
 

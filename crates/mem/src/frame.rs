@@ -1,11 +1,11 @@
-//! A buffer of packet bytes that others may be writing: copies in, copies out, never a slice.
+//! A packet buffer that other processes may write at any time: bytes are copied in and out, never borrowed as a slice.
 
 use std::marker::PhantomData;
 
 /// One buffer, from its first byte to its capacity. Copies are cut to what fits, so no access leaves the buffer.
 ///
-/// Another party may write the same bytes meanwhile; what is read is then any mixture of old and new. Judge a copy,
-/// never the frame.
+/// Another process may write the same bytes at the same time; a read then returns any mixture of old and new. Validate a
+/// copy, never the frame.
 #[derive(Clone, Copy)]
 pub struct Frame<'a> {
     base: *mut u8,
@@ -14,7 +14,7 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// A frame of no bytes, which stands for a buffer that does not exist.
+    /// A frame of no bytes, in place of a buffer that does not exist.
     pub const EMPTY: Frame<'static> =
         Frame { base: std::ptr::NonNull::dangling().as_ptr(), capacity: 0, _region: PhantomData };
 
@@ -25,21 +25,21 @@ impl<'a> Frame<'a> {
         Frame { base, capacity, _region: PhantomData }
     }
 
-    /// Bytes in the buffer; 0 when the slot named a buffer that does not exist.
+    /// Bytes in the buffer; 0 if the slot's index is out of bounds.
     #[inline(always)]
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// What is left of it behind the first `bytes` bytes.
+    /// The rest of the buffer after the first `bytes` bytes.
     #[inline(always)]
-    pub fn behind(self, bytes: usize) -> Frame<'a> {
+    pub fn skip(self, bytes: usize) -> Frame<'a> {
         let bytes = bytes.min(self.capacity);
-        // SAFETY: at most the capacity, so the address stays in the buffer or at its end (new).
+        // SAFETY: at most the capacity, so the address stays in the buffer or at its end (M2).
         Frame { base: unsafe { self.base.add(bytes) }, capacity: self.capacity - bytes, _region: PhantomData }
     }
 
-    /// The first byte, for code that brings its own proof. Valid for [`Frame::capacity`] bytes.
+    /// The address of the first byte, for callers with their own safety argument. Valid for [`Frame::capacity`] bytes.
     #[inline(always)]
     pub fn as_ptr(&self) -> *mut u8 {
         self.base
@@ -50,8 +50,8 @@ impl<'a> Frame<'a> {
     pub fn read(&self, at: usize, out: &mut [u8]) -> usize {
         let n = out.len().min(self.capacity.saturating_sub(at));
         if n > 0 {
-            // SAFETY: [at, at + n) is inside the buffer (new), `out` has at least n bytes and, being an exclusive
-            // reference, does not overlap memory that others write (M1).
+            // SAFETY: [at, at + n) is inside the buffer (M2), `out` has at least n bytes and, being an exclusive
+            // reference, does not overlap memory that other processes write (M1).
             unsafe { std::ptr::copy_nonoverlapping(self.base.add(at), out.as_mut_ptr(), n) };
         }
         n
@@ -62,27 +62,26 @@ impl<'a> Frame<'a> {
     pub fn write(&self, at: usize, bytes: &[u8]) -> usize {
         let n = bytes.len().min(self.capacity.saturating_sub(at));
         if n > 0 {
-            // SAFETY: as in `read`, with the directions exchanged.
+            // SAFETY: as in `read`, in the other direction (M1, M2).
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.add(at), n) };
         }
         n
     }
 
-    /// Has `lines` of 64 bytes at the start, as many as fit whole: writes those that differ from what is there, and only
-    /// reads the others, so that a processor that reads them too keeps its copies. Returns how many it wrote.
+    /// Writes `lines` of 64 bytes to the start of the buffer, as many as fit whole. A line that already has these bytes is
+    /// only read, so that other cores keep it in their caches. Returns how many lines were written.
     #[inline(always)]
-    pub fn put_lines(&self, lines: &[[u8; 64]]) -> usize {
+    pub fn write_changed_lines(&self, lines: &[[u8; 64]]) -> usize {
         let n = lines.len().min(self.capacity / 64);
         let mut written = 0;
         for (i, line) in lines[..n].iter().enumerate() {
-            // SAFETY: (i + 1) * 64 <= capacity, so the line is inside the buffer (new), which others may write: what is read
-            // is a copy, as what is written is (M1).
+            // SAFETY: (i + 1) * 64 <= capacity, so the line is inside the buffer (M2); raw copies in both directions (M1).
             unsafe {
                 let at = self.base.add(64 * i);
-                let there = at.cast::<[u64; 8]>().read_unaligned();
+                let current = at.cast::<[u64; 8]>().read_unaligned();
                 let wanted = line.as_ptr().cast::<[u64; 8]>().read_unaligned();
-                // Not `==`, which would be a call.
-                if there.iter().zip(&wanted).fold(0, |differ, (a, b)| differ | (a ^ b)) != 0 {
+                // Not `==`, which would compile to a call.
+                if current.iter().zip(&wanted).fold(0, |differ, (a, b)| differ | (a ^ b)) != 0 {
                     std::ptr::copy_nonoverlapping(line.as_ptr(), at, 64);
                     written += 1;
                 }
@@ -91,14 +90,14 @@ impl<'a> Frame<'a> {
         written
     }
 
-    /// The first 16 bytes: those of an Ethernet header, and two more. Zeros for those that are not there.
+    /// The first 16 bytes: an Ethernet header and two more bytes. Bytes beyond the capacity are 0.
     #[inline(always)]
     pub fn header(&self) -> [u8; 16] {
         if self.capacity < 16 {
             return self.short_header();
         }
-        // In a register: what is copied by a length that the compiler does not know is a call, and comes through memory.
-        // SAFETY: 16 bytes are inside the buffer (new), at whatever address; others may write them meanwhile (M1).
+        // One load into a register: a copy whose length the compiler does not know would be a call, through memory.
+        // SAFETY: 16 bytes are inside the buffer (M2), the load may be unaligned and is a raw copy (M1).
         unsafe { self.base.cast::<u128>().read_unaligned() }.to_ne_bytes()
     }
 
@@ -110,13 +109,13 @@ impl<'a> Frame<'a> {
         out
     }
 
-    /// Copies the first `len` bytes of `other` to the start of this frame; returns how many both could hold.
+    /// Copies the first `len` bytes of `other` to the start of this frame, at most what both can hold; returns how many.
     ///
     /// The two may be the same buffer, or overlap.
     #[inline]
     pub fn copy_from(&self, other: &Frame<'_>, len: usize) -> usize {
         let n = len.min(self.capacity).min(other.capacity);
-        // SAFETY: both are valid for n bytes (new); `copy` allows overlap.
+        // SAFETY: both are valid for n bytes (M2); a raw copy (M1) that allows overlap.
         unsafe { std::ptr::copy(other.base, self.base, n) };
         n
     }
@@ -133,15 +132,18 @@ mod tests {
         let frame = region.frame(BufIdx(2));
         assert_eq!(frame.capacity(), 128);
         let lines = [[1; 64], [2; 64], [3; 64]];
-        assert_eq!((frame.put_lines(&lines), frame.put_lines(&lines), frame.put_lines(&[])), (2, 0, 0));
+        assert_eq!(
+            (frame.write_changed_lines(&lines), frame.write_changed_lines(&lines), frame.write_changed_lines(&[])),
+            (2, 0, 0)
+        );
         for at in 0..128 {
             frame.write(at, &[9]);
-            assert_eq!(frame.put_lines(&lines), 1, "byte {at}");
-            let mut there = [0; 128];
-            frame.read(0, &mut there);
-            assert_eq!((&there[..64], &there[64..]), (&lines[0][..], &lines[1][..]));
+            assert_eq!(frame.write_changed_lines(&lines), 1, "byte {at}");
+            let mut current = [0; 128];
+            frame.read(0, &mut current);
+            assert_eq!((&current[..64], &current[64..]), (&lines[0][..], &lines[1][..]));
         }
-        // The third had no room, and is not in the next buffer.
+        // The third line does not fit, and did not overflow into the next buffer.
         assert_eq!(region.frame(BufIdx(3)).header(), [0; 16]);
     }
 }

@@ -1,47 +1,59 @@
-//! Every byte that another party can write, and nothing else.
+//! All access to memory that other processes can write, and nothing else.
 //!
-//! A region, its rings and buffers, the end pages and the lines between two parties are shared memory: somebody
-//! who is not trusted may write any of it at any moment. This crate is the only place that touches such bytes. Its
-//! rules, cited by number in the `SAFETY` comments:
+//! Regions, their rings and buffers, endpoint state pages and channel pages are shared memory: a process that is not trusted
+//! may write any of it at any time. This crate is the only one that accesses such bytes. Its rules, cited by number in the
+//! `SAFETY` comments:
 //!
-//! * **M1** Shared words are read and written through atomics, payload through raw copies; there is never a `&` or
-//!   `&mut` to bytes that others write (a `&AtomicU32` is fine: it promises nothing about the value).
-//! * **M2** Every pointer is made by [`Window`], which checks once that the bytes lie inside the mapping; a view keeps
+//! * **M1** Shared words are read and written through atomics, payload through raw copies (or volatile accesses of single
+//!   words); there is never a `&` or `&mut` to bytes that other processes write. A `&AtomicU32` is sound: it promises nothing
+//!   about the value.
+//! * **M2** Every pointer is derived from a [`Window`], which checks once that the bytes lie inside the mapping. A view keeps
 //!   its mapping alive, and a mapping cannot shrink, because its memfd is sealed.
-//! * **M3** A [`Pos`] is below the [`Slots`] that made it; a [`SlotRing`] takes one of a larger ring for its last slot, so
-//!   that every slot it touches is inside the ring.
-//! * **M4** A value read from shared memory is judged on the copy, and only the copy is used.
+//! * **M3** A [`Pos`] is below the [`Slots`] that made it. A [`SlotRing`] cuts a position of a larger ring to its last slot, so
+//!   every slot that it accesses is inside the ring.
+//! * **M4** A value from shared memory is loaded once, the copy is validated, and only the copy is used.
+//! * **M5** Vector instructions run only on a CPU that has them: a [`SimdLevel`] above the portable one is made only after the
+//!   CPU was checked.
+//! * **M6** A buffer is addressed by an index below the pool's count, and its size is a multiple of 64 bytes, at least 64
+//!   ([`Geometry`]). So whole blocks of 64 bytes stay inside a buffer.
+//! * **M7** A prefetch is a hint: it faults at no address and changes no memory, so its address needs no check.
+//!
+//! Tests under the loom model checker access slots through the checker's cells, which report every access that is not
+//! ordered; their `SAFETY` comments cite **M8**: the model checks exclusive access.
 
 mod atomic;
-mod control;
+mod channel;
 mod copy;
-mod fetch;
+mod endpoint;
 mod frame;
-mod line;
 mod pool;
 mod pos;
+mod prefetch;
 mod region;
 mod ring;
 mod slot;
+mod slot_copy;
 mod swap;
-mod take;
+mod tuning;
 mod window;
-mod xring;
+mod xsk_rings;
 
 #[cfg(not(loom))]
 pub use atomic::register_publisher;
-pub use control::{BY_LOOP, ENDED, EndPage, JoinedState, RingState, SyncGuard};
-pub use copy::{ADDRESSES, NOT_PLAIN, Run, Side, copy_packet, copy_run, copy_some};
-pub use frame::Frame;
-pub use line::{Consumer, Inbox, LINE_BYTES, LinePage, LineWords, Producer, SentWord, fence_before_sleep};
+pub use channel::{
+    CHANNEL_BYTES, ChannelPage, ChannelWords, Consumer, ProdWord, Producer, Receiver, fence_before_sleep,
+};
 #[cfg(not(loom))]
-pub use line::{Nap, Waiter};
-pub use pool::{BufPool, Census, IndexSet, ObjectPool};
+pub use channel::{FutexWaitSet, Waiter};
+pub use copy::{MAC_PAIR_BYTES, RUN_BREAK_FLAGS, RingRef, Run, copy_list, copy_packet, copy_run};
+pub use endpoint::{EndpointPage, OWNED_BY_SYNC_LOOP, PORT_REMOVED, SyncGuard, SyncState, SyncStateRef};
+pub use frame::Frame;
+pub use pool::{BufPool, BufUsage, IndexSet, ObjectPool};
 pub use pos::{BufIdx, Pos, Slots, Span};
 pub use region::{Geometry, PoolShape, Region};
 pub use ring::{Iface, IfaceShape, RingShape, RingView};
 pub use slot::{Limits, Offsets, SlotHead, SlotRing, SlotValue};
+pub use slot_copy::SimdLevel;
 pub use swap::{swap_one, swap_run};
-pub use take::CopyKind;
 pub use window::Window;
-pub use xring::{Buffers, Packet, ReceiveRings, SendRings, SentPage};
+pub use xsk_rings::{TxFramesPage, UmemLayout, XskDesc, XskRxRings, XskTxRings};

@@ -1,39 +1,39 @@
-//! Who holds which object of a region: the daemon's private books, which no client can write.
+//! The allocation of a region's objects, in the daemon's private memory, which no client can write.
 
 use crate::pos::BufIdx;
 
-/// Which of a pool's objects (interfaces, rings) are handed out.
+/// The allocator of a pool of objects (interfaces, rings).
 #[derive(Debug, Clone)]
 pub struct ObjectPool {
     used: Vec<bool>,
-    taken: u32,
+    allocated: u32,
 }
 
 impl ObjectPool {
     /// `count` objects, all free.
     pub fn new(count: u32) -> ObjectPool {
-        ObjectPool { used: vec![false; count as usize], taken: 0 }
+        ObjectPool { used: vec![false; count as usize], allocated: 0 }
     }
 
-    /// Takes the lowest free object, so that few pages are touched; `None` when all are out.
-    pub fn take(&mut self) -> Option<u32> {
+    /// Allocates the lowest free object, so that few pages are touched; `None` when none is free.
+    pub fn alloc(&mut self) -> Option<u32> {
         let index = self.used.iter().position(|used| !used)?;
         self.used[index] = true;
-        self.taken += 1;
+        self.allocated += 1;
         u32::try_from(index).ok()
     }
 
-    /// Gives object `index` back; one that was not taken is ignored.
-    pub fn give(&mut self, index: u32) {
+    /// Frees object `index`; one that is not allocated is ignored.
+    pub fn free(&mut self, index: u32) {
         if let Some(used) = self.used.get_mut(index as usize).filter(|used| **used) {
             *used = false;
-            self.taken -= 1;
+            self.allocated -= 1;
         }
     }
 
-    /// Objects that are handed out.
-    pub fn taken(&self) -> u32 {
-        self.taken
+    /// The number of allocated objects.
+    pub fn allocated(&self) -> u32 {
+        self.allocated
     }
 }
 
@@ -51,7 +51,7 @@ impl IndexSet {
         self.0.get(idx.0 as usize / 64).is_some_and(|word| word >> (idx.0 % 64) & 1 == 1)
     }
 
-    /// Returns whether it was new; an index out of bounds is not.
+    /// Inserts `idx`; returns whether it was not in the set. An index out of bounds is ignored, and `false`.
     pub fn insert(&mut self, idx: BufIdx) -> bool {
         let bit = 1u64 << (idx.0 % 64);
         self.0.get_mut(idx.0 as usize / 64).is_some_and(|word| {
@@ -68,97 +68,104 @@ impl IndexSet {
     }
 }
 
-/// Where all buffers of a region are. The four counts add up to the pool less its two reserved buffers.
+/// How many buffers of a region are where. The four counts add up to the pool less its two reserved buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Census {
-    /// In the pool.
+pub struct BufUsage {
+    /// Not allocated.
     pub free: u32,
-    /// In a slot of a living ring.
+    /// In a slot of a bound ring.
     pub in_rings: u32,
-    /// In no ring, but not more than the living sessions took as extra buffers: in a program's hands.
+    /// In no ring, but not more than the open sessions have as extra buffers: held by a program.
     pub extra: u32,
-    /// Found nowhere: some program lost or duplicated an index. Free again when the region's last session closes.
+    /// Allocated but found nowhere: a program lost or duplicated an index. Free again when the region's last session closes.
     pub quarantined: u32,
 }
 
-/// Which buffers of a region are handed out. An index that a client left somewhere is only ever a hint: what is freed
-/// must be handed out, and must not be in a living ring.
+/// The allocator of a region's buffers. An index that a client left in a ring or list is only a hint: a buffer is freed only
+/// if it is allocated and not in a ring that stays.
 #[derive(Debug, Clone)]
 pub struct BufPool {
-    /// Buffers, the two reserved ones included.
+    /// Buffers in the pool, the two reserved ones included.
     count: u32,
-    /// Never handed out yet: `[fresh, count)`. Kept apart from `returned` so that a large pool costs little memory.
+    /// `[fresh, count)` were never allocated. Not part of `returned`, so that a large pool costs little memory.
     fresh: u32,
-    /// Handed out before, and back.
+    /// Buffers that were allocated before and are free again.
     returned: Vec<BufIdx>,
-    out: IndexSet,
-    taken: u32,
+    allocated_set: IndexSet,
+    allocated: u32,
 }
 
 impl BufPool {
     /// A pool of `count` buffers, of which 0 and 1 are reserved.
     pub fn new(count: u32) -> BufPool {
-        BufPool { count, fresh: BufIdx::FIRST.0, returned: Vec::new(), out: IndexSet::new(count), taken: 0 }
+        BufPool {
+            count,
+            fresh: BufIdx::FIRST.0,
+            returned: Vec::new(),
+            allocated_set: IndexSet::new(count),
+            allocated: 0,
+        }
     }
 
-    /// Buffers that can be handed out now.
-    pub fn free(&self) -> u32 {
+    /// The number of free buffers.
+    pub fn available(&self) -> u32 {
         self.returned.len() as u32 + (self.count - self.fresh)
     }
 
-    /// Buffers that are handed out.
-    pub fn taken(&self) -> u32 {
-        self.taken
+    /// The number of allocated buffers.
+    pub fn allocated(&self) -> u32 {
+        self.allocated
     }
 
-    /// Takes one buffer.
-    pub fn take(&mut self) -> Option<BufIdx> {
+    /// Allocates one buffer.
+    pub fn alloc(&mut self) -> Option<BufIdx> {
         let idx = self.returned.pop().or_else(|| {
             let next = (self.fresh < self.count).then_some(BufIdx(self.fresh))?;
             self.fresh += 1;
             Some(next)
         })?;
-        self.out.insert(idx);
-        self.taken += 1;
+        self.allocated_set.insert(idx);
+        self.allocated += 1;
         Some(idx)
     }
 
-    /// Takes `n` buffers, or none when there are fewer.
-    pub fn take_many(&mut self, n: u32) -> Option<Vec<BufIdx>> {
-        (self.free() >= n).then(|| (0..n).filter_map(|_| self.take()).collect())
+    /// Allocates `n` buffers, or none when fewer are free.
+    pub fn alloc_many(&mut self, n: u32) -> Option<Vec<BufIdx>> {
+        (self.available() >= n).then(|| (0..n).filter_map(|_| self.alloc()).collect())
     }
 
-    /// Frees the buffers `found` (in closed rings, in a list of extra buffers) that are handed out and not in `living`,
-    /// the slots of all rings that stay. Anything else in `found` is ignored: out of bounds, free, twice. Returns how
+    /// Frees the buffers `found` (in closed rings, in a list of extra buffers) that are allocated and not in `in_use`, the
+    /// slots of all rings that stay. Other indexes in `found` are ignored: out of bounds, free, or repeated. Returns how
     /// many were freed.
     pub fn reclaim(
         &mut self,
         found: impl IntoIterator<Item = BufIdx>,
-        living: impl IntoIterator<Item = BufIdx>,
+        in_use: impl IntoIterator<Item = BufIdx>,
     ) -> u32 {
         let mut keep = IndexSet::new(self.count);
-        for idx in living {
+        for idx in in_use {
             keep.insert(idx);
         }
         let mut freed = 0;
         for idx in found {
-            if self.out.contains(idx) && !keep.contains(idx) {
-                self.out.remove(idx);
+            if self.allocated_set.contains(idx) && !keep.contains(idx) {
+                self.allocated_set.remove(idx);
                 self.returned.push(idx);
                 freed += 1;
             }
         }
-        self.taken -= freed;
+        self.allocated -= freed;
         freed
     }
 
-    /// Counts every buffer: `living` are the slots of all living rings, `extra` what the living sessions took besides.
-    pub fn census(&self, living: impl IntoIterator<Item = BufIdx>, extra: u32) -> Census {
+    /// Counts every buffer. `in_use` are the slots of all bound rings, `extra` the extra buffers of all open sessions.
+    pub fn usage(&self, in_use: impl IntoIterator<Item = BufIdx>, extra: u32) -> BufUsage {
         let mut seen = IndexSet::new(self.count);
-        let in_rings = living.into_iter().filter(|&idx| self.out.contains(idx) && seen.insert(idx)).count() as u32;
-        let elsewhere = self.taken - in_rings;
+        let in_rings =
+            in_use.into_iter().filter(|&idx| self.allocated_set.contains(idx) && seen.insert(idx)).count() as u32;
+        let elsewhere = self.allocated - in_rings;
         let extra = extra.min(elsewhere);
-        Census { free: self.free(), in_rings, extra, quarantined: elsewhere - extra }
+        BufUsage { free: self.available(), in_rings, extra, quarantined: elsewhere - extra }
     }
 }
 
@@ -172,34 +179,34 @@ mod tests {
     }
 
     #[test]
-    fn reserved_buffers_are_never_handed_out() {
+    fn reserved_buffers_are_never_allocated() {
         let mut pool = BufPool::new(4);
-        assert_eq!(pool.take_many(3), None);
-        assert_eq!(pool.take_many(2), Some(idx(&[2, 3])));
-        assert_eq!(pool.take(), None);
+        assert_eq!(pool.alloc_many(3), None);
+        assert_eq!(pool.alloc_many(2), Some(idx(&[2, 3])));
+        assert_eq!(pool.alloc(), None);
     }
 
     #[test]
-    fn nothing_is_freed_twice_or_under_a_living_ring() {
+    fn nothing_is_freed_twice_or_while_in_a_ring() {
         let mut pool = BufPool::new(10);
-        pool.take_many(4);
-        // 2 twice, 3 still in a ring, 9 never handed out, 0 reserved, one out of bounds.
+        pool.alloc_many(4);
+        // 2 twice, 3 still in a ring, 9 never allocated, 0 reserved, one out of bounds.
         assert_eq!(pool.reclaim(idx(&[2, 2, 3, 9, 0, u32::MAX]), idx(&[3])), 1);
-        assert_eq!(pool.census(idx(&[3, 3, 9]), 1), Census { free: 5, in_rings: 1, extra: 1, quarantined: 1 });
+        assert_eq!(pool.usage(idx(&[3, 3, 9]), 1), BufUsage { free: 5, in_rings: 1, extra: 1, quarantined: 1 });
     }
 
     proptest! {
-        /// Whatever clients leave in rings and lists, every buffer stays counted exactly once.
+        /// Every buffer is counted exactly once, for any indexes that clients leave in rings and lists.
         #[test]
         fn every_buffer_stays_accounted_for(
             steps in proptest::collection::vec((0u32..12, proptest::collection::vec(0u32..40, 0..20)), 1..30),
         ) {
             let mut pool = BufPool::new(32);
             for (n, found) in steps {
-                pool.take_many(n);
-                let (gone, living) = found.split_at(found.len() / 2);
-                pool.reclaim(idx(gone), idx(living));
-                let c = pool.census(idx(living), 3);
+                pool.alloc_many(n);
+                let (gone, in_use) = found.split_at(found.len() / 2);
+                pool.reclaim(idx(gone), idx(in_use));
+                let c = pool.usage(idx(in_use), 3);
                 prop_assert_eq!(c.free + c.in_rings + c.extra + c.quarantined, 30);
                 let mut all = pool.returned.clone();
                 all.sort();

@@ -1,18 +1,18 @@
-//! Positions in a ring and indexes of buffers: two kinds of number that must never be confused, and never be
-//! compared with a bare `<`.
+//! Positions in a ring and indexes of buffers. They are types of their own so that they are never confused with each other
+//! and positions, which wrap, are never compared with a bare `<`.
 
 use std::fmt;
 
-/// How many slots a ring has: 2..=[`Slots::MAX`].
+/// The number of slots of a ring, 2..=[`Slots::MAX`], and the arithmetic of its positions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Slots(u32);
 
-/// A slot's place in a ring, below the ring's number of slots. Positions wrap, so they have no order: ask
+/// The position of a slot in a ring, below the ring's number of slots (M3). Positions wrap, so they have no order; use
 /// [`Slots::distance`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pos(u32);
 
-/// The half-open interval `[from, to)` of positions, walked in ring order; empty when both are equal.
+/// The half-open interval `[from, to)` of positions in ring order; empty when both are equal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// First position inside.
@@ -21,13 +21,13 @@ pub struct Span {
     pub to: Pos,
 }
 
-/// The index of a buffer in its region. Any value can stand in a slot; only [`crate::Region::frame`] says whether the
-/// buffer exists.
+/// The index of a buffer in its region. A slot can hold any value; [`crate::Region::frame`] checks whether the buffer
+/// exists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct BufIdx(pub u32);
 
 impl BufIdx {
-    /// The first index that is handed out: 0 and 1 are reserved in every region.
+    /// The first index that is allocated: 0 and 1 are reserved in every region.
     pub const FIRST: BufIdx = BufIdx(2);
 }
 
@@ -38,10 +38,10 @@ impl fmt::Display for BufIdx {
 }
 
 impl Pos {
-    /// Slot 0, which every ring has.
+    /// Position 0, which every ring has.
     pub const ZERO: Pos = Pos(0);
 
-    /// The plain number, for a word in shared memory or for printing.
+    /// The number, for a word in shared memory or for printing.
     #[inline(always)]
     pub fn raw(self) -> u32 {
         self.0
@@ -63,7 +63,7 @@ impl Slots {
         self.0
     }
 
-    /// Judges a number that came from elsewhere: a position, or `None` when this ring has no such slot.
+    /// Validates a number from shared memory: the position, or `None` when this ring has no such slot.
     #[inline(always)]
     pub fn pos(self, raw: u32) -> Option<Pos> {
         (raw < self.0).then_some(Pos(raw))
@@ -86,7 +86,7 @@ impl Slots {
     pub fn add(self, p: Pos, n: u32) -> Pos {
         debug_assert!(n <= self.0);
         let sum = p.0 + n;
-        // Twice, so that even an `n` out of bounds (a caller's mistake) cannot make a position out of range.
+        // The remainder too, so that even an `n` out of bounds (a bug of the caller) cannot make a position out of range (M3).
         if sum < self.0 { Pos(sum) } else { Pos((sum - self.0) % self.0) }
     }
 
@@ -96,7 +96,7 @@ impl Slots {
         if to.0 >= from.0 { to.0 - from.0 } else { to.0 + self.0 - from.0 }
     }
 
-    /// Whether `p` lies in the closed walk from `from` to `last`, as netmap's rules for `head` and `cur` ask.
+    /// Whether `p` lies in the closed walk from `from` to `last`, as netmap's rules for `head` and `cur` require.
     #[inline(always)]
     pub fn between(self, from: Pos, p: Pos, last: Pos) -> bool {
         self.distance(from, p) <= self.distance(from, last)
@@ -109,7 +109,7 @@ impl Slots {
         if to.0 >= from.0 { [(from, to.0 - from.0), (Pos(0), 0)] } else { [(from, self.0 - from.0), (Pos(0), to.0)] }
     }
 
-    /// The positions of a run that [`Slots::runs`] gave, with no test for the end of the ring at each.
+    /// The positions of a run from [`Slots::runs`], without a wrap test at each.
     #[inline(always)]
     pub fn run(self, (start, count): (Pos, u32)) -> impl Iterator<Item = Pos> {
         (start.0..start.0.saturating_add(count).min(self.0)).map(Pos)
@@ -130,7 +130,7 @@ impl Slots {
 mod tests {
     use super::*;
 
-    /// Everything a ring of `n` slots can be asked, against plain modular arithmetic.
+    /// All methods, against plain modular arithmetic.
     #[test]
     fn arithmetic_agrees_with_modulo_on_all_small_rings() {
         for n in 2..=9u32 {

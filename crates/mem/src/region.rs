@@ -1,31 +1,31 @@
-//! A region: one sealed memfd in netmap's layout, named by its mem_id.
+//! A region: one sealed memfd in netmap's layout, identified by its mem_id.
 //!
 //! ```text
 //! 0            rings.offset          bufs.offset                      bytes()
 //! | interfaces | rings               | buffers 0 1 | 2 3 4 ...        |
 //! ```
-//! Every object is named by its offset or index; there is no pointer in a region. The pages are sparse: memory is
-//! used when an object is. Several regions may lie in one memfd, one behind the other; offsets are the memfd's then, too.
+//! Objects are identified by offset or index; there is no pointer in a region. The pages are sparse: an object takes memory
+//! once it is used. Several regions may lie in one memfd, one after the other; offsets are then from the start of the memfd.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use unetmap_sys::program::{PIECES, Piece, bring};
+use unetmap_sys::user_memory::{MAX_PIECES, Piece, read_pieces};
 use unetmap_sys::xsk::Umem;
 use unetmap_sys::{Mapping, memfd};
 
-use crate::fetch;
 use crate::frame::Frame;
 use crate::pos::BufIdx;
+use crate::prefetch;
 use crate::slot::Limits;
 use crate::window::Window;
 
-/// One pool: `count` objects of `size` bytes each, the first at `offset` from the start of the region.
+/// One pool: `count` objects of `size` bytes each, the first at `offset`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PoolShape {
-    /// Bytes from the start of the region's file.
+    /// Bytes from the start of the memfd.
     pub offset: u64,
-    /// Objects.
+    /// The number of objects.
     pub count: u32,
     /// Bytes of one object.
     pub size: u32,
@@ -37,12 +37,12 @@ impl PoolShape {
         u64::from(self.count) * u64::from(self.size)
     }
 
-    /// The offset in the region of object `index`; `None` when there is no such object.
+    /// The offset of object `index`; `None` when there is no such object.
     pub fn object(&self, index: u32) -> Option<u64> {
         (index < self.count).then(|| self.offset + u64::from(index) * u64::from(self.size))
     }
 
-    /// The object that starts at `offset`.
+    /// The index of the object that starts at `offset`; `None` when none does.
     pub fn index_of(&self, offset: u64) -> Option<u32> {
         let at = offset.checked_sub(self.offset)?;
         let index = u32::try_from(at / u64::from(self.size)).ok()?;
@@ -61,43 +61,45 @@ pub struct Geometry {
     pub bufs: PoolShape,
 }
 
-const NO_PIECE: Piece = Piece { from: 0, to: std::ptr::null_mut(), len: 0 };
+const EMPTY_PIECE: Piece = Piece { from: 0, to: std::ptr::null_mut(), len: 0 };
 const PAGE: u64 = 4096;
-/// Where a region may begin at most.
+/// The largest offset at which a region may begin.
 const LAST_BASE: u64 = 1 << 40;
 /// Rings start on a multiple of this, so that slots start on a cache line.
 const OBJECT_ALIGN: u32 = 128;
 
 impl Geometry {
-    // The bounds are the original's for its knobs, with more rings allowed.
+    // The bounds are those of netmap's own knobs, with more rings allowed.
 
-    /// Sessions that a region can have.
+    /// Sessions of a region.
     pub const IF_COUNT: std::ops::RangeInclusive<u32> = 1..=10_000;
-    /// Bytes of a session's description.
+    /// Bytes of a session's `struct netmap_if`.
     pub const IF_SIZE: std::ops::RangeInclusive<u32> = 256..=8192;
-    /// Rings that a region can have.
+    /// Rings of a region.
     pub const RING_COUNT: std::ops::RangeInclusive<u32> = 2..=4096;
     /// Bytes of a ring.
     pub const RING_SIZE: std::ops::RangeInclusive<u32> = 512..=(32 << 12) + (256 << 10);
-    /// Buffers that a region can have.
+    /// Buffers of a region.
     pub const BUF_COUNT: std::ops::RangeInclusive<u32> = 4..=1_000_000;
     /// Bytes of a buffer.
     pub const BUF_SIZE: std::ops::RangeInclusive<u32> = 64..=65536;
 
-    /// Lays out pools of `(count, bytes of one object)`; sizes are rounded up to 128 bytes (buffers: 64). `Err` names
-    /// the number that is out of bounds.
+    /// Lays out pools of `(count, bytes of one object)`; sizes are rounded up to 128 bytes (buffers: 64, M6).
+    ///
+    /// # Errors
+    /// A message that names the number that is out of bounds.
     pub fn new(ifs: (u32, u32), rings: (u32, u32), bufs: (u32, u32)) -> Result<Geometry, String> {
         Geometry::at(0, ifs, rings, bufs)
     }
 
-    /// The same, in a file that has other regions before it: the first pool is at `base`, a multiple of the page size and
-    /// at most 1 TiB.
+    /// As [`Geometry::new`], in a memfd that has other regions before this one: the first pool is at `base`, a multiple of
+    /// the page size and at most 1 TiB.
     ///
     /// # Errors
     /// As [`Geometry::new`].
     pub fn at(base: u64, ifs: (u32, u32), rings: (u32, u32), bufs: (u32, u32)) -> Result<Geometry, String> {
         if !base.is_multiple_of(PAGE) || base > LAST_BASE {
-            return Err(format!("the region begins at byte {base}, which is no page of the first TiB"));
+            return Err(format!("the region's offset is {base}, it must be a multiple of {PAGE} and at most 1 TiB"));
         }
         let check = |what: &str, value: u32, range: std::ops::RangeInclusive<u32>| {
             if range.contains(&value) {
@@ -129,19 +131,19 @@ impl Geometry {
         Ok(geometry)
     }
 
-    /// Bytes from the start of the file to the end of the region, a multiple of the page size.
+    /// Bytes from the start of the memfd to the end of the region, a multiple of the page size.
     pub fn bytes(&self) -> u64 {
         (self.bufs.offset + self.bufs.bytes()).next_multiple_of(PAGE)
     }
 
-    /// What slots of this region may say.
+    /// The limits of slots of this region.
     pub fn limits(&self) -> Limits {
         Limits { bufs: self.bufs.count, buf_size: self.bufs.size }
     }
 }
 
-/// A mapped region. Every party keeps its own copy of the geometry, from the daemon, and believes no number in the
-/// shared bytes.
+/// A mapped region. Every process keeps its own copy of the geometry, from the daemon, and uses no geometry from the shared
+/// bytes (M4).
 #[derive(Clone)]
 pub struct Region {
     window: Window,
@@ -149,16 +151,16 @@ pub struct Region {
     geometry: Geometry,
 }
 
-// SAFETY: `bufs` points into the mapping that `window` keeps alive (M2); reached by raw copies only (M1).
+// SAFETY: `bufs` points into the mapping that `window` keeps alive (M2); accessed by raw copies only (M1).
 unsafe impl Send for Region {}
-// SAFETY: as above.
+// SAFETY: as above (M1, M2).
 unsafe impl Sync for Region {}
 
 impl Region {
     /// Makes a new region: a sealed memfd of the right size, mapped.
     ///
     /// # Errors
-    /// The kernel's, when memory or file descriptors ran out.
+    /// The system call's error, when memory or file descriptors ran out.
     pub fn create(name: &str, geometry: Geometry) -> std::io::Result<(Region, OwnedFd)> {
         use std::os::fd::AsFd;
         let fd = memfd::create_sealed(name, geometry.bytes())?;
@@ -166,13 +168,13 @@ impl Region {
         Ok((region, fd))
     }
 
-    /// Maps a region that somebody else made.
+    /// Maps a region that another process made.
     ///
     /// # Errors
-    /// `InvalidData` when the geometry is none that [`Geometry::new`] makes, or the memfd is not sealed or too small for
-    /// it; else the kernel's.
+    /// `InvalidData` when the geometry is not one that [`Geometry::at`] makes, or the memfd is not sealed or too small for
+    /// it; else the system call's error.
     pub fn attach(fd: BorrowedFd<'_>, geometry: Geometry) -> std::io::Result<Region> {
-        // Only a geometry that `new` makes: its pools are in bounds, in order, and aligned.
+        // Only a geometry that `at` makes: its pools are in bounds, in order, and aligned.
         let pools = [&geometry.ifs, &geometry.rings, &geometry.bufs].map(|pool| (pool.count, pool.size));
         if Geometry::at(geometry.ifs.offset, pools[0], pools[1], pools[2]) != Ok(geometry) {
             return Err(std::io::Error::new(
@@ -184,7 +186,7 @@ impl Region {
         let bytes = usize::try_from(geometry.bytes() - base).map_err(std::io::Error::other)?;
         let window = Window::whole(Arc::new(Mapping::part(fd, base, bytes)?));
         // SAFETY: the mapping has the bytes from `base` to `geometry.bytes()`, and in a geometry of `at` the buffer pool lies
-        // inside them.
+        // inside them (M2).
         let bufs = unsafe { window.base().add((geometry.bufs.offset - base) as usize) };
         Ok(Region { window, bufs, geometry })
     }
@@ -194,41 +196,41 @@ impl Region {
         &self.geometry
     }
 
-    /// All bytes.
+    /// The window of all its bytes.
     pub fn window(&self) -> &Window {
         &self.window
     }
 
-    /// Where in the window that byte of the file is; `None` when it lies before the region.
-    pub(crate) fn place(&self, offset: u64) -> Option<usize> {
+    /// The offset in the window of byte `offset` of the memfd; `None` when it lies before the region.
+    pub(crate) fn window_offset(&self, offset: u64) -> Option<usize> {
         usize::try_from(offset.checked_sub(self.geometry.ifs.offset)?).ok()
     }
 
     /// Whether both are views of one mapping.
-    pub fn same(&self, other: &Region) -> bool {
+    pub fn is_same_mapping(&self, other: &Region) -> bool {
         self.window.base() == other.window.base()
     }
 
-    /// The buffer `idx`; an index out of bounds gives [`Frame::EMPTY`].
+    /// The buffer `idx`; [`Frame::EMPTY`] if the index is out of bounds.
     #[inline(always)]
     pub fn frame(&self, idx: BufIdx) -> Frame<'_> {
         let bufs = &self.geometry.bufs;
         if idx.0 >= bufs.count {
             return Frame::EMPTY;
         }
-        // SAFETY: buffer idx < count lies inside the pool, which `attach` mapped whole (M2).
+        // SAFETY: buffer idx < count lies inside the pool, which `attach` mapped whole (M2, M6).
         unsafe { Frame::new(self.bufs.add(idx.0 as usize * bufs.size as usize), bufs.size as usize) }
     }
 
-    /// Has the beginning of buffer `idx` fetched into the cache, to be read, where the processor can; an index out of
-    /// bounds means the last buffer.
+    /// Prefetches the first cache line of buffer `idx` for reading, on x86-64; an index out of bounds is cut to the last
+    /// buffer.
     #[inline(always)]
-    pub fn fetch(&self, idx: BufIdx) {
+    pub fn prefetch(&self, idx: BufIdx) {
         #[cfg(target_arch = "x86_64")]
         {
             let bufs = &self.geometry.bufs;
             let index = idx.0.min(bufs.count - 1) as usize;
-            // SAFETY: buffer index < count lies inside the pool, which `attach` mapped whole (M2); nothing is read.
+            // SAFETY: a prefetch faults at no address (M7); buffer index < count lies inside the pool (M2, M6).
             unsafe {
                 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
                 _mm_prefetch::<_MM_HINT_T0>(self.bufs.add(index * bufs.size as usize).cast());
@@ -238,53 +240,53 @@ impl Region {
         let _ = idx;
     }
 
-    /// The same to be written: whoever has it, or a copy of it, gives it up.
+    /// Prefetches the first cache line of buffer `idx` for writing: copies of it in other caches are invalidated.
     #[inline(always)]
-    pub fn fetch_to_write(&self, idx: BufIdx) {
+    pub fn prefetch_for_write(&self, idx: BufIdx) {
         let bufs = &self.geometry.bufs;
         let index = idx.0.min(bufs.count - 1) as usize;
-        fetch::to_write(self.bufs.wrapping_add(index * bufs.size as usize));
+        prefetch::for_write(self.bufs.wrapping_add(index * bufs.size as usize));
     }
 
-    /// Has memory made for `n` buffers from `first` on, which will be written: for where a fault would come at a bad time.
-    /// Whether it was; what does not lie in the pool has none.
-    pub fn prepare(&self, first: BufIdx, n: u32) -> bool {
+    /// Allocates the memory of `n` buffers from `first` on, so that writing them later causes no page fault. Returns whether
+    /// it did; `false` also if they do not lie in the pool.
+    pub fn populate(&self, first: BufIdx, n: u32) -> bool {
         let bufs = &self.geometry.bufs;
-        let there = first.0.checked_add(n).is_some_and(|end| end <= bufs.count);
-        let at = self.place(bufs.offset).map(|at| at + first.0 as usize * bufs.size as usize);
-        there && at.is_some_and(|at| self.window.mapping().populate(at, n as usize * bufs.size as usize).is_ok())
+        let in_pool = first.0.checked_add(n).is_some_and(|end| end <= bufs.count);
+        let at = self.window_offset(bufs.offset).map(|at| at + first.0 as usize * bufs.size as usize);
+        in_pool && at.is_some_and(|at| self.window.mapping().populate(at, n as usize * bufs.size as usize).is_ok())
     }
 
-    /// Brings data of this process, at addresses where there may be no memory, to the starts of buffers: up to
-    /// [`PIECES`] of `(address, bytes, buffer)`. Returns which could not be brought, bit i for the i-th; what is longer than
-    /// a buffer, or for a buffer that does not exist, is among them.
+    /// Copies data of this process, from addresses that may be unmapped, to the starts of buffers: up to [`MAX_PIECES`] of
+    /// `(address, bytes, buffer)`. Returns a bit mask of those that failed, bit i for the i-th. A piece that is longer than a
+    /// buffer, or whose buffer does not exist, fails.
     ///
-    /// [`PIECES`]: unetmap_sys::program::PIECES
-    pub fn bring(&self, wanted: &[(u64, u16, BufIdx)]) -> u64 {
-        let (mut bad, mut pieces, mut of, mut n) = (0, [NO_PIECE; PIECES], [0; PIECES], 0);
-        for (i, (from, len, idx)) in wanted.iter().take(PIECES).enumerate() {
+    /// [`MAX_PIECES`]: unetmap_sys::user_memory::MAX_PIECES
+    pub fn copy_from_program(&self, wanted: &[(u64, u16, BufIdx)]) -> u64 {
+        let (mut failed, mut pieces, mut number, mut n) = (0, [EMPTY_PIECE; MAX_PIECES], [0; MAX_PIECES], 0);
+        for (i, (from, len, idx)) in wanted.iter().take(MAX_PIECES).enumerate() {
             let frame = if self.limits().index_ok(*idx) { self.frame(*idx) } else { Frame::EMPTY };
             if usize::from(*len) > frame.capacity() {
-                bad |= 1 << i;
+                failed |= 1 << i;
                 continue;
             }
             pieces[n] = Piece { from: *from, to: frame.as_ptr(), len: (*len).into() };
-            of[n] = i;
+            number[n] = i;
             n += 1;
         }
-        // SAFETY: each place is the start of a frame that has room for so many bytes; there are no references to frames (M1).
-        let missed = unsafe { bring(&pieces[..n]) };
-        (0..n).filter(|at| missed & 1 << at != 0).fold(bad, |bad, at| bad | 1 << of[at])
+        // SAFETY: each target is the start of a frame of at least that many bytes (M2); there are no references to frames (M1).
+        let unread = unsafe { read_pieces(&pieces[..n]) };
+        (0..n).filter(|at| unread & 1 << at != 0).fold(failed, |failed, at| failed | 1 << number[at])
     }
 
-    /// The first byte of buffer 0; valid for the whole pool.
+    /// The address of buffer 0; valid for the whole pool.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    pub(crate) fn buffers(&self) -> *mut u8 {
+    pub(crate) fn bufs_ptr(&self) -> *mut u8 {
         self.bufs
     }
 
-    /// The buffers, as memory of AF_XDP sockets.
+    /// The buffer pool as the UMEM of AF_XDP sockets.
     pub fn umem(&self) -> Umem {
         let bufs = &self.geometry.bufs;
         Umem {
@@ -295,7 +297,7 @@ impl Region {
         }
     }
 
-    /// Where slots of a ring may point, and how long they may be.
+    /// The limits of slots that name buffers of this region.
     pub fn limits(&self) -> Limits {
         self.geometry.limits()
     }
@@ -320,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn several_lie_in_one_file() {
+    fn several_regions_lie_in_one_memfd() {
         let first = Geometry::new((3, 1024), (5, 20481), (7, 2000)).unwrap();
         let second = Geometry::at(first.bytes(), (3, 1024), (5, 20481), (7, 2000)).unwrap();
         assert_eq!(second.bytes(), 2 * first.bytes());
@@ -332,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_behind_another_keeps_to_its_place() {
+    fn a_region_after_another_uses_its_own_bytes() {
         use std::os::fd::AsFd;
         let first = Geometry::new((1, 256), (2, 512), (4, 64)).unwrap();
         let second = Geometry::at(first.bytes(), (1, 256), (2, 512), (4, 64)).unwrap();
@@ -342,20 +344,23 @@ mod tests {
         assert_eq!(region.frame(BufIdx(2)).write(0, b"abc"), 3);
         let at = (second.bufs.offset + 2 * 64) as usize;
         let whole = Window::whole(Arc::new(whole));
-        // SAFETY: three bytes inside the mapping, and nobody else writes them.
+        // SAFETY: three bytes inside the mapping (M2), which nothing writes while the slice exists.
         assert_eq!(unsafe { std::slice::from_raw_parts(whole.base().add(at), 3) }, b"abc");
-        assert_eq!((region.place(0), region.place(second.rings.offset)), (None, Some(first.rings.offset as usize)));
+        assert_eq!(
+            (region.window_offset(0), region.window_offset(second.rings.offset)),
+            (None, Some(first.rings.offset as usize))
+        );
     }
 
     #[test]
-    fn only_buffers_of_the_pool_are_prepared() {
+    fn only_buffers_of_the_pool_are_populated() {
         let (region, fd) = Region::create("test", Geometry::new((1, 256), (2, 512), (64, 2048)).unwrap()).unwrap();
         let bytes = || rustix::fs::fstat(&fd).unwrap().st_blocks * 512;
         assert!(
-            !region.prepare(BufIdx(63), 2) && !region.prepare(BufIdx(64), 1) && !region.prepare(BufIdx(u32::MAX), 1)
+            !region.populate(BufIdx(63), 2) && !region.populate(BufIdx(64), 1) && !region.populate(BufIdx(u32::MAX), 1)
         );
         assert_eq!(bytes(), 0);
-        if region.prepare(BufIdx(8), 16) {
+        if region.populate(BufIdx(8), 16) {
             assert_eq!(bytes(), 16 * 2048);
         }
     }
@@ -368,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_geometry_that_cannot_be_is_not_mapped() {
+    fn an_invalid_geometry_is_not_mapped() {
         use std::os::fd::AsFd;
         let good = Geometry::new((1, 256), (2, 512), (4, 64)).unwrap();
         let (_region, fd) = Region::create("test", good).unwrap();

@@ -1,4 +1,4 @@
-//! Rings and interfaces as programs see them: `struct netmap_ring` and `struct netmap_if` in the region.
+//! `struct netmap_ring` and `struct netmap_if` in the region, which programs see.
 
 use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering::*};
 
@@ -17,12 +17,12 @@ const FLAGS: usize = std::mem::offset_of!(NetmapRing, flags);
 const TS: usize = std::mem::offset_of!(NetmapRing, ts);
 const SLOTS: usize = size_of::<NetmapRing>();
 
-/// What a ring is, as the daemon says it.
+/// Where a ring is and how large, as the daemon describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingShape {
     /// Bytes from the start of the region.
     pub offset: u64,
-    /// Slots.
+    /// The number of slots.
     pub slots: Slots,
     /// The number within its direction.
     pub id: u16,
@@ -31,16 +31,16 @@ pub struct RingShape {
 }
 
 impl RingShape {
-    /// Bytes that a ring of `slots` slots takes.
+    /// Bytes of a ring of `slots` slots, header included.
     pub fn bytes(slots: Slots) -> usize {
         SLOTS + slots.get() as usize * size_of::<NetmapSlot>()
     }
 }
 
-/// A view of one ring. `[head, tail)` is the program's; everything else is the system's.
+/// A view of one ring. The program owns `[head, tail)`; the syncs of this library own the rest.
 ///
-/// The three pointers hand slots over, so they are stored and loaded in order with the slots: another thread or process
-/// may run the sync that follows a `head`.
+/// `head`, `cur` and `tail` hand slots over, so they are stored with release and loaded with acquire: the sync that
+/// processes a `head` may run in another thread or process.
 #[derive(Clone)]
 pub struct RingView {
     region: Region,
@@ -51,7 +51,7 @@ pub struct RingView {
 }
 
 impl RingView {
-    /// The ring of that shape in `region`; `None` when it does not lie inside the ring pool.
+    /// The ring of shape `shape` in `region`; `None` when it does not lie inside the ring pool.
     pub fn new(region: &Region, shape: RingShape) -> Option<RingView> {
         let g = region.geometry();
         let end = shape.offset.checked_add(RingShape::bytes(shape.slots) as u64)?;
@@ -59,30 +59,30 @@ impl RingView {
         {
             return None;
         }
-        let offset = region.place(shape.offset)?;
+        let offset = region.window_offset(shape.offset)?;
         let header = region.window().part(offset, SLOTS)?;
         let slots = SlotRing::new(region.window(), offset + SLOTS, shape.slots)?;
         Some(RingView { region: region.clone(), header, slots, shape, offsets: Offsets::NONE })
     }
 
-    /// The same with packets that begin behind the start of their buffers.
+    /// The same view with offsets of packets in their buffers.
     pub fn with_offsets(mut self, offsets: Offsets) -> RingView {
         self.offsets = offsets;
         self
     }
 
-    /// Where in their buffers packets begin, as far as this view knows.
+    /// The offsets that this view applies.
     #[inline(always)]
     pub fn offsets(&self) -> Offsets {
         self.offsets
     }
 
-    /// Tells programs which bits of a slot's `ptr` are its offset.
+    /// Writes the mask that tells programs which bits of a slot's `ptr` are the packet's offset.
     pub fn set_offset_mask(&self, mask: u64) {
         self.put64(std::mem::offset_of!(NetmapRing, offset_mask), mask);
     }
 
-    /// Writes the header of a new ring, all positions 0 and all slots empty.
+    /// Writes the header of a new ring: all positions 0, all slots empty.
     pub fn format(&self) {
         let g = self.region.geometry();
         let buf_ofs = g.bufs.offset as i64 - self.shape.offset as i64;
@@ -103,14 +103,14 @@ impl RingView {
         }
     }
 
-    /// `head` and `cur` both at `head`, and `tail`.
+    /// Sets `head` and `cur` to `head`, and `tail`.
     pub fn set_pointers(&self, head: Pos, tail: Pos) {
         self.set_head(head);
         self.set_cur(head);
         self.set_tail(tail);
     }
 
-    /// What the ring is.
+    /// The ring's shape.
     #[inline(always)]
     pub fn shape(&self) -> &RingShape {
         &self.shape
@@ -122,31 +122,31 @@ impl RingView {
         &self.slots
     }
 
-    /// The region that the ring and its buffers lie in.
+    /// The region of the ring and its buffers.
     #[inline(always)]
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// The buffer that slot `p` names, from where its packet begins; empty when there is no such buffer.
+    /// The buffer of slot `p`, from the packet's offset on; empty when the index is out of bounds.
     #[inline(always)]
     pub fn frame(&self, p: Pos) -> Frame<'_> {
         self.offsets.within(self.region.frame(self.slots.buf_idx(p)), || self.slots.ptr(p))
     }
 
-    /// `head` as the program wrote it: any number.
+    /// `head` as the program wrote it, not validated.
     #[inline(always)]
     pub fn raw_head(&self) -> u32 {
         self.word(HEAD).load(Acquire)
     }
 
-    /// `cur` as the program wrote it: any number.
+    /// `cur` as the program wrote it, not validated.
     #[inline(always)]
     pub fn raw_cur(&self) -> u32 {
         self.word(CUR).load(Acquire)
     }
 
-    /// `tail`, which only the system should write, but any program can.
+    /// `tail`, which only a sync should write but any program can, not validated.
     #[inline(always)]
     pub fn raw_tail(&self) -> u32 {
         self.word(TAIL).load(Acquire)
@@ -180,7 +180,7 @@ impl RingView {
         self.word(FLAGS).store(flags, Relaxed);
     }
 
-    /// Sets the time of the last receive sync: seconds and microseconds of the wall clock.
+    /// Sets the time of the last receive sync that delivered: seconds and microseconds of the wall clock.
     #[inline(always)]
     pub fn set_time(&self, (sec, usec): (i64, i64)) {
         self.put64(TS, sec as u64);
@@ -190,7 +190,7 @@ impl RingView {
     /// The time of the last receive sync that delivered: seconds and microseconds of the wall clock.
     pub fn time(&self) -> (i64, i64) {
         let at = |byte: usize| {
-            // SAFETY: byte + 8 is inside the header and aligned; an atomic may be shared (M1, M2).
+            // SAFETY: byte + 8 is inside the header (M2) and aligned; an atomic may be shared (M1).
             unsafe { AtomicI64::from_ptr(self.header.base().add(byte).cast()) }.load(Relaxed)
         };
         (at(TS), at(TS + 8))
@@ -205,7 +205,7 @@ impl RingView {
     }
 
     fn put16(&self, byte: usize, value: u16) {
-        // SAFETY: as for `word`.
+        // SAFETY: as for `word` (M1, M2).
         unsafe { AtomicU16::from_ptr(self.header.base().add(byte).cast()) }.store(value, Relaxed);
     }
 
@@ -214,12 +214,12 @@ impl RingView {
     }
 
     fn put64(&self, byte: usize, value: u64) {
-        // SAFETY: as for `word`.
+        // SAFETY: as for `word` (M1, M2).
         unsafe { AtomicU64::from_ptr(self.header.base().add(byte).cast()) }.store(value, Relaxed);
     }
 }
 
-/// What a session's `struct netmap_if` says.
+/// The contents of a session's `struct netmap_if`.
 #[derive(Clone, Debug, Default)]
 pub struct IfaceShape {
     /// Shown to the program, cut to 15 bytes.
@@ -232,7 +232,7 @@ pub struct IfaceShape {
     pub host_tx_rings: u32,
     /// Host receive rings, at least 1 even where there are none.
     pub host_rx_rings: u32,
-    /// Offsets in the region of all rings in netmap's order (tx, host tx, rx, host rx); `None` for one that this session
+    /// Offsets in the region of all rings in netmap's order (tx, host tx, rx, host rx); `None` for a ring that this session
     /// did not bind.
     pub rings: Vec<Option<u64>>,
 }
@@ -245,20 +245,20 @@ pub struct Iface {
 }
 
 impl Iface {
-    /// The interface at `offset` of `region`, which must be one of its pool's objects.
+    /// The interface at `offset` of `region`; `None` unless that is an object of the interface pool.
     pub fn new(region: &Region, offset: u64) -> Option<Iface> {
         let pool = &region.geometry().ifs;
         pool.index_of(offset)?;
-        let window = region.window().part(region.place(offset)?, pool.size as usize)?;
+        let window = region.window().part(region.window_offset(offset)?, pool.size as usize)?;
         Some(Iface { window, offset })
     }
 
-    /// The number of ring offsets that fit.
-    pub fn room(pool_object_bytes: u32) -> usize {
+    /// The number of ring offsets that fit into an object of the interface pool.
+    pub fn max_rings(pool_object_bytes: u32) -> usize {
         (pool_object_bytes as usize).saturating_sub(size_of::<NetmapIf>()) / 8
     }
 
-    /// Writes all of it.
+    /// Writes the whole structure.
     pub fn format(&self, shape: &IfaceShape) {
         let mut name = [0u8; 16];
         let n = shape.name.len().min(15);
@@ -277,7 +277,8 @@ impl Iface {
         }
     }
 
-    /// The head of the list of extra buffers, as the program left it: any number.
+    /// The head of the list of extra buffers as the program left it, not validated. Relaxed: the list is walked after the
+    /// session has closed.
     pub fn bufs_head(&self) -> BufIdx {
         BufIdx(self.head_word().load(Relaxed))
     }
@@ -288,7 +289,7 @@ impl Iface {
     }
 
     fn head_word(&self) -> &AtomicU32 {
-        // SAFETY: the field lies in the object (M2), is aligned, and atomics may be shared (M1).
+        // SAFETY: the field lies in the object (M2) and is aligned; an atomic may be shared (M1).
         unsafe { AtomicU32::from_ptr(self.window.base().add(std::mem::offset_of!(NetmapIf, ni_bufs_head)).cast()) }
     }
 
@@ -296,10 +297,10 @@ impl Iface {
         self.put(byte, &value.to_ne_bytes());
     }
 
-    /// Copies `bytes` to `byte`; what does not fit is cut, which [`Iface::room`] lets callers rule out.
+    /// Copies `bytes` to offset `byte`. Nothing is written if they do not fit; callers check [`Iface::max_rings`] before.
     fn put(&self, byte: usize, bytes: &[u8]) {
         if let Some(part) = self.window.part(byte, bytes.len()) {
-            // SAFETY: `part` has bytes.len() bytes (M2), which nobody holds a reference to (M1).
+            // SAFETY: `part` has bytes.len() bytes (M2), to which there is no reference (M1).
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), part.base(), bytes.len()) };
         }
     }

@@ -1,4 +1,4 @@
-//! Slots, 16 bytes each, in memory that the program and perhaps its peer write.
+//! Slots, 16 bytes each, in memory that the program, and for some rings its peer, can write.
 
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -12,13 +12,13 @@ pub(crate) const SLOT_BYTES: usize = 16;
 /// A copy of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlotValue {
-    /// The buffer that holds the packet, or this part of it.
+    /// The buffer that holds the packet, or this fragment of it.
     pub buf_idx: BufIdx,
     /// Bytes of packet in the buffer.
     pub len: u16,
     /// `NS_*` bits.
     pub flags: u16,
-    /// The program's own; with offsets enabled its low bits say where the packet starts.
+    /// For the program's use; with offsets enabled its low bits are the packet's offset in the buffer.
     pub ptr: u64,
 }
 
@@ -35,12 +35,12 @@ impl SlotValue {
     }
 }
 
-/// A copy of a slot without the program's own word.
+/// A copy of a slot without `ptr`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SlotHead(u64);
 
 impl SlotHead {
-    /// The buffer that holds the packet, or this part of it.
+    /// The buffer that holds the packet, or this fragment of it.
     #[inline(always)]
     pub fn buf_idx(self) -> BufIdx {
         BufIdx(self.0 as u32)
@@ -60,12 +60,12 @@ impl SlotHead {
     }
 }
 
-/// What a slot may say: the judge of indexes and lengths.
+/// The bounds that indexes and lengths of slots are validated against.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Buffers in the region: an index is good in `[2, bufs)`.
+    /// Buffers in the region: valid indexes are `[2, bufs)`.
     pub bufs: u32,
-    /// Bytes in a buffer: a length is good in `[0, buf_size]`.
+    /// Bytes in a buffer: valid lengths are `[0, buf_size]`.
     pub buf_size: u32,
 }
 
@@ -76,52 +76,52 @@ impl Limits {
         idx.0 >= BufIdx::FIRST.0 && idx.0 < self.bufs
     }
 
-    /// Whether index and length are both good.
+    /// Whether index and length are both valid.
     #[inline(always)]
     pub fn allow(&self, slot: SlotValue) -> bool {
         self.index_ok(slot.buf_idx) && u32::from(slot.len) <= self.buf_size
     }
 }
 
-/// Where in their buffers the packets of a ring may begin: what the option OFFSETS of its port says.
+/// Where in their buffers the packets of a ring may begin: the port's offset option.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Offsets {
-    /// The bits of [`SlotValue::ptr`] that say where; 0: packets begin where their buffers do.
+    /// The bits of [`SlotValue::ptr`] that hold the offset; 0: packets begin at the start of their buffers.
     pub mask: u64,
-    /// The most that counts, bytes, at most a buffer.
+    /// The largest offset, bytes, at most the size of a buffer; larger values are cut to it.
     pub max: u32,
 }
 
 impl Offsets {
-    /// Packets begin where their buffers do.
+    /// Packets begin at the start of their buffers.
     pub const NONE: Offsets = Offsets { mask: 0, max: 0 };
 
-    /// Bytes before the packet, as far as they count.
+    /// Bytes before the packet, at most `max`.
     #[inline(always)]
     pub fn of(&self, ptr: u64) -> u32 {
         (ptr & self.mask).min(u64::from(self.max)) as u32
     }
 
-    /// A buffer from where the packet begins, by its slot's `ptr`, which is read only where it counts.
+    /// The part of a buffer from the packet's offset on. `ptr` returns the slot's `ptr`; it is called only if offsets are enabled.
     #[inline(always)]
     pub fn within<'r>(&self, frame: Frame<'r>, ptr: impl FnOnce() -> u64) -> Frame<'r> {
-        if self.mask == 0 { frame } else { frame.behind(self.of(ptr()) as usize) }
+        if self.mask == 0 { frame } else { frame.skip(self.of(ptr()) as usize) }
     }
 
-    /// `ptr` with that offset, its other bits as they are.
+    /// `ptr` with the offset `offset`, its other bits unchanged.
     #[inline(always)]
     pub fn put(&self, ptr: u64, offset: u32) -> u64 {
         ptr & !self.mask | u64::from(offset) & self.mask
     }
 
-    /// Whether the packet, where the program will look for it, lies in its buffer.
+    /// Whether the packet, at the offset at which the program will read it, lies inside its buffer.
     #[inline(always)]
     pub fn allow(&self, limits: Limits, slot: SlotValue) -> bool {
         (slot.ptr & self.mask).checked_add(u64::from(slot.len)).is_some_and(|end| end <= u64::from(limits.buf_size))
     }
 }
 
-/// The slots of one ring. Cloning makes another view of the same slots.
+/// The slots of one ring. A clone is another view of the same slots.
 #[derive(Clone)]
 pub struct SlotRing {
     base: *mut u8,
@@ -129,14 +129,14 @@ pub struct SlotRing {
     _window: Window,
 }
 
-// SAFETY: a view of shared memory that it keeps mapped (M2), reached by atomics and raw copies only (M1).
+// SAFETY: a view of shared memory that it keeps mapped (M2), accessed by atomics and raw copies only (M1).
 unsafe impl Send for SlotRing {}
-// SAFETY: as above.
+// SAFETY: as above (M1, M2).
 unsafe impl Sync for SlotRing {}
 
 impl SlotRing {
     /// The slots that start at `offset` of `window`; `None` when they do not fit or are not aligned to 64 bytes, as
-    /// the line-wise copy needs.
+    /// the copy by cache lines requires.
     pub fn new(window: &Window, offset: usize, slots: Slots) -> Option<SlotRing> {
         let part = window.part(offset, slots.get() as usize * SLOT_BYTES)?;
         let base = part.base();
@@ -150,48 +150,51 @@ impl SlotRing {
     }
 
     /// The address of slot `p`; valid for 16 bytes, and for all slots up to the end of the ring. A position of another,
-    /// larger ring means the last slot.
+    /// larger ring is cut to the last slot (M3).
     #[inline(always)]
     pub(crate) fn at(&self, p: Pos) -> *mut u8 {
         let index = p.raw().min(self.slots.get() - 1) as usize;
-        // SAFETY: the index is below the number of slots, and `new` checked that all of them lie in the window (M2).
+        // SAFETY: the index is below the number of slots (M3), and `new` checked that all of them lie in the window (M2).
         unsafe { self.base.add(index * SLOT_BYTES) }
     }
 
+    // All words of slots are accessed relaxed: the stores of `prod`, `cons`, `head` and `tail` order them.
+
     #[inline(always)]
     fn word32(&self, p: Pos) -> &AtomicU32 {
-        // SAFETY: in bounds and aligned (`at`, 16-byte slots on a 64-byte base); an atomic may be shared (M1).
+        // SAFETY: in bounds (M2, M3) and aligned (`at`, 16-byte slots on a 64-byte base); an atomic may be shared (M1).
         unsafe { AtomicU32::from_ptr(self.at(p).cast()) }
     }
 
     #[inline(always)]
     fn word16(&self, p: Pos, byte: usize) -> &AtomicU16 {
         debug_assert!(byte == 4 || byte == 6);
-        // SAFETY: as for `word32`; byte 4 (length) and 6 (flags) are inside the slot and even.
+        // SAFETY: as for `word32` (M1 to M3); bytes 4 (length) and 6 (flags) are inside the slot and even.
         unsafe { AtomicU16::from_ptr(self.at(p).add(byte).cast()) }
     }
 
     #[inline(always)]
     fn word64(&self, p: Pos, byte: usize) -> &AtomicU64 {
         debug_assert!(byte == 0 || byte == 8);
-        // SAFETY: as for `word32`; bytes 0 and 8 are inside the slot and aligned to 8.
+        // SAFETY: as for `word32` (M1 to M3); bytes 0 and 8 are inside the slot and aligned to 8.
         unsafe { AtomicU64::from_ptr(self.at(p).add(byte).cast()) }
     }
 
-    /// A copy of slot `p`: two loads, so another writer's halves may mix; judge the copy.
+    /// A copy of slot `p`: two loads, so it may mix halves of two writes; validate the copy (M4).
     #[inline(always)]
     pub fn load(&self, p: Pos) -> SlotValue {
         SlotValue::from_words(self.word64(p, 0).load(Relaxed), self.word64(p, 8).load(Relaxed))
     }
 
-    /// The same without the program's own word, in one load.
+    /// A copy of slot `p` without `ptr`, in one load.
     #[inline(always)]
     pub fn head(&self, p: Pos) -> SlotHead {
         SlotHead(self.word64(p, 0).load(Relaxed))
     }
 
-    /// The same as [`SlotRing::load`] for who has just written the slot, field by field: each is loaded as it was stored, because a wider load
-    /// waits until the processor has made all earlier stores, above all that of a position that the other party reads.
+    /// As [`SlotRing::load`], for a slot that this thread has just written field by field: each field is loaded as it was
+    /// stored. A wider load cannot be forwarded from several narrow stores and would stall until the store buffer has
+    /// drained, including the store of a position to a cache line that the peer reads.
     #[inline(always)]
     pub(crate) fn load_by_field(&self, p: Pos) -> SlotValue {
         SlotValue { buf_idx: self.buf_idx(p), len: self.len(p), flags: self.flags(p), ptr: self.ptr(p) }
@@ -248,7 +251,7 @@ impl SlotRing {
 
     #[inline(always)]
     fn len_flags_word(&self, p: Pos) -> &AtomicU32 {
-        // SAFETY: bytes 4..8 are inside the slot and aligned to 4 (see `word32`).
+        // SAFETY: as for `word32` (M1 to M3); bytes 4..8 are inside the slot and aligned to 4.
         unsafe { AtomicU32::from_ptr(self.at(p).add(4).cast()) }
     }
 
@@ -265,13 +268,13 @@ impl SlotRing {
         self.len_flags_word(p).store(u32::from(len) | u32::from(flags) << 16, Relaxed);
     }
 
-    /// The program's word of slot `p`.
+    /// `ptr` of slot `p`.
     #[inline(always)]
     pub fn ptr(&self, p: Pos) -> u64 {
         self.word64(p, 8).load(Relaxed)
     }
 
-    /// Sets the program's word of slot `p`.
+    /// Sets `ptr` of slot `p`.
     #[inline(always)]
     pub fn set_ptr(&self, p: Pos, ptr: u64) {
         self.word64(p, 8).store(ptr, Relaxed);

@@ -1,4 +1,4 @@
-//! A range of a mapping, checked once: where every pointer of this crate comes from.
+//! A range of a mapping, checked once. Every pointer of this crate is derived from a window.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -14,10 +14,10 @@ pub struct Window {
     len: usize,
 }
 
-// SAFETY: a window is an address and a length inside a mapping that it keeps alive (M2); what it points to is only
-// reached through atomics and raw copies (M1), which are fit for any thread.
+// SAFETY: a window is an address and a length inside a mapping that it keeps alive (M2); the bytes are only accessed
+// through atomics and raw copies (M1), which any thread may use.
 unsafe impl Send for Window {}
-// SAFETY: as above; a shared window offers nothing that an owned one does not.
+// SAFETY: as above (M1, M2); a shared window offers nothing that an owned one does not.
 unsafe impl Sync for Window {}
 
 impl Window {
@@ -27,7 +27,7 @@ impl Window {
         Window { map, base, len }
     }
 
-    /// The mapping that it is a range of.
+    /// The mapping that the window is a range of.
     pub(crate) fn mapping(&self) -> Arc<Mapping> {
         self.map.clone()
     }
@@ -53,7 +53,7 @@ impl Window {
         self.len == 0
     }
 
-    /// The first byte. Valid for `len` bytes while the window, or a clone of it, lives.
+    /// The address of the first byte. Valid for `len` bytes while the window, or a clone of it, exists.
     #[inline(always)]
     pub fn base(&self) -> *mut u8 {
         self.base
@@ -64,48 +64,48 @@ impl Window {
     /// `None` when it does not fit or would not be aligned.
     ///
     /// # Safety
-    /// `T` must be made of atomics only, so that any bytes are a value of it and others may write it meanwhile.
+    /// `T` must be made of atomics only, so that any bytes are a value of it and other processes may write it at any time.
     pub(crate) unsafe fn at<T>(&self, offset: usize) -> Option<*const T> {
         let end = offset.checked_add(size_of::<T>())?;
         let ptr = self.base.wrapping_add(offset).cast::<T>();
         (end <= self.len && ptr.is_aligned()).then_some(ptr.cast_const())
     }
 
-    /// The same, found once for many uses.
+    /// As [`Window::at`], as a handle that keeps the mapping alive.
     ///
     /// # Safety
     /// As for [`Window::at`].
-    pub(crate) unsafe fn found<T>(&self, offset: usize) -> Option<Found<T>> {
-        // SAFETY: the caller's promise.
+    pub(crate) unsafe fn shared_ref<T>(&self, offset: usize) -> Option<SharedRef<T>> {
+        // SAFETY: the caller guarantees that `T` is made of atomics (M1).
         let at = NonNull::new(unsafe { self.at::<T>(offset) }?.cast_mut())?;
-        Some(Found { at, _window: self.clone() })
+        Some(SharedRef { at, _window: self.clone() })
     }
 }
 
-/// A shared value of a window, which it keeps mapped.
-pub(crate) struct Found<T> {
+/// A reference to a shared value, which keeps the mapping alive.
+pub(crate) struct SharedRef<T> {
     at: NonNull<T>,
     _window: Window,
 }
 
-// SAFETY: a reference that keeps what it points to mapped (M2), to atomics only (M1).
-unsafe impl<T: Sync> Send for Found<T> {}
-// SAFETY: as above.
-unsafe impl<T: Sync> Sync for Found<T> {}
+// SAFETY: a reference to atomics (M1) that keeps them mapped (M2).
+unsafe impl<T: Sync> Send for SharedRef<T> {}
+// SAFETY: as above (M1, M2).
+unsafe impl<T: Sync> Sync for SharedRef<T> {}
 
-// Not derived: what is shared is never cloned, only where it is.
-impl<T> Clone for Found<T> {
-    fn clone(&self) -> Found<T> {
-        Found { at: self.at, _window: self._window.clone() }
+// Not derived: only the address is cloned, so `T` need not be `Clone`.
+impl<T> Clone for SharedRef<T> {
+    fn clone(&self) -> SharedRef<T> {
+        SharedRef { at: self.at, _window: self._window.clone() }
     }
 }
 
-impl<T> Deref for Found<T> {
+impl<T> Deref for SharedRef<T> {
     type Target = T;
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: `found` checked bounds and alignment, the window keeps it mapped (M2); atomics only (M1).
+        // SAFETY: `shared_ref` checked bounds and alignment, the window keeps the value mapped (M2); atomics only (M1).
         unsafe { self.at.as_ref() }
     }
 }

@@ -1,17 +1,17 @@
-//! The line, its wake-ups and the ring's try-lock in every interleaving of their atomics, up to a bound of preemptions.
+//! The channel, its wake-ups and the ring's sync state in every interleaving of their atomics, up to a bound of preemptions.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p unetmap-mem --release --test loom`. Slots are the checker's cells: an access
-//! that the positions do not order is reported as a race, and a side that sleeps for ever as a deadlock.
+//! `RUSTFLAGS="--cfg loom" cargo test -p unetmap-mem --release --test loom`. Slots are the checker's cells: it reports an
+//! access that the positions do not order as a race, and a side that sleeps for ever as a deadlock.
 #![cfg(loom)]
 
-// Not the checker's Arc: dropped in a test that is to fail, that one would panic again.
+// Not the checker's Arc, which would panic a second time when it is dropped in a test that is expected to panic.
 use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
-use unetmap_mem::{BufIdx, LineWords, Pos, RingState, SlotValue, Slots, Span};
+use unetmap_mem::{BufIdx, ChannelWords, Pos, SlotValue, Slots, Span, SyncState};
 
 fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -19,109 +19,113 @@ fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// A producer's ring with its line. A slot is the number of the packet in it, and the claims that it saw.
-struct Line<W> {
+/// A producer's ring with its channel. A slot is the number of its packet, and how often it was claimed.
+struct Channel<W> {
     words: W,
     slots: Slots,
     cells: Vec<UnsafeCell<(u32, u32)>>,
 }
 
-// SAFETY: the cells are what the test is about: the checker reports every access that races.
-unsafe impl<W: Sync> Sync for Line<W> {}
-// SAFETY: as above.
-unsafe impl<W: Send> Send for Line<W> {}
+// SAFETY: the cells are what is tested: the checker reports every access that races (M8).
+unsafe impl<W: Sync> Sync for Channel<W> {}
+// SAFETY: as above (M8).
+unsafe impl<W: Send> Send for Channel<W> {}
 
-impl<W> Line<W> {
-    fn new(words: W, n: u32) -> Arc<Line<W>> {
+impl<W> Channel<W> {
+    fn new(words: W, n: u32) -> Arc<Channel<W>> {
         let slots = Slots::new(n).unwrap();
-        Arc::new(Line { words, slots, cells: (0..n).map(|_| UnsafeCell::new((0, 0))).collect() })
+        Arc::new(Channel { words, slots, cells: (0..n).map(|_| UnsafeCell::new((0, 0))).collect() })
     }
 
-    fn put(&self, p: Pos, packet: u32) {
-        // SAFETY: checked by the model.
+    fn write(&self, p: Pos, packet: u32) {
+        // SAFETY: checked by the model (M8).
         self.cells[p.raw() as usize].with_mut(|cell| unsafe { *cell = (packet, 0) });
     }
 
     /// Copies the packet, then claims the slot by writing to it.
-    fn take(&self, p: Pos) -> u32 {
+    fn receive(&self, p: Pos) -> u32 {
         let cell = &self.cells[p.raw() as usize];
-        // SAFETY: checked by the model.
+        // SAFETY: checked by the model (M8).
         let (packet, _) = cell.with(|cell| unsafe { *cell });
-        // SAFETY: checked by the model.
+        // SAFETY: checked by the model (M8).
         cell.with_mut(|cell| unsafe { (*cell).1 += 1 });
         packet
     }
 
-    /// What the consumer exchanged, it writes back before the release.
+    /// The consumer's write-back of an exchanged buffer, before the release.
     fn write_back(&self, p: Pos) {
-        // SAFETY: checked by the model.
+        // SAFETY: checked by the model (M8).
         self.cells[p.raw() as usize].with_mut(|cell| unsafe { (*cell).1 += 1 });
     }
 }
 
-/// Sends `packets` packets, at most `batch` with one publish.
-fn send_all(line: &Line<LineWords>, packets: u32, batch: u32) {
+/// Sends `packets` packets, at most `batch` in one publish.
+fn send_all(channel: &Channel<ChannelWords>, packets: u32, batch: u32) {
     let (mut known, mut sent, mut next) = (Pos::ZERO, Pos::ZERO, 0);
     while next < packets {
-        known = line.words.released(line.slots, known, sent).expect("an honest consumer's position");
+        known = channel.words.validated_cons(channel.slots, known, sent).expect("a correct consumer's position");
         let before = sent;
-        while next < packets && sent != line.slots.prev(known) && line.slots.distance(before, sent) < batch {
-            line.put(sent, next);
-            (sent, next) = (line.slots.next(sent), next + 1);
+        while next < packets && sent != channel.slots.prev(known) && channel.slots.distance(before, sent) < batch {
+            channel.write(sent, next);
+            (sent, next) = (channel.slots.next(sent), next + 1);
         }
         if sent == before {
             thread::yield_now();
-        } else if line.slots.next(before) == sent {
+        } else if channel.slots.next(before) == sent {
             let slot = SlotValue { buf_idx: BufIdx(next), len: 1, flags: 0, ptr: u64::from(next - 1) };
-            line.words.publish_one(sent, slot);
+            channel.words.publish_one(sent, slot);
         } else {
-            line.words.publish(sent);
+            channel.words.publish(sent);
         }
     }
 }
 
-/// Receives `packets` packets and releases all but the last `keep` of them at each look.
-fn receive_all(line: &Line<LineWords>, packets: u32, keep: u32) {
-    let (mut held, mut taken, mut next) = (Pos::ZERO, Pos::ZERO, 0);
+/// Receives `packets` packets and releases all but the last `keep` of them after each check of `prod`.
+fn receive_all(channel: &Channel<ChannelWords>, packets: u32, keep: u32) {
+    let (mut held, mut received, mut next) = (Pos::ZERO, Pos::ZERO, 0);
     while next < packets {
-        let to = line.words.sent(line.slots, held, taken).expect("an honest producer's position");
-        if to == taken {
+        let to = channel.words.validated_prod(channel.slots, held, received).expect("a correct producer's position");
+        if to == received {
             thread::yield_now();
         }
-        let alone = line.slots.next(taken) == to;
-        if let Some(slot) = alone.then(|| line.words.express(to)).flatten() {
-            assert_eq!((slot.buf_idx, slot.ptr), (BufIdx(next + 1), u64::from(next)), "its own copy, and whole");
+        let single = channel.slots.next(received) == to;
+        if let Some(slot) = single.then(|| channel.words.inline_slot(to)).flatten() {
+            assert_eq!(
+                (slot.buf_idx, slot.ptr),
+                (BufIdx(next + 1), u64::from(next)),
+                "the inline slot is this packet's, and complete"
+            );
             next += 1;
         } else {
-            for p in line.slots.walk(Span { from: taken, to }) {
-                assert_eq!(line.take(p), next, "each packet once, in order");
+            for p in channel.slots.walk(Span { from: received, to }) {
+                assert_eq!(channel.receive(p), next, "each packet once, in order");
                 next += 1;
             }
         }
-        taken = to;
+        received = to;
         let before = held;
-        while line.slots.distance(held, taken) > keep {
-            line.write_back(held);
-            held = line.slots.next(held);
+        while channel.slots.distance(held, received) > keep {
+            channel.write_back(held);
+            held = channel.slots.next(held);
         }
         if held != before {
-            line.words.release(held);
+            channel.words.release(held);
         }
     }
 }
 
 fn packets_cross(n: u32, packets: u32, batch: u32, keep: u32) {
     check(5, move || {
-        let line = Line::new(LineWords::new(), n);
+        let channel = Channel::new(ChannelWords::new(), n);
         let producer = {
-            let line = line.clone();
-            thread::spawn(move || send_all(&line, packets, batch))
+            let channel = channel.clone();
+            thread::spawn(move || send_all(&channel, packets, batch))
         };
-        receive_all(&line, packets, keep);
+        receive_all(&channel, packets, keep);
         producer.join().unwrap();
-        let end = line.words.positions(line.slots).unwrap();
+        let end = channel.words.positions(channel.slots).unwrap();
         assert_eq!(end.to.raw(), packets % n);
-        assert_eq!(line.slots.distance(end.from, end.to), keep.min(packets));
+        assert_eq!(channel.slots.distance(end.from, end.to), keep.min(packets));
     });
 }
 
@@ -135,11 +139,11 @@ fn slots_cross_in_batches_and_around_the_end() {
     packets_cross(3, 4, 2, 0);
 }
 
-/// One who looks at the copy beside a position while the next is written: it finds a whole one, or none.
+/// A reader of the inline slot, while the next one is written, gets a complete copy or none.
 #[test]
-fn a_copy_is_whole_or_not_there() {
+fn an_inline_slot_is_complete_or_absent() {
     check(5, || {
-        let (slots, words) = (Slots::new(3).unwrap(), Arc::new(LineWords::new()));
+        let (slots, words) = (Slots::new(3).unwrap(), Arc::new(ChannelWords::new()));
         let at = move |raw| slots.pos(raw).unwrap();
         let slot = |n: u32| SlotValue { buf_idx: BufIdx(n), len: n as u16, flags: 0, ptr: u64::from(n) };
         let producer = {
@@ -147,17 +151,17 @@ fn a_copy_is_whole_or_not_there() {
             thread::spawn(move || {
                 words.publish_one(at(1), slot(1));
                 words.publish_one(at(2), slot(2));
-                // Round the ring, in a batch: what was beside position 1 is old.
+                // Around the ring, in a batch: the inline slot of position 1 is stale.
                 words.publish(at(1));
             })
         };
         for raw in [1, 2] {
-            if let Some(found) = words.express(at(raw)) {
+            if let Some(found) = words.inline_slot(at(raw)) {
                 assert_eq!(found, slot(raw));
             }
         }
         producer.join().unwrap();
-        assert_eq!(words.express(at(1)), None);
+        assert_eq!(words.inline_slot(at(1)), None);
     });
 }
 
@@ -168,59 +172,59 @@ fn slots_cross_while_some_are_held() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn a_slot_touched_after_its_release_is_found() {
+fn an_access_after_release_is_detected() {
     check(3, || {
-        let line = Line::new(LineWords::new(), 2);
+        let channel = Channel::new(ChannelWords::new(), 2);
         let producer = {
-            let line = line.clone();
-            thread::spawn(move || send_all(&line, 3, 1))
+            let channel = channel.clone();
+            thread::spawn(move || send_all(&channel, 3, 1))
         };
         let mut held = Pos::ZERO;
         for _ in 0..2 {
-            while line.words.sent(line.slots, held, held).unwrap() == held {
+            while channel.words.validated_prod(channel.slots, held, held).unwrap() == held {
                 thread::yield_now();
             }
-            line.take(held);
-            held = line.slots.next(held);
-            line.words.release(held);
+            channel.receive(held);
+            held = channel.slots.next(held);
+            channel.words.release(held);
         }
-        // Slot 0 is the producer's, who puts the third packet there.
-        line.write_back(Pos::ZERO);
+        // Slot 0 is the producer's again, which writes the third packet there.
+        channel.write_back(Pos::ZERO);
         let _ = producer.join();
     });
 }
 
-/// An event file descriptor: it counts rings, and a wait takes all of them.
+/// A doorbell: it counts notifications, and a wait clears all of them.
 #[derive(Default)]
-struct Bell(Mutex<u32>, Condvar);
+struct Doorbell(Mutex<u32>, Condvar);
 
-impl Bell {
-    fn ring(&self) {
+impl Doorbell {
+    fn notify(&self) {
         *self.0.lock().unwrap() += 1;
         self.1.notify_one();
     }
 
     fn wait(&self) {
-        let mut rings = self.0.lock().unwrap();
-        while *rings == 0 {
-            rings = self.1.wait(rings).unwrap();
+        let mut notifications = self.0.lock().unwrap();
+        while *notifications == 0 {
+            notifications = self.1.wait(notifications).unwrap();
         }
-        *rings = 0;
+        *notifications = 0;
     }
 }
 
-/// One position and the wish to be woken when it moves.
+/// One position and the request to be woken when it moves.
 trait Side: Send + Sync + 'static {
     fn moved(&self) -> bool;
-    fn arm(&self);
-    /// Moves the position; whether the other side is to be woken.
-    fn act(&self) -> bool;
+    fn request_wakeup(&self);
+    /// Moves the position; returns whether the peer's doorbell must be notified.
+    fn advance(&self) -> bool;
 }
 
 /// The consumer waits for `prod`.
-struct ForPackets(LineWords);
-/// The producer waits for `cons`; one packet is out.
-struct ForSpace(LineWords);
+struct ForPackets(ChannelWords);
+/// The producer waits for `cons`; one packet is published.
+struct ForSpace(ChannelWords);
 
 fn pair() -> (Slots, Pos) {
     let slots = Slots::new(2).unwrap();
@@ -229,68 +233,68 @@ fn pair() -> (Slots, Pos) {
 
 impl Side for ForPackets {
     fn moved(&self) -> bool {
-        self.0.sent(pair().0, Pos::ZERO, Pos::ZERO).unwrap() != Pos::ZERO
+        self.0.validated_prod(pair().0, Pos::ZERO, Pos::ZERO).unwrap() != Pos::ZERO
     }
-    fn arm(&self) {
-        self.0.consumer_arm();
+    fn request_wakeup(&self) {
+        self.0.consumer_request_wakeup();
     }
-    fn act(&self) -> bool {
+    fn advance(&self) -> bool {
         self.0.publish(pair().1);
-        self.0.consumer_sleeps()
+        self.0.take_consumer_wakeup()
     }
 }
 
 impl Side for ForSpace {
     fn moved(&self) -> bool {
         let (slots, one) = pair();
-        self.0.released(slots, Pos::ZERO, one).unwrap() == one
+        self.0.validated_cons(slots, Pos::ZERO, one).unwrap() == one
     }
-    fn arm(&self) {
-        self.0.producer_arm();
+    fn request_wakeup(&self) {
+        self.0.producer_request_wakeup();
     }
-    fn act(&self) -> bool {
+    fn advance(&self) -> bool {
         self.0.release(pair().1);
-        self.0.producer_sleeps()
+        self.0.take_producer_wakeup()
     }
 }
 
-/// The same protocol without the fences: it must be found wanting.
+/// The same protocol without the fences, which must fail.
 #[derive(Default)]
 struct NoFence {
     position: AtomicU32,
-    wants: AtomicU32,
+    wakeup: AtomicU32,
 }
 
 impl Side for NoFence {
     fn moved(&self) -> bool {
         self.position.load(Ordering::Acquire) != 0
     }
-    fn arm(&self) {
-        self.wants.store(1, Ordering::Release);
+    fn request_wakeup(&self) {
+        self.wakeup.store(1, Ordering::Release);
     }
-    fn act(&self) -> bool {
+    fn advance(&self) -> bool {
         self.position.store(1, Ordering::Release);
-        self.wants.load(Ordering::Acquire) != 0 && self.wants.swap(0, Ordering::AcqRel) != 0
+        self.wakeup.load(Ordering::Acquire) != 0 && self.wakeup.swap(0, Ordering::AcqRel) != 0
     }
 }
 
-/// One side moves a position, the other sleeps until it did.
-fn wakes(side: impl Fn() -> Box<dyn Side> + Send + Sync + 'static, second_look: bool) {
+/// One side moves a position, the other sleeps until it has.
+fn wakeup_is_delivered(side: impl Fn() -> Box<dyn Side> + Send + Sync + 'static, second_check: bool) {
     check(4, move || {
-        let both = Arc::new((side(), Bell::default()));
-        let actor = {
+        let both = Arc::new((side(), Doorbell::default()));
+        let advancing = {
             let both = both.clone();
             thread::spawn(move || {
-                if both.0.act() {
-                    both.1.ring();
+                if both.0.advance() {
+                    both.1.notify();
                 }
             })
         };
         let (side, bell) = &*both;
         if !side.moved() {
             loop {
-                side.arm();
-                if second_look && side.moved() {
+                side.request_wakeup();
+                if second_check && side.moved() {
                     break;
                 }
                 bell.wait();
@@ -299,20 +303,20 @@ fn wakes(side: impl Fn() -> Box<dyn Side> + Send + Sync + 'static, second_look: 
                 }
             }
         }
-        actor.join().unwrap();
+        advancing.join().unwrap();
     });
 }
 
 #[test]
 fn no_wake_up_of_a_consumer_is_lost() {
-    wakes(|| Box::new(ForPackets(LineWords::new())), true);
+    wakeup_is_delivered(|| Box::new(ForPackets(ChannelWords::new())), true);
 }
 
 #[test]
 fn no_wake_up_of_a_producer_is_lost() {
-    wakes(
+    wakeup_is_delivered(
         || {
-            let words = LineWords::new();
+            let words = ChannelWords::new();
             words.publish(pair().1);
             Box::new(ForSpace(words))
         },
@@ -322,117 +326,118 @@ fn no_wake_up_of_a_producer_is_lost() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn without_the_second_look_a_wake_up_is_lost() {
-    wakes(|| Box::new(ForPackets(LineWords::new())), false);
+fn without_the_second_check_a_wake_up_is_lost() {
+    wakeup_is_delivered(|| Box::new(ForPackets(ChannelWords::new())), false);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn without_the_fences_a_wake_up_is_lost() {
-    wakes(|| Box::new(NoFence::default()), true);
+    wakeup_is_delivered(|| Box::new(NoFence::default()), true);
 }
 
-/// Both sleep, in turn: the consumer for packets, the producer for space in a line of one free slot.
+/// Both sides sleep in turn: the consumer for packets, the producer for space in a channel with one free slot.
 #[test]
 fn two_sleepers_wake_each_other() {
     check(3, || {
         const PACKETS: u32 = 2;
-        let all = Arc::new((Line::new(LineWords::new(), 2), Bell::default(), Bell::default()));
+        let all = Arc::new((Channel::new(ChannelWords::new(), 2), Doorbell::default(), Doorbell::default()));
         let producer = {
             let all = all.clone();
             thread::spawn(move || {
-                let (line, to_consumer, mine) = &*all;
+                let (channel, to_consumer, mine) = &*all;
                 let (mut known, mut sent) = (Pos::ZERO, Pos::ZERO);
                 for packet in 0..PACKETS {
                     let full = |known: &mut Pos| {
-                        *known = line.words.released(line.slots, *known, sent).unwrap();
-                        sent == line.slots.prev(*known)
+                        *known = channel.words.validated_cons(channel.slots, *known, sent).unwrap();
+                        sent == channel.slots.prev(*known)
                     };
                     while full(&mut known) {
-                        line.words.producer_arm();
+                        channel.words.producer_request_wakeup();
                         if !full(&mut known) {
                             break;
                         }
                         mine.wait();
                     }
-                    line.put(sent, packet);
-                    sent = line.slots.next(sent);
-                    line.words.publish(sent);
-                    if line.words.consumer_sleeps() {
-                        to_consumer.ring();
+                    channel.write(sent, packet);
+                    sent = channel.slots.next(sent);
+                    channel.words.publish(sent);
+                    if channel.words.take_consumer_wakeup() {
+                        to_consumer.notify();
                     }
                 }
             })
         };
-        let (line, mine, to_producer) = &*all;
+        let (channel, mine, to_producer) = &*all;
         let (mut at, mut next) = (Pos::ZERO, 0);
         while next < PACKETS {
-            let sent = || line.words.sent(line.slots, at, at).unwrap();
+            let sent = || channel.words.validated_prod(channel.slots, at, at).unwrap();
             if sent() == at {
-                line.words.consumer_arm();
+                channel.words.consumer_request_wakeup();
                 if sent() == at {
                     mine.wait();
                     continue;
                 }
             }
-            assert_eq!(line.take(at), next);
-            (at, next) = (line.slots.next(at), next + 1);
-            line.words.release(at);
-            if line.words.producer_sleeps() {
-                to_producer.ring();
+            assert_eq!(channel.receive(at), next);
+            (at, next) = (channel.slots.next(at), next + 1);
+            channel.words.release(at);
+            if channel.words.take_producer_wakeup() {
+                to_producer.notify();
             }
         }
         producer.join().unwrap();
     });
 }
 
-/// Of several who moved positions on behalf of one producer, one rings.
+/// Of several threads that take the same wake-up request, one notifies the doorbell.
 #[test]
 fn a_sleeper_is_woken_once() {
     check(4, || {
-        let words = Arc::new(LineWords::new());
-        words.consumer_arm();
+        let words = Arc::new(ChannelWords::new());
+        words.consumer_request_wakeup();
         let other = {
             let words = words.clone();
-            thread::spawn(move || words.consumer_sleeps())
+            thread::spawn(move || words.take_consumer_wakeup())
         };
-        let here = words.consumer_sleeps();
+        let here = words.take_consumer_wakeup();
         assert!(here != other.join().unwrap());
     });
 }
 
-/// What a ring's lock guards.
+/// The data that a ring's sync state guards.
 struct Guarded {
-    state: RingState,
+    state: SyncState,
     inside: UnsafeCell<u32>,
 }
 
-// SAFETY: the checker reports a race on the cell; everything else is atomics.
+// SAFETY: the checker reports a race on the cell (M8); all other fields are atomics (M1).
 unsafe impl Sync for Guarded {}
-// SAFETY: as above.
+// SAFETY: as above (M8).
 unsafe impl Send for Guarded {}
 
 impl Guarded {
     fn new() -> Arc<Guarded> {
-        Arc::new(Guarded { state: RingState::new(), inside: UnsafeCell::new(0) })
+        Arc::new(Guarded { state: SyncState::new(), inside: UnsafeCell::new(0) })
     }
 
-    /// The work of a sync: exclusive, or the checker complains.
+    /// The work of a sync: exclusive, or the checker reports it.
     fn work(&self) {
-        // SAFETY: checked by the model.
+        // SAFETY: checked by the model (M8).
         self.inside.with_mut(|cell| unsafe { *cell += 1 });
     }
 
-    /// One sync; `die`: after how many of its steps the process dies. Returns whether it had the lock.
-    fn sync(&self, lease: u32, die: u32) -> bool {
+    /// One sync; `steps`: the number of its steps after which the process crashes. Returns whether it had the right to sync.
+    fn sync(&self, lease: u32, steps: u32) -> bool {
         let thread = u64::from(lease);
-        let Some(guard) = self.state.enter(lease, thread).or_else(|| self.state.try_lock(lease, thread)) else {
+        let Some(guard) = self.state.enter_as_owner(lease, thread).or_else(|| self.state.try_lock(lease, thread))
+        else {
             return false;
         };
-        if die >= 1 {
+        if steps >= 1 {
             self.work();
         }
-        if die >= 2 {
+        if steps >= 2 {
             drop(guard);
         } else {
             std::mem::forget(guard);
@@ -440,22 +445,22 @@ impl Guarded {
         true
     }
 
-    /// The same; it is the process's own ring from then on.
-    fn own(&self, lease: u32) {
+    /// Makes the process the owner of the ring.
+    fn make_owner(&self, lease: u32) {
         let guard = self.state.try_lock(lease, u64::from(lease)).unwrap();
-        self.state.own(lease, u64::from(lease));
+        self.state.set_owner(lease, u64::from(lease));
         drop(guard);
     }
 
     fn sum(&self) -> u32 {
-        // SAFETY: checked by the model.
+        // SAFETY: checked by the model (M8).
         self.inside.with(|cell| unsafe { *cell })
     }
 }
 
-const DEAD: u32 = 7;
-const LIVING: u32 = 8;
-const WHOLE: u32 = 2;
+const CRASHED: u32 = 7;
+const RUNNING: u32 = 8;
+const COMPLETE: u32 = 2;
 
 #[test]
 fn a_ring_has_one_syncer_at_a_time() {
@@ -463,164 +468,164 @@ fn a_ring_has_one_syncer_at_a_time() {
         let ring = Guarded::new();
         let other = {
             let ring = ring.clone();
-            thread::spawn(move || u32::from(ring.sync(1, WHOLE)) + u32::from(ring.sync(1, WHOLE)))
+            thread::spawn(move || u32::from(ring.sync(1, COMPLETE)) + u32::from(ring.sync(1, COMPLETE)))
         };
-        let mine = u32::from(ring.sync(2, WHOLE));
+        let mine = u32::from(ring.sync(2, COMPLETE));
         let done = mine + other.join().unwrap();
-        assert!(done >= 1, "somebody gets in");
+        assert!(done >= 1, "at least one sync runs");
         assert_eq!(ring.sum(), done);
-        assert!(ring.state.try_lock(3, 3).is_some(), "nobody is left inside");
+        assert!(ring.state.try_lock(3, 3).is_some(), "no thread is left inside");
     });
 }
 
-/// One dies with or without the lock, the daemon learns of it and breaks the lock; another syncs all the time.
+/// A process crashes with or without the lock, and the daemon breaks the lock; another process syncs meanwhile.
 #[test]
-fn the_lock_of_a_dead_owner_is_freed() {
-    who_dies_is_let_out(5, false);
+fn the_lock_of_a_crashed_process_is_freed() {
+    crash_in_sync_is_cleaned_up(5, false);
 }
 
-/// One dies after each of its steps, as the ring's owner or with the lock; another syncs all the time.
-fn who_dies_is_let_out(preemptions: usize, owns: bool) {
-    for die in 0..=WHOLE {
+/// A process crashes after each of its steps, as the ring's owner or with the lock; another process syncs meanwhile.
+fn crash_in_sync_is_cleaned_up(preemptions: usize, owns: bool) {
+    for steps in 0..=COMPLETE {
         check(preemptions, move || {
             let ring = Guarded::new();
             if owns {
-                ring.own(DEAD);
+                ring.make_owner(CRASHED);
             }
-            let dying = {
+            let crashing = {
                 let ring = ring.clone();
-                thread::spawn(move || u32::from(ring.sync(DEAD, die) && die > 0))
+                thread::spawn(move || u32::from(ring.sync(CRASHED, steps) && steps > 0))
             };
-            let living = {
+            let running = {
                 let ring = ring.clone();
-                thread::spawn(move || u32::from(ring.sync(LIVING, WHOLE)) + u32::from(ring.sync(LIVING, WHOLE)))
+                thread::spawn(move || u32::from(ring.sync(RUNNING, COMPLETE)) + u32::from(ring.sync(RUNNING, COMPLETE)))
             };
-            // The daemon: the end of the connection says that the process is dead.
-            let mut done = dying.join().unwrap();
-            let broken = ring.state.break_lock(DEAD);
-            assert!(!broken || die < WHOLE, "who has left is not inside");
-            assert!(!ring.state.break_lock(DEAD), "once is enough");
-            done += living.join().unwrap();
-            assert!(ring.sync(LIVING, WHOLE), "the ring is free again");
+            // The daemon, after it has seen that the process's connection is closed.
+            let mut done = crashing.join().unwrap();
+            let broken = ring.state.break_lock(CRASHED);
+            assert!(!broken || steps < COMPLETE, "a sync that has ended holds nothing");
+            assert!(!ring.state.break_lock(CRASHED), "the second call finds nothing");
+            done += running.join().unwrap();
+            assert!(ring.sync(RUNNING, COMPLETE), "the ring is free again");
             assert_eq!(ring.sum(), done + 1);
         });
     }
 }
 
-/// The daemon breaks the locks of one process after another, at any moment of an innocent's sync.
+/// The daemon breaks the locks of a crashed process at any moment of another process's sync.
 #[test]
 fn a_break_with_another_lease_changes_nothing() {
     check(4, || {
         let ring = Guarded::new();
         let daemon = {
             let ring = ring.clone();
-            thread::spawn(move || assert!(!ring.state.break_lock(DEAD)))
+            thread::spawn(move || assert!(!ring.state.break_lock(CRASHED)))
         };
         let other = {
             let ring = ring.clone();
-            thread::spawn(move || u32::from(ring.sync(9, WHOLE)))
+            thread::spawn(move || u32::from(ring.sync(9, COMPLETE)))
         };
-        let mine = u32::from(ring.sync(LIVING, WHOLE));
+        let mine = u32::from(ring.sync(RUNNING, COMPLETE));
         daemon.join().unwrap();
         let done = mine + other.join().unwrap();
         assert_eq!(ring.sum(), done);
     });
 }
 
-/// Breaking the lock of one who lives lets two in: the checker sees it.
+/// Breaking the lock of a running process lets two threads in: the checker reports it.
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn breaking_the_lock_of_the_living_is_found() {
+fn breaking_the_lock_of_a_running_process_is_detected() {
     check(4, || {
         let ring = Guarded::new();
         let other = {
             let ring = ring.clone();
-            thread::spawn(move || ring.sync(LIVING, WHOLE))
+            thread::spawn(move || ring.sync(RUNNING, COMPLETE))
         };
-        ring.state.break_lock(LIVING);
-        ring.sync(DEAD, WHOLE);
+        ring.state.break_lock(RUNNING);
+        ring.sync(CRASHED, COMPLETE);
         let _ = other.join();
     });
 }
 
-/// The owner of a ring takes no lock; whoever else comes ends that, at any moment of the owner's syncs.
+/// The owner of a ring takes no lock; another thread revokes the ownership at any moment of the owner's syncs.
 #[test]
-fn an_owner_and_a_stranger_are_never_inside_together() {
+fn an_owner_and_another_thread_never_sync_together() {
     check(4, || {
         let ring = Guarded::new();
-        ring.own(1);
+        ring.make_owner(1);
         let owner = {
             let ring = ring.clone();
-            thread::spawn(move || (0..3).map(|_| u32::from(ring.sync(1, WHOLE))).sum::<u32>())
+            thread::spawn(move || (0..3).map(|_| u32::from(ring.sync(1, COMPLETE))).sum::<u32>())
         };
-        let strange = u32::from(ring.sync(2, WHOLE)) + u32::from(ring.sync(2, WHOLE));
-        // Here, where a stranger does not wait, it may be that both skip the ring.
-        let done = strange + owner.join().unwrap();
+        let other = u32::from(ring.sync(2, COMPLETE)) + u32::from(ring.sync(2, COMPLETE));
+        // In the model the other thread does not wait, so both may skip the ring.
+        let done = other + owner.join().unwrap();
         assert_eq!(ring.sum(), done);
-        assert!(ring.sync(3, WHOLE) && ring.sync(1, WHOLE), "nobody is left inside");
+        assert!(ring.sync(3, COMPLETE) && ring.sync(1, COMPLETE), "no thread is left inside");
     });
 }
 
-/// Two strangers, one of whom wants to own the ring as well.
+/// Two threads that both try to become the owner.
 #[test]
 fn a_ring_has_one_owner_at_most() {
     check(3, || {
         let ring = Guarded::new();
-        let party = |lease: u32| {
+        let thread_of = |lease: u32| {
             let ring = ring.clone();
             thread::spawn(move || {
                 if let Some(guard) = ring.state.try_lock(lease, lease.into()) {
-                    ring.state.own(lease, lease.into());
+                    ring.state.set_owner(lease, lease.into());
                     drop(guard);
                 }
-                u32::from(ring.sync(lease, WHOLE)) + u32::from(ring.sync(lease, WHOLE))
+                u32::from(ring.sync(lease, COMPLETE)) + u32::from(ring.sync(lease, COMPLETE))
             })
         };
-        let others = [party(1), party(2)];
+        let others = [thread_of(1), thread_of(2)];
         let done: u32 = others.into_iter().map(|other| other.join().unwrap()).sum();
         assert_eq!(ring.sum(), done);
-        assert!(ring.sync(3, WHOLE), "nobody is left inside");
+        assert!(ring.sync(3, COMPLETE), "no thread is left inside");
     });
 }
 
-/// An owner dies inside or outside, the daemon learns of it; another syncs all the time.
+/// An owner crashes inside or outside its sync, and the daemon cleans up; another process syncs meanwhile.
 #[test]
-fn a_dead_owner_is_not_inside_for_ever() {
-    who_dies_is_let_out(4, true);
+fn a_crashed_owner_does_not_stay_inside() {
+    crash_in_sync_is_cleaned_up(4, true);
 }
 
-/// An owner that is interrupted inside, by a signal whose handler syncs: the ring is skipped, as by anybody.
+/// An owner is interrupted inside by a signal whose handler syncs: the handler skips the ring, like any other thread.
 #[test]
-fn an_owner_does_not_go_inside_twice() {
+fn an_owner_does_not_enter_twice() {
     check(2, || {
         let ring = Guarded::new();
-        ring.own(1);
-        let guard = ring.state.enter(1, 1).unwrap();
-        assert!(!ring.sync(1, WHOLE) && ring.state.is_locked_by(1));
+        ring.make_owner(1);
+        let guard = ring.state.enter_as_owner(1, 1).unwrap();
+        assert!(!ring.sync(1, COMPLETE) && ring.state.is_locked_by(1));
         drop(guard);
         let guard = ring.state.try_lock(1, 1).unwrap();
-        assert!(!ring.sync(1, WHOLE));
+        assert!(!ring.sync(1, COMPLETE));
         drop(guard);
-        assert!(ring.state.enter(1, 1).is_some());
-        assert!(ring.state.enter(1, 2).is_none() && ring.state.enter(2, 1).is_none());
+        assert!(ring.state.enter_as_owner(1, 1).is_some());
+        assert!(ring.state.enter_as_owner(1, 2).is_none() && ring.state.enter_as_owner(2, 1).is_none());
     });
 }
 
-/// One who goes inside without having looked whether the ring is still its own: the checker sees it.
+/// A thread that enters without checking that it is still the owner: the checker reports it.
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn an_owner_that_was_driven_out_and_goes_inside_is_found() {
+fn entering_after_the_ownership_was_revoked_is_detected() {
     check(4, || {
         let ring = Guarded::new();
-        ring.own(1);
+        ring.make_owner(1);
         let owner = {
             let ring = ring.clone();
             thread::spawn(move || {
-                ring.state.enter(1, 1);
+                ring.state.enter_as_owner(1, 1);
                 ring.work();
             })
         };
-        ring.sync(2, WHOLE);
+        ring.sync(2, COMPLETE);
         let _ = owner.join();
     });
 }

@@ -1,5 +1,5 @@
-//! Memory that another party shrinks, grows, replaces by zeros or fills with nonsense: refused, or read as nonsense and
-//! judged. Never a fault.
+//! Memory that another process shrinks, grows, replaces by zeros or fills with invalid values: refused, or read and
+//! validated. Never a fault.
 #![cfg(not(loom))]
 
 use std::fs::File;
@@ -12,23 +12,23 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 use unetmap_mem::{
-    BufIdx, Consumer, CopyKind, EndPage, Geometry, Iface, IfaceShape, LinePage, Pos, Producer, Region, RingShape,
-    RingView, SlotValue, Slots, Span, Window,
+    BufIdx, ChannelPage, Consumer, EndpointPage, Geometry, Iface, IfaceShape, Pos, Producer, Region, RingShape,
+    RingView, SimdLevel, SlotValue, Slots, Span, Window,
 };
 use unetmap_sys::{Mapping, memfd};
 
 const N: u32 = 8;
 const SPARE: BufIdx = BufIdx(19);
 
-struct Line {
+struct Fixture {
     region: Region,
     tx: RingView,
     rx: RingView,
     iface: Iface,
-    end: EndPage,
+    endpoint: EndpointPage,
     producer: Producer,
     consumer: Consumer,
-    /// Region, end page, line page: the files and where they are mapped.
+    /// Region, endpoint state page, channel page: the files and where they are mapped.
     memory: Vec<(File, Window)>,
 }
 
@@ -46,9 +46,9 @@ fn page() -> (File, Window) {
     (fd.into(), window)
 }
 
-impl Line {
-    /// Three slots sent, in buffers 2, 3 and 4; one taken.
-    fn in_use(copy: CopyKind) -> Line {
+impl Fixture {
+    /// Three slots published, in buffers 2, 3 and 4; one received.
+    fn in_use(copy: SimdLevel) -> Fixture {
         let slots = Slots::new(N).unwrap();
         let (region, fd) = Region::create("test", geometry()).unwrap();
         let ring = |object, dir| {
@@ -61,11 +61,13 @@ impl Line {
         let iface = Iface::new(&region, 0).unwrap();
         iface.format(&IfaceShape { name: "test".into(), ..IfaceShape::default() });
         iface.set_bufs_head(BufIdx(12));
-        let (ends, lines) = (page(), page());
-        let (end, line) = (EndPage::new(ends.1.clone()), LinePage::new(lines.1.clone()));
-        end.state(0).unwrap().start(pos(3), pos(7));
-        let producer = Producer::new(&line, 0, tx.slots().clone()).unwrap();
-        let consumer = Consumer::new(&line, 0, tx.slots().clone(), rx.slots().clone(), region.limits(), copy).unwrap();
+        let (endpoint_memory, channel_memory) = (page(), page());
+        let (endpoint, channels) =
+            (EndpointPage::new(endpoint_memory.1.clone()), ChannelPage::new(channel_memory.1.clone()));
+        endpoint.state(0).unwrap().reset(pos(3), pos(7));
+        let producer = Producer::new(&channels, 0, tx.slots().clone()).unwrap();
+        let consumer =
+            Consumer::new(&channels, 0, tx.slots().clone(), rx.slots().clone(), region.limits(), copy).unwrap();
         for raw in 0..N {
             let buf_idx = BufIdx(2 + raw);
             tx.slots().store(pos(raw), SlotValue { buf_idx, len: 60, flags: 0, ptr: u64::from(raw) });
@@ -74,33 +76,33 @@ impl Line {
         tx.set_pointers(pos(3), pos(7));
         producer.publish(Span { from: pos(0), to: pos(1) });
         producer.publish(Span { from: pos(1), to: pos(3) });
-        assert_eq!(consumer.take(Span { from: pos(0), to: pos(1) }, SPARE), 0);
-        let memory = vec![(fd.into(), region.window().clone()), ends, lines];
-        Line { region, tx, rx, iface, end, producer, consumer, memory }
+        assert_eq!(consumer.receive(Span { from: pos(0), to: pos(1) }, SPARE), 0);
+        let memory = vec![(fd.into(), region.window().clone()), endpoint_memory, channel_memory];
+        Fixture { region, tx, rx, iface, endpoint, producer, consumer, memory }
     }
 
-    /// Everything that a sync and the daemon do, with what is there now.
-    fn go_on(&self) {
+    /// Calls what a sync and the daemon call, with the current contents of the memory.
+    fn use_all(&self) {
         let slots = Slots::new(N).unwrap();
         let limits = self.region.limits();
         for words in [self.producer.words(), self.consumer.words()] {
             if let Some(span) = words.positions(slots) {
-                self.consumer.give_back(span);
-                self.consumer.take(span, SPARE);
+                self.consumer.return_buffers(span);
+                self.consumer.receive(span, SPARE);
                 for p in slots.walk(span) {
-                    assert!(limits.allow(self.rx.slots().load(p)), "what is taken is good");
+                    assert!(limits.allow(self.rx.slots().load(p)), "received slots are valid");
                     assert_eq!(self.rx.frame(p).capacity(), 64);
                 }
             }
-            words.sent(slots, pos(0), pos(1));
-            words.released(slots, pos(0), pos(3));
-            words.consumer_arm();
-            words.producer_sleeps();
+            words.validated_prod(slots, pos(0), pos(1));
+            words.validated_cons(slots, pos(0), pos(3));
+            words.consumer_request_wakeup();
+            words.take_producer_wakeup();
         }
-        let state = self.end.state(0).unwrap();
+        let state = self.endpoint.state(0).unwrap();
         state.positions(slots);
         drop(state.try_lock(1, 1));
-        state.count(1);
+        state.count_batch(1);
         for view in [&self.tx, &self.rx] {
             for word in [view.raw_head(), view.raw_cur(), view.raw_tail()] {
                 assert!(slots.pos(word).is_none_or(|p| p.raw() < N));
@@ -114,15 +116,15 @@ impl Line {
 }
 
 #[test]
-fn pages_that_are_taken_away_read_as_zeros() {
-    for copy in CopyKind::available() {
+fn pages_that_are_removed_read_as_zeros() {
+    for copy in SimdLevel::available() {
         for which in 0..3 {
             for by_mapping in [false, true] {
-                let line = Line::in_use(copy);
-                let (file, window) = &line.memory[which];
+                let fixture = Fixture::in_use(copy);
+                let (file, window) = &fixture.memory[which];
                 if by_mapping {
-                    // SAFETY: the range is a mapping that `window` keeps; only its contents change, and all who look at
-                    // them expect that.
+                    // SAFETY: the range is a mapping that `window` keeps (M2); only its contents change, which every access
+                    // expects (M1).
                     unsafe { madvise(window.base().cast(), window.len(), Advice::LinuxRemove) }.unwrap();
                 } else {
                     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -130,61 +132,61 @@ fn pages_that_are_taken_away_read_as_zeros() {
                 }
                 let mut all = vec![1; window.len()];
                 file.read_exact_at(&mut all, 0).unwrap();
-                assert!(all.iter().all(|byte| *byte == 0), "they are gone");
-                line.go_on();
+                assert!(all.iter().all(|byte| *byte == 0), "the pages are gone");
+                fixture.use_all();
             }
         }
     }
 }
 
 #[test]
-fn zeros_are_no_slots() {
-    let line = Line::in_use(CopyKind::best());
-    let (file, window) = &line.memory[0];
+fn zeros_are_not_valid_slots() {
+    let fixture = Fixture::in_use(SimdLevel::best());
+    let (file, window) = &fixture.memory[0];
     fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, window.len() as u64).unwrap();
     let span = Span { from: pos(1), to: pos(3) };
-    assert_eq!(line.consumer.take(span, SPARE), 2, "both are bad: their index is 0");
+    assert_eq!(fixture.consumer.receive(span, SPARE), 2, "both are invalid: their index is 0");
     for p in Slots::new(N).unwrap().walk(span) {
-        assert_eq!(line.rx.slots().load(p), SlotValue { buf_idx: SPARE, len: 0, flags: 0, ptr: 0 });
+        assert_eq!(fixture.rx.slots().load(p), SlotValue { buf_idx: SPARE, len: 0, flags: 0, ptr: 0 });
     }
 }
 
 #[test]
-fn bad_slots_become_empty_ones_and_good_ones_stay() {
-    for copy in CopyKind::available() {
-        let line = Line::in_use(copy);
-        let theirs = line.tx.slots();
-        theirs.set_buf_idx(pos(1), BufIdx(20));
-        theirs.set_flags(pos(1), NS_BUF_CHANGED | NS_MOREFRAG);
-        theirs.set_flags(pos(2), NS_BUF_CHANGED | NS_MOREFRAG);
-        assert_eq!(line.consumer.take(Span { from: pos(1), to: pos(3) }, SPARE), 1);
-        let mine = line.rx.slots();
+fn invalid_slots_become_empty_and_valid_ones_stay() {
+    for copy in SimdLevel::available() {
+        let fixture = Fixture::in_use(copy);
+        let producer_slots = fixture.tx.slots();
+        producer_slots.set_buf_idx(pos(1), BufIdx(20));
+        producer_slots.set_flags(pos(1), NS_BUF_CHANGED | NS_MOREFRAG);
+        producer_slots.set_flags(pos(2), NS_BUF_CHANGED | NS_MOREFRAG);
+        assert_eq!(fixture.consumer.receive(Span { from: pos(1), to: pos(3) }, SPARE), 1);
+        let own = fixture.rx.slots();
         let empty = SlotValue { buf_idx: SPARE, len: 0, flags: NS_MOREFRAG, ptr: 0 };
-        assert_eq!(mine.load(pos(1)), empty, "a part of a chain stays one");
-        assert_eq!(mine.load(pos(2)), SlotValue { buf_idx: BufIdx(4), len: 60, flags: NS_MOREFRAG, ptr: 2 });
-        assert_eq!(theirs.flags(pos(2)), NS_MOREFRAG, "the mark is cleared in both");
+        assert_eq!(own.load(pos(1)), empty, "a fragment stays part of its chain");
+        assert_eq!(own.load(pos(2)), SlotValue { buf_idx: BufIdx(4), len: 60, flags: NS_MOREFRAG, ptr: 2 });
+        assert_eq!(producer_slots.flags(pos(2)), NS_MOREFRAG, "the flag is cleared in both rings");
     }
 }
 
 #[test]
-fn only_marked_and_existing_buffers_are_given_back() {
-    for copy in CopyKind::available() {
-        let line = Line::in_use(copy);
-        let (mine, theirs) = (line.rx.slots(), line.tx.slots());
+fn only_flagged_and_existing_buffers_are_returned() {
+    for copy in SimdLevel::available() {
+        let fixture = Fixture::in_use(copy);
+        let (own, producer_slots) = (fixture.rx.slots(), fixture.tx.slots());
         let span = Span { from: pos(0), to: pos(3) };
-        assert_eq!(line.consumer.take(Span { from: pos(1), to: pos(3) }, SPARE), 0);
-        mine.set_buf_idx(pos(0), BufIdx(15));
+        assert_eq!(fixture.consumer.receive(Span { from: pos(1), to: pos(3) }, SPARE), 0);
+        own.set_buf_idx(pos(0), BufIdx(15));
         for (raw, idx) in [(1, 16), (2, 1)] {
-            mine.set_buf_idx(pos(raw), BufIdx(idx));
-            mine.set_flags(pos(raw), NS_BUF_CHANGED);
+            own.set_buf_idx(pos(raw), BufIdx(idx));
+            own.set_flags(pos(raw), NS_BUF_CHANGED);
         }
-        assert_eq!(line.consumer.give_back(span), 1, "buffer 1 is reserved");
+        assert_eq!(fixture.consumer.return_buffers(span), 1, "buffer 1 is reserved");
         let indexes = |ring: &unetmap_mem::SlotRing| [0, 1, 2].map(|raw| ring.buf_idx(pos(raw)).0);
-        assert_eq!(indexes(theirs), [2, 16, 4]);
-        // A successor who does it again changes nothing.
-        theirs.set_buf_idx(pos(1), BufIdx(17));
-        assert_eq!(line.consumer.give_back(span), 0);
-        assert_eq!(indexes(theirs), [2, 17, 4]);
+        assert_eq!(indexes(producer_slots), [2, 16, 4]);
+        // A successor that does it again changes nothing.
+        producer_slots.set_buf_idx(pos(1), BufIdx(17));
+        assert_eq!(fixture.consumer.return_buffers(span), 0);
+        assert_eq!(indexes(producer_slots), [2, 17, 4]);
     }
 }
 
@@ -195,13 +197,13 @@ fn a_region_can_neither_shrink_nor_grow() {
     for size in [0, 4096, bytes - 4096, bytes + 4096] {
         assert_eq!(ftruncate(&fd, size), Err(Errno::PERM));
     }
-    assert_eq!(fcntl_add_seals(&fd, SealFlags::WRITE), Err(Errno::PERM), "nor be taken out of our hands");
+    assert_eq!(fcntl_add_seals(&fd, SealFlags::WRITE), Err(Errno::PERM), "nor become read-only");
     assert_eq!(region.frame(BufIdx(19)).write(0, b"last"), 4);
     assert!(Region::attach(fd.as_fd(), geometry()).is_ok());
 }
 
 #[test]
-fn memory_that_could_vanish_is_not_mapped() {
+fn memory_that_could_shrink_is_not_mapped() {
     let bytes = geometry().bytes();
     let kind = |fd: &OwnedFd| Region::attach(fd.as_fd(), geometry()).map(drop).unwrap_err().kind();
     let unsealed = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();

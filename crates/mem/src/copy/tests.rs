@@ -6,9 +6,9 @@ use crate::region::Geometry;
 use crate::ring::{RingShape, RingView};
 
 const SLOTS: u32 = 16;
-const TO: [u8; ADDRESSES] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+const TO: [u8; MAC_PAIR_BYTES] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
 
-/// A region with one ring, whose slots have the buffers from 2 on.
+/// A region with one ring, whose slots name the buffers from 2 on.
 fn region(buf_size: u32) -> (Region, SlotRing) {
     let g = Geometry::new((1, 256), (2, 512), (2 + SLOTS, buf_size)).unwrap();
     let (region, _fd) = Region::create("test", g).unwrap();
@@ -28,11 +28,12 @@ fn bytes(region: &Region, idx: BufIdx) -> Vec<u8> {
     out
 }
 
-/// What may be wrong with a packet of a run, or with the slot that it is to go to.
+/// What may be wrong with a packet of a run, or with its receiving slot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fault {
     None,
-    Other(usize),
+    /// Another address, in this byte.
+    OtherAddress(usize),
     Fragment,
     Port,
     Short,
@@ -41,12 +42,12 @@ pub(crate) enum Fault {
     NoTarget(u32),
 }
 
-/// Mostly none. A buffer that is none is a reserved one, or `beyond` the region's, or far beyond.
+/// Mostly none. An index out of bounds is a reserved one, `beyond`, or `u32::MAX`.
 pub(crate) fn fault(beyond: u32) -> impl Strategy<Value = Fault> {
     let idx = prop_oneof![0..2u32, Just(beyond), Just(u32::MAX)];
     prop_oneof![
         40 => Just(Fault::None),
-        1 => (0..ADDRESSES).prop_map(Fault::Other),
+        1 => (0..MAC_PAIR_BYTES).prop_map(Fault::OtherAddress),
         1 => Just(Fault::Fragment),
         1 => Just(Fault::Port),
         1 => Just(Fault::Short),
@@ -57,13 +58,14 @@ pub(crate) fn fault(beyond: u32) -> impl Strategy<Value = Fault> {
 }
 
 proptest! {
-    /// Every kind of copy stops where the packets say, copies just what is in them, and touches nothing else.
+    /// Every SIMD level stops at the first packet that is not of the run, copies exactly the packets before it, and changes
+    /// nothing else.
     #[test]
-    fn runs_are_copied_up_to_the_first_other_packet(
+    fn runs_are_copied_up_to_the_first_packet_outside(
         packets in prop::collection::vec((14..600u16, fault(2 + SLOTS)), SLOTS as usize),
-        from in 0..SLOTS, to in 0..SLOTS, most in 0..40u32, wide: bool,
+        from in 0..SLOTS, to in 0..SLOTS, max in 0..40u32, wide: bool,
     ) {
-        for kind in CopyKind::available() {
+        for simd in SimdLevel::available() {
             let (source, theirs) = region(if wide { 1024 } else { 512 });
             let (target, mine) = region(512);
             let slots = mine.slots();
@@ -84,22 +86,22 @@ proptest! {
                 target.frame(mine.buf_idx(into)).write(0, &[0xaa; 512]);
                 mine.set_len_flags(into, 0xbbbb, 0xcccc);
                 match *fault {
-                    Fault::Other(byte) => { source.frame(idx).write(byte, &[TO[byte] ^ 0x10]); }
+                    Fault::OtherAddress(byte) => { source.frame(idx).write(byte, &[TO[byte] ^ 0x10]); }
                     Fault::Fragment => theirs.set_flags(at, NS_MOREFRAG),
                     Fault::Port => theirs.set_flags(at, 0x0100),
                     Fault::NoSource(idx) => theirs.set_buf_idx(at, BufIdx(idx)),
                     Fault::NoTarget(idx) => mine.set_buf_idx(into, BufIdx(idx)),
                     _ => {}
                 }
-                let room = i < most.min(SLOTS - from).min(SLOTS - to);
+                let room = i < max.min(SLOTS - from).min(SLOTS - to);
                 if room && expected == i && *fault == Fault::None {
                     expected += 1;
                 }
             }
-            let run = Run { addresses: TO, flags: 0x0100, most };
+            let run = Run { addresses: TO, flags: 0x0100, max };
             let pos = |raw| slots.pos(raw).unwrap();
-            let (read, write) = (Side { slots: &theirs, region: &source }, Side { slots: &mine, region: &target });
-            prop_assert_eq!(copy_run(kind, read, pos(from), write, pos(to), run), expected, "{:?}", kind);
+            let (read, write) = (RingRef { slots: &theirs, region: &source }, RingRef { slots: &mine, region: &target });
+            prop_assert_eq!(copy_run(simd, read, pos(from), write, pos(to), run), expected, "{:?}", simd);
             for i in 0..SLOTS {
                 let (at, into) = (slots.add(pos(from), i), slots.add(pos(to), i));
                 if i >= expected {
@@ -117,13 +119,13 @@ proptest! {
         }
     }
 
-    /// The same where packets lie about in the source's ring: each goes where it is due, as it is.
+    /// The same for a list of packets in any order: each is copied unchanged to the slot of its rank.
     #[test]
-    fn some_packets_are_copied_up_to_the_first_that_cannot_be(
+    fn listed_packets_are_copied_up_to_the_first_that_does_not_fit(
         packets in prop::collection::vec((0..600u16, fault(2 + SLOTS)), 0..40usize),
         to in 0..SLOTS, wide: bool,
     ) {
-        for kind in CopyKind::available() {
+        for simd in SimdLevel::available() {
             let (source, theirs) = region(if wide { 1024 } else { 512 });
             let (target, mine) = region(512);
             let slots = mine.slots();
@@ -134,7 +136,7 @@ proptest! {
                 target.frame(BufIdx(2 + raw)).write(0, &[0xaa; 512]);
                 mine.set_len_flags(pos(raw), 0xbbbb, 0xcccc);
             }
-            // Slot 0 serves to make heads of all kinds.
+            // Slot 0 is used to make all the slot heads.
             let (mut heads, mut expected, mut good) = (Vec::new(), 0, true);
             for (i, (len, fault)) in (0..).zip(&packets) {
                 let (mut idx, mut len) = (BufIdx(2 + (i * 5) % SLOTS), (*len).min(512));
@@ -149,12 +151,12 @@ proptest! {
                 good &= to + i < SLOTS && !matches!(fault, Fault::Long | Fault::NoSource(_) | Fault::NoTarget(_));
                 expected += u32::from(good);
             }
-            let write = Side { slots: &mine, region: &target };
-            prop_assert_eq!(copy_some(kind, &source, &heads, write, pos(to), 0x0100), expected, "{:?}", kind);
+            let write = RingRef { slots: &mine, region: &target };
+            prop_assert_eq!(copy_list(simd, &source, &heads, write, pos(to), 0x0100), expected, "{:?}", simd);
             for (i, head) in (0..).zip(&heads) {
                 let into = slots.add(pos(to), i % SLOTS);
                 if i >= expected {
-                    // Behind the end of the ring comes its beginning, which is nobody's business here.
+                    // Past the end of the ring `add` wraps to its start, which is not checked here.
                     prop_assert!(i >= SLOTS || mine.len_flags(into) == (0xbbbb, 0xcccc));
                     continue;
                 }
@@ -169,22 +171,22 @@ proptest! {
     }
 
     #[test]
-    fn packets_are_copied_as_far_as_they_fit(len in 0..1000usize, wide: bool) {
-        for kind in CopyKind::available() {
+    fn packets_are_cut_to_the_smaller_buffer(len in 0..1000usize, wide: bool) {
+        for simd in SimdLevel::available() {
             let (source, _) = region(if wide { 1024 } else { 256 });
             let (target, _) = region(512);
             let noise: Vec<u8> = (0..1024).map(|b| (b * 7) as u8 | 1).collect();
             source.frame(BufIdx(2)).write(0, &noise);
             target.frame(BufIdx(3)).write(0, &[0xaa; 512]);
             let expected = len.min(512).min(if wide { 1024 } else { 256 });
-            let copied = copy_packet(kind, &target.frame(BufIdx(3)), &source.frame(BufIdx(2)), len);
+            let copied = copy_packet(simd, &target.frame(BufIdx(3)), &source.frame(BufIdx(2)), len);
             prop_assert_eq!(copied, expected);
             let got = bytes(&target, BufIdx(3));
             let padded = expected.next_multiple_of(64);
             prop_assert_eq!(&got[..expected], &noise[..expected]);
             prop_assert!(got[expected..padded].iter().all(|b| *b == 0 || *b == 0xaa));
             prop_assert!(got[padded..].iter().all(|b| *b == 0xaa));
-            prop_assert_eq!(copy_packet(kind, &Frame::EMPTY, &source.frame(BufIdx(2)), len), 0);
+            prop_assert_eq!(copy_packet(simd, &Frame::EMPTY, &source.frame(BufIdx(2)), len), 0);
         }
     }
 }

@@ -1,30 +1,30 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::channel::ChannelPage;
 use crate::copy::tests::{Fault, fault};
-use crate::line::LinePage;
 use crate::pos::{BufIdx, Slots, Span};
 use crate::region::Geometry;
 use crate::ring::{RingShape, RingView};
-use crate::take::CopyKind;
+use crate::slot_copy::SimdLevel;
 use crate::window::Window;
 use unetmap_abi::NS_MOREFRAG;
 
 const SLOTS: u32 = 64;
 const LEN: u16 = 60;
-const TO: [u8; ADDRESSES] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+const TO: [u8; MAC_PAIR_BYTES] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
 
-/// A region with the rings of a sender and a receiver, the consumer of the sender's line, and what it copies to.
+/// A region with the rings of a sender and a receiver, the consumer of the sender's channel, and the region of its copies.
 struct Pair {
     region: Region,
     sender: SlotRing,
     receiver: SlotRing,
-    taken: Consumer,
+    consumer: Consumer,
     _copies: Region,
 }
 
 impl Pair {
-    fn new(kind: CopyKind) -> Pair {
+    fn new(simd: SimdLevel) -> Pair {
         let geometry = || Geometry::new((1, 4096), (3, 2048), (2 + 2 * SLOTS, 512)).unwrap();
         let (region, _) = Region::create("test", geometry()).unwrap();
         let (copies, _) = Region::create("test", geometry()).unwrap();
@@ -41,20 +41,20 @@ impl Pair {
             receiver.store(p, SlotValue { buf_idx: BufIdx(2 + SLOTS + raw), len: 0xbbbb, flags: 0xcccc, ptr: 99 });
             region.frame(BufIdx(2 + raw)).write(0, &TO);
         }
-        // The words of its line lie where sessions are described in other regions.
-        let lines = LinePage::new(Window::clone(copies.window()));
+        // The channel's words are put into the interface pool of the copies' region, which is not used otherwise.
+        let channels = ChannelPage::new(Window::clone(copies.window()));
         let limits = region.limits();
-        let taken = Consumer::new(&lines, 0, sender.clone(), mine, limits, kind).unwrap();
-        Pair { region, sender, receiver, taken, _copies: copies }
+        let consumer = Consumer::new(&channels, 0, sender.clone(), mine, limits, simd).unwrap();
+        Pair { region, sender, receiver, consumer, _copies: copies }
     }
 
-    fn take(&self) {
+    fn receive_all(&self) {
         let slots = self.sender.slots();
         let span = Span { from: Pos::ZERO, to: slots.pos(SLOTS - 1).unwrap() };
-        self.taken.take(span, BufIdx(0));
+        self.consumer.receive(span, BufIdx(0));
     }
 
-    /// All indexes in both rings, in order.
+    /// All indexes in both rings, sorted.
     fn buffers(&self) -> Vec<u32> {
         let all = (0..SLOTS).filter_map(|raw| self.sender.slots().pos(raw));
         let mut all: Vec<u32> = all.flat_map(|p| [self.sender.buf_idx(p).0, self.receiver.buf_idx(p).0]).collect();
@@ -64,24 +64,24 @@ impl Pair {
 }
 
 proptest! {
-    /// Every kind stops where the packets say, each buffer changes sides for another, and what the sender writes after its slots
-    /// were taken counts for nothing.
+    /// Every SIMD level stops at the first packet that is not of the run, each buffer is swapped for another, and the sender's
+    /// writes after its slots were received have no effect.
     #[test]
-    fn runs_change_sides_up_to_the_first_other_packet(
+    fn runs_are_swapped_up_to_the_first_packet_outside(
         faults in prop::collection::vec(prop_oneof![4 => Just(Fault::None), 1 => fault(2 + 2 * SLOTS)], SLOTS as usize),
-        (from, to, most) in (0..SLOTS, 0..SLOTS, 0..2 * SLOTS), kind in prop::sample::select(CopyKind::available()),
+        (from, to, max) in (0..SLOTS, 0..SLOTS, 0..2 * SLOTS), simd in prop::sample::select(SimdLevel::available()),
         late in prop::collection::vec((0..SLOTS, any::<u32>()), 0..4),
     ) {
-        let pair = Pair::new(kind);
+        let pair = Pair::new(simd);
         let slots = pair.sender.slots();
         let pos = |raw| slots.pos(raw).unwrap();
-        // The slot that was not sent is none of the run.
-        let most = most.min(SLOTS - 1 - from.min(SLOTS - 1));
+        // The slot that was not sent is not part of the run.
+        let max = max.min(SLOTS - 1 - from.min(SLOTS - 1));
         let mut expected = 0;
         for (i, fault) in (0..).zip(&faults) {
             let (at, into) = (slots.add(pos(from), i), slots.add(pos(to), i));
             match *fault {
-                Fault::Other(byte) => {
+                Fault::OtherAddress(byte) => {
                     pair.region.frame(pair.sender.buf_idx(at)).write(byte, &[TO[byte] ^ 0x10]);
                 }
                 Fault::Fragment => pair.sender.set_flags(at, NS_MOREFRAG),
@@ -92,18 +92,18 @@ proptest! {
                 Fault::NoTarget(idx) => pair.receiver.set_buf_idx(into, BufIdx(idx)),
                 Fault::None => {}
             }
-            if i < most.min(SLOTS - to) && expected == i && *fault == Fault::None {
+            if i < max.min(SLOTS - to) && expected == i && *fault == Fault::None {
                 expected += 1;
             }
         }
         let before: Vec<_> = (0..SLOTS).map(|i| (pair.sender.load(pos(i)), pair.receiver.load(pos(i)))).collect();
         let whole = pair.buffers();
-        pair.take();
+        pair.receive_all();
         for (raw, idx) in late {
             pair.sender.set_buf_idx(pos(raw), BufIdx(idx));
         }
-        let run = Run { addresses: TO, flags: 0x0100, most };
-        prop_assert_eq!(swap_run(&pair.taken, pos(from), &pair.receiver, pos(to), &pair.region, run), expected);
+        let run = Run { addresses: TO, flags: 0x0100, max };
+        prop_assert_eq!(swap_run(&pair.consumer, pos(from), &pair.receiver, pos(to), &pair.region, run), expected);
         for i in 0..expected {
             let (at, into) = (slots.add(pos(from), i), slots.add(pos(to), i));
             let (theirs, free) = (before[at.raw() as usize].0, before[into.raw() as usize].1);
@@ -115,7 +115,7 @@ proptest! {
             let into = slots.add(pos(to), i);
             prop_assert_eq!(pair.receiver.load(into), before[into.raw() as usize].1);
         }
-        // With the sender's late writes taken back nothing was lost or doubled.
+        // With the sender's late writes undone no buffer was lost or duplicated.
         for i in expected..SLOTS {
             let at = slots.add(pos(from), i);
             pair.sender.set_buf_idx(at, before[at.raw() as usize].0.buf_idx);
@@ -125,14 +125,14 @@ proptest! {
 }
 
 #[test]
-fn what_was_not_exchanged_is_as_it_was() {
-    let pair = Pair::new(CopyKind::best());
-    pair.take();
+fn slots_that_were_not_swapped_are_unchanged() {
+    let pair = Pair::new(SimdLevel::best());
+    pair.receive_all();
     let bad = pair.sender.slots().next(Pos::ZERO);
     pair.receiver.set_buf_idx(bad, BufIdx(1));
-    assert!(swap_one(&pair.taken, Pos::ZERO, &pair.receiver, Pos::ZERO, NS_MOREFRAG));
+    assert!(swap_one(&pair.consumer, Pos::ZERO, &pair.receiver, Pos::ZERO, NS_MOREFRAG));
     assert_eq!(pair.receiver.flags(Pos::ZERO), NS_MOREFRAG | NS_BUF_CHANGED);
     let before = (pair.sender.load(bad), pair.receiver.load(bad));
-    assert!(!swap_one(&pair.taken, bad, &pair.receiver, bad, 0));
+    assert!(!swap_one(&pair.consumer, bad, &pair.receiver, bad, 0));
     assert_eq!((pair.sender.load(bad), pair.receiver.load(bad)), before);
 }

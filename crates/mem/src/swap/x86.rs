@@ -1,90 +1,89 @@
-//! Exchanging with the vectors that a processor has. What differs between them is how many slots are exchanged at a
-//! time, [`Few`].
+//! Swaps with vector instructions. AVX2 and AVX-512 differ in how many slots are swapped at a time, [`SlotVector`].
 
 use std::arch::x86_64::*;
 
 use unetmap_abi::NS_BUF_CHANGED;
 
-use super::AHEAD;
-use crate::copy::{NOT_PLAIN, Run, SHORTEST};
+use crate::copy::{MIN_LEN, RUN_BREAK_FLAGS, Run};
 use crate::pos::BufIdx;
 use crate::region::Region;
 use crate::slot::SLOT_BYTES;
-use crate::take::Vectors;
+use crate::slot_copy::Vectors;
+use crate::tuning::SWAP_PREFETCH_PACKETS as AHEAD;
 
-/// A few slots in registers, each of four words of 32 bits: index, length and flags, two of the program's own. Each
-/// method must become part of a function that has the features of this kind.
+/// Some slots in registers, each of four words of 32 bits: index, length and flags, and two of `ptr`. Each method must be
+/// inlined into a function that has the target features of its implementation.
 ///
 /// # Safety
-/// The processor has the kind of which a method is called.
-trait Few: Copy {
-    /// How many.
+/// The CPU has the instructions of the implementation whose method is called.
+trait SlotVector: Copy {
+    /// The number of slots.
     const SLOTS: u32;
 
-    /// All of them these words.
-    unsafe fn all(words: [u32; 4]) -> Self;
+    /// The same four words in every slot.
+    unsafe fn splat(words: [u32; 4]) -> Self;
 
-    /// Slots from memory, which must be valid for reads.
+    /// Loads slots from memory, which must be valid for reads.
     unsafe fn load(from: *const u8) -> Self;
 
-    /// The first words of each, and behind them those of the other's.
-    unsafe fn heads(self, other: Self) -> Self;
+    /// Per slot: the first two words of `self`, then the first two words of `other`.
+    unsafe fn join_heads(self, other: Self) -> Self;
 
-    /// The 16 bytes where each index says that its buffer is, which must be valid for reads.
-    unsafe fn packets(self, at: impl Fn(u32) -> *const u8) -> Self;
+    /// Per slot: the first 16 bytes of its buffer. `at` returns the buffer's address, which must be valid for reads.
+    unsafe fn load_headers(self, at: impl Fn(u32) -> *const u8) -> Self;
 
-    /// Bit by bit, as [`Few::or`].
+    /// Bitwise and.
     unsafe fn and(self, other: Self) -> Self;
 
-    /// Bit by bit.
+    /// Bitwise or.
     unsafe fn or(self, other: Self) -> Self;
 
-    /// Whether each word is one of those from `least` on, and not more than `span` above it.
-    unsafe fn within(self, least: Self, span: Self) -> bool;
+    /// Whether each word is at min `min`, and at max `span` above it.
+    unsafe fn within(self, min: Self, span: Self) -> bool;
 
-    /// Of each the words 2 1 0 1.
-    unsafe fn crossed(self) -> Self;
+    /// Per slot: the words 2 1 0 1.
+    unsafe fn cross(self) -> Self;
 
-    /// Stores the first two words of each as the heads of the slots at `first`, the other two as those at `second`;
-    /// both must be valid for writes.
+    /// Stores the first two words of each slot as the heads of the slots at `first`, the other two as those at `second`; both
+    /// must be valid for writes.
     unsafe fn store_heads(self, first: *mut u8, second: *mut u8);
 }
 
-/// The words 2 1 0 1, for shuffles.
+/// The shuffle mask of the words 2 1 0 1.
 const CROSSED: i32 = 0b01_00_01_10;
 
-/// With AVX2.
+/// Two slots, with AVX2.
 #[derive(Clone, Copy)]
-struct Two(__m256i);
+struct TwoSlots(__m256i);
 
-impl Few for Two {
+impl SlotVector for TwoSlots {
     const SLOTS: u32 = 2;
 
     #[inline(always)]
-    unsafe fn all([a, b, c, d]: [u32; 4]) -> Two {
-        // SAFETY: the processor has AVX2 (caller).
-        unsafe { Two(_mm256_broadcastsi128_si256(_mm_set_epi32(d as i32, c as i32, b as i32, a as i32))) }
+    unsafe fn splat([a, b, c, d]: [u32; 4]) -> TwoSlots {
+        // SAFETY: the CPU has AVX2 (M5, caller).
+        unsafe { TwoSlots(_mm256_broadcastsi128_si256(_mm_set_epi32(d as i32, c as i32, b as i32, a as i32))) }
     }
 
     #[inline(always)]
-    unsafe fn load(from: *const u8) -> Two {
-        // SAFETY: 32 bytes are valid (caller).
-        unsafe { Two(_mm256_loadu_si256(from.cast())) }
+    unsafe fn load(from: *const u8) -> TwoSlots {
+        // SAFETY: 32 bytes are valid (M2), the CPU has AVX2 (M5), both guaranteed by the caller; a raw copy (M1).
+        unsafe { TwoSlots(_mm256_loadu_si256(from.cast())) }
     }
 
     #[inline(always)]
-    unsafe fn heads(self, other: Two) -> Two {
-        // SAFETY: the processor has AVX2 (caller).
-        unsafe { Two(_mm256_unpacklo_epi64(self.0, other.0)) }
+    unsafe fn join_heads(self, other: TwoSlots) -> TwoSlots {
+        // SAFETY: the CPU has AVX2 (M5, caller).
+        unsafe { TwoSlots(_mm256_unpacklo_epi64(self.0, other.0)) }
     }
 
     #[inline(always)]
-    unsafe fn packets(self, at: impl Fn(u32) -> *const u8) -> Two {
-        // SAFETY: 16 bytes are valid at each (caller).
+    unsafe fn load_headers(self, at: impl Fn(u32) -> *const u8) -> TwoSlots {
+        // SAFETY: 16 bytes are valid at each address (M2), the CPU has the instructions (M5), both guaranteed by the caller.
         unsafe {
             let a = at(_mm256_extract_epi32::<0>(self.0) as u32);
             let b = at(_mm256_extract_epi32::<4>(self.0) as u32);
-            Two(_mm256_inserti128_si256::<1>(
+            TwoSlots(_mm256_inserti128_si256::<1>(
                 _mm256_castsi128_si256(_mm_loadu_si128(a.cast())),
                 _mm_loadu_si128(b.cast()),
             ))
@@ -92,35 +91,35 @@ impl Few for Two {
     }
 
     #[inline(always)]
-    unsafe fn and(self, other: Two) -> Two {
-        // SAFETY: the processor has AVX2 (caller).
-        unsafe { Two(_mm256_and_si256(self.0, other.0)) }
+    unsafe fn and(self, other: TwoSlots) -> TwoSlots {
+        // SAFETY: the CPU has AVX2 (M5, caller).
+        unsafe { TwoSlots(_mm256_and_si256(self.0, other.0)) }
     }
 
     #[inline(always)]
-    unsafe fn or(self, other: Two) -> Two {
-        // SAFETY: the processor has AVX2 (caller).
-        unsafe { Two(_mm256_or_si256(self.0, other.0)) }
+    unsafe fn or(self, other: TwoSlots) -> TwoSlots {
+        // SAFETY: the CPU has AVX2 (M5, caller).
+        unsafe { TwoSlots(_mm256_or_si256(self.0, other.0)) }
     }
 
     #[inline(always)]
-    unsafe fn within(self, least: Two, span: Two) -> bool {
-        // SAFETY: the processor has AVX2 (caller).
+    unsafe fn within(self, min: TwoSlots, span: TwoSlots) -> bool {
+        // SAFETY: the CPU has AVX2 (M5, caller).
         unsafe {
-            let above = _mm256_sub_epi32(self.0, least.0);
+            let above = _mm256_sub_epi32(self.0, min.0);
             _mm256_movemask_epi8(_mm256_cmpeq_epi32(_mm256_min_epu32(above, span.0), above)) == -1
         }
     }
 
     #[inline(always)]
-    unsafe fn crossed(self) -> Two {
-        // SAFETY: the processor has AVX2 (caller).
-        unsafe { Two(_mm256_shuffle_epi32::<CROSSED>(self.0)) }
+    unsafe fn cross(self) -> TwoSlots {
+        // SAFETY: the CPU has AVX2 (M5, caller).
+        unsafe { TwoSlots(_mm256_shuffle_epi32::<CROSSED>(self.0)) }
     }
 
     #[inline(always)]
     unsafe fn store_heads(self, first: *mut u8, second: *mut u8) {
-        // SAFETY: 8 bytes of each of two slots are valid at both (caller).
+        // SAFETY: 8 bytes of each of two slots are valid at both (M2), the CPU has AVX2 (M5), both guaranteed by the caller.
         unsafe {
             let (a, b) = (_mm256_castsi256_si128(self.0), _mm256_extracti128_si256::<1>(self.0));
             _mm_storel_epi64(first.cast(), a);
@@ -131,34 +130,34 @@ impl Few for Two {
     }
 }
 
-/// With AVX-512 F and BW.
+/// Four slots, with AVX-512 F and BW.
 #[derive(Clone, Copy)]
-struct Four(__m512i);
+struct FourSlots(__m512i);
 
-impl Few for Four {
+impl SlotVector for FourSlots {
     const SLOTS: u32 = 4;
 
     #[inline(always)]
-    unsafe fn all([a, b, c, d]: [u32; 4]) -> Four {
-        // SAFETY: the processor has AVX-512 F (caller).
-        unsafe { Four(_mm512_set4_epi32(d as i32, c as i32, b as i32, a as i32)) }
+    unsafe fn splat([a, b, c, d]: [u32; 4]) -> FourSlots {
+        // SAFETY: the CPU has AVX-512 F (M5, caller).
+        unsafe { FourSlots(_mm512_set4_epi32(d as i32, c as i32, b as i32, a as i32)) }
     }
 
     #[inline(always)]
-    unsafe fn load(from: *const u8) -> Four {
-        // SAFETY: 64 bytes are valid (caller).
-        unsafe { Four(_mm512_loadu_si512(from.cast())) }
+    unsafe fn load(from: *const u8) -> FourSlots {
+        // SAFETY: 64 bytes are valid (M2), the CPU has AVX-512 F (M5), both guaranteed by the caller; a raw copy (M1).
+        unsafe { FourSlots(_mm512_loadu_si512(from.cast())) }
     }
 
     #[inline(always)]
-    unsafe fn heads(self, other: Four) -> Four {
-        // SAFETY: the processor has AVX-512 F (caller).
-        unsafe { Four(_mm512_unpacklo_epi64(self.0, other.0)) }
+    unsafe fn join_heads(self, other: FourSlots) -> FourSlots {
+        // SAFETY: the CPU has AVX-512 F (M5, caller).
+        unsafe { FourSlots(_mm512_unpacklo_epi64(self.0, other.0)) }
     }
 
     #[inline(always)]
-    unsafe fn packets(self, at: impl Fn(u32) -> *const u8) -> Four {
-        // SAFETY: 16 bytes are valid at each (caller).
+    unsafe fn load_headers(self, at: impl Fn(u32) -> *const u8) -> FourSlots {
+        // SAFETY: 16 bytes are valid at each address (M2), the CPU has the instructions (M5), both guaranteed by the caller.
         unsafe {
             let a = at(_mm_cvtsi128_si32(_mm512_castsi512_si128(self.0)) as u32);
             let b = at(_mm_cvtsi128_si32(_mm512_extracti32x4_epi32::<1>(self.0)) as u32);
@@ -167,38 +166,38 @@ impl Few for Four {
             let all = _mm512_castsi128_si512(_mm_loadu_si128(a.cast()));
             let all = _mm512_inserti32x4::<1>(all, _mm_loadu_si128(b.cast()));
             let all = _mm512_inserti32x4::<2>(all, _mm_loadu_si128(c.cast()));
-            Four(_mm512_inserti32x4::<3>(all, _mm_loadu_si128(d.cast())))
+            FourSlots(_mm512_inserti32x4::<3>(all, _mm_loadu_si128(d.cast())))
         }
     }
 
     #[inline(always)]
-    unsafe fn and(self, other: Four) -> Four {
-        // SAFETY: the processor has AVX-512 F (caller).
-        unsafe { Four(_mm512_and_si512(self.0, other.0)) }
+    unsafe fn and(self, other: FourSlots) -> FourSlots {
+        // SAFETY: the CPU has AVX-512 F (M5, caller).
+        unsafe { FourSlots(_mm512_and_si512(self.0, other.0)) }
     }
 
     #[inline(always)]
-    unsafe fn or(self, other: Four) -> Four {
-        // SAFETY: the processor has AVX-512 F (caller).
-        unsafe { Four(_mm512_or_si512(self.0, other.0)) }
+    unsafe fn or(self, other: FourSlots) -> FourSlots {
+        // SAFETY: the CPU has AVX-512 F (M5, caller).
+        unsafe { FourSlots(_mm512_or_si512(self.0, other.0)) }
     }
 
     #[inline(always)]
-    unsafe fn within(self, least: Four, span: Four) -> bool {
-        // SAFETY: the processor has AVX-512 F (caller).
-        unsafe { _mm512_cmpgt_epu32_mask(_mm512_sub_epi32(self.0, least.0), span.0) == 0 }
+    unsafe fn within(self, min: FourSlots, span: FourSlots) -> bool {
+        // SAFETY: the CPU has AVX-512 F (M5, caller).
+        unsafe { _mm512_cmpgt_epu32_mask(_mm512_sub_epi32(self.0, min.0), span.0) == 0 }
     }
 
     #[inline(always)]
-    unsafe fn crossed(self) -> Four {
-        // SAFETY: the processor has AVX-512 F (caller).
-        unsafe { Four(_mm512_shuffle_epi32::<CROSSED>(self.0)) }
+    unsafe fn cross(self) -> FourSlots {
+        // SAFETY: the CPU has AVX-512 F (M5, caller).
+        unsafe { FourSlots(_mm512_shuffle_epi32::<CROSSED>(self.0)) }
     }
 
     #[inline(always)]
     unsafe fn store_heads(self, first: *mut u8, second: *mut u8) {
         const HEADS: __mmask16 = 0x3333;
-        // SAFETY: four slots are valid at both (caller), of which the heads are stored.
+        // SAFETY: four slots are valid at both (M2), the CPU has AVX-512 F (M5), both guaranteed by the caller.
         unsafe {
             _mm512_mask_storeu_epi32(first.cast(), HEADS, self.0);
             _mm512_mask_storeu_epi32(second.cast(), HEADS, _mm512_unpackhi_epi64(self.0, self.0));
@@ -206,14 +205,14 @@ impl Few for Four {
     }
 }
 
-/// [`swap_run`](super::swap_run) as long as the next few packets are all of the run. The slots are those of the copies,
-/// of the sender's ring and of the receiver's.
+/// [`swap_run`](super::swap_run), a vector of packets at a time, as long as all packets of the vector are of the run. The three
+/// pointers are to the slots of the copies, of the sender's ring and of the receiver's ring.
 ///
 /// # Safety
-/// `run.most` slots are valid for reads and writes from each of the three pointers on; the processor has the vectors.
+/// `run.max` slots are valid for reads and writes from each of the three pointers on; the CPU has the instructions.
 #[inline]
-pub(super) unsafe fn swap_few(vectors: Vectors, slots: [*mut u8; 3], region: &Region, run: Run) -> u32 {
-    // SAFETY: the caller's promise.
+pub(super) unsafe fn swap_vectors(vectors: Vectors, slots: [*mut u8; 3], region: &Region, run: Run) -> u32 {
+    // SAFETY: guaranteed by the caller (M2, M5).
     unsafe {
         match vectors {
             Vectors::Avx2 => swap_avx2(slots, region, run),
@@ -223,79 +222,80 @@ pub(super) unsafe fn swap_few(vectors: Vectors, slots: [*mut u8; 3], region: &Re
 }
 
 /// # Safety
-/// As [`swap_few`]; the processor has AVX2.
+/// As [`swap_vectors`]; the CPU has AVX2.
 #[target_feature(enable = "avx2")]
 unsafe fn swap_avx2(slots: [*mut u8; 3], region: &Region, run: Run) -> u32 {
-    // SAFETY: the caller's promise.
-    unsafe { swap::<Two>(slots, region, run) }
+    // SAFETY: guaranteed by the caller (M2, M5).
+    unsafe { swap::<TwoSlots>(slots, region, run) }
 }
 
 /// # Safety
-/// As [`swap_few`]; the processor has AVX-512 F and BW.
+/// As [`swap_vectors`]; the CPU has AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn swap_avx512(slots: [*mut u8; 3], region: &Region, run: Run) -> u32 {
-    // SAFETY: the caller's promise.
-    unsafe { swap::<Four>(slots, region, run) }
+    // SAFETY: guaranteed by the caller (M2, M5).
+    unsafe { swap::<FourSlots>(slots, region, run) }
 }
 
 /// # Safety
-/// As [`swap_few`]; the processor has the kind of the slots.
+/// As [`swap_vectors`]; the CPU has the instructions of `F`.
 #[inline(always)]
-unsafe fn swap<F: Few>([copies, theirs, into]: [*mut u8; 3], region: &Region, run: Run) -> u32 {
+unsafe fn swap<F: SlotVector>([copies, sender, receiver]: [*mut u8; 3], region: &Region, run: Run) -> u32 {
     const FIRST: u32 = BufIdx::FIRST.0;
     const ALL: u32 = u32::MAX;
-    let (limits, buffers) = (region.limits(), region.buffers());
+    let (limits, buffers) = (region.limits(), region.bufs_ptr());
     let flags = |flags: u16| u32::from(flags) << 16;
-    // Of two slots the heads. Flags that must not be there make a length too large.
-    let judged = [ALL, flags(NOT_PLAIN) | 0xffff, ALL, 0];
-    let least = [FIRST, SHORTEST.into(), FIRST, 0];
-    // There are more buffers than the reserved ones, and they hold the shortest packet (`Geometry`).
-    let most = [limits.bufs - 1, limits.buf_size, limits.bufs - 1, 0];
-    let span = [0, 1, 2, 3].map(|i| most[i] - least[i]);
+    // Masks and bounds of two slot heads, the sender's and the receiver's. A forbidden flag makes the length word too large.
+    let checked = [ALL, flags(RUN_BREAK_FLAGS) | 0xffff, ALL, 0];
+    let min = [FIRST, MIN_LEN.into(), FIRST, 0];
+    // No underflow: there are more buffers than the reserved ones, and they hold the shortest packet (M6).
+    let max = [limits.bufs - 1, limits.buf_size, limits.bufs - 1, 0];
+    let span = [0, 1, 2, 3].map(|i| max[i] - min[i]);
     let mut addresses = [0; 4];
     for (word, bytes) in addresses.iter_mut().zip(run.addresses.as_chunks().0) {
         *word = u32::from_ne_bytes(*bytes);
     }
-    // The receiver's index goes with the sender's length and flags, the sender's with its length.
+    // The sender's slot gets the receiver's index and keeps length and flags; the receiver's slot gets the sender's index and
+    // length.
     let kept = [ALL, ALL, ALL, 0xffff];
     let added = [0, flags(NS_BUF_CHANGED), 0, flags(run.flags | NS_BUF_CHANGED)];
-    // SAFETY: the processor has the kind (caller).
-    let [judged, least, span, compared, addresses, none, kept, added] = unsafe {
+    // SAFETY: the CPU has the instructions (M5, caller).
+    let [checked, min, span, compared, addresses, none, kept, added] = unsafe {
         [
-            F::all(judged),
-            F::all(least),
-            F::all(span),
-            F::all([ALL, ALL, ALL, 0]),
-            F::all(addresses),
-            F::all([0; 4]),
-            F::all(kept),
-            F::all(added),
+            F::splat(checked),
+            F::splat(min),
+            F::splat(span),
+            F::splat([ALL, ALL, ALL, 0]),
+            F::splat(addresses),
+            F::splat([0; 4]),
+            F::splat(kept),
+            F::splat(added),
         ]
     };
     let at = |idx: u32| buffers.wrapping_add(idx as usize * limits.buf_size as usize).cast_const();
-    // SAFETY: slot i < most is inside the ring (caller), aligned to 16; volatile, because others may write (M1). A
-    // prefetch reads nothing, wherever it points.
-    let fetch = |i: u32| unsafe {
+    // SAFETY: slot i < max is inside the ring (M2, caller), aligned to 16; volatile, because other processes may write it
+    // (M1). A prefetch faults at no address (M7).
+    let prefetch = |i: u32| unsafe {
         let idx = copies.add(i as usize * SLOT_BYTES).cast::<u32>().read_volatile();
         _mm_prefetch::<_MM_HINT_T0>(at(idx).cast());
     };
-    (0..run.most.min(AHEAD)).for_each(fetch);
+    (0..run.max.min(AHEAD)).for_each(prefetch);
     let mut done = 0;
-    while done + F::SLOTS <= run.most {
+    while done + F::SLOTS <= run.max {
         let slot = done as usize * SLOT_BYTES;
-        // SAFETY: as many slots are inside the rings from `done` on (caller). Each index is below the number of buffers
-        // when its packet is read (`within`), so that the pointer is that of a buffer (M2), which has at least 64 bytes
-        // (`Geometry`); others may write them: what is loaded is judged, and not loaded again (M4).
+        // SAFETY: F::SLOTS slots are inside the rings from `done` on (caller). Each index is below the number of buffers when
+        // its packet is read (`within`), so the pointer is that of a buffer (M2) of at least 64 bytes (M6). The loaded copy is
+        // validated and not loaded again (M4). The CPU has the instructions (M5, caller).
         unsafe {
-            let heads = F::load(copies.add(slot)).heads(F::load(into.add(slot)));
-            if !heads.and(judged).within(least, span) {
+            let heads = F::load(copies.add(slot)).join_heads(F::load(receiver.add(slot)));
+            if !heads.and(checked).within(min, span) {
                 break;
             }
-            (done + AHEAD..run.most.min(done + AHEAD + F::SLOTS)).for_each(fetch);
-            if !heads.packets(at).and(compared).within(addresses, none) {
+            (done + AHEAD..run.max.min(done + AHEAD + F::SLOTS)).for_each(prefetch);
+            if !heads.load_headers(at).and(compared).within(addresses, none) {
                 break;
             }
-            heads.crossed().and(kept).or(added).store_heads(theirs.add(slot), into.add(slot));
+            heads.cross().and(kept).or(added).store_heads(sender.add(slot), receiver.add(slot));
         }
         done += F::SLOTS;
     }

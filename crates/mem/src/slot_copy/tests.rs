@@ -1,4 +1,4 @@
-//! Every slot copy that this processor has, against a naive one that looks at bytes.
+//! Every slot copy that this CPU can run, against a naive one that works on bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use crate::pos::{BufIdx, Slots};
 use crate::slot::SlotValue;
 use crate::window::Window;
 
-/// Bytes before and after each ring, which nobody may touch.
+/// Bytes before and after each ring, which no copy may change.
 const GUARD: usize = 256;
 
 /// Two rings of `n` slots with guards around them.
@@ -47,47 +47,47 @@ impl Rings {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.window.base(), bytes.len()) };
     }
 
-    /// Where slot `raw` of the two rings is in the bytes.
-    fn places(&self, raw: usize) -> (usize, usize) {
+    /// Byte offsets of slot `raw` of the two rings.
+    fn slot_offsets(&self, raw: usize) -> (usize, usize) {
         let base = self.window.base() as usize;
         (self.from.at(Pos::ZERO) as usize - base + raw * 16, self.to.at(Pos::ZERO) as usize - base + raw * 16)
     }
 
-    /// All of memory after a take, and its verdict, worked out byte by byte.
+    /// All of memory after a copy, and its result, computed byte by byte.
     fn oracle(&self, before: &[u8], from: u32, to: u32, limits: Limits) -> (Vec<u8>, bool) {
         let mut after = before.to_vec();
-        let mut good = true;
+        let mut valid = true;
         let n = self.from.slots().get();
         let mut raw = from;
         while raw != to {
-            let (src, dst) = self.places(raw as usize);
+            let (src, dst) = self.slot_offsets(raw as usize);
             let index = u32::from_le_bytes(before[src..src + 4].try_into().unwrap());
             let len = u16::from_le_bytes(before[src + 4..src + 6].try_into().unwrap());
-            good &= (2..limits.bufs).contains(&index) && u32::from(len) <= limits.buf_size;
+            valid &= (2..limits.bufs).contains(&index) && u32::from(len) <= limits.buf_size;
             after[src + 6] &= !(NS_BUF_CHANGED as u8);
             for i in 0..16 {
                 after[dst + i] = after[src + i];
             }
             raw = (raw + 1) % n;
         }
-        (after, good)
+        (after, valid)
     }
 
-    /// Takes `[from, to)` with every copy and compares all of memory with the oracle's.
+    /// Copies `[from, to)` at every SIMD level and compares all of memory with the oracle's.
     fn compare(&self, before: &[u8], from: u32, to: u32, limits: Limits) {
-        let (after, good) = self.oracle(before, from, to, limits);
+        let (after, valid) = self.oracle(before, from, to, limits);
         let pos = |raw| self.from.slots().pos(raw).unwrap();
-        for kind in CopyKind::available() {
+        for simd in SimdLevel::available() {
             self.set_bytes(before);
-            let verdict = take(kind, &self.from, &self.to, Span { from: pos(from), to: pos(to) }, limits);
+            let result = copy_slots(simd, &self.from, &self.to, Span { from: pos(from), to: pos(to) }, limits);
             let n = self.from.slots().get();
-            assert_eq!(verdict, good, "{kind:?}: verdict on [{from}, {to}) of {n}, {limits:?}");
-            assert!(self.bytes() == after, "{kind:?}: memory after [{from}, {to}) of {n}");
+            assert_eq!(result, valid, "{simd:?}: result for [{from}, {to}) of {n}, {limits:?}");
+            assert!(self.bytes() == after, "{simd:?}: memory after [{from}, {to}) of {n}");
         }
     }
 }
 
-/// Numbers that look random and are the same in each run.
+/// Pseudo-random numbers, the same in each run.
 struct Noise(u64);
 
 impl Noise {
@@ -112,8 +112,8 @@ fn lengths(limits: Limits) -> [u16; 5] {
     [0, 60, cut(limits.buf_size), cut(limits.buf_size + 1), u16::MAX]
 }
 
-/// A slot that obeys the limits, with arbitrary flags and pointer.
-fn good_slot(noise: &mut Noise, limits: Limits) -> SlotValue {
+/// A slot within the limits, with arbitrary flags and pointer.
+fn valid_slot(noise: &mut Noise, limits: Limits) -> SlotValue {
     SlotValue {
         buf_idx: BufIdx(2 + (noise.next() as u32) % (limits.bufs - 2)),
         len: ((noise.next() as u32) % (limits.buf_size + 1)).min(65535) as u16,
@@ -131,18 +131,18 @@ const LIMITS: [Limits; 5] = [
 ];
 
 #[test]
-fn every_span_of_small_rings_is_taken_alike() {
+fn all_levels_copy_every_span_of_small_rings_alike() {
     let mut noise = Noise(1);
     for n in (2..=13).chain([16, 17]) {
         let rings = Rings::new(n);
         let slots = rings.from.slots();
         for (from, to) in (0..n).flat_map(|from| (0..n).map(move |to| (from, to))) {
             for limits in LIMITS {
-                // Round 0: all good. Round 1: one slot out of bounds by its index, 2: by its length, anywhere.
+                // Round 0: all valid. Round 1: the index of one slot is out of bounds, round 2: the length of one slot.
                 for round in 0..3 {
                     rings.set_bytes(&(0..rings.window.len()).map(|_| noise.next() as u8).collect::<Vec<_>>());
                     for raw in 0..n {
-                        rings.from.store(slots.pos(raw).unwrap(), good_slot(&mut noise, limits));
+                        rings.from.store(slots.pos(raw).unwrap(), valid_slot(&mut noise, limits));
                     }
                     let victim = slots.pos((noise.next() >> 33) as u32 % n).unwrap();
                     match round {
@@ -159,7 +159,7 @@ fn every_span_of_small_rings_is_taken_alike() {
 
 /// Each boundary value in each lane of a line, alone.
 #[test]
-fn every_lane_judges_every_boundary() {
+fn every_lane_validates_every_boundary() {
     let mut noise = Noise(2);
     let rings = Rings::new(12);
     let slots = rings.from.slots();
@@ -168,7 +168,7 @@ fn every_lane_judges_every_boundary() {
             let victim = slots.pos(victim).unwrap();
             for (index, len) in indexes(limits).into_iter().flat_map(|i| lengths(limits).map(|l| (i, l))) {
                 for raw in 0..12 {
-                    rings.from.store(slots.pos(raw).unwrap(), good_slot(&mut noise, limits));
+                    rings.from.store(slots.pos(raw).unwrap(), valid_slot(&mut noise, limits));
                 }
                 rings.from.set_buf_idx(victim, BufIdx(index));
                 rings.from.set_len(victim, len);
@@ -180,7 +180,7 @@ fn every_lane_judges_every_boundary() {
 }
 
 #[test]
-fn marks_are_found_in_every_slot_of_every_span() {
+fn buf_changed_is_found_in_every_slot_of_every_span() {
     for n in (2..=13).chain([16, 17]) {
         let rings = Rings::new(n);
         let slots = rings.from.slots();
@@ -190,8 +190,8 @@ fn marks_are_found_in_every_slot_of_every_span() {
         (0..n).for_each(|raw| rings.from.store(pos(raw), all_but));
         for (from, to) in (0..n).flat_map(|from| (0..n).map(move |to| (from, to))) {
             let span = Span { from: pos(from), to: pos(to) };
-            for kind in CopyKind::available() {
-                assert!(!any_changed(kind, &rings.from, span), "{kind:?}: a mark in [{from}, {to}) of {n}");
+            for simd in SimdLevel::available() {
+                assert!(!any_buf_changed(simd, &rings.from, span), "{simd:?}: found in [{from}, {to}) of {n}");
                 for marked in 0..n {
                     let mut inside = false;
                     let mut raw = from;
@@ -200,9 +200,9 @@ fn marks_are_found_in_every_slot_of_every_span() {
                         raw = (raw + 1) % n;
                     }
                     rings.from.set_flags(pos(marked), NS_BUF_CHANGED);
-                    let found = any_changed(kind, &rings.from, span);
+                    let found = any_buf_changed(simd, &rings.from, span);
                     rings.from.set_flags(pos(marked), !NS_BUF_CHANGED);
-                    assert_eq!(found, inside, "{kind:?}: slot {marked} for [{from}, {to}) of {n}");
+                    assert_eq!(found, inside, "{simd:?}: slot {marked} for [{from}, {to}) of {n}");
                 }
             }
         }
@@ -213,7 +213,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn spans_of_large_rings_are_taken_alike(
+    fn all_levels_copy_spans_of_large_rings_alike(
         n in prop_oneof![Just(64u32), Just(1024), Just(4095), 2u32..1500],
         at in any::<(u32, u32)>(), which in 0usize..LIMITS.len(), seed in 1u64.., bad in proptest::option::of(any::<u32>()),
     ) {
@@ -221,7 +221,7 @@ proptest! {
         let slots = rings.from.slots();
         rings.set_bytes(&(0..rings.window.len()).map(|_| noise.next() as u8).collect::<Vec<_>>());
         for raw in 0..n {
-            rings.from.store(slots.pos(raw).unwrap(), good_slot(&mut noise, limits));
+            rings.from.store(slots.pos(raw).unwrap(), valid_slot(&mut noise, limits));
         }
         if let Some(bad) = bad {
             rings.from.set_buf_idx(slots.pos(bad % n).unwrap(), BufIdx(noise.one_of(&indexes(limits))));
@@ -230,12 +230,12 @@ proptest! {
     }
 }
 
-/// A claim writes flags, and those of slots inside the span only: whatever else the producer writes at the same time,
-/// stays as it wrote it.
+/// A claim writes only flags, and only of slots inside the span: all other words that the producer writes at the same time
+/// keep its values.
 #[test]
 fn a_claim_overwrites_nothing_else() {
     let limits = Limits { bufs: 1000, buf_size: 2048 };
-    for kind in CopyKind::available() {
+    for simd in SimdLevel::available() {
         let rings = Rings::new(12);
         let slots = rings.from.slots();
         let pos = |raw| slots.pos(raw).unwrap();
@@ -257,7 +257,7 @@ fn a_claim_overwrites_nothing_else() {
                             ptr: u64::from(round),
                         };
                         rings.from.store(p, v);
-                        // Long enough for a take to come in between.
+                        // Long enough for a copy to run in between.
                         (0..round % 40).for_each(|_| std::hint::spin_loop());
                         let got = rings.from.load(p);
                         overwritten += u32::from(got != v);
@@ -266,11 +266,11 @@ fn a_claim_overwrites_nothing_else() {
                 overwritten
             });
             for _ in 0..30_000 {
-                take(kind, &rings.from, &rings.to, span, limits);
+                copy_slots(simd, &rings.from, &rings.to, span, limits);
             }
             stop.store(true, Ordering::Relaxed);
             producer.join().unwrap()
         });
-        assert_eq!(overwritten, 0, "{kind:?}");
+        assert_eq!(overwritten, 0, "{simd:?}");
     }
 }

@@ -1,0 +1,391 @@
+//! The endpoint state page, one for each endpoint of a port: the sync state that all processes which share the endpoint
+//! must agree on.
+//!
+//! It is mapped by the processes that opened the endpoint and by the daemon. Any of them can write anything into it, so
+//! every value read here is validated before use (M4).
+
+use crate::atomic::{
+    AtomicU32, AtomicU64, Ordering, fence, fence_registered_publisher, fence_sleeper, publisher_is_registered,
+};
+use crate::pos::{Pos, Slots};
+use crate::window::{SharedRef, Window};
+
+/// The sync state of one ring.
+///
+/// A thread syncs the ring either under the try-lock, or, as the ring's *owner*, without it: see
+/// [`SyncState::enter_as_owner`].
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct SyncState {
+    /// 0, or the lease of the process that syncs the ring under the lock.
+    lock: AtomicU32,
+    /// The program's `head` as of the last sync.
+    hwcur: AtomicU32,
+    /// The `tail` that the last sync gave to the program.
+    hwtail: AtomicU32,
+    /// Sessions that have the ring bound. Written by the daemon.
+    session_count: AtomicU32,
+    /// Packet slots that crossed this ring since it was made.
+    pub slots: AtomicU64,
+    /// Syncs that moved at least one slot.
+    pub batches: AtomicU64,
+    /// Slots delivered empty or not returned, because index or length was out of bounds.
+    pub bad_slots: AtomicU64,
+    /// How often a pointer of the program, or a position of the peer, was out of bounds.
+    pub bad_pointers: AtomicU64,
+    /// Of a mirror ring, from which a monitor gets its copies: slots of monitored rings that found no room here. Of a
+    /// receive ring of an interface: slots that were to be forwarded to another ring, and could not.
+    pub dropped: AtomicU64,
+    /// The status word: [`PORT_REMOVED`], [`OWNED_BY_SYNC_LOOP`], and above them the monitor generation.
+    status: AtomicU32,
+    /// Of the first ring of a session: 0, or the lease of the process that runs a sync loop for all its rings.
+    sync_loop: AtomicU32,
+    /// Not 0: the running sync loop, or the next one, must stop.
+    sync_loop_stop: AtomicU32,
+    /// 0, or the thread that owns the ring and syncs it without the lock. Written under the lock.
+    owner: AtomicU64,
+    /// The lease of the owner's process.
+    owner_lease: AtomicU32,
+    /// 0, or the lease of the owner's process while the owner syncs. Written by the owner.
+    inside: AtomicU32,
+    /// Not 0: the ring has, or had, an owner, and gets no other.
+    had_owner: AtomicU32,
+}
+
+/// Bit of [`SyncState::status`]: the port was removed while in use. Written by the daemon.
+pub const PORT_REMOVED: u32 = 1;
+/// Bit of [`SyncState::status`]: only a sync loop syncs the ring, by positions in other memory. Written by the process that
+/// has the ring bound, exclusively.
+pub const OWNED_BY_SYNC_LOOP: u32 = 2;
+/// Added to [`SyncState::status`] with each change of the ring's monitors.
+const MONITOR_GENERATION: u32 = 4;
+
+/// Bytes of one ring's state.
+const STATE_BYTES: usize = 128;
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<SyncState>() == STATE_BYTES);
+
+/// The right to sync a ring: the word that says which process has it, cleared on drop.
+#[derive(Debug)]
+pub struct SyncGuard<'a>(&'a AtomicU32);
+
+// Words that only the holder of the lock (or the owner inside) writes are accessed relaxed: the acquire that takes the
+// right to sync and the release that returns it order them.
+impl SyncState {
+    /// The state of a ring that was never used.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> SyncState {
+        let word = || AtomicU32::new(0);
+        let long = || AtomicU64::new(0);
+        SyncState {
+            lock: word(),
+            hwcur: word(),
+            hwtail: word(),
+            session_count: word(),
+            slots: long(),
+            batches: long(),
+            bad_slots: long(),
+            bad_pointers: long(),
+            dropped: long(),
+            status: word(),
+            sync_loop: word(),
+            sync_loop_stop: word(),
+            owner: long(),
+            owner_lease: word(),
+            inside: word(),
+            had_owner: word(),
+        }
+    }
+
+    /// Takes the try-lock for a thread (not 0) of the process with `lease` (not 0). `None`: another thread syncs the ring,
+    /// which is skipped then. Revokes the ownership of another thread.
+    #[inline(always)]
+    pub fn try_lock(&self, lease: u32, thread: u64) -> Option<SyncGuard<'_>> {
+        debug_assert!(lease != 0 && thread != 0);
+        // Acquire: pairs with the release in `SyncGuard::drop` and `break_lock`.
+        self.lock.compare_exchange(0, lease, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        let guard = SyncGuard(&self.lock);
+        (self.had_owner.load(Ordering::Relaxed) == 0 || self.revoke_owner(lease, thread)).then_some(guard)
+    }
+
+    /// With the lock: revokes the ownership of another thread; returns whether no owner is inside.
+    #[cold]
+    fn revoke_owner(&self, lease: u32, thread: u64) -> bool {
+        if self.owner.load(Ordering::Relaxed) != 0 && !self.is_owned_by(lease, thread) {
+            self.owner.store(0, Ordering::SeqCst);
+            // After this barrier the owner sees that it is not the owner any more, or this thread sees it inside. An owner
+            // that sees it leaves at once and then finds the lock taken; without the wait both would skip the ring.
+            fence_sleeper();
+            wait_until(|| self.inside.load(Ordering::Relaxed) == 0);
+        }
+        // Acquire: pairs with the owner's release of `inside`.
+        self.inside.load(Ordering::Acquire) == 0
+    }
+
+    #[inline(always)]
+    fn is_owned_by(&self, lease: u32, thread: u64) -> bool {
+        // Acquire: pairs with the release in `set_owner`, so that the lease is that of this owner.
+        self.owner.load(Ordering::Acquire) == thread && self.owner_lease.load(Ordering::Relaxed) == lease
+    }
+
+    /// With the lock: makes the thread the ring's owner, unless the ring has or had an owner, or the process is not
+    /// registered for `membarrier`.
+    pub fn set_owner(&self, lease: u32, thread: u64) {
+        if self.had_owner.load(Ordering::Relaxed) == 0 && publisher_is_registered() {
+            self.had_owner.store(1, Ordering::Relaxed);
+            self.owner_lease.store(lease, Ordering::Relaxed);
+            // Release: a thread that reads the owner also reads its lease.
+            self.owner.store(thread, Ordering::Release);
+        }
+    }
+
+    /// The right to sync for the thread that owns the ring, without the lock, whose atomic exchange stalls a core until all
+    /// its earlier stores have reached the cache. `None`: the thread is not the owner, or is inside already (it may be in a
+    /// signal handler), or the lock is taken.
+    #[inline(always)]
+    pub fn enter_as_owner(&self, lease: u32, thread: u64) -> Option<SyncGuard<'_>> {
+        if !self.is_owned_by(lease, thread)
+            || self.inside.load(Ordering::Relaxed) | self.lock.load(Ordering::Relaxed) != 0
+        {
+            return None;
+        }
+        self.inside.store(lease, Ordering::Relaxed);
+        // Orders the store of `inside` before the load of `owner`. Only a registered process becomes an owner.
+        fence_registered_publisher();
+        let guard = SyncGuard(&self.inside);
+        // No thread becomes owner after another, so the lease is still the same. Acquire: as in `is_owned_by`.
+        (self.owner.load(Ordering::Acquire) == thread).then_some(guard)
+    }
+
+    /// Daemon, after the process with `lease` has exited: releases the ring if that process was syncing it, and ends its
+    /// sync loop. Returns whether it was syncing.
+    pub fn break_lock(&self, lease: u32) -> bool {
+        self.end_sync_loop(lease);
+        // AcqRel: takes over what the process wrote, hands it to the next that syncs.
+        let free = |word: &AtomicU32| word.compare_exchange(lease, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        free(&self.inside) | free(&self.lock)
+    }
+
+    /// Daemon, after the process with `lease` has exited: whether that process was syncing the ring.
+    pub fn is_locked_by(&self, lease: u32) -> bool {
+        // Acquire: the daemon then reads what the process wrote before.
+        self.lock.load(Ordering::Acquire) == lease || self.inside.load(Ordering::Acquire) == lease
+    }
+
+    /// Daemon, when the first session binds the ring and no other process uses it: sets both positions, clears owner and
+    /// sync loop, and frees the lock.
+    pub fn reset(&self, hwcur: Pos, hwtail: Pos) {
+        self.hwcur.store(hwcur.raw(), Ordering::Relaxed);
+        self.hwtail.store(hwtail.raw(), Ordering::Relaxed);
+        self.status.fetch_and(!OWNED_BY_SYNC_LOOP, Ordering::Relaxed);
+        self.sync_loop.store(0, Ordering::Relaxed);
+        self.sync_loop_stop.store(0, Ordering::Relaxed);
+        self.owner.store(0, Ordering::Relaxed);
+        self.inside.store(0, Ordering::Relaxed);
+        self.had_owner.store(0, Ordering::Relaxed);
+        // Release: the first that takes the lock sees all of the above.
+        self.lock.store(0, Ordering::Release);
+    }
+
+    /// From now on, and until the ring is bound anew, only a sync loop syncs it.
+    pub fn hand_to_sync_loop(&self) {
+        // Release: the loop's positions were written before.
+        self.status.fetch_or(OWNED_BY_SYNC_LOOP, Ordering::Release);
+    }
+
+    /// Begins a sync loop for `lease`; `false` when one runs.
+    pub fn begin_sync_loop(&self, lease: u32) -> bool {
+        // AcqRel: pairs with the release in `end_sync_loop`.
+        self.sync_loop.compare_exchange(0, lease, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Whether the loop of `lease` may go on: no stop was requested, and the ring is still bound by its session.
+    #[inline]
+    pub fn sync_loop_may_continue(&self, lease: u32) -> bool {
+        // Acquire: pairs with the release in `request_sync_loop_stop`.
+        self.sync_loop_stop.load(Ordering::Acquire) == 0 && self.sync_loop.load(Ordering::Relaxed) == lease
+    }
+
+    /// Ends the loop of `lease`.
+    pub fn end_sync_loop(&self, lease: u32) {
+        if self.sync_loop.load(Ordering::Relaxed) == lease {
+            self.sync_loop_stop.store(0, Ordering::Relaxed);
+            // Release: pairs with the acquire in `begin_sync_loop` and `has_sync_loop`.
+            self.sync_loop.store(0, Ordering::Release);
+        }
+    }
+
+    /// Requests the loop to stop; a loop that begins later stops at once.
+    pub fn request_sync_loop_stop(&self) {
+        self.sync_loop_stop.store(1, Ordering::Release);
+    }
+
+    /// Whether a loop runs.
+    pub fn has_sync_loop(&self) -> bool {
+        self.sync_loop.load(Ordering::Acquire) != 0
+    }
+
+    /// Where the last sync left the ring: `(hwcur, hwtail)`; `None` when they are not positions of the ring.
+    #[inline(always)]
+    pub fn positions(&self, slots: Slots) -> Option<(Pos, Pos)> {
+        Some((slots.pos(self.hwcur.load(Ordering::Relaxed))?, slots.pos(self.hwtail.load(Ordering::Relaxed))?))
+    }
+
+    /// Whether the last sync read `raw` as the program's `head`. Relaxed: without the lock only a hint.
+    #[inline(always)]
+    pub fn hwcur_is(&self, raw: u32) -> bool {
+        self.hwcur.load(Ordering::Relaxed) == raw
+    }
+
+    /// Whether the last sync gave the program the tail `raw`. Relaxed: without the lock only a hint.
+    #[inline(always)]
+    pub fn hwtail_is(&self, raw: u32) -> bool {
+        self.hwtail.load(Ordering::Relaxed) == raw
+    }
+
+    /// Records the `head` that this sync has processed. Only with the right to sync.
+    #[inline(always)]
+    pub fn set_hwcur(&self, p: Pos) {
+        self.hwcur.store(p.raw(), Ordering::Relaxed);
+    }
+
+    /// Records the tail that the program is given. Only with the right to sync.
+    #[inline(always)]
+    pub fn set_hwtail(&self, p: Pos) {
+        self.hwtail.store(p.raw(), Ordering::Relaxed);
+    }
+
+    /// Counts one sync that moved `n` slots. Only with the right to sync.
+    #[inline(always)]
+    pub fn count_batch(&self, n: u32) {
+        // Plain loads and stores: there is one writer at a time, and a hostile one corrupts only its own figures.
+        self.slots.store(self.slots.load(Ordering::Relaxed).wrapping_add(u64::from(n)), Ordering::Relaxed);
+        self.batches.store(self.batches.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Counts `n` slots that were out of bounds.
+    #[cold]
+    pub fn count_bad_slots(&self, n: u32) {
+        self.bad_slots.fetch_add(u64::from(n), Ordering::Relaxed);
+    }
+
+    /// Counts a pointer or position that was out of bounds.
+    #[cold]
+    pub fn count_bad_pointer(&self) {
+        self.bad_pointers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The status word, in one load for each sync: 0 as long as the port exists, programs sync the ring themselves, and it
+    /// was never monitored. Relaxed: [`SyncState::is_status_current`] confirms it where that matters.
+    #[inline(always)]
+    pub fn status(&self) -> u32 {
+        self.status.load(Ordering::Relaxed)
+    }
+
+    /// With the lock: whether the status, apart from [`OWNED_BY_SYNC_LOOP`], is still `status`. A later change by the daemon
+    /// comes before the daemon finds the lock free ([`SyncState::status_was_observed`]).
+    pub fn is_status_current(&self, status: u32) -> bool {
+        // Orders the lock's store before the load of the status; pairs with the fence in `status_was_observed`.
+        fence(Ordering::SeqCst);
+        self.status() & !OWNED_BY_SYNC_LOOP == status
+    }
+
+    /// Daemon, after it changed the status: true once every sync in flight has observed the change.
+    pub fn status_was_observed(&self) -> bool {
+        // The owner enters without the lock only while it reads the status as 0, and then does as it did before the change.
+        fence(Ordering::SeqCst);
+        // Acquire: the syncs that have ended come before.
+        self.lock.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether syncs of programs must fail: the port was removed, or a sync loop owns the ring.
+    #[inline(always)]
+    pub fn is_closed(&self) -> bool {
+        self.status() & (PORT_REMOVED | OWNED_BY_SYNC_LOOP) != 0
+    }
+
+    /// Daemon: marks the port as removed.
+    pub fn mark_removed(&self) {
+        self.status.fetch_or(PORT_REMOVED, Ordering::Release);
+    }
+
+    /// Daemon: starts a new monitor generation; each process asks the daemon for the new list of monitors.
+    pub fn monitors_changed(&self) {
+        // Release: the mirror rings of the new generation exist.
+        self.status.fetch_add(MONITOR_GENERATION, Ordering::Release);
+    }
+
+    /// Sessions that have the ring bound. Relaxed: a hint.
+    pub fn session_count(&self) -> u32 {
+        self.session_count.load(Ordering::Relaxed)
+    }
+
+    /// Daemon: records how many sessions have the ring bound.
+    pub fn set_session_count(&self, n: u32) {
+        self.session_count.store(n, Ordering::Relaxed);
+    }
+}
+
+#[cfg(not(loom))]
+fn wait_until(left: impl Fn() -> bool) {
+    (0..crate::tuning::OWNER_EXIT_SPINS).take_while(|_| !left()).for_each(|_| unetmap_sys::clock::spin_hint());
+}
+
+/// In the model the owner may always have lost its CPU, so there is no wait.
+#[cfg(loom)]
+fn wait_until(_: impl Fn() -> bool) {}
+
+impl Drop for SyncGuard<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Release: the next that syncs the ring sees what this sync did.
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+/// The states of all rings of one endpoint: transmit rings first, then receive rings.
+#[derive(Clone)]
+pub struct EndpointPage {
+    window: Window,
+}
+
+impl EndpointPage {
+    /// A view of a mapping that holds `window.len() / 128` states.
+    pub fn new(window: Window) -> EndpointPage {
+        EndpointPage { window }
+    }
+
+    /// Bytes to map for `rings` rings.
+    pub fn bytes(rings: usize) -> usize {
+        (rings * STATE_BYTES).next_multiple_of(4096)
+    }
+
+    /// The state of ring `index`, or `None` when the page has no such ring.
+    #[inline(always)]
+    pub fn state(&self, index: usize) -> Option<&SyncState> {
+        let offset = index.checked_mul(STATE_BYTES)?;
+        // SAFETY: SyncState is made of atomics only (M1).
+        let ptr = unsafe { self.window.at::<SyncState>(offset) }?;
+        // SAFETY: in bounds and aligned (`at`), mapped while `self` lives (M2), atomics only (M1).
+        Some(unsafe { &*ptr })
+    }
+
+    /// As [`EndpointPage::state`], as a handle that keeps the page mapped and is looked up once.
+    pub fn state_ref(&self, index: usize) -> Option<SyncStateRef> {
+        // SAFETY: SyncState is made of atomics only (M1).
+        Some(SyncStateRef(unsafe { self.window.shared_ref(index.checked_mul(STATE_BYTES)?) }?))
+    }
+}
+
+/// A handle to the state of one ring.
+#[derive(Clone)]
+pub struct SyncStateRef(SharedRef<SyncState>);
+
+impl std::ops::Deref for SyncStateRef {
+    type Target = SyncState;
+
+    #[inline(always)]
+    fn deref(&self) -> &SyncState {
+        &self.0
+    }
+}
