@@ -2,8 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * What the C programs here share: CHECK ends the program with the line that did
- * not hold, and errno.
+ * CHECK exits with an error that names the failed condition, its line and errno.
  */
 #ifndef CHECK_H
 #define CHECK_H
@@ -16,7 +15,7 @@
 #define CHECK(what)	\
 	do {	\
 		if (!(what)) {	\
-			fprintf(stderr, "%s:%d: not so: %s (errno: %s)\n", __FILE__, __LINE__, #what,	\
+			fprintf(stderr, "%s:%d: check failed: %s (errno: %s)\n", __FILE__, __LINE__, #what,	\
 			    strerror(errno));	\
 			exit(1);	\
 		}	\

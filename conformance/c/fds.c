@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * A netmap file is a file: duplicates, children, other programs and other
- * processes use it, and everything that waits for files waits for it.
+ * A netmap file supports the operations of files: dup, fork, exec and SCM_RIGHTS,
+ * poll, select and epoll.
  *
- *	fds WHAT
+ *	fds TEST
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -21,11 +21,11 @@
 #include "pipe.h"
 #include "process.h"
 
-/* What came, of an edge: a kernel tells all that is ready. */
+/* The events of an edge; the kernel, which serves the node, also reports events that were ready before. */
 #ifdef NODE
-#define NEWS(events)	((events) & ~(unsigned int)EPOLLOUT)
+#define EDGE_EVENTS(events)	((events) & ~(unsigned int)EPOLLOUT)
 #else
-#define NEWS(events)	(events)
+#define EDGE_EVENTS(events)	(events)
 #endif
 
 static void
@@ -80,9 +80,9 @@ children(void)
 		_exit(0);
 	}
 	receive_one(NETMAP_FD(b));
-	ended_well(child);
+	wait_for_success(child);
 
-	/* Opened here, bound by the child. */
+	/* Opened by the parent, bound by the child. */
 	fd = open("/dev/netmap", O_RDWR);
 	memset(&r, 0, sizeof(r));
 	strcpy(r.nr_name, "f{2");
@@ -90,15 +90,15 @@ children(void)
 	child = fork();
 	if (child == 0)
 		_exit(ioctl(fd, NIOCREGIF, &r) != 0);
-	ended_well(child);
+	wait_for_success(child);
 	CHECK(ioctl(fd, NIOCRXSYNC, NULL) == 0);
 	CHECK(ioctl(fd, NIOCREGIF, &r) == -1 && errno == EBUSY);
 	close(fd);
 }
 
-/* Another program, which gets the number of a descriptor, and nothing else. */
+/* Sends a packet in another program, which has inherited the descriptor only. */
 static void
-stranger(int fd, unsigned long bytes, unsigned long offset)
+send_from_other_program(int fd, unsigned long bytes, unsigned long offset)
 {
 	char *mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	struct netmap_ring *ring;
@@ -122,25 +122,25 @@ other_programs(void)
 	snprintf(offset, sizeof(offset), "%u", a->req.nr_offset);
 	child = fork();
 	if (child == 0) {
-		execl("/proc/self/exe", "fds", "stranger", fd, bytes, offset, (char *)NULL);
+		execl("/proc/self/exe", "fds", "send", fd, bytes, offset, (char *)NULL);
 		_exit(1);
 	}
 	receive_one(NETMAP_FD(b));
-	ended_well(child);
-	/* Without state of its own: whoever has the file is enough for it to stay open. */
+	wait_for_success(child);
+	/* The exit of the other program does not close the port. */
 	send_one(NETMAP_FD(a));
 	receive_one(NETMAP_FD(b));
 }
 
-/* A process that was there before the file was, and gets it sent. */
+/* Sends the file to a process that was forked before it was opened. */
 static void
-passed(void)
+scm_rights(void)
 {
 	int pair[2];
 	pid_t child;
 	char space[CMSG_SPACE(sizeof(int))];
-	unsigned long told[2];
-	struct iovec io = { told, sizeof(told) };
+	unsigned long values[2];
+	struct iovec io = { values, sizeof(values) };
 	struct msghdr m = { .msg_iov = &io, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof(space) };
 
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
@@ -148,22 +148,22 @@ passed(void)
 	if (child == 0) {
 		int fd;
 
-		CHECK(recvmsg(pair[1], &m, 0) == sizeof(told) && CMSG_FIRSTHDR(&m) != NULL);
+		CHECK(recvmsg(pair[1], &m, 0) == sizeof(values) && CMSG_FIRSTHDR(&m) != NULL);
 		memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof(fd));
-		stranger(fd, told[0], told[1]);
+		send_from_other_program(fd, values[0], values[1]);
 		_exit(0);
 	}
 	open_pipe();
-	told[0] = a->req.nr_memsize;
-	told[1] = a->req.nr_offset;
+	values[0] = a->req.nr_memsize;
+	values[1] = a->req.nr_offset;
 	memset(space, 0, sizeof(space));
 	CMSG_FIRSTHDR(&m)->cmsg_level = SOL_SOCKET;
 	CMSG_FIRSTHDR(&m)->cmsg_type = SCM_RIGHTS;
 	CMSG_FIRSTHDR(&m)->cmsg_len = CMSG_LEN(sizeof(int));
 	memcpy(CMSG_DATA(CMSG_FIRSTHDR(&m)), &NETMAP_FD(a), sizeof(int));
-	CHECK(sendmsg(pair[0], &m, 0) == sizeof(told));
+	CHECK(sendmsg(pair[0], &m, 0) == sizeof(values));
 	receive_one(NETMAP_FD(b));
-	ended_well(child);
+	wait_for_success(child);
 }
 
 /* ---- waiting */
@@ -176,9 +176,9 @@ send_later(void *arg)
 	return arg;
 }
 
-/* Starts a thread that sends in 100 ms. */
+/* Starts a thread that sends after 100 ms. */
 static pthread_t
-later(void)
+start_sender(void)
 {
 	pthread_t t;
 
@@ -204,7 +204,7 @@ polls(void)
 	start = seconds();
 	CHECK(poll(p + 1, 1, 50) == 0 && seconds() - start > 0.049 && seconds() - start < 5);
 
-	t = later();
+	t = start_sender();
 	CHECK(poll(p, 3, 10000) == 1 && p[0].revents == 0 && p[1].revents == POLLIN && p[2].revents == 0);
 	CHECK(write(ends[1], "x", 1) == 1);
 	CHECK(poll(p, 3, -1) == 2 && p[0].revents == POLLIN && p[1].revents == POLLIN);
@@ -212,7 +212,7 @@ polls(void)
 	CHECK(nm_nextpkt(b, &h) != NULL);
 	CHECK(poll(p, 3, -1) == 1 && p[0].revents == POLLIN && p[1].revents == 0);
 
-	/* Room to send, and no wish; cur says when to wake up. */
+	/* Room to send, without POLLOUT, and with cur at tail. */
 	p[1] = (struct pollfd){ NETMAP_FD(a), POLLIN | POLLOUT, 0 };
 	CHECK(poll(p + 1, 1, -1) == 1 && p[1].revents == POLLOUT);
 	p[1].events = 0;
@@ -222,10 +222,10 @@ polls(void)
 	p[1].events = POLLOUT;
 	CHECK(poll(p + 1, 1, 20) == 0);
 
-	/* A file without a port. */
+	/* An unbound file. */
 	p[1] = (struct pollfd){ open("/dev/netmap", O_RDWR), POLLIN, 0 };
 	CHECK(p[1].fd >= 0 && poll(p + 1, 1, -1) == 1 && p[1].revents == POLLERR);
-	/* A pointer out of bounds. */
+	/* A head out of bounds. */
 	NETMAP_RXRING(b->nifp, 0)->head = 100000;
 	p[1].fd = NETMAP_FD(b);
 	CHECK(poll(p + 1, 1, -1) == 1 && p[1].revents == POLLERR);
@@ -251,7 +251,7 @@ signals(void)
 	CHECK(poll(p, 1, -1) == -1 && errno == EINTR);
 	ualarm(50000, 0);
 	CHECK(poll(p, 2, 10000) == -1 && errno == EINTR);
-	/* Let in only while it waits. */
+	/* The signal is unblocked only during ppoll. */
 	sigemptyset(&set);
 	sigaddset(&set, SIGALRM);
 	CHECK(sigprocmask(SIG_BLOCK, &set, &before) == 0);
@@ -285,7 +285,7 @@ selects(void)
 	CHECK(select(most + 1, &in, &out, NULL, NULL) == 2 && FD_ISSET(NETMAP_FD(a), &out) && FD_ISSET(ends[1], &out));
 	CHECK(!FD_ISSET(NETMAP_FD(b), &in) && !FD_ISSET(ends[0], &in));
 
-	t = later();
+	t = start_sender();
 	FD_SET(NETMAP_FD(b), &in);
 	limit.tv_sec = 10;
 	CHECK(select(most + 1, &in, NULL, NULL, &limit) == 1 && FD_ISSET(NETMAP_FD(b), &in) && limit.tv_sec >= 8);
@@ -310,35 +310,35 @@ epolls(void)
 	CHECK(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &e) == 0);
 	CHECK(epoll_wait(set, got, 4, 0) == 0 && epoll_wait(set, got, 4, 20) == 0);
 
-	t = later();
+	t = start_sender();
 	CHECK(epoll_wait(set, got, 4, 10000) == 1 && got[0].data.u64 == 77 && got[0].events == EPOLLIN);
-	CHECK(epoll_wait(set, got, 4, 0) == 1);	/* still */
+	CHECK(epoll_wait(set, got, 4, 0) == 1);	/* level-triggered: reported again */
 	CHECK(write(ends[1], "x", 1) == 1 && epoll_wait(set, got, 4, -1) == 2);
 	CHECK(got[0].data.u64 + got[1].data.u64 == 77 + 78);
 	pthread_join(t, NULL);
 	CHECK(nm_nextpkt(b, &h) != NULL && read(ends[0], got, 1) == 1);
 	CHECK(poll(&p, 1, 10) == 0);
-	t = later();
-	CHECK(poll(&p, 1, 10000) == 1 && p.revents == POLLIN);	/* the set, in a poll */
+	t = start_sender();
+	CHECK(poll(&p, 1, 10000) == 1 && p.revents == POLLIN);	/* poll of the set */
 	pthread_join(t, NULL);
 	CHECK(nm_nextpkt(b, &h) != NULL && ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == 0);
 
-	/* Edges: told once, and again when more comes, read or not. */
+	/* Edge-triggered: reported once, and again when more arrives, read or not. */
 	e.events = EPOLLIN | EPOLLOUT | EPOLLET;
 	e.data.u64 = 79;
 	CHECK(epoll_ctl(set, EPOLL_CTL_MOD, NETMAP_FD(b), &e) == 0);
 	CHECK(epoll_wait(set, got, 4, 1000) == 1 && got[0].data.u64 == 79 && got[0].events == EPOLLOUT);
 	CHECK(epoll_wait(set, got, 4, 20) == 0);
-	t = later();
-	CHECK(epoll_wait(set, got, 4, 10000) == 1 && NEWS(got[0].events) == EPOLLIN);
+	t = start_sender();
+	CHECK(epoll_wait(set, got, 4, 10000) == 1 && EDGE_EVENTS(got[0].events) == EPOLLIN);
 	CHECK(epoll_wait(set, got, 4, 20) == 0);
 	pthread_join(t, NULL);
-	t = later();
-	CHECK(epoll_wait(set, got, 4, 10000) == 1 && NEWS(got[0].events) == EPOLLIN);
+	t = start_sender();
+	CHECK(epoll_wait(set, got, 4, 10000) == 1 && EDGE_EVENTS(got[0].events) == EPOLLIN);
 	pthread_join(t, NULL);
 	while (nm_nextpkt(b, &h) != NULL)
 		;
-	/* Once, until asked again. */
+	/* One-shot: reported once, until rearmed. */
 	e.events = EPOLLIN | EPOLLONESHOT;
 	CHECK(epoll_ctl(set, EPOLL_CTL_MOD, NETMAP_FD(b), &e) == 0);
 	send_one(NETMAP_FD(a));
@@ -367,7 +367,7 @@ wait_for_edges(void *arg)
 	return arg;
 }
 
-/* What comes is told once: however it was found, and however many wait. */
+/* Each packet is reported once, however it was found, and however many threads wait. */
 static void
 edges(void)
 {
@@ -378,7 +378,7 @@ edges(void)
 
 	edge_set = epoll_create1(0);
 	CHECK(edge_set >= 0);
-	/* One packet is in the ring already, unread, and another comes before anybody is told. */
+	/* One packet is unread in the ring, and another arrives before the first report. */
 	send_one(NETMAP_FD(a));
 	CHECK(poll(&(struct pollfd){ NETMAP_FD(b), POLLIN, 0 }, 1, 10000) == 1);
 	CHECK(epoll_ctl(edge_set, EPOLL_CTL_ADD, NETMAP_FD(b), &e) == 0);
@@ -407,7 +407,7 @@ edges(void)
 	CHECK(seen == 300);
 }
 
-/* ---- hard cases */
+/* ---- forks, many files, a killed daemon */
 
 static void *
 keep_polling(void *arg)
@@ -419,7 +419,7 @@ keep_polling(void *arg)
 	return arg;
 }
 
-/* A program with threads that poll, and forks. */
+/* Forks while other threads poll. */
 static void
 fork_while_polling(void)
 {
@@ -436,7 +436,7 @@ fork_while_polling(void)
 			alarm(20);
 			_exit(poll(&p, 1, -1) != 1);
 		}
-		ended_well(child);
+		wait_for_success(child);
 	}
 	stop = 1;
 	pthread_join(t[0], NULL);
@@ -449,18 +449,18 @@ many_times(void)
 	int i, before;
 
 	nm_close(nm_open("netmap:g{1", NULL, 0, NULL));
-	before = open_files();
+	before = count_open_files();
 	for (i = 0; i < 1000; i++) {
 		struct nm_desc *d = nm_open("netmap:g{1/x", NULL, 0, NULL);
 
 		CHECK(d != NULL && nm_close(d) == 0);
 	}
-	CHECK(open_files() == before);
+	CHECK(count_open_files() == before);
 }
 
-/* The daemon is killed while this waits. */
+/* The test kills the daemon during the first poll. */
 static void
-bereaved(void)
+daemon_killed(void)
 {
 	struct pollfd p[2] = { { NETMAP_FD(b), POLLIN, 0 }, { 0, 0, 0 } };
 	struct epoll_event e = { .events = EPOLLIN }, got;
@@ -483,11 +483,11 @@ main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
 
-	if (strcmp(what, "stranger") == 0 && argc == 5) {
-		stranger(atoi(argv[2]), strtoul(argv[3], NULL, 10), strtoul(argv[4], NULL, 10));
+	if (strcmp(what, "send") == 0 && argc == 5) {
+		send_from_other_program(atoi(argv[2]), strtoul(argv[3], NULL, 10), strtoul(argv[4], NULL, 10));
 		return 0;
 	}
-	if (strcmp(what, "passed") != 0 && strcmp(what, "many") != 0)
+	if (strcmp(what, "scm-rights") != 0 && strcmp(what, "many-opens") != 0)
 		open_pipe();
 	if (strcmp(what, "dup") == 0)
 		duplicates();
@@ -495,8 +495,8 @@ main(int argc, char **argv)
 		children();
 	else if (strcmp(what, "exec") == 0)
 		other_programs();
-	else if (strcmp(what, "passed") == 0)
-		passed();
+	else if (strcmp(what, "scm-rights") == 0)
+		scm_rights();
 	else if (strcmp(what, "poll") == 0)
 		polls();
 	else if (strcmp(what, "signals") == 0)
@@ -505,14 +505,14 @@ main(int argc, char **argv)
 		selects();
 	else if (strcmp(what, "epoll") == 0)
 		epolls();
-	else if (strcmp(what, "edges") == 0)
+	else if (strcmp(what, "epoll-edges") == 0)
 		edges();
 	else if (strcmp(what, "fork-while-polling") == 0)
 		fork_while_polling();
-	else if (strcmp(what, "many") == 0)
+	else if (strcmp(what, "many-opens") == 0)
 		many_times();
-	else if (strcmp(what, "bereaved") == 0)
-		bereaved();
+	else if (strcmp(what, "daemon-killed") == 0)
+		daemon_killed();
 	else
 		return 2;
 	printf("ok\n");

@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Every name by which a program can open a netmap file, pass it on and wait for
- * it, and sets of epoll's in all their ways.
+ * Every libc function by which a program can open, pass and wait for a netmap
+ * file.
  *
- *	hooks WHAT
+ *	hooks TEST
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -26,7 +26,7 @@
 
 #define DEVICE	"/dev/netmap"
 
-/* What a program calls that was compiled with -D_FORTIFY_SOURCE. */
+/* Called by programs compiled with -D_FORTIFY_SOURCE. */
 int __open_2(const char *, int);
 int __open64_2(const char *, int);
 int __openat_2(int, const char *, int);
@@ -62,7 +62,7 @@ send_later(void *arg)
 }
 
 static pthread_t
-later(void)
+start_sender(void)
 {
 	pthread_t t;
 
@@ -70,9 +70,9 @@ later(void)
 	return t;
 }
 
-/* ---- opening */
+/* ---- open */
 
-/* A file that can be bound: what else would a netmap file be. */
+/* Checks that the descriptor is a netmap file by binding it, and closes it. */
 static void
 is_netmap_file(int fd)
 {
@@ -87,7 +87,7 @@ is_netmap_file(int fd)
 }
 
 static void
-opens(void)
+open_functions(void)
 {
 	const char *volatile nowhere = NULL;
 	int fd;
@@ -109,7 +109,7 @@ opens(void)
 	CHECK(fcntl(fd, F_SETFL, O_NONBLOCK) == 0 && (fcntl(fd, F_GETFL) & O_NONBLOCK));
 	CHECK(ioctl(fd, FIONBIO, &(int){ 0 }) == 0);
 	is_netmap_file(fd);
-	/* What is not ours is the system's, with the system's errors. */
+	/* Other files go to the C library, with its errors. */
 	errno = 0;
 	CHECK(open("/dev/netmap/x", O_RDWR) == -1 && (errno == ENOENT || errno == ENOTDIR));
 	CHECK(open(nowhere, O_RDONLY) == -1 && errno == EFAULT);
@@ -133,7 +133,7 @@ mappings(void)
 	CHECK(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == 0);
 	CHECK(there->tail == ring->tail && there->tail == 1);
 	CHECK(munmap(twice, bytes) == 0);
-	/* The program's mapping is its own, and the rings go on without it. */
+	/* Rings work after the program has unmapped the region. */
 	CHECK(munmap(a->mem, bytes) == 0);
 	a->done_mmap = 0;
 	CHECK(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == 0);
@@ -142,27 +142,27 @@ mappings(void)
 	CHECK(twice != MAP_FAILED && twice[0] == 0);
 }
 
-/* ---- the life of descriptors */
+/* ---- close and dup */
 
 static void
-closes(void)
+close_functions(void)
 {
 	int fd = dup(NETMAP_FD(a)), high = fcntl(fd, F_DUPFD, 300), ends[2];
 
 	CHECK(fd > 0 && high >= 300 && pipe(ends) == 0);
-	/* Over a netmap file: the number is the pipe's from now on. */
+	/* A pipe replaces a netmap file. */
 	CHECK(dup2(ends[0], fd) == fd && write(ends[1], "x", 1) == 1);
 	CHECK(poll(&(struct pollfd){ fd, POLLIN, 0 }, 1, 1000) == 1 && ioctl(fd, NIOCTXSYNC, NULL) == -1);
 	CHECK(dup3(NETMAP_FD(a), fd, O_CLOEXEC) == fd && fcntl(fd, F_GETFD) == FD_CLOEXEC);
 	CHECK(ioctl(fd, NIOCTXSYNC, NULL) == 0);
-	/* What cannot be done changes nothing. */
+	/* A failed call changes nothing. */
 	CHECK(dup2(9999, fd) == -1 && errno == EBADF && ioctl(fd, NIOCTXSYNC, NULL) == 0);
 	CHECK(dup3(fd, fd, 0) == -1 && errno == EINVAL && ioctl(fd, NIOCTXSYNC, NULL) == 0);
 	CHECK(close_range(high, high, 4 /* CLOSE_RANGE_CLOEXEC */) == 0 && fcntl(high, F_GETFD) == FD_CLOEXEC);
 	CHECK(ioctl(high, NIOCTXSYNC, NULL) == 0);
 	CHECK(close_range(high, high + 10, 0) == 0);
 	CHECK(ioctl(high, NIOCTXSYNC, NULL) == -1 && errno == EBADF);
-	/* The number is another file's now. */
+	/* The descriptor is reused by another file. */
 	CHECK(dup2(ends[0], high) == high && ioctl(high, NIOCTXSYNC, NULL) == -1 && errno == ENOTTY);
 	CHECK(close(fd) == 0 && close(fd) == -1 && errno == EBADF);
 	send_one();
@@ -174,9 +174,9 @@ closes(void)
 	receive_all();
 }
 
-/* A number that was closed where no hook is: by a FILE, by the kernel itself. */
+/* A descriptor that was closed without a hook: by fclose, and by a direct system call. */
 static void
-closed_elsewhere(void)
+close_without_hook(void)
 {
 	int fd = dup(NETMAP_FD(a)), other;
 	FILE *file = fdopen(fd, "r+");
@@ -196,9 +196,9 @@ closed_elsewhere(void)
 
 /* ---- children */
 
-/* argv of a child that uses the descriptor, and nothing else. */
+/* Returns the argv of a child program that uses the descriptor. */
 static char *const *
-user_of(int fd)
+argv_of_user(int fd)
 {
 	static char number[16], *argv[] = { "hooks", "user", number, NULL };
 
@@ -221,22 +221,22 @@ children(void)
 	pid_t child;
 	int fd = NETMAP_FD(a), high = fcntl(fd, F_DUPFD, 2000);
 
-	CHECK(posix_spawn(&child, "/proc/self/exe", NULL, NULL, user_of(fd), environ) == 0);
-	ended_well(child);
-	/* Under another number, and beyond those that are usual. */
+	CHECK(posix_spawn(&child, "/proc/self/exe", NULL, NULL, argv_of_user(fd), environ) == 0);
+	wait_for_success(child);
+	/* With another descriptor, and with one above the usual limit. */
 	CHECK(posix_spawn_file_actions_init(&actions) == 0);
 	CHECK(posix_spawn_file_actions_adddup2(&actions, fd, 0) == 0);
-	CHECK(posix_spawn(&child, "/proc/self/exe", &actions, NULL, user_of(0), environ) == 0);
-	ended_well(child);
+	CHECK(posix_spawn(&child, "/proc/self/exe", &actions, NULL, argv_of_user(0), environ) == 0);
+	wait_for_success(child);
 	posix_spawn_file_actions_destroy(&actions);
-	CHECK(posix_spawn(&child, "/proc/self/exe", NULL, NULL, user_of(high), environ) == 0);
-	ended_well(child);
+	CHECK(posix_spawn(&child, "/proc/self/exe", NULL, NULL, argv_of_user(high), environ) == 0);
+	wait_for_success(child);
 	close(high);
 
-	/* The child has our memory until it is another program. */
+	/* A vfork child shares this process's memory until exec. */
 	child = vfork();
 	if (child == 0) {
-		char *const *argv = user_of(0);
+		char *const *argv = argv_of_user(0);
 
 		dup2(fd, 0);
 		close(fd);
@@ -245,26 +245,26 @@ children(void)
 		execve("/proc/self/exe", argv, environ);
 		_exit(1);
 	}
-	ended_well(child);
+	wait_for_success(child);
 	CHECK(isatty(0) || errno != EBADF);
 	CHECK(ioctl(0, NIOCTXSYNC, NULL) == -1 && errno == ENOTTY);
 	send_one();
 	receive_all();
 
-	/* One that was made by the kernel's own call. */
+	/* A child made by a direct system call. */
 	child = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, 0);
 	if (child == 0) {
 		CHECK(close(NETMAP_FD(b)) == 0 && ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == -1 && errno == EBADF);
 		_exit(0);
 	}
-	ended_well(child);
+	wait_for_success(child);
 	send_one();
 	receive_all();
 }
 
-/* From and to another process, one message or many. */
+/* SCM_RIGHTS from another process, by recvmmsg. */
 static void
-passes(void)
+scm_rights(void)
 {
 	char space[2][CMSG_SPACE(2 * sizeof(int))], byte = 'x';
 	struct iovec io = { &byte, 1 };
@@ -280,7 +280,7 @@ passes(void)
 		m[i].msg_hdr = (struct msghdr){ .msg_iov = &io, .msg_iovlen = 1, .msg_control = space[i],
 		    .msg_controllen = sizeof(space[i]) };
 	if (child == 0) {
-		/* Opened and bound here, and left to who is told. */
+		/* Opened and bound in the child, which exits. */
 		open_pipe();
 		for (i = 0; i < 2; i++) {
 			int fds[2] = { NETMAP_FD(a), NETMAP_FD(b) };
@@ -294,7 +294,7 @@ passes(void)
 		CHECK(sendmmsg(pair[1], m, 2, 0) == 2);
 		_exit(0);
 	}
-	ended_well(child);
+	wait_for_success(child);
 	CHECK(recvmmsg(pair[0], m, 2, 0, NULL) == 2);
 	for (i = 0; i < 2; i++) {
 		memcpy(got, CMSG_DATA(CMSG_FIRSTHDR(&m[i].msg_hdr)), sizeof(got));
@@ -306,10 +306,10 @@ passes(void)
 	CHECK(ioctl(got[0], NIOCTXSYNC, NULL) == -1 && errno == EBADF);
 }
 
-/* ---- waiting, by every name */
+/* ---- every function that waits */
 
 static void
-waits(void)
+wait_functions(void)
 {
 	struct pollfd p[2] = { { NETMAP_FD(b), POLLIN, 0 }, { -1, POLLIN, 0 } };
 	struct timespec second = { 10, 0 }, none = { 0, 0 };
@@ -319,7 +319,7 @@ waits(void)
 	int set = epoll_create(1);
 
 	CHECK(large != NULL && high >= 4000 && epoll_ctl(set, EPOLL_CTL_ADD, NETMAP_FD(b), &e) == 0);
-	/* First nothing, then something. */
+	/* Without a packet, then with one. */
 	for (pass = 0; pass < 2; pass++) {
 		CHECK(poll(p, 1, 0) == pass && __poll_chk(p, 2, 0, sizeof(p)) == pass);
 		CHECK(ppoll(p, 1, pass ? &second : &none, NULL) == pass);
@@ -346,9 +346,9 @@ waits(void)
 	free(large);
 }
 
-/* More descriptors than fit the stack, some of them twice. */
+/* More descriptors than the library keeps on the stack, with duplicates. */
 static void
-crowds(void)
+many_descriptors(void)
 {
 	enum { N = 3000 };
 	struct pollfd *p = calloc(N, sizeof(*p));
@@ -359,8 +359,8 @@ crowds(void)
 	for (i = 0; i < N; i++)
 		p[i] = (struct pollfd){ i % 3 == 0 ? NETMAP_FD(b) : i % 3 == 1 ? ends[0] : -1, POLLIN, 0 };
 	CHECK(poll(p, N, 10) == 0);
-	t = later();
-	/* It may come when some of them have been looked at already. */
+	t = start_sender();
+	/* The packet may arrive after some entries were checked. */
 	CHECK(poll(p, N, 10000) > 0 && p[N - 3].revents == POLLIN && p[1].revents == 0);
 	pthread_join(t, NULL);
 	CHECK(poll(p, N, 0) == N / 3 && p[0].revents == POLLIN);
@@ -376,9 +376,9 @@ main(int argc, char **argv)
 		void (*run)(void);
 		int pipe;
 	} all[] = {
-		{ "opens", opens, 0 }, { "mappings", mappings, 1 }, { "closes", closes, 1 },
-		{ "closed-elsewhere", closed_elsewhere, 1 }, { "children", children, 1 }, { "passes", passes, 0 },
-		{ "waits", waits, 1 }, { "crowds", crowds, 1 },
+		{ "open", open_functions, 0 }, { "mmap", mappings, 1 }, { "close", close_functions, 1 },
+		{ "close-without-hook", close_without_hook, 1 }, { "children", children, 1 },
+		{ "scm-rights", scm_rights, 0 }, { "wait", wait_functions, 1 }, { "many-descriptors", many_descriptors, 1 },
 	};
 	size_t i;
 

@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * What only the node has to stand: programs whose memory it reads and writes, and
- * that are killed, interrupted and kept waiting in its hands.
+ * Faults that only concern the node: invalid or changing memory of its programs,
+ * and programs that are killed, interrupted or waiting during a call.
  *
- *	node WHAT [NAME]
+ *	node TEST [NAME]
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -34,7 +34,7 @@
 static const char *name = "t{1";
 
 static int
-device(void)
+open_device(void)
 {
 	int fd = open(DEVICE, O_RDWR);
 
@@ -42,9 +42,9 @@ device(void)
 	return fd;
 }
 
-/* A REGISTER, in `hdr` and `reg`. */
+/* Makes a REGISTER request in hdr and reg. */
 static void
-ask(struct nmreq_header *hdr, struct nmreq_register *reg)
+init_register(struct nmreq_header *hdr, struct nmreq_register *reg)
 {
 	memset(hdr, 0, sizeof(*hdr));
 	memset(reg, 0, sizeof(*reg));
@@ -56,32 +56,32 @@ ask(struct nmreq_header *hdr, struct nmreq_register *reg)
 }
 
 static int
-opened(void)
+open_port(void)
 {
 	struct nmreq_header hdr;
 	struct nmreq_register reg;
-	int fd = device();
+	int fd = open_device();
 
-	ask(&hdr, &reg);
+	init_register(&hdr, &reg);
 	CHECK(ioctl(fd, NIOCCTRL, &hdr) == 0);
 	return fd;
 }
 
+/* Maps a page that is followed by unmapped memory. */
 static void *
-page(int prot)
+map_page(int prot)
 {
 	char *at = mmap(NULL, 2 * PAGE, prot, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-	/* What ends at its end meets nothing. */
 	CHECK(at != MAP_FAILED && munmap(at + PAGE, PAGE) == 0);
 	return at;
 }
 
-/* Every argument, and every pointer in one, at addresses where nothing is. */
+/* Invalid addresses for every argument, and every pointer in one. */
 static void
 pointers(void)
 {
-	char *ro = page(PROT_READ), *rw = page(PROT_READ | PROT_WRITE);
+	char *ro = map_page(PROT_READ), *rw = map_page(PROT_READ | PROT_WRITE);
 	void *wrong[] = { NULL, (void *)1, (void *)8, (void *)-1, (void *)-4096, (void *)0xffff800000000000, rw + PAGE - 8,
 		rw + PAGE, rw - 1 };
 	unsigned long requests[] = { NIOCGINFO, NIOCREGIF, NIOCCTRL };
@@ -89,21 +89,21 @@ pointers(void)
 	struct nmreq_register reg;
 	struct nmreq_option opt;
 	unsigned int i, j;
-	int fd = device();
+	int fd = open_device();
 
 	for (i = 0; i < sizeof(requests) / sizeof(requests[0]); i++) {
 		for (j = 0; j < sizeof(wrong) / sizeof(wrong[0]); j++)
 			CHECK(ioctl(fd, requests[i], wrong[j]) == -1 && errno == EFAULT);
-		/* Read, refused, and not to be written back. */
+		/* Readable, but the result cannot be written. */
 		CHECK(ioctl(fd, requests[i], ro) == -1 && (errno == EFAULT || errno == EINVAL));
 	}
 	for (j = 0; j < sizeof(wrong) / sizeof(wrong[0]); j++) {
-		ask(&hdr, &reg);
+		init_register(&hdr, &reg);
 		hdr.nr_body = (uintptr_t)wrong[j];
 		CHECK(ioctl(fd, NIOCCTRL, &hdr) == -1 && errno == (wrong[j] == NULL ? EINVAL : EFAULT));
 		if (wrong[j] == NULL)
 			continue;
-		ask(&hdr, &reg);
+		init_register(&hdr, &reg);
 		hdr.nr_options = (uintptr_t)wrong[j];
 		CHECK(ioctl(fd, NIOCCTRL, &hdr) == -1 && errno == EFAULT);
 		memset(&opt, 0, sizeof(opt));
@@ -112,26 +112,26 @@ pointers(void)
 		hdr.nr_options = (uintptr_t)&opt;
 		CHECK(ioctl(fd, NIOCCTRL, &hdr) == -1 && errno == EFAULT);
 	}
-	/* Those that have no argument are given some. */
+	/* Arguments for ioctls that have none. */
 	CHECK(ioctl(fd, NIOCTXSYNC, (void *)-1) == -1 && errno == ENXIO);
 	CHECK(ioctl(fd, NIOCRXSYNC, 1) == -1 && errno == ENXIO);
 	CHECK(ioctl(fd, _IOWR('i', 99, struct nmreq), &reg) == -1 && errno == ENOTTY);
-	/* The file is none the worse. */
-	ask(&hdr, &reg);
+	/* The file still works. */
+	init_register(&hdr, &reg);
 	CHECK(ioctl(fd, NIOCCTRL, &hdr) == 0 && ioctl(fd, NIOCTXSYNC) == 0);
-	/* A body that can be read and not written: bound all the same, and EFAULT. */
-	fd = device();
-	ask(&hdr, (struct nmreq_register *)rw);
+	/* A read-only body: the file is bound, and the call fails with EFAULT. */
+	fd = open_device();
+	init_register(&hdr, (struct nmreq_register *)rw);
 	CHECK(mprotect(rw, PAGE, PROT_READ) == 0);
 	CHECK(ioctl(fd, NIOCCTRL, &hdr) == -1 && errno == EFAULT);
 }
 
 static volatile int stop;
-static char *shaken;
+static char *racy;
 
-/* Changes and takes away a request's memory while it is under way. */
+/* Changes and unmaps a request's memory during the call. */
 static void *
-shake(void *arg)
+change_memory(void *arg)
 {
 	unsigned int seed = 1;
 
@@ -139,17 +139,17 @@ shake(void *arg)
 	while (!stop) {
 		seed = seed * 1103515245 + 12345;
 		if ((seed >> 16) % 8 == 0) {
-			CHECK(mmap(shaken, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == shaken);
-			CHECK(mmap(shaken, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
-			    shaken);
+			CHECK(mmap(racy, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == racy);
+			CHECK(mmap(racy, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+			    racy);
 		} else
-			((volatile unsigned char *)shaken)[(seed >> 16) % 512] = (unsigned char)(seed >> 8);
+			((volatile unsigned char *)racy)[(seed >> 16) % 512] = (unsigned char)(seed >> 8);
 	}
 	return NULL;
 }
 
 static void
-changed(void)
+changing_arguments(void)
 {
 	static const int allowed[] = { 0, EFAULT, EINVAL, EBUSY, ENXIO, EMSGSIZE, EOPNOTSUPP, ENOMEM, ENOENT, EEXIST,
 		EACCES, EIO };
@@ -160,26 +160,26 @@ changed(void)
 	time_t end = time(NULL) + 10;
 	pthread_t t;
 
-	shaken = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	CHECK(shaken != MAP_FAILED && pthread_create(&t, NULL, shake, NULL) == 0);
-	/* On a machine that is busy, fewer. */
+	racy = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(racy != MAP_FAILED && pthread_create(&t, NULL, change_memory, NULL) == 0);
+	/* Bounded by time on a loaded machine. */
 	for (i = 0; i < 3000 && time(NULL) < end; i++) {
-		int fd = device(), error;
+		int fd = open_device(), error;
 
-		ask(&hdr, &reg);
+		init_register(&hdr, &reg);
 		memset(&opt, 0, sizeof(opt));
 		opt.nro_reqtype = NETMAP_REQ_OPT_OFFSETS;
-		opt.nro_next = i % 2 == 0 ? 0 : (uintptr_t)shaken + 256;
-		hdr.nr_body = (uintptr_t)shaken;
-		hdr.nr_options = i % 3 == 0 ? 0 : (uintptr_t)shaken + 128;
+		opt.nro_next = i % 2 == 0 ? 0 : (uintptr_t)racy + 256;
+		hdr.nr_body = (uintptr_t)racy;
+		hdr.nr_options = i % 3 == 0 ? 0 : (uintptr_t)racy + 128;
 		{
 			struct iovec from[2] = { { &reg, sizeof(reg) }, { &opt, sizeof(opt) } };
-			struct iovec to[2] = { { shaken, sizeof(reg) }, { shaken + 128, sizeof(opt) } };
+			struct iovec to[2] = { { racy, sizeof(reg) }, { racy + 128, sizeof(opt) } };
 
-			/* The memory may just be away. */
+			/* Fails while the memory is unmapped. */
 			(void)syscall(SYS_process_vm_writev, getpid(), from, 2, to, 2, 0);
 		}
-		error = ioctl(fd, NIOCCTRL, i % 5 == 0 ? (void *)shaken : (void *)&hdr) == 0 ? 0 : errno;
+		error = ioctl(fd, NIOCCTRL, i % 5 == 0 ? (void *)racy : (void *)&hdr) == 0 ? 0 : errno;
 		for (j = 0; j < sizeof(allowed) / sizeof(allowed[0]) && allowed[j] != error; j++)
 			;
 		errno = error;
@@ -190,7 +190,7 @@ changed(void)
 	pthread_join(t, NULL);
 }
 
-/* What needs this program's own memory is refused, and the option says so. */
+/* Options that need the program's memory are refused, also in their status. */
 static void
 options(void)
 {
@@ -198,13 +198,13 @@ options(void)
 	struct nmreq_opt_extmem ext;
 	struct nmreq_header hdr;
 	struct nmreq_register reg;
-	int fd = device();
+	int fd = open_device();
 
 	memset(&csb, 0, sizeof(csb));
 	memset(&ext, 0, sizeof(ext));
 	csb.nro_opt.nro_reqtype = NETMAP_REQ_OPT_CSB;
 	ext.nro_opt.nro_reqtype = NETMAP_REQ_OPT_EXTMEM;
-	ask(&hdr, &reg);
+	init_register(&hdr, &reg);
 	hdr.nr_options = (uintptr_t)&csb;
 	reg.nr_flags = NR_EXCLUSIVE;
 	CHECK(ioctl(fd, NIOCCTRL, &hdr) == -1 && errno == EOPNOTSUPP && csb.nro_opt.nro_status == EOPNOTSUPP);
@@ -214,7 +214,7 @@ options(void)
 	CHECK(ioctl(fd, NIOCCTRL, &hdr) == 0);
 }
 
-/* Open and close, and leave nothing. */
+/* A thousand opens and closes, with exclusive ports and extra buffers. */
 static void
 cycles(void)
 {
@@ -225,10 +225,10 @@ cycles(void)
 	int i;
 
 	for (i = 0; i < 1000; i++) {
-		p.fd = device();
+		p.fd = open_device();
 		p.events = POLLIN;
-		ask(&hdr, &reg);
-		/* Exclusive: the one before must be gone. */
+		init_register(&hdr, &reg);
+		/* Fails unless the previous port was released. */
 		reg.nr_flags = NR_EXCLUSIVE;
 		reg.nr_extra_bufs = 8;
 		CHECK(ioctl(p.fd, NIOCCTRL, &hdr) == 0);
@@ -239,11 +239,11 @@ cycles(void)
 	}
 }
 
-/* Sleeps in a poll; whoever started this decides how that ends. */
+/* Sleeps in a poll until the test kills this process or the daemon. */
 static void
 sleeps(void)
 {
-	struct pollfd p = { opened(), POLLIN, 0 };
+	struct pollfd p = { open_port(), POLLIN, 0 };
 
 	printf("asleep\n");
 	fflush(stdout);
@@ -262,7 +262,7 @@ tick(int sig)
 	ticks++;
 }
 
-/* Signals all the time: requests and syncs go on, and a poll says EINTR. */
+/* Frequent signals: requests and syncs succeed, and a poll fails with EINTR. */
 static void
 signals(void)
 {
@@ -276,12 +276,12 @@ signals(void)
 	act.sa_handler = tick;
 	CHECK(sigaction(SIGALRM, &act, NULL) == 0 && setitimer(ITIMER_REAL, &every, NULL) == 0);
 	for (i = 0; i < 300 || ticks < 100; i++) {
-		int fd = opened();
+		int fd = open_port();
 
 		CHECK(ioctl(fd, NIOCTXSYNC) == 0 && ioctl(fd, NIOCRXSYNC) == 0);
 		CHECK(close(fd) == 0);
 	}
-	p.fd = opened();
+	p.fd = open_port();
 	p.events = POLLIN;
 	for (i = 0; i < 100; i++) {
 		before = ticks;
@@ -290,11 +290,11 @@ signals(void)
 	CHECK(setitimer(ITIMER_REAL, &never, NULL) == 0);
 }
 
-/* The request's body is memory that never comes: this process is to be killed. */
+/* The request's body is a page whose fault is never resolved: the test kills this process. */
 static void
 stuck(void)
 {
-	int fd = device(), faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+	int fd = open_device(), faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
 	struct uffdio_api api = { .api = UFFD_API };
 	struct uffdio_register range;
 	pid_t keeper;
@@ -311,26 +311,26 @@ stuck(void)
 	range.range.len = PAGE;
 	range.mode = UFFDIO_REGISTER_MODE_MISSING;
 	CHECK(ioctl(faults, UFFDIO_API, &api) == 0 && ioctl(faults, UFFDIO_REGISTER, &range) == 0);
-	/* Whoever else has the descriptor keeps the page from coming after the death of this one. */
+	/* Another process with the userfaultfd keeps the fault unresolved after this one is killed. */
 	keeper = fork();
 	if (keeper == 0) {
 		pause();
 		_exit(0);
 	}
-	ask(&hdr, &reg);
+	init_register(&hdr, &reg);
 	hdr.nr_body = range.range.start;
 	printf("%d\n", (int)keeper);
 	fflush(stdout);
 	CHECK(ioctl(fd, NIOCCTRL, &hdr) == 0);
 }
 
-/* A file like any other, but for what it is told. */
+/* Operations on the device as a file. */
 static void
 file(void)
 {
 	struct stat st;
 	char byte = 0;
-	int fd = device(), again;
+	int fd = open_device(), again;
 
 	CHECK(fstat(fd, &st) == 0 && S_ISREG(st.st_mode));
 	CHECK(read(fd, &byte, 1) == -1 && errno == EINVAL);
@@ -338,20 +338,20 @@ file(void)
 	again = open(DEVICE, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
 	CHECK(again >= 0 && ftruncate(fd, 0) == 0);
 	CHECK(ioctl(again, NIOCTXSYNC) == -1 && errno == ENXIO);
-	/* Opened by its number once more it is another file. */
-	CHECK(close(opened()) == 0 && close(again) == 0);
+	/* Each open returns an independent file. */
+	CHECK(close(open_port()) == 0 && close(again) == 0);
 }
 
-/* Says a line, and waits for one. */
+/* Prints a line, and waits for one from the test. */
 static void
-turn(const char *line)
+sync_with_test(const char *line)
 {
 	printf("%s\n", line);
 	fflush(stdout);
 	CHECK(getchar() != EOF);
 }
 
-/* Makes one call, by its name, when it is told to. */
+/* Makes the named call when the test says so. */
 static void
 call(void)
 {
@@ -364,18 +364,18 @@ call(void)
 
 	CHECK(snprintf(port, sizeof(port), "%s{1", what) < (int)sizeof(port));
 	name = port;
-	ask(&hdr, &reg);
+	init_register(&hdr, &reg);
 	memset(&old, 0, sizeof(old));
 	old.nr_version = NETMAP_API;
 	old.nr_flags = NR_REG_ALL_NIC;
 	snprintf(old.nr_name, sizeof(old.nr_name), "%s", port);
 	if (strcmp(what, "regif") == 0 || strcmp(what, "ctrl") == 0)
-		p.fd = device();
+		p.fd = open_device();
 	else if (strcmp(what, "open") != 0)
-		p.fd = opened();
-	turn("ready");
+		p.fd = open_port();
+	sync_with_test("ready");
 	if (strcmp(what, "open") == 0)
-		(void)device();
+		(void)open_device();
 	else if (strcmp(what, "regif") == 0)
 		CHECK(ioctl(p.fd, NIOCREGIF, &old) == 0);
 	else if (strcmp(what, "ctrl") == 0)
@@ -390,7 +390,7 @@ call(void)
 		CHECK(strcmp(what, "close") == 0 && close(p.fd) == 0);
 }
 
-/* All of them, again and again, until it is killed. */
+/* Makes all calls repeatedly, until the test kills this process. */
 static void
 busy(void)
 {
@@ -403,8 +403,8 @@ busy(void)
 	char *mem;
 
 	for (i = 0;; i++) {
-		p.fd = device();
-		ask(&hdr, &reg);
+		p.fd = open_device();
+		init_register(&hdr, &reg);
 		if (i % 2 == 0)
 			CHECK(ioctl(p.fd, NIOCCTRL, &hdr) == 0);
 		else {
@@ -437,8 +437,8 @@ busy(void)
 }
 
 /*
- * Polls in vain right after polls that find room, so that they are held: they end in
- * time, and by signals, and by the death of this one.
+ * Polls without events right after polls that were ready, which the daemon holds back:
+ * they end by timeout, by signals, and when this process is killed.
  */
 static void
 held(void)
@@ -449,7 +449,7 @@ held(void)
 	unsigned int before;
 	int i;
 
-	in.fd = out.fd = opened();
+	in.fd = out.fd = open_port();
 	in.events = POLLIN;
 	out.events = POLLOUT;
 	for (i = 0; i < 300; i++) {
@@ -474,7 +474,7 @@ held(void)
 	}
 }
 
-/* Writes its user into its buffers, says where they are, and finds them unchanged. */
+/* Writes the user ID into its buffers, prints their offset, and checks that they stay unchanged. */
 static void
 secret(void)
 {
@@ -483,9 +483,9 @@ secret(void)
 	struct netmap_ring *ring;
 	char *mem, line[64];
 	unsigned int i, uid;
-	int fd = device();
+	int fd = open_device();
 
-	ask(&hdr, &reg);
+	init_register(&hdr, &reg);
 	CHECK(ioctl(fd, NIOCCTRL, &hdr) == 0);
 	mem = mmap(NULL, reg.nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	CHECK(mem != MAP_FAILED);
@@ -494,42 +494,42 @@ secret(void)
 	for (i = 0; i < ring->num_slots; i++)
 		memcpy(NETMAP_BUF(ring, ring->slot[i].buf_idx), &uid, sizeof(uid));
 	snprintf(line, sizeof(line), "%ld", (long)(NETMAP_BUF(ring, ring->slot[0].buf_idx) - mem));
-	turn(line);
+	sync_with_test(line);
 	for (i = 0; i < ring->num_slots; i++)
 		CHECK(memcmp(NETMAP_BUF(ring, ring->slot[i].buf_idx), &uid, sizeof(uid)) == 0);
 }
 
-/* A file is of use to the user that opened it. */
+/* A file can be used only by the user that opened it. */
 static void
 changed_user(void)
 {
 	struct nmreq_header hdr;
 	struct nmreq_register reg;
 	struct nmreq old;
-	int fd = device();
+	int fd = open_device();
 
 	CHECK(setresgid(65534, 65534, 65534) == 0 && setresuid(65534, 65534, 65534) == 0);
-	ask(&hdr, &reg);
+	init_register(&hdr, &reg);
 	CHECK(ioctl(fd, NIOCCTRL, &hdr) == -1 && errno == EPERM);
 	memset(&old, 0, sizeof(old));
 	old.nr_version = NETMAP_API;
 	CHECK(ioctl(fd, NIOCGINFO, &old) == -1 && errno == EPERM);
 }
 
-/* Regions of their own numbers lie one behind the other in the one file. */
+/* Different regions have different offsets in the device file. */
 static void
-ranges(void)
+region_offsets(void)
 {
 	struct nmreq_header hdr;
 	struct nmreq_register pipe, port;
 	char *mem;
-	int one = device(), two = device();
+	int one = open_device(), two = open_device();
 
 	name = "ranges{1";
-	ask(&hdr, &pipe);
+	init_register(&hdr, &pipe);
 	CHECK(ioctl(one, NIOCCTRL, &hdr) == 0);
 	name = "vale7:x";
-	ask(&hdr, &port);
+	init_register(&hdr, &port);
 	CHECK(ioctl(two, NIOCCTRL, &hdr) == 0);
 	CHECK(port.nr_mem_id != pipe.nr_mem_id && port.nr_memsize > pipe.nr_memsize);
 	CHECK(pipe.nr_offset < pipe.nr_memsize && port.nr_offset >= pipe.nr_memsize);
@@ -547,10 +547,11 @@ main(int argc, char **argv)
 		const char *name;
 		void (*run)(void);
 	} all[] = {
-		{ "pointers", pointers }, { "changed", changed }, { "options", options }, { "cycles", cycles },
+		{ "pointers", pointers }, { "changing-arguments", changing_arguments }, { "options", options }, { "cycles",
+		    cycles },
 		{ "sleeps", sleeps }, { "signals", signals }, { "stuck", stuck }, { "file", file },
 		{ "call", call }, { "busy", busy }, { "held", held }, { "secret", secret },
-		{ "changed-user", changed_user }, { "ranges", ranges },
+		{ "changed-user", changed_user }, { "region-offsets", region_offsets },
 	};
 	unsigned int i;
 

@@ -2,11 +2,10 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Calls on netmap files allocate nothing, seen by an allocator that counts: this
- * file has malloc and its kin, and mmap calls are counted by a filter that lets
- * none through.
+ * Calls on netmap files do not allocate memory: this file replaces malloc and
+ * related functions, and a seccomp filter forbids mmap.
  *
- *	nomalloc WHAT
+ *	nomalloc TEST
  */
 #define _GNU_SOURCE
 #include <linux/filter.h>
@@ -21,11 +20,11 @@
 #include "check.h"
 #include "pipe.h"
 
-/* ---- the allocator: blocks that are never used again */
+/* ---- the allocator: blocks are never reused */
 
 static _Alignas(64) char memory[16 << 20];
 static size_t used;
-/* Set: whoever allocates now ends the program. */
+/* Set: an allocation aborts the program. */
 static volatile int forbidden;
 
 static void *
@@ -38,7 +37,7 @@ block(size_t bytes)
 		syscall(SYS_write, 2, said, sizeof(said) - 1);
 		abort();
 	}
-	/* Its size stands before it. */
+	/* The block's size is stored before it. */
 	bytes = (bytes + 15) & ~(size_t)15;
 	at = __atomic_fetch_add(&used, bytes + 16, __ATOMIC_RELAXED);
 	if (at + bytes + 16 > sizeof(memory))
@@ -56,7 +55,7 @@ malloc(size_t bytes)
 void *
 calloc(size_t n, size_t bytes)
 {
-	/* Never used before, so it is zero. */
+	/* Never used before, so it is zeroed. */
 	return bytes != 0 && n > SIZE_MAX / bytes ? NULL : block(n * bytes);
 }
 
@@ -115,7 +114,7 @@ open_pipe_and_set(void)
 	CHECK(set >= 0 && epoll_ctl(set, EPOLL_CTL_ADD, NETMAP_FD(b), &e) == 0);
 }
 
-/* What a program does all the time, awake and asleep. */
+/* Traffic, with waits that return at once and waits that sleep. */
 static void
 traffic(void)
 {
@@ -137,7 +136,7 @@ traffic(void)
 		for (; nm_nextpkt(b, &h) != NULL; n++)
 			;
 		CHECK(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == 0);
-		/* Nothing is there: these sleep. */
+		/* The ring is empty: these sleep. */
 		if (i % 20 == 0) {
 			CHECK(poll(&one, 1, 1) == 0 && ppoll(&one, 1, &moment, NULL) == 0);
 			FD_SET(NETMAP_FD(b), &in);
@@ -149,9 +148,9 @@ traffic(void)
 	CHECK(n == 200);
 }
 
-/* Opening, binding and closing, too: what is allocated for them is not the program's. */
+/* Opens, binds and closes: the library's memory for them is not from the program's allocator. */
 static void
-life(void)
+open_close(void)
 {
 	int i;
 
@@ -167,7 +166,7 @@ life(void)
 	}
 }
 
-/* From now on a call for memory from the kernel, or to give it back, ends the program. */
+/* From now on mmap, munmap, mremap and brk kill the program. */
 static void
 forbid_mappings(void)
 {
@@ -192,21 +191,21 @@ main(int argc, char **argv)
 	const char *what = argc > 1 ? argv[1] : "";
 
 	open_pipe_and_set();
-	/* So that it is seen that the allocator is this one. */
+	/* Checks that this allocator is in use. */
 	CHECK(used > 0);
 	if (strcmp(what, "traffic") == 0) {
 		forbidden = 1;
 		forbid_mappings();
 		traffic();
-	} else if (strcmp(what, "life") == 0) {
+	} else if (strcmp(what, "open-close") == 0) {
 		forbidden = 1;
-		life();
+		open_close();
 	} else if (strcmp(what, "forbidden") == 0) {
 		forbidden = 1;
 		free(malloc(1));
 	} else {
 		return 2;
 	}
-	/* Without stdio, which would allocate. */
+	/* write, as stdio would allocate. */
 	return write(1, "ok\n", 3) != 3;
 }

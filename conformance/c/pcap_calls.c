@@ -2,13 +2,13 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * What libpcap's functions answer, a line each. Run on an interface by the
- * system's libpcap and on a port by ours, it is to print the same.
+ * Prints the results of libpcap's functions, a line each. The output with the
+ * system's libpcap on an interface and with the overlay on a port must be equal.
  *
  *	pcap_calls DEVICE
  *
- * After "ready" it waits for 40 frames of 60 to 99 bytes, the i-th of them of
- * bytes i from 14 on; then sends 5 of 100 bytes.
+ * After "ready" it receives 40 frames of 60 to 99 bytes, the i-th filled with i
+ * from byte 14 on; then it sends 5 of 100 bytes.
  */
 #include <errno.h>
 #include <poll.h>
@@ -27,13 +27,13 @@
 static char error[PCAP_ERRBUF_SIZE];
 static pcap_t *p;
 
-#define SAY(...)	(printf(__VA_ARGS__), fflush(stdout))
-#define SHOW(call)	SAY("%s: %d\n", #call, (call))
-/* Whether there is a sentence, not which. */
-#define WHY(call)	\
+#define PRINT(...)	(printf(__VA_ARGS__), fflush(stdout))
+#define PRINT_RESULT(call)	PRINT("%s: %d\n", #call, (call))
+/* Prints whether there is an error text, not which. */
+#define PRINT_STATUS(call)	\
 	do {	\
 		int got_ = (call);	\
-		SAY("%s: %d%s\n", #call, got_, got_ < 0 && pcap_geterr(p)[0] != '\0' ? ", and says why" : "");	\
+		PRINT("%s: %d%s\n", #call, got_, got_ < 0 && pcap_geterr(p)[0] != '\0' ? ", with an error text" : "");	\
 	} while (0)
 
 static void
@@ -45,77 +45,79 @@ before_activation(void)
 	struct bpf_program f;
 	int *list, n;
 
-	SHOW(pcap_datalink(p));
-	SHOW(pcap_datalink_ext(p));
-	SHOW(pcap_snapshot(p));
-	SHOW(pcap_is_swapped(p));
-	SHOW(pcap_major_version(p));
-	SHOW(pcap_minor_version(p));
-	SHOW(pcap_bufsize(p));
-	SHOW(pcap_fileno(p));
-	SHOW(pcap_get_selectable_fd(p));
-	SAY("file %d, timeout %d\n", pcap_file(p) != NULL, pcap_get_required_select_timeout(p) != NULL);
-	WHY(pcap_stats(p, &st));
-	SHOW(pcap_setdirection(p, PCAP_D_IN));
-	SHOW(pcap_list_datalinks(p, &list));
-	SHOW(pcap_next_ex(p, &h, &at));
-	SHOW(pcap_dispatch(p, 1, NULL, NULL));
-	SHOW(pcap_loop(p, 1, NULL, NULL));
-	SHOW(pcap_inject(p, "x", 1));
-	SHOW(pcap_compile(p, &f, "udp", 1, 0));
+	PRINT_RESULT(pcap_datalink(p));
+	PRINT_RESULT(pcap_datalink_ext(p));
+	PRINT_RESULT(pcap_snapshot(p));
+	PRINT_RESULT(pcap_is_swapped(p));
+	PRINT_RESULT(pcap_major_version(p));
+	PRINT_RESULT(pcap_minor_version(p));
+	PRINT_RESULT(pcap_bufsize(p));
+	PRINT_RESULT(pcap_fileno(p));
+	PRINT_RESULT(pcap_get_selectable_fd(p));
+	PRINT("file %d, timeout %d\n", pcap_file(p) != NULL, pcap_get_required_select_timeout(p) != NULL);
+	PRINT_STATUS(pcap_stats(p, &st));
+	PRINT_RESULT(pcap_setdirection(p, PCAP_D_IN));
+	PRINT_RESULT(pcap_list_datalinks(p, &list));
+	PRINT_RESULT(pcap_next_ex(p, &h, &at));
+	PRINT_RESULT(pcap_dispatch(p, 1, NULL, NULL));
+	PRINT_RESULT(pcap_loop(p, 1, NULL, NULL));
+	PRINT_RESULT(pcap_inject(p, "x", 1));
+	PRINT_RESULT(pcap_compile(p, &f, "udp", 1, 0));
 	memset(&f, 0, sizeof(f));
-	WHY(pcap_setfilter(p, &f));
-	SHOW(pcap_getnonblock(p, error));
-	SAY("dump %d\n", pcap_dump_open(p, "/dev/null") != NULL);
-	SHOW(pcap_can_set_rfmon(p));
+	PRINT_STATUS(pcap_setfilter(p, &f));
+	PRINT_RESULT(pcap_getnonblock(p, error));
+	PRINT("dump %d\n", pcap_dump_open(p, "/dev/null") != NULL);
+	PRINT_RESULT(pcap_can_set_rfmon(p));
 	n = pcap_list_tstamp_types(p, &list);
-	SAY("time stamps of the host: %d\n", n > 0 && list[0] == PCAP_TSTAMP_HOST);
+	PRINT("time stamps of the host: %d\n", n > 0 && list[0] == PCAP_TSTAMP_HOST);
 	if (n > 0)
 		pcap_free_tstamp_types(list);
-	SHOW(pcap_set_tstamp_type(p, PCAP_TSTAMP_HOST));
-	SHOW(pcap_set_tstamp_type(p, 77));
-	SHOW(pcap_set_tstamp_precision(p, 77));
-	SHOW(pcap_get_tstamp_precision(p));
-	SHOW(pcap_set_tstamp_precision(p, PCAP_TSTAMP_PRECISION_NANO));
-	SHOW(pcap_get_tstamp_precision(p));
-	SHOW(pcap_set_tstamp_precision(p, PCAP_TSTAMP_PRECISION_MICRO));
-	SHOW(pcap_set_buffer_size(p, 64 << 20));
-	SHOW(pcap_set_immediate_mode(p, 1));
-	SHOW(pcap_set_promisc(p, 1));
-	SHOW(pcap_set_rfmon(p, 0));
-	SHOW(pcap_set_timeout(p, 100));
-	SHOW(pcap_set_snaplen(p, 0));
+	PRINT_RESULT(pcap_set_tstamp_type(p, PCAP_TSTAMP_HOST));
+	PRINT_RESULT(pcap_set_tstamp_type(p, 77));
+	PRINT_RESULT(pcap_set_tstamp_precision(p, 77));
+	PRINT_RESULT(pcap_get_tstamp_precision(p));
+	PRINT_RESULT(pcap_set_tstamp_precision(p, PCAP_TSTAMP_PRECISION_NANO));
+	PRINT_RESULT(pcap_get_tstamp_precision(p));
+	PRINT_RESULT(pcap_set_tstamp_precision(p, PCAP_TSTAMP_PRECISION_MICRO));
+	PRINT_RESULT(pcap_set_buffer_size(p, 64 << 20));
+	PRINT_RESULT(pcap_set_immediate_mode(p, 1));
+	PRINT_RESULT(pcap_set_promisc(p, 1));
+	PRINT_RESULT(pcap_set_rfmon(p, 0));
+	PRINT_RESULT(pcap_set_timeout(p, 100));
+	PRINT_RESULT(pcap_set_snaplen(p, 0));
 }
 
 static void
 filters(void)
 {
-	static const char *const texts[] = { "", "udp", "udp port", "nonsense", "ether[0] = 2 and greater 80", "len > 1e9" };
+	static const char *const texts[] = {
+		"", "udp", "udp port", "nonsense", "ether[0] = 2 and greater 80", "len > 1e9"
+	};
 	struct bpf_program f;
 	size_t i;
 
 	for (i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
 		int got = pcap_compile(p, &f, texts[i], 1, PCAP_NETMASK_UNKNOWN);
 
-		SAY("filter '%s': %d %s\n", texts[i], got, got < 0 ? pcap_geterr(p) : "");
+		PRINT("filter '%s': %d %s\n", texts[i], got, got < 0 ? pcap_geterr(p) : "");
 		if (got == 0) {
-			WHY(pcap_setfilter(p, &f));
+			PRINT_STATUS(pcap_setfilter(p, &f));
 			pcap_freecode(&f);
 		}
 	}
-	WHY(pcap_setfilter(p, NULL));
-	/* Jumps out of its end. */
+	PRINT_STATUS(pcap_setfilter(p, NULL));
+	/* A jump beyond the end. */
 	{
 		struct bpf_insn bad[] = { BPF_JUMP(BPF_JMP | BPF_JA, 100, 0, 0), BPF_STMT(BPF_RET | BPF_K, 1) };
 
 		f.bf_insns = bad;
 		f.bf_len = 2;
-		WHY(pcap_setfilter(p, &f));
+		PRINT_STATUS(pcap_setfilter(p, &f));
 	}
-	/* All but the frames of the network's own. */
+	/* Excludes frames that the kernel sends by itself. */
 	if (pcap_compile(p, &f, "ether proto 0x88b5", 1, PCAP_NETMASK_UNKNOWN) != 0)
-		SAY("%s\n", pcap_geterr(p));
-	WHY(pcap_setfilter(p, &f));
+		PRINT("%s\n", pcap_geterr(p));
+	PRINT_STATUS(pcap_setfilter(p, &f));
 	pcap_freecode(&f);
 }
 
@@ -126,40 +128,40 @@ after_activation(void)
 	FILE *file;
 	pcap_dumper_t *dump;
 
-	WHY(pcap_activate(p));
-	SHOW(pcap_datalink(p));
-	SHOW(pcap_datalink_ext(p));
-	SHOW(pcap_snapshot(p));
-	SHOW(pcap_is_swapped(p));
-	SAY("buffer %d\n", pcap_bufsize(p) > 0);
-	SAY("descriptors %d %d\n", pcap_fileno(p) >= 0, pcap_get_selectable_fd(p) >= 0);
-	SAY("file %d, timeout %d\n", pcap_file(p) != NULL, pcap_get_required_select_timeout(p) != NULL);
-	WHY(pcap_set_snaplen(p, 64));
-	SHOW(pcap_set_promisc(p, 0));
-	SHOW(pcap_set_rfmon(p, 0));
-	SHOW(pcap_set_timeout(p, 0));
-	SHOW(pcap_set_immediate_mode(p, 0));
-	SHOW(pcap_set_buffer_size(p, 1));
-	SHOW(pcap_set_tstamp_type(p, 0));
-	SHOW(pcap_set_tstamp_precision(p, 0));
-	SHOW(pcap_can_set_rfmon(p));
-	SHOW(pcap_setdirection(p, PCAP_D_INOUT));
-	WHY(pcap_setdirection(p, 9));
-	SHOW(pcap_setdirection(p, PCAP_D_IN));
+	PRINT_STATUS(pcap_activate(p));
+	PRINT_RESULT(pcap_datalink(p));
+	PRINT_RESULT(pcap_datalink_ext(p));
+	PRINT_RESULT(pcap_snapshot(p));
+	PRINT_RESULT(pcap_is_swapped(p));
+	PRINT("buffer %d\n", pcap_bufsize(p) > 0);
+	PRINT("descriptors %d %d\n", pcap_fileno(p) >= 0, pcap_get_selectable_fd(p) >= 0);
+	PRINT("file %d, timeout %d\n", pcap_file(p) != NULL, pcap_get_required_select_timeout(p) != NULL);
+	PRINT_STATUS(pcap_set_snaplen(p, 64));
+	PRINT_RESULT(pcap_set_promisc(p, 0));
+	PRINT_RESULT(pcap_set_rfmon(p, 0));
+	PRINT_RESULT(pcap_set_timeout(p, 0));
+	PRINT_RESULT(pcap_set_immediate_mode(p, 0));
+	PRINT_RESULT(pcap_set_buffer_size(p, 1));
+	PRINT_RESULT(pcap_set_tstamp_type(p, 0));
+	PRINT_RESULT(pcap_set_tstamp_precision(p, 0));
+	PRINT_RESULT(pcap_can_set_rfmon(p));
+	PRINT_RESULT(pcap_setdirection(p, PCAP_D_INOUT));
+	PRINT_STATUS(pcap_setdirection(p, 9));
+	PRINT_RESULT(pcap_setdirection(p, PCAP_D_IN));
 	n = pcap_list_datalinks(p, &list);
 	for (i = 0; i < n; i++)
 		if (list[i] == DLT_EN10MB)
-			SAY("link %s\n", pcap_datalink_val_to_name(list[i]));
+			PRINT("link %s\n", pcap_datalink_val_to_name(list[i]));
 	pcap_free_datalinks(list);
-	SHOW(pcap_set_datalink(p, DLT_EN10MB));
-	WHY(pcap_set_datalink(p, DLT_RAW));
-	WHY(pcap_set_datalink(p, 9999));
+	PRINT_RESULT(pcap_set_datalink(p, DLT_EN10MB));
+	PRINT_STATUS(pcap_set_datalink(p, DLT_RAW));
+	PRINT_STATUS(pcap_set_datalink(p, 9999));
 	file = tmpfile();
 	dump = pcap_dump_fopen(p, file);
-	SAY("dump %d, at %ld\n", dump != NULL, pcap_dump_ftell(dump));
+	PRINT("dump %d, at %ld\n", dump != NULL, pcap_dump_ftell(dump));
 	pcap_dump_close(dump);
 	dump = pcap_dump_open(p, "/nowhere/at/all");
-	SAY("dump %d: %s\n", dump != NULL, pcap_geterr(p));
+	PRINT("dump %d: %s\n", dump != NULL, pcap_geterr(p));
 }
 
 /* ---- packets */
@@ -174,10 +176,10 @@ check(const struct pcap_pkthdr *h, const u_char *at)
 
 	gettimeofday(&now, NULL);
 	if (h->len != 60u + seen || h->caplen != h->len || llabs((long long)now.tv_sec - h->ts.tv_sec) > 100)
-		SAY("packet %d: %u of %u bytes at %ld\n", seen, h->caplen, h->len, (long)h->ts.tv_sec);
+		PRINT("packet %d: %u of %u bytes at %ld\n", seen, h->caplen, h->len, (long)h->ts.tv_sec);
 	for (i = 14; i < h->caplen; i++)
 		if (at[i] != (u_char)seen) {
-			SAY("packet %d: byte %u is %u\n", seen, i, at[i]);
+			PRINT("packet %d: byte %u is %u\n", seen, i, at[i]);
 			break;
 		}
 	seen++;
@@ -207,9 +209,9 @@ breaker(void *arg)
 	return arg;
 }
 
-/* Whether the descriptor comes to rest; what the filter does not want, as kernels send by themselves, may ring. */
+/* Whether the descriptor becomes unreadable; packets that the filter rejects may make it readable. */
 static int
-quiet(int *n)
+becomes_idle(int *n)
 {
 	int i;
 
@@ -240,39 +242,39 @@ receiving(void)
 	while (seen < 5 && (got = pcap_next_ex(p, &h, &at)) >= 0)
 		if (got == 1)
 			check(h, at);
-	SAY("next_ex: %d\n", seen);
+	PRINT("next_ex: %d\n", seen);
 	while (seen < 10)
 		if ((at = pcap_next(p, &one)) != NULL)
 			check(&one, at);
-	SAY("next: %d\n", seen);
+	PRINT("next: %d\n", seen);
 	n = 0;
-	SAY("loop %d", pcap_loop(p, 7, on_packet, (u_char *)&n));
-	SAY(": %d\n", n);
+	PRINT("loop %d", pcap_loop(p, 7, on_packet, (u_char *)&n));
+	PRINT(": %d\n", n);
 	n = got = 0;
 	while (seen < 20)
 		got += pcap_dispatch(p, 20 - seen, on_packet, (u_char *)&n);
-	SAY("dispatch %d: %d\n", got, n);
+	PRINT("dispatch %d: %d\n", got, n);
 
-	SHOW(pcap_setnonblock(p, 1, error));
-	SHOW(pcap_getnonblock(p, error));
+	PRINT_RESULT(pcap_setnonblock(p, 1, error));
+	PRINT_RESULT(pcap_getnonblock(p, error));
 	n = got = 0;
 	while (seen < 40) {
 		FD_ZERO(&set);
 		FD_SET(pcap_get_selectable_fd(p), &set);
 		if (select(pcap_get_selectable_fd(p) + 1, &set, NULL, NULL, &limit) != 1) {
-			SAY("select is over at %d\n", seen);
+			PRINT("select is over at %d\n", seen);
 			break;
 		}
 		got += pcap_dispatch(p, 3, on_packet, (u_char *)&n);
 	}
-	SAY("select %d: %d\n", got, n);
-	SHOW(pcap_dispatch(p, -1, on_packet, (u_char *)&n));
-	SHOW(pcap_next_ex(p, &h, &at));
-	SAY("nothing left: %d\n", quiet(&n));
-	SHOW(pcap_setnonblock(p, 0, error));
-	SHOW(pcap_getnonblock(p, error));
-	WHY(pcap_stats(p, &st));
-	SAY("received at least 40: %d, dropped %u\n", st.ps_recv >= 40, st.ps_drop + st.ps_ifdrop);
+	PRINT("select %d: %d\n", got, n);
+	PRINT_RESULT(pcap_dispatch(p, -1, on_packet, (u_char *)&n));
+	PRINT_RESULT(pcap_next_ex(p, &h, &at));
+	PRINT("nothing left: %d\n", becomes_idle(&n));
+	PRINT_RESULT(pcap_setnonblock(p, 0, error));
+	PRINT_RESULT(pcap_getnonblock(p, error));
+	PRINT_STATUS(pcap_stats(p, &st));
+	PRINT("received at least 40: %d, dropped %u\n", st.ps_recv >= 40, st.ps_drop + st.ps_ifdrop);
 }
 
 static void
@@ -284,17 +286,17 @@ breaking(void)
 	int n = 0;
 
 	pcap_breakloop(p);
-	SHOW(pcap_loop(p, -1, on_packet, (u_char *)&n));
+	PRINT_RESULT(pcap_loop(p, -1, on_packet, (u_char *)&n));
 	pcap_breakloop(p);
-	SHOW(pcap_dispatch(p, -1, on_packet, (u_char *)&n));
+	PRINT_RESULT(pcap_dispatch(p, -1, on_packet, (u_char *)&n));
 	memset(&action, 0, sizeof(action));
 	action.sa_handler = on_alarm;
 	action.sa_flags = SA_RESTART;
 	sigaction(SIGALRM, &action, NULL);
 	setitimer(ITIMER_REAL, &in, NULL);
-	SHOW(pcap_loop(p, -1, on_packet, (u_char *)&n));
+	PRINT_RESULT(pcap_loop(p, -1, on_packet, (u_char *)&n));
 	pthread_create(&thread, NULL, breaker, NULL);
-	SHOW(pcap_loop(p, -1, on_packet, (u_char *)&n));
+	PRINT_RESULT(pcap_loop(p, -1, on_packet, (u_char *)&n));
 	pthread_join(thread, NULL);
 }
 
@@ -307,11 +309,11 @@ sending(void)
 	for (i = 0; i < 5; i++) {
 		memset(frame + 14, i, sizeof(frame) - 14);
 		if (i % 2 == 0)
-			SAY("inject %d\n", pcap_inject(p, frame, sizeof(frame)));
+			PRINT("inject %d\n", pcap_inject(p, frame, sizeof(frame)));
 		else
-			SAY("sendpacket %d\n", pcap_sendpacket(p, frame, sizeof(frame)));
+			PRINT("sendpacket %d\n", pcap_sendpacket(p, frame, sizeof(frame)));
 	}
-	WHY(pcap_inject(p, frame, 0));
+	PRINT_STATUS(pcap_inject(p, frame, 0));
 }
 
 int
@@ -321,20 +323,20 @@ main(int argc, char **argv)
 		return 2;
 	p = pcap_create(argv[1], error);
 	if (p == NULL) {
-		SAY("create: %s\n", error);
+		PRINT("create: %s\n", error);
 		return 1;
 	}
 	before_activation();
-	WHY(pcap_activate(p));
+	PRINT_STATUS(pcap_activate(p));
 	after_activation();
 	filters();
-	SAY("ready\n");
+	PRINT("ready\n");
 	receiving();
 	breaking();
 	sending();
 	pcap_close(p);
-	SAY("open_live %d\n", pcap_open_live("netmap:no-such", 100, 0, 10, error) != NULL);
-	SAY("open_live %d, and says why: %d\n", pcap_open_live("no-such", 100, 0, 10, error) != NULL, error[0] != '\0');
-	SAY("end\n");
+	PRINT("open_live %d\n", pcap_open_live("netmap:no-such", 100, 0, 10, error) != NULL);
+	PRINT("open_live %d, error text: %d\n", pcap_open_live("no-such", 100, 0, 10, error) != NULL, error[0] != '\0');
+	PRINT("end\n");
 	return 0;
 }

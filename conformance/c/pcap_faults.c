@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Programs of libpcap's to which things happen: each prints "ready" once its
- * handle is active, and what came of it at the end.
+ * libpcap programs under faults and unusual use: each prints "ready" once its
+ * handle is active, and its results at the end.
  *
- *	pcap_faults WHAT DEVICE
+ *	pcap_faults TEST DEVICE
  */
 #include "check.h"
 
@@ -24,7 +24,7 @@
 static pcap_t *p;
 static volatile sig_atomic_t alarms;
 
-#define SAY(...)	(printf(__VA_ARGS__), fflush(stdout))
+#define PRINT(...)	(printf(__VA_ARGS__), fflush(stdout))
 
 static void
 open_it(const char *device, int snaplen)
@@ -33,14 +33,14 @@ open_it(const char *device, int snaplen)
 
 	p = pcap_open_live(device, snaplen, 0, 0, error);
 	if (p == NULL) {
-		SAY("%s\n", error);
+		PRINT("%s\n", error);
 		exit(1);
 	}
-	SAY("ready\n");
+	PRINT("ready\n");
 }
 
 static void
-nap(long ms)
+sleep_ms(long ms)
 {
 	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
 
@@ -48,18 +48,18 @@ nap(long ms)
 		;
 }
 
-/* Waits for the test to go on. */
+/* Waits for a line from the test. */
 static void
-go(void)
+wait_for_test(void)
 {
 	char line[100];
 
 	CHECK(fgets(line, sizeof(line), stdin) != NULL);
 }
 
-/* The next packet, whatever it takes. */
+/* Waits for the next packet and returns it. */
 static const u_char *
-next(struct pcap_pkthdr **h)
+next_packet(struct pcap_pkthdr **h)
 {
 	const u_char *at;
 	int got;
@@ -81,18 +81,18 @@ snaplens(const char *device)
 	for (i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
 		p = pcap_create(device, error);
 		CHECK(p != NULL && pcap_set_snaplen(p, lengths[i]) == 0 && pcap_activate(p) == 0);
-		SAY("%d ", pcap_snapshot(p));
+		PRINT("%d ", pcap_snapshot(p));
 		if (i + 1 < sizeof(lengths) / sizeof(lengths[0]))
 			pcap_close(p);
 	}
-	SAY("\nready\n");
-	next(&h);
-	SAY("%u of %u\n", h->caplen, h->len);
+	PRINT("\nready\n");
+	next_packet(&h);
+	PRINT("%u of %u\n", h->caplen, h->len);
 }
 
-/* The port goes: a loop that sleeps in it, and a program that waits itself. */
+/* The port is deleted during pcap_loop, or while the program polls the selectable descriptor. */
 static void
-gone(const char *device, int waits)
+port_deleted(const char *device, int polls)
 {
 	char error[PCAP_ERRBUF_SIZE];
 	struct pcap_pkthdr *h;
@@ -100,11 +100,11 @@ gone(const char *device, int waits)
 	int got = 0;
 
 	open_it(device, 100);
-	if (waits) {
+	if (polls) {
 		struct pollfd fd = { pcap_get_selectable_fd(p), POLLIN, 0 };
 
 		CHECK(pcap_setnonblock(p, 1, error) == 0);
-		/* It may be gone by now. */
+		/* The port may be deleted already. */
 		got = pcap_dispatch(p, -1, NULL, NULL);
 		while (got == 0) {
 			CHECK(poll(&fd, 1, 20000) == 1);
@@ -112,12 +112,12 @@ gone(const char *device, int waits)
 		}
 	} else
 		got = pcap_loop(p, -1, NULL, NULL);
-	SAY("%d: %s\n", got, pcap_geterr(p));
+	PRINT("%d: %s\n", got, pcap_geterr(p));
 	CHECK(pcap_next_ex(p, &h, &at) == PCAP_ERROR);
-	CHECK(pcap_inject(p, "a frame of no good", 18) < 0 || pcap_inject(p, "a frame of no good", 18) < 0 || !waits);
+	CHECK(pcap_inject(p, "an invalid frame !", 18) < 0 || pcap_inject(p, "an invalid frame !", 18) < 0 || !polls);
 }
 
-/* Reads nothing until it is told to, and then everything. */
+/* Reads nothing until the test says so, and then all packets. */
 static void
 slow(const char *device)
 {
@@ -128,21 +128,21 @@ slow(const char *device)
 	unsigned int read = 0, quiet = 0;
 
 	open_it(device, 100);
-	go();
+	wait_for_test();
 	CHECK(pcap_stats(p, &st) == 0);
-	SAY("%u\n", st.ps_recv + st.ps_drop);
+	PRINT("%u\n", st.ps_recv + st.ps_drop);
 	CHECK(pcap_setnonblock(p, 1, error) == 0);
-	/* Some may be on the way where there was no room for them in the ring. */
+	/* Packets for which the ring had no room may arrive later. */
 	for (quiet = 0; quiet < 30; quiet++) {
 		while (pcap_next_ex(p, &h, &at) == 1) {
 			read++;
 			quiet = 0;
 		}
-		nap(10);
+		sleep_ms(10);
 	}
 	CHECK(pcap_stats(p, &st) == 0);
 	CHECK(st.ps_recv == read && st.ps_ifdrop == 0);
-	SAY("%u %u\n", st.ps_recv, st.ps_drop);
+	PRINT("%u %u\n", st.ps_recv, st.ps_drop);
 }
 
 static void
@@ -160,12 +160,12 @@ break_often(void *none)
 {
 	while (!__atomic_load_n(&over, __ATOMIC_RELAXED)) {
 		pcap_breakloop(p);
-		nap(1);
+		sleep_ms(1);
 	}
 	return none;
 }
 
-/* A thread that breaks loops at any moment, with packets coming and without. */
+/* A thread calls pcap_breakloop at any moment, with and without packets. */
 static void
 breaks(const char *device)
 {
@@ -182,10 +182,10 @@ breaks(const char *device)
 	}
 	__atomic_store_n(&over, 1, __ATOMIC_RELAXED);
 	pthread_join(thread, NULL);
-	SAY("%u\n", packets);
+	PRINT("%u\n", packets);
 }
 
-/* A child goes on where its parent was, and the parent where the child was. */
+/* A child continues with the packet after its parent's last, and the parent after the child's last. */
 static void
 forks(const char *device)
 {
@@ -195,26 +195,26 @@ forks(const char *device)
 
 	open_it(device, 1000);
 	for (i = 0; i < 10; i++)
-		CHECK(next(&h)[20] == i);
-	/* A stream, so that the parent has a thread that the child has not. */
+		CHECK(next_packet(&h)[20] == i);
+	/* A stream starts the flusher thread, which the child does not have. */
 	for (i = 0; i < 500; i++)
 		CHECK(pcap_inject(p, frame, sizeof(frame)) == sizeof(frame));
 	if (fork() == 0) {
 		for (i = 10; i < 20; i++)
-			CHECK(next(&h)[20] == i);
+			CHECK(next_packet(&h)[20] == i);
 		for (i = 0; i < 500; i++)
 			CHECK(pcap_inject(p, frame, sizeof(frame)) == sizeof(frame));
 		pcap_close(p);
 		exit(0);
 	}
 	CHECK(wait(&status) > 0 && status == 0);
-	SAY("child\n");
-	go();
+	PRINT("child\n");
+	wait_for_test();
 	for (i = 20; i < 30; i++)
-		CHECK(next(&h)[20] == i);
+		CHECK(next_packet(&h)[20] == i);
 	CHECK(pcap_inject(p, frame, sizeof(frame)) == sizeof(frame));
-	SAY("parent\n");
-	go();
+	PRINT("parent\n");
+	wait_for_test();
 }
 
 static void
@@ -224,7 +224,7 @@ on_alarm(int signal)
 	alarms++;
 }
 
-/* A pipe that nobody reads. */
+/* Sends to a pipe without a receiver. */
 static void
 full(const char *device)
 {
@@ -247,11 +247,11 @@ full(const char *device)
 	setitimer(ITIMER_REAL, &in, NULL);
 	CHECK(pcap_inject(p, frame, sizeof(frame)) < 0 && errno == EINTR && alarms > 0);
 	CHECK(pcap_inject(p, frame, 100000000) < 0 && errno == EMSGSIZE);
-	SAY("%u\n", sent);
-	go();
+	PRINT("%u\n", sent);
+	wait_for_test();
 }
 
-/* A stream, and then nothing: all of it leaves, though the program does no more. */
+/* A stream that ends: all packets are sent without further calls. */
 static void
 stream(const char *device)
 {
@@ -261,15 +261,15 @@ stream(const char *device)
 	open_it(device, 100);
 	for (i = 0; i < 777; i++)
 		CHECK(pcap_inject(p, frame, sizeof(frame)) == sizeof(frame));
-	go();
-	/* What it still had when it closes leaves, too. */
+	wait_for_test();
+	/* pcap_close sends pending packets. */
 	for (i = 0; i < 555; i++)
 		CHECK(pcap_inject(p, frame, sizeof(frame)) == sizeof(frame));
 	pcap_close(p);
 	exit(0);
 }
 
-/* Packets of several slots, in and out. */
+/* Packets of several slots, received and sent. */
 static void
 large(const char *device)
 {
@@ -280,13 +280,13 @@ large(const char *device)
 	int i, k;
 
 	open_it(device, 8000);
-	/* What waits is counted by packets, not by slots. */
+	/* Unread packets are counted, not their slots. */
 	do
 		CHECK(pcap_stats(p, &st) == 0);
 	while (st.ps_recv < 3);
 	CHECK(st.ps_recv == 3);
 	for (i = 0; i < 3; i++) {
-		at = next(&h);
+		at = next_packet(&h);
 		CHECK(h->len == 9000 && h->caplen == 8000);
 		for (k = 0; k < 8000; k++)
 			CHECK(at[k] == (u_char)(k / 100 + i));
@@ -294,10 +294,10 @@ large(const char *device)
 	for (k = 0; k < 9000; k++)
 		frame[k] = (u_char)(k / 100);
 	CHECK(pcap_inject(p, frame, sizeof(frame)) == sizeof(frame));
-	go();
+	wait_for_test();
 }
 
-/* A flood of packets that the filter does not want: whoever waits for a time, or not at all, comes back. */
+/* A flood of packets that the filter rejects: calls with a timeout, and non-blocking ones, return. */
 static void
 flood(const char *device)
 {
@@ -309,43 +309,43 @@ flood(const char *device)
 
 	p = pcap_open_live(device, 100, 0, 100, error);
 	CHECK(p != NULL && pcap_compile(p, &filter, "tcp", 1, 0) == 0 && pcap_setfilter(p, &filter) == 0);
-	SAY("ready\n");
-	SAY("dispatch %d\n", pcap_dispatch(p, -1, count, (u_char *)&packets));
-	SAY("next_ex %d\n", pcap_next_ex(p, &h, &at));
+	PRINT("ready\n");
+	PRINT("dispatch %d\n", pcap_dispatch(p, -1, count, (u_char *)&packets));
+	PRINT("next_ex %d\n", pcap_next_ex(p, &h, &at));
 	CHECK(pcap_setnonblock(p, 1, error) == 0);
-	SAY("nonblock %d %d\n", pcap_dispatch(p, -1, count, (u_char *)&packets), pcap_next_ex(p, &h, &at));
+	PRINT("nonblock %d %d\n", pcap_dispatch(p, -1, count, (u_char *)&packets), pcap_next_ex(p, &h, &at));
 	CHECK(packets == 0);
-	go();
+	wait_for_test();
 }
 
-static unsigned int handed;
+static unsigned int received;
 
-/* Asks for numbers while it has a packet in its hands, which stays what it is. */
+/* Calls pcap_stats while it holds a packet, which must stay unchanged. */
 static void
-ask(u_char *none, const struct pcap_pkthdr *h, const u_char *at)
+stats_while_held(u_char *none, const struct pcap_pkthdr *h, const u_char *at)
 {
 	struct pcap_stat st;
 	u_char first = at[20];
 
 	(void)none;
 	CHECK(pcap_stats(p, &st) == 0);
-	nap(1);
-	CHECK(h->caplen == 100 && at[20] == first && at[99] == first && first == (u_char)(handed % 251));
-	handed++;
-	CHECK(st.ps_recv >= handed && st.ps_drop == 0);
+	sleep_ms(1);
+	CHECK(h->caplen == 100 && at[20] == first && at[99] == first && first == (u_char)(received % 251));
+	received++;
+	CHECK(st.ps_recv >= received && st.ps_drop == 0);
 }
 
 static void
-in_hand(const char *device)
+held_packet(const char *device)
 {
 	open_it(device, 1000);
-	while (handed < 600)
-		CHECK(pcap_dispatch(p, -1, ask, NULL) > 0);
+	while (received < 600)
+		CHECK(pcap_dispatch(p, -1, stats_while_held, NULL) > 0);
 }
 
-/* The same for who waits himself: a packet stays until the next call, though the next ones are waited for. */
+/* The same with poll on the selectable descriptor: a packet stays valid until the next call. */
 static void
-in_hand_select(const char *device)
+held_packet_select(const char *device)
 {
 	struct pollfd fd = { -1, POLLIN, 0 };
 	struct pcap_pkthdr *h;
@@ -356,10 +356,10 @@ in_hand_select(const char *device)
 	open_it(device, 1000);
 	CHECK(pcap_setnonblock(p, 1, error) == 0);
 	fd.fd = pcap_get_selectable_fd(p);
-	while (handed < 600) {
+	while (received < 600) {
 		CHECK(poll(&fd, 1, 20000) == 1);
 		while ((got = pcap_next_ex(p, &h, &at)) == 1)
-			ask(NULL, h, at);
+			stats_while_held(NULL, h, at);
 		CHECK(got == 0);
 	}
 }
@@ -371,10 +371,10 @@ main(int argc, char **argv)
 
 	if (strcmp(what, "snaplens") == 0)
 		snaplens(device);
-	else if (strcmp(what, "gone") == 0)
-		gone(device, 0);
-	else if (strcmp(what, "gone-select") == 0)
-		gone(device, 1);
+	else if (strcmp(what, "port-deleted") == 0)
+		port_deleted(device, 0);
+	else if (strcmp(what, "port-deleted-select") == 0)
+		port_deleted(device, 1);
 	else if (strcmp(what, "slow") == 0)
 		slow(device);
 	else if (strcmp(what, "breaks") == 0)
@@ -389,13 +389,13 @@ main(int argc, char **argv)
 		large(device);
 	else if (strcmp(what, "flood") == 0)
 		flood(device);
-	else if (strcmp(what, "in-hand") == 0)
-		in_hand(device);
-	else if (strcmp(what, "in-hand-select") == 0)
-		in_hand_select(device);
+	else if (strcmp(what, "held-packet") == 0)
+		held_packet(device);
+	else if (strcmp(what, "held-packet-select") == 0)
+		held_packet_select(device);
 	else
 		return 2;
 	pcap_close(p);
-	SAY("end\n");
+	PRINT("end\n");
 	return 0;
 }

@@ -2,15 +2,14 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Filters as the overlay runs them and as the system's bpf_filter does: on
- * random programs and packets, and on what pcap_compile makes of expressions,
- * the two agree.
+ * Compares the overlay's filters with the system's bpf_filter: on random
+ * programs and packets, and on programs that pcap_compile makes of expressions.
  */
 #include "check.h"
 
 #include "filter.c"
 
-struct real real;
+struct system_libpcap libpcap;
 
 static uint64_t state = 88172645463325252ULL;
 
@@ -23,7 +22,7 @@ roll(uint32_t below)
 	return (uint32_t)(state >> 32) % below;
 }
 
-/* A number that is often one that matters. */
+/* A random number, often a boundary value. */
 static uint32_t
 number(void)
 {
@@ -36,15 +35,15 @@ static struct bpf_insn
 instruction(u_int left)
 {
 	struct bpf_insn insn;
-	size_t i = roll(sizeof(known) / sizeof(known[0]));
+	size_t i = roll(sizeof(translations) / sizeof(translations[0]));
 
-	insn.code = known[i].bpf;
-	insn.k = known[i].code == JA ? roll(left) : number();
+	insn.code = translations[i].bpf;
+	insn.k = translations[i].code == JA ? roll(left) : number();
 	if (BPF_CLASS(insn.code) == BPF_ST || BPF_CLASS(insn.code) == BPF_STX || BPF_MODE(insn.code) == BPF_MEM)
 		insn.k = roll(BPF_MEMWORDS);
 	insn.jt = (u_char)roll(left < 255 ? left : 255);
 	insn.jf = (u_char)roll(left < 255 ? left : 255);
-	/* A load and a comparison one behind the other must be frequent. */
+	/* Makes a load followed by a comparison frequent. */
 	if (roll(3) == 0)
 		insn.code = BPF_LD | (roll(2) ? BPF_H : roll(2) ? BPF_B : BPF_W) | BPF_ABS;
 	else if (roll(3) == 0)
@@ -96,7 +95,7 @@ expressions(void)
 		struct filter f;
 
 		memset(&f, 0, sizeof(f));
-		CHECK(strstr(filter_make(&f, &program), "not in the packet") != NULL && f.ops == NULL);
+		CHECK(strstr(filter_make(&f, &program), "outside the packet") != NULL && f.ops == NULL);
 	}
 	pcap_freecode(&program);
 	pcap_close(dead);
@@ -109,13 +108,13 @@ main(void)
 	struct bpf_program program = { 0, insns };
 	int i, valid = 0;
 
-	real.bpf_filter = bpf_filter;
-	real.bpf_validate = bpf_validate;
+	libpcap.bpf_filter = bpf_filter;
+	libpcap.bpf_validate = bpf_validate;
 	expressions();
 	for (i = 0; i < 300000; i++) {
 		u_int at, n = BPF_MEMWORDS + 2 + roll(38);
 
-		/* What was never stored the system's finds to be anything. */
+		/* Initialises the scratch memory, which bpf_filter does not. */
 		for (at = 0; at < BPF_MEMWORDS; at++)
 			insns[at] = (struct bpf_insn)BPF_STMT(BPF_ST, at);
 		for (; at + 1 < n; at++)

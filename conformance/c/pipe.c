@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Packets through a pipe, by today's requests and nothing but the headers: a
- * sender and a receiver, which wait for each other.
+ * Packets through a pipe, with NIOCCTRL and the public headers only: a sender and
+ * a receiver.
  *
  *	pipe send NAME COUNT | pipe receive NAME COUNT
  */
@@ -67,12 +67,12 @@ main(int argc, char **argv)
 	hdr.nr_body = (uintptr_t)&reg;
 	strncpy(hdr.nr_name, argv[2], sizeof(hdr.nr_name) - 1);
 	reg.nr_mode = NR_REG_ALL_NIC;
-#ifndef NODE	/* where the kernel maps, and asks nobody */
+#ifndef NODE	/* where the kernel maps FUSE files without the daemon */
 	if (mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0) != MAP_FAILED || errno != EINVAL)
-		die("a map before there is anything to map");
+		die("mmap of an unbound file");
 #endif
 	if (ioctl(fd, NIOCTXSYNC) == 0 || errno != ENXIO)
-		die("a sync before there is anything to sync");
+		die("a sync of an unbound file");
 	if (ioctl(fd, NIOCCTRL, &hdr) != 0)
 		die("NIOCCTRL");
 	mem = mmap(NULL, reg.nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -93,7 +93,7 @@ main(int argc, char **argv)
 				slot->len = 60;
 				slot->flags = 0;
 			} else if (slot->len != 60 || memcmp(buf, &done, sizeof(done)) != 0) {
-				fprintf(stderr, "packet %lu has %u bytes, or is another\n", done, slot->len);
+				fprintf(stderr, "packet %lu: %u bytes, or unexpected contents\n", done, slot->len);
 				return 1;
 			}
 			ring->head = ring->cur = nm_ring_next(ring, ring->head);
@@ -112,7 +112,7 @@ main(int argc, char **argv)
 		die("close");
 	/* Some programs close twice. */
 	if (close(fd) == 0 || errno != EBADF)
-		die("closed twice");
+		die("second close");
 	printf("%lu\n", done);
 	return 0;
 }

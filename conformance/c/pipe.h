@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * A pipe, both ends of which this process has.
+ * A pipe with both ends open in this process.
  */
 #ifndef PIPE_H
 #define PIPE_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * The clock, children, and the descriptors of this process.
+ * Helpers for time, child processes and descriptors.
  */
 #ifndef PROCESS_H
 #define PROCESS_H
@@ -14,6 +14,7 @@
 
 #include "check.h"
 
+/* Seconds of CLOCK_MONOTONIC. */
 static inline double
 seconds(void)
 {
@@ -23,8 +24,9 @@ seconds(void)
 	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
+/* Checks that the child exits with status 0. */
 static inline void
-ended_well(pid_t child)
+wait_for_success(pid_t child)
 {
 	int status;
 
@@ -32,7 +34,7 @@ ended_well(pid_t child)
 }
 
 static inline int
-open_files(void)
+count_open_files(void)
 {
 	int fd, n = 0;
 

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Polls of io_uring on a netmap file, by its system calls: one that finds what is
- * there, one that waits for it, one that is cancelled, and one for many events.
+ * io_uring polls of a netmap file, by system calls: ready at once, ready later,
+ * cancelled, and multi-shot.
  *
  *	uring RECEIVER SENDER		the names of a pipe's two ends
  */
@@ -82,7 +82,7 @@ start_poll(int fd, unsigned int events, uint64_t name, unsigned int how)
 	submit();
 }
 
-/* The next completion, or one with res -ETIME when none comes for so long. */
+/* Returns the next completion, or one with res -ETIME on timeout. */
 static struct io_uring_cqe
 completion(int milliseconds)
 {
@@ -131,12 +131,12 @@ main(int argc, char **argv)
 	fd = NETMAP_FD(rx);
 	make_uring();
 
-	/* Room is there from the start. */
+	/* A tx ring is ready at once. */
 	start_poll(NETMAP_FD(tx), POLLOUT, 1, 0);
 	got = completion(10000);
 	CHECK(got.user_data == 1 && got.res == POLLOUT);
 
-	/* What comes later wakes. */
+	/* A packet completes a pending poll. */
 	for (i = 0; i < 100; i++) {
 		start_poll(fd, POLLIN, 2, 0);
 		if (i < 5)
@@ -147,7 +147,7 @@ main(int argc, char **argv)
 		read_one(rx);
 	}
 
-	/* Nothing comes, and it is cancelled. */
+	/* A pending poll is cancelled. */
 	start_poll(fd, POLLIN, 3, 0);
 	CHECK(completion(20).res == -ETIME);
 	next_sqe(IORING_OP_POLL_REMOVE, -1, 4)->addr = 3;
@@ -157,14 +157,14 @@ main(int argc, char **argv)
 		CHECK(got.user_data == 3 ? got.res == -ECANCELED : got.user_data == 4 && got.res == 0);
 	}
 
-	/* One for many events. */
+	/* A multi-shot poll. */
 	start_poll(fd, POLLIN, 5, IORING_POLL_ADD_MULTI);
 	for (i = 0; i < 20; i++) {
 		send_one(tx);
 		got = completion(10000);
 		CHECK(got.user_data == 5 && (got.res & POLLIN) && (got.flags & IORING_CQE_F_MORE));
 		read_one(rx);
-		/* The file lingers for a millisecond before it is watched again. */
+		/* The node rearms a file after a millisecond; until then more completions come. */
 		while (completion(5).res != -ETIME)
 			;
 	}

@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * What goes wrong around netmap files: forks and kills in the middle of a call,
- * arguments that change under it, a daemon that is dead, a file in a process that
- * knows nothing of netmap.
+ * Faults during calls on netmap files: forks and kills inside a call, arguments
+ * that change during it, a killed daemon, a file inherited by a process without
+ * the library.
  *
- *	hard WHAT
+ *	faults TEST [ARGUMENT]
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -25,9 +25,9 @@
 
 static volatile int stop;
 
-/* A request that registers; the caller keeps body. */
+/* Returns a REGISTER request that points to body. */
 static struct nmreq_header
-registers(const char *name, struct nmreq_register *body)
+register_request(const char *name, struct nmreq_register *body)
 {
 	struct nmreq_header h = { .nr_version = NETMAP_API, .nr_reqtype = NETMAP_REQ_REGISTER,
 	    .nr_body = (uintptr_t)body };
@@ -47,7 +47,7 @@ keep_registering(void *arg)
 
 	while (!stop) {
 		struct nmreq_register body;
-		struct nmreq_header h = registers(name, &body);
+		struct nmreq_header h = register_request(name, &body);
 		int fd = open("/dev/netmap", O_RDWR);
 
 		CHECK(fd >= 0 && ioctl(fd, NIOCCTRL, &h) == 0 && close(fd) == 0);
@@ -68,7 +68,7 @@ fork_in_register(void)
 		pid_t child = fork();
 
 		if (child == 0) {
-			/* In the child no thread registers any more, whatever it had locked. */
+			/* The other threads, and locks that they hold, are not continued in the child. */
 			struct nm_desc *d;
 			char name[32];
 
@@ -78,17 +78,17 @@ fork_in_register(void)
 			_exit(d == NULL || poll(&(struct pollfd){ NETMAP_FD(d), POLLOUT, 0 }, 1, 20000) != 1 ||
 			    nm_close(d) != 0);
 		}
-		ended_well(child);
+		wait_for_success(child);
 	}
 	stop = 1;
 	for (i = 0; i < 2; i++)
 		pthread_join(t[i], NULL);
 }
 
-/* ---- victims: in one hook for ever, until they are killed */
+/* ---- calls of one hook, until the process is killed */
 
 static void
-victim(const char *hook)
+call_forever(const char *hook)
 {
 	struct pollfd p = { NETMAP_FD(b), POLLIN, 0 }, two[2] = { { NETMAP_FD(b), POLLIN, 0 }, { 0, 0, 0 } };
 	struct epoll_event e = { .events = EPOLLIN }, got;
@@ -103,7 +103,7 @@ victim(const char *hook)
 		if (strcmp(hook, "open") == 0) {
 			close(open("/dev/netmap", O_RDWR));
 		} else if (strcmp(hook, "register") == 0) {
-			struct nmreq_header r = registers("k{2", &body);
+			struct nmreq_header r = register_request("k{2", &body);
 			int fd = open("/dev/netmap", O_RDWR);
 
 			body.nr_extra_bufs = 20;
@@ -147,17 +147,17 @@ victim(const char *hook)
 	}
 }
 
-/* ---- a file in a process that knows nothing of netmap */
+/* ---- a file inherited by a process without the library */
 
 static void
-stranger(int fd)
+foreign_process(int fd)
 {
 	char bytes[64] = { 0 };
 	struct nmreq_register body;
-	struct nmreq_header h = registers("k{3", &body);
+	struct nmreq_header h = register_request("k{3", &body);
 	int i;
 
-	/* To the kernel it is a socket. */
+	/* For the kernel it is a socket. */
 	CHECK(ioctl(fd, NIOCCTRL, &h) == -1 && errno == ENOTTY);
 	CHECK(ioctl(fd, NIOCTXSYNC, NULL) == -1 && errno == ENOTTY);
 	CHECK(mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED && errno == ENODEV);
@@ -170,13 +170,13 @@ stranger(int fd)
 	}
 }
 
-/* Whatever it writes, the port works as before. */
+/* Whatever that process writes, the port still works. */
 static void
-with_stranger(void)
+with_foreign_process(void)
 {
 	struct pollfd p = { NETMAP_FD(b), POLLIN, 0 };
 	struct nmreq_register body;
-	struct nmreq_header h = registers("k{4", &body);
+	struct nmreq_header h = register_request("k{4", &body);
 	struct nm_pkthdr got;
 	pid_t child = fork();
 	char number[16];
@@ -184,20 +184,20 @@ with_stranger(void)
 	if (child == 0) {
 		snprintf(number, sizeof(number), "%d", NETMAP_FD(a));
 		unsetenv("LD_PRELOAD");
-		execl("/proc/self/exe", "hard", "stranger", number, (char *)NULL);
+		execl("/proc/self/exe", "faults", "foreign", number, (char *)NULL);
 		_exit(1);
 	}
-	ended_well(child);
+	wait_for_success(child);
 	CHECK(nm_inject(a, "hello", 6) == 6 && ioctl(NETMAP_FD(a), NIOCTXSYNC, NULL) == 0);
 	CHECK(poll(&p, 1, 20000) == 1 && p.revents == POLLIN && nm_nextpkt(b, &got) != NULL && got.len == 6);
 	CHECK(ioctl(NETMAP_FD(a), NIOCCTRL, &h) == -1 && errno == EBUSY);
 }
 
-/* ---- a file that somebody else shuts down */
+/* ---- a file that another process shuts down */
 
-/* A process that knows nothing of netmap shuts down what it inherited. */
+/* Starts a child that shuts down the socket behind the file. */
 static pid_t
-shutter(int fd)
+shutdown_in_child(int fd)
 {
 	pid_t child = fork();
 
@@ -210,29 +210,29 @@ shutter(int fd)
 }
 
 static void
-shut_down(void)
+shutdown_by_child(void)
 {
 	struct pollfd p[2] = { { NETMAP_FD(b), POLLIN, 0 }, { 0, 0, 0 } };
 	struct epoll_event e = { .events = EPOLLIN }, got;
-	pid_t child = shutter(NETMAP_FD(b));
+	pid_t child = shutdown_in_child(NETMAP_FD(b));
 	int set = epoll_create1(0);
 	double start;
 
-	/* Asleep. */
+	/* While this process sleeps. */
 	CHECK(epoll_ctl(set, EPOLL_CTL_ADD, NETMAP_FD(b), &e) == 0);
 	start = seconds();
 	CHECK(poll(p, 1, 60000) == 1 && p[0].revents == POLLERR && seconds() - start < 30);
 	CHECK(poll(p, 2, 60000) == 1 && p[0].revents == POLLERR);
 	CHECK(epoll_wait(set, &got, 1, 60000) == 1 && (got.events & (EPOLLERR | EPOLLHUP)));
 	CHECK(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == -1 && errno == ENXIO);
-	ended_well(child);
-	/* Awake: each sync looks now and then. */
-	child = shutter(NETMAP_FD(a));
+	wait_for_success(child);
+	/* While it runs: syncs check the file from time to time. */
+	child = shutdown_in_child(NETMAP_FD(a));
 	start = seconds();
 	while (ioctl(NETMAP_FD(a), NIOCTXSYNC, NULL) == 0)
 		CHECK(seconds() - start < 30);
 	CHECK(errno == ENXIO);
-	ended_well(child);
+	wait_for_success(child);
 	CHECK(nm_close(a) == 0 && nm_close(b) == 0);
 	open_pipe();
 	CHECK(nm_inject(a, "hello", 6) == 6 && ioctl(NETMAP_FD(a), NIOCTXSYNC, NULL) == 0);
@@ -240,7 +240,7 @@ shut_down(void)
 	CHECK(poll(p, 1, 20000) == 1 && p[0].revents == POLLIN);
 }
 
-/* ---- arguments that change, and go, while a request runs */
+/* ---- arguments that are changed or unmapped while a request runs */
 
 static char *page;
 
@@ -261,7 +261,7 @@ keep_changing(void *arg)
 }
 
 static void *
-keep_scribbling(void *arg)
+keep_overwriting(void *arg)
 {
 	struct nmreq_header *h = arg;
 	unsigned int i;
@@ -276,20 +276,20 @@ keep_scribbling(void *arg)
 }
 
 static void
-racing(void)
+changing_arguments(void)
 {
-	static struct nmreq_header scribbled;
+	static struct nmreq_header overwritten;
 	struct nmreq_register body;
 	int errors[3] = { 0 }, i;
 	pthread_t t[2];
 
-	/* Where nothing else is put while it is not there. */
+	/* At an address that no other mapping gets while it is unmapped. */
 	page = mmap((void *)0x20000000, 4096, PROT_READ | PROT_WRITE,
 	    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 	CHECK(page == (void *)0x20000000);
 	CHECK(pthread_create(&t[0], NULL, keep_changing, NULL) == 0);
 	for (i = 0; i < 1000; i++) {
-		struct nmreq_header h = registers("r{1", &body);
+		struct nmreq_header h = register_request("r{1", &body);
 		int fd = open("/dev/netmap", O_RDWR);
 
 		if (i % 3 == 0)
@@ -304,12 +304,12 @@ racing(void)
 		CHECK(close(fd) == 0);
 	}
 	CHECK(errors[0] > 0 && errors[1] > 0);
-	CHECK(pthread_create(&t[1], NULL, keep_scribbling, &scribbled) == 0);
+	CHECK(pthread_create(&t[1], NULL, keep_overwriting, &overwritten) == 0);
 	for (i = 0; i < 1000; i++) {
 		int fd = open("/dev/netmap", O_RDWR);
 
-		scribbled.nr_version = NETMAP_API;
-		ioctl(fd, NIOCCTRL, &scribbled);
+		overwritten.nr_version = NETMAP_API;
+		ioctl(fd, NIOCCTRL, &overwritten);
 		CHECK(close(fd) == 0);
 	}
 	stop = 1;
@@ -317,7 +317,7 @@ racing(void)
 	pthread_join(t[1], NULL);
 }
 
-/* ---- opened and closed, again and again */
+/* ---- repeated open and close */
 
 static long
 resident_kib(void)
@@ -341,27 +341,27 @@ cycles(int n)
 
 		CHECK(d != NULL && nm_close(d) == 0);
 		if (i == n / 10) {
-			files = open_files();
+			files = count_open_files();
 			memory = resident_kib();
 		}
 	}
-	CHECK(open_files() == files);
-	/* What an allocator keeps for itself varies a little. */
+	CHECK(count_open_files() == files);
+	/* An allocator keeps a varying amount of free memory. */
 	CHECK(resident_kib() < memory + 1024);
 	printf("%d cycles in %.1f s, %+ld KiB after the first tenth\n", i, seconds() - start, resident_kib() - memory);
 }
 
-/* ---- a dead daemon: every call answers, and soon */
+/* ---- a killed daemon: every call returns soon */
 
 static void
-bereaved(void)
+daemon_killed(void)
 {
 	struct epoll_event e = { .events = EPOLLIN }, got;
 	struct pollfd p[2] = { { NETMAP_FD(b), POLLIN, 0 }, { 0, 0, 0 } };
 	struct timespec limit = { 10, 0 };
 	struct timeval time = { 10, 0 };
 	struct nmreq_register body;
-	struct nmreq_header h = registers("k{4", &body);
+	struct nmreq_header h = register_request("k{4", &body);
 	struct nmreq old;
 	int empty = open("/dev/netmap", O_RDWR), set = epoll_create1(0), fd;
 	double start, longest = 0;
@@ -369,7 +369,7 @@ bereaved(void)
 	fd_set in;
 	char line[8];
 
-#define SOON(call)	\
+#define CHECK_SOON(call)	\
 	do {	\
 		start = seconds();	\
 		CHECK(call);	\
@@ -385,35 +385,36 @@ bereaved(void)
 	strcpy(old.nr_name, "k{5");
 	old.nr_version = NETMAP_API;
 
-	SOON(poll(p, 1, 10000) == 1 && p[0].revents == POLLERR);
-	SOON(poll(p, 2, 10000) == 1 && p[0].revents == POLLERR);
-	SOON(ppoll(p, 1, &limit, NULL) == 1 && p[0].revents == POLLERR);
+	CHECK_SOON(poll(p, 1, 10000) == 1 && p[0].revents == POLLERR);
+	CHECK_SOON(poll(p, 2, 10000) == 1 && p[0].revents == POLLERR);
+	CHECK_SOON(ppoll(p, 1, &limit, NULL) == 1 && p[0].revents == POLLERR);
 	FD_ZERO(&in);
 	FD_SET(NETMAP_FD(b), &in);
-	SOON(select(NETMAP_FD(b) + 1, &in, NULL, NULL, &time) == 1);
-	SOON(epoll_wait(set, &got, 1, 10000) == 1 && (got.events & (EPOLLERR | EPOLLHUP)));
-	/* Who is awake looks for the daemon now and then. */
+	CHECK_SOON(select(NETMAP_FD(b) + 1, &in, NULL, NULL, &time) == 1);
+	CHECK_SOON(epoll_wait(set, &got, 1, 10000) == 1 && (got.events & (EPOLLERR | EPOLLHUP)));
+	/* Syncs check for the daemon from time to time. */
 	start = seconds();
 	while (ioctl(NETMAP_FD(a), NIOCTXSYNC, NULL) == 0)
 		CHECK(seconds() - start < 5);
 	CHECK(errno == ENXIO);
-	SOON(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == -1 && errno == ENXIO);
-	SOON(ioctl(NETMAP_FD(a), NIOCCTRL, &h) == -1);
-	SOON(ioctl(NETMAP_FD(a), NIOCREGIF, &old) == -1);
-	SOON(ioctl(empty, NIOCTXSYNC, NULL) == -1 && errno == ENXIO);
-	SOON(epoll_ctl(set, EPOLL_CTL_MOD, NETMAP_FD(b), &e) == 0 && epoll_ctl(set, EPOLL_CTL_DEL, NETMAP_FD(b), NULL) == 0);
-	/* The memory stays the program's. */
-	SOON((at = mmap(NULL, a->memsize, PROT_READ | PROT_WRITE, MAP_SHARED, NETMAP_FD(a), 0)) != MAP_FAILED);
-	SOON(munmap(at, a->memsize) == 0);
-	SOON((fd = dup(NETMAP_FD(a))) >= 0 && close(fd) == 0);
-	SOON(fcntl(NETMAP_FD(a), F_SETFL, O_NONBLOCK) == 0);
+	CHECK_SOON(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == -1 && errno == ENXIO);
+	CHECK_SOON(ioctl(NETMAP_FD(a), NIOCCTRL, &h) == -1);
+	CHECK_SOON(ioctl(NETMAP_FD(a), NIOCREGIF, &old) == -1);
+	CHECK_SOON(ioctl(empty, NIOCTXSYNC, NULL) == -1 && errno == ENXIO);
+	CHECK_SOON(epoll_ctl(set, EPOLL_CTL_MOD, NETMAP_FD(b), &e) == 0 &&
+	    epoll_ctl(set, EPOLL_CTL_DEL, NETMAP_FD(b), NULL) == 0);
+	/* The mappings stay valid. */
+	CHECK_SOON((at = mmap(NULL, a->memsize, PROT_READ | PROT_WRITE, MAP_SHARED, NETMAP_FD(a), 0)) != MAP_FAILED);
+	CHECK_SOON(munmap(at, a->memsize) == 0);
+	CHECK_SOON((fd = dup(NETMAP_FD(a))) >= 0 && close(fd) == 0);
+	CHECK_SOON(fcntl(NETMAP_FD(a), F_SETFL, O_NONBLOCK) == 0);
 	fd = fork();
 	if (fd == 0)
 		_exit(ioctl(NETMAP_FD(a), NIOCTXSYNC, NULL) != -1);
-	ended_well(fd);
-	SOON(nm_close(a) == 0);
-	SOON(nm_close(b) == 0);
-	SOON(close(empty) == 0);
+	wait_for_success(fd);
+	CHECK_SOON(nm_close(a) == 0);
+	CHECK_SOON(nm_close(b) == 0);
+	CHECK_SOON(close(empty) == 0);
 	printf("the longest call took %.0f ms\n", longest * 1e3);
 }
 
@@ -422,8 +423,8 @@ main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
 
-	if (strcmp(what, "stranger") == 0 && argc == 3) {
-		stranger(atoi(argv[2]));
+	if (strcmp(what, "foreign") == 0 && argc == 3) {
+		foreign_process(atoi(argv[2]));
 		return 0;
 	}
 	if (strcmp(what, "cycles") == 0 && argc == 3) {
@@ -432,19 +433,19 @@ main(int argc, char **argv)
 	}
 	if (strcmp(what, "fork-in-register") != 0)
 		open_pipe();
-	if (strcmp(what, "victim") == 0 && argc == 3) {
-		victim(argv[2]);
-	} else if (strcmp(what, "bereaved") == 0) {
-		bereaved();
+	if (strcmp(what, "call-forever") == 0 && argc == 3) {
+		call_forever(argv[2]);
+	} else if (strcmp(what, "daemon-killed") == 0) {
+		daemon_killed();
 		return 0;
 	} else if (strcmp(what, "fork-in-register") == 0) {
 		fork_in_register();
-	} else if (strcmp(what, "with-stranger") == 0) {
-		with_stranger();
-	} else if (strcmp(what, "shut-down") == 0) {
-		shut_down();
-	} else if (strcmp(what, "racing") == 0) {
-		racing();
+	} else if (strcmp(what, "foreign-process") == 0) {
+		with_foreign_process();
+	} else if (strcmp(what, "shutdown-by-child") == 0) {
+		shutdown_by_child();
+	} else if (strcmp(what, "changing-arguments") == 0) {
+		changing_arguments();
 	} else {
 		return 2;
 	}

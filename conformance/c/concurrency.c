@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Programs that treat netmap files roughly: files that threads close under each
- * other's calls, signal handlers that call in again, threads that are cancelled
- * in a wait, many children on one file, filters of system calls.
+ * Concurrent use of netmap files: closes during other threads' calls, calls in
+ * signal handlers, threads cancelled in a wait, many children with one file,
+ * children by clone and vfork, seccomp filters.
  *
- *	rough WHAT
+ *	concurrency TEST
  */
 #define _GNU_SOURCE
 #include <linux/filter.h>
@@ -29,7 +29,7 @@
 
 static volatile int stop;
 
-/* One packet through the pipe, and the ring empty again. */
+/* Checks that a packet passes through the pipe, and empties the ring. */
 static void
 still_works(void)
 {
@@ -46,7 +46,7 @@ still_works(void)
 	CHECK(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == 0 && ioctl(NETMAP_FD(a), NIOCTXSYNC, NULL) == 0);
 }
 
-/* Another file for b's end, on number at. */
+/* Opens another file for b's end with the descriptor at. */
 static void
 open_at(int at)
 {
@@ -60,18 +60,18 @@ open_at(int at)
 	CHECK(dup2(fd, at) == at && close(fd) == 0);
 }
 
-/* ---- closed under a call */
+/* ---- close during calls */
 
-#define VICTIM	200	/* the number that is closed and opened */
+#define SHARED_FD	200	/* the descriptor that is closed and opened */
 #define ROUNDS	150
 
 enum how { BY_POLL, BY_POLLS, BY_SELECT, BY_EPOLL, BY_IOCTL, BY_MMAP, WAYS };
 
-/* One call on the number, whatever it is at the moment. */
+/* Makes one call on the descriptor, whatever file it is at the moment. */
 static void
 call(enum how how, int set)
 {
-	struct pollfd p[2] = { { VICTIM, POLLIN, 0 }, { 0, 0, 0 } };
+	struct pollfd p[2] = { { SHARED_FD, POLLIN, 0 }, { 0, 0, 0 } };
 	struct epoll_event e = { .events = EPOLLIN }, got;
 	struct timeval limit = { 0, 300 };
 	struct nmreq r = { .nr_version = NETMAP_API, .nr_name = "u}1" };
@@ -87,20 +87,20 @@ call(enum how how, int set)
 		break;
 	case BY_SELECT:
 		FD_ZERO(&in);
-		FD_SET(VICTIM, &in);
-		select(VICTIM + 1, &in, NULL, NULL, &limit);
+		FD_SET(SHARED_FD, &in);
+		select(SHARED_FD + 1, &in, NULL, NULL, &limit);
 		break;
 	case BY_EPOLL:
-		epoll_ctl(set, EPOLL_CTL_ADD, VICTIM, &e);
+		epoll_ctl(set, EPOLL_CTL_ADD, SHARED_FD, &e);
 		epoll_wait(set, &got, 1, 1);
 		break;
 	case BY_IOCTL:
-		ioctl(VICTIM, NIOCRXSYNC, NULL);
-		ioctl(VICTIM, NIOCTXSYNC, NULL);
-		ioctl(VICTIM, NIOCGINFO, &r);
+		ioctl(SHARED_FD, NIOCRXSYNC, NULL);
+		ioctl(SHARED_FD, NIOCTXSYNC, NULL);
+		ioctl(SHARED_FD, NIOCGINFO, &r);
 		break;
 	default:
-		at = mmap(NULL, a->memsize, PROT_READ, MAP_SHARED, VICTIM, 0);
+		at = mmap(NULL, a->memsize, PROT_READ, MAP_SHARED, SHARED_FD, 0);
 		if (at != MAP_FAILED)
 			munmap(at, a->memsize);
 	}
@@ -119,52 +119,52 @@ keep_calling(void *arg)
 	return NULL;
 }
 
-/* By close, by another file over it, by a range, and by a pipe's end over it. */
+/* Closes the descriptor by close, close_range, or dup2 of another netmap file or of a pipe. */
 static void
-take_away(int round, const int *ends)
+close_shared(int round, const int *ends)
 {
 	usleep((unsigned int)(round * 37 % 400));
 	switch (round % 4) {
 	case 0:
-		CHECK(close(VICTIM) == 0);
+		CHECK(close(SHARED_FD) == 0);
 		break;
 	case 1:
-		open_at(VICTIM);
+		open_at(SHARED_FD);
 		break;
 	case 2:
-		CHECK(close_range(VICTIM, VICTIM + 5, 0) == 0);
+		CHECK(close_range(SHARED_FD, SHARED_FD + 5, 0) == 0);
 		break;
 	default:
-		CHECK(dup2(ends[0], VICTIM) == VICTIM);
+		CHECK(dup2(ends[0], SHARED_FD) == SHARED_FD);
 	}
 }
 
 static void
-closed_under_calls(void)
+close_during_calls(void)
 {
 	pthread_t t[WAYS];
 	int i, ends[2];
 
 	CHECK(pipe(ends) == 0);
-	open_at(VICTIM);
+	open_at(SHARED_FD);
 	for (i = 0; i < WAYS; i++)
 		CHECK(pthread_create(&t[i], NULL, keep_calling, (void *)(intptr_t)i) == 0);
 	for (i = 0; i < ROUNDS; i++) {
-		take_away(i, ends);
-		open_at(VICTIM);
+		close_shared(i, ends);
+		open_at(SHARED_FD);
 	}
 	stop = 1;
 	for (i = 0; i < WAYS; i++)
 		CHECK(pthread_join(t[i], NULL) == 0);
-	CHECK(close(VICTIM) == 0);
+	CHECK(close(SHARED_FD) == 0);
 	still_works();
 }
 
-/* ---- handlers that call in again */
+/* ---- calls in signal handlers */
 
 static volatile int handled;
 
-/* poll, select and close may be called here; what they interrupt is any hook, and any place in it. */
+/* Calls async-signal-safe functions; the handler interrupts hooks at any instruction. */
 static void
 on_timer(int signal)
 {
@@ -189,7 +189,7 @@ on_timer(int signal)
 }
 
 static void
-handlers(void)
+signal_handlers(void)
 {
 	struct itimerval often = { { 0, 400 }, { 0, 400 } }, never = { { 0, 0 }, { 0, 0 } };
 	struct sigaction act = { .sa_handler = on_timer, .sa_flags = SA_RESTART };
@@ -208,15 +208,15 @@ handlers(void)
 		while (nm_nextpkt(b, &h) != NULL)
 			;
 		if (i % 4 == 0)
-			open_at(VICTIM);
+			open_at(SHARED_FD);
 		if (i % 4 == 2)
-			CHECK(close(VICTIM) == 0);
+			CHECK(close(SHARED_FD) == 0);
 	}
 	CHECK(setitimer(ITIMER_REAL, &never, NULL) == 0);
 	still_works();
 }
 
-/* ---- cancelled in a wait */
+/* ---- cancellation of a waiting thread */
 
 static void *
 wait_for_ever(void *arg)
@@ -228,7 +228,7 @@ wait_for_ever(void *arg)
 }
 
 static void
-cancelled(void)
+thread_cancellation(void)
 {
 	int i;
 
@@ -243,7 +243,7 @@ cancelled(void)
 	still_works();
 }
 
-/* ---- fifty children on one file */
+/* ---- fifty children with one file */
 
 static void
 use_in_child(int i)
@@ -263,7 +263,7 @@ use_in_child(int i)
 }
 
 static void
-crowd(void)
+fifty_children(void)
 {
 	enum { CHILDREN = 50 };
 	pid_t children[CHILDREN];
@@ -282,19 +282,19 @@ crowd(void)
 	still_works();
 }
 
-/* ---- children by other ways than fork */
+/* ---- children by clone3, clone and vfork */
 
 static int
-in_the_same_memory(void *arg)
+close_in_shared_memory(void *arg)
 {
-	/* The descriptors are its own, and what is known of them is the parent's. */
+	/* The child has its own descriptors, but shares the parent's table of netmap files. */
 	close(NETMAP_FD(a));
 	close(NETMAP_FD(b));
 	return *(int *)arg;
 }
 
 static void
-other_children(void)
+clone_children(void)
 {
 	static char stack[65536] __attribute__((aligned(16)));
 	struct clone_args args = { .exit_signal = SIGCHLD };
@@ -307,34 +307,34 @@ other_children(void)
 			still_works();
 			_exit(0);
 		}
-		ended_well(child);
+		wait_for_success(child);
 	}
 	still_works();
-	child = clone(in_the_same_memory, stack + sizeof(stack), CLONE_VM | CLONE_VFORK | SIGCHLD, &result);
-	ended_well(child);
+	child = clone(close_in_shared_memory, stack + sizeof(stack), CLONE_VM | CLONE_VFORK | SIGCHLD, &result);
+	wait_for_success(child);
 	still_works();
 	child = fork();
 	if (child == 0) {
-		/* A grandchild by vfork, in a child. */
+		/* A grandchild by vfork. */
 		pid_t grandchild = vfork();
 
 		if (grandchild == 0) {
 			close(NETMAP_FD(a));
 			_exit(0);
 		}
-		ended_well(grandchild);
+		wait_for_success(grandchild);
 		still_works();
 		_exit(0);
 	}
-	ended_well(child);
+	wait_for_success(child);
 	still_works();
 }
 
-/* ---- filters of system calls, as services have them */
+/* ---- seccomp filters, as services use them */
 
-/* Of what reads and writes a process's memory EPERM; all else is permitted. */
+/* process_vm_readv, process_vm_writev and membarrier fail with EPERM. */
 static void
-filtered(void)
+seccomp_filter(void)
 {
 	struct sock_filter code[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -368,8 +368,9 @@ main(int argc, char **argv)
 		void (*run)(void);
 		int pipe;
 	} all[] = {
-		{ "closed-under-calls", closed_under_calls, 1 }, { "handlers", handlers, 1 }, { "cancelled", cancelled, 1 },
-		{ "crowd", crowd, 1 }, { "other-children", other_children, 1 }, { "filtered", filtered, 0 },
+		{ "close-during-calls", close_during_calls, 1 }, { "signal-handlers", signal_handlers, 1 },
+		{ "thread-cancellation", thread_cancellation, 1 }, { "fifty-children", fifty_children, 1 },
+		{ "clone-children", clone_children, 1 }, { "seccomp", seccomp_filter, 0 },
 	};
 	size_t i;
 

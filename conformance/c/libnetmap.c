@@ -2,8 +2,7 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * libnetmap: what names of ports mean, requests and their options, and two ports
- * of one region.
+ * libnetmap: port names, requests and their options, and ports of one region.
  */
 #include "check.h"
 
@@ -19,7 +18,7 @@ keep_error(struct nmctx *ctx, const char *message)
 }
 
 static void
-means(const char *spec, const char *name, uint32_t mode, uint16_t ring, uint64_t flags, uint16_t mem_id)
+parses_to(const char *spec, const char *name, uint32_t mode, uint16_t ring, uint64_t flags, uint16_t mem_id)
 {
 	struct nmport_d *d = nmport_prepare(spec);
 
@@ -36,7 +35,7 @@ means(const char *spec, const char *name, uint32_t mode, uint16_t ring, uint64_t
 }
 
 static void
-nonsense(const char *spec)
+is_refused(const char *spec)
 {
 	struct nmport_d *d;
 
@@ -52,7 +51,8 @@ int
 main(void)
 {
 	static const char *const bad[] = {
-		"", "lan", "netmap:", "netmap:lan{}", "netmap:lan{", "netmap:lan--1", "netmap:lan-", "netmap:lan@0", "netmap:lan@65536",
+		"", "lan", "netmap:", "netmap:lan{}", "netmap:lan{", "netmap:lan--1", "netmap:lan-", "netmap:lan@0",
+		    "netmap:lan@65536",
 		"netmap:lan/q", "netmap:lan/", "netmap:lan/x/z", "vale1:", "vale", "valex", "netmap:lan-4095",
 		"netmap:lan@9@8", "netmap:lan^1*", "netmap:lan{a}b", "netmapX:lan", "netmap:vale1:a", "netmap:lan@nothing",
 		"netmap:lan@conf", "netmap:lan@conf:", "netmap:lan@conf=1", "netmap:lan@conf:slots", "netmap:lan@conf:slots=x",
@@ -70,18 +70,18 @@ main(void)
 	ctx.mem_descs = NULL;
 	nmctx_set_default(&ctx);
 
-	means("netmap:lan", "lan", NR_REG_ALL_NIC, 0, 0, 0);
-	means("netmap:dmz^1", "dmz", NR_REG_ONE_SW, 1, 0, 0);
-	means("netmap:dmz^", "dmz", NR_REG_SW, 0, 0, 0);
-	means("netmap:lan*/x", "lan", NR_REG_NIC_SW, 0, NR_EXCLUSIVE, 0);
-	means("netmap:lan{left-3/T@7", "lan{left", NR_REG_ONE_NIC, 3, NR_TX_RINGS_ONLY, 7);
-	means("vale7:probe/rt", "vale7:probe", NR_REG_ALL_NIC, 0, NR_MONITOR_RX | NR_MONITOR_TX, 0);
-	means("vale:0", "vale:0", NR_REG_ALL_NIC, 0, 0, 0);
-	means("netmap:br-lan", "br-lan", NR_REG_ALL_NIC, 0, 0, 0);
-	means("netmap:br-lan-2", "br-lan", NR_REG_ONE_NIC, 2, 0, 0);
-	means("netmap:lan@7@7/zR", "lan", NR_REG_ALL_NIC, 0, NR_ZCOPY_MON | NR_RX_RINGS_ONLY, 7);
+	parses_to("netmap:lan", "lan", NR_REG_ALL_NIC, 0, 0, 0);
+	parses_to("netmap:dmz^1", "dmz", NR_REG_ONE_SW, 1, 0, 0);
+	parses_to("netmap:dmz^", "dmz", NR_REG_SW, 0, 0, 0);
+	parses_to("netmap:lan*/x", "lan", NR_REG_NIC_SW, 0, NR_EXCLUSIVE, 0);
+	parses_to("netmap:lan{left-3/T@7", "lan{left", NR_REG_ONE_NIC, 3, NR_TX_RINGS_ONLY, 7);
+	parses_to("vale7:probe/rt", "vale7:probe", NR_REG_ALL_NIC, 0, NR_MONITOR_RX | NR_MONITOR_TX, 0);
+	parses_to("vale:0", "vale:0", NR_REG_ALL_NIC, 0, 0, 0);
+	parses_to("netmap:br-lan", "br-lan", NR_REG_ALL_NIC, 0, 0, 0);
+	parses_to("netmap:br-lan-2", "br-lan", NR_REG_ONE_NIC, 2, 0, 0);
+	parses_to("netmap:lan@7@7/zR", "lan", NR_REG_ALL_NIC, 0, NR_ZCOPY_MON | NR_RX_RINGS_ONLY, 7);
 	for (i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
-		nonsense(bad[i]);
+		is_refused(bad[i]);
 
 	d = nmport_prepare("netmap:ens3f0np0-2/R@conf:slots=256,rx_slots=512,host-rings=4");
 	CHECK(d != NULL && strcmp(d->hdr.nr_name, "ens3f0np0") == 0 && d->reg.nr_mode == NR_REG_ONE_NIC);
@@ -90,7 +90,7 @@ main(void)
 	CHECK(d->reg.nr_host_tx_rings == 4 && d->reg.nr_host_rx_rings == 4);
 	nmport_undo_prepare(d);
 
-	/* Off until it is turned on. */
+	/* Disabled by default. */
 	CHECK(nmport_enable_option("nothing") == -1 && errno == EOPNOTSUPP && nmport_enable_option("offset") == 0);
 	d = nmport_prepare("netmap:lan@offset=64@conf:slots=8");
 	CHECK(d != NULL && d->reg.nr_tx_slots == 8);
@@ -98,7 +98,7 @@ main(void)
 	CHECK(o != NULL && ((struct nmreq_opt_offsets *)(void *)o)->nro_initial_offset == 64);
 	nmport_undo_prepare(d);
 	nmport_disable_option("offset");
-	nonsense("netmap:lan@offset=64");
+	is_refused("netmap:lan@offset=64");
 
 	nmreq_header_init(&hdr, NETMAP_REQ_REGISTER, &ctx);
 	nmreq_push_option(&hdr, &o1);
@@ -111,7 +111,7 @@ main(void)
 	CHECK(nmreq_find_option(&hdr, NETMAP_REQ_OPT_CSB) == NULL && hdr.nr_options == (uintptr_t)&o2);
 	CHECK(strcmp(nmreq_option_name(NETMAP_REQ_OPT_CSB), "csb") == 0);
 
-	/* A pipe: both ends in one mapping, and the region by the name of a port. */
+	/* Both ends of a pipe share one mapping; a name can select the region of another port. */
 	d = nmport_open("netmap:l{a@conf:slots=32");
 	CHECK(d != NULL && d->reg.nr_tx_slots == 32 && d->fd >= 0 && d->nifp != NULL);
 	e = nmport_open("netmap:l}a");
@@ -132,7 +132,7 @@ main(void)
 	nmport_close(e);
 	CHECK(ctx.mem_descs == NULL);
 
-	/* An option says itself what became of it. */
+	/* nro_status holds the result of an option. */
 	d = nmport_prepare("netmap:l{a");
 	CHECK(d != NULL && nmport_offset(d, 64, 128, 8, 0) == 0);
 	CHECK(nmport_open_desc(d) == 0);

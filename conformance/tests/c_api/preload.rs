@@ -1,0 +1,215 @@
+//! The preload door: programs of `conformance/c` that use netmap files in every way that a file can be used, and what
+//! goes wrong around them.
+
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use conformance::c::{compile, start, start_by};
+use conformance::home::summary;
+use conformance::traffic::open;
+use conformance::{Home, isolated, program, until};
+use rustix::process::{Signal, kill_process};
+
+/// How long 10,000 opens and closes may take: on a quiet machine with two processors they take half a minute.
+const CYCLES_LIMIT: Duration = Duration::from_secs(900);
+/// A user who owns nothing of ours.
+const NOBODY: u32 = 65534;
+
+/// What `hooks` can do.
+const HOOKS: [&str; 8] =
+    ["open", "mmap", "close", "close-without-hook", "children", "scm-rights", "wait", "many-descriptors"];
+
+#[test]
+fn every_libc_function_on_files_is_hooked() {
+    isolated(|home| {
+        let hooks = compile(home, "hooks", &[]);
+        for what in HOOKS {
+            assert_eq!(start(&hooks, &[what]).output(), "ok\n", "{what}");
+            until("all is given back", || home.snapshot().sessions.is_empty());
+        }
+    });
+}
+
+/// An allocator that calls mmap and open itself, before there is anything of ours, and in every thread.
+fn jemalloc() -> Option<PathBuf> {
+    let folders = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
+    folders.iter().map(|folder| PathBuf::from(folder).join("libjemalloc.so.2")).find(|path| path.is_file())
+}
+
+#[test]
+fn hooks_work_with_another_allocator() {
+    isolated(|home| {
+        let Some(jemalloc) = jemalloc() else {
+            return summary("skipped: there is no libjemalloc.so.2 (apt-get install libjemalloc2)");
+        };
+        let (hooks, fds) = (compile(home, "hooks", &[]), compile(home, "fds", &[]));
+        let run = |path: &PathBuf, what: &str| {
+            let mut command = Command::new(program("unetmap"));
+            command.env("LD_PRELOAD", &jemalloc);
+            assert_eq!(start_by(command, path, &[what]).output(), "ok\n", "{what}");
+            until("all is given back", || home.snapshot().sessions.is_empty());
+        };
+        HOOKS.iter().for_each(|what| run(&hooks, what));
+        for what in [
+            "dup",
+            "fork",
+            "exec",
+            "scm-rights",
+            "poll",
+            "signals",
+            "select",
+            "epoll",
+            "epoll-edges",
+            "fork-while-polling",
+        ] {
+            run(&fds, what);
+        }
+        summary("18 programs under jemalloc");
+    });
+}
+
+/// Forks while other threads are inside REGISTER, arguments that change under a request, and a file in a process that knows
+/// nothing of netmap and writes to it, or shuts it down.
+#[test]
+fn hooks_survive_forks_and_changes_during_a_call() {
+    isolated(|home| {
+        let faults = compile(home, "faults", &[]);
+        for what in ["fork-in-register", "changing-arguments", "foreign-process", "shutdown-by-child"] {
+            let output = start(&faults, &[what]).output_within(Duration::from_secs(90));
+            assert_eq!(output, "ok\n", "{what}");
+            until("all is given back", || home.snapshot().sessions.is_empty());
+            home.assert_serves();
+        }
+    });
+}
+
+/// Traffic and waits under an allocator, and a filter of system calls, that end a program that asks them for memory; opening and
+/// closing under the allocator.
+#[test]
+fn hooks_allocate_nothing_by_the_programs_allocator() {
+    isolated(|home| {
+        let nomalloc = compile(home, "nomalloc", &[]);
+        for what in ["traffic", "open-close"] {
+            assert_eq!(start(&nomalloc, &[what]).output(), "ok\n", "{what}");
+            until("all is given back", || home.snapshot().sessions.is_empty());
+        }
+        let mut caught = Command::new(program("unetmap"));
+        let caught = caught.arg("run").arg("--").arg(&nomalloc).arg("forbidden").output().expect("unetmap");
+        let said = String::from_utf8_lossy(&caught.stderr);
+        assert!(!caught.status.success() && said.contains("allocated inside a call"), "{said}");
+    });
+}
+
+/// Files that threads close under each other's calls, handlers that call in again, threads that are cancelled in a wait, fifty
+/// children on one file, children by other ways than fork, a filter of system calls.
+#[test]
+fn hooks_survive_signals_cancellation_and_concurrent_closes() {
+    isolated(|home| {
+        let concurrency = compile(home, "concurrency", &[]);
+        for what in [
+            "close-during-calls",
+            "signal-handlers",
+            "thread-cancellation",
+            "fifty-children",
+            "clone-children",
+            "seccomp",
+        ] {
+            assert_eq!(start(&concurrency, &[what]).output_within(Duration::from_secs(90)), "ok\n", "{what}");
+            until("all is given back", || home.snapshot().sessions.is_empty());
+            home.assert_serves();
+        }
+    });
+}
+
+/// What `unetmap run` says on standard error, of a program that prints nothing there.
+fn said_of(program_: &Path) -> String {
+    let output = Command::new(program("unetmap")).arg("run").arg("--").arg(program_).output().expect("unetmap");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Programs into which no library gets are told of, and run.
+#[test]
+fn programs_that_cannot_load_the_library_are_reported() {
+    isolated(|home| {
+        assert_eq!(said_of(&compile(home, "hooks", &[])), "");
+        for how in ["-static", "-static-pie"] {
+            let said = said_of(&compile(home, "hooks", &[how]));
+            assert!(said.contains("linked statically") && said.contains("`unetmap node on`"), "{how}: {said}");
+        }
+        let setuid = compile(home, "hooks", &[]);
+        if chown(&setuid, Some(NOBODY), None).is_err() {
+            return summary("setuid skipped: only root can give a file away");
+        }
+        std::fs::set_permissions(&setuid, Permissions::from_mode(0o4755)).expect("our file");
+        let said = said_of(&setuid);
+        assert!(said.contains("setuid") && said.contains("`unetmap node on`"), "{said}");
+    });
+}
+
+/// Milliseconds, which differ from round to round.
+fn moments() -> impl Iterator<Item = Duration> {
+    (1u64..).map(|i| Duration::from_micros(i * 7919 % 23_000))
+}
+
+/// Killed at any moment inside any call, a program leaves nothing behind: no session, no descriptor, no buffer.
+#[test]
+fn programs_killed_inside_each_hook_leave_nothing() {
+    isolated(|home| {
+        let (faults, holder) = (compile(home, "faults", &[]), open("netmap:k{9"));
+        let before = (home.snapshot().region("k").buffers, home.daemon_fds());
+        let (mut kills, mut moments) = (0, moments());
+        for hook in ["open", "register", "mmap", "dup", "sync", "poll", "select", "epoll", "fork"] {
+            for _ in 0..8 {
+                let mut victim = start(&faults, &["call-forever", hook]);
+                assert_eq!(victim.hear(), "ready", "{hook}");
+                std::thread::sleep(moments.next().expect("it never ends"));
+                victim.kill();
+                kills += 1;
+            }
+            // A child that it had forked may live a moment longer.
+            until("only the holder is left", || home.snapshot().sessions.len() == 1);
+            until("all buffers are back", || home.snapshot().region("k").buffers == before.0);
+        }
+        assert_eq!(home.daemon_fds(), before.1);
+        drop(holder);
+        home.assert_serves();
+        summary(&format!("{kills} kills inside 9 hooks, 0 buffers unaccounted"));
+    });
+}
+
+/// What a daemon that was killed leaves answers in every hook, and soon.
+#[test]
+fn every_hook_returns_soon_after_the_daemon_is_killed() {
+    isolated(|home: &Home| {
+        let mut waiting = start(&compile(home, "faults", &[]), &["daemon-killed"]);
+        assert_eq!(waiting.hear(), "ready");
+        kill_process(home.daemon(), Signal::KILL).expect("our daemon");
+        waiting.tell("go");
+        let said = waiting.output();
+        assert!(said.starts_with("the longest call took "), "{said}");
+        summary(said.trim_end());
+    });
+}
+
+/// 10,000 times through the hooks: no descriptor, memory or buffer is lost, in the program or in the daemon.
+#[test]
+fn ten_thousand_opens_and_closes_leak_nothing() {
+    isolated(|home| {
+        let (faults, holder) = (compile(home, "faults", &[]), open("netmap:g{9"));
+        // What the daemon needs for the first ones it keeps.
+        start(&faults, &["cycles", "500"]).output();
+        until("the first ones are closed", || home.snapshot().sessions.len() == 1);
+        let before = (home.snapshot().region("g").buffers, home.daemon_fds(), home.daemon_kib("VmRSS"));
+        let said = start(&faults, &["cycles", "10000"]).output_within(CYCLES_LIMIT);
+        assert!(said.starts_with("10000 cycles"), "{said}");
+        until("all are closed", || home.snapshot().sessions.len() == 1);
+        assert_eq!((home.snapshot().region("g").buffers, home.daemon_fds()), (before.0, before.1));
+        let grown = home.daemon_kib("VmRSS").saturating_sub(before.2);
+        assert!(grown < 2048, "the daemon grew by {grown} KiB");
+        summary(&format!("{}; the daemon: +{grown} KiB", said.trim_end()));
+        drop(holder);
+    });
+}

@@ -1,0 +1,5 @@
+//! The node: `/dev/netmap` as a file of the daemon's, for programs that nothing of ours is loaded into.
+#![forbid(unsafe_code)]
+
+mod api;
+mod faults;
