@@ -1,174 +1,175 @@
-//! Where packets go: decided for a batch of one source, and listed by destination.
+//! The forwarding decision: where each packet of a batch goes, and the lists of packets by destination.
 //!
-//! A packet is a chain of 1 to [`MAX_FRAGS`] slots; the first tells where to. The lists keep the order of the batch, and
-//! what goes to all is merged in, so that no two packets overtake each other on the way to a port.
+//! A packet is a chain of 1 to [`MAX_FRAGS`] slots; its first slot determines the destination. The lists keep the
+//! order of the batch, with flooded packets merged in, so that no packet overtakes another on the way to a port.
 
 use unetmap_abi::{NS_MOREFRAG, NS_NO_LEARN};
-use unetmap_mem::ADDRESSES;
+use unetmap_mem::MAC_PAIR_BYTES;
 
-use crate::fdb::{Mac, PORTS, Table};
+use crate::fdb::{MAX_PORTS, Mac, MacTable};
+use crate::tuning::BATCH_SLOTS;
 
 /// Slots that one packet may take.
 pub const MAX_FRAGS: u32 = 64;
-/// Bytes of an Ethernet header: a frame that is shorter goes nowhere.
-pub const HEADER: u16 = 14;
-/// Slots of a batch at most.
-pub const BATCH: usize = 512;
-/// Packets that make it worth while to treat them as a run.
-pub const SHORT_RUN: u32 = 8;
-/// In the flags of a slot, as a port's number: to all others.
-const EVERYBODY: u8 = 254;
+const _: () = assert!(BATCH_SLOTS.is_power_of_two() && BATCH_SLOTS > MAX_FRAGS as usize);
+/// Bytes of an Ethernet header; a shorter frame is a runt.
+pub const ETHERNET_HEADER: u16 = 14;
+/// Destination port in the flags of a slot that means all other ports.
+const BROADCAST_PORT: u8 = 254;
 
 /// Where a packet goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
-    /// To one port, which may not exist.
+    /// To this port, which may not exist.
     Port(u8),
-    /// To all ports but its own.
-    All,
-    /// Nowhere.
-    Nowhere(Lost),
+    /// To all ports except the sender.
+    Flood,
+    /// To no port.
+    Drop(DropReason),
 }
 
 /// Why a packet that was sent reaches no port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Lost {
-    /// Its first slot has less than an Ethernet header.
-    Short,
-    /// A slot's buffer does not exist, or its length is beyond the buffer.
-    Bad,
-    /// It is spread over too many slots.
-    Long,
-    /// Its destination is behind the very port that sent it.
-    Home,
-    /// There is no such port, or no other port at all (in its VLAN).
-    Nobody,
-    /// Its port's filter refuses it.
+pub enum DropReason {
+    /// Its first slot is shorter than an Ethernet header.
+    Runt,
+    /// A slot's buffer does not exist, its length exceeds the buffer, or its virtio-net header does not match the
+    /// packet.
+    InvalidSlot,
+    /// It has more than [`MAX_FRAGS`] slots, or more bytes than a packet may have.
+    TooManyFragments,
+    /// Its destination is behind the port that sent it.
+    SamePort,
+    /// The destination port does not exist, or there is no other port at all (in its VLAN).
+    NoDestination,
+    /// The sending port's filter refuses it.
     Filter,
-    /// Its port, or the one that it is sent to, is not in its VLAN.
+    /// The sending port, or the destination port, is not in its VLAN.
     Vlan,
-    /// Its port sent more to all than it may.
-    Storm,
-    /// Its port sent more than it may.
-    Rate,
-    /// The switch itself failed; counted in slots.
-    Fault,
+    /// The sending port exceeds its limit of flooded packets.
+    StormLimit,
+    /// The sending port exceeds its rate limit.
+    RateLimit,
+    /// The switch thread panicked; counted in slots.
+    SwitchFault,
 }
 
-impl Lost {
-    /// All reasons, in the order of their numbers.
-    pub const ALL: [Lost; 10] = [
-        Lost::Short,
-        Lost::Bad,
-        Lost::Long,
-        Lost::Home,
-        Lost::Nobody,
-        Lost::Filter,
-        Lost::Vlan,
-        Lost::Storm,
-        Lost::Rate,
-        Lost::Fault,
+impl DropReason {
+    /// All reasons, in the order of their discriminants.
+    pub const ALL: [DropReason; 10] = [
+        DropReason::Runt,
+        DropReason::InvalidSlot,
+        DropReason::TooManyFragments,
+        DropReason::SamePort,
+        DropReason::NoDestination,
+        DropReason::Filter,
+        DropReason::Vlan,
+        DropReason::StormLimit,
+        DropReason::RateLimit,
+        DropReason::SwitchFault,
     ];
 
-    /// One word.
+    /// Returns its key in the daemon's JSON reports, which is part of their documented format.
     pub const fn name(self) -> &'static str {
         match self {
-            Lost::Short => "short",
-            Lost::Bad => "bad",
-            Lost::Long => "long",
-            Lost::Home => "home",
-            Lost::Nobody => "nobody",
-            Lost::Filter => "filter",
-            Lost::Vlan => "vlan",
-            Lost::Storm => "storm",
-            Lost::Rate => "rate",
-            Lost::Fault => "fault",
+            DropReason::Runt => "short",
+            DropReason::InvalidSlot => "bad",
+            DropReason::TooManyFragments => "long",
+            DropReason::SamePort => "home",
+            DropReason::NoDestination => "nobody",
+            DropReason::Filter => "filter",
+            DropReason::Vlan => "vlan",
+            DropReason::StormLimit => "storm",
+            DropReason::RateLimit => "rate",
+            DropReason::SwitchFault => "fault",
         }
     }
 }
 
-/// What a source remembers of the table, good as long as the table's generation stays.
+/// Cached MAC table lookups of one source, valid while the table's generation does not change.
 #[derive(Debug)]
-pub struct Memory {
+pub struct FlowCache {
     generation: u64,
+    /// The last source address that was learned.
     source: Option<Mac>,
     destination: Option<(Mac, Target)>,
-    /// The addresses of the last packet, if all that begin so have this target, and nothing is to be learned from them.
-    run: Option<([u8; ADDRESSES], Target)>,
+    /// The addresses of the last packet and its target, if every packet with these addresses has this target and the
+    /// table learns nothing from it.
+    run: Option<([u8; MAC_PAIR_BYTES], Target)>,
 }
 
-impl Memory {
-    /// Packets that begin with these addresses go to this port or to all, and teach nothing new. True until the table changes, or
-    /// [`decide`] is called.
+impl FlowCache {
+    /// Returns addresses and target (a port, or [`Target::Flood`]) of packets that need no decision and no learning.
+    /// Valid until the table changes or [`decide`] is called.
     #[inline]
-    pub fn run(&self, table: &Table) -> Option<([u8; ADDRESSES], Target)> {
+    pub fn run(&self, table: &MacTable) -> Option<([u8; MAC_PAIR_BYTES], Target)> {
         self.run.filter(|_| self.generation == table.generation())
     }
 
-    /// The station whose packets teach nothing new. Good for a batch, or until [`decide`] is called.
+    /// Returns the source address that need not be learned again. Valid for one batch, or until [`decide`] is called.
     #[inline]
-    pub fn source(&self, table: &Table) -> Option<Mac> {
+    pub fn source(&self, table: &MacTable) -> Option<Mac> {
         self.source.filter(|_| self.generation == table.generation())
     }
 }
 
-impl Default for Memory {
-    fn default() -> Memory {
-        Memory { generation: u64::MAX, source: None, destination: None, run: None }
+impl Default for FlowCache {
+    fn default() -> FlowCache {
+        FlowCache { generation: u64::MAX, source: None, destination: None, run: None }
     }
 }
 
-/// Decides where the packet of port `me` goes that starts with a slot of `len` bytes with `flags`, and with the bytes
-/// `header`, in VLAN `vlan` (0: none); learns where its sender is.
+/// Decides where a packet of port `source_port` goes that starts with a slot of `len` bytes with `flags`, and with the
+/// bytes `header`, in VLAN `vlan` (0: none). Learns its source address.
 #[inline(always)]
 pub fn decide(
-    table: &Table,
-    memory: &mut Memory,
-    me: u8,
+    table: &MacTable,
+    cache: &mut FlowCache,
+    source_port: u8,
     (len, flags): (u16, u16),
     (header, vlan): ([u8; 16], u16),
 ) -> Target {
-    if len < HEADER {
-        return Target::Nowhere(Lost::Short);
+    if len < ETHERNET_HEADER {
+        return Target::Drop(DropReason::Runt);
     }
     let (destination, source) = Mac::pair(header, vlan);
     let generation = table.generation();
-    if memory.generation != generation {
-        *memory = Memory { generation, ..Memory::default() };
+    if cache.generation != generation {
+        *cache = FlowCache { generation, ..FlowCache::default() };
     }
-    memory.run = None;
-    if memory.source != Some(source) && flags & NS_NO_LEARN == 0 && !source.is_multicast() {
-        table.learn(source, me);
-        // If that changed the table, all is asked anew with the next packet.
-        memory.source = Some(source);
+    cache.run = None;
+    if cache.source != Some(source) && flags & NS_NO_LEARN == 0 && !source.is_multicast() {
+        table.learn(source, source_port);
+        // If that changed the table, its generation resets the cache with the next packet.
+        cache.source = Some(source);
     }
     match (flags >> 8) as u8 {
         0 => {}
-        EVERYBODY => return Target::All,
-        port if port == me => return Target::Nowhere(Lost::Home),
+        BROADCAST_PORT => return Target::Flood,
+        port if port == source_port => return Target::Drop(DropReason::SamePort),
         port => return Target::Port(port),
     }
-    let target = match memory.destination {
-        Some((known, target)) if known == destination => target,
-        _ => look_up(table, me, destination),
+    let target = match cache.destination {
+        Some((cached, target)) if cached == destination => target,
+        _ => look_up(table, source_port, destination),
     };
-    memory.destination = Some((destination, target));
-    if !matches!(target, Target::Nowhere(_)) && (memory.source == Some(source) || source.is_multicast()) {
-        let mut addresses = [0; ADDRESSES];
-        addresses.copy_from_slice(&header[..ADDRESSES]);
-        memory.run = Some((addresses, target));
+    cache.destination = Some((destination, target));
+    if !matches!(target, Target::Drop(_)) && (cache.source == Some(source) || source.is_multicast()) {
+        let mut addresses = [0; MAC_PAIR_BYTES];
+        addresses.copy_from_slice(&header[..MAC_PAIR_BYTES]);
+        cache.run = Some((addresses, target));
     }
     target
 }
 
 #[inline]
-fn look_up(table: &Table, me: u8, destination: Mac) -> Target {
+fn look_up(table: &MacTable, source_port: u8, destination: Mac) -> Target {
     if destination.is_multicast() {
-        return Target::All;
+        return Target::Flood;
     }
     match table.port_of(destination) {
-        None => Target::All,
-        Some(port) if port == me => Target::Nowhere(Lost::Home),
+        None => Target::Flood,
+        Some(port) if port == source_port => Target::Drop(DropReason::SamePort),
         Some(port) => Target::Port(port),
     }
 }
@@ -176,61 +177,61 @@ fn look_up(table: &Table, me: u8, destination: Mac) -> Target {
 /// A packet of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Packet {
-    /// Slots of the batch before its first.
+    /// Index of its first slot in the batch.
     pub at: u16,
-    /// Slots it takes, 1..=[`MAX_FRAGS`].
+    /// Number of its slots, 1..=[`MAX_FRAGS`].
     pub frags: u16,
 }
 
 /// The packets of a batch by destination.
-pub struct Lists {
+pub struct DestinationLists {
     packets: Vec<Packet>,
-    /// The next packet to the same destination, for each packet; `END`: none.
+    /// For each packet, the next packet to the same destination; `END`: none.
     next: Vec<u16>,
-    /// First and last packet to each port; the last list is of those that go to all.
+    /// First and last packet of each port's list; the last element is the list of flooded packets.
     heads: Box<[(u16, u16)]>,
     /// The ports that have a list, in the order of their first packets.
     used: Vec<u8>,
 }
 
 const END: u16 = u16::MAX;
-/// The list of what goes to all.
-const TO_ALL: usize = PORTS;
+/// Index of the list of flooded packets.
+const FLOODED: usize = MAX_PORTS;
 
-impl Default for Lists {
-    fn default() -> Lists {
-        Lists::new()
+impl Default for DestinationLists {
+    fn default() -> DestinationLists {
+        DestinationLists::new()
     }
 }
 
-impl Lists {
+impl DestinationLists {
     /// Empty lists.
-    pub fn new() -> Lists {
-        Lists {
-            packets: Vec::with_capacity(BATCH),
-            next: Vec::with_capacity(BATCH),
-            heads: vec![(END, END); PORTS + 1].into(),
-            used: Vec::with_capacity(PORTS),
+    pub fn new() -> DestinationLists {
+        DestinationLists {
+            packets: Vec::with_capacity(BATCH_SLOTS),
+            next: Vec::with_capacity(BATCH_SLOTS),
+            heads: vec![(END, END); MAX_PORTS + 1].into(),
+            used: Vec::with_capacity(MAX_PORTS),
         }
     }
 
-    /// Empties them.
+    /// Empties the lists.
     pub fn clear(&mut self) {
         for port in self.used.drain(..) {
             self.heads[usize::from(port)] = (END, END);
         }
-        self.heads[TO_ALL] = (END, END);
+        self.heads[FLOODED] = (END, END);
         self.packets.clear();
         self.next.clear();
     }
 
-    /// Adds the next packet of the batch, to one port or (`None`) to all.
+    /// Adds the next packet of the batch, for one port or, with `None`, for all.
     #[inline(always)]
     pub fn add(&mut self, packet: Packet, port: Option<u8>) {
         let number = self.packets.len() as u16;
         self.packets.push(packet);
         self.next.push(END);
-        let list = port.map_or(TO_ALL, usize::from);
+        let list = port.map_or(FLOODED, usize::from);
         let Some((first, last)) = self.heads.get_mut(list) else { return };
         if *first == END {
             *first = number;
@@ -241,33 +242,33 @@ impl Lists {
         *last = number;
     }
 
-    /// The ports that packets go to alone.
+    /// Returns the ports that unicast packets go to.
     pub fn ports(&self) -> &[u8] {
         &self.used
     }
 
-    /// Whether something goes to all.
-    pub fn any_to_all(&self) -> bool {
-        self.heads[TO_ALL].0 != END
+    /// True if a packet is flooded.
+    pub fn any_flooded(&self) -> bool {
+        self.heads[FLOODED].0 != END
     }
 
-    /// What goes to all.
-    pub fn to_all(&self) -> impl Iterator<Item = Packet> {
-        self.merged(END, self.heads[TO_ALL].0)
+    /// Returns the flooded packets.
+    pub fn flooded(&self) -> impl Iterator<Item = Packet> {
+        self.merged(END, self.heads[FLOODED].0)
     }
 
-    /// The packets to `port`, those to all among them, in the order of the batch.
+    /// Returns the packets for `port`, flooded ones included, in the order of the batch.
     #[inline]
     pub fn of(&self, port: u8) -> impl Iterator<Item = Packet> {
-        self.merged(self.heads.get(usize::from(port)).map_or(END, |list| list.0), self.heads[TO_ALL].0)
+        self.merged(self.heads.get(usize::from(port)).map_or(END, |list| list.0), self.heads[FLOODED].0)
     }
 
-    /// The packets of two lists, by their first, in the order of the batch.
+    /// Merges two lists, given by their first packets, in the order of the batch.
     #[inline(always)]
-    fn merged(&self, mut own: u16, mut all: u16) -> impl Iterator<Item = Packet> {
+    fn merged(&self, mut unicast: u16, mut flooded: u16) -> impl Iterator<Item = Packet> {
         std::iter::from_fn(move || {
-            // END is larger than any number.
-            let from = if own <= all { &mut own } else { &mut all };
+            // END is larger than any packet number.
+            let from = if unicast <= flooded { &mut unicast } else { &mut flooded };
             let packet = *self.packets.get(usize::from(*from))?;
             *from = self.next[usize::from(*from)];
             Some(packet)
@@ -275,35 +276,35 @@ impl Lists {
     }
 }
 
-/// How the slots of a batch divide into packets.
+/// What [`PacketCutter::cut`] finds in the slots of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cut {
     /// A whole packet.
     Packet(Packet),
-    /// A piece of a packet that is too long.
-    Long {
-        /// Whether it is the first piece.
+    /// A piece of a packet with more than [`MAX_FRAGS`] slots.
+    TooLong {
+        /// True for the first piece of that packet.
         first: bool,
     },
 }
 
-/// Cuts batches of one source into packets. What follows a batch that was cut inside a packet belongs to that.
+/// Divides the slots of one source into packets. Keeps the state of a packet with too many slots across batches.
 #[derive(Debug, Default)]
-pub struct Cutter {
-    /// In the middle of a packet that is too long.
+pub struct PacketCutter {
+    /// The next slot continues a packet that has too many slots.
     skipping: bool,
 }
 
-impl Cutter {
-    /// Whether the next slot begins a packet.
+impl PacketCutter {
+    /// True if the next slot begins a packet.
     #[inline(always)]
-    pub fn at_start(&self) -> bool {
+    pub fn at_packet_start(&self) -> bool {
         !self.skipping
     }
 
-    /// Cuts the first `n` slots, whose flags `flags` tells; calls `found` for each packet and each piece of one that is too
-    /// long. Returns how many slots that were: a packet that ends beyond them is left for the next batch, unless nothing
-    /// follows (`all`): then it ends there.
+    /// Divides `n` slots, whose flags `flags` returns, into packets; calls `found` for each packet and each piece of
+    /// one that is too long. Returns the number of slots consumed: a packet that does not end within them is left for
+    /// the next batch, unless the source has no further slots (`all`), which ends the packet.
     #[inline(always)]
     pub fn cut(&mut self, n: u32, all: bool, flags: impl Fn(u32) -> u16, mut found: impl FnMut(Cut)) -> u32 {
         let mut first = 0;
@@ -314,7 +315,7 @@ impl Cutter {
                 continue;
             }
             if self.skipping || frags > MAX_FRAGS {
-                found(Cut::Long { first: !self.skipping });
+                found(Cut::TooLong { first: !self.skipping });
                 self.skipping = more;
             } else {
                 found(Cut::Packet(Packet { at: first as u16, frags: frags as u16 }));
@@ -342,46 +343,46 @@ mod tests {
     const B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
 
     struct Switch {
-        table: Table,
-        memories: [Memory; 4],
+        table: MacTable,
+        caches: [FlowCache; 4],
     }
 
     impl Switch {
         fn new() -> Switch {
-            Switch { table: Table::new(), memories: Default::default() }
+            Switch { table: MacTable::new(), caches: Default::default() }
         }
 
         fn send(&mut self, me: u8, flags: u16, to: [u8; 6], from: [u8; 6]) -> Target {
-            let memory = &mut self.memories[usize::from(me)];
-            let target = decide(&self.table, memory, me, (60, flags), (header(to, from), 0));
-            // What is said of a run is what each of its packets would be told.
-            if let Some((addresses, expected)) = memory.run(&self.table) {
+            let cache = &mut self.caches[usize::from(me)];
+            let target = decide(&self.table, cache, me, (60, flags), (header(to, from), 0));
+            // The target of a run is the one that each of its packets would get.
+            if let Some((addresses, expected)) = cache.run(&self.table) {
                 assert_eq!((&addresses[..6], &addresses[6..]), (&to[..], &from[..]));
-                let mut again = Memory::default();
+                let mut again = FlowCache::default();
                 let before = self.table.generation();
                 assert_eq!(decide(&self.table, &mut again, me, (60, 0), (header(to, from), 0)), expected);
-                assert_eq!(self.table.generation(), before, "it taught something");
+                assert_eq!(self.table.generation(), before, "a packet of a run was learned from");
             }
             target
         }
     }
 
     #[test]
-    fn what_is_learned_is_found() {
+    fn learned_addresses_are_found() {
         let mut s = Switch::new();
-        assert_eq!(s.send(0, 0, B, A), Target::All);
+        assert_eq!(s.send(0, 0, B, A), Target::Flood);
         assert_eq!(s.send(1, 0, A, B), Target::Port(0));
-        // Although port 0 had found nobody with this address before.
+        // Although port 0 had looked this address up before, without a result.
         assert_eq!(s.send(0, 0, B, A), Target::Port(1));
-        assert_eq!(s.send(0, 0, A, A), Target::Nowhere(Lost::Home));
-        assert_eq!(s.send(0, 0, [0xff; 6], A), Target::All);
-        assert_eq!(s.send(0, 0, [1, 0, 0, 0, 0, 0], A), Target::All);
-        assert_eq!(s.memories[0].run(&s.table).map(|run| run.1), Some(Target::All));
+        assert_eq!(s.send(0, 0, A, A), Target::Drop(DropReason::SamePort));
+        assert_eq!(s.send(0, 0, [0xff; 6], A), Target::Flood);
+        assert_eq!(s.send(0, 0, [1, 0, 0, 0, 0, 0], A), Target::Flood);
+        assert_eq!(s.caches[0].run(&s.table).map(|run| run.1), Some(Target::Flood));
         s.send(0, 0, B, A);
-        assert_eq!(s.memories[0].run(&s.table).map(|run| run.1), Some(Target::Port(1)));
+        assert_eq!(s.caches[0].run(&s.table).map(|run| run.1), Some(Target::Port(1)));
         s.send(0, 0, A, A);
-        assert_eq!(s.memories[0].run(&s.table), None);
-        // It moves, and moves back, however often it was heard before.
+        assert_eq!(s.caches[0].run(&s.table), None);
+        // An address moves to another port and back, however often it was learned before.
         assert_eq!(s.send(2, 0, B, A), Target::Port(1));
         assert_eq!(s.send(1, 0, A, B), Target::Port(2));
         assert_eq!(s.send(0, 0, B, A), Target::Port(1));
@@ -389,46 +390,45 @@ mod tests {
     }
 
     #[test]
-    fn what_must_not_be_learned_is_not() {
+    fn no_learn_and_multicast_sources_are_not_learned() {
         let mut s = Switch::new();
         s.send(1, 0, A, B);
-        s.table.forget(0);
+        s.table.remove_port(0);
         s.send(0, NS_NO_LEARN, B, A);
-        // The next one may have to be learned from: no run.
-        assert_eq!((s.memories[0].run(&s.table), s.table.len()), (None, 1));
-        s.table.forget(1);
+        // The next packet may have to be learned from: no run.
+        assert_eq!((s.caches[0].run(&s.table), s.table.len()), (None, 1));
+        s.table.remove_port(1);
         s.send(0, NS_NO_LEARN, B, A);
         s.send(0, 0, B, [3, 0, 0, 0, 0, 0]);
         assert!(s.table.is_empty());
-        // A packet that may be learned from, behind one that must not.
+        // A packet that may be learned from, after one that must not.
         s.send(0, 0, B, A);
         assert_eq!(s.table.len(), 1);
     }
 
     #[test]
-    fn a_named_port_beats_the_address() {
+    fn a_port_in_the_flags_overrides_the_address() {
         let mut s = Switch::new();
         s.send(1, 0, A, B);
         assert_eq!(s.send(0, 3 << 8, B, A), Target::Port(3));
-        assert_eq!(s.send(3, 3 << 8, B, A), Target::Nowhere(Lost::Home));
-        assert_eq!(s.send(0, 254 << 8, B, A), Target::All);
+        assert_eq!(s.send(3, 3 << 8, B, A), Target::Drop(DropReason::SamePort));
+        assert_eq!(s.send(0, 254 << 8, B, A), Target::Flood);
         assert_eq!(s.send(0, 0, B, A), Target::Port(1));
     }
 
     #[test]
-    fn what_is_no_frame_goes_nowhere() {
-        let (table, mut memory) = (Table::new(), Memory::default());
-        assert_eq!(decide(&table, &mut memory, 0, (13, 0), (header(B, A), 0)), Target::Nowhere(Lost::Short));
+    fn runts_are_dropped() {
+        let (table, mut cache) = (MacTable::new(), FlowCache::default());
+        assert_eq!(decide(&table, &mut cache, 0, (13, 0), (header(B, A), 0)), Target::Drop(DropReason::Runt));
         assert!(table.is_empty());
-        assert_eq!(decide(&table, &mut memory, 0, (14, 0), (header(B, A), 0)), Target::All);
+        assert_eq!(decide(&table, &mut cache, 0, (14, 0), (header(B, A), 0)), Target::Flood);
     }
 
     proptest! {
-        /// Each port gets what was meant for it and for all, in the order of the batch; a list that was used is as good as
-        /// a new one.
+        /// Each port gets its unicast packets and the flooded ones, in the order of the batch; lists can be reused.
         #[test]
-        fn lists_keep_the_order(batches in prop::collection::vec(prop::collection::vec(0..6u8, 0..BATCH), 1..4)) {
-            let mut lists = Lists::new();
+        fn lists_keep_the_order(batches in prop::collection::vec(prop::collection::vec(0..6u8, 0..BATCH_SLOTS), 1..4)) {
+            let mut lists = DestinationLists::new();
             for batch in batches {
                 lists.clear();
                 let packet = |i: usize| Packet { at: i as u16, frags: 1 };
@@ -442,31 +442,31 @@ mod tests {
                     prop_assert_eq!(lists.ports().contains(&port), batch.iter().any(|to| *to < 5 && *to * 50 == port));
                 }
                 let all: Vec<_> = (0..batch.len()).filter(|i| batch[*i] == 5).map(packet).collect();
-                prop_assert_eq!(lists.any_to_all(), !all.is_empty());
-                prop_assert_eq!(lists.to_all().collect::<Vec<_>>(), all);
+                prop_assert_eq!(lists.any_flooded(), !all.is_empty());
+                prop_assert_eq!(lists.flooded().collect::<Vec<_>>(), all);
             }
         }
 
-        /// However a stream of slots is cut into batches, the packets are the same: chains as their flags say, and those
-        /// that are too long left out once each.
+        /// The packets do not depend on how a stream of slots is divided into batches: chains by their flags, and one
+        /// drop for each that is too long.
         #[test]
         fn packets_do_not_depend_on_batches(
             chains in prop::collection::vec(prop_oneof![8 => 1..5u32, 1 => 60..70u32, 1 => 100..200u32], 1..30),
-            steps in prop::collection::vec(65..BATCH as u32, 1..20),
+            steps in prop::collection::vec(65..BATCH_SLOTS as u32, 1..20),
         ) {
             let flags: Vec<u16> = chains
                 .iter()
                 .flat_map(|&n| (0..n).map(move |i| if i + 1 < n { NS_MOREFRAG } else { 0 }))
                 .collect();
-            let (mut cutter, mut at, mut found, mut long) = (Cutter::default(), 0, Vec::new(), 0);
+            let (mut cutter, mut at, mut found, mut long) = (PacketCutter::default(), 0, Vec::new(), 0);
             for step in steps.into_iter().cycle() {
                 let left = (flags.len() - at) as u32;
                 let n = left.min(step);
                 let done = cutter.cut(n, n == left, |i| flags[at + i as usize], |cut| match cut {
                     Cut::Packet(packet) => found.push(u32::from(packet.frags)),
-                    Cut::Long { first } => long += u32::from(first),
+                    Cut::TooLong { first } => long += u32::from(first),
                 });
-                prop_assert!(done > 0, "no way forward");
+                prop_assert!(done > 0, "no progress");
                 at += done as usize;
                 if at == flags.len() {
                     break;
@@ -478,9 +478,9 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_that_nothing_follows_ends() {
+    fn the_last_packet_of_a_source_ends_without_the_flag() {
         let mut packets = Vec::new();
-        let done = Cutter::default().cut(3, true, |_| NS_MOREFRAG, |cut| packets.push(cut));
+        let done = PacketCutter::default().cut(3, true, |_| NS_MOREFRAG, |cut| packets.push(cut));
         assert_eq!((done, packets), (3, vec![Cut::Packet(Packet { at: 0, frags: 3 })]));
     }
 }

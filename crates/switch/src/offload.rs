@@ -1,24 +1,23 @@
-//! What hardware would do for a sender, done for a receiver that expects finished frames.
+//! Segmentation and checksum offload in software, for a receiver that expects finished frames.
 //!
-//! A port may have a virtio-net header before each packet. It says that a checksum is still to be computed, or that the
-//! packet is a whole row of frames in one piece, to be cut:
+//! A port may have a virtio-net header before each packet. The header may request a checksum, or say that the packet
+//! is to be segmented into several frames (GSO):
 //!
 //! ```text
 //! [ header | Ethernet IP TCP | payload ................ ]      gso_size bytes of payload a frame
 //!            Ethernet IP TCP | payload       Ethernet IP TCP | payload      ...
 //! ```
-//! Where the receiver's port has no such header, [`finish`] makes the frames. It works on a copy that nobody else can write.
+//! For a receiver without such a header, [`finish`] makes the frames. It works on a private copy that no client can
+//! write.
 //!
 //! Source: the specification of virtio 1.2, section 5.1.6; RFC 1071 for the checksum, RFC 791 and 8200 for fragments.
 
-/// Bytes of a header: older devices', and newer ones', which count buffers.
-pub const HEADERS: [usize; 2] = [10, 12];
-/// Bytes of a packet, without its header, at most: an IP packet with an Ethernet header and two tags.
-pub const PACKET_MOST: usize = 65535 + ETHERNET + 2 * TAG;
+use crate::tuning::MAX_SEGMENTS;
 
-/// Frames that one packet may become: what the longest is with the smallest segments that IPv4 has to carry, about. More of
-/// them would delay others.
-const FRAMES_MOST: usize = 128;
+/// Bytes of a virtio-net header: of legacy devices, and of modern ones, which add the number of buffers.
+pub const VNET_HDR_LENS: [usize; 2] = [10, 12];
+/// Bytes of a packet, without its virtio-net header, at most: an IP packet with an Ethernet header and two VLAN tags.
+pub const MAX_PACKET: usize = 65535 + ETHERNET + 2 * TAG;
 
 const ETHERNET: usize = 14;
 const TAG: usize = 4;
@@ -34,7 +33,7 @@ const GSO_TCP4: u8 = 1;
 const GSO_UDP: u8 = 3;
 const GSO_TCP6: u8 = 4;
 const GSO_UDP_L4: u8 = 5;
-/// A bit beside these: the packet had a congestion mark, which its frames have by themselves.
+/// `VIRTIO_NET_HDR_GSO_ECN`, a flag beside these: the packet has a congestion mark, which its frames inherit anyway.
 const GSO_ECN: u8 = 0x80;
 
 const PROTOCOL_TCP: u8 = 6;
@@ -53,122 +52,127 @@ const TCP_PSH: u8 = 0x08;
 const TCP_CWR: u8 = 0x80;
 const IPV4_MORE: u16 = 0x2000;
 
-/// What each frame of a row has before its payload, at most: Ethernet with two tags, IPv4 and TCP with all options.
-const HEADERS_OF_FRAMES: usize = ETHERNET + 2 * TAG + 60 + 60;
+/// Bytes of headers of each segment at most: Ethernet with two tags, IPv4 and TCP with all options.
+const MAX_SEGMENT_HEADERS: usize = ETHERNET + 2 * TAG + 60 + 60;
 
-/// The packet and its header do not fit each other: it cannot be finished.
+/// The virtio-net header does not match the packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Nonsense;
+pub struct HeaderMismatch;
 
-/// What a virtio-net header says.
+/// The fields of a virtio-net header that request work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Wishes {
+struct OffloadRequest {
     checksum: Option<Checksum>,
     gso: u8,
     gso_size: usize,
 }
 
-/// Of the bytes from `start`, to be put `offset` bytes behind it.
+/// A checksum of the bytes from `start`, to be stored `offset` bytes after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Checksum {
     start: usize,
     offset: usize,
 }
 
-impl Wishes {
-    /// As the ten bytes that all headers begin with say.
-    fn read(header: &[u8]) -> Result<Wishes, Nonsense> {
-        let header: &[u8; 10] = header.first_chunk().ok_or(Nonsense)?;
+impl OffloadRequest {
+    /// Reads the ten bytes that all headers begin with.
+    fn read(header: &[u8]) -> Result<OffloadRequest, HeaderMismatch> {
+        let header: &[u8; 10] = header.first_chunk().ok_or(HeaderMismatch)?;
         let word = |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
-        let needs = header[0] & NEEDS_CHECKSUM != 0;
-        Ok(Wishes {
-            checksum: needs.then(|| Checksum { start: word(6), offset: word(8) }),
+        let needs_checksum = header[0] & NEEDS_CHECKSUM != 0;
+        Ok(OffloadRequest {
+            checksum: needs_checksum.then(|| Checksum { start: word(6), offset: word(8) }),
             gso: header[1] & !GSO_ECN,
             gso_size: word(4),
         })
     }
 }
 
-/// A frame, in two pieces: its headers, and a part of the packet's payload.
-pub type Pieces<'a> = [&'a [u8]; 2];
+/// A frame in two pieces: its headers, and a part of the packet's payload.
+pub type FramePieces<'a> = [&'a [u8]; 2];
 
-/// Slots of `size` bytes that are enough for all frames that a packet with a header becomes.
-pub fn slots(packet: &[u8], size: usize) -> usize {
-    match Wishes::read(packet) {
-        Ok(Wishes { gso, gso_size, .. }) if gso != GSO_NONE && gso_size > 0 => {
-            let frames = packet.len().div_ceil(gso_size).min(FRAMES_MOST);
-            frames * (gso_size.min(packet.len()) + HEADERS_OF_FRAMES).div_ceil(size)
+/// Returns an upper bound of the slots of `size` bytes that the frames of a packet with a virtio-net header need.
+pub fn slots_needed(packet: &[u8], size: usize) -> usize {
+    match OffloadRequest::read(packet) {
+        Ok(OffloadRequest { gso, gso_size, .. }) if gso != GSO_NONE && gso_size > 0 => {
+            let frames = packet.len().div_ceil(gso_size).min(MAX_SEGMENTS);
+            frames * (gso_size.min(packet.len()) + MAX_SEGMENT_HEADERS).div_ceil(size)
         }
         _ => packet.len().div_ceil(size),
     }
 }
 
-/// Finishes a packet that begins with a header of `header` bytes (10 or 12): hands each frame to `each`, without header, in
-/// order, until that says `false`: what has no room is not worth a checksum. Returns how many frames went nowhere. The packet is
-/// changed on the way.
+/// Finishes a packet that begins with a virtio-net header of `header` bytes (10 or 12): calls `each` with each frame,
+/// without that header, in order, until `each` returns `false` (no room; the remaining frames are not made). Returns
+/// the number of frames that `each` did not accept. Changes the packet.
 ///
 /// # Errors
-/// [`Nonsense`], before `each` was called.
-pub fn finish(packet: &mut [u8], header: usize, mut each: impl FnMut(Pieces<'_>) -> bool) -> Result<usize, Nonsense> {
-    let wishes = Wishes::read(packet)?;
-    let packet = packet.get_mut(header..).ok_or(Nonsense)?;
-    if packet.len() > PACKET_MOST || packet.len() < ETHERNET {
-        return Err(Nonsense);
+/// [`HeaderMismatch`], before `each` was called.
+pub fn finish(
+    packet: &mut [u8],
+    header: usize,
+    mut each: impl FnMut(FramePieces<'_>) -> bool,
+) -> Result<usize, HeaderMismatch> {
+    let request = OffloadRequest::read(packet)?;
+    let packet = packet.get_mut(header..).ok_or(HeaderMismatch)?;
+    if packet.len() > MAX_PACKET || packet.len() < ETHERNET {
+        return Err(HeaderMismatch);
     }
-    match wishes.gso {
+    match request.gso {
         GSO_NONE => {
-            if let Some(checksum) = wishes.checksum {
-                fill_in(packet, checksum)?;
+            if let Some(checksum) = request.checksum {
+                store_checksum(packet, checksum)?;
             }
             Ok(usize::from(!each([packet, &[]])))
         }
-        GSO_TCP4 | GSO_TCP6 | GSO_UDP_L4 => cut(packet, wishes, each),
-        GSO_UDP => fragment(packet, wishes, each),
-        _ => Err(Nonsense),
+        GSO_TCP4 | GSO_TCP6 | GSO_UDP_L4 => segment(packet, request, each),
+        GSO_UDP => fragment(packet, request, each),
+        _ => Err(HeaderMismatch),
     }
 }
 
-/// Computes the checksum that a packet of one frame still lacks, and takes the wish out of its header, of `header` bytes (10
-/// or 12): from then on its bytes stay as they are. What is cut stays a row: its frames have the same addresses and ports.
+/// Computes the checksum that the virtio-net header, of `header` bytes (10 or 12), requests for a packet of one
+/// frame, and removes the request: the packet's bytes are final then. A packet to be segmented does not change: its
+/// segments have the same addresses and ports.
 ///
 /// # Errors
-/// [`Nonsense`].
-pub fn settle(packet: &mut [u8], header: usize) -> Result<(), Nonsense> {
-    let wishes = Wishes::read(packet)?;
-    let Some(checksum) = wishes.checksum.filter(|_| wishes.gso == GSO_NONE) else { return Ok(()) };
-    fill_in(packet.get_mut(header..).ok_or(Nonsense)?, checksum)?;
+/// [`HeaderMismatch`].
+pub fn fill_checksum(packet: &mut [u8], header: usize) -> Result<(), HeaderMismatch> {
+    let request = OffloadRequest::read(packet)?;
+    let Some(checksum) = request.checksum.filter(|_| request.gso == GSO_NONE) else { return Ok(()) };
+    store_checksum(packet.get_mut(header..).ok_or(HeaderMismatch)?, checksum)?;
     packet[0] &= !NEEDS_CHECKSUM;
     packet[6..10].fill(0);
     Ok(())
 }
 
-/// Computes the checksum; its field holds the sum of the pseudo header.
-fn fill_in(packet: &mut [u8], checksum: Checksum) -> Result<(), Nonsense> {
-    let covered = packet.get_mut(checksum.start..).ok_or(Nonsense)?;
-    let end = checksum.offset.checked_add(2).ok_or(Nonsense)?;
+/// Computes and stores the checksum; its field holds the sum of the pseudo header.
+fn store_checksum(packet: &mut [u8], checksum: Checksum) -> Result<(), HeaderMismatch> {
+    let covered = packet.get_mut(checksum.start..).ok_or(HeaderMismatch)?;
+    let end = checksum.offset.checked_add(2).ok_or(HeaderMismatch)?;
     if covered.len() < end {
-        return Err(Nonsense);
+        return Err(HeaderMismatch);
     }
     let sum = sum_of(covered, 0);
-    covered[checksum.offset..end].copy_from_slice(&wire_form(sum));
+    covered[checksum.offset..end].copy_from_slice(&checksum_of(sum));
     Ok(())
 }
 
-/// Where the headers of an IP packet are.
+/// Offsets of the headers of an IP packet.
 #[derive(Clone, Copy)]
 struct Layers {
     /// The IP header.
     ip: usize,
-    /// What follows it.
+    /// The header after it.
     transport: usize,
     v4: bool,
     protocol: u8,
 }
 
 impl Layers {
-    fn find(packet: &[u8]) -> Result<Layers, Nonsense> {
-        let word = |at: usize| packet.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]])).ok_or(Nonsense);
-        let byte = |at: usize| packet.get(at).copied().ok_or(Nonsense);
+    fn find(packet: &[u8]) -> Result<Layers, HeaderMismatch> {
+        let word = |at: usize| packet.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]])).ok_or(HeaderMismatch);
+        let byte = |at: usize| packet.get(at).copied().ok_or(HeaderMismatch);
         let mut ip = ETHERNET;
         for _ in 0..2 {
             if ETHERTYPES_OF_TAGS.contains(&word(ip - 2)?) {
@@ -179,27 +183,27 @@ impl Layers {
             ETHERTYPE_IPV4 => {
                 let header = usize::from(byte(ip)? & 0xf) * 4;
                 if header < IPV4_LEAST {
-                    return Err(Nonsense);
+                    return Err(HeaderMismatch);
                 }
                 Layers { ip, transport: ip + header, v4: true, protocol: byte(ip + 9)? }
             }
-            // Before a row of frames come no headers but these.
+            // A GSO packet has no extension headers.
             ETHERTYPE_IPV6 => Layers { ip, transport: ip + IPV6, v4: false, protocol: byte(ip + 6)? },
-            _ => return Err(Nonsense),
+            _ => return Err(HeaderMismatch),
         };
         if packet.len() < layers.transport {
-            return Err(Nonsense);
+            return Err(HeaderMismatch);
         }
         Ok(layers)
     }
 
-    /// The sum of the pseudo header for `bytes` of transport header and payload.
+    /// Returns the sum of the pseudo header for `bytes` of transport header and payload.
     fn pseudo_sum(self, packet: &[u8], bytes: usize) -> u32 {
         let addresses = if self.v4 { self.ip + 12..self.ip + 20 } else { self.ip + 8..self.ip + 40 };
         sum_of(&packet[addresses], u32::from(self.protocol) + bytes as u32)
     }
 
-    /// Sets the IP header's length for `bytes` behind it, and for IPv4 its checksum.
+    /// Sets the length in the IP header for `bytes` after it, and for IPv4 its checksum.
     fn set_length(self, packet: &mut [u8], bytes: usize) {
         let (ip, transport) = (self.ip, self.transport);
         if self.v4 {
@@ -207,7 +211,7 @@ impl Layers {
             packet[ip + 2..ip + 4].copy_from_slice(&total.to_be_bytes());
             packet[ip + 10..ip + 12].fill(0);
             let sum = sum_of(&packet[ip..transport], 0);
-            packet[ip + 10..ip + 12].copy_from_slice(&wire_form(sum));
+            packet[ip + 10..ip + 12].copy_from_slice(&checksum_of(sum));
         } else {
             let length = (transport - ip - IPV6 + bytes) as u16;
             packet[ip + 4..ip + 6].copy_from_slice(&length.to_be_bytes());
@@ -215,37 +219,41 @@ impl Layers {
     }
 }
 
-/// Cuts a packet of TCP or UDP into frames with headers of their own.
-fn cut(packet: &mut [u8], wishes: Wishes, mut each: impl FnMut(Pieces<'_>) -> bool) -> Result<usize, Nonsense> {
+/// Segments a packet of TCP or UDP.
+fn segment(
+    packet: &mut [u8],
+    request: OffloadRequest,
+    mut each: impl FnMut(FramePieces<'_>) -> bool,
+) -> Result<usize, HeaderMismatch> {
     let layers = Layers::find(packet)?;
     let at = layers.transport;
-    let tcp = wishes.gso != GSO_UDP_L4;
-    let family_fits = match wishes.gso {
+    let tcp = request.gso != GSO_UDP_L4;
+    let family_fits = match request.gso {
         GSO_TCP4 => layers.v4,
         GSO_TCP6 => !layers.v4,
         _ => true,
     };
     let header = match (layers.protocol, tcp) {
-        (PROTOCOL_TCP, true) => usize::from(packet.get(at + 12).ok_or(Nonsense)? >> 4) * 4,
+        (PROTOCOL_TCP, true) => usize::from(packet.get(at + 12).ok_or(HeaderMismatch)? >> 4) * 4,
         (PROTOCOL_UDP, false) => UDP,
-        _ => return Err(Nonsense),
+        _ => return Err(HeaderMismatch),
     };
     let payload = at + header;
-    if !family_fits || wishes.gso_size == 0 || tcp && header < TCP_LEAST || packet.len() < payload {
-        return Err(Nonsense);
+    if !family_fits || request.gso_size == 0 || tcp && header < TCP_LEAST || packet.len() < payload {
+        return Err(HeaderMismatch);
     }
     let (headers, payload) = packet.split_at_mut(payload);
     let number = |bytes: &[u8]| bytes.iter().fold(0u32, |n, byte| n << 8 | u32::from(*byte));
     let sequence = if tcp { number(&headers[at + 4..at + 8]) } else { 0 };
     let flags = if tcp { headers[at + 13] } else { 0 };
     let id = number(&headers[layers.ip + 4..layers.ip + 6]) as u16;
-    let count = payload.len().div_ceil(wishes.gso_size).max(1);
-    if count > FRAMES_MOST {
-        return Err(Nonsense);
+    let count = payload.len().div_ceil(request.gso_size).max(1);
+    if count > MAX_SEGMENTS {
+        return Err(HeaderMismatch);
     }
     for i in 0..count {
-        let from = i * wishes.gso_size;
-        let part = &payload[from..payload.len().min(from + wishes.gso_size)];
+        let from = i * request.gso_size;
+        let part = &payload[from..payload.len().min(from + request.gso_size)];
         let bytes = header + part.len();
         if layers.v4 {
             headers[layers.ip + 4..layers.ip + 6].copy_from_slice(&id.wrapping_add(i as u16).to_be_bytes());
@@ -263,9 +271,9 @@ fn cut(packet: &mut [u8], wishes: Wishes, mut each: impl FnMut(Pieces<'_>) -> bo
         };
         headers[field..field + 2].fill(0);
         let sum = sum_of(&headers[at..], layers.pseudo_sum(headers, bytes));
-        // The header's bytes are even in number, so that the payload's words begin where it begins.
+        // The length of the header is even, so the payload begins a 16-bit word.
         let sum = sum_of(part, sum);
-        headers[field..field + 2].copy_from_slice(&wire_form(sum));
+        headers[field..field + 2].copy_from_slice(&checksum_of(sum));
         if !each([headers, part]) {
             return Ok(count - i);
         }
@@ -273,29 +281,33 @@ fn cut(packet: &mut [u8], wishes: Wishes, mut each: impl FnMut(Pieces<'_>) -> bo
     Ok(0)
 }
 
-/// Cuts a packet of UDP into IP fragments.
-fn fragment(packet: &mut [u8], wishes: Wishes, mut each: impl FnMut(Pieces<'_>) -> bool) -> Result<usize, Nonsense> {
+/// Divides a UDP packet into IP fragments.
+fn fragment(
+    packet: &mut [u8],
+    request: OffloadRequest,
+    mut each: impl FnMut(FramePieces<'_>) -> bool,
+) -> Result<usize, HeaderMismatch> {
     let layers = Layers::find(packet)?;
     let at = layers.transport;
     // Fragments begin at multiples of 8 bytes.
-    let step = wishes.gso_size & !7;
+    let step = request.gso_size & !7;
     if layers.protocol != PROTOCOL_UDP || step == 0 || packet.len() < at + UDP {
-        return Err(Nonsense);
+        return Err(HeaderMismatch);
     }
     let bytes = packet.len() - at;
     let count = bytes.div_ceil(step);
-    if count > FRAMES_MOST {
-        return Err(Nonsense);
+    if count > MAX_SEGMENTS {
+        return Err(HeaderMismatch);
     }
     packet[at + 4..at + 6].copy_from_slice(&(bytes as u16).to_be_bytes());
     packet[at + 6..at + 8].fill(0);
     let sum = sum_of(&packet[at..], layers.pseudo_sum(packet, bytes));
-    packet[at + 6..at + 8].copy_from_slice(&wire_form(sum));
+    packet[at + 6..at + 8].copy_from_slice(&checksum_of(sum));
 
     let (before, data) = packet.split_at_mut(at);
     let mut headers = before.to_vec();
     if !layers.v4 {
-        // The packet's own checksum, which differs from one to the next, tells its fragments from others'.
+        // The packet's checksum serves as the identification: it differs from one packet to the next.
         let id = [0, 0, data[6], data[7]];
         headers[layers.ip + 6] = NEXT_FRAGMENT;
         headers.extend_from_slice(&[layers.protocol, 0, 0, 0]);
@@ -322,7 +334,7 @@ fn fragment(packet: &mut [u8], wishes: Wishes, mut each: impl FnMut(Pieces<'_>) 
     Ok(0)
 }
 
-/// Adds the 16-bit words of `bytes` to a sum; a last odd byte counts as if a zero followed.
+/// Adds the 16-bit words of `bytes` to a sum; an odd last byte is padded with a zero.
 fn sum_of(bytes: &[u8], sum: u32) -> u32 {
     let (words, rest) = bytes.as_chunks::<2>();
     let mut wide = u64::from(sum);
@@ -334,8 +346,8 @@ fn sum_of(bytes: &[u8], sum: u32) -> u32 {
     wide as u32
 }
 
-/// The checksum that belongs to a sum, as it is sent: for UDP 0 means that there is none, and its equal is taken.
-fn wire_form(sum: u32) -> [u8; 2] {
+/// Returns the checksum for a sum. 0 would mean for UDP that there is none; 0xffff is equivalent.
+fn checksum_of(sum: u32) -> [u8; 2] {
     match !(sum as u16) {
         0 => [0xff, 0xff],
         checksum => checksum.to_be_bytes(),

@@ -1,213 +1,264 @@
-//! What the owner of a switch has set about a port: VLAN, limits, filters. Nothing, for most.
+//! The policies of switch ports: VLANs, filters and rate limits that the owner of a switch configured. Most ports
+//! have none.
 //!
 //! ```text
-//!                 in: what the port sends                               out: what it would receive
-//! port == line ==> filter, VLAN, (where to), storm, limit ==> switch ==> VLAN, filter, limit ==> line == port
+//! ingress (what the port sends):    filter, VLAN, (forwarding decision), storm limit, rate limit
+//! egress (what the port receives):  VLAN, filter, rate limit
 //! ```
-//! A packet that is refused is dropped and counted, by reason; nobody waits.
+//! A packet that a policy refuses is dropped and counted by reason; nothing is queued.
+//!
+//! A new policy adds its configuration to [`PortPolicy`] and its check to one of [`PolicyCheck::accept_frame`],
+//! [`PolicyCheck::accept_forwarding`] (both ingress) and [`PolicyCheck::accept_egress`]; a policy on egress also makes
+//! [`PolicySet::new`] set `applies_to_all`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use unetmap_core::control::nic::Filter;
+pub(crate) use unetmap_core::control::vale_policy::{Direction, VlanMode};
+use unetmap_core::control::vale_policy::{PortPolicy, RateLimit};
 use unetmap_sys::clock;
 use unetmap_sys::xdp::ClassicProgram;
 
-use crate::forward::Lost;
-use crate::port::Attached;
-use unetmap_core::control::nic::Filter;
-pub(crate) use unetmap_core::control::vale_policy::{Direction, Vlan};
-use unetmap_core::control::vale_policy::{Limit, Rules};
+use crate::forward::{DropReason, ETHERNET_HEADER};
+use crate::tuning::{BATCH_INSNS, RATE_BURST};
 
-/// Instructions that the filters of all ports of a switch may have together: what a packet to all may cost at most, about
-/// 20 us.
-pub const MOST_INSNS: usize = 16384;
-/// Instructions that a batch costs at most, about; it is the smaller the more there are for a packet.
-const TURN_INSNS: usize = 1 << 20;
-/// A port may send at once what its limit allows in this time.
-const BURST: u128 = 100 * MS;
+/// Femtoseconds: the unit of token buckets, small enough for the time of one bit.
+const FS_PER_NS: u128 = 1_000_000;
+const FS_PER_SECOND: u128 = 1_000_000_000 * FS_PER_NS;
+/// [`RATE_BURST`] in femtoseconds.
+const BURST: u128 = RATE_BURST.as_nanos() * FS_PER_NS;
 
-/// Femtoseconds, in which even the time of a bit can be told.
-const MS: u128 = 1_000_000_000_000;
-const SECOND: u128 = 1000 * MS;
-const NS: u128 = MS / 1_000_000;
+/// Bytes of a VLAN tag.
+pub(crate) const TAG_BYTES: usize = 4;
+/// The type of a VLAN tag (802.1Q).
+pub(crate) const TAG_TYPE: [u8; 2] = [0x81, 0x00];
 
-/// Rules at work.
-pub struct Ruled {
-    rules: Rules,
-    programs: [Option<ClassicProgram>; 2],
-    meters: [Mutex<Meters>; 2],
+/// The policy of one port, with compiled filters and the state of its limits.
+pub struct ActivePolicy {
+    rules: PortPolicy,
+    /// By [`Direction`].
+    filters: [Option<ClassicProgram>; 2],
+    /// By [`Direction`].
+    limiters: [Mutex<RateLimiter>; 2],
 }
 
-/// How much was used up, in one direction.
+/// The limits of one direction.
 #[derive(Debug)]
-struct Meters {
-    packets: Meter,
-    bits: Meter,
-    storm: Meter,
+struct RateLimiter {
+    packets: TokenBucket,
+    bits: TokenBucket,
+    /// Flooded packets.
+    storm: TokenBucket,
 }
 
-impl Ruled {
-    /// Puts rules to work.
+impl ActivePolicy {
+    /// Compiles the filters and resets the limits.
     ///
     /// # Errors
-    /// A filter is no program that ends; a sentence.
-    pub fn new(rules: Rules) -> Result<Ruled, String> {
+    /// A filter is not a valid program; the text says why.
+    pub fn new(rules: PortPolicy) -> Result<ActivePolicy, String> {
         let program = |filter: &Option<Filter>| filter.as_ref().map(|f| ClassicProgram::new(&f.program)).transpose();
-        let [inward, outward] = &rules.filters;
-        let programs = [program(inward)?, program(outward)?];
-        let meters = |limit: Limit, storm| {
-            Mutex::new(Meters {
-                packets: Meter::new(limit.packets),
-                bits: Meter::new(limit.bits),
-                storm: Meter::new(storm),
+        let [ingress, egress] = &rules.filters;
+        let filters = [program(ingress)?, program(egress)?];
+        let limiter = |limit: RateLimit, storm| {
+            Mutex::new(RateLimiter {
+                packets: TokenBucket::new(limit.packets),
+                bits: TokenBucket::new(limit.bits),
+                storm: TokenBucket::new(storm),
             })
         };
-        let meters = [meters(rules.limits[0], rules.storm), meters(rules.limits[1], 0)];
-        Ok(Ruled { rules, programs, meters })
+        let limiters = [limiter(rules.limits[0], rules.storm), limiter(rules.limits[1], 0)];
+        Ok(ActivePolicy { rules, filters, limiters })
     }
 
-    /// The rules.
-    pub fn rules(&self) -> &Rules {
+    /// Returns the configuration.
+    pub fn rules(&self) -> &PortPolicy {
         &self.rules
     }
 
-    /// Instructions of its filters.
-    pub fn insns(&self) -> usize {
-        self.programs.iter().flatten().map(ClassicProgram::len).sum()
+    /// Returns the number of instructions of its filters.
+    pub fn filter_insns(&self) -> usize {
+        self.filters.iter().flatten().map(ClassicProgram::len).sum()
     }
 
-    /// To let packets through, a batch at a time.
-    pub(crate) fn gate(&self, direction: Direction) -> Gate<'_> {
-        let (limit, way) = (self.rules.limits[direction as usize], direction as usize);
-        let limited = limit != Limit::default() || direction == Direction::In && self.rules.storm > 0;
-        let now = if limited { u128::from(clock::now_ns()) * NS } else { 0 };
-        let meters = self.meters[way].lock().unwrap_or_else(PoisonError::into_inner);
-        Gate { program: self.programs[way].as_ref(), meters, now }
+    /// Begins the checks of one batch in one direction.
+    pub(crate) fn check(&self, direction: Direction) -> PolicyCheck<'_> {
+        let (limit, index) = (self.rules.limits[direction as usize], direction as usize);
+        let limited = limit != RateLimit::default() || direction == Direction::In && self.rules.storm > 0;
+        let now = if limited { u128::from(clock::now_ns()) * FS_PER_NS } else { 0 };
+        let limiter = self.limiters[index].lock().unwrap_or_else(PoisonError::into_inner);
+        PolicyCheck { filter: self.filters[index].as_ref(), limiter, now }
     }
 }
 
-/// A gate that packets pass one after the other.
-pub(crate) struct Gate<'a> {
-    program: Option<&'a ClassicProgram>,
-    meters: MutexGuard<'a, Meters>,
+/// Checks the packets of one batch against the policy of one port in one direction; holds the lock of its limits.
+pub(crate) struct PolicyCheck<'a> {
+    filter: Option<&'a ClassicProgram>,
+    limiter: MutexGuard<'a, RateLimiter>,
+    /// The time of the batch in femtoseconds; 0 if there are no limits.
     now: u128,
 }
 
-impl Gate<'_> {
-    /// Whether the filter lets this frame pass.
-    pub(crate) fn admits(&self, frame: &[u8]) -> Result<(), Lost> {
-        match self.program {
-            Some(program) if !program.accepts(frame) => Err(Lost::Filter),
+impl PolicyCheck<'_> {
+    /// Ingress, before the forwarding decision: checks the frame as it was sent.
+    pub(crate) fn accept_frame(&self, frame: &[u8]) -> Result<(), DropReason> {
+        match self.filter {
+            Some(filter) if !filter.accepts(frame) => Err(DropReason::Filter),
             _ => Ok(()),
         }
     }
 
-    /// Whether one more packet to all is allowed.
-    pub(crate) fn calm(&mut self) -> Result<(), Lost> {
-        match self.meters.storm.ready(self.now) {
+    /// Ingress, after the forwarding decision: checks the limits for a frame of `bytes` bytes and, if it passes,
+    /// counts it.
+    pub(crate) fn accept_forwarding(&mut self, flooded: bool, bytes: usize) -> Result<(), DropReason> {
+        if flooded {
+            self.count_flooded()?;
+        }
+        self.count(bytes)
+    }
+
+    /// Egress: checks the frame as it would be delivered and, if it passes, counts it.
+    pub(crate) fn accept_egress(&mut self, frame: &[u8]) -> Result<(), DropReason> {
+        self.accept_frame(frame)?;
+        self.count(frame.len())
+    }
+
+    /// Counts one more flooded packet, if the storm limit allows it.
+    fn count_flooded(&mut self) -> Result<(), DropReason> {
+        match self.limiter.storm.ready(self.now) {
             true => {
-                self.meters.storm.take(self.now, 1);
+                self.limiter.storm.take(self.now, 1);
                 Ok(())
             }
-            false => Err(Lost::Storm),
+            false => Err(DropReason::StormLimit),
         }
     }
 
-    /// Whether a frame of so many bytes is within the limits; it then counts.
-    pub(crate) fn within(&mut self, bytes: usize) -> Result<(), Lost> {
-        let (meters, now) = (&mut *self.meters, self.now);
-        if !meters.packets.ready(now) || !meters.bits.ready(now) {
-            return Err(Lost::Rate);
+    /// Counts a frame of `bytes` bytes, if the limits of packets and bits both allow it.
+    fn count(&mut self, bytes: usize) -> Result<(), DropReason> {
+        let (limiter, now) = (&mut *self.limiter, self.now);
+        if !limiter.packets.ready(now) || !limiter.bits.ready(now) {
+            return Err(DropReason::RateLimit);
         }
-        meters.packets.take(now, 1);
-        meters.bits.take(now, bytes as u128 * 8);
+        limiter.packets.take(now, 1);
+        limiter.bits.take(now, bytes as u128 * 8);
         Ok(())
     }
 }
 
-/// A bucket of tokens, told by the time at which it was full of what was taken: it is ready as long as that is no further
-/// ahead than [`BURST`].
+/// A token bucket, represented by the time at which all tokens taken will have been refilled: it is ready while that
+/// time is at most [`BURST`] ahead.
 #[derive(Debug)]
-struct Meter {
-    /// Of one token; 0: there is no limit.
-    time: u128,
-    paid_until: u128,
+struct TokenBucket {
+    /// Femtoseconds in which one token is refilled; 0: unlimited.
+    refill_time: u128,
+    refilled_at: u128,
 }
 
-impl Meter {
-    fn new(per_second: u64) -> Meter {
-        Meter { time: SECOND.checked_div(per_second.into()).unwrap_or(0), paid_until: 0 }
+impl TokenBucket {
+    fn new(per_second: u64) -> TokenBucket {
+        TokenBucket { refill_time: FS_PER_SECOND.checked_div(per_second.into()).unwrap_or(0), refilled_at: 0 }
     }
 
     fn ready(&self, now: u128) -> bool {
-        self.paid_until <= now + BURST
+        self.refilled_at <= now + BURST
     }
 
     fn take(&mut self, now: u128, tokens: u128) {
-        if self.time > 0 {
-            self.paid_until = self.paid_until.max(now) + tokens * self.time;
+        if self.refill_time > 0 {
+            self.refilled_at = self.refilled_at.max(now) + tokens * self.refill_time;
         }
     }
 }
 
-/// The rules of all ports of a switch, as a thread sees them.
+/// The VLAN tag of a frame, or the tag that its access port stands for.
+#[derive(Clone, Copy)]
+pub(crate) struct Tag {
+    /// Priority and VLAN number.
+    pub(crate) control: u16,
+    /// True if the frame contains the tag, which is removed.
+    pub(crate) in_frame: bool,
+}
+
+impl Tag {
+    pub(crate) fn vlan(self) -> u16 {
+        self.control & 0xfff
+    }
+}
+
+/// The policies of all ports of a switch, as one thread uses them.
 #[derive(Default)]
-pub(crate) struct Book {
-    /// By number; empty when there are none.
-    ports: Vec<Option<Arc<Ruled>>>,
+pub(crate) struct PolicySet {
+    /// By port index; empty when no port has a policy.
+    ports: Vec<Option<Arc<ActivePolicy>>>,
     /// Some port has a VLAN.
     vlans: bool,
-    /// What goes to some port may be refused there.
-    all: bool,
-    /// Slots that are taken at once at most.
-    turn: u32,
+    /// Packets to some port may be refused there, so that packets of all ports take the policed path.
+    applies_to_all: bool,
+    /// Slots of a batch at most.
+    batch_slots: u32,
 }
 
-impl Book {
-    /// Of these ports, by number; a batch has `batch` slots where nothing is said, and `least` at least.
-    pub(crate) fn new(members: &[Option<Arc<Attached>>], (least, batch): (u32, u32)) -> Book {
-        let ports: Vec<_> = members.iter().map(|port| port.as_ref().and_then(|port| port.ruled())).collect();
-        let has = |what: fn(&Rules) -> bool| ports.iter().flatten().any(|ruled| what(&ruled.rules));
-        let vlans = has(|rules| rules.vlan.is_some());
-        let out = |rules: &Rules| rules.filters[1].is_some() || rules.limits[1] != Limit::default();
-        let insns: usize = ports.iter().flatten().map(|ruled| ruled.insns()).sum();
-        let turn = (TURN_INSNS / insns.max(1)).clamp(least as usize, batch as usize) as u32;
+impl PolicySet {
+    /// The policies `ports`, by port index. Batches have `most` slots if there are none, and at least `least`.
+    pub(crate) fn new(ports: Vec<Option<Arc<ActivePolicy>>>, (least, most): (u32, u32)) -> PolicySet {
+        let any = |has: fn(&PortPolicy) -> bool| ports.iter().flatten().any(|policy| has(&policy.rules));
+        let vlans = any(|rules| rules.vlan.is_some());
+        let egress = |rules: &PortPolicy| rules.filters[1].is_some() || rules.limits[1] != RateLimit::default();
+        let insns: usize = ports.iter().flatten().map(|policy| policy.filter_insns()).sum();
+        let batch_slots = (BATCH_INSNS / insns.max(1)).clamp(least as usize, most as usize) as u32;
         match ports.iter().any(Option::is_some) {
-            true => Book { vlans, all: vlans || has(out), ports, turn },
-            false => Book { turn: batch, ..Book::default() },
+            true => PolicySet { vlans, applies_to_all: vlans || any(egress), ports, batch_slots },
+            false => PolicySet { batch_slots: most, ..PolicySet::default() },
         }
     }
 
-    /// Whether the rules have a say in what this port sends.
+    /// True if a policy applies to packets that this port sends.
     #[inline(always)]
-    pub(crate) fn concerns(&self, port: u8) -> bool {
-        self.all || self.of(port).is_some()
+    pub(crate) fn applies_to(&self, port: u8) -> bool {
+        self.applies_to_all || self.of(port).is_some()
     }
 
-    /// Of one port.
+    /// Returns the policy of a port.
     #[inline(always)]
-    pub(crate) fn of(&self, port: u8) -> Option<&Ruled> {
+    pub(crate) fn of(&self, port: u8) -> Option<&ActivePolicy> {
         self.ports.get(usize::from(port))?.as_deref()
     }
 
-    /// Slots that are taken at once at most.
+    /// Returns how many slots a batch has at most.
     #[inline(always)]
-    pub(crate) fn turn(&self) -> u32 {
-        self.turn
+    pub(crate) fn batch_slots(&self) -> u32 {
+        self.batch_slots
     }
 
-    /// Whether frames are looked at for their VLANs at all.
-    pub(crate) fn has_vlans(&self) -> bool {
-        self.vlans
-    }
-
-    /// What is said of the VLANs of a port.
-    pub(crate) fn vlan_of(&self, port: u8) -> Option<&Vlan> {
+    /// Returns the VLAN configuration of a port.
+    pub(crate) fn vlan_of(&self, port: u8) -> Option<&VlanMode> {
         self.of(port)?.rules.vlan.as_ref()
     }
 
-    /// Whether a port receives frames of VLAN `vlan` (0: none).
+    /// True if a port receives frames of VLAN `vlan` (0: none).
     pub(crate) fn carries(&self, port: u8, vlan: u16) -> bool {
         self.vlan_of(port).is_none_or(|rule| rule.carries(vlan))
+    }
+
+    /// Returns the VLAN tag of a frame that `port` sent; `None`: it is in no VLAN.
+    pub(crate) fn classify_vlan(&self, port: u8, frame: &[u8]) -> Result<Option<Tag>, DropReason> {
+        if !self.vlans {
+            return Ok(None);
+        }
+        // A tag is followed at least by another type.
+        let tagged = frame.len() >= usize::from(ETHERNET_HEADER) + TAG_BYTES && frame[12..14] == TAG_TYPE;
+        let found = tagged.then(|| Tag { control: u16::from_be_bytes([frame[14], frame[15]]), in_frame: true });
+        match (self.vlan_of(port), found) {
+            (Some(VlanMode::Access(vlan)), None) => Ok(Some(Tag { control: *vlan, in_frame: false })),
+            // A priority tag, without a VLAN.
+            (Some(VlanMode::Access(vlan)), Some(tag)) if tag.vlan() == 0 => {
+                Ok(Some(Tag { control: tag.control | vlan, in_frame: true }))
+            }
+            (Some(VlanMode::Trunk(all)), Some(tag)) if all.has(tag.vlan()) => Ok(Some(tag)),
+            (Some(_), _) => Err(DropReason::Vlan),
+            (None, tag) => Ok(tag.filter(|tag| tag.vlan() != 0)),
+        }
     }
 }
 
@@ -216,53 +267,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sets_of_vlans() {
-        let set = Vlans::new([10..=10, 20..=30, 0..=1, 4094..=4095, 64..=64]);
-        assert_eq!(set.to_string(), "1,10,20-30,64,4094");
-        assert!(set.has(25) && !set.has(0) && !set.has(4095) && !set.has(9) && !set.has(u16::MAX));
-        assert_eq!(Vlans::from_bytes(&set.to_bytes()), Some(set));
-        assert_eq!(Vlans::from_bytes(&[0; 512]), None);
-        assert_eq!(Vlans::from_bytes(&[1; 511]), None);
-        assert_eq!(Vlans::from_bytes(&[0xff; 512]), None);
-    }
-
-    #[test]
-    fn a_meter_lets_pass_what_its_rate_allows() {
+    fn a_token_bucket_passes_its_rate() {
         for rate in [1u64, 7, 1000, 1_000_000, 40_000_000_000] {
-            let mut meter = Meter::new(rate);
-            let (mut now, mut passed) = (5 * SECOND, 0u64);
-            // Ten seconds, in 1000 steps, each time as much as it takes, as a packet of many.
+            let mut bucket = TokenBucket::new(rate);
+            let (mut now, mut passed) = (5 * FS_PER_SECOND, 0u64);
+            // Ten seconds in 1000 steps; in each, as much as the bucket accepts, in packets of many tokens.
             for _ in 0..1000 {
-                now += 10 * MS;
+                now += FS_PER_SECOND / 100;
                 let tokens = (rate / 1000).max(1);
                 for _ in 0..100 {
-                    if meter.ready(now) {
-                        meter.take(now, tokens.into());
+                    if bucket.ready(now) {
+                        bucket.take(now, tokens.into());
                         passed += tokens;
                     }
                 }
             }
-            // The first may be as much as BURST more, and the last packet stands over.
+            // The burst comes on top, and the last packet may overdraw.
             let most = rate * 10 + rate / 10 + 2 * (rate / 1000).max(1);
             assert!((rate * 10..=most).contains(&passed), "{rate}: {passed}");
         }
-        let mut none = Meter::new(0);
+        let mut none = TokenBucket::new(0);
         (0..1000).for_each(|_| none.take(0, 1 << 40));
         assert!(none.ready(0));
     }
 
     #[test]
-    fn a_packet_over_either_limit_costs_neither() {
-        let limit = Limit { packets: 10, bits: 1000 };
-        let ruled = Ruled::new(Rules { limits: [limit, Limit::default()], ..Default::default() }).unwrap();
-        let mut gate = ruled.gate(Direction::In);
-        assert_eq!(gate.within(1500), Ok(()));
-        // 12 seconds of bits are taken; packets are not used up by what is refused.
-        (0..100).for_each(|_| assert_eq!(gate.within(60), Err(Lost::Rate)));
-        let packets = gate.meters.packets.paid_until;
-        assert_eq!(packets, gate.now + SECOND / 10);
-        drop(gate);
-        let mut free = ruled.gate(Direction::Out);
-        (0..1000).for_each(|_| assert_eq!((free.within(1500), free.calm()), (Ok(()), Ok(()))));
+    fn a_refused_packet_takes_no_tokens() {
+        let limit = RateLimit { packets: 10, bits: 1000 };
+        let policy =
+            ActivePolicy::new(PortPolicy { limits: [limit, RateLimit::default()], ..Default::default() }).unwrap();
+        let mut ingress = policy.check(Direction::In);
+        assert_eq!(ingress.count(1500), Ok(()));
+        // 12 seconds of bits are taken; refused packets take no packet tokens.
+        (0..100).for_each(|_| assert_eq!(ingress.count(60), Err(DropReason::RateLimit)));
+        let packets = ingress.limiter.packets.refilled_at;
+        assert_eq!(packets, ingress.now + FS_PER_SECOND / 10);
+        drop(ingress);
+        let mut egress = policy.check(Direction::Out);
+        (0..1000).for_each(|_| assert_eq!((egress.count(1500), egress.count_flooded()), (Ok(()), Ok(()))));
     }
 }

@@ -1,55 +1,53 @@
-//! A batch of slots that a port has sent, on its way to others.
+//! A batch of slots that were taken from a transmit ring.
 
-use unetmap_mem::{Consumer, Offsets, Pos, SlotRing};
+use unetmap_mem::{BufIdx, Consumer, Frame, Offsets, Pos, Region, SlotRing, SlotValue};
 
-use crate::worker::backpressure::Patience;
-use super::{Attached, Outgoing};
+use crate::forward::Packet;
 
-/// A batch that is being served: whose it is, and what all share who move its packets.
-#[derive(Clone, Copy)]
-pub(in super::super) struct Served<'a> {
-    /// Who sent it.
-    pub(in super::super) port: &'a Attached,
-    /// On which of its rings, and that one's number.
-    pub(in super::super) ring: &'a Outgoing,
-    pub(in super::super) number: usize,
-    pub(in super::super) batch: Batch<'a>,
-    pub(in super::super) patience: &'a Patience,
-}
-
-impl<'a> Served<'a> {
-    /// What follows after `n` slots.
-    pub(in super::super) fn from(&self, n: u32) -> Served<'a> {
-        Served { batch: self.batch.from(n), ..*self }
-    }
-}
-
-/// Slots that were taken from a source: the copies, and where they start.
+/// Slots taken from a transmit ring: validated copies in the daemon's memory, and their position.
 ///
-/// A copy stays as it was taken when its buffer has changed sides; then the packet is the receiver's.
+/// A copy does not change when its buffer was swapped; the packet is the receiver's then.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Batch<'a> {
-    pub(crate) line: &'a Consumer,
-    pub(in super::super) slots: &'a SlotRing,
-    pub(in super::super) start: Pos,
-    pub(in super::super) len: u32,
-    /// Where in their buffers packets begin.
-    pub(in super::super) offsets: Offsets,
-    /// Whether the source had no more.
-    pub(in super::super) all: bool,
-    /// Whether some of them broke the limits: they name the reserved buffer 0 now.
-    pub(in super::super) bad: bool,
+pub(crate) struct Batch<'a> {
+    pub(crate) channel: &'a Consumer,
+    pub(crate) slots: &'a SlotRing,
+    /// Position of the first slot.
+    pub(crate) start: Pos,
+    /// Number of slots.
+    pub(crate) len: u32,
+    /// Where packets begin in their buffers.
+    pub(crate) offsets: Offsets,
+    /// True if the source had no further slots.
+    pub(crate) all: bool,
+    /// True if some slots were invalid: they name the reserved buffer 0 now.
+    pub(crate) has_invalid: bool,
 }
 
 impl<'a> Batch<'a> {
-    /// The position of the slot `i` slots after the first.
+    /// Returns the position of slot `i`.
     #[inline(always)]
-    pub(in super::super) fn at(&self, i: u32) -> Pos {
+    pub(crate) fn at(&self, i: u32) -> Pos {
         self.slots.slots().add(self.start, i)
     }
 
-    /// What follows after `n` slots.
-    pub(in super::super) fn from(&self, n: u32) -> Batch<'a> {
+    /// Returns the batch without its first `n` slots.
+    pub(crate) fn skip(&self, n: u32) -> Batch<'a> {
         Batch { start: self.at(n), len: self.len - n, ..*self }
+    }
+
+    /// Returns the part of a slot's buffer that starts where the packet begins.
+    #[inline(always)]
+    pub(crate) fn frame<'r>(&self, region: &'r Region, slot: SlotValue) -> Frame<'r> {
+        self.offsets.within(region.frame(slot.buf_idx), || slot.ptr)
+    }
+
+    /// True if a slot of the packet was invalid.
+    #[inline(always)]
+    pub(crate) fn is_invalid(&self, region: &Region, packet: Packet) -> bool {
+        if !self.has_invalid {
+            return false;
+        }
+        let mut indexes = (0..packet.frags).map(|i| self.slots.buf_idx(self.at(u32::from(packet.at + i))));
+        indexes.any(|idx: BufIdx| !region.limits().index_ok(idx))
     }
 }

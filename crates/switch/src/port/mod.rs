@@ -1,235 +1,278 @@
 //! The switch's side of a port.
 //!
-//! A port's rings, lines and buffers lie in memory that its client writes, and the switch believes nothing of it: where the
-//! lines stand is kept here, slots are copied before they are judged, and of a receive slot only the buffer's index is read,
-//! once. An index that names no buffer is replaced.
+//! A port's rings, channels and buffers are in memory that its client may write at any time. The switch keeps its own
+//! positions in private memory, copies slots before it validates them, and reads only the buffer index of a receive
+//! slot, once. An index that names no buffer is replaced.
 //!
-//! Between two ports of one region packets change sides with their buffers, as far as each goes to one port alone. Then
-//! both slots are written while the sender's ring is locked: whoever counts buffers holds it [`Still`].
+//! Between two ports of one region a packet with a single destination is delivered by swapping buffers. Both slots
+//! are written while the sender's ring is locked: the daemon [pauses](SwitchPort::pause_tx) the ring while it counts
+//! buffers.
+//!
+//! * `tx_ring`: takes batches of slots (`batch`, `context`); `rx_ring`: fills slots; `offsets`: option OFFSETS of both.
+//! * `rx_wait`, `cpu`: waiting for a receiver without room; `prefault`: memory for receive buffers.
+//! * `vnet_hdr`: delivery between ports with different virtio-net headers; `staged`: delivery of policed packets.
 
 use std::io;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use unetmap_mem::{ADDRESSES, BufIdx, LinePage, Region, RingView, SlotHead};
+use unetmap_core::sync::mirror::{self, Monitor};
+use unetmap_mem::{BufIdx, ChannelPage, MAC_PAIR_BYTES, Offsets, Region, RingView, SlotHead};
 use unetmap_sys::Doorbell;
 
-use unetmap_core::sync::mirror::{self, Monitor};
+use crate::forward::{DropReason, Packet};
+use crate::policy::ActivePolicy;
 
-use crate::forward::{Lost, Packet};
-use crate::policy::Ruled;
-
-mod prefault;
 mod batch;
+mod context;
+mod cpu;
 mod offsets;
-pub(crate) mod staged;
+mod prefault;
 mod rx_ring;
+mod rx_wait;
+pub(crate) mod staged;
 mod tx_ring;
-pub(crate) mod cpu;
 mod vnet_hdr;
 
-pub(crate) use batch::{Batch, Served};
-pub(crate) use rx_ring::Incoming;
-pub use tx_ring::Still;
-pub(crate) use tx_ring::{Outgoing, Sent};
-use vnet_hdr::translate;
+pub(crate) use context::BatchContext;
+use rx_ring::PortRx;
+pub use tx_ring::TxPause;
+pub(crate) use tx_ring::{PortTx, TxState};
 
-/// A ring, for [`Attached::new`].
-pub struct Given<'a> {
+/// A ring, for [`SwitchPort::new`].
+pub struct RingConfig<'a> {
     /// The ring.
     pub view: &'a RingView,
-    /// Index of its line.
-    pub line: usize,
+    /// Index of its channel in the channel page.
+    pub channel: usize,
     /// Wakes the client that sleeps on the ring.
-    pub bell: Doorbell,
-    /// Of a receive ring: what takes the place of a buffer that does not exist.
-    pub spare: BufIdx,
+    pub doorbell: Doorbell,
+    /// Of a receive ring: the buffer that replaces one that does not exist.
+    pub spare_buffer: BufIdx,
 }
 
 /// A port as switch threads see it.
-pub struct Attached {
-    /// Its number in the switch, below [`super::learn::PORTS`].
+pub struct SwitchPort {
+    /// Its index in the switch, below [`MAX_PORTS`](crate::fdb::MAX_PORTS).
     pub(crate) index: u8,
-    /// Rung by the client when it has sent and the switch sleeps.
-    pub(crate) bell: Doorbell,
+    /// Notified by the client when it has sent and the switch sleeps.
+    pub(crate) doorbell: Doorbell,
     pub(crate) region: Region,
     /// Bytes of the virtio-net header before each packet.
-    header: AtomicU8,
-    pub(crate) tx: Vec<Outgoing>,
-    pub(crate) rx: Vec<Incoming>,
-    /// What the switch's owner has set; threads have it in their views.
-    ruled: Mutex<Option<Arc<Ruled>>>,
-    /// Packets for the port that its filter refused, and that were beyond its limits.
-    refused: [AtomicU64; 2],
-    /// Where the client's positions stood when the processor was given to it for nothing else, and how often it was since.
-    given: [AtomicU32; 2],
+    vnet_hdr_len: AtomicU8,
+    pub(crate) tx: Vec<PortTx>,
+    rx: Vec<PortRx>,
+    /// The policy for snapshots to come; threads use that of their snapshots.
+    policy: Mutex<Option<Arc<ActivePolicy>>>,
+    /// Packets for the port that its own filter refused, and those beyond its limits.
+    policy_drops: [AtomicU64; 2],
+    /// A hash of the client's positions when a thread last yielded the CPU to it, and the yields since without
+    /// progress.
+    yields: [AtomicU32; 2],
 }
 
-impl Attached {
-    /// The switch's side of the port number `index`, whose rings lie in `region` and whose lines in `lines`; its
-    /// transmit rings, then its receive rings. `bell` is rung by the client.
+impl SwitchPort {
+    /// The port with index `index`, whose rings are in `region` and whose channels in `channels`: its transmit rings,
+    /// then its receive rings. The client notifies `doorbell`.
     ///
     /// # Errors
-    /// No memory or descriptors; a ring has no line.
+    /// No memory or descriptors are left, or a ring has no channel.
     pub fn new(
         index: u8,
         region: &Region,
-        lines: &LinePage,
-        (tx, rx): (Vec<Given<'_>>, Vec<Given<'_>>),
-        bell: Doorbell,
-    ) -> io::Result<Attached> {
-        let tx = tx.into_iter().map(|given| Outgoing::new(region, lines, given)).collect::<io::Result<_>>()?;
-        let rx = rx
-            .into_iter()
-            .map(|given| Incoming::new(lines, given, region.limits().buf_size))
-            .collect::<io::Result<_>>()?;
-        let (header, ruled, refused) = (AtomicU8::new(0), Mutex::default(), Default::default());
-        let given = Default::default();
-        Ok(Attached { index, bell, region: region.clone(), header, tx, rx, ruled, refused, given })
+        channels: &ChannelPage,
+        (tx, rx): (Vec<RingConfig<'_>>, Vec<RingConfig<'_>>),
+        doorbell: Doorbell,
+    ) -> io::Result<SwitchPort> {
+        let buf_size = region.limits().buf_size;
+        Ok(SwitchPort {
+            index,
+            doorbell,
+            region: region.clone(),
+            vnet_hdr_len: AtomicU8::new(0),
+            tx: tx.into_iter().map(|config| PortTx::new(region, channels, config)).collect::<io::Result<_>>()?,
+            rx: rx.into_iter().map(|config| PortRx::new(channels, config, buf_size)).collect::<io::Result<_>>()?,
+            policy: Mutex::default(),
+            policy_drops: Default::default(),
+            yields: Default::default(),
+        })
     }
 
-    /// From now on its packets are shown to these monitors.
-    pub fn watched_by(&self, monitors: Vec<Monitor>) {
-        let mut all = mirror::map_all(monitors, None);
-        let tx = self.tx.iter().map(|ring| &ring.watchers).zip(0..).map(|(ring, id)| ((0, id), ring));
-        let rx = self.rx.iter().map(|ring| &ring.watchers).zip(0..).map(|(ring, id)| ((1, id), ring));
-        tx.chain(rx).for_each(|(which, ring)| mirror::hand_out(&mut all, which, ring, 0));
+    /// Sets the monitors that packets of the port are mirrored to from now on.
+    pub fn set_monitors(&self, monitors: Vec<Monitor>) {
+        let mut all = mirror::map_monitors(monitors, None);
+        let tx = self.tx.iter().map(|ring| &ring.monitors).zip(0..).map(|(ring, id)| ((0, id), ring));
+        let rx = self.rx.iter().map(|ring| &ring.monitors).zip(0..).map(|(ring, id)| ((1, id), ring));
+        tx.chain(rx).for_each(|(which, ring)| mirror::assign(&mut all, which, ring, 0));
     }
 
-    /// Rings that its client sends on.
-    pub fn sending_rings(&self) -> usize {
+    /// Returns the number of transmit rings.
+    pub fn tx_rings(&self) -> usize {
         self.tx.len()
     }
 
-    /// Has the thread that looks after the port look at it once more, if it sleeps.
-    pub fn look_again(&self) {
-        self.bell.notify();
+    /// Makes the thread of the port poll it once more, if the thread sleeps.
+    pub fn wake_worker(&self) {
+        self.doorbell.notify();
     }
 
-    /// Its number in the switch.
+    /// Returns its index in the switch.
     pub fn index(&self) -> u8 {
         self.index
     }
 
-    /// Bytes of the virtio-net header that each packet of the port begins with: 0, 10 or 12.
-    pub fn header(&self) -> u8 {
-        self.header.load(Relaxed)
+    /// Returns the bytes of the virtio-net header that each packet of the port begins with: 0, 10 or 12.
+    pub fn vnet_hdr_len(&self) -> u8 {
+        self.vnet_hdr_len.load(Relaxed)
     }
 
-    /// Changes that, for the packets to come.
-    pub fn set_header(&self, bytes: u8) {
-        self.header.store(bytes, Relaxed);
+    /// Sets the virtio-net header length for the packets to come.
+    pub fn set_vnet_hdr_len(&self, bytes: u8) {
+        self.vnet_hdr_len.store(bytes, Relaxed);
     }
 
-    /// The rules by which views that are made from now on treat the port.
-    pub fn set_ruled(&self, ruled: Option<Arc<Ruled>>) {
-        *self.ruled.lock().unwrap_or_else(PoisonError::into_inner) = ruled;
+    /// Sets where the packets of a transmit or receive ring may begin from now on.
+    pub fn set_offsets(&self, transmit: bool, ring: usize, offsets: Offsets) {
+        let current = match transmit {
+            true => self.tx.get(ring).map(|tx| &tx.offsets),
+            false => self.rx.get(ring).map(|rx| &rx.offsets),
+        };
+        if let Some(current) = current {
+            current.set(offsets);
+        }
     }
 
-    /// These rules.
-    pub fn ruled(&self) -> Option<Arc<Ruled>> {
-        self.ruled.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Sets the policy for snapshots that are made from now on.
+    pub fn set_policy(&self, policy: Option<Arc<ActivePolicy>>) {
+        *self.policy.lock().unwrap_or_else(PoisonError::into_inner) = policy;
     }
 
-    /// Packets for the port that its own filter refused, and those beyond its limits.
-    pub fn refused(&self) -> [u64; 2] {
-        [0, 1].map(|i: usize| self.refused[i].load(Relaxed))
+    /// Returns this policy.
+    pub fn policy(&self) -> Option<Arc<ActivePolicy>> {
+        self.policy.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Packets that transmit ring `ring` sent and that reached no port, in the order of [`Lost::ALL`].
-    pub fn lost(&self, ring: usize) -> [u64; Lost::ALL.len()] {
-        std::array::from_fn(|i| self.tx.get(ring).map_or(0, |tx| tx.lost[i].load(Relaxed)))
+    /// Returns how many packets for the port its own filter refused, and how many were beyond its limits.
+    pub fn policy_drops(&self) -> [u64; 2] {
+        [0, 1].map(|i: usize| self.policy_drops[i].load(Relaxed))
     }
 
-    /// Packets that receive ring `ring` had no room for.
-    pub fn dropped(&self, ring: usize) -> u64 {
-        self.rx.get(ring).map_or(0, |rx| rx.dropped.load(Relaxed))
+    /// Returns how many packets of transmit ring `ring` reached no port, in the order of [`DropReason::ALL`].
+    pub fn tx_drops(&self, ring: usize) -> [u64; DropReason::ALL.len()] {
+        self.tx.get(ring).map_or([0; DropReason::ALL.len()], PortTx::drops)
     }
 
-    /// Packets that came to receive ring `ring` with their buffers.
-    pub fn swapped(&self, ring: usize) -> u64 {
-        self.rx.get(ring).map_or(0, |rx| rx.swapped.load(Relaxed))
+    /// Returns how many packets receive ring `ring` had no room for.
+    pub fn rx_drops(&self, ring: usize) -> u64 {
+        self.rx.get(ring).map_or(0, PortRx::drops)
     }
 
-    /// As long as what is returned lives, nothing is taken from the port's transmit rings, and no buffer in them changes sides.
-    /// Waits for the batches that are on their way.
-    pub fn still(&self) -> Vec<Still<'_>> {
-        self.tx.iter().map(Outgoing::still).collect()
+    /// Returns how many packets receive ring `ring` got by swapping buffers.
+    pub fn swaps(&self, ring: usize) -> u64 {
+        self.rx.get(ring).map_or(0, PortRx::swaps)
     }
 
-    /// The receive ring to which another port's transmit ring `ring` leads.
+    /// Waits for batches that are being forwarded. Until the result is dropped, no slot is taken from the port's
+    /// transmit rings, and no buffer in them is swapped.
+    pub fn pause_tx(&self) -> Vec<TxPause<'_>> {
+        self.tx.iter().map(PortTx::pause).collect()
+    }
+
+    /// Before the thread sleeps: it may be woken on any CPU.
+    pub(crate) fn unset_cpu(&self) {
+        self.rx.iter().for_each(PortRx::unset_cpu);
+    }
+
+    /// Returns the receive ring for packets that another port sends on its transmit ring `ring`.
     #[inline]
-    pub(crate) fn incoming(&self, ring: usize) -> Option<&Incoming> {
+    fn rx_for(&self, ring: usize) -> Option<&PortRx> {
         self.rx.get(ring % self.rx.len().max(1))
     }
 
-    /// Copies the packets of a batch from slot `at` on that begin with `addresses` into a receive ring, as long as there is
-    /// room; publishes them, and wakes the client if it sleeps. Returns how many.
+    /// True if packets from another port's transmit ring `ring` begin at the start of the buffer.
+    #[inline(always)]
+    fn rx_without_offsets(&self, ring: usize) -> bool {
+        self.rx_for(ring).is_some_and(|rx| rx.offsets.none())
+    }
+
+    /// True if same-destination runs of another port's transmit ring `ring` can be delivered: neither a virtio-net
+    /// header nor an offset precedes the packets.
+    #[inline(always)]
+    pub(crate) fn accepts_runs(&self, ring: usize) -> bool {
+        self.vnet_hdr_len() == 0 && self.rx_without_offsets(ring)
+    }
+
+    /// True if packets of this batch can be copied unchanged into buffers of this port.
     #[inline]
-    pub(crate) fn deliver_run(&self, served: &Served<'_>, (addresses, at): ([u8; ADDRESSES], u32)) -> u32 {
-        let Some(rx) = self.incoming(served.number) else { return 0 };
-        served.patience.delivers_to(self.index);
+    pub(crate) fn accepts_copies(&self, context: &BatchContext<'_>) -> bool {
+        let source_region = &context.port.region;
+        self.accepts_runs(context.number)
+            && !self.region.is_same_mapping(source_region)
+            && self.region.limits().buf_size >= source_region.limits().buf_size
+    }
+
+    /// Delivers a same-destination run: the packets of a batch from slot `at` on that begin with `addresses`, as far as
+    /// there is room. Publishes them, and wakes the client if it sleeps. Returns how many.
+    #[inline]
+    pub(crate) fn deliver_run(&self, context: &BatchContext<'_>, (addresses, at): ([u8; MAC_PAIR_BYTES], u32)) -> u32 {
+        let Some(rx) = self.rx_for(context.number) else { return 0 };
+        context.backpressure.note_delivery(self.index);
         let mut done = 0;
         loop {
-            let (packets, full) = rx.run(&self.region, served, addresses, at + done);
+            let (packets, full) = rx.fill_run(&self.region, context, addresses, at + done);
             done += packets;
-            if !full || !served.patience.give_way(rx) {
+            if !full || !rx.wait_for_room(context.backpressure) {
                 return done;
             }
         }
     }
 
-    /// Whether packets of another port's can just be copied, as they are, into buffers of this one.
+    /// Delivers copies of single-slot packets of a port whose [copies it accepts](SwitchPort::accepts_copies), as
+    /// [`SwitchPort::deliver`] does.
     #[inline]
-    pub(crate) fn takes_copies(&self, served: &Served<'_>) -> bool {
-        let theirs = &served.port.region;
-        self.header() == 0
-            && self.begins_at_start(served.number)
-            && !self.region.same(theirs)
-            && self.region.limits().buf_size >= theirs.limits().buf_size
-    }
-
-    /// Copies packets of one slot each of a port whose [copies it takes](Attached::takes_copies), as [`Attached::deliver`] does.
-    #[inline]
-    pub(crate) fn deliver_some(&self, served: &Served<'_>, mut packets: &[SlotHead]) {
-        let Some(rx) = self.incoming(served.number) else { return };
-        served.patience.delivers_to(self.index);
+    pub(crate) fn deliver_copies(&self, context: &BatchContext<'_>, mut packets: &[SlotHead]) {
+        let Some(rx) = self.rx_for(context.number) else { return };
+        context.backpressure.note_delivery(self.index);
         loop {
-            let done = rx.fill_some(&self.region, served, packets);
+            let done = rx.fill_copies(&self.region, context, packets);
             packets = packets.get(done..).unwrap_or_default();
             if packets.is_empty() {
                 return;
             }
-            if !served.patience.give_way(rx) {
+            if !rx.wait_for_room(context.backpressure) {
                 break;
             }
         }
-        rx.dropped.fetch_add(packets.len() as u64, Relaxed);
+        rx.count_drops(packets.len() as u64);
     }
 
-    /// Copies packets of a batch into the receive ring that belongs to the one they were sent on, as long as there is
-    /// room; publishes them, and wakes the client if it sleeps. A client without room may be given a chance to make
-    /// some. With `alone` the packets go to nobody else: in one region they need not be copied.
+    /// Delivers packets of a batch to the receive ring that corresponds to their transmit ring, as far as there is
+    /// room; publishes them, and wakes the client if it sleeps. May wait for a client without room; counts what is
+    /// dropped. With `unicast` the packets go to no other port, so that within one region buffers are swapped.
     #[inline]
-    pub(crate) fn deliver(&self, served: &Served<'_>, (mut packets, alone): (impl Iterator<Item = Packet>, bool)) {
-        let Some(rx) = self.incoming(served.number) else { return };
-        served.patience.delivers_to(self.index);
-        if self.header() != served.port.header() {
-            return translate(rx, self, served, packets);
+    pub(crate) fn deliver(
+        &self,
+        context: &BatchContext<'_>,
+        (mut packets, unicast): (impl Iterator<Item = Packet>, bool),
+    ) {
+        let Some(rx) = self.rx_for(context.number) else { return };
+        context.backpressure.note_delivery(self.index);
+        if self.vnet_hdr_len() != context.port.vnet_hdr_len() {
+            return vnet_hdr::deliver_converted(rx, self, context, packets);
         }
-        let start = served.batch.offsets.mask == 0 && rx.begin.get().mask == 0;
-        let swap = alone && start && self.region.same(&served.port.region);
+        let without_offsets = context.batch.offsets.mask == 0 && rx.offsets.none();
+        let swap = unicast && without_offsets && self.region.is_same_mapping(&context.port.region);
         let mut next = packets.next();
         while let Some(packet) = next {
-            next = rx.fill(&self.region, (served, swap), packet, &mut packets);
+            next = rx.fill_packets(&self.region, (context, swap), packet, &mut packets);
             if next.is_none() {
                 return;
             }
-            if !served.patience.give_way(rx) {
+            if !rx.wait_for_room(context.backpressure) {
                 break;
             }
         }
-        let lost = usize::from(next.is_some()) + packets.count();
-        rx.dropped.fetch_add(lost as u64, Relaxed);
+        let dropped = usize::from(next.is_some()) + packets.count();
+        rx.count_drops(dropped as u64);
     }
 }

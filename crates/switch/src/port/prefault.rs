@@ -1,57 +1,55 @@
-//! Memory for the packets to come.
+//! Prefaulting of receive buffers: memory for the packets to come.
 //!
-//! A region's pages have memory when they are used first, and the switch is the first to use a receive buffer. A fault
-//! for each page, while the receiver waits for what is copied there and the sender for the answer, takes as long as the
-//! rest of what the thread does. So when a delivery is done, and whoever waited is awake, the next buffers get theirs,
-//! many with one call: once for each slot, as a ring that has been filled to its end has all of it.
+//! A page of a region gets its memory when it is used first, and the switch is the first to use a receive buffer. A
+//! page fault for each buffer, while the receiver waits for the packet and the sender for the reply, takes as long as
+//! everything else that the thread does for a packet. So after a delivery, when all waiting clients are awake, the
+//! next buffers are populated, many with one call: once for each slot, since a ring that was filled to its end has
+//! memory for all of them.
 
 use unetmap_mem::{BufIdx, SlotRing, Slots, Span};
 
-/// Slots that are prepared at a time: 64 KiB in buffers of 2 KiB, as much as the kernel maps at a fault of who only
-/// reads.
-const AT_A_TIME: u32 = 32;
-/// Bytes of a buffer at most: of a larger one a packet may need a small part.
-const LARGEST: u32 = 4096;
+use crate::tuning::{PREFAULT_MAX_BUF, PREFAULT_SLOTS};
 
-/// See the module. Of one receive ring.
+/// How far the buffers of one receive ring are prefaulted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ahead {
-    /// Slots from the last one filled on that are prepared.
+pub(crate) struct Prefault {
+    /// Slots after the last filled one whose buffers are prefaulted.
     ready: u32,
-    /// Slots behind these that were never filled.
+    /// Slots after these that were never filled.
     fresh: u32,
 }
 
-impl Ahead {
-    /// Nothing was ever delivered to the ring, whose buffers have so many bytes.
-    pub(crate) fn new(slots: Slots, buf_size: u32) -> Ahead {
-        Ahead { ready: 0, fresh: if buf_size <= LARGEST { slots.get() } else { 0 } }
+impl Prefault {
+    /// The state of a ring to which nothing was delivered, with buffers of `buf_size` bytes.
+    pub(crate) fn new(slots: Slots, buf_size: u32) -> Prefault {
+        Prefault { ready: 0, fresh: if buf_size <= PREFAULT_MAX_BUF { slots.get() } else { 0 } }
     }
 
-    /// Whether anything is left to prepare.
+    /// True if some slot was neither filled nor prefaulted yet.
     #[inline(always)]
-    pub(crate) fn any(self) -> bool {
+    pub(crate) fn unfinished(self) -> bool {
         self.fresh > 0
     }
 
-    /// The slots of `filled` have been: which buffers are to be prepared, if few are left that are. What comes in large
-    /// batches is not waited for so much, and is over soon.
+    /// Notes that the slots of `filled` were filled. Returns the first buffer to prefault and the number of buffers,
+    /// if few prefaulted ones are left. Never after a large batch: it is not waited for as urgently, and large
+    /// batches reach the end of the ring soon.
     #[cold]
     pub(crate) fn next(&mut self, ring: &SlotRing, filled: Span) -> Option<(BufIdx, u32)> {
         let n = ring.slots();
         let moved = n.distance(filled.from, filled.to);
         self.fresh = self.fresh.saturating_sub(moved.saturating_sub(self.ready));
         self.ready = self.ready.saturating_sub(moved);
-        if moved > AT_A_TIME || self.ready >= AT_A_TIME / 2 || self.fresh == 0 {
+        if moved > PREFAULT_SLOTS || self.ready >= PREFAULT_SLOTS / 2 || self.fresh == 0 {
             return None;
         }
-        let most = AT_A_TIME.min(self.fresh);
+        let count = PREFAULT_SLOTS.min(self.fresh);
         let at = |i| ring.buf_idx(n.add(filled.to, self.ready + i));
-        let (first, last) = (at(0), at(most - 1));
-        self.fresh -= most;
-        self.ready += most;
-        // As the daemon laid them out; where the client has changed that, memory comes when it is used.
-        (first.0.checked_add(most - 1) == Some(last.0)).then_some((first, most))
+        let (first, last) = (at(0), at(count - 1));
+        self.fresh -= count;
+        self.ready += count;
+        // Consecutive buffers, as the daemon laid them out; if the client changed that, they fault when they are used.
+        (first.0.checked_add(count - 1) == Some(last.0)).then_some((first, count))
     }
 }
 
@@ -59,57 +57,56 @@ impl Ahead {
 mod tests {
     use unetmap_mem::Pos;
 
-    use super::super::tx_ring::own_slots;
+    use super::super::tx_ring::private_slots;
     use super::*;
 
-    /// A ring whose buffers lie one behind the other, from 100 on, and packets that come in batches of `batch` until
-    /// each slot was filled twice. Which slots were prepared, and how many at that moment were neither filled nor
-    /// prepared before.
-    fn prepared(batch: u32) -> Vec<u32> {
+    /// Fills a ring, whose buffers are consecutive from 100 on, in batches of `batch` packets until each slot was
+    /// filled twice. Returns the slots whose buffers were prefaulted, in order.
+    fn prefaulted(batch: u32) -> Vec<u32> {
         let slots = Slots::new(256).unwrap();
-        let ring = own_slots(slots).unwrap();
+        let ring = private_slots(slots).unwrap();
         slots.walk(Span { from: Pos::ZERO, to: slots.add(Pos::ZERO, 255) }).zip(100..).for_each(|(p, i)| {
             ring.set_buf_idx(p, BufIdx(i));
         });
         ring.set_buf_idx(slots.prev(Pos::ZERO), BufIdx(355));
-        let (mut ahead, mut at, mut all) = (Ahead::new(slots, 2112), Pos::ZERO, Vec::new());
+        let (mut prefault, mut at, mut all) = (Prefault::new(slots, 2112), Pos::ZERO, Vec::new());
         for _ in 0..2 * 256 / batch {
             let filled = Span { from: at, to: slots.add(at, batch) };
             at = filled.to;
-            if ahead.any()
-                && let Some((first, n)) = ahead.next(&ring, filled)
+            if prefault.unfinished()
+                && let Some((first, n)) = prefault.next(&ring, filled)
             {
-                assert!(n <= AT_A_TIME && first.0 >= 100 + at.raw(), "{first:?} is in use, at {at:?}");
+                assert!(n <= PREFAULT_SLOTS && first.0 >= 100 + at.raw(), "{first:?} is in use, at {at:?}");
                 all.extend((0..n).map(|i| first.0 - 100 + i));
             }
         }
-        assert!(!ahead.any(), "it comes to an end");
+        assert!(!prefault.unfinished(), "prefaulting ends");
         all
     }
 
     #[test]
-    fn each_slot_is_prepared_once_and_before_it_is_used() {
-        assert_eq!(prepared(1), (1..256).collect::<Vec<_>>());
-        assert_eq!(prepared(16), (16..256).collect::<Vec<_>>());
-        assert!(prepared(32).len() >= 128);
+    fn each_slot_is_prefaulted_once_and_before_it_is_used() {
+        assert_eq!(prefaulted(1), (1..256).collect::<Vec<_>>());
+        assert_eq!(prefaulted(16), (16..256).collect::<Vec<_>>());
+        assert!(prefaulted(32).len() >= 128);
     }
 
     #[test]
-    fn large_batches_are_not_prepared_for() {
-        assert!(prepared(64).is_empty());
+    fn large_batches_are_not_prefaulted() {
+        assert!(prefaulted(64).is_empty());
     }
 
     #[test]
-    fn buffers_that_the_client_has_moved_are_left_alone() {
+    fn buffers_that_the_client_moved_are_not_prefaulted() {
         let slots = Slots::new(64).unwrap();
-        let ring = own_slots(slots).unwrap();
+        let ring = private_slots(slots).unwrap();
         let one = Span { from: Pos::ZERO, to: slots.next(Pos::ZERO) };
-        // All of them name one buffer, or none that could be.
+        // All slots name the same buffer, or one that does not exist.
         for idx in [0, 7, u32::MAX] {
             slots
                 .walk(Span { from: Pos::ZERO, to: slots.prev(Pos::ZERO) })
                 .for_each(|p| ring.set_buf_idx(p, BufIdx(idx)));
-            assert_eq!(Ahead::new(slots, 2112).next(&ring, one), None);
+            assert_eq!(Prefault::new(slots, 2112).next(&ring, one), None);
         }
     }
 }

@@ -1,209 +1,239 @@
-//! A receive ring of a port's, as it is filled: with runs of packets, with lists of them, or one by one.
+//! A client's receive ring, which the switch fills: with same-destination runs, with lists of copies, or packet by
+//! packet.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use unetmap_abi::NS_MOREFRAG;
+use unetmap_core::sync::mirror::MirrorSet;
 use unetmap_mem::{
-    ADDRESSES, BufIdx, CopyKind, Frame, LinePage, Pos, Producer, Region, Run, Side, SlotHead, Slots, Span, copy_packet,
-    copy_run, copy_some, swap_one, swap_run,
+    BufIdx, ChannelPage, Frame, MAC_PAIR_BYTES, Pos, Producer, Region, RingRef, Run, SimdLevel, SlotHead, Slots, Span,
+    copy_list, copy_packet, copy_run, swap_one, swap_run,
 };
 use unetmap_sys::Doorbell;
 use unetmap_sys::thread::current_cpu;
 
+use super::RingConfig;
+use super::batch::Batch;
+use super::context::BatchContext;
+use super::offsets::HeadroomOffsets;
+use super::prefault::Prefault;
+use crate::backpressure::Backpressure;
 use crate::forward::Packet;
-use crate::worker::backpressure::Patience;
-use super::Given;
-use super::prefault::Ahead;
-use super::batch::Served;
-use super::offsets::Begin;
-use unetmap_core::sync::mirror::Watchers;
+use crate::tuning::{BUFFER_PREFETCH_SLOTS, DEFER_WAKEUP_RING_SHARE, KEEPS_UP_RING_SHARE};
 
-/// Slots ahead of which the buffers of packets that are copied one by one are fetched.
-const AHEAD: u32 = 8;
+/// Slot flags of a packet of one slot: the number of its slots, without `NS_MOREFRAG`.
+const ONE_SLOT: u16 = 1 << 8;
 
-/// A client's receive ring.
-pub(in super::super) struct Incoming {
-    pub(crate) line: Producer,
-    spare: BufIdx,
-    /// Wakes the client that waits for packets.
-    pub(crate) client: Arc<Doorbell>,
-    state: Mutex<Filled>,
-    /// Packets that there was no room for.
-    pub(crate) dropped: AtomicU64,
-    /// Packets that came with their buffers.
-    pub(crate) swapped: AtomicU64,
-    pub(crate) begin: Begin,
-    copy: CopyKind,
-    pub(crate) watchers: Watchers,
+/// A client's receive ring, as the switch sees it: the switch produces, the client consumes.
+pub(crate) struct PortRx {
+    pub(crate) channel: Producer,
+    /// Replaces a buffer index that does not exist.
+    spare_buffer: BufIdx,
+    /// Wakes the client when it waits for packets.
+    client: Arc<Doorbell>,
+    state: Mutex<RxState>,
+    /// Packets without room.
+    dropped: AtomicU64,
+    /// Packets whose buffers were swapped instead of copied.
+    swapped: AtomicU64,
+    pub(crate) offsets: HeadroomOffsets,
+    copy: SimdLevel,
+    pub(crate) monitors: MirrorSet,
 }
 
-/// Has memory made for buffers that will be filled soon.
-#[inline(always)]
-fn prepare(region: &Region, ahead: Option<(BufIdx, u32)>, patience: &Patience) {
-    if let Some((first, n)) = ahead {
-        // It takes time, so whoever waits on this processor does not wait for that.
-        patience.pay();
-        region.prepare(first, n);
-    }
-}
-
-/// How far a receive ring was filled.
+/// The positions of a receive ring, and what is known about its client.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Filled {
+pub(crate) struct RxState {
+    /// Next slot to fill.
     pub(crate) prod: Pos,
-    /// Up to where the client had given slots back at the last look.
+    /// The client's position when it was read last: slots `[cons, prod)` are the client's.
     pub(crate) cons: Pos,
-    /// How often the client had a chance to read since it last did.
-    pub(crate) chances: u32,
-    /// The batch in which it had the last one.
-    pub(crate) batch: u32,
-    /// At the last look that followed no wait, it had read most of what it got.
+    /// Waits for the client since it last read anything, weighted.
+    pub(crate) futile_waits: u32,
+    /// The batch in which it was waited for last.
+    pub(crate) waited_in_batch: u32,
+    /// The client had read most of its ring when its position was last read, not counting reads after a wait.
     pub(crate) keeps_up: bool,
-    ahead: Ahead,
+    prefault: Prefault,
 }
 
-impl Filled {
+impl RxState {
+    /// Returns the number of free slots.
     #[inline(always)]
     pub(crate) fn room(self, n: Slots) -> u32 {
         n.get() - 1 - n.distance(self.cons, self.prod)
     }
 }
 
-impl Incoming {
-    pub(crate) fn new(lines: &LinePage, given: Given<'_>, buf_size: u32) -> io::Result<Incoming> {
-        let line = Producer::new(lines, given.line, given.view.slots().clone()).ok_or(io::ErrorKind::InvalidInput)?;
-        let (ahead, keeps_up) = (Ahead::new(line.slots().slots(), buf_size), true);
-        let state = Mutex::new(Filled { prod: Pos::ZERO, cons: Pos::ZERO, chances: 0, batch: 0, keeps_up, ahead });
-        Ok(Incoming {
-            line,
-            spare: given.spare,
-            client: Arc::new(given.bell),
-            state,
+/// Prefaults buffers, after a delivery.
+#[inline(always)]
+fn prefault(region: &Region, buffers: Option<(BufIdx, u32)>, backpressure: &Backpressure) {
+    if let Some((first, n)) = buffers {
+        // It takes long, so clients that wait on this CPU are woken before.
+        backpressure.flush_wakeups();
+        region.populate(first, n);
+    }
+}
+
+impl PortRx {
+    pub(crate) fn new(channels: &ChannelPage, config: RingConfig<'_>, buf_size: u32) -> io::Result<PortRx> {
+        let channel = Producer::new(channels, config.channel, config.view.slots().clone());
+        let channel = channel.ok_or(io::ErrorKind::InvalidInput)?;
+        let state = RxState {
+            prod: Pos::ZERO,
+            cons: Pos::ZERO,
+            futile_waits: 0,
+            waited_in_batch: 0,
+            keeps_up: true,
+            prefault: Prefault::new(channel.slots().slots(), buf_size),
+        };
+        Ok(PortRx {
+            channel,
+            spare_buffer: config.spare_buffer,
+            client: Arc::new(config.doorbell),
+            state: Mutex::new(state),
             dropped: AtomicU64::new(0),
             swapped: AtomicU64::new(0),
-            begin: Begin::default(),
-            copy: CopyKind::best(),
-            watchers: Watchers::default(),
+            offsets: HeadroomOffsets::default(),
+            copy: SimdLevel::best(),
+            monitors: MirrorSet::default(),
         })
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Filled> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, RxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes over a run of packets of a batch, from slot `at` on; how many, and whether it ended for want of room.
+    /// Counts `n` packets without room.
+    pub(crate) fn count_drops(&self, n: u64) {
+        self.dropped.fetch_add(n, Relaxed);
+    }
+
+    /// Returns the number of packets without room.
+    pub(crate) fn drops(&self) -> u64 {
+        self.dropped.load(Relaxed)
+    }
+
+    /// Returns the number of packets whose buffers were swapped.
+    pub(crate) fn swaps(&self) -> u64 {
+        self.swapped.load(Relaxed)
+    }
+
+    /// Delivers a same-destination run of a batch, from slot `at` on: packets that begin with `addresses`. Returns
+    /// how many packets that were, and whether the run ended because the ring is full.
     #[inline]
-    pub(crate) fn run(
+    pub(crate) fn fill_run(
         &self,
-        mine: &Region,
-        &Served { port, ref batch, patience, .. }: &Served<'_>,
-        addresses: [u8; ADDRESSES],
+        region: &Region,
+        &BatchContext { port, ref batch, backpressure, .. }: &BatchContext<'_>,
+        addresses: [u8; MAC_PAIR_BYTES],
         at: u32,
     ) -> (u32, bool) {
-        let theirs = &port.region;
-        let n = self.line.slots().slots();
+        let source_region = &port.region;
+        let n = self.channel.slots().slots();
         let (source, target) =
-            (Side { slots: batch.slots, region: theirs }, Side { slots: self.line.slots(), region: mine });
+            (RingRef { slots: batch.slots, region: source_region }, RingRef { slots: self.channel.slots(), region });
         let mut state = self.lock();
-        let mut filled = *state;
-        let (mut done, mut full, swap) = (0, false, mine.same(theirs));
+        let mut next = *state;
+        let (mut done, mut full, swap) = (0, false, region.is_same_mapping(source_region));
         while at + done < batch.len {
-            if filled.room(n) == 0 {
-                self.look(&mut filled);
-                full = filled.room(n) == 0;
+            if next.room(n) == 0 {
+                self.refresh(&mut next);
+                full = next.room(n) == 0;
                 if full {
                     break;
                 }
             }
-            let most = filled.room(n).min(batch.len - at - done);
+            let most = next.room(n).min(batch.len - at - done);
             let from = batch.at(at + done);
-            // Up to the end of a ring in one go.
-            let whole = most.min(n.get() - filled.prod.raw()).min(batch.slots.slots().get() - from.raw());
-            let run = Run { addresses, flags: 1 << 8, most: whole };
+            // Up to the end of either ring at a time.
+            let contiguous = most.min(n.get() - next.prod.raw()).min(batch.slots.slots().get() - from.raw());
+            let run = Run { addresses, flags: ONE_SLOT, max: contiguous };
             let moved = match swap {
-                true => swap_run(batch.line, from, target.slots, filled.prod, mine, run),
-                false => copy_run(self.copy, source, from, target, filled.prod, run),
+                true => swap_run(batch.channel, from, target.slots, next.prod, region, run),
+                false => copy_run(self.copy, source, from, target, next.prod, run),
             };
             done += moved;
-            filled.prod = n.add(filled.prod, moved);
-            if moved < whole {
+            next.prod = n.add(next.prod, moved);
+            if moved < contiguous {
                 break;
             }
         }
         if swap && done > 0 {
             self.swapped.fetch_add(done.into(), Relaxed);
         }
-        let ahead = self.publish(mine, &mut state, filled, patience);
+        let buffers = self.publish(region, &mut state, next, backpressure);
         drop(state);
-        prepare(mine, ahead, patience);
+        prefault(region, buffers, backpressure);
         (done, full)
     }
 
-    /// Takes over copies of packets of one slot each, as far as there is room; how many.
+    /// Delivers copies of single-slot packets, as far as there is room; returns how many.
     #[inline]
-    pub(crate) fn fill_some(&self, mine: &Region, served: &Served<'_>, packets: &[SlotHead]) -> usize {
-        let (theirs, patience) = (&served.port.region, served.patience);
-        let (ring, n) = (self.line.slots(), self.line.slots().slots());
-        let target = Side { slots: ring, region: mine };
+    pub(crate) fn fill_copies(&self, region: &Region, context: &BatchContext<'_>, packets: &[SlotHead]) -> usize {
+        let (source_region, backpressure) = (&context.port.region, context.backpressure);
+        let (ring, n) = (self.channel.slots(), self.channel.slots().slots());
+        let target = RingRef { slots: ring, region };
         let mut state = self.lock();
-        let (mut filled, mut done) = (*state, 0);
-        while let [next, ..] = &packets[done..] {
+        let (mut next, mut done) = (*state, 0);
+        while let [first, ..] = &packets[done..] {
             let left = packets.len() - done;
-            if (filled.room(n) as usize) < left {
-                self.look(&mut filled);
-                if filled.room(n) == 0 {
+            if (next.room(n) as usize) < left {
+                self.refresh(&mut next);
+                if next.room(n) == 0 {
                     break;
                 }
             }
-            // Up to the end of the ring in one go.
-            let whole = left.min(filled.room(n).min(n.get() - filled.prod.raw()) as usize);
-            let mut moved = copy_some(self.copy, theirs, &packets[done..done + whole], target, filled.prod, 1 << 8);
+            // Up to the end of the ring at a time.
+            let contiguous = left.min(next.room(n).min(n.get() - next.prod.raw()) as usize);
+            let list = &packets[done..done + contiguous];
+            let mut moved = copy_list(self.copy, source_region, list, target, next.prod, ONE_SLOT);
             if moved == 0 {
-                let (to, from) = (self.buffer(mine, filled.prod), theirs.frame(next.buf_idx()));
-                let len = copy_packet(self.copy, &to, &from, usize::from(next.len()));
-                ring.set_len_flags(filled.prod, len as u16, 1 << 8);
+                let (to, from) = (self.buffer(region, next.prod), source_region.frame(first.buf_idx()));
+                let len = copy_packet(self.copy, &to, &from, usize::from(first.len()));
+                ring.set_len_flags(next.prod, len as u16, ONE_SLOT);
                 moved = 1;
             }
-            filled.prod = n.add(filled.prod, moved);
+            next.prod = n.add(next.prod, moved);
             done += moved as usize;
         }
-        let ahead = self.publish(mine, &mut state, filled, patience);
+        let buffers = self.publish(region, &mut state, next, backpressure);
         drop(state);
-        prepare(mine, ahead, patience);
+        prefault(region, buffers, backpressure);
         done
     }
 
-    /// Takes over packet after packet, with `swap` without copying them; returns the first that there is no room for.
+    /// Delivers packet after packet, with `swap` by swapping buffers; returns the first packet without room.
     #[inline]
-    pub(crate) fn fill(
+    pub(crate) fn fill_packets(
         &self,
-        mine: &Region,
-        (&Served { port, ref batch, patience, .. }, swap): (&Served<'_>, bool),
+        region: &Region,
+        (&BatchContext { port, ref batch, backpressure, .. }, swap): (&BatchContext<'_>, bool),
         first: Packet,
         packets: &mut impl Iterator<Item = Packet>,
     ) -> Option<Packet> {
-        let theirs = &port.region;
-        let (ring, n) = (self.line.slots(), self.line.slots().slots());
-        let narrow = mine.limits().buf_size < theirs.limits().buf_size || self.begin.get().mask != 0;
+        let source_region = &port.region;
+        let (ring, n) = (self.channel.slots(), self.channel.slots().slots());
+        let may_not_fit = region.limits().buf_size < source_region.limits().buf_size || !self.offsets.none();
         let mut state = self.lock();
-        let mut filled = *state;
-        let (mut next, mut swapped) = (Some(first), 0);
-        while let Some(packet) = next {
-            if filled.room(n) < u32::from(packet.frags) {
-                self.look(&mut filled);
-                if filled.room(n) < u32::from(packet.frags) {
+        let mut next = *state;
+        let (mut pending, mut swapped) = (Some(first), 0);
+        while let Some(packet) = pending {
+            if next.room(n) < u32::from(packet.frags) {
+                self.refresh(&mut next);
+                if next.room(n) < u32::from(packet.frags) {
                     break;
                 }
             }
-            next = packets.next();
+            pending = packets.next();
             if !swap {
-                // Written soon, unless there is no room; then it was asked for in vain.
-                mine.fetch_to_write(ring.buf_idx(n.add(filled.prod, AHEAD.min(n.get()))));
+                // Useless if the ring turns out to be full before that slot.
+                region.prefetch_for_write(ring.buf_idx(n.add(next.prod, BUFFER_PREFETCH_SLOTS.min(n.get()))));
             }
-            if narrow && !self.fits(mine, batch, packet, filled.prod) {
-                self.dropped.fetch_add(1, Relaxed);
+            if may_not_fit && !self.fits(region, batch, packet, next.prod) {
+                self.count_drops(1);
                 continue;
             }
             let mut copied = false;
@@ -211,81 +241,165 @@ impl Incoming {
                 let from = batch.at(u32::from(packet.at + i));
                 let more = if i + 1 == packet.frags { 0 } else { NS_MOREFRAG };
                 let flags = packet.frags << 8 | more;
-                if !swap || !swap_one(batch.line, from, ring, filled.prod, flags) {
+                if !swap || !swap_one(batch.channel, from, ring, next.prod, flags) {
                     let slot = batch.slots.load(from);
-                    let to = self.buffer(mine, filled.prod);
-                    let len = copy_packet(self.copy, &to, &batch.frame(theirs, slot), usize::from(slot.len));
-                    ring.set_len_flags(filled.prod, len as u16, flags);
+                    let to = self.buffer(region, next.prod);
+                    let frame = batch.frame(source_region, slot);
+                    let len = copy_packet(self.copy, &to, &frame, usize::from(slot.len));
+                    ring.set_len_flags(next.prod, len as u16, flags);
                     copied = true;
                 }
-                filled.prod = n.next(filled.prod);
+                next.prod = n.next(next.prod);
             }
             swapped += u64::from(!copied);
         }
         if swapped > 0 {
             self.swapped.fetch_add(swapped, Relaxed);
         }
-        let ahead = self.publish(mine, &mut state, filled, patience);
+        let buffers = self.publish(region, &mut state, next, backpressure);
         drop(state);
-        prepare(mine, ahead, patience);
-        next
+        prefault(region, buffers, backpressure);
+        pending
     }
 
-    /// Ends a delivery: what was filled is the client's, which is woken if it sleeps, or later if that is soon enough; it
-    /// lies in the buffers of `mine`. Returns which buffers, and how many, are to be [prepared](prepare) when the ring is
-    /// others' again.
+    /// Writes a packet that consists of `pieces` into the next slots; `false` if there is no room.
+    pub(crate) fn put(&self, region: &Region, next: &mut RxState, pieces: &[&[u8]]) -> bool {
+        let (ring, n) = (self.channel.slots(), self.channel.slots().slots());
+        let size = self.slot_capacity(region);
+        let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
+        let frags = bytes.div_ceil(size).max(1);
+        // With an offset that may reach the end of the buffer there is room in no slot.
+        if self.offsets.get().max >= region.limits().buf_size || !self.has_room(next, frags) {
+            return false;
+        }
+        let mut left = pieces.iter().flat_map(|piece| piece.chunks(size));
+        let mut part: &[u8] = &[];
+        for i in 0..frags {
+            let buffer = self.buffer(region, next.prod);
+            let mut len = 0;
+            while len < size {
+                if part.is_empty() {
+                    match left.next() {
+                        Some(chunk) => part = chunk,
+                        None => break,
+                    }
+                }
+                let now = part.len().min(size - len);
+                buffer.write(len, &part[..now]);
+                (len, part) = (len + now, &part[now..]);
+            }
+            let more = if i + 1 == frags { 0 } else { NS_MOREFRAG };
+            ring.set_len_flags(next.prod, len as u16, (frags as u16) << 8 | more);
+            next.prod = n.next(next.prod);
+        }
+        true
+    }
+
+    /// Ends a delivery: passes the filled slots, up to `next.prod`, to the client and wakes it if it sleeps (later if
+    /// that suffices). Returns the buffers to [`prefault`] once the lock is released.
     #[inline(always)]
     pub(crate) fn publish(
         &self,
-        mine: &Region,
-        state: &mut Filled,
-        filled: Filled,
-        patience: &Patience,
+        region: &Region,
+        state: &mut RxState,
+        next: RxState,
+        backpressure: &Backpressure,
     ) -> Option<(BufIdx, u32)> {
-        let moved = filled.prod != state.prod;
-        if moved && self.watchers.any() {
-            let ring = (self.line.slots(), self.begin.get());
-            self.watchers.show(mine, ring, Span { from: state.prod, to: filled.prod });
+        let moved = next.prod != state.prod;
+        if moved && self.monitors.any_copy() {
+            let ring = (self.channel.slots(), self.offsets.get());
+            self.monitors.copy(region, ring, Span { from: state.prod, to: next.prod });
         }
         let before = state.prod;
-        *state = filled;
+        *state = next;
         if moved {
             let cpu = current_cpu();
-            self.line.words().producer_is_on(cpu);
-            self.line.words().publish(filled.prod);
-            self.wake(cpu, filled, patience);
-            if filled.ahead.any() {
-                return state.ahead.next(self.line.slots(), Span { from: before, to: filled.prod });
+            self.channel.words().set_producer_cpu(cpu);
+            self.channel.words().publish(next.prod);
+            self.wake_client(cpu, next, backpressure);
+            if next.prefault.unfinished() {
+                return state.prefault.next(self.channel.slots(), Span { from: before, to: next.prod });
             }
         }
         None
     }
 
-    /// The thread is about to sleep, and may be woken on any processor: the client's, perhaps.
-    pub(in super::super) fn sleeps(&self) {
-        self.line.words().producer_is_anywhere();
-    }
-
-    /// The buffer in slot `p`, as the client left it there, from where the packet is to begin.
+    /// After packets were published: wakes the client if it sleeps, or defers that.
     #[inline(always)]
-    pub(crate) fn buffer<'a>(&self, region: &'a Region, p: Pos) -> Frame<'a> {
-        let mut idx = self.line.slots().buf_idx(p);
-        if !region.limits().index_ok(idx) {
-            self.line.slots().set_buf_idx(p, self.spare);
-            idx = self.spare;
+    fn wake_client(&self, cpu: u32, filled: RxState, backpressure: &Backpressure) {
+        let deferrable = match self.channel.futex_waiter(cpu) {
+            None if backpressure.streaming() => {
+                self.channel.doorbell_waiter().filter(|_| self.is_little_filled(filled))
+            }
+            waiter => waiter,
+        };
+        if deferrable.is_some_and(|waiter| backpressure.defer_wakeup(waiter, &self.client)) {
+            return;
         }
-        self.begin.get().within(region.frame(idx), || self.line.slots().ptr(p))
+        if self.channel.words().take_consumer_wakeup() {
+            self.client.notify_now();
+        }
     }
 
-    /// Where the client is now. A word that cannot be leaves everything as it is: its ring stays full.
-    pub(crate) fn look(&self, filled: &mut Filled) {
-        if let Some(cons) = self.line.words().released(self.line.slots().slots(), filled.cons, filled.prod) {
-            if cons != filled.cons {
-                filled.chances = 0;
-            }
-            filled.cons = cons;
-            let n = self.line.slots().slots();
-            filled.keeps_up = filled.room(n) >= n.get() / 4;
+    /// True if less than a quarter of the ring is filled, so that a client that sleeps may go on to.
+    #[cold]
+    fn is_little_filled(&self, filled: RxState) -> bool {
+        let n = self.channel.slots().slots();
+        let cons = self.channel.words().validated_cons(n, filled.cons, filled.prod);
+        cons.is_some_and(|cons| n.distance(cons, filled.prod) < n.get() / DEFER_WAKEUP_RING_SHARE)
+    }
+
+    /// Before the thread sleeps: it may be woken on any CPU, perhaps the client's.
+    pub(crate) fn unset_cpu(&self) {
+        self.channel.words().set_producer_cpu_any();
+    }
+
+    /// Returns the buffer of slot `p`, from where the packet is to begin. Reads the client's buffer index once.
+    #[inline(always)]
+    fn buffer<'a>(&self, region: &'a Region, p: Pos) -> Frame<'a> {
+        let mut idx = self.channel.slots().buf_idx(p);
+        if !region.limits().index_ok(idx) {
+            self.channel.slots().set_buf_idx(p, self.spare_buffer);
+            idx = self.spare_buffer;
         }
+        self.offsets.get().within(region.frame(idx), || self.channel.slots().ptr(p))
+    }
+
+    /// Reads the client's position. An impossible position changes nothing: the ring stays full.
+    pub(crate) fn refresh(&self, state: &mut RxState) {
+        if let Some(cons) = self.channel.words().validated_cons(self.channel.slots().slots(), state.cons, state.prod) {
+            if cons != state.cons {
+                state.futile_waits = 0;
+            }
+            state.cons = cons;
+            let n = self.channel.slots().slots();
+            state.keeps_up = state.room(n) >= n.get() / KEEPS_UP_RING_SHARE;
+        }
+    }
+
+    /// True if there are `slots` free ones; reads the client's position if that is not known.
+    pub(crate) fn has_room(&self, state: &mut RxState, slots: usize) -> bool {
+        let n = self.channel.slots().slots();
+        if (state.room(n) as usize) < slots {
+            self.refresh(state);
+        }
+        state.room(n) as usize >= slots
+    }
+
+    /// Returns how many bytes of a packet each slot holds, wherever the packet may begin; at least 1, since callers
+    /// divide by it.
+    pub(crate) fn slot_capacity(&self, region: &Region) -> usize {
+        (region.limits().buf_size.saturating_sub(self.offsets.get().max) as usize).max(1)
+    }
+
+    /// True if the buffers of the slots from `to` on hold those of a packet.
+    #[cold]
+    fn fits(&self, region: &Region, batch: &Batch<'_>, packet: Packet, to: Pos) -> bool {
+        let (slots, offsets, size) = (self.channel.slots(), self.offsets.get(), region.limits().buf_size);
+        (0..packet.frags).map(u32::from).all(|i| {
+            let offset = offsets.of(slots.ptr(slots.slots().add(to, i)));
+            let len = batch.slots.len(batch.at(u32::from(packet.at) + i));
+            u32::from(len) + offset <= size
+        })
     }
 }

@@ -1,89 +1,90 @@
-//! Packets that the switch holds in memory of its own, and their way into a receive ring.
+//! Packets staged in the switch's own memory, where policies are checked, and their delivery.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::forward::{Lost, Packet};
+use super::SwitchPort;
+use super::batch::Batch;
+use super::context::BatchContext;
+use super::rx_ring::{PortRx, RxState};
+use super::vnet_hdr::{convert_vnet_hdr, gather};
+use crate::forward::{DropReason, Packet};
 use crate::offload;
-use crate::policy::{Book, Direction, Vlan};
-use super::rx_ring::Filled;
-use super::vnet_hdr::{converted, gather};
-use super::{Attached, Batch, Incoming, Served};
+use crate::policy::{Direction, PolicySet, TAG_BYTES, TAG_TYPE, VlanMode};
 
-/// Bytes of a tag, and how it begins.
-pub(in super::super) const TAG: usize = 4;
-pub(in super::super) const TAG_TYPE: [u8; 2] = [0x81, 0x00];
-/// Bytes of a frame before its tag.
+/// Bytes of a frame before its VLAN tag.
 const BEFORE_TAG: usize = 12;
 
-/// A packet in [`Scratch`].
-pub(in super::super) struct Held {
-    /// Its bytes, its virtio-net header first.
-    pub(in super::super) range: Range<usize>,
-    /// Bytes of that header: as long as its sender's were when it was judged.
-    pub(in super::super) header: u8,
-    /// Priority and number of its VLAN, which is not in the bytes; 0: it has none.
-    pub(in super::super) tag: u16,
-    /// Whether there was anybody whom it could go to.
-    pub(in super::super) reached: bool,
+/// A packet in a [`StagingArea`].
+pub(crate) struct StagedPacket {
+    /// Where its bytes are, its virtio-net header first.
+    pub(crate) range: Range<usize>,
+    /// Bytes of that header: the sender's when the packet was checked.
+    pub(crate) vnet_hdr_len: u8,
+    /// Priority and VLAN number; the bytes do not contain the tag. 0: none.
+    pub(crate) tag: u16,
+    /// True if there was a port in its VLAN that it could go to.
+    pub(crate) has_destination: bool,
 }
 
-/// Packets of a batch.
+/// The staged packets of a batch.
 #[derive(Default)]
-pub(in super::super) struct Scratch {
-    pub(in super::super) bytes: Vec<u8>,
-    pub(in super::super) packets: Vec<Held>,
-    /// A packet with its tag.
-    changed: Vec<u8>,
-    /// A packet whose receiver expects what hardware would have done.
+pub(crate) struct StagingArea {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) packets: Vec<StagedPacket>,
+    /// Scratch: a packet with its tag.
+    tagged: Vec<u8>,
+    /// Scratch: a packet that is segmented or gets its checksum.
     finished: Vec<u8>,
 }
 
-/// Packets that did not arrive.
+/// Packets that were not delivered.
 #[derive(Default)]
-struct Counts {
-    dropped: u64,
-    bad: u64,
+struct Drops {
+    /// Without room.
+    full: u64,
+    invalid: u64,
 }
 
-impl Scratch {
-    pub(in super::super) fn clear(&mut self) {
+impl StagingArea {
+    pub(crate) fn clear(&mut self) {
         self.bytes.clear();
         self.packets.clear();
     }
 
-    /// Gives back what is beyond `most` bytes.
-    pub(in super::super) fn shrink(&mut self, most: usize) {
+    /// Frees memory beyond `most` bytes.
+    pub(crate) fn shrink(&mut self, most: usize) {
         self.bytes.truncate(most);
         self.bytes.shrink_to(most);
     }
 }
 
-/// Takes the tag from the packet at the end of `bytes` that begins at `from`, with a virtio-net header of `header` bytes.
-pub(in super::super) fn strip(bytes: &mut Vec<u8>, from: usize, header: usize) {
+/// Removes the VLAN tag of the packet at the end of `bytes` that begins at `from`, with a virtio-net header of `header`
+/// bytes.
+pub(crate) fn remove_tag(bytes: &mut Vec<u8>, from: usize, header: usize) {
     let at = from + header + BEFORE_TAG;
-    if at + TAG <= bytes.len() {
-        bytes.drain(at..at + TAG);
-        shift_offsets(&mut bytes[from..from + header], |offset| offset.saturating_sub(TAG as u16));
+    if at + TAG_BYTES <= bytes.len() {
+        bytes.drain(at..at + TAG_BYTES);
+        shift_offsets(&mut bytes[from..from + header], |offset| offset.saturating_sub(TAG_BYTES as u16));
     }
 }
 
-/// `packet`, with this tag.
-fn insert(changed: &mut Vec<u8>, packet: &[u8], header: usize, tag: u16) {
-    let (before, behind) = packet.split_at(packet.len().min(header + BEFORE_TAG));
-    changed.clear();
-    changed.extend_from_slice(before);
-    changed.extend_from_slice(&TAG_TYPE);
-    changed.extend_from_slice(&tag.to_be_bytes());
-    changed.extend_from_slice(behind);
-    shift_offsets(&mut changed[..header], |offset| offset.saturating_add(TAG as u16));
+/// Writes `packet` with this VLAN tag to `tagged`.
+fn insert_tag(tagged: &mut Vec<u8>, packet: &[u8], header: usize, tag: u16) {
+    let (before, after) = packet.split_at(packet.len().min(header + BEFORE_TAG));
+    tagged.clear();
+    tagged.extend_from_slice(before);
+    tagged.extend_from_slice(&TAG_TYPE);
+    tagged.extend_from_slice(&tag.to_be_bytes());
+    tagged.extend_from_slice(after);
+    shift_offsets(&mut tagged[..header], |offset| offset.saturating_add(TAG_BYTES as u16));
 }
 
-/// What a virtio-net header says of places in the frame: the length of all headers, and where a checksum begins.
+/// Changes the fields of a virtio-net header that count bytes from the frame's start: `hdr_len` and `csum_start`.
 fn shift_offsets(header: &mut [u8], shift: impl Fn(u16) -> u16) {
     for at in [2, 6] {
         if let Some([low, high]) = header.get_mut(at..at + 2) {
-            // Nothing is asked for where it is 0.
+            // 0 requests nothing.
             match u16::from_le_bytes([*low, *high]) {
                 0 => {}
                 offset => [*low, *high] = shift(offset).to_le_bytes(),
@@ -92,118 +93,114 @@ fn shift_offsets(header: &mut [u8], shift: impl Fn(u16) -> u16) {
     }
 }
 
-impl Attached {
-    /// Copies a packet of a batch of this port's, with a virtio-net header of `header` bytes, to the end of `bytes`. A checksum
-    /// that the header asks for is computed there: it can be anywhere in what is to be judged.
-    pub(in super::super) fn hold(
+impl SwitchPort {
+    /// Appends a packet of a batch of this port, with a virtio-net header of `header` bytes, to `bytes`. Computes a
+    /// checksum that the header requests, since its bytes may be part of what a policy checks.
+    pub(crate) fn stage(
         &self,
         bytes: &mut Vec<u8>,
         batch: &Batch<'_>,
         packet: Packet,
         header: usize,
-    ) -> Result<(), Lost> {
-        if batch.bad {
-            let mut all = (0..packet.frags).map(|i| batch.slots.buf_idx(batch.at(u32::from(packet.at + i))));
-            if all.any(|idx| !self.region.limits().index_ok(idx)) {
-                return Err(Lost::Bad);
-            }
+    ) -> Result<(), DropReason> {
+        if batch.is_invalid(&self.region, packet) {
+            return Err(DropReason::InvalidSlot);
         }
         let from = bytes.len();
         if !gather(bytes, &self.region, batch, packet) {
-            return Err(Lost::Long);
+            return Err(DropReason::TooManyFragments);
         }
         match header {
             0 => Ok(()),
-            _ if bytes.len() - from < header => Err(Lost::Short),
-            _ => offload::settle(&mut bytes[from..], header).map_err(|_| Lost::Bad),
+            _ if bytes.len() - from < header => Err(DropReason::Runt),
+            _ => offload::fill_checksum(&mut bytes[from..], header).map_err(|_| DropReason::InvalidSlot),
         }
     }
 
-    /// Writes held packets, those of the numbers `listed`, into the receive ring that belongs to the one they were sent
-    /// on, as far as the rules of this port let them, and there is room.
-    pub(in super::super) fn deliver_held<'b>(
+    /// Delivers the staged packets with the numbers `listed` to the receive ring that corresponds to their transmit
+    /// ring, as far as the policy of this port accepts them and there is room.
+    pub(crate) fn deliver_staged<'b>(
         &self,
-        rules: &'b Book,
-        &Served { ring, number, patience, .. }: &Served<'_>,
-        scratch: &mut Scratch,
+        policies: &'b PolicySet,
+        &BatchContext { ring, number, backpressure, .. }: &BatchContext<'_>,
+        area: &mut StagingArea,
         listed: impl Iterator<Item = usize>,
     ) {
-        let Some(rx) = self.incoming(number) else { return };
-        patience.takes_part(self.index);
-        let untagged = matches!(rules.vlan_of(self.index), Some(Vlan::Access(_)));
-        let gate_of = |rules: &'b Book| rules.of(self.index).map(|ruled| ruled.gate(Direction::Out));
-        let mut gate = gate_of(rules);
-        let size = rx.size(&self.region);
-        let Scratch { bytes, packets, changed, finished } = scratch;
-        let (mut counts, mut refused) = (Counts::default(), [0; 2]);
+        let Some(rx) = self.rx_for(number) else { return };
+        backpressure.note_active(self.index);
+        let untagged = matches!(policies.vlan_of(self.index), Some(VlanMode::Access(_)));
+        let begin_check = |policies: &'b PolicySet| policies.of(self.index).map(|policy| policy.check(Direction::Out));
+        let mut check = begin_check(policies);
+        let capacity = rx.slot_capacity(&self.region);
+        let StagingArea { bytes, packets, tagged, finished } = area;
+        let (mut drops, mut policy_drops) = (Drops::default(), [0; 2]);
         let mut state = rx.lock();
-        let mut filled = *state;
+        let mut next = *state;
         for number in listed {
-            let Some(held) = packets.get_mut(number).filter(|held| rules.carries(self.index, held.tag & 0xfff)) else {
+            let packet = packets.get_mut(number).filter(|packet| policies.carries(self.index, packet.tag & 0xfff));
+            let Some(staged) = packet else { continue };
+            staged.has_destination = true;
+            let header = usize::from(staged.vnet_hdr_len);
+            let Some(mut packet) = bytes.get(staged.range.clone()) else { continue };
+            if staged.tag != 0 && !untagged {
+                insert_tag(tagged, packet, header, staged.tag);
+                packet = tagged;
+            }
+            if let Some(check) = &mut check
+                && let Err(reason) = check.accept_egress(packet.get(header..).unwrap_or_default())
+            {
+                policy_drops[usize::from(reason != DropReason::Filter)] += 1;
                 continue;
-            };
-            held.reached = true;
-            let theirs = usize::from(held.header);
-            let Some(mut packet) = bytes.get(held.range.clone()) else { continue };
-            if held.tag != 0 && !untagged {
-                insert(changed, packet, theirs, held.tag);
-                packet = changed;
             }
-            if let Some(gate) = &mut gate {
-                let frame = packet.get(theirs..).unwrap_or_default();
-                if let Err(why) = gate.admits(frame).and_then(|()| gate.within(frame.len())) {
-                    refused[usize::from(why != Lost::Filter)] += 1;
-                    continue;
-                }
-            }
-            let needed = match theirs {
-                0 => packet.len().div_ceil(size),
-                _ => offload::slots(packet, size),
+            let slots = match header {
+                0 => packet.len().div_ceil(capacity),
+                _ => offload::slots_needed(packet, capacity),
             };
-            while !rx.has_room(&mut filled, needed) {
-                rx.publish(&self.region, &mut state, filled, patience);
-                // Nobody else waits meanwhile for what is locked here.
-                drop((state, gate.take()));
-                let again = patience.give_way(rx);
-                (gate, state) = (gate_of(rules), rx.lock());
-                filled = *state;
-                if !again {
+            while !rx.has_room(&mut next, slots) {
+                rx.publish(&self.region, &mut state, next, backpressure);
+                // No thread waits for these locks meanwhile.
+                drop((state, check.take()));
+                let retry = rx.wait_for_room(backpressure);
+                (check, state) = (begin_check(policies), rx.lock());
+                next = *state;
+                if !retry {
                     break;
                 }
             }
-            self.write(rx, &mut filled, (packet, theirs), finished, &mut counts);
+            self.write_staged(rx, &mut next, (packet, header), finished, &mut drops);
         }
-        rx.publish(&self.region, &mut state, filled, patience);
+        rx.publish(&self.region, &mut state, next, backpressure);
         drop(state);
-        rx.dropped.fetch_add(counts.dropped, Relaxed);
-        self.refused.iter().zip(refused).for_each(|(all, these)| {
-            all.fetch_add(these, Relaxed);
+        rx.count_drops(drops.full);
+        self.policy_drops.iter().zip(policy_drops).for_each(|(total, count)| {
+            total.fetch_add(count, Relaxed);
         });
-        ring.lost[Lost::Bad as usize].fetch_add(counts.bad, Relaxed);
+        ring.count_drops(DropReason::InvalidSlot, drops.invalid);
     }
 
-    /// Writes a packet into the next slots, its virtio-net header of `theirs` bytes as this port expects it.
-    fn write(
+    /// Writes a packet with a virtio-net header of `header` bytes into the next slots, with the header that this port
+    /// has.
+    fn write_staged(
         &self,
-        rx: &Incoming,
-        filled: &mut Filled,
-        (packet, theirs): (&[u8], usize),
+        rx: &PortRx,
+        next: &mut RxState,
+        (packet, header): (&[u8], usize),
         finished: &mut Vec<u8>,
-        counts: &mut Counts,
+        drops: &mut Drops,
     ) {
-        let mine = usize::from(self.header());
-        let mut put = |pieces: &[&[u8]]| rx.put(&self.region, filled, pieces);
-        if theirs == mine {
-            counts.dropped += u64::from(!put(&[packet]));
-        } else if mine == 0 {
+        let to_header = usize::from(self.vnet_hdr_len());
+        let mut put = |pieces: &[&[u8]]| rx.put(&self.region, next, pieces);
+        if header == to_header {
+            drops.full += u64::from(!put(&[packet]));
+        } else if to_header == 0 {
             finished.clear();
             finished.extend_from_slice(packet);
-            match offload::finish(finished, theirs, |[headers, payload]| put(&[headers, payload])) {
-                Ok(lost) => counts.dropped += lost as u64,
-                Err(_) => counts.bad += 1,
+            match offload::finish(finished, header, |[headers, payload]| put(&[headers, payload])) {
+                Ok(lost) => drops.full += lost as u64,
+                Err(_) => drops.invalid += 1,
             }
         } else {
-            counts.dropped += u64::from(!put(&[&converted(packet, theirs)[..mine], &packet[theirs..]]));
+            drops.full += u64::from(!put(&[&convert_vnet_hdr(packet, header)[..to_header], &packet[header..]]));
         }
     }
 }

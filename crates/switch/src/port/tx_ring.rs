@@ -1,167 +1,200 @@
-//! A transmit ring of a port's: what its client sends is taken there, batch by batch.
+//! A client's transmit ring, from which the switch takes batches of slots.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use unetmap_core::sync::mirror::MirrorSet;
 use unetmap_mem::{
-    BufIdx, Consumer, CopyKind, LinePage, Nap, Pos, Region, RingShape, SentWord, SlotRing, Slots, Span, Window,
+    BufIdx, ChannelPage, Consumer, FutexWaitSet, Limits, Offsets, Pos, ProdWord, Region, RingShape, SimdLevel,
+    SlotRing, SlotValue, Slots, Span, Window,
 };
 use unetmap_sys::thread::current_cpu;
 use unetmap_sys::{Doorbell, Mapping, memfd};
 
-use crate::forward::{Cutter, Lost, Memory};
-use crate::worker::backpressure::Patience;
-use super::Given;
+use super::RingConfig;
 use super::batch::Batch;
-use super::offsets::Begin;
-use unetmap_core::sync::mirror::Watchers;
+use super::offsets::HeadroomOffsets;
+use crate::backpressure::Backpressure;
+use crate::forward::{DropReason, FlowCache, PacketCutter};
 
-/// A client's transmit ring.
-pub(in super::super) struct Outgoing {
-    pub(crate) line: Consumer,
-    /// Wakes the client that waits for slots.
+/// A client's transmit ring, as the switch sees it: the client produces, the switch consumes.
+pub(crate) struct PortTx {
+    pub(crate) channel: Consumer,
+    /// Wakes the client when it waits for free slots.
     client: Arc<Doorbell>,
-    state: Mutex<Sent>,
-    /// How many wait for the lock who are not a thread of the switch: these come first.
-    wanted: AtomicU32,
-    /// The client's word for which the next look is in vain.
-    seen: AtomicU32,
-    pub(crate) begin: Begin,
-    pub(crate) lost: [AtomicU64; Lost::ALL.len()],
-    pub(in super::super) watchers: Watchers,
+    state: Mutex<TxState>,
+    /// Number of threads outside the switch that wait for the lock: they take precedence.
+    pauses: AtomicU32,
+    /// The client's position word at which the last poll found nothing.
+    empty_at: AtomicU32,
+    pub(crate) offsets: HeadroomOffsets,
+    /// Dropped packets by [`DropReason`].
+    drops: [AtomicU64; DropReason::ALL.len()],
+    pub(crate) monitors: MirrorSet,
 }
 
-/// Holds a transmit ring as it is, see [`Attached::still`](super::Attached::still).
-pub struct Still<'a> {
-    wanted: &'a AtomicU32,
-    _state: MutexGuard<'a, Sent>,
+/// Keeps the switch from taking slots of a transmit ring, see [`SwitchPort::pause_tx`](super::SwitchPort::pause_tx).
+pub struct TxPause<'a> {
+    pauses: &'a AtomicU32,
+    _state: MutexGuard<'a, TxState>,
 }
 
-impl Drop for Still<'_> {
+impl Drop for TxPause<'_> {
     fn drop(&mut self) {
-        self.wanted.fetch_sub(1, Relaxed);
+        self.pauses.fetch_sub(1, Relaxed);
     }
 }
 
-/// How far a transmit ring was taken, and what its source remembers.
+/// The position up to which a transmit ring was taken, and state of its source that lasts across batches.
 #[derive(Debug)]
-pub(in super::super) struct Sent {
+pub(crate) struct TxState {
     at: Pos,
-    pub(in super::super) cutter: Cutter,
-    pub(in super::super) memory: Memory,
+    pub(crate) cutter: PacketCutter,
+    pub(crate) cache: FlowCache,
 }
 
-impl Outgoing {
-    pub(crate) fn new(region: &Region, lines: &LinePage, given: Given<'_>) -> io::Result<Outgoing> {
-        let theirs = given.view.slots().clone();
-        let mine = own_slots(theirs.slots())?;
-        let line = Consumer::new(lines, given.line, theirs, mine, region.limits(), CopyKind::best());
-        let line = line.ok_or(io::ErrorKind::InvalidInput)?;
-        let state = Mutex::new(Sent { at: Pos::ZERO, cutter: Cutter::default(), memory: Memory::default() });
-        Ok(Outgoing {
-            line,
-            client: Arc::new(given.bell),
-            state,
-            wanted: AtomicU32::new(0),
-            seen: AtomicU32::new(0),
-            begin: Begin::default(),
-            lost: Default::default(),
-            watchers: Watchers::default(),
+impl PortTx {
+    pub(crate) fn new(region: &Region, channels: &ChannelPage, config: RingConfig<'_>) -> io::Result<PortTx> {
+        let client_slots = config.view.slots().clone();
+        let copies = private_slots(client_slots.slots())?;
+        let channel = Consumer::new(channels, config.channel, client_slots, copies, region.limits(), SimdLevel::best());
+        let channel = channel.ok_or(io::ErrorKind::InvalidInput)?;
+        let state = TxState { at: Pos::ZERO, cutter: PacketCutter::default(), cache: FlowCache::default() };
+        Ok(PortTx {
+            channel,
+            client: Arc::new(config.doorbell),
+            state: Mutex::new(state),
+            pauses: AtomicU32::new(0),
+            empty_at: AtomicU32::new(0),
+            offsets: HeadroomOffsets::default(),
+            drops: Default::default(),
+            monitors: MirrorSet::default(),
         })
     }
 
-    /// Holds the ring as it is, when the batch that is on its way has been moved.
-    pub(crate) fn still(&self) -> Still<'_> {
-        let Outgoing { state, wanted, .. } = self;
-        wanted.fetch_add(1, Relaxed);
-        Still { wanted, _state: state.lock().unwrap_or_else(PoisonError::into_inner) }
+    /// Waits until the current batch is done, and keeps the switch from taking another until the result is dropped.
+    pub(crate) fn pause(&self) -> TxPause<'_> {
+        let PortTx { state, pauses, .. } = self;
+        pauses.fetch_add(1, Relaxed);
+        TxPause { pauses, _state: state.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
-    /// A packet that was sent reaches no port.
+    /// Counts a packet that reaches no port.
     #[cold]
-    pub(in super::super) fn lose(&self, why: Lost) {
-        self.lost[why as usize].fetch_add(1, Relaxed);
+    pub(crate) fn count_drop(&self, reason: DropReason) {
+        self.count_drops(reason, 1);
     }
 
-    /// Without judging: whether the client has sent.
+    /// Counts `n` packets that reach no port.
+    pub(crate) fn count_drops(&self, reason: DropReason, n: u64) {
+        self.drops[reason as usize].fetch_add(n, Relaxed);
+    }
+
+    /// Returns the dropped packets, in the order of [`DropReason::ALL`].
+    pub(crate) fn drops(&self) -> [u64; DropReason::ALL.len()] {
+        std::array::from_fn(|i| self.drops[i].load(Relaxed))
+    }
+
+    /// True if the client may have sent; the position is not validated.
     #[inline(always)]
-    pub(in super::super) fn moved(&self) -> bool {
-        self.line.words().sent_word() != self.seen.load(Relaxed)
+    pub(crate) fn may_have_slots(&self) -> bool {
+        self.channel.words().raw_prod() != self.empty_at.load(Relaxed)
     }
 
-    /// The client's word, for glances at many rings.
-    pub(in super::super) fn sent_word(&self) -> SentWord {
-        self.line.sent_word()
+    /// Returns the client's position word, for polling many rings.
+    pub(crate) fn prod_word(&self) -> ProdWord {
+        self.channel.prod_word()
     }
 
-    /// Asks for a wake-up; [`unetmap_mem::fence_before_sleep`] and another glance must follow.
-    pub(in super::super) fn ask(&self) {
-        self.line.words().consumer_ask();
+    /// Requests a wake-up; [`unetmap_mem::fence_before_sleep`] and another poll must follow.
+    pub(crate) fn request_wakeup(&self) {
+        self.channel.words().consumer_request_wakeup_unfenced();
     }
 
-    /// The thread is about to nap until the client has sent, among other things; `false`: it cannot.
-    pub(in super::super) fn hear<'a>(&'a self, nap: &mut Nap<'a>) -> bool {
-        nap.as_consumer(self.line.words())
+    /// Adds the ring to those that end a futex wait when their client sends; `false`: it cannot be added.
+    pub(crate) fn add_to_wait<'a>(&'a self, wait: &mut FutexWaitSet<'a>) -> bool {
+        wait.add_consumer(self.channel.words())
     }
 
-    /// The ring's state for a thread of the switch; `None`: somebody else holds the ring still, or is about to.
+    /// Locks the ring's state for a thread of the switch; `None`: the ring is paused, or about to be.
     #[inline]
-    pub(in super::super) fn lock(&self) -> Option<MutexGuard<'_, Sent>> {
-        let free = self.wanted.load(Relaxed) == 0;
+    pub(crate) fn lock(&self) -> Option<MutexGuard<'_, TxState>> {
+        let free = self.pauses.load(Relaxed) == 0;
         free.then(|| self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes up to `most` slots, copied and judged; `None` when there are none, or the client's word cannot be.
+    /// Takes up to `most` slots, copied and validated; `None` if there are none, or the client's position is
+    /// impossible.
     #[inline]
-    pub(in super::super) fn take(&self, sent: &Sent, most: u32) -> Option<Batch<'_>> {
-        let (slots, words) = (self.line.slots(), self.line.words());
-        let word = words.sent_word();
-        let there = words.sent(slots.slots(), sent.at, sent.at).map_or(0, |to| slots.slots().distance(sent.at, to));
-        if there == 0 {
-            self.seen.store(word, Relaxed);
+    pub(crate) fn take(&self, state: &TxState, most: u32) -> Option<Batch<'_>> {
+        let (slots, words) = (self.channel.slots(), self.channel.words());
+        let word = words.raw_prod();
+        let available = words
+            .validated_prod(slots.slots(), state.at, state.at)
+            .map_or(0, |to| slots.slots().distance(state.at, to));
+        if available == 0 {
+            self.empty_at.store(word, Relaxed);
             return None;
         }
-        let len = there.min(most);
-        let span = Span { from: sent.at, to: slots.slots().add(sent.at, len) };
-        let mut bad = self.line.take(span, BufIdx(0)) > 0;
-        let offsets = self.begin.get();
+        let len = available.min(most);
+        let span = Span { from: state.at, to: slots.slots().add(state.at, len) };
+        let mut has_invalid = self.channel.receive(span, BufIdx(0)) > 0;
+        let offsets = self.offsets.get();
         if offsets.mask != 0 {
-            bad |= self.judge_offsets(span, offsets, self.line.limits());
+            has_invalid |= self.validate_offsets(span, offsets, self.channel.limits());
         }
-        Some(Batch { line: &self.line, slots, start: sent.at, len, offsets, all: len == there, bad })
+        Some(Batch { channel: &self.channel, slots, start: state.at, len, offsets, all: len == available, has_invalid })
     }
 
-    /// Drops what was sent until now, as something in it cannot be borne; counts the slots.
-    pub(in super::super) fn skip(&self, patience: &Patience) {
-        let mut sent = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let slots = self.line.slots().slots();
-        let there = self.line.words().sent(slots, sent.at, sent.at).map_or(0, |to| slots.distance(sent.at, to));
-        sent.cutter = Cutter::default();
-        sent.memory = Memory::default();
-        self.lost[Lost::Fault as usize].fetch_add(u64::from(there), Relaxed);
-        self.release(&mut sent, there, patience);
+    /// Makes slots invalid whose packets would end outside their buffers; true if there were any.
+    #[cold]
+    fn validate_offsets(&self, span: Span, offsets: Offsets, limits: Limits) -> bool {
+        let slots = self.channel.slots();
+        let mut has_invalid = false;
+        for p in slots.slots().walk(span) {
+            let slot = slots.load(p);
+            if offsets.of(slot.ptr) + u32::from(slot.len) > limits.buf_size {
+                slots.store(p, SlotValue { buf_idx: BufIdx(0), len: 0, ..slot });
+                has_invalid = true;
+            }
+        }
+        has_invalid
     }
 
-    /// The next `n` slots are the client's again, which is woken if it waits for that, or later if it naps on this processor.
+    /// After a panic: drops everything that was sent until now, as it would cause the same panic again; counts the
+    /// slots.
+    pub(crate) fn drop_sent(&self, backpressure: &Backpressure) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let slots = self.channel.slots().slots();
+        let sent = self.channel.words().validated_prod(slots, state.at, state.at);
+        let count = sent.map_or(0, |to| slots.distance(state.at, to));
+        state.cutter = PacketCutter::default();
+        state.cache = FlowCache::default();
+        self.count_drops(DropReason::SwitchFault, count.into());
+        self.release(&mut state, count, backpressure);
+    }
+
+    /// Returns the next `n` slots to the client. Wakes it if it waits for them; later if it is in a futex wait on
+    /// this CPU.
     #[inline]
-    pub(in super::super) fn release(&self, sent: &mut Sent, n: u32, patience: &Patience) {
-        sent.at = self.line.slots().slots().add(sent.at, n);
-        self.seen.store(sent.at.raw(), Relaxed);
+    pub(crate) fn release(&self, state: &mut TxState, n: u32, backpressure: &Backpressure) {
+        state.at = self.channel.slots().slots().add(state.at, n);
+        self.empty_at.store(state.at.raw(), Relaxed);
         let cpu = current_cpu();
-        self.line.words().consumer_is_on(cpu);
-        self.line.words().release(sent.at);
-        if self.line.napper(cpu).is_some_and(|one| patience.owes(one, &self.client)) {
+        self.channel.words().set_consumer_cpu(cpu);
+        self.channel.words().release(state.at);
+        if self.channel.futex_waiter(cpu).is_some_and(|waiter| backpressure.defer_wakeup(waiter, &self.client)) {
             return;
         }
-        if self.line.words().producer_sleeps() {
+        if self.channel.words().take_producer_wakeup() {
             self.client.notify_now();
         }
     }
 }
 
-/// Slots that nobody else can see.
-pub(crate) fn own_slots(slots: Slots) -> io::Result<SlotRing> {
+/// Slots in memory that no client can map.
+pub(crate) fn private_slots(slots: Slots) -> io::Result<SlotRing> {
     use std::os::fd::AsFd;
     let bytes = RingShape::bytes(slots);
     let fd = memfd::create_sealed("unetmap-switch", bytes as u64)?;

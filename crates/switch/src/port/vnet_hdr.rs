@@ -1,26 +1,30 @@
-//! Between ports whose virtio-net headers differ: packets are copied out of the source's memory, and written as the receiver
-//! expects them.
+//! Delivery between ports with different virtio-net headers: packets are copied out of the sender's memory, and written
+//! with the header that the receiver expects.
 
 use std::cell::RefCell;
-use std::sync::atomic::Ordering::Relaxed;
 
-use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::Region;
 
-use crate::forward::{Lost, Packet};
-use crate::offload::{self, HEADERS, PACKET_MOST};
-use super::rx_ring::Filled;
-use super::{Attached, Batch, Incoming, Served};
+use super::SwitchPort;
+use super::batch::Batch;
+use super::context::BatchContext;
+use super::rx_ring::PortRx;
+use crate::forward::{DropReason, Packet};
+use crate::offload::{self, MAX_PACKET, VNET_HDR_LENS};
+
+/// Bytes of the longest virtio-net header.
+const MAX_VNET_HDR: usize = VNET_HDR_LENS[1];
 
 thread_local! {
-    /// A packet that nobody else can write, as it was taken from the source.
-    static WHOLE: RefCell<Vec<u8>> = RefCell::new(Vec::with_capacity(PACKET_MOST + HEADERS[1]));
+    /// A private copy of a packet.
+    static PACKET: RefCell<Vec<u8>> = RefCell::new(Vec::with_capacity(MAX_PACKET + MAX_VNET_HDR));
 }
 
-impl Attached {
-    /// Of a packet with a header of `bytes` bytes: how long the frame's first part is, and what it begins with.
+impl SwitchPort {
+    /// For a packet with a virtio-net header of `bytes` bytes, returns the length of the first part of the frame and
+    /// the bytes that it begins with.
     #[cold]
-    pub(in super::super) fn behind_header(&self, batch: &Batch<'_>, packet: Packet, bytes: u8) -> (u16, [u8; 16]) {
+    pub(crate) fn frame_after_vnet_hdr(&self, batch: &Batch<'_>, packet: Packet, bytes: u8) -> (u16, [u8; 16]) {
         let mut start = [0; 16];
         let slot = batch.slots.load(batch.at(u32::from(packet.at)));
         let header = u16::from(bytes);
@@ -28,7 +32,7 @@ impl Attached {
             batch.frame(&self.region, slot).read(usize::from(header), &mut start);
             return (slot.len - header, start);
         }
-        // The header may have a slot of its own, and nothing less.
+        // The header may have a slot of its own; it may not be split over several.
         if slot.len < header || packet.frags < 2 {
             return (0, start);
         }
@@ -37,116 +41,80 @@ impl Attached {
     }
 }
 
-/// Delivers packets of a batch into `rx`, a receive ring of `to`'s. A client without room may be given a chance to make
-/// some.
+/// Delivers packets of a batch to `rx`, a receive ring of `to`. May wait for a client without room.
 #[cold]
-pub(crate) fn translate(rx: &Incoming, to: &Attached, served: &Served<'_>, packets: impl Iterator<Item = Packet>) {
-    let Served { port: from, ring, batch, patience, .. } = served;
-    let (theirs, mine) = (usize::from(from.header()), usize::from(to.header()));
-    let size = rx.size(&to.region);
-    let mut whole = WHOLE.take();
+pub(crate) fn deliver_converted(
+    rx: &PortRx,
+    to: &SwitchPort,
+    context: &BatchContext<'_>,
+    packets: impl Iterator<Item = Packet>,
+) {
+    let BatchContext { port: from, ring, batch, backpressure, .. } = context;
+    let (from_hdr_len, to_hdr_len) = (usize::from(from.vnet_hdr_len()), usize::from(to.vnet_hdr_len()));
+    let capacity = rx.slot_capacity(&to.region);
+    let mut bytes = PACKET.take();
     let mut state = rx.lock();
-    let (mut filled, mut dropped, mut bad) = (*state, 0, 0);
+    let (mut next, mut dropped, mut invalid) = (*state, 0, 0);
     for packet in packets {
-        whole.clear();
-        if !gather(&mut whole, &from.region, batch, packet) || whole.len() < theirs {
-            bad += 1;
+        bytes.clear();
+        if !gather(&mut bytes, &from.region, batch, packet) || bytes.len() < from_hdr_len {
+            invalid += 1;
             continue;
         }
-        let needed = if mine == 0 { offload::slots(&whole, size) } else { whole.len().div_ceil(size) };
-        while !rx.has_room(&mut filled, needed) {
-            rx.publish(&to.region, &mut state, filled, patience);
-            // Nobody else waits meanwhile for what is locked here.
+        let slots = match to_hdr_len {
+            0 => offload::slots_needed(&bytes, capacity),
+            _ => bytes.len().div_ceil(capacity),
+        };
+        while !rx.has_room(&mut next, slots) {
+            rx.publish(&to.region, &mut state, next, backpressure);
+            // No thread waits for the lock meanwhile.
             drop(state);
-            let again = patience.give_way(rx);
+            let retry = rx.wait_for_room(backpressure);
             state = rx.lock();
-            filled = *state;
-            if !again {
+            next = *state;
+            if !retry {
                 break;
             }
         }
-        let mut put = |pieces: &[&[u8]]| rx.put(&to.region, &mut filled, pieces);
-        if mine == 0 {
-            match offload::finish(&mut whole, theirs, |[headers, payload]| put(&[headers, payload])) {
+        let mut put = |pieces: &[&[u8]]| rx.put(&to.region, &mut next, pieces);
+        if to_hdr_len == 0 {
+            match offload::finish(&mut bytes, from_hdr_len, |[headers, payload]| put(&[headers, payload])) {
                 Ok(lost) => dropped += lost as u64,
-                Err(_) => bad += 1,
+                Err(_) => invalid += 1,
             }
         } else {
-            dropped += u64::from(!put(&[&converted(&whole, theirs)[..mine], &whole[theirs..]]));
+            let header = convert_vnet_hdr(&bytes, from_hdr_len);
+            dropped += u64::from(!put(&[&header[..to_hdr_len], &bytes[from_hdr_len..]]));
         }
     }
-    rx.publish(&to.region, &mut state, filled, patience);
+    rx.publish(&to.region, &mut state, next, backpressure);
     drop(state);
-    WHOLE.set(whole);
+    PACKET.set(bytes);
     if dropped > 0 {
-        rx.dropped.fetch_add(dropped, Relaxed);
+        rx.count_drops(dropped);
     }
-    if bad > 0 {
-        ring.lost[Lost::Bad as usize].fetch_add(bad, Relaxed);
+    if invalid > 0 {
+        ring.count_drops(DropReason::InvalidSlot, invalid);
     }
 }
 
-/// The header of a packet that has one of `theirs` bytes: what one header says the other does, as far as it has it; nothing
-/// is asked for where there was none.
-pub(crate) fn converted(packet: &[u8], theirs: usize) -> [u8; HEADERS[1]] {
-    std::array::from_fn(|i| if i < theirs { packet[i] } else { 0 })
+/// Returns the virtio-net header of a packet that begins with one of `len` bytes, in the longest form: fields that the
+/// packet's header lacks are 0, so they request nothing.
+pub(crate) fn convert_vnet_hdr(packet: &[u8], len: usize) -> [u8; MAX_VNET_HDR] {
+    std::array::from_fn(|i| if i < len { packet[i] } else { 0 })
 }
 
-/// Copies a packet to the end of `bytes`; `false` when it is longer than packets are.
+/// Appends a packet to `bytes`; `false` if it is longer than a packet may be.
 pub(crate) fn gather(bytes: &mut Vec<u8>, region: &Region, batch: &Batch<'_>, packet: Packet) -> bool {
     let from = bytes.len();
     for i in 0..packet.frags {
         let slot = batch.slots.load(batch.at(u32::from(packet.at + i)));
         let (at, len) = (bytes.len(), usize::from(slot.len));
-        if at + len - from > PACKET_MOST + HEADERS[1] {
+        if at + len - from > MAX_PACKET + MAX_VNET_HDR {
             return false;
         }
         bytes.resize(at + len, 0);
         batch.frame(region, slot).read(0, &mut bytes[at..]);
     }
     true
-}
-
-impl Incoming {
-    /// Whether there are `slots` free ones, perhaps after another look at the client's word.
-    pub(crate) fn has_room(&self, filled: &mut Filled, slots: usize) -> bool {
-        let n = self.line.slots().slots();
-        if (filled.room(n) as usize) < slots {
-            self.look(filled);
-        }
-        filled.room(n) as usize >= slots
-    }
-
-    /// Writes a packet that consists of `pieces` into the next slots; `false` when there is no room.
-    pub(crate) fn put(&self, region: &Region, filled: &mut Filled, pieces: &[&[u8]]) -> bool {
-        let (ring, n) = (self.line.slots(), self.line.slots().slots());
-        let size = self.size(region);
-        let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let frags = bytes.div_ceil(size).max(1);
-        // Packets that may begin where their buffers end have no room in any.
-        if self.begin.get().max >= region.limits().buf_size || !self.has_room(filled, frags) {
-            return false;
-        }
-        let mut left = pieces.iter().flat_map(|piece| piece.chunks(size));
-        let mut part: &[u8] = &[];
-        for i in 0..frags {
-            let buffer = self.buffer(region, filled.prod);
-            let mut len = 0;
-            while len < size {
-                if part.is_empty() {
-                    match left.next() {
-                        Some(next) => part = next,
-                        None => break,
-                    }
-                }
-                let now = part.len().min(size - len);
-                buffer.write(len, &part[..now]);
-                (len, part) = (len + now, &part[now..]);
-            }
-            let more = if i + 1 == frags { 0 } else { NS_MOREFRAG };
-            ring.set_len_flags(filled.prod, len as u16, (frags as u16) << 8 | more);
-            filled.prod = n.next(filled.prod);
-        }
-        true
-    }
 }

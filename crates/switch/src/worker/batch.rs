@@ -1,177 +1,127 @@
-//! One batch, and the ways in which its packets move: in [`runs`], [`spread`] over many stations, or [`one_by_one`]; by
-//! the owner's rules where these have a say ([`ruled`]).
+//! Serves one batch of a ring. Its packets take one of four paths: [same-destination runs](runs), [fan-out](fanout) to
+//! several destinations, [packet by packet](packet_by_packet), or [policed] where a policy applies.
 
-use unetmap_mem::Span;
+use super::fanout::{self, FanoutLists};
+use super::policed;
+use super::resolve::{mirror, target};
+use super::snapshot::SwitchSnapshot;
+use crate::backpressure::Backpressure;
+use crate::forward::{Cut, DestinationLists, DropReason, Packet, Target};
+use crate::port::{BatchContext, PortTx, SwitchPort, TxState};
+use crate::tuning::{HEADER_PREFETCH_SLOTS, MIN_RUN_PACKETS};
 
-use crate::forward::{Cut, Lists, Lost, Memory, Packet, SHORT_RUN, Target, decide};
-use crate::worker::backpressure::Patience;
-use crate::port::{Attached, Outgoing, Sent, Served};
-use super::{Spread, View, policed, fanout};
-
-/// Slots ahead of which the headers of packets that are decided one by one are fetched.
-pub(crate) const AHEAD: u32 = 8;
-
-/// Moves a batch of a ring's, which has a port and a number; returns how many slots that were.
+/// Forwards a batch of a port's ring, which has number `number`; returns how many slots that were.
 pub(crate) fn serve(
-    (lists, spread): (&mut Lists, &mut Spread),
-    view: &View,
-    (port, number, ring): (&Attached, usize, &Outgoing),
-    patience: &Patience,
+    (lists, fanout_lists): (&mut DestinationLists, &mut FanoutLists),
+    snapshot: &SwitchSnapshot,
+    (port, number, ring): (&SwitchPort, usize, &PortTx),
+    backpressure: &Backpressure,
 ) -> u32 {
-    let Some(mut state) = ring.lock() else { return 0 };
-    let Some(batch) = ring.take(&state, view.rules.turn()) else { return 0 };
-    patience.takes(batch.len);
-    let sent = &mut *state;
-    let served = Served { port, ring, number, batch, patience };
-    if view.rules.concerns(port.index) {
-        let done = policed::serve(lists, view, &served, sent);
-        ring.release(sent, done, patience);
+    let Some(mut guard) = ring.lock() else { return 0 };
+    let Some(batch) = ring.take(&guard, snapshot.policies.batch_slots()) else { return 0 };
+    backpressure.set_batch_slots(batch.len);
+    let state = &mut *guard;
+    let context = BatchContext { port, ring, number, batch, backpressure };
+    if snapshot.policies.applies_to(port.index) {
+        let done = policed::serve(lists, snapshot, &context, state);
+        ring.release(state, done, backpressure);
         return done;
     }
-    // What precedes the addresses, wherever, or who watches, is not for runs.
-    let plain = port.header() == 0 && batch.offsets.mask == 0 && !ring.watchers.any();
-    let mut done = if plain { runs(view, &served, sent) } else { 0 };
-    if plain && done < batch.len && !batch.bad && sent.cutter.at_start() {
-        done += fanout::serve(spread, view, &served.from(done), sent);
+    // Runs and fan-out support no virtio-net headers, offsets or monitors.
+    let plain = port.vnet_hdr_len() == 0 && batch.offsets.mask == 0 && !ring.monitors.any_copy();
+    let mut done = if plain { runs(snapshot, &context, state) } else { 0 };
+    if plain && done < batch.len && !batch.has_invalid && state.cutter.at_packet_start() {
+        done += fanout::serve(fanout_lists, snapshot, &context.skip(done), state);
     }
     if done < batch.len {
-        done += one_by_one(lists, view, &served.from(done), sent);
+        done += packet_by_packet(lists, snapshot, &context.skip(done), state);
     }
-    ring.release(sent, done, patience);
+    ring.release(state, done, backpressure);
     done
 }
 
-/// Moves the packets of a batch that follow each other from one station to another. Returns how many slots that were; the
-/// next packet is one of its own.
-fn runs(view: &View, served: &Served<'_>, sent: &mut Sent) -> u32 {
-    let len = served.batch.len;
-    let (mut done, mut fresh) = (0, false);
-    while done < len && sent.cutter.at_start() {
-        if let Some((addresses, to)) = sent.memory.run(&view.table) {
+/// Forwards same-destination runs: consecutive packets with equal addresses. Returns how many slots that were; the next
+/// packet is in no run.
+fn runs(snapshot: &SwitchSnapshot, context: &BatchContext<'_>, state: &mut TxState) -> u32 {
+    let len = context.batch.len;
+    let (mut done, mut just_resolved) = (0, false);
+    while done < len && state.cutter.at_packet_start() {
+        if let Some((addresses, to)) = state.cache.run(&snapshot.table) {
             let to = match to {
-                Target::Port(to) => view.member(to),
-                _ => view.only_other(served.port.index),
+                Target::Port(to) => snapshot.member(to),
+                _ => snapshot.only_other(context.port.index),
             };
-            let Some(to) = to.filter(|to| to.header() == 0 && to.begins_at_start(served.number)) else { break };
-            let packets = to.deliver_run(served, (addresses, done));
+            let Some(to) = to.filter(|to| to.accepts_runs(context.number)) else { break };
+            let packets = to.deliver_run(context, (addresses, done));
             done += packets;
-            if fresh && packets < SHORT_RUN {
+            if just_resolved && packets < MIN_RUN_PACKETS {
                 break;
             }
-        } else if fresh {
+        } else if just_resolved {
             break;
         }
-        // What ended the run may begin another.
-        fresh = true;
+        // The packet that ended the run may begin another.
+        just_resolved = true;
         if done < len {
-            target(view, served, &mut sent.memory, Packet { at: done as u16, frags: 1 });
+            target(snapshot, context, &mut state.cache, Packet { at: done as u16, frags: 1 });
         }
     }
     done
 }
 
-/// Moves the packets of a batch, wherever each goes. Returns how many slots that were: what is left is the beginning of a
-/// packet.
-fn one_by_one(lists: &mut Lists, view: &View, served: &Served<'_>, sent: &mut Sent) -> u32 {
-    let Served { port, ring, batch, .. } = served;
+/// Forwards the packets of a batch, wherever each goes. Returns how many slots that were; the rest is the beginning
+/// of a packet.
+fn packet_by_packet(
+    lists: &mut DestinationLists,
+    snapshot: &SwitchSnapshot,
+    context: &BatchContext<'_>,
+    state: &mut TxState,
+) -> u32 {
+    let BatchContext { port, ring, batch, .. } = context;
     lists.clear();
-    let done = sent.cutter.cut(
+    let done = state.cutter.cut(
         batch.len,
         batch.all,
         |i| batch.slots.flags(batch.at(i)),
         |cut| match cut {
             Cut::Packet(packet) => {
-                port.region.fetch(batch.slots.buf_idx(batch.at((u32::from(packet.at) + AHEAD).min(batch.len))));
-                match target(view, served, &mut sent.memory, packet) {
+                let ahead = (u32::from(packet.at) + HEADER_PREFETCH_SLOTS).min(batch.len);
+                port.region.prefetch(batch.slots.buf_idx(batch.at(ahead)));
+                match target(snapshot, context, &mut state.cache, packet) {
                     Target::Port(to) => lists.add(packet, Some(to)),
-                    Target::All => lists.add(packet, None),
-                    Target::Nowhere(why) => ring.lose(why),
+                    Target::Flood => lists.add(packet, None),
+                    Target::Drop(reason) => ring.count_drop(reason),
                 }
             }
-            Cut::Long { first } => {
+            Cut::TooLong { first } => {
                 if first {
-                    ring.lose(Lost::Long);
+                    ring.count_drop(DropReason::TooManyFragments);
                 }
             }
         },
     );
-    show(served, done);
-    deliver(lists, view, served);
+    mirror(context, done);
+    deliver(lists, snapshot, context);
     done
 }
 
-/// Shows the monitors of the ring the first `n` slots of a batch.
-#[inline]
-pub(crate) fn show(Served { port, ring, batch, .. }: &Served<'_>, n: u32) {
-    if ring.watchers.any() {
-        let span = Span { from: batch.start, to: batch.at(n) };
-        ring.watchers.show(&port.region, (batch.slots, batch.offsets), span);
-    }
-}
-
-/// Where a packet goes.
-#[inline(always)]
-pub(crate) fn target(
-    view: &View,
-    Served { port, batch, .. }: &Served<'_>,
-    memory: &mut Memory,
-    packet: Packet,
-) -> Target {
-    let first = batch.slots.load(batch.at(u32::from(packet.at)));
-    if batch.bad {
-        let mut all = (0..packet.frags).map(|i| batch.slots.buf_idx(batch.at(u32::from(packet.at + i))));
-        if all.any(|idx| !port.region.limits().index_ok(idx)) {
-            return Target::Nowhere(Lost::Bad);
-        }
-    }
-    let (len, header) = match port.header() {
-        0 => (first.len, batch.frame(&port.region, first).header()),
-        bytes => port.behind_header(batch, packet, bytes),
-    };
-    #[cfg(debug_assertions)]
-    fault::inject(header);
-    match decide(&view.table, memory, port.index, (len, first.flags), (header, 0)) {
-        Target::Port(to) if view.member(to).is_none() => Target::Nowhere(Lost::Nobody),
-        target => target,
-    }
-}
-
-/// Delivers what is listed to where it goes. What goes to several is copied, and with it the rest of its batch.
-fn deliver(lists: &Lists, view: &View, served: &Served<'_>) {
-    if !lists.any_to_all() {
+/// Delivers the listed packets. If a packet is flooded, the whole batch is copied, unless the switch has two ports
+/// only.
+fn deliver(lists: &DestinationLists, snapshot: &SwitchSnapshot, context: &BatchContext<'_>) {
+    if !lists.any_flooded() {
         for &to in lists.ports() {
-            if let Some(to) = view.member(to) {
-                to.deliver(served, (lists.of(to.index), true));
+            if let Some(to) = snapshot.member(to) {
+                to.deliver(context, (lists.of(to.index), true));
             }
         }
         return;
     }
     let mut others = 0;
-    for to in view.members.iter().flatten().filter(|to| to.index != served.port.index) {
-        to.deliver(served, (lists.of(to.index), view.pair.is_some()));
+    for to in snapshot.members.iter().flatten().filter(|to| to.index != context.port.index) {
+        to.deliver(context, (lists.of(to.index), snapshot.pair.is_some()));
         others += 1;
     }
     if others == 0 {
-        lists.to_all().for_each(|_| served.ring.lose(Lost::Nobody));
-    }
-}
-
-/// In debug builds: a fault that tests can ask for.
-#[cfg(debug_assertions)]
-mod fault {
-    use std::sync::LazyLock;
-
-    /// Frames to this station make the thread panic.
-    const TO: [u8; 6] = [2, 0xfa, 0x17, 0xfa, 0x17, 0xfa];
-
-    /// The daemon was started with `UNETMAP_FAULT=switch`.
-    static ASKED: LazyLock<bool> =
-        LazyLock::new(|| std::env::var_os("UNETMAP_FAULT").is_some_and(|what| what == "switch"));
-
-    pub(crate) fn inject(header: [u8; 16]) {
-        if *ASKED && header[..6] == TO {
-            // A panic of which no hook is told: tests look for others in the daemon's log.
-            std::panic::resume_unwind(Box::new("a fault that a test asked for"));
-        }
+        lists.flooded().for_each(|_| context.ring.count_drop(DropReason::NoDestination));
     }
 }

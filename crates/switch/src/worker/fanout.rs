@@ -1,52 +1,54 @@
-//! Packets of one slot each that follow each other to different stations: where each goes is decided in one pass, which only
-//! reads their headers; then they are copied, one destination after the other.
+//! Fan-out: consecutive single-slot packets to different destinations. One pass reads their headers and lists them by
+//! destination; then they are copied, one destination after the other.
 //!
-//! What is not so plain is moved [one by one](mod@super::batch): packets of several slots, to all, to a named port, or to one
-//! that does not just [take copies](super::super::port::Attached::takes_copies).
+//! The path ends at the first packet of another kind, which goes packet by packet (`batch.rs`) with the rest of its
+//! batch: a packet of several slots, a flooded one, one to a port named in the slot, or one to a port that does not
+//! [accept copies](crate::port::SwitchPort::accepts_copies).
 
-use unetmap_mem::{NOT_PLAIN, SlotHead, Span};
+use unetmap_mem::{RUN_BREAK_FLAGS, SlotHead, Span};
 
-use crate::forward::{BATCH, HEADER, Packet, Target};
+use super::resolve::target;
+use super::snapshot::SwitchSnapshot;
 use crate::fdb::Mac;
-use crate::port::{Sent, Served};
-use super::View;
-use super::batch::{AHEAD, target};
+use crate::forward::{ETHERNET_HEADER, Packet, Target};
+use crate::port::{BatchContext, TxState};
+use crate::tuning::{BATCH_SLOTS, HEADER_PREFETCH_SLOTS};
 
-/// Places of a list: one for each packet of a batch, and a cache line more, as lists that all begin at the same distance
-/// from a page's start would be in each other's way.
-const ROW: usize = BATCH + 8;
-/// No place.
+/// Elements of a list: one for each packet of a batch, and a cache line more, since lists that begin at the same
+/// distance from the start of a page would compete for the same cache sets.
+const LIST_STRIDE: usize = BATCH_SLOTS + 8;
+/// No element.
 const NONE: u32 = u32::MAX;
 
 /// Packets by destination.
-pub(crate) struct Spread {
-    /// Where the next packet to each port is listed.
+pub(crate) struct FanoutLists {
+    /// Index in `packets` of the next packet to each port.
     next: [u32; 256],
     /// The ports that have lists, in the order of the lists.
     ports: Vec<u8>,
-    /// One list after the other, each of [`ROW`] places.
+    /// One list after the other, each of [`LIST_STRIDE`] elements.
     packets: Vec<SlotHead>,
 }
 
-impl Default for Spread {
-    fn default() -> Spread {
-        Spread { next: [NONE; 256], ports: Vec::new(), packets: Vec::new() }
+impl Default for FanoutLists {
+    fn default() -> FanoutLists {
+        FanoutLists { next: [NONE; 256], ports: Vec::new(), packets: Vec::new() }
     }
 }
 
-impl Spread {
+impl FanoutLists {
     fn clear(&mut self) {
         for port in self.ports.drain(..) {
             self.next[usize::from(port)] = NONE;
         }
     }
 
-    /// Lists a packet to a port that has a list; `false` if it has none.
+    /// Adds a packet to the list of a port; `false` if the port has none.
     #[inline(always)]
     fn add(&mut self, to: u8, packet: SlotHead) -> bool {
         let next = &mut self.next[usize::from(to)];
-        let Some(place) = self.packets.get_mut(*next as usize) else { return false };
-        *place = packet;
+        let Some(element) = self.packets.get_mut(*next as usize) else { return false };
+        *element = packet;
         *next += 1;
         true
     }
@@ -54,64 +56,69 @@ impl Spread {
     /// Begins the list of a port that has none.
     #[cold]
     #[inline(never)]
-    fn begin(&mut self, to: u8) {
-        let first = self.ports.len() * ROW;
+    fn begin_list(&mut self, to: u8) {
+        let first = self.ports.len() * LIST_STRIDE;
         if first == self.packets.len() {
-            self.packets.resize(first + ROW, SlotHead::default());
+            self.packets.resize(first + LIST_STRIDE, SlotHead::default());
         }
         self.ports.push(to);
         self.next[usize::from(to)] = first as u32;
     }
 
-    /// The lists by port.
+    /// Returns the lists by port.
     fn lists(&self) -> impl Iterator<Item = (u8, &[SlotHead])> {
-        self.ports.iter().zip(self.packets.chunks(ROW)).map(|(&port, list)| {
-            let len = self.next[usize::from(port)] as usize % ROW;
+        self.ports.iter().zip(self.packets.chunks(LIST_STRIDE)).map(|(&port, list)| {
+            let len = self.next[usize::from(port)] as usize % LIST_STRIDE;
             (port, &list[..len])
         })
     }
 }
 
-/// Moves packets of a batch whose slots are all good, from the first on. Returns how many slots that were: what follows is not so
-/// plain.
-pub(crate) fn serve(spread: &mut Spread, view: &View, served: &Served<'_>, sent: &mut Sent) -> u32 {
-    spread.clear();
-    let done = list(spread, view, served, sent);
-    for (to, packets) in spread.lists() {
-        if let Some(to) = view.member(to) {
-            to.deliver_some(served, packets);
+/// Forwards packets of a batch without invalid slots, from the first on. Returns how many slots that were; the next
+/// packet is of another kind.
+pub(crate) fn serve(
+    lists: &mut FanoutLists,
+    snapshot: &SwitchSnapshot,
+    context: &BatchContext<'_>,
+    state: &mut TxState,
+) -> u32 {
+    lists.clear();
+    let done = list(lists, snapshot, context, state);
+    for (to, packets) in lists.lists() {
+        if let Some(to) = snapshot.member(to) {
+            to.deliver_copies(context, packets);
         }
     }
     done
 }
 
-/// Lists the packets of a batch, as far as they are plain; how many those are.
+/// Lists the packets of a batch up to the first one of another kind; returns how many.
 #[inline(always)]
-fn list(spread: &mut Spread, view: &View, served: &Served<'_>, sent: &mut Sent) -> u32 {
-    let Served { port, batch, .. } = served;
-    let (table, slots, n) = (&*view.table, batch.slots, batch.slots.slots());
-    let mut source = sent.memory.source(table);
+fn list(lists: &mut FanoutLists, snapshot: &SwitchSnapshot, context: &BatchContext<'_>, state: &mut TxState) -> u32 {
+    let BatchContext { port, batch, .. } = context;
+    let (table, slots, n) = (&*snapshot.table, batch.slots, batch.slots.slots());
+    let mut source = state.cache.source(table);
     let mut done = 0;
     for run in n.runs(Span { from: batch.start, to: batch.at(batch.len) }) {
-        let fetch = |at| port.region.fetch(slots.buf_idx(at));
+        let fetch = |at| port.region.prefetch(slots.buf_idx(at));
         let mut ahead = n.run(run);
-        ahead.by_ref().take(AHEAD as usize).for_each(fetch);
+        ahead.by_ref().take(HEADER_PREFETCH_SLOTS as usize).for_each(fetch);
         for at in n.run(run) {
             let head = slots.head(at);
-            if head.flags() & NOT_PLAIN != 0 || head.len() < HEADER {
+            if head.flags() & RUN_BREAK_FLAGS != 0 || head.len() < ETHERNET_HEADER {
                 return done;
             }
             ahead.next().into_iter().for_each(fetch);
             let (destination, from) = Mac::pair(port.region.frame(head.buf_idx()).header(), 0);
-            // A list is begun by a packet that takes the longer way.
+            // The first packet to a port takes the slow path below, which begins the list.
             let known = source == Some(from) && !destination.is_multicast();
-            let listed = known && table.port_of(destination).is_some_and(|to| spread.add(to, head));
+            let listed = known && table.port_of(destination).is_some_and(|to| lists.add(to, head));
             if !listed {
                 let at = Packet { at: done as u16, frags: 1 };
-                if !list_asked(spread, view, served, sent, (at, head)) {
+                if !list_resolved(lists, snapshot, context, state, (at, head)) {
                     return done;
                 }
-                source = sent.memory.source(table);
+                source = state.cache.source(table);
             }
             done += 1;
         }
@@ -119,28 +126,28 @@ fn list(spread: &mut Spread, view: &View, served: &Served<'_>, sent: &mut Sent) 
     done
 }
 
-/// Lists a packet that nothing is known about yet, or that begins a list; `false` if it is not so plain.
+/// Lists a packet whose source is not known, or that begins a list; `false` if it is of another kind.
 #[cold]
 #[inline(never)]
-fn list_asked(
-    spread: &mut Spread,
-    view: &View,
-    served: &Served<'_>,
-    sent: &mut Sent,
+fn list_resolved(
+    lists: &mut FanoutLists,
+    snapshot: &SwitchSnapshot,
+    context: &BatchContext<'_>,
+    state: &mut TxState,
     (at, head): (Packet, SlotHead),
 ) -> bool {
-    let to = match target(view, served, &mut sent.memory, at) {
-        Target::Port(to) => view.member(to),
-        Target::All => view.only_other(served.port.index),
-        Target::Nowhere(why) => {
-            served.ring.lose(why);
+    let to = match target(snapshot, context, &mut state.cache, at) {
+        Target::Port(to) => snapshot.member(to),
+        Target::Flood => snapshot.only_other(context.port.index),
+        Target::Drop(reason) => {
+            context.ring.count_drop(reason);
             return true;
         }
     };
-    let Some(to) = to.filter(|to| to.takes_copies(served)) else { return false };
-    if !spread.add(to.index, head) {
-        spread.begin(to.index);
-        spread.add(to.index, head);
+    let Some(to) = to.filter(|to| to.accepts_copies(context)) else { return false };
+    if !lists.add(to.index, head) {
+        lists.begin_list(to.index);
+        lists.add(to.index, head);
     }
     true
 }
@@ -149,22 +156,25 @@ fn list_asked(
 mod tests {
     use super::*;
 
-    fn lists(spread: &Spread) -> Vec<(u8, usize)> {
-        spread.lists().map(|(port, list)| (port, list.len())).collect()
+    fn lengths(lists: &FanoutLists) -> Vec<(u8, usize)> {
+        lists.lists().map(|(port, list)| (port, list.len())).collect()
     }
 
     #[test]
-    fn each_port_has_a_list_for_a_batch() {
-        let mut spread = Spread::default();
+    fn lists_are_empty_after_clear_and_hold_a_whole_batch() {
+        let mut lists = FanoutLists::default();
         for ports in [[0, 7, 253], [253, 1, 0]] {
-            assert!(ports.iter().all(|&port| !spread.add(port, SlotHead::default())), "lists of the batch before");
-            for (port, n) in ports.into_iter().zip([BATCH, 0, 3]) {
-                spread.begin(port);
-                assert!((0..n).all(|_| spread.add(port, SlotHead::default())));
+            assert!(
+                ports.iter().all(|&port| !lists.add(port, SlotHead::default())),
+                "a list of the previous batch is left"
+            );
+            for (port, n) in ports.into_iter().zip([BATCH_SLOTS, 0, 3]) {
+                lists.begin_list(port);
+                assert!((0..n).all(|_| lists.add(port, SlotHead::default())));
             }
-            assert_eq!(lists(&spread), [(ports[0], BATCH), (ports[1], 0), (ports[2], 3)]);
-            spread.clear();
-            assert_eq!(lists(&spread), []);
+            assert_eq!(lengths(&lists), [(ports[0], BATCH_SLOTS), (ports[1], 0), (ports[2], 3)]);
+            lists.clear();
+            assert_eq!(lengths(&lists), []);
         }
     }
 }

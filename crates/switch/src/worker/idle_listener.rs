@@ -1,116 +1,123 @@
-//! Who listens for quiet rings while the thread naps.
+//! A helper thread that waits for the doorbells of idle rings while the switch thread is in a futex wait.
 //!
 //! ```text
-//!                     while the thread sleeps   while it naps
-//! a ring that sends   rings its port's bell     wakes the thread by the ring's word (0.2 us for each that is heard)
-//! a quiet ring        rings its port's bell     rings its port's bell: the ear wakes the thread by the ear's word
+//!            while the switch thread sleeps  while it is in a futex wait
+//! busy ring  notifies its port's doorbell    changes its position word, which ends the wait (0.2 us for each word)
+//! idle ring  notifies its port's doorbell    notifies its port's doorbell; the listener's own word ends the wait
 //! ```
-//! The kernel lets a thread wait for words or for descriptors. So the bells of quiet rings wake another thread, the ear, which
-//! ends the nap. It hears each bell once, until it is told to listen again: who rings all the time gains nothing.
+//! The kernel lets a thread wait for futex words or for descriptors, not for both. So the doorbells of idle rings
+//! wake this second thread, which ends the futex wait. Each doorbell fires once until it is armed again: a client
+//! that notifies all the time gains nothing.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use unetmap_mem::LineWords;
+use unetmap_mem::ChannelWords;
 use unetmap_sys::Doorbell;
 use unetmap_sys::event::Epoll;
 use unetmap_sys::process;
 use unetmap_sys::thread::set_wakeup_preemption;
 
-use super::BLIND_NAP;
-use crate::worker::backpressure::Which;
+use crate::backpressure::PortId;
+use crate::tuning::FALLBACK_SLEEP;
 
-/// The bell that ends it, among the ports'.
-const END: u64 = u64::MAX;
+/// Token of the doorbell that stops the thread, among the ports' tokens.
+const STOP: u64 = u64::MAX;
 
-/// See the module. Ends when it is dropped.
-pub(crate) struct Ear {
-    its: Arc<Its>,
+/// The thread; it stops when this is dropped.
+pub(crate) struct IdleListener {
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Its {
-    bells: Epoll,
-    end: Doorbell,
-    /// A line of nobody else's: the thread naps as its consumer.
-    line: LineWords,
-    /// Whose bells rang, until the thread asks.
-    heard: Mutex<Vec<u64>>,
+struct Shared {
+    doorbells: Epoll,
+    stop: Doorbell,
+    /// Words of a channel without a peer: the switch thread waits as its consumer.
+    words: ChannelWords,
+    /// Tokens of the ports whose doorbells fired, until they are taken.
+    fired: Mutex<Vec<u64>>,
 }
 
-impl Ear {
-    /// One that listens for nobody.
+impl IdleListener {
+    /// Starts the thread, with no doorbell armed.
     ///
     /// # Errors
     /// No descriptor or thread is left.
-    pub(crate) fn new() -> io::Result<Ear> {
-        let its = Its { bells: Epoll::new()?, end: Doorbell::new()?, line: LineWords::new(), heard: Mutex::default() };
-        its.bells.add(&its.end, END, true, false)?;
-        let its = Arc::new(its);
-        let its_own = its.clone();
-        let thread = std::thread::Builder::new().name("switch's ear".into()).spawn(move || its_own.listen())?;
-        Ok(Ear { its, thread: Some(thread) })
+    pub(crate) fn new() -> io::Result<IdleListener> {
+        let shared = Shared {
+            doorbells: Epoll::new()?,
+            stop: Doorbell::new()?,
+            words: ChannelWords::new(),
+            fired: Mutex::default(),
+        };
+        shared.doorbells.add(&shared.stop, STOP, true, false)?;
+        let shared = Arc::new(shared);
+        let of_thread = shared.clone();
+        let thread = std::thread::Builder::new().name("switch idle".into()).spawn(move || of_thread.run())?;
+        Ok(IdleListener { shared, thread: Some(thread) })
     }
 
-    /// Listens for a port's bell, which is silent, until it rings.
+    /// Arms the doorbell of a port, which is clear, until it fires.
     ///
     /// # Errors
     /// No memory is left.
-    pub(crate) fn listen(&self, (view, port): Which, bell: &Doorbell) -> io::Result<()> {
-        self.its.bells.arm_oneshot(bell, (view as u64) << 8 | u64::from(port))
+    pub(crate) fn arm(&self, (snapshot, port): PortId, doorbell: &Doorbell) -> io::Result<()> {
+        self.shared.doorbells.arm_oneshot(doorbell, (snapshot as u64) << 8 | u64::from(port))
     }
 
-    /// Listens for this bell no more.
-    pub(crate) fn forget(&self, bell: &Doorbell) {
-        // It may not have listened for it.
-        let _ = self.its.bells.delete(bell);
+    /// Disarms a doorbell.
+    pub(crate) fn disarm(&self, doorbell: &Doorbell) {
+        // An error means that it was never armed.
+        let _ = self.shared.doorbells.delete(doorbell);
     }
 
-    /// Whose bells rang since this was asked. After a change of views some may be others' than who rang.
-    pub(crate) fn heard(&self) -> Vec<Which> {
-        let heard = std::mem::take(&mut *self.its.heard.lock().unwrap_or_else(PoisonError::into_inner));
-        heard.into_iter().map(|token| ((token >> 8) as usize, token as u8)).collect()
+    /// Takes the ports whose doorbells fired. After a change of snapshots some may be other ports than those that
+    /// notified.
+    pub(crate) fn take_fired(&self) -> Vec<PortId> {
+        let fired = std::mem::take(&mut *self.shared.fired.lock().unwrap_or_else(PoisonError::into_inner));
+        fired.into_iter().map(|token| ((token >> 8) as usize, token as u8)).collect()
     }
 
-    /// Whether no bell rang since then.
-    pub(crate) fn heard_nothing(&self) -> bool {
-        self.its.heard.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    /// True if a doorbell fired since the last [`IdleListener::take_fired`].
+    pub(crate) fn any_fired(&self) -> bool {
+        !self.shared.fired.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// The line on which the ear sends when a bell has rung.
-    pub(crate) fn line(&self) -> &LineWords {
-        &self.its.line
+    /// Returns the channel words on which the listener publishes when a doorbell has fired.
+    pub(crate) fn words(&self) -> &ChannelWords {
+        &self.shared.words
     }
 }
 
-impl Drop for Ear {
+impl Drop for IdleListener {
     fn drop(&mut self) {
-        self.its.end.notify();
-        // It cannot have panicked.
+        self.shared.stop.notify();
+        // The thread cannot panic.
         self.thread.take().map(JoinHandle::join);
     }
 }
 
-impl Its {
-    fn listen(&self) {
-        // What the switch's thread is to others, and where it is to be, is not for the one that wakes it.
+impl Shared {
+    fn run(&self) {
+        // Undo what the thread inherits from the switch thread: its scheduling policy and its CPU.
         set_wakeup_preemption(true);
         process::allow_all_cpus();
         let mut events = Vec::new();
         loop {
-            match self.bells.wait(&mut events, None) {
+            match self.doorbells.wait(&mut events, None) {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(_) => std::thread::sleep(BLIND_NAP),
+                Err(_) => std::thread::sleep(FALLBACK_SLEEP),
             }
-            if events.iter().any(|(token, _)| *token == END) {
+            if events.iter().any(|(token, _)| *token == STOP) {
                 return;
             }
-            let rang = events.iter().map(|(token, _)| *token);
-            self.heard.lock().unwrap_or_else(PoisonError::into_inner).extend(rang);
-            // It naps, or will see before it does that something was heard.
-            self.line.consumer_sleeps();
+            let fired = events.iter().map(|(token, _)| *token);
+            self.fired.lock().unwrap_or_else(PoisonError::into_inner).extend(fired);
+            // Wakes the switch thread from its futex wait; before a wait the switch thread checks `fired`.
+            self.words.take_consumer_wakeup();
         }
     }
 }
@@ -119,62 +126,62 @@ impl Its {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use unetmap_mem::Nap;
+    use unetmap_mem::FutexWaitSet;
 
     use super::*;
 
-    /// Naps until a bell was heard, or for a second.
-    fn heard(ear: &Ear) -> Vec<Which> {
+    /// Waits until a doorbell fired, for a second at most; returns the ports.
+    fn wait_fired(listener: &IdleListener) -> Vec<PortId> {
         let start = Instant::now();
         loop {
-            let heard = ear.heard();
-            if !heard.is_empty() || start.elapsed() > Duration::from_secs(1) {
-                return heard;
+            let fired = listener.take_fired();
+            if !fired.is_empty() || start.elapsed() > Duration::from_secs(1) {
+                return fired;
             }
-            let mut nap = Nap::default();
-            assert!(nap.as_consumer(ear.line()));
-            nap.take(|| true);
+            let mut wait = FutexWaitSet::default();
+            assert!(wait.add_consumer(listener.words()));
+            wait.wait(|| true);
         }
     }
 
     #[test]
-    fn a_bell_ends_a_nap() {
-        let (ear, bell) = (Ear::new().unwrap(), Doorbell::new().unwrap());
-        // A nap may be over before the bell rings, on a machine that has no time.
+    fn a_doorbell_ends_a_futex_wait() {
+        let (listener, doorbell) = (IdleListener::new().unwrap(), Doorbell::new().unwrap());
+        // On a busy machine the wait may time out before the doorbell fires.
         let woken = (0..20).any(|_| {
-            bell.clear();
-            ear.listen((3, 200), &bell).unwrap();
-            bell.notify_after(Duration::from_millis(2));
-            let mut nap = Nap::default();
-            nap.as_consumer(ear.line());
-            nap.take(|| true)
+            doorbell.clear();
+            listener.arm((3, 200), &doorbell).unwrap();
+            doorbell.notify_after(Duration::from_millis(2));
+            let mut wait = FutexWaitSet::default();
+            wait.add_consumer(listener.words());
+            wait.wait(|| true)
         });
-        assert!(woken, "naps ended by themselves");
-        assert_eq!(heard(&ear).first(), Some(&(3, 200)));
+        assert!(woken, "all waits timed out");
+        assert_eq!(wait_fired(&listener).first(), Some(&(3, 200)));
     }
 
     #[test]
-    fn a_bell_is_heard_once() {
-        let (ear, [a, b]) = (Ear::new().unwrap(), [0; 2].map(|_| Doorbell::new().unwrap()));
-        ear.listen((0, 1), &a).unwrap();
-        ear.listen((0, 2), &b).unwrap();
+    fn a_doorbell_fires_once_until_it_is_armed_again() {
+        let (listener, [a, b]) = (IdleListener::new().unwrap(), [0; 2].map(|_| Doorbell::new().unwrap()));
+        listener.arm((0, 1), &a).unwrap();
+        listener.arm((0, 2), &b).unwrap();
         a.notify();
-        assert_eq!(heard(&ear), [(0, 1)]);
+        assert_eq!(wait_fired(&listener), [(0, 1)]);
         a.notify();
         b.notify();
-        assert_eq!(heard(&ear), [(0, 2)]);
+        assert_eq!(wait_fired(&listener), [(0, 2)]);
         a.clear();
-        ear.listen((0, 1), &a).unwrap();
+        listener.arm((0, 1), &a).unwrap();
         a.notify();
-        assert_eq!(heard(&ear), [(0, 1)]);
+        assert_eq!(wait_fired(&listener), [(0, 1)]);
         a.clear();
-        ear.listen((0, 1), &a).unwrap();
-        ear.forget(&a);
-        ear.forget(&a);
+        listener.arm((0, 1), &a).unwrap();
+        listener.disarm(&a);
+        listener.disarm(&a);
         a.notify();
         b.clear();
-        ear.listen((0, 2), &b).unwrap();
+        listener.arm((0, 2), &b).unwrap();
         b.notify();
-        assert_eq!(heard(&ear), [(0, 2)]);
+        assert_eq!(wait_fired(&listener), [(0, 2)]);
     }
 }

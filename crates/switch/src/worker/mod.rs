@@ -1,334 +1,336 @@
-//! The threads of the switches: each looks after some ports, and may deliver to all.
+//! The switch threads: each serves the transmit rings of some ports, and may deliver to all ports.
 //!
 //! ```text
-//! what                        whose                          with several threads
-//! transmit ring, its memory   the thread that has its port   two for a moment, when a port moves: one at a time (`Sent`)
-//! receive ring                whoever delivers               locked once for each list or run of a batch (`Filled`)
-//! learning table, rules       all                            see there; no lock where nothing changes
-//! naps, lists, what is asked  each its own
+//! state                          used by                     with several threads
+//! transmit ring, its flow cache  the thread of its port      two for a moment, when a port moves: locked (`TxState`)
+//! receive ring                   each thread that delivers   locked for each list or run of a batch (`RxState`)
+//! MAC table, policies            all                         see there; no lock where nothing changes
+//! backpressure, lists, poll set  one thread each
 //! ```
-//! A receive ring is locked while a batch is copied, and never while anybody waits: whoever naps, yields or has memory made lets
-//! go of it first. A thread that loses its processor meanwhile keeps the others from this one ring until it goes on; they sleep,
-//! and so leave it a processor. What one source sends is delivered under the lock of its ring, in order.
+//! A receive ring is locked while packets are copied into it, never during a wait: a thread that waits on a futex,
+//! yields or prefaults releases it first. A thread that is preempted meanwhile keeps the others from this one ring
+//! until it runs again; they sleep on the lock, which leaves their CPU to it. Packets of one source are delivered
+//! under the lock of its ring, in order.
 //!
-//! A thread that finds nothing to do spins a little, lets others run, and then sleeps until a client rings. No timer runs
-//! meanwhile.
+//! A thread without work polls for a short time, yields the CPU, and then sleeps until a client notifies it. No timer
+//! runs meanwhile.
 //!
-//! A thread that panics goes on at once, with what it was told last. What the ring had sent that it was serving is dropped,
-//! and counted: it would fail at the same packet again.
+//! A thread that panics continues at once with its last configuration. What the ring that it was serving had sent is
+//! dropped and counted, as it would cause the same panic again.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::*;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use unetmap_mem::Nap;
+use unetmap_mem::FutexWaitSet;
 use unetmap_sys::clock::{now_ns, spin_hint};
 use unetmap_sys::event::{Epoll, EventFlags};
-use unetmap_sys::thread::current_cpu;
 use unetmap_sys::process;
+use unetmap_sys::thread::current_cpu;
 
-use crate::forward::{BATCH, Lists};
-use crate::worker::backpressure::Patience;
-use crate::port::{Attached, Incoming, Outgoing};
+use crate::backpressure::Backpressure;
+use crate::forward::DestinationLists;
+use crate::port::{PortTx, SwitchPort};
+use crate::tuning::{BATCH_SLOTS, EXTRA_PASSES, FALLBACK_SLEEP, FUTEX_WAIT_RINGS, IDLE_POLL_TIME, PASSES_BEFORE_YIELD};
 
-mod idle_listener;
-mod commands;
-mod poll_set;
-mod policed;
-pub(crate) mod backpressure;
 mod batch;
 mod fanout;
+mod idle_listener;
+mod mailbox;
+mod policed;
+mod poll_set;
+mod resolve;
 mod sched_batch;
 mod snapshot;
 
-pub use commands::Post;
-pub use snapshot::View;
+pub use mailbox::Mailbox;
+pub use snapshot::SwitchSnapshot;
 
-use idle_listener::Ear;
-use poll_set::{Ring, Rounds};
-use batch::serve;
-use fanout::Spread;
-use sched_batch::Turns;
+use fanout::FanoutLists;
+use idle_listener::IdleListener;
+use poll_set::{PollSet, RingId};
+use sched_batch::SchedBatch;
 
-/// How long a thread spins before it sleeps.
-const SPIN: Duration = Duration::from_micros(50);
-/// How long it rests where it cannot be woken; what comes waits no longer than this.
-const BLIND_NAP: Duration = Duration::from_millis(1);
-/// Looks at all rings before a client may have the processor.
-const LOOKS: u32 = 4;
-/// Further ones, each after a spin hint, before anybody may: a microsecond or more.
-const MORE_LOOKS: u32 = 32;
-/// Rings that are heard in a nap whether or not they are quiet: they are few.
-const HEARD_AT_ONCE: usize = 8;
-/// The thread's own bell, among the numbers of its ports'.
-const OWN_BELL: u64 = u64::MAX;
+/// Token of the thread's own doorbell, among those of its ports.
+const OWN_DOORBELL: u64 = u64::MAX;
 
-/// Works until it is told to end.
-pub fn run(post: &Post) {
+/// Runs a switch thread until the mailbox stops it.
+pub fn run(mailbox: &Mailbox) {
     unetmap_mem::register_publisher();
-    post.tid.store(process::tid(), Relaxed);
-    let (mut worker, mut taken) = (Worker::default(), 0);
-    // What a panic leaves half done is made anew, or was not begun: a ring's state changes when its packets are done.
-    while catch_unwind(AssertUnwindSafe(|| work(&mut worker, &mut taken, post))).is_err() {
+    mailbox.tid.store(process::tid(), Relaxed);
+    let (mut worker, mut applied) = (Worker::default(), 0);
+    // State that a panic leaves incomplete is rebuilt: a ring's state changes only when its packets are forwarded.
+    while catch_unwind(AssertUnwindSafe(|| work(&mut worker, &mut applied, mailbox))).is_err() {
         worker.recover();
     }
 }
 
-fn work(worker: &mut Worker, taken: &mut u64, post: &Post) {
+fn work(worker: &mut Worker, applied: &mut u64, mailbox: &Mailbox) {
     let mut idle_since = Instant::now();
     loop {
-        if post.ordered.load(Acquire) != *taken {
-            let mut orders = post.orders.lock().unwrap_or_else(PoisonError::into_inner);
-            worker.drain();
-            (worker.wake, worker.serving) = (None, None);
-            worker.patience.pay();
-            worker.patience.forget();
-            worker.turns.forget();
-            worker.listens_no_more();
-            worker.views = orders.views.clone();
-            worker.rounds = rounds(&worker.views);
-            *taken = post.ordered.load(Acquire);
-            orders.taken = *taken;
-            post.done.notify_all();
-            post.bell.clear();
-            if orders.end {
-                return;
-            }
+        if mailbox.published.load(Acquire) != *applied && worker.apply_config(applied, mailbox) {
+            return;
         }
-        if (0..LOOKS).any(|_| worker.pass() > 0) || worker.awaits_answer() {
+        if (0..PASSES_BEFORE_YIELD).any(|_| worker.pass() > 0) || worker.poll_for_reply() {
             idle_since = Instant::now();
             continue;
         }
-        if worker.patience.pay() {
+        if worker.backpressure.flush_wakeups() {
             idle_since = Instant::now();
             continue;
         }
-        let given = worker.give_way();
-        match given {
-            Given::Woken => idle_since = Instant::now(),
-            Given::ToNobody => {
-                // What comes soon need not wait for a system call.
-                if worker.looks_longer() {
+        let outcome = worker.yield_to_client();
+        match outcome {
+            Yield::Woken => idle_since = Instant::now(),
+            Yield::NotNeeded => {
+                // Packets that arrive soon need not wait for a system call.
+                if worker.poll_longer() {
                     idle_since = Instant::now();
                     continue;
                 }
-                // Programs that are no clients may wait for this very processor.
+                // Programs other than clients may wait for this CPU.
                 std::thread::yield_now();
             }
-            Given::InVain | Given::OnlyBySleep => {}
+            Yield::TimedOut | Yield::MustSleep => {}
         }
-        if matches!(given, Given::OnlyBySleep) || idle_since.elapsed() >= SPIN {
-            if let Err(e) = worker.sleep(post)
+        if matches!(outcome, Yield::MustSleep) || idle_since.elapsed() >= IDLE_POLL_TIME {
+            if let Err(e) = worker.sleep(mailbox)
                 && e.kind() != io::ErrorKind::Interrupted
             {
-                // No descriptor or memory is left to sleep with; others may give some back.
-                std::thread::sleep(BLIND_NAP);
+                // No descriptor or memory is left to wait with; other programs may release some.
+                std::thread::sleep(FALLBACK_SLEEP);
             }
             idle_since = Instant::now();
         }
     }
 }
 
-/// What became of the processor that a thread without anything to do has.
-enum Given {
-    /// No client needs it.
-    ToNobody,
-    /// One got it, until something moved.
+/// The outcome of [`Worker::yield_to_client`].
+enum Yield {
+    /// No client needs the CPU.
+    NotNeeded,
+    /// A client got it, and some ring has new slots.
     Woken,
-    /// One got it, and nothing moved.
-    InVain,
-    /// One needs it, and too many rings have sent lately to nap.
-    OnlyBySleep,
+    /// A client got it, and no ring has new slots.
+    TimedOut,
+    /// A client needs it, but too many rings sent lately for one futex wait.
+    MustSleep,
 }
 
 #[derive(Default)]
 struct Worker {
-    lists: Lists,
-    spread: Spread,
-    patience: Patience,
-    turns: Turns,
-    rounds: Rounds,
+    lists: DestinationLists,
+    fanout_lists: FanoutLists,
+    backpressure: Backpressure,
+    sched: SchedBatch,
+    poll_set: PollSet,
     /// The ring that is being served.
-    serving: Option<Ring>,
-    views: Arc<Vec<View>>,
-    /// What wakes the thread, for the ports it has now.
-    wake: Option<Epoll>,
-    /// What wakes it from naps, since it had quiet rings.
-    ear: Option<Ear>,
+    serving: Option<RingId>,
+    snapshots: Arc<Vec<SwitchSnapshot>>,
+    /// The doorbells of the present ports, and the thread's own, for sleeping.
+    doorbells: Option<Epoll>,
+    /// Started by the first futex wait with idle rings.
+    idle_listener: Option<IdleListener>,
     events: Vec<(u64, EventFlags)>,
 }
 
 impl Worker {
-    /// Looks once at the rings that it is time for; returns how many slots were taken.
+    /// Applies the last published configuration, after forwarding what the present ports have sent; true if the
+    /// thread is to stop.
+    fn apply_config(&mut self, applied: &mut u64, mailbox: &Mailbox) -> bool {
+        let mut config = mailbox.config.lock().unwrap_or_else(PoisonError::into_inner);
+        self.drain();
+        (self.doorbells, self.serving) = (None, None);
+        self.backpressure.flush_wakeups();
+        self.backpressure.forget_ports();
+        self.sched.reset();
+        self.disarm_doorbells();
+        self.snapshots = config.snapshots.clone();
+        self.poll_set = poll_set(&self.snapshots);
+        *applied = mailbox.published.load(Acquire);
+        config.applied = *applied;
+        mailbox.applied.notify_all();
+        mailbox.doorbell.clear();
+        config.stop
+    }
+
+    /// Polls once the rings that are due; returns how many slots were taken.
     fn pass(&mut self) -> u32 {
-        let moved = self.rounds.pass(now_ns, |at| {
-            let (view, port, ring) = ring_of(&self.views, at).filter(|(_, _, ring)| ring.moved())?;
-            self.patience.begin(at.0, port.index);
-            self.serving = Some(at);
-            let moved = serve((&mut self.lists, &mut self.spread), view, (port, at.2, ring), &self.patience);
+        let moved = self.poll_set.pass(now_ns, |id| {
+            let (snapshot, port, ring) = ring_of(&self.snapshots, id).filter(|(_, _, ring)| ring.may_have_slots())?;
+            self.backpressure.begin_batch(id.0, port.index);
+            self.serving = Some(id);
+            let lists = (&mut self.lists, &mut self.fanout_lists);
+            let moved = batch::serve(lists, snapshot, (port, id.2, ring), &self.backpressure);
             self.serving = None;
             Some(moved)
         });
-        self.turns.took(moved);
+        self.sched.add_slots(moved);
         moved
     }
 
-    /// Looks on, for what comes soon; whether anything did.
-    fn looks_longer(&mut self) -> bool {
-        (0..MORE_LOOKS).inspect(|_| spin_hint()).any(|_| self.pass() > 0)
+    /// Polls some more, for packets that arrive soon; true if any did.
+    fn poll_longer(&mut self) -> bool {
+        (0..EXTRA_PASSES).inspect(|_| spin_hint()).any(|_| self.pass() > 0)
     }
 
-    /// A few packets went to a client that is awake on another processor: looks whether it answers before this one is given to
-    /// anybody, who is likely to wait for that answer.
-    fn awaits_answer(&mut self) -> bool {
-        let Some((view, port)) = self.patience.delivered_to() else { return false };
-        let receiver = self.views.get(view).and_then(|view| view.member(port));
-        let due = self.turns.is_small()
-            && receiver.is_some_and(|port| port.may_answer(current_cpu()))
-            && self.patience.awaits_answer();
-        let came = due && self.looks_longer();
+    /// If a few packets went to a client that is awake on another CPU, polls for its reply before the CPU is yielded
+    /// to a client, which probably waits for that reply. True if packets came.
+    fn poll_for_reply(&mut self) -> bool {
+        let Some((snapshot, port)) = self.backpressure.take_last_receiver() else { return false };
+        let receiver = self.snapshots.get(snapshot).and_then(|snapshot| snapshot.member(port));
+        let due = self.sched.is_small_turn()
+            && receiver.is_some_and(|port| port.may_reply(current_cpu()))
+            && self.backpressure.should_poll_for_reply();
+        let came = due && self.poll_longer();
         if came {
-            self.patience.was_answered();
+            self.backpressure.reply_arrived();
         }
         came
     }
 
-    /// After a panic: goes on with what it was told, without what it failed at.
+    /// After a panic: continues with the same configuration, without the packets that caused the panic.
     #[cold]
     fn recover(&mut self) {
-        let views = std::mem::take(&mut self.views);
-        if let Some(at) = self.serving
-            && let Some((_, _, ring)) = ring_of(&views, at)
+        let snapshots = std::mem::take(&mut self.snapshots);
+        if let Some(id) = self.serving
+            && let Some((_, _, ring)) = ring_of(&snapshots, id)
         {
-            ring.skip(&self.patience);
+            ring.drop_sent(&self.backpressure);
         }
-        self.patience.pay();
-        self.turns.forget();
-        *self = Worker { rounds: rounds(&views), views, ..Worker::default() };
+        self.backpressure.flush_wakeups();
+        self.sched.reset();
+        *self = Worker { poll_set: poll_set(&snapshots), snapshots, ..Worker::default() };
     }
 
-    /// The ports that took part last.
-    fn recent(&self) -> impl Iterator<Item = &Attached> {
-        self.patience.recent().filter_map(|(view, port)| self.views.get(view)?.member(port))
+    /// Returns the ports that sent or received last.
+    fn recent(&self) -> impl Iterator<Item = &SwitchPort> {
+        self.backpressure.recent().filter_map(|(snapshot, port)| self.snapshots.get(snapshot)?.member(port))
     }
 
-    /// There is nothing to do: a client that needs this processor gets it until somebody has sent. Unlike a sleep, a nap needs
-    /// no barrier, and its end no bell.
-    fn give_way(&mut self) -> Given {
+    /// Without work: if a client needs this CPU, yields it by a futex wait until some ring has new slots. Unlike a
+    /// sleep, a futex wait needs no barrier, and ends without a doorbell.
+    fn yield_to_client(&mut self) -> Yield {
         let cpu = current_cpu();
-        // Each is asked: what it was given in vain is counted.
-        if self.recent().filter(|port| port.needs(cpu)).count() == 0 {
-            return Given::ToNobody;
+        // Calls `needs_cpu` for each port, as it counts yields without progress.
+        if self.recent().filter(|port| port.needs_cpu(cpu)).count() == 0 {
+            return Yield::NotNeeded;
         }
-        self.turns.end();
-        // Without an ear all are heard one by one, if they are not too many.
-        let asked = self.rounds.len() > HEARD_AT_ONCE && self.ask_quiet().unwrap_or(false);
-        let mut nap = Nap::default();
-        let mut rings = self.rounds.heard().filter_map(|at| ring_of(&self.views, at));
-        // The ear last: where a nap can have only one word, it is a ring's.
-        let all = rings.all(|(_, _, ring)| ring.hear(&mut nap));
-        if !all || !self.ear.iter().all(|ear| nap.as_consumer(ear.line())) {
-            return Given::OnlyBySleep;
+        self.sched.end_turn();
+        // If idle rings cannot be armed, all rings end the wait by their words, if they are not too many.
+        let armed_now = self.poll_set.len() > FUTEX_WAIT_RINGS && self.arm_idle_doorbells().unwrap_or(false);
+        let mut wait = FutexWaitSet::default();
+        let mut rings = self.poll_set.futex_waited().filter_map(|id| ring_of(&self.snapshots, id));
+        // The idle listener is added last: a kernel that supports one word only waits for a ring.
+        let all_added = rings.all(|(_, _, ring)| ring.add_to_wait(&mut wait));
+        if !all_added || !self.idle_listener.iter().all(|listener| wait.add_consumer(listener.words())) {
+            return Yield::MustSleep;
         }
         drop(rings);
-        let moved = |at| ring_of(&self.views, at).is_some_and(|(_, _, ring)| ring.moved());
-        let heard_nothing = || self.ear.iter().all(Ear::heard_nothing);
-        // Who was to ring a bell before has rung it, or has not sent; who is to since now may have sent before it knew.
-        let woken = nap.take(|| heard_nothing() && !self.rounds.stirs(asked, moved));
-        let all = asked || !heard_nothing();
-        self.rounds.rests(all);
-        if woken { Given::Woken } else { Given::InVain }
+        let has_slots = |id| ring_of(&self.snapshots, id).is_some_and(|(_, _, ring)| ring.may_have_slots());
+        let any_fired = || self.idle_listener.iter().any(IdleListener::any_fired);
+        // Clients with doorbells armed earlier have notified if they sent. Clients armed just now may have sent
+        // before they saw it, so their rings are polled again.
+        let woken = wait.wait(|| !any_fired() && !self.poll_set.any_sent(armed_now, has_slots));
+        let all = armed_now || any_fired();
+        self.poll_set.include_idle(all);
+        if woken { Yield::Woken } else { Yield::TimedOut }
     }
 
-    /// Before a nap: rings that have been quiet for long need not be heard one by one. They are to ring their bells.
-    /// Whether any were asked now.
-    fn ask_quiet(&mut self) -> io::Result<bool> {
-        let ear = match &self.ear {
-            Some(ear) => ear,
-            None => self.ear.insert(Ear::new()?),
+    /// Before a futex wait: arms the doorbells of rings that have been idle for long, so that their words need not be
+    /// part of the wait. True if any was armed now.
+    fn arm_idle_doorbells(&mut self) -> io::Result<bool> {
+        let listener = match &self.idle_listener {
+            Some(listener) => listener,
+            None => self.idle_listener.insert(IdleListener::new()?),
         };
-        ear.heard().into_iter().for_each(|which| self.rounds.rang(which));
-        let asked = self.rounds.ask_quiet(|at, first| {
-            let Some((_, port, ring)) = ring_of(&self.views, at) else { return false };
-            if first {
-                // It may have gone off for another ring: the look that follows sees that one.
-                port.bell.clear();
-                if ear.listen((at.0, at.1), &port.bell).is_err() {
+        listener.take_fired().into_iter().for_each(|port| self.poll_set.doorbell_fired(port));
+        let any_armed = self.poll_set.arm_idle(|id, first_of_port| {
+            let Some((_, port, ring)) = ring_of(&self.snapshots, id) else { return false };
+            if first_of_port {
+                // Another ring of the port may have notified it: the poll that follows finds its slots.
+                port.doorbell.clear();
+                if listener.arm((id.0, id.1), &port.doorbell).is_err() {
                     return false;
                 }
             }
-            ring.ask();
+            ring.request_wakeup();
             true
         });
-        if asked {
+        if any_armed {
             unetmap_mem::fence_before_sleep();
         }
-        Ok(asked)
+        Ok(any_armed)
     }
 
-    /// Before the views change: the ear lets go of their bells.
-    fn listens_no_more(&mut self) {
-        if let Some(ear) = &self.ear {
-            self.views.iter().flat_map(View::own).for_each(|port| ear.forget(&port.bell));
+    /// Before the snapshots change: disarms the doorbells of their ports.
+    fn disarm_doorbells(&mut self) {
+        if let Some(listener) = &self.idle_listener {
+            self.snapshots.iter().flat_map(SwitchSnapshot::own).for_each(|port| listener.disarm(&port.doorbell));
         }
     }
 
-    /// Before ports leave: what they had sent until now still goes out. At most as many rounds as a ring has batches.
+    /// Before ports leave: forwards what they have sent until now, in at most as many passes as a ring has batches.
     fn drain(&mut self) {
-        for _ in 0..unetmap_mem::Slots::MAX as usize / BATCH {
-            self.rounds.rests(true);
+        for _ in 0..unetmap_mem::Slots::MAX as usize / BATCH_SLOTS {
+            self.poll_set.include_idle(true);
             if self.pass() == 0 {
                 break;
             }
         }
     }
 
-    fn sleep(&mut self, post: &Post) -> io::Result<()> {
-        self.turns.forget();
-        self.rounds.rests(true);
-        self.views.iter().flat_map(View::own_rings).for_each(|(_, _, ring)| ring.ask());
-        self.views.iter().flat_map(View::own).flat_map(|port| &port.rx).for_each(Incoming::sleeps);
+    fn sleep(&mut self, mailbox: &Mailbox) -> io::Result<()> {
+        self.sched.reset();
+        self.poll_set.include_idle(true);
+        self.snapshots.iter().flat_map(SwitchSnapshot::own_rings).for_each(|(_, _, ring)| ring.request_wakeup());
+        self.snapshots.iter().flat_map(SwitchSnapshot::own).for_each(|port| port.unset_cpu());
         unetmap_mem::fence_before_sleep();
-        if self.views.iter().flat_map(View::own_rings).any(|(_, _, ring)| ring.moved()) {
+        if self.snapshots.iter().flat_map(SwitchSnapshot::own_rings).any(|(_, _, ring)| ring.may_have_slots()) {
             return Ok(());
         }
-        let ports = || self.views.iter().zip(0..).flat_map(|(view, n)| view.own().map(move |port| (n, port)));
-        let wake = match &self.wake {
-            Some(wake) => wake,
+        let ports =
+            || self.snapshots.iter().zip(0..).flat_map(|(snapshot, n)| snapshot.own().map(move |port| (n, port)));
+        let doorbells = match &self.doorbells {
+            Some(doorbells) => doorbells,
             None => {
-                let wake = Epoll::new()?;
-                wake.add(&post.bell, OWN_BELL, true, false)?;
+                let doorbells = Epoll::new()?;
+                doorbells.add(&mailbox.doorbell, OWN_DOORBELL, true, false)?;
                 for (token, (_, port)) in ports().enumerate() {
-                    wake.add(&port.bell, token as u64, true, false)?;
+                    doorbells.add(&port.doorbell, token as u64, true, false)?;
                 }
-                self.wake.insert(wake)
+                self.doorbells.insert(doorbells)
             }
         };
-        wake.wait(&mut self.events, None)?;
-        // Only those that rang: a silence costs a system call.
-        for &(token, _) in self.events.iter().filter(|(token, _)| *token != OWN_BELL) {
-            if let Some((view, port)) = usize::try_from(token).ok().and_then(|n| ports().nth(n)) {
-                port.bell.clear();
-                // Who rang may have taken back the wish that it rings the next time.
-                self.rounds.rang((view, port.index));
+        doorbells.wait(&mut self.events, None)?;
+        // Clears only those that fired: clearing one costs a system call.
+        for &(token, _) in self.events.iter().filter(|(token, _)| *token != OWN_DOORBELL) {
+            if let Some((snapshot, port)) = usize::try_from(token).ok().and_then(|n| ports().nth(n)) {
+                port.doorbell.clear();
+                // The client may have cleared the request for the next notification.
+                self.poll_set.doorbell_fired((snapshot, port.index));
             }
         }
         Ok(())
     }
 }
 
-/// For the rings that the thread looks after.
-fn rounds(views: &[View]) -> Rounds {
-    let of =
-        |(n, view)| View::own_rings(view).map(move |(port, number, ring)| ((n, port.index, number), ring.sent_word()));
-    Rounds::of(views.iter().enumerate().flat_map(of))
+/// Returns the poll set of the rings that the thread serves.
+fn poll_set(snapshots: &[SwitchSnapshot]) -> PollSet {
+    let rings_of = |(n, snapshot)| {
+        SwitchSnapshot::own_rings(snapshot).map(move |(port, number, ring)| ((n, port.index, number), ring.prod_word()))
+    };
+    PollSet::new(snapshots.iter().enumerate().flat_map(rings_of))
 }
 
 #[inline(always)]
-fn ring_of(views: &[View], (view, port, number): Ring) -> Option<(&View, &Attached, &Outgoing)> {
-    let view = views.get(view)?;
-    let port = view.member(port)?;
-    Some((view, port, port.tx.get(number)?))
+fn ring_of(
+    snapshots: &[SwitchSnapshot],
+    (snapshot, port, number): RingId,
+) -> Option<(&SwitchSnapshot, &SwitchPort, &PortTx)> {
+    let snapshot = snapshots.get(snapshot)?;
+    let port = snapshot.member(port)?;
+    Some((snapshot, port, port.tx.get(number)?))
 }

@@ -1,258 +1,259 @@
-//! Which rings a thread looks at, and which wake it from a nap.
+//! Which transmit rings a thread polls, and which end its futex wait.
 //!
 //! ```text
-//! a ring sends   is looked at                        wakes a nap
-//! often          in each pass                        by its word
-//! seldom         now and then, and after a nap       by its word
-//! hardly ever    now and then                        by its port's bell (see `ear`): it is asked to ring that
+//! a ring sends   a pass polls it                         ends a futex wait
+//! often          always (busy)                           by its position word
+//! seldom         now and then, and after a wait (idle)   by its position word
+//! hardly ever    now and then                            by its port's doorbell (see `idle_listener`), once armed
 //! ```
-//! To look at a ring that has nothing takes cache lines that the packets of others have driven out by then. So a pass leaves
-//! out rings that are quiet, for [`EVERY`] by the clock. Whoever sends first waits for that, and not while the thread has
-//! nothing else to do. Who is to ring a bell need not be looked at before a nap or after, unless a bell rang; should it ring
-//! none, it waits until it is time.
+//! Polling a ring without new slots costs cache lines that the packets of other ports have evicted by then. So while
+//! other rings are busy a pass leaves out idle rings, for [`FULL_PASS_INTERVAL_NS`] by the clock. The first packet of
+//! an idle ring waits that long at most, and not at all while the thread has no other work. A ring whose client
+//! notifies the doorbell need not be polled before or after a futex wait, unless a doorbell fired; a client that does
+//! not notify although it should waits for the next full pass.
 //!
-//! The words by which rings tell that something was sent stand in one list, so that their cache lines come all at once. On
-//! the way through port and ring each would have to be waited for.
+//! The position words of all rings are referenced from one list, so that their cache lines are fetched in parallel.
+//! On the way through port, ring and channel each load would wait for the one before.
 
-use unetmap_mem::SentWord;
+use unetmap_mem::ProdWord;
 
-use crate::worker::backpressure::Which;
+use crate::backpressure::PortId;
+use crate::tuning::{
+    CLOCK_READ_PASSES, CLOCK_READ_SLOTS, DOORBELL_AFTER_WAITS, FEW_IDLE_RINGS, FULL_PASS_INTERVAL_NS, IDLE_AFTER_POLLS,
+};
 
-/// A ring, by the number of its view, of its port, and its own.
-pub(crate) type Ring = (usize, u8, usize);
+/// A transmit ring: the index of its snapshot, the index of its port, and its number.
+pub(crate) type RingId = (usize, u8, usize);
 
-/// How long quiet rings are not looked at where others are busy, nanoseconds.
-const EVERY: u64 = 50_000;
-/// Slots that are moved before the clock is read: some 10 us with small packets.
-const SLOTS: u32 = 1024;
-/// Passes that are made before, and passes without anything before all rings are looked at.
-const PASSES: u32 = 8;
-/// Quiet rings that cost no more than the clock.
-const FEW: usize = 4;
-/// Looks in a row in vain, those at busy rings alone not counted, that make a ring quiet.
-const LOOKS: u32 = 16;
-/// Naps without anything that make a ring one that is to ring a bell: some 10 ms, in which it costs less to hear it.
-const NAPS: u32 = 64;
-
-/// What a client writes when it has sent.
-pub(crate) trait Word {
-    fn word(&self) -> u32;
+/// The position word of a ring, which its client writes when it has sent.
+pub(crate) trait IndexWord {
+    fn load(&self) -> u32;
 }
 
-impl Word for SentWord {
+impl IndexWord for ProdWord {
     #[inline(always)]
-    fn word(&self) -> u32 {
+    fn load(&self) -> u32 {
         self.get()
     }
 }
 
-/// See the module. Of one thread.
-pub(crate) struct Rounds<W = SentWord> {
-    all: Vec<Known>,
-    /// Theirs, in the same order.
-    words: Vec<Glance<W>>,
-    /// Those that are not quiet.
+/// The transmit rings of one thread.
+pub(crate) struct PollSet<W = ProdWord> {
+    rings: Vec<SyncState>,
+    /// Their position words, in the same order.
+    indexes: Vec<CachedIndex<W>>,
+    /// Rings that are not idle.
     busy: Vec<usize>,
-    /// Those that were not asked to ring a bell, in order.
-    heard: Vec<usize>,
-    /// When all were looked at.
-    looked: u64,
+    /// Rings whose words end a futex wait, in order: all but those with an armed doorbell.
+    futex_waited: Vec<usize>,
+    /// Time of the last full pass.
+    last_full_pass: u64,
     /// Slots and passes since the clock was read.
     slots: u32,
     passes: u32,
-    /// Passes in a row in which nothing came.
-    vain: u32,
-    /// What the next pass is to look at, at least.
-    next: Scope,
+    /// Passes in a row without a slot.
+    empty_passes: u32,
+    /// What the next pass polls at least.
+    next_scope: Scope,
 }
 
-/// What is known of a ring.
-struct Known {
-    ring: Ring,
-    /// Looks, and naps, since it had something.
-    looks: u32,
-    naps: u32,
-    /// Whether it is among those.
+struct SyncState {
+    id: RingId,
+    /// Polls, and futex waits, since the ring had a slot.
+    polls: u32,
+    waits: u32,
+    /// It is in `busy`.
     busy: bool,
-    /// Whether it was asked to ring its bell.
-    asked: bool,
+    /// Its client was requested to notify the doorbell.
+    doorbell_armed: bool,
 }
 
-struct Glance<W> {
+struct CachedIndex<W> {
     word: W,
-    /// For which a look is in vain.
-    seen: Option<u32>,
+    /// The value at which the ring was found empty.
+    empty_at: Option<u32>,
 }
 
-/// Rings that a pass looks at.
+/// The rings that a pass polls.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Scope {
     Busy,
-    Heard,
+    FutexWaited,
     All,
 }
 
-impl<W> Default for Rounds<W> {
-    fn default() -> Rounds<W> {
-        Rounds {
-            all: Vec::new(),
-            words: Vec::new(),
+impl<W> Default for PollSet<W> {
+    fn default() -> PollSet<W> {
+        PollSet {
+            rings: Vec::new(),
+            indexes: Vec::new(),
             busy: Vec::new(),
-            heard: Vec::new(),
-            looked: 0,
+            futex_waited: Vec::new(),
+            last_full_pass: 0,
             slots: 0,
             passes: 0,
-            vain: 0,
-            next: Scope::All,
+            empty_passes: 0,
+            next_scope: Scope::All,
         }
     }
 }
 
-impl<W: Word> Rounds<W> {
-    /// Begins with these rings and their words, those of a port in a row. The first pass looks at all.
-    pub(crate) fn of(rings: impl Iterator<Item = (Ring, W)>) -> Rounds<W> {
-        let known = |ring| Known { ring, looks: LOOKS, naps: NAPS, busy: false, asked: false };
-        let rings = rings.map(|(ring, word)| (known(ring), Glance { word, seen: None }));
-        let (all, words): (Vec<_>, Vec<_>) = rings.unzip();
-        Rounds { heard: (0..all.len()).collect(), all, words, ..Rounds::default() }
+impl<W: IndexWord> PollSet<W> {
+    /// The set of these rings with their position words; rings of one port must be adjacent. The first pass polls all.
+    pub(crate) fn new(rings: impl Iterator<Item = (RingId, W)>) -> PollSet<W> {
+        let idle = |id| SyncState {
+            id,
+            polls: IDLE_AFTER_POLLS,
+            waits: DOORBELL_AFTER_WAITS,
+            busy: false,
+            doorbell_armed: false,
+        };
+        let rings = rings.map(|(id, word)| (idle(id), CachedIndex { word, empty_at: None }));
+        let (rings, indexes): (Vec<_>, Vec<_>) = rings.unzip();
+        PollSet { futex_waited: (0..rings.len()).collect(), rings, indexes, ..PollSet::default() }
     }
 
-    /// How many rings there are.
+    /// Returns the number of rings.
     pub(crate) fn len(&self) -> usize {
-        self.all.len()
+        self.rings.len()
     }
 
-    /// The thread rests, or did: a quiet ring may be why there is a next pass. `all`: one that was asked to ring its bell, too.
-    pub(crate) fn rests(&mut self, all: bool) {
-        self.next = self.next.max(if all { Scope::All } else { Scope::Heard });
+    /// Makes the next pass poll idle rings too, as after a wait; with `all` also those with an armed doorbell.
+    pub(crate) fn include_idle(&mut self, all: bool) {
+        self.next_scope = self.next_scope.max(if all { Scope::All } else { Scope::FutexWaited });
     }
 
-    /// One pass. `look` takes what a ring has, and says how many slots that were; `None`: it has nothing. Returns their sum.
-    pub(crate) fn pass(&mut self, now: impl FnOnce() -> u64, mut look: impl FnMut(Ring) -> Option<u32>) -> u32 {
+    /// Does one pass. `serve` takes the slots of a ring and returns how many; `None`: the ring is empty. Returns
+    /// their sum.
+    pub(crate) fn pass(&mut self, now: impl FnOnce() -> u64, mut serve: impl FnMut(RingId) -> Option<u32>) -> u32 {
         let mut sum = 0;
         let scope = self.scope(now);
         match scope {
-            Scope::Busy => (0..self.busy.len()).for_each(|n| sum += self.look(self.busy[n], &mut look)),
-            Scope::Heard => (0..self.heard.len()).for_each(|n| sum += self.look(self.heard[n], &mut look)),
-            Scope::All => (0..self.all.len()).for_each(|i| sum += self.look(i, &mut look)),
+            Scope::Busy => (0..self.busy.len()).for_each(|n| sum += self.poll(self.busy[n], &mut serve)),
+            Scope::FutexWaited => {
+                (0..self.futex_waited.len()).for_each(|n| sum += self.poll(self.futex_waited[n], &mut serve));
+            }
+            Scope::All => (0..self.rings.len()).for_each(|i| sum += self.poll(i, &mut serve)),
         }
         if scope > Scope::Busy {
             self.busy.retain(|&i| {
-                let known = &mut self.all[i];
-                known.looks += 1;
-                // Not counted was the look that found something.
-                known.busy = known.looks <= LOOKS;
-                known.busy
+                let ring = &mut self.rings[i];
+                ring.polls += 1;
+                // The poll that found something was not counted.
+                ring.busy = ring.polls <= IDLE_AFTER_POLLS;
+                ring.busy
             });
         }
         self.slots = self.slots.saturating_add(sum);
         self.passes += 1;
-        self.vain = if sum == 0 { self.vain + 1 } else { 0 };
+        self.empty_passes = if sum == 0 { self.empty_passes + 1 } else { 0 };
         sum
     }
 
     #[inline]
     fn scope(&mut self, now: impl FnOnce() -> u64) -> Scope {
-        let mut scope = std::mem::replace(&mut self.next, Scope::Busy);
-        if self.vain >= PASSES || self.all.len() - self.busy.len() <= FEW && self.is_time() {
+        let mut scope = std::mem::replace(&mut self.next_scope, Scope::Busy);
+        let idle_rings = self.rings.len() - self.busy.len();
+        if self.empty_passes >= CLOCK_READ_PASSES || idle_rings <= FEW_IDLE_RINGS && self.is_clock_due() {
             scope = Scope::All;
         }
-        if scope == Scope::Busy && !self.is_time() {
+        if scope == Scope::Busy && !self.is_clock_due() {
             return scope;
         }
-        if self.all.len() - self.busy.len() > FEW {
+        if idle_rings > FEW_IDLE_RINGS {
             let now = now();
-            if scope == Scope::All || now.saturating_sub(self.looked) >= EVERY {
-                (scope, self.looked) = (Scope::All, now);
+            if scope == Scope::All || now.saturating_sub(self.last_full_pass) >= FULL_PASS_INTERVAL_NS {
+                (scope, self.last_full_pass) = (Scope::All, now);
             }
         }
         (self.slots, self.passes) = (0, 0);
         if scope == Scope::All {
-            self.vain = 0;
+            self.empty_passes = 0;
         }
         scope
     }
 
-    /// Whether it is time for a look at the clock.
-    fn is_time(&self) -> bool {
-        self.slots >= SLOTS || self.passes >= PASSES
+    /// True if the clock is to be read.
+    fn is_clock_due(&self) -> bool {
+        self.slots >= CLOCK_READ_SLOTS || self.passes >= CLOCK_READ_PASSES
     }
 
     #[inline(always)]
-    fn look(&mut self, i: usize, look: &mut impl FnMut(Ring) -> Option<u32>) -> u32 {
-        let glance = &mut self.words[i];
-        let word = glance.word.word();
-        if glance.seen == Some(word) {
+    fn poll(&mut self, i: usize, serve: &mut impl FnMut(RingId) -> Option<u32>) -> u32 {
+        let index = &mut self.indexes[i];
+        let value = index.word.load();
+        if index.empty_at == Some(value) {
             return 0;
         }
-        let Some(slots) = look(self.all[i].ring) else {
-            glance.seen = Some(word);
+        let Some(slots) = serve(self.rings[i].id) else {
+            index.empty_at = Some(value);
             return 0;
         };
-        // A ring comes round: the same word may mean more the next time.
-        glance.seen = None;
-        let known = &mut self.all[i];
-        (known.looks, known.naps) = (0, 0);
-        if !known.busy {
-            known.busy = true;
+        // Positions wrap: the same value may mean new slots the next time.
+        index.empty_at = None;
+        let ring = &mut self.rings[i];
+        (ring.polls, ring.waits) = (0, 0);
+        if !ring.busy {
+            ring.busy = true;
             self.busy.push(i);
         }
-        if known.asked {
-            self.hear_again(i);
+        if ring.doorbell_armed {
+            self.return_to_futex(i);
         }
         slots
     }
 
-    /// It was asked to ring its bell, and has done so or sent.
+    /// The ring has sent or notified its doorbell: its word ends futex waits again.
     #[cold]
-    fn hear_again(&mut self, i: usize) {
-        self.all[i].asked = false;
-        self.heard.push(i);
-        self.heard.sort_unstable();
+    fn return_to_futex(&mut self, i: usize) {
+        self.rings[i].doorbell_armed = false;
+        self.futex_waited.push(i);
+        self.futex_waited.sort_unstable();
     }
 
-    /// Whether one of the rings that are heard has something, of which `moved` is sure; `all`: or any ring.
-    pub(crate) fn stirs(&self, all: bool, moved: impl Fn(Ring) -> bool) -> bool {
-        let stirs = |i: usize| {
-            let glance = &self.words[i];
-            glance.seen != Some(glance.word.word()) && moved(self.all[i].ring)
+    /// True if the position of a ring in the futex wait, or with `all` of any ring, changed and `has_slots` confirms
+    /// it.
+    pub(crate) fn any_sent(&self, all: bool, has_slots: impl Fn(RingId) -> bool) -> bool {
+        let sent = |i: usize| {
+            let index = &self.indexes[i];
+            index.empty_at != Some(index.word.load()) && has_slots(self.rings[i].id)
         };
-        if all { (0..self.all.len()).any(stirs) } else { self.heard.iter().copied().any(stirs) }
+        if all { (0..self.rings.len()).any(sent) } else { self.futex_waited.iter().copied().any(sent) }
     }
 
-    /// A port's bell rang: all its rings are to be heard themselves.
-    pub(crate) fn rang(&mut self, which: Which) {
-        for i in 0..self.all.len() {
-            let known = &mut self.all[i];
-            if (known.ring.0, known.ring.1) == which {
-                known.naps = 0;
-                if known.asked {
-                    self.hear_again(i);
+    /// Notes that a port's doorbell fired: all rings of the port end futex waits by their words again.
+    pub(crate) fn doorbell_fired(&mut self, port: PortId) {
+        for i in 0..self.rings.len() {
+            let ring = &mut self.rings[i];
+            if (ring.id.0, ring.id.1) == port {
+                ring.waits = 0;
+                if ring.doorbell_armed {
+                    self.return_to_futex(i);
                 }
             }
         }
     }
 
-    /// The thread is about to nap: `ask` is for each ring that from now on is to ring its bell, and says whether it can; with
-    /// `true` until one of the port's could. Whether any could.
-    pub(crate) fn ask_quiet(&mut self, mut ask: impl FnMut(Ring, bool) -> bool) -> bool {
+    /// Before a futex wait: calls `arm` for each ring that becomes one with a doorbell; `arm` returns whether that
+    /// worked, and is called with `true` until it did for one ring of the port. True if any ring changed.
+    pub(crate) fn arm_idle(&mut self, mut arm: impl FnMut(RingId, bool) -> bool) -> bool {
         let mut last = None;
-        self.heard.retain(|&i| {
-            let known = &mut self.all[i];
-            known.naps = known.naps.saturating_add(1);
-            let (view, port, _) = known.ring;
-            if known.naps > NAPS {
-                known.asked = ask(known.ring, last != Some((view, port)));
-                last = if known.asked { Some((view, port)) } else { last };
+        self.futex_waited.retain(|&i| {
+            let ring = &mut self.rings[i];
+            ring.waits = ring.waits.saturating_add(1);
+            let (snapshot, port, _) = ring.id;
+            if ring.waits > DOORBELL_AFTER_WAITS {
+                ring.doorbell_armed = arm(ring.id, last != Some((snapshot, port)));
+                last = if ring.doorbell_armed { Some((snapshot, port)) } else { last };
             }
-            !known.asked
+            !ring.doorbell_armed
         });
         last.is_some()
     }
 
-    /// The rings that are to be heard in a nap.
-    pub(crate) fn heard(&self) -> impl Iterator<Item = Ring> {
-        self.heard.iter().map(|&i| self.all[i].ring)
+    /// Returns the rings whose words end a futex wait.
+    pub(crate) fn futex_waited(&self) -> impl Iterator<Item = RingId> {
+        self.futex_waited.iter().map(|&i| self.rings[i].id)
     }
 }
 
@@ -263,46 +264,46 @@ mod tests {
 
     use super::*;
 
-    impl Word for Rc<Cell<u32>> {
-        fn word(&self) -> u32 {
+    impl IndexWord for Rc<Cell<u32>> {
+        fn load(&self) -> u32 {
             self.get()
         }
     }
 
-    /// A ring that no other has, of a port of its own but for the second and the third.
-    const RINGS: [Ring; 8] = [(0, 1, 0), (0, 2, 0), (0, 2, 1), (1, 1, 0), (1, 2, 0), (1, 3, 0), (1, 4, 0), (1, 5, 0)];
+    /// Each ring has a port of its own, except the second and the third, which share one.
+    const RINGS: [RingId; 8] = [(0, 1, 0), (0, 2, 0), (0, 2, 1), (1, 1, 0), (1, 2, 0), (1, 3, 0), (1, 4, 0), (1, 5, 0)];
 
     /// Rings, their words, and a clock.
     struct Bench {
-        rounds: Rounds<Rc<Cell<u32>>>,
+        set: PollSet<Rc<Cell<u32>>>,
         words: Vec<Rc<Cell<u32>>>,
         now: u64,
     }
 
     impl Bench {
-        fn new(rings: &[Ring]) -> Bench {
+        fn new(rings: &[RingId]) -> Bench {
             let words: Vec<_> = rings.iter().map(|_| Rc::new(Cell::new(0))).collect();
-            let rounds = Rounds::of(rings.iter().copied().zip(words.iter().cloned()));
-            assert_eq!(rounds.len(), rings.len());
-            Bench { rounds, words, now: 0 }
+            let set = PollSet::new(rings.iter().copied().zip(words.iter().cloned()));
+            assert_eq!(set.len(), rings.len());
+            Bench { set, words, now: 0 }
         }
 
-        /// A pass in which each of these rings has sent so many slots; which rings had something.
-        fn pass(&mut self, sent: &[Ring], slots: u32) -> Vec<Ring> {
+        /// Lets each of these rings send `slots` slots, then does a pass; returns the rings that were served.
+        fn pass(&mut self, sent: &[RingId], slots: u32) -> Vec<RingId> {
             sent.iter().for_each(|ring| self.send(*ring, slots));
-            self.look(slots)
+            self.poll(slots)
         }
 
-        fn send(&self, ring: Ring, slots: u32) {
+        fn send(&self, ring: RingId, slots: u32) {
             let at = RINGS.iter().position(|one| *one == ring).unwrap();
             self.words[at].set(self.words[at].get() + slots);
         }
 
-        fn look(&mut self, slots: u32) -> Vec<Ring> {
+        fn poll(&mut self, slots: u32) -> Vec<RingId> {
             let mut took = Vec::new();
-            // A word that was not seen before is worth one look, if there is nothing as well.
+            // A ring whose word changed is polled once, even if it is empty.
             let (words, now) = (&self.words, self.now);
-            let sum = self.rounds.pass(
+            let sum = self.set.pass(
                 || now,
                 |ring| {
                     let word = &words[RINGS.iter().position(|one| *one == ring).unwrap()];
@@ -317,168 +318,168 @@ mod tests {
             took
         }
 
-        /// Passes until rings that never send again are quiet.
+        /// Does passes until rings that do not send are idle.
         fn settle(&mut self) {
-            for _ in 0..=LOOKS {
-                self.rounds.rests(true);
+            for _ in 0..=IDLE_AFTER_POLLS {
+                self.set.include_idle(true);
                 assert_eq!(self.pass(&[], 0), []);
             }
         }
     }
 
     #[test]
-    fn quiet_rings_are_looked_at_now_and_then() {
+    fn idle_rings_are_polled_by_the_clock() {
         let (busy, late) = (RINGS[1], RINGS[3]);
         let mut bench = Bench::new(&RINGS);
-        assert_eq!(bench.pass(&[busy], 1), [busy], "the first pass looks at all");
+        assert_eq!(bench.pass(&[busy], 1), [busy], "the first pass polls all rings");
         bench.send(late, 1);
-        for _ in 0..10 * PASSES {
-            assert_eq!(bench.pass(&[busy], SLOTS), [busy]);
-            bench.now += EVERY / 100 / u64::from(PASSES);
+        for _ in 0..10 * CLOCK_READ_PASSES {
+            assert_eq!(bench.pass(&[busy], CLOCK_READ_SLOTS), [busy]);
+            bench.now += FULL_PASS_INTERVAL_NS / 100 / u64::from(CLOCK_READ_PASSES);
         }
-        bench.now += EVERY;
-        assert_eq!(bench.pass(&[busy], SLOTS), [busy, late], "it is time");
-        assert_eq!(bench.pass(&[busy, late], 1), [busy, late], "it has sent");
+        bench.now += FULL_PASS_INTERVAL_NS;
+        assert_eq!(bench.pass(&[busy], CLOCK_READ_SLOTS), [busy, late], "a full pass is due");
+        assert_eq!(bench.pass(&[busy, late], 1), [busy, late], "it is busy now");
     }
 
     #[test]
-    fn small_batches_do_not_put_off_the_clock() {
+    fn small_batches_do_not_delay_the_clock() {
         let (busy, late) = (RINGS[1], RINGS[3]);
         let mut bench = Bench::new(&RINGS);
         bench.pass(&[busy], 1);
-        bench.now += EVERY;
+        bench.now += FULL_PASS_INTERVAL_NS;
         bench.send(late, 1);
         let passes = (0..).find(|_| bench.pass(&[busy], 1).contains(&late)).unwrap();
-        assert!(passes <= PASSES, "{passes}");
+        assert!(passes <= CLOCK_READ_PASSES, "{passes}");
     }
 
     #[test]
-    fn a_few_quiet_rings_need_no_clock() {
+    fn few_idle_rings_are_polled_without_the_clock() {
         let mut bench = Bench::new(&RINGS[..3]);
         let (busy, late) = (RINGS[0], RINGS[2]);
         bench.pass(&[busy], 1);
         bench.send(late, 1);
-        let passes = (0..).find(|_| bench.pass(&[busy], SLOTS).contains(&late)).unwrap();
+        let passes = (0..).find(|_| bench.pass(&[busy], CLOCK_READ_SLOTS).contains(&late)).unwrap();
         assert_eq!(passes, 1);
     }
 
     #[test]
-    fn who_has_nothing_else_to_do_looks_at_all() {
+    fn a_thread_without_work_polls_all_rings() {
         let mut bench = Bench::new(&RINGS);
         bench.pass(&[RINGS[0]], 1);
         bench.settle();
-        bench.rounds.ask_quiet(|_, _| true);
+        bench.set.arm_idle(|_, _| true);
         bench.pass(&[], 0);
         bench.send(RINGS[3], 1);
-        let passes = (0..).find(|_| bench.look(1) == [RINGS[3]]).unwrap();
-        assert!(passes <= PASSES, "{passes}");
+        let passes = (0..).find(|_| bench.poll(1) == [RINGS[3]]).unwrap();
+        assert!(passes <= CLOCK_READ_PASSES, "{passes}");
     }
 
     #[test]
-    fn a_ring_becomes_quiet_when_it_has_nothing_for_long() {
+    fn a_ring_becomes_idle_after_many_empty_polls() {
         let mut bench = Bench::new(&RINGS);
         bench.pass(&RINGS, 1);
-        for _ in 1..LOOKS {
-            bench.rounds.rests(true);
-            bench.look(0);
+        for _ in 1..IDLE_AFTER_POLLS {
+            bench.set.include_idle(true);
+            bench.poll(0);
         }
-        assert_eq!(bench.pass(&RINGS, 1), RINGS, "it has sent all the time, or so");
+        assert_eq!(bench.pass(&RINGS, 1), RINGS, "the rings were busy until the last poll");
         bench.settle();
         bench.send(RINGS[0], 1);
-        assert_eq!(bench.look(1), []);
+        assert_eq!(bench.poll(1), []);
     }
 
     #[test]
-    fn a_word_that_was_looked_at_in_vain_is_worth_no_further_look() {
+    fn an_empty_ring_is_not_polled_until_its_word_changes() {
         let word = Rc::new(Cell::new(7));
-        let mut rounds = Rounds::of([(RINGS[0], word.clone())].into_iter());
-        let looks = |rounds: &mut Rounds<_>, there: Option<u32>| {
-            let mut looks = 0;
-            rounds.rests(true);
-            rounds.pass(
+        let mut set = PollSet::new([(RINGS[0], word.clone())].into_iter());
+        let polls = |set: &mut PollSet<_>, slots: Option<u32>| {
+            let mut polls = 0;
+            set.include_idle(true);
+            set.pass(
                 || 0,
                 |_| {
-                    looks += 1;
-                    there
+                    polls += 1;
+                    slots
                 },
             );
-            looks
+            polls
         };
-        assert_eq!(looks(&mut rounds, Some(1)), 1);
-        assert_eq!(looks(&mut rounds, Some(0)), 1, "the word stays, and more may be there");
-        assert_eq!(looks(&mut rounds, None), 1);
-        assert_eq!(looks(&mut rounds, None), 0);
-        assert!(!rounds.stirs(true, |_| true));
+        assert_eq!(polls(&mut set, Some(1)), 1);
+        assert_eq!(polls(&mut set, Some(0)), 1, "the word is unchanged, but there may be more slots");
+        assert_eq!(polls(&mut set, None), 1);
+        assert_eq!(polls(&mut set, None), 0);
+        assert!(!set.any_sent(true, |_| true));
         word.set(8);
-        assert!(rounds.stirs(true, |_| true));
-        assert!(!rounds.stirs(true, |_| false));
-        assert_eq!(looks(&mut rounds, None), 1);
+        assert!(set.any_sent(true, |_| true));
+        assert!(!set.any_sent(true, |_| false));
+        assert_eq!(polls(&mut set, None), 1);
         word.set(9);
-        assert_eq!(looks(&mut rounds, Some(1)), 1);
-        // The ring came round, to where nothing was once.
+        assert_eq!(polls(&mut set, Some(1)), 1);
+        // The position wrapped to a value at which the ring was empty before.
         word.set(8);
-        assert!(rounds.stirs(true, |_| true));
-        assert_eq!(looks(&mut rounds, Some(1)), 1);
+        assert!(set.any_sent(true, |_| true));
+        assert_eq!(polls(&mut set, Some(1)), 1);
     }
 
     #[test]
-    fn who_is_to_ring_a_bell_is_left_alone() {
+    fn rings_with_an_armed_doorbell_are_not_polled_until_it_fires() {
         let mut bench = Bench::new(&RINGS);
         bench.pass(&[RINGS[0]], 1);
-        assert!(bench.rounds.ask_quiet(|ring, _| ring != RINGS[1]));
+        assert!(bench.set.arm_idle(|ring, _| ring != RINGS[1]));
         bench.settle();
-        let (heard, asked) = (RINGS[1], RINGS[3]);
-        bench.send(asked, 1);
-        bench.rounds.rests(false);
-        assert_eq!(bench.look(1), []);
-        assert!(!bench.rounds.stirs(false, |_| true));
-        assert!(bench.rounds.stirs(true, |_| true));
-        bench.send(heard, 1);
-        assert!(bench.rounds.stirs(false, |_| true));
-        bench.rounds.rests(false);
-        assert_eq!(bench.look(1), [heard]);
-        // Its bell rang.
-        bench.rounds.rang((1, 1));
-        bench.rounds.rests(false);
-        assert_eq!(bench.look(1), [asked]);
-        // It never rings, but it is time.
+        let (waited, armed) = (RINGS[1], RINGS[3]);
+        bench.send(armed, 1);
+        bench.set.include_idle(false);
+        assert_eq!(bench.poll(1), []);
+        assert!(!bench.set.any_sent(false, |_| true));
+        assert!(bench.set.any_sent(true, |_| true));
+        bench.send(waited, 1);
+        assert!(bench.set.any_sent(false, |_| true));
+        bench.set.include_idle(false);
+        assert_eq!(bench.poll(1), [waited]);
+        // Its doorbell fired.
+        bench.set.doorbell_fired((1, 1));
+        bench.set.include_idle(false);
+        assert_eq!(bench.poll(1), [armed]);
+        // Its doorbell never fires, but a full pass is due.
         bench.send(RINGS[4], 1);
-        bench.now += EVERY;
-        bench.rounds.rests(false);
-        assert_eq!(bench.look(1), [RINGS[4]]);
+        bench.now += FULL_PASS_INTERVAL_NS;
+        bench.set.include_idle(false);
+        assert_eq!(bench.poll(1), [RINGS[4]]);
     }
 
     #[test]
-    fn who_has_not_sent_for_many_naps_is_to_ring_a_bell() {
+    fn doorbells_are_armed_after_many_waits_without_slots() {
         let rings = &RINGS[..4];
         let mut bench = Bench::new(rings);
         bench.pass(&RINGS[..1], 1);
-        let rounds = &mut bench.rounds;
-        let mut asked = Vec::new();
-        assert!(!rounds.ask_quiet(|ring, first| {
-            asked.push((ring, first));
+        let set = &mut bench.set;
+        let mut armed = Vec::new();
+        assert!(!set.arm_idle(|ring, first| {
+            armed.push((ring, first));
             false
         }));
-        assert_eq!(asked, [(RINGS[1], true), (RINGS[2], true), (RINGS[3], true)], "none could be asked");
-        asked.clear();
-        assert!(rounds.ask_quiet(|ring, first| {
-            asked.push((ring, first));
+        assert_eq!(armed, [(RINGS[1], true), (RINGS[2], true), (RINGS[3], true)], "none could be armed");
+        armed.clear();
+        assert!(set.arm_idle(|ring, first| {
+            armed.push((ring, first));
             ring != RINGS[3]
         }));
-        assert_eq!(asked, [(RINGS[1], true), (RINGS[2], false), (RINGS[3], true)]);
-        assert!(rounds.heard().eq([RINGS[0], RINGS[3]]), "one could not be asked");
-        assert!(rounds.ask_quiet(|ring, first| ring == RINGS[3] && first));
-        // In three naps nothing came of the first.
-        for _ in 3..NAPS {
-            assert!(!rounds.ask_quiet(|_, _| false));
+        assert_eq!(armed, [(RINGS[1], true), (RINGS[2], false), (RINGS[3], true)]);
+        assert!(set.futex_waited().eq([RINGS[0], RINGS[3]]), "one could not be armed");
+        assert!(set.arm_idle(|ring, first| ring == RINGS[3] && first));
+        // Three waits of that ring were empty already.
+        for _ in 3..DOORBELL_AFTER_WAITS {
+            assert!(!set.arm_idle(|_, _| false));
         }
-        assert!(rounds.heard().eq([RINGS[0]]));
-        assert!(rounds.ask_quiet(|_, _| true));
-        assert!(rounds.heard().eq([]));
-        rounds.rang((0, 2));
-        assert!(rounds.heard().eq([RINGS[1], RINGS[2]]));
-        rounds.rests(true);
+        assert!(set.futex_waited().eq([RINGS[0]]));
+        assert!(set.arm_idle(|_, _| true));
+        assert!(set.futex_waited().eq([]));
+        set.doorbell_fired((0, 2));
+        assert!(set.futex_waited().eq([RINGS[1], RINGS[2]]));
+        set.include_idle(true);
         bench.pass(&RINGS[3..4], 1);
-        assert!(bench.rounds.heard().eq(RINGS[1..4].iter().copied()));
+        assert!(bench.set.futex_waited().eq(RINGS[1..4].iter().copied()));
     }
 }

@@ -1,57 +1,54 @@
-//! Turns with a client on the thread's processor: how much comes with each.
+//! The scheduling policy of a thread that shares its CPU with a client: `SCHED_BATCH` while the client sends a stream.
 //!
-//! A sender there that hands over its first batch wakes the thread, which the kernel then lets run at once, as it has slept: so
-//! the two change with each batch, however much room the ring has left. While turns are large the thread therefore interrupts
-//! nobody (`SCHED_BATCH`): the sender goes on until its ring is full, and naps. As soon as little came with a turn that is over.
+//! A sender on the thread's CPU wakes the thread with its first batch, and the kernel runs a thread that has slept at
+//! once. So the two alternate with each batch, however much room the ring has left. While turns (the slots taken
+//! between two yields) are large, the thread therefore preempts no other task (`SCHED_BATCH`): the sender continues
+//! until its ring is full, and then waits. The first small turn ends that.
 
 use unetmap_sys::thread::set_wakeup_preemption;
 
-/// Slots that make a turn large: what they cost to move is as much as the change of processes.
-const LARGE: u32 = 256;
-/// Slots that leave a turn small: it may be a question.
-const SMALL: u32 = 32;
-/// Large turns in a row that are believed to be a stream.
-const STREAM: u32 = 16;
+use crate::tuning::{LARGE_TURN_SLOTS, SMALL_TURN_SLOTS, STREAM_TURNS};
 
-/// See the module. Of one thread.
+/// Counts the slots of turns, and sets the policy of the calling thread.
 #[derive(Default)]
-pub(crate) struct Turns {
-    /// Slots that were taken in this turn.
+pub(crate) struct SchedBatch {
+    /// Slots taken in this turn.
     slots: u32,
     /// Large turns in a row.
-    large: u32,
-    polite: bool,
+    large_turns: u32,
+    /// The thread has `SCHED_BATCH`.
+    active: bool,
 }
 
-impl Turns {
-    /// Slots were taken.
+impl SchedBatch {
+    /// Counts slots that were taken.
     #[inline]
-    pub(crate) fn took(&mut self, slots: u32) {
+    pub(crate) fn add_slots(&mut self, slots: u32) {
         self.slots = self.slots.saturating_add(slots);
     }
 
-    /// Whether little was taken in this turn until now: less than a look for an answer is worth.
-    pub(crate) fn is_small(&self) -> bool {
-        self.slots < SMALL
+    /// True if the turn had few slots until now, so that polling for a reply is worth it.
+    pub(crate) fn is_small_turn(&self) -> bool {
+        self.slots < SMALL_TURN_SLOTS
     }
 
-    /// The processor goes to a client.
-    pub(crate) fn end(&mut self) {
+    /// Ends the turn: the thread yields the CPU to a client.
+    pub(crate) fn end_turn(&mut self) {
         let slots = std::mem::take(&mut self.slots);
-        self.large = if slots >= LARGE { self.large.saturating_add(1) } else { 0 };
-        self.be_polite(self.large >= STREAM);
+        self.large_turns = if slots >= LARGE_TURN_SLOTS { self.large_turns.saturating_add(1) } else { 0 };
+        self.set(self.large_turns >= STREAM_TURNS);
     }
 
-    /// The thread goes to sleep, or begins anew: who wakes it is not in a stream.
-    pub(crate) fn forget(&mut self) {
-        (self.slots, self.large) = (0, 0);
-        self.be_polite(false);
+    /// Returns to the normal policy: the thread sleeps or restarts, and the task that wakes it is in no stream.
+    pub(crate) fn reset(&mut self) {
+        (self.slots, self.large_turns) = (0, 0);
+        self.set(false);
     }
 
-    fn be_polite(&mut self, polite: bool) {
-        if self.polite != polite {
-            self.polite = polite;
-            set_wakeup_preemption(!polite);
+    fn set(&mut self, active: bool) {
+        if self.active != active {
+            self.active = active;
+            set_wakeup_preemption(!active);
         }
     }
 }
@@ -60,34 +57,34 @@ impl Turns {
 mod tests {
     use super::*;
 
-    /// What the kernel says of the calling thread: 0, or 3 for `SCHED_BATCH`. Field 41 of its `stat`.
+    /// Returns the scheduling policy of the calling thread: 0, or 3 for `SCHED_BATCH`; field 41 of its `stat`.
     fn policy() -> u32 {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-        let behind_name = stat.rsplit_once(')').unwrap().1;
-        behind_name.split_whitespace().nth(41 - 3).unwrap().parse().unwrap()
+        let after_name = stat.rsplit_once(')').unwrap().1;
+        after_name.split_whitespace().nth(41 - 3).unwrap().parse().unwrap()
     }
 
     #[test]
-    fn a_thread_is_polite_while_turns_are_large() {
-        // A thread of its own, as the policy is the thread's.
+    fn the_policy_is_sched_batch_while_turns_are_large() {
+        // The policy is a property of the thread.
         std::thread::spawn(|| {
-            let mut turns = Turns::default();
+            let mut sched = SchedBatch::default();
             let mut turn = |slots: u32| {
-                assert!(turns.is_small());
-                (0..slots).for_each(|_| turns.took(1));
-                assert_eq!(turns.is_small(), slots < SMALL);
-                turns.end();
+                assert!(sched.is_small_turn());
+                (0..slots).for_each(|_| sched.add_slots(1));
+                assert_eq!(sched.is_small_turn(), slots < SMALL_TURN_SLOTS);
+                sched.end_turn();
                 policy()
             };
-            for _ in 1..STREAM {
-                assert_eq!(turn(LARGE), 0);
+            for _ in 1..STREAM_TURNS {
+                assert_eq!(turn(LARGE_TURN_SLOTS), 0);
             }
-            assert_eq!(turn(LARGE), 3);
+            assert_eq!(turn(LARGE_TURN_SLOTS), 3);
             assert_eq!(turn(1000), 3);
-            assert_eq!(turn(LARGE - 1), 0);
-            assert_eq!(turn(LARGE), 0);
-            assert_eq!((0..STREAM).map(|_| turn(LARGE)).last(), Some(3));
-            turns.forget();
+            assert_eq!(turn(LARGE_TURN_SLOTS - 1), 0);
+            assert_eq!(turn(LARGE_TURN_SLOTS), 0);
+            assert_eq!((0..STREAM_TURNS).map(|_| turn(LARGE_TURN_SLOTS)).last(), Some(3));
+            sched.reset();
             assert_eq!(policy(), 0);
         })
         .join()

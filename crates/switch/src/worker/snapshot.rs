@@ -2,46 +2,50 @@
 
 use std::sync::Arc;
 
-use crate::forward::{BATCH, MAX_FRAGS};
-use crate::fdb::Table;
-use crate::port::{Attached, Outgoing};
-use crate::policy::Book;
+use crate::fdb::MacTable;
+use crate::forward::MAX_FRAGS;
+use crate::policy::PolicySet;
+use crate::port::{PortTx, SwitchPort};
+use crate::tuning::BATCH_SLOTS;
 
-/// A switch as one thread sees it.
-pub struct View {
-    pub(crate) table: Arc<Table>,
-    pub(crate) members: Vec<Option<Arc<Attached>>>,
+/// The ports, the MAC table and the policies of a switch as one thread uses them until the next configuration.
+pub struct SwitchSnapshot {
+    pub(crate) table: Arc<MacTable>,
+    /// The ports by index.
+    pub(crate) members: Vec<Option<Arc<SwitchPort>>>,
+    /// Indexes of the ports whose transmit rings the thread serves.
     own: Vec<u8>,
-    /// The numbers of the only two members, where there are two.
+    /// The indexes of both members, if there are exactly two.
     pub(crate) pair: Option<[u8; 2]>,
-    pub(crate) rules: Book,
+    pub(crate) policies: PolicySet,
 }
 
-impl View {
-    /// The switch with these addresses and, by number, these ports; the thread looks after those whose numbers are `own`.
-    pub fn new(table: Arc<Table>, members: Vec<Option<Arc<Attached>>>, own: Vec<u8>) -> View {
+impl SwitchSnapshot {
+    /// The switch with this MAC table and, by index, these ports; the thread serves those with the indexes `own`.
+    pub fn new(table: Arc<MacTable>, members: Vec<Option<Arc<SwitchPort>>>, own: Vec<u8>) -> SwitchSnapshot {
         let all: Vec<u8> = members.iter().flatten().map(|port| port.index).collect();
-        // A batch must hold a packet that is too long.
-        let rules = Book::new(&members, (MAX_FRAGS + 1, BATCH as u32));
-        View { table, members, own, pair: all.try_into().ok(), rules }
+        let policies = members.iter().map(|port| port.as_ref().and_then(|port| port.policy())).collect();
+        // A batch must hold a packet with too many fragments.
+        let policies = PolicySet::new(policies, (MAX_FRAGS + 1, BATCH_SLOTS as u32));
+        SwitchSnapshot { table, members, own, pair: all.try_into().ok(), policies }
     }
 
-    pub(crate) fn own(&self) -> impl Iterator<Item = &Arc<Attached>> {
+    pub(crate) fn own(&self) -> impl Iterator<Item = &Arc<SwitchPort>> {
         self.own.iter().filter_map(|index| self.members.get(usize::from(*index))?.as_ref())
     }
 
-    pub(crate) fn own_rings(&self) -> impl Iterator<Item = (&Attached, usize, &Outgoing)> {
+    pub(crate) fn own_rings(&self) -> impl Iterator<Item = (&SwitchPort, usize, &PortTx)> {
         self.own().flat_map(|port| port.tx.iter().enumerate().map(|(i, ring)| (&**port, i, ring)))
     }
 
-    /// The port that a packet of `me` comes to if it goes to all, where that is one.
+    /// Returns the port that flooded packets of port `source` go to, if that is exactly one.
     #[inline]
-    pub(crate) fn only_other(&self, me: u8) -> Option<&Attached> {
+    pub(crate) fn only_other(&self, source: u8) -> Option<&SwitchPort> {
         let [a, b] = self.pair?;
-        self.member(if a == me { b } else { a })
+        self.member(if a == source { b } else { a })
     }
 
-    pub(crate) fn member(&self, index: u8) -> Option<&Attached> {
+    pub(crate) fn member(&self, index: u8) -> Option<&SwitchPort> {
         self.members.get(usize::from(index))?.as_deref()
     }
 }

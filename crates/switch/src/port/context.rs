@@ -1,0 +1,25 @@
+//! What all steps share that move the packets of one batch.
+
+use super::SwitchPort;
+use super::batch::Batch;
+use super::tx_ring::PortTx;
+use crate::backpressure::Backpressure;
+
+/// A batch that is being forwarded, with its source.
+#[derive(Clone, Copy)]
+pub(crate) struct BatchContext<'a> {
+    /// The port that sent it.
+    pub(crate) port: &'a SwitchPort,
+    /// The transmit ring that it was sent on, and the number of that ring.
+    pub(crate) ring: &'a PortTx,
+    pub(crate) number: usize,
+    pub(crate) batch: Batch<'a>,
+    pub(crate) backpressure: &'a Backpressure,
+}
+
+impl<'a> BatchContext<'a> {
+    /// Returns the context of the batch without its first `n` slots.
+    pub(crate) fn skip(&self, n: u32) -> BatchContext<'a> {
+        BatchContext { batch: self.batch.skip(n), ..*self }
+    }
+}
