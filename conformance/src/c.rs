@@ -1,5 +1,4 @@
-//! C programs, which know nothing of us: compiled with the public headers, and run by `unetmap run` or linked with the
-//! library.
+//! C programs: compiled with the public headers, and run by `unetmap run` or linked with the library.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::symlink;
@@ -12,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::home::wait_within;
 use crate::{Home, LIMIT, program};
 
-/// The library's name for the loader, which a program that is linked with it looks for.
+/// The library's name for the dynamic loader (its soname).
 const SONAME: &str = "libunetmap.so.0";
 
 /// Compiles a program of `conformance/c` or `examples/c` into the test's folder.
@@ -22,7 +21,7 @@ pub fn compile(home: &Home, name: &str, more: &[&str]) -> PathBuf {
     compile_with(home, name, &[&["-I", &include], more].concat())
 }
 
-/// The same, with the headers that `more` names.
+/// Compiles a program with the include folders and options of `more` only.
 #[track_caller]
 pub fn compile_with(home: &Home, name: &str, more: &[&str]) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -50,7 +49,7 @@ pub fn linked(folder: &Path) -> [String; 3] {
     [format!("-L{built}"), "-lunetmap".into(), format!("-Wl,-rpath,{}", folder.display())]
 }
 
-/// A C program, running.
+/// A running C program.
 pub struct Running {
     what: String,
     child: Child,
@@ -62,7 +61,7 @@ pub fn start(program_: &Path, args: &[&str]) -> Running {
     start_by(Command::new(program("unetmap")), program_, args)
 }
 
-/// The same; `command` runs `unetmap`.
+/// Starts a C program by `command`, which runs `unetmap`.
 #[track_caller]
 pub fn start_by(mut command: Command, program_: &Path, args: &[&str]) -> Running {
     command.arg("run").arg("--").arg(program_).args(args).env("UNETMAP_VERBOSE", "1");
@@ -77,7 +76,7 @@ impl Running {
         Running { what: what.into(), child: child.unwrap_or_else(|e| panic!("{what}: {e}")) }
     }
 
-    /// Its process, which is the program's own: `unetmap run` becomes it.
+    /// The program's process: `unetmap run` replaces itself by the program (exec).
     pub fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id() as i32).expect("a process id")
     }
@@ -89,17 +88,17 @@ impl Running {
         input.write_all(line.as_bytes()).and_then(|()| input.write_all(b"\n")).expect("it listens");
     }
 
-    /// Kills it, and waits for its end.
+    /// Kills the program and waits for its exit.
     pub fn kill(mut self) {
         let _ = kill_process(self.pid(), Signal::KILL);
         let _ = self.child.wait();
     }
 
-    /// The next line that it prints.
+    /// Reads the next line of its output.
     #[track_caller]
     pub fn hear(&mut self) -> String {
         let out = self.child.stdout.as_mut().expect("it is not taken");
-        // Byte by byte: what follows is somebody else's to read.
+        // Byte by byte: the bytes after the line stay in the pipe for later reads.
         let (mut line, mut byte) = (Vec::new(), [0]);
         while out.read(&mut byte).expect("its output") == 1 && byte != *b"\n" {
             line.extend(byte);
@@ -107,13 +106,13 @@ impl Running {
         String::from_utf8_lossy(&line).into_owned()
     }
 
-    /// What it printed; it must end well.
+    /// Returns what it printed; panics unless it exits with 0 within [`LIMIT`].
     #[track_caller]
     pub fn output(self) -> String {
         self.output_within(LIMIT)
     }
 
-    /// The same, of a program that may take so long.
+    /// Returns what it printed; panics unless it exits with 0 within `limit`.
     #[track_caller]
     pub fn output_within(mut self, limit: Duration) -> String {
         let status = wait_within(&mut self.child, limit);

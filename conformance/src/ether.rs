@@ -1,24 +1,22 @@
 //! Ethernet frames around the numbered packets, for switches.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use unetmap::{Interest, Port};
 
-use crate::home::LIMIT;
+use crate::home::{LIMIT, own_snapshot};
 use crate::packet;
-use crate::raw::Raw;
 use crate::traffic::bytes_of;
 
-/// An address.
+/// A MAC address.
 pub type Mac = [u8; 6];
-/// To all.
+/// The broadcast address.
 pub const BROADCAST: Mac = [0xff; 6];
 /// Bytes of a frame.
 pub const BYTES: usize = 14 + packet::BYTES;
 
-/// The address of station `n`.
-pub fn station(n: u32) -> Mac {
+/// The MAC address of host `n`.
+pub fn mac(n: u32) -> Mac {
     let [a, b, c, d] = n.to_be_bytes();
     [2, 0, a, b, c, d]
 }
@@ -33,7 +31,7 @@ pub fn make(to: Mac, from: Mac, sender: u64, seq: u64) -> [u8; BYTES] {
     bytes
 }
 
-/// Has `n` threads serve the switches, on these processors; what `unetmap` then says of them.
+/// Sets the number of switch threads and their processors; returns what `unetmap vale threads` prints.
 #[track_caller]
 pub fn threads(n: usize, cpus: &str) -> serde_json::Value {
     let mut command = std::process::Command::new(crate::program("unetmap"));
@@ -74,8 +72,8 @@ pub fn send(port: &Port, to: Mac, from: Mac, sender: u64, seqs: (u64, u64)) {
     send_flagged(port, (to, from), 0, sender, seqs);
 }
 
-/// Receives all that is there on ring 0, and all that comes until nothing more did for a moment and the switches have taken
-/// what was sent: a thread of theirs may wait for a processor longer than that.
+/// Receives all packets of ring 0 until none has arrived for 60 ms and the switches have processed everything that was sent: a
+/// switch thread may wait for a processor longer than 60 ms.
 #[track_caller]
 pub fn drain(port: &Port) -> Vec<Vec<u8>> {
     let (ring, mut got, end) = (&port.rx_rings()[0], Vec::new(), Instant::now() + LIMIT);
@@ -95,15 +93,14 @@ pub fn drain(port: &Port) -> Vec<Vec<u8>> {
     got
 }
 
-/// Whether the switches of the test's daemon have taken all that was sent, and so delivered what they deliver.
+/// Whether the switches of the test's daemon have processed all that was sent, so that every delivery has been made.
 fn all_taken() -> bool {
-    let socket = std::env::var_os("UNETMAP_SOCKET").expect("the test has a daemon of its own");
-    let books = Raw::connect(Path::new(&socket)).ok().and_then(|raw| raw.snapshot()).expect("a daemon that answers");
+    let books = own_snapshot();
     let on_switches = books.ports.iter().filter(|port| port.kind == "vale");
     on_switches.flat_map(|port| &port.rings).all(|ring| ring.dir != "tx" || ring.queued == 0)
 }
 
-/// What [`drain`] gives, as senders and numbers.
+/// Senders and numbers of the packets that [`drain`] receives.
 #[track_caller]
 pub fn drained(port: &Port) -> Vec<(u64, u64)> {
     drain(port).iter().map(|bytes| check(bytes).unwrap_or_else(|e| panic!("{e}"))).collect()

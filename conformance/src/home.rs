@@ -1,28 +1,33 @@
-//! A daemon for each test, and no process left behind.
+//! A daemon and a process for each test, with no process left behind.
 //!
-//! A test runs itself once more as a process of its own, whose environment names a socket in a fresh folder: the first
-//! port that it opens starts the daemon there. Afterwards that daemon is ended, and its log must not tell of a panic.
+//! A test runs itself again in a new process, whose environment names a socket in a fresh folder: the first port that it
+//! opens starts the daemon there. Afterwards the daemon is stopped, and its log must not contain a panic.
 
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{PoisonError, RwLock};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, getppid, kill_current_process_group, kill_process, kill_process_group};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getppid, getrlimit, kill_current_process_group, kill_process, kill_process_group,
+    setrlimit,
+};
+use rustix::thread::{CpuSet, sched_getaffinity};
 
-use crate::books::Snapshot;
-use crate::raw::Raw;
+use crate::snapshot::Snapshot;
 
-/// How long a test waits for anything that must happen: a limit of liveness, not a measure of speed.
+/// How long a test waits for anything that must happen. It bounds liveness and does not measure speed.
 pub const LIMIT: Duration = Duration::from_secs(30);
-/// How long a whole test may take.
+/// Maximum duration of a whole test.
 const TEST_LIMIT: Duration = Duration::from_secs(200);
-/// Names the test that a process is to run itself.
+/// Environment variable: the name of the test whose body this process runs.
 const INSIDE: &str = "UNETMAP_TEST_INSIDE";
-/// Output lines that begin so are shown even when the test passes.
+/// Output lines with this prefix are shown even when the test passes.
 const SUMMARY: &str = "summary: ";
 
 /// The test's folder and daemon.
@@ -30,9 +35,26 @@ pub struct Home {
     folder: PathBuf,
 }
 
+/// Held for reading by each running test, and for writing by a test that must not share the machine with another one. The outer
+/// process of the test holds it; cargo runs one test program after the other.
+static MACHINE: RwLock<()> = RwLock::new(());
+
 /// Runs `body` in a process and with a daemon of its own. Call it once in a test, with nothing around it.
+///
+/// The process is a new one (exec), so a test may set environment variables, change its limits, handle signals and fork: no
+/// other test shares its memory or inherits its descriptors.
 pub fn isolated<F: FnOnce(&Home)>(body: F) {
-    // The type of a closure carries the path of the test that it stands in: crate::test::{{closure}}.
+    run(body, || MACHINE.read().unwrap_or_else(PoisonError::into_inner));
+}
+
+/// Does the same while no other test of the program runs: for tests that measure the processor time of something idle, or
+/// that load all processors by themselves.
+pub fn isolated_alone<F: FnOnce(&Home)>(body: F) {
+    run(body, || MACHINE.write().unwrap_or_else(PoisonError::into_inner));
+}
+
+fn run<F: FnOnce(&Home), L>(body: F, lock: impl FnOnce() -> L) {
+    // The type name of a closure contains the path of its test: crate::module::test::{{closure}}.
     let path = std::any::type_name::<F>();
     let name = path.split_once("::").map_or(path, |(_, rest)| rest).trim_end_matches("::{{closure}}");
     if std::env::var(INSIDE).is_ok_and(|inside| inside == name) {
@@ -40,6 +62,7 @@ pub fn isolated<F: FnOnce(&Home)>(body: F) {
         end_with_starter();
         return body(&Home { folder: socket.parent().expect("a file in a folder").to_owned() });
     }
+    let _lock = lock();
     let folder = tempfile::Builder::new().prefix("unetmap-").tempdir().expect("a folder for the test");
     let home = Home { folder: folder.path().to_owned() };
     let output = folder.path().join("output");
@@ -58,7 +81,7 @@ pub fn isolated<F: FnOnce(&Home)>(body: F) {
         .expect("the test runs itself");
     let passed = wait_within(&mut inside, TEST_LIMIT).is_some_and(|status| status.success());
     if !passed && let Some(group) = Pid::from_raw(inside.id() as i32) {
-        // Whatever a failed test had started.
+        // Kills everything that the failed test had started.
         let _ = kill_process_group(group, Signal::KILL);
         let _ = inside.wait();
     }
@@ -73,13 +96,13 @@ pub fn isolated<F: FnOnce(&Home)>(body: F) {
     assert!(text.contains("1 passed"), "no test of the name {name} ran:\n{text}");
     assert!(!log.contains("panicked"), "the daemon panicked:\n{log}");
     for line in text.lines().filter(|line| line.starts_with(SUMMARY)) {
-        // Past the capture of the test runner, which hides what passed.
+        // Written directly, because the test runner captures the output of println! and hides it for passed tests.
         let _ = writeln!(std::io::stdout(), "{name}: {}", &line[SUMMARY.len()..]);
     }
 }
 
-/// When the process that started this one has died, this one ends, and all that it started: else a test that is ended from
-/// outside would leave programs that keep processors busy.
+/// Kills this process and everything that it started when its parent has exited: otherwise an interrupted test run would
+/// leave busy programs behind.
 fn end_with_starter() {
     let starter = getppid();
     std::thread::spawn(move || {
@@ -90,12 +113,48 @@ fn end_with_starter() {
     });
 }
 
-/// Prints the line that tells what a test did.
+/// Prints a line with the test's figures, which is shown even when the test passes.
 pub fn summary(line: &str) {
     println!("\n{SUMMARY}{line}");
 }
 
-/// Waits for the end of `child`; `None` when it is not over within `limit`.
+/// Whether a daemon listens at `socket`.
+pub fn daemon_listens(socket: &Path) -> bool {
+    let connected = SocketAddrUnix::new(socket).and_then(|address| {
+        let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        connect(&fd, &address)
+    });
+    connected.is_ok()
+}
+
+/// What `unetmap ls --json` prints about the daemon at `socket`; `None` if none answers.
+pub fn snapshot_of(socket: &Path) -> Option<Snapshot> {
+    let mut command = Command::new(program("unetmap"));
+    let output = command.args(["ls", "--json"]).env("UNETMAP_SOCKET", socket).stdin(Stdio::null()).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+/// The snapshot of the daemon of the test in whose process this is called.
+#[track_caller]
+pub fn own_snapshot() -> Snapshot {
+    let socket = std::env::var_os("UNETMAP_SOCKET").expect("the test has a daemon of its own");
+    snapshot_of(Path::new(&socket)).expect("a daemon that answers")
+}
+
+/// The processors that this process may use.
+pub fn cpus_allowed() -> Vec<usize> {
+    let set = sched_getaffinity(None).expect("a mask of processors");
+    (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
+}
+
+/// Raises this process's limit of open files as far as it may.
+pub fn raise_fd_limit() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).expect("a limit up to the maximum");
+}
+
+/// Waits for the exit of `child`; returns `None` if it has not exited within `limit`.
 pub fn wait_within(child: &mut Child, limit: Duration) -> Option<std::process::ExitStatus> {
     let end = Instant::now() + limit;
     loop {
@@ -109,7 +168,7 @@ pub fn wait_within(child: &mut Child, limit: Duration) -> Option<std::process::E
     }
 }
 
-/// Waits until `done`, at most [`LIMIT`]; then panics with `what`.
+/// Waits until `done` returns true; panics with `what` after [`LIMIT`].
 #[track_caller]
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
@@ -119,7 +178,7 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A program of this project: beside the tests of this build or in the release build, whichever is newer.
+/// The path of a program of this project: of this build or of the release build, whichever is newer.
 pub fn program(name: &str) -> PathBuf {
     let exe = std::env::current_exe().expect("this program has a name");
     let profile = exe.ancestors().nth(2).expect("tests stand in target/PROFILE/deps").to_owned();
@@ -136,53 +195,57 @@ pub fn program(name: &str) -> PathBuf {
 }
 
 impl Home {
-    /// A home in a folder that is made for it, for programs that are no tests of the usual kind. Its daemon is the one that
-    /// a program starts there.
+    /// Makes the folder and a home in it, for tests without the test harness. A program that opens a port starts the daemon.
     ///
     /// # Errors
-    /// The folder cannot be made.
+    /// The folder cannot be created.
     pub fn at(folder: &Path) -> std::io::Result<Home> {
         fs::create_dir(folder)?;
         Ok(Home { folder: folder.to_owned() })
     }
 
-    /// The test's own folder.
+    /// The test's folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Where the test's daemon listens.
+    /// The socket of the test's daemon.
     pub fn socket(&self) -> PathBuf {
         self.folder.join("unetmapd.sock")
     }
 
-    /// What the daemon says.
+    /// Whether the test's daemon listens.
+    pub fn serves(&self) -> bool {
+        daemon_listens(&self.socket())
+    }
+
+    /// The daemon's log file.
     pub fn log(&self) -> PathBuf {
         self.folder.join("unetmapd.sock.log")
     }
 
-    /// The daemon's books, over a fresh connection.
+    /// The daemon's snapshot.
     #[track_caller]
     pub fn snapshot(&self) -> Snapshot {
         self.try_snapshot().expect("a daemon that answers")
     }
 
-    /// The same; `None` when no daemon answers.
+    /// The daemon's snapshot; `None` if no daemon answers.
     pub fn try_snapshot(&self) -> Option<Snapshot> {
-        Raw::connect(&self.socket()).ok()?.snapshot()
+        snapshot_of(&self.socket())
     }
 
-    /// The daemon's process.
+    /// The daemon's process id.
     #[track_caller]
     pub fn daemon(&self) -> Pid {
         Pid::from_raw(self.snapshot().daemon.pid as i32).expect("a process id")
     }
 
-    /// How many files the daemon has open, counted over `/proc`.
+    /// Number of files that the daemon has open, from `/proc`.
     #[track_caller]
     pub fn daemon_fds(&self) -> usize {
         let pid = self.daemon().as_raw_nonzero();
-        // The connection that asked for the number may not be closed yet at the other end: wait for a quiet moment.
+        // The daemon may not have closed the connection of the last snapshot yet: wait until the number is stable.
         let count = || fs::read_dir(format!("/proc/{pid}/fd")).expect("the daemon lives").count();
         let mut last = count();
         until("the daemon's files settle", || {
@@ -202,7 +265,7 @@ impl Home {
         line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number of KiB")
     }
 
-    /// Of the daemon's threads, those of which the names begin so: how many must stay on processor `cpu`.
+    /// Number of the daemon's threads with this name prefix that are pinned to processor `cpu`.
     #[track_caller]
     pub fn threads_kept_on(&self, name: &str, cpu: u32) -> usize {
         let wanted = format!("Cpus_allowed_list:\t{cpu}");
@@ -213,7 +276,7 @@ impl Home {
         self.daemon_tasks().iter().filter(|task| kept(task)).count()
     }
 
-    /// Ticks of the processor that the daemon has used, and how often its threads went to sleep by themselves.
+    /// The daemon's processor time in ticks, and the number of voluntary context switches of its threads.
     #[track_caller]
     pub fn daemon_effort(&self) -> (u64, u64) {
         let one = |task: &PathBuf| {
@@ -233,7 +296,7 @@ impl Home {
         tasks.map(|task| task.expect("a thread").path()).collect()
     }
 
-    /// The queues of an attached interface that have processors of their own, and which.
+    /// The queues of an attached interface that have a polling CPU, and which one.
     #[track_caller]
     pub fn polled(&self, port: &str) -> Vec<(u16, u32)> {
         let books = self.snapshot();
@@ -241,7 +304,7 @@ impl Home {
         port.polled.into_iter().collect()
     }
 
-    /// Ends the daemon as its owner would, if there is one, and waits for its end.
+    /// Stops the daemon by SIGTERM, if one runs, and waits for its exit.
     pub fn end_daemon(&self) {
         let Some(snapshot) = self.try_snapshot() else { return };
         let Some(pid) = Pid::from_raw(snapshot.daemon.pid as i32) else { return };
@@ -249,7 +312,7 @@ impl Home {
         until("the daemon ends on SIGTERM", || !is_alive(pid));
     }
 
-    /// Checks that a new client is served in full: a pipe carries 100 packets whole.
+    /// Checks that the daemon serves a new client: packets cross a new pipe in both directions.
     #[track_caller]
     pub fn assert_serves(&self) {
         crate::traffic::assert_pipe_works("netmap:honest{1", "netmap:honest}1");
@@ -262,7 +325,7 @@ pub fn is_alive(pid: Pid) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
 }
 
-/// A child that is killed when its guard goes.
+/// A child process that is killed when the guard is dropped.
 pub struct Guard(pub Child);
 
 impl Guard {
@@ -282,13 +345,13 @@ impl Guard {
         let _ = kill_process(self.pid(), signal);
     }
 
-    /// Kills it and waits for its end.
+    /// Kills it and waits for its exit.
     pub fn kill(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 
-    /// Waits for its end.
+    /// Waits for its exit.
     #[track_caller]
     pub fn wait(&mut self) -> std::process::ExitStatus {
         wait_within(&mut self.0, LIMIT).expect("a process that ends")

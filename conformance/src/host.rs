@@ -1,4 +1,4 @@
-//! What the stacks at the two ends of a cable send each other, each kind of it checked: the near one behind host rings.
+//! Traffic between the network stacks at the two ends of a veth pair, each kind checked. The near stack is behind host rings.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 
 use lab::{Ns, VethOptions};
 
-use unetmap_sys::{link, tcx};
-
+use crate::bpf::tcx_programs;
 use crate::home::{Guard, Home, LIMIT, program, until};
 use crate::net::{DIRECT, Net, Tap, frame};
-use crate::packet::Dice;
+use crate::packet::Rng;
 
-/// A cable whose near end is as the kernel makes it, offloads and all.
+/// A veth pair with the kernel's default offloads.
 pub const CABLE: VethOptions<'_> = VethOptions {
     queues: 1,
     mtu: 1500,
@@ -26,26 +25,26 @@ pub const CABLE: VethOptions<'_> = VethOptions {
 
 /// Addresses of the near and the far end.
 pub const V4: [&str; 2] = ["10.9.0.1", "10.9.0.2"];
-/// The same for IPv6.
+/// IPv6 addresses of the near and the far end.
 pub const V6: [&str; 2] = ["fd09::1", "fd09::2"];
 
-/// Bytes that a stream carries each way.
+/// Bytes of a TCP stream in each direction.
 const STREAM: usize = 4 << 20;
-/// How long one exchange may take before it is repeated or failed.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum duration of one exchange.
+const EXCHANGE_LIMIT: Duration = Duration::from_secs(10);
 
 /// How an interface is attached.
 #[derive(Clone, Copy, Debug)]
 pub struct Attachment {
-    /// For the table.
+    /// Name in the table.
     pub name: &'static str,
-    /// Arguments of the daemon's.
+    /// Arguments of the daemon.
     pub args: &'static [&'static str],
-    /// Queues of the interface.
+    /// Number of queues of the interface.
     pub queues: u32,
 }
 
-/// All that are tested.
+/// All attachments that are tested.
 pub const ATTACHMENTS: [Attachment; 4] = [
     Attachment { name: "native", args: &["--admode", "native"], queues: 1 },
     Attachment { name: "native", args: &["--admode", "native"], queues: 4 },
@@ -53,10 +52,10 @@ pub const ATTACHMENTS: [Attachment; 4] = [
     Attachment { name: "generic, mark", args: &["--admode", "generic"], queues: 4 },
 ];
 
-/// A kind of traffic between the two stacks: its name, and what tells whether it works.
+/// A kind of traffic between the two stacks: its name, and the function that checks it.
 pub type Traffic = (&'static str, fn(&Net) -> Result<(), String>);
 
-/// All kinds.
+/// All kinds of traffic.
 pub const TRAFFIC: [Traffic; 7] = [
     ("ping", ping),
     ("TCP in", tcp_in),
@@ -67,12 +66,12 @@ pub const TRAFFIC: [Traffic; 7] = [
     ("tagged out", tagged_out),
 ];
 
-/// Two namespaces with IPv4 and IPv6, whose near interface is attached so.
+/// Makes two namespaces with IPv4 and IPv6, and a daemon that attaches the near interface as requested.
 #[track_caller]
 pub fn net(home: &Home, attachment: Attachment, mtu: u32) -> Option<Net> {
     let cable = VethOptions { queues: attachment.queues, mtu, ..CABLE };
     let net = Net::with(home, DIRECT, cable, attachment.args)?;
-    // As the wire would have them: whoever reads the far stack's frames needs whole ones.
+    // Checksums are computed by the far stack, as on a wire: the near port reads its frames.
     net.far.tool("ethtool", &["-K", "vb", "tx", "off"]).expect("ethtool");
     for (ns, name, address) in [(&net.near, "va", V6[0]), (&net.far, "vb", V6[1])] {
         ns.tool("sysctl", &["-q", "-w", &format!("net.ipv6.conf.{name}.disable_ipv6=0")]).expect("IPv6");
@@ -81,14 +80,14 @@ pub fn net(home: &Home, attachment: Attachment, mtu: u32) -> Option<Net> {
     Some(net)
 }
 
-/// A bridge between `va` and the host's stack, with so many host rings; returns when it has all its ports.
+/// Starts a bridge between `va` and the host stack, with `host_rings` host rings; returns when all its ports are open.
 #[track_caller]
 pub fn bridge(net: &Net, home: &Home, host_rings: u32) -> Guard {
     let port = format!("netmap:va@conf:host-rings={host_rings}");
     net.start(home, program("bridge"), &["-w", "0", "-i", &port], 2)
 }
 
-/// One echo each way.
+/// Pings in both directions.
 pub fn ping(net: &Net) -> Result<(), String> {
     for (from, to) in [(&net.near, V4[1]), (&net.far, V4[0])] {
         from.tool("ping", &["-n", "-c", "3", "-i", "0.05", "-W", "5", to])?;
@@ -96,23 +95,23 @@ pub fn ping(net: &Net) -> Result<(), String> {
     Ok(())
 }
 
-/// A stream from the far to the near stack.
+/// A TCP stream from the far to the near stack.
 pub fn tcp_in(net: &Net) -> Result<(), String> {
     stream(&net.far, &net.near, V4[0])
 }
 
-/// A stream from the near to the far stack.
+/// A TCP stream from the near to the far stack.
 pub fn tcp_out(net: &Net) -> Result<(), String> {
     stream(&net.near, &net.far, V4[1])
 }
 
-/// Bytes that tell their places.
+/// Pseudo-random bytes.
 fn bytes(n: usize, seed: u64) -> Vec<u8> {
-    let mut dice = Dice(seed | 1);
-    (0..n).map(|_| dice.roll() as u8).collect()
+    let mut rng = Rng(seed | 1);
+    (0..n).map(|_| rng.next() as u8).collect()
 }
 
-/// All bytes of a stream arrive, and an answer to them comes back.
+/// Sends a stream and checks that all its bytes arrive and that the reply comes back.
 pub fn stream(from: &Ns, to: &Ns, address: &str) -> Result<(), String> {
     let said = |e: std::io::Error| e.to_string();
     let address: IpAddr = address.parse().map_err(|e| format!("{e}"))?;
@@ -122,22 +121,22 @@ pub fn stream(from: &Ns, to: &Ns, address: &str) -> Result<(), String> {
     std::thread::scope(|scope| {
         let receiver = scope.spawn(|| {
             let (mut connection, _) = listener.accept()?;
-            connection.set_read_timeout(Some(PATIENCE))?;
+            connection.set_read_timeout(Some(EXCHANGE_LIMIT))?;
             let mut got = vec![0; STREAM];
             connection.read_exact(&mut got)?;
             connection.write_all(b"all")?;
             Ok::<_, std::io::Error>(got)
         });
         let exchange = || -> std::io::Result<()> {
-            let mut connection = TcpStream::connect_timeout(&at, PATIENCE)?;
-            connection.set_read_timeout(Some(PATIENCE))?;
-            connection.set_write_timeout(Some(PATIENCE))?;
+            let mut connection = TcpStream::connect_timeout(&at, EXCHANGE_LIMIT)?;
+            connection.set_read_timeout(Some(EXCHANGE_LIMIT))?;
+            connection.set_write_timeout(Some(EXCHANGE_LIMIT))?;
             connection.write_all(&sent)?;
             connection.read_exact(&mut [0; 3])
         };
         let exchanged = from.run(exchange)?.map_err(said);
         if exchanged.is_err() {
-            // Whoever never had a connection waits for none any more.
+            // Releases the listener if no connection was made.
             let _ = to.run(|| TcpStream::connect(at));
         }
         let got = receiver.join().map_err(|_| "the receiver panicked")?;
@@ -146,12 +145,12 @@ pub fn stream(from: &Ns, to: &Ns, address: &str) -> Result<(), String> {
     })
 }
 
-/// Datagrams of all lengths, one at a time, come back from the other side; those above the MTU in fragments.
+/// Sends datagrams of many lengths in both directions, one at a time; those above the MTU are fragmented.
 pub fn udp(net: &Net) -> Result<(), String> {
     let said = |e: std::io::Error| e.to_string();
     let socket = |ns: &Ns, address: &str| {
         let socket = ns.run(|| UdpSocket::bind((address, 0)))?.map_err(said)?;
-        socket.set_read_timeout(Some(PATIENCE)).map_err(said)?;
+        socket.set_read_timeout(Some(EXCHANGE_LIMIT)).map_err(said)?;
         Ok::<_, String>(socket)
     };
     let (near, far) = (socket(&net.near, V4[0])?, socket(&net.far, V4[1])?);
@@ -170,7 +169,7 @@ pub fn udp(net: &Net) -> Result<(), String> {
     Ok(())
 }
 
-/// Echo and streams over IPv6.
+/// Pings and TCP streams over IPv6.
 pub fn ipv6(net: &Net) -> Result<(), String> {
     for (from, to) in [(&net.near, V6[1]), (&net.far, V6[0])] {
         from.tool("ping", &["-6", "-n", "-c", "3", "-i", "0.05", "-W", "5", to])?;
@@ -179,7 +178,7 @@ pub fn ipv6(net: &Net) -> Result<(), String> {
     stream(&net.near, &net.far, V6[1])
 }
 
-/// VLAN tags of a frame, outer ones first: the kind of the tag, priority and number. One, and stacks of several.
+/// Stacks of one or more VLAN tags, outermost first: EtherType, priority and VLAN id of each.
 const TAGS: [&[u32]; 7] = [
     &[0x8100_0001],
     &[0x8100_0007],
@@ -190,24 +189,24 @@ const TAGS: [&[u32]; 7] = [
     &[0x88a8_0fff, 0x88a8_0001, 0x8100_0002, 0x8100_0003],
 ];
 
-/// Frames with VLAN tags that the far side sends reach the near stack, with it.
+/// Frames with VLAN tags from the far side reach the near stack with their tags.
 pub fn tagged_in(net: &Net) -> Result<(), String> {
     tagged((&net.far, "vb"), (&net.near, "va"))
 }
 
-/// The same the other way.
+/// Frames with VLAN tags from the near side reach the far stack with their tags.
 pub fn tagged_out(net: &Net) -> Result<(), String> {
     tagged((&net.near, "va"), (&net.far, "vb"))
 }
 
 fn tagged(from: (&Ns, &str), to: (&Ns, &str)) -> Result<(), String> {
     let sender = Tap::on(from.0, from.1);
-    let mut watcher = to.0.command(helper("tagged"));
+    let mut watcher = to.0.command(helper("tag_receiver"));
     let mut watcher = Guard::spawn(watcher.arg(to.1).stdout(Stdio::piped()));
     let lines = BufReader::new(watcher.0.stdout.take().ok_or("no output")?).lines();
     let (told, tells) = mpsc::channel();
     std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| told.send(line)));
-    let next = || tells.recv_timeout(PATIENCE).map_err(|_| "the frame did not come".to_string());
+    let next = || tells.recv_timeout(EXCHANGE_LIMIT).map_err(|_| "the frame did not come".to_string());
     while next()? != "ready" {}
     for (i, tags) in TAGS.into_iter().enumerate() {
         let mut frame = frame(100 + i, i as u64);
@@ -219,22 +218,22 @@ fn tagged(from: (&Ns, &str), to: (&Ns, &str)) -> Result<(), String> {
     Ok(())
 }
 
-/// A helper program of these tests.
+/// The path of a test program of this package.
 fn helper(name: &str) -> PathBuf {
     let exe = std::env::current_exe().unwrap_or_default();
-    // Tests stand in a folder below, programs beside it.
+    // Test executables are in target/PROFILE/deps, programs in target/PROFILE.
     let beside = exe.with_file_name(name);
     if beside.exists() { beside } else { exe.ancestors().nth(2).unwrap_or(&exe).join(name) }
 }
 
-/// Waits until the stacks reach each other again, both ways.
+/// Waits until the stacks reach each other in both directions.
 #[track_caller]
 pub fn until_it_works(what: &str, net: &Net) {
     let reaches = |from: &Ns, to: &str| from.tool("ping", &["-n", "-c", "1", "-W", "1", to]).is_ok();
     until(what, || reaches(&net.near, V4[1]) && reaches(&net.far, V4[0]));
 }
 
-/// Waits until `near` is as it was before anybody opened an interface: no BPF link, no other interface, no route.
+/// Waits until `near` is as it was before an interface was opened: no BPF program, no other interface, no other route.
 #[track_caller]
 pub fn until_clean(net: &Net) {
     let end = Instant::now() + LIMIT;
@@ -248,7 +247,7 @@ pub fn until_clean(net: &Net) {
     }
 }
 
-/// What there is in `near` beside its own interface, as text.
+/// Lists interfaces, BPF programs and routes in `near` other than those of `va`.
 #[track_caller]
 pub fn left_over(net: &Net) -> String {
     let links = net.near.ip(&["-d", "-o", "link"]).expect("ip");
@@ -257,8 +256,7 @@ pub fn left_over(net: &Net) -> String {
         .filter(|line| !(line.contains(" lo:") || line.contains(" va@")) || line.contains("prog/xdp"))
         .map(str::to_owned)
         .collect();
-    let programs = net.near.run(|| link::by_name("va")?.map_or(Ok(Vec::new()), |link| tcx::programs(link.index)));
-    let programs = programs.expect("a namespace").expect("a question");
+    let programs = net.near.run(|| tcx_programs("va")).expect("a namespace").expect("CAP_NET_ADMIN");
     left.extend(programs.into_iter().map(|id| format!("tcx program {id} on va")));
     let routes = net.near.ip(&["route"]).expect("ip");
     left.extend(routes.lines().filter(|line| !line.contains("dev va")).map(str::to_owned));

@@ -1,9 +1,13 @@
-//! What the tests share: a daemon of their own for each of them, the control protocol as a hostile program speaks it,
-//! the daemon's books, and packets that tell what became of them.
-#![forbid(unsafe_code)]
+//! Helpers of the tests: a daemon and a process for each test, network namespaces, the daemon's snapshot, and numbered packets
+//! whose loss, duplication or change is detected.
+//!
+//! This package uses the public interfaces only: the crate `unetmap`, the C headers and the programs. Tests of clients that
+//! bypass the library are in the package `conformance-hostile`.
+#![deny(unsafe_code)]
 
-pub mod books;
+pub mod bpf;
 pub mod c;
+pub mod client;
 pub mod ether;
 pub mod home;
 pub mod host;
@@ -11,9 +15,9 @@ pub mod monitor;
 pub mod net;
 pub mod node;
 pub mod packet;
-pub mod party;
 pub mod pcap;
-pub mod raw;
+pub mod request;
+pub mod snapshot;
 pub mod switch;
 pub mod tool;
 pub mod traffic;

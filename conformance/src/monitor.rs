@@ -1,40 +1,40 @@
-//! What monitors see.
+//! Monitors and what they receive.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use unetmap::{Interest, Port};
 
-use crate::books::Port as PortBooks;
 use crate::home::Home;
 use crate::packet;
+use crate::snapshot::Port as PortBooks;
 use crate::traffic::bytes_of;
 
-/// What one monitor saw of the packets of one sender.
+/// The packets of one sender that a monitor received.
 #[derive(Debug)]
 pub struct Seen {
-    /// Packets.
+    /// Number of packets received.
     pub copies: u64,
-    /// Packets that it was not shown, as the daemon counts.
+    /// Packets dropped for lack of room, as the daemon counts them.
     pub dropped: u64,
-    /// Whether each came after all with smaller numbers, unchanged.
+    /// Whether all packets were unchanged and in order.
     pub in_order: bool,
 }
 
-/// The monitor in the daemon's books.
+/// The monitor's port in the daemon's snapshot.
 #[track_caller]
 pub fn books(home: &Home, monitor: &Port) -> PortBooks {
     let found = home.snapshot().ports.into_iter().find(|port| port.mem_id == monitor.mem_id());
     found.unwrap_or_else(|| panic!("{} is not in the books", monitor.spec()))
 }
 
-/// The slots that a monitor was not shown, for want of room.
+/// Number of slots that the monitor lost for lack of room.
 #[track_caller]
 pub fn dropped(home: &Home, monitor: &Port) -> u64 {
     books(home, monitor).rings.iter().filter(|ring| ring.dir == "rx").map(|ring| ring.dropped).sum()
 }
 
-/// The same by the name that the daemon gave it.
+/// Number of slots that the monitor of this name lost for lack of room.
 #[track_caller]
 pub fn dropped_of(home: &Home, name: &str) -> u64 {
     let books = home.snapshot();
@@ -42,9 +42,9 @@ pub fn dropped_of(home: &Home, name: &str) -> u64 {
     port.rings.iter().filter(|ring| ring.dir == "rx").map(|ring| ring.dropped).sum()
 }
 
-/// Takes copies from ring 0, a nap after each look, until `over` and nothing is left.
+/// Receives from ring 0, sleeping for `pause` after each batch, until `over` is set and the ring is empty.
 #[track_caller]
-pub fn see_all(home: &Home, monitor: &Port, over: &AtomicBool, nap: Duration) -> Seen {
+pub fn see_all(home: &Home, monitor: &Port, over: &AtomicBool, pause: Duration) -> Seen {
     let ring = &monitor.rx_rings()[0];
     let (mut copies, mut in_order, mut last) = (0, true, None);
     loop {
@@ -61,11 +61,11 @@ pub fn see_all(home: &Home, monitor: &Port, over: &AtomicBool, nap: Duration) ->
             copies += 1;
         }
         ring.advance(n);
-        std::thread::sleep(nap);
+        std::thread::sleep(pause);
     }
 }
 
-/// Checks that there is nothing to see, because of `why`.
+/// Checks that the monitor's rings are empty; `why` is the reason they must be.
 #[track_caller]
 pub fn assert_nothing(monitor: &Port, why: &str) {
     let ready = monitor.poll(Interest::RX, Some(Duration::ZERO)).unwrap_or_else(|e| panic!("{e}"));

@@ -1,5 +1,5 @@
-//! Interfaces for tests: two namespaces joined by a cable, a daemon that opens the near end, and the far end as the
-//! kernel's own sockets see it.
+//! Interfaces for tests: two network namespaces connected by a veth pair, a daemon that opens the near end, and kernel sockets
+//! at the far end.
 //!
 //! ```text
 //!   near                              far
@@ -21,31 +21,30 @@ use nix::sys::socket::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Interest, Port};
-use unetmap_sys::probe;
 
+use crate::bpf;
 use crate::home::{Guard, Home, LIMIT, program, summary, until};
-use crate::packet::Dice;
-use crate::raw::{Intruder, Raw};
+use crate::packet::Rng;
 use crate::traffic::{bytes_of, open};
 
-/// Root runs the sockets of its interfaces itself: what is so without a policy.
+/// The default policy: root opens interfaces directly.
 pub const DIRECT: &str = "";
-/// The daemon runs them for root.
+/// A policy by which root gets mediated interfaces.
 pub const MEDIATED: &str = "[[rule]]\nports = [\"*\"]\nusers = [\"root\"]\naccess = \"mediated\"\n";
 /// Bytes of a buffer.
 pub const BUFFER: usize = 2048;
-/// What the daemon says of a queue that somebody, or the kernel, has not let go of.
+/// Part of the daemon's message about a queue whose previous AF_XDP socket is not released yet.
 const HELD: &str = "is held by another AF_XDP socket";
-/// How long to listen for what must not come.
+/// How long to wait for packets that must not arrive.
 const QUIET: Duration = Duration::from_millis(60);
-/// Of the frames that tests make: for experiments, so that no stack answers.
+/// EtherType of the tests' frames: reserved for experiments, so no network stack answers.
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
-/// Of what stacks send: IPv4, ARP.
+/// EtherTypes of what network stacks send: IPv4, ARP.
 const STACKS: [[u8; 2]; 2] = [[0x08, 0x00], [0x08, 0x06]];
-/// Bytes that a tap's socket holds.
+/// Receive buffer of a tap's socket, in bytes.
 const TAP_BYTES: usize = 64 << 20;
 
-/// A cable as most tests want it.
+/// The veth options that most tests use.
 pub const CABLE: VethOptions<'_> = VethOptions {
     queues: 1,
     mtu: 1500,
@@ -54,32 +53,32 @@ pub const CABLE: VethOptions<'_> = VethOptions {
     native_xdp_peer: false,
 };
 
-/// Two namespaces, a cable, and a daemon.
+/// Two namespaces, a veth pair, and a daemon.
 pub struct Net {
-    // In this order: who has interfaces open ends before they go.
+    // Fields are dropped in this order: the daemon stops before its interfaces are removed.
     daemon: Guard,
-    /// Where the programs are.
+    /// The namespace of the programs under test.
     pub near: Ns,
-    /// Where their counterpart is.
+    /// The namespace of the other end.
     pub far: Ns,
-    /// For more of them.
+    /// Makes more namespaces and veth pairs.
     pub lab: Lab,
-    socket: std::path::PathBuf,
 }
 
 impl Net {
-    /// `va` in `near`, `vb` in `far`, and a daemon with this policy. `None`, said once, where there can be none.
+    /// Makes `va` in `near`, `vb` in `far`, and starts a daemon with this policy. Prints why and returns `None` if this machine
+    /// cannot have them.
     #[track_caller]
     pub fn new(home: &Home, policy: &str, cable: VethOptions<'_>) -> Option<Net> {
         Net::with(home, policy, cable, &[])
     }
 
-    /// The same, with more arguments for the daemon.
+    /// As [`Net::new`], with more arguments for the daemon.
     #[track_caller]
     pub fn with(home: &Home, policy: &str, cable: VethOptions<'_>, args: &[&str]) -> Option<Net> {
         let made = Lab::new().and_then(|lab| {
-            probe::xdp_socket().map_err(|e| format!("no AF_XDP sockets can be made here: {e}"))?;
-            probe::xdp_program().map_err(|e| format!("no XDP programs can be loaded here: {e}"))?;
+            bpf::check_xdp_socket().map_err(|e| format!("no AF_XDP sockets can be made here: {e}"))?;
+            bpf::check_xdp_program().map_err(|e| format!("no XDP programs can be loaded here: {e}"))?;
             Ok(lab)
         });
         let lab = match made {
@@ -94,11 +93,11 @@ impl Net {
         lab.veth(&near, "va", &far, "vb", cable).unwrap_or_else(|e| panic!("{e}"));
         set_policy(home, policy);
         let daemon = start_daemon(home, args);
-        Some(Net { daemon, near, far, lab, socket: home.socket() })
+        Some(Net { daemon, near, far, lab })
     }
 
-    /// Opens a port in `near` that must open. A kernel with much to do may take longer to let go of a queue that was just
-    /// closed than the daemon waits for it.
+    /// Opens a port in `near`, which must succeed. Retries while a queue that was just closed is still held: a busy kernel may
+    /// release it later than the daemon waits.
     #[track_caller]
     pub fn open(&self, spec: &str) -> Port {
         let end = Instant::now() + LIMIT;
@@ -111,8 +110,8 @@ impl Net {
         }
     }
 
-    /// Starts a program in `near` that opens interfaces, and again if they could not be opened yet; returns when it has as
-    /// many sessions as it will have.
+    /// Starts a program in `near` that opens interfaces, and restarts it if it could not open them yet; returns when it has
+    /// `sessions` sessions.
     #[track_caller]
     pub fn start(&self, home: &Home, program: impl AsRef<std::ffi::OsStr>, args: &[&str], sessions: usize) -> Guard {
         let end = Instant::now() + LIMIT;
@@ -131,7 +130,7 @@ impl Net {
         }
     }
 
-    /// Opens a port in `near` that must be refused: the errno, and what was said.
+    /// Opens a port in `near`, which must be refused; returns the errno and the message.
     #[track_caller]
     pub fn refused(&self, spec: &str) -> (i32, String) {
         match self.near.run(|| Port::open(spec)).expect("a namespace") {
@@ -140,13 +139,7 @@ impl Net {
         }
     }
 
-    /// Opens a port in `near` without the library.
-    #[track_caller]
-    pub fn intruder(&self, name: &str) -> Intruder {
-        self.near.run(|| Intruder::open(&self.socket, name)).expect("a namespace")
-    }
-
-    /// A socket at the far end.
+    /// Opens a packet socket at the far end.
     #[track_caller]
     pub fn tap(&self) -> Tap {
         Tap::on(&self.far, "vb")
@@ -172,21 +165,20 @@ impl Net {
         text.contains("prog/xdp")
     }
 
-    /// Waits until the kernel has `va` back, and checks that its stack works.
+    /// Waits until the XDP program is detached from `va` and the kernel's stack receives from it again.
     #[track_caller]
     pub fn assert_given_back(&self) {
         until("the XDP program is gone", || !self.has_xdp());
         until("the stack has the interface again", || self.pings());
     }
 
-    /// `command` for a helper program of these tests, in `near`.
+    /// A command that runs a program in `near`.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         self.near.command(program)
     }
 }
 
-/// Starts a daemon that goes by the test's policy, in place of one that has died or where there was none; returns when it
-/// serves.
+/// Starts a daemon with the test's policy; returns when it listens.
 #[track_caller]
 pub fn start_daemon(home: &Home, args: &[&str]) -> Guard {
     let log = File::options().append(true).create(true).open(home.log()).expect("a file for the daemon's log");
@@ -201,7 +193,7 @@ pub fn start_daemon(home: &Home, args: &[&str]) -> Guard {
             .stdout(Stdio::null())
             .stderr(log),
     );
-    until("the daemon serves, with nothing cleaned up by hand", || Raw::connect(&home.socket()).is_ok());
+    until("the daemon serves, with nothing cleaned up by hand", || home.serves());
     daemon
 }
 
@@ -210,7 +202,7 @@ pub fn policy_file(home: &Home) -> std::path::PathBuf {
     home.folder().join("policy.toml")
 }
 
-/// Writes the policy as it is meant to be written: in one step.
+/// Replaces the policy file atomically.
 #[track_caller]
 pub fn set_policy(home: &Home, text: &str) {
     let new = home.folder().join("policy.new");
@@ -218,31 +210,31 @@ pub fn set_policy(home: &Home, text: &str) {
     fs::rename(&new, policy_file(home)).expect("a file to rename");
 }
 
-/// Opens a port in a namespace, which must open.
+/// Opens a port in a namespace; panics if it is refused.
 #[track_caller]
 pub fn open_in(ns: &Ns, spec: &str) -> Port {
     ns.run(|| open(spec)).expect("a namespace")
 }
 
-/// One ping; whether it was answered within a second.
+/// Sends one ping; returns whether it was answered within a second.
 pub fn pings(from: &Ns, to: &str) -> bool {
     from.tool("ping", &["-n", "-c", "1", "-W", "1", to]).is_ok()
 }
 
-/// What arrived at an interface since `before`.
+/// Packets and bytes received by an interface since `before`.
 #[track_caller]
 pub fn arrived(ns: &Ns, interface: &str, before: Counters) -> (u64, u64) {
     let now = ns.counters(interface).expect("an interface");
     (now.rx_packets - before.rx_packets, now.rx_bytes - before.rx_bytes)
 }
 
-/// A frame of `len` bytes, from 14; which one it is, all its bytes tell but the first 14.
+/// A frame of `len` bytes, at least 14; the bytes after the Ethernet header are pseudo-random, determined by `seq` and `len`.
 pub fn frame(len: usize, seq: u64) -> Vec<u8> {
     let mut bytes = vec![0x02, 0, 0, 0, 0, 0x99, 0x02, 0, 0, 0, 0, 0x01];
     bytes.extend(ETHERTYPE);
-    let mut dice = Dice((seq << 16 | len as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut rng = Rng((seq << 16 | len as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     while bytes.len() < len {
-        bytes.push(dice.roll() as u8);
+        bytes.push(rng.next() as u8);
     }
     bytes
 }
@@ -252,7 +244,7 @@ pub fn frames(lens: &[usize], seq: u64) -> Vec<Vec<u8>> {
     lens.iter().zip(seq..).map(|(len, seq)| frame(*len, seq)).collect()
 }
 
-/// Compares without printing thousands of bytes.
+/// Compares frames; on failure prints positions and lengths instead of thousands of bytes.
 #[track_caller]
 pub fn assert_same(got: &[Vec<u8>], wanted: &[Vec<u8>]) {
     for (i, (got, wanted)) in got.iter().zip(wanted).enumerate() {
@@ -268,7 +260,7 @@ pub fn assert_same(got: &[Vec<u8>], wanted: &[Vec<u8>]) {
     assert_eq!(got.len(), wanted.len(), "frames");
 }
 
-/// Sends frames on transmit ring `ring` of the port's, each in slots of up to `piece` bytes.
+/// Sends frames on transmit ring `ring` of a port, each in slots of up to `piece` bytes.
 #[track_caller]
 pub fn transmit(port: &Port, ring: usize, frames: &[Vec<u8>], piece: usize) {
     let ring = &port.tx_rings()[ring];
@@ -291,7 +283,7 @@ pub fn transmit(port: &Port, ring: usize, frames: &[Vec<u8>], piece: usize) {
     port.txsync().unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Waits until all that was handed over is sent.
+/// Waits until all transmit rings are drained.
 #[track_caller]
 pub fn drain(port: &Port) {
     until("everything is sent", || {
@@ -300,7 +292,7 @@ pub fn drain(port: &Port) {
     });
 }
 
-/// What has come on receive ring `ring` of the port's, packets of several slots joined.
+/// Takes all packets of receive ring `ring`; joins the slots of each packet.
 pub fn take(port: &Port, ring: usize) -> Vec<Vec<u8>> {
     let ring = &port.rx_rings()[ring];
     let (mut got, mut part, mut n) = (Vec::new(), Vec::new(), 0);
@@ -315,7 +307,18 @@ pub fn take(port: &Port, ring: usize) -> Vec<Vec<u8>> {
     got
 }
 
-/// Receives `n` packets, from any ring of the port's.
+/// Discards packets of receive ring 0 until none arrives for 20 ms.
+pub fn empty(port: &Port) {
+    loop {
+        port.rxsync().unwrap_or_else(|e| panic!("{e}"));
+        if take(port, 0).is_empty() && !port.poll(Interest::RX, Some(Duration::from_millis(20))).is_ok_and(Interest::rx)
+        {
+            return;
+        }
+    }
+}
+
+/// Receives `n` packets from all rings of a port.
 #[track_caller]
 pub fn collect(port: &Port, n: usize) -> Vec<Vec<u8>> {
     let (mut got, end) = (Vec::new(), Instant::now() + LIMIT);
@@ -328,7 +331,7 @@ pub fn collect(port: &Port, n: usize) -> Vec<Vec<u8>> {
     got
 }
 
-/// Both directions between a port on `va` and a tap at `vb`: frames numbered from `seq`, each compared.
+/// Sends and compares 300 frames, numbered from `seq`, in each direction between a port on `va` and a tap at `vb`.
 #[track_caller]
 pub fn assert_works(port: &Port, tap: &Tap, seq: u64) {
     let lens: Vec<usize> = (0..300).map(|i| 60 + i * 4).collect();
@@ -345,7 +348,7 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Sees all that arrives from now on.
+    /// Opens the socket; it receives every frame from now on.
     #[track_caller]
     pub fn on(ns: &Ns, interface: &str) -> Tap {
         let made = ns.run(|| {
@@ -374,7 +377,7 @@ impl Tap {
         frames.iter().for_each(|frame| self.send(frame));
     }
 
-    /// The next frame that arrives within `limit` and that no stack sent.
+    /// The next frame within `limit`, other than those of network stacks.
     pub fn next(&self, limit: Duration) -> Option<Vec<u8>> {
         let end = Instant::now() + limit;
         loop {
@@ -385,7 +388,7 @@ impl Tap {
         }
     }
 
-    /// The next frame that arrives within `limit`, whoever sent it.
+    /// The next frame within `limit`, of any sender.
     pub fn next_of_any(&self, limit: Duration) -> Option<Vec<u8>> {
         let end = Instant::now() + limit;
         let mut bytes = vec![0; 1 << 16];
@@ -416,7 +419,7 @@ impl Tap {
         got
     }
 
-    /// Checks that nothing more comes.
+    /// Checks that no more frames arrive.
     #[track_caller]
     pub fn assert_quiet(&self) {
         if let Some(frame) = self.next(QUIET) {
@@ -425,7 +428,7 @@ impl Tap {
     }
 }
 
-/// A copy of a helper program where every user can run it.
+/// Copies a test program to where every user can run it.
 #[track_caller]
 pub fn public_copy(folder: &Path, program: &str) -> std::path::PathBuf {
     use std::os::unix::fs::PermissionsExt as _;

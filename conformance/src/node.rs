@@ -1,12 +1,12 @@
-//! A `/dev/netmap` of the test's own, served by its daemon, and programs that find it there.
+//! A `/dev/netmap` for one test, served by its daemon, and programs that use it.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
-use unetmap_sys::fuse;
 
 use crate::LIMIT;
 use crate::home::{Guard, Home, program, summary, until, wait_within};
@@ -18,16 +18,16 @@ pub struct Node {
 }
 
 impl Node {
-    /// Has the test's daemon make one in the test's folder; a daemon is started if none runs.
+    /// Lets the test's daemon create a node in the test's folder; starts a daemon if none runs.
     ///
     /// # Errors
-    /// What this machine lacks for it.
+    /// The missing requirement of this machine.
     #[track_caller]
     pub fn mounted(home: &Home) -> Result<Node, String> {
         Node::by(home, "")
     }
 
-    /// The same, with a policy for a daemon that is started now; empty: what is so without one.
+    /// As [`Node::mounted`], with a policy for a daemon that is started now; empty: the default policy.
     ///
     /// # Errors
     /// As [`Node::mounted`].
@@ -36,7 +36,8 @@ impl Node {
         if !rustix::process::geteuid().is_root() {
             return Err("only root has the node".into());
         }
-        fuse::available().map_err(|e| format!("/dev/fuse: {e}"))?;
+        let fuse = fs::File::options().read(true).write(true).open("/dev/fuse");
+        fuse.map_err(|e| format!("/dev/fuse: {e}"))?;
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
         let mut numbers = release.split('.').map_while(|word| word.parse::<u32>().ok());
         let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
@@ -55,12 +56,12 @@ impl Node {
         Ok(Node { path, mount: mount_of(home) })
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Runs `program` where this is `/dev/netmap`: in a mount namespace of its own, with a small `/dev` of its own.
+    /// A command that runs `program` in a new mount namespace with a small `/dev`, in which `/dev/netmap` is this node.
     pub fn command(&self, program: &Path) -> Command {
         const SCRIPT: &str = "set -e
             mount -t tmpfs -o mode=755 dev /dev
@@ -75,24 +76,24 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // What a killed daemon leaves; a living one cleans up itself.
+        // A killed daemon leaves its mount; a running one removes it itself.
         detach(&self.mount);
     }
 }
 
-/// Arguments of `cc` for programs that need nothing when they run.
+/// Arguments of `cc` for statically linked programs.
 pub const STATIC: [&str; 2] = ["-static", "-DNODE"];
 
-/// The node, or `None` and the reason printed.
+/// Creates the node; prints the reason and returns `None` if this machine cannot have it.
 pub fn node(home: &Home) -> Option<Node> {
     Node::mounted(home).inspect_err(|why| summary(&format!("skipped: {why}"))).ok()
 }
 
-/// A program that says one line, and goes on. It is killed when this is dropped.
+/// A program that has printed one line and runs on. It is killed when this is dropped.
 pub struct Talking {
-    /// The program.
+    /// The process.
     pub guard: Guard,
-    /// What it said.
+    /// The line that it printed.
     pub line: String,
 }
 
@@ -103,7 +104,7 @@ impl Talking {
         Talking::spawn(node.command(program).args(args))
     }
 
-    /// The same by a command.
+    /// Starts a program by a command, and waits for its line.
     #[track_caller]
     pub fn spawn(command: &mut Command) -> Talking {
         let mut guard = Guard::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
@@ -115,13 +116,13 @@ impl Talking {
         Talking { guard, line: line.trim().into() }
     }
 
-    /// Has one that waits for a line go on.
+    /// Lets the program continue, which waits for a line of input.
     #[track_caller]
     pub fn go_on(&mut self) {
         self.guard.0.stdin.as_mut().expect("piped").write_all(b"\n").expect("it listens");
     }
 
-    /// Waits for its end, which must be a good one.
+    /// Waits for its exit; panics if its status is not 0.
     #[track_caller]
     pub fn ends_well(mut self) {
         let status = wait_within(&mut self.guard.0, LIMIT).expect("it ends");
@@ -131,11 +132,11 @@ impl Talking {
     }
 }
 
-/// A process that goes on when this is dropped.
+/// A stopped process, which is continued when this is dropped.
 pub struct Stopped(Pid);
 
 impl Stopped {
-    /// Stops it, and waits until all its threads stand still: what they have read before is not taken back.
+    /// Stops the process, and waits until all its threads are stopped.
     #[track_caller]
     pub fn new(process: Pid) -> Stopped {
         kill_process(process, Signal::STOP).expect("our process");
@@ -154,12 +155,12 @@ impl Stopped {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        // It may be dead by now.
+        // It may have exited.
         let _ = kill_process(self.0, Signal::CONT);
     }
 }
 
-/// Runs `unetmap node` about the test's daemon: whether it went well, and what it said.
+/// Runs `unetmap node` for the test's daemon; returns whether it succeeded, and its output.
 pub fn unetmap_node(home: &Home, args: &[&str]) -> (bool, String) {
     let output = node_command(home, args).output().expect("unetmap starts");
     let said = [output.stdout, output.stderr].concat();
@@ -173,7 +174,7 @@ fn node_command(home: &Home, args: &[&str]) -> Command {
     command
 }
 
-/// Where the daemon mounts.
+/// The folder in which the daemon mounts.
 pub(crate) fn mount_of(home: &Home) -> PathBuf {
     let mut folder = home.socket().into_os_string();
     folder.push(".node");
@@ -181,5 +182,22 @@ pub(crate) fn mount_of(home: &Home) -> PathBuf {
 }
 
 pub(crate) fn detach(mount: &Path) {
-    while fuse::is_ours(mount).is_ok_and(|ours| ours) && fuse::detach(mount).is_ok() {}
+    while is_unetmap_mount(mount) && detach_once(mount).is_ok() {}
+}
+
+/// Whether the topmost mount there is that of a daemon.
+pub fn is_unetmap_mount(at: &Path) -> bool {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
+    // The names of temporary folders contain no character that the table writes as octal digits.
+    let here = table.lines().filter(|line| line.split(' ').nth(4) == at.to_str());
+    here.last()
+        .is_some_and(|line| line.split_once(" - ").is_some_and(|(_, rest)| rest.starts_with("fuse.unetmap unetmapd")))
+}
+
+/// Detaches one mount.
+///
+/// # Errors
+/// `EINVAL`: nothing is mounted there.
+pub fn detach_once(at: &Path) -> rustix::io::Result<()> {
+    unmount(at, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
 }

@@ -1,4 +1,4 @@
-//! Packets that tell where they come from: which sender, how many it sent before, and whether a byte was changed.
+//! Packets with the number of their sender, a sequence number, and contents in which every changed byte is detected.
 
 /// Bytes of a packet.
 pub const BYTES: usize = 60;
@@ -15,10 +15,10 @@ pub fn make(sender: u64, seq: u64) -> [u8; BYTES] {
     bytes
 }
 
-/// Takes a packet apart: sender and number.
+/// Validates a packet; returns its sender and its number.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The packet was changed, or no test sent it.
 pub fn check(bytes: &[u8]) -> Result<(u64, u64), String> {
     let word = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
     match (word(8), word(16)) {
@@ -31,21 +31,21 @@ fn mix(sender: u64, seq: u64) -> u64 {
     (sender.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seq).wrapping_mul(0xff51_afd7_ed55_8ccd) | 1
 }
 
-/// Numbers that look random and are the same at each run.
-pub struct Dice(pub u64);
+/// A pseudo-random number generator; the seed makes runs repeatable.
+pub struct Rng(pub u64);
 
-impl Dice {
-    /// The next one.
-    pub fn roll(&mut self) -> u64 {
+impl Rng {
+    /// The next number, 48 bits.
+    pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
     }
 
-    /// One below `n`.
+    /// A number below `n`.
     pub fn below(&mut self, n: u64) -> u64 {
-        self.roll() % n
+        self.next() % n
     }
 }
 

@@ -1,5 +1,5 @@
-//! Programs of libpcap's on ports: the overlay that `unetmap run` puts before the system's libpcap, and frames that such
-//! programs understand.
+//! Programs that use libpcap, on netmap ports: the library that `unetmap run` loads before the system's libpcap, and frames that
+//! such programs decode.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use unetmap::Port;
 use crate::home::{Home, LIMIT, program, until, wait_within};
 use crate::net::{BUFFER, CABLE, DIRECT, MEDIATED, Net, Tap, collect, set_policy, transmit};
 
-/// Builds the overlay beside the `unetmap` that tests run, unless it is there and newer than its source.
+/// Builds the libpcap overlay beside the `unetmap` that tests run, unless it is newer than its source.
 #[track_caller]
 pub fn overlay() -> PathBuf {
     overlay_in(program("unetmap").parent().expect("a file in a folder"))
 }
 
-/// The same, for the programs in `folder`.
+/// Builds the libpcap overlay beside the programs in `folder`.
 #[track_caller]
 pub fn overlay_in(folder: &Path) -> PathBuf {
     let folder = folder.join("pcap");
@@ -30,7 +30,7 @@ pub fn overlay_in(folder: &Path) -> PathBuf {
     folder
 }
 
-/// A UDP packet over IPv4 from 10.9.0.2 to 10.9.0.1, as tcpdump takes it for good, with `payload`.
+/// A valid UDP packet over IPv4 from 10.9.0.2 to 10.9.0.1 with `payload`.
 pub fn udp(from: u16, to: u16, payload: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0x02, 0, 0, 0, 0, 0x0a, 0x02, 0, 0, 0, 0, 0x0b, 0x08, 0x00];
     let udp_len = 8 + payload.len() as u16;
@@ -51,9 +51,9 @@ pub fn udp(from: u16, to: u16, payload: &[u8]) -> Vec<u8> {
 pub struct Captured {
     /// Nanoseconds since 1970.
     pub time: u64,
-    /// Bytes of the packet on the wire.
+    /// Length of the packet in bytes.
     pub len: u32,
-    /// Those that were kept.
+    /// The captured bytes.
     pub bytes: Vec<u8>,
 }
 
@@ -89,11 +89,11 @@ pub fn pcap_file(frames: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// Who is at the other end of what a program captures from or sends to.
+/// The other end of the port on which a program captures or sends.
 pub enum Far {
-    /// A cable's.
+    /// The other end of a veth pair.
     Tap(Tap),
-    /// A pipe's, or another port of a switch.
+    /// The other end of a pipe, or another port of the switch.
     Port(Box<Port>),
 }
 
@@ -107,7 +107,7 @@ impl Far {
         }
     }
 
-    /// Receives frames that the program sent; a cable's without those that a kernel's stack may have sent.
+    /// Receives frames that the program sent; on a veth pair without those of a network stack.
     #[track_caller]
     pub fn collect(&self, n: usize) -> Vec<Vec<u8>> {
         match self {
@@ -117,13 +117,13 @@ impl Far {
     }
 }
 
-/// A port for a program, and its other end.
+/// A port for a program under test, and its other end.
 pub struct Place<'a> {
-    /// The kind of port, a column's head.
+    /// The kind of port: the head of a column.
     pub kind: &'static str,
-    /// The port's name as programs are given it.
+    /// The port's name on the program's command line.
     pub name: String,
-    /// What is there.
+    /// The other end.
     pub far: Far,
     home: &'a Home,
     net: Option<&'a Net>,
@@ -142,7 +142,7 @@ impl Place<'_> {
         Tool { what: format!("on a {} port: {program_} {}", self.kind, args.join(" ")), child: Some(child) }
     }
 
-    /// Waits until somebody has the port open.
+    /// Waits until the port is open.
     #[track_caller]
     pub fn opened(&self) {
         let name = self.name.trim_start_matches("netmap:");
@@ -166,7 +166,7 @@ pub struct Tool {
 }
 
 impl Tool {
-    /// What it printed to standard output and error; it must end well.
+    /// Returns what it printed to standard output and error; panics unless it exits with 0.
     #[track_caller]
     pub fn output(mut self) -> (String, String) {
         let mut child = self.child.take().expect("it has not been taken");
@@ -196,7 +196,7 @@ impl Drop for Tool {
     }
 }
 
-/// A program of libpcap's, whose lines are read while it runs.
+/// A program whose output lines are read while it runs.
 pub struct Talking {
     child: Child,
     lines: BufReader<std::process::ChildStdout>,
@@ -240,7 +240,7 @@ impl Talking {
         let _ = self.child.wait();
     }
 
-    /// All that it said; it must end well.
+    /// Returns its whole output; panics unless it exits with 0.
     #[track_caller]
     pub fn end(mut self) -> String {
         self.lines.read_to_string(&mut self.said).expect("text");
@@ -252,21 +252,21 @@ impl Talking {
 
 /// A row of the matrix of programs and kinds of ports.
 pub struct Row {
-    /// As it is called on the command line.
+    /// Its name on the command line.
     pub program: &'static str,
-    /// The Debian package that brings it.
+    /// The Debian package that contains it.
     pub package: &'static str,
-    /// Whether it does nothing without sending.
+    /// Whether it must send to work.
     pub sends: bool,
-    /// What it is to do on a port of each kind; panics if it does not.
+    /// Runs it on one port; panics if it fails.
     pub cell: fn(&Place<'_>),
 }
 
-/// The matrix's columns. The switch's port is one of a VALE switch, the monitor watches what an end of a pipe sends.
+/// The columns of the matrix. `switch` is a port of a VALE switch; `monitor` is a monitor of what one end of a pipe sends.
 pub const KINDS: [&str; 5] = ["pipe", "switch", "interface", "mediated", "monitor"];
 
-/// Goes through a row, in the order of [`KINDS`], and tells of each cell `None` if the program did what it is to do, or why
-/// it was not asked to.
+/// Runs a row in the order of [`KINDS`], and calls `tell` for each cell: with `None` if the program passed, or with the reason why
+/// the cell was skipped.
 #[track_caller]
 pub fn cells(home: &Home, row: &Row, tell: impl Fn(&'static str, Option<&str>)) {
     let Row { program, package, .. } = row;

@@ -1,4 +1,4 @@
-//! What stands on a switch beside programs: hosts' stacks, and how they talk to each other over it.
+//! Switches with host stacks, and traffic between them.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -11,7 +11,7 @@ use unetmap::{Interest, Port};
 use crate::home::{program, summary, until};
 use crate::net::take;
 
-/// What `vale-ctl` in a namespace says: status, output and errors.
+/// Runs `vale-ctl` in a namespace; returns its status, output and error output.
 #[track_caller]
 pub fn ctl(ns: &Ns, args: &str) -> (i32, String, String) {
     let out = ns.command(program("vale-ctl")).args(args.split(' ').filter(|arg| !arg.is_empty())).output();
@@ -20,7 +20,7 @@ pub fn ctl(ns: &Ns, args: &str) -> (i32, String, String) {
     (out.status.code().unwrap_or(-1), text(&out.stdout), text(&out.stderr))
 }
 
-/// What it says when it must do it.
+/// Runs `vale-ctl`, which must succeed; returns its output.
 #[track_caller]
 pub fn done(ns: &Ns, args: &str) -> String {
     let (status, out, err) = ctl(ns, args);
@@ -28,14 +28,14 @@ pub fn done(ns: &Ns, args: &str) -> String {
     out
 }
 
-/// What `unetmap vale` says: status, output and errors.
+/// Runs `unetmap vale`; returns its status, output and error output.
 pub fn vale(args: &[&str]) -> (i32, String, String) {
     let out = Command::new(program("unetmap")).arg("vale").args(args).output().expect("unetmap runs");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (out.status.code().unwrap_or(-1), text(&out.stdout), text(&out.stderr))
 }
 
-/// What it says when it must do it.
+/// Runs `unetmap vale`, which must succeed; returns its output.
 #[track_caller]
 pub fn set(args: &str) -> String {
     let (status, out, err) = vale(&args.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>());
@@ -43,7 +43,7 @@ pub fn set(args: &str) -> String {
     out
 }
 
-/// Why it does not.
+/// Runs `unetmap vale`, which must fail; returns its error output.
 #[track_caller]
 pub fn refused(args: &str) -> String {
     let (status, out, err) = vale(&args.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>());
@@ -51,14 +51,14 @@ pub fn refused(args: &str) -> String {
     err
 }
 
-/// What it says as data.
+/// Runs `unetmap vale ... --json`, which must succeed; returns the parsed output.
 #[track_caller]
 pub fn shown(args: &str) -> Value {
     let text = set(&format!("{args} --json"));
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
 }
 
-/// A persistent port on `vale0`, with addresses and up.
+/// Makes a persistent port on `vale0`, with addresses, and sets it up.
 #[track_caller]
 pub fn host_on_switch(ns: &Ns, name: &str, addresses: &[&str]) {
     assert_eq!(done(ns, &format!("-n {name}")), "");
@@ -67,14 +67,14 @@ pub fn host_on_switch(ns: &Ns, name: &str, addresses: &[&str]) {
     ns.wait_up(name).expect("an interface that comes up");
 }
 
-/// Gives an interface addresses, and takes it up.
+/// Gives an interface addresses, and sets it up.
 #[track_caller]
 pub fn bring_up(ns: &Ns, name: &str, addresses: &[&str]) {
     for address in addresses {
         let mut args = vec!["addr", "add", address, "dev", name];
         if address.contains(':') {
             ns.tool("sysctl", &["-q", "-w", &format!("net.ipv6.conf.{name}.disable_ipv6=0")]).expect("IPv6");
-            // It need not ask first whether anybody else has it.
+            // Without duplicate address detection, which would delay it.
             args.push("nodad");
         }
         ns.ip(&args).expect("an interface");
@@ -82,7 +82,7 @@ pub fn bring_up(ns: &Ns, name: &str, addresses: &[&str]) {
     ns.ip(&["link", "set", name, "up"]).expect("an interface");
 }
 
-/// The frames of IPv4 that a port receives until nothing comes for a while.
+/// Number of IPv4 frames that a port receives until none arrives for 200 ms.
 #[track_caller]
 pub fn ipv4_of(port: &Port) -> usize {
     let mut found = 0;
@@ -92,7 +92,7 @@ pub fn ipv4_of(port: &Port) -> usize {
     found
 }
 
-/// A program in Python that has said that it is ready.
+/// A Python program that has printed `ready`.
 pub struct Served {
     child: Child,
     out: std::io::Lines<BufReader<ChildStdout>>,
@@ -138,7 +138,8 @@ pub fn tcp(from: &Ns, to: &Ns, address: &str, bytes: usize) {
     assert_eq!(server.said(), sent.trim(), "by TCP to {address}");
 }
 
-/// A server that takes `count` datagrams of UDP on port 5002 of `address`: their sizes and what is in them, hashed.
+/// Starts a server that receives `count` UDP datagrams on port 5002 of `address` and prints their sizes and the hash of their
+/// contents.
 #[track_caller]
 pub fn udp_server(ns: &Ns, address: &str, count: usize) -> Served {
     Served::start(
@@ -152,8 +153,8 @@ pub fn udp_server(ns: &Ns, address: &str, count: usize) -> Served {
     )
 }
 
-/// Sends datagrams of `each` bytes, `bytes` together, in one call that leaves cutting them to the interface, if `each` is
-/// less: their sizes and what is in them, as [`udp_server`] says it.
+/// Sends `bytes` bytes in one call as datagrams of `each` bytes, segmented by the interface (GSO) if `each` is less; returns
+/// their sizes and hash as [`udp_server`] prints them.
 #[track_caller]
 pub fn udp(from: &Ns, address: &str, bytes: usize, each: usize) -> String {
     // UDP_SEGMENT of SOL_UDP.
@@ -165,7 +166,7 @@ pub fn udp(from: &Ns, address: &str, bytes: usize, each: usize) -> String {
     from.tool("timeout", &["60", "python3", "-c", &send]).expect("it is sent").trim().to_string()
 }
 
-/// TCP with a program that others know, where there is one.
+/// Measures TCP with iperf3, if it is installed.
 #[track_caller]
 pub fn iperf3(from: &Ns, to: &Ns, address: &str) {
     let mut command = to.command("iperf3");

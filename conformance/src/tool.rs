@@ -1,4 +1,4 @@
-//! `unetmap nic`, as its users run it.
+//! Runs `unetmap nic`.
 
 use std::process::Output;
 
@@ -11,7 +11,7 @@ pub fn nic(ns: &Ns, args: &[&str]) -> Output {
     ns.command(program("unetmap")).arg("nic").args(args).output().expect("it runs")
 }
 
-/// What it says when it is done.
+/// Runs `unetmap nic`, which must succeed; returns its output.
 #[track_caller]
 pub fn done(ns: &Ns, args: &[&str]) -> String {
     let output = nic(ns, args);
@@ -19,7 +19,7 @@ pub fn done(ns: &Ns, args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// What it says when it is refused: one sentence.
+/// The error message of a run that was refused: one line.
 #[track_caller]
 pub fn refused(output: &Output) -> String {
     assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]), "{output:?}");

@@ -7,7 +7,7 @@ use unetmap::{Error, Interest, Port, Ring, SlotRef};
 use crate::home::LIMIT;
 use crate::packet;
 
-/// Opens a port that must open.
+/// Opens a port; panics if it is refused.
 #[track_caller]
 pub fn open(spec: &str) -> Port {
     Port::open(spec).unwrap_or_else(|e| panic!("{spec}: {e}"))
@@ -27,7 +27,7 @@ pub fn fill(slot: &SlotRef<'_>, sender: u64, seq: u64) {
     slot.set_len_flags(n as u16, 0);
 }
 
-/// Puts up to `max` packets into the ring, numbered from `seq`, without sending them; how many that were.
+/// Puts up to `max` packets into the ring, numbered from `seq`, without a sync; returns their number.
 pub fn fill_some(ring: &Ring, sender: u64, seq: u64, max: u64) -> u64 {
     let n = ring.window().take(max as usize).zip(seq..).map(|(slot, seq)| fill(&slot, sender, seq)).count();
     ring.advance(n as u32);
@@ -37,7 +37,7 @@ pub fn fill_some(ring: &Ring, sender: u64, seq: u64, max: u64) -> u64 {
 /// Sends packets `[from, to)` on transmit ring 0, waiting for room.
 ///
 /// # Errors
-/// The library's; a time-out when nobody makes room.
+/// Those of the library. Panics if there is no room within [`LIMIT`].
 pub fn send(port: &Port, sender: u64, from: u64, to: u64) -> Result<(), Error> {
     let (ring, mut seq) = (&port.tx_rings()[0], from);
     while seq < to {
@@ -49,10 +49,10 @@ pub fn send(port: &Port, sender: u64, from: u64, to: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Receives `n` slots of ring 0, waiting for them: the packets, empty ones too.
+/// Receives `n` slots of ring 0, waiting for them; returns the packets, including empty ones.
 ///
 /// # Errors
-/// The library's.
+/// Those of the library.
 #[track_caller]
 pub fn receive(port: &Port, n: usize) -> Result<Vec<Vec<u8>>, Error> {
     let ring = &port.rx_rings()[0];
@@ -78,7 +78,7 @@ pub fn expect(port: &Port, sender: u64, from: u64, to: u64) {
     }
 }
 
-/// Sends packets `[from, to)` through a pipe whose both ends are ours, and checks them; at most a ring at a time.
+/// Sends packets `[from, to)` through a pipe, half a ring at a time, and checks them at the other end.
 #[track_caller]
 pub fn exchange(tx: &Port, rx: &Port, sender: u64, from: u64, to: u64) {
     let step = u64::from(tx.tx_rings()[0].num_slots()) / 2;
@@ -91,7 +91,7 @@ pub fn exchange(tx: &Port, rx: &Port, sender: u64, from: u64, to: u64) {
     }
 }
 
-/// Opens both ends and checks that packets go through, both ways, more than a ring holds.
+/// Opens both ends of a pipe and checks that more packets than a ring holds cross it in both directions.
 #[track_caller]
 pub fn assert_pipe_works(a: &str, b: &str) {
     let (a, b) = (open(a), open(b));

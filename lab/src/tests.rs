@@ -24,7 +24,7 @@ const ADDRESSES: VethOptions = VethOptions {
 };
 
 #[test]
-fn packets_cross_and_are_counted_exactly() {
+fn packets_cross_a_veth_and_are_counted_exactly() {
     let Some(lab) = lab() else { return };
     let (a, b) = (lab.namespace("a").unwrap(), lab.namespace("b").unwrap());
     lab.veth(&a, "va", &b, "vb", ADDRESSES).unwrap();
@@ -48,7 +48,7 @@ fn packets_cross_and_are_counted_exactly() {
 }
 
 #[test]
-fn a_cable_is_as_ordered() {
+fn a_veth_pair_has_the_requested_options() {
     let Some(lab) = lab() else { return };
     let (a, b) = (lab.namespace("a").unwrap(), lab.namespace("b").unwrap());
     let options =
@@ -105,7 +105,7 @@ fn commands_and_threads_run_inside() {
 }
 
 #[test]
-fn everything_goes_with_the_lab() {
+fn a_lab_removes_everything_when_dropped() {
     let Some(first) = lab() else { return };
     let second = Lab::new().unwrap();
     let ns = [first.namespace("a").unwrap(), second.namespace("a").unwrap()];
@@ -123,7 +123,7 @@ fn everything_goes_with_the_lab() {
 }
 
 #[test]
-fn what_the_dead_left_is_removed() {
+fn namespaces_of_exited_processes_are_removed() {
     let Some(lab) = lab() else { return };
     let mut child = Command::new("true").spawn().unwrap();
     child.wait().unwrap();

@@ -1,10 +1,10 @@
-//! A client that forks after it opened a port.
+//! A client that forks after it has opened a port.
 //!
 //! ```text
-//! forker SPEC FILE COUNT     parent and child share the port: each takes packets in turns, until COUNT came in all
-//! forker SPEC FILE COUNT -   the parent only waits until its input is closed, and exits; the child takes them all
+//! forker SPEC FILE COUNT     parent and child share the port: they receive in turns until COUNT packets have arrived
+//! forker SPEC FILE COUNT -   the parent only waits until its input is closed, and exits; the child receives all packets
 //! ```
-//! FILE holds the number of the next packet; it is the lock by which the two take turns.
+//! FILE holds the number of the next packet; its lock decides whose turn it is.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
 fn run(spec: &str, file: &str, count: &str, leave: bool) -> Result<(), Box<dyn std::error::Error>> {
     let count: u64 = count.parse()?;
     let port = Port::open(spec)?;
-    // SAFETY: this process has one thread, so the child may go on as if nothing had happened.
+    // SAFETY: this process has one thread, so the child may call any function.
     let child = unsafe { libc::fork() };
     if child < 0 {
         return Err(std::io::Error::last_os_error().into());
@@ -55,7 +55,7 @@ fn run(spec: &str, file: &str, count: &str, leave: bool) -> Result<(), Box<dyn s
     println!("{who} took {mine}");
     if child > 0 {
         let mut status = 0;
-        // SAFETY: `status` is ours to write, and the child is ours to wait for.
+        // SAFETY: `status` is a valid local variable, and the child belongs to this process.
         unsafe { libc::waitpid(child, &mut status, 0) };
         if status != 0 {
             return Err("the child failed".into());
@@ -65,7 +65,7 @@ fn run(spec: &str, file: &str, count: &str, leave: bool) -> Result<(), Box<dyn s
 }
 
 fn take(port: &Port, path: &str, count: u64) -> Result<u32, Box<dyn std::error::Error>> {
-    // Opened after the fork: a lock belongs to an open file, and the two must not have the same.
+    // Opened after the fork: the lock belongs to an open file description, which the two processes must not share.
     let file = File::options().read(true).write(true).open(path)?;
     let (ring, mut mine, end) = (&port.rx_rings()[0], 0, Instant::now() + LIMIT);
     loop {
@@ -96,7 +96,7 @@ fn take(port: &Port, path: &str, count: u64) -> Result<u32, Box<dyn std::error::
         if n == 0 {
             port.poll(Interest::RX, Some(Duration::from_millis(20)))?;
         } else {
-            // Let the other have a turn.
+            // Gives the other process a turn.
             std::thread::yield_now();
         }
     }

@@ -1,11 +1,11 @@
-//! What a virtual machine's monitor does for its guest: carries packets between a tap device and a port of a switch, both of
-//! which have virtio-net headers before their packets. The kernel's own stack at the tap is the guest.
+//! The network back end of a virtual machine: forwards packets between a tap device and a switch port, both with virtio-net
+//! headers. The kernel's network stack at the tap is the guest.
 //!
 //! ```text
-//! guest SPEC TAP HEADER     makes TAP, with headers of HEADER bytes, 10 or 12, and all offloads that the kernel has
+//! guest SPEC TAP HEADER     makes TAP, with headers of HEADER bytes (10 or 12), and all offloads that the kernel supports
 //! ```
-//! Prints `ready OFFLOADS`, and at SIGTERM how many packets it carried: from the guest all, those without a checksum, and by
-//! kind of row TCP over IPv4, TCP over IPv6, UDP; to the guest the same.
+//! Prints `ready OFFLOADS`, and at SIGTERM one line of counts for each direction, from the guest first: all packets, those
+//! without a checksum, and GSO packets of TCP over IPv4, of TCP over IPv6, and of UDP.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -25,18 +25,18 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const NAP: Duration = Duration::from_millis(50);
 const LIMIT: Duration = Duration::from_secs(30);
-/// Bytes of a header and the longest packet behind it.
+/// Bytes of a header and the longest packet after it.
 const MOST: usize = 12 + 14 + 8 + 65535;
 
 /// `TUNSETIFF`, `TUNSETOFFLOAD` and `TUNSETVNETHDRSZ`.
 const SET_NAME: libc::c_ulong = 0x4004_54ca;
 const SET_OFFLOADS: libc::c_ulong = 0x4004_54d0;
 const SET_HEADER: libc::c_ulong = 0x4004_54d8;
-/// `TUN_F_CSUM`, `TSO4`, `TSO6` and `TSO_ECN`; beside them `USO4` and `USO6`, which kernels have since 6.2.
+/// `TUN_F_CSUM`, `TSO4`, `TSO6` and `TSO_ECN`, first with `USO4` and `USO6`, which need Linux 6.2.
 const OFFLOADS: [libc::c_ulong; 2] = [0x6f, 0x0f];
 
 fn main() -> ExitCode {
-    // Nobody is left when the test dies.
+    // The program is killed when the test exits.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let args: Vec<String> = std::env::args().skip(1).collect();
     let done = match &args[..] {
@@ -59,7 +59,7 @@ fn run(spec: &str, name: &str, header: u32) -> Outcome<()> {
     let open = |way: &str| Port::options().flags(NR_ACCEPT_VNET_HDR).open(&format!("{spec}/{way}"));
     let (tx, rx) = (open("T")?, open("R")?);
     ask(NETMAP_REQ_PORT_HDR_SET, spec, NmreqPortHdr { nr_hdr_len: header, ..Default::default() })?;
-    // What was on its way before has no header.
+    // Packets sent before the header length was set have no header.
     std::thread::sleep(NAP);
     rx.rxsync()?;
     rx.rx_rings()[0].advance(u32::MAX);
@@ -84,8 +84,8 @@ fn tap(name: &str, header: u32) -> io::Result<(File, libc::c_ulong)> {
     wish.ifr_name.iter_mut().zip(name.bytes()).for_each(|(to, byte)| *to = byte as libc::c_char);
     wish.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
     let fd = file.as_raw_fd();
-    // SAFETY: plain calls on a file that is ours; the pointers are to a whole structure and a whole int, as these calls take
-    // them, and both outlive the call.
+    // SAFETY: the file is open; the pointers are to a whole `ifreq` and a whole int, as these requests need, and outlive the
+    // calls.
     let made =
         unsafe { libc::ioctl(fd, SET_NAME, &raw mut wish) == 0 && libc::ioctl(fd, SET_HEADER, &raw const header) == 0 };
     // SAFETY: plain calls that take a number.
@@ -93,13 +93,13 @@ fn tap(name: &str, header: u32) -> io::Result<(File, libc::c_ulong)> {
     offloads.map(|offloads| (file, offloads)).ok_or_else(io::Error::last_os_error)
 }
 
-/// What was carried one way.
+/// Packets forwarded in one direction.
 #[derive(Default)]
 struct Count {
     all: u64,
-    /// Packets whose checksum is still to be computed.
+    /// Packets without a computed checksum.
     unfinished: u64,
-    /// Packets that are rows of frames: of TCP over IPv4, over IPv6, and of UDP.
+    /// GSO packets: TCP over IPv4, TCP over IPv6, UDP.
     rows: [u64; 3],
 }
 
@@ -107,7 +107,7 @@ impl Count {
     fn see(&mut self, packet: &[u8]) {
         self.all += 1;
         self.unfinished += u64::from(packet.first().is_some_and(|flags| flags & 1 != 0));
-        // VIRTIO_NET_HDR_GSO_TCPV4, TCPV6, and UDP in either way.
+        // VIRTIO_NET_HDR_GSO_TCPV4, TCPV6, and UDP_L4.
         let kind = packet.get(1).map_or(0, |kind| kind & 0x7f);
         if let Some(kind) = [1, 4, 5].iter().position(|known| *known == kind) {
             self.rows[kind] += 1;

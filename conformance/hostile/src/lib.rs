@@ -1,0 +1,4 @@
+//! What hostile clients share: the control protocol without the library, and shared memory to write anything to.
+#![forbid(unsafe_code)]
+
+pub mod raw;

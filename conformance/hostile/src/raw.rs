@@ -1,0 +1,240 @@
+//! Ports and control connections without the library: what a hostile program can do.
+
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use unetmap::abi::{NETMAP_REQ_REGISTER, NetmapRing, NetmapSlot, NmreqRegister};
+use unetmap_core::control::binding::Bound;
+use unetmap_core::control::request::{Answer, Request};
+use unetmap_core::control::wire::{self, Head, Kind};
+use unetmap_core::sync::mirror::{Asked, Told};
+use unetmap_sys::socket;
+use zerocopy::IntoBytes as _;
+
+use conformance::LIMIT;
+use conformance::snapshot::Snapshot;
+
+/// A connection to the daemon.
+pub struct ControlConnection {
+    fd: OwnedFd,
+}
+
+/// A reply.
+pub struct Reply {
+    /// 0 or the errno.
+    pub errno: i32,
+    /// The lease in a reply to `Lease`.
+    pub lease: u32,
+    /// The bytes after the header.
+    pub payload: Vec<u8>,
+    /// The file descriptors that came with the reply.
+    pub fds: Vec<OwnedFd>,
+}
+
+impl ControlConnection {
+    /// Connects without starting a daemon. No call on the connection waits longer than [`LIMIT`].
+    ///
+    /// # Errors
+    /// No daemon listens there.
+    pub fn connect(path: &Path) -> io::Result<ControlConnection> {
+        let fd = socket::connect(path)?;
+        socket::set_timeout(&fd, LIMIT)?;
+        Ok(ControlConnection { fd })
+    }
+
+    /// Limits how long the next calls wait.
+    pub fn set_limit(&self, limit: Duration) {
+        socket::set_timeout(&self.fd, limit).expect("a limit that the kernel can hold");
+    }
+
+    /// Sends one message as it is.
+    ///
+    /// # Errors
+    /// `EPIPE`: the daemon has closed the connection.
+    pub fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        self.send_with(bytes, &[])
+    }
+
+    /// Sends one message with file descriptors.
+    ///
+    /// # Errors
+    /// As [`ControlConnection::send`].
+    pub fn send_with(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        socket::send(&self.fd, bytes, fds).map(|_| ())
+    }
+
+    /// Receives the next reply; returns `None` if the daemon has closed the connection. Panics after the limit.
+    #[track_caller]
+    pub fn receive(&self) -> Option<Reply> {
+        let mut fds = Vec::new();
+        let mut bytes = self.message(&mut fds)?;
+        let (_, Head { errno, lease, fds: want, .. }, payload) = wire::open(&bytes).expect("a well-formed answer");
+        let payload = payload.to_vec();
+        while fds.len() < want as usize {
+            bytes = self.message(&mut fds)?;
+            wire::open(&bytes).expect("a well-formed answer");
+        }
+        Some(Reply { errno, lease, payload, fds })
+    }
+
+    #[track_caller]
+    fn message(&self, fds: &mut Vec<OwnedFd>) -> Option<Vec<u8>> {
+        let mut buf = vec![0; wire::MAX_ANSWER];
+        match socket::recv(&self.fd, &mut buf, fds) {
+            Ok(got) if got.bytes == 0 => None,
+            Ok(got) => {
+                buf.truncate(got.bytes);
+                Some(buf)
+            }
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => None,
+            Err(e) => panic!("the daemon neither answers nor hangs up: {e}"),
+        }
+    }
+
+    /// Requests a lease; returns its number.
+    #[track_caller]
+    pub fn lease(&self) -> u32 {
+        self.send(&wire::message(Kind::Lease, 0, 0, 0, &[])).expect("a daemon that listens");
+        self.receive().expect("an answer").lease
+    }
+
+    /// Sends a netmap request; returns the errno, the reply if there is one, and the descriptors.
+    #[track_caller]
+    pub fn request(&self, request: &Request) -> (i32, Option<Answer>, Vec<OwnedFd>) {
+        self.send(&wire::message(Kind::Ctrl, 0, 0, 0, &request.encode())).expect("a daemon that listens");
+        let reply = self.receive().expect("an answer");
+        (reply.errno, Answer::decode(&reply.payload), reply.fds)
+    }
+
+    /// Requests the next monitor of a session; returns the errno, the monitor, and the descriptors of its mirror rings.
+    #[track_caller]
+    pub fn watchers(&self, asked: &Asked) -> (i32, Option<Told>, Vec<OwnedFd>) {
+        self.send(&wire::message(Kind::Watchers, 0, 0, 0, asked.as_bytes())).expect("a daemon that listens");
+        let reply = self.receive().expect("an answer");
+        (reply.errno, Told::decode(&reply.payload).filter(|_| reply.errno == 0), reply.fds)
+    }
+
+    /// Requests the daemon's snapshot.
+    pub fn snapshot(&self) -> Option<Snapshot> {
+        self.send(&wire::message(Kind::Snapshot, 0, 0, 0, &[])).ok()?;
+        let memfd = self.receive()?.fds.into_iter().next()?;
+        let mut file = File::from(memfd);
+        let mut text = String::new();
+        file.rewind().and_then(|()| file.read_to_string(&mut text)).expect("a file to read");
+        Some(serde_json::from_str(text.trim_end_matches('\0')).expect("the daemon's books are JSON"))
+    }
+}
+
+/// A port that was opened without the library: its files, and the offsets of everything in them.
+pub struct RawPort {
+    /// The connection; closing it closes the port.
+    pub raw: ControlConnection,
+    /// What was bound, and its offsets.
+    pub bound: Bound,
+    /// The region.
+    pub region: File,
+    /// The endpoint state page: 128 bytes for each ring.
+    pub endpoint_states: File,
+    /// The channel page: 512 bytes for each channel.
+    pub channels: File,
+    /// The other descriptors: doorbells.
+    pub doorbells: Vec<OwnedFd>,
+}
+
+/// Words of a ring's header.
+pub mod field {
+    use super::NetmapRing;
+
+    /// First slot that the program owns.
+    pub const HEAD: usize = std::mem::offset_of!(NetmapRing, head);
+    /// Wake-up point.
+    pub const CUR: usize = std::mem::offset_of!(NetmapRing, cur);
+    /// One past the last slot that the program owns.
+    pub const TAIL: usize = std::mem::offset_of!(NetmapRing, tail);
+}
+
+impl RawPort {
+    /// Opens the port `name`, in the form of requests, with all its rings.
+    #[track_caller]
+    pub fn open(socket: &Path, name: &str) -> RawPort {
+        RawPort::open_as(socket, name, NmreqRegister::default())
+    }
+
+    /// As [`RawPort::open`], with `NR_*` flags.
+    #[track_caller]
+    pub fn open_with(socket: &Path, name: &str, flags: u64) -> RawPort {
+        RawPort::open_as(socket, name, NmreqRegister { nr_flags: flags, ..Default::default() })
+    }
+
+    /// As [`RawPort::open`], with all fields of the request.
+    #[track_caller]
+    pub fn open_as(socket: &Path, name: &str, wishes: NmreqRegister) -> RawPort {
+        let raw = ControlConnection::connect(socket).expect("a daemon that listens");
+        let register = NmreqRegister { nr_mode: unetmap::abi::NR_REG_ALL_NIC, ..wishes };
+        let request = Request::new(NETMAP_REQ_REGISTER, name, register.as_bytes()).expect("a short name");
+        let (errno, answer, fds) = raw.request(&request);
+        assert_eq!(errno, 0, "{name}: {answer:?}");
+        let bound = Bound::decode(&answer.expect("an answer").bound).expect("a well-formed answer");
+        let mut fds = fds.into_iter();
+        let mut file = || File::from(fds.next().expect("three files and the doorbells"));
+        let (region, endpoint_states, channels) = (file(), file(), file());
+        RawPort { raw, bound, region, endpoint_states, channels, doorbells: fds.collect() }
+    }
+
+    /// Writes a word of the header of ring `ring` (transmit rings first).
+    pub fn write_field(&self, ring: usize, at: usize, value: u32) {
+        self.write(self.bound.rings[ring].offset + at as u64, &value.to_ne_bytes());
+    }
+
+    /// Writes a whole slot of ring `ring`.
+    pub fn write_slot(&self, ring: usize, slot: u32, idx: u32, len: u16, flags: u16) {
+        let bytes = NetmapSlot { buf_idx: idx, len, flags, ptr: 0 };
+        let at = size_of::<NetmapRing>() + slot as usize * size_of::<NetmapSlot>();
+        self.write(self.bound.rings[ring].offset + at as u64, bytes.as_bytes());
+    }
+
+    /// The buffer index in a slot of ring `ring`.
+    pub fn slot_index(&self, ring: usize, slot: u32) -> u32 {
+        let at = size_of::<NetmapRing>() + slot as usize * size_of::<NetmapSlot>();
+        let mut bytes = [0; 4];
+        self.region.read_exact_at(&mut bytes, self.bound.rings[ring].offset + at as u64).expect("inside the region");
+        u32::from_ne_bytes(bytes)
+    }
+
+    /// Writes bytes anywhere in the region.
+    pub fn write(&self, at: u64, bytes: &[u8]) {
+        self.region.write_all_at(bytes, at).expect("inside the region");
+    }
+
+    /// Writes `prod` (word 0), `cons` (word 1) or a wake-up request (words 2, 3) of the channel of ring `ring`.
+    pub fn write_channel(&self, ring: usize, word: u64, value: u32) {
+        let at = u64::from(self.bound.rings[ring].line) * 512 + word * 128;
+        self.channels.write_all_at(&value.to_ne_bytes(), at).expect("inside the channel page");
+    }
+
+    /// Reads a word of the channel of ring `ring`, as numbered in [`RawPort::write_channel`].
+    pub fn read_channel(&self, ring: usize, word: u64) -> u32 {
+        let at = u64::from(self.bound.rings[ring].line) * 512 + word * 128;
+        let mut bytes = [0; 4];
+        self.channels.read_exact_at(&mut bytes, at).expect("inside the channel page");
+        u32::from_ne_bytes(bytes)
+    }
+
+    /// Writes word `word` of the endpoint state of ring `ring`: 0 the lock, 1 `hwcur`, 2 `hwtail`.
+    pub fn write_state(&self, ring: usize, word: u64, value: u32) {
+        let at = u64::from(self.bound.rings[ring].state) * 128 + word * 4;
+        self.endpoint_states.write_all_at(&value.to_ne_bytes(), at).expect("inside the endpoint state page");
+    }
+
+    /// Removes all pages of the region, as any program that has the file can.
+    pub fn punch_hole(&self) {
+        use rustix::fs::{FallocateFlags, fallocate};
+        let bytes = self.region.metadata().expect("a file").len();
+        fallocate(self.region.as_fd(), FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes)
+            .expect("the kernel lets everybody punch holes");
+    }
+}

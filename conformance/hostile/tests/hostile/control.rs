@@ -1,0 +1,342 @@
+//! The control socket under fire: whatever comes, the daemon answers with an errno or hangs up, and serves the others.
+
+use std::fs::File;
+use std::os::fd::AsFd as _;
+use std::thread::sleep;
+use std::time::Duration;
+
+use conformance::home::{LIMIT, raise_fd_limit, summary};
+use conformance::packet::Rng;
+use conformance::traffic::{exchange, open};
+use conformance::{Home, isolated, until};
+use conformance_hostile::raw::ControlConnection;
+use unetmap::abi::*;
+use unetmap::errno::*;
+use unetmap_core::control::request::Request;
+use unetmap_core::control::wire::{self, Kind};
+use zerocopy::IntoBytes as _;
+
+fn connect(home: &Home) -> ControlConnection {
+    ControlConnection::connect(&home.socket()).expect("a daemon that listens")
+}
+
+fn register(name: &str) -> Request {
+    let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, ..Default::default() };
+    Request::new(NETMAP_REQ_REGISTER, name, body.as_bytes()).expect("a short name")
+}
+
+fn ctrl(payload: &[u8]) -> Vec<u8> {
+    wire::message(Kind::Ctrl, 0, 0, 0, payload)
+}
+
+fn with_u16(mut bytes: Vec<u8>, at: usize, value: u16) -> Vec<u8> {
+    bytes[at..at + 2].copy_from_slice(&value.to_ne_bytes());
+    bytes
+}
+
+fn with_u32(mut bytes: Vec<u8>, at: usize, value: u32) -> Vec<u8> {
+    bytes[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    bytes
+}
+
+/// What is no message of the protocol: an errno, then the connection is over.
+#[test]
+fn a_malformed_message_ends_the_connection() {
+    isolated(|home| {
+        let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));
+        let fds = home.daemon_fds();
+        let good = ctrl(&register("g{2").encode());
+        let n = good.len();
+        let cases: Vec<(&str, Vec<u8>, i32)> = vec![
+            ("one byte", good[..1].to_vec(), EPROTO),
+            ("half a head", good[..wire::HEAD_BYTES / 2].to_vec(), EPROTO),
+            ("a head that promises more", good[..wire::HEAD_BYTES].to_vec(), EPROTO),
+            ("one byte short", good[..n - 1].to_vec(), EPROTO),
+            ("one byte long", [&good[..], &[0]].concat(), EPROTO),
+            ("a length of 0", with_u32(good.clone(), 8, 0), EPROTO),
+            ("a length of 4 GiB", with_u32(good.clone(), 8, u32::MAX), EPROTO),
+            ("longer than allowed", ctrl(&vec![0; wire::MAX_REQUEST]), EMSGSIZE),
+            ("much longer than allowed", ctrl(&vec![0; 100_000]), EMSGSIZE),
+            ("another protocol", with_u32(good.clone(), 0, 0x1234_5678), EPROTO),
+            ("an older version", with_u16(good.clone(), 4, wire::VERSION - 1), EPROTONOSUPPORT),
+            ("a newer version", with_u16(good.clone(), 4, wire::VERSION + 1), EPROTONOSUPPORT),
+            ("the last version", with_u16(good.clone(), 4, u16::MAX), EPROTONOSUPPORT),
+            ("no kind", with_u16(good.clone(), 6, 0), EPROTO),
+            ("an unknown kind", with_u16(good.clone(), 6, 99), EPROTO),
+            ("a kind that only the daemon sends", with_u16(good.clone(), 6, Kind::MoreFds as u16), EPROTO),
+        ];
+        for (what, bytes, errno) in &cases {
+            let raw = connect(home);
+            raw.send(bytes).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let reply = raw.receive().unwrap_or_else(|| panic!("{what}: hung up without an answer"));
+            assert_eq!(reply.errno, *errno, "{what}");
+            assert!(raw.receive().is_none(), "{what}: the connection goes on");
+            exchange(&far, &near, 1, 0, 10);
+        }
+        assert_eq!(home.snapshot().sessions.len(), 2);
+        assert_eq!(home.daemon_fds(), fds);
+        summary(&format!("malformed messages {}, each answered and hung up on", cases.len()));
+    });
+}
+
+#[test]
+fn unexpected_file_descriptors_are_closed() {
+    isolated(|home| {
+        let _port = open("netmap:g{1");
+        let fds = home.daemon_fds();
+        let file = File::open("/dev/null").expect("a file");
+        for n in [1, 5, 253] {
+            for message in [ctrl(&register("g{2").encode()), wire::message(Kind::Lease, 0, 0, 0, &[]), vec![0; 3]] {
+                let raw = connect(home);
+                match raw.send_with(&message, &vec![file.as_fd(); n]) {
+                    // Linux 6.16 and newer do not even let them pass.
+                    Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::PermissionDenied, "{e}"),
+                    Ok(()) => {
+                        assert_eq!(raw.receive().expect("an answer").errno, EINVAL);
+                        assert!(raw.receive().is_none());
+                    }
+                }
+            }
+        }
+        until("all are closed", || home.daemon_fds() == fds);
+        home.assert_serves();
+    });
+}
+
+/// A well-formed message with a wrong request in it: an errno, and the connection goes on.
+#[test]
+fn an_invalid_request_is_refused_and_the_connection_stays_open() {
+    isolated(|home| {
+        let _port = open("netmap:g{1");
+        let raw = connect(home);
+        let refused = |payload: &[u8]| {
+            raw.send(&ctrl(payload)).expect("an open connection");
+            raw.receive().expect("an answer").errno
+        };
+        let good = register("g{2").encode();
+        for n in 0..good.len() {
+            assert_eq!(refused(&good[..n]), EINVAL, "cut to {n} bytes");
+        }
+        assert_eq!(refused(&[&good[..], &[0]].concat()), EINVAL, "a byte too much");
+        assert_eq!(refused(&vec![0xff; 4000]), EINVAL);
+        let changed = |change: &dyn Fn(&mut Request)| {
+            let mut request = register("g{2");
+            change(&mut request);
+            refused(&request.encode())
+        };
+        for version in [0, 13, 16, u16::MAX] {
+            assert_eq!(changed(&|r| r.header.nr_version = version), EINVAL, "version {version}");
+        }
+        assert_eq!(changed(&|r| r.header.nr_reqtype = 0), EINVAL);
+        assert_eq!(changed(&|r| r.header.nr_reqtype = 999), EINVAL);
+        assert_eq!(changed(&|r| r.header.nr_reserved = 1), EINVAL);
+        assert_eq!(changed(&|r| r.body.truncate(7)), EINVAL);
+        assert_eq!(changed(&|r| r.body.clear()), EINVAL);
+        assert_eq!(changed(&|r| r.header.nr_name = [b'a'; 64]), EINVAL, "a name without an end");
+        assert_eq!(changed(&|r| r.header.nr_name[0] = 0xff), EINVAL, "a name that is no text");
+        let option = |kind: u32| NmreqOption { nro_reqtype: kind, ..Default::default() }.as_bytes().to_vec();
+        assert_eq!(changed(&|r| r.options = vec![option(0)]), EINVAL);
+        let csb = NETMAP_REQ_OPT_CSB;
+        assert_eq!(changed(&|r| r.options = vec![option(csb), option(csb)]), EINVAL);
+        assert_eq!(changed(&|r| r.options = vec![option(77)]), EOPNOTSUPP);
+        assert_eq!(changed(&|r| r.options = vec![vec![0; 5000]]), EMSGSIZE);
+        // Requests of netmap whose object cannot be there. Only root may try to attach something.
+        let absent = if rustix::process::geteuid().is_root() { ENXIO } else { EPERM };
+        for (reqtype, body, errno) in [
+            (NETMAP_REQ_VALE_ATTACH, size_of::<NmreqValeAttach>(), absent),
+            (NETMAP_REQ_VALE_DETACH, size_of::<NmreqValeDetach>(), ENXIO),
+            (NETMAP_REQ_VALE_POLLING_ENABLE, size_of::<NmreqValePolling>(), ENXIO),
+            (NETMAP_REQ_VALE_LIST, size_of::<NmreqValeList>(), ENOENT),
+            (NETMAP_REQ_CSB_ENABLE, 0, EINVAL),
+        ] {
+            let request = Request::new(reqtype, "vale0:a", &vec![0; body]).expect("a short name");
+            assert_eq!(refused(&request.encode()), errno, "request {reqtype}");
+        }
+        assert_eq!(home.snapshot().sessions.len(), 1, "a wrong request opened something");
+        // And the very same connection opens a port, once.
+        assert_eq!(refused(&good), 0);
+        assert_eq!(refused(&good), EBUSY);
+        assert_eq!(home.snapshot().sessions.len(), 2);
+    });
+}
+
+#[test]
+fn random_bytes_of_every_length_are_rejected() {
+    isolated(|home| {
+        let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));
+        let fds = home.daemon_fds();
+        let mut rng = Rng(0x5eed_0020);
+        let good = ctrl(&register("g{2").encode());
+        for round in 0..1500u64 {
+            let raw = connect(home);
+            let bytes: Vec<u8> = if round % 2 == 0 {
+                (0..1 + rng.below(9000)).map(|_| rng.next() as u8).collect()
+            } else {
+                // A good one with three bytes changed.
+                let mut bytes = good.clone();
+                for _ in 0..3 {
+                    let at = rng.below(bytes.len() as u64) as usize;
+                    bytes[at] = rng.next() as u8;
+                }
+                bytes
+            };
+            raw.send(&bytes).expect("a message");
+            if let Some(reply) = raw.receive() {
+                assert!((0..200).contains(&reply.errno), "{}", reply.errno);
+            }
+            if round % 100 == 0 {
+                exchange(&far, &near, 1, round, round + 10);
+            }
+        }
+        until("all of them are gone", || home.snapshot().sessions.len() == 2);
+        assert_eq!(home.daemon_fds(), fds);
+        home.assert_serves();
+    });
+}
+
+#[test]
+fn silent_connections_delay_no_other_client() {
+    isolated(|home| {
+        let _port = open("netmap:g{1");
+        // Nothing at all; half a request; a request, and no look at the answer.
+        let silent: Vec<ControlConnection> = (0..100).map(|_| connect(home)).collect();
+        let good = ctrl(&register("g{2").encode());
+        let half: Vec<ControlConnection> = (0..100).map(|_| connect(home)).collect();
+        half.iter().for_each(|raw| raw.send(&good[..good.len() / 2]).expect("a message"));
+        let deaf: Vec<ControlConnection> = (0..100).map(|_| connect(home)).collect();
+        deaf.iter().for_each(|raw| raw.send(&good).expect("a message"));
+        home.assert_serves();
+        until("the deaf are served too", || home.snapshot().sessions.len() == 101);
+        drop((silent, half, deaf));
+        until("all of them are gone", || home.snapshot().sessions.len() == 1);
+    });
+}
+
+#[test]
+fn a_client_that_never_reads_its_replies_is_disconnected() {
+    isolated(|home| {
+        let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));
+        let fds = home.daemon_fds();
+        for kind in [Kind::Snapshot, Kind::Ctrl] {
+            let raw = connect(home);
+            raw.set_limit(Duration::from_millis(100));
+            let request = wire::message(kind, 0, 0, 0, if kind == Kind::Ctrl { b"nonsense" } else { b"" });
+            let mut sent = 0u64;
+            // Until the daemon has hung up.
+            let end = std::time::Instant::now() + LIMIT;
+            loop {
+                match raw.send(&request) {
+                    Ok(()) => sent += 1,
+                    Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+                    Err(_) => break,
+                }
+                assert!(std::time::Instant::now() < end, "{sent} requests, no answer read, and still connected");
+                if sent.is_multiple_of(100) {
+                    exchange(&far, &near, 1, sent, sent + 10);
+                }
+            }
+        }
+        home.assert_serves();
+        until("its files are closed", || home.daemon_fds() == fds);
+    });
+}
+
+#[test]
+fn each_connection_gets_one_unique_lease() {
+    isolated(|home| {
+        let _port = open("netmap:g{1");
+        let mut numbers: Vec<u32> = Vec::new();
+        let all: Vec<ControlConnection> = (0..200).map(|_| connect(home)).collect();
+        for raw in &all {
+            numbers.push(raw.lease());
+        }
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), 200);
+        assert!(!numbers.contains(&0));
+        let again = wire::message(Kind::Lease, 0, 0, 0, &[]);
+        all[0].send(&again).expect("an open connection");
+        assert_eq!(all[0].receive().expect("an answer").errno, EINVAL);
+        assert!(all[0].receive().is_none());
+    });
+}
+
+#[test]
+fn a_thousand_connections_opened_and_dropped() {
+    isolated(|home| {
+        raise_fd_limit();
+        let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));
+        let fds = home.daemon_fds();
+        for _ in 0..1000 {
+            drop(connect(home));
+        }
+        let all: Vec<ControlConnection> = (0..1000).map(|_| connect(home)).collect();
+        until("all are accepted", || home.snapshot().daemon.connections > 1000);
+        exchange(&far, &near, 1, 0, 100);
+        home.assert_serves();
+        drop(all);
+        let good = ctrl(&register("g{2").encode());
+        for i in 0..1000 {
+            let raw = connect(home);
+            raw.send(&good[..good.len() - i % 2]).expect("a message");
+        }
+        until("all are gone", || home.snapshot().daemon.connections <= 4 && home.snapshot().sessions.len() == 2);
+        assert_eq!(home.daemon_fds(), fds);
+        home.assert_serves();
+        summary(&format!("connections 3000, files of the daemon {fds} before and after"));
+    });
+}
+
+#[test]
+fn a_thousand_ports_opened_and_closed() {
+    isolated(|home| {
+        let keeper = open("netmap:g{9");
+        let before = home.snapshot().buffers("g");
+        let cycle = |n: u32| {
+            for i in 0..n {
+                // Of the same parent, and of a parent of its own, whose region comes and goes.
+                let port = open(if i % 4 == 0 { "netmap:other{1" } else { "netmap:g{1" });
+                drop(port);
+            }
+        };
+        let own_fds = || std::fs::read_dir("/proc/self/fd").expect("proc").count();
+        cycle(200);
+        until("all are closed", || home.snapshot().sessions.len() == 1);
+        let (fds, kib, own) = (home.daemon_fds(), home.daemon_kib("RssAnon:"), own_fds());
+        cycle(1000);
+        until("all are closed", || home.snapshot().sessions.len() == 1);
+        let grown = home.daemon_kib("RssAnon:").saturating_sub(kib);
+        assert_eq!(home.daemon_fds(), fds);
+        assert_eq!(own_fds(), own, "the library leaks files");
+        assert!(grown < 4096, "the daemon grew by {grown} KiB");
+        assert_eq!(home.snapshot().buffers("g"), before);
+        summary(&format!("opened and closed 1000, files of the daemon {fds} before and after, grown by {grown} KiB"));
+        drop(keeper);
+    });
+}
+
+#[test]
+fn a_daemon_without_file_descriptors_refuses_clients_and_keeps_running() {
+    isolated(|home| {
+        use rustix::process::{Pid, Resource, Rlimit, prlimit};
+        raise_fd_limit();
+        let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));
+        let daemon: Pid = home.daemon();
+        let few = Rlimit { current: Some(40), maximum: Some(20_000) };
+        let before = prlimit(Some(daemon), Resource::Nofile, few).expect("our own daemon");
+        let all: Vec<ControlConnection> = (0..100).map(|_| connect(home)).collect();
+        // Each is answered or hung up on, none is left to wait; and of 100 at least 60 find none of 40 files free, whenever
+        // the daemon has one free for a moment.
+        let hung_up = all.iter().filter(|raw| {
+            let _ = raw.send(&wire::message(Kind::Lease, 0, 0, 0, &[]));
+            raw.receive().is_none()
+        });
+        let hung_up = hung_up.count();
+        assert!((60..100).contains(&hung_up), "{hung_up} of 100 were hung up on");
+        exchange(&far, &near, 1, 0, 100);
+        drop(all);
+        prlimit(Some(daemon), Resource::Nofile, before).expect("our own daemon");
+        sleep(Duration::from_millis(50));
+        home.assert_serves();
+    });
+}

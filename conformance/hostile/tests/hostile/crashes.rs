@@ -1,0 +1,56 @@
+//! Clients that crash inside a sync: their traces in a ring's shared state stop nobody.
+
+use conformance::client::start_ready_client;
+use conformance::traffic::{expect, open, send};
+use conformance::{Home, isolated, until};
+use conformance_hostile::raw::{ControlConnection, RawPort};
+
+/// The same for certain: the lock of a lease that dies.
+#[test]
+fn the_ring_lock_of_a_closed_lease_is_released() {
+    const LOCK: u64 = 0;
+    isolated(|home| who_died_inside_is_let_out(home, |lease| vec![(LOCK, lease)], "the lock was not respected"));
+}
+
+/// The same where the dead was inside as the ring's owner, without the lock.
+#[test]
+fn the_ring_ownership_of_a_closed_lease_is_released() {
+    const OWNER: u64 = 18;
+    const OWNER_LEASE: u64 = 20;
+    const INSIDE: u64 = 21;
+    const OWNED: u64 = 22;
+    let words = |lease| vec![(INSIDE, lease), (OWNER_LEASE, lease), (OWNER, 0x1000), (OWNED, 1)];
+    isolated(|home| who_died_inside_is_let_out(home, words, "two were inside"));
+}
+
+/// Writes these words into a ring's state, in the name of another client; the ring is skipped until that is gone.
+#[track_caller]
+fn who_died_inside_is_let_out(home: &Home, words: impl Fn(u32) -> Vec<(u64, u32)>, otherwise: &str) {
+    let (far, near) = (open("netmap:l{1"), open("netmap:l}1"));
+    let raw_port = RawPort::open(&home.socket(), "l}1");
+    let owner = ControlConnection::connect(&home.socket()).expect("a daemon");
+    let rx = raw_port.bound.rings.iter().position(|r| r.dir == 1).expect("a receive ring");
+    for (word, value) in words(owner.lease()) {
+        raw_port.write_state(rx, word, value);
+    }
+    send(&far, 1, 0, 10).expect("room for ten");
+    near.rxsync().expect("a ring that somebody syncs is skipped");
+    assert!(near.rx_rings()[0].is_empty(), "{otherwise}");
+    drop(owner);
+    expect(&near, 1, 0, 10);
+}
+
+/// A sender published, and died before it could wake the one who sleeps.
+#[test]
+fn a_crash_between_publishing_and_notifying_still_wakes_the_receiver() {
+    isolated(|home| {
+        let mut sleeper = start_ready_client(&["wait", "netmap:w}1"]);
+        let raw_port = RawPort::open(&home.socket(), "w{1");
+        until("the receiver sleeps", || raw_port.read_channel(0, 3) != 0);
+        raw_port.write_slot(0, 0, raw_port.slot_index(0, 0), 60, 0);
+        raw_port.write_channel(0, 3, 0);
+        raw_port.write_channel(0, 0, 1);
+        drop(raw_port);
+        assert!(sleeper.wait().success(), "the receiver slept on");
+    });
+}

@@ -1,0 +1,88 @@
+//! A daemon that lacks what it needs, descriptors or memory, in the middle of anything: it refuses, and lives.
+
+use conformance::home::summary;
+use conformance::traffic::{exchange, open};
+use conformance::{Home, isolated, until};
+use conformance_hostile::raw::ControlConnection;
+use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
+use unetmap::abi::*;
+use unetmap_core::control::request::Request;
+use unetmap_core::control::wire::{self, Kind};
+use zerocopy::IntoBytes as _;
+
+/// Requests that need much of the daemon: a pipe of a new region, one of an old region, a switch's port, a monitor, a
+/// port without a data path.
+fn requests() -> Vec<Request> {
+    let register = |name: &str, mode: u32, flags: u64, rings: u16| {
+        let (nr_mode, nr_flags, nr_mem_id) = (mode, flags, if mode == NR_REG_NULL { 2 } else { 0 });
+        let (nr_tx_rings, nr_rx_rings) = (rings, rings);
+        let body = NmreqRegister { nr_mode, nr_flags, nr_mem_id, nr_tx_rings, nr_rx_rings, ..Default::default() };
+        Request::new(NETMAP_REQ_REGISTER, name, body.as_bytes()).expect("a short name")
+    };
+    vec![
+        register("new{1", NR_REG_ALL_NIC, 0, 1),
+        register("g{2", NR_REG_ALL_NIC, 0, 8),
+        register("vale0:a", NR_REG_ALL_NIC, 0, 2),
+        register("g{1", NR_REG_ALL_NIC, NR_MONITOR_TX | NR_MONITOR_RX, 0),
+        register("nothing", NR_REG_NULL, 0, 1),
+    ]
+}
+
+/// Asks for everything, each on a connection of its own, and hangs up; how many were served.
+fn ask_for_everything(home: &Home) -> usize {
+    let asked = |message: &[u8]| {
+        let raw = ControlConnection::connect(&home.socket()).expect("a daemon that listens");
+        // It may have hung up already.
+        let _ = raw.send(message);
+        raw.receive().is_some_and(|reply| reply.errno == 0)
+    };
+    let ports = requests().into_iter().map(|request| wire::message(Kind::Ctrl, 0, 0, 0, &request.encode()));
+    let others = [Kind::Lease, Kind::Snapshot, Kind::Knobs].map(|kind| wire::message(kind, 0, 0, 0, &[]));
+    ports.chain(others).filter(|message| asked(message)).count()
+}
+
+/// Sets a limit of the daemon's, does something, and takes the limit back.
+fn limited<T>(home: &Home, what: Resource, to: u64, body: impl FnOnce() -> T) -> T {
+    let daemon = Some(home.daemon());
+    // Ours is the daemon's, too.
+    let maximum = getrlimit(what).maximum;
+    let before = prlimit(daemon, what, Rlimit { current: Some(to), maximum }).expect("our own daemon");
+    let done = body();
+    prlimit(daemon, what, before).expect("our own daemon");
+    done
+}
+
+/// Asks for everything under each limit of `steps`, told as what is left beyond what the daemon has; then everything must be
+/// there again.
+fn starve(home: &Home, what: Resource, has: impl Fn() -> u64, steps: impl Iterator<Item = u64>) {
+    let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));
+    let all_gone = || until("all are gone", || home.snapshot().sessions.len() == 2);
+    let most = ask_for_everything(home);
+    all_gone();
+    let (before, fds, has) = (home.snapshot().buffers("g"), home.daemon_fds(), has());
+    let (mut tried, mut refused, mut served) = (0, 0, 0);
+    for more in steps {
+        let n = limited(home, what, has + more, || ask_for_everything(home));
+        (refused, served) = (refused + most - n, served + n);
+        exchange(&far, &near, 1, tried * 10, tried * 10 + 10);
+        tried += 1;
+        all_gone();
+    }
+    assert!(refused > 0 && served > 0, "{refused} refused, {served} served: no limit was met");
+    assert_eq!(ask_for_everything(home), most, "something was not given back");
+    all_gone();
+    until("its files are closed", || home.daemon_fds() == fds);
+    assert_eq!(home.snapshot().buffers("g"), before);
+    summary(&format!("limits tried {tried}, requests served {served}, refused {refused}"));
+}
+
+#[test]
+fn the_daemon_survives_running_out_of_descriptors_at_every_point() {
+    isolated(|home| starve(home, Resource::Nofile, || home.daemon_fds() as u64, 0..80));
+}
+
+/// What regions and lines are mapped at; a daemon that has no room for its own heap ends, as any program does.
+#[test]
+fn regions_are_refused_when_memory_runs_out() {
+    isolated(|home| starve(home, Resource::As, || home.daemon_kib("VmSize:") << 10, (1..=40).map(|mib| mib << 20)));
+}

@@ -1,0 +1,15 @@
+//! Hostile clients: they write anything anywhere in what they map, send anything to the daemon's socket, and crash at any
+//! moment. The daemon and all other clients carry on.
+#![forbid(unsafe_code)]
+
+mod control;
+mod crashes;
+mod descriptors;
+mod exhaustion;
+mod monitors;
+mod nic;
+mod nic_filter;
+mod pipes;
+mod requests;
+mod shared_rings;
+mod vale;

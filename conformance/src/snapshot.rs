@@ -1,0 +1,174 @@
+//! The daemon's snapshot, as `unetmap ls --json` prints it.
+
+use serde::Deserialize;
+
+/// Buffers in the rings of a pipe of default size: two transmit rings, and a spare for each receive ring.
+pub const PIPE_BUFFERS: u32 = 2 * 1024 + 2;
+
+/// The whole snapshot.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Snapshot {
+    /// The daemon itself.
+    pub daemon: Daemon,
+    /// Its regions.
+    pub regions: Vec<Region>,
+    /// The threads of its switches.
+    pub threads: Vec<Thread>,
+    /// Its ports.
+    pub ports: Vec<Port>,
+    /// Its sessions: one for each open port.
+    pub sessions: Vec<Session>,
+}
+
+/// The daemon itself.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Daemon {
+    /// Process id.
+    pub pid: u32,
+    /// Number of connections, including the one that requested the snapshot.
+    pub connections: usize,
+}
+
+/// A region.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Region {
+    /// Region id.
+    pub mem_id: u16,
+    /// The parent of the pipes in the region.
+    pub name: String,
+    /// Bytes of memory in use.
+    pub resident_bytes: u64,
+    /// Number of open sessions.
+    pub sessions: u32,
+    /// Locations of its buffers.
+    pub buffers: Buffers,
+}
+
+/// Locations of the buffers of a region.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+pub struct Buffers {
+    /// All buffers without the two reserved ones.
+    pub total: u32,
+    /// Free buffers of the pool.
+    pub free: u32,
+    /// Buffers in slots of rings.
+    pub in_rings: u32,
+    /// Extra buffers of sessions.
+    pub extra: u32,
+    /// Quarantined buffers: found nowhere after a client crashed.
+    pub quarantined: u32,
+}
+
+/// A switch thread.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Thread {
+    /// Its number, from 0 on.
+    pub thread: usize,
+    /// Thread id.
+    pub tid: u32,
+    /// The processor on which it ran last.
+    pub cpu: Option<u32>,
+    /// The processor to which it is pinned.
+    pub pinned: Option<u16>,
+    /// Number of ports that it serves.
+    pub ports: usize,
+    /// Number of transmit rings of these ports.
+    pub rings: usize,
+}
+
+/// A port.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Port {
+    /// Name: for pipes the parent, the brace and the id.
+    pub name: String,
+    /// `nic`, `vale`, `mediated`, `pipe` or `null`.
+    pub kind: String,
+    /// Its region.
+    pub mem_id: u16,
+    /// Interfaces: the data path.
+    pub manner: Option<String>,
+    /// Switch ports: the thread that serves it.
+    pub thread: Option<usize>,
+    /// Attached interfaces: the polling CPU of each queue that has one.
+    #[serde(default)]
+    pub polled: std::collections::BTreeMap<u16, u32>,
+    /// Switch ports: packets that it sent and that reached no port, by reason.
+    #[serde(default)]
+    pub lost: std::collections::BTreeMap<String, u64>,
+    /// Its rings, transmit first.
+    pub rings: Vec<Ring>,
+}
+
+/// A ring.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Ring {
+    /// `tx` or `rx`.
+    pub dir: String,
+    /// Ring number within its direction.
+    pub id: u16,
+    /// Number of slots.
+    pub slots: u32,
+    /// Number of sessions that have it bound.
+    pub sessions: u32,
+    /// Number of slots transferred.
+    pub crossed: u64,
+    /// Number of slots sent and not released.
+    pub queued: u32,
+    /// Number of invalid slots: delivered empty, or not released.
+    pub bad_slots: u64,
+    /// Number of ring pointers and positions out of range.
+    pub bad_pointers: u64,
+    /// Number of packets dropped for lack of room; on the transmit ring of a switch port: packets that reached no port.
+    pub dropped: u64,
+    /// Receive rings of switch ports: packets received by exchange of buffers, without a copy.
+    #[serde(default)]
+    pub swapped: u64,
+}
+
+/// An open port.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Session {
+    /// The port's name.
+    pub port: String,
+    /// Id of the process that opened it.
+    pub pid: u32,
+}
+
+impl Buffers {
+    /// Number of buffers in none of the four locations. Each buffer is in exactly one, so this must be 0.
+    pub fn unaccounted(&self) -> i64 {
+        i64::from(self.total)
+            - [self.free, self.in_rings, self.extra, self.quarantined].into_iter().map(i64::from).sum::<i64>()
+    }
+}
+
+impl Snapshot {
+    /// The region of a parent.
+    #[track_caller]
+    pub fn region(&self, name: &str) -> &Region {
+        let found = self.regions.iter().find(|region| region.name == name);
+        found.unwrap_or_else(|| panic!("no region of {name} in {:?}", self.regions))
+    }
+
+    /// The buffers of a parent's region; panics unless each of them is accounted for.
+    #[track_caller]
+    pub fn buffers(&self, name: &str) -> Buffers {
+        let buffers = self.region(name).buffers;
+        assert_eq!(buffers.unaccounted(), 0, "{buffers:?}");
+        buffers
+    }
+
+    /// A ring of a port.
+    #[track_caller]
+    pub fn ring(&self, port: &str, dir: &str, id: u16) -> &Ring {
+        let rings = self.ports.iter().filter(|p| p.name == port).flat_map(|p| &p.rings);
+        let found = { rings }.find(|ring| ring.dir == dir && ring.id == id);
+        found.unwrap_or_else(|| panic!("no ring {dir} {id} of {port}"))
+    }
+
+    /// Sums of `bad_slots` and `bad_pointers` over the rings of a port.
+    pub fn faults(&self, port: &str) -> (u64, u64) {
+        let rings = self.ports.iter().filter(|p| p.name == port).flat_map(|p| &p.rings);
+        rings.fold((0, 0), |(slots, pointers), ring| (slots + ring.bad_slots, pointers + ring.bad_pointers))
+    }
+}

@@ -1,0 +1,7 @@
+//! C programs: compiled with the public headers, linked with the library, preloaded, or built from an installed copy.
+#![forbid(unsafe_code)]
+
+mod files;
+mod headers;
+mod install;
+mod preload;

@@ -1,0 +1,502 @@
+//! Clients that die, whenever and however: what they held comes back, and the living carry on.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use conformance::home::{Guard, is_alive, summary};
+use conformance::packet::Rng;
+use conformance::snapshot::PIPE_BUFFERS;
+use conformance::traffic::{exchange, expect, open, send};
+use conformance::{LIMIT, isolated, program, until};
+use rustix::process::{Pid, Signal, kill_process};
+use unetmap::{BufIdx, Interest, Port};
+
+/// Slots that a ring can hold at most, at its default size.
+const RING: u64 = 1023;
+
+fn client() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_traffic_client"))
+}
+
+fn forker() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_forker"))
+}
+
+/// The next line that a child prints.
+#[track_caller]
+fn line(child: &mut Child) -> String {
+    // One byte at a time: what follows the line stays in the pipe.
+    let out = child.stdout.as_mut().expect("the child's output is piped");
+    let mut bytes = Vec::new();
+    let mut byte = [0];
+    while out.read(&mut byte).expect("a pipe to read") == 1 && byte[0] != b'\n' {
+        bytes.push(byte[0]);
+    }
+    String::from_utf8(bytes).expect("text")
+}
+
+fn start_and_wait_for_line(command: &mut Command) -> Guard {
+    let mut guard = Guard::spawn(command.stdout(Stdio::piped()));
+    assert_ne!(line(&mut guard.0), "", "{command:?} ended without a word");
+    guard
+}
+
+fn words(path: &Path) -> [u64; 3] {
+    let bytes = fs::read(path).unwrap_or_default();
+    let word = |i: usize| bytes.get(8 * i..8 * i + 8).map_or(0, |b| u64::from_ne_bytes(b.try_into().expect("8 bytes")));
+    [word(0), word(1), word(2)]
+}
+
+/// Who is killed: one process of the play.
+struct Victim {
+    role: Role,
+    guard: Guard,
+    kills: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Role {
+    /// Sends into `{id`; each start is a new sender.
+    Send(&'static str),
+    /// Receives from `}id`.
+    Recv(&'static str),
+    /// Forwards from `}` of one pipe to `{` of another.
+    Bridge(&'static str, &'static str),
+}
+
+struct Play {
+    folder: PathBuf,
+    last_sender: u64,
+    /// Pipe and sender, in the order of starting.
+    senders: Vec<(&'static str, u64)>,
+}
+
+impl Play {
+    fn start(&mut self, role: Role) -> Guard {
+        match role {
+            Role::Send(pipe) => {
+                self.last_sender += 1;
+                let sender = self.last_sender;
+                self.senders.push((pipe, sender));
+                let spec = format!("netmap:k{{{pipe}");
+                let record = self.folder.join(format!("sent-{sender}"));
+                Guard::spawn(client().args(["send", &spec, &sender.to_string()]).arg(record).stdout(Stdio::null()))
+            }
+            Role::Recv(pipe) => {
+                let spec = format!("netmap:k}}{pipe}");
+                let folder = self.folder.join(format!("got-{pipe}"));
+                let _ = fs::create_dir(&folder);
+                Guard::spawn(client().args(["recv", &spec]).arg(folder))
+            }
+            Role::Bridge(from, to) => Guard::spawn(
+                Command::new(program("bridge"))
+                    .args(["-w", "0", "-i", &format!("netmap:k}}{from}"), "-i", &format!("netmap:k{{{to}")])
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::null()),
+            ),
+        }
+    }
+
+    /// What became of the packets of all senders into `pipe`, which come out of `end`: those that arrived, those that
+    /// are missing, and those that came again.
+    fn audit(&self, pipe: &str, end: &str) -> (u64, u64, u64) {
+        let (mut arrived, mut missing, mut again) = (0, 0, 0);
+        for &(_, sender) in self.senders.iter().filter(|(p, _)| *p == pipe) {
+            let [perhaps, certain, _] = words(&self.folder.join(format!("sent-{sender}")));
+            let [next, holes, twice] = words(&self.folder.join(format!("got-{end}")).join(sender.to_string()));
+            assert!(next <= perhaps, "sender {sender} sent at most {perhaps}, but packet {} came", next - 1);
+            // What was sent for sure and is beyond the last that came is missing as well.
+            missing += holes + certain.saturating_sub(next);
+            arrived += next - holes;
+            again += twice;
+        }
+        (arrived, missing, again)
+    }
+}
+
+/// Pipes of one parent: one direct, two in a row with a bridge between; the same two again with nobody killed, whose
+/// buffers move from ring to ring while the daemon counts those of the dead; and a keeper that only looks on.
+#[test]
+fn two_hundred_kills_under_traffic() {
+    isolated(|home| {
+        let keeper = (open("netmap:k{9"), open("netmap:k}9"));
+        let mut play = Play { folder: home.folder().to_owned(), last_sender: 0, senders: Vec::new() };
+        let roles = [Role::Send("1"), Role::Recv("1"), Role::Send("2"), Role::Bridge("2", "3"), Role::Recv("3")];
+        let mut victims: Vec<Victim> =
+            roles.into_iter().map(|role| Victim { role, guard: play.start(role), kills: 0 }).collect();
+        let innocent = [Role::Send("4"), Role::Bridge("4", "5"), Role::Recv("5")];
+        let mut innocent = innocent.map(|role| play.start(role));
+        let mut rng = Rng(0x5eed_0001);
+        sleep(Duration::from_millis(300));
+        for kill in 0..200 {
+            sleep(Duration::from_micros(1000 + rng.below(25_000)));
+            // A pipe ends with its last session, and what is in it ends with it: one of its ends stays open.
+            let chosen = rng.below(roles.len() as u64) as usize;
+            let others: Vec<u32> = (0..roles.len()).filter(|i| *i != chosen).map(|i| victims[i].guard.0.id()).collect();
+            until("the others have their ports open", || {
+                let sessions = home.snapshot().sessions;
+                others.iter().all(|pid| sessions.iter().any(|session| session.pid == *pid))
+            });
+            let victim = &mut victims[chosen];
+            if let Ok(Some(status)) = victim.guard.0.try_wait() {
+                panic!("before kill {kill}: a client exited by itself, {status}");
+            }
+            for guard in &mut innocent {
+                assert!(guard.0.try_wait().expect("our child").is_none(), "before kill {kill}: an innocent died");
+            }
+            victim.guard.kill();
+            victim.kills += 1;
+            victim.guard = play.start(victim.role);
+            // The keeper's own pipe is never disturbed.
+            exchange(&keeper.0, &keeper.1, 99, kill * 100, kill * 100 + 100);
+        }
+        sleep(Duration::from_millis(300));
+        for i in [0, 2] {
+            victims[i].guard.signal(Signal::TERM);
+        }
+        innocent[0].signal(Signal::TERM);
+        assert!(innocent[0].wait().success(), "a sender failed");
+        for i in [0, 2] {
+            assert!(victims[i].guard.wait().success(), "a sender failed");
+        }
+        until("everything sent is taken", || {
+            let ports = home.snapshot().ports;
+            ports.iter().flat_map(|p| &p.rings).filter(|r| r.dir == "tx").all(|ring| ring.queued == 0)
+        });
+        for i in [3, 1, 4] {
+            victims[i].guard.signal(Signal::TERM);
+            assert!(victims[i].guard.wait().success(), "a receiver or the bridge failed");
+        }
+        for guard in &mut innocent[1..] {
+            guard.signal(Signal::TERM);
+            assert!(guard.wait().success(), "a client failed that was not killed");
+        }
+        let (undisturbed, lost, again) = play.audit("4", "5");
+        assert_eq!((lost, again), (0, 0), "whom nobody killed, nothing is lost");
+        let (direct, lost, again) = play.audit("1", "1");
+        assert_eq!(lost, 0, "on a direct pipe a killed receiver's packets come again, and nothing else is lost");
+        assert!(again <= RING * victims[1].kills, "{again} packets came again");
+        let (bridged, lost, again) = play.audit("2", "3");
+        assert!(lost <= RING * victims[3].kills, "{lost} packets lost to {} killed bridges", victims[3].kills);
+        assert!(again <= RING * victims[4].kills, "{again} packets came again");
+        until("only the keeper is left", || home.snapshot().sessions.len() == 2);
+        let buffers = home.snapshot().buffers("k");
+        summary(&format!(
+            "kills 200, packets {}, lost to dead receivers {lost}, buffers unaccounted for: {}, in quarantine: {}",
+            direct + bridged + undisturbed,
+            buffers.unaccounted(),
+            buffers.quarantined
+        ));
+        // A bridge that dies in the middle of an exchange hides one buffer.
+        assert!(u64::from(buffers.quarantined) <= victims[3].kills, "{buffers:?}");
+        assert_eq!((buffers.in_rings, buffers.extra), (PIPE_BUFFERS, 0), "{buffers:?}");
+        assert!(direct > 0 && bridged > 0 && undisturbed > 0);
+        drop(keeper);
+        until("the region is closed, and its quarantine with it", || home.snapshot().regions.is_empty());
+        home.assert_serves();
+    });
+}
+
+/// Who dies in the middle of an exchange leaves a buffer in two slots and one in none. The daemon mends that, and must
+/// not take for lost what others are moving from ring to ring at that moment.
+#[test]
+fn recovery_after_a_crash_loses_no_packet_of_other_clients() {
+    isolated(|home| {
+        let mut play = Play { folder: home.folder().to_owned(), last_sender: 0, senders: Vec::new() };
+        // Before the others, so that a wrong choice is not the last one looked at.
+        let keeper = start_and_wait_for_line(client().args(["hold", "netmap:k}8"]));
+        let living = [Role::Send("4"), Role::Bridge("4", "5"), Role::Recv("5")];
+        let mut living = living.map(|role| play.start(role));
+        until("packets flow", || words(&home.folder().join("sent-1"))[1] > 10_000);
+        const TIMES: u32 = 1000;
+        for _ in 0..TIMES {
+            let torn = open("netmap:k{8");
+            let ring = &torn.tx_rings()[0];
+            // Its own buffers are its own to write: who else has one of them would find it spoilt.
+            for slot in ring.window() {
+                slot.frame().write(0, &[0xff; 60]);
+            }
+            let twice = BufIdx(ring.slot(ring.head()).buf_idx());
+            ring.slot(ring.next(ring.head())).replace_buf(twice);
+        }
+        for guard in &mut living {
+            guard.signal(Signal::TERM);
+            assert!(guard.wait().success(), "a client failed that was not killed");
+            until("it is gone", || !is_alive(guard.pid()));
+            sleep(Duration::from_millis(200));
+        }
+        let (packets, lost, again) = play.audit("4", "5");
+        assert_eq!((lost, again), (0, 0), "of {packets} packets");
+        until("only the keeper is left", || home.snapshot().sessions.len() == 1);
+        let buffers = home.snapshot().buffers("k");
+        // Each of the dead hid one for good; those stay in quarantine until the region closes.
+        assert_eq!(buffers.in_rings, PIPE_BUFFERS, "{buffers:?}");
+        assert!(buffers.quarantined <= TIMES, "{buffers:?}");
+        summary(&format!(
+            "mended {TIMES} times among {packets} packets, lost {lost}, buffers in quarantine {}",
+            buffers.quarantined
+        ));
+        drop(keeper);
+        until("the region is closed", || home.snapshot().regions.is_empty());
+    });
+}
+
+/// Sends packets both ways. `near` is shared, so a sync of it may be skipped because somebody else is at it: as
+/// programs of the original do, it syncs until all is gone.
+#[track_caller]
+fn both_ways(far: &Port, near: &Port, from: u64, to: u64) {
+    exchange(far, near, 1, from, to);
+    send(near, 2, from, to).expect("room for few");
+    until("everything is sent", || {
+        near.txsync().expect("a living daemon");
+        far.rxsync().expect("a living daemon");
+        u64::from(far.rx_rings()[0].space()) == to - from
+    });
+    expect(far, 2, from, to);
+}
+
+/// Two processes share both rings of one end; one of them only syncs, and is killed again and again.
+#[test]
+fn a_crash_inside_a_sync_leaves_the_ring_usable() {
+    isolated(|_| {
+        let (far, near) = (open("netmap:l{1"), open("netmap:l}1"));
+        let mut victim = start_and_wait_for_line(client().args(["spin", "netmap:l}1"]));
+        let (mut seq, mut longest) = (0, Duration::ZERO);
+        let mut rng = Rng(0x5eed_0002);
+        const KILLS: u64 = 150;
+        for _ in 0..KILLS {
+            let until = Instant::now() + Duration::from_micros(500 + rng.below(8000));
+            while Instant::now() < until {
+                let start = Instant::now();
+                both_ways(&far, &near, seq, seq + 200);
+                seq += 200;
+                longest = longest.max(start.elapsed());
+            }
+            victim.kill();
+            // With nobody to help: whatever lock the dead one held must be broken by now, or soon.
+            let start = Instant::now();
+            both_ways(&far, &near, seq, seq + 200);
+            seq += 200;
+            longest = longest.max(start.elapsed());
+            victim = start_and_wait_for_line(client().args(["spin", "netmap:l}1"]));
+        }
+        summary(&format!("kills in a sync {KILLS}, packets {}, longest pause {longest:?}", 2 * seq));
+    });
+}
+
+/// Rings that one thread came to own are synced by another thread, by another process at the same time, and by the first
+/// thread again.
+#[test]
+fn owned_rings_can_be_synced_by_other_threads_and_processes() {
+    isolated(|_| {
+        let (far, near) = (open("netmap:l{1"), open("netmap:l}1"));
+        let mut seq = 0;
+        // Long enough for whoever does it to own the rings, if they can be owned still.
+        let mut often = || {
+            for _ in 0..3000 {
+                both_ways(&far, &near, seq, seq + 10);
+                seq += 10;
+            }
+        };
+        often();
+        std::thread::scope(|scope| scope.spawn(&mut often).join().expect("the other thread's packets"));
+        often();
+        let mut stranger = start_and_wait_for_line(client().args(["spin", "netmap:l}1"]));
+        often();
+        stranger.kill();
+        often();
+    });
+}
+
+#[test]
+fn a_port_closes_however_its_client_exits() {
+    isolated(|home| {
+        let keeper = open("netmap:c{9");
+        let sessions = || home.snapshot().sessions.len();
+        let before = home.snapshot().buffers("c");
+        for way in ["drop", "exit", "kill", "abort"] {
+            if way == "drop" {
+                let port = open("netmap:c{1");
+                assert_eq!(sessions(), 2);
+                drop(port);
+            } else {
+                let mut child = start_and_wait_for_line(client().args(["hold", "netmap:c{1"]));
+                assert_eq!(sessions(), 2);
+                child.signal(match way {
+                    "exit" => Signal::TERM,
+                    "kill" => Signal::KILL,
+                    _ => Signal::ABORT,
+                });
+                child.wait();
+            }
+            until("the session is over", || sessions() == 1);
+            assert_eq!(home.snapshot().buffers("c"), before, "after {way}");
+        }
+        drop(keeper);
+        until("the region is closed", || home.snapshot().regions.is_empty());
+    });
+}
+
+#[test]
+fn a_forked_child_keeps_the_port_after_its_parent_exits() {
+    isolated(|home| {
+        for way in ["exit", "kill"] {
+            let far = open("netmap:f{1");
+            let file = home.folder().join(way);
+            File::create(&file).expect("a file");
+            let mut parent = Guard::spawn(
+                forker()
+                    .args(["netmap:f}1"])
+                    .arg(&file)
+                    .args(["5000", "-"])
+                    .stdin(Stdio::piped())
+                    .stdout(Stdio::piped()),
+            );
+            let said = line(&mut parent.0);
+            let child: i32 = said.strip_prefix("child ").and_then(|n| n.parse().ok()).expect("the child's pid");
+            let child = Pid::from_raw(child).expect("a pid");
+            // Half of it while both live, so that the parent dies while the child syncs.
+            send(&far, 1, 0, 2500).expect("the child takes them");
+            if way == "exit" {
+                drop(parent.0.stdin.take());
+                assert!(parent.wait().success());
+            } else {
+                parent.kill();
+            }
+            assert!(is_alive(child), "the child died with its parent ({way})");
+            send(&far, 1, 2500, 5000).expect("the child takes them");
+            assert_eq!(line(&mut parent.0), "child took 5000");
+            until("the child ends", || !is_alive(child));
+            until("the session ends with the child", || home.snapshot().sessions.len() == 1);
+        }
+    });
+}
+
+#[test]
+fn a_stopped_receiver_stops_only_its_sender() {
+    isolated(|home| {
+        let stopped = start_and_wait_for_line(client().args(["hold", "netmap:s}1"]));
+        stopped.signal(Signal::STOP);
+        let far = open("netmap:s{1");
+        let mut sent = 0;
+        while far.poll(Interest::TX, Some(Duration::from_millis(100))).expect("a living daemon").tx() {
+            sent += conformance::traffic::fill_some(&far.tx_rings()[0], 1, sent, 5000);
+            far.txsync().expect("a living daemon");
+        }
+        assert_eq!(sent, RING, "a ring takes all its slots but one");
+        // Others, of the same parent and of another, are served.
+        conformance::traffic::assert_pipe_works("netmap:s{2", "netmap:s}2");
+        home.assert_serves();
+        stopped.signal(Signal::CONT);
+        drop(stopped);
+        // Nothing was lost: the next receiver gets it all.
+        expect(&open("netmap:s}1"), 1, 0, RING);
+    });
+}
+
+#[test]
+fn a_killed_daemon_is_detected_and_replaced() {
+    isolated(|home| {
+        let folder = home.folder().join("got");
+        fs::create_dir(&folder).expect("a folder");
+        let mut clients = [
+            Guard::spawn(client().args(["recv", "netmap:d}1"]).arg(&folder).stderr(Stdio::piped())),
+            Guard::spawn(
+                client().args(["send", "netmap:d{1", "1"]).arg(home.folder().join("sent")).stderr(Stdio::piped()),
+            ),
+            // Asleep: nothing ever comes here.
+            Guard::spawn(client().args(["recv", "netmap:d}2"]).arg(&folder).stderr(Stdio::piped())),
+        ];
+        until("packets flow", || words(&home.folder().join("sent"))[1] > 10_000);
+        let daemon = home.daemon();
+        let start = Instant::now();
+        kill_process(daemon, Signal::KILL).expect("our own daemon");
+        let mut times = Vec::new();
+        for guard in &mut clients {
+            let status = guard.wait();
+            times.push(start.elapsed());
+            let mut said = String::new();
+            guard.0.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
+            assert_eq!(status.code(), Some(1), "{said}");
+            assert!(said.contains("daemon that served this port has gone"), "{said}");
+        }
+        let noticed = times.into_iter().max().expect("three");
+        assert!(noticed < LIMIT);
+        // The dead one's socket is still there. Nobody cleans up.
+        assert!(home.socket().exists());
+        home.assert_serves();
+        assert_ne!(home.daemon(), daemon);
+        summary(&format!("all clients noticed the daemon's death within {noticed:?}"));
+    });
+}
+
+#[test]
+fn every_call_on_a_port_of_a_killed_daemon_fails() {
+    isolated(|home| {
+        let (far, near) = (open("netmap:d{1"), open("netmap:d}1"));
+        exchange(&far, &near, 1, 0, 100);
+        kill_process(home.daemon(), Signal::KILL).expect("our own daemon");
+        let fails = |call: &dyn Fn(&Port) -> Result<(), unetmap::Error>| {
+            until("DaemonGone", || matches!(call(&far), Err(unetmap::Error::DaemonGone { .. })));
+        };
+        fails(&|p| p.txsync());
+        fails(&|p| p.rxsync());
+        fails(&|p| p.poll(Interest::RX, Some(Duration::from_secs(1))).map(|_| ()));
+        fails(&|p| p.arm(Interest::RX).map(|_| ()));
+        drop(far);
+        drop(near);
+        home.assert_serves();
+    });
+}
+
+#[test]
+fn a_single_packet_sender_detects_a_killed_daemon_while_the_ring_has_room() {
+    isolated(|home| {
+        let spec = |end: char| format!("netmap:d{end}1@conf:slots=4096");
+        let (far, near) = (open(&spec('{')), open(&spec('}')));
+        let (tx, rx) = (&far.tx_rings()[0], &near.rx_rings()[0]);
+        let send_singly = |n: u32| {
+            (0..n).try_for_each(|_| {
+                tx.advance(1);
+                far.poll(Interest::TX, None).map(drop)
+            })
+        };
+        // So often that the ring is the thread's own, and no more, so that looks at the daemon are not rarer than that.
+        send_singly(1100).expect("a daemon");
+        near.rxsync().expect("a daemon");
+        rx.advance(rx.space());
+        near.rxsync().expect("a daemon");
+        far.txsync().expect("a daemon");
+        assert_eq!(tx.space(), 4095);
+        let daemon = home.daemon();
+        kill_process(daemon, Signal::KILL).expect("our own daemon");
+        until("it is gone", || !is_alive(daemon));
+        sleep(Duration::from_millis(200));
+        // Nobody takes them, and there is room for all.
+        assert!(matches!(send_singly(4000), Err(unetmap::Error::DaemonGone { .. })));
+        assert!(tx.space() > 0);
+    });
+}
+
+/// Killed while they open and close, so that the daemon dies on them, or they on it, in the middle of a request.
+#[test]
+fn clients_killed_while_opening_leave_nothing() {
+    isolated(|home| {
+        let keeper = open("netmap:o{9");
+        let before = home.snapshot().buffers("o");
+        let mut rng = Rng(0x5eed_0003);
+        for _ in 0..60 {
+            let mut child = Guard::spawn(client().args(["hold", "netmap:o{1"]).stdout(Stdio::piped()));
+            sleep(Duration::from_micros(rng.below(4000)));
+            child.kill();
+        }
+        until("only the keeper is left", || home.snapshot().sessions.len() == 1);
+        assert_eq!(home.snapshot().buffers("o"), before);
+        drop(keeper);
+        home.assert_serves();
+    });
+}

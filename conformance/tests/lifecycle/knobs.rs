@@ -1,0 +1,244 @@
+//! netmap's knobs: set by the daemon's owner, told to everybody, and at work where they should be.
+
+use std::fs;
+use std::process::{Command, Output, Stdio};
+
+use conformance::home::{Guard, is_alive};
+use conformance::net::{CABLE, DIRECT, Net};
+use conformance::traffic::open;
+use conformance::{Home, isolated, program, until};
+use serde_json::Value;
+
+/// A daemon of the test's, that serves.
+#[track_caller]
+fn daemon(home: &Home, args: &[&str]) -> Guard {
+    let mut command = Command::new(program("unetmapd"));
+    command.args(["--foreground", "--socket"]).arg(home.socket()).args(args).stdin(Stdio::null()).stderr(Stdio::null());
+    let daemon = Guard::spawn(&mut command);
+    until("the daemon serves", || home.serves());
+    daemon
+}
+
+fn unetmap(args: &[&str]) -> Output {
+    Command::new(program("unetmap")).args(args).stdin(Stdio::null()).output().expect("the front command")
+}
+
+/// What it prints; it must succeed.
+#[track_caller]
+fn said(args: &[&str]) -> String {
+    let output = unetmap(args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Why it refuses.
+#[track_caller]
+fn refused(args: &[&str]) -> String {
+    let output = unetmap(args);
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8(output.stderr).expect("text")
+}
+
+#[track_caller]
+fn value(name: &str) -> u64 {
+    let told: Value = serde_json::from_str(&said(&["get", name, "--json"])).expect("JSON");
+    assert_eq!(told["knob"], name);
+    assert_eq!(said(&["get", name]).trim(), told["value"].to_string());
+    told["value"].as_u64().expect("a number")
+}
+
+#[test]
+fn knobs_are_listed_set_and_validated() {
+    isolated(|home| {
+        let all: Value = serde_json::from_str(&said(&["get", "--json"])).expect("JSON");
+        let names: Vec<&str> = all.as_array().expect("all").iter().filter_map(|knob| knob["knob"].as_str()).collect();
+        let table = said(&["get"]);
+        assert_eq!(table.lines().count(), names.len() + 1, "{table}");
+        for name in
+            ["verbose", "admode", "fwd", "no_timestamp", "buf_size", "priv_ring_num", "generic_mit", "buf_curr_num"]
+        {
+            assert!(names.contains(&name), "{name} is missing: {names:?}");
+            assert!(table.lines().any(|line| line.starts_with(&format!("{name} "))), "{name} is missing:\n{table}");
+        }
+        assert_eq!(said(&["set", "fwd", "1"]), "fwd: 1, for ports that are opened from now on\n");
+        assert_eq!((value("fwd"), value("buf_size")), (1, 2048));
+        assert_eq!(
+            said(&["set", "priv_buf_size", "0x1000"]),
+            "priv_buf_size: 4096, for regions that are made from now on\n"
+        );
+        let kept = said(&["set", "generic_mit", "5"]);
+        assert!(kept.starts_with("generic_mit: 5, without effect here: "), "{kept}");
+        for (args, part) in [
+            (["buf_size", "63"], "buf_size is 63, allowed are 64 to 65536"),
+            (["fwd", "2"], "fwd is 2, allowed are 0 to 1"),
+            (["max_bridges", "9"], "read-only"),
+            (["buf_curr_num", "9"], "read-only"),
+            (["no_such_knob", "9"], "no such knob"),
+        ] {
+            let why = refused(&["set", args[0], args[1]]);
+            assert!(why.contains(part) && why.contains(args[0]), "{args:?}: {why}");
+        }
+        assert!(refused(&["get", "no_such_knob"]).contains("unetmap get lists them"));
+        assert_eq!(unetmap(&["set", "fwd", "-1"]).status.code(), Some(2));
+        assert_eq!((value("fwd"), value("generic_mit"), value("buf_size")), (1, 5, 2048), "refusals change nothing");
+        home.assert_serves();
+    });
+}
+
+/// A region keeps its sizes; the next has those of then, and room for what the port needs though the knobs say less.
+#[test]
+fn size_knobs_apply_to_the_next_region() {
+    isolated(|_| {
+        let old = open("netmap:old{1");
+        said(&["set", "priv_buf_size", "4096"]);
+        said(&["set", "priv_buf_num", "4"]);
+        said(&["set", "priv_ring_num", "2"]);
+        said(&["set", "priv_ring_size", "512"]);
+        let (beside, new) = (open("netmap:old{2"), open("netmap:new{1"));
+        assert!(beside.same_region(&old));
+        assert_eq!(old.region().geometry().bufs.size, 2048);
+        let pools = new.region().geometry();
+        assert_eq!((pools.bufs.size, pools.rings.count), (4096, 4));
+        assert_eq!((pools.rings.size, pools.bufs.count), (256 + 1024 * 16, 2 * 1024 + 4 + 2));
+        conformance::traffic::exchange(&new, &open("netmap:new}1"), 1, 0, 3000);
+        let port = open("vale1:a");
+        assert!(port.region().geometry().bufs.size >= 4096);
+    });
+}
+
+/// The knobs without `priv_` are of the region that interfaces share, whose sizes are told while it is there.
+#[test]
+fn interface_regions_have_sizes_of_their_own() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let get = |name: &str| -> u64 {
+            let output = net.command(program("unetmap")).args(["get", name]).output().expect("the front command");
+            String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number")
+        };
+        said(&["set", "buf_num", "10000"]);
+        said(&["set", "buf_size", "3840"]);
+        assert_eq!((get("buf_curr_num"), get("buf_curr_size"), get("ring_curr_num")), (0, 0, 0));
+        let port = net.open("netmap:va");
+        let pools = port.region().geometry();
+        assert_eq!((pools.bufs.count, pools.bufs.size), (10_000, 3840));
+        assert_eq!((get("buf_curr_num"), get("buf_curr_size")), (10_000, 3840));
+        assert_eq!(get("ring_curr_num"), u64::from(pools.rings.count));
+        said(&["set", "buf_num", "20000"]);
+        assert_eq!((get("buf_curr_num"), get("buf_num")), (10_000, 20_000));
+        assert_eq!(open("netmap:p{1").region().geometry().bufs.size, 2048);
+        drop(port);
+        said(&["set", "admode", "2"]);
+        let port = net.open("netmap:va");
+        assert_eq!(port.region().geometry().bufs.count, 20_000);
+        let shown = home.snapshot();
+        let manner = shown.ports.iter().find_map(|port| port.manner.clone()).unwrap_or_default();
+        assert!(manner.contains("generic"), "admode 2 is before the stack: {manner}");
+    });
+}
+
+/// More is logged as soon as `verbose` is set, and no longer.
+#[test]
+fn the_verbose_knob_changes_the_log() {
+    isolated(|home: &Home| {
+        let refusals = || {
+            assert!(unetmap::Port::open("netmap:no{such@999").is_err());
+            fs::read_to_string(home.log()).expect("a log").matches("no region 999").count()
+        };
+        assert_eq!(refusals(), 0);
+        said(&["set", "verbose", "1"]);
+        assert_eq!(refusals(), 1);
+        said(&["set", "verbose", "0"]);
+        assert_eq!(refusals(), 1);
+    });
+}
+
+/// From the file, over which the command line goes; a file that is wrong is told, by its line.
+#[test]
+fn a_daemon_starts_with_the_knobs_of_its_file() {
+    isolated(|home| {
+        let file = home.folder().join("unetmapd.toml");
+        let config = file.to_str().expect("text");
+        fs::write(&file, "[knobs]\npriv_buf_num = 7000\nbuf_num = 8000\nfwd = 1\n").expect("a file");
+        let mut daemon = daemon(home, &["--config", config, "--buf-num", "9000", "--admode", "generic"]);
+        assert_eq!((value("fwd"), value("admode")), (1, 2));
+        assert_eq!((value("buf_num"), value("priv_buf_num")), (9000, 9000));
+        daemon.kill();
+        for (text, part) in
+            [("[knobs]\nbuf_num = 3\n", "unetmapd.toml:2: buf_num is 3"), ("\nknob = 3", "unetmapd.toml:2")]
+        {
+            fs::write(&file, text).expect("a file");
+            let output = Command::new(program("unetmapd"))
+                .args(["--config", config, "--socket"])
+                .arg(home.socket())
+                .output()
+                .expect("the daemon");
+            let why = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(!output.status.success() && why.contains(part), "{why}");
+        }
+        let missing = Command::new(program("unetmapd")).args(["--config", "/no/such"]).output().expect("the daemon");
+        assert!(String::from_utf8_lossy(&missing.stderr).contains("/no/such"));
+    });
+}
+
+/// A daemon with nothing to do ends, but not while a knob would be lost with it.
+#[test]
+fn a_daemon_with_changed_knobs_does_not_exit_when_idle() {
+    isolated(|home| {
+        let daemon = daemon(home, &["--idle-exit", "1"]);
+        said(&["set", "no_timestamp", "1"]);
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        assert!(is_alive(daemon.pid()), "it ended though it was told something");
+        said(&["set", "no_timestamp", "0"]);
+        until("it ends", || !is_alive(daemon.pid()));
+    });
+}
+
+/// Users that are not the daemon's own are shown the knobs, and may not turn them.
+#[test]
+fn only_the_owner_can_set_knobs() {
+    isolated(|home| {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: other users' programs need root");
+        }
+        let folder = home.folder().join("public");
+        fs::create_dir(&folder).expect("a folder");
+        let open_up = |path: &std::path::Path| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            fs::set_permissions(path, mode).expect("our own file");
+        };
+        open_up(home.folder());
+        open_up(&folder);
+        let _daemon = daemon(home, &[]);
+        let copy = conformance::net::public_copy(&folder, program("unetmap").to_str().expect("text"));
+        let as_nobody = |args: &[&str]| {
+            let mut command = Command::new("runuser");
+            command.args(["-u", "nobody", "--"]).arg(&copy).args(args).output().expect("runuser")
+        };
+        let shown = as_nobody(&["get", "fwd"]);
+        assert_eq!(String::from_utf8_lossy(&shown.stdout), "0\n", "{shown:?}");
+        let refused = as_nobody(&["set", "fwd", "1"]);
+        let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && why.contains("only root"), "{why}");
+        assert_eq!(value("fwd"), 0);
+    });
+}
+
+/// Ports that are opened after no_timestamp was set get the time only where they ask for it.
+#[test]
+fn the_no_timestamp_knob_keeps_the_timestamp_unchanged() {
+    isolated(|_| {
+        let (tx, before) = (open("netmap:t{1"), open("netmap:t}1"));
+        said(&["set", "no_timestamp", "1"]);
+        let after = open("netmap:t}1");
+        let time = |port: &unetmap::Port| port.rx_rings()[0].time().0;
+        after.rxsync().expect("an open port");
+        assert_eq!(time(&after), 0);
+        conformance::traffic::exchange(&tx, &after, 1, 0, 10);
+        assert_eq!(time(&after), 0);
+        after.rx_rings()[0].keep_time(true);
+        after.rxsync().expect("an open port");
+        assert!(time(&after) > 0);
+        before.rxsync().expect("an open port");
+        assert!(time(&before) > 0, "it was opened before");
+    });
+}

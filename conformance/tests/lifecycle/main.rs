@@ -1,0 +1,6 @@
+//! The daemon: how it starts, what it costs and how it ends; clients and daemons that crash; netmap's knobs.
+#![forbid(unsafe_code)]
+
+mod crashes;
+mod daemon;
+mod knobs;

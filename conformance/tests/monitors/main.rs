@@ -1,0 +1,6 @@
+//! Monitors: copies and zero-copy, on pipes, interfaces and switches.
+#![forbid(unsafe_code)]
+
+mod api;
+mod ports;
+mod zero_copy;

@@ -1,0 +1,85 @@
+//! The daemon dies while programs have an interface open: the interface is the kernel's again, and nothing is left behind.
+
+use std::io::Read as _;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use conformance::home::{Guard, summary};
+use conformance::net::{CABLE, DIRECT, MEDIATED, Net, frame, set_policy, start_daemon};
+use conformance::{Home, isolated, program, until};
+
+const KILLS: u32 = 100;
+/// Within this time the kernel's own traffic flows again, and programs are told.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Everything that a dead daemon could have left in the two namespaces.
+fn traces(net: &Net) -> Vec<String> {
+    let mut all = Vec::new();
+    for ns in [&net.near, &net.far] {
+        for what in [&["-o", "link"][..], &["route", "show", "table", "all"], &["rule"], &["-d", "link"]] {
+            let text = ns.ip(what).expect("a namespace");
+            // Neither the counts of queue disciplines nor times belong here; a program would be a line of its own.
+            all.extend(text.lines().filter(|line| what[0] != "-d" || line.contains("xdp")).map(str::to_owned));
+        }
+    }
+    all
+}
+
+/// Packets that crossed rings of this direction, as the daemon counts.
+fn crossed(home: &Home, dir: &str) -> u64 {
+    let Some(snapshot) = home.try_snapshot() else { return 0 };
+    let rings = snapshot.ports.iter().filter(|port| port.name == "va").flat_map(|port| &port.rings);
+    rings.filter(|ring| ring.dir == dir).map(|ring| ring.crossed).max().unwrap_or(0)
+}
+
+/// Asks each 10 ms until there is an answer: one packet that is lost on the way is not the kernel's silence.
+fn answered(net: &Net) -> bool {
+    net.near.tool("ping", &["-n", "-q", "-c", "1", "-i", "0.01", "-w", "3", "10.9.0.2"]).is_ok()
+}
+
+#[test]
+fn a_hundred_daemons_killed_under_traffic() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        assert!(net.pings(), "the cable works");
+        let (tap, before) = (net.tap(), traces(&net));
+        let (mut slowest_ping, mut slowest_client) = (Duration::ZERO, Duration::ZERO);
+        let mut daemon = None;
+        for turn in 0..KILLS {
+            set_policy(home, if turn % 2 == 0 { DIRECT } else { MEDIATED });
+            let dir = if turn / 2 % 2 == 0 { "tx" } else { "rx" };
+            let mut client = Guard::spawn(
+                net.command(program("pkt-gen"))
+                    .args(["-i", "netmap:va", "-f", dir, "-w", "0", "-D", "02:00:00:00:00:99"])
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::piped()),
+            );
+            until("packets flow", || {
+                if dir == "rx" {
+                    (0..32).for_each(|seq| tap.send(&frame(60, seq)));
+                }
+                crossed(home, dir) > 200
+            });
+            rustix::process::kill_process(home.daemon(), rustix::process::Signal::KILL).expect("our own daemon");
+            let start = Instant::now();
+            until("the kernel's own traffic flows again", || answered(&net));
+            slowest_ping = slowest_ping.max(start.elapsed());
+            let status = client.wait();
+            slowest_client = slowest_client.max(start.elapsed());
+            let mut said = String::new();
+            client.0.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
+            assert_eq!(status.code(), Some(1), "turn {turn}: {said}");
+            assert!(said.contains("the daemon that served this port has gone"), "turn {turn}: {said}");
+            assert_eq!(traces(&net), before, "turn {turn}");
+            daemon = Some(start_daemon(home, &[]));
+        }
+        assert!(slowest_ping < SOON && slowest_client < SOON, "{slowest_ping:?}, {slowest_client:?}");
+        summary(&format!(
+            "daemon kills {KILLS}, kernel's traffic back after at most {} ms, programs told after at most {} ms, left \
+             behind: 0",
+            slowest_ping.as_millis(),
+            slowest_client.as_millis()
+        ));
+        drop(daemon);
+    });
+}

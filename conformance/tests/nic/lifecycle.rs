@@ -1,0 +1,204 @@
+//! What an interface can go through while a program has it open: each time a clear error or a clean state, never a hang.
+
+use std::time::{Duration, Instant};
+
+use conformance::bpf::{FOREIGN, XdpMode, attach_xdp};
+use conformance::home::{Guard, summary};
+use conformance::net::{BUFFER, CABLE, DIRECT, MEDIATED, Net, assert_works, collect, frames, open_in, transmit};
+use conformance::request::control;
+use conformance::{Home, isolated, program, until};
+use lab::VethOptions;
+use rustix::process::Signal;
+use unetmap::abi::{NETMAP_REQ_PORT_INFO_GET, NmreqPortInfoGet};
+use unetmap::errno::EINVAL;
+use unetmap::{Interest, Port};
+
+/// Within this time a program learns that its interface has gone.
+const SOON: Duration = Duration::from_secs(1);
+
+fn ip(net: &Net, words: &str) {
+    net.near.ip(&words.split(' ').collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// Every call of the port's fails, and says why.
+#[track_caller]
+fn assert_ended(port: &Port) {
+    let start = Instant::now();
+    for call in [Port::txsync, Port::rxsync] {
+        let error = call(port).expect_err("the interface has gone").to_string();
+        assert!(error.contains("the interface is gone"), "{error}");
+    }
+    assert!(port.poll(Interest::RX, None).is_err(), "asleep for ever");
+    assert!(start.elapsed() < SOON);
+}
+
+fn renamed(home: &Home, policy: &str) {
+    let Some(net) = Net::new(home, policy, CABLE) else { return };
+    let (port, tap) = (net.open("netmap:va"), net.tap());
+    assert_works(&port, &tap, 0);
+    // The kernel renames an interface that is up from Linux 6.2 on.
+    ip(&net, "link set dev va name renamed");
+    until("the new name is shown", || home.snapshot().ports.iter().any(|port| port.name == "renamed"));
+    assert_works(&port, &tap, 1000);
+    let sharer = net.open("netmap:renamed-0/T");
+    assert_eq!(sharer.mem_id(), port.mem_id(), "the same port by its new name");
+    assert_eq!(net.refused("netmap:va").0, unetmap::errno::ENXIO);
+}
+
+#[test]
+fn a_renamed_interface_keeps_working_direct() {
+    isolated(|home| renamed(home, DIRECT));
+}
+
+#[test]
+fn a_renamed_interface_keeps_working_mediated() {
+    isolated(|home| renamed(home, MEDIATED));
+}
+
+fn moved(home: &Home, policy: &str) {
+    let Some(net) = Net::new(home, policy, CABLE) else { return };
+    let port = net.open("netmap:va");
+    // One that sleeps, and one that can do nothing for its interface any more.
+    let pkt_gen = || Guard::spawn(net.command(program("pkt-gen")).args(["-i", "netmap:va", "-f", "rx", "-w", "0"]));
+    let (mut asleep, stopped) = (pkt_gen(), pkt_gen());
+    until("all have it open", || home.snapshot().sessions.iter().filter(|session| session.port == "va").count() >= 3);
+    stopped.signal(Signal::STOP);
+    let elsewhere = net.lab.namespace("elsewhere").expect("a namespace");
+    ip(&net, &format!("link set dev va netns {}", elsewhere.name()));
+    let start = Instant::now();
+    assert_eq!(asleep.wait().code(), Some(1), "it sleeps on");
+    let told = start.elapsed();
+    assert!(told < SOON, "{told:?}");
+    until("all are told", || port.rxsync().is_err());
+    assert_ended(&port);
+    // It is the kernel's, although a program that cannot know still has it open.
+    elsewhere.ip(&["link", "set", "dev", "va", "up"]).expect("an interface");
+    elsewhere.ip(&["addr", "add", "10.9.0.1/24", "dev", "va"]).expect("an interface");
+    elsewhere.wait_up("va").expect("a cable");
+    until("the kernel's stack has it", || conformance::net::pings(&elsewhere, "10.9.0.2"));
+    // There it can be opened anew, and back here.
+    assert_works(&open_in(&elsewhere, "netmap:va"), &net.tap(), 0);
+    elsewhere.ip(&["link", "set", "dev", "va", "netns", net.near.name()]).expect("an interface");
+    ip(&net, "link set dev va up");
+    net.near.wait_up("va").expect("a cable");
+    let anew = net.open("netmap:va");
+    assert_works(&anew, &net.tap(), 0);
+    assert_ended(&port);
+    summary(&format!("a sleeper was told after {} ms", told.as_millis()));
+}
+
+#[test]
+fn an_interface_moved_to_another_namespace_ends_its_ports_direct() {
+    isolated(|home| moved(home, DIRECT));
+}
+
+#[test]
+fn an_interface_moved_to_another_namespace_ends_its_ports_mediated() {
+    isolated(|home| moved(home, MEDIATED));
+}
+
+fn shaken(home: &Home, policy: &str) {
+    let Some(net) = Net::new(home, policy, VethOptions { queues: 4, ..CABLE }) else { return };
+    let (port, tap) = (net.open("netmap:va"), net.tap());
+    assert_works(&port, &tap, 0);
+    // The link is lost, and back.
+    net.far.ip(&["link", "set", "dev", "vb", "down"]).expect("an interface");
+    net.far.ip(&["link", "set", "dev", "vb", "up"]).expect("an interface");
+    net.near.wait_up("va").expect("a cable");
+    assert_works(&port, &net.tap(), 1000);
+    // Another MTU, larger and smaller: the kernel allows it, or not; the port goes on.
+    for mtu in ["9000", "1000", "1500"] {
+        let _ = net.near.ip(&["link", "set", "dev", "va", "mtu", mtu]);
+    }
+    assert_works(&port, &net.tap(), 2000);
+    // Fewer queues than are bound, then as many: refused by the kernel, or without harm.
+    for queues in ["2", "4"] {
+        let _ = net.near.tool("ethtool", &["-L", "va", "rx", queues, "tx", queues]);
+    }
+    assert_works(&port, &net.tap(), 3000);
+    drop(port);
+    net.assert_given_back();
+}
+
+#[test]
+fn a_port_survives_changes_of_link_mtu_and_queues_direct() {
+    isolated(|home| shaken(home, DIRECT));
+}
+
+#[test]
+fn a_port_survives_changes_of_link_mtu_and_queues_mediated() {
+    isolated(|home| shaken(home, MEDIATED));
+}
+
+#[test]
+fn another_xdp_program_is_not_replaced() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        for (mode, word) in [(XdpMode::Native, "native"), (XdpMode::Generic, "generic")] {
+            let attached = net.near.run(|| attach_xdp("va", mode)).expect("a namespace").expect("a program");
+            let (errno, why) = net.refused("netmap:va");
+            assert_eq!(errno, unetmap::errno::EBUSY, "{why}");
+            let link = net.near.ip(&["-d", "link", "show", "dev", "va"]).expect("an interface");
+            let id = link.split("prog/xdp id ").nth(1).and_then(|rest| rest.split(' ').next()).expect("it is attached");
+            let wanted = format!("program is attached ({FOREIGN}, id {id}, {word}): ");
+            assert!(why.contains(&wanted) && why.contains("(unetmap doctor va "), "{why}");
+            drop(attached);
+        }
+        let port = net.open("netmap:va");
+        let late = net.near.run(|| attach_xdp("va", XdpMode::Native)).expect("a namespace");
+        assert!(late.is_err(), "the port's program was replaced");
+        assert_works(&port, &net.tap(), 0);
+    });
+}
+
+#[test]
+fn rebinding_a_queue_disturbs_no_other() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, VethOptions { queues: 2, ..CABLE }) else { return };
+        // What the far end sends on its first queue arrives at our first.
+        let (steady, feeder) = (net.open("netmap:va-0"), open_in(&net.far, "netmap:vb-0/T"));
+        let all = frames(&[60; 2000], 0);
+        let mut got = Vec::new();
+        for (turn, some) in all.chunks(100).enumerate() {
+            let other = (turn % 2 == 0).then(|| net.open("netmap:va-1"));
+            transmit(&feeder, 0, some, BUFFER);
+            got.extend(collect(&steady, some.len()));
+            drop(other);
+        }
+        conformance::net::assert_same(&got, &all);
+    });
+}
+
+#[test]
+fn port_info_does_not_attach_the_interface() {
+    isolated(|home| {
+        for policy in [DIRECT, MEDIATED] {
+            let Some(net) = Net::new(home, policy, CABLE) else { return };
+            let ask = || control(NETMAP_REQ_PORT_INFO_GET, "va", NmreqPortInfoGet::default());
+            let (_, info) = net.near.run(ask).expect("a namespace").unwrap_or_else(|errno| panic!("errno {errno}"));
+            assert_eq!((info.nr_tx_rings, info.nr_rx_rings, info.nr_tx_slots, info.nr_rx_slots), (1, 1, 512, 1024));
+            assert!(!net.has_xdp() && net.pings());
+            assert!(home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
+            drop(net);
+        }
+    });
+}
+
+/// An interface may lie in another region than those of its kind: then it exchanges buffers with what is there.
+#[test]
+fn an_interface_can_be_opened_in_a_chosen_region() {
+    isolated(|home| {
+        let Some(net) = Net::with(home, DIRECT, CABLE, &["--buf-num", "8192"]) else { return };
+        let pipe = net.open("netmap:p{1");
+        let port = net.open(&format!("netmap:va@{}", pipe.mem_id()));
+        assert!(port.same_region(&pipe));
+        let tap = net.tap();
+        assert_works(&port, &tap, 1);
+        assert_eq!(net.refused("netmap:va@1").0, EINVAL);
+        assert_eq!(net.refused("netmap:va@999").0, EINVAL);
+        assert!(net.open("netmap:va").same_region(&pipe), "without a number it is where it is");
+        drop(port);
+        net.assert_given_back();
+        assert!(!net.open("netmap:va").same_region(&pipe));
+    });
+}

@@ -1,0 +1,15 @@
+//! Network interfaces, in network namespaces that each test makes for itself.
+#![forbid(unsafe_code)]
+
+mod busy_poll;
+mod changes;
+mod containers;
+mod daemon_crash;
+mod filter;
+mod lifecycle;
+mod offsets;
+mod policy;
+mod queues;
+mod refusals;
+mod sharing;
+mod traffic;

@@ -1,0 +1,367 @@
+//! Who may have which interface, and that whoever may needs no privilege: a user without any capability, in a namespace
+//! that is not the daemon's.
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use conformance::home::{Guard, summary};
+use conformance::net::{CABLE, DIRECT, MEDIATED, Net, Tap, assert_works, policy_file, public_copy, set_policy};
+use conformance::packet;
+use conformance::{Home, LIMIT, isolated, program, until};
+use lab::Ns;
+use unetmap::Port;
+
+/// The user `nobody` on every system, or at least a user without privileges.
+const NOBODY: u32 = 65534;
+const PACKETS: u64 = 3000;
+/// Packets on their way at most: fewer than a ring holds.
+const WINDOW: u64 = 400;
+
+/// Programs for a user without privileges.
+struct Nobody {
+    folder: PathBuf,
+}
+
+impl Nobody {
+    /// `None`, said once, where nobody can become another user.
+    fn new(home: &Home) -> Option<Nobody> {
+        if let Err(e) = Command::new("setpriv").arg("--version").stdout(Stdio::null()).status() {
+            summary(&format!("skipped: needs the program setpriv (Debian: util-linux): {e}"));
+            return None;
+        }
+        let folder = home.folder().join("public");
+        fs::create_dir(&folder).expect("a folder");
+        for path in [home.folder(), &folder] {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("our own folder");
+        }
+        for name in
+            [env!("CARGO_BIN_EXE_try_open"), env!("CARGO_BIN_EXE_traffic_client"), env!("CARGO_BIN_EXE_shared_sender")]
+        {
+            public_copy(&folder, name);
+        }
+        public_copy(&folder, &program("pkt-gen").display().to_string());
+        public_copy(&folder, &program("unetmap").display().to_string());
+        public_copy(&folder, &program("vale-ctl").display().to_string());
+        Some(Nobody { folder })
+    }
+
+    /// Runs `program` in `ns`, with no privilege and none to get.
+    fn command(&self, ns: &Ns, program: &str) -> Command {
+        let mut command = ns.command("setpriv");
+        let user = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")];
+        command.args(user).args(["--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", "--"]);
+        command.arg(self.folder.join(program));
+        command
+    }
+
+    /// What `asker` says of `spec` there.
+    #[track_caller]
+    fn ask(&self, ns: &Ns, spec: &str) -> String {
+        let output = self.command(ns, "try_open").arg(spec).output().expect("it runs");
+        let said = String::from_utf8(output.stdout).expect("text");
+        assert!(said.contains(&format!("uid {NOBODY}, capabilities 0000000000000000")), "{said}");
+        said
+    }
+
+    /// Asks for `spec`, which must be refused: the errno, and what was said.
+    #[track_caller]
+    fn refused(&self, ns: &Ns, spec: &str) -> (i32, String) {
+        let said = self.ask(ns, spec);
+        let errno = said.strip_prefix("refused ").and_then(|rest| rest.split_once(',')).map(|(n, _)| n.parse());
+        (errno.unwrap_or_else(|| panic!("{said}")).expect("a number"), said)
+    }
+
+    /// A file that holds a number, 0 at first.
+    fn counter(&self, name: &str) -> String {
+        let path = self.folder.join(name);
+        File::create(&path).expect("a file").write_all(&0u64.to_ne_bytes()).expect("a file to write");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("our own file");
+        path.display().to_string()
+    }
+
+    /// Sends numbered packets from `va` of `ns`, and receives as many there.
+    #[track_caller]
+    fn assert_sends_and_receives(&self, home: &Home, ns: &Ns, tap: &Tap, label: &str) {
+        let (file, count) = (self.counter(&format!("{label}-tx")), PACKETS.to_string());
+        let mut sender = start(self.command(ns, "shared_sender").args(["netmap:va", &file, &count]));
+        for seq in 0..PACKETS {
+            let got = tap.next(LIMIT).unwrap_or_else(|| panic!("packet {seq} did not come: {}", end(&mut sender)));
+            assert_eq!(packet::check(&got), Ok((1, seq)));
+        }
+        assert!(end(&mut sender).contains(&format!("sent {PACKETS}")));
+        let file = self.counter(&format!("{label}-rx"));
+        let mut receiver = start(self.command(ns, "traffic_client").args(["share", "netmap:va", &file, &count]));
+        let taken = || {
+            let bytes = fs::read(&file).expect("a file");
+            bytes.get(..8).map_or(0, |b| u64::from_ne_bytes(b.try_into().expect("8 bytes")))
+        };
+        let pid = receiver.0.id();
+        until("the receiver has the interface", || home.snapshot().sessions.iter().any(|session| session.pid == pid));
+        let mut sent = 0;
+        until("all packets are taken", || {
+            let end = PACKETS.min(taken() + WINDOW);
+            (sent..end).for_each(|seq| tap.send(&packet::make(1, seq)));
+            sent = sent.max(end);
+            taken() == PACKETS
+        });
+        assert!(end(&mut receiver).contains("took "));
+    }
+}
+
+fn start(command: &mut Command) -> Guard {
+    Guard::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))
+}
+
+/// Waits for its end; all that it said.
+fn end(guard: &mut Guard) -> String {
+    let status = guard.wait();
+    let mut text = String::new();
+    guard.0.stdout.take().expect("piped").read_to_string(&mut text).expect("text");
+    guard.0.stderr.take().expect("piped").read_to_string(&mut text).expect("text");
+    format!("{text}({status})")
+}
+
+fn rule(ports: &str, netns: Option<&Ns>, access: &str) -> String {
+    let netns = netns.map(|ns| format!("netns = \"{}\"\n", ns.path().display())).unwrap_or_default();
+    format!("[[rule]]\nports = [\"{ports}\"]\nusers = [{NOBODY}]\n{netns}access = \"{access}\"\n")
+}
+
+#[test]
+fn users_are_refused_unless_a_rule_allows_them() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let Some(nobody) = Nobody::new(home) else { return };
+        for (policy, spec) in [
+            (DIRECT.to_owned(), "netmap:va"),
+            (DIRECT.to_owned(), "netmap:va-0/R"),
+            (DIRECT.to_owned(), "netmap:va/T"),
+            // Rules for others, for other interfaces, and for other places.
+            (MEDIATED.to_owned(), "netmap:va"),
+            (rule("vb*", None, "direct"), "netmap:va"),
+            (rule("v?", Some(&net.far), "direct"), "netmap:va"),
+            (rule("va", None, "none") + &rule("*", None, "direct"), "netmap:va"),
+        ] {
+            set_policy(home, &policy);
+            let (errno, said) = nobody.refused(&net.near, spec);
+            assert_eq!(errno, 13, "{policy}: {said}");
+            // Whether there is anything else for this user or not.
+            let sentences = [
+                format!("user {NOBODY} may not open it (the policy says who may"),
+                "policy has nothing for you".into(),
+            ];
+            let told = sentences.iter().any(|sentence| said.contains(sentence));
+            assert!(told && said.contains(spec) && said.contains("unetmap-policy(5)"), "{policy}: {said}");
+        }
+        assert!(!net.has_xdp() && home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
+        // Nor its pipes, nor pipes at all.
+        set_policy(home, DIRECT);
+        for spec in ["netmap:va{1", "netmap:x{1"] {
+            let (errno, said) = nobody.refused(&net.near, spec);
+            assert_eq!(errno, 13, "{said}");
+        }
+        // A program as scripts start it says the same, and fails.
+        let output = nobody.command(&net.near, "pkt-gen").args(["-i", "netmap:va", "-f", "tx", "-n", "1"]).output();
+        let output = output.expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && said.contains("unetmap-policy(5)"), "{said}");
+        set_policy(home, &rule("*", None, "direct"));
+        let (errno, said) = nobody.refused(&net.near, "netmap:vx");
+        assert!(errno == 6 && said.contains("no such interface"), "{said}");
+        // Root has it as before.
+        assert_works(&net.open("netmap:va"), &net.tap(), 0);
+        net.assert_given_back();
+    });
+}
+
+fn with_a_rule(home: &Home, access: &str) {
+    let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+    let Some(nobody) = Nobody::new(home) else { return };
+    set_policy(home, &rule("va", Some(&net.near), access));
+    let said = nobody.ask(&net.near, "netmap:va");
+    assert!(said.starts_with("opened "), "{said}");
+    assert_eq!(said.starts_with("opened 1,"), access == "direct", "{said}");
+    nobody.assert_sends_and_receives(home, &net.near, &net.tap(), "one");
+    // And with a program that everybody has.
+    until("the port is closed", || home.snapshot().ports.is_empty());
+    let before = net.far.counters("vb").expect("an interface");
+    let mut tx = start(nobody.command(&net.near, "pkt-gen").args(["-i", "va", "-f", "tx", "-n", "20000", "-w", "0"]));
+    let said = end(&mut tx);
+    assert!(said.contains("Sent 20000 packets"), "{said}");
+    assert_eq!(conformance::net::arrived(&net.far, "vb", before).0, 20_000);
+    until("the port is closed", || home.snapshot().regions.is_empty());
+    net.assert_given_back();
+    summary(&format!("without a capability: packets sent {}, received {PACKETS}", PACKETS + 20_000));
+}
+
+#[test]
+fn a_rule_grants_direct_access() {
+    isolated(|home| with_a_rule(home, "direct"));
+}
+
+#[test]
+fn a_rule_grants_mediated_access() {
+    isolated(|home| with_a_rule(home, "mediated"));
+}
+
+/// Interfaces of the same name in two namespaces: each user gets the one of the namespace that it is in, at the same time.
+fn same_name_twice(home: &Home, access: &str) {
+    let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+    let Some(nobody) = Nobody::new(home) else { return };
+    let (c, d) = (net.lab.namespace("c").expect("a namespace"), net.lab.namespace("d").expect("a namespace"));
+    net.lab.veth(&c, "va", &d, "vb", CABLE).expect("a cable");
+    net.lab.veth(&c, "only", &d, "other", lab::VethOptions { addresses: None, ..CABLE }).expect("a cable");
+    set_policy(home, &rule("*", None, access));
+    let taps = [net.tap(), Tap::on(&d, "vb")];
+    std::thread::scope(|scope| {
+        let both = [(&net.near, &taps[0], "near"), (&c, &taps[1], "c")];
+        let both = both.map(|(ns, tap, label)| {
+            let nobody = &nobody;
+            scope.spawn(move || nobody.assert_sends_and_receives(home, ns, tap, label))
+        });
+        both.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    });
+    taps.iter().for_each(Tap::assert_quiet);
+    // Both at the same time for certain.
+    let hold = |ns: &Ns| start(nobody.command(ns, "traffic_client").args(["hold", "netmap:va"]));
+    let _both = [hold(&net.near), hold(&c)];
+    let kind = if access == "direct" { "nic" } else { "mediated" };
+    let open = || home.snapshot().ports.iter().filter(|port| port.name == "va" && port.kind == kind).count();
+    until("both are open", || open() == 2);
+    // What is in one namespace is not in the other.
+    let (errno, said) = nobody.refused(&net.near, "netmap:only");
+    assert!(errno == 6 && said.contains("no such interface"), "{said}");
+    assert!(nobody.ask(&c, "netmap:only").starts_with("opened "));
+    summary(&format!("the same name in two namespaces, {access}: packets {PACKETS} each way in both, none astray"));
+}
+
+#[test]
+fn a_name_means_the_interface_of_the_callers_namespace_direct() {
+    isolated(|home| same_name_twice(home, "direct"));
+}
+
+#[test]
+fn a_name_means_the_interface_of_the_callers_namespace_mediated() {
+    isolated(|home| same_name_twice(home, "mediated"));
+}
+
+/// An interface has one user at a time.
+#[test]
+fn a_refusal_names_the_process_that_has_the_interface_open() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let Some(nobody) = Nobody::new(home) else { return };
+        for access in ["direct", "mediated"] {
+            set_policy(home, &rule("va", None, access));
+            let port = net.open("netmap:va");
+            let (errno, said) = nobody.refused(&net.near, "netmap:va");
+            assert!(errno == 16 && said.contains("user 0 has it open"), "{said}");
+            assert_works(&port, &net.tap(), 0);
+            drop(port);
+            until("it is closed", || home.snapshot().ports.is_empty());
+            let mut holder = start(nobody.command(&net.near, "traffic_client").args(["hold", "netmap:va"]));
+            until("it is open", || !home.snapshot().ports.is_empty());
+            let (errno, said) = net.refused("netmap:va");
+            assert_eq!(errno, 16, "{said}");
+            let who = if access == "direct" { "user 65534 has it open" } else { "another user has it open" };
+            assert!(said.contains(who), "{said}");
+            // What others have open is not everybody's to see.
+            let ls = |mut command: Command| {
+                let output = command.args(["ls", "--json"]).env("UNETMAP_SOCKET", home.socket()).output();
+                String::from_utf8(output.expect("it runs").stdout).expect("text")
+            };
+            let pipe = net.near.run(|| Port::open("netmap:secret{1")).expect("a namespace").expect("a pipe");
+            let (all, own) = (ls(Command::new(program("unetmap"))), ls(nobody.command(&net.near, "unetmap")));
+            assert!(all.contains("secret{1") && all.contains("\"va\""), "{all}");
+            assert!(!own.contains("secret") && own.contains("\"va\""), "{own}");
+            drop(pipe);
+            holder.kill();
+            until("it is closed", || home.snapshot().ports.is_empty());
+        }
+    });
+}
+
+/// A policy decides about opening: what is open stays open, whatever the file says later. A file that makes no sense lets
+/// nobody open anything, and says which line it is.
+#[test]
+fn a_policy_change_applies_from_the_next_open() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let Some(nobody) = Nobody::new(home) else { return };
+        for access in ["direct", "mediated"] {
+            set_policy(home, &rule("va", None, access));
+            let (file, tap) = (nobody.counter("next"), net.tap());
+            let mut receiver =
+                start(nobody.command(&net.near, "traffic_client").args(["share", "netmap:va", &file, "100"]));
+            until("it is open", || !home.snapshot().ports.is_empty());
+            set_policy(home, DIRECT);
+            assert_eq!(nobody.refused(&net.near, "netmap:va").0, 13);
+            set_policy(home, "[[rule]]\nports = [\"va\"]\n\nusers = [-1]\n");
+            let (errno, said) = nobody.refused(&net.near, "netmap:va");
+            assert!(errno == 13 && said.contains(&format!("{}:4:", policy_file(home).display())), "{said}");
+            let (errno, said) = net.refused("netmap:va");
+            assert!(errno == 13 && said.contains("policy.toml:4:"), "root as well: {said}");
+            (0..100).for_each(|seq| tap.send(&packet::make(1, seq)));
+            let said = end(&mut receiver);
+            assert!(said.contains("took 100"), "{said}");
+            until("it is closed", || home.snapshot().ports.is_empty());
+        }
+        // One that others could have written is not believed.
+        set_policy(home, &rule("va", None, "direct"));
+        fs::set_permissions(policy_file(home), fs::Permissions::from_mode(0o666)).expect("our own file");
+        let (errno, said) = nobody.refused(&net.near, "netmap:va");
+        assert!(errno == 13 && said.contains("can be written by others"), "{said}");
+        set_policy(home, &rule("va", None, "direct"));
+        assert!(nobody.ask(&net.near, "netmap:va").starts_with("opened "));
+        // Not even root, where a rule says so.
+        set_policy(home, "[[rule]]\nports = [\"va\"]\nusers = [\"*\"]\naccess = \"none\"\n");
+        let (errno, said) = net.refused("netmap:va");
+        assert!(errno == 13 && said.contains("user 0 may not open it"), "{said}");
+    });
+}
+
+/// The region of one user is nobody else's, though both have interfaces in region 1 of the same namespace.
+#[test]
+fn two_users_of_one_namespace_share_no_memory() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let Some(nobody) = Nobody::new(home) else { return };
+        net.lab.veth(&net.near, "vc", &net.far, "vd", lab::VethOptions { addresses: None, ..CABLE }).expect("a cable");
+        set_policy(home, &rule("va", None, "direct"));
+        let mine = net.open("netmap:vc");
+        let mut holder = start(nobody.command(&net.near, "traffic_client").args(["hold", "netmap:va"]));
+        until("both are open", || home.snapshot().ports.len() == 2);
+        let regions = home.snapshot().regions;
+        assert_eq!(regions.iter().map(|region| region.mem_id).collect::<Vec<_>>(), [1, 1]);
+        assert_eq!(regions.iter().map(|region| region.sessions).collect::<Vec<_>>(), [1, 1]);
+        // Pipes of the other's interface are not to be had either.
+        let (errno, said) = nobody.refused(&net.near, "netmap:vc{1");
+        assert_eq!(errno, 13, "{said}");
+        assert!(nobody.ask(&net.near, "netmap:va{1").starts_with("opened 1,"));
+        let tap = Tap::on(&net.far, "vd");
+        assert_works(&mine, &tap, 10);
+        holder.kill();
+        drop(mine);
+        until("all is closed", || home.snapshot().regions.is_empty());
+    });
+}
+
+#[test]
+fn only_root_changes_the_switches_of_the_system() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, "[[rule]]\nusers = [65534]\npipes = true\naccess = \"direct\"\n", CABLE) else {
+            return;
+        };
+        let Some(nobody) = Nobody::new(home) else { return };
+        // A switch of its own it may have, in the daemon that serves its pipes.
+        assert!(nobody.ask(&net.near, "vale0:mine").starts_with("opened"));
+        for args in [["-n", "vi0"], ["-r", "va"], ["-a", "vale0:va"], ["-d", "vale0:va"], ["-p", "vale0:va"]] {
+            let out = nobody.command(&net.near, "vale-ctl").args(args).output().expect("it runs");
+            let said = String::from_utf8_lossy(&out.stderr);
+            assert!(out.status.code() == Some(1) && said.contains("only root"), "{args:?}: {said}");
+        }
+        assert!(!net.has_xdp());
+    });
+}

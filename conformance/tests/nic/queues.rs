@@ -1,0 +1,58 @@
+//! How hardware spreads frames over queues, on interfaces that have none of it: what cannot be done is refused with what
+//! can be done instead.
+
+use conformance::net::{CABLE, DIRECT, Net, assert_works};
+use conformance::{isolated, program};
+
+/// Runs `unetmap nic` in the near namespace: its exit status, and what it said.
+#[track_caller]
+fn nic(net: &Net, args: &[&str]) -> (Option<i32>, String) {
+    let output = net.near.command(program("unetmap")).arg("nic").args(args).output().expect("unetmap");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+}
+
+#[test]
+fn unsupported_queue_settings_are_refused_with_an_alternative() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        net.near.ip(&["tuntap", "add", "tap0", "mode", "tap"]).expect("a tap");
+        // The port works before, meanwhile and afterwards.
+        let port = net.open("netmap:va-0");
+        let tap = net.tap();
+        for (interface, driver) in [("va", "veth"), ("tap0", "tun"), ("lo", "")] {
+            for args in [
+                &["rss"][..],
+                &["rss", "symmetric"],
+                &["rss", "equal", "2"],
+                &["rss", "queues", "0"],
+                &["rss", "--json"],
+            ] {
+                let (code, said) = nic(&net, &[&[interface], args].concat());
+                assert_eq!(code, Some(1), "{interface} {args:?}: {said}");
+                assert!(said.contains(driver) && said.contains("no RSS") && said.contains("lb(8)"), "{said}");
+            }
+            for args in [&["steer"][..], &["steer", "udp dst port 53", "0"], &["steer", "off", "0"]] {
+                let (code, said) = nic(&net, &[&[interface], args].concat());
+                assert_eq!(code, Some(1), "{interface} {args:?}: {said}");
+                assert!(said.contains(driver) && said.contains("has no rules"), "{said}");
+                assert!(said.contains(&format!("lb -i {interface} --steer RULE PIPE")), "{said}");
+            }
+        }
+        for (args, part) in [
+            (&["va", "rss", "sideways"][..], "symmetric, equal N, queues LIST, or key BYTES"),
+            (&["va", "rss", "equal", "0"], "`0` is no number of queues"),
+            (&["va", "steer", "udp dst port 53", "1"], "its queues are 0 to 0"),
+            (&["va", "steer", "udp port 53", "0"], "`port` needs `src` or `dst`"),
+            (&["va", "steer", "udp dst port 53"], "(the rule as one word)"),
+            (&["va", "steer", "off", "x"], "`x` is no place of a rule"),
+            (&["nowhere0", "rss"], "no such interface"),
+            (&["nowhere0", "steer"], "no such interface"),
+        ] {
+            let (code, said) = nic(&net, args);
+            assert_eq!(code, Some(1), "{args:?}: {said}");
+            assert!(said.contains(part), "{args:?}: {said}");
+        }
+        assert_works(&port, &tap, 0);
+    });
+}

@@ -1,0 +1,150 @@
+//! What the daemon is not allowed: each refusal is one sentence that names the remedy, leaves nothing behind, and with the
+//! remedy the port opens.
+
+use std::process::{Command, Stdio};
+
+use conformance::bpf::check_xdp_socket;
+use conformance::home::{Guard, summary};
+use conformance::net::{CABLE, DIRECT, MEDIATED, Tap, assert_works, open_in, policy_file, set_policy};
+use conformance::{Home, isolated, program, until};
+use lab::{Lab, Ns};
+use unetmap::Port;
+
+/// Bytes that may be locked in memory: less than a region has.
+const FEW: u64 = 1 << 20;
+/// More than a region has.
+const PLENTY: u64 = 256 << 20;
+
+/// The two namespaces of a cable; `None`, said once, where there can be none.
+fn cable() -> Option<(Lab, Ns, Ns)> {
+    let made = Lab::new().and_then(|lab| {
+        check_xdp_socket().map_err(|e| format!("no AF_XDP sockets can be made here: {e}"))?;
+        let (near, far) = (lab.namespace("near")?, lab.namespace("far")?);
+        lab.veth(&near, "va", &far, "vb", CABLE)?;
+        Ok((lab, near, far))
+    });
+    made.inspect_err(|why| summary(&format!("skipped: {why}"))).ok()
+}
+
+/// A daemon in `ns` with these capabilities taken away, as setpriv says it, and this limit.
+#[track_caller]
+fn start(home: &Home, ns: &Ns, lacks: &str, limit: u64) -> Guard {
+    let mut command = ns.command("prlimit");
+    command
+        .args([&format!("--memlock={limit}"), "setpriv", "--inh-caps=-all", "--bounding-set", lacks])
+        .arg(program("unetmapd"));
+    command.args(["--foreground", "--policy"]).arg(policy_file(home)).arg("--socket").arg(home.socket());
+    let daemon = Guard::spawn(command.stderr(Stdio::null()));
+    until("the daemon serves", || home.serves());
+    daemon
+}
+
+/// Whether the tests' own limit can be so high.
+fn may_lock(bytes: u64) -> bool {
+    use rustix::process::{Resource, getrlimit};
+    getrlimit(Resource::Memlock).maximum.is_none_or(|most| most >= bytes)
+}
+
+/// What is said when a port is opened in `ns`.
+#[track_caller]
+fn refusal(ns: &Ns, spec: &str) -> String {
+    match ns.run(|| Port::open(spec)).expect("a namespace") {
+        Ok(_) => panic!("{spec} was opened"),
+        Err(e) => e.to_string(),
+    }
+}
+
+#[test]
+fn a_missing_capability_or_limit_is_named() {
+    isolated(|home| {
+        let Some((_lab, near, far)) = cable() else { return };
+        // The daemon's namespace, what it lacks, its limit, and what is said.
+        let here = &near;
+        let table = [
+            (
+                here,
+                "-ipc_lock",
+                FEW,
+                "locked in memory: raise the limit (ulimit -l unlimited), or give the daemon CAP_IPC_LOCK",
+            ),
+            (here, "-bpf,-sys_admin", FEW, "may not enter your network namespace: give it CAP_SYS_ADMIN"),
+            (here, "-net_raw", FEW, "may not open AF_XDP sockets: it needs CAP_NET_RAW"),
+            (here, "-net_admin", FEW, "cannot see your network namespace: give it CAP_NET_ADMIN"),
+            (&far, "-sys_admin", FEW, "may not enter your network namespace: give it CAP_SYS_ADMIN"),
+        ];
+        for policy in [DIRECT, MEDIATED] {
+            set_policy(home, policy);
+            for (at, lacks, limit, wanted) in table {
+                let daemon = start(home, at, lacks, limit);
+                // Twice: the first try leaves nothing that is in the way of the second.
+                for _ in 0..2 {
+                    let said = refusal(&near, "netmap:va");
+                    assert!(said.starts_with("netmap:va: ") && said.contains(wanted), "{lacks}: {said}");
+                    assert!(!said.contains('\n') && !said.contains("os error"), "one sentence: {said}");
+                }
+                let left = home.snapshot();
+                assert!(left.ports.is_empty() && left.regions.is_empty() && left.sessions.is_empty(), "{left:?}");
+                let links = near.ip(&["-d", "link"]).expect("a namespace");
+                assert!(!links.contains("prog/xdp"), "{links}");
+                // Pipes need none of it.
+                home.assert_serves();
+                home.end_daemon();
+                drop(daemon);
+            }
+            // What is enough.
+            let enough = [
+                (here, "-bpf", FEW),
+                (&far, "-bpf,-net_broadcast", FEW),
+                (here, "-all,+net_admin,+sys_admin,+net_raw,+ipc_lock", FEW),
+                (here, "-ipc_lock", PLENTY),
+            ];
+            for (at, lacks, limit) in enough.into_iter().filter(|row| row.2 == FEW || may_lock(PLENTY)) {
+                let daemon = start(home, at, lacks, limit);
+                let port = open_in(&near, "netmap:va");
+                assert_works(&port, &Tap::on(&far, "vb"), 0);
+                drop(port);
+                home.end_daemon();
+                drop(daemon);
+            }
+        }
+        summary("refused for want of 5 things, opened with just enough: direct and mediated");
+    });
+}
+
+/// Opening `spec` where the daemon runs as on a kernel that lacks `what` is refused, and this is said.
+#[track_caller]
+fn lacks(home: &Home, what: &str, spec: &str, wanted: &str) {
+    let Some((_lab, near, _far)) = cable() else { return };
+    for policy in [DIRECT, MEDIATED] {
+        set_policy(home, policy);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_without_kernel_feature"));
+        command.arg(what).arg(program("unetmapd")).args(["--foreground", "--policy"]).arg(policy_file(home));
+        let daemon = Guard::spawn(command.stderr(Stdio::null()));
+        until("the daemon serves", || home.serves());
+        assert_eq!(refusal(&near, spec), format!("{spec}: {wanted}"));
+        assert!(home.snapshot().regions.is_empty());
+        let links = near.ip(&["-o", "link"]).expect("a namespace");
+        assert!(!links.contains("nmh"), "{links}");
+        home.assert_serves();
+        home.end_daemon();
+        drop(daemon);
+    }
+}
+
+/// As on a kernel that was built without AF_XDP.
+#[test]
+fn an_error_names_a_kernel_without_af_xdp() {
+    isolated(|home| {
+        let wanted = "this kernel has no AF_XDP sockets (it needs CONFIG_XDP_SOCKETS, Linux 5.11 or newer)";
+        lacks(home, "af_xdp", "netmap:va", wanted);
+    });
+}
+
+/// As on a kernel that knows no link at an interface's egress.
+#[test]
+fn an_error_names_a_kernel_without_tcx() {
+    isolated(|home| {
+        let wanted = "host rings need Linux 6.6 or newer (tcx); this kernel does not know them";
+        lacks(home, "links", "netmap:va^", wanted);
+    });
+}

@@ -1,0 +1,270 @@
+//! `unetmap doctor`: what it says about an interface is what happens when a port is opened there.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use conformance::bpf::{XdpMode, attach_xdp};
+use conformance::home::{Guard, own_snapshot, program, summary};
+use conformance::{Home, isolated, until};
+use lab::{Lab, Ns, VethOptions};
+use serde_json::Value;
+use unetmap::{Error, Port};
+
+/// A user that owns nothing.
+const NOBODY: u32 = 65534;
+
+/// Runs `body` with a namespace in which a cable leads from `va` to `vb`.
+fn with_cable(body: impl FnOnce(&Ns)) {
+    match Lab::new() {
+        Err(why) => summary(&format!("skipped: {why}")),
+        Ok(lab) => {
+            let ns = lab.namespace("a").expect("a namespace");
+            lab.veth(&ns, "va", &ns, "vb", VethOptions::default()).expect("a cable");
+            body(&ns);
+        }
+    }
+}
+
+fn doctor(ns: &Ns, args: &[&str]) -> Output {
+    ns.command(program("unetmap")).arg("doctor").args(args).output().expect("it runs")
+}
+
+/// The doctor's opinion of an interface; the exit status is the same opinion.
+#[track_caller]
+fn opinion(ns: &Ns, name: &str) -> Value {
+    let output = doctor(ns, &[name, "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+    assert_eq!(output.status.code(), Some(i32::from(report["ok"] != true)), "{report}");
+    report
+}
+
+/// What is in the way of a port, by the doctor's opinion: what it is, and what changes it.
+fn blocking(report: &Value) -> Vec<(String, String)> {
+    let nic = report["interfaces"].as_array().into_iter().flatten().flat_map(|nic| nic["checks"].as_array());
+    let checks = report["checks"].as_array().into_iter().chain(nic).flatten();
+    let blocks = checks.filter(|check| check["needed"] == true && check["state"] == "missing");
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    blocks.map(|check| (text(&check["what"]), text(&check["fix"]))).collect()
+}
+
+fn open(ns: &Ns, name: &str) -> Result<Port, Error> {
+    ns.run(|| Port::open(&format!("netmap:{name}"))).expect("the namespace is there")
+}
+
+/// How packets of an open port get in and out, as the daemon tells.
+#[track_caller]
+fn manner(name: &str) -> String {
+    let all = own_snapshot().ports;
+    let port = all.iter().find(|port| port.name == name).unwrap_or_else(|| panic!("{all:?}"));
+    port.manner.clone().unwrap_or_default()
+}
+
+/// A port can be opened exactly if the doctor thinks so, and then packets go the way that it named. Returns what is in the
+/// way.
+#[track_caller]
+fn agree(ns: &Ns, name: &str) -> Vec<(String, String)> {
+    let report = opinion(ns, name);
+    match open(ns, name) {
+        Ok(port) => {
+            assert_eq!(report["ok"], true, "it can be opened: {report}");
+            let way = &report["interfaces"][0]["way"];
+            if *way != Value::Null {
+                assert_eq!(*way, manner(name), "{report}");
+            }
+            let again = opinion(ns, name);
+            assert!(again["ok"] == true && again["interfaces"][0]["way"] == manner(name), "while it is open: {again}");
+            drop(port);
+            until("the port is closed", || opinion(ns, name)["interfaces"][0]["program"] == Value::Null);
+        }
+        Err(error) => assert_eq!(report["ok"], false, "{error}: {report}"),
+    }
+    blocking(&report)
+}
+
+/// Does what the doctor says must be done about the one thing that is in the way; then nothing is.
+#[track_caller]
+fn cure(ns: &Ns, name: &str, what: &str) {
+    let found = agree(ns, name);
+    let [(is, fix)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(is, what);
+    ns.tool("sh", &["-c", fix]).unwrap();
+    assert_eq!(agree(ns, name), []);
+}
+
+#[test]
+fn the_report_agrees_with_opening_veth_loopback_and_tunnels() {
+    isolated(|_| {
+        with_cable(|ns| {
+            for name in ["va", "vb", "lo"] {
+                assert_eq!(agree(ns, name), []);
+            }
+            let report = opinion(ns, "netmap:va-0/R");
+            let nic = &report["interfaces"][0];
+            assert_eq!(
+                (&nic["name"], &nic["driver"]["name"], &nic["mtu"]),
+                (&"va".into(), &"veth".into(), &1500.into())
+            );
+            assert_eq!(opinion(ns, "lo")["interfaces"][0]["way"], "generic, copy");
+            // Whose features the kernel tells.
+            let told = nic["features"].is_object();
+            assert!(!told || nic["way"] == "native, copy", "{nic}");
+
+            ns.ip(&["link", "set", "va", "down"]).unwrap();
+            cure(ns, "va", "state");
+            assert_eq!(opinion(ns, "va")["interfaces"][0]["carrier"], true);
+            for mtu in ["2030", "2031", "9000"] {
+                ns.ip(&["link", "set", "va", "mtu", mtu]).unwrap();
+                for (what, fix) in agree(ns, "va") {
+                    assert_eq!((what.as_str(), fix.as_str()), ("MTU", "ip link set dev va mtu 2030"));
+                }
+            }
+            if Path::new("/dev/net/tun").exists() {
+                ns.ip(&["tuntap", "add", "tap0", "mode", "tap"]).unwrap();
+                cure(ns, "tap0", "state");
+                ns.ip(&["link", "del", "tap0"]).unwrap();
+                ns.ip(&["tuntap", "add", "tun0", "mode", "tun"]).unwrap();
+                ns.ip(&["link", "set", "tun0", "up"]).unwrap();
+                assert_eq!(agree(ns, "tun0"), []);
+                assert_eq!(opinion(ns, "tun0")["interfaces"][0]["checks"][0]["state"], "unknown");
+                ns.ip(&["link", "del", "tun0"]).unwrap();
+            }
+        });
+    });
+}
+
+#[test]
+fn the_report_names_the_data_path_of_a_veth_with_few_or_many_queues() {
+    isolated(|_| {
+        with_cable(|ns| {
+            // Fewer receive queues than the other end sends on.
+            let queues = ["numrxqueues", "1", "numtxqueues", "1", "type", "veth", "peer", "name", "vd"];
+            let peer = ["numrxqueues", "4", "numtxqueues", "4"];
+            ns.ip(&[&["link", "add", "vc"], &queues[..], &peer[..]].concat()).unwrap();
+            for name in ["vc", "vd"] {
+                ns.ip(&["link", "set", name, "up"]).unwrap();
+                assert_eq!(agree(ns, name), []);
+            }
+            let [vc, vd] = ["vc", "vd"].map(|name| opinion(ns, name)["interfaces"][0].clone());
+            assert_eq!((&vc["queues"]["rx"], &vd["queues"]["rx"]), (&1.into(), &4.into()));
+            let told = vc["features"].is_object();
+            assert!(!told || (vc["way"] == "generic, copy" && vd["way"] == "native, copy"), "{vc} {vd}");
+        });
+    });
+}
+
+#[test]
+fn another_xdp_program_is_reported_with_its_remedy() {
+    isolated(|_| {
+        with_cable(|ns| {
+            for mode in [XdpMode::Native, XdpMode::Generic] {
+                let attach = || attach_xdp("va", mode).expect("nothing else is attached");
+                let held = ns.run(attach).expect("the namespace is there");
+                let found = agree(ns, "va");
+                assert_eq!(found.len(), 1, "{found:?}");
+                assert!(found[0].0 == "XDP program" && found[0].1.starts_with("end that process"), "{found:?}");
+                let report = opinion(ns, "va");
+                assert_eq!(report["interfaces"][0]["program"]["holder"]["pid"], std::process::id(), "{report}");
+                drop(held);
+                assert_eq!(agree(ns, "va"), []);
+            }
+            // By netlink, as programs do that come with `ip`.
+            let object = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/sys/bpf/xdp.o");
+            for option in ["xdpdrv", "xdpgeneric"] {
+                let object = object.to_str().expect("text");
+                let section = ["link", "set", "va", option, "obj", object, "program", "unetmap_plain"];
+                if let Err(why) = ns.ip(&section) {
+                    return summary(&format!("skipped in part: {why}"));
+                }
+                cure(ns, "va", "XDP program");
+            }
+        });
+    });
+}
+
+#[test]
+fn a_missing_capability_of_the_daemon_is_reported() {
+    isolated(|home| {
+        with_cable(|ns| {
+            for (lacks, what) in [
+                ("+all", ""),
+                ("-net_raw", "capabilities"),
+                ("-net_admin", "capabilities"),
+                ("-sys_admin", "capabilities"),
+                ("-bpf", ""),
+                ("-ipc_lock", "locked memory"),
+            ] {
+                let daemon = start_without(home, ns, lacks);
+                let found: Vec<String> = agree(ns, "va").into_iter().map(|(what, _)| what).collect();
+                assert_eq!(found, if what.is_empty() { vec![] } else { vec![what] }, "{lacks}");
+                home.end_daemon();
+                drop(daemon);
+            }
+        });
+    });
+}
+
+/// Starts the home's daemon with one capability taken away, and 8 MiB to lock.
+fn start_without(home: &Home, ns: &Ns, lacks: &str) -> Guard {
+    let mut command = ns.command("prlimit");
+    command.args(["--memlock=8388608", "setpriv", "--inh-caps=-all", "--bounding-set", lacks]);
+    command.arg(program("unetmapd")).args(["--foreground", "--socket"]).arg(home.socket());
+    let daemon = Guard::spawn(command.stderr(Stdio::null()));
+    until("the daemon serves", || home.try_snapshot().is_some());
+    daemon
+}
+
+#[test]
+fn an_unprivileged_user_gets_a_report() {
+    isolated(|home| {
+        with_cable(|ns| {
+            // Where everybody may run it.
+            let unetmap = home.folder().join("unetmap");
+            fs::copy(program("unetmap"), &unetmap).expect("a copy");
+            fs::set_permissions(home.folder(), fs::Permissions::from_mode(0o755)).expect("our own folder");
+            let ask = |arg: &str| {
+                let mut command = Command::new(&unetmap);
+                command.args(["doctor", arg]).uid(NOBODY).gid(NOBODY).env("UNETMAP_SOCKET", home.folder().join("none"));
+                ns.run(|| command.output()).expect("the namespace is there").expect("it runs")
+            };
+            let output = ask("va");
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(output.status.code(), Some(1), "{output:?}");
+            for part in ["unknown  AF_XDP sockets", "unknown  BPF programs", "unknown  XDP links", "missing  unetmapd"]
+            {
+                assert!(text.contains(part), "{part}: {text}");
+            }
+            assert!(text.contains("ok       state") && text.contains("netmap:va cannot be opened: see unetmapd above"));
+            let report: Value = serde_json::from_slice(&ask("--json").stdout).expect("JSON");
+            assert_eq!(report["interfaces"].as_array().map(Vec::len), Some(3), "{report}");
+        });
+    });
+}
+
+#[test]
+fn all_interfaces_are_listed_in_a_table() {
+    isolated(|_| {
+        with_cable(|ns| {
+            ns.ip(&["link", "set", "vb", "down"]).unwrap();
+            let output = doctor(ns, &[]);
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(output.status.code(), Some(0), "an interface that is down is no fault of the machine: {text}");
+            let row = |name: &str| text.lines().find(|line| line.starts_with(&format!("{name} "))).map(str::to_owned);
+            let vb = row("vb").unwrap_or_else(|| panic!("{text}"));
+            assert!(vb.contains("down") && vb.contains("(ip link set dev vb up)"), "{text}");
+            assert!(row("lo").is_some() && row("va").is_some_and(|va| va.contains("no carrier")), "{text}");
+            for (args, status, part) in [
+                (&["eth7"][..], 1, "unetmap: netmap:eth7: no such interface ("),
+                (&["vale0:1"], 2, "is on no interface"),
+                (&[""], 2, "no name"),
+                (&["va", "vb"], 2, "unexpected argument"),
+            ] {
+                let output = doctor(ns, args);
+                let text = String::from_utf8_lossy(&output.stderr);
+                assert!(output.status.code() == Some(status) && text.contains(part), "{args:?}: {output:?}");
+            }
+        });
+    });
+}

@@ -1,0 +1,148 @@
+//! The programs of this project when their output goes nowhere, or what they are told makes no sense: a sentence and a
+//! status, and never a panic.
+
+use std::fs::{File, OpenOptions};
+use std::process::{Command, Stdio};
+
+use conformance::home::{daemon_listens, wait_within};
+use conformance::traffic::open;
+use conformance::{Home, LIMIT, isolated, program, until};
+
+/// Runs a program to its end: its status, and what it wrote to standard error.
+#[track_caller]
+fn run(command: &mut Command) -> (i32, String) {
+    let what = format!("{command:?}");
+    let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let status = wait_within(&mut child, LIMIT).unwrap_or_else(|| panic!("{what} does not end"));
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().expect("a pipe"), &mut said).expect("text");
+    (status.code().unwrap_or_else(|| panic!("{what}: {status}, {said}")), said)
+}
+
+fn command(line: &str) -> Command {
+    let mut words = line.split_whitespace();
+    let mut command = Command::new(program(words.next().expect("a program")));
+    command.args(words);
+    command
+}
+
+/// A pipe that nobody reads any more.
+fn broken() -> Stdio {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    writer.into()
+}
+
+fn full() -> Option<File> {
+    let device = OpenOptions::new().write(true).open("/dev/full");
+    device.inspect_err(|e| eprintln!("skipped: /dev/full: {e}")).ok()
+}
+
+/// One packet of 60 bytes.
+fn capture_file(home: &Home) -> String {
+    let path = home.folder().join("one.pcap");
+    let head: [u32; 6] = [0xa1b2_c3d4, 0x0004_0002, 0, 0, 65535, 1];
+    let packet: [u32; 4] = [0, 0, 60, 60];
+    let mut bytes: Vec<u8> = head.iter().chain(&packet).flat_map(|word| word.to_ne_bytes()).collect();
+    bytes.extend([0; 60]);
+    std::fs::write(&path, bytes).expect("a file");
+    path.display().to_string()
+}
+
+#[test]
+fn unwritable_output_panics_no_program() {
+    isolated(|home| {
+        let _keeper = open("netmap:p{1");
+        let file = capture_file(home);
+        let lines = [
+            "unetmap ls",
+            "unetmap ls --json",
+            "unetmap top -n 1",
+            "unetmap get",
+            "unetmap set verbose 0",
+            "unetmap vale",
+            "unetmap doctor --json",
+            "unetmap capture netmap:p{2 -w /dev/null --duration 0.05 --json",
+            &format!("unetmap replay {file} netmap:q{{1 --rate max --json"),
+            "pkt-gen -i netmap:p{3 -f tx -n 1 -w 0 -T 0 --json",
+        ];
+        for line in lines {
+            let (status, said) = run(command(line).stdout(broken()));
+            assert!((0..=1).contains(&status) && !said.contains("panicked"), "{line} | true: {status}, {said}");
+            let Some(full) = full() else { continue };
+            let (status, said) = run(command(line).stdout(full));
+            assert!(status == 1 && !said.contains("panicked"), "{line} >/dev/full: {status}, {said}");
+        }
+        for line in
+            ["unetmap nic no-such-if", "unetmapd --listen-fd 0", "pkt-gen -i no-such-if", "bridge", "vale-ctl -d x:y"]
+        {
+            let mut child =
+                command(line).stdin(Stdio::null()).stdout(Stdio::null()).stderr(broken()).spawn().expect(line);
+            let status = wait_within(&mut child, LIMIT).unwrap_or_else(|| panic!("{line} does not end"));
+            assert!(matches!(status.code(), Some(1 | 2)), "{line} 2>&1 | true: {status}");
+        }
+    });
+}
+
+#[test]
+fn a_daemon_serves_when_its_output_is_closed() {
+    isolated(|home| {
+        let at = |name: &str| home.folder().join(name);
+        let start = |name: &str, stdout: Stdio| {
+            let mut command = command("unetmapd --idle-exit 1");
+            let ended = run(command.arg("--socket").arg(at(name)).stdout(stdout));
+            assert!(daemon_listens(&at(name)), "no daemon serves: {ended:?}");
+            ended
+        };
+        let (status, said) = start("one", broken());
+        assert_eq!((status, &said[..]), (0, ""));
+        if let Some(full) = full() {
+            let (status, said) = start("two", full.into());
+            assert!(
+                status == 1 && said.contains("No space left") && said.contains("one serves at"),
+                "{status}, {said}"
+            );
+        }
+        until("both have ended", || !at("one").exists() && !at("two").exists());
+    });
+}
+
+#[test]
+fn an_impossible_socket_path_is_reported() {
+    isolated(|home| {
+        let nowhere = home.folder().join("no/such/folder/sock");
+        let long = home.folder().join("x".repeat(200));
+        std::fs::write(home.folder().join("file"), "precious").expect("a file");
+        let file = home.folder().join("file");
+        for (path, why) in [(&nowhere, "No such file"), (&long, "too long"), (&file, "a file that is no socket")] {
+            for (line, begins) in
+                [("unetmapd --foreground", "unetmapd: "), ("pkt-gen -i p{1 -n 1", "pkt-gen: no unetmapd answers")]
+            {
+                let (status, said) = run(command(line).env("UNETMAP_SOCKET", path).stdout(Stdio::null()));
+                let told = said.starts_with(begins) && said.contains(why) && said.contains("UNETMAP_SOCKET");
+                assert!(status == 1 && told && said.lines().count() == 1, "{line}: {status}, {said}");
+                assert!(!said.contains("unetmapd: no unetmapd"), "{said}");
+            }
+        }
+        assert_eq!(std::fs::read_to_string(&file).expect("it is still there"), "precious");
+        for (fd, why) in
+            [("0", "no listening socket"), ("99", "Bad file descriptor"), ("4294967295", "Bad file descriptor")]
+        {
+            let mut command = command("unetmapd --socket");
+            let (status, said) = run(command.arg(home.folder().join("s")).args(["--listen-fd", fd]));
+            assert!(
+                status == 1 && said.contains(&format!("--listen-fd {fd}: ")) && said.contains(why),
+                "{status}, {said}"
+            );
+        }
+    });
+}
+
+#[test]
+fn an_unreadable_capture_is_reported_once() {
+    isolated(|home| {
+        let absent = home.folder().join("absent.pcap");
+        let (status, said) = run(Command::new(program("unetmap")).arg("replay").arg(&absent).arg("netmap:p{1"));
+        assert_eq!((status, said), (1, format!("unetmap: replay: {}: No such file or directory\n", absent.display())));
+    });
+}

@@ -1,0 +1,335 @@
+//! Flows of a port, spread over pipes by `lb`: none is torn apart, and each loss is counted.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use conformance::home::Guard;
+use conformance::net::{CABLE, DIRECT, MEDIATED, Net, frame, open_in, take, transmit};
+use conformance::traffic::open;
+use conformance::{Home, LIMIT, isolated, program, until};
+use lab::VethOptions;
+use rustix::process::Signal;
+use serde_json::Value;
+use unetmap::Port;
+
+const PIPES: usize = 4;
+/// Connections, each with packets in both directions.
+const FLOWS: u16 = 64;
+
+/// A running `lb`.
+struct Lb(Guard);
+
+impl Lb {
+    /// Starts it; returns when it works.
+    #[track_caller]
+    fn start(mut command: Command, args: &str) -> Lb {
+        let args = args.split_whitespace();
+        let mut lb = Guard::spawn(command.args(args).arg("--json").stdout(Stdio::piped()).stderr(Stdio::piped()));
+        let lines = BufReader::new(lb.0.stderr.as_mut().expect("piped")).lines();
+        let seen: Vec<String> = lines.map_while(Result::ok).take_while(|line| !line.starts_with("Ready")).collect();
+        assert!(lb.0.try_wait().expect("our child").is_none(), "{seen:?}");
+        Lb(lb)
+    }
+
+    #[track_caller]
+    fn plain(args: &str) -> Lb {
+        Lb::start(Command::new(program("lb")), args)
+    }
+
+    /// Ends it as a user does; what it summed up.
+    #[track_caller]
+    fn summary(mut self) -> Value {
+        self.0.signal(Signal::INT);
+        let mut text = String::new();
+        self.0.0.stdout.take().expect("piped").read_to_string(&mut text).expect("text");
+        assert!(self.0.wait().success(), "{text}");
+        serde_json::from_str(text.lines().last().unwrap_or_default()).expect("an object")
+    }
+}
+
+#[track_caller]
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+/// A UDP packet of connection `flow`, the `seq`th of it, there or back.
+fn packet(flow: u16, seq: u32, back: bool) -> Vec<u8> {
+    let mut bytes = vec![2, 0, 0, 0, 0, 0x99, 2, 0, 0, 0, 0, 1, 8, 0];
+    bytes.extend([0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0, 0]);
+    let (mut addresses, mut ports) = ([[10, 9, 0, 2], [10, 9, 0, 1]], [4000 + flow, 53]);
+    if back {
+        addresses.reverse();
+        ports.reverse();
+    }
+    bytes.extend(addresses.concat());
+    ports.iter().for_each(|port: &u16| bytes.extend(port.to_be_bytes()));
+    bytes.extend([0, 26, 0, 0]);
+    bytes.extend(seq.to_be_bytes());
+    bytes.resize(60, 0);
+    bytes
+}
+
+/// Which connection, and the number; `None` for what others sent.
+fn read(bytes: &[u8]) -> Option<(u16, u32)> {
+    let port = |at: usize| Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
+    (port(12)? == 0x0800 && bytes.get(23) == Some(&17)).then_some(())?;
+    let flow = [port(34)?, port(36)?].into_iter().find(|port| *port >= 4000)? - 4000;
+    Some((flow, u32::from_be_bytes(bytes.get(42..46)?.try_into().ok()?)))
+}
+
+/// Sends frames on the first ring, waiting for room.
+#[track_caller]
+fn send(port: &Port, frames: &[Vec<u8>]) {
+    transmit(port, 0, frames, 2048);
+}
+
+/// Takes what has come.
+#[track_caller]
+fn receive(port: &Port) -> Vec<Vec<u8>> {
+    port.rxsync().expect("a living daemon");
+    let got = take(port, 0);
+    port.rxsync().expect("a living daemon");
+    got
+}
+
+/// What came out of each pipe, by connection.
+#[derive(Default)]
+struct Seen {
+    /// For each connection its pipe, and the number last seen.
+    flows: BTreeMap<u16, (usize, u32)>,
+    packets: Vec<u64>,
+}
+
+impl Seen {
+    fn add(&mut self, pipe: usize, frames: &[Vec<u8>]) {
+        self.packets.resize(self.packets.len().max(pipe + 1), 0);
+        for (flow, seq) in frames.iter().filter_map(|frame| read(frame)) {
+            self.packets[pipe] += 1;
+            let (in_pipe, last) = self.flows.entry(flow).or_insert((pipe, seq));
+            assert_eq!(*in_pipe, pipe, "connection {flow} is in two pipes");
+            assert!(seq >= *last, "connection {flow}: {seq} came after {last}");
+            *last = seq;
+        }
+    }
+
+    fn total(&self) -> u64 {
+        self.packets.iter().sum()
+    }
+}
+
+/// Sends `each` packets of each connection there and back, in turns.
+fn traffic(from: u32, each: u32) -> Vec<Vec<u8>> {
+    (from..from + each)
+        .flat_map(|seq| (0..FLOWS).map(move |flow| packet(flow, seq, (seq ^ u32::from(flow)) & 1 == 1)))
+        .collect()
+}
+
+#[test]
+fn each_flow_stays_in_one_pipe_and_in_order() {
+    isolated(|_| {
+        let lb = Lb::plain(&format!("-w 0 -i p}}feed -p lb:{PIPES}"));
+        let feed = open("netmap:p{feed");
+        let readers: Vec<Port> = (0..PIPES).map(|i| open(&format!("netmap:lb}}{i}"))).collect();
+        let (mut seen, end) = (Seen::default(), Instant::now() + LIMIT);
+        for round in 0..20 {
+            send(&feed, &traffic(round * 10, 10));
+            let due = u64::from(round + 1) * 10 * u64::from(FLOWS);
+            // All of it before the next: no ring overflows.
+            while seen.total() < due {
+                assert!(Instant::now() < end, "{} of {due} packets came", seen.total());
+                readers.iter().enumerate().for_each(|(i, reader)| seen.add(i, &receive(reader)));
+            }
+        }
+        assert_eq!(seen.flows.len(), usize::from(FLOWS));
+        assert!(seen.packets.iter().all(|&n| n > 0), "{:?}", seen.packets);
+        let told = lb.summary();
+        assert_eq!((number(&told["received"]), number(&told["drops"])), (seen.total(), 0));
+        let pipes: Vec<u64> = (0..PIPES).map(|i| number(&told["pipes"][i]["packets"])).collect();
+        assert_eq!(pipes, seen.packets);
+    });
+}
+
+/// One reader takes what comes, one sleeps and then wakes up; `extra` buffers are for those that wait.
+fn sleeper(extra: u64) {
+    let lb = Lb::plain(&format!("-w 0 -i p}}feed -p lb:2 -B {extra}"));
+    let feed = open("netmap:p{feed");
+    let [lively, sleepy] = ["netmap:lb}0", "netmap:lb}1"].map(open);
+    let capacity = u64::from(sleepy.rx_rings()[0].num_slots()) - 1 + extra;
+    let (mut seen, mut other, end) = (Seen::default(), Seen::default(), Instant::now() + LIMIT);
+    // Which connections are whose is told by where they come out.
+    send(&feed, &traffic(0, 1));
+    while seen.total() + other.total() < u64::from(FLOWS) {
+        assert!(Instant::now() < end, "{} packets came", seen.total() + other.total());
+        seen.add(0, &receive(&lively));
+        other.add(1, &receive(&sleepy));
+    }
+    let (mine, his) = (seen.total(), other.total());
+    let rounds = (capacity * 3 / his) as u32;
+    for round in 1..=rounds {
+        send(&feed, &traffic(round, 1));
+        while seen.total() < mine * u64::from(round + 1) {
+            assert!(Instant::now() < end, "round {round}: the sleeper delays the other");
+            seen.add(0, &receive(&lively));
+        }
+    }
+    let lost = u64::from(rounds) * his - capacity;
+    // Now he wakes up, and finds what was kept for him, in order; some of it gave way a little earlier than it had to.
+    let kept = || capacity - if extra > 0 { 128 } else { 0 };
+    while other.total() < his + kept() {
+        assert!(Instant::now() < end, "{} of {} packets came", other.total(), his + kept());
+        other.add(1, &receive(&sleepy));
+    }
+    let told = lb.summary();
+    other.add(1, &receive(&sleepy));
+    let drops: Vec<u64> = (0..2).map(|i| number(&told["pipes"][i]["drops"])).collect();
+    assert_eq!(drops[0], 0);
+    assert!(drops[1] >= lost && drops[1] <= lost + 128, "{extra}: {} dropped, {lost} due", drops[1]);
+    assert_eq!(number(&told["received"]), number(&told["forwarded"]) + drops[1]);
+    assert_eq!(number(&told["forwarded"]), seen.total() + other.total());
+}
+
+#[test]
+fn a_sleeping_reader_delays_no_other_and_loses_only_its_own_packets() {
+    isolated(|_| sleeper(0));
+}
+
+#[test]
+fn packets_for_a_slow_reader_wait_in_extra_buffers() {
+    isolated(|_| sleeper(512));
+}
+
+#[test]
+fn packets_are_copied_to_every_group() {
+    isolated(|_| {
+        let lb = Lb::plain("-w 0 -i p}feed -p first:2 -p second:1 -p first:1");
+        let feed = open("netmap:p{feed");
+        let readers = ["netmap:first}0", "netmap:first}1", "netmap:second}0", "netmap:first}2"].map(open);
+        let mut seen: [Seen; 4] = Default::default();
+        let end = Instant::now() + LIMIT;
+        for round in 0..40u32 {
+            send(&feed, &traffic(round * 10, 10));
+            let due = u64::from(round + 1) * 10 * u64::from(FLOWS);
+            while seen[2].total() < due || seen[3].total() < due {
+                assert!(Instant::now() < end, "{due} due, {:?} came", seen.each_ref().map(Seen::total));
+                readers.iter().enumerate().for_each(|(i, reader)| seen[i].add(i, &receive(reader)));
+            }
+            assert_eq!(seen[0].total() + seen[1].total(), due);
+        }
+        assert_eq!(number(&lb.summary()["drops"]), 0);
+    });
+}
+
+#[test]
+fn rules_direct_packets_to_their_pipe() {
+    isolated(|_| {
+        let mut command = Command::new(program("lb"));
+        command.args(["--steer", "udp dst port 53", "2", "--steer", "udp src port 53", "1"]);
+        let lb = Lb::start(command, "-w 0 -i p}feed -p lb:3");
+        let feed = open("netmap:p{feed");
+        let readers = [0, 1, 2].map(|i| open(&format!("netmap:lb}}{i}")));
+        let (mut counts, end) = ([0; 3], Instant::now() + LIMIT);
+        let all: Vec<Vec<u8>> = (0..300).map(|i| packet(i as u16 % FLOWS, i, i % 3 == 0)).collect();
+        send(&feed, &all);
+        while counts.iter().sum::<usize>() < all.len() {
+            assert!(Instant::now() < end, "{counts:?} came");
+            readers.iter().zip(&mut counts).for_each(|(reader, n)| *n += receive(reader).len());
+        }
+        assert_eq!(counts, [0, 100, 200]);
+        assert_eq!(number(&lb.summary()["drops"]), 0);
+    });
+}
+
+#[test]
+fn packets_of_several_slots_stay_whole() {
+    isolated(|_| {
+        let lb = Lb::plain("-w 0 -i p}feed -p first:2 -p second:2 -B 300");
+        let feed = open("netmap:p{feed");
+        let readers = ["netmap:first}0", "netmap:first}1", "netmap:second}0", "netmap:second}1"].map(open);
+        let long = |seq: u32| {
+            let mut bytes = packet(seq as u16 % FLOWS, seq, false);
+            bytes.extend(frame(2000 + 700 * (seq as usize % 10), u64::from(seq)));
+            bytes
+        };
+        let (mut last, end) = (Vec::new(), Instant::now() + LIMIT);
+        for round in 0..20 {
+            let sent: Vec<Vec<u8>> = (round * 50..(round + 1) * 50).map(long).collect();
+            transmit(&feed, 0, &sent, 700);
+            while last.len() < (round as usize + 1) * 50 {
+                assert!(Instant::now() < end, "{} packets came", last.len());
+                readers[..2].iter().for_each(|reader| drop(receive(reader)));
+                readers[2..].iter().for_each(|reader| last.extend(receive(reader)));
+            }
+        }
+        for got in &last {
+            let (_, seq) = read(got).expect("one of ours");
+            assert!(*got == long(seq), "packet {seq} is not what was sent");
+        }
+        assert_eq!(number(&lb.summary()["drops"]), 0);
+    });
+}
+
+#[test]
+fn extra_buffers_are_given_back() {
+    isolated(|home| {
+        // Somebody else keeps the region.
+        let feed = open("netmap:p{feed");
+        let before = home.snapshot().buffers("p");
+        for _ in 0..3 {
+            let lb = Lb::plain("-w 0 -i p}feed -p 2 -B 1000");
+            send(&feed, &traffic(0, 50));
+            until("packets wait", || {
+                feed.txsync().expect("a living daemon");
+                !feed.tx_rings()[0].pending()
+            });
+            assert!(number(&lb.summary()["received"]) > 0);
+            until("all buffers are back", || home.snapshot().buffers("p") == before);
+        }
+    });
+}
+
+fn interface(home: &Home, policy: &str) {
+    let Some(net) = Net::new(home, policy, VethOptions { queues: 2, ..CABLE }) else { return };
+    let lb = Lb::start(net.near.command(program("lb")), "-w 0 -i va/R -p 4 -B 2000");
+    let readers: Vec<Port> = (0..PIPES).map(|i| net.open(&format!("netmap:va}}{i}"))).collect();
+    let sender = open_in(&net.far, "netmap:vb-0/T");
+    let (mut seen, end, mut sent) = (Seen::default(), Instant::now() + LIMIT, 0);
+    for round in 0..50 {
+        let frames = traffic(round * 10, 10);
+        send(&sender, &frames);
+        sent += frames.len() as u64;
+        while seen.total() < sent {
+            assert!(Instant::now() < end, "{} of {sent} packets came", seen.total());
+            sender.txsync().expect("a living daemon");
+            readers.iter().enumerate().for_each(|(i, reader)| seen.add(i, &receive(reader)));
+        }
+    }
+    assert_eq!(seen.flows.len(), usize::from(FLOWS));
+    // And with nobody reading: each packet is forwarded or counted as dropped.
+    let flood = traffic(1000, 400);
+    send(&sender, &flood);
+    sent += flood.len() as u64;
+    until("the flood is sent", || {
+        sender.txsync().expect("a living daemon");
+        !sender.tx_rings()[0].pending()
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    let told = lb.summary();
+    readers.iter().enumerate().for_each(|(i, reader)| seen.add(i, &receive(reader)));
+    let [received, forwarded, drops] = ["received", "forwarded", "drops"].map(|name| number(&told[name]));
+    assert_eq!(received, forwarded + drops);
+    assert!(drops > 0, "{told}");
+    // What the interface itself had no room for, the kernel counts.
+    assert!(received <= sent && seen.total() == forwarded, "{sent} sent, {} seen, {told}", seen.total());
+}
+
+#[test]
+fn packets_of_an_interface_are_all_delivered_or_counted() {
+    isolated(|home| interface(home, DIRECT));
+}
+
+#[test]
+fn packets_of_a_mediated_interface_are_all_delivered_or_counted() {
+    isolated(|home| interface(home, MEDIATED));
+}

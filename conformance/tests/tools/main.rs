@@ -1,0 +1,6 @@
+//! The command-line programs: their errors, `lb` and `unetmap doctor`.
+#![forbid(unsafe_code)]
+
+mod doctor;
+mod errors;
+mod lb;

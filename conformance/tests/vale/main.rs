@@ -1,0 +1,13 @@
+//! VALE switches.
+#![forbid(unsafe_code)]
+
+mod api;
+mod broadcast;
+mod faults;
+mod guests;
+mod headers;
+mod host_stack;
+mod interfaces;
+mod policy;
+mod threads;
+mod zero_copy;

@@ -1,0 +1,465 @@
+//! What the owner of a switch sets: VLANs, limits, filters, ageing; and what `unetmap vale` shows.
+
+use std::time::{Duration, Instant};
+
+use conformance::ether::{self, BROADCAST, drain, drained, mac, make};
+use conformance::home::summary;
+use conformance::net::{BUFFER, collect, transmit};
+use conformance::switch::{refused, set, shown, vale};
+use conformance::traffic::{open, receive};
+use conformance::{Home, isolated, until};
+use rustix::process::Signal;
+use serde_json::Value;
+use tool_common::request::ask;
+use unetmap::Port;
+use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NS_MOREFRAG, NmreqPortHdr};
+
+/// Packets of a port that were lost for this reason: sent by it, or for it.
+fn count(port: &str, of: &str, why: &str) -> u64 {
+    let all = shown("show vale0");
+    let found = all["port"].as_array().unwrap().iter().find(|p| p["name"] == port).cloned();
+    found.unwrap_or_else(|| panic!("no {port} in {all}"))[of][why].as_u64().unwrap()
+}
+
+/// A frame with a tag.
+fn tagged(frame: &[u8], tag: u16) -> Vec<u8> {
+    [&frame[..12], &[0x81, 0], &tag.to_be_bytes(), &frame[12..]].concat()
+}
+
+fn frame(to: u32, from: u32, seq: u64) -> Vec<u8> {
+    make(mac(to), mac(from), u64::from(from), seq).to_vec()
+}
+
+fn to_all(from: u32, seq: u64) -> Vec<u8> {
+    make(BROADCAST, mac(from), u64::from(from), seq).to_vec()
+}
+
+fn say(port: &Port, frames: &[Vec<u8>]) {
+    transmit(port, 0, frames, BUFFER);
+}
+
+#[test]
+fn ports_receive_only_their_vlans() {
+    isolated(|_| {
+        // Before the switch is there, and after: it is the name that counts.
+        set("port vale0:a access 10");
+        set("port vale0:b access 20");
+        let [a, b, c] = ["a", "b", "c"].map(|name| open(&format!("vale0:{name}")));
+        let (trunk, plain) = (open("vale0:trunk"), open("vale0:plain"));
+        set("port vale0:c access 10");
+        assert_eq!(set("port vale0:trunk trunk 10,30-40"), "vale0:trunk: trunk 10,30-40\n");
+        say(&a, &[to_all(1, 0)]);
+        // Who has the VLAN without a tag, who has it with one, and who has everything.
+        assert_eq!(collect(&c, 1), [to_all(1, 0)]);
+        assert_eq!(collect(&trunk, 1), [tagged(&to_all(1, 0), 10)]);
+        assert_eq!(collect(&plain, 1), [tagged(&to_all(1, 0), 10)]);
+        assert!(drain(&b).is_empty());
+        // The trunk keeps the priority, and loses what is not its own: no tag, or another's.
+        let out = [tagged(&to_all(2, 1), 0x600a), tagged(&to_all(2, 2), 20), to_all(2, 3), tagged(&to_all(2, 4), 35)];
+        say(&trunk, &out);
+        assert_eq!(collect(&a, 1), [to_all(2, 1)]);
+        assert_eq!(collect(&plain, 2), [out[0].clone(), out[3].clone()]);
+        assert_eq!(collect(&c, 1), [to_all(2, 1)]);
+        assert!(drain(&b).is_empty());
+        assert_eq!(count("vale0:trunk", "lost", "vlan"), 2);
+        // A tag from where none may come, and one that is only a priority.
+        say(&a, &[tagged(&to_all(1, 5), 20), tagged(&to_all(1, 6), 10), tagged(&to_all(1, 7), 0xe000)]);
+        assert_eq!(collect(&trunk, 1), [tagged(&to_all(1, 7), 0xe00a)]);
+        assert_eq!(
+            (drain(&c), drain(&plain), drain(&b).len()),
+            (vec![to_all(1, 7)], vec![tagged(&to_all(1, 7), 0xe00a)], 0)
+        );
+        assert_eq!(count("vale0:a", "lost", "vlan"), 2);
+        // What is in no VLAN does not get into one.
+        say(&plain, &[to_all(3, 8), tagged(&to_all(3, 9), 20)]);
+        assert_eq!(collect(&b, 1), [to_all(3, 9)]);
+        assert!(drain(&a).is_empty() && drain(&c).is_empty() && drain(&trunk).is_empty());
+        // Nobody else is in VLAN 20 but who has all.
+        drop(plain);
+        until("it has gone", || shown("show vale0")["ports"] == 4);
+        say(&b, &[to_all(4, 10)]);
+        until("it is counted", || count("vale0:b", "lost", "nobody") == 1);
+        // Off: as if nothing had been said.
+        for port in ["a", "b", "c", "trunk"] {
+            assert_eq!(set(&format!("port vale0:{port} off")), format!("vale0:{port}: -\n"));
+        }
+        say(&a, &[to_all(1, 11), tagged(&to_all(1, 12), 99)]);
+        for other in [&b, &c, &trunk] {
+            assert_eq!(collect(other, 2), [to_all(1, 11), tagged(&to_all(1, 12), 99)]);
+        }
+    });
+}
+
+#[test]
+fn addresses_are_learned_per_vlan() {
+    isolated(|_| {
+        let [a, b, thief] = ["a", "b", "thief"].map(|name| open(&format!("vale0:{name}")));
+        for (port, vlan) in [("a", 10), ("b", 10), ("thief", 20)] {
+            set(&format!("port vale0:{port} access {vlan}"));
+        }
+        say(&a, &[to_all(1, 0)]);
+        assert_eq!(collect(&b, 1), [to_all(1, 0)]);
+        // Says that it is station 1, and names ports outright.
+        say(&thief, &[to_all(1, 1), frame(2, 1, 2)]);
+        for index in 1..3u16 {
+            let seq = u64::from(index) + 2;
+            ether::send_flagged(&thief, (mac(2), mac(1)), index << 8, 1, (seq, seq + 1));
+        }
+        say(&b, &[frame(1, 2, 9)]);
+        assert_eq!(collect(&a, 1), [frame(1, 2, 9)]);
+        assert!(drain(&a).is_empty() && drain(&b).is_empty() && drain(&thief).is_empty());
+        let table = shown("show vale0")["table"].clone();
+        let known: Vec<(u64, &str)> = table
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|known| (known["vlan"].as_u64().unwrap(), known["port"].as_str().unwrap()))
+            .collect();
+        assert_eq!(known, [(10, "a"), (20, "thief"), (10, "b")], "{table}");
+    });
+}
+
+#[test]
+fn filters_apply_to_sent_and_received_packets() {
+    isolated(|_| {
+        let [a, b, c] = ["a", "b", "c"].map(|name| open(&format!("vale0:{name}")));
+        // Nobody else's address.
+        set("port vale0:a filter in ether src 02:00:00:00:00:01");
+        set("port vale0:c filter out ether proto 0x88b5 and ether[14] != 9");
+        let numbers = |from: u32, n: u64| (0..n).map(|seq| (u64::from(from), seq)).collect::<Vec<_>>();
+        for seq in 0..600 {
+            say(&a, &[to_all(1, seq), to_all(2, seq)]);
+            if seq % 100 == 99 {
+                assert_eq!(drained(&b), (seq - 99..=seq).map(|seq| (1, seq)).collect::<Vec<_>>());
+                drain(&c);
+            }
+        }
+        assert_eq!(count("vale0:a", "lost", "filter"), 600);
+        // The table did not learn from what was refused.
+        assert_eq!(shown("show vale0")["addresses"], 1);
+        let strange = [&to_all(3, 0)[..12], &[8, 0], &[0; 46][..]].concat();
+        say(&b, &[strange.clone(), to_all(3, 0)]);
+        assert_eq!(collect(&a, 2), [strange, to_all(3, 0)]);
+        assert_eq!(drained(&c), numbers(3, 1));
+        assert_eq!(count("vale0:c", "dropped", "filter"), 1);
+        // A chain is looked at as a whole.
+        set("port vale0:b filter in len > 100");
+        let long = [to_all(4, 0), vec![7; 2000]].concat();
+        let ring = &b.tx_rings()[0];
+        for (i, piece) in long.chunks(500).enumerate() {
+            let slot = ring.window().nth(i).expect("room");
+            slot.frame().write(0, piece);
+            slot.set_len_flags(piece.len() as u16, if (i + 1) * 500 < long.len() { NS_MOREFRAG } else { 0 });
+        }
+        ring.advance(long.len().div_ceil(500) as u32);
+        b.txsync().expect("a switch");
+        say(&b, &[to_all(4, 1)]);
+        let got = receive(&a, 1).expect("a switch");
+        assert_eq!(got.concat()[..], long[..got.concat().len()], "as far as the first slot goes");
+        until("the short one is counted", || count("vale0:b", "lost", "filter") == 1);
+        // What is no expression, or more than a switch may have, changes nothing.
+        assert!(refused("port vale0:b filter in udp andd").contains("andd"));
+        let huge: Vec<String> = (0..250).map(|n| format!("ether[{n}]=1")).collect();
+        let huge = huge.join(" or ");
+        let mut tried = 0;
+        let why = loop {
+            let (status, _, err) = vale(&["port", &format!("vale0:x{tried}"), "filter", "in", &huge]);
+            if status != 0 {
+                break err;
+            }
+            tried += 1;
+            assert!(tried < 100, "there is no end");
+        };
+        assert!(tried > 0 && why.contains("instructions"), "{tried}: {why}");
+        for n in 0..tried {
+            set(&format!("port vale0:x{n} filter in off"));
+        }
+    });
+}
+
+#[test]
+fn rate_and_storm_limits_are_enforced() {
+    isolated(|_| {
+        let [a, b] = ["a", "b"].map(|name| open(&format!("vale0:{name}")));
+        ether::send(&b, BROADCAST, mac(1), 1, (0, 1));
+        ether::expect(&a, 1, (0, 1));
+        set("port vale0:a rate in 1000pps 1Gbit");
+        let (start, mut sent, mut got) = (Instant::now(), 0, 0);
+        while start.elapsed() < Duration::from_secs(2) {
+            ether::send(&a, mac(1), mac(0), 0, (sent, sent + 50));
+            sent += 50;
+            b.rxsync().expect("a switch");
+            got += u64::from(b.rx_rings()[0].space());
+            b.rx_rings()[0].advance(u32::MAX);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        got += drain(&b).len() as u64;
+        let allowed = (start.elapsed().as_secs_f64() * 1000.0) as u64 + 110;
+        // However slow the machine is, less than it sent and not more than the limit; and all that was not is counted.
+        assert!(got >= 100.min(sent) && got <= allowed, "{got} of {sent}, {allowed} allowed");
+        assert_eq!(got + count("vale0:a", "lost", "rate"), sent);
+        set("port vale0:a rate in off");
+        // To all: ten in a second; to one: as many as it likes.
+        set("port vale0:a storm 10");
+        let (start, count_before) = (Instant::now(), 1000u64);
+        for seq in 0..count_before {
+            say(&a, &[to_all(0, seq)]);
+        }
+        let heard = drain(&b).len() as u64;
+        let allowed = start.elapsed().as_secs() * 10 + 12;
+        assert!((1..=allowed).contains(&heard), "{heard} of {allowed}");
+        assert_eq!(heard + count("vale0:a", "lost", "storm"), count_before);
+        ether::send(&a, mac(1), mac(0), 0, (0, 200));
+        ether::expect(&b, 0, (0, 200));
+        set("port vale0:a off");
+        // What a port receives is limited for itself only.
+        let c = open("vale0:c");
+        set("port vale0:c rate out 1kbit");
+        for seq in 0..100 {
+            say(&a, &[to_all(0, seq)]);
+        }
+        assert_eq!(drained(&b).len(), 100);
+        let heard = drain(&c).len() as u64;
+        assert!((1..100).contains(&heard), "{heard}");
+        assert_eq!(heard + count("vale0:c", "dropped", "rate"), 100);
+    });
+}
+
+#[test]
+fn addresses_age_out_after_the_set_time() {
+    isolated(|_| {
+        let [a, b, c] = ["a", "b", "c"].map(|name| open(&format!("vale0:{name}")));
+        say(&a, &[to_all(0, 0)]);
+        say(&b, &[to_all(1, 0)]);
+        assert_eq!((drain(&c).len(), drain(&a).len(), drain(&b).len()), (2, 1, 1));
+        assert!(shown("show vale0")["table"][0]["age"].is_null());
+        assert!(set("set vale0 age 2").contains("forgotten after 2 s"));
+        // Station 0 talks all the time, station 1 does not.
+        let (mut seq, start) = (1, Instant::now());
+        until("the silent address is forgotten", || {
+            say(&a, &[frame(1, 0, seq)]);
+            seq += 1;
+            b.rxsync().expect("a switch");
+            b.rx_rings()[0].advance(u32::MAX);
+            shown("show vale0")["addresses"] == 1
+        });
+        assert!(start.elapsed() >= Duration::from_millis(1800), "{:?}", start.elapsed());
+        assert_eq!(shown("show vale0")["table"][0]["port"], "a");
+        drain(&c);
+        // So what is sent to it goes to all.
+        say(&a, &[frame(1, 0, 9999)]);
+        assert_eq!(collect(&c, 1), [frame(1, 0, 9999)]);
+        assert!(set("set vale0 age off").contains("which stay"));
+        say(&b, &[frame(0, 1, 0)]);
+        std::thread::sleep(Duration::from_millis(2500));
+        assert_eq!(shown("show vale0")["addresses"], 2);
+    });
+}
+
+/// Settings are kept by name: over the end of the port, of its program by a kill, and of the whole switch.
+#[test]
+fn settings_survive_closed_ports() {
+    isolated(|home: &Home| {
+        let a = open("vale0:a");
+        set("port vale0:a access 7");
+        set("port vale0:b access 8");
+        drop(a);
+        until("no port is left", || home.snapshot().ports.is_empty());
+        let all = shown("show vale0");
+        assert_eq!((&all["ports"], &all["port"][0]["rules"]["access"]), (&0.into(), &7.into()));
+        let [a, b] = ["a", "b"].map(|name| open(&format!("vale0:{name}")));
+        say(&a, &[to_all(0, 0)]);
+        assert!(drain(&b).is_empty());
+        // Another switch of the same port names knows nothing of it.
+        let [x, y] = ["a", "b"].map(|name| open(&format!("vale1:{name}")));
+        say(&x, &[to_all(0, 0)]);
+        assert_eq!(collect(&y, 1), [to_all(0, 0)]);
+        drop((a, b, x, y));
+        set("port vale0:a off");
+        set("port vale0:b off");
+        assert!(refused("show vale0").contains("no switch vale0"));
+        assert_eq!(shown(""), Value::Array(vec![]));
+    });
+}
+
+#[test]
+fn invalid_switches_and_rules_are_refused() {
+    isolated(|_| {
+        assert_eq!(set("show vale0"), "No daemon is running; there are no switches.\n");
+        let _a = open("vale0:a");
+        for (args, part) in [
+            ("show vale1", "no switch vale1"),
+            ("show vale0:a", "without a port"),
+            ("show eth0", "a switch is named"),
+            ("port vale0", "valeS:P"),
+            ("port vale0:nobody", "no such port"),
+            ("port vale0:a{1 access 3", "valeS:P"),
+            ("port vale0:a access 0", "1 to 4094"),
+            ("port vale0:a trunk 9-2", "10,20-30"),
+            ("port vale0:a rate in fast", "10kpps"),
+            ("port vale0:a rate sideways 1pps", "in, out"),
+            ("set vale0 age 0", "off"),
+        ] {
+            let why = refused(args);
+            assert!(why.contains(part), "{args}: {why}");
+        }
+        assert_eq!(set("port vale0:a"), "vale0:a: -\n");
+        let list = set("");
+        assert!(list.contains("vale0") && list.contains("off"), "{list}");
+        let whole = set("show vale0 -i 0.05");
+        assert!(whole.starts_with("vale0: user 0, 1 ports, 0 of 4096 addresses") && !whole.contains('\x1b'), "{whole}");
+        // Bounds: names cost memory.
+        let mut last = String::new();
+        for n in 0..600 {
+            let (status, _, err) = vale(&["port", &format!("vale{n}:p"), "storm", "5"]);
+            if status != 0 {
+                last = err;
+                break;
+            }
+        }
+        assert!(last.contains("already"), "{last}");
+        // What is there can still be changed, and taken off.
+        assert_eq!(set("port vale0:p storm 6"), "vale0:p: storm 6\n");
+        assert!(set("set vale0 age 9").contains("after 9 s"));
+        set("port vale0:p off");
+    });
+}
+
+/// A program that rewrites what it has sent, as fast as it can, gets nothing past a filter or into another VLAN.
+#[test]
+fn the_validated_bytes_are_the_delivered_bytes() {
+    isolated(|home| {
+        let (hostile, victim, other) = (open("vale0:hostile"), open("vale0:victim"), open("vale0:other"));
+        set("port vale0:hostile filter in ether[12] = 0x88");
+        set("port vale0:victim access 5");
+        set("port vale0:other trunk 5,6");
+        set("port vale0:hostile access 6");
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let relaxed = std::sync::atomic::Ordering::Relaxed;
+        let mut heard = 0u64;
+        let ring = &hostile.tx_rings()[0];
+        let all: Vec<_> =
+            std::iter::successors(Some(ring.head()), |p| Some(ring.next(*p))).take(ring.num_slots() as usize).collect();
+        // Another thread has the same buffers: it turns types into tags and back.
+        std::thread::scope(|scope| {
+            let scribbler = scope.spawn(|| {
+                let mut n = 0u64;
+                while !stop.load(relaxed) {
+                    for slot in all.iter().map(|p| ring.slot(*p)) {
+                        slot.frame().write(12, [[0x88, 0xb5, 0, 5], [0x81, 0, 0, 5]][n as usize % 2].as_slice());
+                        n += 1;
+                    }
+                }
+                n
+            });
+            for seq in 0..20_000 {
+                say(&hostile, &[to_all(6, seq)]);
+                for bytes in conformance::net::take(&other, 0) {
+                    // Whatever it was, it is in the VLAN of its port, once.
+                    assert_eq!(bytes[12..16], [0x81, 0, 0, 6]);
+                    assert_eq!(bytes[16], 0x88, "the filter let nothing else pass");
+                    heard += 1;
+                }
+                if seq % 64 == 0 {
+                    other.rxsync().expect("a switch");
+                }
+            }
+            stop.store(true, relaxed);
+            assert!(scribbler.join().expect("it ends") > 0);
+        });
+        assert!(drain(&victim).is_empty());
+        assert!(heard > 0);
+        summary(&format!("frames rewritten while they were judged: {heard} arrived, none wrong"));
+        home.assert_serves();
+    });
+}
+
+/// Sets how long the virtio-net header of a port is, as any program of its user may.
+fn set_header(port: &str, bytes: u32) {
+    let wish = NmreqPortHdr { nr_hdr_len: bytes, ..Default::default() };
+    ask(NETMAP_REQ_PORT_HDR_SET, port, wish).expect("a port");
+}
+
+/// A virtio-net header can have the switch write a checksum anywhere into a packet: that is done before the filter judges.
+#[test]
+fn a_deferred_checksum_cannot_bypass_a_filter() {
+    isolated(|home| {
+        let [a, b, c] = ["a", "b", "c"].map(|name| open(&format!("vale0:{name}")));
+        set_header("vale0:a", 12);
+        set_header("vale0:c", 12);
+        set("port vale0:a filter in ether src 02:00:00:00:00:01");
+        let asks = |start: u8, offset: u8, frame: Vec<u8>| {
+            [&[1, 0, 0, 0, 0, 0, start, 0, offset, 0, 0, 0][..], &frame].concat()
+        };
+        // Onto the sender's address; what it is before and afterwards is not what the filter lets pass.
+        say(&a, &[asks(0, 6, to_all(1, 1)), asks(0, 6, to_all(2, 2)), asks(0, 10, to_all(1, 3))]);
+        // Where checksums are, it is computed, for those without a header and those with one.
+        say(&a, &[asks(14, 20, to_all(1, 4))]);
+        let got = collect(&b, 1).remove(0);
+        let mut finished = to_all(1, 4);
+        finished[34..36].copy_from_slice(&got[34..36]);
+        assert_eq!(got, finished);
+        assert_ne!(got, to_all(1, 4));
+        assert_eq!(collect(&c, 1), [[&[0; 12], &got[..]].concat()]);
+        // One that is to stand where the packet has ended already; and less than a header.
+        say(&a, &[asks(70, 20, to_all(1, 5)), vec![1; 9]]);
+        until("all are counted", || ["filter", "bad", "short"].map(|why| count("vale0:a", "lost", why)) == [3, 1, 1]);
+        assert!(drain(&b).is_empty() && drain(&c).is_empty());
+        home.assert_serves();
+    });
+}
+
+/// A program that changes how long its headers are while its packets are judged.
+#[test]
+fn a_changing_vnet_header_cannot_bypass_a_filter() {
+    isolated(|home| {
+        let [a, b] = ["a", "b"].map(|name| open(&format!("vale0:{name}")));
+        set("port vale0:a filter in ether src 02:00:00:00:00:01");
+        // Behind 12 bytes it is a frame, too, from another station.
+        let good = make(mac(2), mac(1), 1, 1);
+        let evil = make(BROADCAST, mac(66), 66, 6);
+        let packet = [&good[..14], &evil[2..]].concat();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let relaxed = std::sync::atomic::Ordering::Relaxed;
+        let (mut whole, mut cut) = (0u64, 0u64);
+        std::thread::scope(|scope| {
+            let changer = scope.spawn(|| {
+                let mut changes = 0u64;
+                while !stop.load(relaxed) {
+                    set_header("vale0:a", [0, 12][changes as usize % 2]);
+                    changes += 1;
+                }
+                changes
+            });
+            let (packets, end) = (vec![packet.clone(); 500], Instant::now() + Duration::from_secs(5));
+            while Instant::now() < end {
+                say(&a, &packets);
+                for got in drain(&b) {
+                    // As it was sent, or with a header taken off: then from somebody who may send.
+                    if got == packet { whole += 1 } else { cut += 1 }
+                }
+            }
+            stop.store(true, relaxed);
+            let changes = changer.join().expect("it ends");
+            summary(&format!(
+                "headers changed {changes} times under traffic: {whole} arrived as they were judged, {cut} not"
+            ));
+        });
+        assert!(whole > 0 && count("vale0:a", "lost", "filter") > 0, "it did change under way");
+        assert_eq!(cut, 0, "packets past the filter");
+        home.assert_serves();
+    });
+}
+
+/// The daemon dies with what was set; a new one begins with nothing.
+#[test]
+fn a_new_daemon_has_no_settings() {
+    isolated(|home| {
+        set("port vale0:a access 7");
+        rustix::process::kill_process(home.daemon(), Signal::KILL).expect("it runs");
+        until("it is gone", || vale(&["show", "vale0"]).1.contains("No daemon"));
+        let [a, b] = ["a", "b"].map(|name| open(&format!("vale0:{name}")));
+        say(&a, &[to_all(0, 0)]);
+        assert_eq!(collect(&b, 1), [to_all(0, 0)]);
+    });
+}

@@ -1,0 +1,352 @@
+//! Several threads that serve switches: who looks after what, and that nobody notices how many there are.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::sleep;
+use std::time::Duration;
+
+use conformance::ether::{self, BROADCAST, mac};
+use conformance::home::{Guard, cpus_allowed, summary};
+use conformance::traffic::{bytes_of, open};
+use conformance::{Home, isolated, program, until};
+use rustix::process::Signal;
+use unetmap::{Interest, Port};
+
+/// What `unetmap vale threads` says to these arguments: its status, and its errors.
+fn refused(args: &str) -> (i32, String) {
+    let out = Command::new(program("unetmap")).args(["vale", "threads"]).args(args.split(' ')).output();
+    let out = out.expect("unetmap runs");
+    (out.status.code().unwrap_or(-1), String::from_utf8_lossy(&out.stderr).into_owned())
+}
+
+/// How many ports each thread has.
+fn spread(home: &Home) -> Vec<usize> {
+    home.snapshot().threads.iter().map(|thread| thread.ports).collect()
+}
+
+/// Every port sends to all others, and all of it comes.
+#[track_caller]
+fn everybody_hears_everybody(ports: &[Port], round: u64) {
+    for (n, from) in ports.iter().enumerate() {
+        ether::send(from, BROADCAST, mac(n as u32), round, (0, 5));
+        for (_, to) in ports.iter().enumerate().filter(|(to, _)| *to != n) {
+            ether::expect(to, round, (0, 5));
+        }
+    }
+}
+
+#[test]
+fn ports_are_distributed_over_threads_and_can_move() {
+    isolated(|home| {
+        let told = ether::threads(3, "any");
+        assert_eq!((&told["threads"], told["running"].as_array().map(Vec::len)), (&3.into(), Some(0)));
+        let mut ports: Vec<Port> = (0..6).map(|n| open(&format!("vale{}:p{n}", n / 4))).collect();
+        assert_eq!(spread(home), [2, 2, 2]);
+        everybody_hears_everybody(&ports[..4], 0);
+        // A port with many rings counts as many.
+        let wide = Port::options().tx_rings(4).open("vale2:wide").expect("a port");
+        let rings: Vec<usize> = home.snapshot().threads.iter().map(|thread| thread.rings).collect();
+        assert_eq!((rings.iter().sum::<usize>(), rings.iter().max(), rings.iter().min()), (10, Some(&4), Some(&3)));
+        drop(wide);
+        // Fewer, more, and where; the ports notice nothing.
+        for (round, n) in (1..).zip([1, 4, 2, 64, 3]) {
+            let told = ether::threads(n, "any");
+            assert_eq!(told["running"].as_array().map(Vec::len), Some(n));
+            let spread = spread(home);
+            assert_eq!(spread.iter().sum::<usize>(), 6);
+            assert!(spread.iter().max().unwrap() - spread.iter().min().unwrap() <= 1, "{spread:?}");
+            everybody_hears_everybody(&ports[..4], round);
+            everybody_hears_everybody(&ports[4..], round);
+        }
+        let cpu = *cpus_allowed().last().expect("a processor");
+        ether::threads(2, &cpu.to_string());
+        assert_eq!(home.threads_kept_on("switch", cpu as u32), 2);
+        let books = home.snapshot();
+        assert!(books.threads.iter().all(|thread| thread.pinned == Some(cpu as u16) && thread.tid > 0));
+        until("each is there", || home.snapshot().threads.iter().all(|thread| thread.cpu == Some(cpu as u32)));
+        everybody_hears_everybody(&ports[..4], 9);
+        ether::threads(2, "any");
+        if cpus_allowed().len() > 1 {
+            assert_eq!(home.threads_kept_on("switch", cpu as u32), 0);
+        }
+        // Who leaves makes room, and somebody moves there.
+        let books = home.snapshot();
+        let thread_of = |name: &str| books.ports.iter().find(|port| port.name == name).and_then(|port| port.thread);
+        let first = (0..6).find(|n| thread_of(&format!("vale{}:p{n}", n / 4)) == Some(0)).expect("one");
+        let of_first = |n: usize| thread_of(&format!("vale{}:p{n}", n / 4)) == Some(0);
+        assert!(of_first(first));
+        let keep: Vec<bool> = (0..6).map(|n| !of_first(n)).collect();
+        let mut keep = keep.into_iter();
+        ports.retain(|_| keep.next().expect("six"));
+        until("three are left", || home.snapshot().ports.len() == 3);
+        assert!(spread(home).iter().all(|ports| *ports > 0), "{:?}", spread(home));
+        drop(ports);
+        until("the threads end with the last switch", || home.snapshot().threads.is_empty());
+    });
+}
+
+#[test]
+fn impossible_thread_settings_are_refused() {
+    isolated(|home| {
+        let _keeper = open("vale0:keeper");
+        for (args, status, part) in [
+            ("0", 2, "1..=64"),
+            ("65", 2, "1..=64"),
+            ("2 --cpus x", 2, "0,2-3"),
+            ("2 --cpus 1024", 2, "below 1024"),
+            ("--cpus 0", 2, "required"),
+            ("2 --cpus 1023", 1, "processor 1023 is not there"),
+            ("2 --cpus 0-64", 1, "at most 64"),
+        ] {
+            let (code, err) = refused(args);
+            assert_eq!(code, status, "{args}: {err}");
+            assert!(err.contains(part), "{args}: {err}");
+        }
+        assert_eq!(spread(home), [1]);
+    });
+}
+
+/// A daemon begins with what its file says.
+#[test]
+fn the_settings_file_sets_the_number_of_threads() {
+    isolated(|home| {
+        let file = home.folder().join("unetmapd.toml");
+        std::fs::write(&file, "[vale]\nthreads = 2\ncpus = [0]\n").expect("a file");
+        let mut daemon = Command::new(program("unetmapd"));
+        daemon.args(["--foreground", "--socket"]).arg(home.socket()).arg("--config").arg(file);
+        let _daemon = Guard::spawn(daemon.stderr(Stdio::null()));
+        until("it serves", || home.try_snapshot().is_some());
+        let _ports = (open("vale0:a"), open("vale0:b"));
+        assert_eq!(spread(home), [1, 1]);
+        assert_eq!(home.threads_kept_on("switch", 0), 2);
+    });
+}
+
+/// A receiver's frames: how many came of each sender, each after those that it had sent before.
+#[derive(Default)]
+struct InOrder {
+    last: BTreeMap<u64, u64>,
+    came: u64,
+}
+
+impl InOrder {
+    #[track_caller]
+    fn take(&mut self, port: &Port) {
+        for ring in port.rx_rings() {
+            for slot in ring.window() {
+                let (sender, seq) = ether::check(&bytes_of(&slot)).unwrap_or_else(|e| panic!("{e}"));
+                let before = self.last.insert(sender, seq);
+                assert!(before.is_none_or(|before| before < seq), "{sender}: {seq} after {before:?}");
+                self.came += 1;
+            }
+            ring.advance(u32::MAX);
+        }
+    }
+}
+
+const SENDERS: u64 = 4;
+const EACH: u64 = 30_000;
+
+/// Several sources on several threads, one destination; meanwhile the number of threads changes, so that ports move.
+fn many_to_one(home: &Home, plans: &[usize], share: &str) {
+    let to = open("vale0:to");
+    ether::send(&to, BROADCAST, mac(99), 99, (0, 1));
+    until("it is gone", || home.snapshot().ring("vale0:to", "tx", 0).queued == 0);
+    let senders: Vec<Port> = (0..SENDERS).map(|n| open(&format!("vale0:s{n}{share}"))).collect();
+    let (over, received) = (AtomicBool::new(false), AtomicU64::new(0));
+    let came = std::thread::scope(|scope| {
+        let receiver = scope.spawn(|| {
+            let mut all = InOrder::default();
+            loop {
+                // What was sent before this was set has been delivered, or dropped.
+                let last = over.load(Relaxed);
+                to.poll(Interest::RX, Some(Duration::from_millis(5))).expect("a living daemon");
+                let before = all.came;
+                all.take(&to);
+                received.store(all.came, Relaxed);
+                if last && all.came == before {
+                    return all;
+                }
+            }
+        });
+        let sending: Vec<_> = (0u32..)
+            .zip(&senders)
+            .map(|(n, port)| scope.spawn(move || ether::send(port, mac(99), mac(n), n.into(), (0, EACH))))
+            .collect();
+        for plan in plans.iter().cycle().take_while(|_| sending.iter().any(|thread| !thread.is_finished())) {
+            ether::threads(*plan, "any");
+            sleep(Duration::from_millis(5));
+        }
+        sending.into_iter().for_each(|thread| thread.join().expect("it sends all"));
+        until("all was taken", || {
+            let books = home.snapshot();
+            (0..SENDERS).all(|n| books.ring(&format!("vale0:s{n}"), "tx", 0).queued == 0)
+        });
+        // A receiver that gets no processor loses all that a sender has. With room something comes of each.
+        let dropped = || home.snapshot().ring("vale0:to", "rx", 0).dropped;
+        until("the receiver has read", || received.load(Relaxed) + dropped() == SENDERS * EACH);
+        for (n, port) in (0u32..).zip(&senders) {
+            ether::send(port, mac(99), mac(n), n.into(), (EACH, EACH + 1));
+            until("the last one comes", || received.load(Relaxed) + dropped() == SENDERS * EACH + u64::from(n) + 1);
+        }
+        over.store(true, Relaxed);
+        receiver.join().expect("it receives in order")
+    });
+    let books = home.snapshot();
+    for region in &books.regions {
+        assert_eq!((region.buffers.unaccounted(), region.buffers.quarantined), (0, 0), "{}", region.name);
+    }
+    let (dropped, swapped) = (books.ring("vale0:to", "rx", 0).dropped, books.ring("vale0:to", "rx", 0).swapped);
+    assert_eq!(swapped > 0, !share.is_empty(), "{swapped} packets changed places");
+    let lost: u64 = (0..SENDERS).map(|n| books.ring(&format!("vale0:s{n}"), "tx", 0).dropped).sum();
+    let sent = SENDERS * (EACH + 1);
+    assert_eq!((lost, came.came + dropped), (0, sent));
+    assert!((0..SENDERS).all(|n| came.last.get(&n) == Some(&EACH)), "the last of each sender: {:?}", came.last);
+    summary(&format!("sent {sent}, delivered {}, dropped {dropped}, each sender's in order", came.came));
+}
+
+#[test]
+fn several_sources_and_threads_to_one_destination() {
+    isolated(|home| {
+        ether::threads(3, "any");
+        many_to_one(home, &[3], "");
+    });
+}
+
+/// In one region, where buffers change places instead of being copied: each is still in one place.
+#[test]
+fn several_threads_serve_one_region() {
+    isolated(|home| {
+        many_to_one(home, &[3, 4, 2], "@share=vale0:to");
+    });
+}
+
+#[test]
+fn ports_that_move_under_traffic_keep_their_order() {
+    isolated(|home| many_to_one(home, &[1, 3, 2, 4], ""));
+}
+
+/// Sleepers are woken by whichever thread delivers, and a thread by whichever port it has now.
+#[test]
+fn moving_a_port_loses_no_wakeup() {
+    isolated(|_| {
+        let (a, b) = (open("vale0:a"), open("vale0:b"));
+        // The thread that a port comes to may have nothing else to wake it.
+        for (seq, n) in (0..120).zip([2, 1, 3, 2, 4, 1].into_iter().cycle()) {
+            ether::threads(n, "any");
+            if seq % 3 == 0 {
+                sleep(Duration::from_millis(2));
+            }
+            for (from, to, sender) in [(&a, &b, 1), (&b, &a, 2)] {
+                ether::send(from, BROADCAST, mac(sender as u32), sender, (2 * seq, 2 * seq + 1));
+                ether::expect(to, sender, (2 * seq, 2 * seq + 1));
+                sleep(Duration::from_micros(seq * 7 % 300));
+                ether::send(from, BROADCAST, mac(sender as u32), sender, (2 * seq + 1, 2 * seq + 2));
+                ether::expect(to, sender, (2 * seq + 1, 2 * seq + 2));
+            }
+        }
+    });
+}
+
+#[test]
+fn idle_threads_use_no_processor_time() {
+    isolated(|home| {
+        ether::threads(4, "any");
+        let ports: Vec<Port> = (0..8).map(|n| open(&format!("vale0:p{n}"))).collect();
+        everybody_hears_everybody(&ports, 0);
+        sleep(Duration::from_millis(300));
+        let before = home.daemon_effort();
+        sleep(Duration::from_secs(2));
+        let after = home.daemon_effort();
+        // Each of the two questions wakes the thread that answers, and one more that closes.
+        assert!(after.0 - before.0 <= 2 && after.1 - before.1 <= 10, "{before:?} {after:?}");
+        everybody_hears_everybody(&ports, 1);
+        summary(&format!("4 threads idle for 2 s: {} ticks, {} wake-ups", after.0 - before.0, after.1 - before.1));
+    });
+}
+
+/// A receiver that never reads, and one that was stopped, cost those on other threads nothing, and their own no more.
+#[test]
+fn a_port_that_never_reads_delays_no_thread() {
+    isolated(|home| {
+        ether::threads(3, "any");
+        let (a, b, lazy) = (open("vale0:a"), open("vale0:b"), open("vale0:lazy"));
+        let record = home.folder().join("victim");
+        std::fs::create_dir(&record).expect("a folder");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_traffic_client"));
+        command.args(["recv", "vale0:stopped"]).arg(&record).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut stopped = Guard::spawn(&mut command);
+        until("it has its port", || home.snapshot().ports.len() == 4);
+        stopped.signal(Signal::STOP);
+        let number = 3 << 8;
+        ether::send(&b, BROADCAST, mac(1), 1, (0, 1));
+        ether::expect(&a, 1, (0, 1));
+        let flooders: Vec<Port> = (0..2).map(|n| open(&format!("vale0:f{n}"))).collect();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for (n, port) in (50..).zip(&flooders) {
+                let stop = &stop;
+                // To the one that was stopped, and to the one that does not read.
+                scope.spawn(move || {
+                    while !stop.load(Relaxed) {
+                        ether::send_flagged(port, (mac(9), mac(n)), number, n.into(), (0, 300));
+                        ether::send_flagged(port, (mac(9), mac(n)), 2 << 8, n.into(), (0, 300));
+                    }
+                });
+            }
+            for round in 0..100 {
+                ether::send(&a, mac(1), mac(0), 5, (200 * round, 200 * round + 200));
+                ether::expect(&b, 5, (200 * round, 200 * round + 200));
+            }
+            stop.store(true, Relaxed);
+        });
+        let books = home.snapshot();
+        let dropped = |name: &str| books.ring(name, "rx", 0).dropped;
+        assert_eq!((dropped("vale0:a"), dropped("vale0:b")), (0, 0));
+        assert!(dropped("vale0:lazy") > 0 && dropped("vale0:stopped") > 0);
+        stopped.kill();
+        drop(lazy);
+        home.assert_serves();
+    });
+}
+
+/// Sender, receiver and threads that are all busy on two processors, or all on one: everybody gets on.
+#[test]
+fn busy_threads_share_the_processors() {
+    isolated(|home| {
+        let cpus = cpus_allowed();
+        let (one, other) = (cpus[0], *cpus.last().expect("a processor"));
+        let pkt_gen = |args: String| {
+            let mut command = Command::new(program("pkt-gen"));
+            Guard::spawn(command.args(args.split(' ')).stdout(Stdio::null()).stderr(Stdio::null()))
+        };
+        for (threads, at, rx_at) in [(1, one, other), (3, one, other), (3, one, one)] {
+            ether::threads(threads, &at.to_string());
+            let _rx = pkt_gen(format!("-i vale0:rx -f rx -w 0 -a {rx_at}"));
+            until("the receiver is there", || home.try_snapshot().is_some_and(|books| books.ports.len() == 1));
+            let _tx = pkt_gen(format!("-i vale0:tx -f tx -w 0 -a {one}"));
+            until("the sender is there", || home.snapshot().ports.len() == 2);
+            let crossed = || {
+                let books = home.snapshot();
+                (books.ring("vale0:tx", "tx", 0).crossed, books.ring("vale0:rx", "rx", 0).crossed)
+            };
+            let begin = crossed();
+            for _ in 0..10 {
+                let before = crossed();
+                until("both have got on", || {
+                    let now = crossed();
+                    now.0 >= before.0 + 5000 && now.1 >= before.1 + 5000
+                });
+            }
+            let end = crossed();
+            summary(&format!(
+                "{threads} threads on processor {at}, receiver on {rx_at}: sent {}, received {}",
+                end.0 - begin.0,
+                end.1 - begin.1
+            ));
+            drop((_rx, _tx));
+            until("both are gone", || home.snapshot().ports.is_empty());
+        }
+    });
+}
