@@ -37,13 +37,13 @@ pub(crate) fn fence_sleeper() {
     }
 }
 
-/// Not 0: this process is registered for the sleepers' `membarrier`. Relaxed accesses: it is set before the first publish
-/// of the process, and a stale 0 only costs a fence.
+/// Not 0: this process is registered for the sleepers' `membarrier`. Relaxed accesses: it is set before the first
+/// publish of the process, and a stale 0 only costs a fence.
 #[cfg(not(loom))]
 static REGISTERED: AtomicU32 = AtomicU32::new(0);
 
-/// Registers this process for the sleepers' `membarrier`, where the kernel allows it, so that it publishes without a CPU
-/// fence. To be called before the process publishes.
+/// Registers this process for the sleepers' `membarrier`, where the kernel allows it, so that it publishes without a
+/// CPU fence. To be called before the process publishes.
 #[cfg(not(loom))]
 pub fn register_publisher() {
     REGISTERED.store(u32::from(unetmap_sys::barrier::register()), Ordering::Relaxed);

@@ -8,21 +8,21 @@
 //!   producer -- writes prod, reads cons -->  two words, two cache lines
 //!   consumer -- reads prod, writes cons -->
 //! ```
-//! The consumer owns `[cons, prod)`, the producer owns the rest. Each word has one writer and moves with one atomic store,
-//! so both words are valid after a crash of either peer at any instruction: slots that it had not published are still its
-//! own, slots that it had not released are delivered again to its successor.
+//! The consumer owns `[cons, prod)`, the producer owns the rest. Each word has one writer and moves with one atomic
+//! store, so both words are valid after a crash of either peer at any instruction: slots that it had not published are
+//! still its own, slots that it had not released are delivered again to its successor.
 //!
 //! The consumer borrows slots: it copies the producer's slots into its own ring and works on the copies. On release it
 //! writes back only the buffer indexes that its program exchanged.
 //!
 //! Wake-ups: before a side sleeps on its doorbell it sets its wake-up request word, executes a fence, and checks the
-//! position once more. A side that has moved a position executes a fence and tests the other side's request word. It makes
-//! a system call only if the request is set.
+//! position once more. A side that has moved a position executes a fence and tests the other side's request word. It
+//! makes a system call only if the request is set.
 //!
-//! Futex waits: a side that has no work and finds that its peer last ran on the same CPU yields that CPU by a short futex
-//! wait on its own request word. No `membarrier` is needed: on one CPU program order is enough. If one of the two migrates
-//! to another CPU at that moment the wake-up may be lost, and the wait ends by its time limit. A side that has moved a
-//! position and finds a futex waiter on its own CPU may defer the wake-up until it has no work itself.
+//! Futex waits: a side that has no work and finds that its peer last ran on the same CPU yields that CPU by a short
+//! futex wait on its own request word. No `membarrier` is needed: on one CPU program order is enough. If one of the two
+//! migrates to another CPU at that moment the wake-up may be lost, and the wait ends by its time limit. A side that has
+//! moved a position and finds a futex waiter on its own CPU may defer the wake-up until it has no work itself.
 
 use crate::window::{SharedRef, Window};
 

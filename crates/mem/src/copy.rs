@@ -1,9 +1,9 @@
 //! Copying packets from buffers of one region into buffers of another.
 //!
 //! A switch moves most packets in runs: consecutive packets of one sender with the same addresses, and so the same
-//! receiver. [`copy_run`] copies such a run in one pass: each block of 64 bytes is loaded once, the addresses of the first
-//! block are compared with those of the run, and the compared bytes are stored (M4). The bytes after the end of a packet, up
-//! to a multiple of 64, stay as they are or become zeros: never other bytes of the sender's buffer.
+//! receiver. [`copy_run`] copies such a run in one pass: each block of 64 bytes is loaded once, the addresses of the
+//! first block are compared with those of the run, and the compared bytes are stored (M4). The bytes after the end of a
+//! packet, up to a multiple of 64, stay as they are or become zeros: never other bytes of the sender's buffer.
 
 use unetmap_abi::NS_MOREFRAG;
 
@@ -40,11 +40,11 @@ pub struct Run {
     pub max: u32,
 }
 
-/// Copies packets from slot `from` on into the buffers of the slots from `to` on, and sets their lengths and flags; at most
-/// up to the end of either ring. Returns the number of packets.
+/// Copies packets from slot `from` on into the buffers of the slots from `to` on, and sets their lengths and flags; at
+/// most up to the end of either ring. Returns the number of packets.
 ///
-/// Stops before the first packet that has other addresses, more than one slot, less than 14 bytes or a port number in its
-/// flags, or for which either buffer does not exist or is too small.
+/// Stops before the first packet that has other addresses, more than one slot, less than 14 bytes or a port number in
+/// its flags, or for which either buffer does not exist or is too small.
 #[inline]
 pub fn copy_run(simd: SimdLevel, source: RingRef<'_>, from: Pos, target: RingRef<'_>, to: Pos, run: Run) -> u32 {
     let left = |side: RingRef<'_>, at: Pos| side.slots.slots().get().saturating_sub(at.raw());
@@ -59,8 +59,9 @@ pub fn copy_run(simd: SimdLevel, source: RingRef<'_>, from: Pos, target: RingRef
     (0..run.max).take_while(|i| copy_one(source, at(source, from, *i), target, at(target, to, *i), &run)).count() as u32
 }
 
-/// Copies packets of one slot each, listed by the heads of their slots, from buffers of `source` into the buffers of the slots
-/// from `to` on, and sets their lengths and flags; at most up to the end of that ring. Returns the number of packets.
+/// Copies packets of one slot each, listed by the heads of their slots, from buffers of `source` into the buffers of
+/// the slots from `to` on, and sets their lengths and flags; at most up to the end of that ring. Returns the number of
+/// packets.
 ///
 /// Stops before the first packet for which either buffer does not exist or is too small.
 #[inline]
@@ -76,7 +77,8 @@ pub fn copy_list(
     let packets = &packets[..packets.len().min(left)];
     #[cfg(target_arch = "x86_64")]
     if let Some(vectors) = simd.vectors() {
-        // SAFETY: as many slots lie inside the target's ring (`left`, M2), and the CPU has the vector instructions (M5).
+        // SAFETY: as many slots lie inside the target's ring (`left`, M2), and the CPU has the vector instructions
+        // (M5).
         return unsafe { x86::copy_list(vectors, source, packets, target, to, flags) };
     }
     let _ = simd;
@@ -137,8 +139,8 @@ fn fits(from: BufIdx, len: u16, into: BufIdx, max_len: u32, (source, target): (L
     u32::from(len) <= max_len && source.index_ok(from) && target.index_ok(into)
 }
 
-/// Copies the first `len` bytes of a packet, at most what both buffers hold, in blocks of 64 bytes where the CPU has vector
-/// instructions; returns how many bytes.
+/// Copies the first `len` bytes of a packet, at most what both buffers hold, in blocks of 64 bytes where the CPU has
+/// vector instructions; returns how many bytes.
 #[inline]
 pub fn copy_packet(simd: SimdLevel, to: &Frame<'_>, from: &Frame<'_>, len: usize) -> usize {
     let len = len.min(to.capacity()).min(from.capacity());

@@ -54,8 +54,8 @@ pub struct SyncState {
 
 /// Bit of [`SyncState::status`]: the port was removed while in use. Written by the daemon.
 pub const PORT_REMOVED: u32 = 1;
-/// Bit of [`SyncState::status`]: only a sync loop syncs the ring, by positions in other memory. Written by the process that
-/// has the ring bound, exclusively.
+/// Bit of [`SyncState::status`]: only a sync loop syncs the ring, by positions in other memory. Written by the process
+/// that has the ring bound, exclusively.
 pub const OWNED_BY_SYNC_LOOP: u32 = 2;
 /// Added to [`SyncState::status`] with each change of the ring's monitors.
 const MONITOR_GENERATION: u32 = 4;
@@ -97,8 +97,8 @@ impl SyncState {
         }
     }
 
-    /// Takes the try-lock for a thread (not 0) of the process with `lease` (not 0). `None`: another thread syncs the ring,
-    /// which is skipped then. Revokes the ownership of another thread.
+    /// Takes the try-lock for a thread (not 0) of the process with `lease` (not 0). `None`: another thread syncs the
+    /// ring, which is skipped then. Revokes the ownership of another thread.
     #[inline(always)]
     pub fn try_lock(&self, lease: u32, thread: u64) -> Option<SyncGuard<'_>> {
         debug_assert!(lease != 0 && thread != 0);
@@ -113,8 +113,9 @@ impl SyncState {
     fn revoke_owner(&self, lease: u32, thread: u64) -> bool {
         if self.owner.load(Ordering::Relaxed) != 0 && !self.is_owned_by(lease, thread) {
             self.owner.store(0, Ordering::SeqCst);
-            // After this barrier the owner sees that it is not the owner any more, or this thread sees it inside. An owner
-            // that sees it leaves at once and then finds the lock taken; without the wait both would skip the ring.
+            // After this barrier the owner sees that it is not the owner any more, or this thread sees it inside. An
+            // owner that sees it leaves at once and then finds the lock taken; without the wait both would skip the
+            // ring.
             fence_sleeper();
             wait_until(|| self.inside.load(Ordering::Relaxed) == 0);
         }
@@ -139,9 +140,9 @@ impl SyncState {
         }
     }
 
-    /// The right to sync for the thread that owns the ring, without the lock, whose atomic exchange stalls a core until all
-    /// its earlier stores have reached the cache. `None`: the thread is not the owner, or is inside already (it may be in a
-    /// signal handler), or the lock is taken.
+    /// The right to sync for the thread that owns the ring, without the lock, whose atomic exchange stalls a core until
+    /// all its earlier stores have reached the cache. `None`: the thread is not the owner, or is inside already (it may
+    /// be in a signal handler), or the lock is taken.
     #[inline(always)]
     pub fn enter_as_owner(&self, lease: u32, thread: u64) -> Option<SyncGuard<'_>> {
         if !self.is_owned_by(lease, thread)
@@ -157,8 +158,8 @@ impl SyncState {
         (self.owner.load(Ordering::Acquire) == thread).then_some(guard)
     }
 
-    /// Daemon, after the process with `lease` has exited: releases the ring if that process was syncing it, and ends its
-    /// sync loop. Returns whether it was syncing.
+    /// Daemon, after the process with `lease` has exited: releases the ring if that process was syncing it, and ends
+    /// its sync loop. Returns whether it was syncing.
     pub fn break_lock(&self, lease: u32) -> bool {
         self.end_sync_loop(lease);
         // AcqRel: takes over what the process wrote, hands it to the next that syncs.
@@ -172,8 +173,8 @@ impl SyncState {
         self.lock.load(Ordering::Acquire) == lease || self.inside.load(Ordering::Acquire) == lease
     }
 
-    /// Daemon, when the first session binds the ring and no other process uses it: sets both positions, clears owner and
-    /// sync loop, and frees the lock.
+    /// Daemon, when the first session binds the ring and no other process uses it: sets both positions, clears owner
+    /// and sync loop, and frees the lock.
     pub fn reset(&self, hwcur: Pos, hwtail: Pos) {
         self.hwcur.store(hwcur.raw(), Ordering::Relaxed);
         self.hwtail.store(hwtail.raw(), Ordering::Relaxed);
@@ -275,15 +276,15 @@ impl SyncState {
         self.bad_pointers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The status word, in one load for each sync: 0 as long as the port exists, programs sync the ring themselves, and it
-    /// was never monitored. Relaxed: [`SyncState::is_status_current`] confirms it where that matters.
+    /// The status word, in one load for each sync: 0 as long as the port exists, programs sync the ring themselves, and
+    /// it was never monitored. Relaxed: [`SyncState::is_status_current`] confirms it where that matters.
     #[inline(always)]
     pub fn status(&self) -> u32 {
         self.status.load(Ordering::Relaxed)
     }
 
-    /// With the lock: whether the status, apart from [`OWNED_BY_SYNC_LOOP`], is still `status`. A later change by the daemon
-    /// comes before the daemon finds the lock free ([`SyncState::status_was_observed`]).
+    /// With the lock: whether the status, apart from [`OWNED_BY_SYNC_LOOP`], is still `status`. A later change by the
+    /// daemon comes before the daemon finds the lock free ([`SyncState::status_was_observed`]).
     pub fn is_status_current(&self, status: u32) -> bool {
         // Orders the lock's store before the load of the status; pairs with the fence in `status_was_observed`.
         fence(Ordering::SeqCst);
@@ -292,7 +293,8 @@ impl SyncState {
 
     /// Daemon, after it changed the status: true once every sync in flight has observed the change.
     pub fn status_was_observed(&self) -> bool {
-        // The owner enters without the lock only while it reads the status as 0, and then does as it did before the change.
+        // The owner enters without the lock only while it reads the status as 0, and then does as it did before the
+        // change.
         fence(Ordering::SeqCst);
         // Acquire: the syncs that have ended come before.
         self.lock.load(Ordering::Acquire) == 0
@@ -309,7 +311,7 @@ impl SyncState {
         self.status.fetch_or(PORT_REMOVED, Ordering::Release);
     }
 
-    /// Daemon: starts a new monitor generation; each process asks the daemon for the new list of monitors.
+    /// Daemon: starts a new monitor generation; each process then requests the new list of monitors.
     pub fn monitors_changed(&self) {
         // Release: the mirror rings of the new generation exist.
         self.status.fetch_add(MONITOR_GENERATION, Ordering::Release);

@@ -4,8 +4,8 @@ use std::marker::PhantomData;
 
 /// One buffer, from its first byte to its capacity. Copies are cut to what fits, so no access leaves the buffer.
 ///
-/// Another process may write the same bytes at the same time; a read then returns any mixture of old and new. Validate a
-/// copy, never the frame.
+/// Another process may write the same bytes at the same time; a read then returns any mixture of old and new. Validate
+/// a copy, never the frame.
 #[derive(Clone, Copy)]
 pub struct Frame<'a> {
     base: *mut u8,
@@ -68,14 +68,15 @@ impl<'a> Frame<'a> {
         n
     }
 
-    /// Writes `lines` of 64 bytes to the start of the buffer, as many as fit whole. A line that already has these bytes is
-    /// only read, so that other cores keep it in their caches. Returns how many lines were written.
+    /// Writes `lines` of 64 bytes to the start of the buffer, as many as fit whole. A line that already has these bytes
+    /// is only read, so that other cores keep it in their caches. Returns how many lines were written.
     #[inline(always)]
     pub fn write_changed_lines(&self, lines: &[[u8; 64]]) -> usize {
         let n = lines.len().min(self.capacity / 64);
         let mut written = 0;
         for (i, line) in lines[..n].iter().enumerate() {
-            // SAFETY: (i + 1) * 64 <= capacity, so the line is inside the buffer (M2); raw copies in both directions (M1).
+            // SAFETY: (i + 1) * 64 <= capacity, so the line is inside the buffer (M2); raw copies in both directions
+            // (M1).
             unsafe {
                 let at = self.base.add(64 * i);
                 let current = at.cast::<[u64; 8]>().read_unaligned();
@@ -109,7 +110,8 @@ impl<'a> Frame<'a> {
         out
     }
 
-    /// Copies the first `len` bytes of `other` to the start of this frame, at most what both can hold; returns how many.
+    /// Copies the first `len` bytes of `other` to the start of this frame, at most what both can hold; returns how
+    /// many.
     ///
     /// The two may be the same buffer, or overlap.
     #[inline]

@@ -1,21 +1,21 @@
 //! All access to memory that other processes can write, and nothing else.
 //!
-//! Regions, their rings and buffers, endpoint state pages and channel pages are shared memory: a process that is not trusted
-//! may write any of it at any time. This crate is the only one that accesses such bytes. Its rules, cited by number in the
-//! `SAFETY` comments:
+//! Regions, their rings and buffers, endpoint state pages and channel pages are shared memory: a process that is not
+//! trusted may write any of it at any time. This crate is the only one that accesses such bytes. Its rules, cited by
+//! number in the `SAFETY` comments:
 //!
-//! * **M1** Shared words are read and written through atomics, payload through raw copies (or volatile accesses of single
-//!   words); there is never a `&` or `&mut` to bytes that other processes write. A `&AtomicU32` is sound: it promises nothing
-//!   about the value.
-//! * **M2** Every pointer is derived from a [`Window`], which checks once that the bytes lie inside the mapping. A view keeps
-//!   its mapping alive, and a mapping cannot shrink, because its memfd is sealed.
-//! * **M3** A [`Pos`] is below the [`Slots`] that made it. A [`SlotRing`] cuts a position of a larger ring to its last slot, so
-//!   every slot that it accesses is inside the ring.
+//! * **M1** Shared words are read and written through atomics, payload through raw copies (or volatile accesses of
+//!   single words); there is never a `&` or `&mut` to bytes that other processes write. A `&AtomicU32` is sound: it
+//!   promises nothing about the value.
+//! * **M2** Every pointer is derived from a [`Window`], which checks once that the bytes lie inside the mapping. A view
+//!   keeps its mapping alive, and a mapping cannot shrink, because its memfd is sealed.
+//! * **M3** A [`Pos`] is below the [`Slots`] that made it. A [`SlotRing`] cuts a position of a larger ring to its last
+//!   slot, so every slot that it accesses is inside the ring.
 //! * **M4** A value from shared memory is loaded once, the copy is validated, and only the copy is used.
-//! * **M5** Vector instructions run only on a CPU that has them: a [`SimdLevel`] above the portable one is made only after the
-//!   CPU was checked.
-//! * **M6** A buffer is addressed by an index below the pool's count, and its size is a multiple of 64 bytes, at least 64
-//!   ([`Geometry`]). So whole blocks of 64 bytes stay inside a buffer.
+//! * **M5** Vector instructions run only on a CPU that has them: a [`SimdLevel`] above the portable one is made only
+//!   after the CPU was checked.
+//! * **M6** A buffer is addressed by an index below the pool's count, and its size is a multiple of 64 bytes, at least
+//!   64 ([`Geometry`]). So whole blocks of 64 bytes stay inside a buffer.
 //! * **M7** A prefetch is a hint: it faults at no address and changes no memory, so its address needs no check.
 //!
 //! Tests under the loom model checker access slots through the checker's cells, which report every access that is not

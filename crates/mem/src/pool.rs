@@ -77,12 +77,13 @@ pub struct BufUsage {
     pub in_rings: u32,
     /// In no ring, but not more than the open sessions have as extra buffers: held by a program.
     pub extra: u32,
-    /// Allocated but found nowhere: a program lost or duplicated an index. Free again when the region's last session closes.
+    /// Allocated but found nowhere: a program lost or duplicated an index. Free again when the region's last session
+    /// closes.
     pub quarantined: u32,
 }
 
-/// The allocator of a region's buffers. An index that a client left in a ring or list is only a hint: a buffer is freed only
-/// if it is allocated and not in a ring that stays.
+/// The allocator of a region's buffers. An index that a client left in a ring or list is only a hint: a buffer is freed
+/// only if it is allocated and not in a ring that stays.
 #[derive(Debug, Clone)]
 pub struct BufPool {
     /// Buffers in the pool, the two reserved ones included.
@@ -134,9 +135,9 @@ impl BufPool {
         (self.available() >= n).then(|| (0..n).filter_map(|_| self.alloc()).collect())
     }
 
-    /// Frees the buffers `found` (in closed rings, in a list of extra buffers) that are allocated and not in `in_use`, the
-    /// slots of all rings that stay. Other indexes in `found` are ignored: out of bounds, free, or repeated. Returns how
-    /// many were freed.
+    /// Frees the buffers `found` (in closed rings, in a list of extra buffers) that are allocated and not in `in_use`,
+    /// the slots of all rings that stay. Other indexes in `found` are ignored: out of bounds, free, or repeated.
+    /// Returns how many were freed.
     pub fn reclaim(
         &mut self,
         found: impl IntoIterator<Item = BufIdx>,

@@ -1,5 +1,5 @@
-//! Positions in a ring and indexes of buffers. They are types of their own so that they are never confused with each other
-//! and positions, which wrap, are never compared with a bare `<`.
+//! Positions in a ring and indexes of buffers. They are types of their own so that they are never confused with each
+//! other and positions, which wrap, are never compared with a bare `<`.
 
 use std::fmt;
 
@@ -86,7 +86,8 @@ impl Slots {
     pub fn add(self, p: Pos, n: u32) -> Pos {
         debug_assert!(n <= self.0);
         let sum = p.0 + n;
-        // The remainder too, so that even an `n` out of bounds (a bug of the caller) cannot make a position out of range (M3).
+        // The remainder too, so that even an `n` out of bounds (a bug of the caller) cannot make a position out of
+        // range (M3).
         if sum < self.0 { Pos(sum) } else { Pos((sum - self.0) % self.0) }
     }
 

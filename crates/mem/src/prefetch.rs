@@ -1,10 +1,12 @@
 //! Prefetch hints.
 
-/// Prefetches the cache line at `at` for writing (`prefetchw`): the line becomes exclusive to this core, copies in other
-/// caches are invalidated. No effect on the contents, whatever `at` is. No effect at all on other processor families.
+/// Prefetches the cache line at `at` for writing (`prefetchw`): the line becomes exclusive to this core, copies in
+/// other caches are invalidated. No effect on the contents, whatever `at` is. No effect at all on other processor
+/// families.
 ///
-/// Inline assembly because the compiler's intrinsic emits a prefetch for reading when it compiles for a CPU that it does
-/// not know to have the instruction, such as the baseline x86-64. All 64-bit x86 CPUs execute it or treat it as a no-op.
+/// Inline assembly because the compiler's intrinsic emits a prefetch for reading when it compiles for a CPU that it
+/// does not know to have the instruction, such as the baseline x86-64. All 64-bit x86 CPUs execute it or treat it as a
+/// no-op.
 #[inline(always)]
 pub(crate) fn for_write<T>(at: *const T) {
     // SAFETY: a hint that faults at no address and changes no register and no memory (M7).

@@ -4,8 +4,9 @@
 //! 0            rings.offset          bufs.offset                      bytes()
 //! | interfaces | rings               | buffers 0 1 | 2 3 4 ...        |
 //! ```
-//! Objects are identified by offset or index; there is no pointer in a region. The pages are sparse: an object takes memory
-//! once it is used. Several regions may lie in one memfd, one after the other; offsets are then from the start of the memfd.
+//! Objects are identified by offset or index; there is no pointer in a region. The pages are sparse: an object takes
+//! memory once it is used. Several regions may lie in one memfd, one after the other; offsets are then from the start
+//! of the memfd.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -92,8 +93,8 @@ impl Geometry {
         Geometry::at(0, ifs, rings, bufs)
     }
 
-    /// As [`Geometry::new`], in a memfd that has other regions before this one: the first pool is at `base`, a multiple of
-    /// the page size and at most 1 TiB.
+    /// As [`Geometry::new`], in a memfd that has other regions before this one: the first pool is at `base`, a multiple
+    /// of the page size and at most 1 TiB.
     ///
     /// # Errors
     /// As [`Geometry::new`].
@@ -142,8 +143,8 @@ impl Geometry {
     }
 }
 
-/// A mapped region. Every process keeps its own copy of the geometry, from the daemon, and uses no geometry from the shared
-/// bytes (M4).
+/// A mapped region. Every process keeps its own copy of the geometry, from the daemon, and uses no geometry from the
+/// shared bytes (M4).
 #[derive(Clone)]
 pub struct Region {
     window: Window,
@@ -171,8 +172,8 @@ impl Region {
     /// Maps a region that another process made.
     ///
     /// # Errors
-    /// `InvalidData` when the geometry is not one that [`Geometry::at`] makes, or the memfd is not sealed or too small for
-    /// it; else the system call's error.
+    /// `InvalidData` when the geometry is not one that [`Geometry::at`] makes, or the memfd is not sealed or too small
+    /// for it; else the system call's error.
     pub fn attach(fd: BorrowedFd<'_>, geometry: Geometry) -> std::io::Result<Region> {
         // Only a geometry that `at` makes: its pools are in bounds, in order, and aligned.
         let pools = [&geometry.ifs, &geometry.rings, &geometry.bufs].map(|pool| (pool.count, pool.size));
@@ -185,8 +186,8 @@ impl Region {
         let base = geometry.ifs.offset;
         let bytes = usize::try_from(geometry.bytes() - base).map_err(std::io::Error::other)?;
         let window = Window::whole(Arc::new(Mapping::part(fd, base, bytes)?));
-        // SAFETY: the mapping has the bytes from `base` to `geometry.bytes()`, and in a geometry of `at` the buffer pool lies
-        // inside them (M2).
+        // SAFETY: the mapping has the bytes from `base` to `geometry.bytes()`, and in a geometry of `at` the buffer
+        // pool lies inside them (M2).
         let bufs = unsafe { window.base().add((geometry.bufs.offset - base) as usize) };
         Ok(Region { window, bufs, geometry })
     }
@@ -222,8 +223,8 @@ impl Region {
         unsafe { Frame::new(self.bufs.add(idx.0 as usize * bufs.size as usize), bufs.size as usize) }
     }
 
-    /// Prefetches the first cache line of buffer `idx` for reading, on x86-64; an index out of bounds is cut to the last
-    /// buffer.
+    /// Prefetches the first cache line of buffer `idx` for reading, on x86-64; an index out of bounds is cut to the
+    /// last buffer.
     #[inline(always)]
     pub fn prefetch(&self, idx: BufIdx) {
         #[cfg(target_arch = "x86_64")]
@@ -248,8 +249,8 @@ impl Region {
         prefetch::for_write(self.bufs.wrapping_add(index * bufs.size as usize));
     }
 
-    /// Allocates the memory of `n` buffers from `first` on, so that writing them later causes no page fault. Returns whether
-    /// it did; `false` also if they do not lie in the pool.
+    /// Allocates the memory of `n` buffers from `first` on, so that writing them later causes no page fault. Returns
+    /// whether it did; `false` also if they do not lie in the pool.
     pub fn populate(&self, first: BufIdx, n: u32) -> bool {
         let bufs = &self.geometry.bufs;
         let in_pool = first.0.checked_add(n).is_some_and(|end| end <= bufs.count);
@@ -257,9 +258,9 @@ impl Region {
         in_pool && at.is_some_and(|at| self.window.mapping().populate(at, n as usize * bufs.size as usize).is_ok())
     }
 
-    /// Copies data of this process, from addresses that may be unmapped, to the starts of buffers: up to [`MAX_PIECES`] of
-    /// `(address, bytes, buffer)`. Returns a bit mask of those that failed, bit i for the i-th. A piece that is longer than a
-    /// buffer, or whose buffer does not exist, fails.
+    /// Copies data of this process, from addresses that may be unmapped, to the starts of buffers: up to [`MAX_PIECES`]
+    /// of `(address, bytes, buffer)`. Returns a bit mask of those that failed, bit i for the i-th. A piece that is
+    /// longer than a buffer, or whose buffer does not exist, fails.
     ///
     /// [`MAX_PIECES`]: unetmap_sys::user_memory::MAX_PIECES
     pub fn copy_from_program(&self, wanted: &[(u64, u16, BufIdx)]) -> u64 {
@@ -274,7 +275,8 @@ impl Region {
             number[n] = i;
             n += 1;
         }
-        // SAFETY: each target is the start of a frame of at least that many bytes (M2); there are no references to frames (M1).
+        // SAFETY: each target is the start of a frame of at least that many bytes (M2); there are no references to
+        // frames (M1).
         let unread = unsafe { read_pieces(&pieces[..n]) };
         (0..n).filter(|at| unread & 1 << at != 0).fold(failed, |failed, at| failed | 1 << number[at])
     }

@@ -232,8 +232,8 @@ pub struct IfaceShape {
     pub host_tx_rings: u32,
     /// Host receive rings, at least 1 even where there are none.
     pub host_rx_rings: u32,
-    /// Offsets in the region of all rings in netmap's order (tx, host tx, rx, host rx); `None` for a ring that this session
-    /// did not bind.
+    /// Offsets in the region of all rings in netmap's order (tx, host tx, rx, host rx); `None` for a ring that this
+    /// session did not bind.
     pub rings: Vec<Option<u64>>,
 }
 
@@ -277,8 +277,8 @@ impl Iface {
         }
     }
 
-    /// The head of the list of extra buffers as the program left it, not validated. Relaxed: the list is walked after the
-    /// session has closed.
+    /// The head of the list of extra buffers as the program left it, not validated. Relaxed: the list is walked after
+    /// the session has closed.
     pub fn bufs_head(&self) -> BufIdx {
         BufIdx(self.head_word().load(Relaxed))
     }
@@ -297,7 +297,8 @@ impl Iface {
         self.put(byte, &value.to_ne_bytes());
     }
 
-    /// Copies `bytes` to offset `byte`. Nothing is written if they do not fit; callers check [`Iface::max_rings`] before.
+    /// Copies `bytes` to offset `byte`. Nothing is written if they do not fit; callers check [`Iface::max_rings`]
+    /// before.
     fn put(&self, byte: usize, bytes: &[u8]) {
         if let Some(part) = self.window.part(byte, bytes.len()) {
             // SAFETY: `part` has bytes.len() bytes (M2), to which there is no reference (M1).

@@ -102,7 +102,8 @@ impl Offsets {
         (ptr & self.mask).min(u64::from(self.max)) as u32
     }
 
-    /// The part of a buffer from the packet's offset on. `ptr` returns the slot's `ptr`; it is called only if offsets are enabled.
+    /// The part of a buffer from the packet's offset on. `ptr` returns the slot's `ptr`; it is called only if offsets
+    /// are enabled.
     #[inline(always)]
     pub fn within<'r>(&self, frame: Frame<'r>, ptr: impl FnOnce() -> u64) -> Frame<'r> {
         if self.mask == 0 { frame } else { frame.skip(self.of(ptr()) as usize) }
@@ -154,7 +155,8 @@ impl SlotRing {
     #[inline(always)]
     pub(crate) fn at(&self, p: Pos) -> *mut u8 {
         let index = p.raw().min(self.slots.get() - 1) as usize;
-        // SAFETY: the index is below the number of slots (M3), and `new` checked that all of them lie in the window (M2).
+        // SAFETY: the index is below the number of slots (M3), and `new` checked that all of them lie in the window
+        // (M2).
         unsafe { self.base.add(index * SLOT_BYTES) }
     }
 
@@ -192,9 +194,9 @@ impl SlotRing {
         SlotHead(self.word64(p, 0).load(Relaxed))
     }
 
-    /// As [`SlotRing::load`], for a slot that this thread has just written field by field: each field is loaded as it was
-    /// stored. A wider load cannot be forwarded from several narrow stores and would stall until the store buffer has
-    /// drained, including the store of a position to a cache line that the peer reads.
+    /// As [`SlotRing::load`], for a slot that this thread has just written field by field: each field is loaded as it
+    /// was stored. A wider load cannot be forwarded from several narrow stores and would stall until the store buffer
+    /// has drained, including the store of a position to a cache line that the peer reads.
     #[inline(always)]
     pub(crate) fn load_by_field(&self, p: Pos) -> SlotValue {
         SlotValue { buf_idx: self.buf_idx(p), len: self.len(p), flags: self.flags(p), ptr: self.ptr(p) }

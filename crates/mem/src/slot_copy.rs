@@ -1,9 +1,9 @@
 //! Copies slots from a producer's ring into the consumer's: one pass that copies, validates and claims.
 //!
 //! For each 64-byte cache line of the producer's slots: load it once, validate every index and length in the copy in
-//! registers, store the copy into the consumer's own ring, and *claim* the line by writing one word of it back unchanged.
-//! The claim moves the line's ownership to the consumer's core, so that the producer's next write to it costs a transfer
-//! of ownership instead of the invalidation of a shared line: 2 to 4 times the rate between two cores.
+//! registers, store the copy into the consumer's own ring, and *claim* the line by writing one word of it back
+//! unchanged. The claim moves the line's ownership to the consumer's core, so that the producer's next write to it
+//! costs a transfer of ownership instead of the invalidation of a shared line: 2 to 4 times the rate between two cores.
 //!
 //! The producer set `NS_BUF_CHANGED` for its own sync; the flag is cleared on the way, in both rings.
 
@@ -12,8 +12,8 @@ use unetmap_abi::NS_BUF_CHANGED;
 use crate::pos::{Pos, Span};
 use crate::slot::{Limits, SLOT_BYTES, SlotRing};
 
-/// The vector instructions that slots and packets are copied with. Only [`SimdLevel::available`] makes a value, after it has
-/// checked that the CPU has the instructions (M5).
+/// The vector instructions that slots and packets are copied with. Only [`SimdLevel::available`] makes a value, after
+/// it has checked that the CPU has the instructions (M5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SimdLevel(Level);
 
@@ -71,9 +71,9 @@ impl SimdLevel {
 
 const LINE_SLOTS: u32 = 64 / SLOT_BYTES as u32;
 
-/// Copies the slots of `span` from `from` into the same positions of `to` and claims each cache line. Returns whether every
-/// slot is within `limits`. Both rings have the same number of slots. The copies in `to` are complete in either case: the
-/// caller replaces invalid ones there and does not read `from` again (M4).
+/// Copies the slots of `span` from `from` into the same positions of `to` and claims each cache line. Returns whether
+/// every slot is within `limits`. Both rings have the same number of slots. The copies in `to` are complete in either
+/// case: the caller replaces invalid ones there and does not read `from` again (M4).
 #[inline]
 pub(crate) fn copy_slots(simd: SimdLevel, from: &SlotRing, to: &SlotRing, span: Span, limits: Limits) -> bool {
     debug_assert_eq!(from.slots(), to.slots());
@@ -108,9 +108,9 @@ fn copy_lines(simd: SimdLevel, from: &SlotRing, to: &SlotRing, first: u32, lines
     if simd.0 != Level::Portable {
         let at = from.slots().pos(first).unwrap_or(Pos::ZERO);
         let (src, dst) = (from.at(at), to.at(at));
-        // SAFETY: the lines are part of a run that lies inside both rings, which have the same number of slots, so all of
-        // them are readable and writable (M2, M3); `first` is a multiple of four slots and both rings start on a 64-byte
-        // boundary, so they are aligned; the CPU has the instructions of the level (M5).
+        // SAFETY: the lines are part of a run that lies inside both rings, which have the same number of slots, so all
+        // of them are readable and writable (M2, M3); `first` is a multiple of four slots and both rings start on a
+        // 64-byte boundary, so they are aligned; the CPU has the instructions of the level (M5).
         return unsafe {
             match simd.0 {
                 Level::Avx512 => x86::copy_lines_avx512(src, dst, lines as usize, limits),
@@ -141,8 +141,8 @@ fn copy_single_slots(from: &SlotRing, to: &SlotRing, start: u32, count: u32, lim
     valid
 }
 
-/// Claims the cache lines of `span` without copying them: writes back the flags of one slot of each, the first one inside the
-/// span, because an earlier one may be the peer's.
+/// Claims the cache lines of `span` without copying them: writes back the flags of one slot of each, the first one
+/// inside the span, because an earlier one may be the peer's.
 #[inline]
 pub(crate) fn claim_lines(ring: &SlotRing, span: Span) {
     let slots = ring.slots();
@@ -221,7 +221,8 @@ mod x86 {
     }
 
     /// # Safety
-    /// `src` and `dst` are aligned to 64 and valid for reads and writes of `lines * 64` bytes; the CPU has AVX-512 F and BW.
+    /// `src` and `dst` are aligned to 64 and valid for reads and writes of `lines * 64` bytes; the CPU has AVX-512 F
+    /// and BW.
     #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) unsafe fn copy_lines_avx512(src: *mut u8, dst: *mut u8, lines: usize, limits: Limits) -> bool {
         // Lanes of 32 bits: 0 4 8 12 are buffer indexes, 1 5 9 13 are length and flags.

@@ -5,9 +5,10 @@
 //! before     A, its packet              B, free
 //! after      B, NS_BUF_CHANGED          A, the packet's length, NS_BUF_CHANGED
 //! ```
-//! The caller owns both slots: the sender's is published and not yet released, the receiver's is free. The sender's index is
-//! the validated one in the copy of its slot; the receiver's index is read once and validated (M4). So both slots together
-//! name the same buffers as before. A program that writes its slots at the same time corrupts only its own packets.
+//! The caller owns both slots: the sender's is published and not yet released, the receiver's is free. The sender's
+//! index is the validated one in the copy of its slot; the receiver's index is read once and validated (M4). So both
+//! slots together name the same buffers as before. A program that writes its slots at the same time corrupts only its
+//! own packets.
 
 use unetmap_abi::NS_BUF_CHANGED;
 
@@ -18,8 +19,9 @@ use crate::region::Region;
 use crate::slot::{SlotRing, SlotValue};
 use crate::tuning::SWAP_PREFETCH_PACKETS as AHEAD;
 
-/// Swaps the buffer in slot `from` of a sender's ring, as it was received, with the one in slot `to` of a receiver's ring, whose
-/// slot gets the packet's length and `flags`. `false`, without any change, if one of the two slots is not valid.
+/// Swaps the buffer in slot `from` of a sender's ring, as it was received, with the one in slot `to` of a receiver's
+/// ring, whose slot gets the packet's length and `flags`. `false`, without any change, if one of the two slots is not
+/// valid.
 #[inline]
 pub fn swap_one(source: &Consumer, from: Pos, target: &SlotRing, to: Pos, flags: u16) -> bool {
     let (slot, into) = (source.slots().load(from), target.buf_idx(to));
@@ -33,11 +35,11 @@ pub fn swap_one(source: &Consumer, from: Pos, target: &SlotRing, to: Pos, flags:
     valid
 }
 
-/// Swaps packets from slot `from` on, at max up to the end of either ring, as long as they are of the run; all buffers are of
-/// `region`. Returns the number of packets.
+/// Swaps packets from slot `from` on, at most up to the end of either ring, as long as they are of the run; all buffers
+/// are of `region`. Returns the number of packets.
 ///
-/// Stops where [`copy_run`](crate::copy_run) does. Buffers are only read: a sender whose buffers already hold what it sends
-/// next, so that it only reads them too, keeps them in its own cache.
+/// Stops where [`copy_run`](crate::copy_run) does. Buffers are only read: a sender whose buffers already hold what it
+/// sends next, so that it only reads them too, keeps them in its own cache.
 #[inline]
 pub fn swap_run(source: &Consumer, from: Pos, target: &SlotRing, to: Pos, region: &Region, run: Run) -> u32 {
     let (copies, limits) = (source.slots(), region.limits());
@@ -46,8 +48,8 @@ pub fn swap_run(source: &Consumer, from: Pos, target: &SlotRing, to: Pos, region
     #[cfg(target_arch = "x86_64")]
     let done = if let Some(vectors) = source.simd().vectors() {
         let rings = [copies.at(from), source.producer_slots().at(from), target.at(to)];
-        // SAFETY: `max` slots lie inside each of the rings (`left`, M2; the sender's is as large as that of the copies), and
-        // the CPU has the vector instructions (M5).
+        // SAFETY: `max` slots lie inside each of the rings (`left`, M2; the sender's is as large as that of the
+        // copies), and the CPU has the vector instructions (M5).
         unsafe { x86::swap_vectors(vectors, rings, region, Run { max, ..run }) }
     } else {
         0

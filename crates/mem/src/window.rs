@@ -64,7 +64,8 @@ impl Window {
     /// `None` when it does not fit or would not be aligned.
     ///
     /// # Safety
-    /// `T` must be made of atomics only, so that any bytes are a value of it and other processes may write it at any time.
+    /// `T` must be made of atomics only, so that any bytes are a value of it and other processes may write it at any
+    /// time.
     pub(crate) unsafe fn at<T>(&self, offset: usize) -> Option<*const T> {
         let end = offset.checked_add(size_of::<T>())?;
         let ptr = self.base.wrapping_add(offset).cast::<T>();

@@ -4,12 +4,13 @@
 //! tx, completion      we submit frames to send         the kernel returns the frames when they are sent
 //! fill, rx            we provide empty frames          the kernel delivers received packets in them
 //! ```
-//! Every ring has as many entries as the netmap ring has slots, a power of two, and entry *i* always belongs to slot *i*: a
-//! slot that must not go to the kernel gets an entry that the kernel skips. So the positions of the AF_XDP rings are the
-//! state of the netmap ring. Each moves with one store, so the state is well defined after a crash at any instruction.
+//! Every ring has as many entries as the netmap ring has slots, a power of two, and entry *i* always belongs to slot
+//! *i*: a slot that must not go to the kernel gets an entry that the kernel skips. So the positions of the AF_XDP rings
+//! are the state of the netmap ring. Each moves with one store, so the state is well defined after a crash at any
+//! instruction.
 //!
-//! Every process that holds the socket can write the rings' memory: positions are validated like those of any other peer
-//! (M4).
+//! Every process that holds the socket can write the rings' memory: positions are validated like those of any other
+//! peer (M4).
 
 use crate::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::pos::{BufIdx, Pos, Slots, Span};
@@ -48,7 +49,8 @@ struct Ring {
 }
 
 impl Ring {
-    /// `None` when the ring does not have a power of two of entries, as many as `slots`, or they do not lie in the mapping.
+    /// `None` when the ring does not have a power of two of entries, as many as `slots`, or they do not lie in the
+    /// mapping.
     fn new(map: &RingMap, slots: Slots, entry: usize) -> Option<Ring> {
         let window = Window::whole(map.map.clone());
         let end = map.entries_at.checked_add(slots.get() as usize * entry)?;
@@ -68,15 +70,16 @@ impl Ring {
 
     #[inline(always)]
     fn word(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: `new` checked that the three words lie in the mapping and are aligned (M2); an atomic may be shared (M1).
+        // SAFETY: `new` checked that the three words lie in the mapping and are aligned (M2); an atomic may be shared
+        // (M1).
         unsafe { &*self.window.base().add(at).cast::<AtomicU32>() }
     }
 
     /// Word `n`, of 8 bytes, from the start of the entries.
     #[inline(always)]
     fn entry(&self, n: usize) -> &AtomicU64 {
-        // SAFETY: callers pass the words of an entry below the number of slots (M3); `new` checked the end of the entries
-        // (M2); an atomic may be shared (M1).
+        // SAFETY: callers pass the words of an entry below the number of slots (M3); `new` checked the end of the
+        // entries (M2); an atomic may be shared (M1).
         unsafe { &*self.window.base().add(self.entries_at + 8 * n).cast::<AtomicU64>() }
     }
 
@@ -95,7 +98,8 @@ impl Ring {
     /// Entries between consumer and producer; `None` if more than the ring has.
     #[inline(always)]
     fn pending(&self) -> Option<u32> {
-        // Acquire: entries that the kernel has produced are read, and slots that it has consumed are written, after this.
+        // Acquire: entries that the kernel has produced are read, and slots that it has consumed are written, after
+        // this.
         let n = self
             .word(self.producer)
             .load(Ordering::Acquire)
@@ -136,8 +140,8 @@ impl UmemLayout {
         u64::from(idx.0) * u64::from(self.size) + u64::from(offset.min(self.headroom))
     }
 
-    /// The buffer and the offset in it that the UMEM address `addr` names: base in the lower 48 bits, offset in the upper 16.
-    /// `None` if there is no such buffer, or the offset exceeds the headroom.
+    /// The buffer and the offset in it that the UMEM address `addr` names: base in the lower 48 bits, offset in the
+    /// upper 16. `None` if there is no such buffer, or the offset exceeds the headroom.
     #[inline(always)]
     fn locate(self, addr: u64) -> Option<(BufIdx, u32)> {
         let at = (addr & INVALID_ADDR) + (addr >> 48);
@@ -158,8 +162,8 @@ pub struct XskTxRings {
 }
 
 impl XskTxRings {
-    /// The record of this ring starts at `first` of `frames`. `None` if the rings do not have `slots` entries, or the record does
-    /// not fit into the page.
+    /// The record of this ring starts at `first` of `frames`. `None` if the rings do not have `slots` entries, or the
+    /// record does not fit into the page.
     pub fn new(
         tx: &RingMap,
         completion: &RingMap,
@@ -179,7 +183,8 @@ impl XskTxRings {
         self.tx.pos(self.tx.word(self.tx.producer).load(Ordering::Relaxed))
     }
 
-    /// Writes the tx entry of slot `p`; `None`: an entry that the kernel skips. It takes effect with [`XskTxRings::submit`].
+    /// Writes the tx entry of slot `p`; `None`: an entry that the kernel skips. It takes effect with
+    /// [`XskTxRings::submit`].
     #[inline(always)]
     pub fn write_tx(&self, p: Pos, desc: Option<XskDesc>) {
         let at = self.tx.index(p);
@@ -240,15 +245,16 @@ impl XskTxRings {
         p != self.next_tx() && self.recorded(self.tx.index(p)) == 0
     }
 
-    /// The earliest slot from `since` on that was submitted and whose buffer has not been returned; else the next to submit.
+    /// The earliest slot from `since` on that was submitted and whose buffer has not been returned; else the next to
+    /// submit.
     pub fn first_incomplete(&self, since: Pos) -> Pos {
         let next = self.next_tx();
         let submitted = self.tx.slots.walk(Span { from: since, to: next });
         submitted.into_iter().find(|&p| self.recorded(self.tx.index(p)) != 0).unwrap_or(next)
     }
 
-    /// Reads the completion ring. Returns the first slot from `from` on that is not complete, or `to`. The kernel returns
-    /// buffers nearly always in the order of submission.
+    /// Reads the completion ring. Returns the first slot from `from` on that is not complete, or `to`. The kernel
+    /// returns buffers nearly always in the order of submission.
     pub fn reap_completions(&self, from: Pos, to: Pos) -> Pos {
         let slots = self.tx.slots;
         let available = self.completions_pending();
@@ -280,7 +286,8 @@ impl XskTxRings {
         p
     }
 
-    /// Completes the slot of a buffer that was returned before earlier ones. A buffer that no slot submitted is ignored.
+    /// Completes the slot of a buffer that was returned before earlier ones. A buffer that no slot submitted is
+    /// ignored.
     #[cold]
     fn complete_out_of_order(&self, returned: u32, from: Pos, to: Pos) {
         let slots = self.tx.slots;
@@ -316,8 +323,8 @@ impl XskRxRings {
         self.fill.pos(self.fill.word(self.fill.producer).load(Ordering::Relaxed))
     }
 
-    /// Writes the fill entry of slot `p`: the kernel may write a packet into this buffer, from the given offset on. `None`: an
-    /// entry that the kernel skips. It takes effect with [`XskRxRings::submit`].
+    /// Writes the fill entry of slot `p`: the kernel may write a packet into this buffer, from the given offset on.
+    /// `None`: an entry that the kernel skips. It takes effect with [`XskRxRings::submit`].
     #[inline(always)]
     pub fn write_fill(&self, p: Pos, place: Option<(BufIdx, u32)>) {
         // The kernel adds its own headroom and the UMEM's to the address. These bytes may lie in the buffer before.
@@ -351,8 +358,8 @@ impl XskRxRings {
         self.rx.pending().unwrap_or(0)
     }
 
-    /// The rx entry `n` entries after the first: buffer and offset, or `None` if there is no such buffer; the length, not
-    /// validated; whether the packet continues in the next entry.
+    /// The rx entry `n` entries after the first: buffer and offset, or `None` if there is no such buffer; the length,
+    /// not validated; whether the packet continues in the next entry.
     #[inline(always)]
     pub fn peek_rx(&self, n: u32) -> (Option<(BufIdx, u32)>, u32, bool) {
         let at = self.rx.index(self.rx.pos(self.rx.word(self.rx.consumer).load(Ordering::Relaxed).wrapping_add(n)));
@@ -368,8 +375,8 @@ impl XskRxRings {
     }
 }
 
-/// The tx-frames page: for each slot of each transmit ring of a port, the buffer that the kernel has for transmission, or 0. The
-/// slot itself may name another buffer by now.
+/// The tx-frames page: for each slot of each transmit ring of a port, the buffer that the kernel has for transmission,
+/// or 0. The slot itself may name another buffer by now.
 #[derive(Clone)]
 pub struct TxFramesPage {
     window: Window,

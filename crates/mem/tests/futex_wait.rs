@@ -1,4 +1,5 @@
-//! Futex waits on a channel: a side without work waits on its own wake-up request word until the peer moves its position.
+//! Futex waits on a channel: a side without work waits on its own wake-up request word until the peer moves its
+//! position.
 #![cfg(not(loom))]
 
 use std::os::fd::AsFd;
@@ -117,7 +118,8 @@ fn a_futex_wait_on_many_channels_ends_when_one_moves() {
     assert!((4..1000).contains(&fit), "{fit} channels fit");
 }
 
-/// A deferred wake-up reaches a side that is still in its futex wait. A side that sleeps on its doorbell is reported once.
+/// A deferred wake-up reaches a side that is still in its futex wait. A side that sleeps on its doorbell is reported
+/// once.
 #[test]
 fn a_deferred_wakeup_reaches_the_waiter() {
     let page = page();

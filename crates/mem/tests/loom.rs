@@ -1,7 +1,8 @@
-//! The channel, its wake-ups and the ring's sync state in every interleaving of their atomics, up to a bound of preemptions.
+//! The channel, its wake-ups and the ring's sync state in every interleaving of their atomics, up to a bound of
+//! preemptions.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p unetmap-mem --release --test loom`. Slots are the checker's cells: it reports an
-//! access that the positions do not order as a race, and a side that sleeps for ever as a deadlock.
+//! `RUSTFLAGS="--cfg loom" cargo test -p unetmap-mem --release --test loom`. Slots are the checker's cells: it reports
+//! an access that the positions do not order as a race, and a side that sleeps for ever as a deadlock.
 #![cfg(loom)]
 
 // Not the checker's Arc, which would panic a second time when it is dropped in a test that is expected to panic.
@@ -427,7 +428,8 @@ impl Guarded {
         self.inside.with_mut(|cell| unsafe { *cell += 1 });
     }
 
-    /// One sync; `steps`: the number of its steps after which the process crashes. Returns whether it had the right to sync.
+    /// One sync; `steps`: the number of its steps after which the process crashes. Returns whether it had the right to
+    /// sync.
     fn sync(&self, lease: u32, steps: u32) -> bool {
         let thread = u64::from(lease);
         let Some(guard) = self.state.enter_as_owner(lease, thread).or_else(|| self.state.try_lock(lease, thread))

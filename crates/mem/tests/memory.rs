@@ -123,8 +123,8 @@ fn pages_that_are_removed_read_as_zeros() {
                 let fixture = Fixture::in_use(copy);
                 let (file, window) = &fixture.memory[which];
                 if by_mapping {
-                    // SAFETY: the range is a mapping that `window` keeps (M2); only its contents change, which every access
-                    // expects (M1).
+                    // SAFETY: the range is a mapping that `window` keeps (M2); only its contents change, which every
+                    // access expects (M1).
                     unsafe { madvise(window.base().cast(), window.len(), Advice::LinuxRemove) }.unwrap();
                 } else {
                     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

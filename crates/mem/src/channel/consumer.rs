@@ -35,8 +35,8 @@ impl ProdWord {
 }
 
 impl Consumer {
-    /// Joins channel `index` of `page`, to copy slots from `producer_slots` to `slots`, validated against `limits`. `None`
-    /// when the page has no such channel, or the rings differ in size.
+    /// Joins channel `index` of `page`, to copy slots from `producer_slots` to `slots`, validated against `limits`.
+    /// `None` when the page has no such channel, or the rings differ in size.
     pub fn new(
         page: &ChannelPage,
         index: usize,
@@ -93,8 +93,8 @@ impl Consumer {
     }
 
     /// Copies the slots of `span`, which must lie in `[cons, prod)`, into the own ring and claims their cache lines. An
-    /// invalid slot is delivered with length 0 in the buffer `spare`; it keeps `NS_MOREFRAG`, so a chain of fragments stays
-    /// one. Returns the number of invalid slots.
+    /// invalid slot is delivered with length 0 in the buffer `spare`; it keeps `NS_MOREFRAG`, so a chain of fragments
+    /// stays one. Returns the number of invalid slots.
     #[inline(always)]
     pub fn receive(&self, span: Span, spare: BufIdx) -> u32 {
         if self.slots.slots().next(span.from) == span.to
@@ -131,8 +131,9 @@ impl Consumer {
         invalid
     }
 
-    /// Writes the buffers that the program exchanged in the slots of `span` (it set `NS_BUF_CHANGED`) into the producer's
-    /// slots. Must be called before the release. An index out of bounds is not written; returns the number of those.
+    /// Writes the buffers that the program exchanged in the slots of `span` (it set `NS_BUF_CHANGED`) into the
+    /// producer's slots. Must be called before the release. An index out of bounds is not written; returns the number
+    /// of those.
     #[inline]
     pub fn return_buffers(&self, span: Span) -> u32 {
         if any_buf_changed(self.simd, &self.slots, span) { self.write_back_exchanged(span) } else { 0 }

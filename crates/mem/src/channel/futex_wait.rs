@@ -53,8 +53,8 @@ impl Waiter {
         self.word().load(Ordering::Relaxed) == WAITS_ON_DOORBELL
     }
 
-    /// Takes the side's wake-up request, if it still waits. A futex waiter is woken here. Returns `true` if the caller must
-    /// notify the side's doorbell.
+    /// Takes the side's wake-up request, if it still waits. A futex waiter is woken here. Returns `true` if the caller
+    /// must notify the side's doorbell.
     pub fn wake(&self) -> bool {
         take_wakeup(self.word())
     }
@@ -89,8 +89,8 @@ impl<'a> FutexWaitSet<'a> {
         fits
     }
 
-    /// Waits until the peer of one of the channels has moved its position, at most 5 ms, if `idle` returns true after the
-    /// requests are set. Returns whether it was woken. Before Linux 5.16 only the first channel counts.
+    /// Waits until the peer of one of the channels has moved its position, at most 5 ms, if `idle` returns true after
+    /// the requests are set. Returns whether it was woken. Before Linux 5.16 only the first channel counts.
     #[cold]
     pub fn wait(&self, idle: impl FnOnce() -> bool) -> bool {
         let mut own = self.words;

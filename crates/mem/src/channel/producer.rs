@@ -54,8 +54,8 @@ impl Producer {
         Waiter { words: self.words.clone(), is_consumer: true }
     }
 
-    /// Publishes the slot `at`, before `next`, which no earlier call has published, if it is a whole packet whose buffer was
-    /// not exchanged. Returns whether it did.
+    /// Publishes the slot `at`, before `next`, which no earlier call has published, if it is a whole packet whose
+    /// buffer was not exchanged. Returns whether it did.
     #[inline(always)]
     pub fn try_publish_single(&self, at: Pos, next: Pos) -> bool {
         let slot = self.slots.load_by_field(at);

@@ -36,7 +36,8 @@ impl Receiver {
         &self.slots
     }
 
-    /// Claims the cache lines of `span`, which must lie in `[cons, prod)`: the next access to them is the producer's write.
+    /// Claims the cache lines of `span`, which must lie in `[cons, prod)`: the next access to them is the producer's
+    /// write.
     #[inline]
     pub fn claim(&self, span: Span) {
         claim_lines(&self.slots, span);

@@ -16,9 +16,9 @@ use super::futex_wait::futex_wait;
 #[derive(Debug)]
 struct PaddedWord(AtomicU32);
 
-/// The producer's position, and beside it, on the same cache line, a copy of the slot before it. A receiver that waits for
-/// a single packet gets position and slot with one cache line transfer instead of two, and leaves the cache line of the
-/// slot itself with the producer.
+/// The producer's position, and beside it, on the same cache line, a copy of the slot before it. A receiver that waits
+/// for a single packet gets position and slot with one cache line transfer instead of two, and leaves the cache line of
+/// the slot itself with the producer.
 #[repr(C, align(128))]
 #[derive(Debug)]
 struct ProducerLine {
@@ -59,11 +59,11 @@ pub struct ChannelWords {
     producer: ProducerLine,
     /// `cons`: the first slot not yet released. Written by the consumer.
     consumer: ConsumerLine,
-    /// Wake-up request: not 0 while the producer waits for `cons` to move. Set by the producer, cleared by the side that
-    /// wakes it.
+    /// Wake-up request: not 0 while the producer waits for `cons` to move. Set by the producer, cleared by the side
+    /// that wakes it.
     producer_wakeup: PaddedWord,
-    /// Wake-up request: not 0 while the consumer waits for `prod` to move. Set by the consumer, cleared by the side that
-    /// wakes it.
+    /// Wake-up request: not 0 while the consumer waits for `prod` to move. Set by the consumer, cleared by the side
+    /// that wakes it.
     consumer_wakeup: PaddedWord,
 }
 
@@ -96,8 +96,8 @@ impl ChannelWords {
         self.producer.prod.store(to.raw(), Ordering::Release);
     }
 
-    /// Producer: publishes all slots before `to`, of which the last is `slot`. For a single slot: the consumer may read the
-    /// inline copy instead of the ring.
+    /// Producer: publishes all slots before `to`, of which the last is `slot`. For a single slot: the consumer may read
+    /// the inline copy instead of the ring.
     #[inline(always)]
     pub fn publish_one(&self, to: Pos, slot: SlotValue) {
         self.producer.inline_tag.store(NO_INLINE_SLOT, Ordering::Relaxed);
@@ -132,8 +132,8 @@ impl ChannelWords {
         self.consumer.cons.store(to.raw(), Ordering::Release);
     }
 
-    /// Producer: returns `cons`, validated: it must lie in the walk from `known`, the last value read, to `sent`, the own
-    /// `prod`. `None`: no correct consumer could have written the value.
+    /// Producer: returns `cons`, validated: it must lie in the walk from `known`, the last value read, to `sent`, the
+    /// own `prod`. `None`: no correct consumer could have written the value.
     #[inline(always)]
     pub fn validated_cons(&self, slots: Slots, known: Pos, sent: Pos) -> Option<Pos> {
         // Acquire: pairs with `release`.
@@ -141,8 +141,9 @@ impl ChannelWords {
         slots.between(known, cons, sent).then_some(cons)
     }
 
-    /// Consumer: returns `prod`, validated: it must lie in the walk from `received`, the end of what was received before, to
-    /// the slot before `held`, the first one not yet released. `None`: no correct producer could have written the value.
+    /// Consumer: returns `prod`, validated: it must lie in the walk from `received`, the end of what was received
+    /// before, to the slot before `held`, the first one not yet released. `None`: no correct producer could have
+    /// written the value.
     #[inline(always)]
     pub fn validated_prod(&self, slots: Slots, held: Pos, received: Pos) -> Option<Pos> {
         // Acquire: pairs with `publish`.
@@ -150,16 +151,16 @@ impl ChannelWords {
         slots.between(received, prod, slots.prev(held)).then_some(prod)
     }
 
-    /// Producer: returns the value of `cons` if it differs from `known`. Not validated. Relaxed: only a hint; the sync that
-    /// follows loads it again with acquire.
+    /// Producer: returns the value of `cons` if it differs from `known`. Not validated. Relaxed: only a hint; the sync
+    /// that follows loads it again with acquire.
     #[inline(always)]
     pub fn cons_if_moved(&self, known: Pos) -> Option<u32> {
         let raw = self.consumer.cons.load(Ordering::Relaxed);
         (raw != known.raw()).then_some(raw)
     }
 
-    /// Consumer: returns the value of `prod` if it differs from `received`. Not validated. Relaxed: only a hint; the sync
-    /// that follows loads it again with acquire.
+    /// Consumer: returns the value of `prod` if it differs from `received`. Not validated. Relaxed: only a hint; the
+    /// sync that follows loads it again with acquire.
     #[inline(always)]
     pub fn prod_if_moved(&self, received: Pos) -> Option<u32> {
         let raw = self.producer.prod.load(Ordering::Relaxed);
@@ -172,8 +173,8 @@ impl ChannelWords {
         prefetch::for_write(&raw const self.producer);
     }
 
-    /// Consumer that has no work until `prod` moves: prefetches the cache line of `prod` for writing. The producer's next
-    /// store then takes the line over at once and need not invalidate shared copies first.
+    /// Consumer that has no work until `prod` moves: prefetches the cache line of `prod` for writing. The producer's
+    /// next store then takes the line over at once and need not invalidate shared copies first.
     #[inline(always)]
     pub fn prefetch_for_wait(&self) {
         prefetch::for_write(&raw const self.producer);
@@ -193,7 +194,8 @@ impl ChannelWords {
 
     /// `[cons, prod)`, for a successor that takes over one side. `None` when they are not positions of the ring.
     pub fn positions(&self, slots: Slots) -> Option<Span> {
-        // Acquire: a successor of the producer needs the consumer's write-backs, one of the consumer the published slots.
+        // Acquire: a successor of the producer needs the consumer's write-backs, one of the consumer the published
+        // slots.
         let cons = slots.pos(self.consumer.cons.load(Ordering::Acquire))?;
         let prod = slots.pos(self.producer.prod.load(Ordering::Acquire))?;
         Some(Span { from: cons, to: prod })
@@ -205,22 +207,22 @@ impl ChannelWords {
         self.release(span.from);
     }
 
-    /// Consumer, before it sleeps on its doorbell: requests a wake-up when `prod` moves. It must check `prod` once more after
-    /// this call.
+    /// Consumer, before it sleeps on its doorbell: requests a wake-up when `prod` moves. It must check `prod` once more
+    /// after this call.
     pub fn consumer_request_wakeup(&self) {
         self.consumer_wakeup.0.store(WAITS_ON_DOORBELL, Ordering::SeqCst);
         fence_sleeper();
     }
 
-    /// Consumer of many channels, before it sleeps: as [`ChannelWords::consumer_request_wakeup`], for this channel alone and
-    /// without the fence. One [`fence_before_sleep`] for all of them must come before the last check.
+    /// Consumer of many channels, before it sleeps: as [`ChannelWords::consumer_request_wakeup`], for this channel
+    /// alone and without the fence. One [`fence_before_sleep`] for all of them must come before the last check.
     #[inline]
     pub fn consumer_request_wakeup_unfenced(&self) {
         self.consumer_wakeup.0.store(WAITS_ON_DOORBELL, Ordering::SeqCst);
     }
 
-    /// Producer, before it sleeps on its doorbell: requests a wake-up when `cons` moves. It must check `cons` once more after
-    /// this call.
+    /// Producer, before it sleeps on its doorbell: requests a wake-up when `cons` moves. It must check `cons` once more
+    /// after this call.
     pub fn producer_request_wakeup(&self) {
         self.producer_wakeup.0.store(WAITS_ON_DOORBELL, Ordering::SeqCst);
         fence_sleeper();
@@ -286,20 +288,22 @@ impl ChannelWords {
         self.consumer.cpu.load(Ordering::Relaxed) != 0
     }
 
-    /// Consumer that has no work while `prod` is `received`: futex wait until `prod` moves, at most 5 ms. `same_cpu`: the
-    /// producer runs on the caller's CPU; if it migrates at that moment the wake-up may be lost.
+    /// Consumer that has no work while `prod` is `received`: futex wait until `prod` moves, at most 5 ms. `same_cpu`:
+    /// the producer runs on the caller's CPU; if it migrates at that moment the wake-up may be lost.
     #[cfg(not(loom))]
     pub fn consumer_futex_wait(&self, received: Pos, same_cpu: bool) {
         futex_wait(&self.consumer_wakeup.0, same_cpu, || self.prod_if_moved(received).is_none());
     }
 
-    /// Producer that has no work while `cons` is `known`: futex wait until `cons` moves, at most 5 ms. `same_cpu` as above.
+    /// Producer that has no work while `cons` is `known`: futex wait until `cons` moves, at most 5 ms. `same_cpu` as
+    /// above.
     #[cfg(not(loom))]
     pub fn producer_futex_wait(&self, known: Pos, same_cpu: bool) {
         futex_wait(&self.producer_wakeup.0, same_cpu, || self.cons_if_moved(known).is_none());
     }
 
-    /// Producer: whether the consumer is in a futex wait on CPU `cpu`. Relaxed: a missed waiter wakes up by its time limit.
+    /// Producer: whether the consumer is in a futex wait on CPU `cpu`. Relaxed: a missed waiter wakes up by its time
+    /// limit.
     #[cfg(not(loom))]
     #[inline]
     pub(super) fn consumer_futex_waits_on(&self, cpu: u32) -> bool {
@@ -327,8 +331,8 @@ impl ChannelWords {
         self.consumer_wakeup.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Producer, after `publish`: takes the consumer's wake-up request. A futex waiter is woken here. Returns `true` if the
-    /// caller must notify the consumer's doorbell. At most one of several concurrent callers gets `true`.
+    /// Producer, after `publish`: takes the consumer's wake-up request. A futex waiter is woken here. Returns `true` if
+    /// the caller must notify the consumer's doorbell. At most one of several concurrent callers gets `true`.
     #[inline(always)]
     pub fn take_consumer_wakeup(&self) -> bool {
         fence_publisher();
@@ -342,8 +346,8 @@ impl ChannelWords {
         take_wakeup(&self.consumer_wakeup.0)
     }
 
-    /// Consumer, after `release`: takes the producer's wake-up request. A futex waiter is woken here. Returns `true` if the
-    /// caller must notify the producer's doorbell.
+    /// Consumer, after `release`: takes the producer's wake-up request. A futex waiter is woken here. Returns `true` if
+    /// the caller must notify the producer's doorbell.
     #[inline(always)]
     pub fn take_producer_wakeup(&self) -> bool {
         fence_publisher();

@@ -58,8 +58,8 @@ pub(crate) fn fault(beyond: u32) -> impl Strategy<Value = Fault> {
 }
 
 proptest! {
-    /// Every SIMD level stops at the first packet that is not of the run, copies exactly the packets before it, and changes
-    /// nothing else.
+    /// Every SIMD level stops at the first packet that is not of the run, copies exactly the packets before it, and
+    /// changes nothing else.
     #[test]
     fn runs_are_copied_up_to_the_first_packet_outside(
         packets in prop::collection::vec((14..600u16, fault(2 + SLOTS)), SLOTS as usize),
@@ -100,7 +100,8 @@ proptest! {
             }
             let run = Run { addresses: TO, flags: 0x0100, max };
             let pos = |raw| slots.pos(raw).unwrap();
-            let (read, write) = (RingRef { slots: &theirs, region: &source }, RingRef { slots: &mine, region: &target });
+            let read = RingRef { slots: &theirs, region: &source };
+            let write = RingRef { slots: &mine, region: &target };
             prop_assert_eq!(copy_run(simd, read, pos(from), write, pos(to), run), expected, "{:?}", simd);
             for i in 0..SLOTS {
                 let (at, into) = (slots.add(pos(from), i), slots.add(pos(to), i));

@@ -10,7 +10,8 @@ use crate::slot::{SLOT_BYTES, SlotHead, SlotValue};
 use crate::slot_copy::Vectors;
 use crate::tuning::COPY_PREFETCH_PACKETS as AHEAD;
 
-/// 64 bytes in registers. Each method must be inlined into a function that has the target features of its implementation.
+/// 64 bytes in registers. Each method must be inlined into a function that has the target features of its
+/// implementation.
 trait Block: Copy {
     /// The first `len` of 64 bytes, zeros beyond.
     ///
@@ -49,7 +50,8 @@ static KEEP: [u8; 128] = {
 impl Block for Avx2Block {
     #[inline(always)]
     unsafe fn load(from: *const u8, len: usize) -> Avx2Block {
-        // SAFETY: 64 bytes are valid (M2, caller), of `KEEP` those from 64 - len <= 64 on; the CPU has AVX2 (M5, caller).
+        // SAFETY: 64 bytes are valid (M2, caller), of `KEEP` those from 64 - len <= 64 on; the CPU has AVX2 (M5,
+        // caller).
         unsafe {
             let whole = Avx2Block(_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast()));
             if len >= 64 {
@@ -113,7 +115,8 @@ impl Block for Avx512Block {
 /// Copies `len` bytes and writes zeros up to the next multiple of 64.
 ///
 /// # Safety
-/// `from` is valid for reads and `to` for writes of `len` bytes, rounded up to a multiple of 64; the CPU has the instructions.
+/// `from` is valid for reads and `to` for writes of `len` bytes, rounded up to a multiple of 64; the CPU has the
+/// instructions.
 #[inline]
 pub(super) unsafe fn copy_blocks(vectors: Vectors, from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: guaranteed by the caller (M2, M5).
@@ -255,8 +258,8 @@ unsafe fn copy_run_packets<B: Block>(source: RingRef<'_>, from: Pos, target: Rin
             return i;
         }
         if i + AHEAD < run.max {
-            // SAFETY: slot i + AHEAD < max is inside both rings (M2, caller), read as above (M1); a prefetch faults at no
-            // address (M7).
+            // SAFETY: slot i + AHEAD < max is inside both rings (M2, caller), read as above (M1); a prefetch faults at
+            // no address (M7).
             unsafe {
                 let ahead = at + AHEAD as usize * SLOT_BYTES;
                 let next = slots.add(ahead).cast::<u32>().read_volatile() as usize;
@@ -266,10 +269,10 @@ unsafe fn copy_run_packets<B: Block>(source: RingRef<'_>, from: Pos, target: Rin
             }
         }
         let len = usize::from(slot.len);
-        // SAFETY: both indexes, validated copies (M4), are below the number of buffers of their regions (`may_join_run`), so the
-        // pointers are those of buffers of buf_size bytes (M2); `len` is at most the smaller buf_size, and at least 14; buffer
-        // sizes are multiples of 64, so rounding up stays inside both (M6). Raw copies (M1). The CPU has the instructions (M5,
-        // caller).
+        // SAFETY: both indexes, validated copies (M4), are below the number of buffers of their regions
+        // (`may_join_run`), so the pointers are those of buffers of buf_size bytes (M2); `len` is at most the smaller
+        // buf_size, and at least 14; buffer sizes are multiples of 64, so rounding up stays inside both (M6). Raw
+        // copies (M1). The CPU has the instructions (M5, caller).
         unsafe {
             let from = read.add(slot.buf_idx.0 as usize * source_limits.buf_size as usize);
             let to = write.add(idx.0 as usize * target_limits.buf_size as usize);
@@ -302,7 +305,8 @@ unsafe fn copy_listed_packets<B: Block>(
     let (read, write, into) = (source.bufs_ptr(), target.region.bufs_ptr(), target.slots.at(to));
     for (i, packet) in packets.iter().enumerate() {
         let at = i * SLOT_BYTES;
-        // SAFETY: slot i is inside the ring (M2, caller), aligned to 16; volatile, because other processes may write it (M1).
+        // SAFETY: slot i is inside the ring (M2, caller), aligned to 16; volatile, because other processes may write it
+        // (M1).
         let idx = BufIdx(unsafe { into.add(at).cast::<u32>().read_volatile() });
         if !fits(packet.buf_idx(), packet.len(), idx, max_len, (source_limits, target_limits)) {
             return i as u32;
@@ -312,9 +316,9 @@ unsafe fn copy_listed_packets<B: Block>(
             let next = unsafe { into.add(at + AHEAD as usize * SLOT_BYTES).cast::<u32>().read_volatile() };
             prefetch::for_write(write.wrapping_add(next as usize * target_limits.buf_size as usize));
         }
-        // SAFETY: both indexes, validated copies (M4), are below the number of buffers of their regions (M2), and the length is
-        // at most the smaller buf_size (`fits`), a multiple of 64 (M6); the slot is inside the ring (caller). Raw copies (M1).
-        // The CPU has the instructions (M5, caller).
+        // SAFETY: both indexes, validated copies (M4), are below the number of buffers of their regions (M2), and the
+        // length is at most the smaller buf_size (`fits`), a multiple of 64 (M6); the slot is inside the ring (caller).
+        // Raw copies (M1). The CPU has the instructions (M5, caller).
         unsafe {
             let from = read.add(packet.buf_idx().0 as usize * source_limits.buf_size as usize);
             copy_whole_blocks::<B>(

@@ -215,7 +215,8 @@ proptest! {
     #[test]
     fn all_levels_copy_spans_of_large_rings_alike(
         n in prop_oneof![Just(64u32), Just(1024), Just(4095), 2u32..1500],
-        at in any::<(u32, u32)>(), which in 0usize..LIMITS.len(), seed in 1u64.., bad in proptest::option::of(any::<u32>()),
+        at in any::<(u32, u32)>(), which in 0usize..LIMITS.len(), seed in 1u64..,
+        bad in proptest::option::of(any::<u32>()),
     ) {
         let (rings, limits, mut noise) = (Rings::new(n), LIMITS[which], Noise(seed));
         let slots = rings.from.slots();
@@ -230,8 +231,8 @@ proptest! {
     }
 }
 
-/// A claim writes only flags, and only of slots inside the span: all other words that the producer writes at the same time
-/// keep its values.
+/// A claim writes only flags, and only of slots inside the span: all other words that the producer writes at the same
+/// time keep its values.
 #[test]
 fn a_claim_overwrites_nothing_else() {
     let limits = Limits { bufs: 1000, buf_size: 2048 };

@@ -14,7 +14,8 @@ const SLOTS: u32 = 64;
 const LEN: u16 = 60;
 const TO: [u8; MAC_PAIR_BYTES] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
 
-/// A region with the rings of a sender and a receiver, the consumer of the sender's channel, and the region of its copies.
+/// A region with the rings of a sender and a receiver, the consumer of the sender's channel, and the region of its
+/// copies.
 struct Pair {
     region: Region,
     sender: SlotRing,
@@ -64,8 +65,8 @@ impl Pair {
 }
 
 proptest! {
-    /// Every SIMD level stops at the first packet that is not of the run, each buffer is swapped for another, and the sender's
-    /// writes after its slots were received have no effect.
+    /// Every SIMD level stops at the first packet that is not of the run, each buffer is swapped for another, and the
+    /// sender's writes after its slots were received have no effect.
     #[test]
     fn runs_are_swapped_up_to_the_first_packet_outside(
         faults in prop::collection::vec(prop_oneof![4 => Just(Fault::None), 1 => fault(2 + 2 * SLOTS)], SLOTS as usize),

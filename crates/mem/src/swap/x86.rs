@@ -11,8 +11,8 @@ use crate::slot::SLOT_BYTES;
 use crate::slot_copy::Vectors;
 use crate::tuning::SWAP_PREFETCH_PACKETS as AHEAD;
 
-/// Some slots in registers, each of four words of 32 bits: index, length and flags, and two of `ptr`. Each method must be
-/// inlined into a function that has the target features of its implementation.
+/// Some slots in registers, each of four words of 32 bits: index, length and flags, and two of `ptr`. Each method must
+/// be inlined into a function that has the target features of its implementation.
 ///
 /// # Safety
 /// The CPU has the instructions of the implementation whose method is called.
@@ -38,14 +38,14 @@ trait SlotVector: Copy {
     /// Bitwise or.
     unsafe fn or(self, other: Self) -> Self;
 
-    /// Whether each word is at min `min`, and at max `span` above it.
+    /// Whether each word is at least `min`, and at most `span` above it.
     unsafe fn within(self, min: Self, span: Self) -> bool;
 
     /// Per slot: the words 2 1 0 1.
     unsafe fn cross(self) -> Self;
 
-    /// Stores the first two words of each slot as the heads of the slots at `first`, the other two as those at `second`; both
-    /// must be valid for writes.
+    /// Stores the first two words of each slot as the heads of the slots at `first`, the other two as those at
+    /// `second`; both must be valid for writes.
     unsafe fn store_heads(self, first: *mut u8, second: *mut u8);
 }
 
@@ -79,7 +79,8 @@ impl SlotVector for TwoSlots {
 
     #[inline(always)]
     unsafe fn load_headers(self, at: impl Fn(u32) -> *const u8) -> TwoSlots {
-        // SAFETY: 16 bytes are valid at each address (M2), the CPU has the instructions (M5), both guaranteed by the caller.
+        // SAFETY: 16 bytes are valid at each address (M2), the CPU has the instructions (M5), both guaranteed by the
+        // caller.
         unsafe {
             let a = at(_mm256_extract_epi32::<0>(self.0) as u32);
             let b = at(_mm256_extract_epi32::<4>(self.0) as u32);
@@ -119,7 +120,8 @@ impl SlotVector for TwoSlots {
 
     #[inline(always)]
     unsafe fn store_heads(self, first: *mut u8, second: *mut u8) {
-        // SAFETY: 8 bytes of each of two slots are valid at both (M2), the CPU has AVX2 (M5), both guaranteed by the caller.
+        // SAFETY: 8 bytes of each of two slots are valid at both (M2), the CPU has AVX2 (M5), both guaranteed by the
+        // caller.
         unsafe {
             let (a, b) = (_mm256_castsi256_si128(self.0), _mm256_extracti128_si256::<1>(self.0));
             _mm_storel_epi64(first.cast(), a);
@@ -157,7 +159,8 @@ impl SlotVector for FourSlots {
 
     #[inline(always)]
     unsafe fn load_headers(self, at: impl Fn(u32) -> *const u8) -> FourSlots {
-        // SAFETY: 16 bytes are valid at each address (M2), the CPU has the instructions (M5), both guaranteed by the caller.
+        // SAFETY: 16 bytes are valid at each address (M2), the CPU has the instructions (M5), both guaranteed by the
+        // caller.
         unsafe {
             let a = at(_mm_cvtsi128_si32(_mm512_castsi512_si128(self.0)) as u32);
             let b = at(_mm_cvtsi128_si32(_mm512_extracti32x4_epi32::<1>(self.0)) as u32);
@@ -205,8 +208,8 @@ impl SlotVector for FourSlots {
     }
 }
 
-/// [`swap_run`](super::swap_run), a vector of packets at a time, as long as all packets of the vector are of the run. The three
-/// pointers are to the slots of the copies, of the sender's ring and of the receiver's ring.
+/// [`swap_run`](super::swap_run), a vector of packets at a time, as long as all packets of the vector are of the run.
+/// The three pointers are to the slots of the copies, of the sender's ring and of the receiver's ring.
 ///
 /// # Safety
 /// `run.max` slots are valid for reads and writes from each of the three pointers on; the CPU has the instructions.
@@ -245,7 +248,8 @@ unsafe fn swap<F: SlotVector>([copies, sender, receiver]: [*mut u8; 3], region: 
     const ALL: u32 = u32::MAX;
     let (limits, buffers) = (region.limits(), region.bufs_ptr());
     let flags = |flags: u16| u32::from(flags) << 16;
-    // Masks and bounds of two slot heads, the sender's and the receiver's. A forbidden flag makes the length word too large.
+    // Masks and bounds of two slot heads, the sender's and the receiver's. A forbidden flag makes the length word too
+    // large.
     let checked = [ALL, flags(RUN_BREAK_FLAGS) | 0xffff, ALL, 0];
     let min = [FIRST, MIN_LEN.into(), FIRST, 0];
     // No underflow: there are more buffers than the reserved ones, and they hold the shortest packet (M6).
@@ -255,8 +259,8 @@ unsafe fn swap<F: SlotVector>([copies, sender, receiver]: [*mut u8; 3], region: 
     for (word, bytes) in addresses.iter_mut().zip(run.addresses.as_chunks().0) {
         *word = u32::from_ne_bytes(*bytes);
     }
-    // The sender's slot gets the receiver's index and keeps length and flags; the receiver's slot gets the sender's index and
-    // length.
+    // The sender's slot gets the receiver's index and keeps length and flags; the receiver's slot gets the sender's
+    // index and length.
     let kept = [ALL, ALL, ALL, 0xffff];
     let added = [0, flags(NS_BUF_CHANGED), 0, flags(run.flags | NS_BUF_CHANGED)];
     // SAFETY: the CPU has the instructions (M5, caller).
@@ -273,8 +277,8 @@ unsafe fn swap<F: SlotVector>([copies, sender, receiver]: [*mut u8; 3], region: 
         ]
     };
     let at = |idx: u32| buffers.wrapping_add(idx as usize * limits.buf_size as usize).cast_const();
-    // SAFETY: slot i < max is inside the ring (M2, caller), aligned to 16; volatile, because other processes may write it
-    // (M1). A prefetch faults at no address (M7).
+    // SAFETY: slot i < max is inside the ring (M2, caller), aligned to 16; volatile, because other processes may write
+    // it (M1). A prefetch faults at no address (M7).
     let prefetch = |i: u32| unsafe {
         let idx = copies.add(i as usize * SLOT_BYTES).cast::<u32>().read_volatile();
         _mm_prefetch::<_MM_HINT_T0>(at(idx).cast());
@@ -283,9 +287,9 @@ unsafe fn swap<F: SlotVector>([copies, sender, receiver]: [*mut u8; 3], region: 
     let mut done = 0;
     while done + F::SLOTS <= run.max {
         let slot = done as usize * SLOT_BYTES;
-        // SAFETY: F::SLOTS slots are inside the rings from `done` on (caller). Each index is below the number of buffers when
-        // its packet is read (`within`), so the pointer is that of a buffer (M2) of at least 64 bytes (M6). The loaded copy is
-        // validated and not loaded again (M4). The CPU has the instructions (M5, caller).
+        // SAFETY: F::SLOTS slots are inside the rings from `done` on (caller). Each index is below the number of
+        // buffers when its packet is read (`within`), so the pointer is that of a buffer (M2) of at least 64 bytes
+        // (M6). The loaded copy is validated and not loaded again (M4). The CPU has the instructions (M5, caller).
         unsafe {
             let heads = F::load(copies.add(slot)).join_heads(F::load(receiver.add(slot)));
             if !heads.and(checked).within(min, span) {
