@@ -1,8 +1,8 @@
-//! netmap's structures, byte for byte as on a 64-bit machine; units, bounds and writers of the fields stand in
-//! `include/net/netmap.h`, field by field under the same names.
+//! netmap's structures with their layout on 64-bit machines. `include/net/netmap.h` documents units, bounds and writers
+//! of the fields, under the same names.
 //!
-//! All of them can be read from and written to bytes with `zerocopy`'s traits. Where C leaves a hole there is a field
-//! `_pad`, so that no byte is without a value.
+//! All structures can be read from and written to bytes with `zerocopy`'s traits. C's implicit padding is an explicit
+//! field `_pad`, so that every byte has a value.
 #![allow(missing_docs, reason = "the fields are the C header's, described there")]
 
 use std::fmt;
@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::constants::{NETMAP_REQ_IFNAMSIZ, NM_IFRDATA_LEN};
 
-/// Declares structures of the interface: C layout, plain bytes, all zero by default, of the size given.
+/// Declares structures of the interface: C layout, plain bytes, all zero by default. Asserts the given size.
 macro_rules! layout {
     ($($(#[$meta:meta])* $name:ident: $size:literal { $($field:ident: $type:ty,)* })*) => {$(
         $(#[$meta])*
@@ -30,7 +30,7 @@ macro_rules! layout {
 }
 
 layout! {
-    /// A slot of a ring: which buffer, and what is in it.
+    /// A slot of a ring: the index of a buffer, and the packet in it.
     NetmapSlot: 16 {
         buf_idx: u32,
         len: u16,
@@ -44,7 +44,7 @@ layout! {
         tv_usec: i64,
     }
 
-    /// The head of a ring; `num_slots` slots follow at its end.
+    /// The header of a ring; `num_slots` slots follow.
     #[repr(align(128))]
     NetmapRing: 256 {
         buf_ofs: i64,
@@ -64,7 +64,7 @@ layout! {
         sem: [u8; 128],
     }
 
-    /// The head of an open port; `isize` distances to the rings follow at its end: tx, host tx, rx, host rx.
+    /// The description of an open port; the rings' offsets (`isize`) follow: tx, host tx, rx, host rx.
     #[repr(align(8))]
     NetmapIf: 56 {
         ni_name: [u8; 16],
@@ -78,7 +78,7 @@ layout! {
         ni_spare1: [u32; 3],
     }
 
-    /// The older request of `NIOCGINFO` and `NIOCREGIF`.
+    /// The legacy request of `NIOCGINFO` and `NIOCREGIF`.
     Nmreq: 60 {
         nr_name: [u8; 16],
         nr_version: u32,
@@ -103,7 +103,7 @@ layout! {
         data: [u8; NM_IFRDATA_LEN],
     }
 
-    /// The head of each option.
+    /// The header of each option.
     NmreqOption: 24 {
         nro_next: u64,
         nro_reqtype: u32,
@@ -111,7 +111,7 @@ layout! {
         nro_size: u64,
     }
 
-    /// The argument of `NIOCCTRL`: names the port and the request, leads to the body and the options.
+    /// The argument of `NIOCCTRL`: port name, request type, and pointers to the body and the options.
     NmreqHeader: 88 {
         nr_version: u16,
         nr_reqtype: u16,
@@ -235,7 +235,7 @@ layout! {
         pad: [u32; 13],
     }
 
-    /// The head of the option SYNC_KLOOP_EVENTFDS; [`KloopEventfds`] follow, one for each bound ring, tx rings first.
+    /// The header of the SYNC_KLOOP_EVENTFDS option; one [`KloopEventfds`] for each bound ring follows, tx rings first.
     NmreqOptSyncKloopEventfds: 24 {
         nro_opt: NmreqOption,
     }
@@ -246,28 +246,28 @@ layout! {
         irqfd: i32,
     }
 
-    /// The option SYNC_KLOOP_MODE.
+    /// The SYNC_KLOOP_MODE option.
     NmreqOptSyncKloopMode: 32 {
         nro_opt: NmreqOption,
         mode: u32,
         _pad: [u8; 4],
     }
 
-    /// The option EXTMEM.
+    /// The EXTMEM option.
     NmreqOptExtmem: 96 {
         nro_opt: NmreqOption,
         nro_usrptr: u64,
         nro_info: NmreqPoolsInfo,
     }
 
-    /// The option CSB.
+    /// The CSB option.
     NmreqOptCsb: 40 {
         nro_opt: NmreqOption,
         csb_atok: u64,
         csb_ktoa: u64,
     }
 
-    /// The option OFFSETS.
+    /// The OFFSETS option.
     NmreqOptOffsets: 56 {
         nro_opt: NmreqOption,
         nro_max_offset: u64,
@@ -278,15 +278,15 @@ layout! {
     }
 }
 
-/// A name that a structure's name field cannot hold, or a name field that holds no name.
+/// A name that does not fit into a structure's name field, or a name field without a valid name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameFieldError {
     /// The name is longer than this many bytes.
     TooLong(usize),
-    /// The name has a zero byte inside.
-    ZeroInside,
-    /// No zero byte ends the field.
-    NoEnd,
+    /// The name contains a zero byte.
+    ContainsZero,
+    /// The field has no terminating zero byte.
+    NotTerminated,
     /// The field's bytes are not UTF-8.
     NotUtf8,
 }
@@ -294,29 +294,29 @@ pub enum NameFieldError {
 impl fmt::Display for NameFieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooLong(max) => write!(f, "a name here has at most {max} bytes"),
-            Self::ZeroInside => f.write_str("a name has no zero byte inside"),
-            Self::NoEnd => f.write_str("no zero byte ends the name"),
-            Self::NotUtf8 => f.write_str("the name is not UTF-8"),
+            Self::TooLong(max) => write!(f, "the name is longer than {max} bytes"),
+            Self::ContainsZero => f.write_str("the name contains a zero byte"),
+            Self::NotTerminated => f.write_str("the name has no terminating zero byte"),
+            Self::NotUtf8 => f.write_str("the name is not valid UTF-8"),
         }
     }
 }
 
 impl std::error::Error for NameFieldError {}
 
-/// The bytes before the first zero byte, as text.
+/// Returns the bytes before the first zero byte as text.
 fn get_name(field: &[u8]) -> Result<&str, NameFieldError> {
-    let end = field.iter().position(|&b| b == 0).ok_or(NameFieldError::NoEnd)?;
+    let end = field.iter().position(|&b| b == 0).ok_or(NameFieldError::NotTerminated)?;
     std::str::from_utf8(&field[..end]).map_err(|_| NameFieldError::NotUtf8)
 }
 
-/// Writes `name` and fills the rest of the field with zero bytes; a field left unchanged on error.
+/// Writes `name` and fills the rest of the field with zero bytes. Leaves the field unchanged on error.
 fn set_name(field: &mut [u8], name: &str) -> Result<(), NameFieldError> {
     if name.len() >= field.len() {
         return Err(NameFieldError::TooLong(field.len() - 1));
     }
     if name.contains('\0') {
-        return Err(NameFieldError::ZeroInside);
+        return Err(NameFieldError::ContainsZero);
     }
     let (head, rest) = field.split_at_mut(name.len());
     head.copy_from_slice(name.as_bytes());
@@ -327,12 +327,12 @@ fn set_name(field: &mut [u8], name: &str) -> Result<(), NameFieldError> {
 macro_rules! names {
     ($($name:ident.$field:ident, $max:literal;)*) => {$(
         impl $name {
-            /// The name; empty is a name too.
+            /// The name, which may be empty.
             pub fn name(&self) -> Result<&str, NameFieldError> {
                 get_name(&self.$field)
             }
 
-            #[doc = concat!("Sets the name, 0..=", $max, " bytes; on error nothing changes.")]
+            #[doc = concat!("Sets the name, 0..=", $max, " bytes. Changes nothing on error.")]
             pub fn set_name(&mut self, name: &str) -> Result<(), NameFieldError> {
                 set_name(&mut self.$field, name)
             }
@@ -360,14 +360,14 @@ mod tests {
         assert_eq!(header.name(), Ok(longest.as_str()));
         header.set_name("lan{left").unwrap();
         assert_eq!(header.name(), Ok("lan{left"));
-        assert!(header.nr_name[8..].iter().all(|&b| b == 0), "an old name shines through");
+        assert!(header.nr_name[8..].iter().all(|&b| b == 0), "bytes of the old name are left");
 
         assert_eq!(header.set_name(&"x".repeat(64)), Err(NameFieldError::TooLong(63)));
-        assert_eq!(header.set_name("a\0b"), Err(NameFieldError::ZeroInside));
-        assert_eq!(header.name(), Ok("lan{left"), "changed by an error");
+        assert_eq!(header.set_name("a\0b"), Err(NameFieldError::ContainsZero));
+        assert_eq!(header.name(), Ok("lan{left"), "changed on error");
 
         header.nr_name = [b'x'; 64];
-        assert_eq!(header.name(), Err(NameFieldError::NoEnd));
+        assert_eq!(header.name(), Err(NameFieldError::NotTerminated));
         header.nr_name[1] = 0;
         header.nr_name[0] = 0xff;
         assert_eq!(header.name(), Err(NameFieldError::NotUtf8));

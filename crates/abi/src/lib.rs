@@ -1,7 +1,7 @@
-//! netmap's interface, version 14, for Rust: the structures that programs and netmap exchange, their constants, and
-//! the grammar of port names. No logic beyond that grammar, no pointers, no unsafe.
+//! netmap's API, version 14, for Rust: the structures that programs and netmap exchange, their constants, and the
+//! grammar of port names. No logic beyond that grammar, no pointers, no unsafe code.
 //!
-//! The C side of the same contract is `include/net/netmap.h`; the tests hold both against one table.
+//! `include/net/netmap.h` is the same API in C; the tests compare both with one table.
 #![forbid(unsafe_code)]
 
 mod constants;

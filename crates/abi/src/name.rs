@@ -12,8 +12,8 @@
 //! kv       = key "=" value                           "-" and "_" are the same in a key
 //! ```
 //!
-//! `@number` names a region. A `-` may be part of an interface's name: the ring suffix is the last `-` with only
-//! digits behind it, unless an interface has the whole name.
+//! `@number` selects a region. An interface name may contain `-`: the ring suffix is the last `-` followed by digits
+//! only, unless an interface with the whole name exists.
 
 use std::fmt;
 
@@ -26,7 +26,7 @@ use crate::constants::{
 };
 pub use options::{Conf, ExtMem, Offset, PortOptions};
 
-/// `EINVAL`, the errno of each malformed name.
+/// `EINVAL`, the errno of every malformed name.
 const EINVAL: i32 = 22;
 
 /// The flag letters and their `NR_*` bits, in canonical order.
@@ -39,10 +39,10 @@ const FLAGS: [(char, u64); 6] = [
     ('T', NR_TX_RINGS_ONLY),
 ];
 
-/// Who serves the port, or, for a pipe, its parent.
+/// The kind of the port; for a pipe, of its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PortKind {
-    /// `netmap:`: an interface, or a name that pipes share.
+    /// `netmap:`: an interface, or a name shared by pipes.
     Netmap,
     /// `vale`: a port of a software switch.
     Vale,
@@ -58,8 +58,8 @@ pub enum PipeRole {
 }
 
 impl PipeRole {
-    /// The sign between the parent's name and the pipe's.
-    pub const fn sign(self) -> char {
+    /// The separator between the parent's name and the pipe's.
+    pub const fn separator(self) -> char {
         match self {
             Self::Master => '{',
             Self::Slave => '}',
@@ -67,10 +67,10 @@ impl PipeRole {
     }
 }
 
-/// Which pipe of the parent, and which end of it.
+/// One end of a pipe of the parent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PipeEnd {
-    /// Which end.
+    /// Master or slave end.
     pub role: PipeRole,
     /// Name of the pipe: letters, digits and `_`, at least one.
     pub id: String,
@@ -79,16 +79,16 @@ pub struct PipeEnd {
 /// Which rings of the port to bind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rings {
-    /// All of the port's own.
+    /// All NIC rings.
     #[default]
     AllNic,
     /// `^`: all host rings.
     Sw,
-    /// `*`: both.
+    /// `*`: all NIC rings and all host rings.
     NicSw,
-    /// `-N`: the pair N, 0..4095.
+    /// `-N`: the NIC ring pair N, 0..4095.
     OneNic(u16),
-    /// `^N`: the host pair N, 0..4095.
+    /// `^N`: the host ring pair N, 0..4095.
     OneSw(u16),
 }
 
@@ -104,7 +104,7 @@ impl Rings {
         }
     }
 
-    /// `NmreqRegister::nr_ringid`: 0..4095, and 0 where all rings are meant.
+    /// `NmreqRegister::nr_ringid`: 0..4095; 0 when all rings are selected.
     pub const fn ring_id(self) -> u16 {
         match self {
             Self::OneNic(ring) | Self::OneSw(ring) => ring,
@@ -113,42 +113,43 @@ impl Rings {
     }
 }
 
-/// What a port name says.
+/// A parsed port name.
 ///
-/// Its `Display` is the canonical name that says the same, provided that no interface is called like this one and its
-/// ring suffix together.
+/// `Display` writes the canonical name, which parses to the same value unless an interface exists whose name equals
+/// this one with its ring suffix.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PortSpec {
     /// The name in requests, `NmreqHeader::nr_name`: `ens3f0np0`, `lan{left`, `vale7:probe`. 1..=63 bytes.
     pub name: String,
-    /// Who serves the port.
+    /// The kind of the port, or of the pipe's parent.
     pub kind: PortKind,
-    /// The end of the pipe, where the port is one.
+    /// The end of the pipe, if the port is a pipe.
     pub pipe: Option<PipeEnd>,
-    /// `name` without the pipe.
+    /// `name` without the pipe's part.
     pub parent: String,
-    /// Which rings.
+    /// The rings to bind.
     pub rings: Rings,
     /// `NmreqRegister::nr_flags`: `NR_*`.
     pub flags: u64,
-    /// `NmreqRegister::nr_mem_id`: number of the region, 0 = any.
+    /// `NmreqRegister::nr_mem_id`: number of the region; 0: any.
     pub mem_id: u16,
-    /// What stands behind the first `@` that is not a region's number.
+    /// The options: everything from the first `@` that is not a region number.
     pub options: PortOptions,
 }
 
 impl PortSpec {
-    /// Reads a port name, taking each `-N` for a ring suffix. No interface is looked up.
+    /// Parses a port name. Every `-N` is a ring suffix; no interface is looked up.
     pub fn parse(spec: &str) -> Result<Self, NameError> {
         Self::parse_with(spec, |_| false)
     }
 
-    /// Reads a port name, asking `exists` whether an interface has the name in hand where that name has a `-`.
+    /// Parses a port name. `exists` returns whether an interface has the given name; it is called only for names with a
+    /// `-`.
     pub fn parse_with(spec: &str, exists: impl Fn(&str) -> bool) -> Result<Self, NameError> {
-        parse::Parser::new(spec, &exists).spec().map_err(|fault| NameError {
+        parse::Parser::new(spec, &exists).spec().map_err(|error| NameError {
             spec: spec.to_owned(),
-            at: fault.at,
-            what: fault.what,
+            at: error.at,
+            message: error.message,
         })
     }
 
@@ -197,30 +198,31 @@ impl std::str::FromStr for PortSpec {
     }
 }
 
-/// A port name that does not follow the grammar, and where it leaves it.
+/// A port name that does not match the grammar, and where.
 ///
-/// Its `Display` has three lines: what is wrong, the name, and a caret under the first wrong character.
+/// `Display` writes three lines: the error, the name, and a caret under the first wrong character.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameError {
     spec: String,
     at: usize,
-    what: String,
+    message: String,
 }
 
 impl NameError {
-    /// The name as it was given.
+    /// The name that was parsed.
     pub fn spec(&self) -> &str {
         &self.spec
     }
 
-    /// Byte position in the name of the first wrong character, 0..=length; the length where something is missing.
+    /// Byte position of the first wrong character in the name, 0..=length; the length if something is missing at the
+    /// end.
     pub const fn at(&self) -> usize {
         self.at
     }
 
-    /// What is wrong there.
-    pub fn what(&self) -> &str {
-        &self.what
+    /// The error message.
+    pub fn message(&self) -> &str {
+        &self.message
     }
 
     /// `EINVAL`.
@@ -231,10 +233,11 @@ impl NameError {
 
 impl fmt::Display for NameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A control character would move the caret, or worse: one visible character for each.
+        // A control character could move the caret or change the terminal's state, so each is shown as one visible
+        // character.
         let shown: String = self.spec.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         let column = self.spec[..self.at].chars().count();
-        writeln!(f, "{shown}: {}", self.what)?;
+        writeln!(f, "{shown}: {}", self.message)?;
         writeln!(f, "  {shown}")?;
         write!(f, "  {:column$}^", "")
     }

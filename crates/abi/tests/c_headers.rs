@@ -1,5 +1,5 @@
-//! The C headers against the table of the interface: sizes, alignments, offsets, types, constants, as a C compiler
-//! sees them.
+//! Compares the C headers with the table of the interface, by a C compiler: sizes, alignments, offsets, types,
+//! constants.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// The headers, and what of the table stands elsewhere than in the first.
+/// The headers. `header_of` lists the names that are not declared in the first one.
 const NETMAP: &str = "net/netmap.h";
 const LEGACY: &str = "net/netmap_legacy.h";
 const USER: &str = "net/netmap_user.h";
@@ -29,7 +29,7 @@ fn header_of(name: &str) -> &'static str {
     }
 }
 
-/// Programs test macros with `#ifdef`, and these are not macros.
+/// Whether a constant is an enumerator. Programs test macros with `#ifdef`, so macros must stay macros.
 fn is_enumerator(name: &str) -> bool {
     const SIZES_AND_MASKS: [&str; 3] = ["NETMAP_REQ_MAXSIZE", "NETMAP_REQ_IFNAMSIZ", "NR_REG_MASK"];
     let prefixes = ["NETMAP_REQ_", "NR_REG_", "NM_OPEN_"];
@@ -48,7 +48,10 @@ fn entries(value: &Value) -> impl Iterator<Item = (&str, &Value)> {
     value.as_object().unwrap().iter().map(|(name, value)| (name.as_str(), value))
 }
 
-/// Runs a compiler; its messages if it refuses.
+/// Runs a compiler.
+///
+/// # Errors
+/// The compiler's messages.
 fn compile(compiler: &str, args: &[&str], source: &Path, out: &Path) -> Result<(), String> {
     let output = Command::new(compiler)
         .args(args)
@@ -81,8 +84,8 @@ fn run(source: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// C lines that print whether `expr` has the type `ty`, under `key`. Pointers to both are compared, so that `const`
-/// and array sizes count. A type without a name is compared member by member.
+/// Appends C lines that print, under `key`, whether `expr` has the type `ty`. Pointers to both are compared, so that
+/// `const` and array sizes count. An unnamed type is compared member by member.
 fn type_probe(c: &mut String, key: &str, expr: &str, ty: &str, number: &mut usize) {
     if let Some(rest) = ty.strip_prefix("struct {") {
         let (members, dims) = rest.split_once('}').unwrap();
@@ -102,7 +105,7 @@ fn type_probe(c: &mut String, key: &str, expr: &str, ty: &str, number: &mut usiz
     writeln!(c, "P(\"type {key}\", __builtin_types_compatible_p(__typeof__(&{expr}), t{number} *));").unwrap();
 }
 
-/// A program that prints the facts of the table, as the compiler sees them, and the facts that the table states.
+/// Returns a program that prints the facts of the table as the compiler sees them, and the facts that the table states.
 fn probe(has: impl Fn(&str) -> bool) -> (String, BTreeMap<String, String>) {
     let table = table();
     let mut c = String::from("#include <stdio.h>\n#include <stddef.h>\n");
@@ -152,10 +155,10 @@ fn headers_agree_with_the_table() {
     let has = |header: &str| include_dir().join(header).exists();
     assert!(has(NETMAP) && has(LEGACY), "no headers in {}", include_dir().display());
     for header in [USER, LIB].into_iter().filter(|header| !has(header)) {
-        println!("skipped: include/{header} is not there, nor what it declares");
+        println!("skipped: include/{header} does not exist; its declarations are not compared");
     }
     let (source, mut want) = probe(has);
-    // The one type without a name: its members and the distance of its elements.
+    // The only unnamed type: its members and the size of its elements.
     for key in ["ioeventfd", "irqfd"] {
         want.insert(format!("type nmreq_opt_sync_kloop_eventfds.eventfds[].{key}"), "1".into());
     }
@@ -167,13 +170,13 @@ fn headers_agree_with_the_table() {
         .map(|(key, value)| format!("{key}: {:?}, not {value}", got.get(key)))
         .collect();
     assert!(wrong.is_empty(), "the headers differ from the table:\n{}", wrong.join("\n"));
-    assert_eq!(got.len(), want.len(), "the probe printed facts that nobody compared");
+    assert_eq!(got.len(), want.len(), "the probe printed facts that were not compared");
     assert!(want.len() > 500, "only {} facts", want.len());
 }
 
-/// The type check can fail: without this, a builtin that always says yes would pass.
+/// The type check can fail: without this test, a builtin that always returns true would pass.
 #[test]
-fn a_wrong_type_is_seen() {
+fn a_wrong_type_is_detected() {
     let mut c = String::from("#include <stdio.h>\n#include <net/netmap.h>\n");
     c.push_str("#define P(key, value) printf(\"%s %llu\\n\", key, (unsigned long long)(value))\n");
     c.push_str("int main(void)\n{\n");
@@ -189,7 +192,7 @@ fn a_wrong_type_is_seen() {
     assert!(got.values().all(|same| same == "0"), "{got:?}");
 }
 
-/// Uses what has no row in the table: the functions, the function-like macro, the flexible arrays.
+/// Uses declarations that have no row in the table: functions, the function-like macro, flexible arrays.
 const USE: &str = r#"
 #include <net/netmap.h>
 #include <net/netmap.h>
@@ -237,7 +240,7 @@ fn compiles_as_cpp() {
     compiles("c++", "use.cc", &["-std=c++11", "-std=c++20"]);
 }
 
-/// Each header stands alone.
+/// Each header compiles alone.
 #[test]
 fn legacy_compiles_alone() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The grammar of port names: what each name means, and where a wrong one goes wrong.
+//! The grammar of port names: the meaning of valid names, and the position of the error in invalid ones.
 
 use proptest::prelude::*;
 use unetmap_abi::*;
@@ -18,7 +18,7 @@ fn means(spec: &str, name: &str, mode: u32, ring: u16, flags: u64, mem_id: u16) 
 }
 
 #[test]
-fn the_table_of_names() {
+fn documented_names() {
     means("netmap:ens3f0np0-2/R@conf:slots=256", "ens3f0np0", NR_REG_ONE_NIC, 2, NR_RX_RINGS_ONLY, 0);
     let conf = parse("netmap:ens3f0np0-2/R@conf:slots=256").options.conf;
     assert_eq!(conf, Conf { tx_slots: 256, rx_slots: 256, ..Conf::default() });
@@ -65,7 +65,7 @@ fn kinds_and_pipes() {
     let port = parse("vale1:a{3");
     assert_eq!((port.kind, port.parent.as_str()), (PortKind::Vale, "vale1:a"));
     assert_eq!(port.pipe, Some(PipeEnd { role: PipeRole::Master, id: "3".into() }));
-    assert_eq!((port.name.as_str(), port.pipe.map(|p| p.role.sign())), ("vale1:a{3", Some('{')));
+    assert_eq!((port.name.as_str(), port.pipe.map(|p| p.role.separator())), ("vale1:a{3", Some('{')));
     assert_eq!(parse("vale1:a").pipe, None);
 }
 
@@ -78,8 +78,8 @@ fn dashes_in_interface_names() {
     means("netmap:br-2x", "br-2x", NR_REG_ALL_NIC, 0, 0, 0);
     means("netmap:-br", "-br", NR_REG_ALL_NIC, 0, 0, 0);
 
-    // (name, the only interface, what it means)
-    let there = [
+    // (name, the only existing interface, port name, mode, ring)
+    let cases = [
         ("netmap:br-2", "br-2", "br-2", NR_REG_ALL_NIC, 0),
         ("netmap:br-2", "br", "br", NR_REG_ONE_NIC, 2),
         ("netmap:br-2-3", "br-2", "br-2", NR_REG_ONE_NIC, 3),
@@ -90,15 +90,15 @@ fn dashes_in_interface_names() {
         ("netmap:br--1", "br--1", "br--1", NR_REG_ALL_NIC, 0),
         ("netmap:br-9999", "br-9999", "br-9999", NR_REG_ALL_NIC, 0),
     ];
-    for (spec, interface, name, mode, ring) in there {
+    for (spec, interface, name, mode, ring) in cases {
         let exists = |name: &str| name == interface;
         let port = PortSpec::parse_with(spec, exists).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!((port.name.as_str(), port.nr_mode(), port.ring_id()), (name, mode, ring), "{spec}");
         assert_eq!(PortSpec::parse_with(&port.to_string(), exists), Ok(port));
     }
-    let unasked = |name: &str| -> bool { panic!("asked for {name}") };
-    assert!(PortSpec::parse_with("netmap:lan^1", unasked).is_ok());
-    assert!(PortSpec::parse_with("vale:a-1", unasked).is_ok());
+    let not_called = |name: &str| -> bool { panic!("called for {name}") };
+    assert!(PortSpec::parse_with("netmap:lan^1", not_called).is_ok());
+    assert!(PortSpec::parse_with("vale:a-1", not_called).is_ok());
     let shared = PortSpec::parse_with("vale:a@share=netmap:br-2", |name| name == "br-2").unwrap();
     assert_eq!(shared.options.share.unwrap().name, "br-2");
 }
@@ -109,7 +109,7 @@ fn options() {
     let all = Conf { tx_slots: 1, rx_slots: 2, tx_rings: 3, rx_rings: 4, host_tx_rings: 5, host_rx_rings: 6 };
     let spec = "netmap:a@conf:tx-slots=1,rx_slots=2,tx_rings=3,rx-rings=4,host-tx_rings=5,host_rx_rings=6";
     assert_eq!(conf(spec), all);
-    // One direction goes before both, in any order.
+    // One direction overrides both, in any order.
     let want = Conf { tx_rings: 2, rx_rings: 7, host_tx_rings: 4, host_rx_rings: 4, ..Conf::default() };
     assert_eq!(conf("netmap:a@conf:rx-rings=7,rings=2,host-rings=4"), want);
     assert_eq!(conf("netmap:a@conf:rings=2,rx-rings=7,host_rings=4"), want);
@@ -159,7 +159,7 @@ fn canonical_names() {
     }
 }
 
-/// Wrong names; under each, a caret at the first wrong character.
+/// Invalid names; under each, a caret at the first wrong character.
 const WRONG: &str = "
 netmap:lan{}
            ^
@@ -346,15 +346,15 @@ netmap:éü{a.
 ";
 
 #[test]
-fn wrong_names() {
+fn invalid_names() {
     let lines: Vec<&str> = WRONG.trim_matches('\n').split('\n').collect();
     for pair in lines.chunks(2) {
         let [spec, caret] = pair else { panic!("a name without a caret: {pair:?}") };
         let error = match PortSpec::parse(spec) {
-            Ok(port) => panic!("{spec} is wrong, but was taken for {port:?}"),
+            Ok(port) => panic!("{spec} is invalid, but was parsed as {port:?}"),
             Err(error) => error,
         };
-        assert_eq!(error.to_string(), format!("{spec}: {}\n  {spec}\n  {caret}", error.what()));
+        assert_eq!(error.to_string(), format!("{spec}: {}\n  {spec}\n  {caret}", error.message()));
         assert_eq!((error.errno(), error.spec()), (22, *spec));
     }
 }
@@ -364,14 +364,14 @@ fn empty_and_long_names() {
     assert_eq!(PortSpec::parse("").unwrap_err().at(), 0);
     let long = |spec: &str| {
         let error = PortSpec::parse(spec).unwrap_err();
-        (error.at(), error.what().to_owned())
+        (error.at(), error.message().to_owned())
     };
-    let what = |n| format!("a port's name has at most 63 bytes, this one {n}");
-    assert_eq!(long(&format!("netmap:{}", "x".repeat(64))), (70, what(64)));
-    assert_eq!(long(&format!("netmap:{}{{y-1", "x".repeat(62))), (70, what(64)));
-    assert_eq!(long(&format!("vale:{}", "x".repeat(59))), (63, what(64)));
-    // The limit lies inside a character: the next one is the first wrong one.
-    assert_eq!(long(&format!("netmap:{}", "é".repeat(32))), (71, what(64)));
+    let message = |n| format!("the port name has {n} bytes, the maximum is 63");
+    assert_eq!(long(&format!("netmap:{}", "x".repeat(64))), (70, message(64)));
+    assert_eq!(long(&format!("netmap:{}{{y-1", "x".repeat(62))), (70, message(64)));
+    assert_eq!(long(&format!("vale:{}", "x".repeat(59))), (63, message(64)));
+    // The limit is inside a character: the next character is the first wrong one.
+    assert_eq!(long(&format!("netmap:{}", "é".repeat(32))), (71, message(64)));
 }
 
 #[test]
@@ -379,7 +379,7 @@ fn messages() {
     let message = |spec: &str| PortSpec::parse(spec).unwrap_err().to_string();
     let want = "netmap:lan/q: unknown flag 'q' (flags are x z t r R T)\n  netmap:lan/q\n             ^";
     assert_eq!(message("netmap:lan/q"), want);
-    let want = "netmap:a?b: '\\u{7}' has no meaning here\n  netmap:a?b\n          ^";
+    let want = "netmap:a?b: unexpected '\\u{7}'\n  netmap:a?b\n          ^";
     assert_eq!(message("netmap:a\u{7}b"), want);
 }
 
@@ -387,7 +387,7 @@ fn ident() -> impl Strategy<Value = String> {
     "[0-9A-Za-z_]{1,12}"
 }
 
-/// Names by the rules of the grammar.
+/// Names that match the grammar.
 fn spec() -> impl Strategy<Value = String> {
     let number = prop_oneof![Just(0), Just(4094), 0..4095u32];
     let port = prop_oneof![
@@ -407,18 +407,21 @@ fn spec() -> impl Strategy<Value = String> {
     let mem_id = proptest::option::of((1..=65535u32).prop_map(|n| format!("@{n}")));
     let options = prop_oneof![
         Just(String::new()),
-        "(@conf:(tx[-_])?slots=[0-9]{1,5},host_rings=[0-9]{1,4},rx-rings=[0-9])?(@share=netmap:[a-z]{1,3}([{][a-z])?(-[0-9])?)?",
+        concat!(
+            "(@conf:(tx[-_])?slots=[0-9]{1,5},host_rings=[0-9]{1,4},rx-rings=[0-9])?",
+            "(@share=netmap:[a-z]{1,3}([{][a-z])?(-[0-9])?)?",
+        ),
         "(@offset:bits=[0-9],initial=[0-9]{1,9})?(@extmem=[ -?A-~é]{1,9})?(@conf:rings=3)?",
         "@extmem:(if-num=[0-9]{1,3},)?file=[ -+.-?A-~]{1,9}(,buf_size=[0-9]{1,6})?",
     ];
     (port, pipe, mode, flags, mem_id, options).prop_map(|(port, pipe, mode, flags, mem_id, options)| {
-        // The order of the three in the middle is free; this one is not the canonical one.
+        // The order of the three in the middle is free; this order is not the canonical one.
         let or = Option::unwrap_or_default;
         format!("{port}{}{}{}{mode}{options}", or(pipe), or(mem_id), or(flags))
     })
 }
 
-/// What holds for any text.
+/// Checks the properties that hold for any text.
 fn check(text: &str, exists: impl Fn(&str) -> bool) -> Result<(), TestCaseError> {
     match PortSpec::parse_with(text, &exists) {
         Ok(port) => {
@@ -426,11 +429,11 @@ fn check(text: &str, exists: impl Fn(&str) -> bool) -> Result<(), TestCaseError>
             prop_assert!(port.ring_id() < 4095);
             let mut name = port.parent.clone();
             if let Some(pipe) = &port.pipe {
-                name.push(pipe.role.sign());
+                name.push(pipe.role.separator());
                 name.push_str(&pipe.id);
             }
             prop_assert_eq!(&name, &port.name);
-            // Where both "a" and "a-0" are interfaces, ring 0 of the first has no canonical name.
+            // If both "a" and "a-0" are interfaces, ring 0 of the first has no canonical name.
             let meant = |name: &str| {
                 let shared = port.options.share.as_ref();
                 name == port.parent || shared.is_some_and(|port| name == port.parent)
@@ -457,19 +460,19 @@ proptest! {
     }
 
     #[test]
-    fn texts_of_signs(text in "(netmap:|vale)[ab0-9xR:{}^*/@=,.-]{0,12}", exists: bool) {
+    fn texts_of_separators(text in "(netmap:|vale)[ab0-9xR:{}^*/@=,.-]{0,12}", exists: bool) {
         check(&text, |_| exists)?;
     }
 
     #[test]
-    fn right_names(text in spec(), exists: bool) {
+    fn valid_names(text in spec(), exists: bool) {
         prop_assert!(PortSpec::parse(&text).is_ok(), "{}", PortSpec::parse(&text).unwrap_err());
         check(&text, |_| exists)?;
     }
 
-    /// A right name with one character removed or replaced.
+    /// A valid name with one character removed or replaced.
     #[test]
-    fn nearly_right_names(text in spec(), at: prop::sample::Index, c in proptest::option::of("[ -~]")) {
+    fn valid_names_with_one_change(text in spec(), at: prop::sample::Index, c in proptest::option::of("[ -~]")) {
         let (at, old) = text.char_indices().nth(at.index(text.chars().count())).unwrap();
         let text = format!("{}{}{}", &text[..at], c.unwrap_or_default(), &text[at + old.len_utf8()..]);
         check(&text, |_| false)?;

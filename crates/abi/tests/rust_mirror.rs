@@ -1,4 +1,5 @@
-//! The Rust mirror against the table of the interface: sizes, alignments, offsets, constants, and that none is missing.
+//! Compares the Rust structures and constants with the table of the interface: sizes, alignments, offsets, values, and
+//! that none is missing.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -13,12 +14,12 @@ struct Layout {
     fields: BTreeMap<&'static str, (usize, usize)>,
 }
 
-/// Size of what a field's accessor returns.
+/// The size of a field, by its accessor.
 fn size_of_field<S, F>(_: impl Fn(&S) -> &F) -> usize {
     size_of::<F>()
 }
 
-/// The structures by their C names, with all fields that C names too.
+/// The structures by their C names, with all fields that have a name in C.
 macro_rules! layouts {
     ($($c:literal = $name:ident { $($field:ident)* })*) => {
         BTreeMap::from([$(($c, Layout {
@@ -42,7 +43,7 @@ fn table() -> Value {
     serde_json::from_str(include_str!("data/netmap-v14.json")).unwrap()
 }
 
-/// Structures of the C helpers, full of pointers into the program; nothing of them ever leaves it.
+/// Structures of the C helpers. They hold pointers into the program and are never sent to the daemon.
 const C_ONLY: [&str; 6] = ["nm_pkthdr", "nm_stat", "nm_desc", "nmport_d", "nmem_d", "nmctx"];
 
 fn layouts() -> BTreeMap<&'static str, Layout> {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::PortSpec;
-use super::parse::{Fault, Parser};
+use super::parse::{ParseError, Parser};
 
 /// The options of a port name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -12,13 +12,13 @@ pub struct PortOptions {
     pub conf: Conf,
     /// `@share=`: the port whose region to use.
     pub share: Option<Box<PortSpec>>,
-    /// `@extmem:`: the file to make the region in.
+    /// `@extmem:`: the file that holds the region.
     pub extmem: Option<ExtMem>,
-    /// `@offset:`: where packets begin in their buffers. libnetmap refuses it until a program enables it.
+    /// `@offset:`: where packets begin in their buffers. libnetmap rejects it unless the program enables it.
     pub offset: Option<Offset>,
 }
 
-/// Wishes for the numbers of rings and slots; 0 is no wish.
+/// Requested numbers of rings and slots; 0: not requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Conf {
     /// Slots in each tx ring.
@@ -35,54 +35,54 @@ pub struct Conf {
     pub host_rx_rings: u16,
 }
 
-/// A region in a file, and the pools in it; 0 is no wish.
+/// A region in a file, and its pools; 0: not requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ExtMem {
     /// Path of the file, not empty.
     pub file: String,
-    /// Objects in the pool of interfaces.
+    /// Number of objects in the interface pool.
     pub if_num: u32,
-    /// Bytes of each.
+    /// Bytes of an interface object.
     pub if_size: u32,
-    /// Objects in the pool of rings.
+    /// Number of objects in the ring pool.
     pub ring_num: u32,
-    /// Bytes of each.
+    /// Bytes of a ring object.
     pub ring_size: u32,
-    /// Buffers.
+    /// Number of buffers.
     pub buf_num: u32,
-    /// Bytes of each.
+    /// Bytes of a buffer.
     pub buf_size: u32,
 }
 
 /// Where packets begin in their buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Offset {
-    /// Bytes from the buffer's start, in every slot at first.
+    /// Initial offset of every slot: bytes from the start of the buffer.
     pub initial: u64,
-    /// Bits of a slot's `ptr` that hold the offset, 0..=64; 0 = all 64.
+    /// Bits of a slot's `ptr` that hold the offset, 0..=64; 0: all 64.
     pub bits: u32,
 }
 
 impl PortOptions {
-    /// Reads all options, from the first `@` to the end of the name.
-    pub(super) fn parse(parser: &mut Parser<'_>) -> Result<Self, Fault> {
+    /// Parses all options, from the first `@` to the end of the name.
+    pub(super) fn parse(parser: &mut Parser<'_>) -> Result<Self, ParseError> {
         let mut options = Self::default();
         let mut seen = Vec::new();
         while parser.eat('@') {
             let at = parser.at();
             let option = key(parser);
             if seen.contains(&option) {
-                return parser.fault_at(at, format!("option '{option}' is here twice"));
+                return parser.error_at(at, format!("option '{option}' is given twice"));
             }
             match option.as_str() {
                 "conf" => options.conf = conf(parser)?,
                 "share" => options.share = Some(share(parser)?),
                 "extmem" => options.extmem = Some(extmem(parser)?),
                 "offset" => options.offset = Some(offset(parser)?),
-                "" => return parser.fault_at(at, "an option or a region's number is missing"),
+                "" => return parser.error_at(at, "an option or a region number is missing"),
                 _ => {
-                    let what = "unknown option (options are conf share extmem offset)";
-                    return parser.fault_at(at, what);
+                    let message = "unknown option (options are conf share extmem offset)";
+                    return parser.error_at(at, message);
                 }
             }
             seen.push(option);
@@ -92,19 +92,19 @@ impl PortOptions {
     }
 }
 
-/// A key, with `-` for each `_`.
+/// Parses a key; replaces each `_` by `-`.
 fn key(parser: &mut Parser<'_>) -> String {
     parser.take_while(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_').replace('_', "-")
 }
 
-/// Reads `":" kv { "," kv }`, or `"=" value` where there is a `default` key that it means. `set` reads one value, in a
-/// parser that ends where the value does; `keys` are the keys it knows.
+/// Parses `":" kv { "," kv }`, or `"=" value` for the `default` key, if there is one. `set` parses one value, with a
+/// parser that ends where the value does; `keys` are the valid keys.
 fn pairs(
     parser: &mut Parser<'_>,
     keys: &[&str],
     default: Option<&str>,
-    mut set: impl FnMut(&str, &mut Parser<'_>) -> Result<(), Fault>,
-) -> Result<(), Fault> {
+    mut set: impl FnMut(&str, &mut Parser<'_>) -> Result<(), ParseError>,
+) -> Result<(), ParseError> {
     if let Some(key) = default
         && parser.eat('=')
     {
@@ -112,7 +112,7 @@ fn pairs(
     }
     let list = keys.join(" ");
     if !parser.eat(':') {
-        return parser.fault(match default {
+        return parser.error(match default {
             Some(key) => format!("'=' and the {key} are missing, or ':' and keys ({list})"),
             None => format!("':' and keys are missing ({list})"),
         });
@@ -122,16 +122,16 @@ fn pairs(
         let at = parser.at();
         let key = key(parser);
         if key.is_empty() {
-            return parser.fault_at(at, format!("a key is missing ({list})"));
+            return parser.error_at(at, format!("a key is missing ({list})"));
         }
         if !keys.contains(&key.as_str()) {
-            return parser.fault_at(at, format!("unknown key '{key}' (keys are {list})"));
+            return parser.error_at(at, format!("unknown key '{key}' (keys are {list})"));
         }
         if seen.contains(&key) {
-            return parser.fault_at(at, format!("key '{key}' is here twice"));
+            return parser.error_at(at, format!("key '{key}' is given twice"));
         }
         if !parser.eat('=') {
-            return parser.fault(format!("'=' and a value are missing behind '{key}'"));
+            return parser.error(format!("'=' and a value are missing after '{key}'"));
         }
         value(parser, &[',', '@'], |value| set(&key, value))?;
         seen.push(key);
@@ -141,16 +141,16 @@ fn pairs(
     }
 }
 
-/// Hands the text up to one of `ends` to `read`, which must leave nothing of it.
+/// Parses the text up to one of `ends` with `read`, which must consume all of it.
 fn value<T>(
     parser: &mut Parser<'_>,
     ends: &[char],
-    read: impl FnOnce(&mut Parser<'_>) -> Result<T, Fault>,
-) -> Result<T, Fault> {
+    read: impl FnOnce(&mut Parser<'_>) -> Result<T, ParseError>,
+) -> Result<T, ParseError> {
     let from = parser.at();
     let text = parser.take_while(|c| !ends.contains(&c));
     if text.is_empty() {
-        return parser.fault("a value is missing");
+        return parser.error("a value is missing");
     }
     let mut part = parser.part(from, parser.at());
     let read = read(&mut part)?;
@@ -158,7 +158,7 @@ fn value<T>(
     Ok(read)
 }
 
-fn number<T>(parser: &mut Parser<'_>, into: &mut T, max: T) -> Result<(), Fault>
+fn number<T>(parser: &mut Parser<'_>, into: &mut T, max: T) -> Result<(), ParseError>
 where
     T: TryFrom<u64> + Into<u64>,
 {
@@ -166,7 +166,7 @@ where
     Ok(())
 }
 
-fn conf(parser: &mut Parser<'_>) -> Result<Conf, Fault> {
+fn conf(parser: &mut Parser<'_>) -> Result<Conf, ParseError> {
     const KEYS: [&str; 9] = [
         "rings",
         "tx-rings",
@@ -191,27 +191,27 @@ fn conf(parser: &mut Parser<'_>) -> Result<Conf, Fault> {
         "tx-slots" => number(value, &mut conf.tx_slots, u32::MAX),
         _ => number(value, &mut conf.rx_slots, u32::MAX),
     })?;
-    // A key for one direction goes before the key for both, wherever it stands.
-    let or = |one: u16, both: u16| if one == 0 { both } else { one };
+    // A key for one direction overrides the key for both, in any order.
+    let or_both = |one: u16, both: u16| if one == 0 { both } else { one };
     Ok(Conf {
         tx_slots: if conf.tx_slots == 0 { slots } else { conf.tx_slots },
         rx_slots: if conf.rx_slots == 0 { slots } else { conf.rx_slots },
-        tx_rings: or(conf.tx_rings, rings),
-        rx_rings: or(conf.rx_rings, rings),
-        host_tx_rings: or(conf.host_tx_rings, host_rings),
-        host_rx_rings: or(conf.host_rx_rings, host_rings),
+        tx_rings: or_both(conf.tx_rings, rings),
+        rx_rings: or_both(conf.rx_rings, rings),
+        host_tx_rings: or_both(conf.host_tx_rings, host_rings),
+        host_rx_rings: or_both(conf.host_rx_rings, host_rings),
     })
 }
 
-/// `@share=SPEC` has only this form; the port has no options, for their `@` would end it.
-fn share(parser: &mut Parser<'_>) -> Result<Box<PortSpec>, Fault> {
+/// `@share=SPEC` has only this form. The port has no options, because their `@` would end it.
+fn share(parser: &mut Parser<'_>) -> Result<Box<PortSpec>, ParseError> {
     if !parser.eat('=') {
-        return parser.fault("'=' and the name of a port are missing");
+        return parser.error("'=' and the name of a port are missing");
     }
     value(parser, &['@'], |value| value.spec().map(Box::new))
 }
 
-fn extmem(parser: &mut Parser<'_>) -> Result<ExtMem, Fault> {
+fn extmem(parser: &mut Parser<'_>) -> Result<ExtMem, ParseError> {
     const KEYS: [&str; 7] = ["file", "if-num", "if-size", "ring-num", "ring-size", "buf-num", "buf-size"];
     let mut extmem = ExtMem::default();
     pairs(parser, &KEYS, Some("file"), |key, value| match key {
@@ -227,12 +227,12 @@ fn extmem(parser: &mut Parser<'_>) -> Result<ExtMem, Fault> {
         _ => number(value, &mut extmem.buf_size, u32::MAX),
     })?;
     if extmem.file.is_empty() {
-        return parser.fault("extmem needs a file=PATH");
+        return parser.error("extmem requires file=PATH");
     }
     Ok(extmem)
 }
 
-fn offset(parser: &mut Parser<'_>) -> Result<Offset, Fault> {
+fn offset(parser: &mut Parser<'_>) -> Result<Offset, ParseError> {
     let mut initial = None;
     let mut bits = 0;
     pairs(parser, &["initial", "bits"], Some("initial"), |key, value| match key {
@@ -241,7 +241,7 @@ fn offset(parser: &mut Parser<'_>) -> Result<Offset, Fault> {
     })?;
     match initial {
         Some(initial) => Ok(Offset { initial, bits }),
-        None => parser.fault("offset needs an initial=BYTES"),
+        None => parser.error("offset requires initial=BYTES"),
     }
 }
 
@@ -264,19 +264,19 @@ impl fmt::Display for PortOptions {
 
 impl fmt::Display for Conf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut before = "@conf:";
-        let wishes = [
+        let mut separator = "@conf:";
+        let values = [
             ("slots", self.tx_slots, self.rx_slots),
             ("rings", self.tx_rings.into(), self.rx_rings.into()),
             ("host-rings", self.host_tx_rings.into(), self.host_rx_rings.into()),
         ];
-        for (what, tx, rx) in wishes {
-            // "host-rings" of one direction are "host-tx-rings".
-            let (host, what) = what.split_at(if what.starts_with("host-") { 5 } else { 0 });
+        for (key, tx, rx) in values {
+            // "host-rings" for one direction is "host-tx-rings".
+            let (host, key) = key.split_at(if key.starts_with("host-") { 5 } else { 0 });
             let pairs = if tx == rx { [("", tx), ("", 0)] } else { [("tx-", tx), ("rx-", rx)] };
-            for (direction, wish) in pairs.into_iter().filter(|(_, wish)| *wish != 0) {
-                write!(f, "{before}{host}{direction}{what}={wish}")?;
-                before = ",";
+            for (direction, value) in pairs.into_iter().filter(|(_, value)| *value != 0) {
+                write!(f, "{separator}{host}{direction}{key}={value}")?;
+                separator = ",";
             }
         }
         Ok(())
@@ -286,7 +286,7 @@ impl fmt::Display for Conf {
 impl fmt::Display for ExtMem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let file = &self.file;
-        let wishes = [
+        let values = [
             ("if-num", self.if_num),
             ("if-size", self.if_size),
             ("ring-num", self.ring_num),
@@ -294,13 +294,13 @@ impl fmt::Display for ExtMem {
             ("buf-num", self.buf_num),
             ("buf-size", self.buf_size),
         ];
-        if wishes.iter().all(|(_, wish)| *wish == 0) {
-            // The form that may have a comma in the path.
+        if values.iter().all(|(_, value)| *value == 0) {
+            // In this form the path may contain a comma.
             return write!(f, "@extmem={file}");
         }
         write!(f, "@extmem:file={file}")?;
-        for (key, wish) in wishes.iter().filter(|(_, wish)| *wish != 0) {
-            write!(f, ",{key}={wish}")?;
+        for (key, value) in values.iter().filter(|(_, value)| *value != 0) {
+            write!(f, ",{key}={value}")?;
         }
         Ok(())
     }

@@ -3,17 +3,17 @@
 use super::{FLAGS, PipeEnd, PipeRole, PortKind, PortOptions, PortSpec, Rings};
 use crate::constants::{NETMAP_REQ_IFNAMSIZ, NETMAP_RING_MASK, NM_BDG_NAME};
 
-/// The sign that ends an interface's name, if it is none of the name's own.
-const SIGNS: [char; 6] = ['{', '}', '^', '*', '/', '@'];
+/// Characters that end an interface name.
+const SEPARATORS: [char; 6] = ['{', '}', '^', '*', '/', '@'];
 
-/// Something wrong at a byte position of the whole name.
-pub(super) struct Fault {
+/// An error at a byte position of the whole name.
+pub(super) struct ParseError {
     pub(super) at: usize,
-    pub(super) what: String,
+    pub(super) message: String,
 }
 
-/// A cursor: `[0, at)` of the text is read. The text is the whole name, or its part up to some end, so that positions
-/// in it are positions in the name.
+/// A cursor: `[0, at)` of the text is consumed. The text is the whole name or a prefix of it, so that positions in the
+/// text are positions in the name.
 pub(super) struct Parser<'a> {
     text: &'a str,
     at: usize,
@@ -25,7 +25,8 @@ impl<'a> Parser<'a> {
         Self { text, at: 0, exists }
     }
 
-    /// A parser of the part `[from, to)` of this one's text. Both are positions of ASCII characters or ends.
+    /// A parser of the part `[from, to)` of this parser's text. Both are positions of ASCII characters or ends of the
+    /// text.
     pub(super) fn part(&self, from: usize, to: usize) -> Self {
         Self { text: &self.text[..to], at: from, exists: self.exists }
     }
@@ -42,7 +43,7 @@ impl<'a> Parser<'a> {
         self.rest().chars().next()
     }
 
-    /// Reads `c` if it is next.
+    /// Consumes `c` if it is the next character; returns whether it was.
     pub(super) fn eat(&mut self, c: char) -> bool {
         let found = self.peek() == Some(c);
         if found {
@@ -51,32 +52,33 @@ impl<'a> Parser<'a> {
         found
     }
 
-    /// Reads characters as long as they satisfy `wanted`.
-    pub(super) fn take_while(&mut self, wanted: impl Fn(char) -> bool) -> &'a str {
+    /// Consumes and returns characters as long as `accepted` returns true.
+    pub(super) fn take_while(&mut self, accepted: impl Fn(char) -> bool) -> &'a str {
         let rest = self.rest();
-        let run = &rest[..rest.find(|c| !wanted(c)).unwrap_or(rest.len())];
+        let run = &rest[..rest.find(|c| !accepted(c)).unwrap_or(rest.len())];
         self.at += run.len();
         run
     }
 
-    /// A fault at the next character.
-    pub(super) fn fault<T>(&self, what: impl Into<String>) -> Result<T, Fault> {
-        self.fault_at(self.at, what)
+    /// Returns an error at the next character.
+    pub(super) fn error<T>(&self, message: impl Into<String>) -> Result<T, ParseError> {
+        self.error_at(self.at, message)
     }
 
-    pub(super) fn fault_at<T>(&self, at: usize, what: impl Into<String>) -> Result<T, Fault> {
-        Err(Fault { at, what: what.into() })
+    /// Returns an error at position `at`.
+    pub(super) fn error_at<T>(&self, at: usize, message: impl Into<String>) -> Result<T, ParseError> {
+        Err(ParseError { at, message: message.into() })
     }
 
-    /// A fault if anything is left.
-    pub(super) fn end(&self) -> Result<(), Fault> {
+    /// Returns an error if any text is left.
+    pub(super) fn end(&self) -> Result<(), ParseError> {
         match self.peek() {
-            Some(c) => self.fault(format!("'{}' has no meaning here", c.escape_debug())),
+            Some(c) => self.error(format!("unexpected '{}'", c.escape_debug())),
             None => Ok(()),
         }
     }
 
-    pub(super) fn spec(&mut self) -> Result<PortSpec, Fault> {
+    pub(super) fn spec(&mut self) -> Result<PortSpec, ParseError> {
         let (kind, start) = self.port()?;
         let parent = self.text[start..self.at].to_owned();
         let pipe = self.pipe()?;
@@ -84,8 +86,8 @@ impl<'a> Parser<'a> {
         if name.len() >= NETMAP_REQ_IFNAMSIZ {
             let max = NETMAP_REQ_IFNAMSIZ - 1;
             let too_far = (start + max..).find(|&at| self.text.is_char_boundary(at));
-            let what = format!("a port's name has at most {max} bytes, this one {}", name.len());
-            return self.fault_at(too_far.unwrap_or(start), what);
+            let message = format!("the port name has {} bytes, the maximum is {max}", name.len());
+            return self.error_at(too_far.unwrap_or(start), message);
         }
         let name = name.to_owned();
 
@@ -96,20 +98,20 @@ impl<'a> Parser<'a> {
         while let Some(c) = self.peek() {
             match c {
                 '^' | '*' | '-' if rings.is_some() => {
-                    return self.fault("the rings were chosen already (one of -N ^ ^N *)");
+                    return self.error("a second ring suffix: at most one of -N ^ ^N * is allowed");
                 }
                 '^' | '*' | '-' => rings = Some(self.mode()?),
-                '/' if flags.is_some() => return self.fault("only one group of flags, please"),
+                '/' if flags.is_some() => return self.error("a second group of flags: at most one is allowed"),
                 '/' => flags = Some(self.flags()?),
                 '@' if self.rest()[1..].starts_with(|c: char| c.is_ascii_digit()) => {
                     mem_id = Some(self.mem_id(mem_id)?);
                 }
                 '@' => options = PortOptions::parse(self)?,
                 '{' | '}' if pipe.is_some() => {
-                    return self.fault("a second pipe sign: a pipe has no pipes");
+                    return self.error("a second pipe separator: a pipe has no pipes");
                 }
                 '{' | '}' => {
-                    return self.fault(format!("'{c}' must follow right behind the port's name"));
+                    return self.error(format!("'{c}' must directly follow the port name"));
                 }
                 _ => break,
             }
@@ -127,8 +129,9 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// `"netmap:" name | "vale" [ ident ] ":" ident`; where the name for requests begins.
-    fn port(&mut self) -> Result<(PortKind, usize), Fault> {
+    /// `"netmap:" name | "vale" [ ident ] ":" ident`. Returns the kind and the position where the name for requests
+    /// begins.
+    fn port(&mut self) -> Result<(PortKind, usize), ParseError> {
         let start = self.at;
         if self.rest().starts_with("netmap:") {
             self.at += "netmap:".len();
@@ -139,33 +142,33 @@ impl<'a> Parser<'a> {
             self.at += NM_BDG_NAME.len();
             self.take_while(is_ident);
             if !self.eat(':') {
-                return self.fault("a switch's name (letters, digits, '_') ends with ':'");
+                return self.error("':' is missing after the name of the switch (letters, digits, '_')");
             }
             self.ident("a VALE port")?;
             Ok((PortKind::Vale, start))
         } else {
-            // Past "netmap" only the colon can be wrong.
+            // After "netmap" only the colon can be wrong.
             self.at += if self.rest().starts_with("netmap") { "netmap".len() } else { 0 };
-            self.fault("a port is netmap:NAME or valeSWITCH:PORT")
+            self.error("a port name is netmap:NAME or valeSWITCH:PORT")
         }
     }
 
-    /// The name of an interface, which may have any character but those that Linux or the grammar keeps to itself,
-    /// and `-` wherever it is not the ring suffix.
-    fn interface(&mut self) -> Result<(), Fault> {
+    /// The name of an interface: any characters except those that Linux or the grammar reserves. It may contain `-`
+    /// that does not begin the ring suffix.
+    fn interface(&mut self) -> Result<(), ParseError> {
         let start = self.at;
-        let name = self.take_while(|c| !SIGNS.contains(&c) && c != ':' && !c.is_whitespace() && !c.is_control());
+        let name = self.take_while(|c| !SEPARATORS.contains(&c) && c != ':' && !c.is_whitespace() && !c.is_control());
         if self.peek() == Some(':') {
             return match name.starts_with(NM_BDG_NAME) {
-                true => self.fault_at(start, "a VALE port's name begins with vale, not netmap:"),
-                false => self.fault("an interface's name has no ':'"),
+                true => self.error_at(start, "the name of a VALE port begins with vale, not netmap:"),
+                false => self.error("an interface name contains no ':'"),
             };
         }
         if name.is_empty() {
-            return self.fault("the name of an interface or a pipe's parent is missing");
+            return self.error("the name of an interface or of a pipe's parent is missing");
         }
         if name == "." || name == ".." {
-            return self.fault_at(start, "no interface has this name");
+            return self.error_at(start, "no interface can have this name");
         }
         if let Some((front, digits)) = name.rsplit_once('-')
             && digits.bytes().all(|b| b.is_ascii_digit())
@@ -173,20 +176,20 @@ impl<'a> Parser<'a> {
         {
             let dash = start + front.len();
             if digits.is_empty() {
-                return self.fault("a ring number is missing behind '-'");
+                return self.error("a ring number is missing after '-'");
             }
             if front.is_empty() {
-                return self.fault_at(dash, "a name is missing in front of '-'");
+                return self.error_at(dash, "a name is missing before '-'");
             }
             if front.ends_with('-') {
-                return self.fault_at(dash, "a ring number has no sign");
+                return self.error_at(dash, "a ring number has no sign");
             }
             self.at = dash;
         }
         Ok(())
     }
 
-    fn pipe(&mut self) -> Result<Option<PipeEnd>, Fault> {
+    fn pipe(&mut self) -> Result<Option<PipeEnd>, ParseError> {
         let role = match self.peek() {
             Some('{') => PipeRole::Master,
             Some('}') => PipeRole::Slave,
@@ -197,14 +200,14 @@ impl<'a> Parser<'a> {
         Ok(Some(PipeEnd { role, id }))
     }
 
-    fn ident(&mut self, of: &str) -> Result<&'a str, Fault> {
+    fn ident(&mut self, of: &str) -> Result<&'a str, ParseError> {
         match self.take_while(is_ident) {
-            "" => self.fault(format!("the name of {of} is missing (letters, digits, '_')")),
+            "" => self.error(format!("the name of {of} is missing (letters, digits, '_')")),
             ident => Ok(ident),
         }
     }
 
-    fn mode(&mut self) -> Result<Rings, Fault> {
+    fn mode(&mut self) -> Result<Rings, ParseError> {
         if self.eat('*') {
             return Ok(Rings::NicSw);
         }
@@ -217,7 +220,7 @@ impl<'a> Parser<'a> {
         Ok(if host { Rings::OneSw(ring) } else { Rings::OneNic(ring) })
     }
 
-    fn flags(&mut self) -> Result<u64, Fault> {
+    fn flags(&mut self) -> Result<u64, ParseError> {
         self.at += 1;
         let mut flags = 0;
         loop {
@@ -227,36 +230,38 @@ impl<'a> Parser<'a> {
                     flags |= bit;
                 }
                 (Some(c), None) if c.is_alphanumeric() => {
-                    return self.fault(format!("unknown flag '{c}' (flags are x z t r R T)"));
+                    return self.error(format!("unknown flag '{c}' (flags are x z t r R T)"));
                 }
-                _ if flags == 0 => return self.fault("a flag is missing (x z t r R T)"),
+                _ if flags == 0 => return self.error("a flag is missing (x z t r R T)"),
                 _ => return Ok(flags),
             }
         }
     }
 
-    fn mem_id(&mut self, before: Option<u16>) -> Result<u16, Fault> {
+    fn mem_id(&mut self, before: Option<u16>) -> Result<u16, ParseError> {
         self.at += 1;
         let start = self.at;
-        let mem_id = self.number("a region's number", 1, u64::from(u16::MAX))?;
+        let mem_id = self.number("a region number", 1, u64::from(u16::MAX))?;
         match before {
-            Some(before) if before != mem_id => self.fault_at(start, format!("another region than @{before} in front")),
+            Some(before) if before != mem_id => {
+                self.error_at(start, format!("a second region number, different from @{before}"))
+            }
             _ => Ok(mem_id),
         }
     }
 
-    /// A decimal number of `what` in `min..=max`, where `max` fits into `T`.
-    pub(super) fn number<T: TryFrom<u64>>(&mut self, what: &str, min: u64, max: u64) -> Result<T, Fault> {
+    /// Parses a decimal number in `min..=max`, where `max` fits into `T`. `what` names it in errors.
+    pub(super) fn number<T: TryFrom<u64>>(&mut self, what: &str, min: u64, max: u64) -> Result<T, ParseError> {
         let start = self.at;
         let digits = self.take_while(|c| c.is_ascii_digit());
         if digits.is_empty() {
-            return self.fault(format!("{what} is missing ({min}..{max})"));
+            return self.error(format!("{what} is missing ({min}..{max})"));
         }
-        // The only way for digits not to parse is to be too many.
+        // Digits fail to parse only if there are too many.
         let value = digits.parse().ok().filter(|n| (min..=max).contains(n));
         match value.and_then(|n| T::try_from(n).ok()) {
             Some(n) => Ok(n),
-            None => self.fault_at(start, format!("{what} is {min}..{max}")),
+            None => self.error_at(start, format!("{what} must be {min}..{max}")),
         }
     }
 }
