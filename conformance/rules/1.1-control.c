@@ -543,7 +543,7 @@ RULE("1.1-POOLS_INFO_GET-unnamed", "POOLS_INFO_GET with an empty name fails")
 	CHECK(send_request(&q) == -1 && errno != 0);
 }
 
-/* ---- switches, of what is not there */
+/* ---- switches and ports that do not exist */
 
 RULE("1.1-VALE_LIST-ENOENT", "VALE_LIST of a switch that does not exist, or after the last port: ENOENT")
 {
@@ -599,7 +599,7 @@ RULE("1.1-PORT_HDR_GET-ENXIO", "PORT_HDR_GET of a port that does not exist: ENXI
 	CHECK_ERRNO(ENXIO, send_request(&q));
 }
 
-/* ---- the sync loop, where there is none */
+/* ---- sync loops without control blocks */
 
 RULE("1.1-SYNC_KLOOP-unbound", "SYNC_KLOOP_START and _STOP on an unbound file: ENXIO")
 {

@@ -8,7 +8,7 @@
 
 #include "port.h"
 
-/* ---- what comes back */
+/* ---- returned values */
 
 RULE("1.2-answer", "REGISTER returns offset, size, rings, slots, host rings and region")
 {
@@ -104,11 +104,11 @@ RULE("1.2-extra-bufs-fewer", "if fewer extra buffers are free than requested, th
 
 RULE("1.2-extra-bufs-back", "close frees the buffers that are in the list at ni_bufs_head then, whatever their origin")
 {
-	struct port keep = open_port(unique_name("{1"), ALL_RINGS), p;
+	struct port other_port = open_port(unique_name("{1"), ALL_RINGS), p;
 	uint32_t got = 0, i;
 
 	for (i = 0; i < 5; i++) {
-		p = open_in_region(&keep, unique_name("{1"), REG(.nr_extra_bufs = 100000));
+		p = open_in_region(&other_port, unique_name("{1"), REG(.nr_extra_bufs = 100000));
 		if (i > 0)
 			CHECK_EQ(p.reg.nr_extra_bufs, got);
 		got = p.reg.nr_extra_bufs;

@@ -187,20 +187,21 @@ RULE("1.3-OFFSETS-EBUSY",
 RULE("1.3-OFFSETS-without", "a later binding of a ring without the option has no offsets")
 {
 	struct nmreq_opt_offsets option = offsets(100, 50, 8);
-	struct port keep = open_port(unique_name("}1"), ALL_RINGS), p = open_with(unique_name("{1"), ALL_RINGS, &option);
+	struct port other_port = open_port(unique_name("}1"), ALL_RINGS), p = open_with(unique_name("{1"), ALL_RINGS,
+	    &option);
 
 	close_port(&p);
 	p = open_port(unique_name("{1"), ALL_RINGS);
 	CHECK_EQ(tx_ring(&p, 0)->offset_mask, 0);
 	CHECK_EQ(rx_ring(&p, 0)->offset_mask, 0);
-	txsync(&keep);
+	txsync(&other_port);
 }
 
 RULE("1.3-OFFSETS-null", "a port without a data path supports offsets")
 {
 	struct nmreq_opt_offsets option = offsets(100, 50, 8);
-	struct port keep = open_port(unique_name("{1"), ALL_RINGS);
-	struct port p = open_with(unique_name("null"), REG(.nr_mode = NR_REG_NULL, .nr_mem_id = keep.reg.nr_mem_id),
+	struct port other_port = open_port(unique_name("{1"), ALL_RINGS);
+	struct port p = open_with(unique_name("null"), REG(.nr_mode = NR_REG_NULL, .nr_mem_id = other_port.reg.nr_mem_id),
 	    &option);
 
 	CHECK_EQ(NETMAP_ROFFSET(tx_ring(&p, 0), &tx_ring(&p, 0)->slot[5]), 50);
@@ -263,8 +264,8 @@ RULE("1.3-OFFSETS-vale",
     "a switch copies a frame from the offset in the sender's slot to the offset in the receiver's slot")
 {
 	static const unsigned int from[] = { 0, 2, 64, 100, 200 }, to[] = { 10, 0, 200, 64, 1 };
-	struct nmreq_opt_offsets ours = offsets(200, 0, 16), theirs = offsets(200, 0, 16);
-	struct port a = open_with(vale("a"), ALL_RINGS, &ours), b = open_with(vale("b"), ALL_RINGS, &theirs);
+	struct nmreq_opt_offsets a_option = offsets(200, 0, 16), b_option = offsets(200, 0, 16);
+	struct port a = open_with(vale("a"), ALL_RINGS, &a_option), b = open_with(vale("b"), ALL_RINGS, &b_option);
 	struct port c = open_port(vale("c"), ALL_RINGS);
 	struct netmap_ring *rx = rx_ring(&b, 0), *plain = rx_ring(&c, 0);
 	struct netmap_slot *slot;
@@ -287,12 +288,12 @@ RULE("1.3-OFFSETS-vale",
 
 RULE("1.3-OFFSETS-vale-region", "between ports of one region, a frame also arrives at the receiver's offset")
 {
-	struct nmreq_opt_offsets ours = offsets(128, 96, 8), theirs = offsets(128, 32, 8);
-	struct port a = open_with(vale("a"), ALL_RINGS, &ours), b;
+	struct nmreq_opt_offsets a_option = offsets(128, 96, 8), b_option = offsets(128, 32, 8);
+	struct port a = open_with(vale("a"), ALL_RINGS, &a_option), b;
 	struct netmap_slot *slot;
 	int i;
 
-	b = open_with(vale("b"), REG(.nr_mem_id = a.reg.nr_mem_id), &theirs);
+	b = open_with(vale("b"), REG(.nr_mem_id = a.reg.nr_mem_id), &b_option);
 	CHECK_EQ(NETMAP_ROFFSET(rx_ring(&b, 0), &rx_ring(&b, 0)->slot[7]), 32);
 	for (i = 0; i < 20; i++) {
 		send_at(&a, 96, (char)i);
@@ -304,8 +305,8 @@ RULE("1.3-OFFSETS-vale-region", "between ports of one region, a frame also arriv
 
 RULE("1.3-OFFSETS-vale-outside", "a switch drops a frame that ends outside the sender's or the receiver's buffer")
 {
-	struct nmreq_opt_offsets ours = offsets(512, 0, 16), theirs = offsets(512, 512, 16);
-	struct port a = open_with(vale("a"), ALL_RINGS, &ours), b = open_with(vale("b"), ALL_RINGS, &theirs);
+	struct nmreq_opt_offsets a_option = offsets(512, 0, 16), b_option = offsets(512, 512, 16);
+	struct port a = open_with(vale("a"), ALL_RINGS, &a_option), b = open_with(vale("b"), ALL_RINGS, &b_option);
 	struct netmap_ring *tx = tx_ring(&a, 0), *rx = rx_ring(&b, 0);
 	uint32_t size = tx->nr_buf_size;
 	struct netmap_slot *slot;

@@ -66,7 +66,7 @@ RULE("2-POLLERR-once", "after POLLERR the ring is reset, and the next poll retur
 	CHECK_EQ(revents, POLLIN);
 }
 
-/* ---- what is ready */
+/* ---- readiness */
 
 RULE("2-POLLIN", "POLLIN syncs the receive rings before poll returns: the packet is in the ring")
 {
@@ -166,7 +166,7 @@ RULE("2-both", "POLLIN and POLLOUT in one call are independent")
 	CHECK_EQ(revents, POLLIN | POLLOUT);
 }
 
-/* ---- who transmits */
+/* ---- which polls send */
 
 RULE("2-tx-on-POLLIN", "a poll for POLLIN sends pending packets")
 {
@@ -216,7 +216,7 @@ RULE("2-NO_TX_POLL", "with NR_NO_TX_POLL, poll sends pending packets only for PO
 	CHECK_EQ(nm_ring_space(rx_ring(&s, 0)), 1);
 }
 
-/* ---- the wake-up point */
+/* ---- cur, the wake-up point */
 
 RULE("2-cur-rx", "with cur at tail, unread packets before cur do not end a poll: it waits for more")
 {

@@ -265,7 +265,7 @@ RULE("4-monitor-over", "after the last close of the monitored port its monitor r
 	CHECK(revents & POLLERR);
 }
 
-/* ---- without copies */
+/* ---- zero copy */
 
 RULE("4-monitor-zcopy-region", "a zero-copy monitor is in the region of the monitored port")
 {

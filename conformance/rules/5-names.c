@@ -9,21 +9,21 @@
 
 #include <libnetmap.h>
 
-static char said[256];
+static char last_error[256];
 
 static void
-keep(struct nmctx *ctx, const char *message)
+store_error(struct nmctx *ctx, const char *message)
 {
 	(void)ctx;
-	snprintf(said, sizeof(said), "%s", message);
+	snprintf(last_error, sizeof(last_error), "%s", message);
 }
 
 /* Stores error messages instead of printing them. */
 static void
 store_errors(void)
 {
-	nmctx_get()->error = keep;
-	said[0] = '\0';
+	nmctx_get()->error = store_error;
+	last_error[0] = '\0';
 }
 
 /* Checks that a name is parsed to this port name and request. */
@@ -35,7 +35,7 @@ parses_to(const char *spec, const char *name, struct nmreq_register reg)
 	store_errors();
 	d = nmport_prepare(spec);
 	if (d == NULL)
-		rule_fails(__FILE__, __LINE__, "%s: %s: %s", spec, error_name(errno), said);
+		rule_fails(__FILE__, __LINE__, "%s: %s: %s", spec, error_name(errno), last_error);
 	if (strcmp(d->hdr.nr_name, name) != 0)
 		rule_fails(__FILE__, __LINE__, "%s is %s, not %s", spec, d->hdr.nr_name, name);
 	if (d->hdr.nr_version != NETMAP_API || d->hdr.nr_reqtype != NETMAP_REQ_REGISTER)
@@ -67,8 +67,9 @@ is_refused(const char *spec)
 	store_errors();
 	errno = 0;
 	d = nmport_open(spec);
-	if (d != NULL || errno != EINVAL || said[0] == '\0')
-		rule_fails(__FILE__, __LINE__, "\"%s\": %s, \"%s\"", spec, d != NULL ? "opened" : error_name(errno), said);
+	if (d != NULL || errno != EINVAL || last_error[0] == '\0')
+		rule_fails(__FILE__, __LINE__, "\"%s\": %s, \"%s\"", spec, d != NULL ? "opened" : error_name(errno),
+		    last_error);
 	CHECK_EQ(lowest_fd(), before);
 }
 
@@ -284,7 +285,7 @@ RULE("5-share", "@share=SPEC selects the region of that port")
 RULE("5-share-bad", "@share with an invalid port is refused")
 {
 	store_errors();
-	CHECK(nmport_prepare("netmap:lan@share=netmap:there-is-none") == NULL && said[0] != '\0');
+	CHECK(nmport_prepare("netmap:lan@share=netmap:there-is-none") == NULL && last_error[0] != '\0');
 	NONSENSE("netmap:lan@share", "netmap:lan@share=", "netmap:lan@share=lan");
 }
 
@@ -345,7 +346,7 @@ RULE("5-extmem-bad", "@extmem without a file is refused")
 {
 	NONSENSE("netmap:lan@extmem", "netmap:lan@extmem:if-num=1", "netmap:lan@extmem=");
 	store_errors();
-	CHECK(nmport_prepare("netmap:lan@extmem=/there/is/none") == NULL && said[0] != '\0');
+	CHECK(nmport_prepare("netmap:lan@extmem=/there/is/none") == NULL && last_error[0] != '\0');
 }
 
 RULE("5-offset", "@offset is disabled by default; initial is required, and the default key")

@@ -387,13 +387,13 @@ RULE("6-nm_nextpkt", "nm_nextpkt returns the packets of all rings one after the 
 
 /* ---- libnetmap */
 
-static char said[256];
+static char last_error[256];
 
 static void
-keep(struct nmctx *ctx, const char *message)
+store_error(struct nmctx *ctx, const char *message)
 {
 	(void)ctx;
-	snprintf(said, sizeof(said), "%s", message);
+	snprintf(last_error, sizeof(last_error), "%s", message);
 }
 
 RULE("6-nmport_open", "nmport_open registers and maps; first and last ring are those that are bound")
@@ -417,7 +417,7 @@ RULE("6-nmport-steps", "new, parse, register and mmap can be done and undone sep
 	struct nmport_d *d = nmport_new();
 
 	txsync(&keeps_the_region);
-	nmctx_get()->error = keep;
+	nmctx_get()->error = store_error;
 	CHECK(d != NULL && d->fd == -1 && d->nifp == NULL);
 	CHECK_EQ(nmport_parse(d, spec_of("{1")), 0);
 	CHECK(strcmp(d->hdr.nr_name, unique_name("{1")) == 0 && d->fd == -1);
@@ -445,14 +445,14 @@ RULE("6-nmport-prepare", "prepare is new and parse; a failure returns NULL or -1
 {
 	struct nmport_d *d;
 
-	nmctx_get()->error = keep;
+	nmctx_get()->error = store_error;
 	errno = 0;
-	CHECK(nmport_prepare("nothing") == NULL && said[0] != '\0');
+	CHECK(nmport_prepare("nothing") == NULL && last_error[0] != '\0');
 	d = nmport_prepare("netmap:there-is-none");
 	CHECK(d != NULL);
-	said[0] = '\0';
+	last_error[0] = '\0';
 	CHECK_ERRNO(ENXIO, nmport_open_desc(d));
-	CHECK(said[0] != '\0' && d->fd == -1);
+	CHECK(last_error[0] != '\0' && d->fd == -1);
 	nmport_undo_prepare(d);
 	errno = 0;
 	CHECK(nmport_open("netmap:there-is-none") == NULL);
@@ -508,7 +508,7 @@ RULE("6-nmport-extmem", "nmport_extmem adds the option, once and only before the
 	static char memory[1 << 16];
 	struct nmport_d *d = nmport_prepare(spec_of("{1"));
 
-	nmctx_get()->error = keep;
+	nmctx_get()->error = store_error;
 	CHECK(nmport_extmem_getinfo(d) == NULL);
 	CHECK_EQ(nmport_extmem(d, memory, sizeof(memory)), 0);
 	CHECK_EQ(nmport_extmem_getinfo(d)->nr_memsize, sizeof(memory));
@@ -600,7 +600,7 @@ RULE("6-nmreq-parsers", "a program can add parsers for its own options")
 		{ { "first", 0, NMREQ_OPTK_DEFAULT }, { "second", 1, NMREQ_OPTK_ALLOWEMPTY } } };
 	char got[64];
 
-	nmctx_get()->error = keep;
+	nmctx_get()->error = store_error;
 	CHECK_EQ(nmreq_options_decode("@mine=7", &p, got, nmctx_get()), 0);
 	CHECK(strcmp(got, "7,-") == 0);
 	CHECK_EQ(nmreq_options_decode("@mine:first=a,second=b", &p, got, nmctx_get()), 0);
@@ -616,7 +616,7 @@ RULE("6-nmreq_get_mem_id", "nmreq_get_mem_id returns the region of a named port"
 	struct nmport_d *d = nmport_open(spec_of("{1"));
 	const char *name = spec_of("{1");
 
-	nmctx_get()->error = keep;
+	nmctx_get()->error = store_error;
 	CHECK(d != NULL);
 	CHECK_EQ(nmreq_get_mem_id(&name, nmctx_get()), d->reg.nr_mem_id);
 	CHECK_EQ(*name, '\0');
@@ -650,7 +650,7 @@ count_lock(struct nmctx *ctx, int take)
 
 RULE("6-nmctx", "a context has its own error, memory and lock callbacks, and can be the default")
 {
-	struct nmctx mine = { .error = keep, .malloc = count_malloc, .free = count_free, .lock = count_lock };
+	struct nmctx mine = { .error = store_error, .malloc = count_malloc, .free = count_free, .lock = count_lock };
 	struct nmctx *before = nmctx_set_default(&mine);
 	struct nmport_d *d;
 	void *p;
@@ -660,7 +660,7 @@ RULE("6-nmctx", "a context has its own error, memory and lock callbacks, and can
 	CHECK(d != NULL && d->ctx == &mine && allocated > 0 && locked > 0);
 	nmport_close(d);
 	nmctx_ferror(&mine, "%s %d", "seven", 7);
-	CHECK(strcmp(said, "seven 7") == 0);
+	CHECK(strcmp(last_error, "seven 7") == 0);
 	p = nmctx_malloc(&mine, 8);
 	CHECK(p != NULL);
 	nmctx_free(&mine, p);

@@ -289,8 +289,8 @@ other_process(int fd, uint64_t memsize, uint64_t offset)
 RULE("9.7-SCM_RIGHTS", "the file can be sent to another process, which syncs and maps it")
 {
 	char space[CMSG_SPACE(sizeof(int))] = { 0 };
-	uint64_t told[2];
-	struct iovec io = { told, sizeof(told) };
+	uint64_t values[2];
+	struct iovec io = { values, sizeof(values) };
 	struct msghdr m = { .msg_iov = &io, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof(space) };
 	struct port a, b;
 	int pair[2];
@@ -301,20 +301,20 @@ RULE("9.7-SCM_RIGHTS", "the file can be sent to another process, which syncs and
 	if (child == 0) {
 		int fd;
 
-		if (recvmsg(pair[1], &m, 0) != sizeof(told) || CMSG_FIRSTHDR(&m) == NULL)
+		if (recvmsg(pair[1], &m, 0) != sizeof(values) || CMSG_FIRSTHDR(&m) == NULL)
 			_exit(9);
 		memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof(fd));
-		_exit(other_process(fd, told[0], told[1]));
+		_exit(other_process(fd, values[0], values[1]));
 	}
 	a = open_port(unique_name("{1"), ALL_RINGS);
 	b = open_in_region(&a, unique_name("}1"), ALL_RINGS);
-	told[0] = a.reg.nr_memsize;
-	told[1] = a.reg.nr_offset;
+	values[0] = a.reg.nr_memsize;
+	values[1] = a.reg.nr_offset;
 	CMSG_FIRSTHDR(&m)->cmsg_level = SOL_SOCKET;
 	CMSG_FIRSTHDR(&m)->cmsg_type = SCM_RIGHTS;
 	CMSG_FIRSTHDR(&m)->cmsg_len = CMSG_LEN(sizeof(int));
 	memcpy(CMSG_DATA(CMSG_FIRSTHDR(&m)), &a.fd, sizeof(int));
-	CHECK(sendmsg(pair[0], &m, 0) == sizeof(told));
+	CHECK(sendmsg(pair[0], &m, 0) == sizeof(values));
 	wait_for_success(child);
 	rxsync(&b);
 	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
@@ -334,7 +334,7 @@ RULE("9.7-exec", "a program that inherits the file over exec can use the port")
 	setenv("RULE_OFFSET", offset, 1);
 	child = fork();
 	if (child == 0) {
-		execl("/proc/self/exe", "habits", "exec", "9.7-exec-inside", (char *)NULL);
+		execl("/proc/self/exe", "compatibility", "exec", "9.7-exec-inside", (char *)NULL);
 		_exit(9);
 	}
 	wait_for_success(child);
@@ -417,21 +417,21 @@ RULE("9.13-old-headers", "programs compiled with the headers of API 3, 11 or 12:
 
 RULE("9.14-many", "a thousand opens and closes leak no file and no buffer")
 {
-	struct port keep = open_port(unique_name("{1"), ALL_RINGS), p;
+	struct port other_port = open_port(unique_name("{1"), ALL_RINGS), p;
 	uint32_t all, i;
 	int before, after;
 
-	p = open_in_region(&keep, unique_name("{2"), REG(.nr_extra_bufs = 1000000));
+	p = open_in_region(&other_port, unique_name("{2"), REG(.nr_extra_bufs = 1000000));
 	all = p.reg.nr_extra_bufs;
 	CHECK_OK(close(p.fd));
 	before = open_device();
 	CHECK_OK(close(before));
 	for (i = 0; i < 1000; i++) {
-		p = open_in_region(&keep, unique_name("{2"), REG(.nr_flags = NR_EXCLUSIVE));
+		p = open_in_region(&other_port, unique_name("{2"), REG(.nr_flags = NR_EXCLUSIVE));
 		CHECK_OK(close(p.fd));
 	}
 	after = open_device();
 	CHECK_EQ(after, before);
-	p = open_in_region(&keep, unique_name("{2"), REG(.nr_extra_bufs = 1000000));
+	p = open_in_region(&other_port, unique_name("{2"), REG(.nr_extra_bufs = 1000000));
 	CHECK_EQ(p.reg.nr_extra_bufs, all);
 }
