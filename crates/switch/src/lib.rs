@@ -6,13 +6,13 @@
 //!   client A's memory                  switch worker thread                       client B's memory
 //!  +------------------+                                                         +------------------+
 //!  | tx ring, buffers | == tx channel ==> [ batch ] --> copy or swap ==========>| rx ring, buffers |
-//!  |   (A's region)   | slots [tail,head)    |           buffers, publish       |   (B's region)   |
+//!  |   (A's region)   | slots [cons,prod)    |           buffers, publish       |   (B's region)   |
 //!  +------------------+                      |                                  +------------------+
 //!                                            +-- decide (fdb) -- policy
 //! ```
 //! A port has transmit and receive rings in the region of its client, and one channel for each ring: a one-way
-//! descriptor ring whose position words the client and the switch both write. The client is the producer of a transmit
-//! channel and the consumer of a receive channel; the switch is the other side of both.
+//! descriptor ring with two position words, `prod` written by the producer and `cons` by the consumer. The client is
+//! the producer of a transmit channel and the consumer of a receive channel; the switch is the other side of both.
 //!
 //! ## The path of a packet, file by file
 //! 1. `worker/mod.rs`: the worker's loop; `worker/poll_set.rs` chooses the transmit rings that it polls.
@@ -43,8 +43,8 @@
 //! `worker/idle_listener.rs` is a helper thread that waits for the doorbells of idle rings during a futex wait.
 //!
 //! ## What a client can write, and where it is validated
-//! * Positions in the channels: validated by the channel's end in `mem`. An impossible position counts as no news; the
-//!   switch's own positions are in its private memory.
+//! * Positions in the channels: validated by the channel's end in `mem`. An impossible position is ignored; the switch's
+//!   own positions are in its private memory.
 //! * Slots of transmit rings (index, length, flags, pointer): copied once and the copy validated, `port/tx_ring.rs`. An
 //!   invalid slot names buffer 0 afterwards, and its packet is dropped.
 //! * The buffer index of a receive slot: read once, `port/rx_ring.rs`. An index outside the region is replaced by the
