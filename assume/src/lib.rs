@@ -1,11 +1,12 @@
-//! What we assume, we run: one program under `src/bin` per promise of the kernel (or libc) that unetmap relies on. Each
-//! prints one line and exits 0 when the promise holds, 1 when it is broken, 2 when it cannot be tested here.
+//! Checks of assumptions: one program under `src/bin` per behaviour of the kernel (or libc) that unetmap relies on. Each
+//! prints one line and exits with 0 if the assumption holds, 1 if it is broken, 2 if it cannot be tested here.
 //!
 //! ```text
-//! for p in target/debug/{atfork_runs_in_child,pidfd_tells_death}; do $p; done
+//! for p in target/debug/{atfork_runs_in_child,pidfd_readable_at_exit}; do $p; done
 //! ```
 //!
-//! This library is what the programs share: verdicts, a forked child, and bytes of shared memory. They run single-threaded.
+//! This library contains the common parts of the programs: results, forked children, and shared memory. The programs are
+//! single-threaded.
 
 #![deny(unsafe_code)]
 
@@ -13,6 +14,7 @@ use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::ExitCode;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -20,82 +22,82 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::{Mapping, socket};
 
-/// How long to wait for what must come, before it counts as broken. It only has to be long.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Longest wait for an event that must occur; it counts as broken afterwards. Any long time would do.
+const EVENT_LIMIT: Duration = Duration::from_secs(20);
 
-/// Why a promise was not seen to hold.
+/// Why an assumption was not confirmed.
 #[derive(Debug)]
-pub enum Fault {
-    /// The kernel did something else: what it did.
+pub enum Failure {
+    /// The kernel behaves differently: description.
     Broken(String),
-    /// What was needed to find out did not work: why.
+    /// A step that the check needs failed: reason.
     Untestable(String),
 }
 
-impl<E: Into<io::Error>> From<E> for Fault {
-    fn from(error: E) -> Fault {
-        Fault::Untestable(error.into().to_string())
+impl<E: Into<io::Error>> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure::Untestable(error.into().to_string())
     }
 }
 
-/// What a program's check comes to.
-pub type Verdict = Result<(), Fault>;
+/// Result of a check.
+pub type CheckResult = Result<(), Failure>;
 
-/// Runs the check of `promise` and turns its verdict into the line and the exit code.
-pub fn judge(promise: &str, check: impl FnOnce() -> Verdict) -> ExitCode {
+/// Runs `check` of an assumption; prints the line and returns the exit code.
+pub fn run_check(assumption: &str, check: impl FnOnce() -> CheckResult) -> ExitCode {
     let (word, why, code) = match check() {
         Ok(()) => ("holds", String::new(), 0),
-        Err(Fault::Broken(why)) => ("BROKEN", format!(": {why}"), 1),
-        Err(Fault::Untestable(why)) => ("cannot be tested here", format!(": {why}"), 2),
+        Err(Failure::Broken(why)) => ("BROKEN", format!(": {why}"), 1),
+        Err(Failure::Untestable(why)) => ("cannot be tested here", format!(": {why}"), 2),
     };
-    println!("{word}: {promise}{why}");
+    println!("{word}: {assumption}{why}");
     ExitCode::from(code)
 }
 
-/// `Broken(what)` unless `holds`.
-pub fn expect(holds: bool, what: impl Display) -> Verdict {
-    if holds { Ok(()) } else { Err(Fault::Broken(what.to_string())) }
+/// Returns `Broken(what)` unless `holds`.
+pub fn expect(holds: bool, what: impl Display) -> CheckResult {
+    if holds { Ok(()) } else { Err(Failure::Broken(what.to_string())) }
 }
 
-/// Waits until `fd` has one of `events` (or a hang-up or an error); false when it does not come at all.
-pub fn comes(fd: impl AsFd, events: PollFlags) -> io::Result<bool> {
-    Ok(wait_readable(&mut [PollFd::new(&fd, events)], Some(PATIENCE))? > 0)
+/// Waits until `fd` has one of `events` (or a hang-up or an error); false on timeout.
+pub fn becomes_ready(fd: impl AsFd, events: PollFlags) -> io::Result<bool> {
+    Ok(wait_readable(&mut [PollFd::new(&fd, events)], Some(EVENT_LIMIT))? > 0)
 }
 
-/// True when `fd` is readable now.
+/// Returns whether `fd` is readable now.
 pub fn readable(fd: impl AsFd) -> io::Result<bool> {
     Ok(wait_readable(&mut [PollFd::new(&fd, PollFlags::IN)], Some(Duration::ZERO))? > 0)
 }
 
-/// Both ends of a new connection as a client and the daemon have it: `make_client` (which may be in a child) is given a
-/// path to connect to; the result is the accepted end and what it returned.
+/// Creates a connection like that of a client and the daemon: passes the path to connect to to `make_client` (which may run
+/// in a child), and returns the accepted end and the result of `make_client`.
 pub fn connection<T>(make_client: impl FnOnce(&std::path::Path) -> io::Result<T>) -> io::Result<(OwnedFd, T)> {
     let path = std::env::temp_dir().join(format!("unetmap-assume-{}", std::process::id()));
-    let door = socket::listen(&path, 0o600)?;
+    let listener = socket::listen(&path, 0o600)?;
     let accepted = make_client(&path).and_then(|client| {
-        comes(&door, PollFlags::IN)?;
-        Ok((socket::accept(&door)?, client))
+        becomes_ready(&listener, PollFlags::IN)?;
+        Ok((socket::accept(&listener)?, client))
     });
     std::fs::remove_file(&path)?;
     accepted
 }
 
-/// A forked child; killed and waited for when dropped.
+/// A forked child; killed and waited for on drop.
 #[derive(Debug)]
 pub struct Child(Option<Pid>);
 
-/// How a child ended.
+/// Outcome of a child.
 #[derive(Debug, PartialEq, Eq)]
-pub enum End {
+pub enum Outcome {
     /// It exited with this code.
     Exit(i32),
     /// This signal killed it.
     Signal(i32),
 }
 
-/// Forks; the child runs `child`, with a copy of all we have, and exits with its result.
+/// Forks. The child runs `child` and exits with its result.
 pub fn fork(child: impl FnOnce() -> u8) -> io::Result<Child> {
-    // SAFETY: this process has one thread, so its copy may do whatever the original may.
+    // SAFETY: K6: this process has one thread, so the child may call any function.
     #[allow(unsafe_code)]
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
@@ -104,15 +106,15 @@ pub fn fork(child: impl FnOnce() -> u8) -> io::Result<Child> {
     }
 }
 
-/// What a child does that only has to be there.
-pub fn stay() -> u8 {
+/// Body of a child that waits until it is killed.
+pub fn wait_for_kill() -> u8 {
     loop {
         std::thread::park();
     }
 }
 
 impl Child {
-    /// Its process id.
+    /// Returns its process id.
     pub fn pid(&self) -> i32 {
         Pid::as_raw(self.0)
     }
@@ -125,8 +127,8 @@ impl Child {
         }
     }
 
-    /// Waits for its end.
-    pub fn wait(mut self) -> io::Result<End> {
+    /// Waits until it ends.
+    pub fn wait(mut self) -> io::Result<Outcome> {
         let status = loop {
             if let Some((_, status)) = waitpid(self.0, WaitOptions::empty())? {
                 break status;
@@ -134,8 +136,8 @@ impl Child {
         };
         self.0 = None;
         Ok(match status.exit_status() {
-            Some(code) => End::Exit(code),
-            None => End::Signal(status.terminating_signal().unwrap_or(0)),
+            Some(code) => Outcome::Exit(code),
+            None => Outcome::Signal(status.terminating_signal().unwrap_or(0)),
         })
     }
 }
@@ -149,40 +151,79 @@ impl Drop for Child {
     }
 }
 
-/// The byte at `at`, read through the mapping: a page that is not there is a SIGBUS.
+/// Reads the byte at `at` through the mapping: a missing page raises SIGBUS.
 #[allow(unsafe_code)]
-pub fn peek(map: &Mapping, at: usize) -> u8 {
+pub fn read_byte(map: &Mapping, at: usize) -> u8 {
     assert!(at < map.len());
-    // SAFETY: in range (just checked) of what stays mapped while `map` is borrowed; bytes have any value.
+    // SAFETY: K3: in range (just checked), mapped while `map` is borrowed; a byte has any value.
     unsafe { map.as_ptr().add(at).read_volatile() }
 }
 
 /// Writes the byte at `at` through the mapping.
 #[allow(unsafe_code)]
-pub fn poke(map: &Mapping, at: usize, byte: u8) {
+pub fn write_byte(map: &Mapping, at: usize, byte: u8) {
     assert!(at < map.len());
-    // SAFETY: as in `peek`; no reference to these bytes exists anywhere.
+    // SAFETY: K3: as in `read_byte`; no reference to these bytes exists.
     unsafe { map.as_ptr().add(at).write_volatile(byte) }
 }
 
-/// The state letter of a process: `S` when it sleeps and a signal could wake it.
+/// Returns the word at byte `at` of the mapping, which other processes may write.
+#[allow(unsafe_code)]
+pub fn word(map: &Mapping, at: usize) -> &AtomicU32 {
+    assert!(at.is_multiple_of(4) && at + 4 <= map.len());
+    // SAFETY: K3: in range and aligned (just checked), mapped while `map` is borrowed, and only accessed atomically.
+    unsafe { AtomicU32::from_ptr(map.as_ptr().add(at).cast()) }
+}
+
+/// Maps a page of private memory that the kernel zeroes in a forked child (`MADV_WIPEONFORK`), as libunetmap does. It is
+/// never unmapped.
+#[allow(unsafe_code)]
+pub fn wiped_word() -> io::Result<&'static AtomicU32> {
+    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: K3: a new mapping at an address that the kernel chooses; it is aligned to a page and stays mapped.
+    unsafe {
+        let page = libc::mmap(std::ptr::null_mut(), size_of::<AtomicU32>(), prot, flags, -1, 0);
+        if page == libc::MAP_FAILED || libc::madvise(page, size_of::<AtomicU32>(), libc::MADV_WIPEONFORK) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(AtomicU32::from_ptr(page.cast()))
+    }
+}
+
+/// Runs `child` in a child that shares the memory of this process, as after vfork, and returns its result.
+#[allow(unsafe_code)]
+pub fn vfork(child: fn(&AtomicU32) -> u8, word: &'static AtomicU32) -> io::Result<Outcome> {
+    struct Call(fn(&AtomicU32) -> u8, &'static AtomicU32);
+    extern "C" fn run(call: *mut libc::c_void) -> libc::c_int {
+        // SAFETY: K1: `call` is the structure below, whose thread waits until this child has exited.
+        let Call(child, word) = unsafe { &*call.cast::<Call>() };
+        child(word).into()
+    }
+    let (mut stack, mut call) = (vec![0u128; 16384], Call(child, word));
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: K1, K6: the stack and the argument outlive the child, which has exited when clone returns.
+    let pid = unsafe { libc::clone(run, stack.as_mut_ptr_range().end.cast(), flags, (&raw mut call).cast()) };
+    if pid < 0 { Err(io::Error::last_os_error()) } else { Child(Pid::from_raw(pid)).wait() }
+}
+
+/// Returns the state letter of a process: `S` if it sleeps interruptibly.
 pub fn state(pid: i32) -> io::Result<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name before it is in parentheses and may contain anything.
+    // The name before it is in parentheses and may contain any character.
     let after = stat.rsplit(") ").next().unwrap_or_default();
     Ok(after.chars().next().unwrap_or('?'))
 }
 
-/// Leaves for a network namespace of our own, in which there is nothing but `lo`, and which goes with this process.
-pub fn own_network() -> io::Result<()> {
-    // SAFETY: this process has one thread, so that none is left in another namespace than it believes.
+/// Moves this process to a new network namespace, which contains only `lo` and ends with the process.
+pub fn enter_new_network() -> io::Result<()> {
+    // SAFETY: K7: this process has one thread, so that no other one changes its namespace unexpectedly.
     #[allow(unsafe_code)]
     unsafe {
         Ok(unshare_unsafe(UnshareFlags::NEWNET)?)
     }
 }
 
-/// A descriptor borrowed as the kernel's number for it, to name it in `/proc/self/fd`.
+/// Returns the path of a descriptor in `/proc/self/fd`.
 pub fn proc_path(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd))
 }

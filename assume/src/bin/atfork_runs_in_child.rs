@@ -1,21 +1,21 @@
-//! A forked child must know that it is one before it touches a ring of its parent's.
+//! A forked child must detect the fork before it accesses a ring of its parent.
 
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 
-use assume::{End, expect, fork, judge};
-use unetmap_sys::process::{fork_count, watch_forks};
+use assume::{Outcome, expect, fork, run_check};
+use unetmap_sys::process::{count_forks, fork_count};
 
 fn main() -> ExitCode {
-    judge(
+    run_check(
         "the pthread_atfork handler runs in a forked child, before fork returns there, and in no other process",
         || {
-            watch_forks()?;
+            count_forks()?;
             let before = fork_count();
             let end = fork(|| u8::from(fork_count() != before + 1))?.wait()?;
-            expect(end == End::Exit(0), format_args!("the child did not notice: {end:?}"))?;
-            expect(fork_count() == before, "the parent takes itself for a child")
+            expect(end == Outcome::Exit(0), format_args!("the child did not detect the fork: {end:?}"))?;
+            expect(fork_count() == before, "the parent counted the fork")
         },
     )
 }

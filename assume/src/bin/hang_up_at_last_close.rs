@@ -1,62 +1,62 @@
-//! An open port is a connection: it must end exactly when nobody holds it any more, however it was handed on.
+//! An open port is a connection: it must end exactly when its last duplicate is closed, however it was passed on.
 
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
-use assume::{Verdict, comes, connection, expect, fork, judge, stay};
+use assume::{CheckResult, becomes_ready, connection, expect, fork, run_check, wait_for_kill};
 use unetmap_sys::event::{PollFlags, hung_up};
 use unetmap_sys::socket;
 
 fn main() -> ExitCode {
-    judge("a seqpacket connection hangs up when the last duplicate of its other end is closed, not before", || {
-        dup()?;
-        forked()?;
+    run_check("a seqpacket connection hangs up when the last duplicate of its other end is closed, not before", || {
+        after_dup()?;
+        after_fork()?;
         in_flight()?;
-        received()
+        after_receive()
     })
 }
 
-fn alive(near: &OwnedFd, what: &str) -> Verdict {
-    expect(!hung_up(near.as_fd()), format_args!("hung up although {what} was open"))
+fn expect_open(near: &OwnedFd, what: &str) -> CheckResult {
+    expect(!hung_up(near.as_fd()), format_args!("hung up although {what} was still open"))
 }
 
-fn gone(near: &OwnedFd, what: &str) -> Verdict {
-    let gone = comes(near, PollFlags::RDHUP)? && hung_up(near.as_fd());
-    expect(gone, format_args!("no hang-up although {what} was the last and is closed"))
+fn expect_hang_up(near: &OwnedFd, what: &str) -> CheckResult {
+    let hung_up_now = becomes_ready(near, PollFlags::RDHUP)? && hung_up(near.as_fd());
+    expect(hung_up_now, format_args!("no hang-up although {what}, the last one, was closed"))
 }
 
-fn dup() -> Verdict {
+fn after_dup() -> CheckResult {
     let (near, far) = connection(socket::connect)?;
     let duplicate = far.try_clone()?;
     drop(far);
-    alive(&near, "a dup")?;
+    expect_open(&near, "a dup")?;
     drop(duplicate);
-    gone(&near, "a dup")
+    expect_hang_up(&near, "a dup")
 }
 
-fn forked() -> Verdict {
+fn after_fork() -> CheckResult {
     let (near, far) = connection(socket::connect)?;
-    let child = fork(stay)?;
+    let child = fork(wait_for_kill)?;
     drop(far);
-    alive(&near, "a forked child's copy")?;
+    expect_open(&near, "a forked child's copy")?;
     child.kill()?;
-    // Before it is waited for: a zombie holds no files.
-    gone(&near, "a forked child's copy")
+    // Before it is waited for: a zombie has no open files.
+    expect_hang_up(&near, "a forked child's copy")
 }
 
-fn in_flight() -> Verdict {
+fn in_flight() -> CheckResult {
     let (near, far) = connection(socket::connect)?;
     let (receiver, sender) = connection(socket::connect)?;
     socket::send(&sender, b"x", &[far.as_fd()])?;
     drop((far, sender));
-    alive(&near, "one in an unread message")?;
+    expect_open(&near, "one in an unread message")?;
     drop(receiver);
-    gone(&near, "one in an unread message")
+    expect_hang_up(&near, "one in an unread message")
 }
 
-fn received() -> Verdict {
+fn after_receive() -> CheckResult {
     let (near, far) = connection(socket::connect)?;
     let (receiver, sender) = connection(socket::connect)?;
     socket::send(&sender, b"x", &[far.as_fd()])?;
@@ -64,7 +64,7 @@ fn received() -> Verdict {
     let mut fds = Vec::new();
     socket::recv(&receiver, &mut [0], &mut fds)?;
     drop(receiver);
-    alive(&near, "one received from another process")?;
+    expect_open(&near, "one received from another process")?;
     drop(fds);
-    gone(&near, "one received from another process")
+    expect_hang_up(&near, "one received from another process")
 }

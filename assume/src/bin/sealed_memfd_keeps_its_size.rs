@@ -1,4 +1,4 @@
-//! Every page of a shared region stays there: nobody can shrink a sealed memory file, by whatever way in.
+//! No page of a shared region can be removed: no process can shrink a sealed memory file, by any call.
 
 #![forbid(unsafe_code)]
 
@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 
-use assume::{Verdict, expect, judge, proc_path};
+use assume::{CheckResult, expect, proc_path, run_check};
 use rustix::fs::{FallocateFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate};
 use rustix::io::Errno;
 use unetmap_sys::memfd;
@@ -14,20 +14,20 @@ use unetmap_sys::memfd;
 const BYTES: u64 = 1 << 20;
 
 fn main() -> ExitCode {
-    judge("a sealed memfd can neither be shrunk nor grown, nor its seals be changed", || {
+    run_check("the size and the seals of a sealed memfd cannot be changed", || {
         let fd = memfd::create_sealed("assume", BYTES)?;
         for size in [0, 1, BYTES - 1, BYTES + 1] {
             let outcome = ftruncate(&fd, size);
             expect(outcome == Err(Errno::PERM), format_args!("ftruncate to {size}: {outcome:?}"))?;
         }
         let again = proc_path(fd.as_fd());
-        // A second way in: a new open file of the same memory, cut while it is opened.
-        let cut = File::options().write(true).truncate(true).open(&again);
-        expect(cut.is_err(), "open with O_TRUNC worked")?;
+        // A new open file of the same memory, truncated by open.
+        let truncated = File::options().write(true).truncate(true).open(&again);
+        expect(truncated.is_err(), "open with O_TRUNC worked")?;
         let outcome = fallocate(&fd, FallocateFlags::empty(), BYTES, 4096);
         expect(outcome.is_err(), "fallocate beyond the end worked")?;
         let outcome = fallocate(&fd, FallocateFlags::COLLAPSE_RANGE, 0, 4096);
-        expect(outcome.is_err(), "a range could be taken out")?;
+        expect(outcome.is_err(), "a range could be removed")?;
         let outcome = rustix::io::pwrite(&fd, b"x", BYTES);
         expect(outcome.is_err(), "a write beyond the end worked")?;
         let outcome = fcntl_add_seals(&fd, SealFlags::WRITE);
@@ -36,6 +36,6 @@ fn main() -> ExitCode {
     })
 }
 
-fn size_is(size: i64) -> Verdict {
-    expect(u64::try_from(size) == Ok(BYTES), format_args!("it has {size} bytes now, not {BYTES}"))
+fn size_is(size: i64) -> CheckResult {
+    expect(u64::try_from(size) == Ok(BYTES), format_args!("the size is now {size} bytes, not {BYTES}"))
 }
