@@ -49,7 +49,7 @@ INLINE int is_alive(void)
 	return until && (!*until || bpf_ktime_get_coarse_ns() < *until);
 }
 
-INLINE struct mark *the_mark(void)
+INLINE struct mark *get_mark(void)
 {
 	__u32 first = 0;
 	struct mark *mark = bpf_map_lookup_elem(&marks, &first);

@@ -4,8 +4,8 @@
 // veth pair: its near end is in the interface's namespace and is used by these programs only; its far end is a NIC for
 // the netmap port, and its queues are the host rings.
 //
-//     stack --> interface's egress [capture] --> near end's egress [door] --> far end --> host receive rings
-//     stack <-- interface's ingress <---------- near end's ingress [enter] <-- far end <-- host transmit rings
+//     stack --> interface's egress [capture] --> near end's egress [near_tx] --> far end --> host receive rings
+//     stack <-- interface's ingress <---------- near end's ingress [near_rx] <-- far end <-- host transmit rings
 //
 // As with xdp.c, host.o is in the repository beside this file, and the build of the project embeds it.
 
@@ -26,26 +26,26 @@ static long (*bpf_skb_store_bytes)(void *skb, __u32 offset, const void *from, __
 static long (*bpf_redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static long (*bpf_skb_change_head)(void *skb, __u32 len, __u64 flags) = (void *)43;
 
-// Where the frames that the host sends go.
-enum capture { TO_THE_WIRE, TO_THE_RINGS, NOWHERE };
+// The action for frames that the host sends.
+enum host_tx { HOST_TX_PASS, HOST_TX_REDIRECT, HOST_TX_DROP };
 
-struct ways {
-	__u32 capture;
+struct config {
+	__u32 host_tx;
 	// The interface's index, and the near end's.
 	__u32 nic;
 	__u32 near;
-	// skb->mark of a frame between `capture` and `door`.
-	__u32 pass;
+	// skb->mark of a frame between unetmap_capture and unetmap_near_tx.
+	__u32 mark;
 };
 
 struct {
 	NUMBER(type, BPF_MAP_TYPE_ARRAY);
 	TYPE(key, __u32);
-	TYPE(value, struct ways);
+	TYPE(value, struct config);
 	NUMBER(max_entries, 1);
-} ways SECTION(".maps");
+} configs SECTION(".maps");
 
-// Counts the frames of the host that were dropped (NOWHERE).
+// Counts the frames of the host that were dropped (HOST_TX_DROP).
 struct {
 	NUMBER(type, BPF_MAP_TYPE_ARRAY);
 	TYPE(key, __u32);
@@ -53,25 +53,25 @@ struct {
 	NUMBER(max_entries, 1);
 } dropped SECTION(".maps");
 
-INLINE struct ways *the_ways(void)
+INLINE struct config *get_config(void)
 {
 	__u32 first = 0;
 
-	return bpf_map_lookup_elem(&ways, &first);
+	return bpf_map_lookup_elem(&configs, &first);
 }
 
 // At the interface's egress.
 SECTION("classifier") int unetmap_capture(struct __sk_buff *skb)
 {
-	struct ways *to = the_ways();
+	struct config *config = get_config();
 	__u32 first = 0;
 	__u64 *count;
 
-	if (!to || to->capture == TO_THE_WIRE || !is_alive())
+	if (!config || config->host_tx == HOST_TX_PASS || !is_alive())
 		return TCX_NEXT;
-	if (to->capture == TO_THE_RINGS) {
-		skb->mark = to->pass;
-		return bpf_redirect(to->near, 0);
+	if (config->host_tx == HOST_TX_REDIRECT) {
+		skb->mark = config->mark;
+		return bpf_redirect(config->near, 0);
 	}
 	count = bpf_map_lookup_elem(&dropped, &first);
 	if (count)
@@ -81,25 +81,25 @@ SECTION("classifier") int unetmap_capture(struct __sk_buff *skb)
 
 // At the near end's egress: drops frames that the host sends to the near end itself, which is an interface like any
 // other; only redirected frames pass.
-SECTION("classifier") int unetmap_door(struct __sk_buff *skb)
+SECTION("classifier") int unetmap_near_tx(struct __sk_buff *skb)
 {
-	struct ways *to = the_ways();
+	struct config *config = get_config();
 
-	return to && skb->mark == to->pass ? TCX_NEXT : TCX_DROP;
+	return config && skb->mark == config->mark ? TCX_NEXT : TCX_DROP;
 }
 
 // At the near end's ingress.
-SECTION("classifier") int unetmap_enter(struct __sk_buff *skb)
+SECTION("classifier") int unetmap_near_rx(struct __sk_buff *skb)
 {
-	struct ways *to = the_ways();
-	struct mark *mark = the_mark();
+	struct config *config = get_config();
+	struct mark *mark = get_mark();
 
-	if (!to)
+	if (!config)
 		return TCX_DROP;
 	if (mark && (bpf_skb_change_head(skb, sizeof(*mark), 0) ||
 		     bpf_skb_store_bytes(skb, 0, mark, sizeof(*mark), 0)))
 		return TCX_DROP;
-	return bpf_redirect(to->nic, BPF_F_INGRESS);
+	return bpf_redirect(config->nic, BPF_F_INGRESS);
 }
 
 char license_text[] SECTION("license") = "Dual BSD/GPL";

@@ -48,7 +48,7 @@ struct {
 // Whether the frame begins with the mark.
 INLINE int is_marked(struct xdp_md *ctx)
 {
-	struct mark *mark = the_mark(), *frame = (struct mark *)(unsigned long)ctx->data;
+	struct mark *mark = get_mark(), *frame = (struct mark *)(unsigned long)ctx->data;
 
 	if (!mark || (void *)(frame + 1) > (void *)(unsigned long)ctx->data_end)
 		return 0;

@@ -18,7 +18,7 @@ use crate::xdp::{Mark, deadline};
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/host.o");
 
 /// `skb->mark` of frames between the interface and the companion's near end.
-const PASS: u32 = 0x756e_6d68;
+const REDIRECT_MARK: u32 = 0x756e_6d68;
 
 /// Action for frames that the host sends on the interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,14 +32,14 @@ pub enum HostTxAction {
     Drop,
 }
 
-/// `struct ways` of host.c: the configuration of the programs.
+/// `struct config` of host.c.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct Config {
-    capture: u32,
+    host_tx: u32,
     nic: u32,
     near: u32,
-    pass: u32,
+    mark: u32,
 }
 
 /// The programs of one interface. Dropping it detaches them.
@@ -64,24 +64,25 @@ impl Tcx {
     pub fn attach(nic: u32) -> io::Result<Tcx> {
         let mut object = bpf::load(OBJECT, None)?;
         let capture = load(&mut object, "unetmap_capture")?;
-        let (near_egress, near_ingress) = (load(&mut object, "unetmap_door")?, load(&mut object, "unetmap_enter")?);
+        let (near_egress, near_ingress) =
+            (load(&mut object, "unetmap_near_tx")?, load(&mut object, "unetmap_near_rx")?);
         let mut tcx = Tcx {
             _capture: bpf::link_tcx(&capture, nic, Hook::Egress)?,
             companion: None,
             near_egress,
             near_ingress,
-            config_map: array(&object, "ways")?,
+            config_map: array(&object, "configs")?,
             alive: array(&object, "alive")?,
             marks: array(&object, "marks")?,
             dropped: array(&object, "dropped")?,
-            config: Config { capture: HostTxAction::Pass as u32, nic, near: 0, pass: PASS },
+            config: Config { host_tx: HostTxAction::Pass as u32, nic, near: 0, mark: REDIRECT_MARK },
         };
         tcx.write_config()?;
         Ok(tcx)
     }
 
     fn write_config(&mut self) -> io::Result<()> {
-        // SAFETY: K5: the elements of `ways` in host.c are of type `struct ways`.
+        // SAFETY: K5: the elements of `configs` in host.c are of type `struct config`.
         unsafe { bpf::array_set(&self.config_map, &self.config) }
     }
 
@@ -112,7 +113,7 @@ impl Tcx {
     /// # Errors
     /// Only unexpected errors of the kernel.
     pub fn set_host_tx(&mut self, action: HostTxAction) -> io::Result<()> {
-        self.config.capture = action as u32;
+        self.config.host_tx = action as u32;
         self.write_config()
     }
 
