@@ -134,5 +134,3 @@ RULE("2-epoll-error", "an unbound file: EPOLLERR")
 	CHECK_EQ(epoll_wait(epoll_of(open_device(), EPOLLIN), &got, 1, TIMEOUT_MS), 1);
 	CHECK(got.events & EPOLLERR);
 }
-
-/* ---- what has no effect */
