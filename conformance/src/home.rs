@@ -129,8 +129,12 @@ pub fn daemon_listens(socket: &Path) -> bool {
 
 /// What `unetmap ls --json` prints about the daemon at `socket`; `None` if none answers.
 pub fn snapshot_of(socket: &Path) -> Option<Snapshot> {
-    let mut command = Command::new(program("unetmap"));
-    let output = command.args(["ls", "--json"]).env("UNETMAP_SOCKET", socket).stdin(Stdio::null()).output().ok()?;
+    snapshot_by(Command::new(program("unetmap")).env("UNETMAP_SOCKET", socket))
+}
+
+/// What `command`, which runs `unetmap`, prints about the daemon: for daemons of other users. `None` if none answers.
+pub fn snapshot_by(command: &mut Command) -> Option<Snapshot> {
+    let output = command.args(["ls", "--json"]).stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
 }

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use unetmap::abi::{NETMAP_REQ_REGISTER, NetmapRing, NetmapSlot, NmreqRegister};
 use unetmap_core::control::binding::Bound;
-use unetmap_core::control::request::{Answer, Request};
-use unetmap_core::control::wire::{self, Head, Kind};
-use unetmap_core::sync::mirror::{Asked, Told};
+use unetmap_core::control::monitor::MonitorReply;
+use unetmap_core::control::request::{NetmapReply, NetmapRequest};
+use unetmap_core::control::wire::{self, Head};
+use unetmap_core::control::{ControlRequest, LeaseRequest, NextMonitorRequest, SnapshotRequest};
 use unetmap_sys::socket;
 use zerocopy::IntoBytes as _;
 
@@ -72,18 +73,18 @@ impl ControlConnection {
     pub fn receive(&self) -> Option<Reply> {
         let mut fds = Vec::new();
         let mut bytes = self.message(&mut fds)?;
-        let (_, Head { errno, lease, fds: want, .. }, payload) = wire::open(&bytes).expect("a well-formed answer");
+        let (_, Head { errno, lease, fds: want, .. }, payload) = wire::decode(&bytes).expect("a well-formed answer");
         let payload = payload.to_vec();
         while fds.len() < want as usize {
             bytes = self.message(&mut fds)?;
-            wire::open(&bytes).expect("a well-formed answer");
+            wire::decode(&bytes).expect("a well-formed answer");
         }
         Some(Reply { errno, lease, payload, fds })
     }
 
     #[track_caller]
     fn message(&self, fds: &mut Vec<OwnedFd>) -> Option<Vec<u8>> {
-        let mut buf = vec![0; wire::MAX_ANSWER];
+        let mut buf = vec![0; wire::MAX_REPLY];
         match socket::recv(&self.fd, &mut buf, fds) {
             Ok(got) if got.bytes == 0 => None,
             Ok(got) => {
@@ -98,29 +99,29 @@ impl ControlConnection {
     /// Requests a lease; returns its number.
     #[track_caller]
     pub fn lease(&self) -> u32 {
-        self.send(&wire::message(Kind::Lease, 0, 0, 0, &[])).expect("a daemon that listens");
+        self.send(&wire::encode(LeaseRequest::KIND, 0, 0, 0, &[])).expect("a daemon that listens");
         self.receive().expect("an answer").lease
     }
 
     /// Sends a netmap request; returns the errno, the reply if there is one, and the descriptors.
     #[track_caller]
-    pub fn request(&self, request: &Request) -> (i32, Option<Answer>, Vec<OwnedFd>) {
-        self.send(&wire::message(Kind::Ctrl, 0, 0, 0, &request.encode())).expect("a daemon that listens");
+    pub fn request(&self, request: &NetmapRequest) -> (i32, Option<NetmapReply>, Vec<OwnedFd>) {
+        self.send(&wire::encode(NetmapRequest::KIND, 0, 0, 0, &request.encode())).expect("a daemon that listens");
         let reply = self.receive().expect("an answer");
-        (reply.errno, Answer::decode(&reply.payload), reply.fds)
+        (reply.errno, NetmapReply::decode(&reply.payload), reply.fds)
     }
 
     /// Requests the next monitor of a session; returns the errno, the monitor, and the descriptors of its mirror rings.
     #[track_caller]
-    pub fn watchers(&self, asked: &Asked) -> (i32, Option<Told>, Vec<OwnedFd>) {
-        self.send(&wire::message(Kind::Watchers, 0, 0, 0, asked.as_bytes())).expect("a daemon that listens");
+    pub fn watchers(&self, asked: &NextMonitorRequest) -> (i32, Option<MonitorReply>, Vec<OwnedFd>) {
+        self.send(&wire::encode(NextMonitorRequest::KIND, 0, 0, 0, asked.as_bytes())).expect("a daemon that listens");
         let reply = self.receive().expect("an answer");
-        (reply.errno, Told::decode(&reply.payload).filter(|_| reply.errno == 0), reply.fds)
+        (reply.errno, MonitorReply::decode(&reply.payload).filter(|_| reply.errno == 0), reply.fds)
     }
 
     /// Requests the daemon's snapshot.
     pub fn snapshot(&self) -> Option<Snapshot> {
-        self.send(&wire::message(Kind::Snapshot, 0, 0, 0, &[])).ok()?;
+        self.send(&wire::encode(SnapshotRequest::KIND, 0, 0, 0, &[])).ok()?;
         let memfd = self.receive()?.fds.into_iter().next()?;
         let mut file = File::from(memfd);
         let mut text = String::new();
@@ -175,7 +176,7 @@ impl RawPort {
     pub fn open_as(socket: &Path, name: &str, wishes: NmreqRegister) -> RawPort {
         let raw = ControlConnection::connect(socket).expect("a daemon that listens");
         let register = NmreqRegister { nr_mode: unetmap::abi::NR_REG_ALL_NIC, ..wishes };
-        let request = Request::new(NETMAP_REQ_REGISTER, name, register.as_bytes()).expect("a short name");
+        let request = NetmapRequest::new(NETMAP_REQ_REGISTER, name, register.as_bytes()).expect("a short name");
         let (errno, answer, fds) = raw.request(&request);
         assert_eq!(errno, 0, "{name}: {answer:?}");
         let bound = Bound::decode(&answer.expect("an answer").bound).expect("a well-formed answer");

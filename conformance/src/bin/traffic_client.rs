@@ -220,7 +220,7 @@ fn see(spec: &str, path: &Path) -> Outcome {
             Ok(_) => {}
             // Another client wrote into its memory; the ring was reset.
             Err(unetmap::Error::BadPointers { .. }) => continue,
-            Err(unetmap::Error::WatchedGone { .. }) => {
+            Err(unetmap::Error::MonitoredPortClosed { .. }) => {
                 words[2] = 1;
                 record(&file, words)?;
                 return Ok(());

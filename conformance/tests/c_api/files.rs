@@ -65,7 +65,7 @@ fn a_killed_daemon_leaves_errors() {
     });
 }
 
-/// The examples on an interface, seen from the other end of the cable.
+/// The examples on an interface, observed at the other end of the veth pair.
 fn on_an_interface(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, CABLE) else { return };
     let run =

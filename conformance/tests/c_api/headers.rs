@@ -1,7 +1,7 @@
-//! Programs compiled with other headers than ours, and ours compiled by others' rules.
+//! Programs compiled with other netmap headers than ours, and our headers compiled in strict modes.
 //!
-//! The other headers are generated from tables of the interface (`conformance/headers`): what runs with them was not made
-//! to fit by anything that only our headers say.
+//! The other headers are generated from tables of the interface (`conformance/headers`): programs that work with them depend on
+//! nothing that only our headers define.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Runs a compiler or another tool, which must succeed; what it printed.
+/// Runs a compiler or another tool, which must succeed; returns its output.
 #[track_caller]
 fn tool(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
@@ -23,7 +23,7 @@ fn tool(command: &mut Command) -> String {
     text.into_owned()
 }
 
-/// Writes the generated headers; `None`, said once, without Python.
+/// Writes the generated headers; prints why and returns `None` if there is no Python.
 fn generated(folder: &Path) -> Option<PathBuf> {
     if Command::new("python3").arg("--version").output().is_err() {
         summary("skipped: no python3 here to generate headers with");
@@ -36,7 +36,7 @@ fn generated(folder: &Path) -> Option<PathBuf> {
     Some(out)
 }
 
-/// Compiles sources with one folder of headers, and nothing that lies in another of ours.
+/// Compiles sources with one folder of headers, and checks that no other netmap header is used.
 fn compile(home: &Home, name: &str, include: &Path, sources: &[PathBuf], more: &[String]) -> PathBuf {
     let out = home.folder().join(name);
     let cc = || {
@@ -54,7 +54,7 @@ fn compile(home: &Home, name: &str, include: &Path, sources: &[PathBuf], more: &
     out
 }
 
-/// The functions of `net/netmap_user.h` that its text has and a declaration has not, compiled.
+/// Compiles the functions of `net/netmap_user.h` that are defined there and only declared in the generated headers.
 fn functions(home: &Home) -> String {
     let out = home.folder().join("functions.o");
     let mut cc = Command::new("cc");
@@ -63,7 +63,7 @@ fn functions(home: &Home) -> String {
     out.display().to_string()
 }
 
-/// Generator, forwarder and receiver in a row, by `unetmap run`.
+/// Runs generator, forwarder and receiver in a row by `unetmap run`.
 fn forward(home: &Home, include: &Path, more: &[String]) {
     let example = |name: &str, more: &[String]| {
         let source = root().join("examples/c").join(name).with_extension("c");
@@ -91,7 +91,7 @@ fn examples_run_when_compiled_with_generated_headers() {
     });
 }
 
-/// The rules of memory and of control requests, which name nearly every structure and constant.
+/// The rules of memory and of control requests, which use nearly every structure and constant.
 #[test]
 fn rules_hold_when_compiled_with_generated_headers() {
     isolated(|home| {
@@ -105,7 +105,7 @@ fn rules_hold_when_compiled_with_generated_headers() {
     });
 }
 
-/// `libnetmap.h`'s functions are compiled and linked without anything else of ours; what they call is the system's.
+/// The functions of `libnetmap.h` compile and link without any other code of this project; they call only libc.
 #[test]
 fn libnetmap_calls_only_functions_of_libc() {
     const SYSTEM: &str = "open ioctl mmap munmap close fstat
@@ -129,7 +129,7 @@ fn libnetmap_calls_only_functions_of_libc() {
     assert!(called > 10, "only {called} calls were seen");
 }
 
-/// Uses everything that headers compile into a program.
+/// A program that uses every inline function of the headers.
 const USE: &str = r#"
 #define NETMAP_WITH_LIBS
 #include <net/netmap_user.h>
@@ -168,7 +168,7 @@ fn uses(compiler: &str, file: &str, standards: &[&str]) {
     let source = folder.path().join(file);
     std::fs::write(&source, USE).expect("a file");
     for standard in standards {
-        // What the system's headers hide from strict standards ours can do without.
+        // Our headers must not need what the system's headers hide in strict modes.
         let mut command = Command::new(compiler);
         command.args([standard, "-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only"]);
         tool(command.arg("-I").arg(root().join("include")).arg(&source));

@@ -1,4 +1,4 @@
-//! What `make install` puts in place, used as a C program's author does: by `pkg-config`, and nothing of this tree.
+//! What `make install` installs, used like the author of a C program does: by `pkg-config`, without this source tree.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +8,7 @@ use conformance::{Home, isolated, program};
 
 const PREFIX: &str = "/opt/unetmap";
 
-/// What was installed below a folder of the test's.
+/// An installation below the test's folder.
 struct Installed {
     below: PathBuf,
 }
@@ -23,7 +23,7 @@ impl Installed {
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
             .args(["install", &format!("PREFIX={PREFIX}"), &format!("BIN={}", built.display())])
             .arg(format!("DESTDIR={}", below.display()))
-            // What is not built is a mistake of this test's, and nothing to build for an hour.
+            // Everything was built before: a missing file must fail the test and not start a long build.
             .arg("MAKE=false")
             .output()
             .expect("make");
@@ -35,7 +35,7 @@ impl Installed {
         self.below.join(PREFIX.trim_start_matches('/')).join(path)
     }
 
-    /// What `pkg-config` answers.
+    /// The output of `pkg-config`.
     fn ask(&self, what: &[&str]) -> Vec<String> {
         let output = Command::new("pkg-config")
             .args(what)
@@ -66,7 +66,7 @@ fn examples_compile_and_run_from_an_installation() {
         let root = Installed::new(home);
         let headers = root.ask(&["--cflags"]);
         let shared = [headers.clone(), root.ask(&["--libs"])].concat();
-        // Everything in the program itself, the C library too.
+        // Fully static, including libc.
         let alone = [headers, vec!["-static".into()], root.ask(&["--static", "--libs"])].concat();
         let [receiver, forwarder] = ["receiver", "forwarder"].map(|name| compile_with(home, name, &strs(&shared)));
         let generator = compile_with(home, "generator", &strs(&alone));
@@ -85,7 +85,7 @@ fn an_installed_unetmap_runs_programs() {
     isolated(|home| {
         let root = Installed::new(home);
         assert_eq!(root.ask(&["--modversion"]), [env!("CARGO_PKG_VERSION")]);
-        // The headers alone: the library comes with `unetmap run`.
+        // With the headers alone: `unetmap run` loads the library.
         let [generator, receiver] = ["generator", "receiver"].map(|name| {
             let program = compile_with(home, name, &strs(&root.ask(&["--cflags"])));
             program.display().to_string()
@@ -98,7 +98,7 @@ fn an_installed_unetmap_runs_programs() {
     });
 }
 
-/// The benchmarks find what they run besides the tools.
+/// The benchmarks find the example programs that they run.
 #[test]
 fn an_installed_unetmap_benchmarks_its_examples() {
     isolated(|home| {
@@ -109,7 +109,7 @@ fn an_installed_unetmap_benchmarks_its_examples() {
         let root = Installed::new(home);
         let mut bench = Command::new(root.file("bin/unetmap"));
         bench.args(["bench", "lb", "scrub", "--samples", "1", "--seconds", "60", "--json"]);
-        // Nothing of this tree, and nothing that the machine has.
+        // Without the programs of this tree and of the machine.
         bench.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env_remove("UNETMAPD");
         let output = bench.output().expect("it was installed");
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -120,7 +120,7 @@ fn an_installed_unetmap_benchmarks_its_examples() {
     });
 }
 
-/// The page names every function that a program can link with, and every header is there.
+/// The manual page names every exported function, and every header is installed.
 #[test]
 fn every_exported_function_is_documented() {
     isolated(|home| {

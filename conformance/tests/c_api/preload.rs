@@ -1,5 +1,5 @@
-//! The preload door: programs of `conformance/c` that use netmap files in every way that a file can be used, and what
-//! goes wrong around them.
+//! The access method preload: programs of `conformance/c` that apply every operation on files to netmap files, and faults around
+//! them.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -15,10 +15,10 @@ use rustix::process::{Signal, kill_process};
 
 /// How long 10,000 opens and closes may take: on a quiet machine with two processors they take half a minute.
 const CYCLES_LIMIT: Duration = Duration::from_secs(900);
-/// A user who owns nothing of ours.
+/// An unprivileged user.
 const NOBODY: u32 = 65534;
 
-/// What `hooks` can do.
+/// The tests of the program `hooks`.
 const HOOKS: [&str; 8] =
     ["open", "mmap", "close", "close-without-hook", "children", "scm-rights", "wait", "many-descriptors"];
 
@@ -33,7 +33,7 @@ fn every_libc_function_on_files_is_hooked() {
     });
 }
 
-/// An allocator that calls mmap and open itself, before there is anything of ours, and in every thread.
+/// An allocator that calls mmap and open itself, before the library is initialized, and in every thread.
 fn jemalloc() -> Option<PathBuf> {
     let folders = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
     folders.iter().map(|folder| PathBuf::from(folder).join("libjemalloc.so.2")).find(|path| path.is_file())
@@ -71,8 +71,8 @@ fn hooks_work_with_another_allocator() {
     });
 }
 
-/// Forks while other threads are inside REGISTER, arguments that change under a request, and a file in a process that knows
-/// nothing of netmap and writes to it, or shuts it down.
+/// Forks while other threads are inside REGISTER, arguments that change during a request, and a netmap file in a process without
+/// the library, which writes to it or shuts it down.
 #[test]
 fn hooks_survive_forks_and_changes_during_a_call() {
     isolated(|home| {
@@ -86,8 +86,8 @@ fn hooks_survive_forks_and_changes_during_a_call() {
     });
 }
 
-/// Traffic and waits under an allocator, and a filter of system calls, that end a program that asks them for memory; opening and
-/// closing under the allocator.
+/// Traffic and waits under an allocator and a seccomp filter that end the program if memory is allocated; opening and closing
+/// under the allocator.
 #[test]
 fn hooks_allocate_nothing_by_the_programs_allocator() {
     isolated(|home| {
@@ -103,8 +103,8 @@ fn hooks_allocate_nothing_by_the_programs_allocator() {
     });
 }
 
-/// Files that threads close under each other's calls, handlers that call in again, threads that are cancelled in a wait, fifty
-/// children on one file, children by other ways than fork, a filter of system calls.
+/// Files closed by one thread during calls of another, signal handlers that call hooks, threads cancelled in a wait, fifty
+/// children on one file, children by vfork and clone, a seccomp filter.
 #[test]
 fn hooks_survive_signals_cancellation_and_concurrent_closes() {
     isolated(|home| {
@@ -124,13 +124,13 @@ fn hooks_survive_signals_cancellation_and_concurrent_closes() {
     });
 }
 
-/// What `unetmap run` says on standard error, of a program that prints nothing there.
+/// The standard error of `unetmap run`, with a program that prints nothing there.
 fn said_of(program_: &Path) -> String {
     let output = Command::new(program("unetmap")).arg("run").arg("--").arg(program_).output().expect("unetmap");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Programs into which no library gets are told of, and run.
+/// `unetmap run` reports programs that cannot load the library, and runs them.
 #[test]
 fn programs_that_cannot_load_the_library_are_reported() {
     isolated(|home| {
@@ -149,12 +149,12 @@ fn programs_that_cannot_load_the_library_are_reported() {
     });
 }
 
-/// Milliseconds, which differ from round to round.
+/// Durations up to 23 ms that differ from round to round.
 fn moments() -> impl Iterator<Item = Duration> {
     (1u64..).map(|i| Duration::from_micros(i * 7919 % 23_000))
 }
 
-/// Killed at any moment inside any call, a program leaves nothing behind: no session, no descriptor, no buffer.
+/// A program killed at any moment inside any call leaves no session, no descriptor and no buffer behind.
 #[test]
 fn programs_killed_inside_each_hook_leave_nothing() {
     isolated(|home| {
@@ -169,7 +169,7 @@ fn programs_killed_inside_each_hook_leave_nothing() {
                 victim.kill();
                 kills += 1;
             }
-            // A child that it had forked may live a moment longer.
+            // A child that it had forked may run a moment longer.
             until("only the holder is left", || home.snapshot().sessions.len() == 1);
             until("all buffers are back", || home.snapshot().region("k").buffers == before.0);
         }
@@ -180,7 +180,7 @@ fn programs_killed_inside_each_hook_leave_nothing() {
     });
 }
 
-/// What a daemon that was killed leaves answers in every hook, and soon.
+/// Every hook returns soon after the daemon was killed.
 #[test]
 fn every_hook_returns_soon_after_the_daemon_is_killed() {
     isolated(|home: &Home| {
@@ -194,12 +194,12 @@ fn every_hook_returns_soon_after_the_daemon_is_killed() {
     });
 }
 
-/// 10,000 times through the hooks: no descriptor, memory or buffer is lost, in the program or in the daemon.
+/// 10,000 opens and closes by the hooks leak no descriptor, memory or buffer in the program or the daemon.
 #[test]
 fn ten_thousand_opens_and_closes_leak_nothing() {
     isolated(|home| {
         let (faults, holder) = (compile(home, "faults", &[]), open("netmap:g{9"));
-        // What the daemon needs for the first ones it keeps.
+        // The daemon keeps memory that it allocated for the first ones.
         start(&faults, &["cycles", "500"]).output();
         until("the first ones are closed", || home.snapshot().sessions.len() == 1);
         let before = (home.snapshot().region("g").buffers, home.daemon_fds(), home.daemon_kib("VmRSS"));

@@ -1,4 +1,4 @@
-//! Clients that die, whenever and however: what they held comes back, and the living carry on.
+//! Clients that crash or exit at any moment: their buffers, rings and locks are recovered, and other clients keep working.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -26,10 +26,10 @@ fn forker() -> Command {
     Command::new(env!("CARGO_BIN_EXE_forker"))
 }
 
-/// The next line that a child prints.
+/// Reads the next line of a child's output.
 #[track_caller]
 fn line(child: &mut Child) -> String {
-    // One byte at a time: what follows the line stays in the pipe.
+    // One byte at a time: the bytes after the line stay in the pipe.
     let out = child.stdout.as_mut().expect("the child's output is piped");
     let mut bytes = Vec::new();
     let mut byte = [0];
@@ -51,7 +51,7 @@ fn words(path: &Path) -> [u64; 3] {
     [word(0), word(1), word(2)]
 }
 
-/// Who is killed: one process of the play.
+/// The role of a process that is killed.
 struct Victim {
     role: Role,
     guard: Guard,
@@ -60,7 +60,7 @@ struct Victim {
 
 #[derive(Clone, Copy)]
 enum Role {
-    /// Sends into `{id`; each start is a new sender.
+    /// Sends into `{id`; each start uses a new sender number.
     Send(&'static str),
     /// Receives from `}id`.
     Recv(&'static str),
@@ -71,7 +71,7 @@ enum Role {
 struct Play {
     folder: PathBuf,
     last_sender: u64,
-    /// Pipe and sender, in the order of starting.
+    /// Pipe and sender number, in the order of their starts.
     senders: Vec<(&'static str, u64)>,
 }
 
@@ -101,15 +101,14 @@ impl Play {
         }
     }
 
-    /// What became of the packets of all senders into `pipe`, which come out of `end`: those that arrived, those that
-    /// are missing, and those that came again.
+    /// The packets of all senders into `pipe`, received at `end`: how many arrived, are missing, and are duplicates.
     fn audit(&self, pipe: &str, end: &str) -> (u64, u64, u64) {
         let (mut arrived, mut missing, mut again) = (0, 0, 0);
         for &(_, sender) in self.senders.iter().filter(|(p, _)| *p == pipe) {
             let [perhaps, certain, _] = words(&self.folder.join(format!("sent-{sender}")));
             let [next, holes, twice] = words(&self.folder.join(format!("got-{end}")).join(sender.to_string()));
             assert!(next <= perhaps, "sender {sender} sent at most {perhaps}, but packet {} came", next - 1);
-            // What was sent for sure and is beyond the last that came is missing as well.
+            // Packets that certainly were sent after the last one received are missing as well.
             missing += holes + certain.saturating_sub(next);
             arrived += next - holes;
             again += twice;
@@ -118,8 +117,8 @@ impl Play {
     }
 }
 
-/// Pipes of one parent: one direct, two in a row with a bridge between; the same two again with nobody killed, whose
-/// buffers move from ring to ring while the daemon counts those of the dead; and a keeper that only looks on.
+/// Pipes of one parent: one between two clients; two in a row with a bridge between them; the same two again without kills, whose
+/// buffers move from ring to ring while the daemon recovers those of killed clients; and one idle client.
 #[test]
 fn two_hundred_kills_under_traffic() {
     isolated(|home| {
@@ -134,7 +133,7 @@ fn two_hundred_kills_under_traffic() {
         sleep(Duration::from_millis(300));
         for kill in 0..200 {
             sleep(Duration::from_micros(1000 + rng.below(25_000)));
-            // A pipe ends with its last session, and what is in it ends with it: one of its ends stays open.
+            // A pipe and its packets are removed with its last session, so one of its ends stays open.
             let chosen = rng.below(roles.len() as u64) as usize;
             let others: Vec<u32> = (0..roles.len()).filter(|i| *i != chosen).map(|i| victims[i].guard.0.id()).collect();
             until("the others have their ports open", || {
@@ -151,7 +150,7 @@ fn two_hundred_kills_under_traffic() {
             victim.guard.kill();
             victim.kills += 1;
             victim.guard = play.start(victim.role);
-            // The keeper's own pipe is never disturbed.
+            // The pipe of the idle client is never disturbed.
             exchange(&keeper.0, &keeper.1, 99, kill * 100, kill * 100 + 100);
         }
         sleep(Duration::from_millis(300));
@@ -191,7 +190,7 @@ fn two_hundred_kills_under_traffic() {
             buffers.unaccounted(),
             buffers.quarantined
         ));
-        // A bridge that dies in the middle of an exchange hides one buffer.
+        // A bridge killed during a buffer exchange loses one buffer.
         assert!(u64::from(buffers.quarantined) <= victims[3].kills, "{buffers:?}");
         assert_eq!((buffers.in_rings, buffers.extra), (PIPE_BUFFERS, 0), "{buffers:?}");
         assert!(direct > 0 && bridged > 0 && undisturbed > 0);
@@ -201,13 +200,13 @@ fn two_hundred_kills_under_traffic() {
     });
 }
 
-/// Who dies in the middle of an exchange leaves a buffer in two slots and one in none. The daemon mends that, and must
-/// not take for lost what others are moving from ring to ring at that moment.
+/// A client killed during a buffer exchange leaves one buffer in two slots and another in none. The daemon repairs that, and must
+/// not treat buffers as lost that other clients are moving between rings at that moment.
 #[test]
 fn recovery_after_a_crash_loses_no_packet_of_other_clients() {
     isolated(|home| {
         let mut play = Play { folder: home.folder().to_owned(), last_sender: 0, senders: Vec::new() };
-        // Before the others, so that a wrong choice is not the last one looked at.
+        // Opened before the others, so that a wrong choice is not the last one examined.
         let keeper = start_and_wait_for_line(client().args(["hold", "netmap:k}8"]));
         let living = [Role::Send("4"), Role::Bridge("4", "5"), Role::Recv("5")];
         let mut living = living.map(|role| play.start(role));
@@ -216,7 +215,7 @@ fn recovery_after_a_crash_loses_no_packet_of_other_clients() {
         for _ in 0..TIMES {
             let torn = open("netmap:k{8");
             let ring = &torn.tx_rings()[0];
-            // Its own buffers are its own to write: who else has one of them would find it spoilt.
+            // It writes to its own buffers: any other client that had one of them would detect the change.
             for slot in ring.window() {
                 slot.frame().write(0, &[0xff; 60]);
             }
@@ -233,7 +232,7 @@ fn recovery_after_a_crash_loses_no_packet_of_other_clients() {
         assert_eq!((lost, again), (0, 0), "of {packets} packets");
         until("only the keeper is left", || home.snapshot().sessions.len() == 1);
         let buffers = home.snapshot().buffers("k");
-        // Each of the dead hid one for good; those stay in quarantine until the region closes.
+        // Each killed client lost one buffer; these stay in quarantine until the region is closed.
         assert_eq!(buffers.in_rings, PIPE_BUFFERS, "{buffers:?}");
         assert!(buffers.quarantined <= TIMES, "{buffers:?}");
         summary(&format!(
@@ -245,8 +244,8 @@ fn recovery_after_a_crash_loses_no_packet_of_other_clients() {
     });
 }
 
-/// Sends packets both ways. `near` is shared, so a sync of it may be skipped because somebody else is at it: as
-/// programs of the original do, it syncs until all is gone.
+/// Sends packets in both directions. `near` is shared, so its syncs may be skipped while another client syncs: as programs for
+/// netmap do, it syncs until the ring is drained.
 #[track_caller]
 fn both_ways(far: &Port, near: &Port, from: u64, to: u64) {
     exchange(far, near, 1, from, to);
@@ -259,7 +258,7 @@ fn both_ways(far: &Port, near: &Port, from: u64, to: u64) {
     expect(far, 2, from, to);
 }
 
-/// Two processes share both rings of one end; one of them only syncs, and is killed again and again.
+/// Two processes share both rings of one end; one of them only syncs, and is killed repeatedly.
 #[test]
 fn a_crash_inside_a_sync_leaves_the_ring_usable() {
     isolated(|_| {
@@ -277,7 +276,7 @@ fn a_crash_inside_a_sync_leaves_the_ring_usable() {
                 longest = longest.max(start.elapsed());
             }
             victim.kill();
-            // With nobody to help: whatever lock the dead one held must be broken by now, or soon.
+            // No other process helps: any lock of the killed process must be released by now, or soon.
             let start = Instant::now();
             both_ways(&far, &near, seq, seq + 200);
             seq += 200;
@@ -288,14 +287,13 @@ fn a_crash_inside_a_sync_leaves_the_ring_usable() {
     });
 }
 
-/// Rings that one thread came to own are synced by another thread, by another process at the same time, and by the first
-/// thread again.
+/// Rings that one thread owns are synced by another thread, by another process at the same time, and by the first thread again.
 #[test]
 fn owned_rings_can_be_synced_by_other_threads_and_processes() {
     isolated(|_| {
         let (far, near) = (open("netmap:l{1"), open("netmap:l}1"));
         let mut seq = 0;
-        // Long enough for whoever does it to own the rings, if they can be owned still.
+        // Enough syncs for the calling thread to become the owner of the rings, if ownership is possible.
         let mut often = || {
             for _ in 0..3000 {
                 both_ways(&far, &near, seq, seq + 10);
@@ -359,7 +357,7 @@ fn a_forked_child_keeps_the_port_after_its_parent_exits() {
             let said = line(&mut parent.0);
             let child: i32 = said.strip_prefix("child ").and_then(|n| n.parse().ok()).expect("the child's pid");
             let child = Pid::from_raw(child).expect("a pid");
-            // Half of it while both live, so that the parent dies while the child syncs.
+            // Half of the packets while both run, so that the parent exits while the child syncs.
             send(&far, 1, 0, 2500).expect("the child takes them");
             if way == "exit" {
                 drop(parent.0.stdin.take());
@@ -388,12 +386,12 @@ fn a_stopped_receiver_stops_only_its_sender() {
             far.txsync().expect("a living daemon");
         }
         assert_eq!(sent, RING, "a ring takes all its slots but one");
-        // Others, of the same parent and of another, are served.
+        // Other pipes, of the same parent and of another one, work.
         conformance::traffic::assert_pipe_works("netmap:s{2", "netmap:s}2");
         home.assert_serves();
         stopped.signal(Signal::CONT);
         drop(stopped);
-        // Nothing was lost: the next receiver gets it all.
+        // No packet was lost: the next receiver gets them all.
         expect(&open("netmap:s}1"), 1, 0, RING);
     });
 }
@@ -408,7 +406,7 @@ fn a_killed_daemon_is_detected_and_replaced() {
             Guard::spawn(
                 client().args(["send", "netmap:d{1", "1"]).arg(home.folder().join("sent")).stderr(Stdio::piped()),
             ),
-            // Asleep: nothing ever comes here.
+            // It sleeps: no packet ever arrives here.
             Guard::spawn(client().args(["recv", "netmap:d}2"]).arg(&folder).stderr(Stdio::piped())),
         ];
         until("packets flow", || words(&home.folder().join("sent"))[1] > 10_000);
@@ -426,7 +424,7 @@ fn a_killed_daemon_is_detected_and_replaced() {
         }
         let noticed = times.into_iter().max().expect("three");
         assert!(noticed < LIMIT);
-        // The dead one's socket is still there. Nobody cleans up.
+        // The socket of the killed daemon still exists.
         assert!(home.socket().exists());
         home.assert_serves();
         assert_ne!(home.daemon(), daemon);
@@ -465,7 +463,7 @@ fn a_single_packet_sender_detects_a_killed_daemon_while_the_ring_has_room() {
                 far.poll(Interest::TX, None).map(drop)
             })
         };
-        // So often that the ring is the thread's own, and no more, so that looks at the daemon are not rarer than that.
+        // Just enough syncs for the thread to own the ring: more of them would make checks on the daemon rarer.
         send_singly(1100).expect("a daemon");
         near.rxsync().expect("a daemon");
         rx.advance(rx.space());
@@ -476,13 +474,13 @@ fn a_single_packet_sender_detects_a_killed_daemon_while_the_ring_has_room() {
         kill_process(daemon, Signal::KILL).expect("our own daemon");
         until("it is gone", || !is_alive(daemon));
         sleep(Duration::from_millis(200));
-        // Nobody takes them, and there is room for all.
+        // No client receives them, and there is room for all.
         assert!(matches!(send_singly(4000), Err(unetmap::Error::DaemonGone { .. })));
         assert!(tx.space() > 0);
     });
 }
 
-/// Killed while they open and close, so that the daemon dies on them, or they on it, in the middle of a request.
+/// Clients are killed while they open and close ports, in the middle of a request.
 #[test]
 fn clients_killed_while_opening_leave_nothing() {
     isolated(|home| {

@@ -1,4 +1,4 @@
-//! The daemon's life: who starts it, when it ends, what it costs, and who may use it.
+//! The daemon: how it is started, when it exits, what it costs, and which users may use it.
 
 use std::fs;
 use std::io::Read as _;
@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use conformance::home::{Guard, daemon_listens, is_alive, raise_fd_limit, snapshot_of, summary};
+use conformance::home::{Guard, daemon_listens, is_alive, raise_fd_limit, snapshot_by, summary};
 use conformance::traffic::{bytes_of, exchange, open};
 use conformance::{Home, LIMIT, isolated, program, until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -18,7 +18,7 @@ fn hold(spec: &str) -> Guard {
     Guard::spawn(Command::new(env!("CARGO_BIN_EXE_traffic_client")).args(["hold", spec]).stdout(Stdio::piped()))
 }
 
-/// Processes that have `word` among their arguments and are a daemon.
+/// Daemon processes that have `word` among their arguments.
 fn daemons(word: &Path) -> usize {
     let word = word.display().to_string();
     let processes = fs::read_dir("/proc").expect("proc").flatten();
@@ -125,7 +125,7 @@ fn a_second_daemon_at_the_same_socket_refuses_to_start() {
 #[test]
 fn a_stale_socket_is_replaced_and_another_file_is_not() {
     isolated(|home| {
-        // A socket that nobody listens at.
+        // A socket without a listener.
         drop(std::os::unix::net::UnixListener::bind(home.socket()).expect("a socket"));
         assert!(home.socket().exists());
         home.assert_serves();
@@ -195,7 +195,7 @@ impl Public {
         fs::create_dir(&folder).expect("a folder");
         everybody(home.folder(), 0o755);
         everybody(&folder, 0o755);
-        for name in ["unetmapd", "pkt-gen"] {
+        for name in ["unetmapd", "unetmap", "pkt-gen"] {
             fs::copy(program(name), folder.join(name)).expect("room for a copy");
             everybody(&folder.join(name), 0o755);
         }
@@ -204,7 +204,7 @@ impl Public {
         Public { folder }
     }
 
-    /// A program of the folder, as an ordinary user; its daemon is that user's own.
+    /// A command that runs a program of the folder as an unprivileged user, with a daemon of that user.
     fn command(&self, name: &str) -> Command {
         let program = self.folder.join(name);
         let mut command = if is_root() {
@@ -239,7 +239,7 @@ fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// The two commands of the README, as a user without any privilege, with no daemon running.
+/// Runs the two commands of the README as an unprivileged user, without a running daemon.
 #[test]
 fn an_ordinary_user_needs_no_privilege_and_no_setup() {
     isolated(|home| {
@@ -265,8 +265,8 @@ fn an_ordinary_user_needs_no_privilege_and_no_setup() {
         let folder = public.users_folder();
         let mode = fs::metadata(&folder).expect("the user's folder").permissions().mode();
         assert_eq!(mode & 0o777, 0o700, "others can look into {}", folder.display());
-        let daemon = snapshot_of(&folder.join("unetmapd.sock"));
-        let daemon = Pid::from_raw(daemon.expect("its books").daemon.pid as i32).expect("a pid");
+        let daemon = snapshot_by(public.command("unetmap").env("UNETMAP_SOCKET", folder.join("unetmapd.sock")));
+        let daemon = Pid::from_raw(daemon.expect("a daemon that answers").daemon.pid as i32).expect("a pid");
         let status = fs::read_to_string(format!("/proc/{}/status", daemon.as_raw_nonzero())).expect("it lives");
         let uid = status.lines().find(|l| l.starts_with("Uid:")).and_then(|l| l.split_whitespace().nth(1));
         assert_eq!(uid, Some(public.uid().to_string().as_str()));
@@ -281,7 +281,7 @@ fn a_folder_that_others_own_or_can_write_is_refused() {
     isolated(|home| {
         let public = Public::new(home);
         let folder = public.users_folder();
-        // Root's, where we are root; else our own, but open to everybody.
+        // Owned by root if the test runs as root; else our own, but writable by everybody.
         fs::create_dir(&folder).expect("a folder");
         everybody(&folder, if is_root() { 0o755 } else { 0o777 });
         let output =
@@ -289,7 +289,7 @@ fn a_folder_that_others_own_or_can_write_is_refused() {
         assert!(!output.status.success());
         let text = said(&output);
         assert!(text.contains("belongs to another user or others can write it"), "{text}");
-        // Nor is a link to a good folder followed.
+        // A symbolic link to a valid folder is refused as well.
         fs::remove_dir(&folder).expect("our own folder");
         std::os::unix::fs::symlink(home.folder(), &folder).expect("a link");
         let output =
@@ -309,7 +309,7 @@ fn another_user_is_refused() {
         }
         let public = Public::new(home);
         let _port = open("netmap:p{1");
-        // Root's daemon lets everybody connect, and gives what its policy says: without one, no pipes.
+        // Root's daemon accepts connections of all users and grants what its policy allows: without a policy, no pipes.
         let output = public
             .command("pkt-gen")
             .args(["-i", "netmap:p}1", "-f", "rx", "-n", "1"])
@@ -322,7 +322,7 @@ fn another_user_is_refused() {
     });
 }
 
-/// `USER_HZ`, which is the same on all processors that we run on.
+/// `USER_HZ`, which is 100 on all supported architectures.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 fn ticks(daemon: Pid) -> u64 {
@@ -347,7 +347,7 @@ fn a_daemon_with_a_hundred_idle_ports_uses_almost_no_processor_time() {
         sleep(Duration::from_secs(3));
         let used = (ticks(daemon) - before) as f64 / TICKS_PER_SECOND;
         let share = 100.0 * used / start.elapsed().as_secs_f64();
-        // What is mapped of the regions is counted as shared memory.
+        // Mapped pages of regions are counted as shared memory.
         let kib = home.daemon_kib("RssAnon:") + home.daemon_kib("RssFile:");
         summary(&format!("100 ports: {share:.2} % of a core, {kib} KiB beside the regions, {each:?} to open one"));
         assert!(share < 5.0, "an idle daemon takes {share} % of a core");
@@ -387,8 +387,8 @@ fn a_pipe_at_its_defaults_touches_at_most_16_mib() {
     });
 }
 
-/// Started by hand, the daemon goes to the background and says where it is; a second one is refused; so is a level of
-/// the log that does not exist.
+/// Started from a shell, the daemon goes to the background and prints its socket; a second one is refused, and so is an unknown
+/// log level.
 #[test]
 fn a_daemon_started_by_hand_goes_to_the_background() {
     isolated(|home| {

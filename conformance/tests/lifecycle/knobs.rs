@@ -1,4 +1,4 @@
-//! netmap's knobs: set by the daemon's owner, told to everybody, and at work where they should be.
+//! netmap's knobs: set by the daemon's owner, readable by every user, and applied where they should be.
 
 use std::fs;
 use std::process::{Command, Output, Stdio};
@@ -9,7 +9,7 @@ use conformance::traffic::open;
 use conformance::{Home, isolated, program, until};
 use serde_json::Value;
 
-/// A daemon of the test's, that serves.
+/// Starts the test's daemon and waits until it listens.
 #[track_caller]
 fn daemon(home: &Home, args: &[&str]) -> Guard {
     let mut command = Command::new(program("unetmapd"));
@@ -23,7 +23,7 @@ fn unetmap(args: &[&str]) -> Output {
     Command::new(program("unetmap")).args(args).stdin(Stdio::null()).output().expect("the front command")
 }
 
-/// What it prints; it must succeed.
+/// Runs it, which must succeed; returns its output.
 #[track_caller]
 fn said(args: &[&str]) -> String {
     let output = unetmap(args);
@@ -31,7 +31,7 @@ fn said(args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Why it refuses.
+/// Runs it, which must fail; returns its error message.
 #[track_caller]
 fn refused(args: &[&str]) -> String {
     let output = unetmap(args);
@@ -85,7 +85,7 @@ fn knobs_are_listed_set_and_validated() {
     });
 }
 
-/// A region keeps its sizes; the next has those of then, and room for what the port needs though the knobs say less.
+/// A region keeps its sizes. The next region has the sizes set by then, or more if the port needs more.
 #[test]
 fn size_knobs_apply_to_the_next_region() {
     isolated(|_| {
@@ -106,7 +106,7 @@ fn size_knobs_apply_to_the_next_region() {
     });
 }
 
-/// The knobs without `priv_` are of the region that interfaces share, whose sizes are told while it is there.
+/// The knobs without `priv_` apply to the region that interfaces share; its actual sizes are shown while it exists.
 #[test]
 fn interface_regions_have_sizes_of_their_own() {
     isolated(|home| {
@@ -136,7 +136,7 @@ fn interface_regions_have_sizes_of_their_own() {
     });
 }
 
-/// More is logged as soon as `verbose` is set, and no longer.
+/// More is logged exactly while `verbose` is set.
 #[test]
 fn the_verbose_knob_changes_the_log() {
     isolated(|home: &Home| {
@@ -152,7 +152,7 @@ fn the_verbose_knob_changes_the_log() {
     });
 }
 
-/// From the file, over which the command line goes; a file that is wrong is told, by its line.
+/// Knobs come from the file and are overridden by the command line; an error in the file is reported with its line.
 #[test]
 fn a_daemon_starts_with_the_knobs_of_its_file() {
     isolated(|home| {
@@ -180,7 +180,7 @@ fn a_daemon_starts_with_the_knobs_of_its_file() {
     });
 }
 
-/// A daemon with nothing to do ends, but not while a knob would be lost with it.
+/// An idle daemon exits, but not while a changed knob would be lost.
 #[test]
 fn a_daemon_with_changed_knobs_does_not_exit_when_idle() {
     isolated(|home| {
@@ -193,7 +193,7 @@ fn a_daemon_with_changed_knobs_does_not_exit_when_idle() {
     });
 }
 
-/// Users that are not the daemon's own are shown the knobs, and may not turn them.
+/// Other users than the daemon's can read the knobs and cannot set them.
 #[test]
 fn only_the_owner_can_set_knobs() {
     isolated(|home| {
@@ -223,7 +223,7 @@ fn only_the_owner_can_set_knobs() {
     });
 }
 
-/// Ports that are opened after no_timestamp was set get the time only where they ask for it.
+/// Ports opened after no_timestamp was set get time stamps only if they request them.
 #[test]
 fn the_no_timestamp_knob_keeps_the_timestamp_unchanged() {
     isolated(|_| {
@@ -235,7 +235,7 @@ fn the_no_timestamp_knob_keeps_the_timestamp_unchanged() {
         assert_eq!(time(&after), 0);
         conformance::traffic::exchange(&tx, &after, 1, 0, 10);
         assert_eq!(time(&after), 0);
-        after.rx_rings()[0].keep_time(true);
+        after.rx_rings()[0].set_timestamping(true);
         after.rxsync().expect("an open port");
         assert!(time(&after) > 0);
         before.rxsync().expect("an open port");

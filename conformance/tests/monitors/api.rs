@@ -271,7 +271,7 @@ fn a_monitor_cannot_send() {
         let monitor = open("netmap:p{1/rt");
         assert_eq!(monitor.tx_rings().len(), 1, "programs expect to find one");
         let error = monitor.txsync().expect_err("it cannot send");
-        assert!(error.errno() == EIO && matches!(error, Error::OnlyWatches { .. }), "{error}");
+        assert!(error.errno() == EIO && matches!(error, Error::ReadOnly { .. }), "{error}");
         assert!(error.to_string().contains("a monitor sends nothing"), "{error}");
         assert_nothing(&monitor, "who sends nothing is not stopped");
         fill_some(&monitor.tx_rings()[0], 1, 0, 1);
@@ -298,7 +298,7 @@ fn a_monitor_ends_with_the_monitored_port() {
         ring.advance(20);
         until("it has ended", || monitor.poll(Interest::RX, None).is_ok() && ring.space() == 30);
         ring.advance(30);
-        let ended = |e: Error| matches!(e, Error::WatchedGone { .. }) && e.errno() == EIO;
+        let ended = |e: Error| matches!(e, Error::MonitoredPortClosed { .. }) && e.errno() == EIO;
         assert!(monitor.poll(Interest::RX, None).is_err_and(ended));
         assert!(monitor.rxsync().is_err_and(ended));
         // The other end is still open, and so is who watches it.

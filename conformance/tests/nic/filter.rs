@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use conformance::home::{Guard, snapshot_of, summary};
+use conformance::home::{Guard, snapshot_by, summary};
 use conformance::net::{
     BUFFER, CABLE, DIRECT, MEDIATED, Net, Tap, assert_same, assert_works, collect, empty, frames, open_in, pings,
     policy_file, public_copy, set_policy, take, transmit,
@@ -362,7 +362,8 @@ fn only_permitted_users_can_set_a_filter() {
         own.env("UNETMAP_SOCKET", folder.join("sock")).env("UNETMAPD", &daemon);
         let output = net.near.run(|| own.output()).expect("a namespace").expect("it runs");
         assert!(refused(&output).contains("interfaces are opened by the system's daemon"));
-        let own = snapshot_of(&folder.join("sock")).expect("it runs");
+        let mut ls = Command::new(&tool);
+        let own = snapshot_by(ls.uid(NOBODY).gid(NOBODY).env("UNETMAP_SOCKET", folder.join("sock"))).expect("it runs");
         let pid = rustix::process::Pid::from_raw(own.daemon.pid as i32).expect("a process");
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("our own process");
     });

@@ -1,4 +1,4 @@
-//! The node: a `/dev/netmap` for programs that know nothing of us, and that nothing of ours is linked with or loaded into.
+//! The node: a `/dev/netmap` for programs that neither link nor load the library.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -34,7 +34,7 @@ fn a_static_program_sends_to_another() {
     });
 }
 
-/// The command for a program that takes the device's path first.
+/// A command for a program whose first argument is the device's path.
 fn with_device(node: &Node, program: &str, more: &[&Path], args: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(more).arg(node.path()).args(args);
@@ -63,7 +63,7 @@ fn go_without_cgo_and_python_exchange_packets() {
         let mut build = Command::new(go);
         build.args(["build", "-o"]).arg(&program).arg(source("go/pipe.go"));
         build.env("CGO_ENABLED", "0").env("GO111MODULE", "off").env("GOFLAGS", "");
-        // What of the language itself is built takes a minute, once.
+        // Building Go's standard library takes a minute, once.
         build.env("GOCACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("go")).env("GOPATH", home.folder().join("go"));
         assert!(build.status().expect("go starts").success(), "pipe.go does not compile");
         let program = program.display().to_string();
@@ -117,7 +117,7 @@ fn the_node_interoperates_with_the_other_access_methods() {
     isolated(|home| {
         let Some(node) = node(home) else { return };
         let pipe = compile(home, "pipe", &STATIC);
-        // Opened first by the library, then by the node, and the other way round. The second region of the user's file.
+        // Opened first by the library, then by the node, and the other way around. It is the second region of the user's file.
         let other = open("netmap:before{1");
         for first in [true, false] {
             let early = first.then(|| open("netmap:w}1"));
@@ -156,7 +156,7 @@ fn open_files_are_spread_over_several_fuse_mounts() {
         let mut files: Vec<fs::File> = (0..4).map(|_| open()).collect();
         let ways: BTreeSet<u64> = files.iter().map(device).collect();
         assert_eq!(ways.len(), files.len(), "each has one to itself, while there are enough");
-        // Who was given the first mount, without those below, finds the file there.
+        // A process that sees only the topmost mount finds the file there.
         let first = fs::metadata(&mount).expect("it is mounted").dev();
         let script =
             "mkdir \"$1\" && mount --bind \"$0\" \"$1\" && stat -L -c %d \"$1/netmap\" && exec 3<>\"$1/netmap\"";
@@ -165,7 +165,7 @@ fn open_files_are_spread_over_several_fuse_mounts() {
         let output = alone.arg(home.folder().join("alone")).output().expect("unshare starts");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), first.to_string());
-        // So does everybody, if somebody takes one away.
+        // So does every process after one mount was detached.
         detach_once(&mount.join("1")).expect("a mount");
         files.extend((0..8).map(|_| open()));
         assert!(unetmap_node(home, &["status", "--json"]).1.contains("\"files\":12,"));
@@ -229,7 +229,7 @@ fn ten_thousand_opens_leak_nothing() {
         assert_eq!(start(&node, &own, &["cycles"]).output(), "ok\n");
         until("all is given back", || home.snapshot().regions.is_empty());
         let before = (home.daemon_fds(), home.daemon_kib("VmRSS:"));
-        // At the same time with others' regions, so that the file stays.
+        // While other regions exist, so that the file stays.
         let kept = Talking::start(&node, &own, &["sleeps", "kept{1"]);
         for _ in 0..3 {
             let three = ["t{1", "other{1", "third{1"].map(|name| start(&node, &own, &["cycles", name]));
@@ -267,7 +267,7 @@ fn programs_killed_in_a_poll_or_a_request_leave_nothing() {
             return summary(&format!("skipped in part: {}", stuck.line));
         };
         std::thread::sleep(Duration::from_millis(100));
-        // The daemon waits for memory that never comes, and nobody else for the daemon.
+        // The daemon waits for memory that is never provided, and still serves others.
         home.assert_serves();
         let pipe = compile(home, "pipe", &STATIC);
         let receiver = start(&node, &pipe, &["receive", "c}1", "2000"]);
@@ -290,12 +290,12 @@ fn calls_wait_for_a_stopped_daemon_and_fail_after_it_is_killed() {
         let (own, pipe) = (compile(home, "node", &STATIC), compile(home, "pipe", &STATIC));
         let daemon = home.daemon();
         let mut victim = Talking::start(&node, &own, &["sleeps", "v{1"]);
-        // A poll that the daemon has read is answered, or its program waits as long as the daemon.
+        // A poll that the daemon has read waits as long as the daemon is stopped.
         std::thread::sleep(Duration::from_millis(500));
         let stopped = Stopped::new(daemon);
         let receiver = start(&node, &pipe, &["receive", "s}1", "3000"]);
         let sender = start(&node, &pipe, &["send", "s{1", "3000"]);
-        // Neither in a poll nor in an open that was not read need anybody wait for the daemon to die.
+        // A poll or an open that the daemon has not read can be interrupted.
         let mut opening = Guard::spawn(&mut node.command(&pipe));
         opening.0.kill().expect("our child");
         victim.guard.signal(Signal::KILL);
@@ -319,7 +319,7 @@ fn calls_wait_for_a_stopped_daemon_and_fail_after_it_is_killed() {
             let status = wait_within(&mut program.0, LIMIT).expect("no program hangs");
             assert!(!status.success(), "{status}");
         }
-        // The mount is dead, and made again.
+        // The mount of the killed daemon is replaced.
         assert!(fs::metadata(node.path()).is_err());
         let (on, said) = unetmap_node(home, &["on", &node.path().display().to_string()]);
         assert!(on, "{said}");
@@ -362,7 +362,7 @@ fn node_on_and_off_leave_other_mounts_untouched() {
         until("the port is given back", || home.snapshot().sessions.len() == 1);
         until("nothing is left", || run(&["status", "--json"]).1.contains("\"left\":0"));
         drop(peer);
-        // What is in the way stays, whatever it is.
+        // An existing file at the path is not removed.
         let (on, said) = run(&["on", &theirs_]);
         assert!(!on && said.contains("is not ours"), "{said}");
         assert_eq!(fs::read_to_string(&theirs).expect("it is there"), "precious");
@@ -377,7 +377,7 @@ fn node_on_and_off_leave_other_mounts_untouched() {
         assert!(outcome.0.0 && outcome.1.0, "{outcome:?}");
         assert_eq!(kept.expect("it is there"), "precious");
         assert!(!is_unetmap_mount(&mount));
-        // Ended in order, the daemon leaves nothing.
+        // A daemon that exits by itself leaves nothing.
         assert!(run(&["on", &at]).0);
         home.end_daemon();
         assert!(fs::symlink_metadata(&path).is_err() && !mount.exists());
@@ -407,7 +407,7 @@ fn each_user_has_its_own_memory_and_the_access_of_the_policy() {
             command.args(args).uid(uid).gid(uid).stderr(Stdio::piped());
             command
         };
-        // The same names, at the same time: each user's are his own.
+        // The same names at the same time mean different ports for each user.
         let both = [0, USER].map(|uid| {
             let receiver = Running::spawn("receiver", &mut run(uid, &["receive", "m}1", "20000"]));
             (receiver, Running::spawn("sender", &mut run(uid, &["send", "m{1", "20000"])))

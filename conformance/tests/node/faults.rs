@@ -1,4 +1,4 @@
-//! Faults at the node: programs that are killed in its hands, a daemon that is stopped, users who must not meet.
+//! Faults at the node: programs killed in a call, a stopped daemon, and users that must be isolated.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,11 +12,11 @@ use conformance::node::{STATIC, Stopped, Talking, node, unetmap_node};
 use conformance::{Home, LIMIT, Node, isolated, until};
 use rustix::process::Signal;
 
-/// Calls that the daemon answers, and those that the kernel makes alone or leaves for later.
+/// Calls that the daemon answers, and calls that the kernel completes alone or defers.
 const ANSWERED: [&str; 5] = ["open", "regif", "ctrl", "poll", "txsync"];
 const UNANSWERED: [&str; 2] = ["mmap", "close"];
 
-/// Nothing of the node's programs is left, and the daemon serves.
+/// Checks that no session or buffer of the node's programs is left, and that the daemon serves.
 #[track_caller]
 fn assert_nothing_left(home: &Home) {
     until("all ports are given back", || home.snapshot().sessions.is_empty());
@@ -70,7 +70,7 @@ fn programs_killed_at_any_moment_leave_nothing() {
         let own = compile(home, "node", &STATIC);
         let before = home.daemon_fds();
         for round in 0..60u64 {
-            // Both ends of a pipe, so that there is something to be had, and to be woken for.
+            // Both ends of a pipe, so that packets and wake-ups occur.
             let mut two = ["k{1", "k}1"].map(|name| Talking::start(&node, &own, &["busy", name]));
             std::thread::sleep(Duration::from_micros(round * 337 % 5000));
             for program in &two {
@@ -127,7 +127,7 @@ fn users_share_no_memory() {
         }
         let device = format!("-DDEVICE=\"{}\"", node.path().display());
         let own = compile(home, "node", &[&STATIC[..], &[&device]].concat());
-        // The same port at the same place of the same file: each has his own, and root, too.
+        // The same port at the same offset of the same file is a different one for each user and for root.
         let mut programs = [USERS[0], USERS[1], 0].map(|uid| {
             let mut command = Command::new(&own);
             Talking::spawn(command.args(["secret", "s{1"]).uid(uid).gid(uid).stderr(Stdio::piped()))

@@ -1,4 +1,4 @@
-//! The overlay that gives programs of libpcap's netmap ports: its functions, as a C program calls them.
+//! The functions of the libpcap overlay, called by a C program.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use conformance::net::{CABLE, DIRECT, Net, assert_same, open_in};
 use conformance::pcap::{Far, Talking, overlay};
 use conformance::{Home, isolated, program};
 
-/// What `pcap_calls` prints on a device, with its frames sent and received.
+/// The output of `pcap_calls` on a device, while frames are sent to it and received from it.
 #[track_caller]
 fn answers(mut command: Command, device: &str, far: &Far) -> String {
     let mut program = Talking::start(command.arg(device));

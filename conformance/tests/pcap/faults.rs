@@ -1,4 +1,4 @@
-//! What happens to programs of libpcap's on ports: ports that go, readers that are slow, signals, forks and kills.
+//! Programs that use libpcap on netmap ports: removed ports, slow readers, signals, forks and kills.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -23,7 +23,7 @@ fn start(mut command: Command, faults: &PathBuf, what: &str, device: &str) -> Ta
     Talking::start(command.args(["run", "--"]).arg(faults).args([what, device]))
 }
 
-/// Starts it, and waits until its handle is active.
+/// Starts the program, and waits until its handle is active.
 #[track_caller]
 fn ready(faults: &PathBuf, what: &str, device: &str) -> Talking {
     let mut program = start(Command::new(program("unetmap")), faults, what, device);
@@ -36,7 +36,7 @@ fn open(spec: &str) -> Port {
     Port::open(spec).unwrap_or_else(|e| panic!("{spec}: {e}"))
 }
 
-/// Frames of 100 bytes, whose bytes from 14 on are a number.
+/// Frames of 100 bytes; the bytes from 14 on contain the frame's number.
 fn numbered(numbers: std::ops::Range<usize>) -> Vec<Vec<u8>> {
     numbers.map(|i| [vec![0; 14], vec![i as u8; 86]].concat()).collect()
 }
@@ -83,15 +83,15 @@ fn a_deleted_interface_ends_the_capture_with_an_error() {
     });
 }
 
-/// Sends more than the reader has room for: received and dropped are what was sent, exactly. At an interface some may wait
-/// in its socket before the first packet is read.
+/// Sends more than the reader has room for: received plus dropped packets equal those sent. On an interface some may wait in the
+/// socket before the first packet is read.
 fn slow_reader(mut program: Talking, far: &Far, sent: usize, least: usize) {
     program.until("ready");
     let some = frames(&[60; 1000], 0);
     for _ in 0..sent / 1000 {
         far.send(&some);
     }
-    // What is under way arrives.
+    // Packets in flight arrive.
     std::thread::sleep(Duration::from_millis(200));
     program.go();
     let before: usize = program.line().parse().unwrap();
@@ -180,7 +180,7 @@ fn sends_into_a_full_pipe_fail_and_are_counted() {
         let mut program = ready(&faults(home), "full", "netmap:u}1");
         let sent: usize = program.line().parse().unwrap();
         assert!(sent >= 1000, "{sent}");
-        // Those that it was told are sent are there, and no other.
+        // Exactly the packets that were reported as sent arrive.
         assert_eq!(collect(&port, sent).len(), sent);
         program.go();
         program.end();
@@ -223,7 +223,7 @@ fn a_killed_program_leaves_nothing() {
             program.kill();
             until("its session is over", || home.snapshot().sessions.len() == 1);
         }
-        // What the killed ones had not read is the next one's.
+        // The next program gets what the killed ones had not read.
         let mut program = ready(&faults, "slow", "netmap:k}1");
         program.go();
         assert_eq!(program.line(), "1000");
@@ -244,9 +244,9 @@ fn filtered_packets_do_not_extend_a_timeout() {
     });
 }
 
-/// Sends as much as there is room for, and the rest whenever there is some.
+/// Sends all frames, waiting for room.
 fn in_hand(home: &Home, how: &str) {
-    // So short that a slot is used again within a packet's time.
+    // So few slots that one is reused while its packet is still in use.
     let port = Port::options().tx_slots(64).rx_slots(64).open("netmap:h{1").expect("a pipe");
     let program = ready(&faults(home), how, "netmap:h}1");
     for from in (0..600).step_by(100) {
@@ -266,7 +266,7 @@ fn a_returned_packet_stays_valid_during_select() {
     isolated(|home| in_hand(home, "held-packet-select"));
 }
 
-/// tcpdump by `unetmap run`, which writes so many packets into a file; `None` where there is none.
+/// Starts tcpdump by `unetmap run`, writing `packets` packets to a file; `None` if it is not installed.
 fn tcpdump(home: &Home, port: &str, packets: usize) -> Option<(Guard, PathBuf)> {
     if !Command::new("tcpdump").arg("--version").output().is_ok_and(|output| output.status.success()) {
         summary("skipped: there is no tcpdump (apt-get install tcpdump)");
@@ -305,7 +305,7 @@ fn four_programs_capture_on_monitors_of_one_port() {
         for some in sent.chunks(20) {
             transmit(&far, 0, some, BUFFER);
             assert_same(&collect(&near, some.len()), some);
-            // What was read is given back, which is when the last of the four has it.
+            // The slots are released once the last of the four programs has read them.
             near.rxsync().expect("a living port");
         }
         for (tcpdump, file) in &mut programs {
@@ -320,7 +320,7 @@ fn pcap_stats_works_in_a_signal_handler_at_any_moment() {
         let port = open("netmap:i{1");
         let sent: Vec<_> = (0..300).flat_map(|_| numbered(0..100)).collect();
         let Some((mut tcpdump, file)) = tcpdump(home, "netmap:i}1", sent.len()) else { return };
-        // It has its handler a little after its port.
+        // It installs its signal handler shortly after it opened the port.
         std::thread::sleep(Duration::from_millis(300));
         let (pid, over) = (tcpdump.pid(), AtomicBool::new(false));
         std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Pipes as the interface describes them.
+//! The documented behaviour of pipes.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
@@ -13,7 +13,7 @@ use unetmap::abi::*;
 use unetmap::errno::*;
 use unetmap::{Interest, Port};
 
-/// Long enough to tell that nothing comes, short enough to wait for.
+/// How long to wait for a packet that must not arrive.
 const A_MOMENT: Option<Duration> = Some(Duration::from_millis(60));
 
 #[track_caller]
@@ -68,7 +68,7 @@ fn each_parent_has_up_to_64_pipes() {
         let why = refused("netmap:p{64", EINVAL);
         assert!(why.contains("netmap:p{64") && why.contains("64 pipes"), "{why}");
         refused("netmap:p}64", EINVAL);
-        // Not another pipe, and not this parent's.
+        // No other pipe of this parent receives it.
         exchange(&all[63], &open("netmap:p}63"), 1, 0, 2000);
         assert_pipe_works("netmap:q{64", "netmap:q}64");
         all.pop();
@@ -90,7 +90,7 @@ fn rings_of_every_size_work() {
         }
         let named = open("netmap:p{1@conf:slots=256");
         assert_eq!(named.tx_rings()[0].num_slots(), 256);
-        // What the first one chose holds for the second.
+        // The sizes requested by the first end apply to the second.
         let second = Port::options().tx_slots(512).open("netmap:p}1").expect("the same pipe");
         assert_eq!(second.tx_rings()[0].num_slots(), 256);
         drop((named, second));
@@ -121,7 +121,7 @@ fn all_ring_pairs_or_a_single_one_can_be_bound() {
             assert!(one.poll(Interest::RX, Some(Duration::ZERO)).expect("a living daemon").is_none());
             send(one, 10 + n as u64, 0, 5).expect("room");
         }
-        // A poll of all finds each.
+        // A poll of all rings reports each.
         assert!(all.poll(Interest::RX, Some(LIMIT)).expect("a living daemon").rx());
         all.rxsync().expect("a living daemon");
         for (n, ring) in all.rx_rings().iter().enumerate() {
@@ -143,7 +143,7 @@ fn a_poll_waits_until_tail_passes_cur() {
         let ring = &rx.rx_rings()[0];
         assert!(rx.poll(Interest::RX, Some(LIMIT)).expect("a living daemon").rx());
         assert_eq!(ring.space(), 5);
-        // The program keeps the five and waits for more.
+        // The program keeps the five packets and waits for more.
         ring.set_cur(ring.tail());
         assert!(rx.poll(Interest::RX, A_MOMENT).expect("a living daemon").is_none());
         std::thread::scope(|scope| {
@@ -154,7 +154,7 @@ fn a_poll_waits_until_tail_passes_cur() {
         });
         assert_eq!(ring.space(), 6);
         expect(&rx, 1, 0, 6);
-        // The same for room: half of the ring is free, and the program wants more.
+        // The same for transmit: half of the ring is free, and the program waits for more room.
         let tx_ring = &tx.tx_rings()[0];
         send(&tx, 1, 6, 600).expect("room");
         tx.txsync().expect("a living daemon");
@@ -198,7 +198,7 @@ fn packets_of_several_slots_cross_a_pipe_whole() {
     isolated(|_| {
         let (tx, rx) = (open("netmap:p{1"), open("netmap:p}1"));
         let (out, into) = (&tx.tx_rings()[0], &rx.rx_rings()[0]);
-        // Chains of all lengths, handed over in two steps, often enough to wrap round the ring.
+        // Packets of all numbers of slots, sent in two syncs, often enough to wrap around the ring.
         let mut seq = 0;
         for round in 0..400u32 {
             let length = 2 + round % 30;
@@ -278,7 +278,7 @@ fn a_port_can_be_opened_for_one_direction() {
         assert_eq!((tx.tx_rings().len(), tx.rx_rings().len()), (1, 0));
         assert_eq!((rx.tx_rings().len(), rx.rx_rings().len()), (0, 1));
         exchange(&tx, &rx, 1, 0, 5000);
-        // The other direction is free for others.
+        // The other direction can be opened by others.
         let (rx2, tx2) = (open("netmap:p{1/Rx"), open("netmap:p}1/Tx"));
         exchange(&tx2, &rx2, 2, 0, 5000);
         refused("netmap:p{1/TR", EINVAL);
@@ -320,7 +320,7 @@ fn a_region_can_be_chosen_by_number() {
     });
 }
 
-/// The library looks after the daemon about every 100 ms; a run that the machine held up for so long is repeated.
+/// The library checks on the daemon about every 100 ms; a run that took longer is repeated.
 #[test]
 fn packets_flow_without_system_calls() {
     isolated(|_| {
@@ -334,11 +334,11 @@ fn packets_flow_without_system_calls() {
             match words[..] {
                 ["opened", why] if why.starts_with("unable") => return summary(&format!("skipped: {why}")),
                 ["opened", moved] => {
-                    // Its exit is a call that was forbidden, too.
+                    // Its exit is a forbidden system call, too.
                     assert_eq!((moved, output.status.signal()), ("moved 16000", killed), "{output:?}");
                     return summary(&format!("16000 packets in 2000 batches without a system call, run {run}"));
                 }
-                // A call in between.
+                // The check on the daemon made a system call.
                 ["opened"] => assert_eq!(output.status.signal(), killed, "{output:?}"),
                 _ => panic!("{output:?}"),
             }
@@ -359,7 +359,7 @@ fn packets_in_a_pipe_stay_for_the_next_receiver() {
         until("it is closed", || home.snapshot().sessions.len() == 1);
         let rx = open("netmap:p}1");
         expect(&rx, 1, 40, 100);
-        // The sender closes; what it sent is there.
+        // The sender closes; its packets stay in the pipe.
         send(&tx, 1, 100, 200).expect("room");
         drop(tx);
         until("it is closed", || home.snapshot().sessions.len() == 1);
@@ -400,10 +400,10 @@ fn port_info_and_pools_info_describe_a_port() {
         assert_eq!((told.nr_mem_id, told.nr_memsize), (a.mem_id(), a.register().nr_memsize));
         let told = info("p}1", a.mem_id()).expect("its other end");
         assert_eq!((told.nr_tx_slots, told.nr_rx_slots, told.nr_tx_rings, told.nr_rx_rings), (1024, 128, 1, 3));
-        // One that nobody opened is made for the question, and gone after it.
+        // A port that is not open is created for the request and removed after it.
         assert_eq!(info("q{1", 0).expect("a pipe that can be").nr_tx_slots, 1024);
         assert_eq!(home.snapshot().regions.len(), 1);
-        // The region is not asked for: it comes back.
+        // The region id of the request is ignored, and the reply contains the actual one.
         assert_eq!(info("p{1", 77).expect("an open port").nr_mem_id, a.mem_id());
         assert_eq!(info("", 77).map(|_| ()), Err(EINVAL));
         assert!(info("nosuch0", 0).is_err());
@@ -479,7 +479,7 @@ fn invalid_names_are_refused_with_a_reason() {
             assert!(why.len() > spec.len() && why.len() > 10, "{spec:?}: {why:?}");
         }
         assert_eq!(home.snapshot().sessions.len(), 1, "a wrong name opened something");
-        // Not wrong, but not there.
+        // A valid name of an interface that does not exist.
         let why = refused("netmap:nosuch0", ENXIO);
         assert!(why.contains("netmap:nosuch0: no such interface"), "{why}");
         refused("netmap:p{2/t", EINVAL);
@@ -487,7 +487,7 @@ fn invalid_names_are_refused_with_a_reason() {
     });
 }
 
-/// What the grammar knows and the port does not have is refused with a sentence, not taken and ignored.
+/// An option that this kind of port does not support is refused with a reason, and not ignored.
 #[test]
 fn host_rings_of_a_pipe_are_refused() {
     isolated(|_| {

@@ -1,4 +1,4 @@
-//! Regions that are laid out as their program wishes, from Rust: [`OpenOptions::pools`], and `@extmem` in names.
+//! Regions with a layout chosen by the program: [`OpenOptions::pools`], and `@extmem` in names.
 
 use std::fs;
 use std::time::Duration;
@@ -56,7 +56,7 @@ fn pools_have_the_requested_sizes() {
         assert_eq!(far.mem_id(), near.mem_id());
         exchange(&near, &far, &[7; 9000]);
         exchange(&far, &near, &[8; 9216]);
-        // It is nobody else's.
+        // No other port can use the region.
         let other = Port::open("netmap:o{1").unwrap();
         assert_ne!(other.mem_id(), near.mem_id());
         let before = regions(home);
@@ -66,7 +66,8 @@ fn pools_have_the_requested_sizes() {
     });
 }
 
-/// The file stands in the buffers, and is not touched; the list of extra buffers, which lies in some of them, is whole.
+/// The contents of the file are the contents of the buffers, unchanged; the list of extra buffers, stored in some of them, is
+/// complete.
 #[test]
 fn a_file_is_mapped_as_the_buffers() {
     isolated(|home| {
@@ -81,7 +82,7 @@ fn a_file_is_mapped_as_the_buffers() {
             let mut word = [0; 4];
             for at in [0, 4, 4092] {
                 slot.frame().read(at, &mut word);
-                // Where the pool of buffers begins in the file.
+                // The offset of the buffer pool in the file.
                 let begin = u32::from_ne_bytes(word) - at as u32 - slot.get().buf_idx.0 * 4096;
                 assert_eq!(*pools.get_or_insert(begin), begin);
             }

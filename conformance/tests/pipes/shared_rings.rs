@@ -1,4 +1,4 @@
-//! One ring in the hands of several: file descriptors, threads, processes.
+//! Rings shared by several file descriptors, threads or processes.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -25,7 +25,7 @@ fn output(guard: &mut Guard) -> String {
     text
 }
 
-/// Takes turns with others until all have come; how many came here.
+/// Receives in turns with others until all packets have arrived; returns how many were received here.
 fn take_turns(port: &Port, next: &Mutex<u64>) -> u64 {
     let mut mine = 0;
     loop {
@@ -85,7 +85,7 @@ fn two_descriptors_of_one_process_share_a_transmit_ring() {
                         *next += fill_some(&port.tx_rings()[0], 1, *next, (PACKETS - *next).min(50));
                         port.txsync().expect("a living daemon");
                     }
-                    // A sync may have been skipped because the other was at it.
+                    // A sync is skipped while the other thread syncs the ring.
                     for _ in 0..100 {
                         port.txsync().expect("a living daemon");
                         std::thread::sleep(Duration::from_millis(1));
@@ -154,7 +154,7 @@ fn all_waiters_on_a_shared_ring_wake_up() {
             until("all have the port", || home.snapshot().ring("s}1", "rx", 0).sessions == 5);
             std::thread::scope(|scope| {
                 let here = scope.spawn(|| near.poll(Interest::RX, Some(LIMIT)).expect("a living daemon").rx());
-                // Asleep, most probably; what is asserted holds either way.
+                // Most probably all are asleep now; the assertions hold either way.
                 std::thread::sleep(Duration::from_millis(50));
                 send(&far, 1, round, round + 1).expect("room");
                 assert!(here.join().expect("no panic"), "this process slept on");

@@ -12,7 +12,7 @@ use conformance::packet::Rng;
 use conformance_hostile::raw::{RawPort, field};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use unetmap::abi::NmreqRegister;
-use unetmap_core::control::binding::Path;
+use unetmap_core::control::binding::BackendKind;
 use unetmap_sys::xsk::{self, RingMap};
 
 /// Words between two lines of output.
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     let raw_port = RawPort::open_as(&PathBuf::from(socket), name, NmreqRegister { nr_mem_id, ..Default::default() });
     let mut maps = Vec::new();
     for (i, ring) in raw_port.bound.rings.iter().enumerate() {
-        if ring.path != Path::Nic as u32 {
+        if ring.path != BackendKind::Nic as u32 {
             continue;
         }
         // The second of the two descriptors of a ring is the queue's socket.

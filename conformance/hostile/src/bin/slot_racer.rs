@@ -12,7 +12,7 @@ use conformance_hostile::raw::ControlConnection;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use unetmap::abi::*;
 use unetmap_core::control::binding::{Bound, BoundPool, BoundRing};
-use unetmap_core::control::request::Request;
+use unetmap_core::control::request::NetmapRequest;
 use unetmap_sys::Mapping;
 use zerocopy::IntoBytes as _;
 
@@ -95,7 +95,7 @@ fn open(socket: &std::path::Path, name: &str, nr_mem_id: u16, offsets: u64) -> R
         nr_rx_rings: 2,
         ..Default::default()
     };
-    let mut request = Request::new(NETMAP_REQ_REGISTER, name, wishes.as_bytes()).expect("a short name");
+    let mut request = NetmapRequest::new(NETMAP_REQ_REGISTER, name, wishes.as_bytes()).expect("a short name");
     if offsets > 0 {
         let option = NmreqOptOffsets {
             nro_opt: NmreqOption { nro_reqtype: NETMAP_REQ_OPT_OFFSETS, ..Default::default() },

@@ -12,21 +12,22 @@ use conformance::{Home, isolated, until};
 use conformance_hostile::raw::ControlConnection;
 use unetmap::abi::*;
 use unetmap::errno::*;
-use unetmap_core::control::request::Request;
+use unetmap_core::control::request::NetmapRequest;
 use unetmap_core::control::wire::{self, Kind};
+use unetmap_core::control::{ControlRequest, LeaseRequest, SnapshotRequest};
 use zerocopy::IntoBytes as _;
 
 fn connect(home: &Home) -> ControlConnection {
     ControlConnection::connect(&home.socket()).expect("a daemon that listens")
 }
 
-fn register(name: &str) -> Request {
+fn register(name: &str) -> NetmapRequest {
     let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, ..Default::default() };
-    Request::new(NETMAP_REQ_REGISTER, name, body.as_bytes()).expect("a short name")
+    NetmapRequest::new(NETMAP_REQ_REGISTER, name, body.as_bytes()).expect("a short name")
 }
 
 fn ctrl(payload: &[u8]) -> Vec<u8> {
-    wire::message(Kind::Ctrl, 0, 0, 0, payload)
+    wire::encode(NetmapRequest::KIND, 0, 0, 0, payload)
 }
 
 fn with_u16(mut bytes: Vec<u8>, at: usize, value: u16) -> Vec<u8> {
@@ -63,7 +64,7 @@ fn a_malformed_message_ends_the_connection() {
             ("the last version", with_u16(good.clone(), 4, u16::MAX), EPROTONOSUPPORT),
             ("no kind", with_u16(good.clone(), 6, 0), EPROTO),
             ("an unknown kind", with_u16(good.clone(), 6, 99), EPROTO),
-            ("a kind that only the daemon sends", with_u16(good.clone(), 6, Kind::MoreFds as u16), EPROTO),
+            ("a kind that only the daemon sends", with_u16(good.clone(), 6, Kind::MORE_FDS.0), EPROTO),
         ];
         for (what, bytes, errno) in &cases {
             let raw = connect(home);
@@ -86,7 +87,8 @@ fn unexpected_file_descriptors_are_closed() {
         let fds = home.daemon_fds();
         let file = File::open("/dev/null").expect("a file");
         for n in [1, 5, 253] {
-            for message in [ctrl(&register("g{2").encode()), wire::message(Kind::Lease, 0, 0, 0, &[]), vec![0; 3]] {
+            for message in [ctrl(&register("g{2").encode()), wire::encode(LeaseRequest::KIND, 0, 0, 0, &[]), vec![0; 3]]
+            {
                 let raw = connect(home);
                 match raw.send_with(&message, &vec![file.as_fd(); n]) {
                     // Linux 6.16 and newer do not even let them pass.
@@ -119,7 +121,7 @@ fn an_invalid_request_is_refused_and_the_connection_stays_open() {
         }
         assert_eq!(refused(&[&good[..], &[0]].concat()), EINVAL, "a byte too much");
         assert_eq!(refused(&vec![0xff; 4000]), EINVAL);
-        let changed = |change: &dyn Fn(&mut Request)| {
+        let changed = |change: &dyn Fn(&mut NetmapRequest)| {
             let mut request = register("g{2");
             change(&mut request);
             refused(&request.encode())
@@ -149,7 +151,7 @@ fn an_invalid_request_is_refused_and_the_connection_stays_open() {
             (NETMAP_REQ_VALE_LIST, size_of::<NmreqValeList>(), ENOENT),
             (NETMAP_REQ_CSB_ENABLE, 0, EINVAL),
         ] {
-            let request = Request::new(reqtype, "vale0:a", &vec![0; body]).expect("a short name");
+            let request = NetmapRequest::new(reqtype, "vale0:a", &vec![0; body]).expect("a short name");
             assert_eq!(refused(&request.encode()), errno, "request {reqtype}");
         }
         assert_eq!(home.snapshot().sessions.len(), 1, "a wrong request opened something");
@@ -217,10 +219,10 @@ fn a_client_that_never_reads_its_replies_is_disconnected() {
     isolated(|home| {
         let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));
         let fds = home.daemon_fds();
-        for kind in [Kind::Snapshot, Kind::Ctrl] {
+        for kind in [SnapshotRequest::KIND, NetmapRequest::KIND] {
             let raw = connect(home);
             raw.set_limit(Duration::from_millis(100));
-            let request = wire::message(kind, 0, 0, 0, if kind == Kind::Ctrl { b"nonsense" } else { b"" });
+            let request = wire::encode(kind, 0, 0, 0, if kind == NetmapRequest::KIND { b"nonsense" } else { b"" });
             let mut sent = 0u64;
             // Until the daemon has hung up.
             let end = std::time::Instant::now() + LIMIT;
@@ -254,7 +256,7 @@ fn each_connection_gets_one_unique_lease() {
         numbers.dedup();
         assert_eq!(numbers.len(), 200);
         assert!(!numbers.contains(&0));
-        let again = wire::message(Kind::Lease, 0, 0, 0, &[]);
+        let again = wire::encode(LeaseRequest::KIND, 0, 0, 0, &[]);
         all[0].send(&again).expect("an open connection");
         assert_eq!(all[0].receive().expect("an answer").errno, EINVAL);
         assert!(all[0].receive().is_none());
@@ -328,7 +330,7 @@ fn a_daemon_without_file_descriptors_refuses_clients_and_keeps_running() {
         // Each is answered or hung up on, none is left to wait; and of 100 at least 60 find none of 40 files free, whenever
         // the daemon has one free for a moment.
         let hung_up = all.iter().filter(|raw| {
-            let _ = raw.send(&wire::message(Kind::Lease, 0, 0, 0, &[]));
+            let _ = raw.send(&wire::encode(LeaseRequest::KIND, 0, 0, 0, &[]));
             raw.receive().is_none()
         });
         let hung_up = hung_up.count();

@@ -7,13 +7,13 @@ use conformance::{isolated, until};
 use unetmap::abi::{NETMAP_REQ_REGISTER, NR_REG_ALL_NIC, NmreqRegister};
 use unetmap::errno::{EBUSY, EINVAL};
 use unetmap::{Interest, Port};
-use unetmap_core::control::request::Request;
-use unetmap_core::port::file::{Attached, File};
+use unetmap_core::control::request::NetmapRequest;
+use unetmap_core::port::file::{BoundPort, File};
 use zerocopy::IntoBytes;
 
-fn register(name: &str) -> Request {
+fn register(name: &str) -> NetmapRequest {
     let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, ..Default::default() };
-    Request::new(NETMAP_REQ_REGISTER, name, body.as_bytes()).unwrap()
+    NetmapRequest::new(NETMAP_REQ_REGISTER, name, body.as_bytes()).unwrap()
 }
 
 /// One packet of 60 bytes from one port to the other.
@@ -46,8 +46,8 @@ fn a_duplicated_descriptor_is_the_same_port() {
 
         // As another process would that got the descriptor, and nothing else.
         let other = fd.try_clone().unwrap();
-        let file = File::behind(other.as_fd()).expect("a netmap file");
-        let Attached { port: again, .. } = file.attach(other.as_fd()).unwrap().expect("a port");
+        let file = File::from_descriptor(other.as_fd()).expect("a netmap file");
+        let BoundPort { port: again, .. } = file.attach(other.as_fd()).unwrap().expect("a port");
         assert_eq!(again.register(), master.port.register());
         send(&slave, &again, 2);
         drop(fd);
@@ -75,6 +75,6 @@ fn a_refused_request_leaves_the_file_open() {
         let told = file.request(fd.as_fd(), &nonsense).unwrap();
         assert!(told.errno == EINVAL && told.request.is_none());
         assert_eq!(file.request(fd.as_fd(), &register("d{1")).unwrap().errno, 0);
-        assert!(File::behind(std::fs::File::open("/dev/null").unwrap().as_fd()).is_none());
+        assert!(File::from_descriptor(std::fs::File::open("/dev/null").unwrap().as_fd()).is_none());
     });
 }

@@ -6,18 +6,19 @@ use conformance::{Home, isolated, until};
 use conformance_hostile::raw::ControlConnection;
 use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 use unetmap::abi::*;
-use unetmap_core::control::request::Request;
-use unetmap_core::control::wire::{self, Kind};
+use unetmap_core::control::request::NetmapRequest;
+use unetmap_core::control::wire;
+use unetmap_core::control::{ControlRequest, KnobRequest, LeaseRequest, SnapshotRequest};
 use zerocopy::IntoBytes as _;
 
 /// Requests that need much of the daemon: a pipe of a new region, one of an old region, a switch's port, a monitor, a
 /// port without a data path.
-fn requests() -> Vec<Request> {
+fn requests() -> Vec<NetmapRequest> {
     let register = |name: &str, mode: u32, flags: u64, rings: u16| {
         let (nr_mode, nr_flags, nr_mem_id) = (mode, flags, if mode == NR_REG_NULL { 2 } else { 0 });
         let (nr_tx_rings, nr_rx_rings) = (rings, rings);
         let body = NmreqRegister { nr_mode, nr_flags, nr_mem_id, nr_tx_rings, nr_rx_rings, ..Default::default() };
-        Request::new(NETMAP_REQ_REGISTER, name, body.as_bytes()).expect("a short name")
+        NetmapRequest::new(NETMAP_REQ_REGISTER, name, body.as_bytes()).expect("a short name")
     };
     vec![
         register("new{1", NR_REG_ALL_NIC, 0, 1),
@@ -36,8 +37,9 @@ fn ask_for_everything(home: &Home) -> usize {
         let _ = raw.send(message);
         raw.receive().is_some_and(|reply| reply.errno == 0)
     };
-    let ports = requests().into_iter().map(|request| wire::message(Kind::Ctrl, 0, 0, 0, &request.encode()));
-    let others = [Kind::Lease, Kind::Snapshot, Kind::Knobs].map(|kind| wire::message(kind, 0, 0, 0, &[]));
+    let ports = requests().into_iter().map(|request| wire::encode(NetmapRequest::KIND, 0, 0, 0, &request.encode()));
+    let others =
+        [LeaseRequest::KIND, SnapshotRequest::KIND, KnobRequest::KIND].map(|kind| wire::encode(kind, 0, 0, 0, &[]));
     ports.chain(others).filter(|message| asked(message)).count()
 }
 

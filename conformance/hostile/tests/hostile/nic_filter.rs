@@ -6,8 +6,9 @@ use conformance::net::{CABLE, DIRECT, Net, assert_same, assert_works, collect, e
 use conformance::packet::Rng;
 use conformance::tool::done;
 use conformance_hostile::raw::ControlConnection;
-use unetmap_core::control::nic::{Filter, MOST_EXPRESSION, MOST_INSNS, NicRequest, Wish};
-use unetmap_core::control::wire::{self, Kind};
+use unetmap_core::control::ControlRequest;
+use unetmap_core::control::nic::{Filter, MAX_EXPRESSION, MAX_INSNS, NicAction, NicRequest};
+use unetmap_core::control::wire;
 use unetmap_sys::xdp::ClassicInsn;
 
 /// What a program could send itself: the daemon judges instructions and lengths, and the filter in force stays.
@@ -20,13 +21,13 @@ fn the_daemon_validates_filter_instructions() {
         let ask = |bytes: &[u8]| {
             let raw =
                 net.near.run(|| ControlConnection::connect(&home.socket())).expect("a namespace").expect("a daemon");
-            raw.send(&wire::message(Kind::Nic, 0, 0, 0, bytes)).expect("a daemon that listens");
+            raw.send(&wire::encode(NicRequest::KIND, 0, 0, 0, bytes)).expect("a daemon that listens");
             let reply = raw.receive().expect("an answer");
             (reply.errno, String::from_utf8_lossy(&reply.payload).into_owned())
         };
         let encode = |name: &str, program: Vec<ClassicInsn>| {
-            let wish = Wish::Filter(Filter { expression: "anything".into(), program });
-            NicRequest { interface: name.into(), wish }.encode()
+            let action = NicAction::Filter(Filter { expression: "anything".into(), program });
+            NicRequest { interface: name.into(), action }.encode()
         };
         let insn = |code, jt, jf, k| ClassicInsn { code, jt, jf, k };
         let accept = insn(6, 0, 0, 65535);
@@ -44,7 +45,7 @@ fn the_daemon_validates_filter_instructions() {
         }
         for (bytes, wanted) in [
             (encode("va", Vec::new()), 22),
-            (encode("va", vec![accept; MOST_INSNS + 1]), if MOST_INSNS > 5000 { 90 } else { 22 }),
+            (encode("va", vec![accept; MAX_INSNS + 1]), if MAX_INSNS > 5000 { 90 } else { 22 }),
             (encode("", vec![accept]), 22),
             (encode("nope", vec![accept]), 6),
             (encode("va\0b", vec![accept]), 6),
@@ -54,13 +55,13 @@ fn the_daemon_validates_filter_instructions() {
             assert_eq!(ask(&bytes).0, wanted, "{:?}", ask(&bytes));
         }
         // The longest that is allowed, of each part.
-        let longest = vec![insn(0x87, 0, 0, 0); MOST_INSNS - 1].into_iter().chain([accept]).collect();
-        let wish = Wish::Filter(Filter { expression: "x".repeat(MOST_EXPRESSION), program: longest });
-        let (errno, why) = ask(&NicRequest { interface: "va".into(), wish }.encode());
+        let longest = vec![insn(0x87, 0, 0, 0); MAX_INSNS - 1].into_iter().chain([accept]).collect();
+        let action = NicAction::Filter(Filter { expression: "x".repeat(MAX_EXPRESSION), program: longest });
+        let (errno, why) = ask(&NicRequest { interface: "va".into(), action }.encode());
         assert_eq!(errno, 0, "{why}");
         let told = done(&net.near, &["va", "--json"]);
         let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
-        assert_eq!(told["filter"]["instructions"], MOST_INSNS);
+        assert_eq!(told["filter"]["instructions"], MAX_INSNS);
         tap.send(&frame(60, 1));
         assert_same(&collect(&port, 1), &[frame(60, 1)]);
         done(&net.near, &["va", "filter", "ether proto 0x88b5"]);

@@ -5,7 +5,7 @@ use conformance::traffic::open;
 use conformance_hostile::raw::ControlConnection;
 use unetmap::abi::{NETMAP_REQ_REGISTER, NR_REG_ALL_NIC, NmreqRegister};
 use unetmap::errno::EINVAL;
-use unetmap_core::control::request::Request;
+use unetmap_core::control::request::NetmapRequest;
 use zerocopy::IntoBytes as _;
 
 /// The daemon parses names for itself.
@@ -15,7 +15,7 @@ fn the_daemon_refuses_wrong_names_with_a_reason() {
         let _port = open("netmap:p{1");
         let assert_refused = |name: &str, nr_mode| {
             let body = NmreqRegister { nr_mode, ..Default::default() };
-            let request = Request::new(NETMAP_REQ_REGISTER, name, body.as_bytes()).expect("a short name");
+            let request = NetmapRequest::new(NETMAP_REQ_REGISTER, name, body.as_bytes()).expect("a short name");
             let (errno, answer, fds) = ControlConnection::connect(&home.socket()).expect("a daemon").request(&request);
             assert_eq!((errno, fds.len()), (EINVAL, 0), "{name:?}");
             assert!(!answer.expect("an answer").why.is_empty(), "{name:?}: errno {errno} without a reason");

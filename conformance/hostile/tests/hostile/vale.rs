@@ -14,7 +14,7 @@ use conformance::{Home, LIMIT, isolated, program, switch, until};
 use conformance_hostile::raw::{ControlConnection, RawPort};
 use unetmap::abi::*;
 use unetmap::{BufIdx, Interest, Port};
-use unetmap_core::control::request::Request;
+use unetmap_core::control::request::NetmapRequest;
 use zerocopy::IntoBytes;
 
 const SLOTS: u32 = 1024;
@@ -356,15 +356,15 @@ fn ask_for_others(home: &Home, rng: &mut Rng) -> i32 {
         |mode| NmreqValeAttach { reg: NmreqRegister { nr_mode: mode, ..Default::default() }, ..Default::default() };
     let polling = NmreqValePolling { nr_num_polling_cpus: rng.next() as u32, ..Default::default() };
     let request = match rng.below(7) {
-        0 => Request::new(NETMAP_REQ_VALE_DETACH, other, NmreqValeDetach::default().as_bytes()),
-        1 => Request::new(NETMAP_REQ_VALE_ATTACH, other, attach(rng.below(9) as u32).as_bytes()),
-        2 => Request::new(NETMAP_REQ_VALE_DELIF, other, &[]),
-        3 => Request::new(NETMAP_REQ_VALE_NEWIF, other, NmreqValeNewif::default().as_bytes()),
-        4 => Request::new(NETMAP_REQ_VALE_POLLING_ENABLE, other, polling.as_bytes()),
-        5 => Request::new(NETMAP_REQ_VALE_POLLING_DISABLE, other, polling.as_bytes()),
+        0 => NetmapRequest::new(NETMAP_REQ_VALE_DETACH, other, NmreqValeDetach::default().as_bytes()),
+        1 => NetmapRequest::new(NETMAP_REQ_VALE_ATTACH, other, attach(rng.below(9) as u32).as_bytes()),
+        2 => NetmapRequest::new(NETMAP_REQ_VALE_DELIF, other, &[]),
+        3 => NetmapRequest::new(NETMAP_REQ_VALE_NEWIF, other, NmreqValeNewif::default().as_bytes()),
+        4 => NetmapRequest::new(NETMAP_REQ_VALE_POLLING_ENABLE, other, polling.as_bytes()),
+        5 => NetmapRequest::new(NETMAP_REQ_VALE_POLLING_DISABLE, other, polling.as_bytes()),
         _ => {
             let wish = NmreqRegister { nr_mode: 1, nr_flags: NR_EXCLUSIVE, ..Default::default() };
-            Request::new(NETMAP_REQ_REGISTER, "vale0:good0a", wish.as_bytes())
+            NetmapRequest::new(NETMAP_REQ_REGISTER, "vale0:good0a", wish.as_bytes())
         }
     };
     let (errno, answer, _) =
