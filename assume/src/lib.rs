@@ -1,12 +1,12 @@
-//! Checks of assumptions: one program under `src/bin` per behaviour of the kernel (or libc) that unetmap relies on. Each
-//! prints one line and exits with 0 if the assumption holds, 1 if it is broken, 2 if it cannot be tested here.
+//! Checks of assumptions: one program under `src/bin` per behaviour of the kernel (or libc) that unetmap relies on.
+//! Each prints one line and exits with 0 if the assumption holds, 1 if it is broken, 2 if it cannot be tested here.
 //!
 //! ```text
 //! for p in target/debug/{atfork_runs_in_child,pidfd_readable_at_exit}; do $p; done
 //! ```
 //!
-//! This library contains the common parts of the programs: results, forked children, and shared memory. The programs are
-//! single-threaded.
+//! This library contains the common parts of the programs: results, forked children, and shared memory. The programs
+//! are single-threaded.
 
 #![deny(unsafe_code)]
 
@@ -69,8 +69,8 @@ pub fn readable(fd: impl AsFd) -> io::Result<bool> {
     Ok(wait_readable(&mut [PollFd::new(&fd, PollFlags::IN)], Some(Duration::ZERO))? > 0)
 }
 
-/// Creates a connection like that of a client and the daemon: passes the path to connect to to `make_client` (which may run
-/// in a child), and returns the accepted end and the result of `make_client`.
+/// Creates a connection like that of a client and the daemon: passes the path to connect to to `make_client` (which may
+/// run in a child), and returns the accepted end and the result of `make_client`.
 pub fn connection<T>(make_client: impl FnOnce(&std::path::Path) -> io::Result<T>) -> io::Result<(OwnedFd, T)> {
     let path = std::env::temp_dir().join(format!("unetmap-assume-{}", std::process::id()));
     let listener = socket::listen(&path, 0o600)?;
@@ -175,8 +175,8 @@ pub fn word(map: &Mapping, at: usize) -> &AtomicU32 {
     unsafe { AtomicU32::from_ptr(map.as_ptr().add(at).cast()) }
 }
 
-/// Maps a page of private memory that the kernel zeroes in a forked child (`MADV_WIPEONFORK`), as libunetmap does. It is
-/// never unmapped.
+/// Maps a page of private memory that the kernel zeroes in a forked child (`MADV_WIPEONFORK`), as libunetmap does. It
+/// is never unmapped.
 #[allow(unsafe_code)]
 pub fn wiped_word() -> io::Result<&'static AtomicU32> {
     let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);

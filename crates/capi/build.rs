@@ -1,12 +1,12 @@
-//! Compiles the C half, which stands in `preload/`.
+//! Compiles the C sources in `preload/`.
 //!
-//! A shared library made by rustc exports only what Rust defines. So the functions of `libnetmap.h` are compiled under
-//! other names, and Rust defines those that programs know, each a jump (`src/libnetmap.rs`).
+//! rustc exports only functions of a shared library that Rust defines. The functions of `libnetmap.h` are therefore
+//! compiled under other names, and Rust defines the public ones, each as a jump (`src/libnetmap.rs`).
 
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// What stands in `preload/`.
+/// Source files in `preload/`.
 const SOURCES: [&str; 10] = [
     "hooks.c",
     "descriptors.c",
@@ -30,8 +30,8 @@ const FUNCTIONS: &str = "
     nmreq_find_option nmreq_free_options nmreq_get_mem_id nmreq_header_decode nmreq_header_init nmreq_option_name
     nmreq_options_decode nmreq_push_option nmreq_register_decode nmreq_remove_option";
 
-/// The library's name for the loader; the Makefile installs the file so. The number changes when a program linked with
-/// the library before must not run with the one after.
+/// The library's soname, under which the Makefile installs it. The number changes with each incompatible change of the
+/// interface.
 const SONAME: &str = "libunetmap.so.0";
 
 fn main() {
@@ -50,6 +50,6 @@ fn main() {
     }
     jumps.push_str("}\n");
     c.compile("unetmap_hooks");
-    let out = std::env::var_os("OUT_DIR").expect("cargo says where");
-    std::fs::write(Path::new(&out).join("jumps.rs"), jumps).expect("a file in cargo's own folder");
+    let out = std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR");
+    std::fs::write(Path::new(&out).join("jumps.rs"), jumps).expect("cannot write to OUT_DIR");
 }

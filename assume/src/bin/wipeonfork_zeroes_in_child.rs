@@ -1,5 +1,5 @@
-//! libunetmap distinguishes a vfork child, which still runs in its parent's memory, from a forked child by a page that the
-//! kernel zeroes on fork.
+//! libunetmap distinguishes a vfork child, which still runs in its parent's memory, from a forked child by a page that
+//! the kernel zeroes on fork.
 
 #![forbid(unsafe_code)]
 

@@ -1,32 +1,32 @@
-//! Requests: `NIOCCTRL`, `NIOCREGIF`, `NIOCGINFO`. What they point to is copied in once and judged, and copied out
-//! also when they are refused.
+//! The ioctls `NIOCCTRL`, `NIOCREGIF` and `NIOCGINFO`. The program's structures are copied in once and validated, and
+//! copied out even if the request is refused.
 //!
 //! ```text
-//! header, heads of options, body, options     copied in; EINVAL, EMSGSIZE, EFAULT
-//! options                                     each exists, none twice
-//! the daemon, or this process itself          see `kloop` for what needs the program's memory and thread
+//! header, option headers, body, options       copied in; EINVAL, EMSGSIZE, EFAULT
+//! options                                     each is known, none appears twice
+//! the daemon, or this process itself          `kloop` has the requests that use the program's memory and thread
 //! body, options with their status             copied out
 //! ```
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd};
 
-use unetmap::abi::*;
-use unetmap::door::{Letter, Memory};
-use unetmap::errno::{EBUSY, EINVAL, EIO};
-use unetmap::file::{Attached, Told};
-use unetmap::legacy::{self, Call};
-use unetmap::request::Request;
+use unetmap_core::abi::*;
+use unetmap_core::control::ioctl::{GatheredRequest, UserMemory};
+use unetmap_core::control::legacy::{self, LegacyIoctl};
+use unetmap_core::control::request::NetmapRequest;
+use unetmap_core::errno::{EBUSY, EINVAL, EIO};
+use unetmap_core::port::file::{BoundPort, FileReply};
 
 use crate::extmem::{self, Extmem};
-use crate::files::{Ref, replace, socket_inode};
-use crate::said::{say, told};
+use crate::files::{FileRef, replace_fd, socket_inode};
+use crate::last_error::{report, report_message};
 use crate::{kloop, user};
 
 /// The memory of this process.
-struct Own;
+struct ProcessMemory;
 
-impl Memory for Own {
+impl UserMemory for ProcessMemory {
     fn read(&self, from: u64, into: &mut [u8]) -> Result<(), i32> {
         user::read(from, into)
     }
@@ -37,21 +37,21 @@ impl Memory for Own {
 }
 
 /// `NIOCCTRL`.
-pub(crate) fn ctrl(open: &Ref, fd: c_int, at: u64) -> Result<c_int, i32> {
+pub(crate) fn ctrl(open: &FileRef, fd: c_int, at: u64) -> Result<c_int, i32> {
     let header: NmreqHeader = user::get(at)?;
-    let letter = Letter::gather(header, &Own)?;
-    let mut request = letter.request.clone();
-    let result = request.check_options().and_then(|()| serve(open, fd, &mut request));
-    letter.put_back(&request, &Own)?;
-    let answered = letter.header(&request);
-    if answered != header {
-        // VALE_LIST finds a name.
-        user::put(at, &answered)?;
+    let gathered = GatheredRequest::gather(header, &ProcessMemory)?;
+    let mut request = gathered.request.clone();
+    let result = request.check_options().and_then(|()| execute(open, fd, &mut request));
+    gathered.write_back(&request, &ProcessMemory)?;
+    let reply = gathered.header(&request);
+    if reply != header {
+        // VALE_LIST returns a name in the header.
+        user::put(at, &reply)?;
     }
     result.map(|()| 0)
 }
 
-fn serve(open: &Ref, fd: c_int, request: &mut Request) -> Result<(), i32> {
+fn execute(open: &FileRef, fd: c_int, request: &mut NetmapRequest) -> Result<(), i32> {
     match request.header.nr_reqtype {
         NETMAP_REQ_SYNC_KLOOP_START => return kloop::start(open, fd, request),
         NETMAP_REQ_SYNC_KLOOP_STOP => return kloop::stop(open, fd),
@@ -61,55 +61,55 @@ fn serve(open: &Ref, fd: c_int, request: &mut Request) -> Result<(), i32> {
     if request.header.nr_reqtype == NETMAP_REQ_REGISTER {
         register(open, fd, request)
     } else {
-        plain(open, fd, request)
+        forward_to_daemon(open, fd, request)
     }
 }
 
-/// A request that is the daemon's alone.
-fn plain(open: &Ref, fd: c_int, request: &mut Request) -> Result<(), i32> {
-    let (errno, answer) = ask(open, fd, request, |_| Ok(()))?;
-    if let Some(answer) = answer {
-        *request = answer;
+/// Forwards a request that only the daemon handles.
+fn forward_to_daemon(open: &FileRef, fd: c_int, request: &mut NetmapRequest) -> Result<(), i32> {
+    let (errno, reply) = send_request(open, fd, request, |_| Ok(()))?;
+    if let Some(reply) = reply {
+        *request = reply;
     }
     if errno == 0 { Ok(()) } else { Err(errno) }
 }
 
-/// REGISTER: what it binds may lie in the program's memory, and be synced by positions there.
-fn register(open: &Ref, fd: c_int, request: &mut Request) -> Result<(), i32> {
-    if open.port(fd).map_err(|e| told(&e))?.is_some() {
+/// REGISTER: the region may be placed in the program's memory (EXTMEM), and synced by control blocks there (CSB).
+fn register(open: &FileRef, fd: c_int, request: &mut NetmapRequest) -> Result<(), i32> {
+    if open.port(fd).map_err(|e| report(&e))?.is_some() {
         return Err(EBUSY);
     }
     let extmem = Extmem::prepare(request)?;
-    let asked = extmem.as_ref().map_or_else(|| request.clone(), |extmem| extmem.asked(request));
-    let blocks = request.option(NETMAP_REQ_OPT_CSB);
-    let (mut csb, mut pools) = (0, None);
-    let (errno, answer) = ask(open, fd, &asked, |attached| {
+    let sent = extmem.as_ref().map_or_else(|| request.clone(), |extmem| extmem.daemon_request(request));
+    let csb_option = request.option(NETMAP_REQ_OPT_CSB);
+    let (mut csb_errno, mut pools) = (0, None);
+    let (errno, reply) = send_request(open, fd, &sent, |attached| {
         if let Some(extmem) = &extmem {
-            extmem.place(attached)?;
-            pools = Some(extmem::pools(attached));
+            extmem.map_over(attached)?;
+            pools = Some(extmem::pools_info_of(attached));
         }
-        let given = blocks.map_or(Ok(()), |option| kloop::give(&attached.port, &option));
-        given.inspect_err(|errno| csb = *errno)
+        let result = csb_option.map_or(Ok(()), |option| kloop::set_csb(&attached.port, &option));
+        result.inspect_err(|errno| csb_errno = *errno)
     })?;
-    if let Some(mut answer) = answer {
+    if let Some(mut reply) = reply {
         if let Some(extmem) = &extmem {
-            extmem.answered(request, &mut answer, pools);
+            extmem.complete_reply(request, &mut reply, pools);
         }
-        *request = answer;
+        *request = reply;
     }
-    if csb != 0 {
-        request.set_status(NETMAP_REQ_OPT_CSB, csb);
+    if csb_errno != 0 {
+        request.set_status(NETMAP_REQ_OPT_CSB, csb_errno);
     }
     if errno == 0 { Ok(()) } else { Err(errno) }
 }
 
 /// `NIOCREGIF`, `NIOCGINFO`.
-pub(crate) fn older(open: &Ref, fd: c_int, at: u64, call: Call) -> Result<c_int, i32> {
+pub(crate) fn legacy_ioctl(open: &FileRef, fd: c_int, at: u64, call: LegacyIoctl) -> Result<c_int, i32> {
     let mut old: Nmreq = user::get(at)?;
-    let request = legacy::modern(call, &old)?;
-    match ask(open, fd, &request, |_| Ok(()))? {
-        (0, Some(answer)) => {
-            legacy::answered(&mut old, &answer)?;
+    let request = legacy::to_request(call, &old)?;
+    match send_request(open, fd, &request, |_| Ok(()))? {
+        (0, Some(reply)) => {
+            legacy::write_reply(&mut old, &reply)?;
             user::put(at, &old)?;
             Ok(0)
         }
@@ -118,44 +118,44 @@ pub(crate) fn older(open: &Ref, fd: c_int, at: u64, call: Call) -> Result<c_int,
     }
 }
 
-/// `NIOCCONFIG` is for the modules of a switch, and there is none that has any.
+/// `NIOCCONFIG` is for switch modules; no switch has any.
 pub(crate) fn config(at: u64) -> Result<c_int, i32> {
     let _: NmIfreq = user::get(at)?;
     Err(EINVAL)
 }
 
-/// Asks the daemon; its errno and what it wrote into the request. What REGISTER bound is kept if `then` succeeds; else it is
-/// given back, and the errno is that of `then`.
-fn ask(
-    open: &Ref,
+/// Sends a request to the daemon; returns its errno and its reply. A port that REGISTER bound is kept if `then`
+/// succeeds; otherwise it is unbound, and the errno is that of `then`.
+fn send_request(
+    open: &FileRef,
     fd: c_int,
-    request: &Request,
-    then: impl FnOnce(&Attached) -> Result<(), i32>,
-) -> Result<(i32, Option<Request>), i32> {
-    let mut talk = open.talk(fd)?;
-    let Told { mut errno, why, request: answer, moved, attached } =
-        talk.file().request(talk.fd(), request).map_err(|e| told(&e))?;
+    request: &NetmapRequest,
+    then: impl FnOnce(&BoundPort) -> Result<(), i32>,
+) -> Result<(i32, Option<NetmapRequest>), i32> {
+    let mut exchange = open.begin_request(fd)?;
+    let FileReply { mut errno, reason, request: reply, moved, bound } =
+        exchange.file().request(exchange.fd(), request).map_err(|e| report(&e))?;
     if let Some((connection, file)) = moved {
-        if open.is_behind(fd) {
-            replace(fd, connection.as_fd());
+        if open.refers_to(fd) {
+            replace_fd(fd, connection.as_fd());
         }
         if let Some(inode) = socket_inode(connection.as_raw_fd()) {
             open.set_inode(inode);
         }
-        talk.moved_to(file, connection);
+        exchange.move_to(file, connection);
     }
     if errno != 0 {
-        say(&format!("{}: {why}", request.name().unwrap_or_default()));
+        report_message(&format!("{}: {reason}", request.name().unwrap_or_default()));
     }
-    if let Some(attached) = attached {
+    if let Some(attached) = bound {
         match then(&attached) {
-            Ok(()) => talk.bind(attached),
+            Ok(()) => exchange.bind(attached),
             Err(other) => {
                 errno = other;
                 drop(attached);
-                let _ = talk.file().unbind(talk.fd());
+                let _ = exchange.file().unbind(exchange.fd());
             }
         }
     }
-    Ok((errno, answer))
+    Ok((errno, reply))
 }

@@ -1,97 +1,99 @@
-//! From descriptor numbers to ports.
+//! The table from descriptor numbers to netmap files.
 //!
-//! What this process knows of a netmap file, an [`Open`], is found by the number of the descriptor in a table of
-//! pointers. Duplicates share one. The objects are never freed, only used again, so that a thread may look at one while
-//! another closes the descriptor, without a lock that a forked child could find taken for ever:
+//! The state of a netmap file in this process, an [`OpenFile`], is found by descriptor number in a table of pointers.
+//! Duplicates share one object. Objects are never freed, only reused, so that a thread may read one while another
+//! closes the descriptor, without a lock, which could stay held for ever in a forked child:
 //!
 //! ```text
-//! refs   0 free --claim--> 1 .. n --last release--> DYING --nobody looks--> (the port is dropped) --> 0
+//! refs   0 free --allocate--> 1 .. n --last release--> CLOSING --no readers--> (the port is dropped) --> 0
 //! ```
-//! One reference for each table entry, one for each call that may wait. Other calls count none ([`crate::threads`]).
+//! There is one reference for each table entry and one for each call that may wait. Other calls count none
+//! ([`crate::threads`]).
 
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
-use std::time::Duration;
 
-use unetmap::Error;
-use unetmap::file::{Attached, File};
+use unetmap_core::Error;
+use unetmap_core::port::file::{BoundPort, File};
 
 use unetmap_sys::event;
 
-use crate::threads::{self, AtWork};
+use crate::threads::{self, ReadSection};
+use crate::tuning::REQUEST_POLL;
 
-/// Descriptors that can be netmap files: lower numbers than this.
-pub(crate) const MOST: usize = 65536;
+/// Netmap files have descriptor numbers below this.
+pub(crate) const MAX_FILES: usize = 65536;
 
-/// The table. C looks whether an entry is there.
+/// The table. C code checks whether an entry is null.
 #[allow(non_upper_case_globals, reason = "a name for C")]
 #[unsafe(no_mangle)]
-pub static unetmap_files: [AtomicPtr<Open>; MOST] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST];
+pub static unetmap_files: [AtomicPtr<OpenFile>; MAX_FILES] = [const { AtomicPtr::new(ptr::null_mut()) }; MAX_FILES];
 
-/// All objects ever made, linked by `next`.
-static ALL: AtomicPtr<Open> = AtomicPtr::new(ptr::null_mut());
+/// All objects, linked by `next`.
+static ALL: AtomicPtr<OpenFile> = AtomicPtr::new(ptr::null_mut());
 
-/// In `refs`: nobody may take another reference.
-const DYING: u32 = 1 << 31;
+/// Flag in `refs`: no further reference may be taken.
+const CLOSING: u32 = 1 << 31;
 
-/// What this process knows of a netmap file.
-pub struct Open {
+/// The state of a netmap file in this process.
+pub struct OpenFile {
     refs: AtomicU32,
-    /// Of the connection: the same for all its duplicates.
+    /// Inode of the connection: the same for all its duplicates.
     inode: AtomicU64,
-    /// 0, or who talks to the daemon: see [`me`].
-    talking: AtomicU64,
-    /// The last descriptor that became this file, as a first guess.
-    number: AtomicI32,
-    /// Who talks has it: a descriptor of the connection, or -1. See [`Talk`].
-    held: AtomicI32,
+    /// 0, or the thread with a request in progress: see [`thread_key`].
+    requester: AtomicU64,
+    /// The last descriptor that was entered, as a first guess.
+    last_fd: AtomicI32,
+    /// Descriptor of the connection for the request in progress, or -1. See [`RequestGuard`].
+    request_fd: AtomicI32,
     file: AtomicPtr<File>,
-    port: AtomicPtr<Attached>,
-    next: AtomicPtr<Open>,
-    /// While it is dying: the next one that is.
-    next_dying: AtomicPtr<Open>,
+    port: AtomicPtr<BoundPort>,
+    next: AtomicPtr<OpenFile>,
+    /// Next object in the list of closing ones.
+    next_closing: AtomicPtr<OpenFile>,
 }
 
-/// Those that are dying, linked by `next_dying`.
-static DYING_ONES: AtomicPtr<Open> = AtomicPtr::new(ptr::null_mut());
+/// Objects that wait for their readers, linked by `next_closing`.
+static CLOSING_LIST: AtomicPtr<OpenFile> = AtomicPtr::new(ptr::null_mut());
 
-/// A reference to an [`Open`] that is not free.
-pub(crate) struct Ref(&'static Open);
+/// A reference to an [`OpenFile`] that is not free.
+pub(crate) struct FileRef(&'static OpenFile);
 
-impl Drop for Ref {
+impl Drop for FileRef {
     fn drop(&mut self) {
-        let last = |refs| if refs == 1 { DYING } else { refs - 1 };
-        // Never fails: the closure always has an answer.
+        let last = |refs| if refs == 1 { CLOSING } else { refs - 1 };
+        // Never fails: the closure never returns `None`.
         if self.0.refs.fetch_update(AcqRel, Relaxed, |refs| Some(last(refs))) == Ok(1) {
-            self.0.dies();
-            bury();
+            self.0.queue_for_reclaim();
+            reclaim();
         }
     }
 }
 
-impl Open {
-    const fn new() -> Open {
-        Open {
+impl OpenFile {
+    const fn new() -> OpenFile {
+        OpenFile {
             refs: AtomicU32::new(1),
             inode: AtomicU64::new(0),
-            talking: AtomicU64::new(0),
-            number: AtomicI32::new(-1),
-            held: AtomicI32::new(-1),
+            requester: AtomicU64::new(0),
+            last_fd: AtomicI32::new(-1),
+            request_fd: AtomicI32::new(-1),
             file: AtomicPtr::new(ptr::null_mut()),
             port: AtomicPtr::new(ptr::null_mut()),
             next: AtomicPtr::new(ptr::null_mut()),
-            next_dying: AtomicPtr::new(ptr::null_mut()),
+            next_closing: AtomicPtr::new(ptr::null_mut()),
         }
     }
 
-    /// Nobody refers to it any more; who found it before may still be looking at it.
-    fn dies(&'static self) {
-        let mut first = DYING_ONES.load(Relaxed);
+    /// Adds the object to the closing list: it has no reference any more, but threads that found it before may still
+    /// read it.
+    fn queue_for_reclaim(&'static self) {
+        let mut first = CLOSING_LIST.load(Relaxed);
         loop {
-            self.next_dying.store(first, Relaxed);
-            match DYING_ONES.compare_exchange(first, ptr::from_ref(self).cast_mut(), AcqRel, Relaxed) {
+            self.next_closing.store(first, Relaxed);
+            match CLOSING_LIST.compare_exchange(first, ptr::from_ref(self).cast_mut(), AcqRel, Relaxed) {
                 Ok(_) => return,
                 Err(now) => first = now,
             }
@@ -100,8 +102,9 @@ impl Open {
 
     fn clear(&self) {
         let (port, file) = (self.port.swap(ptr::null_mut(), AcqRel), self.file.swap(ptr::null_mut(), AcqRel));
-        self.talking.store(0, Relaxed);
-        // SAFETY: both come from Box::into_raw, are in this object alone, and nobody has a reference to it any more.
+        self.requester.store(0, Relaxed);
+        // SAFETY: C3: both come from Box::into_raw, were only in this object, and it has neither references nor
+        // readers.
         unsafe {
             if !port.is_null() {
                 drop(Box::from_raw(port));
@@ -112,23 +115,23 @@ impl Open {
         }
     }
 
-    /// Whether the file's connection has hung up, though it is open here.
-    fn has_ended(&self) -> bool {
+    /// Returns whether the file's connection has hung up although it is open here.
+    fn has_hung_up(&self) -> bool {
         let is_ours = |fd: &RawFd| entry(*fd).is_some_and(|entry| ptr::eq(entry.load(Acquire), self));
-        let guess = Some(self.number.load(Relaxed)).filter(is_ours);
-        let Some(fd) = guess.or_else(|| (0..MOST as RawFd).find(is_ours)) else { return false };
+        let guess = Some(self.last_fd.load(Relaxed)).filter(is_ours);
+        let Some(fd) = guess.or_else(|| (0..MAX_FILES as RawFd).find(is_ours)) else { return false };
         socket_inode(fd) == Some(self.inode.load(Relaxed)) && event::hung_up(borrowed(fd))
     }
 
-    fn take(&'static self) -> Option<Ref> {
-        let more = |refs: u32| (refs != 0 && refs & DYING == 0).then_some(refs + 1);
-        self.refs.fetch_update(AcqRel, Relaxed, more).is_ok().then_some(Ref(self))
+    fn try_ref(&'static self) -> Option<FileRef> {
+        let more = |refs: u32| (refs != 0 && refs & CLOSING == 0).then_some(refs + 1);
+        self.refs.fetch_update(AcqRel, Relaxed, more).is_ok().then_some(FileRef(self))
     }
 
-    fn all() -> impl Iterator<Item = &'static Open> {
+    fn all() -> impl Iterator<Item = &'static OpenFile> {
         let mut at = ALL.load(Acquire);
         std::iter::from_fn(move || {
-            // SAFETY: null, or an object that was leaked when it was made.
+            // SAFETY: C2.
             let open = unsafe { at.as_ref() }?;
             at = open.next.load(Acquire);
             Some(open)
@@ -136,45 +139,45 @@ impl Open {
     }
 }
 
-/// Drops the ports of those that are dying, unless a thread is still looking: then at the next occasion.
-fn bury() {
-    let mut at = DYING_ONES.swap(ptr::null_mut(), AcqRel);
+/// Drops the ports of closing objects if no thread reads them; else the next call does.
+fn reclaim() {
+    let mut at = CLOSING_LIST.swap(ptr::null_mut(), AcqRel);
     if at.is_null() {
         return;
     }
-    let nobody_looks = threads::all_were_idle();
-    // SAFETY: null, or an object that was leaked when it was made.
+    let no_readers = threads::wait_for_readers();
+    // SAFETY: C2.
     while let Some(open) = unsafe { at.as_ref() } {
-        at = open.next_dying.load(Relaxed);
-        if nobody_looks {
+        at = open.next_closing.load(Relaxed);
+        if no_readers {
             open.clear();
             open.refs.store(0, Release);
         } else {
-            open.dies();
+            open.queue_for_reclaim();
         }
     }
 }
 
-/// Runs `body` on the port of descriptor `fd`, if this process knows it. `body` does not wait.
+/// Runs `body` on the port of descriptor `fd`, if it is known in this process. `body` must not wait.
 #[inline(always)]
-pub(crate) fn with_known_port<T>(fd: RawFd, body: impl FnOnce(&Attached) -> T) -> Option<T> {
-    let _at_work = AtWork::begin();
-    // SAFETY: null, or an object that was leaked when it was made.
+pub(crate) fn with_known_port<T>(fd: RawFd, body: impl FnOnce(&BoundPort) -> T) -> Option<T> {
+    let _section = ReadSection::enter();
+    // SAFETY: C2.
     let open = unsafe { entry(fd)?.load(Acquire).as_ref() }?;
-    // SAFETY: null, or a box that is dropped only after it was seen that nobody has been at work since the object was in
-    // no entry of the table; we are, and found it in one.
+    // SAFETY: C3: null, or a box that is dropped only after its object was removed from the table and all read sections
+    // of that time have ended; this one has found it in the table.
     let port = unsafe { open.port.load(Acquire).as_ref() }?;
     Some(body(port))
 }
 
-impl Ref {
-    /// Something new to know a file by.
-    pub(crate) fn new(file: File, inode: u64) -> Ref {
+impl FileRef {
+    /// Creates the state of a new file.
+    pub(crate) fn new(file: File, inode: u64) -> FileRef {
         threads::register();
-        bury();
-        let free = |open: &&Open| open.refs.compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
-        let open = Open::all().find(free).unwrap_or_else(|| {
-            let open: &'static Open = Box::leak(Box::new(Open::new()));
+        reclaim();
+        let free = |open: &&OpenFile| open.refs.compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
+        let open = OpenFile::all().find(free).unwrap_or_else(|| {
+            let open: &'static OpenFile = Box::leak(Box::new(OpenFile::new()));
             let mut first = ALL.load(Relaxed);
             loop {
                 open.next.store(first, Relaxed);
@@ -186,221 +189,223 @@ impl Ref {
         });
         open.inode.store(inode, Relaxed);
         open.file.store(Box::into_raw(Box::new(file)), Release);
-        Ref(open)
+        FileRef(open)
     }
 
-    /// What is known of the file that descriptor `fd` is.
+    /// Returns a reference to the file of descriptor `fd`.
     #[inline]
-    pub(crate) fn of(fd: RawFd) -> Option<Ref> {
+    pub(crate) fn of(fd: RawFd) -> Option<FileRef> {
         let entry = entry(fd)?;
         loop {
             let at = entry.load(Acquire);
-            // SAFETY: null, or an object that was leaked when it was made.
-            let taken = unsafe { at.as_ref() }?.take();
-            // It may have been closed, and its object used again, before the reference was taken.
+            // SAFETY: C2.
+            let reference = unsafe { at.as_ref() }?.try_ref();
+            // It may have been closed, and its object reused, before the reference was taken.
             if entry.load(Acquire) == at
-                && let Some(taken) = taken
+                && let Some(reference) = reference
             {
-                return Some(taken);
+                return Some(reference);
             }
         }
     }
 
-    /// The same, of another descriptor of this process with the same connection.
-    pub(crate) fn with_inode(inode: u64) -> Option<Ref> {
-        let open = Open::all().find(|open| open.inode.load(Relaxed) == inode && open.refs.load(Relaxed) != 0)?;
-        open.take().filter(|taken| taken.0.inode.load(Relaxed) == inode)
+    /// Returns a reference to the file of the connection with this inode.
+    pub(crate) fn with_inode(inode: u64) -> Option<FileRef> {
+        let open = OpenFile::all().find(|open| open.inode.load(Relaxed) == inode && open.refs.load(Relaxed) != 0)?;
+        open.try_ref().filter(|reference| reference.0.inode.load(Relaxed) == inode)
     }
 
-    /// From now on descriptor `fd` is this file. `false`: the number is too high.
-    pub(crate) fn enter(self, fd: RawFd) -> bool {
+    /// Enters the file into the table as descriptor `fd`. `false`: the number is too high.
+    pub(crate) fn insert(self, fd: RawFd) -> bool {
         let Some(entry) = entry(fd) else { return false };
         let open = ptr::from_ref(self.0).cast_mut();
-        self.0.number.store(fd, Relaxed);
+        self.0.last_fd.store(fd, Relaxed);
         std::mem::forget(self);
         let before = entry.swap(open, AcqRel);
-        // SAFETY: null, or an object that was leaked when it was made; the entry's reference is ours now.
-        drop(unsafe { before.as_ref() }.map(Ref));
+        // SAFETY: C2: the entry's reference now belongs to this call.
+        drop(unsafe { before.as_ref() }.map(FileRef));
         true
     }
 
-    /// The port, if this process knows it.
+    /// Returns the port, if it is known in this process.
     #[inline]
-    pub(crate) fn known_port(&self) -> Option<&Attached> {
-        // SAFETY: null, or a box that lives until the last reference is released; we have one.
+    pub(crate) fn known_port(&self) -> Option<&BoundPort> {
+        // SAFETY: C3: null, or a box that is dropped only after the last reference is released; `self` is one.
         unsafe { self.0.port.load(Acquire).as_ref() }
     }
 
-    /// The port; the daemon is asked what another process may have bound. `None`: no port is bound.
+    /// Returns the port; requests it from the daemon if another process may have bound it. `None`: no port is bound.
     ///
     /// # Errors
     /// As [`File::attach`].
-    pub(crate) fn port(&self, fd: RawFd) -> Result<Option<&Attached>, Error> {
+    pub(crate) fn port(&self, fd: RawFd) -> Result<Option<&BoundPort>, Error> {
         if let Some(port) = self.known_port() {
             return Ok(Some(port));
         }
-        let refused = |errno| Error::Refused {
-            asked: "a netmap file".into(),
-            errno,
-            why: match errno {
-                libc::EBUSY => "a call on it from a signal handler that has interrupted a request on it".into(),
-                _ => "it was closed meanwhile".into(),
-            },
+        let refused = |errno| {
+            let reason = match errno {
+                libc::EBUSY => "a signal handler called it while the interrupted thread had a request on it",
+                _ => "it was closed during the call",
+            };
+            Error::refused("a netmap file", errno, reason)
         };
-        let talk = self.talk(fd).map_err(refused)?;
+        let request = self.begin_request(fd).map_err(refused)?;
         if let Some(port) = self.known_port() {
             return Ok(Some(port));
         }
-        let attached = talk.file().attach(talk.fd())?;
-        attached.into_iter().for_each(|attached| talk.bind(attached));
-        drop(talk);
+        let attached = request.file().attach(request.fd())?;
+        attached.into_iter().for_each(|attached| request.bind(attached));
+        drop(request);
         Ok(self.known_port())
     }
 
-    /// The right to talk to the daemon over the connection of the file that descriptor `fd` is, one thread at a time.
+    /// Starts a request to the daemon over the file's connection; one thread at a time. Waits for other threads.
     ///
     /// # Errors
-    /// `EBUSY`: it is this very thread that talks, and a signal handler has interrupted it. `EBADF`: `fd` is closed, or another
-    /// file by now.
-    pub(crate) fn talk(&self, fd: RawFd) -> Result<Talk, i32> {
-        let me = me();
+    /// `EBUSY`: a signal handler has interrupted a request of the calling thread. `EBADF`: `fd` was closed or reused.
+    pub(crate) fn begin_request(&self, fd: RawFd) -> Result<RequestGuard, i32> {
+        let me = thread_key();
         loop {
-            let busy = self.0.talking.load(Relaxed);
+            let busy = self.0.requester.load(Relaxed);
             if busy == me {
                 return Err(libc::EBUSY);
             }
-            // A thread of the process that we were forked from is not here to finish.
-            let gone = busy >> 32 != me >> 32;
-            if (busy == 0 || gone) && self.0.talking.compare_exchange(busy, me, Acquire, Relaxed).is_ok() {
+            // A thread of the parent process does not exist here, and never finishes its request.
+            let inherited = busy >> 32 != me >> 32;
+            if (busy == 0 || inherited) && self.0.requester.compare_exchange(busy, me, Acquire, Relaxed).is_ok() {
                 break;
             }
-            std::thread::sleep(Duration::from_micros(100));
+            std::thread::sleep(REQUEST_POLL);
         }
-        let talk = Talk { open: self.0, number: fd };
-        // SAFETY: a system call on a number. What it returns fits.
-        talk.hold(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, FIRST_HELD) } as RawFd);
-        if self.is_behind(talk.fd().as_raw_fd()) { Ok(talk) } else { Err(libc::EBADF) }
+        let request = RequestGuard { open: self.0, program_fd: fd };
+        // SAFETY: C6: the kernel answers EBADF if `fd` is not open. The result fits a RawFd.
+        request.set_request_fd(
+            unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, FIRST_REQUEST_FD) } as RawFd
+        );
+        if self.refers_to(request.fd().as_raw_fd()) { Ok(request) } else { Err(libc::EBADF) }
     }
 
-    /// Whether descriptor `fd` is still this file: it may have been closed by a way that has no hook.
-    pub(crate) fn is_behind(&self, fd: RawFd) -> bool {
+    /// Returns whether descriptor `fd` still is this file: it may have been closed by a call without a hook.
+    pub(crate) fn refers_to(&self, fd: RawFd) -> bool {
         socket_inode(fd) == Some(self.0.inode.load(Relaxed))
     }
 
-    /// The connection's inode.
+    /// Sets the connection's inode.
     pub(crate) fn set_inode(&self, inode: u64) {
         self.0.inode.store(inode, Relaxed);
     }
 }
 
-/// This thread: 1 more than the forks before its process, and its number.
-fn me() -> u64 {
-    // SAFETY: no arguments. The number is positive and fits 32 bits.
+/// Identifies the calling thread: the fork count plus 1 in the upper half, the thread number in the lower half.
+fn thread_key() -> u64 {
+    // SAFETY: C7. The number is positive and fits 32 bits.
     let thread = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
-    u64::from(unetmap::file::forks() + 1) << 32 | u64::from(thread)
+    u64::from(unetmap_core::port::file::fork_count() + 1) << 32 | u64::from(thread)
 }
 
-/// Descriptors that who talks has are no lower: a program may expect to get the lowest ones.
-const FIRST_HELD: RawFd = 3;
+/// Lowest descriptor number for requests: a program may expect to get the lowest numbers.
+const FIRST_REQUEST_FD: RawFd = 3;
 
-/// See [`Ref::talk`]. A request holds a descriptor of its own, as in the kernel a call holds its file: the program's number may
-/// be closed meanwhile, and be another file's, which would get the request, or from which we would wait for the answer.
-pub(crate) struct Talk {
-    open: &'static Open,
-    /// The program's, which has to do where it can have no more descriptors.
-    number: RawFd,
+/// A request in progress, see [`FileRef::begin_request`]. It has a descriptor of its own, as a system call holds its
+/// file in the kernel: the program's number may be closed and reused meanwhile, so that another file would receive the
+/// request.
+pub(crate) struct RequestGuard {
+    open: &'static OpenFile,
+    /// The program's descriptor, used if no further descriptor can be opened.
+    program_fd: RawFd,
 }
 
-impl Drop for Talk {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
-        self.hold(-1);
-        self.open.talking.store(0, Release);
+        self.set_request_fd(-1);
+        self.open.requester.store(0, Release);
     }
 }
 
-impl Open {
-    /// `new` is held from now on, and what was held is closed.
-    fn hold(&self, new: RawFd) {
-        let before = self.held.swap(new, AcqRel);
+impl OpenFile {
+    /// Stores `new`, and closes the descriptor stored before.
+    fn set_request_fd(&self, new: RawFd) {
+        let before = self.request_fd.swap(new, AcqRel);
         if before >= 0 {
-            // SAFETY: ours alone: whoever takes it out of `held` closes it.
+            // SAFETY: C6: `request_fd` owned the descriptor, and the swap has taken it out.
             unsafe { libc::syscall(libc::SYS_close, before) };
         }
     }
 }
 
-impl Talk {
-    fn hold(&self, new: RawFd) {
-        self.open.hold(new);
+impl RequestGuard {
+    fn set_request_fd(&self, new: RawFd) {
+        self.open.set_request_fd(new);
     }
 
-    /// The connection.
+    /// Returns the connection.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        let held = self.open.held.load(Acquire);
-        borrowed(if held >= 0 { held } else { self.number })
+        let request_fd = self.open.request_fd.load(Acquire);
+        borrowed(if request_fd >= 0 { request_fd } else { self.program_fd })
     }
 
-    /// The file.
+    /// Returns the file.
     pub(crate) fn file(&self) -> &File {
-        // SAFETY: set when the object was claimed, and changed only by who talks.
+        // SAFETY: C3: set when the object was allocated, and changed only by the request in progress, which is this
+        // one.
         unsafe { &*self.open.file.load(Acquire) }
     }
 
-    /// Another daemon than the first serves the file, by this connection.
-    pub(crate) fn moved_to(&mut self, file: File, connection: OwnedFd) {
-        self.hold(connection.into_raw_fd());
+    /// Replaces the file and its connection: another daemon serves it.
+    pub(crate) fn move_to(&mut self, file: File, connection: OwnedFd) {
+        self.set_request_fd(connection.into_raw_fd());
         let before = self.open.file.swap(Box::into_raw(Box::new(file)), AcqRel);
-        // SAFETY: from Box::into_raw; only who talks looks at it, and that is us, with no borrow left.
+        // SAFETY: C3: from Box::into_raw; only the request in progress uses it, which is this one, without a borrow.
         drop(unsafe { Box::from_raw(before) });
     }
 
-    /// The file has a port.
-    pub(crate) fn bind(&self, port: Attached) {
+    /// Stores the file's port.
+    pub(crate) fn bind(&self, port: BoundPort) {
         let open = self.open;
-        port.port.watch_file(move || open.has_ended());
+        port.port.watch_file(move || open.has_hung_up());
         let port = Box::into_raw(Box::new(port));
         if self.open.port.compare_exchange(ptr::null_mut(), port, AcqRel, Relaxed).is_err() {
-            // SAFETY: ours, as nobody else has seen it.
+            // SAFETY: C3: from Box::into_raw, and never stored.
             drop(unsafe { Box::from_raw(port) });
         }
     }
 }
 
-fn entry(fd: RawFd) -> Option<&'static AtomicPtr<Open>> {
+fn entry(fd: RawFd) -> Option<&'static AtomicPtr<OpenFile>> {
     unetmap_files.get(usize::try_from(fd).ok()?)
 }
 
-/// Descriptor `fd` is no netmap file any more.
-pub(crate) fn forget(fd: RawFd) {
+/// Removes descriptor `fd` from the table.
+pub(crate) fn remove(fd: RawFd) {
     let Some(entry) = entry(fd) else { return };
     let before = entry.swap(ptr::null_mut(), AcqRel);
-    // SAFETY: null, or an object that was leaked when it was made; the entry's reference is ours now.
-    drop(unsafe { before.as_ref() }.map(Ref));
+    // SAFETY: C2: the entry's reference now belongs to this call.
+    drop(unsafe { before.as_ref() }.map(FileRef));
 }
 
-/// For a call on it.
+/// Borrows a descriptor of the program for a call.
 pub(crate) fn borrowed<'a>(fd: RawFd) -> BorrowedFd<'a> {
-    // SAFETY: the program keeps the descriptor open during its call, and if it does not, the kernel says so.
+    // SAFETY: C6: the program keeps the descriptor open during its call; if not, the kernel answers EBADF.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// The inode of a socket; `None` when `fd` is none.
+/// Returns the inode of a socket; `None` if `fd` is not a socket.
 pub(crate) fn socket_inode(fd: RawFd) -> Option<u64> {
-    // SAFETY: `stat` is plain integers, and the kernel writes it.
+    // SAFETY: C7: `stat` consists of integers.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `stat` lives during the call.
+    // SAFETY: C7: `stat` outlives the call.
     let failed = unsafe { libc::fstat(fd, &mut stat) } != 0;
     (!failed && stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
 }
 
-/// In a forked child: what its parent's threads held is closed, as they are not here to do it.
-pub(crate) fn let_go() {
-    Open::all().for_each(|open| open.hold(-1));
+/// Closes the request descriptors of the parent's threads, which do not exist in a forked child.
+pub(crate) fn release_request_fds() {
+    OpenFile::all().for_each(|open| open.set_request_fd(-1));
 }
 
-/// Puts `new` in the place of `fd`: the same number, and close-on-exec as it was.
-pub(crate) fn replace(fd: RawFd, new: BorrowedFd<'_>) {
-    // SAFETY: system calls on descriptors, of which `fd` is the program's own file that it asks us to change.
+/// Duplicates `new` to the number `fd`, which keeps its close-on-exec flag.
+pub(crate) fn replace_fd(fd: RawFd, new: BorrowedFd<'_>) {
+    // SAFETY: C6: `fd` is the netmap file on which the program has made this request.
     unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFD);
         let keep = if flags & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };

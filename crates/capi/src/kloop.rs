@@ -1,67 +1,67 @@
-//! Control blocks and the sync loop: what works on the program's own memory, and in its own thread.
+//! Control blocks (CSB) and the sync loop, which use the program's memory and thread.
 
 use std::ffi::c_int;
 use std::time::Duration;
 
-use unetmap::abi::*;
-use unetmap::blocks::{Blocks, LoopOptions};
-use unetmap::errno::{EINVAL, ENXIO};
-use unetmap::program::Memory;
-use unetmap::request::{Request, kind_of};
-use unetmap::{Interest, Port};
+use unetmap_core::abi::*;
+use unetmap_core::control::request::{NetmapRequest, kind_of};
+use unetmap_core::errno::{EINVAL, ENXIO};
+use unetmap_core::port::csb::{ControlBlocks, LoopOptions};
+use unetmap_core::user_memory::UserArray;
+use unetmap_core::{Interest, Port};
 use zerocopy::FromBytes;
 
-use crate::files::{Ref, borrowed};
-use crate::said::{say, told};
+use crate::files::{FileRef, borrowed};
+use crate::last_error::{report, report_message};
 
-/// The longest that a loop may sleep between two rounds: a second.
-const MOST_SLEEP_US: u32 = 1_000_000;
+/// Longest sleep of a loop between two rounds: one second.
+const MAX_SLEEP_US: u32 = 1_000_000;
 
-/// Gives the port the control blocks that the program named.
-pub(crate) fn give(port: &Port, option: &NmreqOptCsb) -> Result<(), i32> {
+/// Sets the port's control blocks to the program's arrays.
+pub(crate) fn set_csb(port: &Port, option: &NmreqOptCsb) -> Result<(), i32> {
     let bytes = port.bound_rings() * size_of::<NmCsbAtok>();
-    // SAFETY: by the option the program gives us these arrays to read and write, as long as its port is open.
-    let array = |at| unsafe { Memory::new(at, bytes) };
-    let blocks = Blocks { atok: array(option.csb_atok), ktoa: array(option.csb_ktoa) };
-    port.give_blocks(blocks).map_err(|e| told(&e))
+    // SAFETY: C4: with the option the program passes these arrays to be read and written as long as its port is open.
+    let array = |at| unsafe { UserArray::new(at, bytes) };
+    let blocks = ControlBlocks { atok: array(option.csb_atok), ktoa: array(option.csb_ktoa) };
+    port.set_control_blocks(blocks).map_err(|e| report(&e))
 }
 
-/// `CSB_ENABLE`. A file without a port has no rings, so that there is nothing to do.
-pub(crate) fn enable(open: &Ref, fd: c_int, request: &mut Request) -> Result<(), i32> {
+/// Implements `CSB_ENABLE`. A file without a port has no rings, and nothing is done.
+pub(crate) fn enable(open: &FileRef, fd: c_int, request: &mut NetmapRequest) -> Result<(), i32> {
     let Some(option) = request.option::<NmreqOptCsb>(NETMAP_REQ_OPT_CSB) else {
-        say("CSB_ENABLE: the option CSB says where the control blocks are");
+        report_message("CSB_ENABLE: the option CSB, with the addresses of the control blocks, is missing");
         return Err(EINVAL);
     };
-    let port = open.port(fd).map_err(|e| told(&e))?;
-    let given = port.map_or(Ok(()), |attached| give(&attached.port, &option));
-    request.set_status(NETMAP_REQ_OPT_CSB, given.err().unwrap_or(0));
-    given
+    let port = open.port(fd).map_err(|e| report(&e))?;
+    let result = port.map_or(Ok(()), |attached| set_csb(&attached.port, &option));
+    request.set_status(NETMAP_REQ_OPT_CSB, result.err().unwrap_or(0));
+    result
 }
 
-/// `SYNC_KLOOP_START`: returns when another thread asked the loop to end.
-pub(crate) fn start(open: &Ref, fd: c_int, request: &mut Request) -> Result<(), i32> {
-    let asked: NmreqSyncKloopStart = request.body_as().ok_or(EINVAL)?;
-    if asked.sleep_us > MOST_SLEEP_US {
-        say(&format!("SYNC_KLOOP_START: a loop sleeps for at most a second, not for {} us", asked.sleep_us));
+/// Implements `SYNC_KLOOP_START`: returns after another thread has stopped the loop.
+pub(crate) fn start(open: &FileRef, fd: c_int, request: &mut NetmapRequest) -> Result<(), i32> {
+    let start: NmreqSyncKloopStart = request.body_as().ok_or(EINVAL)?;
+    if start.sleep_us > MAX_SLEEP_US {
+        report_message(&format!("SYNC_KLOOP_START: sleep_us is at most 1000000, not {}", start.sleep_us));
         return Err(EINVAL);
     }
-    let port = &open.port(fd).map_err(|e| told(&e))?.ok_or(ENXIO)?.port;
-    port.may_loop().map_err(|e| told(&e))?;
-    // A close by another thread ends the port after the loop, and not under it.
+    let port = &open.port(fd).map_err(|e| report(&e))?.ok_or(ENXIO)?.port;
+    port.may_loop().map_err(|e| report(&e))?;
+    // Keeps the port open until the loop ends, if another thread closes the file.
     let _open = borrowed(fd).try_clone_to_owned().map_err(|e| e.raw_os_error().unwrap_or(libc::EBADF))?;
     let direct = mode(request)?;
     let eventfds = eventfds(request, port.bound_rings(), direct)?;
     if eventfds.is_none() && !direct.is_none() {
-        say("SYNC_KLOOP_START: a direct mode needs an eventfd for each ring (the option SYNC_KLOOP_EVENTFDS)");
+        report_message("SYNC_KLOOP_START: a direct mode needs an eventfd for each ring (option SYNC_KLOOP_EVENTFDS)");
         request.set_status(NETMAP_REQ_OPT_SYNC_KLOOP_MODE, EINVAL);
         return Err(EINVAL);
     }
-    let options = LoopOptions { sleep: Duration::from_micros(asked.sleep_us.into()), eventfds, direct };
-    port.run_loop(&options).map_err(|e| told(&e))
+    let options = LoopOptions { sleep: Duration::from_micros(start.sleep_us.into()), eventfds, direct };
+    port.run_loop(&options).map_err(|e| report(&e))
 }
 
-/// The option SYNC_KLOOP_MODE.
-fn mode(request: &mut Request) -> Result<Interest, i32> {
+/// Reads the option SYNC_KLOOP_MODE.
+fn mode(request: &mut NetmapRequest) -> Result<Interest, i32> {
     let Some(option) = request.option::<NmreqOptSyncKloopMode>(NETMAP_REQ_OPT_SYNC_KLOOP_MODE) else {
         return Ok(Interest::NONE);
     };
@@ -72,8 +72,8 @@ fn mode(request: &mut Request) -> Result<Interest, i32> {
     if known { Ok(direct) } else { Err(EINVAL) }
 }
 
-/// The option SYNC_KLOOP_EVENTFDS: two for each ring. In a direct mode none may lack that wakes the loop.
-fn eventfds(request: &mut Request, rings: usize, direct: Interest) -> Result<Option<Vec<KloopEventfds>>, i32> {
+/// Reads the option SYNC_KLOOP_EVENTFDS: two for each ring. A direct mode requires each eventfd that wakes the loop.
+fn eventfds(request: &mut NetmapRequest, rings: usize, direct: Interest) -> Result<Option<Vec<KloopEventfds>>, i32> {
     let kind = NETMAP_REQ_OPT_SYNC_KLOOP_EVENTFDS;
     let Some(option) = request.options.iter().find(|option| kind_of(option) == Some(kind)) else { return Ok(None) };
     let size = NmreqOption::read_from_prefix(option).map_or(0, |(head, _)| head.nro_size);
@@ -86,8 +86,8 @@ fn eventfds(request: &mut Request, rings: usize, direct: Interest) -> Result<Opt
     pairs.map(Some).ok_or(EINVAL)
 }
 
-/// `SYNC_KLOOP_STOP`.
-pub(crate) fn stop(open: &Ref, fd: c_int) -> Result<(), i32> {
-    open.port(fd).map_err(|e| told(&e))?.ok_or(ENXIO)?.port.end_loop();
+/// Implements `SYNC_KLOOP_STOP`.
+pub(crate) fn stop(open: &FileRef, fd: c_int) -> Result<(), i32> {
+    open.port(fd).map_err(|e| report(&e))?.ok_or(ENXIO)?.port.end_loop();
     Ok(())
 }

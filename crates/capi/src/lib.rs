@@ -1,15 +1,16 @@
 //! libunetmap: the library for C programs, linked or preloaded.
 //!
 //! ```text
-//! program: open, ioctl, mmap, poll, ...     names.rs    the names that programs call
-//!   --> is the descriptor a netmap file?    preload/    everything else goes on to the C library, untouched
-//!   --> unetmap_open, unetmap_ioctl, ...    calls.rs    what it means on a netmap file
-//!   --> ctrl.rs                                         its requests
-//!   --> ready.rs                                        whether it is ready
+//! program: open, ioctl, mmap, poll, ...     names.rs    the exported names
+//!   --> is the descriptor a netmap file?    preload/    other descriptors are passed to the C library unchanged
+//!   --> unetmap_open, unetmap_ioctl, ...    calls.rs    system calls on a netmap file
+//!   --> ctrl.rs                                         its control requests
+//!   --> ready.rs                                        its readiness
 //!   --> files.rs, threads.rs                            from descriptor numbers to ports
 //! ```
-//! An error leaves as a negative errno, and a panic as `EIO`: none crosses into C.
-#![allow(unreachable_pub, reason = "C reaches it")]
+//! Errors are returned to C as negative errnos, and a panic as `EIO`. `SAFETY` comments cite rules C1 to C7 of
+//! ARCHITECTURE.md.
+#![allow(unreachable_pub, reason = "called from C")]
 
 mod calls;
 mod ctrl;
@@ -17,10 +18,11 @@ mod extmem;
 mod files;
 mod heap;
 mod kloop;
+mod last_error;
 mod libnetmap;
 mod names;
 mod ready;
-mod said;
 mod snapshot;
 mod threads;
+mod tuning;
 mod user;

@@ -27,7 +27,7 @@ macro_rules! jumps {
 
 include!(concat!(env!("OUT_DIR"), "/jumps.rs"));
 
-/// Not 0: contexts lock. They always do.
+/// Not 0: contexts are always thread-safe.
 #[allow(non_upper_case_globals, reason = "a name for C")]
 #[unsafe(no_mangle)]
 pub static nmctx_threadsafe: c_int = 1;

@@ -1,8 +1,7 @@
-//! The names that programs call. Each goes straight on to `preload/`: a shared library of ours exports only what Rust
-//! defines.
+//! The exported system call names. Each calls its hook in `preload/`: rustc exports only functions that Rust defines.
 //!
-//! Where C has `...` there is the one argument that the call can have: on the machines that we run on it arrives in the
-//! same register either way.
+//! Variadic C functions are declared with their one optional argument: on the supported architectures it is passed in
+//! the same register either way.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
@@ -22,7 +21,7 @@ macro_rules! names {
             /// As the C library's function of that name.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-                // SAFETY: the caller's promise, passed on.
+                // SAFETY: C1: the caller's contract, passed on.
                 unsafe { $hook($($arg),*) }
             }
         )*

@@ -1,4 +1,4 @@
-//! Readiness: what poll, select and epoll ask about a netmap file. It is `preload/wait.c` that waits.
+//! Readiness of a netmap file, for poll, select and epoll. `preload/wait.c` has the wait loop.
 
 use std::ffi::{c_int, c_short, c_uint};
 use std::os::fd::AsRawFd;
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use unetmap_core::{Error, Interest, Port};
 use unetmap_sys::event;
 
-use crate::calls::{call, still};
+use crate::calls::{call, current_file};
 use crate::files::{borrowed, with_known_port};
-use crate::said::told;
+use crate::last_error::report;
 
-/// `POLLIN`, `POLLOUT` and their twins.
+/// `POLLIN`, `POLLOUT` and their synonyms.
 const READ: c_short = libc::POLLIN | libc::POLLRDNORM;
 const WRITE: c_short = libc::POLLOUT | libc::POLLWRNORM;
 
@@ -21,11 +21,11 @@ fn interest(events: c_short) -> Interest {
     rx | tx
 }
 
-/// What poll tells the program.
+/// Returns the events for the program.
 #[inline(always)]
 fn revents(events: c_short, ready: Result<Interest, Error>) -> c_short {
     match &ready {
-        Err(e) => wrong(e),
+        Err(e) => error_events(e),
         Ok(ready) => {
             let read = if ready.rx() { events & READ } else { 0 };
             let write = if ready.tx() { events & WRITE } else { 0 };
@@ -35,22 +35,24 @@ fn revents(events: c_short, ready: Result<Interest, Error>) -> c_short {
 }
 
 #[cold]
-fn wrong(e: &Error) -> c_short {
-    told(e);
+fn error_events(e: &Error) -> c_short {
+    report(e);
     libc::POLLERR
 }
 
-/// Runs `body` on the port; without one, and on errors, the answer is POLLERR; `-EBADF` if `fd` is no netmap file any more.
+/// Runs `body` on the port and returns its events; POLLERR without a port and on errors; `-EBADF` if `fd` is not a
+/// netmap file any more.
 #[inline(always)]
 fn on_port(fd: c_int, events: c_short, mut body: impl FnMut(&Port, Interest) -> Result<Interest, Error>) -> c_int {
     let want = interest(events);
     call(|| {
-        // An error is large, and copying it where there is none costs as much as the look: it is judged where it is made.
+        // An error is large, and copying a result that has none costs as much as the poll: it is converted where it is
+        // returned.
         let known = with_known_port(fd, |attached| revents(events, body(&attached.port, want)));
         if let Some(got) = known {
             return Ok(c_int::from(got));
         }
-        Ok(c_int::from(match still(fd)?.port(fd) {
+        Ok(c_int::from(match current_file(fd)?.port(fd) {
             Ok(Some(attached)) => revents(events, body(&attached.port, want)),
             Ok(None) => libc::POLLERR,
             Err(e) => revents(events, Err(e)),
@@ -58,26 +60,27 @@ fn on_port(fd: c_int, events: c_short, mut body: impl FnMut(&Port, Interest) -> 
     })
 }
 
-/// `poll` of one netmap file, without waiting: the events.
+/// Polls one netmap file without waiting; returns the events.
 #[unsafe(no_mangle)]
 pub extern "C" fn unetmap_poll_now(fd: c_int, events: c_short) -> c_int {
     on_port(fd, events, |port, want| port.poll(want, Some(Duration::ZERO)))
 }
 
-/// The same, looking again and again for at most `ns` nanoseconds.
+/// Polls one netmap file repeatedly for at most `ns` nanoseconds; returns the events.
 #[unsafe(no_mangle)]
 pub extern "C" fn unetmap_poll_spin(fd: c_int, events: c_short, ns: u32) -> c_int {
     on_port(fd, events, |port, want| port.spin(want, Duration::from_nanos(ns.into())))
 }
 
-/// Whether `fd` is still a netmap file: it may have been closed by a way that has no hook. If not, it is forgotten.
+/// Returns whether `fd` still is a netmap file: it may have been closed by a call without a hook. If not, it is
+/// removed.
 #[unsafe(no_mangle)]
 pub extern "C" fn unetmap_fd_is_netmap(fd: c_int) -> c_int {
-    call(|| Ok(c_int::from(still(fd).is_ok())))
+    call(|| Ok(c_int::from(current_file(fd).is_ok())))
 }
 
-/// `poll` of one netmap file, for at most `limit` nanoseconds (negative: no limit). The events; `-EINTR` when a signal
-/// came first.
+/// Polls one netmap file for at most `limit` nanoseconds (negative: no limit). Returns the events; `-EINTR` after a
+/// signal.
 #[unsafe(no_mangle)]
 pub extern "C" fn unetmap_poll(fd: c_int, events: c_short, limit: i64) -> c_int {
     let got = unetmap_poll_now(fd, events);
@@ -86,8 +89,8 @@ pub extern "C" fn unetmap_poll(fd: c_int, events: c_short, limit: i64) -> c_int 
     }
     let limit = u64::try_from(limit).ok().map(Duration::from_nanos);
     call(|| {
-        // Counted, as this waits.
-        let open = still(fd)?;
+        // Holds a reference, as this call may wait.
+        let open = current_file(fd)?;
         let Ok(Some(attached)) = open.port(fd) else { return Ok(c_int::from(libc::POLLERR)) };
         let start = Instant::now();
         let ready = attached.port.poll(interest(events), limit);
@@ -99,11 +102,11 @@ pub extern "C" fn unetmap_poll(fd: c_int, events: c_short, limit: i64) -> c_int 
     })
 }
 
-/// Prepares for a wait: if nothing is ready (the result is 0), descriptors to wait on for POLLIN are written to `wait`,
+/// Prepares for a wait: if nothing is ready (the result is 0), writes the descriptors to wait on for POLLIN to `wait`,
 /// at most `room`, and their number to `used`.
 ///
 /// # Safety
-/// `wait` has room for so many, `used` for one.
+/// `wait` is valid for writes of `room` entries, `used` for one (C1).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unetmap_arm(
     fd: c_int,
@@ -112,11 +115,11 @@ pub unsafe extern "C" fn unetmap_arm(
     room: c_uint,
     used: *mut c_uint,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: C1: the caller's contract.
     unsafe { arm(fd, events, Port::arm, wait, room, used) }
 }
 
-/// The same for what comes next, whatever is ready already: only what is wrong is an event here.
+/// As [`unetmap_arm`], for the next change, whatever is ready already: only errors are events here.
 ///
 /// # Safety
 /// As [`unetmap_arm`].
@@ -129,10 +132,12 @@ pub unsafe extern "C" fn unetmap_arm_for_more(
     used: *mut c_uint,
 ) -> c_int {
     let arm_it = |port: &Port, want| port.arm_for_more(want).map(|()| Interest::NONE);
-    // SAFETY: the caller's promise.
+    // SAFETY: C1: the caller's contract.
     unsafe { arm(fd, events, arm_it, wait, room, used) }
 }
 
+/// # Safety
+/// As [`unetmap_arm`].
 unsafe fn arm(
     fd: c_int,
     events: c_short,
@@ -144,7 +149,7 @@ unsafe fn arm(
     let mut n = 0;
     let mut add = |fd, events| {
         if n < room {
-            // SAFETY: below `room`, by the caller's promise.
+            // SAFETY: C1: `n` is less than `room`.
             unsafe { wait.add(n as usize).write(libc::pollfd { fd, events, revents: 0 }) };
             n += 1;
         }
@@ -155,24 +160,25 @@ unsafe fn arm(
         }
         let ready = arm_it(port, want)?;
         if ready.is_none() {
-            port.each_wait_fd(want, |bell| add(bell.as_raw_fd(), libc::POLLIN));
-            // The file itself for its hang-up alone, so that who sleeps learns of it at once.
+            port.each_wait_fd(want, |doorbell| add(doorbell.as_raw_fd(), libc::POLLIN));
+            // The file itself, for its hang-up only, so that a sleeping thread is woken by it.
             add(fd, 0);
         }
         Ok(ready)
     });
-    // SAFETY: the caller's promise.
+    // SAFETY: C1: the caller's contract.
     unsafe { used.write(if got == 0 { n } else { 0 }) };
     got
 }
 
-/// After a wait: the events.
+/// Returns the events after a wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn unetmap_poll_woken(fd: c_int, events: c_short) -> c_int {
     on_port(fd, events, Port::woken)
 }
 
-/// A number that changes when something arrives (`which` 0) or is sent and given back (1): for edges.
+/// Returns a number that changes when packets arrive (`which` 0) or when sent slots are returned (1), for
+/// edge-triggered epoll.
 #[unsafe(no_mangle)]
 pub extern "C" fn unetmap_progress(fd: c_int, which: c_int) -> c_uint {
     let sum = with_known_port(fd, |attached| {

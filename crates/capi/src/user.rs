@@ -1,6 +1,6 @@
-//! The memory that a program's pointers point to, which may be no memory at all: as the kernel would, we say EFAULT.
+//! Access to the program's memory by its pointers, which may be invalid: then the result is EFAULT, as from the kernel.
 
-use unetmap::program;
+use unetmap_core::user_memory;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Reads `into.len()` bytes at address `from`.
@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// # Errors
 /// `EFAULT`.
 pub(crate) fn read(from: u64, into: &mut [u8]) -> Result<(), i32> {
-    program::read(from, into).map_err(|_| libc::EFAULT)
+    user_memory::read(from, into).map_err(|_| libc::EFAULT)
 }
 
 /// Writes `bytes` to address `to`.
@@ -16,8 +16,8 @@ pub(crate) fn read(from: u64, into: &mut [u8]) -> Result<(), i32> {
 /// # Errors
 /// `EFAULT`.
 pub(crate) fn write(to: u64, bytes: &[u8]) -> Result<(), i32> {
-    // SAFETY: the program passed the address for its answer.
-    unsafe { program::write(to, bytes) }.map_err(|_| libc::EFAULT)
+    // SAFETY: C4: the program has passed the address for the reply.
+    unsafe { user_memory::write(to, bytes) }.map_err(|_| libc::EFAULT)
 }
 
 /// Reads a structure.

@@ -106,7 +106,8 @@ struct ProgQuery {
 /// `attr` is a prefix of `union bpf_attr` for `command`, without padding, and its pointers are valid for the reads and
 /// writes of the command (K1, K5).
 unsafe fn bpf<T>(command: libc::c_int, attr: &mut T) -> io::Result<RawFd> {
-    // SAFETY: K1, K5: the kernel reads and writes `size_of::<T>()` bytes of `attr`; its pointers are the caller's contract.
+    // SAFETY: K1, K5: the kernel reads and writes `size_of::<T>()` bytes of `attr`; its pointers are the caller's
+    // contract.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attr, size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
 }
@@ -160,7 +161,8 @@ pub(crate) fn load_xdp(insns: &[Insn], frags: bool) -> io::Result<OwnedFd> {
         ..ProgLoad::default()
     };
     for tries in 1.. {
-        // SAFETY: K1, K5: `insn_cnt` is the number of instructions, the licence is NUL-terminated; both outlive the call.
+        // SAFETY: K1, K5: `insn_cnt` is the number of instructions, the licence is NUL-terminated; both outlive the
+        // call.
         match unsafe { bpf(PROG_LOAD, &mut attr) } {
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && tries < BPF_LOAD_TRIES => {}
             // SAFETY: K2: the kernel has just created this descriptor, close-on-exec.
@@ -211,8 +213,8 @@ fn element(map: impl AsFd, key: &u32, value: u64) -> MapElem {
     MapElem { map_fd: map.as_fd().as_raw_fd(), zero: 0, key: &raw const *key as u64, value, flags: 0 }
 }
 
-/// Runs an XDP program on a frame, which is not delivered, and returns its result. The receive queue is queue 0 of `lo` in
-/// the calling thread's network namespace.
+/// Runs an XDP program on a frame, which is not delivered, and returns its result. The receive queue is queue 0 of `lo`
+/// in the calling thread's network namespace.
 pub(crate) fn test_run(program: impl AsFd, frame: &[u8]) -> io::Result<u32> {
     let mut attr = TestRun {
         prog_fd: program.as_fd().as_raw_fd(),
@@ -233,9 +235,9 @@ pub(crate) fn errno_of(error: &(dyn Error + 'static)) -> io::Error {
         .map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
 }
 
-/// Loads an object file and creates its maps; `sized` sets the number of entries of one map. The objects do not depend on the
-/// kernel's types, so the loader needs no list of them (BTF); but it reads that list, megabytes, when it is created, and is
-/// therefore created once.
+/// Loads an object file and creates its maps; `sized` sets the number of entries of one map. The objects do not depend
+/// on the kernel's types, so the loader needs no list of them (BTF); but it reads that list, megabytes, when it is
+/// created, and is therefore created once.
 pub(crate) fn load(object: &[u8], sized: Option<(&'static str, u32)>) -> io::Result<Ebpf> {
     static LOADER: LazyLock<Mutex<EbpfLoader<'static>>> = LazyLock::new(|| Mutex::new(EbpfLoader::new()));
     let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);

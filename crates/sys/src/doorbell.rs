@@ -16,9 +16,9 @@ const SET_TICKS: libc::Ioctl = rustix::ioctl::opcode::write::<u64>(b'T', 0) as l
 ///
 /// It is not an eventfd or a socket, because no holder of the descriptor may be able to block another. A write to an
 /// eventfd blocks once a holder has cleared its `O_NONBLOCK` and filled the counter; a receive on a socket closes
-/// descriptors that a holder sent along, and waits for a holder's receive that is stuck in a page fault. Setting a timer
-/// reads no data of another process. A holder can still set it wrongly, so a process that sleeps on a doorbell polls its
-/// rings from time to time.
+/// descriptors that a holder sent along, and waits for a holder's receive that is stuck in a page fault. Setting a
+/// timer reads no data of another process. A holder can still set it wrongly, so a process that sleeps on a doorbell
+/// polls its rings from time to time.
 #[derive(Debug)]
 pub struct Doorbell(OwnedFd);
 
@@ -51,8 +51,8 @@ impl Doorbell {
         self.set(1);
     }
 
-    /// As [`Doorbell::notify`], but without a timer interrupt where the kernel supports that: for callers that have other
-    /// work to do meanwhile.
+    /// As [`Doorbell::notify`], but without a timer interrupt where the kernel supports that: for callers that have
+    /// other work to do meanwhile.
     #[inline]
     pub fn notify_now(&self) {
         if !self.set_ticks() {

@@ -13,8 +13,8 @@ pub use rustix::event::{PollFd, PollFlags};
 
 use crate::tuning::EPOLL_EVENTS;
 
-/// Waits until one of `fds` has an event, or for `timeout` (`None`: no limit; zero: returns at once). Allocates nothing.
-/// Stores the events in each [`PollFd::revents`] and returns how many descriptors have any; 0 on timeout.
+/// Waits until one of `fds` has an event, or for `timeout` (`None`: no limit; zero: returns at once). Allocates
+/// nothing. Stores the events in each [`PollFd::revents`] and returns how many descriptors have any; 0 on timeout.
 ///
 /// # Errors
 /// [`io::ErrorKind::Interrupted`] if a signal handler ran: the caller decides whether that ends its wait.
@@ -74,7 +74,8 @@ impl Epoll {
         Ok(epoll::modify(&self.0, fd, epoll::EventData::new_u64(token), interest(readable, writable))?)
     }
 
-    /// Arms `fd` for one read event (`EPOLLONESHOT`): after that event it is silent until armed again. Adds `fd` if needed.
+    /// Arms `fd` for one read event (`EPOLLONESHOT`): after that event it is silent until armed again. Adds `fd` if
+    /// needed.
     ///
     /// # Errors
     /// As [`Epoll::add`].
@@ -94,8 +95,8 @@ impl Epoll {
         Ok(epoll::delete(&self.0, fd)?)
     }
 
-    /// Waits for events or for `timeout` (`None`: no limit; rounded up to milliseconds, at most 24 days) and replaces the
-    /// content of `events` by `(token, events)`, at most [`EPOLL_EVENTS`] of them; empty on timeout.
+    /// Waits for events or for `timeout` (`None`: no limit; rounded up to milliseconds, at most 24 days) and replaces
+    /// the content of `events` by `(token, events)`, at most [`EPOLL_EVENTS`] of them; empty on timeout.
     ///
     /// # Errors
     /// [`io::ErrorKind::Interrupted`] if a signal handler ran; `events` is empty then.

@@ -18,7 +18,8 @@ pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     let fd = fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(fd) }, 0)?;
     match std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())) {
         Ok(target) if target.as_os_str() != "anon_inode:[eventfd]" => Err(Errno::INVAL.into()),
-        // Without /proc the kind cannot be checked; the program then accepts a write of 8 bytes to another kind of file.
+        // Without /proc the kind cannot be checked; the program then accepts a write of 8 bytes to another kind of
+        // file.
         _ => Ok(fd),
     }
 }

@@ -5,8 +5,8 @@
 //!                             <--          <--  Device::reply                  in any order, by request number
 //! program: mmap               <-->         pages of the backing file that OPEN named (Device::open_backing)
 //! ```
-//! It supports only what a device file needs: directories, symbolic links and files of a fixed size, without data of its
-//! own. The layouts are those of the kernel's `linux/fuse.h`, version 7.40 (Linux 6.9).
+//! It supports only what a device file needs: directories, symbolic links and files of a fixed size, without data of
+//! its own. The layouts are those of the kernel's `linux/fuse.h`, version 7.40 (Linux 6.9).
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -434,8 +434,8 @@ impl Device {
         self.reply(unique, AttrOut { attr: attr(node, kind), ..Default::default() }.as_bytes())
     }
 
-    /// Replies to an open: the file's handle is `fh`, its memory is that of `backing`. All open files of a node must have
-    /// the same backing file; a directory has none.
+    /// Replies to an open: the file's handle is `fh`, its memory is that of `backing`. All open files of a node must
+    /// have the same backing file; a directory has none.
     ///
     /// # Errors
     /// As [`Device::reply`].
@@ -444,8 +444,8 @@ impl Device {
         self.reply(unique, OpenOut { fh, flags, backing: backing.map_or(0, |b| b.0) }.as_bytes())
     }
 
-    /// Replies to an ioctl with its result (negative: an errno) and the bytes that are written back to the argument in any
-    /// case.
+    /// Replies to an ioctl with its result (negative: an errno) and the bytes that are written back to the argument in
+    /// any case.
     ///
     /// # Errors
     /// As [`Device::reply`].
@@ -470,8 +470,8 @@ impl Device {
         self.send(NOTIFY_POLL, 0, kh.as_bytes(), &[])
     }
 
-    /// Queues a marker behind all pending requests, which arrives as [`Op::NotifyReply`]. `node` is an open file, or one
-    /// whose release was not read yet.
+    /// Queues a marker behind all pending requests, which arrives as [`Op::NotifyReply`]. `node` is an open file, or
+    /// one whose release was not read yet.
     ///
     /// # Errors
     /// `ENOENT`: it is neither, or the file system is unmounted; `ENODEV`.
@@ -532,8 +532,8 @@ fn attr(node: u64, kind: Kind) -> Attr {
     Attr { ino: node, size, mode, nlink: 1, blksize: 4096, ..Default::default() }
 }
 
-/// Returns whether the topmost mount at `at` is one of this module, whose server may have exited. Reads only the kernel's
-/// mount table, because access to the mount of an exited or stopped server blocks.
+/// Returns whether the topmost mount at `at` is one of this module, whose server may have exited. Reads only the
+/// kernel's mount table, because access to the mount of an exited or stopped server blocks.
 ///
 /// # Errors
 /// `/proc` is not mounted.

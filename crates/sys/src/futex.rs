@@ -1,7 +1,8 @@
 //! Futex waits: short sleeps on a word of shared memory that hand this processor to another process.
 //!
 //! `sched_yield` lets only tasks of one scheduling group take turns: one session (autogroup) or one control group. A
-//! short sleep on a word that both processes share hands the processor over across groups, for about three system calls.
+//! short sleep on a word that both processes share hands the processor over across groups, for about three system
+//! calls.
 
 use std::sync::atomic::AtomicU32;
 

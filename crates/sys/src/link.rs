@@ -2,8 +2,8 @@
 //!
 //! Every function uses the calling thread's network namespace at the time of the call; a [`LinkWatch`] stays with the
 //! namespace that it was created in. Only [`veth`], [`set_rss`], [`ntuple`], [`disable_tx_checksum_offload`] and
-//! [`disable_tx_vlan_offload`] change an interface or need a privilege. Unknown attributes are skipped, so that interfaces
-//! of newer kernels can be read.
+//! [`disable_tx_vlan_offload`] change an interface or need a privilege. Unknown attributes are skipped, so that
+//! interfaces of newer kernels can be read.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -204,7 +204,8 @@ fn ifinfomsg_with_flags(index: u32, flags: u32, mask: u32) -> Vec<u8> {
     header
 }
 
-/// Returns index and flags of the interface in a message; `None` if the message describes the interface as a bridge port.
+/// Returns index and flags of the interface in a message; `None` if the message describes the interface as a bridge
+/// port.
 fn header_of(body: &[u8]) -> Option<(u32, u32)> {
     let family = *body.first()?;
     let word = |at: usize| number(body.get(at..at + 4)?);

@@ -51,7 +51,8 @@ impl Mapping {
         Ok(Mapping { start, len: bytes })
     }
 
-    /// Maps `bytes` bytes of a socket's ring memory, which the kernel keeps as long as it is mapped; `at` selects the ring.
+    /// Maps `bytes` bytes of a socket's ring memory, which the kernel keeps as long as it is mapped; `at` selects the
+    /// ring.
     ///
     /// # Errors
     /// `EINVAL` if the socket has no such ring or a smaller one; `ENODEV` if it has no rings.
@@ -67,8 +68,8 @@ impl Mapping {
         Ok(Mapping { start, len: bytes })
     }
 
-    /// Moves `[offset, offset + bytes)` into huge pages, which are contiguous for devices too. The contents are preserved;
-    /// other processes may use the memory meanwhile.
+    /// Moves `[offset, offset + bytes)` into huge pages, which are contiguous for devices too. The contents are
+    /// preserved; other processes may use the memory meanwhile.
     ///
     /// # Errors
     /// `EINVAL` outside the mapping, and before Linux 6.1; `ENOMEM`, `EAGAIN`, `EBUSY` if the kernel has no huge pages.
@@ -83,8 +84,8 @@ impl Mapping {
         }
     }
 
-    /// Maps the pages of `[offset, offset + bytes)` writable and allocates missing ones, in one call instead of one fault
-    /// per page. The contents are preserved; other processes may use the memory meanwhile.
+    /// Maps the pages of `[offset, offset + bytes)` writable and allocates missing ones, in one call instead of one
+    /// fault per page. The contents are preserved; other processes may use the memory meanwhile.
     ///
     /// # Errors
     /// `EINVAL` outside the mapping, and before Linux 5.14; `ENOMEM`, `EFAULT` if the kernel has no memory.
@@ -106,8 +107,8 @@ impl Mapping {
         self.len
     }
 
-    /// Returns the address of the first byte. Other processes write these bytes at any time: use atomics and raw copies,
-    /// never references.
+    /// Returns the address of the first byte. Other processes write these bytes at any time: use atomics and raw
+    /// copies, never references.
     #[inline]
     pub const fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
@@ -128,8 +129,8 @@ impl Drop for Mapping {
 
 // SAFETY: K3: the address range belongs to the process, not to a thread; any thread may unmap it.
 unsafe impl Send for Mapping {}
-// SAFETY: K3: `&Mapping` gives access to two plain numbers. The bytes behind the pointer are accessed only by the atomics
-// and raw copies of `unetmap-mem`, which expects concurrent writers on every byte.
+// SAFETY: K3: `&Mapping` gives access to two plain numbers. The bytes behind the pointer are accessed only by the
+// atomics and raw copies of `unetmap-mem`, which expects concurrent writers on every byte.
 unsafe impl Sync for Mapping {}
 
 #[cfg(test)]

@@ -36,8 +36,8 @@ pub fn create_sealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
 }
 
 /// Checks a file that another process created, before it is mapped: it must be a memory file of base pages, of at least
-/// `bytes` bytes, sealed against shrinking and growing. Without the seal its owner could truncate it, and the next access
-/// through a mapping would be a SIGBUS; so could a file of huge pages when their pool is exhausted.
+/// `bytes` bytes, sealed against shrinking and growing. Without the seal its owner could truncate it, and the next
+/// access through a mapping would be a SIGBUS; so could a file of huge pages when their pool is exhausted.
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidData`] with a sentence that names the failed condition.
@@ -45,16 +45,16 @@ pub fn check_sealed(fd: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
     let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidData, why));
     // Only memory files can be sealed; every other kind of file answers EINVAL (EBADF for O_PATH).
     let Ok(seals) = fcntl_get_seals(fd) else {
-        return refuse(
-            "the shared memory is not a memory file (memfd), so its pages could be removed while it is mapped".into(),
-        );
+        return refuse("the shared memory is not a memory file (memfd): it could be truncated while mapped".into());
     };
     if !seals.contains(SIZE_SEALS) {
-        return refuse("the shared memory is not sealed against shrinking and growing, so its pages could be removed while it is mapped".into());
+        return refuse(
+            "the shared memory is not sealed against shrinking and growing: it could be truncated while mapped".into(),
+        );
     }
     if fstatfs(fd)?.f_type != TMPFS_MAGIC {
         return refuse(
-            "the shared memory consists of huge pages, whose pool could be exhausted while it is mapped".into(),
+            "the shared memory consists of huge pages: their pool could be exhausted while it is mapped".into(),
         );
     }
     let has = size(fd)?;
@@ -64,7 +64,8 @@ pub fn check_sealed(fd: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the bytes of memory that the file occupies: whole pages that were touched and not punched out, swap included.
+/// Returns the bytes of memory that the file occupies: whole pages that were touched and not punched out, swap
+/// included.
 ///
 /// # Errors
 /// Those of `fstat`.

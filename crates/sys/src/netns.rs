@@ -20,8 +20,8 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Creates a namespace that contains only `lo`, which is down. It has no name, and ends when no process is in it and no
-    /// descriptor refers to it.
+    /// Creates a namespace that contains only `lo`, which is down. It has no name, and ends when no process is in it
+    /// and no descriptor refers to it.
     ///
     /// # Errors
     /// `EPERM` without `CAP_SYS_ADMIN`; `ENOSPC`: too many.
@@ -53,7 +53,8 @@ impl Netns {
         Netns::of_file(File::open(path)?)
     }
 
-    /// Opens the namespace that a socket was created in; for the accepted end of a UNIX connection that is the client's.
+    /// Opens the namespace that a socket was created in; for the accepted end of a UNIX connection that is the
+    /// client's.
     ///
     /// # Errors
     /// `EPERM` without `CAP_NET_ADMIN` over that namespace.

@@ -66,10 +66,11 @@ struct ProgInfo {
 }
 
 /// # Safety
-/// `attr` is the beginning of a `union bpf_attr` that fits `command`, without padding, and what its pointers point to is
-/// what the command reads and writes.
+/// `attr` is the beginning of a `union bpf_attr` that fits `command`, without padding, and what its pointers point to
+/// is what the command reads and writes.
 unsafe fn bpf<T>(command: libc::c_int, attr: &mut T) -> io::Result<RawFd> {
-    // SAFETY: K1, K5: the kernel reads and writes `size_of::<T>()` bytes of `attr`; its pointers are the caller's contract.
+    // SAFETY: K1, K5: the kernel reads and writes `size_of::<T>()` bytes of `attr`; its pointers are the caller's
+    // contract.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attr, size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
 }
@@ -127,8 +128,8 @@ pub fn program_name(id: u32) -> io::Result<String> {
     let mut info = ProgInfo::default();
     let (info_len, at) = (size_of::<ProgInfo>() as u32, &raw mut info as u64);
     let mut attr = GetInfo { bpf_fd: fd.as_raw_fd(), info_len, info: at };
-    // SAFETY: K1, K5: the kernel writes at most `info_len` bytes to `info`; it is zero, so the kernel follows no pointer in
-    // it.
+    // SAFETY: K1, K5: the kernel writes at most `info_len` bytes to `info`; it is zero, so the kernel follows no
+    // pointer in it.
     unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut attr) }?;
     let name = info.name.split(|&byte| byte == 0).next().unwrap_or_default();
     Ok(String::from_utf8_lossy(name).into_owned())

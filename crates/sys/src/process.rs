@@ -50,22 +50,23 @@ extern "C" fn on_fork_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Starts to count forks: [`fork_count`] then differs between a process and its forked children. Later calls do nothing.
+/// Starts to count forks: [`fork_count`] then differs between a process and its forked children. Later calls do
+/// nothing.
 ///
 /// # Errors
 /// `ENOMEM`.
 pub fn count_forks() -> io::Result<()> {
     static REGISTERED: OnceLock<i32> = OnceLock::new();
     let errno = *REGISTERED.get_or_init(|| {
-        // SAFETY: K6: the handler does one atomic add; it and the static exist as long as this code is loaded (libc removes
-        // the handler at dlclose).
+        // SAFETY: K6: the handler does one atomic add; it and the static exist as long as this code is loaded (libc
+        // removes the handler at dlclose).
         unsafe { libc::pthread_atfork(None, None, Some(on_fork_child)) }
     });
     if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
 }
 
-/// Returns the number of forks, by one relaxed load. A caller that stored the value and later reads another one runs in a
-/// forked child. Children of a raw clone system call or of vfork are not counted.
+/// Returns the number of forks, by one relaxed load. A caller that stored the value and later reads another one runs in
+/// a forked child. Children of a raw clone system call or of vfork are not counted.
 #[inline]
 pub fn fork_count() -> u32 {
     FORKS.load(Ordering::Relaxed)
@@ -151,8 +152,8 @@ pub struct Priority {
     pub nice: bool,
 }
 
-/// Leaves the session that this process was started in, and requests the largest share of the CPU. Each step may fail (no
-/// privilege, a kernel without autogroups, already a group leader), which costs speed only.
+/// Leaves the session that this process was started in, and requests the largest share of the CPU. Each step may fail
+/// (no privilege, a kernel without autogroups, already a group leader), which costs speed only.
 pub fn own_session_high_priority() -> Priority {
     Priority {
         session: setsid().is_ok(),
@@ -195,8 +196,8 @@ pub fn inherit_fd(number: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// Blocks `signals` in the calling thread and in those it starts later, and returns a non-blocking descriptor that becomes
-/// readable when one of them arrives. Call it before the first thread is started.
+/// Blocks `signals` in the calling thread and in those it starts later, and returns a non-blocking descriptor that
+/// becomes readable when one of them arrives. Call it before the first thread is started.
 ///
 /// # Errors
 /// `EMFILE`, `ENFILE`, `ENOMEM`.

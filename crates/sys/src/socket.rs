@@ -1,5 +1,5 @@
-//! UNIX sockets of type SOCK_SEQPACKET: connections that preserve message boundaries, pass descriptors, and hang up when
-//! the last duplicate of the other end is closed, also by a crash.
+//! UNIX sockets of type SOCK_SEQPACKET: connections that preserve message boundaries, pass descriptors, and hang up
+//! when the last duplicate of the other end is closed, also by a crash.
 
 use std::ffi::OsStr;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -51,8 +51,8 @@ pub struct Peer {
     pub gid: u32,
 }
 
-/// Creates a non-blocking socket that listens at `path` (at most 107 bytes) with file permissions `mode` (such as 0o600).
-/// The file first has the permissions of `mode` reduced by the umask, then those of `mode`; never more.
+/// Creates a non-blocking socket that listens at `path` (at most 107 bytes) with file permissions `mode` (such as
+/// 0o600). The file first has the permissions of `mode` reduced by the umask, then those of `mode`; never more.
 ///
 /// # Errors
 /// `EADDRINUSE` if a file of that name exists, even without a listener; `ENAMETOOLONG`; `ENOENT`; `EACCES`.
@@ -94,8 +94,8 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Refuses descriptors sent to this socket, where the kernel supports that (Linux 6.16). A receiver of an unexpected
-/// descriptor closes it in the kernel, and closing may take as long as its sender wants. Accepted connections inherit the
-/// setting.
+/// descriptor closes it in the kernel, and closing may take as long as its sender wants. Accepted connections inherit
+/// the setting.
 pub fn refuse_fds(fd: impl AsFd) {
     let (off, bytes) = (0 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
     // SAFETY: K1, K5: the value is an int that outlives the call. Older kernels answer ENOPROTOOPT.
@@ -182,8 +182,8 @@ pub fn peer_path(fd: impl AsFd) -> Option<PathBuf> {
 }
 
 /// Takes an advisory lock on a connection that several processes share; `false`: another process holds it. Released by
-/// [`unlock`] and at process exit. The lock does not exclude threads of one process, and closing any duplicate of `fd` in
-/// this process releases it.
+/// [`unlock`] and at process exit. The lock does not exclude threads of one process, and closing any duplicate of `fd`
+/// in this process releases it.
 ///
 /// # Errors
 /// If the kernel or a filter refuses locks on sockets.
@@ -209,7 +209,8 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Returns the peer's groups as the kernel recorded them at connect: the effective one first, then the supplementary ones.
+/// Returns the peer's groups as the kernel recorded them at connect: the effective one first, then the supplementary
+/// ones.
 ///
 /// # Errors
 /// `ENOTSOCK`; `ENODATA` without a peer.

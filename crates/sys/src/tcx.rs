@@ -1,8 +1,9 @@
-//! Redirection of frames between the host's network stack and the companion of an interface, by tcx programs (Linux 6.6).
-//! The companion is a veth pair; its near end is in the interface's namespace, its far end carries the host rings.
+//! Redirection of frames between the host's network stack and the companion of an interface, by tcx programs (Linux
+//! 6.6). The companion is a veth pair; its near end is in the interface's namespace, its far end carries the host
+//! rings.
 //!
-//! The programs are `bpf/host.c`, embedded as a compiled object. As in [`crate::xdp`], they are attached as BPF links, which
-//! are removed when their last descriptor is closed.
+//! The programs are `bpf/host.c`, embedded as a compiled object. As in [`crate::xdp`], they are attached as BPF links,
+//! which are removed when their last descriptor is closed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -57,7 +58,8 @@ pub struct Tcx {
 }
 
 impl Tcx {
-    /// Attaches to interface `nic` of the calling thread's network namespace. All frames pass until configured otherwise.
+    /// Attaches to interface `nic` of the calling thread's network namespace. All frames pass until configured
+    /// otherwise.
     ///
     /// # Errors
     /// `EINVAL`: a kernel before 6.6. `EPERM`: needs `CAP_NET_ADMIN` and `CAP_BPF`. `ENODEV`: no such interface.
@@ -117,8 +119,8 @@ impl Tcx {
         self.write_config()
     }
 
-    /// Sets the programs' deadline to `time` from now. After the deadline the host's frames pass, until this is called again.
-    /// Before the first call there is no deadline.
+    /// Sets the programs' deadline to `time` from now. After the deadline the host's frames pass, until this is called
+    /// again. Before the first call there is no deadline.
     ///
     /// # Errors
     /// Only unexpected errors of the kernel.
@@ -143,8 +145,8 @@ impl Tcx {
     }
 }
 
-/// Returns the ids of all tcx programs that are attached to interface `index` of the calling thread's network namespace, by
-/// any process.
+/// Returns the ids of all tcx programs that are attached to interface `index` of the calling thread's network
+/// namespace, by any process.
 ///
 /// # Errors
 /// `EINVAL`: a kernel before 6.6. `ENODEV`: no such interface. `EPERM`: needs `CAP_NET_ADMIN`.

@@ -1,5 +1,5 @@
-//! Threads: access to a thread of another process that waits for a reply (its memory, its identity), and scheduling of the
-//! calling thread.
+//! Threads: access to a thread of another process that waits for a reply (its memory, its identity), and scheduling of
+//! the calling thread.
 //!
 //! A thread number identifies a thread only until it exits. Each access therefore uses the number, and then checks with
 //! the pidfd, which was opened first, that the thread still exists and the result was about this thread.
@@ -58,8 +58,8 @@ impl RemoteThread {
         }
     }
 
-    /// Reads `into.len()` bytes at address `from` of its memory. A page fault there (userfaultfd, FUSE) may block without
-    /// limit.
+    /// Reads `into.len()` bytes at address `from` of its memory. A page fault there (userfaultfd, FUSE) may block
+    /// without limit.
     ///
     /// # Errors
     /// `EFAULT` if not all of it is mapped; `EPERM` without the right to trace the process; `ESRCH`.
@@ -113,8 +113,8 @@ impl RemoteThread {
     }
 }
 
-/// Returns the CPU that thread `tid` of this process's pid namespace runs on or ran on last. A hint only: the thread may
-/// migrate at any time, and the number may be reused.
+/// Returns the CPU that thread `tid` of this process's pid namespace runs on or ran on last. A hint only: the thread
+/// may migrate at any time, and the number may be reused.
 ///
 /// # Errors
 /// `ENOENT`, `ESRCH` if there is no such thread; `InvalidData` if `/proc` has an unknown format.
@@ -124,7 +124,8 @@ pub fn cpu_of(tid: u32) -> io::Result<usize> {
     cpu_in(&text[..n]).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/TID/stat has an unknown format"))
 }
 
-/// Returns the 39th word of a `stat` line. The second word is the thread's name in parentheses, which may contain anything.
+/// Returns the 39th word of a `stat` line. The second word is the thread's name in parentheses, which may contain
+/// anything.
 fn cpu_in(stat: &[u8]) -> Option<usize> {
     let end = stat.iter().rposition(|&b| b == b')')?;
     std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace().nth(36)?.parse().ok()
@@ -167,9 +168,9 @@ fn remote_iovec(at: u64, len: usize) -> io::Result<libc::iovec> {
     Ok(libc::iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len: len })
 }
 
-/// Sets whether the calling thread, when it is woken, may preempt the running thread as the scheduler decides. If `false`
-/// (`SCHED_BATCH`), it waits until that thread gives up the CPU or its time slice ends, a few milliseconds. Takes about
-/// 0.5 us.
+/// Sets whether the calling thread, when it is woken, may preempt the running thread as the scheduler decides. If
+/// `false` (`SCHED_BATCH`), it waits until that thread gives up the CPU or its time slice ends, a few milliseconds.
+/// Takes about 0.5 us.
 #[cold]
 pub fn set_wakeup_preemption(allowed: bool) {
     let policy = if allowed { libc::SCHED_OTHER } else { libc::SCHED_BATCH };

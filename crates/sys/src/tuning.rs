@@ -4,8 +4,8 @@ use std::time::Duration;
 
 /// Longest futex wait: 5 ms; below a second (the `timespec` holds nanoseconds only).
 ///
-/// Measured: a timeout later than the next timer tick needs no programming of the timer hardware, which costs some 8 us in
-/// a virtual machine.
+/// Measured: a timeout later than the next timer tick needs no programming of the timer hardware, which costs some 8 us
+/// in a virtual machine.
 pub const WAIT_LIMIT: Duration = Duration::from_millis(5);
 
 /// Words that one [`crate::futex::wait_any`] waits on: 32; at most 128, the kernel's `FUTEX_WAITV_MAX`. Not measured.
@@ -20,8 +20,8 @@ pub const LISTEN_BACKLOG: i32 = 1024;
 /// Longest time that a connection waits to be accepted: 10 s; not 0, which means no limit. Not measured.
 pub const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Supplementary groups of a peer that the first request has room for: 32; the kernel reports how many there are if there
-/// are more. Most users have fewer.
+/// Supplementary groups of a peer that the first request has room for: 32; the kernel reports how many there are if
+/// there are more. Most users have fewer.
 pub const PEER_GROUPS: usize = 32;
 
 /// Pieces of memory that one system call copies: 64; at most 64, as results are bits of a `u64`. Not measured.
@@ -47,7 +47,8 @@ pub const LINK_LIST_TRIES: u32 = 10;
 /// Tries to load a BPF program: 5; at least 1. The kernel answers `EAGAIN` if a signal arrives. Not measured.
 pub const BPF_LOAD_TRIES: u32 = 5;
 
-/// FUSE requests without a reply that may be pending: 65535, the most that the field holds; file closes are such requests.
+/// FUSE requests without a reply that may be pending: 65535, the most that the field holds; file closes are such
+/// requests.
 pub const FUSE_MAX_BACKGROUND: u16 = u16::MAX;
 
 /// Seconds for which the kernel may cache a directory entry: 34 years, in effect for ever.

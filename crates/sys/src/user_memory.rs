@@ -1,5 +1,5 @@
-//! Memory of this process at addresses that the program passed, which may be invalid. The kernel copies it, so an invalid
-//! pointer, or a page that another thread unmaps at this moment, is `EFAULT` and never a crash.
+//! Memory of this process at addresses that the program passed, which may be invalid. The kernel copies it, so an
+//! invalid pointer, or a page that another thread unmaps at this moment, is `EFAULT` and never a crash.
 
 use std::io;
 
@@ -53,12 +53,12 @@ pub struct Piece {
     pub len: usize,
 }
 
-/// Copies up to [`MAX_PIECES`] pieces, with one system call if all of them are readable. Returns the pieces that are not:
-/// bit i is piece i, whose destination may have been written in part.
+/// Copies up to [`MAX_PIECES`] pieces, with one system call if all of them are readable. Returns the pieces that are
+/// not: bit i is piece i, whose destination may have been written in part.
 ///
 /// # Safety
-/// Each destination is valid for writes of its length, and no reference to it is used meanwhile. Other processes may read
-/// and write it.
+/// Each destination is valid for writes of its length, and no reference to it is used meanwhile. Other processes may
+/// read and write it.
 pub unsafe fn read_pieces(pieces: &[Piece]) -> u64 {
     let pieces = &pieces[..pieces.len().min(MAX_PIECES)];
     let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
@@ -71,8 +71,8 @@ pub unsafe fn read_pieces(pieces: &[Piece]) -> u64 {
     while at < pieces.len() {
         let n = pieces.len() - at;
         let (to, from) = (local[at..].as_ptr(), remote[at..].as_ptr());
-        // SAFETY: K1, K4: n entries follow in both arrays; the caller guarantees the destinations, and the kernel checks the
-        // source addresses.
+        // SAFETY: K1, K4: n entries follow in both arrays; the caller guarantees the destinations, and the kernel
+        // checks the source addresses.
         let moved = unsafe { libc::process_vm_readv(libc::getpid(), to, n as u64, from, n as u64, 0) };
         if moved < 0 && matches!(io::Error::last_os_error().raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) {
             // SAFETY: K4: the caller's guarantee.

@@ -49,8 +49,8 @@ pub struct Umem {
 }
 
 impl Umem {
-    /// Moves it into huge pages. A device that writes directly into buffers requires that each one, headroom included, is
-    /// contiguous for it; with small pages every second one crosses a page boundary.
+    /// Moves it into huge pages. A device that writes directly into buffers requires that each one, headroom included,
+    /// is contiguous for it; with small pages every second one crosses a page boundary.
     ///
     /// # Errors
     /// The kernel has no huge pages, or is older than 6.1.
@@ -74,7 +74,8 @@ pub struct Queue {
     pub mode: BindMode,
     /// Whether packets may span several buffers.
     pub frags: bool,
-    /// Bytes left free at the start of each buffer of a received packet, in addition to the kernel's; less than a buffer.
+    /// Bytes left free at the start of each buffer of a received packet, in addition to the kernel's; less than a
+    /// buffer.
     pub headroom: u32,
 }
 
@@ -106,14 +107,15 @@ pub struct Statistics {
 }
 
 impl Xsk {
-    /// Creates a socket and binds it. It receives packets once the XDP program redirects them to it, and buffers are in the
-    /// fill ring. `shared_with` is a socket of another queue of the interface with the same memory, which is then not
-    /// registered again; its mode applies. Waits up to [`QUEUE_RELEASE_LIMIT`] for a queue whose socket was just closed.
+    /// Creates a socket and binds it. It receives packets once the XDP program redirects them to it, and buffers are in
+    /// the fill ring. `shared_with` is a socket of another queue of the interface with the same memory, which is then
+    /// not registered again; its mode applies. Waits up to [`QUEUE_RELEASE_LIMIT`] for a queue whose socket was just
+    /// closed.
     ///
     /// # Errors
     /// `EAFNOSUPPORT`: the kernel has no AF_XDP; `EPERM`: no `CAP_NET_RAW`; `ENOBUFS`: the locked-memory limit;
-    /// `EBUSY`: another socket is bound to the queue; `EOPNOTSUPP`: the driver does not support the mode; `ENETDOWN`: the interface is
-    /// down; `EINVAL`: no such queue.
+    /// `EBUSY`: another socket is bound to the queue; `EOPNOTSUPP`: the driver does not support the mode; `ENETDOWN`:
+    /// the interface is down; `EINVAL`: no such queue.
     pub fn bind(queue: Queue, umem: Umem, shared_with: Option<BorrowedFd<'_>>) -> io::Result<Xsk> {
         if !BUFFER_BYTES.contains(&umem.buffer)
             || umem.offset.checked_add(umem.bytes).is_none_or(|n| n > umem.map.len())
@@ -258,7 +260,8 @@ pub const BUFFER_ENTRY: usize = 8;
 /// Makes the kernel send the packets of the tx ring. Never blocks.
 ///
 /// # Errors
-/// `EAGAIN`, `EBUSY`, `ENOBUFS`: not all packets were sent, call again; `ENETDOWN`, `ENXIO`: the interface is down or deleted.
+/// `EAGAIN`, `EBUSY`, `ENOBUFS`: not all packets were sent, call again; `ENETDOWN`, `ENXIO`: the interface is down or
+/// deleted.
 #[inline]
 pub fn kick_tx(fd: impl AsFd) -> Result<(), Errno> {
     send(fd, &[], SendFlags::DONTWAIT).map(|_| ())

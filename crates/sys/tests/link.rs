@@ -1,5 +1,5 @@
-//! Interfaces in the running kernel. Each test runs in a thread with a network namespace of its own, which ends with the
-//! thread.
+//! Interfaces in the running kernel. Each test runs in a thread with a network namespace of its own, which ends with
+//! the thread.
 
 #![allow(missing_docs)]
 
@@ -259,13 +259,13 @@ fn changes_are_reported() {
         ip("link set vb up");
         // The kernel reports the carrier a moment later.
         let (mut events, begin) = (events_of(&mut watch), Instant::now());
-        let told = |events: &[LinkEvent]| {
+        let reported = |events: &[LinkEvent]| {
             let now = |index| {
                 last(events, index).is_some_and(|link| link.carrier && by_index(index).unwrap().as_ref() == Some(link))
             };
             now(va.index) && now(vb.index)
         };
-        while !told(&events) {
+        while !reported(&events) {
             assert!(begin.elapsed() < Duration::from_secs(30), "{events:?}");
             thread::sleep(Duration::from_millis(5));
             events.extend(events_of(&mut watch));
@@ -292,23 +292,23 @@ fn an_interface_moves_to_another_namespace() {
         let vb = named("vb").index;
         events_of(&mut watch);
 
-        let (told, tell) = (mpsc::channel(), mpsc::channel::<()>());
+        let (to_parent, to_child) = (mpsc::channel(), mpsc::channel::<()>());
         thread::scope(|s| {
             let there = s.spawn(move || {
                 // SAFETY: K7: as in `in_namespace`.
                 assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
                 let mut watch = LinkWatch::new().unwrap();
                 // SAFETY: K7.
-                told.0.send(unsafe { libc::gettid() }).unwrap();
-                tell.1.recv().unwrap();
+                to_parent.0.send(unsafe { libc::gettid() }).unwrap();
+                to_child.1.recv().unwrap();
                 let events = events_of(&mut watch);
                 let vb = named("vb");
                 assert_eq!(last(&events, vb.index), Some(&vb));
             });
-            let tid = told.1.recv().unwrap();
+            let tid = to_parent.1.recv().unwrap();
             // `ip` accepts a thread id as a process id.
             ip(&format!("link set vb netns {tid}"));
-            tell.0.send(()).unwrap();
+            to_child.0.send(()).unwrap();
             if let Err(panic) = there.join() {
                 std::panic::resume_unwind(panic);
             }

@@ -1,5 +1,5 @@
-//! `spawn_detached` in a program with every setting that could affect a child: it ignores SIGCHLD, blocks signals, leaks
-//! descriptors, and has a preloaded library. One test, because it changes settings of the whole process.
+//! `spawn_detached` in a program with every setting that could affect a child: it ignores SIGCHLD, blocks signals,
+//! leaks descriptors, and has a preloaded library. One test, because it changes settings of the whole process.
 
 #![allow(missing_docs)]
 

@@ -1,4 +1,5 @@
-//! XDP in the running kernel. Each test runs in a thread with a network namespace of its own, which ends with the thread.
+//! XDP in the running kernel. Each test runs in a thread with a network namespace of its own, which ends with the
+//! thread.
 
 #![allow(missing_docs)]
 

@@ -120,8 +120,8 @@ pub fn driver(name: &str) -> io::Result<Option<DriverInfo>> {
     Ok(supported.then(|| DriverInfo { name: text(&get.driver), version: text(&get.version) }))
 }
 
-/// Disables checksum offload and segmentation offload for transmission (`ethtool -K NAME tx off`), so that frames arrive
-/// complete at the peer of a veth pair, where no hardware finishes them. Needs `CAP_NET_ADMIN`.
+/// Disables checksum offload and segmentation offload for transmission (`ethtool -K NAME tx off`), so that frames
+/// arrive complete at the peer of a veth pair, where no hardware finishes them. Needs `CAP_NET_ADMIN`.
 ///
 /// # Errors
 /// `ENODEV`: no such interface; `EPERM`: needs `CAP_NET_ADMIN`; `EOPNOTSUPP`: it cannot be changed.
@@ -134,8 +134,8 @@ pub fn disable_tx_checksum_offload(name: &str) -> io::Result<()> {
     }
 }
 
-/// Disables VLAN tag offload for transmission (`ethtool -K NAME txvlan off`), so that the kernel inserts the tags into the
-/// frames. Needs `CAP_NET_ADMIN`.
+/// Disables VLAN tag offload for transmission (`ethtool -K NAME txvlan off`), so that the kernel inserts the tags into
+/// the frames. Needs `CAP_NET_ADMIN`.
 ///
 /// # Errors
 /// As [`disable_tx_checksum_offload`].

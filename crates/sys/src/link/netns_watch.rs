@@ -1,8 +1,9 @@
 //! Notifications from other network namespaces, without keeping them alive.
 //!
-//! A socket of a namespace, as in a [`super::LinkWatch`], keeps that namespace and everything in it alive. Here the socket
-//! is in this process's namespace: the other namespace gets a number in it (`RTM_NEWNSID`), with which the kernel forwards
-//! its notifications (`NETLINK_LISTEN_ALL_NSID`), including that of its end. The number is valid until that end.
+//! A socket of a namespace, as in a [`super::LinkWatch`], keeps that namespace and everything in it alive. Here the
+//! socket is in this process's namespace: the other namespace gets a number in it (`RTM_NEWNSID`), with which the
+//! kernel forwards its notifications (`NETLINK_LISTEN_ALL_NSID`), including that of its end. The number is valid until
+//! that end.
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};

@@ -122,8 +122,8 @@ impl Request {
     }
 
     fn send(&mut self, name: &str) -> io::Result<()> {
-        // SAFETY: K5: these commands read and write a `struct ethtool_rxnfc`, and GRXCLSRLALL the `count` locations behind
-        // it, for which there is room.
+        // SAFETY: K5: these commands read and write a `struct ethtool_rxnfc`, and GRXCLSRLALL the `count` locations
+        // behind it, for which there is room.
         match unsafe { ethtool(name, self) }? {
             true => Ok(()),
             false => Err(Errno::OPNOTSUPP.into()),

@@ -59,8 +59,8 @@ impl Request {
 
     /// Reads the configuration with the sizes that are set; reads only the sizes if both are 0.
     fn get(&mut self, name: &str) -> io::Result<bool> {
-        // SAFETY: K5: ETHTOOL_GRSSH writes a `struct ethtool_rxfh`, and behind it, if the sizes are those of the driver, the
-        // table and the key, for which `sizes` has checked the room.
+        // SAFETY: K5: ETHTOOL_GRSSH writes a `struct ethtool_rxfh`, and behind it, if the sizes are those of the
+        // driver, the table and the key, for which `sizes` has checked the room.
         unsafe { ethtool(name, self) }
     }
 
@@ -103,8 +103,8 @@ fn read(name: &str) -> io::Result<Option<Box<Request>>> {
 /// Sets the table and the key, each if given, with the lengths that [`rss`] returns. Needs `CAP_NET_ADMIN`.
 ///
 /// # Errors
-/// `EOPNOTSUPP`: the driver has no RSS; `EINVAL`: another length, a queue that does not exist, or the driver refuses it;
-/// `EPERM`; `ENODEV`.
+/// `EOPNOTSUPP`: the driver has no RSS; `EINVAL`: another length, a queue that does not exist, or the driver refuses
+/// it; `EPERM`; `ENODEV`.
 pub fn set_rss(name: &str, table: Option<&[u32]>, key: Option<&[u8]>) -> io::Result<()> {
     // Unchanged fields keep the values that the kernel reported.
     let mut request = read(name)?.ok_or(Errno::OPNOTSUPP)?;
@@ -118,7 +118,8 @@ pub fn set_rss(name: &str, table: Option<&[u32]>, key: Option<&[u8]>) -> io::Res
     request.key_size = key.map_or(0, |key| key.len() as u32);
     let all = bytes.iter().chain(key.unwrap_or_default());
     request.rest.iter_mut().zip(all).for_each(|(to, byte)| *to = *byte);
-    // SAFETY: K5: ETHTOOL_SRSSH reads a `struct ethtool_rxfh`, and table and key of the sizes in it, which are in `rest`.
+    // SAFETY: K5: ETHTOOL_SRSSH reads a `struct ethtool_rxfh`, and table and key of the sizes in it, which are in
+    // `rest`.
     match unsafe { ethtool(name, &mut *request) }? {
         true => Ok(()),
         false => Err(Errno::OPNOTSUPP.into()),

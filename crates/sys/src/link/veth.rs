@@ -1,6 +1,7 @@
 //! Veth pairs: two interfaces, each of which receives the frames that the other one sends.
 //!
-//! Creates and deletes the interfaces that the daemon needs for itself. Needs `CAP_NET_ADMIN` in the namespaces involved.
+//! Creates and deletes the interfaces that the daemon needs for itself. Needs `CAP_NET_ADMIN` in the namespaces
+//! involved.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -65,8 +66,8 @@ pub fn create(veth: Veth<'_>) -> io::Result<()> {
     Ok(Socket::route(0)?.change(libc::RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &body)?)
 }
 
-/// Returns the index in `netns`, another namespace than the calling thread's, of the peer of veth `index`; `None`: no such
-/// interface, or its peer is elsewhere. Either end may have been moved since the pair was created.
+/// Returns the index in `netns`, another namespace than the calling thread's, of the peer of veth `index`; `None`: no
+/// such interface, or its peer is elsewhere. Either end may have been moved since the pair was created.
 ///
 /// # Errors
 /// Those of netlink sockets.
@@ -110,8 +111,8 @@ pub fn set_up(index: u32) -> io::Result<()> {
     Ok(Socket::route(0)?.change(libc::RTM_NEWLINK, 0, &ifinfomsg_with_flags(index, up, up))?)
 }
 
-/// Configures interface `index`, named `name`, to carry only frames that are sent to it, unchanged: any length, with their
-/// checksums and VLAN tags. The network stack sends no frames of its own there: no addresses, no ARP.
+/// Configures interface `index`, named `name`, to carry only frames that are sent to it, unchanged: any length, with
+/// their checksums and VLAN tags. The network stack sends no frames of its own there: no addresses, no ARP.
 ///
 /// # Errors
 /// `ENODEV`: no such interface; `EPERM`: needs `CAP_NET_ADMIN`; `EINVAL`: not a veth.

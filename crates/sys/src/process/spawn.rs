@@ -27,11 +27,11 @@ struct Launch {
     status: RawFd,
 }
 
-/// Starts `program` (a path; `args` without its name) as an orphan: in a session of its own, with working directory `/`,
-/// standard input and output `/dev/null`, standard error to `stderr_to`, `keep_fd` as descriptor 3, and no other descriptor
-/// open; default signal actions, no signal blocked; the environment of this process without LD_PRELOAD.
-/// Returns its process id. The caller receives no SIGCHLD and need not wait for it, unless it is process 1 or a subreaper,
-/// the parent of all orphans.
+/// Starts `program` (a path; `args` without its name) as an orphan: in a session of its own, with working directory
+/// `/`, standard input and output `/dev/null`, standard error to `stderr_to`, `keep_fd` as descriptor 3, and no other
+/// descriptor open; default signal actions, no signal blocked; the environment of this process without LD_PRELOAD.
+/// Returns its process id. The caller receives no SIGCHLD and need not wait for it, unless it is process 1 or a
+/// subreaper, the parent of all orphans.
 ///
 /// # Errors
 /// Those of exec (`ENOENT`, `EACCES`, `ENOEXEC`) and of clone (`EAGAIN`, `ENOMEM`), `EMFILE`; `EINVAL` for a NUL in
@@ -108,14 +108,14 @@ fn read_status(reader: OwnedFd) -> io::Result<u32> {
     }
 }
 
-/// Forks a process that runs `child` and exits. Does not use libc's fork, which runs the handlers of every library of this
-/// program, and whose child's exit sends a SIGCHLD that this program does not expect.
+/// Forks a process that runs `child` and exits. Does not use libc's fork, which runs the handlers of every library of
+/// this program, and whose child's exit sends a SIGCHLD that this program does not expect.
 ///
 /// # Safety
 /// `child` keeps rule K6: it makes system calls only, allocates nothing and takes no lock.
 unsafe fn clone_process(end_signal: libc::c_int, child: impl FnOnce()) -> io::Result<libc::pid_t> {
-    // SAFETY: K6, K7: no memory is shared (no CLONE_VM), and a null stack requests a copy of this one, so this is a fork.
-    // The flags are the first argument on every architecture but s390; the others are zero.
+    // SAFETY: K6, K7: no memory is shared (no CLONE_VM), and a null stack requests a copy of this one, so this is a
+    // fork. The flags are the first argument on every architecture but s390; the others are zero.
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::c_long::from(end_signal), 0, 0, 0, 0) };
     match pid {
         -1 => Err(io::Error::last_os_error()),
@@ -167,8 +167,8 @@ fn exec(launch: &Launch) {
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     mask_signals(libc::SIG_SETMASK, &empty_signal_set());
-    // SAFETY: K1: a NUL-terminated constant; the pointers of `launch` are NUL-terminated strings and NULL-terminated arrays
-    // of such, all valid in this copy of the caller's memory.
+    // SAFETY: K1: a NUL-terminated constant; the pointers of `launch` are NUL-terminated strings and NULL-terminated
+    // arrays of such, all valid in this copy of the caller's memory.
     unsafe {
         if libc::chdir(c"/".as_ptr()) == 0 {
             libc::execve(launch.program, launch.argv, launch.envp);

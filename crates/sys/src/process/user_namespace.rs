@@ -2,16 +2,16 @@
 
 use crate::socket::Peer;
 
-/// Returns true if the user of `peer` certainly has no number in this process's user namespace. In the initial namespace
-/// every user has one.
+/// Returns true if the user of `peer` certainly has no number in this process's user namespace. In the initial
+/// namespace every user has one.
 pub fn is_unmapped_user(peer: &Peer) -> bool {
     let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let nobody = text("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(65534);
     peer.uid == nobody && has_no_number(&text("/proc/self/uid_map"), nobody, peer.pid != 0)
 }
 
-/// Returns whether a user shown as `nobody` has no number in the namespace with uid map `map`: the map is incomplete, and
-/// either `nobody` is not one of its numbers, or the process is not `visible` in this pid namespace.
+/// Returns whether a user shown as `nobody` has no number in the namespace with uid map `map`: the map is incomplete,
+/// and either `nobody` is not one of its numbers, or the process is not `visible` in this pid namespace.
 fn has_no_number(map: &str, nobody: u32, visible: bool) -> bool {
     let lines = map.lines().filter_map(|line| {
         let mut words = line.split_whitespace().map_while(|word| word.parse::<u32>().ok());

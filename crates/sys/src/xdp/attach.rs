@@ -36,8 +36,8 @@ impl Mode {
     }
 }
 
-/// A tag of 16 bytes that precedes a frame which a program in [`Mode::Generic`] must pass to the host's stack; all zero: no
-/// tag is in use.
+/// A tag of 16 bytes that precedes a frame which a program in [`Mode::Generic`] must pass to the host's stack; all
+/// zero: no tag is in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Mark(pub [u64; 2]);
@@ -92,8 +92,8 @@ impl Xdp {
         Ok(Xdp { _link: link, program, sockets, filters, alive, marks, mode, frags })
     }
 
-    /// Sets the program's deadline to `time` from now. After the deadline frames pass to the kernel, until this is called
-    /// again. Before the first call there is no deadline.
+    /// Sets the program's deadline to `time` from now. After the deadline frames pass to the kernel, until this is
+    /// called again. Before the first call there is no deadline.
     ///
     /// # Errors
     /// Only unexpected errors of the kernel.
@@ -138,9 +138,10 @@ impl Xdp {
         unset(&self.sockets, queue)
     }
 
-    /// Sets the filter: only frames that this classic BPF program (for Ethernet) accepts are redirected to the sockets, all
-    /// others pass to the kernel; without a filter all are redirected. The replacement is atomic for each frame. The program
-    /// reads the whole frame, but no VLAN tag that the driver has removed. If the new filter is refused, the old one stays.
+    /// Sets the filter: only frames that this classic BPF program (for Ethernet) accepts are redirected to the sockets,
+    /// all others pass to the kernel; without a filter all are redirected. The replacement is atomic for each frame.
+    /// The program reads the whole frame, but no VLAN tag that the driver has removed. If the new filter is refused,
+    /// the old one stays.
     ///
     /// # Errors
     /// `InvalidInput` names the instruction that is invalid or not allowed. `E2BIG`: the program is too complex for the
@@ -173,8 +174,8 @@ impl Xdp {
         }
     }
 
-    /// Runs the program on a frame as if receive queue 0 had received it, and returns whether it would be redirected to the
-    /// socket. The frame is not delivered.
+    /// Runs the program on a frame as if receive queue 0 had received it, and returns whether it would be redirected to
+    /// the socket. The frame is not delivered.
     ///
     /// # Errors
     /// `EINVAL`: the frame is shorter than an Ethernet header, or too long.

@@ -1,5 +1,5 @@
-//! Filters in the kernel, compared with a plain interpreter of classic BPF, translated for frames of several buffers and of
-//! one.
+//! Filters in the kernel, compared with a plain interpreter of classic BPF, translated for frames of several buffers
+//! and of one.
 
 use std::cell::Cell;
 use std::{io, thread};

@@ -327,8 +327,9 @@ impl Assembler {
             _ => LOAD32,
         };
         match self.access {
-            // The bytes are loaded to the stack, and combined with two values that make the result negative: the helper's
-            // error, and the upper half of an offset beyond 32 bits, of which the helper reads the lower half only.
+            // The bytes are loaded to the stack, and combined with two values that make the result negative: the
+            // helper's error, and the upper half of an offset beyond 32 bits, of which the helper reads the lower half
+            // only.
             Access::Buffers => {
                 self.registers(MOV64, CONTEXT, 2);
                 self.constant(RSH64_K, CONTEXT, 32);

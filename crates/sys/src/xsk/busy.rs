@@ -57,8 +57,8 @@ pub fn set_busy_poll(socket: impl AsFd, busy: BusyPoll) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the microseconds for which `socket` busy-polls; `None` if busy polling is off or unsupported. The kernel does not
-/// report the budget.
+/// Returns the microseconds for which `socket` busy-polls; `None` if busy polling is off or unsupported. The kernel
+/// does not report the budget.
 pub fn busy_poll(socket: impl AsFd) -> Option<u32> {
     let get = |option| {
         let (mut value, mut bytes) = (0 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);

@@ -1,5 +1,5 @@
-//! An interpreter of classic programs, for frames that never enter the kernel. The caller passes bytes that no other process
-//! can write.
+//! An interpreter of classic programs, for frames that never enter the kernel. The caller passes bytes that no other
+//! process can write.
 //!
 //! Jumps lead forward only, so that a program executes each instruction at most once, whatever the frame.
 
