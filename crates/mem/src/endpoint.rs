@@ -162,7 +162,7 @@ impl SyncState {
     /// its sync loop. Returns whether it was syncing.
     pub fn break_lock(&self, lease: u32) -> bool {
         self.end_sync_loop(lease);
-        // AcqRel: takes over what the process wrote, hands it to the next that syncs.
+        // AcqRel: acquires what the process wrote, hands it to the next sync.
         let free = |word: &AtomicU32| word.compare_exchange(lease, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         free(&self.inside) | free(&self.lock)
     }
@@ -184,7 +184,7 @@ impl SyncState {
         self.owner.store(0, Ordering::Relaxed);
         self.inside.store(0, Ordering::Relaxed);
         self.had_owner.store(0, Ordering::Relaxed);
-        // Release: the first that takes the lock sees all of the above.
+        // Release: the first sync sees all of the above.
         self.lock.store(0, Ordering::Release);
     }
 
@@ -340,7 +340,7 @@ fn wait_until(_: impl Fn() -> bool) {}
 impl Drop for SyncGuard<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // Release: the next that syncs the ring sees what this sync did.
+        // Release: the next sync of the ring sees the stores of this one.
         self.0.store(0, Ordering::Release);
     }
 }

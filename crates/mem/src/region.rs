@@ -346,7 +346,7 @@ mod tests {
         assert_eq!(region.frame(BufIdx(2)).write(0, b"abc"), 3);
         let at = (second.bufs.offset + 2 * 64) as usize;
         let whole = Window::whole(Arc::new(whole));
-        // SAFETY: three bytes inside the mapping (M2), which nothing writes while the slice exists.
+        // SAFETY: three bytes inside the mapping (M2), which no thread writes while the slice exists.
         assert_eq!(unsafe { std::slice::from_raw_parts(whole.base().add(at), 3) }, b"abc");
         assert_eq!(
             (region.window_offset(0), region.window_offset(second.rings.offset)),

@@ -21,8 +21,10 @@ use unetmap_sys::xsk::{BUFFER_ENTRY, HEADROOM, PACKET_ENTRY, RingMap};
 const NEED_WAKEUP: u32 = 1;
 /// `XDP_PKT_CONTD`: the packet continues in the next entry.
 const CONTINUED: u32 = 1;
+/// The bits of a UMEM address that hold the base; the bits above hold the offset.
+const BASE_MASK: u64 = u64::MAX >> 16;
 /// An address outside any UMEM: the kernel skips such an entry, and counts it.
-const INVALID_ADDR: u64 = u64::MAX >> 16;
+const INVALID_ADDR: u64 = BASE_MASK;
 
 /// A descriptor of the tx ring (`struct xdp_desc`): a packet or a fragment of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -144,7 +146,7 @@ impl UmemLayout {
     /// upper 16. `None` if there is no such buffer, or the offset exceeds the headroom.
     #[inline(always)]
     fn locate(self, addr: u64) -> Option<(BufIdx, u32)> {
-        let at = (addr & INVALID_ADDR) + (addr >> 48);
+        let at = (addr & BASE_MASK) + (addr >> 48);
         let (idx, offset) = (u32::try_from(at / u64::from(self.size)).ok()?, (at % u64::from(self.size)) as u32);
         (offset <= self.headroom && idx < self.count).then_some((BufIdx(idx), offset))
     }

@@ -346,7 +346,7 @@ fn two_sleepers_wake_each_other() {
         let producer = {
             let all = all.clone();
             thread::spawn(move || {
-                let (channel, to_consumer, mine) = &*all;
+                let (channel, to_consumer, own_doorbell) = &*all;
                 let (mut known, mut sent) = (Pos::ZERO, Pos::ZERO);
                 for packet in 0..PACKETS {
                     let full = |known: &mut Pos| {
@@ -358,7 +358,7 @@ fn two_sleepers_wake_each_other() {
                         if !full(&mut known) {
                             break;
                         }
-                        mine.wait();
+                        own_doorbell.wait();
                     }
                     channel.write(sent, packet);
                     sent = channel.slots.next(sent);
@@ -369,14 +369,14 @@ fn two_sleepers_wake_each_other() {
                 }
             })
         };
-        let (channel, mine, to_producer) = &*all;
+        let (channel, own_doorbell, to_producer) = &*all;
         let (mut at, mut next) = (Pos::ZERO, 0);
         while next < PACKETS {
             let sent = || channel.words.validated_prod(channel.slots, at, at).unwrap();
             if sent() == at {
                 channel.words.consumer_request_wakeup();
                 if sent() == at {
-                    mine.wait();
+                    own_doorbell.wait();
                     continue;
                 }
             }

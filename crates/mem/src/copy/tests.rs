@@ -66,14 +66,14 @@ proptest! {
         from in 0..SLOTS, to in 0..SLOTS, max in 0..40u32, wide: bool,
     ) {
         for simd in SimdLevel::available() {
-            let (source, theirs) = region(if wide { 1024 } else { 512 });
-            let (target, mine) = region(512);
-            let slots = mine.slots();
+            let (source, source_slots) = region(if wide { 1024 } else { 512 });
+            let (target, target_slots) = region(512);
+            let slots = target_slots.slots();
             let mut expected = 0;
             for (i, (len, fault)) in (0..).zip(&packets) {
                 let at = slots.add(slots.pos(from).unwrap(), i);
                 let into = slots.add(slots.pos(to).unwrap(), i);
-                let idx = theirs.buf_idx(at);
+                let idx = source_slots.buf_idx(at);
                 let len = match fault {
                     Fault::Short => 13,
                     Fault::Long => 513,
@@ -82,15 +82,15 @@ proptest! {
                 let noise: Vec<u8> = (0..512).map(|b| (b * 7 + i as usize) as u8).collect();
                 source.frame(idx).write(0, &noise);
                 source.frame(idx).write(0, &TO);
-                theirs.set_len_flags(at, len, 0x0009);
-                target.frame(mine.buf_idx(into)).write(0, &[0xaa; 512]);
-                mine.set_len_flags(into, 0xbbbb, 0xcccc);
+                source_slots.set_len_flags(at, len, 0x0009);
+                target.frame(target_slots.buf_idx(into)).write(0, &[0xaa; 512]);
+                target_slots.set_len_flags(into, 0xbbbb, 0xcccc);
                 match *fault {
                     Fault::OtherAddress(byte) => { source.frame(idx).write(byte, &[TO[byte] ^ 0x10]); }
-                    Fault::Fragment => theirs.set_flags(at, NS_MOREFRAG),
-                    Fault::Port => theirs.set_flags(at, 0x0100),
-                    Fault::NoSource(idx) => theirs.set_buf_idx(at, BufIdx(idx)),
-                    Fault::NoTarget(idx) => mine.set_buf_idx(into, BufIdx(idx)),
+                    Fault::Fragment => source_slots.set_flags(at, NS_MOREFRAG),
+                    Fault::Port => source_slots.set_flags(at, 0x0100),
+                    Fault::NoSource(idx) => source_slots.set_buf_idx(at, BufIdx(idx)),
+                    Fault::NoTarget(idx) => target_slots.set_buf_idx(into, BufIdx(idx)),
                     _ => {}
                 }
                 let room = i < max.min(SLOTS - from).min(SLOTS - to);
@@ -100,18 +100,19 @@ proptest! {
             }
             let run = Run { addresses: TO, flags: 0x0100, max };
             let pos = |raw| slots.pos(raw).unwrap();
-            let read = RingRef { slots: &theirs, region: &source };
-            let write = RingRef { slots: &mine, region: &target };
+            let read = RingRef { slots: &source_slots, region: &source };
+            let write = RingRef { slots: &target_slots, region: &target };
             prop_assert_eq!(copy_run(simd, read, pos(from), write, pos(to), run), expected, "{:?}", simd);
             for i in 0..SLOTS {
                 let (at, into) = (slots.add(pos(from), i), slots.add(pos(to), i));
                 if i >= expected {
-                    prop_assert_eq!(mine.len_flags(into), (0xbbbb, 0xcccc));
+                    prop_assert_eq!(target_slots.len_flags(into), (0xbbbb, 0xcccc));
                     continue;
                 }
-                let len = theirs.len(at);
-                prop_assert_eq!(mine.len_flags(into), (len, 0x0100));
-                let (sent, got) = (bytes(&source, theirs.buf_idx(at)), bytes(&target, mine.buf_idx(into)));
+                let len = source_slots.len(at);
+                prop_assert_eq!(target_slots.len_flags(into), (len, 0x0100));
+                let sent = bytes(&source, source_slots.buf_idx(at));
+                let got = bytes(&target, target_slots.buf_idx(into));
                 let (len, padded) = (usize::from(len), usize::from(len).next_multiple_of(64));
                 prop_assert_eq!(&got[..len], &sent[..len]);
                 prop_assert!(got[len..padded].iter().all(|b| *b == 0) || got[len..padded].iter().all(|b| *b == 0xaa));
@@ -127,15 +128,15 @@ proptest! {
         to in 0..SLOTS, wide: bool,
     ) {
         for simd in SimdLevel::available() {
-            let (source, theirs) = region(if wide { 1024 } else { 512 });
-            let (target, mine) = region(512);
-            let slots = mine.slots();
+            let (source, source_slots) = region(if wide { 1024 } else { 512 });
+            let (target, target_slots) = region(512);
+            let slots = target_slots.slots();
             let pos = |raw| slots.pos(raw).unwrap();
             for raw in 0..SLOTS {
                 let noise: Vec<u8> = (0..512).map(|b| (b * 7 + raw as usize) as u8).collect();
                 source.frame(BufIdx(2 + raw)).write(0, &noise);
                 target.frame(BufIdx(2 + raw)).write(0, &[0xaa; 512]);
-                mine.set_len_flags(pos(raw), 0xbbbb, 0xcccc);
+                target_slots.set_len_flags(pos(raw), 0xbbbb, 0xcccc);
             }
             // Slot 0 is used to make all the slot heads.
             let (mut heads, mut expected, mut good) = (Vec::new(), 0, true);
@@ -144,25 +145,25 @@ proptest! {
                 match *fault {
                     Fault::Long => len = 513,
                     Fault::NoSource(bad) => idx = BufIdx(bad),
-                    Fault::NoTarget(bad) if to + i < SLOTS => mine.set_buf_idx(pos(to + i), BufIdx(bad)),
+                    Fault::NoTarget(bad) if to + i < SLOTS => target_slots.set_buf_idx(pos(to + i), BufIdx(bad)),
                     _ => {}
                 }
-                theirs.store(pos(0), SlotValue { buf_idx: idx, len, flags: 9, ptr: 7 });
-                heads.push(theirs.head(pos(0)));
+                source_slots.store(pos(0), SlotValue { buf_idx: idx, len, flags: 9, ptr: 7 });
+                heads.push(source_slots.head(pos(0)));
                 good &= to + i < SLOTS && !matches!(fault, Fault::Long | Fault::NoSource(_) | Fault::NoTarget(_));
                 expected += u32::from(good);
             }
-            let write = RingRef { slots: &mine, region: &target };
+            let write = RingRef { slots: &target_slots, region: &target };
             prop_assert_eq!(copy_list(simd, &source, &heads, write, pos(to), 0x0100), expected, "{:?}", simd);
             for (i, head) in (0..).zip(&heads) {
                 let into = slots.add(pos(to), i % SLOTS);
                 if i >= expected {
                     // Past the end of the ring `add` wraps to its start, which is not checked here.
-                    prop_assert!(i >= SLOTS || mine.len_flags(into) == (0xbbbb, 0xcccc));
+                    prop_assert!(i >= SLOTS || target_slots.len_flags(into) == (0xbbbb, 0xcccc));
                     continue;
                 }
-                prop_assert_eq!(mine.len_flags(into), (head.len(), 0x0100));
-                let (sent, got) = (bytes(&source, head.buf_idx()), bytes(&target, mine.buf_idx(into)));
+                prop_assert_eq!(target_slots.len_flags(into), (head.len(), 0x0100));
+                let (sent, got) = (bytes(&source, head.buf_idx()), bytes(&target, target_slots.buf_idx(into)));
                 let (len, padded) = (usize::from(head.len()), usize::from(head.len()).next_multiple_of(64));
                 prop_assert_eq!(&got[..len], &sent[..len]);
                 prop_assert!(got[len..padded].iter().all(|b| *b == 0) || got[len..padded].iter().all(|b| *b == 0xaa));
