@@ -25,7 +25,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub const MAX_PORTS: usize = 254;
 /// Addresses that the table holds at most.
 pub const MAX_ENTRIES: usize = BUCKETS * WAYS;
-/// Epochs after which an address that sends nothing is removed. Below [`EPOCHS`].
+/// Epochs after which an address that sends nothing is removed. Below `EPOCHS`, which an entry has room for.
 pub const LIFETIME_EPOCHS: u32 = 16;
 
 const WAYS: usize = 8;

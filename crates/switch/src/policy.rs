@@ -7,9 +7,9 @@
 //! ```
 //! A packet that a policy refuses is dropped and counted by reason; nothing is queued.
 //!
-//! A new policy adds its configuration to [`PortPolicy`] and its check to one of [`PolicyCheck::accept_frame`],
-//! [`PolicyCheck::accept_forwarding`] (both ingress) and [`PolicyCheck::accept_egress`]; a policy on egress also makes
-//! [`PolicySet::new`] set `applies_to_all`.
+//! A new policy adds its configuration to [`PortPolicy`] and its check to one of `PolicyCheck::accept_frame`,
+//! `PolicyCheck::accept_forwarding` (both ingress) and `PolicyCheck::accept_egress`; a policy on egress also makes
+//! `PolicySet::new` set `applies_to_all`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -39,7 +39,7 @@ pub(crate) struct PortRx {
     /// Packets whose buffers were swapped instead of copied.
     swapped: AtomicU64,
     pub(crate) offsets: HeadroomOffsets,
-    copy: SimdLevel,
+    simd: SimdLevel,
     pub(crate) monitors: MirrorSet,
 }
 
@@ -97,7 +97,7 @@ impl PortRx {
             dropped: AtomicU64::new(0),
             swapped: AtomicU64::new(0),
             offsets: HeadroomOffsets::default(),
-            copy: SimdLevel::best(),
+            simd: SimdLevel::best(),
             monitors: MirrorSet::default(),
         })
     }
@@ -153,7 +153,7 @@ impl PortRx {
             let run = Run { addresses, flags: ONE_SLOT, max: contiguous };
             let moved = match swap {
                 true => swap_run(batch.channel, from, target.slots, next.prod, region, run),
-                false => copy_run(self.copy, source, from, target, next.prod, run),
+                false => copy_run(self.simd, source, from, target, next.prod, run),
             };
             done += moved;
             next.prod = n.add(next.prod, moved);
@@ -189,10 +189,10 @@ impl PortRx {
             // Up to the end of the ring at a time.
             let contiguous = left.min(next.room(n).min(n.get() - next.prod.raw()) as usize);
             let list = &packets[done..done + contiguous];
-            let mut moved = copy_list(self.copy, source_region, list, target, next.prod, ONE_SLOT);
+            let mut moved = copy_list(self.simd, source_region, list, target, next.prod, ONE_SLOT);
             if moved == 0 {
                 let (to, from) = (self.buffer(region, next.prod), source_region.frame(first.buf_idx()));
-                let len = copy_packet(self.copy, &to, &from, usize::from(first.len()));
+                let len = copy_packet(self.simd, &to, &from, usize::from(first.len()));
                 ring.set_len_flags(next.prod, len as u16, ONE_SLOT);
                 moved = 1;
             }
@@ -245,7 +245,7 @@ impl PortRx {
                     let slot = batch.slots.load(from);
                     let to = self.buffer(region, next.prod);
                     let frame = batch.frame(source_region, slot);
-                    let len = copy_packet(self.copy, &to, &frame, usize::from(slot.len));
+                    let len = copy_packet(self.simd, &to, &frame, usize::from(slot.len));
                     ring.set_len_flags(next.prod, len as u16, flags);
                     copied = true;
                 }

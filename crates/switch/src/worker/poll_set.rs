@@ -39,7 +39,7 @@ impl IndexWord for ProdWord {
 
 /// The transmit rings of one thread.
 pub(crate) struct PollSet<W = ProdWord> {
-    rings: Vec<SyncState>,
+    rings: Vec<PolledRing>,
     /// Their position words, in the same order.
     indexes: Vec<CachedIndex<W>>,
     /// Rings that are not idle.
@@ -57,7 +57,8 @@ pub(crate) struct PollSet<W = ProdWord> {
     next_scope: Scope,
 }
 
-struct SyncState {
+/// What the set knows about a ring.
+struct PolledRing {
     id: RingId,
     /// Polls, and futex waits, since the ring had a slot.
     polls: u32,
@@ -101,7 +102,7 @@ impl<W> Default for PollSet<W> {
 impl<W: IndexWord> PollSet<W> {
     /// The set of these rings with their position words; rings of one port must be adjacent. The first pass polls all.
     pub(crate) fn new(rings: impl Iterator<Item = (RingId, W)>) -> PollSet<W> {
-        let idle = |id| SyncState {
+        let idle = |id| PolledRing {
             id,
             polls: IDLE_AFTER_POLLS,
             waits: DOORBELL_AFTER_WAITS,
