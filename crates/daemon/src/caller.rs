@@ -1,37 +1,37 @@
-//! Who asks: what the kernel says about the other end of a connection, and nothing that the client says itself.
+//! The caller of a request: what the kernel reports about the process, and nothing that the process sends itself.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use unetmap::errno::EPERM;
+use unetmap_core::errno::EPERM;
 use unetmap_sys::fuse;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::process;
 use unetmap_sys::socket::{self, Peer};
-use unetmap_sys::thread::Thread;
+use unetmap_sys::thread::RemoteThread;
 
-use crate::policy::Who;
+use crate::policy::Identity;
 
-/// A client, at the moment of a request.
+/// A client at the time of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     pub(crate) peer: Peer,
-    /// All its groups.
+    /// All groups of the process.
     pub(crate) groups: Vec<u32>,
-    /// Where it connected; `None` when this daemon may not know.
+    /// The network namespace in which it connected; `None` if the daemon may not open it.
     pub(crate) netns: Option<Arc<Netns>>,
 }
 
 impl Caller {
-    /// The other end of `connection`.
-    pub(crate) fn behind(connection: &OwnedFd, peer: Peer) -> io::Result<Caller> {
+    /// The process at the other end of `connection`.
+    pub(crate) fn of_connection(connection: &OwnedFd, peer: Peer) -> io::Result<Caller> {
         let groups = socket::peer_groups(connection)?;
         Ok(Caller { peer, groups, netns: Netns::of_socket(connection).ok().map(Arc::new) })
     }
 
-    /// The thread that waits for the answer to a request of the node's.
-    pub(crate) fn of_thread(thread: &Thread, from: &fuse::From) -> io::Result<Caller> {
+    /// The thread that waits for the answer to a request of the node.
+    pub(crate) fn of_thread(thread: &RemoteThread, from: &fuse::Requester) -> io::Result<Caller> {
         let identity = thread.identity()?;
         if identity.uid != from.uid {
             return Err(io::Error::from_raw_os_error(EPERM));
@@ -52,8 +52,8 @@ impl Caller {
         self.netns.as_ref().map_or(0, |netns| netns.id())
     }
 
-    /// As the policy sees it.
-    pub(crate) fn who(&self) -> Who<'_> {
-        Who { uid: self.peer.uid, groups: &self.groups, netns: self.netns_id() }
+    /// The properties that the policy's rules refer to.
+    pub(crate) fn identity(&self) -> Identity<'_> {
+        Identity { uid: self.peer.uid, groups: &self.groups, netns: self.netns_id() }
     }
 }

@@ -1,7 +1,7 @@
-//! netmap's knobs: what its users turn with sysctl, or in /sys/module/netmap/parameters.
+//! Knobs: netmap's settings, which its users set with sysctl, or in /sys/module/netmap/parameters.
 //!
-//! Each stands in one table with its bounds, when it applies and what it does. A value is that of the configuration file,
-//! else of the command line, until the daemon's owner sets another; all are gone with the daemon.
+//! One table has each knob with its bounds, when a new value applies, and its meaning. A value is that of the command line,
+//! else of the configuration file, until the daemon's owner sets another. Values that are set end with the daemon.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -9,35 +9,30 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
-use unetmap::errno::{EINVAL, EIO, ENOENT, EPERM};
-use unetmap::knobs::Wish;
-use unetmap::vale::ask::Plan;
+use unetmap_core::control::vale::ThreadConfig;
+use unetmap_core::errno::{EINVAL, ENOENT, EPERM};
 use unetmap_mem::Geometry;
 use unetmap_sys::process;
-use unetmap_sys::socket::Peer;
 
-use crate::books::Books;
-use crate::caller::Caller;
-use crate::log;
 use crate::policy;
 use crate::refusal::{Refusal, refuse};
 use crate::region::Sizes;
 
-/// Where the file is, of root's daemon, unless it is told otherwise.
+/// The configuration file of root's daemon, unless the command line names another.
 pub(crate) const DEFAULT_PATH: &str = "/etc/unetmap/unetmapd.toml";
 
-/// How interfaces are opened.
+/// Where interfaces' XDP programs are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Admode {
-    /// In the driver if it can, else before the stack.
+    /// In the driver if it supports that, else before the stack.
     Best,
     /// In the driver, or not at all.
     Native,
-    /// Before the stack, though the driver may be able to do better.
+    /// Before the stack, even if the driver supports XDP.
     Generic,
 }
 
-/// When a value that was set begins to count.
+/// When a new value applies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Applies {
@@ -46,14 +41,14 @@ enum Applies {
     Open,
     /// To regions that are made from then on.
     Region,
-    /// It is kept and told, so that scripts for netmap run, and changes nothing.
+    /// It is stored and returned, so that scripts for netmap run, and has no effect.
     Never,
     /// It cannot be set.
     #[serde(rename = "read-only")]
     ReadOnly,
 }
 
-struct Knob {
+pub(crate) struct Knob {
     name: &'static str,
     default: u64,
     range: RangeInclusive<u64>,
@@ -75,28 +70,28 @@ const fn wide(range: &RangeInclusive<u32>) -> RangeInclusive<u64> {
     *range.start() as u64..=*range.end() as u64
 }
 
-/// A count of objects, or bytes of one, of the region of interfaces or of a private one.
+/// The number of objects in a pool, or the bytes of one, in the region of interfaces or in other regions.
 const fn size(name: &'static str, default: u32, range: &RangeInclusive<u32>, about: &'static str) -> Knob {
     knob(name, default as u64, wide(range), Applies::Region, about)
 }
 
-/// What is in use, and told only.
+/// A value in use, which can only be read.
 const fn current(name: &'static str, about: &'static str) -> Knob {
     knob(name, 0, ANY, Applies::ReadOnly, about)
 }
 
-/// One that turns what only the original has.
+/// A knob of a feature that only netmap has.
 const fn foreign(name: &'static str, default: u64, range: RangeInclusive<u64>, about: &'static str) -> Knob {
     knob(name, default, range, Applies::Never, about)
 }
 
-/// The original's numbers are ints.
+/// netmap's values are of type int.
 const ANY: RangeInclusive<u64> = 0..=i32::MAX as u64;
 const YES_NO: RangeInclusive<u64> = 0..=1;
 
-/// Of private regions; those of interfaces have fewer buffers, as all of these are locked in memory.
+/// The sizes of private regions. Those of interfaces have fewer buffers, as all of them are locked in memory.
 const REGION: Sizes = Sizes::DEFAULT;
-/// Buffers that interfaces share: 64 MiB at 2 KiB each.
+/// Buffers that interfaces share: 64 MiB in buffers of 2 KiB.
 const INTERFACES_BUFS: u32 = 32_768;
 
 static KNOBS: [Knob; 37] = [
@@ -139,19 +134,20 @@ static KNOBS: [Knob; 37] = [
     foreign("ptnet_gso", 1, YES_NO, "there are no ptnet devices"),
 ];
 
-/// All values: those that were set, over the defaults.
+/// The values of all knobs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Knobs {
-    set: BTreeMap<&'static str, u64>,
-    /// As the daemon was started.
-    begun: BTreeMap<&'static str, u64>,
-    /// What the file says of the switches' threads.
-    plan: Plan,
+    /// Those that were set.
+    values: BTreeMap<&'static str, u64>,
+    /// The values with which the daemon was started.
+    initial: BTreeMap<&'static str, u64>,
+    /// The switches' threads according to the file.
+    plan: ThreadConfig,
 }
 
-/// A knob as it is told.
+/// A knob in JSON.
 #[derive(Serialize)]
-struct Told {
+pub(crate) struct KnobSnapshot {
     knob: &'static str,
     value: u64,
     default: u64,
@@ -161,29 +157,29 @@ struct Told {
     about: &'static str,
 }
 
-/// The file as written.
+/// The contents of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct ConfigFile {
     #[serde(default)]
     knobs: BTreeMap<Spanned<String>, Spanned<u64>>,
-    vale: Option<Spanned<Vale>>,
+    vale: Option<Spanned<ValeSection>>,
 }
 
-/// Of the switches: their threads.
+/// The threads of the switches.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Vale {
+struct ValeSection {
     threads: Option<u16>,
     #[serde(default)]
     cpus: Vec<u16>,
 }
 
 impl Knobs {
-    /// The knobs as a file says; the defaults where there is no file.
+    /// Returns the knobs that a file sets; the defaults if there is no file.
     ///
     /// # Errors
-    /// One sentence that begins with the file, and the line where there is one.
+    /// One sentence that begins with the file, and the line if there is one.
     pub(crate) fn load(path: &Path) -> Result<Knobs, String> {
         let at_line = |bytes: &[u8], at: usize, why: &str| {
             Err(format!("{}:{}: {why}", path.display(), policy::line_of(bytes, at)))
@@ -194,7 +190,7 @@ impl Knobs {
             Ok(text) => text,
             Err(e) => return at_line(&bytes, e.valid_up_to(), "this is not UTF-8 text; save the file as such"),
         };
-        let written: Written = match toml::from_str(text) {
+        let written: ConfigFile = match toml::from_str(text) {
             Ok(written) => written,
             Err(e) => {
                 let why = e.message().trim().replace('\n', ", ");
@@ -204,74 +200,75 @@ impl Knobs {
         };
         let mut knobs = Knobs::default();
         for (name, value) in &written.knobs {
-            if let Err(refusal) = knobs.put(name.get_ref(), *value.get_ref()) {
+            if let Err(refusal) = knobs.set(name.get_ref(), *value.get_ref()) {
                 return at_line(&bytes, name.span().start, &refusal.why);
             }
         }
         if let Some(vale) = written.vale {
             let at = vale.span().start;
-            let Vale { threads, cpus } = vale.into_inner();
-            // Who names processors and nothing else wants a thread on each.
+            let ValeSection { threads, cpus } = vale.into_inner();
+            // If only processors are listed, there is a thread on each.
             let threads = threads.unwrap_or(u16::try_from(cpus.len().max(1)).unwrap_or(u16::MAX));
-            knobs.plan = Plan { threads, cpus };
+            knobs.plan = ThreadConfig { threads, cpus };
             if let Err(why) = knobs.plan.check() {
                 return at_line(&bytes, at, &why);
             }
         }
         match knobs.check_regions() {
-            Ok(()) => Ok(knobs.begin()),
+            Ok(()) => Ok(knobs.as_initial()),
             Err(refusal) => Err(format!("{}: {}", path.display(), refusal.why)),
         }
     }
 
-    /// The same, with these sizes for all regions, where there are any.
+    /// Returns these knobs with the options of the command line: sizes of all regions, and the mode.
     ///
     /// # Errors
-    /// What is out of bounds.
+    /// A value is out of bounds.
     pub(crate) fn with_options(
         mut self,
         options: &[(&str, Option<u32>)],
         admode: Option<Admode>,
     ) -> Result<Knobs, Refusal> {
         for (name, value) in options.iter().filter_map(|(name, value)| Some((name, u64::from((*value)?)))) {
-            self.put(name, value)?;
-            self.put(&format!("priv_{name}"), value)?;
+            self.set(name, value)?;
+            self.set(&format!("priv_{name}"), value)?;
         }
         if let Some(admode) = admode {
-            self.put("admode", admode as u64)?;
+            self.set("admode", admode as u64)?;
         }
         self.check_regions()?;
-        Ok(self.begin())
+        Ok(self.as_initial())
     }
 
-    /// The threads that switches begin with.
-    pub(crate) fn plan(&self) -> &Plan {
+    /// The switches' threads when the daemon is started.
+    pub(crate) fn thread_plan(&self) -> &ThreadConfig {
         &self.plan
     }
 
-    fn begin(mut self) -> Knobs {
-        self.begun = self.set.clone();
+    fn as_initial(mut self) -> Knobs {
+        self.initial = self.values.clone();
         self
     }
 
-    /// Whether something was set since the daemon began, which would be lost with it.
+    /// Whether a value was changed since the daemon was started. It would be lost if the daemon ended.
     pub(crate) fn changed(&self) -> bool {
-        KNOBS.iter().any(|knob| self.begun.get(knob.name).unwrap_or(&knob.default) != &self.of(knob))
+        KNOBS.iter().any(|knob| self.initial.get(knob.name).unwrap_or(&knob.default) != &self.value(knob))
     }
 
-    fn of(&self, knob: &Knob) -> u64 {
-        self.set.get(knob.name).copied().unwrap_or(knob.default)
+    /// The value of a knob.
+    pub(crate) fn value(&self, knob: &Knob) -> u64 {
+        self.values.get(knob.name).copied().unwrap_or(knob.default)
     }
 
     fn get(&self, name: &str) -> u64 {
-        KNOBS.iter().find(|knob| knob.name == name).map_or(0, |knob| self.of(knob))
+        KNOBS.iter().find(|knob| knob.name == name).map_or(0, |knob| self.value(knob))
     }
 
     fn get_u32(&self, name: &str) -> u32 {
         u32::try_from(self.get(name)).unwrap_or(u32::MAX)
     }
 
-    /// How interfaces are opened.
+    /// Where interfaces' XDP programs are attached.
     pub(crate) fn admode(&self) -> Admode {
         match self.get("admode") {
             0 => Admode::Best,
@@ -280,13 +277,13 @@ impl Knobs {
         }
     }
 
-    /// Whether whatever programs give back in receive rings of interfaces, which are opened now, goes on to the other side
-    /// (NR_FORWARD, NS_FORWARD), though they do not ask for it.
+    /// Whether all packets that programs release in receive rings of interfaces are forwarded to the other side, also without
+    /// NR_FORWARD and NS_FORWARD. It applies to interfaces that are opened from now on.
     pub(crate) fn fwd(&self) -> bool {
         self.get("fwd") != 0
     }
 
-    /// Whether receive rings that do not ask for it (NR_TIMESTAMP) get no time.
+    /// Whether only receive rings with NR_TIMESTAMP get a timestamp.
     pub(crate) fn no_timestamp(&self) -> bool {
         self.get("no_timestamp") != 0
     }
@@ -297,29 +294,34 @@ impl Knobs {
         Sizes { ifs: pool("if"), rings: pool("ring"), bufs: pool("buf") }
     }
 
-    /// Of the region that interfaces and their pipes share, the first of which has so many slots. Unless it was set, the
-    /// number of buffers is such that three such interfaces have room.
-    pub(crate) fn of_interfaces(&self, slots: u32) -> Sizes {
+    /// The log level, 0 to 2.
+    pub(crate) fn verbose(&self) -> u64 {
+        self.get("verbose")
+    }
+
+    /// Returns the sizes of the region that interfaces and their pipes share, for a first interface with `slots` slots. Unless
+    /// the number of buffers was set, three such interfaces have room.
+    pub(crate) fn interface_sizes(&self, slots: u32) -> Sizes {
         let sizes = self.sizes("");
-        let room = if self.set.contains_key("buf_num") { 0 } else { slots.saturating_mul(3) };
+        let room = if self.values.contains_key("buf_num") { 0 } else { slots.saturating_mul(3) };
         Sizes { bufs: (sizes.bufs.0.max(room), sizes.bufs.1), ..sizes }
     }
 
-    /// Of other regions, before room is made for what a port needs.
-    pub(crate) fn of_others(&self) -> Sizes {
+    /// Returns the sizes of other regions, before they are enlarged for the port that they are created for.
+    pub(crate) fn private_sizes(&self) -> Sizes {
         self.sizes("priv_")
     }
 
-    /// The same, of what the daemon and a program have of an interface that the daemon runs: buffers are an interface's.
-    pub(crate) fn of_mediated(&self) -> Sizes {
-        let others = self.of_others();
-        Sizes { bufs: (others.bufs.0, self.get_u32("buf_size")), ..others }
+    /// Returns these sizes for the regions of a mediated interface, whose buffers have the size of an interface's.
+    pub(crate) fn mediated_sizes(&self) -> Sizes {
+        let private = self.private_sizes();
+        Sizes { bufs: (private.bufs.0, self.get_u32("buf_size")), ..private }
     }
 
-    /// The same, for memory that a program brings and says nothing more about: unless something was set, as much as the
-    /// original gives, for here what is not used takes memory, too.
-    pub(crate) fn of_extmem(&self) -> Sizes {
-        let set = |name: &'static str, original: u32| match self.set.contains_key(name) {
+    /// Returns the sizes of a region in a program's memory (EXTMEM) for which the program requests none. Unless knobs were set
+    /// they are netmap's: in such memory pages that are never used take memory, too.
+    pub(crate) fn extmem_sizes(&self) -> Sizes {
+        let set = |name: &'static str, original: u32| match self.values.contains_key(name) {
             true => self.get_u32(name),
             false => original,
         };
@@ -330,8 +332,8 @@ impl Knobs {
         }
     }
 
-    /// Sets one, within its bounds.
-    fn put(&mut self, name: &str, value: u64) -> Result<(), Refusal> {
+    /// Sets a knob, within its bounds.
+    fn set(&mut self, name: &str, value: u64) -> Result<(), Refusal> {
         let knob = find(name)?;
         if knob.applies == Applies::ReadOnly {
             return refuse(EPERM, format!("{name} is read-only ({})", knob.about));
@@ -340,91 +342,62 @@ impl Knobs {
             let (least, most) = (knob.range.start(), knob.range.end());
             return refuse(EINVAL, format!("{name} is {value}, allowed are {least} to {most}"));
         }
-        self.set.insert(knob.name, value);
+        self.values.insert(knob.name, value);
         Ok(())
     }
 
-    /// Whether regions of these sizes can be made.
+    /// Refuses sizes of which no region can be created.
     fn check_regions(&self) -> Result<(), Refusal> {
-        for (what, sizes) in [("interfaces", self.of_interfaces(0)), ("others", self.of_others())] {
+        for (what, sizes) in [("interfaces", self.interface_sizes(0)), ("others", self.private_sizes())] {
             Geometry::new(sizes.ifs, sizes.rings, sizes.bufs)
-                .or_else(|why| refuse(EINVAL, format!("no region of {what} could be made: {why}")))?;
+                .or_else(|why| refuse(EINVAL, format!("no region of {what} could be created: {why}")))?;
         }
         Ok(())
     }
 
-    /// Sets one, if regions can still be made then.
-    fn turn(&mut self, name: &str, value: u64) -> Result<(), Refusal> {
-        let mut turned = self.clone();
-        turned.put(name, value)?;
-        turned.check_regions()?;
-        *self = turned;
+    /// Sets a knob, unless no region could be created with the new value.
+    pub(crate) fn set_checked(&mut self, name: &str, value: u64) -> Result<(), Refusal> {
+        let mut changed = self.clone();
+        changed.set(name, value)?;
+        changed.check_regions()?;
+        *self = changed;
         Ok(())
+    }
+
+    /// Returns the knob in JSON. `current` is the value in use, for a knob that only shows it.
+    pub(crate) fn snapshot(&self, knob: &Knob, current: Option<u64>) -> KnobSnapshot {
+        let value = current.unwrap_or_else(|| self.value(knob));
+        let (least, most) = match knob.applies {
+            Applies::ReadOnly => (value, value),
+            _ => (*knob.range.start(), *knob.range.end()),
+        };
+        let Knob { name, default, applies, about, .. } = *knob;
+        KnobSnapshot { knob: name, value, default, least, most, applies, about }
     }
 }
 
-fn find(name: &str) -> Result<&'static Knob, Refusal> {
+impl Knob {
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+/// All knobs.
+pub(crate) fn all() -> impl Iterator<Item = &'static Knob> {
+    KNOBS.iter()
+}
+
+/// Returns the knob of that name.
+pub(crate) fn find(name: &str) -> Result<&'static Knob, Refusal> {
     match KNOBS.iter().find(|knob| knob.name == name) {
         Some(knob) => Ok(knob),
         None => refuse(ENOENT, "there is no such knob (unetmap get lists them)"),
     }
 }
 
-impl Books {
-    /// Answers `unetmap get` and `unetmap set`. Only root and the daemon's own user, `owner`, set knobs.
-    pub(crate) fn about_knobs(&mut self, payload: &[u8], caller: &Caller, owner: u32) -> Result<String, Refusal> {
-        let Some(wish) = Wish::decode(payload) else {
-            return refuse(EINVAL, "this is no request about knobs");
-        };
-        let Peer { uid, pid, .. } = caller.peer;
-        let text = match wish {
-            Wish::Get(None) => {
-                let all: Vec<Told> = KNOBS.iter().map(|knob| self.told(knob, caller)).collect();
-                serde_json::to_string(&all)
-            }
-            Wish::Get(Some(name)) => serde_json::to_string(&self.told(find(&name)?, caller)),
-            Wish::Set(..) if uid != 0 && uid != owner => {
-                return refuse(EPERM, format!("only root and user {owner}, whose daemon this is, set its knobs"));
-            }
-            Wish::Set(name, value) => {
-                let knob = find(&name)?;
-                let before = self.knobs.of(knob);
-                self.knobs.turn(&name, value)?;
-                tracing::info!(uid, pid, knob = name, before, now = value, "knob set");
-                log::set_verbose(self.knobs.get("verbose"));
-                serde_json::to_string(&self.told(knob, caller))
-            }
-        };
-        text.or_else(|e| refuse(EIO, format!("the answer cannot be written: {e}")))
-    }
-
-    fn told(&self, knob: &Knob, caller: &Caller) -> Told {
-        let value = self.current_size(knob.name, caller).unwrap_or_else(|| self.knobs.of(knob));
-        let (least, most) = match knob.applies {
-            Applies::ReadOnly => (value, value),
-            _ => (*knob.range.start(), *knob.range.end()),
-        };
-        let Knob { name, default, applies, about, .. } = *knob;
-        Told { knob: name, value, default, least, most, applies, about }
-    }
-
-    /// The knobs `*_curr_*`: of the caller's region of interfaces, if it has one now.
-    fn current_size(&self, name: &str, caller: &Caller) -> Option<u64> {
-        let (pool, what) = name.split_once("_curr_")?;
-        let house = self.numbered(1, caller).ok().and_then(|id| self.houses.get(&id));
-        let Some(geometry) = house.map(|house| house.region.geometry()) else { return Some(0) };
-        let pool = match pool {
-            "if" => geometry.ifs,
-            "ring" => geometry.rings,
-            _ => geometry.bufs,
-        };
-        Some(u64::from(if what == "num" { pool.count } else { pool.size }))
-    }
-}
-
 #[cfg(test)]
 impl Knobs {
-    /// These sizes for all regions.
+    /// Returns knobs with these sizes for all regions.
     pub(crate) fn of_sizes(sizes: Sizes) -> Knobs {
         let Sizes { ifs, rings, bufs } = sizes;
         let names = ["if_num", "if_size", "ring_num", "ring_size", "buf_num", "buf_size"];

@@ -2,37 +2,25 @@
 //! it on a pipe.
 #![forbid(unsafe_code)]
 
-mod books;
-mod busy;
 mod caller;
-mod end;
-mod estate;
-mod extmem;
-mod filter;
-mod host;
-mod interfaces;
+mod endpoint;
 mod knobs;
 mod log;
-mod mediator;
-mod monitor;
-mod nic;
+mod netmap_requests;
 mod node;
-mod null;
 mod offsets;
-mod pipe;
 mod policy;
-mod queue;
+mod ports;
 mod refusal;
 mod region;
-mod request;
+mod registry;
+mod requests;
 mod server;
-mod settings;
-mod snapshot;
+mod shape;
 #[cfg(test)]
 mod tests;
-mod threads;
-mod uplink;
-mod vale;
+mod tuning;
+mod user_arena;
 
 use std::ffi::OsString;
 use std::fs;
@@ -46,9 +34,9 @@ use clap::{Parser, ValueEnum};
 use unetmap_sys::process::{self, Signal};
 use unetmap_sys::{event, socket};
 
-use books::{Books, Rules};
 use knobs::{Admode, Knobs};
 use policy::PolicyFile;
+use ports::{Admission, Daemon};
 use server::Server;
 
 /// Region numbers of a user's daemon start here, so that it and the system's never name the same region.
@@ -90,7 +78,7 @@ struct Args {
     /// A listening socket that the starter bound to --socket, as a file descriptor.
     #[arg(long, value_name = "FD", hide = true)]
     listen_fd: Option<u32>,
-    /// End when nobody was connected for so many seconds; 0: never.
+    /// Endpoint when nobody was connected for so many seconds; 0: never.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     idle_exit: u64,
     /// Who may open which interface (unetmap-policy(5)); counts only when the daemon is root's.
@@ -143,7 +131,7 @@ fn run(args: &Args) -> Result<(), String> {
     let socket = match &args.socket {
         // Absolute, as the daemon works in another folder.
         Some(path) => std::path::absolute(path).map_err(|e| format!("--socket {}: {e}", path.display()))?,
-        None => unetmap::client::own_socket().map_err(|e| e.to_string())?,
+        None => unetmap_core::control::client::own_socket().map_err(|e| e.to_string())?,
     };
     // Told at once where somebody reads it, and not at the first program's open.
     if let Some(policy) = args.policy.as_deref().filter(|_| process::uid() == 0) {
@@ -155,16 +143,17 @@ fn run(args: &Args) -> Result<(), String> {
         return to_background(&socket, args);
     }
     let signals = process::signals_as_fd(&[Signal::TERM, Signal::INT]).map_err(|e| format!("signals: {e}"))?;
-    let lock = unetmap::client::open_lock(&socket).map_err(cannot_listen)?;
+    let lock = unetmap_core::control::client::open_lock(&socket).map_err(cannot_listen)?;
     let listener = match args.listen_fd {
         Some(fd) => inherited(fd)?,
         None => listen_here(&socket, &lock)?,
     };
-    process::forget_starter();
+    process::reset_inherited_limits();
     let files = process::raise_fd_limit();
-    let rules = rules(args)?;
+    let (admission, first_mem_id) = admission(args)?;
     let listener_again = listener.try_clone().map_err(|e| e.to_string())?;
-    let mut server = Server::new(listener, Books::new(knobs, rules), &socket).map_err(|e| e.to_string())?;
+    let daemon = Daemon::new(knobs, admission, first_mem_id);
+    let mut server = Server::new(listener, daemon, &socket).map_err(|e| e.to_string())?;
     tracing::info!(socket = %socket.display(), files, "serving");
     let idle = (args.idle_exit > 0).then(|| Duration::from_secs(args.idle_exit));
     // The lock keeps a starting client from finding the socket half gone; a client that is already waiting is served.
@@ -182,14 +171,15 @@ fn run(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// The system's daemon opens interfaces, and serves everybody whom the policy admits; another's only its own user.
-fn rules(args: &Args) -> Result<Rules, String> {
+/// Returns whom the daemon serves, and the first number of private regions. The system's daemon opens interfaces, and serves
+/// all users whom the policy admits; a user's own daemon serves only that user.
+fn admission(args: &Args) -> Result<(Admission, u16), String> {
     if process::uid() != 0 {
-        return Ok(Rules { first_mem_id: FIRST_PRIVATE_ID, only_user: Some(process::uid()), policy: None });
+        return Ok((Admission { only_user: Some(process::uid()), policy: None }, FIRST_PRIVATE_ID));
     }
     let path = args.policy.clone().unwrap_or_else(|| PathBuf::from(policy::DEFAULT_PATH));
     let policy = Some(PolicyFile::new(&absolute_policy(&path)?)?);
-    Ok(Rules { first_mem_id: 2, only_user: None, policy })
+    Ok((Admission { only_user: None, policy }, 2))
 }
 
 /// The knobs to begin with: those of the file, and over them those of the command line.
@@ -233,7 +223,7 @@ fn to_background(socket: &Path, own: &Args) -> Result<(), String> {
     if let Some(config) = &own.config {
         args.extend(["--config".into(), absolute_config(config)?.into_os_string()]);
     }
-    if !unetmap::client::start(socket, &program, &args).map_err(cannot_listen)? {
+    if !unetmap_core::control::client::start(socket, &program, &args).map_err(cannot_listen)? {
         return Err(format!("a daemon already listens at {}", socket.display()));
     }
     let told = writeln!(io::stdout(), "unetmapd: serving at {0}, log in {0}.log", socket.display());
@@ -250,15 +240,15 @@ fn socket_has_clients(listener: &OwnedFd) -> bool {
 }
 
 fn listen_here(path: &Path, lock: &fs::File) -> Result<OwnedFd, String> {
-    let listener = unetmap::client::listen_alone(path, lock).map_err(cannot_listen)?;
+    let listener = unetmap_core::control::client::listen_alone(path, lock).map_err(cannot_listen)?;
     let _ = lock.unlock();
     listener.ok_or_else(|| format!("a daemon already listens at {}", path.display()))
 }
 
 /// Why there is no socket, in the words of the program that was to make it.
-fn cannot_listen(e: unetmap::Error) -> String {
+fn cannot_listen(e: unetmap_core::Error) -> String {
     match e {
-        unetmap::Error::NoDaemon { why, source } => format!("{why}: {source}"),
+        unetmap_core::Error::NoDaemon { reason, source, .. } => format!("{reason}: {source}"),
         other => other.to_string(),
     }
 }

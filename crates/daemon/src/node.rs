@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! program: open  --> READLINK       a link leads to one of several mounts (way)
-//!                    LOOKUP, OPEN   a file for each user, whose memory is that of his regions (estate)
-//!          ioctl --> IOCTL          requests: read in the program's memory, answered by the books
+//!                    LOOKUP, OPEN   a file for each user, whose memory is that of his regions (arena)
+//!          ioctl --> IOCTL          requests: read in the program's memory, answered by the daemon
 //!          mmap                     the kernel's work alone: both sides have the same pages
 //!          ioctl --> IOCTL          syncs: done here, on a port of the daemon's own hands
 //!          poll  --> POLL           a sync, and what is ready; else it is held for a moment, if packets come, or
@@ -15,7 +15,7 @@
 //!
 //! Threads: for each way one *leads*, which is to read requests and to answer those that are quick, near the program that
 //! makes them (follow). Before it turns to one that may take long (a request that reads a program's memory, or needs the
-//! books), another takes the lead. The *watch* waits for the bells of files that somebody sleeps on. The books belong to
+//! daemon), another takes the lead. The *watch* waits for the bells of files that somebody sleeps on. The daemon belong to
 //! the main thread: what is asked of them lies on its *desk*.
 
 mod control;
@@ -34,19 +34,20 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 use serde::Serialize;
-use unetmap::errno::{EBUSY, EEXIST, EIO, ENODEV, EPERM};
-use unetmap::node::Wish;
-use unetmap::request::Request;
-use unetmap::watch::Board;
-use unetmap_sys::event::Bell;
+use unetmap_core::control::ControlRequest;
+use unetmap_core::control::node::NodeRequest;
+use unetmap_core::control::request::NetmapRequest;
+use unetmap_core::errno::{EBUSY, EEXIST, EIO, ENODEV, EPERM};
+use unetmap_core::sync::mirror::MonitorList;
+use unetmap_sys::Doorbell;
 use unetmap_sys::fuse::{self, Device, Op};
 use unetmap_sys::socket::Peer;
 
-use crate::books::Books;
 use crate::caller::Caller;
-use crate::estate::Estate;
+use crate::netmap_requests::Outcome;
+use crate::ports::{Daemon, monitor};
 use crate::refusal::{Refusal, refuse};
-use crate::request::{self, Outcome};
+use crate::user_arena::UserArena;
 
 use serve::Shared;
 
@@ -56,9 +57,9 @@ const NAME: &str = "netmap";
 /// What the node's threads ask of the main thread.
 pub(crate) enum Job {
     /// The file of all regions of a user.
-    Estate(u32, SyncSender<Result<Arc<Estate>, i32>>),
-    /// A request, to be answered for a port that lies in the estate; and where a port is told who watches it.
-    Ask(Box<Asked>, SyncSender<(Outcome, Arc<Board>)>),
+    UserArena(u32, SyncSender<Result<Arc<UserArena>, i32>>),
+    /// A request, to be answered for a port that lies in the arena; and where a port is told who watches it.
+    Ask(Box<Asked>, SyncSender<(Outcome, Arc<MonitorList>)>),
     /// A session is over.
     Close(u64),
     /// The node of that number has ended: nothing of it is open any more.
@@ -67,17 +68,17 @@ pub(crate) enum Job {
 
 /// A request, and by whom.
 pub(crate) struct Asked {
-    pub(crate) request: Request,
+    pub(crate) request: NetmapRequest,
     pub(crate) caller: Caller,
     pub(crate) session: Option<u64>,
-    pub(crate) estate: Arc<Estate>,
+    pub(crate) arena: Arc<UserArena>,
 }
 
 /// Where jobs are put.
 #[derive(Clone)]
 pub(crate) struct Desk {
     jobs: Sender<Job>,
-    bell: Arc<Bell>,
+    bell: Arc<Doorbell>,
 }
 
 impl Desk {
@@ -85,7 +86,7 @@ impl Desk {
     pub(crate) fn put(&self, job: Job) {
         // It fails when the daemon ends, and everything with it.
         if self.jobs.send(job).is_ok() {
-            self.bell.ring();
+            self.bell.notify();
         }
     }
 
@@ -111,8 +112,12 @@ struct Status {
     left: usize,
 }
 
+/// Answers a netmap request.
+type RequestHandler = fn(&mut Daemon, NetmapRequest, &Caller, Option<u64>) -> Outcome;
+
 /// The node, if it is on, and what is left of earlier ones.
 pub(crate) struct Nodes {
+    answer: RequestHandler,
     desk: Desk,
     inbox: Receiver<Job>,
     /// Where the mount is made.
@@ -124,16 +129,16 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     /// No node yet, of the daemon that listens at `socket`.
-    pub(crate) fn new(socket: &Path) -> io::Result<Nodes> {
+    pub(crate) fn new(socket: &Path, answer: RequestHandler) -> io::Result<Nodes> {
         let (jobs, inbox) = channel();
         let mut folder = socket.as_os_str().to_owned();
         folder.push(".node");
-        let desk = Desk { jobs, bell: Arc::new(Bell::new()?) };
-        Ok(Nodes { desk, inbox, folder: folder.into(), on: None, left: Vec::new(), last: 0 })
+        let desk = Desk { jobs, bell: Arc::new(Doorbell::new()?) };
+        Ok(Nodes { answer, desk, inbox, folder: folder.into(), on: None, left: Vec::new(), last: 0 })
     }
 
-    /// Readable when there is something to [`Nodes::work`] on.
-    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+    /// Readable when there is something to [`Nodes::run_jobs`] on.
+    pub(crate) fn doorbell(&self) -> BorrowedFd<'_> {
         self.desk.bell.as_fd()
     }
 
@@ -143,45 +148,68 @@ impl Nodes {
     }
 
     /// Does what lies on the desk.
-    pub(crate) fn work(&mut self, books: &mut Books) {
-        self.desk.bell.silence();
+    pub(crate) fn run_jobs(&mut self, daemon: &mut Daemon) {
+        self.desk.bell.clear();
         while let Ok(job) = self.inbox.try_recv() {
             match job {
-                Job::Estate(uid, reply) => {
-                    let _ = reply.send(books.estate(uid).map_err(|refusal| refusal.errno));
+                Job::UserArena(uid, reply) => {
+                    let _ = reply.send(daemon.registry.regions.arena(uid).map_err(|refusal| refusal.errno));
                 }
                 Job::Ask(asked, reply) => {
-                    let outcome = answer(books, *asked);
+                    let outcome = self.answer(daemon, *asked);
                     let session = outcome.session;
-                    let board = session.map(|session| books.board_of(session)).unwrap_or_default();
+                    let board = session.map(|session| monitor::list_for_session(daemon, session)).unwrap_or_default();
                     if let (Err(_), Some(session)) = (reply.send((outcome, board)), session) {
-                        books.close(session);
+                        daemon.close(session);
                     }
                 }
-                Job::Close(session) => books.close(session),
+                Job::Close(session) => daemon.close(session),
                 Job::Over(number) => {
                     self.left.retain(|left| left.number != number);
                     if self.on.as_ref().is_some_and(|(_, node)| node.number == number) {
                         tracing::warn!("the node was unmounted by somebody else");
-                        let _ = self.off(books, None);
+                        let _ = self.off(daemon, None);
                     }
                 }
             }
         }
     }
 
+    /// Answers a request, and refuses ports that the node cannot map.
+    fn answer(&self, daemon: &mut Daemon, asked: Asked) -> Outcome {
+        let Asked { request, caller, session, arena } = asked;
+        let mut outcome = (self.answer)(daemon, request, &caller, session);
+        if let Some(session) = outcome.session
+            && !daemon.is_in_arena(session, &arena)
+        {
+            daemon.close(session);
+            outcome.errno = EBUSY;
+            outcome.answer.reason =
+                "its region was created before the node was on, or where the node can map it there was no \
+                                  room (close all its ports, and open it again)"
+                    .into();
+            (outcome.session, outcome.fds) = (None, Vec::new());
+        }
+        outcome
+    }
+
     /// Answers `unetmap node`.
-    pub(crate) fn about(&mut self, books: &mut Books, peer: Peer, payload: &[u8]) -> Result<String, Refusal> {
-        let Some(wish) = Wish::decode(payload) else {
-            return refuse(unetmap::errno::EINVAL, "this is no request about the node");
+    pub(crate) fn answer_request(
+        &mut self,
+        daemon: &mut Daemon,
+        peer: Peer,
+        payload: &[u8],
+    ) -> Result<String, Refusal> {
+        let Ok(request) = NodeRequest::decode(payload) else {
+            return refuse(unetmap_core::errno::EINVAL, "this is no request about the node");
         };
-        if wish != Wish::Show && peer.uid != 0 {
+        if request != NodeRequest::Show && peer.uid != 0 {
             return refuse(EPERM, "only root may change it");
         }
-        match wish {
-            Wish::Show => {}
-            Wish::On(path) => self.on(books, path)?,
-            Wish::Off(path) => self.off(books, path.as_deref())?,
+        match request {
+            NodeRequest::Show => {}
+            NodeRequest::On(path) => self.on(daemon, path)?,
+            NodeRequest::Off(path) => self.off(daemon, path.as_deref())?,
         }
         let (files, ports) = self.on.as_ref().map_or((0, 0), |(_, node)| node.count());
         let status = Status {
@@ -195,11 +223,11 @@ impl Nodes {
         serde_json::to_string(&status).or_else(|e| refuse(EIO, format!("the answer cannot be written: {e}")))
     }
 
-    fn on(&mut self, books: &mut Books, path: PathBuf) -> Result<(), Refusal> {
-        if self.on.is_some() && fuse::is_ours(&self.folder).is_ok_and(|ours| !ours) {
+    fn on(&mut self, daemon: &mut Daemon, path: PathBuf) -> Result<(), Refusal> {
+        if self.on.is_some() && fuse::is_unetmap_mount(&self.folder).is_ok_and(|ours| !ours) {
             // Its threads say so only when all of them have seen it.
             tracing::warn!("the node was unmounted by somebody else");
-            let _ = self.off(books, None);
+            let _ = self.off(daemon, None);
         }
         if let Some((at, _)) = &self.on {
             return match *at == path {
@@ -216,7 +244,7 @@ impl Nodes {
             Ok(shared) => {
                 tracing::info!(path = %path.display(), mount = %self.folder.display(), "the node is on");
                 self.on = Some((path, shared));
-                books.node = true;
+                daemon.registry.regions.use_arenas = true;
                 Ok(())
             }
             Err(refusal) => {
@@ -236,7 +264,7 @@ impl Nodes {
         Ok(shared)
     }
 
-    fn off(&mut self, books: &mut Books, path: Option<&Path>) -> Result<(), Refusal> {
+    fn off(&mut self, daemon: &mut Daemon, path: Option<&Path>) -> Result<(), Refusal> {
         let Some((at, shared)) = self.on.take_if(|(at, _)| path.is_none_or(|path| path == at)) else {
             return match (&self.on, path) {
                 (Some((at, _)), Some(path)) => {
@@ -245,7 +273,7 @@ impl Nodes {
                 _ => Ok(()),
             };
         };
-        books.node = false;
+        daemon.registry.regions.use_arenas = false;
         if fs::read_link(&at).is_ok_and(|to| to == self.folder.join(NAME)) {
             let _ = fs::remove_file(&at);
         }
@@ -259,7 +287,7 @@ impl Nodes {
     }
 
     fn unmount(&self) {
-        if fuse::is_ours(&self.folder).is_ok_and(|ours| ours)
+        if fuse::is_unetmap_mount(&self.folder).is_ok_and(|ours| ours)
             && let Err(e) = fuse::detach(&self.folder)
         {
             tracing::warn!("unmounting {}: {e}", self.folder.display());
@@ -268,33 +296,16 @@ impl Nodes {
     }
 
     /// The daemon ends in order: what it mounted goes with it.
-    pub(crate) fn end(&mut self, books: &mut Books) {
-        let _ = self.off(books, None);
+    pub(crate) fn shut_down(&mut self, daemon: &mut Daemon) {
+        let _ = self.off(daemon, None);
     }
-}
-
-/// Answers a request, and refuses ports that the node cannot show.
-fn answer(books: &mut Books, asked: Asked) -> Outcome {
-    let Asked { request, caller, session, estate } = asked;
-    let mut outcome = request::answer(books, request, &caller, session);
-    if let Some(session) = outcome.session
-        && !books.is_shown(session, &estate)
-    {
-        books.close(session);
-        outcome.errno = EBUSY;
-        outcome.answer.why = "its region was made before the node was on, or there was no room for it where the node \
-                              could show it (close all its ports, and open it again)"
-            .into();
-        (outcome.session, outcome.fds) = (None, Vec::new());
-    }
-    outcome
 }
 
 /// Makes the folder, and mounts there.
 fn mounted(folder: &Path) -> Result<Device, Refusal> {
-    fuse::available().map_err(|e| failed("/dev/fuse (modprobe fuse)", e))?;
+    fuse::check_available().map_err(|e| failed("/dev/fuse (modprobe fuse)", e))?;
     // A daemon before this one was killed: nobody else mounts beside this socket.
-    while fuse::is_ours(folder).map_err(|e| failed("/proc/self/mountinfo", e))? {
+    while fuse::is_unetmap_mount(folder).map_err(|e| failed("/proc/self/mountinfo", e))? {
         fuse::detach(folder).map_err(|e| failed("unmounting what a dead daemon left", e))?;
     }
     match fs::create_dir(folder) {
@@ -339,13 +350,13 @@ fn agree(dev: &Device) -> io::Result<bool> {
     let Some(fuse::Request { unique, op: Op::Init { offered }, .. }) = fuse::Request::parse(bytes) else {
         return Err(io::Error::other("its first message is not what it should be"));
     };
-    dev.agree(unique, offered)?;
+    dev.reply_init(unique, offered)?;
     if !offered.passthrough() {
         return Ok(false);
     }
     // What mounting permits this may not.
-    let backing = dev.pass(Estate::new()?.as_fd())?;
-    dev.forget(backing);
+    let backing = dev.open_backing(UserArena::new()?.as_fd())?;
+    dev.close_backing(backing);
     Ok(true)
 }
 

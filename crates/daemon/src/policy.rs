@@ -37,7 +37,7 @@ const ACCOUNTS: [&str; 2] = ["/etc/passwd", "/etc/group"];
 
 /// Who asks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Who<'a> {
+pub(crate) struct Identity<'a> {
     pub(crate) uid: u32,
     /// The primary one and the supplementary ones, in any order.
     pub(crate) groups: &'a [u32],
@@ -112,20 +112,20 @@ impl Policy {
 
     /// How this client gets an interface of this name (its own one, not an alternative name) in its namespace; None: not
     /// at all.
-    pub(crate) fn nic(&self, who: &Who<'_>, interface: &str) -> Option<Access> {
+    pub(crate) fn nic(&self, who: &Identity<'_>, interface: &str) -> Option<Access> {
         let decides = |rule: &&Rule| rule.ports.iter().any(|p| p.fits(interface)) && rule.is_for(who);
         self.rules.iter().find(decides)?.access
     }
 
     /// Whether this client may have pipes whose parent is no interface.
-    pub(crate) fn pipes(&self, who: &Who<'_>) -> bool {
+    pub(crate) fn pipes(&self, who: &Identity<'_>) -> bool {
         let decides = |rule: &&Rule| rule.pipes && rule.is_for(who);
         self.rules.iter().find(decides).is_some_and(|rule| rule.access.is_some())
     }
 
     /// Whether there is anything that this client might be given. A yes is no promise: the interfaces that are allowed
     /// may all be refused by other rules, if only several of these together refuse them.
-    pub(crate) fn admits_anything(&self, who: &Who<'_>) -> bool {
+    pub(crate) fn admits_anything(&self, who: &Identity<'_>) -> bool {
         if self.pipes(who) {
             return true;
         }
@@ -142,7 +142,7 @@ impl Policy {
 }
 
 impl Rule {
-    fn is_for(&self, who: &Who<'_>) -> bool {
+    fn is_for(&self, who: &Identity<'_>) -> bool {
         let named = match &self.users {
             Users::Anybody => true,
             Users::These(uids) => uids.contains(&who.uid) || self.groups.iter().any(|gid| who.groups.contains(gid)),

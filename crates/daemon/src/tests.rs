@@ -1,4 +1,4 @@
-//! Clients that write anything anywhere in what they map, whatever they open and close: the daemon carries on, its books
+//! Clients that write anything anywhere in what they map, whatever they open and close: the daemon carries on, its daemon
 //! add up, and clients who do not share that memory notice nothing.
 
 use std::collections::BTreeSet;
@@ -12,12 +12,13 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use rustix::fs::{FallocateFlags, fallocate};
 use unetmap_abi::*;
-use unetmap_mem::{BufIdx, Census, RingShape, Slots};
+use unetmap_mem::{BufIdx, BufUsage, RingShape, Slots};
 use unetmap_sys::socket::Peer;
 
-use crate::books::{Books, Options, PipeKey, Registered, Rules};
 use crate::caller::Caller;
 use crate::knobs::Knobs;
+use crate::ports::pipe::{Pipe, PipeKey};
+use crate::ports::{Admission, Daemon, Options, PortKey, Registered};
 use crate::region::Sizes;
 
 const PEER: Peer = Peer { pid: 1, uid: 1, gid: 1 };
@@ -38,9 +39,9 @@ fn caller() -> Caller {
     Caller { peer: PEER, groups: Vec::new(), netns: None }
 }
 
-fn books() -> Books {
-    let rules = Rules { first_mem_id: FIRST_ID, only_user: Some(PEER.uid), policy: None };
-    Books::new(Knobs::of_sizes(Sizes { ifs: (12, 512), rings: (40, 1024), bufs: (BUFS, 64) }), rules)
+fn daemon() -> Daemon {
+    let admission = Admission { only_user: Some(PEER.uid), policy: None };
+    Daemon::new(Knobs::of_sizes(Sizes { ifs: (12, 512), rings: (40, 1024), bufs: (BUFS, 64) }), admission, FIRST_ID)
 }
 
 fn asked(slots: u32, extra: u32, flags: u64) -> NmreqRegister {
@@ -54,9 +55,9 @@ fn asked(slots: u32, extra: u32, flags: u64) -> NmreqRegister {
     }
 }
 
-fn open(books: &mut Books, name: &str, asked: &NmreqRegister) -> Option<Client> {
+fn open(daemon: &mut Daemon, name: &str, asked: &NmreqRegister) -> Option<Client> {
     let Registered { session, register, bound, fds, .. } =
-        books.register(name, asked, &Options::default(), &caller()).ok()?;
+        daemon.register(name, asked, &Options::default(), &caller()).ok()?;
     let mut files = fds.into_iter().map(File::from);
     let files = std::array::from_fn(|_| files.next().expect("region, page, lines"));
     let size = |slots| RingShape::bytes(Slots::new(slots).expect("as the daemon says")) as u64;
@@ -94,24 +95,35 @@ impl Client {
     }
 }
 
-/// The books of every region add up, and show.
-fn check(books: &Books) {
-    for house in books.houses.values() {
-        let c = house.census(&books.living(house.id));
+/// The daemon of every region add up, and show.
+fn check(daemon: &Daemon) {
+    for record in daemon.registry.regions.iter() {
+        let c = record.census(&daemon.registry.buffers_in_use(record.key));
         assert_eq!(c.free + c.in_rings + c.extra + c.quarantined, BUFS - 2, "{c:?}");
     }
-    assert!(crate::snapshot::text(books, None, 1, Duration::ZERO).starts_with('{'));
+    assert!(crate::requests::as_json(daemon, None, 1, Duration::ZERO).starts_with('{'));
 }
 
-fn census(books: &Books, mem_id: u16) -> Census {
-    books.houses[&u32::from(mem_id)].census(&books.living(mem_id.into()))
+fn pipe_count(daemon: &Daemon) -> usize {
+    daemon.registry.all::<Pipe>().count()
+}
+
+fn is_empty(daemon: &Daemon) -> bool {
+    let registry = &daemon.registry;
+    registry.regions.iter().next().is_none() && registry.ports().next().is_none() && registry.sessions.is_empty()
+}
+
+fn census(daemon: &Daemon, mem_id: u16) -> BufUsage {
+    let registry = &daemon.registry;
+    registry.regions.get(mem_id.into()).unwrap().census(&registry.buffers_in_use(mem_id.into()))
 }
 
 /// Indexes in the slots of all transmit rings of a pipe, as they stand in memory.
-fn tx_indexes(books: &Books, parent: &str, id: &str) -> Vec<BufIdx> {
-    let scope = books.scope(&caller());
-    let pipe = &books.pipes[&PipeKey { scope, parent: parent.into(), id: Some(id.into()), serial: 0 }];
-    let rings = pipe.ends.iter().flat_map(|end| &end.tx);
+fn tx_indexes(daemon: &Daemon, parent: &str, id: &str) -> Vec<BufIdx> {
+    let scope = daemon.scope(&caller());
+    let key = PipeKey { scope, parent: parent.into(), id: id.into() };
+    let pipe = daemon.registry.port(&PortKey::Pipe(key)).unwrap();
+    let rings = pipe.endpoints().iter().flat_map(|endpoint| &endpoint.tx);
     rings
         .flat_map(|ring| {
             let slots = ring.view.slots();
@@ -178,16 +190,16 @@ struct Hostile {
 }
 
 impl Hostile {
-    fn step(&mut self, books: &mut Books, step: &Step) {
+    fn step(&mut self, daemon: &mut Daemon, step: &Step) {
         let pick = |who: usize| self.clients.get(who % self.clients.len().max(1));
         match *step {
             Step::Open { id, master, slots, extra, flags } => {
                 let name = format!("x{}{id}", if master { '{' } else { '}' });
-                self.clients.extend(open(books, &name, &asked(slots, extra, flags)));
+                self.clients.extend(open(daemon, &name, &asked(slots, extra, flags)));
             }
             Step::Close(who) => {
                 if !self.clients.is_empty() {
-                    books.close(self.clients.swap_remove(who % self.clients.len()).session);
+                    daemon.close(self.clients.swap_remove(who % self.clients.len()).session);
                 }
             }
             Step::Write { who, file, word, value } => {
@@ -196,13 +208,13 @@ impl Hostile {
                     file,
                     word,
                     self.wild,
-                    books.houses[&u32::from(client.mem_id)].region.geometry().bufs.offset,
+                    daemon.registry.regions.get(client.mem_id.into()).unwrap().region.geometry().bufs.offset,
                 );
                 poke(&client.files[file], at, value);
             }
             Step::List { who, head, ref links } => {
                 let Some(client) = pick(who) else { return };
-                let bufs = books.houses[&u32::from(client.mem_id)].region.geometry().bufs.offset;
+                let bufs = daemon.registry.regions.get(client.mem_id.into()).unwrap().region.geometry().bufs.offset;
                 poke(&client.files[0], client.bufs_head_at(), head);
                 links.iter().for_each(|&(from, to)| poke(&client.files[0], bufs + u64::from(from) * 64, to));
             }
@@ -215,7 +227,7 @@ impl Hostile {
                     .unwrap();
             }
             Step::Died { lease } => {
-                books.break_locks(lease);
+                daemon.registry.break_locks(lease);
             }
         }
     }
@@ -230,52 +242,52 @@ proptest! {
 
     #[test]
     fn the_books_add_up_whatever_clients_write(wild in any::<bool>(), steps in vec(step(), 1..120)) {
-        let mut books = books();
+        let mut daemon = daemon();
         // Somebody with another region, and somebody in the same one.
-        let apart = ["y{1", "y}1"].map(|name| open(&mut books, name, &asked(8, 5, 0)).unwrap());
-        let beside = ["x{9", "x}9"].map(|name| open(&mut books, name, &asked(8, 0, 0)).unwrap());
-        let apart_before = (apart.each_ref().map(|c| c.files.each_ref().map(bytes)), census(&books, apart[0].mem_id));
-        let beside_before = tx_indexes(&books, "x", "9");
+        let apart = ["y{1", "y}1"].map(|name| open(&mut daemon, name, &asked(8, 5, 0)).unwrap());
+        let beside = ["x{9", "x}9"].map(|name| open(&mut daemon, name, &asked(8, 0, 0)).unwrap());
+        let apart_before = (apart.each_ref().map(|c| c.files.each_ref().map(bytes)), census(&daemon, apart[0].mem_id));
+        let beside_before = tx_indexes(&daemon, "x", "9");
         let mine: BTreeSet<BufIdx> = beside_before.iter().copied().collect();
 
         let mut hostile = Hostile { clients: Vec::new(), wild };
         for step in &steps {
-            let pipes = books.pipes.len();
-            hostile.step(&mut books, step);
-            check(&books);
+            let pipes = pipe_count(&daemon);
+            hostile.step(&mut daemon, step);
+            check(&daemon);
             if wild {
                 continue;
             }
-            prop_assert_eq!(&tx_indexes(&books, "x", "9"), &beside_before);
-            if let (Step::Open { id, .. }, true) = (step, books.pipes.len() > pipes) {
-                let fresh = tx_indexes(&books, "x", &id.to_string());
+            prop_assert_eq!(&tx_indexes(&daemon, "x", "9"), &beside_before);
+            if let (Step::Open { id, .. }, true) = (step, pipe_count(&daemon) > pipes) {
+                let fresh = tx_indexes(&daemon, "x", &id.to_string());
                 let once: BTreeSet<BufIdx> = fresh.iter().copied().collect();
                 prop_assert!(once.len() == fresh.len() && once.is_disjoint(&mine), "a new pipe's buffers are its own");
             }
         }
-        hostile.clients.drain(..).for_each(|client| books.close(client.session));
-        check(&books);
+        hostile.clients.drain(..).for_each(|client| daemon.close(client.session));
+        check(&daemon);
         if !wild {
-            let c = census(&books, beside[0].mem_id);
+            let c = census(&daemon, beside[0].mem_id);
             prop_assert_eq!((c.in_rings, c.extra), (16 + 2, 0), "16 slots and two spares");
         }
         prop_assert!(apart.each_ref().map(|c| c.files.each_ref().map(bytes)) == apart_before.0, "another region's bytes");
-        prop_assert_eq!(census(&books, apart[0].mem_id), apart_before.1);
-        apart.iter().chain(&beside).for_each(|client| books.close(client.session));
-        prop_assert!(books.houses.is_empty() && books.pipes.is_empty() && books.sessions.is_empty());
+        prop_assert_eq!(census(&daemon, apart[0].mem_id), apart_before.1);
+        apart.iter().chain(&beside).for_each(|client| daemon.close(client.session));
+        prop_assert!(is_empty(&daemon));
     }
 }
 
 /// The same while the daemon works: a thread writes into everything it was ever given.
 #[test]
 fn the_daemon_works_while_a_client_scribbles() {
-    let mut books = books();
-    let apart = open(&mut books, "y{1", &asked(8, 5, 0)).unwrap();
+    let mut daemon = daemon();
+    let apart = open(&mut daemon, "y{1", &asked(8, 5, 0)).unwrap();
     let before = apart.files.each_ref().map(bytes);
     for round in 0..40u64 {
         let clients: Vec<Client> = ["x{1", "x}1", "x{2", "x}1"]
             .iter()
-            .filter_map(|name| open(&mut books, name, &asked(2 + (round % 9) as u32, 7, 0)))
+            .filter_map(|name| open(&mut daemon, name, &asked(2 + (round % 9) as u32, 7, 0)))
             .collect();
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -293,21 +305,21 @@ fn the_daemon_works_while_a_client_scribbles() {
                 }
             });
             for i in 0..60 {
-                check(&books);
-                books.break_locks(i);
-                let more = open(&mut books, ["x{3", "x{1", "x}2"][i as usize % 3], &asked(4, 3, 0));
-                more.iter().for_each(|client| books.close(client.session));
+                check(&daemon);
+                daemon.registry.break_locks(i);
+                let more = open(&mut daemon, ["x{3", "x{1", "x}2"][i as usize % 3], &asked(4, 3, 0));
+                more.iter().for_each(|client| daemon.close(client.session));
             }
             for client in clients {
-                books.close(client.session);
-                check(&books);
+                daemon.close(client.session);
+                check(&daemon);
             }
             stop.store(true, Ordering::Relaxed);
         });
     }
     assert!(apart.files.each_ref().map(bytes) == before);
-    books.close(apart.session);
-    assert!(books.houses.is_empty());
+    daemon.close(apart.session);
+    assert!(is_empty(&daemon));
 }
 
 /// Makes a list out of a session's own extra buffers and the indexes in rings: its head, and links `(from, to)`.
@@ -315,11 +327,11 @@ type Forge = dyn Fn(&[u32], &[BufIdx]) -> (u32, Vec<(u32, u32)>);
 
 /// A session with three extra buffers closes with `list`, given as indexes into the three and others; another session
 /// keeps the region.
-fn closes_with(list: &Forge) -> Census {
-    let mut books = books();
-    let keeper = open(&mut books, "x{1", &asked(8, 0, 0)).unwrap();
-    let client = open(&mut books, "x}1", &asked(8, 3, 0)).unwrap();
-    let bufs = books.houses[&u32::from(client.mem_id)].region.geometry().bufs.offset;
+fn closes_with(list: &Forge) -> BufUsage {
+    let mut daemon = daemon();
+    let keeper = open(&mut daemon, "x{1", &asked(8, 0, 0)).unwrap();
+    let client = open(&mut daemon, "x}1", &asked(8, 3, 0)).unwrap();
+    let bufs = daemon.registry.regions.get(client.mem_id.into()).unwrap().region.geometry().bufs.offset;
     let word = |at| {
         let mut bytes = [0; 4];
         client.files[0].read_exact_at(&mut bytes, at).unwrap();
@@ -330,14 +342,14 @@ fn closes_with(list: &Forge) -> Census {
         extra.push(word(bufs + u64::from(*extra.last().unwrap()) * 64));
     }
     assert_eq!(word(bufs + u64::from(extra[2]) * 64), 0, "0 ends the list");
-    let (head, links) = list(&extra, &tx_indexes(&books, "x", "1"));
+    let (head, links) = list(&extra, &tx_indexes(&daemon, "x", "1"));
     poke(&client.files[0], client.bufs_head_at(), head);
     links.iter().for_each(|&(from, to)| poke(&client.files[0], bufs + u64::from(from) * 64, to));
-    books.close(client.session);
-    check(&books);
-    let census = census(&books, keeper.mem_id);
+    daemon.close(client.session);
+    check(&daemon);
+    let census = census(&daemon, keeper.mem_id);
     assert_eq!((census.in_rings, census.extra), (16 + 2, 0));
-    books.close(keeper.session);
+    daemon.close(keeper.session);
     census
 }
 
@@ -350,7 +362,7 @@ fn extra_buffers_come_back_from_any_list() {
     assert_eq!(lost(&|extra, _| (extra[1], vec![(extra[1], extra[1])])), 2, "a loop of one");
     assert_eq!(lost(&|extra, _| (extra[0], vec![(extra[0], u32::MAX)])), 2, "an end out of bounds");
     assert_eq!(lost(&|extra, _| (extra[0], vec![(extra[0], 1)])), 2, "a reserved buffer");
-    // Buffers in living rings stay there, also when the list leads through them.
+    // Buffers in buffers_in_use rings stay there, also when the list leads through them.
     let through = |extra: &[u32], rings: &[BufIdx]| (rings[0].0, vec![(rings[0].0, extra[0])]);
     assert_eq!(lost(&through), 0, "another port's index");
     assert_eq!(

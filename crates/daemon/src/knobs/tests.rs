@@ -8,7 +8,7 @@ fn the_table_is_consistent() {
     for (i, knob) in KNOBS.iter().enumerate() {
         assert!(KNOBS[..i].iter().all(|other| other.name != knob.name), "{} stands there twice", knob.name);
         assert!(knob.range.contains(&knob.default), "{}", knob.name);
-        assert!(knob.name.len() <= unetmap::knobs::MOST_NAME && !knob.about.is_empty());
+        assert!(knob.name.len() <= unetmap_core::control::sysctl::MAX_NAME && !knob.about.is_empty());
     }
     Knobs::default().check_regions().unwrap();
 }
@@ -20,57 +20,57 @@ fn each_knob_keeps_its_bounds() {
         let errno = |result: Result<(), Refusal>| result.map_err(|refusal| refusal.errno);
         let (least, most) = (*knob.range.start(), *knob.range.end());
         if knob.applies == Applies::ReadOnly {
-            assert_eq!(errno(knobs.put(knob.name, knob.default)), Err(EPERM));
+            assert_eq!(errno(knobs.set(knob.name, knob.default)), Err(EPERM));
             continue;
         }
         for value in [least, most] {
-            assert_eq!(errno(knobs.put(knob.name, value)), Ok(()));
+            assert_eq!(errno(knobs.set(knob.name, value)), Ok(()));
             assert_eq!(knobs.get(knob.name), value);
         }
         for wrong in [least.checked_sub(1), most.checked_add(1), Some(u64::MAX)].into_iter().flatten() {
-            let refusal = knobs.put(knob.name, wrong).unwrap_err();
+            let refusal = knobs.set(knob.name, wrong).unwrap_err();
             assert_eq!(refusal.errno, EINVAL);
             let said = format!("{} is {wrong}, allowed are {least} to {most}", knob.name);
             assert_eq!(refusal.why, said);
             assert_eq!(knobs.get(knob.name), most, "nothing has changed");
         }
     }
-    assert_eq!(Knobs::default().turn("no_such", 1).unwrap_err().errno, ENOENT);
+    assert_eq!(Knobs::default().set_checked("no_such", 1).unwrap_err().errno, ENOENT);
 }
 
 #[test]
 fn regions_that_cannot_be_made_are_refused() {
     let mut knobs = Knobs::default();
-    knobs.turn("buf_size", 65536).unwrap();
-    let refusal = knobs.turn("buf_num", 1_000_000).unwrap_err();
+    knobs.set_checked("buf_size", 65536).unwrap();
+    let refusal = knobs.set_checked("buf_num", 1_000_000).unwrap_err();
     assert_eq!(refusal.errno, EINVAL);
     assert!(refusal.why.contains("4 GiB"), "{}", refusal.why);
-    assert_eq!(knobs.of_interfaces(0).bufs, (32_768, 65536));
+    assert_eq!(knobs.interface_sizes(0).bufs, (32_768, 65536));
 }
 
 #[test]
 fn who_sets_nothing_gets_room_for_long_rings() {
     let mut knobs = Knobs::default();
-    assert_eq!(knobs.of_interfaces(20_000).bufs.0, 60_000);
-    knobs.turn("buf_num", 5000).unwrap();
-    assert_eq!(knobs.of_interfaces(20_000).bufs.0, 5000);
-    assert_eq!(knobs.of_others().bufs.0, Sizes::DEFAULT.bufs.0);
+    assert_eq!(knobs.interface_sizes(20_000).bufs.0, 60_000);
+    knobs.set_checked("buf_num", 5000).unwrap();
+    assert_eq!(knobs.interface_sizes(20_000).bufs.0, 5000);
+    assert_eq!(knobs.private_sizes().bufs.0, Sizes::DEFAULT.bufs.0);
 }
 
 #[test]
 fn a_change_is_one_only_while_it_differs() {
     let mut knobs = Knobs::default().with_options(&[("buf_num", Some(5000))], Some(Admode::Native)).unwrap();
     assert!(!knobs.changed());
-    knobs.turn("buf_num", 6000).unwrap();
+    knobs.set_checked("buf_num", 6000).unwrap();
     assert!(knobs.changed());
-    knobs.turn("buf_num", 5000).unwrap();
+    knobs.set_checked("buf_num", 5000).unwrap();
     assert!(!knobs.changed());
-    knobs.turn("fwd", 0).unwrap();
+    knobs.set_checked("fwd", 0).unwrap();
     assert!(!knobs.changed(), "as it was");
     assert_eq!((knobs.admode(), knobs.fwd(), knobs.no_timestamp()), (Admode::Native, false, false));
-    knobs.turn("admode", 2).unwrap();
-    knobs.turn("fwd", 1).unwrap();
-    knobs.turn("no_timestamp", 1).unwrap();
+    knobs.set_checked("admode", 2).unwrap();
+    knobs.set_checked("fwd", 1).unwrap();
+    knobs.set_checked("no_timestamp", 1).unwrap();
     assert_eq!((knobs.admode(), knobs.fwd(), knobs.no_timestamp()), (Admode::Generic, true, true));
 }
 
@@ -84,10 +84,10 @@ fn a_file_says_what_is_wrong_and_where() {
     };
     let knobs = load("# sizes\n[knobs]\nbuf_size = 4096\nfwd = 1\n").unwrap();
     assert_eq!((knobs.get("buf_size"), knobs.fwd(), knobs.changed()), (4096, true, false));
-    assert_eq!(*load("").unwrap().plan(), Plan::default());
-    let plan = |text: &str| load(text).unwrap().plan().clone();
-    assert_eq!(plan("[vale]\nthreads = 3\n"), Plan { threads: 3, cpus: vec![] });
-    assert_eq!(plan("[vale]\ncpus = [1, 0]\n"), Plan { threads: 2, cpus: vec![1, 0] });
+    assert_eq!(*load("").unwrap().thread_plan(), ThreadConfig::default());
+    let plan = |text: &str| load(text).unwrap().thread_plan().clone();
+    assert_eq!(plan("[vale]\nthreads = 3\n"), ThreadConfig { threads: 3, cpus: vec![] });
+    assert_eq!(plan("[vale]\ncpus = [1, 0]\n"), ThreadConfig { threads: 2, cpus: vec![1, 0] });
     for (text, line, part) in [
         ("[knobs]\nbuf_size = 1\n", 2, "buf_size is 1, allowed are 64 to 65536"),
         ("[knobs]\n\nbufsize = 1\n", 3, "no such knob"),

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use unetmap::bound::Bound;
-use unetmap::door::{Letter, Memory};
-use unetmap::errno::{EAGAIN, EBUSY, EINVAL, EIO, ENOMEM, EOPNOTSUPP, EPERM};
-use unetmap::legacy::{self, Call};
-use unetmap::request::Request;
-use unetmap::request::kind_of;
 use unetmap_abi::*;
-use unetmap_sys::thread::Thread;
+use unetmap_core::control::binding::Binding;
+use unetmap_core::control::ioctl::{GatheredRequest, UserMemory};
+use unetmap_core::control::legacy::{self, LegacyIoctl};
+use unetmap_core::control::request::NetmapRequest;
+use unetmap_core::control::request::kind_of;
+use unetmap_core::errno::{EAGAIN, EBUSY, EINVAL, EIO, ENOMEM, EOPNOTSUPP, EPERM};
+use unetmap_sys::thread::RemoteThread;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::file::File;
@@ -17,7 +17,7 @@ use super::serve::{Long, Shared, What};
 use super::way::Ticket;
 use super::{Asked, Job};
 use crate::caller::Caller;
-use crate::mediator::LEASE;
+use crate::ports::mediator::DAEMON_LEASE;
 
 /// How long the kernel may take to let go of a queue whose program has just died, and how often to ask.
 const LET_GO_LIMIT: Duration = Duration::from_secs(2);
@@ -26,9 +26,9 @@ const EINTR: i32 = 4;
 const EFAULT: i32 = 14;
 
 /// The memory of the thread that waits for the answer.
-struct Theirs<'a>(&'a Thread);
+struct Theirs<'a>(&'a RemoteThread);
 
-impl Memory for Theirs<'_> {
+impl UserMemory for Theirs<'_> {
     fn read(&self, from: u64, into: &mut [u8]) -> Result<(), i32> {
         self.0.read(from, into).map_err(|e| e.raw_os_error().unwrap_or(EFAULT))
     }
@@ -41,7 +41,7 @@ impl Memory for Theirs<'_> {
 /// Answers a request.
 pub(super) fn answer(shared: &Shared, long: Long) {
     let What::Control(file, cmd, mut data) = long.what else { return };
-    let thread = Thread::of(long.from.tid).map_err(|e| {
+    let thread = RemoteThread::of(long.from.tid).map_err(|e| {
         tracing::debug!(tid = long.from.tid, "who asks cannot be seen: {e}");
         EPERM
     });
@@ -57,13 +57,13 @@ pub(super) fn answer(shared: &Shared, long: Long) {
         let asker = Asker { shared, file: &file, caller, ticket: &long.ticket };
         match u64::from(cmd) {
             NIOCCTRL => asker.ctrl(&mut data, &Theirs(&thread)),
-            NIOCREGIF => asker.older(&mut data, Call::Register),
-            _ => asker.older(&mut data, Call::Info),
+            NIOCREGIF => asker.older(&mut data, LegacyIoctl::Register),
+            _ => asker.older(&mut data, LegacyIoctl::Info),
         }
     });
     let result = errno.err().unwrap_or(0);
     let Ticket { way, unique } = &long.ticket;
-    shared.settle(&long.ticket, || drop(way.dev.controlled(*unique, -result, &data)));
+    shared.settle(&long.ticket, || drop(way.dev.reply_ioctl(*unique, -result, &data)));
 }
 
 /// Who asks, about which file.
@@ -76,28 +76,28 @@ struct Asker<'a> {
 
 impl Asker<'_> {
     /// `NIOCCTRL`: body and options are read from the program's memory, and written back there.
-    fn ctrl(&self, data: &mut Vec<u8>, memory: &impl Memory) -> Result<(), i32> {
+    fn ctrl(&self, data: &mut Vec<u8>, memory: &impl UserMemory) -> Result<(), i32> {
         let header = NmreqHeader::read_from_bytes(data).map_err(|_| EINVAL)?;
-        let letter = Letter::gather(header, memory)?;
-        let mut request = letter.request.clone();
+        let gathered = GatheredRequest::gather(header, memory)?;
+        let mut request = gathered.request.clone();
         let (errno, answer) = match request.check_options().err().or_else(|| refused_here(&request)) {
             Some(errno) => (errno, Some(request)),
             None => self.ask(request)?,
         };
         if let Some(answer) = answer {
-            letter.put_back(&answer, memory)?;
-            *data = letter.header(&answer).as_bytes().to_vec();
+            gathered.write_back(&answer, memory)?;
+            *data = gathered.header(&answer).as_bytes().to_vec();
         }
         if errno == 0 { Ok(()) } else { Err(errno) }
     }
 
     /// `NIOCREGIF`, `NIOCGINFO`.
-    fn older(&self, data: &mut Vec<u8>, call: Call) -> Result<(), i32> {
+    fn older(&self, data: &mut Vec<u8>, call: LegacyIoctl) -> Result<(), i32> {
         let mut old = Nmreq::read_from_bytes(data).map_err(|_| EINVAL)?;
-        let request = legacy::modern(call, &old)?;
+        let request = legacy::to_request(call, &old)?;
         match self.ask(request)? {
             (0, Some(answer)) => {
-                legacy::answered(&mut old, &answer)?;
+                legacy::write_reply(&mut old, &answer)?;
                 *data = old.as_bytes().to_vec();
                 Ok(())
             }
@@ -106,9 +106,9 @@ impl Asker<'_> {
         }
     }
 
-    /// Asks the books; the errno and what they wrote into the request. What the kernel has not let go of yet is asked for
+    /// Asks the daemon; the errno and what they wrote into the request. What the kernel has not let go of yet is asked for
     /// again for a while.
-    fn ask(&self, request: Request) -> Result<(i32, Option<Request>), i32> {
+    fn ask(&self, request: NetmapRequest) -> Result<(i32, Option<NetmapRequest>), i32> {
         let start = Instant::now();
         loop {
             if !self.shared.is_pending(self.ticket) {
@@ -118,27 +118,28 @@ impl Asker<'_> {
                 request: request.clone(),
                 caller: self.caller.clone(),
                 session: self.file.session(),
-                estate: self.file.estate.clone(),
+                arena: self.file.arena.clone(),
             };
             let (outcome, board) = self.shared.desk.ask(|reply| Job::Ask(Box::new(asked), reply)).ok_or(EIO)?;
             if outcome.errno != EAGAIN {
                 let name = request.name().unwrap_or_default();
                 let (pid, errno) = (self.caller.peer.pid, outcome.errno);
-                tracing::debug!(pid, name, errno, why = outcome.answer.why, "asked through the node");
+                tracing::debug!(pid, name, errno, why = outcome.answer.reason, "asked through the node");
             }
             match (outcome.errno, outcome.session) {
                 (EAGAIN, _) if start.elapsed() > LET_GO_LIMIT => return Ok((EBUSY, Some(outcome.answer.request))),
                 (EAGAIN, _) => std::thread::sleep(LET_GO_PAUSE),
                 (0, Some(session)) => {
                     let register = outcome.answer.request.body_as::<NmreqRegister>().ok_or(EIO);
-                    let bound = Bound::decode(&outcome.answer.bound).ok_or(EIO);
+                    let bound = Binding::decode(&outcome.answer.binding).ok_or(EIO);
                     let port = register.and_then(|register| {
                         let connection = self.shared.lifeline.try_clone().map_err(|_| ENOMEM)?;
                         let name = request.name().unwrap_or_default();
-                        unetmap::adopt(name, register, &bound?, outcome.fds, connection, LEASE, board).map_err(|e| {
-                            tracing::warn!("a port of the node: {e}");
-                            ENOMEM
-                        })
+                        unetmap_core::adopt(name, register, &bound?, outcome.fds, connection, DAEMON_LEASE, board)
+                            .map_err(|e| {
+                                tracing::warn!("a port of the node: {e}");
+                                ENOMEM
+                            })
                     });
                     let port = port.inspect_err(|_| self.shared.desk.put(Job::Close(session)))?;
                     self.file.bind(session, port, &self.shared.desk);
@@ -151,7 +152,7 @@ impl Asker<'_> {
 }
 
 /// Options that need the program's own memory, which the node has not. That they are not served their status says already.
-fn refused_here(request: &Request) -> Option<i32> {
+fn refused_here(request: &NetmapRequest) -> Option<i32> {
     let needs_memory = |option: &Vec<u8>| matches!(kind_of(option), Some(NETMAP_REQ_OPT_EXTMEM | NETMAP_REQ_OPT_CSB));
     request.options.iter().any(needs_memory).then_some(EOPNOTSUPP)
 }

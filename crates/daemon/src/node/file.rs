@@ -3,13 +3,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use unetmap::{Error, Interest, Port};
+use unetmap_core::{Error, Interest, Port};
 
 use super::hold::Worth;
 use super::serve::Long;
 use super::way::Way;
 use super::{Desk, Job};
-use crate::estate::Estate;
+use crate::user_arena::UserArena;
 
 /// `POLLIN`, `POLLOUT` and their twins; `POLLERR`.
 const READ: u32 = 0x0001 | 0x0040;
@@ -22,7 +22,7 @@ pub(super) struct File {
     pub(super) uid: u32,
     /// By which it was opened, and all its requests come.
     pub(super) way: Arc<Way>,
-    pub(super) estate: Arc<Estate>,
+    pub(super) arena: Arc<UserArena>,
     /// Bound once, if at all.
     port: OnceLock<Port>,
     state: Mutex<State>,
@@ -54,12 +54,12 @@ pub(super) struct State {
 }
 
 impl File {
-    pub(super) fn new(fh: u64, uid: u32, way: Arc<Way>, estate: Arc<Estate>) -> File {
+    pub(super) fn new(fh: u64, uid: u32, way: Arc<Way>, arena: Arc<UserArena>) -> File {
         File {
             fh,
             uid,
             way,
-            estate,
+            arena,
             port: OnceLock::new(),
             state: Mutex::default(),
             lingering: Mutex::default(),

@@ -11,7 +11,7 @@
 use std::time::{Duration, Instant};
 
 use unetmap_sys::process::{cpus_allowed, pin_to_cpu, run_on_cpus};
-use unetmap_sys::thread::{Waits, cpu_of, waits};
+use unetmap_sys::thread::{RunDelay, cpu_of, run_delay};
 
 /// How often is looked where the requests come from, at most.
 const WINDOW: Duration = Duration::from_millis(1);
@@ -29,7 +29,7 @@ pub(super) struct Follow {
     since: Instant,
     requests: u32,
     /// What it had waited for its CPU when the window began.
-    waits: Waits,
+    waits: RunDelay,
     /// It stays nowhere until then.
     pause: Instant,
     home: Option<usize>,
@@ -40,7 +40,7 @@ pub(super) struct Follow {
 impl Follow {
     pub(super) fn new() -> Follow {
         let now = Instant::now();
-        Follow { since: now, requests: 0, waits: Waits::default(), pause: now, home: None, free: Vec::new() }
+        Follow { since: now, requests: 0, waits: RunDelay::default(), pause: now, home: None, free: Vec::new() }
     }
 
     /// The thread `tid` made a request.
@@ -53,8 +53,8 @@ impl Follow {
         let fast = self.requests >= FAST;
         (self.since, self.requests) = (now, 0);
         // A kernel that does not count them says nothing.
-        let waits = waits().unwrap_or_default();
-        if waits.since(&self.waits) > CROWD {
+        let waits = run_delay().unwrap_or_default();
+        if waits.mean_since(&self.waits) > CROWD {
             self.pause = now + PAUSE;
         }
         self.waits = waits;

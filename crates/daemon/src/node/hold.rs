@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use unetmap::{Error, Interest, Port};
+use unetmap_core::{Error, Interest, Port};
 
 use super::file::{File, revents};
 use super::way::Ticket;
@@ -60,7 +60,7 @@ pub(super) struct Held {
 impl Held {
     /// Answers it, once.
     pub(super) fn answer(&self, ready: Result<Interest, Error>) -> io::Result<()> {
-        self.ticket.way.dev.polled(self.ticket.unique, revents(self.events, ready))
+        self.ticket.way.dev.reply_poll(self.ticket.unique, revents(self.events, ready))
     }
 }
 
@@ -105,7 +105,7 @@ pub(super) fn await_awake(file: &File, port: &Port, want: Interest) -> Result<In
     let start = Instant::now();
     let mut last = start;
     loop {
-        let ready = port.glance(want);
+        let ready = port.poll_now(want);
         if !is_none(&ready) {
             file.awaiting.good();
             return ready;
@@ -172,7 +172,7 @@ impl Holds {
         Some(!std::mem::replace(&mut inner.ticking, true))
     }
 
-    /// After a request about `file`: takes out one of the same estate for which something is ready, or which failed. It is
+    /// After a request about `file`: takes out one of the same arena for which something is ready, or which failed. It is
     /// to be answered, and then to be looked for another.
     pub(super) fn look(&self, file: &File) -> Option<(Held, Result<Interest, Error>)> {
         // What the request moved must be seen by who holds a poll after this; who held one before is counted.
@@ -182,8 +182,8 @@ impl Holds {
         }
         let mut inner = self.inner();
         let found = inner.held.iter().enumerate().find_map(|(i, (_, poll))| {
-            let port = poll.file.port().filter(|_| Arc::ptr_eq(&poll.file.estate, &file.estate))?;
-            let ready = port.glance(poll.want);
+            let port = poll.file.port().filter(|_| Arc::ptr_eq(&poll.file.arena, &file.arena))?;
+            let ready = port.poll_now(poll.want);
             (!is_none(&ready)).then_some((i, ready))
         });
         let (i, ready) = found?;

@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use unetmap::Error;
-use unetmap::Port;
-use unetmap::errno::{EAGAIN, EINVAL, EIO, EMFILE, ENODEV, ENOENT, ENOMEM, ENXIO, EOPNOTSUPP};
 use unetmap_abi::{NIOCCONFIG, NIOCCTRL, NIOCGINFO, NIOCREGIF, NIOCRXSYNC, NIOCTXSYNC};
-use unetmap_sys::fuse::{Backing, Device, From, Op, REQUEST_BYTES, Request};
+use unetmap_core::Error;
+use unetmap_core::Port;
+use unetmap_core::errno::{EAGAIN, EINVAL, EIO, EMFILE, ENODEV, ENOENT, ENOMEM, ENXIO, EOPNOTSUPP};
+use unetmap_sys::fuse::{Backing, Device, Op, REQUEST_BYTES, Request, Requester};
 use unetmap_sys::socket;
 
 use super::file::{File, UNBOUND, interest, revents};
@@ -24,7 +24,7 @@ use super::hold::{Held, Holds, await_awake, is_none};
 use super::watch::Watch;
 use super::way::{Ticket, Way, file_of, kind};
 use super::{Desk, Job, NAME, control};
-use crate::estate::Estate;
+use crate::user_arena::UserArena;
 
 /// Files that a user may have open: each can hold up a thread.
 const MOST_OF_A_USER: u32 = 512;
@@ -80,7 +80,7 @@ struct Marks {
 
 /// A user who has files open.
 struct User {
-    estate: Arc<Estate>,
+    arena: Arc<UserArena>,
     /// That memory, as each way's mount knows it; those by whose he opened a file.
     backings: HashMap<usize, Backing>,
     files: u32,
@@ -100,7 +100,7 @@ struct Asks {
 /// A request that may take long.
 pub(super) struct Long {
     pub(super) ticket: Ticket,
-    pub(super) from: From,
+    pub(super) from: Requester,
     pub(super) what: What,
 }
 
@@ -190,7 +190,7 @@ impl Shared {
             let number = marks.last;
             marks.waiting.insert(number, met.clone());
             drop(marks);
-            match other.dev.mark(number, file_of(uid)) {
+            match other.dev.queue_marker(number, file_of(uid)) {
                 Ok(()) => numbers.push(number),
                 // It was read meanwhile.
                 Err(_) => drop(self.marks().waiting.remove(&number)),
@@ -249,7 +249,7 @@ impl Shared {
                 && let Err(e) = spawn(self, way)
             {
                 tracing::warn!("no thread for a request: {e}");
-                self.settle(&long.ticket, || drop(way.dev.refuse(long.ticket.unique, EAGAIN)));
+                self.settle(&long.ticket, || drop(way.dev.reply_error(long.ticket.unique, EAGAIN)));
                 continue;
             }
             drop(role);
@@ -265,36 +265,36 @@ impl Shared {
         let _ = match op {
             Op::Poll { fh, kh, events, sleeps } => match self.file(fh) {
                 Some(file) => self.poll(Asks { ticket: ticket(), tid: from.tid, kh, events, sleeps, near }, &file),
-                None => dev.polled(unique, UNBOUND),
+                None => dev.reply_poll(unique, UNBOUND),
             },
             Op::Ioctl { fh, cmd, data, room } => match self.file(fh) {
                 Some(file) => match self.ioctl(unique, &file, cmd, data, room) {
                     Ok(sent) => sent,
                     Err(what) => return Some(Long { ticket: ticket(), from, what }),
                 },
-                None => dev.controlled(unique, -EIO, &[]),
+                None => dev.reply_ioctl(unique, -EIO, &[]),
             },
             Op::Lookup(name) => match way.find(node, name.as_bytes(), from.uid) {
-                Some((node, kind)) => dev.found(unique, node, kind),
-                None => dev.refuse(unique, ENOENT),
+                Some((node, kind)) => dev.reply_entry(unique, node, kind),
+                None => dev.reply_error(unique, ENOENT),
             },
-            Op::Readlink => dev.answer(unique, format!("{}/{NAME}", self.lead_to_way(from.tid)).as_bytes()),
-            Op::Attributes => dev.attributes(unique, node, kind(node)),
-            Op::Open { folder: true } => dev.opened(unique, 0, None),
-            Op::Open { folder: false } if node != file_of(from.uid) => dev.refuse(unique, ESTALE),
-            Op::Open { folder: false } => match self.open_again(&ticket(), from.uid, false) {
+            Op::Readlink => dev.reply(unique, format!("{}/{NAME}", self.lead_to_way(from.tid)).as_bytes()),
+            Op::GetSetAttr => dev.reply_attr(unique, node, kind(node)),
+            Op::Open { directory: true } => dev.reply_open(unique, 0, None),
+            Op::Open { directory: false } if node != file_of(from.uid) => dev.reply_error(unique, ESTALE),
+            Op::Open { directory: false } => match self.open_again(&ticket(), from.uid, false) {
                 true => Ok(()),
                 false => return Some(Long { ticket: ticket(), from, what: What::Open }),
             },
             Op::Release { fh } => {
                 self.release(fh);
-                dev.answer(unique, &[])
+                dev.reply(unique, &[])
             }
             Op::Interrupt(unique) => {
                 let ticket = Ticket { way: way.clone(), unique };
                 match self.holds.take(&ticket) {
                     // So that its program learns of the signal.
-                    Some(_) => dev.polled(unique, 0),
+                    Some(_) => dev.reply_poll(unique, 0),
                     None if self.is_pending(&ticket) => {
                         self.watch.hurry(ticket);
                         Ok(())
@@ -302,16 +302,16 @@ impl Shared {
                     None => Ok(()),
                 }
             }
-            Op::Nothing => dev.answer(unique, &[]),
-            Op::Transfer => dev.refuse(unique, EINVAL),
-            Op::Mark => {
+            Op::ReadOrReleaseDir => dev.reply(unique, &[]),
+            Op::ReadWrite => dev.reply_error(unique, EINVAL),
+            Op::NotifyReply => {
                 if let Some(met) = self.marks().waiting.remove(&unique) {
                     let _ = met.try_send(());
                 }
                 Ok(())
             }
             Op::Forget => Ok(()),
-            Op::Init { .. } | Op::Other(_) => dev.refuse(unique, ENOSYS),
+            Op::Init { .. } | Op::Other(_) => dev.reply_error(unique, ENOSYS),
         };
         None
     }
@@ -336,9 +336,9 @@ impl Shared {
     /// Answers a poll, unless it is held.
     fn poll(&self, asks: Asks, file: &Arc<File>) -> io::Result<()> {
         let Asks { ticket, tid, kh, events, sleeps, near } = asks;
-        let Some(port) = file.port() else { return ticket.way.dev.polled(ticket.unique, UNBOUND) };
+        let Some(port) = file.port() else { return ticket.way.dev.reply_poll(ticket.unique, UNBOUND) };
         let (want, alone) = (interest(events), self.holds.again(tid, file));
-        let mut ready = port.glance(want);
+        let mut ready = port.poll_now(want);
         let sleeps_on = sleeps && !want.is_none();
         if sleeps_on && is_none(&ready) && alone && file.lingers_since().is_some() {
             // Nobody else's request waits while this thread does.
@@ -358,7 +358,7 @@ impl Shared {
             ready = self.watch.arm(file, kh, want);
         }
         let lingers = sleeps && matches!(ready, Ok(ready) if !ready.is_none());
-        let sent = ticket.way.dev.polled(ticket.unique, revents(events, ready));
+        let sent = ticket.way.dev.reply_poll(ticket.unique, revents(events, ready));
         if lingers {
             self.watch.linger(file, kh, want);
         }
@@ -397,7 +397,7 @@ impl Shared {
             NIOCCONFIG => -EOPNOTSUPP,
             _ => -ENOTTY,
         };
-        let sent = file.way.dev.controlled(unique, result, &[]);
+        let sent = file.way.dev.reply_ioctl(unique, result, &[]);
         self.moved(file);
         Ok(sent)
     }
@@ -413,21 +413,21 @@ impl Shared {
             return false;
         }
         if user.files >= MOST_OF_A_USER {
-            let _ = way.dev.refuse(*unique, EMFILE);
+            let _ = way.dev.reply_error(*unique, EMFILE);
             return true;
         }
         let backing = match user.backings.entry(way.number) {
             Entry::Occupied(known) => Ok(&*known.into_mut()),
-            Entry::Vacant(place) => way.dev.pass(user.estate.as_fd()).map(|backing| &*place.insert(backing)),
+            Entry::Vacant(place) => way.dev.open_backing(user.arena.as_fd()).map(|backing| &*place.insert(backing)),
         };
         match backing {
             Ok(backing) => {
                 *last += 1;
-                open.insert(*last, Arc::new(File::new(*last, uid, way.clone(), user.estate.clone())));
+                open.insert(*last, Arc::new(File::new(*last, uid, way.clone(), user.arena.clone())));
                 user.files += 1;
                 way.files.fetch_add(1, Ordering::Relaxed);
                 self.ways().led.take_if(|(_, number)| *number == way.number);
-                if way.dev.opened(*unique, *last, Some(backing)).is_err() {
+                if way.dev.reply_open(*unique, *last, Some(backing)).is_err() {
                     // The mount is over; with it everything is closed.
                     open.remove(last);
                     user.files -= 1;
@@ -436,7 +436,7 @@ impl Shared {
             }
             Err(e) => {
                 tracing::warn!("a user's memory cannot be shown: {e}");
-                let _ = way.dev.refuse(*unique, e.raw_os_error().unwrap_or(ENOMEM));
+                let _ = way.dev.reply_error(*unique, e.raw_os_error().unwrap_or(ENOMEM));
             }
         }
         self.leave(&mut files, uid);
@@ -453,7 +453,7 @@ impl Shared {
         for (number, backing) in user.remove().backings {
             // What a way that is over knew is forgotten.
             if let Some(way) = ways.all.iter().find(|way| way.number == number) {
-                way.dev.forget(backing);
+                way.dev.close_backing(backing);
             }
         }
     }
@@ -462,15 +462,15 @@ impl Shared {
     fn open_slowly(&self, ticket: &Ticket, uid: u32) {
         let Ticket { way, unique } = ticket;
         self.catch_up(way);
-        match self.desk.ask(|reply| Job::Estate(uid, reply)).unwrap_or(Err(EIO)) {
-            Err(errno) => drop(way.dev.refuse(*unique, errno)),
-            Ok(estate) => {
+        match self.desk.ask(|reply| Job::UserArena(uid, reply)).unwrap_or(Err(EIO)) {
+            Err(errno) => drop(way.dev.reply_error(*unique, errno)),
+            Ok(arena) => {
                 // By another way he may have opened one meanwhile.
-                let user = || User { estate, backings: HashMap::new(), files: 0 };
+                let user = || User { arena, backings: HashMap::new(), files: 0 };
                 self.files().users.entry(uid).or_insert_with(user);
                 if !self.open_again(ticket, uid, true) {
                     // That one was the first, and is closed by now: once more.
-                    let _ = way.dev.refuse(*unique, ESTALE);
+                    let _ = way.dev.reply_error(*unique, ESTALE);
                 }
             }
         }
@@ -505,7 +505,7 @@ impl Shared {
 
     /// It took too long after a signal came.
     pub(super) fn interrupt(&self, ticket: &Ticket) {
-        self.settle(ticket, || drop(ticket.way.dev.refuse(ticket.unique, EINTR)));
+        self.settle(ticket, || drop(ticket.way.dev.reply_error(ticket.unique, EINTR)));
     }
 
     /// Whether nothing of it is open any more.

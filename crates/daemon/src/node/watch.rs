@@ -14,8 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use unetmap::{Error, Interest, Port};
-use unetmap_sys::event::{Bell, Epoll, EventFlags, PollFd, PollFlags, wait_readable};
+use unetmap_core::{Error, Interest, Port};
+use unetmap_sys::Doorbell;
+use unetmap_sys::event::{Epoll, EventFlags, PollFd, PollFlags, wait_readable};
 
 use super::file::{File, Lingering};
 use super::hold::HOLD;
@@ -30,13 +31,13 @@ const LINGER: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Times up to here are waited for to the microsecond; epoll's are rounded up to milliseconds.
 const ROUGH: Duration = Duration::from_millis(2);
-/// The token of the bell that rings for the watch itself; files are numbered from 1.
+/// The token of the bell that rings for the watch itself; files are region_by_number from 1.
 const KICK: u64 = 0;
 
 /// Files that somebody sleeps on, and requests that were interrupted.
 pub(super) struct Watch {
     epoll: Epoll,
-    kick: Bell,
+    kick: Doorbell,
     over: AtomicBool,
     inner: Mutex<Inner>,
 }
@@ -64,7 +65,7 @@ struct Armed {
 
 impl Watch {
     pub(super) fn new() -> io::Result<Watch> {
-        let (epoll, kick) = (Epoll::new()?, Bell::new()?);
+        let (epoll, kick) = (Epoll::new()?, Doorbell::new()?);
         epoll.add(&kick, KICK, true, false)?;
         Ok(Watch { epoll, kick, over: AtomicBool::new(false), inner: Mutex::default() })
     }
@@ -97,7 +98,7 @@ impl Watch {
         inner.armed.insert(armed.file.fh, armed);
         if inner.look_up.is_none() {
             inner.look_up = Some(Instant::now() + LOOK_UP);
-            self.kick.ring();
+            self.kick.notify();
         }
     }
 
@@ -111,7 +112,7 @@ impl Watch {
         inner.lingering.insert(file.fh, file.clone());
         if inner.look_after.is_none() {
             inner.look_after = Some(Instant::now() + LINGER);
-            self.kick.ring();
+            self.kick.notify();
         }
     }
 
@@ -150,7 +151,7 @@ impl Watch {
             Some(true) => {
                 self.unwatch(&file, want);
                 drop(inner);
-                let _ = file.way.dev.notify(kh);
+                let _ = file.way.dev.notify_poll(kh);
             }
             Some(false) => self.keep(&mut inner, Armed { file, kh, want, more_than: Some(at) }),
         }
@@ -173,13 +174,13 @@ impl Watch {
     /// The maker of a request was sent a signal: it is answered soon, whatever holds it up.
     pub(super) fn hurry(&self, ticket: Ticket) {
         self.inner().interrupted.push((Instant::now() + PATIENCE, ticket));
-        self.kick.ring();
+        self.kick.notify();
     }
 
     /// Polls are held: the watch looks every now and then whether that is over.
     pub(super) fn tick(&self) {
         self.inner().tick = Some(Instant::now() + HOLD);
-        self.kick.ring();
+        self.kick.notify();
     }
 
     /// Watches the files whose polls were held in vain.
@@ -207,7 +208,7 @@ impl Watch {
     /// Ends [`Watch::run`].
     pub(super) fn end(&self) {
         self.over.store(true, Ordering::Release);
-        self.kick.ring();
+        self.kick.notify();
     }
 
     /// Watches until the end.
@@ -223,7 +224,7 @@ impl Watch {
             }
             let mut due: Vec<u64> = events.iter().map(|(token, _)| *token).collect();
             if due.contains(&KICK) {
-                self.kick.silence();
+                self.kick.clear();
             }
             due.extend(self.look_up());
             due.sort_unstable();
@@ -292,7 +293,7 @@ impl Watch {
             self.unwatch(&file, armed.want);
         }
         drop(inner);
-        let _ = file.way.dev.notify(kh);
+        let _ = file.way.dev.notify_poll(kh);
     }
 
     /// Answers requests that were interrupted and did not end since.

@@ -13,7 +13,7 @@
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use unetmap_sys::fuse::{Device, FOLDER, Kind};
+use unetmap_sys::fuse::{Device, Kind, ROOT_NODE};
 
 use super::NAME;
 
@@ -63,13 +63,13 @@ impl Way {
     pub(super) fn find(&self, folder: u64, name: &[u8], uid: u32) -> Option<(u64, Kind)> {
         let first = self.number == 0;
         match folder {
-            FOLDER if name == NAME.as_bytes() && first => Some((LINK, Kind::Link)),
-            FOLDER if first => {
+            ROOT_NODE if name == NAME.as_bytes() && first => Some((LINK, Kind::Symlink)),
+            ROOT_NODE if first => {
                 let number = (0..MOST).find(|number| number.to_string().as_bytes() == name)?;
-                Some((FIRST_FOLDER | number as u64, Kind::Folder))
+                Some((FIRST_FOLDER | number as u64, Kind::Directory))
             }
             // Another user's file is another node.
-            _ if name == NAME.as_bytes() && kind(folder) == Kind::Folder => Some((file_of(uid), Kind::File)),
+            _ if name == NAME.as_bytes() && kind(folder) == Kind::Directory => Some((file_of(uid), Kind::File)),
             _ => None,
         }
     }
@@ -90,9 +90,9 @@ pub(super) fn file_of(uid: u32) -> u64 {
 /// What a node is.
 pub(super) fn kind(node: u64) -> Kind {
     match node {
-        LINK => Kind::Link,
+        LINK => Kind::Symlink,
         FIRST_FILE.. => Kind::File,
-        _ => Kind::Folder,
+        _ => Kind::Directory,
     }
 }
 

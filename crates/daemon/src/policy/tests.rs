@@ -46,13 +46,13 @@ fn policy(text: &str) -> Policy {
     parse(text, &Fixed).unwrap_or_else(|e| panic!("{}\n{text}", e.why))
 }
 
-fn who(uid: u32, groups: &[u32]) -> Who<'_> {
-    Who { uid, groups, netns: HERE }
+fn who(uid: u32, groups: &[u32]) -> Identity<'_> {
+    Identity { uid, groups, netns: HERE }
 }
 
-const ROOT: Who<'static> = Who { uid: 0, groups: &[0], netns: HERE };
+const ROOT: Identity<'static> = Identity { uid: 0, groups: &[0], netns: HERE };
 
-fn user(uid: u32) -> Who<'static> {
+fn user(uid: u32) -> Identity<'static> {
     who(uid, &[100])
 }
 
@@ -243,7 +243,7 @@ fn namespaces() {
     symlink(OWN_NETNS, &link).unwrap();
     let allowed = |netns: &str, client: u64| {
         let p = policy(&format!("[[rule]]\nports = ['eth0']\nusers = ['*']\nnetns = {netns}\naccess = 'direct'"));
-        p.nic(&Who { netns: client, ..user(ALICE) }, "eth0").is_some()
+        p.nic(&Identity { netns: client, ..user(ALICE) }, "eth0").is_some()
     };
     let quoted = |path: &Path| format!("'{}'", path.display());
     assert!(allowed("4026532000", 4_026_532_000) && !allowed("4026532000", 4_026_532_001));
@@ -255,7 +255,7 @@ fn namespaces() {
     // The namespace may come after the policy.
     let late = dir.path().join("late");
     let p = policy(&format!("[[rule]]\nports = ['eth0']\nusers = ['*']\nnetns = {}", quoted(&late)));
-    let client = Who { netns: own.ino(), ..user(ALICE) };
+    let client = Identity { netns: own.ino(), ..user(ALICE) };
     assert_eq!(p.nic(&client, "eth0"), None);
     symlink(OWN_NETNS, &late).unwrap();
     assert_eq!(p.nic(&client, "eth0"), MEDIATED);
@@ -396,7 +396,7 @@ fn a_changed_file_is_followed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("policy.toml");
     let mut file = PolicyFile::new(&path).unwrap();
-    let mut nic = |who: &Who<'_>| file.current().map(|p| p.nic(who, "eth0"));
+    let mut nic = |who: &Identity<'_>| file.current().map(|p| p.nic(who, "eth0"));
     let alice = user(ALICE);
     assert_eq!(nic(&alice), Ok(None));
     // Of one size, and within one step of the file system's clock.

@@ -1,0 +1,469 @@
+//! An endpoint of a port: its rings, the endpoint state page, and which sessions have the rings bound.
+//!
+//! A pipe has two endpoints, every other port one.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use unetmap_abi::*;
+use unetmap_core::errno::{EBUSY, EINVAL, ENOMEM};
+use unetmap_mem::{BufIdx, ChannelPage, ChannelWords, EndpointPage, Offsets, Pos, RingView, Slots, Span, Window};
+use unetmap_sys::{Doorbell, Mapping, memfd};
+
+use crate::offsets::OffsetLayout;
+use crate::refusal::{Refusal, refuse};
+use crate::region::RegionRecord;
+use crate::shape::EndpointShape;
+
+/// A ring of an endpoint.
+pub(crate) struct PortRing {
+    pub(crate) view: RingView,
+    /// Its ring pair. Host pairs are numbered after the others.
+    pub(crate) pair: usize,
+    /// Index of its state in the endpoint state page.
+    pub(crate) state: usize,
+    /// Index of its channel, on ports that have channels.
+    pub(crate) channel: Option<usize>,
+    /// On a receive ring of a channel: the buffer for slots that are delivered without one.
+    pub(crate) spare: Option<BufIdx>,
+    /// Whether each slot has a buffer of its own. Slots of other rings hold the sender's buffers.
+    owns_buffers: bool,
+    /// Wakes the clients that wait on this ring.
+    pub(crate) doorbell: Doorbell,
+    /// Where packets begin in their buffers.
+    pub(crate) offsets: Offsets,
+    /// Bytes of each buffer that received packets leave free.
+    pub(crate) headroom: u32,
+    /// Sessions that have the ring bound.
+    binders: u32,
+    exclusive: bool,
+}
+
+/// BindMode the slots of an endpoint's rings move.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DataPath {
+    /// They do not move.
+    None,
+    /// Through channels. The fields are the first channel of the transmit and of the receive rings.
+    Channels { tx: usize, rx: usize },
+    /// Through the kernel, which fills the receive rings' own buffers.
+    Kernel,
+    /// Through channels to a switch, which fills the receive rings' own buffers. Fields as for `Channels`.
+    Switch { tx: usize, rx: usize },
+}
+
+/// An endpoint of a port.
+pub(crate) struct Endpoint {
+    pub(crate) shape: EndpointShape,
+    pub(crate) state_page: EndpointPage,
+    pub(crate) state_page_fd: OwnedFd,
+    pub(crate) tx: Vec<PortRing>,
+    pub(crate) rx: Vec<PortRing>,
+}
+
+/// The rings that a session has bound, as indexes into `tx` and `rx` of the endpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Binding {
+    pub(crate) tx: Vec<usize>,
+    pub(crate) rx: Vec<usize>,
+    pub(crate) exclusive: bool,
+}
+
+/// Returns a new sealed memfd of `bytes` bytes, mapped.
+pub(crate) fn shared_page(name: &str, bytes: usize) -> Result<(Window, OwnedFd), Refusal> {
+    let created = memfd::create_sealed(name, bytes as u64)
+        .and_then(|fd| Ok((Window::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)), fd)));
+    created.or_else(|e| refuse(ENOMEM, format!("no memory for a shared page: {e}")))
+}
+
+impl Endpoint {
+    /// Creates the rings in `region`. On failure everything is freed again.
+    pub(crate) fn create(
+        region: &mut RegionRecord,
+        shape: EndpointShape,
+        data_path: DataPath,
+    ) -> Result<Endpoint, Refusal> {
+        let (window, state_page_fd) = shared_page("unetmap-end", EndpointPage::bytes(shape.all_rings() as usize))?;
+        let state_page = EndpointPage::new(window);
+        let mut endpoint = Endpoint { shape, state_page, state_page_fd, tx: Vec::new(), rx: Vec::new() };
+        match endpoint.create_rings(region, data_path) {
+            Ok(()) => Ok(endpoint),
+            Err(e) => {
+                endpoint.free(region);
+                Err(e)
+            }
+        }
+    }
+
+    /// Frees the rings and their buffers. No other port of the region may hold any of these buffers.
+    pub(crate) fn free(mut self, region: &mut RegionRecord) {
+        let buffers = self.buffers();
+        self.free_rings(region);
+        region.reclaim(&buffers, &[]);
+    }
+
+    fn create_rings(&mut self, region: &mut RegionRecord, data_path: DataPath) -> Result<(), Refusal> {
+        let shape = self.shape;
+        let channels = match data_path {
+            DataPath::Channels { tx, rx } | DataPath::Switch { tx, rx } => Some((tx, rx)),
+            DataPath::None | DataPath::Kernel => None,
+        };
+        for id in 0..shape.all_tx() {
+            let channel = channels.map(|(tx, _)| tx + usize::from(id));
+            let pair = shape.pair(id, shape.tx_rings);
+            let ring = Self::create_ring(region, shape.tx_slots, id, 0, (usize::from(id), pair), channel)?;
+            self.tx.push(ring);
+            region.fill_ring(&self.tx[usize::from(id)].view)?;
+        }
+        for id in 0..shape.all_rx() {
+            let channel = channels.map(|(_, rx)| rx + usize::from(id));
+            let state = usize::from(shape.all_tx()) + usize::from(id);
+            let pair = shape.pair(id, shape.rx_rings);
+            let ring = Self::create_ring(region, shape.rx_slots, id, 1, (state, pair), channel)?;
+            self.rx.push(ring);
+            let ring = &mut self.rx[usize::from(id)];
+            if matches!(data_path, DataPath::Kernel | DataPath::Switch { .. }) {
+                region.fill_ring(&ring.view)?;
+                ring.owns_buffers = true;
+            }
+            if !matches!(data_path, DataPath::Kernel) {
+                ring.spare = Some(region.take_buf()?);
+            }
+        }
+        Ok(())
+    }
+
+    fn create_ring(
+        region: &mut RegionRecord,
+        slots: Slots,
+        id: u16,
+        dir: u16,
+        (state, pair): (usize, usize),
+        channel: Option<usize>,
+    ) -> Result<PortRing, Refusal> {
+        let doorbell =
+            Doorbell::new().or_else(|e| refuse(ENOMEM, format!("no file descriptor for a doorbell: {e}")))?;
+        let view = region.create_ring(slots, id, dir)?;
+        Ok(PortRing {
+            view,
+            pair,
+            state,
+            channel,
+            spare: None,
+            owns_buffers: dir == 0,
+            doorbell,
+            offsets: Offsets::NONE,
+            headroom: 0,
+            binders: 0,
+            exclusive: false,
+        })
+    }
+
+    /// Frees the ring objects, but not the buffers in their slots.
+    pub(crate) fn free_rings(&mut self, region: &mut RegionRecord) {
+        for ring in self.tx.drain(..).chain(self.rx.drain(..)) {
+            region.free_ring(ring.view.shape());
+        }
+    }
+
+    /// All rings: transmit rings first.
+    pub(crate) fn rings(&self) -> impl Iterator<Item = &PortRing> {
+        self.tx.iter().chain(&self.rx)
+    }
+
+    /// Returns every buffer index that the rings hold.
+    pub(crate) fn buffers(&self) -> Vec<BufIdx> {
+        let mut found = self.received(|_| true);
+        for ring in &self.tx {
+            found.extend(RegionRecord::positions(&ring.view).map(|p| ring.view.slots().buf_idx(p)));
+        }
+        found
+    }
+
+    /// Returns the indexes in the receive rings that no slot of the sender holds: exchanged buffers, and the spares.
+    /// The other indexes are copies of the sender's.
+    pub(crate) fn exchanged(&self) -> Vec<BufIdx> {
+        self.received(|flags| flags & NS_BUF_CHANGED != 0)
+    }
+
+    /// Returns the spares and the indexes in the receive rings' slots: all where the ring owns its buffers, else those
+    /// that the program holds and whose flags `include` accepts.
+    fn received(&self, include: impl Fn(u16) -> bool) -> Vec<BufIdx> {
+        let mut found = Vec::new();
+        for ring in &self.rx {
+            found.extend(ring.spare);
+            if ring.owns_buffers {
+                found.extend(RegionRecord::positions(&ring.view).map(|p| ring.view.slots().buf_idx(p)));
+            } else if ring.binders > 0
+                && let Some(held) = self.held(ring)
+            {
+                let slots = ring.view.slots();
+                let held = slots.slots().walk(held).map(|p| slots.load(p));
+                found.extend(held.filter(|slot| include(slot.flags)).map(|slot| slot.buf_idx));
+            }
+        }
+        found
+    }
+
+    /// The slots of a receive ring that the program has not released, according to the endpoint state page.
+    fn held(&self, ring: &PortRing) -> Option<Span> {
+        let (from, to) = self.state_page.state(ring.state)?.positions(ring.view.slots().slots())?;
+        Some(Span { from, to })
+    }
+
+    /// Returns the rings that `register` selects, or why it cannot bind them.
+    pub(crate) fn select(&self, register: &NmreqRegister) -> Result<Binding, Refusal> {
+        let (tx, rx) = (usize::from(self.shape.tx_rings), usize::from(self.shape.rx_rings));
+        let (host_tx, host_rx) = (tx..self.tx.len(), rx..self.rx.len());
+        let selects_host = matches!(register.nr_mode, NR_REG_SW | NR_REG_NIC_SW | NR_REG_ONE_SW);
+        if selects_host && host_tx.is_empty() && host_rx.is_empty() {
+            return refuse(EINVAL, "this kind of port has no host rings");
+        }
+        let (mut tx, mut rx): (Vec<usize>, Vec<usize>) = match register.nr_mode {
+            NR_REG_ALL_NIC | NR_REG_NULL => ((0..tx).collect(), (0..rx).collect()),
+            NR_REG_NIC_SW => ((0..host_tx.end).collect(), (0..host_rx.end).collect()),
+            NR_REG_SW => (host_tx.collect(), host_rx.collect()),
+            NR_REG_ONE_NIC => one_pair(register.nr_ringid, "", 0..tx, 0..rx)?,
+            NR_REG_ONE_SW => one_pair(register.nr_ringid, "host ", host_tx, host_rx)?,
+            other => return refuse(EINVAL, format!("there is no mode {other} (NR_REG_*)")),
+        };
+        let only = register.nr_flags & (NR_TX_RINGS_ONLY | NR_RX_RINGS_ONLY);
+        if only == NR_TX_RINGS_ONLY | NR_RX_RINGS_ONLY {
+            return refuse(EINVAL, "NR_TX_RINGS_ONLY and NR_RX_RINGS_ONLY exclude each other");
+        }
+        if only == NR_TX_RINGS_ONLY {
+            rx.clear();
+        } else if only == NR_RX_RINGS_ONLY {
+            tx.clear();
+        }
+        let exclusive = register.nr_flags & NR_EXCLUSIVE != 0;
+        let binding = Binding { tx, rx, exclusive };
+        for ring in self.bound(&binding) {
+            if ring.exclusive || exclusive && ring.binders > 0 {
+                let dir = if ring.view.shape().dir == 0 { "transmit" } else { "receive" };
+                let id = ring.view.shape().id;
+                return refuse(
+                    EBUSY,
+                    format!("{dir} ring {id} is in use, and this or the other request is exclusive (NR_EXCLUSIVE)"),
+                );
+            }
+        }
+        Ok(binding)
+    }
+
+    /// The rings of `binding`, transmit rings first.
+    pub(crate) fn bound(&self, binding: &Binding) -> impl Iterator<Item = &PortRing> {
+        binding.tx.iter().map(|&i| &self.tx[i]).chain(binding.rx.iter().map(|&i| &self.rx[i]))
+    }
+
+    /// The rings of `binding`, each with whether it is a transmit ring.
+    fn bound_mut(&mut self, binding: &Binding) -> impl Iterator<Item = (&mut PortRing, bool)> {
+        let pick = |rings: &[usize], i: usize| rings.contains(&i);
+        let tx = self.tx.iter_mut().enumerate().filter(move |(i, _)| pick(&binding.tx, *i)).map(|(_, r)| (r, true));
+        let rx = self.rx.iter_mut().enumerate().filter(move |(i, _)| pick(&binding.rx, *i)).map(|(_, r)| (r, false));
+        tx.chain(rx)
+    }
+
+    /// Binds the rings for one more session. A ring that no session had bound starts at the `(hwcur, hwtail)` that
+    /// `start` returns.
+    pub(crate) fn bind(&mut self, binding: &Binding, start: impl Fn(&PortRing, bool) -> (Pos, Pos)) {
+        let state_page = self.state_page.clone();
+        for (ring, transmit) in self.bound_mut(binding) {
+            if ring.binders == 0 {
+                let (hwcur, hwtail) = start(ring, transmit);
+                if let Some(state) = state_page.state(ring.state) {
+                    state.reset(hwcur, hwtail);
+                }
+                ring.view.set_pointers(hwcur, hwtail);
+            }
+            ring.binders += 1;
+            ring.exclusive = binding.exclusive;
+            if let Some(state) = state_page.state(ring.state) {
+                state.set_session_count(ring.binders);
+            }
+        }
+    }
+
+    /// Unbinds the rings of a session. A receive ring that no session has bound any more returns the buffers that its
+    /// last session had exchanged.
+    pub(crate) fn unbind(&mut self, binding: &Binding, channels: Option<&ChannelPage>, peer: Option<&Endpoint>) {
+        let state_page = self.state_page.clone();
+        for (ring, transmit) in self.bound_mut(binding) {
+            ring.binders = ring.binders.saturating_sub(1);
+            ring.exclusive = false;
+            if let Some(state) = state_page.state(ring.state) {
+                state.set_session_count(ring.binders);
+            }
+            let id = usize::from(ring.view.shape().id);
+            let peer_ring = peer.and_then(|end| if transmit { end.rx.get(id) } else { end.tx.get(id) });
+            if ring.binders == 0
+                && !transmit
+                && let Some(producer) = peer_ring
+            {
+                ring.return_exchanged(&state_page, channels, &producer.view);
+            }
+            // A process that was killed may have moved slots, or cancelled a wakeup request, without notifying the peer.
+            if let Some(peer_ring) = peer_ring {
+                peer_ring.doorbell.notify();
+            }
+            if ring.binders > 0 {
+                ring.doorbell.notify();
+            }
+        }
+    }
+
+    /// Marks all rings as ended: the next call of each client fails, and waiting clients are woken.
+    pub(crate) fn end_all(&self) {
+        self.end_some(|_| true);
+    }
+
+    /// Marks the rings that `which` selects as ended, as [`Endpoint::end_all`] does.
+    pub(crate) fn end_some(&self, which: impl Fn(&PortRing) -> bool) {
+        for ring in self.rings().filter(|ring| which(ring)) {
+            if let Some(state) = self.state_page.state(ring.state) {
+                state.mark_removed();
+            }
+            ring.doorbell.notify();
+        }
+    }
+
+    /// Marks the receive rings as ended.
+    pub(crate) fn end_receiving(&self) {
+        self.end_some(|ring| ring.view.shape().dir == 1);
+    }
+
+    /// Whether any session has a ring bound.
+    pub(crate) fn in_use(&self) -> bool {
+        self.rings().any(|ring| ring.binders > 0)
+    }
+
+    /// Frees every ring lock that the exited process with `lease` held, and returns how many there were. The other
+    /// sessions of such a ring are woken, as they may be waiting because it was locked.
+    pub(crate) fn break_locks(&self, lease: u32) -> usize {
+        let broken = |ring: &&PortRing| self.state_page.state(ring.state).is_some_and(|state| state.break_lock(lease));
+        self.rings().filter(broken).inspect(|ring| ring.doorbell.notify()).count()
+    }
+
+    /// Returns the layout that the rings of `binding` will have if `requested` is granted: rings in use keep theirs.
+    pub(crate) fn validate_offsets(&self, binding: &Binding, requested: OffsetLayout) -> Result<OffsetLayout, Refusal> {
+        let mut granted = requested;
+        for ring in self.bound(binding).filter(|ring| ring.binders > 0 && ring.offsets.mask != 0) {
+            let Offsets { mask, max } = ring.offsets;
+            if mask & requested.offsets.mask != requested.offsets.mask || max < requested.offsets.max {
+                return refuse(EBUSY, format!("the ring is in use, with offsets of up to {max} (bits {mask:#x})"));
+            }
+            granted.offsets = ring.offsets;
+        }
+        Ok(granted)
+    }
+
+    /// Sets the offsets of the rings of `binding` that no session has bound, and of those in use without offsets.
+    pub(crate) fn set_offsets(
+        &mut self,
+        binding: &Binding,
+        layout: Option<OffsetLayout>,
+        channels: Option<&ChannelPage>,
+    ) {
+        for (ring, transmit) in self.bound_mut(binding) {
+            let unbound = ring.binders == 0;
+            match layout {
+                None if unbound => ring.set_offsets(Offsets::NONE, 0),
+                Some(layout) if unbound || ring.offsets.mask == 0 => ring.set_offsets(layout.offsets, layout.headroom),
+                _ => {}
+            }
+            if let Some(layout) = layout.filter(|_| unbound) {
+                // Slots of such a ring that were sent hold the offset of their packet.
+                let channels = if transmit || ring.owns_buffers { channels } else { None };
+                ring.set_initial_offset(layout.initial, channels);
+            }
+        }
+    }
+}
+
+/// Returns pair `n` of these transmit and receive rings. A direction with fewer rings contributes its first.
+fn one_pair(n: u16, kind: &str, tx: Range<usize>, rx: Range<usize>) -> Result<(Vec<usize>, Vec<usize>), Refusal> {
+    let n = usize::from(n);
+    if n >= tx.len() && n >= rx.len() {
+        let (tx, rx) = (tx.len(), rx.len());
+        return refuse(EINVAL, format!("there is no {kind}ring {n} ({tx} transmit, {rx} receive {kind}rings, from 0)"));
+    }
+    let one = |rings: Range<usize>| vec![if n < rings.len() { rings.start + n } else { rings.start }];
+    Ok((one(tx), one(rx)))
+}
+
+impl PortRing {
+    /// BindMode many sessions have the ring bound.
+    pub(crate) fn binders(&self) -> u32 {
+        self.binders
+    }
+
+    /// The positions of the ring's channel.
+    pub(crate) fn channel_words<'a>(&self, channels: Option<&'a ChannelPage>) -> Option<&'a ChannelWords> {
+        channels?.words(self.channel?)
+    }
+
+    /// Whether each slot has a buffer of its own.
+    pub(crate) fn owns_buffers(&self) -> bool {
+        self.owns_buffers
+    }
+
+    /// Returns the slots that were sent through the ring's channel and are not released yet, read once.
+    pub(crate) fn sent(&self, channels: Option<&ChannelPage>) -> Option<Span> {
+        self.channel_words(channels)?.positions(self.view.slots().slots())
+    }
+
+    /// Returns the `(hwcur, hwtail)` with which the ring starts for its first session. Slots that an earlier session left
+    /// unsent or unread no longer count. Slots that were sent and not released are delivered (again).
+    pub(crate) fn start_position(&self, channels: Option<&ChannelPage>, transmit: bool) -> (Pos, Pos) {
+        let slots = self.view.slots().slots();
+        let sent = self.sent(channels).unwrap_or(Span { from: Pos::ZERO, to: Pos::ZERO });
+        if transmit { (sent.to, slots.prev(sent.from)) } else { (sent.from, sent.from) }
+    }
+
+    /// Returns exchanged buffers to the producer. The last session of a receive ring may have exchanged buffers without
+    /// releasing the slots: the slots up to the last exchanged one count as read.
+    fn return_exchanged(&self, state_page: &EndpointPage, channels: Option<&ChannelPage>, producer: &RingView) {
+        let (own, slots) = (self.view.slots(), self.view.slots().slots());
+        let Some(words) = self.channel_words(channels) else { return };
+        let Some(sent) = words.positions(slots) else { return };
+        let Some((_, hwtail)) = state_page.state(self.state).and_then(|state| state.positions(slots)) else { return };
+        if !slots.between(sent.from, hwtail, sent.to) {
+            return;
+        }
+        let limits = self.view.region().limits();
+        let mut read = sent.from;
+        for p in slots.walk(Span { from: sent.from, to: hwtail }) {
+            let slot = own.load(p);
+            if slot.flags & NS_BUF_CHANGED != 0 {
+                if limits.index_ok(slot.buf_idx) {
+                    producer.slots().set_buf_idx(p, slot.buf_idx);
+                    producer.slots().set_flags(p, slot.flags);
+                }
+                own.set_flags(p, slot.flags & !NS_BUF_CHANGED);
+                read = slots.next(p);
+            } else if producer.slots().flags(p) & NS_BUF_CHANGED != 0 {
+                // The process exited between returning the buffer and releasing the slot.
+                read = slots.next(p);
+            }
+        }
+        words.release(read);
+    }
+
+    fn set_offsets(&mut self, offsets: Offsets, headroom: u32) {
+        (self.offsets, self.headroom) = (offsets, headroom);
+        self.view.set_offset_mask(offsets.mask);
+    }
+
+    /// Writes the offset into all slots except those that were sent and not released.
+    fn set_initial_offset(&self, initial: u32, channels: Option<&ChannelPage>) {
+        let slots = self.view.slots().slots();
+        let sent = self.sent(channels);
+        let is_sent =
+            |p: &Pos| sent.is_some_and(|sent| slots.distance(sent.from, *p) < slots.distance(sent.from, sent.to));
+        for p in RegionRecord::positions(&self.view).filter(|p| !is_sent(p)) {
+            let ptr = self.view.slots().ptr(p);
+            self.view.slots().set_ptr(p, self.offsets.put(ptr, initial));
+        }
+    }
+}

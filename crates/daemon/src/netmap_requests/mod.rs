@@ -1,0 +1,156 @@
+//! netmap's requests (`NIOCCTRL`): each number and the function that answers it.
+//!
+//! To add a request: write its handler in the file of its subject, and add a row to [`HANDLERS`]. Numbers that are not in the
+//! table are refused as netmap refuses them.
+
+mod extmem;
+mod info;
+mod register;
+mod switch;
+
+use std::os::fd::OwnedFd;
+
+use unetmap_abi::*;
+use unetmap_core::control::request::{NetmapReply, NetmapRequest};
+use unetmap_core::errno::{EACCES, EINVAL, ENXIO, EOPNOTSUPP};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::caller::Caller;
+use crate::ports::{Daemon, Registered, parse_port_name};
+use crate::refusal::{Refusal, refuse};
+
+/// The answer to a request, and what it changed.
+pub(crate) struct Outcome {
+    pub(crate) errno: i32,
+    pub(crate) answer: NetmapReply,
+    pub(crate) fds: Vec<OwnedFd>,
+    /// The session that the connection has from now on, if the request opened one.
+    pub(crate) session: Option<u64>,
+}
+
+/// A request that is being answered.
+struct Call<'a> {
+    daemon: &'a mut Daemon,
+    /// The handler completes it.
+    request: &'a mut NetmapRequest,
+    caller: &'a Caller,
+    /// The session that the connection has already.
+    session: Option<u64>,
+    /// The session that REGISTER opened.
+    registered: Option<Registered>,
+}
+
+type Handler = fn(&mut Call<'_>) -> Result<(), Refusal>;
+
+/// The handler of each request. A handler completes the request, or refuses it.
+const HANDLERS: [(u16, Handler); 12] = [
+    (NETMAP_REQ_REGISTER, register::register),
+    (NETMAP_REQ_PORT_INFO_GET, info::port_info),
+    (NETMAP_REQ_POOLS_INFO_GET, info::pools_info),
+    (NETMAP_REQ_PORT_HDR_GET, info::port_header),
+    (NETMAP_REQ_PORT_HDR_SET, info::set_port_header),
+    (NETMAP_REQ_VALE_LIST, switch::list),
+    (NETMAP_REQ_VALE_ATTACH, switch::attach),
+    (NETMAP_REQ_VALE_DETACH, switch::detach),
+    (NETMAP_REQ_VALE_NEWIF, switch::create_persistent),
+    (NETMAP_REQ_VALE_DELIF, switch::delete_persistent),
+    (NETMAP_REQ_VALE_POLLING_ENABLE, switch::start_polling),
+    (NETMAP_REQ_VALE_POLLING_DISABLE, switch::stop_polling),
+];
+
+/// Answers a request of a client, which may have a session already.
+pub(crate) fn answer(
+    daemon: &mut Daemon,
+    mut request: NetmapRequest,
+    caller: &Caller,
+    session: Option<u64>,
+) -> Outcome {
+    let mut call = Call { daemon, request: &mut request, caller, session, registered: None };
+    let result = call.answer();
+    let registered = call.registered.filter(|_| result.is_ok());
+    let (errno, why) = result.map_or_else(|refusal| (refusal.errno, refusal.why), |()| (0, String::new()));
+    let (bound, fds, session) = match registered {
+        Some(registered) => (registered.bound.encode(), registered.fds, Some(registered.session)),
+        None => (Vec::new(), Vec::new(), None),
+    };
+    Outcome { errno, answer: NetmapReply { request, reason: why, binding: bound }, fds, session }
+}
+
+/// Repeats the answer to REGISTER, with its descriptors, for a process that was passed the connection.
+pub(crate) fn repeat_answer(daemon: &Daemon, session: Option<u64>) -> Outcome {
+    let repeated = match session {
+        Some(session) => daemon.repeat_answer(session),
+        None => refuse(ENXIO, "no port is bound to this file"),
+    };
+    let (errno, why, name, body, bound, fds) = match repeated {
+        Ok((name, r)) => (0, String::new(), name, r.register.as_bytes().to_vec(), r.bound.encode(), r.fds),
+        Err(Refusal { errno, why, .. }) => {
+            (errno, why, String::new(), NmreqRegister::default().as_bytes().to_vec(), Vec::new(), Vec::new())
+        }
+    };
+    // A name that was registered fits.
+    let header = NmreqHeader { nr_version: NETMAP_API, nr_reqtype: NETMAP_REQ_REGISTER, ..Default::default() };
+    let request = NetmapRequest::new(NETMAP_REQ_REGISTER, &name, &body);
+    let request = request.unwrap_or(NetmapRequest { header, body, options: Vec::new() });
+    Outcome { errno, answer: NetmapReply { request, reason: why, binding: bound }, fds, session }
+}
+
+impl Call<'_> {
+    fn answer(&mut self) -> Result<(), Refusal> {
+        if !self.daemon.admits(self.caller)? {
+            let uid = self.caller.peer.uid;
+            return refuse(
+                EACCES,
+                format!("no rule of this daemon's policy lets user {uid} open anything (unetmap-policy(5))"),
+            );
+        }
+        // Client libraries check this, too.
+        let options = self.request.check_options();
+        options.or_else(|errno| refuse(errno, "an option does not exist, or is given twice"))?;
+        let number = self.request.header.nr_reqtype;
+        match HANDLERS.iter().find(|(of, _)| *of == number) {
+            Some((_, handler)) => handler(self),
+            None => refuse_unserved(number, self.session),
+        }
+    }
+
+    /// The name of the port.
+    fn name(&self) -> Result<String, Refusal> {
+        match self.request.name() {
+            Some(name) => Ok(name.into()),
+            None => refuse(EINVAL, "the name is not text, or not terminated within 64 bytes"),
+        }
+    }
+
+    fn body<T: FromBytes>(&self) -> Result<T, Refusal> {
+        let body = self.request.body_as();
+        body.map_or_else(|| refuse(EINVAL, "the body does not have the size of the request's structure"), Ok)
+    }
+
+    fn set_body(&mut self, body: &(impl IntoBytes + Immutable)) {
+        self.request.body = body.as_bytes().to_vec();
+    }
+
+    /// Answers a question about the port `name`. A port that does not exist is created for the moment, as `request` says.
+    fn inspect<T>(
+        &mut self,
+        name: &str,
+        request: NmreqRegister,
+        question: impl FnOnce(&Daemon, &NmreqRegister) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let register = NmreqRegister { nr_mode: NR_REG_ALL_NIC, ..request };
+        self.daemon.inspect(&parse_port_name(name)?, &register, self.caller, question)
+    }
+}
+
+/// Refuses a request that has no handler, with netmap's error for a port that has no control blocks.
+fn refuse_unserved(number: u16, session: Option<u64>) -> Result<(), Refusal> {
+    match number {
+        NETMAP_REQ_SYNC_KLOOP_START | NETMAP_REQ_SYNC_KLOOP_STOP if session.is_none() => {
+            refuse(ENXIO, "no port is bound to this file")
+        }
+        NETMAP_REQ_SYNC_KLOOP_START => refuse(EINVAL, "a sync loop needs control blocks (the option CSB)"),
+        NETMAP_REQ_CSB_ENABLE => refuse(EINVAL, "control blocks are enabled with the option CSB"),
+        other => refuse(EOPNOTSUPP, format!("request {other} is not served")),
+    }
+}

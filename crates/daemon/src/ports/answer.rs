@@ -1,0 +1,120 @@
+//! The answer to REGISTER: the completed request, the positions of the bound rings, and their descriptors.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use unetmap_abi::*;
+use unetmap_core::control::binding::{self, BackendKind, BindingHead, BoundPool, BoundRing, NO_TIMESTAMP};
+use unetmap_core::errno::{ENOMEM, ENXIO};
+use unetmap_mem::{IfaceShape, PoolShape};
+
+use super::{Daemon, EndpointKey};
+use crate::endpoint::{Binding, Endpoint, PortRing};
+use crate::refusal::{Refusal, refuse};
+use crate::region::RegionRecord;
+
+impl Daemon {
+    /// Returns the request, completed as for a session of the port.
+    pub(super) fn answered_register(
+        &self,
+        at: &EndpointKey,
+        request: &NmreqRegister,
+    ) -> Result<NmreqRegister, Refusal> {
+        let (endpoint, region) = self.registry.endpoint(at)?;
+        Ok(complete_register(endpoint, self.registry.regions.existing(region)?, request))
+    }
+
+    /// Returns the answer to the client that has a session open.
+    pub(super) fn session_answer(&self, id: u64) -> Result<(NmreqRegister, binding::Binding, Vec<OwnedFd>), Refusal> {
+        let Some(session) = self.registry.sessions.get(&id) else { return refuse(ENXIO, "the session is closed") };
+        let port = self.registry.port(&session.port)?;
+        let (endpoint, description) = (&port.endpoints()[session.endpoint], port.describe(session.endpoint));
+        let record = self.registry.regions.existing(session.region)?;
+        let geometry = record.region.geometry();
+        let pool = |p: &PoolShape| BoundPool { offset: p.offset, count: p.count, size: p.size };
+        let mut fds = vec![record.fd.as_fd(), endpoint.state_page_fd.as_fd(), description.page];
+        let mut rings = Vec::new();
+        for ring in endpoint.bound(&session.binding) {
+            let mut told = describe_ring(ring);
+            let other_side = port.describe_ring(self, session.endpoint, ring, &mut told)?;
+            rings.push(told);
+            fds.extend([ring.doorbell.as_fd(), other_side]);
+        }
+        let head = BindingHead {
+            pools: [pool(&geometry.ifs), pool(&geometry.rings), pool(&geometry.bufs)],
+            if_offset: session.iface_offset,
+            session: id,
+            key: session.secret,
+            mirror_pools: description.mirror_pools,
+            rings: rings.len() as u32,
+            states: (endpoint.tx.len() + endpoint.rx.len()) as u32,
+            page_bytes: description.page_bytes as u32,
+            flags: if self.knobs.no_timestamp() { NO_TIMESTAMP } else { 0 },
+        };
+        let register = NmreqRegister {
+            nr_offset: session.iface_offset,
+            nr_extra_bufs: session.extra,
+            ..complete_register(endpoint, record, &session.request)
+        };
+        let fds = fds.into_iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
+        let fds = fds.or_else(|e| refuse(ENOMEM, format!("the daemon has no file descriptors left: {e}")))?;
+        Ok((register, binding::Binding { head, rings }, fds))
+    }
+}
+
+/// Returns what a client is told of a ring on all kinds of ports. [`Port::describe_ring`] completes it.
+fn describe_ring(ring: &PortRing) -> BoundRing {
+    let shape = ring.view.shape();
+    BoundRing {
+        offset: shape.offset,
+        slots: shape.slots.get(),
+        backend: BackendKind::Null as u32,
+        state: ring.state as u32,
+        channel: ring.channel.unwrap_or(0) as u32,
+        spare: ring.spare.map_or(0, |b| b.0),
+        id: shape.id,
+        dir: shape.dir,
+        offset_mask: ring.offsets.mask,
+        max_offset: ring.offsets.max,
+        ..Default::default()
+    }
+}
+
+/// Returns `request` with the fields that depend on the port completed.
+fn complete_register(endpoint: &Endpoint, record: &RegionRecord, request: &NmreqRegister) -> NmreqRegister {
+    let shape = endpoint.shape;
+    NmreqRegister {
+        nr_memsize: record.region.geometry().bytes(),
+        nr_tx_slots: shape.tx_slots.get(),
+        nr_rx_slots: shape.rx_slots.get(),
+        nr_tx_rings: shape.tx_rings,
+        nr_rx_rings: shape.rx_rings,
+        nr_host_tx_rings: shape.host_tx_rings.max(1),
+        nr_host_rx_rings: shape.host_rx_rings.max(1),
+        nr_mem_id: record.mem_id,
+        ..*request
+    }
+}
+
+/// Returns the contents of a session's `netmap_if`: the offsets of its rings, in netmap's order. Where there are no host
+/// rings the counts are 1, as in netmap.
+pub(super) fn iface_shape(name: &str, endpoint: &Endpoint, binding: &Binding) -> IfaceShape {
+    let offsets = |rings: &[PortRing], bound: &[usize], host_rings: u16| {
+        let all = rings.iter().enumerate();
+        let mut all: Vec<_> = all.map(|(i, ring)| bound.contains(&i).then_some(ring.view.shape().offset)).collect();
+        if host_rings == 0 {
+            all.push(None);
+        }
+        all
+    };
+    let shape = endpoint.shape;
+    let mut rings = offsets(&endpoint.tx, &binding.tx, shape.host_tx_rings);
+    rings.extend(offsets(&endpoint.rx, &binding.rx, shape.host_rx_rings));
+    IfaceShape {
+        name: name.into(),
+        tx_rings: shape.tx_rings.into(),
+        rx_rings: shape.rx_rings.into(),
+        host_tx_rings: shape.host_tx_rings.max(1).into(),
+        host_rx_rings: shape.host_rx_rings.max(1).into(),
+        rings,
+    }
+}

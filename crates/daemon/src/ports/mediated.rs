@@ -1,0 +1,216 @@
+//! Mediated interfaces: the daemon runs the interface's sockets for a program that may not, and copies packets.
+//!
+//! ```text
+//! program == endpoint 0, channels, endpoint 1 == [thread for each ring pair] == interface, in a region of the daemon's
+//! ```
+//! The port is a pipe whose endpoint 1 the daemon has open. A thread exists for each ring pair that the program has bound.
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+
+use unetmap_abi::{NR_REG_ONE_NIC, NR_REG_ONE_SW, NmreqRegister, PipeRole};
+use unetmap_core::control::binding::BoundRing;
+use unetmap_mem::ChannelPage;
+use unetmap_sys::link::Link;
+
+use super::mediator::{self, Directions, MediatorThread, RingPair};
+use super::nic::{self, Nic, NicKey};
+use super::pipe::PipeRings;
+use super::snapshot::PortSnapshot;
+use super::{Daemon, Description, EndpointKey, Port, PortKey};
+use crate::caller::Caller;
+use crate::endpoint::{Binding, Endpoint, PortRing};
+use crate::refusal::Refusal;
+use crate::region::{RegionKey, Scope};
+use crate::registry::{BufferRepair, PortRecord};
+
+/// Identifies a mediated interface.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct MediatedKey {
+    pub(crate) scope: Scope,
+    /// Its name when it was opened.
+    pub(crate) interface: String,
+    /// Distinguishes interfaces that had this name one after the other.
+    pub(crate) serial: u64,
+}
+
+/// A mediated interface.
+pub(crate) struct Mediated {
+    pub(super) key: MediatedKey,
+    inner: PipeRings,
+    nic: NicKey,
+    /// By ring pair. Host rings come after the interface's.
+    threads: BTreeMap<RingPair, MediatorThread>,
+}
+
+/// Creates the port, and the interface's, which the daemon opens itself.
+pub(super) fn create(
+    daemon: &mut Daemon,
+    link: &Link,
+    request: &NmreqRegister,
+    caller: &Caller,
+) -> Result<EndpointKey, Refusal> {
+    let shape = nic::new_shape(link, request, caller)?;
+    let nic = nic::create_for_daemon(daemon, link, shape, caller)?;
+    let (scope, sizes) = (daemon.interface_scope(caller), daemon.knobs.mediated_sizes().with_pipe(&shape));
+    let regions = &mut daemon.registry.regions;
+    let created = regions.create_private(scope, &link.name, sizes).and_then(|region| {
+        let record = daemon.registry.regions.existing_mut(region)?;
+        let created = PipeRings::create(record, shape, PipeRole::Master);
+        created.inspect_err(|_| daemon.registry.free_region_if_unused(region))
+    });
+    let inner = created.inspect_err(|_| daemon.release_if_unused(&PortKey::Nic(nic)))?;
+    let key = MediatedKey { scope, interface: link.name.clone(), serial: nic.serial };
+    let port = Mediated { key: key.clone(), inner, nic, threads: BTreeMap::new() };
+    daemon.registry.insert(PortKey::Mediated(key.clone()), Box::new(port));
+    Ok(PortKey::Mediated(key).into())
+}
+
+/// Finds the port of an interface that programs of `scope` have open.
+pub(super) fn find(daemon: &Daemon, nic: NicKey, scope: Scope) -> Option<&Mediated> {
+    daemon.registry.all::<Mediated>().find(|port| port.nic == nic && port.key.scope == scope)
+}
+
+/// Starts and stops threads, so that exactly the ring pairs are served that the program has bound.
+pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(), Refusal> {
+    let port_key = PortKey::Mediated(key.clone());
+    let Some(port) = daemon.registry.get::<Mediated>(&port_key) else { return Ok(()) };
+    let (endpoint, nic) = (&port.inner.endpoints[0], port.nic);
+    let nic_pairs = endpoint.shape.nic_pairs();
+    let ring_pair = |pair: usize| match pair.checked_sub(nic_pairs) {
+        None => (NR_REG_ONE_NIC, pair as u16),
+        Some(host) => (NR_REG_ONE_SW, host as u16),
+    };
+    let bound: Vec<(RingPair, Directions)> =
+        (0..endpoint.shape.pairs()).map(|pair| (ring_pair(pair), bound_directions(endpoint, pair))).collect();
+    for (pair, bound) in bound {
+        let needed = (bound.tx || bound.rx).then_some(bound);
+        let running = daemon.registry.get::<Mediated>(&port_key).and_then(|port| port.threads.get(&pair));
+        if running.map(MediatorThread::directions) == needed {
+            continue;
+        }
+        // The new sockets are opened before the old ones are closed, so that the queue stays open and no packet is lost.
+        let program = EndpointKey { port: port_key.clone(), index: 1 };
+        let prepared = needed
+            .map(|needed| mediator::prepare(daemon, &program, &key.interface, nic, (pair, pair.0), needed))
+            .transpose()?;
+        let old = daemon.registry.get_mut::<Mediated>(&port_key).and_then(|port| port.threads.remove(&pair));
+        mediator::stop(daemon, old);
+        if let Some(prepared) = prepared {
+            let thread = mediator::start(daemon, &key.interface, prepared)?;
+            if let Some(port) = daemon.registry.get_mut::<Mediated>(&port_key) {
+                port.threads.insert(pair, thread);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The program has closed a session.
+pub(super) fn session_closed(daemon: &mut Daemon, key: &MediatedKey, name: &str) {
+    stop_threads_if_unused(daemon, key);
+    let is_open = daemon.registry.get::<Mediated>(&PortKey::Mediated(key.clone())).is_some_and(Mediated::is_open);
+    if is_open && let Err(e) = update_threads(daemon, key) {
+        tracing::warn!(name, "the rings that other sessions have bound cannot be served: {}", e.why);
+    }
+}
+
+/// Stops the threads of a port that no program has open, and closes the interface.
+pub(super) fn stop_threads_if_unused(daemon: &mut Daemon, key: &MediatedKey) {
+    let port = daemon.registry.get_mut::<Mediated>(&PortKey::Mediated(key.clone()));
+    let Some(port) = port.filter(|port| !port.is_open()) else { return };
+    let (nic, threads) = (port.nic, std::mem::take(&mut port.threads));
+    mediator::stop(daemon, threads.into_values());
+    daemon.release_if_unused(&PortKey::Nic(nic));
+}
+
+/// Returns which rings of a pair the program has bound.
+fn bound_directions(endpoint: &Endpoint, pair: usize) -> Directions {
+    let is_bound = |rings: &[PortRing]| rings.iter().any(|ring| ring.pair == pair && ring.binders() > 0);
+    Directions { tx: is_bound(&endpoint.tx), rx: is_bound(&endpoint.rx) }
+}
+
+impl Mediated {
+    /// The interface behind it.
+    pub(crate) fn nic(&self) -> NicKey {
+        self.nic
+    }
+
+    /// Whether a program has it open.
+    fn is_open(&self) -> bool {
+        self.inner.endpoints[0].in_use()
+    }
+
+    /// The interface has gone: the program's next call fails.
+    pub(super) fn end(&self) {
+        self.inner.endpoints[0].end_all();
+    }
+}
+
+impl PortRecord for Mediated {
+    fn region(&self) -> RegionKey {
+        self.inner.region
+    }
+
+    fn endpoints(&self) -> &[Endpoint] {
+        &self.inner.endpoints
+    }
+
+    fn buffer_repair(&self) -> BufferRepair<'_> {
+        BufferRepair::Slots(Some(&self.inner.channels))
+    }
+}
+
+impl Port for Mediated {
+    fn endpoint_mut(&mut self, index: usize) -> &mut Endpoint {
+        &mut self.inner.endpoints[index]
+    }
+
+    fn channels(&self) -> Option<&ChannelPage> {
+        Some(&self.inner.channels)
+    }
+
+    fn supports_offsets(&self) -> bool {
+        false
+    }
+
+    fn describe(&self, _index: usize) -> Description<'_> {
+        self.inner.describe()
+    }
+
+    fn describe_ring<'a>(
+        &'a self,
+        daemon: &Daemon,
+        index: usize,
+        _ring: &'a PortRing,
+        told: &mut BoundRing,
+    ) -> Result<BorrowedFd<'a>, Refusal> {
+        let nic = daemon.registry.get::<Nic>(&PortKey::Nic(self.nic));
+        told.features = nic.filter(|_| index == 0).map_or(0, Nic::forwarding);
+        Ok(self.inner.describe_ring(index, told))
+    }
+
+    fn unbind(&mut self, index: usize, binding: &Binding) {
+        self.inner.unbind(index, binding);
+    }
+
+    fn release(self: Box<Self>, _daemon: &mut Daemon) -> Vec<Endpoint> {
+        self.inner.endpoints.into()
+    }
+
+    fn owner(&self) -> u32 {
+        self.key.scope.uid
+    }
+
+    fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {
+        let mem_id = daemon.registry.regions.mem_id(self.inner.region);
+        let (name, channels) = (self.key.interface.clone(), Some(&self.inner.channels));
+        let mut port = PortSnapshot::new(name, "mediated", mem_id, &self.inner.endpoints[0], channels);
+        // Packets that find no room here wait in the interface's socket, which then has none for others.
+        if let Some(nic) = daemon.registry.get::<Nic>(&PortKey::Nic(self.nic)) {
+            let of_nic = nic.ring_snapshots(daemon);
+            port.rings.iter_mut().zip(of_nic).for_each(|(ring, of_nic)| ring.dropped += of_nic.dropped);
+        }
+        vec![port]
+    }
+}

@@ -1,0 +1,315 @@
+//! Mediator threads: each moves packets between an interface, which the daemon has open, and a port that a program or a
+//! switch uses.
+//!
+//! ```text
+//! program == mediated port, in a region of the program's == [thread] == interface, in a region of the daemon's
+//! switch  == switch port =================================== [thread] == interface
+//! ```
+//! A mediated port has a thread for each queue that the program has bound, and for each pair of host rings; an attached
+//! interface has one for each queue. To the thread both sides are ports like any other. It trusts what the program writes
+//! as little as any program does that shares a region.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use unetmap_abi::{NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NS_MOREFRAG, NmreqRegister};
+use unetmap_core::errno::ENOMEM;
+use unetmap_core::{Error, Interest, Port, Ring};
+use unetmap_sys::clock::spin_hint;
+use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
+use unetmap_sys::{process, socket};
+
+use super::nic::NicKey;
+use super::{Daemon, EndpointKey, Options, PortKey, Registered, monitor};
+use crate::caller::Caller;
+use crate::refusal::{Refusal, refuse};
+use crate::tuning::mediator::{
+    BAD_POINTERS_PAUSE, BATCH, EXIT_FLUSH_LIMIT, MAX_SLEEP, REST, REST_MAX, REST_MIN_PACKETS, SPIN,
+};
+
+/// The daemon's own lease number, which no client gets.
+pub(crate) const DAEMON_LEASE: u32 = u32::MAX;
+
+/// A pair of rings: the REGISTER mode that selects it (`NR_REG_ONE_NIC` or `NR_REG_ONE_SW`), and its number in that mode.
+pub(crate) type RingPair = (u32, u16);
+
+/// A running thread.
+pub(crate) struct MediatorThread {
+    pub(crate) pair: RingPair,
+    directions: Directions,
+    sessions: [u64; 2],
+    control: Arc<Control>,
+    /// Closing them wakes the thread.
+    connections: [OwnedFd; 2],
+    thread: JoinHandle<()>,
+}
+
+/// What the main thread tells a mediator thread.
+#[derive(Default)]
+struct Control {
+    /// The thread ends. Closing the connections wakes it.
+    stop: AtomicBool,
+    /// The thread polls and never sleeps.
+    polling: AtomicBool,
+    /// The processor that the thread runs on, plus one; 0: any.
+    cpu: AtomicU32,
+}
+
+/// Both sides of a ring pair, open, before a thread serves them.
+pub(crate) struct Prepared {
+    pair: RingPair,
+    directions: Directions,
+    sessions: [u64; 2],
+    program: Port,
+    interface: Port,
+    connections: [OwnedFd; 2],
+}
+
+/// Directions, named as the program sees them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Directions {
+    pub(crate) tx: bool,
+    pub(crate) rx: bool,
+}
+
+impl MediatorThread {
+    /// Pins the thread to a processor, where it polls (`Some`), or lets it run anywhere and sleep when idle.
+    pub(crate) fn set_polling_cpu(&self, cpu: Option<u32>) {
+        self.control.cpu.store(cpu.map_or(0, |cpu| cpu + 1), Ordering::Release);
+        self.control.polling.store(cpu.is_some(), Ordering::Release);
+    }
+
+    /// The processor on which the thread polls.
+    pub(crate) fn polling_cpu(&self) -> Option<u32> {
+        self.control.cpu.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    pub(super) fn directions(&self) -> Directions {
+        self.directions
+    }
+
+    /// Whether the thread moves packets that the interface receives.
+    pub(crate) fn receives(&self) -> bool {
+        self.directions.rx
+    }
+}
+
+/// Stops threads, all at the same time, and closes their sessions.
+pub(crate) fn stop(daemon: &mut Daemon, threads: impl IntoIterator<Item = MediatorThread>) {
+    let mut stopping = Vec::new();
+    for thread in threads {
+        thread.control.stop.store(true, Ordering::Release);
+        drop(thread.connections);
+        stopping.push((thread.pair, thread.thread, thread.sessions));
+    }
+    let mut sessions = Vec::new();
+    for ((_, queue), thread, own) in stopping {
+        if thread.join().is_err() {
+            tracing::error!(queue, "a mediator thread panicked");
+        }
+        sessions.extend(own);
+    }
+    sessions.into_iter().for_each(|session| daemon.close(session));
+}
+
+/// Opens both sides of a ring pair: the interface's, and that of the endpoint `program` that faces it. `program_mode` selects
+/// the pair there.
+pub(crate) fn prepare(
+    daemon: &mut Daemon,
+    program: &EndpointKey,
+    name: &str,
+    nic: NicKey,
+    (pair, program_mode): (RingPair, u32),
+    directions: Directions,
+) -> Result<Prepared, Refusal> {
+    let only = match directions {
+        Directions { tx: true, rx: true } => 0,
+        Directions { rx: true, .. } => NR_RX_RINGS_ONLY,
+        Directions { .. } => NR_TX_RINGS_ONLY,
+    };
+    // What the program sends, the endpoint that faces it receives.
+    let mirrored = match only {
+        NR_RX_RINGS_ONLY => NR_TX_RINGS_ONLY,
+        NR_TX_RINGS_ONLY => NR_RX_RINGS_ONLY,
+        _ => 0,
+    };
+    let ring = |nr_mode, nr_flags| NmreqRegister { nr_mode, nr_ringid: pair.1, nr_flags, ..Default::default() };
+    let (caller, options) = (Caller::daemon(), Options::default());
+    let interface = daemon.open_session(PortKey::Nic(nic).into(), name, &ring(pair.0, only), &options, &caller)?;
+    let mut sessions = [interface.session, 0];
+    let program = daemon.open_session(program.clone(), name, &ring(program_mode, mirrored), &options, &caller);
+    let prepared = program.and_then(|program| {
+        sessions[1] = program.session;
+        let (interface, interface_connection) = adopt(daemon, interface)?;
+        let (program, program_connection) = adopt(daemon, program)?;
+        let connections = [interface_connection, program_connection];
+        Ok(Prepared { pair, directions, sessions, program, interface, connections })
+    });
+    if prepared.is_err() {
+        sessions.into_iter().for_each(|session| daemon.close(session));
+    }
+    prepared
+}
+
+/// Starts the thread. On failure both sides are closed again.
+pub(crate) fn start(daemon: &mut Daemon, name: &str, prepared: Prepared) -> Result<MediatorThread, Refusal> {
+    let Prepared { pair, directions, sessions, program, interface, connections } = prepared;
+    let builder = std::thread::Builder::new().name(format!("{name} {}", pair.1));
+    let control = Arc::new(Control::default());
+    let of_thread = control.clone();
+    match builder.spawn(move || mediate(&program, &interface, &of_thread)) {
+        Ok(thread) => Ok(MediatorThread { pair, directions, sessions, control, connections, thread }),
+        Err(e) => {
+            sessions.into_iter().for_each(|session| daemon.close(session));
+            refuse(ENOMEM, format!("no thread for queue {}: {e}", pair.1))
+        }
+    }
+}
+
+/// Returns the library's port for a session of the daemon's own, and the connection whose closing ends the port.
+fn adopt(daemon: &mut Daemon, registered: Registered) -> Result<(Port, OwnedFd), Refusal> {
+    let Registered { session, register, bound, fds, .. } = registered;
+    let (own, ports) =
+        socket::pair().or_else(|e| refuse(ENOMEM, format!("the daemon has no file descriptors left: {e}")))?;
+    let monitors = monitor::list_for_session(daemon, session);
+    let port = unetmap_core::adopt("the daemon's", register, &bound, fds, ports, DAEMON_LEASE, monitors);
+    let port = port.or_else(|e| refuse(e.errno(), e.to_string()))?;
+    Ok((port, own))
+}
+
+/// Moves packets in both directions until the thread is stopped, or either port ends.
+fn mediate(program: &Port, interface: &Port, control: &Control) {
+    let mut last_moved = Instant::now();
+    let (all_cpus, mut current_cpu) = (process::cpus_allowed(), 0);
+    while !control.stop.load(Ordering::Acquire) {
+        let cpu = control.cpu.load(Ordering::Acquire);
+        if cpu != current_cpu {
+            current_cpu = cpu;
+            set_cpu(cpu, &all_cpus);
+        }
+        let polling = control.polling.load(Ordering::Acquire);
+        let result = move_once(program, interface).and_then(|moved| match moved {
+            Moved { out: 0, back: 0 } if !polling && last_moved.elapsed() >= SPIN => {
+                sleep(program, interface).map(|()| moved)
+            }
+            moved => Ok(moved),
+        });
+        match result {
+            Ok(Moved { out: 0, back }) if back > 0 => {
+                if should_rest(back, last_moved.elapsed(), interface) {
+                    std::thread::sleep(REST);
+                }
+                last_moved = Instant::now();
+            }
+            Ok(Moved { out, .. }) if out > 0 => last_moved = Instant::now(),
+            Ok(_) => (0..8).for_each(|_| spin_hint()),
+            Err(Error::BadPointers { .. }) => std::thread::sleep(BAD_POINTERS_PAUSE),
+            Err(e) => {
+                tracing::debug!("mediating ended: {e}");
+                return;
+            }
+        }
+    }
+    flush(program, interface);
+}
+
+/// Pins the thread to processor `cpu - 1`, or to none for 0.
+fn set_cpu(cpu: u32, all_cpus: &[usize]) {
+    let result = match cpu.checked_sub(1) {
+        Some(cpu) => process::pin_to_cpu(cpu as usize),
+        None => process::run_on_cpus(all_cpus),
+    };
+    if let Err(e) = result {
+        tracing::warn!(cpu, "the mediator thread cannot be moved to another processor: {e}");
+    }
+}
+
+/// Sends what the program sent before it closed its port, including packets that this thread has not copied yet.
+fn flush(program: &Port, interface: &Port) {
+    let start = Instant::now();
+    loop {
+        let _ = program.rxsync();
+        let out = copy(program.rx_rings().first(), interface.tx_rings().first());
+        let pending = out > 0 || interface.tx_rings().iter().any(Ring::pending);
+        if !pending || interface.txsync().is_err() || start.elapsed() >= EXIT_FLUSH_LIMIT {
+            break;
+        }
+        std::thread::yield_now();
+    }
+    // Copied slots must be released and sent, or the next thread would send the first again and lose the others.
+    let _ = (program.rxsync(), program.txsync());
+}
+
+/// Numbers of slots moved.
+#[derive(Clone, Copy)]
+struct Moved {
+    /// From the program to the interface.
+    out: u32,
+    /// From the interface to the program.
+    back: u32,
+}
+
+/// Whether to sleep before the interface is polled again, as the library does for a program: if packets arrive fast, but not
+/// so fast that the ring could overflow. `back` slots arrived in `time`.
+fn should_rest(back: u32, time: Duration, interface: &Port) -> bool {
+    let expected = u128::from(back) * REST_MAX.as_nanos() / time.as_nanos().max(1);
+    let room = interface.rx_rings().first().map_or(0, Ring::num_slots);
+    back < BATCH && (REST_MIN_PACKETS..u128::from(room / 2)).contains(&expected)
+}
+
+/// Moves the packets that can be moved now.
+fn move_once(program: &Port, interface: &Port) -> Result<Moved, Error> {
+    program.poll(Interest::BOTH, Some(Duration::ZERO))?;
+    interface.poll(Interest::BOTH, Some(Duration::ZERO))?;
+    let out = copy(program.rx_rings().first(), interface.tx_rings().first());
+    let back = copy(interface.rx_rings().first(), program.tx_rings().first());
+    // At once: when the program gets its slots back, its packets must be on their way.
+    if out > 0 {
+        interface.txsync()?;
+    }
+    Ok(Moved { out, back })
+}
+
+/// Copies as many packets as there are and as have room; returns the number of slots.
+fn copy(from: Option<&Ring>, to: Option<&Ring>) -> u32 {
+    let (Some(from), Some(to)) = (from, to) else { return 0 };
+    let n = from.space().min(to.space()).min(BATCH);
+    for (source, target) in from.first(n).zip(to.first(n)) {
+        let (len, flags) = source.len_flags();
+        target.frame().copy_from(&source.frame(), usize::from(len));
+        target.set_len_flags(len, flags & NS_MOREFRAG);
+    }
+    to.advance(n);
+    from.advance(n);
+    n
+}
+
+/// Sleeps until a packet can be moved.
+fn sleep(program: &Port, interface: &Port) -> Result<(), Error> {
+    let (of_program, of_interface) = (needed_events(interface), needed_events(program));
+    let ready = program.arm(of_program)? | interface.arm(of_interface)?;
+    if !ready.is_none() {
+        return Ok(());
+    }
+    let fds = [program.wait_fds(of_program), interface.wait_fds(of_interface)].concat();
+    let mut fds: Vec<PollFd<'_>> =
+        fds.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN | PollFlags::RDHUP)).collect();
+    let _ = wait_readable(&mut fds, Some(MAX_SLEEP));
+    Ok(())
+}
+
+/// Returns the events of a port that allow a packet to be moved: received packets if the `other` side has room for them, and
+/// room if that side has received packets.
+fn needed_events(other: &Port) -> Interest {
+    let mut needed = Interest::NONE;
+    if other.tx_rings().first().is_some_and(|ring| !ring.is_empty()) {
+        needed |= Interest::RX;
+    }
+    if other.rx_rings().first().is_some_and(|ring| !ring.is_empty()) {
+        needed |= Interest::TX;
+    }
+    needed
+}

@@ -1,0 +1,410 @@
+//! Ports: the lifecycle that all kinds share, and one module for each kind.
+//!
+//! ```text
+//! find_or_create   REGISTER names a port: it is found, or created in a region
+//! prepare, bind    a session opens it and binds rings
+//! describe         the client is told where the rings are, and how their slots move
+//! unbind           the session is closed
+//! release          no session has it open: it leaves the registry, and its rings and buffers are freed
+//! ```
+//! To add a kind: write a module with the port's type and its [`Port`] implementation, and add the kind to [`PortKey`] and
+//! to the functions of this file that match it.
+
+mod answer;
+pub(crate) mod mediated;
+pub(crate) mod mediator;
+pub(crate) mod monitor;
+pub(crate) mod nic;
+mod null;
+pub(crate) mod pipe;
+mod sessions;
+pub(crate) mod snapshot;
+pub(crate) mod vale;
+
+use std::any::Any;
+use std::os::fd::BorrowedFd;
+
+use unetmap_abi::*;
+use unetmap_core::control::binding::{BoundPool, BoundRing};
+use unetmap_core::control::request::FORCE;
+use unetmap_core::errno::{EACCES, EINVAL};
+use unetmap_mem::ChannelPage;
+
+use crate::caller::Caller;
+use crate::endpoint::{Binding, Endpoint, PortRing};
+use crate::knobs::Knobs;
+use crate::offsets::OffsetLayout;
+use crate::policy::{Policy, PolicyFile};
+use crate::refusal::{Refusal, refuse};
+use crate::region::{RegionKey, Scope};
+use crate::registry::{self, PortRecord};
+
+use mediated::MediatedKey;
+use monitor::MonitorState;
+use nic::{NicKey, NicState};
+use pipe::PipeKey;
+use snapshot::PortSnapshot;
+use vale::{ValeKey, ValeState};
+
+pub(crate) use sessions::{MAX_EXTRA, Options, Registered};
+
+pub(crate) type Registry = registry::Registry<PortKey, dyn Port>;
+pub(crate) type Session = registry::Session<PortKey>;
+
+/// Identifies a port. Snapshots list ports in this order.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum PortKey {
+    /// A network interface.
+    Nic(NicKey),
+    /// A switch port.
+    Vale(ValeKey),
+    /// A network interface of which the daemon runs the sockets for a program.
+    Mediated(MediatedKey),
+    Pipe(PipeKey),
+    /// A port without a data path.
+    Null(Scope, String),
+    /// A monitor, by its number.
+    Monitor(u64),
+}
+
+/// Identifies an endpoint of a port.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct EndpointKey {
+    pub(crate) port: PortKey,
+    /// For a pipe 0 is the master and 1 the slave; else 0.
+    pub(crate) index: usize,
+}
+
+impl From<PortKey> for EndpointKey {
+    /// The endpoint of a port that has one.
+    fn from(port: PortKey) -> EndpointKey {
+        EndpointKey { port, index: 0 }
+    }
+}
+
+/// What a client is told of a port as a whole.
+pub(crate) struct Description<'a> {
+    /// The third page: the channels, or of an interface the page of transmitted frames.
+    pub(crate) page: BorrowedFd<'a>,
+    /// Its bytes; 0 if the port has no such page.
+    pub(crate) page_bytes: usize,
+    /// The pools of a monitor's mirror rings; else 0.
+    pub(crate) mirror_pools: [BoundPool; 3],
+}
+
+/// A port. The methods are called in the order of the module's table; an implementation needs only those whose default
+/// does not fit its kind.
+pub(crate) trait Port: PortRecord + Any {
+    fn endpoint_mut(&mut self, index: usize) -> &mut Endpoint;
+
+    /// The channels of the rings, if they have any.
+    fn channels(&self) -> Option<&ChannelPage> {
+        None
+    }
+
+    /// The name that clients and snapshots see; `None`: the name in the request.
+    fn own_name(&self) -> Option<&str> {
+        None
+    }
+
+    /// Refuses a REGISTER that this port does not allow.
+    fn check_request(&self, _request: &NmreqRegister) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    /// Whether packets can begin behind the start of their buffers (the option OFFSETS).
+    fn supports_offsets(&self) -> bool {
+        true
+    }
+
+    /// Refuses a headroom that open queues cannot have any more.
+    fn check_headroom(&self, _binding: &Binding, _headroom: u32) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    /// Sets the offsets of the rings that a session is to bind.
+    fn set_offsets(&mut self, index: usize, binding: &Binding, layout: Option<OffsetLayout>) {
+        let channels = self.channels().cloned();
+        self.endpoint_mut(index).set_offsets(binding, layout, channels.as_ref());
+    }
+
+    /// Why a monitor cannot have this port's buffers instead of copies; `None` if it can.
+    fn zero_copy_obstacle(&self) -> Option<&'static str> {
+        Some("the buffers of this kind of port cannot be handed over")
+    }
+
+    /// Opens what the data path of the rings needs. On failure nothing has changed.
+    fn prepare(&mut self, _binding: &Binding) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    /// Closes what [`Port::prepare`] opened and no session uses.
+    fn close_unused(&mut self) {}
+
+    /// Binds the rings for one more session.
+    fn bind(&mut self, index: usize, binding: &Binding) {
+        let channels = self.channels().cloned();
+        let start = |ring: &PortRing, transmit| ring.start_position(channels.as_ref(), transmit);
+        self.endpoint_mut(index).bind(binding, start);
+    }
+
+    fn describe(&self, index: usize) -> Description<'_>;
+
+    /// Completes what a client is told of a ring. Returns the descriptor through which the client reaches the other side:
+    /// the peer's doorbell, or the interface's socket.
+    fn describe_ring<'a>(
+        &'a self,
+        daemon: &Daemon,
+        index: usize,
+        ring: &'a PortRing,
+        told: &mut BoundRing,
+    ) -> Result<BorrowedFd<'a>, Refusal>;
+
+    /// Unbinds the rings of a session.
+    fn unbind(&mut self, index: usize, binding: &Binding);
+
+    /// Whether the port can be released now. A port that cannot is checked again whenever a session is closed.
+    fn is_releasable(&self, _daemon: &Daemon) -> bool {
+        true
+    }
+
+    /// Ends the port, which is no longer in the registry, and returns its endpoints, whose rings and buffers are still
+    /// allocated.
+    fn release(self: Box<Self>, daemon: &mut Daemon) -> Vec<Endpoint>;
+
+    /// The user that the port belongs to.
+    fn owner(&self) -> u32;
+
+    /// The port as `unetmap ls` shows it. A pipe is two ports there.
+    fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot>;
+}
+
+impl Registry {
+    /// Returns a port of kind `T`.
+    pub(crate) fn get<T: Port>(&self, key: &PortKey) -> Option<&T> {
+        (self.port(key).ok()? as &dyn Any).downcast_ref()
+    }
+
+    /// The same, mutable.
+    pub(crate) fn get_mut<T: Port>(&mut self, key: &PortKey) -> Option<&mut T> {
+        (self.port_mut(key).ok()? as &mut dyn Any).downcast_mut()
+    }
+
+    /// All ports of kind `T`, in order of their keys.
+    pub(crate) fn all<T: Port>(&self) -> impl Iterator<Item = &T> {
+        self.ports().filter_map(|(_, port)| (port as &dyn Any).downcast_ref())
+    }
+
+    /// The same, mutable.
+    pub(crate) fn all_mut<T: Port>(&mut self) -> impl Iterator<Item = &mut T> {
+        self.ports_mut().filter_map(|(_, port)| (port as &mut dyn Any).downcast_mut())
+    }
+
+    /// Returns an endpoint, and the region of its port.
+    pub(crate) fn endpoint(&self, key: &EndpointKey) -> Result<(&Endpoint, RegionKey), Refusal> {
+        let port = self.port(&key.port)?;
+        Ok((&port.endpoints()[key.index], port.region()))
+    }
+}
+
+/// Whom the daemon serves.
+pub(crate) struct Admission {
+    /// The only user that is served; `None`: all users, each with names and regions of his own.
+    pub(crate) only_user: Option<u32>,
+    /// Which users may open which interfaces; `None`: the daemon itself may open none.
+    pub(crate) policy: Option<PolicyFile>,
+}
+
+/// The state of the daemon, as control requests and events use and change it.
+pub(crate) struct Daemon {
+    pub(crate) registry: Registry,
+    pub(crate) knobs: Knobs,
+    pub(crate) admission: Admission,
+    pub(crate) nics: NicState,
+    pub(crate) vale: ValeState,
+    pub(crate) monitors: MonitorState,
+}
+
+impl Daemon {
+    /// Returns a daemon without ports. Private regions are numbered from `first_mem_id`.
+    pub(crate) fn new(knobs: Knobs, admission: Admission, first_mem_id: u16) -> Daemon {
+        Daemon {
+            registry: Registry::new(first_mem_id),
+            nics: NicState::default(),
+            vale: ValeState::new(knobs.thread_plan().clone()),
+            monitors: MonitorState::default(),
+            knobs,
+            admission,
+        }
+    }
+
+    /// Whether the daemon must keep running though no client is connected: it has state that would be lost.
+    pub(crate) fn has_state(&self) -> bool {
+        self.nics.has_settings() || self.vale.has_state(&self.registry) || self.knobs.changed()
+    }
+
+    /// The owner of the names and regions that `caller` refers to, where no interface is involved.
+    pub(crate) fn scope(&self, caller: &Caller) -> Scope {
+        Scope { uid: self.admission.only_user.unwrap_or(caller.peer.uid), netns: 0 }
+    }
+
+    /// The same, where an interface of the caller's network namespace is involved.
+    pub(crate) fn interface_scope(&self, caller: &Caller) -> Scope {
+        Scope { netns: caller.netns_id(), ..self.scope(caller) }
+    }
+
+    /// Returns the region of this caller that programs call `mem_id`.
+    pub(crate) fn region_by_number(&self, mem_id: u16, caller: &Caller) -> Result<RegionKey, Refusal> {
+        self.registry.regions.by_number(mem_id, self.scope(caller), caller.netns_id())
+    }
+
+    /// Returns the region of all interfaces that this caller opens directly, and of their pipes. It is created if there
+    /// is none, for a first interface with `slots` slots.
+    pub(crate) fn interface_region(&mut self, caller: &Caller, slots: u32) -> Result<RegionKey, Refusal> {
+        if let Ok(region) = self.region_by_number(1, caller) {
+            return Ok(region);
+        }
+        let (scope, sizes) = (self.interface_scope(caller), self.knobs.interface_sizes(slots));
+        self.registry.regions.create_for_interfaces(scope, sizes)
+    }
+
+    /// The policy; `None` in a user's own daemon, which opens no interface.
+    pub(crate) fn policy(&mut self) -> Result<Option<&Policy>, Refusal> {
+        match &mut self.admission.policy {
+            None => Ok(None),
+            Some(file) => file.current().map(Some).or_else(|why| refuse(EACCES, why)),
+        }
+    }
+
+    /// Whether the caller may use this daemon for pipes and switches that involve no interface.
+    pub(crate) fn may_use_pipes(&mut self, caller: &Caller) -> Result<bool, Refusal> {
+        if self.admission.only_user.is_some() || caller.peer.uid == 0 {
+            return Ok(true);
+        }
+        Ok(self.policy()?.is_some_and(|policy| policy.pipes(&caller.identity())))
+    }
+
+    /// Whether the caller may use this daemon for anything.
+    pub(crate) fn admits(&mut self, caller: &Caller) -> Result<bool, Refusal> {
+        if self.admission.only_user.is_some() || caller.peer.uid == 0 {
+            return Ok(true);
+        }
+        Ok(self.policy()?.is_some_and(|policy| policy.admits_anything(&caller.identity())))
+    }
+
+    /// Opens a port for a client (REGISTER).
+    pub(crate) fn register(
+        &mut self,
+        name: &str,
+        request: &NmreqRegister,
+        options: &Options,
+        caller: &Caller,
+    ) -> Result<Registered, Refusal> {
+        let spec = parse_port_name(name)?;
+        let forced = request.nr_flags & FORCE != 0;
+        let request = &NmreqRegister { nr_flags: request.nr_flags & !FORCE, ..*request };
+        if matches!(request.nr_mode, NR_REG_PIPE_MASTER | NR_REG_PIPE_SLAVE) {
+            return refuse(
+                EINVAL,
+                "the modes NR_REG_PIPE_* are those of the legacy request: name the pipe, parent{id or parent}id",
+            );
+        }
+        let at = if request.nr_flags & (NR_MONITOR_TX | NR_MONITOR_RX | NR_ZCOPY_MON) != 0 {
+            monitor::create(self, &spec, request, caller)?
+        } else if request.nr_mode == NR_REG_NULL {
+            null::create(self, &spec, request, caller)?
+        } else {
+            if !forced {
+                nic::check_default_route(self, &spec, request, caller)?;
+            }
+            let at = self.find_or_create(&spec, request, caller)?;
+            self.registry.port(&at.port)?.check_request(request)?;
+            at
+        };
+        let opened = self.open_session(at.clone(), name, request, options, caller);
+        opened.inspect_err(|_| self.release_if_unused(&at.port))
+    }
+
+    /// Finds the pipe, the interface or the switch port, or creates it.
+    fn find_or_create(
+        &mut self,
+        spec: &PortSpec,
+        request: &NmreqRegister,
+        caller: &Caller,
+    ) -> Result<EndpointKey, Refusal> {
+        match (&spec.pipe, spec.kind) {
+            (Some(pipe), _) => pipe::find_or_create(self, &spec.parent, pipe, request, caller),
+            (None, PortKind::Vale) => vale::find_or_create(self, spec, request, caller),
+            (None, PortKind::Netmap) => nic::find_or_create(self, spec, request, caller),
+        }
+    }
+
+    /// Answers a question about a port without opening it, even if another session has it exclusively. A port that does
+    /// not exist is created for the moment; the packets of an interface stay with the kernel.
+    pub(crate) fn inspect<T>(
+        &mut self,
+        spec: &PortSpec,
+        request: &NmreqRegister,
+        caller: &Caller,
+        question: impl FnOnce(&Daemon, &NmreqRegister) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let at = self.find_or_create(spec, request, caller)?;
+        let answer = self.answered_register(&at, request).and_then(|register| question(self, &register));
+        self.release_if_unused(&at.port);
+        answer
+    }
+
+    /// Does what a kind does after a session was opened, besides binding.
+    fn session_opened(&mut self, at: &EndpointKey) -> Result<(), Refusal> {
+        match &at.port {
+            PortKey::Mediated(key) if at.index == 0 => mediated::update_threads(self, key),
+            PortKey::Monitor(id) => {
+                monitor::notify_watched(self, *id);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Does what a kind does after a session was closed, besides unbinding.
+    fn session_closed(&mut self, at: &EndpointKey, name: &str) {
+        if let PortKey::Mediated(key) = &at.port
+            && at.index == 0
+        {
+            mediated::session_closed(self, key, name);
+        }
+    }
+
+    /// Ends what a kind runs on a port that no client has open.
+    fn before_release(&mut self, key: &PortKey) {
+        match key {
+            PortKey::Mediated(key) => mediated::stop_threads_if_unused(self, key),
+            PortKey::Monitor(id) => monitor::close_if_unused(self, *id),
+            _ => {}
+        }
+    }
+
+    /// Releases a port that no session has open, and its region, if that was its last port.
+    pub(crate) fn release_if_unused(&mut self, key: &PortKey) {
+        self.before_release(key);
+        if self.registry.is_open(key) || !self.registry.port(key).is_ok_and(|port| port.is_releasable(self)) {
+            return;
+        }
+        let Some(port) = self.registry.remove(key) else { return };
+        let region = port.region();
+        let endpoints = port.release(self);
+        self.registry.free_endpoints(region, endpoints);
+    }
+}
+
+/// Parses a name as requests carry it: without ring numbers, flags, region or options.
+pub(crate) fn parse_port_name(name: &str) -> Result<PortSpec, Refusal> {
+    let with_prefix =
+        if name.starts_with(NM_BDG_NAME) && name.contains(':') { name.into() } else { format!("netmap:{name}") };
+    // The client has already interpreted a '-'.
+    match PortSpec::parse_with(&with_prefix, |_| true) {
+        Ok(spec) if spec.name == name => Ok(spec),
+        Ok(_) => refuse(EINVAL, "a request names only the port, without rings, flags or options"),
+        Err(e) => refuse(EINVAL, e.message()),
+    }
+}

@@ -1,0 +1,542 @@
+//! Monitors: ports that see the packets which cross the rings of another port.
+//!
+//! A monitor is a port with one session. The watched port's sync copies packets to mirror rings, one for each watched ring,
+//! with a channel and a ring state of the same number (see `unetmap_core::sync::mirror`); the monitor's sync moves them on to its receive
+//! rings. A monitor that copies has a region of its own, and its mirror rings are in memory that it shares with the watched
+//! programs only. A zero-copy monitor and its mirror rings lie in the watched port's region.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use unetmap_abi::*;
+use unetmap_core::control::binding::{BackendKind, BoundPool, BoundRing, ZERO_COPY};
+use unetmap_core::control::monitor::{MirroredRing, MonitorHead, MonitorReply, NextMonitorRequest};
+use unetmap_core::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP};
+use unetmap_core::sync::mirror::MonitorList;
+use unetmap_mem::{ChannelPage, Slots};
+
+use super::pipe::{PipeKey, endpoint_index};
+use super::snapshot::PortSnapshot;
+use super::vale::ValePort;
+use super::{Daemon, Description, EndpointKey, MAX_EXTRA, Port, PortKey, Session, mediated, nic, vale};
+use crate::caller::Caller;
+use crate::endpoint::{Binding, DataPath, Endpoint, PortRing, shared_page};
+use crate::policy::Access;
+use crate::refusal::{Refusal, refuse};
+use crate::region::{RegionKey, RegionRecord, Scope, Sizes};
+use crate::registry::{BufferRepair, PortRecord};
+use crate::shape::EndpointShape;
+
+/// Monitors of one port. Each makes the port's syncs longer.
+const MAX_MONITORS: usize = 16;
+/// Slots of a ring.
+const MAX_SLOTS: u32 = 4096;
+
+/// The state of all monitors.
+#[derive(Default)]
+pub(crate) struct MonitorState {
+    /// The number of the monitor that was created last.
+    last: u64,
+    /// By session: the lists of monitors that ports run by the daemon itself read.
+    pub(super) lists: BTreeMap<u64, Arc<MonitorList>>,
+}
+
+/// A monitor. It exists as long as it is open, and until no sync uses its mirror rings.
+pub(crate) struct Monitor {
+    id: u64,
+    region: RegionKey,
+    scope: Scope,
+    name: String,
+    /// A transmit ring that sends nothing, and the receive rings.
+    endpoint: Endpoint,
+    channels_fd: OwnedFd,
+    channels_bytes: usize,
+    channels: ChannelPage,
+    /// Its transmit rings are the mirror rings.
+    mirror: Endpoint,
+    mirror_memory: MirrorMemory,
+    /// The watched ring of each mirror ring.
+    watched_rings: Vec<WatchedRing>,
+    watched: EndpointKey,
+    /// Whether the watched port has been closed.
+    watched_ended: bool,
+    /// Whether the monitor has been closed.
+    closed: bool,
+}
+
+/// The memory of the mirror rings.
+enum MirrorMemory {
+    /// A region that is in no registry.
+    Own(Box<RegionRecord>),
+    /// The watched port's region, which is also the monitor's: its file and its pools.
+    Shared(OwnedFd, [BoundPool; 3]),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct WatchedRing {
+    transmit: bool,
+    id: usize,
+}
+
+impl WatchedRing {
+    fn of<T>(self, tx: T, rx: T) -> T {
+        if self.transmit { tx } else { rx }
+    }
+}
+
+impl Monitor {
+    fn mirror_pools(&self) -> [BoundPool; 3] {
+        match &self.mirror_memory {
+            MirrorMemory::Own(record) => pools_of(record),
+            MirrorMemory::Shared(_, pools) => *pools,
+        }
+    }
+
+    fn mirror_fd(&self) -> BorrowedFd<'_> {
+        match &self.mirror_memory {
+            MirrorMemory::Own(record) => record.fd.as_fd(),
+            MirrorMemory::Shared(fd, _) => fd.as_fd(),
+        }
+    }
+
+    /// Whether it gets the watched port's buffers instead of copies.
+    fn is_zero_copy(&self) -> bool {
+        matches!(self.mirror_memory, MirrorMemory::Shared(..))
+    }
+
+    /// Whether it is open and its watched endpoint, `watched`, is, too.
+    fn watches(&self, watched: &EndpointKey) -> bool {
+        self.watched == *watched && !self.watched_ended && !self.closed
+    }
+
+    /// Returns what the programs or threads that sync the watched rings are told, as far as they have them bound.
+    fn describe_mirror(&self, bound: Option<&Binding>) -> Result<(MonitorReply, Vec<OwnedFd>), Refusal> {
+        let included = |ring: &WatchedRing| bound.is_none_or(|bound| ring.of(&bound.tx, &bound.rx).contains(&ring.id));
+        let mut rings = Vec::new();
+        let mut fds = vec![self.mirror_fd(), self.mirror.state_page_fd.as_fd(), self.channels_fd.as_fd()];
+        for (channel, watched) in self.watched_rings.iter().enumerate().filter(|(_, ring)| included(ring)) {
+            let shape = self.mirror.tx[channel].view.shape();
+            rings.push(MirroredRing {
+                offset: shape.offset,
+                slots: shape.slots.get(),
+                channel: channel as u32,
+                id: watched.id as u16,
+                dir: u16::from(!watched.transmit),
+                zero_copy: self.is_zero_copy().into(),
+            });
+            fds.push(self.endpoint.rx[watched.id].doorbell.as_fd());
+        }
+        let head = MonitorHead {
+            monitor: self.id,
+            pools: self.mirror_pools(),
+            states: self.watched_rings.len() as u32,
+            channels_bytes: self.channels_bytes as u32,
+        };
+        let fds = fds.into_iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
+        let fds = fds.or_else(|e| refuse(ENOMEM, format!("the daemon has no file descriptors left: {e}")))?;
+        Ok((MonitorReply { head, rings }, fds))
+    }
+
+    fn channel_of(&self, ring: WatchedRing) -> Option<usize> {
+        self.watched_rings.iter().position(|other| *other == ring)
+    }
+
+    /// Returns, for a receive ring, the slots in its mirror rings and the slots that had no room there.
+    fn ring_counters(&self, id: u16) -> (u32, u64) {
+        let mut counters = (0, 0);
+        let rings = [true, false].map(|transmit| WatchedRing { transmit, id: id.into() });
+        for channel in rings.into_iter().filter_map(|ring| self.channel_of(ring)) {
+            let slots = self.mirror.shape.tx_slots;
+            let waiting = self.channels.words(channel).and_then(|words| words.positions(slots));
+            counters.0 += waiting.map_or(0, |span| slots.distance(span.from, span.to));
+            let state = self.mirror.state_page.state(channel);
+            counters.1 += state.map_or(0, |state| state.dropped.load(Ordering::Relaxed));
+        }
+        counters
+    }
+}
+
+fn pools_of(record: &RegionRecord) -> [BoundPool; 3] {
+    let g = record.region.geometry();
+    [g.ifs, g.rings, g.bufs].map(|p| BoundPool { offset: p.offset, count: p.count, size: p.size })
+}
+
+/// Returns the rings of `endpoint` that `request` selects.
+fn watched_rings(endpoint: &Endpoint, request: &NmreqRegister) -> Vec<WatchedRing> {
+    let both = request.nr_flags & NR_ZCOPY_MON != 0;
+    let of_direction = |rings: usize, transmit, flag| {
+        let included = both || request.nr_flags & flag != 0;
+        let selected = move |id: &usize| request.nr_mode != NR_REG_ONE_NIC || usize::from(request.nr_ringid) == *id;
+        (0..rings).filter(move |id| included && selected(id)).map(move |id| WatchedRing { transmit, id })
+    };
+    let (tx, rx) = (endpoint.shape.tx_rings.into(), endpoint.shape.rx_rings.into());
+    of_direction(tx, true, NR_MONITOR_TX).chain(of_direction(rx, false, NR_MONITOR_RX)).collect()
+}
+
+/// Returns the shape of a monitor: one transmit ring, which programs expect, and as many receive rings as the port has in
+/// the direction that has more.
+fn monitor_shape(watched: &Endpoint, request: &NmreqRegister) -> EndpointShape {
+    let slots = |requested: u32, of_port: Slots| match requested {
+        0 => Slots::new(of_port.get().min(MAX_SLOTS)).unwrap_or(of_port),
+        requested => Slots::new(requested.clamp(2, MAX_SLOTS)).unwrap_or(of_port),
+    };
+    EndpointShape {
+        tx_rings: 1,
+        rx_rings: watched.shape.tx_rings.max(watched.shape.rx_rings),
+        host_tx_rings: 0,
+        host_rx_rings: 0,
+        // The transmit ring takes as few buffers as possible from the watched port's region.
+        tx_slots: match request.nr_flags & NR_ZCOPY_MON {
+            0 => slots(request.nr_tx_slots, watched.shape.tx_slots),
+            _ => Slots::new(2).unwrap_or(watched.shape.tx_slots),
+        },
+        rx_slots: slots(request.nr_rx_slots, watched.shape.longest()),
+    }
+}
+
+/// Creates a monitor of the port that `spec` names, which a program must have open.
+pub(super) fn create(
+    daemon: &mut Daemon,
+    spec: &PortSpec,
+    request: &NmreqRegister,
+    caller: &Caller,
+) -> Result<EndpointKey, Refusal> {
+    if !matches!(request.nr_mode, NR_REG_ALL_NIC | NR_REG_ONE_NIC) {
+        return refuse(EINVAL, "a monitor is opened on all rings or on one; it has no host rings");
+    }
+    let zero_copy = request.nr_flags & NR_ZCOPY_MON != 0;
+    if request.nr_mem_id != 0 && !zero_copy {
+        return refuse(EINVAL, "a monitor that copies has a region of its own, whose number cannot be chosen");
+    }
+    let watched = find_open_port(daemon, spec, caller)?;
+    if daemon.registry.all::<Monitor>().filter(|monitor| monitor.watches(&watched)).count() >= MAX_MONITORS {
+        return refuse(ENOMEM, format!("the port has {MAX_MONITORS} monitors already"));
+    }
+    let shared = zero_copy.then(|| shared_region(daemon, &watched, request)).transpose()?;
+    let (endpoint, watched_region) = daemon.registry.endpoint(&watched)?;
+    let (shape, rings) = (monitor_shape(endpoint, request), watched_rings(endpoint, request));
+    if rings.is_empty() {
+        return refuse(EINVAL, format!("there is no ring {} in that direction", request.nr_ringid));
+    }
+    let id = daemon.monitors.last + 1;
+    let flags = [(NR_ZCOPY_MON, "z"), (NR_MONITOR_RX, "r"), (NR_MONITOR_TX, "t")];
+    let has = |flag| request.nr_flags & flag != 0 || zero_copy;
+    let flags: String = flags.iter().filter(|(flag, _)| has(*flag)).map(|(_, name)| *name).collect();
+    let name = format!("{}/{flags}#{id}", spec.name);
+    let scope = daemon.scope(caller);
+    let rx_slots = u32::from(shape.rx_rings) * shape.rx_slots.get();
+    let slots = shape.tx_slots.get() + rx_slots + request.nr_extra_bufs.min(MAX_EXTRA);
+    // A packet that fits the watched port's buffers must fit the monitor's.
+    let private = daemon.knobs.private_sizes();
+    let watched_record = daemon.registry.regions.get(watched_region);
+    let buf_size = watched_record.map_or(private.bufs.1, |record| record.region.limits().buf_size);
+    let sizes = Sizes { bufs: (private.bufs.0, buf_size), ..private };
+    let sizes = sizes.for_one_interface(1 + u32::from(shape.rx_rings), slots);
+    let region = match shared {
+        Some(region) => region,
+        None => daemon.registry.regions.create_private(scope, &name, sizes)?,
+    };
+    let record = daemon.registry.regions.existing_mut(region)?;
+    let created = Monitor::create((record, sizes), (id, scope, name, zero_copy), shape, rings, watched);
+    let monitor = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
+    daemon.registry.insert(PortKey::Monitor(id), Box::new(monitor));
+    daemon.monitors.last = id;
+    Ok(PortKey::Monitor(id).into())
+}
+
+/// Returns the region of a port whose buffers a monitor can have: one that its program syncs itself.
+fn shared_region(daemon: &Daemon, watched: &EndpointKey, request: &NmreqRegister) -> Result<RegionKey, Refusal> {
+    let port = daemon.registry.port(&watched.port)?;
+    if let Some(reason) = port.zero_copy_obstacle() {
+        return only_copies(reason);
+    }
+    if port.endpoints()[watched.index].rings().any(|ring| ring.offsets.mask != 0) {
+        return only_copies("its packets begin behind the start of their buffers (OFFSETS)");
+    }
+    let mut monitors = daemon.registry.all::<Monitor>().filter(|monitor| monitor.watches(watched));
+    if monitors.any(Monitor::is_zero_copy) {
+        return refuse(EBUSY, "it has a zero-copy monitor already (one that copies can join: flags t and r)");
+    }
+    daemon.registry.regions.check_number("port", port.region(), request.nr_mem_id)?;
+    Ok(port.region())
+}
+
+/// Returns the port that a program has open under the name in `spec`. For a mediated interface it is the daemon's port.
+fn find_open_port(daemon: &mut Daemon, spec: &PortSpec, caller: &Caller) -> Result<EndpointKey, Refusal> {
+    let at = match (&spec.pipe, spec.kind) {
+        (Some(pipe), _) => {
+            let interface = nic::admitted_interface(daemon, &spec.parent, caller)?;
+            let scope = interface.map_or_else(|| daemon.scope(caller), |(scope, _)| scope);
+            let key = PipeKey { scope, parent: spec.parent.clone(), id: pipe.id.clone() };
+            EndpointKey { port: PortKey::Pipe(key), index: endpoint_index(pipe.role) }
+        }
+        (None, PortKind::Vale) => PortKey::Vale(vale::key_of(daemon, &spec.parent, caller)?).into(),
+        (None, PortKind::Netmap) => find_open_interface(daemon, &spec.parent, caller)?.into(),
+    };
+    match daemon.registry.endpoint(&at) {
+        Ok((endpoint, _)) if endpoint.in_use() => Ok(at),
+        _ => not_open(),
+    }
+}
+
+fn find_open_interface(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<PortKey, Refusal> {
+    let (link, access) = nic::admitted(daemon, name, caller)?;
+    let scope = daemon.interface_scope(caller);
+    let Some(nic) = nic::find(&daemon.registry, caller.netns_id(), link.index) else { return not_open() };
+    let is_own = match access {
+        Access::Direct => nic.scope == scope,
+        Access::Mediated => mediated::find(daemon, nic.key, scope).is_some(),
+    };
+    if is_own { Ok(PortKey::Nic(nic.key)) } else { nic::in_use(nic) }
+}
+
+/// Tells the programs and threads that sync the watched rings that the list of monitors has changed.
+pub(super) fn notify_watched(daemon: &Daemon, id: u64) {
+    let Some(monitor) = daemon.registry.get::<Monitor>(&PortKey::Monitor(id)) else { return };
+    let watched = &monitor.watched;
+    if let Some(port) = daemon.registry.get::<ValePort>(&watched.port) {
+        // The switch copies the packets, not the program that has the port open.
+        port.set_monitors(monitors_of(daemon, watched, None));
+        return;
+    }
+    for (session, list) in &daemon.monitors.lists {
+        if let Some(session) = daemon.registry.sessions.get(session).filter(|session| is_session_of(session, watched)) {
+            list.set(monitors_of(daemon, watched, Some(&session.binding)));
+        }
+    }
+    let Ok((endpoint, _)) = daemon.registry.endpoint(watched) else { return };
+    for ring in monitor.watched_rings.iter().filter(|_| !monitor.watched_ended) {
+        let rings = ring.of(&endpoint.tx, &endpoint.rx);
+        if let Some(state) = rings.get(ring.id).and_then(|ring| endpoint.state_page.state(ring.state)) {
+            state.monitors_changed();
+        }
+    }
+}
+
+fn is_session_of(session: &Session, at: &EndpointKey) -> bool {
+    session.port == at.port && session.endpoint == at.index
+}
+
+/// Ends the monitors of an endpoint that has ended or been closed: they deliver what their mirror rings hold, and then fail.
+pub(super) fn end_monitors(daemon: &mut Daemon, watched: &EndpointKey) {
+    for monitor in daemon.registry.all_mut::<Monitor>().filter(|monitor| monitor.watches(watched)) {
+        monitor.watched_ended = true;
+        // Not the transmit ring: programs that sync all rings would fail there before they have read what is left.
+        monitor.endpoint.end_receiving();
+    }
+}
+
+/// Takes a monitor that no program has open off its watched port's list.
+pub(super) fn close_if_unused(daemon: &mut Daemon, id: u64) {
+    let monitor = daemon.registry.get_mut::<Monitor>(&PortKey::Monitor(id));
+    let Some(monitor) = monitor.filter(|monitor| !monitor.closed && !monitor.endpoint.in_use()) else { return };
+    monitor.closed = true;
+    notify_watched(daemon, id);
+}
+
+/// Releases closed monitors whose mirror rings no sync uses any more.
+pub(super) fn release_closed(daemon: &mut Daemon) {
+    let closed = daemon.registry.all::<Monitor>().filter(|monitor| monitor.closed);
+    let releasable = closed.filter(|monitor| monitor.is_releasable(daemon));
+    let keys: Vec<PortKey> = releasable.map(|monitor| PortKey::Monitor(monitor.id)).collect();
+    keys.iter().for_each(|key| daemon.release_if_unused(key));
+}
+
+/// Returns what a program is told of the next monitor of its port; `None` after the last.
+pub(crate) fn next_monitor(
+    daemon: &Daemon,
+    request: &NextMonitorRequest,
+) -> Result<Option<(MonitorReply, Vec<OwnedFd>)>, Refusal> {
+    let session = daemon.registry.sessions.get(&request.session).filter(|session| session.secret == request.key);
+    let Some(session) = session else { return refuse(EINVAL, "no session has this number and key") };
+    let watched = EndpointKey { port: session.port.clone(), index: session.endpoint };
+    if daemon.registry.get::<ValePort>(&watched.port).is_some() {
+        return Ok(None);
+    }
+    let mut monitors = daemon.registry.all::<Monitor>().filter(|monitor| monitor.watches(&watched));
+    let next = monitors.find(|monitor| monitor.id > request.after);
+    next.map(|monitor| monitor.describe_mirror(Some(&session.binding))).transpose()
+}
+
+/// Returns all monitors of an endpoint, as far as they watch rings in `bound` (`None`: all rings).
+fn monitors_of(daemon: &Daemon, watched: &EndpointKey, bound: Option<&Binding>) -> Vec<(MonitorReply, Vec<OwnedFd>)> {
+    let monitors = daemon.registry.all::<Monitor>().filter(|monitor| monitor.watches(watched));
+    let described = monitors.filter_map(|monitor| {
+        let described = monitor.describe_mirror(bound);
+        described.inspect_err(|e| tracing::warn!(monitor.name, "the monitor sees no packets: {}", e.why)).ok()
+    });
+    described.collect()
+}
+
+/// Returns the list of monitors for a session of the daemon's own. It is updated as long as the session is open.
+pub(crate) fn list_for_session(daemon: &mut Daemon, session: u64) -> Arc<MonitorList> {
+    let list = Arc::new(MonitorList::default());
+    if let Some(opened) = daemon.registry.sessions.get(&session) {
+        let watched = EndpointKey { port: opened.port.clone(), index: opened.endpoint };
+        list.set(monitors_of(daemon, &watched, Some(&opened.binding)));
+    }
+    daemon.monitors.lists.insert(session, list.clone());
+    list
+}
+
+fn not_open<T>() -> Result<T, Refusal> {
+    refuse(EINVAL, "no program has the port open, so there is nothing to monitor (open the port itself first)")
+}
+
+fn only_copies<T>(reason: &str) -> Result<T, Refusal> {
+    refuse(EOPNOTSUPP, format!("{reason}: only a monitor that copies is possible (flags t and r, without z)"))
+}
+
+impl Monitor {
+    fn create(
+        (region, sizes): (&mut RegionRecord, Sizes),
+        (id, scope, name, zero_copy): (u64, Scope, String, bool),
+        shape: EndpointShape,
+        watched_rings: Vec<WatchedRing>,
+        watched: EndpointKey,
+    ) -> Result<Monitor, Refusal> {
+        let channels_bytes = ChannelPage::bytes(watched_rings.len());
+        let (window, channels_fd) = shared_page("unetmap-lines", channels_bytes)?;
+        let channels = ChannelPage::new(window);
+        let count = watched_rings.len() as u32;
+        let mirror_shape = EndpointShape { tx_rings: count as u16, rx_rings: 0, tx_slots: shape.rx_slots, ..shape };
+        let (mirror, mirror_memory) = if zero_copy {
+            let file = region.fd.try_clone();
+            let file = file.or_else(|e| refuse(ENOMEM, format!("the daemon has no file descriptors left: {e}")))?;
+            let pools = pools_of(region);
+            (Endpoint::create(region, mirror_shape, DataPath::None)?, MirrorMemory::Shared(file, pools))
+        } else {
+            let sizes = sizes.for_one_interface(count, count * shape.rx_slots.get());
+            let mut own = Box::new(RegionRecord::create((0, 0), scope, &name, sizes, None)?);
+            (Endpoint::create(&mut own, mirror_shape, DataPath::None)?, MirrorMemory::Own(own))
+        };
+        // As on an interface, each slot has a buffer of its own.
+        let endpoint = match Endpoint::create(region, shape, DataPath::Kernel) {
+            Ok(endpoint) => endpoint,
+            Err(refusal) => {
+                if zero_copy {
+                    mirror.free(region);
+                }
+                return Err(refusal);
+            }
+        };
+        Ok(Monitor {
+            id,
+            region: region.key,
+            scope,
+            name,
+            endpoint,
+            channels_fd,
+            channels_bytes,
+            channels,
+            mirror,
+            mirror_memory,
+            watched_rings,
+            watched,
+            watched_ended: false,
+            closed: false,
+        })
+    }
+}
+
+impl PortRecord for Monitor {
+    fn region(&self) -> RegionKey {
+        self.region
+    }
+
+    fn endpoints(&self) -> &[Endpoint] {
+        slice::from_ref(&self.endpoint)
+    }
+
+    fn buffer_holders(&self) -> Vec<&Endpoint> {
+        let mirror = self.is_zero_copy().then_some(&self.mirror);
+        std::iter::once(&self.endpoint).chain(mirror).collect()
+    }
+
+    fn buffer_repair(&self) -> BufferRepair<'_> {
+        BufferRepair::Keep
+    }
+}
+
+impl Port for Monitor {
+    fn endpoint_mut(&mut self, _index: usize) -> &mut Endpoint {
+        &mut self.endpoint
+    }
+
+    fn own_name(&self) -> Option<&str> {
+        Some(&self.name)
+    }
+
+    fn supports_offsets(&self) -> bool {
+        !self.is_zero_copy()
+    }
+
+    fn describe(&self, _index: usize) -> Description<'_> {
+        let (page, page_bytes) = (self.channels_fd.as_fd(), self.channels_bytes);
+        Description { page, page_bytes, mirror_pools: self.mirror_pools() }
+    }
+
+    fn describe_ring<'a>(
+        &'a self,
+        _daemon: &Daemon,
+        _index: usize,
+        ring: &'a PortRing,
+        told: &mut BoundRing,
+    ) -> Result<BorrowedFd<'a>, Refusal> {
+        told.backend = BackendKind::Monitor as u32;
+        told.features = if self.is_zero_copy() { ZERO_COPY } else { 0 };
+        if told.dir == 0 {
+            return Ok(ring.doorbell.as_fd());
+        }
+        let mirror_ring = |transmit| {
+            let channel = self.channel_of(WatchedRing { transmit, id: usize::from(told.id) })?;
+            Some((self.mirror.tx[channel].view.shape().offset, channel as u32))
+        };
+        let (sent, received) = (mirror_ring(true).unwrap_or_default(), mirror_ring(false).unwrap_or_default());
+        (told.peer_offset, told.channel) = sent;
+        (told.second_offset, told.second_channel) = received;
+        Ok(self.mirror_fd())
+    }
+
+    fn unbind(&mut self, _index: usize, binding: &Binding) {
+        self.endpoint.unbind(binding, None, None);
+    }
+
+    /// A sync that runs may still use mirror rings in the watched port's region: it holds the lock of a watched ring, and has
+    /// not observed the new list.
+    fn is_releasable(&self, daemon: &Daemon) -> bool {
+        let Ok((endpoint, _)) = daemon.registry.endpoint(&self.watched) else { return true };
+        let not_observed = |ring: &WatchedRing| {
+            let ring = ring.of(&endpoint.tx, &endpoint.rx).get(ring.id);
+            ring.and_then(|ring| endpoint.state_page.state(ring.state))
+                .is_some_and(|state| !state.status_was_observed())
+        };
+        !(self.is_zero_copy() && endpoint.in_use() && self.watched_rings.iter().any(not_observed))
+    }
+
+    fn release(self: Box<Self>, _daemon: &mut Daemon) -> Vec<Endpoint> {
+        match self.mirror_memory {
+            MirrorMemory::Own(_) => vec![self.endpoint],
+            MirrorMemory::Shared(..) => vec![self.endpoint, self.mirror],
+        }
+    }
+
+    fn owner(&self) -> u32 {
+        self.scope.uid
+    }
+
+    fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {
+        if self.closed {
+            return Vec::new();
+        }
+        let mem_id = daemon.registry.regions.mem_id(self.region);
+        let mut port = PortSnapshot::new(self.name.clone(), "monitor", mem_id, &self.endpoint, None);
+        for ring in port.rings.iter_mut().filter(|ring| ring.dir == "rx") {
+            (ring.queued, ring.dropped) = self.ring_counters(ring.id);
+        }
+        vec![port]
+    }
+}

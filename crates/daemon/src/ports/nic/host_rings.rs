@@ -1,0 +1,230 @@
+//! Host rings: the host's own stack as a NIC.
+//!
+//! ```text
+//!  the interface's namespace                              a namespace of its own
+//!  stack -- interface == tcx == near end ---- veth ---- far end, queue k: a socket, host rings k
+//! ```
+//! The daemon and programs use the far end like any other interface. Its sockets have the same UMEM, so that a packet moves
+//! between interface and host by an exchange of two buffer indexes. The near end is in the interface's namespace, because
+//! frames can be redirected only there; no other frames pass it.
+//!
+//! ```text
+//! bound rings                                                   frames that the host sends
+//! a host receive ring                                           go to the host rings
+//! no host ring, all rings of the interface, no filter, no `fwd` are dropped and counted
+//! else                                                          go to the wire
+//! ```
+//! Only the daemon has the far end's namespace open. It ends with the daemon, which also removes both ends.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use unetmap_core::errno::{ENOMEM, EOPNOTSUPP, EPERM};
+use unetmap_sys::link::{self, veth};
+use unetmap_sys::netns::Netns;
+use unetmap_sys::tcx::{HostTxAction, Tcx};
+use unetmap_sys::xdp::{Mark, Mode, Xdp};
+use unetmap_sys::xsk::{Queue, Umem, Xsk};
+
+use crate::refusal::{Refusal, refuse};
+use crate::tuning::nic::KEEPALIVE_TIMEOUT;
+
+/// The far end's name, in a namespace of its own.
+const FAR: &str = "host";
+
+/// A veth pair whose far end represents the host's stack.
+struct HostVeth {
+    /// Interface index of the near end.
+    near: u32,
+    far_netns: Netns,
+    far: u32,
+    xdp: Xdp,
+}
+
+/// The connection between an interface and the host's stack.
+pub(super) struct HostRings {
+    netns: Arc<Netns>,
+    nic: u32,
+    queues: u32,
+    tcx: Option<Tcx>,
+    veth: Option<HostVeth>,
+    capture: HostTxAction,
+}
+
+impl HostRings {
+    /// Nothing is attached or created yet.
+    pub(super) fn new(netns: Arc<Netns>, nic: u32, queues: u32) -> HostRings {
+        HostRings { netns, nic, queues, tcx: None, veth: None, capture: HostTxAction::Pass }
+    }
+
+    /// Attaches the tcx program to the interface, if it is not attached. Frames still go to the wire.
+    pub(super) fn attach(&mut self) -> Result<(), Refusal> {
+        if self.tcx.is_some() {
+            return Ok(());
+        }
+        let nic = self.nic;
+        let attached = self.netns.run(|| Tcx::attach(nic)).and_then(|attached| attached);
+        let mut tcx = attached.or_else(|e| explain(&e))?;
+        let kept = tcx.extend_deadline(KEEPALIVE_TIMEOUT);
+        kept.or_else(|e| refuse(EOPNOTSUPP, format!("the host's frames cannot be redirected: {e}")))?;
+        (self.tcx, self.capture) = (Some(tcx), HostTxAction::Pass);
+        Ok(())
+    }
+
+    /// Creates the veth pair, if there is none.
+    pub(super) fn create(&mut self, frames: Mark) -> Result<(), Refusal> {
+        self.attach()?;
+        if self.veth.is_some() {
+            return Ok(());
+        }
+        let failed = |e: io::Error| match e.raw_os_error() {
+            Some(libc_errno::EPERM) => refuse(
+                EPERM,
+                "the daemon may not make the interfaces that host rings need: give it CAP_NET_ADMIN and CAP_SYS_ADMIN",
+            ),
+            _ => refuse(ENOMEM, format!("host rings need a pair of interfaces (veth), which cannot be made: {e}")),
+        };
+        let pair = HostVeth::create(&self.netns, self.nic, self.queues).or_else(failed)?;
+        let Some(tcx) = &mut self.tcx else { return Ok(()) };
+        let near = pair.near;
+        let joined =
+            self.netns.run(|| tcx.set_mark(frames).and_then(|()| tcx.attach_companion(near))).and_then(|joined| joined);
+        self.veth = Some(pair);
+        joined.or_else(|e| explain(&e))
+    }
+
+    /// Sets the mark that frames to the stack begin with.
+    pub(super) fn set_mark(&mut self, mark: Mark) {
+        if let Some(tcx) = &mut self.tcx
+            && let Err(e) = tcx.set_mark(mark)
+        {
+            tracing::error!("frames to the host cannot be marked: {e}");
+        }
+    }
+
+    /// Opens a queue of the far end, whose interface index this function completes in `queue`. The socket shares the UMEM
+    /// registration of `shared`.
+    pub(super) fn bind_socket(&self, queue: Queue, umem: Umem, shared: Option<BorrowedFd<'_>>) -> io::Result<Xsk> {
+        let Some(veth) = &self.veth else { return Err(io::ErrorKind::NotFound.into()) };
+        let queue = Queue { ifindex: veth.far, ..queue };
+        veth.far_netns.run(|| Xsk::bind(queue, umem, shared))?
+    }
+
+    /// The XDP program of the far end, which redirects frames to its sockets.
+    pub(super) fn xdp(&mut self) -> Option<&mut Xdp> {
+        self.veth.as_mut().map(|veth| &mut veth.xdp)
+    }
+
+    /// Sets where frames that the host sends go.
+    pub(super) fn set_capture(&mut self, capture: HostTxAction) {
+        let Some(tcx) = &mut self.tcx else { return };
+        if self.capture == capture {
+            return;
+        }
+        match tcx.set_host_tx(capture) {
+            Ok(()) => self.capture = capture,
+            Err(e) => tracing::error!("the host's frames cannot be redirected: {e}"),
+        }
+    }
+
+    /// Renews the time for which the kernel's programs redirect frames.
+    pub(super) fn keep_alive(&mut self) {
+        let tcx = self.tcx.as_mut().map(|tcx| tcx.extend_deadline(KEEPALIVE_TIMEOUT));
+        let veth = self.veth.as_mut().map(|veth| veth.xdp.extend_deadline(KEEPALIVE_TIMEOUT));
+        for e in [tcx, veth].into_iter().flatten().filter_map(Result::err) {
+            tracing::error!("the time of the host rings' programs cannot be renewed: {e}");
+        }
+    }
+
+    /// Removes the veth pair.
+    pub(super) fn remove(&mut self) {
+        self.set_capture(HostTxAction::Pass);
+        let Some(pair) = self.veth.take() else { return };
+        if let Some(tcx) = &mut self.tcx {
+            tcx.detach_companion();
+        }
+        let near = pair.near;
+        // The end of its namespace would remove it too, but later.
+        if let Ok(Err(e)) = self.netns.run(|| veth::delete(near)) {
+            tracing::debug!("the veth pair was removed already: {e}");
+        }
+    }
+
+    /// Detaches from the interface.
+    pub(super) fn detach(&mut self) {
+        self.remove();
+        self.tcx = None;
+    }
+
+    /// Frames that the host sent and that were dropped.
+    pub(super) fn dropped(&self) -> u64 {
+        self.tcx.as_ref().map_or(0, Tcx::dropped)
+    }
+
+    /// Whether interface `index` is the near end of the veth pair.
+    pub(super) fn is_near(&self, index: u32) -> bool {
+        self.veth.as_ref().is_some_and(|veth| veth.near == index)
+    }
+}
+
+impl HostVeth {
+    /// Creates the pair. A near end that a killed daemon has left is removed first.
+    fn create(netns: &Netns, nic: u32, queues: u32) -> io::Result<HostVeth> {
+        let far_netns = Netns::new()?;
+        let name = near_name(nic);
+        let near = netns.run(|| {
+            if let Some(left) = link::by_name(&name)?.filter(|link| link.kind.as_deref() == Some("veth")) {
+                veth::delete(left.index)?;
+            }
+            let peer_netns = Some(std::os::fd::AsFd::as_fd(&far_netns));
+            veth::create(veth::Veth { name: &name, peer: FAR, peer_netns, queues })?;
+            let near = link::by_name(&name)?.ok_or(io::ErrorKind::NotFound)?.index;
+            prepare(near, &name).inspect_err(|_| drop(veth::delete(near)))?;
+            Ok::<_, io::Error>(near)
+        })??;
+        let far = far_netns.run(|| {
+            let far = link::by_name(FAR)?.ok_or(io::ErrorKind::NotFound)?.index;
+            prepare(far, FAR)?;
+            let mut xdp = Xdp::attach(far, queues, Mode::Native)?;
+            xdp.extend_deadline(KEEPALIVE_TIMEOUT)?;
+            Ok::<_, io::Error>((far, xdp))
+        });
+        match far.and_then(|far| far) {
+            Ok((far, xdp)) => Ok(HostVeth { near, far_netns, far, xdp }),
+            Err(e) => {
+                let _ = netns.run(|| veth::delete(near));
+                Err(e)
+            }
+        }
+    }
+}
+
+fn prepare(index: u32, name: &str) -> io::Result<()> {
+    veth::configure_passthrough(index, name)?;
+    veth::set_up(index)
+}
+
+/// Returns the near end's name for interface `nic`, which is in the same namespace.
+pub(super) fn near_name(nic: u32) -> String {
+    format!("nmh{nic}")
+}
+
+fn explain<T>(e: &io::Error) -> Result<T, Refusal> {
+    match e.raw_os_error() {
+        Some(libc_errno::EPERM) => {
+            refuse(EPERM, "the daemon may not attach tcx programs: it needs CAP_NET_ADMIN and CAP_BPF")
+        }
+        Some(libc_errno::EINVAL | libc_errno::ENOTSUPP) => {
+            refuse(EOPNOTSUPP, "host rings need Linux 6.6 or newer (tcx); this kernel has no tcx")
+        }
+        _ => refuse(EOPNOTSUPP, format!("the host's frames cannot be redirected to host rings: {e}")),
+    }
+}
+
+/// Error numbers of the kernel that this module distinguishes.
+mod libc_errno {
+    pub(super) const EPERM: i32 = 1;
+    pub(super) const EINVAL: i32 = 22;
+    pub(super) const ENOTSUPP: i32 = 524;
+}

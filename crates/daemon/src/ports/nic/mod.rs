@@ -1,0 +1,467 @@
+//! Interfaces: an AF_XDP socket for each queue that a session has bound, and the XDP program that redirects packets to it.
+//!
+//! ```text
+//! queue i    bound by a session     one socket, bound to queue i; its UMEM is the buffer pool of the region
+//!            receive ring bound     the socket is in the program's map, and packets of queue i are redirected to it
+//!            not bound              no socket: the kernel's stack has the queue
+//! ```
+//! The host rings are queues of a veth device (`host_rings`). Their numbers follow those of the interface's queues.
+
+mod attach;
+mod busy_poll;
+mod filter;
+mod host_rings;
+mod open;
+mod queue;
+mod sockets;
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::slice;
+use std::sync::Arc;
+
+use unetmap_core::control::binding::{BackendKind, BoundRing, FORWARD_ALL, FORWARD_MARKED, FRAGS};
+use unetmap_core::errno::{EINVAL, ENXIO};
+use unetmap_mem::TxFramesPage;
+use unetmap_sys::link::Link;
+use unetmap_sys::netns::Netns;
+use unetmap_sys::tcx::HostTxAction;
+use unetmap_sys::xdp::{Mark, Mode, Xdp};
+use unetmap_sys::xsk::{self, BUFFER_BYTES, BindMode, BusyPoll, Umem};
+
+use super::snapshot::{PortSnapshot, RingSnapshot};
+use super::{Daemon, Description, Port};
+use crate::endpoint::{Binding, DataPath, Endpoint, PortRing, shared_page};
+use crate::knobs::Admode;
+use crate::refusal::{Refusal, refuse};
+use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope};
+use crate::registry::{BufferRepair, PortRecord};
+use crate::shape::EndpointShape;
+use crate::tuning::nic::KEEPALIVE_TIMEOUT;
+
+use attach::random_mark;
+use filter::StoredFilter;
+use host_rings::{HostRings, near_name};
+use queue::{OpenQueue, socket_position};
+
+pub(crate) use filter::answer_request;
+pub(super) use open::check_default_route;
+pub(crate) use open::{
+    ALL_NAMESPACES, NicState, admitted, admitted_interface, create_for_daemon, find, find_link, find_or_create, in_use,
+    keep_alive, links_changed, new_shape, no_such_interface, unwatch_if_unused, watch,
+};
+
+/// Identifies an interface that is open.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct NicKey {
+    /// Its network namespace.
+    pub(crate) netns: u64,
+    pub(crate) index: u32,
+    /// Distinguishes it from an earlier interface of the same index.
+    pub(crate) serial: u64,
+}
+
+/// Bytes of an Ethernet header with one VLAN tag.
+const HEADER: u32 = 18;
+
+/// BindMode packets are received and sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct XdpConfig {
+    mode: Mode,
+    bind_mode: BindMode,
+    /// Whether a packet can use several buffers.
+    frags: bool,
+}
+
+/// An interface that is open.
+pub(crate) struct Nic {
+    pub(crate) key: NicKey,
+    pub(crate) name: String,
+    pub(crate) scope: Scope,
+    region: RegionKey,
+    endpoint: Endpoint,
+    sent_fd: OwnedFd,
+    sent_bytes: usize,
+    sent: TxFramesPage,
+    netns: Arc<Netns>,
+    umem: Umem,
+    /// Which frames enter the port; `None`: all.
+    filter: Option<Arc<StoredFilter>>,
+    /// The busy polling of sockets that are opened from now on.
+    busy_poll: Option<BusyPoll>,
+    /// Whether all packets that programs release are forwarded to the other side (the knob `fwd`).
+    forwards: bool,
+    queues: Vec<Option<OpenQueue>>,
+    xdp: Option<Xdp>,
+    host: HostRings,
+    /// In generic mode: the mark of frames that the XDP program passes to the stack.
+    mark: Mark,
+    /// Known once a socket is open.
+    xdp_config: Option<XdpConfig>,
+    admode: Admode,
+    /// Whether it was deleted, or moved to another namespace.
+    gone: bool,
+}
+
+impl Nic {
+    /// Creates the rings. The interface is not changed yet.
+    fn create(
+        region: &mut RegionRecord,
+        (key, scope): (NicKey, Scope),
+        netns: Arc<Netns>,
+        link: &Link,
+        (shape, admode): (EndpointShape, Admode),
+    ) -> Result<Nic, Refusal> {
+        let buffer = region.region.limits().buf_size;
+        if !BUFFER_BYTES.contains(&buffer) {
+            let (least, most) = (BUFFER_BYTES.start(), BUFFER_BYTES.end());
+            return refuse(
+                EINVAL,
+                format!("an interface needs buffers of {least} to {most} bytes, not {buffer} (unetmap set buf_size)"),
+            );
+        }
+        let sent_bytes = TxFramesPage::bytes(usize::from(shape.all_tx()) * shape.tx_slots.get() as usize);
+        let (window, sent_fd) = shared_page("unetmap-sent", sent_bytes)?;
+        let endpoint = Endpoint::create(region, shape, DataPath::Kernel)?;
+        let queues = (0..shape.pairs()).map(|_| None).collect();
+        let host = HostRings::new(netns.clone(), link.index, (shape.pairs() - shape.nic_pairs()) as u32);
+        Ok(Nic {
+            key,
+            name: link.name.clone(),
+            scope,
+            region: region.key,
+            endpoint,
+            sent_fd,
+            sent_bytes,
+            sent: TxFramesPage::new(window),
+            netns,
+            umem: region.region.umem(),
+            filter: None,
+            busy_poll: None,
+            forwards: false,
+            queues,
+            xdp: None,
+            host,
+            mark: random_mark()?,
+            xdp_config: None,
+            admode,
+            gone: false,
+        })
+    }
+
+    /// Opens the sockets that `binding` needs, and redirects packets to its receive rings.
+    fn open_sockets(&mut self, binding: &Binding) -> Result<(), Refusal> {
+        if self.gone {
+            return refuse(ENXIO, "the interface has gone");
+        }
+        let own = self.endpoint.shape.nic_pairs();
+        let pairs: BTreeSet<usize> = self.endpoint.bound(binding).map(|ring| ring.pair).collect();
+        if pairs.first().is_some_and(|first| *first < own) && self.xdp.is_none() {
+            self.attach()?;
+        }
+        if pairs.last().is_some_and(|last| *last >= own) {
+            self.host.create(self.frames_mark())?;
+        }
+        for pair in pairs {
+            if self.queues[pair].is_none() {
+                self.open_queue(pair)?;
+            }
+        }
+        for &ring in &binding.rx {
+            let pair = self.endpoint.rx[ring].pair;
+            let (xdp, queue) = match pair.checked_sub(own) {
+                None => (self.xdp.as_mut(), pair),
+                Some(host) => (self.host.xdp(), host),
+            };
+            let Some(xdp) = xdp else { return refuse(ENXIO, "the interface has gone") };
+            if let Some(open) = &mut self.queues[pair]
+                && !open.in_xdp_map
+            {
+                xdp.insert(queue as u32, &open.socket).or_else(|e| refuse(EINVAL, format!("queue {queue}: {e}")))?;
+                open.in_xdp_map = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the sockets that no session has bound any more, and detaches from the interface after the last.
+    fn close_unused_sockets(&mut self) {
+        // Frames that the host sends are redirected elsewhere before the sockets close.
+        self.update_capture();
+        let own = self.endpoint.shape.nic_pairs();
+        for (pair, queue) in self.queues.iter_mut().enumerate() {
+            let bound = |rings: &[PortRing]| rings.iter().any(|ring| ring.pair == pair && ring.binders() > 0);
+            let (sends, receives) = (bound(&self.endpoint.tx), bound(&self.endpoint.rx));
+            let Some(open) = queue else { continue };
+            if open.in_xdp_map && !receives {
+                let (xdp, queue) = match pair.checked_sub(own) {
+                    None => (self.xdp.as_mut(), pair),
+                    Some(host) => (self.host.xdp(), host),
+                };
+                if let Some(xdp) = xdp
+                    && let Err(e) = xdp.remove(queue as u32)
+                {
+                    tracing::debug!(name = self.name, queue, "the socket stays in the XDP program's map: {e}");
+                }
+                open.in_xdp_map = false;
+            }
+            if !sends && !receives {
+                *queue = None;
+            }
+        }
+        let (nic, host) = self.queues.split_at(own);
+        let (nic_idle, host_idle) = (nic.iter().all(Option::is_none), host.iter().all(Option::is_none));
+        if nic_idle {
+            // Frames lose the mark before the XDP program that accepts it is detached.
+            self.host.set_mark(Mark::default());
+            (self.xdp, self.xdp_config) = (None, None);
+        }
+        match (nic_idle, host_idle) {
+            (true, true) => self.host.detach(),
+            (false, true) => self.host.remove(),
+            (_, false) => {}
+        }
+    }
+
+    /// Sets where frames that the host sends go, according to the rings that are bound now.
+    fn update_capture(&mut self) {
+        let shape = self.endpoint.shape;
+        let (own_rx, host_rx) = self.endpoint.rx.split_at(shape.rx_rings.into());
+        let mut own = self.endpoint.tx.iter().take(shape.tx_rings.into()).chain(own_rx);
+        let bound = |ring: &PortRing| ring.binders() > 0;
+        self.host.set_capture(if host_rx.iter().any(bound) {
+            HostTxAction::Redirect
+        } else if own.all(bound) && self.filter.is_none() && !self.forwards {
+            HostTxAction::Drop
+        } else {
+            HostTxAction::Pass
+        });
+    }
+
+    /// Renews the time for which the kernel's programs redirect packets.
+    fn keep_alive(&mut self) {
+        if let Some(xdp) = &mut self.xdp
+            && let Err(e) = xdp.extend_deadline(KEEPALIVE_TIMEOUT)
+        {
+            tracing::error!(name = self.name, "the XDP program's time cannot be renewed: {e}");
+        }
+        self.host.keep_alive();
+    }
+
+    /// Ends the host rings if interface `index`, which was removed, is the near end of their veth pair.
+    fn host_gone(&mut self, index: u32) {
+        if !self.host.is_near(index) {
+            return;
+        }
+        tracing::warn!(
+            name = self.name,
+            "{} was removed: the host rings of its interface end",
+            near_name(self.key.index)
+        );
+        self.host.remove();
+        let own = self.endpoint.shape.nic_pairs();
+        self.endpoint.end_some(|ring| ring.pair >= own);
+    }
+
+    /// Ends the port, as the interface has gone: the programs' next calls fail, and waiting programs are woken.
+    fn end(&mut self) {
+        self.gone = true;
+        self.endpoint.end_all();
+        // In its new namespace the kernel has it at once, even if programs still have the port open.
+        self.xdp = None;
+        self.host.detach();
+        self.queues.iter_mut().for_each(|queue| *queue = None);
+    }
+
+    /// The interface's state or settings changed. Waiting programs are woken: a link that was down may send packets now.
+    fn changed(&mut self, link: &Link) {
+        tracing::debug!(name = link.name, up = link.up, carrier = link.carrier, mtu = link.mtu, "interface changed");
+        let frags = self.xdp_config.is_none_or(|xdp_config| xdp_config.frags);
+        if !frags && link.mtu + HEADER > self.umem.buffer {
+            let (mtu, buffer) = (link.mtu, self.umem.buffer);
+            tracing::warn!(name = link.name, mtu, buffer, "frames longer than a buffer are dropped: set a smaller MTU");
+        }
+        for ring in self.endpoint.tx.iter().chain(&self.endpoint.rx).filter(|ring| ring.binders() > 0) {
+            ring.doorbell.notify();
+        }
+    }
+
+    /// The socket of a ring pair.
+    fn socket(&self, pair: usize) -> Option<BorrowedFd<'_>> {
+        self.queues.get(pair)?.as_ref().map(|queue| queue.socket.as_fd())
+    }
+
+    /// Index of transmit ring `id`'s first word in the page of transmitted frames.
+    fn first_sent(&self, id: u16) -> usize {
+        usize::from(id) * self.endpoint.shape.tx_slots.get() as usize
+    }
+
+    /// Whether a packet can use several buffers.
+    fn frags(&self) -> bool {
+        self.xdp_config.is_some_and(|xdp_config| xdp_config.frags)
+    }
+
+    /// The shape of its endpoint.
+    pub(crate) fn shape(&self) -> EndpointShape {
+        self.endpoint.shape
+    }
+
+    /// Returns how packets are received and sent, for people.
+    fn describe_config(&self) -> String {
+        let Some(config) = self.xdp_config else { return (if self.gone { "gone" } else { "not bound" }).into() };
+        let text = match (config.mode, config.bind_mode) {
+            (Mode::Native, BindMode::ZeroCopy) => "native, zero copy",
+            (Mode::Native, BindMode::Copy) => "native, copy",
+            (Mode::Generic, _) => "generic, copy",
+        };
+        if self.gone { format!("gone ({text})") } else { text.into() }
+    }
+
+    /// [`FRAGS`] if packets of a ring pair can use several buffers, else 0.
+    fn features(&self, pair: usize) -> u32 {
+        if pair >= self.endpoint.shape.nic_pairs() || self.frags() { FRAGS } else { 0 }
+    }
+
+    /// [`FORWARD_MARKED`], and [`FORWARD_ALL`] if all packets that programs release are forwarded.
+    pub(super) fn forwarding(&self) -> u32 {
+        if self.forwards { FORWARD_MARKED | FORWARD_ALL } else { FORWARD_MARKED }
+    }
+
+    /// The kernel's counters for a ring pair since its socket was opened.
+    fn statistics(&self, pair: usize) -> xsk::Statistics {
+        self.queues.get(pair).and_then(Option::as_ref).map(OpenQueue::statistics).unwrap_or_default()
+    }
+
+    /// Whether any host ring is bound.
+    fn host_is_bound(&self) -> bool {
+        self.queues[self.endpoint.shape.nic_pairs()..].iter().any(Option::is_some)
+    }
+
+    /// Frames that the host sent while no session had bound its rings.
+    fn host_dropped(&self) -> u64 {
+        self.host.dropped()
+    }
+
+    /// Returns the snapshots of all rings.
+    pub(super) fn ring_snapshots(&self, daemon: &Daemon) -> Vec<RingSnapshot> {
+        let ports = self.snapshot(daemon);
+        ports.into_iter().flat_map(|port| port.rings).collect()
+    }
+}
+
+impl PortRecord for Nic {
+    fn region(&self) -> RegionKey {
+        self.region
+    }
+
+    fn endpoints(&self) -> &[Endpoint] {
+        slice::from_ref(&self.endpoint)
+    }
+
+    fn buffer_repair(&self) -> BufferRepair<'_> {
+        BufferRepair::Slots(None)
+    }
+
+    /// The process may have exited between moving a position of the socket and recording it: the socket's position counts.
+    fn break_locks(&self, lease: u32) -> usize {
+        let state_page = &self.endpoint.state_page;
+        for ring in self.endpoint.rings() {
+            if let Some(state) = state_page.state(ring.state)
+                && state.is_locked_by(lease)
+            {
+                let (hwcur, hwtail) = socket_position(&self.queues, state_page, ring, ring.view.shape().dir == 0);
+                state.set_hwcur(hwcur);
+                state.set_hwtail(hwtail);
+            }
+        }
+        self.endpoint.break_locks(lease)
+    }
+}
+
+impl Port for Nic {
+    fn endpoint_mut(&mut self, _index: usize) -> &mut Endpoint {
+        &mut self.endpoint
+    }
+
+    fn check_headroom(&self, binding: &Binding, headroom: u32) -> Result<(), Refusal> {
+        self.check_open_headroom(binding, headroom)
+    }
+
+    fn zero_copy_obstacle(&self) -> Option<&'static str> {
+        (self.scope.uid == DAEMON_UID).then_some("the daemon runs this interface, in memory that no program shares")
+    }
+
+    fn prepare(&mut self, binding: &Binding) -> Result<(), Refusal> {
+        let opened = self.open_sockets(binding);
+        opened.inspect_err(|_| self.close_unused_sockets())
+    }
+
+    fn close_unused(&mut self) {
+        self.close_unused_sockets();
+    }
+
+    fn bind(&mut self, _index: usize, binding: &Binding) {
+        let (queues, state_page) = (&self.queues, self.endpoint.state_page.clone());
+        self.endpoint.bind(binding, |ring, transmit| socket_position(queues, &state_page, ring, transmit));
+        self.update_capture();
+    }
+
+    fn describe(&self, _index: usize) -> Description<'_> {
+        Description { page: self.sent_fd.as_fd(), page_bytes: self.sent_bytes, mirror_pools: Default::default() }
+    }
+
+    fn describe_ring<'a>(
+        &'a self,
+        _daemon: &Daemon,
+        _index: usize,
+        ring: &'a PortRing,
+        told: &mut BoundRing,
+    ) -> Result<BorrowedFd<'a>, Refusal> {
+        let Some(socket) = self.socket(ring.pair) else { return refuse(ENXIO, "the interface has gone") };
+        told.backend = BackendKind::Nic as u32;
+        told.channel = self.first_sent(told.id) as u32;
+        // What the daemon itself releases is forwarded only if the program beyond it requests that.
+        let forwarding = if self.scope.uid == DAEMON_UID { 0 } else { self.forwarding() };
+        told.features = self.features(ring.pair) | forwarding;
+        told.headroom = self.headroom(ring.pair);
+        Ok(socket)
+    }
+
+    fn unbind(&mut self, _index: usize, binding: &Binding) {
+        self.endpoint.unbind(binding, None, None);
+        self.close_unused_sockets();
+    }
+
+    fn release(self: Box<Self>, daemon: &mut Daemon) -> Vec<Endpoint> {
+        unwatch_if_unused(daemon, self.key.netns);
+        vec![self.endpoint]
+    }
+
+    fn owner(&self) -> u32 {
+        self.scope.uid
+    }
+
+    fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {
+        let mem_id = daemon.registry.regions.mem_id(self.region);
+        let mut port = PortSnapshot::new(self.name.clone(), "nic", mem_id, &self.endpoint, None);
+        let rings = port.rings.iter_mut().zip(self.endpoint.rings()).filter(|(ring, _)| ring.dir == "rx");
+        for (snapshot, ring) in rings {
+            snapshot.dropped += self.statistics(ring.pair).rx_dropped;
+            if ring.pair == self.endpoint.shape.nic_pairs() {
+                // No host ring was bound then, so the first one stands for all.
+                snapshot.dropped += self.host_dropped();
+            }
+        }
+        vec![PortSnapshot { manner: Some(self.describe_config()), ..port }]
+    }
+}
+
+/// Error numbers of the kernel that callers distinguish.
+mod libc_errno {
+    pub(super) const EPERM: i32 = 1;
+    pub(super) const EBUSY: i32 = 16;
+    pub(super) const EEXIST: i32 = 17;
+    pub(super) const EAFNOSUPPORT: i32 = 97;
+    pub(super) const ENETDOWN: i32 = 100;
+    pub(super) const ENOBUFS: i32 = 105;
+}

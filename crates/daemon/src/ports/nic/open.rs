@@ -1,0 +1,406 @@
+//! Opening interfaces: which users may open which, and how; and the changes of open interfaces.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use unetmap_abi::*;
+use unetmap_core::errno::{EACCES, EBUSY, EINVAL, ENETDOWN, ENXIO, EPERM};
+use unetmap_mem::Slots;
+use unetmap_sys::link::{self, Link, LinkEvent, LinkWatch};
+use unetmap_sys::netns::Netns;
+
+use super::filter::InterfaceSettings;
+use super::{Nic, NicKey};
+use crate::caller::Caller;
+use crate::policy::Access;
+use crate::ports::mediated::{self, Mediated};
+use crate::ports::vale::attached;
+use crate::ports::{Daemon, EndpointKey, PortKey, Registry, monitor};
+use crate::refusal::{Refusal, refuse};
+use crate::region::{DAEMON_UID, RegionKey, Scope};
+use crate::shape::EndpointShape;
+use crate::tuning::nic::{DEFAULT_RX_SLOTS, DEFAULT_TX_SLOTS, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
+
+/// Slots of a ring.
+const MAX_SLOTS: u32 = 4096;
+/// Pairs of host rings.
+const MAX_HOST_RINGS: u16 = 64;
+
+/// In place of a namespace's number: all namespaces that have interfaces with settings. No namespace has this number.
+pub(crate) const ALL_NAMESPACES: u64 = 0;
+
+/// The state of all interfaces.
+#[derive(Default)]
+pub(crate) struct NicState {
+    last_serial: u64,
+    /// By namespace: the changes of its interfaces.
+    pub(crate) watches: BTreeMap<u64, NamespaceWatch>,
+    /// Filters and busy polling.
+    pub(crate) settings: InterfaceSettings,
+    /// When the kernel's programs were last told that the daemon runs.
+    last_keepalive: Option<Instant>,
+}
+
+/// The changes of all interfaces of one namespace.
+pub(crate) struct NamespaceWatch {
+    pub(crate) watch: LinkWatch,
+    netns: Arc<Netns>,
+    /// Whether the event loop waits for it.
+    pub(crate) in_event_loop: bool,
+}
+
+impl NicState {
+    /// Whether filters or busy polling are set.
+    pub(crate) fn has_settings(&self) -> bool {
+        !self.settings.is_empty()
+    }
+}
+
+/// If `name` is an interface that the caller may open: the scope of its pipes, and the access.
+pub(crate) fn admitted_interface(
+    daemon: &mut Daemon,
+    name: &str,
+    caller: &Caller,
+) -> Result<Option<(Scope, Access)>, Refusal> {
+    // A user's own daemon has no policy, and opens no interface.
+    if daemon.admission.policy.is_none() {
+        return Ok(None);
+    }
+    let found = match find_link(name, caller) {
+        // A daemon that may not enter the namespace opens no interface there, and pipes need none.
+        Err(refusal) if refusal.errno == EPERM => return Ok(None),
+        found => found?,
+    };
+    let Some(link) = found else { return Ok(None) };
+    let Some(access) = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(), &link.name)) else {
+        return Ok(None);
+    };
+    Ok(Some((daemon.interface_scope(caller), access)))
+}
+
+/// Refuses to disconnect the host: to take all received packets from an interface that carries a default route. Allowed are
+/// ports that leave the host its packets (host rings, a filter, the knob `fwd`), and requests with `FORCE`.
+pub(crate) fn check_default_route(
+    daemon: &mut Daemon,
+    spec: &PortSpec,
+    request: &NmreqRegister,
+    caller: &Caller,
+) -> Result<(), Refusal> {
+    let receives = request.nr_flags & NR_TX_RINGS_ONLY == 0
+        && matches!(request.nr_mode, NR_REG_DEFAULT | NR_REG_ALL_NIC | NR_REG_ONE_NIC);
+    let is_interface = spec.kind == PortKind::Netmap && spec.pipe.is_none();
+    if !receives || !is_interface || daemon.admission.policy.is_none() {
+        return Ok(());
+    }
+    let (Some(link), Some(netns)) = (find_link(&spec.parent, caller)?, &caller.netns) else { return Ok(()) };
+    let host_is_served = daemon.nics.settings.filter_of(caller.netns_id(), link.index).is_some()
+        || match find(&daemon.registry, caller.netns_id(), link.index) {
+            Some(nic) => nic.host_is_bound() || nic.forwards,
+            None => daemon.knobs.fwd(),
+        };
+    let routes = netns.run(link::default_routes).and_then(|found| found);
+    if host_is_served || !routes.is_ok_and(|routes| routes.contains(&link.index)) {
+        return Ok(());
+    }
+    let name = &link.name;
+    refuse(
+        EPERM,
+        format!(
+            "it carries the default route, and this would cut the host off: open its host rings as well (netmap:{name}*), \
+             filter what you need (unetmap nic {name} filter), have released packets forwarded to the host (unetmap set fwd \
+             1), or insist (UNETMAP_FORCE=1, unetmap run --force)"
+        ),
+    )
+}
+
+/// Finds the interface, or opens it.
+pub(crate) fn find_or_create(
+    daemon: &mut Daemon,
+    spec: &PortSpec,
+    request: &NmreqRegister,
+    caller: &Caller,
+) -> Result<EndpointKey, Refusal> {
+    let (link, access) = admitted(daemon, &spec.parent, caller)?;
+    match access {
+        Access::Direct => find_or_create_direct(daemon, &link, request, caller),
+        Access::Mediated => find_or_create_mediated(daemon, &link, request, caller),
+    }
+}
+
+/// Returns the interface of that name, if the caller may open it, and the access.
+pub(crate) fn admitted(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<(Link, Access), Refusal> {
+    if daemon.admission.policy.is_none() {
+        let exists = link::by_name(name).is_ok_and(|link| link.is_some());
+        return if exists { not_system_daemon() } else { no_such_interface() };
+    }
+    // The caller may use an alternative name; the policy has the interface's own name.
+    let Some(link) = find_link(name, caller)? else { return no_such_interface() };
+    let Some(access) = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(), &link.name)) else {
+        return denied(caller);
+    };
+    Ok((link, access))
+}
+
+/// The interface for a program that uses its sockets itself.
+fn find_or_create_direct(
+    daemon: &mut Daemon,
+    link: &Link,
+    request: &NmreqRegister,
+    caller: &Caller,
+) -> Result<EndpointKey, Refusal> {
+    let scope = daemon.interface_scope(caller);
+    if let Some(nic) = find(&daemon.registry, caller.netns_id(), link.index) {
+        if nic.scope != scope {
+            return in_use(nic);
+        }
+        daemon.registry.regions.check_number("interface", nic.region, request.nr_mem_id)?;
+        return Ok(PortKey::Nic(nic.key).into());
+    }
+    let region = match request.nr_mem_id {
+        0 | 1 => None,
+        other => Some(daemon.region_by_number(other, caller)?),
+    };
+    let shape = new_shape(link, request, caller)?;
+    let region = match region {
+        Some(region) => region,
+        None => daemon.interface_region(caller, shape.all_slots())?,
+    };
+    create(daemon, (region, scope), link, shape, caller).map(|key| PortKey::Nic(key).into())
+}
+
+/// The interface for a program that may not use its sockets.
+fn find_or_create_mediated(
+    daemon: &mut Daemon,
+    link: &Link,
+    request: &NmreqRegister,
+    caller: &Caller,
+) -> Result<EndpointKey, Refusal> {
+    let Some(nic) = find(&daemon.registry, caller.netns_id(), link.index) else {
+        return mediated::create(daemon, link, request, caller);
+    };
+    match mediated::find(daemon, nic.key, daemon.interface_scope(caller)) {
+        Some(port) => Ok(PortKey::Mediated(port.key.clone()).into()),
+        None => in_use(nic),
+    }
+}
+
+/// Opens an interface that the daemon uses itself, in a region of its own.
+pub(crate) fn create_for_daemon(
+    daemon: &mut Daemon,
+    link: &Link,
+    shape: EndpointShape,
+    caller: &Caller,
+) -> Result<NicKey, Refusal> {
+    let scope = Scope { uid: DAEMON_UID, netns: caller.netns_id() };
+    let sizes = daemon.knobs.mediated_sizes().for_one_interface(shape.all_rings(), shape.all_slots());
+    let region = daemon.registry.regions.create_private(scope, &link.name, sizes)?;
+    create(daemon, (region, scope), link, shape, caller)
+}
+
+fn create(
+    daemon: &mut Daemon,
+    (region, scope): (RegionKey, Scope),
+    link: &Link,
+    shape: EndpointShape,
+    caller: &Caller,
+) -> Result<NicKey, Refusal> {
+    let admode = daemon.knobs.admode();
+    let netns_id = caller.netns_id();
+    let key = NicKey { netns: netns_id, index: link.index, serial: daemon.nics.last_serial + 1 };
+    let created = caller.netns.clone().map_or_else(no_such_interface, |netns| {
+        watch(daemon, &netns)?;
+        let record = daemon.registry.regions.existing_mut(region)?;
+        Nic::create(record, (key, scope), netns, link, (shape, admode))
+    });
+    let mut nic = created.inspect_err(|_| {
+        daemon.registry.free_region_if_unused(region);
+        unwatch_if_unused(daemon, netns_id);
+    })?;
+    nic.filter = daemon.nics.settings.filter_of(netns_id, link.index);
+    nic.busy_poll = daemon.nics.settings.busy_poll_of(netns_id, link.index);
+    nic.forwards = daemon.knobs.fwd();
+    daemon.nics.last_serial = key.serial;
+    daemon.registry.insert(PortKey::Nic(key), Box::new(nic));
+    Ok(key)
+}
+
+/// Returns the interface, if it is open.
+pub(crate) fn find(registry: &Registry, netns: u64, index: u32) -> Option<&Nic> {
+    registry.all::<Nic>().find(|nic| nic.key.netns == netns && nic.key.index == index && !nic.gone)
+}
+
+/// Closes the watch of a namespace in which no interface is open. A watch keeps the namespace alive, with all that is in it.
+pub(crate) fn unwatch_if_unused(daemon: &mut Daemon, netns: u64) {
+    let is_used = daemon.registry.all::<Nic>().any(|nic| nic.key.netns == netns);
+    if !is_used && !daemon.vale.attached.is_hidden_namespace(netns) {
+        daemon.nics.watches.remove(&netns);
+    }
+}
+
+/// Watches the interfaces of a namespace.
+pub(crate) fn watch(daemon: &mut Daemon, netns: &Arc<Netns>) -> Result<(), Refusal> {
+    if daemon.nics.watches.contains_key(&netns.id()) {
+        return Ok(());
+    }
+    let watch = netns.run(LinkWatch::new).and_then(|created| created);
+    let watch = watch.or_else(|e| refuse(ENXIO, format!("its changes cannot be watched: {e}")))?;
+    let watch = NamespaceWatch { watch, netns: netns.clone(), in_event_loop: false };
+    daemon.nics.watches.insert(netns.id(), watch);
+    Ok(())
+}
+
+/// Handles the changes of interfaces of a namespace.
+pub(crate) fn links_changed(daemon: &mut Daemon, netns: u64) {
+    if netns == ALL_NAMESPACES {
+        return daemon.nics.settings.remove_gone();
+    }
+    let mut events = Vec::new();
+    if let Some(watched) = daemon.nics.watches.get_mut(&netns)
+        && let Err(e) = watched.watch.read(&mut events)
+    {
+        tracing::debug!("reading the changes of interfaces: {e}");
+    }
+    for event in events {
+        match event {
+            LinkEvent::Gone { index } => link_gone(daemon, netns, index),
+            LinkEvent::Changed(link) => link_changed(daemon, netns, &link),
+            LinkEvent::Lost => compare_all_links(daemon, netns),
+        }
+    }
+}
+
+/// Tells the kernel's programs that the daemon runs, if the interval has passed. Returns the time until the next call is due;
+/// `None`: no interface is open.
+pub(crate) fn keep_alive(daemon: &mut Daemon) -> Option<Duration> {
+    let state = &mut daemon.nics;
+    if daemon.registry.all::<Nic>().next().is_none() {
+        state.last_keepalive = None;
+        return None;
+    }
+    let since = state.last_keepalive.map_or(KEEPALIVE_INTERVAL, |last| last.elapsed());
+    if since < KEEPALIVE_INTERVAL {
+        return Some(KEEPALIVE_INTERVAL - since);
+    }
+    daemon.registry.all_mut::<Nic>().for_each(Nic::keep_alive);
+    state.last_keepalive = Some(Instant::now());
+    if since > KEEPALIVE_TIMEOUT {
+        let late = (since - KEEPALIVE_TIMEOUT).as_millis();
+        tracing::warn!("the daemon was delayed: open interfaces were the kernel's for {late} ms");
+    }
+    Some(KEEPALIVE_INTERVAL)
+}
+
+fn link_changed(daemon: &mut Daemon, netns: u64, link: &Link) {
+    let nics = daemon.registry.all_mut::<Nic>().filter(|nic| nic.key.netns == netns && nic.key.index == link.index);
+    for nic in nics {
+        if nic.name != link.name {
+            tracing::info!(from = nic.name, to = link.name, "interface renamed");
+            nic.name.clone_from(&link.name);
+        }
+        nic.changed(link);
+    }
+}
+
+fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {
+    let nics = daemon.registry.all_mut::<Nic>().filter(|nic| nic.key.netns == netns);
+    nics.for_each(|nic| nic.host_gone(index));
+    if let Some(nic) = find(&daemon.registry, netns, index) {
+        tracing::info!(name = nic.name, "interface gone");
+        let key = nic.key;
+        if let Some(nic) = daemon.registry.get_mut::<Nic>(&PortKey::Nic(key)) {
+            nic.end();
+        }
+        monitor::end_monitors(daemon, &PortKey::Nic(key).into());
+        daemon.registry.all::<Mediated>().filter(|port| port.nic() == key).for_each(Mediated::end);
+    }
+    attached::interface_gone(daemon, netns, index);
+}
+
+/// Compares all open interfaces of a namespace with those that exist, after events were lost.
+fn compare_all_links(daemon: &mut Daemon, netns: u64) {
+    let Some(watched) = daemon.nics.watches.get(&netns) else { return };
+    let Ok(Ok(links)) = watched.netns.run(link::all) else { return };
+    let nics = daemon.registry.all::<Nic>().filter(|nic| nic.key.netns == netns);
+    let mut open: Vec<u32> = nics.map(|nic| nic.key.index).collect();
+    open.extend(daemon.vale.attached.hidden_links(netns));
+    for index in open {
+        match links.iter().find(|link| link.index == index) {
+            Some(link) => link_changed(daemon, netns, link),
+            None => link_gone(daemon, netns, index),
+        }
+    }
+}
+
+pub(crate) fn no_such_interface<T>() -> Result<T, Refusal> {
+    refuse(ENXIO, "no such interface (ip link shows them; pipes are called NAME{ID and NAME}ID)")
+}
+
+/// Refuses a request about interfaces to a user's own daemon.
+pub(super) fn not_system_daemon<T>() -> Result<T, Refusal> {
+    refuse(
+        EPERM,
+        "interfaces are opened by the system's daemon, and this is a user's own (start one as root: unetmapd)",
+    )
+}
+
+/// Refuses an interface that the policy does not give to the caller.
+pub(super) fn denied<T>(caller: &Caller) -> Result<T, Refusal> {
+    let uid = caller.peer.uid;
+    refuse(EACCES, format!("user {uid} may not open it (the policy says who may: unetmap-policy(5))"))
+}
+
+pub(crate) fn in_use<T>(nic: &Nic) -> Result<T, Refusal> {
+    match nic.scope.uid {
+        DAEMON_UID => refuse(EBUSY, "another user has it open, through the daemon"),
+        uid => refuse(EBUSY, format!("user {uid} has it open")),
+    }
+}
+
+/// Finds an interface by name in the caller's network namespace.
+pub(crate) fn find_link(name: &str, caller: &Caller) -> Result<Option<Link>, Refusal> {
+    let Some(netns) = &caller.netns else {
+        return refuse(EPERM, "the daemon cannot see your network namespace: give it CAP_NET_ADMIN");
+    };
+    match netns.run(|| link::by_name(name)) {
+        Ok(found) => found.or_else(|e| refuse(ENXIO, format!("looking for the interface: {e}"))),
+        Err(e) if e.raw_os_error() == Some(EPERM) => {
+            refuse(EPERM, "the daemon may not enter your network namespace: give it CAP_SYS_ADMIN")
+        }
+        Err(e) => refuse(ENXIO, format!("entering your network namespace: {e}")),
+    }
+}
+
+/// Returns the shape of a port on an interface that is not open yet.
+pub(crate) fn new_shape(link: &Link, request: &NmreqRegister, caller: &Caller) -> Result<EndpointShape, Refusal> {
+    if !link.up {
+        return interface_down(&link.name);
+    }
+    let channels = queues(link, caller)?;
+    let slots = |requested: u32, default: u32| {
+        let n = if requested == 0 { default } else { requested.clamp(2, MAX_SLOTS).next_power_of_two() };
+        Slots::new(n).map_or_else(|| refuse(EINVAL, format!("a ring has 2 to {MAX_SLOTS} slots, not {n}")), Ok)
+    };
+    let rings = |n: u32| u16::try_from(n.clamp(1, 256)).unwrap_or(256);
+    let host_rings = |requested: u16| requested.clamp(1, MAX_HOST_RINGS);
+    Ok(EndpointShape {
+        tx_rings: rings(channels.tx),
+        rx_rings: rings(channels.rx),
+        host_tx_rings: host_rings(request.nr_host_tx_rings),
+        host_rx_rings: host_rings(request.nr_host_rx_rings),
+        tx_slots: slots(request.nr_tx_slots, DEFAULT_TX_SLOTS)?,
+        rx_slots: slots(request.nr_rx_slots, DEFAULT_RX_SLOTS)?,
+    })
+}
+
+/// Returns the number of queues of an interface in the caller's namespace.
+pub(super) fn queues(link: &Link, caller: &Caller) -> Result<link::Channels, Refusal> {
+    let Some(netns) = &caller.netns else { return no_such_interface() };
+    let found = netns.run(|| link::channels(&link.name)).and_then(|found| found);
+    found.or_else(|e| refuse(ENXIO, format!("reading the number of its queues: {e}")))
+}
+
+/// Refuses an interface that is down: not every driver does so itself.
+pub(super) fn interface_down<T>(name: &str) -> Result<T, Refusal> {
+    refuse(ENETDOWN, format!("the interface is down (ip link set dev {name} up)"))
+}

@@ -1,0 +1,193 @@
+//! Opening the sockets of an interface's queues, and the refusals when that fails.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use unetmap_core::errno::{EAGAIN, EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
+use unetmap_sys::link;
+use unetmap_sys::xdp::Mode;
+use unetmap_sys::xsk::{self, BindMode, Queue, Xsk};
+
+use super::busy_poll::refuse_busy_poll;
+use super::open::interface_down;
+use super::queue::OpenQueue;
+use super::{HEADER, Nic, XdpConfig, libc_errno};
+use crate::endpoint::Binding;
+use crate::refusal::{Refusal, refuse};
+
+impl Nic {
+    /// Opens the socket of a queue.
+    pub(super) fn open_queue(&mut self, queue: usize) -> Result<(), Refusal> {
+        if let Some(host) = queue.checked_sub(self.endpoint.shape.nic_pairs()) {
+            return self.open_host_queue(host, queue);
+        }
+        let Some(xdp) = &self.xdp else { return refuse(ENXIO, "the interface has gone") };
+        let (mode, frags) = (xdp.mode(), xdp.frags());
+        // The first queue determines the configuration of all others.
+        let configs: Vec<XdpConfig> = match self.xdp_config {
+            Some(config) => vec![config],
+            None => {
+                let bind_modes: &[BindMode] = if self.supports_zero_copy(mode) {
+                    &[BindMode::ZeroCopy, BindMode::Copy]
+                } else {
+                    &[BindMode::Copy]
+                };
+                let frags: &[bool] = if frags { &[true, false] } else { &[false] };
+                bind_modes
+                    .iter()
+                    .flat_map(|&bind_mode| frags.iter().map(move |&frags| XdpConfig { mode, bind_mode, frags }))
+                    .collect()
+            }
+        };
+        let (mut last, mut too_long) = (None, None);
+        for config in configs {
+            match self.bind_socket(queue, config) {
+                Ok(_) if self.check_mtu(queue, config).is_err() => too_long = self.check_mtu(queue, config).err(),
+                Ok(socket) => {
+                    if let Some(busy_poll) = self.busy_poll {
+                        xsk::set_busy_poll(&socket, busy_poll).or_else(|e| refuse_busy_poll(&e))?;
+                    }
+                    self.xdp_config = Some(config);
+                    return self.start_queue(queue, socket);
+                }
+                Err(e) => {
+                    let try_next = matches!(e.raw_os_error(), Some(EINVAL | EOPNOTSUPP));
+                    last = Some(e);
+                    if !try_next {
+                        break;
+                    }
+                }
+            }
+        }
+        if let Some(refusal) = too_long {
+            return Err(refusal);
+        }
+        let e = last.unwrap_or_else(|| io::ErrorKind::Unsupported.into());
+        self.explain(queue, &e)
+    }
+
+    /// Whether the driver offers zero copy, and the buffers are suitable for it.
+    fn supports_zero_copy(&self, mode: Mode) -> bool {
+        let index = self.key.index;
+        let features = self.netns.run(|| link::xdp_features(index)).and_then(|read| read);
+        if mode != Mode::Native || !features.is_ok_and(|known| known.is_some_and(|features| features.zerocopy)) {
+            return false;
+        }
+        let contiguous = self.umem.make_contiguous();
+        if let Err(e) = &contiguous {
+            tracing::warn!(name = self.name, "no huge pages for the buffers, so no zero copy: {e}");
+        }
+        contiguous.is_ok()
+    }
+
+    fn open_host_queue(&mut self, host: usize, pair: usize) -> Result<(), Refusal> {
+        let queue_config = self.queue(0, host, pair, (BindMode::Copy, true));
+        let shared = self.shared_with(self.endpoint.shape.nic_pairs()..self.queues.len(), queue_config.headroom);
+        match self.host.bind_socket(queue_config, self.umem.clone(), shared) {
+            Ok(socket) => self.start_queue(pair, socket),
+            Err(e) => refuse(EOPNOTSUPP, format!("host ring {host} cannot be opened: {e}")),
+        }
+    }
+
+    fn bind_socket(&self, queue: usize, config: XdpConfig) -> io::Result<Xsk> {
+        let queue_config = self.queue(self.key.index, queue, queue, (config.bind_mode, config.frags));
+        let (umem, shared) =
+            (self.umem.clone(), self.shared_with(0..self.endpoint.shape.nic_pairs(), queue_config.headroom));
+        self.netns.run(|| Xsk::bind(queue_config, umem, shared))?
+    }
+
+    fn queue(&self, ifindex: u32, queue: usize, pair: usize, (bind_mode, frags): (BindMode, bool)) -> Queue {
+        Queue {
+            ifindex,
+            queue: queue as u32,
+            tx_entries: self.endpoint.shape.tx_slots.get(),
+            rx_entries: self.endpoint.shape.rx_slots.get(),
+            mode: bind_mode,
+            frags,
+            headroom: self.requested_headroom(pair),
+        }
+    }
+
+    /// Returns the socket of another queue with the same headroom, whose UMEM registration the new socket shares. Each
+    /// registration locks all buffers in memory again, which takes time.
+    fn shared_with(&self, pairs: Range<usize>, headroom: u32) -> Option<BorrowedFd<'_>> {
+        let mut same_headroom = self.queues[pairs].iter().flatten().filter(|open| open.headroom == headroom);
+        same_headroom.next().map(|open| open.socket.as_fd())
+    }
+
+    pub(super) fn explain<T>(&self, queue: usize, e: &io::Error) -> Result<T, Refusal> {
+        let name = &self.name;
+        match e.raw_os_error() {
+            Some(libc_errno::ENETDOWN) => interface_down(name),
+            Some(libc_errno::EBUSY) => refuse(
+                EAGAIN,
+                format!(
+                    "another AF_XDP socket is bound to queue {queue}, perhaps one of a program that still has an old port open"
+                ),
+            ),
+            Some(libc_errno::ENOBUFS) => refuse(
+                ENOMEM,
+                "the packet buffers cannot be locked in memory: raise the limit (ulimit -l unlimited), or give the daemon \
+                 CAP_IPC_LOCK",
+            ),
+            Some(libc_errno::EAFNOSUPPORT) => refuse(
+                EOPNOTSUPP,
+                "this kernel has no AF_XDP sockets (it needs CONFIG_XDP_SOCKETS, Linux 5.11 or newer)",
+            ),
+            Some(libc_errno::EPERM) => refuse(EPERM, "the daemon may not open AF_XDP sockets: it needs CAP_NET_RAW"),
+            _ => refuse(EOPNOTSUPP, format!("queue {queue} cannot be opened: {e} (unetmap doctor {name} says more)")),
+        }
+    }
+
+    /// Refuses an interface whose longest frames do not fit a buffer.
+    fn check_mtu(&self, queue: usize, config: XdpConfig) -> Result<(), Refusal> {
+        let (buffer, index) = (self.umem.buffer.saturating_sub(self.requested_headroom(queue)), self.key.index);
+        let mtu = self.netns.run(|| link::by_index(index)).ok().and_then(Result::ok).flatten().map_or(0, |l| l.mtu);
+        if config.frags || mtu + HEADER <= buffer {
+            return Ok(());
+        }
+        refuse(
+            EINVAL,
+            format!(
+                "its MTU is {mtu}, and frames of {} bytes do not fit buffers of {buffer} (ip link set dev {} mtu {})",
+                mtu + HEADER,
+                self.name,
+                buffer.saturating_sub(HEADER)
+            ),
+        )
+    }
+
+    /// Bytes of each buffer that received packets of a ring pair must leave free.
+    fn requested_headroom(&self, pair: usize) -> u32 {
+        let rings = self.endpoint.tx.iter().chain(&self.endpoint.rx).filter(|ring| ring.pair == pair);
+        rings.map(|ring| ring.headroom).max().unwrap_or(0)
+    }
+
+    /// Refuses a headroom larger than that of the queues that are open already.
+    pub(super) fn check_open_headroom(&self, binding: &Binding, requested: u32) -> Result<(), Refusal> {
+        if requested >= self.umem.buffer {
+            return refuse(EINVAL, "offsets of a whole buffer leave no room for packets");
+        }
+        let queues = self.endpoint.bound(binding).filter_map(|ring| self.queues.get(ring.pair)?.as_ref());
+        match queues.map(|open| open.headroom).find(|&has| has < requested) {
+            Some(has) => refuse(EBUSY, format!("the queue is in use, with offsets of up to {has}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Bytes of each buffer that received packets of an open ring pair leave free.
+    pub(super) fn headroom(&self, pair: usize) -> u32 {
+        self.queues.get(pair).and_then(Option::as_ref).map_or(0, |open| open.headroom)
+    }
+
+    /// Maps the rings of a new socket, and offers all buffers of the receive ring to the kernel.
+    fn start_queue(&mut self, pair: usize, socket: Xsk) -> Result<(), Refusal> {
+        let tx = self.endpoint.tx.iter().find(|ring| ring.pair == pair);
+        let tx = tx.map(|ring| (ring, self.first_sent(ring.view.shape().id)));
+        let rx = self.endpoint.rx.iter().find(|ring| ring.pair == pair);
+        let headroom = self.requested_headroom(pair);
+        self.queues[pair] = Some(OpenQueue::start(socket, (&self.umem, headroom), tx, rx, &self.sent)?);
+        Ok(())
+    }
+}

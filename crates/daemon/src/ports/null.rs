@@ -1,0 +1,99 @@
+//! Ports without a data path: memory and rings only (`NR_REG_NULL`).
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::slice;
+
+use unetmap_abi::{NmreqRegister, PortSpec};
+use unetmap_core::control::binding::{BackendKind, BoundRing};
+use unetmap_core::errno::EBUSY;
+
+use super::snapshot::PortSnapshot;
+use super::{Daemon, Description, EndpointKey, Port, PortKey};
+use crate::caller::Caller;
+use crate::endpoint::{Binding, DataPath, Endpoint, PortRing};
+use crate::refusal::{Refusal, refuse};
+use crate::region::{RegionKey, Scope};
+use crate::registry::{BufferRepair, PortRecord};
+use crate::shape::{EndpointShape, MAX_PIPE_RINGS};
+
+/// A port without a data path. It can be opened once.
+pub(crate) struct NullPort {
+    scope: Scope,
+    name: String,
+    region: RegionKey,
+    endpoint: Endpoint,
+}
+
+/// Creates the port.
+pub(super) fn create(
+    daemon: &mut Daemon,
+    spec: &PortSpec,
+    request: &NmreqRegister,
+    caller: &Caller,
+) -> Result<EndpointKey, Refusal> {
+    let (scope, name) = (daemon.scope(caller), spec.name.clone());
+    let key = PortKey::Null(scope, name.clone());
+    if daemon.registry.port(&key).is_ok() {
+        return refuse(EBUSY, "a port without a data path cannot be opened twice");
+    }
+    let region = daemon.region_by_number(request.nr_mem_id, caller)?;
+    let record = daemon.registry.regions.existing_mut(region)?;
+    let shape = EndpointShape::requested(request, MAX_PIPE_RINGS)?;
+    let endpoint = Endpoint::create(record, shape, DataPath::None)?;
+    daemon.registry.insert(key.clone(), Box::new(NullPort { scope, name, region, endpoint }));
+    Ok(key.into())
+}
+
+impl PortRecord for NullPort {
+    fn region(&self) -> RegionKey {
+        self.region
+    }
+
+    fn endpoints(&self) -> &[Endpoint] {
+        slice::from_ref(&self.endpoint)
+    }
+
+    fn buffer_repair(&self) -> BufferRepair<'_> {
+        BufferRepair::Skip
+    }
+}
+
+impl Port for NullPort {
+    fn endpoint_mut(&mut self, _index: usize) -> &mut Endpoint {
+        &mut self.endpoint
+    }
+
+    fn describe(&self, _index: usize) -> Description<'_> {
+        // The third descriptor must exist; a client does not map it.
+        Description { page: self.endpoint.state_page_fd.as_fd(), page_bytes: 0, mirror_pools: Default::default() }
+    }
+
+    fn describe_ring<'a>(
+        &'a self,
+        _daemon: &Daemon,
+        _index: usize,
+        ring: &'a PortRing,
+        told: &mut BoundRing,
+    ) -> Result<BorrowedFd<'a>, Refusal> {
+        told.backend = BackendKind::Null as u32;
+        Ok(ring.doorbell.as_fd())
+    }
+
+    fn unbind(&mut self, _index: usize, binding: &Binding) {
+        self.endpoint.unbind(binding, None, None);
+    }
+
+    fn release(self: Box<Self>, _daemon: &mut Daemon) -> Vec<Endpoint> {
+        vec![self.endpoint]
+    }
+
+    fn owner(&self) -> u32 {
+        self.scope.uid
+    }
+
+    fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {
+        let mem_id = daemon.registry.regions.mem_id(self.region);
+        let port = PortSnapshot::new(self.name.clone(), "null", mem_id, &self.endpoint, None);
+        vec![PortSnapshot { open: true, ..port }]
+    }
+}

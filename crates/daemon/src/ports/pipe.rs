@@ -1,0 +1,226 @@
+//! Pipes: two endpoints in one region, joined by a channel for each ring pair and direction.
+//!
+//! ```text
+//! channel i             master tx i --> slave rx i
+//! channel tx_rings + i  slave tx i  --> master rx i
+//! ```
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use unetmap_abi::{NmreqRegister, PipeEnd, PipeRole};
+use unetmap_core::control::binding::{BackendKind, BoundRing};
+use unetmap_core::errno::{EACCES, EINVAL};
+use unetmap_mem::ChannelPage;
+
+use super::mediated::Mediated;
+use super::snapshot::PortSnapshot;
+use super::{Daemon, Description, EndpointKey, Port, PortKey, nic};
+use crate::caller::Caller;
+use crate::endpoint::{Binding, DataPath, Endpoint, PortRing, shared_page};
+use crate::policy::Access;
+use crate::refusal::{Refusal, refuse};
+use crate::region::{RegionKey, RegionRecord, Scope};
+use crate::registry::{BufferRepair, PortRecord};
+use crate::shape::{EndpointShape, MAX_PIPE_RINGS};
+
+/// Pipes of one parent.
+const MAX_PIPES: usize = 64;
+
+/// Identifies a pipe.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct PipeKey {
+    pub(crate) scope: Scope,
+    pub(crate) parent: String,
+    pub(crate) id: String,
+}
+
+/// A pipe between two programs. It exists as long as one of its endpoints is open.
+pub(crate) struct Pipe {
+    key: PipeKey,
+    pub(super) inner: PipeRings,
+}
+
+/// Two endpoints and the channels between them.
+pub(super) struct PipeRings {
+    pub(super) region: RegionKey,
+    pub(super) channels: ChannelPage,
+    channels_fd: OwnedFd,
+    channels_bytes: usize,
+    /// Master, slave.
+    pub(super) endpoints: [Endpoint; 2],
+}
+
+/// The index of an endpoint.
+pub(super) fn endpoint_index(role: PipeRole) -> usize {
+    match role {
+        PipeRole::Master => 0,
+        PipeRole::Slave => 1,
+    }
+}
+
+/// Finds the pipe, or creates it in the region of its parent, or in the region that was requested.
+pub(super) fn find_or_create(
+    daemon: &mut Daemon,
+    parent: &str,
+    spec: &PipeEnd,
+    request: &NmreqRegister,
+    caller: &Caller,
+) -> Result<EndpointKey, Refusal> {
+    let interface = nic::admitted_interface(daemon, parent, caller)?;
+    if interface.is_none() && !daemon.may_use_pipes(caller)? {
+        return refuse(EACCES, "this daemon serves pipes to other users only where its policy says so");
+    }
+    let scope = interface.as_ref().map_or_else(|| daemon.scope(caller), |(scope, _)| *scope);
+    let key = PipeKey { scope, parent: parent.into(), id: spec.id.clone() };
+    let at = EndpointKey { port: PortKey::Pipe(key.clone()), index: endpoint_index(spec.role) };
+    if let Ok(pipe) = daemon.registry.port(&at.port) {
+        daemon.registry.regions.check_number("pipe", pipe.region(), request.nr_mem_id)?;
+        return Ok(at);
+    }
+    if daemon.registry.all::<Pipe>().filter(|pipe| pipe.is_child_of(scope, parent)).count() >= MAX_PIPES {
+        return refuse(EINVAL, format!("{parent} has {MAX_PIPES} pipes already"));
+    }
+    let shape = EndpointShape::requested(request, MAX_PIPE_RINGS)?;
+    let region = match (request.nr_mem_id, interface) {
+        (0, Some((_, Access::Direct))) => daemon.interface_region(caller, 0)?,
+        (0, _) => region_of_parent(daemon, scope, parent, &shape)?,
+        (mem_id, _) => daemon.region_by_number(mem_id, caller)?,
+    };
+    let record = daemon.registry.regions.existing_mut(region)?;
+    let created = PipeRings::create(record, shape, spec.role);
+    let inner = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
+    daemon.registry.insert(at.port.clone(), Box::new(Pipe { key, inner }));
+    Ok(at)
+}
+
+/// Returns the region of a parent that is no interface opened directly. It is created if the parent has no pipe yet, large
+/// enough for a first pipe of this shape.
+fn region_of_parent(
+    daemon: &mut Daemon,
+    scope: Scope,
+    parent: &str,
+    first: &EndpointShape,
+) -> Result<RegionKey, Refusal> {
+    let registry = &daemon.registry;
+    let mediated = registry.all::<Mediated>().filter(|port| port.key.scope == scope && port.key.interface == parent);
+    let siblings = registry.all::<Pipe>().filter(|pipe| pipe.is_child_of(scope, parent));
+    let mut regions = mediated.map(PortRecord::region).chain(siblings.map(PortRecord::region));
+    if let Some(region) = regions.next() {
+        return Ok(region);
+    }
+    drop(regions);
+    let sizes = daemon.knobs.private_sizes().with_pipe(first);
+    daemon.registry.regions.create_private(scope, parent, sizes)
+}
+
+impl Pipe {
+    fn is_child_of(&self, scope: Scope, parent: &str) -> bool {
+        self.key.scope == scope && self.key.parent == parent
+    }
+}
+
+impl PipeRings {
+    /// Creates both endpoints. `shape` is that of the endpoint `role`.
+    pub(super) fn create(
+        region: &mut RegionRecord,
+        shape: EndpointShape,
+        role: PipeRole,
+    ) -> Result<PipeRings, Refusal> {
+        let master = if role == PipeRole::Master { shape } else { shape.mirrored() };
+        let channels_bytes = ChannelPage::bytes(master.all_rings() as usize);
+        let (window, channels_fd) = shared_page("unetmap-lines", channels_bytes)?;
+        let to_master = usize::from(master.all_tx());
+        let first = Endpoint::create(region, master, DataPath::Channels { tx: 0, rx: to_master })?;
+        match Endpoint::create(region, master.mirrored(), DataPath::Channels { tx: to_master, rx: 0 }) {
+            Ok(second) => {
+                let (channels, endpoints) = (ChannelPage::new(window), [first, second]);
+                Ok(PipeRings { region: region.key, channels, channels_fd, channels_bytes, endpoints })
+            }
+            Err(e) => {
+                first.free(region);
+                Err(e)
+            }
+        }
+    }
+
+    pub(super) fn describe(&self) -> Description<'_> {
+        let (page, page_bytes) = (self.channels_fd.as_fd(), self.channels_bytes);
+        Description { page, page_bytes, mirror_pools: Default::default() }
+    }
+
+    /// Completes what a client is told of a ring, and returns the doorbell of the other side.
+    pub(super) fn describe_ring(&self, index: usize, told: &mut BoundRing) -> BorrowedFd<'_> {
+        let peer = &self.endpoints[1 - index];
+        let peer_ring = &(if told.dir == 0 { &peer.rx } else { &peer.tx })[usize::from(told.id)];
+        (told.backend, told.peer_offset) = (BackendKind::Pipe as u32, peer_ring.view.shape().offset);
+        peer_ring.doorbell.as_fd()
+    }
+
+    pub(super) fn unbind(&mut self, index: usize, binding: &Binding) {
+        let (first, second) = self.endpoints.split_at_mut(1);
+        let (own, peer) = if index == 0 { (&mut first[0], &second[0]) } else { (&mut second[0], &first[0]) };
+        own.unbind(binding, Some(&self.channels), Some(peer));
+    }
+}
+
+impl PortRecord for Pipe {
+    fn region(&self) -> RegionKey {
+        self.inner.region
+    }
+
+    fn endpoints(&self) -> &[Endpoint] {
+        &self.inner.endpoints
+    }
+
+    fn buffer_repair(&self) -> BufferRepair<'_> {
+        BufferRepair::Slots(Some(&self.inner.channels))
+    }
+}
+
+impl Port for Pipe {
+    fn endpoint_mut(&mut self, index: usize) -> &mut Endpoint {
+        &mut self.inner.endpoints[index]
+    }
+
+    fn channels(&self) -> Option<&ChannelPage> {
+        Some(&self.inner.channels)
+    }
+
+    fn zero_copy_obstacle(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn describe(&self, _index: usize) -> Description<'_> {
+        self.inner.describe()
+    }
+
+    fn describe_ring<'a>(
+        &'a self,
+        _daemon: &Daemon,
+        index: usize,
+        _ring: &'a PortRing,
+        told: &mut BoundRing,
+    ) -> Result<BorrowedFd<'a>, Refusal> {
+        Ok(self.inner.describe_ring(index, told))
+    }
+
+    fn unbind(&mut self, index: usize, binding: &Binding) {
+        self.inner.unbind(index, binding);
+    }
+
+    fn release(self: Box<Self>, _daemon: &mut Daemon) -> Vec<Endpoint> {
+        self.inner.endpoints.into()
+    }
+
+    fn owner(&self) -> u32 {
+        self.key.scope.uid
+    }
+
+    fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {
+        let PipeKey { parent, id, .. } = &self.key;
+        let mem_id = daemon.registry.regions.mem_id(self.inner.region);
+        let [master, slave] = &self.inner.endpoints;
+        let snapshot = |name, endpoint| PortSnapshot::new(name, "pipe", mem_id, endpoint, Some(&self.inner.channels));
+        vec![snapshot(format!("{parent}{{{id}"), master), snapshot(format!("{parent}}}{id}"), slave)]
+    }
+}

@@ -1,0 +1,163 @@
+//! Sessions: opening one binds rings of a port for a client, closing it frees everything that the client held.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use unetmap_abi::*;
+use unetmap_core::control::binding;
+use unetmap_core::errno::{ENOMEM, ENXIO, EOPNOTSUPP};
+use unetmap_mem::BufIdx;
+use unetmap_sys::process;
+
+use super::answer::iface_shape;
+use super::{Daemon, EndpointKey, Session, monitor};
+use crate::caller::Caller;
+use crate::endpoint::Binding;
+use crate::offsets::OffsetLayout;
+use crate::refusal::{Refusal, refuse};
+use crate::user_arena::UserArena;
+
+/// Most extra buffers of a session. The daemon links them into a list, which touches a page for every two buffers: the
+/// bound keeps that to milliseconds, and the memory small.
+pub(crate) const MAX_EXTRA: u32 = 16384;
+
+/// The answer to REGISTER.
+pub(crate) struct Registered {
+    pub(crate) session: u64,
+    pub(crate) register: NmreqRegister,
+    pub(crate) bound: binding::Binding,
+    pub(crate) fds: Vec<OwnedFd>,
+    /// What the option OFFSETS was granted, if it was requested.
+    pub(crate) offsets: Option<OffsetLayout>,
+}
+
+/// The options of REGISTER.
+#[derive(Default)]
+pub(crate) struct Options {
+    pub(crate) offsets: Option<NmreqOptOffsets>,
+}
+
+impl Daemon {
+    /// Opens a session on an endpoint of a port that exists.
+    pub(crate) fn open_session(
+        &mut self,
+        at: EndpointKey,
+        name: &str,
+        request: &NmreqRegister,
+        options: &Options,
+        caller: &Caller,
+    ) -> Result<Registered, Refusal> {
+        let secret = process::random();
+        let secret = secret.or_else(|e| refuse(ENOMEM, format!("no random number for the session: {e}")))?;
+        let (endpoint, region) = self.registry.endpoint(&at)?;
+        let binding = endpoint.select(request)?;
+        let iface_shape = iface_shape(self.registry.port(&at.port)?.own_name().unwrap_or(name), endpoint, &binding);
+        let offsets = self.set_offsets(&at, &binding, options).map_err(|r| r.of_option(NETMAP_REQ_OPT_OFFSETS))?;
+        self.registry.port_mut(&at.port)?.prepare(&binding)?;
+        let record = self.registry.regions.existing_mut(region)?;
+        let created = record.create_iface(&iface_shape, request.nr_extra_bufs.min(MAX_EXTRA));
+        let (iface, iface_offset, extra) = match created {
+            Ok(created) => {
+                record.sessions += 1;
+                created
+            }
+            Err(refusal) => {
+                self.registry.port_mut(&at.port)?.close_unused();
+                return Err(refusal);
+            }
+        };
+        self.registry.port_mut(&at.port)?.bind(at.index, &binding);
+        let session = Session {
+            port: at.port.clone(),
+            endpoint: at.index,
+            name: name.into(),
+            pid: caller.peer.pid,
+            uid: caller.peer.uid,
+            region,
+            binding,
+            secret,
+            request: *request,
+            iface,
+            iface_offset,
+            extra,
+        };
+        // From here on the session is registered, so that closing it undoes all of this.
+        let id = self.registry.add_session(session);
+        let answer = self.session_answer(id);
+        match self.session_opened(&at).and(answer) {
+            Ok((register, bound, fds)) => Ok(Registered { session: id, register, bound, fds, offsets }),
+            Err(e) => {
+                self.close(id);
+                Err(e)
+            }
+        }
+    }
+
+    /// Sets up the rings of a session for the option OFFSETS, or for packets at the start of their buffers.
+    fn set_offsets(
+        &mut self,
+        at: &EndpointKey,
+        binding: &Binding,
+        options: &Options,
+    ) -> Result<Option<OffsetLayout>, Refusal> {
+        let port = self.registry.port(&at.port)?;
+        let layout = match &options.offsets {
+            None => None,
+            Some(_) if !port.supports_offsets() => {
+                return refuse(EOPNOTSUPP, "on this kind of port packets begin at the start of their buffers");
+            }
+            Some(option) => {
+                let buffer = self.registry.regions.get(port.region()).map_or(0, |r| r.region.limits().buf_size);
+                let requested = OffsetLayout::validate(option, buffer)?;
+                let layout = port.endpoints()[at.index].validate_offsets(binding, requested)?;
+                port.check_headroom(binding, layout.headroom)?;
+                Some(layout)
+            }
+        };
+        self.registry.port_mut(&at.port)?.set_offsets(at.index, binding, layout);
+        Ok(layout)
+    }
+
+    /// Returns the name of a session's port, and the answer that its client was given.
+    pub(crate) fn repeat_answer(&self, id: u64) -> Result<(String, Registered), Refusal> {
+        let Some(session) = self.registry.sessions.get(&id) else { return refuse(ENXIO, "the session is closed") };
+        let (register, bound, fds) = self.session_answer(id)?;
+        Ok((session.name.clone(), Registered { session: id, register, bound, fds, offsets: None }))
+    }
+
+    /// Closes a session, for whatever reason it ended, and frees everything that it held.
+    pub(crate) fn close(&mut self, id: u64) {
+        let Some(session) = self.registry.sessions.remove(&id) else { return };
+        let at = EndpointKey { port: session.port.clone(), index: session.endpoint };
+        self.monitors.lists.remove(&id);
+        if let Ok(port) = self.registry.port_mut(&at.port) {
+            port.unbind(at.index, &session.binding);
+        }
+        if !self.registry.endpoint(&at).is_ok_and(|(endpoint, _)| endpoint.in_use()) {
+            monitor::end_monitors(self, &at);
+        }
+        // Reading all rings is necessary only if the program left a list of extra buffers.
+        let has_list = session.iface.bufs_head() != BufIdx(0);
+        let in_use = if has_list { self.registry.buffers_in_use(session.region) } else { Vec::new() };
+        if let Some(record) = self.registry.regions.get_mut(session.region) {
+            record.free_iface(&session.iface, session.iface_offset, session.extra, has_list.then_some(&in_use[..]));
+            record.sessions = record.sessions.saturating_sub(1);
+        }
+        // A process that exchanges buffers between two ports has them in both until both sessions are closed: until then
+        // no exchange was interrupted.
+        let same_process = |other: &Session| other.region == session.region && other.pid == session.pid;
+        if !self.registry.sessions.values().any(same_process) {
+            self.registry.repair_buffers(session.region);
+        }
+        self.session_closed(&at, &session.name);
+        self.release_if_unused(&at.port);
+        monitor::release_closed(self);
+    }
+
+    /// Whether a session's region lies in the arena that the node maps for its user.
+    pub(crate) fn is_in_arena(&self, session: u64, arena: &Arc<UserArena>) -> bool {
+        let session = self.registry.sessions.get(&session);
+        let record = session.and_then(|session| self.registry.regions.get(session.region));
+        record.is_some_and(|record| record.is_in(arena))
+    }
+}

@@ -1,0 +1,103 @@
+//! A port as `unetmap ls` shows it, in JSON.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+
+use serde::Serialize;
+use unetmap_mem::ChannelPage;
+
+use crate::endpoint::{Endpoint, PortRing};
+
+/// A port, or an endpoint of a pipe.
+#[derive(Serialize)]
+pub(crate) struct PortSnapshot {
+    pub(crate) name: String,
+    pub(crate) kind: &'static str,
+    pub(crate) mem_id: u16,
+    pub(crate) open: bool,
+    /// Switch port: the user that the switch belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) uid: Option<u32>,
+    /// Switch port: the number of the thread that forwards what it sends, and the processor on which that thread is or was
+    /// last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) thread: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cpu: Option<usize>,
+    /// Attached interface: the processors that poll its queues and serve nothing else.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) polled: BTreeMap<u16, u32>,
+    /// Interface: how packets are received and sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) manner: Option<String>,
+    /// Switch port: packets that it sent and that reached no port, by reason.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) lost: BTreeMap<&'static str, u64>,
+    pub(crate) rings: Vec<RingSnapshot>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct RingSnapshot {
+    pub(crate) dir: &'static str,
+    pub(crate) id: u16,
+    slots: u32,
+    sessions: u32,
+    /// Slots sent and not yet released by the receiver.
+    pub(crate) queued: u32,
+    crossed: u64,
+    batches: u64,
+    bad_slots: u64,
+    bad_pointers: u64,
+    /// Receive ring of an interface or of a switch port: packets dropped for lack of room, here or, for packets to be
+    /// forwarded, on the other side. Transmit ring of a switch port: packets that reached no port. Ring of a monitor:
+    /// slots that were not mirrored because the monitor was too slow.
+    pub(crate) dropped: u64,
+    /// Receive ring of a switch port: packets that came without a copy, from ports of the same region.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) swapped: Option<u64>,
+}
+
+impl PortSnapshot {
+    /// Returns a snapshot without the fields of any kind.
+    pub(crate) fn new(
+        name: String,
+        kind: &'static str,
+        mem_id: u16,
+        endpoint: &Endpoint,
+        channels: Option<&ChannelPage>,
+    ) -> PortSnapshot {
+        PortSnapshot {
+            name,
+            kind,
+            mem_id,
+            open: endpoint.in_use(),
+            uid: None,
+            thread: None,
+            cpu: None,
+            polled: BTreeMap::new(),
+            manner: None,
+            lost: BTreeMap::new(),
+            rings: endpoint.rings().map(|ring| RingSnapshot::new(endpoint, ring, channels)).collect(),
+        }
+    }
+}
+
+impl RingSnapshot {
+    fn new(endpoint: &Endpoint, ring: &PortRing, channels: Option<&ChannelPage>) -> RingSnapshot {
+        let (shape, state) = (ring.view.shape(), endpoint.state_page.state(ring.state));
+        let sent = ring.sent(channels);
+        RingSnapshot {
+            dir: if shape.dir == 0 { "tx" } else { "rx" },
+            id: shape.id,
+            slots: shape.slots.get(),
+            sessions: ring.binders(),
+            queued: sent.map_or(0, |sent| shape.slots.distance(sent.from, sent.to)),
+            crossed: state.map_or(0, |s| s.slots.load(Relaxed)),
+            batches: state.map_or(0, |s| s.batches.load(Relaxed)),
+            bad_slots: state.map_or(0, |s| s.bad_slots.load(Relaxed)),
+            bad_pointers: state.map_or(0, |s| s.bad_pointers.load(Relaxed)),
+            dropped: state.map_or(0, |s| s.dropped.load(Relaxed)),
+            swapped: None,
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Requests about switches (`unetmap vale`), and switches in JSON.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use unetmap_abi::NM_BDG_NAME;
+use unetmap_core::control::ControlRequest;
+use unetmap_core::control::vale::{ValeAction, ValeRequest};
+use unetmap_core::control::vale_policy::{PortPolicy, RateLimit, VlanMode};
+use unetmap_core::errno::{EINVAL, ENOENT, EOPNOTSUPP};
+use unetmap_switch::fdb::{LIFETIME_EPOCHS, MAX_ENTRIES};
+
+use super::attached::port_key;
+use super::settings::{set_age, set_rules};
+use super::workers::{set_plan, workers_as_json};
+use super::{Switch, SwitchKey, ValeKey, ValePort, find, key_of};
+use crate::caller::Caller;
+use crate::ports::{Daemon, PortKey};
+use crate::refusal::{Refusal, refuse};
+use crate::region::Scope;
+
+#[derive(Serialize)]
+pub(crate) struct SwitchSnapshot {
+    switch: String,
+    uid: u32,
+    /// Open ports.
+    ports: usize,
+    addresses: usize,
+    /// Seconds after which an address is removed; 0: never.
+    age: u32,
+}
+
+#[derive(Serialize)]
+struct SwitchDetails {
+    #[serde(flatten)]
+    switch: SwitchSnapshot,
+    most_addresses: usize,
+    port: Vec<PortDetails>,
+    table: Vec<AddressSnapshot>,
+}
+
+#[derive(Serialize)]
+struct AddressSnapshot {
+    address: String,
+    vlan: u16,
+    port: String,
+    /// Seconds since a packet last came from it, rounded down to a step of the table; null: addresses do not age.
+    age: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct PortDetails {
+    name: String,
+    open: bool,
+    index: Option<u8>,
+    /// "program", "interface", or "-" if it does not exist.
+    kind: &'static str,
+    /// Programs that have it open.
+    pids: Vec<u32>,
+    mem_id: u16,
+    /// The thread that forwards what it sends, and the processor on which that thread runs or ran last.
+    thread: Option<usize>,
+    cpu: Option<usize>,
+    /// Attached interface: the processors that poll its queues and serve nothing else (`vale-ctl -p`).
+    polled: BTreeMap<u16, u32>,
+    header: u8,
+    /// Slots sent and received, as the port's program counts them.
+    sent: u64,
+    received: u64,
+    /// Packets that it sent and that reached no port, by reason.
+    lost: BTreeMap<&'static str, u64>,
+    /// Packets for it that it did not receive, by reason.
+    dropped: BTreeMap<&'static str, u64>,
+    rules: RulesSnapshot,
+}
+
+#[derive(Serialize, Default)]
+struct RulesSnapshot {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    access: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trunk: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_in: Option<LimitSnapshot>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_out: Option<LimitSnapshot>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    storm: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    filter_in: Option<FilterSnapshot>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    filter_out: Option<FilterSnapshot>,
+}
+
+/// Per second; 0: unlimited.
+#[derive(Serialize)]
+struct LimitSnapshot {
+    packets: u64,
+    bits: u64,
+}
+
+#[derive(Serialize)]
+struct FilterSnapshot {
+    expression: String,
+    instructions: usize,
+}
+
+impl RulesSnapshot {
+    fn of(rules: &PortPolicy) -> RulesSnapshot {
+        let limit = |limit: RateLimit| {
+            let snapshot = LimitSnapshot { packets: limit.packets, bits: limit.bits };
+            (limit != RateLimit::default()).then_some(snapshot)
+        };
+        let filter = |direction: usize| {
+            let filter = rules.filters[direction].as_ref()?;
+            Some(FilterSnapshot { expression: filter.expression.clone(), instructions: filter.program.len() })
+        };
+        let (access, trunk) = match &rules.vlan {
+            None => (None, None),
+            Some(VlanMode::Access(vlan)) => (Some(*vlan), None),
+            Some(VlanMode::Trunk(all)) => (None, Some(all.to_string())),
+        };
+        RulesSnapshot {
+            access,
+            trunk,
+            limit_in: limit(rules.limits[0]),
+            limit_out: limit(rules.limits[1]),
+            storm: (rules.storm > 0).then_some(rules.storm),
+            filter_in: filter(0),
+            filter_out: filter(1),
+        }
+    }
+}
+
+/// Answers a request about a switch with its state, as JSON.
+pub(crate) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Caller) -> Result<String, Refusal> {
+    let Ok(ValeRequest { name, action }) = ValeRequest::decode(payload) else {
+        return refuse(EINVAL, "the request about a switch cannot be decoded");
+    };
+    let text = match action {
+        ValeAction::List => {
+            check_may_use_switches(daemon, caller)?;
+            serde_json::to_string(&switch_snapshots(daemon, Some(daemon.scope(caller))))
+        }
+        ValeAction::Threads => {
+            check_may_use_switches(daemon, caller)?;
+            workers_as_json(daemon)
+        }
+        ValeAction::SetThreads(config) => {
+            check_may_use_switches(daemon, caller)?;
+            set_plan(daemon, config, caller)?;
+            workers_as_json(daemon)
+        }
+        ValeAction::Show => {
+            let switch = switch_named(daemon, &name, caller)?;
+            serde_json::to_string(&switch_details(daemon, &switch)?)
+        }
+        ValeAction::Age(seconds) => {
+            let switch = switch_named(daemon, &name, caller)?;
+            set_age(daemon, &switch, seconds)?;
+            serde_json::to_string(&switch_details(daemon, &switch)?)
+        }
+        ValeAction::ShowPort => {
+            let key = port_key(daemon, &name, caller)?;
+            if find(&daemon.registry, &key).is_none() && daemon.vale.settings.of(&key).is_none() {
+                return refuse(ENOENT, "there is no such port, and it has no settings");
+            }
+            serde_json::to_string(&PortDetails::of(daemon, &key))
+        }
+        _ => {
+            let key = port_key(daemon, &name, caller)?;
+            set_rules(daemon, &key, |rules| match action {
+                ValeAction::Vlan(vlan) => rules.vlan = vlan,
+                ValeAction::Limit(direction, limit) => rules.limits[direction as usize] = limit,
+                ValeAction::Storm(packets) => rules.storm = packets,
+                ValeAction::Filter(direction, filter) => rules.filters[direction as usize] = filter,
+                _ => *rules = PortPolicy::default(),
+            })?;
+            serde_json::to_string(&PortDetails::of(daemon, &key))
+        }
+    };
+    text.or_else(|e| refuse(EOPNOTSUPP, format!("the answer cannot be written: {e}")))
+}
+
+fn check_may_use_switches(daemon: &mut Daemon, caller: &Caller) -> Result<(), Refusal> {
+    key_of(daemon, "vale0:x", caller).map(drop)
+}
+
+fn switch_named(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<SwitchKey, Refusal> {
+    if name.contains(':') || !name.starts_with(NM_BDG_NAME) {
+        return refuse(EINVAL, "a switch is named valeS, without a port");
+    }
+    port_key(daemon, &format!("{name}:x"), caller).map(|key| key.switch_key())
+}
+
+/// Returns all switches of a user, or of all users.
+pub(crate) fn switch_snapshots(daemon: &Daemon, only: Option<Scope>) -> Vec<SwitchSnapshot> {
+    let switches = daemon.vale.switches.iter().filter(|((scope, _), _)| only.is_none_or(|only| only == *scope));
+    switches.map(|(key, switch)| switch_snapshot(daemon, key, Some(switch))).collect()
+}
+
+fn switch_snapshot(daemon: &Daemon, key: &SwitchKey, switch: Option<&Switch>) -> SwitchSnapshot {
+    SwitchSnapshot {
+        switch: key.1.clone(),
+        uid: key.0.uid,
+        ports: switch.map_or(0, |switch| switch.members.iter().flatten().count()),
+        addresses: switch.map_or(0, |switch| switch.table.len()),
+        age: daemon.vale.settings.age(key),
+    }
+}
+
+fn switch_details(daemon: &Daemon, of: &SwitchKey) -> Result<SwitchDetails, Refusal> {
+    let (switch, set) = (daemon.vale.switches.get(of), daemon.vale.settings.of_switch(of));
+    if switch.is_none() && set.is_none() {
+        return refuse(ENOENT, format!("there is no switch {}, and it has no settings", of.1));
+    }
+    let key = |port: &str| ValeKey { scope: of.0, switch: of.1.clone(), port: port.into() };
+    let open = daemon.registry.all::<ValePort>().filter(|port| (port.key.scope, &port.key.switch) == (of.0, &of.1));
+    let names: BTreeMap<u8, &str> = open.map(|port| (port.index(), &*port.key.port)).collect();
+    let mut ports: Vec<&str> = names.values().copied().collect();
+    ports.extend(set.iter().flat_map(|set| set.ports.keys().map(String::as_str)));
+    ports.sort_unstable();
+    ports.dedup();
+    let age = daemon.vale.settings.age(of);
+    let mut table: Vec<AddressSnapshot> = switch.map_or_else(Vec::new, |switch| {
+        let address = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+        let entries = switch.table.entries();
+        let snapshots = entries.iter().map(|entry| AddressSnapshot {
+            address: address(entry.mac),
+            vlan: entry.vlan,
+            port: names.get(&entry.port).copied().unwrap_or("-").into(),
+            age: (age > 0).then(|| u64::from(entry.age) * u64::from(age) / u64::from(LIFETIME_EPOCHS)),
+        });
+        snapshots.collect()
+    });
+    table.sort_unstable_by(|a, b| (&a.address, a.vlan).cmp(&(&b.address, b.vlan)));
+    Ok(SwitchDetails {
+        switch: switch_snapshot(daemon, of, switch),
+        most_addresses: MAX_ENTRIES,
+        port: ports.into_iter().map(|port| PortDetails::of(daemon, &key(port))).collect(),
+        table,
+    })
+}
+
+impl PortDetails {
+    fn of(daemon: &Daemon, key: &ValeKey) -> PortDetails {
+        let port = find(&daemon.registry, key);
+        let is_attached = port.is_some_and(|port| port.attachment.is_some());
+        let port_key = PortKey::Vale(key.clone());
+        let sessions = daemon.registry.sessions.values().filter(|session| session.port == port_key);
+        let thread = port.and_then(|port| daemon.vale.thread_of(port));
+        PortDetails {
+            name: key.name(),
+            open: port.is_some(),
+            index: port.map(ValePort::index),
+            kind: match port {
+                None => "-",
+                Some(_) if is_attached => "interface",
+                Some(_) => "program",
+            },
+            pids: if is_attached { Vec::new() } else { sessions.map(|session| session.pid).collect() },
+            mem_id: port.map_or(0, |port| daemon.registry.regions.mem_id(port.region)),
+            thread,
+            cpu: thread.and_then(|thread| daemon.vale.workers.cpu_of(thread)),
+            polled: port.map(ValePort::polling_cpus).unwrap_or_default(),
+            header: port.map_or(0, ValePort::header),
+            sent: port.map_or(0, |port| port.crossed(true)),
+            received: port.map_or(0, |port| port.crossed(false)),
+            lost: port.map(ValePort::lost).unwrap_or_default(),
+            dropped: port.map(ValePort::not_received).unwrap_or_default(),
+            rules: daemon.vale.settings.of(key).map(RulesSnapshot::of).unwrap_or_default(),
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! The worker threads of the switches: how many, on which processors, and which ports each serves.
+//!
+//! ```text
+//! thread 0 .. n   each port has one, which forwards what the port sends; any thread delivers to any port
+//! plan            how many, and where: the configuration file's, until the daemon's owner sets another
+//! balance         a new port goes to the thread with the fewest rings; a port moves if that makes them more even
+//! ```
+//! A change is published to all threads before the main thread waits for any of them. When it has waited for all, no thread
+//! uses the state before.
+//!
+//! Two threads may serve a port that moves for a moment, as each ring is served under its own lock. The old thread may clear
+//! the doorbell that was to wake the new one, so the doorbell is rung again after all threads have the new state.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use serde::Serialize;
+use unetmap_core::control::vale::ThreadConfig;
+use unetmap_core::errno::{EINVAL, ENOMEM, EPERM};
+use unetmap_switch::worker::{self, Mailbox, SwitchSnapshot};
+use unetmap_sys::process;
+use unetmap_sys::thread::cpu_of;
+
+use crate::caller::Caller;
+use crate::ports::Daemon;
+use crate::refusal::{Refusal, refuse};
+
+/// See the module.
+pub(super) struct Workers {
+    plan: ThreadConfig,
+    /// The plan with which the daemon was started.
+    initial_plan: ThreadConfig,
+    running: Vec<Worker>,
+}
+
+struct Worker {
+    mailbox: Arc<Mailbox>,
+    thread: JoinHandle<()>,
+    /// The processor to which it is pinned.
+    cpu: Option<u16>,
+}
+
+/// What balancing needs to know of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PortLoad {
+    /// Transmit rings.
+    pub(super) rings: usize,
+    /// Its thread; `None`: it is new.
+    pub(super) thread: Option<usize>,
+}
+
+impl Workers {
+    pub(super) fn new(plan: ThreadConfig) -> Workers {
+        Workers { initial_plan: plan.clone(), plan, running: Vec::new() }
+    }
+
+    /// Whether another plan was set since the daemon was started. It would be lost if the daemon ended.
+    pub(super) fn changed(&self) -> bool {
+        self.plan != self.initial_plan
+    }
+
+    /// Starts the threads of the plan; returns how many of them run.
+    pub(super) fn start(&mut self) -> Result<usize, Refusal> {
+        let wanted = usize::from(self.plan.threads);
+        while self.running.len() < wanted {
+            match Worker::start(self.running.len()) {
+                Ok(worker) => self.running.push(worker),
+                Err(e) if self.running.is_empty() => {
+                    return refuse(ENOMEM, format!("no thread for the switch: {e}"));
+                }
+                Err(e) => {
+                    tracing::warn!(wanted, running = self.running.len(), "no more threads for the switches: {e}");
+                    break;
+                }
+            }
+        }
+        Ok(self.running.len().min(wanted))
+    }
+
+    /// Publishes to each thread the snapshots that `snapshots` returns for its number, and stops the threads that are no
+    /// longer in the plan. If it returns `true`, no thread uses anything that is in no snapshot.
+    pub(super) fn publish(&mut self, snapshots: impl Fn(usize) -> Vec<SwitchSnapshot>) -> bool {
+        let since = Instant::now();
+        let published: Vec<u64> =
+            (0..).zip(&self.running).map(|(n, worker)| worker.mailbox.publish_config(snapshots(n))).collect();
+        let mut all = true;
+        for (worker, number) in self.running.iter().zip(published) {
+            all &= worker.mailbox.wait_quiescent(number, since);
+        }
+        for worker in self.running.drain(usize::from(self.plan.threads).min(self.running.len())..) {
+            worker.stop();
+        }
+        self.pin();
+        all
+    }
+
+    /// Pins the threads to the processors of the plan.
+    fn pin(&mut self) {
+        for (n, worker) in self.running.iter_mut().enumerate() {
+            let wanted = self.plan.cpu_of(n);
+            if worker.cpu == wanted {
+                continue;
+            }
+            let cpus = wanted.map_or_else(process::cpus_allowed, |cpu| vec![cpu.into()]);
+            match process::run_thread_on_cpus(worker.mailbox.tid(), &cpus) {
+                Ok(()) => worker.cpu = wanted,
+                Err(e) => tracing::warn!(thread = n, ?wanted, "the switch's thread cannot be moved: {e}"),
+            }
+        }
+    }
+
+    /// Stops all threads.
+    pub(super) fn stop(&mut self) {
+        self.running.drain(..).for_each(Worker::stop);
+    }
+
+    /// The processor on which a thread runs, or ran last.
+    pub(super) fn cpu_of(&self, thread: usize) -> Option<usize> {
+        cpu_of(self.running.get(thread)?.mailbox.tid()).ok()
+    }
+}
+
+impl Worker {
+    fn start(number: usize) -> io::Result<Worker> {
+        let mailbox = Arc::new(Mailbox::new()?);
+        let of_thread = mailbox.clone();
+        let builder = std::thread::Builder::new().name(format!("switch {number}"));
+        let thread = builder.spawn(move || worker::run(&of_thread))?;
+        Ok(Worker { mailbox, thread, cpu: None })
+    }
+
+    fn stop(self) {
+        self.mailbox.stop();
+        if self.thread.join().is_err() {
+            tracing::error!("a thread of the switches panicked");
+        }
+    }
+}
+
+/// Assigns one of `threads` threads to each port without one, and moves other ports as long as that makes the threads' rings
+/// more even. A port whose thread no longer exists counts as without one.
+pub(super) fn balance(ports: &mut [PortLoad], threads: usize) {
+    let mut rings = vec![0; threads.max(1)];
+    let mut new = Vec::new();
+    for port in ports.iter_mut() {
+        match port.thread.filter(|thread| *thread < rings.len()) {
+            Some(thread) => rings[thread] += port.rings,
+            None => new.push(port),
+        }
+    }
+    let least = |rings: &[usize]| (0..rings.len()).min_by_key(|thread| rings[*thread]).unwrap_or(0);
+    for port in new {
+        let thread = least(&rings);
+        rings[thread] += port.rings;
+        port.thread = Some(thread);
+    }
+    loop {
+        let to = least(&rings);
+        // Half of what a move subtracts from the sum of squares. It is 0 unless the port's thread has more rings than the
+        // other by more than the port's rings.
+        let gain = |port: &PortLoad| {
+            let more = rings[port.thread.unwrap_or(to)] - rings[to];
+            port.rings * more.saturating_sub(port.rings)
+        };
+        let Some(port) = ports.iter_mut().max_by_key(|port| gain(port)).filter(|port| gain(port) > 0) else { return };
+        if let Some(from) = port.thread.replace(to) {
+            rings[from] -= port.rings;
+            rings[to] += port.rings;
+        }
+    }
+}
+
+/// The threads in JSON.
+#[derive(Serialize)]
+struct WorkersSnapshot<'a> {
+    /// As planned.
+    threads: u16,
+    cpus: &'a [u16],
+    running: Vec<WorkerSnapshot>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct WorkerSnapshot {
+    thread: usize,
+    tid: u32,
+    /// The processor on which it runs, or ran last.
+    cpu: Option<usize>,
+    /// The processor to which it is pinned.
+    pinned: Option<u16>,
+    /// Ports that it serves, and their transmit rings.
+    ports: usize,
+    rings: usize,
+}
+
+/// Returns the threads that run.
+pub(crate) fn worker_snapshots(daemon: &Daemon) -> Vec<WorkerSnapshot> {
+    let (loads, workers) = (daemon.vale.loads(), &daemon.vale.workers);
+    let snapshots = workers.running.iter().enumerate().map(|(n, worker)| {
+        let own = || loads.iter().filter(|load| load.thread == Some(n));
+        WorkerSnapshot {
+            thread: n,
+            tid: worker.mailbox.tid(),
+            cpu: workers.cpu_of(n),
+            pinned: worker.cpu,
+            ports: own().count(),
+            rings: own().map(|load| load.rings).sum(),
+        }
+    });
+    snapshots.collect()
+}
+
+/// Returns the plan and the threads, as JSON.
+pub(super) fn workers_as_json(daemon: &Daemon) -> serde_json::Result<String> {
+    let ThreadConfig { threads, cpus } = &daemon.vale.workers.plan;
+    serde_json::to_string(&WorkersSnapshot { threads: *threads, cpus, running: worker_snapshots(daemon) })
+}
+
+/// Sets the plan, and applies it to the threads that run.
+pub(super) fn set_plan(daemon: &mut Daemon, plan: ThreadConfig, caller: &Caller) -> Result<(), Refusal> {
+    let (uid, owner) = (caller.peer.uid, process::uid());
+    if uid != 0 && uid != owner {
+        return refuse(EPERM, format!("only root and user {owner}, the daemon's owner, may set its threads"));
+    }
+    let available = process::cpus_allowed();
+    if let Some(cpu) = plan.cpus.iter().find(|cpu| !available.contains(&usize::from(**cpu))) {
+        return refuse(
+            EINVAL,
+            format!("there is no processor {cpu} that the daemon may use (it may use {available:?})"),
+        );
+    }
+    tracing::info!(uid, threads = plan.threads, cpus = ?plan.cpus, "threads of switches planned");
+    daemon.vale.workers.plan = plan;
+    daemon.vale.publish()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rings_of(ports: &[PortLoad], threads: usize) -> Vec<usize> {
+        (0..threads).map(|n| ports.iter().filter(|p| p.thread == Some(n)).map(|p| p.rings).sum()).collect()
+    }
+
+    #[test]
+    fn new_ports_go_to_the_thread_with_the_fewest_rings() {
+        let new = |rings| PortLoad { rings, thread: None };
+        let mut ports = [new(4), new(1), new(1), new(1), new(1)];
+        balance(&mut ports, 2);
+        assert_eq!(ports.map(|port| port.thread), [Some(0), Some(1), Some(1), Some(1), Some(1)]);
+        balance(&mut ports, 1);
+        assert_eq!(ports.map(|port| port.thread), [Some(0); 5]);
+        balance(&mut ports, 2);
+        assert_eq!(rings_of(&ports, 2), [4, 4]);
+    }
+
+    #[test]
+    fn balanced_ports_do_not_move() {
+        let mut ports = [PortLoad { rings: 1, thread: Some(1) }, PortLoad { rings: 1, thread: Some(0) }];
+        let before = ports;
+        balance(&mut ports, 2);
+        assert_eq!(ports, before);
+    }
+
+    proptest! {
+        #[test]
+        fn no_further_move_would_be_more_even(
+            all in prop::collection::vec((1usize..=16, prop::option::of(0usize..6)), 0..40),
+            threads in 1usize..6,
+        ) {
+            let mut ports: Vec<PortLoad> = all.iter().map(|&(rings, thread)| PortLoad { rings, thread }).collect();
+            balance(&mut ports, threads);
+            prop_assert!(ports.iter().all(|port| port.thread.is_some_and(|thread| thread < threads)));
+            let rings = rings_of(&ports, threads);
+            let least = *rings.iter().min().unwrap();
+            for port in &ports {
+                prop_assert!(rings[port.thread.unwrap()] <= least + port.rings);
+            }
+            // And then nothing moves any more.
+            let settled = ports.clone();
+            balance(&mut ports, threads);
+            prop_assert_eq!(ports, settled);
+        }
+    }
+}

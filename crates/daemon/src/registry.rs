@@ -1,0 +1,235 @@
+//! The registry: which regions, ports and sessions exist. Only the daemon's main thread uses it, so it has no lock.
+//!
+//! The registry holds all ports in one map and treats them alike: it finds the buffers that they hold, and frees a region
+//! after its last port. The kinds of ports are defined in [`crate::ports`].
+
+mod regions;
+
+use std::collections::BTreeMap;
+
+use unetmap_abi::NmreqRegister;
+use unetmap_core::errno::ENXIO;
+use unetmap_mem::{BufIdx, ChannelPage, Iface, IndexSet};
+
+use crate::endpoint::{Binding, Endpoint};
+use crate::refusal::{Refusal, refuse};
+use crate::region::{RegionKey, RegionRecord};
+
+pub(crate) use regions::Regions;
+
+/// The part of a port that the registry uses.
+pub(crate) trait PortRecord {
+    /// The region that contains the port's rings.
+    fn region(&self) -> RegionKey;
+
+    /// The endpoints that sessions can bind.
+    fn endpoints(&self) -> &[Endpoint];
+
+    /// All endpoints that hold buffers of the region.
+    fn buffer_holders(&self) -> Vec<&Endpoint> {
+        self.endpoints().iter().collect()
+    }
+
+    /// BindMode [`Registry::repair_buffers`] treats the port's rings.
+    fn buffer_repair(&self) -> BufferRepair<'_>;
+
+    /// Whether a thread of the daemon exchanges buffers between this port and other such ports of its region.
+    fn exchanges_buffers(&self) -> bool {
+        false
+    }
+
+    /// Stops these exchanges until the result is dropped.
+    fn pause_exchange(&self) -> Option<Box<dyn PauseGuard + '_>> {
+        None
+    }
+
+    /// Frees every lock that the exited process with `lease` held, and returns how many there were.
+    fn break_locks(&self, lease: u32) -> usize {
+        self.endpoints().iter().map(|endpoint| endpoint.break_locks(lease)).sum()
+    }
+}
+
+/// Ends a pause when it is dropped.
+pub(crate) trait PauseGuard {}
+
+impl<T> PauseGuard for T {}
+
+/// See [`Registry::repair_buffers`].
+#[derive(Clone, Copy)]
+pub(crate) enum BufferRepair<'a> {
+    /// No program can exchange buffers of the port with another.
+    Skip,
+    /// Slots of unbound rings may be given other buffers. The channels say which slots are sent and not released.
+    Slots(Option<&'a ChannelPage>),
+    /// All buffers of the port stay where they are.
+    Keep,
+}
+
+/// A port that one client has open.
+pub(crate) struct Session<K> {
+    pub(crate) port: K,
+    /// Index of the endpoint in the port.
+    pub(crate) endpoint: usize,
+    /// The name in the request.
+    pub(crate) name: String,
+    pub(crate) pid: u32,
+    pub(crate) uid: u32,
+    pub(crate) region: RegionKey,
+    pub(crate) binding: Binding,
+    /// A random number. A client that sends it has the session open.
+    pub(crate) secret: u64,
+    /// The request that opened it.
+    pub(crate) request: NmreqRegister,
+    pub(crate) iface: Iface,
+    pub(crate) iface_offset: u64,
+    pub(crate) extra: u32,
+}
+
+/// See the module. `K` identifies a port, `P` is what all kinds of ports have in common.
+pub(crate) struct Registry<K, P: ?Sized> {
+    pub(crate) regions: Regions,
+    ports: BTreeMap<K, Box<P>>,
+    pub(crate) sessions: BTreeMap<u64, Session<K>>,
+    last_session: u64,
+}
+
+impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
+    /// Returns an empty registry. Private regions are numbered from `first_mem_id`.
+    pub(crate) fn new(first_mem_id: u16) -> Registry<K, P> {
+        let (ports, sessions) = (BTreeMap::new(), BTreeMap::new());
+        Registry { regions: Regions::new(first_mem_id), ports, sessions, last_session: 0 }
+    }
+
+    pub(crate) fn insert(&mut self, key: K, port: Box<P>) {
+        self.ports.insert(key, port);
+    }
+
+    /// Removes a port. The caller frees its endpoints.
+    pub(crate) fn remove(&mut self, key: &K) -> Option<Box<P>> {
+        self.ports.remove(key)
+    }
+
+    pub(crate) fn port(&self, key: &K) -> Result<&P, Refusal> {
+        self.ports.get(key).map_or_else(|| refuse(ENXIO, "the port has gone"), |port| Ok(&**port))
+    }
+
+    pub(crate) fn port_mut(&mut self, key: &K) -> Result<&mut P, Refusal> {
+        self.ports.get_mut(key).map_or_else(|| refuse(ENXIO, "the port has gone"), |port| Ok(&mut **port))
+    }
+
+    /// All ports, in order of their keys.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = (&K, &P)> {
+        self.ports.iter().map(|(key, port)| (key, &**port))
+    }
+
+    /// The same, mutable.
+    pub(crate) fn ports_mut(&mut self) -> impl Iterator<Item = (&K, &mut P)> {
+        self.ports.iter_mut().map(|(key, port)| (key, &mut **port))
+    }
+
+    fn ports_of(&self, region: RegionKey) -> impl Iterator<Item = &P> {
+        self.ports.values().map(|port| &**port).filter(move |port| port.region() == region)
+    }
+
+    /// Records a session, and returns its number.
+    pub(crate) fn add_session(&mut self, session: Session<K>) -> u64 {
+        self.last_session += 1;
+        self.sessions.insert(self.last_session, session);
+        self.last_session
+    }
+
+    /// Whether any session has the port open.
+    pub(crate) fn is_open(&self, key: &K) -> bool {
+        self.ports.get(key).is_some_and(|port| port.endpoints().iter().any(Endpoint::in_use))
+    }
+
+    /// Frees every lock that the exited process with `lease` held, and returns how many there were.
+    pub(crate) fn break_locks(&self, lease: u32) -> usize {
+        self.ports.values().map(|port| port.break_locks(lease)).sum()
+    }
+
+    /// Returns the buffer indexes in all rings of a region.
+    pub(crate) fn buffers_in_use(&self, region: RegionKey) -> Vec<BufIdx> {
+        let _paused = pause_exchanges(self.ports_of(region));
+        let endpoints = self.ports_of(region).flat_map(PortRecord::buffer_holders);
+        endpoints.flat_map(Endpoint::buffers).collect()
+    }
+
+    /// Makes every buffer of a region appear in one slot only. A process that is killed while it exchanges two buffers
+    /// leaves one of them in two slots, and the other in none. A slot of an unbound ring whose buffer is also in another
+    /// slot gets a free buffer, or the next session of the ring would share the buffer with another one. The buffer that
+    /// is in no slot may be in the hands of a running program at this moment, so it stays in quarantine until the region
+    /// ends.
+    pub(crate) fn repair_buffers(&mut self, region: RegionKey) {
+        let ports = || self.ports.values().map(|port| &**port).filter(|port| port.region() == region);
+        let _paused = pause_exchanges(ports());
+        let Some(record) = self.regions.get_mut(region) else { return };
+        let limits = record.region.limits();
+        let mut seen = IndexSet::new(limits.bufs);
+        let mut unbound = Vec::new();
+        for port in ports() {
+            let BufferRepair::Slots(channels) = port.buffer_repair() else { continue };
+            for endpoint in port.endpoints() {
+                for ring in endpoint.rings().filter(|ring| ring.owns_buffers()) {
+                    let slots = ring.view.slots().slots();
+                    // Slots that were sent and not released are the receiver's to read.
+                    let sent = ring.sent(channels);
+                    let is_sent =
+                        |p| sent.is_some_and(|sent| slots.distance(sent.from, p) < slots.distance(sent.from, sent.to));
+                    for p in RegionRecord::positions(&ring.view) {
+                        if ring.binders() == 0 && !is_sent(p) {
+                            unbound.push((&ring.view, p));
+                        } else {
+                            seen.insert(ring.view.slots().buf_idx(p));
+                        }
+                    }
+                }
+                if channels.is_some() {
+                    endpoint.exchanged().into_iter().for_each(|idx| _ = seen.insert(idx));
+                }
+            }
+        }
+        for port in ports().filter(|port| matches!(port.buffer_repair(), BufferRepair::Keep)) {
+            let held = port.buffer_holders().into_iter().flat_map(Endpoint::buffers);
+            held.for_each(|idx| _ = seen.insert(idx));
+        }
+        for (view, p) in unbound {
+            let idx = view.slots().buf_idx(p);
+            if (!limits.index_ok(idx) || !seen.insert(idx))
+                && let Ok(free) = record.take_buf()
+            {
+                view.slots().set_buf_idx(p, free);
+            }
+        }
+    }
+
+    /// Frees endpoints of a port that was removed, their buffers, and the region if nothing else uses it.
+    pub(crate) fn free_endpoints(&mut self, region: RegionKey, mut endpoints: Vec<Endpoint>) {
+        let held: Vec<BufIdx> = endpoints.iter().flat_map(Endpoint::buffers).collect();
+        let in_use = self.buffers_in_use(region);
+        if let Some(record) = self.regions.get_mut(region) {
+            endpoints.iter_mut().for_each(|endpoint| endpoint.free_rings(record));
+            record.reclaim(&held, &in_use);
+        }
+        self.free_region_if_unused(region);
+    }
+
+    /// Frees a region in which no port lies and no session is open.
+    pub(crate) fn free_region_if_unused(&mut self, region: RegionKey) {
+        let has_sessions = self.regions.get(region).is_some_and(|record| record.sessions > 0);
+        if !has_sessions && self.ports_of(region).next().is_none() {
+            self.regions.remove(region);
+        }
+    }
+}
+
+/// Stops the exchange of buffers between ports, so that no buffer is found twice, or not at all.
+fn pause_exchanges<'a, P: PortRecord + ?Sized + 'a>(
+    ports: impl Iterator<Item = &'a P>,
+) -> Vec<Box<dyn PauseGuard + 'a>> {
+    let ports: Vec<&P> = ports.filter(|port| port.exchanges_buffers()).collect();
+    if ports.len() < 2 {
+        return Vec::new();
+    }
+    ports.into_iter().filter_map(PortRecord::pause_exchange).collect()
+}

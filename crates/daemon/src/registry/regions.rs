@@ -1,0 +1,151 @@
+//! The regions that ports lie in: creating them, and finding one by the number that programs use.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use unetmap_core::errno::{EINVAL, ENOMEM, ENXIO};
+
+use crate::refusal::{Refusal, refuse};
+use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope, Sizes};
+use crate::user_arena::UserArena;
+
+/// All regions.
+pub(crate) struct Regions {
+    all: BTreeMap<RegionKey, RegionRecord>,
+    /// By user. An arena exists as long as a region in it, or a file of the node that maps it.
+    arenas: BTreeMap<u32, Weak<UserArena>>,
+    /// Whether new regions are placed in arenas, where the node can map them.
+    pub(crate) use_arenas: bool,
+    /// The first number of private regions.
+    first_mem_id: u16,
+    /// The next key of a region that cannot be identified by its number alone.
+    next_key: RegionKey,
+}
+
+impl Regions {
+    pub(super) fn new(first_mem_id: u16) -> Regions {
+        Regions {
+            all: BTreeMap::new(),
+            arenas: BTreeMap::new(),
+            use_arenas: false,
+            first_mem_id,
+            next_key: RegionKey::from(u16::MAX) + 1,
+        }
+    }
+
+    pub(crate) fn get(&self, key: RegionKey) -> Option<&RegionRecord> {
+        self.all.get(&key)
+    }
+
+    pub(crate) fn get_mut(&mut self, key: RegionKey) -> Option<&mut RegionRecord> {
+        self.all.get_mut(&key)
+    }
+
+    /// Returns a region, or refuses the request because it has ended.
+    pub(crate) fn existing(&self, key: RegionKey) -> Result<&RegionRecord, Refusal> {
+        self.get(key).map_or_else(gone, Ok)
+    }
+
+    /// The same, mutable.
+    pub(crate) fn existing_mut(&mut self, key: RegionKey) -> Result<&mut RegionRecord, Refusal> {
+        self.get_mut(key).map_or_else(gone, Ok)
+    }
+
+    /// The number by which programs call a region; 0 if it has ended.
+    pub(crate) fn mem_id(&self, key: RegionKey) -> u16 {
+        self.get(key).map_or(0, |record| record.mem_id)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &RegionRecord> {
+        self.all.values()
+    }
+
+    /// Returns the region that programs of `scope` call `mem_id`. `netns` is the caller's network namespace, to which the
+    /// region of interfaces (1) belongs.
+    pub(crate) fn by_number(&self, mem_id: u16, scope: Scope, netns: u64) -> Result<RegionKey, Refusal> {
+        let is_own = |record: &&RegionRecord| match record.mem_id {
+            1 => record.scope == (Scope { netns, ..scope }),
+            _ => record.scope.uid == scope.uid,
+        };
+        match self.all.values().filter(|record| record.mem_id == mem_id).find(is_own) {
+            Some(record) => Ok(record.key),
+            None => refuse(EINVAL, format!("there is no region {mem_id} (unetmap ls lists the regions)")),
+        }
+    }
+
+    /// Refuses a request that names region `requested` for a port that lies in `region`. 0 names none.
+    pub(crate) fn check_number(&self, what: &str, region: RegionKey, requested: u16) -> Result<(), Refusal> {
+        let mem_id = self.mem_id(region);
+        if requested != 0 && requested != mem_id {
+            return refuse(EINVAL, format!("the {what} lies in region {mem_id}, not {requested}"));
+        }
+        Ok(())
+    }
+
+    /// Creates a region with a number of its own.
+    pub(crate) fn create_private(&mut self, scope: Scope, name: &str, sizes: Sizes) -> Result<RegionKey, Refusal> {
+        let arena = self.arena_for(scope);
+        self.create_numbered(scope, name, sizes, arena.as_ref())
+    }
+
+    /// Creates a region with a number of its own, in a file of its own.
+    pub(crate) fn create_alone(&mut self, scope: Scope, name: &str, sizes: Sizes) -> Result<RegionKey, Refusal> {
+        self.create_numbered(scope, name, sizes, None)
+    }
+
+    fn create_numbered(
+        &mut self,
+        scope: Scope,
+        name: &str,
+        sizes: Sizes,
+        arena: Option<&Arc<UserArena>>,
+    ) -> Result<RegionKey, Refusal> {
+        let is_free = |mem_id: &u16| !self.all.contains_key(&RegionKey::from(*mem_id));
+        let Some(mem_id) = (self.first_mem_id..=u16::MAX).find(is_free) else {
+            return refuse(ENOMEM, "all region numbers are in use");
+        };
+        let key = RegionKey::from(mem_id);
+        self.all.insert(key, RegionRecord::create((key, mem_id), scope, name, sizes, arena)?);
+        Ok(key)
+    }
+
+    /// Creates the region that all interfaces of `scope` and their pipes share. Its number is 1.
+    pub(crate) fn create_for_interfaces(&mut self, scope: Scope, sizes: Sizes) -> Result<RegionKey, Refusal> {
+        let key = self.next_key;
+        self.next_key += 1;
+        let arena = self.arena_for(scope);
+        self.all.insert(key, RegionRecord::create((key, 1), scope, "interfaces", sizes, arena.as_ref())?);
+        Ok(key)
+    }
+
+    pub(super) fn remove(&mut self, key: RegionKey) {
+        if let Some(record) = self.all.remove(&key) {
+            let census = record.census(&[]);
+            tracing::debug!(record.mem_id, ?census, "region closed");
+        }
+    }
+
+    /// Returns the file that contains all regions of `uid`.
+    pub(crate) fn arena(&mut self, uid: u32) -> Result<Arc<UserArena>, Refusal> {
+        if let Some(arena) = self.arenas.get(&uid).and_then(Weak::upgrade) {
+            return Ok(arena);
+        }
+        self.arenas.retain(|_, arena| arena.strong_count() > 0);
+        let created = UserArena::new().or_else(|e| refuse(ENOMEM, format!("no memory for a user's regions: {e}")))?;
+        let created = Arc::new(created);
+        self.arenas.insert(uid, Arc::downgrade(&created));
+        Ok(created)
+    }
+
+    /// Where a new region of `scope` is placed while arenas are used. Programs never map the daemon's own regions.
+    fn arena_for(&mut self, scope: Scope) -> Option<Arc<UserArena>> {
+        if !self.use_arenas || scope.uid == DAEMON_UID {
+            return None;
+        }
+        self.arena(scope.uid).inspect_err(|refusal| tracing::warn!("{}", refusal.why)).ok()
+    }
+}
+
+fn gone<T>() -> Result<T, Refusal> {
+    refuse(ENXIO, "the region has gone")
+}

@@ -1,0 +1,58 @@
+//! Knobs: reading and setting them (`unetmap get`, `unetmap set`).
+
+use unetmap_core::control::{ControlRequest, KnobRequest};
+use unetmap_core::errno::{EINVAL, EIO, EPERM};
+use unetmap_sys::process;
+use unetmap_sys::socket::Peer;
+
+use crate::caller::Caller;
+use crate::knobs::{KnobSnapshot, find};
+use crate::log;
+use crate::ports::Daemon;
+use crate::refusal::{Refusal, refuse};
+
+/// Answers with a knob, or all, as JSON. Only root and the daemon's owner may set knobs.
+pub(super) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Caller) -> Result<String, Refusal> {
+    let Ok(request) = KnobRequest::decode(payload) else {
+        return refuse(EINVAL, "the request about knobs cannot be decoded");
+    };
+    let (Peer { uid, pid, .. }, owner) = (caller.peer, process::uid());
+    let text = match request {
+        KnobRequest::Get(None) => {
+            let all = crate::knobs::all();
+            let all: Vec<KnobSnapshot> =
+                all.map(|knob| daemon.knobs.snapshot(knob, current_size(daemon, knob.name(), caller))).collect();
+            serde_json::to_string(&all)
+        }
+        KnobRequest::Get(Some(name)) => {
+            let knob = find(&name)?;
+            serde_json::to_string(&daemon.knobs.snapshot(knob, current_size(daemon, knob.name(), caller)))
+        }
+        KnobRequest::Set(..) if uid != 0 && uid != owner => {
+            return refuse(EPERM, format!("only root and user {owner}, the daemon's owner, may set its knobs"));
+        }
+        KnobRequest::Set(name, value) => {
+            let knob = find(&name)?;
+            let before = daemon.knobs.value(knob);
+            daemon.knobs.set_checked(&name, value)?;
+            tracing::info!(uid, pid, knob = name, before, now = value, "knob set");
+            log::set_verbose(daemon.knobs.verbose());
+            serde_json::to_string(&daemon.knobs.snapshot(knob, None))
+        }
+    };
+    text.or_else(|e| refuse(EIO, format!("the answer cannot be written: {e}")))
+}
+
+/// Returns the value of a knob `*_curr_*`: of the caller's region of interfaces, 0 if it has none.
+fn current_size(daemon: &Daemon, name: &str, caller: &Caller) -> Option<u64> {
+    let (pool, what) = name.split_once("_curr_")?;
+    let region = daemon.region_by_number(1, caller).ok();
+    let record = region.and_then(|region| daemon.registry.regions.get(region));
+    let Some(geometry) = record.map(|record| record.region.geometry()) else { return Some(0) };
+    let pool = match pool {
+        "if" => geometry.ifs,
+        "ring" => geometry.rings,
+        _ => geometry.bufs,
+    };
+    Some(u64::from(if what == "num" { pool.count } else { pool.size }))
+}

@@ -1,0 +1,147 @@
+//! The messages of the control socket: each kind and the function that answers it.
+//!
+//! To add a kind: write its handler in the file of its subject, and add a row to [`HANDLERS`]. The requests' types, with
+//! their encoding, are in the library that clients use, too.
+
+mod knobs;
+mod lease;
+mod port;
+mod snapshot;
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use unetmap_core::control::{
+    AttachRequest, ControlRequest, Kind, KnobRequest, LeaseRequest, NetmapRequest, NextMonitorRequest, NicRequest,
+    NodeRequest, SnapshotRequest, UnbindRequest, ValeRequest,
+};
+use unetmap_core::errno::{ENOMEM, EPROTO};
+use unetmap_sys::memfd;
+use unetmap_sys::socket::Peer;
+
+use crate::caller::Caller;
+use crate::node::Nodes;
+use crate::ports::{Daemon, nic, vale};
+use crate::refusal::Refusal;
+
+pub(crate) use lease::{Lease, Leases};
+#[cfg(test)]
+pub(crate) use snapshot::as_json;
+
+/// A message that is being answered.
+pub(crate) struct Call<'a> {
+    pub(crate) daemon: &'a mut Daemon,
+    pub(crate) nodes: &'a mut Nodes,
+    pub(crate) leases: &'a mut Leases,
+    pub(crate) connection: &'a OwnedFd,
+    pub(crate) peer: Peer,
+    /// The session that the connection has.
+    pub(crate) session: &'a mut Option<u64>,
+    /// The lease that the connection has.
+    pub(crate) lease: &'a mut Option<Lease>,
+    pub(crate) payload: &'a [u8],
+    /// The user that the daemon runs as.
+    pub(crate) owner: u32,
+    /// Open connections.
+    pub(crate) connections: usize,
+    pub(crate) uptime: Duration,
+}
+
+/// What becomes of a message.
+pub(crate) enum Reply {
+    Answer(Answer),
+    /// The message is invalid.
+    Invalid(i32, &'static str),
+    /// The connection is closed without an answer.
+    Close,
+}
+
+/// An answer.
+#[derive(Default)]
+pub(crate) struct Answer {
+    /// 0, or netmap's error number.
+    pub(crate) errno: i32,
+    /// In the answer to `Lease`: the lease's number.
+    pub(crate) lease: u32,
+    pub(crate) payload: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+/// What becomes of the connection after the answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Then {
+    Continue,
+    /// One such message for a connection: answers that a client does not read would use memory without limit.
+    Close,
+}
+
+type Handler = fn(&mut Call<'_>) -> Reply;
+
+/// The handler of each kind of message.
+const HANDLERS: [(Kind, Handler, Then); 10] = [
+    (LeaseRequest::KIND, lease::lease, Then::Continue),
+    (NetmapRequest::KIND, port::netmap_request, Then::Continue),
+    (AttachRequest::KIND, port::repeat_answer, Then::Continue),
+    (UnbindRequest::KIND, port::unbind, Then::Continue),
+    (NextMonitorRequest::KIND, port::next_monitor, Then::Continue),
+    (NicRequest::KIND, |call| call.text(nic::answer_request), Then::Continue),
+    (ValeRequest::KIND, |call| call.text(vale::answer_request), Then::Close),
+    (NodeRequest::KIND, node, Then::Continue),
+    (KnobRequest::KIND, |call| call.text(knobs::answer_request), Then::Continue),
+    (SnapshotRequest::KIND, snapshot::snapshot, Then::Close),
+];
+
+/// Answers a message.
+pub(crate) fn answer(kind: Kind, call: &mut Call<'_>) -> (Reply, Then) {
+    match HANDLERS.iter().find(|(of, ..)| *of == kind) {
+        Some((_, handler, then)) => (handler(call), *then),
+        None => (Reply::Invalid(EPROTO, "a client sends no descriptors"), Then::Continue),
+    }
+}
+
+/// Node: state and settings of `/dev/netmap`.
+fn node(call: &mut Call<'_>) -> Reply {
+    let answered = call.nodes.answer_request(call.daemon, call.peer, call.payload);
+    call.text_reply(answered)
+}
+
+impl Call<'_> {
+    /// Returns the process at the other end, as the kernel describes it. Without it nothing can be answered.
+    fn caller(&self) -> Option<Caller> {
+        let caller = Caller::of_connection(self.connection, self.peer);
+        caller.inspect_err(|e| tracing::debug!(pid = self.peer.pid, "the client cannot be identified: {e}")).ok()
+    }
+
+    /// Answers with the text that `handler` returns.
+    fn text(&mut self, handler: fn(&mut Daemon, &[u8], &Caller) -> Result<String, Refusal>) -> Reply {
+        let Some(caller) = self.caller() else { return Reply::Close };
+        let answered = handler(self.daemon, self.payload, &caller);
+        self.text_reply(answered)
+    }
+
+    fn text_reply(&self, answered: Result<String, Refusal>) -> Reply {
+        Reply::Answer(answered.map_or_else(|refusal| self.refused(refusal), |text| text_answer(&text)))
+    }
+
+    /// Returns the answer to a request that was refused.
+    fn refused(&self, refusal: Refusal) -> Answer {
+        let Refusal { errno, why, .. } = refusal;
+        tracing::debug!(pid = self.peer.pid, errno, why, "refused");
+        Answer { errno, payload: why.into_bytes(), ..Default::default() }
+    }
+}
+
+/// Returns an answer with a text of any length, which is sent as a file.
+fn text_answer(text: &str) -> Answer {
+    let file = memfd::create_sealed("unetmap-text", text.len() as u64).and_then(|fd| {
+        let mut file = File::from(fd);
+        file.write_all(text.as_bytes())?;
+        Ok(file)
+    });
+    match file {
+        Ok(file) => Answer { fds: vec![file.into()], ..Default::default() },
+        Err(e) => Answer { errno: e.raw_os_error().unwrap_or(ENOMEM), ..Default::default() },
+    }
+}

@@ -1,0 +1,58 @@
+//! Requests about ports: netmap's own, and those that a process sends about the port that its connection has open.
+
+use unetmap_core::control::NetmapRequest;
+use unetmap_core::control::{ControlRequest, NextMonitorRequest};
+use unetmap_core::errno::EPROTO;
+
+use super::{Answer, Call, Reply};
+use crate::netmap_requests::{self, Outcome};
+use crate::ports::monitor;
+
+/// Ctrl: a netmap request.
+pub(super) fn netmap_request(call: &mut Call<'_>) -> Reply {
+    let request = match NetmapRequest::decode(call.payload) {
+        Ok(request) => request,
+        Err(errno) => return Reply::Answer(Answer { errno, ..Default::default() }),
+    };
+    let Some(caller) = call.caller() else { return Reply::Close };
+    let name = request.name().unwrap_or_default().to_owned();
+    let outcome = netmap_requests::answer(call.daemon, request, &caller, *call.session);
+    let pid = call.peer.pid;
+    match outcome.errno {
+        0 => tracing::debug!(pid, name, session = outcome.session, "served"),
+        errno => tracing::debug!(pid, name, errno, why = outcome.answer.reason, "refused"),
+    }
+    *call.session = call.session.or(outcome.session);
+    outcome_reply(outcome)
+}
+
+/// Attach: the answer to REGISTER again, for another process that has the connection.
+pub(super) fn repeat_answer(call: &mut Call<'_>) -> Reply {
+    outcome_reply(netmap_requests::repeat_answer(call.daemon, *call.session))
+}
+
+fn outcome_reply(outcome: Outcome) -> Reply {
+    let (errno, payload) = (outcome.errno, outcome.answer.encode());
+    Reply::Answer(Answer { errno, payload, fds: outcome.fds, ..Default::default() })
+}
+
+/// Unbind: the program cannot use the port as it needs, and closes its session.
+pub(super) fn unbind(call: &mut Call<'_>) -> Reply {
+    if let Some(session) = call.session.take() {
+        tracing::debug!(pid = call.peer.pid, session, "session closed by its client");
+        call.daemon.close(session);
+    }
+    Reply::Answer(Answer::default())
+}
+
+/// Watchers: the next monitor of a session; an empty answer after the last.
+pub(super) fn next_monitor(call: &mut Call<'_>) -> Reply {
+    let Ok(request) = NextMonitorRequest::decode(call.payload) else {
+        return Reply::Invalid(EPROTO, "the request about monitors cannot be decoded");
+    };
+    Reply::Answer(match monitor::next_monitor(call.daemon, &request) {
+        Ok(Some((monitor, fds))) => Answer { payload: monitor.encode(), fds, ..Default::default() },
+        Ok(None) => Answer::default(),
+        Err(refusal) => call.refused(refusal),
+    })
+}

@@ -1,0 +1,101 @@
+//! The shape of an endpoint: how many rings it has in each direction, and how many slots each ring has.
+
+use unetmap_abi::NmreqRegister;
+use unetmap_core::errno::EINVAL;
+use unetmap_mem::Slots;
+
+use crate::refusal::{Refusal, refuse};
+
+/// Ring pairs of a pipe or of a port without a data path.
+pub(crate) const MAX_PIPE_RINGS: u16 = 256;
+/// Slots of a ring that the request leaves at 0.
+const DEFAULT_SLOTS: u32 = 1024;
+/// Slots of a ring.
+const MAX_SLOTS: u32 = 4096;
+
+/// The number of rings of an endpoint, and their length.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EndpointShape {
+    pub(crate) tx_rings: u16,
+    pub(crate) rx_rings: u16,
+    /// Host rings, numbered after the others. Only interfaces have them.
+    pub(crate) host_tx_rings: u16,
+    pub(crate) host_rx_rings: u16,
+    pub(crate) tx_slots: Slots,
+    pub(crate) rx_slots: Slots,
+}
+
+impl EndpointShape {
+    /// Returns the shape that REGISTER requests, limited to `max_rings` rings and [`MAX_SLOTS`] slots. `EINVAL` for a
+    /// ring of one slot.
+    pub(crate) fn requested(register: &NmreqRegister, max_rings: u16) -> Result<EndpointShape, Refusal> {
+        let slots = |requested: u32| {
+            let n = if requested == 0 { DEFAULT_SLOTS } else { requested.min(MAX_SLOTS) };
+            match Slots::new(n) {
+                Some(slots) => Ok(slots),
+                None => refuse(EINVAL, format!("a ring has 2 to {MAX_SLOTS} slots, not {n}")),
+            }
+        };
+        let rings = |requested: u16| if requested == 0 { 1 } else { requested.min(max_rings) };
+        Ok(EndpointShape {
+            tx_rings: rings(register.nr_tx_rings),
+            rx_rings: rings(register.nr_rx_rings),
+            host_tx_rings: 0,
+            host_rx_rings: 0,
+            tx_slots: slots(register.nr_tx_slots)?,
+            rx_slots: slots(register.nr_rx_slots)?,
+        })
+    }
+
+    /// Returns the shape of the other endpoint of a pipe.
+    pub(crate) fn mirrored(self) -> EndpointShape {
+        EndpointShape {
+            tx_rings: self.rx_rings,
+            rx_rings: self.tx_rings,
+            host_tx_rings: self.host_rx_rings,
+            host_rx_rings: self.host_tx_rings,
+            tx_slots: self.rx_slots,
+            rx_slots: self.tx_slots,
+        }
+    }
+
+    /// Transmit rings, including host rings.
+    pub(crate) fn all_tx(self) -> u16 {
+        self.tx_rings + self.host_tx_rings
+    }
+
+    /// Receive rings, including host rings.
+    pub(crate) fn all_rx(self) -> u16 {
+        self.rx_rings + self.host_rx_rings
+    }
+
+    /// Rings of both directions, including host rings.
+    pub(crate) fn all_rings(self) -> u32 {
+        u32::from(self.all_tx()) + u32::from(self.all_rx())
+    }
+
+    /// The slots of all rings together.
+    pub(crate) fn all_slots(self) -> u32 {
+        u32::from(self.all_tx()) * self.tx_slots.get() + u32::from(self.all_rx()) * self.rx_slots.get()
+    }
+
+    /// Slots of the longest ring.
+    pub(crate) fn longest(self) -> Slots {
+        if self.tx_slots.get() > self.rx_slots.get() { self.tx_slots } else { self.rx_slots }
+    }
+
+    /// Ring pairs without the host's. A pair may lack one direction.
+    pub(crate) fn nic_pairs(self) -> usize {
+        usize::from(self.tx_rings.max(self.rx_rings))
+    }
+
+    /// Ring pairs, including the host's.
+    pub(crate) fn pairs(self) -> usize {
+        self.nic_pairs() + usize::from(self.host_tx_rings.max(self.host_rx_rings))
+    }
+
+    /// The pair that ring `id` belongs to. `nic_rings` is the number of rings of that direction that are not host rings.
+    pub(crate) fn pair(self, id: u16, nic_rings: u16) -> usize {
+        id.checked_sub(nic_rings).map_or(usize::from(id), |host| self.nic_pairs() + usize::from(host))
+    }
+}

@@ -1,0 +1,107 @@
+//! User arenas: one file that contains all regions of a user, so that mapping it makes each of them accessible.
+//!
+//! ```text
+//! 0         base of B             base of C                        BYTES
+//! | region A | (hole) | region B |  | region C |  (never touched)   |
+//! ```
+//! A program that opens the node (`/dev/netmap`) maps its memory before it selects a port: it maps this file. Offsets of a
+//! region are offsets in the file. The pages of a region are returned to the kernel when the region ends.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use unetmap_sys::{fuse, memfd};
+
+/// Bytes of the file. Pages that were never written take no memory.
+const BYTES: u64 = fuse::FILE_BYTES;
+/// Alignment of regions, in bytes: that of a huge page.
+const ALIGN: u64 = 2 << 20;
+
+/// The file, and which parts of it are allocated.
+pub(crate) struct UserArena {
+    fd: OwnedFd,
+    /// First byte of each allocated part, and the byte after its last.
+    allocated: Mutex<BTreeMap<u64, u64>>,
+}
+
+/// An allocated part of an arena. It is freed when dropped.
+pub(crate) struct Extent {
+    arena: Arc<UserArena>,
+    base: u64,
+    end: u64,
+}
+
+impl UserArena {
+    pub(crate) fn new() -> io::Result<UserArena> {
+        Ok(UserArena { fd: memfd::create_sealed("unetmap-user", BYTES)?, allocated: Mutex::default() })
+    }
+
+    /// Allocates the first free part of `bytes` bytes, zeroed; `None` if there is none.
+    pub(crate) fn allocate(self: &Arc<UserArena>, bytes: u64) -> Option<Extent> {
+        let mut allocated = self.allocated.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut base = 0;
+        for (&from, &to) in allocated.iter() {
+            if from - base >= bytes {
+                break;
+            }
+            base = to.next_multiple_of(ALIGN);
+        }
+        let end = base.checked_add(bytes).filter(|end| *end <= BYTES)?;
+        // Programs that still map an earlier region may have written here since it ended.
+        memfd::punch(self.fd.as_fd(), base, bytes).ok()?;
+        allocated.insert(base, end);
+        Some(Extent { arena: self.clone(), base, end })
+    }
+}
+
+impl AsFd for UserArena {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Extent {
+    /// The offset in the file at which it begins.
+    pub(crate) fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// The arena that contains it.
+    pub(crate) fn arena(&self) -> &Arc<UserArena> {
+        &self.arena
+    }
+}
+
+impl Drop for Extent {
+    fn drop(&mut self) {
+        let mut allocated = self.arena.allocated.lock().unwrap_or_else(PoisonError::into_inner);
+        // Pages that cannot be freed now are freed with the file.
+        let _ = memfd::punch(self.arena.as_fd(), self.base, self.end - self.base);
+        allocated.remove(&self.base);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_do_not_overlap_and_are_zeroed() {
+        let arena = Arc::new(UserArena::new().unwrap());
+        let bases = |plots: &[Extent]| plots.iter().map(Extent::base).collect::<Vec<_>>();
+        let mut plots: Vec<Extent> = [1 << 20, 3 << 20, 1 << 20].map(|bytes| arena.allocate(bytes).unwrap()).into();
+        assert_eq!(bases(&plots), [0, 2 << 20, 6 << 20]);
+        rustix::io::pwrite(&arena, b"x", 4 << 20).unwrap();
+        assert!(memfd::resident_bytes(&*arena).unwrap() > 0);
+        drop(plots.remove(1));
+        assert_eq!(memfd::resident_bytes(&*arena).unwrap(), 0);
+        assert_eq!(arena.allocate(5 << 20).unwrap().base(), 8 << 20, "the hole is too small");
+        plots.push(arena.allocate(4 << 20).unwrap());
+        assert_eq!(bases(&plots), [0, 6 << 20, 2 << 20]);
+        assert!(arena.allocate(BYTES).is_none() && arena.allocate(u64::MAX).is_none());
+        plots.clear();
+        assert_eq!(arena.allocate(BYTES).unwrap().base(), 0);
+    }
+}
