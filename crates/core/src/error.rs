@@ -1,73 +1,92 @@
-//! What can go wrong, and whose fault it is.
+//! Errors, and the errnos that netmap's interface uses for them.
 
 use std::fmt;
 use std::io;
 
 use unetmap_abi::NameError;
 
-/// Why a request or a sync failed. The text says what was asked, what is wrong and what to do.
+/// Why a request or a sync failed. The text names the subject (mostly the port), what is wrong, and what to do.
+///
+/// ```
+/// use unetmap::{Error, Port, errno};
+///
+/// let error = Port::open("netmap:").err().expect("the name is incomplete");
+/// assert!(matches!(error, Error::Name(_)));
+/// assert_eq!(error.errno(), errno::EINVAL);
+/// ```
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Error {
     /// The port's name does not follow the grammar.
     Name(NameError),
-    /// The daemon refused, with netmap's errno and its reason.
+    /// The daemon refused the request.
+    #[non_exhaustive]
     Refused {
-        /// What was asked.
-        asked: String,
-        /// As the original's ioctl would set it.
+        /// The port or object of the request.
+        subject: String,
+        /// The errno that netmap's ioctl would set.
         errno: i32,
         /// What is wrong and what to do.
-        why: String,
+        reason: String,
     },
     /// No daemon answers, and none could be started.
+    #[non_exhaustive]
     NoDaemon {
         /// What was tried.
-        why: String,
-        /// The kernel's answer.
+        reason: String,
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The daemon that served this port has gone; the port is dead. Open it again.
+    /// The daemon that served this port has exited; the port is unusable. Open it again.
+    #[non_exhaustive]
     DaemonGone {
         /// The port.
-        asked: String,
+        subject: String,
     },
-    /// The connection of the file by which the port was opened was shut down; the port is dead. Open it again.
-    FileEnded {
+    /// A process called shutdown(2) on the netmap file by which the port was opened; the port is unusable. Open it again.
+    #[non_exhaustive]
+    FileShutDown {
         /// The port.
-        asked: String,
+        subject: String,
     },
-    /// The interface that the port was opened on is gone; the port is dead.
+    /// The interface of the port was removed; the port is unusable.
+    #[non_exhaustive]
     InterfaceGone {
         /// The port.
-        asked: String,
+        subject: String,
     },
-    /// The port that this monitor watched is not open any more; the monitor is dead.
-    WatchedGone {
+    /// The port that this monitor monitored was closed; the monitor is unusable.
+    #[non_exhaustive]
+    MonitoredPortClosed {
         /// The monitor.
-        asked: String,
+        subject: String,
     },
-    /// The port is a monitor, on which nothing can be sent.
-    OnlyWatches {
+    /// The port is a monitor, which cannot send.
+    #[non_exhaustive]
+    ReadOnly {
         /// The monitor.
-        asked: String,
+        subject: String,
     },
-    /// The port's positions lie in control blocks, by which a loop syncs it, and nobody else.
-    ByLoop {
+    /// The port has control blocks, so that only its sync loop may sync it.
+    #[non_exhaustive]
+    OwnedBySyncLoop {
         /// The port.
-        asked: String,
+        subject: String,
     },
-    /// The program's `head` or `cur` is out of bounds; the ring was set back to where the last sync left it.
+    /// The program set `head` or `cur` out of bounds; the ring was reset to its state after the last sync.
+    #[non_exhaustive]
     BadPointers {
         /// The port.
-        asked: String,
-        /// Which ring, as `tx 0`.
+        subject: String,
+        /// The ring, such as `tx 0`.
         ring: String,
     },
-    /// This machine said no.
+    /// A system call failed on this machine.
+    #[non_exhaustive]
     Host {
-        /// What was asked.
-        asked: String,
-        /// The kernel's answer.
+        /// The port or object of the request.
+        subject: String,
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -76,13 +95,13 @@ pub enum Error {
 pub mod errno {
     /// Not allowed.
     pub const EPERM: i32 = 1;
-    /// This daemon does not serve this user so; another may.
+    /// This daemon does not serve this user in this way; another daemon may.
     pub const EACCES: i32 = 13;
     /// The interface is down.
     pub const ENETDOWN: i32 = 100;
-    /// There is none, or it is not what it should be.
+    /// The device does not exist, or is of another type.
     pub const ENODEV: i32 = 19;
-    /// No such thing in a list.
+    /// The list has no such entry.
     pub const ENOENT: i32 = 2;
     /// Bad argument.
     pub const EINVAL: i32 = 22;
@@ -92,15 +111,15 @@ pub mod errno {
     pub const ENXIO: i32 = 6;
     /// Input or output failed.
     pub const EIO: i32 = 5;
-    /// Not yet: ask again.
+    /// Not ready yet: try again.
     pub const EAGAIN: i32 = 11;
-    /// There is one already.
+    /// It exists already.
     pub const EEXIST: i32 = 17;
-    /// Already bound, or exclusively held by another.
+    /// Already bound, or exclusively held by another process.
     pub const EBUSY: i32 = 16;
     /// Pools exhausted.
     pub const ENOMEM: i32 = 12;
-    /// Not served.
+    /// Not supported.
     pub const EOPNOTSUPP: i32 = 95;
     /// Message too long.
     pub const EMSGSIZE: i32 = 90;
@@ -115,20 +134,31 @@ pub mod errno {
 }
 
 impl Error {
-    /// The errno that netmap would give.
+    /// Returns the errno that netmap would set.
     pub fn errno(&self) -> i32 {
         match self {
             Error::Name(_) | Error::BadPointers { .. } => errno::EINVAL,
             Error::Refused { errno, .. } => *errno,
-            Error::ByLoop { .. } => errno::EBUSY,
+            Error::OwnedBySyncLoop { .. } => errno::EBUSY,
             Error::NoDaemon { source, .. } | Error::Host { source, .. } => source.raw_os_error().unwrap_or(errno::EIO),
-            Error::DaemonGone { .. } | Error::FileEnded { .. } | Error::InterfaceGone { .. } => errno::ENXIO,
-            Error::WatchedGone { .. } | Error::OnlyWatches { .. } => errno::EIO,
+            Error::DaemonGone { .. } | Error::FileShutDown { .. } | Error::InterfaceGone { .. } => errno::ENXIO,
+            Error::MonitoredPortClosed { .. } | Error::ReadOnly { .. } => errno::EIO,
         }
     }
 
-    pub(crate) fn host(asked: impl Into<String>, source: io::Error) -> Error {
-        Error::Host { asked: asked.into(), source }
+    /// Returns a refusal, for libraries that refuse a request themselves.
+    #[doc(hidden)]
+    pub fn refused(subject: impl Into<String>, errno: i32, reason: impl Into<String>) -> Error {
+        Error::Refused { subject: subject.into(), errno, reason: reason.into() }
+    }
+
+    pub(crate) fn host(subject: impl Into<String>, source: io::Error) -> Error {
+        Error::Host { subject: subject.into(), source }
+    }
+
+    /// Returns the error for a reply that cannot be decoded.
+    pub(crate) fn malformed_reply(subject: &str) -> Error {
+        Error::host(subject, io::Error::other("the daemon's reply is malformed (is it of another version?)"))
     }
 }
 
@@ -136,34 +166,34 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Name(e) => e.fmt(f),
-            Error::Refused { asked, why, .. } => write!(f, "{asked}: {why}"),
-            Error::NoDaemon { why, source } => write!(f, "no unetmapd answers: {why}: {source}"),
-            Error::DaemonGone { asked } => {
-                write!(f, "{asked}: the daemon that served this port has gone (open the port again)")
+            Error::Refused { subject, reason, .. } => write!(f, "{subject}: {reason}"),
+            Error::NoDaemon { reason, source } => write!(f, "no unetmapd answers: {reason}: {source}"),
+            Error::DaemonGone { subject } => {
+                write!(f, "{subject}: the daemon that served this port has exited (open the port again)")
             }
-            Error::FileEnded { asked } => {
-                write!(f, "{asked}: somebody who has the netmap file called shutdown(2) on it (open the port again)")
+            Error::FileShutDown { subject } => {
+                write!(f, "{subject}: a process called shutdown(2) on the netmap file (open the port again)")
             }
-            Error::InterfaceGone { asked } => write!(
+            Error::InterfaceGone { subject } => write!(
                 f,
-                "{asked}: the interface is gone: deleted, or moved to another network namespace (open the port again \
+                "{subject}: the interface is gone: deleted, or moved to another network namespace (open the port again \
                  when it is back)"
             ),
-            Error::WatchedGone { asked } => {
-                write!(f, "{asked}: the port that was watched has been closed (open the monitor again when it is back)")
+            Error::MonitoredPortClosed { subject } => {
+                write!(f, "{subject}: the monitored port was closed (open the monitor again when the port is open)")
             }
-            Error::OnlyWatches { asked } => {
-                write!(f, "{asked}: a monitor sends nothing (leave its transmit ring alone, or open the port itself)")
+            Error::ReadOnly { subject } => {
+                write!(f, "{subject}: a monitor cannot send (do not use its transmit rings, or open the port itself)")
             }
-            Error::ByLoop { asked } => write!(
+            Error::OwnedBySyncLoop { subject } => {
+                write!(f, "{subject}: the port has control blocks: only its sync loop syncs it (SYNC_KLOOP_START)")
+            }
+            Error::BadPointers { subject, ring } => write!(
                 f,
-                "{asked}: its positions lie in control blocks, so that only the sync loop syncs it (SYNC_KLOOP_START)"
+                "{subject}: head or cur of ring {ring} was out of bounds; the ring was reset (does another thread or \
+                 process move them too?)"
             ),
-            Error::BadPointers { asked, ring } => write!(
-                f,
-                "{asked}: head or cur of ring {ring} was out of bounds; the ring was set back (is somebody else using it?)"
-            ),
-            Error::Host { asked, source } => write!(f, "{asked}: {source}"),
+            Error::Host { subject, source } => write!(f, "{subject}: {source}"),
         }
     }
 }

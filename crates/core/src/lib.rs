@@ -1,33 +1,28 @@
-//! netmap ports in user space.
+//! The internals of unetmap, shared by the library, the daemon and the C libraries. Programs use the crate `unetmap`, which
+//! re-exports the public API; everything else here may change in any release.
 //!
-//! ```no_run
-//! use unetmap_core::{Interest, Port};
+//! Three floors; no module imports one of a higher floor:
 //!
-//! let port = Port::open("netmap:p{1")?;
-//! port.poll(Interest::TX, None)?;
-//! let ring = &port.tx_rings()[0];
-//! for slot in ring.window() {
-//!     let sent = slot.frame().write(0, &[0xff; 60]);
-//!     slot.set_len_flags(sent as u16, 0);
-//! }
-//! ring.advance(ring.space());
-//! port.txsync()?;
-//! # Ok::<(), unetmap_core::Error>(())
-//! ```
-//! The way of a packet through this crate: [`Port`] → [`Ring`] → `sync` → `backend` → the other party.
+//! | floor | modules |
+//! |---|---|
+//! | `port` | what programs use: ports, rings, waiting |
+//! | `sync`, `backend` | what moves slots |
+//! | [`control`] | the protocol between programs and the daemon, shared by both |
+//!
+//! The way of a packet: [`Port`] → [`Ring`] → `sync` → `backend` → the peer.
 #![forbid(unsafe_code)]
 
 pub use unetmap_abi as abi;
-pub use unetmap_mem::{BufIdx, Frame, Pos, SlotValue as Slot};
+pub use unetmap_mem::{BufIdx, Frame, Pos, Region, SlotValue as Slot};
 pub use unetmap_sys::user_memory;
 
-pub mod backend;
+mod backend;
 pub mod control;
 mod error;
 pub mod port;
 pub mod sync;
+mod tuning;
 
 pub use error::{Error, errno};
-pub use port::open::{OpenOptions, adopt};
-pub use port::ring::{Ring, SlotRef, Window};
-pub use port::{Interest, Port};
+pub use port::extmem::Pools;
+pub use port::{Interest, OpenOptions, Port, Ring, SlotRef, Window, adopt};

@@ -1,39 +1,47 @@
 //! Back ends: how the slots of one ring move. One file each; the smallest is `null`.
 //!
-//! A sync shows a back end windows of slots and asks for bulk work, under the ring's lock. A back end never sees the
-//! program's pointers: they were judged before.
+//! A sync passes windows of slots to a back end, under the ring's lock, and the back end moves them in bulk. A back end
+//! never reads the program's pointers: the sync validates them before.
+//!
+//! Each back end constructs its side of a ring itself ([`open_ring`]) from the daemon's binding. A new back end is a file of
+//! its own, a line in [`open_ring`], and a number in `control::binding::BackendKind`.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
-use unetmap_mem::{Pos, Span};
+use unetmap_mem::{ChannelPage, Geometry, Offsets, Pos, Region, RingView, Slots, Span, Window};
 use unetmap_sys::Doorbell;
 
-pub(crate) mod monitor;
-pub(crate) mod nic;
-pub(crate) mod null;
+use crate::control::binding::{BackendKind, BoundRing};
+use pipe::{PipeRx, PipeTx};
+
+mod monitor;
+mod nic;
+mod null;
 pub(crate) mod pipe;
-pub(crate) mod vale;
+pub(crate) mod region_cache;
+mod vale;
 
-/// A position that the other party wrote and that cannot be: it is ignored, and counted.
+/// A position that the peer wrote and that is not valid. The sync ignores and counts it.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Nonsense;
+pub(crate) struct InvalidPeerIndex;
 
-/// How a program that is about to sleep is woken.
-pub(crate) trait Sleeper {
-    /// Asks the other party for a wake-up. The caller looks once more before it sleeps.
-    fn arm(&self);
+/// Wakes a program that is about to sleep.
+pub(crate) trait WakeupSource {
+    /// Requests a wake-up from the peer. The caller checks the ring once more before it sleeps.
+    fn request_wakeup(&self);
 
-    /// Becomes readable when the program, armed, is woken.
-    fn bell(&self) -> &Doorbell;
+    /// Becomes readable when the program is woken.
+    fn doorbell(&self) -> &Doorbell;
 
-    /// Before that: gives this processor to the other party, if that needs it, until something moved or for a few
-    /// milliseconds. `known` is the position for which the caller waits to change. Returns whether it did.
-    fn give_way(&self, known: Pos) -> bool {
+    /// Yields this CPU to the peer if the peer needs it, until the peer's position is not `known` any more or for a few
+    /// milliseconds. Called before [`WakeupSource::request_wakeup`]. Returns whether it yielded.
+    fn yield_to_peer(&self, known: Pos) -> bool {
         let _ = known;
         false
     }
 
-    /// What else becomes readable, by itself, and stays so as long as there is something to be had.
+    /// Another descriptor that is readable while packets are available.
     fn socket(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -41,64 +49,165 @@ pub(crate) trait Sleeper {
 
 /// The transmit side of one ring.
 pub(crate) trait Tx: Send + Sync {
-    /// The program handed over the slots of `window`: sends them, and wakes who waits for them. Returns how many slots
-    /// are not sent, because they broke the limits.
+    /// Sends the slots of `window` and wakes a receiver that waits for them. Returns the number of slots that are not
+    /// sent because they are invalid.
     fn send(&self, window: Span) -> u32;
 
-    /// Whether something handed over waits for another try, which a sync makes.
-    fn waits(&self) -> bool {
+    /// Whether the last sync could not send everything; the next sync tries again.
+    fn has_unsent(&self) -> bool {
         false
     }
 
-    /// How far the slots handed over are finished. They were, up to `known`; they cannot be beyond `sent`.
-    fn finished(&self, known: Pos, sent: Pos) -> Result<Pos, Nonsense>;
+    /// Returns the end of the completed slots: at least `known`, the last result, and at most `sent`.
+    fn completed(&self, known: Pos, sent: Pos) -> Result<Pos, InvalidPeerIndex>;
 
-    /// Without the lock, and not judged: where the other party says it is, if that is not `known`.
-    fn moved(&self, known: Pos) -> Option<u32>;
+    /// Returns the peer's position if it is not `known`. Takes no lock and does not validate.
+    fn peer_moved(&self, known: Pos) -> Option<u32>;
 
-    /// How to wait until more slots are finished; `None` when that never happens.
-    fn sleeper(&self) -> Option<&dyn Sleeper>;
+    /// Wakes the program when more slots are completed; `None` if that never happens.
+    fn wakeup(&self) -> Option<&dyn WakeupSource>;
 }
 
-/// What an [`Rx::fill`] delivered.
+/// The result of [`Rx::deliver`].
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Filled {
+pub(crate) struct Delivered {
     /// One past the last slot delivered.
     pub(crate) to: Pos,
-    /// Slots among them that were delivered empty, because they broke the limits.
+    /// Slots among them that were delivered empty because they were invalid.
     pub(crate) bad: u32,
 }
 
 /// The receive side of one ring.
 pub(crate) trait Rx: Send + Sync {
-    /// The program is done with the slots of `window`: gives them back, and wakes who waits for them. Returns how many
-    /// buffers could not be given back, because they do not exist.
+    /// Returns the slots of `window` to the peer and wakes a sender that waits for them. Returns the number of buffers that
+    /// do not exist.
     fn release(&self, window: Span) -> u32;
 
-    /// Delivers what has come: the program holds `[held, taken)`, the slots from `taken` to before `held` are free.
-    fn fill(&self, held: Pos, taken: Pos) -> Result<Filled, Nonsense>;
+    /// Delivers the packets that have arrived: the program holds `[held, taken)`, the slots from `taken` to before `held`
+    /// are free.
+    fn deliver(&self, held: Pos, taken: Pos) -> Result<Delivered, InvalidPeerIndex>;
 
-    /// Whether packets come by the kernel's work, which each look delays: then a receiver in a stream rests between looks,
-    /// and does not spin.
-    fn rests(&self) -> bool {
+    /// Whether the kernel delivers the packets, and polling slows it down: then the receiver of a stream sleeps between
+    /// two polls instead of spinning.
+    fn sleeps_between_polls(&self) -> bool {
         false
     }
 
-    /// Whether the other party was on the caller's processor last: then it sends nothing while the caller is there.
-    fn is_near(&self) -> bool {
+    /// Whether the peer ran on the caller's CPU last: then it sends nothing while the caller runs there.
+    fn peer_on_this_cpu(&self) -> bool {
         false
     }
 
-    /// Without the lock, and not judged: where the other party says it is, if that is not `taken`.
-    fn moved(&self, taken: Pos) -> Option<u32>;
+    /// Returns the peer's position if it is not `taken`. Takes no lock and does not validate.
+    fn peer_moved(&self, taken: Pos) -> Option<u32>;
 
-    /// Of a port that has ended: whether the program may go on, as there is still something to be had. `unread`: it has
+    /// Whether the program may go on receiving although the port has ended, because packets are left. `unread`: it has
     /// slots beyond its wake-up point.
-    fn left(&self, unread: bool) -> bool {
+    fn has_packets_left(&self, unread: bool) -> bool {
         let _ = unread;
         false
     }
 
-    /// How to wait until something comes; `None` when nothing ever does.
-    fn sleeper(&self) -> Option<&dyn Sleeper>;
+    /// Wakes the program when packets arrive; `None` if that never happens.
+    fn wakeup(&self) -> Option<&dyn WakeupSource>;
+}
+
+/// One side of a ring. Pipes have variants of their own: a call that the compiler can inline costs a small batch half as
+/// much.
+pub(crate) enum RingBackend {
+    PipeTx(Box<PipeTx>),
+    PipeRx(Box<PipeRx>),
+    Tx(Box<dyn Tx>),
+    Rx(Box<dyn Rx>),
+    /// A transmit ring that cannot send.
+    ReadOnly,
+}
+
+impl RingBackend {
+    /// Returns the transmit side, if it is one.
+    #[inline(always)]
+    pub(crate) fn tx(&self) -> Option<&dyn Tx> {
+        match self {
+            RingBackend::PipeTx(tx) => Some(&**tx),
+            RingBackend::Tx(tx) => Some(&**tx),
+            RingBackend::PipeRx(_) | RingBackend::Rx(_) | RingBackend::ReadOnly => None,
+        }
+    }
+
+    /// Returns the receive side, if it is one.
+    #[inline(always)]
+    pub(crate) fn rx(&self) -> Option<&dyn Rx> {
+        match self {
+            RingBackend::PipeRx(rx) => Some(&**rx),
+            RingBackend::Rx(rx) => Some(&**rx),
+            RingBackend::PipeTx(_) | RingBackend::Tx(_) | RingBackend::ReadOnly => None,
+        }
+    }
+
+    /// Returns the peer's position if it has moved since the sync that set `hwtail`. Takes no lock and does not validate.
+    #[inline(always)]
+    pub(crate) fn peer_moved(&self, slots: Slots, hwtail: Pos) -> Option<u32> {
+        match self {
+            RingBackend::PipeTx(tx) => tx.peer_moved(slots.next(hwtail)),
+            RingBackend::PipeRx(rx) => rx.peer_moved(hwtail),
+            RingBackend::Tx(tx) => tx.peer_moved(slots.next(hwtail)),
+            RingBackend::Rx(rx) => rx.peer_moved(hwtail),
+            RingBackend::ReadOnly => None,
+        }
+    }
+}
+
+/// Everything that a back end needs to construct one side of a ring.
+pub(crate) struct RingParts<'a> {
+    /// What the daemon's reply states about the ring.
+    pub(crate) bound: &'a BoundRing,
+    pub(crate) view: &'a RingView,
+    pub(crate) region: &'a Arc<Region>,
+    /// The third page of the binding: channels, or transmit frames.
+    pub(crate) third_page: &'a Window,
+    /// The layout of a monitor's mirror.
+    pub(crate) mirror: Geometry,
+    /// Whether pointers in slots are addresses of this process.
+    pub(crate) has_own_pointers: bool,
+    /// The descriptors of the ring: its doorbell; the peer's doorbell, or what the back end has in its place.
+    pub(crate) fds: &'a [OwnedFd; 2],
+}
+
+impl RingParts<'_> {
+    fn is_tx(&self) -> bool {
+        self.bound.dir == 0
+    }
+
+    fn channels(&self) -> ChannelPage {
+        ChannelPage::new(self.third_page.clone())
+    }
+
+    fn offsets(&self) -> Offsets {
+        self.view.offsets()
+    }
+
+    /// The doorbell that wakes this side.
+    fn doorbell(&self) -> Option<Doorbell> {
+        Doorbell::from_fd(self.fds[0].try_clone().ok()?).ok()
+    }
+
+    /// The doorbell that wakes the peer.
+    fn peer_doorbell(&self) -> Option<Doorbell> {
+        Doorbell::from_fd(self.second_fd()?).ok()
+    }
+
+    fn second_fd(&self) -> Option<OwnedFd> {
+        self.fds[1].try_clone().ok()
+    }
+}
+
+/// Constructs the side of a ring that the daemon's reply describes; `None` if the description is inconsistent.
+pub(crate) fn open_ring(parts: &RingParts<'_>) -> Option<RingBackend> {
+    match BackendKind::from_raw(parts.bound.backend)? {
+        BackendKind::Null => null::open(parts),
+        BackendKind::Pipe => pipe::open(parts),
+        BackendKind::Nic => nic::open(parts),
+        BackendKind::Vale => vale::open(parts),
+        BackendKind::Monitor => monitor::open(parts),
+    }
 }

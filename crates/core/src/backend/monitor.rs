@@ -1,20 +1,53 @@
-//! Monitors: copies of what crosses the rings of another port, from a shelf that those who run that port fill.
+//! Monitors: copies of the packets that cross the rings of another port, from mirror rings that the syncs of that port fill.
 //!
-//! What is on the shelf is believed no more than what a pipe's peer writes. A monitor's ring shows what one transmit ring
-//! sends, what one receive ring receives, or both in the order in which they were copied.
+//! A mirror ring is trusted no more than the peer of a pipe. A monitor's ring delivers the packets that one transmit ring
+//! sends, that one receive ring receives, or both in the order in which they were copied.
 
-use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
-use unetmap_mem::{Inbox, Offsets, Pos, Region, SlotRing, SlotValue, Span, fence_before_sleep};
+use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG, NS_TXMON};
+use unetmap_mem::{Offsets, Pos, Receiver, Region, RingShape, RingView, SlotRing, SlotValue, Span, fence_before_sleep};
 use unetmap_sys::Doorbell;
 
-use super::{Filled, Nonsense, Rx, Sleeper};
+use super::region_cache::map_region;
+use super::{Delivered, InvalidPeerIndex, RingBackend, RingParts, Rx, WakeupSource};
+use crate::control::binding::ZERO_COPY;
 
-/// What stands for all positions that cannot be: no position of any ring.
-const SAYS_NONSENSE: u32 = u32::MAX - 1;
+/// Stands for all invalid positions; not a position of any ring.
+const INVALID: u32 = u32::MAX - 1;
 
-/// A watched ring's copies.
-pub(crate) struct Shelf {
-    pub(crate) line: Inbox,
+/// Constructs a side of a ring: transmit rings are read-only.
+pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
+    if parts.is_tx() {
+        return Some(RingBackend::ReadOnly);
+    }
+    let bound = parts.bound;
+    let (region, channels) = (map_region(parts.second_fd()?, parts.mirror).ok()?, parts.channels());
+    let mirror = |offset: u64, channel: u32, mark: u16| {
+        let shape = RingShape { offset, slots: parts.view.shape().slots, id: bound.id, dir: 0 };
+        let slots = RingView::new(&region, shape)?.slots().clone();
+        Some(MirrorRx {
+            channel: Receiver::new(&channels, channel as usize, slots)?,
+            region: Region::clone(&region),
+            mark,
+        })
+    };
+    let tx = mirror(bound.peer_offset, bound.channel, NS_TXMON);
+    let rx = mirror(bound.second_offset, bound.second_channel, 0);
+    if tx.is_none() && rx.is_none() {
+        return None;
+    }
+    Some(RingBackend::Rx(Box::new(MonitorRx {
+        mirrors: [tx, rx],
+        ring: parts.view.slots().clone(),
+        region: Region::clone(parts.region),
+        offsets: parts.offsets(),
+        zero_copy: bound.features & ZERO_COPY != 0,
+        doorbell: parts.doorbell()?,
+    })))
+}
+
+/// The receiving end of a mirror ring.
+pub(crate) struct MirrorRx {
+    pub(crate) channel: Receiver,
     pub(crate) region: Region,
     /// `NS_TXMON` or 0.
     pub(crate) mark: u16,
@@ -22,140 +55,140 @@ pub(crate) struct Shelf {
 
 /// A monitor's ring.
 pub(crate) struct MonitorRx {
-    /// Of a transmit ring, of a receive ring.
-    pub(crate) shelves: [Option<Shelf>; 2],
-    pub(crate) mine: SlotRing,
+    /// Of the monitored transmit ring, of the monitored receive ring.
+    pub(crate) mirrors: [Option<MirrorRx>; 2],
+    pub(crate) ring: SlotRing,
     pub(crate) region: Region,
-    /// Where in their buffers the program looks for packets.
+    /// Where in their buffers the program expects packets.
     pub(crate) offsets: Offsets,
-    /// Whether the shelves lie in the same region, and buffers are exchanged.
-    pub(crate) trades: bool,
-    /// Rung when there are copies and we sleep.
-    pub(crate) bell: Doorbell,
+    /// Whether the mirrors are in the same region, and buffers are exchanged.
+    pub(crate) zero_copy: bool,
+    /// Notified when packets were copied and this side sleeps.
+    pub(crate) doorbell: Doorbell,
 }
 
-/// How far one shelf was looked through.
+/// How far one mirror ring was read.
 struct Progress<'a> {
-    shelf: &'a Shelf,
-    /// Packets that wait.
+    mirror: &'a MirrorRx,
+    /// Packets that are not read yet.
     waiting: Span,
 }
 
 impl<'a> Progress<'a> {
-    fn of(shelf: &'a Shelf) -> Result<Progress<'a>, Nonsense> {
-        Ok(Progress { shelf, waiting: shelf.waiting()? })
+    fn of(mirror: &'a MirrorRx) -> Result<Progress<'a>, InvalidPeerIndex> {
+        Ok(Progress { mirror, waiting: mirror.waiting()? })
     }
 
-    /// When the next packet was put here.
+    /// Returns the time at which the next packet was copied.
     fn stamp(&self) -> Option<u64> {
-        (self.waiting.from != self.waiting.to).then(|| self.shelf.line.slots().ptr(self.waiting.from))
+        (self.waiting.from != self.waiting.to).then(|| self.mirror.channel.slots().ptr(self.waiting.from))
     }
 
-    /// The slots of the next packet, at most what waits.
+    /// Returns the number of slots of the next packet, at most all that wait.
     fn slots(&self) -> u32 {
-        let ring = self.shelf.line.slots();
+        let ring = self.mirror.channel.slots();
         let more = ring.slots().walk(self.waiting).take_while(|p| ring.flags(*p) & NS_MOREFRAG != 0).count() as u32;
         (more + 1).min(ring.slots().distance(self.waiting.from, self.waiting.to))
     }
 }
 
 impl MonitorRx {
-    /// The position of a shelf on which something waits.
-    fn waits(&self) -> Option<u32> {
-        let lines = self.shelves.iter().flatten().filter_map(|shelf| shelf.waiting().ok());
-        lines.filter(|line| line.from != line.to).map(|line| line.to.raw()).next()
+    /// Returns the position of a mirror ring that has packets.
+    fn first_waiting(&self) -> Option<u32> {
+        let waiting = self.mirrors.iter().flatten().filter_map(|mirror| mirror.waiting().ok());
+        waiting.filter(|span| span.from != span.to).map(|span| span.to.raw()).next()
     }
 
-    /// Whether a shelf has positions that cannot be.
-    fn nonsense(&self) -> bool {
-        self.shelves.iter().flatten().any(|shelf| shelf.waiting().is_err())
+    /// Whether a mirror ring has invalid positions.
+    fn has_invalid_index(&self) -> bool {
+        self.mirrors.iter().flatten().any(|mirror| mirror.waiting().is_err())
     }
 
-    /// Delivers one slot of a shelf into slot `at`; whether it could be.
-    fn take(&self, shelf: &Shelf, from: Pos, at: Pos, last: bool) -> bool {
-        let (slot, mine) = (shelf.line.slots().load(from), self.mine.load(at));
-        let flags = shelf.mark | if last { 0 } else { NS_MOREFRAG };
-        if self.trades {
+    /// Delivers one slot of a mirror ring into slot `at`; returns `false` if it was invalid and delivered empty.
+    fn take(&self, mirror: &MirrorRx, from: Pos, at: Pos, last: bool) -> bool {
+        let (slot, own) = (mirror.channel.slots().load(from), self.ring.load(at));
+        let flags = mirror.mark | if last { 0 } else { NS_MOREFRAG };
+        if self.zero_copy {
             let limits = self.region.limits();
-            if !limits.allow(slot) || !limits.index_ok(mine.buf_idx) {
-                self.mine.store(at, SlotValue { len: 0, flags, ..mine });
+            if !limits.allow(slot) || !limits.index_ok(own.buf_idx) {
+                self.ring.store(at, SlotValue { len: 0, flags, ..own });
                 return false;
             }
-            self.mine.store(at, SlotValue { flags: flags | NS_BUF_CHANGED, ptr: 0, ..slot });
-            shelf.line.slots().set_buf_idx(from, mine.buf_idx);
+            self.ring.store(at, SlotValue { flags: flags | NS_BUF_CHANGED, ptr: 0, ..slot });
+            mirror.channel.slots().set_buf_idx(from, own.buf_idx);
             return true;
         }
-        let to = self.region.frame(mine.buf_idx).behind(self.offsets.of(mine.ptr) as usize);
-        let len = to.copy_from(&shelf.region.frame(slot.buf_idx), usize::from(slot.len));
-        self.mine.store(at, SlotValue { len: len as u16, flags, ..mine });
+        let to = self.region.frame(own.buf_idx).skip(self.offsets.of(own.ptr) as usize);
+        let len = to.copy_from(&mirror.region.frame(slot.buf_idx), usize::from(slot.len));
+        self.ring.store(at, SlotValue { len: len as u16, flags, ..own });
         len == usize::from(slot.len)
     }
 }
 
-impl Shelf {
-    fn waiting(&self) -> Result<Span, Nonsense> {
-        self.line.words().positions(self.line.slots().slots()).ok_or(Nonsense)
+impl MirrorRx {
+    fn waiting(&self) -> Result<Span, InvalidPeerIndex> {
+        self.channel.words().positions(self.channel.slots().slots()).ok_or(InvalidPeerIndex)
     }
 }
 
 impl Rx for MonitorRx {
     fn release(&self, _window: Span) -> u32 {
-        // The slots keep their buffers, and nobody waits for them.
+        // The slots keep their buffers, and no sender waits for them.
         0
     }
 
-    fn fill(&self, held: Pos, taken: Pos) -> Result<Filled, Nonsense> {
-        let slots = self.mine.slots();
+    fn deliver(&self, held: Pos, taken: Pos) -> Result<Delivered, InvalidPeerIndex> {
+        let slots = self.ring.slots();
         let full = slots.prev(held);
-        // One whose positions cannot be has nothing; the other one may.
-        let mut ways = self.shelves.each_ref().map(|shelf| Progress::of(shelf.as_ref()?).ok());
+        // A mirror ring with invalid positions is treated as empty; the other one may have packets.
+        let mut rings = self.mirrors.each_ref().map(|mirror| Progress::of(mirror.as_ref()?).ok());
         let (mut at, mut bad) = (taken, 0);
         loop {
-            let stamp = |i: usize| ways[i].as_ref().and_then(Progress::stamp);
+            let stamp = |i: usize| rings[i].as_ref().and_then(Progress::stamp);
             let earliest = match (stamp(0), stamp(1)) {
                 (Some(tx), Some(rx)) => usize::from(rx < tx),
                 (Some(_), None) => 0,
                 (None, Some(_)) => 1,
                 (None, None) => break,
             };
-            let Some(way) = &mut ways[earliest] else { break };
-            let count = way.slots();
+            let Some(ring) = &mut rings[earliest] else { break };
+            let count = ring.slots();
             if count > slots.distance(at, full) {
                 break;
             }
             for left in (0..count).rev() {
-                bad += u32::from(!self.take(way.shelf, way.waiting.from, at, left == 0));
+                bad += u32::from(!self.take(ring.mirror, ring.waiting.from, at, left == 0));
                 at = slots.next(at);
-                way.waiting.from = slots.next(way.waiting.from);
+                ring.waiting.from = slots.next(ring.waiting.from);
             }
         }
-        ways.iter().flatten().for_each(|way| way.shelf.line.words().release(way.waiting.from));
-        if at == taken && self.nonsense() {
-            return Err(Nonsense);
+        rings.iter().flatten().for_each(|ring| ring.mirror.channel.words().release(ring.waiting.from));
+        if at == taken && self.has_invalid_index() {
+            return Err(InvalidPeerIndex);
         }
-        Ok(Filled { to: at, bad })
+        Ok(Delivered { to: at, bad })
     }
 
-    fn moved(&self, _taken: Pos) -> Option<u32> {
-        self.waits().or_else(|| self.nonsense().then_some(SAYS_NONSENSE))
+    fn peer_moved(&self, _taken: Pos) -> Option<u32> {
+        self.first_waiting().or_else(|| self.has_invalid_index().then_some(INVALID))
     }
 
-    fn left(&self, unread: bool) -> bool {
-        unread || self.waits().is_some()
+    fn has_packets_left(&self, unread: bool) -> bool {
+        unread || self.first_waiting().is_some()
     }
 
-    fn sleeper(&self) -> Option<&dyn Sleeper> {
+    fn wakeup(&self) -> Option<&dyn WakeupSource> {
         Some(self)
     }
 }
 
-impl Sleeper for MonitorRx {
-    fn arm(&self) {
-        self.shelves.iter().flatten().for_each(|shelf| shelf.line.words().consumer_ask());
+impl WakeupSource for MonitorRx {
+    fn request_wakeup(&self) {
+        self.mirrors.iter().flatten().for_each(|mirror| mirror.channel.words().consumer_request_wakeup_unfenced());
         fence_before_sleep();
     }
 
-    fn bell(&self) -> &Doorbell {
-        &self.bell
+    fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
     }
 }

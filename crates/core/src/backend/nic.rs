@@ -1,57 +1,82 @@
-//! Network interfaces: a queue's AF_XDP socket, run by whoever holds it, with no daemon on the way.
+//! Network interfaces: the AF_XDP socket of a queue, used by the client itself; the daemon takes no part in the data path.
 //!
-//! A netmap buffer is a frame of the socket's memory, so nothing is copied here. A slot of a transmit ring keeps its buffer
-//! while the kernel has it. A receive ring's buffers are with the kernel where the program has not got them: the kernel
-//! fills them in the order of the slots, nearly always; where it does not, two slots exchange their buffers, so that the
-//! ring's slots name its buffers at every moment.
+//! A netmap buffer is a frame of the socket's memory (UMEM), so nothing is copied here. A slot of a transmit ring keeps its
+//! buffer while the kernel has it. The kernel has those buffers of a receive ring that the program does not hold. It nearly
+//! always fills them in the order of the slots; otherwise two slots exchange their buffers, so that the slots of the ring
+//! name all its buffers at every moment.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use unetmap_abi::NS_MOREFRAG;
-use unetmap_mem::{BufIdx, Limits, Offsets, Packet, Pos, ReceiveRings, SendRings, SlotRing, SlotValue, Slots, Span};
+use unetmap_mem::{
+    BufIdx, Limits, Offsets, Pos, SlotRing, SlotValue, Slots, Span, TxFramesPage, UmemLayout, XskDesc, XskRxRings,
+    XskTxRings,
+};
 use unetmap_sys::{Doorbell, xsk};
 
-use super::{Filled, Nonsense, Rx, Sleeper, Tx};
+use super::{Delivered, InvalidPeerIndex, RingBackend, RingParts, Rx, Tx, WakeupSource};
+use crate::control::binding::FRAGS;
+use crate::tuning::{MAX_KICKS, TX_COMPLETION_POLL};
 
-/// The least bytes of a frame: an Ethernet header. Shorter ones are not sent; the driver pads the others as it must.
-const LEAST_FRAME: u16 = 14;
-/// Buffers that one packet may be spread over. Source: the kernel's `MAX_SKB_FRAGS` by default.
-const MOST_FRAGS: u32 = 17;
-/// When to look again for buffers that come back: no event tells.
-const COME_BACK: Duration = Duration::from_micros(100);
-/// Calls that one sync makes to have its packets sent. Each sends 32 in copy mode, or 256 since Linux 6.17.
-const MOST_KICKS: u32 = 256;
+/// The shortest frame that is sent, bytes: an Ethernet header. The driver pads frames as the hardware requires.
+const MIN_FRAME: u16 = 14;
+/// UmemLayout that one packet may have. Source: the kernel's `MAX_SKB_FRAGS` by default.
+const MAX_FRAGS: u32 = 17;
 
-/// What both halves share.
+/// Constructs a side of a ring.
+pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
+    let (socket, limits, slots) = (parts.second_fd()?, parts.region.limits(), parts.view.shape().slots);
+    let half = Half {
+        slots: parts.view.slots().clone(),
+        limits,
+        busy: xsk::busy_poll(&socket).is_some(),
+        socket: Arc::new(socket),
+        doorbell: parts.doorbell()?,
+        frags: parts.bound.features & FRAGS != 0,
+        offsets: parts.offsets(),
+    };
+    let buffers = UmemLayout { size: limits.buf_size, count: limits.bufs, headroom: parts.bound.headroom };
+    if parts.is_tx() {
+        let sent = TxFramesPage::new(parts.third_page.clone());
+        let (tx, completion) = xsk::map_send_rings(&half.socket, slots.get()).ok()?;
+        let rings = XskTxRings::new(&tx, &completion, slots, buffers, sent, parts.bound.channel as usize)?;
+        return Some(RingBackend::Tx(Box::new(NicTx { half, rings })));
+    }
+    let (rx, fill) = xsk::map_receive_rings(&half.socket, slots.get()).ok()?;
+    let rings = XskRxRings::new(&rx, &fill, slots, buffers)?;
+    Some(RingBackend::Rx(Box::new(NicRx { half, rings })))
+}
+
+/// The part that both sides have in common.
 pub(crate) struct Half {
     pub(crate) slots: SlotRing,
     pub(crate) limits: Limits,
     pub(crate) socket: Arc<OwnedFd>,
-    /// Rung by the daemon when the interface has gone, and by who shares the ring.
-    pub(crate) mine: Doorbell,
-    /// Whether packets may be spread over several buffers.
+    /// Notified by the daemon when the interface is removed, and by other users of the ring.
+    pub(crate) doorbell: Doorbell,
+    /// Whether a packet may have several buffers.
     pub(crate) frags: bool,
     /// Where in their buffers packets begin.
     pub(crate) offsets: Offsets,
-    /// Whether the kernel looks into the queue in calls on the socket, and so wants them unasked.
+    /// Whether the socket busy polls: the kernel processes the queue in system calls on the socket, which are made even if
+    /// the kernel does not request a wake-up.
     pub(crate) busy: bool,
 }
 
 impl Half {
-    /// Whether the slot's packet lies in a buffer; and how many bytes before it.
+    /// Whether the slot's packet is within a buffer; and its offset there.
     #[inline(always)]
-    fn judge(&self, slot: SlotValue) -> (bool, u32) {
+    fn validate(&self, slot: SlotValue) -> (bool, u32) {
         let offset = self.offsets.of(slot.ptr);
         (self.limits.allow(slot) && offset + u32::from(slot.len) <= self.limits.buf_size, offset)
     }
 }
 
-/// The sending half.
+/// The sending side.
 pub(crate) struct NicTx {
     pub(crate) half: Half,
-    pub(crate) rings: SendRings,
+    pub(crate) rings: XskTxRings,
 }
 
 impl NicTx {
@@ -59,33 +84,33 @@ impl NicTx {
         self.half.slots.slots()
     }
 
-    /// Writes the entries of the complete packets of `[from, to)`; returns how many, and how many of them are refused.
+    /// Writes the descriptors of the complete packets of `[from, to)`; returns how many, and how many of them are invalid.
     fn put(&self, from: Pos, to: Pos) -> (u32, u32) {
         let (ring, slots) = (&self.half.slots, self.count());
         let (mut written, mut bad) = (0, 0);
-        // A packet of several slots: its first slot, and whether all of it is good so far.
+        // A packet of several slots: its first slot, its slots so far, and whether all are valid.
         let mut chain: Option<(Pos, u32, bool)> = None;
         let mut p = from;
         while p != to {
             let slot = ring.load(p);
             let continued = slot.flags & NS_MOREFRAG != 0;
-            let (inside, offset) = self.half.judge(slot);
+            let (inside, offset) = self.half.validate(slot);
             let good = inside && slot.len > 0;
             if chain.is_none() && !continued {
-                // The usual case: a packet in one slot.
-                let good = good && slot.len >= LEAST_FRAME;
-                self.rings.put(p, good.then_some(packet(slot, offset, false)));
+                // The common case: a packet in one slot.
+                let good = good && slot.len >= MIN_FRAME;
+                self.rings.write_tx(p, good.then_some(packet(slot, offset, false)));
                 bad += u32::from(!good);
                 written += 1;
             } else {
                 let (first, length, all_good) = chain.unwrap_or((p, 0, true));
-                let all_good = all_good && good && self.half.frags && length < MOST_FRAGS;
-                self.rings.put(p, good.then_some(packet(slot, offset, continued)));
+                let all_good = all_good && good && self.half.frags && length < MAX_FRAGS;
+                self.rings.write_tx(p, good.then_some(packet(slot, offset, continued)));
                 if continued {
                     chain = Some((first, length + 1, all_good));
                 } else {
                     if !all_good {
-                        slots.walk(Span { from: first, to: slots.next(p) }).for_each(|p| self.rings.put(p, None));
+                        slots.walk(Span { from: first, to: slots.next(p) }).for_each(|p| self.rings.write_tx(p, None));
                         bad += length + 1;
                     }
                     written += length + 1;
@@ -97,18 +122,18 @@ impl NicTx {
         (written, bad)
     }
 
-    /// Has the kernel send what it has not looked at. In copy mode a call sends a part of it.
+    /// Makes the kernel send the descriptors that it has not read. In copy mode one call sends a part of them.
     fn kick(&self) {
         if !self.half.busy && !self.rings.needs_wakeup() {
             return;
         }
-        let mut left = self.rings.unseen();
-        for _ in 0..MOST_KICKS {
+        let mut left = self.rings.tx_pending();
+        for _ in 0..MAX_KICKS {
             if left == 0 {
                 return;
             }
             let result = xsk::kick_tx(&self.half.socket);
-            let now = self.rings.unseen();
+            let now = self.rings.tx_pending();
             if result.is_err() && now == left {
                 return;
             }
@@ -118,74 +143,76 @@ impl NicTx {
 }
 
 #[inline(always)]
-fn packet(slot: SlotValue, offset: u32, continued: bool) -> Packet {
-    Packet { buf_idx: slot.buf_idx, offset, len: u32::from(slot.len), continued }
+fn packet(slot: SlotValue, offset: u32, continued: bool) -> XskDesc {
+    XskDesc { buf_idx: slot.buf_idx, offset, len: u32::from(slot.len), continued }
 }
 
 impl Tx for NicTx {
     #[inline]
     fn send(&self, window: Span) -> u32 {
-        // What was left because its packet was not complete comes first.
-        let from = self.rings.next();
+        // Slots of a packet that was incomplete in the last sync come first.
+        let from = self.rings.next_tx();
         let slots = self.count();
         if !slots.between(from, window.from, window.to) {
             return 0;
         }
         let (written, bad) = self.put(from, window.to);
         if written > 0 {
-            self.rings.publish(written);
+            self.rings.submit(written);
             self.kick();
         }
         bad
     }
 
     #[inline]
-    fn waits(&self) -> bool {
-        self.rings.unseen() > 0
+    fn has_unsent(&self) -> bool {
+        self.rings.tx_pending() > 0
     }
 
     #[inline]
-    fn finished(&self, known: Pos, sent: Pos) -> Result<Pos, Nonsense> {
-        let published = self.rings.next();
+    fn completed(&self, known: Pos, sent: Pos) -> Result<Pos, InvalidPeerIndex> {
+        let published = self.rings.next_tx();
         if !self.count().between(known, published, sent) {
-            return Err(Nonsense);
+            return Err(InvalidPeerIndex);
         }
-        // An interface that was down, or a driver that was busy, left something.
-        if self.rings.unseen() > 0 {
+        // An interface that was down, or a driver that was busy, left descriptors unread.
+        if self.rings.tx_pending() > 0 {
             self.kick();
         }
-        Ok(self.rings.finished(known, published))
+        Ok(self.rings.reap_completions(known, published))
     }
 
     #[inline]
-    fn moved(&self, known: Pos) -> Option<u32> {
-        let news = self.rings.unread() + self.rings.unseen() + u32::from(self.rings.is_finished(known));
-        (news > 0).then_some(news)
+    fn peer_moved(&self, known: Pos) -> Option<u32> {
+        let events =
+            self.rings.completions_pending() + self.rings.tx_pending() + u32::from(self.rings.is_completed(known));
+        (events > 0).then_some(events)
     }
 
-    fn sleeper(&self) -> Option<&dyn Sleeper> {
+    fn wakeup(&self) -> Option<&dyn WakeupSource> {
         Some(self)
     }
 }
 
-impl Sleeper for NicTx {
-    fn arm(&self) {
-        self.half.mine.notify_after(COME_BACK);
+impl WakeupSource for NicTx {
+    fn request_wakeup(&self) {
+        self.half.doorbell.notify_after(TX_COMPLETION_POLL);
     }
 
-    fn bell(&self) -> &Doorbell {
-        &self.half.mine
+    fn doorbell(&self) -> &Doorbell {
+        &self.half.doorbell
     }
 }
 
-/// The receiving half.
+/// The receiving side.
 pub(crate) struct NicRx {
     pub(crate) half: Half,
-    pub(crate) rings: ReceiveRings,
+    pub(crate) rings: XskRxRings,
 }
 
 impl NicRx {
-    /// Slot `p` named `stale`, and got `idx`, which another slot that the kernel has, up to before `end`, names.
+    /// Slot `p` had buffer `stale` and received `idx`: gives `stale` to the slot that had `idx`, one of those that the kernel
+    /// has, up to before `end`.
     #[cold]
     fn exchange(&self, p: Pos, stale: BufIdx, idx: BufIdx, end: Pos) {
         let slots = self.half.slots.slots();
@@ -200,7 +227,7 @@ impl Rx for NicRx {
     #[inline]
     fn release(&self, window: Span) -> u32 {
         let (ring, slots) = (&self.half.slots, self.half.slots.slots());
-        let from = self.rings.next_offer();
+        let from = self.rings.next_fill();
         if !slots.between(window.from, from, window.to) {
             return 0;
         }
@@ -208,11 +235,11 @@ impl Rx for NicRx {
         for p in slots.runs(Span { from, to: window.to }).into_iter().flat_map(|run| slots.run(run)) {
             let idx = ring.buf_idx(p);
             let good = self.half.limits.index_ok(idx);
-            self.rings.offer(p, good.then(|| (idx, self.half.offsets.of(ring.ptr(p)))));
+            self.rings.write_fill(p, good.then(|| (idx, self.half.offsets.of(ring.ptr(p)))));
             bad += u32::from(!good);
             n += 1;
         }
-        self.rings.publish(n);
+        self.rings.submit(n);
         if self.rings.needs_wakeup() {
             let _ = xsk::kick_rx(&self.half.socket);
         }
@@ -220,21 +247,21 @@ impl Rx for NicRx {
     }
 
     #[inline]
-    fn fill(&self, held: Pos, taken: Pos) -> Result<Filled, Nonsense> {
+    fn deliver(&self, held: Pos, taken: Pos) -> Result<Delivered, InvalidPeerIndex> {
         let (ring, slots, limits) = (&self.half.slots, self.half.slots.slots(), self.half.limits);
-        if self.rings.next_packet() != taken {
-            return Err(Nonsense);
+        if self.rings.next_rx() != taken {
+            return Err(InvalidPeerIndex);
         }
-        // The kernel brings what the queue has, within the call.
-        if self.half.busy && self.rings.waiting() == 0 {
+        // With busy polling the kernel delivers the packets of the queue within the call.
+        if self.half.busy && self.rings.rx_available() == 0 {
             let _ = xsk::kick_rx(&self.half.socket);
         }
-        // One slot stays the kernel's, so that a full ring and an empty one differ.
+        // The kernel keeps one slot, so that a full ring and an empty one differ.
         let room = slots.distance(taken, slots.prev(held));
-        let n = self.rings.waiting().min(room);
+        let n = self.rings.rx_available().min(room);
         let (mut p, mut to, mut complete, mut bad) = (taken, taken, 0, 0);
         for i in 0..n {
-            let (place, len, continued) = self.rings.packet(i);
+            let (place, len, continued) = self.rings.peek_rx(i);
             let stale = ring.buf_idx(p);
             let slot = match place {
                 Some((idx, offset)) if limits.index_ok(idx) && offset + len <= limits.buf_size => {
@@ -256,30 +283,30 @@ impl Rx for NicRx {
                 (to, complete) = (p, i + 1);
             }
         }
-        self.rings.take(complete);
-        Ok(Filled { to, bad })
+        self.rings.release_rx(complete);
+        Ok(Delivered { to, bad })
     }
 
-    fn rests(&self) -> bool {
+    fn sleeps_between_polls(&self) -> bool {
         true
     }
 
     #[inline]
-    fn moved(&self, _taken: Pos) -> Option<u32> {
-        let waiting = self.rings.waiting();
+    fn peer_moved(&self, _taken: Pos) -> Option<u32> {
+        let waiting = self.rings.rx_available();
         (waiting > 0).then_some(waiting)
     }
 
-    fn sleeper(&self) -> Option<&dyn Sleeper> {
+    fn wakeup(&self) -> Option<&dyn WakeupSource> {
         Some(self)
     }
 }
 
-impl Sleeper for NicRx {
-    fn arm(&self) {}
+impl WakeupSource for NicRx {
+    fn request_wakeup(&self) {}
 
-    fn bell(&self) -> &Doorbell {
-        &self.half.mine
+    fn doorbell(&self) -> &Doorbell {
+        &self.half.doorbell
     }
 
     fn socket(&self) -> Option<BorrowedFd<'_>> {

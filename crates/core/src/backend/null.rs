@@ -2,25 +2,30 @@
 
 use unetmap_mem::{Pos, Span};
 
-use super::{Filled, Nonsense, Rx, Sleeper, Tx};
+use super::{Delivered, InvalidPeerIndex, RingBackend, RingParts, Rx, Tx, WakeupSource};
 
-/// Both directions of it.
+/// Both sides of a ring.
 pub(crate) struct Null;
+
+/// Constructs a side of a ring.
+pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
+    Some(if parts.is_tx() { RingBackend::Tx(Box::new(Null)) } else { RingBackend::Rx(Box::new(Null)) })
+}
 
 impl Tx for Null {
     fn send(&self, _window: Span) -> u32 {
         0
     }
 
-    fn finished(&self, known: Pos, _sent: Pos) -> Result<Pos, Nonsense> {
+    fn completed(&self, known: Pos, _sent: Pos) -> Result<Pos, InvalidPeerIndex> {
         Ok(known)
     }
 
-    fn moved(&self, _known: Pos) -> Option<u32> {
+    fn peer_moved(&self, _known: Pos) -> Option<u32> {
         None
     }
 
-    fn sleeper(&self) -> Option<&dyn Sleeper> {
+    fn wakeup(&self) -> Option<&dyn WakeupSource> {
         None
     }
 }
@@ -30,15 +35,15 @@ impl Rx for Null {
         0
     }
 
-    fn fill(&self, _held: Pos, taken: Pos) -> Result<Filled, Nonsense> {
-        Ok(Filled { to: taken, bad: 0 })
+    fn deliver(&self, _held: Pos, taken: Pos) -> Result<Delivered, InvalidPeerIndex> {
+        Ok(Delivered { to: taken, bad: 0 })
     }
 
-    fn moved(&self, _known: Pos) -> Option<u32> {
+    fn peer_moved(&self, _taken: Pos) -> Option<u32> {
         None
     }
 
-    fn sleeper(&self) -> Option<&dyn Sleeper> {
+    fn wakeup(&self) -> Option<&dyn WakeupSource> {
         None
     }
 }

@@ -1,26 +1,40 @@
-//! Pipes: a line to the peer, and no daemon on the way.
+//! Pipes: a channel to the peer process; the daemon takes no part in the data path.
 
 use unetmap_abi::NS_MOREFRAG;
-use unetmap_mem::{BufIdx, Consumer, Offsets, Pos, Producer, SlotValue, Span};
+use unetmap_mem::{BufIdx, Consumer, Offsets, Pos, Producer, RingShape, RingView, SimdLevel, SlotValue, Span};
 use unetmap_sys::Doorbell;
 
-use super::{Filled, Nonsense, Rx, Sleeper, Tx};
+use super::{Delivered, InvalidPeerIndex, RingBackend, RingParts, Rx, Tx, WakeupSource};
 
-/// The sending end of a line.
+/// Constructs a side of a ring.
+pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
+    Some(if parts.is_tx() {
+        RingBackend::PipeTx(Box::new(PipeTx::open(parts)?))
+    } else {
+        RingBackend::PipeRx(Box::new(PipeRx::open(parts)?))
+    })
+}
+
+/// The sending end of a channel.
 pub(crate) struct PipeTx {
-    pub(crate) line: Producer,
-    /// Rung by the consumer when it released slots and we sleep.
-    pub(crate) mine: Doorbell,
+    pub(crate) channel: Producer,
+    /// Notified by the consumer when it released slots and this side sleeps.
+    pub(crate) doorbell: Doorbell,
     /// Wakes the consumer.
-    pub(crate) theirs: Doorbell,
+    pub(crate) peer_doorbell: Doorbell,
 }
 
 impl PipeTx {
-    /// One past the last slot of `window` that ends a packet: a chain of fragments crosses whole. `None`: no packet ends
-    /// in the window.
+    pub(super) fn open(parts: &RingParts<'_>) -> Option<PipeTx> {
+        let channel = Producer::new(&parts.channels(), parts.bound.channel as usize, parts.view.slots().clone())?;
+        Some(PipeTx { channel, doorbell: parts.doorbell()?, peer_doorbell: parts.peer_doorbell()? })
+    }
+
+    /// Returns the position after the last slot of `window` that ends a packet, because a chain of fragments is sent as a
+    /// whole; `None` if no packet ends in the window.
     #[inline]
     fn last_end(&self, window: Span) -> Option<Pos> {
-        let (slots, ring) = (self.line.slots().slots(), self.line.slots());
+        let (slots, ring) = (self.channel.slots().slots(), self.channel.slots());
         let mut end = window.to;
         while end != window.from {
             let last = slots.prev(end);
@@ -32,23 +46,23 @@ impl PipeTx {
         None
     }
 
-    /// Sends the one slot `at`, before `next`, for who owns the ring, if it is a packet in a buffer that stays; else nothing is
-    /// done.
+    /// Sends the one slot `at`, before `next`, for the owner of the ring, if it is a packet in an unchanged buffer. Otherwise
+    /// does nothing and returns `false`.
     #[inline(always)]
     pub(crate) fn send_one(&self, at: Pos, next: Pos) -> bool {
-        let is_sent = self.line.publish_plain(at, next);
-        if is_sent && self.line.words().consumer_of_an_owner_sleeps() {
-            self.theirs.notify();
+        let is_sent = self.channel.try_publish_single(at, next);
+        if is_sent && self.channel.words().take_consumer_wakeup_as_owner() {
+            self.peer_doorbell.notify();
         }
         is_sent
     }
 
-    /// Sends `window`, whose last slot ends a packet.
+    /// Sends `window`; its last slot must end a packet.
     #[inline(always)]
     pub(crate) fn send_whole(&self, window: Span) {
-        self.line.publish(window);
-        if self.line.words().consumer_sleeps() {
-            self.theirs.notify();
+        self.channel.publish(window);
+        if self.channel.words().take_consumer_wakeup() {
+            self.peer_doorbell.notify();
         }
     }
 }
@@ -59,53 +73,67 @@ impl Tx for PipeTx {
         if let Some(end) = self.last_end(window) {
             self.send_whole(Span { from: window.from, to: end });
         }
-        // The receiver judges them.
+        // The receiver validates the slots.
         0
     }
 
     #[inline]
-    fn finished(&self, known: Pos, sent: Pos) -> Result<Pos, Nonsense> {
-        self.line.words().released(self.line.slots().slots(), known, sent).ok_or(Nonsense)
+    fn completed(&self, known: Pos, sent: Pos) -> Result<Pos, InvalidPeerIndex> {
+        self.channel.words().validated_cons(self.channel.slots().slots(), known, sent).ok_or(InvalidPeerIndex)
     }
 
     #[inline]
-    fn moved(&self, known: Pos) -> Option<u32> {
-        self.line.words().released_beyond(known)
+    fn peer_moved(&self, known: Pos) -> Option<u32> {
+        self.channel.words().cons_if_moved(known)
     }
 
-    fn sleeper(&self) -> Option<&dyn Sleeper> {
+    fn wakeup(&self) -> Option<&dyn WakeupSource> {
         Some(self)
     }
 }
 
-impl Sleeper for PipeTx {
-    fn arm(&self) {
-        self.line.words().producer_arm();
+impl WakeupSource for PipeTx {
+    fn request_wakeup(&self) {
+        self.channel.words().producer_request_wakeup();
     }
 
-    fn bell(&self) -> &Doorbell {
-        &self.mine
+    fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
     }
 }
 
-/// The receiving end of a line.
+/// The receiving end of a channel.
 pub(crate) struct PipeRx {
-    pub(crate) line: Consumer,
-    /// Delivered in place of a buffer that does not exist.
+    pub(crate) channel: Consumer,
+    /// Replaces a buffer that does not exist.
     pub(crate) spare: BufIdx,
-    /// Where in their buffers the program looks for packets.
+    /// Where in their buffers the program expects packets.
     pub(crate) offsets: Offsets,
-    /// Rung by the producer when it sent slots and we sleep.
-    pub(crate) mine: Doorbell,
+    /// Notified by the producer when it sent slots and this side sleeps.
+    pub(crate) doorbell: Doorbell,
     /// Wakes the producer.
-    pub(crate) theirs: Doorbell,
+    pub(crate) peer_doorbell: Doorbell,
 }
 
 impl PipeRx {
-    /// A packet that would end outside its buffer, where the program will look for it, is delivered empty.
+    fn open(parts: &RingParts<'_>) -> Option<PipeRx> {
+        let (bound, slots) = (parts.bound, parts.view.shape().slots);
+        let peer = RingShape { offset: bound.peer_offset, slots, id: bound.id, dir: 0 };
+        let theirs = RingView::new(parts.region, peer)?.slots().clone();
+        let (mine, limits) = (parts.view.slots().clone(), parts.region.limits());
+        Some(PipeRx {
+            channel: Consumer::new(&parts.channels(), bound.channel as usize, theirs, mine, limits, SimdLevel::best())?,
+            spare: BufIdx(bound.spare),
+            offsets: parts.offsets(),
+            doorbell: parts.doorbell()?,
+            peer_doorbell: parts.peer_doorbell()?,
+        })
+    }
+
+    /// Empties packets of `window` that would end outside their buffer at the program's offset. Returns how many.
     #[inline(never)]
-    fn judge_offsets(&self, window: Span) -> u32 {
-        let (ring, limits) = (self.line.slots(), self.line.limits());
+    fn validate_offsets(&self, window: Span) -> u32 {
+        let (ring, limits) = (self.channel.slots(), self.channel.limits());
         let mut bad = 0;
         for p in ring.slots().walk(window) {
             let slot = ring.load(p);
@@ -121,41 +149,42 @@ impl PipeRx {
 impl Rx for PipeRx {
     #[inline(always)]
     fn release(&self, window: Span) -> u32 {
-        let bad = self.line.give_back(window);
-        self.line.words().release(window.to);
-        if self.line.words().producer_sleeps() {
-            self.theirs.notify();
+        let bad = self.channel.return_buffers(window);
+        self.channel.words().release(window.to);
+        if self.channel.words().take_producer_wakeup() {
+            self.peer_doorbell.notify();
         }
         bad
     }
 
     #[inline(always)]
-    fn fill(&self, held: Pos, taken: Pos) -> Result<Filled, Nonsense> {
-        let to = self.line.words().sent(self.line.slots().slots(), held, taken).ok_or(Nonsense)?;
+    fn deliver(&self, held: Pos, taken: Pos) -> Result<Delivered, InvalidPeerIndex> {
+        let to =
+            self.channel.words().validated_prod(self.channel.slots().slots(), held, taken).ok_or(InvalidPeerIndex)?;
         let window = Span { from: taken, to };
-        let mut bad = if to == taken { 0 } else { self.line.take(window, self.spare) };
+        let mut bad = if to == taken { 0 } else { self.channel.receive(window, self.spare) };
         if self.offsets.mask != 0 {
-            bad += self.judge_offsets(window);
+            bad += self.validate_offsets(window);
         }
-        Ok(Filled { to, bad })
+        Ok(Delivered { to, bad })
     }
 
     #[inline]
-    fn moved(&self, taken: Pos) -> Option<u32> {
-        self.line.words().sent_beyond(taken)
+    fn peer_moved(&self, taken: Pos) -> Option<u32> {
+        self.channel.words().prod_if_moved(taken)
     }
 
-    fn sleeper(&self) -> Option<&dyn Sleeper> {
+    fn wakeup(&self) -> Option<&dyn WakeupSource> {
         Some(self)
     }
 }
 
-impl Sleeper for PipeRx {
-    fn arm(&self) {
-        self.line.words().consumer_arm();
+impl WakeupSource for PipeRx {
+    fn request_wakeup(&self) {
+        self.channel.words().consumer_request_wakeup();
     }
 
-    fn bell(&self) -> &Doorbell {
-        &self.mine
+    fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
     }
 }

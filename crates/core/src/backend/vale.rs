@@ -1,51 +1,63 @@
-//! Ports of a switch: a line each way, at whose other end is a thread of the daemon.
+//! Ports of a switch: a channel each way, whose other end is a thread of the daemon.
 //!
-//! A slot may say that its data is elsewhere in the program's memory (`NS_INDIRECT`). Whoever syncs brings it, from his own
-//! memory, before the slot is handed over: the daemon never follows a pointer.
+//! A slot may refer to data indirect in the program's memory (`NS_INDIRECT`). The sync copies the data into the slot's
+//! buffer, within the process, before it sends the slot: the daemon never follows a pointer.
 //!
-//! The daemon is believed where a pipe's peer is not. It takes all that is sent, sooner or later; what a receiver has no
-//! room for it drops there.
+//! The client trusts the daemon, unlike the peer of a pipe. The switch takes everything that is sent sooner or later, and
+//! drops what a receiver has no room for.
 
 use std::sync::Arc;
 
 use unetmap_abi::{NS_INDIRECT, NS_MOREFRAG};
-use unetmap_mem::{BufIdx, Inbox, Offsets, Pos, Region, Span};
+use unetmap_mem::{BufIdx, Offsets, Pos, Receiver, Region, Span};
 use unetmap_sys::Doorbell;
 use unetmap_sys::thread::current_cpu;
 use unetmap_sys::user_memory::MAX_PIECES;
 
 use super::pipe::PipeTx;
-use super::{Filled, Nonsense, Rx, Sleeper, Tx};
+use super::{Delivered, InvalidPeerIndex, RingBackend, RingParts, Rx, Tx, WakeupSource};
 
-/// The sending end: a pipe's, but that what is handed over ends a packet. The switch judges the slots.
+/// Constructs a side of a ring.
+pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
+    if parts.is_tx() {
+        let region = parts.has_own_pointers.then(|| parts.region.clone());
+        let tx = ValeTx { pipe: PipeTx::open(parts)?, offsets: parts.offsets(), region };
+        return Some(RingBackend::Tx(Box::new(tx)));
+    }
+    let channel = Receiver::new(&parts.channels(), parts.bound.channel as usize, parts.view.slots().clone())?;
+    Some(RingBackend::Rx(Box::new(ValeRx { channel, doorbell: parts.doorbell()? })))
+}
+
+/// The sending end: that of a pipe, except that the last slot of a window always ends a packet. The switch validates the
+/// slots.
 pub(crate) struct ValeTx {
     pub(crate) pipe: PipeTx,
     pub(crate) offsets: Offsets,
-    /// Where data goes that is elsewhere; `None` in the daemon, whose memory is no program's.
+    /// The region that indirect data is copied to; `None` in the daemon, where slots hold no addresses of a program.
     pub(crate) region: Option<Arc<Region>>,
 }
 
 impl ValeTx {
-    /// Brings the data of the slots that have it elsewhere. What cannot be read, or is longer than a buffer, is left empty,
-    /// and such a packet goes nowhere. Returns how many slots that were.
+    /// Copies the data of indirect slots into their buffers. Empties slots whose data cannot be read or is longer than a
+    /// buffer; the switch drops their packets. Returns how many slots it emptied.
     #[cold]
     #[inline(never)]
-    fn bring(&self, window: Span) -> u32 {
-        let ring = self.pipe.line.slots();
-        // Where offsets lie in the pointers these are no addresses.
+    fn copy_indirect(&self, window: Span) -> u32 {
+        let ring = self.pipe.channel.slots();
+        // With offsets configured, the pointers of slots hold offsets and not addresses.
         let region = self.region.as_deref().filter(|_| self.offsets.mask == 0);
-        let mut elsewhere = ring.slots().walk(window).filter(|p| ring.flags(*p) & NS_INDIRECT != 0).peekable();
+        let mut indirect = ring.slots().walk(window).filter(|p| ring.flags(*p) & NS_INDIRECT != 0).peekable();
         let mut bad = 0;
-        while let Some(first) = elsewhere.peek().copied() {
+        while let Some(first) = indirect.peek().copied() {
             let (mut at, mut wanted) = ([first; MAX_PIECES], [(0, 0, BufIdx(0)); MAX_PIECES]);
             let mut n = 0;
-            for p in elsewhere.by_ref().take(MAX_PIECES) {
+            for p in indirect.by_ref().take(MAX_PIECES) {
                 let slot = ring.load(p);
                 (at[n], wanted[n]) = (p, (slot.ptr, slot.len, slot.buf_idx));
                 n += 1;
             }
-            let missed = region.map_or(u64::MAX, |region| region.bring(&wanted[..n]));
-            for p in (0..n).filter(|i| missed & 1 << i != 0).map(|i| at[i]) {
+            let unreadable = region.map_or(u64::MAX, |region| region.copy_from_program(&wanted[..n]));
+            for p in (0..n).filter(|i| unreadable & 1 << i != 0).map(|i| at[i]) {
                 ring.set_len(p, 0);
                 bad += 1;
             }
@@ -57,113 +69,114 @@ impl ValeTx {
 impl Tx for ValeTx {
     #[inline]
     fn send(&self, window: Span) -> u32 {
-        let ring = self.pipe.line.slots();
+        let ring = self.pipe.channel.slots();
         let last = ring.slots().prev(window.to);
         let flags = ring.flags(last);
         if flags & NS_MOREFRAG != 0 {
             ring.set_flags(last, flags & !NS_MOREFRAG);
         }
         let any = ring.slots().walk(window).fold(0, |any, p| any | ring.flags(p));
-        let bad = if any & NS_INDIRECT != 0 { self.bring(window) } else { 0 };
-        self.pipe.line.words().producer_is_on(current_cpu());
+        let bad = if any & NS_INDIRECT != 0 { self.copy_indirect(window) } else { 0 };
+        self.pipe.channel.words().set_producer_cpu(current_cpu());
         self.pipe.send(window) + bad
     }
 
     #[inline]
-    fn finished(&self, known: Pos, sent: Pos) -> Result<Pos, Nonsense> {
-        self.pipe.finished(known, sent)
+    fn completed(&self, known: Pos, sent: Pos) -> Result<Pos, InvalidPeerIndex> {
+        self.pipe.completed(known, sent)
     }
 
     #[inline]
-    fn moved(&self, known: Pos) -> Option<u32> {
-        self.pipe.moved(known)
+    fn peer_moved(&self, known: Pos) -> Option<u32> {
+        self.pipe.peer_moved(known)
     }
 
-    fn sleeper(&self) -> Option<&dyn Sleeper> {
+    fn wakeup(&self) -> Option<&dyn WakeupSource> {
         Some(self)
     }
 }
 
-impl Sleeper for ValeTx {
-    fn arm(&self) {
-        self.pipe.arm();
+impl WakeupSource for ValeTx {
+    fn request_wakeup(&self) {
+        self.pipe.request_wakeup();
     }
 
-    fn bell(&self) -> &Doorbell {
-        self.pipe.bell()
+    fn doorbell(&self) -> &Doorbell {
+        self.pipe.doorbell()
     }
 
-    fn give_way(&self, known: Pos) -> bool {
-        let words = self.pipe.line.words();
-        let shares = words.consumer_shares(current_cpu());
+    fn yield_to_peer(&self, known: Pos) -> bool {
+        let words = self.pipe.channel.words();
+        let shares = words.consumer_runs_on(current_cpu());
         if shares {
-            words.producer_nap(known, true);
+            words.producer_futex_wait(known, true);
         }
         shares
     }
 }
 
-/// The receiving end: the switch writes into our slots, and into the buffers that it finds there.
+/// The receiving end: the switch writes into the slots of the ring and into their buffers.
 pub(crate) struct ValeRx {
-    pub(crate) line: Inbox,
-    /// Rung by the switch when it delivered and we sleep.
-    pub(crate) mine: Doorbell,
+    pub(crate) channel: Receiver,
+    /// Notified by the switch when it delivered packets and this side sleeps.
+    pub(crate) doorbell: Doorbell,
 }
 
 impl Rx for ValeRx {
     #[inline]
     fn release(&self, window: Span) -> u32 {
-        // Nobody is woken by this: the switch drops what has no room, or naps until all is read (`fill`).
-        self.line.words().consumer_is_on(current_cpu());
-        self.line.words().release(window.to);
+        // Wakes nobody: the switch drops what has no room, or waits until the ring is empty (see `deliver`).
+        self.channel.words().set_consumer_cpu(current_cpu());
+        self.channel.words().release(window.to);
         0
     }
 
     #[inline]
-    fn fill(&self, held: Pos, taken: Pos) -> Result<Filled, Nonsense> {
-        let to = self.line.words().sent(self.line.slots().slots(), held, taken).ok_or(Nonsense)?;
+    fn deliver(&self, held: Pos, taken: Pos) -> Result<Delivered, InvalidPeerIndex> {
+        let to =
+            self.channel.words().validated_prod(self.channel.slots().slots(), held, taken).ok_or(InvalidPeerIndex)?;
         if to == taken {
             if held == taken {
-                self.line.words().producer_sleeps();
+                self.channel.words().take_producer_wakeup();
             }
-            return Ok(Filled { to, bad: 0 });
+            return Ok(Delivered { to, bad: 0 });
         }
-        self.line.claim(Span { from: taken, to });
-        Ok(Filled { to, bad: 0 })
+        self.channel.claim(Span { from: taken, to });
+        Ok(Delivered { to, bad: 0 })
     }
 
     #[inline]
-    fn is_near(&self) -> bool {
-        self.line.words().producer_is_near(current_cpu())
+    fn peer_on_this_cpu(&self) -> bool {
+        self.channel.words().producer_cpu_is(current_cpu())
     }
 
     #[inline]
-    fn moved(&self, taken: Pos) -> Option<u32> {
-        self.line.words().sent_beyond(taken)
+    fn peer_moved(&self, taken: Pos) -> Option<u32> {
+        self.channel.words().prod_if_moved(taken)
     }
 
-    fn sleeper(&self) -> Option<&dyn Sleeper> {
+    fn wakeup(&self) -> Option<&dyn WakeupSource> {
         Some(self)
     }
 }
 
-impl Sleeper for ValeRx {
-    fn arm(&self) {
-        self.line.words().consumer_arm();
+impl WakeupSource for ValeRx {
+    fn request_wakeup(&self) {
+        self.channel.words().consumer_request_wakeup();
     }
 
-    fn bell(&self) -> &Doorbell {
-        &self.mine
+    fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
     }
 
-    fn give_way(&self, known: Pos) -> bool {
-        let words = self.line.words();
-        // A thread that was asleep has no processor yet, and may be waiting for this one.
-        let near = words.producer_shares(current_cpu());
-        let naps = near || words.producer_is_just_up();
-        if naps {
-            words.consumer_nap(known, near);
+    fn yield_to_peer(&self, known: Pos) -> bool {
+        let words = self.channel.words();
+        // A switch thread that has just been woken may be waiting for this CPU.
+        let near = words.producer_runs_on(current_cpu());
+        let yields = near || words.producer_cpu_is_any();
+        if yields {
+            words.consumer_futex_wait(known, near);
         }
-        naps
+        yields
     }
 }

@@ -1,32 +1,34 @@
-//! What a REGISTER bound, as the daemon tells the program's library: where things are, and by which back end they move.
+//! The binding in the reply to REGISTER: where the rings are, and which back end moves their slots.
 //!
-//! The program's library believes these numbers and none of those in the region, which others can write. With the
-//! answer come file descriptors: the region, the end page, a third page (the lines; of an interface what was sent), then
-//! two for each ring: its bell, rung to wake this side, and the other side's bell or the queue's socket.
+//! The client trusts these numbers. It does not trust the same numbers in the region, which other processes can write.
+//! Descriptors come with the binding: the region, the endpoint state page, a third page (the channels; for an interface
+//! the transmit frames), then two for each ring: the doorbell that wakes this side, and the peer's doorbell or the
+//! queue's socket.
 
 use unetmap_mem::{Geometry, PoolShape};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// How a ring's slots move.
+/// The back end that moves a ring's slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
-pub enum Path {
-    /// Nowhere.
+pub enum BackendKind {
+    /// No data path.
     Null = 0,
-    /// Along a line, to or from a peer.
+    /// A channel to or from a peer process.
     Pipe = 1,
-    /// Through the AF_XDP socket of an interface's queue.
+    /// The AF_XDP socket of an interface's queue.
     Nic = 2,
-    /// Along a line, to or from a switch in the daemon.
+    /// A channel to or from a switch in the daemon.
     Vale = 3,
-    /// Along lines, from the syncs of another port's rings; nowhere from a transmit ring.
+    /// Channels from the syncs of the monitored rings; a transmit ring is read-only.
     Monitor = 4,
 }
 
-impl Path {
-    /// The back end with that number.
-    pub fn from_raw(raw: u32) -> Option<Path> {
-        [Path::Null, Path::Pipe, Path::Nic, Path::Vale, Path::Monitor].into_iter().find(|p| *p as u32 == raw)
+impl BackendKind {
+    /// Returns the back end with that number.
+    pub fn from_raw(raw: u32) -> Option<BackendKind> {
+        use BackendKind::{Monitor, Nic, Null, Pipe, Vale};
+        [Null, Pipe, Nic, Vale, Monitor].into_iter().find(|kind| *kind as u32 == raw)
     }
 }
 
@@ -38,35 +40,35 @@ pub struct BoundPool {
     pub offset: u64,
     /// Objects.
     pub count: u32,
-    /// Bytes of one.
+    /// Bytes of each.
     pub size: u32,
 }
 
-/// The fixed part.
+/// The fixed part of a binding.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct BoundHead {
+pub struct BindingHead {
     /// Interfaces, rings, buffers.
     pub pools: [BoundPool; 3],
-    /// Where the session's `netmap_if` is, bytes from the start of the region.
+    /// The session's `netmap_if`, bytes from the start of the region.
     pub if_offset: u64,
-    /// The number that names the session in `unetmap ls`.
+    /// The session's number in `unetmap ls`.
     pub session: u64,
-    /// By which a process shows the daemon that the session is its own.
+    /// Proves to the daemon that a process received this binding.
     pub key: u64,
-    /// Of a monitor: interfaces, rings, buffers of the shelf that its copies come from (see `watch`); else 0.
-    pub shelf: [BoundPool; 3],
+    /// Of a monitor: interfaces, rings, buffers of the mirror that its packets come from (see `monitor`); else 0.
+    pub mirror_pools: [BoundPool; 3],
     /// How many [`BoundRing`] follow.
     pub rings: u32,
-    /// Ring states in the end page.
+    /// Ring states in the endpoint state page.
     pub states: u32,
-    /// Bytes of the third page; 0: nothing is in it.
+    /// Bytes of the third page; 0: it is not used.
     pub page_bytes: u32,
     /// [`NO_TIMESTAMP`].
     pub flags: u32,
 }
 
-/// In [`BoundHead::flags`]: receive rings get the time only where the program asks for it (`NR_TIMESTAMP`).
+/// In [`BindingHead::flags`]: receive rings get a timestamp only if the program requests it (`NR_TIMESTAMP`).
 pub const NO_TIMESTAMP: u32 = 1;
 
 /// One bound ring.
@@ -75,80 +77,80 @@ pub const NO_TIMESTAMP: u32 = 1;
 pub struct BoundRing {
     /// The ring, bytes from the start of the region.
     pub offset: u64,
-    /// On a receive ring with a line: the producer's ring. On one of a monitor: the shelf ring of what is sent, or 0.
+    /// On a receive ring with a channel: the producer's ring. On a monitor's: the mirror ring of sent packets, or 0.
     pub peer_offset: u64,
-    /// On a receive ring of a monitor: the shelf ring of what is received, or 0.
+    /// On a receive ring of a monitor: the mirror ring of received packets, or 0.
     pub second_offset: u64,
     /// Slots, of both rings.
     pub slots: u32,
-    /// A [`Path`].
-    pub path: u32,
-    /// Index of the ring's state in the end page.
+    /// A [`BackendKind`].
+    pub backend: u32,
+    /// Index of the ring's state in the endpoint state page.
     pub state: u32,
-    /// Index of its line; on a transmit ring of an interface its first word in the third page.
-    pub line: u32,
-    /// On a receive ring: the buffer for slots that are delivered empty.
+    /// Index of its channel; on a transmit ring of an interface its first word in the transmit frames page.
+    pub channel: u32,
+    /// On a receive ring: the buffer of slots that are delivered empty.
     pub spare: u32,
     /// Number within its direction.
     pub id: u16,
     /// 0 transmit, 1 receive.
     pub dir: u16,
-    /// [`FRAGS`], [`TRADES`], [`FORWARDS`], [`FORWARDS_ALL`].
+    /// [`FRAGS`], [`ZERO_COPY`], [`FORWARD_MARKED`], [`FORWARD_ALL`].
     pub features: u32,
-    /// On a receive ring of a monitor: index of the second line.
-    pub second_line: u32,
-    /// Bytes that may stay free before packets: on an interface, those that its socket leaves.
+    /// On a receive ring of a monitor: index of the second channel.
+    pub second_channel: u32,
+    /// Bytes that may stay free before packets: on an interface, the headroom of its socket.
     pub headroom: u32,
-    /// The most bytes of offset that count.
+    /// The largest offset, bytes.
     pub max_offset: u32,
-    /// The bits of a slot's `ptr` that say where in its buffer the packet begins; 0: at the start.
+    /// The bits of a slot's `ptr` that hold the packet's offset in its buffer; 0: packets begin at the start.
     pub offset_mask: u64,
 }
 
-/// In [`BoundRing::features`]: packets may be spread over several buffers.
+/// In [`BoundRing::features`]: a packet may have several buffers.
 pub const FRAGS: u32 = 1;
-/// In [`BoundRing::features`]: a monitor's ring gets its packets by exchange of buffers.
-pub const TRADES: u32 = 2;
-/// In [`BoundRing::features`]: what a receive ring gives back with `NS_FORWARD` goes on if the ring says `NR_FORWARD`.
-pub const FORWARDS: u32 = 4;
-/// In [`BoundRing::features`]: whatever a receive ring gives back goes on.
-pub const FORWARDS_ALL: u32 = 8;
+/// In [`BoundRing::features`]: a monitor's ring receives packets by exchange of buffers.
+pub const ZERO_COPY: u32 = 2;
+/// In [`BoundRing::features`]: slots released with `NS_FORWARD` are forwarded if the ring has `NR_FORWARD`.
+pub const FORWARD_MARKED: u32 = 4;
+/// In [`BoundRing::features`]: all slots released on a receive ring are forwarded.
+pub const FORWARD_ALL: u32 = 8;
 
-/// The layout that pools say.
+/// Returns the layout of a region with these pools.
 pub(crate) fn geometry(pools: &[BoundPool; 3]) -> Geometry {
     let [ifs, rings, bufs] = pools.map(|p| PoolShape { offset: p.offset, count: p.count, size: p.size });
     Geometry { ifs, rings, bufs }
 }
 
-/// The whole answer.
+/// A whole binding.
 #[derive(Clone, Debug, Default)]
-pub struct Bound {
-    /// The fixed part; `rings` is set by [`Bound::encode`].
-    pub head: BoundHead,
+pub struct Binding {
+    /// The fixed part; `rings` is set by [`Binding::encode`].
+    pub head: BindingHead,
     /// The rings, transmit first.
     pub rings: Vec<BoundRing>,
 }
 
-/// File descriptors before those of the rings: region, end page, third page.
+/// File descriptors before those of the rings: region, endpoint state page, third page.
 pub const FIXED_FDS: usize = 3;
 
-impl Bound {
-    /// The bytes that cross the socket.
+impl Binding {
+    /// Returns the encoding.
     pub fn encode(&self) -> Vec<u8> {
-        let head = BoundHead { rings: self.rings.len() as u32, ..self.head };
+        let head = BindingHead { rings: self.rings.len() as u32, ..self.head };
         let mut out = head.as_bytes().to_vec();
         out.extend_from_slice(self.rings.as_bytes());
         out
     }
 
-    /// Takes the bytes apart; `None` when the sizes do not fit.
-    pub fn decode(bytes: &[u8]) -> Option<Bound> {
-        let (head, rest) = BoundHead::read_from_prefix(bytes).ok()?;
+    /// Parses an encoding; `None` if the sizes do not fit.
+    pub fn decode(bytes: &[u8]) -> Option<Binding> {
+        let (head, rest) = BindingHead::read_from_prefix(bytes).ok()?;
         let rings = <[BoundRing]>::ref_from_bytes(rest).ok()?;
-        (rings.len() == head.rings as usize).then(|| Bound { head, rings: rings.to_vec() })
+        (rings.len() == head.rings as usize).then(|| Binding { head, rings: rings.to_vec() })
     }
 
-    /// How many file descriptors come with it.
+    /// Returns the number of file descriptors that come with it.
     pub fn fds(&self) -> usize {
         FIXED_FDS + 2 * self.rings.len()
     }
@@ -159,14 +161,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_bound_comes_back() {
-        let bound = Bound {
-            head: BoundHead { session: 9, ..Default::default() },
+    fn a_binding_survives_encoding_and_decoding() {
+        let bound = Binding {
+            head: BindingHead { session: 9, ..Default::default() },
             rings: vec![BoundRing { slots: 7, ..Default::default() }; 3],
         };
-        let back = Bound::decode(&bound.encode()).unwrap();
+        let back = Binding::decode(&bound.encode()).unwrap();
         assert_eq!((back.head.session, back.head.rings, back.rings.len(), back.rings[2].slots), (9, 3, 3, 7));
-        assert!(Bound::decode(&bound.encode()[1..]).is_none());
+        assert!(Binding::decode(&bound.encode()[1..]).is_none());
         assert_eq!(bound.fds(), 9);
     }
 }

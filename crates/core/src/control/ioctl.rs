@@ -1,43 +1,44 @@
-//! A request as a program makes it, with pointers into its own memory: gathered into one piece, and its answer put back.
+//! An ioctl request with pointers into the memory of the program: gathered into one request, and its reply written back.
 
 use unetmap_abi::*;
 use zerocopy::FromBytes;
 
+use crate::control::request::{NetmapRequest, body_bytes, option_bytes};
 use crate::error::errno;
-use crate::control::request::{Request, body_bytes, option_bytes};
 
-/// A program's memory, in which any address may be wrong.
-pub trait Memory {
+/// The memory of a program, in which any address may be invalid.
+pub trait UserMemory {
     /// Reads `into.len()` bytes at address `from`.
     ///
     /// # Errors
-    /// An errno: `EFAULT` when not all of it is there.
+    /// An errno: `EFAULT` if part of the range is not mapped.
     fn read(&self, from: u64, into: &mut [u8]) -> Result<(), i32>;
 
     /// Writes `bytes` to address `to`.
     ///
     /// # Errors
-    /// As [`Memory::read`].
+    /// As [`UserMemory::read`].
     fn write(&self, to: u64, bytes: &[u8]) -> Result<(), i32>;
 }
 
-/// A request, and where its parts came from.
+/// A request, and the addresses of its parts.
 #[derive(Debug)]
-pub struct Letter {
-    /// The request. The program may have changed its memory since: only this counts.
-    pub request: Request,
-    body_at: u64,
-    /// Of each option its address, and what it named as the next.
-    options_at: Vec<(u64, u64)>,
+pub struct GatheredRequest {
+    /// The copy of the request. The program may change its memory afterwards; only this copy is used.
+    pub request: NetmapRequest,
+    body_address: u64,
+    /// The address of each option, and its original `nro_next`.
+    option_addresses: Vec<(u64, u64)>,
 }
 
-impl Letter {
-    /// Reads what `header` points to, with the checks that the original makes on entry, in its order. Each byte is read once.
+impl GatheredRequest {
+    /// Reads the body and options that `header` points to, with the checks that netmap makes on entry, in its order. Reads
+    /// each byte once.
     ///
     /// # Errors
-    /// `EINVAL` for a version or type that does not exist, reserved bits, a body where none belongs or none where one does;
-    /// `EMSGSIZE` when body and options exceed 4096 bytes, or the options have no end; the memory's.
-    pub fn gather(header: NmreqHeader, memory: &impl Memory) -> Result<Letter, i32> {
+    /// `EINVAL` for a version or type that does not exist, reserved bits, a body that the type does not have or a missing
+    /// body; `EMSGSIZE` if body and options exceed 4096 bytes, or the list of options is endless; the memory's.
+    pub fn gather(header: NmreqHeader, memory: &impl UserMemory) -> Result<GatheredRequest, i32> {
         if !(NETMAP_MIN_API..=NETMAP_MAX_API).contains(&header.nr_version) || header.nr_reserved != 0 {
             return Err(errno::EINVAL);
         }
@@ -45,8 +46,8 @@ impl Letter {
         if (bytes == 0) != (header.nr_body == 0) {
             return Err(errno::EINVAL);
         }
-        let mut request = Request { header, body: vec![0; bytes], options: Vec::new() };
-        let mut options_at = Vec::new();
+        let mut request = NetmapRequest { header, body: vec![0; bytes], options: Vec::new() };
+        let mut option_addresses = Vec::new();
         let (mut next, mut total) = (header.nr_options, bytes);
         while next != 0 {
             let mut option = vec![0; size_of::<NmreqOption>()];
@@ -58,31 +59,31 @@ impl Letter {
                 return Err(errno::EMSGSIZE);
             }
             option.resize(size, 0);
-            options_at.push((next, head.nro_next));
+            option_addresses.push((next, head.nro_next));
             request.options.push(option);
             next = head.nro_next;
         }
         if bytes > 0 {
             memory.read(header.nr_body, &mut request.body)?;
         }
-        for (option, (at, _)) in request.options.iter_mut().zip(&options_at) {
+        for (option, (at, _)) in request.options.iter_mut().zip(&option_addresses) {
             let rest = &mut option[size_of::<NmreqOption>()..];
             if !rest.is_empty() {
                 memory.read(at.checked_add(size_of::<NmreqOption>() as u64).ok_or(errno::EFAULT)?, rest)?;
             }
         }
-        Ok(Letter { request, body_at: header.nr_body, options_at })
+        Ok(GatheredRequest { request, body_address: header.nr_body, option_addresses })
     }
 
-    /// Writes body and options of the answer back to where the request's came from.
+    /// Writes body and options of the reply to the addresses of those of the request.
     ///
     /// # Errors
     /// The memory's.
-    pub fn put_back(&self, answer: &Request, memory: &impl Memory) -> Result<(), i32> {
-        if !answer.body.is_empty() {
-            memory.write(self.body_at, &answer.body)?;
+    pub fn write_back(&self, reply: &NetmapRequest, memory: &impl UserMemory) -> Result<(), i32> {
+        if !reply.body.is_empty() {
+            memory.write(self.body_address, &reply.body)?;
         }
-        for (&(at, next), option) in self.options_at.iter().zip(&answer.options) {
+        for (&(at, next), option) in self.option_addresses.iter().zip(&reply.options) {
             let mut option = option.clone();
             if let Ok((head, _)) = NmreqOption::mut_from_prefix(&mut option) {
                 head.nro_next = next;
@@ -92,10 +93,10 @@ impl Letter {
         Ok(())
     }
 
-    /// The header with what the answer says in it, and the program's own pointers.
-    pub fn header(&self, answer: &Request) -> NmreqHeader {
+    /// Returns the header of the reply, with the program's own pointers.
+    pub fn header(&self, reply: &NetmapRequest) -> NmreqHeader {
         let NmreqHeader { nr_options, nr_body, .. } = self.request.header;
-        NmreqHeader { nr_options, nr_body, ..answer.header }
+        NmreqHeader { nr_options, nr_body, ..reply.header }
     }
 }
 
@@ -106,7 +107,7 @@ mod tests {
 
     use zerocopy::IntoBytes;
 
-    /// Memory of some bytes at address 4096.
+    /// Some bytes of memory at address 4096.
     struct Bytes(RefCell<Vec<u8>>);
 
     impl Bytes {
@@ -117,7 +118,7 @@ mod tests {
         }
     }
 
-    impl Memory for Bytes {
+    impl UserMemory for Bytes {
         fn read(&self, from: u64, into: &mut [u8]) -> Result<(), i32> {
             into.copy_from_slice(&self.0.borrow()[self.range(from, into.len())?]);
             Ok(())
@@ -149,26 +150,26 @@ mod tests {
     }
 
     #[test]
-    fn what_was_gathered_goes_back_to_its_place() {
+    fn a_reply_is_written_back_to_the_addresses_of_the_request() {
         let csb = NmreqOption { nro_next: 4096 + 512, nro_reqtype: NETMAP_REQ_OPT_CSB, ..Default::default() };
         let last = NmreqOption { nro_reqtype: 99, ..Default::default() };
         let memory = memory(&[(256, csb), (512, last)]);
-        let letter = Letter::gather(register(4096 + 256), &memory).unwrap();
-        let mut answer = letter.request.clone();
-        assert_eq!(answer.options.iter().map(Vec::len).collect::<Vec<_>>(), [size_of::<NmreqOptCsb>(), 24]);
-        answer.body.fill(7);
-        answer.check_options().unwrap_err();
-        letter.put_back(&answer, &memory).unwrap();
+        let gathered = GatheredRequest::gather(register(4096 + 256), &memory).unwrap();
+        let mut reply = gathered.request.clone();
+        assert_eq!(reply.options.iter().map(Vec::len).collect::<Vec<_>>(), [size_of::<NmreqOptCsb>(), 24]);
+        reply.body.fill(7);
+        reply.check_options().unwrap_err();
+        gathered.write_back(&reply, &memory).unwrap();
         let bytes = memory.0.borrow();
         assert_eq!(bytes[..size_of::<NmreqRegister>()], [7; size_of::<NmreqRegister>()]);
         assert_eq!(bytes[256..280], *NmreqOption { nro_status: 95, ..csb }.as_bytes());
         assert_eq!(bytes[512..536], *NmreqOption { nro_status: 95, ..last }.as_bytes());
-        assert_eq!(letter.header(&answer), register(4096 + 256));
+        assert_eq!(gathered.header(&reply), register(4096 + 256));
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
-        let errno = |header, memory: &Bytes| Letter::gather(header, memory).unwrap_err();
+    fn malformed_requests_are_rejected() {
+        let errno = |header, memory: &Bytes| GatheredRequest::gather(header, memory).unwrap_err();
         let empty = memory(&[]);
         assert_eq!(errno(NmreqHeader { nr_version: 13, ..register(0) }, &empty), errno::EINVAL);
         assert_eq!(errno(NmreqHeader { nr_reserved: 1, ..register(0) }, &empty), errno::EINVAL);

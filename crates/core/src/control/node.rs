@@ -1,33 +1,31 @@
-//! The node, a `/dev/netmap` that any program can open: what `unetmap node` asks of the daemon.
+//! The node, a `/dev/netmap` that any program can open: the request of `unetmap node`.
 //!
 //! ```text
-//! request   one byte: a wish; then, to have it, the path
-//! answer    a memfd with how the node is, as JSON; or an errno and why
+//! request   one byte: the action; then, to create it, the path
+//! reply     a memfd with the state of the node, as JSON; or an errno and the reason
 //! ```
 
 use std::ffi::OsStr;
-use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::control::client;
-use crate::error::Error;
-use crate::control::nic::text_of;
-use crate::control::wire::Kind;
+use crate::control::wire::{ControlRequest, Kind};
+use crate::error::{Error, errno};
 
-/// Where programs look for it.
+/// Where programs expect it.
 pub const USUAL_PATH: &str = "/dev/netmap";
 /// Bytes of its path at most: the kernel's `PATH_MAX`, less the zero.
-pub const MOST_PATH: usize = 4095;
+pub const MAX_PATH: usize = 4095;
 
-/// What is asked of the node.
+/// A request about the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wish {
-    /// Only how it is.
+pub enum NodeRequest {
+    /// Returns its state.
     Show,
-    /// It is to be at this path, which is absolute.
+    /// Creates it at this path, which is absolute.
     On(PathBuf),
-    /// It is to be nowhere, or, with a path, not there.
+    /// Removes it; with a path, only if it is there.
     Off(Option<PathBuf>),
 }
 
@@ -35,55 +33,47 @@ const SHOW: u8 = 0;
 const ON: u8 = 1;
 const OFF: u8 = 2;
 
-impl Wish {
-    /// The bytes that cross the socket.
-    pub fn encode(&self) -> Vec<u8> {
-        let (wish, path) = match self {
-            Wish::Show => (SHOW, None),
-            Wish::On(path) => (ON, Some(path)),
-            Wish::Off(path) => (OFF, path.as_ref()),
+impl ControlRequest for NodeRequest {
+    const KIND: Kind = Kind(7);
+
+    fn encode(&self) -> Vec<u8> {
+        let (action, path) = match self {
+            NodeRequest::Show => (SHOW, None),
+            NodeRequest::On(path) => (ON, Some(path)),
+            NodeRequest::Off(path) => (OFF, path.as_ref()),
         };
-        let mut out = vec![wish];
+        let mut out = vec![action];
         out.extend_from_slice(path.map_or(&[][..], |path| path.as_os_str().as_bytes()));
         out
     }
 
-    /// Takes the bytes apart; `None` when they are no wish, or the path is none, or not absolute.
-    pub fn decode(bytes: &[u8]) -> Option<Wish> {
-        let (&wish, path) = bytes.split_first()?;
-        let good = path.len() <= MOST_PATH && path.first() == Some(&b'/') && !path.contains(&0);
-        let path = || good.then(|| PathBuf::from(OsStr::from_bytes(path)));
-        match (wish, bytes.len()) {
-            (SHOW, 1) => Some(Wish::Show),
-            (OFF, 1) => Some(Wish::Off(None)),
-            (OFF, _) => Some(Wish::Off(Some(path()?))),
-            (ON, _) => Some(Wish::On(path()?)),
-            _ => None,
+    /// # Errors
+    /// `EINVAL` if the action does not exist, or the path is missing or not absolute.
+    fn decode(payload: &[u8]) -> Result<NodeRequest, i32> {
+        let (&action, path) = payload.split_first().ok_or(errno::EINVAL)?;
+        let valid = path.len() <= MAX_PATH && path.first() == Some(&b'/') && !path.contains(&0);
+        let path = || if valid { Ok(PathBuf::from(OsStr::from_bytes(path))) } else { Err(errno::EINVAL) };
+        match (action, payload.len()) {
+            (SHOW, 1) => Ok(NodeRequest::Show),
+            (OFF, 1) => Ok(NodeRequest::Off(None)),
+            (OFF, _) => Ok(NodeRequest::Off(Some(path()?))),
+            (ON, _) => Ok(NodeRequest::On(path()?)),
+            _ => Err(errno::EINVAL),
         }
     }
 }
 
-/// Asks the daemon, and returns how the node then is, as JSON. One is started only to have the node; without one there is
-/// no node: `None`.
+/// Sends the request and returns the state of the node after it, as JSON. Starts a daemon only to create the node;
+/// `None` if no daemon runs, and so there is no node.
 ///
 /// # Errors
-/// The daemon's refusal, or none could be started or answers.
-pub fn ask(wish: &Wish) -> Result<Option<String>, Error> {
-    let connection = match (client::connect_system(), wish) {
-        (Some(connection), _) => connection,
-        (None, Wish::On(_)) => client::connect()?,
-        (None, Wish::Show | Wish::Off(_)) => match client::running()? {
-            Some(connection) => connection,
-            None => return Ok(None),
-        },
+/// The daemon's refusal, or no daemon answers and none could be started.
+pub fn send_request(request: &NodeRequest) -> Result<Option<String>, Error> {
+    let subject = match request {
+        NodeRequest::On(path) | NodeRequest::Off(Some(path)) => path.as_path(),
+        NodeRequest::Show | NodeRequest::Off(None) => Path::new("the node"),
     };
-    let asked = match wish {
-        Wish::On(path) | Wish::Off(Some(path)) => path.as_path(),
-        Wish::Show | Wish::Off(None) => Path::new("the node"),
-    };
-    let asked = asked.display().to_string();
-    let reply = client::call(connection.fd.as_fd(), &asked, Kind::Node, &wish.encode())?;
-    text_of(reply, &asked).map(Some)
+    client::send_for_text(request, &subject.display().to_string(), matches!(request, NodeRequest::On(_)))
 }
 
 #[cfg(test)]
@@ -91,18 +81,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wish_comes_back_as_it_was() {
+    fn a_request_survives_encoding_and_decoding() {
         let path = || PathBuf::from("/dev/netmap");
-        for wish in [Wish::Show, Wish::On(path()), Wish::Off(None), Wish::Off(Some(path()))] {
-            assert_eq!(Wish::decode(&wish.encode()), Some(wish));
+        for request in
+            [NodeRequest::Show, NodeRequest::On(path()), NodeRequest::Off(None), NodeRequest::Off(Some(path()))]
+        {
+            assert_eq!(NodeRequest::decode(&request.encode()), Ok(request));
         }
     }
 
     #[test]
-    fn what_is_no_wish() {
-        let long = [b"\x01/".as_slice(), &[b'x'; MOST_PATH]].concat();
+    fn malformed_requests_are_rejected() {
+        let long = [b"\x01/".as_slice(), &[b'x'; MAX_PATH]].concat();
         for bytes in [&b""[..], b"\x03", b"\0x", b"\x01", b"\x01dev", b"\x02dev", b"\x01/a\0b", &long] {
-            assert_eq!(Wish::decode(bytes), None, "{bytes:?}");
+            assert_eq!(NodeRequest::decode(bytes), Err(errno::EINVAL), "{bytes:?}");
         }
     }
 }

@@ -1,22 +1,23 @@
-//! netmap's requests as they cross the control socket: the very structures of the interface, one after the other.
+//! netmap's requests on the control socket: the structures of netmap's API, one after the other.
 //!
-//! The pointers of `nmreq_header` mean nothing to the other side; in their place stand lengths: `nr_body` the bytes of
-//! the body, `nr_options` the number of options, `nro_next` the bytes of this option.
+//! The pointers of `nmreq_header` are meaningless to the daemon; lengths replace them: `nr_body` holds the bytes of the
+//! body, `nr_options` the number of options, `nro_next` the bytes of this option.
 
 use unetmap_abi::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::control::wire::{ControlRequest, Kind};
 use crate::error::errno;
 
-/// In [`NmreqRegister::nr_flags`] on its way to the daemon, and no flag of netmap's: the interface is to be opened even if
-/// that cuts the host off.
+/// In [`NmreqRegister::nr_flags`] on the control socket only; not a flag of netmap's: opens the interface even if that
+/// disconnects the host.
 pub const FORCE: u64 = 1 << 63;
-/// In the environment, anything but `0`: [`FORCE`].
+/// An environment variable; any value but `0` sets [`FORCE`].
 const FORCE_VARIABLE: &str = "UNETMAP_FORCE";
 
-/// A request with its body and options, owned.
+/// A netmap request with its body and options, owned.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct NetmapRequest {
     /// Version, type, name. The pointers in it are not used.
     pub header: NmreqHeader,
     /// The body's bytes; empty when there is none.
@@ -25,7 +26,7 @@ pub struct Request {
     pub options: Vec<Vec<u8>>,
 }
 
-/// Bytes of the body of each request type; `None` for a type that does not exist.
+/// Returns the bytes of a request type's body; `None` for a type that does not exist.
 pub fn body_bytes(reqtype: u16) -> Option<usize> {
     Some(match reqtype {
         NETMAP_REQ_REGISTER => size_of::<NmreqRegister>(),
@@ -43,7 +44,7 @@ pub fn body_bytes(reqtype: u16) -> Option<usize> {
     })
 }
 
-/// Bytes of an option with its head. Of one that does not exist, only the head counts.
+/// Returns the bytes of an option with its head. For a type that does not exist only the head counts.
 pub fn option_bytes(head: &NmreqOption) -> usize {
     let least = size_of::<NmreqOption>();
     match head.nro_reqtype {
@@ -56,38 +57,38 @@ pub fn option_bytes(head: &NmreqOption) -> usize {
     }
 }
 
-impl Request {
-    /// A request of type `reqtype` about `name`, with that body.
+impl NetmapRequest {
+    /// Returns a request of type `reqtype` for the port `name`.
     ///
     /// # Errors
-    /// `EINVAL` when the name is longer than 63 bytes.
-    pub fn new(reqtype: u16, name: &str, body: &[u8]) -> Result<Request, i32> {
+    /// `EINVAL` if the name is longer than 63 bytes.
+    pub fn new(reqtype: u16, name: &str, body: &[u8]) -> Result<NetmapRequest, i32> {
         let mut header = NmreqHeader { nr_version: NETMAP_API, nr_reqtype: reqtype, ..Default::default() };
         let room = header.nr_name.len() - 1;
         if name.len() > room {
             return Err(errno::EINVAL);
         }
         header.nr_name[..name.len()].copy_from_slice(name.as_bytes());
-        Ok(Request { header, body: body.to_vec(), options: Vec::new() })
+        Ok(NetmapRequest { header, body: body.to_vec(), options: Vec::new() })
     }
 
-    /// The port's name; `None` when it is not ended within its field or not text.
+    /// Returns the port's name; `None` if it is not terminated within its field or not text.
     pub fn name(&self) -> Option<&str> {
         let end = self.header.nr_name.iter().position(|&b| b == 0)?;
         std::str::from_utf8(&self.header.nr_name[..end]).ok()
     }
 
-    /// The body as the structure of its type; `None` when its size is another's.
+    /// Returns the body as a structure; `None` if the sizes differ.
     pub fn body_as<T: FromBytes>(&self) -> Option<T> {
         T::read_from_bytes(&self.body).ok()
     }
 
-    /// What the original checks of options on entry, whatever the request. From here on the status of each is
-    /// `EOPNOTSUPP`, until somebody serves it.
+    /// Makes the checks of options that netmap makes on entry, for every request type. Afterwards the status of each
+    /// option is `EOPNOTSUPP`, until it is served.
     ///
     /// # Errors
-    /// `EINVAL` for an option of type 0 or of a type given twice, `EOPNOTSUPP` for one that does not exist; the last one
-    /// decides. The statuses say which.
+    /// `EINVAL` for an option of type 0 or of a type given twice, `EOPNOTSUPP` for one that does not exist; the last
+    /// invalid option decides. The option statuses show which are invalid.
     pub fn check_options(&mut self) -> Result<(), i32> {
         let kinds: Vec<u32> = self.options.iter().filter_map(|option| kind_of(option)).collect();
         let mut result = Ok(());
@@ -107,7 +108,7 @@ impl Request {
         result
     }
 
-    /// The option of this kind; `None` when there is none, or it has another size.
+    /// Returns the option of this kind; `None` if there is none, or it has another size.
     pub fn option<T: FromBytes>(&self, kind: u32) -> Option<T> {
         let option = self.options.iter().find(|option| kind_of(option) == Some(kind))?;
         T::read_from_bytes(option).ok()
@@ -121,7 +122,7 @@ impl Request {
         }
     }
 
-    /// What became of the option of that kind: 0, or an errno. Without such an option nothing happens.
+    /// Sets the status of the option of that kind: 0, or an errno. Does nothing without such an option.
     pub fn set_status(&mut self, kind: u32, errno: i32) {
         let option = self.options.iter_mut().find(|option| kind_of(option) == Some(kind));
         if let Some((head, _)) = option.and_then(|option| NmreqOption::mut_from_prefix(option).ok()) {
@@ -129,15 +130,15 @@ impl Request {
         }
     }
 
-    /// An option that nobody has served.
+    /// Returns the type of the first option that has not been served.
     pub fn unserved(&self) -> Option<u32> {
         let heads = self.options.iter().filter_map(|option| NmreqOption::read_from_prefix(option).ok());
         let mut left = heads.map(|(head, _)| head).filter(|head| head.nro_status == errno::EOPNOTSUPP as u32);
         left.next().map(|head| head.nro_reqtype)
     }
 
-    /// The bytes that a client sends: with what its environment wants, besides.
-    pub(crate) fn encode_wanted(&self) -> Vec<u8> {
+    /// Returns the request that a client sends: with [`FORCE`] if the environment sets it.
+    pub(crate) fn with_environment(&self) -> NetmapRequest {
         let forced = std::env::var_os(FORCE_VARIABLE).is_some_and(|value| !value.is_empty() && value != "0");
         let mut request = self.clone();
         if forced
@@ -146,11 +147,14 @@ impl Request {
         {
             register.nr_flags |= FORCE;
         }
-        request.encode()
+        request
     }
+}
 
-    /// The bytes that cross the socket.
-    pub fn encode(&self) -> Vec<u8> {
+impl ControlRequest for NetmapRequest {
+    const KIND: Kind = Kind(2);
+
+    fn encode(&self) -> Vec<u8> {
         let mut header = self.header;
         header.nr_body = self.body.len() as u64;
         header.nr_options = self.options.len() as u64;
@@ -166,12 +170,12 @@ impl Request {
         out
     }
 
-    /// Takes the bytes apart, with the checks that the original makes on entry.
+    /// Makes the checks that netmap makes on entry.
     ///
     /// # Errors
-    /// `EINVAL` for a version outside 14..=15, reserved bits, a body that is missing or not the type's, an option whose
-    /// length is not its kind's, bytes left over; `EMSGSIZE` when body and options exceed 4096 bytes.
-    pub fn decode(bytes: &[u8]) -> Result<Request, i32> {
+    /// `EINVAL` for a version outside 14..=15, reserved bits, a body that is missing or does not fit the type, an option
+    /// whose length does not fit its kind, trailing bytes; `EMSGSIZE` if body and options exceed 4096 bytes.
+    fn decode(bytes: &[u8]) -> Result<NetmapRequest, i32> {
         let (mut header, rest) = NmreqHeader::read_from_prefix(bytes).map_err(|_| errno::EINVAL)?;
         if !(NETMAP_MIN_API..=NETMAP_MAX_API).contains(&header.nr_version) || header.nr_reserved != 0 {
             return Err(errno::EINVAL);
@@ -200,53 +204,53 @@ impl Request {
         }
         header.nr_body = 0;
         header.nr_options = 0;
-        Ok(Request { header, body: body.to_vec(), options })
+        Ok(NetmapRequest { header, body: body.to_vec(), options })
     }
 }
 
-/// An option's type; `None` when it is shorter than its head.
+/// Returns an option's type; `None` if it is shorter than its head.
 pub fn kind_of(option: &[u8]) -> Option<u32> {
     NmreqOption::read_from_prefix(option).ok().map(|(head, _)| head.nro_reqtype)
 }
 
-/// What the daemon answers to a request.
+/// The daemon's reply to a netmap request.
 #[derive(Clone, Debug)]
-pub struct Answer {
-    /// The request, with what the daemon wrote into body and options.
-    pub request: Request,
-    /// Why it was refused; empty when it was not.
-    pub why: String,
-    /// What REGISTER bound; empty for all others. See [`crate::control::binding`].
-    pub bound: Vec<u8>,
+pub struct NetmapReply {
+    /// The request, with body and options as the daemon changed them.
+    pub request: NetmapRequest,
+    /// Why it was refused; empty if it was not.
+    pub reason: String,
+    /// The encoded binding of REGISTER; empty for all other requests. See [`crate::control::binding`].
+    pub binding: Vec<u8>,
 }
 
-impl Answer {
-    /// The bytes that cross the socket.
+impl NetmapReply {
+    /// Returns the payload.
     pub fn encode(&self) -> Vec<u8> {
         let request = self.request.encode();
-        let mut out = Vec::with_capacity(12 + request.len() + self.why.len() + self.bound.len());
-        for part in [&request[..], self.why.as_bytes(), &self.bound] {
+        let mut out = Vec::with_capacity(12 + request.len() + self.reason.len() + self.binding.len());
+        for part in [&request[..], self.reason.as_bytes(), &self.binding] {
             out.extend_from_slice(&(part.len() as u32).to_ne_bytes());
         }
-        for part in [&request[..], self.why.as_bytes(), &self.bound] {
+        for part in [&request[..], self.reason.as_bytes(), &self.binding] {
             out.extend_from_slice(part);
         }
         out
     }
 
-    /// Takes the bytes apart; `None` when they are not an answer.
-    pub fn decode(bytes: &[u8]) -> Option<Answer> {
+    /// Parses a payload; `None` if it is not a reply.
+    pub fn decode(bytes: &[u8]) -> Option<NetmapReply> {
         let (sizes, mut rest) = <[u32; 3]>::read_from_prefix(bytes).ok()?;
         let mut next = |n: u32| {
             let (part, after) = rest.split_at_checked(n as usize)?;
             rest = after;
             Some(part)
         };
-        let (request, why, bound) = (next(sizes[0])?, next(sizes[1])?, next(sizes[2])?);
-        Some(Answer {
-            request: Request::decode(request).ok()?,
-            why: String::from_utf8_lossy(why).into_owned(),
-            bound: bound.to_vec(),
+        let (request, reason, binding) = (next(sizes[0])?, next(sizes[1])?, next(sizes[2])?);
+        Some(NetmapReply {
+            request: NetmapRequest::decode(request).ok()?,
+            reason: String::from_utf8_lossy(reason).into_owned(),
+            binding: binding.to_vec(),
         })
     }
 }
@@ -256,9 +260,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn register() -> Request {
+    fn register() -> NetmapRequest {
         let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, nr_tx_slots: 7, ..Default::default() };
-        let mut request = Request::new(NETMAP_REQ_REGISTER, "p{1", body.as_bytes()).unwrap();
+        let mut request = NetmapRequest::new(NETMAP_REQ_REGISTER, "p{1", body.as_bytes()).unwrap();
         let mut option = NmreqOptOffsets { nro_max_offset: 7, ..Default::default() };
         option.nro_opt.nro_reqtype = NETMAP_REQ_OPT_OFFSETS;
         request.options.push(option.as_bytes().to_vec());
@@ -266,23 +270,23 @@ mod tests {
     }
 
     #[test]
-    fn a_request_comes_back_as_it_was() {
+    fn a_request_survives_encoding_and_decoding() {
         let request = register();
-        let back = Request::decode(&request.encode()).unwrap();
+        let back = NetmapRequest::decode(&request.encode()).unwrap();
         assert_eq!(back.name(), Some("p{1"));
         assert_eq!(back.body_as::<NmreqRegister>().unwrap().nr_tx_slots, 7);
         assert_eq!(back.options[0][24..], request.options[0][24..]);
-        let answer = Answer { request, why: "no".into(), bound: vec![1, 2] };
-        let back = Answer::decode(&answer.encode()).unwrap();
-        assert_eq!((back.why.as_str(), back.bound), ("no", vec![1, 2]));
+        let answer = NetmapReply { request, reason: "no".into(), binding: vec![1, 2] };
+        let back = NetmapReply::decode(&answer.encode()).unwrap();
+        assert_eq!((back.reason.as_str(), back.binding), ("no", vec![1, 2]));
     }
 
     #[test]
-    fn the_checks_on_entry() {
-        let encoded = |change: &dyn Fn(&mut Request)| {
+    fn malformed_requests_get_the_errno_of_netmap() {
+        let encoded = |change: &dyn Fn(&mut NetmapRequest)| {
             let mut request = register();
             change(&mut request);
-            Request::decode(&request.encode()).map(|_| ())
+            NetmapRequest::decode(&request.encode()).map(|_| ())
         };
         assert_eq!(encoded(&|_| ()), Ok(()));
         assert_eq!(encoded(&|r| r.header.nr_version = 13), Err(errno::EINVAL));
@@ -293,11 +297,11 @@ mod tests {
         assert_eq!(encoded(&|r| r.options[0].truncate(10)), Err(errno::EINVAL));
         assert_eq!(encoded(&|r| r.options[0].truncate(48)), Err(errno::EINVAL));
         assert_eq!(encoded(&|r| r.options[0].resize(5000, 0)), Err(errno::EMSGSIZE));
-        assert!(Request::new(NETMAP_REQ_REGISTER, &"x".repeat(64), &[]).is_err());
+        assert!(NetmapRequest::new(NETMAP_REQ_REGISTER, &"x".repeat(64), &[]).is_err());
     }
 
     #[test]
-    fn options_on_entry() {
+    fn invalid_options_get_the_errno_and_status_of_netmap() {
         let of = |kinds: &[u32]| {
             let mut request = register();
             request.options = kinds
@@ -319,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_served_one_by_one() {
+    fn an_option_stays_unserved_until_its_status_is_set() {
         let mut request = register();
         request.check_options().unwrap();
         assert_eq!(request.unserved(), Some(NETMAP_REQ_OPT_OFFSETS));
@@ -336,15 +340,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn damaged_bytes_are_never_a_panic(at in 0usize..200, with: u8, cut in 0usize..200) {
+        fn damaged_bytes_never_panic(at in 0usize..200, with: u8, cut in 0usize..200) {
             let mut bytes = register().encode();
             let n = bytes.len();
             bytes[at % n] = with;
             bytes.truncate(n - cut % n);
-            if let Ok(request) = Request::decode(&bytes) {
+            if let Ok(request) = NetmapRequest::decode(&bytes) {
                 let _ = request.name();
             }
-            let _ = Answer::decode(&bytes);
+            let _ = NetmapReply::decode(&bytes);
         }
     }
 }

@@ -1,73 +1,73 @@
-//! The daemon's knobs, netmap's names for what can be turned: what `unetmap get` and `unetmap set` ask of the daemon.
+//! The daemon's knobs, under the names of netmap's sysctls: the request of `unetmap get` and `unetmap set`.
 //!
 //! ```text
-//! request   one byte: a wish; then, to set it, the value (8 bytes); then the knob's name, none for all
-//! answer    a memfd with the knob, or all, as JSON; or an errno and why
+//! request   one byte: the action; then, to set a knob, the value (8 bytes); then the knob's name, none for all
+//! reply     a memfd with the knob, or all, as JSON; or an errno and the reason
 //! ```
 
 use std::os::fd::AsFd;
 
 use crate::control::client;
-use crate::error::Error;
-use crate::control::nic::text_of;
-use crate::control::wire::Kind;
+use crate::control::wire::{ControlRequest, Kind};
+use crate::error::{Error, errno};
 
 /// Bytes of a knob's name at most.
-pub const MOST_NAME: usize = 32;
+pub const MAX_NAME: usize = 32;
 
-/// What is asked of the knobs.
+/// A request about knobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wish {
-    /// What this one is, or all are.
+pub enum KnobRequest {
+    /// Returns this knob, or all.
     Get(Option<String>),
-    /// This one is to be so.
+    /// Sets this knob.
     Set(String, u64),
 }
 
 const GET: u8 = 0;
 const SET: u8 = 1;
 
-impl Wish {
-    /// The bytes that cross the socket.
-    pub fn encode(&self) -> Vec<u8> {
+impl ControlRequest for KnobRequest {
+    const KIND: Kind = Kind(10);
+
+    fn encode(&self) -> Vec<u8> {
         match self {
-            Wish::Get(name) => [&[GET], name.as_deref().unwrap_or_default().as_bytes()].concat(),
-            Wish::Set(name, value) => [&[SET][..], &value.to_ne_bytes(), name.as_bytes()].concat(),
+            KnobRequest::Get(name) => [&[GET], name.as_deref().unwrap_or_default().as_bytes()].concat(),
+            KnobRequest::Set(name, value) => [&[SET][..], &value.to_ne_bytes(), name.as_bytes()].concat(),
         }
     }
 
-    /// Takes the bytes apart; `None` when they are no wish.
-    pub fn decode(bytes: &[u8]) -> Option<Wish> {
-        let (&wish, rest) = bytes.split_first()?;
+    /// # Errors
+    /// `EINVAL` if the action does not exist, or a part is missing or too long.
+    fn decode(payload: &[u8]) -> Result<KnobRequest, i32> {
+        let (&action, rest) = payload.split_first().ok_or(errno::EINVAL)?;
         let name = |name: &[u8]| match name.len() {
-            1..=MOST_NAME => std::str::from_utf8(name).ok().map(str::to_owned),
-            _ => None,
+            1..=MAX_NAME => std::str::from_utf8(name).map(str::to_owned).map_err(|_| errno::EINVAL),
+            _ => Err(errno::EINVAL),
         };
-        match (wish, rest.len()) {
-            (GET, 0) => Some(Wish::Get(None)),
-            (GET, _) => Some(Wish::Get(Some(name(rest)?))),
+        match (action, rest.len()) {
+            (GET, 0) => Ok(KnobRequest::Get(None)),
+            (GET, _) => Ok(KnobRequest::Get(Some(name(rest)?))),
             (SET, _) => {
-                let (value, rest) = rest.split_first_chunk()?;
-                Some(Wish::Set(name(rest)?, u64::from_ne_bytes(*value)))
+                let (value, rest) = rest.split_first_chunk().ok_or(errno::EINVAL)?;
+                Ok(KnobRequest::Set(name(rest)?, u64::from_ne_bytes(*value)))
             }
-            _ => None,
+            _ => Err(errno::EINVAL),
         }
     }
 }
 
-/// Asks this user's own daemon, and returns what the knobs then are, as JSON. One is started if none runs.
+/// Sends the request to this user's own daemon, which is started if none runs, and returns the knobs after it, as JSON.
 ///
 /// # Errors
-/// The daemon's refusal, or none could be started or answers.
-pub fn ask(wish: &Wish) -> Result<String, Error> {
+/// The daemon's refusal, or no daemon answers and none could be started.
+pub fn send_request(request: &KnobRequest) -> Result<String, Error> {
     let connection = client::connect()?;
-    let asked = match wish {
-        Wish::Get(None) => "knobs".into(),
-        Wish::Get(Some(name)) => format!("knob {name}"),
-        Wish::Set(name, value) => format!("knob {name}, {value}"),
+    let subject = match request {
+        KnobRequest::Get(None) => "knobs".into(),
+        KnobRequest::Get(Some(name)) => format!("knob {name}"),
+        KnobRequest::Set(name, value) => format!("knob {name}, {value}"),
     };
-    let reply = client::call(connection.fd.as_fd(), &asked, Kind::Knobs, &wish.encode())?;
-    text_of(reply, &asked)
+    client::send(connection.fd.as_fd(), &subject, request)?.into_text(&subject)
 }
 
 #[cfg(test)]
@@ -75,17 +75,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wish_comes_back_as_it_was() {
-        for wish in [Wish::Get(None), Wish::Get(Some("fwd".into())), Wish::Set("buf_size".into(), u64::MAX)] {
-            assert_eq!(Wish::decode(&wish.encode()), Some(wish));
+    fn a_request_survives_encoding_and_decoding() {
+        for request in [
+            KnobRequest::Get(None),
+            KnobRequest::Get(Some("fwd".into())),
+            KnobRequest::Set("buf_size".into(), u64::MAX),
+        ] {
+            assert_eq!(KnobRequest::decode(&request.encode()), Ok(request));
         }
     }
 
     #[test]
-    fn what_is_no_wish() {
-        let long = [&[GET], &[b'x'; MOST_NAME + 1][..]].concat();
+    fn malformed_requests_are_rejected() {
+        let long = [&[GET], &[b'x'; MAX_NAME + 1][..]].concat();
         for bytes in [&b""[..], b"\x02", b"\x01", b"\x011234567", b"\x0112345678", b"\x00\xff", &long] {
-            assert_eq!(Wish::decode(bytes), None, "{bytes:?}");
+            assert_eq!(KnobRequest::decode(bytes), Err(errno::EINVAL), "{bytes:?}");
         }
     }
 }

@@ -1,45 +1,45 @@
-//! The policy of a switch port, as it is set over the control socket: VLANs, limits, filters.
+//! The policy of a switch port, as the control protocol encodes it: VLANs, rate limits, filters.
 
 use std::fmt;
 
 use crate::control::nic::Filter;
 
-/// VLANs that there are: 1..=4094.
-pub const VLANS: std::ops::RangeInclusive<u16> = 1..=4094;
+/// Valid VLAN numbers: 1..=4094.
+pub const VLAN_IDS: std::ops::RangeInclusive<u16> = 1..=4094;
 
 /// A set of VLANs.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Vlans(Box<[u64; 64]>);
+pub struct VlanSet(Box<[u64; 64]>);
 
-impl Vlans {
-    /// Bytes that tell it.
+impl VlanSet {
+    /// Bytes of its encoding.
     pub const BYTES: usize = 512;
 
-    /// The VLANs of these ranges.
-    pub fn new(ranges: impl IntoIterator<Item = std::ops::RangeInclusive<u16>>) -> Vlans {
-        let mut set = Vlans(Box::new([0; 64]));
-        for vlan in ranges.into_iter().flatten().filter(|vlan| VLANS.contains(vlan)) {
+    /// Returns the set of all valid VLANs in `ranges`.
+    pub fn new(ranges: impl IntoIterator<Item = std::ops::RangeInclusive<u16>>) -> VlanSet {
+        let mut set = VlanSet(Box::new([0; 64]));
+        for vlan in ranges.into_iter().flatten().filter(|vlan| VLAN_IDS.contains(vlan)) {
             set.0[usize::from(vlan / 64)] |= 1 << (vlan % 64);
         }
         set
     }
 
-    /// Whether this one is among them.
+    /// Whether the set contains `vlan`.
     #[inline]
     pub fn has(&self, vlan: u16) -> bool {
         self.0.get(usize::from(vlan / 64)).is_some_and(|word| word & 1 << (vlan % 64) != 0)
     }
 
-    /// The bytes that [`Vlans::from_bytes`] takes.
+    /// Returns the encoding that [`VlanSet::from_bytes`] parses.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.0.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// `None`: the bytes are not [`Vlans::BYTES`], none is in the set, or one that does not exist.
-    pub fn from_bytes(bytes: &[u8]) -> Option<Vlans> {
-        let mut set = Vlans(Box::new([0; 64]));
+    /// Parses an encoding; `None` if it does not have [`VlanSet::BYTES`] bytes, is empty, or has a VLAN that is not valid.
+    pub fn from_bytes(bytes: &[u8]) -> Option<VlanSet> {
+        let mut set = VlanSet(Box::new([0; 64]));
         let words = bytes.as_chunks::<8>();
-        if bytes.len() != Vlans::BYTES {
+        if bytes.len() != VlanSet::BYTES {
             return None;
         }
         set.0.iter_mut().zip(words.0).for_each(|(word, bytes)| *word = u64::from_le_bytes(*bytes));
@@ -48,11 +48,11 @@ impl Vlans {
     }
 }
 
-impl fmt::Display for Vlans {
-    /// As people write it: `10,20-30`.
+impl fmt::Display for VlanSet {
+    /// Writes ranges: `10,20-30`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (mut vlan, mut separator) = (*VLANS.start(), "");
-        while vlan <= *VLANS.end() {
+        let (mut vlan, mut separator) = (*VLAN_IDS.start(), "");
+        while vlan <= *VLAN_IDS.end() {
             if !self.has(vlan) {
                 vlan += 1;
                 continue;
@@ -71,60 +71,76 @@ impl fmt::Display for Vlans {
     }
 }
 
-impl fmt::Debug for Vlans {
+impl fmt::Debug for VlanSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Vlans({self})")
+        write!(f, "VlanSet({self})")
     }
 }
 
-/// Which VLANs a port is in. A port of which nothing is said is in all, and in none: its frames are what they are, and it
-/// receives those of VLANs with a tag.
+/// The VLANs that a port belongs to. A port without a mode is unrestricted: its frames keep their tags, and it receives
+/// the frames of VLANs with a tag.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Vlan {
-    /// In this one: its frames have no tag, and get it on the switch.
+pub enum VlanMode {
+    /// The port belongs to this VLAN: its frames are untagged, and the switch assigns them to the VLAN.
     Access(u16),
-    /// In these: its frames have a tag that says which.
-    Trunk(Vlans),
+    /// The port belongs to these VLANs: the tag of each frame selects one.
+    Trunk(VlanSet),
 }
 
-impl Vlan {
-    /// Whether a port of which this is said receives frames of VLAN `vlan` (0: none).
+impl VlanMode {
+    /// Whether a port with this mode receives frames of VLAN `vlan` (0: untagged).
     #[inline]
     pub fn carries(&self, vlan: u16) -> bool {
         match self {
-            Vlan::Access(own) => *own == vlan,
-            Vlan::Trunk(all) => all.has(vlan),
+            VlanMode::Access(own) => *own == vlan,
+            VlanMode::Trunk(all) => all.has(vlan),
         }
     }
 }
 
-/// Which way, seen from the switch.
+/// A direction, seen from the switch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// What the port sends.
+    /// Frames that the port sends.
     In = 0,
-    /// What it receives.
+    /// Frames that it receives.
     Out = 1,
 }
 
-/// How much a port may send, or receives, in a second. 0: as much as it can.
+/// How much a port may send or receive in a second. 0: no limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Limit {
+pub struct RateLimit {
     /// Packets.
     pub packets: u64,
     /// Bits of their frames, without checksums and virtio-net headers.
     pub bits: u64,
 }
 
-/// Everything that is set about a port.
+/// Everything that is set for a port.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Rules {
+pub struct PortPolicy {
     /// Its VLANs.
-    pub vlan: Option<Vlan>,
+    pub vlan: Option<VlanMode>,
     /// By [`Direction`].
-    pub limits: [Limit; 2],
-    /// Packets to all (broadcast, multicast, and to addresses that are not known) that it may send in a second; 0: any.
+    pub limits: [RateLimit; 2],
+    /// Flooded packets (broadcast, multicast, and those to unknown addresses) that it may send in a second; 0: no limit.
     pub storm: u64,
     /// By [`Direction`]: packets that match pass.
     pub filters: [Option<Filter>; 2],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vlan_sets_encode_and_display() {
+        let set = VlanSet::new([10..=10, 20..=30, 0..=1, 4094..=4095, 64..=64]);
+        assert_eq!(set.to_string(), "1,10,20-30,64,4094");
+        assert!(set.has(25) && !set.has(0) && !set.has(4095) && !set.has(9) && !set.has(u16::MAX));
+        assert_eq!(VlanSet::from_bytes(&set.to_bytes()), Some(set));
+        assert_eq!(VlanSet::from_bytes(&[0; 512]), None);
+        assert_eq!(VlanSet::from_bytes(&[1; 511]), None);
+        assert_eq!(VlanSet::from_bytes(&[0xff; 512]), None);
+    }
 }

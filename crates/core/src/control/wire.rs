@@ -1,19 +1,20 @@
-//! The control socket's messages: one UNIX seqpacket message each, a fixed head and a payload.
+//! Framing of the control socket: one UNIX seqpacket message each, a fixed head and a payload.
 //!
 //! ```text
-//! client                                daemon
-//!   Lease                        -->     lease number: names this process in the locks of rings
-//!   Ctrl: a netmap request       -->     the same request, answered; for REGISTER also what was bound, and its fds
-//!   Unbind                       -->     nothing: what REGISTER bound on this connection is given back
-//!   Attach                       -->     what REGISTER answered on this connection, and its fds, again
-//!   Nic                          -->     a memfd with what the daemon knows of an interface, as JSON; see `nic`
-//!   Vale                         -->     a memfd with what the daemon knows of a switch, as JSON; see `vale::ask`
-//!   Node                         -->     a memfd with how /dev/netmap is, as JSON; see `node`
-//!   Knobs                        -->     a memfd with what the daemon's knobs are, as JSON; see `knobs`
-//!   Watchers                     -->     the next monitor of a session, and the fds of its shelf; see `watch`
-//!   Snapshot                     -->     a memfd with everything that `unetmap ls` shows, as JSON
+//! client                          daemon
+//!   LeaseRequest           -->     lease number: identifies this process in the locks of rings
+//!   NetmapRequest          -->     the same request, answered; for REGISTER also the binding and its descriptors
+//!   UnbindRequest          -->     nothing: the port that REGISTER bound on this connection is released
+//!   AttachRequest          -->     the reply to REGISTER on this connection, with its descriptors, again
+//!   NicRequest             -->     a memfd with the state of an interface, as JSON; see `nic`
+//!   ValeRequest            -->     a memfd with the state of a switch, as JSON; see `vale`
+//!   NodeRequest            -->     a memfd with the state of /dev/netmap, as JSON; see `node`
+//!   KnobRequest            -->     a memfd with the daemon's knobs, as JSON; see `sysctl`
+//!   NextMonitorRequest     -->     the next monitor of a session, and the descriptors of its mirror; see `monitor`
+//!   SnapshotRequest        -->     a memfd with everything that `unetmap ls` shows, as JSON
 //! ```
-//! Everything here is judged by the receiver: a head that does not fit its message is an error, never a guess.
+//! Each request is one type: its number, encoding and decoding are its [`ControlRequest`] implementation. The receiver
+//! validates everything: a head that does not fit its message is an error.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -23,43 +24,31 @@ pub const MAGIC: u32 = 0x756e_6d31;
 pub const VERSION: u16 = 9;
 /// The longest request, bytes: the longest filter of an interface, and the head.
 pub const MAX_REQUEST: usize = 40 << 10;
-/// The longest answer, bytes.
-pub const MAX_ANSWER: usize = 65536;
+/// The longest reply, bytes.
+pub const MAX_REPLY: usize = 65536;
 
-/// What a message is.
+/// The number of a message type. A request type declares its own as [`ControlRequest::KIND`]; its reply has the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u16)]
-pub enum Kind {
-    /// A process asks for the number that names it in locks. The connection stays open while the process lives.
-    Lease = 1,
-    /// A netmap request.
-    Ctrl = 2,
-    /// Everything about the daemon's ports.
-    Snapshot = 3,
-    /// More file descriptors for the answer before.
-    MoreFds = 4,
-    /// A process that holds a connection with a port, and knows nothing of it, asks what was bound.
-    Attach = 5,
-    /// About an interface: how it is, and which frames are to enter its port.
-    Nic = 6,
-    /// About the node, `/dev/netmap`: how it is, and whether it is to be there.
-    Node = 7,
-    /// A program asks who watches a port that it has open.
-    Watchers = 8,
-    /// A program takes back the REGISTER of this connection, which stays open.
-    Unbind = 9,
-    /// About the daemon's knobs: what they are, and what one is to be.
-    Knobs = 10,
-    /// About a switch: how it is, and what its owner sets.
-    Vale = 11,
-}
+pub struct Kind(pub u16);
 
 impl Kind {
-    fn from_raw(raw: u16) -> Option<Kind> {
-        use Kind::{Attach, Ctrl, Knobs, Lease, MoreFds, Nic, Node, Snapshot, Unbind, Vale, Watchers};
-        let all = [Lease, Ctrl, Snapshot, MoreFds, Attach, Nic, Node, Watchers, Unbind, Knobs, Vale];
-        all.into_iter().find(|k| *k as u16 == raw)
-    }
+    /// Not a request: more file descriptors for the reply before.
+    pub const MORE_FDS: Kind = Kind(4);
+}
+
+/// A request that a client sends to the daemon.
+pub trait ControlRequest: Sized {
+    /// The number that identifies the type in a message's head; unique among all requests.
+    const KIND: Kind;
+
+    /// Returns the payload.
+    fn encode(&self) -> Vec<u8>;
+
+    /// Parses a payload.
+    ///
+    /// # Errors
+    /// netmap's errno if the payload is not a valid request of this type.
+    fn decode(payload: &[u8]) -> Result<Self, i32>;
 }
 
 /// The head of every message.
@@ -71,26 +60,26 @@ pub struct Head {
     kind: u16,
     /// Bytes of the whole message.
     bytes: u32,
-    /// In an answer: 0, or netmap's errno.
+    /// In a reply: 0, or netmap's errno.
     pub errno: i32,
-    /// In an answer: file descriptors that come with it, some perhaps in `MoreFds` messages.
+    /// In a reply: file descriptors that come with it, some perhaps in [`Kind::MORE_FDS`] messages.
     pub fds: u32,
-    /// In an answer to `Lease`: the lease.
+    /// In a reply to a `LeaseRequest`: the lease.
     pub lease: u32,
-    /// The asker's, and the same in the answer: who shares a connection with one that died may find an answer to that
-    /// one's question.
+    /// Chosen by the client and repeated in the reply. Processes that share a connection use it to discard a reply to a
+    /// process that was killed before it received it.
     pub tag: u32,
 }
 
 /// Bytes of the head.
 pub const HEAD_BYTES: usize = size_of::<Head>();
 
-/// What is wrong with a message.
+/// Why bytes are not a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Malformed {
-    /// Shorter than its head says, or than a head.
+    /// Shorter than its head states, or than a head.
     Truncated,
-    /// Longer than its head says, or than allowed.
+    /// Longer than its head states, or than allowed.
     Oversized,
     /// Not of this protocol.
     Foreign,
@@ -101,44 +90,40 @@ pub enum Malformed {
 impl std::fmt::Display for Malformed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Malformed::Truncated => f.write_str("the control message is shorter than it says"),
-            Malformed::Oversized => f.write_str("the control message is longer than it says or than is allowed"),
+            Malformed::Truncated => f.write_str("the control message is shorter than its head states"),
+            Malformed::Oversized => f.write_str("the control message is longer than its head states or than allowed"),
             Malformed::Foreign => f.write_str("not a control message of unetmap"),
             Malformed::Version(theirs) => write!(
                 f,
-                "the program speaks version {theirs} of the control protocol, the daemon {VERSION} \
-                 (install both from one release, and end the old daemon)"
+                "the program uses version {theirs} of the control protocol, the daemon version {VERSION} \
+                 (install both from one release, and stop the old daemon)"
             ),
         }
     }
 }
 
-/// Makes a message, with tag 0.
-pub fn message(kind: Kind, errno: i32, fds: usize, lease: u32, payload: &[u8]) -> Vec<u8> {
-    tagged(0, kind, errno, fds, lease, payload)
+/// Encodes a message with tag 0.
+pub fn encode(kind: Kind, errno: i32, fds: usize, lease: u32, payload: &[u8]) -> Vec<u8> {
+    encode_tagged(0, kind, errno, fds, lease, payload)
 }
 
-/// Makes a message.
-pub fn tagged(tag: u32, kind: Kind, errno: i32, fds: usize, lease: u32, payload: &[u8]) -> Vec<u8> {
+/// Encodes a message.
+pub fn encode_tagged(tag: u32, kind: Kind, errno: i32, fds: usize, lease: u32, payload: &[u8]) -> Vec<u8> {
     let bytes = HEAD_BYTES + payload.len();
-    let head = Head {
-        magic: MAGIC,
-        version: VERSION,
-        kind: kind as u16,
-        bytes: bytes as u32,
-        errno,
-        fds: fds as u32,
-        lease,
-        tag,
-    };
+    let head =
+        Head { magic: MAGIC, version: VERSION, kind: kind.0, bytes: bytes as u32, errno, fds: fds as u32, lease, tag };
     let mut out = Vec::with_capacity(bytes);
     out.extend_from_slice(head.as_bytes());
     out.extend_from_slice(payload);
     out
 }
 
-/// Takes a message apart.
-pub fn open(bytes: &[u8]) -> Result<(Kind, Head, &[u8]), Malformed> {
+/// Splits a message into its type, head and payload. The type can be any number: the daemon's dispatch table rejects
+/// those that no request has, as [`Malformed::Foreign`].
+///
+/// # Errors
+/// [`Malformed`] if the bytes are not one whole message of this protocol and version.
+pub fn decode(bytes: &[u8]) -> Result<(Kind, Head, &[u8]), Malformed> {
     let (head, payload) = Head::read_from_prefix(bytes).map_err(|_| Malformed::Truncated)?;
     if head.magic != MAGIC {
         return Err(Malformed::Foreign);
@@ -147,12 +132,10 @@ pub fn open(bytes: &[u8]) -> Result<(Kind, Head, &[u8]), Malformed> {
         return Err(Malformed::Version(head.version));
     }
     match (head.bytes as usize).cmp(&bytes.len()) {
-        std::cmp::Ordering::Greater => return Err(Malformed::Truncated),
-        std::cmp::Ordering::Less => return Err(Malformed::Oversized),
-        std::cmp::Ordering::Equal => {}
+        std::cmp::Ordering::Greater => Err(Malformed::Truncated),
+        std::cmp::Ordering::Less => Err(Malformed::Oversized),
+        std::cmp::Ordering::Equal => Ok((Kind(head.kind), head, payload)),
     }
-    let kind = Kind::from_raw(head.kind).ok_or(Malformed::Foreign)?;
-    Ok((kind, head, payload))
 }
 
 #[cfg(test)]
@@ -160,37 +143,39 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const KIND: Kind = Kind(2);
+
     #[test]
-    fn a_message_comes_back_as_it_was() {
-        let bytes = tagged(9, Kind::Ctrl, 22, 3, 7, b"payload");
-        let (kind, head, payload) = open(&bytes).unwrap();
-        assert_eq!((kind, head.errno, head.fds, head.lease, payload), (Kind::Ctrl, 22, 3, 7, &b"payload"[..]));
+    fn a_message_survives_encoding_and_decoding() {
+        let bytes = encode_tagged(9, KIND, 22, 3, 7, b"payload");
+        let (kind, head, payload) = decode(&bytes).unwrap();
+        assert_eq!((kind, head.errno, head.fds, head.lease, payload), (KIND, 22, 3, 7, &b"payload"[..]));
         assert_eq!(head.tag, 9);
     }
 
     #[test]
-    fn each_fault_is_told_apart() {
-        let good = message(Kind::Ctrl, 0, 0, 0, b"payload");
-        assert_eq!(open(&good[..10]).unwrap_err(), Malformed::Truncated);
-        assert_eq!(open(&good[..good.len() - 1]).unwrap_err(), Malformed::Truncated);
+    fn each_defect_has_its_own_error() {
+        let good = encode(KIND, 0, 0, 0, b"payload");
+        assert_eq!(decode(&good[..10]).unwrap_err(), Malformed::Truncated);
+        assert_eq!(decode(&good[..good.len() - 1]).unwrap_err(), Malformed::Truncated);
         let mut longer = good.clone();
         longer.push(0);
-        assert_eq!(open(&longer).unwrap_err(), Malformed::Oversized);
+        assert_eq!(decode(&longer).unwrap_err(), Malformed::Oversized);
         let mut foreign = good.clone();
         foreign[0] ^= 1;
-        assert_eq!(open(&foreign).unwrap_err(), Malformed::Foreign);
+        assert_eq!(decode(&foreign).unwrap_err(), Malformed::Foreign);
         let mut newer = good.clone();
         newer[4] = 99;
-        assert_eq!(open(&newer).unwrap_err(), Malformed::Version(99));
+        assert_eq!(decode(&newer).unwrap_err(), Malformed::Version(99));
         let mut unknown = good;
         unknown[6] = 99;
-        assert_eq!(open(&unknown).unwrap_err(), Malformed::Foreign);
+        assert_eq!(decode(&unknown).unwrap().0, Kind(99), "the dispatch table rejects it");
     }
 
     proptest! {
         #[test]
-        fn arbitrary_bytes_are_never_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = open(&bytes);
+        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode(&bytes);
         }
     }
 }

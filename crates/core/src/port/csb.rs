@@ -1,15 +1,16 @@
-//! Control blocks: positions in two arrays of the program's own, and a loop that syncs by them.
+//! Control blocks (CSB): ring positions in two arrays of the program's own, and a loop that syncs the rings by them.
 //!
 //! ```text
 //! atok[i]  written by the program    head cur appl_need_kick
 //! ktoa[i]  written by the loop       hwcur hwtail kern_need_kick        i: transmit rings first
 //! ```
-//! From then on nothing else syncs the port. The loop runs in the thread that asked for it, until another asks it to end.
+//! From then on nothing else syncs the port. The loop runs in the thread that started it, until another thread stops it.
 //! Between two rounds it sleeps for a time; or, with an eventfd for each ring, until the program writes one
-//! (`kern_need_kick` says whether it has to), or a ring's partner wakes it. With another eventfd it tells the
-//! program of news, where `appl_need_kick` asks for that.
+//! (`kern_need_kick` states whether it has to), or a ring's peer wakes it. With a second eventfd it notifies the program
+//! of changes, if `appl_need_kick` requests that.
 //!
-//! The arrays are any memory of the program's, or none any more: the kernel reads and writes them for us.
+//! The arrays may be any memory of the program, also memory that is unmapped later: the kernel reads and writes them on
+//! behalf of the loop.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,163 +19,154 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use unetmap_abi::{KloopEventfds, NR_EXCLUSIVE, NmCsbAtok, NmCsbKtoa};
-use unetmap_mem::RingState;
+use unetmap_mem::SyncState;
 use unetmap_sys::event::{self, Epoll};
 use unetmap_sys::user_memory::UserArray;
 use unetmap_sys::{eventfd, process};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::error::{Error, errno};
-use crate::port::{Interest, Port};
 use crate::port::ring::Ring;
-use crate::sync::Trouble;
+use crate::port::{Interest, Port};
+use crate::sync::SyncError;
+use crate::tuning::{LOOP_END_POLL, LOOP_LIFE_CHECK, MAX_BUSY_ROUNDS, MAX_POINTER_READS, SLEEP_LIMIT};
 
 /// Bytes of an entry of either array.
 const ENTRY: usize = size_of::<NmCsbAtok>();
 const _: () = assert!(size_of::<NmCsbKtoa>() == ENTRY);
-/// Where the program's `appl_need_kick` stands in its entry, and ours.
+/// Offsets of fields in an entry.
 const APPL_NEED_KICK: usize = std::mem::offset_of!(NmCsbAtok, appl_need_kick);
 const HWCUR: usize = std::mem::offset_of!(NmCsbKtoa, hwcur);
 const HWTAIL: usize = std::mem::offset_of!(NmCsbKtoa, hwtail);
 const KERN_NEED_KICK: usize = std::mem::offset_of!(NmCsbKtoa, kern_need_kick);
 
-/// How long a loop sleeps without being woken: who died between a position and a bell woke nobody.
-const LOOK_UP: Duration = Duration::from_millis(500);
-/// How often who asked a loop to end looks whether it has.
-const ENDED_YET: Duration = Duration::from_millis(1);
-/// How often the loop looks at the daemon.
-const LIFE: Duration = Duration::from_millis(100);
-/// A program stores `cur` before `head`; who reads them in one go may see the later head alone.
-const TORN_AT_MOST: u32 = 8;
-/// Rounds in a row in which the program or a partner moved something, before the loop looks at anything else.
-const ROUNDS: u32 = 64;
-
 /// The arrays of a port.
 #[derive(Clone, Copy, Debug)]
-pub struct Blocks {
-    /// The program's: 64 bytes for each bound ring.
+pub struct ControlBlocks {
+    /// Written by the program: 64 bytes for each bound ring.
     pub atok: UserArray,
-    /// Ours, as many.
+    /// Written by the loop, of the same size.
     pub ktoa: UserArray,
 }
 
-/// The blocks of a port, if it has any.
+/// The control blocks of a port, if it has any.
 #[derive(Default)]
-pub(crate) struct Cell {
-    given: AtomicBool,
-    blocks: Mutex<Option<Blocks>>,
+pub(crate) struct CsbCell {
+    set: AtomicBool,
+    blocks: Mutex<Option<ControlBlocks>>,
 }
 
-impl Cell {
+impl CsbCell {
     #[inline]
-    pub(crate) fn is_given(&self) -> bool {
-        self.given.load(Relaxed)
+    pub(crate) fn is_set(&self) -> bool {
+        self.set.load(Relaxed)
     }
 
-    fn get(&self) -> Option<Blocks> {
+    fn get(&self) -> Option<ControlBlocks> {
         *self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, blocks: Blocks) {
+    fn store(&self, blocks: ControlBlocks) {
         *self.blocks.lock().unwrap_or_else(PoisonError::into_inner) = Some(blocks);
-        self.given.store(true, Relaxed);
+        self.set.store(true, Relaxed);
     }
 }
 
-/// How a loop waits, and whom it tells.
+/// How a sync loop waits and notifies.
 #[derive(Debug, Default)]
 pub struct LoopOptions {
-    /// Between two rounds, unless every ring has an eventfd to wake the loop.
+    /// Sleep between two rounds, unless every ring has an eventfd that wakes the loop.
     pub sleep: Duration,
-    /// For each bound ring, transmit rings first: the eventfd that wakes the loop, the one that wakes the program; negative
+    /// For each bound ring, transmit rings first: the eventfd that wakes the loop, and that which wakes the program; negative
     /// for none.
     pub eventfds: Option<Vec<KloopEventfds>>,
-    /// Rings of these directions: the program writes its eventfd whenever it moves, without being asked to.
+    /// For rings of these directions the program writes the eventfd at every move, without a request.
     pub direct: Interest,
 }
 
 impl Port {
-    /// How many rings the port has bound.
+    /// Returns the number of rings that the port has bound.
     pub fn bound_rings(&self) -> usize {
         self.tx.len() + self.rx.len()
     }
 
-    /// Leaves the port to a sync loop, by the positions in `blocks`, which are set to where the rings stand. A second call
-    /// gives other arrays.
+    /// Sets the control blocks: from then on only a sync loop syncs the port, by the positions in `blocks`, which are set to
+    /// the current ones. A second call replaces the arrays.
     ///
     /// # Errors
     /// `EBUSY` while a loop runs; `EINVAL` for a port that is not bound exclusively, or arrays that do not begin on a
-    /// multiple of 64 bytes; `EFAULT` where there is no memory, or less than the rings need.
-    pub fn give_blocks(&self, blocks: Blocks) -> Result<(), Error> {
-        let refused = |errno, why: &str| Error::Refused { asked: self.spec().into(), errno, why: why.into() };
+    /// multiple of 64 bytes; `EFAULT` if the arrays are not mapped or too small for the rings.
+    pub fn set_control_blocks(&self, blocks: ControlBlocks) -> Result<(), Error> {
+        let refused = |errno, reason: &str| Error::refused(self.spec(), errno, reason);
         let Some(first) = self.first_state() else { return Ok(()) };
-        if first.has_loop() {
-            return Err(refused(errno::EBUSY, "a sync loop runs by the control blocks that it has"));
+        if first.has_sync_loop() {
+            return Err(refused(errno::EBUSY, "a sync loop runs by the current control blocks (stop it first)"));
         }
         if self.register().nr_flags & NR_EXCLUSIVE == 0 {
             return Err(refused(errno::EINVAL, "control blocks need the rings exclusively (NR_EXCLUSIVE)"));
         }
         if [blocks.atok, blocks.ktoa].iter().any(|array| !array.address().is_multiple_of(ENTRY as u64)) {
-            return Err(refused(errno::EINVAL, "control blocks begin on a multiple of 64 bytes"));
+            return Err(refused(errno::EINVAL, "control blocks must begin on a multiple of 64 bytes"));
         }
-        let no_memory = |_| refused(errno::EFAULT, "the control blocks are not in memory that can be written");
+        let no_memory =
+            |_| refused(errno::EFAULT, "the control blocks are not in writable memory, or too small for the rings");
         blocks.atok.read(0, &mut vec![0; self.bound_rings() * ENTRY]).map_err(no_memory)?;
         for (i, ring) in self.all_rings().enumerate() {
-            let stand = Stand::of(ring);
-            let atok = NmCsbAtok { head: stand.hwcur, cur: stand.hwcur, appl_need_kick: 1, sync_flags: 1, ..zeroed() };
-            let ktoa = NmCsbKtoa { hwcur: stand.hwcur, hwtail: stand.hwtail, kern_need_kick: 1, ..zeroed() };
+            let positions = RingPositions::of(ring);
+            let atok =
+                NmCsbAtok { head: positions.hwcur, cur: positions.hwcur, appl_need_kick: 1, sync_flags: 1, ..zeroed() };
+            let ktoa = NmCsbKtoa { hwcur: positions.hwcur, hwtail: positions.hwtail, kern_need_kick: 1, ..zeroed() };
             blocks.atok.write(i * ENTRY, atok.as_bytes()).map_err(no_memory)?;
             blocks.ktoa.write(i * ENTRY, ktoa.as_bytes()).map_err(no_memory)?;
         }
-        self.blocks.set(blocks);
+        self.csb.store(blocks);
         self.leave_to_loop();
-        self.all_rings().for_each(|ring| ring.inner.state().leave_to_loop());
+        self.all_rings().for_each(|ring| ring.inner.state().hand_to_sync_loop());
         Ok(())
     }
 
-    /// Whether [`Port::run_loop`] can begin.
+    /// Checks whether [`Port::run_loop`] can begin.
     ///
     /// # Errors
-    /// `EINVAL` without control blocks; `EBUSY` when a loop runs.
+    /// `EINVAL` without control blocks; `EBUSY` if a loop runs.
     pub fn may_loop(&self) -> Result<(), Error> {
-        let refused = |errno, why: &str| Error::Refused { asked: self.spec().into(), errno, why: why.into() };
-        match self.first_state().filter(|_| self.blocks.is_given()) {
+        let refused = |errno, reason: &str| Error::refused(self.spec(), errno, reason);
+        match self.first_state().filter(|_| self.csb.is_set()) {
             None => Err(refused(errno::EINVAL, "a sync loop needs control blocks (the option CSB)")),
-            Some(first) if first.has_loop() => Err(refused(errno::EBUSY, "a sync loop runs already")),
+            Some(first) if first.has_sync_loop() => Err(refused(errno::EBUSY, "a sync loop runs already")),
             Some(_) => Ok(()),
         }
     }
 
-    /// Syncs all bound rings by the control blocks, again and again, until [`Port::end_loop`] is called.
+    /// Syncs all bound rings by the control blocks, repeatedly, until [`Port::end_loop`] is called.
     ///
     /// # Errors
-    /// `EINVAL` without control blocks, or with a descriptor in place of an eventfd's that is none; `EBUSY` when a loop
-    /// runs already; `EBADF` for an eventfd that is not open; `EFAULT` when the blocks' memory goes away; `ENXIO` when the
-    /// port ends.
+    /// `EINVAL` without control blocks, or for a descriptor that is not an eventfd; `EBUSY` if a loop runs already; `EBADF`
+    /// for an eventfd that is not open; `EFAULT` if the memory of the blocks is unmapped; `ENXIO` if the port ends.
     pub fn run_loop(&self, options: &LoopOptions) -> Result<(), Error> {
-        let refused = |errno, why: &str| Error::Refused { asked: self.spec().into(), errno, why: why.into() };
-        let blocks = self.blocks.get();
+        let refused = |errno, reason: &str| Error::refused(self.spec(), errno, reason);
+        let blocks = self.csb.get();
         let Some((blocks, first)) = blocks.zip(self.first_state()) else {
             return Err(refused(errno::EINVAL, "a sync loop needs control blocks (the option CSB)"));
         };
         let lease = self.enter_loop()?;
-        if !first.begin_loop(lease) {
+        if !first.begin_sync_loop(lease) {
             return Err(refused(errno::EBUSY, "a sync loop runs already"));
         }
-        let result = Loop::new(self, blocks, lease, options).and_then(|mut running| running.run(first));
-        first.end_loop(lease);
+        let result = SyncLoop::new(self, blocks, lease, options).and_then(|mut running| running.run(first));
+        first.end_sync_loop(lease);
         result
     }
 
-    /// Asks the loop to end, and waits until it has. One that begins later ends at once.
+    /// Stops the loop and waits until it has ended. A loop that begins later ends at once.
     pub fn end_loop(&self) {
         let Some(first) = self.first_state() else { return };
-        first.ask_loop_to_end();
-        while first.has_loop() {
-            if let Some((_, sleeper)) = self.sleepers(Interest::BOTH).next() {
-                sleeper.bell().notify();
+        first.request_sync_loop_stop();
+        while first.has_sync_loop() {
+            if let Some((_, source)) = self.wakeup_sources(Interest::BOTH).next() {
+                source.doorbell().notify();
             }
-            std::thread::sleep(ENDED_YET);
+            std::thread::sleep(LOOP_END_POLL);
         }
     }
 
@@ -182,7 +174,7 @@ impl Port {
         self.tx.iter().chain(&self.rx)
     }
 
-    fn first_state(&self) -> Option<&RingState> {
+    fn first_state(&self) -> Option<&SyncState> {
         self.all_rings().next().map(|ring| ring.inner.state())
     }
 }
@@ -191,76 +183,78 @@ fn zeroed<T: FromZeros>() -> T {
     T::new_zeroed()
 }
 
-/// Where a ring stands.
+/// The positions of a ring.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Stand {
+struct RingPositions {
     hwcur: u32,
     hwtail: u32,
 }
 
-impl Stand {
-    /// What cannot be is told as the start: the next sync says what is wrong.
-    fn of(ring: &Ring) -> Stand {
+impl RingPositions {
+    /// Reads the positions; invalid ones become 0, and the next sync reports them.
+    fn of(ring: &Ring) -> RingPositions {
         let positions = ring.inner.state().positions(ring.inner.view.shape().slots);
-        positions
-            .map_or(Stand { hwcur: 0, hwtail: 0 }, |(hwcur, hwtail)| Stand { hwcur: hwcur.raw(), hwtail: hwtail.raw() })
+        positions.map_or(RingPositions { hwcur: 0, hwtail: 0 }, |(hwcur, hwtail)| RingPositions {
+            hwcur: hwcur.raw(),
+            hwtail: hwtail.raw(),
+        })
     }
 }
 
-/// A ring in the loop.
-struct Turn<'a> {
+/// A ring of the loop.
+struct LoopRing<'a> {
     ring: &'a Ring,
     transmit: bool,
-    /// What stands in `ktoa`: positions, and whether the program is to write its eventfd.
-    told: Stand,
-    wants_kick: bool,
+    /// The contents of `ktoa`: positions, and whether the program has to write its eventfd.
+    published: RingPositions,
+    needs_kick: bool,
     direct: bool,
     /// Wakes the program.
     irq: Option<OwnedFd>,
 }
 
-/// A loop that runs.
-struct Loop<'a> {
+/// A running loop.
+struct SyncLoop<'a> {
     port: &'a Port,
-    blocks: Blocks,
+    blocks: ControlBlocks,
     lease: u32,
-    turns: Vec<Turn<'a>>,
-    /// All that wakes it; none: it sleeps for a time.
+    rings: Vec<LoopRing<'a>>,
+    /// Everything that wakes the loop; `None`: it sleeps for a time.
     events: Option<Epoll>,
     sleep: Duration,
-    /// The program's eventfds, as long as they are waited for.
+    /// The program's eventfds, kept open while the loop waits for them.
     _kicks: Vec<OwnedFd>,
-    looked: Instant,
+    last_check: Instant,
 }
 
-impl<'a> Loop<'a> {
-    fn new(port: &'a Port, blocks: Blocks, lease: u32, options: &LoopOptions) -> Result<Loop<'a>, Error> {
+impl<'a> SyncLoop<'a> {
+    fn new(port: &'a Port, blocks: ControlBlocks, lease: u32, options: &LoopOptions) -> Result<SyncLoop<'a>, Error> {
         let host = |e: io::Error| Error::host(port.spec(), e);
         let given = options.eventfds.as_deref().unwrap_or_default();
         let by_events = !given.is_empty() && given.iter().all(|pair| pair.ioeventfd >= 0);
-        let mut turns = Vec::new();
+        let mut rings = Vec::new();
         let mut kicks = Vec::new();
         for (i, ring) in port.all_rings().enumerate() {
             let transmit = i < port.tx.len();
             let pair = given.get(i).copied().unwrap_or(KloopEventfds { ioeventfd: -1, irqfd: -1 });
-            // As in the original, both are looked at, though only a loop that events wake rings the program's.
+            // As in netmap both are checked, although only a loop that events wake notifies the program.
             let irq = (pair.irqfd >= 0).then(|| eventfd::duplicate(pair.irqfd)).transpose().map_err(host)?;
             if by_events {
                 kicks.push(eventfd::duplicate(pair.ioeventfd).map_err(host)?);
             }
             let direct = if transmit { options.direct.tx() } else { options.direct.rx() };
-            let (told, irq) = (Stand::of(ring), irq.filter(|_| by_events));
-            turns.push(Turn { ring, transmit, told, wants_kick: true, direct, irq });
+            let (published, irq) = (RingPositions::of(ring), irq.filter(|_| by_events));
+            rings.push(LoopRing { ring, transmit, published, needs_kick: true, direct, irq });
         }
         let events = by_events.then(|| event_set(port, &kicks)).transpose().map_err(host)?;
-        let (sleep, looked) = (options.sleep, Instant::now());
-        Ok(Loop { port, blocks, lease, turns, events, sleep, _kicks: kicks, looked })
+        let (sleep, last_check) = (options.sleep, Instant::now());
+        Ok(SyncLoop { port, blocks, lease, rings, events, sleep, _kicks: kicks, last_check })
     }
 
-    fn run(&mut self, first: &RingState) -> Result<(), Error> {
-        while first.loop_goes_on(self.lease) {
-            self.look_at_daemon()?;
-            self.want_kicks(false)?;
+    fn run(&mut self, first: &SyncState) -> Result<(), Error> {
+        while first.sync_loop_may_continue(self.lease) {
+            self.check_daemon()?;
+            self.request_kicks(false)?;
             if self.events.is_none() {
                 self.round()?;
                 match self.sleep {
@@ -270,148 +264,148 @@ impl<'a> Loop<'a> {
                 continue;
             }
             let mut rounds = 0;
-            while self.round()? && rounds < ROUNDS {
+            while self.round()? && rounds < MAX_BUSY_ROUNDS {
                 rounds += 1;
             }
-            if rounds < ROUNDS && first.loop_goes_on(self.lease) {
+            if rounds < MAX_BUSY_ROUNDS && first.sync_loop_may_continue(self.lease) {
                 self.wait(first)?;
             }
         }
         Ok(())
     }
 
-    /// Asks to be woken, looks once more, and sleeps.
-    fn wait(&mut self, first: &RingState) -> Result<(), Error> {
-        self.want_kicks(true)?;
-        self.port.ask_for_wakeup(Interest::BOTH);
-        // The program looks whether we want a kick after it moved; so we look after we said so.
+    /// Requests a wake-up, checks once more, and sleeps.
+    fn wait(&mut self, first: &SyncState) -> Result<(), Error> {
+        self.request_kicks(true)?;
+        self.port.request_wakeup(Interest::BOTH);
+        // The program reads kern_need_kick after it moved head; so the loop reads head after it set kern_need_kick.
         fence(std::sync::atomic::Ordering::SeqCst);
-        if self.round()? || !first.loop_goes_on(self.lease) {
+        if self.round()? || !first.sync_loop_may_continue(self.lease) {
             return Ok(());
         }
         let Some(events) = &self.events else { return Ok(()) };
         let mut happened = Vec::new();
-        match events.wait(&mut happened, Some(LOOK_UP)) {
+        match events.wait(&mut happened, Some(SLEEP_LIMIT)) {
             Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(Error::host(self.port.spec(), e)),
-            _ => self.port.silence(Interest::BOTH),
+            _ => self.port.clear_doorbells(Interest::BOTH),
         }
         Ok(())
     }
 
-    /// Syncs every ring once by what the program wrote; whether anything moved.
+    /// Syncs every ring once by the pointers of the program. Returns whether anything moved.
     fn round(&mut self) -> Result<bool, Error> {
         let mut moved = false;
-        for i in 0..self.turns.len() {
-            moved |= self.turn(i)?;
+        for i in 0..self.rings.len() {
+            moved |= self.sync_ring(i)?;
         }
         Ok(moved)
     }
 
-    fn turn(&mut self, i: usize) -> Result<bool, Error> {
-        let ring = self.turns[i].ring;
-        let stand = Stand::of(ring);
+    fn sync_ring(&mut self, i: usize) -> Result<bool, Error> {
+        let ring = self.rings[i].ring;
+        let positions = RingPositions::of(ring);
         let (mut head, mut cur) = self.read_pointers(i)?;
-        for _ in 0..TORN_AT_MOST {
-            if plausible(ring, stand, head, cur) {
+        for _ in 0..MAX_POINTER_READS {
+            if plausible(ring, positions, head, cur) {
                 break;
             }
             (head, cur) = self.read_pointers(i)?;
         }
-        match ring.inner.sync_elsewhere(self.lease, (head, cur)) {
-            // The ring was set back, and stays so until the program's pointers make sense.
-            Ok(()) | Err(Trouble::BadPointers | Trouble::Mute) => {}
-            Err(Trouble::News) => self.port.renew_watchers(),
-            Err(trouble @ (Trouble::Ended | Trouble::ByLoop)) => {
-                let dir = if self.turns[i].transmit { "tx" } else { "rx" };
-                return Err(self.port.explain(trouble, ring, dir));
+        match ring.inner.sync_by_csb(self.lease, (head, cur)) {
+            // The ring was reset, and stays so until the program's pointers are valid.
+            Ok(()) | Err(SyncError::BadPointers | SyncError::ReadOnly) => {}
+            Err(SyncError::MonitorsChanged) => self.port.renew_monitors(),
+            Err(error @ (SyncError::Ended | SyncError::OwnedBySyncLoop)) => {
+                let dir = if self.rings[i].transmit { "tx" } else { "rx" };
+                return Err(self.port.explain(error, ring, dir));
             }
         }
-        self.tell(i)
+        self.publish(i)
     }
 
     fn read_pointers(&self, i: usize) -> Result<(u32, u32), Error> {
         let mut words = [0u32; 2];
         self.blocks.atok.read(i * ENTRY, words.as_mut_bytes()).map_err(|e| self.lost(e))?;
-        // What the slots say comes after that.
+        // The slots are read after that.
         fence(std::sync::atomic::Ordering::Acquire);
         Ok((words[0], words[1]))
     }
 
-    /// Writes where the ring stands now, and tells the program if it wants to know; whether that is news.
-    fn tell(&mut self, i: usize) -> Result<bool, Error> {
-        let turn = &self.turns[i];
-        let now = Stand::of(turn.ring);
-        if now == turn.told {
+    /// Writes the positions of a ring, and notifies the program if it requested that. Returns whether they changed.
+    fn publish(&mut self, i: usize) -> Result<bool, Error> {
+        let this = &self.rings[i];
+        let now = RingPositions::of(this.ring);
+        if now == this.published {
             return Ok(false);
         }
-        let more = now.hwtail != turn.told.hwtail;
+        let more = now.hwtail != this.published.hwtail;
         fence(std::sync::atomic::Ordering::Release);
-        // hwcur first: who reads them the other way round never sees it behind hwtail.
+        // hwcur first: a program that reads them in the opposite order never sees hwcur behind hwtail.
         self.blocks.ktoa.write(i * ENTRY + HWCUR, &now.hwcur.to_ne_bytes()).map_err(|e| self.lost(e))?;
         fence(std::sync::atomic::Ordering::Release);
         self.blocks.ktoa.write(i * ENTRY + HWTAIL, &now.hwtail.to_ne_bytes()).map_err(|e| self.lost(e))?;
         fence(std::sync::atomic::Ordering::SeqCst);
-        if more && let Some(irq) = &turn.irq {
-            let mut wants = 0u32;
-            self.blocks.atok.read(i * ENTRY + APPL_NEED_KICK, wants.as_mut_bytes()).map_err(|e| self.lost(e))?;
-            if wants != 0 {
+        if more && let Some(irq) = &this.irq {
+            let mut requested = 0u32;
+            self.blocks.atok.read(i * ENTRY + APPL_NEED_KICK, requested.as_mut_bytes()).map_err(|e| self.lost(e))?;
+            if requested != 0 {
                 eventfd::signal(irq);
             }
         }
-        self.turns[i].told = now;
+        self.rings[i].published = now;
         Ok(true)
     }
 
-    /// Whether the program is to write the eventfds of rings that it could do something about.
-    fn want_kicks(&mut self, wanted: bool) -> Result<(), Error> {
-        for i in 0..self.turns.len() {
-            let turn = &self.turns[i];
-            // A receive ring with room waits for its partner, not for the program.
-            let useful = turn.transmit || !has_room(turn.ring, turn.told);
-            let wants = turn.direct || wanted && useful;
-            if wants != turn.wants_kick {
-                let word = u32::from(wants).to_ne_bytes();
+    /// Sets `kern_need_kick`: whether the program has to write the eventfds of rings that it can make progress on.
+    fn request_kicks(&mut self, wanted: bool) -> Result<(), Error> {
+        for i in 0..self.rings.len() {
+            let this = &self.rings[i];
+            // A receive ring with room waits for its peer, not for the program.
+            let useful = this.transmit || !has_room(this.ring, this.published);
+            let needs_kick = this.direct || wanted && useful;
+            if needs_kick != this.needs_kick {
+                let word = u32::from(needs_kick).to_ne_bytes();
                 self.blocks.ktoa.write(i * ENTRY + KERN_NEED_KICK, &word).map_err(|e| self.lost(e))?;
-                self.turns[i].wants_kick = wants;
+                self.rings[i].needs_kick = needs_kick;
             }
         }
         Ok(())
     }
 
-    fn look_at_daemon(&mut self) -> Result<(), Error> {
-        if self.looked.elapsed() < LIFE {
+    fn check_daemon(&mut self) -> Result<(), Error> {
+        if self.last_check.elapsed() < LOOP_LIFE_CHECK {
             return Ok(());
         }
-        self.looked = Instant::now();
+        self.last_check = Instant::now();
         if event::hung_up(self.port.connection.fd.as_fd()) {
             self.port.mark_dead();
-            return Err(Error::DaemonGone { asked: self.port.spec().into() });
+            return Err(Error::DaemonGone { subject: self.port.spec().into() });
         }
         Ok(())
     }
 
     #[cold]
     fn lost(&self, _: io::Error) -> Error {
-        let why = "the control blocks are not in memory any more".into();
-        Error::Refused { asked: self.port.spec().into(), errno: errno::EFAULT, why }
+        Error::refused(self.port.spec(), errno::EFAULT, "the memory of the control blocks was unmapped")
     }
 }
 
-/// Whether a sync would take such pointers.
-fn plausible(ring: &Ring, stand: Stand, head: u32, cur: u32) -> bool {
+/// Whether a sync would accept these pointers.
+fn plausible(ring: &Ring, positions: RingPositions, head: u32, cur: u32) -> bool {
     let slots = ring.inner.view.shape().slots;
-    let positions = slots.pos(stand.hwcur).zip(slots.pos(stand.hwtail));
-    positions.is_none_or(|(hwcur, hwtail)| crate::sync::judge(slots, hwcur, hwtail, head, cur).is_some())
+    let positions = slots.pos(positions.hwcur).zip(slots.pos(positions.hwtail));
+    positions.is_none_or(|(hwcur, hwtail)| crate::sync::validate(slots, hwcur, hwtail, head, cur).is_some())
 }
 
 /// Whether a receive ring can take another packet.
-fn has_room(ring: &Ring, told: Stand) -> bool {
+fn has_room(ring: &Ring, published: RingPositions) -> bool {
     let slots = ring.inner.view.shape().slots;
-    let positions = slots.pos(told.hwcur).zip(slots.pos(told.hwtail));
+    let positions = slots.pos(published.hwcur).zip(slots.pos(published.hwtail));
     positions.is_none_or(|(hwcur, hwtail)| hwtail != slots.prev(hwcur))
 }
 
-/// Everything that wakes a loop. The program's eventfds wake it each time that they are written, and are never read.
+/// Returns the set of everything that wakes a loop. The program's eventfds wake it each time that they are written, and are
+/// never read.
 fn event_set(port: &Port, kicks: &[OwnedFd]) -> io::Result<Epoll> {
     let set = Epoll::new()?;
     for (token, kick) in kicks.iter().enumerate() {
@@ -424,7 +418,7 @@ fn event_set(port: &Port, kicks: &[OwnedFd]) -> io::Result<Epoll> {
 }
 
 impl Port {
-    /// What each loop begins with: this very process has a lease.
+    /// Begins a loop: makes sure that this process has a lease.
     fn enter_loop(&self) -> Result<u32, Error> {
         if self.lease_is_of_another(process::fork_count()) {
             self.renew_lease()?;

@@ -1,8 +1,8 @@
-//! The option EXTMEM: a region of a port's own, laid out as its program wishes.
+//! The option EXTMEM: a region of a port's own, with pools of the program's choice.
 //!
-//! A C program names memory, over which its library maps the region. In Rust a region is mapped where the kernel likes, and
-//! read and written through [`Frame`](crate::Frame)s alone, as a reference into it could not be sound; so what a program
-//! gives is not an address but what shall stand in the buffers: `@extmem:file=`.
+//! A C program names memory, over which its library maps the region. In Rust the kernel chooses the address of a region, and
+//! a program accesses it through [`Frame`](crate::Frame)s alone, as a reference into it could not be sound; so a program
+//! names not an address but the initial contents of the buffers: `@extmem:file=`.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,31 +13,37 @@ use unetmap_mem::{BufIdx, Geometry};
 
 use crate::error::{Error, errno};
 use crate::port::Port;
+use crate::tuning::FILL_CHUNK;
 
-/// Bytes that are copied at once.
-const PIECE: usize = 64 << 10;
-
-/// The pools of a region: how many objects, and how many bytes each has. What is 0 takes the daemon's default.
+/// The pools of a region: number and size of their objects. 0 means the daemon's default.
+///
+/// ```
+/// let mut pools = unetmap::Pools::default();
+/// pools.bytes = 16 << 20;
+/// pools.bufs = (1024, 2048);
+/// let options = unetmap::Port::options().pools(pools);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Pools {
-    /// Bytes of the whole region, at most; there are as many buffers as fit.
+    /// Bytes of the whole region, at most; it has as many buffers as fit.
     pub bytes: u64,
-    /// `netmap_if`s: one for each open of a port.
+    /// Number and bytes of `netmap_if`s: one for each open of a port.
     pub ifs: (u32, u32),
-    /// Rings: 256 bytes and 16 for each slot.
+    /// Number and bytes of rings: 256 bytes and 16 for each slot.
     pub rings: (u32, u32),
-    /// Buffers of 64 to 65,536 bytes.
+    /// Number and bytes of buffers, 64 to 65,536 bytes.
     pub bufs: (u32, u32),
 }
 
 impl Pools {
-    /// As the name of a port wishes, in as many bytes as its file has.
-    pub(crate) fn named(wish: &ExtMem, bytes: u64) -> Pools {
-        let (ifs, rings) = ((wish.if_num, wish.if_size), (wish.ring_num, wish.ring_size));
-        Pools { bytes, ifs, rings, bufs: (wish.buf_num, wish.buf_size) }
+    /// Returns the pools in the name of a port, in as many bytes as its file has.
+    pub(crate) fn from_name(extmem: &ExtMem, bytes: u64) -> Pools {
+        let (ifs, rings) = ((extmem.if_num, extmem.if_size), (extmem.ring_num, extmem.ring_size));
+        Pools { bytes, ifs, rings, bufs: (extmem.buf_num, extmem.buf_size) }
     }
 
-    /// The option for a request.
+    /// Returns the option for a request.
     pub(crate) fn option(&self) -> NmreqOptExtmem {
         NmreqOptExtmem {
             nro_opt: NmreqOption { nro_reqtype: NETMAP_REQ_OPT_EXTMEM, ..Default::default() },
@@ -56,7 +62,7 @@ impl Pools {
     }
 }
 
-/// What a program is told of the pools of region `mem_id`, which has `bytes` bytes.
+/// Returns the reply about the pools of region `mem_id`, which has `bytes` bytes.
 pub fn pools_info(g: &Geometry, mem_id: u16, bytes: u64) -> NmreqPoolsInfo {
     NmreqPoolsInfo {
         nr_memsize: bytes,
@@ -74,27 +80,27 @@ pub fn pools_info(g: &Geometry, mem_id: u16, bytes: u64) -> NmreqPoolsInfo {
     }
 }
 
-/// Fills the buffers of a port that was just opened, alone in its region: `read` brings what shall stand from an offset in the
-/// region on. Netmap's list of extra buffers, which lies in some of them, is written again.
+/// Fills the buffers of a port that has just been opened and is alone in its region: `read` reads the contents at an offset
+/// in the region. Writes netmap's list of extra buffers, which is in some of them, again.
 ///
 /// # Errors
-/// Those of `read`; then some buffers have been filled.
+/// Those of `read`; some buffers have been filled then.
 pub fn fill(port: &Port, mut read: impl FnMut(u64, &mut [u8]) -> io::Result<()>) -> io::Result<()> {
     let extra: Vec<BufIdx> = (0..port.extra_bufs()).map_while(|_| port.take_extra_buf()).collect();
     let bufs = port.region().geometry().bufs;
     let size = bufs.size as usize;
-    let mut piece = vec![0; PIECE.max(size) / size * size];
+    let mut chunk = vec![0; FILL_CHUNK.max(size) / size * size];
     let mut result = Ok(());
-    for first in (0..bufs.count).step_by(piece.len() / size) {
-        let n = (piece.len() / size).min((bufs.count - first) as usize);
-        let piece = &mut piece[..n * size];
-        result = read(bufs.offset + u64::from(first) * size as u64, piece);
+    for first in (0..bufs.count).step_by(chunk.len() / size) {
+        let n = (chunk.len() / size).min((bufs.count - first) as usize);
+        let chunk = &mut chunk[..n * size];
+        result = read(bufs.offset + u64::from(first) * size as u64, chunk);
         if result.is_err() {
             break;
         }
-        // Most of it was never written, and shall take no memory.
-        if piece.iter().any(|byte| *byte != 0) {
-            for (i, bytes) in piece.chunks(size).enumerate() {
+        // Chunks of zeros are skipped: memory that is never written is not allocated.
+        if chunk.iter().any(|byte| *byte != 0) {
+            for (i, bytes) in chunk.chunks(size).enumerate() {
                 port.region().frame(BufIdx(first + i as u32)).write(0, bytes);
             }
         }
@@ -103,19 +109,19 @@ pub fn fill(port: &Port, mut read: impl FnMut(u64, &mut [u8]) -> io::Result<()>)
     result
 }
 
-/// The file that a name's `@extmem` means, and its bytes.
-pub(crate) fn file(spec: &str, wish: &ExtMem) -> Result<(File, u64), Error> {
-    let told = |errno, why: String| Error::Refused { asked: spec.into(), errno, why };
-    let path = &wish.file;
+/// Opens the file of `@extmem` in a name. Returns it and its size in bytes.
+pub(crate) fn open_file(spec: &str, extmem: &ExtMem) -> Result<(File, u64), Error> {
+    let refused = |errno, reason: String| Error::refused(spec, errno, reason);
+    let path = &extmem.file;
     let unread = |e: io::Error| {
-        told(
+        refused(
             e.raw_os_error().unwrap_or(errno::EINVAL),
             format!("@extmem needs a file that can be read, and {path}: {e}"),
         )
     };
-    // Before it is opened: a pipe would wait for its writer.
+    // Checked before opening it: a FIFO would wait for its writer.
     if !fs::metadata(path).map_err(unread)?.is_file() {
-        return Err(told(errno::EINVAL, format!("@extmem needs a plain file, and {path} is none")));
+        return Err(refused(errno::EINVAL, format!("@extmem needs a regular file, and {path} is not one")));
     }
     let file = File::open(path).map_err(unread)?;
     let bytes = file.metadata().map_err(unread)?.len();
@@ -124,5 +130,5 @@ pub(crate) fn file(spec: &str, wish: &ExtMem) -> Result<(File, u64), Error> {
 
 /// Fills the buffers of a new port from its file.
 pub(crate) fn fill_from(spec: &str, port: &Port, file: &File) -> Result<(), Error> {
-    fill(port, |at, piece| file.read_exact_at(piece, at)).map_err(|e| Error::host(spec, e))
+    fill(port, |at, chunk| file.read_exact_at(chunk, at)).map_err(|e| Error::host(spec, e))
 }

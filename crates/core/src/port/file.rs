@@ -1,69 +1,66 @@
 //! An open netmap file: a connection to the daemon, and later the port that is bound to it.
 //!
-//! This is what `open("/dev/netmap")` and the requests on it become. The descriptor that the program holds is the
-//! connection itself, and the only one: all that the kernel does with descriptors (duplicates, fork, exec, passing to
-//! another process) it does with the port, and the last close ends it. Nothing here keeps a duplicate; each call gets
-//! the descriptor from its caller. A process that comes by a descriptor with a port already bound asks the daemon what
-//! it is ([`File::attach`]).
+//! This implements `open("/dev/netmap")` and the requests on it for the C libraries. The descriptor that the program holds
+//! is the connection itself, and the only one: whatever the kernel does with descriptors (duplicates, fork, exec, passing to
+//! another process) applies to the port, and the last close releases it. Nothing here keeps a duplicate; each call gets the
+//! descriptor from its caller. A process that receives a descriptor with a port bound to it requests the binding from the
+//! daemon ([`File::attach`]).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use unetmap_abi::{NETMAP_REQ_REGISTER, NmreqRegister};
 use unetmap_sys::{event, process, socket};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::control::binding::Bound;
-use crate::control::client::{self, Connection, Reply, SYSTEM_SOCKET};
+use crate::backend::region_cache;
+use crate::control::binding::Binding;
+use crate::control::client::{self, Connection, Reply, SYSTEM_SOCKET, interface_exists};
+use crate::control::request::{NetmapReply, NetmapRequest};
+use crate::control::{AttachRequest, ControlRequest, UnbindRequest};
 use crate::error::{Error, errno};
 use crate::port::lease;
-use crate::port::open::{assemble, interface_exists};
+use crate::port::open::assemble;
 use crate::port::{Interest, Port};
-use crate::control::request::{Answer, Request};
-use crate::control::wire::Kind;
+use crate::tuning::{EXIT_LIMIT, REPLY_TIMEOUT, TURN_POLL};
 
-/// How often who waits for its turn on a connection looks.
-const TURN: Duration = Duration::from_micros(200);
-/// How long a daemon may take to die.
-const DEATH: Duration = Duration::from_millis(50);
-
-/// What a process must know of a netmap file besides the descriptor.
+/// What a process needs to use a netmap file, in addition to the descriptor.
 #[derive(Clone, Debug)]
 pub struct File {
     socket: PathBuf,
 }
 
-/// A port of a netmap file. Dropping it leaves the file, and what is bound to it, as it is.
-pub struct Attached {
-    /// Its rings.
+/// The port that is bound to a netmap file. Dropping it does not release the port.
+pub struct BoundPort {
+    /// The port.
     pub port: Port,
-    /// The region's file, to be mapped as programs wish.
+    /// The region's file, to be mapped at an address of the program's choice.
     pub region: OwnedFd,
 }
 
-/// A request, answered.
-pub struct Told {
+/// The reply to a request on a netmap file.
+pub struct FileReply {
     /// 0, or netmap's errno.
     pub errno: i32,
-    /// Why it was refused; empty when it was not, or the daemon had nothing to say.
-    pub why: String,
-    /// The request with what the daemon wrote into body and options, even if it was refused; `None` when it was no
-    /// request at all.
-    pub request: Option<Request>,
-    /// Another daemon than the file's answered. This connection is to take the place of the file's.
+    /// Why the request was refused; empty if it was not, or the daemon sent no reason.
+    pub reason: String,
+    /// The request with the daemon's changes to body and options, also if it was refused; `None` if it was malformed.
+    pub request: Option<NetmapRequest>,
+    /// Set if another daemon replied: this connection replaces that of the file.
     pub moved: Option<(OwnedFd, File)>,
-    /// What REGISTER bound.
-    pub attached: Option<Attached>,
+    /// The port that REGISTER bound.
+    pub bound: Option<BoundPort>,
 }
 
 impl File {
-    /// Opens a file: a connection, close-on-exec, to the system's daemon where one serves this user, else to the user's
-    /// own, which is started if none runs.
+    /// Opens a file: a close-on-exec connection to the system's daemon if it serves this user, else to the user's own, which
+    /// is started if none runs.
     ///
     /// # Errors
-    /// No daemon, and none could be started.
+    /// No daemon runs, and none could be started.
     pub fn open() -> Result<(OwnedFd, File), Error> {
         process::count_forks().map_err(|e| Error::host("a netmap file", e))?;
         let Connection { fd, socket } = match client::connect_system() {
@@ -73,8 +70,8 @@ impl File {
         Ok((fd, File { socket }))
     }
 
-    /// Whether `fd`, which somebody else opened, is a netmap file: a connection to a daemon of this process's.
-    pub fn behind(fd: BorrowedFd<'_>) -> Option<File> {
+    /// Recognizes a descriptor that was opened elsewhere: `Some` if it is a connection to a daemon that this process uses.
+    pub fn from_descriptor(fd: BorrowedFd<'_>) -> Option<File> {
         let other_end = socket::peer_path(fd)?;
         let own = client::own_socket().ok();
         let known = [Some(PathBuf::from(SYSTEM_SOCKET)), own].into_iter().flatten().any(|path| path == other_end);
@@ -84,170 +81,171 @@ impl File {
         Some(File { socket: other_end })
     }
 
-    /// Sends a request and tells the answer. A refusal is no error here.
+    /// Sends a request and returns the reply. A refusal is not an error here.
     ///
     /// # Errors
-    /// The daemon has gone or makes no sense; what it bound cannot be mapped.
-    pub fn request(&self, fd: BorrowedFd<'_>, request: &Request) -> Result<Told, Error> {
-        let asked = request.name().unwrap_or_default();
-        let reply = Claim::wait(fd).call(asked, Kind::Ctrl, &request.encode_wanted())?;
-        let parent = asked.split(['{', '}']).next().unwrap_or_default();
+    /// The daemon has exited, its reply is malformed, or the port that it bound cannot be mapped.
+    pub fn request(&self, fd: BorrowedFd<'_>, request: &NetmapRequest) -> Result<FileReply, Error> {
+        let subject = request.name().unwrap_or_default();
+        let (reqtype, request) = (request.header.nr_reqtype, request.with_environment());
+        let reply = ConnectionLock::wait(fd).send(subject, &request)?;
+        let parent = subject.split(['{', '}']).next().unwrap_or_default();
         if reply.errno == errno::EACCES && self.socket == Path::new(SYSTEM_SOCKET) && !interface_exists(parent) {
-            // The system's daemon does not serve this user so: his own does.
+            // The system's daemon does not serve this user for this port: the user's own daemon does.
             let own = client::connect()?;
             if own.socket != self.socket {
                 let file = File { socket: own.socket };
-                let reply = client::call(own.fd.as_fd(), asked, Kind::Ctrl, &request.encode_wanted())?;
-                let told = file.told(asked, request.header.nr_reqtype, reply)?;
-                return Ok(Told { moved: Some((own.fd, file)), ..told });
+                let reply = client::send(own.fd.as_fd(), subject, &request)?;
+                let reply = file.decode(subject, reqtype, reply)?;
+                return Ok(FileReply { moved: Some((own.fd, file)), ..reply });
             }
         }
-        self.told(asked, request.header.nr_reqtype, reply).inspect_err(|_| {
-            // A port that cannot be mapped is not kept.
+        self.decode(subject, reqtype, reply).inspect_err(|_| {
+            // A port that cannot be mapped is released.
             let _ = self.unbind(fd);
         })
     }
 
-    /// Gives back the port that is bound to the file, and leaves the file open.
+    /// Releases the port that is bound to the file; the file stays open.
     ///
     /// # Errors
-    /// The daemon has gone.
+    /// The daemon has exited.
     pub fn unbind(&self, fd: BorrowedFd<'_>) -> Result<(), Error> {
-        Claim::wait(fd).call("a netmap file", Kind::Unbind, &[]).map(|_| ())
+        ConnectionLock::wait(fd).send("a netmap file", &UnbindRequest).map(|_| ())
     }
 
-    /// The port that is bound to the file, if any.
+    /// Returns the port that is bound to the file, if any.
     ///
     /// # Errors
     /// As [`File::request`].
-    pub fn attach(&self, fd: BorrowedFd<'_>) -> Result<Option<Attached>, Error> {
-        let reply = Claim::wait(fd).call("a netmap file", Kind::Attach, &[])?;
+    pub fn attach(&self, fd: BorrowedFd<'_>) -> Result<Option<BoundPort>, Error> {
+        let reply = ConnectionLock::wait(fd).send("a netmap file", &AttachRequest)?;
         if reply.errno == errno::ENXIO {
             return Ok(None);
         }
-        let told = self.told("a netmap file", NETMAP_REQ_REGISTER, reply)?;
-        match told.errno {
-            0 => Ok(told.attached),
-            errno => Err(Error::Refused { asked: "a netmap file".into(), errno, why: told.why }),
+        let reply = self.decode("a netmap file", NETMAP_REQ_REGISTER, reply)?;
+        match reply.errno {
+            0 => Ok(reply.bound),
+            errno => Err(Error::refused("a netmap file", errno, reply.reason)),
         }
     }
 
-    fn told(&self, asked: &str, reqtype: u16, reply: Reply) -> Result<Told, Error> {
-        let garbled = || Error::host(asked, io::Error::other("the daemon's answer makes no sense"));
+    fn decode(&self, subject: &str, reqtype: u16, reply: Reply) -> Result<FileReply, Error> {
+        let malformed = || Error::malformed_reply(subject);
         let Reply { errno, payload, fds, .. } = reply;
-        let Some(Answer { request, why, bound }) = Answer::decode(&payload) else {
-            // What is no request is answered by its errno alone.
-            let told = Told { errno, why: String::new(), request: None, moved: None, attached: None };
-            return if errno != 0 { Ok(told) } else { Err(garbled()) };
+        let Some(NetmapReply { request, reason, binding }) = NetmapReply::decode(&payload) else {
+            // The reply to a malformed request is an errno alone.
+            let reply = FileReply { errno, reason: String::new(), request: None, moved: None, bound: None };
+            return if errno != 0 { Ok(reply) } else { Err(malformed()) };
         };
-        let attached = if errno == 0 && reqtype == NETMAP_REQ_REGISTER {
-            let register = request.body_as::<NmreqRegister>().ok_or_else(garbled)?;
-            let bound = Bound::decode(&bound).filter(|b| b.fds() == fds.len()).ok_or_else(garbled)?;
-            let name = request.name().ok_or_else(garbled)?;
-            Some(self.assemble(name, register, &bound, fds)?)
+        let bound = if errno == 0 && reqtype == NETMAP_REQ_REGISTER {
+            let register = request.body_as::<NmreqRegister>().ok_or_else(malformed)?;
+            let binding = Binding::decode(&binding).filter(|b| b.fds() == fds.len()).ok_or_else(malformed)?;
+            let name = request.name().ok_or_else(malformed)?;
+            Some(self.assemble(name, register, &binding, fds)?)
         } else {
             None
         };
-        Ok(Told { errno, why, request: Some(request), moved: None, attached })
+        Ok(FileReply { errno, reason, request: Some(request), moved: None, bound })
     }
 
     fn assemble(
         &self,
         name: &str,
         register: NmreqRegister,
-        bound: &Bound,
+        binding: &Binding,
         fds: Vec<OwnedFd>,
-    ) -> Result<Attached, Error> {
+    ) -> Result<BoundPort, Error> {
         let host = |e| Error::host(name, e);
         unetmap_mem::register_publisher();
         let lease = lease::of_this_process(&self.socket)?;
         let region = fds.first().ok_or_else(|| host(io::ErrorKind::UnexpectedEof.into()))?.try_clone().map_err(host)?;
-        // The daemon's end shows in the lease's connection, too.
+        // The lease's connection hangs up, too, when the daemon exits.
         let connection = Connection { fd: lease.connection().map_err(host)?, socket: self.socket.clone() };
-        let port = assemble(name, connection, lease, register, bound, fds)?;
-        Ok(Attached { port, region })
+        let port = assemble(name, connection, lease, register, binding, fds)?;
+        Ok(BoundPort { port, region })
     }
 }
 
-/// A process's turn to ask on a connection that a forked child, or who was sent the descriptor, may use at the same time:
-/// of two that wait for their answers each might get the other's. An answer that was left behind by one that died is told
-/// by its tag.
-struct Claim<'a>(BorrowedFd<'a>);
+/// The lock of a connection that several processes may use: forked children, or processes that received the descriptor. Of
+/// two that wait for their replies at the same time each might receive the other's. A reply to a process that was killed is
+/// recognized by its tag.
+struct ConnectionLock<'a>(BorrowedFd<'a>);
 
-impl Claim<'_> {
-    /// Waits for it as long as an answer may take. Where the kernel has no such locks, or somebody keeps it, goes on
-    /// without: then a process that mixes questions fails, and nobody else.
-    fn wait(fd: BorrowedFd<'_>) -> Claim<'_> {
+impl ConnectionLock<'_> {
+    /// Waits for the lock, as long as a reply may take. Continues without it if the kernel has no such locks, or another
+    /// process keeps it: then processes that mix their requests fail, and no others.
+    fn wait(fd: BorrowedFd<'_>) -> ConnectionLock<'_> {
         let start = Instant::now();
-        while socket::try_lock(fd).is_ok_and(|claimed| !claimed) && start.elapsed() < client::ANSWER_LIMIT {
-            std::thread::sleep(TURN);
+        while socket::try_lock(fd).is_ok_and(|locked| !locked) && start.elapsed() < REPLY_TIMEOUT {
+            std::thread::sleep(TURN_POLL);
         }
-        Claim(fd)
+        ConnectionLock(fd)
     }
 
-    fn call(&self, asked: &str, kind: Kind, payload: &[u8]) -> Result<Reply, Error> {
-        client::call(self.0, asked, kind, payload)
+    fn send<R: ControlRequest>(&self, subject: &str, request: &R) -> Result<Reply, Error> {
+        client::send(self.0, subject, request)
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for ConnectionLock<'_> {
     fn drop(&mut self) {
         socket::unlock(self.0);
     }
 }
 
 impl Port {
-    /// After one of [`Port::wait_fds`] became readable: takes the bells back and looks; whoever shares a ready ring is
-    /// woken, too. Nothing ready: [`Port::arm`] is to be called before the next wait.
+    /// Handles a wake-up after one of [`Port::wait_fds`] became readable: clears the doorbells, polls, and wakes other users
+    /// of a ready ring. If nothing is ready, [`Port::arm`] must be called before the next wait.
     ///
     /// # Errors
     /// As [`Port::txsync`].
     pub fn woken(&self, want: Interest) -> Result<Interest, Error> {
-        self.silence(want);
-        let ready = self.look(want, None)?;
+        self.clear_doorbells(want);
+        let ready = self.poll_once(want, None)?;
         if !ready.is_none() {
             self.wake_sharers(want);
         }
         Ok(ready)
     }
 
-    /// Has every sync look about every 100 ms, when it looks for the daemon, whether the file by which this port was opened has
-    /// ended: whoever else has it can shut it down. Said once, by who opened it.
-    pub fn watch_file(&self, ended: impl Fn() -> bool + Send + Sync + 'static) {
-        let _ = self.file_ended.set(Box::new(ended));
+    /// Sets a check of the file by which this port was opened, called by the syncs about every 100 ms with that of the
+    /// daemon: any process that has the file can shut it down. Called once, by the opener.
+    pub fn watch_file(&self, is_shut_down: impl Fn() -> bool + Send + Sync + 'static) {
+        let _ = self.file_is_shut_down.set(Box::new(is_shut_down));
     }
 
-    /// The file's connection has hung up: every call fails from now on. The error says whether the daemon has gone, or
-    /// somebody shut it down.
+    /// Marks the port as unusable after the file's connection has hung up. The error tells whether the daemon has exited, or
+    /// a process shut the file down.
     pub fn shut_down(&self) -> Error {
-        let asked = self.spec().to_owned();
-        // The connections of a daemon that dies hang up one after the other.
+        let subject = self.spec().to_owned();
+        // The connections of a daemon that exits hang up one after the other.
         let start = Instant::now();
-        let gone = || event::hung_up(self.connection.fd.as_fd());
-        while !gone() && start.elapsed() < DEATH {
-            std::thread::sleep(TURN);
+        let has_exited = || event::hung_up(self.connection.fd.as_fd());
+        while !has_exited() && start.elapsed() < EXIT_LIMIT {
+            std::thread::sleep(TURN_POLL);
         }
-        let daemon = gone();
-        self.is_shut.store(!daemon, Relaxed);
+        let daemon_exited = has_exited();
+        self.is_shut_down.store(!daemon_exited, Relaxed);
         self.mark_dead();
-        if daemon { Error::DaemonGone { asked } } else { Error::FileEnded { asked } }
+        if daemon_exited { Error::DaemonGone { subject } } else { Error::FileShutDown { subject } }
     }
 
-    /// Syncs what a poll syncs, and tells what is ready; at once, whatever a poll would wait for.
+    /// Syncs what a poll syncs and returns what is ready. Never waits.
     ///
     /// # Errors
     /// As [`Port::txsync`].
-    pub fn glance(&self, want: Interest) -> Result<Interest, Error> {
-        self.look(want, None)
+    pub fn poll_now(&self, want: Interest) -> Result<Interest, Error> {
+        self.poll_once(want, None)
     }
 
-    /// As [`Port::arm`], but for whatever comes next, though something may be ready: syncs after it asked to be woken.
+    /// Requests a wake-up for the next event even if the port is ready, then syncs.
     ///
     /// # Errors
     /// As [`Port::txsync`].
     pub fn arm_for_more(&self, want: Interest) -> Result<(), Error> {
-        self.silence(want);
-        self.ask_for_wakeup(want);
+        self.clear_doorbells(want);
+        self.request_wakeup(want);
         if want.rx() {
             self.rxsync()?;
         }
@@ -257,22 +255,38 @@ impl Port {
         Ok(())
     }
 
-    /// [`Port::wait_fds`], one after the other, without allocation.
+    /// Calls `each` with each of [`Port::wait_fds`], without allocation.
     pub fn each_wait_fd(&self, want: Interest, mut each: impl FnMut(BorrowedFd<'_>)) {
         each(self.connection.fd.as_fd());
-        for (_, sleeper) in self.sleepers(want) {
-            each(sleeper.bell().as_fd());
-            sleeper.socket().into_iter().for_each(&mut each);
+        for (_, source) in self.wakeup_sources(want) {
+            each(source.doorbell().as_fd());
+            source.socket().into_iter().for_each(&mut each);
         }
     }
 }
 
-/// Whether this process has a port whose region lies in the file with that inode.
-pub fn has_region(inode: u64) -> bool {
-    crate::port::open::has_region(inode)
+/// Sends a netmap request for the port `name` on a connection of its own. Returns the name and the body of the reply.
+///
+/// # Errors
+/// The daemon's refusal, or no daemon answers and none could be started.
+pub fn request<T: FromBytes + IntoBytes + Immutable>(reqtype: u16, name: &str, body: &T) -> Result<(String, T), Error> {
+    let too_long = |errno| Error::refused(name, errno, "the name is longer than 63 bytes");
+    let request = NetmapRequest::new(reqtype, name, body.as_bytes()).map_err(too_long)?;
+    let (fd, file) = File::open()?;
+    let reply = file.request(fd.as_fd(), &request)?;
+    if reply.errno != 0 {
+        return Err(Error::refused(name, reply.errno, reply.reason));
+    }
+    let decoded = reply.request.as_ref().and_then(|request| Some((request.name()?.to_string(), request.body_as()?)));
+    decoded.ok_or_else(|| Error::malformed_reply(name))
 }
 
-/// How often the line of processes that leads here has forked: differs between a process and its children.
-pub fn forks() -> u32 {
+/// Whether this process has a port whose region is in the file with that inode.
+pub fn has_region(inode: u64) -> bool {
+    region_cache::has_region(inode)
+}
+
+/// Returns the forks between the first process and this one: differs between a process and its children.
+pub fn fork_count() -> u32 {
     process::fork_count()
 }

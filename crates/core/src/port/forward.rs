@@ -1,101 +1,76 @@
-//! Forwarding: what a program gives back with `NS_FORWARD` goes on to the other side of its interface.
+//! Forwarding: packets that a program releases with `NS_FORWARD` continue to the other side of the interface.
 //!
 //! ```text
-//! receive ring of the interface --> host transmit ring: the port's own, or one that is opened for this alone
+//! receive ring of the interface --> host transmit ring: the port's own, or one that is opened for this purpose
 //! host receive ring ------------> transmit ring of the interface, if the port has all of them
 //! ```
-//! The sync that follows `head` over a packet appends it to the other ring, whose `head` it moves as the program would, and
-//! exchanges buffers. So a program that sends on that ring itself has to look at its `head` after each sync. What finds no
-//! room is dropped, and counted on the ring that it came from.
+//! The sync that processes `head` appends the packet to the other ring, moves that ring's `head` as the program would, and
+//! exchanges buffers. A program that sends on that ring itself must therefore read its `head` again after each sync.
+//! Packets without room are dropped, and counted on the ring that they came from.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
-use unetmap_abi::{NR_FORWARD, NS_BUF_CHANGED, NS_FORWARD, NS_MOREFRAG, PortSpec, Rings};
+use unetmap_abi::{NS_BUF_CHANGED, NS_FORWARD, NS_MOREFRAG, PortSpec, Rings};
 use unetmap_mem::{Pos, SlotValue, Span, SyncGuard};
 use unetmap_sys::clock::spin_hint;
 use unetmap_sys::process;
 
-use crate::port::open::interface_exists;
+use crate::control::client::interface_exists;
 use crate::port::Port;
 use crate::port::ring::Ring;
-use crate::sync::{Effort, SyncRing, Trouble, WallTime, judge};
+use crate::sync::{Effort, ForwardPolicy, SyncError, SyncRing, WallTime, validate};
+use crate::tuning::{FORWARD_LOCK_TRIES, FORWARD_STALLS};
 
-/// How often the other ring's lock is tried, in vain while somebody else is in a sync of it.
-const TRIES: u32 = 20_000;
-
-/// The host ring of a port that has none of its own, once it is needed; `None` inside: there can be none.
+/// The port on the host rings, for a port that has none of its own: opened when it is needed; `None` inside if there is
+/// none.
 #[derive(Default)]
-pub(crate) struct Forwarder(OnceLock<Option<Box<Port>>>);
-
-/// Which of the packets that a program gives back go on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) enum Onward {
-    /// None: the ring has no other side.
-    #[default]
-    Never,
-    /// Those with `NS_FORWARD`, if the ring says `NR_FORWARD`.
-    Marked,
-    /// All.
-    All,
-}
-
-/// What a sync calls with the slots that the program gave back, before it gives them to the kernel.
-pub(crate) type Pass<'a> = &'a dyn Fn(Span);
+pub(crate) struct HostRingPeer(OnceLock<Option<Box<Port>>>);
 
 impl SyncRing {
-    /// Whether what the program gives back may go on to another ring.
-    #[inline(always)]
-    pub(crate) fn forwards(&self) -> bool {
-        match self.onward {
-            Onward::Never => false,
-            Onward::Marked => self.view.flags() & NR_FORWARD != 0,
-            Onward::All => true,
-        }
-    }
-
-    /// The slots of the packet that begins at `at`, if all of them are before `end`.
-    fn packet(&self, at: Pos, end: Pos) -> Option<u32> {
+    /// Returns the number of slots of the packet at `at`, if all of them are before `end`.
+    fn packet_slots(&self, at: Pos, end: Pos) -> Option<u32> {
         let ring = self.view.slots();
         let mut lengths = ring.slots().walk(Span { from: at, to: end }).zip(1..);
         lengths.find(|(p, _)| ring.flags(*p) & NS_MOREFRAG == 0).map(|(_, n)| n)
     }
 
-    /// Whether the packet that begins at `at` goes on; of several slots the first one says so.
-    fn goes_on(&self, at: Pos) -> bool {
-        self.onward == Onward::All || self.view.slots().flags(at) & NS_FORWARD != 0
+    /// Whether the packet at `at` is forwarded; of several slots the first one decides.
+    fn is_forwarded(&self, at: Pos) -> bool {
+        self.forward_policy == ForwardPolicy::All || self.view.slots().flags(at) & NS_FORWARD != 0
     }
 
-    /// Appends what goes on of `window`, which is part of `from`, as far as there is room; returns where that ends.
+    /// Appends the forwarded packets of `window`, a part of `from`, as far as there is room. Returns the end of the part that
+    /// was processed.
     fn append(&self, lease: u32, from: &SyncRing, window: Span) -> Option<Pos> {
         let (state, slots) = (self.state(), self.view.shape().slots);
-        let _guard: SyncGuard<'_> = (0..TRIES).find_map(|_| {
+        let _guard: SyncGuard<'_> = (0..FORWARD_LOCK_TRIES).find_map(|_| {
             spin_hint();
             state.try_lock(lease, process::this_thread())
         })?;
         let (hwcur, hwtail) = state.positions(slots)?;
-        let asked = judge(slots, hwcur, hwtail, self.view.raw_head(), self.view.raw_cur())?;
-        let mut room = slots.distance(asked.head, hwtail);
-        let (mut at, mut to) = (window.from, asked.head);
+        let program = validate(slots, hwcur, hwtail, self.view.raw_head(), self.view.raw_cur())?;
+        let mut room = slots.distance(program.head, hwtail);
+        let (mut at, mut to) = (window.from, program.head);
         let theirs = from.view.shape().slots;
         while at != window.to {
-            // A packet of which the program gave back the first part only ends here.
-            let Some(n) = from.packet(at, window.to) else {
+            // The program released only the first part of this packet.
+            let Some(n) = from.packet_slots(at, window.to) else {
                 at = window.to;
                 break;
             };
-            if from.goes_on(at) {
+            if from.is_forwarded(at) {
                 let Some(left) = room.checked_sub(n) else { break };
                 room = left;
                 for p in theirs.walk(Span { from: at, to: theirs.add(at, n) }) {
-                    self.take(to, from, p);
+                    self.move_slot(to, from, p);
                     to = slots.next(to);
                 }
             }
             at = theirs.add(at, n);
         }
-        if to != asked.head {
-            if slots.between(asked.head, asked.cur, to) {
+        if to != program.head {
+            if slots.between(program.head, program.cur, to) {
                 self.view.set_cur(to);
             }
             self.view.set_head(to);
@@ -103,15 +78,15 @@ impl SyncRing {
         Some(at)
     }
 
-    /// Slot `to` gets the packet of slot `p` of `from`, which gets its buffer.
-    fn take(&self, to: Pos, from: &SyncRing, p: Pos) {
+    /// Moves the packet of slot `p` of `from` to slot `to`, in exchange for the buffer of `to`.
+    fn move_slot(&self, to: Pos, from: &SyncRing, p: Pos) {
         let (mine, theirs) = (self.view.slots(), from.view.slots());
         let slot = theirs.load(p);
         let flags = slot.flags & NS_MOREFRAG;
-        // Once in a turn of the loop: who dies before the window is given back forwards nothing twice.
+        // Cleared at once: if this process is killed before the window is released, the packet is not forwarded twice.
         theirs.set_flags(p, slot.flags & !NS_FORWARD);
         if !self.view.region().limits().allow(slot) {
-            // Nothing is sent of it, and it is counted, where the ring's own syncs judge.
+            // An empty slot: the sync of the other ring counts it as invalid.
             mine.set_len_flags(to, 0, flags);
         } else if self.view.offsets().mask == from.view.offsets().mask {
             let other = mine.buf_idx(to);
@@ -124,17 +99,17 @@ impl SyncRing {
         }
     }
 
-    /// Counts what goes on of `window` and could not.
+    /// Counts the forwarded packets of `window` as dropped.
     #[cold]
-    fn lose(&self, window: Span) {
+    fn drop_forwarded(&self, window: Span) {
         let ring = self.view.slots();
-        let lost = ring.slots().walk(window).filter(|p| self.goes_on(*p)).count();
-        self.state().dropped.fetch_add(lost as u64, Relaxed);
+        let dropped = ring.slots().walk(window).filter(|p| self.is_forwarded(*p)).count();
+        self.state().dropped.fetch_add(dropped as u64, Relaxed);
     }
 }
 
 impl Port {
-    /// Syncs a ring whose packets may go on.
+    /// Syncs a ring whose released packets may be forwarded.
     #[cold]
     pub(crate) fn sync_forwarding(
         &self,
@@ -142,64 +117,64 @@ impl Port {
         lease: u32,
         effort: Effort,
         now: Option<WallTime>,
-    ) -> Result<(), Trouble> {
-        let way = self.way_on(ring);
-        let pass = |window: Span| match way {
-            Way::To(port, other) => port.pass(other, lease, &ring.inner, window),
-            Way::Nowhere => ring.inner.lose(window),
-            Way::Ignored => {}
+    ) -> Result<(), SyncError> {
+        let next_hop = self.next_hop(ring);
+        let on_release = |window: Span| match next_hop {
+            NextHop::Ring(port, other) => port.forward(other, lease, &ring.inner, window),
+            NextHop::None => ring.inner.drop_forwarded(window),
+            NextHop::NotForwarded => {}
         };
-        let result = self.with_news(ring, || ring.inner.sync_passing(lease, effort, now, &pass));
-        match way {
-            Way::To(port, other) => result.and(port.sync_ring(other, lease, Effort::IfNeeded, now)),
-            Way::Nowhere | Way::Ignored => result,
+        let result = self.sync_renewing_monitors(ring, || ring.inner.sync_with_hook(lease, effort, now, &on_release));
+        match next_hop {
+            NextHop::Ring(port, other) => result.and(port.sync_ring(other, lease, Effort::IfNeeded, now)),
+            NextHop::None | NextHop::NotForwarded => result,
         }
     }
 
-    /// Appends what goes on of `window` to the ring `to` of this port.
-    fn pass(&self, to: &Ring, lease: u32, from: &SyncRing, window: Span) {
-        let (mut left, mut in_vain) = (window, 0);
+    /// Appends the forwarded packets of `window` to the ring `to` of this port.
+    fn forward(&self, to: &Ring, lease: u32, from: &SyncRing, window: Span) {
+        let (mut left, mut stalls) = (window, 0);
         while let Some(at) = to.inner.append(lease, from, left) {
             if at == left.to {
                 return;
             }
-            // Full. A sync has the kernel take what it can; if that makes no room the rest is lost.
-            in_vain = if at == left.from { in_vain + 1 } else { 0 };
+            // Full: a sync makes the kernel take what it can. If that makes no room, the rest is dropped.
+            stalls = if at == left.from { stalls + 1 } else { 0 };
             left.from = at;
-            if in_vain > 1 || self.sync_ring(to, lease, Effort::Full, None).is_err() {
+            if stalls > FORWARD_STALLS || self.sync_ring(to, lease, Effort::Full, None).is_err() {
                 break;
             }
         }
-        from.lose(left);
+        from.drop_forwarded(left);
     }
 
-    /// Where packets of a receive ring go on.
-    fn way_on(&self, ring: &Ring) -> Way<'_> {
+    /// Returns the ring that packets of a receive ring are forwarded to.
+    fn next_hop(&self, ring: &Ring) -> NextHop<'_> {
         let (own, id) = (self.register(), usize::from(ring.id()));
         let host_of = |rings: u16| move |ring: &&Ring| ring.id() >= rings;
         if let Some(n) = id.checked_sub(own.nr_rx_rings.into()) {
             let nic: Vec<&Ring> = self.tx.iter().filter(|ring| !host_of(own.nr_tx_rings)(ring)).collect();
             return match pick(&nic, n) {
-                Some(to) if nic.len() == usize::from(own.nr_tx_rings) => Way::To(self, to),
-                _ => Way::Ignored,
+                Some(to) if nic.len() == usize::from(own.nr_tx_rings) => NextHop::Ring(self, to),
+                _ => NextHop::NotForwarded,
             };
         }
         let host: Vec<&Ring> = self.tx.iter().filter(host_of(own.nr_tx_rings)).collect();
         if let Some(to) = pick(&host, id) {
-            return Way::To(self, to);
+            return NextHop::Ring(self, to);
         }
-        let opened = self.forwarder.0.get_or_init(|| self.open_host_ring());
+        let opened = self.host_ring_peer.0.get_or_init(|| self.open_host_ring());
         match opened.as_deref().and_then(|port| Some((port, port.tx.first()?))) {
-            Some((port, to)) => Way::To(port, to),
-            None => Way::Nowhere,
+            Some((port, to)) => NextHop::Ring(port, to),
+            None => NextHop::None,
         }
     }
 
-    /// A port of this process's on the interface's host transmit rings; there is none where the process, or this thread of
-    /// it, has left the network namespace that it opened the interface in.
+    /// Opens the interface's host transmit rings. `None` if this thread has left the network namespace in which the
+    /// interface was opened.
     fn open_host_ring(&self) -> Option<Box<Port>> {
-        // The daemon asks nobody, least of all itself.
-        if self.source.board.is_some() {
+        // The daemon must not send a request to itself.
+        if self.monitor_source.list.is_some() {
             return None;
         }
         let spec = PortSpec::parse_with(self.spec(), interface_exists).ok()?;
@@ -209,17 +184,18 @@ impl Port {
     }
 }
 
-/// The ring of number `n`, from the first again where there are fewer.
+/// Returns ring number `n`, modulo the number of rings.
 fn pick<'a>(rings: &[&'a Ring], n: usize) -> Option<&'a Ring> {
     rings.get(n % rings.len().max(1)).copied()
 }
 
-/// Where packets go on.
+/// The destination of forwarded packets.
 #[derive(Clone, Copy)]
-enum Way<'a> {
-    To(&'a Port, &'a Ring),
-    /// There is no such ring; each packet that goes on is lost.
-    Nowhere,
-    /// Packets do not go on, and are given back as all others.
-    Ignored,
+enum NextHop<'a> {
+    /// This ring of this port.
+    Ring(&'a Port, &'a Ring),
+    /// The ring does not exist: forwarded packets are dropped and counted.
+    None,
+    /// Packets are not forwarded, and their slots are released as all others.
+    NotForwarded,
 }

@@ -3,12 +3,19 @@
 pub mod csb;
 pub mod extmem;
 pub mod file;
-pub(crate) mod forward;
+mod forward;
+mod frames;
 mod lease;
-pub(crate) mod open;
+mod monitors;
+mod open;
 mod poll;
-pub(crate) mod ring;
+mod poll_fast;
+mod ring;
 
+pub use open::{OpenOptions, adopt};
+pub use ring::{Ring, SlotRef, Window};
+
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -18,43 +25,50 @@ use unetmap_abi::{NR_MONITOR_RX, NR_MONITOR_TX, NR_NO_TX_POLL, NR_ZCOPY_MON, Nmr
 use unetmap_mem::{BufIdx, Iface, Region};
 use unetmap_sys::{clock, event, process};
 
-use crate::backend::Sleeper;
+use self::forward::HostRingPeer;
+use self::lease::{Lease, LeaseCell};
+use self::monitors::MonitorSource;
+use crate::backend::WakeupSource;
 use crate::control::client::Connection;
 use crate::error::Error;
-use crate::port::forward::Forwarder;
-use crate::port::lease::Lease;
-use crate::port::open::OpenOptions;
-use crate::port::ring::Ring;
-use crate::sync::{Effort, SyncRing, Trouble, WallTime};
-use crate::sync::mirror::Source;
+use crate::sync::{Effort, SyncError, SyncRing, WallTime};
+use crate::tuning::{LIFE_CHECK_NS, MAX_SYNCS_PER_CHECK};
 
-/// Directions to wait for, or found ready.
+/// The directions that a program waits for, or that are ready.
+///
+/// ```
+/// use unetmap::Interest;
+///
+/// let want = Interest::RX | Interest::TX;
+/// assert!(want.rx() && want.tx() && want == Interest::BOTH);
+/// assert!(Interest::NONE.is_none());
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Interest(u8);
 
 impl Interest {
-    /// Nothing.
+    /// No direction.
     pub const NONE: Interest = Interest(0);
     /// Packets to read.
     pub const RX: Interest = Interest(1);
-    /// Slots to fill.
+    /// Free slots to fill.
     pub const TX: Interest = Interest(2);
-    /// Either.
+    /// Both directions.
     pub const BOTH: Interest = Interest(3);
 
-    /// Whether receiving is part of it.
+    /// Whether it includes receiving.
     #[inline(always)]
     pub fn rx(self) -> bool {
         self.0 & 1 != 0
     }
 
-    /// Whether transmitting is part of it.
+    /// Whether it includes transmitting.
     #[inline(always)]
     pub fn tx(self) -> bool {
         self.0 & 2 != 0
     }
 
-    /// Whether it is nothing.
+    /// Whether it includes no direction.
     #[inline(always)]
     pub fn is_none(self) -> bool {
         self.0 == 0
@@ -76,23 +90,19 @@ impl std::ops::BitOrAssign for Interest {
     }
 }
 
-/// How often a busy program looks whether the daemon still lives.
-const LIFE_CHECK_NS: u64 = 100_000_000;
-
-/// How often one sync asks who watches.
-const NEWS_AT_MOST: u32 = 4;
-
 /// Any of these: the port is a monitor.
 const MONITOR: u64 = NR_MONITOR_TX | NR_MONITOR_RX | NR_ZCOPY_MON;
 
-/// Whether the file by which a port was opened has ended.
-pub(crate) type FileEnded = Box<dyn Fn() -> bool + Send + Sync>;
+/// Returns whether the file by which a port was opened was shut down.
+pub(crate) type IsShutDown = Box<dyn Fn() -> bool + Send + Sync>;
 
-/// An open port: rings of a region, and a connection whose end releases everything that the port held, however the
-/// process ends. Dropping it closes the port.
+/// An open port: the rings that it bound, in a region of shared memory, and a connection to the daemon. The daemon releases
+/// everything that the port holds when the connection closes, also if the process is killed. Dropping a `Port` closes it.
 ///
-/// A port may be used by several threads, and by forked children: a ring that one of them is syncing is skipped by the
-/// others.
+/// Several threads, and forked children, may use a port: while one of them syncs a ring, the syncs of the others skip it.
+///
+/// Its descriptor ([`AsFd`]) is the connection to the daemon: it becomes readable or hangs up when the daemon exits. To wait
+/// for packets in an event loop use [`Port::arm`] and [`Port::wait_fds`].
 pub struct Port {
     spec: String,
     pub(crate) connection: Connection,
@@ -101,33 +111,33 @@ pub struct Port {
     iface: Iface,
     pub(crate) tx: Vec<Ring>,
     pub(crate) rx: Vec<Ring>,
-    /// Where it asks who watches it.
-    pub(crate) source: Source,
-    pub(crate) forwarder: Forwarder,
-    lease: lease::Kept,
-    /// The lease's number, and how often this process was forked when it got it: what a sync needs of the lease.
+    pub(crate) monitor_source: MonitorSource,
+    pub(crate) host_ring_peer: HostRingPeer,
+    lease: LeaseCell,
+    /// The lease's number and its number of forks, read by each sync.
     lease_number: AtomicU32,
     lease_forks: AtomicU32,
+    /// Whether the daemon has exited.
     dead: AtomicBool,
-    /// See [`Port::watch_file`], and whether it said so.
-    pub(crate) file_ended: OnceLock<FileEnded>,
-    pub(crate) is_shut: AtomicBool,
-    pub(crate) blocks: csb::Cell,
-    /// Syncs until the next look at the daemon, how many there were since the last, and when that was.
+    /// See [`Port::watch_file`], and whether it returned `true`.
+    pub(crate) file_is_shut_down: OnceLock<IsShutDown>,
+    pub(crate) is_shut_down: AtomicBool,
+    pub(crate) csb: csb::CsbCell,
+    /// Syncs until the next check of the daemon; syncs between two checks; time of the last check.
     checks_left: AtomicU32,
     check_every: AtomicU32,
     last_check: AtomicU64,
-    /// See `wait`: whether somebody else wanted the processor when a waiting thread last offered it.
-    pub(crate) crowded: AtomicBool,
-    /// The last wait brought much at once.
+    /// See `poll`: whether another task ran when a waiting thread last yielded the CPU.
+    pub(crate) cpu_is_shared: AtomicBool,
+    /// Whether the last wait ended with a large batch.
     pub(crate) in_stream: AtomicBool,
-    /// Whether the last wait that slept did so until its time was over.
-    pub(crate) in_vain: AtomicBool,
-    /// See `wait`: how long receivers hold back between looks.
-    pub(crate) hold_back: AtomicU32,
-    /// See `wait`: whether receivers rest between looks, and when the last look was.
-    pub(crate) rests: bool,
-    pub(crate) last_look: AtomicU64,
+    /// Whether the last wait that slept did so until its timeout.
+    pub(crate) last_wait_timed_out: AtomicBool,
+    /// See `poll`: the rx coalescing delay in spin hints; at an interface 1 if the next poll sleeps first.
+    pub(crate) rx_coalescing: AtomicU32,
+    /// See `poll`: whether receivers sleep between polls, and when the last poll was.
+    pub(crate) sleeps_between_polls: bool,
+    pub(crate) last_poll: AtomicU64,
 }
 
 impl Port {
@@ -140,9 +150,10 @@ impl Port {
         region: Arc<Region>,
         iface: Iface,
         (tx, rx): (Vec<Ring>, Vec<Ring>),
-        source: Source,
+        monitor_source: MonitorSource,
     ) -> Port {
-        let rests = rx.iter().any(|ring| ring.inner.path.rx().is_some_and(|rx| rx.rests()));
+        let sleeps = |ring: &Ring| ring.inner.backend.rx().is_some_and(|rx| rx.sleeps_between_polls());
+        let sleeps_between_polls = rx.iter().any(sleeps);
         Port {
             spec: spec.into(),
             connection,
@@ -151,88 +162,88 @@ impl Port {
             iface,
             tx,
             rx,
-            source,
-            forwarder: Forwarder::default(),
+            monitor_source,
+            host_ring_peer: HostRingPeer::default(),
             lease_number: AtomicU32::new(lease.number),
             lease_forks: AtomicU32::new(lease.forks),
-            lease: lease::Kept::new(lease),
+            lease: LeaseCell::new(lease),
             dead: AtomicBool::new(false),
-            file_ended: OnceLock::new(),
-            is_shut: AtomicBool::new(false),
-            blocks: csb::Cell::default(),
+            file_is_shut_down: OnceLock::new(),
+            is_shut_down: AtomicBool::new(false),
+            csb: csb::CsbCell::default(),
             checks_left: AtomicU32::new(0),
             check_every: AtomicU32::new(1),
             last_check: AtomicU64::new(clock::now_ns()),
-            crowded: AtomicBool::new(false),
+            cpu_is_shared: AtomicBool::new(false),
             in_stream: AtomicBool::new(false),
-            in_vain: AtomicBool::new(false),
-            hold_back: AtomicU32::new(0),
-            rests,
-            last_look: AtomicU64::new(0),
+            last_wait_timed_out: AtomicBool::new(false),
+            rx_coalescing: AtomicU32::new(0),
+            sleeps_between_polls,
+            last_poll: AtomicU64::new(0),
         }
     }
 
-    /// Opens the port that `spec` names, with defaults. See [`OpenOptions::open`].
+    /// Opens the port that `spec` names, with default options. See [`OpenOptions::open`].
     ///
     /// # Errors
-    /// A bad name, a refusal of the daemon, or no daemon.
+    /// An invalid name, a refusal of the daemon, or no daemon.
     pub fn open(spec: &str) -> Result<Port, Error> {
         Port::options().open(spec)
     }
 
-    /// How to open a port otherwise than with defaults.
+    /// Returns default options, to be changed before the port is opened.
     pub fn options() -> OpenOptions {
         OpenOptions::default()
     }
 
-    /// The name that the port was opened with.
+    /// Returns the name that the port was opened with.
     pub fn spec(&self) -> &str {
         &self.spec
     }
 
-    /// The request as the daemon answered it: sizes, rings, offsets.
+    /// Returns the body of the reply to REGISTER: sizes, rings, offsets.
     pub fn register(&self) -> &NmreqRegister {
         &self.register
     }
 
-    /// The number of the region.
+    /// Returns the number of the region.
     pub fn mem_id(&self) -> u16 {
         self.register.nr_mem_id
     }
 
     /// Whether buffers can be exchanged between the two ports.
     pub fn same_region(&self, other: &Port) -> bool {
-        self.region.same(&other.region)
+        self.region.is_same_mapping(&other.region)
     }
 
-    /// Bytes in each buffer.
+    /// Returns the bytes of each buffer.
     pub fn buf_size(&self) -> u32 {
         self.region.limits().buf_size
     }
 
-    /// The region that rings and buffers lie in.
+    /// Returns the region that contains the rings and buffers.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// The transmit rings that this port bound.
+    /// Returns the transmit rings that this port bound.
     #[inline(always)]
     pub fn tx_rings(&self) -> &[Ring] {
         &self.tx
     }
 
-    /// The receive rings that this port bound.
+    /// Returns the receive rings that this port bound.
     #[inline(always)]
     pub fn rx_rings(&self) -> &[Ring] {
         &self.rx
     }
 
-    /// How many extra buffers were granted.
+    /// Returns the number of extra buffers that were granted.
     pub fn extra_bufs(&self) -> u32 {
         self.register.nr_extra_bufs
     }
 
-    /// Takes a buffer from the port's list of extra buffers; `None` when it is empty, or spoilt by another process.
+    /// Takes a buffer from the port's list of extra buffers; `None` if it is empty, or was overwritten by another process.
     pub fn take_extra_buf(&self) -> Option<BufIdx> {
         let idx = self.iface.bufs_head();
         if !self.region.limits().index_ok(idx) {
@@ -250,7 +261,7 @@ impl Port {
         self.iface.set_bufs_head(idx);
     }
 
-    /// Sends what was handed over on all transmit rings, and learns what is finished. Never waits.
+    /// Syncs all transmit rings: sends the slots before `head` and frees completed ones. Never waits.
     ///
     /// # Errors
     /// [`Error::DaemonGone`]; [`Error::InterfaceGone`]; [`Error::BadPointers`] (the other rings were synced).
@@ -258,7 +269,7 @@ impl Port {
         self.sync_all(&self.tx, "tx")
     }
 
-    /// Gives back what was read on all receive rings, and takes what has come. Never waits.
+    /// Syncs all receive rings: releases the slots before `head` and delivers packets that have arrived. Never waits.
     ///
     /// # Errors
     /// As [`Port::txsync`].
@@ -270,14 +281,15 @@ impl Port {
         let lease = self.enter()?;
         let mut result = Ok(());
         for ring in rings {
-            if let Err(trouble) = self.sync_ring(ring, lease, Effort::Full, None) {
-                result = Err(self.explain(trouble, ring, dir));
+            if let Err(error) = self.sync_ring(ring, lease, Effort::Full, None) {
+                result = Err(self.explain(error, ring, dir));
             }
         }
         result
     }
 
-    /// Syncs one ring. News of who watches it are asked for first, so that its monitors see all that it moves from then on.
+    /// Syncs one ring. If its monitors have changed, renews their list first, so that they see every packet that the sync
+    /// moves.
     #[inline(always)]
     pub(crate) fn sync_ring(
         &self,
@@ -285,39 +297,24 @@ impl Port {
         lease: u32,
         effort: Effort,
         now: Option<WallTime>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), SyncError> {
         if ring.inner.forwards() {
             return self.sync_forwarding(ring, lease, effort, now);
         }
         match ring.inner.sync(lease, effort, now) {
-            Err(Trouble::News) => self.with_news(ring, || ring.inner.sync(lease, effort, now)),
-            other => other,
-        }
-    }
-
-    /// Syncs a ring, and asks for news as often as there are some.
-    #[cold]
-    pub(crate) fn with_news(&self, ring: &Ring, sync: impl Fn() -> Result<(), Trouble>) -> Result<(), Trouble> {
-        for _ in 0..=NEWS_AT_MOST {
-            match sync() {
-                Err(Trouble::News) => self.renew_watchers(),
-                other => return other,
+            Err(SyncError::MonitorsChanged) => {
+                self.sync_renewing_monitors(ring, || ring.inner.sync(lease, effort, now))
             }
-        }
-        // Somebody who shares the port makes news up. What is known has to do; who gets buffers might have gone, and so nobody
-        // gets any: then it is as if somebody else were syncing the ring.
-        match ring.inner.watchers.regardless(sync) {
-            Err(Trouble::News) => Ok(()),
             other => other,
         }
     }
 
-    /// The region, as all ports of this process share it.
+    /// Returns the region, shared by all ports of this process.
     pub(crate) fn shared_region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// The lease of this very process.
+    /// Returns the lease of this process.
     pub(crate) fn current_lease(&self) -> Result<Arc<Lease>, Error> {
         match self.lease.get(process::fork_count()) {
             Some(lease) => Ok(lease),
@@ -325,19 +322,19 @@ impl Port {
         }
     }
 
-    /// Syncs what a poll syncs, without waiting, and tells what is ready.
+    /// Syncs what a poll syncs, without waiting, and returns what is ready.
     #[inline]
-    pub(crate) fn look(&self, want: Interest, now: Option<WallTime>) -> Result<Interest, Error> {
+    pub(crate) fn poll_once(&self, want: Interest, now: Option<WallTime>) -> Result<Interest, Error> {
         let lease = self.enter()?;
         let mut ready = Interest::NONE;
-        // A poll also transmits, whatever it waits for, unless the program asked for the contrary.
+        // A poll also transmits, whatever it waits for, unless the program disabled that.
         if want.tx() || self.register.nr_flags & NR_NO_TX_POLL == 0 {
             for ring in &self.tx {
-                if !ring.inner.send_quickly(lease)
-                    && ring.inner.due(want.tx())
-                    && let Err(trouble) = self.sync_ring(ring, lease, Effort::IfNeeded, now)
+                if !ring.inner.send_fast(lease)
+                    && ring.inner.needs_sync(want.tx())
+                    && let Err(error) = self.sync_ring(ring, lease, Effort::IfNeeded, now)
                 {
-                    return Err(self.explain(trouble, ring, "tx"));
+                    return Err(self.explain(error, ring, "tx"));
                 }
                 if want.tx() && ring.inner.ready() {
                     ready |= Interest::TX;
@@ -346,10 +343,10 @@ impl Port {
         }
         if want.rx() {
             for ring in &self.rx {
-                if ring.inner.due(true)
-                    && let Err(trouble) = self.sync_ring(ring, lease, Effort::IfNeeded, now)
+                if ring.inner.needs_sync(true)
+                    && let Err(error) = self.sync_ring(ring, lease, Effort::IfNeeded, now)
                 {
-                    return Err(self.explain(trouble, ring, "rx"));
+                    return Err(self.explain(error, ring, "rx"));
                 }
                 if ring.inner.ready() {
                     ready |= Interest::RX;
@@ -359,10 +356,10 @@ impl Port {
         Ok(ready)
     }
 
-    /// Syncs all rings as a poll does and, unless something that is wanted is ready, waits until it is, or until
-    /// `timeout` (`None`: no limit). What is ready comes back; nothing means that the time is over or a signal came.
+    /// Syncs all rings and waits until one of the wanted directions is ready, or until `timeout` (`None`: no limit). Returns
+    /// what is ready; [`Interest::NONE`] after the timeout or a signal.
     ///
-    /// A ring is ready when `cur != tail`. Handed-over slots are sent even when only [`Interest::RX`] is wanted.
+    /// A ring is ready when `cur != tail`. Slots before `head` are sent even if only [`Interest::RX`] is wanted.
     ///
     /// # Errors
     /// As [`Port::txsync`].
@@ -374,89 +371,93 @@ impl Port {
         self.wait(want, timeout)
     }
 
-    /// Whether the one transmit ring was all that a poll for [`Interest::TX`] had to see to, and slots are left in it.
+    /// Whether the port has one transmit ring, `send` did all the work of a poll for [`Interest::TX`], and free slots are
+    /// left.
     #[inline(always)]
-    fn sends(&self, quickly: impl Fn(&SyncRing, u32) -> bool) -> bool {
+    fn sends(&self, send: impl Fn(&SyncRing, u32) -> bool) -> bool {
         let [ring] = &self.tx[..] else { return false };
-        self.enter_quickly().is_some_and(|lease| quickly(&ring.inner, lease))
+        self.enter_fast().is_some_and(|lease| send(&ring.inner, lease))
     }
 
-    /// The same where it is not a single packet, kept out of what programs have in their loops.
+    /// [`Port::sends`] for several packets; not inlined into the loops of programs.
     #[inline(never)]
     fn sends_several(&self) -> bool {
-        self.sends(SyncRing::send_quickly)
+        self.sends(SyncRing::send_fast)
     }
 
-    /// For event loops: syncs, and if nothing that is wanted is ready, asks to be woken: then one of
-    /// [`Port::wait_fds`] becomes readable, and `arm` is to be called again. If something is ready, it comes back and
-    /// no wake-up was asked for.
+    /// For event loops: syncs, and returns what is ready. If nothing is, requests a wake-up: one of [`Port::wait_fds`]
+    /// becomes readable when the port may be ready; then call `arm` again.
     ///
     /// # Errors
     /// As [`Port::txsync`].
     pub fn arm(&self, want: Interest) -> Result<Interest, Error> {
-        let ready = self.look(want, None)?;
+        let ready = self.poll_once(want, None)?;
         if !ready.is_none() {
             return Ok(ready);
         }
-        self.silence(want);
-        self.ask_for_wakeup(want);
-        // Between the look and the request something may have come: nobody would wake us for that.
-        let ready = self.look(want, None)?;
+        self.clear_doorbells(want);
+        self.request_wakeup(want);
+        // Packets may have arrived between the poll and the request; the peer notifies only after the request.
+        let ready = self.poll_once(want, None)?;
         if !ready.is_none() {
             self.wake_sharers(want);
             return Ok(ready);
         }
-        // A ring that is due and not ready is in somebody else's sync, whose end rings no bell: the wait ends at once.
-        self.sleepers(want).filter(|(ring, _)| ring.inner.due(true)).for_each(|(_, sleeper)| sleeper.bell().notify());
+        // A ring that needs a sync and is not ready is being synced by another thread, which does not notify when it ends:
+        // the wait ends at once.
+        self.wakeup_sources(want)
+            .filter(|(ring, _)| ring.inner.needs_sync(true))
+            .for_each(|(_, source)| source.doorbell().notify());
         Ok(ready)
     }
 
-    /// What to wait on after [`Port::arm`] found nothing ready: readable, or closed by the daemon's end.
+    /// Returns the descriptors to wait for after [`Port::arm`] found nothing ready. They become readable, or hang up when
+    /// the daemon exits.
     pub fn wait_fds(&self, want: Interest) -> Vec<BorrowedFd<'_>> {
         let mut fds = vec![self.connection.fd.as_fd()];
-        for (_, sleeper) in self.sleepers(want) {
-            fds.push(sleeper.bell().as_fd());
-            fds.extend(sleeper.socket());
+        for (_, source) in self.wakeup_sources(want) {
+            fds.push(source.doorbell().as_fd());
+            fds.extend(source.socket());
         }
         fds
     }
 
-    /// The rings of the wanted directions that can wake a sleeper.
-    pub(crate) fn sleepers(&self, want: Interest) -> impl Iterator<Item = (&Ring, &dyn Sleeper)> {
+    /// Returns the rings of the wanted directions that can wake the program.
+    pub(crate) fn wakeup_sources(&self, want: Interest) -> impl Iterator<Item = (&Ring, &dyn WakeupSource)> {
         let tx = self.tx.iter().filter(move |_| want.tx());
         let rx = self.rx.iter().filter(move |_| want.rx());
         tx.chain(rx).filter_map(|ring| {
-            let path = &ring.inner.path;
-            let sleeper = path.tx().and_then(|tx| tx.sleeper()).or_else(|| path.rx()?.sleeper());
-            Some((ring, sleeper?))
+            let backend = &ring.inner.backend;
+            let source = backend.tx().and_then(|tx| tx.wakeup()).or_else(|| backend.rx()?.wakeup());
+            Some((ring, source?))
         })
     }
 
-    pub(crate) fn ask_for_wakeup(&self, want: Interest) {
-        self.sleepers(want).for_each(|(_, sleeper)| sleeper.arm());
+    pub(crate) fn request_wakeup(&self, want: Interest) {
+        self.wakeup_sources(want).for_each(|(_, source)| source.request_wakeup());
     }
 
-    /// Takes back bells that rang.
-    pub(crate) fn silence(&self, want: Interest) {
-        for (_, sleeper) in self.sleepers(want) {
-            sleeper.bell().clear();
+    /// Clears the doorbells.
+    pub(crate) fn clear_doorbells(&self, want: Interest) {
+        for (_, source) in self.wakeup_sources(want) {
+            source.doorbell().clear();
         }
     }
 
     #[cold]
-    pub(crate) fn explain(&self, trouble: Trouble, ring: &Ring, dir: &str) -> Error {
-        let asked = self.spec.clone();
-        match trouble {
-            Trouble::BadPointers => Error::BadPointers { asked, ring: format!("{dir} {}", ring.id()) },
-            Trouble::Ended if self.register.nr_flags & MONITOR != 0 => Error::WatchedGone { asked },
-            Trouble::Ended => Error::InterfaceGone { asked },
-            Trouble::ByLoop => Error::ByLoop { asked },
-            // The latter is asked for before anybody is told.
-            Trouble::Mute | Trouble::News => Error::OnlyWatches { asked },
+    pub(crate) fn explain(&self, error: SyncError, ring: &Ring, dir: &str) -> Error {
+        let subject = self.spec.clone();
+        match error {
+            SyncError::BadPointers => Error::BadPointers { subject, ring: format!("{dir} {}", ring.id()) },
+            SyncError::Ended if self.register.nr_flags & MONITOR != 0 => Error::MonitoredPortClosed { subject },
+            SyncError::Ended => Error::InterfaceGone { subject },
+            SyncError::OwnedBySyncLoop => Error::OwnedBySyncLoop { subject },
+            // MonitorsChanged is handled before errors are returned to the program.
+            SyncError::ReadOnly | SyncError::MonitorsChanged => Error::ReadOnly { subject },
         }
     }
 
-    /// What each sync begins with: the daemon lives, and this very process has a lease.
+    /// Begins a sync: checks that the daemon is alive and that this process has a lease.
     #[inline(always)]
     pub(crate) fn enter(&self) -> Result<u32, Error> {
         if self.lease_forks.load(Relaxed) != process::fork_count() {
@@ -471,9 +472,9 @@ impl Port {
         Ok(self.lease_number.load(Relaxed))
     }
 
-    /// The same for who leaves it to [`Port::enter`] where something is to be renewed or looked at.
+    /// Begins a sync of the fast path; `None` if a check or a renewal is due, which [`Port::enter`] makes.
     #[inline(always)]
-    pub(crate) fn enter_quickly(&self) -> Option<u32> {
+    pub(crate) fn enter_fast(&self) -> Option<u32> {
         let left = self.checks_left.load(Relaxed);
         if left == 0 || self.lease_forks.load(Relaxed) != process::fork_count() {
             return None;
@@ -482,25 +483,25 @@ impl Port {
         Some(self.lease_number.load(Relaxed))
     }
 
-    /// Looks at the connection about every 100 ms, without asking for the time at each sync: the number of syncs between
-    /// two looks follows the program's pace.
+    /// Checks the connection about every 100 ms without reading the clock at each sync: the number of syncs between two
+    /// checks follows the rate of the program.
     #[cold]
     fn check_life(&self) -> Result<(), Error> {
-        if self.is_shut.load(Relaxed) {
-            return Err(Error::FileEnded { asked: self.spec.clone() });
+        if self.is_shut_down.load(Relaxed) {
+            return Err(Error::FileShutDown { subject: self.spec.clone() });
         }
-        let gone = || Error::DaemonGone { asked: self.spec.clone() };
+        let gone = || Error::DaemonGone { subject: self.spec.clone() };
         if self.dead.load(Relaxed) {
             return Err(gone());
         }
-        if self.blocks.is_given() {
-            return Err(Error::ByLoop { asked: self.spec.clone() });
+        if self.csb.is_set() {
+            return Err(Error::OwnedBySyncLoop { subject: self.spec.clone() });
         }
         let (now, every) = (clock::now_ns(), self.check_every.load(Relaxed));
         let elapsed = now.saturating_sub(self.last_check.load(Relaxed));
         if elapsed < LIFE_CHECK_NS {
-            // Too early: look at the clock again later, at most ten times as late.
-            let next = if elapsed < LIFE_CHECK_NS / 10 { (every * 2).min(4096) } else { every };
+            // Too early: reads the clock again later, at most ten times as late.
+            let next = if elapsed < LIFE_CHECK_NS / 10 { (every * 2).min(MAX_SYNCS_PER_CHECK) } else { every };
             self.check_every.store(next, Relaxed);
             self.checks_left.store(next, Relaxed);
             return Ok(());
@@ -512,30 +513,30 @@ impl Port {
             self.mark_dead();
             return Err(gone());
         }
-        if self.file_ended.get().is_some_and(|ended| ended()) {
+        if self.file_is_shut_down.get().is_some_and(|is_shut_down| is_shut_down()) {
             return Err(self.shut_down());
         }
         self.checks_left.store(next, Relaxed);
         Ok(())
     }
 
-    /// The daemon has gone: every call fails from now on.
+    /// Marks the port as unusable after the daemon has exited: every call fails.
     pub(crate) fn mark_dead(&self) {
         self.dead.store(true, Relaxed);
         self.checks_left.store(0, Relaxed);
     }
 
-    /// Every sync but the loop's fails from now on.
+    /// Makes every sync fail except those of the sync loop.
     pub(crate) fn leave_to_loop(&self) {
         self.checks_left.store(0, Relaxed);
     }
 
-    /// Whether the lease is not that of a process that was forked so often.
+    /// Whether the lease belongs to a process with another number of forks.
     pub(crate) fn lease_is_of_another(&self, forks: u32) -> bool {
         self.lease_forks.load(Relaxed) != forks
     }
 
-    /// The number by which locks name this process.
+    /// Returns the number that identifies this process in locks.
     pub(crate) fn lease_number(&self) -> u32 {
         self.lease_number.load(Relaxed)
     }
@@ -546,7 +547,25 @@ impl Port {
         let lease = lease::of_this_process(&self.connection.socket)?;
         self.lease_number.store(lease.number, Relaxed);
         self.lease_forks.store(lease.forks, Relaxed);
-        self.lease.keep(lease);
+        self.lease.set(lease);
         Ok(())
+    }
+}
+
+impl AsFd for Port {
+    /// Returns the connection to the daemon.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.fd.as_fd()
+    }
+}
+
+impl fmt::Debug for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Port")
+            .field("spec", &self.spec)
+            .field("mem_id", &self.mem_id())
+            .field("tx_rings", &self.tx.len())
+            .field("rx_rings", &self.rx.len())
+            .finish_non_exhaustive()
     }
 }

@@ -1,11 +1,12 @@
-//! Waiting: spin a little, then ask to be woken, look once more, and sleep.
+//! Waiting: polls for a while, then requests a wake-up, checks once more, and sleeps.
 //!
-//! A receiver that finds a few packets at every look costs the sender a transfer of the line's `prod` word for each of
-//! them. So while packets come in a stream, the receiver holds back between two looks, longer as long as the batches
-//! stay small; a look that finds nothing ends that at once, so a request that waits for its answer is never delayed.
+//! A receiver that finds a few packets at every poll costs the sender a transfer of the channel's `prod` word for each of
+//! them. Therefore, while packets arrive in a stream, the receiver delays its first check (rx coalescing), for longer as
+//! long as the batches stay small. A check that finds nothing ends the delay at once, so a request that waits for its reply
+//! is never delayed.
 //!
-//! Where packets come by the kernel's work, on an interface, the receiver of a fast stream sleeps between two looks: the
-//! kernel may need this very processor, and each look takes the ring's words away from it.
+//! At an interface, where the kernel delivers the packets, the receiver of a fast stream sleeps between two polls: the
+//! kernel may need this CPU, and each poll takes the cache lines of the ring's words away from it.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,253 +20,231 @@ use crate::backend::Rx;
 use crate::error::Error;
 use crate::port::{Interest, Port};
 use crate::sync::WallTime;
-
-#[path = "poll_fast.rs"]
-mod poll_fast;
-
-/// How long to spin before sleeping: about the price of one sleep and wake-up between two cores.
-const SPIN: Duration = Duration::from_micros(50);
-/// The same for who gets much at once: several who share a processor may have to be woken, one after the other, by a party that
-/// serves nobody meanwhile.
-const STREAM_SPIN: Duration = Duration::from_micros(200);
-/// Looks between two readings of the clock: less than a microsecond, which is what `ring->ts` can tell.
-const LOOKS_PER_CLOCK: u32 = 8;
-/// Glances before each look: together about as long as the processor's hint for spin loops, 30 to 45 ns, and what comes
-/// meanwhile is seen at once.
-const GLANCES: u32 = 4;
-/// So many times that many looks come before the first offer of the processor: longer than the other side of a pipe needs for
-/// half a ring, shorter than two system calls, which the offer and the clock may cost.
-const EAGER_ROUNDS: u32 = 8;
-/// An offer that took longer was accepted: a system call alone takes less.
-const ACCEPTED: Duration = Duration::from_micros(2);
-/// So many slots may be an answer.
-const ANSWER: u32 = 8;
-/// A stream's batches are small below this: hold back longer.
-const SMALL_BATCH: u32 = 96;
-/// From here on they are large: hold back less.
-const LARGE_BATCH: u32 = 256;
-/// The longest that a receiver holds back, in spin hints: about five microseconds.
-const MAX_HOLD: u32 = 128;
-/// How long a receiver rests between two looks at an interface.
-const REST: Duration = Duration::from_micros(50);
-/// How long that may take in fact: the kernel wakes sleepers up to 50 us late.
-const REST_NS: u64 = 110_000;
-/// Packets that must be expected during a rest, or it is not worth it.
-const REST_FOR: u64 = 32;
-/// When to look again at a ring that somebody else is syncing.
-const BUSY: Duration = Duration::from_micros(100);
-/// How long a sleeper trusts its bell. A party that dies, or means harm, between moving a position and ringing wakes nobody.
-const LOOK_UP: Duration = Duration::from_millis(500);
-/// Bells that fit without allocation.
-const FEW: usize = 15;
+use crate::tuning::{
+    BUSY_RING_RETRY, LARGE_BATCH, MAX_COALESCING, NIC_SLEEP, NIC_SLEEP_MAX_NS, NIC_SLEEP_MIN_PACKETS, PEEKS_PER_POLL,
+    POLL_FDS_ON_STACK, POLLS_PER_CLOCK, REPLY_BATCH, SLEEP_LIMIT, SMALL_BATCH, SPIN, SPINS_BEFORE_YIELD, STREAM_SPIN,
+    YIELD_ACCEPTED,
+};
 
 /// Why a sleep ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Slept {
-    Rung,
-    Enough,
+enum SleepEnd {
+    Doorbell,
+    Timeout,
     Signal,
 }
 
 impl Port {
-    /// [`Port::poll`], but for what goes quickly.
+    /// [`Port::poll`] without the fast paths for sending.
     #[inline(never)]
     pub(crate) fn wait(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
-        if want == Interest::RX && timeout != Some(Duration::ZERO) && self.poll_quickly() {
+        if want == Interest::RX && timeout != Some(Duration::ZERO) && self.poll_fast() {
             return Ok(Interest::RX);
         }
-        // Who only asks is not made to wait.
-        let ready =
-            if timeout == Some(Duration::ZERO) && self.rests { self.look(want, None)? } else { self.first_look(want)? };
+        // A poll that must not wait does not sleep either.
+        let ready = if timeout == Some(Duration::ZERO) && self.sleeps_between_polls {
+            self.poll_once(want, None)?
+        } else {
+            self.first_poll(want)?
+        };
         if !ready.is_none() || timeout == Some(Duration::ZERO) {
             return Ok(ready);
         }
-        self.wait_longer(want, timeout)
+        self.wait_blocking(want, timeout)
     }
 
-    /// The look that a poll begins with. In a stream of small batches it is held back a little.
+    /// Makes the first check of a poll, after the rx coalescing delay in a stream of small batches.
     #[inline]
-    fn first_look(&self, want: Interest) -> Result<Interest, Error> {
+    fn first_poll(&self, want: Interest) -> Result<Interest, Error> {
         if !want.rx() || self.rx.iter().any(|ring| ring.inner.ready()) {
-            return self.look(want, None);
+            return self.poll_once(want, None);
         }
-        if self.rests {
-            return self.rested_look(want);
+        if self.sleeps_between_polls {
+            return self.poll_after_sleep(want);
         }
-        let hold = self.hold_back.load(Relaxed);
-        for _ in 0..hold {
+        let delay = self.rx_coalescing.load(Relaxed);
+        for _ in 0..delay {
             spin_hint();
         }
-        let ready = self.look(want, None)?;
+        let ready = self.poll_once(want, None)?;
         let next = if ready.rx() {
             let came = self.rx.iter().map(|ring| ring.space()).sum();
-            next_hold(hold, came, || self.rx.iter().any(|ring| ring.inner.path.rx().is_some_and(Rx::is_near)))
+            next_coalescing(delay, came, || {
+                self.rx.iter().any(|ring| ring.inner.backend.rx().is_some_and(Rx::peer_on_this_cpu))
+            })
         } else {
             0
         };
-        if next != hold {
-            self.hold_back.store(next, Relaxed);
+        if next != delay {
+            self.rx_coalescing.store(next, Relaxed);
         }
         Ok(ready)
     }
 
-    /// The same at an interface: after a rest, if the stream is fast enough, and not so fast that the ring could run over.
-    fn rested_look(&self, want: Interest) -> Result<Interest, Error> {
-        if self.hold_back.load(Relaxed) > 0 {
-            std::thread::sleep(REST);
+    /// Makes the first check at an interface, after a sleep if the stream is fast enough for one and not so fast that the
+    /// ring could overflow.
+    fn poll_after_sleep(&self, want: Interest) -> Result<Interest, Error> {
+        if self.rx_coalescing.load(Relaxed) > 0 {
+            std::thread::sleep(NIC_SLEEP);
         }
-        let ready = self.look(want, None)?;
+        let ready = self.poll_once(want, None)?;
         let now = clock::now_ns();
-        let since = now.saturating_sub(self.last_look.swap(now, Relaxed)).max(1);
+        let since = now.saturating_sub(self.last_poll.swap(now, Relaxed)).max(1);
         let came: u64 = self.rx.iter().map(|ring| u64::from(ring.space())).sum();
         let room: u64 = self.rx.iter().map(|ring| u64::from(ring.num_slots())).sum();
-        let expected = came.saturating_mul(REST_NS) / since;
-        self.hold_back.store(u32::from((REST_FOR..room / 2).contains(&expected)), Relaxed);
+        let expected = came.saturating_mul(NIC_SLEEP_MAX_NS) / since;
+        self.rx_coalescing.store(u32::from((NIC_SLEEP_MIN_PACKETS..room / 2).contains(&expected)), Relaxed);
         Ok(ready)
     }
 
-    /// Looks until something that is wanted is ready, for at most `limit`, and never sleeps: for event loops, before
+    /// Polls until a wanted direction is ready, for at most `limit`, and never sleeps: for event loops, before
     /// [`Port::arm`].
     ///
     /// # Errors
     /// As [`Port::txsync`].
     pub fn spin(&self, want: Interest, limit: Duration) -> Result<Interest, Error> {
-        Ok(self.spin_or(want, limit, false)?.unwrap_or(Interest::NONE))
+        Ok(self.spin_until(want, limit, false)?.unwrap_or(Interest::NONE))
     }
 
-    /// The same; in vain, it is since when. `may_nap`: a few milliseconds more are no harm.
-    fn spin_or(&self, want: Interest, limit: Duration, may_nap: bool) -> Result<Result<Interest, Instant>, Error> {
-        // Where the other party needs this very processor all looks are in vain.
-        if may_nap && self.give_way(want) {
-            let ready = self.look(want, None)?;
+    /// Polls as [`Port::spin`] does. Returns `Err(start)` on timeout. `may_futex_wait`: the wait may be a few milliseconds
+    /// longer.
+    fn spin_until(
+        &self,
+        want: Interest,
+        limit: Duration,
+        may_futex_wait: bool,
+    ) -> Result<Result<Interest, Instant>, Error> {
+        // If the peer needs this CPU, polling cannot succeed.
+        if may_futex_wait && self.yield_to_peer(want) {
+            let ready = self.poll_once(want, None)?;
             if !ready.is_none() {
                 return Ok(Ok(ready));
             }
         }
-        // The clock costs as much as a look, and the offer more than what most waits last: not at first, but where the last
-        // offer was accepted, by who may be the other party.
-        let eager = if self.crowded.load(Relaxed) { 1 } else { EAGER_ROUNDS };
-        for _ in 0..eager {
-            let ready = self.look_often(want)?;
+        // The clock costs as much as a poll, and a yield more than most waits take. Therefore polls several times before
+        // the first yield, unless the last yield let another task run, which may be the peer.
+        let rounds = if self.cpu_is_shared.load(Relaxed) { 1 } else { SPINS_BEFORE_YIELD };
+        for _ in 0..rounds {
+            let ready = self.poll_repeatedly(want)?;
             if !ready.is_none() {
-                // So soon only from another processor.
-                if self.crowded.load(Relaxed) {
-                    self.crowded.store(false, Relaxed);
+                // A reply so soon comes from another CPU.
+                if self.cpu_is_shared.load(Relaxed) {
+                    self.cpu_is_shared.store(false, Relaxed);
                 }
                 return Ok(Ok(ready));
             }
         }
         let start = Instant::now();
-        let (mut offered, mut accepted) = (start, false);
-        while offered - start < limit {
+        let (mut yielded, mut accepted) = (start, false);
+        while yielded - start < limit {
             std::thread::yield_now();
-            accepted |= offered.elapsed() > ACCEPTED;
-            self.crowded.store(accepted, Relaxed);
-            let ready = self.look_often(want)?;
+            accepted |= yielded.elapsed() > YIELD_ACCEPTED;
+            self.cpu_is_shared.store(accepted, Relaxed);
+            let ready = self.poll_repeatedly(want)?;
             if !ready.is_none() {
                 return Ok(Ok(ready));
             }
-            accepted |= may_nap && self.give_way(want);
-            offered = Instant::now();
+            accepted |= may_futex_wait && self.yield_to_peer(want);
+            yielded = Instant::now();
         }
         Ok(Err(start))
     }
 
-    /// A yield was in vain: it is none for a party of another session. Who waits for one ring alone, and shares it with
-    /// nobody, can give the processor away otherwise.
-    /// Returns whether it was given away.
-    fn give_way(&self, want: Interest) -> bool {
-        let mut all = self.sleepers(want);
-        let (Some((ring, sleeper)), None) = (all.next(), all.next()) else { return false };
+    /// Yields the CPU to the peer by a futex wait, which works where `sched_yield` does not: for a peer of another
+    /// session. Only for a wait for one ring that has no other users. Returns whether it yielded.
+    fn yield_to_peer(&self, want: Interest) -> bool {
+        let mut all = self.wakeup_sources(want);
+        let (Some((ring, source)), None) = (all.next(), all.next()) else { return false };
         let (state, slots) = (ring.inner.state(), ring.inner.view.shape().slots);
-        if state.sharers() <= 1
+        if state.session_count() <= 1
             && let Some((_, hwtail)) = state.positions(slots)
         {
-            return sleeper.give_way(if ring.inner.path.tx().is_some() { slots.next(hwtail) } else { hwtail });
+            return source.yield_to_peer(if ring.inner.backend.tx().is_some() { slots.next(hwtail) } else { hwtail });
         }
         false
     }
 
-    fn wait_longer(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
-        let may_nap = timeout.is_none_or(|t| t >= futex::WAIT_LIMIT);
-        let start = match spin_for(self.in_stream.load(Relaxed), self.in_vain.load(Relaxed), timeout) {
+    fn wait_blocking(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
+        let may_futex_wait = timeout.is_none_or(|t| t >= futex::WAIT_LIMIT);
+        let start = match spin_duration(self.in_stream.load(Relaxed), self.last_wait_timed_out.load(Relaxed), timeout) {
             None => Instant::now(),
-            Some(spin) => match self.spin_or(want, spin, may_nap)? {
+            Some(spin) => match self.spin_until(want, spin, may_futex_wait)? {
                 Ok(ready) => {
-                    self.note_stream(ready);
+                    self.update_stream_state(ready);
                     return Ok(ready);
                 }
                 Err(start) => start,
             },
         };
-        // A limit that is too far away to be a time is no limit.
+        // A timeout that overflows the clock is no timeout.
         let end = timeout.and_then(|t| start.checked_add(t));
         loop {
-            self.ask_for_wakeup(want);
-            let ready = self.look(want, None)?;
+            self.request_wakeup(want);
+            let ready = self.poll_once(want, None)?;
             if !ready.is_none() {
-                self.note_stream(ready);
+                self.update_stream_state(ready);
                 return Ok(ready);
             }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
-                self.note_stream(Interest::NONE);
+                self.update_stream_state(Interest::NONE);
                 return Ok(Interest::NONE);
             }
-            if self.sleepers(want).any(|(ring, _)| ring.inner.due(true)) {
-                // Something came, but somebody else is syncing the ring, and will ring no bell when done.
-                std::thread::sleep(left.map_or(BUSY, |left| left.min(BUSY)));
+            if self.wakeup_sources(want).any(|(ring, _)| ring.inner.needs_sync(true)) {
+                // Packets arrived, but another thread is syncing the ring and does not notify when it is done.
+                std::thread::sleep(left.map_or(BUSY_RING_RETRY, |left| left.min(BUSY_RING_RETRY)));
                 continue;
             }
-            let slept = self.sleep(want, left.map_or(LOOK_UP, |left| left.min(LOOK_UP)))?;
-            let ready = self.look(want, None)?;
-            if slept == Slept::Rung && !ready.is_none() {
+            let end_of_sleep = self.sleep(want, left.map_or(SLEEP_LIMIT, |left| left.min(SLEEP_LIMIT)))?;
+            let ready = self.poll_once(want, None)?;
+            if end_of_sleep == SleepEnd::Doorbell && !ready.is_none() {
                 self.wake_sharers(want);
             }
-            if slept == Slept::Signal || !ready.is_none() {
-                self.note_stream(ready);
+            if end_of_sleep == SleepEnd::Signal || !ready.is_none() {
+                self.update_stream_state(ready);
                 return Ok(ready);
             }
             if end.is_some_and(|end| Instant::now() >= end) {
-                self.note_stream(Interest::NONE);
-                self.in_vain.store(true, Relaxed);
+                self.update_stream_state(Interest::NONE);
+                self.last_wait_timed_out.store(true, Relaxed);
                 return Ok(Interest::NONE);
             }
         }
     }
 
-    /// Remembers whether a wait that has ended brought much. An interface's packets come without anybody's being woken.
-    fn note_stream(&self, ready: Interest) {
+    /// Records whether a wait ended with a large batch. At an interface it does not count: no peer has to wake several
+    /// receivers.
+    fn update_stream_state(&self, ready: Interest) {
         let of = |yes, rings: &[crate::Ring]| if yes { rings.iter().map(|ring| ring.space()).sum() } else { 0 };
         let came: u32 = of(ready.rx(), &self.rx).max(of(ready.tx(), &self.tx));
-        let is_stream = !self.rests && came >= SMALL_BATCH;
+        let is_stream = !self.sleeps_between_polls && came >= SMALL_BATCH;
         if self.in_stream.load(Relaxed) != is_stream {
             self.in_stream.store(is_stream, Relaxed);
         }
-        if !ready.is_none() && self.in_vain.load(Relaxed) {
-            self.in_vain.store(false, Relaxed);
+        if !ready.is_none() && self.last_wait_timed_out.load(Relaxed) {
+            self.last_wait_timed_out.store(false, Relaxed);
         }
     }
 
-    /// Whether something may have come on a ring that is wanted.
+    /// Whether the peer of a wanted ring has moved.
     #[inline(always)]
-    fn stirs(&self, want: Interest) -> bool {
-        (want.rx() && self.rx.iter().any(|ring| ring.inner.stirs()))
-            || (want.tx() && self.tx.iter().any(|ring| ring.inner.stirs()))
+    fn peer_moved(&self, want: Interest) -> bool {
+        (want.rx() && self.rx.iter().any(|ring| ring.inner.peer_moved()))
+            || (want.tx() && self.tx.iter().any(|ring| ring.inner.peer_moved()))
     }
 
     #[inline]
-    fn look_often(&self, want: Interest) -> Result<Interest, Error> {
-        // While nothing comes there is time to read the clock; what comes need not wait for it.
+    fn poll_repeatedly(&self, want: Interest) -> Result<Interest, Error> {
+        // Reads the clock while nothing has arrived yet, so that a packet does not wait for it.
         let now = WallTime::now();
-        for _ in 0..LOOKS_PER_CLOCK {
-            for _ in 0..GLANCES {
-                if self.stirs(want) {
+        for _ in 0..POLLS_PER_CLOCK {
+            for _ in 0..PEEKS_PER_POLL {
+                if self.peer_moved(want) {
                     break;
                 }
                 clock::short_pause();
             }
-            let ready = self.look(want, Some(now))?;
+            let ready = self.poll_once(want, Some(now))?;
             if !ready.is_none() {
                 return Ok(ready);
             }
@@ -273,66 +252,67 @@ impl Port {
         Ok(Interest::NONE)
     }
 
-    /// Sleeps until a bell rings, at most for `limit`.
-    fn sleep(&self, want: Interest, limit: Duration) -> Result<Slept, Error> {
+    /// Sleeps until a doorbell is notified, at most for `limit`.
+    fn sleep(&self, want: Interest, limit: Duration) -> Result<SleepEnd, Error> {
         let connection = PollFd::from_borrowed_fd(self.connection.fd.as_fd(), PollFlags::RDHUP);
-        let bells = || self.sleepers(want).flat_map(|(_, s)| std::iter::once(s.bell().as_fd()).chain(s.socket()));
+        let doorbells =
+            || self.wakeup_sources(want).flat_map(|(_, s)| std::iter::once(s.doorbell().as_fd()).chain(s.socket()));
         let as_poll = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-        let mut few: [PollFd<'_>; FEW + 1] = std::array::from_fn(|_| connection.clone());
+        let mut few: [PollFd<'_>; POLL_FDS_ON_STACK + 1] = std::array::from_fn(|_| connection.clone());
         let mut many = Vec::new();
-        let n = bells().count();
-        let fds = if n <= FEW {
-            few[1..].iter_mut().zip(bells()).for_each(|(to, fd)| *to = as_poll(fd));
+        let n = doorbells().count();
+        let fds = if n <= POLL_FDS_ON_STACK {
+            few[1..].iter_mut().zip(doorbells()).for_each(|(to, fd)| *to = as_poll(fd));
             &mut few[..=n]
         } else {
             many.push(connection.clone());
-            many.extend(bells().map(as_poll));
+            many.extend(doorbells().map(as_poll));
             &mut many[..]
         };
         match wait_readable(fds, Some(limit)) {
-            Ok(0) => return Ok(Slept::Enough),
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => return Ok(Slept::Signal),
+            Ok(0) => return Ok(SleepEnd::Timeout),
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => return Ok(SleepEnd::Signal),
             Err(e) => return Err(Error::host(self.spec(), e)),
             Ok(_) => {}
         }
         if !fds[0].revents().is_empty() {
             self.mark_dead();
         }
-        self.silence(want);
-        Ok(Slept::Rung)
+        self.clear_doorbells(want);
+        Ok(SleepEnd::Doorbell)
     }
 
-    /// Who shares a ring waits for the same bell, which was just taken back: it is rung again for them as long as there
-    /// is something to be had.
+    /// Notifies the doorbell again for other users of a ring, which wait for the same doorbell, as long as the ring is
+    /// ready: this thread has just cleared it.
     pub(crate) fn wake_sharers(&self, want: Interest) {
-        for (ring, sleeper) in self.sleepers(want) {
-            if ring.inner.state().sharers() > 1 && ring.inner.ready() {
-                sleeper.bell().notify();
+        for (ring, source) in self.wakeup_sources(want) {
+            if ring.inner.state().session_count() > 1 && ring.inner.ready() {
+                source.doorbell().notify();
             }
         }
     }
 }
 
-/// How long to spin before sleeping, for somebody who is in a stream, or has slept in vain, and waits for `timeout`; `None`: not
-/// at all. Where nothing came for long, it is not likely to come now, and others could do with the processor.
-fn spin_for(in_stream: bool, in_vain: bool, timeout: Option<Duration>) -> Option<Duration> {
+/// Returns how long to poll before sleeping; `None`: not at all. After a wait that timed out packets are not likely to
+/// arrive soon, and other tasks may use the CPU.
+fn spin_duration(in_stream: bool, last_wait_timed_out: bool, timeout: Option<Duration>) -> Option<Duration> {
     let spin = if in_stream { STREAM_SPIN } else { SPIN };
     match timeout {
         Some(timeout) if timeout <= spin => Some(timeout),
-        _ => (!in_vain).then_some(spin),
+        _ => (!last_wait_timed_out).then_some(spin),
     }
 }
 
-/// How long to hold back before the next look, in spin hints, when after `hold` so many slots had come, from a party that is
-/// `near`, on this very processor, or is not.
+/// Returns the next rx coalescing delay in spin hints, when `came` slots had arrived after `delay`; `near`: the peer runs
+/// on this CPU.
 #[inline(always)]
-fn next_hold(hold: u32, came: u32, near: impl FnOnce() -> bool) -> u32 {
+fn next_coalescing(delay: u32, came: u32, near: impl FnOnce() -> bool) -> u32 {
     match came {
-        // It sends nothing meanwhile, so an answer need not wait; of a stream more may gather elsewhere.
-        0..=ANSWER if near() => 0,
-        0..SMALL_BATCH => (hold * 2).clamp(1, MAX_HOLD),
-        SMALL_BATCH..LARGE_BATCH => hold,
-        _ => hold / 2,
+        // The peer sends nothing meanwhile, so a reply must not be delayed.
+        0..=REPLY_BATCH if near() => 0,
+        0..SMALL_BATCH => (delay * 2).clamp(1, MAX_COALESCING),
+        SMALL_BATCH..LARGE_BATCH => delay,
+        _ => delay / 2,
     }
 }
 
@@ -341,23 +321,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_slept_in_vain_sleeps_at_once() {
+    fn a_wait_after_a_timeout_does_not_spin() {
         let long = [None, Some(Duration::from_millis(100))];
-        assert_eq!(long.map(|timeout| spin_for(false, false, timeout)), [Some(SPIN); 2]);
-        assert_eq!(long.map(|timeout| spin_for(true, false, timeout)), [Some(STREAM_SPIN); 2]);
-        assert_eq!(long.map(|timeout| spin_for(false, true, timeout)), [None; 2]);
-        // Who waits for less than a sleep takes never sleeps.
-        assert_eq!([false, true].map(|vain| spin_for(false, vain, Some(SPIN / 2))), [Some(SPIN / 2); 2]);
+        assert_eq!(long.map(|timeout| spin_duration(false, false, timeout)), [Some(SPIN); 2]);
+        assert_eq!(long.map(|timeout| spin_duration(true, false, timeout)), [Some(STREAM_SPIN); 2]);
+        assert_eq!(long.map(|timeout| spin_duration(false, true, timeout)), [None; 2]);
+        // A wait that is shorter than the spin never sleeps.
+        assert_eq!([false, true].map(|timed_out| spin_duration(false, timed_out, Some(SPIN / 2))), [Some(SPIN / 2); 2]);
     }
 
     #[test]
-    fn small_batches_hold_back_unless_their_sender_is_near() {
-        let after_many = |came, near| (0..20).fold(0, |hold, _| next_hold(hold, came, || near));
-        assert_eq!(after_many(1, false), MAX_HOLD);
+    fn small_batches_are_delayed_unless_their_sender_is_on_this_cpu() {
+        let after_many = |came, near| (0..20).fold(0, |delay, _| next_coalescing(delay, came, || near));
+        assert_eq!(after_many(1, false), MAX_COALESCING);
         assert_eq!(after_many(1, true), 0);
-        assert_eq!(after_many(ANSWER + 1, true), MAX_HOLD);
-        assert_eq!(next_hold(MAX_HOLD, 1, || true), 0);
-        assert_eq!(next_hold(8, SMALL_BATCH, || false), 8);
-        assert_eq!(next_hold(8, LARGE_BATCH, || false), 4);
+        assert_eq!(after_many(REPLY_BATCH + 1, true), MAX_COALESCING);
+        assert_eq!(next_coalescing(MAX_COALESCING, 1, || true), 0);
+        assert_eq!(next_coalescing(8, SMALL_BATCH, || false), 8);
+        assert_eq!(next_coalescing(8, LARGE_BATCH, || false), 4);
     }
 }

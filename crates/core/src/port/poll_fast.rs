@@ -1,58 +1,57 @@
-//! The quick way of a poll that waits for a packet.
+//! The fast path of a poll for packets.
 //!
 //! ```text
-//! one side    send . give back . read the clock . glance ............ receive, return
+//! one side    send . release . read the clock . peek ............... receive, return
 //!                 \                                                 /
-//! other side       ..... glance . receive, return . program . send .
+//! other side       ..... peek . receive, return . program . send .
 //! ```
-//! In a round trip everything between the cache line that came and the one that goes counts, on both sides. It is kept to
-//! what must be: the rest is done before, while nothing can have come yet.
+//! In a round trip all work between the arriving and the departing cache line counts, on both sides. It is reduced to the
+//! minimum: the rest is done before, while nothing can have arrived yet.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use unetmap_abi::NR_NO_TX_POLL;
 use unetmap_sys::clock;
 
+use crate::backend::RingBackend;
 use crate::port::Port;
-use crate::sync::{Path, WallTime};
-
-/// Glances before the poll goes on as usual: about a microsecond, a few round trips between cores.
-const GLANCES: u32 = 64;
-/// Short pauses between two of them. A glance takes the cache line away from the sender, who should have it for long enough.
-const PAUSES: u32 = 3;
+use crate::sync::WallTime;
+use crate::tuning::{FAST_PEEKS, PAUSES_PER_PEEK};
 
 impl Port {
-    /// The beginning of a poll for packets, at a port with one ring each way, both a pipe's and of which nothing is to be said:
-    /// sends what was handed over, gives back what was read, and glances for what comes. `true`: there are packets.
-    /// `false`: none came so soon, or something else is to be done; whatever was not done the poll does, from the start.
+    /// The start of a poll for packets, at a port with one ring each way, both of a pipe and without a notice: sends new
+    /// slots, releases those that were read, and peeks for packets. Returns `true` if there are some. Returns `false` if
+    /// none arrived soon, or something else has to be done; the normal poll then does all that has not been done.
     #[inline(always)]
-    pub(super) fn poll_quickly(&self) -> bool {
+    pub(super) fn poll_fast(&self) -> bool {
         let ([tx], [rx]) = (&self.tx[..], &self.rx[..]) else { return false };
-        let (Path::PipeTx(to), Path::PipeRx(from)) = (&tx.inner.path, &rx.inner.path) else { return false };
-        // Not in a stream of small batches, nor where the other side may need this very processor.
-        if self.hold_back.load(Relaxed) != 0 || self.crowded.load(Relaxed) {
+        let (RingBackend::PipeTx(to), RingBackend::PipeRx(from)) = (&tx.inner.backend, &rx.inner.backend) else {
+            return false;
+        };
+        // Not in a stream of small batches, nor if the peer may need this CPU.
+        if self.rx_coalescing.load(Relaxed) != 0 || self.cpu_is_shared.load(Relaxed) {
             return false;
         }
-        let Some(lease) = self.enter_quickly() else { return false };
+        let Some(lease) = self.enter_fast() else { return false };
         let sends = self.register().nr_flags & NR_NO_TX_POLL == 0;
-        if sends && !tx.inner.send_quickly(lease) && tx.inner.due(false) {
+        if sends && !tx.inner.send_fast(lease) && tx.inner.needs_sync(false) {
             return false;
         }
-        // What is there already may be a stream's.
-        if rx.inner.stirs() || !rx.inner.release_quickly(lease) {
+        // Packets that have arrived already may belong to a stream.
+        if rx.inner.peer_moved() || !rx.inner.release_fast(lease) {
             return false;
         }
         let now = WallTime::now();
-        for _ in 0..GLANCES {
-            from.line.words().fetch_to_wait();
-            if rx.inner.stirs() {
+        for _ in 0..FAST_PEEKS {
+            from.channel.words().prefetch_for_wait();
+            if rx.inner.peer_moved() {
                 if sends {
-                    // Most questions are answered, and most answers followed by another question.
-                    to.line.words().fetch_to_publish();
+                    // Most requests are replied to, and most replies are followed by another request.
+                    to.channel.words().prefetch_for_publish();
                 }
-                return rx.inner.receive_quickly(lease, now);
+                return rx.inner.receive_fast(lease, now);
             }
-            (0..PAUSES).for_each(|_| clock::short_pause());
+            (0..PAUSES_PER_PEEK).for_each(|_| clock::short_pause());
         }
         false
     }

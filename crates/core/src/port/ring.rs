@@ -1,14 +1,15 @@
-//! A program's view of a ring, its slots and their buffers.
+//! A ring as programs use it: its slots and their buffers.
 
 use unetmap_abi::{NR_FORWARD, NR_TIMESTAMP, NS_BUF_CHANGED};
 use unetmap_mem::{BufIdx, Frame, Pos, RingView, SlotRing, SlotValue, Slots, Span};
 
 use crate::sync::SyncRing;
 
-/// One bound ring. `[head, tail)` is the program's: on a transmit ring to be filled, on a receive ring to be read.
+/// One bound ring. The slots in `[head, tail)` belong to the program: free slots of a transmit ring, received packets of a
+/// receive ring.
 ///
-/// `head` and `cur` are the program's words; they take effect with the next sync or poll. All methods take `&self`,
-/// because the ring is shared memory anyway: several threads may use one ring only as far as they agree who moves what.
+/// The program writes `head` and `cur`; they take effect with the next sync or poll. All methods take `&self`, because the
+/// ring is shared memory: threads that use one ring must agree which of them moves its pointers.
 pub struct Ring {
     pub(crate) inner: SyncRing,
 }
@@ -24,65 +25,65 @@ impl Ring {
         self.view().shape().slots
     }
 
-    /// Judges a pointer that others can write too: nonsense reads as position 0, and the next sync sets it right.
+    /// Validates a pointer that other processes can write: an invalid one becomes position 0, and the next sync corrects it.
     #[inline(always)]
-    fn judged(&self, raw: u32) -> Pos {
+    fn validated(&self, raw: u32) -> Pos {
         self.slots().pos(raw).unwrap_or(Pos::ZERO)
     }
 
-    /// How many slots the ring has, the first of the program's, and how many are: each word of the memory read once.
+    /// Returns the number of slots, the first of the program's slots, and how many it has. Reads each word of memory once.
     #[inline(always)]
-    fn held(&self) -> (Slots, Pos, u32) {
+    fn program_window(&self) -> (Slots, Pos, u32) {
         let slots = self.slots();
-        let judged = |raw| slots.pos(raw).unwrap_or(Pos::ZERO);
-        let head = judged(self.view().raw_head());
-        (slots, head, slots.distance(head, judged(self.view().raw_tail())))
+        let validated = |raw| slots.pos(raw).unwrap_or(Pos::ZERO);
+        let head = validated(self.view().raw_head());
+        (slots, head, slots.distance(head, validated(self.view().raw_tail())))
     }
 
-    /// The number of the ring within its direction, from 0.
+    /// Returns the number of the ring within its direction, from 0.
     pub fn id(&self) -> u16 {
         self.view().shape().id
     }
 
-    /// Slots, 2..=16384. At most one less can be in use.
+    /// Returns the number of slots, 2..=16384. At most one less can be in use.
     #[inline(always)]
     pub fn num_slots(&self) -> u32 {
         self.slots().get()
     }
 
-    /// Bytes in each buffer.
+    /// Returns the bytes of each buffer.
     pub fn buf_size(&self) -> u32 {
         self.view().region().limits().buf_size
     }
 
-    /// The first slot of the program's.
+    /// Returns the first of the program's slots.
     #[inline(always)]
     pub fn head(&self) -> Pos {
-        self.judged(self.view().raw_head())
+        self.validated(self.view().raw_head())
     }
 
-    /// The wake-up point: a poll waits while `cur == tail`.
+    /// Returns the wake-up point: a poll waits while `cur == tail`.
     #[inline(always)]
     pub fn cur(&self) -> Pos {
-        self.judged(self.view().raw_cur())
+        self.validated(self.view().raw_cur())
     }
 
-    /// One past the last slot of the program's.
+    /// Returns the position after the last of the program's slots.
     #[inline(always)]
     pub fn tail(&self) -> Pos {
-        self.judged(self.view().raw_tail())
+        self.validated(self.view().raw_tail())
     }
 
-    /// The position after `p`.
+    /// Returns the position after `p`.
     #[inline(always)]
     pub fn next(&self, p: Pos) -> Pos {
         self.slots().next(p)
     }
 
-    /// Slots in `[head, tail)`.
+    /// Returns the number of slots in `[head, tail)`.
     #[inline(always)]
     pub fn space(&self) -> u32 {
-        self.held().2
+        self.program_window().2
     }
 
     /// Whether the program has no slot.
@@ -91,44 +92,44 @@ impl Ring {
         self.head() == self.tail()
     }
 
-    /// Slot `p`. A position that only a larger ring has becomes slot 0.
+    /// Returns slot `p`. A position that only a larger ring has becomes slot 0.
     #[inline(always)]
     pub fn slot(&self, p: Pos) -> SlotRef<'_> {
         let p = if p.raw() < self.num_slots() { p } else { Pos::ZERO };
         SlotRef { ring: self.view(), at: p }
     }
 
-    /// The slots in `[head, tail)` as they are now.
+    /// Returns the slots in `[head, tail)` as of this call.
     #[inline(always)]
     pub fn window(&self) -> Window<'_> {
         self.first(u32::MAX)
     }
 
-    /// The first `n` slots in `[head, tail)` as they are now, or all there are.
+    /// Returns the first `n` slots in `[head, tail)` as of this call, or all if there are fewer.
     #[inline(always)]
     pub fn first(&self, n: u32) -> Window<'_> {
-        let (_, at, left) = self.held();
+        let (_, at, left) = self.program_window();
         Window { ring: self.view(), at, left: left.min(n) }
     }
 
-    /// `n` slots from `p` on, at most all of the ring but one, whosever they are. A position that only a larger ring has
-    /// becomes slot 0.
+    /// Returns `n` slots from `p` on, at most all of the ring but one, whether they belong to the program or not. A position
+    /// that only a larger ring has becomes slot 0.
     #[inline(always)]
     pub fn run(&self, p: Pos, n: u32) -> Window<'_> {
-        Window { ring: self.view(), at: self.judged(p.raw()), left: n.min(self.num_slots() - 1) }
+        Window { ring: self.view(), at: self.validated(p.raw()), left: n.min(self.num_slots() - 1) }
     }
 
-    /// The position `n` after `p`; `n` is at most the ring's slots.
+    /// Returns the position `n` after `p`; `n` is at most the number of slots.
     #[inline(always)]
     pub fn add(&self, p: Pos, n: u32) -> Pos {
         self.slots().add(p, n)
     }
 
-    /// Hands the first `n` slots of the window to the system at the next sync: `head` and `cur` move by `n`, at most to
-    /// `tail`. Returns how many that were.
+    /// Moves `head` and `cur` by `n` slots, at most to `tail`. Returns by how many. The next sync sends or releases these
+    /// slots.
     #[inline(always)]
     pub fn advance(&self, n: u32) -> u32 {
-        let (slots, head, left) = self.held();
+        let (slots, head, left) = self.program_window();
         let n = n.min(left);
         let to = slots.add(head, n);
         self.view().set_cur(to);
@@ -136,47 +137,48 @@ impl Ring {
         n
     }
 
-    /// Hands all slots before `p` to the system at the next sync: `head` and `cur` become `p`. For who counts the slots of the
-    /// window, and so needs not read it again for each; what does not lie in `[head, tail]` the sync refuses.
+    /// Sets `head` and `cur` to `p`: the next sync sends or releases all slots before. For programs that count the slots of
+    /// the window themselves and need not read it again. The sync rejects a position outside `[head, tail]`.
     #[inline(always)]
     pub fn advance_to(&self, p: Pos) {
         self.view().set_cur(p);
         self.view().set_head(p);
     }
 
-    /// Moves the wake-up point only, for instance to `tail`, to wait for more than there is. It must lie in
+    /// Moves the wake-up point only, for instance to `tail`, to wait for more slots than are available. It must be in
     /// `[head, tail]`.
     pub fn set_cur(&self, p: Pos) {
         self.view().set_cur(p);
     }
 
-    /// On a receive ring of an interface, or of the host's: whether packets that are given back with `NS_FORWARD` go on to
-    /// the other side (`NR_FORWARD`). Sets or clears the ring's flag, which others may write, too.
+    /// On a receive ring of an interface or of the host: sets whether packets released with `NS_FORWARD` are forwarded to the
+    /// other side (`NR_FORWARD`). Changes the ring's flag, which other processes may write, too.
     pub fn set_forwarding(&self, on: bool) {
         let flags = self.view().flags();
         self.view().set_flags(if on { flags | NR_FORWARD } else { flags & !NR_FORWARD });
     }
 
-    /// On a transmit ring: whether slots were handed over that the other side has not released yet (`nm_tx_pending`).
-    /// Current as of the last `txsync`.
+    /// On a transmit ring: whether slots were sent that the peer has not released yet (`nm_tx_pending`), as of the last
+    /// `txsync`.
     pub fn pending(&self) -> bool {
         self.slots().next(self.tail()) != self.head()
     }
 
-    /// On a receive ring: whether it gets the time of its syncs though the knob `no_timestamp` is set (`NR_TIMESTAMP`). Sets
-    /// or clears the ring's flag, which others may write, too.
-    pub fn keep_time(&self, on: bool) {
+    /// On a receive ring: sets whether it gets timestamps even if the knob `no_timestamp` is set (`NR_TIMESTAMP`). Changes
+    /// the ring's flag, which other processes may write, too.
+    pub fn set_timestamping(&self, on: bool) {
         let flags = self.view().flags();
         self.view().set_flags(if on { flags | NR_TIMESTAMP } else { flags & !NR_TIMESTAMP });
     }
 
-    /// When the last receive sync that was asked for, or that delivered, ran: seconds and microseconds of the wall clock.
+    /// Returns the time of the last `rxsync`, or of the last poll that delivered packets: seconds and microseconds of the
+    /// wall clock.
     pub fn time(&self) -> (i64, i64) {
         self.view().time()
     }
 }
 
-/// The slots that were in `[head, tail)` when it was made, in order.
+/// An iterator over slots, in ring order.
 pub struct Window<'a> {
     ring: &'a RingView,
     at: Pos,
@@ -194,7 +196,8 @@ impl<'a> Iterator for Window<'a> {
         Some(slot)
     }
 
-    /// For `for_each`, `sum` and their like: run by run, without a test for the ring's end at each slot.
+    /// Used by `for_each`, `sum` and similar methods: iterates run by run, without a test for the end of the ring at each
+    /// slot.
     #[inline(always)]
     fn fold<B, F: FnMut(B, SlotRef<'a>) -> B>(self, init: B, mut f: F) -> B {
         let slots = self.ring.shape().slots;
@@ -224,50 +227,50 @@ impl<'a> SlotRef<'a> {
         self.ring.slots()
     }
 
-    /// Where the slot is in its ring.
+    /// Returns the position of the slot in its ring.
     #[inline(always)]
     pub fn pos(&self) -> Pos {
         self.at
     }
 
-    /// A copy of the slot.
+    /// Returns a copy of the slot.
     #[inline(always)]
     pub fn get(&self) -> SlotValue {
         self.slots().load(self.at)
     }
 
-    /// The index of the buffer: any number, where others can write it.
+    /// Returns the index of the buffer; any number if other processes can write it.
     #[inline(always)]
     pub fn buf_idx(&self) -> u32 {
         self.slots().buf_idx(self.at).0
     }
 
-    /// Bytes of packet in the buffer.
+    /// Returns the bytes of packet in the buffer.
     #[inline(always)]
     #[allow(clippy::len_without_is_empty)] // A packet's length, not a container's.
     pub fn len(&self) -> u16 {
         self.slots().len(self.at)
     }
 
-    /// `NS_*` bits.
+    /// Returns the `NS_*` flags.
     #[inline(always)]
     pub fn flags(&self) -> u16 {
         self.slots().flags(self.at)
     }
 
-    /// Bytes of packet and `NS_*` bits, in one load.
+    /// Returns the bytes of packet and the `NS_*` flags, in one load.
     #[inline(always)]
     pub fn len_flags(&self) -> (u16, u16) {
         self.slots().len_flags(self.at)
     }
 
-    /// Sets the bytes of packet; more than the buffer holds is delivered as an empty packet.
+    /// Sets the bytes of packet; a packet longer than the buffer is delivered empty.
     #[inline(always)]
     pub fn set_len(&self, len: u16) {
         self.slots().set_len(self.at, len);
     }
 
-    /// Sets the `NS_*` bits.
+    /// Sets the `NS_*` flags.
     #[inline(always)]
     pub fn set_flags(&self, flags: u16) {
         self.slots().set_flags(self.at, flags);
@@ -279,13 +282,14 @@ impl<'a> SlotRef<'a> {
         self.slots().set_len_flags(self.at, len, flags);
     }
 
-    /// Sets the word that pipes carry along.
+    /// Sets the `ptr` word, which pipes pass to the receiver.
     #[inline(always)]
     pub fn set_ptr(&self, ptr: u64) {
         self.slots().set_ptr(self.at, ptr);
     }
 
-    /// Puts another buffer into the slot, and marks it so. The one that was in it is the caller's from now on.
+    /// Puts another buffer into the slot, and marks the slot as changed. Returns the previous buffer, which then belongs to the
+    /// caller.
     #[inline(always)]
     pub fn replace_buf(&self, idx: BufIdx) -> BufIdx {
         let old = self.slots().buf_idx(self.at);
@@ -294,9 +298,8 @@ impl<'a> SlotRef<'a> {
         old
     }
 
-    /// Moves a packet without copying: exchanges the buffers of the two slots, copies length, fragment and other flags
-    /// and the carried word from `from`, and marks both as changed. Only between ports of one region
-    /// ([`crate::Port::same_region`]).
+    /// Moves a packet without copying: exchanges the buffers of the two slots, copies length, flags and `ptr` from `from`, and
+    /// marks both slots as changed. Only between ports of one region ([`crate::Port::same_region`]).
     #[inline]
     pub fn swap_from(&self, from: &SlotRef<'_>) {
         let (mine, theirs) = (self.slots().buf_idx(self.at), from.get());
@@ -305,20 +308,19 @@ impl<'a> SlotRef<'a> {
         self.slots().store(self.at, SlotValue { flags: theirs.flags | NS_BUF_CHANGED, ..theirs });
     }
 
-    /// Has the beginning of the buffer fetched into the cache, to be read soon. Worth while where somebody on another
-    /// processor had it last.
+    /// Prefetches the start of the buffer for reading. Useful if another CPU wrote it last.
     #[inline(always)]
     pub fn fetch(&self) {
-        self.ring.region().fetch(BufIdx(self.buf_idx()));
+        self.ring.region().prefetch(BufIdx(self.buf_idx()));
     }
 
-    /// The same to be written soon, where somebody on another processor read it last.
+    /// Prefetches the start of the buffer for writing. Useful if another CPU read it last.
     #[inline(always)]
     pub fn fetch_to_write(&self) {
-        self.ring.region().fetch_to_write(BufIdx(self.buf_idx()));
+        self.ring.region().prefetch_for_write(BufIdx(self.buf_idx()));
     }
 
-    /// The buffer; empty when the slot names none that exists.
+    /// Returns the buffer; an empty one if the slot's index is invalid.
     #[inline(always)]
     pub fn frame(&self) -> Frame<'a> {
         self.ring.frame(self.at)

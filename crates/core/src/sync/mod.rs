@@ -3,161 +3,139 @@
 //! ```text
 //! hwcur ...... head ...... cur ...... hwtail        in ring order, all inclusive
 //!   |            |           |           |
-//!   |            |           |           the tail that the last sync gave
-//!   |            |           where the program wants to be woken
+//!   |            |           |           the tail set by the last sync
+//!   |            |           the wake-up point of the program
 //!   |            [head, tail) is the program's
-//!   up to where the last sync has followed head: [hwcur, head) is new
+//!   the head that the last sync processed: [hwcur, head) is new
 //! ```
-//! The same rule holds in both directions. What the program wrote is loaded once, judged, and only the copy is used.
+//! The same rule holds in both directions. A sync loads the program's pointers once, validates the copy, and uses only the
+//! copy.
 
 use std::num::NonZeroI64;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use unetmap_abi::{NR_TIMESTAMP, NS_BUF_CHANGED};
-use unetmap_mem::{BY_LOOP, BufIdx, ENDED, JoinedState, Pos, RingState, RingView, Slots, Span};
+use unetmap_abi::{NR_FORWARD, NR_TIMESTAMP, NS_BUF_CHANGED};
+use unetmap_mem::{BufIdx, OWNED_BY_SYNC_LOOP, PORT_REMOVED, Pos, RingView, Slots, Span, SyncState, SyncStateRef};
 use unetmap_sys::{clock, process};
 
-use crate::backend::pipe::{PipeRx, PipeTx};
-use crate::backend::{Rx, Tx};
-use crate::port::forward::{Onward, Pass};
-use crate::sync::mirror::Watchers;
+use crate::backend::{RingBackend, Rx, Tx};
+use crate::sync::mirror::MirrorSet;
 
 /// Why a sync did nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trouble {
-    /// The program's pointers are out of bounds; the ring was set back.
+pub(crate) enum SyncError {
+    /// The program's pointers are out of bounds; the ring was reset.
     BadPointers,
-    /// The port has ended under its users.
+    /// The port has ended while in use.
     Ended,
-    /// A loop syncs the ring, and nobody else.
-    ByLoop,
-    /// Nothing can be sent here: the port is a monitor.
-    Mute,
-    /// Who watches the ring is to be asked first.
-    News,
+    /// Only the sync loop may sync the ring.
+    OwnedBySyncLoop,
+    /// The port is a monitor, which cannot send.
+    ReadOnly,
+    /// The list of the ring's monitors is out of date; the caller renews it and tries again.
+    MonitorsChanged,
 }
 
-/// How much a sync is to do.
+/// Which packets that a program releases are forwarded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum ForwardPolicy {
+    /// None: there is no ring to forward to.
+    #[default]
+    Never,
+    /// Those with `NS_FORWARD`, if the ring has `NR_FORWARD`.
+    Marked,
+    /// All.
+    All,
+}
+
+/// Called by a sync with the slots that the program released, before they return to the peer.
+pub(crate) type OnRelease<'a> = &'a dyn Fn(Span);
+
+/// How much work a sync does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Effort {
-    /// An ioctl: always asks the back end.
+    /// An ioctl: always calls the back end.
     Full,
-    /// A poll: asks only when the program has nothing beyond its wake-up point.
+    /// A poll: calls it only if the program has nothing beyond its wake-up point.
     IfNeeded,
 }
 
-/// A time of the wall clock: microseconds since 1970, in one word, so that an `Option` of it is passed in a register. One
-/// that lies in memory is copied by a load wider than the stores that wrote it, and such a load waits until the processor
-/// has made every earlier store, above all that of a position whose cache line the other party has.
+/// A time of the wall clock: microseconds since 1970, in one word, so that an `Option` of it is passed in a register. In
+/// memory it would be copied by a load wider than the stores that wrote it; such a load waits until the CPU has completed
+/// every earlier store, including that of a position whose cache line the peer has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct WallTime(NonZeroI64);
 
 const _: () = assert!(size_of::<Option<WallTime>>() == size_of::<u64>());
 
 impl WallTime {
-    /// Now.
+    /// Returns the current time.
     #[inline]
     pub(crate) fn now() -> WallTime {
         let (sec, usec) = clock::wall_us();
-        // The one time that is no other number was 1970.
+        // Zero, which is not representable, was the start of 1970.
         WallTime(NonZeroI64::new(sec * 1_000_000 + usec).unwrap_or(NonZeroI64::MIN))
     }
 
-    /// Seconds since 1970, and microseconds: what a `struct timeval` holds.
+    /// Returns seconds since 1970, and microseconds, as in a `struct timeval`.
     #[inline(always)]
     pub(crate) fn parts(self) -> (i64, i64) {
         (self.0.get().div_euclid(1_000_000), self.0.get().rem_euclid(1_000_000))
     }
 }
 
-/// The program's pointers, judged.
+/// The program's pointers, validated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct ProgramPointers {
     pub(crate) head: Pos,
     pub(crate) cur: Pos,
 }
 
-/// Judges pointers as the program wrote them: `hwcur <= head <= hwtail` and `head <= cur <= hwtail` in ring order.
+/// Validates the program's pointers: `hwcur <= head <= hwtail` and `head <= cur <= hwtail` in ring order.
 #[inline(always)]
-pub(crate) fn judge(slots: Slots, hwcur: Pos, hwtail: Pos, head: u32, cur: u32) -> Option<Asked> {
-    let asked = Asked { head: slots.pos(head)?, cur: slots.pos(cur)? };
-    let good = slots.between(hwcur, asked.head, hwtail)
-        && (asked.cur == asked.head || slots.between(asked.head, asked.cur, hwtail));
-    good.then_some(asked)
-}
-
-/// Which way a ring's slots go, and by what. Pipes are named, because a call that the compiler can see into costs a
-/// small batch half as much.
-pub(crate) enum Path {
-    PipeTx(Box<PipeTx>),
-    PipeRx(Box<PipeRx>),
-    Tx(Box<dyn Tx>),
-    Rx(Box<dyn Rx>),
-    /// A transmit ring on which nothing can be sent.
-    Mute,
-}
-
-impl Path {
-    /// What sends, if anything does.
-    #[inline(always)]
-    pub(crate) fn tx(&self) -> Option<&dyn Tx> {
-        match self {
-            Path::PipeTx(tx) => Some(&**tx),
-            Path::Tx(tx) => Some(&**tx),
-            Path::PipeRx(_) | Path::Rx(_) | Path::Mute => None,
-        }
-    }
-
-    /// What receives, if anything does.
-    #[inline(always)]
-    pub(crate) fn rx(&self) -> Option<&dyn Rx> {
-        match self {
-            Path::PipeRx(rx) => Some(&**rx),
-            Path::Rx(rx) => Some(&**rx),
-            Path::PipeTx(_) | Path::Tx(_) | Path::Mute => None,
-        }
-    }
-
-    /// Without the lock, and not judged: where the other party says it is, if that is not where it was when the last sync
-    /// gave `hwtail`.
-    #[inline(always)]
-    fn moved(&self, slots: Slots, hwtail: Pos) -> Option<u32> {
-        match self {
-            Path::PipeTx(tx) => tx.moved(slots.next(hwtail)),
-            Path::PipeRx(rx) => rx.moved(hwtail),
-            Path::Tx(tx) => tx.moved(slots.next(hwtail)),
-            Path::Rx(rx) => rx.moved(hwtail),
-            Path::Mute => None,
-        }
-    }
+pub(crate) fn validate(slots: Slots, hwcur: Pos, hwtail: Pos, head: u32, cur: u32) -> Option<ProgramPointers> {
+    let pointers = ProgramPointers { head: slots.pos(head)?, cur: slots.pos(cur)? };
+    let valid = slots.between(hwcur, pointers.head, hwtail)
+        && (pointers.cur == pointers.head || slots.between(pointers.head, pointers.cur, hwtail));
+    valid.then_some(pointers)
 }
 
 /// A ring and everything that a sync of it needs.
 pub(crate) struct SyncRing {
     pub(crate) view: RingView,
-    /// The ring's state in the end page.
-    pub(crate) state: JoinedState,
-    pub(crate) path: Path,
-    /// What the other party wrote when it last wrote nonsense: not worth another look until it writes something else.
-    pub(crate) nonsense: AtomicU32,
-    /// Who watches the ring.
-    pub(crate) watchers: Watchers,
-    /// Of a receive ring: which packets go on to another one when they are given back.
-    pub(crate) onward: Onward,
-    /// Who syncs it.
-    pub(crate) habit: quick::Habit,
-    /// Whether the ring gets the time only if the program asks for it.
-    pub(crate) time_if_asked: bool,
+    /// The ring's state in the endpoint state page.
+    pub(crate) state: SyncStateRef,
+    pub(crate) backend: RingBackend,
+    /// The peer's last invalid position: it is not checked again until the peer writes another one.
+    pub(crate) invalid_index: AtomicU32,
+    /// The mirror rings of the ring's monitors.
+    pub(crate) mirrors: MirrorSet,
+    /// Of a receive ring: which released packets are forwarded to another ring.
+    pub(crate) forward_policy: ForwardPolicy,
+    /// The threads that took the lock.
+    pub(crate) lock_history: fast::LockHistory,
+    /// Whether the ring gets a timestamp only if the program requests it.
+    pub(crate) timestamp_on_request: bool,
 }
 
-/// No position of any ring.
-pub(crate) const NO_NONSENSE: u32 = u32::MAX;
+/// Not a position of any ring.
+pub(crate) const NO_INDEX: u32 = u32::MAX;
 
 impl SyncRing {
-    /// The sync state.
+    /// Returns the sync state.
     #[inline(always)]
-    pub(crate) fn state(&self) -> &RingState {
+    pub(crate) fn state(&self) -> &SyncState {
         &self.state
+    }
+
+    /// Whether slots that the program releases may be forwarded to another ring.
+    #[inline(always)]
+    pub(crate) fn forwards(&self) -> bool {
+        match self.forward_policy {
+            ForwardPolicy::Never => false,
+            ForwardPolicy::Marked => self.view.flags() & NR_FORWARD != 0,
+            ForwardPolicy::All => true,
+        }
     }
 
     /// Whether `cur != tail`: the program has something beyond its wake-up point.
@@ -166,81 +144,82 @@ impl SyncRing {
         self.view.raw_cur() != self.view.raw_tail()
     }
 
-    /// Whether the other party's position is not where the last sync found it: a glance, for who spins.
+    /// Whether the peer's position has changed since the last sync. One load, for polling.
     #[inline(always)]
-    pub(crate) fn stirs(&self) -> bool {
+    pub(crate) fn peer_moved(&self) -> bool {
         let slots = self.view.shape().slots;
         let Some((_, hwtail)) = self.state().positions(slots) else { return true };
-        self.path.moved(slots, hwtail).is_some()
+        self.backend.peer_moved(slots, hwtail).is_some()
     }
 
-    /// Whether a poll that waits for this ring, or does not (`wanted`), has a reason to sync it: the program moved `head`,
-    /// or set `cur` where it cannot be, or has nothing beyond its wake-up point while the other party moved. Takes no lock, so that who spins does not
-    /// disturb who works.
+    /// Whether a poll has a reason to sync the ring: the program moved `head`, or set `cur` out of bounds, or has nothing
+    /// beyond its wake-up point while the peer moved. `wanted`: the poll waits for this ring. Takes no lock, so that a
+    /// polling thread does not delay a working one.
     #[inline(always)]
-    pub(crate) fn due(&self, wanted: bool) -> bool {
+    pub(crate) fn needs_sync(&self, wanted: bool) -> bool {
         let slots = self.view.shape().slots;
         let state = self.state();
         let Some((hwcur, hwtail)) = state.positions(slots) else { return true };
         if state.is_closed() || hwcur.raw() != self.view.raw_head() {
             return true;
         }
-        if matches!(&self.path, Path::Tx(tx) if tx.waits()) {
+        if matches!(&self.backend, RingBackend::Tx(tx) if tx.has_unsent()) {
             return true;
         }
-        // A program that overwrote tail, or moved cur beyond it, is set right by the sync.
+        // A program that overwrote tail, or moved cur beyond it, is corrected by the next sync.
         if !wanted {
             return false;
         }
         if self.view.raw_cur() != hwtail.raw() && self.ready() {
-            // What is ready needs no sync, but one that would refuse the pointers is to say so.
-            return judge(slots, hwcur, hwtail, self.view.raw_head(), self.view.raw_cur()).is_none();
+            // The program has slots and needs no sync, unless one would report its pointers as invalid.
+            return validate(slots, hwcur, hwtail, self.view.raw_head(), self.view.raw_cur()).is_none();
         }
-        let is_mute = matches!(self.path, Path::Mute);
-        is_mute || self.path.moved(slots, hwtail).is_some_and(|raw| raw != self.nonsense.load(Relaxed))
+        let is_read_only = matches!(self.backend, RingBackend::ReadOnly);
+        is_read_only
+            || self.backend.peer_moved(slots, hwtail).is_some_and(|raw| raw != self.invalid_index.load(Relaxed))
     }
 
-    /// The other party's position cannot be. It is ignored, counted, and not looked at again as it is.
+    /// Counts an invalid position of the peer, which is ignored and not checked again until it changes.
     #[cold]
-    fn ignore(&self, state: &RingState, moved: Option<u32>) {
+    fn ignore_index(&self, state: &SyncState, moved: Option<u32>) {
         state.count_bad_pointer();
-        self.nonsense.store(moved.unwrap_or(NO_NONSENSE), Relaxed);
+        self.invalid_index.store(moved.unwrap_or(NO_INDEX), Relaxed);
     }
 
-    /// What keeps the ring from being synced as usual, according to the daemon.
+    /// Returns what prevents a normal sync, according to the notice that the daemon set.
     #[cold]
-    fn noticed(&self, notice: u32, by_loop: bool) -> Option<Trouble> {
-        if notice & ENDED != 0 {
-            let left = self.path.rx().is_some_and(|rx| rx.left(self.ready()));
-            return (!left).then_some(Trouble::Ended);
+    fn check_notice(&self, notice: u32, by_loop: bool) -> Option<SyncError> {
+        if notice & PORT_REMOVED != 0 {
+            let packets_left = self.backend.rx().is_some_and(|rx| rx.has_packets_left(self.ready()));
+            return (!packets_left).then_some(SyncError::Ended);
         }
-        if notice & BY_LOOP != 0 && !by_loop {
-            return Some(Trouble::ByLoop);
+        if notice & OWNED_BY_SYNC_LOOP != 0 && !by_loop {
+            return Some(SyncError::OwnedBySyncLoop);
         }
-        (!self.watchers.follow(notice & !BY_LOOP)).then_some(Trouble::News)
+        (!self.mirrors.is_current(notice & !OWNED_BY_SYNC_LOOP)).then_some(SyncError::MonitorsChanged)
     }
 
-    /// Syncs the ring for the process that holds `lease`. A ring that somebody else is syncing is skipped. `now` is the
-    /// time if the caller knows it; else the clock is read when something was delivered.
+    /// Syncs the ring for the process that holds `lease`. Skips a ring that another thread or process is syncing. `now` is
+    /// the time if the caller knows it; otherwise the clock is read when packets were delivered.
     #[inline]
-    pub(crate) fn sync(&self, lease: u32, effort: Effort, now: Option<WallTime>) -> Result<(), Trouble> {
+    pub(crate) fn sync(&self, lease: u32, effort: Effort, now: Option<WallTime>) -> Result<(), SyncError> {
         self.sync_by(lease, effort, now, None, None)
     }
 
-    /// The same; what is given back goes on by `pass` before.
-    pub(crate) fn sync_passing(
+    /// Syncs the ring as [`SyncRing::sync`] does, and passes released slots to `on_release` before they return to the peer.
+    pub(crate) fn sync_with_hook(
         &self,
         lease: u32,
         effort: Effort,
         now: Option<WallTime>,
-        pass: Pass<'_>,
-    ) -> Result<(), Trouble> {
-        self.sync_by(lease, effort, now, None, Some(pass))
+        on_release: OnRelease<'_>,
+    ) -> Result<(), SyncError> {
+        self.sync_by(lease, effort, now, None, Some(on_release))
     }
 
-    /// The same by `head` and `cur` as they stand elsewhere, for the loop that alone may sync the ring; its own pointers are
-    /// not looked at, and its tail stays as it is.
-    pub(crate) fn sync_elsewhere(&self, lease: u32, pointers: (u32, u32)) -> Result<(), Trouble> {
+    /// Syncs the ring by `pointers`, a `head` and `cur` in control blocks, for the sync loop. Does not read the ring's own
+    /// pointers and does not write its tail.
+    pub(crate) fn sync_by_csb(&self, lease: u32, pointers: (u32, u32)) -> Result<(), SyncError> {
         self.sync_by(lease, Effort::Full, None, Some(pointers), None)
     }
 
@@ -250,51 +229,53 @@ impl SyncRing {
         lease: u32,
         effort: Effort,
         now: Option<WallTime>,
-        elsewhere: Option<(u32, u32)>,
-        pass: Option<Pass<'_>>,
-    ) -> Result<(), Trouble> {
+        csb_pointers: Option<(u32, u32)>,
+        on_release: Option<OnRelease<'_>>,
+    ) -> Result<(), SyncError> {
         let state = self.state();
-        let notice = state.notice();
+        let notice = state.status();
         if notice != 0
-            && let Some(trouble) = self.noticed(notice, elsewhere.is_some())
+            && let Some(error) = self.check_notice(notice, csb_pointers.is_some())
         {
-            return Err(trouble);
+            return Err(error);
         }
         let guard = match notice {
-            0 => self.go_inside(state, lease),
-            // Who waits for a ring to be left after something was said looks at the lock.
+            0 => self.begin_sync(state, lease),
+            // The daemon waits for the lock after it changed the notice, not for an owner.
             _ => state.try_lock(lease, process::this_thread()),
         };
         let Some(_guard) = guard else { return Ok(()) };
-        let notice = notice & !BY_LOOP;
-        // Those who get buffers are to be asked for again if one of them has gone: his are others' soon.
-        if notice != 0 && self.watchers.trade_any() && !state.still_says(notice) {
-            return Err(Trouble::News);
+        let notice = notice & !OWNED_BY_SYNC_LOOP;
+        // If a zero-copy monitor has closed, its buffers will soon belong to other ports: the list must be renewed first.
+        if notice != 0 && self.mirrors.any_zero_copy() && !state.is_status_current(notice) {
+            return Err(SyncError::MonitorsChanged);
         }
         let slots = self.view.shape().slots;
         let Some((hwcur, hwtail)) = state.positions(slots) else {
             state.count_bad_pointer();
-            return Err(Trouble::BadPointers);
+            return Err(SyncError::BadPointers);
         };
-        let (head, cur) = elsewhere.unwrap_or_else(|| (self.view.raw_head(), self.view.raw_cur()));
-        let Some(asked) = judge(slots, hwcur, hwtail, head, cur) else {
+        let (head, cur) = csb_pointers.unwrap_or_else(|| (self.view.raw_head(), self.view.raw_cur()));
+        let Some(program) = validate(slots, hwcur, hwtail, head, cur) else {
             state.count_bad_pointer();
             self.reinit(hwcur, hwtail);
-            return Err(Trouble::BadPointers);
+            return Err(SyncError::BadPointers);
         };
-        if let Some(pass) = pass.filter(|_| asked.head != hwcur) {
-            pass(Span { from: hwcur, to: asked.head });
+        if let Some(on_release) = on_release.filter(|_| program.head != hwcur) {
+            on_release(Span { from: hwcur, to: program.head });
         }
-        let tail = match &self.path {
-            Path::PipeTx(tx) => self.tx(tx.as_ref(), state, asked, (hwcur, hwtail), effort, notice != 0),
-            Path::PipeRx(rx) => self.rx(rx.as_ref(), state, asked, (hwcur, hwtail), (effort, now), notice != 0),
-            Path::Tx(tx) => self.tx(tx.as_ref(), state, asked, (hwcur, hwtail), effort, notice != 0),
-            Path::Rx(rx) => self.rx(rx.as_ref(), state, asked, (hwcur, hwtail), (effort, now), notice != 0),
-            Path::Mute => return Err(Trouble::Mute),
+        let tail = match &self.backend {
+            RingBackend::PipeTx(tx) => self.tx(tx.as_ref(), state, program, (hwcur, hwtail), effort, notice != 0),
+            RingBackend::PipeRx(rx) => {
+                self.rx(rx.as_ref(), state, program, (hwcur, hwtail), (effort, now), notice != 0)
+            }
+            RingBackend::Tx(tx) => self.tx(tx.as_ref(), state, program, (hwcur, hwtail), effort, notice != 0),
+            RingBackend::Rx(rx) => self.rx(rx.as_ref(), state, program, (hwcur, hwtail), (effort, now), notice != 0),
+            RingBackend::ReadOnly => return Err(SyncError::ReadOnly),
         };
-        if notice != 0 && tail != hwtail && self.watchers.any() && self.path.rx().is_some() {
-            // Before the program is told of it.
-            self.watchers.show(
+        if notice != 0 && tail != hwtail && self.mirrors.any_copy() && self.backend.rx().is_some() {
+            // Before the program can release the slots.
+            self.mirrors.copy(
                 self.view.region(),
                 (self.view.slots(), self.view.offsets()),
                 Span { from: hwtail, to: tail },
@@ -302,13 +283,13 @@ impl SyncRing {
         }
         if tail != hwtail {
             state.set_hwtail(tail);
-            // The other party makes sense again, and may come to be where it could not be before.
-            if self.nonsense.load(Relaxed) != NO_NONSENSE {
-                self.nonsense.store(NO_NONSENSE, Relaxed);
+            // The peer's position is valid again; the one that was invalid may become valid, too.
+            if self.invalid_index.load(Relaxed) != NO_INDEX {
+                self.invalid_index.store(NO_INDEX, Relaxed);
             }
         }
-        // A program that overwrote tail gets it back.
-        if elsewhere.is_none() && self.view.raw_tail() != tail.raw() {
+        // Restores a tail that the program overwrote.
+        if csb_pointers.is_none() && self.view.raw_tail() != tail.raw() {
             self.view.set_tail(tail);
         }
         Ok(())
@@ -318,46 +299,46 @@ impl SyncRing {
     fn tx(
         &self,
         tx: &(impl Tx + ?Sized),
-        state: &RingState,
-        asked: Asked,
+        state: &SyncState,
+        program: ProgramPointers,
         (hwcur, hwtail): (Pos, Pos),
         effort: Effort,
-        watched: bool,
+        monitored: bool,
     ) -> Pos {
         let slots = self.view.shape().slots;
-        if asked.head != hwcur {
-            if watched && self.watchers.trade_any() {
-                // The program's own word about its buffers was for this sync.
-                self.forget_changes(Span { from: hwcur, to: asked.head });
+        if program.head != hwcur {
+            if monitored && self.mirrors.any_zero_copy() {
+                // NS_BUF_CHANGED set by the program was for this sync.
+                self.clear_buf_changed(Span { from: hwcur, to: program.head });
             }
-            if watched && self.watchers.any() {
-                self.watchers.show(
+            if monitored && self.mirrors.any_copy() {
+                self.mirrors.copy(
                     self.view.region(),
                     (self.view.slots(), self.view.offsets()),
-                    Span { from: hwcur, to: asked.head },
+                    Span { from: hwcur, to: program.head },
                 );
             }
-            let bad = tx.send(Span { from: hwcur, to: asked.head });
-            state.set_hwcur(asked.head);
+            let bad = tx.send(Span { from: hwcur, to: program.head });
+            state.set_hwcur(program.head);
             if bad > 0 {
                 state.count_bad_slots(bad);
             }
-            state.count(slots.distance(hwcur, asked.head));
+            state.count_batch(slots.distance(hwcur, program.head));
         }
-        if effort == Effort::IfNeeded && asked.cur != hwtail && !tx.waits() {
+        if effort == Effort::IfNeeded && program.cur != hwtail && !tx.has_unsent() {
             return hwtail;
         }
         // tail is one before the first unfinished slot, so that a full ring and an empty one differ.
-        match tx.finished(slots.next(hwtail), asked.head) {
+        match tx.completed(slots.next(hwtail), program.head) {
             Ok(finished) => {
-                if watched && self.watchers.trade_any() {
+                if monitored && self.mirrors.any_zero_copy() {
                     let sent = Span { from: slots.next(hwtail), to: finished };
-                    self.watchers.trade((self.view.slots(), self.view.offsets()), sent);
+                    self.mirrors.exchange((self.view.slots(), self.view.offsets()), sent);
                 }
                 slots.prev(finished)
             }
             Err(_) => {
-                self.ignore(state, tx.moved(slots.next(hwtail)));
+                self.ignore_index(state, tx.peer_moved(slots.next(hwtail)));
                 hwtail
             }
         }
@@ -367,46 +348,46 @@ impl SyncRing {
     fn rx(
         &self,
         rx: &(impl Rx + ?Sized),
-        state: &RingState,
-        asked: Asked,
+        state: &SyncState,
+        program: ProgramPointers,
         (hwcur, hwtail): (Pos, Pos),
         (effort, now): (Effort, Option<WallTime>),
-        watched: bool,
+        monitored: bool,
     ) -> Pos {
-        if asked.head != hwcur {
-            // Who dies between the two steps leaves hwcur behind: its successor releases the window again, which
-            // changes nothing, because the marks of exchanged buffers went with the first time.
-            if watched && self.watchers.trade_any() {
-                let read = Span { from: hwcur, to: asked.head };
-                self.watchers.trade((self.view.slots(), self.view.offsets()), read);
+        if program.head != hwcur {
+            // A process that is killed between the two steps leaves hwcur behind. The next sync releases the window
+            // again, which changes nothing, because the first release cleared the marks of exchanged buffers.
+            if monitored && self.mirrors.any_zero_copy() {
+                let released = Span { from: hwcur, to: program.head };
+                self.mirrors.exchange((self.view.slots(), self.view.offsets()), released);
             }
-            let bad = rx.release(Span { from: hwcur, to: asked.head });
-            state.set_hwcur(asked.head);
+            let bad = rx.release(Span { from: hwcur, to: program.head });
+            state.set_hwcur(program.head);
             if bad > 0 {
                 state.count_bad_slots(bad);
             }
         }
-        if effort == Effort::IfNeeded && asked.cur != hwtail {
+        if effort == Effort::IfNeeded && program.cur != hwtail {
             return hwtail;
         }
-        match rx.fill(asked.head, hwtail) {
-            Ok(filled) if filled.to != hwtail => {
-                state.count(self.view.shape().slots.distance(hwtail, filled.to));
-                if filled.bad > 0 {
-                    state.count_bad_slots(filled.bad);
+        match rx.deliver(program.head, hwtail) {
+            Ok(delivered) if delivered.to != hwtail => {
+                state.count_batch(self.view.shape().slots.distance(hwtail, delivered.to));
+                if delivered.bad > 0 {
+                    state.count_bad_slots(delivered.bad);
                 }
-                self.stamp(now);
-                filled.to
+                self.write_timestamp(now);
+                delivered.to
             }
             Ok(_) => {
-                // A poll that finds nothing tells the program nothing; who asks by an ioctl may want to know when.
+                // A poll that finds nothing leaves the timestamp; an ioctl updates it, as the program may use it.
                 if effort == Effort::Full {
-                    self.stamp(now);
+                    self.write_timestamp(now);
                 }
                 hwtail
             }
             Err(_) => {
-                self.ignore(state, rx.moved(hwtail));
+                self.ignore_index(state, rx.peer_moved(hwtail));
                 hwtail
             }
         }
@@ -414,15 +395,15 @@ impl SyncRing {
 
     /// Writes the time of a receive sync into the ring.
     #[inline(always)]
-    fn stamp(&self, now: Option<WallTime>) {
-        if !self.time_if_asked || self.view.flags() & NR_TIMESTAMP != 0 {
+    fn write_timestamp(&self, now: Option<WallTime>) {
+        if !self.timestamp_on_request || self.view.flags() & NR_TIMESTAMP != 0 {
             self.view.set_time(now.unwrap_or_else(WallTime::now).parts());
         }
     }
 
     /// Clears `NS_BUF_CHANGED` in the slots of `window`.
     #[cold]
-    fn forget_changes(&self, window: Span) {
+    fn clear_buf_changed(&self, window: Span) {
         let ring = self.view.slots();
         for p in ring.slots().walk(window) {
             let flags = ring.flags(p);
@@ -432,8 +413,8 @@ impl SyncRing {
         }
     }
 
-    /// Sets a ring back to where the last sync left it, as netmap does: pointers, and slots that name no buffer or are
-    /// too long.
+    /// Resets a ring to its state after the last sync, as netmap does: pointers, and slots whose buffer index or length is
+    /// invalid.
     #[cold]
     fn reinit(&self, hwcur: Pos, hwtail: Pos) {
         let (ring, limits) = (self.view.slots(), self.view.region().limits());
@@ -451,7 +432,7 @@ impl SyncRing {
     }
 }
 
+pub(crate) mod fast;
 pub mod mirror;
-mod quick;
 #[cfg(test)]
 mod tests;

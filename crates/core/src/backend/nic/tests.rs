@@ -1,4 +1,4 @@
-//! A receive ring against a kernel that fills buffers in any order, as real ones hardly ever do.
+//! A receive ring with a simulated kernel that fills buffers in any order, which a real one hardly ever does.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
 use proptest::prelude::*;
-use unetmap_mem::{Buffers, Geometry, Region, RingShape, RingView};
+use unetmap_mem::{Geometry, Region, RingShape, RingView, UmemLayout};
 use unetmap_sys::xsk::RingMap;
 use unetmap_sys::{Mapping, memfd};
 
@@ -16,7 +16,7 @@ const SLOTS: u32 = 8;
 const BUFFER: u32 = 2048;
 const ENTRIES_AT: u64 = 192;
 
-/// One ring of the socket, and the file behind it, through which the test's kernel works.
+/// One ring of the socket, and its file, through which the simulated kernel accesses it.
 struct Memory {
     file: File,
     map: RingMap,
@@ -44,7 +44,7 @@ impl Memory {
         ENTRIES_AT + u64::from(counted % SLOTS) * self.entry
     }
 
-    /// The kernel takes an entry.
+    /// The kernel consumes a descriptor.
     fn take(&self) -> Option<u64> {
         if self.word(0) == self.word(64) {
             return None;
@@ -55,7 +55,7 @@ impl Memory {
         Some(u64::from_ne_bytes(bytes))
     }
 
-    /// The kernel gives one.
+    /// The kernel produces one.
     fn give(&self, addr: u64, len: u32, continued: bool) {
         let at = ENTRIES_AT + u64::from(self.word(0) % SLOTS) * self.entry;
         self.file.write_all_at(&addr.to_ne_bytes(), at).unwrap();
@@ -69,7 +69,7 @@ struct Fixture {
     rx: NicRx,
     packets: Memory,
     offers: Memory,
-    /// With the kernel.
+    /// UmemLayout that the kernel holds.
     kernel: Vec<BufIdx>,
 }
 
@@ -83,18 +83,18 @@ impl Fixture {
         view.format();
         let (packets, offers) = (Memory::new(16), Memory::new(8));
         let rings =
-            ReceiveRings::new(&packets.map, &offers.map, slots, Buffers { size: BUFFER, count: 40, headroom: 0 })
+            XskRxRings::new(&packets.map, &offers.map, slots, UmemLayout { size: BUFFER, count: 40, headroom: 0 })
                 .unwrap();
         for p in (0..SLOTS).map(|raw| slots.pos(raw).unwrap()) {
             view.slots().set_buf_idx(p, BufIdx(2 + p.raw()));
-            rings.offer(p, Some((BufIdx(2 + p.raw()), 0)));
+            rings.write_fill(p, Some((BufIdx(2 + p.raw()), 0)));
         }
-        rings.publish(SLOTS);
+        rings.submit(SLOTS);
         let half = Half {
             slots: view.slots().clone(),
             limits: region.limits(),
             socket: Arc::new(fd),
-            mine: Doorbell::new().unwrap(),
+            doorbell: Doorbell::new().unwrap(),
             frags: true,
             offsets: Offsets::NONE,
             busy: false,
@@ -102,7 +102,7 @@ impl Fixture {
         Fixture { view, rx: NicRx { half, rings }, packets, offers, kernel: Vec::new() }
     }
 
-    /// The kernel takes what is offered, and fills the `pick`th of its buffers.
+    /// The kernel takes all offered buffers, and fills the `pick`th of those that it holds.
     fn receive(&mut self, pick: usize, len: u32) -> Option<BufIdx> {
         let offered = std::iter::from_fn(|| self.offers.take());
         self.kernel.extend(offered.map(|addr| BufIdx(((addr + 256) / u64::from(BUFFER)) as u32)));
@@ -114,7 +114,7 @@ impl Fixture {
         Some(idx)
     }
 
-    /// All buffers that the slots name.
+    /// Returns all buffers that the slots name.
     fn named(&self) -> BTreeSet<BufIdx> {
         let slots = self.view.slots();
         (0..SLOTS).map(|raw| slots.buf_idx(slots.slots().pos(raw).unwrap())).collect()
@@ -122,8 +122,8 @@ impl Fixture {
 }
 
 proptest! {
-    /// Packets arrive in the kernel's order, and the ring's slots name all its buffers, each once, whatever the order, and
-    /// whatever the program exchanges.
+    /// Packets arrive in the kernel's order, and the slots of the ring name each of its buffers once, for any order and any
+    /// exchange by the program.
     #[test]
     fn slots_name_all_buffers(steps in proptest::collection::vec((0u8..4, 0usize..16), 1..200)) {
         let mut f = Fixture::new();
@@ -139,18 +139,18 @@ proptest! {
                     coming.extend(f.receive(n, 60 + number % 1000).map(|idx| (idx, 60 + number % 1000)));
                 }
                 2 => {
-                    let filled = f.rx.fill(head, tail).unwrap();
-                    prop_assert_eq!(filled.bad, 0);
-                    for p in slots.walk(Span { from: tail, to: filled.to }) {
+                    let delivered = f.rx.deliver(head, tail).unwrap();
+                    prop_assert_eq!(delivered.bad, 0);
+                    for p in slots.walk(Span { from: tail, to: delivered.to }) {
                         let slot = f.view.slots().load(p);
                         prop_assert_eq!(Some((slot.buf_idx, u32::from(slot.len))), coming.pop_front());
                     }
-                    tail = filled.to;
+                    tail = delivered.to;
                 }
                 _ => {
                     let held = slots.distance(head, tail);
                     let to = slots.add(head, (n as u32).min(held));
-                    // The program moves a packet on by putting another buffer in its place.
+                    // The program takes a packet out by putting another buffer in its place.
                     if to != head && n % 2 == 0 {
                         let moved = f.view.slots().buf_idx(head);
                         f.view.slots().set_buf_idx(head, spare);
@@ -168,30 +168,30 @@ proptest! {
 }
 
 #[test]
-fn what_the_socket_says_is_judged() {
+fn invalid_descriptors_are_delivered_empty() {
     let f = Fixture::new();
     let slots = f.view.slots().slots();
-    // No such buffer, not at its start, too long.
+    // No such buffer; not at its start; too long.
     f.packets.give(40 * u64::from(BUFFER), 60, false);
     f.packets.give(u64::from(BUFFER) + 1, 60, false);
     f.packets.give(2 * u64::from(BUFFER), BUFFER + 1, false);
-    let filled = f.rx.fill(Pos::ZERO, Pos::ZERO).unwrap();
-    assert_eq!((filled.to.raw(), filled.bad), (3, 3));
-    assert!(slots.walk(Span { from: Pos::ZERO, to: filled.to }).all(|p| f.view.slots().len(p) == 0));
+    let delivered = f.rx.deliver(Pos::ZERO, Pos::ZERO).unwrap();
+    assert_eq!((delivered.to.raw(), delivered.bad), (3, 3));
+    assert!(slots.walk(Span { from: Pos::ZERO, to: delivered.to }).all(|p| f.view.slots().len(p) == 0));
     assert_eq!(f.named().len(), SLOTS as usize);
-    // A position that is not the ring's is nobody's.
-    assert_eq!(f.rx.fill(Pos::ZERO, slots.pos(5).unwrap()), Err(Nonsense));
+    // A position that is not that of the ring.
+    assert_eq!(f.rx.deliver(Pos::ZERO, slots.pos(5).unwrap()), Err(InvalidPeerIndex));
 }
 
 #[test]
-fn a_packet_of_several_slots_comes_whole() {
+fn a_packet_of_several_slots_is_delivered_as_a_whole() {
     let mut f = Fixture::new();
     f.receive(0, 60);
     f.packets.give(3 * u64::from(BUFFER), BUFFER, true);
-    assert_eq!(f.rx.fill(Pos::ZERO, Pos::ZERO).unwrap().to.raw(), 1);
+    assert_eq!(f.rx.deliver(Pos::ZERO, Pos::ZERO).unwrap().to.raw(), 1);
     f.packets.give(4 * u64::from(BUFFER), 100, false);
     let at = f.view.slots().slots().pos(1).unwrap();
-    assert_eq!(f.rx.fill(Pos::ZERO, at).unwrap().to.raw(), 3);
+    assert_eq!(f.rx.deliver(Pos::ZERO, at).unwrap().to.raw(), 3);
     let flags = |raw| f.view.slots().flags(f.view.slots().slots().pos(raw).unwrap());
     assert_eq!((flags(0), flags(1), flags(2)), (0, NS_MOREFRAG, 0));
 }
@@ -201,7 +201,7 @@ fn an_index_out_of_range_is_not_offered() {
     let mut f = Fixture::new();
     f.receive(0, 60);
     f.receive(0, 60);
-    let to = f.rx.fill(Pos::ZERO, Pos::ZERO).unwrap().to;
+    let to = f.rx.deliver(Pos::ZERO, Pos::ZERO).unwrap().to;
     f.view.slots().set_buf_idx(Pos::ZERO, BufIdx(40));
     assert_eq!(f.rx.release(Span { from: Pos::ZERO, to }), 1);
     assert!(f.offers.take().is_some_and(|addr| addr > 1 << 40), "an entry that the kernel skips");

@@ -1,8 +1,8 @@
-//! Somebody writes anything anywhere in what programs map, or takes the pages away, while an honest program goes on:
-//! nothing panics, nothing outside the two rings is touched, every sync returns, and whatever reaches the honest
-//! program through the API was judged.
+//! A hostile process writes any value to any word that programs map, or removes pages, while an honest program continues:
+//! nothing panics, nothing outside the two rings is changed, every sync returns, and every value that the API returns to
+//! the honest program is valid.
 //!
-//! The position type asserts its bounds in debug builds, so a position out of a ring is a panic here.
+//! The position type asserts its bounds in debug builds, so a position outside a ring is a panic here.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,25 +14,25 @@ use rustix::fs::{FallocateFlags, fallocate};
 use unetmap_mem::{BufIdx, Pos, Span};
 
 use super::cases;
-use super::wire::{BUF_SIZE, House, Wire};
-use crate::port::ring::Ring;
+use super::test_pipe::{BUF_SIZE, TestPipe, TestRegion};
+use crate::port::Ring;
 use crate::sync::Effort;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Writes a word: which of the four files, which word of it, what.
+    /// Writes a word: the file, the word of it, the value.
     Write {
         file: usize,
         word: u32,
         value: u32,
     },
-    /// Copies a word of a file to another place, as one who guesses well would.
+    /// Copies a word of a file to another place: a plausible value.
     Copy {
         file: usize,
         from: u32,
         to: u32,
     },
-    /// Takes a page away, or all pages.
+    /// Removes a page, or all pages.
     Punch {
         file: usize,
         page: u32,
@@ -54,12 +54,12 @@ fn bytes(file: &File) -> u64 {
     file.metadata().unwrap().len()
 }
 
-/// Words where something matters come first: all of the control and line words, and in a region, the rings.
-fn place(wire: &Wire, file: usize, word: u32) -> u64 {
+/// Returns the offset of a word. Prefers words that matter: those of states and channels, and the rings of a region.
+fn place(pipe: &TestPipe, file: usize, word: u32) -> u64 {
     let (start, room) = match file {
         0 => {
-            let rings = wire.tx.inner.view.region().geometry().rings;
-            if word.is_multiple_of(8) { (0, bytes(&wire.files[0])) } else { (rings.offset, rings.bytes()) }
+            let rings = pipe.tx.inner.view.region().geometry().rings;
+            if word.is_multiple_of(8) { (0, bytes(&pipe.files[0])) } else { (rings.offset, rings.bytes()) }
         }
         3 => (0, 512),
         _ => (0, 128),
@@ -67,23 +67,23 @@ fn place(wire: &Wire, file: usize, word: u32) -> u64 {
     start + u64::from(word) * 4 % room
 }
 
-fn write(wire: &Wire, file: usize, word: u32, value: u32) {
-    wire.files[file].write_all_at(&value.to_ne_bytes(), place(wire, file, word)).unwrap();
+fn write(pipe: &TestPipe, file: usize, word: u32, value: u32) {
+    pipe.files[file].write_all_at(&value.to_ne_bytes(), place(pipe, file, word)).unwrap();
 }
 
-fn copy(wire: &Wire, file: usize, from: u32, to: u32) {
+fn copy(pipe: &TestPipe, file: usize, from: u32, to: u32) {
     let mut value = [0; 4];
-    wire.files[file].read_exact_at(&mut value, place(wire, file, from)).unwrap();
-    wire.files[file].write_all_at(&value, place(wire, file, to)).unwrap();
+    pipe.files[file].read_exact_at(&mut value, place(pipe, file, from)).unwrap();
+    pipe.files[file].write_all_at(&value, place(pipe, file, to)).unwrap();
 }
 
-/// What MADV_REMOVE on a mapping does, too.
+/// Removes pages, as MADV_REMOVE on a mapping does.
 fn punch(file: &File, page: u32, all: bool) {
     let (at, len) = if all { (0, bytes(file)) } else { (u64::from(page) * 4096 % bytes(file), 4096) };
     fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len).unwrap();
 }
 
-/// Everything that an honest program does with a ring.
+/// Does everything that an honest program does with a ring.
 fn work(ring: &Ring, count: u32, seed: u64) {
     let n = ring.num_slots();
     assert!([ring.head(), ring.cur(), ring.tail()].iter().all(|p| p.raw() < n));
@@ -114,37 +114,38 @@ fn work(ring: &Ring, count: u32, seed: u64) {
     ring.pending();
 }
 
-/// All bytes of the region but those of the wire's two rings.
-fn surroundings(wire: &Wire) -> Vec<u8> {
-    let mut all = vec![0; bytes(&wire.files[0]) as usize];
-    wire.files[0].read_exact_at(&mut all, 0).unwrap();
-    let size = wire.tx.inner.view.region().geometry().rings.size as usize;
-    for ring in [&wire.tx, &wire.rx] {
+/// Returns the region's bytes with those of the pipe's two rings set to 0.
+fn surroundings(pipe: &TestPipe) -> Vec<u8> {
+    let mut all = vec![0; bytes(&pipe.files[0]) as usize];
+    pipe.files[0].read_exact_at(&mut all, 0).unwrap();
+    let size = pipe.tx.inner.view.region().geometry().rings.size as usize;
+    for ring in [&pipe.tx, &pipe.rx] {
         let at = ring.inner.view.shape().offset as usize;
         all[at..at + size].fill(0);
     }
     all
 }
 
-/// One sync, while nobody else writes.
-fn sync(wire: &Wire, tx: bool, effort: Effort) {
-    let ring = if tx { &wire.tx } else { &wire.rx };
+/// Makes one sync, while nothing else writes.
+fn sync(pipe: &TestPipe, tx: bool, effort: Effort) {
+    let ring = if tx { &pipe.tx } else { &pipe.rx };
     let slots = ring.inner.view.shape().slots;
-    let before = surroundings(wire);
+    let before = surroundings(pipe);
     let head = ring.inner.view.raw_head();
     let (state, batches) = (ring.inner.state(), |ring: &Ring| ring.inner.state().batches.load(Ordering::Relaxed));
     let (positions, done) = (state.positions(slots), batches(ring));
-    let result = if tx { wire.txsync(effort) } else { wire.rxsync(effort) };
-    assert!(surroundings(wire) == before, "a sync touches its two rings only");
+    let result = if tx { pipe.txsync(effort) } else { pipe.rxsync(effort) };
+    assert!(surroundings(pipe) == before, "a sync touches its two rings only");
     if result.is_err() {
         return;
     }
     if !tx && batches(ring) != done {
-        // Something was delivered.
-        let (from, to) = (positions.expect("judged").1, state.positions(slots).expect("written by us").1);
+        // Slots were delivered.
+        let (from, to) =
+            (positions.expect("validated by the sync").1, state.positions(slots).expect("written by the sync").1);
         assert_eq!(ring.inner.view.raw_tail(), to.raw());
         let limits = ring.inner.view.region().limits();
-        let held = slots.pos(head).expect("judged");
+        let held = slots.pos(head).expect("validated by the sync");
         assert!(slots.between(from, to, slots.prev(held)), "nothing is delivered into slots that the program holds");
         for p in slots.walk(Span { from, to }) {
             let slot = ring.slot(p).get();
@@ -172,69 +173,69 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A wire between two others, whose rings and buffers nobody may touch.
-fn surrounded(n: u32) -> Wire {
-    let mut house = House::new(3, n, 8);
-    house.wire(n, 0);
-    let wire = house.wire(n, n / 2);
-    wire.own(1);
-    house.wire(n, 0);
-    wire
+/// Returns a pipe between two others, whose rings and buffers must not change.
+fn surrounded(n: u32) -> TestPipe {
+    let mut region = TestRegion::new(3, n, 8);
+    region.pipe(n, 0);
+    let pipe = region.pipe(n, n / 2);
+    pipe.own(1);
+    region.pipe(n, 0);
+    pipe
 }
 
 proptest! {
     #![proptest_config(cases(400))]
 
     #[test]
-    fn any_word_may_say_anything(n in prop::sample::select(vec![2u32, 3, 5, 8, 17, 64]), steps in vec(step(), 1..150)) {
-        let wire = surrounded(n);
+    fn any_word_may_have_any_value(n in prop::sample::select(vec![2u32, 3, 5, 8, 17, 64]), steps in vec(step(), 1..150)) {
+        let pipe = surrounded(n);
         for step in steps {
             match step {
-                Step::Write { file, word, value } => write(&wire, file, word, value),
-                Step::Copy { file, from, to } => copy(&wire, file, from, to),
-                Step::Punch { file, page, all } => punch(&wire.files[file], page, all),
-                Step::Sync { tx, effort } => sync(&wire, tx, effort),
-                Step::Work { tx, count, seed } => work(if tx { &wire.tx } else { &wire.rx }, count, seed),
+                Step::Write { file, word, value } => write(&pipe, file, word, value),
+                Step::Copy { file, from, to } => copy(&pipe, file, from, to),
+                Step::Punch { file, page, all } => punch(&pipe.files[file], page, all),
+                Step::Sync { tx, effort } => sync(&pipe, tx, effort),
+                Step::Work { tx, count, seed } => work(if tx { &pipe.tx } else { &pipe.rx }, count, seed),
             }
         }
     }
 
-    /// Every word of the state, the line and the pointers at once: what only luck brings together step by step.
+    /// Every word of the state, the channel and the pointers at once: combinations that single steps rarely reach.
     #[test]
-    fn all_positions_may_be_anything_at_once(
+    fn all_positions_may_have_any_value_at_once(
         n in 2u32..9, words in vec(0u32..10, 14), slots in vec(any::<[u32; 4]>(), 16), efforts in any::<[bool; 4]>(),
     ) {
-        let wire = surrounded(n);
+        let pipe = surrounded(n);
         let mut words = words.into_iter();
-        for (file, ring) in [(1, &wire.tx), (2, &wire.rx)] {
+        for (file, ring) in [(1, &pipe.tx), (2, &pipe.rx)] {
             let at = ring.inner.view.shape().offset;
-            for field in [super::wire::Field::Head, super::wire::Field::Cur, super::wire::Field::Tail] {
-                super::wire::poke(&wire.files[0], ring, field, words.next().unwrap());
+            for field in [super::test_pipe::Field::Head, super::test_pipe::Field::Cur, super::test_pipe::Field::Tail] {
+                super::test_pipe::poke(&pipe.files[0], ring, field, words.next().unwrap());
             }
             // hwcur, hwtail
-            write(&wire, file, 1, words.next().unwrap());
-            write(&wire, file, 2, words.next().unwrap());
+            write(&pipe, file, 1, words.next().unwrap());
+            write(&pipe, file, 2, words.next().unwrap());
             for (i, slot) in slots.iter().enumerate().take(n as usize) {
                 let slot = slot.map(u32::to_ne_bytes).concat();
-                wire.files[0].write_all_at(&slot, at + 256 + i as u64 * 16).unwrap();
+                pipe.files[0].write_all_at(&slot, at + 256 + i as u64 * 16).unwrap();
             }
         }
         // prod, cons
-        write(&wire, 3, 0, words.next().unwrap());
-        write(&wire, 3, 32, words.next().unwrap());
+        write(&pipe, 3, 0, words.next().unwrap());
+        write(&pipe, 3, 32, words.next().unwrap());
         for (i, full) in efforts.into_iter().enumerate() {
-            sync(&wire, i % 2 == 0, if full { Effort::Full } else { Effort::IfNeeded });
+            sync(&pipe, i % 2 == 0, if full { Effort::Full } else { Effort::IfNeeded });
         }
-        work(&wire.tx, 9, 1);
-        work(&wire.rx, 9, 2);
+        work(&pipe.tx, 9, 1);
+        work(&pipe.rx, 9, 2);
     }
 }
 
-/// The same, at the same time: two honest programs work while a third party scribbles and takes pages away.
+/// Two honest programs work while a third process writes and removes pages concurrently.
 #[test]
-fn a_scribbler_disturbs_nobody() {
+fn concurrent_writes_by_a_third_process_do_no_harm() {
     for n in [2u32, 8, 64] {
-        let wire = surrounded(n);
+        let pipe = surrounded(n);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -245,25 +246,25 @@ fn a_scribbler_disturbs_nobody() {
                     noise ^= noise << 17;
                     let (file, word) = ((noise >> 60) as usize % 4, (noise >> 20) as u32);
                     match noise % 64 {
-                        0 => punch(&wire.files[file], word, noise & 64 == 0),
-                        1..8 => copy(&wire, file, word, noise as u32),
-                        8..16 => write(&wire, file, word, noise as u32),
-                        // The locks stay free most of the time, or nothing would happen.
-                        16..24 => (1..3).for_each(|file| write(&wire, file, 0, 0)),
-                        _ => write(&wire, file, word, (noise >> 8) as u32 % (n + 1)),
+                        0 => punch(&pipe.files[file], word, noise & 64 == 0),
+                        1..8 => copy(&pipe, file, word, noise as u32),
+                        8..16 => write(&pipe, file, word, noise as u32),
+                        // The locks stay free most of the time; otherwise no sync would work.
+                        16..24 => (1..3).for_each(|file| write(&pipe, file, 0, 0)),
+                        _ => write(&pipe, file, word, (noise >> 8) as u32 % (n + 1)),
                     }
                 }
             });
             let honest = move |ring: &Ring, lease| {
                 for round in 0..15_000u64 {
                     let effort = if round % 3 == 0 { Effort::IfNeeded } else { Effort::Full };
-                    // An error, where a pointer was nonsense at that moment, is as good.
+                    // An error is valid, too: a pointer may have been invalid at that moment.
                     let _ = ring.inner.sync(lease, effort, None);
                     let head = ring.head();
                     work_while_others_write(ring, (round % 9) as u32, head);
                 }
             };
-            let (tx, rx) = (&wire.tx, &wire.rx);
+            let (tx, rx) = (&pipe.tx, &pipe.rx);
             let sender = scope.spawn(move || honest(tx, 1));
             honest(rx, 2);
             let sender = sender.join();
@@ -273,7 +274,7 @@ fn a_scribbler_disturbs_nobody() {
     }
 }
 
-/// As [`work`], without what holds only while nobody else writes.
+/// Does what [`work`] does, without the assertions that hold only while nothing else writes.
 fn work_while_others_write(ring: &Ring, count: u32, head: Pos) {
     let mut data = [0; 2 * BUF_SIZE as usize];
     let mut last: Option<crate::SlotRef<'_>> = None;

@@ -1,4 +1,4 @@
-//! Whole sequences of syncs against a model of a pipe, and packets through several rings and threads.
+//! Sequences of syncs compared with a model of a pipe, and packets through several rings and threads.
 
 use std::collections::VecDeque;
 
@@ -7,12 +7,12 @@ use proptest::prelude::*;
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 use unetmap_mem::{BufIdx, Pos, SlotValue};
 
-use super::wire::{BUF_SIZE, Field, House, Wire, any_pos, each_once, poke, slots};
-use super::{cases, walk_says};
-use crate::port::ring::Ring;
-use crate::sync::{Effort, Trouble};
+use super::test_pipe::{BUF_SIZE, Field, TestPipe, TestRegion, any_pos, each_once, poke, slots};
+use super::{cases, valid_by_walking};
+use crate::port::Ring;
+use crate::sync::{Effort, SyncError};
 
-/// What a program or the system does next. Numbers are cut to what is possible.
+/// An action of a program or the system. Numbers are limited to what is possible.
 #[derive(Clone, Debug)]
 enum Step {
     /// The sender fills so many slots, each as one of the numbers says, and moves head.
@@ -30,13 +30,13 @@ enum Step {
         slots: u32,
         exchange: u64,
     },
-    /// A program writes nonsense, then calls a sync.
-    Nonsense {
+    /// A program writes invalid pointers, then calls a sync.
+    InvalidPointers {
         tx: bool,
         head: u32,
         cur: u32,
     },
-    /// One side's program ends, and another takes over.
+    /// The program of one side exits, and another one opens the port.
     Reopen {
         tx: bool,
     },
@@ -55,7 +55,7 @@ struct Packet {
     exchange: bool,
 }
 
-/// A received slot that the program has not given back.
+/// A received slot that the program has not released.
 #[derive(Clone, Debug)]
 struct Held {
     value: SlotValue,
@@ -63,18 +63,18 @@ struct Held {
     number: Option<u64>,
 }
 
-/// A pipe in counters that never wrap: slot `c` stands at `(start + c) % n`.
+/// A pipe in counters that never wrap: slot `c` is at `(start + c) % n`.
 struct Model {
     n: u64,
     start: u64,
-    /// Sender: head, cur, what the last sync followed, what was sent, tail.
+    /// Sender: head, cur, the head of the last sync, what was sent, tail.
     tx: Side,
     sent: u64,
-    /// Receiver; what the last sync followed is what was released, tail is what was taken.
+    /// Receiver: the head of the last sync is what was released, tail is what was delivered.
     rx: Side,
     /// The sender's ring.
     ring: Vec<SlotValue>,
-    line: VecDeque<SlotValue>,
+    channel: VecDeque<SlotValue>,
     held: VecDeque<Held>,
     spare: BufIdx,
     bad: u64,
@@ -84,14 +84,14 @@ struct Model {
 struct Side {
     head: u64,
     cur: u64,
-    followed: u64,
+    synced: u64,
     tail: u64,
 }
 
 impl Model {
-    fn new(wire: &Wire, start: u32) -> Model {
+    fn new(pipe: &TestPipe, start: u32) -> Model {
         let ring: Vec<SlotValue> =
-            wire.tx_indexes().into_iter().map(|buf_idx| SlotValue { buf_idx, len: 0, flags: 0, ptr: 0 }).collect();
+            pipe.tx_indexes().into_iter().map(|buf_idx| SlotValue { buf_idx, len: 0, flags: 0, ptr: 0 }).collect();
         let n = ring.len() as u64;
         Model {
             n,
@@ -100,9 +100,9 @@ impl Model {
             sent: 0,
             rx: Side::default(),
             ring,
-            line: VecDeque::new(),
+            channel: VecDeque::new(),
             held: VecDeque::new(),
-            spare: wire.spare,
+            spare: pipe.spare,
             bad: 0,
         }
     }
@@ -118,29 +118,29 @@ impl Model {
 
     fn txsync(&mut self, effort: Effort) {
         let ends = |m: &mut Model, c: u64| m.slot(c).flags & NS_MOREFRAG == 0;
-        if let Some(last) = (self.tx.followed..self.tx.head).rev().find(|&c| ends(self, c)) {
+        if let Some(last) = (self.tx.synced..self.tx.head).rev().find(|&c| ends(self, c)) {
             for c in self.sent..=last {
                 let slot = *self.slot(c);
-                self.line.push_back(slot);
+                self.channel.push_back(slot);
             }
             self.sent = last + 1;
         }
-        self.tx.followed = self.tx.head;
+        self.tx.synced = self.tx.head;
         if effort == Effort::Full || self.tx.cur == self.tx.tail {
-            self.tx.tail = self.rx.followed + self.n - 1;
+            self.tx.tail = self.rx.synced + self.n - 1;
         }
     }
 
     fn rxsync(&mut self, effort: Effort) {
-        for c in self.rx.followed..self.rx.head {
+        for c in self.rx.synced..self.rx.head {
             let Held { value, .. } = self.held.pop_front().unwrap();
             if value.flags & NS_BUF_CHANGED != 0 {
                 self.slot(c).buf_idx = value.buf_idx;
             }
         }
-        self.rx.followed = self.rx.head;
+        self.rx.synced = self.rx.head;
         if effort == Effort::Full || self.rx.cur == self.rx.tail {
-            for (number, mut value) in (self.rx.tail..).zip(std::mem::take(&mut self.line)) {
+            for (number, mut value) in (self.rx.tail..).zip(std::mem::take(&mut self.channel)) {
                 value.flags &= !NS_BUF_CHANGED;
                 let good = u32::from(value.len) <= BUF_SIZE;
                 if !good {
@@ -154,8 +154,8 @@ impl Model {
     }
 
     /// Slot values from the first not released to the last sent.
-    fn on_the_way(&self) -> impl Iterator<Item = SlotValue> + '_ {
-        (self.rx.followed..self.sent).map(|c| self.ring[self.raw(c) as usize])
+    fn in_transit(&self) -> impl Iterator<Item = SlotValue> + '_ {
+        (self.rx.synced..self.sent).map(|c| self.ring[self.raw(c) as usize])
     }
 
     fn side(&mut self, tx: bool) -> &mut Side {
@@ -165,7 +165,7 @@ impl Model {
 
 /// The real thing and its model, walking together.
 struct Pair {
-    wire: Wire,
+    pipe: TestPipe,
     model: Model,
     /// Buffers in the hands of the two programs.
     own: [Vec<BufIdx>; 2],
@@ -174,18 +174,18 @@ struct Pair {
 
 impl Pair {
     fn new(n: u32, start: u32) -> Pair {
-        let mut house = House::new(1, n, 10);
-        let wire = house.wire(n, start);
+        let mut region = TestRegion::new(1, n, 10);
+        let pipe = region.pipe(n, start);
         if start.is_multiple_of(2) {
-            wire.own(1);
+            pipe.own(1);
         }
-        let own = [house.extra(5), house.extra(5)];
-        let all = [wire.tx_indexes(), own.concat()].concat();
-        Pair { model: Model::new(&wire, start), wire, own, all }
+        let own = [region.extra(5), region.extra(5)];
+        let all = [pipe.tx_indexes(), own.concat()].concat();
+        Pair { model: Model::new(&pipe, start), pipe, own, all }
     }
 
     fn ring(&self, tx: bool) -> &Ring {
-        if tx { &self.wire.tx } else { &self.wire.rx }
+        if tx { &self.pipe.tx } else { &self.pipe.rx }
     }
 
     fn step(&mut self, step: &Step) {
@@ -199,10 +199,10 @@ impl Pair {
             }
             &Step::Sync { tx, effort } => assert_eq!(self.sync(tx, effort), Ok(())),
             &Step::Read { slots, exchange } => self.read(slots, exchange),
-            &Step::Nonsense { tx, head, cur } => self.nonsense(tx, head, cur),
+            &Step::InvalidPointers { tx, head, cur } => self.invalid_pointers(tx, head, cur),
             &Step::Reopen { tx } => self.reopen(tx),
             &Step::Tail { tx, tail } => {
-                poke(&self.wire.files[0], self.ring(tx), Field::Tail, tail);
+                poke(&self.pipe.files[0], self.ring(tx), Field::Tail, tail);
                 assert_eq!(self.sync(tx, Effort::Full), Ok(()));
             }
         }
@@ -210,7 +210,7 @@ impl Pair {
     }
 
     fn fill(&mut self, packets: &[Packet]) {
-        let ring = &self.wire.tx;
+        let ring = &self.pipe.tx;
         assert_eq!(u64::from(ring.space()), self.model.tx.tail - self.model.tx.head);
         let mut filled = 0;
         for (slot, packet) in ring.window().zip(packets) {
@@ -233,9 +233,9 @@ impl Pair {
     }
 
     fn read(&mut self, count: u32, exchange: u64) {
-        let ring = &self.wire.rx;
+        let ring = &self.pipe.rx;
         assert_eq!(u64::from(ring.space()), self.model.rx.tail - self.model.rx.head);
-        let first = (self.model.rx.head - self.model.rx.followed) as usize;
+        let first = (self.model.rx.head - self.model.rx.synced) as usize;
         let mut read = 0;
         for (slot, held) in ring.window().zip(self.model.held.iter_mut().skip(first)).take(count as usize) {
             assert_eq!(slot.get(), held.value);
@@ -257,63 +257,63 @@ impl Pair {
         self.model.rx.cur = self.model.rx.head;
     }
 
-    fn sync(&mut self, tx: bool, effort: Effort) -> Result<(), Trouble> {
+    fn sync(&mut self, tx: bool, effort: Effort) -> Result<(), SyncError> {
         if tx {
-            self.wire.txsync(effort)?;
+            self.pipe.txsync(effort)?;
             self.model.txsync(effort);
         } else {
-            self.wire.rxsync(effort)?;
+            self.pipe.rxsync(effort)?;
             self.model.rxsync(effort);
         }
         Ok(())
     }
 
-    fn nonsense(&mut self, tx: bool, head: u32, cur: u32) {
-        // Too long a slot is cut then, and whether that reaches one on its way is not said.
-        if tx && self.model.on_the_way().any(|slot| u32::from(slot.len) > BUF_SIZE) {
+    fn invalid_pointers(&mut self, tx: bool, head: u32, cur: u32) {
+        // The reset truncates slots that are too long; whether that affects one in transit is unspecified.
+        if tx && self.model.in_transit().any(|slot| u32::from(slot.len) > BUF_SIZE) {
             return;
         }
         let n = self.model.n as u32;
         let side = self.model.side(tx);
-        let (followed, tail) = (side.followed, side.tail);
-        let (hwcur, hwtail) = (self.model.raw(followed), self.model.raw(tail));
-        if walk_says(n, hwcur, hwtail, head, cur) {
+        let (synced, tail) = (side.synced, side.tail);
+        let (hwcur, hwtail) = (self.model.raw(synced), self.model.raw(tail));
+        if valid_by_walking(n, hwcur, hwtail, head, cur) {
             return;
         }
         let bad = || self.ring(tx).inner.state().bad_pointers.load(std::sync::atomic::Ordering::Relaxed);
         let before = bad();
         for (field, value) in [(Field::Head, head), (Field::Cur, cur)] {
-            poke(&self.wire.files[0], self.ring(tx), field, value);
+            poke(&self.pipe.files[0], self.ring(tx), field, value);
         }
-        let result = if tx { self.wire.txsync(Effort::Full) } else { self.wire.rxsync(Effort::IfNeeded) };
-        assert_eq!(result, Err(Trouble::BadPointers));
+        let result = if tx { self.pipe.txsync(Effort::Full) } else { self.pipe.rxsync(Effort::IfNeeded) };
+        assert_eq!(result, Err(SyncError::BadPointers));
         assert_eq!(bad(), before + 1);
         if tx {
             self.model.ring.iter_mut().filter(|slot| u32::from(slot.len) > BUF_SIZE).for_each(|slot| slot.len = 0);
         }
         // Back to where the last sync left the ring.
         let side = self.model.side(tx);
-        (side.head, side.cur) = (followed, followed);
+        (side.head, side.cur) = (synced, synced);
     }
 
-    /// What was sent and not released is delivered again; what was not sent is forgotten.
+    /// Slots that were sent and not released are delivered again; those that were not sent are forgotten.
     fn reopen(&mut self, tx: bool) {
         let m = &mut self.model;
         if tx {
-            (m.tx.head, m.tx.cur, m.tx.followed, m.tx.tail) = (m.sent, m.sent, m.sent, m.rx.followed + m.n - 1);
+            (m.tx.head, m.tx.cur, m.tx.synced, m.tx.tail) = (m.sent, m.sent, m.sent, m.rx.synced + m.n - 1);
         } else {
-            // What the last one exchanged, the daemon would give back: not here.
+            // The daemon would restore the buffers that the last program exchanged: not implemented here.
             if m.held.iter().any(|held| held.value.flags & NS_BUF_CHANGED != 0) {
                 return;
             }
             m.held.clear();
-            m.line = m.on_the_way().collect();
-            (m.rx.head, m.rx.cur, m.rx.tail) = (m.rx.followed, m.rx.followed, m.rx.followed);
+            m.channel = m.in_transit().collect();
+            (m.rx.head, m.rx.cur, m.rx.tail) = (m.rx.synced, m.rx.synced, m.rx.synced);
         }
-        self.wire.reopen(tx);
+        self.pipe.reopen(tx);
     }
 
-    /// Pointers, slots and indexes are what the model says.
+    /// Checks that pointers, slots and indexes are those of the model.
     fn check(&self) {
         let m = &self.model;
         for (tx, side) in [(true, &m.tx), (false, &m.rx)] {
@@ -321,20 +321,20 @@ impl Pair {
             let got = [ring.head(), ring.cur(), ring.tail()].map(Pos::raw);
             assert_eq!(got, [side.head, side.cur, side.tail].map(|c| m.raw(c)), "head, cur, tail of tx {tx}");
             let hw = ring.inner.state().positions(slots(m.n as u32)).unwrap();
-            assert_eq!([hw.0.raw(), hw.1.raw()], [side.followed, side.tail].map(|c| m.raw(c)), "hwcur, hwtail");
+            assert_eq!([hw.0.raw(), hw.1.raw()], [side.synced, side.tail].map(|c| m.raw(c)), "hwcur, hwtail");
         }
         let expected: Vec<BufIdx> = m.ring.iter().map(|slot| slot.buf_idx).collect();
-        assert_eq!(self.wire.tx_indexes(), expected);
+        assert_eq!(self.pipe.tx_indexes(), expected);
         let pending = m.tx.head != m.tx.tail + 1 - m.n;
-        assert_eq!(self.wire.tx.pending(), pending);
-        let bad = self.wire.rx.inner.state().bad_slots.load(std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(self.pipe.tx.pending(), pending);
+        let bad = self.pipe.rx.inner.state().bad_slots.load(std::sync::atomic::Ordering::Relaxed);
         assert_eq!(bad, m.bad);
-        // Only whole packets come.
+        // Only whole packets arrive.
         let good = m.held.back().is_none_or(|last| last.value.flags & NS_MOREFRAG == 0);
         assert!(good, "the last slot taken ends a packet");
     }
 
-    /// Sends and reads what is left; then every buffer is in one place.
+    /// Sends and reads what is left, and checks that every buffer is in one place.
     fn drain(&mut self) {
         let last = Packet { len: 1, flags: 0, ptr: 0, exchange: false };
         self.step(&Step::Sync { tx: true, effort: Effort::Full });
@@ -346,12 +346,12 @@ impl Pair {
             self.step(&Step::Sync { tx: false, effort: Effort::Full });
         }
         self.step(&Step::Sync { tx: true, effort: Effort::Full });
-        assert_eq!(self.model.rx.followed, self.model.sent, "everything sent was read and released");
+        assert_eq!(self.model.rx.synced, self.model.sent, "everything sent was read and released");
         // A ring full of the fragments of one packet cannot move on; all others can.
-        if self.model.tx.followed - self.model.sent < self.model.n - 1 {
-            assert!(!self.wire.tx.pending() || self.model.sent < self.model.tx.followed);
+        if self.model.tx.synced - self.model.sent < self.model.n - 1 {
+            assert!(!self.pipe.tx.pending() || self.model.sent < self.model.tx.synced);
         }
-        let everywhere = each_once(&[&self.wire.tx_indexes(), &self.own[0], &self.own[1]]);
+        let everywhere = each_once(&[&self.pipe.tx_indexes(), &self.own[0], &self.own[1]]);
         assert_eq!(everywhere, each_once(&[&self.all]), "every buffer is in one place");
     }
 }
@@ -377,7 +377,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (any::<bool>(), any::<u32>()).prop_map(|(tx, ahead)| Step::SetCur { tx, ahead }),
         10 => (any::<bool>(), effort()).prop_map(|(tx, effort)| Step::Sync { tx, effort }),
         5 => (0u32..40, any::<u64>()).prop_map(|(slots, exchange)| Step::Read { slots, exchange: exchange & exchange >> 7 }),
-        1 => (any::<bool>(), wild(), wild()).prop_map(|(tx, head, cur)| Step::Nonsense { tx, head, cur }),
+        1 => (any::<bool>(), wild(), wild()).prop_map(|(tx, head, cur)| Step::InvalidPointers { tx, head, cur }),
         1 => any::<bool>().prop_map(|tx| Step::Reopen { tx }),
         1 => (any::<bool>(), wild()).prop_map(|(tx, tail)| Step::Tail { tx, tail }),
     ]
@@ -390,10 +390,10 @@ fn ring_size() -> impl Strategy<Value = u32> {
 proptest! {
     #![proptest_config(cases(200))]
 
-    /// Whatever two programs do: each packet arrives once, whole, in order, as it was sent; every pointer is where the
-    /// model says; every buffer is in one place.
+    /// For any actions of two programs each packet arrives once, whole, in order, unchanged; every pointer is that of the
+    /// model; every buffer is in one place.
     #[test]
-    fn a_pipe_is_two_queues(n in ring_size(), start in any::<u32>(), steps in vec(step(), 0..120)) {
+    fn a_pipe_behaves_as_two_queues(n in ring_size(), start in any::<u32>(), steps in vec(step(), 0..120)) {
         let mut pair = Pair::new(n, start % n);
         steps.iter().for_each(|step| pair.step(step));
         pair.drain();
@@ -401,11 +401,11 @@ proptest! {
 
     /// Zero copy over two pipes of one region: a forwarder exchanges buffers between a receive and a transmit ring.
     #[test]
-    fn a_forwarder_moves_packets_by_their_buffers(
+    fn a_forwarder_moves_packets_by_exchanging_buffers(
         n in ring_size(), m in ring_size(), start in any::<u32>(), steps in vec((0u8..5, 0u32..50), 0..150),
     ) {
-        let mut house = House::new(2, n.max(m), 0);
-        let (first, second) = (house.wire(n, start % n), house.wire(m, start % m));
+        let mut region = TestRegion::new(2, n.max(m), 0);
+        let (first, second) = (region.pipe(n, start % n), region.pipe(m, start % m));
         let before = [first.tx_indexes(), second.tx_indexes()].concat();
         let (mut sent, mut received) = (0u64, 0u64);
         let mut act = |kind: u8, count: u32| match kind {
@@ -456,10 +456,10 @@ proptest! {
     }
 }
 
-/// Every way in which the last slots before any position were sent, and then taken by two receivers, one after another:
-/// the second gets what is there, not what once was there.
+/// All ways in which the last slots before any position were sent and then taken by two receivers, one after another: the
+/// second one gets the current packets, not older ones.
 #[test]
-fn a_successor_takes_what_was_sent_last() {
+fn a_second_receiver_gets_the_packets_sent_last() {
     let packet = |len| Packet { len, flags: 0, ptr: u64::from(len), exchange: false };
     for (n, start) in [2u32, 3, 5].into_iter().flat_map(|n| (0..n).map(move |start| (n, start))) {
         for (single, batch, read) in (0..2 * n).flat_map(|s| (1..n).flat_map(move |b| (0..=b).map(move |r| (s, b, r))))
@@ -484,40 +484,40 @@ fn a_successor_takes_what_was_sent_last() {
     }
 }
 
-/// Two threads, as two processes would, and two more that sync the same rings all the time, as netmap allows.
+/// Two threads in the place of two processes, and two more that sync the same rings all the time, as netmap allows.
 #[test]
 fn threads_share_a_pipe() {
     use std::sync::atomic::{AtomicBool, Ordering};
     const PACKETS: u64 = 20_000;
     for n in [2u32, 5, 64, 1024] {
-        let mut house = House::new(1, n, 1);
-        let mut own = house.extra(1)[0];
-        let wire = house.wire(n, n - 1);
-        let before = [wire.tx_indexes(), vec![own]].concat();
+        let mut region = TestRegion::new(1, n, 1);
+        let mut own = region.extra(1)[0];
+        let pipe = region.pipe(n, n - 1);
+        let before = [pipe.tx_indexes(), vec![own]].concat();
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut sent = 0;
                 while sent < PACKETS {
                     let mut filled = 0;
-                    for slot in wire.tx.window().take(1 + sent as usize % 61).take((PACKETS - sent) as usize) {
+                    for slot in pipe.tx.window().take(1 + sent as usize % 61).take((PACKETS - sent) as usize) {
                         slot.frame().write(0, &sent.to_ne_bytes());
                         slot.set_len_flags((sent % 60) as u16, 0);
                         (sent, filled) = (sent + 1, filled + 1);
                     }
-                    wire.tx.advance(filled);
-                    wire.txsync(Effort::IfNeeded).unwrap();
+                    pipe.tx.advance(filled);
+                    pipe.txsync(Effort::IfNeeded).unwrap();
                     if filled == 0 {
                         std::thread::yield_now();
                     }
                 }
-                while wire.tx.pending() {
-                    wire.txsync(Effort::Full).unwrap();
+                while pipe.tx.pending() {
+                    pipe.txsync(Effort::Full).unwrap();
                     std::thread::yield_now();
                 }
             });
             for lease in [3, 4] {
-                let (ring, done) = (if lease == 3 { &wire.tx } else { &wire.rx }, &done);
+                let (ring, done) = (if lease == 3 { &pipe.tx } else { &pipe.rx }, &done);
                 scope.spawn(move || {
                     while !done.load(Ordering::Relaxed) {
                         ring.inner.sync(lease, Effort::Full, None).unwrap();
@@ -527,9 +527,9 @@ fn threads_share_a_pipe() {
             }
             let mut received = 0;
             while received < PACKETS {
-                wire.rxsync(Effort::Full).unwrap();
+                pipe.rxsync(Effort::Full).unwrap();
                 let mut read = 0;
-                for slot in wire.rx.window().take(1 + received as usize % 53) {
+                for slot in pipe.rx.window().take(1 + received as usize % 53) {
                     let mut bytes = [0; 8];
                     slot.frame().read(0, &mut bytes);
                     assert_eq!((u64::from_ne_bytes(bytes), u64::from(slot.len())), (received, received % 60));
@@ -538,18 +538,18 @@ fn threads_share_a_pipe() {
                     }
                     (received, read) = (received + 1, read + 1);
                 }
-                wire.rx.advance(read);
+                pipe.rx.advance(read);
                 if read == 0 {
                     std::thread::yield_now();
                 }
             }
             // Skipped while another thread syncs the ring.
-            let followed = || wire.rx.inner.state().positions(slots(n)).unwrap().0;
-            while followed() != wire.rx.head() {
-                wire.rxsync(Effort::Full).unwrap();
+            let synced = || pipe.rx.inner.state().positions(slots(n)).unwrap().0;
+            while synced() != pipe.rx.head() {
+                pipe.rxsync(Effort::Full).unwrap();
             }
             done.store(true, Ordering::Relaxed);
         });
-        assert_eq!(each_once(&[&wire.tx_indexes(), &[own]]), each_once(&[&before]), "ring of {n}");
+        assert_eq!(each_once(&[&pipe.tx_indexes(), &[own]]), each_once(&[&before]), "ring of {n}");
     }
 }

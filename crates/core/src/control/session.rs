@@ -1,0 +1,46 @@
+//! Requests about a connection itself. None of them has a payload.
+
+use crate::control::wire::{ControlRequest, Kind};
+
+macro_rules! without_payload {
+    ($(#[$doc:meta])* $name:ident = $number:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub struct $name;
+
+        impl ControlRequest for $name {
+            const KIND: Kind = Kind($number);
+
+            fn encode(&self) -> Vec<u8> {
+                Vec::new()
+            }
+
+            /// Ignores a payload.
+            fn decode(_payload: &[u8]) -> Result<$name, i32> {
+                Ok($name)
+            }
+        }
+    };
+}
+
+without_payload! {
+    /// Asks for a lease: the number that identifies the process in the locks of rings. The connection stays open while
+    /// the process uses the lease.
+    LeaseRequest = 1
+}
+
+without_payload! {
+    /// Asks for the state of everything that the daemon serves. The daemon closes the connection after the reply.
+    SnapshotRequest = 3
+}
+
+without_payload! {
+    /// Asks for the binding of the port that REGISTER bound on this connection, for a process that received the
+    /// connection with the port already bound.
+    AttachRequest = 5
+}
+
+without_payload! {
+    /// Releases the port that REGISTER bound on this connection; the connection stays open.
+    UnbindRequest = 9
+}

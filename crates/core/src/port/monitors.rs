@@ -1,0 +1,73 @@
+//! The monitors of an open port: asks the daemon for them, and assigns their mirror rings to the port's rings.
+
+use std::sync::Arc;
+
+use unetmap_mem::OWNED_BY_SYNC_LOOP;
+
+use crate::control::monitor::{MonitorReply, NextMonitorRequest};
+use crate::port::Port;
+use crate::port::ring::Ring;
+use crate::sync::SyncError;
+use crate::sync::mirror::{self, Monitor, MonitorList};
+use crate::tuning::MAX_MONITOR_RENEWALS;
+
+/// Where a port gets the list of its monitors.
+pub(crate) struct MonitorSource {
+    pub(crate) session: u64,
+    pub(crate) key: u64,
+    /// Of a port that the daemon runs itself.
+    pub(crate) list: Option<Arc<MonitorList>>,
+}
+
+impl Port {
+    /// Renews the list of monitors. Without a reply it is empty: then the daemon has exited, which other calls report.
+    #[cold]
+    pub(crate) fn renew_monitors(&self) {
+        let rings = || self.tx.iter().map(|ring| (0, ring)).chain(self.rx.iter().map(|ring| (1, ring)));
+        // Read before the request: a change after it makes the list stale again.
+        let notices: Vec<u32> = rings().map(|(_, ring)| ring.inner.state().status() & !OWNED_BY_SYNC_LOOP).collect();
+        let mut all = mirror::map_monitors(self.monitors(), Some(self.shared_region()));
+        for ((dir, ring), notice) in rings().zip(notices) {
+            mirror::assign(&mut all, (dir, ring.id()), &ring.inner.mirrors, notice);
+        }
+    }
+
+    /// Calls `sync`, and renews the list of monitors whenever it is out of date.
+    #[cold]
+    pub(crate) fn sync_renewing_monitors(
+        &self,
+        ring: &Ring,
+        sync: impl Fn() -> Result<(), SyncError>,
+    ) -> Result<(), SyncError> {
+        for _ in 0..=MAX_MONITOR_RENEWALS {
+            match sync() {
+                Err(SyncError::MonitorsChanged) => self.renew_monitors(),
+                other => return other,
+            }
+        }
+        // A process that shares the port changes the generation without reason. The stale list is used, except by
+        // zero-copy monitors, which may have closed: with one of them the ring is skipped, as if it were locked.
+        match ring.inner.mirrors.with_stale_monitors(sync) {
+            Err(SyncError::MonitorsChanged) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Returns the monitors of this port, from the daemon.
+    fn monitors(&self) -> Vec<Monitor> {
+        let MonitorSource { session, key, list } = &self.monitor_source;
+        if let Some(list) = list {
+            return list.copy();
+        }
+        let mut monitors: Vec<Monitor> = Vec::new();
+        loop {
+            let after = monitors.last().map_or(0, |(reply, _)| reply.head.monitor);
+            let request = NextMonitorRequest { session: *session, key: *key, after };
+            let reply = self.current_lease().ok().and_then(|lease| lease.next_monitor(self.spec(), &request));
+            match reply.and_then(|(bytes, fds)| Some((MonitorReply::decode(&bytes)?, fds))) {
+                Some((reply, fds)) if reply.head.monitor > after => monitors.push((reply, fds)),
+                _ => return monitors,
+            }
+        }
+    }
+}

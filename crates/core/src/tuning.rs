@@ -1,0 +1,161 @@
+//! Constants that tune waiting, retrying and coalescing: name, unit, value, bounds, and how each was measured.
+//!
+//! All are `const`, because those of the poll loops decide how the compiler lays out the paths that every packet takes.
+//! "Not measured" means that any value of the same order works: the constant bounds a rare wait. Decisions are in
+//! `docs/decisions`.
+
+use std::time::Duration;
+
+// Waiting for packets or slots (`port::poll`).
+
+/// How long a wait polls before it sleeps. Microseconds; about the cost of one sleep and wake-up between two cores.
+pub(crate) const SPIN: Duration = Duration::from_micros(50);
+
+/// The same after a wait that ended with [`SMALL_BATCH`] slots or more, not from an interface. At least [`SPIN`]. A peer
+/// that serves several receivers on one CPU may have to wake one after the other, and serves nobody meanwhile. Measured
+/// with a switch thread that serves four receivers: wake-ups fell from 6,000 to 70 a second; with 1024 slots the rate rose
+/// from 12.9 to 16.3 Mpps, with 4096 slots from 13.1 to 15.7. Costs a program that receives bursts 150 us of polling.
+pub(crate) const STREAM_SPIN: Duration = Duration::from_micros(200);
+
+/// Polls between two readings of the clock. Together less than a microsecond, the resolution of `ring->ts`.
+pub(crate) const POLLS_PER_CLOCK: u32 = 8;
+
+/// Peeks at the peer's position before each poll. With `lfence` between them four take about as long as one `pause`
+/// instruction (28 ns on Zen 5, 30 to 45 ns elsewhere), and a change is not seen one `pause` late (decision 33).
+pub(crate) const PEEKS_PER_POLL: u32 = 4;
+
+/// Times [`POLLS_PER_CLOCK`] polls before a waiting thread first yields the CPU; 1 if the last yield let another task
+/// run. 64 polls take 2 to 3 us: longer than the peer of a pipe needs for half a ring, not longer than the system calls
+/// that a yield and the clock may cost. Measured against 8 polls, Mpps at batch 512, 256, 64, 8, 1: 765, 803, 700, 205,
+/// 36 before; 820, 830, 770, 230, 44 with 64 (decision 33).
+pub(crate) const SPINS_BEFORE_YIELD: u32 = 8;
+
+/// A `sched_yield` that takes longer let another task run: the system call alone takes less. Microseconds.
+pub(crate) const YIELD_ACCEPTED: Duration = Duration::from_micros(2);
+
+/// How long to wait before polling a ring again that another thread or process is syncing. Not measured.
+pub(crate) const BUSY_RING_RETRY: Duration = Duration::from_micros(100);
+
+/// The longest sleep without a check of the rings. A peer that is killed, or misbehaves, between moving its position and
+/// notifying the doorbell wakes nobody. Not measured.
+pub(crate) const SLEEP_LIMIT: Duration = Duration::from_millis(500);
+
+/// Descriptors that one sleep waits for without allocating memory; more are possible.
+pub(crate) const POLL_FDS_ON_STACK: usize = 15;
+
+/// Peeks of the fast path before the poll continues normally: about a microsecond, a few round trips between cores. A
+/// round trip took 161 to 167 ns with the fast path, 232 to 240 before (decision 58).
+pub(crate) const FAST_PEEKS: u32 = 64;
+
+/// Short pauses between two of them. A peek takes the cache line away from the sender, which needs time to write it. With
+/// `pause` (30 ns) instead, round trips took 205 to 220 ns (decision 58).
+pub(crate) const PAUSES_PER_PEEK: u32 = 3;
+
+// Receive coalescing (`port::poll`, decisions 6 and 15).
+
+/// A batch of up to so many slots may be a reply: a peer on the same CPU sends nothing while the receiver waits, so the
+/// receiver does not coalesce after it. Slots. A ping spent 3.6 us of its 13 us in the delay (decision 6).
+pub(crate) const REPLY_BATCH: u32 = 8;
+
+/// The receive coalescing delay doubles while batches have fewer slots. Below [`LARGE_BATCH`]. With the delay batch 1 rose
+/// from 24.5 to 27.8 Mpps; batch 512 and round trips did not change.
+pub(crate) const SMALL_BATCH: u32 = 96;
+
+/// The delay halves from so many slots on. With a fixed delay of 64 hints batch 512 fell to half (decision 6).
+pub(crate) const LARGE_BATCH: u32 = 256;
+
+/// The longest delay, spin hints: about five microseconds.
+pub(crate) const MAX_COALESCING: u32 = 128;
+
+/// How long the receiver of a fast stream at an interface sleeps between two polls. On veth with 60-byte packets: 1.60
+/// Mpps with spinning, 1.85 to 1.95 with this sleep (decision 15).
+pub(crate) const NIC_SLEEP: Duration = Duration::from_micros(50);
+
+/// How long that sleep may take, nanoseconds: the kernel ends it up to 60 us late (decision 15).
+pub(crate) const NIC_SLEEP_MAX_NS: u64 = 110_000;
+
+/// Packets that must be expected during the sleep; with fewer it saves nothing. At most half of the rings' slots.
+pub(crate) const NIC_SLEEP_MIN_PACKETS: u64 = 32;
+
+// Checks that the daemon is alive (`port`).
+
+/// How often a busy program checks that the daemon is alive, nanoseconds. Bounds how long it keeps using a port after
+/// the daemon has exited. Not measured.
+pub(crate) const LIFE_CHECK_NS: u64 = 100_000_000;
+
+/// The most syncs between two readings of the clock for that check.
+pub(crate) const MAX_SYNCS_PER_CHECK: u32 = 4096;
+
+/// Renewals of the list of monitors that one sync makes at most. More can only be caused by a process that shares the
+/// port and changes the monitor generation without reason.
+pub(crate) const MAX_MONITOR_RENEWALS: u32 = 4;
+
+// Syncs (`sync`).
+
+/// Syncs of one thread in a row under the lock, after which the thread becomes the owner of the ring: far more than a
+/// program makes that opens a port in one thread and uses it in another (decision 18).
+pub(crate) const OWN_AFTER: u32 = 1000;
+
+/// How long to try to lock a ring's list of mirror rings. A holder needs only the time to copy a pointer; but a child that
+/// was forked while another thread held the lock finds it locked for ever. Not measured.
+pub(crate) const MIRROR_LOCK_LIMIT: Duration = Duration::from_millis(200);
+
+/// Attempts to lock the ring that packets are forwarded to, while another thread is syncing it. Not measured.
+pub(crate) const FORWARD_LOCK_TRIES: u32 = 20_000;
+
+/// Syncs in a row that may make no room in the ring that packets are forwarded to, before the rest is dropped.
+pub(crate) const FORWARD_STALLS: u32 = 1;
+
+// Interfaces (`backend::nic`).
+
+/// When to check again for transmitted buffers: the kernel signals no event. Not measured.
+pub(crate) const TX_COMPLETION_POLL: Duration = Duration::from_micros(100);
+
+/// System calls that one sync makes at most to have its packets sent. Each sends 32 in copy mode, 256 since Linux 6.17:
+/// enough for the largest ring.
+pub(crate) const MAX_KICKS: u32 = 256;
+
+// Sync loops by control blocks (`port::csb`).
+
+/// How often a caller that stops a loop checks whether it has ended. Not measured.
+pub(crate) const LOOP_END_POLL: Duration = Duration::from_millis(1);
+
+/// How often a loop checks that the daemon is alive. Not measured.
+pub(crate) const LOOP_LIFE_CHECK: Duration = Duration::from_millis(100);
+
+/// How often a loop reads the program's pointers again if they are inconsistent. A program stores `cur` before `head`, so a
+/// reader may see the later `head` alone.
+pub(crate) const MAX_POINTER_READS: u32 = 8;
+
+/// Rounds in a row that moved something, before the loop checks anything else. Not measured.
+pub(crate) const MAX_BUSY_ROUNDS: u32 = 64;
+
+// The control socket (`control::client`, `port::file`).
+
+/// How long the daemon may take to reply, and to start. Not measured.
+pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long the kernel may take to release a queue whose program has just exited.
+pub(crate) const QUEUE_BUSY_LIMIT: Duration = Duration::from_secs(2);
+
+/// How often the request is repeated meanwhile.
+pub(crate) const QUEUE_BUSY_RETRY: Duration = Duration::from_millis(20);
+
+/// How often to start a daemon and connect: one that is just exiting may refuse the connection.
+pub(crate) const START_TRIES: u32 = 3;
+
+/// How often to try for the lock that serializes starting a daemon. Not measured.
+pub(crate) const LOCK_POLL: Duration = Duration::from_millis(2);
+
+/// How often a process that waits for its turn on a shared connection checks. Not measured.
+pub(crate) const TURN_POLL: Duration = Duration::from_micros(200);
+
+/// How long the connections of a daemon that exits may take to hang up, one after the other. Not measured.
+pub(crate) const EXIT_LIMIT: Duration = Duration::from_millis(50);
+
+/// Bytes that are copied at once when a region's buffers are filled. Not measured.
+pub(crate) const FILL_CHUNK: usize = 64 << 10;
+
+const _: () = assert!(SMALL_BATCH < LARGE_BATCH && REPLY_BATCH < SMALL_BATCH);
+const _: () = assert!(SPIN.as_nanos() <= STREAM_SPIN.as_nanos());
+const _: () = assert!(NIC_SLEEP.as_nanos() < NIC_SLEEP_MAX_NS as u128);
