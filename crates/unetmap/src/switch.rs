@@ -1,0 +1,165 @@
+//! Requests about VALE switches: attach and detach interfaces, create and remove persistent ports, list ports.
+//!
+//! A port that a program opens by name (`vale0:a`) needs none of these: the switch is created with its first port and removed
+//! with its last.
+//!
+//! ```
+//! use unetmap::{Port, switch};
+//!
+//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
+//! let _port = Port::open("vale7:a")?;
+//! let found = switch::find("vale7:a")?;
+//! assert_eq!(found.name, "vale7:a");
+//! assert!(switch::list()?.contains(&found));
+//! # Ok::<(), unetmap::Error>(())
+//! ```
+
+use unetmap_core::abi::*;
+use unetmap_core::port::file::request;
+
+use crate::{Error, errno};
+
+/// A port of a switch, as listed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PortEntry {
+    /// Its name, such as `vale0:a`.
+    pub name: String,
+    /// The number of its switch.
+    pub switch_index: u16,
+    /// Its number within the switch.
+    pub port_index: u32,
+}
+
+impl PortEntry {
+    fn new(name: String, found: NmreqValeList) -> PortEntry {
+        PortEntry { name, switch_index: found.nr_bridge_idx, port_index: found.nr_port_idx }
+    }
+}
+
+/// Returns the ports of all switches of this user, in order.
+///
+/// # Errors
+/// No daemon answers and none could be started.
+pub fn list() -> Result<Vec<PortEntry>, Error> {
+    let mut ports = Vec::new();
+    let mut from = NmreqValeList::default();
+    loop {
+        // A request without a name returns the first port with these numbers or higher ones.
+        match request(NETMAP_REQ_VALE_LIST, "", &from) {
+            Err(Error::Refused { errno: errno::ENOENT, .. }) => return Ok(ports),
+            other => {
+                let (name, found) = other?;
+                from = NmreqValeList { nr_port_idx: found.nr_port_idx.saturating_add(1), ..found };
+                ports.push(PortEntry::new(name, found));
+            }
+        }
+    }
+}
+
+/// Returns the numbers of the port `name`.
+///
+/// # Errors
+/// `ENOENT` if there is no such port; no daemon answers and none could be started.
+pub fn find(name: &str) -> Result<PortEntry, Error> {
+    let (_, found) = request(NETMAP_REQ_VALE_LIST, name, &NmreqValeList::default())?;
+    Ok(PortEntry::new(name.into(), found))
+}
+
+/// How to attach an interface to a switch.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct AttachOptions {
+    /// Attaches the host rings, too: the host stack becomes a second port of the switch.
+    pub host: bool,
+    /// The region that the port uses; 0: the daemon chooses.
+    pub mem_id: u16,
+}
+
+/// Attaches the interface in `name`, such as `vale0:eth0`, to the switch in it. Returns the port's number. Needs a daemon that
+/// may open the interface.
+///
+/// # Errors
+/// The daemon's refusal, or no daemon answers and none could be started.
+///
+/// ```
+/// use unetmap::switch::{self, AttachOptions};
+///
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
+/// let mut options = AttachOptions::default();
+/// options.host = true;
+/// // There is no interface of this name.
+/// assert!(switch::attach("vale0:none9", &options).is_err());
+/// ```
+pub fn attach(name: &str, options: &AttachOptions) -> Result<u32, Error> {
+    let nr_mode = if options.host { NR_REG_NIC_SW } else { NR_REG_ALL_NIC };
+    let reg = NmreqRegister { nr_mode, nr_mem_id: options.mem_id, ..Default::default() };
+    let (_, reply) = request(NETMAP_REQ_VALE_ATTACH, name, &NmreqValeAttach { reg, ..Default::default() })?;
+    Ok(reply.port_index)
+}
+
+/// Detaches the port `name` that [`attach`] attached. Returns the port's number.
+///
+/// # Errors
+/// The daemon's refusal, or no daemon answers and none could be started.
+pub fn detach(name: &str) -> Result<u32, Error> {
+    let (_, reply) = request(NETMAP_REQ_VALE_DETACH, name, &NmreqValeDetach::default())?;
+    Ok(reply.port_index)
+}
+
+/// The shape of a persistent port. 0 means the default.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct NewPort {
+    /// Slots of each transmit ring.
+    pub tx_slots: u32,
+    /// Slots of each receive ring.
+    pub rx_slots: u32,
+    /// Transmit rings.
+    pub tx_rings: u16,
+    /// Receive rings.
+    pub rx_rings: u16,
+    /// The region that the port uses; 0: the daemon chooses.
+    pub mem_id: u16,
+}
+
+/// Creates the persistent port `name`: an interface of that name that can be attached to a switch and outlives the program.
+///
+/// # Errors
+/// The daemon's refusal, or no daemon answers and none could be started.
+pub fn create(name: &str, shape: &NewPort) -> Result<(), Error> {
+    let body = NmreqValeNewif {
+        nr_tx_slots: shape.tx_slots,
+        nr_rx_slots: shape.rx_slots,
+        nr_tx_rings: shape.tx_rings,
+        nr_rx_rings: shape.rx_rings,
+        nr_mem_id: shape.mem_id,
+        ..Default::default()
+    };
+    request(NETMAP_REQ_VALE_NEWIF, name, &body).map(drop)
+}
+
+/// Removes the persistent port `name` that [`create`] created.
+///
+/// # Errors
+/// The daemon's refusal, or no daemon answers and none could be started.
+pub fn remove(name: &str) -> Result<(), Error> {
+    request(NETMAP_REQ_VALE_DELIF, name, &()).map(drop)
+}
+
+/// Sets the bytes of virtio-net header before each packet of the port `name`: 0, 10 or 12.
+///
+/// # Errors
+/// `EINVAL` for another length; the daemon's refusal, or no daemon answers and none could be started.
+pub fn set_vnet_header(name: &str, bytes: u32) -> Result<(), Error> {
+    let body = NmreqPortHdr { nr_hdr_len: bytes, ..Default::default() };
+    request(NETMAP_REQ_PORT_HDR_SET, name, &body).map(drop)
+}
+
+/// Returns the bytes of virtio-net header before each packet of the port `name`.
+///
+/// # Errors
+/// The daemon's refusal, or no daemon answers and none could be started.
+pub fn vnet_header(name: &str) -> Result<u32, Error> {
+    request(NETMAP_REQ_PORT_HDR_GET, name, &NmreqPortHdr::default()).map(|(_, reply)| reply.nr_hdr_len)
+}
