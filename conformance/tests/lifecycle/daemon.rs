@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use conformance::home::{Guard, daemon_listens, is_alive, raise_fd_limit, snapshot_by, summary};
 use conformance::traffic::{bytes_of, exchange, open};
-use conformance::{Home, LIMIT, isolated, program, until};
+use conformance::{Home, LIMIT, isolated, isolated_alone, program, until};
 use rustix::process::{Pid, Signal, kill_process};
 use unetmap::{Interest, Port};
 
@@ -317,7 +317,7 @@ fn another_user_is_refused() {
             .output()
             .expect("it runs");
         let text = said(&output);
-        assert!(!output.status.success() && text.contains("policy has nothing for you"), "{text}");
+        assert!(!output.status.success() && text.contains("no rule of this daemon's policy"), "{text}");
         assert_eq!(home.snapshot().sessions.len(), 1);
     });
 }
@@ -334,7 +334,7 @@ fn ticks(daemon: Pid) -> u64 {
 
 #[test]
 fn a_daemon_with_a_hundred_idle_ports_uses_almost_no_processor_time() {
-    isolated(|home| {
+    isolated_alone(|home| {
         raise_fd_limit();
         let start = Instant::now();
         let ports: Vec<Port> = (0..100)

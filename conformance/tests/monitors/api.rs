@@ -1,5 +1,5 @@
-//! Monitors as the interface describes them: on pipes, whose programs show what they move, and on switches, which do so
-//! themselves.
+//! The documented behaviour of monitors: on pipes, where the client's library copies the packets to them, and on switches, where
+//! the switch does.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -24,7 +24,7 @@ fn refused(spec: &str, errno: i32) -> String {
     }
 }
 
-/// Nothing is left of monitors, and the pipe works as before.
+/// Checks that nothing is left of monitors, and that the pipe works as before.
 #[track_caller]
 fn assert_unwatched(home: &Home, a: &Port, b: &Port) {
     until("nothing is left of monitors", || {
@@ -45,11 +45,11 @@ fn monitors_see_what_a_pipe_receives_and_sends() {
         expect(&rx, 1, 0, 300);
         assert_nothing(&tx, "that was received");
         send(&b, 2, 0, 10).expect("room");
-        // Before anybody receives them.
+        // Before the packets are received.
         expect(&tx, 2, 0, 10);
         assert_nothing(&rx, "that was sent");
         expect(&a, 2, 0, 10);
-        // Both, in the order of what happened.
+        // Both directions, in the order of the events.
         let ring = &both.rx_rings()[0];
         until("both have come", || both.rxsync().is_ok() && ring.space() == 310);
         for (slot, i) in ring.window().zip(0..) {
@@ -69,7 +69,7 @@ fn monitors_see_what_a_pipe_receives_and_sends() {
     });
 }
 
-/// Request and answer, again and again: one monitor sees them in their order, whoever of the two it watches.
+/// Requests and replies: one monitor sees them in order, whichever of the two ends it monitors.
 #[test]
 fn both_directions_are_seen_in_order() {
     isolated(|_| {
@@ -90,8 +90,8 @@ fn both_directions_are_seen_in_order() {
     });
 }
 
-/// Three at once, one of which is slow, and one of which never looks: each gets what it takes, and what it does not is
-/// counted; the watched waits for nobody.
+/// Three monitors, one of which is slow and one of which never reads: each receives what it has room for, and its losses are
+/// counted; the monitored port waits for none of them.
 #[test]
 fn slow_monitors_lose_only_their_own_copies() {
     isolated(|home| {
@@ -126,7 +126,7 @@ fn slow_monitors_lose_only_their_own_copies() {
     });
 }
 
-/// A monitor that comes and goes under traffic sees all from its opening on.
+/// A monitor that is opened and closed under traffic sees every packet from its opening on.
 #[test]
 fn monitors_open_and_close_under_traffic() {
     isolated(|home| {
@@ -145,7 +145,7 @@ fn monitors_open_and_close_under_traffic() {
     });
 }
 
-/// Rings: as many as the port has in either direction, of which one can be watched alone.
+/// A monitor has as many rings as the monitored port; one of them can be monitored alone.
 #[test]
 fn all_rings_or_a_single_ring_can_be_monitored() {
     isolated(|_| {
@@ -175,13 +175,13 @@ fn all_rings_or_a_single_ring_can_be_monitored() {
         expect(&sized, 13, 0, 50);
         assert_nothing(&sized, "other rings are not its own");
         refused("netmap:p{1-4/r", EINVAL);
-        // Ring 3 receives, and sends nothing.
+        // Ring 3 receives and does not send.
         let why = refused("netmap:p{1-3/t", EINVAL);
         assert!(why.contains("ring 3"), "{why}");
     });
 }
 
-/// A packet of several slots is shown whole, or not at all.
+/// A packet of several slots is delivered whole, or not at all.
 #[test]
 fn monitors_see_packets_of_several_slots_whole() {
     isolated(|home| {
@@ -215,7 +215,7 @@ fn monitors_see_packets_of_several_slots_whole() {
         };
         shown(&[(1, 4), (2, 4), (3, 4), (5, 3)]);
         assert_eq!(dropped(home, &monitor), 4);
-        // One that is handed over in pieces.
+        // A packet that is sent in several syncs.
         let piece = |slots: u32, end: bool| {
             for (slot, i) in ring.window().zip(0..slots) {
                 conformance::traffic::fill(&slot, 6, 0);
@@ -229,7 +229,7 @@ fn monitors_see_packets_of_several_slots_whole() {
         piece(2, true);
         monitor.rxsync().expect("a living port");
         assert_eq!(monitor.rx_rings()[0].space(), 5);
-        // And one that is longer than the shelf.
+        // A packet of more slots than the mirror ring has.
         piece(30, false);
         piece(1, true);
         assert_eq!(dropped(home, &monitor), 4 + 31);
@@ -241,16 +241,16 @@ fn monitors_see_packets_of_several_slots_whole() {
 fn ports_that_cannot_be_monitored_are_refused() {
     isolated(|home| {
         let why = refused("netmap:p{1/r", EINVAL);
-        assert!(why.contains("nobody has it open"), "{why}");
+        assert!(why.contains("no program has the port open"), "{why}");
         refused("vale0:nosuch/t", EINVAL);
         let a = open("netmap:p{1");
-        // The other end is there, and nobody has it.
+        // The other end exists and is not open.
         refused("netmap:p}1/r", EINVAL);
         refused("netmap:p{2/r", EINVAL);
         refused("netmap:p{1^/r", EINVAL);
         refused(&format!("netmap:p{{1/r@{}", a.mem_id()), EINVAL);
         let monitor = open("netmap:p{1/r");
-        // Not a port that could be shared, or watched itself.
+        // A monitor cannot be shared, or be monitored itself.
         assert_eq!(home.snapshot().ports.len(), 3);
         let all: Vec<Port> = (1..16).map(|_| open("netmap:p{1/t")).collect();
         let why = refused("netmap:p{1/t", ENOMEM);
@@ -272,7 +272,7 @@ fn a_monitor_cannot_send() {
         assert_eq!(monitor.tx_rings().len(), 1, "programs expect to find one");
         let error = monitor.txsync().expect_err("it cannot send");
         assert!(error.errno() == EIO && matches!(error, Error::ReadOnly { .. }), "{error}");
-        assert!(error.to_string().contains("a monitor sends nothing"), "{error}");
+        assert!(error.to_string().contains("a monitor cannot send"), "{error}");
         assert_nothing(&monitor, "who sends nothing is not stopped");
         fill_some(&monitor.tx_rings()[0], 1, 0, 1);
         let error = monitor.poll(Interest::RX, Some(Duration::ZERO)).expect_err("it cannot send");
@@ -281,7 +281,7 @@ fn a_monitor_cannot_send() {
     });
 }
 
-/// The watched port is closed: what was shown is still there, then the monitor is told.
+/// When the monitored port is closed, the monitor first gets the remaining packets, then an error.
 #[test]
 fn a_monitor_ends_with_the_monitored_port() {
     isolated(|_| {
@@ -292,7 +292,7 @@ fn a_monitor_ends_with_the_monitored_port() {
         drop(a);
         expect(&monitor, 1, 0, 50);
         drop(second);
-        // The rest, in two looks, and no error before it is read.
+        // The rest, in two polls, and no error before it is read.
         let ring = &monitor.rx_rings()[0];
         until("the rest is there", || monitor.poll(Interest::RX, None).expect("there is something").rx());
         ring.advance(20);
@@ -301,22 +301,22 @@ fn a_monitor_ends_with_the_monitored_port() {
         let ended = |e: Error| matches!(e, Error::MonitoredPortClosed { .. }) && e.errno() == EIO;
         assert!(monitor.poll(Interest::RX, None).is_err_and(ended));
         assert!(monitor.rxsync().is_err_and(ended));
-        // The other end is still open, and so is who watches it.
+        // The other end and its monitor are still open.
         expect(&b, 1, 0, 100);
         expect(&other, 1, 0, 100);
-        // Asleep, it is woken.
+        // A sleeping monitor is woken.
         let sleeper = std::thread::spawn(move || other.poll(Interest::RX, None).is_err_and(ended));
         std::thread::sleep(Duration::from_millis(100));
         drop(b);
         assert!(sleeper.join().expect("no panic"));
-        // A new port of the same name is another one.
+        // A new port of the same name is a different port.
         let again = open("netmap:p{1");
         assert!(monitor.poll(Interest::RX, Some(Duration::ZERO)).is_err_and(ended));
         drop((again, monitor));
     });
 }
 
-/// A monitor that sleeps is woken by the watched program.
+/// A sleeping monitor is woken by the monitored program.
 #[test]
 fn a_sleeping_monitor_is_woken() {
     isolated(|_| {
@@ -326,7 +326,7 @@ fn a_sleeping_monitor_is_woken() {
         );
         let end = Instant::now() + LIMIT;
         let mut seq = 0;
-        // One at a time, so that each could be the one that wakes it: none must find it asleep for ever.
+        // One packet at a time, so that each of them must wake it.
         while sleeper.0.try_wait().expect("our child").is_none() {
             exchange(&a, &b, 1, seq, seq + 1);
             seq += 1;
@@ -337,14 +337,14 @@ fn a_sleeping_monitor_is_woken() {
     });
 }
 
-/// Who forks after the monitor came, and before: the child's syncs show what they move, too.
+/// Syncs of a child that was forked after or before the monitor was opened are monitored, too.
 #[test]
 fn traffic_of_a_forked_child_is_monitored() {
     isolated(|home| {
         const PACKETS: u64 = 3000;
         let file = home.folder().join("next");
         std::fs::write(&file, [0; 24]).expect("a file");
-        // The second keeps the watched end open, and does nothing with it.
+        // The second process keeps the monitored end open and is idle.
         let (far, _keeper) = (open("netmap:p{1"), open("netmap:p}1"));
         let mut forker = Guard::spawn(
             Command::new(env!("CARGO_BIN_EXE_forker"))
@@ -360,7 +360,7 @@ fn traffic_of_a_forked_child_is_monitored() {
     });
 }
 
-/// netmap's own program, and what `unetmap ls` says.
+/// netmap's own program pkt-gen, and the output of `unetmap ls`.
 #[test]
 fn pkt_gen_receives_on_a_monitor() {
     isolated(|home| {
@@ -385,12 +385,12 @@ fn pkt_gen_receives_on_a_monitor() {
         });
         let text = std::fs::read_to_string(&output).expect("its output");
         assert!(pkt_gen.wait().success(), "{text}");
-        // Each packet has this in it.
+        // Each packet contains this text.
         assert!(text.contains("len 60") || text.contains("60 bytes"), "{text}");
     });
 }
 
-/// Packets that begin behind the start of their buffers, at the watched port and at the monitor.
+/// Packets at offsets in their buffers, at the monitored port and at the monitor.
 #[test]
 fn monitor_and_monitored_port_can_have_different_offsets() {
     isolated(|home| {

@@ -1,5 +1,5 @@
-//! Monitors of interfaces, which their program shows where it runs the sockets itself, and the daemon where it runs them;
-//! and of ports of switches, which the switch shows.
+//! Monitors of interfaces (direct: served by the client's library; mediated: served by the daemon), and of switch ports, served
+//! by the switch.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn an_interface_is_watched(home: &Home, policy: &str) {
     assert_eq!(errno, EINVAL, "{why}");
     assert_eq!(net.refused("netmap:nosuch/r").0, ENXIO);
     let (port, tap) = (net.open("netmap:va"), net.tap());
-    // Open for a while before anybody watches.
+    // The port is open for a while before it is monitored.
     assert_works(&port, &tap, 0);
     let (rx, tx) = (net.open("netmap:va/r"), net.open("netmap:va/t"));
     let sizes: Vec<usize> = (14..1514).step_by(7).collect();
@@ -79,7 +79,7 @@ fn queues_are_watched(home: &Home, policy: &str) {
     assert_same(&take(&all, 0), &batches[0]);
     assert_same(&take(&all, 1), &batches[1]);
     assert_same(&collect(&second, 100), &batches[1]);
-    // A queue that is opened by somebody else is watched as well.
+    // A queue that another program opens is monitored as well.
     let also = net.open("netmap:va-0");
     transmit(&also, 0, &batches[0], BUFFER);
     assert_same(&collect(&all, 100), &batches[0]);
@@ -96,7 +96,7 @@ fn single_queues_of_a_mediated_interface_can_be_monitored() {
     isolated(|home| queues_are_watched(home, MEDIATED));
 }
 
-/// What a switch delivers to a port, and what it takes from it: shown by the switch.
+/// The switch copies what it delivers to a port and what it receives from it.
 #[test]
 fn ports_of_a_switch_can_be_monitored() {
     isolated(|home| {
@@ -114,7 +114,7 @@ fn ports_of_a_switch_can_be_monitored() {
             assert_eq!(conformance::packet::check(&bytes_of(&slot)), Ok((2, seq)));
         }
         assert_nothing(&received, "that was sent");
-        // Before the port's own program has looked.
+        // Before the port's own program has received it.
         assert_nothing(&sent, "that was received");
         expect(&a, 2, 0, 5);
         for monitor in [&sent, &received, &both] {
@@ -134,7 +134,7 @@ fn ports_of_a_switch_can_be_monitored() {
     });
 }
 
-/// Packets that a switch has to say nothing about any more: copied + counted = delivered, to the packet.
+/// Exactly: packets copied to the monitor plus drops counted equal packets delivered to the port.
 #[test]
 fn a_slow_monitor_of_a_switch_port_loses_only_its_own_packets() {
     isolated(|home| {
@@ -170,12 +170,12 @@ fn a_slow_monitor_of_a_switch_port_loses_only_its_own_packets() {
     });
 }
 
-/// Who watches a port sees what is meant for others only if the port does.
+/// A monitor sees packets for other ports only if the monitored port receives them.
 #[test]
 fn a_monitor_sees_no_other_port() {
     isolated(|_| {
         let ports = [open("vale0:a"), open("vale0:b"), open("vale0:c")];
-        // The switch learns where each is.
+        // The switch learns the address of each.
         for (n, port) in ports.iter().enumerate() {
             ether::send(port, BROADCAST, mac(n as u32), 1000 + n as u64, (0, 1));
         }
@@ -189,7 +189,7 @@ fn a_monitor_sees_no_other_port() {
     });
 }
 
-/// Host rings are not watched, and do not disturb who watches the others.
+/// Host rings are not monitored, and do not disturb monitors of the other rings.
 #[test]
 fn an_interface_with_host_rings_can_be_monitored() {
     isolated(|home| {
@@ -206,14 +206,14 @@ fn an_interface_with_host_rings_can_be_monitored() {
     });
 }
 
-/// Another user's interface is not watched.
+/// Another user's interface cannot be monitored.
 #[test]
 fn a_user_can_monitor_only_interfaces_it_may_open() {
     isolated(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let port = net.open("netmap:va");
         conformance::net::set_policy(home, MEDIATED);
-        // From now on root would get it through the daemon, as somebody else.
+        // From now on the policy gives root mediated access, unlike the monitored port.
         let (errno, why) = net.refused("netmap:va/r");
         assert_eq!(errno, EBUSY, "{why}");
         conformance::net::set_policy(home, "");

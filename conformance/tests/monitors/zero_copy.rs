@@ -1,4 +1,4 @@
-//! Monitors without copies: they get the buffers of packets that nobody needs any more, and give others for them.
+//! Zero-copy monitors: they get the buffers of packets that are no longer needed, in exchange for others.
 
 use std::fs;
 use std::thread::sleep;
@@ -27,7 +27,7 @@ fn refused(spec: &str, errno: i32) -> String {
     }
 }
 
-/// Takes the packets `[from, to)` of a sender from a monitor, all with these flags.
+/// Receives the packets `[from, to)` of a sender from a monitor and checks that all have these flags.
 #[track_caller]
 fn expect_buffers(monitor: &Port, flags: u16, sender: u64, from: u64, to: u64) {
     let ring = &monitor.rx_rings()[0];
@@ -41,7 +41,7 @@ fn expect_buffers(monitor: &Port, flags: u16, sender: u64, from: u64, to: u64) {
     monitor.rxsync().expect("a living port");
 }
 
-/// Each buffer of the pipe's region is somewhere, and none was lost.
+/// Checks that each buffer of the pipe's region is accounted for.
 #[track_caller]
 fn assert_complete(home: &Home, more: u32) {
     let buffers = home.snapshot().buffers("p");
@@ -55,7 +55,7 @@ fn zero_copy_monitors_see_sent_and_released_packets() {
         let monitor = open("netmap:p}1/z");
         assert_eq!(monitor.mem_id(), a.mem_id(), "it shares the region");
         assert!(home.snapshot().ports.iter().any(|port| port.name == "p}1/zrt#1"));
-        // Its own ring, and a shelf for each direction; and two slots that send nothing.
+        // Its own ring, a mirror ring for each direction, and two slots that are never sent.
         let more = 3 * 1024 + 2;
         for round in 0..30 {
             let seq = round * 200;
@@ -64,7 +64,7 @@ fn zero_copy_monitors_see_sent_and_released_packets() {
             assert_nothing(&monitor, "nobody has given anything back");
             expect(&b, 1, seq, seq + 200);
             expect_buffers(&monitor, 0, 1, seq, seq + 200);
-            // The sender is told that its buffers are others now.
+            // The flag NS_BUF_CHANGED reports the exchange to the sender.
             a.txsync().expect("a living port");
             let ring = &a.tx_rings()[0];
             let last = ring.slot(ring.tail());
@@ -77,7 +77,7 @@ fn zero_copy_monitors_see_sent_and_released_packets() {
         }
         assert_complete(home, more);
         assert_eq!(dropped_of(home, "p}1/zrt#1"), 0);
-        // A monitor that copies beside it.
+        // A copying monitor on the same port.
         let copies = open("netmap:p}1/r");
         exchange(&a, &b, 3, 0, 100);
         expect(&copies, 3, 0, 100);
@@ -101,7 +101,7 @@ fn a_monitor_that_does_not_read_loses_only_its_own_packets() {
     });
 }
 
-/// A receiver that keeps packets, and puts other buffers into their slots, has them for itself.
+/// A receiver that keeps packets by putting other buffers into their slots shares them with no monitor.
 #[test]
 fn buffers_that_were_swapped_away_are_not_shown() {
     isolated(|home| {
@@ -122,7 +122,7 @@ fn buffers_that_were_swapped_away_are_not_shown() {
         let seen: Vec<_> = seen.iter().map(|bytes| packet::check(bytes).map(|(_, seq)| seq)).collect();
         assert_eq!(seen, [Ok(1), Ok(3), Ok(5), Ok(7)]);
         assert_eq!(dropped_of(home, "p}1/zrt#1"), 4);
-        // The sender's slots have others' buffers, all of them.
+        // All of the sender's slots have buffers of others.
         a.txsync().expect("a living port");
         assert_nothing(&sender, "what comes back is not what was sent");
         assert_eq!(dropped_of(home, "p{1/zrt#2"), 8);
@@ -134,7 +134,7 @@ fn buffers_that_were_swapped_away_are_not_shown() {
 fn without_a_shared_region_a_copying_monitor_is_suggested() {
     isolated(|_| {
         let why = refused("netmap:p{1/z", EINVAL);
-        assert!(why.contains("nobody has it open"), "{why}");
+        assert!(why.contains("no program has the port open"), "{why}");
         let a = open("netmap:p{1");
         refused("netmap:p{1/z@7", EINVAL);
         let _first = open(&format!("netmap:p{{1/z@{}", a.mem_id()));
@@ -190,8 +190,7 @@ fn a_direct_interface_can_be_monitored_without_copies() {
     });
 }
 
-/// Monitors that have the buffers of a pipe in their hands are killed at any moment; no packet is lost, spoilt, or comes
-/// twice.
+/// Monitors that hold buffers of a pipe are killed at any moment; no packet is lost, changed or duplicated.
 #[test]
 fn killed_zero_copy_monitors_corrupt_no_packet() {
     isolated(|home| {
@@ -213,7 +212,7 @@ fn killed_zero_copy_monitors_corrupt_no_packet() {
     });
 }
 
-/// Watched programs are killed while their buffers are exchanged.
+/// Monitored programs are killed while their buffers are exchanged.
 #[test]
 fn buffers_of_a_killed_monitored_program_are_accounted_for() {
     isolated(|home| {
@@ -250,7 +249,7 @@ fn buffers_of_a_killed_monitored_program_are_accounted_for() {
             }
             sender.kill();
             until("its port is closed", || home.snapshot().sessions.iter().all(|s| s.port != "p{1"));
-            // What it had sent is still there, and whole.
+            // The packets that it had sent still arrive unchanged.
             for _ in 0..3 {
                 step(&mut shown, &mut came);
             }

@@ -150,7 +150,7 @@ fn users_are_refused_unless_a_rule_allows_them() {
             // Whether there is anything else for this user or not.
             let sentences = [
                 format!("user {NOBODY} may not open it (the policy says who may"),
-                "policy has nothing for you".into(),
+                "no rule of this daemon's policy".into(),
             ];
             let told = sentences.iter().any(|sentence| said.contains(sentence));
             assert!(told && said.contains(spec) && said.contains("unetmap-policy(5)"), "{policy}: {said}");

@@ -144,7 +144,7 @@ fn an_error_names_a_kernel_without_af_xdp() {
 #[test]
 fn an_error_names_a_kernel_without_tcx() {
     isolated(|home| {
-        let wanted = "host rings need Linux 6.6 or newer (tcx); this kernel does not know them";
+        let wanted = "host rings need Linux 6.6 or newer (tcx); this kernel has no tcx";
         lacks(home, "links", "netmap:va^", wanted);
     });
 }

@@ -1,4 +1,4 @@
-//! Ports of a switch that share a region: packets change sides with their buffers, and each buffer stays counted.
+//! Switch ports that share a region: packets are delivered by exchange of buffers, and each buffer stays accounted for.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -31,7 +31,7 @@ fn indexes(ring: &Ring) -> Vec<u32> {
     positions(ring).map(|p| ring.slot(p).buf_idx()).collect()
 }
 
-/// All positions of a ring, from the first.
+/// All positions of a ring, in order.
 fn positions(ring: &Ring) -> impl Iterator<Item = Pos> {
     std::iter::successors(Some(Pos::ZERO), |p| Some(ring.next(*p))).take(ring.num_slots() as usize)
 }
@@ -44,12 +44,12 @@ fn all_indexes(ports: &[&Port]) -> Vec<u32> {
     all
 }
 
-/// Packets that came to a port with their buffers.
+/// Number of packets that a port received by exchange of buffers.
 fn swapped(home: &Home, port: &str) -> u64 {
     home.snapshot().ring(port, "rx", 0).swapped
 }
 
-/// Waits until the switch has taken all that a port sent.
+/// Waits until the switch has processed all that a port sent.
 #[track_caller]
 fn taken(port: &Port) {
     until("all that was sent is taken", || {
@@ -58,7 +58,7 @@ fn taken(port: &Port) {
     });
 }
 
-/// The region's buffers; none may be in two places, or in none.
+/// Checks that each buffer of the region is in exactly one place.
 #[track_caller]
 fn whole(home: &Home, mem_id: u16) {
     let books = home.snapshot();
@@ -92,7 +92,7 @@ fn packets_are_swapped_within_a_region() {
             assert_eq!((slot.buf_idx(), slot.flags()), (free, NS_BUF_CHANGED));
         }
         assert_eq!(swapped(home, "vale0:b"), 100);
-        // Many times round both rings, one way and back, in batches of all lengths.
+        // Many times around both rings, in both directions, in batches of all lengths.
         let mut seqs = [100, 0];
         for n in 0..60 {
             let (way, count) = (n % 2, 1 + (n as u64 * 37) % 900);
@@ -108,11 +108,11 @@ fn packets_are_swapped_within_a_region() {
     });
 }
 
-/// Bytes of the packets below: more than a line, and no multiple of one.
+/// Bytes of the packets below: more than a cache line, and no multiple of one.
 const LEN: usize = 150;
 
-/// pkt-gen, which sends at `near` with these options, writes a buffer only where it does not hold the packet any more: what
-/// arrives is the packet, also if a receiver writes into what it gives back.
+/// pkt-gen, which sends on `near` with these options, rewrites a buffer only if it no longer contains the packet: every packet
+/// arrives unchanged, even if the receiver writes to the buffers that it returns.
 #[track_caller]
 fn arrives_unspoiled(receiver: &Port, near: &str, options: &[&str]) {
     let mut sender = Command::new(program("pkt-gen"));
@@ -124,7 +124,7 @@ fn arrives_unspoiled(receiver: &Port, near: &str, options: &[&str]) {
         for slot in receiver.rx_rings()[0].window() {
             let packet = first.get_or_insert_with(|| bytes_of(&slot)).as_slice();
             assert_eq!((packet.len(), bytes_of(&slot).as_slice()), (LEN, packet), "packet {got}");
-            // Every third stays as it is.
+            // Every third buffer is not written.
             if rng.below(3) > 0 {
                 let at = rng.below(LEN as u64) as usize;
                 slot.frame().write(at, &[!packet[at]]);
@@ -146,7 +146,7 @@ fn pkt_gen_rewrites_swapped_buffers() {
     });
 }
 
-/// A pipe lends the very buffers of the sender, which come back without a word.
+/// A pipe delivers the buffers of the sender themselves, which return to it without a flag.
 #[test]
 fn pkt_gen_replays_into_modified_buffers() {
     isolated(|home| {
@@ -156,7 +156,7 @@ fn pkt_gen_replays_into_modified_buffers() {
     });
 }
 
-/// What goes to several, or to another region, is copied; both among what is exchanged.
+/// Packets to several ports or to another region are copied, in batches with exchanged ones.
 #[test]
 fn packets_to_several_ports_or_regions_are_copied() {
     isolated(|home| {
@@ -179,10 +179,10 @@ fn packets_to_several_ports_or_regions_are_copied() {
         };
         taken(&a);
         assert_eq!((drained(&b), drained(&c)), (of(&[0, 2]), of(&[1, 2])));
-        // Some of b's may have been in one batch with what went to all.
+        // Some packets for b may have been in one batch with broadcasts.
         let swapped_to_b = swapped(home, "vale0:b");
         assert!(swapped_to_b <= of(&[0]).len() as u64 && swapped(home, "vale0:c") == 0, "{swapped_to_b}");
-        // And none of them where nothing goes to all.
+        // Without broadcasts none is copied.
         ether::send(&a, mac(1), mac(0), 2, (0, 300));
         ether::expect(&b, 2, (0, 300));
         assert_eq!(swapped(home, "vale0:b"), swapped_to_b + 300);
@@ -191,7 +191,7 @@ fn packets_to_several_ports_or_regions_are_copied() {
     });
 }
 
-/// Chains change sides slot by slot.
+/// Packets of several slots are exchanged slot by slot.
 #[test]
 fn packets_of_several_slots_are_swapped() {
     isolated(|home| {
@@ -229,7 +229,7 @@ fn packets_of_several_slots_are_swapped() {
     });
 }
 
-/// A receiver that reads nothing: what it has no room for leaves all buffers where they are.
+/// A receiver that does not read: dropped packets leave all buffers in place.
 #[test]
 fn dropped_packets_keep_their_buffers() {
     isolated(|home| {
@@ -247,7 +247,7 @@ fn dropped_packets_keep_their_buffers() {
     });
 }
 
-/// Monitors see what was sent, and what was received.
+/// Monitors see exchanged packets on the sending and on the receiving side.
 #[test]
 fn monitors_see_swapped_packets() {
     isolated(|home| {
@@ -264,7 +264,7 @@ fn monitors_see_swapped_packets() {
     });
 }
 
-/// From one switch to another by a program that exchanges buffers itself, all in one region.
+/// From one switch to another by a program that exchanges buffers as well, all in one region.
 #[test]
 fn a_bridge_between_two_switches_swaps_buffers() {
     isolated(|home| {
@@ -301,7 +301,8 @@ fn start_client(args: &[&str]) -> Guard {
     Guard::spawn(command.args(args).stdout(Stdio::null()).stderr(Stdio::null()))
 }
 
-/// Sender and receiver of one region, killed at any moment, while two others of it lose nothing: buffers add up.
+/// Sender and receiver in one region are killed at any moment, while two other ports in it lose nothing; all buffers are accounted
+/// for.
 #[test]
 fn a_hundred_crashes_lose_no_buffer() {
     isolated(|home| {
@@ -324,7 +325,7 @@ fn a_hundred_crashes_lose_no_buffer() {
         let (mut rng, mut seq, mut crossed) = (Rng(0x5eed), 0, 0);
         for kill in 0..100 {
             sleep(Duration::from_micros(5000 + rng.below(30_000)));
-            // While both are at work, mostly.
+            // Mostly while both are transferring packets.
             whole(home, a.mem_id());
             let books = home.snapshot();
             let of = |name: &str| books.ports.iter().find(|port| port.name == name);
@@ -358,8 +359,8 @@ fn scribbler(name: &str, mem_id: u16, seed: u64) -> Guard {
     Guard::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))
 }
 
-/// Two that write anything anywhere in a region that they share with one that sends to them: others lose nothing, and the
-/// region's buffers add up.
+/// Two clients write random words to a region that they share with a sender: other regions lose nothing, and the region's buffers
+/// are accounted for.
 #[test]
 fn random_writes_corrupt_only_the_shared_region() {
     isolated(|home| {
@@ -374,7 +375,7 @@ fn random_writes_corrupt_only_the_shared_region() {
             until("they are there", || home.snapshot().sessions.len() == 5);
             let end = Instant::now() + Duration::from_millis(300);
             while Instant::now() < end {
-                // Its ring may be set back, or its pointers spoiled: that is between the three.
+                // Its ring may be reset or its pointers overwritten: only the three clients of the region are affected.
                 let ring = &victim.tx_rings()[0];
                 for slot in ring.window().take(64) {
                     slot.set_len_flags(60, 0);
@@ -400,7 +401,7 @@ fn random_writes_corrupt_only_the_shared_region() {
     });
 }
 
-/// A buffer that its sender has in two slots, or that is a third port's, reaches the receivers, and is lost to nobody.
+/// A buffer in two slots of its sender, or of a third port, is delivered and not lost.
 #[test]
 fn a_buffer_in_two_places_is_delivered_and_not_lost() {
     isolated(|home| {
@@ -424,7 +425,7 @@ fn a_buffer_in_two_places_is_delivered_and_not_lost() {
             ether::expect(&b, 1, (7, 8));
         }
         taken(&a);
-        // Two buffers are in the program's hands now, which is what it did.
+        // The program has taken two buffers out of its slots.
         let of = |port: &Port| port.rx_rings().iter().chain(port.tx_rings()).flat_map(indexes).collect::<BTreeSet<_>>();
         let all = of(&a).into_iter().chain(of(&b)).chain(of(&c)).collect::<BTreeSet<_>>();
         assert!(!all.contains(&lost) && !all.contains(&kept) && of(&b).contains(&third) && of(&c).contains(&third));
@@ -478,7 +479,7 @@ fn a_receiver_can_keep_received_buffers() {
 fn the_share_option_chooses_the_region() {
     isolated(|home| {
         let a = open("vale0:a");
-        // Across switches, and with pipes, either way.
+        // Across switches, and with pipes in both directions.
         let other = open("vale1:b@share=vale0:a");
         let pipe = open("netmap:p{1@share=vale1:b");
         let by_pipe = open("vale1:c@share=netmap:p{1");
@@ -490,11 +491,11 @@ fn the_share_option_chooses_the_region() {
             assert!(e.to_string().contains(what), "{spec}: {e}");
         };
         let apart = open("vale0:apart");
-        refused(&format!("vale3:a@{}@share=vale0:a", apart.mem_id()), EINVAL, "vale0:a lives in region");
-        refused("vale3:a@share=vale3:none", EINVAL, "vale3:none, whose region it is to share, must be open");
+        refused(&format!("vale3:a@{}@share=vale0:a", apart.mem_id()), EINVAL, "vale0:a is in region");
+        refused("vale3:a@share=vale3:none", EINVAL, "vale3:none, whose region is to be shared, must be open");
         refused("vale3:a@share=netmap:nosuch0", ENXIO, "nosuch0");
-        // One that is open already is where it is.
-        refused("vale0:apart@share=vale0:a", EINVAL, "the port lives in region");
+        // A port that is already open stays in its region.
+        refused("vale0:apart@share=vale0:a", EINVAL, "the port lies in region");
         assert_eq!(home.snapshot().sessions.len(), 6);
     });
 }
