@@ -33,14 +33,14 @@ fn main() -> ExitCode {
             for round in 1..=ROUNDS {
                 let now = reaches(go, round);
                 if now == STOP || !registered {
-                    break;
+                    done.store(STOP, Release);
+                    return 1;
                 }
                 published.store(1, Relaxed);
                 compiler_fence(SeqCst);
                 seen.store(requested.load(Relaxed), Relaxed);
                 done.store(round, Release);
             }
-            done.store(STOP, Release);
             0
         })?;
         let mut missed = 0;
