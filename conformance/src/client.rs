@@ -20,8 +20,11 @@ pub fn start_ready_client(args: &[&str]) -> Guard {
     let mut command = Command::new(program("traffic_client"));
     // Its error messages go to the test's output.
     let mut guard = Guard::spawn(command.args(args).stdout(Stdio::piped()));
-    let out = guard.0.stdout.take().expect("piped");
-    assert!(BufReader::new(out).lines().next().is_some(), "{args:?} opened nothing");
+    let mut out = BufReader::new(guard.0.stdout.take().expect("piped"));
+    let mut line = String::new();
+    assert!(out.read_line(&mut line).is_ok_and(|bytes| bytes > 0), "{args:?} opened nothing");
+    // Kept open: the client may print more.
+    guard.0.stdout = Some(out.into_inner());
     guard
 }
 

@@ -22,5 +22,5 @@ pub mod switch;
 pub mod tool;
 pub mod traffic;
 
-pub use home::{Home, LIMIT, isolated, program, until};
+pub use home::{Home, LIMIT, isolated, isolated_alone, program, until};
 pub use node::Node;

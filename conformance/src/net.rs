@@ -34,7 +34,7 @@ pub const MEDIATED: &str = "[[rule]]\nports = [\"*\"]\nusers = [\"root\"]\nacces
 /// Bytes of a buffer.
 pub const BUFFER: usize = 2048;
 /// Part of the daemon's message about a queue whose previous AF_XDP socket is not released yet.
-const HELD: &str = "is held by another AF_XDP socket";
+pub const HELD: &str = "is held by another AF_XDP socket";
 /// How long to wait for packets that must not arrive.
 const QUIET: Duration = Duration::from_millis(60);
 /// EtherType of the tests' frames: reserved for experiments, so no network stack answers.

@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// The errno of the refusal.
 #[track_caller]
 pub fn control<T: FromBytes + IntoBytes + Immutable>(reqtype: u16, name: &str, body: T) -> Result<(String, T), i32> {
-    tool_common::request::ask(reqtype, name, body).map_err(|error| {
+    unetmap::request(reqtype, name, &body).map_err(|error| {
         let reason = error.to_string();
         let reason = reason.strip_prefix(name).unwrap_or(&reason).trim_start_matches([':', ' ']);
         assert!(!reason.is_empty(), "request {reqtype}, {name:?}: errno {} without a reason", error.errno());

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use unetmap::abi::{NETMAP_REQ_REGISTER, NetmapRing, NetmapSlot, NmreqRegister};
-use unetmap_core::control::binding::Bound;
+use unetmap_core::control::binding::Binding;
 use unetmap_core::control::monitor::MonitorReply;
 use unetmap_core::control::request::{NetmapReply, NetmapRequest};
 use unetmap_core::control::wire::{self, Head};
@@ -113,7 +113,7 @@ impl ControlConnection {
 
     /// Requests the next monitor of a session; returns the errno, the monitor, and the descriptors of its mirror rings.
     #[track_caller]
-    pub fn watchers(&self, asked: &NextMonitorRequest) -> (i32, Option<MonitorReply>, Vec<OwnedFd>) {
+    pub fn next_monitor(&self, asked: &NextMonitorRequest) -> (i32, Option<MonitorReply>, Vec<OwnedFd>) {
         self.send(&wire::encode(NextMonitorRequest::KIND, 0, 0, 0, asked.as_bytes())).expect("a daemon that listens");
         let reply = self.receive().expect("an answer");
         (reply.errno, MonitorReply::decode(&reply.payload).filter(|_| reply.errno == 0), reply.fds)
@@ -135,7 +135,7 @@ pub struct RawPort {
     /// The connection; closing it closes the port.
     pub raw: ControlConnection,
     /// What was bound, and its offsets.
-    pub bound: Bound,
+    pub bound: Binding,
     /// The region.
     pub region: File,
     /// The endpoint state page: 128 bytes for each ring.
@@ -179,7 +179,7 @@ impl RawPort {
         let request = NetmapRequest::new(NETMAP_REQ_REGISTER, name, register.as_bytes()).expect("a short name");
         let (errno, answer, fds) = raw.request(&request);
         assert_eq!(errno, 0, "{name}: {answer:?}");
-        let bound = Bound::decode(&answer.expect("an answer").bound).expect("a well-formed answer");
+        let bound = Binding::decode(&answer.expect("an answer").binding).expect("a well-formed answer");
         let mut fds = fds.into_iter();
         let mut file = || File::from(fds.next().expect("three files and the doorbells"));
         let (region, endpoint_states, channels) = (file(), file(), file());
@@ -213,13 +213,13 @@ impl RawPort {
 
     /// Writes `prod` (word 0), `cons` (word 1) or a wake-up request (words 2, 3) of the channel of ring `ring`.
     pub fn write_channel(&self, ring: usize, word: u64, value: u32) {
-        let at = u64::from(self.bound.rings[ring].line) * 512 + word * 128;
+        let at = u64::from(self.bound.rings[ring].channel) * 512 + word * 128;
         self.channels.write_all_at(&value.to_ne_bytes(), at).expect("inside the channel page");
     }
 
     /// Reads a word of the channel of ring `ring`, as numbered in [`RawPort::write_channel`].
     pub fn read_channel(&self, ring: usize, word: u64) -> u32 {
-        let at = u64::from(self.bound.rings[ring].line) * 512 + word * 128;
+        let at = u64::from(self.bound.rings[ring].channel) * 512 + word * 128;
         let mut bytes = [0; 4];
         self.channels.read_exact_at(&mut bytes, at).expect("inside the channel page");
         u32::from_ne_bytes(bytes)

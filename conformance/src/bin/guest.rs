@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, set_parent_process_death_signal};
-use tool_common::request::ask;
 use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NR_ACCEPT_VNET_HDR, NS_MOREFRAG, NmreqPortHdr};
 use unetmap::{Interest, Port};
 
@@ -58,7 +57,8 @@ fn run(spec: &str, name: &str, header: u32) -> Outcome<()> {
     let (tap, offloads) = tap(name, header)?;
     let open = |way: &str| Port::options().flags(NR_ACCEPT_VNET_HDR).open(&format!("{spec}/{way}"));
     let (tx, rx) = (open("T")?, open("R")?);
-    ask(NETMAP_REQ_PORT_HDR_SET, spec, NmreqPortHdr { nr_hdr_len: header, ..Default::default() })?;
+    let length = NmreqPortHdr { nr_hdr_len: header, ..Default::default() };
+    unetmap::request(NETMAP_REQ_PORT_HDR_SET, spec, &length)?;
     // Packets sent before the header length was set have no header.
     std::thread::sleep(NAP);
     rx.rxsync()?;

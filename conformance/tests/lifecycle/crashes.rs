@@ -420,7 +420,7 @@ fn a_killed_daemon_is_detected_and_replaced() {
             let mut said = String::new();
             guard.0.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
             assert_eq!(status.code(), Some(1), "{said}");
-            assert!(said.contains("daemon that served this port has gone"), "{said}");
+            assert!(said.contains("daemon that served this port has exited"), "{said}");
         }
         let noticed = times.into_iter().max().expect("three");
         assert!(noticed < LIMIT);

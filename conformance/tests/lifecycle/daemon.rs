@@ -288,7 +288,7 @@ fn a_folder_that_others_own_or_can_write_is_refused() {
             public.command("pkt-gen").args(["-i", "netmap:p{1", "-f", "tx", "-n", "1"]).output().expect("it runs");
         assert!(!output.status.success());
         let text = said(&output);
-        assert!(text.contains("belongs to another user or others can write it"), "{text}");
+        assert!(text.contains("belongs to another user, or others can write to it"), "{text}");
         // A symbolic link to a valid folder is refused as well.
         fs::remove_dir(&folder).expect("our own folder");
         std::os::unix::fs::symlink(home.folder(), &folder).expect("a link");

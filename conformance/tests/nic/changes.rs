@@ -155,7 +155,7 @@ fn down_and_up(home: &Home, policy: &str) {
         let counts = || [0, 1].map(|queue| got[queue].load(Relaxed));
         let mut before = counts();
         until("none is on its way", || {
-            thread::sleep(Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(100));
             std::mem::replace(&mut before, counts()) == counts()
         });
         for queue in 0..2 {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use conformance::home::{Guard, summary};
 use conformance::net::{CABLE, DIRECT, MEDIATED, Net, frame, set_policy, start_daemon};
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated_alone, program, until};
 
 const KILLS: u32 = 100;
 /// Within this time the kernel's own traffic flows again, and programs are told.
@@ -39,7 +39,7 @@ fn answered(net: &Net) -> bool {
 
 #[test]
 fn a_hundred_daemons_killed_under_traffic() {
-    isolated(|home| {
+    isolated_alone(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         assert!(net.pings(), "the cable works");
         let (tap, before) = (net.tap(), traces(&net));
@@ -69,7 +69,7 @@ fn a_hundred_daemons_killed_under_traffic() {
             let mut said = String::new();
             client.0.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
             assert_eq!(status.code(), Some(1), "turn {turn}: {said}");
-            assert!(said.contains("the daemon that served this port has gone"), "turn {turn}: {said}");
+            assert!(said.contains("the daemon that served this port has exited"), "turn {turn}: {said}");
             assert_eq!(traces(&net), before, "turn {turn}");
             daemon = Some(start_daemon(home, &[]));
         }

@@ -4,9 +4,9 @@ use std::fs;
 use std::time::Duration;
 
 use conformance::{Home, isolated, until};
+use unetmap::Pools;
 use unetmap::errno::{EINVAL, ENOENT, ENOMEM};
 use unetmap::{Error, Interest, OpenOptions, Port};
-use unetmap_core::port::extmem::Pools;
 
 const MIB: usize = 1 << 20;
 const SLOTS: u32 = 64;
@@ -15,10 +15,17 @@ fn few_slots() -> OpenOptions {
     OpenOptions::default().tx_slots(SLOTS).rx_slots(SLOTS)
 }
 
+fn pools_of(bytes: u64, bufs: (u32, u32)) -> Pools {
+    let mut pools = Pools::default();
+    pools.bytes = bytes;
+    pools.bufs = bufs;
+    pools
+}
+
 #[track_caller]
 fn refused(options: &OpenOptions, spec: &str) -> (i32, String) {
     match options.open(spec) {
-        Err(Error::Refused { errno, why, .. }) => (errno, why),
+        Err(Error::Refused { errno, reason, .. }) => (errno, reason),
         Err(e) => panic!("{spec}: {e}"),
         Ok(_) => panic!("{spec}: opened"),
     }
@@ -48,7 +55,8 @@ fn regions(home: &Home) -> usize {
 #[test]
 fn pools_have_the_requested_sizes() {
     isolated(|home| {
-        let pools = Pools { bytes: 4 * MIB as u64, rings: (8, 8192), bufs: (1_000_000, 9216), ..Default::default() };
+        let mut pools = pools_of(4 * MIB as u64, (1_000_000, 9216));
+        pools.rings = (8, 8192);
         let near = few_slots().pools(pools).open("netmap:m{1").unwrap();
         assert!(near.register().nr_memsize <= pools.bytes);
         assert_eq!(near.tx_rings()[0].window().next().expect("room").frame().capacity(), 9216);
@@ -98,7 +106,7 @@ fn a_file_is_mapped_as_the_buffers() {
 #[test]
 fn impossible_layouts_are_refused() {
     isolated(|home| {
-        let pools = |bytes, bufs| few_slots().pools(Pools { bytes, bufs, ..Default::default() });
+        let pools = |bytes, bufs| few_slots().pools(pools_of(bytes, bufs));
         assert_eq!(refused(&pools(0, (0, 0)), "netmap:m{1").0, EINVAL);
         assert_eq!(refused(&pools(4096, (0, 0)), "netmap:m{1").0, ENOMEM);
         assert_eq!(refused(&pools(16 << 20, (0, 1 << 20)), "netmap:m{1").0, EINVAL);
@@ -106,7 +114,7 @@ fn impossible_layouts_are_refused() {
         let (errno, why) = named("/there/is/none");
         assert!(errno == ENOENT && why.contains("/there/is/none"), "{errno} {why}");
         let (errno, why) = named("/dev/null");
-        assert!(errno == EINVAL && why.contains("plain file"), "{errno} {why}");
+        assert!(errno == EINVAL && why.contains("regular file"), "{errno} {why}");
         let empty = home.folder().join("empty");
         fs::write(&empty, b"").expect("a file of the test's");
         assert_eq!(named(&empty.display().to_string()).0, EINVAL);

@@ -114,7 +114,7 @@ fn an_impossible_socket_path_is_reported() {
         let long = home.folder().join("x".repeat(200));
         std::fs::write(home.folder().join("file"), "precious").expect("a file");
         let file = home.folder().join("file");
-        for (path, why) in [(&nowhere, "No such file"), (&long, "too long"), (&file, "a file that is no socket")] {
+        for (path, why) in [(&nowhere, "No such file"), (&long, "too long"), (&file, "a file that is not a socket")] {
             for (line, begins) in
                 [("unetmapd --foreground", "unetmapd: "), ("pkt-gen -i p{1 -n 1", "pkt-gen: no unetmapd answers")]
             {

@@ -1,4 +1,4 @@
-//! Switches as the interface describes them.
+//! The documented behaviour of switches.
 
 use std::io::Read as _;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use conformance::ether::{self, BROADCAST, drained, mac};
 use conformance::home::{Guard, raise_fd_limit, summary};
 use conformance::request::control;
 use conformance::traffic::{bytes_of, open};
-use conformance::{Home, LIMIT, isolated, program, until};
+use conformance::{Home, LIMIT, isolated, isolated_alone, program, until};
 use unetmap::abi::*;
 use unetmap::errno::*;
 use unetmap::{BufIdx, Interest, Port, SlotRef};
@@ -21,7 +21,7 @@ fn port(name: &str) -> Port {
     open(&format!("vale0:{name}"))
 }
 
-/// Why a port of this name does not open.
+/// Opens a port, which must be refused; returns the errno.
 #[track_caller]
 fn refused(spec: &str) -> i32 {
     match Port::open(spec) {
@@ -30,7 +30,7 @@ fn refused(spec: &str) -> i32 {
     }
 }
 
-/// Has each of the ports say from where station `n` sends, so that the switch knows; what the others hear of it is taken.
+/// Sends one broadcast from each port, so that the switch learns the address of host `n` on port `n`; discards the copies.
 fn introduce(ports: &[&Port]) {
     for (n, port) in ports.iter().enumerate() {
         ether::send(port, BROADCAST, mac(n as u32), 1000 + n as u64, (0, 1));
@@ -67,17 +67,17 @@ fn known_addresses_are_unicast_and_unknown_ones_flooded() {
     isolated(|_| {
         let all = ["a", "b", "c", "d"].map(port);
         let [a, b, c, d] = &all;
-        // Nobody has been heard of: to all but the sender.
+        // No address is known: the packet is flooded.
         ether::send(a, mac(1), mac(0), 1, (0, 10));
         for other in [b, c, d] {
             ether::expect(other, 1, (0, 10));
         }
-        // That taught the switch where station 0 is.
+        // The switch has learned the address of host 0.
         ether::send(b, mac(0), mac(1), 2, (0, 10));
         ether::expect(a, 2, (0, 10));
         ether::send(a, mac(1), mac(0), 1, (10, 20));
         ether::expect(b, 1, (10, 20));
-        // Groups and all, among packets to one: the order of the sender stays.
+        // Multicast and broadcast among unicast packets: they keep the sender's order.
         for seq in 20..300 {
             let to = match seq % 3 {
                 0 => mac(1),
@@ -89,13 +89,13 @@ fn known_addresses_are_unicast_and_unknown_ones_flooded() {
         ether::expect(b, 1, (20, 300));
         let to_all: Vec<(u64, u64)> = seqs(1, 20, 300).into_iter().filter(|(_, seq)| seq % 3 != 0).collect();
         assert_eq!((drained(c), drained(d)), (to_all.clone(), to_all));
-        // What goes to a station behind the sender's own port goes nowhere.
+        // A packet to a host behind the sender's own port is not forwarded.
         ether::send(a, mac(0), mac(0), 3, (0, 10));
         assert_eq!(all.each_ref().map(drained), [vec![], vec![], vec![], vec![]]);
     });
 }
 
-/// Sends a frame to each of these stations in turn, with one sync; `odd` changes slots of some.
+/// Sends a frame to each of these hosts, with one sync; `odd` changes the slots of some.
 fn send_in_turn(port: &Port, to: &[u32], sender: u64, odd: impl Fn(u64, &SlotRef<'_>)) {
     let ring = &port.tx_rings()[0];
     until("there is room", || {
@@ -111,14 +111,14 @@ fn send_in_turn(port: &Port, to: &[u32], sender: u64, odd: impl Fn(u64, &SlotRef
     port.txsync().expect("a living daemon");
 }
 
-/// Packets of one batch to several stations in turn: each port has its own, in order, whatever comes in between.
+/// Packets of one batch to several hosts in turn: each port receives its own packets in order.
 #[test]
 fn interleaved_destinations_keep_their_order() {
     isolated(|home| {
         let all = ["a", "b", "c", "d"].map(port);
         let [a, b, c, d] = &all;
         introduce(&[a, b, c, d]);
-        // Slots of d's that name no buffers: it does not get what was sent, but as much, and nobody else minds.
+        // Slots of d with invalid buffer indexes: d gets as many packets with other contents, and no other port is affected.
         let ring = &d.rx_rings()[0];
         for (slot, idx) in ring.run(ring.head(), ring.num_slots()).zip([0, 1, u32::MAX, 1 << 30].into_iter().cycle()) {
             slot.replace_buf(BufIdx(idx));
@@ -138,7 +138,7 @@ fn interleaved_destinations_keep_their_order() {
             ring.advance(u32::MAX);
             d.rxsync().expect("a living daemon");
         }
-        // Every 50th is no frame, goes to all, to a port by its number, to nobody, to the sender itself.
+        // Every 50th is invalid, a broadcast, addressed to a port by number, to an unused number, or to the sender's own port.
         let odd = |seq: u64, slot: &SlotRef<'_>| match (seq % 50, seq / 50 % 5) {
             (0, 0) => slot.set_len_flags(13, 0),
             (0, 1) => drop(slot.frame().write(0, &BROADCAST)),
@@ -161,7 +161,7 @@ fn interleaved_destinations_keep_their_order() {
         let books = home.snapshot();
         let lost = &books.ports.iter().find(|port| port.name == "vale0:a").expect("an open port").lost;
         assert_eq!((lost["short"], lost["nobody"], lost["home"]), (4, 3, 3));
-        // Who reads nothing loses what has no room, all of which is counted; the others nothing.
+        // A port that does not read loses what it has no room for, all counted; other ports lose nothing.
         let before = dropped(home, "vale0:c");
         for sender in 21..30 {
             send_in_turn(a, &to, sender, |_, _| {});
@@ -175,7 +175,7 @@ fn interleaved_destinations_keep_their_order() {
     });
 }
 
-/// What the receive ring of a port had no room for.
+/// Number of packets that the receive ring of a port had no room for.
 fn dropped(home: &Home, name: &str) -> u64 {
     let books = home.snapshot();
     let port = books.ports.iter().find(|port| port.name == name).expect("an open port");
@@ -189,7 +189,7 @@ fn moved_addresses_are_relearned() {
         let [a, b, c] = &all;
         introduce(&[a, b, c]);
         for round in 0..20 {
-            // Station 0 is now behind b, now behind a, and is heard there for the first time with this very packet.
+            // Host 0 alternates between b and a, and the switch learns the move from this very packet.
             let (here, there) = if round % 2 == 0 { (b, a) } else { (a, b) };
             ether::send(here, mac(2), mac(0), 7, (round, round + 1));
             ether::expect(c, 7, (round, round + 1));
@@ -207,7 +207,7 @@ fn a_closed_port_is_removed_from_the_mac_table() {
         introduce(&[&a, &b, &c]);
         drop(b);
         until("it is gone", || home.snapshot().ports.len() == 2);
-        // Its number is another's now, who must not get what was meant for it alone.
+        // Its port number is reused by another port, which must not receive its unicast packets.
         let d = port("d");
         ether::send(&a, mac(1), mac(0), 1, (0, 5));
         assert_eq!((drained(&c), drained(&d)), (seqs(1, 0, 5), seqs(1, 0, 5)));
@@ -224,14 +224,14 @@ fn ns_no_learn_indirect_and_port_flags_are_obeyed() {
             list.1.nr_port_idx as u16
         };
         assert_eq!(["vale0:a", "vale0:b", "vale0:c"].map(number), [0, 1, 2]);
-        // A station that must not be learned stays unknown.
+        // An address that must not be learned stays unknown.
         ether::send_flagged(a, (mac(1), mac(0)), NS_NO_LEARN, 1, (0, 3));
         ether::expect(b, 1, (0, 3));
         ether::expect(c, 1, (0, 3));
         ether::send(b, mac(0), mac(1), 2, (0, 3));
         ether::expect(a, 2, (0, 3));
         ether::expect(c, 2, (0, 3));
-        // A port by number, whatever the address.
+        // To a port by number, whatever the destination address.
         introduce(&[a, b, c]);
         ether::send_flagged(a, (mac(1), mac(0)), 2 << 8, 3, (0, 5));
         assert_eq!((drained(b), drained(c)), (vec![], seqs(3, 0, 5)));
@@ -292,14 +292,14 @@ fn packets_of_several_slots_arrive_whole() {
             ring.advance(u32::MAX);
         }
         b.rxsync().expect("a living daemon");
-        // Too long, then one that is right.
+        // A packet of too many slots, then a valid one.
         send_pieces(&a, BROADCAST, &[100; 65]);
         send_pieces(&a, BROADCAST, &[100; 300]);
         let last = send_pieces(&a, BROADCAST, &[70, 70]);
         assert_eq!(ether::drain(&b).concat(), last);
         let lost = &home.snapshot().ports[0].lost;
         assert_eq!((lost["long"], lost["bad"], lost["short"]), (2, 0, 0));
-        // A chain that is handed over unfinished ends there.
+        // A packet whose last slot has NS_MOREFRAG at the end of a sync ends there.
         let slot = a.tx_rings()[0].window().next().expect("room");
         let n = slot.frame().write(0, &ether::make(BROADCAST, mac(0), 1, 1));
         slot.set_len_flags(n as u16, NS_MOREFRAG);
@@ -323,7 +323,7 @@ fn invalid_frames_are_dropped_and_counted() {
         let got = ether::drain(&b);
         assert_eq!(got.iter().map(Vec::len).collect::<Vec<_>>(), [14]);
         assert_eq!(home.snapshot().ports[0].lost["short"], 14);
-        // Whoever sends to nobody is told nothing either.
+        // A packet without a destination is no error for the sender.
         drop(b);
         until("b is gone", || home.snapshot().ports.len() == 1);
         ether::send(&a, BROADCAST, mac(0), 1, (0, 5000));
@@ -337,7 +337,7 @@ fn a_slow_receiver_loses_only_its_own_packets() {
         let (a, b, lazy) = (port("a"), port("b"), port("lazy"));
         introduce(&[&a, &b, &lazy]);
         let mut seq = 0;
-        // In the same batches, and alone.
+        // In the same batches, and in batches of their own.
         for to in [BROADCAST, mac(1), BROADCAST] {
             for _ in 0..20 {
                 ether::send(&a, to, mac(0), 1, (seq, seq + 500));
@@ -350,7 +350,7 @@ fn a_slow_receiver_loses_only_its_own_packets() {
         let books = home.snapshot();
         assert_eq!(books.ring("vale0:lazy", "rx", 0).dropped, 40_000 - 1023);
         assert_eq!(books.ring("vale0:b", "rx", 0).dropped, 0);
-        // What it has is what came first.
+        // It has received the first packets.
         assert_eq!(drained(&lazy), (0..10_000).chain(20_000..).take(1023).map(|seq| (1, seq)).collect::<Vec<_>>());
         ether::send(&a, mac(2), mac(0), 1, (0, 100));
         ether::expect(&lazy, 1, (0, 100));
@@ -387,7 +387,7 @@ fn ports_have_the_requested_rings_and_slots() {
         let many = Port::options().tx_rings(99).rx_rings(99).open("vale0:many").expect("a port");
         assert_eq!((many.tx_rings().len(), many.rx_rings().len()), (16, 16));
         let few = Port::options().tx_rings(2).rx_rings(3).open("vale0:few").expect("a port");
-        // Transmit ring i belongs to receive ring i, as far as there are as many.
+        // Transmit ring i sends to receive ring i, modulo the number of receive rings.
         for (i, ring) in many.tx_rings().iter().enumerate() {
             let slot = ring.window().next().expect("room");
             let n = slot.frame().write(0, &ether::make(BROADCAST, mac(0), 5, i as u64));
@@ -466,7 +466,7 @@ fn several_programs_can_share_a_port() {
         ether::send(&again, BROADCAST, mac(0), 2, (0, 10));
         ether::expect(&b, 2, (0, 10));
         assert_eq!(home.snapshot().ports.len(), 2);
-        // The rings of a port that was asked for by number belong to a region that exists.
+        // A port in a region chosen by number requires that the region exists.
         let there = format!("vale0:c@{}", b.mem_id());
         let c = open(&there);
         assert!(c.same_region(&b));
@@ -498,12 +498,12 @@ fn list_info_and_header_requests_describe_ports() {
         let told = info("vale3:a").expect("an open port");
         assert_eq!((told.nr_tx_slots, told.nr_rx_slots, told.nr_tx_rings, told.nr_rx_rings), (128, 1024, 1, 3));
         assert_eq!((told.nr_mem_id, told.nr_memsize), (a.mem_id(), a.register().nr_memsize));
-        // Made for the answer, and gone with it.
+        // Created for the request, and removed after it.
         let told = info("vale3:fresh").expect("a port for the moment");
         assert_eq!((told.nr_tx_slots, told.nr_rx_slots, told.nr_tx_rings, told.nr_rx_rings), (1024, 1024, 1, 1));
         assert_eq!(home.snapshot().ports.len(), 1);
         assert_eq!(info("vale3:lo").map(|_| ()), Err(EINVAL));
-        // All of them, as a program walks through them.
+        // All ports, listed one after the other.
         let more = ["vale1:x", "vale3:b", "vale1:y"].map(open);
         let (mut at, mut all) = ((0, 0), Vec::new());
         while let Ok((name, switch, port)) = list("", at) {
@@ -523,7 +523,7 @@ fn list_info_and_header_requests_describe_ports() {
 
 #[test]
 fn an_idle_switch_uses_no_processor_time() {
-    isolated(|home| {
+    isolated_alone(|home| {
         let (a, b) = (port("a"), port("b"));
         ether::send(&a, BROADCAST, mac(0), 1, (0, 1000));
         ether::expect(&b, 1, (0, 1000));
@@ -531,16 +531,16 @@ fn an_idle_switch_uses_no_processor_time() {
         let before = home.daemon_effort();
         sleep(Duration::from_secs(2));
         let after = home.daemon_effort();
-        // Each of the two questions wakes the thread that answers, and one more that closes.
+        // Each of the two snapshots wakes the thread that replies, and one more that closes the connection.
         assert!(after.0 - before.0 <= 2 && after.1 - before.1 <= 10, "{before:?} {after:?}");
-        // And it is there at once.
+        // It still forwards immediately.
         ether::send(&a, BROADCAST, mac(0), 1, (1000, 1001));
         ether::expect(&b, 1, (1000, 1001));
         summary(&format!("idle for 2 s: {} ticks, {} wake-ups", after.0 - before.0, after.1 - before.1));
     });
 }
 
-/// Who sleeps is woken, however long it had slept.
+/// A sleeping receiver is woken, however long it has slept.
 #[test]
 fn sleeping_receivers_are_woken() {
     isolated(|_| {
@@ -562,7 +562,7 @@ fn sleeping_receivers_are_woken() {
     });
 }
 
-/// The same where so much comes at once that the wake-up may wait, and less, and more than a quarter of the ring.
+/// The same with batches so large that the wake-up may be deferred: less and more than a quarter of the ring.
 #[test]
 fn sleeping_receivers_are_woken_in_streams() {
     const BURSTS: u64 = 100;
@@ -584,7 +584,7 @@ fn sleeping_receivers_are_woken_in_streams() {
             let mut seq = 0;
             for n in 0..BURSTS {
                 until("the last burst is read", || read.load(Relaxed) == n);
-                // The reader sleeps by now, or soon.
+                // The receiver sleeps now, or soon.
                 sleep(Duration::from_micros(n * 7 % 400));
                 ether::send(&a, BROADCAST, mac(0), 1, (seq, seq + burst(n)));
                 seq += burst(n);
@@ -608,7 +608,7 @@ fn pkt_gen_works_over_a_switch() {
         let tx = pkt_gen("-i vale0:a -f tx -w 0 -n 200").output().expect("pkt-gen runs");
         assert!(tx.status.success(), "{tx:?}");
         assert!(rx.wait().success());
-        // The same packet, whether it lies in buffers or is fetched.
+        // The same packet, whether it is in buffers of the ring or referenced by NS_INDIRECT.
         let shown = |args: &str| {
             let mut rx = Guard::spawn(&mut pkt_gen("-i vale0:b -f rx -w 0 -n 200 -X"));
             until("the receiver is there", || home.snapshot().ports.iter().any(|port| port.name == "vale0:b"));

@@ -1,5 +1,5 @@
-//! Many ports that hear what goes to all: each flow stays in its order, whatever goes to one port, to a group, to all and to
-//! nobody known in between; who does not read loses his own packets, and these are counted; the others lose none.
+//! Many ports that receive broadcasts: each flow keeps its order, mixed with unicast, multicast, broadcast and unknown
+//! destinations; a port that does not read loses only its own packets, which are counted; other ports lose none.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -7,29 +7,29 @@ use std::time::Instant;
 use conformance::ether::{self, BROADCAST, Mac, mac, make};
 use conformance::home::summary;
 use conformance::net::{BUFFER, take, transmit};
+use conformance::request::control;
 use conformance::switch::set;
 use conformance::traffic::open;
 use conformance::{Home, LIMIT, isolated, until};
-use tool_common::request::ask;
 use unetmap::Port;
 use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NmreqPortHdr};
 
 const PORTS: usize = 20;
-/// The first of them send.
+/// Number of ports that send: the first ones.
 const SENDERS: usize = 4;
-/// Reads a few packets now and then.
+/// The port that reads a few packets from time to time.
 const SLOW: usize = PORTS - 2;
-/// Reads nothing.
+/// The port that never reads.
 const LAZY: usize = PORTS - 1;
 const ROUNDS: u64 = 40;
-/// Packets that each sender sends in a round.
+/// Packets of each sender in a round.
 const TURN: u64 = 60;
 
-/// What makes the switch take another way from port to port.
+/// Variants in which the switch uses other code paths.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     Plain,
-    /// A rule of one port's: all packets are copied and judged first.
+    /// One port has a rule: all packets are copied and validated first.
     Ruled,
     /// Every other port has virtio-net headers.
     Headers,
@@ -41,7 +41,7 @@ fn name(port: usize) -> String {
     format!("vale0:p{port}")
 }
 
-/// Where packet `seq` of sender `from` goes.
+/// The destination of packet `seq` of sender `from`.
 fn destination(from: usize, seq: u64) -> Mac {
     let to = |port: usize| mac((port % PORTS) as u32);
     match seq % 6 {
@@ -58,16 +58,16 @@ fn goes_to(from: usize, seq: u64, to: usize) -> bool {
     from != to && (seq % 6 < 3 || destination(from, seq) == mac(to as u32))
 }
 
-/// How many of the packets with these numbers, of all senders, go to a port.
+/// Number of packets with these sequence numbers, of all senders, for a port.
 fn due_to(to: usize, seqs: std::ops::Range<u64>) -> u64 {
     (0..SENDERS).map(|from| seqs.clone().filter(|seq| goes_to(from, *seq, to)).count() as u64).sum()
 }
 
-/// What one port has received.
+/// The packets that one port has received.
 #[derive(Clone, Default)]
 struct Heard {
     packets: u64,
-    /// From each sender the number of the next packet, at least.
+    /// For each sender the least number that the next packet can have.
     next: [u64; SENDERS],
 }
 
@@ -82,7 +82,7 @@ impl Heard {
     }
 }
 
-/// Has each port say where it is, and takes what the others hear of it.
+/// Sends one broadcast from each port, so that the switch learns the addresses, and discards the copies.
 fn introduce(ports: &[Port], headers: &[usize]) {
     for (n, (port, header)) in ports.iter().zip(headers).enumerate() {
         let hello = make(BROADCAST, mac(n as u32), 999, n as u64);
@@ -104,14 +104,14 @@ fn exchange(home: &Home, way: Way) {
     let headers: Vec<usize> = (0..PORTS).map(|n| [0, 12][usize::from(way == Way::Headers) * (n % 2)]).collect();
     for (n, header) in headers.iter().enumerate().filter(|(_, header)| **header > 0) {
         let wish = NmreqPortHdr { nr_hdr_len: *header as u32, ..Default::default() };
-        ask(NETMAP_REQ_PORT_HDR_SET, &name(n), wish).expect("a port");
+        control(NETMAP_REQ_PORT_HDR_SET, &name(n), wish).expect("a port");
     }
     if way == Way::Ruled {
         set("port vale0:p5 filter out ether proto 0x88b5");
     }
     introduce(&ports, &headers);
     let mut heard = vec![Heard::default(); PORTS];
-    // By the ports that read.
+    // Received by the ports that read.
     let arrived = AtomicU64::new(0);
     let piece = if way == Way::Chains { 50 } else { BUFFER };
     let send = || {
@@ -123,7 +123,7 @@ fn exchange(home: &Home, way: Way) {
                 transmit(port, 0, &packets.collect::<Vec<_>>(), piece);
             }
             due += (0..SLOW).map(|to| due_to(to, round.clone())).sum::<u64>();
-            // So nobody who reads has less room than he needs.
+            // So no port that reads runs out of room.
             until("those who read have read", || arrived.load(Relaxed) == due);
         }
     };

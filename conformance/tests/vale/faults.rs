@@ -1,4 +1,4 @@
-//! Faults of ports on a switch, and of their interfaces: what others lose by them, which is nothing.
+//! Faults of switch ports and of their interfaces, by which other ports lose no packet.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -17,7 +17,7 @@ fn shown(switch: &str) -> Value {
     serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&out.stderr)))
 }
 
-/// Sends frames from `a` to `b`, which are stations 0 and 1, and checks that all come.
+/// Sends frames from `a` (host 0) to `b` (host 1), and checks that all arrive.
 #[track_caller]
 fn exchange(a: &Port, b: &Port, sent: &mut u64, n: u64) {
     ether::send(a, mac(1), mac(0), 5, (*sent, *sent + n));
@@ -28,7 +28,7 @@ fn exchange(a: &Port, b: &Port, sent: &mut u64, n: u64) {
 const FLOOD: u32 = 1_000_000;
 const HOSTS: u32 = 200;
 
-/// One port says it is a million stations: the table stays as it is bounded, and those who were known stay known.
+/// One port sends with a million source addresses: the MAC table stays bounded, and active addresses stay known.
 #[test]
 fn a_flood_of_source_addresses_displaces_no_active_one() {
     isolated(|home| {
@@ -49,7 +49,7 @@ fn a_flood_of_source_addresses_displaces_no_active_one() {
             for slot in ring.window().take((FLOOD - next) as usize) {
                 slot.frame().write(0, &mac(0));
                 slot.frame().write(6, &mac(1 << 24 | (next + n)));
-                // Too short to be taken for anybody's packet, and long enough to be learned from; to its own port.
+                // Long enough to be learned from, too short to be a test packet; addressed to its own port.
                 slot.set_len_flags(14, 3 << 8);
                 n += 1;
             }
@@ -72,7 +72,7 @@ fn a_flood_of_source_addresses_displaces_no_active_one() {
         let of = |port: &str| table.iter().filter(|known| known["port"] == port).count() as u64;
         assert_eq!((of("hosts"), of("a"), of("b")), (HOSTS.into(), 1, 1));
         assert_eq!(of("flood") + u64::from(HOSTS) + 2, count);
-        // And a newcomer is heard of.
+        // A new address is still learned.
         ether::send(&a, mac(1), mac(77), 5, (sent, sent + 1));
         ether::expect(&b, 5, (sent, sent + 1));
         until("the newcomer is known", || {
@@ -88,7 +88,7 @@ fn a_flood_of_source_addresses_displaces_no_active_one() {
     });
 }
 
-/// Receivers that are stopped with full rings, and then killed, while others exchange packets.
+/// Receivers are stopped with full rings and then killed, while others exchange packets.
 #[test]
 fn a_port_killed_with_full_rings_stops_nobody() {
     isolated(|home: &Home| {
@@ -104,7 +104,7 @@ fn a_port_killed_with_full_rings_stops_nobody() {
             let mut victim = Guard::spawn(&mut command);
             until("it has its port", || home.snapshot().ports.iter().any(|port| port.name == "vale0:victim"));
             victim.signal(Signal::STOP);
-            // To its port by number, twice what its ring has; then it is in nobody's way.
+            // Twice as many packets as its ring has slots, addressed to its port by number.
             ether::send_flagged(&a, (mac(9), mac(0)), 2 << 8, 6, (0, 2200));
             until("its ring is full", || home.snapshot().ring("vale0:victim", "rx", 0).dropped > 0);
             (0..4).for_each(|_| exchange(&a, &b, &mut sent, 500));
@@ -117,7 +117,7 @@ fn a_port_killed_with_full_rings_stops_nobody() {
     });
 }
 
-/// `ip link del` on persistent ports that carry traffic, and on their namespaces' other end.
+/// `ip link del` on persistent ports that carry traffic, from both namespaces.
 #[test]
 fn persistent_ports_can_be_deleted_under_traffic() {
     isolated(|home| {
@@ -135,7 +135,7 @@ fn persistent_ports_can_be_deleted_under_traffic() {
                 let mut sent = 0;
                 while !stop.load(Relaxed) {
                     exchange(&a, &b, &mut sent, 100);
-                    // To all: into the interfaces, too; the ring that hears it is not read from meanwhile.
+                    // Broadcasts also go into the interfaces; the ring that receives them is not read meanwhile.
                     ether::send_flagged(&b, (BROADCAST, mac(1)), 0, 7, (0, 4));
                     drain_now(&a);
                 }
@@ -160,7 +160,7 @@ fn persistent_ports_can_be_deleted_under_traffic() {
     });
 }
 
-/// Takes what has come.
+/// Discards received packets.
 fn drain_now(port: &Port) {
     port.rxsync().expect("a switch");
     port.rx_rings()[0].advance(u32::MAX);

@@ -1,30 +1,30 @@
-//! Stacks whose packets have virtio-net headers, as virtual machines' have, on a switch with others: what their cards would
-//! do for them the switch does, where the other side needs it.
+//! Network stacks behind virtio-net headers, like those of virtual machines, on a switch with others: the switch performs the
+//! offloads of a network card where the other side needs them.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
 
 use conformance::home::{Guard, summary};
 use conformance::net::{BUFFER, CABLE, DIRECT, Net, open_in, pings, transmit};
+use conformance::request::control;
 use conformance::switch::{bring_up, host_on_switch, tcp, udp, udp_server};
 use conformance::{Home, isolated, until};
 use lab::Ns;
 use rustix::process::{Pid, Signal, kill_process};
-use tool_common::request::ask;
 use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NmreqPortHdr};
 
 /// Bytes of each connection.
 const BYTES: usize = 4 << 20;
 
-/// A stack in a namespace, behind a tap with virtio-net headers, which a program carries to the switch.
+/// A network stack in a namespace, behind a tap with virtio-net headers, connected to the switch by the program `guest`.
 struct Guest {
     carrier: Guard,
     said: std::io::Lines<BufReader<std::process::ChildStdout>>,
-    /// What the kernel can leave to others.
+    /// The offloads that the kernel supports.
     offloads: u64,
 }
 
-/// What was carried one way: packets, those without a checksum, and rows of TCP over IPv4, over IPv6, and of UDP.
+/// Packets in one direction: all, those without a checksum, and GSO packets of TCP over IPv4, over IPv6, and of UDP.
 type Count = [u64; 5];
 
 impl Guest {
@@ -40,7 +40,7 @@ impl Guest {
         Guest { carrier, said, offloads: offloads.unwrap_or_else(|| panic!("the carrier said {ready}")) }
     }
 
-    /// Ends the carrier: what it carried from the guest, and to it.
+    /// Stops the program; returns its counts from the guest and to it.
     #[track_caller]
     fn end(mut self) -> [Count; 2] {
         kill_process(Pid::from_child(&self.carrier.0), Signal::TERM).expect("it runs");
@@ -53,7 +53,7 @@ impl Guest {
         counts
     }
 
-    /// Whether its UDP can leave cutting to others.
+    /// Whether the kernel supports UDP segmentation offload.
     fn cuts_udp(&self) -> bool {
         self.offloads & 0x20 != 0
     }
@@ -83,7 +83,7 @@ impl Three {
     }
 }
 
-/// Packets that ports of the switch sent and that could not be read.
+/// Number of invalid packets that ports of the switch sent.
 fn bad(home: &Home) -> u64 {
     home.snapshot().ports.iter().filter_map(|port| port.lost.get("bad")).sum()
 }
@@ -105,7 +105,7 @@ fn guests_with_vnet_headers_and_hosts_exchange_packets() {
             for address in [v4, v6] {
                 until("they reach each other", || pings(from, address));
                 tcp(from, to, address, BYTES);
-                // Fragments that the sender's own stack made.
+                // IP fragments made by the sender's own stack.
                 let server = udp_server(to, address, 1);
                 assert_eq!(udp(from, address, 9000, 9000), server.said(), "by UDP to {address}");
             }
@@ -115,7 +115,7 @@ fn guests_with_vnet_headers_and_hosts_exchange_packets() {
         let dropped = ["vale0:twelve", "vale0:ten", "vale0:vi0"].map(|port| books.ring(port, "rx", 0).dropped);
         let offloads = a.offloads;
         let [[from_a, to_a], [from_b, to_b]] = [a.end(), b.end()];
-        // They did leave checksums and cutting to the other side; what the other guest can do itself was left to it.
+        // The guests used checksum and segmentation offload; what the other guest supports was passed on to it.
         for (way, count) in [("from 12", from_a), ("from 10", from_b), ("to 12", to_a), ("to 10", to_b)] {
             let [_, unfinished, tcp4, tcp6, _] = count;
             assert!(unfinished > 0 && tcp4 > 0 && tcp6 > 0, "{way}: {count:?}");
@@ -124,7 +124,7 @@ fn guests_with_vnet_headers_and_hosts_exchange_packets() {
     });
 }
 
-/// Datagrams that the sender's stack leaves to be cut, into datagrams (today's kernels) or fragments (those of before).
+/// UDP packets that the sender's stack leaves to be segmented, into datagrams (newer kernels) or fragments (older ones).
 #[test]
 fn coalesced_udp_datagrams_are_split_for_hosts() {
     isolated(|home| {
@@ -148,15 +148,15 @@ fn coalesced_udp_datagrams_are_split_for_hosts() {
     });
 }
 
-/// One datagram of a port with a header that asks for fragments, to the host's stack: it puts them together again.
+/// One datagram with a header that requests fragmentation (UFO), sent to the host stack, which reassembles it.
 #[track_caller]
 fn fragments(home: &Home, three: &Three) {
     let maker = open_in(&three.net.near, "vale0:maker");
     let header = NmreqPortHdr { nr_hdr_len: 12, ..Default::default() };
-    ask(NETMAP_REQ_PORT_HDR_SET, "vale0:maker", header).expect("a port");
+    control(NETMAP_REQ_PORT_HDR_SET, "vale0:maker", header).expect("a port");
     let mac = three.host.mac("vi0").expect("an interface");
     let payload: Vec<u8> = (0..8000u32).map(|i| ((i * 7) >> 3) as u8).collect();
-    // To its station; then to all, which get it each as it can.
+    // Unicast; then broadcast, which each port receives in the form that it supports.
     for mac in [mac, [0xff; 6]] {
         let server = udp_server(&three.host, PLAIN[0], 1);
         transmit(&maker, 0, &[datagram(mac, &payload)], BUFFER);
@@ -171,7 +171,7 @@ fn fragments(home: &Home, three: &Three) {
     assert_eq!(bad(home), 0);
 }
 
-/// A datagram from 10.8.0.9 to port 5002 of the host, to be cut into fragments of 1480 bytes (`VIRTIO_NET_HDR_GSO_UDP`).
+/// A datagram from 10.8.0.9 to port 5002 of the host, to be fragmented into 1480 bytes each (`VIRTIO_NET_HDR_GSO_UDP`).
 fn datagram(to: [u8; 6], payload: &[u8]) -> Vec<u8> {
     let mut bytes = vec![1, 3];
     let words = [34, 1480u16, 34, 6].map(u16::to_le_bytes).concat();

@@ -1,20 +1,19 @@
-//! Ports of switches whose packets begin with a virtio-net header.
+//! Switch ports whose packets begin with a virtio-net header.
 
 use conformance::net::{BUFFER, collect, frames, transmit};
+use conformance::request::control;
 use conformance::traffic::open;
 use conformance::{Home, isolated, until};
-use tool_common::request::ask;
+use unetmap::Port;
 use unetmap::abi::{NETMAP_REQ_PORT_HDR_GET, NETMAP_REQ_PORT_HDR_SET, NR_ACCEPT_VNET_HDR, NmreqPortHdr};
 use unetmap::errno::{EINVAL, EIO, ENXIO};
-use unetmap::{Error, Port};
 
 fn set(port: &str, bytes: u32) -> Result<(), i32> {
-    let asked = ask(NETMAP_REQ_PORT_HDR_SET, port, NmreqPortHdr { nr_hdr_len: bytes, ..Default::default() });
-    asked.map(drop).map_err(|e: Error| e.errno())
+    control(NETMAP_REQ_PORT_HDR_SET, port, NmreqPortHdr { nr_hdr_len: bytes, ..Default::default() }).map(drop)
 }
 
 fn get(port: &str) -> u32 {
-    ask(NETMAP_REQ_PORT_HDR_GET, port, NmreqPortHdr::default()).expect("a port").1.nr_hdr_len
+    control(NETMAP_REQ_PORT_HDR_GET, port, NmreqPortHdr::default()).expect("a port").1.nr_hdr_len
 }
 
 #[test]
@@ -31,7 +30,7 @@ fn header_lengths_are_set_and_reported() {
             assert_eq!(set("vale0:a", bytes), Err(EINVAL), "{bytes}");
         }
         assert_eq!(get("vale0:a"), 12);
-        // Who is not ready for it does not get the port.
+        // A client that does not accept headers cannot open the port.
         let refused = Port::open("vale0:a").err().expect("a refusal");
         assert_eq!(refused.errno(), EIO);
         assert!(refused.to_string().contains("12 bytes"), "{refused}");
@@ -58,7 +57,7 @@ fn packets_are_translated_between_all_header_lengths() {
         for (i, (from, theirs)) in open.iter().enumerate() {
             let sent = frames(&[60, 1514, 100], seq);
             seq += 10;
-            // To everybody, with headers that ask for nothing.
+            // Broadcasts, with headers that request no offload.
             let packets: Vec<_> = sent.iter().map(|frame| [&vec![0; *theirs], &frame[..]].concat()).collect();
             transmit(from, 0, &packets, BUFFER);
             for (_, (to, mine)) in open.iter().enumerate().filter(|(j, _)| *j != i) {
@@ -70,7 +69,7 @@ fn packets_are_translated_between_all_header_lengths() {
     });
 }
 
-/// An IPv4 packet of TCP with so much payload, its header's words as a sender leaves them that relies on offloads.
+/// A TCP packet over IPv4 with `payload` bytes, its header fields as a sender sets them that relies on offloads.
 fn row(payload: usize, header: usize) -> Vec<u8> {
     let mut bytes = vec![0; header];
     (bytes[0], bytes[1]) = (1, 1);
@@ -90,7 +89,7 @@ fn a_gso_packet_is_segmented_for_ports_without_headers() {
         assert_eq!((set("vale0:from", 12), set("vale0:same", 12)), (Ok(()), Ok(())));
         let packet = row(2500, 12);
         transmit(&from, 0, std::slice::from_ref(&packet), BUFFER);
-        // Who has the same header gets it in one piece.
+        // A port with the same header length receives it unsegmented.
         assert_eq!(collect(&same, 1), [packet]);
         let got = collect(&plain, 3);
         assert_eq!(got.iter().map(Vec::len).collect::<Vec<_>>(), [1054, 1054, 554]);
@@ -102,7 +101,7 @@ fn a_gso_packet_is_segmented_for_ports_without_headers() {
                 (0..2500).map(|i| (i % 251) as u8).collect::<Vec<_>>()[1000 * i..][..frame.len() - 54]
             );
         }
-        // Nonsense reaches nobody who would have to act on it, and is counted.
+        // An invalid header is not delivered to ports that would have to segment, and is counted.
         let mut wrong = row(2500, 12);
         wrong[1] = 77;
         transmit(&from, 0, &[wrong.clone()], BUFFER);
@@ -111,7 +110,7 @@ fn a_gso_packet_is_segmented_for_ports_without_headers() {
     });
 }
 
-/// Packets of `vale0:from` that could not be read.
+/// Number of invalid packets of `vale0:from`.
 fn lost(home: &Home) -> u64 {
     let snapshot = home.snapshot();
     let port = snapshot.ports.iter().find(|port| port.name == "vale0:from").expect("a port");

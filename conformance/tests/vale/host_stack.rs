@@ -1,4 +1,4 @@
-//! An interface that is attached to a switch together with its host's stack.
+//! An interface that is attached to a switch together with its host stack.
 
 use conformance::home::summary;
 use conformance::host::{ATTACHMENTS, Attachment, TRAFFIC, net, until_clean, until_it_works};
@@ -6,7 +6,7 @@ use conformance::net::{BUFFER, frame, open_in, transmit};
 use conformance::switch::{ctl, done, ipv4_of};
 use conformance::{Home, isolated, until};
 
-/// Host and wire talk to each other over the switch, in each way that they can.
+/// Host and wire communicate over the switch, with each kind of traffic.
 fn the_host_stays_on_its_wire(home: &Home, attachment: Attachment) {
     let Some(mut net) = net(home, attachment, 1500) else { return };
     assert!(done(&net.near, "-h vale0:va").starts_with("port_index: "));
@@ -42,7 +42,7 @@ fn the_host_stack_is_attached_in_generic_mode() {
     isolated(|home| the_host_stays_on_its_wire(home, ATTACHMENTS[2]));
 }
 
-/// A third port talks to both, sees what goes to all, and nothing of what the two have to say to each other.
+/// A third port communicates with both, and sees broadcasts but none of the unicast packets between the two.
 #[test]
 fn a_program_shares_a_switch_with_host_and_wire() {
     isolated(|home| {
@@ -60,14 +60,14 @@ fn a_program_shares_a_switch_with_host_and_wire() {
         for (ns, name, before) in [(&net.near, "va", before[0]), (&net.far, "vb", before[1])] {
             until("a broadcast arrives", || ns.counters(name).unwrap().rx_packets > before.rx_packets);
         }
-        // The daemon dies: the host has its interface back.
+        // The daemon is killed: the interface returns to the host.
         rustix::process::kill_process(home.daemon(), rustix::process::Signal::KILL).expect("it runs");
         until_it_works("the stack has the interface again", &net);
         until_clean(&net);
     });
 }
 
-/// What is a host's own end already has no other.
+/// A persistent port has no separate host stack to attach.
 #[test]
 fn a_persistent_port_is_attached_without_its_host_stack() {
     isolated(|home| {

@@ -1,20 +1,20 @@
-//! What the owner of a switch sets: VLANs, limits, filters, ageing; and what `unetmap vale` shows.
+//! Settings of a switch: VLANs, rate limits, filters, MAC ageing; and the output of `unetmap vale`.
 
 use std::time::{Duration, Instant};
 
 use conformance::ether::{self, BROADCAST, drain, drained, mac, make};
 use conformance::home::summary;
 use conformance::net::{BUFFER, collect, transmit};
+use conformance::request::control;
 use conformance::switch::{refused, set, shown, vale};
 use conformance::traffic::{open, receive};
 use conformance::{Home, isolated, until};
 use rustix::process::Signal;
 use serde_json::Value;
-use tool_common::request::ask;
 use unetmap::Port;
 use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NS_MOREFRAG, NmreqPortHdr};
 
-/// Packets of a port that were lost for this reason: sent by it, or for it.
+/// Number of packets sent by a port or to it that were dropped for this reason.
 fn count(port: &str, of: &str, why: &str) -> u64 {
     let all = shown("show vale0");
     let found = all["port"].as_array().unwrap().iter().find(|p| p["name"] == port).cloned();
@@ -41,7 +41,7 @@ fn say(port: &Port, frames: &[Vec<u8>]) {
 #[test]
 fn ports_receive_only_their_vlans() {
     isolated(|_| {
-        // Before the switch is there, and after: it is the name that counts.
+        // Before and after the switch is created: settings belong to the name.
         set("port vale0:a access 10");
         set("port vale0:b access 20");
         let [a, b, c] = ["a", "b", "c"].map(|name| open(&format!("vale0:{name}")));
@@ -49,12 +49,12 @@ fn ports_receive_only_their_vlans() {
         set("port vale0:c access 10");
         assert_eq!(set("port vale0:trunk trunk 10,30-40"), "vale0:trunk: trunk 10,30-40\n");
         say(&a, &[to_all(1, 0)]);
-        // Who has the VLAN without a tag, who has it with one, and who has everything.
+        // An access port of the VLAN, a trunk port with it, and a port without a VLAN setting.
         assert_eq!(collect(&c, 1), [to_all(1, 0)]);
         assert_eq!(collect(&trunk, 1), [tagged(&to_all(1, 0), 10)]);
         assert_eq!(collect(&plain, 1), [tagged(&to_all(1, 0), 10)]);
         assert!(drain(&b).is_empty());
-        // The trunk keeps the priority, and loses what is not its own: no tag, or another's.
+        // The trunk keeps the priority, and drops untagged packets and those of other VLANs.
         let out = [tagged(&to_all(2, 1), 0x600a), tagged(&to_all(2, 2), 20), to_all(2, 3), tagged(&to_all(2, 4), 35)];
         say(&trunk, &out);
         assert_eq!(collect(&a, 1), [to_all(2, 1)]);
@@ -62,7 +62,7 @@ fn ports_receive_only_their_vlans() {
         assert_eq!(collect(&c, 1), [to_all(2, 1)]);
         assert!(drain(&b).is_empty());
         assert_eq!(count("vale0:trunk", "lost", "vlan"), 2);
-        // A tag from where none may come, and one that is only a priority.
+        // A tag on an access port, and a priority tag (VLAN id 0).
         say(&a, &[tagged(&to_all(1, 5), 20), tagged(&to_all(1, 6), 10), tagged(&to_all(1, 7), 0xe000)]);
         assert_eq!(collect(&trunk, 1), [tagged(&to_all(1, 7), 0xe00a)]);
         assert_eq!(
@@ -70,16 +70,16 @@ fn ports_receive_only_their_vlans() {
             (vec![to_all(1, 7)], vec![tagged(&to_all(1, 7), 0xe00a)], 0)
         );
         assert_eq!(count("vale0:a", "lost", "vlan"), 2);
-        // What is in no VLAN does not get into one.
+        // A packet without a VLAN does not enter one.
         say(&plain, &[to_all(3, 8), tagged(&to_all(3, 9), 20)]);
         assert_eq!(collect(&b, 1), [to_all(3, 9)]);
         assert!(drain(&a).is_empty() && drain(&c).is_empty() && drain(&trunk).is_empty());
-        // Nobody else is in VLAN 20 but who has all.
+        // VLAN 20 has no other member than the unrestricted port.
         drop(plain);
         until("it has gone", || shown("show vale0")["ports"] == 4);
         say(&b, &[to_all(4, 10)]);
         until("it is counted", || count("vale0:b", "lost", "nobody") == 1);
-        // Off: as if nothing had been said.
+        // Off: as without the setting.
         for port in ["a", "b", "c", "trunk"] {
             assert_eq!(set(&format!("port vale0:{port} off")), format!("vale0:{port}: -\n"));
         }
@@ -99,7 +99,7 @@ fn addresses_are_learned_per_vlan() {
         }
         say(&a, &[to_all(1, 0)]);
         assert_eq!(collect(&b, 1), [to_all(1, 0)]);
-        // Says that it is station 1, and names ports outright.
+        // Sends with the address of host 1, and to ports by number.
         say(&thief, &[to_all(1, 1), frame(2, 1, 2)]);
         for index in 1..3u16 {
             let seq = u64::from(index) + 2;
@@ -123,7 +123,7 @@ fn addresses_are_learned_per_vlan() {
 fn filters_apply_to_sent_and_received_packets() {
     isolated(|_| {
         let [a, b, c] = ["a", "b", "c"].map(|name| open(&format!("vale0:{name}")));
-        // Nobody else's address.
+        // A source address of no other host.
         set("port vale0:a filter in ether src 02:00:00:00:00:01");
         set("port vale0:c filter out ether proto 0x88b5 and ether[14] != 9");
         let numbers = |from: u32, n: u64| (0..n).map(|seq| (u64::from(from), seq)).collect::<Vec<_>>();
@@ -135,14 +135,14 @@ fn filters_apply_to_sent_and_received_packets() {
             }
         }
         assert_eq!(count("vale0:a", "lost", "filter"), 600);
-        // The table did not learn from what was refused.
+        // The switch did not learn from refused packets.
         assert_eq!(shown("show vale0")["addresses"], 1);
         let strange = [&to_all(3, 0)[..12], &[8, 0], &[0; 46][..]].concat();
         say(&b, &[strange.clone(), to_all(3, 0)]);
         assert_eq!(collect(&a, 2), [strange, to_all(3, 0)]);
         assert_eq!(drained(&c), numbers(3, 1));
         assert_eq!(count("vale0:c", "dropped", "filter"), 1);
-        // A chain is looked at as a whole.
+        // A packet of several slots is filtered as a whole.
         set("port vale0:b filter in len > 100");
         let long = [to_all(4, 0), vec![7; 2000]].concat();
         let ring = &b.tx_rings()[0];
@@ -157,7 +157,7 @@ fn filters_apply_to_sent_and_received_packets() {
         let got = receive(&a, 1).expect("a switch");
         assert_eq!(got.concat()[..], long[..got.concat().len()], "as far as the first slot goes");
         until("the short one is counted", || count("vale0:b", "lost", "filter") == 1);
-        // What is no expression, or more than a switch may have, changes nothing.
+        // An invalid expression, or one above the limit, changes nothing.
         assert!(refused("port vale0:b filter in udp andd").contains("andd"));
         let huge: Vec<String> = (0..250).map(|n| format!("ether[{n}]=1")).collect();
         let huge = huge.join(" or ");
@@ -195,11 +195,11 @@ fn rate_and_storm_limits_are_enforced() {
         }
         got += drain(&b).len() as u64;
         let allowed = (start.elapsed().as_secs_f64() * 1000.0) as u64 + 110;
-        // However slow the machine is, less than it sent and not more than the limit; and all that was not is counted.
+        // On any machine: fewer packets than sent, not more than the limit, and all others are counted.
         assert!(got >= 100.min(sent) && got <= allowed, "{got} of {sent}, {allowed} allowed");
         assert_eq!(got + count("vale0:a", "lost", "rate"), sent);
         set("port vale0:a rate in off");
-        // To all: ten in a second; to one: as many as it likes.
+        // Broadcasts: ten per second; unicast: unlimited.
         set("port vale0:a storm 10");
         let (start, count_before) = (Instant::now(), 1000u64);
         for seq in 0..count_before {
@@ -212,7 +212,7 @@ fn rate_and_storm_limits_are_enforced() {
         ether::send(&a, mac(1), mac(0), 0, (0, 200));
         ether::expect(&b, 0, (0, 200));
         set("port vale0:a off");
-        // What a port receives is limited for itself only.
+        // A receive limit applies to that port only.
         let c = open("vale0:c");
         set("port vale0:c rate out 1kbit");
         for seq in 0..100 {
@@ -234,7 +234,7 @@ fn addresses_age_out_after_the_set_time() {
         assert_eq!((drain(&c).len(), drain(&a).len(), drain(&b).len()), (2, 1, 1));
         assert!(shown("show vale0")["table"][0]["age"].is_null());
         assert!(set("set vale0 age 2").contains("forgotten after 2 s"));
-        // Station 0 talks all the time, station 1 does not.
+        // Host 0 sends all the time, host 1 does not.
         let (mut seq, start) = (1, Instant::now());
         until("the silent address is forgotten", || {
             say(&a, &[frame(1, 0, seq)]);
@@ -246,7 +246,7 @@ fn addresses_age_out_after_the_set_time() {
         assert!(start.elapsed() >= Duration::from_millis(1800), "{:?}", start.elapsed());
         assert_eq!(shown("show vale0")["table"][0]["port"], "a");
         drain(&c);
-        // So what is sent to it goes to all.
+        // So packets to it are flooded.
         say(&a, &[frame(1, 0, 9999)]);
         assert_eq!(collect(&c, 1), [frame(1, 0, 9999)]);
         assert!(set("set vale0 age off").contains("which stay"));
@@ -256,7 +256,7 @@ fn addresses_age_out_after_the_set_time() {
     });
 }
 
-/// Settings are kept by name: over the end of the port, of its program by a kill, and of the whole switch.
+/// Settings are stored by name: they survive the port, a kill of its program, and the whole switch.
 #[test]
 fn settings_survive_closed_ports() {
     isolated(|home: &Home| {
@@ -270,7 +270,7 @@ fn settings_survive_closed_ports() {
         let [a, b] = ["a", "b"].map(|name| open(&format!("vale0:{name}")));
         say(&a, &[to_all(0, 0)]);
         assert!(drain(&b).is_empty());
-        // Another switch of the same port names knows nothing of it.
+        // They do not apply to another switch with the same port names.
         let [x, y] = ["a", "b"].map(|name| open(&format!("vale1:{name}")));
         say(&x, &[to_all(0, 0)]);
         assert_eq!(collect(&y, 1), [to_all(0, 0)]);
@@ -318,14 +318,14 @@ fn invalid_switches_and_rules_are_refused() {
             }
         }
         assert!(last.contains("already"), "{last}");
-        // What is there can still be changed, and taken off.
+        // Existing settings can still be changed and removed.
         assert_eq!(set("port vale0:p storm 6"), "vale0:p: storm 6\n");
         assert!(set("set vale0 age 9").contains("after 9 s"));
         set("port vale0:p off");
     });
 }
 
-/// A program that rewrites what it has sent, as fast as it can, gets nothing past a filter or into another VLAN.
+/// A program that rewrites sent packets as fast as it can gets none past a filter or into another VLAN.
 #[test]
 fn the_validated_bytes_are_the_delivered_bytes() {
     isolated(|home| {
@@ -340,7 +340,7 @@ fn the_validated_bytes_are_the_delivered_bytes() {
         let ring = &hostile.tx_rings()[0];
         let all: Vec<_> =
             std::iter::successors(Some(ring.head()), |p| Some(ring.next(*p))).take(ring.num_slots() as usize).collect();
-        // Another thread has the same buffers: it turns types into tags and back.
+        // Another thread writes to the same buffers: it changes EtherTypes into tags and back.
         std::thread::scope(|scope| {
             let scribbler = scope.spawn(|| {
                 let mut n = 0u64;
@@ -355,7 +355,7 @@ fn the_validated_bytes_are_the_delivered_bytes() {
             for seq in 0..20_000 {
                 say(&hostile, &[to_all(6, seq)]);
                 for bytes in conformance::net::take(&other, 0) {
-                    // Whatever it was, it is in the VLAN of its port, once.
+                    // It has exactly one tag, of the VLAN of its port.
                     assert_eq!(bytes[12..16], [0x81, 0, 0, 6]);
                     assert_eq!(bytes[16], 0x88, "the filter let nothing else pass");
                     heard += 1;
@@ -374,13 +374,13 @@ fn the_validated_bytes_are_the_delivered_bytes() {
     });
 }
 
-/// Sets how long the virtio-net header of a port is, as any program of its user may.
+/// Sets the length of the virtio-net header of a port.
 fn set_header(port: &str, bytes: u32) {
     let wish = NmreqPortHdr { nr_hdr_len: bytes, ..Default::default() };
-    ask(NETMAP_REQ_PORT_HDR_SET, port, wish).expect("a port");
+    control(NETMAP_REQ_PORT_HDR_SET, port, wish).expect("a port");
 }
 
-/// A virtio-net header can have the switch write a checksum anywhere into a packet: that is done before the filter judges.
+/// A virtio-net header can let the switch write a checksum anywhere into a packet: that happens before the filter runs.
 #[test]
 fn a_deferred_checksum_cannot_bypass_a_filter() {
     isolated(|home| {
@@ -391,9 +391,9 @@ fn a_deferred_checksum_cannot_bypass_a_filter() {
         let asks = |start: u8, offset: u8, frame: Vec<u8>| {
             [&[1, 0, 0, 0, 0, 0, start, 0, offset, 0, 0, 0][..], &frame].concat()
         };
-        // Onto the sender's address; what it is before and afterwards is not what the filter lets pass.
+        // Onto the source address; the filter refuses its value before and after.
         say(&a, &[asks(0, 6, to_all(1, 1)), asks(0, 6, to_all(2, 2)), asks(0, 10, to_all(1, 3))]);
-        // Where checksums are, it is computed, for those without a header and those with one.
+        // A valid checksum request is executed for ports without headers and for ports with them.
         say(&a, &[asks(14, 20, to_all(1, 4))]);
         let got = collect(&b, 1).remove(0);
         let mut finished = to_all(1, 4);
@@ -401,7 +401,7 @@ fn a_deferred_checksum_cannot_bypass_a_filter() {
         assert_eq!(got, finished);
         assert_ne!(got, to_all(1, 4));
         assert_eq!(collect(&c, 1), [[&[0; 12], &got[..]].concat()]);
-        // One that is to stand where the packet has ended already; and less than a header.
+        // A checksum after the end of the packet, and a packet shorter than the header.
         say(&a, &[asks(70, 20, to_all(1, 5)), vec![1; 9]]);
         until("all are counted", || ["filter", "bad", "short"].map(|why| count("vale0:a", "lost", why)) == [3, 1, 1]);
         assert!(drain(&b).is_empty() && drain(&c).is_empty());
@@ -409,13 +409,13 @@ fn a_deferred_checksum_cannot_bypass_a_filter() {
     });
 }
 
-/// A program that changes how long its headers are while its packets are judged.
+/// A program that changes the length of its headers while its packets are validated.
 #[test]
 fn a_changing_vnet_header_cannot_bypass_a_filter() {
     isolated(|home| {
         let [a, b] = ["a", "b"].map(|name| open(&format!("vale0:{name}")));
         set("port vale0:a filter in ether src 02:00:00:00:00:01");
-        // Behind 12 bytes it is a frame, too, from another station.
+        // After 12 bytes there is another valid frame, from another source address.
         let good = make(mac(2), mac(1), 1, 1);
         let evil = make(BROADCAST, mac(66), 66, 6);
         let packet = [&good[..14], &evil[2..]].concat();
@@ -435,7 +435,7 @@ fn a_changing_vnet_header_cannot_bypass_a_filter() {
             while Instant::now() < end {
                 say(&a, &packets);
                 for got in drain(&b) {
-                    // As it was sent, or with a header taken off: then from somebody who may send.
+                    // As it was sent, or without the header: then from a permitted source address.
                     if got == packet { whole += 1 } else { cut += 1 }
                 }
             }
@@ -451,7 +451,7 @@ fn a_changing_vnet_header_cannot_bypass_a_filter() {
     });
 }
 
-/// The daemon dies with what was set; a new one begins with nothing.
+/// Settings are lost with the daemon; a new one starts without any.
 #[test]
 fn a_new_daemon_has_no_settings() {
     isolated(|home| {

@@ -1,4 +1,4 @@
-//! Several threads that serve switches: who looks after what, and that nobody notices how many there are.
+//! Several switch threads: the distribution of ports over them, and behaviour that does not depend on their number.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -9,23 +9,23 @@ use std::time::Duration;
 use conformance::ether::{self, BROADCAST, mac};
 use conformance::home::{Guard, cpus_allowed, summary};
 use conformance::traffic::{bytes_of, open};
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated, isolated_alone, program, until};
 use rustix::process::Signal;
 use unetmap::{Interest, Port};
 
-/// What `unetmap vale threads` says to these arguments: its status, and its errors.
+/// Runs `unetmap vale threads` with these arguments; returns its status and error output.
 fn refused(args: &str) -> (i32, String) {
     let out = Command::new(program("unetmap")).args(["vale", "threads"]).args(args.split(' ')).output();
     let out = out.expect("unetmap runs");
     (out.status.code().unwrap_or(-1), String::from_utf8_lossy(&out.stderr).into_owned())
 }
 
-/// How many ports each thread has.
+/// The number of ports of each thread.
 fn spread(home: &Home) -> Vec<usize> {
     home.snapshot().threads.iter().map(|thread| thread.ports).collect()
 }
 
-/// Every port sends to all others, and all of it comes.
+/// Every port sends to all others, and all packets arrive.
 #[track_caller]
 fn everybody_hears_everybody(ports: &[Port], round: u64) {
     for (n, from) in ports.iter().enumerate() {
@@ -44,12 +44,12 @@ fn ports_are_distributed_over_threads_and_can_move() {
         let mut ports: Vec<Port> = (0..6).map(|n| open(&format!("vale{}:p{n}", n / 4))).collect();
         assert_eq!(spread(home), [2, 2, 2]);
         everybody_hears_everybody(&ports[..4], 0);
-        // A port with many rings counts as many.
+        // A port with many rings counts with the number of its rings.
         let wide = Port::options().tx_rings(4).open("vale2:wide").expect("a port");
         let rings: Vec<usize> = home.snapshot().threads.iter().map(|thread| thread.rings).collect();
         assert_eq!((rings.iter().sum::<usize>(), rings.iter().max(), rings.iter().min()), (10, Some(&4), Some(&3)));
         drop(wide);
-        // Fewer, more, and where; the ports notice nothing.
+        // Fewer threads, more threads, other processors: the ports keep working.
         for (round, n) in (1..).zip([1, 4, 2, 64, 3]) {
             let told = ether::threads(n, "any");
             assert_eq!(told["running"].as_array().map(Vec::len), Some(n));
@@ -70,7 +70,7 @@ fn ports_are_distributed_over_threads_and_can_move() {
         if cpus_allowed().len() > 1 {
             assert_eq!(home.threads_kept_on("switch", cpu as u32), 0);
         }
-        // Who leaves makes room, and somebody moves there.
+        // When ports are closed, other ports move to that thread.
         let books = home.snapshot();
         let thread_of = |name: &str| books.ports.iter().find(|port| port.name == name).and_then(|port| port.thread);
         let first = (0..6).find(|n| thread_of(&format!("vale{}:p{n}", n / 4)) == Some(0)).expect("one");
@@ -107,7 +107,7 @@ fn impossible_thread_settings_are_refused() {
     });
 }
 
-/// A daemon begins with what its file says.
+/// A daemon starts with the settings of its file.
 #[test]
 fn the_settings_file_sets_the_number_of_threads() {
     isolated(|home| {
@@ -123,7 +123,7 @@ fn the_settings_file_sets_the_number_of_threads() {
     });
 }
 
-/// A receiver's frames: how many came of each sender, each after those that it had sent before.
+/// The frames of a receiver: the number received from each sender, in order.
 #[derive(Default)]
 struct InOrder {
     last: BTreeMap<u64, u64>,
@@ -148,7 +148,7 @@ impl InOrder {
 const SENDERS: u64 = 4;
 const EACH: u64 = 30_000;
 
-/// Several sources on several threads, one destination; meanwhile the number of threads changes, so that ports move.
+/// Several senders on several threads and one destination, while the number of threads changes and ports move.
 fn many_to_one(home: &Home, plans: &[usize], share: &str) {
     let to = open("vale0:to");
     ether::send(&to, BROADCAST, mac(99), 99, (0, 1));
@@ -159,7 +159,7 @@ fn many_to_one(home: &Home, plans: &[usize], share: &str) {
         let receiver = scope.spawn(|| {
             let mut all = InOrder::default();
             loop {
-                // What was sent before this was set has been delivered, or dropped.
+                // Everything sent before the flag was set has been delivered or dropped.
                 let last = over.load(Relaxed);
                 to.poll(Interest::RX, Some(Duration::from_millis(5))).expect("a living daemon");
                 let before = all.came;
@@ -183,7 +183,7 @@ fn many_to_one(home: &Home, plans: &[usize], share: &str) {
             let books = home.snapshot();
             (0..SENDERS).all(|n| books.ring(&format!("vale0:s{n}"), "tx", 0).queued == 0)
         });
-        // A receiver that gets no processor loses all that a sender has. With room something comes of each.
+        // A receiver that gets no processor time may lose all packets of a sender; with room some of each arrive.
         let dropped = || home.snapshot().ring("vale0:to", "rx", 0).dropped;
         until("the receiver has read", || received.load(Relaxed) + dropped() == SENDERS * EACH);
         for (n, port) in (0u32..).zip(&senders) {
@@ -214,7 +214,7 @@ fn several_sources_and_threads_to_one_destination() {
     });
 }
 
-/// In one region, where buffers change places instead of being copied: each is still in one place.
+/// In one region, where buffers are exchanged instead of copied: each is still in exactly one place.
 #[test]
 fn several_threads_serve_one_region() {
     isolated(|home| {
@@ -227,12 +227,12 @@ fn ports_that_move_under_traffic_keep_their_order() {
     isolated(|home| many_to_one(home, &[1, 3, 2, 4], ""));
 }
 
-/// Sleepers are woken by whichever thread delivers, and a thread by whichever port it has now.
+/// Sleeping receivers are woken by any delivering thread, and a thread by any port that it serves now.
 #[test]
 fn moving_a_port_loses_no_wakeup() {
     isolated(|_| {
         let (a, b) = (open("vale0:a"), open("vale0:b"));
-        // The thread that a port comes to may have nothing else to wake it.
+        // The thread that a port moves to may have no other source of wake-ups.
         for (seq, n) in (0..120).zip([2, 1, 3, 2, 4, 1].into_iter().cycle()) {
             ether::threads(n, "any");
             if seq % 3 == 0 {
@@ -251,7 +251,7 @@ fn moving_a_port_loses_no_wakeup() {
 
 #[test]
 fn idle_threads_use_no_processor_time() {
-    isolated(|home| {
+    isolated_alone(|home| {
         ether::threads(4, "any");
         let ports: Vec<Port> = (0..8).map(|n| open(&format!("vale0:p{n}"))).collect();
         everybody_hears_everybody(&ports, 0);
@@ -259,14 +259,14 @@ fn idle_threads_use_no_processor_time() {
         let before = home.daemon_effort();
         sleep(Duration::from_secs(2));
         let after = home.daemon_effort();
-        // Each of the two questions wakes the thread that answers, and one more that closes.
+        // Each of the two snapshots wakes the thread that replies, and one more that closes the connection.
         assert!(after.0 - before.0 <= 2 && after.1 - before.1 <= 10, "{before:?} {after:?}");
         everybody_hears_everybody(&ports, 1);
         summary(&format!("4 threads idle for 2 s: {} ticks, {} wake-ups", after.0 - before.0, after.1 - before.1));
     });
 }
 
-/// A receiver that never reads, and one that was stopped, cost those on other threads nothing, and their own no more.
+/// A receiver that never reads and one that is stopped delay neither other threads nor other ports of their own thread.
 #[test]
 fn a_port_that_never_reads_delays_no_thread() {
     isolated(|home| {
@@ -287,7 +287,7 @@ fn a_port_that_never_reads_delays_no_thread() {
         std::thread::scope(|scope| {
             for (n, port) in (50..).zip(&flooders) {
                 let stop = &stop;
-                // To the one that was stopped, and to the one that does not read.
+                // To the stopped receiver, and to the one that does not read.
                 scope.spawn(move || {
                     while !stop.load(Relaxed) {
                         ether::send_flagged(port, (mac(9), mac(n)), number, n.into(), (0, 300));
@@ -311,10 +311,10 @@ fn a_port_that_never_reads_delays_no_thread() {
     });
 }
 
-/// Sender, receiver and threads that are all busy on two processors, or all on one: everybody gets on.
+/// Sender, receiver and switch threads that are all busy on two processors, or on one, all make progress.
 #[test]
 fn busy_threads_share_the_processors() {
-    isolated(|home| {
+    isolated_alone(|home| {
         let cpus = cpus_allowed();
         let (one, other) = (cpus[0], *cpus.last().expect("a processor"));
         let pkt_gen = |args: String| {

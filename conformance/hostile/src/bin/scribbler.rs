@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     let raw_port = RawPort::open_as(&PathBuf::from(socket), name, NmreqRegister { nr_mem_id, ..Default::default() });
     let mut maps = Vec::new();
     for (i, ring) in raw_port.bound.rings.iter().enumerate() {
-        if ring.path != BackendKind::Nic as u32 {
+        if ring.backend != BackendKind::Nic as u32 {
             continue;
         }
         // The second of the two descriptors of a ring is the queue's socket.

@@ -11,7 +11,7 @@ use conformance::packet::Rng;
 use conformance_hostile::raw::ControlConnection;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use unetmap::abi::*;
-use unetmap_core::control::binding::{Bound, BoundPool, BoundRing};
+use unetmap_core::control::binding::{Binding, BoundPool, BoundRing};
 use unetmap_core::control::request::NetmapRequest;
 use unetmap_sys::Mapping;
 use zerocopy::IntoBytes as _;
@@ -108,7 +108,7 @@ fn open(socket: &std::path::Path, name: &str, nr_mem_id: u16, offsets: u64) -> R
     }
     let (errno, answer, fds) = raw.request(&request);
     assert_eq!(errno, 0, "{name}: {answer:?}");
-    let bound = Bound::decode(&answer.expect("an answer").bound).expect("a well-formed answer");
+    let bound = Binding::decode(&answer.expect("an answer").binding).expect("a well-formed answer");
     let mut maps = fds.iter().take(3).map(|fd| {
         let bytes = rustix::fs::fstat(fd).expect("a file").st_size as usize;
         Shared(Mapping::new(fd.as_fd(), bytes).expect("memory"))
@@ -123,7 +123,7 @@ impl Racer {
     /// Publishes all slots of one ring; rarely writes an impossible position.
     fn positions(&self, rng: &mut Rng) {
         let ring = &self.rings[rng.below(self.rings.len() as u64) as usize];
-        let channel = |at: u64| self.channels.word(u64::from(ring.line) * CHANNEL + at);
+        let channel = |at: u64| self.channels.word(u64::from(ring.channel) * CHANNEL + at);
         let (mine, theirs) = if ring.dir == 0 { (WORDS[0], WORDS[1]) } else { (WORDS[1], WORDS[0]) };
         let there = channel(theirs).load(Relaxed);
         let full = if ring.dir == 0 { ring.slots - 1 } else { 0 };

@@ -37,22 +37,22 @@ fn a_duplicated_descriptor_is_the_same_port() {
     isolated(|home| {
         let (fd, file) = File::open().unwrap();
         assert!(file.attach(fd.as_fd()).unwrap().is_none(), "nothing is bound yet");
-        let told = file.request(fd.as_fd(), &register("d{1")).unwrap();
-        assert_eq!((told.errno, told.why.as_str()), (0, ""));
-        let master = told.attached.expect("a port");
-        let slave = Port::open("netmap:d}1").unwrap();
-        send(&master.port, &slave, 1);
+        let reply = file.request(fd.as_fd(), &register("d{1")).unwrap();
+        assert_eq!((reply.errno, reply.reason.as_str()), (0, ""));
+        let near = reply.bound.expect("a port");
+        let far = Port::open("netmap:d}1").unwrap();
+        send(&near.port, &far, 1);
         assert_eq!(file.request(fd.as_fd(), &register("d{2")).unwrap().errno, EBUSY);
 
         // As another process would that got the descriptor, and nothing else.
         let other = fd.try_clone().unwrap();
         let file = File::from_descriptor(other.as_fd()).expect("a netmap file");
         let BoundPort { port: again, .. } = file.attach(other.as_fd()).unwrap().expect("a port");
-        assert_eq!(again.register(), master.port.register());
-        send(&slave, &again, 2);
+        assert_eq!(again.register(), near.port.register());
+        send(&far, &again, 2);
         drop(fd);
-        drop(master);
-        send(&again, &slave, 3);
+        drop(near);
+        send(&again, &far, 3);
         assert_eq!(home.snapshot().sessions.len(), 2);
         // The port goes with the last duplicate, not with what a process knows of it.
         drop(other);
@@ -66,14 +66,14 @@ fn a_refused_request_leaves_the_file_open() {
     isolated(|_| {
         let (fd, file) = File::open().unwrap();
         for name in ["", "d{", "d{1-0"] {
-            let told = file.request(fd.as_fd(), &register(name)).unwrap();
-            assert_eq!(told.errno, EINVAL, "{name}");
-            assert!(told.request.is_some() && told.attached.is_none() && !told.why.is_empty());
+            let reply = file.request(fd.as_fd(), &register(name)).unwrap();
+            assert_eq!(reply.errno, EINVAL, "{name}");
+            assert!(reply.request.is_some() && reply.bound.is_none() && !reply.reason.is_empty());
         }
         let mut nonsense = register("d{1");
         nonsense.header.nr_version = 3;
-        let told = file.request(fd.as_fd(), &nonsense).unwrap();
-        assert!(told.errno == EINVAL && told.request.is_none());
+        let reply = file.request(fd.as_fd(), &nonsense).unwrap();
+        assert!(reply.errno == EINVAL && reply.request.is_none());
         assert_eq!(file.request(fd.as_fd(), &register("d{1")).unwrap().errno, 0);
         assert!(File::from_descriptor(std::fs::File::open("/dev/null").unwrap().as_fd()).is_none());
     });

@@ -20,7 +20,7 @@ use rustix::process::Signal;
 use unetmap::Port;
 use unetmap::abi::{NR_MONITOR_RX, NR_MONITOR_TX};
 use unetmap::errno::EINVAL;
-use unetmap_core::sync::mirror::{Asked, Told};
+use unetmap_core::control::monitor::{MonitorReply, NextMonitorRequest};
 
 /// A number near the bounds of things, or any.
 fn value(rng: &mut Rng) -> u32 {
@@ -99,7 +99,7 @@ fn a_killed_monitored_program_ends_its_monitors() {
     });
 }
 
-/// A monitor writes anything into all that it has: its region, its states, its lines, its shelf. Neither the watched nor
+/// A monitor writes anything into all that it has: its region, its states, its lines, its mirror. Neither the watched nor
 /// another monitor sees anything of it.
 #[test]
 fn random_writes_of_a_monitor_affect_only_itself() {
@@ -110,15 +110,15 @@ fn random_writes_of_a_monitor_affect_only_itself() {
         let (mut seq, mut words) = (0, 0u64);
         for _ in 0..10 {
             let raw_port = RawPort::open_with(&home.socket(), "p}1", NR_MONITOR_RX | NR_MONITOR_TX);
-            // Of the receive ring's two descriptors the second is the shelf.
-            let shelf = raw_port.bound.rings.iter().position(|ring| ring.dir == 1).expect("a receive ring");
-            let shelf = File::from(raw_port.doorbells[2 * shelf + 1].try_clone().expect("a file"));
+            // Of the receive ring's two descriptors the second is the mirror.
+            let mirror = raw_port.bound.rings.iter().position(|ring| ring.dir == 1).expect("a receive ring");
+            let mirror = File::from(raw_port.doorbells[2 * mirror + 1].try_clone().expect("a file"));
             let over = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 let scribbler = scope.spawn(|| {
                     let mut n = 0u64;
                     while !over.load(Relaxed) {
-                        for file in [&shelf, &raw_port.channels, &raw_port.endpoint_states, &raw_port.region] {
+                        for file in [&mirror, &raw_port.channels, &raw_port.endpoint_states, &raw_port.region] {
                             scribble(file, &mut rng);
                         }
                         // As if it slept all the time; and as if its shelf were empty.
@@ -127,9 +127,9 @@ fn random_writes_of_a_monitor_affect_only_itself() {
                         n += 6;
                     }
                     let all = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                    let bytes = shelf.metadata().expect("a file").len();
-                    fallocate(shelf.as_fd(), all, 0, bytes).expect("the kernel lets everybody punch holes");
-                    assert!(shelf.set_len(4096).is_err(), "the shelf can be cut short");
+                    let bytes = mirror.metadata().expect("a file").len();
+                    fallocate(mirror.as_fd(), all, 0, bytes).expect("the kernel lets everybody punch holes");
+                    assert!(mirror.set_len(4096).is_err(), "the mirror ring can be truncated");
                     n
                 });
                 exchange(&a, &b, 1, seq, seq + 2000);
@@ -161,28 +161,33 @@ fn files(fds: &[OwnedFd]) -> BTreeSet<u64> {
 fn random_writes_of_a_monitored_program_corrupt_only_its_own_copies() {
     isolated(|home| {
         let (_b, raw_port) = (open("netmap:p}1"), RawPort::open(&home.socket(), "p{1"));
-        let asker = ControlConnection::connect(&home.socket()).expect("a daemon");
-        let asked = Asked { session: raw_port.bound.head.session, key: raw_port.bound.head.key, after: 0 };
-        assert!(matches!(asker.watchers(&asked), (0, None, _)), "nobody watches");
+        let connection = ControlConnection::connect(&home.socket()).expect("a daemon");
+        let request =
+            NextMonitorRequest { session: raw_port.bound.head.session, key: raw_port.bound.head.key, after: 0 };
+        assert!(matches!(connection.next_monitor(&request), (0, None, _)), "nobody watches");
         // By number alone nobody learns anything, not even of his own.
-        for wrong in [Asked { key: asked.key ^ 1, ..asked }, Asked { session: 1, ..asked }, Asked { key: 0, ..asked }] {
-            assert_eq!(asker.watchers(&wrong).0, EINVAL);
+        for wrong in [
+            NextMonitorRequest { key: request.key ^ 1, ..request },
+            NextMonitorRequest { session: 1, ..request },
+            NextMonitorRequest { key: 0, ..request },
+        ] {
+            assert_eq!(connection.next_monitor(&wrong).0, EINVAL);
         }
         let seen = home.folder().join("seen");
         let mut monitor = start_ready_client(&["see", "netmap:p{1/rt", &seen.display().to_string()]);
         let other = RawPort::open_with(&home.socket(), "p{1", NR_MONITOR_TX);
-        let (errno, told, fds) = asker.watchers(&asked);
+        let (errno, reply, fds) = connection.next_monitor(&request);
         assert_eq!(errno, 0);
-        let Told { head, rings } = told.expect("a monitor");
+        let MonitorReply { head, rings } = reply.expect("a monitor");
         assert_eq!(
             (rings.len(), fds.len()),
             (2, 5),
             "mirror ring, endpoint states, channels, and a doorbell for each ring"
         );
         // The next is the other one's, and then there is none.
-        let (_, second, others) = asker.watchers(&Asked { after: head.monitor, ..asked });
+        let (_, second, others) = connection.next_monitor(&NextMonitorRequest { after: head.monitor, ..request });
         let second = second.expect("the other monitor").head.monitor;
-        assert!(matches!(asker.watchers(&Asked { after: second, ..asked }), (0, None, _)));
+        assert!(matches!(connection.next_monitor(&NextMonitorRequest { after: second, ..request }), (0, None, _)));
         let private = [&other.region, &other.endpoint_states].map(|file| file.metadata().expect("a file").ino());
         assert!(private.iter().all(|inode| !files(&others).contains(inode)), "it got the monitor's own memory");
         let shared: Vec<File> = fds.into_iter().take(3).map(File::from).collect();
@@ -201,7 +206,7 @@ fn random_writes_of_a_monitored_program_corrupt_only_its_own_copies() {
         }
         assert!(is_alive(monitor.pid()), "the monitor did not survive");
         assert!(record(&seen).iter().sum::<u64>() > 0, "it saw nothing at all");
-        assert!(shared[0].set_len(4096).is_err(), "the shelf can be cut short");
+        assert!(shared[0].set_len(4096).is_err(), "the mirror ring can be truncated");
         // Its end is told as that of an honest one.
         drop(raw_port);
         assert!(monitor.wait().success());
@@ -219,9 +224,10 @@ fn a_client_cannot_post_copies_to_monitors_of_a_switch_port() {
     isolated(|home| {
         let (b, raw_port) = (open("vale0:b"), RawPort::open(&home.socket(), "vale0:a"));
         let monitor = open("vale0:a/rt");
-        let asker = ControlConnection::connect(&home.socket()).expect("a daemon");
-        let asked = Asked { session: raw_port.bound.head.session, key: raw_port.bound.head.key, after: 0 };
-        assert!(matches!(asker.watchers(&asked), (0, None, _)), "it got the shelf");
+        let connection = ControlConnection::connect(&home.socket()).expect("a daemon");
+        let request =
+            NextMonitorRequest { session: raw_port.bound.head.session, key: raw_port.bound.head.key, after: 0 };
+        assert!(matches!(connection.next_monitor(&request), (0, None, _)), "it got the shelf");
         conformance::traffic::send(&b, 1, 0, 200).expect("room");
         // Although the program never looks.
         expect(&monitor, 1, 0, 200);

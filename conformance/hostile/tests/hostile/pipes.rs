@@ -7,7 +7,7 @@ use conformance::home::{Guard, summary};
 use conformance::packet::{self, Rng};
 use conformance::snapshot::PIPE_BUFFERS;
 use conformance::traffic::{bytes_of, exchange, expect, fill, fill_some, open, receive, send};
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated, isolated_alone, program, until};
 use conformance_hostile::raw::{RawPort, field};
 use unetmap::abi::{NS_MOREFRAG, NetmapRing};
 use unetmap::{BufIdx, Error, Interest, Port};
@@ -658,7 +658,7 @@ fn doorbells_set_at_random_stop_nobody() {
 /// A peer that says it is where it cannot be is ignored as long as it says so: nobody runs in circles over it.
 #[test]
 fn a_persistent_invalid_position_costs_no_processor_time() {
-    isolated(|home| {
+    isolated_alone(|home| {
         let peer = open("netmap:b{1");
         let raw_port = RawPort::open(&home.socket(), "b}1");
         let channel_of_peer = peer_channel(&raw_port);

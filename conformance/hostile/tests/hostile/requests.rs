@@ -18,7 +18,7 @@ fn the_daemon_refuses_wrong_names_with_a_reason() {
             let request = NetmapRequest::new(NETMAP_REQ_REGISTER, name, body.as_bytes()).expect("a short name");
             let (errno, answer, fds) = ControlConnection::connect(&home.socket()).expect("a daemon").request(&request);
             assert_eq!((errno, fds.len()), (EINVAL, 0), "{name:?}");
-            assert!(!answer.expect("an answer").why.is_empty(), "{name:?}: errno {errno} without a reason");
+            assert!(!answer.expect("an answer").reason.is_empty(), "{name:?}: errno {errno} without a reason");
         };
         for name in ["", "p{", "p{}", "p{1/x", "p{1-0", "p{1@5", "netmap:p{1", "p{1{2", "{1", "vale:", "p{a.b"] {
             assert_refused(name, NR_REG_ALL_NIC);

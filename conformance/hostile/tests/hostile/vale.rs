@@ -370,7 +370,7 @@ fn ask_for_others(home: &Home, rng: &mut Rng) -> i32 {
     let (errno, answer, _) =
         ControlConnection::connect(&home.socket()).expect("a daemon").request(&request.expect("a short name"));
     if errno != 0 {
-        assert_ne!(answer.expect("an answer").why, "", "errno {errno} without a reason");
+        assert_ne!(answer.expect("an answer").reason, "", "errno {errno} without a reason");
     }
     errno
 }
