@@ -1,4 +1,4 @@
-//! The daemon's log: to standard error, as `--log` says, and more while the knob `verbose` is set.
+//! The daemon's log: on standard error, at the level of `--log`, or a more detailed one while the knob `verbose` is set.
 
 use std::io::{self, IsTerminal};
 use std::sync::OnceLock;
@@ -8,29 +8,29 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::prelude::*;
 use tracing_subscriber::{Registry, fmt, reload};
 
-/// What was chosen at the start, and where another choice is put.
+/// The level at the start, and the handle that changes it.
 static CHOICE: OnceLock<(Level, reload::Handle<LevelFilter, Registry>)> = OnceLock::new();
 
-/// Begins to log what is at least as grave as `level`.
+/// Starts logging messages of `level` and of higher severity.
 pub(crate) fn start(level: Level) {
     let (filter, choice) = reload::Layer::new(LevelFilter::from_level(level));
     let lines = fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
-        // A log that cannot be written to, because the disk is full, is no reason to die.
+        // A log that cannot be written, because the disk is full, must not stop the daemon.
         .log_internal_errors(false);
     tracing_subscriber::registry().with(filter).with(lines).init();
     let _ = CHOICE.set((level, choice));
 }
 
-/// Logs as at the start (0), also what is served and refused (1), or everything.
+/// Sets the level to that of the start (0), to requests that are served or refused (1), or to everything.
 pub(crate) fn set_verbose(verbose: u64) {
-    let Some((begun, choice)) = CHOICE.get() else { return };
+    let Some((initial, choice)) = CHOICE.get() else { return };
     let wanted = match verbose {
-        0 => *begun,
-        1 => Level::DEBUG.max(*begun),
+        0 => *initial,
+        1 => Level::DEBUG.max(*initial),
         _ => Level::TRACE,
     };
-    // It fails only when there is no log any more.
+    // Fails only if logging has ended.
     let _ = choice.modify(|filter| *filter = LevelFilter::from_level(wanted));
 }

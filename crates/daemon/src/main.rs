@@ -1,5 +1,5 @@
-//! unetmapd: makes regions and ports, hands them to clients, and takes back what they held. No packet passes through
-//! it on a pipe.
+//! unetmapd: creates regions and ports, passes them to clients, and frees what clients held when they exit. The packets of
+//! a pipe do not pass through it.
 #![forbid(unsafe_code)]
 
 mod caller;
@@ -39,10 +39,11 @@ use policy::PolicyFile;
 use ports::{Admission, Daemon};
 use server::Server;
 
-/// Region numbers of a user's daemon start here, so that it and the system's never name the same region.
+/// The first number of private regions of a user's own daemon. The system's daemon uses lower ones, so that one number never
+/// names two regions.
 const FIRST_PRIVATE_ID: u16 = 0x4000;
 
-/// What is worth logging.
+/// The least severe messages that are logged.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Level {
     Error,
@@ -64,45 +65,47 @@ impl From<Level> for tracing::Level {
     }
 }
 
-/// The unetmap daemon. The first program that opens a port starts one; there is no need to start it by hand.
+/// The unetmap daemon. The first program that opens a port starts it; it need not be started by hand.
 #[derive(Parser, Debug)]
 #[command(name = "unetmapd", version, about)]
 struct Args {
-    /// Stay in the foreground and log to standard error. Else a daemon in the background is started, which logs to a file
+    /// Stay in the foreground and log to standard error. Otherwise a background daemon is started, which logs to a file
     /// beside its socket.
     #[arg(long)]
     foreground: bool,
-    /// Where to listen (also in the environment, UNETMAP_SOCKET).
+    /// Path of the socket to listen at (default: the environment variable UNETMAP_SOCKET, or a path of the user's own).
     #[arg(long, value_name = "PATH", overrides_with = "socket")]
     socket: Option<PathBuf>,
-    /// A listening socket that the starter bound to --socket, as a file descriptor.
+    /// The file descriptor of a listening socket that the starting program bound to --socket.
     #[arg(long, value_name = "FD", hide = true)]
     listen_fd: Option<u32>,
-    /// Endpoint when nobody was connected for so many seconds; 0: never.
+    /// Exit after so many seconds without a connection; 0: never.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     idle_exit: u64,
-    /// Who may open which interface (unetmap-policy(5)); counts only when the daemon is root's.
+    /// File with the users who may open interfaces (unetmap-policy(5)). Only root's daemon reads it.
     #[arg(long, value_name = "PATH", env = "UNETMAP_POLICY", overrides_with = "policy")]
     policy: Option<PathBuf>,
-    /// What to log.
+    /// Least severe messages to log.
     #[arg(long, value_name = "LEVEL", env = "UNETMAPD_LOG", default_value = "info")]
     log: Level,
-    /// Knobs to begin with (unetmapd(8)); of root's daemon, unless this is given, those of /etc/unetmap/unetmapd.toml.
+    /// Configuration file with initial values of knobs (unetmapd(8)). Root's daemon reads /etc/unetmap/unetmapd.toml by
+    /// default.
     #[arg(long, value_name = "PATH", env = "UNETMAPD_CONFIG", overrides_with = "config")]
     config: Option<PathBuf>,
-    /// How interfaces are opened: as well as they can be (the default), or only in their drivers, or only before the stack.
+    /// Where XDP programs are attached: in the driver if it supports that, else before the stack (best, the default), only in
+    /// the driver (native), or only before the stack (generic).
     #[arg(long, value_name = "MODE")]
     admode: Option<Admode>,
-    /// Sessions of a region; as the knobs if_num and priv_if_num.
+    /// Sessions of a region (the knobs if_num and priv_if_num).
     #[arg(long, value_name = "N")]
     if_num: Option<u32>,
-    /// Bytes for a session's description; 8 for each ring and 56.
+    /// Bytes of a session's description: 8 for each ring, and 56.
     #[arg(long, value_name = "BYTES")]
     if_size: Option<u32>,
-    /// Rings of a region; a pipe takes 4 for each ring pair.
+    /// Rings of a region. A pipe needs 4 for each ring pair.
     #[arg(long, value_name = "N")]
     ring_num: Option<u32>,
-    /// Bytes for a ring; 16 for each slot and 256.
+    /// Bytes of a ring: 16 for each slot, and 256.
     #[arg(long, value_name = "BYTES")]
     ring_size: Option<u32>,
     /// Buffers of a region.
@@ -119,7 +122,7 @@ fn main() -> ExitCode {
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            // Where nobody reads it, the status says it.
+            // If standard error is closed, the exit status remains.
             let _ = writeln!(io::stderr(), "unetmapd: {why}");
             ExitCode::FAILURE
         }
@@ -129,11 +132,11 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), String> {
     let knobs = knobs(args)?;
     let socket = match &args.socket {
-        // Absolute, as the daemon works in another folder.
+        // The daemon's working directory is another one.
         Some(path) => std::path::absolute(path).map_err(|e| format!("--socket {}: {e}", path.display()))?,
         None => unetmap_core::control::client::own_socket().map_err(|e| e.to_string())?,
     };
-    // Told at once where somebody reads it, and not at the first program's open.
+    // An error in the policy is reported now, on standard error, rather than when the first program opens a port.
     if let Some(policy) = args.policy.as_deref().filter(|_| process::uid() == 0) {
         let policy = absolute_policy(policy)?;
         fs::metadata(&policy).map_err(|e| format!("--policy {}: {e}", policy.display()))?;
@@ -156,7 +159,8 @@ fn run(args: &Args) -> Result<(), String> {
     let mut server = Server::new(listener, daemon, &socket).map_err(|e| e.to_string())?;
     tracing::info!(socket = %socket.display(), files, "serving");
     let idle = (args.idle_exit > 0).then(|| Duration::from_secs(args.idle_exit));
-    // The lock keeps a starting client from finding the socket half gone; a client that is already waiting is served.
+    // While the lock is held, no client that starts finds a socket about to be removed. A client that waits in the
+    // listener's queue is served.
     let may_end = || {
         let free = lock.try_lock().is_ok();
         let waiting = socket_has_clients(&listener_again);
@@ -166,7 +170,7 @@ fn run(args: &Args) -> Result<(), String> {
         free && !waiting
     };
     server.run(signals.as_fd(), idle, may_end).map_err(|e| e.to_string())?;
-    // The listener is still open, so nobody can have put another socket in the place of ours.
+    // The listener is still open, so no other daemon can have replaced the socket.
     let _ = fs::remove_file(&socket);
     Ok(())
 }
@@ -182,7 +186,7 @@ fn admission(args: &Args) -> Result<(Admission, u16), String> {
     Ok((Admission { only_user: None, policy }, 2))
 }
 
-/// The knobs to begin with: those of the file, and over them those of the command line.
+/// Returns the initial knobs: those of the command line, else those of the file.
 fn knobs(args: &Args) -> Result<Knobs, String> {
     let file = match &args.config {
         Some(path) => {
@@ -213,7 +217,7 @@ fn absolute_policy(path: &Path) -> Result<PathBuf, String> {
     std::path::absolute(path).map_err(|e| format!("--policy {}: {e}", path.display()))
 }
 
-/// Starts a daemon that is nobody's child, with the same arguments.
+/// Starts a background daemon, which is not a child of this process, with the same arguments.
 fn to_background(socket: &Path, own: &Args) -> Result<(), String> {
     let program = std::env::current_exe().map_err(|e| format!("finding this program: {e}"))?;
     let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -226,11 +230,11 @@ fn to_background(socket: &Path, own: &Args) -> Result<(), String> {
     if !unetmap_core::control::client::start(socket, &program, &args).map_err(cannot_listen)? {
         return Err(format!("a daemon already listens at {}", socket.display()));
     }
-    let told = writeln!(io::stdout(), "unetmapd: serving at {0}, log in {0}.log", socket.display());
-    match told {
-        // Nobody wants to know.
+    let written = writeln!(io::stdout(), "unetmapd: serving at {0}, log in {0}.log", socket.display());
+    match written {
+        // Standard output is not read.
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        told => told.map_err(|e| format!("standard output: {e}; one serves at {}", socket.display())),
+        written => written.map_err(|e| format!("standard output: {e}; the daemon serves at {}", socket.display())),
     }
 }
 
@@ -245,7 +249,7 @@ fn listen_here(path: &Path, lock: &fs::File) -> Result<OwnedFd, String> {
     listener.ok_or_else(|| format!("a daemon already listens at {}", path.display()))
 }
 
-/// Why there is no socket, in the words of the program that was to make it.
+/// Returns why the socket could not be created.
 fn cannot_listen(e: unetmap_core::Error) -> String {
     match e {
         unetmap_core::Error::NoDaemon { reason, source, .. } => format!("{reason}: {source}"),
@@ -253,12 +257,12 @@ fn cannot_listen(e: unetmap_core::Error) -> String {
     }
 }
 
-/// The listening socket that the starter left at descriptor `fd`.
+/// Returns the listening socket that the starting program left at descriptor `fd`.
 fn inherited(fd: u32) -> Result<OwnedFd, String> {
-    // Opening it again through /proc would not work for a socket; a duplicate, made by its number, does.
+    // A socket cannot be opened again through /proc, but its descriptor can be duplicated.
     let listener = process::inherit_fd(fd).map_err(|e| format!("--listen-fd {fd}: {e}"))?;
     if !socket::is_listening(&listener) {
-        return Err(format!("--listen-fd {fd}: this is no listening socket (leave it out: unetmapd makes its own)"));
+        return Err(format!("--listen-fd {fd}: this is no listening socket (without the option unetmapd creates one)"));
     }
     Ok(listener)
 }

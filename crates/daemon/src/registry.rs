@@ -1,7 +1,7 @@
 //! The registry: which regions, ports and sessions exist. Only the daemon's main thread uses it, so it has no lock.
 //!
 //! The registry holds all ports in one map and treats them alike: it finds the buffers that they hold, and frees a region
-//! after its last port. The kinds of ports are defined in [`crate::ports`].
+//! after its last port. The kinds of ports are defined in the module `ports`.
 
 mod regions;
 

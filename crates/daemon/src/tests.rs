@@ -1,5 +1,5 @@
-//! Clients that write anything anywhere in what they map, whatever they open and close: the daemon carries on, its daemon
-//! add up, and clients who do not share that memory notice nothing.
+//! Hostile clients: whatever they write into the memory that they map, and whatever they open and close, the daemon keeps
+//! running, its buffer counts add up, and clients that do not share that memory are not affected.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -25,7 +25,7 @@ const PEER: Peer = Peer { pid: 1, uid: 1, gid: 1 };
 const BUFS: u32 = 400;
 const FIRST_ID: u16 = 0x4000;
 
-/// A session as its client sees it: the three files that it maps.
+/// A session as its client has it: the three files that it maps.
 struct Client {
     session: u64,
     mem_id: u16,
@@ -44,7 +44,7 @@ fn daemon() -> Daemon {
     Daemon::new(Knobs::of_sizes(Sizes { ifs: (12, 512), rings: (40, 1024), bufs: (BUFS, 64) }), admission, FIRST_ID)
 }
 
-fn asked(slots: u32, extra: u32, flags: u64) -> NmreqRegister {
+fn register(slots: u32, extra: u32, flags: u64) -> NmreqRegister {
     NmreqRegister {
         nr_mode: NR_REG_ALL_NIC,
         nr_tx_slots: slots,
@@ -55,12 +55,12 @@ fn asked(slots: u32, extra: u32, flags: u64) -> NmreqRegister {
     }
 }
 
-fn open(daemon: &mut Daemon, name: &str, asked: &NmreqRegister) -> Option<Client> {
+fn open(daemon: &mut Daemon, name: &str, register: &NmreqRegister) -> Option<Client> {
     let Registered { session, register, bound, fds, .. } =
-        daemon.register(name, asked, &Options::default(), &caller()).ok()?;
+        daemon.register(name, register, &Options::default(), &caller()).ok()?;
     let mut files = fds.into_iter().map(File::from);
     let files = std::array::from_fn(|_| files.next().expect("region, page, lines"));
-    let size = |slots| RingShape::bytes(Slots::new(slots).expect("as the daemon says")) as u64;
+    let size = |slots| RingShape::bytes(Slots::new(slots).expect("a valid number of slots")) as u64;
     let rings = bound.rings.iter().map(|ring| (ring.offset, size(ring.slots))).collect();
     Some(Client { session, mem_id: register.nr_mem_id, files, if_offset: bound.head.if_offset, rings })
 }
@@ -76,8 +76,8 @@ fn poke(file: &File, at: u64, value: u32) {
 }
 
 impl Client {
-    /// Where word `word` of a file is: in a region one of the client's own rings, its interface or any buffer, unless
-    /// `wild`.
+    /// Returns the offset of word `word` of a file. In a region it is in one of the client's own rings, in its interface or in
+    /// any buffer, unless `wild`.
     fn place(&self, file: usize, word: u32, wild: bool, buf_ofs: u64) -> u64 {
         let (at, len) = match (file, word % 8) {
             (0, _) if wild => (0, self.files[0].metadata().unwrap().len()),
@@ -95,7 +95,7 @@ impl Client {
     }
 }
 
-/// The daemon of every region add up, and show.
+/// Checks that the buffer counts of every region add up, and that the snapshot can be written.
 fn check(daemon: &Daemon) {
     for record in daemon.registry.regions.iter() {
         let c = record.census(&daemon.registry.buffers_in_use(record.key));
@@ -118,7 +118,7 @@ fn census(daemon: &Daemon, mem_id: u16) -> BufUsage {
     registry.regions.get(mem_id.into()).unwrap().census(&registry.buffers_in_use(mem_id.into()))
 }
 
-/// Indexes in the slots of all transmit rings of a pipe, as they stand in memory.
+/// Returns the buffer indexes in the slots of all transmit rings of a pipe.
 fn tx_indexes(daemon: &Daemon, parent: &str, id: &str) -> Vec<BufIdx> {
     let scope = daemon.scope(&caller());
     let key = PipeKey { scope, parent: parent.into(), id: id.into() };
@@ -143,24 +143,24 @@ enum Step {
     },
     Close(usize),
     Write {
-        who: usize,
+        client: usize,
         file: usize,
         word: u32,
         value: u32,
     },
     /// Sets the head of the list of extra buffers, and the links in some buffers.
     List {
-        who: usize,
+        client: usize,
         head: u32,
         links: Vec<(u32, u32)>,
     },
     Punch {
-        who: usize,
+        client: usize,
         file: usize,
         page: u32,
         all: bool,
     },
-    Died {
+    Exited {
         lease: u32,
     },
 }
@@ -174,16 +174,16 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(id, master, slots, extra, flags)| Step::Open { id, master, slots, extra, flags }),
         2 => any::<usize>().prop_map(Step::Close),
         12 => (any::<usize>(), 0usize..3, any::<u32>(), value)
-            .prop_map(|(who, file, word, value)| Step::Write { who, file, word, value }),
+            .prop_map(|(client, file, word, value)| Step::Write { client, file, word, value }),
         2 => (any::<usize>(), 0..BUFS + 2, vec((0..BUFS, 0..BUFS + 2), 0..6))
-            .prop_map(|(who, head, links)| Step::List { who, head, links }),
+            .prop_map(|(client, head, links)| Step::List { client, head, links }),
         1 => (any::<usize>(), 0usize..3, any::<u32>(), any::<bool>())
-            .prop_map(|(who, file, page, all)| Step::Punch { who, file, page, all }),
-        1 => (0u32..12).prop_map(|lease| Step::Died { lease }),
+            .prop_map(|(client, file, page, all)| Step::Punch { client, file, page, all }),
+        1 => (0u32..12).prop_map(|lease| Step::Exited { lease }),
     ]
 }
 
-/// Clients of one parent that do what the steps say.
+/// Clients of one parent that execute the steps.
 struct Hostile {
     clients: Vec<Client>,
     wild: bool,
@@ -191,19 +191,19 @@ struct Hostile {
 
 impl Hostile {
     fn step(&mut self, daemon: &mut Daemon, step: &Step) {
-        let pick = |who: usize| self.clients.get(who % self.clients.len().max(1));
+        let pick = |client: usize| self.clients.get(client % self.clients.len().max(1));
         match *step {
             Step::Open { id, master, slots, extra, flags } => {
                 let name = format!("x{}{id}", if master { '{' } else { '}' });
-                self.clients.extend(open(daemon, &name, &asked(slots, extra, flags)));
+                self.clients.extend(open(daemon, &name, &register(slots, extra, flags)));
             }
-            Step::Close(who) => {
+            Step::Close(client) => {
                 if !self.clients.is_empty() {
-                    daemon.close(self.clients.swap_remove(who % self.clients.len()).session);
+                    daemon.close(self.clients.swap_remove(client % self.clients.len()).session);
                 }
             }
-            Step::Write { who, file, word, value } => {
-                let Some(client) = pick(who) else { return };
+            Step::Write { client, file, word, value } => {
+                let Some(client) = pick(client) else { return };
                 let at = client.place(
                     file,
                     word,
@@ -212,21 +212,21 @@ impl Hostile {
                 );
                 poke(&client.files[file], at, value);
             }
-            Step::List { who, head, ref links } => {
-                let Some(client) = pick(who) else { return };
+            Step::List { client, head, ref links } => {
+                let Some(client) = pick(client) else { return };
                 let bufs = daemon.registry.regions.get(client.mem_id.into()).unwrap().region.geometry().bufs.offset;
                 poke(&client.files[0], client.bufs_head_at(), head);
                 links.iter().for_each(|&(from, to)| poke(&client.files[0], bufs + u64::from(from) * 64, to));
             }
-            Step::Punch { who, file, page, all } => {
+            Step::Punch { client, file, page, all } => {
                 // Pages of a region are shared with others.
-                let Some(client) = pick(who).filter(|_| file > 0 || self.wild) else { return };
+                let Some(client) = pick(client).filter(|_| file > 0 || self.wild) else { return };
                 let len = client.files[file].metadata().unwrap().len();
                 let (at, len) = if all { (0, len) } else { (u64::from(page) * 4096 % len, 4096) };
                 fallocate(&client.files[file], FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len)
                     .unwrap();
             }
-            Step::Died { lease } => {
+            Step::Exited { lease } => {
                 daemon.registry.break_locks(lease);
             }
         }
@@ -241,11 +241,11 @@ proptest! {
     #![proptest_config(cases(250))]
 
     #[test]
-    fn the_books_add_up_whatever_clients_write(wild in any::<bool>(), steps in vec(step(), 1..120)) {
+    fn buffer_counts_add_up_whatever_clients_write(wild in any::<bool>(), steps in vec(step(), 1..120)) {
         let mut daemon = daemon();
-        // Somebody with another region, and somebody in the same one.
-        let apart = ["y{1", "y}1"].map(|name| open(&mut daemon, name, &asked(8, 5, 0)).unwrap());
-        let beside = ["x{9", "x}9"].map(|name| open(&mut daemon, name, &asked(8, 0, 0)).unwrap());
+        // A pipe in another region, and a pipe in the same one.
+        let apart = ["y{1", "y}1"].map(|name| open(&mut daemon, name, &register(8, 5, 0)).unwrap());
+        let beside = ["x{9", "x}9"].map(|name| open(&mut daemon, name, &register(8, 0, 0)).unwrap());
         let apart_before = (apart.each_ref().map(|c| c.files.each_ref().map(bytes)), census(&daemon, apart[0].mem_id));
         let beside_before = tx_indexes(&daemon, "x", "9");
         let mine: BTreeSet<BufIdx> = beside_before.iter().copied().collect();
@@ -278,16 +278,16 @@ proptest! {
     }
 }
 
-/// The same while the daemon works: a thread writes into everything it was ever given.
+/// The same while the daemon runs: a thread writes into all memory that it ever mapped.
 #[test]
-fn the_daemon_works_while_a_client_scribbles() {
+fn the_daemon_runs_while_a_client_writes_everywhere() {
     let mut daemon = daemon();
-    let apart = open(&mut daemon, "y{1", &asked(8, 5, 0)).unwrap();
+    let apart = open(&mut daemon, "y{1", &register(8, 5, 0)).unwrap();
     let before = apart.files.each_ref().map(bytes);
     for round in 0..40u64 {
         let clients: Vec<Client> = ["x{1", "x}1", "x{2", "x}1"]
             .iter()
-            .filter_map(|name| open(&mut daemon, name, &asked(2 + (round % 9) as u32, 7, 0)))
+            .filter_map(|name| open(&mut daemon, name, &register(2 + (round % 9) as u32, 7, 0)))
             .collect();
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -307,7 +307,7 @@ fn the_daemon_works_while_a_client_scribbles() {
             for i in 0..60 {
                 check(&daemon);
                 daemon.registry.break_locks(i);
-                let more = open(&mut daemon, ["x{3", "x{1", "x}2"][i as usize % 3], &asked(4, 3, 0));
+                let more = open(&mut daemon, ["x{3", "x{1", "x}2"][i as usize % 3], &register(4, 3, 0));
                 more.iter().for_each(|client| daemon.close(client.session));
             }
             for client in clients {
@@ -322,15 +322,14 @@ fn the_daemon_works_while_a_client_scribbles() {
     assert!(is_empty(&daemon));
 }
 
-/// Makes a list out of a session's own extra buffers and the indexes in rings: its head, and links `(from, to)`.
-type Forge = dyn Fn(&[u32], &[BufIdx]) -> (u32, Vec<(u32, u32)>);
+/// Returns a list made of a session's own extra buffers and the indexes in rings: its head, and links `(from, to)`.
+type MakeList = dyn Fn(&[u32], &[BufIdx]) -> (u32, Vec<(u32, u32)>);
 
-/// A session with three extra buffers closes with `list`, given as indexes into the three and others; another session
-/// keeps the region.
-fn closes_with(list: &Forge) -> BufUsage {
+/// Closes a session with three extra buffers that left `list`, while another session keeps the region.
+fn closes_with(list: &MakeList) -> BufUsage {
     let mut daemon = daemon();
-    let keeper = open(&mut daemon, "x{1", &asked(8, 0, 0)).unwrap();
-    let client = open(&mut daemon, "x}1", &asked(8, 3, 0)).unwrap();
+    let keeper = open(&mut daemon, "x{1", &register(8, 0, 0)).unwrap();
+    let client = open(&mut daemon, "x}1", &register(8, 3, 0)).unwrap();
     let bufs = daemon.registry.regions.get(client.mem_id.into()).unwrap().region.geometry().bufs.offset;
     let word = |at| {
         let mut bytes = [0; 4];
@@ -354,15 +353,15 @@ fn closes_with(list: &Forge) -> BufUsage {
 }
 
 #[test]
-fn extra_buffers_come_back_from_any_list() {
-    let lost = |list: &Forge| closes_with(list).quarantined;
-    assert_eq!(lost(&|extra, _| (extra[0], vec![])), 0, "as it was given");
+fn extra_buffers_are_freed_from_any_list() {
+    let lost = |list: &MakeList| closes_with(list).quarantined;
+    assert_eq!(lost(&|extra, _| (extra[0], vec![])), 0, "unchanged");
     assert_eq!(lost(&|_, _| (0, vec![])), 3, "an empty list");
     assert_eq!(lost(&|extra, _| (extra[0], vec![(extra[2], extra[0])])), 0, "a loop of all");
     assert_eq!(lost(&|extra, _| (extra[1], vec![(extra[1], extra[1])])), 2, "a loop of one");
     assert_eq!(lost(&|extra, _| (extra[0], vec![(extra[0], u32::MAX)])), 2, "an end out of bounds");
     assert_eq!(lost(&|extra, _| (extra[0], vec![(extra[0], 1)])), 2, "a reserved buffer");
-    // Buffers in buffers_in_use rings stay there, also when the list leads through them.
+    // Buffers in rings stay allocated, also if the list contains them.
     let through = |extra: &[u32], rings: &[BufIdx]| (rings[0].0, vec![(rings[0].0, extra[0])]);
     assert_eq!(lost(&through), 0, "another port's index");
     assert_eq!(
@@ -370,5 +369,5 @@ fn extra_buffers_come_back_from_any_list() {
         3,
         "others only"
     );
-    assert_eq!(lost(&|_, _| (BUFS - 1, vec![(BUFS - 1, 0)])), 3, "a buffer that nobody has");
+    assert_eq!(lost(&|_, _| (BUFS - 1, vec![(BUFS - 1, 0)])), 3, "a free buffer");
 }

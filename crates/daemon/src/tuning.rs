@@ -32,7 +32,7 @@ pub(crate) mod nic {
     pub(crate) const DEFAULT_TX_SLOTS: u32 = 512;
     /// Slots of a receive ring for which the request says 0: room for packets that arrive while the program is busy.
     pub(crate) const DEFAULT_RX_SLOTS: u32 = 1024;
-    /// Interval at which the kernel's programs are told that the daemon runs.
+    /// Interval at which the kernel's programs are notified that the daemon runs.
     pub(crate) const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(200);
     /// Time after the last such call for which the kernel's programs still redirect packets. Longer than the interval, so that
     /// a daemon that is delayed keeps its interfaces.

@@ -30,8 +30,8 @@ fn each_knob_keeps_its_bounds() {
         for wrong in [least.checked_sub(1), most.checked_add(1), Some(u64::MAX)].into_iter().flatten() {
             let refusal = knobs.set(knob.name, wrong).unwrap_err();
             assert_eq!(refusal.errno, EINVAL);
-            let said = format!("{} is {wrong}, allowed are {least} to {most}", knob.name);
-            assert_eq!(refusal.why, said);
+            let expected = format!("{} is {wrong}, allowed are {least} to {most}", knob.name);
+            assert_eq!(refusal.why, expected);
             assert_eq!(knobs.get(knob.name), most, "nothing has changed");
         }
     }
@@ -49,7 +49,7 @@ fn regions_that_cannot_be_made_are_refused() {
 }
 
 #[test]
-fn who_sets_nothing_gets_room_for_long_rings() {
+fn the_default_number_of_buffers_has_room_for_long_rings() {
     let mut knobs = Knobs::default();
     assert_eq!(knobs.interface_sizes(20_000).bufs.0, 60_000);
     knobs.set_checked("buf_num", 5000).unwrap();
@@ -58,7 +58,7 @@ fn who_sets_nothing_gets_room_for_long_rings() {
 }
 
 #[test]
-fn a_change_is_one_only_while_it_differs() {
+fn a_knob_set_back_is_unchanged() {
     let mut knobs = Knobs::default().with_options(&[("buf_num", Some(5000))], Some(Admode::Native)).unwrap();
     assert!(!knobs.changed());
     knobs.set_checked("buf_num", 6000).unwrap();
@@ -75,7 +75,7 @@ fn a_change_is_one_only_while_it_differs() {
 }
 
 #[test]
-fn a_file_says_what_is_wrong_and_where() {
+fn errors_in_a_file_are_reported_with_their_line() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("unetmapd.toml");
     let load = |text: &str| {

@@ -52,7 +52,7 @@ pub(super) fn create_region(
     daemon.registry.regions.create_alone(scope, "extmem", sizes)
 }
 
-/// Returns what a program is told of a region's pools.
+/// Returns the offsets and sizes of a region's pools, as programs get them.
 pub(super) fn pools(daemon: &Daemon, region: RegionKey) -> Option<NmreqPoolsInfo> {
     let record = daemon.registry.regions.get(region)?;
     let geometry = record.region.geometry();
@@ -76,22 +76,23 @@ mod tests {
 
     #[test]
     fn as_many_buffers_as_fit() {
-        let wish = NmreqPoolsInfo { nr_buf_pool_objtotal: 1000, nr_buf_pool_objsize: 4096, ..Default::default() };
+        let requested = NmreqPoolsInfo { nr_buf_pool_objtotal: 1000, nr_buf_pool_objsize: 4096, ..Default::default() };
         for memsize in [1u64 << 20, (1 << 20) + 4095, 3 << 20, 1 << 40, u64::MAX] {
-            let sizes = sizes(&NmreqPoolsInfo { nr_memsize: memsize, ..wish }).unwrap();
+            let sizes = sizes(&NmreqPoolsInfo { nr_memsize: memsize, ..requested }).unwrap();
             let bytes = Geometry::new(sizes.ifs, sizes.rings, sizes.bufs).unwrap().bytes();
             assert!(bytes <= memsize && sizes.bufs.0 <= 1000 && sizes.bufs.1 == 4096);
             assert!(sizes.bufs.0 == 1000 || bytes + 4096 > memsize & !4095);
         }
-        let errno =
-            |memsize, wish: NmreqPoolsInfo| sizes(&NmreqPoolsInfo { nr_memsize: memsize, ..wish }).unwrap_err().errno;
-        assert_eq!(errno(0, wish), EINVAL);
-        assert_eq!(errno(1, wish), ENOMEM);
-        assert_eq!(errno(88 << 10, wish), ENOMEM);
-        assert_eq!(errno(1 << 30, NmreqPoolsInfo { nr_buf_pool_objtotal: 1, ..wish }), EINVAL);
-        assert_eq!(errno(1 << 30, NmreqPoolsInfo { nr_ring_pool_objsize: 100, ..wish }), EINVAL);
-        assert_eq!(errno(1 << 30, NmreqPoolsInfo { nr_if_pool_objtotal: u32::MAX, ..wish }), EINVAL);
+        let errno = |memsize, requested: NmreqPoolsInfo| {
+            sizes(&NmreqPoolsInfo { nr_memsize: memsize, ..requested }).unwrap_err().errno
+        };
+        assert_eq!(errno(0, requested), EINVAL);
+        assert_eq!(errno(1, requested), ENOMEM);
+        assert_eq!(errno(88 << 10, requested), ENOMEM);
+        assert_eq!(errno(1 << 30, NmreqPoolsInfo { nr_buf_pool_objtotal: 1, ..requested }), EINVAL);
+        assert_eq!(errno(1 << 30, NmreqPoolsInfo { nr_ring_pool_objsize: 100, ..requested }), EINVAL);
+        assert_eq!(errno(1 << 30, NmreqPoolsInfo { nr_if_pool_objtotal: u32::MAX, ..requested }), EINVAL);
         // More buffers than a region can have.
-        assert_eq!(errno(u64::MAX, NmreqPoolsInfo { nr_buf_pool_objtotal: u32::MAX, ..wish }), EINVAL);
+        assert_eq!(errno(u64::MAX, NmreqPoolsInfo { nr_buf_pool_objtotal: u32::MAX, ..requested }), EINVAL);
     }
 }

@@ -34,9 +34,9 @@ impl Daemon {
         let mut fds = vec![record.fd.as_fd(), endpoint.state_page_fd.as_fd(), description.page];
         let mut rings = Vec::new();
         for ring in endpoint.bound(&session.binding) {
-            let mut told = describe_ring(ring);
-            let other_side = port.describe_ring(self, session.endpoint, ring, &mut told)?;
-            rings.push(told);
+            let mut bound_ring = describe_ring(ring);
+            let other_side = port.describe_ring(self, session.endpoint, ring, &mut bound_ring)?;
+            rings.push(bound_ring);
             fds.extend([ring.doorbell.as_fd(), other_side]);
         }
         let head = BindingHead {
@@ -61,7 +61,7 @@ impl Daemon {
     }
 }
 
-/// Returns what a client is told of a ring on all kinds of ports. [`Port::describe_ring`] completes it.
+/// Returns the description of a ring, as far as it is the same for all kinds of ports. [`Port::describe_ring`] completes it.
 fn describe_ring(ring: &PortRing) -> BoundRing {
     let shape = ring.view.shape();
     BoundRing {

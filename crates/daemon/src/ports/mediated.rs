@@ -183,11 +183,11 @@ impl Port for Mediated {
         daemon: &Daemon,
         index: usize,
         _ring: &'a PortRing,
-        told: &mut BoundRing,
+        bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal> {
         let nic = daemon.registry.get::<Nic>(&PortKey::Nic(self.nic));
-        told.features = nic.filter(|_| index == 0).map_or(0, Nic::forwarding);
-        Ok(self.inner.describe_ring(index, told))
+        bound_ring.features = nic.filter(|_| index == 0).map_or(0, Nic::forwarding);
+        Ok(self.inner.describe_ring(index, bound_ring))
     }
 
     fn unbind(&mut self, index: usize, binding: &Binding) {

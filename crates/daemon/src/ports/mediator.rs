@@ -47,7 +47,7 @@ pub(crate) struct MediatorThread {
     thread: JoinHandle<()>,
 }
 
-/// What the main thread tells a mediator thread.
+/// Orders of the main thread to a mediator thread.
 #[derive(Default)]
 struct Control {
     /// The thread ends. Closing the connections wakes it.

@@ -3,7 +3,7 @@
 //! ```text
 //! find_or_create   REGISTER names a port: it is found, or created in a region
 //! prepare, bind    a session opens it and binds rings
-//! describe         the client is told where the rings are, and how their slots move
+//! describe         the client gets the positions of the rings, and how their slots move
 //! unbind           the session is closed
 //! release          no session has it open: it leaves the registry, and its rings and buffers are freed
 //! ```
@@ -82,7 +82,7 @@ impl From<PortKey> for EndpointKey {
     }
 }
 
-/// What a client is told of a port as a whole.
+/// The part of the answer to REGISTER that concerns the port as a whole.
 pub(crate) struct Description<'a> {
     /// The third page: the channels, or of an interface the page of transmitted frames.
     pub(crate) page: BorrowedFd<'a>,
@@ -150,14 +150,14 @@ pub(crate) trait Port: PortRecord + Any {
 
     fn describe(&self, index: usize) -> Description<'_>;
 
-    /// Completes what a client is told of a ring. Returns the descriptor through which the client reaches the other side:
+    /// Completes the description of a ring for a client. Returns the descriptor through which the client reaches the other side:
     /// the peer's doorbell, or the interface's socket.
     fn describe_ring<'a>(
         &'a self,
         daemon: &Daemon,
         index: usize,
         ring: &'a PortRing,
-        told: &mut BoundRing,
+        bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal>;
 
     /// Unbinds the rings of a session.

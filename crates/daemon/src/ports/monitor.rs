@@ -112,7 +112,7 @@ impl Monitor {
         self.watched == *watched && !self.watched_ended && !self.closed
     }
 
-    /// Returns what the programs or threads that sync the watched rings are told, as far as they have them bound.
+    /// Returns what the programs or threads that sync the watched rings are bound_ring, as far as they have them bound.
     fn describe_mirror(&self, bound: Option<&Binding>) -> Result<(MonitorReply, Vec<OwnedFd>), Refusal> {
         let included = |ring: &WatchedRing| bound.is_none_or(|bound| ring.of(&bound.tx, &bound.rx).contains(&ring.id));
         let mut rings = Vec::new();
@@ -293,7 +293,7 @@ fn find_open_interface(daemon: &mut Daemon, name: &str, caller: &Caller) -> Resu
     if is_own { Ok(PortKey::Nic(nic.key)) } else { nic::in_use(nic) }
 }
 
-/// Tells the programs and threads that sync the watched rings that the list of monitors has changed.
+/// Notifies the programs and threads that sync the watched rings that the list of monitors has changed.
 pub(super) fn notify_watched(daemon: &Daemon, id: u64) {
     let Some(monitor) = daemon.registry.get::<Monitor>(&PortKey::Monitor(id)) else { return };
     let watched = &monitor.watched;
@@ -345,7 +345,7 @@ pub(super) fn release_closed(daemon: &mut Daemon) {
     keys.iter().for_each(|key| daemon.release_if_unused(key));
 }
 
-/// Returns what a program is told of the next monitor of its port; `None` after the last.
+/// Returns the next monitor of a program's port; `None` after the last.
 pub(crate) fn next_monitor(
     daemon: &Daemon,
     request: &NextMonitorRequest,
@@ -484,20 +484,20 @@ impl Port for Monitor {
         _daemon: &Daemon,
         _index: usize,
         ring: &'a PortRing,
-        told: &mut BoundRing,
+        bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal> {
-        told.backend = BackendKind::Monitor as u32;
-        told.features = if self.is_zero_copy() { ZERO_COPY } else { 0 };
-        if told.dir == 0 {
+        bound_ring.backend = BackendKind::Monitor as u32;
+        bound_ring.features = if self.is_zero_copy() { ZERO_COPY } else { 0 };
+        if bound_ring.dir == 0 {
             return Ok(ring.doorbell.as_fd());
         }
         let mirror_ring = |transmit| {
-            let channel = self.channel_of(WatchedRing { transmit, id: usize::from(told.id) })?;
+            let channel = self.channel_of(WatchedRing { transmit, id: usize::from(bound_ring.id) })?;
             Some((self.mirror.tx[channel].view.shape().offset, channel as u32))
         };
         let (sent, received) = (mirror_ring(true).unwrap_or_default(), mirror_ring(false).unwrap_or_default());
-        (told.peer_offset, told.channel) = sent;
-        (told.second_offset, told.second_channel) = received;
+        (bound_ring.peer_offset, bound_ring.channel) = sent;
+        (bound_ring.second_offset, bound_ring.second_channel) = received;
         Ok(self.mirror_fd())
     }
 

@@ -73,9 +73,9 @@ impl Port for NullPort {
         _daemon: &Daemon,
         _index: usize,
         ring: &'a PortRing,
-        told: &mut BoundRing,
+        bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal> {
-        told.backend = BackendKind::Null as u32;
+        bound_ring.backend = BackendKind::Null as u32;
         Ok(ring.doorbell.as_fd())
     }
 

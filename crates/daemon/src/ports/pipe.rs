@@ -148,11 +148,11 @@ impl PipeRings {
         Description { page, page_bytes, mirror_pools: Default::default() }
     }
 
-    /// Completes what a client is told of a ring, and returns the doorbell of the other side.
-    pub(super) fn describe_ring(&self, index: usize, told: &mut BoundRing) -> BorrowedFd<'_> {
+    /// Completes the description of a ring for a client, and returns the doorbell of the other side.
+    pub(super) fn describe_ring(&self, index: usize, bound_ring: &mut BoundRing) -> BorrowedFd<'_> {
         let peer = &self.endpoints[1 - index];
-        let peer_ring = &(if told.dir == 0 { &peer.rx } else { &peer.tx })[usize::from(told.id)];
-        (told.backend, told.peer_offset) = (BackendKind::Pipe as u32, peer_ring.view.shape().offset);
+        let peer_ring = &(if bound_ring.dir == 0 { &peer.rx } else { &peer.tx })[usize::from(bound_ring.id)];
+        (bound_ring.backend, bound_ring.peer_offset) = (BackendKind::Pipe as u32, peer_ring.view.shape().offset);
         peer_ring.doorbell.as_fd()
     }
 
@@ -199,9 +199,9 @@ impl Port for Pipe {
         _daemon: &Daemon,
         index: usize,
         _ring: &'a PortRing,
-        told: &mut BoundRing,
+        bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal> {
-        Ok(self.inner.describe_ring(index, told))
+        Ok(self.inner.describe_ring(index, bound_ring))
     }
 
     fn unbind(&mut self, index: usize, binding: &Binding) {

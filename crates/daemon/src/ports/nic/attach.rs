@@ -35,7 +35,7 @@ impl Nic {
         let attach = |mode| self.netns.run(|| Xdp::attach(index, queues, mode)).and_then(|attached| attached);
         let taken = |e: &io::Error| matches!(e.raw_os_error(), Some(libc_errno::EBUSY | libc_errno::EEXIST));
         // Some drivers run XDP programs but cannot redirect frames to sockets.
-        let features = self.netns.run(|| link::xdp_features(index)).and_then(|asked| asked);
+        let features = self.netns.run(|| link::xdp_features(index)).and_then(|read| read);
         let cannot_redirect = features.is_ok_and(|known| known.is_some_and(|f| f.basic && !f.redirect));
         let first = match self.admode {
             Admode::Best if cannot_redirect => Mode::Generic,

@@ -113,7 +113,7 @@ impl InterfaceSettings {
             Some(ENXIO) => refuse(ENXIO, "the interface has gone"),
             Some(EPERM) => refuse(
                 EPERM,
-                "the daemon may not receive the changes of network namespaces, which such a setting needs: give it \
+                "the daemon may not receive changes in network namespaces, which such a setting needs: give it \
                  CAP_NET_BROADCAST and CAP_NET_ADMIN",
             ),
             _ => refuse(ENXIO, format!("changes of its namespace cannot be watched: {e}")),

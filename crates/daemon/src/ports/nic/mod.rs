@@ -415,15 +415,15 @@ impl Port for Nic {
         _daemon: &Daemon,
         _index: usize,
         ring: &'a PortRing,
-        told: &mut BoundRing,
+        bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal> {
         let Some(socket) = self.socket(ring.pair) else { return refuse(ENXIO, "the interface has gone") };
-        told.backend = BackendKind::Nic as u32;
-        told.channel = self.first_sent(told.id) as u32;
+        bound_ring.backend = BackendKind::Nic as u32;
+        bound_ring.channel = self.first_sent(bound_ring.id) as u32;
         // What the daemon itself releases is forwarded only if the program beyond it requests that.
         let forwarding = if self.scope.uid == DAEMON_UID { 0 } else { self.forwarding() };
-        told.features = self.features(ring.pair) | forwarding;
-        told.headroom = self.headroom(ring.pair);
+        bound_ring.features = self.features(ring.pair) | forwarding;
+        bound_ring.headroom = self.headroom(ring.pair);
         Ok(socket)
     }
 

@@ -38,7 +38,7 @@ pub(crate) struct NicState {
     pub(crate) watches: BTreeMap<u64, NamespaceWatch>,
     /// Filters and busy polling.
     pub(crate) settings: InterfaceSettings,
-    /// When the kernel's programs were last told that the daemon runs.
+    /// When the kernel's programs were last notified that the daemon runs.
     last_keepalive: Option<Instant>,
 }
 
@@ -270,7 +270,7 @@ pub(crate) fn links_changed(daemon: &mut Daemon, netns: u64) {
     }
 }
 
-/// Tells the kernel's programs that the daemon runs, if the interval has passed. Returns the time until the next call is due;
+/// Notifies the kernel's programs that the daemon runs, if the interval has passed. Returns the time until the next call is due;
 /// `None`: no interface is open.
 pub(crate) fn keep_alive(daemon: &mut Daemon) -> Option<Duration> {
     let state = &mut daemon.nics;

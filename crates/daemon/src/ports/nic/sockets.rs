@@ -123,7 +123,7 @@ impl Nic {
             Some(libc_errno::EBUSY) => refuse(
                 EAGAIN,
                 format!(
-                    "another AF_XDP socket is bound to queue {queue}, perhaps one of a program that still has an old port open"
+                    "queue {queue} is held by another AF_XDP socket, perhaps of a program that still has an old port open"
                 ),
             ),
             Some(libc_errno::ENOBUFS) => refuse(

@@ -413,9 +413,9 @@ impl Port for ValePort {
         _daemon: &Daemon,
         _index: usize,
         _ring: &'a PortRing,
-        told: &mut BoundRing,
+        bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal> {
-        told.backend = BackendKind::Vale as u32;
+        bound_ring.backend = BackendKind::Vale as u32;
         Ok(self.doorbell.as_fd())
     }
 
