@@ -31,6 +31,7 @@ mod consumer;
 mod futex_wait;
 mod producer;
 mod receiver;
+mod wakeup;
 mod words;
 
 pub use consumer::{Consumer, ProdWord};

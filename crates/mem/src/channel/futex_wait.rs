@@ -5,28 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use unetmap_sys::clock::spin_hint;
 use unetmap_sys::futex;
 
-use super::words::{WAITS_ON_DOORBELL, WAITS_ON_FUTEX, take_wakeup};
+use super::wakeup::{WAITS_ON_DOORBELL, WAITS_ON_FUTEX, take_wakeup};
 use super::{ChannelWords, SharedRef};
 use crate::tuning::STORE_PROPAGATION_SPINS;
-
-/// Waits on `word`, if no other thread waits there and `idle` still holds.
-#[cold]
-pub(super) fn futex_wait(word: &AtomicU32, same_cpu: bool, idle: impl FnOnce() -> bool) {
-    // SeqCst: the request is set before `idle` loads the position.
-    if word.compare_exchange(0, WAITS_ON_FUTEX, Ordering::SeqCst, Ordering::Relaxed).is_err() {
-        return;
-    }
-    if !same_cpu {
-        // A store of the peer that was in progress becomes visible meanwhile.
-        (0..STORE_PROPAGATION_SPINS).for_each(|_| spin_hint());
-    }
-    if idle() {
-        futex::wait(word, WAITS_ON_FUTEX);
-    }
-    // Withdraws the request. The side that woke this thread, or another thread that sleeps since, has changed the word.
-    // Relaxed: nothing else is handed over by it.
-    let _ = word.compare_exchange(WAITS_ON_FUTEX, 0, Ordering::Relaxed, Ordering::Relaxed);
-}
 
 /// One side of a channel that waits, on its futex or its doorbell, and is to be woken later.
 pub struct Waiter {

@@ -8,8 +8,9 @@ use crate::pos::{Pos, Slots, Span};
 use crate::prefetch;
 use crate::slot::SlotValue;
 
+use super::wakeup::{WAITS_ON_DOORBELL, take_wakeup};
 #[cfg(not(loom))]
-use super::futex_wait::futex_wait;
+use super::wakeup::{WAITS_ON_FUTEX, futex_wait};
 
 /// A word alone on its pair of cache lines (the adjacent-line prefetcher moves pairs).
 #[repr(C, align(128))]
@@ -41,12 +42,6 @@ struct ConsumerLine {
 
 /// In place of a CPU number: the side sleeps and may wake up on any CPU.
 const ANY_CPU: u32 = u32::MAX;
-
-/// Value of a wake-up request word: the side sleeps until its doorbell is notified.
-pub(super) const WAITS_ON_DOORBELL: u32 = 1;
-/// Value of a wake-up request word: the side is in a futex wait on this word.
-#[cfg(not(loom))]
-pub(super) const WAITS_ON_FUTEX: u32 = 2;
 
 /// Not a position of any ring.
 const NO_INLINE_SLOT: u32 = u32::MAX;
@@ -372,25 +367,4 @@ impl ChannelWords {
 /// The fence that [`ChannelWords::consumer_request_wakeup_unfenced`] leaves out.
 pub fn fence_before_sleep() {
     fence_sleeper();
-}
-
-/// Takes the request in `word`, wakes a futex waiter; `true` if a doorbell must be notified.
-#[inline(always)]
-pub(super) fn take_wakeup(word: &AtomicU32) -> bool {
-    // Relaxed: the caller's fence orders this load behind its store of the position.
-    word.load(Ordering::Relaxed) != 0 && take_request(word)
-}
-
-#[cold]
-fn take_request(word: &AtomicU32) -> bool {
-    // AcqRel: of several takers one gets the request; the waiter's next request comes after it.
-    match word.swap(0, Ordering::AcqRel) {
-        0 => false,
-        #[cfg(not(loom))]
-        WAITS_ON_FUTEX => {
-            unetmap_sys::futex::wake_one(word);
-            false
-        }
-        _ => true,
-    }
 }
