@@ -84,6 +84,8 @@ pub struct LoopOptions {
     pub direct: Interest,
 }
 
+/// For the C libraries.
+#[doc(hidden)]
 impl Port {
     /// Returns the number of rings that the port has bound.
     pub fn bound_rings(&self) -> usize {

@@ -194,6 +194,8 @@ impl Drop for ConnectionLock<'_> {
     }
 }
 
+/// For the C libraries and the daemon.
+#[doc(hidden)]
 impl Port {
     /// Handles a wake-up after one of [`Port::wait_fds`] became readable: clears the doorbells, polls, and wakes other users
     /// of a ready ring. If nothing is ready, [`Port::arm`] must be called before the next wait.
