@@ -137,7 +137,7 @@ fn programs_that_cannot_load_the_library_are_reported() {
         assert_eq!(said_of(&compile(home, "hooks", &[])), "");
         for how in ["-static", "-static-pie"] {
             let said = said_of(&compile(home, "hooks", &[how]));
-            assert!(said.contains("linked statically") && said.contains("`unetmap node on`"), "{how}: {said}");
+            assert!(said.contains("statically linked") && said.contains("`unetmap node on`"), "{how}: {said}");
         }
         let setuid = compile(home, "hooks", &[]);
         if chown(&setuid, Some(NOBODY), None).is_err() {

@@ -1,4 +1,4 @@
-//! Host rings whose program or daemon dies, or is stopped: the host has its traffic again, and nothing is left behind.
+//! Host rings whose program or daemon is killed or stopped: the host's traffic resumes, and nothing is left behind.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -15,13 +15,13 @@ const SOON: Duration = Duration::from_secs(1);
 /// The same after the daemon was stopped: what is promised, and some for a machine that is busy.
 const STOPPED: Duration = Duration::from_secs(4);
 
-/// A ping that goes on; its output is not looked at.
+/// A continuous ping; its output is discarded.
 fn traffic(net: &Net) -> Guard {
     let mut command = net.far.command("ping");
     Guard::spawn(command.args(["-n", "-q", "-i", "0.002", V4[0]]).stdout(Stdio::null()).stderr(Stdio::null()))
 }
 
-/// Asks each 10 ms until there is an answer.
+/// Pings every 10 ms until one is answered.
 fn answered(net: &Net) -> bool {
     net.near.tool("ping", &["-n", "-q", "-c", "1", "-i", "0.01", "-w", "3", V4[1]]).is_ok()
 }
@@ -74,7 +74,7 @@ fn fifty_crashes_of_program_and_daemon_generic() {
     isolated(|home| fifty_kills(home, ATTACHMENTS[2]));
 }
 
-/// A client that lives on when its daemon is killed holds the companion; the next daemon is not troubled by it.
+/// A client that survives its daemon holds the companion interface; the next daemon works in spite of that.
 #[test]
 fn a_new_daemon_replaces_a_companion_held_by_an_old_client() {
     isolated(|home| {

@@ -53,7 +53,7 @@ fn buffers_add_up(home: &Home) {
     }
 }
 
-/// Every other frame from the wire goes on to the stack, whether the port has host rings or not.
+/// Every second frame from the wire is forwarded to the stack, whether the port has host rings or not.
 fn from_the_wire(home: &Home, policy: &str, spec: &str) {
     let Some(net) = Net::new(home, policy, QUIET) else { return };
     let port = net.open(spec);
@@ -162,7 +162,7 @@ fn host_packets_are_forwarded_to_the_wire_from_a_port_with_all_rings() {
             assert_same(&got, &sent);
             drop(port);
             until("it is closed", || home.snapshot().regions.is_empty());
-            // Who lacks one of the interface's transmit rings forwards nothing, and nothing is lost by that.
+            // A port without all of the interface's transmit rings forwards nothing, and no packet is lost.
             let port = net.open("netmap:va^");
             stack.send_all(&sent);
             let mut seen = 0;
@@ -277,7 +277,7 @@ fn a_mediated_bridge_is_transparent() {
     });
 }
 
-/// With the knob a program that only looks cuts the host off from nobody.
+/// With the knob set, a program that only reads packets does not disconnect the host.
 #[test]
 fn the_fwd_knob_forwards_for_programs_that_do_not_request_it() {
     isolated(|home| {

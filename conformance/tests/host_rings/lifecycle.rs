@@ -26,7 +26,7 @@ fn byte_at(place: u64) -> u8 {
     (place ^ place >> 8 ^ place >> 16) as u8
 }
 
-/// A stream from the far to the near stack, which goes on until `stop`; `arrived` counts its bytes, each of which is checked.
+/// A TCP stream from the far to the near stack until `stop` is set; `arrived` counts its bytes, each of which is checked.
 fn endless(net: &Net, stop: &AtomicBool, arrived: &AtomicU64) -> std::io::Result<()> {
     let listener = net.near.run(|| TcpListener::bind((V4[0], 0))).map_err(std::io::Error::other)??;
     let at = listener.local_addr()?;
@@ -117,7 +117,7 @@ fn coalesced_datagrams_are_split() {
     });
 }
 
-/// What the owner of an interface does to it, with a program between it and the wire.
+/// An administrator changes an interface while a program is between it and the wire.
 #[test]
 fn the_administrator_can_manage_the_interface_as_before() {
     isolated(|home| {

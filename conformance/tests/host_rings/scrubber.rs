@@ -23,7 +23,7 @@ fn start(net: &Net, threads: u32, rate: u32) -> Guard {
     scrubber
 }
 
-/// What it said at its end.
+/// Its final output.
 #[track_caller]
 fn end(mut scrubber: Guard) -> String {
     scrubber.signal(Signal::INT);
@@ -33,7 +33,7 @@ fn end(mut scrubber: Guard) -> String {
     text
 }
 
-/// The number behind `what`.
+/// The number after `what`.
 #[track_caller]
 fn told(text: &str, what: &str) -> u64 {
     let after = text.split(what).nth(1).unwrap_or_else(|| panic!("no `{what}` in {text}"));
@@ -73,7 +73,7 @@ fn cleans(home: &Home, which: usize) {
     let text = end(scrubber);
     assert!(["malformed", "bogon", "rate"].iter().all(|filter| told(&text, filter) == 0), "{text}");
     let scrubber = start(&net, attachment.queues, 100);
-    // What the host's service gets, in spite of what comes besides.
+    // The host's service keeps working during the attack.
     let service = net.near.run(|| UdpSocket::bind("10.9.0.1:7")).expect("a namespace").expect("a socket");
     service.set_read_timeout(Some(Duration::from_millis(300))).expect("a time");
     let addresses = [net.near.mac("va"), net.far.mac("vb")].map(|mac| mac.expect("an interface"));
@@ -87,7 +87,7 @@ fn cleans(home: &Home, which: usize) {
         tap.send(&frame(addresses, [198, 51, b, c], 6));
         tap.send(&frame(addresses, [10, 9, 0, 77], 17));
         if i % 50 == 0 {
-            // A wire does not wait: what comes too fast for this machine would attack nobody.
+            // A veth pair has no flow control: packets sent too fast for this machine would be dropped before the scrubber.
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -12,7 +12,7 @@ use conformance::{Home, isolated, until};
 use rustix::process::Signal;
 use unetmap::{Interest, Port};
 
-/// Datagrams from the near stack to the far one, whose address is known without asking; each has a flow of its own.
+/// Datagrams from the near stack to the far one, with a static ARP entry; each has a flow of its own.
 #[track_caller]
 fn send_flows(net: &Net, flows: u16, each: u32) {
     let far = net.far.mac("vb").expect("a MAC").map(|byte| format!("{byte:02x}")).join(":");
@@ -227,7 +227,7 @@ fn unsupported_host_ring_requests_are_refused() {
             let refused = Port::options().mode(mode).open("netmap:p{1").err().expect("a pipe has no host rings");
             assert!(refused.errno() == 22 && refused.to_string().contains("no host rings"), "{refused}");
         }
-        // The first who opens it says how many there are; more than there can be are cut.
+        // The first open chooses the number of host rings; a number above the maximum is reduced.
         let one = net.open("netmap:va");
         assert_eq!(net.open("netmap:va^@conf:host-rings=4").register().nr_host_tx_rings, 1);
         drop(one);
@@ -254,7 +254,7 @@ fn opening_the_default_route_interface_needs_confirmation() {
                 assert!(errno == 1 && why.contains("netmap:va*") && why.contains("UNETMAP_FORCE=1"), "{spec}: {why}");
                 until_clean(&net);
             }
-            // What leaves the host its part is opened, and so is what only asks.
+            // Ports that leave the host its traffic can be opened, and requests without an open are allowed.
             for spec in ["netmap:va*", "netmap:va/T", "netmap:va^"] {
                 drop(net.open(spec));
             }
@@ -263,7 +263,7 @@ fn opening_the_default_route_interface_needs_confirmation() {
             let mut program = bridge(&net, home, 1);
             until_it_works("a bridge", &net);
             program.kill();
-            // Who insists.
+            // With UNETMAP_FORCE.
             let mut insists = net.command(conformance::program("pkt-gen"));
             let mut insists = conformance::home::Guard::spawn(
                 insists.args(["-i", "netmap:va", "-f", "rx", "-w", "0"]).env("UNETMAP_FORCE", "1"),
@@ -303,7 +303,7 @@ fn removing_the_companion_ends_only_the_host_rings() {
         });
         drop((nic, host));
         until_clean(&net);
-        // What lies in the way of a new one goes.
+        // An obstacle to a new companion is removed.
         net.near.ip(&["link", "add", &name, "type", "veth", "peer", "name", "other"]).expect("a cable");
         let mut program = bridge(&net, home, 1);
         until_it_works("a bridge", &net);
@@ -322,7 +322,7 @@ fn companion(net: &Net) -> String {
     names.find(|name| name.starts_with("nmh")).unwrap_or_else(|| panic!("no companion: {links}"))
 }
 
-/// The stack as its owner knows it: what a filter leaves to the host is answered.
+/// The host stack answers the frames that a filter leaves to it.
 #[test]
 fn the_host_answers_frames_that_a_filter_leaves_to_it() {
     isolated(|home| {

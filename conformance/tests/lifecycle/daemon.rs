@@ -132,7 +132,7 @@ fn a_stale_socket_is_replaced_and_another_file_is_not() {
         home.end_daemon();
         fs::write(home.socket(), "precious").expect("a file");
         let why = Port::open("netmap:p{1").map(|_| ()).expect_err("there is no room for a socket").to_string();
-        assert!(why.contains("no socket"), "{why}");
+        assert!(why.contains("not a socket"), "{why}");
         let output = Command::new(program("unetmapd"))
             .args(["--foreground", "--socket"])
             .arg(home.socket())

@@ -64,7 +64,7 @@ fn knobs_are_listed_set_and_validated() {
         assert_eq!((value("fwd"), value("buf_size")), (1, 2048));
         assert_eq!(
             said(&["set", "priv_buf_size", "0x1000"]),
-            "priv_buf_size: 4096, for regions that are made from now on\n"
+            "priv_buf_size: 4096, for regions that are created from now on\n"
         );
         let kept = said(&["set", "generic_mit", "5"]);
         assert!(kept.starts_with("generic_mit: 5, without effect here: "), "{kept}");

@@ -63,7 +63,7 @@ fn polled(home: &Home, policy: &str) {
     done(ns, &["va", "busy-poll", "off"]);
     assert_eq!((told(ns)["busy_poll"].clone(), of_queues(ns)), (Value::Null, vec![50.into(), 50.into()]));
     let text = done(ns, &["va"]);
-    assert!(text.contains("busy polling: off for ports opened from now on; queues that have it still: 2\n"), "{text}");
+    assert!(text.contains("busy polling: off for ports opened from now on; queues that still use it: 2\n"), "{text}");
     assert_works(&port, &tap, 1000);
     drop(port);
     closed();

@@ -41,11 +41,11 @@ fn unsupported_queue_settings_are_refused_with_an_alternative() {
         }
         for (args, part) in [
             (&["va", "rss", "sideways"][..], "symmetric, equal N, queues LIST, or key BYTES"),
-            (&["va", "rss", "equal", "0"], "`0` is no number of queues"),
+            (&["va", "rss", "equal", "0"], "`0` is not a number of queues"),
             (&["va", "steer", "udp dst port 53", "1"], "its queues are 0 to 0"),
             (&["va", "steer", "udp port 53", "0"], "`port` needs `src` or `dst`"),
             (&["va", "steer", "udp dst port 53"], "(the rule as one word)"),
-            (&["va", "steer", "off", "x"], "`x` is no place of a rule"),
+            (&["va", "steer", "off", "x"], "`x` is not the place of a rule"),
             (&["nowhere0", "rss"], "no such interface"),
             (&["nowhere0", "steer"], "no such interface"),
         ] {

@@ -364,7 +364,7 @@ fn node_on_and_off_leave_other_mounts_untouched() {
         drop(peer);
         // An existing file at the path is not removed.
         let (on, said) = run(&["on", &theirs_]);
-        assert!(!on && said.contains("is not ours"), "{said}");
+        assert!(!on && said.contains("is not the daemon's"), "{said}");
         assert_eq!(fs::read_to_string(&theirs).expect("it is there"), "precious");
         assert!(!mount.exists());
         fs::create_dir(&mount).expect("our folder");

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 const ROW: &str = "UNETMAP_MATRIX_ROW";
 /// Before each cell's result in that process's output.
 const CELL: &str = "cell: ";
-/// Slots that all the traffic takes at least: else it went another way.
+/// Minimum number of slots that all the traffic needs: with fewer it took another path.
 const LEAST_MOVED: u64 = 10_000;
 
 /// The names of the rows.

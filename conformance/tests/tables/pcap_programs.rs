@@ -213,7 +213,7 @@ fn arping(place: &Place<'_>) {
     assert!(out.contains("2 packets transmitted, 2 packets received,   0% unanswered"), "{out}");
 }
 
-/// What a user of scapy writes: receives three packets and sends them back, payload first.
+/// A typical scapy script: receives three packets and sends their payloads back.
 const SCAPY: &str = "
 import sys
 from scapy.all import conf, sniff, sendp, Ether, UDP, Raw

@@ -4,7 +4,7 @@
 //! native    linked with libunetmap
 //! preload   linked with nothing, run by `unetmap run`
 //! node      linked statically with nothing, on a /dev/netmap that the daemon serves
-//! mediated  as preload, by a daemon that lets nobody have interfaces to himself
+//! mediated  as preload, with a daemon whose policy grants mediated access only
 //! ```
 //! Mediated differs from preload only with interfaces; rules that open none are not checked a second time there.
 //!
@@ -24,14 +24,14 @@ use conformance::net::{CABLE, DIRECT, MEDIATED, Net};
 use conformance::{Home, Node, program};
 use lab::VethOptions;
 
-/// How long a program may take for all its rules.
+/// Maximum duration of a program with all its rules.
 const LIMIT: Duration = Duration::from_secs(400);
-/// What programs of rules share, in the same folder.
+/// Sources that all programs share, in the same folder.
 const COMMON: [&str; 3] = ["rules.c", "port.c", "wire.c"];
 /// libnetmap.h for programs that are linked with nothing of ours.
 const LIBNETMAP: [&str; 3] = ["nmctx.c", "nmport.c", "nmreq.c"];
 
-/// What a program said of a rule, or what is said in its place.
+/// The result of a rule with one access method.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Cell {
     Ok,
@@ -63,7 +63,7 @@ impl Door {
     }
 }
 
-/// A rule, as its program lists it, and what became of it.
+/// A rule, as its program lists it, and its results.
 struct Row {
     id: String,
     cells: [Cell; 4],
@@ -84,16 +84,16 @@ fn programs(filters: &[String]) -> Vec<String> {
     names
 }
 
-/// What programs for a door are compiled with.
+/// The compiler settings for one access method.
 struct Shop {
     door: Door,
     folder: PathBuf,
-    /// What they share, compiled.
+    /// The compiled shared sources.
     common: Vec<PathBuf>,
 }
 
 impl Shop {
-    /// Compiles what the programs share. On the node they find the device at [`device`].
+    /// Compiles the shared sources. Programs for the node find the device at [`device`].
     fn open(folder: &Path, door: Door) -> Result<Shop, String> {
         let mut shop = Shop { door, folder: folder.join(door.name()), common: Vec::new() };
         fs::create_dir(&shop.folder).map_err(|e| format!("{}: {e}", shop.folder.display()))?;
@@ -107,7 +107,7 @@ impl Shop {
         Ok(shop)
     }
 
-    /// Runs the compiler with what is the same for all.
+    /// Runs the compiler with the common options.
     fn cc(&self, what: &str, more: impl FnOnce(&mut Command) -> &mut Command) -> Result<(), String> {
         let mut cc = Command::new("cc");
         cc.args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wno-override-init", "-Werror", "-pthread", "-I"]);
@@ -153,7 +153,7 @@ fn cable(home: &Home, door: Door) -> Option<Net> {
     Some(net)
 }
 
-/// Runs a program through a door; what it printed, by rule.
+/// Runs a program with an access method; returns its results by rule.
 fn run_program(shop: &Shop, name: &str, path: &Path, ids: &[String]) -> Result<BTreeMap<String, Cell>, String> {
     let door = shop.door;
     let all = |cell: Cell| Ok(ids.iter().map(|id| (id.clone(), cell.clone())).collect());
@@ -216,7 +216,7 @@ fn run_program(shop: &Shop, name: &str, path: &Path, ids: &[String]) -> Result<B
     }
 }
 
-/// The manual, which says of each rule that a door cannot keep why.
+/// The manual page, which states for each rule that an access method cannot keep why.
 fn manual() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../man/unetmap-conformance.7");
     let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -240,7 +240,7 @@ fn parse(line: &str) -> Option<(String, Cell)> {
 fn rows(shops: &[Shop], name: &str) -> Result<Vec<Row>, String> {
     let source = rules().join(format!("{name}.c"));
     let made = shops.iter().map(|shop| shop.make(name, &source)).collect::<Result<Vec<_>, _>>()?;
-    // Linked statically, it needs nothing to say what it will check.
+    // The statically linked program can list its rules without a daemon.
     let list = DOORS.iter().position(|door| *door == Door::Node).and_then(|at| made.get(at)).ok_or("no such door")?;
     let output = Command::new(list).arg("--list").output().map_err(|e| format!("{}: {e}", list.display()))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -261,7 +261,7 @@ fn rows(shops: &[Shop], name: &str) -> Result<Vec<Row>, String> {
     Ok(ids.into_iter().map(|id| Row { cells: [0, 1, 2, 3].map(|door| cell(door, &id)), id }).collect())
 }
 
-/// Prints the table; the sentences of what failed.
+/// Prints the table; returns the messages of failed rules.
 fn print(rows: &[Row]) -> Vec<String> {
     let mut failures = Vec::new();
     let width = rows.iter().map(|row| row.id.len()).max().unwrap_or(0).max(4);
@@ -305,7 +305,7 @@ RULE("ends-silently", "") { _exit(0); }
 RULE("ends-otherwise", "") { _exit(7); }
 "#;
 
-/// What a rule that does not hold looks like here; what is wrong with that.
+/// Checks that broken rules are reported as failed.
 fn check_the_checker(shop: &Shop) -> Result<(), String> {
     let source = shop.folder.join("broken.c");
     fs::write(&source, BROKEN).map_err(|e| format!("{}: {e}", source.display()))?;

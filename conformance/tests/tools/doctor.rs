@@ -1,4 +1,4 @@
-//! `unetmap doctor`: what it says about an interface is what happens when a port is opened there.
+//! `unetmap doctor`: its report on an interface agrees with the result of opening a port.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -41,7 +41,7 @@ fn opinion(ns: &Ns, name: &str) -> Value {
     report
 }
 
-/// What is in the way of a port, by the doctor's opinion: what it is, and what changes it.
+/// The missing requirements of a port, according to the report: what is missing, and its remedy.
 fn blocking(report: &Value) -> Vec<(String, String)> {
     let nic = report["interfaces"].as_array().into_iter().flatten().flat_map(|nic| nic["checks"].as_array());
     let checks = report["checks"].as_array().into_iter().chain(nic).flatten();
@@ -54,7 +54,7 @@ fn open(ns: &Ns, name: &str) -> Result<Port, Error> {
     ns.run(|| Port::open(&format!("netmap:{name}"))).expect("the namespace is there")
 }
 
-/// How packets of an open port get in and out, as the daemon tells.
+/// The data path of an open port, from the daemon's snapshot.
 #[track_caller]
 fn manner(name: &str) -> String {
     let all = own_snapshot().ports;
@@ -84,7 +84,7 @@ fn agree(ns: &Ns, name: &str) -> Vec<(String, String)> {
     blocking(&report)
 }
 
-/// Does what the doctor says must be done about the one thing that is in the way; then nothing is.
+/// Applies the reported remedy for the only missing requirement, and checks that none is missing then.
 #[track_caller]
 fn cure(ns: &Ns, name: &str, what: &str) {
     let found = agree(ns, name);
@@ -108,7 +108,7 @@ fn the_report_agrees_with_opening_veth_loopback_and_tunnels() {
                 (&"va".into(), &"veth".into(), &1500.into())
             );
             assert_eq!(opinion(ns, "lo")["interfaces"][0]["way"], "generic, copy");
-            // Whose features the kernel tells.
+            // The kernel reports the XDP features of this interface.
             let told = nic["features"].is_object();
             assert!(!told || nic["way"] == "native, copy", "{nic}");
 
@@ -206,7 +206,7 @@ fn a_missing_capability_of_the_daemon_is_reported() {
     });
 }
 
-/// Starts the home's daemon with one capability taken away, and 8 MiB to lock.
+/// Starts the test's daemon without one capability, and with a limit of 8 MiB locked memory.
 fn start_without(home: &Home, ns: &Ns, lacks: &str) -> Guard {
     let mut command = ns.command("prlimit");
     command.args(["--memlock=8388608", "setpriv", "--inh-caps=-all", "--bounding-set", lacks]);

@@ -1,5 +1,4 @@
-//! The programs of this project when their output goes nowhere, or what they are told makes no sense: a sentence and a
-//! status, and never a panic.
+//! The programs of this project with unwritable output or invalid arguments: an error message and an exit status, never a panic.
 
 use std::fs::{File, OpenOptions};
 use std::process::{Command, Stdio};
@@ -8,7 +7,7 @@ use conformance::home::{daemon_listens, wait_within};
 use conformance::traffic::open;
 use conformance::{Home, LIMIT, isolated, program, until};
 
-/// Runs a program to its end: its status, and what it wrote to standard error.
+/// Runs a program until it exits; returns its status and its standard error.
 #[track_caller]
 fn run(command: &mut Command) -> (i32, String) {
     let what = format!("{command:?}");
@@ -26,7 +25,7 @@ fn command(line: &str) -> Command {
     command
 }
 
-/// A pipe that nobody reads any more.
+/// A pipe whose reading end is closed.
 fn broken() -> Stdio {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
@@ -99,7 +98,7 @@ fn a_daemon_serves_when_its_output_is_closed() {
         if let Some(full) = full() {
             let (status, said) = start("two", full.into());
             assert!(
-                status == 1 && said.contains("No space left") && said.contains("one serves at"),
+                status == 1 && said.contains("No space left") && said.contains("the daemon serves at"),
                 "{status}, {said}"
             );
         }

@@ -38,7 +38,7 @@ impl Lb {
         Lb::start(Command::new(program("lb")), args)
     }
 
-    /// Ends it as a user does; what it summed up.
+    /// Stops it by SIGINT; returns its summary.
     #[track_caller]
     fn summary(mut self) -> Value {
         self.0.signal(Signal::INT);
@@ -71,7 +71,7 @@ fn packet(flow: u16, seq: u32, back: bool) -> Vec<u8> {
     bytes
 }
 
-/// Which connection, and the number; `None` for what others sent.
+/// The flow and the number of a packet; `None` for packets of others.
 fn read(bytes: &[u8]) -> Option<(u16, u32)> {
     let port = |at: usize| Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
     (port(12)? == 0x0800 && bytes.get(23) == Some(&17)).then_some(())?;
@@ -85,7 +85,7 @@ fn send(port: &Port, frames: &[Vec<u8>]) {
     transmit(port, 0, frames, 2048);
 }
 
-/// Takes what has come.
+/// Discards received packets.
 #[track_caller]
 fn receive(port: &Port) -> Vec<Vec<u8>> {
     port.rxsync().expect("a living daemon");
@@ -94,7 +94,7 @@ fn receive(port: &Port) -> Vec<Vec<u8>> {
     got
 }
 
-/// What came out of each pipe, by connection.
+/// The packets received from each pipe, by flow.
 #[derive(Default)]
 struct Seen {
     /// For each connection its pipe, and the number last seen.
@@ -151,14 +151,14 @@ fn each_flow_stays_in_one_pipe_and_in_order() {
     });
 }
 
-/// One reader takes what comes, one sleeps and then wakes up; `extra` buffers are for those that wait.
+/// One reader reads continuously, one sleeps and wakes later; `extra` buffers hold its packets meanwhile.
 fn sleeper(extra: u64) {
     let lb = Lb::plain(&format!("-w 0 -i p}}feed -p lb:2 -B {extra}"));
     let feed = open("netmap:p{feed");
     let [lively, sleepy] = ["netmap:lb}0", "netmap:lb}1"].map(open);
     let capacity = u64::from(sleepy.rx_rings()[0].num_slots()) - 1 + extra;
     let (mut seen, mut other, end) = (Seen::default(), Seen::default(), Instant::now() + LIMIT);
-    // Which connections are whose is told by where they come out.
+    // The pipe at which a flow arrives shows whose it is.
     send(&feed, &traffic(0, 1));
     while seen.total() + other.total() < u64::from(FLOWS) {
         assert!(Instant::now() < end, "{} packets came", seen.total() + other.total());
@@ -175,7 +175,7 @@ fn sleeper(extra: u64) {
         }
     }
     let lost = u64::from(rounds) * his - capacity;
-    // Now he wakes up, and finds what was kept for him, in order; some of it gave way a little earlier than it had to.
+    // The sleeping reader wakes up and gets the kept packets in order; some were dropped slightly earlier than necessary.
     let kept = || capacity - if extra > 0 { 128 } else { 0 };
     while other.total() < his + kept() {
         assert!(Instant::now() < end, "{} of {} packets came", other.total(), his + kept());
@@ -273,7 +273,7 @@ fn packets_of_several_slots_stay_whole() {
 #[test]
 fn extra_buffers_are_given_back() {
     isolated(|home| {
-        // Somebody else keeps the region.
+        // Another port keeps the region.
         let feed = open("netmap:p{feed");
         let before = home.snapshot().buffers("p");
         for _ in 0..3 {
@@ -306,7 +306,7 @@ fn interface(home: &Home, policy: &str) {
         }
     }
     assert_eq!(seen.flows.len(), usize::from(FLOWS));
-    // And with nobody reading: each packet is forwarded or counted as dropped.
+    // Without readers each packet is forwarded or counted as dropped.
     let flood = traffic(1000, 400);
     send(&sender, &flood);
     sent += flood.len() as u64;
@@ -320,7 +320,7 @@ fn interface(home: &Home, policy: &str) {
     let [received, forwarded, drops] = ["received", "forwarded", "drops"].map(|name| number(&told[name]));
     assert_eq!(received, forwarded + drops);
     assert!(drops > 0, "{told}");
-    // What the interface itself had no room for, the kernel counts.
+    // The kernel counts what the interface had no room for.
     assert!(received <= sent && seen.total() == forwarded, "{sent} sent, {} seen, {told}", seen.total());
 }
 

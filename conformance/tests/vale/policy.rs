@@ -233,7 +233,7 @@ fn addresses_age_out_after_the_set_time() {
         say(&b, &[to_all(1, 0)]);
         assert_eq!((drain(&c).len(), drain(&a).len(), drain(&b).len()), (2, 1, 1));
         assert!(shown("show vale0")["table"][0]["age"].is_null());
-        assert!(set("set vale0 age 2").contains("forgotten after 2 s"));
+        assert!(set("set vale0 age 2").contains("aging 2 s"));
         // Host 0 sends all the time, host 1 does not.
         let (mut seq, start) = (1, Instant::now());
         until("the silent address is forgotten", || {
@@ -320,7 +320,7 @@ fn invalid_switches_and_rules_are_refused() {
         assert!(last.contains("already"), "{last}");
         // Existing settings can still be changed and removed.
         assert_eq!(set("port vale0:p storm 6"), "vale0:p: storm 6\n");
-        assert!(set("set vale0 age 9").contains("after 9 s"));
+        assert!(set("set vale0 age 9").contains("aging 9 s"));
         set("port vale0:p off");
     });
 }

@@ -96,7 +96,7 @@ fn impossible_thread_settings_are_refused() {
             ("2 --cpus x", 2, "0,2-3"),
             ("2 --cpus 1024", 2, "below 1024"),
             ("--cpus 0", 2, "required"),
-            ("2 --cpus 1023", 1, "processor 1023 is not there"),
+            ("2 --cpus 1023", 1, "no processor 1023"),
             ("2 --cpus 0-64", 1, "at most 64"),
         ] {
             let (code, err) = refused(args);

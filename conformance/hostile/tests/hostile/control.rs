@@ -1,4 +1,4 @@
-//! The control socket under fire: whatever comes, the daemon answers with an errno or hangs up, and serves the others.
+//! Invalid and excessive use of the control socket: the daemon replies with an errno or closes the connection, and serves others.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -40,7 +40,7 @@ fn with_u32(mut bytes: Vec<u8>, at: usize, value: u32) -> Vec<u8> {
     bytes
 }
 
-/// What is no message of the protocol: an errno, then the connection is over.
+/// A malformed message: an errno, then the connection is closed.
 #[test]
 fn a_malformed_message_ends_the_connection() {
     isolated(|home| {
@@ -105,7 +105,7 @@ fn unexpected_file_descriptors_are_closed() {
     });
 }
 
-/// A well-formed message with a wrong request in it: an errno, and the connection goes on.
+/// A well-formed message with an invalid request: an errno, and the connection stays open.
 #[test]
 fn an_invalid_request_is_refused_and_the_connection_stays_open() {
     isolated(|home| {
@@ -142,7 +142,7 @@ fn an_invalid_request_is_refused_and_the_connection_stays_open() {
         assert_eq!(changed(&|r| r.options = vec![option(csb), option(csb)]), EINVAL);
         assert_eq!(changed(&|r| r.options = vec![option(77)]), EOPNOTSUPP);
         assert_eq!(changed(&|r| r.options = vec![vec![0; 5000]]), EMSGSIZE);
-        // Requests of netmap whose object cannot be there. Only root may try to attach something.
+        // netmap requests for objects that cannot exist. Only root may attach something.
         let absent = if rustix::process::geteuid().is_root() { ENXIO } else { EPERM };
         for (reqtype, body, errno) in [
             (NETMAP_REQ_VALE_ATTACH, size_of::<NmreqValeAttach>(), absent),
@@ -200,7 +200,7 @@ fn random_bytes_of_every_length_are_rejected() {
 fn silent_connections_delay_no_other_client() {
     isolated(|home| {
         let _port = open("netmap:g{1");
-        // Nothing at all; half a request; a request, and no look at the answer.
+        // No request; half a request; a request whose reply is not read.
         let silent: Vec<ControlConnection> = (0..100).map(|_| connect(home)).collect();
         let good = ctrl(&register("g{2").encode());
         let half: Vec<ControlConnection> = (0..100).map(|_| connect(home)).collect();
@@ -296,7 +296,7 @@ fn a_thousand_ports_opened_and_closed() {
         let before = home.snapshot().buffers("g");
         let cycle = |n: u32| {
             for i in 0..n {
-                // Of the same parent, and of a parent of its own, whose region comes and goes.
+                // Of the same parent, and of its own parent, whose region is created and removed.
                 let port = open(if i % 4 == 0 { "netmap:other{1" } else { "netmap:g{1" });
                 drop(port);
             }

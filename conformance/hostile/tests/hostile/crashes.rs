@@ -1,18 +1,18 @@
-//! Clients that crash inside a sync: their traces in a ring's shared state stop nobody.
+//! Clients that crash inside a sync: the locks and owners that they leave in a ring's shared state block no other client.
 
 use conformance::client::start_ready_client;
 use conformance::traffic::{expect, open, send};
 use conformance::{Home, isolated, until};
 use conformance_hostile::raw::{ControlConnection, RawPort};
 
-/// The same for certain: the lock of a lease that dies.
+/// A ring lock whose lease is closed.
 #[test]
 fn the_ring_lock_of_a_closed_lease_is_released() {
     const LOCK: u64 = 0;
     isolated(|home| who_died_inside_is_let_out(home, |lease| vec![(LOCK, lease)], "the lock was not respected"));
 }
 
-/// The same where the dead was inside as the ring's owner, without the lock.
+/// A client crashed inside a sync as the ring's owner, without the lock.
 #[test]
 fn the_ring_ownership_of_a_closed_lease_is_released() {
     const OWNER: u64 = 18;
@@ -40,7 +40,7 @@ fn who_died_inside_is_let_out(home: &Home, words: impl Fn(u32) -> Vec<(u64, u32)
     expect(&near, 1, 0, 10);
 }
 
-/// A sender published, and died before it could wake the one who sleeps.
+/// A sender publishes a packet and crashes before it wakes the sleeping receiver.
 #[test]
 fn a_crash_between_publishing_and_notifying_still_wakes_the_receiver() {
     isolated(|home| {

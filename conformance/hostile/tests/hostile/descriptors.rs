@@ -54,7 +54,7 @@ fn a_duplicated_descriptor_is_the_same_port() {
         drop(near);
         send(&again, &far, 3);
         assert_eq!(home.snapshot().sessions.len(), 2);
-        // The port goes with the last duplicate, not with what a process knows of it.
+        // The port is closed with the last duplicate of the descriptor, even while its memory is mapped.
         drop(other);
         until("the session is over", || home.snapshot().sessions.len() == 1);
         drop(again);

@@ -1,4 +1,4 @@
-//! A daemon that lacks what it needs, descriptors or memory, in the middle of anything: it refuses, and lives.
+//! A daemon that runs out of descriptors or memory at any point refuses requests and keeps running.
 
 use conformance::home::summary;
 use conformance::traffic::{exchange, open};
@@ -29,7 +29,7 @@ fn requests() -> Vec<NetmapRequest> {
     ]
 }
 
-/// Asks for everything, each on a connection of its own, and hangs up; how many were served.
+/// Sends every kind of request, each on its own connection; returns how many were served.
 fn ask_for_everything(home: &Home) -> usize {
     let asked = |message: &[u8]| {
         let raw = ControlConnection::connect(&home.socket()).expect("a daemon that listens");
@@ -43,7 +43,7 @@ fn ask_for_everything(home: &Home) -> usize {
     ports.chain(others).filter(|message| asked(message)).count()
 }
 
-/// Sets a limit of the daemon's, does something, and takes the limit back.
+/// Sets a limit of the daemon, runs a function, and restores the limit.
 fn limited<T>(home: &Home, what: Resource, to: u64, body: impl FnOnce() -> T) -> T {
     let daemon = Some(home.daemon());
     // Ours is the daemon's, too.
@@ -83,7 +83,7 @@ fn the_daemon_survives_running_out_of_descriptors_at_every_point() {
     isolated(|home| starve(home, Resource::Nofile, || home.daemon_fds() as u64, 0..80));
 }
 
-/// What regions and lines are mapped at; a daemon that has no room for its own heap ends, as any program does.
+/// Address space for regions and channels; a daemon without memory for its heap exits, like any program.
 #[test]
 fn regions_are_refused_when_memory_runs_out() {
     isolated(|home| starve(home, Resource::As, || home.daemon_kib("VmSize:") << 10, (1..=40).map(|mib| mib << 20)));

@@ -1,4 +1,4 @@
-//! Monitors and watched programs that die, write anything anywhere, or lie about who they are.
+//! Monitors and monitored programs that crash, write random words to shared memory, or claim another identity.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -67,7 +67,7 @@ fn killed_monitors_affect_no_other_client() {
     });
 }
 
-/// Watched programs are killed at any moment: their monitors see packets and then the end, nothing else.
+/// Monitored programs are killed at any moment: their monitors receive valid packets and then the end.
 #[test]
 fn a_killed_monitored_program_ends_its_monitors() {
     isolated(|home| {
@@ -165,7 +165,7 @@ fn random_writes_of_a_monitored_program_corrupt_only_its_own_copies() {
         let request =
             NextMonitorRequest { session: raw_port.bound.head.session, key: raw_port.bound.head.key, after: 0 };
         assert!(matches!(connection.next_monitor(&request), (0, None, _)), "nobody watches");
-        // By number alone nobody learns anything, not even of his own.
+        // A session number without its key is refused, even for the client's own session.
         for wrong in [
             NextMonitorRequest { key: request.key ^ 1, ..request },
             NextMonitorRequest { session: 1, ..request },
@@ -207,7 +207,7 @@ fn random_writes_of_a_monitored_program_corrupt_only_its_own_copies() {
         assert!(is_alive(monitor.pid()), "the monitor did not survive");
         assert!(record(&seen).iter().sum::<u64>() > 0, "it saw nothing at all");
         assert!(shared[0].set_len(4096).is_err(), "the mirror ring can be truncated");
-        // Its end is told as that of an honest one.
+        // Its end is reported like that of any monitored program.
         drop(raw_port);
         assert!(monitor.wait().success());
         assert_eq!(record(&seen)[2], 1);
@@ -218,7 +218,7 @@ fn random_writes_of_a_monitored_program_corrupt_only_its_own_copies() {
     });
 }
 
-/// What a shelf of a switch's port has is the switch's to say.
+/// Only the switch writes to the mirror rings of its ports.
 #[test]
 fn a_client_cannot_post_copies_to_monitors_of_a_switch_port() {
     isolated(|home| {
@@ -229,12 +229,12 @@ fn a_client_cannot_post_copies_to_monitors_of_a_switch_port() {
             NextMonitorRequest { session: raw_port.bound.head.session, key: raw_port.bound.head.key, after: 0 };
         assert!(matches!(connection.next_monitor(&request), (0, None, _)), "it got the shelf");
         conformance::traffic::send(&b, 1, 0, 200).expect("room");
-        // Although the program never looks.
+        // Although the program never syncs.
         expect(&monitor, 1, 0, 200);
     });
 }
 
-/// Somebody who shares the end page says all the time that there is news.
+/// A client that shares the endpoint state page changes the monitor generation all the time.
 #[test]
 fn a_false_monitor_generation_stops_nobody() {
     isolated(|home| {

@@ -62,7 +62,7 @@ fn sent_slots(home: &Home, policy: &str) {
                 bad += 1;
                 continue;
             } else {
-                // Each flag but the one that continues a packet means nothing here, and harms nobody.
+                // Every flag but NS_MOREFRAG is ignored here.
                 slot.set_flags((1 << (seq % 16)) & !NS_MOREFRAG);
                 good.push(one);
                 continue;
@@ -73,7 +73,7 @@ fn sent_slots(home: &Home, policy: &str) {
         port.txsync().expect("bad slots are no error");
         assert_same(&tap.collect(good.len()), &good);
         sent += good.len();
-        // Whoever has the ring gives its slots back when all before them are gone.
+        // Slots are released after all slots before them.
         drain(&port);
         for (slot, idx) in undo {
             slot.replace_buf(idx);
@@ -95,7 +95,7 @@ fn slots_out_of_range_are_not_sent_mediated() {
     isolated(|home| sent_slots(home, MEDIATED));
 }
 
-/// Slots of a receive ring are given back with indexes that name nothing: fewer buffers to receive into, and no more.
+/// Slots of a receive ring are released with invalid indexes: only these buffers are missing for receiving.
 fn given_back_slots(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, CABLE) else { return };
     let (port, tap) = (net.open("netmap:va"), net.tap());
@@ -114,13 +114,13 @@ fn given_back_slots(home: &Home, policy: &str) {
     ring.advance(200);
     port.rxsync().expect("bad slots are no error");
     until("they are counted", || bad_slots(home) >= 200);
-    // What is left of the ring still receives, several times round.
+    // The rest of the ring still receives, several times around.
     for round in 0..30 {
         let some = frames(&[100; 100], round << 20);
         tap.send_all(&some);
         assert_same(&collect(&port, 100), &some);
     }
-    // Given back as they were, all are there again.
+    // After they are released with their own indexes, all are available again.
     let missing: Vec<_> = (0..ring.num_slots())
         .scan(ring.head(), |at, _| {
             let here = *at;
@@ -255,7 +255,7 @@ fn an_index_used_twice_is_sent_twice_and_not_lost() {
             assert_same(&tap.collect(50), &vec![one; 50]);
         }
         drain(&port);
-        // In the receive ring as well: what is received there is the program's own to lose.
+        // In the receive ring as well: only the program's own packets are lost.
         tap.send_all(&frames(&[60; 10], 0));
         until("they have come", || {
             port.rxsync().expect("a living daemon");
@@ -305,7 +305,7 @@ fn using_buffers_of_another_port_does_not_free_them() {
         until("the thief is gone", || home.snapshot().sessions.len() == 2);
         let now = home.snapshot().buffers("interfaces");
         assert_eq!((now.in_rings, now.free + now.quarantined), (before.in_rings, before.free));
-        // Nobody else gets what was stolen.
+        // No other port gets the buffers of another port.
         let next = net.open("netmap:va");
         let theirs: HashSet<u32> = next.tx_rings()[0].window().map(|slot| slot.buf_idx()).collect();
         assert!(stolen.iter().all(|idx| !theirs.contains(idx)), "a living port's buffer was handed out again");
@@ -314,7 +314,7 @@ fn using_buffers_of_another_port_does_not_free_them() {
     });
 }
 
-/// Another cable, in other namespaces, whose users must notice nothing.
+/// Another veth pair in other namespaces, whose users must not be affected.
 struct Innocent {
     near: Port,
     far: Port,
@@ -328,7 +328,7 @@ impl Innocent {
         Innocent { near: open_in(&c, "netmap:va"), far: open_in(&d, "netmap:vb"), seq: 0 }
     }
 
-    /// Packets cross both ways, each whole and in order.
+    /// Packets cross in both directions, unchanged and in order.
     #[track_caller]
     fn assert_unharmed(&mut self) {
         let (from, to) = (self.seq, self.seq + 300);
@@ -382,7 +382,7 @@ fn scribbling(home: &Home, policy: &str) {
             innocent.assert_unharmed();
         }
         for guard in &mut clients {
-            // They may have given up with a message; they must not have crashed.
+            // They may have exited with an error message; they must not have crashed.
             if let Ok(Some(status)) = guard.0.try_wait() {
                 assert!(status.code().is_some_and(|code| code <= 1), "a client crashed: {status}");
             }
@@ -426,7 +426,7 @@ fn random_writes_affect_no_other_interface_mediated() {
     isolated(|home| scribbling(home, MEDIATED));
 }
 
-/// While a client keeps a duplicate of the queue's socket, the queue is its; the next one is told so, and gets it when the
+/// While a client keeps a duplicate of the queue's socket, the queue is occupied; the next client is refused, and gets it when the
 /// client lets go.
 #[test]
 fn a_kept_socket_occupies_the_queue_until_it_is_closed() {
@@ -464,7 +464,7 @@ fn assert_arrive(tap: &Tap, wanted: &[Vec<u8>]) {
     }
 }
 
-/// Sends one frame again and again until it comes: what the dead did not read may leave no room at first.
+/// Sends one frame repeatedly until it arrives: packets that the killed client did not read may leave no room at first.
 #[track_caller]
 fn assert_receives(port: &Port, tap: &Tap, seq: u64) {
     let first = frame(60, seq);
@@ -482,7 +482,7 @@ fn assert_receives(port: &Port, tap: &Tap, seq: u64) {
 fn kills(home: &Home, policy: &str) {
     const KILLS: u64 = 50;
     let Some(mut net) = Net::new(home, policy, CABLE) else { return };
-    // Keeps the region, so that what the dead hid would be seen.
+    // Keeps the region, so that buffers lost by killed clients would be detected.
     let keeper = net.open("netmap:va{9");
     let region = home.snapshot().regions[0].name.clone();
     let before = home.snapshot().buffers(&region);
@@ -520,7 +520,7 @@ fn kills(home: &Home, policy: &str) {
         let port = net.open("netmap:va");
         let all = frames(&[60; 50], kill << 20);
         transmit(&port, 0, &all, BUFFER);
-        // A sync is skipped as long as the dead one's lock is not broken.
+        // A sync is skipped until the lock of the killed process is released.
         drain(&port);
         assert_arrive(&tap, &all);
         assert_receives(&port, &tap, kill << 20 | 1 << 19);
@@ -553,7 +553,7 @@ fn fifty_crashes_under_traffic_mediated() {
     isolated(|home| kills(home, MEDIATED));
 }
 
-/// A bridge that dies in the middle of an exchange hides at most one buffer, and no buffer is in two places afterwards.
+/// A bridge killed during a buffer exchange loses at most one buffer, and no buffer is in two places afterwards.
 #[test]
 fn crashes_of_a_bridge_between_an_interface_and_a_pipe_lose_no_buffer() {
     const KILLS: u64 = 25;
@@ -668,7 +668,7 @@ fn deaths_inside_a_sync(home: &Home, policy: &str) {
             both_ways(&mut seq);
         }
         victim.kill();
-        // With nobody to help: whatever lock the dead one held must be broken by now, or soon.
+        // No other process helps: any lock of the killed process must be released by now, or soon.
         both_ways(&mut seq);
     }
     assert_eq!(home.snapshot().faults("va"), (0, 0));

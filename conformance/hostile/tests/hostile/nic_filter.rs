@@ -11,7 +11,7 @@ use unetmap_core::control::nic::{Filter, MAX_EXPRESSION, MAX_INSNS, NicAction, N
 use unetmap_core::control::wire;
 use unetmap_sys::xdp::ClassicInsn;
 
-/// What a program could send itself: the daemon judges instructions and lengths, and the filter in force stays.
+/// The daemon validates instructions and lengths that a program sends itself, and the current filter stays.
 #[test]
 fn the_daemon_validates_filter_instructions() {
     isolated(|home| {
@@ -34,7 +34,7 @@ fn the_daemon_validates_filter_instructions() {
         for (program, wanted) in [
             (vec![insn(0x05, 0, 0, 7), accept], "jumps out of the program"),
             (vec![insn(0x05, 0, 0, u32::MAX), accept], "jumps out of the program"),
-            (vec![insn(0x20, 0, 0, 0xfff0_0000), accept], "reads what only a socket filter can tell"),
+            (vec![insn(0x20, 0, 0, 0xfff0_0000), accept], "reads data that only a socket filter has"),
             (vec![insn(0x02, 0, 0, 16), accept], "names a word of memory that does not exist"),
             (vec![insn(0x34, 0, 0, 0), accept], "divides by 0"),
             (vec![insn(0xffff, 0, 0, 0), accept], "is unknown"),

@@ -113,7 +113,7 @@ fn every_flag_is_delivered_and_harmless() {
     });
 }
 
-/// What a program may write into `head`, `cur` and `tail` of a ring of `n` slots that stands at `head..tail`.
+/// Invalid values of `head`, `cur` and `tail` of a ring of `n` slots whose current values are `head..tail`.
 fn pointers(n: u32, head: u32, tail: u32) -> Vec<(usize, u32)> {
     let before = |p: u32| (p + n - 1) % n;
     let after = |p: u32| (p + 1) % n;
@@ -235,7 +235,7 @@ fn positions_out_of_range_are_ignored() {
             tx.txsync().expect("a living daemon");
             let at = raw_port.read_channel(0, 0);
             assert_eq!(at, seq as u32);
-            // Beyond the ring; and cons ahead of what was sent.
+            // Out of range; and `cons` ahead of `prod`.
             for (word, value) in [(0, SLOTS), (0, u32::MAX), (1, SLOTS), (1, u32::MAX), (1, at + 1)] {
                 let before = raw_port.read_channel(0, word);
                 raw_port.write_channel(0, word, value);
@@ -252,7 +252,7 @@ fn positions_out_of_range_are_ignored() {
         raw_port.write_channel(0, 0, (seq as u32 + 99) % SLOTS);
         rx.rxsync().expect("a living daemon");
         assert_eq!(rx.rx_rings()[0].space(), SLOTS - 1);
-        // With packets in hand, the same is nonsense.
+        // With held packets, the same is invalid.
         rx.rx_rings()[0].advance(SLOTS - 11);
         rx.rxsync().expect("a living daemon");
         let before = home.snapshot().faults("h}1").1;
@@ -290,7 +290,7 @@ fn an_index_used_twice_is_delivered_twice_and_not_lost() {
         until("the pipe is closed", || home.snapshot().sessions.len() == 1);
         let now = home.snapshot().buffers("h");
         assert_eq!(now.in_rings, before.in_rings);
-        // What was found nowhere when the last who could have hidden it closed is kept, not handed out.
+        // Buffers that are found nowhere after the last possible holder closed stay in quarantine and are not reused.
         assert_eq!(now.free + now.quarantined, before.free);
         drop(keeper);
         until("the region is closed", || home.snapshot().regions.is_empty());
@@ -315,7 +315,7 @@ fn using_buffers_of_another_port_does_not_free_them() {
         assert_eq!(receive(&rx, 500).expect("a living daemon").len(), 500);
         drop((tx, rx));
         until("the thief is gone", || home.snapshot().sessions.len() == 2);
-        // Nothing of the victim's was freed: nobody else may get it.
+        // No buffer of the other port was freed: no new port may get one.
         let now = home.snapshot().buffers("h");
         assert_eq!(now.in_rings, before.in_rings);
         assert_eq!(now.free + now.quarantined, before.free);
@@ -390,7 +390,7 @@ fn random_writes_to_all_shared_memory_crash_nobody() {
             }
             exchange(&far, &near, 1, round * 500, round * 500 + 500);
             for guard in &mut clients {
-                // They may have given up with a message; they must not have crashed.
+                // They may have exited with an error message; they must not have crashed.
                 if let Ok(Some(status)) = guard.0.try_wait() {
                     assert!(status.code().is_some_and(|code| code <= 1), "a client crashed: {status}");
                 }
@@ -409,7 +409,7 @@ fn free_of(home: &Home, parent: &str) -> u32 {
     home.snapshot().buffers(parent).free
 }
 
-/// What becomes of ten extra buffers, by what the program left as its list: how many are free again afterwards.
+/// Ten extra buffers and various lists that a program leaves: how many are free again afterwards.
 #[test]
 fn extra_buffer_lists_with_loops_and_foreign_indexes_are_recovered() {
     isolated(|home| {
