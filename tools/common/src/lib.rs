@@ -1,4 +1,4 @@
-//! What pkt-gen, bridge and vale-ctl have in common: how they name ports, what they write, and how they end.
+//! Shared code of the command-line tools: port names, output, signals and exit codes.
 #![forbid(unsafe_code)]
 
 pub mod port;
@@ -15,20 +15,20 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// Exit status of a wrong command line: clap's own.
+/// Exit status of a wrong command line, the same as clap's.
 const WRONG_USAGE: u8 = 2;
-/// How long a wait lasts before it looks whether it should end.
-const NAP: Duration = Duration::from_millis(50);
+/// Interval at which a wait checks the stop flag.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 static STOP: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 static OUTPUT_LOST: AtomicBool = AtomicBool::new(false);
 
-/// Why a program ends before its work is done, in a sentence.
+/// Why a program exits before its work is done, in a sentence.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The command line is wrong, whatever the machine is like.
+    /// The command line is wrong, on any machine.
     Usage(String),
-    /// It could not be done here and now.
+    /// The command line is valid, but the work could not be done.
     Work(String),
 }
 
@@ -47,9 +47,9 @@ impl From<unetmap::Error> for Failure {
     }
 }
 
-/// The program's last words: a failure goes to standard error. Returns its exit status: 2 for a wrong command line, 1 for
-/// other failures and where standard output could not take what was printed.
-pub fn end(program: &str, result: Result<ExitCode, Failure>) -> ExitCode {
+/// Prints a failure to standard error and returns the exit status: 2 for a wrong command line, 1 for other failures and
+/// if output was lost because standard output could not be written.
+pub fn exit_code(program: &str, result: Result<ExitCode, Failure>) -> ExitCode {
     let (message, status) = match result {
         Ok(_) if OUTPUT_LOST.load(Relaxed) => return ExitCode::FAILURE,
         Ok(status) => return status,
@@ -60,11 +60,11 @@ pub fn end(program: &str, result: Result<ExitCode, Failure>) -> ExitCode {
     status
 }
 
-/// The flag that SIGINT and SIGTERM raise from now on. A second signal changes nothing: `timeout` sends two, and the end
-/// is near. [`print`](fn@print) raises it when nobody reads standard output any more.
+/// Installs handlers for SIGINT and SIGTERM and returns the flag that they set. Further signals have no effect, because
+/// `timeout` sends two. [`print`](fn@print) also sets the flag once the reader of standard output is gone.
 ///
 /// # Errors
-/// A sentence: the signals cannot be caught.
+/// A sentence, if a handler cannot be installed.
 pub fn stop_on_signals() -> Result<&'static AtomicBool, String> {
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&STOP))
@@ -73,7 +73,7 @@ pub fn stop_on_signals() -> Result<&'static AtomicBool, String> {
     Ok(&STOP)
 }
 
-/// Waits so long, or until the flag is raised: for links that come up slowly after a port was opened.
+/// Waits for `wait`, or until the flag is set: some links come up slowly after a port was opened.
 pub fn wait_for_link(wait: Duration, stop: &AtomicBool) {
     let begin = Instant::now();
     while !stop.load(Relaxed) {
@@ -81,23 +81,23 @@ pub fn wait_for_link(wait: Duration, stop: &AtomicBool) {
         if left.is_zero() {
             return;
         }
-        std::thread::sleep(left.min(NAP));
+        std::thread::sleep(left.min(STOP_CHECK_INTERVAL));
     }
 }
 
-/// Text for standard output. Where its reader has gone, the program is to stop as by a signal; another failure, such as a
-/// full disk, is told once, and no reason to stop counting.
+/// Writes text to standard output. If the reader has closed it, sets the stop flag, as a signal does. Reports any other
+/// failure, such as a full disk, once; the program goes on.
 pub fn print(text: &str) {
     let mut out = io::stdout().lock();
     let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) else { return };
     if error.kind() == io::ErrorKind::BrokenPipe {
         STOP.store(true, Relaxed);
     } else if !OUTPUT_LOST.swap(true, Relaxed) {
-        note(&format!("standard output: {error}; what is printed is lost"));
+        note(&format!("standard output: {error}; further output is lost"));
     }
 }
 
-/// A line for standard error. That nobody reads it is nothing to care about.
+/// Writes a line to standard error. Ignores failures, because there is nowhere left to report them.
 pub fn note(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_is_as_long_as_it_was_told_and_ends_when_the_flag_is_raised() {
+    fn wait_for_link_lasts_the_given_time_and_ends_when_the_flag_is_set() {
         let flag = AtomicBool::new(false);
         let begin = Instant::now();
         wait_for_link(Duration::from_millis(120), &flag);
@@ -120,9 +120,9 @@ mod tests {
     }
 
     #[test]
-    fn the_statuses_are_the_manuals() {
-        assert_eq!(end("x", Err(Failure::Usage("told by the test".into()))), ExitCode::from(2));
-        assert_eq!(end("x", Err(Failure::Work("told by the test".into()))), ExitCode::from(1));
-        assert_eq!(end("x", Ok(ExitCode::SUCCESS)), ExitCode::SUCCESS);
+    fn exit_codes_are_those_of_the_man_pages() {
+        assert_eq!(exit_code("x", Err(Failure::Usage("from the test".into()))), ExitCode::from(2));
+        assert_eq!(exit_code("x", Err(Failure::Work("from the test".into()))), ExitCode::from(1));
+        assert_eq!(exit_code("x", Ok(ExitCode::SUCCESS)), ExitCode::SUCCESS);
     }
 }

@@ -1,4 +1,4 @@
-//! Ports as they are given on a command line, and as a program that moves packets between several waits for them.
+//! Port names of a command line, and waiting for several ports at once.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -7,12 +7,13 @@ use unetmap_abi::{NmreqRegister, PortSpec};
 
 use crate::{Failure, note};
 
-/// How long a sleep lasts at most; programs look at their signal flags in between.
-const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// Longest wait; programs check their stop flag in between.
+const MAX_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Slots and rings that a port is to have, if the command line opens it first; 0 is the port's own default.
+/// The number of slots and rings to request for a port. It takes effect only for the first open of the port. 0 requests
+/// the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
+pub struct RingConfig {
     /// Slots of each transmit ring.
     pub tx_slots: u32,
     /// Slots of each receive ring.
@@ -23,67 +24,71 @@ pub struct Wishes {
     pub rx_rings: u16,
 }
 
-/// The port's name as the library wants it: a bare `NAME` means `netmap:NAME`.
+/// Returns the port name with its prefix: a bare `NAME` means `netmap:NAME`.
 pub fn full_name(name: &str) -> String {
     // A bare name may have options, and colons in them.
     let prefixed = name.find(':').is_some_and(|colon| !name[..colon].contains(['@', '{', '}', '/', '^', '*']));
     if prefixed { name.into() } else { format!("netmap:{name}") }
 }
 
-/// Opens a port, and says on standard error which of the wishes, its name's own (`@conf:`) among them, did not come true.
+/// Opens a port. Prints a line to standard error if the port has other numbers of slots or rings than `config` or the
+/// name (`@conf:`) requested.
 ///
 /// # Errors
-/// [`Failure::Usage`] for a name that is none, else what the library says.
-pub fn open(spec: &str, wishes: Wishes, flags: u64) -> Result<Port, Failure> {
-    let options = Port::options().tx_slots(wishes.tx_slots).rx_slots(wishes.rx_slots);
-    let options = options.tx_rings(wishes.tx_rings).rx_rings(wishes.rx_rings).flags(flags);
+/// [`Failure::Usage`] for an invalid name, else the library's error.
+pub fn open(spec: &str, config: RingConfig, flags: u64) -> Result<Port, Failure> {
+    let options = Port::options().tx_slots(config.tx_slots).rx_slots(config.rx_slots);
+    let options = options.tx_rings(config.tx_rings).rx_rings(config.rx_rings).flags(flags);
     let port = options.open(spec)?;
-    if let Some(line) = disappointment(spec, wishes, port.register()) {
+    if let Some(line) = unmet_requests(spec, config, port.register()) {
         note(&line);
     }
     Ok(port)
 }
 
-/// Sleeps until one of these has come true, or 100 ms. Less, if a signal comes.
+/// Waits until one of the ports is ready, for at most 100 ms. Returns early if a signal arrives.
 ///
 /// # Errors
-/// What the port says of itself if it has failed, and why there can be no sleep.
-pub fn sleep(wants: &[(&Port, Interest)]) -> Result<(), String> {
-    for (port, want) in wants {
-        if !port.arm(*want).map_err(|e| e.to_string())?.is_none() {
+/// The error of a port that has failed, or of `poll`.
+pub fn wait_any(ports: &[(&Port, Interest)]) -> Result<(), String> {
+    for (port, interest) in ports {
+        if !port.arm(*interest).map_err(|e| e.to_string())?.is_none() {
             return Ok(());
         }
     }
-    let fds: Vec<_> = wants.iter().flat_map(|(port, want)| port.wait_fds(*want)).collect();
+    let fds: Vec<_> = ports.iter().flat_map(|(port, interest)| port.wait_fds(*interest)).collect();
     let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-    match poll(&mut fds, Some(&NAP)) {
+    match poll(&mut fds, Some(&MAX_WAIT)) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(e) => Err(format!("cannot wait for packets: {e}")),
     }
 }
 
-/// What was asked for and not given.
-fn disappointment(spec: &str, wishes: Wishes, given: &NmreqRegister) -> Option<String> {
-    // The name is good, as the port is open; whether its `-` begins a ring's number does not matter here.
+/// Returns a sentence about the numbers of slots and rings that were requested but not granted.
+fn unmet_requests(spec: &str, config: RingConfig, granted: &NmreqRegister) -> Option<String> {
+    // The name is valid, as the port is open; whether its `-` begins a ring number makes no difference here.
     let parsed = PortSpec::parse(spec).or_else(|_| PortSpec::parse_with(spec, |_| true));
     let conf = parsed.map(|spec| spec.options.conf).unwrap_or_default();
-    // As the library has it, the name beats the rest of the command line.
-    let wish = |of_name: u32, of_line: u32| if of_name > 0 { of_name } else { of_line };
-    let [tx_rings, rx_rings] = [wishes.tx_rings, wishes.rx_rings].map(u32::from);
+    // The name overrides the rest of the command line, as in the library.
+    let requested = |in_name: u32, in_config: u32| if in_name > 0 { in_name } else { in_config };
+    let [tx_rings, rx_rings] = [config.tx_rings, config.rx_rings].map(u32::from);
     let list = [
-        ("tx slots", wish(conf.tx_slots, wishes.tx_slots), given.nr_tx_slots),
-        ("rx slots", wish(conf.rx_slots, wishes.rx_slots), given.nr_rx_slots),
-        ("tx rings", wish(conf.tx_rings.into(), tx_rings), given.nr_tx_rings.into()),
-        ("rx rings", wish(conf.rx_rings.into(), rx_rings), given.nr_rx_rings.into()),
-        ("host tx rings", conf.host_tx_rings.into(), given.nr_host_tx_rings.into()),
-        ("host rx rings", conf.host_rx_rings.into(), given.nr_host_rx_rings.into()),
+        ("tx slots", requested(conf.tx_slots, config.tx_slots), granted.nr_tx_slots),
+        ("rx slots", requested(conf.rx_slots, config.rx_slots), granted.nr_rx_slots),
+        ("tx rings", requested(conf.tx_rings.into(), tx_rings), granted.nr_tx_rings.into()),
+        ("rx rings", requested(conf.rx_rings.into(), rx_rings), granted.nr_rx_rings.into()),
+        ("host tx rings", conf.host_tx_rings.into(), granted.nr_host_tx_rings.into()),
+        ("host rx rings", conf.host_rx_rings.into(), granted.nr_host_rx_rings.into()),
     ];
     let parts: Vec<String> = list
         .iter()
-        .filter(|(_, asked, got)| *asked > 0 && asked != got)
-        .map(|(what, asked, got)| format!("{got} {what} in place of {asked}"))
+        .filter(|(_, requested, got)| *requested > 0 && requested != got)
+        .map(|(what, requested, got)| format!("{got} {what} in place of {requested}"))
         .collect();
-    let line = || format!("{spec}: got {} (the port has limits, and who opens it first decides)", parts.join(", "));
+    let line = || {
+        let parts = parts.join(", ");
+        format!("{spec}: got {parts} (the port has limits, and the first program to open it sets the numbers)")
+    };
     (!parts.is_empty()).then(line)
 }
 
@@ -92,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bare_name_is_netmaps() {
+    fn a_name_without_prefix_gets_netmap() {
         for (name, spec) in [
             ("eth0", "netmap:eth0"),
             ("p{1", "netmap:p{1"),
@@ -106,24 +111,24 @@ mod tests {
     }
 
     #[test]
-    fn wishes_that_did_not_come_true_are_named() {
-        let given =
+    fn unmet_requests_are_named() {
+        let granted =
             NmreqRegister { nr_tx_slots: 1024, nr_rx_slots: 512, nr_tx_rings: 2, nr_rx_rings: 1, ..Default::default() };
-        let told = |spec: &str, wishes: Wishes| disappointment(spec, wishes, &given);
-        let none = Wishes::default();
-        assert_eq!(told("netmap:p{1", none), None);
-        assert_eq!(told("netmap:p{1", Wishes { tx_slots: 1024, rx_slots: 512, tx_rings: 2, rx_rings: 1 }), None);
-        assert_eq!(told("netmap:p{1@conf:tx-slots=1024", none), None);
+        let unmet = |spec: &str, config: RingConfig| unmet_requests(spec, config, &granted);
+        let none = RingConfig::default();
+        assert_eq!(unmet("netmap:p{1", none), None);
+        assert_eq!(unmet("netmap:p{1", RingConfig { tx_slots: 1024, rx_slots: 512, tx_rings: 2, rx_rings: 1 }), None);
+        assert_eq!(unmet("netmap:p{1@conf:tx-slots=1024", none), None);
         assert_eq!(
-            told("netmap:p{1@conf:slots=4097", none).unwrap(),
+            unmet("netmap:p{1@conf:slots=4097", none).unwrap(),
             "netmap:p{1@conf:slots=4097: got 1024 tx slots in place of 4097, 512 rx slots in place of 4097 \
-             (the port has limits, and who opens it first decides)"
+             (the port has limits, and the first program to open it sets the numbers)"
         );
-        let line = told("netmap:p{1", Wishes { tx_rings: 3, ..none }).unwrap();
+        let line = unmet("netmap:p{1", RingConfig { tx_rings: 3, ..none }).unwrap();
         assert!(line.contains("got 2 tx rings in place of 3 ("), "{line}");
-        let line = told("netmap:p{1@conf:rx-rings=4", Wishes { rx_rings: 1, ..none }).unwrap();
-        assert!(line.contains("1 rx rings in place of 4"), "the name counts: {line}");
-        // Grammar that only an interface of that name makes right.
-        assert!(told("netmap:lan-4095@conf:slots=1024", none).unwrap().contains("512 rx slots in place of 1024"));
+        let line = unmet("netmap:p{1@conf:rx-rings=4", RingConfig { rx_rings: 1, ..none }).unwrap();
+        assert!(line.contains("1 rx rings in place of 4"), "the name overrides the option: {line}");
+        // This name is valid only if an interface lan-4095 exists.
+        assert!(unmet("netmap:lan-4095@conf:slots=1024", none).unwrap().contains("512 rx slots in place of 1024"));
     }
 }

@@ -1,4 +1,4 @@
-//! For the tests of the programs: a daemon of their own, and the check of their manual pages.
+//! Helpers for the tests of the tools: a daemon for each test, child processes, and the check of the man pages.
 //!
 //! Failures panic, as in any test.
 
@@ -10,26 +10,26 @@ use std::time::{Duration, Instant};
 use clap_mangen::Man;
 use tempfile::TempDir;
 
-/// How long anything that must happen may take: a limit of liveness, not a measure of speed.
-pub const LIMIT: Duration = Duration::from_secs(30);
+/// Longest time for anything that must happen. It detects a hang and does not measure speed.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The policy's name in a house's folder.
+/// File name of the policy in the daemon's folder.
 const POLICY: &str = "policy.toml";
 
-/// A daemon with a socket of its own, which ends with this.
-pub struct House {
+/// A daemon with a socket of its own. Killed on drop.
+pub struct TestDaemon {
     folder: TempDir,
     programs: PathBuf,
     daemon: Child,
 }
 
-impl House {
-    /// Starts the daemon that lies beside `program`; `None`, with a line that says so, where none was built.
-    pub fn beside(program: &str) -> Option<House> {
-        let programs = Path::new(program).parent().expect("a program lies in a folder").to_owned();
+impl TestDaemon {
+    /// Starts the `unetmapd` in the folder of `program`. Prints a line and returns `None` if it was not built.
+    pub fn start_beside(program: &str) -> Option<TestDaemon> {
+        let programs = Path::new(program).parent().expect("a program has a folder").to_owned();
         let daemon = programs.join("unetmapd");
         if !daemon.is_file() {
-            eprintln!("skipped: {} is not there (`make` builds it)", daemon.display());
+            eprintln!("skipped: {} does not exist (`make` builds it)", daemon.display());
             return None;
         }
         let folder = tempfile::Builder::new().prefix("unetmap-").tempdir().expect("a folder for the test");
@@ -46,67 +46,71 @@ impl House {
             .expect("the daemon starts");
         let begin = Instant::now();
         while !socket.exists() {
-            let ended = daemon.try_wait().expect("the daemon is our child");
-            assert!(ended.is_none() && begin.elapsed() < LIMIT, "the daemon does not serve: {}", said(folder.path()));
+            let exited = daemon.try_wait().expect("the daemon is our child");
+            assert!(
+                exited.is_none() && begin.elapsed() < TIMEOUT,
+                "the daemon does not listen: {}",
+                read_log(folder.path())
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
-        Some(House { folder, programs, daemon })
+        Some(TestDaemon { folder, programs, daemon })
     }
 
-    /// A folder for the test's files.
+    /// Returns the folder for the test's files.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The daemon's policy; it says nothing at first.
+    /// Returns the path of the daemon's policy. The file is empty at first.
     pub fn policy(&self) -> PathBuf {
         self.folder.path().join(POLICY)
     }
 
-    /// Makes a command use this daemon.
-    pub fn tell<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+    /// Sets the environment variables that make a command use this daemon.
+    pub fn set_environment<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.env("UNETMAP_SOCKET", self.folder.path().join("sock")).env("UNETMAPD", self.programs.join("unetmapd"))
     }
 
-    /// A program that lies beside the daemon, with arguments that spaces separate.
+    /// Returns a command for a program in the daemon's folder. `args` are separated by spaces.
     pub fn command(&self, program: &str, args: &str) -> Command {
         let mut command = Command::new(self.programs.join(program));
-        self.tell(command.args(args.split_whitespace()).stdin(Stdio::null()));
+        self.set_environment(command.args(args.split_whitespace()).stdin(Stdio::null()));
         command
     }
 }
 
-fn said(folder: &Path) -> String {
+fn read_log(folder: &Path) -> String {
     fs::read_to_string(folder.join("log")).unwrap_or_default()
 }
 
-impl Drop for House {
+impl Drop for TestDaemon {
     fn drop(&mut self) {
-        // It may have ended by itself, which the log tells.
+        // Both calls fail if the daemon has exited by itself; the log says why.
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
-        let log = said(self.folder.path());
+        let log = read_log(self.folder.path());
         assert!(std::thread::panicking() || !log.contains("panicked"), "the daemon panicked:\n{log}");
     }
 }
 
-/// A child that does not outlive its test.
-pub struct Running(pub Child);
+/// A child process. Killed on drop.
+pub struct TestProcess(pub Child);
 
-impl Running {
-    /// Starts it with its outputs as pipes.
-    pub fn start(command: &mut Command) -> Running {
-        Running(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts"))
+impl TestProcess {
+    /// Starts the process with pipes as its standard output and standard error.
+    pub fn start(command: &mut Command) -> TestProcess {
+        TestProcess(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts"))
     }
 
-    /// Waits for its end, and returns its exit status and what it wrote to standard output and error since they were last
-    /// taken; -1 is a signal's.
-    pub fn end(mut self) -> (i32, String, String) {
+    /// Waits until the process exits. Returns its exit status (-1 if a signal killed it) and the rest of its standard
+    /// output and standard error.
+    pub fn wait(mut self) -> (i32, String, String) {
         fn reader(from: Option<impl std::io::Read + Send + 'static>) -> std::thread::JoinHandle<String> {
             std::thread::spawn(move || {
                 let mut bytes = Vec::new();
                 if let Some(mut from) = from {
-                    // What was read until a failure is what there is.
+                    // On a failure, returns what was read so far.
                     let _ = from.read_to_end(&mut bytes);
                 }
                 String::from_utf8_lossy(&bytes).into_owned()
@@ -115,13 +119,17 @@ impl Running {
         let (out, err) = (reader(self.0.stdout.take()), reader(self.0.stderr.take()));
         let begin = Instant::now();
         let status = loop {
-            if let Some(status) = self.0.try_wait().expect("it is our child") {
+            if let Some(status) = self.0.try_wait().expect("the process is our child") {
                 break status;
             }
-            if begin.elapsed() > LIMIT {
+            if begin.elapsed() > TIMEOUT {
                 let _ = self.0.kill();
                 let _ = self.0.wait();
-                panic!("it did not end:\n{}{}", out.join().unwrap_or_default(), err.join().unwrap_or_default());
+                panic!(
+                    "the program did not exit:\n{}{}",
+                    out.join().unwrap_or_default(),
+                    err.join().unwrap_or_default()
+                );
             }
             std::thread::sleep(Duration::from_millis(5));
         };
@@ -129,16 +137,16 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for TestProcess {
     fn drop(&mut self) {
-        // It may have ended, and been waited for.
+        // Both calls fail if the process has exited and was waited for.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// That the manual page at `path` is what the flags and the other sections make it. With `UPDATE_MAN` in the environment,
-/// writes it.
+/// Checks that the man page at `path` is the one generated from the flags and the other sections. With `UPDATE_MAN` in
+/// the environment, writes it first.
 pub fn check_manual(command: clap::Command, synopsis: &[u8], rest: &[u8], path: &str) {
     let man = Man::new(command).section("8").manual("unetmap");
     let mut page = Vec::new();
@@ -148,16 +156,16 @@ pub fn check_manual(command: clap::Command, synopsis: &[u8], rest: &[u8], path: 
         .map(|()| page.extend_from_slice(synopsis))
         .and_then(|()| man.render_description_section(&mut page))
         .and_then(|()| man.render_options_section(&mut page));
-    rendered.expect("writing to memory does not fail");
+    rendered.expect("writes to memory do not fail");
     page.extend_from_slice(rest);
     if std::env::var_os("UPDATE_MAN").is_some() {
-        fs::write(path, &page).expect("the manual page can be written");
+        fs::write(path, &page).expect("the man page can be written");
     }
-    let found = fs::read(path).expect("the manual page can be read");
-    assert!(found == page, "{path} is old: run this test with UPDATE_MAN=1 in the environment");
+    let found = fs::read(path).expect("the man page can be read");
+    assert!(found == page, "{path} is out of date: run this test with UPDATE_MAN=1 in the environment");
 }
 
-/// Checks that each short flag has a long name, and that everything has help.
+/// Checks that each short flag has a long name, and that each argument has a help text.
 pub fn check_flags(command: clap::Command) {
     for arg in command.get_arguments() {
         assert!(arg.is_positional() || arg.get_long().is_some(), "{arg:?}");

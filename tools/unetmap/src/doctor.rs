@@ -1,11 +1,11 @@
-//! `unetmap doctor`: what this machine and its interfaces can do, and what to change.
+//! `unetmap doctor`: checks what this machine and its interfaces support, and prints how to fix what is missing.
 //!
 //! ```text
-//! gather   asks the kernel and the daemon     machine::Facts, nic::Facts
-//! judge    pure functions of the facts        a list of checks, the way of packets
-//! print    for people, or as JSON
+//! gather   queries the kernel and the daemon   machine::Facts, nic::Facts
+//! check    pure functions of the facts         a list of checks, the data path
+//! print    as text, or as JSON
 //! ```
-//! What cannot be tried here, for want of a privilege, is unknown, and not missing.
+//! A check that needs a privilege which this process lacks is unknown, not missing.
 
 use std::fmt::Write as _;
 
@@ -18,13 +18,13 @@ mod gather;
 mod machine;
 mod nic;
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
     Ok,
     Missing,
-    /// It could not be tried, or the kernel does not tell.
+    /// The check could not be made, or the kernel does not report the fact.
     Unknown,
 }
 
@@ -38,21 +38,21 @@ impl State {
     }
 }
 
-/// One line of the result.
+/// One line of the report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Check {
     what: &'static str,
     state: State,
-    /// Whether a port on an interface cannot be opened without.
+    /// True if a port on an interface needs this to be opened.
     needed: bool,
     text: String,
-    /// What changes it: mostly a command.
+    /// How to fix it: usually a command.
     #[serde(skip_serializing_if = "Option::is_none")]
     fix: Option<String>,
 }
 
 impl Check {
-    /// A check of what is needed.
+    /// Creates a check of a requirement.
     fn new(what: &'static str, state: State, text: impl Into<String>) -> Check {
         Check { what, state, needed: true, text: text.into(), fix: None }
     }
@@ -69,7 +69,7 @@ impl Check {
         Check::new(what, State::Unknown, text)
     }
 
-    /// A port can be opened without.
+    /// Marks the check as one that a port does not need.
     fn optional(self) -> Check {
         Check { needed: false, ..self }
     }
@@ -78,7 +78,7 @@ impl Check {
         Check { fix: Some(fix.into()), ..self }
     }
 
-    /// In the way of a port.
+    /// Returns true if this prevents a port from being opened.
     fn blocks(&self) -> bool {
         self.needed && self.state == State::Missing
     }
@@ -91,30 +91,30 @@ impl Check {
     }
 }
 
-/// The whole result.
+/// The report.
 #[derive(Debug, Serialize)]
 struct Report {
     kernel: String,
-    /// No check that a port needs is missing.
+    /// True if no requirement of a port is missing.
     ok: bool,
     checks: Vec<Check>,
-    interfaces: Vec<nic::Finding>,
+    interfaces: Vec<nic::InterfaceReport>,
 }
 
-/// Reads the name of an interface, or of a port on one.
+/// Parses the name of an interface, or of a port on one.
 pub(crate) fn interface(name: &str) -> Result<String, String> {
     if !name.contains(':') {
-        return if name.is_empty() { Err("no name".into()) } else { Ok(name.into()) };
+        return if name.is_empty() { Err("no name; give an interface".into()) } else { Ok(name.into()) };
     }
     let exists = |name: &str| link::by_name(name).is_ok_and(|found| found.is_some());
     let spec = PortSpec::parse_with(name, exists).map_err(|e| e.to_string())?;
     match spec {
         PortSpec { kind: PortKind::Netmap, pipe: None, parent, .. } => Ok(parent),
-        _ => Err("a pipe or a switch's port is on no interface (write IF or netmap:IF)".into()),
+        _ => Err("a pipe or a switch port is on no interface (give IF or netmap:IF)".into()),
     }
 }
 
-/// Prints what there is to say about the machine, and about one interface or all. The result is the exit status.
+/// Checks the machine and one interface, or all, and prints the report. Returns the exit status.
 pub(crate) fn run(interface: Option<&str>, json: bool) -> Result<u8, String> {
     let machine = gather::machine();
     let links = match interface {
@@ -122,8 +122,8 @@ pub(crate) fn run(interface: Option<&str>, json: bool) -> Result<u8, String> {
         Some(name) => vec![gather::link(name)?],
     };
     let facts = links.into_iter().map(|link| gather::nic(link, &machine, interface.is_some()));
-    let interfaces: Vec<_> = facts.map(|facts| nic::judge(&facts, machine.kernel())).collect();
-    let checks = machine::judge(&machine);
+    let interfaces: Vec<_> = facts.map(|facts| nic::check(&facts, machine.kernel())).collect();
+    let checks = machine::check(&machine);
     let ok = !checks.iter().any(Check::blocks) && (interface.is_none() || interfaces.iter().all(|nic| nic.ok));
     let report = Report { kernel: machine.release, ok, checks, interfaces };
     let text = if json {
@@ -135,23 +135,23 @@ pub(crate) fn run(interface: Option<&str>, json: bool) -> Result<u8, String> {
     Ok(u8::from(!ok))
 }
 
-/// The result for people; `one`: about one interface.
-fn text(report: &Report, one: bool) -> String {
+/// Formats the report as text, in detail if it is about one interface.
+fn text(report: &Report, single_interface: bool) -> String {
     let mut text = format!("Linux {}\n{}", report.kernel, lines(&report.checks));
-    if !one {
+    if !single_interface {
         text += &format!("\nInterfaces\n{}", table(&report.interfaces));
         let verdict = match report.ok {
-            true => "Interfaces can be opened; `unetmap doctor IF` says more about one.".into(),
+            true => "Interfaces can be opened; `unetmap doctor IF` prints the details of one.".into(),
             false => format!("Interfaces cannot be opened: see {} above.", blocking(&report.checks)),
         };
         return format!("{text}\n{verdict}\n");
     }
     for nic in &report.interfaces {
-        let name = shown(&nic.name);
-        // Writing into a String cannot fail.
+        let name = printable(&nic.name);
+        // Writes to a String cannot fail.
         let _ = write!(text, "\nnetmap:{name}\n{}\n", lines(&nic.checks));
-        text += &match (report.ok, nic.way) {
-            (true, Some(way)) => format!("netmap:{name} can be opened: {way}.\n"),
+        text += &match (report.ok, nic.data_path) {
+            (true, Some(data_path)) => format!("netmap:{name} can be opened: {data_path}.\n"),
             (true, None) => format!("netmap:{name} can be opened.\n"),
             (false, _) => {
                 let see = blocking(report.checks.iter().chain(&nic.checks));
@@ -162,39 +162,39 @@ fn text(report: &Report, one: bool) -> String {
     text
 }
 
-/// The names of what is in the way.
+/// Returns the names of the checks that block.
 fn blocking<'a>(checks: impl IntoIterator<Item = &'a Check>) -> String {
     checks.into_iter().filter(|check| check.blocks()).map(|check| check.what).collect::<Vec<_>>().join(", ")
 }
 
 fn lines(checks: &[Check]) -> String {
-    let row = |check: &Check| vec![check.state.word().into(), check.what.into(), shown(&check.sentence())];
+    let row = |check: &Check| vec![check.state.word().into(), check.what.into(), printable(&check.sentence())];
     align(&checks.iter().map(row).collect::<Vec<_>>(), 3)
 }
 
-fn table(interfaces: &[nic::Finding]) -> String {
-    let titles = ["interface", "driver", "state", "mtu", "rx", "tx", "program", "way", "what it needs"];
+fn table(interfaces: &[nic::InterfaceReport]) -> String {
+    let titles = ["interface", "driver", "state", "mtu", "rx", "tx", "program", "data path", "needs"];
     let mut rows = vec![titles.map(String::from).to_vec()];
     for nic in interfaces {
         let missing = |check: &&Check| check.state == State::Missing && check.fix.is_some();
         let needs = nic.checks.iter().find(|check| check.blocks()).or_else(|| nic.checks.iter().find(missing));
         rows.push(vec![
-            shown(&nic.name),
-            nic.driver.as_ref().map_or("-".into(), |driver| shown(&driver.name)),
+            printable(&nic.name),
+            nic.driver.as_ref().map_or("-".into(), |driver| printable(&driver.name)),
             nic.state().into(),
             nic.mtu.to_string(),
             nic.queues.rx.to_string(),
             nic.queues.tx.to_string(),
-            nic.program.as_ref().map_or("-".into(), |program| shown(&program.label())),
-            nic.way.unwrap_or("unknown").into(),
-            needs.map_or("-".into(), |check| shown(&check.sentence())),
+            nic.program.as_ref().map_or("-".into(), |program| printable(&program.label())),
+            nic.data_path.unwrap_or("unknown").into(),
+            needs.map_or("-".into(), |check| printable(&check.sentence())),
         ]);
     }
     align(&rows, titles.len())
 }
 
-/// Names are what somebody chose: no control characters to the terminal.
-fn shown(text: &str) -> String {
+/// Replaces control characters. Users choose the names of interfaces and programs, so they may contain terminal escapes.
+fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_interfaces_and_ports() {
+    fn interface_names_are_parsed_or_refused() {
         for (given, name) in [
             ("eth0", "eth0"),
             ("eth0-1", "eth0-1"),
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_needed_and_missing_blocks() {
+    fn only_missing_requirements_block() {
         for (check, blocks) in [
             (Check::missing("a", "b"), true),
             (Check::missing("a", "b").optional(), false),
@@ -238,12 +238,13 @@ mod tests {
     }
 
     #[test]
-    fn the_text_for_people() {
+    fn the_text_names_checks_fixes_and_the_verdict() {
         let checks = vec![Check::ok("barrier", "x"), Check::missing("AF_XDP", "none\u{1b}").fix("do this")];
         let mut report = Report { kernel: "6.1.0".into(), ok: false, checks, interfaces: vec![] };
         assert_eq!(text(&report, true), "Linux 6.1.0\nok       barrier  x\nmissing  AF_XDP   none? (do this)\n");
         assert!(text(&report, false).ends_with("Interfaces cannot be opened: see AF_XDP above.\n"));
         report.ok = true;
-        assert!(text(&report, false).ends_with("Interfaces can be opened; `unetmap doctor IF` says more about one.\n"));
+        let end = "Interfaces can be opened; `unetmap doctor IF` prints the details of one.\n";
+        assert!(text(&report, false).ends_with(end));
     }
 }

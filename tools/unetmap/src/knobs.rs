@@ -1,37 +1,31 @@
-//! `unetmap get` and `unetmap set`: the daemon's knobs.
+//! `unetmap get` and `unetmap set`: show and set the daemon's knobs.
 
 use serde_json::Value;
-use unetmap::knobs::{Wish, ask};
 use unetmap_bench::align;
+use unetmap_core::control::sysctl::{KnobRequest, send_request};
 
-use crate::ls::{cell, header, members};
+use crate::ls::{cell, header, members, parse_reply};
 
-/// Shows a knob, or all.
+/// Prints the value of a knob, or a table of all knobs.
 pub(crate) fn get(name: Option<&str>, json: bool) -> Result<u8, String> {
-    let answer = ask(&Wish::Get(name.map(str::to_owned))).map_err(|e| format!("get: {e}"))?;
+    let reply = send_request(&KnobRequest::Get(name.map(str::to_owned))).map_err(|e| format!("get: {e}"))?;
     let text = match name {
-        _ if json => format!("{answer}\n"),
-        Some(_) => format!("{}\n", cell(&parse("get", &answer)?["value"])),
-        None => table(&parse("get", &answer)?),
+        _ if json => format!("{reply}\n"),
+        Some(_) => format!("{}\n", cell(&parse_reply("get", &reply)?["value"])),
+        None => table(&parse_reply("get", &reply)?),
     };
     crate::print("get", &text)
 }
 
-/// Sets a knob, and says from when on that counts.
+/// Sets a knob, and prints when the value takes effect.
 pub(crate) fn set(name: &str, value: u64, json: bool) -> Result<u8, String> {
-    let answer = ask(&Wish::Set(name.into(), value)).map_err(|e| format!("set: {e}"))?;
-    let text = if json { format!("{answer}\n") } else { said(&parse("set", &answer)?) };
+    let reply = send_request(&KnobRequest::Set(name.into(), value)).map_err(|e| format!("set: {e}"))?;
+    let text = if json { format!("{reply}\n") } else { set_text(&parse_reply("set", &reply)?) };
     crate::print("set", &text)
 }
 
-fn parse(what: &str, json: &str) -> Result<Value, String> {
-    serde_json::from_str(json).map_err(|e| {
-        format!("{what}: the daemon's answer makes no sense ({e}); is it another version? --json shows it")
-    })
-}
-
 fn table(all: &Value) -> String {
-    // The text in the last column is flush left with its title.
+    // The last column is left-aligned with its title.
     let mut rows = header(["knob", "applies", "value", "default", "least", "most"]);
     let mut about = vec!["about".to_owned()];
     for knob in members(all) {
@@ -41,23 +35,23 @@ fn table(all: &Value) -> String {
     align(&rows, 2).lines().zip(about).map(|(line, about)| format!("{line}  {about}\n")).collect()
 }
 
-fn said(knob: &Value) -> String {
+fn set_text(knob: &Value) -> String {
     let from = match knob["applies"].as_str() {
         Some("now") => "from now on".into(),
         Some("open") => "for ports that are opened from now on".into(),
-        Some("region") => "for regions that are made from now on".into(),
+        Some("region") => "for regions that are created from now on".into(),
         _ => format!("without effect here: {}", cell(&knob["about"])),
     };
     format!("{}: {}, {from}\n", cell(&knob["knob"]), cell(&knob["value"]))
 }
 
-/// A knob's value as people write it: decimal, or hexadecimal behind 0x.
+/// Parses a knob's value: decimal, or hexadecimal with the prefix 0x.
 pub(crate) fn value(text: &str) -> Result<u64, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    parsed.map_err(|_| "a value is a whole number from 0, such as 4096 or 0x1000".into())
+    parsed.map_err(|_| "give an integer of 0 or more, such as 4096 or 0x1000".into())
 }
 
 #[cfg(test)]
@@ -65,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values() {
+    fn values_are_decimal_or_hexadecimal() {
         for (text, number) in [("0", Some(0)), ("4096", Some(4096)), ("0x1000", Some(4096)), ("-1", None), ("1k", None)]
         {
             assert_eq!(value(text).ok(), number, "{text}");
@@ -73,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_a_line_a_knob() {
+    fn the_table_has_a_line_for_each_knob() {
         let all = serde_json::json!([{ "knob": "fwd", "value": 1, "default": 0, "applies": "open", "about": "x y" }]);
         let text = table(&all);
         let lines: Vec<&str> = text.lines().collect();

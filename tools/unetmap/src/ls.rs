@@ -1,43 +1,56 @@
-//! `unetmap ls`: what the daemon has, as tables.
+//! `unetmap ls`: shows the daemon's regions, switches, rings and sessions as tables.
 
 use std::fmt::Display;
 use std::time::Duration;
 
 use serde_json::Value;
 use unetmap_bench::align;
+use unetmap_core::control::client;
 
 use crate::top::{Rate, rates, rings_of};
 
-/// What stands in the daemon's answer where it has switches, and the time between the looks from which their rates are told.
+/// Text in a snapshot of a daemon that has switches.
 const SWITCH_PORT: &str = "\"kind\":\"vale\"";
-const BETWEEN: Duration = Duration::from_millis(200);
+/// Time between the two snapshots from which the rates of switches are computed.
+const RATE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Prints the daemon's regions, ports and sessions; no daemon is no error, for then there is nothing to show.
+/// Prints the daemon's regions, ports and sessions. It is no error if no daemon runs.
 pub(crate) fn run(json: bool) -> Result<u8, String> {
-    let mut answers = unetmap::client::snapshots().map_err(|e| e.to_string())?;
+    let mut snapshots = client::snapshots().map_err(|e| e.to_string())?;
     let text = if json {
-        // One object a daemon, and `null` for none.
-        if answers.is_empty() { "null\n".into() } else { answers.iter().map(|answer| format!("{answer}\n")).collect() }
-    } else if answers.is_empty() {
+        // One object per daemon; `null` if none runs.
+        match snapshots.is_empty() {
+            true => "null\n".into(),
+            false => snapshots.iter().map(|snapshot| format!("{snapshot}\n")).collect(),
+        }
+    } else if snapshots.is_empty() {
         "No daemon is running; the first program that opens a port starts one.\n".into()
     } else {
-        let before = if answers.iter().any(|answer| answer.contains(SWITCH_PORT)) {
-            std::thread::sleep(BETWEEN);
-            std::mem::replace(&mut answers, unetmap::client::snapshots().map_err(|e| e.to_string())?)
+        let earlier = if snapshots.iter().any(|snapshot| snapshot.contains(SWITCH_PORT)) {
+            std::thread::sleep(RATE_INTERVAL);
+            std::mem::replace(&mut snapshots, client::snapshots().map_err(|e| e.to_string())?)
         } else {
             Vec::new()
         };
-        let shown = answers.iter().map(|answer| tables(answer, &before));
-        shown.collect::<Result<Vec<String>, String>>()?.join("\n")
+        let texts = snapshots.iter().map(|snapshot| tables(snapshot, &earlier));
+        texts.collect::<Result<Vec<String>, String>>()?.join("\n")
     };
     crate::print("ls", &text)
 }
 
-/// The daemon's answer for people; `before` is what the daemons had said [`BETWEEN`] earlier, where that matters.
-fn tables(json: &str, before: &[String]) -> Result<String, String> {
-    let all: Value = serde_json::from_str(json).map_err(|e| {
-        format!("ls: the daemon's answer makes no sense ({e}); is it another version? `unetmap ls --json` shows it")
-    })?;
+/// Parses a daemon's reply, for the subcommand of this name.
+pub(crate) fn parse_reply(subcommand: &str, json: &str) -> Result<Value, String> {
+    serde_json::from_str(json).map_err(|e| {
+        format!(
+            "{subcommand}: the daemon's reply is not valid JSON ({e}); the daemon may be of another version (--json \
+             prints the reply)"
+        )
+    })
+}
+
+/// Formats a snapshot. `earlier` are the snapshots of all daemons [`RATE_INTERVAL`] before, or empty.
+fn tables(json: &str, earlier: &[String]) -> Result<String, String> {
+    let all = parse_reply("ls", json)?;
     let daemon = &all["daemon"];
     let mut text = format!(
         "unetmapd {}: pid {}, uid {}, up {} s, connections: {}\n",
@@ -49,7 +62,7 @@ fn tables(json: &str, before: &[String]) -> Result<String, String> {
     );
     for (title, rows, left) in [
         ("Regions", regions(&all["regions"]), 2),
-        ("Switches", switches(&all, before), 1),
+        ("Switches", switches(&all, earlier), 1),
         ("Rings", rings(&all["ports"]), 3),
         ("Sessions", sessions(&all["sessions"]), 2),
     ] {
@@ -64,7 +77,7 @@ pub(crate) fn header<const N: usize>(titles: [&str; N]) -> Vec<Vec<String>> {
     vec![titles.map(String::from).to_vec()]
 }
 
-/// The members of an array; none of anything else.
+/// Returns the members of an array; none for any other value.
 pub(crate) fn members(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
@@ -90,14 +103,14 @@ fn regions(regions: &Value) -> Vec<Vec<String>> {
     rows
 }
 
-fn switches(all: &Value, before: &[String]) -> Vec<Vec<String>> {
+fn switches(all: &Value, earlier: &[String]) -> Vec<Vec<String>> {
     let mut rows = header(["switch", "owner", "ports", "addresses", "sent/s", "received/s", "lost/s", "lost"]);
-    let parsed = before.iter().filter_map(|before| serde_json::from_str(before).ok());
-    let before = parsed.flat_map(|before: Value| rings_of(&before)).collect();
-    let rates = rates(&before, &rings_of(all), BETWEEN);
+    let parsed = earlier.iter().filter_map(|earlier| serde_json::from_str(earlier).ok());
+    let before = parsed.flat_map(|earlier: Value| rings_of(&earlier)).collect();
+    let rates = rates(&before, &rings_of(all), RATE_INTERVAL);
     for switch in members(&all["switches"]) {
         let prefix = format!("{}:", cell(&switch["switch"]));
-        // Of everybody's switches, those of this user: a port tells whose it is.
+        // Several users may have a switch of this name: select the ports by their owner.
         let names = members(&all["ports"]).filter(|port| port["kind"] == "vale" && port["uid"] == switch["uid"]);
         let names: Vec<String> =
             names.map(|port| cell(&port["name"])).filter(|name| name.starts_with(&prefix)).collect();
@@ -151,12 +164,12 @@ fn rings(ports: &Value) -> Vec<Vec<String>> {
                 cell(&ring["sessions"]),
                 cell(&ring["queued"]),
                 cell(&ring["crossed"]),
-                mean(&ring["crossed"], &ring["batches"]),
+                batch_size(&ring["crossed"], &ring["batches"]),
                 cell(&ring["bad_slots"]),
                 cell(&ring["bad_pointers"]),
                 cell(&ring["dropped"]),
                 match &port["manner"] {
-                    Value::String(manner) => format!("{} ({manner})", cell(&port["kind"])),
+                    Value::String(data_path) => format!("{} ({data_path})", cell(&port["kind"])),
                     _ => cell(&port["kind"]),
                 },
             ]);
@@ -181,17 +194,17 @@ fn sessions(sessions: &Value) -> Vec<Vec<String>> {
     rows
 }
 
-/// A member as text; `-` where the daemon (of another version) has none.
+/// Formats a value; `-` if it is absent, as in a reply from a daemon of another version.
 pub(crate) fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".into(),
-        // A name is what a client chose: no control characters to the terminal.
+        // Clients choose the names: control characters must not reach the terminal.
         Value::String(text) => text.chars().map(|c| if c.is_control() { '?' } else { c }).collect(),
         other => other.to_string(),
     }
 }
 
-/// Bytes in the largest unit of 1024 that leaves a whole part.
+/// Formats a number of bytes in the largest binary unit in which it is at least 1.
 fn size(value: &Value) -> String {
     let Some(bytes) = value.as_u64() else {
         return cell(value);
@@ -205,8 +218,8 @@ fn size(value: &Value) -> String {
     }
 }
 
-/// Packets a batch.
-fn mean(packets: &Value, batches: &Value) -> String {
+/// Formats the mean number of packets per batch.
+fn batch_size(packets: &Value, batches: &Value) -> String {
     match (packets.as_f64(), batches.as_f64()) {
         (Some(packets), Some(batches)) if batches > 0.0 => format!("{:.1}", packets / batches),
         _ => "-".into(),
@@ -233,7 +246,7 @@ mod tests {
     }"#;
 
     #[test]
-    fn everything_is_shown() {
+    fn all_tables_are_formatted() {
         let before = FULL.replace("\"crossed\": 300", "\"crossed\": 100");
         assert_eq!(
             tables(FULL, &[before]).unwrap(),
@@ -261,10 +274,10 @@ p{1?  no               1   99  1000         1         1
     }
 
     #[test]
-    fn an_idle_daemon_has_no_tables() {
+    fn empty_tables_are_omitted() {
         let text = tables(r#"{"daemon": {"pid": 7}, "regions": [], "ports": [], "sessions": []}"#, &[]).unwrap();
         assert_eq!(text, "unetmapd -: pid 7, uid -, up - s, connections: -\n");
-        assert!(tables("{", &[]).unwrap_err().contains("makes no sense"));
+        assert!(tables("{", &[]).unwrap_err().contains("not valid JSON"));
         assert!(tables("[]", &[]).unwrap().starts_with("unetmapd -"));
     }
 

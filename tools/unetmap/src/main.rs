@@ -1,4 +1,4 @@
-//! unetmap: the front command.
+//! `unetmap`: the command-line front end. Each subcommand has a module.
 #![forbid(unsafe_code)]
 
 mod capture;
@@ -21,7 +21,7 @@ use clap::{Args, Parser, Subcommand};
 use tool_common::note;
 use unetmap_bench::{Bench, Options, Peer};
 
-/// netmap in user space: what is open, what this machine can do, and how fast it is.
+/// netmap in user space: shows open ports, checks this machine, and measures performance.
 #[derive(Debug, Parser)]
 #[command(name = "unetmap", version, max_term_width = 100)]
 struct Cli {
@@ -47,16 +47,17 @@ enum Command {
 
 /// Run a program that was written for netmap.
 ///
-/// The program finds /dev/netmap, whatever this machine has there: its calls of open, ioctl, mmap, poll, select and epoll
-/// on it are answered by unetmap, all others by the system. It must be linked dynamically; to programs that change their
-/// user (setuid) the system does not let this happen. UNETMAP_VERBOSE=1 makes it say why a request was refused.
+/// The program can open /dev/netmap, even if this machine has no such file. unetmap handles the program's open, ioctl,
+/// mmap, poll, select and epoll calls on it; all other calls go to the system. The program must be linked dynamically, and
+/// must not be setuid, because the loader preloads no library into such programs. UNETMAP_VERBOSE=1 prints the reason for
+/// each refused request.
 #[derive(Debug, Args)]
 struct RunArgs {
-    /// Let it open interfaces even if that cuts the host off: those that carry the default route (UNETMAP_FORCE=1)
+    /// Allow the program to open the interface of the default route, which disconnects the host (UNETMAP_FORCE=1)
     #[arg(long)]
     force: bool,
 
-    /// The program, and its arguments
+    /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<std::ffi::OsString>,
 }
@@ -64,25 +65,25 @@ struct RunArgs {
 /// Show the daemon's regions, ports, rings and sessions.
 #[derive(Debug, Args)]
 struct LsArgs {
-    /// Print what the daemon says, as JSON
+    /// Print the daemon's reply as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Show what moves through all rings, again and again.
+/// Show the packet rates of all rings, refreshed periodically.
 ///
-/// Packets and losses a second, and packets a batch, the fastest ring first.
+/// Shows packets and lost packets per second, and packets per batch, the fastest ring first.
 #[derive(Debug, Args)]
 struct TopArgs {
-    /// Time between two looks
+    /// Time between two refreshes
     #[arg(short, long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
     interval: f64,
 
-    /// Looks, then it ends; 0: until it is stopped
+    /// Number of refreshes (0 = unlimited)
     #[arg(short = 'n', long, value_name = "N", default_value_t = 0)]
     count: u64,
 
-    /// One JSON object a ring and look
+    /// Print one JSON object per ring and refresh
     #[arg(long)]
     json: bool,
 }
@@ -90,15 +91,15 @@ struct TopArgs {
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.05..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("a time is 0.05 to 3600 seconds".into()),
+        _ => Err("give a time from 0.05 to 3600 seconds".into()),
     }
 }
 
-/// Show an interface's port, or choose which frames enter it.
+/// Show an interface's port, or change its filter, busy polling, RSS or steering rules.
 ///
-/// Frames that do not match the filter stay with the kernel's network stack, as if no port were open. The filter stays
-/// until it is taken off or the interface is gone, whether a port is open or not. It is set by root, and by users who open
-/// the interface directly (unetmap-policy(5)).
+/// Frames that do not match the filter stay with the kernel's network stack, as if no port were open. The filter remains
+/// set until it is removed or the interface is deleted, whether a port is open or not. Root can set it, and users to whom
+/// the policy grants direct access to the interface (unetmap-policy(5)).
 #[derive(Debug, Args)]
 struct NicArgs {
     /// An interface of this network namespace, or a port on one (netmap:IF)
@@ -108,192 +109,196 @@ struct NicArgs {
     #[command(subcommand)]
     action: Option<NicAction>,
 
-    /// Print what the daemon says, as JSON
+    /// Print the daemon's reply as JSON
     #[arg(long, global = true)]
     json: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum NicAction {
-    /// Let only these frames enter its port
+    /// Set the filter that selects the frames that enter the port
     Filter {
-        /// An expression as of tcpdump (pcap-filter(7)); off: all frames enter
+        /// A tcpdump expression (pcap-filter(7)); off: all frames enter
         #[arg(required = true, value_name = "EXPRESSION|off")]
         expression: Vec<String>,
     },
-    /// Have calls on its port look into its queues themselves, instead of waiting for interrupts
+    /// Set busy polling: syncs process the interface's queues themselves instead of waiting for interrupts
     BusyPoll {
-        /// USEC: 1 to 1000 microseconds (SO_BUSY_POLL); BUDGET: packets that one look may take, 1 to 64 (default); off.
-        /// Ports that are opened from then on have it
+        /// USEC: 1 to 1000 microseconds (SO_BUSY_POLL); BUDGET: packets per busy poll, 1 to 64 (default 64); off. Applies
+        /// to ports that are opened afterwards
         #[arg(required = true, value_name = "USEC [BUDGET]|off", num_args = 1..=2)]
         words: Vec<String>,
     },
-    /// How its driver spreads frames over its queues
+    /// Show or change how the driver distributes frames over the receive queues
     Rss {
-        /// Nothing: show it; symmetric: both directions of a flow to one queue; equal N: over the first N queues;
-        /// queues LIST: over these; key BYTES: hash with this key
+        /// Nothing: show the distribution; symmetric: both directions of a flow to one queue; equal N: the first N
+        /// queues; queues LIST: these queues; key BYTES: the hash key
         #[arg(value_name = "CHANGE")]
         change: Vec<String>,
     },
-    /// Rules by which its hardware leads frames to queues
+    /// Show or change the hardware's rules that steer frames to receive queues
     Steer {
-        /// Nothing: list them; RULE QUEUE: add one, for instance 'udp dst port 53' 2; off PLACE: remove one
+        /// Nothing: list the rules; RULE QUEUE: add a rule, for instance 'udp dst port 53' 2; off PLACE: remove a rule
         #[arg(value_name = "RULE QUEUE|off PLACE", num_args = 0..=2)]
         words: Vec<String>,
     },
 }
 
-/// Have a /dev/netmap that any program can open.
+/// Create or remove a /dev/netmap that any program can open.
 ///
-/// For programs that `unetmap run` cannot reach: linked statically, not written in C, waiting through io_uring, or changing
-/// their user. The daemon serves it through FUSE, so each request and each poll goes through the daemon; programs that can
-/// are faster with `unetmap run`. Needs Linux 6.9, and root to switch it.
+/// For programs that `unetmap run` does not support: statically linked, not using the C library, waiting with io_uring, or
+/// setuid. The daemon serves the file through FUSE, so each request and each poll goes through the daemon; all other
+/// programs are faster with `unetmap run`. Needs Linux 6.9; only root can create or remove it.
 #[derive(Debug, Args)]
 struct NodeArgs {
     #[command(subcommand)]
     action: NodeAction,
 
-    /// Print what the daemon says, as JSON
+    /// Print the daemon's reply as JSON
     #[arg(long, global = true)]
     json: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum NodeAction {
-    /// Make it, and start a daemon if none runs, which then stays
+    /// Create it. Starts a daemon if none runs; the daemon then runs until the file is removed
     On {
-        /// Where [default: /dev/netmap]
+        /// Path of the file [default: /dev/netmap]
         path: Option<std::path::PathBuf>,
     },
-    /// Remove it; files that are open stay usable until they are closed
+    /// Remove it; open files remain usable until they are closed
     Off {
-        /// Only if it is there
+        /// Remove it only if it is at this path
         path: Option<std::path::PathBuf>,
     },
-    /// Say whether it is there, and how many files of it are open
+    /// Show whether it exists, and how many files are open on it
     Status,
 }
 
-/// Show netmap's knobs, as this user's daemon has them.
+/// Show the values of netmap's knobs in this user's daemon.
 ///
-/// `applies` says when a value that is set counts: now, for ports that are opened (open), for regions that are made
-/// (region); or never: it is kept, and changes nothing here.
+/// `applies` is when a new value takes effect: now; for ports opened afterwards (open); for regions created afterwards
+/// (region); or never: the value is stored and has no effect here.
 #[derive(Debug, Args)]
 struct GetArgs {
-    /// Only the value of this one
+    /// Print only the value of this knob
     #[arg(value_name = "KNOB")]
     knob: Option<String>,
 
-    /// Print what the daemon says, as JSON
+    /// Print the daemon's reply as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Set one of netmap's knobs, until the daemon ends.
+/// Set one of netmap's knobs, until the daemon exits.
 ///
-/// The daemon of this user, which is started if none runs, and does not end by itself while a knob is other than it was at
-/// its start. Only its own user and root may. To set knobs for good, see unetmapd(8), --config.
+/// Sets the knob in this user's daemon. The daemon is started if none runs, and does not exit when idle while a knob
+/// differs from its value at startup. Only the daemon's own user and root can set knobs. To set knobs permanently, see
+/// --config in unetmapd(8).
 #[derive(Debug, Args)]
 struct SetArgs {
-    /// Its name; `unetmap get` shows all
+    /// Name of the knob; `unetmap get` lists all
     #[arg(value_name = "KNOB")]
     knob: String,
 
-    /// A whole number, perhaps 0x and hexadecimal
+    /// An integer, decimal or hexadecimal with 0x
     #[arg(value_name = "VALUE", value_parser = knobs::value)]
     value: u64,
 
-    /// Print what the daemon says, as JSON
+    /// Print the daemon's reply as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Say what this machine and its interfaces can do, and what to change.
+/// Check what this machine and its interfaces support, and print how to fix what is missing.
 ///
-/// Opens no port and changes nothing. Without an interface: the machine, and all interfaces in a table. The exit status is
-/// 0 when a port could be opened, 1 when something that it needs is missing. What this user may not try is unknown.
+/// Opens no port and changes nothing. Without an interface: checks the machine, and lists all interfaces in a table. The
+/// exit status is 0 if a port could be opened, 1 if a requirement is missing. Checks that this user has no permission to
+/// make are reported as unknown.
 #[derive(Debug, Args)]
 struct DoctorArgs {
     /// An interface of this network namespace, or a port on one (netmap:IF)
     #[arg(value_name = "IF", value_parser = doctor::interface)]
     interface: Option<String>,
 
-    /// One JSON object: kernel, ok, checks, interfaces
+    /// Print one JSON object: kernel, ok, checks, interfaces
     #[arg(long)]
     json: bool,
 }
 
-/// Measure, in turns with others, what this machine can do.
+/// Measure the performance of unetmap on this machine, alternating with peers.
 ///
-/// Benchmarks: `pipe` two processes, 60 B, 1024 slots, batches of 512, through pkt-gen; `pipe-batch` the same with the
-/// sender's batch 1, 8, 64, 256 and 512; `pipe-1core` both ends in one thread, and core cycles a packet; `pipe-rtt` the
-/// mean round trip of one packet between two threads, through the library, payload untouched; `pipe-ping` the median
-/// round trip between two pkt-gen processes, which write and read a time stamp. In both, both sides stay awake.
+/// Pipes: `pipe` measures two pkt-gen processes, 60 B, 1024 slots, batches of 512. `pipe-batch`: the same with sender
+/// batches of 1, 8, 64, 256 and 512. `pipe-1core`: both ends in one thread; also core cycles per packet. `pipe-rtt`: the
+/// mean round trip of one packet between two threads, through the library, payload untouched. `pipe-ping`: the median
+/// round trip between two pkt-gen processes, which write and read a timestamp. In pipe-rtt and pipe-ping both sides
+/// busy-wait.
 ///
-/// `pipe-open` opening a pipe, and, in the row pipe-open-cold, starting a pkt-gen that has to start a daemon for it; `idle-100`
-/// what the daemon takes while 100 open ports do nothing: of a core, and of memory beside the regions.
+/// `pipe-open`: the time to open a pipe and, in the row pipe-open-cold, to start a pkt-gen that also starts the daemon.
+/// `idle-100`: CPU time and memory (without the regions) that the daemon uses while 100 ports are open and idle.
 ///
-/// `preload-pipe` is `pipe` by a C program that was written for netmap, under `unetmap run`, with batches of 1, 64 and
-/// 512, beside itself linked with the library, and pkt-gen; `preload-poll` a poll of another file in such a program,
-/// beside the C library's own.
+/// `preload-pipe`: `pipe` with a C program written for netmap, under `unetmap run`, with batches of 1, 64 and 512. Peers:
+/// the same program linked with the library, and pkt-gen. `preload-poll`: a poll of a file that is not netmap's, in such a
+/// program. Peer: poll of the C library alone.
 ///
-/// `node-pipe` is the same program, linked statically, on a /dev/netmap of the benchmark's own, with batches of 512, beside
-/// pkt-gen; `node-poll` a poll there that finds something ready, with the daemon on the same core, beside one under
-/// `unetmap run`. Both are for root.
+/// `node-pipe`: the same program, statically linked, on a /dev/netmap that the benchmark creates, with batches of 512. Peer:
+/// pkt-gen. `node-poll`: a poll there of a port that is ready, with the daemon on the same core. Peer: the same program
+/// under `unetmap run`. Both need root.
 ///
-/// Over a switch, whose daemon the first pkt-gen starts: `vale-60-copy`, `vale-512-copy`, `vale-1500-copy` one sender and one
-/// receiver, the part of the packets that was lost, and the highest rate at which at most one in a thousand was; `vale-60-swap`
-/// ports that share a region; `vale-1core` all on one core; `vale-fan` 16 addresses behind four receivers; `vale-rtt` the
-/// median of pkt-gen's pings, awake and asleep, beside a pipe's; `vale-idle-ports` with 64 more ports, beside none. Streams go
-/// through rings of 4096 slots, those of 1500 B and round trips of 1024; a row that ends in a number has rings of so many.
+/// VALE switches, with a daemon that the first pkt-gen starts: `vale-60-copy`, `vale-512-copy`, `vale-1500-copy`: one sender
+/// and one receiver; also the share of lost packets, and the highest rate at which at most one packet in a thousand is lost.
+/// `vale-60-swap`: ports that share a region. `vale-1core`: all on one core. `vale-fan`: 16 addresses behind four receivers.
+/// `vale-rtt`: the median of pkt-gen's pings, busy-waiting and sleeping. Peer: a pipe. `vale-idle-ports`: with 64 more ports.
+/// Peer: no additional ports. Streams use rings of 4096 slots; streams of 1500 B, and round trips, rings of 1024 slots. A row
+/// name that ends in a number uses rings of that many slots.
 ///
-/// About interfaces, in network namespaces that are made for it, so for root only: `nic-tx` 60 B out of one queue through
-/// pkt-gen; `nic-rx` what pkt-gen receives while the other end of the cable sends as fast as it can; `nic-fwd` what
-/// bridge moves from one interface to another. `host-tcp` what TCP carries each way between an interface and the host's
-/// stack through bridge, and `host-rtt` a ping's median round trip there, beside the same cable without us. `lb` and
-/// `scrub` what lb moves to the reader of four pipes, and what the example scrubber takes when nine packets of ten are bad,
-/// beside a plain receiver.
+/// Interfaces, in network namespaces that the benchmark creates (needs root): `nic-tx`: pkt-gen sends 60 B frames from one
+/// queue. `nic-rx`: pkt-gen receives while the other end of the veth pair sends as fast as it can. `nic-fwd`: bridge forwards
+/// from one interface to another. `host-tcp`: TCP throughput each way between an interface and the host stack through bridge.
+/// `host-rtt`: the median round trip of a ping there. Peer of both: the same veth pair without unetmap. `lb`: lb forwards to
+/// the reader of four pipes. `scrub`: the example scrubber receives when nine packets of ten are bad. Peer of both: a plain
+/// receiver.
 ///
-/// `pcap` is a C program of libpcap's and tcpdump, with our libpcap on a switch, a pipe and an interface, beside the system's
-/// libpcap on the interface; for root only. Rows: pcap-dispatch (pcap_dispatch counts 60 B packets), pcap-filter (the same
-/// behind a filter of 27 instructions), pcap-next-ex, pcap-inject, pcap-nic-rx, pcap-nic-tx, pcap-tcpdump (tcpdump -w
-/// /dev/null on a pipe, and on the interface with the system's libpcap) and pcap-tcpdump-arrived (of a hundred packets).
+/// `pcap`: a C program that uses libpcap, and tcpdump, with unetmap's libpcap on a switch, a pipe and an interface. Peer: the
+/// system's libpcap on the interface. Needs root. Rows: pcap-dispatch (pcap_dispatch counts 60 B packets), pcap-filter (the
+/// same with a filter of 27 instructions), pcap-next-ex, pcap-inject, pcap-nic-rx, pcap-nic-tx, pcap-tcpdump (tcpdump -w
+/// /dev/null on a pipe, and on the interface with the system's libpcap) and pcap-tcpdump-arrived (percentage of the packets).
 ///
-/// The distance of the two cores is probed before and after each sample: class L if a cache line goes there and back
-/// in less than 200 ns, else R. Figures of different classes are never compared. Turns end when every side has
-/// enough samples of one class; a class that had too few is named on standard error.
+/// The distance of the two cores is probed before and after each sample: class L if the round trip of a cache line takes
+/// less than 200 ns, else R. Figures of different classes are never compared. A benchmark ends when each contestant has
+/// enough samples of one class; standard error names the classes that have too few.
 ///
-/// ours/its, and `ratio` in JSON, is our median divided by the peer's: for rates (Mpps, Gbit/s) more is better, for
-/// times (ns, us, cycles) less.
+/// ours/its, and `ratio` in JSON, is unetmap's median divided by the peer's: for rates (Mpps, Gbit/s) higher is better, for
+/// times (ns, us, cycles) lower.
 #[derive(Debug, Args)]
 struct BenchArgs {
-    /// What to measure
-    #[arg(required = true, value_name = "NAME", value_parser = benches())]
+    /// Benchmarks to run
+    #[arg(required = true, value_name = "NAME", value_parser = bench_names())]
     names: Vec<Bench>,
 
-    /// Begin no sample after this time; for each benchmark, in pipe-batch, preload-pipe and pcap for each row
+    /// Start no sample after this time; per benchmark, and per row in pipe-batch, preload-pipe and pcap
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
 
-    /// Samples that each side needs in one class
+    /// Samples that each contestant needs in one class
     #[arg(long, value_name = "SAMPLES", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     samples: u32,
 
-    /// Compare with what COMMAND measures, too; may be given several times
+    /// Add COMMAND as a peer; may be given several times
     ///
-    /// COMMAND is run by `sh -c` once a turn, with BENCH (the row's name), BATCH (the sender's batch) and, over a
-    /// switch, LEN (bytes of a packet) in its environment. It prints a line for each class:
-    /// {"name":"x","class":"L","unit":"Mpps","median":1.5,"min":1,"max":2,"n":9}. The unit tells which of our rows it
-    /// is compared with. One that fails is left out from then on, and the exit status is 1.
+    /// COMMAND is run by `sh -c` once a turn, with BENCH (the row's name), BATCH (the sender's batch) and, for a switch,
+    /// LEN (bytes of a packet) in its environment. It prints a line for each class:
+    /// {"name":"x","class":"L","unit":"Mpps","median":1.5,"min":1,"max":2,"n":9}. It is compared with the row that has
+    /// the same unit. A command that fails is not run again, and the exit status is 1.
     #[arg(long = "peer", value_name = "LABEL=COMMAND")]
     peers: Vec<Peer>,
 
-    /// One JSON object a line: name, class, unit, median, min, max, n, peers {label: {median, ratio}}
+    /// Print JSON, one object per line: name, class, unit, median, min, max, n, peers {label: {median, ratio}}
     #[arg(long)]
     json: bool,
 }
 
-fn benches() -> impl TypedValueParser<Value = Bench> {
+fn bench_names() -> impl TypedValueParser<Value = Bench> {
     PossibleValuesParser::new(Bench::ALL.map(Bench::name)).try_map(|name| name.parse::<Bench>())
 }
 
@@ -340,9 +345,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// A number above 0 as people write it: 1500, 2.5k, 10M, 4G.
+/// Parses a number above 0 with an optional decimal suffix: 1500, 2.5k, 10M, 4G.
 fn scaled(text: &str) -> Result<u64, String> {
-    let wrong = || "a number above 0, perhaps with k, M or G behind it".to_owned();
+    let wrong = || "give a number above 0, with an optional suffix k, M or G".to_owned();
     let (digits, scale) = match text.char_indices().last() {
         Some((at, 'k' | 'K')) => (&text[..at], 1e3),
         Some((at, 'M')) => (&text[..at], 1e6),
@@ -353,12 +358,12 @@ fn scaled(text: &str) -> Result<u64, String> {
     if (1.0..=1e15).contains(&number) { Ok(number as u64) } else { Err(wrong()) }
 }
 
-/// Writes `text` to standard output, for the subcommand `what`.
-fn print(what: &str, text: &str) -> Result<u8, String> {
+/// Writes `text` to standard output. An error begins with the name of the subcommand.
+fn print(subcommand: &str, text: &str) -> Result<u8, String> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // A reader such as `head` that has seen enough.
+        // A reader such as `head` closes the pipe early.
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(0),
-        result => result.map(|()| 0).map_err(|e| format!("{what}: standard output: {e}")),
+        result => result.map(|()| 0).map_err(|e| format!("{subcommand}: standard output: {e}")),
     }
 }
 
@@ -373,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn bench_options() {
+    fn bench_options_are_parsed_or_refused() {
         let parse = |words: &[&str]| Cli::try_parse_from(["unetmap", "bench"].iter().chain(words));
         let Command::Bench(args) = parse(&["pipe", "pipe-rtt", "--peer", "a=b", "--json"]).unwrap().command else {
             panic!("not bench");

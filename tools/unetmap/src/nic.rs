@@ -1,64 +1,64 @@
-//! `unetmap nic`: an interface's port, the filter before it, and how its sockets poll.
+//! `unetmap nic`: shows an interface's port; sets its filter, busy polling, RSS and steering rules.
 //!
-//! The filter is compiled here, by libpcap, so that the daemon, which believes nobody, gets instructions to judge and not
-//! a language to read.
+//! libpcap compiles the filter in this process. The daemon, which trusts no client, then only has to validate the
+//! instructions instead of parsing expressions.
 
 use pcap::{Capture, Linktype};
 use serde_json::Value;
-use unetmap::nic::{Filter, MOST_EXPRESSION, MOST_INSNS, NicRequest, Wish, ask};
 use unetmap_bench::align;
+use unetmap_core::control::nic::{Filter, MAX_EXPRESSION, MAX_INSNS, NicAction, NicRequest, send_request};
 use unetmap_sys::link;
 use unetmap_sys::xdp::ClassicInsn;
 
-use crate::ls::{cell, header, members};
+use crate::ls::{cell, header, members, parse_reply};
 
 pub(crate) mod busy;
 mod position;
 pub(crate) mod queues;
 
-/// Shows interface `interface`, or sets its filter: the words of an expression, or `off`.
+/// Shows an interface, or sets its filter: the words of an expression, or `off`.
 pub(crate) fn run(interface: &str, filter: Option<&[String]>, json: bool) -> Result<u8, String> {
-    let wish = match filter.map(|words| words.join(" ")).as_deref().map(str::trim) {
-        None => Ok(Wish::Show),
-        Some("off") => Ok(Wish::NoFilter),
-        Some(expression) => compile(expression).map(Wish::Filter),
+    let action = match filter.map(|words| words.join(" ")).as_deref().map(str::trim) {
+        None => Ok(NicAction::Show),
+        Some("off") => Ok(NicAction::NoFilter),
+        Some(expression) => compile(expression).map(NicAction::Filter),
     };
-    carry_out(interface, wish, json)
+    send(interface, action, json)
 }
 
-/// Asks the daemon, and shows what it says, or tells what was done.
-fn carry_out(interface: &str, wish: Result<Wish, String>, json: bool) -> Result<u8, String> {
+/// Sends a request to the daemon, and prints the reply or the change.
+fn send(interface: &str, action: Result<NicAction, String>, json: bool) -> Result<u8, String> {
     let failed = |why: &dyn std::fmt::Display| format!("nic {interface}: {why}");
     let link = link::by_name(interface).map_err(|e| failed(&e))?;
     let Some(link) = link else { return Err(failed(&"no such interface (ip link shows them)")) };
-    let wish = wish.map_err(|why| failed(&why))?;
-    let request = NicRequest { interface: link.name.clone(), wish };
-    let answer = ask(&request).map_err(|e| format!("nic: {e}"))?;
-    let text = match answer {
-        _ if request.wish != Wish::Show && !json => said(&link.name, &request.wish),
-        Some(answer) if json => format!("{answer}\n"),
-        Some(answer) => shown(&answer)? + &busy::napi(&link, &answer),
+    let action = action.map_err(|why| failed(&why))?;
+    let request = NicRequest { interface: link.name.clone(), action };
+    let reply = send_request(&request).map_err(|e| format!("nic: {e}"))?;
+    let text = match reply {
+        _ if request.action != NicAction::Show && !json => change_text(&link.name, &request.action),
+        Some(reply) if json => format!("{reply}\n"),
+        Some(reply) => state_text(&reply)? + &busy::napi(&link, &reply),
         None if json => "null\n".into(),
         None => format!("{}: not open, no filter: no daemon is running\n", link.name),
     };
     crate::print("nic", &text)
 }
 
-/// The filter that `expression` is, for frames of Ethernet.
+/// Compiles an expression for Ethernet frames.
 pub(crate) fn compile(expression: &str) -> Result<Filter, String> {
     if expression.is_empty() {
         return Err("no filter; give an expression (pcap-filter(7)), or off".into());
     }
-    if expression.len() > MOST_EXPRESSION {
-        return Err(format!("the filter is longer than {MOST_EXPRESSION} bytes; shorten it"));
+    if expression.len() > MAX_EXPRESSION {
+        return Err(format!("the filter is longer than {MAX_EXPRESSION} bytes; shorten it"));
     }
     let program = instructions(expression).map_err(|why| {
-        let (words, at) = position::explain(expression, &why, |part| instructions(part).map(drop));
-        format!("the filter does not compile: {words}, {at} (pcap-filter(7))")
+        let (reason, at) = position::explain(expression, &why, |part| instructions(part).map(drop));
+        format!("the filter does not compile: {reason}, {at} (pcap-filter(7))")
     })?;
-    if program.len() > MOST_INSNS {
+    if program.len() > MAX_INSNS {
         let n = program.len();
-        return Err(format!("the filter has {n} instructions, and {MOST_INSNS} are the most; give a simpler one"));
+        return Err(format!("the filter has {n} instructions, the limit is {MAX_INSNS}; give a simpler expression"));
     }
     Ok(Filter { expression: expression.into(), program })
 }
@@ -67,23 +67,23 @@ pub(crate) fn compile(expression: &str) -> Result<Filter, String> {
 const FROM_FRAME: u16 = 0x20;
 const EXTENSIONS: u32 = 0xffe0_0000;
 
-/// What libpcap makes of an expression, or what it says.
+/// Compiles an expression to instructions, or returns libpcap's message.
 fn instructions(expression: &str) -> Result<Vec<ClassicInsn>, String> {
-    let words = |e: pcap::Error| match e {
-        pcap::Error::PcapError(words) => words,
+    let message = |e: pcap::Error| match e {
+        pcap::Error::PcapError(message) => message,
         other => other.to_string(),
     };
-    let program = Capture::dead(Linktype::ETHERNET).and_then(|dead| dead.compile(expression, true)).map_err(words)?;
+    let program = Capture::dead(Linktype::ETHERNET).and_then(|dead| dead.compile(expression, true)).map_err(message)?;
     let all: Option<Vec<ClassicInsn>> = program.get_instructions().iter().map(|i| insn(&i.to_string())).collect();
-    let all = all.ok_or("libpcap's program is not of the form that is known here")?;
-    // By such offsets a socket's filter is told the direction and the like.
+    let all = all.ok_or("libpcap's instructions have an unknown format")?;
+    // A socket filter reads the direction and other metadata at these offsets.
     match all.iter().any(|i| i.code & 0x07 == 0 && i.code & 0xe0 == FROM_FRAME && i.k >= EXTENSIONS) {
-        true => Err("it asks for what is not in the frame".into()),
+        true => Err("it uses data that is not in the frame".into()),
         false => Ok(all),
     }
 }
 
-/// An instruction as the crate shows it: four numbers.
+/// Parses an instruction as the pcap crate formats it: four numbers.
 fn insn(text: &str) -> Option<ClassicInsn> {
     let mut numbers = text.split(' ').map(str::parse::<u32>);
     let mut next = || numbers.next()?.ok();
@@ -91,31 +91,29 @@ fn insn(text: &str) -> Option<ClassicInsn> {
     Some(ClassicInsn { code: code.try_into().ok()?, jt: jt.try_into().ok()?, jf: jf.try_into().ok()?, k })
 }
 
-/// What was done.
-fn said(name: &str, wish: &Wish) -> String {
-    match wish {
-        Wish::Filter(Filter { expression, program }) => format!(
+/// Describes a change that was made.
+fn change_text(name: &str, action: &NicAction) -> String {
+    match action {
+        NicAction::Filter(Filter { expression, program }) => format!(
             "{name}: frames of `{}` enter its port ({} instructions), the others stay with the kernel\n",
             cell(&Value::String(expression.clone())),
             program.len()
         ),
-        Wish::BusyPoll { usec, budget } => {
-            format!("{name}: ports opened from now on poll busily, {usec} us, {budget} packets a look\n")
+        NicAction::BusyPoll { usec, budget } => {
+            format!("{name}: ports opened from now on use busy polling, {usec} us, {budget} packets per poll\n")
         }
-        Wish::NoBusyPoll => format!("{name}: ports opened from now on do not poll busily\n"),
-        _ => format!("{name}: no filter, all frames of its queues that are bound enter its port\n"),
+        NicAction::NoBusyPoll => format!("{name}: ports opened from now on do not use busy polling\n"),
+        _ => format!("{name}: no filter, all frames of its bound queues enter its port\n"),
     }
 }
 
-/// The daemon's answer for people.
-fn shown(json: &str) -> Result<String, String> {
-    let all: Value = serde_json::from_str(json).map_err(|e| {
-        format!("nic: the daemon's answer makes no sense ({e}); is it another version? --json shows it")
-    })?;
+/// Formats the daemon's reply.
+fn state_text(json: &str) -> Result<String, String> {
+    let all = parse_reply("nic", json)?;
     let (port, filter) = (&all["port"], &all["filter"]);
     let mut text = match port {
         Value::Null => format!(
-            "{}: not open; queues: {} tx, {} rx; for you {}\n",
+            "{}: not open; queues: {} tx, {} rx; your access: {}\n",
             cell(&all["interface"]),
             cell(&all["tx_queues"]),
             cell(&all["rx_queues"]),
@@ -136,18 +134,18 @@ fn shown(json: &str) -> Result<String, String> {
             cell(&filter["expression"]),
             cell(&filter["instructions"]),
             cell(&filter["uid"]),
-            if filter["in_force"] == true { "in force" } else { "in force once a port is open" },
+            if filter["in_force"] == true { "active" } else { "active once a port is open" },
         ),
     };
     let queues_busy = members(&port["queues"]).filter(|queue| queue["busy_usec"].is_u64()).count();
     if let busy @ Value::Object(_) = &all["busy_poll"] {
         text += &format!(
-            "busy polling: {} us, {} packets a look, set for ports opened from now on; queues that have it: {queues_busy}\n",
+            "busy polling: {} us, {} packets per poll, for ports opened from now on; queues that use it: {queues_busy}\n",
             cell(&busy["usec"]),
             cell(&busy["budget"])
         );
     } else if queues_busy > 0 {
-        text += &format!("busy polling: off for ports opened from now on; queues that have it still: {queues_busy}\n");
+        text += &format!("busy polling: off for ports opened from now on; queues that still use it: {queues_busy}\n");
     }
     for (title, rows, left) in [("Queues", queues(&port["queues"]), 0), ("Sessions", sessions(&port["sessions"]), 0)] {
         if rows.len() > 1 {

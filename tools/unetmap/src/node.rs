@@ -1,59 +1,56 @@
-//! `unetmap node`: a `/dev/netmap` for programs that cannot be run with `unetmap run`.
+//! `unetmap node`: creates and removes a `/dev/netmap` for programs that `unetmap run` does not support.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use unetmap::node::{USUAL_PATH, Wish, ask};
+use unetmap_core::control::node::{NodeRequest, USUAL_PATH, send_request};
 
-use crate::ls::cell;
+use crate::ls::{cell, parse_reply};
 
-/// What is to be done.
+/// The action of the command line.
 pub(crate) enum Action {
     On(Option<PathBuf>),
     Off(Option<PathBuf>),
     Status,
 }
 
-/// Does it, and says how the node then is.
+/// Performs the action, and prints the state of the node after it.
 pub(crate) fn run(action: Action, json: bool) -> Result<u8, String> {
     let absolute =
         |path: &Path| std::path::absolute(path).map_err(|e| format!("node: the path {}: {e}", path.display()));
-    let wish = match action {
-        Action::On(path) => Wish::On(absolute(path.as_deref().unwrap_or(Path::new(USUAL_PATH)))?),
-        Action::Off(path) => Wish::Off(path.as_deref().map(absolute).transpose()?),
-        Action::Status => Wish::Show,
+    let request = match action {
+        Action::On(path) => NodeRequest::On(absolute(path.as_deref().unwrap_or(Path::new(USUAL_PATH)))?),
+        Action::Off(path) => NodeRequest::Off(path.as_deref().map(absolute).transpose()?),
+        Action::Status => NodeRequest::Show,
     };
-    let answer = ask(&wish).map_err(|e| format!("node: {e}"))?;
-    let text = match answer {
-        Some(answer) if json => format!("{answer}\n"),
+    let reply = send_request(&request).map_err(|e| format!("node: {e}"))?;
+    let text = match reply {
+        Some(reply) if json => format!("{reply}\n"),
         None if json => "{\"on\":false,\"files\":0,\"ports\":0,\"left\":0}\n".into(),
-        Some(answer) => shown(&answer)?,
+        Some(reply) => status_text(&parse_reply("node", &reply)?),
         None => "off: no daemon is running\n".into(),
     };
     crate::print("node", &text)?;
-    match wish {
-        Wish::On(path) => seen(&path),
+    match request {
+        NodeRequest::On(path) => check_visible(&path),
         _ => Ok(0),
     }
 }
 
-/// The daemon mounts where it lives, which may be another place than ours.
-fn seen(path: &Path) -> Result<u8, String> {
+/// Checks that this process can see the file: the daemon mounts it in its own mount namespace, which may be another.
+fn check_visible(path: &Path) -> Result<u8, String> {
     match std::fs::metadata(path) {
         Ok(_) => Ok(0),
         Err(e) => Err(format!(
-            "node: {} is on, but not seen from here: {e} (the daemon is in another mount namespace; start one here, with \
-             UNETMAP_SOCKET to name another socket)",
+            "node: {} is on, but not visible to this process: {e} (the daemon is in another mount namespace; set \
+             UNETMAP_SOCKET to another socket to start a daemon in this one)",
             path.display()
         )),
     }
 }
 
-/// The daemon's answer for people.
-fn shown(json: &str) -> Result<String, String> {
-    let all: Value = serde_json::from_str(json).map_err(|e| {
-        format!("node: the daemon's answer makes no sense ({e}); is it another version? --json shows it")
-    })?;
+/// Formats the daemon's reply.
+fn status_text(all: &Value) -> String {
     let mut text = match all["on"] == true {
         true => format!(
             "on: {} (mounted at {}); {} open, {} of them with a port\n",
@@ -65,7 +62,7 @@ fn shown(json: &str) -> Result<String, String> {
         false => "off\n".into(),
     };
     if all["left"] != 0 {
-        text += &format!("{} files of an earlier one are still open\n", cell(&all["left"]));
+        text += &format!("{} files of an earlier node are still open\n", cell(&all["left"]));
     }
-    Ok(text)
+    text
 }

@@ -1,4 +1,4 @@
-//! `unetmap replay`: the packets of a capture, out of a port.
+//! `unetmap replay`: sends the packets of a capture file through a port.
 
 mod pace;
 mod progress;
@@ -17,20 +17,20 @@ use unetmap::{Interest, Port, Ring};
 use pace::{Pace, Rate};
 use progress::Progress;
 
-/// How long a wait lasts before it looks at signals.
-const NAP: Duration = Duration::from_millis(100);
-/// How long the end waits for the other side to take what was sent.
-const DRAIN: Duration = Duration::from_secs(1);
-/// Packets that are handed over at once, when there is no time between them.
+/// Longest wait before signals are checked.
+const MAX_WAIT: Duration = Duration::from_millis(100);
+/// Time that the receiver has to release the sent slots at the end.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Packets per sync when packets are sent without pauses.
 const BATCH: u32 = 256;
 
-/// Send the packets of a capture file out of a port.
+/// Send the packets of a capture file through a port.
 ///
-/// Reads pcap and pcapng, of Ethernet. Without --rate each packet is sent as long after the first as it was captured.
-/// Where the other side makes no room, as behind a pipe that nobody reads, it waits.
+/// Reads pcap and pcapng files of Ethernet frames. Without --rate packets are sent at the intervals at which they were
+/// captured. If the transmit ring stays full, as for a pipe without a reader, replay waits.
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
-    /// The capture, - for standard input
+    /// Capture file to read, - for standard input
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
@@ -38,15 +38,15 @@ pub(crate) struct ReplayArgs {
     #[arg(value_name = "PORT")]
     port: String,
 
-    /// Send so many packets a second, whatever the capture's times, or max; k and M are 1000 and a million
+    /// Packets per second (suffixes k and M are powers of 1000) or max; ignores the timestamps of the capture
     #[arg(short, long, value_name = "PACKETS|max", value_parser = pace::rate)]
     rate: Option<Rate>,
 
-    /// Let the capture's time pass so many times as fast
+    /// Divide the intervals of the capture by this factor
     #[arg(long, value_name = "FACTOR", conflicts_with = "rate", value_parser = pace::factor)]
     speed: Option<f64>,
 
-    /// Send the capture so often; 0: until a signal comes
+    /// Number of times to send the capture (0 = until a signal)
     #[arg(short, long = "loop", value_name = "TIMES", default_value_t = 1)]
     times: u64,
 
@@ -54,25 +54,25 @@ pub(crate) struct ReplayArgs {
     #[arg(short, long)]
     quiet: bool,
 
-    /// Tell at the end in one JSON object: port, packets, bytes, cut, seconds
+    /// Print one JSON object at the end: port, packets, bytes, cut, seconds
     #[arg(long)]
     json: bool,
 }
 
-/// What was sent.
+/// Counters of sent packets.
 #[derive(Default)]
 struct Sent {
     packets: u64,
     bytes: u64,
-    /// Packets of which the capture holds only a part.
-    cut: u64,
+    /// Packets that are truncated in the capture.
+    truncated: u64,
 }
 
-/// Packets in, slots out.
+/// Writes packets into the slots of a transmit ring.
 struct Sender<'a> {
     port: &'a Port,
     ring: &'a Ring,
-    /// Handed over since the last sync.
+    /// Slots filled since the last sync.
     unsent: u32,
     stop: &'a AtomicBool,
 }
@@ -83,7 +83,7 @@ impl Sender<'_> {
         self.port.txsync().map_err(|e| e.to_string())
     }
 
-    /// Puts a packet into as many slots as it needs, once they are free. `false`: a signal came before.
+    /// Writes a packet into as many slots as it needs, once they are free. Returns `false` if a signal arrived first.
     fn put(&mut self, packet: &[u8]) -> Result<bool, String> {
         let size = self.ring.buf_size() as usize;
         let slots = u32::try_from(packet.len().div_ceil(size)).unwrap_or(u32::MAX);
@@ -94,11 +94,11 @@ impl Sender<'_> {
             if self.stop.load(Relaxed) {
                 return Ok(false);
             }
-            // A ring with some room but too little for this packet is ready, and would not be waited for.
+            // With `cur` at `head`, poll would return at once if the ring has some free slots but too few.
             if self.ring.space() > 0 {
                 self.ring.set_cur(self.ring.tail());
             }
-            self.port.poll(Interest::TX, Some(NAP)).map_err(|e| e.to_string())?;
+            self.port.poll(Interest::TX, Some(MAX_WAIT)).map_err(|e| e.to_string())?;
         }
         let mut left = slots;
         for (slot, part) in self.ring.first(slots).zip(packet.chunks(size)) {
@@ -114,11 +114,11 @@ impl Sender<'_> {
         Ok(true)
     }
 
-    /// Waits until the other side has taken everything, for a while.
+    /// Waits until the receiver has released all slots, for at most [`DRAIN_TIMEOUT`].
     fn drain(&mut self) -> Result<(), String> {
         self.flush()?;
         let begin = Instant::now();
-        while self.ring.pending() && begin.elapsed() < DRAIN {
+        while self.ring.pending() && begin.elapsed() < DRAIN_TIMEOUT {
             std::thread::sleep(Duration::from_millis(1));
             self.flush()?;
         }
@@ -127,24 +127,24 @@ impl Sender<'_> {
 }
 
 fn open(path: &Path) -> Result<Capture<Offline>, String> {
-    // Some of libpcap's words begin with the file's name.
+    // Some of libpcap's messages begin with the file name.
     let name = format!("{}: ", path.display());
-    let said = |e: pcap::Error| match e {
-        pcap::Error::PcapError(words) => words.strip_prefix(&name).map(str::to_owned).unwrap_or(words),
+    let message = |e: pcap::Error| match e {
+        pcap::Error::PcapError(message) => message.strip_prefix(&name).map(str::to_owned).unwrap_or(message),
         other => other.to_string(),
     };
     let capture = Capture::from_file_with_precision(path, Precision::Nano);
-    let capture = capture.map_err(|e| format!("{name}{}", said(e)))?;
+    let capture = capture.map_err(|e| format!("{name}{}", message(e)))?;
     let link = capture.get_datalink();
     if link != Linktype::ETHERNET {
         let name = link.get_name().unwrap_or_else(|_| link.0.to_string());
-        return Err(format!("{}: holds packets of {name}; only Ethernet can be sent", path.display()));
+        return Err(format!("{}: link type {name}; only Ethernet can be sent", path.display()));
     }
     Ok(capture)
 }
 
-/// Sends the capture once. `false`: a signal came.
-fn once(
+/// Sends the capture once. Returns `false` if a signal arrived.
+fn send_once(
     args: &ReplayArgs,
     sender: &mut Sender<'_>,
     pace: &mut Pace,
@@ -160,7 +160,7 @@ fn once(
             Err(e) => return Err(format!("{}: after packet {}: {e}", args.file.display(), sent.packets)),
         };
         let stamp = packet.header.ts;
-        // With Precision::Nano the second field has nanoseconds.
+        // With Precision::Nano `tv_usec` is in nanoseconds.
         let time = Duration::new(stamp.tv_sec.try_into().unwrap_or(0), stamp.tv_usec.try_into().unwrap_or(0));
         while let Some(wait) = pace.wait(time) {
             if sender.unsent > 0 {
@@ -169,7 +169,7 @@ fn once(
             if sender.stop.load(Relaxed) {
                 return Ok(false);
             }
-            pace::pause(wait.min(NAP));
+            pace::pause(wait.min(MAX_WAIT));
         }
         if packet.data.is_empty() {
             continue;
@@ -180,7 +180,7 @@ fn once(
         pace.sent();
         sent.packets += 1;
         sent.bytes += packet.data.len() as u64;
-        sent.cut += u64::from(packet.header.caplen < packet.header.len);
+        sent.truncated += u64::from(packet.header.caplen < packet.header.len);
         if sent.packets.is_multiple_of(64) && sender.stop.load(Relaxed) {
             return Ok(false);
         }
@@ -188,6 +188,7 @@ fn once(
     }
 }
 
+/// Sends the capture as often as requested, or until a signal arrives.
 pub(crate) fn run(args: &ReplayArgs) -> Result<u8, String> {
     let failed = |why: String| format!("replay: {why}");
     let stop = stop_on_signals().map_err(failed)?;
@@ -196,7 +197,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<u8, String> {
         return Err(failed("standard input can be read only once (--loop)".into()));
     }
     if !standard_input {
-        // Before a port is opened for nothing.
+        // Detects a bad file before the port is opened.
         drop(open(&args.file).map_err(failed)?);
     }
     let name = port::full_name(&args.port);
@@ -208,27 +209,27 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<u8, String> {
     let mut progress = Progress::new(bytes, args.times, args.quiet || args.json);
     let (mut sent, begin) = (Sent::default(), Instant::now());
     let mut rounds = 0;
-    let mut ended = Ok(true);
-    while matches!(ended, Ok(true)) && (args.times == 0 || rounds < args.times) && !stop.load(Relaxed) {
-        ended = once(args, &mut sender, &mut pace, &mut progress, &mut sent);
+    let mut result = Ok(true);
+    while matches!(result, Ok(true)) && (args.times == 0 || rounds < args.times) && !stop.load(Relaxed) {
+        result = send_once(args, &mut sender, &mut pace, &mut progress, &mut sent);
         progress.round();
         rounds += 1;
     }
     let time = begin.elapsed();
     let drained = sender.drain();
     progress.end();
-    let Sent { packets, bytes, cut } = sent;
+    let Sent { packets, bytes, truncated } = sent;
     if args.json {
         let seconds = time.as_secs_f64();
-        let line = json!({"port": name, "packets": packets, "bytes": bytes, "cut": cut, "seconds": seconds});
+        let line = json!({"port": name, "packets": packets, "bytes": bytes, "cut": truncated, "seconds": seconds});
         crate::print("replay", &format!("{line}\n"))?;
     } else {
         let rate = packets as f64 / time.as_secs_f64().max(1e-9);
-        let cut = if cut > 0 { format!("; of {cut} the capture holds only a part") } else { String::new() };
+        let truncated = if truncated > 0 { format!("; {truncated} truncated in the capture") } else { String::new() };
         note(&format!(
-            "{name}: {packets} packets, {bytes} bytes in {:.3} s, {rate:.0} a second{cut}",
+            "{name}: {packets} packets, {bytes} bytes in {:.3} s, {rate:.0} per second{truncated}",
             time.as_secs_f64()
         ));
     }
-    ended.and(drained.map(|()| true)).map(|_| 0).map_err(failed)
+    result.and(drained.map(|()| true)).map(|_| 0).map_err(failed)
 }

@@ -1,4 +1,4 @@
-//! `unetmap top`: what moves, again and again.
+//! `unetmap top`: shows the packet rates of all rings, refreshed periodically.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, IsTerminal as _, Write as _, stdout};
@@ -7,80 +7,81 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use unetmap_bench::align;
 
-use crate::ls::{cell, header, members};
+use crate::ls::{cell, header, members, parse_reply};
 
-/// Goes to the upper left corner, and empties the screen from there on.
+/// Moves the cursor to the upper left corner, and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
-/// Which ring: of which daemon's process, the port's name, direction and number.
-pub(crate) type Key = (u64, String, String, u64);
+/// Identifies a ring: the daemon's pid, the port's name, direction and ring number.
+pub(crate) type RingKey = (u64, String, String, u64);
 
-/// What the daemon counted of a ring.
+/// The daemon's counters of a ring.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Ring {
+pub(crate) struct RingCounters {
     kind: String,
     queued: u64,
     crossed: u64,
     batches: u64,
-    /// Dropped for want of room, or sent to nobody.
+    /// Packets dropped because a ring was full, or sent without a destination.
     pub(crate) lost: u64,
 }
 
-/// What happened to a ring in a second.
+/// The rates of a ring.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Rate {
-    pub(crate) key: Key,
-    pub(crate) ring: Ring,
+    pub(crate) key: RingKey,
+    pub(crate) ring: RingCounters,
+    /// Packets per second.
     pub(crate) packets: f64,
-    /// Packets a batch.
+    /// Packets per batch.
     batch: f64,
+    /// Lost packets per second.
     pub(crate) lost: f64,
 }
 
-/// Shows rates every `interval`, `count` times (0: until it is stopped).
+/// Prints rates every `interval`, `count` times (0: unlimited).
 pub(crate) fn run(interval: Duration, count: u64, json: bool) -> Result<u8, String> {
-    let mut last = (Instant::now(), rings_now()?);
-    let mut turn = 0;
-    while count == 0 || turn < count {
+    let mut last = (Instant::now(), read_rings()?);
+    let mut refreshes = 0;
+    while count == 0 || refreshes < count {
         std::thread::sleep(interval);
-        let now = (Instant::now(), rings_now()?);
+        let now = (Instant::now(), read_rings()?);
         let rates = rates(&last.1, &now.1, now.0 - last.0);
         let text = match json {
             true => lines(&rates),
             false => format!("{}{}\n", if stdout().is_terminal() { CLEAR } else { "" }, table(&rates)),
         };
         match stdout().lock().write_all(text.as_bytes()) {
-            // Who read it has seen enough.
+            // A reader such as `head` closes the pipe early.
             Err(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(0),
             written => written.map_err(|e| format!("top: standard output: {e}"))?,
         }
-        (last, turn) = (now, turn + 1);
+        (last, refreshes) = (now, refreshes + 1);
     }
     Ok(0)
 }
 
-fn rings_now() -> Result<BTreeMap<Key, Ring>, String> {
-    let answers = unetmap::client::snapshots().map_err(|e| e.to_string())?;
+fn read_rings() -> Result<BTreeMap<RingKey, RingCounters>, String> {
+    let snapshots = unetmap_core::control::client::snapshots().map_err(|e| e.to_string())?;
     let mut rings = BTreeMap::new();
-    for answer in answers {
-        let all: Value = serde_json::from_str(&answer)
-            .map_err(|e| format!("top: the daemon's answer makes no sense ({e}); is it another version?"))?;
-        rings.extend(rings_of(&all));
+    for snapshot in snapshots {
+        rings.extend(rings_of(&parse_reply("top", &snapshot)?));
     }
     Ok(rings)
 }
 
-pub(crate) fn rings_of(all: &Value) -> BTreeMap<Key, Ring> {
+/// Returns the counters of all rings in a daemon's snapshot.
+pub(crate) fn rings_of(all: &Value) -> BTreeMap<RingKey, RingCounters> {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let pid = number(&all["daemon"]["pid"]);
     let of_port = |port: &Value| {
-        let rings: Vec<(Key, Ring)> = members(&port["rings"])
+        let rings: Vec<(RingKey, RingCounters)> = members(&port["rings"])
             .map(|ring| {
                 let dir = cell(&ring["dir"]);
                 let lost = number(&ring["dropped"]);
-                let [queued, crossed, batches] = ["queued", "crossed", "batches"].map(|what| number(&ring[what]));
+                let [queued, crossed, batches] = ["queued", "crossed", "batches"].map(|name| number(&ring[name]));
                 let key = (pid, cell(&port["name"]), dir, number(&ring["id"]));
-                (key, Ring { kind: cell(&port["kind"]), queued, crossed, batches, lost })
+                (key, RingCounters { kind: cell(&port["kind"]), queued, crossed, batches, lost })
             })
             .collect();
         rings
@@ -88,10 +89,14 @@ pub(crate) fn rings_of(all: &Value) -> BTreeMap<Key, Ring> {
     members(&all["ports"]).flat_map(of_port).collect()
 }
 
-/// Per second. A ring that is new, or was made anew, has moved what it counts.
-pub(crate) fn rates(before: &BTreeMap<Key, Ring>, after: &BTreeMap<Key, Ring>, time: Duration) -> Vec<Rate> {
+/// Computes the rates between two snapshots. The counters of a ring that was created or reset in between start at 0.
+pub(crate) fn rates(
+    before: &BTreeMap<RingKey, RingCounters>,
+    after: &BTreeMap<RingKey, RingCounters>,
+    time: Duration,
+) -> Vec<Rate> {
     let per_second = |n: u64| n as f64 / time.as_secs_f64().max(1e-9);
-    let rate = |(key, ring): (&Key, &Ring)| {
+    let rate = |(key, ring): (&RingKey, &RingCounters)| {
         let since = before.get(key).filter(|before| before.crossed <= ring.crossed && before.lost <= ring.lost);
         let (crossed, batches, lost) = since.map_or((0, 0, 0), |b| (b.crossed, b.batches, b.lost));
         let (packets, batches) = (ring.crossed - crossed, ring.batches.saturating_sub(batches));
@@ -106,7 +111,7 @@ pub(crate) fn rates(before: &BTreeMap<Key, Ring>, after: &BTreeMap<Key, Ring>, t
     after.iter().map(rate).collect()
 }
 
-/// What moves, the fastest first.
+/// Formats the rates as a table, the fastest ring first.
 fn table(rates: &[Rate]) -> String {
     let mut sorted: Vec<&Rate> = rates.iter().collect();
     sorted.sort_by(|a, b| b.packets.total_cmp(&a.packets));
@@ -125,7 +130,7 @@ fn table(rates: &[Rate]) -> String {
     if rows.len() == 1 { "No port is open.".into() } else { align(&rows, 2) }
 }
 
-/// A JSON object a ring.
+/// Formats the rates as JSON, one object per line and ring.
 fn lines(rates: &[Rate]) -> String {
     let line = |Rate { key: (pid, port, dir, id), ring, packets, batch, lost }: &Rate| {
         let object = json!({
@@ -141,7 +146,7 @@ fn lines(rates: &[Rate]) -> String {
 mod tests {
     use super::*;
 
-    fn snapshot(crossed: u64, dropped: u64) -> BTreeMap<Key, Ring> {
+    fn snapshot(crossed: u64, dropped: u64) -> BTreeMap<RingKey, RingCounters> {
         let ring = |dir, crossed, dropped| json!({"dir": dir, "id": 0, "queued": 5, "crossed": crossed, "batches": crossed / 100, "dropped": dropped});
         rings_of(&json!({
             "daemon": {"pid": 7},
@@ -154,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_the_time_between() {
+    fn rates_are_differences_divided_by_the_time() {
         let (before, after) = (snapshot(1000, 10), snapshot(3000, 50));
         let rates = rates(&before, &after, Duration::from_secs(2));
         let of = |port: &str, dir: &str| rates.iter().find(|r| r.key.1 == port && r.key.2 == dir).unwrap();
@@ -168,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_was_made_anew_counts_from_0() {
+    fn the_counters_of_a_new_ring_start_at_0() {
         let rates = rates(&snapshot(1000, 0), &snapshot(10, 0), Duration::from_secs(1));
         assert!(rates.iter().any(|rate| rate.packets == 10.0));
         assert_eq!(table(&[]), "No port is open.");

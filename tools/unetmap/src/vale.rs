@@ -1,4 +1,4 @@
-//! `unetmap vale`: the switches, and what their owner sets of them.
+//! `unetmap vale`: shows the VALE switches, and changes the settings of switches, ports and switch threads.
 
 use std::io::{IsTerminal as _, stdout};
 use std::ops::RangeInclusive;
@@ -6,40 +6,42 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::Value;
-use unetmap::vale::ask::{MOST_AGE, MOST_CPUS, MOST_THREADS, Plan, ValeRequest, Wish, ask};
-use unetmap::vale::rules::{Direction, Limit, VLANS, Vlan, Vlans};
 use unetmap_bench::align;
+use unetmap_core::control::vale::{
+    MAX_AGE, MAX_CPUS, MAX_THREADS, ThreadConfig, ValeAction, ValeRequest, send_request,
+};
+use unetmap_core::control::vale_policy::{Direction, RateLimit, VLAN_IDS, VlanMode, VlanSet};
 
-use crate::ls::{cell, header, members};
+use crate::ls::{cell, header, members, parse_reply};
 use crate::nic::compile;
 
-/// Show the VALE switches, and set what their ports may do.
+/// Show the VALE switches, or change the settings of a switch, a port, or the switch threads.
 ///
-/// Without an action: a line for each switch. What is set stays set until it is taken off or the daemon ends, for ports
-/// that come later, too; whoever may open ports of the switch may set it.
+/// Without an action: prints a line for each switch. A setting remains until it is removed or the daemon exits, and applies
+/// to a port whenever it is opened. Every user with access to the switch's ports can change its settings.
 #[derive(Debug, Args)]
 pub(crate) struct ValeArgs {
     #[command(subcommand)]
     action: Option<Action>,
 
-    /// Print what the daemon says, as JSON
+    /// Print the daemon's reply as JSON
     #[arg(long, global = true)]
     json: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Show a switch: its ports, what they move and lose, what is set of them, and the addresses that it knows
+    /// Show a switch: its ports with their packet rates, losses and settings, and its MAC address table
     Show {
         /// The switch: valeS
         #[arg(value_name = "S")]
         switch: String,
 
-        /// Time between the two looks from which rates are told
+        /// Time between the two snapshots from which the rates are computed
         #[arg(short, long, value_name = "SECONDS", default_value_t = 0.5, value_parser = crate::seconds)]
         interval: f64,
     },
-    /// Set something of a whole switch
+    /// Change a setting of a switch
     Set {
         /// The switch: valeS
         #[arg(value_name = "S")]
@@ -48,7 +50,7 @@ enum Action {
         #[command(subcommand)]
         what: Set,
     },
-    /// Show what is set of a port, or set it
+    /// Show or change the settings of a port
     Port {
         /// The port: valeS:P
         #[arg(value_name = "S:P")]
@@ -57,28 +59,28 @@ enum Action {
         #[command(subcommand)]
         what: Option<Port>,
     },
-    /// Show the threads that serve all switches, or say how many there are to be, and where
+    /// Show or change the number of threads that serve all switches, and their processors
     ///
-    /// Each port has one thread, which takes what the port sends; ports are spread over the threads. Only root and the
-    /// daemon's own user change it; the daemon's configuration file says what it begins with.
+    /// One thread forwards all packets that a port sends; the ports are distributed over the threads. Only root and the
+    /// daemon's own user can change the threads. The daemon's configuration file has the initial setting.
     Threads {
-        /// How many: 1 to 64
-        #[arg(value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MOST_THREADS)))]
+        /// Number of threads: 1 to 64
+        #[arg(value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_THREADS)))]
         threads: Option<u16>,
 
-        /// The processors on which they stay, one after the other, for instance 0,2-3; any: they run wherever
+        /// The processors to which the threads are pinned in turn, for instance 0,2-3; any: threads are not pinned
         #[arg(long, value_name = "LIST|any", value_parser = cpus, default_value = "any", requires = "threads")]
         cpus: Cpus,
     },
 }
 
-/// Processors, in the order of the threads; none: any.
+/// Processors to which the threads are pinned in turn; empty: not pinned.
 #[derive(Clone, Debug, PartialEq)]
 struct Cpus(Vec<u16>);
 
 #[derive(Debug, Subcommand)]
 enum Set {
-    /// Forget an address that was not heard for a while
+    /// Set the aging time of the MAC address table
     Age {
         /// Seconds, up to 2592000 (30 days); off: never
         #[arg(value_name = "SECONDS|off", value_parser = age)]
@@ -88,41 +90,41 @@ enum Set {
 
 #[derive(Debug, Subcommand)]
 enum Port {
-    /// Put the port into one VLAN: its frames have no tag
+    /// Make the port an access port of one VLAN: its frames have no tag
     Access {
-        /// 1 to 4094; off: its frames are what they are
+        /// 1 to 4094; off: unrestricted, frames keep their tags
         #[arg(value_name = "VLAN|off", value_parser = access)]
         vlan: OrOff<u16>,
     },
-    /// Put the port into these VLANs: its frames have a tag that says which
+    /// Make the port a trunk port of these VLANs: its frames have the VLAN's tag
     Trunk {
-        /// For instance 10,20-30; off: its frames are what they are
+        /// For instance 10,20-30; off: unrestricted, frames keep their tags
         #[arg(value_name = "VLANS|off", value_parser = trunk)]
-        vlans: OrOff<Vlans>,
+        vlans: OrOff<VlanSet>,
     },
-    /// Limit what the port may send (in) or receives (out) in a second
+    /// Limit the rate at which the port sends (in) or receives (out)
     Rate {
         direction: Way,
 
-        /// Packets or bits, or one of each: 10kpps 100Mbit; off: no limit
+        /// Packets per second, bits per second, or both: 10kpps 100Mbit; off: no limit
         #[arg(value_name = "RATE|off", required = true, num_args = 1..=2)]
         rates: Vec<String>,
     },
-    /// Limit what the port may send to all in a second: broadcast, multicast, and to unknown addresses
+    /// Limit the rate of flooded packets that the port sends: broadcast, multicast, and to unknown addresses
     Storm {
-        /// Packets a second: 1000, 10k; off: no limit
+        /// Packets per second: 1000, 10k; off: no limit
         #[arg(value_name = "PACKETS|off", value_parser = storm)]
         packets: u64,
     },
-    /// Let only these frames pass, of what the port sends (in) or receives (out)
+    /// Set the filter for frames that the port sends (in) or receives (out)
     Filter {
         direction: Way,
 
-        /// An expression as of tcpdump (pcap-filter(7)); off: all frames pass
+        /// A tcpdump expression (pcap-filter(7)); off: all frames pass
         #[arg(required = true, value_name = "EXPRESSION|off")]
         expression: Vec<String>,
     },
-    /// Take off everything that is set of the port
+    /// Remove all settings of the port
     Off,
 }
 
@@ -141,31 +143,31 @@ impl From<Way> for Direction {
     }
 }
 
-/// What is to be set, or that it is not to be any more.
+/// A setting, or `off`.
 #[derive(Clone, Debug, PartialEq)]
 struct OrOff<T>(Option<T>);
 
 fn age(text: &str) -> Result<u32, String> {
     match text.parse() {
         _ if text == "off" => Ok(0),
-        Ok(seconds) if (1..=MOST_AGE).contains(&seconds) => Ok(seconds),
-        _ => Err(format!("a number of seconds from 1 to {MOST_AGE}, or off")),
+        Ok(seconds) if (1..=MAX_AGE).contains(&seconds) => Ok(seconds),
+        _ => Err(format!("give a number of seconds from 1 to {MAX_AGE}, or off")),
     }
 }
 
 fn vlan(text: &str) -> Option<u16> {
-    text.parse().ok().filter(|vlan| VLANS.contains(vlan))
+    text.parse().ok().filter(|vlan| VLAN_IDS.contains(vlan))
 }
 
 fn access(text: &str) -> Result<OrOff<u16>, String> {
     match vlan(text) {
         None if text == "off" => Ok(OrOff(None)),
-        None => Err("a VLAN is 1 to 4094; or off".into()),
+        None => Err("give a VLAN from 1 to 4094, or off".into()),
         found => Ok(OrOff(found)),
     }
 }
 
-fn trunk(text: &str) -> Result<OrOff<Vlans>, String> {
+fn trunk(text: &str) -> Result<OrOff<VlanSet>, String> {
     if text == "off" {
         return Ok(OrOff(None));
     }
@@ -176,8 +178,8 @@ fn trunk(text: &str) -> Result<OrOff<Vlans>, String> {
     };
     let ranges: Option<Vec<_>> = text.split(',').map(range).collect();
     match ranges {
-        Some(ranges) => Ok(OrOff(Some(Vlans::new(ranges)))),
-        None => Err("VLANs are written as 10,20-30, each from 1 to 4094; or off".into()),
+        Some(ranges) => Ok(OrOff(Some(VlanSet::new(ranges)))),
+        None => Err("give VLANs as in 10,20-30, each from 1 to 4094, or off".into()),
     }
 }
 
@@ -185,7 +187,7 @@ fn cpus(text: &str) -> Result<Cpus, String> {
     if text == "any" {
         return Ok(Cpus(Vec::new()));
     }
-    let cpu = |text: &str| text.parse().ok().filter(|cpu| *cpu < MOST_CPUS);
+    let cpu = |text: &str| text.parse().ok().filter(|cpu| *cpu < MAX_CPUS);
     let range = |part: &str| -> Option<RangeInclusive<u16>> {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let range = cpu(first)?..=cpu(last)?;
@@ -194,7 +196,7 @@ fn cpus(text: &str) -> Result<Cpus, String> {
     let ranges: Option<Vec<_>> = text.split(',').map(range).collect();
     match ranges {
         Some(ranges) => Ok(Cpus(ranges.into_iter().flatten().collect())),
-        None => Err(format!("processors are written as 0,2-3, each below {MOST_CPUS}; or any")),
+        None => Err(format!("give processors as in 0,2-3, each below {MAX_CPUS}, or any")),
     }
 }
 
@@ -202,9 +204,9 @@ fn storm(text: &str) -> Result<u64, String> {
     if text == "off" { Ok(0) } else { crate::scaled(text).map_err(|why| format!("{why}; or off")) }
 }
 
-/// `10kpps 100Mbit`, in either order, or one of them; `off`.
-fn limit(rates: &[String]) -> Result<Limit, String> {
-    let mut limit = Limit::default();
+/// Parses `10kpps 100Mbit`, in either order, or one of them, or `off`.
+fn limit(rates: &[String]) -> Result<RateLimit, String> {
+    let mut limit = RateLimit::default();
     if rates == ["off"] {
         return Ok(limit);
     }
@@ -212,83 +214,79 @@ fn limit(rates: &[String]) -> Result<Limit, String> {
         let (field, number) = match (rate.strip_suffix("pps"), rate.strip_suffix("bit")) {
             (Some(number), _) => (&mut limit.packets, number),
             (_, Some(number)) => (&mut limit.bits, number),
-            _ => return Err(format!("`{rate}` is no rate: write packets as 10kpps, bits as 100Mbit, or off")),
+            _ => return Err(format!("`{rate}` is not a rate: give packets as 10kpps, bits as 100Mbit, or off")),
         };
         if *field > 0 {
-            return Err(format!("`{rate}`: one of packets and one of bits"));
+            return Err(format!("`{rate}`: give at most one limit of packets and one of bits"));
         }
         *field = crate::scaled(number).map_err(|why| format!("`{rate}`: {why}"))?;
     }
     Ok(limit)
 }
 
-/// Does what is asked, and shows how it then is.
+/// Performs the action, and prints the state after it.
 pub(crate) fn run(args: &ValeArgs) -> Result<u8, String> {
-    let (name, wish) = match &args.action {
-        None => (String::new(), Wish::List),
-        Some(Action::Show { switch, .. }) => (switch.clone(), Wish::Show),
-        Some(Action::Set { switch, what: Set::Age { seconds } }) => (switch.clone(), Wish::Age(*seconds)),
+    let (name, action) = match &args.action {
+        None => (String::new(), ValeAction::List),
+        Some(Action::Show { switch, .. }) => (switch.clone(), ValeAction::Show),
+        Some(Action::Set { switch, what: Set::Age { seconds } }) => (switch.clone(), ValeAction::Age(*seconds)),
         Some(Action::Port { port, what }) => {
-            let wish = what.as_ref().map_or(Ok(Wish::ShowPort), wish_of);
-            (port.clone(), wish.map_err(|why| format!("vale port {port}: {why}"))?)
+            let action = what.as_ref().map_or(Ok(ValeAction::ShowPort), port_action);
+            (port.clone(), action.map_err(|why| format!("vale port {port}: {why}"))?)
         }
-        Some(Action::Threads { threads: None, .. }) => (String::new(), Wish::Threads),
+        Some(Action::Threads { threads: None, .. }) => (String::new(), ValeAction::Threads),
         Some(Action::Threads { threads: Some(threads), cpus: Cpus(cpus) }) => {
-            let plan = Plan { threads: *threads, cpus: cpus.clone() };
-            plan.check().map_err(|why| format!("vale threads: {why}"))?;
-            (String::new(), Wish::Plan(plan))
+            let config = ThreadConfig { threads: *threads, cpus: cpus.clone() };
+            config.check().map_err(|why| format!("vale threads: {why}"))?;
+            (String::new(), ValeAction::SetThreads(config))
         }
     };
-    let request = ValeRequest { name, wish };
-    let ask = || ask(&request).map_err(|e| format!("vale: {e}"));
+    let request = ValeRequest { name, action };
+    let send = || send_request(&request).map_err(|e| format!("vale: {e}"));
+    let parse = |reply: &str| parse_reply("vale", reply);
     let start = Instant::now();
-    let text = match ask()? {
-        None if args.json => if request.wish == Wish::List { "[]\n" } else { "null\n" }.into(),
+    let text = match send()? {
+        None if args.json => if request.action == ValeAction::List { "[]\n" } else { "null\n" }.into(),
         None => "No daemon is running; there are no switches.\n".into(),
-        Some(answer) if args.json => format!("{answer}\n"),
-        Some(answer) => match &args.action {
-            None => listed(&parse(&answer)?),
+        Some(reply) if args.json => format!("{reply}\n"),
+        Some(reply) => match &args.action {
+            None => switch_list(&parse(&reply)?),
             Some(Action::Show { interval, .. }) => {
                 std::thread::sleep(Duration::from_secs_f64(*interval));
-                let Some(later) = ask()? else { return Err("vale: the daemon has ended".into()) };
-                whole(&parse(&answer)?, &parse(&later)?, start.elapsed(), coloured())
+                let Some(later) = send()? else { return Err("vale: the daemon has exited".into()) };
+                switch_details(&parse(&reply)?, &parse(&later)?, start.elapsed(), use_colour())
             }
-            Some(Action::Threads { .. }) => threads(&parse(&answer)?),
-            Some(Action::Set { .. }) => format!("{}\n", heading(&parse(&answer)?)),
+            Some(Action::Threads { .. }) => threads(&parse(&reply)?),
+            Some(Action::Set { .. }) => format!("{}\n", heading(&parse(&reply)?)),
             Some(Action::Port { port, .. }) => {
-                format!("{}: {}\n", cell(&Value::String(port.clone())), rules(&parse(&answer)?["rules"]))
+                format!("{}: {}\n", cell(&Value::String(port.clone())), settings(&parse(&reply)?["rules"]))
             }
         },
     };
     crate::print("vale", &text)
 }
 
-fn wish_of(what: &Port) -> Result<Wish, String> {
+fn port_action(what: &Port) -> Result<ValeAction, String> {
     Ok(match what {
-        Port::Access { vlan } => Wish::Vlan(vlan.0.map(Vlan::Access)),
-        Port::Trunk { vlans } => Wish::Vlan(vlans.0.clone().map(Vlan::Trunk)),
-        Port::Rate { direction, rates } => Wish::Limit((*direction).into(), limit(rates)?),
-        Port::Storm { packets } => Wish::Storm(*packets),
+        Port::Access { vlan } => ValeAction::Vlan(vlan.0.map(VlanMode::Access)),
+        Port::Trunk { vlans } => ValeAction::Vlan(vlans.0.clone().map(VlanMode::Trunk)),
+        Port::Rate { direction, rates } => ValeAction::Limit((*direction).into(), limit(rates)?),
+        Port::Storm { packets } => ValeAction::Storm(*packets),
         Port::Filter { direction, expression } => {
             let text = expression.join(" ");
             let filter = if text.trim() == "off" { None } else { Some(compile(text.trim())?) };
-            Wish::Filter((*direction).into(), filter)
+            ValeAction::Filter((*direction).into(), filter)
         }
-        Port::Off => Wish::Clear,
+        Port::Off => ValeAction::Clear,
     })
 }
 
-fn parse(json: &str) -> Result<Value, String> {
-    let wrong = "the daemon's answer makes no sense";
-    serde_json::from_str(json).map_err(|e| format!("vale: {wrong} ({e}); is it another version? --json shows it"))
-}
-
-/// Whether somebody sees colours.
-fn coloured() -> bool {
+/// Returns true if standard output is a terminal and `NO_COLOR` is not set.
+fn use_colour() -> bool {
     stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-fn listed(all: &Value) -> String {
+fn switch_list(all: &Value) -> String {
     let mut rows = header(["switch", "user", "ports", "addresses", "age"]);
     for switch in members(all) {
         rows.push(vec![
@@ -299,15 +297,15 @@ fn listed(all: &Value) -> String {
             if switch["age"] == 0 { "off".into() } else { format!("{} s", cell(&switch["age"])) },
         ]);
     }
-    if rows.len() == 1 { "There are no switches; the first port makes one.\n".into() } else { align(&rows, 1) }
+    if rows.len() == 1 { "There are no switches; opening a port creates one.\n".into() } else { align(&rows, 1) }
 }
 
-fn threads(told: &Value) -> String {
-    let list: Vec<String> = members(&told["cpus"]).map(cell).collect();
+fn threads(reply: &Value) -> String {
+    let list: Vec<String> = members(&reply["cpus"]).map(cell).collect();
     let cpus = if list.is_empty() { "any processors".into() } else { format!("processors {}", list.join(",")) };
-    let mut text = format!("threads: {}, on {cpus}\n", cell(&told["threads"]));
-    let mut rows = header(["thread", "id", "processor", "stays", "ports", "rings"]);
-    for thread in members(&told["running"]) {
+    let mut text = format!("threads: {}, on {cpus}\n", cell(&reply["threads"]));
+    let mut rows = header(["thread", "id", "processor", "pinned", "ports", "rings"]);
+    for thread in members(&reply["running"]) {
         rows.push(vec![
             cell(&thread["thread"]),
             cell(&thread["tid"]),
@@ -318,7 +316,7 @@ fn threads(told: &Value) -> String {
         ]);
     }
     match rows.len() {
-        1 => text += "None runs: there are no switches.\n",
+        1 => text += "No thread is running: there are no switches.\n",
         _ => text += &format!("\n{}", align(&rows, 0)),
     }
     text
@@ -326,8 +324,8 @@ fn threads(told: &Value) -> String {
 
 fn heading(switch: &Value) -> String {
     let ageing = match switch["age"].as_u64() {
-        Some(0) => "which stay".into(),
-        _ => format!("forgotten after {} s", cell(&switch["age"])),
+        Some(0) => "no aging".into(),
+        _ => format!("aging {} s", cell(&switch["age"])),
     };
     format!(
         "{}: user {}, {} ports, {} of {} addresses, {ageing}",
@@ -339,8 +337,8 @@ fn heading(switch: &Value) -> String {
     )
 }
 
-/// A switch, as it was and as it is `time` later.
-fn whole(before: &Value, after: &Value, time: Duration, colour: bool) -> String {
+/// Formats a switch. The rates are computed from two replies, `time` apart.
+fn switch_details(before: &Value, after: &Value, time: Duration, colour: bool) -> String {
     let mut text = format!("{}\n", heading(after));
     let (rows, losing) = ports(before, after, time);
     for (title, rows, left) in [("Ports", rows, 6), ("Addresses", addresses(&after["table"]), 2)] {
@@ -363,15 +361,15 @@ fn whole(before: &Value, after: &Value, time: Duration, colour: bool) -> String 
     text
 }
 
-/// The ports, and the numbers of those that lose packets now.
+/// Returns the rows of the ports, and the indices of the rows whose ports are losing packets.
 fn ports(before: &Value, after: &Value, time: Duration) -> (Vec<Vec<String>>, Vec<usize>) {
     let titles = [
         "port",
         "kind",
-        "set",
+        "settings",
         "lost",
         "dropped",
-        "served by",
+        "thread",
         "index",
         "sent",
         "received",
@@ -398,10 +396,10 @@ fn ports(before: &Value, after: &Value, time: Duration) -> (Vec<Vec<String>>, Ve
         rows.push(vec![
             cell(&port["name"]),
             if port["open"] == true { cell(&port["kind"]) } else { "not open".into() },
-            rules(&port["rules"]),
+            settings(&port["rules"]),
             reasons(&port["lost"]),
             reasons(&port["dropped"]),
-            served(port),
+            placement(port),
             cell(&port["index"]),
             cell(&port["sent"]),
             cell(&port["received"]),
@@ -413,8 +411,8 @@ fn ports(before: &Value, after: &Value, time: Duration) -> (Vec<Vec<String>>, Ve
     (rows, losing)
 }
 
-/// Its thread, and on which processors that and those of an interface's queues are.
-fn served(port: &Value) -> String {
+/// Formats the port's thread and its processor, and the processors that poll an interface's queues.
+fn placement(port: &Value) -> String {
     if port["thread"].is_null() {
         return "-".into();
     }
@@ -423,14 +421,14 @@ fn served(port: &Value) -> String {
     format!("{} on {}{}", cell(&port["thread"]), cell(&port["cpu"]), queues.collect::<String>())
 }
 
-/// Those that are not 0.
+/// Formats the counters that are not 0.
 fn reasons(counts: &Value) -> String {
     let all = counts.as_object().into_iter().flatten().filter(|(_, count)| count.as_u64() != Some(0));
     let shown: Vec<String> = all.map(|(why, count)| format!("{why} {count}")).collect();
     if shown.is_empty() { "-".into() } else { shown.join(", ") }
 }
 
-fn rules(rules: &Value) -> String {
+fn settings(rules: &Value) -> String {
     let mut parts = Vec::new();
     for what in ["access", "trunk"] {
         if !rules[what].is_null() {
@@ -456,7 +454,7 @@ fn rules(rules: &Value) -> String {
     if parts.is_empty() { "-".into() } else { parts.join("; ") }
 }
 
-/// A number as [`crate::scaled`] takes it.
+/// Formats a number in the syntax of [`crate::scaled`].
 fn unscaled(number: u64) -> String {
     let scale =
         [(1_000_000_000, "G"), (1_000_000, "M"), (1000, "k")].into_iter().find(|(n, _)| number.is_multiple_of(*n));
@@ -484,15 +482,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_people_write() {
+    fn settings_are_parsed_or_refused() {
         assert_eq!((age("300"), age("off")), (Ok(300), Ok(0)));
         assert_eq!(access("10"), Ok(OrOff(Some(10))));
-        assert_eq!(trunk("10,20-30"), Ok(OrOff(Some(Vlans::new([10..=10, 20..=30])))));
+        assert_eq!(trunk("10,20-30"), Ok(OrOff(Some(VlanSet::new([10..=10, 20..=30])))));
         assert_eq!((storm("2.5k"), storm("off")), (Ok(2500), Ok(0)));
         assert_eq!((cpus("3,0-1"), cpus("any")), (Ok(Cpus(vec![3, 0, 1])), Ok(Cpus(vec![]))));
         let limit = |text: &str| limit(&text.split(' ').map(String::from).collect::<Vec<_>>());
-        assert_eq!(limit("10kpps 1.5Gbit"), Ok(Limit { packets: 10_000, bits: 1_500_000_000 }));
-        assert_eq!(limit("off"), Ok(Limit::default()));
+        assert_eq!(limit("10kpps 1.5Gbit"), Ok(RateLimit { packets: 10_000, bits: 1_500_000_000 }));
+        assert_eq!(limit("off"), Ok(RateLimit::default()));
         for wrong in ["0", "2592001", "x", "-1"] {
             assert!(age(wrong).is_err(), "{wrong}");
         }
@@ -508,14 +506,14 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_shown_as_they_are_written() {
+    fn formatted_numbers_parse_to_the_same_value() {
         for number in [1, 999, 1000, 1500, 10_000, 1_000_001, 40_000_000_000] {
             assert_eq!(crate::scaled(&unscaled(number)), Ok(number));
         }
     }
 
-    fn answer(sent: u64, room: u64) -> Value {
-        parse(&format!(
+    fn reply(sent: u64, room: u64) -> Value {
+        serde_json::from_str(&format!(
             r#"{{"switch": "vale0", "uid": 0, "ports": 1, "addresses": 1, "age": 300, "most_addresses": 4096,
             "port": [{{"name": "vale0:a", "open": true, "thread": 1, "cpu": 3, "polled": {{"0": 1}}, "index": 0, "kind": "program", "pids": [7], "sent": {sent},
                 "received": 5, "lost": {{"bad": 0, "vlan": 2}}, "dropped": {{"room": {room}}},
@@ -528,15 +526,15 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_is_shown() {
-        let (before, after) = (answer(100, 0), answer(300, 0));
+    fn switch_details_have_rates_and_settings() {
+        let (before, after) = (reply(100, 0), reply(300, 0));
         assert_eq!(
-            whole(&before, &after, Duration::from_secs(2), false),
+            switch_details(&before, &after, Duration::from_secs(2), false),
             "\
-vale0: user 0, 1 ports, 1 of 4096 addresses, forgotten after 300 s
+vale0: user 0, 1 ports, 1 of 4096 addresses, aging 300 s
 
 Ports
-port     kind      set                                         lost    dropped  served by             index  sent  received  sent/s  received/s  lost/s
+port     kind      settings                                    lost    dropped  thread                index  sent  received  sent/s  received/s  lost/s
 vale0:a  program   access 10; rate in 10kpps; filter out udp?  vlan 2  -        1 on 3; queue 0 on 1      0   300         5     100           0       0
 vale0:b  not open  trunk 10,20-30; storm 1k                    -       -        -                         -     0         0       0           0       0
 
@@ -548,10 +546,10 @@ address            port  vlan   age
     }
 
     #[test]
-    fn colour_is_for_terminals_and_for_who_loses() {
-        let text = whole(&answer(100, 0), &answer(100, 9), Duration::from_secs(1), true);
+    fn only_rows_of_losing_ports_are_coloured() {
+        let text = switch_details(&reply(100, 0), &reply(100, 9), Duration::from_secs(1), true);
         assert!(text.contains("\x1b[33mvale0:a") && text.contains("\x1b[1mport"), "{text}");
         assert!(!text.contains("\x1b[33mvale0:b") && !text.contains("udp\x1b"), "{text}");
-        assert!(!whole(&answer(1, 0), &answer(1, 0), Duration::from_secs(1), true).contains("\x1b[33m"));
+        assert!(!switch_details(&reply(1, 0), &reply(1, 0), Duration::from_secs(1), true).contains("\x1b[33m"));
     }
 }

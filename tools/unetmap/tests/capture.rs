@@ -1,4 +1,4 @@
-//! `unetmap capture` and `unetmap replay`: a capture goes out of one end of a pipe and is written down at the other.
+//! `unetmap capture` and `unetmap replay`: replays a capture at one end of a pipe and captures it at the other.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use pcap::{Capture, Precision};
 use serde_json::Value;
-use tool_common::testing::{House, LIMIT, Running};
+use tool_common::testing::{TIMEOUT, TestDaemon, TestProcess};
 
-/// Frame `i` of a test: UDP to port 5000 + i % 2, of 64 + i bytes.
+/// Returns frame `i` of a test: UDP to port 5000 + i % 2, 64 + i bytes.
 fn frame(i: usize) -> Vec<u8> {
     let mut bytes = vec![0xff; 12];
     bytes.extend([8, 0, 0x45, 0]);
@@ -20,7 +20,7 @@ fn frame(i: usize) -> Vec<u8> {
     bytes
 }
 
-/// A pcap file of so many frames, `gap` between them.
+/// Writes a pcap file of `frames` frames with timestamps `gap` apart.
 fn file(folder: &Path, frames: usize, gap: Duration) -> PathBuf {
     let path = folder.join("in.pcap");
     let mut bytes: Vec<u8> =
@@ -35,7 +35,7 @@ fn file(folder: &Path, frames: usize, gap: Duration) -> PathBuf {
     path
 }
 
-/// Times and bytes of a capture's packets.
+/// Returns the timestamps and contents of a capture's packets.
 fn packets(path: &Path) -> Vec<(Duration, Vec<u8>)> {
     let mut capture = Capture::from_file_with_precision(path, Precision::Nano).unwrap();
     let mut all = Vec::new();
@@ -50,29 +50,30 @@ fn bytes(path: &Path) -> Vec<Vec<u8>> {
     packets(path).into_iter().map(|(_, bytes)| bytes).collect()
 }
 
-/// Starts a capture on `port`, and waits until it is open.
-fn capture(house: &House, port: &str, args: &str) -> Running {
-    let running = Running::start(&mut house.command("unetmap", &format!("capture {port} {args}")));
+/// Starts a capture on `port`, and waits until the port is open.
+fn capture(daemon: &TestDaemon, port: &str, args: &str) -> TestProcess {
+    let running = TestProcess::start(&mut daemon.command("unetmap", &format!("capture {port} {args}")));
     let begin = Instant::now();
     loop {
-        let all = house.command("unetmap", "ls --json").output().unwrap().stdout;
+        let all = daemon.command("unetmap", "ls --json").output().unwrap().stdout;
         let all: Value = serde_json::from_slice(&all).unwrap();
         let name = port.trim_start_matches("netmap:");
         if all["sessions"].as_array().unwrap().iter().any(|session| session["port"] == name) {
             return running;
         }
-        assert!(begin.elapsed() < LIMIT, "{port} is not opened");
+        assert!(begin.elapsed() < TIMEOUT, "{port} is not opened");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-fn replay(house: &House, args: &str) -> Value {
-    let (status, out, err) = Running::start(&mut house.command("unetmap", &format!("replay --json {args}"))).end();
+fn replay(daemon: &TestDaemon, args: &str) -> Value {
+    let (status, out, err) =
+        TestProcess::start(&mut daemon.command("unetmap", &format!("replay --json {args}"))).wait();
     assert_eq!(status, 0, "{args}: {out}{err}");
     serde_json::from_str(&out).unwrap()
 }
 
-/// A number among the options of a pcapng file's last block, which are its interface's counters.
+/// Returns an option of a pcapng file's last block, which has the interface's counters.
 fn counter(path: &Path, code: u16) -> u64 {
     let bytes = fs::read(path).unwrap();
     let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
@@ -86,50 +87,50 @@ fn counter(path: &Path, code: u16) -> u64 {
 }
 
 #[test]
-fn what_is_replayed_is_captured() {
-    let Some(house) = House::beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
+fn replayed_packets_are_captured() {
+    let Some(daemon) = TestDaemon::start_beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
     let gap = Duration::from_millis(2);
-    let input = file(house.folder(), 100, gap);
-    let [ng, old] = ["out.pcapng", "out.pcap"].map(|name| house.folder().join(name));
+    let input = file(daemon.folder(), 100, gap);
+    let [ng, old] = ["out.pcapng", "out.pcap"].map(|name| daemon.folder().join(name));
 
-    let running = capture(&house, "netmap:a}1", &format!("--json -c 50 -w {} udp port 5000", ng.display()));
-    let told = replay(&house, &format!("{} netmap:a{{1", input.display()));
+    let running = capture(&daemon, "netmap:a}1", &format!("--json -c 50 -w {} udp port 5000", ng.display()));
+    let told = replay(&daemon, &format!("{} netmap:a{{1", input.display()));
     assert_eq!(told["packets"], 100);
     assert!(told["seconds"].as_f64().unwrap() >= (99 * gap).as_secs_f64(), "{told}");
-    let (status, out, err) = running.end();
+    let (status, out, err) = running.wait();
     let told: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((status, &told["accepted"], &told["dropped"]), (0, &50.into(), &0.into()), "{out}{err}");
     let got = packets(&ng);
     let even: Vec<_> = (0..100).step_by(2).map(frame).collect();
     assert_eq!(got.iter().map(|(_, bytes)| bytes.clone()).collect::<Vec<_>>(), even);
-    // The second to last packet of all was sent this long after the first, and none was found before it was sent.
+    // The second to last packet was sent 98 gaps after the first. A packet is not captured before it is sent.
     let span = got.last().unwrap().0.saturating_sub(got[0].0);
     assert!(span > gap * 40, "{span:?}");
     assert_eq!([4, 5, 6].map(|code| counter(&ng, code)), [told["received"].as_u64().unwrap(), 0, 50]);
 
-    // What was written is read again, also in the other format, faster than its own time, three times over.
-    let running = capture(&house, "netmap:b}1", &format!("-c 150 -s 70 -w {}", old.display()));
-    assert_eq!(replay(&house, &format!("{} netmap:b{{1 --rate 10k --loop 3", ng.display()))["packets"], 150);
-    assert_eq!(running.end().0, 0);
+    // Replays the captured file three times at a rate, and captures in the other format.
+    let running = capture(&daemon, "netmap:b}1", &format!("-c 150 -s 70 -w {}", old.display()));
+    assert_eq!(replay(&daemon, &format!("{} netmap:b{{1 --rate 10k --loop 3", ng.display()))["packets"], 150);
+    assert_eq!(running.wait().0, 0);
     let cut: Vec<_> = even.iter().map(|frame| frame[..frame.len().min(70)].to_vec()).collect();
     assert_eq!(bytes(&old), [&cut[..], &cut, &cut].concat());
-    assert_eq!(replay(&house, &format!("{} netmap:b{{1 --rate max", old.display()))["cut"], 138);
+    assert_eq!(replay(&daemon, &format!("{} netmap:b{{1 --rate max", old.display()))["cut"], 138);
 }
 
 #[test]
-fn a_ring_of_files() {
-    let Some(house) = House::beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
-    let input = file(house.folder(), 100, Duration::ZERO);
-    let out = house.folder().join("ring.pcapng");
+fn a_size_limit_splits_the_capture_and_old_files_are_removed() {
+    let Some(daemon) = TestDaemon::start_beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
+    let input = file(daemon.folder(), 100, Duration::ZERO);
+    let out = daemon.folder().join("ring.pcapng");
     let args = format!("--json -c 100 --file-size 2k --files 3 -w {}", out.display());
-    let running = capture(&house, "netmap:f}1", &args);
-    assert_eq!(replay(&house, &format!("{} netmap:f{{1", input.display()))["packets"], 100);
-    let (status, told, err) = running.end();
+    let running = capture(&daemon, "netmap:f}1", &args);
+    assert_eq!(replay(&daemon, &format!("{} netmap:f{{1", input.display()))["packets"], 100);
+    let (status, told, err) = running.wait();
     assert_eq!(status, 0, "{err}");
     let told: Value = serde_json::from_str(&told).unwrap();
     let files = told["files"].as_u64().unwrap();
     assert!(files > 6, "{told}");
-    let name = |number: u64| house.folder().join(format!("ring_{number:05}.pcapng"));
+    let name = |number: u64| daemon.folder().join(format!("ring_{number:05}.pcapng"));
     let kept: Vec<_> = (1..=files).filter(|number| name(*number).exists()).collect();
     assert_eq!(kept, [files - 2, files - 1, files]);
     let last: Vec<_> = kept.iter().flat_map(|number| bytes(&name(*number))).collect();
@@ -140,12 +141,12 @@ fn a_ring_of_files() {
 }
 
 #[test]
-fn time_is_up() {
-    let Some(house) = House::beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
-    let out = house.folder().join("none.pcapng");
+fn the_duration_ends_a_capture_without_packets() {
+    let Some(daemon) = TestDaemon::start_beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
+    let out = daemon.folder().join("none.pcapng");
     let begin = Instant::now();
-    let running = capture(&house, "netmap:t}1", &format!("--duration 0.7 -w {}", out.display()));
-    let (status, _, err) = running.end();
+    let running = capture(&daemon, "netmap:t}1", &format!("--duration 0.7 -w {}", out.display()));
+    let (status, _, err) = running.wait();
     assert_eq!(status, 0);
     assert!(begin.elapsed() >= Duration::from_millis(700));
     assert!(err.contains("0 packets captured, 0 received, 0 dropped"), "{err}");
@@ -154,14 +155,14 @@ fn time_is_up() {
 }
 
 #[test]
-fn what_cannot_be_done_is_told() {
-    let Some(house) = House::beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
-    let folder = house.folder().display();
-    let text = house.folder().join("text");
+fn invalid_arguments_and_files_are_refused_with_a_reason() {
+    let Some(daemon) = TestDaemon::start_beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
+    let folder = daemon.folder().display();
+    let text = daemon.folder().join("text");
     fs::write(&text, "no capture").unwrap();
-    let mut raw = fs::read(file(house.folder(), 1, Duration::ZERO)).unwrap();
+    let mut raw = fs::read(file(daemon.folder(), 1, Duration::ZERO)).unwrap();
     raw[20] = 101;
-    fs::write(house.folder().join("raw.pcap"), raw).unwrap();
+    fs::write(daemon.folder().join("raw.pcap"), raw).unwrap();
     for (args, part) in [
         (format!("capture netmap:x}}1 -w {folder}/a udp port"), "does not compile: can't parse filter"),
         (format!("capture netmap:x}}1 -w {folder}/no/a"), "No such file or directory"),
@@ -177,7 +178,7 @@ fn what_cannot_be_done_is_told() {
         (format!("replay {folder}/in.pcap netmap:x{{1 --rate 0"), "a number above 0"),
         ("replay - netmap:x{1 --loop 2".into(), "only once"),
     ] {
-        let (status, out, err) = Running::start(&mut house.command("unetmap", &args)).end();
+        let (status, out, err) = TestProcess::start(&mut daemon.command("unetmap", &args)).wait();
         assert!(status != 0 && err.contains(part), "{args}: {status}: {out}{err}");
     }
 }

@@ -1,4 +1,4 @@
-//! The programs together: a daemon, pkt-gen and this one.
+//! `unetmap bench` and `unetmap ls` with a daemon and pkt-gen.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 const UNETMAP: &str = env!("CARGO_BIN_EXE_unetmap");
 
-/// A folder with all programs side by side, where a release build has them.
+/// Returns the folder with all programs: the one of this build, else that of a release build.
 fn programs() -> Option<PathBuf> {
     let here = Path::new(UNETMAP).parent()?;
     let release = here.with_file_name("release");
@@ -16,7 +16,7 @@ fn programs() -> Option<PathBuf> {
         .find(|folder| ["pkt-gen", "unetmapd"].iter().all(|name| folder.join(name).is_file()))
 }
 
-/// Ends the daemon that the test started.
+/// Stops the daemon that the test started.
 struct Daemon<'a>(&'a dyn Fn(&[&str]) -> Output);
 
 impl Drop for Daemon<'_> {
@@ -24,14 +24,14 @@ impl Drop for Daemon<'_> {
         let all: Value = serde_json::from_slice(&(self.0)(&["ls", "--json"]).stdout).unwrap_or_default();
         let pid = all["daemon"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
         if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
-            // It may have ended by itself.
+            // Fails if the daemon has exited by itself.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
     }
 }
 
 #[test]
-fn bench_measures_and_ls_shows() {
+fn bench_prints_all_rows_and_ls_shows_its_daemon() {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let Some(folder) = programs().filter(|_| cpus > 1) else {
         eprintln!("skipped: needs two processors, and pkt-gen and unetmapd (`make` builds them)");
@@ -48,12 +48,12 @@ fn bench_measures_and_ls_shows() {
             .output()
             .unwrap()
     };
-    let nothing = unetmap(&["ls"]);
-    assert!(nothing.status.success() && nothing.stdout.starts_with(b"No daemon is running"), "{nothing:?}");
+    let idle = unetmap(&["ls"]);
+    assert!(idle.status.success() && idle.stdout.starts_with(b"No daemon is running"), "{idle:?}");
     assert_eq!(unetmap(&["ls", "--json"]).stdout, b"null\n");
 
     let daemon = Daemon(&unetmap);
-    // One sample of each side; how fast is not asked here.
+    // One sample of each contestant; the test does not check the speed.
     let mut benches = vec![
         "pipe",
         "pipe-1core",
@@ -69,7 +69,7 @@ fn bench_measures_and_ls_shows() {
     let node = on.status.success() && unetmap(&["node", "off"]).status.success();
     match node {
         true => benches.extend(["node-pipe", "node-poll"]),
-        false => eprintln!("node-pipe and node-poll are left out: {}", String::from_utf8_lossy(&on.stderr)),
+        false => eprintln!("skipped node-pipe and node-poll: {}", String::from_utf8_lossy(&on.stderr)),
     }
     let output = unetmap(&[&["bench", "--samples", "1", "--seconds", "60", "--json"], &benches[..]].concat());
     assert!(output.status.success(), "{output:?}");
@@ -86,9 +86,9 @@ fn bench_measures_and_ls_shows() {
     }
     assert!(names("Mpps").contains(&"vale-60-copy-clean") && names("ns").contains(&"vale-rtt-asleep"), "{rows:?}");
     assert_eq!(names("%"), ["idle-100", "vale-60-copy-lost"]);
-    // A difference and parts, which may be nothing.
-    let nothing = ["preload-poll-added", "idle-100", "vale-60-copy-lost", "vale-60-copy-clean"];
-    for row in rows.iter().filter(|row| !nothing.contains(&row["name"].as_str().unwrap())) {
+    // These rows are differences and percentages, which may be 0.
+    let may_be_zero = ["preload-poll-added", "idle-100", "vale-60-copy-lost", "vale-60-copy-clean"];
+    for row in rows.iter().filter(|row| !may_be_zero.contains(&row["name"].as_str().unwrap())) {
         assert!(row["class"] == "L" || row["class"] == "R", "{row}");
         let [min, median, max] = ["min", "median", "max"].map(|key| row[key].as_f64().unwrap());
         assert!(0.0 < min && min <= median && median <= max && row["n"].as_u64() >= Some(1), "{row}");

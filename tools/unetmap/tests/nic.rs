@@ -1,4 +1,4 @@
-//! Benchmarks about interfaces, from the command line.
+//! The benchmarks of interfaces, from the command line.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::process::Command;
 use serde_json::Value;
 
 const UNETMAP: &str = env!("CARGO_BIN_EXE_unetmap");
-/// `nobody`, on most machines.
+/// The uid of `nobody` on most machines.
 const NOBODY: u32 = 65_534;
 
-/// The command that runs a benchmark with the programs that were built beside it.
+/// Returns the command that runs a benchmark with the programs of the same build.
 fn bench(arguments: &[&str]) -> Option<Command> {
     let here = Path::new(UNETMAP).parent()?;
     let folder = [here.to_owned(), here.with_file_name("release")]
@@ -29,7 +29,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn without_root_there_is_a_sentence() {
+fn without_root_the_error_names_the_reason() {
     let mut command = bench(&["nic-tx", "--json"]).unwrap_or_else(|| {
         let mut command = Command::new(UNETMAP);
         command.args(["bench", "nic-tx", "--json"]);
@@ -55,12 +55,12 @@ fn without_root_there_is_a_sentence() {
 }
 
 #[test]
-fn ours_and_every_peer_have_a_rate() {
+fn unetmap_and_every_peer_have_a_rate() {
     if let Err(why) = lab::Lab::new() {
         eprintln!("skipped: {why}");
         return;
     }
-    // One sample of each; how fast is not asked here.
+    // One sample of each; the test does not check the speed.
     let arguments = ["nic-tx", "nic-rx", "nic-fwd", "--samples", "1", "--seconds", "60", "--json"];
     let Some(mut command) =
         bench(&arguments).filter(|_| std::thread::available_parallelism().is_ok_and(|n| n.get() > 1))
@@ -81,12 +81,12 @@ fn ours_and_every_peer_have_a_rate() {
     for (name, peers) in expected {
         let rows: Vec<_> = rows.iter().filter(|row| row["name"] == name).collect();
         assert!(!rows.is_empty() && rows.iter().all(|row| row["median"].as_f64() > Some(0.0)), "{name}: {rows:?}");
-        // In some class each of them has a sample.
+        // Each peer has a sample in at least one class.
         for peer in peers {
             let has = |row: &&&Value| row["peers"][peer]["median"].as_f64() > Some(0.0);
             assert!(rows.iter().any(|row| has(&row)), "{name} {peer}: {rows:?}");
         }
-        let left_out = said.contains(&format!("{name}: libpcap is left out: "));
+        let left_out = said.contains(&format!("{name}: skipping peer libpcap: "));
         assert!(left_out || rows.iter().any(|row| row["peers"]["libpcap"].is_object()), "{name}: {rows:?}\n{said}");
     }
 }

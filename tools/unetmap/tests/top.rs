@@ -1,26 +1,26 @@
-//! `unetmap top` beside a switch with traffic.
+//! `unetmap top` on a switch with traffic.
 
 use std::time::Instant;
 
 use serde_json::Value;
-use tool_common::testing::{House, LIMIT, Running};
+use tool_common::testing::{TIMEOUT, TestDaemon, TestProcess};
 
 const UNETMAP: &str = env!("CARGO_BIN_EXE_unetmap");
 
 #[test]
-fn it_shows_what_moves_and_what_is_lost() {
-    let Some(house) = House::beside(UNETMAP) else { return };
-    let nothing = Running::start(&mut house.command("unetmap", "top -i 0.05 -n 1")).end();
+fn top_shows_packet_and_loss_rates() {
+    let Some(daemon) = TestDaemon::start_beside(UNETMAP) else { return };
+    let nothing = TestProcess::start(&mut daemon.command("unetmap", "top -i 0.05 -n 1")).wait();
     assert_eq!(nothing, (0, "No port is open.\n".into(), String::new()));
     for wrong in ["-i 0", "-i x", "-n -1"] {
-        let (code, _, err) = Running::start(&mut house.command("unetmap", &format!("top {wrong}"))).end();
+        let (code, _, err) = TestProcess::start(&mut daemon.command("unetmap", &format!("top {wrong}"))).wait();
         assert_eq!(code, 2, "{wrong}: {err}");
     }
-    // Nobody is there to receive: all is lost.
-    let _sender = Running::start(&mut house.command("pkt-gen", "-i vale0:a -f tx -w 0 -R 100000"));
+    // Without a receiver all packets are lost.
+    let _sender = TestProcess::start(&mut daemon.command("pkt-gen", "-i vale0:a -f tx -w 0 -R 100000"));
     let begin = Instant::now();
     loop {
-        let (code, out, err) = Running::start(&mut house.command("unetmap", "top -i 0.2 -n 1 --json")).end();
+        let (code, out, err) = TestProcess::start(&mut daemon.command("unetmap", "top -i 0.2 -n 1 --json")).wait();
         assert_eq!((code, err.as_str()), (0, ""));
         let rings: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
         let ring = rings.iter().find(|ring| ring["port"] == "vale0:a" && ring["dir"] == "tx");
@@ -29,10 +29,10 @@ fn it_shows_what_moves_and_what_is_lost() {
         {
             break;
         }
-        assert!(begin.elapsed() < LIMIT, "{out}");
+        assert!(begin.elapsed() < TIMEOUT, "{out}");
     }
-    let (code, out, _) = Running::start(&mut house.command("unetmap", "top -i 0.1 -n 2")).end();
+    let (code, out, _) = TestProcess::start(&mut daemon.command("unetmap", "top -i 0.1 -n 2")).wait();
     assert_eq!(code, 0);
     assert_eq!(out.lines().filter(|line| line.starts_with("port ")).count(), 2, "{out}");
-    assert!(!out.contains('\x1b'), "no control characters but on a terminal");
+    assert!(!out.contains('\x1b'), "control characters are written only to a terminal");
 }

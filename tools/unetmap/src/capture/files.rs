@@ -1,4 +1,4 @@
-//! The files of a capture: one, or a ring of them, each ended and the next begun when it is large or old enough.
+//! The output files of a capture: one file, or a sequence that continues with the next file at a limit of size or age.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -6,66 +6,67 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::format::{self, About, Counters, Format};
+use super::format::{self, CaptureInfo, Counters, Format};
 
-/// Bytes that are written at once.
+/// Bytes of the write buffer.
 const BUFFER: usize = 1 << 20;
 
-/// When a file is full, and how many are kept.
+/// Limits of a file, and the number of files to keep.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
-    /// Bytes of a file.
+    /// Most bytes of a file.
     pub(crate) bytes: Option<u64>,
-    /// From its first packet on.
+    /// Longest time from the first packet of a file.
     pub(crate) time: Option<Duration>,
-    /// Files that are kept: of more the oldest are removed.
+    /// Number of files to keep; older files are removed.
     pub(crate) files: Option<usize>,
 }
 
 impl Limits {
-    fn several(self) -> bool {
+    /// Returns true if the capture may consist of several files, which then have numbers.
+    fn is_sequence(self) -> bool {
         self.bytes.is_some() || self.time.is_some()
     }
 }
 
-/// The file that is being written, and those before it.
+/// The current file and the earlier ones.
 pub(crate) struct Files {
     path: PathBuf,
     format: Format,
-    about: About,
+    info: CaptureInfo,
     limits: Limits,
     out: Box<dyn Write>,
     written: VecDeque<PathBuf>,
     number: u32,
-    /// Bytes of this file, and when its first packet came.
+    /// Bytes of the current file, and the time of its first packet.
     bytes: u64,
-    begun: Option<Duration>,
-    /// When the first file's first packet came.
-    first: Option<Duration>,
+    file_begin: Option<Duration>,
+    /// Time of the first packet of the first file.
+    capture_begin: Option<Duration>,
 }
 
 impl Files {
-    /// Makes the first file; `-` is standard output.
-    pub(crate) fn create(path: &Path, format: Format, about: About, limits: Limits) -> Result<Files, String> {
+    /// Creates the first file; `-` is standard output.
+    pub(crate) fn create(path: &Path, format: Format, info: CaptureInfo, limits: Limits) -> Result<Files, String> {
         let mut files = Files {
             path: path.to_owned(),
             format,
-            about,
+            info,
             limits,
             out: Box::new(io::sink()),
             written: VecDeque::new(),
             number: 0,
             bytes: 0,
-            begun: None,
-            first: None,
+            file_begin: None,
+            capture_begin: None,
         };
-        files.next().map_err(|e| files.failed(&e))?;
+        files.create_next().map_err(|e| files.failed(&e))?;
         Ok(files)
     }
 
-    /// FILE, or FILE_00001 with its extension behind the number.
+    /// Returns the name of the current file: FILE, or FILE_00001 with the extension after the number.
     fn name(&self) -> PathBuf {
-        if !self.limits.several() {
+        if !self.limits.is_sequence() {
             return self.path.clone();
         }
         let stem = self.path.file_stem().unwrap_or_default().to_string_lossy();
@@ -77,7 +78,7 @@ impl Files {
         format!("-w {}: {error}", self.written.back().unwrap_or(&self.path).display())
     }
 
-    fn next(&mut self) -> io::Result<()> {
+    fn create_next(&mut self) -> io::Result<()> {
         self.number += 1;
         let name = self.name();
         self.out = if self.path == Path::new("-") {
@@ -87,18 +88,18 @@ impl Files {
             self.written.push_back(name);
             Box::new(BufWriter::with_capacity(BUFFER, file?))
         };
-        if let Some(most) = self.limits.files {
-            while self.written.len() > most {
-                // Somebody else may have taken it away already.
+        if let Some(limit) = self.limits.files {
+            while self.written.len() > limit {
+                // Fails if the user has removed the file already.
                 let _ = self.written.pop_front().map(fs::remove_file);
             }
         }
-        self.bytes = format::begin(&mut self.out, self.format, &self.about)?;
-        self.begun = None;
+        self.bytes = format::begin(&mut self.out, self.format, &self.info)?;
+        self.file_begin = None;
         Ok(())
     }
 
-    /// Writes a packet, at the beginning of a new file if this one is full.
+    /// Writes a packet, to a new file if the current one is full.
     #[inline]
     pub(crate) fn packet(
         &mut self,
@@ -108,29 +109,30 @@ impl Files {
         counters: impl FnOnce() -> Counters,
     ) -> Result<(), String> {
         let size = self.bytes + format::packet_size(self.format, bytes) + format::end_size(self.format);
-        let full = self.limits.bytes.is_some_and(|most| size > most)
-            || self.limits.time.is_some_and(|most| self.begun.is_some_and(|begun| time.saturating_sub(begun) >= most));
-        // A packet that is larger than a file may be has a file of its own.
-        if full && self.begun.is_some() {
-            self.end(time, counters()).and_then(|()| self.next()).map_err(|e| self.failed(&e))?;
+        let age = self.file_begin.map(|begin| time.saturating_sub(begin));
+        let full = self.limits.bytes.is_some_and(|limit| size > limit)
+            || self.limits.time.is_some_and(|limit| age.is_some_and(|age| age >= limit));
+        // A packet that exceeds the size limit by itself goes into a file of its own.
+        if full && self.file_begin.is_some() {
+            self.end(time, counters()).and_then(|()| self.create_next()).map_err(|e| self.failed(&e))?;
         }
-        self.begun.get_or_insert(time);
-        self.first.get_or_insert(time);
+        self.file_begin.get_or_insert(time);
+        self.capture_begin.get_or_insert(time);
         self.bytes += format::packet(&mut self.out, self.format, time, bytes, len).map_err(|e| self.failed(&e))?;
         Ok(())
     }
 
     fn end(&mut self, now: Duration, counters: Counters) -> io::Result<()> {
-        format::end(&mut self.out, self.format, self.first.unwrap_or(now), now, counters)?;
+        format::end(&mut self.out, self.format, self.capture_begin.unwrap_or(now), now, counters)?;
         self.out.flush()
     }
 
-    /// Writes out what was held back: readers see all that came so far.
+    /// Writes the buffer to the file, so that readers see all packets so far.
     pub(crate) fn flush(&mut self) -> Result<(), String> {
         self.out.flush().map_err(|e| self.failed(&e))
     }
 
-    /// Writes the end of the last file; returns how many there were.
+    /// Writes the end of the last file; returns the number of files.
     pub(crate) fn finish(mut self, now: Duration, counters: Counters) -> Result<u32, String> {
         self.end(now, counters).map_err(|e| self.failed(&e))?;
         Ok(self.number)

@@ -1,83 +1,83 @@
-//! Capture files, as they are written: pcap with nanoseconds, or pcapng with an interface's description at the beginning
-//! and its counters at the end.
+//! Writes the capture file formats: pcap with nanoseconds, or pcapng with an interface description at the beginning and its
+//! counters at the end.
 //!
 //! ```text
 //! pcap     header | packet | packet | ...
 //! pcapng   section header | interface description | packet | packet | ... | interface statistics
 //! ```
-//! All numbers in the byte order of this machine, which readers find in the header.
+//! Numbers have the byte order of this machine, which readers detect by the magic number in the header.
 
 use std::io::{self, Write};
 use std::time::Duration;
 
-/// Ethernet, in both formats.
+/// Link type of Ethernet, in both formats.
 const LINK: u16 = 1;
-/// Of pcapng's blocks.
+/// Block types of pcapng.
 const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
 const STATISTICS: u32 = 5;
 const PACKET: u32 = 6;
 
-/// How packets are written.
+/// The file format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// The older one, which every program reads.
+    /// The older format, which every program reads.
     Pcap,
-    /// The newer one, which tells what was lost.
+    /// The newer format, which contains drop counters.
     Pcapng,
 }
 
-/// What a file tells of the capture that it is from.
+/// Description of the capture in the header of a file.
 #[derive(Clone, Debug)]
-pub(crate) struct About {
+pub(crate) struct CaptureInfo {
     pub(crate) port: String,
-    /// The filter's expression; empty: all packets.
+    /// The filter expression; empty: all packets.
     pub(crate) filter: String,
-    /// Bytes of a packet at most.
+    /// Most bytes of a packet that are stored.
     pub(crate) snaplen: u32,
 }
 
-/// What became of packets since the capture began.
+/// Packet counters since the capture started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counters {
-    /// That the port received, those that the filter refused too.
+    /// Packets that the port received, including those that the filter rejected.
     pub(crate) received: u64,
-    /// That the filter let pass.
+    /// Packets that the filter accepted.
     pub(crate) accepted: u64,
-    /// For which the port had no room.
+    /// Packets dropped because the port's rings were full.
     pub(crate) dropped: u64,
 }
 
-/// Writes the beginning of a file; returns its bytes.
-pub(crate) fn begin(out: &mut impl Write, format: Format, about: &About) -> io::Result<u64> {
+/// Writes the header of a file; returns its size in bytes.
+pub(crate) fn begin(out: &mut impl Write, format: Format, info: &CaptureInfo) -> io::Result<u64> {
     if format == Format::Pcap {
-        // Version 2.4; the two zeros are time zone and accuracy, which nobody uses.
-        let words = [0xa1b2_3c4d, 4 << 16 | 2, 0, 0, about.snaplen, LINK.into()];
-        // The version's halves are numbers of their own.
+        // Version 2.4; the two zeros are time zone and accuracy, which are unused.
+        let words = [0xa1b2_3c4d, 4 << 16 | 2, 0, 0, info.snaplen, LINK.into()];
+        // The version is two 16-bit numbers.
         let mut bytes: Vec<u8> = words.iter().flat_map(|word: &u32| word.to_ne_bytes()).collect();
         bytes[4..8].copy_from_slice(&[2u16.to_ne_bytes(), 4u16.to_ne_bytes()].concat());
         out.write_all(&bytes)?;
         return Ok(bytes.len() as u64);
     }
     let mut section = [0x1a2b_3c4d_u32.to_ne_bytes().as_slice(), &1u16.to_ne_bytes(), &0u16.to_ne_bytes()].concat();
-    // The section's length is not known.
+    // The section length is unknown: -1.
     section.extend(u64::MAX.to_ne_bytes());
     let program = concat!("unetmap ", env!("CARGO_PKG_VERSION"));
     push_option(&mut section, 4, program.as_bytes());
     end_options(&mut section);
     let mut interface = [LINK.to_ne_bytes(), 0u16.to_ne_bytes()].concat();
-    interface.extend(about.snaplen.to_ne_bytes());
-    push_option(&mut interface, 2, about.port.as_bytes());
-    // Times are in 10 to the power of -9 seconds.
+    interface.extend(info.snaplen.to_ne_bytes());
+    push_option(&mut interface, 2, info.port.as_bytes());
+    // Timestamps have a resolution of 10^-9 seconds.
     push_option(&mut interface, 9, &[9]);
-    if !about.filter.is_empty() {
-        push_option(&mut interface, 11, &[b"\0", about.filter.as_bytes()].concat());
+    if !info.filter.is_empty() {
+        push_option(&mut interface, 11, &[b"\0", info.filter.as_bytes()].concat());
     }
     end_options(&mut interface);
     Ok(block(out, SECTION, &section)? + block(out, INTERFACE, &interface)?)
 }
 
-/// Bytes in the file of a packet of which `bytes` are kept, with all that stands around them.
+/// Returns the size in the file of a packet with `bytes`, including its header and padding.
 pub(crate) fn packet_size(format: Format, bytes: &[u8]) -> u64 {
     match format {
         Format::Pcap => 16 + bytes.len() as u64,
@@ -85,16 +85,16 @@ pub(crate) fn packet_size(format: Format, bytes: &[u8]) -> u64 {
     }
 }
 
-/// Bytes of what stands at the end of a file.
+/// Returns the size of the end of a file, in bytes.
 pub(crate) fn end_size(format: Format) -> u64 {
     match format {
         Format::Pcap => 0,
-        // Five options of 8 bytes each, behind an interface's number and a time.
+        // An interface number and a timestamp, then five options of 8 bytes each.
         Format::Pcapng => 12 + 4 + 8 + 5 * (4 + 8) + 4,
     }
 }
 
-/// Writes a packet of `len` bytes, of which `bytes` were kept, found at `time` since 1970; returns its bytes in the file.
+/// Writes a packet of `len` bytes, truncated to `bytes`, received at `time` since 1970; returns its size in the file.
 #[inline]
 pub(crate) fn packet(out: &mut impl Write, format: Format, time: Duration, bytes: &[u8], len: u32) -> io::Result<u64> {
     let kept = bytes.len() as u32;
@@ -114,11 +114,11 @@ pub(crate) fn packet(out: &mut impl Write, format: Format, time: Duration, bytes
     Ok(total.into())
 }
 
-/// Writes what stands at the end of a file: the counters at `now`, of a capture that began at `begun`.
+/// Writes the end of a file: the counters at `now`, of a capture that started at `begin`.
 pub(crate) fn end(
     out: &mut impl Write,
     format: Format,
-    begun: Duration,
+    begin: Duration,
     now: Duration,
     counters: Counters,
 ) -> io::Result<()> {
@@ -127,7 +127,7 @@ pub(crate) fn end(
     }
     let [high, low] = halves(now);
     let mut body = words(&[0, high, low]).concat();
-    for (code, time) in [(2, begun), (3, now)] {
+    for (code, time) in [(2, begin), (3, now)] {
         push_option(&mut body, code, words(&halves(time)).as_flattened());
     }
     for (code, count) in [(4, counters.received), (5, counters.dropped), (6, counters.accepted)] {
@@ -139,7 +139,7 @@ pub(crate) fn end(
     Ok(())
 }
 
-/// A time in nanoseconds, upper half first.
+/// Returns the two halves of a time in nanoseconds, the upper half first.
 fn halves(time: Duration) -> [u32; 2] {
     let ns = time.as_nanos() as u64;
     [(ns >> 32) as u32, ns as u32]
@@ -150,7 +150,7 @@ fn words<const N: usize>(words: &[u32; N]) -> [[u8; 4]; N] {
 }
 
 fn push_option(body: &mut Vec<u8>, code: u16, value: &[u8]) {
-    // A filter's expression can be longer than an option.
+    // A filter expression can be longer than an option: truncate it.
     let value = &value[..value.len().min(usize::from(u16::MAX))];
     body.extend(code.to_ne_bytes());
     body.extend((value.len() as u16).to_ne_bytes());

@@ -1,4 +1,4 @@
-//! Asks the kernel and the daemon. What nobody answers is left out; the judges make something of that.
+//! Queries the kernel and the daemon. Facts that cannot be queried are absent; the checks handle that.
 
 use std::fs;
 
@@ -6,12 +6,12 @@ use serde_json::Value;
 use unetmap_sys::link::{self, Channels, Link};
 use unetmap_sys::{barrier, probe, process};
 
-use super::machine::{self, Daemon, OpenPort, Powers};
+use super::machine::{self, Daemon, OpenPort, Privileges};
 use super::nic::{self, Holder, Program};
 
-/// Asks about the machine.
+/// Collects the facts about the machine.
 pub(super) fn machine() -> machine::Facts {
-    let daemons = unetmap::client::snapshots().map_err(|e| e.to_string());
+    let snapshots = unetmap_core::control::client::snapshots().map_err(|e| e.to_string());
     machine::Facts {
         release: read("/proc/sys/kernel/osrelease").trim().to_owned(),
         barrier: barrier::register(),
@@ -19,33 +19,35 @@ pub(super) fn machine() -> machine::Facts {
         program: probe::xdp_program(),
         link: probe::xdp_link(),
         uid: process::uid(),
-        own: powers("self"),
-        daemons: daemons.map(|answers| answers.iter().map(|answer| daemon(answer)).collect()),
+        own: privileges("self"),
+        daemons: snapshots.map(|snapshots| snapshots.iter().map(|snapshot| daemon(snapshot)).collect()),
     }
 }
 
-/// The interface of this name.
+/// Returns the interface of this name.
 pub(super) fn link(name: &str) -> Result<Link, String> {
-    let asked = format!("netmap:{}", super::shown(name));
+    let port = format!("netmap:{}", super::printable(name));
     match link::by_name(name) {
         Ok(Some(link)) => Ok(link),
         Ok(None) => Err(format!(
-            "{asked}: no such interface (unetmap doctor lists those of this network namespace, ip netns others)"
+            "{port}: no such interface (`unetmap doctor` lists the interfaces of this network namespace, `ip netns` \
+             other namespaces)"
         )),
-        Err(e) => Err(format!("{asked}: looking for the interface: {e}")),
+        Err(e) => Err(format!("{port}: cannot look up the interface: {e}")),
     }
 }
 
-/// Asks about an interface. Who holds its XDP program is looked for if `deep`: in the files of all processes.
-pub(super) fn nic(link: Link, machine: &machine::Facts, deep: bool) -> nic::Facts {
-    let system = machine.system();
+/// Collects the facts about an interface. If `find_holder`, searches the open files of all processes for the holder of its
+/// XDP program.
+pub(super) fn nic(link: Link, machine: &machine::Facts, find_holder: bool) -> nic::Facts {
+    let system = machine.system_daemon();
     let port = system.and_then(|daemon| daemon.ports.iter().find(|port| port.interface == link.name)).cloned();
     let program = link.xdp.map(|attached| {
         let name = probe::program_name(attached.prog_id).ok().filter(|name| !name.is_empty());
-        let holder = if deep { holder(attached.prog_id) } else { None };
+        let holder = if find_holder { holder(attached.prog_id) } else { None };
         let ours = match &holder {
             Some(holder) => system.is_some_and(|daemon| daemon.pid == holder.pid),
-            // Who may not look at the daemon's files goes by what it says.
+            // Without permission to read the daemon's open files, its snapshot and the program's name decide.
             None => port.is_some() && name.as_ref().is_none_or(|name| name.starts_with("unetmap_")),
         };
         Program { mode: attached.mode, id: attached.prog_id, name, holder, ours }
@@ -62,26 +64,26 @@ pub(super) fn nic(link: Link, machine: &machine::Facts, deep: bool) -> nic::Fact
     }
 }
 
-/// A small file as text; empty if it cannot be read.
+/// Reads a small file as text; empty if it cannot be read.
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// What a process may do, by its entry in `/proc`.
-fn powers(process: &str) -> Powers {
-    Powers {
+/// Reads the privileges of a process from `/proc`.
+fn privileges(process: &str) -> Privileges {
+    Privileges {
         capabilities: effective(&read(&format!("/proc/{process}/status"))),
         locked: locked_limit(&read(&format!("/proc/{process}/limits"))),
     }
 }
 
-/// The effective capabilities in `/proc/PID/status`.
+/// Parses the effective capabilities in `/proc/PID/status`.
 fn effective(status: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
-/// The soft limit of locked memory in `/proc/PID/limits`.
+/// Parses the soft limit of locked memory in `/proc/PID/limits`.
 fn locked_limit(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     match line.split_whitespace().next()? {
@@ -90,9 +92,9 @@ fn locked_limit(limits: &str) -> Option<u64> {
     }
 }
 
-/// Reads what a daemon says of itself; leaves out what makes no sense.
-fn daemon(answer: &str) -> Daemon {
-    let all: Value = serde_json::from_str(answer).unwrap_or_default();
+/// Parses a daemon's snapshot; ignores values that are not as expected.
+fn daemon(snapshot: &str) -> Daemon {
+    let all: Value = serde_json::from_str(snapshot).unwrap_or_default();
     let number = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -102,7 +104,7 @@ fn daemon(answer: &str) -> Daemon {
         let interface = text(&port["name"])?;
         let users = sessions.iter().filter(|session| session["port"] == port["name"]);
         Some(OpenPort {
-            manner: text(&port["manner"]),
+            data_path: text(&port["manner"]),
             users: users.filter_map(|session| number(&session["uid"])).collect(),
             interface,
         })
@@ -112,12 +114,12 @@ fn daemon(answer: &str) -> Daemon {
         pid,
         uid: number(&all["daemon"]["uid"]).unwrap_or(u32::MAX),
         version: text(&all["daemon"]["version"]).unwrap_or_default(),
-        powers: powers(&pid.to_string()),
+        privileges: privileges(&pid.to_string()),
         ports: ports.collect(),
     }
 }
 
-/// The process that has the BPF link open by which an XDP program is attached, among those that we may look at.
+/// Finds the process that has the BPF link of an attached XDP program open, among those whose files this user may read.
 fn holder(program: u32) -> Option<Holder> {
     let numbers = |folder: &str| {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -137,7 +139,7 @@ fn holder(program: u32) -> Option<Holder> {
     None
 }
 
-/// The number of the BPF link that a file of `/proc/PID/fdinfo` is about, if it attaches `program` as XDP.
+/// Parses a file of `/proc/PID/fdinfo`: the id of the BPF link, if it attaches `program` as XDP.
 fn xdp_link(info: &str, program: u32) -> Option<u32> {
     let value = |key: &str| info.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim);
     let number = |key: &str| value(key).and_then(|value| value.parse::<u32>().ok());
@@ -149,20 +151,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_proc() {
+    fn proc_files_are_parsed() {
         assert_eq!(effective("Name:\tx\nCapPrm:\t0\nCapEff:\t000001fffedfffff\nCapBnd:\t1\n"), Some(0x1ff_fedf_ffff));
         assert_eq!((effective(""), effective("CapEff:\tx\n")), (None, None));
         let limits = "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         8388608   unlimited   bytes\n";
         assert_eq!(locked_limit(limits), Some(8 << 20));
         assert_eq!(locked_limit(&limits.replace("8388608", "unlimited")), Some(u64::MAX));
         assert_eq!(locked_limit("Max open files  1 1 files\n"), None);
-        let own = powers("self");
+        let own = privileges("self");
         assert!(own.capabilities.is_some() && own.locked.is_some());
-        assert_eq!(powers("0"), Powers::default());
+        assert_eq!(privileges("0"), Privileges::default());
     }
 
     #[test]
-    fn what_a_daemon_says() {
+    fn snapshots_are_parsed() {
         let daemon = daemon(
             r#"{"daemon": {"pid": 0, "uid": 7, "version": "1.2"},
             "ports": [{"name": "va", "kind": "nic", "manner": "native, copy"}, {"name": "p{1", "kind": "pipe"},
@@ -170,18 +172,18 @@ mod tests {
             "sessions": [{"port": "va", "uid": 3}, {"port": "p{1", "uid": 4}, {"port": "va", "uid": 0}]}"#,
         );
         assert_eq!((daemon.pid, daemon.uid, daemon.version.as_str()), (0, 7, "1.2"));
-        let port = |name: &str, manner: Option<&str>, users: &[u32]| OpenPort {
+        let port = |name: &str, data_path: Option<&str>, users: &[u32]| OpenPort {
             interface: name.into(),
-            manner: manner.map(Into::into),
+            data_path: data_path.map(Into::into),
             users: users.into(),
         };
         assert_eq!(daemon.ports, [port("va", Some("native, copy"), &[3, 0]), port("vb", None, &[])]);
-        let odd = super::daemon("{");
-        assert_eq!((odd.uid, odd.ports.len()), (u32::MAX, 0), "it is not taken for root's");
+        let malformed = super::daemon("{");
+        assert_eq!((malformed.uid, malformed.ports.len()), (u32::MAX, 0), "it does not count as root's daemon");
     }
 
     #[test]
-    fn links_of_processes() {
+    fn fdinfo_of_an_xdp_link_is_parsed() {
         let info =
             "pos:\t0\nflags:\t02000002\nlink_type:\txdp\nlink_id:\t5\nprog_tag:\t0af\nprog_id:\t12\nifindex:\t3\n";
         assert_eq!(xdp_link(info, 12), Some(5));

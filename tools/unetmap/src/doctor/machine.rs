@@ -1,21 +1,21 @@
-//! What the machine, and whoever opens interfaces on it, can do.
+//! Checks of the machine: the kernel, the daemon, and the privileges of the process that opens interfaces.
 
 use std::fmt;
 use std::io;
 
 use super::{Check, State};
 
-/// The version of a kernel: major and minor number.
+/// A kernel version: major and minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Kernel(pub(super) u32, pub(super) u32);
 
 impl Kernel {
-    /// The first with AF_XDP as it is needed here.
+    /// The first version with the AF_XDP features that are required.
     const INTERFACES: Kernel = Kernel(5, 11);
-    /// The first that spreads a frame over several buffers.
+    /// The first version with frames of several buffers.
     pub(super) const FRAGS: Kernel = Kernel(6, 6);
 
-    /// The beginning of a release such as `6.1.0-18-amd64`.
+    /// Parses the version at the beginning of a release such as `6.1.0-18-amd64`.
     pub(super) fn parse(release: &str) -> Option<Kernel> {
         let mut numbers = release.split(|c: char| !c.is_ascii_digit());
         Some(Kernel(numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
@@ -28,14 +28,14 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// The minimum of each part, whether interfaces need it, and how the part is called.
+/// The minimum version of each part, whether interfaces need it, and the names of the part and of its check.
 const PARTS: [(Kernel, bool, &str, &str); 3] = [
     (Kernel(5, 10), true, "pipes", "kernel: pipes"),
     (Kernel::INTERFACES, true, "interfaces", "kernel: interfaces"),
     (Kernel::FRAGS, false, "frames of several buffers", "kernel: large frames"),
 ];
 
-/// Bytes of packet buffers that are locked for the ports of one user, as the daemon has it by default.
+/// Bytes of locked packet buffers for the ports of one user, the daemon's default.
 const LOCKED: u64 = 64 << 20;
 
 /// Capabilities, as bits of `/proc/PID/status`.
@@ -45,52 +45,52 @@ const IPC_LOCK: u64 = 1 << 14;
 const SYS_ADMIN: u64 = 1 << 21;
 const BPF: u64 = 1 << 39;
 
-/// What is known about the machine.
+/// Facts about the machine.
 #[derive(Debug)]
 pub(super) struct Facts {
-    /// As `uname -r` prints it.
+    /// The kernel release, as printed by `uname -r`.
     pub(super) release: String,
-    /// Whether there is `membarrier`.
+    /// True if `membarrier` works.
     pub(super) barrier: bool,
-    /// Tries of this process.
+    /// Results of this process's attempts to create an AF_XDP socket, a BPF program and an XDP link.
     pub(super) socket: io::Result<()>,
     pub(super) program: io::Result<()>,
     pub(super) link: io::Result<()>,
-    /// Our own effective user.
+    /// Effective user id of this process.
     pub(super) uid: u32,
-    /// Ourselves.
-    pub(super) own: Powers,
-    /// The daemons that answer, the system's first; or why that cannot be known.
+    /// Privileges of this process.
+    pub(super) own: Privileges,
+    /// The daemons that replied, the system's first; or why there is no reply.
     pub(super) daemons: Result<Vec<Daemon>, String>,
 }
 
-/// What a process may do; `None` where that cannot be read.
+/// Privileges of a process; `None` if they cannot be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Powers {
+pub(super) struct Privileges {
     /// Its effective capabilities.
     pub(super) capabilities: Option<u64>,
-    /// Bytes that it may lock in memory; `u64::MAX`: no limit.
+    /// Limit of locked memory in bytes; `u64::MAX`: no limit.
     pub(super) locked: Option<u64>,
 }
 
-/// A daemon that runs.
+/// A running daemon.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Daemon {
     pub(super) pid: u32,
     pub(super) uid: u32,
     pub(super) version: String,
-    pub(super) powers: Powers,
+    pub(super) privileges: Privileges,
     pub(super) ports: Vec<OpenPort>,
 }
 
-/// A port that a daemon serves on an interface.
+/// An open port on an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OpenPort {
-    /// The interface's name, in some namespace.
+    /// The interface's name, possibly in another network namespace.
     pub(super) interface: String,
-    /// How packets get in and out, in the daemon's words.
-    pub(super) manner: Option<String>,
-    /// Who has it open.
+    /// The data path, as the daemon names it.
+    pub(super) data_path: Option<String>,
+    /// The users that have the port open.
     pub(super) users: Vec<u32>,
 }
 
@@ -99,37 +99,40 @@ impl Facts {
         Kernel::parse(&self.release)
     }
 
-    /// The daemon that opens interfaces, if one runs: root's.
-    pub(super) fn system(&self) -> Option<&Daemon> {
+    /// Returns the daemon that opens interfaces, if it runs: root's.
+    pub(super) fn system_daemon(&self) -> Option<&Daemon> {
         self.daemons.iter().flatten().find(|daemon| daemon.uid == 0)
     }
 
-    /// What whoever will open an interface may do. `None`: there is nobody.
-    fn opener(&self) -> Option<Powers> {
-        match self.system() {
-            Some(daemon) => Some(daemon.powers),
+    /// Returns the privileges of the process that would open an interface: root's daemon, else this process, which can
+    /// start that daemon if it is root's. `None` if no process can.
+    fn opener(&self) -> Option<Privileges> {
+        match self.system_daemon() {
+            Some(daemon) => Some(daemon.privileges),
             None => (self.uid == 0 && self.daemons.is_ok()).then_some(self.own),
         }
     }
 }
 
-/// All that can be said about the machine.
-pub(super) fn judge(facts: &Facts) -> Vec<Check> {
+/// Checks the machine.
+pub(super) fn check(facts: &Facts) -> Vec<Check> {
     let mut checks: Vec<Check> = PARTS.iter().map(|part| kernel(facts.kernel(), part)).collect();
     checks.push(match facts.barrier {
-        true => Check::ok("membarrier", "wake-ups cost the sleeper only").optional(),
-        false => Check::missing("membarrier", "the kernel or a filter refuses it: each wake-up test costs a fence")
-            .optional(),
+        true => Check::ok("membarrier", "only the waiting process pays for a wake-up").optional(),
+        false => {
+            let text = "the kernel or a seccomp filter refuses it: each test for a waiting process costs a fence";
+            Check::missing("membarrier", text).optional()
+        }
     });
     let own = facts.own.capabilities;
-    checks.push(attempt("AF_XDP sockets", "one was made", &facts.socket, own, NET_RAW));
-    checks.push(attempt("BPF programs", "one was loaded", &facts.program, own, NET_ADMIN | BPF));
-    let tried = "ours was attached, to lo of a network namespace made for it";
-    checks.push(attempt("XDP links", tried, &facts.link, own, NET_ADMIN | BPF | SYS_ADMIN));
+    checks.push(attempt("AF_XDP sockets", "a socket was created", &facts.socket, own, NET_RAW));
+    checks.push(attempt("BPF programs", "a program was loaded", &facts.program, own, NET_ADMIN | BPF));
+    let done = "a program was attached to lo of a temporary network namespace";
+    checks.push(attempt("XDP links", done, &facts.link, own, NET_ADMIN | BPF | SYS_ADMIN));
     checks.push(daemon(facts));
-    if let Some(powers) = facts.opener() {
-        checks.push(capabilities(powers.capabilities));
-        checks.push(locked(powers));
+    if let Some(privileges) = facts.opener() {
+        checks.push(capabilities(privileges.capabilities));
+        checks.push(locked(privileges));
     }
     checks
 }
@@ -137,25 +140,25 @@ pub(super) fn judge(facts: &Facts) -> Vec<Check> {
 fn kernel(kernel: Option<Kernel>, part: &(Kernel, bool, &str, &'static str)) -> Check {
     let &(least, needed, part, what) = part;
     let (state, text) = match kernel {
-        Some(kernel) if kernel >= least => (State::Ok, format!("from Linux {least} on")),
+        Some(kernel) if kernel >= least => (State::Ok, format!("Linux {least} or newer")),
         Some(_) => (State::Missing, format!("{part} need Linux {least} or newer")),
-        None => (State::Unknown, format!("{part} need Linux {least} or newer, and the version cannot be read")),
+        None => (State::Unknown, format!("{part} need Linux {least} or newer; the version cannot be read")),
     };
     Check { needed, ..Check::new(what, state, text) }
 }
 
-/// Judges a try that needs all the capabilities `need` of this process, whose are `own`.
+/// Evaluates an attempt that needs all the capabilities `need`; this process has `own`.
 fn attempt(what: &'static str, done: &str, result: &io::Result<()>, own: Option<u64>, need: u64) -> Check {
     let Err(error) = result else { return Check::ok(what, done) };
     // CAP_SYS_ADMIN includes CAP_BPF.
     let has = own.map(|own| own | if own & SYS_ADMIN != 0 { BPF } else { 0 });
     match error.kind() {
         io::ErrorKind::PermissionDenied if has.is_some_and(|has| has & need == need) => {
-            let why = "refused, though the capabilities are there: a container's filter or a security module does it";
+            let why = "refused despite the capabilities: by a seccomp filter of a container, or a security module";
             Check::missing(what, why)
         }
         io::ErrorKind::PermissionDenied => {
-            Check::unknown(what, "this process may not try it").fix("run unetmap doctor as root")
+            Check::unknown(what, "this process has no permission to test it").fix("run unetmap doctor as root")
         }
         _ => {
             let config = match what {
@@ -174,25 +177,25 @@ fn daemon(facts: &Facts) -> Check {
         Ok(daemons) => daemons,
         Err(why) => return Check::unknown(WHAT, why.clone()),
     };
-    match (facts.system(), daemons.first()) {
+    match (facts.system_daemon(), daemons.first()) {
         (Some(Daemon { pid, version, .. }), _) => {
-            let policy = if facts.uid == 0 { "" } else { "; its policy decides who may open which interface" };
-            Check::ok(WHAT, format!("{version}, process {pid}, serves{policy}"))
+            let policy = if facts.uid == 0 { "" } else { "; its policy decides which users may open which interfaces" };
+            Check::ok(WHAT, format!("{version}, process {pid}, is running{policy}"))
         }
         (None, Some(Daemon { uid, .. })) => {
-            Check::missing(WHAT, format!("the one that runs is user {uid}'s, and interfaces are opened by root's"))
-                .fix(START)
+            let text = format!("only user {uid}'s daemon is running; interfaces need root's daemon");
+            Check::missing(WHAT, text).fix(START)
         }
-        (None, None) if facts.uid == 0 => Check::ok(WHAT, "none runs; the first program that opens a port starts one"),
-        (None, None) => Check::missing(WHAT, "none runs that opens interfaces for you").fix(START),
+        (None, None) if facts.uid == 0 => Check::ok(WHAT, "not running; the first program that opens a port starts it"),
+        (None, None) => Check::missing(WHAT, "root's daemon, which opens interfaces, is not running").fix(START),
     }
 }
 
-/// Judges the capabilities of whoever opens interfaces.
+/// Checks the capabilities of the process that opens interfaces.
 fn capabilities(has: Option<u64>) -> Check {
     const WHAT: &str = "capabilities";
-    let Some(has) = has else { return Check::unknown(WHAT, "those of unetmapd cannot be read") };
-    // Every call about an interface is made in the client's network namespace, which takes CAP_SYS_ADMIN to enter.
+    let Some(has) = has else { return Check::unknown(WHAT, "the capabilities of unetmapd cannot be read") };
+    // The daemon enters the client's network namespace for each call about an interface, which needs CAP_SYS_ADMIN.
     let need = [(NET_RAW, "CAP_NET_RAW"), (NET_ADMIN, "CAP_NET_ADMIN"), (SYS_ADMIN, "CAP_SYS_ADMIN")];
     let lacks: Vec<&str> = need.iter().filter(|(bit, _)| has & bit == 0).map(|&(_, name)| name).collect();
     if lacks.is_empty() {
@@ -201,16 +204,18 @@ fn capabilities(has: Option<u64>) -> Check {
     Check::missing(WHAT, format!("unetmapd lacks {}", lacks.join(", "))).fix("start it as root, with all capabilities")
 }
 
-fn locked(powers: Powers) -> Check {
+fn locked(privileges: Privileges) -> Check {
     const WHAT: &str = "locked memory";
     let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
-    match powers {
-        Powers { capabilities: Some(has), .. } if has & IPC_LOCK != 0 => Check::ok(WHAT, "no limit, by CAP_IPC_LOCK"),
-        Powers { locked: Some(u64::MAX), .. } => Check::ok(WHAT, "no limit"),
-        Powers { locked: Some(limit), .. } if limit >= LOCKED => Check::ok(WHAT, format!("limit {}", mib(limit))),
-        Powers { locked: Some(limit), capabilities: Some(_) } => {
-            Check::missing(WHAT, format!("the limit is {}, packet buffers take {}", mib(limit), mib(LOCKED)))
-                .fix("ulimit -l unlimited before unetmapd starts, or CAP_IPC_LOCK for it")
+    match privileges {
+        Privileges { capabilities: Some(has), .. } if has & IPC_LOCK != 0 => {
+            Check::ok(WHAT, "no limit, by CAP_IPC_LOCK")
+        }
+        Privileges { locked: Some(u64::MAX), .. } => Check::ok(WHAT, "no limit"),
+        Privileges { locked: Some(limit), .. } if limit >= LOCKED => Check::ok(WHAT, format!("limit {}", mib(limit))),
+        Privileges { locked: Some(limit), capabilities: Some(_) } => {
+            Check::missing(WHAT, format!("the limit is {}, packet buffers need {}", mib(limit), mib(LOCKED)))
+                .fix("run ulimit -l unlimited before unetmapd is started, or give it CAP_IPC_LOCK")
         }
         _ => Check::unknown(WHAT, "the limit of unetmapd cannot be read"),
     }
@@ -222,8 +227,8 @@ mod tests {
 
     const ALL: u64 = (1 << 41) - 1;
 
-    fn powers(capabilities: u64, locked: u64) -> Powers {
-        Powers { capabilities: Some(capabilities), locked: Some(locked) }
+    fn privileges(capabilities: u64, locked: u64) -> Privileges {
+        Privileges { capabilities: Some(capabilities), locked: Some(locked) }
     }
 
     fn facts() -> Facts {
@@ -234,7 +239,7 @@ mod tests {
             program: Ok(()),
             link: Ok(()),
             uid: 0,
-            own: powers(ALL, u64::MAX),
+            own: privileges(ALL, u64::MAX),
             daemons: Ok(vec![]),
         }
     }
@@ -244,15 +249,15 @@ mod tests {
     }
 
     fn find(facts: &Facts, what: &str) -> Check {
-        judge(facts).into_iter().find(|check| check.what == what).unwrap_or_else(|| panic!("{what}"))
+        check(facts).into_iter().find(|check| check.what == what).unwrap_or_else(|| panic!("{what}"))
     }
 
     fn blocking(facts: &Facts) -> Vec<&'static str> {
-        judge(facts).iter().filter(|check| check.blocks()).map(|check| check.what).collect()
+        check(facts).iter().filter(|check| check.blocks()).map(|check| check.what).collect()
     }
 
     #[test]
-    fn releases() {
+    fn releases_are_parsed_and_compared() {
         for (release, kernel) in [
             ("6.18.44-fc-v669", Some(Kernel(6, 18))),
             ("5.10.0-9-amd64", Some(Kernel(5, 10))),
@@ -267,11 +272,11 @@ mod tests {
     }
 
     #[test]
-    fn each_part_has_its_kernel() {
+    fn each_part_has_a_minimum_kernel() {
         for (release, missing) in [("5.9.1", 3), ("5.10.1", 2), ("5.11.0", 1), ("6.5.9", 1), ("6.6.0", 0), ("7.0.0", 0)]
         {
             let facts = Facts { release: release.into(), ..facts() };
-            let checks = judge(&facts);
+            let checks = check(&facts);
             let count = checks.iter().filter(|check| check.state == State::Missing).count();
             assert_eq!(count, missing, "{release}");
             let blocked = checks.iter().any(Check::blocks);
@@ -282,30 +287,30 @@ mod tests {
     }
 
     #[test]
-    fn all_is_well() {
-        assert!(judge(&facts()).iter().all(|check| check.state == State::Ok), "{:?}", judge(&facts()));
+    fn all_checks_are_ok_on_a_complete_machine() {
+        assert!(check(&facts()).iter().all(|check| check.state == State::Ok), "{:?}", check(&facts()));
     }
 
     #[test]
-    fn what_cannot_be_tried_is_unknown() {
+    fn attempts_without_permission_are_unknown() {
         let mut facts =
-            Facts { own: powers(0, 0), socket: refused(1), program: refused(1), link: refused(1), ..facts() };
+            Facts { own: privileges(0, 0), socket: refused(1), program: refused(1), link: refused(1), ..facts() };
         for what in ["AF_XDP sockets", "BPF programs", "XDP links"] {
             assert_eq!(find(&facts, what).state, State::Unknown, "{what}");
         }
-        facts.own = powers(ALL & !BPF, 0);
+        facts.own = privileges(ALL & !BPF, 0);
         assert_eq!(
             find(&facts, "BPF programs").state,
             State::Missing,
-            "CAP_SYS_ADMIN is enough, so something else refuses"
+            "CAP_SYS_ADMIN includes CAP_BPF, so the refusal has another reason"
         );
-        facts.own = Powers::default();
+        facts.own = Privileges::default();
         assert_eq!(find(&facts, "BPF programs").state, State::Unknown);
     }
 
     #[test]
-    fn what_the_kernel_does_not_have_is_missing() {
-        let facts = Facts { own: powers(0, 0), socket: refused(97), program: refused(38), uid: 7, ..facts() };
+    fn features_that_the_kernel_lacks_are_missing() {
+        let facts = Facts { own: privileges(0, 0), socket: refused(97), program: refused(38), uid: 7, ..facts() };
         for (what, config) in [("AF_XDP sockets", "CONFIG_XDP_SOCKETS"), ("BPF programs", "CONFIG_BPF_SYSCALL")] {
             let check = find(&facts, what);
             assert!(check.blocks() && check.sentence().contains(config), "{check:?}");
@@ -315,43 +320,43 @@ mod tests {
     }
 
     #[test]
-    fn who_opens_interfaces() {
-        let nobodys = Daemon { pid: 9, uid: 1000, version: "1".into(), ..Daemon::default() };
-        let roots = Daemon { uid: 0, powers: powers(ALL, 0), ..nobodys.clone() };
-        let user = Facts { uid: 1000, own: powers(0, 8 << 20), ..facts() };
-        assert_eq!(blocking(&user), ["unetmapd"], "a user's own daemon opens none");
-        let user = |daemons| Facts { uid: 1000, own: powers(0, 8 << 20), daemons: Ok(daemons), ..facts() };
-        assert!(find(&user(vec![nobodys.clone()]), "unetmapd").text.contains("user 1000's"));
-        assert!(blocking(&user(vec![roots.clone(), nobodys.clone()])).is_empty());
+    fn interfaces_need_the_daemon_of_root() {
+        let users = Daemon { pid: 9, uid: 1000, version: "1".into(), ..Daemon::default() };
+        let roots = Daemon { uid: 0, privileges: privileges(ALL, 0), ..users.clone() };
+        let user = Facts { uid: 1000, own: privileges(0, 8 << 20), ..facts() };
+        assert_eq!(blocking(&user), ["unetmapd"], "a user's own daemon opens no interfaces");
+        let user = |daemons| Facts { uid: 1000, own: privileges(0, 8 << 20), daemons: Ok(daemons), ..facts() };
+        assert!(find(&user(vec![users.clone()]), "unetmapd").text.contains("user 1000's"));
+        assert!(blocking(&user(vec![roots.clone(), users.clone()])).is_empty());
         assert!(find(&user(vec![roots.clone()]), "unetmapd").text.contains("policy"));
         assert!(!find(&Facts { daemons: Ok(vec![roots]), ..facts() }, "unetmapd").text.contains("policy"));
-        let unclear = Facts { daemons: Err("why".into()), ..facts() };
-        assert_eq!(find(&unclear, "unetmapd").state, State::Unknown);
-        assert!(judge(&unclear).iter().all(|check| check.what != "capabilities"));
+        let no_reply = Facts { daemons: Err("why".into()), ..facts() };
+        assert_eq!(find(&no_reply, "unetmapd").state, State::Unknown);
+        assert!(check(&no_reply).iter().all(|check| check.what != "capabilities"));
     }
 
     #[test]
     fn the_opener_needs_capabilities() {
-        let daemon = |powers| {
-            let daemon = Daemon { pid: 9, powers, ..Daemon::default() };
-            Facts { daemons: Ok(vec![daemon]), own: powers_of_nobody(), ..facts() }
-        };
-        fn powers_of_nobody() -> Powers {
-            powers(0, 0)
+        fn no_privileges() -> Privileges {
+            privileges(0, 0)
         }
-        assert!(blocking(&daemon(powers(ALL & !BPF, 0))).is_empty());
+        let daemon = |privileges| {
+            let daemon = Daemon { pid: 9, privileges, ..Daemon::default() };
+            Facts { daemons: Ok(vec![daemon]), own: no_privileges(), ..facts() }
+        };
+        assert!(blocking(&daemon(privileges(ALL & !BPF, 0))).is_empty());
         for (lacks, name) in [(NET_RAW, "CAP_NET_RAW"), (NET_ADMIN, "CAP_NET_ADMIN"), (SYS_ADMIN, "CAP_SYS_ADMIN")] {
-            let facts = daemon(powers(ALL & !lacks, 0));
+            let facts = daemon(privileges(ALL & !lacks, 0));
             assert_eq!(blocking(&facts), ["capabilities"]);
             assert_eq!(find(&facts, "capabilities").text, format!("unetmapd lacks {name}"));
         }
-        assert_eq!(find(&daemon(Powers::default()), "capabilities").state, State::Unknown);
-        assert!(blocking(&daemon(Powers::default())).is_empty());
-        assert_eq!(blocking(&Facts { own: powers(0, 0), ..facts() }), ["capabilities", "locked memory"]);
+        assert_eq!(find(&daemon(Privileges::default()), "capabilities").state, State::Unknown);
+        assert!(blocking(&daemon(Privileges::default())).is_empty());
+        assert_eq!(blocking(&Facts { own: privileges(0, 0), ..facts() }), ["capabilities", "locked memory"]);
     }
 
     #[test]
-    fn buffers_must_be_locked() {
+    fn the_limit_of_locked_memory_must_hold_the_buffers() {
         let limited = ALL & !IPC_LOCK;
         for (has, limit, state) in [
             (ALL, 0, State::Ok),
@@ -359,10 +364,10 @@ mod tests {
             (limited, LOCKED, State::Ok),
             (limited, LOCKED - 1, State::Missing),
         ] {
-            assert_eq!(locked(powers(has, limit)).state, state, "{limit}");
+            assert_eq!(locked(privileges(has, limit)).state, state, "{limit}");
         }
-        assert_eq!(locked(Powers { capabilities: None, locked: Some(0) }).state, State::Unknown);
-        assert_eq!(locked(Powers { capabilities: Some(limited), locked: None }).state, State::Unknown);
-        assert!(locked(powers(limited, 8 << 20)).text.contains("is 8 MiB, packet buffers take 64 MiB"));
+        assert_eq!(locked(Privileges { capabilities: None, locked: Some(0) }).state, State::Unknown);
+        assert_eq!(locked(Privileges { capabilities: Some(limited), locked: None }).state, State::Unknown);
+        assert!(locked(privileges(limited, 8 << 20)).text.contains("is 8 MiB, packet buffers need 64 MiB"));
     }
 }

@@ -1,4 +1,4 @@
-//! What an interface and its driver can do.
+//! Checks of an interface and its driver.
 
 use serde::{Serialize, Serializer};
 use unetmap_sys::link::{AttachedMode, ChannelSettings, Channels, DriverInfo, Link, XdpFeatures};
@@ -6,31 +6,31 @@ use unetmap_sys::link::{AttachedMode, ChannelSettings, Channels, DriverInfo, Lin
 use super::Check;
 use super::machine::{Kernel, OpenPort};
 
-/// Bytes of a packet buffer, as the daemon has it by default.
+/// Bytes of a packet buffer, the daemon's default.
 const BUFFER: u32 = 2048;
 /// Bytes of an Ethernet header with one VLAN tag.
 const HEADER: u32 = 18;
-/// The MTU up to which each driver with XDP takes programs: what is left of a page of 4 KiB, with some to spare.
+/// The MTU up to which every driver with native XDP accepts programs: a page of 4 KiB less headroom, with a margin.
 const NATIVE_MTU: u32 = 3400;
 
 const ZERO_COPY: &str = "native, zero copy";
 const COPY: &str = "native, copy";
 const GENERIC: &str = "generic, copy";
 
-/// What is known about an interface.
+/// Facts about an interface.
 #[derive(Debug)]
 pub(super) struct Facts {
     pub(super) link: Link,
     pub(super) driver: Option<DriverInfo>,
     pub(super) queues: Channels,
     pub(super) settings: Option<ChannelSettings>,
-    /// `None`: the kernel does not tell.
+    /// `None`: the kernel does not report them.
     pub(super) features: Option<XdpFeatures>,
-    /// The XDP program that is attached.
+    /// The attached XDP program.
     pub(super) program: Option<Program>,
-    /// The port of this name, if the daemon serves one.
+    /// The open port of this name.
     pub(super) port: Option<OpenPort>,
-    /// Our own effective user.
+    /// Effective user id of this process.
     pub(super) uid: u32,
 }
 
@@ -40,15 +40,15 @@ pub(super) struct Program {
     #[serde(serialize_with = "mode_word")]
     pub(super) mode: AttachedMode,
     pub(super) id: u32,
-    /// `None`: it has none, or we may not know.
+    /// `None`: it has no name, or this process has no permission to read it.
     pub(super) name: Option<String>,
-    /// The process that keeps it attached by a BPF link.
+    /// The process that has the program's BPF link open.
     pub(super) holder: Option<Holder>,
-    /// Whether it is the daemon's.
+    /// True if it is the daemon's program.
     pub(super) ours: bool,
 }
 
-/// A process with a BPF link.
+/// A process that has a BPF link open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Holder {
     pub(super) pid: u32,
@@ -57,7 +57,7 @@ pub(super) struct Holder {
 }
 
 impl Program {
-    /// Name and number.
+    /// Formats name and id.
     pub(super) fn label(&self) -> String {
         match &self.name {
             Some(name) => format!("{name} (id {})", self.id),
@@ -67,12 +67,12 @@ impl Program {
 }
 
 fn mode_word<S: Serializer>(mode: &AttachedMode, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_str(mode.word())
+    to.serialize_str(mode.as_str())
 }
 
-/// All that can be said about an interface.
+/// The report about an interface.
 #[derive(Debug, Serialize)]
-pub(super) struct Finding {
+pub(super) struct InterfaceReport {
     pub(super) name: String,
     index: u32,
     pub(super) driver: Option<Driver>,
@@ -84,14 +84,15 @@ pub(super) struct Finding {
     pub(super) queues: Queues,
     pub(super) program: Option<Program>,
     features: Option<Features>,
-    /// How packets would get in and out, or how they do, where the port is open; `None` where that is not known.
-    pub(super) way: Option<&'static str>,
-    /// No check of this interface that a port needs is missing.
+    /// The data path of the open port, else the one that a port would have; `None` if unknown.
+    #[serde(rename = "way")]
+    pub(super) data_path: Option<&'static str>,
+    /// True if no requirement of a port on this interface is missing.
     pub(super) ok: bool,
     pub(super) checks: Vec<Check>,
 }
 
-impl Finding {
+impl InterfaceReport {
     pub(super) fn state(&self) -> &'static str {
         match (self.up, self.carrier) {
             (false, _) => "down",
@@ -107,7 +108,7 @@ pub(super) struct Driver {
     version: String,
 }
 
-/// Queues, and how many there could be.
+/// Numbers of queues, and their maxima.
 #[derive(Debug, Serialize)]
 pub(super) struct Queues {
     pub(super) rx: u32,
@@ -116,7 +117,7 @@ pub(super) struct Queues {
     max_tx: Option<u32>,
 }
 
-/// As the kernel names them.
+/// The driver's XDP features, with the kernel's names.
 #[derive(Debug, Serialize)]
 struct Features {
     basic: bool,
@@ -144,15 +145,15 @@ impl From<XdpFeatures> for Features {
     }
 }
 
-/// Judges an interface under a kernel, whose version may not be known.
-pub(super) fn judge(facts: &Facts, kernel: Option<Kernel>) -> Finding {
+/// Checks an interface. `kernel` is `None` if the version is unknown.
+pub(super) fn check(facts: &Facts, kernel: Option<Kernel>) -> InterfaceReport {
     let link = &facts.link;
-    let (way, way_check) = way(facts);
-    let mut checks = vec![identity(facts), state(link), mtu(link, facts.features, way, kernel), queues(facts)];
-    checks.extend([program(facts), way_check]);
-    checks.extend(facts.features.and_then(lacks));
+    let (data_path, path_check) = data_path(facts);
+    let mut checks = vec![identity(facts), state(link), mtu(link, facts.features, data_path, kernel), queues(facts)];
+    checks.extend([program(facts), path_check]);
+    checks.extend(facts.features.and_then(missing_features));
     let max = |count: fn(&ChannelSettings) -> u32| facts.settings.as_ref().map(count);
-    Finding {
+    InterfaceReport {
         name: link.name.clone(),
         index: link.index,
         driver: facts.driver.clone().map(|DriverInfo { name, version }| Driver { name, version }),
@@ -169,7 +170,7 @@ pub(super) fn judge(facts: &Facts, kernel: Option<Kernel>) -> Finding {
         },
         program: facts.program.clone(),
         features: facts.features.map(Features::from),
-        way,
+        data_path,
         ok: !checks.iter().any(Check::blocks),
         checks,
     }
@@ -183,13 +184,13 @@ fn identity(facts: &Facts) -> Check {
     let link = &facts.link;
     let driver = match &facts.driver {
         Some(DriverInfo { name, version }) => format!("driver {name} {version}"),
-        None => "no driver that tells its name".into(),
+        None => "the driver reports no name".into(),
     };
     match link.mac {
         Some(address) => Check::ok("interface", format!("index {}, {driver}, {}", link.index, mac(address))),
         None => {
             let text =
-                format!("index {}, {driver}: its packets have no Ethernet header, which netmap expects", link.index);
+                format!("index {}, {driver}: its packets lack the Ethernet header that netmap expects", link.index);
             Check::unknown("interface", text)
         }
     }
@@ -198,17 +199,16 @@ fn identity(facts: &Facts) -> Check {
 fn state(link: &Link) -> Check {
     match (link.up, link.carrier) {
         (false, _) => {
-            let down =
-                Check::missing("state", "down: it is not opened so, and one that goes down sends and receives nothing");
+            let down = Check::missing("state", "down: a port cannot be opened, and an open port moves no packets");
             down.fix(format!("ip link set dev {} up", link.name))
         }
-        (true, false) => Check::ok("state", "up, without a carrier: nothing arrives before the other end is up"),
+        (true, false) => Check::ok("state", "up, no carrier: no packets arrive before the other end is up"),
         (true, true) => Check::ok("state", "up"),
     }
 }
 
-/// Whether the longest frames have room.
-fn mtu(link: &Link, features: Option<XdpFeatures>, way: Option<&str>, kernel: Option<Kernel>) -> Check {
+/// Checks that the longest frames fit.
+fn mtu(link: &Link, features: Option<XdpFeatures>, data_path: Option<&str>, kernel: Option<Kernel>) -> Check {
     let (mtu, frame) = (link.mtu, link.mtu.saturating_add(HEADER));
     if frame <= BUFFER {
         return Check::ok("MTU", format!("{mtu}: frames fit the default buffers of {BUFFER} bytes"));
@@ -217,42 +217,42 @@ fn mtu(link: &Link, features: Option<XdpFeatures>, way: Option<&str>, kernel: Op
     let long = format!("{mtu}: frames of {frame} bytes do not fit the default buffers of {BUFFER}");
     let one_segment = features.is_some_and(|features| features.zc_max_segs <= 1);
     match kernel {
-        None => Check::unknown("MTU", format!("{long}, and the kernel's version cannot be read")).fix(fix),
+        None => Check::unknown("MTU", format!("{long}, and the kernel version cannot be read")).fix(fix),
         Some(kernel) if kernel < Kernel::FRAGS => {
-            Check::missing("MTU", format!("{long}, and Linux before {} has no frames of several", Kernel::FRAGS))
-                .fix(fix)
+            let text = format!("{long}, and frames of several buffers need Linux {} or newer", Kernel::FRAGS);
+            Check::missing("MTU", text).fix(fix)
         }
-        Some(_) if way == Some(ZERO_COPY) && one_segment => {
-            Check::missing("MTU", format!("{long}, and the driver's zero copy takes one buffer a frame")).fix(fix)
+        Some(_) if data_path == Some(ZERO_COPY) && one_segment => {
+            Check::missing("MTU", format!("{long}, and the driver's zero copy supports one buffer per frame")).fix(fix)
         }
         Some(_) => {
             let buffers = frame.div_ceil(BUFFER);
-            Check::ok("MTU", format!("{mtu}: a frame takes up to {buffers} of the default buffers of {BUFFER} bytes"))
+            Check::ok("MTU", format!("{mtu}: a frame uses up to {buffers} of the default buffers of {BUFFER} bytes"))
         }
     }
 }
 
 fn queues(facts: &Facts) -> Check {
     let Channels { rx, tx } = facts.queues;
-    let check = Check::ok("queues", format!("{rx} receive, {tx} transmit: a ring for each"));
+    let check = Check::ok("queues", format!("{rx} receive, {tx} transmit: one ring per queue"));
     let name = &facts.link.name;
     match facts.settings {
         Some(set) if set.max_combined > set.combined => {
-            check.fix(format!("ethtool -L {name} combined {} gives the most", set.max_combined))
+            check.fix(format!("ethtool -L {name} combined {} sets the maximum", set.max_combined))
         }
         Some(set) if set.max_combined == 0 && (set.max_rx > set.rx || set.max_tx > set.tx) => {
-            check.fix(format!("ethtool -L {name} rx {} tx {} gives the most", set.max_rx, set.max_tx))
+            check.fix(format!("ethtool -L {name} rx {} tx {} sets the maximum", set.max_rx, set.max_tx))
         }
         _ => check,
     }
 }
 
-/// Judges what is attached already.
+/// Checks that no XDP program of another process is attached.
 fn program(facts: &Facts) -> Check {
     const WHAT: &str = "XDP program";
     let Some(program) = &facts.program else { return Check::ok(WHAT, "none is attached") };
     let name = &facts.link.name;
-    let what = format!("{}, {}", program.label(), program.mode.word());
+    let what = format!("{}, {}", program.label(), program.mode.as_str());
     if program.ours {
         return match &facts.port {
             Some(port) if port.users.iter().all(|&user| user == facts.uid) => {
@@ -261,7 +261,7 @@ fn program(facts: &Facts) -> Check {
             Some(OpenPort { users, .. }) => {
                 let user = users.iter().find(|&&user| user != facts.uid).copied().unwrap_or_default();
                 Check::missing(WHAT, format!("{what}: unetmapd's, user {user} has the port open"))
-                    .fix("end that program")
+                    .fix("end that user's program")
             }
             None => Check::missing(WHAT, format!("{what}: unetmapd's, another user has the port open")),
         };
@@ -271,58 +271,59 @@ fn program(facts: &Facts) -> Check {
             .fix(format!("end that process, or bpftool link detach id {link}"));
     }
     let option = program.mode.ip_option();
-    Check::missing(WHAT, format!("{what}, is attached by somebody else"))
+    Check::missing(WHAT, format!("{what}, is attached by another process"))
         .fix(format!("ip link set dev {name} {option} off"))
 }
 
-/// Which way packets take, and why. The daemon tries them in this order, too.
-fn way(facts: &Facts) -> (Option<&'static str>, Check) {
-    const WHAT: &str = "way";
-    if let Some(manner) = facts.port.as_ref().filter(|_| facts.program.as_ref().is_some_and(|p| p.ours)) {
-        let way = [ZERO_COPY, COPY, GENERIC].into_iter().find(|&way| manner.manner.as_deref() == Some(way));
-        if let Some(way) = way {
-            return (Some(way), Check::ok(WHAT, format!("{way}, as it is open now")));
+/// Returns the data path and the reason. The order is the one in which the daemon tries the data paths.
+fn data_path(facts: &Facts) -> (Option<&'static str>, Check) {
+    const WHAT: &str = "data path";
+    if let Some(port) = facts.port.as_ref().filter(|_| facts.program.as_ref().is_some_and(|p| p.ours)) {
+        let current = [ZERO_COPY, COPY, GENERIC].into_iter().find(|&path| port.data_path.as_deref() == Some(path));
+        if let Some(current) = current {
+            return (Some(current), Check::ok(WHAT, format!("{current}, the data path of the open port")));
         }
     }
     let Some(features) = facts.features else {
-        let text = "the kernel tells what drivers can do from Linux 6.3 on; tried are native with zero copy, native with \
-                    copy, generic";
+        let text = "the kernel reports driver features only since Linux 6.3; the daemon tries native with zero copy, then \
+                    native with copy, then generic";
         return (None, Check::unknown(WHAT, text).optional());
     };
-    let (way, why) = match features {
+    let (path, why) = match features {
         XdpFeatures { basic: false, .. } if facts.link.kind.as_deref() == Some("veth") => {
-            (GENERIC, "this end of the cable has fewer receive queues than the other transmit queues")
+            (GENERIC, "this end of the veth pair has fewer receive queues than the other end has transmit queues")
         }
-        XdpFeatures { basic: false, .. } => (GENERIC, "the driver runs no XDP programs"),
+        XdpFeatures { basic: false, .. } => (GENERIC, "the driver does not support XDP programs"),
         XdpFeatures { redirect: false, .. } => {
-            (GENERIC, "the driver runs XDP programs, but they cannot lead frames to sockets")
+            (GENERIC, "the driver supports XDP programs, but not the redirection of frames to sockets")
         }
         XdpFeatures { rx_sg: false, .. } if facts.link.mtu > NATIVE_MTU => {
-            (GENERIC, "with this MTU the driver takes no XDP programs, as its frames have several buffers")
+            (GENERIC, "the driver does not support XDP programs with this MTU, whose frames need several buffers")
         }
-        XdpFeatures { zerocopy: true, .. } => (ZERO_COPY, "packets go straight to and from the port's buffers"),
-        _ => (COPY, "the driver has no zero copy, so the kernel copies each packet"),
+        XdpFeatures { zerocopy: true, .. } => (ZERO_COPY, "the driver uses the port's buffers directly"),
+        _ => (COPY, "the driver does not support zero copy, so the kernel copies each packet"),
     };
-    let check = Check::ok(WHAT, format!("{way}: {why}"));
+    let check = Check::ok(WHAT, format!("{path}: {why}"));
     let name = &facts.link.name;
-    let check = match (way, facts.link.kind.as_deref()) {
+    let check = match (path, facts.link.kind.as_deref()) {
         (GENERIC, _) if features.basic && features.redirect => {
             check.fix(format!("ip link set dev {name} mtu {NATIVE_MTU}"))
         }
-        (GENERIC, Some("veth")) => check.fix(format!("more of them: ethtool -L {name} rx N")),
+        (GENERIC, Some("veth")) => check.fix(format!("add receive queues: ethtool -L {name} rx N")),
         _ => check,
     };
-    (Some(way), check)
+    (Some(path), check)
 }
 
-/// What the driver cannot do.
-fn lacks(features: XdpFeatures) -> Option<Check> {
+/// Checks for features that the driver lacks.
+fn missing_features(features: XdpFeatures) -> Option<Check> {
     let all = [(features.zerocopy, "zero copy"), (features.rx_sg, "received frames of several buffers")];
-    let lacks: Vec<&str> = match features.basic {
+    let missing: Vec<&str> = match features.basic {
         true => all.iter().filter(|(has, _)| !has).map(|&(_, what)| what).collect(),
         false => vec!["native XDP"],
     };
-    (!lacks.is_empty()).then(|| Check::missing("driver", format!("it has no {}", lacks.join(", no "))).optional())
+    let text = || format!("the driver does not support {}", missing.join(", "));
+    (!missing.is_empty()).then(|| Check::missing("driver", text()).optional())
 }
 
 #[cfg(test)]

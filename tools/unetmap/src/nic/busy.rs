@@ -1,39 +1,40 @@
-//! `unetmap nic IF busy-poll`.
+//! `unetmap nic IF busy-poll`: sets busy polling of an interface.
 
 use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
-use unetmap::nic::Wish;
+use unetmap_core::control::nic::NicAction;
 use unetmap_sys::link::Link;
 use unetmap_sys::xsk::BusyPoll;
 
-/// How interrupts stay away between two looks; attributes of an interface in sysfs.
+/// Attributes of an interface in sysfs that defer interrupts between two busy polls.
 const NAPI: [&str; 2] = ["napi_defer_hard_irqs", "gro_flush_timeout"];
 
-/// Sets how ports opened from now on poll: `off`, or microseconds and, perhaps, packets.
+/// Sets busy polling for ports opened from now on: `off`, or microseconds and optionally packets.
 pub(crate) fn run(interface: &str, words: &[String], json: bool) -> Result<u8, String> {
-    super::carry_out(interface, wish(words), json)
+    super::send(interface, action(words), json)
 }
 
-fn wish(words: &[String]) -> Result<Wish, String> {
+fn action(words: &[String]) -> Result<NicAction, String> {
     let number = |word: &str, what: &str| {
-        let not = || format!("`{word}` is no number of {what}; it is `busy-poll USEC [BUDGET]`, or `busy-poll off`");
+        let not = || format!("`{word}` is not a number of {what}; use `busy-poll USEC [BUDGET]`, or `busy-poll off`");
         word.parse::<u32>().map_err(|_| not())
     };
     match words {
-        [off] if off == "off" => Ok(Wish::NoBusyPoll),
-        [usec] => Ok(Wish::BusyPoll { usec: number(usec, "microseconds")?, budget: *BusyPoll::BUDGET.end() }),
+        [off] if off == "off" => Ok(NicAction::NoBusyPoll),
+        [usec] => Ok(NicAction::BusyPoll { usec: number(usec, "microseconds")?, budget: *BusyPoll::BUDGET.end() }),
         [usec, budget] => {
-            Ok(Wish::BusyPoll { usec: number(usec, "microseconds")?, budget: number(budget, "packets")? })
+            Ok(NicAction::BusyPoll { usec: number(usec, "microseconds")?, budget: number(budget, "packets")? })
         }
-        _ => Err("it is `busy-poll USEC [BUDGET]`, or `busy-poll off`".into()),
+        _ => Err("use `busy-poll USEC [BUDGET]`, or `busy-poll off`".into()),
     }
 }
 
-/// What else makes busy polling useful, where it is set, and sysfs shows this network namespace.
-pub(super) fn napi(link: &Link, answer: &str) -> String {
-    let all: Value = serde_json::from_str(answer).unwrap_or_default();
+/// Formats the interface's interrupt deferral, without which busy polling is of little use. Returns an empty string if busy
+/// polling is not set, or if sysfs shows another network namespace.
+pub(super) fn napi(link: &Link, reply: &str) -> String {
+    let all: Value = serde_json::from_str(reply).unwrap_or_default();
     match all["busy_poll"] {
         Value::Null => String::new(),
         _ => attributes(&Path::new("/sys/class/net").join(&link.name), link.index),
@@ -45,8 +46,8 @@ fn attributes(folder: &Path, index: u32) -> String {
     if read("ifindex") != Some(index.into()) {
         return String::new();
     }
-    let told: Vec<String> = NAPI.iter().filter_map(|name| Some(format!("{name} {}", read(name)?))).collect();
-    if told.is_empty() { String::new() } else { format!("\nof the interface: {}\n", told.join(", ")) }
+    let values: Vec<String> = NAPI.iter().filter_map(|name| Some(format!("{name} {}", read(name)?))).collect();
+    if values.is_empty() { String::new() } else { format!("\ninterface: {}\n", values.join(", ")) }
 }
 
 #[cfg(test)]
@@ -54,21 +55,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_read() {
-        let read = |text: &str| wish(&text.split(' ').map(String::from).collect::<Vec<_>>());
-        assert_eq!(read("off"), Ok(Wish::NoBusyPoll));
-        assert_eq!(read("50"), Ok(Wish::BusyPoll { usec: 50, budget: 64 }));
-        assert_eq!(read("50 8"), Ok(Wish::BusyPoll { usec: 50, budget: 8 }));
+    fn arguments_are_parsed_or_refused() {
+        let read = |text: &str| action(&text.split(' ').map(String::from).collect::<Vec<_>>());
+        assert_eq!(read("off"), Ok(NicAction::NoBusyPoll));
+        assert_eq!(read("50"), Ok(NicAction::BusyPoll { usec: 50, budget: 64 }));
+        assert_eq!(read("50 8"), Ok(NicAction::BusyPoll { usec: 50, budget: 8 }));
         for bad in ["on", "-1", "50 x", "off 8", "4294967296", "1 2 3"] {
             assert!(read(bad).unwrap_err().contains("busy-poll off"), "{bad}");
         }
     }
 
     #[test]
-    fn another_interface_of_the_name_is_not_shown() {
+    fn another_interface_of_the_same_name_is_ignored() {
         let lo = Path::new("/sys/class/net/lo");
         if !lo.join(NAPI[0]).exists() {
-            return eprintln!("skipped: no sysfs with these attributes here");
+            return eprintln!("skipped: sysfs does not have these attributes");
         }
         assert!(attributes(lo, 1).contains("napi_defer_hard_irqs "));
         assert_eq!(attributes(lo, 9), "");

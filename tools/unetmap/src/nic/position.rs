@@ -1,10 +1,10 @@
-//! Where an expression is wrong, which libpcap does not say.
+//! Finds the position of an error in a filter expression, which libpcap does not report.
 //!
-//! A part from the beginning, up to the end of some word, is compiled again: the first that is wrong in the same way ends
-//! with the word that is at fault. A part that merely ends too early is no such: with the right words behind it it would
-//! be a whole expression, and so some are tried.
+//! Compiles longer and longer prefixes of the expression, each up to the end of a word. The first prefix that fails with
+//! the same error ends with the word at fault. A prefix that is only incomplete does not count: it would compile with a
+//! suitable ending, so several endings are tried.
 
-/// What may make an expression whole: one of these, and then what closes the brackets that are open.
+/// Endings that complete a valid prefix. The closing brackets follow.
 const ENDINGS: [&str; 20] = [
     "",
     "1",
@@ -27,25 +27,26 @@ const ENDINGS: [&str; 20] = [
     "nods",
     "clnp",
 ];
-/// How libpcap begins the complaint of its parser.
+/// Prefix of libpcap's parser errors.
 const PARSER: &str = "can't parse filter expression: ";
 
-/// libpcap's words, and where: the place of a character, from 1, and the word there. `try_it` compiles, or says why not.
-pub(super) fn explain(expression: &str, why: &str, try_it: impl Fn(&str) -> Result<(), String>) -> (String, String) {
-    let words = why.strip_prefix(PARSER).unwrap_or(why).trim().to_owned();
-    let at = match fault(expression, why, try_it) {
+/// Returns libpcap's message for the error `why`, and its position: the number of a character, from 1, and the word there.
+/// `compile` returns libpcap's error.
+pub(super) fn explain(expression: &str, why: &str, compile: impl Fn(&str) -> Result<(), String>) -> (String, String) {
+    let message = why.strip_prefix(PARSER).unwrap_or(why).trim().to_owned();
+    let at = match word_at_fault(expression, why, compile) {
         Some((from, to)) => {
             let word: String = expression[from..to].chars().map(|c| if c.is_control() { '?' } else { c }).collect();
             format!("at character {}: `{word}`", expression[..from].chars().count() + 1)
         }
         None => format!("at its end, character {}", expression.chars().count() + 1),
     };
-    (words, at)
+    (message, at)
 }
 
-/// The word at fault; `None`: it ends too early.
-fn fault(expression: &str, why: &str, try_it: impl Fn(&str) -> Result<(), String>) -> Option<(usize, usize)> {
-    let of_parser = |why: &str| why.contains("syntax error");
+/// Returns the byte range of the word at fault; `None` if the expression is incomplete.
+fn word_at_fault(expression: &str, why: &str, compile: impl Fn(&str) -> Result<(), String>) -> Option<(usize, usize)> {
+    let is_syntax_error = |why: &str| why.contains("syntax error");
     let (words, mut open) = (words(expression), Vec::new());
     for &(from, to) in &words {
         match &expression[from..to] {
@@ -53,24 +54,24 @@ fn fault(expression: &str, why: &str, try_it: impl Fn(&str) -> Result<(), String
             ")" => drop(open.pop()),
             _ => {}
         }
-        let part = &expression[..to];
-        let wrong = match try_it(part) {
+        let prefix = &expression[..to];
+        let wrong = match compile(prefix) {
             Ok(()) => false,
-            Err(again) if !of_parser(&again) => again == why,
-            Err(_) if !of_parser(why) => false,
+            Err(again) if !is_syntax_error(&again) => again == why,
+            Err(_) if !is_syntax_error(why) => false,
             Err(_) => {
                 let closing: String = open.iter().rev().copied().collect();
-                let understood = |text: String| match try_it(&text) {
+                let parses = |text: String| match compile(&text) {
                     Ok(()) => true,
-                    // It was understood, and made no sense.
-                    Err(other) => !of_parser(&other),
+                    // The syntax is right; the error is another one.
+                    Err(other) => !is_syntax_error(&other),
                 };
-                // What is in brackets may be a number, which is not a whole expression yet.
-                let whole = |ending: &&str| {
-                    let text = format!("{part} {ending}{closing}");
-                    understood(format!("{text} = 1")) || understood(text)
+                // An arithmetic expression in brackets needs a comparison to be complete.
+                let completes = |ending: &&str| {
+                    let text = format!("{prefix} {ending}{closing}");
+                    parses(format!("{text} = 1")) || parses(text)
                 };
-                !ENDINGS.iter().any(whole)
+                !ENDINGS.iter().any(completes)
             }
         };
         if wrong {
@@ -80,11 +81,11 @@ fn fault(expression: &str, why: &str, try_it: impl Fn(&str) -> Result<(), String
     None
 }
 
-/// The words of an expression: where each begins and ends.
+/// Returns the byte ranges of the words of an expression.
 fn words(expression: &str) -> Vec<(usize, usize)> {
     let mut words: Vec<(usize, usize)> = Vec::new();
     let in_word = |c: char| c.is_alphanumeric() || ".:-_/\\".contains(c) || !c.is_ascii();
-    // In brackets a colon, a minus and a slash are signs of their own.
+    // In brackets a colon, a minus and a slash are separate tokens.
     let (mut brackets, mut joins) = (0, false);
     for (at, c) in expression.char_indices() {
         match c {
@@ -113,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_and_signs() {
+    fn expressions_are_split_into_words_and_operators() {
         let split = |text: &'static str| words(text).into_iter().map(|(a, b)| &text[a..b]).collect::<Vec<_>>();
         assert_eq!(split("udp port 53"), ["udp", "port", "53"]);
         assert_eq!(split("(ip6 host fe80::1)&&not tcp"), ["(", "ip6", "host", "fe80::1", ")", "&&", "not", "tcp"]);

@@ -1,5 +1,5 @@
-//! `unetmap nic IF rss` and `steer`: which queue a frame comes to. The interface is asked, not the daemon: what is set stays
-//! when ports are opened and closed.
+//! `unetmap nic IF rss` and `steer`: select the receive queue of a frame. They configure the driver without the daemon, so
+//! the settings do not depend on open ports.
 
 use std::io;
 
@@ -8,21 +8,21 @@ use tool_common::rule;
 use unetmap_sys::link;
 use unetmap_sys::link::ntuple;
 
-/// Of which a key consists that gives both directions of a connection one hash: it repeats after 16 bits, so that it makes
-/// no difference which address, and which port, is the first.
+/// A hash key that repeats these 16 bits gives both directions of a connection the same hash: swapping the addresses, or
+/// the ports, does not change the hash.
 const SYMMETRIC: [u8; 2] = [0x6d, 0x5a];
 
-/// A change of how frames are spread.
+/// A change of the RSS configuration.
 #[derive(Debug, PartialEq, Eq)]
 enum Change {
     Symmetric,
     Key(Vec<u8>),
-    /// Over these queues, in turns.
+    /// Distributes over these queues, round robin.
     Queues(Vec<u32>),
 }
 
 impl Change {
-    fn read(words: &[String]) -> Result<Change, String> {
+    fn parse(words: &[String]) -> Result<Change, String> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         match words[..] {
             ["symmetric"] => Ok(Change::Symmetric),
@@ -30,31 +30,31 @@ impl Change {
                 let digits: String = hex.chars().filter(|c| *c != ':').collect();
                 let byte = |i: usize| u8::from_str_radix(digits.get(i..i + 2)?, 16).ok();
                 let key: Option<Vec<u8>> = (0..digits.len()).step_by(2).map(byte).collect();
-                key.map(Change::Key).ok_or_else(|| format!("`{hex}` is no key: bytes as 6d:5a:56"))
+                key.map(Change::Key).ok_or_else(|| format!("`{hex}` is not a key: give bytes such as 6d:5a:56"))
             }
             ["equal", n] => match n.parse() {
                 Ok(n) if (1..=4096).contains(&n) => Ok(Change::Queues((0..n).collect())),
-                _ => Err(format!("`{n}` is no number of queues")),
+                _ => Err(format!("`{n}` is not a number of queues from 1 to 4096")),
             },
             ["queues", list] => {
                 let queues: Result<Vec<u32>, _> = list.split(',').map(str::parse).collect();
-                queues.map(Change::Queues).map_err(|_| format!("`{list}` is no list of queues, like 0,1,3"))
+                queues.map(Change::Queues).map_err(|_| format!("`{list}` is not a list of queues such as 0,1,3"))
             }
-            _ => Err(format!("`rss {}`: it is symmetric, equal N, queues LIST, or key BYTES", words.join(" "))),
+            _ => Err(format!("`rss {}`: give symmetric, equal N, queues LIST, or key BYTES", words.join(" "))),
         }
     }
 }
 
-/// Shows how frames are spread, or changes it and then shows it.
+/// Changes the RSS configuration if `words` are given, then prints it.
 pub(crate) fn rss(interface: &str, words: &[String], json: bool) -> Result<u8, String> {
     let failed = |why: &str| format!("nic {interface}: {why}");
     let name = name_of(interface)?;
-    let change = if words.is_empty() { None } else { Some(Change::read(words).map_err(|why| failed(&why))?) };
-    let ask = || link::rss(&name).map_err(|e| failed(&format!("its RSS cannot be read: {e}")));
-    let Some(mut rss) = ask()? else {
+    let change = if words.is_empty() { None } else { Some(Change::parse(words).map_err(|why| failed(&why))?) };
+    let read = || link::rss(&name).map_err(|e| failed(&format!("its RSS configuration cannot be read: {e}")));
+    let Some(mut rss) = read()? else {
         return Err(failed(&format!(
-            "its driver{} tells of no RSS, so how frames are spread over its queues can be neither shown nor set; \
-             lb(8) spreads them over pipes by flow",
+            "its driver{} reports no RSS, so the distribution over its queues can be neither shown nor set; lb(8) \
+             distributes frames over pipes by flow",
             driver_of(&name)
         )));
     };
@@ -65,7 +65,8 @@ pub(crate) fn rss(interface: &str, words: &[String], json: bool) -> Result<u8, S
                 link::set_rss(&name, Some(&table), None)
             }
             Change::Key(key) if key.len() != rss.key.len() => {
-                return Err(failed(&format!("the key has {} bytes, and its driver's {}", key.len(), rss.key.len())));
+                let (given, needed) = (key.len(), rss.key.len());
+                return Err(failed(&format!("the key has {given} bytes; its driver needs {needed}")));
             }
             Change::Key(key) => link::set_rss(&name, None, Some(key)),
             Change::Symmetric if rss.key.is_empty() => Err(io::Error::from_raw_os_error(unetmap::errno::EOPNOTSUPP)),
@@ -74,8 +75,8 @@ pub(crate) fn rss(interface: &str, words: &[String], json: bool) -> Result<u8, S
                 link::set_rss(&name, None, Some(&key))
             }
         };
-        set.map_err(|e| failed(&refusal(&e, &name, "does not let RSS be set so")))?;
-        rss = ask()?.unwrap_or(rss);
+        set.map_err(|e| failed(&refusal(&e, &name, "does not support this RSS configuration")))?;
+        rss = read()?.unwrap_or(rss);
     }
     let symmetric = is_symmetric(&rss.key);
     let key = rss.key.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":");
@@ -83,13 +84,16 @@ pub(crate) fn rss(interface: &str, words: &[String], json: bool) -> Result<u8, S
         format!("{}\n", json!({"interface": name, "table": rss.table, "key": key, "symmetric": symmetric}))
     } else {
         let shares = shares(&rss.table);
-        let symmetric = if symmetric { "both directions of a flow come to one queue" } else { "directions are apart" };
+        let symmetric = match symmetric {
+            true => "both directions of a flow go to one queue",
+            false => "the directions of a flow may go to different queues",
+        };
         format!("{name}: {} entries: {shares}\nkey {key} ({symmetric})\n", rss.table.len())
     };
     crate::print("nic", &text)
 }
 
-/// How much of the table each queue has.
+/// Formats the share of the table that each queue has.
 fn shares(table: &[u32]) -> String {
     let mut queues = table.to_vec();
     queues.sort_unstable();
@@ -105,21 +109,22 @@ fn is_symmetric(key: &[u8]) -> bool {
     key.len() > 2 && key.iter().skip(2).zip(key).all(|(a, b)| a == b)
 }
 
-/// Leads frames to queues: `RULE QUEUE` adds a rule, `off PLACE` removes one, nothing lists their places.
+/// Changes the steering rules: `RULE QUEUE` adds a rule, `off PLACE` removes one, no words list their places.
 pub(crate) fn steer(interface: &str, words: &[String], json: bool) -> Result<u8, String> {
     let failed = |why: &str| format!("nic {interface}: {why}");
     let name = name_of(interface)?;
     let cannot = |e: io::Error| {
-        let why = refusal(&e, &name, "has no rules that lead frames to queues");
+        let why = refusal(&e, &name, "does not support steering rules");
         failed(&format!("{why}; lb(8) does it in software: lb -i {name} --steer RULE PIPE"))
     };
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let (did, places) = match words[..] {
+    let (change, places) = match words[..] {
         [] => ("has rules at", ntuple::rules(&name).map_err(cannot)?),
         ["off", place] => {
-            let place = place.parse().map_err(|_| failed(&format!("`{place}` is no place of a rule")))?;
+            let place =
+                place.parse().map_err(|_| failed(&format!("`{place}` is not the place of a rule, a number")))?;
             ntuple::remove_rule(&name, place).map_err(cannot)?;
-            ("has no longer a rule at", vec![place])
+            ("removed the rule at", vec![place])
         }
         [rule, queue] => {
             let rule = rule::parse(rule).map_err(|why| failed(&why))?;
@@ -131,7 +136,7 @@ pub(crate) fn steer(interface: &str, words: &[String], json: bool) -> Result<u8,
                 match ntuple::add_rule(&name, &tuple, queue) {
                     Ok(place) => places.push(place),
                     Err(e) => {
-                        // A rule that is in force by half would surprise; what cannot be removed is told of by a list.
+                        // Removes the rule of the other address family. A failure here shows in the list of rules.
                         places.iter().for_each(|place| drop(ntuple::remove_rule(&name, *place)));
                         return Err(cannot(e));
                     }
@@ -139,14 +144,14 @@ pub(crate) fn steer(interface: &str, words: &[String], json: bool) -> Result<u8,
             }
             ("has rules at", places)
         }
-        _ => return Err(failed("it is `steer`, `steer RULE QUEUE` (the rule as one word), or `steer off PLACE`")),
+        _ => return Err(failed("use `steer`, `steer RULE QUEUE` (the rule as one word), or `steer off PLACE`")),
     };
     let text = if json {
         format!("{}\n", json!({"interface": name, "places": places}))
     } else {
         let list: Vec<String> = places.iter().map(u32::to_string).collect();
         let list = if list.is_empty() { "no place".into() } else { list.join(", ") };
-        format!("{name}: {did} {list}\n")
+        format!("{name}: {change} {list}\n")
     };
     crate::print("nic", &text)
 }
@@ -160,11 +165,11 @@ fn driver_of(name: &str) -> String {
     link::driver(name).ok().flatten().map_or(String::new(), |driver| format!(" ({})", driver.name))
 }
 
-/// Why the kernel refused.
+/// Describes the kernel's error; `cannot` is used for an operation that the driver does not support.
 fn refusal(error: &io::Error, name: &str, cannot: &str) -> String {
     match error.raw_os_error() {
         Some(unetmap::errno::EOPNOTSUPP) => format!("its driver{} {cannot}", driver_of(name)),
-        Some(unetmap::errno::EPERM) => "only root may change that".into(),
+        Some(unetmap::errno::EPERM) => "only root can change this".into(),
         _ => format!("its driver{} refused: {error}", driver_of(name)),
     }
 }
@@ -174,19 +179,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_are_read() {
-        let read = |text: &str| Change::read(&text.split(' ').map(String::from).collect::<Vec<_>>());
-        assert_eq!(read("symmetric"), Ok(Change::Symmetric));
-        assert_eq!(read("equal 3"), Ok(Change::Queues(vec![0, 1, 2])));
-        assert_eq!(read("queues 0,2"), Ok(Change::Queues(vec![0, 2])));
-        assert_eq!(read("key 6d:5a:01"), Ok(Change::Key(vec![0x6d, 0x5a, 1])));
+    fn changes_are_parsed_or_refused() {
+        let parse = |text: &str| Change::parse(&text.split(' ').map(String::from).collect::<Vec<_>>());
+        assert_eq!(parse("symmetric"), Ok(Change::Symmetric));
+        assert_eq!(parse("equal 3"), Ok(Change::Queues(vec![0, 1, 2])));
+        assert_eq!(parse("queues 0,2"), Ok(Change::Queues(vec![0, 2])));
+        assert_eq!(parse("key 6d:5a:01"), Ok(Change::Key(vec![0x6d, 0x5a, 1])));
         for bad in ["equal 0", "equal", "queues 0,x", "key 6d:5", "key zz", "off"] {
-            assert!(read(bad).is_err(), "{bad}");
+            assert!(parse(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
-    fn a_key_of_two_bytes_over_and_over_is_symmetric() {
+    fn a_key_that_repeats_two_bytes_is_symmetric() {
         assert!(is_symmetric(&[0x6d, 0x5a, 0x6d, 0x5a, 0x6d]) && !is_symmetric(&[1, 2, 3, 4]) && !is_symmetric(&[]));
         assert_eq!(shares(&[0, 1, 0, 3]), "queue 0 50.0 %, queue 1 25.0 %, queue 3 25.0 %");
     }

@@ -4,15 +4,15 @@ use super::*;
 fn a_filter_is_compiled_for_ethernet() {
     let filter = compile("udp port 53").unwrap();
     assert_eq!(filter.expression, "udp port 53");
-    // As `tcpdump -d` begins.
+    // The first instruction that `tcpdump -d` prints.
     assert_eq!(filter.program[0], ClassicInsn { code: 0x28, jt: 0, jf: 0, k: 12 });
     assert!(filter.program.iter().any(|i| (i.code, i.k) == (0x15, 53)));
-    // The last but one accepts.
+    // The second to last instruction accepts the frame.
     assert!(filter.program[filter.program.len() - 2].k > 0);
 }
 
 #[test]
-fn what_does_not_compile_is_told_with_its_place() {
+fn compile_errors_have_a_position() {
     for (expression, wanted) in [
         ("udp andd port 53", "syntax error, at character 5: `andd`"),
         ("udp and and tcp", "syntax error, at character 9: `and`"),
@@ -31,13 +31,13 @@ fn what_does_not_compile_is_told_with_its_place() {
         let why = compile(expression).unwrap_err();
         assert!(why.contains(wanted), "{expression}: {why}");
     }
-    assert!(compile(&"x".repeat(MOST_EXPRESSION + 1)).unwrap_err().contains("longer than"));
+    assert!(compile(&"x".repeat(MAX_EXPRESSION + 1)).unwrap_err().contains("longer than"));
 }
 
-/// Whatever is right does not become wrong by what follows.
+/// A valid prefix is not reported, whatever follows it.
 #[test]
-fn the_place_is_never_before_the_fault() {
-    let right = [
+fn the_position_is_never_before_the_error() {
+    let valid = [
         "udp port 53",
         "src or dst net 10.0.0.0/8",
         "ether proto 0x88b5",
@@ -55,7 +55,7 @@ fn the_place_is_never_before_the_fault() {
         "ether[0] & 1 = 0 and ip[16] >= 224",
         "tcp dst port 80 or udp src port 53",
     ];
-    for expression in right {
+    for expression in valid {
         compile(expression).unwrap_or_else(|why| panic!("{expression}: {why}"));
         let wrong = format!("{expression} ]");
         let place = format!("at character {}: `]`", expression.len() + 2);
@@ -65,7 +65,7 @@ fn the_place_is_never_before_the_fault() {
 }
 
 #[test]
-fn everything_is_shown() {
+fn the_state_is_formatted() {
     let open = r#"{"interface": "eth0", "index": 2, "up": true, "tx_queues": 1, "rx_queues": 1, "access": "direct",
         "port": {"kind": "direct", "manner": "native, copy", "mem_id": 1,
             "queues": [{"id": 0,
@@ -74,10 +74,10 @@ fn everything_is_shown() {
             "sessions": [{"id": 4, "pid": 99, "uid": 0, "tx_rings": 1, "rx_rings": 1, "exclusive": false}]},
         "filter": {"expression": "udp\u001b", "instructions": 6, "uid": 0, "in_force": true}}"#;
     assert_eq!(
-        shown(open).unwrap(),
+        state_text(open).unwrap(),
         "\
 eth0: open, direct: native, copy; region 1
-filter: udp? (6 instructions, set by user 0, in force)
+filter: udp? (6 instructions, set by user 0, active)
 
 Queues
 queue  tx slots  sessions  sent  refused  rx slots  sessions  received  bad slots  dropped
@@ -90,6 +90,7 @@ session  pid  uid  tx rings  rx rings  exclusive
     );
     let closed = r#"{"interface": "eth0", "index": 2, "up": true, "tx_queues": 4, "rx_queues": 2, "access": "mediated",
         "port": null, "filter": null}"#;
-    assert_eq!(shown(closed).unwrap(), "eth0: not open; queues: 4 tx, 2 rx; for you mediated\nfilter: none\n");
-    assert!(shown("{").unwrap_err().contains("makes no sense"));
+    let text = "eth0: not open; queues: 4 tx, 2 rx; your access: mediated\nfilter: none\n";
+    assert_eq!(state_text(closed).unwrap(), text);
+    assert!(state_text("{").unwrap_err().contains("not valid JSON"));
 }

@@ -1,67 +1,67 @@
-//! When a packet is due.
+//! Computes when the next packet is due.
 
 use std::time::{Duration, Instant};
 
-/// Waits that are shorter than this are not slept, but spun: a sleep lasts longer than it was told.
-const SPIN: Duration = Duration::from_micros(100);
+/// Waits shorter than this spin, because a sleep lasts longer than requested.
+const SPIN_BELOW: Duration = Duration::from_micros(100);
 
-/// Packets a second.
+/// Packets per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Rate {
-    /// As many as the port takes.
-    Most,
-    /// So many, above 0.
-    Of(f64),
+    /// As fast as the port can send.
+    Max,
+    /// This number, above 0.
+    PerSecond(f64),
 }
 
-/// `max`, or a number with k, M or G behind it.
+/// Parses `max`, or a number with an optional suffix k, M or G.
 pub(crate) fn rate(text: &str) -> Result<Rate, String> {
     if text == "max" {
-        return Ok(Rate::Most);
+        return Ok(Rate::Max);
     }
-    crate::scaled(text).map(|n| Rate::Of(n as f64))
+    crate::scaled(text).map(|n| Rate::PerSecond(n as f64))
 }
 
-/// A number above 0.
+/// Parses a number above 0.
 pub(crate) fn factor(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|f: &f64| *f > 0.0 && f.is_finite()).ok_or_else(|| "a number above 0".into())
+    text.parse().ok().filter(|f: &f64| *f > 0.0 && f.is_finite()).ok_or_else(|| "give a number above 0".into())
 }
 
-/// The time that passes while a capture is sent.
+/// The schedule by which a capture is sent.
 pub(crate) struct Pace {
     rate: Option<Rate>,
     speed: f64,
-    begun: Instant,
-    /// The capture's first time.
+    begin: Instant,
+    /// Timestamp of the first packet of the capture.
     first: Option<Duration>,
     sent: u64,
 }
 
 impl Pace {
-    /// By `rate`, or if there is none as it was captured, `speed` times as fast.
+    /// Returns a schedule by `rate`, or by the timestamps of the capture divided by `speed`.
     pub(crate) fn new(rate: Option<Rate>, speed: f64) -> Pace {
-        Pace { rate, speed, begun: Instant::now(), first: None, sent: 0 }
+        Pace { rate, speed, begin: Instant::now(), first: None, sent: 0 }
     }
 
-    /// The capture begins once more: by its own times it begins now, at a rate it goes on.
+    /// Starts the capture from its beginning. A schedule by timestamps restarts; a schedule by rate continues.
     pub(crate) fn begin(&mut self) {
         if self.rate.is_none() {
-            self.begun = Instant::now();
+            self.begin = Instant::now();
             self.first = None;
         }
     }
 
-    /// How long it is until the next packet is due, which was captured at `time`; `None`: it is.
+    /// Returns the time until the next packet is due, which was captured at `time`; `None` if it is due now.
     pub(crate) fn wait(&mut self, time: Duration) -> Option<Duration> {
         let due = match self.rate {
-            Some(Rate::Most) => return None,
-            Some(Rate::Of(rate)) => self.sent as f64 / rate,
-            // A capture that goes back in time does not wait.
+            Some(Rate::Max) => return None,
+            Some(Rate::PerSecond(rate)) => self.sent as f64 / rate,
+            // A packet with a timestamp before the first one is due at once.
             None => time.saturating_sub(*self.first.get_or_insert(time)).as_secs_f64() / self.speed,
         };
-        // A time that is too far away is waited for in pieces.
+        // The caller limits each wait, so a time that is out of range only has to be long.
         let due = Duration::try_from_secs_f64(due).unwrap_or(Duration::MAX);
-        due.checked_sub(self.begun.elapsed()).filter(|left| !left.is_zero())
+        due.checked_sub(self.begin.elapsed()).filter(|left| !left.is_zero())
     }
 
     pub(crate) fn sent(&mut self) {
@@ -69,10 +69,10 @@ impl Pace {
     }
 }
 
-/// Passes time, without oversleeping.
+/// Waits for at most `wait`. May return early, so the caller calls it in a loop.
 pub(crate) fn pause(wait: Duration) {
-    if wait > SPIN {
-        std::thread::sleep(wait - SPIN);
+    if wait > SPIN_BELOW {
+        std::thread::sleep(wait - SPIN_BELOW);
     } else {
         std::hint::spin_loop();
     }
@@ -85,38 +85,38 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn a_captures_own_time_passes() {
+    fn without_a_rate_packets_are_due_by_their_timestamps() {
         let mut pace = Pace::new(None, 1.0);
         pace.begin();
-        assert_eq!(pace.wait(50 * SECOND), None, "the first is due at once");
+        assert_eq!(pace.wait(50 * SECOND), None, "the first packet is due at once");
         let wait = pace.wait(80 * SECOND).unwrap();
         assert!(wait > 29 * SECOND && wait <= 30 * SECOND, "{wait:?}");
-        assert_eq!(pace.wait(40 * SECOND), None, "back in time");
+        assert_eq!(pace.wait(40 * SECOND), None, "a timestamp before the first one");
         pace.speed = 10.0;
         let wait = pace.wait(80 * SECOND).unwrap();
         assert!(wait > 2 * SECOND && wait <= 3 * SECOND, "{wait:?}");
         pace.begin();
-        assert_eq!(pace.wait(80 * SECOND), None, "once more");
+        assert_eq!(pace.wait(80 * SECOND), None, "the first packet of the next round");
         assert!(pace.wait(Duration::MAX).is_some());
     }
 
     #[test]
-    fn a_rate_does_not_care_for_it() {
-        let mut pace = Pace::new(Some(Rate::Of(1.0)), 1.0);
+    fn with_a_rate_timestamps_are_ignored() {
+        let mut pace = Pace::new(Some(Rate::PerSecond(1.0)), 1.0);
         pace.begin();
         assert_eq!(pace.wait(Duration::ZERO), None);
         pace.sent();
         let wait = pace.wait(Duration::ZERO).unwrap();
         assert!(wait <= SECOND, "{wait:?}");
-        assert_eq!(Pace::new(Some(Rate::Most), 1.0).wait(80 * SECOND), None);
+        assert_eq!(Pace::new(Some(Rate::Max), 1.0).wait(80 * SECOND), None);
     }
 
     #[test]
-    fn rates_as_people_write_them() {
-        assert_eq!(rate("max"), Ok(Rate::Most));
-        assert_eq!(rate("1500"), Ok(Rate::Of(1500.0)));
-        assert_eq!(rate("2k"), Ok(Rate::Of(2000.0)));
-        assert_eq!(rate("14.88M"), Ok(Rate::Of(14_880_000.0)));
+    fn rates_are_parsed_or_refused() {
+        assert_eq!(rate("max"), Ok(Rate::Max));
+        assert_eq!(rate("1500"), Ok(Rate::PerSecond(1500.0)));
+        assert_eq!(rate("2k"), Ok(Rate::PerSecond(2000.0)));
+        assert_eq!(rate("14.88M"), Ok(Rate::PerSecond(14_880_000.0)));
         for wrong in ["", "0", "-1", "k", "1x", "nan", "inf", "1e99"] {
             assert!(rate(wrong).is_err(), "{wrong}");
         }

@@ -1,4 +1,4 @@
-//! The judge of interfaces, on facts that are made up.
+//! Tests of the interface checks on constructed facts.
 
 use super::*;
 use crate::doctor::State;
@@ -44,27 +44,27 @@ fn with_link(change: impl Fn(&mut Link)) -> Facts {
 }
 
 fn find(facts: &Facts, kernel: Option<Kernel>, what: &str) -> Check {
-    judge(facts, kernel).checks.into_iter().find(|check| check.what == what).unwrap_or_else(|| panic!("{what}"))
+    check(facts, kernel).checks.into_iter().find(|check| check.what == what).unwrap_or_else(|| panic!("{what}"))
 }
 
 #[test]
-fn all_is_well() {
-    let finding = judge(&facts(), NEW);
-    assert!(finding.ok && finding.checks.iter().all(|check| check.state == State::Ok), "{finding:?}");
+fn all_checks_are_ok_on_a_complete_interface() {
+    let report = check(&facts(), NEW);
+    assert!(report.ok && report.checks.iter().all(|check| check.state == State::Ok), "{report:?}");
     assert_eq!(
-        (finding.way, finding.state(), finding.mac.as_deref()),
+        (report.data_path, report.state(), report.mac.as_deref()),
         (Some(ZERO_COPY), "up", Some("02:00:00:00:00:1a"))
     );
 }
 
 #[test]
-fn the_way_of_packets() {
+fn the_data_path_follows_from_driver_features_and_mtu() {
     let with = |change: fn(&mut XdpFeatures)| {
         let mut features = ALL;
         change(&mut features);
         Facts { features: Some(features), ..facts() }
     };
-    for (facts, way) in [
+    for (facts, data_path) in [
         (facts(), Some(ZERO_COPY)),
         (with(|f| f.zerocopy = false), Some(COPY)),
         (with(|f| f.rx_sg = false), Some(ZERO_COPY)),
@@ -72,44 +72,47 @@ fn the_way_of_packets() {
         (with(|f| f.redirect = false), Some(GENERIC)),
         (Facts { features: None, ..self::facts() }, None),
     ] {
-        assert_eq!(judge(&facts, NEW).way, way, "{facts:?}");
+        assert_eq!(check(&facts, NEW).data_path, data_path, "{facts:?}");
     }
-    assert!(!find(&with(|f| f.redirect = false), NEW, "way").text.contains("mtu"), "that would not help");
+    assert!(
+        !find(&with(|f| f.redirect = false), NEW, "data path").text.contains("mtu"),
+        "another MTU would not change the data path"
+    );
     let old = Facts { features: None, ..facts() };
-    assert!(judge(&old, NEW).ok && find(&old, NEW, "way").state == State::Unknown);
-    assert!(judge(&old, NEW).checks.iter().all(|check| check.what != "driver"), "that is not known");
+    assert!(check(&old, NEW).ok && find(&old, NEW, "data path").state == State::Unknown);
+    assert!(check(&old, NEW).checks.iter().all(|check| check.what != "driver"), "the features are unknown");
 
     let veth =
         Facts { link: Link { kind: Some("veth".into()), ..facts().link }, ..with(|f| *f = XdpFeatures::default()) };
-    assert!(find(&veth, NEW, "way").text.contains("fewer receive queues"));
+    assert!(find(&veth, NEW, "data path").text.contains("fewer receive queues"));
 
     let mut large = with(|f| f.rx_sg = false);
     large.link.mtu = NATIVE_MTU;
-    assert_eq!(judge(&large, NEW).way, Some(ZERO_COPY));
+    assert_eq!(check(&large, NEW).data_path, Some(ZERO_COPY));
     large.link.mtu += 1;
-    assert_eq!(judge(&large, NEW).way, Some(GENERIC));
-    assert_eq!(find(&large, NEW, "way").fix.as_deref(), Some("ip link set dev eth0 mtu 3400"));
+    assert_eq!(check(&large, NEW).data_path, Some(GENERIC));
+    assert_eq!(find(&large, NEW, "data path").fix.as_deref(), Some("ip link set dev eth0 mtu 3400"));
 }
 
 #[test]
-fn what_the_driver_lacks() {
-    let lacks = |features| judge(&Facts { features: Some(features), ..facts() }, NEW).checks.last().cloned().unwrap();
-    assert_ne!(lacks(ALL).what, "driver");
+fn missing_driver_features_are_reported() {
+    let last = |features| check(&Facts { features: Some(features), ..facts() }, NEW).checks.last().cloned().unwrap();
+    assert_ne!(last(ALL).what, "driver");
     for (features, text) in [
         (
             XdpFeatures { zerocopy: false, rx_sg: false, ..ALL },
-            "it has no zero copy, no received frames of several buffers",
+            "the driver does not support zero copy, received frames of several buffers",
         ),
-        (XdpFeatures { rx_sg: false, ..ALL }, "it has no received frames of several buffers"),
-        (XdpFeatures::default(), "it has no native XDP"),
+        (XdpFeatures { rx_sg: false, ..ALL }, "the driver does not support received frames of several buffers"),
+        (XdpFeatures::default(), "the driver does not support native XDP"),
     ] {
-        let check = lacks(features);
+        let check = last(features);
         assert_eq!((check.what, check.text.as_str(), check.blocks()), ("driver", text, false));
     }
 }
 
 #[test]
-fn long_frames_need_room() {
+fn long_frames_need_several_buffers() {
     let at = |mtu, features, kernel| {
         let facts = Facts { features: Some(features), ..with_link(|link| link.mtu = mtu) };
         find(&facts, kernel, "MTU")
@@ -132,32 +135,32 @@ fn long_frames_need_room() {
 }
 
 #[test]
-fn states_of_the_link() {
+fn an_interface_that_is_down_blocks_and_one_without_carrier_does_not() {
     let down = with_link(|link| (link.up, link.carrier) = (false, false));
-    assert!(!judge(&down, NEW).ok && judge(&down, NEW).state() == "down");
+    assert!(!check(&down, NEW).ok && check(&down, NEW).state() == "down");
     assert_eq!(find(&down, NEW, "state").state, State::Missing);
     assert_eq!(find(&down, NEW, "state").fix.as_deref(), Some("ip link set dev eth0 up"));
-    let quiet = with_link(|link| link.carrier = false);
-    assert!(judge(&quiet, NEW).ok && judge(&quiet, NEW).state() == "no carrier");
+    let no_carrier = with_link(|link| link.carrier = false);
+    assert!(check(&no_carrier, NEW).ok && check(&no_carrier, NEW).state() == "no carrier");
     let tunnel = with_link(|link| link.mac = None);
     assert_eq!(find(&tunnel, NEW, "interface").state, State::Unknown);
 }
 
 #[test]
-fn more_queues_are_offered() {
+fn the_maximum_of_queues_is_reported_with_its_command() {
     let with = |settings| find(&Facts { settings: Some(settings), ..facts() }, NEW, "queues").fix;
     let pairs = ChannelSettings { combined: 2, max_combined: 4, ..ChannelSettings::default() };
-    assert_eq!(with(pairs).as_deref(), Some("ethtool -L eth0 combined 4 gives the most"));
+    assert_eq!(with(pairs).as_deref(), Some("ethtool -L eth0 combined 4 sets the maximum"));
     assert_eq!(with(ChannelSettings { combined: 4, ..pairs }), None);
     let single = ChannelSettings { rx: 1, tx: 2, max_rx: 3, max_tx: 2, ..ChannelSettings::default() };
-    assert_eq!(with(single).as_deref(), Some("ethtool -L eth0 rx 3 tx 2 gives the most"));
-    let finding = judge(&Facts { settings: Some(pairs), ..facts() }, NEW);
-    assert_eq!((finding.queues.max_rx, finding.queues.max_tx), (Some(4), Some(4)));
-    assert_eq!(judge(&facts(), NEW).queues.max_rx, None);
+    assert_eq!(with(single).as_deref(), Some("ethtool -L eth0 rx 3 tx 2 sets the maximum"));
+    let report = check(&Facts { settings: Some(pairs), ..facts() }, NEW);
+    assert_eq!((report.queues.max_rx, report.queues.max_tx), (Some(4), Some(4)));
+    assert_eq!(check(&facts(), NEW).queues.max_rx, None);
 }
 
 #[test]
-fn programs_of_others_are_in_the_way() {
+fn an_xdp_program_of_another_process_blocks() {
     let program = Program { mode: AttachedMode::Native, id: 7, name: Some("lb".into()), holder: None, ours: false };
     let holder = Holder { pid: 99, command: "balancer".into(), link: 3 };
     for (program, fix) in [
@@ -174,18 +177,19 @@ fn programs_of_others_are_in_the_way() {
 }
 
 #[test]
-fn an_open_port_of_ours() {
+fn an_open_port_blocks_only_other_users() {
     let program = Program { mode: AttachedMode::Generic, id: 7, name: None, holder: None, ours: true };
-    let port =
-        |users: &[u32]| Some(OpenPort { interface: "eth0".into(), manner: Some(GENERIC.into()), users: users.into() });
+    let port = |users: &[u32]| {
+        Some(OpenPort { interface: "eth0".into(), data_path: Some(GENERIC.into()), users: users.into() })
+    };
     let open = Facts { program: Some(program), port: port(&[0]), ..facts() };
-    assert!(judge(&open, NEW).ok);
-    assert_eq!(judge(&open, NEW).way, Some(GENERIC), "as it is, not as it would be");
+    assert!(check(&open, NEW).ok);
+    assert_eq!(check(&open, NEW).data_path, Some(GENERIC), "the data path of the open port");
     let others = Facts { port: port(&[0, 1000]), ..open };
     assert!(find(&others, NEW, "XDP program").text.contains("user 1000 has the port open"));
-    assert!(!judge(&others, NEW).ok);
-    let unseen = Facts { port: None, ..others };
-    assert!(!judge(&unseen, NEW).ok);
+    assert!(!check(&others, NEW).ok);
+    let unknown = Facts { port: None, ..others };
+    assert!(!check(&unknown, NEW).ok);
     let closed = Facts { program: None, port: port(&[0]), ..facts() };
-    assert_eq!(judge(&closed, NEW).way, Some(ZERO_COPY), "a port of this name in another namespace");
+    assert_eq!(check(&closed, NEW).data_path, Some(ZERO_COPY), "the port is in another network namespace");
 }
