@@ -83,7 +83,7 @@ impl Running {
 
     /// Writes a line to its standard input.
     #[track_caller]
-    pub fn tell(&mut self, line: &str) {
+    pub fn write_line(&mut self, line: &str) {
         let input = self.child.stdin.as_mut().expect("it has not been closed");
         input.write_all(line.as_bytes()).and_then(|()| input.write_all(b"\n")).expect("it listens");
     }
@@ -96,7 +96,7 @@ impl Running {
 
     /// Reads the next line of its output.
     #[track_caller]
-    pub fn hear(&mut self) -> String {
+    pub fn read_line(&mut self) -> String {
         let out = self.child.stdout.as_mut().expect("it is not taken");
         // Byte by byte: the bytes after the line stay in the pipe for later reads.
         let (mut line, mut byte) = (Vec::new(), [0]);

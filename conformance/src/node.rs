@@ -90,41 +90,41 @@ pub fn node(home: &Home) -> Option<Node> {
 }
 
 /// A program that has printed one line and runs on. It is killed when this is dropped.
-pub struct Talking {
+pub struct StartedProgram {
     /// The process.
     pub guard: Guard,
     /// The line that it printed.
     pub line: String,
 }
 
-impl Talking {
+impl StartedProgram {
     /// Starts a program on the node, and waits for its line.
     #[track_caller]
-    pub fn start(node: &Node, program: &Path, args: &[&str]) -> Talking {
-        Talking::spawn(node.command(program).args(args))
+    pub fn start(node: &Node, program: &Path, args: &[&str]) -> StartedProgram {
+        StartedProgram::spawn(node.command(program).args(args))
     }
 
     /// Starts a program by a command, and waits for its line.
     #[track_caller]
-    pub fn spawn(command: &mut Command) -> Talking {
+    pub fn spawn(command: &mut Command) -> StartedProgram {
         let mut guard = Guard::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
         let mut line = String::new();
         let mut out = BufReader::new(guard.0.stdout.take().expect("piped"));
         out.read_line(&mut line).expect("a line");
         assert!(!line.is_empty(), "{command:?} ended without a word");
         guard.0.stdout = Some(out.into_inner());
-        Talking { guard, line: line.trim().into() }
+        StartedProgram { guard, line: line.trim().into() }
     }
 
     /// Lets the program continue, which waits for a line of input.
     #[track_caller]
-    pub fn go_on(&mut self) {
+    pub fn write_line(&mut self) {
         self.guard.0.stdin.as_mut().expect("piped").write_all(b"\n").expect("it listens");
     }
 
     /// Waits for its exit; panics if its status is not 0.
     #[track_caller]
-    pub fn ends_well(mut self) {
+    pub fn exits_successfully(mut self) {
         let status = wait_within(&mut self.guard.0, LIMIT).expect("it ends");
         let mut rest = String::new();
         self.guard.0.stdout.take().map(|mut out| out.read_to_string(&mut rest));

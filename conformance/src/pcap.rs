@@ -197,19 +197,19 @@ impl Drop for Tool {
 }
 
 /// A program whose output lines are read while it runs.
-pub struct Talking {
+pub struct InteractiveProgram {
     child: Child,
     lines: BufReader<std::process::ChildStdout>,
     said: String,
 }
 
-impl Talking {
+impl InteractiveProgram {
     /// Starts it.
     #[track_caller]
-    pub fn start(command: &mut Command) -> Talking {
+    pub fn start(command: &mut Command) -> InteractiveProgram {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
         let lines = BufReader::new(child.stdout.take().expect("a pipe"));
-        Talking { child, lines, said: String::new() }
+        InteractiveProgram { child, lines, said: String::new() }
     }
 
     /// Reads until a line that is `line`.
@@ -229,7 +229,7 @@ impl Talking {
 
     /// Writes a line to it.
     #[track_caller]
-    pub fn go(&mut self) {
+    pub fn write_line(&mut self) {
         let input = self.child.stdin.as_mut().expect("it has not been closed");
         input.write_all(b"\n").expect("it listens");
     }

@@ -93,25 +93,25 @@ pub fn ipv4_of(port: &Port) -> usize {
 }
 
 /// A Python program that has printed `ready`.
-pub struct Served {
+pub struct PythonServer {
     child: Child,
     out: std::io::Lines<BufReader<ChildStdout>>,
 }
 
-impl Served {
+impl PythonServer {
     /// Starts it in a namespace.
     #[track_caller]
-    pub fn start(ns: &Ns, code: &str) -> Served {
+    pub fn start(ns: &Ns, code: &str) -> PythonServer {
         let mut command = ns.command("timeout");
         let mut child = command.args(["90", "python3", "-c", code]).stdout(Stdio::piped()).spawn().expect("python3");
         let mut out = BufReader::new(child.stdout.take().expect("a pipe")).lines();
         assert_eq!(out.next().expect("a line").expect("text"), "ready");
-        Served { child, out }
+        PythonServer { child, out }
     }
 
     /// Its last line.
     #[track_caller]
-    pub fn said(mut self) -> String {
+    pub fn last_line(mut self) -> String {
         let line = self.out.next().expect("a line").expect("text");
         self.child.wait().expect("our child");
         line
@@ -133,16 +133,16 @@ pub fn tcp(from: &Ns, to: &Ns, address: &str, bytes: usize) {
         "import socket,hashlib,random\nd=random.Random(7).randbytes({bytes}); \
          c=socket.create_connection(('{address}',5001),20); c.sendall(d); c.close(); print(hashlib.sha256(d).hexdigest())"
     );
-    let server = Served::start(to, &serve);
+    let server = PythonServer::start(to, &serve);
     let sent = from.tool("timeout", &["60", "python3", "-c", &send]).expect("it is sent");
-    assert_eq!(server.said(), sent.trim(), "by TCP to {address}");
+    assert_eq!(server.last_line(), sent.trim(), "by TCP to {address}");
 }
 
 /// Starts a server that receives `count` UDP datagrams on port 5002 of `address` and prints their sizes and the hash of their
 /// contents.
 #[track_caller]
-pub fn udp_server(ns: &Ns, address: &str, count: usize) -> Served {
-    Served::start(
+pub fn udp_server(ns: &Ns, address: &str, count: usize) -> PythonServer {
+    PythonServer::start(
         ns,
         &format!(
             "{FAMILY}s=socket.socket(F('{address}'),socket.SOCK_DGRAM); s.bind(('{address}',5002)); s.settimeout(30)\n\

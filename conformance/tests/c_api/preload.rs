@@ -164,7 +164,7 @@ fn programs_killed_inside_each_hook_leave_nothing() {
         for hook in ["open", "register", "mmap", "dup", "sync", "poll", "select", "epoll", "fork"] {
             for _ in 0..8 {
                 let mut victim = start(&faults, &["call-forever", hook]);
-                assert_eq!(victim.hear(), "ready", "{hook}");
+                assert_eq!(victim.read_line(), "ready", "{hook}");
                 std::thread::sleep(moments.next().expect("it never ends"));
                 victim.kill();
                 kills += 1;
@@ -185,9 +185,9 @@ fn programs_killed_inside_each_hook_leave_nothing() {
 fn every_hook_returns_soon_after_the_daemon_is_killed() {
     isolated(|home: &Home| {
         let mut waiting = start(&compile(home, "faults", &[]), &["daemon-killed"]);
-        assert_eq!(waiting.hear(), "ready");
+        assert_eq!(waiting.read_line(), "ready");
         kill_process(home.daemon(), Signal::KILL).expect("our daemon");
-        waiting.tell("go");
+        waiting.write_line("go");
         let said = waiting.output();
         assert!(said.starts_with("the longest call took "), "{said}");
         summary(said.trim_end());

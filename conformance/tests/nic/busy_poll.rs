@@ -1,5 +1,5 @@
-//! `unetmap nic IF busy-poll ...`: sockets that are bound from then on poll busily, and packets come and go as before; who
-//! may set it, how long it stays, and what is refused.
+//! `unetmap nic IF busy-poll ...`: sockets bound from then on use busy polling and transfer packets as before; which users may set
+//! it, how long it lasts, and which values are refused.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -12,7 +12,7 @@ use conformance::{Home, isolated, program, until};
 use lab::{Ns, VethOptions};
 use serde_json::{Value, json};
 
-/// Users of these tests: one to whom the policy gives interfaces directly, one who gets them through the daemon.
+/// Users of these tests: one with direct access by the policy, one with mediated access.
 const OWNER: u32 = 61_001;
 const GUEST: u32 = 61_002;
 
@@ -21,14 +21,14 @@ fn told(ns: &Ns) -> Value {
     serde_json::from_str(&done(ns, &["va", "--json"])).expect("JSON")
 }
 
-/// What the sockets of the queues say, as the kernel told the daemon just now.
+/// The busy-poll setting of each queue's socket, as the daemon reads it from the kernel.
 #[track_caller]
 fn of_queues(ns: &Ns) -> Vec<Value> {
     let told = told(ns);
     told["port"]["queues"].as_array().expect("queues").iter().map(|queue| queue["busy_usec"].clone()).collect()
 }
 
-/// Whether this kernel can; said where it cannot.
+/// Whether this kernel supports it; prints a line if it does not.
 fn can(net: &Net) -> bool {
     let output = nic(&net.near, &["va", "busy-poll", "1"]);
     if output.status.success() {
@@ -50,7 +50,7 @@ fn polled(home: &Home, policy: &str) {
     let closed = || until("it is closed", || home.snapshot().regions.is_empty());
     assert_eq!(told(ns)["busy_poll"], Value::Null, "off, unless set");
     let said = done(ns, &["va", "busy-poll", "50"]);
-    assert_eq!(said, "va: ports opened from now on poll busily, 50 us, 64 packets a look\n");
+    assert_eq!(said, "va: ports opened from now on use busy polling, 50 us, 64 packets per poll\n");
     let fifty = json!({"usec": 50, "budget": 64});
     assert_eq!((&told(ns)["busy_poll"], &told(ns)["port"]), (&fifty, &Value::Null));
     let tap = net.tap();
@@ -77,7 +77,7 @@ fn polled(home: &Home, policy: &str) {
     let port = net.open("netmap:va-1/T");
     assert_eq!(of_queues(ns), [Value::Null, 20.into()]);
     let text = done(ns, &["va"]);
-    let wanted = "busy polling: 20 us, 8 packets a look, set for ports opened from now on; queues that have it: 1\n";
+    let wanted = "busy polling: 20 us, 8 packets per poll, for ports opened from now on; queues that use it: 1\n";
     assert!(text.contains(wanted), "{text}");
     drop(port);
     net.assert_given_back();
@@ -133,14 +133,14 @@ fn invalid_values_are_refused_with_the_allowed_ones() {
         }
         for words in [&["on"][..], &["4294967296"], &["50", "x"], &["off", "8"]] {
             let said = refused(&nic(&net.near, &[&["va", "busy-poll"], words].concat()));
-            assert!(said.contains("it is `busy-poll USEC [BUDGET]`, or `busy-poll off`"), "{words:?}: {said}");
+            assert!(said.contains("use `busy-poll USEC [BUDGET]`, or `busy-poll off`"), "{words:?}: {said}");
         }
         assert!(refused(&nic(&net.near, &["nope", "busy-poll", "50"])).contains("no such interface"));
         assert_eq!(told(&net.near)["busy_poll"]["usec"], 50, "what was refused changed nothing");
     });
 }
 
-/// As with the filter: root, and who opens the interface directly.
+/// As for filters: root, and users with the interface open directly.
 #[test]
 fn only_permitted_users_can_set_busy_poll() {
     isolated(|home| {

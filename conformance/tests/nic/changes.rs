@@ -1,4 +1,4 @@
-//! Changes of an interface while programs spin and sleep on it: each learns what it must, and gets all that it can.
+//! Changes of an interface while programs poll it busily or sleep: each gets the right error, or all packets.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ fn ip(net: &Net, words: &str) {
     net.near.ip(&words.split(' ').collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Every call of the port's fails, soon, and says why.
+/// Every call of the port fails soon, with a reason.
 #[track_caller]
 fn assert_ended(port: &Port) {
     type Call = fn(&Port) -> Result<(), Error>;
@@ -55,11 +55,11 @@ fn assert_ended(port: &Port) {
     assert!(start.elapsed() < SOON);
 }
 
-/// A thread that uses a port until a call fails: what the error says, and when that was.
+/// A thread that uses a port until a call fails; returns the error and its time.
 fn watcher(port: Port, asleep: bool) -> JoinHandle<(String, Instant)> {
     thread::spawn(move || {
         loop {
-            // A sleeper has no limit: a look at its end would hide that nobody woke it.
+            // Without a timeout: the check after a timeout would hide a lost wake-up.
             let result = if asleep {
                 port.poll(Interest::RX, None).map(drop)
             } else {
@@ -79,7 +79,7 @@ fn deleted(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, VethOptions { queues: 4, ..CABLE }) else { return };
     let mut slowest = Duration::ZERO;
     for round in 0..5 {
-        // A spinner at the other end, whose frames they get or whose interface goes as well.
+        // A sender at the other end, whose frames they receive and whose interface is deleted, too.
         let mut watchers = vec![watcher(open_in(&net.far, "netmap:vb"), false)];
         let specs = [("netmap:va-0", false), ("netmap:va-1", true), ("netmap:va-2/R", true), ("netmap:va-3/T", false)];
         watchers.extend(specs.map(|(spec, asleep)| watcher(net.open(spec), asleep)));
@@ -122,7 +122,7 @@ fn a_deleted_interface_ends_its_ports_mediated() {
 /// Receives on one queue, spinning or sleeping, and counts.
 fn counting(port: Port, asleep: bool, got: Arc<AtomicU64>, stop: Arc<AtomicBool>) -> JoinHandle<()> {
     thread::spawn(move || {
-        // What wakes the sleeper at the end is a frame.
+        // A frame wakes the sleeping thread at the end.
         while !stop.load(Relaxed) {
             let timeout = if asleep { None } else { Some(Duration::ZERO) };
             port.poll(Interest::RX, timeout).unwrap_or_else(|e| panic!("{e}"));
@@ -131,7 +131,7 @@ fn counting(port: Port, asleep: bool, got: Arc<AtomicU64>, stop: Arc<AtomicBool>
     })
 }
 
-/// Switched off and on, and the cable pulled: whoever spins or sleeps goes on, and gets each frame that is sent between.
+/// The link goes down and up at either end: busy and sleeping receivers continue, and get each frame that is sent while it is up.
 fn down_and_up(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, VethOptions { queues: 2, ..CABLE }) else { return };
     let far = open_in(&net.far, "netmap:vb/T");
@@ -335,7 +335,7 @@ fn rebound(home: &Home, policy: &str) {
             let (steady, other, mut sent) = (&port.tx_rings()[0], &port.tx_rings()[1], 0);
             while !stop.load(Relaxed) {
                 sent += fill_some(steady, 1, sent, (taken.load(Relaxed) + WINDOW).saturating_sub(sent));
-                // Whoever is there, or the kernel, gets these.
+                // The current program or the kernel receives these.
                 fill_some(other, 2, 0, 8);
                 port.txsync().unwrap_or_else(|e| panic!("{e}"));
             }
@@ -373,8 +373,8 @@ fn rebinding_one_queue_loses_no_packet_of_the_other_mediated() {
     isolated(|home| rebound(home, MEDIATED));
 }
 
-/// A program that was attached by netlink stays when whoever attached it has gone: the port is refused, with what removes
-/// the program, and opens when that is done. Nobody takes the place of the port's.
+/// An XDP program attached by netlink stays when the attaching process exits: the port is refused with the command that removes
+/// the program, and opens after that command. No other program replaces that of the port.
 #[test]
 fn an_xdp_program_without_a_holder_is_removed_by_the_suggested_command() {
     isolated(|home| {

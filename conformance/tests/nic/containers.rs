@@ -2,7 +2,7 @@
 //! and no more of the daemon than its socket in a folder that is mounted into the pod.
 //!
 //! ```text
-//!   the machine                         the pod: root in it is nobody outside
+//!   the machine                         the pod: its root is an unprivileged user outside
 //!   daemon == socket ------------------ /mnt/unetmapd.sock
 //!   [vb] ------------------------------ [va]
 //! ```
@@ -29,7 +29,7 @@ struct Pod {
 }
 
 impl Pod {
-    /// Made by a user without any privilege; `None`, said once, where such a user may make none.
+    /// Creates a pod as an unprivileged user; prints why and returns `None` if this machine does not allow that.
     fn new(home: &Home) -> Option<Pod> {
         let programs = home.folder().join("public");
         fs::create_dir_all(&programs).expect("a folder");
@@ -75,7 +75,7 @@ impl Pod {
         fs::metadata(format!("/proc/{}/ns/net", self.pid())).expect("a process").ino()
     }
 
-    /// Runs `ip` in its network namespace, as who sets pods up does.
+    /// Runs `ip` in its network namespace, as container runtimes do.
     fn ip(&self, words: &str) {
         let pid = self.pid();
         let args = ["-t", &pid, "-n", "ip"].into_iter().chain(words.split(' '));
@@ -91,7 +91,7 @@ impl Pod {
         command
     }
 
-    /// What `asker` says of `spec`.
+    /// The output of `try_open` for `spec`.
     fn ask(&self, spec: &str) -> String {
         let output = self.command("try_open").arg(spec).output().expect("it runs");
         let said = String::from_utf8(output.stdout).expect("text");
@@ -165,7 +165,7 @@ fn a_pod_opens_interfaces_of_its_own_namespace() {
             }
             assert_works(&pod, &net);
         }
-        // Its root is nobody's root, other namespaces are other pods', and its name is not the machine's.
+        // The pod's root has no privilege outside, and it cannot open interfaces of other namespaces.
         for who in [
             "users = [\"root\"]".to_owned(),
             "groups = [\"root\"]".to_owned(),
@@ -181,7 +181,7 @@ fn a_pod_opens_interfaces_of_its_own_namespace() {
     });
 }
 
-/// A pod's programs pass its stack's packets on, and when the pod ends the daemon goes on.
+/// A pod's bridge forwards the packets of its stack; when the pod is killed, the daemon keeps running.
 #[test]
 fn a_bridge_in_a_pod_works_and_leaves_nothing_when_killed() {
     isolated(|home| {

@@ -1,4 +1,5 @@
-//! The daemon dies while programs have an interface open: the interface is the kernel's again, and nothing is left behind.
+//! The daemon is killed while programs have an interface open: the kernel's stack receives from it again, and nothing is left
+//! behind.
 
 use std::io::Read as _;
 use std::process::Stdio;
@@ -9,10 +10,10 @@ use conformance::net::{CABLE, DIRECT, MEDIATED, Net, frame, set_policy, start_da
 use conformance::{Home, isolated_alone, program, until};
 
 const KILLS: u32 = 100;
-/// Within this time the kernel's own traffic flows again, and programs are told.
+/// Maximum time until the kernel's own traffic flows again and programs get an error.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Everything that a dead daemon could have left in the two namespaces.
+/// Everything that a killed daemon could leave in the two namespaces.
 fn traces(net: &Net) -> Vec<String> {
     let mut all = Vec::new();
     for ns in [&net.near, &net.far] {
@@ -32,7 +33,7 @@ fn crossed(home: &Home, dir: &str) -> u64 {
     rings.filter(|ring| ring.dir == dir).map(|ring| ring.crossed).max().unwrap_or(0)
 }
 
-/// Asks each 10 ms until there is an answer: one packet that is lost on the way is not the kernel's silence.
+/// Pings every 10 ms until one is answered: a single lost packet is no failure.
 fn answered(net: &Net) -> bool {
     net.near.tool("ping", &["-n", "-q", "-c", "1", "-i", "0.01", "-w", "3", "10.9.0.2"]).is_ok()
 }

@@ -1,5 +1,5 @@
-//! `unetmap nic IF filter ...`: only frames that match enter the port, all others stay with the kernel; who may set it, how
-//! long it stays, and what is no filter.
+//! `unetmap nic IF filter ...`: only matching frames enter the port, all others stay with the kernel; which users may set a
+//! filter, how long it lasts, and which expressions are refused.
 
 use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt;
@@ -18,8 +18,7 @@ use lab::{Lab, Ns};
 use serde_json::Value;
 use unetmap::{Interest, Port};
 
-/// Users of these tests: one to whom the policy gives interfaces directly, another such, one who gets them through the
-/// daemon, one who gets none.
+/// Users of these tests: two with direct access by the policy, one with mediated access, one without access.
 const OWNER: u32 = 61_001;
 const OTHER: u32 = 61_002;
 const GUEST: u32 = 61_003;
@@ -88,7 +87,7 @@ fn only_matching_frames(home: &Home, policy: &str) {
         assert!(!take(&port, 0).iter().any(|frame| frame[23] != 17), "something else than UDP came to the port");
     }
     assert!(!datagrams.reaches_stack(20), "a frame that enters the port does not come to the stack as well");
-    // What is sent is not filtered.
+    // Sent frames are not filtered.
     let sent = frames(&[60, 100, 1514], 7);
     transmit(&port, 0, &sent, BUFFER);
     assert_same(&tap.collect(sent.len()), &sent);
@@ -153,7 +152,7 @@ fn filter_known(ns: &Ns, name: &str) -> bool {
     ns.ip(&["link", "show", "dev", name]).is_ok()
 }
 
-/// An interface that goes takes its filter along: what comes after it, of the same name and number, has none.
+/// A filter is removed with its interface: a new interface of the same name and index has none.
 #[test]
 fn a_filter_is_removed_with_its_interface() {
     isolated(|home| {
@@ -194,7 +193,7 @@ fn a_filter_is_removed_with_its_interface() {
     });
 }
 
-/// A filter does not keep a namespace alive that nobody is in any more.
+/// A filter does not keep a network namespace alive.
 #[test]
 fn a_filter_is_removed_with_its_namespace() {
     isolated(|home| {
@@ -216,7 +215,7 @@ fn a_filter_is_removed_with_its_namespace() {
     });
 }
 
-/// A filter is kept, so the daemon stays; without one it ends when nobody is there.
+/// A daemon with a filter does not exit when idle; without one it does.
 #[test]
 fn a_daemon_with_filters_does_not_exit_when_idle() {
     isolated(|home| {
@@ -236,7 +235,7 @@ fn a_daemon_with_filters_does_not_exit_when_idle() {
             until("it serves", || home.serves());
             daemon
         };
-        // It goes with a daemon that is killed.
+        // The filter is lost with a killed daemon.
         let mut daemon = start();
         done(&near, &["va", "filter", "udp"]);
         daemon.kill();
@@ -258,7 +257,7 @@ fn a_daemon_with_filters_does_not_exit_when_idle() {
     });
 }
 
-/// What the daemon is not allowed, it says.
+/// A daemon without the capability reports that.
 #[test]
 fn a_daemon_without_the_capability_refuses_filters() {
     isolated(|home| {
@@ -312,7 +311,7 @@ fn only_permitted_users_can_set_a_filter() {
             assert!(refused(&set(GUEST, words)).contains("gets it through the daemon; its filter is set by root"));
             assert!(refused(&set(NOBODY, words)).contains("(the policy says who may: unetmap-policy(5))"));
         }
-        // A daemon with nothing at all for a user says so, too.
+        // So does a user's own daemon.
         assert!(refused(&ask(NOBODY, &["va"])).contains("may not open it"));
         assert_eq!(filter_of(&net.near, "va"), "tcp");
         let shown: Value = serde_json::from_slice(&ask(GUEST, &["va", "--json"]).stdout).expect("JSON");
@@ -426,7 +425,7 @@ fn changing_a_filter_loses_no_packet_mediated() {
     isolated(|home| changed_under_traffic(home, MEDIATED));
 }
 
-/// Each interface has its own, in each namespace, and `unetmap nic` shows what is open.
+/// Each interface in each namespace has its own filter, and `unetmap nic` lists open interfaces.
 #[test]
 fn each_interface_has_its_own_filter() {
     isolated(|home| {
@@ -442,8 +441,8 @@ fn each_interface_has_its_own_filter() {
         let text = done(&net.near, &["va"]);
         assert_eq!(
             text,
-            "va: not open; queues: 2 tx, 2 rx; for you direct\n\
-             filter: udp (6 instructions, set by user 0, in force once a port is open)\n"
+            "va: not open; queues: 2 tx, 2 rx; your access: direct\n\
+             filter: udp (6 instructions, set by user 0, active once a port is open)\n"
                 .replace("(6 ", &format!("({} ", told(&net.near, "va")["filter"]["instructions"]))
         );
         let (one, two) = (net.open("netmap:va-1"), open_in(&net.far, "netmap:va"));
@@ -454,12 +453,12 @@ fn each_interface_has_its_own_filter() {
         assert_eq!((sessions(0), sessions(1)), (&0.into(), &1.into()));
         assert_eq!(port["sessions"][0]["pid"], std::process::id());
         let text = done(&net.near, &["netmap:va"]);
-        for part in ["va: open, direct: native, copy; region 1\n", "in force)\n", "\nQueues\n", "\nSessions\n"] {
+        for part in ["va: open, direct: native, copy; region 1\n", "active)\n", "\nQueues\n", "\nSessions\n"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(net.pings() && pings(&net.far, "10.9.0.1"));
         drop((one, two));
-        // Frames that nobody makes room for are counted.
+        // Frames dropped for lack of room are counted.
         done(&net.near, &["vc", "filter", "off"]);
         let (port, tap) = (net.open("netmap:vc/R"), Tap::on(&net.far, "va"));
         tap.send_all(&frames(&[60; 1500], 0));

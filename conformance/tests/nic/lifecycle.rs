@@ -1,4 +1,4 @@
-//! What an interface can go through while a program has it open: each time a clear error or a clean state, never a hang.
+//! Events of an interface while a program has it open: each leads to a clear error or a consistent state, never to a hang.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ fn ip(net: &Net, words: &str) {
     net.near.ip(&words.split(' ').collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Every call of the port's fails, and says why.
+/// Every call of the port fails with a reason.
 #[track_caller]
 fn assert_ended(port: &Port) {
     let start = Instant::now();
@@ -106,7 +106,7 @@ fn shaken(home: &Home, policy: &str) {
     net.far.ip(&["link", "set", "dev", "vb", "up"]).expect("an interface");
     net.near.wait_up("va").expect("a cable");
     assert_works(&port, &net.tap(), 1000);
-    // Another MTU, larger and smaller: the kernel allows it, or not; the port goes on.
+    // A larger and a smaller MTU: whether or not the kernel allows it, the port keeps working.
     for mtu in ["9000", "1000", "1500"] {
         let _ = net.near.ip(&["link", "set", "dev", "va", "mtu", mtu]);
     }
@@ -155,7 +155,7 @@ fn another_xdp_program_is_not_replaced() {
 fn rebinding_a_queue_disturbs_no_other() {
     isolated(|home| {
         let Some(net) = Net::new(home, DIRECT, VethOptions { queues: 2, ..CABLE }) else { return };
-        // What the far end sends on its first queue arrives at our first.
+        // Frames from the far end's first queue arrive at our first queue.
         let (steady, feeder) = (net.open("netmap:va-0"), open_in(&net.far, "netmap:vb-0/T"));
         let all = frames(&[60; 2000], 0);
         let mut got = Vec::new();
@@ -184,7 +184,7 @@ fn port_info_does_not_attach_the_interface() {
     });
 }
 
-/// An interface may lie in another region than those of its kind: then it exchanges buffers with what is there.
+/// An interface can be opened in another region than the default one, and exchanges buffers with the ports there.
 #[test]
 fn an_interface_can_be_opened_in_a_chosen_region() {
     isolated(|home| {

@@ -8,7 +8,7 @@ use unetmap::abi::NS_MOREFRAG;
 use unetmap::errno::{EBUSY, EINVAL, EOPNOTSUPP};
 use unetmap::{BufIdx, Interest, Port, SlotRef};
 
-/// What stands in buffers where no frame is.
+/// Fill byte of buffers outside of frames.
 const FILL: [u8; BUFFER] = [0xa5; BUFFER];
 /// Of `@offset:bits=16` the rest of a slot's word is the program's.
 const OWN: u64 = 0xfeed_0000_0000;
@@ -30,7 +30,7 @@ fn frames_at_an_offset_are_sent_and_received() {
         for round in 0..10 {
             assert_works(&port, &tap, round << 20);
         }
-        // The frames stand where the slots say, and not at the start.
+        // The frames are at the offsets in the slots, not at the start of the buffers.
         let all = frames(&[60, 61, 1514], 7);
         tap.send_all(&all);
         until("they are there", || {
@@ -51,7 +51,7 @@ fn each_slot_has_an_offset_of_its_own() {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let (port, tap) = (net.open("netmap:va@offset:initial=530,bits=16"), net.tap());
         let (rx, tx) = (&port.rx_rings()[0], &port.tx_rings()[0]);
-        // What the kernel has now it fills at the first offset; then come those that were given back below.
+        // Buffers that the kernel already has are filled at the first offset, buffers released below at their own.
         let mut wanted = vec![530; rx.num_slots() as usize];
         for round in 0..4u64 {
             for part in 0..16 {
@@ -117,7 +117,7 @@ fn sharing_a_queue_requires_the_same_offsets() {
         transmit(&none, 0, &all, BUFFER);
         assert_same(&tap.collect(20), &all);
         drop((less, none, first));
-        // Nobody has it: others' wishes count.
+        // The interface is not open: another offset can be chosen.
         let plain = net.open("netmap:va");
         assert!(plain.rx_rings()[0].window().all(|slot| slot.frame().capacity() == BUFFER));
         assert_works(&plain, &tap, 3);

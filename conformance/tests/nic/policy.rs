@@ -26,7 +26,7 @@ struct Nobody {
 }
 
 impl Nobody {
-    /// `None`, said once, where nobody can become another user.
+    /// Prints why and returns `None` if this process cannot become another user.
     fn new(home: &Home) -> Option<Nobody> {
         if let Err(e) = Command::new("setpriv").arg("--version").stdout(Stdio::null()).status() {
             summary(&format!("skipped: needs the program setpriv (Debian: util-linux): {e}"));
@@ -57,7 +57,7 @@ impl Nobody {
         command
     }
 
-    /// What `asker` says of `spec` there.
+    /// The output of `try_open` for `spec` in that namespace.
     #[track_caller]
     fn ask(&self, ns: &Ns, spec: &str) -> String {
         let output = self.command(ns, "try_open").arg(spec).output().expect("it runs");
@@ -66,7 +66,7 @@ impl Nobody {
         said
     }
 
-    /// Asks for `spec`, which must be refused: the errno, and what was said.
+    /// Opens `spec`, which must be refused; returns the errno and the message.
     #[track_caller]
     fn refused(&self, ns: &Ns, spec: &str) -> (i32, String) {
         let said = self.ask(ns, spec);
@@ -115,7 +115,7 @@ fn start(command: &mut Command) -> Guard {
     Guard::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))
 }
 
-/// Waits for its end; all that it said.
+/// Waits for its exit; returns its output.
 fn end(guard: &mut Guard) -> String {
     let status = guard.wait();
     let mut text = String::new();
@@ -162,7 +162,7 @@ fn users_are_refused_unless_a_rule_allows_them() {
             let (errno, said) = nobody.refused(&net.near, spec);
             assert_eq!(errno, 13, "{said}");
         }
-        // A program as scripts start it says the same, and fails.
+        // A program started by a script prints the same, and fails.
         let output = nobody.command(&net.near, "pkt-gen").args(["-i", "netmap:va", "-f", "tx", "-n", "1"]).output();
         let output = output.expect("it runs");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -206,7 +206,7 @@ fn a_rule_grants_mediated_access() {
     isolated(|home| with_a_rule(home, "mediated"));
 }
 
-/// Interfaces of the same name in two namespaces: each user gets the one of the namespace that it is in, at the same time.
+/// Interfaces of the same name in two namespaces: each user opens the one of its own namespace, at the same time.
 fn same_name_twice(home: &Home, access: &str) {
     let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
     let Some(nobody) = Nobody::new(home) else { return };
@@ -224,13 +224,13 @@ fn same_name_twice(home: &Home, access: &str) {
         both.into_iter().for_each(|thread| thread.join().expect("no panic"));
     });
     taps.iter().for_each(Tap::assert_quiet);
-    // Both at the same time for certain.
+    // Both certainly are open at the same time.
     let hold = |ns: &Ns| start(nobody.command(ns, "traffic_client").args(["hold", "netmap:va"]));
     let _both = [hold(&net.near), hold(&c)];
     let kind = if access == "direct" { "nic" } else { "mediated" };
     let open = || home.snapshot().ports.iter().filter(|port| port.name == "va" && port.kind == kind).count();
     until("both are open", || open() == 2);
-    // What is in one namespace is not in the other.
+    // An interface of one namespace cannot be opened from the other.
     let (errno, said) = nobody.refused(&net.near, "netmap:only");
     assert!(errno == 6 && said.contains("no such interface"), "{said}");
     assert!(nobody.ask(&c, "netmap:only").starts_with("opened "));
@@ -267,7 +267,7 @@ fn a_refusal_names_the_process_that_has_the_interface_open() {
             assert_eq!(errno, 16, "{said}");
             let who = if access == "direct" { "user 65534 has it open" } else { "another user has it open" };
             assert!(said.contains(who), "{said}");
-            // What others have open is not everybody's to see.
+            // Ports of other users are not shown to everybody.
             let ls = |mut command: Command| {
                 let output = command.args(["ls", "--json"]).env("UNETMAP_SOCKET", home.socket()).output();
                 String::from_utf8(output.expect("it runs").stdout).expect("text")
@@ -283,8 +283,8 @@ fn a_refusal_names_the_process_that_has_the_interface_open() {
     });
 }
 
-/// A policy decides about opening: what is open stays open, whatever the file says later. A file that makes no sense lets
-/// nobody open anything, and says which line it is.
+/// The policy applies to opens: open ports stay open when the file changes. With an invalid file every open is refused, and the
+/// error names the line.
 #[test]
 fn a_policy_change_applies_from_the_next_open() {
     isolated(|home| {
@@ -315,14 +315,14 @@ fn a_policy_change_applies_from_the_next_open() {
         assert!(errno == 13 && said.contains("can be written by others"), "{said}");
         set_policy(home, &rule("va", None, "direct"));
         assert!(nobody.ask(&net.near, "netmap:va").starts_with("opened "));
-        // Not even root, where a rule says so.
+        // A rule can exclude root, too.
         set_policy(home, "[[rule]]\nports = [\"va\"]\nusers = [\"*\"]\naccess = \"none\"\n");
         let (errno, said) = net.refused("netmap:va");
         assert!(errno == 13 && said.contains("user 0 may not open it"), "{said}");
     });
 }
 
-/// The region of one user is nobody else's, though both have interfaces in region 1 of the same namespace.
+/// Two users share no region, though both have interfaces in region 1 of the same namespace.
 #[test]
 fn two_users_of_one_namespace_share_no_memory() {
     isolated(|home| {

@@ -15,7 +15,7 @@ const FEW: u64 = 1 << 20;
 /// More than a region has.
 const PLENTY: u64 = 256 << 20;
 
-/// The two namespaces of a cable; `None`, said once, where there can be none.
+/// Makes two namespaces and a veth pair; prints why and returns `None` if this machine cannot have them.
 fn cable() -> Option<(Lab, Ns, Ns)> {
     let made = Lab::new().and_then(|lab| {
         check_xdp_socket().map_err(|e| format!("no AF_XDP sockets can be made here: {e}"))?;
@@ -26,7 +26,7 @@ fn cable() -> Option<(Lab, Ns, Ns)> {
     made.inspect_err(|why| summary(&format!("skipped: {why}"))).ok()
 }
 
-/// A daemon in `ns` with these capabilities taken away, as setpriv says it, and this limit.
+/// Starts a daemon in `ns` with a bounding set of capabilities in the form of setpriv, and a limit of locked memory.
 #[track_caller]
 fn start(home: &Home, ns: &Ns, lacks: &str, limit: u64) -> Guard {
     let mut command = ns.command("prlimit");
@@ -45,7 +45,7 @@ fn may_lock(bytes: u64) -> bool {
     getrlimit(Resource::Memlock).maximum.is_none_or(|most| most >= bytes)
 }
 
-/// What is said when a port is opened in `ns`.
+/// The error message of opening a port in `ns`.
 #[track_caller]
 fn refusal(ns: &Ns, spec: &str) -> String {
     match ns.run(|| Port::open(spec)).expect("a namespace") {
@@ -58,7 +58,7 @@ fn refusal(ns: &Ns, spec: &str) -> String {
 fn a_missing_capability_or_limit_is_named() {
     isolated(|home| {
         let Some((_lab, near, far)) = cable() else { return };
-        // The daemon's namespace, what it lacks, its limit, and what is said.
+        // The daemon's namespace, the missing capability, the limit, and the expected message.
         let here = &near;
         let table = [
             (
@@ -91,7 +91,7 @@ fn a_missing_capability_or_limit_is_named() {
                 home.end_daemon();
                 drop(daemon);
             }
-            // What is enough.
+            // The least privileges that are sufficient.
             let enough = [
                 (here, "-bpf", FEW),
                 (&far, "-bpf,-net_broadcast", FEW),
@@ -111,7 +111,7 @@ fn a_missing_capability_or_limit_is_named() {
     });
 }
 
-/// Opening `spec` where the daemon runs as on a kernel that lacks `what` is refused, and this is said.
+/// Checks that opening `spec` is refused with this message if the daemon runs without the kernel feature `what`.
 #[track_caller]
 fn lacks(home: &Home, what: &str, spec: &str, wanted: &str) {
     let Some((_lab, near, _far)) = cable() else { return };

@@ -188,7 +188,7 @@ fn a_forked_child_keeps_the_interface_after_its_parent_is_killed() {
     });
 }
 
-/// Whoever comes and goes at an interface disturbs nobody who has it open.
+/// Opens and closes of an interface disturb no other client that has it open.
 fn comings_and_goings(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, CABLE) else { return };
     let (sender, tap) = (net.open("netmap:va/T"), net.tap());
@@ -216,7 +216,7 @@ fn comings_and_goings(home: &Home, policy: &str) {
     drain(&sender);
     tap.assert_quiet();
     drop(sender);
-    // The same for who receives.
+    // The same for a receiver.
     let receiver = net.open("netmap:va/R");
     for round in 0..25 {
         tap.send_all(&frames(&[60; 20], seq));
@@ -259,7 +259,7 @@ fn again_and_again(home: &Home, policy: &str) {
     let numbers: Vec<u64> = got.iter().map(|bytes| packet::check(bytes).expect("a whole packet").1).collect();
     let wrong = numbers.windows(2).find(|pair| pair[1] <= pair[0]);
     assert_eq!(wrong, None, "a packet came again");
-    // What was handed over when the port was closed may be lost, and little else.
+    // Packets that were in the ring when the port was closed may be lost, and few others.
     assert!(numbers.len() as u64 > sent / 2, "{} of {sent} packets came", numbers.len());
     summary(&format!("packets {sent} before 40 closes, came {}, each once", numbers.len()));
 }
@@ -274,7 +274,7 @@ fn a_reopened_queue_sends_no_packet_twice_mediated() {
     isolated(|home| again_and_again(home, MEDIATED));
 }
 
-/// What was refused leaves nothing behind that is in the way of the next.
+/// A refused open leaves nothing behind that blocks the next one.
 #[test]
 fn a_refused_open_leaves_nothing_behind() {
     isolated(|home| {
@@ -296,7 +296,7 @@ fn a_refused_open_leaves_nothing_behind() {
     });
 }
 
-/// Who wants an interface alone gets it alone.
+/// An exclusive open excludes others.
 #[test]
 fn an_exclusive_port_cannot_be_opened_again() {
     isolated(|home| {
@@ -425,7 +425,7 @@ fn bridge_moves_frames_to_a_pipe_and_back_without_a_copy() {
         let before = home.snapshot().buffers("interfaces");
         let (pipe, tap) = (net.open("netmap:va}1"), net.tap());
         assert_eq!(pipe.mem_id(), 1);
-        // Only to look at its rings.
+        // Opened only to read its rings.
         let watcher = net.open("netmap:va");
         let of_interface = indexes(&watcher).0;
         let of_pipe = indexes(&pipe).1;
@@ -444,7 +444,7 @@ fn bridge_moves_frames_to_a_pipe_and_back_without_a_copy() {
         }
         assert_same(&got, &sent);
         pipe.rxsync().expect("a living daemon");
-        // And back: what the pipe's end sends leaves through the interface.
+        // In the other direction: packets from the pipe are sent by the interface.
         transmit(&pipe, 0, &sent, BUFFER);
         assert_same(&tap.collect(sent.len()), &sent);
         drain(&pipe);

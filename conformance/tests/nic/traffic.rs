@@ -62,7 +62,7 @@ fn frames_are_whole_in_order_and_counted_mediated() {
     isolated(|home| whole_and_counted(home, MEDIATED));
 }
 
-/// What the far stack sends is received, and what is sent reaches a socket of that stack.
+/// Packets of the far stack are received, and sent packets reach a socket of that stack.
 #[test]
 fn the_far_stack_is_reached_both_ways() {
     isolated(|home| {
@@ -80,7 +80,7 @@ fn the_far_stack_is_reached_both_ways() {
             // Ethernet, IPv4, UDP: 42 bytes.
             assert_eq!((got.len(), &got[..6], &got[6..12], &got[12..14]), (82, &mac_a[..], &mac_b[..], &[8, 0][..]));
             assert_eq!(got[42..], text);
-            // The answer is the same packet turned round: addresses and ports exchanged, sums as they were.
+            // The reply is the same packet with addresses and ports swapped, which leaves the checksums valid.
             let parts = [&got[6..12], &got[..6], &got[12..26], &got[30..34], &got[26..30], &got[36..38], &got[34..36]];
             let answer = [&parts.concat(), &got[38..]].concat();
             transmit(&port, 0, &[answer], BUFFER);
@@ -128,7 +128,7 @@ fn too_short_or_too_long(home: &Home, policy: &str) {
     summary(&format!("slots of wrong length {bad}, none sent, each counted; frames between them {}", good.len()));
 }
 
-/// What `unetmap ls --json` says of ring 0 of an interface, be it the daemon's own or the program's.
+/// Ring 0 of an interface in the snapshot, mediated or direct.
 fn listed(home: &Home, port: &str, dir: &str, what: &str) -> u64 {
     let output = Command::new(program("unetmap")).args(["ls", "--json"]).env("UNETMAP_SOCKET", home.socket()).output();
     let output = output.expect("unetmap runs");
@@ -166,7 +166,7 @@ fn buffers_to_the_last_byte(home: &Home, policy: &str) {
     let small = frames(&[60], 9);
     transmit(&port, 0, &small, 10);
     assert_same(&tap.collect(1), &small);
-    // In: how many slots each takes, and all of it.
+    // Receive: the number of slots of each frame, and its contents.
     for (seq, len) in (100..).zip(lens) {
         let sent = frame(len, seq);
         tap.send(&sent);
@@ -187,7 +187,7 @@ fn buffers_to_the_last_byte(home: &Home, policy: &str) {
         assert_same(&collect(&port, all.len()), &all);
     }
     assert_eq!(home.snapshot().faults("va"), (0, 0));
-    // A chain with a part that is no part: nothing of it goes, all that follows does.
+    // A packet with one invalid slot is not sent at all; later packets are.
     let ring = &port.tx_rings()[0];
     for (i, slot) in ring.window().take(3).enumerate() {
         slot.set_len_flags(if i == 1 { BUFFER as u16 + 1 } else { 100 }, if i < 2 { NS_MOREFRAG } else { 0 });
@@ -274,7 +274,7 @@ fn each_queue_has_its_own_program_mediated() {
     isolated(|home| queues(home, MEDIATED));
 }
 
-/// Queues that nobody has bound, and what is received where only sending is bound, are the kernel's.
+/// Queues that are not bound, and packets received on queues bound only for sending, stay with the kernel.
 fn what_is_not_bound_is_the_kernels(home: &Home, policy: &str) {
     let cable = VethOptions { queues: 2, ..CABLE };
     let Some(net) = Net::new(home, policy, cable) else { return };
@@ -309,7 +309,7 @@ fn what_is_not_bound_is_the_kernels(home: &Home, policy: &str) {
         only_rx.rxsync().expect("a living daemon");
         take(&only_rx, 0).contains(&frame(200, 3))
     });
-    // Both of the same queue, in different hands.
+    // Both directions of one queue, opened by different clients.
     transmit(&only_tx, 0, &frames(&[98], 4), BUFFER);
     assert_same(&tap.collect(1), &frames(&[98], 4));
     drop(only_rx);
@@ -367,7 +367,7 @@ fn requested_slot_counts_are_rounded() {
                     assert_same(&tap.collect(1), &one);
                     assert_same(&collect(&port, 1), &one);
                 }
-                // Who comes later gets what there is.
+                // A later open gets the existing rings.
                 let other = net.open("netmap:va@conf:slots=32");
                 assert_eq!(other.tx_rings()[0].num_slots(), tx, "{spec}");
                 drop((port, other));
@@ -409,7 +409,7 @@ fn an_interface_that_is_down_is_refused_and_one_that_goes_down_comes_back() {
                     port.poll(Interest::RX, Some(Duration::from_millis(1))).expect("a port on a link that is down");
                 }
                 up(ns, name);
-                // What was left in the ring goes now, or went nowhere.
+                // Packets left in the ring are sent now, or were dropped.
                 drain(&port);
                 while tap.next(Duration::from_millis(20)).is_some() {}
                 let tap = net.tap();
@@ -439,7 +439,7 @@ fn an_interface_that_is_deleted_ends_its_port() {
             assert!(port.txsync().is_err() && port.rxsync().is_err());
             let (errno, why) = net.refused("netmap:va");
             assert!(errno == 6 && why.contains("no such interface"), "{why}");
-            // One of the same name is another one.
+            // A new interface of the same name is a different one.
             net.lab.veth(&net.near, "va", &net.far, "vb", CABLE).expect("a cable");
             let (again, tap) = (net.open("netmap:va"), net.tap());
             assert_works(&again, &tap, 0);
@@ -465,7 +465,7 @@ fn a_closed_port_leaves_the_interface_as_it_was() {
                 net.assert_given_back();
                 assert!(home.snapshot().regions.is_empty(), "round {round}");
             }
-            // A program that is killed gives it back as well.
+            // A killed program releases it as well.
             let mut client = Guard::spawn(
                 net.command(env!("CARGO_BIN_EXE_traffic_client")).args(["hold", "netmap:va"]).stdout(Stdio::null()),
             );
@@ -481,7 +481,7 @@ fn a_closed_port_leaves_the_interface_as_it_was() {
     });
 }
 
-/// A program that does not take what comes: the kernel drops the rest, and counts it.
+/// A program that does not receive: the kernel drops packets and counts them.
 fn overflow(home: &Home, policy: &str) {
     const FRAMES: u64 = 20_000;
     let Some(net) = Net::new(home, policy, CABLE) else { return };
@@ -541,7 +541,7 @@ fn packets_lost_by_a_stopped_program_are_counted_mediated() {
     isolated(|home| overflow(home, MEDIATED));
 }
 
-/// The programs: what pkt-gen sends is counted at the far end, and a pkt-gen there counts as many.
+/// The packets that pkt-gen sends are counted at the far end, and a pkt-gen there receives as many.
 fn pkt_gen(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, CABLE) else { return };
     let run = |ns: &lab::Ns, args: &[&str]| {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use conformance::c::{Running, compile};
 use conformance::home::{Guard, is_alive, summary, wait_within};
-use conformance::node::{STATIC, Stopped, Talking, detach_once, is_unetmap_mount, node, unetmap_node};
+use conformance::node::{STATIC, StartedProgram, Stopped, detach_once, is_unetmap_mount, node, unetmap_node};
 use conformance::traffic::{expect, open, send};
 use conformance::{LIMIT, Node, isolated, until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -194,7 +194,7 @@ fn a_region_created_before_the_node_cannot_be_mapped() {
         expect(&rx, 1, 0, 10);
         drop((tx, rx));
         until("the region is closed", || home.snapshot().regions.is_empty());
-        let mut asleep = Talking::start(&node, &own, &["sleeps", "old}1"]);
+        let mut asleep = StartedProgram::start(&node, &own, &["sleeps", "old}1"]);
         assert_eq!(asleep.line, "asleep");
         asleep.guard.kill();
     });
@@ -230,7 +230,7 @@ fn ten_thousand_opens_leak_nothing() {
         until("all is given back", || home.snapshot().regions.is_empty());
         let before = (home.daemon_fds(), home.daemon_kib("VmRSS:"));
         // While other regions exist, so that the file stays.
-        let kept = Talking::start(&node, &own, &["sleeps", "kept{1"]);
+        let kept = StartedProgram::start(&node, &own, &["sleeps", "kept{1"]);
         for _ in 0..3 {
             let three = ["t{1", "other{1", "third{1"].map(|name| start(&node, &own, &["cycles", name]));
             three.into_iter().for_each(|one| assert_eq!(one.output(), "ok\n"));
@@ -255,14 +255,14 @@ fn programs_killed_in_a_poll_or_a_request_leave_nothing() {
         let Some(node) = node(home) else { return };
         let own = compile(home, "node", &STATIC);
         for round in 0..20 {
-            let mut asleep = Talking::start(&node, &own, &["sleeps", "k{1"]);
+            let mut asleep = StartedProgram::start(&node, &own, &["sleeps", "k{1"]);
             assert_eq!(asleep.line, "asleep");
             std::thread::sleep(Duration::from_micros(round * 250));
             asleep.guard.signal(Signal::KILL);
             assert!(wait_within(&mut asleep.guard.0, LIMIT).is_some(), "killed in a poll, it lives on");
             until("its port is free", || home.snapshot().sessions.is_empty());
         }
-        let mut stuck = Talking::start(&node, &own, &["stuck", "k{2"]);
+        let mut stuck = StartedProgram::start(&node, &own, &["stuck", "k{2"]);
         let Some(keeper) = stuck.line.parse().ok().and_then(Pid::from_raw) else {
             return summary(&format!("skipped in part: {}", stuck.line));
         };
@@ -289,7 +289,7 @@ fn calls_wait_for_a_stopped_daemon_and_fail_after_it_is_killed() {
         let Some(node) = node(home) else { return };
         let (own, pipe) = (compile(home, "node", &STATIC), compile(home, "pipe", &STATIC));
         let daemon = home.daemon();
-        let mut victim = Talking::start(&node, &own, &["sleeps", "v{1"]);
+        let mut victim = StartedProgram::start(&node, &own, &["sleeps", "v{1"]);
         // A poll that the daemon has read waits as long as the daemon is stopped.
         std::thread::sleep(Duration::from_millis(500));
         let stopped = Stopped::new(daemon);
@@ -304,7 +304,7 @@ fn calls_wait_for_a_stopped_daemon_and_fail_after_it_is_killed() {
         drop(stopped);
         assert_eq!((sender.output(), receiver.output()), ("3000\n".into(), "3000\n".into()));
 
-        let asleep = Talking::start(&node, &own, &["sleeps", "d{1"]);
+        let asleep = StartedProgram::start(&node, &own, &["sleeps", "d{1"]);
         let bereaved = start(&node, &compile(home, "fds", &STATIC), &["daemon-killed"]);
         let mut traffic = ["receive", "send"].map(|what| {
             let name = if what == "send" { "s{2" } else { "s}2" };
@@ -313,7 +313,7 @@ fn calls_wait_for_a_stopped_daemon_and_fail_after_it_is_killed() {
         until("all have their ports", || home.snapshot().sessions.len() == 5);
         std::thread::sleep(Duration::from_millis(100));
         kill_process(daemon, Signal::KILL).expect("our daemon");
-        asleep.ends_well();
+        asleep.exits_successfully();
         assert_eq!(bereaved.output(), "ok\n");
         for program in &mut traffic {
             let status = wait_within(&mut program.0, LIMIT).expect("no program hangs");
@@ -352,7 +352,7 @@ fn node_on_and_off_leave_other_mounts_untouched() {
         let mut command = Command::new(&own);
         command.args(["sleeps", "late{1"]).stdout(Stdio::piped());
         let device = Node::mounted(home).expect("it is on");
-        let mut open_file = Talking::start(&device, &own, &["sleeps", "late{1"]);
+        let mut open_file = StartedProgram::start(&device, &own, &["sleeps", "late{1"]);
         assert!(run(&["off", &at]).0);
         assert!(!path.exists() && fs::symlink_metadata(&path).is_err() && !mount.exists());
         assert!(run(&["status", "--json"]).1.contains("\"left\":1"));

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use conformance::c::{Running, compile};
 use conformance::home::{is_alive, summary, wait_within};
-use conformance::node::{STATIC, Stopped, Talking, node, unetmap_node};
+use conformance::node::{STATIC, StartedProgram, Stopped, node, unetmap_node};
 use conformance::{Home, LIMIT, Node, isolated, until};
 use rustix::process::Signal;
 
@@ -29,12 +29,12 @@ fn a_program_can_be_killed_in_each_call_while_the_daemon_is_stopped() {
     isolated(|home| {
         let Some(node) = node(home) else { return };
         let own = compile(home, "node", &STATIC);
-        let start = |what: &&str| Talking::start(&node, &own, &["call", what]);
-        let mut answered: Vec<Talking> = ANSWERED.iter().map(start).collect();
-        let mut unanswered: Vec<Talking> = UNANSWERED.iter().map(start).collect();
+        let start = |what: &&str| StartedProgram::start(&node, &own, &["call", what]);
+        let mut answered: Vec<StartedProgram> = ANSWERED.iter().map(start).collect();
+        let mut unanswered: Vec<StartedProgram> = UNANSWERED.iter().map(start).collect();
         let stopped = Stopped::new(home.daemon());
-        answered.iter_mut().chain(&mut unanswered).for_each(Talking::go_on);
-        unanswered.into_iter().for_each(Talking::ends_well);
+        answered.iter_mut().chain(&mut unanswered).for_each(StartedProgram::write_line);
+        unanswered.into_iter().for_each(StartedProgram::exits_successfully);
         std::thread::sleep(Duration::from_millis(100));
         for (program, what) in answered.iter_mut().zip(ANSWERED) {
             assert!(is_alive(program.guard.pid()), "{what} was not to be answered");
@@ -52,13 +52,13 @@ fn a_stopped_daemon_answers_after_it_continues() {
         let Some(node) = node(home) else { return };
         let own = compile(home, "node", &STATIC);
         let calls = ["open", "regif", "ctrl", "txsync"];
-        let mut programs = calls.map(|what| Talking::start(&node, &own, &["call", what]));
+        let mut programs = calls.map(|what| StartedProgram::start(&node, &own, &["call", what]));
         let stopped = Stopped::new(home.daemon());
-        programs.iter_mut().for_each(Talking::go_on);
+        programs.iter_mut().for_each(StartedProgram::write_line);
         std::thread::sleep(Duration::from_millis(100));
         assert!(programs.iter().all(|program| is_alive(program.guard.pid())));
         drop(stopped);
-        programs.into_iter().for_each(Talking::ends_well);
+        programs.into_iter().for_each(StartedProgram::exits_successfully);
         assert_nothing_left(home);
     });
 }
@@ -71,7 +71,7 @@ fn programs_killed_at_any_moment_leave_nothing() {
         let before = home.daemon_fds();
         for round in 0..60u64 {
             // Both ends of a pipe, so that packets and wake-ups occur.
-            let mut two = ["k{1", "k}1"].map(|name| Talking::start(&node, &own, &["busy", name]));
+            let mut two = ["k{1", "k}1"].map(|name| StartedProgram::start(&node, &own, &["busy", name]));
             std::thread::sleep(Duration::from_micros(round * 337 % 5000));
             for program in &two {
                 program.guard.signal(Signal::KILL);
@@ -92,7 +92,7 @@ fn a_pending_poll_ends_by_timeout_by_signal_and_by_a_kill() {
         let Some(node) = node(home) else { return };
         let own = compile(home, "node", &STATIC);
         for round in 0..20u64 {
-            let mut program = Talking::start(&node, &own, &["held", "h{1"]);
+            let mut program = StartedProgram::start(&node, &own, &["held", "h{1"]);
             assert_eq!(program.line, "held");
             std::thread::sleep(Duration::from_micros(round * 491 % 7000));
             program.guard.signal(Signal::KILL);
@@ -130,12 +130,12 @@ fn users_share_no_memory() {
         // The same port at the same offset of the same file is a different one for each user and for root.
         let mut programs = [USERS[0], USERS[1], 0].map(|uid| {
             let mut command = Command::new(&own);
-            Talking::spawn(command.args(["secret", "s{1"]).uid(uid).gid(uid).stderr(Stdio::piped()))
+            StartedProgram::spawn(command.args(["secret", "s{1"]).uid(uid).gid(uid).stderr(Stdio::piped()))
         });
         let places: Vec<String> = programs.iter().map(|program| program.line.clone()).collect();
         assert!(places[0].parse::<u64>().is_ok() && places.iter().all(|place| *place == places[0]), "{places:?}");
-        programs.iter_mut().for_each(Talking::go_on);
-        programs.into_iter().for_each(Talking::ends_well);
+        programs.iter_mut().for_each(StartedProgram::write_line);
+        programs.into_iter().for_each(StartedProgram::exits_successfully);
         let output = Command::new(&own).arg("changed-user").output().expect("it starts");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert_nothing_left(home);

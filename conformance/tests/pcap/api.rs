@@ -5,13 +5,13 @@ use std::process::Command;
 
 use conformance::c::compile_with;
 use conformance::net::{CABLE, DIRECT, Net, assert_same, open_in};
-use conformance::pcap::{Far, Talking, overlay};
+use conformance::pcap::{Far, InteractiveProgram, overlay};
 use conformance::{Home, isolated, program};
 
 /// The output of `pcap_calls` on a device, while frames are sent to it and received from it.
 #[track_caller]
 fn answers(mut command: Command, device: &str, far: &Far) -> String {
-    let mut program = Talking::start(command.arg(device));
+    let mut program = InteractiveProgram::start(command.arg(device));
     program.until("ready");
     let frame = |i: usize, len: usize| {
         let mut frame = vec![0x02, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];

@@ -8,7 +8,7 @@ use std::time::Duration;
 use conformance::c::compile_with;
 use conformance::home::{Guard, summary};
 use conformance::net::{BUFFER, CABLE, DIRECT, MEDIATED, Net, assert_same, collect, frames, transmit};
-use conformance::pcap::{Far, Talking, overlay, read_pcap};
+use conformance::pcap::{Far, InteractiveProgram, overlay, read_pcap};
 use conformance::{Home, isolated, program, until};
 use rustix::process::{Signal, kill_process};
 use unetmap::Port;
@@ -19,13 +19,13 @@ fn faults(home: &Home) -> PathBuf {
     compile_with(home, "pcap_faults", &[include, "-lpcap"])
 }
 
-fn start(mut command: Command, faults: &PathBuf, what: &str, device: &str) -> Talking {
-    Talking::start(command.args(["run", "--"]).arg(faults).args([what, device]))
+fn start(mut command: Command, faults: &PathBuf, what: &str, device: &str) -> InteractiveProgram {
+    InteractiveProgram::start(command.args(["run", "--"]).arg(faults).args([what, device]))
 }
 
 /// Starts the program, and waits until its handle is active.
 #[track_caller]
-fn ready(faults: &PathBuf, what: &str, device: &str) -> Talking {
+fn ready(faults: &PathBuf, what: &str, device: &str) -> InteractiveProgram {
     let mut program = start(Command::new(program("unetmap")), faults, what, device);
     program.until("ready");
     program
@@ -85,7 +85,7 @@ fn a_deleted_interface_ends_the_capture_with_an_error() {
 
 /// Sends more than the reader has room for: received plus dropped packets equal those sent. On an interface some may wait in the
 /// socket before the first packet is read.
-fn slow_reader(mut program: Talking, far: &Far, sent: usize, least: usize) {
+fn slow_reader(mut program: InteractiveProgram, far: &Far, sent: usize, least: usize) {
     program.until("ready");
     let some = frames(&[60; 1000], 0);
     for _ in 0..sent / 1000 {
@@ -93,7 +93,7 @@ fn slow_reader(mut program: Talking, far: &Far, sent: usize, least: usize) {
     }
     // Packets in flight arrive.
     std::thread::sleep(Duration::from_millis(200));
-    program.go();
+    program.write_line();
     let before: usize = program.line().parse().unwrap();
     assert!(before == sent || matches!(far, Far::Tap(_)) && before < sent, "{before} of {sent}");
     let line = program.line();
@@ -164,10 +164,10 @@ fn a_forked_child_can_continue_the_capture() {
         assert_eq!(collect(&port, 1000).len(), 1000);
         program.until("child");
         transmit(&port, 0, &numbered(20..30), 2048);
-        program.go();
+        program.write_line();
         assert_eq!(collect(&port, 1).len(), 1);
         program.until("parent");
-        program.go();
+        program.write_line();
         program.end();
         until("all is given back", || home.snapshot().sessions.len() == 1);
     });
@@ -182,7 +182,7 @@ fn sends_into_a_full_pipe_fail_and_are_counted() {
         assert!(sent >= 1000, "{sent}");
         // Exactly the packets that were reported as sent arrive.
         assert_eq!(collect(&port, sent).len(), sent);
-        program.go();
+        program.write_line();
         program.end();
     });
 }
@@ -193,7 +193,7 @@ fn the_last_injected_packets_are_sent_without_a_flush() {
         let port = open("netmap:e{1");
         let mut program = ready(&faults(home), "stream", "netmap:e}1");
         assert_eq!(collect(&port, 777).len(), 777);
-        program.go();
+        program.write_line();
         assert_eq!(collect(&port, 555).len(), 555);
         program.end();
     });
@@ -207,7 +207,7 @@ fn packets_of_several_slots_arrive_whole() {
         let packet = |i: usize| (0..9000).map(|k| (k / 100 + i) as u8).collect::<Vec<u8>>();
         transmit(&port, 0, &[packet(0), packet(1), packet(2)], 2048);
         assert!(collect(&port, 1) == [packet(0)]);
-        program.go();
+        program.write_line();
         program.end();
     });
 }
@@ -225,7 +225,7 @@ fn a_killed_program_leaves_nothing() {
         }
         // The next program gets what the killed ones had not read.
         let mut program = ready(&faults, "slow", "netmap:k}1");
-        program.go();
+        program.write_line();
         assert_eq!(program.line(), "1000");
         program.end();
     });
@@ -239,7 +239,7 @@ fn filtered_packets_do_not_extend_a_timeout() {
         sender.args(["-i", "netmap:n{1", "-f", "tx", "-w", "0", "-T", "0"]).stdout(Stdio::null()).stderr(Stdio::null());
         let _sender = Guard::spawn(&mut sender);
         assert_eq!([program.line(), program.line(), program.line()], ["dispatch 0", "next_ex 0", "nonblock 0 0"]);
-        program.go();
+        program.write_line();
         program.end();
     });
 }

@@ -1,4 +1,4 @@
-//! The table of rules: each program of `conformance/rules` through each door.
+//! The table of rules: each program of `conformance/rules` by each access method.
 //!
 //! ```text
 //! native    linked with libunetmap
@@ -37,28 +37,28 @@ enum Cell {
     Ok,
     Cannot(String),
     Fail(String),
-    /// The rule opens no interface, and the door differs with nothing else.
+    /// The rule opens no interface, and the access method makes no other difference.
     NoInterface,
 }
 
-/// A way to netmap files.
+/// An access method: how a program reaches netmap files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Door {
+enum Access {
     Native,
     Preload,
     Node,
     Mediated,
 }
 
-const DOORS: [Door; 4] = [Door::Native, Door::Preload, Door::Node, Door::Mediated];
+const ACCESS_METHODS: [Access; 4] = [Access::Native, Access::Preload, Access::Node, Access::Mediated];
 
-impl Door {
+impl Access {
     fn name(self) -> &'static str {
         match self {
-            Door::Native => "native",
-            Door::Preload => "preload",
-            Door::Node => "node",
-            Door::Mediated => "mediated",
+            Access::Native => "native",
+            Access::Preload => "preload",
+            Access::Node => "node",
+            Access::Mediated => "mediated",
         }
     }
 }
@@ -85,26 +85,26 @@ fn programs(filters: &[String]) -> Vec<String> {
 }
 
 /// The compiler settings for one access method.
-struct Shop {
-    door: Door,
+struct Build {
+    access: Access,
     folder: PathBuf,
     /// The compiled shared sources.
     common: Vec<PathBuf>,
 }
 
-impl Shop {
+impl Build {
     /// Compiles the shared sources. Programs for the node find the device at [`device`].
-    fn open(folder: &Path, door: Door) -> Result<Shop, String> {
-        let mut shop = Shop { door, folder: folder.join(door.name()), common: Vec::new() };
-        fs::create_dir(&shop.folder).map_err(|e| format!("{}: {e}", shop.folder.display()))?;
+    fn new(folder: &Path, access: Access) -> Result<Build, String> {
+        let mut build = Build { access, folder: folder.join(access.name()), common: Vec::new() };
+        fs::create_dir(&build.folder).map_err(|e| format!("{}: {e}", build.folder.display()))?;
         let preload = Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload");
-        let libnetmap: &[&str] = if door == Door::Native { &[] } else { &LIBNETMAP };
+        let libnetmap: &[&str] = if access == Access::Native { &[] } else { &LIBNETMAP };
         let sources = COMMON.iter().map(|file| rules().join(file));
         let sources: Vec<PathBuf> = sources.chain(libnetmap.iter().map(|file| preload.join(file))).collect();
-        shop.cc("what the programs share", |cc| cc.arg("-c").args(&sources).current_dir(&shop.folder))?;
+        build.cc("what the programs share", |cc| cc.arg("-c").args(&sources).current_dir(&build.folder))?;
         let objects = sources.iter().filter_map(|source| source.file_stem());
-        shop.common = objects.map(|stem| shop.folder.join(stem).with_extension("o")).collect();
-        Ok(shop)
+        build.common = objects.map(|stem| build.folder.join(stem).with_extension("o")).collect();
+        Ok(build)
     }
 
     /// Runs the compiler with the common options.
@@ -112,7 +112,7 @@ impl Shop {
         let mut cc = Command::new("cc");
         cc.args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wno-override-init", "-Werror", "-pthread", "-I"]);
         cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../include")).arg("-I").arg(rules());
-        if self.door == Door::Node {
+        if self.access == Access::Node {
             cc.arg(format!("-DNETMAP_DEVICE_NAME=\"{}\"", device(&self.folder).display()));
         }
         let output = more(&mut cc).output();
@@ -126,10 +126,10 @@ impl Shop {
         let out = self.folder.join(name);
         self.cc(&source.display().to_string(), |cc| {
             cc.arg("-o").arg(&out).arg(source).args(&self.common);
-            match self.door {
-                Door::Native => cc.args(linked(&self.folder)),
-                Door::Preload | Door::Mediated => cc,
-                Door::Node => cc.arg("-static"),
+            match self.access {
+                Access::Native => cc.args(linked(&self.folder)),
+                Access::Preload | Access::Mediated => cc,
+                Access::Node => cc.arg("-static"),
             }
         })?;
         Ok(out)
@@ -143,8 +143,8 @@ fn device(folder: &Path) -> PathBuf {
 
 /// Interfaces for the programs that need some, and a daemon that opens them: `ra` and `rb`, two ends of a cable of two
 /// queues, and `r-2`.
-fn cable(home: &Home, door: Door) -> Option<Net> {
-    let policy = if door == Door::Mediated { MEDIATED } else { DIRECT };
+fn cable(home: &Home, access: Access) -> Option<Net> {
+    let policy = if access == Access::Mediated { MEDIATED } else { DIRECT };
     let net = Net::new(home, policy, CABLE)?;
     let two = VethOptions { queues: 2, addresses: None, ..CABLE };
     for (one, other) in [("ra", "rb"), ("r-2", "r-2-peer")] {
@@ -154,29 +154,29 @@ fn cable(home: &Home, door: Door) -> Option<Net> {
 }
 
 /// Runs a program with an access method; returns its results by rule.
-fn run_program(shop: &Shop, name: &str, path: &Path, ids: &[String]) -> Result<BTreeMap<String, Cell>, String> {
-    let door = shop.door;
+fn run_program(build: &Build, name: &str, path: &Path, ids: &[String]) -> Result<BTreeMap<String, Cell>, String> {
+    let access = build.access;
     let all = |cell: Cell| Ok(ids.iter().map(|id| (id.clone(), cell.clone())).collect());
     let all_cannot = |why: &str| all(Cell::Cannot(why.into()));
     let with_interfaces = name.ends_with("nic");
-    if door == Door::Mediated && !with_interfaces {
+    if access == Access::Mediated && !with_interfaces {
         return all(Cell::NoInterface);
     }
-    let home = Home::at(&shop.folder.join(format!("{name}.home"))).map_err(|e| e.to_string())?;
-    let net = with_interfaces.then(|| cable(&home, door));
+    let home = Home::at(&build.folder.join(format!("{name}.home"))).map_err(|e| e.to_string())?;
+    let net = with_interfaces.then(|| cable(&home, access));
     if let Some(None) = net {
         return all_cannot("no network namespaces or AF_XDP here");
     }
-    let node = match (door == Door::Node).then(|| Node::mounted(&home)).transpose() {
+    let node = match (access == Access::Node).then(|| Node::mounted(&home)).transpose() {
         Ok(node) => node,
         Err(why) => return all_cannot(&why),
     };
     if let Some(node) = &node {
-        let _ = fs::remove_file(device(&shop.folder));
-        symlink(node.path(), device(&shop.folder)).map_err(|e| format!("a link to the node: {e}"))?;
+        let _ = fs::remove_file(device(&build.folder));
+        symlink(node.path(), device(&build.folder)).map_err(|e| format!("a link to the node: {e}"))?;
     }
     let unetmap = program("unetmap");
-    let words = if matches!(door, Door::Preload | Door::Mediated) {
+    let words = if matches!(access, Access::Preload | Access::Mediated) {
         vec![unetmap.as_path(), "run".as_ref(), "--".as_ref()]
     } else {
         vec![]
@@ -189,14 +189,14 @@ fn run_program(shop: &Shop, name: &str, path: &Path, ids: &[String]) -> Result<B
     command.args(&words[1..]);
     let output = home.folder().join("output");
     let to = fs::File::create(&output).map_err(|e| format!("{}: {e}", output.display()))?;
-    command.arg(door.name()).stdin(Stdio::null()).stdout(to);
+    command.arg(access.name()).stdin(Stdio::null()).stdout(to);
     command.env("UNETMAP_SOCKET", home.socket()).env("UNETMAPD", program("unetmapd"));
     let status = wait_within(&mut Guard::spawn(&mut command).0, LIMIT);
     home.end_daemon();
     let text = fs::read_to_string(&output).map_err(|e| format!("{}: {e}", output.display()))?;
     let log = fs::read_to_string(home.log()).unwrap_or_default();
     if log.contains("panicked") {
-        return Err(format!("{name}, {}: the daemon panicked:\n{log}", door.name()));
+        return Err(format!("{name}, {}: the daemon panicked:\n{log}", access.name()));
     }
     let (mut said, manual) = (BTreeMap::new(), manual());
     for line in text.lines() {
@@ -207,12 +207,12 @@ fn run_program(shop: &Shop, name: &str, path: &Path, ids: &[String]) -> Result<B
             cell = Cell::Fail(format!("cannot ({why}), and unetmap-conformance(7) does not say so"));
         }
         if !ids.contains(&id) || said.insert(id, cell).is_some() {
-            return Err(format!("{name}, {}: said twice, or of no rule: {line:?}", door.name()));
+            return Err(format!("{name}, {}: said twice, or of no rule: {line:?}", access.name()));
         }
     }
     match status {
         Some(_) => Ok(said),
-        None => Err(format!("{name}, {}: not over within {LIMIT:?}; it had said:\n{text}", door.name())),
+        None => Err(format!("{name}, {}: not over within {LIMIT:?}; it had said:\n{text}", access.name())),
     }
 }
 
@@ -236,12 +236,16 @@ fn parse(line: &str) -> Option<(String, Cell)> {
     Some((id.into(), cell))
 }
 
-/// All rules of a program, through all doors.
-fn rows(shops: &[Shop], name: &str) -> Result<Vec<Row>, String> {
+/// All rules of a program by all access methods.
+fn rows(builds: &[Build], name: &str) -> Result<Vec<Row>, String> {
     let source = rules().join(format!("{name}.c"));
-    let made = shops.iter().map(|shop| shop.make(name, &source)).collect::<Result<Vec<_>, _>>()?;
+    let made = builds.iter().map(|build| build.make(name, &source)).collect::<Result<Vec<_>, _>>()?;
     // The statically linked program can list its rules without a daemon.
-    let list = DOORS.iter().position(|door| *door == Door::Node).and_then(|at| made.get(at)).ok_or("no such door")?;
+    let list = ACCESS_METHODS
+        .iter()
+        .position(|access| *access == Access::Node)
+        .and_then(|at| made.get(at))
+        .ok_or("no such access method")?;
     let output = Command::new(list).arg("--list").output().map_err(|e| format!("{}: {e}", list.display()))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let ids: Vec<String> = text.lines().filter_map(|line| line.split_once('\t')).map(|(id, _)| id.into()).collect();
@@ -251,14 +255,15 @@ fn rows(shops: &[Shop], name: &str) -> Result<Vec<Row>, String> {
     // Side by side, as most of the time is waiting.
     let said: Vec<_> = thread::scope(|scope| {
         let ids = &ids;
-        let doors = shops.iter().zip(&made).map(|(shop, path)| scope.spawn(move || run_program(shop, name, path, ids)));
-        let doors: Vec<_> = doors.collect();
-        let ended = doors.into_iter().map(|door| door.join());
+        let methods =
+            builds.iter().zip(&made).map(|(build, path)| scope.spawn(move || run_program(build, name, path, ids)));
+        let methods: Vec<_> = methods.collect();
+        let ended = methods.into_iter().map(|access| access.join());
         ended.map(|end| end.unwrap_or_else(|_| Err(format!("{name}: its runner panicked")))).collect::<Result<_, _>>()
     })?;
     let missing = || Cell::Fail("the program said nothing of it".into());
-    let cell = |door: usize, id: &str| said[door].get(id).cloned().unwrap_or_else(missing);
-    Ok(ids.into_iter().map(|id| Row { cells: [0, 1, 2, 3].map(|door| cell(door, &id)), id }).collect())
+    let cell = |access: usize, id: &str| said[access].get(id).cloned().unwrap_or_else(missing);
+    Ok(ids.into_iter().map(|id| Row { cells: [0, 1, 2, 3].map(|access| cell(access, &id)), id }).collect())
 }
 
 /// Prints the table; returns the messages of failed rules.
@@ -268,24 +273,24 @@ fn print(rows: &[Row]) -> Vec<String> {
     println!("\n{:width$}  {:<24}  {:<24}  {:<24}  mediated", "rule", "native", "preload", "node");
     for row in rows {
         let mut texts = Vec::new();
-        for (door, cell) in DOORS.iter().zip(&row.cells) {
+        for (access, cell) in ACCESS_METHODS.iter().zip(&row.cells) {
             texts.push(match cell {
                 Cell::Ok => "ok".to_owned(),
                 Cell::NoInterface => "no interface".to_owned(),
                 Cell::Cannot(why) => format!("cannot: {why}"),
                 Cell::Fail(why) => {
-                    failures.push(format!("{} {}: {why}", row.id, door.name()));
+                    failures.push(format!("{} {}: {why}", row.id, access.name()));
                     "FAIL".to_owned()
                 }
             });
         }
         println!("{:width$}  {:<24}  {:<24}  {:<24}  {}", row.id, texts[0], texts[1], texts[2], texts[3]);
     }
-    for (i, door) in DOORS.iter().enumerate() {
+    for (i, access) in ACCESS_METHODS.iter().enumerate() {
         let of = |what: fn(&Cell) -> bool| rows.iter().filter(|row| what(&row.cells[i])).count();
         let (ok, cannot) = (of(|c| *c == Cell::Ok), of(|c| matches!(c, Cell::Cannot(_))));
         let failed = of(|c| matches!(c, Cell::Fail(_)));
-        println!("{}: {ok} of {} ok, {cannot} cannot, {failed} failed", door.name(), ok + cannot + failed);
+        println!("{}: {ok} of {} ok, {cannot} cannot, {failed} failed", access.name(), ok + cannot + failed);
     }
     failures
 }
@@ -306,10 +311,10 @@ RULE("ends-otherwise", "") { _exit(7); }
 "#;
 
 /// Checks that broken rules are reported as failed.
-fn check_the_checker(shop: &Shop) -> Result<(), String> {
-    let source = shop.folder.join("broken.c");
+fn check_the_checker(build: &Build) -> Result<(), String> {
+    let source = build.folder.join("broken.c");
     fs::write(&source, BROKEN).map_err(|e| format!("{}: {e}", source.display()))?;
-    let path = shop.make("broken", &source)?;
+    let path = build.make("broken", &source)?;
     let output = Command::new(path).arg("preload").output().map_err(|e| e.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let said: Vec<(String, Cell)> = text.lines().filter_map(parse).collect();
@@ -332,11 +337,11 @@ pub(crate) fn run(filters: &[String]) -> bool {
     let start = Instant::now();
     let folder = tempfile::Builder::new().prefix("unetmap-").tempdir().expect("a folder for the programs");
     let (mut table, mut failures) = (Vec::new(), Vec::new());
-    match DOORS.map(|door| Shop::open(folder.path(), door)).into_iter().collect::<Result<Vec<_>, _>>() {
-        Ok(shops) => {
-            failures.extend(check_the_checker(&shops[0]).err());
+    match ACCESS_METHODS.map(|access| Build::new(folder.path(), access)).into_iter().collect::<Result<Vec<_>, _>>() {
+        Ok(builds) => {
+            failures.extend(check_the_checker(&builds[0]).err());
             for name in programs(filters) {
-                match rows(&shops, &name) {
+                match rows(&builds, &name) {
                     Ok(rows) => table.extend(rows),
                     Err(why) => failures.push(why),
                 }

@@ -107,7 +107,7 @@ fn guests_with_vnet_headers_and_hosts_exchange_packets() {
                 tcp(from, to, address, BYTES);
                 // IP fragments made by the sender's own stack.
                 let server = udp_server(to, address, 1);
-                assert_eq!(udp(from, address, 9000, 9000), server.said(), "by UDP to {address}");
+                assert_eq!(udp(from, address, 9000, 9000), server.last_line(), "by UDP to {address}");
             }
         }
         assert_eq!(bad(home), 0);
@@ -134,7 +134,7 @@ fn coalesced_udp_datagrams_are_split_for_hosts() {
             for address in [v4, v6] {
                 until("they reach each other", || pings(near, address));
                 let server = udp_server(to, address, 30);
-                assert_eq!(udp(near, address, 30_000, 1000), server.said(), "30 datagrams in a row to {address}");
+                assert_eq!(udp(near, address, 30_000, 1000), server.last_line(), "30 datagrams in a row to {address}");
             }
         }
         let cut_by_others = a.cuts_udp();
@@ -160,7 +160,7 @@ fn fragments(home: &Home, three: &Three) {
     for mac in [mac, [0xff; 6]] {
         let server = udp_server(&three.host, PLAIN[0], 1);
         transmit(&maker, 0, &[datagram(mac, &payload)], BUFFER);
-        let said = server.said();
+        let said = server.last_line();
         assert!(said.starts_with("[8000] "), "{said}");
         let digest = three.host.tool(
             "python3",

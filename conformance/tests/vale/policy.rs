@@ -249,7 +249,7 @@ fn addresses_age_out_after_the_set_time() {
         // So packets to it are flooded.
         say(&a, &[frame(1, 0, 9999)]);
         assert_eq!(collect(&c, 1), [frame(1, 0, 9999)]);
-        assert!(set("set vale0 age off").contains("which stay"));
+        assert!(set("set vale0 age off").contains("no aging"));
         say(&b, &[frame(0, 1, 0)]);
         std::thread::sleep(Duration::from_millis(2500));
         assert_eq!(shown("show vale0")["addresses"], 2);
