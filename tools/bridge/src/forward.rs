@@ -1,49 +1,50 @@
 //! Moves packets from the receive rings of one port to the transmit rings of another.
 
+use unetmap::abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 use unetmap::{Port, Ring};
-use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 
-/// Each receive ring has one transmit ring, so that the order in a ring is kept.
-fn pairs<'a>(from: &'a Port, to: &'a Port) -> impl Iterator<Item = (&'a Ring, &'a Ring)> {
+/// Returns the transmit ring for each receive ring. It is always the same one, so that packets of a ring stay in order.
+fn ring_pairs<'a>(from: &'a Port, to: &'a Port) -> impl Iterator<Item = (&'a Ring, &'a Ring)> {
     from.rx_rings().iter().zip(to.tx_rings().iter().cycle())
 }
 
-/// Slots of the longest packet.
+/// Maximum number of slots of one packet.
 const MAX_FRAGS: u32 = 64;
 
-/// What was moved.
+/// Counts of forwarded packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Moved {
+pub(crate) struct Counts {
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
 }
 
-impl Moved {
-    pub(crate) fn add(&mut self, other: Moved) {
+impl Counts {
+    pub(crate) fn add(&mut self, other: Counts) {
         self.packets += other.packets;
         self.bytes += other.bytes;
     }
 }
 
 /// One direction of the bridge.
-pub(crate) struct Way<'a> {
+pub(crate) struct Direction<'a> {
     pub(crate) from: &'a Port,
     pub(crate) to: &'a Port,
-    /// Exchange buffers; else copy.
+    /// True to exchange buffers, false to copy.
     pub(crate) swap: bool,
-    /// Slots moved in one go.
+    /// Maximum number of slots per batch.
     pub(crate) burst: u32,
-    pub(crate) total: Moved,
+    pub(crate) total: Counts,
 }
 
-impl Way<'_> {
-    /// Moves what there is and what there is room for; the rest stays where it is. Returns whether anything moved.
-    pub(crate) fn go(&mut self) -> Result<bool, String> {
+impl Direction<'_> {
+    /// Forwards the received packets for which the other port has room. The rest stays in the receive rings. Returns
+    /// true if any packet was forwarded.
+    pub(crate) fn forward(&mut self) -> Result<bool, String> {
         let mut moved = false;
-        for (from, to) in pairs(self.from, self.to) {
+        for (from, to) in ring_pairs(self.from, self.to) {
             let room = from.space().min(to.space());
             let n = match whole_packets(from, room.min(self.burst)) {
-                0 => whole_packets(from, room.min(MAX_FRAGS)), // one packet may be more than a burst
+                0 => whole_packets(from, room.min(MAX_FRAGS)), // a packet may have more slots than a burst
                 n => n,
             };
             if n == 0 {
@@ -58,81 +59,81 @@ impl Way<'_> {
         Ok(moved)
     }
 
-    /// True if packets have come that there is no room for.
+    /// Returns true if received packets wait for room in the other port.
     pub(crate) fn is_blocked(&self) -> bool {
-        pairs(self.from, self.to).any(|(from, _)| !from.is_empty())
+        ring_pairs(self.from, self.to).any(|(from, _)| !from.is_empty())
     }
 
-    /// Lets a wait for room wait for more than there is: what there is was not enough.
+    /// Makes the next wait for room end only if there are more free slots than now, which did not suffice.
     pub(crate) fn wait_for_more_room(&self) {
-        for (_, to) in pairs(self.from, self.to).filter(|(from, _)| !from.is_empty()) {
+        for (_, to) in ring_pairs(self.from, self.to).filter(|(from, _)| !from.is_empty()) {
             to.set_cur(to.tail());
         }
     }
 
-    /// A packet of more slots than the other port's whole ring would wait for ever.
+    /// Returns an error if a packet has more slots than the other port's whole ring, because it would wait forever.
     fn check_stuck(&self, from: &Ring, to: &Ring) -> Result<(), String> {
         let room = to.space();
         if room < to.num_slots() - 1 || from.space() <= room {
             return Ok(());
         }
         Err(format!(
-            "{}: a packet takes more than {room} slots, and the rings of {} have no more: open it with more slots",
+            "{}: a packet has more than the {room} slots of a ring of {}; open that port with more slots (@conf:slots)",
             self.from.spec(),
             self.to.spec()
         ))
     }
 }
 
-/// The slots of whole packets among the first `n` of the ring.
+/// Returns the number of slots among the first `n` of the ring that belong to complete packets.
 fn whole_packets(ring: &Ring, n: u32) -> u32 {
     if n == ring.space() {
-        // Back ends deliver whole packets only; a chain that is cut here is cut for good.
+        // Back ends deliver complete packets only. If a packet is incomplete here, its rest will never arrive.
         return n;
     }
     let ends = ring.window().take(n as usize).zip(1..).filter(|(slot, _)| slot.flags() & NS_MOREFRAG == 0);
     ends.last().map_or(0, |(_, end)| end)
 }
 
-/// Moves `n` slots by exchanging buffers: the payload is not touched.
-fn swap(from: &Ring, to: &Ring, n: u32) -> Moved {
-    let mut moved = Counter::default();
+/// Forwards `n` slots by exchanging buffers, without access to the payload.
+fn swap(from: &Ring, to: &Ring, n: u32) -> Counts {
+    let mut counter = SlotCounter::default();
     for (source, target) in from.window().zip(to.window()).take(n as usize) {
         target.swap_from(&source);
         let flags = target.flags() & NS_MOREFRAG;
         target.set_flags(flags | NS_BUF_CHANGED);
-        moved.slot(source.len(), flags);
+        counter.add(source.len(), flags);
     }
-    moved.of(n)
+    counter.total(n)
 }
 
-/// Moves `n` slots by copying.
-fn copy(from: &Ring, to: &Ring, n: u32) -> Moved {
-    let mut moved = Counter::default();
+/// Forwards `n` slots by copying the payload.
+fn copy(from: &Ring, to: &Ring, n: u32) -> Counts {
+    let mut counter = SlotCounter::default();
     for (source, target) in from.window().zip(to.window()).take(n as usize) {
         let (len, flags) = (source.len(), source.flags() & NS_MOREFRAG);
         target.frame().copy_from(&source.frame(), usize::from(len));
         target.set_len_flags(len, flags);
-        moved.slot(len, flags);
+        counter.add(len, flags);
     }
-    moved.of(n)
+    counter.total(n)
 }
 
-/// Counts slots, and how many of them did not end a packet.
+/// Sums the bytes of slots, and counts slots that do not end a packet.
 #[derive(Default)]
-struct Counter {
+struct SlotCounter {
     bytes: u64,
-    unfinished: u64,
+    continued: u64,
 }
 
-impl Counter {
+impl SlotCounter {
     #[inline(always)]
-    fn slot(&mut self, len: u16, flags: u16) {
+    fn add(&mut self, len: u16, flags: u16) {
         self.bytes += u64::from(len);
-        self.unfinished += u64::from(flags != 0);
+        self.continued += u64::from(flags != 0);
     }
 
-    fn of(self, slots: u32) -> Moved {
-        Moved { packets: u64::from(slots) - self.unfinished, bytes: self.bytes }
+    fn total(self, slots: u32) -> Counts {
+        Counts { packets: u64::from(slots) - self.continued, bytes: self.bytes }
     }
 }

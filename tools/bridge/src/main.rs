@@ -1,4 +1,4 @@
-//! bridge: forwards packets between two netmap ports, both ways.
+//! bridge: forwards packets between two netmap ports in both directions.
 #![forbid(unsafe_code)]
 
 mod forward;
@@ -13,22 +13,22 @@ use serde_json::json;
 use tool_common::{Failure, note, port, print, stop_on_signals, wait_for_link};
 use unetmap::{Interest, Port};
 
-use forward::{Moved, Way};
+use forward::{Counts, Direction};
 use options::{Cli, Config};
 
-/// How long both sides may be idle before the process sleeps: about what a sleep and a wake-up cost.
+/// Idle time after which the process sleeps. About the cost of a sleep and a wake-up.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long the end waits for the receivers to take what was forwarded.
-const DRAIN: Duration = Duration::from_millis(500);
+/// Longest wait at the end for the receivers to release the forwarded packets.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     let config = Cli::parse().check().map_err(Failure::Usage);
-    tool_common::end("bridge", config.and_then(|config| run(&config)))
+    tool_common::exit_code("bridge", config.and_then(|config| run(&config)))
 }
 
 fn run(config: &Config) -> Result<ExitCode, Failure> {
     let stop = stop_on_signals()?;
-    let open = |spec: &str| port::open(spec, port::Wishes::default(), 0);
+    let open = |spec: &str| port::open(spec, port::RingConfig::default(), 0);
     let a = open(&config.a)?;
     let b = config.b.as_deref().map(open).transpose()?;
     let other = b.as_ref().unwrap_or(&a);
@@ -42,31 +42,31 @@ fn run(config: &Config) -> Result<ExitCode, Failure> {
     }
     wait_for_link(config.wait, stop);
 
-    let way = |from, to| Way { from, to, swap, burst: config.burst, total: Moved::default() };
-    let mut ways = vec![way(&a, other)];
+    let direction = |from, to| Direction { from, to, swap, burst: config.burst, total: Counts::default() };
+    let mut directions = vec![direction(&a, other)];
     if b.is_some() {
-        ways.push(way(other, &a));
+        directions.push(direction(other, &a));
     }
     let ports: Vec<&Port> = std::iter::once(&a).chain(&b).collect();
-    let how = if swap { "zero copy" } else { "copy" };
-    note(&format!("Ready to go, {} <-> {}, {how}, burst {}", config.a, other.spec(), config.burst));
+    let mode = if swap { "zero copy" } else { "copy" };
+    note(&format!("Ready to go, {} <-> {}, {mode}, burst {}", config.a, other.spec(), config.burst));
 
     let begin = Instant::now();
-    let result = forward(&mut ways, &ports, stop);
+    let result = forward(&mut directions, &ports, stop);
     let time = begin.elapsed();
     drain(&ports);
-    summary(config, &ways, swap, time);
+    print_summary(config, &directions, swap, time);
     result?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// A copied packet must fit its new buffer; an exchanged one brings its buffer along.
+/// Returns an error if packets are copied between buffers of different sizes.
 fn check_sizes(a: &Port, b: &Port, swap: bool) -> Result<(), String> {
     if swap || a.buf_size() == b.buf_size() {
         return Ok(());
     }
     Err(format!(
-        "{} has buffers of {} bytes and {} of {}: packets would not fit; open both in one region (@MEM_ID)",
+        "{} has buffers of {} bytes, and {} of {}, so packets may not fit; open both ports in one region (@MEM_ID)",
         a.spec(),
         a.buf_size(),
         b.spec(),
@@ -74,17 +74,17 @@ fn check_sizes(a: &Port, b: &Port, swap: bool) -> Result<(), String> {
     ))
 }
 
-/// Forwards until the flag is raised.
-fn forward(ways: &mut [Way<'_>], ports: &[&Port], stop: &AtomicBool) -> Result<(), String> {
+/// Forwards packets until the stop flag is set.
+fn forward(directions: &mut [Direction<'_>], ports: &[&Port], stop: &AtomicBool) -> Result<(), String> {
     let mut idle_since = None;
     while !stop.load(Relaxed) {
         for port in ports {
-            // Publishes what was moved, gives back what was read, takes what has come; never waits.
+            // Publishes sent packets, releases forwarded slots and receives new packets. Does not wait.
             port.poll(Interest::BOTH, Some(Duration::ZERO)).map_err(|e| e.to_string())?;
         }
         let mut moved = false;
-        for way in &mut *ways {
-            moved |= way.go()?;
+        for direction in &mut *directions {
+            moved |= direction.forward()?;
         }
         if moved {
             idle_since = None;
@@ -95,33 +95,33 @@ fn forward(ways: &mut [Way<'_>], ports: &[&Port], stop: &AtomicBool) -> Result<(
             std::hint::spin_loop();
             continue;
         }
-        sleep(ways, ports)?;
+        sleep(directions, ports)?;
         idle_since = None;
     }
     Ok(())
 }
 
-/// Sleeps until a port has what a direction lacks: packets, or room for those it has.
-fn sleep(ways: &[Way<'_>], ports: &[&Port]) -> Result<(), String> {
-    let wants = |port: &Port| {
-        ways.iter().fold(Interest::NONE, |want, way| match way.is_blocked() {
-            false if std::ptr::eq(way.from, port) => want | Interest::RX,
-            true if std::ptr::eq(way.to, port) => want | Interest::TX,
-            _ => want,
+/// Sleeps until a port receives packets, or has room for packets that wait.
+fn sleep(directions: &[Direction<'_>], ports: &[&Port]) -> Result<(), String> {
+    let interest = |port: &Port| {
+        directions.iter().fold(Interest::NONE, |interest, direction| match direction.is_blocked() {
+            false if std::ptr::eq(direction.from, port) => interest | Interest::RX,
+            true if std::ptr::eq(direction.to, port) => interest | Interest::TX,
+            _ => interest,
         })
     };
-    for way in ways.iter().filter(|way| way.is_blocked()) {
-        way.wait_for_more_room();
+    for direction in directions.iter().filter(|direction| direction.is_blocked()) {
+        direction.wait_for_more_room();
     }
-    let wants: Vec<(&Port, Interest)> = ports.iter().map(|port| (*port, wants(port))).collect();
-    port::sleep(&wants)
+    let interests: Vec<(&Port, Interest)> = ports.iter().map(|port| (*port, interest(port))).collect();
+    port::wait_any(&interests)
 }
 
-/// Gives the receivers a moment to take what was forwarded, and the senders back their buffers.
+/// Waits until the receivers have released the forwarded packets, at most [`DRAIN_TIMEOUT`].
 fn drain(ports: &[&Port]) {
-    let until = Instant::now() + DRAIN;
+    let until = Instant::now() + DRAIN_TIMEOUT;
     loop {
-        // A port that fails here is gone, and with it whoever would have received.
+        // Errors are ignored: a failed port no longer has a receiver.
         let pending = ports.iter().any(|port| {
             let synced = port.rxsync().and_then(|()| port.txsync());
             synced.is_ok() && port.tx_rings().iter().any(unetmap::Ring::pending)
@@ -133,27 +133,36 @@ fn drain(ports: &[&Port]) {
     }
 }
 
-fn summary(config: &Config, ways: &[Way<'_>], swap: bool, time: Duration) {
-    let mut all = Moved::default();
-    ways.iter().for_each(|way| all.add(way.total));
+fn print_summary(config: &Config, directions: &[Direction<'_>], swap: bool, time: Duration) {
+    let mut total = Counts::default();
+    directions.iter().for_each(|direction| total.add(direction.total));
     let seconds = time.as_secs_f64();
     let line = if config.json {
-        let ways: Vec<_> = ways
+        let ways: Vec<_> = directions
             .iter()
-            .map(|way| {
-                let Moved { packets, bytes } = way.total;
-                json!({"from": way.from.spec(), "to": way.to.spec(), "packets": packets, "bytes": bytes})
+            .map(|direction| {
+                let Counts { packets, bytes } = direction.total;
+                json!({"from": direction.from.spec(), "to": direction.to.spec(), "packets": packets, "bytes": bytes})
             })
             .collect();
         json!({
-            "event": "summary", "packets": all.packets, "bytes": all.bytes, "seconds": seconds,
+            "event": "summary", "packets": total.packets, "bytes": total.bytes, "seconds": seconds,
             "zero_copy": swap, "ways": ways,
         })
         .to_string()
     } else {
-        let parts: Vec<_> =
-            ways.iter().map(|way| format!("{} -> {} {}", way.from.spec(), way.to.spec(), way.total.packets)).collect();
-        format!("Forwarded {} packets {} bytes in {seconds:.2} seconds: {}", all.packets, all.bytes, parts.join(", "))
+        let parts: Vec<_> = directions
+            .iter()
+            .map(|direction| {
+                format!("{} -> {} {}", direction.from.spec(), direction.to.spec(), direction.total.packets)
+            })
+            .collect();
+        format!(
+            "Forwarded {} packets {} bytes in {seconds:.2} seconds: {}",
+            total.packets,
+            total.bytes,
+            parts.join(", ")
+        )
     };
     print(&format!("{line}\n"));
 }

@@ -1,56 +1,56 @@
-//! The command line: each flag is defined once here, for the parser, `--help` and the manual page.
+//! The command line: each flag is defined once here, for the parser, `--help` and the man page.
 
 use std::path::Path;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser};
 use tool_common::port::full_name;
-use unetmap_abi::{PortKind, PortSpec, Rings};
+use unetmap::abi::{PortKind, PortSpec, Rings};
 
-/// Forwards packets between two netmap ports, without copying where both are in one region.
+/// Forwards packets between two netmap ports, without copying if both are in one region.
 #[derive(Debug, Parser)]
 #[command(name = "bridge", version, max_term_width = 100, args_override_self = true)]
 pub(crate) struct Cli {
-    /// A port; give two, or one interface, which is bridged to the host's stack. A bare NAME means `netmap:NAME`
+    /// Port to open: give two, or one interface to bridge it to the host's stack. A bare NAME means `netmap:NAME`
     #[arg(short = 'i', long = "port", value_name = "PORT", action = ArgAction::Append)]
     ports: Vec<String>,
 
-    /// Packets moved in one go, at most [default: 1024]
+    /// Maximum number of slots forwarded in a batch [default: 1024]
     #[arg(short, long, value_name = "SLOTS", value_parser = clap::value_parser!(u32).range(1..))]
     burst: Option<u32>,
 
-    /// Seconds to wait after the ports were opened, for links that come up slowly
+    /// Seconds to wait after the ports were opened, because some links come up slowly
     #[arg(short, long, value_name = "SECONDS", default_value_t = 2)]
     wait: u64,
 
-    /// Copy packets even where buffers could be exchanged
+    /// Copy packets even if buffers could be exchanged
     #[arg(short = 'c', long)]
     copy: bool,
 
-    /// Send what one port receives back out of the same port
+    /// Send the packets of one port back through the same port
     #[arg(short = 'L', long)]
     loopback: bool,
 
-    /// Say more on standard error
+    /// Print more details on standard error
     #[arg(short, long)]
     verbose: bool,
 
-    /// The summary as one JSON object on standard output
+    /// Print the summary as a JSON object on standard output
     #[arg(long)]
     json: bool,
 
-    /// The same without flags: PORT_A [PORT_B [BURST]]
+    /// Ports and burst without flags: PORT_A [PORT_B [BURST]]
     #[arg(value_name = "PORT", num_args = 0..=3)]
     positional: Vec<String>,
 }
 
-/// The command line, checked.
+/// The validated command line.
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) a: String,
-    /// None: back out of `a`.
+    /// None: packets are sent back through `a`.
     pub(crate) b: Option<String>,
-    /// Slots moved in one go.
+    /// Maximum number of slots per batch.
     pub(crate) burst: u32,
     pub(crate) wait: Duration,
     pub(crate) copy: bool,
@@ -59,7 +59,7 @@ pub(crate) struct Config {
 }
 
 impl Cli {
-    /// Checks what one flag alone cannot.
+    /// Validates the flags together.
     pub(crate) fn check(self) -> Result<Config, String> {
         let mut ports = self.ports;
         let mut burst = self.burst;
@@ -71,16 +71,17 @@ impl Cli {
             ports.extend(words.by_ref().take(2));
             if let Some(word) = words.next() {
                 let number = word.parse().ok().filter(|&n| n > 0);
-                burst = Some(number.ok_or_else(|| format!("`{word}`: the burst is a number of slots, 1 or more"))?);
+                burst =
+                    Some(number.ok_or_else(|| format!("`{word}`: the burst must be a number of slots, 1 or more"))?);
             }
         }
         let mut ports = ports.into_iter();
         let Some(a) = ports.next() else {
-            return Err("no port given: bridge -i PORT_A -i PORT_B".into());
+            return Err("no port given; use bridge -i PORT_A -i PORT_B".into());
         };
         let b = ports.next();
         if let Some(third) = ports.next() {
-            return Err(format!("-i {third}: two ports are enough"));
+            return Err(format!("-i {third}: bridge takes at most two ports; leave out the third"));
         }
         let b = match b {
             _ if self.loopback => b.filter(|b| *b != a),
@@ -89,12 +90,13 @@ impl Cli {
             other => other,
         };
         if let (Some(b), true) = (&b, self.loopback) {
-            return Err(format!("-i {b}: -L sends back out of one port; leave out the second"));
+            return Err(format!("-i {b}: -L sends packets back through one port; leave out the second port"));
         }
         let a = full_name(&a);
         let (a, b) = match b {
-            // In this order: who has the host's rings may take the interface that the host is reached by.
-            None if !self.loopback => (host_of(&a)?, Some(a)),
+            // The host rings come first: a program that holds them may also open the interface that carries the host's
+            // connections.
+            None if !self.loopback => (host_rings_of(&a)?, Some(a)),
             b => (a, b.as_deref().map(full_name)),
         };
         Ok(Config {
@@ -109,21 +111,22 @@ impl Cli {
     }
 }
 
-/// The host rings of the interface that `port` names.
-fn host_of(port: &str) -> Result<String, String> {
+/// Returns the name of the host rings of the interface `port`.
+fn host_rings_of(port: &str) -> Result<String, String> {
     let refused = |why: &str| {
         format!(
-            "-i {port}: one port alone is bridged to the host's stack, and {why}; give a second port, or -L to send back out of the same"
+            "-i {port}: a single port is bridged to the host's stack, but {why}; give a second port, or -L to send \
+             packets back"
         )
     };
     let parsed = PortSpec::parse_with(port, |name| Path::new("/sys/class/net").join(name).exists())
         .map_err(|e| e.to_string())?;
     if parsed.kind != PortKind::Netmap || parsed.pipe.is_some() {
-        return Err(refused("only interfaces have one"));
+        return Err(refused("only interfaces have host rings"));
     }
     let rings = match parsed.rings {
         Rings::AllNic => Rings::Sw,
-        _ => return Err(refused("the name says which rings (give the interface's name alone)")),
+        _ => return Err(refused("the name selects rings (give the interface's name alone)")),
     };
     Ok(PortSpec { rings, ..parsed }.to_string())
 }
@@ -138,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_mean_the_same() {
+    fn both_forms_of_the_command_line_are_equal() {
         for args in ["-i a -i vale0:b -b 7", "a vale0:b 7"] {
             let c = parse(args).unwrap();
             assert_eq!((&*c.a, c.b.as_deref(), c.burst), ("netmap:a", Some("vale0:b"), 7), "{args}");
@@ -156,20 +159,20 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_say_what_is_allowed() {
+    fn invalid_values_are_refused_with_a_reason() {
         for (args, part) in [
             ("", "no port given"),
-            ("-i vale0:a", "only interfaces have one"),
-            ("a{1", "only interfaces have one"),
+            ("-i vale0:a", "only interfaces have host rings"),
+            ("a{1", "only interfaces have host rings"),
             ("-i a-1 -i a-1", "give the interface's name alone"),
-            ("-i a -i b -i c", "-i c: two ports are enough"),
+            ("-i a -i b -i c", "-i c: bridge takes at most two ports"),
             ("-i a b", "not both"),
             ("a b x", "`x`: the burst is a number"),
             ("a b 0", "1 or more"),
             ("a b 1 2", "'2'"),
             ("-i a -i b -b 0", "--burst"),
             ("-i a -i b -w x", "--wait"),
-            ("-i a -i b -L", "leave out the second"),
+            ("-i a -i b -L", "leave out the second port"),
         ] {
             let message = parse(args).unwrap_err();
             assert!(message.contains(part), "{args}: {message}");
@@ -184,10 +187,10 @@ mod tests {
 
     const SYNOPSIS: &[u8] = b".SH SYNOPSIS\n\\fBbridge\\fR [\\fIOPTIONS\\fR] \\fB\\-i\\fR \\fIPORT_A\\fR \\fB\\-i\\fR \\fIPORT_B\\fR\n.br\n\\fBbridge\\fR [\\fIOPTIONS\\fR] \\fIPORT_A\\fR [\\fIPORT_B\\fR [\\fIBURST\\fR]]\n";
 
-    /// `man/bridge.8` is made of the flags above and of `man.roff`. After a change of either, run this test with
+    /// `man/bridge.8` is generated from the flags above and `man.roff`. After a change of either, run this test with
     /// `UPDATE_MAN=1` in the environment.
     #[test]
-    fn the_manual_page_is_up_to_date() {
+    fn the_man_page_is_up_to_date() {
         use clap::CommandFactory;
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../man/bridge.8");
         tool_common::testing::check_manual(Cli::command(), SYNOPSIS, include_bytes!("../man.roff"), path);

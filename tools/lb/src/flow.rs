@@ -1,4 +1,4 @@
-//! Which flow a frame belongs to: a number that is the same for both directions.
+//! Computes the flow of a frame: a number that is equal for both directions of a connection.
 //!
 //! ```text
 //!   Ethernet [VLAN tag ...] IPv4                              addresses, protocol, ports
@@ -7,91 +7,92 @@
 //!                           anything else                     Ethernet addresses, type
 //! ```
 //!
-//! Fragments of one packet are of one flow, as none but the first has ports. Nothing here is secret: two programs, each at
-//! one end of a wire, agree on the flow.
+//! All fragments of a packet have the same flow; their ports are ignored, because only the first fragment has them. The
+//! hash has no secret key, so that programs at both ends of a link compute the same flow.
 
-/// Bytes of a frame that are looked at. Who hides the ports further back gets a flow of the addresses alone.
+/// Maximum number of bytes of a frame that are read. If the ports are beyond them, the flow depends on the addresses
+/// alone.
 pub(crate) const HEADERS: usize = 128;
 
-/// Tags before the type at most, more than any network has.
-const TAGS: usize = 4;
-/// Extension headers at most.
-const EXTENSIONS: usize = 8;
+/// Maximum number of VLAN tags, more than any network uses.
+const MAX_TAGS: usize = 4;
+/// Maximum number of IPv6 extension headers.
+const MAX_EXTENSIONS: usize = 8;
 
-/// EtherTypes of tags, which four bytes stand for: 802.1Q, 802.1ad, and what was used before that.
+/// EtherTypes of four-byte tags: 802.1Q, 802.1ad, and the older 0x9100.
 const TAG_TYPES: [u16; 3] = [0x8100, 0x88a8, 0x9100];
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
-/// Protocols whose header begins with two ports: TCP, UDP, DCCP, SCTP, UDP-Lite.
+/// Protocols whose header begins with two port numbers: TCP, UDP, DCCP, SCTP, UDP-Lite.
 const WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
 
-/// One side of a flow.
+/// Address and port of one side of a flow.
 #[derive(Clone, Copy, Default)]
-struct Side {
+struct Endpoint {
     address: u128,
     port: u16,
 }
 
-/// The flow of the frame that begins with `frame`; a short or garbled one belongs to some flow, too.
+/// Returns the flow of the frame that begins with `frame`. Any bytes have a flow, also short or invalid frames.
 pub(crate) fn flow(frame: &[u8]) -> u32 {
-    of_ip(frame).unwrap_or_else(|| {
-        let kind = short(frame, 12).unwrap_or_default();
-        let side = |at| Side { address: wide::<6>(frame, at).unwrap_or_default(), port: 0 };
-        mixed(side(0), side(6), u64::from(kind))
+    ip_flow(frame).unwrap_or_else(|| {
+        let kind = read_u16(frame, 12).unwrap_or_default();
+        let side = |at| Endpoint { address: read_uint::<6>(frame, at).unwrap_or_default(), port: 0 };
+        symmetric_hash(side(0), side(6), u64::from(kind))
     })
 }
 
-/// The pipe, of `n`, that a flow goes to.
+/// Returns the pipe of a flow, less than `n`.
 pub(crate) fn choose(flow: u32, n: usize) -> usize {
     ((u64::from(flow) * n as u64) >> 32) as usize
 }
 
-fn of_ip(frame: &[u8]) -> Option<u32> {
+fn ip_flow(frame: &[u8]) -> Option<u32> {
     let mut at = 12;
-    for _ in 0..TAGS {
-        if !TAG_TYPES.contains(&short(frame, at)?) {
+    for _ in 0..MAX_TAGS {
+        if !TAG_TYPES.contains(&read_u16(frame, at)?) {
             break;
         }
         at += 4;
     }
-    let (kind, ip) = (short(frame, at)?, frame.get(at + 2..)?);
+    let (kind, ip) = (read_u16(frame, at)?, frame.get(at + 2..)?);
     match kind {
-        IPV4 => of_ipv4(ip),
-        IPV6 => of_ipv6(ip),
+        IPV4 => ipv4_flow(ip),
+        IPV6 => ipv6_flow(ip),
         _ => None,
     }
 }
 
-fn of_ipv4(ip: &[u8]) -> Option<u32> {
+fn ipv4_flow(ip: &[u8]) -> Option<u32> {
     let header = usize::from(ip.first()? & 15) * 4;
     let (version, protocol) = (ip[0] >> 4, *ip.get(9)?);
     if version != 4 || header < 20 {
         return None;
     }
-    // More fragments, or not the first.
-    let whole = short(ip, 6)? & 0x3fff == 0;
-    let ports = ports(ip, header, protocol).filter(|_| whole);
-    Some(sides([wide::<4>(ip, 12)?, wide::<4>(ip, 16)?], ports, protocol))
+    // A fragment has the flag "more fragments" or an offset.
+    let unfragmented = read_u16(ip, 6)? & 0x3fff == 0;
+    let ports = ports(ip, header, protocol).filter(|_| unfragmented);
+    Some(flow_hash([read_uint::<4>(ip, 12)?, read_uint::<4>(ip, 16)?], ports, protocol))
 }
 
-fn of_ipv6(ip: &[u8]) -> Option<u32> {
+fn ipv6_flow(ip: &[u8]) -> Option<u32> {
     if ip.first()? >> 4 != 6 {
         return None;
     }
-    let addresses = [wide::<16>(ip, 8)?, wide::<16>(ip, 24)?];
+    let addresses = [read_uint::<16>(ip, 8)?, read_uint::<16>(ip, 24)?];
     let (mut next, mut at) = (*ip.get(6)?, 40);
-    for _ in 0..EXTENSIONS {
+    for _ in 0..MAX_EXTENSIONS {
         let length = |units: u8, unit: usize, more: usize| (usize::from(units) + more) * unit;
         let Some(&[following, units]) = ip.get(at..at + 2) else { break };
         match next {
-            // Hop by hop, routing, destination options.
+            // Hop-by-hop, routing, destination options.
             0 | 43 | 60 => at += length(units, 8, 1),
             // Authentication.
             51 => at += length(units, 4, 2),
             44 => {
-                // A fragment, unless it is all of its packet.
-                let Some(0) = short(ip, at + 2).map(|word| word & 0xfff9) else {
-                    return Some(sides(addresses, None, following));
+                // A fragment, unless it is the whole packet.
+                let Some(0) = read_u16(ip, at + 2).map(|word| word & 0xfff9) else {
+                    return Some(flow_hash(addresses, None, following));
                 };
                 at += 8;
             }
@@ -99,41 +100,41 @@ fn of_ipv6(ip: &[u8]) -> Option<u32> {
         }
         next = following;
     }
-    Some(sides(addresses, ports(ip, at, next), next))
+    Some(flow_hash(addresses, ports(ip, at, next), next))
 }
 
 fn ports(ip: &[u8], at: usize, protocol: u8) -> Option<[u16; 2]> {
     WITH_PORTS.contains(&protocol).then_some(())?;
-    Some([short(ip, at)?, short(ip, at + 2)?])
+    Some([read_u16(ip, at)?, read_u16(ip, at + 2)?])
 }
 
-fn sides(addresses: [u128; 2], ports: Option<[u16; 2]>, protocol: u8) -> u32 {
+fn flow_hash(addresses: [u128; 2], ports: Option<[u16; 2]>, protocol: u8) -> u32 {
     let ports = ports.unwrap_or_default();
-    let [a, b] = [0, 1].map(|i| Side { address: addresses[i], port: ports[i] });
-    mixed(a, b, u64::from(protocol))
+    let [a, b] = [0, 1].map(|i| Endpoint { address: addresses[i], port: ports[i] });
+    symmetric_hash(a, b, u64::from(protocol))
 }
 
-/// The same whichever side is the first: each is mixed alone, and a sum does not know an order.
-fn mixed(a: Side, b: Side, kind: u64) -> u32 {
-    let side = |side: Side| {
+/// Hashes two endpoints independently of their order: each is hashed separately, and the hashes are added.
+fn symmetric_hash(a: Endpoint, b: Endpoint, kind: u64) -> u32 {
+    let side = |side: Endpoint| {
         let (high, low) = ((side.address >> 64) as u64, side.address as u64);
         mix(mix(high).wrapping_add(low).wrapping_add(u64::from(side.port) << 48))
     };
     (mix(side(a).wrapping_add(side(b)).wrapping_add(kind)) >> 32) as u32
 }
 
-/// Each bit of the result depends on every bit of `x` (the finish of SplitMix64).
+/// Mixes the bits: each bit of the result depends on every bit of `x` (the finalizer of SplitMix64).
 fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-fn short(bytes: &[u8], at: usize) -> Option<u16> {
+fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-fn wide<const N: usize>(bytes: &[u8], at: usize) -> Option<u128> {
+fn read_uint<const N: usize>(bytes: &[u8], at: usize) -> Option<u128> {
     Some(bytes.get(at..at + N)?.iter().fold(0, |number, byte| number << 8 | u128::from(*byte)))
 }
 
@@ -141,7 +142,7 @@ fn wide<const N: usize>(bytes: &[u8], at: usize) -> Option<u128> {
 mod tests {
     use super::*;
 
-    /// A frame between A and B, or back, with `tags` tags.
+    /// Builds a frame with `tags` tags.
     fn frame(kind: u16, tags: usize, ip: &[u8]) -> Vec<u8> {
         let mut bytes = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
         (0..tags).for_each(|tag| bytes.extend([0x81, 0, 0, tag as u8]));
@@ -172,9 +173,9 @@ mod tests {
     }
 
     #[test]
-    fn both_directions_are_one_flow_with_tags_and_without() {
+    fn both_directions_have_the_same_flow_with_and_without_tags() {
         let (a, b) = ((1, 1000), (2, 53));
-        for tags in 0..=TAGS {
+        for tags in 0..=MAX_TAGS {
             let flows = [ipv4(a, b, 17, 0), ipv4(b, a, 17, 0)].map(|ip| flow(&frame(IPV4, tags, &ip)));
             assert_eq!(flows[0], flows[1]);
             assert_eq!(flows[0], flow(&frame(IPV4, 0, &ipv4(a, b, 17, 0))), "tags do not matter");
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_another_flow() {
+    fn different_connections_have_different_flows() {
         let all = [
             frame(IPV4, 0, &ipv4((1, 1000), (2, 53), 17, 0)),
             frame(IPV4, 0, &ipv4((1, 1001), (2, 53), 17, 0)),
@@ -203,8 +204,8 @@ mod tests {
     }
 
     #[test]
-    fn fragments_of_a_packet_are_one_flow() {
-        // The first has ports, the others anything in their place; more fragments is 0x2000.
+    fn fragments_of_a_packet_have_the_same_flow() {
+        // The first fragment has ports, the others arbitrary bytes in their place. 0x2000 is "more fragments".
         let flows = [(1000, 0x2000), (7, 0x2001), (8, 0x0002)];
         let flows = flows.map(|(port, fragment)| flow(&frame(IPV4, 0, &ipv4((1, port), (2, 53), 17, fragment))));
         assert!(flows.iter().all(|flow| *flow == flows[0]), "{flows:x?}");
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn extension_headers_are_passed_over() {
+    fn extension_headers_are_skipped() {
         let (a, b) = ((1, 1000), (2, 53));
         let plain = flow(&frame(IPV6, 0, &ipv6(a, b, &[])));
         let options = [&[0u8, 17, 0][..], &[0; 6]].concat();
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_spread_evenly() {
+    fn flows_are_distributed_evenly() {
         let mut counts = [0; 4];
         for port in 1000..5000 {
             counts[choose(flow(&frame(IPV4, 0, &ipv4((1, port), (2, 53), 17, 0))), 4)] += 1;

@@ -1,10 +1,10 @@
-//! lb: spreads what a netmap port receives over pipes, flow by flow.
+//! lb: distributes the packets that a netmap port receives over pipes, by flow.
 #![forbid(unsafe_code)]
 
 mod flow;
 mod group;
 mod options;
-mod overflow;
+mod queue;
 mod report;
 
 use std::process::ExitCode;
@@ -20,18 +20,18 @@ use group::{Groups, Packet, Pipe};
 use options::{Cli, Config};
 use report::{Reporter, Totals};
 
-/// How long everything may be idle before the process sleeps: about what a sleep and a wake-up cost.
+/// Idle time after which the process sleeps. About the cost of a sleep and a wake-up.
 const SPIN: Duration = Duration::from_micros(50);
-/// The shortest time that is one.
-const LOOK: Duration = Duration::from_micros(1);
-/// How long the end waits for the readers to take what was forwarded.
-const DRAIN: Duration = Duration::from_millis(500);
-/// Rounds between two looks at the clock while packets come.
-const ROUNDS: u32 = 64;
+/// The shortest poll that is not a busy wait.
+const POLL_TIMEOUT: Duration = Duration::from_micros(1);
+/// Longest wait at the end for the readers to release the forwarded packets.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
+/// Number of rounds between two readings of the clock while packets arrive.
+const ROUNDS_PER_CLOCK_READ: u32 = 64;
 
 fn main() -> ExitCode {
     let config = Cli::parse().check().map_err(Failure::Usage);
-    tool_common::end("lb", config.and_then(|config| run(&config)))
+    tool_common::exit_code("lb", config.and_then(|config| run(&config)))
 }
 
 fn run(config: &Config) -> Result<ExitCode, Failure> {
@@ -43,20 +43,21 @@ fn run(config: &Config) -> Result<ExitCode, Failure> {
     }
     let pipes = open_pipes(config, &source)?;
     let free = std::iter::from_fn(|| source.take_extra_buf()).take(extra).collect();
-    let patience = if config.busy_wait { Duration::ZERO } else { LOOK };
-    let mut lb = Lb { source, groups: Groups::new(pipes, free), received: 0, batch: config.batch, patience };
+    let poll_timeout = if config.busy_wait { Duration::ZERO } else { POLL_TIMEOUT };
+    let mut lb =
+        LoadBalancer { source, groups: Groups::new(pipes, free), received: 0, batch: config.batch, poll_timeout };
     wait_for_link(config.wait, stop);
     note(&format!("Ready to go, {} to {} pipes", lb.source.spec(), lb.groups.pipes().count()));
 
     let begin = Instant::now();
-    let result = lb.spread(config, stop);
+    let result = lb.forward(config, stop);
     let time = begin.elapsed();
     lb.drain();
-    // Else the daemon would hold them back until the region ends.
-    for buffer in lb.groups.give_up() {
+    // Buffers that are not returned would stay allocated until the daemon removes the region.
+    for buffer in lb.groups.take_all_buffers() {
         lb.source.give_extra_buf(buffer);
     }
-    Totals::of(lb.received, &lb.groups).summary(time, config.json);
+    Totals::of(lb.received, &lb.groups).print_summary(time, config.json);
     result?;
     Ok(ExitCode::SUCCESS)
 }
@@ -64,19 +65,20 @@ fn run(config: &Config) -> Result<ExitCode, Failure> {
 fn open_source(config: &Config) -> Result<Port, Failure> {
     let source = Port::options().extra_bufs(config.extra_bufs).open(&config.port)?;
     if source.rx_rings().is_empty() {
-        return Err(Failure::Usage(format!("-i {}: it has no receive rings; leave out /T", config.port)));
+        return Err(Failure::Usage(format!("-i {}: the port has no receive rings; leave out /T", config.port)));
     }
     Ok(source)
 }
 
-/// The sending ends of all pipes, in the region of the port.
+/// Opens the sending ends of all pipes, in the region of the port.
 fn open_pipes(config: &Config, source: &Port) -> Result<Vec<Vec<Pipe>>, Failure> {
     let extra = source.extra_bufs() as usize;
     let open = |spec: String| -> Result<Pipe, Failure> {
         let port = Port::open(&spec)?;
         if !port.same_region(source) {
             return Err(Failure::Work(format!(
-                "{spec} is not in the region of {}: whoever opened the other end first chose another one; open it later",
+                "{spec} is not in the region of {}, because a reader opened the pipe first, in another region; start \
+                 the readers after lb, or open their ends in this region (@MEM_ID)",
                 source.spec()
             )));
         }
@@ -86,22 +88,22 @@ fn open_pipes(config: &Config, source: &Port) -> Result<Vec<Vec<Pipe>>, Failure>
     config.groups.iter().map(group).collect()
 }
 
-/// The work.
-struct Lb {
+/// The port, the pipes, and their state.
+struct LoadBalancer {
     source: Port,
     groups: Groups,
-    /// Packets, those that were dropped among them.
+    /// Number of received packets, including those dropped later.
     received: u64,
-    /// Slots.
+    /// Maximum number of slots taken from a ring per round.
     batch: u32,
-    /// How long a look at the port may take. If it may at all, the library rests between looks at an interface, and the
-    /// kernel, and readers on this core, get on.
-    patience: Duration,
+    /// Timeout of the poll of the port. If it is not zero, the library pauses between polls of an interface, so that
+    /// the kernel and readers on this core can run.
+    poll_timeout: Duration,
 }
 
-impl Lb {
-    /// Works until the flag is raised.
-    fn spread(&mut self, config: &Config, stop: &AtomicBool) -> Result<(), String> {
+impl LoadBalancer {
+    /// Forwards packets until the stop flag is set.
+    fn forward(&mut self, config: &Config, stop: &AtomicBool) -> Result<(), String> {
         let mut reporters: Vec<Reporter> = Vec::new();
         reporters.extend(config.stdout.map(|every| Reporter::stdout(every, config.json)));
         reporters.extend(config.syslog.map(|every| Reporter::syslog(every, config.json)));
@@ -109,7 +111,7 @@ impl Lb {
         while !stop.load(Relaxed) {
             let moved = self.round(&config.steer)?;
             rounds += 1;
-            if moved && rounds < ROUNDS {
+            if moved && rounds < ROUNDS_PER_CLOCK_READ {
                 idle_since = None;
                 continue;
             }
@@ -131,10 +133,10 @@ impl Lb {
         Ok(())
     }
 
-    /// One look at all ports, which hardly waits. Returns whether anything moved.
+    /// Syncs all ports once and moves packets, almost without waiting. Returns true if any packet moved.
     fn round(&mut self, rules: &[(Rule, usize)]) -> Result<bool, String> {
-        // Gives back the slots that were read, and takes what has come.
-        self.source.poll(Interest::RX, Some(self.patience)).map_err(|e| e.to_string())?;
+        // Releases the slots of the previous round, and receives new packets.
+        self.source.poll(Interest::RX, Some(self.poll_timeout)).map_err(|e| e.to_string())?;
         let mut moved = false;
         for ring in self.source.rx_rings() {
             let (space, mut at, mut taken) = (ring.space(), ring.head(), 0);
@@ -148,25 +150,25 @@ impl Lb {
             moved |= taken > 0;
             ring.advance(taken);
         }
-        Ok(self.groups.work()? || moved)
+        Ok(self.groups.sync()? || moved)
     }
 
-    /// Sleeps until packets come, or a reader makes room for those that wait or are to go on.
+    /// Sleeps until packets arrive, or a reader releases packets while others wait for room or for the next group.
     fn sleep(&self) -> Result<(), String> {
-        let waiting = || self.groups.pipes().filter(|pipe| pipe.wants_room());
-        waiting().for_each(Pipe::wait_for_more_room);
-        let wants: Vec<(&Port, Interest)> = std::iter::once((&self.source, Interest::RX))
-            .chain(waiting().map(|pipe| (&pipe.port, Interest::TX)))
+        let blocked = || self.groups.pipes().filter(|pipe| pipe.needs_release());
+        blocked().for_each(Pipe::wait_for_more_room);
+        let interests: Vec<(&Port, Interest)> = std::iter::once((&self.source, Interest::RX))
+            .chain(blocked().map(|pipe| (&pipe.port, Interest::TX)))
             .collect();
-        port::sleep(&wants)
+        port::wait_any(&interests)
     }
 
-    /// Gives the readers a moment to take what was forwarded, and the queues to empty.
+    /// Waits until the readers have released the forwarded packets and the queues are empty, at most [`DRAIN_TIMEOUT`].
     fn drain(&mut self) {
-        let until = Instant::now() + DRAIN;
-        // A port that fails here is gone, and with it whoever would have received.
-        while self.source.rxsync().is_ok() && self.groups.work().is_ok() {
-            let done = |pipe: &Pipe| !pipe.wants_room() && !pipe.port.tx_rings().iter().any(unetmap::Ring::pending);
+        let until = Instant::now() + DRAIN_TIMEOUT;
+        // Errors only end the wait: a failed port no longer has a reader.
+        while self.source.rxsync().is_ok() && self.groups.sync().is_ok() {
+            let done = |pipe: &Pipe| !pipe.needs_release() && !pipe.port.tx_rings().iter().any(unetmap::Ring::pending);
             if self.groups.pipes().all(done) || Instant::now() >= until {
                 return;
             }

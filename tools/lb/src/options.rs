@@ -1,4 +1,4 @@
-//! The command line: each flag is defined once here, for the parser, `--help` and the manual page.
+//! The command line: each flag is defined once here, for the parser, `--help` and the man page.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,97 +6,98 @@ use std::time::Duration;
 use clap::{ArgAction, Parser};
 use tool_common::port::full_name;
 use tool_common::rule::{self, Rule};
-use unetmap_abi::{PortKind, PortSpec};
+use unetmap::abi::{PortKind, PortSpec};
 
-/// Pipes of one parent at most.
+/// Maximum number of pipes of one parent.
 const MAX_PIPES: u32 = 64;
-/// Slots taken from a ring in one go where the command line does not say.
+/// Default of `--batch`.
 const BATCH: u32 = 2048;
 
-/// Spreads what a netmap port receives over pipes, flow by flow, without copying.
+/// Distributes the packets that a netmap port receives over pipes, by flow, without copying.
 #[derive(Debug, Parser)]
 #[command(name = "lb", version, max_term_width = 100, args_override_self = true)]
 pub(crate) struct Cli {
-    /// The port to receive from. A bare NAME means `netmap:NAME`
+    /// Port to receive from. A bare NAME means `netmap:NAME`
     #[arg(short = 'i', long = "port", value_name = "PORT")]
     port: String,
 
-    /// A group of N pipes, NAME{0 and so on; NAME is the port's if none is given [default: 2]
+    /// Group of N pipes, NAME{0 and so on; without NAME, the port's name is used [default: 2]
     #[arg(short = 'p', long = "pipes", value_name = "[NAME:]N", action = ArgAction::Append)]
     pipes: Vec<String>,
 
-    /// Buffers for packets that wait for room in their pipes, for all pipes together
+    /// Number of extra buffers, for all pipes together, for packets that wait for room in their pipes
     #[arg(short = 'B', long, value_name = "BUFFERS", default_value_t = 0)]
     extra_bufs: u32,
 
-    /// Packets of this rule go to this pipe of the first group, whatever their flow; the first rule that fits counts
+    /// Send packets that match the rule to this pipe of the first group, regardless of their flow; the first matching
+    /// rule applies
     #[arg(long, value_names = ["RULE", "PIPE"], num_args = 2, action = ArgAction::Append)]
     steer: Vec<String>,
 
-    /// Slots taken from a ring in one go, at most
+    /// Maximum number of slots taken from a ring in a batch
     #[arg(short, long, value_name = "SLOTS", default_value_t = BATCH, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
 
-    /// Seconds to wait after the port was opened, for links that come up slowly
+    /// Seconds to wait after the port was opened, because some links come up slowly
     #[arg(short, long, value_name = "SECONDS", default_value_t = 2)]
     wait: u64,
 
-    /// Never sleep: spin when there is nothing to do
+    /// Never sleep: spin while no packets arrive
     #[arg(short = 'W', long)]
     busy_wait: bool,
 
-    /// Seconds between two reports to the system's log, 0 for none
+    /// Seconds between two reports to the system log; 0: no reports
     #[arg(short = 's', long, value_name = "SECONDS", default_value_t = 0)]
     syslog: u64,
 
-    /// Seconds between two reports on standard output, 0 for none
+    /// Seconds between two reports on standard output; 0: no reports
     #[arg(short = 'o', long, value_name = "SECONDS", default_value_t = 0)]
     stdout: u64,
 
-    /// Reports and the summary as JSON objects, one in a line
+    /// Print reports and the summary as JSON objects, one per line
     #[arg(long)]
     json: bool,
 }
 
-/// Pipes that share the flows.
+/// Pipes over which flows are distributed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct GroupConfig {
-    /// The pipes' parent.
+    /// Parent of the pipes.
     pub(crate) parent: String,
-    /// The number of the first pipe.
+    /// Number of the first pipe.
     pub(crate) first: u32,
-    /// 1..=64
+    /// Number of pipes, 1..=64.
     pub(crate) pipes: u32,
 }
 
 impl GroupConfig {
-    /// The name under which a pipe is opened, in region `mem_id`: for sending, by nobody else.
+    /// Returns the name for opening a pipe in region `mem_id`, exclusively and for transmission.
     pub(crate) fn spec(&self, pipe: u32, mem_id: u16) -> String {
         format!("{}/xT@{mem_id}", full_name(&format!("{}{{{}", self.parent, self.first + pipe)))
     }
 }
 
-/// The command line, checked.
+/// The validated command line.
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) port: String,
-    /// At least one; packets go from one to the next.
+    /// At least one. Packets pass the groups in this order.
     pub(crate) groups: Vec<GroupConfig>,
     pub(crate) extra_bufs: u32,
-    /// Each with a pipe that the first group has.
+    /// Rules, each with the number of a pipe of the first group.
     pub(crate) steer: Vec<(Rule, usize)>,
-    /// Slots.
+    /// Maximum number of slots taken from a ring in a batch.
     pub(crate) batch: u32,
     pub(crate) wait: Duration,
     pub(crate) busy_wait: bool,
-    /// Time between reports.
+    /// Time between reports to the system log.
     pub(crate) syslog: Option<Duration>,
     pub(crate) stdout: Option<Duration>,
     pub(crate) json: bool,
 }
 
 impl Cli {
-    /// Checks what one flag alone cannot.
+    /// Validates the flags together.
     pub(crate) fn check(self) -> Result<Config, String> {
         let port = full_name(&self.port);
         let parsed = PortSpec::parse_with(&port, |name| Path::new("/sys/class/net").join(name).exists())
@@ -105,15 +106,17 @@ impl Cli {
             PortKind::Netmap => parsed.parent,
             PortKind::Vale => full_name(&parsed.parent),
         };
-        let wishes = if self.pipes.is_empty() { vec!["2".into()] } else { self.pipes };
+        let arguments = if self.pipes.is_empty() { vec!["2".into()] } else { self.pipes };
         let mut groups: Vec<GroupConfig> = Vec::new();
-        for wish in wishes {
-            let (parent, n) = wish.rsplit_once(':').unwrap_or((&own, &wish));
+        for argument in arguments {
+            let (parent, n) = argument.rsplit_once(':').unwrap_or((&own, &argument));
             let pipes = n.parse().ok().filter(|n| (1..=MAX_PIPES).contains(n) && !parent.is_empty());
-            let pipes = pipes.ok_or_else(|| format!("-p {wish}: it is [NAME:]N, with 1 to {MAX_PIPES} pipes"))?;
+            let pipes = pipes.ok_or_else(|| format!("-p {argument}: give [NAME:]N, with 1 to {MAX_PIPES} pipes"))?;
             let first = groups.iter().filter(|group| group.parent == parent).map(|group| group.pipes).sum();
             if first + pipes > MAX_PIPES {
-                return Err(format!("-p {wish}: {parent} cannot have more than {MAX_PIPES} pipes; give another name"));
+                return Err(format!(
+                    "-p {argument}: {parent} cannot have more than {MAX_PIPES} pipes; give another name"
+                ));
             }
             groups.push(GroupConfig { parent: parent.into(), first, pipes });
         }
@@ -156,11 +159,11 @@ mod tests {
     }
 
     #[test]
-    fn pipes_are_named_as_netmaps() {
+    fn pipes_have_netmaps_names() {
         assert_eq!(specs("-i a"), [["netmap:a{0/xT@1", "netmap:a{1/xT@1"]]);
         assert_eq!(specs("-i netmap:a-3/R -p 1"), [["netmap:a{0/xT@1"]]);
         assert_eq!(specs("-i vale1:x -p 1"), [["vale1:x{0/xT@1"]]);
-        // Groups of one name go on counting.
+        // Groups of the same name number their pipes consecutively.
         assert_eq!(
             specs("-i a -p 2 -p b:1 -p 1 -p vale0:c:1"),
             [
@@ -173,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_lead_to_pipes_that_there_are() {
+    fn rules_refer_to_existing_pipes() {
         let parse = |rule: &str, pipe: &str| {
             let words = ["lb", "-i", "a", "-p", "3", "-p", "9", "--steer", rule, pipe, "--steer", "ip6", "0"];
             Cli::try_parse_from(words).map_err(|e| e.to_string())?.check()
@@ -185,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_given_is_netmaps_default() {
+    fn defaults_are_those_of_netmap() {
         let c = parse("-i a").unwrap();
         assert_eq!((c.extra_bufs, c.batch, c.wait, c.busy_wait), (0, 2048, Duration::from_secs(2), false));
         assert_eq!((c.syslog, c.stdout), (None, None));
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_say_what_is_allowed() {
+    fn invalid_values_are_refused_with_a_reason() {
         for (args, part) in [
             ("", "--port"),
             ("-i a{", "netmap:a{"),
@@ -221,10 +224,10 @@ mod tests {
     const SYNOPSIS: &[u8] =
         b".SH SYNOPSIS\n\\fBlb\\fR [\\fIOPTIONS\\fR] \\fB\\-i\\fR \\fIPORT\\fR [\\fB\\-p\\fR [\\fINAME\\fB:\\fR]\\fIN\\fR] ...\n";
 
-    /// `man/lb.8` is made of the flags above and of `man.roff`. After a change of either, run this test with
+    /// `man/lb.8` is generated from the flags above and `man.roff`. After a change of either, run this test with
     /// `UPDATE_MAN=1` in the environment.
     #[test]
-    fn the_manual_page_is_up_to_date() {
+    fn the_man_page_is_up_to_date() {
         use clap::CommandFactory;
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../man/lb.8");
         tool_common::testing::check_manual(Cli::command(), SYNOPSIS, include_bytes!("../man.roff"), path);

@@ -1,4 +1,4 @@
-//! What is told while it runs and at its end: lines for people, JSON, the system's log.
+//! Periodic reports and the summary: text, JSON, system log.
 
 use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
@@ -8,42 +8,42 @@ use tool_common::{note, print};
 
 use crate::group::{Counts, Groups};
 
-/// Where the system's log listens.
-const LOG: &str = "/dev/log";
+/// Socket of the system log.
+const LOG_SOCKET: &str = "/dev/log";
 /// Facility daemon, severity info.
 const PRIORITY: u32 = 3 << 3 | 6;
 
-/// What was counted up to some moment.
+/// The counts at some time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Totals {
     received: u64,
-    pipes: Vec<Line>,
+    pipes: Vec<PipeCounts>,
 }
 
 #[derive(Clone, Debug)]
-struct Line {
+struct PipeCounts {
     pipe: String,
     counts: Counts,
-    waiting: usize,
+    queued: usize,
 }
 
 impl Totals {
-    /// As it is now.
+    /// Returns the current counts.
     pub(crate) fn of(received: u64, groups: &Groups) -> Totals {
-        let line = |pipe: &crate::group::Pipe| Line {
+        let line = |pipe: &crate::group::Pipe| PipeCounts {
             pipe: pipe.port.spec().into(),
             counts: pipe.counts,
-            waiting: pipe.waiting(),
+            queued: pipe.queued(),
         };
         Totals { received, pipes: groups.pipes().map(line).collect() }
     }
 
-    /// What came since `before`, of the same pipes; or everything.
+    /// Returns the counts since `before`, which must have the same pipes; all counts if `before` is `None`.
     fn since(&self, before: Option<&Totals>) -> Totals {
         let Some(before) = before else { return self.clone() };
         let mut all = self.clone();
         all.received -= before.received;
-        for (Line { counts, .. }, old) in all.pipes.iter_mut().zip(&before.pipes) {
+        for (PipeCounts { counts, .. }, old) in all.pipes.iter_mut().zip(&before.pipes) {
             counts.packets -= old.counts.packets;
             counts.bytes -= old.counts.bytes;
             counts.drops -= old.counts.drops;
@@ -58,9 +58,9 @@ impl Totals {
 
     fn json(&self, event: &str, time: Duration) -> Value {
         let (forwarded, dropped) = self.sums();
-        let pipe = |Line { pipe, counts, waiting }: &Line| {
+        let pipe = |PipeCounts { pipe, counts, queued }: &PipeCounts| {
             let Counts { packets, bytes, drops } = counts;
-            json!({"pipe": pipe, "packets": packets, "bytes": bytes, "drops": drops, "waiting": waiting})
+            json!({"pipe": pipe, "packets": packets, "bytes": bytes, "drops": drops, "waiting": queued})
         };
         json!({
             "event": event, "seconds": time.as_secs_f64(), "received": self.received, "forwarded": forwarded,
@@ -70,8 +70,8 @@ impl Totals {
 
     fn text(&self, time: Duration) -> String {
         let (forwarded, dropped) = self.sums();
-        let pipe = |Line { pipe, counts, waiting }: &Line| {
-            let waiting = if *waiting > 0 { format!(" (+{waiting} waiting)") } else { String::new() };
+        let pipe = |PipeCounts { pipe, counts, queued }: &PipeCounts| {
+            let waiting = if *queued > 0 { format!(" (+{queued} waiting)") } else { String::new() };
             format!("{pipe} {}{waiting}, {} drops", counts.packets, counts.drops)
         };
         let pipes: Vec<String> = self.pipes.iter().map(pipe).collect();
@@ -82,8 +82,8 @@ impl Totals {
         )
     }
 
-    /// The last words on standard output.
-    pub(crate) fn summary(&self, time: Duration, json: bool) {
+    /// Prints the summary to standard output.
+    pub(crate) fn print_summary(&self, time: Duration, json: bool) {
         let line = if json {
             self.json("summary", time).to_string()
         } else {
@@ -95,20 +95,20 @@ impl Totals {
     }
 }
 
-/// Takes what came in an interval of such a length.
-type Sink = dyn Fn(&Totals, Duration);
+/// Writes a report about an interval: its counts and its length.
+type WriteReport = dyn Fn(&Totals, Duration);
 
-/// One place to report to, now and then.
+/// Reports periodically to one destination.
 pub(crate) struct Reporter {
-    every: Duration,
+    period: Duration,
     last: Instant,
     before: Option<Totals>,
-    to: Box<Sink>,
+    to: Box<WriteReport>,
 }
 
 impl Reporter {
-    /// Standard output.
-    pub(crate) fn stdout(every: Duration, json: bool) -> Reporter {
+    /// Reports to standard output.
+    pub(crate) fn stdout(period: Duration, json: bool) -> Reporter {
         let to = move |totals: &Totals, time| {
             print(&if json {
                 format!("{}\n", totals.json("interval", time))
@@ -116,28 +116,28 @@ impl Reporter {
                 format!("{}\n", totals.text(time))
             });
         };
-        Reporter { every, last: Instant::now(), before: None, to: Box::new(to) }
+        Reporter { period, last: Instant::now(), before: None, to: Box::new(to) }
     }
 
-    /// The system's log. Where there is none, that is told now, and later nothing.
-    pub(crate) fn syslog(every: Duration, json: bool) -> Reporter {
-        let log = UnixDatagram::unbound().and_then(|log| log.connect(LOG).map(|()| log));
+    /// Reports to the system log. If it cannot be reached, prints a message once, and later reports are lost.
+    pub(crate) fn syslog(period: Duration, json: bool) -> Reporter {
+        let log = UnixDatagram::unbound().and_then(|log| log.connect(LOG_SOCKET).map(|()| log));
         if let Err(e) = &log {
-            note(&format!("lb: the system's log ({LOG}) cannot be reached: {e}; it gets no reports"));
+            note(&format!("lb: -s: cannot connect to the system log ({LOG_SOCKET}): {e}; it gets no reports"));
         }
         let log = log.ok();
         let to = move |totals: &Totals, time| {
             let text = if json { totals.json("interval", time).to_string() } else { totals.text(time) };
-            // A log that is full, or restarted, misses a report; there is another one soon.
-            let _ = log.as_ref().map(|log| log.send(record(&text).as_bytes()));
+            // If the log is full or restarts, this report is lost; the next one follows soon.
+            let _ = log.as_ref().map(|log| log.send(log_record(&text).as_bytes()));
         };
-        Reporter { every, last: Instant::now(), before: None, to: Box::new(to) }
+        Reporter { period, last: Instant::now(), before: None, to: Box::new(to) }
     }
 
-    /// Reports if it is time to.
+    /// Reports if the period has elapsed.
     pub(crate) fn tick(&mut self, now: Instant, totals: &dyn Fn() -> Totals) {
         let time = now.saturating_duration_since(self.last);
-        if time >= self.every {
+        if time >= self.period {
             let all = totals();
             (self.to)(&all.since(self.before.as_ref()), time);
             (self.last, self.before) = (now, Some(all));
@@ -145,8 +145,8 @@ impl Reporter {
     }
 }
 
-/// As the log's socket takes it.
-fn record(text: &str) -> String {
+/// Formats a record of the log's protocol.
+fn log_record(text: &str) -> String {
     format!("<{PRIORITY}>lb[{}]: {text}", std::process::id())
 }
 
@@ -154,13 +154,13 @@ fn record(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn totals(received: u64, packets: u64, drops: u64, waiting: usize) -> Totals {
+    fn totals(received: u64, packets: u64, drops: u64, queued: usize) -> Totals {
         let counts = Counts { packets, bytes: packets * 60, drops };
-        Totals { received, pipes: vec![Line { pipe: "netmap:a{0/xT@1".into(), counts, waiting }] }
+        Totals { received, pipes: vec![PipeCounts { pipe: "netmap:a{0/xT@1".into(), counts, queued }] }
     }
 
     #[test]
-    fn an_interval_is_what_came_since_the_last() {
+    fn interval_reports_have_the_counts_since_the_last_report() {
         let (now, before) = (totals(110, 90, 15, 5), totals(10, 10, 0, 0));
         let text = now.since(Some(&before)).text(Duration::from_secs(2));
         assert_eq!(
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_gets_a_record_with_priority_and_process() {
-        assert_eq!(record("x"), format!("<30>lb[{}]: x", std::process::id()));
+    fn log_records_have_priority_and_process_number() {
+        assert_eq!(log_record("x"), format!("<30>lb[{}]: x", std::process::id()));
     }
 }

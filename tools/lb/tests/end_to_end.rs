@@ -1,11 +1,11 @@
-//! The program as scripts see it. What it does with packets stands in `conformance/tests/tools/lb.rs`.
+//! Tests of exit statuses. The tests with packets are in `conformance/tests/tools/lb.rs`.
 
 use tool_common::testing::{TestDaemon, TestProcess};
 
 const LB: &str = env!("CARGO_BIN_EXE_lb");
 
 #[test]
-fn wrong_command_lines_end_with_2_and_failures_with_1() {
+fn wrong_command_lines_exit_with_2_and_failures_with_1() {
     let Some(daemon) = TestDaemon::start_beside(LB) else { return };
     for (args, status, part) in [
         ("", 2, "--port"),

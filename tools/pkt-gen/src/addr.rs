@@ -1,10 +1,10 @@
-//! Addresses and ports as given on the command line: one, or a range that is walked packet by packet.
+//! Addresses and ports of the command line: single ones, or ranges that packets iterate over.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
-/// The UDP port used where a range names none.
+/// The UDP port if none is given.
 const DEFAULT_PORT: u16 = 1234;
 
 /// An Ethernet address.
@@ -14,9 +14,9 @@ pub(crate) struct Mac(pub(crate) [u8; 6]);
 impl Mac {
     pub(crate) const BROADCAST: Mac = Mac([0xff; 6]);
 
-    /// A locally administered unicast address that is the same each time for one name.
-    pub(crate) fn of_name(name: &str) -> Mac {
-        // FNV-1a: five bytes that differ between ports are all that is needed.
+    /// Returns a locally administered unicast address that depends only on the name.
+    pub(crate) fn from_name(name: &str) -> Mac {
+        // FNV-1a: the five bytes only need to differ between ports.
         let hash =
             name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
         let [_, _, _, a, b, c, d, e] = hash.to_be_bytes();
@@ -90,7 +90,7 @@ impl FromStr for Range {
     }
 }
 
-/// `1.2.3.4`, `1.2.3.4:5`, `fd00::1` or `[fd00::1]:5`.
+/// Parses `1.2.3.4`, `1.2.3.4:5`, `fd00::1` or `[fd00::1]:5`.
 fn endpoint(text: &str, port: u16) -> Result<SocketAddr, String> {
     if let Ok(ip) = text.parse::<IpAddr>() {
         return Ok(SocketAddr::new(ip, port));
@@ -99,7 +99,7 @@ fn endpoint(text: &str, port: u16) -> Result<SocketAddr, String> {
         .map_err(|_| format!("`{text}` is not IP[:PORT], as in 10.0.0.1:1234 or [fd00::1]:1234 (ports 0 to 65535)"))
 }
 
-/// The next element of `range` after `at`: ports first, then addresses; None after the last.
+/// Returns the element of `range` after `at`: the port changes first, then the address. None after the last.
 pub(crate) fn successor(range: &Range, at: SocketAddr) -> Option<SocketAddr> {
     if at.port() < range.last.port() {
         return Some(SocketAddr::new(at.ip(), at.port() + 1));
@@ -123,20 +123,20 @@ mod tests {
     }
 
     #[test]
-    fn mac_addresses() {
+    fn ethernet_addresses_are_parsed() {
         assert_eq!("ff:ff:ff:ff:ff:ff".parse(), Ok(Mac::BROADCAST));
         assert_eq!("2:0:0:0:0:a".parse(), Ok(Mac([2, 0, 0, 0, 0, 10])));
         for bad in ["", "1:2:3:4:5", "1:2:3:4:5:6:7", "1:2:3:4:5:g", "1:2:3:4:5:123", "1:2:3:4:5:+1", "1:2:3:4:5:"] {
             assert!(bad.parse::<Mac>().unwrap_err().contains("six hexadecimal bytes"), "{bad}");
         }
-        let made = Mac::of_name("netmap:p{1");
-        assert_eq!(made, Mac::of_name("netmap:p{1"));
-        assert_ne!(made, Mac::of_name("netmap:p}1"));
+        let made = Mac::from_name("netmap:p{1");
+        assert_eq!(made, Mac::from_name("netmap:p{1"));
+        assert_ne!(made, Mac::from_name("netmap:p}1"));
         assert_eq!(made.0[0] & 3, 2, "locally administered, unicast");
     }
 
     #[test]
-    fn one_address() {
+    fn a_single_address_is_parsed() {
         let r = range("10.0.0.1:80");
         assert!(r.is_single() && !r.is_ipv6());
         assert_eq!(range("10.0.0.1").first.port(), 1234);
@@ -145,22 +145,22 @@ mod tests {
     }
 
     #[test]
-    fn a_range_walks_ports_then_addresses() {
+    fn a_range_iterates_over_ports_then_addresses() {
         let r = range("10.0.0.255:7-10.0.1.0:9");
         let mut seen = vec![r.first];
         while let Some(next) = successor(&r, seen[seen.len() - 1]) {
             seen.push(next);
         }
-        let want: Vec<SocketAddr> =
+        let expected: Vec<SocketAddr> =
             ["10.0.0.255:7", "10.0.0.255:8", "10.0.0.255:9", "10.0.1.0:7", "10.0.1.0:8", "10.0.1.0:9"]
                 .iter()
                 .map(|s| s.parse().unwrap())
                 .collect();
-        assert_eq!(seen, want);
+        assert_eq!(seen, expected);
     }
 
     #[test]
-    fn the_ends_of_the_number_space() {
+    fn ranges_end_at_the_highest_numbers() {
         let r = range("255.255.255.255:65535");
         assert_eq!(successor(&r, r.first), None);
         let r =
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_ranges_say_what_is_wrong() {
+    fn invalid_ranges_are_refused_with_a_reason() {
         for (text, part) in [
             ("", "is not IP[:PORT]"),
             ("10.0.0", "is not IP[:PORT]"),

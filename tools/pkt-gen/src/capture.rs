@@ -1,4 +1,4 @@
-//! pcap files: all packets of one, to be sent, and received packets into one.
+//! Reads the packets of a pcap file to send them, and writes received packets to a pcap file.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter};
 use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
 
-/// Bytes of the longest packet in a file that we write: 64 slots of the largest buffers in use.
+/// Snap length of the written file in bytes, more than any received packet has.
 const SNAPLEN: u32 = 262_144;
 
 /// All packets of a file, in order.
@@ -17,8 +17,8 @@ const SNAPLEN: u32 = 262_144;
 pub(crate) struct Capture {
     bytes: Vec<u8>,
     packets: Vec<Range<usize>>,
-    /// Packets that the file holds only in part.
-    pub(crate) cut: usize,
+    /// Number of packets that the capture truncated.
+    pub(crate) truncated: usize,
 }
 
 impl Capture {
@@ -27,39 +27,42 @@ impl Capture {
         let fail = |what: String| format!("-P {}: {what}", path.display());
         let file = File::open(path).map_err(|e| fail(e.to_string()))?;
         let mut reader = PcapReader::new(file).map_err(|e| {
-            fail(format!("not a pcap file: {} (pcapng: `tcpdump -r FILE -w NEW` makes a pcap file of it)", reason(&e)))
+            fail(format!(
+                "it is not a pcap file: {} (pcapng: `tcpdump -r FILE -w NEW` makes a pcap file of it)",
+                reason(&e)
+            ))
         })?;
         let link = reader.header().datalink;
         if link != DataLink::ETHERNET {
-            return Err(fail(format!("holds {link:?} packets; only Ethernet can be sent")));
+            return Err(fail(format!("it contains {link:?} packets; only Ethernet packets can be sent")));
         }
-        let mut capture = Capture { bytes: Vec::new(), packets: Vec::new(), cut: 0 };
-        // Raw: a capture cut by its snap length is sent as far as it goes.
+        let mut capture = Capture { bytes: Vec::new(), packets: Vec::new(), truncated: 0 };
+        // Raw packets, because those truncated by the snap length are valid here: their captured bytes are sent.
         while let Some(packet) = reader.next_raw_packet() {
-            let packet =
-                packet.map_err(|e| fail(format!("broken after packet {}: {}", capture.packets.len(), reason(&e))))?;
+            let packet = packet
+                .map_err(|e| fail(format!("it is damaged after packet {}: {}", capture.packets.len(), reason(&e))))?;
             if packet.data.is_empty() {
                 continue;
             }
             let start = capture.bytes.len();
             capture.bytes.extend_from_slice(&packet.data);
             capture.packets.push(start..capture.bytes.len());
-            capture.cut += usize::from(packet.incl_len < packet.orig_len);
+            capture.truncated += usize::from(packet.incl_len < packet.orig_len);
         }
-        if capture.packets.is_empty() { Err(fail("holds no packet".into())) } else { Ok(capture) }
+        if capture.packets.is_empty() { Err(fail("it contains no packet".into())) } else { Ok(capture) }
     }
 
-    /// Number of packets, at least 1.
+    /// Returns the number of packets, at least 1.
     pub(crate) fn len(&self) -> usize {
         self.packets.len()
     }
 
-    /// The packet `i < len()`.
+    /// Returns packet `i`, which must be less than `len()`.
     pub(crate) fn packet(&self, i: usize) -> &[u8] {
         &self.bytes[self.packets[i].clone()]
     }
 
-    /// Bytes of the longest packet.
+    /// Returns the length of the longest packet in bytes.
     pub(crate) fn longest(&self) -> usize {
         self.packets.iter().map(ExactSizeIterator::len).max().unwrap_or(0)
     }
@@ -68,42 +71,42 @@ impl Capture {
 fn reason(error: &PcapError) -> String {
     match error {
         PcapError::IoError(io) => io.to_string(),
-        PcapError::IncompleteBuffer => "it ends too early".into(),
+        PcapError::IncompleteBuffer => "it is truncated".into(),
         other => other.to_string(),
     }
 }
 
-/// A pcap file that is being written, times in nanoseconds.
-pub(crate) struct Writer {
+/// Writes a pcap file with timestamps in nanoseconds.
+pub(crate) struct CaptureWriter {
     path: PathBuf,
     out: PcapWriter<BufWriter<File>>,
 }
 
-impl Writer {
-    pub(crate) fn create(path: &Path) -> Result<Writer, String> {
+impl CaptureWriter {
+    pub(crate) fn create(path: &Path) -> Result<CaptureWriter, String> {
         let fail = |e: String| format!("--write {}: {e}", path.display());
         let file = File::create(path).map_err(|e| fail(e.to_string()))?;
         let header = PcapHeader {
             snaplen: SNAPLEN,
             datalink: DataLink::ETHERNET,
             ts_resolution: TsResolution::NanoSecond,
-            // The library writes big endian otherwise, which scripts that read files by hand do not expect.
+            // The library's default is big endian, which simple parsers may not support.
             endianness: Endianness::native(),
             ..PcapHeader::default()
         };
         let out =
             PcapWriter::with_header(BufWriter::with_capacity(1 << 20, file), header).map_err(|e| fail(reason(&e)))?;
-        Ok(Writer { path: path.into(), out })
+        Ok(CaptureWriter { path: path.into(), out })
     }
 
-    /// Appends one packet; `time` is since 1970.
+    /// Appends one packet. `time` counts from 1970.
     pub(crate) fn packet(&mut self, time: Duration, bytes: &[u8]) -> Result<(), String> {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         let packet = PcapPacket::new(time, len, bytes);
         self.out.write_packet(&packet).map(drop).map_err(|e| format!("--write {}: {}", self.path.display(), reason(&e)))
     }
 
-    /// Writes out what is still held back.
+    /// Flushes the buffered packets to the file.
     pub(crate) fn finish(self) -> Result<(), String> {
         let path = self.path;
         self.out.into_writer().flush().map_err(|e| format!("--write {}: {e}", path.display()))
@@ -118,10 +121,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
-        fn what_is_written_is_read(packets in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..3000), 1..20)) {
+        fn written_packets_are_read_back(packets in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..3000), 1..20)) {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("a.pcap");
-            let mut writer = Writer::create(&path).unwrap();
+            let mut writer = CaptureWriter::create(&path).unwrap();
             for (i, packet) in packets.iter().enumerate() {
                 writer.packet(Duration::new(1_700_000_000, u32::try_from(i).unwrap()), packet).unwrap();
             }
@@ -132,11 +135,11 @@ mod tests {
                 prop_assert_eq!(capture.packet(i), &packet[..]);
             }
             prop_assert_eq!(capture.longest(), packets.iter().map(Vec::len).max().unwrap());
-            prop_assert_eq!(capture.cut, 0);
+            prop_assert_eq!(capture.truncated, 0);
         }
     }
 
-    /// A pcap file written by hand: header with `snaplen` and link type, then (incl_len, orig_len) packets of zeros.
+    /// Builds a pcap file: header with `snaplen` and link type, then packets of zeros with (incl_len, orig_len).
     fn file(snaplen: u32, link: u32, packets: &[(u32, u32)]) -> Vec<u8> {
         let mut bytes = Vec::new();
         let words = [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, snaplen, link];
@@ -156,20 +159,20 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_capture_is_sent_as_far_as_it_goes() {
+    fn truncated_packets_are_read_as_captured() {
         let capture = read(&file(96, 1, &[(96, 1500), (60, 60)])).unwrap();
-        assert_eq!((capture.len(), capture.cut), (2, 1));
+        assert_eq!((capture.len(), capture.truncated), (2, 1));
         assert_eq!(capture.packet(0).len(), 96);
     }
 
     #[test]
-    fn bad_files_say_what_is_wrong() {
+    fn invalid_files_are_refused_with_a_reason() {
         for (bytes, part) in [
             (b"hello".to_vec(), "not a pcap file"),
             ([0x0a, 0x0d, 0x0d, 0x0a].repeat(20), "tcpdump -r"),
-            (file(96, 1, &[]), "holds no packet"),
+            (file(96, 1, &[]), "contains no packet"),
             (file(96, 101, &[(20, 20)]), "only Ethernet"),
-            (file(96, 1, &[(20, 20), (60, 60)])[..90].to_vec(), "broken after packet 1"),
+            (file(96, 1, &[(20, 20), (60, 60)])[..90].to_vec(), "damaged after packet 1"),
         ] {
             let message = read(&bytes).unwrap_err();
             assert!(message.contains(part), "{message}");

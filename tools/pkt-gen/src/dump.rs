@@ -1,20 +1,20 @@
-//! A packet in hexadecimal.
+//! Prints packets in hexadecimal.
 
 use std::fmt::Write as _;
 
 use unetmap::{Ring, SlotRef};
 
-/// Bytes on one line.
+/// Bytes per row.
 const WIDTH: usize = 16;
 
-/// What -X prints of a slot.
-pub(crate) fn slot(ring: &Ring, slot: &SlotRef<'_>) -> String {
+/// Returns the text that -X prints for a slot.
+pub(crate) fn format_slot(ring: &Ring, slot: &SlotRef<'_>) -> String {
     let mut bytes = vec![0; usize::from(slot.len())];
     let got = slot.frame().read(0, &mut bytes);
     text(ring.id(), slot.buf_idx(), slot.flags(), &bytes[..got])
 }
 
-/// A line about the slot, then its bytes in rows of 16.
+/// Formats a line about the slot and its bytes in rows of 16.
 fn text(ring: u16, buf: u32, flags: u16, bytes: &[u8]) -> String {
     let mut text = format!("ring {ring} buf {buf} flags 0x{flags:04x} len {}\n", bytes.len());
     for (row, chunk) in bytes.chunks(WIDTH).enumerate() {
@@ -33,7 +33,7 @@ fn text(ring: u16, buf: u32, flags: u16, bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn rows_of_sixteen() {
+    fn bytes_are_printed_in_rows_of_sixteen() {
         let bytes: Vec<u8> = (0x3f..0x51).collect();
         assert_eq!(
             super::text(1, 77, 0x20, &bytes),

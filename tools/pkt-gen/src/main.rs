@@ -1,10 +1,13 @@
 //! pkt-gen: netmap's packet generator and receiver.
 //!
-//! The way through the modules: `options` (what to do), `run` (ports, threads, the end), `worker` (a thread's share),
-//! then `tx` with its packets from `source`, `packet` and `capture`, or `rx`, or `ping`; `report` tells about it.
+//! Modules: `options` parses the command line. `run` opens the ports, starts a thread for each and prints the summary.
+//! `worker` has what all threads share. `tx` sends packets, which `source`, `packet` and `capture` provide; `rx`
+//! receives them, with `sequence` for rxseq; `ping` measures round trips. `report` formats counters; `dump` prints
+//! packets.
 #![forbid(unsafe_code)]
 
 mod addr;
+mod affinity;
 mod capture;
 mod dump;
 mod options;
@@ -24,13 +27,13 @@ use clap::Parser as _;
 use tool_common::{Failure, note, print};
 
 fn main() -> ExitCode {
-    let allowed = unetmap_sys::process::cpus_allowed();
+    let allowed = affinity::allowed_cpus();
     let config = options::Cli::parse().check(&allowed).map_err(Failure::Usage);
-    tool_common::end("pkt-gen", config.and_then(|config| run::run(&config)))
+    tool_common::exit_code("pkt-gen", config.and_then(|config| run::run(&config)))
 }
 
-/// A report: standard error, or as JSON standard output.
-fn tell(line: &str, json: bool) {
+/// Prints a line of a report: to standard output if it is JSON, else to standard error.
+fn print_report(line: &str, json: bool) {
     if json {
         print(&format!("{line}\n"));
     } else {

@@ -1,4 +1,4 @@
-//! The command line: each flag is defined once here, for the parser, `--help` and the manual page.
+//! The command line: each flag is defined once here, for the parser, `--help` and the man page.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use clap::{ArgAction, Parser, ValueEnum};
 
-use tool_common::port::{Wishes, full_name};
+use tool_common::port::{RingConfig, full_name};
 
 use crate::addr::{Mac, Range};
 use crate::packet;
 
-/// Bytes of the longest packet: what an IP length can say.
+/// Bytes of the longest packet: the maximum of an IP length field.
 const MAX_LEN: usize = 65_535;
-/// Slots of the longest packet.
+/// Maximum number of slots of one packet.
 pub(crate) const MAX_FRAGS: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -22,7 +22,7 @@ pub(crate) enum Function {
     Tx,
     /// Receive packets and count them
     Rx,
-    /// Send packets and measure how long their answers take
+    /// Send packets and measure the round-trip time of their answers
     Ping,
     /// Answer pings: return each packet with its addresses swapped
     Pong,
@@ -44,7 +44,7 @@ impl Function {
         }
     }
 
-    /// What the summary says: packets were sent, or received.
+    /// Returns the first word of the summary.
     pub(crate) fn verb(self) -> &'static str {
         match self {
             Function::Tx | Function::Txseq | Function::Ping => "Sent",
@@ -52,8 +52,8 @@ impl Function {
         }
     }
 
-    /// True where the work is to send what is made here.
-    pub(crate) fn makes_packets(self) -> bool {
+    /// Returns true if the function generates packets; pong only returns those that it receives.
+    pub(crate) fn generates_packets(self) -> bool {
         self.verb() == "Sent"
     }
 }
@@ -70,20 +70,20 @@ pub(crate) struct Cli {
     #[arg(short, long, value_enum, value_name = "FUNCTION", default_value = "rx")]
     function: Function,
 
-    /// Packets to send or receive, over all threads; 0 is no limit
+    /// Number of packets to send or receive, over all threads; 0: no limit
     ///
-    /// Without -n there is no limit, but a file given with -P is sent once.
+    /// Without -n there is no limit, except that a file given with -P is sent once.
     #[arg(short = 'n', long, value_name = "PACKETS")]
     count: Option<u64>,
 
-    /// Bytes of a packet from the Ethernet header to the end of the payload (no FCS); given twice, a random length
-    /// between the two
+    /// Packet length in bytes, from the Ethernet header to the end of the payload (without FCS); given twice, each
+    /// packet gets a random length between the two
     ///
-    /// The default is 60, or the shortest packet that IPv6 (62) or txseq over IPv6 (66) allows.
+    /// The default is 60, or the minimum length for IPv6 (62) or for txseq over IPv6 (66).
     #[arg(short = 'l', long = "len", value_name = "BYTES", action = ArgAction::Append)]
     len: Vec<u16>,
 
-    /// Packets in a batch, at most [default: 512; 1 for ping and pong; with -R at most 10 ms worth of packets]
+    /// Maximum number of packets in a batch [default: 512; 1 for ping and pong; with -R at most 10 ms of packets]
     #[arg(short, long, value_name = "PACKETS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     burst: Option<u32>,
 
@@ -95,14 +95,14 @@ pub(crate) struct Cli {
     #[arg(short = '6', long, overrides_with = "ipv4")]
     ipv6: bool,
 
-    /// Destination, or a range of them: IP[:PORT[-IP:PORT]] [default: 10.1.0.1:1234, IPv6: fd00::2]
+    /// Destination, or a range of destinations: IP[:PORT[-IP:PORT]] [default: 10.1.0.1:1234, IPv6: fd00::2]
     ///
-    /// A range is walked packet by packet: source ports first, then source addresses, destination ports, destination
-    /// addresses. IPv6 addresses with a port are written [IP]:PORT.
+    /// With ranges, each packet has the next address: the source port changes first, then the source address, the
+    /// destination port, and the destination address. IPv6 addresses with a port are written [IP]:PORT.
     #[arg(short, long, value_name = "RANGE")]
     dst: Option<Range>,
 
-    /// Source, or a range of them: IP[:PORT[-IP:PORT]] [default: 10.0.0.1:1234, IPv6: fd00::1]
+    /// Source, or a range of sources: IP[:PORT[-IP:PORT]] [default: 10.0.0.1:1234, IPv6: fd00::1]
     #[arg(short, long, value_name = "RANGE")]
     src: Option<Range>,
 
@@ -110,38 +110,38 @@ pub(crate) struct Cli {
     #[arg(short = 'D', long, value_name = "MAC")]
     dst_mac: Option<Mac>,
 
-    /// Source Ethernet address [default: the interface's; for other ports one made from the port's name]
+    /// Source Ethernet address [default: the interface's; for other ports, derived from the port's name]
     #[arg(short = 'S', long, value_name = "MAC")]
     src_mac: Option<Mac>,
 
-    /// Pin the threads, the first to this processor [default: do not pin]
+    /// Pin the threads to processors, the first thread to this one [default: do not pin]
     ///
-    /// Each further thread takes the next processor that the process may use (see taskset(1)), round and round; once
-    /// there are as many as -c allows, this one again.
+    /// Each further thread is pinned to the next processor that the process may use (see taskset(1)). After the
+    /// last of them, or after as many as -c allows, this processor follows again.
     #[arg(short = 'a', long, value_name = "CPU")]
     first_cpu: Option<usize>,
 
-    /// Processors to use with -a, at most; 0 is all that the process may use
+    /// Maximum number of processors for -a; 0: all that the process may use
     #[arg(short = 'c', long, value_name = "CPUS", default_value_t = 1)]
     max_cpus: usize,
 
-    /// Threads; with more than one, each has one ring (pair) of the port for itself
+    /// Number of threads; with more than one, each uses one ring (pair) of the port
     #[arg(short = 'p', long, value_name = "THREADS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
 
-    /// Milliseconds between two reports; 0 is no reports
+    /// Milliseconds between two reports; 0: no reports
     #[arg(short = 'T', long, value_name = "MS", default_value_t = 1000)]
     report_ms: u64,
 
-    /// Seconds to wait after the port was opened, for links that come up slowly
+    /// Seconds to wait after the port was opened, because some links come up slowly
     #[arg(short, long, value_name = "SECONDS", default_value_t = 2)]
     wait: u64,
 
-    /// Receiver: end when nothing came for a second after the first packet
+    /// Receiver: end when no packet has arrived for a second, after the first packet
     #[arg(short = 'W', long)]
     exit_when_idle: bool,
 
-    /// Packets a second, over all threads; 0 is as many as possible
+    /// Packets per second, over all threads; 0: as many as possible
     #[arg(short = 'R', long, value_name = "PPS", default_value_t = 0)]
     rate: u64,
 
@@ -155,20 +155,20 @@ pub(crate) struct Cli {
 
     /// Send the packets of this pcap file, in order, as fast as -R allows
     ///
-    /// Without -n the file is sent once; with -n it starts again at its end until so many packets are sent. The
-    /// file's times are not used.
+    /// Without -n the file is sent once; with -n it is repeated until the given number of packets is sent. The
+    /// timestamps of the file are not used.
     #[arg(short = 'P', long, value_name = "FILE", conflicts_with_all = ["len", "src", "dst", "src_mac", "dst_mac", "ipv6", "random_src", "random_dst", "rubbish"])]
     pcap: Option<PathBuf>,
 
-    /// A random source address and port for each packet
+    /// Use a random source address and port for each packet
     #[arg(short = 'z', long)]
     random_src: bool,
 
-    /// A random destination address and port for each packet
+    /// Use a random destination address and port for each packet
     #[arg(short = 'Z', long)]
     random_dst: bool,
 
-    /// Write plain numbers, without the prefixes K, M and G
+    /// Print plain numbers, without the prefixes K, M and G
     #[arg(short = 'N', long)]
     raw_units: bool,
 
@@ -176,20 +176,20 @@ pub(crate) struct Cli {
     #[arg(short = 'F', long, value_name = "SLOTS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=MAX_FRAGS as i64))]
     frags: u8,
 
-    /// With -F: bytes in each slot but the last, if less than the equal share
+    /// With -F: bytes in each slot except the last, if less than an equal share
     #[arg(short = 'M', long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(1..))]
     frag_size: Option<u16>,
 
-    /// Leave the packet in pkt-gen's own memory, for the port to fetch (NS_INDIRECT): with -f tx on VALE ports, one packet
-    /// in one slot that stays the same
+    /// Leave the packet in pkt-gen's own memory, from which the port copies it (NS_INDIRECT): only with -f tx on VALE
+    /// ports, for one constant packet in one slot
     #[arg(short = 'I', long)]
     indirect: bool,
 
-    /// Say more on standard error
+    /// Print more details on standard error
     #[arg(short, long)]
     verbose: bool,
 
-    /// Sender: leave the buffers as they are and send whatever they hold
+    /// Sender: do not write to the buffers, and send the bytes that they contain
     #[arg(short, long)]
     rubbish: bool,
 
@@ -197,23 +197,23 @@ pub(crate) struct Cli {
     #[arg(short = 'A', long)]
     stats: bool,
 
-    /// Count Ethernet's framing (24 bytes a packet) into the reported bits per second
+    /// Include Ethernet framing (24 bytes per packet) in the reported bits per second
     #[arg(short = 'B', long)]
     framing: bool,
 
-    /// Slots and rings wished for: TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]
+    /// Number of slots and rings to request: TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]
     #[arg(short = 'C', long, value_name = "CONFIG", value_parser = ring_config)]
-    config: Option<Wishes>,
+    config: Option<RingConfig>,
 
-    /// Sum of: 2 read each packet, 4 or 8 copy each packet, 64 dump, 256 rubbish, 512 / 1024 random source /
-    /// destination, 2048 statistics
+    /// Sum of: 2 read each packet, 4 or 8 copy each packet, 64 dump (-X), 256 rubbish (-r), 512 random source (-z),
+    /// 1024 random destination (-Z), 2048 statistics (-A)
     ///
-    /// 1 (prefetch), 16 (timestamps) and 4096 (update checksums) are accepted and change nothing: checksums are
-    /// always right. 32 is -I.
+    /// 1 (prefetch), 16 (timestamps) and 4096 (update checksums) are accepted and have no effect: checksums are
+    /// always correct. 32 is -I.
     #[arg(short = 'o', long, value_name = "MASK", default_value_t = 0, value_parser = options_mask)]
     options: u32,
 
-    /// One JSON object a line on standard output instead of text: a report per interval, then a summary
+    /// Print JSON objects instead of text, one per line on standard output: a report per interval, then a summary
     #[arg(long)]
     json: bool,
 
@@ -222,21 +222,21 @@ pub(crate) struct Cli {
     write: Option<PathBuf>,
 }
 
-/// What -C asks for.
-fn ring_config(text: &str) -> Result<Wishes, String> {
+/// Parses the value of -C.
+fn ring_config(text: &str) -> Result<RingConfig, String> {
     let bad = |part: &str, what: &str| {
-        format!("`{part}` is no number of {what}; write TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]")
+        format!("`{part}` is not a number of {what}; write TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]")
     };
     let slots = |part: &str| part.parse::<u32>().map_err(|_| bad(part, "slots"));
     let rings = |part: &str| part.parse::<u16>().map_err(|_| bad(part, "rings"));
     let mut parts = text.split(',');
     let tx_slots = slots(parts.next().unwrap_or(""))?;
-    // What is left out is as the one before it.
+    // An omitted receive value equals the transmit value; omitted rings are 0, the default.
     let rx_slots = parts.next().map_or(Ok(tx_slots), slots)?;
     let tx_rings = parts.next().map_or(Ok(0), rings)?;
     let rx_rings = parts.next().map_or(Ok(tx_rings), rings)?;
     match parts.next() {
-        None => Ok(Wishes { tx_slots, rx_slots, tx_rings, rx_rings }),
+        None => Ok(RingConfig { tx_slots, rx_slots, tx_rings, rx_rings }),
         Some(_) => Err("more than four numbers; write TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]".into()),
     }
 }
@@ -246,7 +246,7 @@ fn vnet_hdr(text: &str) -> Result<usize, String> {
         "0" => Ok(0),
         "10" => Ok(10),
         "12" => Ok(12),
-        _ => Err("a virtio-net header has 0, 10 or 12 bytes".into()),
+        _ => Err("the length of a virtio-net header is 0, 10 or 12".into()),
     }
 }
 
@@ -258,8 +258,8 @@ const OPT_RUBBISH: u32 = 256;
 const OPT_RANDOM_SRC: u32 = 512;
 const OPT_RANDOM_DST: u32 = 1024;
 const OPT_STATS: u32 = 2048;
-/// Prefetch, timestamps, update checksums: nothing to do here.
-const OPT_NOTHING: u32 = 1 | 16 | 4096;
+/// Prefetch, timestamps, update checksums: accepted without effect.
+const OPT_IGNORED: u32 = 1 | 16 | 4096;
 const OPT_ALL: u32 = OPT_ACCESS
     | OPT_COPY
     | OPT_INDIRECT
@@ -268,7 +268,7 @@ const OPT_ALL: u32 = OPT_ACCESS
     | OPT_RANDOM_SRC
     | OPT_RANDOM_DST
     | OPT_STATS
-    | OPT_NOTHING;
+    | OPT_IGNORED;
 
 fn options_mask(text: &str) -> Result<u32, String> {
     let bad = || format!("a sum of 1 2 4 8 16 32 64 256 512 1024 2048 4096 (at most {OPT_ALL})");
@@ -280,14 +280,14 @@ fn options_mask(text: &str) -> Result<u32, String> {
     if mask & !OPT_ALL == 0 { Ok(mask) } else { Err(bad()) }
 }
 
-/// The command line, checked: what to do.
+/// The validated command line.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) port: String,
     pub(crate) function: Function,
-    /// None: no limit (or, for a file, once).
+    /// None: no limit; with a file: send it once.
     pub(crate) count: Option<u64>,
-    /// Shortest and longest packet in bytes, both included.
+    /// Minimum and maximum packet length in bytes, both inclusive.
     pub(crate) len: (usize, usize),
     pub(crate) burst: u32,
     pub(crate) src: Range,
@@ -296,16 +296,16 @@ pub(crate) struct Config {
     pub(crate) dst_mac: Mac,
     pub(crate) random_src: bool,
     pub(crate) random_dst: bool,
-    /// Where the threads run: the first on the first of these, and round again. Empty: anywhere.
+    /// The processor of each thread, repeated if there are more threads. Empty: threads are not pinned.
     pub(crate) cpus: Vec<usize>,
     pub(crate) threads: u16,
     pub(crate) report: Option<Duration>,
     pub(crate) wait: Duration,
     pub(crate) exit_when_idle: bool,
-    /// Packets a second over all threads.
+    /// Packets per second over all threads.
     pub(crate) rate: Option<u64>,
     pub(crate) dump: bool,
-    /// Bytes before the Ethernet header.
+    /// Bytes of the virtio-net header before the Ethernet header.
     pub(crate) vnet_hdr: usize,
     pub(crate) pcap: Option<PathBuf>,
     pub(crate) raw_units: bool,
@@ -316,7 +316,7 @@ pub(crate) struct Config {
     pub(crate) rubbish: bool,
     pub(crate) stats: bool,
     pub(crate) framing: bool,
-    pub(crate) rings: Wishes,
+    pub(crate) rings: RingConfig,
     pub(crate) access: bool,
     pub(crate) copy: bool,
     pub(crate) json: bool,
@@ -324,7 +324,7 @@ pub(crate) struct Config {
 }
 
 impl Cli {
-    /// Checks what one flag alone cannot; `allowed` are the processors that this process may use.
+    /// Validates the flags together. `allowed` lists the processors that this process may use.
     pub(crate) fn check(self, allowed: &[usize]) -> Result<Config, String> {
         let function = self.function;
         let option = |bit: u32| self.options & bit != 0;
@@ -373,7 +373,7 @@ impl Cli {
         })
     }
 
-    /// The processors that -a and -c choose, in the order of the threads.
+    /// Returns the processors that -a and -c select, in the order of the threads.
     fn cpus(&self, allowed: &[usize]) -> Result<Vec<usize>, String> {
         let Some(first) = self.first_cpu else {
             return Ok(Vec::new());
@@ -381,7 +381,7 @@ impl Cli {
         let Some(at) = allowed.iter().position(|&cpu| cpu == first) else {
             let list: Vec<_> = allowed.iter().map(usize::to_string).collect();
             return Err(format!(
-                "-a {first}: this process may not use such a processor; give one of {} (see taskset(1))",
+                "-a {first}: this process may not use that processor; give one of {} (see taskset(1))",
                 list.join(", ")
             ));
         };
@@ -390,7 +390,7 @@ impl Cli {
         Ok(from.iter().chain(before).copied().take(most).collect())
     }
 
-    /// Flags that do not go together with the function.
+    /// Refuses flags that the function does not support, and flags that need another flag.
     fn check_combinations(&self) -> Result<(), String> {
         let name = self.function.name();
         let only = |flag: &str, allowed: &[Function]| {
@@ -398,7 +398,7 @@ impl Cli {
                 return Ok(());
             }
             let names: Vec<_> = allowed.iter().map(|f| f.name()).collect();
-            Err(format!("{flag}: not with -f {name}, only with -f {}", names.join(" and -f ")))
+            Err(format!("{flag} cannot be used with -f {name}, only with -f {}", names.join(" and -f ")))
         };
         if self.pcap.is_some() {
             only("-P", &[Function::Tx])?;
@@ -406,7 +406,7 @@ impl Cli {
         if self.write.is_some() {
             only("--write", &[Function::Rx, Function::Rxseq])?;
             if self.threads > 1 {
-                return Err("--write: one file takes the packets of one thread only; leave out -p".into());
+                return Err("--write: a file can only be written by one thread; leave out -p".into());
             }
         }
         if self.threads > 1 {
@@ -418,17 +418,17 @@ impl Cli {
         if self.indirect || self.options & OPT_INDIRECT != 0 {
             only("-I", &[Function::Tx])?;
             if !self.port.starts_with("vale") {
-                return Err("-I: only ports of VALE switches fetch packets from elsewhere; leave it out".into());
+                return Err("-I: only ports of VALE switches support indirect buffers; leave it out".into());
             }
         }
         if self.frags > 1 {
             only("-F", &[Function::Tx, Function::Txseq])?;
         }
         if self.function == Function::Ping && self.ipv6 {
-            return Err("-6: ping works with IPv4 packets only; leave it out".into());
+            return Err("-6: ping supports IPv4 only; leave it out".into());
         }
         if self.frag_size.is_some() && self.frags == 1 {
-            return Err("-M: says how -F spreads a packet; give -F too".into());
+            return Err("-M sets the slot size for -F; give -F too".into());
         }
         Ok(())
     }
@@ -444,10 +444,10 @@ impl Cli {
                 None => single(default).map_err(|e| format!("{flag} {default}: {e}"))?,
             };
             if range.is_ipv6() != self.ipv6 {
-                let (has, wants, hint) =
+                let (has, expected, hint) =
                     if self.ipv6 { ("IPv4", "IPv6", "leave out -6") } else { ("IPv6", "IPv4", "add -6") };
                 return Err(format!(
-                    "{flag} {}: is an {has} address, but the packets are {wants} ({hint})",
+                    "{flag} {}: this is an {has} address, but the packets are {expected} ({hint})",
                     range.first.ip()
                 ));
             }
@@ -456,7 +456,7 @@ impl Cli {
         Ok((ranges[0], ranges[1]))
     }
 
-    /// Shortest and longest packet.
+    /// Returns the minimum and the maximum packet length.
     fn lengths(&self, rubbish: bool) -> Result<(usize, usize), String> {
         let headers = packet::payload_offset(self.ipv6);
         let shortest = match self.function {
@@ -472,10 +472,10 @@ impl Cli {
             [a, b] => (a.min(b), a.max(b)),
             _ => return Err("-l: give it once for one length, or twice for a range".into()),
         };
-        if min < shortest && self.function.makes_packets() {
+        if min < shortest && self.function.generates_packets() {
             let family = if self.ipv6 { "IPv6" } else { "IPv4" };
             return Err(format!(
-                "-l {min}: too short, {} over {family} needs {shortest} to {MAX_LEN} bytes",
+                "-l {min} is too short: {} over {family} needs {shortest} to {MAX_LEN} bytes",
                 self.function.name()
             ));
         }
@@ -491,17 +491,17 @@ impl Cli {
         if self.rate == 0 {
             return burst;
         }
-        // A slow rate in big bursts is not what anybody means by a rate.
+        // At most 10 ms of packets per batch, so that a low rate is not sent in large bursts.
         burst.min(u32::try_from((self.rate / 100).max(1)).unwrap_or(u32::MAX))
     }
 }
 
-/// The port as the library wants it.
+/// Returns the port name with its prefix. Refuses devices of netmap's pkt-gen that are not netmap ports.
 fn port_spec(name: &str) -> Result<String, String> {
     for device in ["tap:", "pcap:"] {
         if name.starts_with(device) {
             let hint = if device == "pcap:" { "; -P FILE sends a capture" } else { "" };
-            return Err(format!("-i {name}: {device} devices are not supported, give a netmap port{hint}"));
+            return Err(format!("-i {name}: {device} devices are not supported; give a netmap port{hint}"));
         }
     }
     Ok(full_name(name))
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_an_option_given_twice_counts() {
+    fn a_repeated_option_overrides_the_first() {
         assert_eq!(parse("-n 1 -n 2").unwrap().count, Some(2));
     }
 
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_and_bursts() {
+    fn lengths_and_bursts_are_derived() {
         assert_eq!(parse("-f tx -l 1500 -l 64").unwrap().len, (64, 1500));
         assert_eq!(parse("-f tx -l 20 -r").unwrap().len, (20, 20));
         assert_eq!(parse("-f tx -R 1000").unwrap().burst, 10);
@@ -558,15 +558,15 @@ mod tests {
     }
 
     #[test]
-    fn wishes_for_slots_and_rings() {
+    fn slots_and_rings_are_parsed() {
         let of = |t: &str| ring_config(t).unwrap();
-        assert_eq!(of("256"), Wishes { tx_slots: 256, rx_slots: 256, tx_rings: 0, rx_rings: 0 });
-        assert_eq!(of("256,512,2"), Wishes { tx_slots: 256, rx_slots: 512, tx_rings: 2, rx_rings: 2 });
-        assert_eq!(of("1,2,3,4"), Wishes { tx_slots: 1, rx_slots: 2, tx_rings: 3, rx_rings: 4 });
+        assert_eq!(of("256"), RingConfig { tx_slots: 256, rx_slots: 256, tx_rings: 0, rx_rings: 0 });
+        assert_eq!(of("256,512,2"), RingConfig { tx_slots: 256, rx_slots: 512, tx_rings: 2, rx_rings: 2 });
+        assert_eq!(of("1,2,3,4"), RingConfig { tx_slots: 1, rx_slots: 2, tx_rings: 3, rx_rings: 4 });
     }
 
     #[test]
-    fn options_mask_turns_on_what_the_flags_turn_on() {
+    fn options_mask_sets_the_same_options_as_the_flags() {
         let c = parse("-o 3654").unwrap();
         assert!(c.access && c.copy && c.dump && c.random_src && c.random_dst && c.stats && !c.rubbish);
         assert!(parse("-f tx -o 256").unwrap().rubbish);
@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_take_the_processors_that_the_process_may_use() {
+    fn threads_are_pinned_to_allowed_processors_only() {
         for (args, cpus) in [
             ("-a 1", &[1][..]),
             ("-a 5 -c 2", &[5, 7]),
@@ -588,14 +588,14 @@ mod tests {
     }
 
     #[test]
-    fn ports() {
+    fn port_names_get_a_prefix() {
         assert_eq!(port_spec("eth0").unwrap(), "netmap:eth0");
         assert!(port_spec("tap:x").unwrap_err().contains("not supported"));
         assert!(port_spec("pcap:x").unwrap_err().contains("-P FILE"));
     }
 
     #[test]
-    fn bad_values_name_option_value_and_what_is_allowed() {
+    fn errors_name_the_option_its_value_and_the_valid_values() {
         for (args, parts) in [
             ("-f up", &["--function", "'up'", "txseq"][..]),
             ("-n x", &["--count", "'x'", "invalid digit"]),
@@ -650,10 +650,10 @@ mod tests {
 
     const SYNOPSIS: &[u8] = b".SH SYNOPSIS\n\\fBpkt\\-gen\\fR \\fB\\-i\\fR \\fIPORT\\fR [\\fB\\-f\\fR \\fIFUNCTION\\fR] [\\fIOPTIONS\\fR]\n";
 
-    /// `man/pkt-gen.8` is made of the flags above and of `man.roff`. After a change of either, run this test with
+    /// `man/pkt-gen.8` is generated from the flags above and `man.roff`. After a change of either, run this test with
     /// `UPDATE_MAN=1` in the environment.
     #[test]
-    fn the_manual_page_is_up_to_date() {
+    fn the_man_page_is_up_to_date() {
         use clap::CommandFactory;
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../man/pkt-gen.8");
         tool_common::testing::check_manual(Cli::command(), SYNOPSIS, include_bytes!("../man.roff"), path);

@@ -1,4 +1,4 @@
-//! A UDP packet in an Ethernet frame, built once and then changed in place with its checksums kept right.
+//! A UDP packet in an Ethernet frame, built once and then changed in place. Checksums are updated with each change.
 //!
 //! ```text
 //!      0       14        34 (IPv6: 54)  42 (IPv6: 62)      len
@@ -20,15 +20,15 @@ const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 const PROTOCOL_UDP: u8 = 17;
 const TTL: u8 = 64;
 
-/// What fills the payload, over and over.
+/// The payload consists of repetitions of this text.
 const FILLER: &[u8] = b"unetmap pkt-gen ";
 
-/// Where the UDP payload begins, counted from the first byte of the Ethernet header.
+/// Returns the offset of the UDP payload from the start of the Ethernet header.
 pub(crate) const fn payload_offset(ipv6: bool) -> usize {
     ETHERNET + if ipv6 { IPV6 } else { IPV4 } + UDP
 }
 
-/// Who sends to whom.
+/// Source and destination of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flow {
     pub(crate) src_mac: Mac,
@@ -37,23 +37,23 @@ pub(crate) struct Flow {
     pub(crate) dst: SocketAddr,
 }
 
-/// A packet that is always ready to send; every setter leaves all lengths and checksums right.
+/// A packet that is always ready to send: each setter updates lengths and checksums.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
-    /// The longest packet; `[0, len)` of it is the packet now.
+    /// The packet at its maximum length. `[0, len)` is the current packet.
     bytes: Vec<u8>,
     len: usize,
     payload: usize,
-    /// One's complement sums of everything under the IPv4 and the UDP checksum.
+    /// One's complement sums of the bytes that the IPv4 and the UDP checksum cover.
     ip_sum: Sum,
     udp_sum: Sum,
-    /// `payload_sums[i]` is the sum of the first `2 * i` payload bytes; kept only for packets whose length varies.
+    /// `payload_sums[i]` is the sum of the first `2 * i` payload bytes. Empty unless the length varies.
     payload_sums: Vec<Sum>,
 }
 
 impl Packet {
-    /// A packet of `len` bytes from Ethernet header to the end of the payload. Source and destination must be of
-    /// one family, `len` at least [`payload_offset`] and at most 65535.
+    /// Builds a packet of `len` bytes from the Ethernet header to the end of the payload. Source and destination must
+    /// have the same address family, `len` at least [`payload_offset`] and at most 65535.
     pub(crate) fn new(flow: &Flow, len: usize) -> Packet {
         let ipv6 = flow.src.is_ipv6();
         let payload = payload_offset(ipv6);
@@ -65,7 +65,7 @@ impl Packet {
             bytes.extend_from_slice(&[0x60, 0, 0, 0, 0, 0, PROTOCOL_UDP, TTL]);
         } else {
             bytes.extend_from_slice(&ETHERTYPE_IPV4);
-            // "Don't fragment" with identification 0: the packet is whole and says so.
+            // "Don't fragment", which permits identification 0.
             bytes.extend_from_slice(&[0x45, 0, 0, 0, 0, 0, 0x40, 0, TTL, PROTOCOL_UDP, 0, 0]);
         }
         push_ip(&mut bytes, flow.src.ip());
@@ -77,12 +77,12 @@ impl Packet {
 
         let mut packet = Packet { bytes, len, payload, ip_sum: Sum(0), udp_sum: Sum(0), payload_sums: Vec::new() };
         packet.write_lengths();
-        packet.resum();
+        packet.compute_sums();
         packet.write_checksums();
         packet
     }
 
-    /// Allows [`Packet::set_len`]: from now on lengths may vary up to the length given to `new`.
+    /// Enables [`Packet::set_len`], with lengths up to that given to `new`.
     pub(crate) fn vary_len(mut self) -> Packet {
         let mut sum = Sum(0);
         self.payload_sums.push(sum);
@@ -93,31 +93,31 @@ impl Packet {
         self
     }
 
-    /// The packet now, `len` bytes.
+    /// Returns the current packet.
     #[cfg(test)]
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 
-    /// The packet at its longest: what the buffers are filled with.
+    /// Returns the packet at its maximum length, which is written into fresh buffers.
     pub(crate) fn longest(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Bytes from the Ethernet header to the end of the payload.
+    /// Returns the bytes from the Ethernet header to the end of the payload.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Makes the packet `len` bytes long, its payload cut or restored; needs [`Packet::vary_len`] before, and a `len`
-    /// from the headers' length to the longest.
+    /// Sets the packet's length: truncates or restores its payload. [`Packet::vary_len`] must have been called. `len`
+    /// must be between the length of the headers and the maximum length.
     pub(crate) fn set_len(&mut self, len: usize) {
         let len = len.clamp(self.payload, self.bytes.len());
         let before = (self.len, self.payload_sum());
         self.len = len;
         let after = self.payload_sum();
         self.udp_sum.replace_sum(before.1, after);
-        // The UDP length counts twice: in its header, and in the pseudo header.
+        // The UDP length is summed twice: in the UDP header and in the pseudo header.
         let (old, new) = (self.udp_len(before.0), self.udp_len(len));
         self.udp_sum.replace(old, new);
         self.udp_sum.replace(old, new);
@@ -127,18 +127,18 @@ impl Packet {
         self.write_checksums();
     }
 
-    /// Changes the sender; the family must stay.
+    /// Sets the source, which must have the same address family.
     pub(crate) fn set_src(&mut self, src: SocketAddr) {
         self.set_endpoint(src, 0);
     }
 
-    /// Changes the receiver; the family must stay.
+    /// Sets the destination, which must have the same address family.
     pub(crate) fn set_dst(&mut self, dst: SocketAddr) {
         self.set_endpoint(dst, 1);
     }
 
-    /// Writes `bytes` (an even number) into the payload at `at` (even): what does not fit the longest packet is left
-    /// out. Not to be mixed with [`Packet::set_len`], whose sums it does not correct.
+    /// Writes an even number of `bytes` into the payload at the even offset `at`. Omits bytes beyond the packet's end.
+    /// Must not be combined with [`Packet::set_len`], because it does not update `payload_sums`.
     pub(crate) fn set_payload(&mut self, at: usize, bytes: &[u8]) {
         let start = self.payload + at;
         for (i, new) in bytes.chunks_exact(2).enumerate() {
@@ -150,7 +150,7 @@ impl Packet {
         self.write_checksums();
     }
 
-    /// `which`: 0 the source, 1 the destination.
+    /// `which` is 0 for the source and 1 for the destination.
     fn set_endpoint(&mut self, to: SocketAddr, which: usize) {
         match to.ip() {
             IpAddr::V4(ip) => self.replace_all(&ip.octets(), ETHERNET + 12 + 4 * which, true),
@@ -210,7 +210,7 @@ impl Packet {
             self.bytes[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&self.ip_sum.checksum());
         }
         let udp = self.payload - UDP;
-        // A computed checksum of zero is sent as its other form: zero says "none".
+        // A checksum of zero is sent as 0xffff, because zero means "no checksum".
         let checksum = match self.udp_sum.checksum() {
             [0, 0] => [0xff, 0xff],
             other => other,
@@ -218,8 +218,8 @@ impl Packet {
         self.bytes[udp + 6..udp + 8].copy_from_slice(&checksum);
     }
 
-    /// Sums everything anew; both checksum fields are still zero.
-    fn resum(&mut self) {
+    /// Computes both sums. Both checksum fields must still be zero.
+    fn compute_sums(&mut self) {
         let udp = self.payload - UDP;
         let addresses = if self.is_ipv6() { ETHERNET + 8..udp } else { ETHERNET + 12..udp };
         self.ip_sum = Sum::of(&self.bytes[ETHERNET..ETHERNET + IPV4]);
@@ -249,7 +249,7 @@ impl Sum {
 
     fn add_sum(&mut self, other: Sum) {
         let (sum, carry) = self.0.overflowing_add(other.0);
-        // No second carry: an overflowed sum is at most 0xfffe.
+        // There is no second carry: a sum that overflowed is at most 0xfffe.
         self.0 = sum + u16::from(carry);
     }
 
@@ -274,14 +274,14 @@ fn push_ip(bytes: &mut Vec<u8>, ip: IpAddr) {
     }
 }
 
-/// Lengths here are at most 65535: the caller of [`Packet::new`] says so.
+/// Converts a length, which the caller of [`Packet::new`] limits to 65535.
 fn low16(n: usize) -> [u8; 2] {
     (n as u16).to_be_bytes()
 }
 
-/// Turns a frame around in its first bytes: MAC addresses swapped, and the IPv4 addresses where there are any (both
-/// leave all checksums as they were). `head` is the frame's first bytes, at most as many as it has.
-pub(crate) fn turn_around(head: &mut [u8]) {
+/// Swaps the Ethernet addresses of a frame, and its IPv4 addresses if it is IPv4. This does not change any checksum.
+/// `head` has the first bytes of the frame.
+pub(crate) fn swap_addresses(head: &mut [u8]) {
     if let Some(macs) = head.get_mut(..12) {
         let (dst, src) = macs.split_at_mut(6);
         dst.swap_with_slice(src);
@@ -294,9 +294,9 @@ pub(crate) fn turn_around(head: &mut [u8]) {
     }
 }
 
-/// The UDP payload in `head` (a frame's first bytes), as far as that reaches. None for packets of another kind, which come
-/// to an interface unasked; IPv4 options and IPv6 extension headers make another kind.
-pub(crate) fn payload_of(head: &[u8]) -> Option<&[u8]> {
+/// Returns the part of the UDP payload that is in `head`, the first bytes of a frame. None if the packet is not UDP, or
+/// has IPv4 options or IPv6 extension headers: an interface also receives packets that pkt-gen did not send.
+pub(crate) fn udp_payload(head: &[u8]) -> Option<&[u8]> {
     let (ipv6, protocol) = match head.get(12..14)?.try_into().ok()? {
         ETHERTYPE_IPV4 => (false, head.get(ETHERNET + 9)?),
         ETHERTYPE_IPV6 => (true, head.get(ETHERNET + 6)?),
@@ -306,9 +306,9 @@ pub(crate) fn payload_of(head: &[u8]) -> Option<&[u8]> {
     (plain && *protocol == PROTOCOL_UDP).then(|| head.get(payload_offset(ipv6)..))?
 }
 
-/// The UDP payload's first four bytes as a number, if `head` (a frame's first bytes) reaches that far.
-pub(crate) fn sequence_of(head: &[u8]) -> Option<u32> {
-    Some(u32::from_be_bytes(*payload_of(head)?.first_chunk()?))
+/// Returns the first four bytes of the UDP payload as a number, if `head` has them.
+pub(crate) fn sequence_number(head: &[u8]) -> Option<u32> {
+    Some(u32::from_be_bytes(*udp_payload(head)?.first_chunk()?))
 }
 
 #[cfg(test)]
@@ -317,8 +317,8 @@ mod tests {
     use etherparse::{NetSlice, SlicedPacket, TransportSlice};
     use proptest::prelude::*;
 
-    /// etherparse's opinion of a packet: every length fits and both checksums are what it computes itself.
-    fn judge(bytes: &[u8]) -> (SocketAddr, SocketAddr, usize) {
+    /// Parses a packet with etherparse and verifies its lengths and checksums.
+    fn parse_verified(bytes: &[u8]) -> (SocketAddr, SocketAddr, usize) {
         let sliced = SlicedPacket::from_ethernet(bytes).unwrap();
         let Some(TransportSlice::Udp(udp)) = &sliced.transport else { panic!("no UDP: {sliced:?}") };
         let header = udp.to_header();
@@ -348,7 +348,7 @@ mod tests {
     }
 
     fn endpoint(ipv6: bool) -> BoxedStrategy<SocketAddr> {
-        // Words of all ones and all zeros are where one's complement sums go wrong.
+        // Words of all ones and all zeros are the critical cases of one's complement sums.
         let word = || prop_oneof![Just(0_u16), Just(0xffff), any::<u16>()];
         if ipv6 {
             (prop::array::uniform8(word()), word()).prop_map(|(ip, port)| (ip, port).into()).boxed()
@@ -397,7 +397,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn checksums_are_right_after_every_change((_, vary_len, src, dst, len, changes) in case()) {
+        fn checksums_are_correct_after_every_change((_, vary_len, src, dst, len, changes) in case()) {
             let mut packet = Packet::new(&flow(src, dst), len);
             if vary_len {
                 packet = packet.vary_len();
@@ -413,26 +413,26 @@ mod tests {
                     }
                     Change::Seq(to) => {
                         packet.set_payload(0, &to.to_be_bytes());
-                        prop_assert_eq!(sequence_of(packet.as_bytes()), Some(to));
+                        prop_assert_eq!(sequence_number(packet.as_bytes()), Some(to));
                     }
                 }
-                let (s, d, payload) = judge(packet.as_bytes());
+                let (s, d, payload) = parse_verified(packet.as_bytes());
                 prop_assert_eq!((s, d), (src, dst));
                 prop_assert_eq!(payload, packet.len() - packet.payload);
             }
         }
 
         #[test]
-        fn turning_around_twice_changes_nothing(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+        fn swapping_addresses_twice_restores_the_frame(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
             let mut frame = bytes.clone();
-            turn_around(&mut frame);
-            turn_around(&mut frame);
+            swap_addresses(&mut frame);
+            swap_addresses(&mut frame);
             prop_assert_eq!(frame, bytes);
         }
     }
 
     #[test]
-    fn a_new_packet_is_right() {
+    fn a_new_packet_has_correct_lengths_and_checksums() {
         for (src, dst, len) in [
             ("10.0.0.1:1234", "10.1.0.1:1234", 60),
             ("10.0.0.1:1234", "10.1.0.1:1234", 42),
@@ -443,17 +443,17 @@ mod tests {
             let (src, dst) = (src.parse().unwrap(), dst.parse().unwrap());
             let packet = Packet::new(&flow(src, dst), len);
             assert_eq!(packet.len(), len);
-            let (s, d, payload) = judge(packet.as_bytes());
+            let (s, d, payload) = parse_verified(packet.as_bytes());
             assert_eq!((s, d, payload), (src, dst, len - payload_offset(src.is_ipv6())));
         }
     }
 
     #[test]
-    fn a_turned_packet_goes_back_with_its_checksums_right() {
+    fn a_packet_with_swapped_addresses_has_correct_checksums() {
         let packet = Packet::new(&flow("10.0.0.1:5".parse().unwrap(), "10.0.0.2:6".parse().unwrap()), 60);
         let mut frame = packet.as_bytes().to_vec();
-        turn_around(&mut frame[..34]);
-        let (src, dst, _) = judge(&frame);
+        swap_addresses(&mut frame[..34]);
+        let (src, dst, _) = parse_verified(&frame);
         assert_eq!((src.to_string(), dst.to_string()), ("10.0.0.2:5".into(), "10.0.0.1:6".into()));
         assert_eq!(frame[..6], [2, 0, 0, 0, 0, 1]);
         assert_eq!(frame[6..12], [0xff; 6]);
@@ -462,26 +462,26 @@ mod tests {
     #[test]
     fn short_frames_have_no_sequence_number() {
         let packet = Packet::new(&flow("[::1]:1".parse().unwrap(), "[::2]:2".parse().unwrap()), 66);
-        assert!(sequence_of(packet.as_bytes()).is_some());
-        assert_eq!(sequence_of(&packet.as_bytes()[..65]), None);
-        assert_eq!(sequence_of(&[0; 13]), None);
+        assert!(sequence_number(packet.as_bytes()).is_some());
+        assert_eq!(sequence_number(&packet.as_bytes()[..65]), None);
+        assert_eq!(sequence_number(&[0; 13]), None);
     }
 
     #[test]
-    fn packets_that_come_unasked_have_no_sequence_number() {
+    fn packets_other_than_plain_udp_have_no_sequence_number() {
         for ip in ["1.1.1.1:1", "[::1]:1"] {
             let numbered = Packet::new(&flow(ip.parse().unwrap(), ip.parse().unwrap()), 80).as_bytes().to_vec();
-            assert!(sequence_of(&numbered).is_some());
+            assert!(sequence_number(&numbered).is_some());
             let v6 = ip.starts_with('[');
-            // Of TCP, of ARP, and where the header is longer.
+            // TCP, ARP, and a longer header.
             for (at, byte) in
                 [(if v6 { 20 } else { 23 }, 6), (13, 0x06), (if v6 { 20 } else { 14 }, if v6 { 0 } else { 0x46 })]
             {
                 let mut other = numbered.clone();
                 other[at] = byte;
-                assert_eq!(sequence_of(&other), None, "{ip} {at}");
+                assert_eq!(sequence_number(&other), None, "{ip} {at}");
             }
         }
-        assert_eq!(sequence_of(&[0; 60]), None);
+        assert_eq!(sequence_number(&[0; 60]), None);
     }
 }

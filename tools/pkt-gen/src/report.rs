@@ -1,4 +1,4 @@
-//! What the work tells while it runs and at its end: counters, lines for people and scripts, JSON.
+//! Counters, periodic reports and the summary, as text and as JSON.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -8,33 +8,34 @@ use serde_json::{Map, Value, json};
 
 use crate::options::Config;
 
-/// Ethernet's cost of a packet beside its bytes: preamble, FCS and gap.
+/// Bytes that Ethernet adds to each packet: preamble, FCS and inter-frame gap.
 const FRAMING: u64 = 24;
-/// Intervals in the statistics of -A.
+/// Number of intervals in the statistics of -A.
 const WINDOW: usize = 60;
 
-/// One thread's counters: written by that thread alone, once a batch or a few; read by the reporter. On cache lines of their
-/// own, so that neither the next thread's counters nor the reporter's reads slow the writer.
+/// One thread's counters. Only that thread writes them, once per batch or per few batches; the reporter reads them.
+/// They have cache lines of their own to avoid false sharing.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Counters {
     packets: AtomicU64,
     bytes: AtomicU64,
     batches: AtomicU64,
-    /// Fewest free (or waiting) slots found in a ring since the interval began.
+    /// Minimum number of free (tx) or filled (rx) slots found in a ring during the interval.
     min_space: AtomicU32,
-    /// The interval that `min_space` is about.
+    /// The interval of `min_space`.
     interval: AtomicU32,
 }
 
 impl Counters {
-    /// Adds one batch, found with `space` slots to work on. Called by the one thread that owns the counters.
-    pub(crate) fn add(&self, now: &Interval, packets: u64, bytes: u64, space: u32) {
+    /// Adds one batch, before which `space` slots were available. Must be called by the thread that owns the counters
+    /// only.
+    pub(crate) fn add(&self, now: &IntervalNumber, packets: u64, bytes: u64, space: u32) {
         self.add_batches(now, (packets, bytes, 1), space);
     }
 
-    /// The same for several batches, packets and bytes of all of them; the least that one found is `space`.
-    pub(crate) fn add_batches(&self, now: &Interval, (packets, bytes, batches): (u64, u64, u64), space: u32) {
+    /// Adds several batches. `space` is the minimum of the slots available before each.
+    pub(crate) fn add_batches(&self, now: &IntervalNumber, (packets, bytes, batches): (u64, u64, u64), space: u32) {
         let add = |counter: &AtomicU64, n: u64| counter.store(counter.load(Relaxed) + n, Relaxed);
         add(&self.packets, packets);
         add(&self.bytes, bytes);
@@ -57,15 +58,15 @@ impl Counters {
     }
 }
 
-/// The number of the reporting interval; the reporter alone moves it.
+/// The number of the current interval. Only the reporter changes it.
 #[derive(Debug)]
 #[repr(align(128))]
-pub(crate) struct Interval(AtomicU32);
+pub(crate) struct IntervalNumber(AtomicU32);
 
-impl Interval {
-    pub(crate) fn new() -> Interval {
-        // Not 0: so a thread's first batch starts its minimum.
-        Interval(AtomicU32::new(1))
+impl IntervalNumber {
+    pub(crate) fn new() -> IntervalNumber {
+        // Differs from the initial value of the counters, so that a thread's first batch resets its minimum.
+        IntervalNumber(AtomicU32::new(1))
     }
 }
 
@@ -95,7 +96,7 @@ impl Totals {
     }
 }
 
-/// How numbers and lines are written.
+/// The format of reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Style {
     pub(crate) raw_units: bool,
@@ -110,7 +111,7 @@ impl Style {
     }
 }
 
-/// `value` with three decimals and the prefix that `unit` then follows, as in `14.881 M`.
+/// Formats `value` with three decimals and the prefix of a unit, as in `14.881 M`.
 pub(crate) fn scaled(value: f64, raw: bool) -> String {
     let (divisor, prefix) = match value {
         _ if raw => (1.0, ""),
@@ -130,12 +131,12 @@ fn ratio(n: u64, of: u64) -> f64 {
     if of == 0 { 0.0 } else { n as f64 / of as f64 }
 }
 
-/// The periodic report.
+/// Makes the periodic reports.
 pub(crate) struct Reporter<'a> {
     style: Style,
     function: &'static str,
     counters: &'a [Counters],
-    interval: &'a Interval,
+    interval: &'a IntervalNumber,
     before: Totals,
     rates: VecDeque<f64>,
 }
@@ -145,14 +146,14 @@ impl<'a> Reporter<'a> {
         style: Style,
         function: &'static str,
         counters: &'a [Counters],
-        interval: &'a Interval,
+        interval: &'a IntervalNumber,
     ) -> Reporter<'a> {
         Reporter { style, function, counters, interval, before: Totals::default(), rates: VecDeque::new() }
     }
 
-    /// Ends an interval of length `time`: its line for standard error, or with --json for standard output.
+    /// Ends an interval of length `time`. Returns its report.
     pub(crate) fn line(&mut self, time: Duration) -> String {
-        let (now, min_space) = self.turn(time);
+        let (now, min_space) = self.end_interval(time);
         if self.style.json {
             return Value::Object(self.json(now, time, min_space)).to_string();
         }
@@ -165,14 +166,14 @@ impl<'a> Reporter<'a> {
         line
     }
 
-    /// Ends an interval of length `time`: the members of its JSON line.
+    /// Ends an interval of length `time`. Returns the members of its JSON report.
     pub(crate) fn members(&mut self, time: Duration) -> Map<String, Value> {
-        let (now, min_space) = self.turn(time);
+        let (now, min_space) = self.end_interval(time);
         self.json(now, time, min_space)
     }
 
-    /// What was counted since the last interval's end, and the fewest slots.
-    fn turn(&mut self, time: Duration) -> (Totals, u32) {
+    /// Starts the next interval. Returns the counts of the one that ended, and its minimum number of slots.
+    fn end_interval(&mut self, time: Duration) -> (Totals, u32) {
         let totals = Totals::of(self.counters);
         let number = self.interval.0.load(Relaxed);
         let fresh = self.counters.iter().filter(|c| c.interval.load(Relaxed) == number);
@@ -190,7 +191,7 @@ impl<'a> Reporter<'a> {
     }
 
     fn json(&self, now: Totals, time: Duration, min_space: u32) -> Map<String, Value> {
-        let mut object = base("interval", self.function, now, time);
+        let mut object = common_members("interval", self.function, now, time);
         object.insert("avg_batch".into(), json!(ratio(now.packets, now.batches)));
         object.insert("min_space".into(), json!(min_space));
         if self.style.stats {
@@ -222,7 +223,7 @@ fn mean_and_deviation(rates: &VecDeque<f64>) -> (f64, f64) {
     (mean, variance.sqrt())
 }
 
-/// The end of the run for people and scripts; `verb` is "Sent" or "Received".
+/// Formats the summary. `verb` is "Sent" or "Received".
 pub(crate) fn summary(style: Style, verb: &str, totals: Totals, time: Duration) -> String {
     if totals.packets == 0 {
         return format!("{verb} nothing.");
@@ -243,8 +244,8 @@ pub(crate) fn summary(style: Style, verb: &str, totals: Totals, time: Duration) 
     )
 }
 
-/// The members that every JSON line has.
-pub(crate) fn base(event: &str, function: &str, totals: Totals, time: Duration) -> Map<String, Value> {
+/// Returns the members that all JSON objects have.
+pub(crate) fn common_members(event: &str, function: &str, totals: Totals, time: Duration) -> Map<String, Value> {
     let object = json!({
         "event": event,
         "function": function,
@@ -268,7 +269,7 @@ mod tests {
     const STYLE: Style = Style { raw_units: false, framing: false, stats: false, json: false };
 
     #[test]
-    fn numbers_have_three_decimals_and_a_prefix() {
+    fn numbers_have_three_decimals_and_a_unit_prefix() {
         for (value, text) in [
             (0.0, "0.000 "),
             (999.0, "999.000 "),
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interval_line_is_what_scripts_parse() {
+    fn the_interval_line_has_netmaps_format() {
         let now = Totals { packets: 14_881_000, bytes: 892_860_000, batches: 29_064 };
         let time = Duration::from_micros(1_000_500);
         assert_eq!(
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_is_what_scripts_parse() {
+    fn the_summary_has_netmaps_format() {
         let totals = Totals { packets: 1_000_000, bytes: 60_000_000, batches: 2_000 };
         assert_eq!(
             summary(STYLE, "Sent", totals, Duration::from_millis(500)),
@@ -315,9 +316,9 @@ mod tests {
     }
 
     #[test]
-    fn counters_add_up_over_threads_and_the_minimum_is_of_the_interval() {
+    fn counters_are_summed_over_threads_and_the_minimum_is_per_interval() {
         let counters = [Counters::default(), Counters::default()];
-        let interval = Interval::new();
+        let interval = IntervalNumber::new();
         let mut reporter = Reporter::new(STYLE, "tx", &counters, &interval);
         counters[0].add(&interval, 10, 600, 100);
         counters[0].add(&interval, 10, 600, 50);
@@ -331,9 +332,9 @@ mod tests {
     }
 
     #[test]
-    fn statistics_are_of_the_last_intervals() {
+    fn statistics_cover_the_last_intervals() {
         let counters = [Counters::default()];
-        let interval = Interval::new();
+        let interval = IntervalNumber::new();
         let mut reporter = Reporter::new(Style { stats: true, ..STYLE }, "rx", &counters, &interval);
         for _ in 0..WINDOW {
             reporter.line(Duration::from_secs(1));
@@ -348,9 +349,9 @@ mod tests {
     }
 
     #[test]
-    fn json_lines_are_json() {
+    fn json_reports_are_valid_json() {
         let counters = [Counters::default()];
-        let interval = Interval::new();
+        let interval = IntervalNumber::new();
         let mut reporter = Reporter::new(Style { json: true, ..STYLE }, "tx", &counters, &interval);
         counters[0].add(&interval, 10, 600, 3);
         let value: Value = serde_json::from_str(&reporter.line(Duration::from_millis(500))).unwrap();

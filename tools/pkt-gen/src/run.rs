@@ -1,4 +1,4 @@
-//! Opens the ports, starts a thread for each, reports while they work, and sums up.
+//! Opens the ports, starts a thread for each, reports while they run, and prints the summary.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -9,23 +9,23 @@ use hdrhistogram::Histogram;
 use nix::ifaddrs::getifaddrs;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use serde_json::{Value, json};
-use tool_common::{Failure, note, port, print, request, stop_on_signals};
+use tool_common::{Failure, note, port, print, stop_on_signals};
+use unetmap::abi::{NR_ACCEPT_VNET_HDR, PortKind, PortSpec};
 use unetmap::{Port, Ring};
-use unetmap_abi::{NETMAP_REQ_PORT_HDR_SET, NR_ACCEPT_VNET_HDR, NmreqPortHdr, PortKind, PortSpec};
-use unetmap_sys::process::pin_to_cpu;
 
 use crate::addr::Mac;
+use crate::affinity::pin_thread;
 use crate::capture::Capture;
 use crate::options::{Config, Function};
 use crate::packet::{Flow, Packet};
-use crate::report::{Counters, Interval, Reporter, Style, Totals, base, summary};
+use crate::report::{Counters, IntervalNumber, Reporter, Style, Totals, common_members, summary};
 use crate::sequence::Gaps;
 use crate::source::{Fixed, Replay, Variation, Varied};
-use crate::tx::{Load, Split};
+use crate::tx::{Split, TxSource};
 use crate::worker::{Outcome, PingOutcome, Worker};
-use crate::{ping, rx, tell, tx};
+use crate::{ping, print_report, rx, tx};
 
-/// Does what the command line says.
+/// Runs the function of the command line.
 pub(crate) fn run(config: &Config) -> Result<ExitCode, Failure> {
     let capture = config.pcap.as_deref().map(Capture::read).transpose()?;
     let stop = stop_on_signals()?;
@@ -33,19 +33,19 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, Failure> {
     for port in &ports {
         check_port(config, port, capture.as_ref())?;
     }
-    if let Some(capture) = capture.as_ref().filter(|c| c.cut > 0) {
+    if let Some(capture) = capture.as_ref().filter(|c| c.truncated > 0) {
         note(&format!(
-            "pkt-gen: {} of {} packets were cut when captured; they are sent cut",
-            capture.cut,
+            "pkt-gen: {} of {} packets of the file are truncated; only the captured bytes are sent",
+            capture.truncated,
             capture.len()
         ));
     }
     wait_for_link(config, stop);
     let counters: Vec<Counters> = ports.iter().map(|_| Counters::default()).collect();
-    let interval = Interval::new();
+    let interval = IntervalNumber::new();
     // -P without -n sends the file once.
     let count = config.count.or(capture.as_ref().map(|c| c.len() as u64));
-    let shares = shares(count, ports.len() as u64);
+    let packets_per_thread = packets_per_thread(count, ports.len() as u64);
     let rate = config.rate.map(|r| r as f64 / ports.len() as f64);
 
     let begin = Instant::now();
@@ -59,18 +59,18 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, Failure> {
                 all: &counters,
                 interval: &interval,
                 stop,
-                count: shares[index],
+                count: packets_per_thread[index],
                 rate,
             };
             let (done, capture) = (done.clone(), capture.clone());
             scope.spawn(move || {
-                let result = pin(config, index).and_then(|()| work(&worker, capture, index));
-                // The receiver lives until all threads have sent.
+                let result = pin(config, index).and_then(|()| run_function(&worker, capture, index));
+                // Cannot fail: the channel's receiver exists until all threads have sent.
                 let _ = done.send(result);
             });
         }
         drop(done);
-        // Who reports has nothing to stop: a signal is to end a wait of one of those who work.
+        // This thread only reports. Signals must interrupt the wait of a thread that runs the function.
         let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
         let before = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK);
         let done = report_until_done(config, &counters, &interval, &results, stop);
@@ -78,26 +78,25 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, Failure> {
         done
     });
     if failure.is_some() {
-        // What was counted until then counts, over the time that is known.
+        // The summary includes the packets counted before the failure, over the time until now.
         outcomes.push(Outcome { span: Some((begin, Instant::now())), ..Outcome::default() });
     }
     let interrupted = stop.load(Relaxed);
-    let code = finish(config, Totals::of(&counters), outcomes, interrupted);
+    let code = print_summary(config, Totals::of(&counters), outcomes, interrupted);
     failure.map_or(Ok(code), |message| Err(Failure::Work(message)))
 }
 
 /// One port with all its rings, or for several threads a port for each with one ring (pair).
 fn open(config: &Config) -> Result<Vec<Port>, Failure> {
     let flags = if config.vnet_hdr > 0 { NR_ACCEPT_VNET_HDR } else { 0 };
-    let whole = port::open(&config.port, config.rings, flags)?;
-    // The ports of a switch are told; others' packets just begin with it.
+    let all_rings = port::open(&config.port, config.rings, flags)?;
+    // Only a switch uses the header's length. Elsewhere the header is part of the packet.
     if config.vnet_hdr > 0
         && let Ok(spec) = PortSpec::parse(&config.port)
         && spec.kind == PortKind::Vale
         && spec.pipe.is_none()
     {
-        let body = NmreqPortHdr { nr_hdr_len: config.vnet_hdr as u32, ..Default::default() };
-        request::ask(NETMAP_REQ_PORT_HDR_SET, &spec.name, body)?;
+        unetmap::switch::set_vnet_header(&spec.name, config.vnet_hdr as u32)?;
     }
     let rings = |direction: &[Ring]| {
         let slots = direction.first().map_or(0, Ring::num_slots);
@@ -106,46 +105,47 @@ fn open(config: &Config) -> Result<Vec<Port>, Failure> {
     note(&format!(
         "{}: tx {}, rx {}, buffers of {} bytes, mem_id {}",
         config.port,
-        rings(whole.tx_rings()),
-        rings(whole.rx_rings()),
-        whole.buf_size(),
-        whole.mem_id()
+        rings(all_rings.tx_rings()),
+        rings(all_rings.rx_rings()),
+        all_rings.buf_size(),
+        all_rings.mem_id()
     ));
     if config.threads == 1 {
-        return Ok(vec![whole]);
+        return Ok(vec![all_rings]);
     }
-    let available = if config.function.makes_packets() { whole.tx_rings() } else { whole.rx_rings() }.len();
+    let available = if config.function.generates_packets() { all_rings.tx_rings() } else { all_rings.rx_rings() }.len();
     if usize::from(config.threads) > available {
         let (threads, name) = (config.threads, &config.port);
-        return Err(
-            format!("-p {threads}: {name} has {available} rings, one thread each at most (-C asks for more)").into()
-        );
+        return Err(format!(
+            "-p {threads}: {name} has {available} rings, and each thread needs one (-C requests more)"
+        )
+        .into());
     }
-    // `whole` stays open until all are: the port must not go in between.
-    let open = |ring| Ok(Port::options().flags(flags).open(&one_ring(&config.port, ring)?)?);
+    // `all_rings` stays open until all rings are open, so that the port is not removed in between.
+    let open = |ring| Ok(Port::options().flags(flags).open(&ring_spec(&config.port, ring)?)?);
     (0..config.threads).map(open).collect()
 }
 
-/// The port's name with `-RING` put where its mode stands.
-fn one_ring(spec: &str, ring: u16) -> Result<String, Failure> {
+/// Returns the port's name with `-RING` inserted before its flags and options.
+fn ring_spec(spec: &str, ring: u16) -> Result<String, Failure> {
     let body = spec.find(':').map_or(0, |colon| colon + 1);
     let end = spec[body..].find(['/', '@']).map_or(spec.len(), |at| body + at);
     let (name, rest) = spec.split_at(end);
     if name.ends_with(['^', '*']) {
-        let why = format!("{spec}: several threads (-p) work on hardware rings only; leave out the ^ or *");
+        let why = format!("{spec}: several threads (-p) can only use hardware rings; leave out the ^ or *");
         return Err(Failure::Usage(why));
     }
     Ok(format!("{name}-{ring}{rest}"))
 }
 
-/// That the port can carry what is asked.
+/// Checks that the port has rings for the function, and that the packets fit its buffers and rings.
 fn check_port(config: &Config, port: &Port, capture: Option<&Capture>) -> Result<(), String> {
-    let sends = config.function.makes_packets();
+    let sends = config.function.generates_packets();
     let rings = if sends { port.tx_rings() } else { port.rx_rings() };
     let Some(ring) = rings.first() else {
         let (direction, flag) = if sends { ("tx", "/R") } else { ("rx", "/T") };
         return Err(format!(
-            "{}: -f {} needs {direction} rings, and none is bound (leave out {flag})",
+            "{}: -f {} needs {direction} rings, but the port was opened without (leave out {flag})",
             config.port,
             config.function.name()
         ));
@@ -157,7 +157,7 @@ fn check_port(config: &Config, port: &Port, capture: Option<&Capture>) -> Result
     let longest = config.vnet_hdr + capture.map_or(config.len.1, Capture::longest);
     if capture.is_none() && config.frags == 1 && longest > buf_size {
         return Err(format!(
-            "-l {}: does not fit a buffer of {buf_size} bytes (-F {} spreads it over several)",
+            "-l {}: the packet does not fit a buffer of {buf_size} bytes (-F {} splits it over several)",
             config.len.1,
             longest.div_ceil(buf_size)
         ));
@@ -168,14 +168,14 @@ fn check_port(config: &Config, port: &Port, capture: Option<&Capture>) -> Result
 
 fn wait_for_link(config: &Config, stop: &AtomicBool) {
     if !config.wait.is_zero() {
-        note(&format!("Waiting {} s for the link (-w 0: do not)", config.wait.as_secs()));
+        note(&format!("Waiting {} s for the link (-w 0: no wait)", config.wait.as_secs()));
     }
     tool_common::wait_for_link(config.wait, stop);
     note("Ready...");
 }
 
-/// `count` packets dealt out to the threads; without a limit, none has one.
-fn shares(count: Option<u64>, threads: u64) -> Vec<u64> {
+/// Splits `count` packets between the threads. `u64::MAX` means no limit.
+fn packets_per_thread(count: Option<u64>, threads: u64) -> Vec<u64> {
     match count {
         None | Some(u64::MAX) => vec![u64::MAX; threads as usize],
         Some(n) => (0..threads).map(|i| n / threads + u64::from(i < n % threads)).collect(),
@@ -186,13 +186,13 @@ fn pin(config: &Config, index: usize) -> Result<(), String> {
     let Some(&cpu) = config.cpus.iter().cycle().nth(index) else {
         return Ok(());
     };
-    pin_to_cpu(cpu).map_err(|e| format!("-a: thread {index} cannot run on processor {cpu}: {e}"))
+    pin_thread(cpu).map_err(|e| format!("-a: cannot pin thread {index} to processor {cpu}: {e}"))
 }
 
-fn work(worker: &Worker<'_>, capture: Option<Capture>, index: usize) -> Result<Outcome, String> {
+fn run_function(worker: &Worker<'_>, capture: Option<Capture>, index: usize) -> Result<Outcome, String> {
     let config = worker.config;
     match config.function {
-        Function::Tx | Function::Txseq => tx::run(worker, load(config, capture, index)),
+        Function::Tx | Function::Txseq => tx::run(worker, make_source(config, capture, index)),
         Function::Rx | Function::Rxseq => rx::run(worker),
         Function::Ping => ping::ping(worker, first_packet(config)),
         Function::Pong => ping::pong(worker),
@@ -201,7 +201,7 @@ fn work(worker: &Worker<'_>, capture: Option<Capture>, index: usize) -> Result<O
 
 fn first_packet(config: &Config) -> Packet {
     let flow = Flow {
-        src_mac: config.src_mac.unwrap_or_else(|| own_mac(&config.port)),
+        src_mac: config.src_mac.unwrap_or_else(|| source_mac(&config.port)),
         dst_mac: config.dst_mac,
         src: config.src.first,
         dst: config.dst.first,
@@ -209,7 +209,7 @@ fn first_packet(config: &Config) -> Packet {
     Packet::new(&flow, config.len.1)
 }
 
-fn load(config: &Config, capture: Option<Capture>, index: usize) -> Load {
+fn make_source(config: &Config, capture: Option<Capture>, index: usize) -> TxSource {
     let prefixed = |packet: &[u8]| {
         let mut bytes = vec![0; config.vnet_hdr];
         bytes.extend_from_slice(packet);
@@ -217,9 +217,9 @@ fn load(config: &Config, capture: Option<Capture>, index: usize) -> Load {
     };
     match capture {
         Some(capture) if capture.len() == 1 => {
-            return Load::Fixed(Fixed { bytes: prefixed(capture.packet(0)) });
+            return TxSource::Fixed(Fixed { bytes: prefixed(capture.packet(0)) });
         }
-        Some(capture) => return Load::Replay(Replay::new(capture)),
+        Some(capture) => return TxSource::Replay(Replay::new(capture)),
         None => {}
     }
     let vary = Variation {
@@ -231,44 +231,44 @@ fn load(config: &Config, capture: Option<Capture>, index: usize) -> Load {
         numbered: config.function == Function::Txseq,
     };
     if config.rubbish && config.len.0 == config.len.1 {
-        return Load::Fixed(Fixed { bytes: vec![0; config.vnet_hdr + config.len.1] });
+        return TxSource::Fixed(Fixed { bytes: vec![0; config.vnet_hdr + config.len.1] });
     }
     let packet = first_packet(config);
     if config.verbose {
         note(&format!(
-            "thread {index} begins with {} -> {}, {} bytes",
+            "thread {index}: first packet {} -> {}, {} bytes",
             config.src.first,
             config.dst.first,
             packet.len()
         ));
     }
     if vary.is_none() {
-        return Load::Fixed(Fixed { bytes: prefixed(packet.longest()) });
+        return TxSource::Fixed(Fixed { bytes: prefixed(packet.longest()) });
     }
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let seed = u64::from(time.subsec_nanos()) << 32 ^ time.as_secs() ^ (index as u64) << 56;
-    Load::Varied(Box::new(Varied::new(packet, vary, seed)))
+    TxSource::Varied(Box::new(Varied::new(packet, vary, seed)))
 }
 
-/// The interface's own address where the port is one, else an address made from the name.
-fn own_mac(spec: &str) -> Mac {
-    // Asked of the kernel, for this process's network namespace: /sys may be another's.
+/// Returns the interface's Ethernet address if the port is an interface, else an address derived from the port's name.
+fn source_mac(spec: &str) -> Mac {
+    // From the kernel, for this process's network namespace: /sys may be that of another namespace.
     let all: Vec<_> = getifaddrs().map(Iterator::collect).unwrap_or_default();
     let exists = |name: &str| all.iter().any(|entry| entry.interface_name == name);
     let Ok(PortSpec { kind: PortKind::Netmap, pipe: None, name, .. }) = PortSpec::parse_with(spec, exists) else {
-        return Mac::of_name(spec);
+        return Mac::from_name(spec);
     };
     let links = all.iter().filter(|entry| entry.interface_name == name);
     let mac = links.filter_map(|entry| entry.address?.as_link_addr()?.addr()).next();
-    mac.map_or_else(|| Mac::of_name(spec), Mac)
+    mac.map_or_else(|| Mac::from_name(spec), Mac)
 }
 
-/// Reports once an interval until every thread has ended. The first failure stops the others and is returned
-/// with the outcomes of those that did not fail.
+/// Reports once per interval until every thread has finished. The first failure stops the other threads, and is
+/// returned with the outcomes of those that did not fail.
 fn report_until_done(
     config: &Config,
     counters: &[Counters],
-    interval: &Interval,
+    interval: &IntervalNumber,
     results: &mpsc::Receiver<Result<Outcome, String>>,
     stop: &AtomicBool,
 ) -> (Vec<Outcome>, Option<String>) {
@@ -290,7 +290,7 @@ fn report_until_done(
             Err(RecvTimeoutError::Timeout) if every.is_none() => {}
             Err(RecvTimeoutError::Timeout) => {
                 let now = Instant::now();
-                tell(&reporter.line(now - began), config.json);
+                print_report(&reporter.line(now - began), config.json);
                 began = now;
             }
         }
@@ -298,39 +298,39 @@ fn report_until_done(
     (outcomes, failure)
 }
 
-/// The summary of all threads, and the exit code.
-fn finish(config: &Config, totals: Totals, outcomes: Vec<Outcome>, stopped: bool) -> ExitCode {
+/// Prints the summary of all threads. Returns the exit status.
+fn print_summary(config: &Config, totals: Totals, outcomes: Vec<Outcome>, stopped: bool) -> ExitCode {
     let spans = || outcomes.iter().filter_map(|o| o.span);
     let begin = spans().map(|(begin, _)| begin).min();
     let end = spans().map(|(_, end)| end).max();
     let time = begin.zip(end).map_or(Duration::ZERO, |(begin, end)| end.saturating_duration_since(begin));
-    let left: u64 = outcomes.iter().map(|o| o.left).sum();
+    let unreleased: u64 = outcomes.iter().map(|o| o.unreleased).sum();
     let gaps = outcomes.iter().filter_map(|o| o.gaps).reduce(|mut a, b| {
         a.add(b);
         a
     });
     let ping = outcomes.into_iter().find_map(|o| o.ping);
     if config.json {
-        print(&format!("{}\n", json_summary(config, totals, time, left, gaps, ping.as_ref())));
+        print(&format!("{}\n", json_summary(config, totals, time, unreleased, gaps, ping.as_ref())));
     } else {
         print(&format!("{}\n", summary(Style::of(config), config.function.verb(), totals, time)));
         if let Some(gaps) = gaps {
             print(&format!("{}\n", gaps_line(gaps)));
         }
         if let Some(ping) = &ping {
-            print(&rtt_table(ping));
+            print(&rtt_lines(ping));
         }
     }
     if ping.is_some_and(|ping| ping.rtt.is_empty()) && totals.packets > 0 {
         let (port, n) = (&config.port, totals.packets);
-        note(&format!("pkt-gen: {port}: none of {n} pings was answered (does the other side run -f pong?)"));
+        note(&format!("pkt-gen: {port}: none of {n} pings was answered (does the peer run -f pong?)"));
         return ExitCode::FAILURE;
     }
-    if left == 0 {
+    if unreleased == 0 {
         return ExitCode::SUCCESS;
     }
-    note(&format!("pkt-gen: {}: the other side has not released {left} slots (is a receiver running?)", config.port));
-    // Who interrupts a sender does not expect it to have finished.
+    note(&format!("pkt-gen: {}: the peer has not released {unreleased} slots (is a receiver running?)", config.port));
+    // An interrupted sender is expected to leave unfinished work.
     if stopped { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -341,10 +341,10 @@ fn gaps_line(gaps: Gaps) -> String {
     )
 }
 
-/// The percentiles that are shown, and their JSON names.
+/// The reported percentiles, and their JSON names.
 const PERCENTILES: [(f64, &str); 4] = [(50.0, "p50"), (90.0, "p90"), (99.0, "p99"), (99.9, "p99.9")];
 
-fn rtt_table(ping: &PingOutcome) -> String {
+fn rtt_lines(ping: &PingOutcome) -> String {
     let rtt: &Histogram<u64> = &ping.rtt;
     let mut text = format!("{} answers, {} lost\n", rtt.len(), ping.lost);
     if !rtt.is_empty() {
@@ -361,16 +361,16 @@ fn json_summary(
     config: &Config,
     totals: Totals,
     time: Duration,
-    left: u64,
+    unreleased: u64,
     gaps: Option<Gaps>,
     ping: Option<&PingOutcome>,
 ) -> String {
-    let mut object = base("summary", config.function.name(), totals, time);
+    let mut object = common_members("summary", config.function.name(), totals, time);
     let mut put = |key: &str, value: Value| object.insert(key.into(), value);
     put("port", json!(config.port));
     put("threads", json!(config.threads));
-    if config.function.makes_packets() && config.function != Function::Ping {
-        put("left", json!(left));
+    if config.function.generates_packets() && config.function != Function::Ping {
+        put("left", json!(unreleased));
     }
     if let Some(gaps) = gaps {
         put("gaps", json!(gaps.gaps));
@@ -399,28 +399,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_are_dealt_out_to_the_last() {
-        assert_eq!(shares(Some(10), 3), [4, 3, 3]);
-        assert_eq!(shares(Some(1), 2), [1, 0]);
-        assert_eq!(shares(None, 2), [u64::MAX; 2]);
-        assert_eq!(shares(Some(u64::MAX), 1), [u64::MAX]);
+    fn packets_are_split_between_threads_without_remainder() {
+        assert_eq!(packets_per_thread(Some(10), 3), [4, 3, 3]);
+        assert_eq!(packets_per_thread(Some(1), 2), [1, 0]);
+        assert_eq!(packets_per_thread(None, 2), [u64::MAX; 2]);
+        assert_eq!(packets_per_thread(Some(u64::MAX), 1), [u64::MAX]);
     }
 
     #[test]
-    fn a_ring_of_a_port() {
-        assert_eq!(one_ring("netmap:p{1", 2).unwrap(), "netmap:p{1-2");
-        assert_eq!(one_ring("netmap:eth0/x@3", 0).unwrap(), "netmap:eth0-0/x@3");
-        assert_eq!(one_ring("vale0:a@conf:tx-rings=2", 1).unwrap(), "vale0:a-1@conf:tx-rings=2");
-        assert!(matches!(one_ring("netmap:eth0^", 1), Err(Failure::Usage(why)) if why.contains("leave out the ^")));
+    fn ring_number_is_inserted_into_port_name() {
+        assert_eq!(ring_spec("netmap:p{1", 2).unwrap(), "netmap:p{1-2");
+        assert_eq!(ring_spec("netmap:eth0/x@3", 0).unwrap(), "netmap:eth0-0/x@3");
+        assert_eq!(ring_spec("vale0:a@conf:tx-rings=2", 1).unwrap(), "vale0:a-1@conf:tx-rings=2");
+        assert!(matches!(ring_spec("netmap:eth0^", 1), Err(Failure::Usage(why)) if why.contains("leave out the ^")));
     }
 
     #[test]
-    fn the_end_of_ping_and_rxseq() {
+    fn summaries_of_ping_and_rxseq() {
         let mut rtt = Histogram::new_with_bounds(1, 1_000_000, 3).unwrap();
         (1..=1000).for_each(|i| rtt.record(i).unwrap());
         let ping = PingOutcome { rtt, lost: 2 };
         assert_eq!(
-            rtt_table(&ping),
+            rtt_lines(&ping),
             "1000 answers, 2 lost\nRTT in ns: min 1 p50 500 p90 900 p99 990 p99.9 1000 max 1000\n"
         );
         let gaps = Gaps { gaps: 1, missing: 2, late: 3, unnumbered: 4 };
@@ -428,28 +428,28 @@ mod tests {
     }
 
     #[test]
-    fn a_port_without_an_interface_has_an_address_of_its_own() {
-        // A pipe's two ends must differ, also where the parent is an interface.
+    fn a_port_without_an_interface_gets_an_address_from_its_name() {
+        // The two ends of a pipe must have different addresses, also if the parent is an interface.
         for spec in
             ["netmap:no_such_parent{1", "netmap:../../x", "netmap:no_such", "netmap:lo{1", "netmap:lo}1", "vale0:lo"]
         {
-            assert_eq!(own_mac(spec), Mac::of_name(spec), "{spec}");
+            assert_eq!(source_mac(spec), Mac::from_name(spec), "{spec}");
         }
     }
 
     #[test]
-    fn an_interface_has_the_address_that_it_has_in_this_namespace() {
+    fn an_interface_has_its_address_of_this_namespace() {
         let lab = match Lab::new() {
             Ok(lab) => lab,
             Err(why) => return eprintln!("skipped: {why}"),
         };
         let ns = lab.namespace("mac").unwrap();
-        // A name with a `-` and digits, which could mean a ring; and one without, that the other is a ring of.
+        // `lan-1` is an interface, but could also mean ring 1 of the interface `lan`.
         lab.veth(&ns, "lan", &ns, "lan-1", VethOptions::default()).unwrap();
         let [plain, dash] = ["lan", "lan-1"].map(|name| Mac(ns.mac(name).unwrap()));
         assert_ne!(plain, dash);
         ns.run(|| {
-            // This process's /sys is still another namespace's.
+            // This process's /sys is still that of another namespace.
             for (spec, mac) in [
                 ("netmap:lan", plain),
                 ("netmap:lan-1", dash),
@@ -459,7 +459,7 @@ mod tests {
                 ("netmap:lan^@conf:slots=64", plain),
                 ("netmap:lo", Mac([0; 6])),
             ] {
-                assert_eq!(own_mac(spec), mac, "{spec}");
+                assert_eq!(source_mac(spec), mac, "{spec}");
             }
         })
         .unwrap();

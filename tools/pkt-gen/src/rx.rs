@@ -3,83 +3,85 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use tool_common::print;
+use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Interest, Ring, SlotRef};
-use unetmap_abi::NS_MOREFRAG;
 
-use crate::capture::Writer;
+use crate::capture::CaptureWriter;
 use crate::dump;
 use crate::options::Function;
-use crate::packet::{payload_offset, sequence_of};
+use crate::packet::{payload_offset, sequence_number};
 use crate::report::{Counters, Totals};
-use crate::sequence::{Follower, Gaps};
-use crate::worker::{Outcome, PATIENCE, Worker};
+use crate::sequence::{Gaps, SequenceChecker};
+use crate::worker::{Outcome, STOP_CHECK_INTERVAL, Worker};
 
-/// How long a thread that got nothing for long waits for packets, at most. A signal ends it.
-const LONGEST_WAIT: Duration = Duration::from_millis(500);
-/// With -W: nothing for this long after the first packet is the end.
-const IDLE: Duration = Duration::from_secs(1);
-/// Bytes from a virtio-net header to the end of a sequence number, at most.
-const HEAD: usize = 12 + payload_offset(true) + 4;
+/// Longest poll of a thread that received nothing for a long time. A signal ends it.
+const MAX_POLL_TIMEOUT: Duration = Duration::from_millis(500);
+/// With -W: the receiver ends if no packet arrives for this time, after the first one.
+const IDLE_EXIT_TIME: Duration = Duration::from_secs(1);
+/// Maximum bytes from the start of a virtio-net header to the end of a sequence number.
+const MAX_HEADERS: usize = 12 + payload_offset(true) + 4;
 
-/// Receives until the count is reached, a signal comes or (with -W) the sender has stopped.
+/// Receives until the count is reached, a signal arrives, or (with -W) the traffic has ended.
 pub(crate) fn run(worker: &Worker<'_>) -> Result<Outcome, String> {
     let config = worker.config;
     let seq = config.function == Function::Rxseq;
     if !seq && !config.access && !config.dump && config.write.is_none() {
-        return pump(worker, Count);
+        return receive_loop(worker, CountOnly);
     }
     let rings = worker.port.rx_rings().len();
-    pump(
+    receive_loop(
         worker,
         Inspect {
             prefix: config.vnet_hdr,
-            followers: if seq { vec![Follower::default(); rings] } else { Vec::new() },
+            checkers: if seq { vec![SequenceChecker::default(); rings] } else { Vec::new() },
             access: config.access,
             dump: config.dump,
-            writer: config.write.as_deref().map(Writer::create).transpose()?,
+            writer: config.write.as_deref().map(CaptureWriter::create).transpose()?,
             partial: vec![Vec::new(); rings],
             starts: vec![true; rings],
         },
     )
 }
 
-/// What one batch from one ring came to.
+/// Counts of one batch from one ring.
 #[derive(Clone, Copy, Default)]
 struct Batch {
     packets: u64,
     bytes: u64,
 }
 
-/// Looks at received slots.
+/// Processes received slots.
 trait Sink {
-    /// Takes the first `n` slots of the ring, which is the `index`-th.
-    fn take(&mut self, ring: &Ring, index: usize, n: u32) -> Result<Batch, String>;
-    /// The end; gaps if they were counted.
+    /// Processes the first `n` slots of the ring with number `index`.
+    fn receive(&mut self, ring: &Ring, index: usize, n: u32) -> Result<Batch, String>;
+    /// Finishes the work. Returns the gaps if they were counted.
     fn finish(self) -> Result<Option<Gaps>, String>;
 }
 
-fn pump(worker: &Worker<'_>, mut sink: impl Sink) -> Result<Outcome, String> {
+fn receive_loop(worker: &Worker<'_>, mut sink: impl Sink) -> Result<Outcome, String> {
     let (config, port) = (worker.config, worker.port);
     let rings = port.rx_rings();
     let mut received = 0;
     let mut begin = None;
     let mut idle_since = None;
-    let mut quiet = Quiet::default();
-    // A signal interrupts only one of several threads, and the end of all traffic is to be seen in time.
-    let mut wait = Wait::new(config.threads == 1 && !config.exit_when_idle);
+    let mut idle_detector = IdleDetector::default();
+    // Polls become longer only if one thread runs, because a signal interrupts only one thread, and without -W, which
+    // must detect the end of the traffic in time.
+    let mut timeout = PollTimeout::new(config.threads == 1 && !config.exit_when_idle);
     while received < worker.count && !worker.stopped() {
-        let ready = port.poll(Interest::RX, Some(wait.time)).map_err(|e| e.to_string())?;
+        let ready = port.poll(Interest::RX, Some(timeout.current)).map_err(|e| e.to_string())?;
         if ready.is_none() {
-            wait.was_in_vain();
-            // Nobody asks for the time while packets flow; an empty poll took as long as it may.
+            timeout.poll_expired();
+            // The clock is not read while packets arrive. The expired poll lasted at least STOP_CHECK_INTERVAL, so the
+            // idle time began that much earlier.
             let now = Instant::now();
-            idle_since.get_or_insert_with(|| now.checked_sub(PATIENCE).unwrap_or(now));
-            if config.exit_when_idle && quiet.is_over(worker.all, now) {
+            idle_since.get_or_insert_with(|| now.checked_sub(STOP_CHECK_INTERVAL).unwrap_or(now));
+            if config.exit_when_idle && idle_detector.traffic_ended(worker.all, now) {
                 break;
             }
             continue;
         }
-        (idle_since, wait.time) = (None, PATIENCE);
+        (idle_since, timeout.current) = (None, STOP_CHECK_INTERVAL);
         begin.get_or_insert_with(Instant::now);
         for (index, ring) in rings.iter().enumerate() {
             let space = ring.space();
@@ -87,13 +89,13 @@ fn pump(worker: &Worker<'_>, mut sink: impl Sink) -> Result<Outcome, String> {
             if n == 0 {
                 continue;
             }
-            let batch = sink.take(ring, index, n)?;
+            let batch = sink.receive(ring, index, n)?;
             ring.advance(n);
             received += batch.packets;
             worker.counters.add(worker.interval, batch.packets, batch.bytes, space);
         }
     }
-    // The sender is told what was released: it may be waiting for just that.
+    // Publishes the released slots: the sender may be waiting for them.
     port.rxsync().map_err(|e| e.to_string())?;
     let end = idle_since.unwrap_or_else(Instant::now);
     let gaps = sink.finish()?;
@@ -101,37 +103,38 @@ fn pump(worker: &Worker<'_>, mut sink: impl Sink) -> Result<Outcome, String> {
     Ok(Outcome { span, gaps, ..Outcome::default() })
 }
 
-/// How long to wait for packets: where none came for long, longer, as each look takes a processor from those who have some.
-struct Wait {
-    time: Duration,
-    /// It is not longer than this.
-    most: Duration,
+/// The timeout of a poll. It grows while no packets arrive, because each wake-up uses a processor that others may need.
+struct PollTimeout {
+    current: Duration,
+    max: Duration,
 }
 
-impl Wait {
-    fn new(may_grow: bool) -> Wait {
-        Wait { time: PATIENCE, most: if may_grow { LONGEST_WAIT } else { PATIENCE } }
+impl PollTimeout {
+    fn new(may_grow: bool) -> PollTimeout {
+        PollTimeout { current: STOP_CHECK_INTERVAL, max: if may_grow { MAX_POLL_TIMEOUT } else { STOP_CHECK_INTERVAL } }
     }
 
     #[cold]
-    fn was_in_vain(&mut self) {
-        self.time = self.time.saturating_mul(2).min(self.most);
+    fn poll_expired(&mut self) {
+        self.current = self.current.saturating_mul(2).min(self.max);
     }
 }
 
-/// Watches for the end of all traffic, in whatever ring it came: the rings of other threads count too.
+/// Detects the end of the traffic, by the counters of all threads.
 #[derive(Default)]
-struct Quiet {
-    /// Batches that all threads had received, and when this was seen first.
+struct IdleDetector {
+    /// Number of batches that all threads have received, and when this number was first seen.
     seen: Option<(u64, Instant)>,
 }
 
-impl Quiet {
-    /// Whether something came, and then nothing for [`IDLE`].
-    fn is_over(&mut self, all: &[Counters], now: Instant) -> bool {
+impl IdleDetector {
+    /// Returns true if packets have arrived, and then none for [`IDLE_EXIT_TIME`].
+    fn traffic_ended(&mut self, all: &[Counters], now: Instant) -> bool {
         let batches = Totals::of(all).batches;
         match self.seen {
-            Some((before, since)) if before == batches => batches > 0 && now.saturating_duration_since(since) >= IDLE,
+            Some((before, since)) if before == batches => {
+                batches > 0 && now.saturating_duration_since(since) >= IDLE_EXIT_TIME
+            }
             _ => {
                 self.seen = Some((batches, now));
                 false
@@ -140,12 +143,12 @@ impl Quiet {
     }
 }
 
-/// Counts, and reads nothing else.
-struct Count;
+/// Counts packets and bytes without reading buffers.
+struct CountOnly;
 
-impl Sink for Count {
+impl Sink for CountOnly {
     #[inline]
-    fn take(&mut self, ring: &Ring, _: usize, n: u32) -> Result<Batch, String> {
+    fn receive(&mut self, ring: &Ring, _: usize, n: u32) -> Result<Batch, String> {
         let mut bytes = 0_u64;
         let mut unfinished = 0_u64;
         ring.first(n).for_each(|slot| {
@@ -161,18 +164,18 @@ impl Sink for Count {
     }
 }
 
-/// Looks into each packet.
+/// Reads the buffer of each packet.
 struct Inspect {
-    /// Bytes before the Ethernet header.
+    /// Bytes of the virtio-net header before the Ethernet header.
     prefix: usize,
-    /// One a ring; none if numbers do not matter.
-    followers: Vec<Follower>,
+    /// One per ring for rxseq, else empty.
+    checkers: Vec<SequenceChecker>,
     access: bool,
     dump: bool,
-    writer: Option<Writer>,
-    /// Per ring: the parts so far of the packet that is being received, kept for the writer.
+    writer: Option<CaptureWriter>,
+    /// Per ring: the bytes received so far of the current packet, collected for the writer.
     partial: Vec<Vec<u8>>,
-    /// Per ring: true if the next slot begins a packet.
+    /// Per ring: true if the next slot is the first of a packet.
     starts: Vec<bool>,
 }
 
@@ -181,16 +184,16 @@ impl Inspect {
         let (len, flags) = (usize::from(slot.len()), slot.flags());
         let last = flags & NS_MOREFRAG == 0;
         let first = std::mem::replace(&mut self.starts[index], last);
-        if self.access || (first && !self.followers.is_empty()) {
-            let mut head = [0; HEAD];
-            let got = slot.frame().read(0, &mut head[..len.min(HEAD)]);
+        if self.access || (first && !self.checkers.is_empty()) {
+            let mut head = [0; MAX_HEADERS];
+            let got = slot.frame().read(0, &mut head[..len.min(MAX_HEADERS)]);
             std::hint::black_box(&head);
-            if let Some(follower) = self.followers.get_mut(index).filter(|_| first) {
-                follower.see(head[..got].get(self.prefix..).and_then(sequence_of));
+            if let Some(checker) = self.checkers.get_mut(index).filter(|_| first) {
+                checker.check(head[..got].get(self.prefix..).and_then(sequence_number));
             }
         }
         if self.dump {
-            print(&dump::slot(ring, slot));
+            print(&dump::format_slot(ring, slot));
         }
         if let Some(writer) = &mut self.writer {
             let packet = &mut self.partial[index];
@@ -208,8 +211,8 @@ impl Inspect {
 }
 
 impl Sink for Inspect {
-    fn take(&mut self, ring: &Ring, index: usize, n: u32) -> Result<Batch, String> {
-        // One time for the batch: that is when it was seen.
+    fn receive(&mut self, ring: &Ring, index: usize, n: u32) -> Result<Batch, String> {
+        // All packets of a batch get the same timestamp: the time of their arrival is not known more precisely.
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let mut batch = Batch::default();
         for slot in ring.window().take(n as usize) {
@@ -223,9 +226,9 @@ impl Sink for Inspect {
         if let Some(writer) = self.writer {
             writer.finish()?;
         }
-        let counted = !self.followers.is_empty();
+        let counted = !self.checkers.is_empty();
         let mut sum = Gaps::default();
-        self.followers.iter().for_each(|f| sum.add(f.gaps));
+        self.checkers.iter().for_each(|f| sum.add(f.gaps));
         Ok(counted.then_some(sum))
     }
 }
@@ -233,33 +236,33 @@ impl Sink for Inspect {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Interval;
+    use crate::report::IntervalNumber;
 
     #[test]
-    fn traffic_is_over_when_no_ring_of_any_thread_gets_more() {
+    fn traffic_has_ended_when_no_thread_receives_more() {
         let all = [Counters::default(), Counters::default()];
-        let interval = Interval::new();
-        let mut quiet = Quiet::default();
+        let interval = IntervalNumber::new();
+        let mut idle_detector = IdleDetector::default();
         let begin = Instant::now();
-        let mut is_over_after = |ms: u64| quiet.is_over(&all, begin + Duration::from_millis(ms));
-        assert!(!is_over_after(0) && !is_over_after(60_000), "nothing has come yet");
+        let mut ended_after = |ms: u64| idle_detector.traffic_ended(&all, begin + Duration::from_millis(ms));
+        assert!(!ended_after(0) && !ended_after(60_000), "no packet has arrived yet");
         all[1].add(&interval, 1, 60, 1);
-        assert!(!is_over_after(60_100) && !is_over_after(61_099));
+        assert!(!ended_after(60_100) && !ended_after(61_099));
         all[0].add(&interval, 1, 60, 1);
-        assert!(!is_over_after(61_100) && !is_over_after(62_099));
-        assert!(is_over_after(62_100));
+        assert!(!ended_after(61_100) && !ended_after(62_099));
+        assert!(ended_after(62_100));
     }
 
     #[test]
-    fn waits_in_vain_become_longer() {
-        let times = |mut wait: Wait| {
+    fn timeouts_grow_after_expired_polls() {
+        let times = |mut timeout: PollTimeout| {
             [(); 4].map(|()| {
-                let time = wait.time;
-                wait.was_in_vain();
+                let time = timeout.current;
+                timeout.poll_expired();
                 time.as_millis()
             })
         };
-        assert_eq!(times(Wait::new(true)), [100, 200, 400, 500]);
-        assert_eq!(times(Wait::new(false)), [100; 4]);
+        assert_eq!(times(PollTimeout::new(true)), [100, 200, 400, 500]);
+        assert_eq!(times(PollTimeout::new(false)), [100; 4]);
     }
 }

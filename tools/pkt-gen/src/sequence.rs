@@ -1,15 +1,15 @@
-//! Judges the sequence numbers that arrive in one ring.
+//! Checks the sequence numbers that arrive in one ring.
 
-/// What was wrong in a run of numbers.
+/// Counts of irregular sequence numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gaps {
-    /// Places where numbers were left out.
+    /// Number of places where numbers are missing.
     pub(crate) gaps: u64,
-    /// Numbers left out, over all gaps.
+    /// Number of missing numbers, over all gaps.
     pub(crate) missing: u64,
-    /// Packets whose number was behind its time: late, or seen before.
+    /// Packets with a number lower than expected: late or duplicate.
     pub(crate) late: u64,
-    /// Packets too short to carry a number.
+    /// Packets without a number: too short, or not UDP.
     pub(crate) unnumbered: u64,
 }
 
@@ -22,16 +22,16 @@ impl Gaps {
     }
 }
 
-/// Follows the numbers of one ring.
+/// Tracks the numbers of one ring.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Follower {
+pub(crate) struct SequenceChecker {
     expected: Option<u32>,
     pub(crate) gaps: Gaps,
 }
 
-impl Follower {
-    /// Takes the next packet's number. Numbers wrap: a step of up to 2^31 - 1 is forward, any other backward.
-    pub(crate) fn see(&mut self, number: Option<u32>) {
+impl SequenceChecker {
+    /// Checks the next packet's number. Numbers wrap: a step of up to 2^31 - 1 is forward, any other backward.
+    pub(crate) fn check(&mut self, number: Option<u32>) {
         let Some(number) = number else {
             self.gaps.unnumbered += 1;
             return;
@@ -55,30 +55,30 @@ mod tests {
     use proptest::prelude::*;
 
     fn after(numbers: &[u32]) -> Gaps {
-        let mut follower = Follower::default();
-        numbers.iter().for_each(|&n| follower.see(Some(n)));
-        follower.gaps
+        let mut checker = SequenceChecker::default();
+        numbers.iter().for_each(|&n| checker.check(Some(n)));
+        checker.gaps
     }
 
     #[test]
-    fn judgements() {
+    fn gaps_and_late_packets_are_counted() {
         let gaps = |gaps, missing, late| Gaps { gaps, missing, late, unnumbered: 0 };
         assert_eq!(after(&[]), Gaps::default());
-        assert_eq!(after(&[7, 8, 9]), Gaps::default(), "any first number will do");
+        assert_eq!(after(&[7, 8, 9]), Gaps::default(), "any first number is valid");
         assert_eq!(after(&[u32::MAX - 1, u32::MAX, 0, 1]), Gaps::default(), "numbers wrap");
         assert_eq!(after(&[0, 1, 5, 6]), gaps(1, 3, 0));
         assert_eq!(after(&[0, 2, 4]), gaps(2, 2, 0));
-        assert_eq!(after(&[0, 1, 1, 2]), gaps(0, 0, 1), "twice");
+        assert_eq!(after(&[0, 1, 1, 2]), gaps(0, 0, 1), "duplicate");
         assert_eq!(after(&[0, 2, 1, 3]), gaps(1, 1, 1), "swapped");
-        assert_eq!(after(&[u32::MAX, 3]), gaps(1, 3, 0), "a gap over the wrap");
-        let mut follower = Follower::default();
-        follower.see(None);
-        assert_eq!(follower.gaps.unnumbered, 1);
+        assert_eq!(after(&[u32::MAX, 3]), gaps(1, 3, 0), "a gap across the wrap");
+        let mut checker = SequenceChecker::default();
+        checker.check(None);
+        assert_eq!(checker.gaps.unnumbered, 1);
     }
 
     proptest! {
         #[test]
-        fn leaving_out_is_counted_exactly(start: u32, keep in prop::collection::vec(any::<bool>(), 1..200)) {
+        fn missing_numbers_are_counted_exactly(start: u32, keep in prop::collection::vec(any::<bool>(), 1..200)) {
             let numbers: Vec<u32> = (0..).zip(&keep).filter(|(_, k)| **k).map(|(i, _)| start.wrapping_add(i)).collect();
             let (first, last) = (keep.iter().position(|k| *k), keep.iter().rposition(|k| *k));
             let inner = match (first, last) {

@@ -1,4 +1,4 @@
-//! Where the packets that are sent come from.
+//! Sources of the packets to send.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -7,37 +7,37 @@ use crate::capture::Capture;
 use crate::packet::Packet;
 
 /// The packet to send next.
-pub(crate) struct Current<'a> {
-    /// What a fresh buffer must be filled with; the packet is its first `len` bytes.
+pub(crate) struct CurrentPacket<'a> {
+    /// The bytes to write into a fresh buffer. The packet is the first `len` of them.
     pub(crate) bytes: &'a [u8],
-    /// Bytes of the packet.
+    /// Length of the packet in bytes.
     pub(crate) len: usize,
-    /// A buffer that held an earlier packet of this source needs only its first `changed` bytes written anew.
+    /// Only the first `changed` bytes must be written into a buffer that contains an earlier packet of this source.
     pub(crate) changed: usize,
 }
 
-/// Packets without end.
+/// An infinite sequence of packets.
 pub(crate) trait Source {
-    /// The packet to send next, again and again until [`Source::step`].
-    fn current(&self) -> Current<'_>;
-    /// Goes on to the packet after it.
-    fn step(&mut self);
+    /// Returns the next packet to send, the same one until [`Source::advance`] is called.
+    fn current(&self) -> CurrentPacket<'_>;
+    /// Advances to the next packet.
+    fn advance(&mut self);
 }
 
-/// One packet, always the same.
+/// One constant packet.
 pub(crate) struct Fixed {
     pub(crate) bytes: Vec<u8>,
 }
 
 impl Source for Fixed {
-    fn current(&self) -> Current<'_> {
-        Current { bytes: &self.bytes, len: self.bytes.len(), changed: 0 }
+    fn current(&self) -> CurrentPacket<'_> {
+        CurrentPacket { bytes: &self.bytes, len: self.bytes.len(), changed: 0 }
     }
 
-    fn step(&mut self) {}
+    fn advance(&mut self) {}
 }
 
-/// The packets of a file, from the first again after the last.
+/// The packets of a file, repeated.
 pub(crate) struct Replay {
     capture: Capture,
     at: usize,
@@ -48,24 +48,24 @@ impl Replay {
         Replay { capture, at: 0 }
     }
 
-    /// Bytes of the longest packet.
+    /// Returns the length of the longest packet in bytes.
     pub(crate) fn longest(&self) -> usize {
         self.capture.longest()
     }
 
-    /// The packets of the file, each behind `prefix` zeros.
+    /// Returns the packets of the file, each after `prefix` zero bytes.
     pub(crate) fn prefixed(&self, prefix: usize) -> impl Iterator<Item = Vec<u8>> {
         (0..self.capture.len()).map(move |i| [&vec![0; prefix][..], self.capture.packet(i)].concat())
     }
 }
 
 impl Source for Replay {
-    fn current(&self) -> Current<'_> {
+    fn current(&self) -> CurrentPacket<'_> {
         let bytes = self.capture.packet(self.at);
-        Current { bytes, len: bytes.len(), changed: bytes.len() }
+        CurrentPacket { bytes, len: bytes.len(), changed: bytes.len() }
     }
 
-    fn step(&mut self) {
+    fn advance(&mut self) {
         self.at += 1;
         if self.at == self.capture.len() {
             self.at = 0;
@@ -73,20 +73,20 @@ impl Source for Replay {
     }
 }
 
-/// What changes from packet to packet.
+/// The fields that change from packet to packet.
 pub(crate) struct Variation {
     pub(crate) src: Range,
     pub(crate) dst: Range,
     pub(crate) random_src: bool,
     pub(crate) random_dst: bool,
-    /// Shortest and longest packet, both included.
+    /// Minimum and maximum packet length, both inclusive.
     pub(crate) len: (usize, usize),
-    /// Sequence numbers in the payload.
+    /// True if the payload contains a sequence number.
     pub(crate) numbered: bool,
 }
 
 impl Variation {
-    /// True if every packet is like the first.
+    /// Returns true if all packets are equal.
     pub(crate) fn is_none(&self) -> bool {
         self.src.is_single()
             && self.dst.is_single()
@@ -105,12 +105,13 @@ pub(crate) struct Varied {
     dst: SocketAddr,
     next_number: u32,
     random: Random,
-    /// The headers, and the sequence number behind them.
+    /// Bytes of the headers and the sequence number.
     changed: usize,
 }
 
 impl Varied {
-    /// `packet` is the longest one, from the first source to the first destination. `seed` is for what is random.
+    /// `packet` has the maximum length, the first source and the first destination. `seed` initializes the random
+    /// fields.
     pub(crate) fn new(packet: Packet, vary: Variation, seed: u64) -> Varied {
         let (src, dst) = (vary.src.first, vary.dst.first);
         let headers = crate::packet::payload_offset(src.is_ipv6());
@@ -121,7 +122,7 @@ impl Varied {
         varied
     }
 
-    /// Everything but the walk through the ranges.
+    /// Writes the current endpoints and number into the packet, after choosing its random fields.
     fn prepare(&mut self) {
         if self.vary.random_src {
             self.src = self.random.endpoint(self.src.is_ipv6());
@@ -142,8 +143,8 @@ impl Varied {
         }
     }
 
-    /// Source ports are the fastest wheel, destination addresses the slowest.
-    fn walk(&mut self) {
+    /// Advances within the ranges: source ports change with each packet, destination addresses least often.
+    fn next_endpoints(&mut self) {
         if !self.vary.random_src {
             if let Some(next) = addr::successor(&self.vary.src, self.src) {
                 self.src = next;
@@ -158,17 +159,21 @@ impl Varied {
 }
 
 impl Source for Varied {
-    fn current(&self) -> Current<'_> {
-        Current { bytes: self.packet.longest(), len: self.packet.len(), changed: self.changed.min(self.packet.len()) }
+    fn current(&self) -> CurrentPacket<'_> {
+        CurrentPacket {
+            bytes: self.packet.longest(),
+            len: self.packet.len(),
+            changed: self.changed.min(self.packet.len()),
+        }
     }
 
-    fn step(&mut self) {
-        self.walk();
+    fn advance(&mut self) {
+        self.next_endpoints();
         self.prepare();
     }
 }
 
-/// xorshift64*: fast, and random enough to spread packets.
+/// xorshift64*: fast, and sufficiently random to distribute packets.
 struct Random(u64);
 
 impl Random {
@@ -179,7 +184,7 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number in `[0, n)`.
+    /// Returns a number in `[0, n)`.
     fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.next()) * n as u128) >> 64) as usize
     }
@@ -199,7 +204,7 @@ impl Random {
 mod tests {
     use super::*;
     use crate::addr::Mac;
-    use crate::packet::{Flow, sequence_of};
+    use crate::packet::{Flow, sequence_number};
     use std::collections::HashSet;
 
     fn varied(change: impl FnOnce(&mut Variation)) -> Varied {
@@ -222,14 +227,14 @@ mod tests {
             .map(|_| {
                 let now = source.current();
                 let bytes = now.bytes[..now.len].to_vec();
-                source.step();
+                source.advance();
                 bytes
             })
             .collect()
     }
 
     #[test]
-    fn the_whole_product_of_two_ranges_and_again() {
+    fn two_ranges_yield_all_combinations_repeatedly() {
         let mut source = varied(|v| {
             v.src = "10.0.0.1:1-10.0.0.2:2".parse().unwrap();
             v.dst = "10.1.0.1:2-10.1.0.1:4".parse().unwrap();
@@ -237,16 +242,16 @@ mod tests {
         let packets = take(&mut source, 24);
         assert_eq!(packets[..12], packets[12..]);
         assert_eq!(packets[..12].iter().collect::<HashSet<_>>().len(), 12);
-        // Source port, then source address, then destination port.
+        // The source port changes first, then the source address, then the destination port.
         assert_eq!((packets[1][35], packets[1][29], packets[1][37]), (2, 1, 2));
         assert_eq!((packets[2][35], packets[2][29], packets[2][37]), (1, 2, 2));
         assert_eq!((packets[4][35], packets[4][29], packets[4][37]), (1, 1, 3));
     }
 
     #[test]
-    fn numbers_start_at_zero() {
+    fn sequence_numbers_start_at_zero() {
         let mut source = varied(|v| v.numbered = true);
-        let numbers: Vec<_> = take(&mut source, 3).iter().map(|p| sequence_of(p)).collect();
+        let numbers: Vec<_> = take(&mut source, 3).iter().map(|p| sequence_number(p)).collect();
         assert_eq!(numbers, [Some(0), Some(1), Some(2)]);
     }
 
@@ -265,14 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn buffers_filled_once_need_only_the_changed_bytes() {
+    fn a_filled_buffer_needs_only_the_changed_bytes() {
         let mut source = varied(|v| {
             v.numbered = true;
             v.src = "10.0.0.1:1-10.0.0.9:9".parse().unwrap();
         });
         let mut buffer = source.current().bytes.to_vec();
         for _ in 0..100 {
-            source.step();
+            source.advance();
             let now = source.current();
             buffer[..now.changed].copy_from_slice(&now.bytes[..now.changed]);
             assert_eq!(buffer, now.bytes);

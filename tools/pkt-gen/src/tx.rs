@@ -1,65 +1,65 @@
 //! Sends packets: `tx` and `txseq`.
 //!
-//! One batch is: one poll (which publishes the batch before it), then a walk over the free slots that writes length
-//! and flags. Payload is written into a buffer the first time round the ring, and after that only into a buffer that
-//! came back exchanged (`NS_BUF_CHANGED`), or whose packet differs from the one before. Where all packets are alike, one
-//! that came back exchanged is written only if it does not hold the packet.
+//! For each batch, the sender polls once, which publishes the previous batch, and then writes length and flags of the
+//! free slots. It writes a payload into each buffer during the first pass over the ring. After that it only writes into
+//! a buffer that the peer exchanged (`NS_BUF_CHANGED`), or if the packet differs from the previous one. If all packets
+//! are equal, an exchanged buffer is only written if it does not already contain the packet.
 
 use std::time::{Duration, Instant};
 
 use tool_common::print;
+use unetmap::abi::{NS_BUF_CHANGED, NS_INDIRECT, NS_MOREFRAG, NS_REPORT};
 use unetmap::{Interest, Port, Pos, Ring, SlotRef};
-use unetmap_abi::{NS_BUF_CHANGED, NS_INDIRECT, NS_MOREFRAG, NS_REPORT};
 
 use crate::dump;
 use crate::options::{Function, MAX_FRAGS};
 use crate::source::{Fixed, Replay, Source, Varied};
-use crate::worker::{Outcome, PATIENCE, Pacer, Worker};
+use crate::worker::{Outcome, Pacer, STOP_CHECK_INTERVAL, Worker};
 
-mod replayed;
-use replayed::Replayed;
+mod replay;
+use replay::ReplayFill;
 
-/// How long the other side may release nothing before draining gives up.
-const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
-/// The same after a signal: whoever sent it is waiting.
-const DRAIN_PATIENCE_STOPPED: Duration = Duration::from_millis(500);
+/// Longest time without a released slot before `drain` gives up.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same after a signal, which must end the program soon.
+const DRAIN_TIMEOUT_STOPPED: Duration = Duration::from_millis(500);
 
-/// Slots ahead of which exchanged buffers are fetched into the cache.
-const AHEAD: usize = 32;
+/// Number of slots by which the prefetch of exchanged buffers precedes the write.
+const PREFETCH_DISTANCE: usize = 32;
 
-/// What to send.
-pub(crate) enum Load {
+/// The packets to send.
+pub(crate) enum TxSource {
     Fixed(Fixed),
     Varied(Box<Varied>),
     Replay(Replay),
 }
 
-/// Sends until the count is reached or a signal comes, then waits for the other side to take it all.
-pub(crate) fn run(worker: &Worker<'_>, load: Load) -> Result<Outcome, String> {
+/// Sends until the count is reached or a signal arrives, then waits until the peer has released all slots.
+pub(crate) fn run(worker: &Worker<'_>, source: TxSource) -> Result<Outcome, String> {
     let config = worker.config;
     let plain = config.frags == 1 && !config.copy && !config.dump;
-    // What a slot can say, and its buffer hold.
-    let room = (worker.port.buf_size() as usize).min(usize::from(u16::MAX));
-    match load {
-        Load::Fixed(fixed) if plain && fixed.bytes.len() <= room => match config.indirect {
-            true => pump(worker, Elsewhere { bytes: fixed.bytes }),
-            false => pump(worker, Same::new(&fixed.bytes, !config.rubbish)),
+    // A slot's length has 16 bits.
+    let max_len = (worker.port.buf_size() as usize).min(usize::from(u16::MAX));
+    match source {
+        TxSource::Fixed(fixed) if plain && fixed.bytes.len() <= max_len => match config.indirect {
+            true => send_loop(worker, IndirectFill { bytes: fixed.bytes }),
+            false => send_loop(worker, PreparedPacket::new(&fixed.bytes, !config.rubbish)),
         },
         _ if config.indirect => Err(
-            "-I: only one packet in one slot that stays the same can lie elsewhere; leave out -I, or what spreads, \
-                 changes or shows packets (-F, -P, -X, -z, -Z, -o, a second -l, ranges of addresses)"
+            "-I: an indirect buffer must hold one constant packet in one slot; leave out -I, or the options that split, \
+             change or print packets (-F, -P, -X, -z, -Z, -o, a second -l, ranges of addresses)"
                 .into(),
         ),
-        Load::Fixed(source) => pump(worker, Each::new(worker, source)),
-        Load::Varied(source) => pump(worker, Each::new(worker, *source)),
-        Load::Replay(source) if plain && config.vnet_hdr + source.longest() <= room => {
-            pump(worker, Replayed::new(worker, &source))
+        TxSource::Fixed(source) => send_loop(worker, PerPacketFill::new(worker, source)),
+        TxSource::Varied(source) => send_loop(worker, PerPacketFill::new(worker, *source)),
+        TxSource::Replay(source) if plain && config.vnet_hdr + source.longest() <= max_len => {
+            send_loop(worker, ReplayFill::new(worker, &source))
         }
-        Load::Replay(source) => pump(worker, Each::new(worker, source)),
+        TxSource::Replay(source) => send_loop(worker, PerPacketFill::new(worker, source)),
     }
 }
 
-/// What one batch in one ring came to, or several together.
+/// Counts of one batch in one ring, or of several.
 #[derive(Clone, Copy, Default)]
 struct Batch {
     packets: u64,
@@ -67,24 +67,25 @@ struct Batch {
     slots: u32,
 }
 
-/// A ring and how many of its buffers have never been filled: the next ones from its head.
+/// A ring. The `unfilled` slots from its head have buffers into which no packet has been written.
 struct TxRing<'a> {
     ring: &'a Ring,
     unfilled: u32,
 }
 
-/// Puts packets into free slots.
+/// Writes packets into free slots.
 trait Fill {
-    /// Fills at most `max` packets into the `space` free slots of the ring, which begin at `head`; `space` and `max` are at
-    /// least 1.
+    /// Writes at most `max` packets into the `space` free slots of the ring, which begin at `head`. `space` and `max`
+    /// are at least 1.
     fn fill(&mut self, to: &mut TxRing<'_>, head: Pos, space: u32, max: u32) -> Batch;
 }
 
-/// A function for each way to fill, so that what the loop needs stays in registers.
+/// Sends packets until the count is reached. Generic, so that there is one function per `Fill`, whose variables stay in
+/// registers.
 #[inline(never)]
-fn pump(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String> {
+fn send_loop(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String> {
     let (config, port) = (worker.config, worker.port);
-    // Numbers go into one ring only: each ring of the receiver is judged by itself.
+    // Sequence numbers are sent through one ring only, because the receiver checks each of its rings separately.
     let rings = if config.function == Function::Txseq { 1 } else { port.tx_rings().len() };
     let mut rings: Vec<TxRing<'_>> =
         port.tx_rings()[..rings].iter().map(|ring| TxRing { ring, unfilled: ring.num_slots() }).collect();
@@ -93,12 +94,12 @@ fn pump(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String> {
     let begin = Instant::now();
     while sent < worker.count && !worker.stopped() {
         let left = worker.count - sent;
-        // What is printed takes its time: then each batch is looked at by itself.
+        // Not with dump: printing is slow, so each batch is counted separately.
         if let ([to], None, false) = (&mut rings[..], worker.rate, config.dump) {
-            // Single packets have a loop of their own, of what they need alone.
+            // A constant burst of 1 lets the compiler specialize the loop for single packets.
             sent += match config.burst {
-                1 => stream(worker, to, &mut fill, left, 1)?,
-                burst => stream(worker, to, &mut fill, left, burst)?,
+                1 => send_on_one_ring(worker, to, &mut fill, left, 1)?,
+                burst => send_on_one_ring(worker, to, &mut fill, left, burst)?,
             };
             continue;
         }
@@ -112,7 +113,7 @@ fn pump(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String> {
             if space == 0 || max == 0 {
                 continue;
             }
-            let (batch, _) = put(to, &mut fill, head, space, max);
+            let (batch, _) = send_batch(to, &mut fill, head, space, max);
             if batch.slots > 0 {
                 round += batch.packets;
                 worker.counters.add(worker.interval, batch.packets, batch.bytes, space);
@@ -120,7 +121,7 @@ fn pump(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String> {
         }
         sent += round;
         if worker.rate.is_some() {
-            // The next poll may be far away.
+            // Sends now, because the next poll may be much later.
             port.txsync().map_err(|e| e.to_string())?;
             pacer.sent(round);
         }
@@ -128,21 +129,22 @@ fn pump(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String> {
     let sent_at = Instant::now();
     let left = drain(worker, &rings)?;
     let end = if left == 0 { Instant::now() } else { sent_at };
-    Ok(Outcome { span: (sent > 0).then_some((begin, end)), left, ..Outcome::default() })
+    Ok(Outcome { span: (sent > 0).then_some((begin, end)), unreleased: left, ..Outcome::default() })
 }
 
 #[inline(always)]
 fn poll(port: &Port) -> Result<(), String> {
-    port.poll(Interest::TX, Some(PATIENCE)).map(drop).map_err(|e| e.to_string())
+    port.poll(Interest::TX, Some(STOP_CHECK_INTERVAL)).map(drop).map_err(|e| e.to_string())
 }
 
-/// A batch of at most `max` packets into a ring of which `space` slots are free, from `head` on; and where `head` is then.
+/// Writes a batch of at most `max` packets into a ring with `space` free slots from `head` on. Returns the batch and
+/// the new `head`.
 #[inline(always)]
-fn put(to: &mut TxRing<'_>, fill: &mut impl Fill, head: Pos, space: u32, max: u32) -> (Batch, Pos) {
+fn send_batch(to: &mut TxRing<'_>, fill: &mut impl Fill, head: Pos, space: u32, max: u32) -> (Batch, Pos) {
     let batch = fill.fill(to, head, space, max);
     let next = to.ring.add(head, batch.slots);
     if batch.slots == 0 {
-        // Room, but not for a whole packet: wake up when there is more.
+        // The free slots do not suffice for a packet: the next poll must wait for more.
         to.ring.set_cur(to.ring.tail());
     } else {
         to.ring.advance_to(next);
@@ -150,10 +152,11 @@ fn put(to: &mut TxRing<'_>, fill: &mut impl Fill, head: Pos, space: u32, max: u3
     (batch, next)
 }
 
-/// One ring, as fast as it goes: waits for free slots, and sends up to `left` packets in them, batch for batch. Only what
-/// changes with each batch is looked at with each batch. Returns how many it sent.
+/// Sends on one ring without rate limit: waits for free slots, and sends up to `left` packets in batches until the
+/// slots are used. For speed, keeps the ring's position in local variables and updates the counters once. Returns the
+/// number of packets sent.
 #[inline(always)]
-fn stream(
+fn send_on_one_ring(
     worker: &Worker<'_>,
     to: &mut TxRing<'_>,
     fill: &mut impl Fill,
@@ -162,21 +165,21 @@ fn stream(
 ) -> Result<u64, String> {
     let port = worker.port;
     poll(port)?;
-    let mut here = TxRing { ..*to };
-    let (mut head, mut space) = (here.ring.head(), here.ring.space());
-    let (mut sum, mut batches, mut least) = (Batch::default(), 0, space);
+    let mut local = TxRing { ..*to };
+    let (mut head, mut space) = (local.ring.head(), local.ring.space());
+    let (mut sum, mut batches, mut min_space) = (Batch::default(), 0, space);
     let mut result = Ok(());
     while space > 0 && sum.packets < left {
-        // A packet takes a slot at least.
+        // A packet needs at least one slot.
         let max = u64::from(burst.min(space)).min(left - sum.packets) as u32;
-        let (batch, next) = put(&mut here, fill, head, space, max);
+        let (batch, next) = send_batch(&mut local, fill, head, space, max);
         if batch.slots == 0 {
             break;
         }
         sum.packets += batch.packets;
         sum.bytes += batch.bytes;
         batches += 1;
-        least = space;
+        min_space = space;
         head = next;
         space -= batch.slots;
         if space > 0
@@ -187,16 +190,16 @@ fn stream(
         }
     }
     if batches > 0 {
-        worker.counters.add_batches(worker.interval, (sum.packets, sum.bytes, batches), least);
+        worker.counters.add_batches(worker.interval, (sum.packets, sum.bytes, batches), min_space);
     }
-    *to = here;
+    *to = local;
     result.map(|()| sum.packets)
 }
 
-/// Waits until the other side has released every slot; gives up when it releases none for a while. Returns how many
-/// slots were left.
+/// Waits until the peer has released every slot. Gives up if the peer releases none for [`DRAIN_TIMEOUT`]. Returns the
+/// number of slots that it has not released.
 fn drain(worker: &Worker<'_>, rings: &[TxRing<'_>]) -> Result<u64, String> {
-    let taken = |to: &TxRing<'_>| u64::from(to.ring.num_slots() - 1 - to.ring.space());
+    let unreleased = |to: &TxRing<'_>| u64::from(to.ring.num_slots() - 1 - to.ring.space());
     let mut before = u64::MAX;
     let mut progress = Instant::now();
     loop {
@@ -204,86 +207,88 @@ fn drain(worker: &Worker<'_>, rings: &[TxRing<'_>]) -> Result<u64, String> {
         if !rings.iter().any(|to| to.ring.pending()) {
             return Ok(0);
         }
-        let left = rings.iter().map(taken).sum();
+        let left = rings.iter().map(unreleased).sum();
         let now = Instant::now();
         if left < before {
             before = left;
             progress = now;
         }
-        let patience = if worker.stopped() { DRAIN_PATIENCE_STOPPED } else { DRAIN_PATIENCE };
-        if now - progress > patience {
+        let timeout = if worker.stopped() { DRAIN_TIMEOUT_STOPPED } else { DRAIN_TIMEOUT };
+        if now - progress > timeout {
             return Ok(left);
         }
         std::thread::sleep(Duration::from_micros(50));
     }
 }
 
-/// One packet in one slot, the same each time: the fast way.
-struct Same {
-    /// Bytes of the packet: at most a buffer, which is at most 65536; options allow 65535 + 12.
+/// A packet that fits one slot, laid out for fast writes. As a [`Fill`], sends the same packet again and again.
+struct PreparedPacket {
+    /// Bytes of the packet, at most those of a buffer and at most 65535.
     len: u16,
-    /// The packet, and zeros behind it; nothing: the buffers stay as they are.
+    /// The packet in cache lines, padded with zeros. Empty if the buffers must not be written.
     lines: Vec<[u8; 64]>,
 }
 
-impl Same {
-    fn new(bytes: &[u8], write: bool) -> Same {
+impl PreparedPacket {
+    fn new(bytes: &[u8], write: bool) -> PreparedPacket {
         let line = |chunk: &[u8]| std::array::from_fn(|i| chunk.get(i).copied().unwrap_or(0));
         let lines = if write { bytes.chunks(64).map(line).collect() } else { Vec::new() };
-        Same { len: bytes.len() as u16, lines }
+        PreparedPacket { len: bytes.len() as u16, lines }
     }
 
-    /// The same where it is rare: kept out of the loop.
+    /// [`Self::write_packet`] out of line, for loops in which it is rare.
     #[cold]
     #[inline(never)]
-    fn refill_one(&self, slot: SlotRef<'_>) {
-        self.refill(&slot);
+    fn write_packet_cold(&self, slot: SlotRef<'_>) {
+        self.write_packet(&slot);
     }
 
-    /// Has the packet in a slot's buffer. Buffers are whole lines long, so that it fits with what is behind it. One that comes
-    /// back from a receiver that only read it holds it already: then nobody's cache loses the line.
+    /// Writes the packet into a slot's buffer. The padding fits, because a buffer is a whole number of cache lines.
+    /// Writes only lines that differ: a buffer returned by a receiver that only read it contains the packet already,
+    /// and a write would evict the lines from the receiver's cache.
     #[inline(always)]
-    fn refill(&self, slot: &SlotRef<'_>) {
-        slot.frame().put_lines(&self.lines);
+    fn write_packet(&self, slot: &SlotRef<'_>) {
+        slot.frame().write_changed_lines(&self.lines);
     }
 }
 
-impl Fill for Same {
+impl Fill for PreparedPacket {
     #[inline(always)]
     fn fill(&mut self, to: &mut TxRing<'_>, head: Pos, space: u32, max: u32) -> Batch {
         let (n, len) = (space.min(max), self.len);
         let batch = Batch { packets: u64::from(n), bytes: u64::from(n) * u64::from(len), slots: n };
         let first = to.ring.slot(head);
         if to.unfilled > 0 {
-            // The first time round: some of these buffers may hold the packet already, which does no harm.
-            to.ring.run(head, n).take(to.unfilled as usize).for_each(|slot| self.refill(&slot));
+            // The first pass over the ring.
+            to.ring.run(head, n).take(to.unfilled as usize).for_each(|slot| self.write_packet(&slot));
             to.unfilled -= to.unfilled.min(n);
         }
         if n == 1 {
-            // Without what it takes to begin and end a loop.
+            // Without the overhead of a loop.
             if first.flags() & NS_BUF_CHANGED != 0 {
-                self.refill_one(first);
+                self.write_packet_cold(first);
             }
             first.set_len_flags(len, NS_REPORT);
             return batch;
         }
         let slots = to.ring.run(head, n);
         if first.flags() & NS_BUF_CHANGED != 0 {
-            // So will be the next ones: somebody else had their buffers just now.
+            // The next slots were probably exchanged too, and their buffers were last used on another processor.
             let mut ahead = to.ring.run(head, n);
-            ahead.by_ref().take(AHEAD).for_each(|slot| slot.fetch());
+            ahead.by_ref().take(PREFETCH_DISTANCE).for_each(|slot| slot.fetch());
             slots.for_each(|slot| {
                 if let Some(next) = ahead.next() {
                     next.fetch();
                 }
-                self.refill(&slot);
+                self.write_packet(&slot);
                 slot.set_len_flags(len, 0);
             });
         } else {
-            // Written even if nothing changes: a line of slots that one side only reads is what slows a pipe most.
+            // Length and flags are written even if they do not change: a pipe is slowest if one side only reads the
+            // cache lines of the slots.
             slots.for_each(|slot| {
                 if slot.flags() & NS_BUF_CHANGED != 0 {
-                    self.refill_one(slot);
+                    self.write_packet_cold(slot);
                 }
                 slot.set_len_flags(len, 0);
             });
@@ -293,12 +298,12 @@ impl Fill for Same {
     }
 }
 
-/// One packet in one slot, the same each time, which stays where it is: the sync fetches it.
-struct Elsewhere {
+/// Sends one constant packet, which stays in the program's memory: the sync copies it from there.
+struct IndirectFill {
     bytes: Vec<u8>,
 }
 
-impl Fill for Elsewhere {
+impl Fill for IndirectFill {
     fn fill(&mut self, to: &mut TxRing<'_>, head: Pos, space: u32, max: u32) -> Batch {
         let n = space.min(max);
         let len = self.bytes.len() as u16; // at most a buffer
@@ -315,11 +320,11 @@ impl Fill for Elsewhere {
     }
 }
 
-/// A packet that is looked at one by one: it changes, is spread over slots, copied or dumped.
-struct Each<S> {
+/// Handles each packet separately: for packets that change, take several slots, or are copied or dumped.
+struct PerPacketFill<S> {
     source: S,
     split: Split,
-    /// Bytes of zeros before each packet.
+    /// Number of zero bytes before each packet.
     prefix: usize,
     copy: bool,
     write: bool,
@@ -327,10 +332,10 @@ struct Each<S> {
     scratch: Vec<u8>,
 }
 
-impl<S: Source> Each<S> {
-    fn new(worker: &Worker<'_>, source: S) -> Each<S> {
+impl<S: Source> PerPacketFill<S> {
+    fn new(worker: &Worker<'_>, source: S) -> PerPacketFill<S> {
         let config = worker.config;
-        Each {
+        PerPacketFill {
             source,
             split: Split {
                 frags: config.frags,
@@ -345,9 +350,10 @@ impl<S: Source> Each<S> {
         }
     }
 
-    /// The current packet into one slot.
+    /// Writes the current packet into one slot. `fresh` means that no packet has been written into the buffer before.
+    /// Returns its length with the prefix.
     #[inline]
-    fn put_whole(&self, slot: &SlotRef<'_>, fresh: bool) -> usize {
+    fn write_whole(&self, slot: &SlotRef<'_>, fresh: bool) -> usize {
         let now = self.source.current();
         if self.write {
             let frame = slot.frame();
@@ -361,9 +367,9 @@ impl<S: Source> Each<S> {
         self.prefix + now.len
     }
 
-    /// The current packet over several slots. Any buffer may have held any part of an earlier packet, so that all
-    /// of it is written each time.
-    fn put_parts<'a>(&mut self, slots: &mut impl Iterator<Item = SlotRef<'a>>, parts: Parts) {
+    /// Writes the current packet into several slots. Writes all of it, because each buffer may contain any part of an
+    /// earlier packet.
+    fn write_parts<'a>(&mut self, slots: &mut impl Iterator<Item = SlotRef<'a>>, parts: Parts) {
         let now = self.source.current();
         self.scratch.clear();
         self.scratch.resize(self.prefix, 0);
@@ -382,27 +388,27 @@ impl<S: Source> Each<S> {
     }
 }
 
-impl<S: Source> Fill for Each<S> {
+impl<S: Source> Fill for PerPacketFill<S> {
     fn fill(&mut self, to: &mut TxRing<'_>, head: Pos, space: u32, max: u32) -> Batch {
         let mut batch = Batch::default();
         let mut slots = to.ring.run(head, space);
         while batch.packets < u64::from(max) {
             let total = self.prefix + self.source.current().len;
-            let parts = self.split.of(total);
+            let parts = self.split.parts_of(total);
             if parts.count > (space - batch.slots) as usize {
                 break;
             }
             if parts.count == 1 {
                 let Some(slot) = slots.next() else { break };
-                let len = self.put_whole(&slot, to.unfilled > batch.slots);
+                let len = self.write_whole(&slot, to.unfilled > batch.slots);
                 slot.set_len_flags(len as u16, 0); // one part fits a buffer
             } else {
-                self.put_parts(&mut slots, parts);
+                self.write_parts(&mut slots, parts);
             }
             batch.slots += parts.count as u32; // at most MAX_FRAGS
             batch.bytes += total as u64;
             batch.packets += 1;
-            self.source.step();
+            self.source.advance();
         }
         to.unfilled -= batch.slots.min(to.unfilled);
         self.finish(to.ring, head, batch.slots);
@@ -410,8 +416,8 @@ impl<S: Source> Fill for Each<S> {
     }
 }
 
-impl<S: Source> Each<S> {
-    /// Asks for a completion report with the batch's last slot, and dumps.
+impl<S: Source> PerPacketFill<S> {
+    /// Requests a completion report for the batch's last slot, and dumps the packets if requested.
     fn finish(&self, ring: &Ring, head: Pos, slots: u32) {
         if slots == 0 {
             return;
@@ -419,22 +425,22 @@ impl<S: Source> Each<S> {
         ring.slot(ring.add(head, slots - 1)).set_flags(NS_REPORT);
         if self.dump {
             for slot in ring.run(head, slots) {
-                print(&dump::slot(ring, &slot));
+                print(&dump::format_slot(ring, &slot));
             }
         }
     }
 }
 
-/// How packets are spread over slots.
+/// The rule for splitting packets over slots.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Split {
     pub(crate) frags: usize,
-    /// Bytes in each part but the last, at most.
+    /// Maximum bytes in each part except the last.
     pub(crate) frag_size: usize,
     pub(crate) buf_size: usize,
 }
 
-/// `count` slots: all but the last hold `size` bytes, the last what is left.
+/// A packet in `count` slots: each except the last has `size` bytes, the last has the remainder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parts {
     pub(crate) count: usize,
@@ -442,14 +448,14 @@ pub(crate) struct Parts {
 }
 
 impl Split {
-    /// The parts of a packet of `total` bytes: as many as asked, or as few as fit the buffers.
+    /// Returns the parts of a packet of `total` bytes: `frags` parts, or as few as fit the buffers if those do not fit.
     #[inline]
-    pub(crate) fn of(&self, total: usize) -> Parts {
+    pub(crate) fn parts_of(&self, total: usize) -> Parts {
         if self.frags == 1 && total <= self.buf_size {
             return Parts { count: 1, size: total };
         }
         let size = total.div_ceil(self.frags).min(self.frag_size).min(self.buf_size).max(1);
-        // A packet shorter than its parts takes fewer.
+        // A short packet has fewer parts.
         let count = self.frags.min(total.div_ceil(size)).max(1);
         if total - size * (count - 1) <= self.buf_size {
             return Parts { count, size };
@@ -457,15 +463,15 @@ impl Split {
         Parts { count: total.div_ceil(self.buf_size), size: self.buf_size }
     }
 
-    /// Refuses packets of up to `total` bytes that no ring of `num_slots` could carry.
+    /// Returns an error if packets of `total` bytes need more slots than a packet, or a ring of `num_slots`, can have.
     pub(crate) fn check(&self, total: usize, num_slots: u32) -> Result<(), String> {
-        let count = self.of(total).count;
-        let most = MAX_FRAGS.min(num_slots as usize - 1);
-        if count <= most {
+        let count = self.parts_of(total).count;
+        let max = MAX_FRAGS.min(num_slots as usize - 1);
+        if count <= max {
             return Ok(());
         }
         Err(format!(
-            "a packet of {total} bytes takes {count} slots of {} bytes; at most {most} are possible",
+            "a packet of {total} bytes needs {count} slots of {} bytes, but can have at most {max}",
             self.buf_size
         ))
     }
@@ -481,9 +487,9 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_packet() {
+    fn packets_are_split_into_parts() {
         let of = |frags, frag_size, total| {
-            let parts = split(frags, frag_size).of(total);
+            let parts = split(frags, frag_size).parts_of(total);
             (parts.count, parts.size)
         };
         assert_eq!(of(1, usize::MAX, 60), (1, 60));
@@ -498,7 +504,7 @@ mod tests {
     proptest! {
         #[test]
         fn parts_cover_the_packet_and_fit(frags in 1_usize..=64, frag_size in 1_usize..3000, total in 1_usize..70_000) {
-            let parts = split(frags, frag_size).of(total);
+            let parts = split(frags, frag_size).parts_of(total);
             prop_assert!(parts.count >= 1);
             let before_last = parts.size * (parts.count - 1);
             prop_assert!(before_last < total, "no empty part");
@@ -508,9 +514,9 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_carried_is_refused() {
+    fn packets_that_need_too_many_slots_are_refused() {
         assert!(split(1, usize::MAX).check(60, 4).is_ok());
-        assert!(split(4, usize::MAX).check(60, 4).unwrap_err().contains("takes 4 slots"));
+        assert!(split(4, usize::MAX).check(60, 4).unwrap_err().contains("needs 4 slots"));
         assert!(Split { frags: 1, frag_size: usize::MAX, buf_size: 512 }.check(65_535, 1024).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! What every function's loop starts from and ends with.
+//! Input and result of each thread, and the rate limit.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -7,24 +7,24 @@ use hdrhistogram::Histogram;
 use unetmap::Port;
 
 use crate::options::Config;
-use crate::report::{Counters, Interval};
+use crate::report::{Counters, IntervalNumber};
 use crate::sequence::Gaps;
 
-/// How long a loop waits before it looks whether it should stop.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
+/// Longest wait of a loop before it checks the stop flag.
+pub(crate) const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// One thread's share of the work.
+/// The input of one thread.
 pub(crate) struct Worker<'a> {
     pub(crate) config: &'a Config,
     pub(crate) port: &'a Port,
     pub(crate) counters: &'a Counters,
-    /// Those of all threads, these among them.
+    /// The counters of all threads, including `counters`.
     pub(crate) all: &'a [Counters],
-    pub(crate) interval: &'a Interval,
+    pub(crate) interval: &'a IntervalNumber,
     pub(crate) stop: &'a AtomicBool,
-    /// Packets to send or receive; `u64::MAX` is no limit.
+    /// Packets to send or receive. `u64::MAX`: no limit.
     pub(crate) count: u64,
-    /// Packets a second.
+    /// Packets per second.
     pub(crate) rate: Option<f64>,
 }
 
@@ -34,41 +34,41 @@ impl Worker<'_> {
     }
 }
 
-/// How a thread's work ended.
+/// The result of one thread.
 #[derive(Default)]
 pub(crate) struct Outcome {
-    /// First and last moment of the work; None if there was none.
+    /// Start and end of the transfer. None if no packet was transferred.
     pub(crate) span: Option<(Instant, Instant)>,
     pub(crate) gaps: Option<Gaps>,
     pub(crate) ping: Option<PingOutcome>,
-    /// Slots sent that the other side has not released.
-    pub(crate) left: u64,
+    /// Sent slots that the peer has not released.
+    pub(crate) unreleased: u64,
 }
 
-/// Round trips.
+/// The result of ping.
 pub(crate) struct PingOutcome {
-    /// Nanoseconds.
+    /// Round-trip times in nanoseconds.
     pub(crate) rtt: Histogram<u64>,
     pub(crate) lost: u64,
 }
 
-/// Keeps a rate: batches start at even distances.
+/// Limits the rate: batches start at regular intervals.
 pub(crate) struct Pacer {
     rate: Option<f64>,
     next: Instant,
 }
 
-/// A sleep ends up to this late; the rest is spun.
+/// A sleep may end this much too late; the rest of a wait is spun.
 const SLEEP_SLACK: Duration = Duration::from_micros(100);
-/// A sender that was held up makes up for this much, no more.
-const MAX_DEBT: Duration = Duration::from_millis(100);
+/// A delayed sender catches up on at most this much time.
+const MAX_CATCH_UP: Duration = Duration::from_millis(100);
 
 impl Pacer {
     pub(crate) fn new(rate: Option<f64>) -> Pacer {
         Pacer { rate, next: Instant::now() }
     }
 
-    /// Waits until the next batch is due; returns at once without a rate.
+    /// Waits until the next batch is due. Returns at once without a rate.
     #[inline(always)]
     pub(crate) fn wait(&mut self, stop: &AtomicBool) {
         if self.rate.is_some() {
@@ -82,22 +82,22 @@ impl Pacer {
             let now = Instant::now();
             let ahead = self.next.saturating_duration_since(now);
             if ahead.is_zero() {
-                let debt = now.saturating_duration_since(self.next);
-                self.next += debt.saturating_sub(MAX_DEBT);
+                let delay = now.saturating_duration_since(self.next);
+                self.next += delay.saturating_sub(MAX_CATCH_UP);
                 return;
             }
             if stop.load(Relaxed) {
                 return;
             }
             if ahead > SLEEP_SLACK {
-                std::thread::sleep((ahead - SLEEP_SLACK).min(PATIENCE));
+                std::thread::sleep((ahead - SLEEP_SLACK).min(STOP_CHECK_INTERVAL));
             } else {
                 std::hint::spin_loop();
             }
         }
     }
 
-    /// `packets` were sent: the next batch is due that much later.
+    /// Records that `packets` were sent, which delays the next batch accordingly.
     pub(crate) fn sent(&mut self, packets: u64) {
         if let Some(rate) = self.rate {
             self.next += Duration::from_secs_f64(packets as f64 / rate);
@@ -118,7 +118,7 @@ mod tests {
             pacer.wait(&stop);
             pacer.sent(100);
         }
-        // Late is allowed (the machine may be busy), early is not: the 20th batch is due after 19 ms.
+        // The pacer may be late, because the machine may be busy, but never early: the 20th batch is due after 19 ms.
         assert!(begin.elapsed() >= Duration::from_millis(19));
     }
 

@@ -1,63 +1,64 @@
-//! The command line: each flag is defined once here, for the parser, `--help` and the manual page.
+//! The command line: each flag is defined once here, for the parser, `--help` and the man page.
 
 use clap::{ArgGroup, Parser};
 use unetmap::abi::{NETMAP_POLLING_MODE_MULTI_CPU, NETMAP_POLLING_MODE_SINGLE_CPU};
 
-/// Shows and changes the ports of VALE switches. Without a command, lists them.
+/// Shows and changes the ports of VALE switches. Without a command, lists the ports.
 #[derive(Debug, Parser)]
 #[command(name = "vale-ctl", version, max_term_width = 100, disable_help_flag = true)]
 #[command(group = ArgGroup::new("command").multiple(false))]
 pub(crate) struct Cli {
-    /// Shows the memory, rings and slots of a port
+    /// Show the memory, rings and slots of a port
     #[arg(short = 'g', long = "get", value_name = "PORT", group = "command")]
     get: Option<String>,
 
-    /// Attaches an interface, or a persistent port, to a switch: valeS:IF
+    /// Attach an interface, or a persistent port, to a switch: valeS:IF
     #[arg(short = 'a', long = "attach", value_name = "PORT", group = "command")]
     attach: Option<String>,
 
-    /// Attaches it together with its host stack, which becomes a port of its own
+    /// Attach an interface together with its host stack, which becomes a separate port
     #[arg(short = 'h', long = "attach-host", value_name = "PORT", group = "command")]
     attach_host: Option<String>,
 
-    /// Detaches what was attached
+    /// Detach an interface or a persistent port
     #[arg(short = 'd', long = "detach", value_name = "PORT", group = "command")]
     detach: Option<String>,
 
-    /// Makes a persistent port: an interface of the system, to be attached to a switch
+    /// Create a persistent port: an interface of the system that can be attached to a switch
     #[arg(short = 'n', long = "new", value_name = "IF", group = "command")]
     new: Option<String>,
 
-    /// Removes a persistent port
+    /// Remove a persistent port
     #[arg(short = 'r', long = "remove", value_name = "IF", group = "command")]
     remove: Option<String>,
 
-    /// Shows the numbers of one port: valeS:P
+    /// Show the indexes of one port: valeS:P
     #[arg(short = 'l', long = "list", value_name = "PORT", group = "command")]
     list: Option<String>,
 
-    /// Has an attached interface served from given processors, see -C
+    /// Serve an attached interface by polling, on the processors given by -C
     #[arg(short = 'p', long = "polling-on", value_name = "PORT", group = "command")]
     polling_on: Option<String>,
 
-    /// No longer
+    /// Stop polling an attached interface
     #[arg(short = 'P', long = "polling-off", value_name = "PORT", group = "command")]
     polling_off: Option<String>,
 
-    /// With -n: TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]. With -p: 0[,CPU] (one processor for all rings, the default), or
-    /// 1,FIRST[,COUNT] (each of so many rings from the first on has the processor of its own number)
+    /// With -n: TX_SLOTS[,RX_SLOTS[,TX_RINGS[,RX_RINGS]]]. With -p: 0[,CPU] (one processor for all rings, the default),
+    /// or 1,FIRST[,COUNT] (each of COUNT rings from ring FIRST on is served by the processor with the number of the
+    /// ring)
     #[arg(short = 'C', long = "config", value_name = "NUMBERS", value_delimiter = ',', num_args = 1)]
     config: Vec<u32>,
 
-    /// With -n, -a and -h: the region to put it into [default: one of its own]
+    /// With -n, -a and -h: the region of the port [default: a private region]
     #[arg(short = 'm', long = "mem-id", value_name = "ID", value_parser = clap::value_parser!(u16).range(1..))]
     mem_id: Option<u16>,
 
-    /// Say more on standard error
+    /// Print more details on standard error
     #[arg(short, long)]
     verbose: bool,
 
-    /// The answer as JSON on standard output
+    /// Print the output as JSON
     #[arg(long)]
     json: bool,
 
@@ -66,7 +67,7 @@ pub(crate) struct Cli {
     help: Option<bool>,
 }
 
-/// What to do.
+/// The command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     /// All ports of all switches.
@@ -81,7 +82,7 @@ pub(crate) enum Command {
     Detach(String),
     New {
         name: String,
-        shape: Shape,
+        sizes: RingSizes,
         mem_id: u16,
     },
     Remove(String),
@@ -92,16 +93,16 @@ pub(crate) enum Command {
     PollingOff(String),
 }
 
-/// The wishes for a persistent port; 0 is the default.
+/// Requested slots and rings of a persistent port. 0: the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct RingSizes {
     pub(crate) tx_slots: u32,
     pub(crate) rx_slots: u32,
     pub(crate) tx_rings: u16,
     pub(crate) rx_rings: u16,
 }
 
-/// Which processors serve an interface.
+/// The processors that poll an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Polling {
     pub(crate) mode: u32,
@@ -109,7 +110,7 @@ pub(crate) struct Polling {
     pub(crate) cpus: u32,
 }
 
-/// The command line, checked.
+/// The validated command line.
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) command: Command,
@@ -118,18 +119,18 @@ pub(crate) struct Config {
 }
 
 impl Cli {
-    /// Checks what one flag alone cannot.
+    /// Validates the flags together.
     pub(crate) fn check(self) -> Result<Config, String> {
         let (verbose, json) = (self.verbose, self.json);
-        let command = self.what_to_do()?;
+        let command = self.into_command()?;
         Ok(Config { command, verbose, json })
     }
 
-    fn what_to_do(self) -> Result<Command, String> {
+    fn into_command(self) -> Result<Command, String> {
         let mem_id = self.mem_id.unwrap_or(0);
         let (config, region) = (!self.config.is_empty(), self.mem_id.is_some());
         let attach = |port: Option<String>, host| port.map(|port| Command::Attach { port, host, mem_id });
-        let new = self.new.map(|name| shape(&self.config).map(|shape| Command::New { name, shape, mem_id }));
+        let new = self.new.map(|name| sizes(&self.config).map(|sizes| Command::New { name, sizes, mem_id }));
         let polling =
             self.polling_on.map(|port| polling(&self.config).map(|polling| Command::PollingOn { port, polling }));
         let configured = new.or(polling).transpose()?;
@@ -142,41 +143,42 @@ impl Cli {
             .or(self.polling_off.map(Command::PollingOff));
         let command = configured.or(plain).unwrap_or(Command::ListAll);
         if config && !matches!(command, Command::New { .. } | Command::PollingOn { .. }) {
-            return Err("-C goes with -n (slots and rings) or -p (processors)".into());
+            return Err("-C needs -n (slots and rings) or -p (processors)".into());
         }
         if region && !matches!(command, Command::New { .. } | Command::Attach { .. }) {
-            return Err("-m goes with -n, -a or -h".into());
+            return Err("-m needs -n, -a or -h".into());
         }
         Ok(command)
     }
 }
 
-/// As netmap's program reads them: what is left out is the same for receiving as for sending, and one ring.
-fn shape(numbers: &[u32]) -> Result<Shape, String> {
-    let rings = |n: u32| u16::try_from(n).map_err(|_| format!("-C: {n} rings are too many"));
+/// Parses the numbers as netmap's vale-ctl does: an omitted receive value equals the transmit value; omitted rings are
+/// 0, the default.
+fn sizes(numbers: &[u32]) -> Result<RingSizes, String> {
+    let rings = |n: u32| u16::try_from(n).map_err(|_| format!("-C: {n} rings are too many; the maximum is 65535"));
     Ok(match *numbers {
-        [] => Shape::default(),
-        [tx] => Shape { tx_slots: tx, rx_slots: tx, ..Shape::default() },
-        [tx, rx] => Shape { tx_slots: tx, rx_slots: rx, ..Shape::default() },
-        [tx, rx, r] => Shape { tx_slots: tx, rx_slots: rx, tx_rings: rings(r)?, rx_rings: rings(r)? },
-        [tx, rx, r, s] => Shape { tx_slots: tx, rx_slots: rx, tx_rings: rings(r)?, rx_rings: rings(s)? },
-        _ => return Err("-C with -n takes at most four numbers: TX_SLOTS,RX_SLOTS,TX_RINGS,RX_RINGS".into()),
+        [] => RingSizes::default(),
+        [tx] => RingSizes { tx_slots: tx, rx_slots: tx, ..RingSizes::default() },
+        [tx, rx] => RingSizes { tx_slots: tx, rx_slots: rx, ..RingSizes::default() },
+        [tx, rx, r] => RingSizes { tx_slots: tx, rx_slots: rx, tx_rings: rings(r)?, rx_rings: rings(r)? },
+        [tx, rx, r, s] => RingSizes { tx_slots: tx, rx_slots: rx, tx_rings: rings(r)?, rx_rings: rings(s)? },
+        _ => return Err("-n takes at most four numbers: -C TX_SLOTS,RX_SLOTS,TX_RINGS,RX_RINGS".into()),
     })
 }
 
-/// As netmap's program reads them: the first says whether each ring has a processor of its own.
+/// Parses the numbers as netmap's vale-ctl does: the first is 1 if each ring has a processor of its own, else 0.
 fn polling(numbers: &[u32]) -> Result<Polling, String> {
     let one = |first_cpu| Polling { mode: NETMAP_POLLING_MODE_SINGLE_CPU, first_cpu, cpus: 1 };
     match *numbers {
         [] | [0] => Ok(one(0)),
         [0, cpu] => Ok(one(cpu)),
-        [0, ..] => Err("-C 0 with -p takes one more number, of the processor: 0,CPU".into()),
-        [_, _, 0] => Err("-C: at least one processor has to serve it".into()),
+        [0, ..] => Err("-p with -C 0 takes one more number, the processor: -C 0,CPU".into()),
+        [_, _, 0] => Err("-C: the number of processors must be at least one".into()),
         [_, ref rest @ ..] if rest.len() <= 2 => {
             let (first_cpu, cpus) = (rest.first().copied().unwrap_or(0), rest.get(1).copied().unwrap_or(1));
             Ok(Polling { mode: NETMAP_POLLING_MODE_MULTI_CPU, first_cpu, cpus })
         }
-        _ => Err("-C with -p takes at most three numbers: 1,FIRST,COUNT".into()),
+        _ => Err("-p takes at most three numbers: -C 1,FIRST,COUNT".into()),
     }
 }
 
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command() {
+    fn each_command_is_parsed() {
         let port = || "vale0:eth1".to_string();
         let attach = |host, mem_id| Command::Attach { port: port(), host, mem_id };
         let polling =
@@ -215,27 +217,27 @@ mod tests {
     }
 
     #[test]
-    fn slots_and_rings() {
+    fn slots_and_rings_are_parsed() {
         for (numbers, expected) in [
             ("512", (512, 512, 0, 0)),
             ("512,256", (512, 256, 0, 0)),
             ("512,256,2", (512, 256, 2, 2)),
             ("512,256,2,1", (512, 256, 2, 1)),
         ] {
-            let Command::New { shape, .. } = parse(&format!("-n vi0 -C {numbers}")).unwrap().command else {
+            let Command::New { sizes, .. } = parse(&format!("-n vi0 -C {numbers}")).unwrap().command else {
                 panic!("{numbers}")
             };
-            assert_eq!((shape.tx_slots, shape.rx_slots, shape.tx_rings, shape.rx_rings), expected, "{numbers}");
+            assert_eq!((sizes.tx_slots, sizes.rx_slots, sizes.tx_rings, sizes.rx_rings), expected, "{numbers}");
         }
     }
 
     #[test]
-    fn bad_values_say_what_is_allowed() {
+    fn invalid_values_are_refused_with_a_reason() {
         for (args, part) in [
             ("-a x -d y", "cannot be used with"),
             ("-l", "--list"),
-            ("-C 1", "-C goes with"),
-            ("-g vale0:a -m 3", "-m goes with"),
+            ("-C 1", "-C needs"),
+            ("-g vale0:a -m 3", "-m needs"),
             ("-n vi0 -C 1,2,3,4,5", "at most four"),
             ("-n vi0 -C 1,2,70000", "too many"),
             ("-p vale0:a -C 0,1,1", "one more number"),
@@ -258,10 +260,10 @@ mod tests {
 
     const SYNOPSIS: &[u8] = b".SH SYNOPSIS\n\\fBvale\\-ctl\\fR [\\fB\\-g\\fR|\\fB\\-a\\fR|\\fB\\-h\\fR|\\fB\\-d\\fR|\\fB\\-l\\fR|\\fB\\-p\\fR|\\fB\\-P\\fR \\fBvale\\fR\\fIS\\fR:\\fIP\\fR] [\\fIOPTIONS\\fR]\n.br\n\\fBvale\\-ctl\\fR \\fB\\-n\\fR|\\fB\\-r\\fR \\fIIF\\fR [\\fIOPTIONS\\fR]\n";
 
-    /// `man/vale-ctl.8` is made of the flags above and of `man.roff`. After a change of either, run this test with
+    /// `man/vale-ctl.8` is generated from the flags above and `man.roff`. After a change of either, run this test with
     /// `UPDATE_MAN=1` in the environment.
     #[test]
-    fn the_manual_page_is_up_to_date() {
+    fn the_man_page_is_up_to_date() {
         use clap::CommandFactory;
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../man/vale-ctl.8");
         tool_common::testing::check_manual(Cli::command(), SYNOPSIS, include_bytes!("../man.roff"), path);
