@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Forwards packets from one port to another with libnetmap: by an exchange of
- * buffers where both ports lie in one region, by copies elsewhere.
+ * Forwards packets from one port to another with libnetmap: exchanges buffers
+ * if both ports are in one region, else copies.
  *
  *	cc -O2 -o forwarder forwarder.c -lunetmap
  *	./forwarder 'netmap:p}1' 'netmap:p{2' 1000000
@@ -14,13 +14,13 @@
 
 #include <libnetmap.h>
 
-/* Moves what it can from one ring to another, at most so many packets' slots. */
+/* Forwards at most max slots from one ring to another, as far as slots are free. Returns their number. */
 static uint32_t
-forward(struct netmap_ring *from, struct netmap_ring *to, uint32_t most, int same_region)
+forward(struct netmap_ring *from, struct netmap_ring *to, uint32_t max, int same_region)
 {
 	uint32_t done = 0, in = from->head, out = to->head;
 
-	while (done < most && in != from->tail && out != to->tail) {
+	while (done < max && in != from->tail && out != to->tail) {
 		struct netmap_slot *rx = &from->slot[in], *tx = &to->slot[out];
 
 		if (same_region) {
@@ -67,11 +67,11 @@ main(int argc, char **argv)
 	while (left > 0) {
 		uint16_t r;
 
-		/* Room first: packets that cannot go anywhere are nothing to wake up for. */
+		/* Without free transmit slots, waits for those only: received packets could not be forwarded. */
 		fds[0].events = nm_ring_empty(NETMAP_TXRING(to->nifp, to->first_tx_ring)) ? 0 : POLLIN;
 		fds[1].events = fds[0].events != 0 ? 0 : POLLOUT;
 		if (poll(fds, 2, -1) < 0 || ((fds[0].revents | fds[1].revents) & POLLERR)) {
-			fprintf(stderr, "cannot forward any more\n");
+			fprintf(stderr, "a port failed; stopping\n");
 			return 1;
 		}
 		for (r = from->first_rx_ring; r <= from->last_rx_ring; r++)

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Sends packets with nothing but the system's calls, as the first paper on
- * netmap did: open, register, map, and then fill slots and poll.
+ * Sends packets with system calls only, as the first paper on netmap did:
+ * opens the device, registers the port, maps the memory, fills slots and polls.
  *
  *	cc -O2 -o generator generator.c
  *	unetmap run ./generator 'p{1' 1000000
@@ -54,13 +54,13 @@ main(int argc, char **argv)
 
 	while (left > 0) {
 		if (poll(&fds, 1, -1) < 0 || (fds.revents & POLLERR)) {
-			fprintf(stderr, "%s: cannot send any more\n", argv[1]);
+			fprintf(stderr, "%s: the port failed; stopping\n", argv[1]);
 			return 1;
 		}
 		for (r = 0; r < nmr.nr_tx_rings; r++) {
 			struct netmap_ring *ring = NETMAP_TXRING(nifp, r);
 
-			/* [head, tail) is ours to fill; what we leave behind head is sent. */
+			/* The program fills slots in [head, tail). The next poll sends the slots before head. */
 			for (; left > 0 && !nm_ring_empty(ring); left--) {
 				struct netmap_slot *slot = &ring->slot[ring->head];
 
@@ -72,7 +72,7 @@ main(int argc, char **argv)
 		}
 	}
 
-	/* Closing takes back what is not sent yet. */
+	/* Closing the port would drop packets that the receiver has not released. */
 	do {
 		if (ioctl(fds.fd, NIOCTXSYNC, NULL) != 0) {
 			perror("NIOCTXSYNC");

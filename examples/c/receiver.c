@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Receives packets with the little library that net/netmap_user.h compiles into
- * the program.
+ * Receives packets with the functions that net/netmap_user.h compiles into the
+ * program.
  *
  *	cc -O2 -o receiver receiver.c
  *	unetmap run ./receiver 'netmap:p}1' 1000000
@@ -37,7 +37,7 @@ main(int argc, char **argv)
 	fds.events = POLLIN;
 	while (packets < want) {
 		if (poll(&fds, 1, -1) < 0 || (fds.revents & POLLERR)) {
-			fprintf(stderr, "%s: cannot receive any more\n", argv[1]);
+			fprintf(stderr, "%s: the port failed; stopping\n", argv[1]);
 			return 1;
 		}
 		while (packets < want && nm_nextpkt(d, &h) != NULL) {
@@ -45,7 +45,7 @@ main(int argc, char **argv)
 			bytes += h.len;
 		}
 	}
-	/* Gives back what was read, so that the sender learns of it. */
+	/* Publishes the release of the last slots to the sender. */
 	ioctl(NETMAP_FD(d), NIOCRXSYNC, NULL);
 	printf("received %lu packets, %lu bytes\n", packets, bytes);
 	nm_close(d);

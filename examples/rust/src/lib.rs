@@ -1,2 +1,2 @@
-//! Examples of the Rust API, one program each: `sender`, `receiver` and `forwarder` in `src/bin`.
+//! Examples of the Rust API, one program each, in `src/bin`.
 #![forbid(unsafe_code)]

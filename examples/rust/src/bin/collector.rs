@@ -1,7 +1,9 @@
-//! Counts what comes from several ports in one thread: `collector MILLISECONDS PORT...`, with a report every so often.
+//! Counts the packets of several ports in one thread, and prints a report every MILLISECONDS:
+//! `collector MILLISECONDS PORT...`.
 //!
-//! For instance `collector 1000 'netmap:eth1}0' 'netmap:eth1}1'`, behind `lb -i eth1`. It is in no hurry: it looks, takes what
-//! has come, and sleeps for a moment, in which the rings fill. So it wakes nobody and nobody wakes it, however fast they are.
+//! For instance `collector 1000 'netmap:eth1}0' 'netmap:eth1}1'`, with `lb -i eth1`. The program syncs all ports,
+//! counts the received packets, and sleeps for a fixed time while the rings fill. It uses no wake-ups, so their cost
+//! does not depend on the packet rate.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -9,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use unetmap::Port;
 
-/// Rings hold some milliseconds of the fastest traffic.
-const NAP: Duration = Duration::from_micros(300);
+/// Time between two syncs. Shorter than the time in which the fastest traffic fills a ring, which is some milliseconds.
+const SYNC_INTERVAL: Duration = Duration::from_micros(300);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
@@ -23,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut begin, mut packets, mut bytes) = (Instant::now(), 0_u64, 0_u64);
     loop {
         for port in &ports {
-            // Gives back what was read at the last look, and takes what has come since.
+            // Releases the slots that were read before, and receives new packets.
             port.rxsync()?;
             for ring in port.rx_rings() {
                 bytes += ring.window().map(|slot| u64::from(slot.len())).sum::<u64>();
@@ -36,6 +38,6 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("{{\"event\":\"interval\",\"packets\":{packets},\"bytes\":{bytes},\"seconds\":{seconds}}}");
             (begin, packets, bytes) = (Instant::now(), 0, 0);
         }
-        std::thread::sleep(NAP);
+        std::thread::sleep(SYNC_INTERVAL);
     }
 }

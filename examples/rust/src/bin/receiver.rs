@@ -1,6 +1,6 @@
 //! Receives packets from a port: `receiver [PORT [COUNT]]`, by default 1000 from `netmap:demo}1`.
 //!
-//! Start it before or after `sender`: whoever comes first makes the pipe.
+//! Start it before or after `sender`: the first of them creates the pipe.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -16,25 +16,25 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut packets, mut bytes) = (0, 0);
     let mut last = [0_u8; 60];
     while packets < count {
-        // Gives back what was read so far, and waits for packets: it spins for a moment, then it sleeps.
+        // Releases the slots that were read before, and waits for packets: spins shortly, then sleeps.
         port.poll(Interest::RX, None)?;
         for ring in port.rx_rings() {
-            // The window is the received slots, [head, tail).
+            // The window contains the received slots, [head, tail).
             let mut read = 0;
             for slot in ring.window() {
                 bytes += u64::from(slot.len());
-                // Others can write the buffer at any time: bytes are copied out of it, and then they are yours.
+                // The peer can write the buffer at any time, so the program works on a copy of the bytes.
                 slot.frame().read(0, &mut last);
                 read += 1;
             }
-            // Give the slots back; until then nobody else may use their buffers.
+            // Releases the slots. Until then their buffers belong to this program.
             ring.advance(read);
             packets += u64::from(read);
         }
     }
-    // The loop's next poll would give the last slots back; there is none.
+    // Publishes the release of the last slots, which no further poll does.
     port.rxsync()?;
     let number = u64::from_be_bytes(last[14..22].try_into()?);
-    println!("{spec}: received {packets} packets, {bytes} bytes; the last one says {number}");
+    println!("{spec}: received {packets} packets, {bytes} bytes; the last one has number {number}");
     Ok(())
 }

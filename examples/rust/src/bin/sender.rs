@@ -13,20 +13,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let spec = args.next().unwrap_or("netmap:demo{1".into());
     let count: u64 = args.next().unwrap_or("1000".into()).parse()?;
 
-    // An open port has rings in each direction. Their slots and buffers are memory shared with the other side.
+    // An open port has rings in both directions. Their slots and buffers are in memory shared with the peer.
     let port = Port::open(&spec)?;
     let ring = &port.tx_rings()[0];
 
     let mut packet = [0_u8; 60];
-    packet[..6].fill(0xff); // to everybody
+    packet[..6].fill(0xff); // broadcast
     packet[12..14].copy_from_slice(&[0x88, 0xb5]); // the EtherType for experiments
 
     let mut sent = 0;
     while sent < count {
-        // Sends what was handed over so far, and waits until there is room (`None`: however long that takes).
+        // Sends the packets of the previous round, and waits for free slots (`None`: without a time limit).
         port.poll(Interest::TX, None)?;
 
-        // The window is the free slots, [head, tail). Fill as many as are needed ...
+        // The window contains the free slots, [head, tail). Fills as many as needed ...
         let mut filled = 0;
         for slot in ring.window() {
             if sent == count {
@@ -38,11 +38,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             filled += 1;
             sent += 1;
         }
-        // ... and hand them over, all at once. The next poll or sync sends them.
+        // ... and passes all of them to the library. The next poll or sync sends them.
         ring.advance(filled);
     }
 
-    // Closing the port would drop what the receiver has not taken yet: wait until it has.
+    // Closing the port would drop packets that the receiver has not released, so waits until it has released all.
     port.txsync()?;
     while ring.pending() {
         std::thread::sleep(Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! The chain of filters that a packet from the wire goes through, each cheaper than the next.
+//! The filters that are applied to a packet from the interface, the cheapest first.
 
 use std::time::Duration;
 
@@ -6,26 +6,26 @@ use crate::packet::{ACK, FIN, Ip, Kind, Packet, RST, SYN};
 use crate::proxy::SynProxy;
 use crate::table::{Table, mix};
 
-/// What becomes of a packet.
+/// The decision of a filter.
 pub(crate) enum Verdict {
-    /// The next filter, or the host, gets it.
+    /// The packet goes to the next filter, or to the host after the last one.
     Pass,
-    /// It ends here.
+    /// The packet is dropped.
     Drop,
-    /// It ends here, and this frame goes back to where it came from.
-    Answer(Vec<u8>),
+    /// The packet is dropped, and this frame is sent to its source.
+    Reply(Vec<u8>),
 }
 
 /// One stage of the chain.
 pub(crate) trait Filter: Send {
-    /// How it is called in reports.
+    /// Returns the filter's name in reports.
     fn name(&self) -> &'static str;
 
-    /// `now` is any time that does not go backwards.
-    fn judge(&mut self, packet: &Packet<'_>, now: Duration) -> Verdict;
+    /// Decides about a packet. `now` must be monotonic.
+    fn check(&mut self, packet: &Packet<'_>, now: Duration) -> Verdict;
 }
 
-/// The chain as `secret` and the program's arguments make it.
+/// Creates the filters.
 pub(crate) fn chain(secret: u64, packets_per_second: u32) -> Vec<Box<dyn Filter>> {
     vec![
         Box::new(Malformed),
@@ -35,7 +35,7 @@ pub(crate) fn chain(secret: u64, packets_per_second: u32) -> Vec<Box<dyn Filter>
     ]
 }
 
-/// Drops what no stack sends: broken headers, packets to oneself, flags that contradict each other.
+/// Drops packets that no stack sends: invalid headers, equal source and destination, contradictory TCP flags.
 struct Malformed;
 
 impl Filter for Malformed {
@@ -43,17 +43,17 @@ impl Filter for Malformed {
         "malformed"
     }
 
-    fn judge(&mut self, packet: &Packet<'_>, _now: Duration) -> Verdict {
-        let good = match &packet.kind {
+    fn check(&mut self, packet: &Packet<'_>, _now: Duration) -> Verdict {
+        let valid = match &packet.kind {
             Kind::Malformed => false,
             Kind::Other => true,
-            Kind::Ip(ip) => ip.source != ip.destination && sane_tcp(packet, ip),
+            Kind::Ip(ip) => ip.source != ip.destination && is_valid_tcp(packet, ip),
         };
-        if good { Verdict::Pass } else { Verdict::Drop }
+        if valid { Verdict::Pass } else { Verdict::Drop }
     }
 }
 
-fn sane_tcp(packet: &Packet<'_>, ip: &Ip) -> bool {
+fn is_valid_tcp(packet: &Packet<'_>, ip: &Ip) -> bool {
     if ip.protocol != crate::packet::TCP {
         return true;
     }
@@ -64,11 +64,11 @@ fn sane_tcp(packet: &Packet<'_>, ip: &Ip) -> bool {
     header >= 20 && ip.payload - ip.at + header <= ip.len && !contradiction
 }
 
-/// Drops what comes from addresses that nobody has.
+/// Drops packets from addresses that no host may use as a source.
 struct Bogon;
 
-/// IPv4 networks that no packet comes from: this network, loopback, link-local, for documentation (three) and tests, and
-/// from 224 on multicast and what is reserved. Private ones may be the neighbours.
+/// IPv4 networks that are not valid as a source: this network, loopback, link-local, documentation (three), tests, and
+/// from 224 on multicast and reserved addresses. Private networks are valid, because neighbours may use them.
 const NETS: [(u32, u32); 9] = [
     (0x0000_0000, 8),
     (0x7f00_0000, 8),
@@ -86,35 +86,36 @@ impl Filter for Bogon {
         "bogon"
     }
 
-    fn judge(&mut self, packet: &Packet<'_>, _now: Duration) -> Verdict {
+    fn check(&mut self, packet: &Packet<'_>, _now: Duration) -> Verdict {
         let Some(ip) = packet.ip() else { return Verdict::Pass };
-        let nobodys = if ip.v6 {
+        let is_bogon = if ip.v6 {
             let source = u128::from_be_bytes(ip.source);
-            // Loopback, IPv4 in disguise, multicast, documentation. Unspecified is who asks for an address.
+            // Loopback, IPv4-mapped, multicast, documentation. The unspecified address is valid for hosts that request
+            // an address.
             source == 1 || source >> 32 == 0xffff || source >> 120 == 0xff || source >> 96 == 0x2001_0db8
         } else {
             let source = u128::from_be_bytes(ip.source) as u32;
             NETS.iter().any(|(net, bits)| (source ^ net) >> (32 - bits) == 0)
         };
-        if nobodys { Verdict::Drop } else { Verdict::Pass }
+        if is_bogon { Verdict::Drop } else { Verdict::Pass }
     }
 }
 
-/// Lets each source send so many packets in a second, and as many at once.
+/// Limits the rate of each source with a token bucket. The maximum burst is the packets of one second.
 struct Rate {
     secret: u64,
     per_second: u32,
     sources: Table<Bucket>,
 }
 
-/// What is left to a source, in packets, and when that was so.
+/// The tokens of a source, in packets, at a time.
 #[derive(Clone, Copy, Default)]
 struct Bucket {
     tokens: f32,
     at: Duration,
 }
 
-/// Sources whose rate is known at a time; of more the one unseen for longest is forgotten.
+/// Maximum number of sources whose rate is tracked. A new source replaces a least recently used one.
 const SOURCES: usize = 1 << 16;
 
 impl Rate {
@@ -128,13 +129,13 @@ impl Filter for Rate {
         "rate"
     }
 
-    fn judge(&mut self, packet: &Packet<'_>, now: Duration) -> Verdict {
+    fn check(&mut self, packet: &Packet<'_>, now: Duration) -> Verdict {
         let Some(ip) = packet.ip() else { return Verdict::Pass };
-        let most = self.per_second as f32;
-        let full = Bucket { tokens: most, at: now };
+        let max = self.per_second as f32;
+        let full = Bucket { tokens: max, at: now };
         let bucket = self.sources.entry(source_key(ip, self.secret), now, || full);
-        let grown = bucket.tokens + (now.saturating_sub(bucket.at)).as_secs_f32() * most;
-        *bucket = Bucket { tokens: grown.min(most), at: now };
+        let tokens = bucket.tokens + (now.saturating_sub(bucket.at)).as_secs_f32() * max;
+        *bucket = Bucket { tokens: tokens.min(max), at: now };
         if bucket.tokens < 1.0 {
             return Verdict::Drop;
         }
@@ -143,8 +144,8 @@ impl Filter for Rate {
     }
 }
 
-/// A number for the source that nobody outside can choose. Who has an IPv6 network has all addresses of it, so its first
-/// half is the source.
+/// Returns a key for the source of a packet, which an attacker cannot choose. For IPv6 it is derived from the upper
+/// half of the address, because a host can use all addresses of its network.
 pub(crate) fn source_key(ip: &Ip, secret: u64) -> u64 {
     let address = u128::from_be_bytes(ip.source);
     let source = if ip.v6 { (address >> 64) as u64 } else { address as u64 };

@@ -1,22 +1,23 @@
-//! Cleans the traffic of an interface before its host sees it: `scrubber IF [THREADS [RATE]]`.
+//! Filters the traffic of an interface before it reaches the host's stack: `scrubber IF [THREADS [RATE]]`.
 //!
-//! Each thread has a pair of the interface's rings and a pair of host rings for itself, so that threads share nothing:
+//! Each thread uses one pair of the interface's rings and one pair of host rings, so that threads share nothing:
 //!
 //! ```text
 //!   wire --- IF-0 --> malformed? bogon? too fast? SYN proxy --> IF^0 --- host
 //!        \-- IF-1 --> ...                                       IF^1 --/       one thread each
 //! ```
-//! A packet that passes goes up by an exchange of two buffer numbers; what the host sends goes out the same way. THREADS
-//! (1) should be the number of the interface's queues, as other queues stay the kernel's. RATE (20000) is how many packets
-//! a second one source may send to one queue. `INTERVAL_MS` in the environment asks for a report every so often.
+//! A packet that passes all filters moves to the host ring by an exchange of buffers; packets from the host move to the
+//! interface in the same way. THREADS (default 1) should be the number of the interface's queues, because the kernel
+//! keeps the other queues. RATE (default 20000) is the number of packets per second that one source may send to one
+//! queue. The environment variable `INTERVAL_MS` requests a report at that interval, in milliseconds.
 //!
-//! It is an example: a program to start from, not one to trust a network to.
+//! This program is an example to start from, not a product that protects a network.
 #![forbid(unsafe_code)]
 
 mod filters;
-mod lane;
 mod packet;
 mod proxy;
+mod queue_pair;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -27,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use lane::{Counts, Lane};
+use queue_pair::{Counts, QueuePair};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use unetmap::Port;
 
@@ -45,31 +46,32 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     let counts: Vec<Counts> = (0..threads).map(|_| Counts::default()).collect();
-    let mut lanes = Vec::new();
-    // The host's rings first: who has them may take the interface that the host is reached by.
+    let mut pairs = Vec::new();
+    // The host rings come first: a program that holds them may also open the interface that carries the host's
+    // connections.
     let hosts: Result<Vec<Port>, _> =
         (0..threads).map(|k| Port::open(&format!("netmap:{interface}^{k}@conf:host-rings={threads}"))).collect();
     for ((k, host), counts) in hosts?.into_iter().enumerate().zip(&counts) {
         let wire = Port::open(&format!("netmap:{interface}-{k}"))?;
-        // Whoever does not know it can neither fill the tables nor make cookies.
+        // Without this secret, an attacker can neither fill the tables nor forge cookies.
         let secret = RandomState::new().hash_one(k);
-        lanes.push(Lane { wire, host, filters: filters::chain(secret, rate), counts });
+        pairs.push(QueuePair { wire, host, filters: filters::chain(secret, rate), counts });
     }
     let names: Vec<&str> = filters::chain(0, rate).iter().map(|filter| filter.name()).collect();
     eprintln!("Ready to go, {interface} with {threads} threads");
 
     let (begin, stop) = (Instant::now(), &*stop);
     std::thread::scope(|scope| {
-        let lanes: Vec<_> = lanes.iter_mut().map(|lane| scope.spawn(|| lane.run(stop))).collect();
+        let threads: Vec<_> = pairs.iter_mut().map(|pair| scope.spawn(|| pair.run(stop))).collect();
         let mut before = (begin, 0);
-        while !stop.load(Relaxed) && !lanes.iter().any(|lane| lane.is_finished()) {
+        while !stop.load(Relaxed) && !threads.iter().any(|thread| thread.is_finished()) {
             std::thread::sleep(interval.unwrap_or(Duration::from_millis(50)));
             if interval.is_some() {
                 before = report(&counts, before);
             }
         }
         stop.store(true, Relaxed);
-        lanes.into_iter().try_for_each(|lane| lane.join().unwrap_or(Ok(())))
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or(Ok(())))
     })?;
     let sum = |of: &dyn Fn(&Counts) -> &AtomicU64| counts.iter().map(|counts| of(counts).load(Relaxed)).sum::<u64>();
     let stopped: Vec<String> =
@@ -85,7 +87,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One line of JSON about what came since `before`: a time, and how many had been received then.
+/// Prints a line of JSON about the packets received since `before`, a time and the number of packets received until
+/// then. Returns the new values.
 fn report(counts: &[Counts], before: (Instant, u64)) -> (Instant, u64) {
     let (now, received) = (Instant::now(), counts.iter().map(|counts| counts.received.load(Relaxed)).sum());
     let (packets, seconds) = (received - before.1, (now - before.0).as_secs_f64());

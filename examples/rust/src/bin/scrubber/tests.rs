@@ -1,12 +1,12 @@
 use std::time::Duration;
 
 use crate::filters::{Filter, Verdict, chain};
-use crate::packet::{ACK, FIN, Packet, RST, SYN, TCP, checksum, long};
+use crate::packet::{ACK, FIN, Packet, RST, SYN, TCP, checksum, read_u32};
 use crate::table::Table;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// An IPv4 frame of 60 bytes; `payload` follows the header of 20.
+/// Builds an IPv4 frame of at least 60 bytes, with a header of 20 bytes before `payload`.
 fn ipv4(source: [u8; 4], protocol: u8, payload: &[u8]) -> Vec<u8> {
     let mut ip = vec![0x45, 0, 0, 20 + payload.len() as u8, 0, 0, 0x40, 0, 64, protocol, 0, 0];
     ip.extend(source);
@@ -25,26 +25,26 @@ fn tcp(source: [u8; 4], flags: u8, seq: u32) -> Vec<u8> {
     ipv4(source, TCP, &header)
 }
 
-/// The filter that stopped it, and its answer; the host's if none did.
-fn ends(filters: &mut [Box<dyn Filter>], frame: &[u8], now: Duration) -> (&'static str, Option<Vec<u8>>) {
+/// Returns the name of the filter that stopped the frame ("host" if none did), and the filter's reply.
+fn apply(filters: &mut [Box<dyn Filter>], frame: &[u8], now: Duration) -> (&'static str, Option<Vec<u8>>) {
     let packet = Packet::new(frame, frame.len());
     for filter in filters {
-        match filter.judge(&packet, now) {
+        match filter.check(&packet, now) {
             Verdict::Pass => {}
             Verdict::Drop => return (filter.name(), None),
-            Verdict::Answer(frame) => return (filter.name(), Some(frame)),
+            Verdict::Reply(frame) => return (filter.name(), Some(frame)),
         }
     }
     ("host", None)
 }
 
 #[test]
-fn what_no_stack_sends_is_malformed() {
+fn invalid_packets_are_malformed() {
     let mut filters = chain(7, 1000);
     let good = ipv4([10, 9, 0, 2], 17, &[0; 20]);
-    let mut end = |frame: &[u8]| ends(&mut filters, frame, SECOND).0;
+    let mut end = |frame: &[u8]| apply(&mut filters, frame, SECOND).0;
     assert_eq!(end(&good), "host");
-    // ARP is none of ours.
+    // ARP passes.
     assert_eq!(end(&[&good[..12], &[8, 6], &[0; 46]].concat()), "host");
     for (at, value) in [(14, 0x55), (14, 0x44), (17, 255), (17, 19), (24, 1), (21, 1)] {
         let mut bad = good.clone();
@@ -54,7 +54,7 @@ fn what_no_stack_sends_is_malformed() {
     for n in 0..good.len() - 10 {
         assert_eq!(end(&good[..n]), "malformed", "{n} bytes");
     }
-    assert_eq!(end(&ipv4([10, 9, 0, 1], 17, &[0; 20])), "malformed", "from and to the same");
+    assert_eq!(end(&ipv4([10, 9, 0, 1], 17, &[0; 20])), "malformed", "equal source and destination");
     for flags in [0, FIN, SYN | FIN, SYN | RST] {
         assert_eq!(end(&tcp([10, 9, 0, 2], flags, 0)), "malformed", "flags {flags}");
     }
@@ -63,7 +63,7 @@ fn what_no_stack_sends_is_malformed() {
 }
 
 #[test]
-fn nobodys_addresses_are_bogons() {
+fn invalid_source_addresses_are_bogons() {
     let mut filters = chain(7, 1000);
     for (source, end) in [
         ([127, 0, 0, 1], "bogon"),
@@ -76,23 +76,23 @@ fn nobodys_addresses_are_bogons() {
         ([223, 255, 255, 255], "host"),
         ([10, 9, 0, 2], "host"),
     ] {
-        assert_eq!(ends(&mut filters, &ipv4(source, 17, &[0; 20]), SECOND).0, end, "{source:?}");
+        assert_eq!(apply(&mut filters, &ipv4(source, 17, &[0; 20]), SECOND).0, end, "{source:?}");
     }
     let mut v6 = vec![0; 60];
     v6[12..15].copy_from_slice(&[0x86, 0xdd, 0x60]);
     v6[53] = 2;
     for (first, last, end) in [(0, 1, "bogon"), (0xff, 1, "bogon"), (0xfd, 1, "host")] {
         (v6[22], v6[37]) = (first, last);
-        assert_eq!(ends(&mut filters, &v6, SECOND).0, end);
+        assert_eq!(apply(&mut filters, &v6, SECOND).0, end);
     }
 }
 
 #[test]
-fn each_source_has_its_rate() {
+fn each_source_has_a_rate_limit_of_its_own() {
     let mut filters = chain(7, 100);
     let mut count = |source: u8, n: u32, now: Duration| {
         let frame = ipv4([10, 9, 0, source], 17, &[0; 20]);
-        (0..n).filter(|_| ends(&mut filters, &frame, now).0 == "host").count()
+        (0..n).filter(|_| apply(&mut filters, &frame, now).0 == "host").count()
     };
     assert_eq!(count(2, 500, SECOND), 100);
     assert_eq!(count(3, 50, SECOND), 50, "another source has its own");
@@ -101,7 +101,7 @@ fn each_source_has_its_rate() {
 }
 
 #[test]
-fn a_table_forgets_who_was_unseen_for_longest() {
+fn a_full_table_replaces_the_least_recently_used_key() {
     let mut table: Table<u32> = Table::new(4);
     for key in 1..=5 {
         *table.entry(key, Duration::from_secs(key), || 0) = key as u32;
@@ -111,25 +111,25 @@ fn a_table_forgets_who_was_unseen_for_longest() {
 }
 
 #[test]
-fn only_who_gets_the_answer_may_connect() {
+fn only_sources_that_receive_the_cookie_may_connect() {
     let mut filters = chain(7, 1000);
     let syn = tcp([10, 9, 0, 2], SYN, 1000);
-    let (end, answer) = ends(&mut filters, &syn, SECOND);
-    let answer = answer.expect("a SYN ACK");
-    assert_eq!((end, answer.len()), ("syn", 54));
-    assert_eq!((&answer[..6], &answer[26..30], answer[47]), (&syn[6..12], &[10, 9, 0, 1][..], SYN | ACK));
-    assert_eq!(checksum(0, &answer[14..34]), 0);
-    let pseudo = [&answer[26..34], &[0, TCP, 0, 20]].concat();
-    assert_eq!(checksum(u32::from(!checksum(0, &pseudo)), &answer[34..]), 0);
-    let cookie = long(&answer, 42).expect("54 bytes");
-    // Neither another number, nor the right one from elsewhere or too late, is worth anything.
+    let (end, reply) = apply(&mut filters, &syn, SECOND);
+    let reply = reply.expect("a SYN ACK");
+    assert_eq!((end, reply.len()), ("syn", 54));
+    assert_eq!((&reply[..6], &reply[26..30], reply[47]), (&syn[6..12], &[10, 9, 0, 1][..], SYN | ACK));
+    assert_eq!(checksum(0, &reply[14..34]), 0);
+    let pseudo = [&reply[26..34], &[0, TCP, 0, 20]].concat();
+    assert_eq!(checksum(u32::from(!checksum(0, &pseudo)), &reply[34..]), 0);
+    let cookie = read_u32(&reply, 42).expect("54 bytes");
+    // A wrong cookie, a cookie of another source, and an expired cookie are not accepted.
     for (source, seq, now) in [(2, cookie ^ 1, SECOND), (3, cookie, SECOND), (2, cookie, SECOND * 60)] {
-        assert_eq!(ends(&mut filters, &tcp([10, 9, 0, source], RST, seq), now).0, "host");
+        assert_eq!(apply(&mut filters, &tcp([10, 9, 0, source], RST, seq), now).0, "host");
     }
-    assert_eq!(ends(&mut filters, &syn, SECOND).0, "syn");
-    assert_eq!(ends(&mut filters, &tcp([10, 9, 0, 2], RST, cookie), SECOND * 2).0, "syn");
-    assert_eq!(ends(&mut filters, &syn, SECOND * 2).0, "host");
-    assert_eq!(ends(&mut filters, &tcp([10, 9, 0, 3], SYN, 1000), SECOND * 2).0, "syn");
-    assert_eq!(ends(&mut filters, &syn, SECOND * 1000).0, "syn", "not for ever");
-    assert_eq!(ends(&mut filters, &tcp([10, 9, 0, 9], SYN | ACK, 1), SECOND).0, "host", "the host's own connections");
+    assert_eq!(apply(&mut filters, &syn, SECOND).0, "syn");
+    assert_eq!(apply(&mut filters, &tcp([10, 9, 0, 2], RST, cookie), SECOND * 2).0, "syn");
+    assert_eq!(apply(&mut filters, &syn, SECOND * 2).0, "host");
+    assert_eq!(apply(&mut filters, &tcp([10, 9, 0, 3], SYN, 1000), SECOND * 2).0, "syn");
+    assert_eq!(apply(&mut filters, &syn, SECOND * 1000).0, "syn", "trust expires");
+    assert_eq!(apply(&mut filters, &tcp([10, 9, 0, 9], SYN | ACK, 1), SECOND).0, "host", "the host's own connections");
 }

@@ -1,4 +1,4 @@
-//! One thread's work: a pair of the interface's rings, and a pair of the host's.
+//! The work of one thread: a pair of the interface's rings and a pair of host rings.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -8,50 +8,51 @@ use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Error, Interest, Port, Ring, SlotRef};
 
 use crate::filters::{Filter, Verdict};
-use crate::packet::{HEAD, Packet};
+use crate::packet::{HEADERS, Packet};
 
-/// How long a lane looks for packets before it sleeps, and how long it sleeps at most.
+/// Idle time after which the thread sleeps.
 const SPIN: Duration = Duration::from_micros(50);
-const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// The shortest time that a look may take: the library then rests between looks at a fast stream.
-const LOOK: Duration = Duration::from_micros(1);
+/// Longest sleep; the thread checks the stop flag in between.
+const MAX_SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// Timeout of the poll of the interface. Because it is not zero, the library pauses between polls of a fast stream.
+const POLL_TIMEOUT: Duration = Duration::from_micros(1);
 
-/// What happened to packets from the wire; written by the lane, read by who reports.
+/// Counts of packets from the interface. Written by one thread, read by the reporting thread.
 #[derive(Default)]
 pub(crate) struct Counts {
     pub(crate) received: AtomicU64,
     pub(crate) passed: AtomicU64,
-    /// By filter, in the order of the chain.
+    /// Packets dropped or answered, per filter, in the order of the chain.
     pub(crate) stopped: [AtomicU64; 4],
-    /// For the host, which had no room.
+    /// Packets dropped because the host ring had no free slot.
     pub(crate) lost: AtomicU64,
 }
 
-/// Adds, where nobody else does.
+/// Adds to a counter that only this thread writes.
 fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Relaxed) + n, Relaxed);
 }
 
-/// A lane.
-pub(crate) struct Lane<'a> {
+/// The ports and filters of one thread.
+pub(crate) struct QueuePair<'a> {
     pub(crate) wire: Port,
     pub(crate) host: Port,
     pub(crate) filters: Vec<Box<dyn Filter>>,
     pub(crate) counts: &'a Counts,
 }
 
-impl Lane<'_> {
-    /// Works until `stop`.
+impl QueuePair<'_> {
+    /// Filters and forwards packets until `stop` is set.
     pub(crate) fn run(&mut self, stop: &AtomicBool) -> Result<(), Error> {
         let start = Instant::now();
         let mut idle_since = start;
         while !stop.load(Relaxed) {
-            // Each poll sends what was handed over, gives back what was read, and takes what has come.
-            self.wire.poll(Interest::RX, Some(LOOK))?;
+            // Each poll sends filled slots, releases read slots, and receives new packets.
+            self.wire.poll(Interest::RX, Some(POLL_TIMEOUT))?;
             self.host.poll(Interest::RX, Some(Duration::ZERO))?;
-            let inwards = self.clean(start.elapsed())?;
-            let outwards = forward(&self.host.rx_rings()[0], &self.wire.tx_rings()[0]);
-            if inwards | outwards {
+            let received = self.filter_received(start.elapsed())?;
+            let sent = forward(&self.host.rx_rings()[0], &self.wire.tx_rings()[0]);
+            if received | sent {
                 self.host.txsync()?;
                 self.wire.txsync()?;
                 idle_since = Instant::now();
@@ -63,28 +64,29 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Takes packets from the wire through the chain, and what passes up to the host. Returns whether there were any.
-    fn clean(&mut self, now: Duration) -> Result<bool, Error> {
-        let Lane { wire, host, filters, counts } = self;
-        let (rx, up, back) = (&wire.rx_rings()[0], &host.tx_rings()[0], &wire.tx_rings()[0]);
-        let (mut n, mut passed, mut dropping, mut goes_on) = (0, 0, false, false);
-        let mut room = up.window();
+    /// Applies the filters to packets from the interface, and forwards those that pass to the host. Returns true if
+    /// there were any.
+    fn filter_received(&mut self, now: Duration) -> Result<bool, Error> {
+        let QueuePair { wire, host, filters, counts } = self;
+        let (rx, up, replies) = (&wire.rx_rings()[0], &host.tx_rings()[0], &wire.tx_rings()[0]);
+        let (mut n, mut passed, mut dropping, mut continued) = (0, 0, false, false);
+        let mut free_slots = up.window();
         for slot in rx.window() {
             n += 1;
-            // The rest of a packet of several slots shares the fate of its first.
-            if !goes_on {
-                dropping = !judge(filters, counts, back, &slot, now);
+            // The filters examine the first slot of a packet; the other slots are treated alike.
+            if !continued {
+                dropping = !passes(filters, counts, replies, &slot, now);
             }
-            goes_on = slot.flags() & NS_MOREFRAG != 0;
+            continued = slot.flags() & NS_MOREFRAG != 0;
             if dropping {
                 continue;
             }
-            match room.next() {
+            match free_slots.next() {
                 Some(free) => {
                     free.swap_from(&slot);
                     passed += 1;
                 }
-                // The host is slower than the wire: whoever comes last is lost, as on any interface.
+                // The host is slower than the interface: the packet is dropped, as on any full receive queue.
                 None => {
                     add(&counts.lost, 1);
                     dropping = true;
@@ -98,7 +100,7 @@ impl Lane<'_> {
         Ok(n > 0)
     }
 
-    /// Sleeps until something comes from either side.
+    /// Sleeps until a packet arrives from either side.
     fn sleep(&self) -> Result<(), Error> {
         let ports = [&self.wire, &self.host];
         for port in ports {
@@ -108,27 +110,27 @@ impl Lane<'_> {
         }
         let fds: Vec<_> = ports.iter().flat_map(|port| port.wait_fds(Interest::RX)).collect();
         let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-        // An interrupted sleep is a short one.
-        let _ = poll(&mut fds, Some(&NAP));
+        // Errors are ignored: an interrupted sleep just ends early.
+        let _ = poll(&mut fds, Some(&MAX_SLEEP));
         Ok(())
     }
 }
 
-/// What the chain says of a packet: whether it passes. An answer goes out at once, if there is room for it.
-fn judge(filters: &mut [Box<dyn Filter>], counts: &Counts, back: &Ring, slot: &SlotRef<'_>, now: Duration) -> bool {
-    let mut head = [0; HEAD];
+/// Returns true if a packet passes all filters. Sends the reply of a filter at once, if there is a free slot.
+fn passes(filters: &mut [Box<dyn Filter>], counts: &Counts, replies: &Ring, slot: &SlotRef<'_>, now: Duration) -> bool {
+    let mut head = [0; HEADERS];
     let len = usize::from(slot.len());
-    let n = slot.frame().read(0, &mut head[..len.min(HEAD)]);
+    let n = slot.frame().read(0, &mut head[..len.min(HEADERS)]);
     let packet = Packet::new(&head[..n], len);
     for (filter, stopped) in filters.iter_mut().zip(&counts.stopped) {
-        match filter.judge(&packet, now) {
+        match filter.check(&packet, now) {
             Verdict::Pass => continue,
             Verdict::Drop => {}
-            Verdict::Answer(frame) => {
-                if let Some(free) = back.window().next() {
+            Verdict::Reply(frame) => {
+                if let Some(free) = replies.window().next() {
                     let n = free.frame().write(0, &frame);
                     free.set_len_flags(n as u16, 0);
-                    back.advance(1);
+                    replies.advance(1);
                 }
             }
         }
@@ -138,7 +140,7 @@ fn judge(filters: &mut [Box<dyn Filter>], counts: &Counts, back: &Ring, slot: &S
     true
 }
 
-/// Moves what one ring received to the other, by exchange of buffers. Returns whether there was anything.
+/// Forwards packets from one ring to another by exchanging buffers. Returns true if there were any.
 fn forward(from: &Ring, to: &Ring) -> bool {
     let n = from.window().zip(to.window()).map(|(received, free)| free.swap_from(&received)).count() as u32;
     to.advance(n);
