@@ -1,4 +1,4 @@
-# Prints the packets of a pcap file, one a line in hexadecimal, without their times.
+# Prints the packets of a pcap file in hexadecimal, one per line, without timestamps.
 # Usage: od -An -v -tx1 FILE | awk -f packets.awk
 
 function number(at,    i, text, value) {
@@ -23,5 +23,5 @@ END {
         print line
         at += len
     }
-    if (at != n) { print "the last packet is cut" > "/dev/stderr"; exit 1 }
+    if (at != n) { print "the last packet is truncated" > "/dev/stderr"; exit 1 }
 }
