@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * A program of libpcap's that knows nothing of us, as unetmap bench measures it, with our libpcap and
+ * A libpcap program with no unetmap code, for the benchmark pcap. It runs with unetmap's libpcap and
  * with the system's:
  *
- *	pcap dispatch DEVICE [FILTER]	counts by pcap_dispatch; a line of JSON every 20 ms
+ *	pcap dispatch DEVICE [FILTER]	counts by pcap_dispatch; prints a line of JSON every 20 ms
  *	pcap next_ex DEVICE [FILTER]	counts by pcap_next_ex
  *	pcap inject DEVICE		sends packets of 60 bytes
  */
@@ -21,7 +21,7 @@
 #define BYTES		60
 #define INTERVAL	20		/* ms */
 #define SNAPLEN		2048
-#define BUFFER		(8 << 20)	/* bytes, where there is one */
+#define BUFFER		(8 << 20)	/* bytes */
 
 static unsigned long received;
 
@@ -41,7 +41,7 @@ open_device(const char *device, const char *text)
 
 	if (p == NULL)
 		die(device, error);
-	/* A packet waits a millisecond at most. */
+	/* The buffer timeout is one millisecond. */
 	if (pcap_set_snaplen(p, SNAPLEN) != 0 || pcap_set_promisc(p, 1) != 0 || pcap_set_timeout(p, 1) != 0 ||
 	    pcap_set_buffer_size(p, BUFFER) != 0 || pcap_activate(p) < 0)
 		die(device, pcap_geterr(p));
@@ -55,7 +55,7 @@ count(u_char *user, const struct pcap_pkthdr *h, const u_char *packet)
 {
 	(void)user, (void)packet;
 	if (h->caplen != BYTES)
-		die("a packet", "it has not the length that was sent");
+		die("packet", "its length is not the one that was sent");
 	__atomic_store_n(&received, received + 1, __ATOMIC_RELAXED);
 }
 
@@ -111,7 +111,7 @@ next_all(pcap_t *p)
 	die("pcap_next_ex", pcap_geterr(p));
 }
 
-/* IPv4 and UDP, to an Ethernet address that nobody has. */
+/* Sends IPv4 and UDP to an unused Ethernet address. */
 static void
 inject_all(pcap_t *p)
 {
@@ -123,7 +123,7 @@ inject_all(pcap_t *p)
 	u_char packet[BYTES] = { 0 };
 
 	memcpy(packet, head, sizeof(head));
-	/* An interface's queue may be full for a moment. */
+	/* An interface's queue may be full temporarily. */
 	while (pcap_inject(p, packet, sizeof(packet)) == BYTES || errno == ENOBUFS || errno == EAGAIN)
 		;
 	die("pcap_inject", pcap_geterr(p));
@@ -141,7 +141,7 @@ main(int argc, char **argv)
 		return 2;
 	p = open_device(argv[2], argc == 4 ? argv[3] : NULL);
 	if (pthread_create(&reporter, NULL, report, NULL) != 0)
-		die("a thread", "there is none to be had");
+		die("pthread_create", "failed");
 	if (strcmp(argv[1], "dispatch") == 0)
 		dispatch_all(p);
 	next_all(p);

@@ -2,15 +2,15 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * A netmap program that knows nothing of us, as unetmap bench measures it:
+ * A netmap program with no unetmap code, for the benchmarks preload-* and node-*:
  *
  *	preload tx PORT CPU BATCH	sends packets of 60 bytes
- *	preload rx PORT CPU	receives; a line of JSON every 20 ms
- *	preload ready PORT CPU	what a poll costs that finds room
- *	preload poll CPU	what poll of another file costs, called as
- *			programs do, and by the C library itself
+ *	preload rx PORT CPU	receives; prints a line of JSON every 20 ms
+ *	preload ready PORT CPU	measures a poll of a ring with free slots
+ *	preload poll CPU	measures poll of a file that is not netmap's,
+ *			as programs call it, and of the C library alone
  *
- * With NODE defined it needs no library when it runs, and has no poll.
+ * With NODE defined, the program is linked statically and lacks the command poll.
  */
 #define _GNU_SOURCE
 #ifndef NODE
@@ -32,7 +32,7 @@
 
 #define SLOTS		1024
 #define BYTES		60
-#define PATIENCE	100		/* ms; how long one poll waits */
+#define POLL_TIMEOUT	100		/* ms */
 #define INTERVAL	20		/* ms */
 
 static volatile sig_atomic_t stopped;
@@ -75,24 +75,24 @@ pin(const char *cpu)
 static struct nm_desc *
 port(const char *name)
 {
-	struct nmreq wish;
+	struct nmreq request;
 	struct nm_desc *d;
 
-	memset(&wish, 0, sizeof(wish));
-	wish.nr_tx_slots = wish.nr_rx_slots = SLOTS;
-	d = nm_open(name, &wish, 0, NULL);
+	memset(&request, 0, sizeof(request));
+	request.nr_tx_slots = request.nr_rx_slots = SLOTS;
+	d = nm_open(name, &request, 0, NULL);
 	if (d == NULL)
 		die(name);
 	return d;
 }
 
-/* Waits; 0: nothing yet. */
+/* Waits for events; returns 0 on timeout. */
 static int
 ready(struct nm_desc *d, short events)
 {
 	struct pollfd p = { NETMAP_FD(d), events, 0 };
 
-	if (poll(&p, 1, PATIENCE) < 0 && !stopped)
+	if (poll(&p, 1, POLL_TIMEOUT) < 0 && !stopped)
 		die("poll");
 	if (p.revents & POLLERR) {
 		fprintf(stderr, "POLLERR\n");
@@ -101,9 +101,9 @@ ready(struct nm_desc *d, short events)
 	return p.revents & events;
 }
 
-/* How many of the n slots from at on stand in a row: pkt-gen walks so, too. */
+/* Returns how many of the n slots from at are before the end of the ring. pkt-gen iterates in the same way. */
 static uint32_t
-row(struct netmap_ring *ring, uint32_t at, uint32_t n)
+contiguous(struct netmap_ring *ring, uint32_t at, uint32_t n)
 {
 	return n < ring->num_slots - at ? n : ring->num_slots - at;
 }
@@ -133,7 +133,7 @@ send_all(struct nm_desc *d, uint32_t batch)
 		if (n > batch)
 			n = batch;
 		while (n > 0) {
-			struct netmap_slot *slot = &ring->slot[at], *end = slot + row(ring, at, n);
+			struct netmap_slot *slot = &ring->slot[at], *end = slot + contiguous(ring, at, n);
 
 			n -= (uint32_t)(end - slot);
 			for (; slot < end; slot++) {
@@ -176,7 +176,7 @@ receive_all(struct nm_desc *d)
 	pthread_t reporter;
 
 	if (pthread_create(&reporter, NULL, report, NULL) != 0)
-		die("a thread");
+		die("pthread_create");
 	while (!stopped) {
 		uint32_t at = ring->head, n, left, bytes = 0;
 
@@ -184,7 +184,7 @@ receive_all(struct nm_desc *d)
 			continue;
 		n = left = nm_ring_space(ring);
 		while (left > 0) {
-			struct netmap_slot *slot = &ring->slot[at], *end = slot + row(ring, at, left);
+			struct netmap_slot *slot = &ring->slot[at], *end = slot + contiguous(ring, at, left);
 
 			left -= (uint32_t)(end - slot);
 			for (; slot < end; slot++)
@@ -201,7 +201,7 @@ receive_all(struct nm_desc *d)
 	pthread_join(reporter, NULL);
 }
 
-/* ---- what a poll costs */
+/* ---- the cost of poll */
 
 #define BLOCK	2000
 #define BLOCKS	40
@@ -225,7 +225,7 @@ ready_polls(struct nm_desc *d)
 		double start = now();
 
 		if (!ready(d, POLLOUT))
-			die("a poll of a ring with room");
+			die("poll of a ring with free slots");
 		took[i < 0 ? 0 : i] = now() - start;
 	}
 	qsort(took, POLLS, sizeof(took[0]), by_value);
@@ -235,21 +235,21 @@ ready_polls(struct nm_desc *d)
 #ifndef NODE
 typedef int (*poll_fn)(struct pollfd *, nfds_t, int);
 
-/* Nanoseconds for one call. */
+/* Returns the nanoseconds of one call. */
 static double
-cost(poll_fn ask, struct pollfd *p)
+cost(poll_fn poll_function, struct pollfd *p)
 {
 	double start = now();
 	int i;
 
 	for (i = 0; i < BLOCK; i++)
-		if (ask(p, 1, 0) != 0)
-			die("a poll of nothing");
+		if (poll_function(p, 1, 0) != 0)
+			die("poll of an eventfd that is not ready");
 	return (now() - start) / BLOCK * 1e9;
 }
 
 static void
-others(void)
+foreign_polls(void)
 {
 	void *libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
 	poll_fn bare = libc != NULL ? (poll_fn)dlsym(libc, "poll") : NULL;
@@ -287,7 +287,7 @@ main(int argc, char **argv)
 #ifndef NODE
 	} else if (argc == 3 && strcmp(argv[1], "poll") == 0) {
 		pin(argv[2]);
-		others();
+		foreign_polls();
 #endif
 	} else {
 		return 2;

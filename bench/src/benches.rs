@@ -1,10 +1,10 @@
-//! Which benchmarks there are.
+//! The list of benchmarks.
 
 use std::str::FromStr;
 
 use crate::host;
-use crate::nic::Who;
-use crate::vale::{self, MOST_SLOTS, Traffic, USUAL_SLOTS};
+use crate::nic::Implementation;
+use crate::vale::{self, DEFAULT_SLOTS, MAX_SLOTS, Traffic};
 
 /// A benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,25 +13,25 @@ pub enum Bench {
     Pipe,
     /// The same with the sender's batch 1, 8, 64, 256 and 512: a row each.
     PipeBatch,
-    /// Both ends in one thread, batches of 512, through the library: rate, and core cycles a packet.
+    /// Both ends in one thread, batches of 512, through the library: rate, and core cycles per packet.
     PipeOneCore,
-    /// The mean round trip of one packet, two threads, through the library, payload untouched, both sides awake.
+    /// The mean round trip of one packet, two threads, through the library, payload untouched, both sides busy-waiting.
     PipeRtt,
-    /// The median round trip between two pkt-gen processes, ping and pong, which write and read a time stamp.
+    /// The median round trip between two pkt-gen processes, ping and pong, which write and read a timestamp.
     PipePing,
-    /// Opening a pipe, and opening one where a daemon has to be started first.
+    /// Time to open a pipe, and time to open one if the daemon has to be started first.
     PipeOpen,
-    /// What the daemon takes of a core, and of memory beside the regions, while 100 open ports do nothing.
+    /// CPU time and memory (without the regions) of the daemon while 100 ports are open and idle.
     Idle,
-    /// Two processes of a C program that is preloaded, with batches of 1, 64 and 512, against pkt-gen: a row each.
+    /// Two processes of a preloaded C program, with batches of 1, 64 and 512, against pkt-gen: a row each.
     PreloadPipe,
-    /// A `poll` of a file that is not netmap's, in such a program, and what it costs more than without the library.
+    /// A `poll` of a file that is not netmap's, in such a program, and the cost that the library adds.
     PreloadPoll,
-    /// Two processes of that program, linked statically, on the node, with batches of 512, against pkt-gen.
+    /// Two processes of that program, statically linked, on the node, with batches of 512, against pkt-gen.
     NodePipe,
-    /// A `poll` there that finds something ready, with the daemon on the same core, against one with `unetmap run`.
+    /// A `poll` there of a port that is ready, with the daemon on the same core, against one with `unetmap run`.
     NodePoll,
-    /// 60 B over a switch, from one pkt-gen to another; the part that was lost; and the highest rate without loss.
+    /// 60 B over a switch, from one pkt-gen to another; the share of lost packets; and the highest rate without loss.
     Vale60Copy,
     /// The same with 512 B.
     Vale512Copy,
@@ -43,30 +43,30 @@ pub enum Bench {
     Vale1Core,
     /// 60 B to 16 addresses behind four receivers.
     ValeFan,
-    /// The median round trip over a switch, awake and asleep, beside a pipe's.
+    /// The median round trip over a switch, busy-waiting and sleeping, against a pipe.
     ValeRtt,
-    /// 60 B over a switch with 64 more ports that do nothing.
+    /// 60 B over a switch with 64 additional idle ports.
     ValeIdlePorts,
-    /// 60 B out of one queue of an interface, through pkt-gen.
+    /// 60 B sent from one queue of an interface, through pkt-gen.
     NicTx,
-    /// What pkt-gen receives at an interface whose other end sends as fast as it can.
+    /// pkt-gen receives at an interface whose other end sends as fast as it can.
     NicRx,
-    /// What `bridge` moves from one interface to another.
+    /// `bridge` forwards from one interface to another.
     NicFwd,
-    /// What TCP carries through `bridge` between an interface and the host's stack, each way.
+    /// TCP throughput through `bridge` between an interface and the host stack, each way.
     HostTcp,
-    /// A ping's round trip there.
+    /// The round trip of a ping there.
     HostRtt,
-    /// A program of libpcap's on a switch, a pipe and an interface, and with the system's libpcap: a row for each task.
+    /// A libpcap program on a switch, a pipe and an interface, and with the system's libpcap: a row for each task.
     Pcap,
-    /// What `lb` moves from an interface to the reader of four pipes.
+    /// `lb` forwards from an interface to the reader of four pipes.
     Lb,
-    /// What the example `scrubber` takes off an interface when nine packets of ten are bad.
+    /// The example `scrubber` receives at an interface when nine packets of ten are bad.
     Scrub,
 }
 
 impl Bench {
-    /// All there are.
+    /// All benchmarks.
     pub const ALL: [Bench; 27] = [
         Bench::Pipe,
         Bench::PipeBatch,
@@ -97,7 +97,7 @@ impl Bench {
         Bench::Scrub,
     ];
 
-    /// As the command line and the results call it.
+    /// Returns the name on the command line and in the results.
     pub fn name(self) -> &'static str {
         match self {
             Bench::Pipe => "pipe",
@@ -130,12 +130,12 @@ impl Bench {
         }
     }
 
-    /// Whether it is about a switch, and brings its own daemon.
+    /// Returns true if the benchmark uses a switch, with a daemon of its own.
     pub(crate) fn is_vale(self) -> bool {
         self.traffic().is_some() || matches!(self, Bench::ValeFan | Bench::ValeRtt)
     }
 
-    /// What goes over a switch, where that is one stream.
+    /// Returns the stream over a switch, for the benchmarks that measure one stream.
     pub(crate) fn traffic(self) -> Option<Traffic> {
         let len = match self {
             Bench::Vale512Copy => 512,
@@ -147,25 +147,25 @@ impl Bench {
         Some(Traffic { len, rate: None, share: self == Bench::Vale60Swap, idle })
     }
 
-    /// Slots of a switch port's rings, and those of a second row, where there is one.
+    /// Returns the slots of a switch port's rings, and of the second row with other rings, if there is one.
     pub(crate) fn slots(self) -> [u32; 2] {
         match self {
-            Bench::ValeRtt | Bench::Vale1500Copy => [USUAL_SLOTS, MOST_SLOTS],
-            _ => [MOST_SLOTS, USUAL_SLOTS],
+            Bench::ValeRtt | Bench::Vale1500Copy => [DEFAULT_SLOTS, MAX_SLOTS],
+            _ => [MAX_SLOTS, DEFAULT_SLOTS],
         }
     }
 
-    /// Whether it is asked how fast packets may come that none is lost.
+    /// Returns true if the benchmark measures losses and the highest rate without loss.
     pub(crate) fn may_lose(self) -> bool {
         matches!(self, Bench::Vale60Copy | Bench::Vale512Copy | Bench::Vale1500Copy)
     }
 
-    /// Whether it needs interfaces, and so namespaces, and so root.
+    /// Returns true if the benchmark needs interfaces, hence network namespaces, hence root.
     pub(crate) fn is_nic(self) -> bool {
-        self == Bench::Pcap || !Who::all(self).is_empty()
+        self == Bench::Pcap || !Implementation::of(self).is_empty()
     }
 
-    /// Whether it needs a daemon for pipes.
+    /// Returns true if the benchmark needs a daemon for pipes.
     pub(crate) fn is_pipe(self) -> bool {
         !self.is_nic() && !self.is_vale() && !host::is_host(self)
     }

@@ -1,4 +1,4 @@
-//! A daemon of the benchmark's own.
+//! Daemons that the benchmark starts for itself.
 
 use std::env;
 use std::ffi::OsStr;
@@ -7,20 +7,20 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::program::{self, PATIENCE, Running};
+use crate::program::{self, Running, TIMEOUT};
 
-/// A daemon that is running, at the priority of the benchmark.
+/// A running daemon, with the benchmark's priority.
 pub(crate) struct Daemon {
-    /// Where it listens.
+    /// The socket on which it listens.
     pub(crate) socket: PathBuf,
     program: Running,
 }
 
 impl Daemon {
-    /// Starts one; `what` is how it is called in messages, `more` are arguments.
+    /// Starts a daemon with additional arguments. `what` is its name in error messages.
     ///
     /// # Errors
-    /// There is no such program, or it does not come to listen.
+    /// The program does not exist, or does not listen in time.
     pub(crate) fn start(what: &str, socket: PathBuf, more: &[&OsStr]) -> Result<Daemon, String> {
         let mut command = Command::new(match env::var_os("UNETMAPD") {
             Some(path) => path.into(),
@@ -32,27 +32,27 @@ impl Daemon {
         let start = Instant::now();
         while unetmap_sys::socket::connect(&socket).is_err() {
             if let Err(e) = program.check() {
-                // Its own words say why.
-                return Err(program.end().err().unwrap_or(e));
+                // Prefers the error that the daemon printed.
+                return Err(program.stop().err().unwrap_or(e));
             }
-            if start.elapsed() > PATIENCE {
-                return Err(format!("unetmapd does not listen at {} after {} s", socket.display(), PATIENCE.as_secs()));
+            if start.elapsed() > TIMEOUT {
+                return Err(format!("unetmapd does not listen at {} after {} s", socket.display(), TIMEOUT.as_secs()));
             }
             thread::sleep(Duration::from_millis(1));
         }
         Ok(Daemon { socket, program })
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub(crate) fn id(&self) -> u32 {
         self.program.id()
     }
 
-    /// Ends it in order.
+    /// Stops the daemon with a signal, and waits until it has exited.
     ///
     /// # Errors
-    /// It had failed, or does not end.
-    pub(crate) fn end(&mut self) -> Result<(), String> {
-        self.program.end()
+    /// It failed before, or does not exit.
+    pub(crate) fn stop(&mut self) -> Result<(), String> {
+        self.program.stop()
     }
 }

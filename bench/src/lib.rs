@@ -1,20 +1,20 @@
-//! What `unetmap bench` measures, and against what.
+//! The benchmarks of `unetmap bench`.
 //!
-//! A virtual machine moves its processors about, which changes every two-core figure several times over. So a figure
-//! means something only beside another that was taken in the same moments: each benchmark takes turns with its peers
-//! in one run, and each sample carries the distance of the cores, probed just before and just after it
-//! ([`Class`]). Samples of different classes are never compared.
+//! A hypervisor moves virtual processors between physical cores, which changes every two-core figure by a factor of several.
+//! Figures are comparable only if they were measured at the same time and at the same distance of the cores. Therefore each
+//! benchmark alternates with its peers in one run, and each sample has a [`PlacementClass`], the distance of the cores probed
+//! just before and just after it. Samples of different classes are never compared.
 //!
 //! ```text
 //!   probe  pkt-gen tx -> rx, 60 ms  probe | probe  seqpacket, 60 ms  probe | --peer command | probe  pkt-gen ...
 //! ```
 #![forbid(unsafe_code)]
 
-mod behind;
 mod benches;
-mod contest;
 mod daemon;
 mod host;
+mod labels;
+mod lb_scrub;
 mod nic;
 mod node;
 mod one_core;
@@ -25,11 +25,12 @@ mod preload;
 mod probe;
 mod program;
 mod report;
+mod row_group;
 mod rtt;
 mod seqpacket;
 mod session;
-mod sides;
 mod stats;
+mod turns;
 mod vale;
 
 use std::collections::BTreeSet;
@@ -38,38 +39,37 @@ use std::rc::Rc;
 use std::time::Duration;
 
 pub use benches::Bench;
-use host::Hosts;
-use nic::pcap::Task;
-use nic::{Nics, Who};
+use host::HostLab;
+use nic::pcap::PcapTask;
+use nic::{Implementation, NicLab};
 pub use peer::Peer;
 use probe::Cores;
 pub use report::align;
-use sides::{ALONE, LIBC, LINKED, NATIVE, PIPE, PRELOAD, US, contests};
-pub use stats::Class;
+use row_group::row_groups;
+pub use stats::PlacementClass;
 use unetmap::Port;
 
-/// What to run and how long.
+/// The benchmarks to run, and for how long.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// In this order.
+    /// The benchmarks, in order.
     pub benches: Vec<Bench>,
-    /// Samples that each side needs in one class, 1 or more.
+    /// Samples that each contestant needs in one class, 1 or more.
     pub samples: u32,
-    /// No sample begins after this time; a limit for each benchmark; in `pipe-batch`, `preload-pipe` and `pcap` for each
-    /// row.
+    /// No sample starts after this time, per benchmark; in `pipe-batch`, `preload-pipe` and `pcap` per row.
     pub limit: Duration,
-    /// Who else is measured in turns with us, beside the built-in peer.
+    /// Peers in addition to the built-in ones.
     pub peers: Vec<Peer>,
-    /// JSON lines instead of a table.
+    /// Prints JSON lines instead of a table.
     pub json: bool,
 }
 
-/// Runs the benchmarks and prints what they find to standard output; returns the exit status: 0, or 1 when a peer
-/// failed (the rest was printed).
+/// Runs the benchmarks and prints the results to standard output. Returns the exit status: 0, or 1 if a peer failed (the
+/// other results are printed).
 ///
 /// # Errors
 /// A sentence: bad options, no second processor, a port that cannot be opened, pkt-gen missing or failing; for `nic-*`
-/// and `host-*` no right to make network namespaces; for `node-*` no node; no C compiler.
+/// and `host-*` no permission to create network namespaces; for `node-*` no node; no C compiler.
 pub fn run(options: &Options) -> Result<u8, String> {
     check(options)?;
     let cores = Cores::first_two()?;
@@ -79,25 +79,26 @@ pub fn run(options: &Options) -> Result<u8, String> {
     let _keep = if !options.benches.iter().any(|bench| bench.is_pipe()) {
         None
     } else {
-        // Starts the daemon, at normal priority, and keeps it: one that ends and comes again would disturb a sample.
+        // Starts the daemon at normal priority and keeps it running, because a restart would disturb a sample.
         let spec = format!("netmap:bench{}-keep{{1", std::process::id());
         Some(Port::open(&spec).map_err(|e| e.to_string())?)
     };
-    session::raise();
-    // Before anything is measured that would be lost. These daemons move packets, so they have our priority.
-    let networks = Networks::of(&options.benches, cores)?;
+    session::raise_priority();
+    // Created before the first benchmark, so that a failure loses no results. These daemons move packets, so they get the
+    // benchmark's priority.
+    let networks = Networks::new(&options.benches, cores)?;
     let mut findings = Vec::new();
     let mut code = 0;
-    for contest in options.benches.iter().flat_map(|&bench| contests(bench)) {
-        let outcome = contest.hold(options, cores, &networks)?;
+    for group in options.benches.iter().flat_map(|&bench| row_groups(bench)) {
+        let outcome = group.run(options, cores, &networks)?;
         for sentence in &outcome.missing {
-            note(&format!("{}: {sentence}", contest.name));
+            note(&format!("{}: {sentence}", group.name));
         }
         for sentence in &outcome.failures {
             note(sentence);
             code = 1;
         }
-        let found = report::findings(&outcome);
+        let found = report::row_results(&outcome);
         if options.json {
             for finding in &found {
                 print(&format!("{}\n", report::json(finding)?))?;
@@ -111,24 +112,24 @@ pub fn run(options: &Options) -> Result<u8, String> {
     Ok(code)
 }
 
-/// What benchmarks about interfaces need.
+/// The networks of the benchmarks of interfaces.
 struct Networks {
-    nics: Option<Rc<Nics>>,
-    hosts: Option<Rc<Hosts>>,
+    nics: Option<Rc<NicLab>>,
+    hosts: Option<Rc<HostLab>>,
 }
 
 impl Networks {
-    fn of(benches: &[Bench], cores: Cores) -> Result<Networks, String> {
+    fn new(benches: &[Bench], cores: Cores) -> Result<Networks, String> {
         let first = |kind: fn(Bench) -> bool| benches.iter().copied().find(|bench| kind(*bench));
         let failed = |bench: Bench| move |e: String| format!("bench {}: {e}", bench.name());
         let nics =
-            first(Bench::is_nic).map(|bench| Nics::new(cores).and_then(Nics::with_daemons).map_err(failed(bench)));
-        let hosts = first(host::is_host).map(|bench| Hosts::new().map_err(failed(bench)));
+            first(Bench::is_nic).map(|bench| NicLab::new(cores).and_then(NicLab::with_daemons).map_err(failed(bench)));
+        let hosts = first(host::is_host).map(|bench| HostLab::new().map_err(failed(bench)));
         Ok(Networks { nics: nics.transpose()?.map(Rc::new), hosts: hosts.transpose()?.map(Rc::new) })
     }
 }
 
-/// A line for standard error. That nobody reads it is nothing to care about.
+/// Writes a line to standard error. Ignores failures, because there is nowhere left to report them.
 fn note(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
@@ -145,14 +146,23 @@ fn check(options: &Options) -> Result<(), String> {
     if options.limit.is_zero() {
         return Err("--seconds 0: at least 1 is needed".into());
     }
-    let mut labels = BTreeSet::from([US, seqpacket::LABEL, NATIVE, LINKED, PRELOAD, PIPE, ALONE, LIBC]);
-    labels.extend(options.benches.iter().flat_map(|&bench| Who::all(bench)).map(|who| who.label()));
-    labels.extend(options.benches.iter().filter(|bench| host::is_host(**bench)).map(|_| host::CABLE));
+    let mut used = BTreeSet::from([
+        labels::UNETMAP,
+        labels::NATIVE,
+        labels::LINKED,
+        labels::PRELOAD,
+        labels::PIPE,
+        labels::NO_IDLE_PORTS,
+        labels::LIBC,
+        seqpacket::LABEL,
+    ]);
+    used.extend(options.benches.iter().flat_map(|&bench| Implementation::of(bench)).map(|i| i.label()));
+    used.extend(options.benches.iter().filter(|bench| host::is_host(**bench)).map(|_| host::VETH));
     if options.benches.contains(&Bench::Pcap) {
-        labels.extend(Task::ALL.into_iter().flat_map(Task::sides).map(|(label, _)| *label));
+        used.extend(PcapTask::ALL.into_iter().flat_map(PcapTask::contestants).map(|(label, _)| *label));
     }
-    match options.peers.iter().find(|p| !labels.insert(&p.label)) {
-        Some(twice) => Err(format!("--peer {}: this label is taken; choose another", twice.label)),
+    match options.peers.iter().find(|p| !used.insert(&p.label)) {
+        Some(peer) => Err(format!("--peer {}: this label is in use; choose another", peer.label)),
         None => Ok(()),
     }
 }
@@ -171,11 +181,11 @@ mod tests {
         let cases = [
             (Options { samples: 0, ..options() }, "--samples 0"),
             (Options { limit: Duration::ZERO, ..options() }, "--seconds 0"),
-            (Options { peers: vec![peer("seqpacket=x")], ..options() }, "--peer seqpacket: this label is taken"),
-            (Options { peers: vec![peer("a=x"), peer("a=y")], ..options() }, "--peer a: this label is taken"),
+            (Options { peers: vec![peer("seqpacket=x")], ..options() }, "--peer seqpacket: this label is in use"),
+            (Options { peers: vec![peer("a=x"), peer("a=y")], ..options() }, "--peer a: this label is in use"),
             (
                 Options { benches: vec![Bench::NicTx], peers: vec![peer("afxdp=x")], ..options() },
-                "--peer afxdp: this label is taken",
+                "--peer afxdp: this label is in use",
             ),
         ];
         for (options, part) in cases {

@@ -1,17 +1,17 @@
-//! Interfaces: what leaves one, what arrives at one, what crosses from one to another.
+//! The benchmarks of interfaces: sending, receiving, and forwarding from one interface to another.
 //!
 //! ```text
 //!    namespace a        namespace b        namespace c
 //!    [va] ------------- [vb]    [vc] ------------- [vd]
 //!
 //!    nic-tx   sends from va; vb counts
-//!    nic-rx   the feeder sends from va; the receiver at vb counts
-//!    nic-fwd  the feeder sends from va; a forwarder between vb and vc; vd counts
+//!    nic-rx   the traffic source sends from va; the receiver at vb counts
+//!    nic-fwd  the traffic source sends from va; a forwarder between vb and vc; vd counts
 //! ```
 //!
-//! The cables are veth with one queue, everything is copied. Here the kernel's part of receiving is done on the
-//! sender's core, for all alike. All send 60 bytes, IPv4 and UDP, to an Ethernet address that nobody has: what a stack
-//! receives it drops at once. No interface has an address, so no other packet is counted.
+//! The links are veth pairs with one queue, which copy each packet. With veth the kernel's part of receiving runs on the
+//! sender's core, for all implementations. All send 60 bytes, IPv4 and UDP, to an unused Ethernet address, so that a stack
+//! drops the packets at once. No interface has an IP address, so no other packet is counted.
 
 pub(crate) mod pcap;
 
@@ -27,54 +27,66 @@ use tempfile::TempDir;
 
 use crate::daemon::Daemon;
 use crate::probe::Cores;
-use crate::program::{self, INTERVAL, KEEP, PATIENCE, Running, SKIP, conclude, steady_mpps};
+use crate::program::{self, INTERVAL, MEASURED_INTERVALS, Running, SKIPPED_INTERVALS, TIMEOUT, steady_mpps, stop_all};
 use crate::seqpacket::on_core;
-use crate::{Bench, US};
+use crate::{Bench, labels};
 
-/// The peers, and the feeder: one program.
-const SOURCE: &str = include_str!("../peers/nic.c");
-/// Who feeds receivers and forwarders: the fastest sender there is.
-const FEEDER: Who = Who::Peer("afxdp");
-/// Where ours sends to, as `SOURCE` does.
-pub(crate) const NOBODY: &str = "02:00:00:00:00:99";
-/// A program that was attached to an interface is gone after this time.
+/// The program of the peers and of the traffic source. The first file includes the others.
+const SOURCES: [(&str, &str); 5] = [
+    ("nic.c", include_str!("../peers/nic.c")),
+    ("nic_common.h", include_str!("../peers/nic_common.h")),
+    ("nic_afxdp.h", include_str!("../peers/nic_afxdp.h")),
+    ("nic_af_packet.h", include_str!("../peers/nic_af_packet.h")),
+    ("nic_libpcap.h", include_str!("../peers/nic_libpcap.h")),
+];
+/// The sender for receivers and forwarders: the fastest of the peers.
+const TRAFFIC_SOURCE: Implementation = Implementation::Peer("afxdp");
+/// The destination address of all packets, which no interface has. The peers have it in `packet`.
+pub(crate) const UNUSED_MAC: &str = "02:00:00:00:00:99";
+/// Time until the kernel has detached the XDP program of a process that exited.
 const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 
-/// Who sends, receives or forwards.
+/// An implementation that sends, receives or forwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
-    /// Our tools, which run the interface's socket themselves.
-    Ours,
-    /// Our tools, for which the daemon runs it, and copies.
+pub(crate) enum Implementation {
+    /// unetmap's tools with direct access: the socket is in their process.
+    Direct,
+    /// unetmap's tools with mediated access: the daemon owns the socket, and copies.
     Mediated,
-    /// pkt-gen, which does nothing but receive.
+    /// pkt-gen as a plain receiver.
     Plain,
-    /// A way of the program of peers.
+    /// An implementation in the program of the peers.
     Peer(&'static str),
-    /// The bridge that the kernel has; it forwards only.
+    /// The kernel's bridge; forwards only.
     KernelBridge,
 }
 
-impl Who {
+impl Implementation {
     pub(crate) fn label(self) -> &'static str {
         match self {
-            Who::Ours => US,
-            Who::Mediated => "mediated",
-            Who::Plain => "plain",
-            Who::Peer(label) => label,
-            Who::KernelBridge => "kernel-bridge",
+            Implementation::Direct => labels::UNETMAP,
+            Implementation::Mediated => "mediated",
+            Implementation::Plain => "plain",
+            Implementation::Peer(label) => label,
+            Implementation::KernelBridge => "kernel-bridge",
         }
     }
 
-    /// Who competes, ours first; nobody where the benchmark is not about interfaces.
-    pub(crate) fn all(bench: Bench) -> &'static [Who] {
-        use Who::{KernelBridge, Mediated, Ours, Peer, Plain};
+    /// Returns the contestants of a benchmark, unetmap first; none if the benchmark does not measure interfaces.
+    pub(crate) fn of(bench: Bench) -> &'static [Implementation] {
+        use Implementation::{Direct, KernelBridge, Mediated, Peer, Plain};
         match bench {
-            Bench::NicTx => {
-                &[Ours, Mediated, Peer("afxdp"), Peer("af_packet"), Peer("sendmmsg"), Peer("tx_ring"), Peer("libpcap")]
-            }
+            Bench::NicTx => &[
+                Direct,
+                Mediated,
+                Peer("afxdp"),
+                Peer("af_packet"),
+                Peer("sendmmsg"),
+                Peer("tx_ring"),
+                Peer("libpcap"),
+            ],
             Bench::NicRx => &[
-                Ours,
+                Direct,
                 Mediated,
                 Peer("afxdp"),
                 Peer("af_packet"),
@@ -82,14 +94,14 @@ impl Who {
                 Peer("tpacket_v3"),
                 Peer("libpcap"),
             ],
-            Bench::NicFwd => &[Ours, Mediated, Peer("afxdp"), KernelBridge, Peer("libpcap")],
-            Bench::Lb | Bench::Scrub => &[Ours, Plain],
+            Bench::NicFwd => &[Direct, Mediated, Peer("afxdp"), KernelBridge, Peer("libpcap")],
+            Bench::Lb | Bench::Scrub => &[Direct, Plain],
             _ => &[],
         }
     }
 }
 
-/// What one does who is measured.
+/// The role of the measured implementation.
 #[derive(Clone, Copy, Debug)]
 enum Role {
     Tx,
@@ -115,26 +127,26 @@ impl Role {
     }
 }
 
-/// The network, and the programs.
-pub(crate) struct Nics {
-    /// For ours and for mediated, once they are started. Dropped before the interfaces that they have.
+/// The network and the programs.
+pub(crate) struct NicLab {
+    /// The daemons with direct and with mediated access, once they are started. Dropped before the interfaces that they use.
     pub(crate) daemons: Option<[Daemon; 2]>,
     _lab: Lab,
     pub(crate) a: Ns,
     pub(crate) b: Ns,
     c: Ns,
-    at_b: Meter,
-    at_d: Meter,
+    at_b: RxCounter,
+    at_d: RxCounter,
     pub(crate) cores: Cores,
     peers: PathBuf,
-    /// Why this machine has no libpcap.
+    /// Error of the peers' program if this machine has no libpcap.
     no_libpcap: Option<String>,
     folder: TempDir,
 }
 
-impl Nics {
-    /// Lays the cables and compiles the peers: all that is needed but our own daemons.
-    pub(crate) fn new(cores: Cores) -> Result<Nics, String> {
+impl NicLab {
+    /// Creates the network and compiles the peers. Starts no daemons.
+    pub(crate) fn new(cores: Cores) -> Result<NicLab, String> {
         let lab = Lab::new()?;
         let [a, b, c] = [lab.namespace("a")?, lab.namespace("b")?, lab.namespace("c")?];
         lab.veth(&a, "va", &b, "vb", VethOptions::default())?;
@@ -143,11 +155,11 @@ impl Nics {
         let peers = compile(folder.path())?;
         let has =
             Command::new(&peers).args(["has", "libpcap"]).output().map_err(|e| format!("nic has libpcap: {e}"))?;
-        let said = String::from_utf8_lossy(&has.stderr).trim().to_string();
-        Ok(Nics {
-            at_b: Meter::new(&b, "vb")?,
-            at_d: Meter::new(&c, "vd")?,
-            no_libpcap: (!has.status.success()).then_some(said),
+        let message = String::from_utf8_lossy(&has.stderr).trim().to_string();
+        Ok(NicLab {
+            at_b: RxCounter::new(&b, "vb")?,
+            at_d: RxCounter::new(&c, "vd")?,
+            no_libpcap: (!has.status.success()).then_some(message),
             daemons: None,
             _lab: lab,
             a,
@@ -159,79 +171,79 @@ impl Nics {
         })
     }
 
-    /// Starts the daemons, so that ours can compete.
-    pub(crate) fn with_daemons(mut self) -> Result<Nics, String> {
+    /// Starts the daemons, which the unetmap contestants need.
+    pub(crate) fn with_daemons(mut self) -> Result<NicLab, String> {
         let start = |access| start_daemon(self.folder.path(), access, "best");
         self.daemons = Some([start("direct")?, start("mediated")?]);
         Ok(self)
     }
 
-    /// A sentence if `who` cannot compete on this machine.
-    pub(crate) fn lacks(&self, who: Who) -> Option<&str> {
-        if who == Who::Peer("libpcap") { self.no_libpcap.as_deref() } else { None }
+    /// Returns why `implementation` cannot run on this machine, if so.
+    pub(crate) fn unavailable(&self, implementation: Implementation) -> Option<&str> {
+        if implementation == Implementation::Peer("libpcap") { self.no_libpcap.as_deref() } else { None }
     }
 
-    /// What a peer of others needs to know, as variables of its environment.
+    /// Returns the environment variables for `--peer` commands.
     pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
         let namespace = |ns: &Ns| ns.name().to_string();
         vec![("NETNS_A", namespace(&self.a)), ("NETNS_B", namespace(&self.b)), ("NETNS_C", namespace(&self.c))]
     }
 
-    /// One sample, in Mpps.
-    pub(crate) fn measure(&self, bench: Bench, who: Who) -> Result<f64, String> {
+    /// Measures one sample, in Mpps.
+    pub(crate) fn measure(&self, bench: Bench, implementation: Implementation) -> Result<f64, String> {
         self.settle()?;
         match bench {
-            Bench::NicTx => self.tx(who),
-            Bench::NicRx => self.rx(who),
-            Bench::Lb | Bench::Scrub => self.behind(bench, who),
-            _ => self.fwd(who),
+            Bench::NicTx => self.tx(implementation),
+            Bench::NicRx => self.rx(implementation),
+            Bench::Lb | Bench::Scrub => self.measure_lb_scrub(bench, implementation),
+            _ => self.fwd(implementation),
         }
     }
 
-    fn tx(&self, who: Who) -> Result<f64, String> {
-        let mut programs = [self.start(Role::Tx, who)?];
+    fn tx(&self, implementation: Implementation) -> Result<f64, String> {
+        let mut programs = [self.start(Role::Tx, implementation)?];
         let rate = self.at_b.rate(&mut programs);
-        conclude(rate, &mut programs)
+        stop_all(rate, &mut programs)
     }
 
-    fn rx(&self, who: Who) -> Result<f64, String> {
-        let receiver = self.start(Role::Rx, who)?;
-        let mut programs = [receiver, self.start(Role::Tx, FEEDER)?];
+    fn rx(&self, implementation: Implementation) -> Result<f64, String> {
+        let receiver = self.start(Role::Rx, implementation)?;
+        let mut programs = [receiver, self.start(Role::Tx, TRAFFIC_SOURCE)?];
         let rate = steady_mpps(|| {
             programs[1].check()?;
             programs[0].line()
         });
-        conclude(rate, &mut programs)
+        stop_all(rate, &mut programs)
     }
 
-    fn fwd(&self, who: Who) -> Result<f64, String> {
+    fn fwd(&self, implementation: Implementation) -> Result<f64, String> {
         let mut programs = Vec::new();
         let mut bridge = None;
-        if who == Who::KernelBridge {
+        if implementation == Implementation::KernelBridge {
             bridge = Some(KernelBridge::make(&self.b)?);
         } else {
-            programs.push(self.start(Role::Fwd, who)?);
+            programs.push(self.start(Role::Fwd, implementation)?);
         }
-        programs.push(self.start(Role::Tx, FEEDER)?);
+        programs.push(self.start(Role::Tx, TRAFFIC_SOURCE)?);
         let rate = self.at_d.rate(&mut programs);
-        let rate = conclude(rate, &mut programs);
+        let rate = stop_all(rate, &mut programs);
         bridge.map_or(Ok(()), KernelBridge::remove).and(rate)
     }
 
-    /// Where the daemon of ours, or of the mediated, listens.
-    fn socket(&self, who: Who) -> Result<&Path, String> {
+    /// Returns the socket of the daemon with mediated access for `Mediated`, else of the one with direct access.
+    fn socket(&self, implementation: Implementation) -> Result<&Path, String> {
         let daemons = self.daemons.as_ref().ok_or("bench: the daemons are not started")?;
-        Ok(&daemons[usize::from(who == Who::Mediated)].socket)
+        Ok(&daemons[usize::from(implementation == Implementation::Mediated)].socket)
     }
 
-    /// Waits until no XDP program is attached any more: that is undone a little after its owner's end.
+    /// Waits until no XDP program is attached: the kernel detaches it a little after its owner has exited.
     fn settle(&self) -> Result<(), String> {
         let deadline = Instant::now() + SETTLE_LIMIT;
         for ns in [&self.a, &self.b] {
             while ns.ip(&["-j", "link", "show"])?.contains("\"xdp\"") {
                 if Instant::now() > deadline {
                     let name = ns.name();
-                    return Err(format!("bench: an XDP program stays attached in the namespace {name}"));
+                    return Err(format!("bench: an XDP program remains attached in the namespace {name}"));
                 }
                 thread::sleep(Duration::from_millis(1));
             }
@@ -239,44 +251,46 @@ impl Nics {
         Ok(())
     }
 
-    /// Senders run on the first core, receivers and forwarders on the second.
-    fn start(&self, role: Role, who: Who) -> Result<Running, String> {
+    /// Starts a program. Senders run on the first core, receivers and forwarders on the second.
+    fn start(&self, role: Role, implementation: Implementation) -> Result<Running, String> {
         let (ns, cpu) = match role {
             Role::Tx => (&self.a, self.cores.tx),
             Role::Rx | Role::Fwd => (&self.b, self.cores.rx),
         };
         let (processor, interval) = (cpu.to_string(), INTERVAL.as_millis().to_string());
         let ports: Vec<String> = role.interfaces().iter().map(|name| format!("netmap:{name}")).collect();
-        // Only what a receiver counts is asked for.
+        // Only receivers print reports.
         let every = if matches!(role, Role::Rx) { &*interval } else { "0" };
-        let ours = |tool: &str| -> Result<Command, String> {
+        let unetmap_tool = |tool: &str| -> Result<Command, String> {
             let mut command = ns.command(program::find(tool)?);
-            command.env("UNETMAP_SOCKET", self.socket(who)?);
+            command.env("UNETMAP_SOCKET", self.socket(implementation)?);
             Ok(command)
         };
-        match (who, role) {
-            (Who::Ours | Who::Mediated, Role::Fwd) => {
-                let mut command = ours("bridge")?;
+        match (implementation, role) {
+            (Implementation::Direct | Implementation::Mediated, Role::Fwd) => {
+                let mut command = unetmap_tool("bridge")?;
                 command.args(["-w", "0", "-i", &ports[0], "-i", &ports[1]]);
-                // It has no option for the processor, but it inherits ours.
+                // bridge has no option for the processor, but inherits it from this thread.
                 on_core(cpu, || Running::start("bridge", &mut command))
             }
-            (Who::Ours | Who::Mediated, _) => {
-                let mut command = ours("pkt-gen")?;
+            (Implementation::Direct | Implementation::Mediated, _) => {
+                let mut command = unetmap_tool("pkt-gen")?;
                 command.args(["-i", &ports[0], "-f", role.name(), "-a", &processor, "-w", "0", "--json", "-T", every]);
-                command.args(["-D", NOBODY]);
+                command.args(["-D", UNUSED_MAC]);
                 Running::start(format!("pkt-gen -f {}", role.name()), &mut command)
             }
             _ => {
                 let mut command = ns.command(&self.peers);
-                command.args([role.name(), who.label(), "-a", &processor, "-T", every]).args(role.interfaces());
-                Running::start(format!("nic {} {}", role.name(), who.label()), &mut command)
+                command
+                    .args([role.name(), implementation.label(), "-a", &processor, "-T", every])
+                    .args(role.interfaces());
+                Running::start(format!("nic {} {}", role.name(), implementation.label()), &mut command)
             }
         }
     }
 }
 
-/// A daemon of our own that hands out interfaces in one way only, whatever this machine's policy says.
+/// Starts a daemon that grants only the given access to interfaces, independent of this machine's policy.
 pub(crate) fn start_daemon(folder: &Path, access: &str, admode: &str) -> Result<Daemon, String> {
     let [socket, policy] = ["sock", "toml"].map(|end| folder.join(format!("{access}-{admode}.{end}")));
     let rule = format!("[[rule]]\nports = [\"*\"]\npipes = true\nusers = [\"*\"]\naccess = \"{access}\"\n");
@@ -285,15 +299,15 @@ pub(crate) fn start_daemon(folder: &Path, access: &str, admode: &str) -> Result<
     Daemon::start(&format!("unetmapd --policy {access}.toml --admode {admode}"), socket, &more)
 }
 
-/// A bridge of the kernel between `vb` and `vc`.
+/// A kernel bridge between `vb` and `vc`.
 struct KernelBridge<'a>(&'a Ns);
 
 impl KernelBridge<'_> {
     fn make(ns: &Ns) -> Result<KernelBridge<'_>, String> {
-        // It must not speak by itself.
+        // Without snooping the bridge sends no packets of its own.
         ns.ip(&["link", "add", "name", "br0", "type", "bridge", "mcast_snooping", "0"])?;
         let made = KernelBridge(ns);
-        // Where a firewall looks at bridges it would look here, too, with no rule to obey, and cost time.
+        // If the host's firewall filters bridged packets, it would also process these, without rules, and cost time.
         ns.run(|| fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0"))?
             .or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
             .map_err(|e| format!("bench: bridge-nf-call-iptables: {e}"))?;
@@ -304,7 +318,7 @@ impl KernelBridge<'_> {
         Ok(made)
     }
 
-    /// Removes it, and tells if it could not.
+    /// Removes the bridge.
     fn remove(self) -> Result<(), String> {
         self.0.ip(&["link", "del", "br0"]).map(|_| std::mem::forget(self))
     }
@@ -312,21 +326,22 @@ impl KernelBridge<'_> {
 
 impl Drop for KernelBridge<'_> {
     fn drop(&mut self) {
-        // Something else has failed and is told.
+        // Only after another failure, which is reported.
         let _ = self.0.ip(&["link", "del", "br0"]);
     }
 }
 
 /// Compiles the peers into `folder`.
 fn compile(folder: &Path) -> Result<PathBuf, String> {
-    compile_with(folder, "nic", SOURCE, &["-ldl"])
+    compile_program(folder, "nic", &SOURCES, &["-ldl"])
 }
 
-/// Compiles a program into `folder`, with `more` arguments.
-fn compile_with(folder: &Path, name: &str, text: &str, more: &[&str]) -> Result<PathBuf, String> {
+/// Writes the sources of a program, the first of which is `NAME.c`, to `folder`, and compiles it with additional arguments.
+fn compile_program(folder: &Path, name: &str, sources: &[(&str, &str)], more: &[&str]) -> Result<PathBuf, String> {
     let failed = |e: String| format!("bench: compiling {name}.c: {e}");
     let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));
-    fs::write(&source, text).map_err(|e| failed(e.to_string()))?;
+    let write = |(file, text): &(&str, &str)| fs::write(folder.join(file), text);
+    sources.iter().try_for_each(write).map_err(|e| failed(e.to_string()))?;
     let flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-pthread"];
     let mut cc = Command::new("cc");
     cc.args(flags).arg("-o").arg(&program).arg(&source).args(more);
@@ -334,22 +349,22 @@ fn compile_with(folder: &Path, name: &str, text: &str, more: &[&str]) -> Result<
     if output.status.success() {
         return Ok(program);
     }
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    Err(failed(said.lines().find(|line| line.contains("error")).unwrap_or("cc failed").to_string()))
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(failed(errors.lines().find(|line| line.contains("error")).unwrap_or("cc failed").to_string()))
 }
 
-/// Reads how many packets an interface has received, without starting a program.
-struct Meter {
+/// Reads the number of packets that an interface has received, without starting a program.
+struct RxCounter {
     interface: String,
-    /// The counters of all interfaces of a namespace, whoever reads them.
+    /// `/proc/net/dev` of the interface's namespace: the namespace of the opener, not of the reader.
     counters: File,
 }
 
-impl Meter {
-    fn new(ns: &Ns, interface: &str) -> Result<Meter, String> {
+impl RxCounter {
+    fn new(ns: &Ns, interface: &str) -> Result<RxCounter, String> {
         let path = "/proc/thread-self/net/dev";
         let counters = ns.run(|| File::open(path))?.map_err(|e| format!("{path}: {e}"))?;
-        Ok(Meter { interface: interface.into(), counters })
+        Ok(RxCounter { interface: interface.into(), counters })
     }
 
     fn packets(&self) -> Result<u64, String> {
@@ -360,40 +375,41 @@ impl Meter {
         received(&text, &self.interface).ok_or_else(|| failed("there are none".into()))
     }
 
-    /// Packets that arrive in 60 ms, after 40 ms in which caches fill, in Mpps; an error once one of those who send
-    /// has ended. Where none arrives, as when somebody else had the processor, it begins again.
+    /// Measures the packets that arrive in 60 ms, after 40 ms in which the caches fill, in Mpps. Measures again if none
+    /// arrive, because another process had the processor. Fails if a sender has exited.
     fn rate(&self, senders: &mut [Running]) -> Result<f64, String> {
         let start = Instant::now();
         let mut before = self.packets()?;
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < TIMEOUT {
             senders.iter_mut().try_for_each(Running::check)?;
             if self.packets()? == before {
                 thread::sleep(Duration::from_millis(1));
                 continue;
             }
-            thread::sleep(INTERVAL * SKIP as u32);
+            thread::sleep(INTERVAL * SKIPPED_INTERVALS as u32);
             let start = Instant::now();
             before = self.packets()?;
-            thread::sleep(INTERVAL * KEEP as u32);
+            thread::sleep(INTERVAL * MEASURED_INTERVALS as u32);
             let (time, packets) = (start.elapsed(), self.packets()? - before);
             if packets > 0 {
                 return Ok(packets as f64 / time.as_secs_f64() / 1e6);
             }
         }
-        Err(format!("bench: no packet came to {} in {} s", self.interface, PATIENCE.as_secs()))
+        Err(format!("bench: no packet arrived at {} in {} s", self.interface, TIMEOUT.as_secs()))
     }
 }
 
-/// The received packets of `interface`, from the text of `/proc/net/dev`.
+/// Parses `/proc/net/dev`: the packets that `interface` has received.
 fn received(text: &str, interface: &str) -> Option<u64> {
     let counters = |line: &str| line.trim_start().strip_prefix(interface)?.strip_prefix(':').map(String::from);
     text.lines().find_map(counters)?.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Interfaces for a test that sends as fast as it can, as long as no other does; `None`, and why, where there can be none.
+/// Returns interfaces for a test that sends as fast as it can; holds a lock so that only one such test runs. Prints the
+/// reason and returns `None` if this machine does not allow it.
 #[cfg(test)]
-fn for_a_test() -> Option<(std::sync::MutexGuard<'static, ()>, Nics)> {
-    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+fn lab_for_test() -> Option<(std::sync::MutexGuard<'static, ()>, NicLab)> {
+    static EXCLUSIVE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let Ok(cores) = Cores::first_two() else {
         eprintln!("skipped: this machine has one processor");
         return None;
@@ -402,9 +418,9 @@ fn for_a_test() -> Option<(std::sync::MutexGuard<'static, ()>, Nics)> {
         eprintln!("skipped: {why}");
         return None;
     }
-    // One that failed has told so itself.
-    let alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    Some((alone, Nics::new(cores).unwrap()))
+    // A test that panicked has reported its failure itself.
+    let alone = EXCLUSIVE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    Some((alone, NicLab::new(cores).unwrap()))
 }
 
 #[cfg(test)]
@@ -414,17 +430,17 @@ mod tests {
     const BENCHES: [Bench; 3] = [Bench::NicTx, Bench::NicRx, Bench::NicFwd];
 
     #[test]
-    fn ours_is_first_and_each_label_is_there_once() {
+    fn unetmap_is_first_and_labels_are_unique() {
         for bench in BENCHES {
-            let labels: Vec<_> = Who::all(bench).iter().map(|who| who.label()).collect();
-            assert_eq!(labels[0], US);
-            assert!(labels.iter().enumerate().all(|(i, label)| !labels[..i].contains(label)), "{labels:?}");
+            let found: Vec<_> = Implementation::of(bench).iter().map(|i| i.label()).collect();
+            assert_eq!(found[0], labels::UNETMAP);
+            assert!(found.iter().enumerate().all(|(i, label)| !found[..i].contains(label)), "{found:?}");
         }
-        assert_eq!(Who::all(Bench::Pipe), []);
+        assert_eq!(Implementation::of(Bench::Pipe), []);
     }
 
     #[test]
-    fn counters_are_found_in_the_text() {
+    fn counters_are_parsed() {
         let text = "Inter-|   Receive\n face |bytes    packets errs\n    lo:       1       2    3\n   va1: 9 8 7\n    va:   50      6    0 0\n";
         assert_eq!(received(text, "lo"), Some(2));
         assert_eq!(received(text, "va"), Some(6));
@@ -447,15 +463,17 @@ mod tests {
 
     #[test]
     fn every_peer_has_a_rate_and_leaves_nothing_attached() {
-        let Some((_alone, nics)) = for_a_test() else { return };
+        let Some((_alone, nics)) = lab_for_test() else { return };
         for bench in BENCHES {
-            for &who in Who::all(bench).iter().filter(|who| !matches!(who, Who::Ours | Who::Mediated)) {
-                if let Some(why) = nics.lacks(who) {
-                    eprintln!("left out {}: {why}", who.label());
+            let is_unetmap = |i: &Implementation| matches!(i, Implementation::Direct | Implementation::Mediated);
+            for &implementation in Implementation::of(bench).iter().filter(|i| !is_unetmap(i)) {
+                if let Some(why) = nics.unavailable(implementation) {
+                    eprintln!("skipped {}: {why}", implementation.label());
                     continue;
                 }
-                let mpps = nics.measure(bench, who).unwrap_or_else(|e| panic!("{}: {e}", who.label()));
-                assert!(mpps > 0.001 && mpps < 1000.0, "{} {}: {mpps}", bench.name(), who.label());
+                let mpps =
+                    nics.measure(bench, implementation).unwrap_or_else(|e| panic!("{}: {e}", implementation.label()));
+                assert!(mpps > 0.001 && mpps < 1000.0, "{} {}: {mpps}", bench.name(), implementation.label());
             }
         }
         nics.settle().unwrap();

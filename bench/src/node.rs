@@ -1,4 +1,5 @@
-//! The same C program on a `/dev/netmap` that a daemon of our own serves, linked statically with nothing of ours.
+//! The benchmarks `node-*`: the C program of `preload-*`, statically linked without unetmap's library, on a `/dev/netmap`
+//! that a daemon of the benchmark serves.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,28 +9,28 @@ use tempfile::TempDir;
 use crate::daemon::Daemon;
 use crate::preload;
 use crate::probe::Cores;
-use crate::program::{self, Running, conclude, steady_mpps};
+use crate::program::{self, Running, steady_mpps, stop_all};
 use crate::vale::pin_all;
 
-/// The node, and the program for it.
-pub(crate) struct Noded {
+/// The node, and the program that uses it.
+pub(crate) struct NodeProgram {
     cores: Cores,
     daemon: Daemon,
-    /// Holds the daemon's socket and mount, so it goes last.
+    /// Has the daemon's socket and mount, so it is dropped last.
     folder: TempDir,
 }
 
-impl Noded {
-    /// Starts a daemon, has it make the node, and compiles the program.
+impl NodeProgram {
+    /// Starts a daemon, creates the node, and compiles the program.
     ///
     /// # Errors
-    /// No C compiler; this machine or this user cannot have the node.
-    pub(crate) fn new(cores: Cores) -> Result<Noded, String> {
+    /// No C compiler; this machine does not support the node, or this user has no permission to create it.
+    pub(crate) fn new(cores: Cores) -> Result<NodeProgram, String> {
         let folder = tempfile::tempdir().map_err(|e| format!("bench: a folder for the node: {e}"))?;
         let device = folder.path().join("netmap");
         let unetmap = program::find("unetmap")?;
         let daemon = Daemon::start("unetmapd", folder.path().join("socket"), &[])?;
-        let noded = Noded { cores, daemon, folder };
+        let noded = NodeProgram { cores, daemon, folder };
         let mut on = Command::new(unetmap);
         on.args(["node", "on"]).arg(&device).env("UNETMAP_SOCKET", &noded.daemon.socket);
         let output = on.output().map_err(|e| format!("bench: starting unetmap: {e}"))?;
@@ -42,20 +43,20 @@ impl Noded {
         Ok(noded)
     }
 
-    /// As [`preload::Preloaded::rate`].
+    /// Like [`preload::NetmapProgram::rate`].
     pub(crate) fn rate(&self, batch: u32) -> Result<f64, String> {
         let (tx, rx) = (self.cores.tx.to_string(), self.cores.rx.to_string());
         let rx = self.start(&["rx", "netmap:bench}1", &rx])?;
         let tx = self.start(&["tx", "netmap:bench{1", &tx, &batch.to_string()])?;
         let mut programs = [tx, rx];
         let sample = steady_mpps(|| programs[1].line());
-        conclude(sample, &mut programs)
+        stop_all(sample, &mut programs)
     }
 
-    /// Nanoseconds of a poll that finds something ready, with the program and the daemon on one core.
+    /// Measures a poll of a port that is ready, in nanoseconds, with the program and the daemon on one core.
     pub(crate) fn ready_poll(&self) -> Result<f64, String> {
         pin_all(self.daemon.id(), self.cores.tx)
-            .map_err(|e| format!("bench: the daemon cannot be kept on one core: {e}"))?;
+            .map_err(|e| format!("bench: cannot pin the daemon to processor {}: {e}", self.cores.tx))?;
         preload::ready_poll(|args| self.start(args), "netmap:bench{2", self.cores)
     }
 
@@ -65,9 +66,9 @@ impl Noded {
     }
 }
 
-impl Drop for Noded {
+impl Drop for NodeProgram {
     fn drop(&mut self) {
-        // So that it unmounts. If it had failed, so has what was measured.
-        let _ = self.daemon.end();
+        // The daemon unmounts the node. If it failed before, the measurement has reported an error.
+        let _ = self.daemon.stop();
     }
 }

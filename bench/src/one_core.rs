@@ -1,4 +1,4 @@
-//! Both ends of a pipe in one thread, through the library alone.
+//! The benchmark `pipe-1core`: both ends of a pipe in one thread, through the library.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ const BATCH: u32 = 512;
 /// Bytes of a packet.
 const BYTES: u16 = 60;
 
-/// A rate and what it means in cycles of the core.
+/// A rate, also in core cycles per packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rate {
     pub(crate) mpps: f64,
     pub(crate) cycles_per_packet: f64,
 }
 
-/// Opens a pipe of its own and moves packets through it on processor `cpu`.
+/// Opens a pipe and moves packets through it on processor `cpu`.
 pub(crate) fn run(cpu: usize, window: Window) -> Result<Rate, String> {
     let name = format!("netmap:bench{}", std::process::id());
     let open = |end: &str| {
@@ -64,5 +64,5 @@ fn batch(tx: &Port, rx: &Port) -> Result<u64, String> {
     Ok(packets)
 }
 
-/// What a measurement needs: some syncs to settle, then long enough for the clock.
+/// Time to warm up, and time to measure, long compared with the resolution of the clock.
 pub(crate) const WINDOW: Window = Window { warm_up: Duration::from_millis(5), measure: Duration::from_millis(20) };

@@ -1,4 +1,4 @@
-//! Peers that others bring: a command that measures something and prints rows of JSON.
+//! Peers of the user: commands that measure something and print rows as JSON.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -10,23 +10,23 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-use crate::stats::{Class, Sample};
+use crate::stats::{PlacementClass, Sample};
 
-/// A peer's command that takes longer than this is stopped.
+/// Time limit of a peer's command.
 const RUN_LIMIT: Duration = Duration::from_secs(60);
-/// How often a running command is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Interval at which a command is checked for its exit.
+const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// `LABEL=COMMAND`: what `--peer` takes.
+/// `LABEL=COMMAND`: the argument of `--peer`.
 ///
-/// The command is run by `sh -c`, in our environment and with `BENCH`, the name of the row that is being measured,
-/// `BATCH`, its sender's batch, and for `nic-*` `NETNS_A` to `NETNS_C`, the network namespaces. It prints a JSON object a line and class:
-/// `{"name":"x","class":"L","unit":"Mpps","median":1.5,"min":1,"max":2,"n":9}`, all of one name.
+/// The command is run by `sh -c` in the environment of this process, with `BENCH`, the name of the measured row, `BATCH`, its
+/// sender's batch, and for `nic-*` `NETNS_A` to `NETNS_C`, the network namespaces. It prints one JSON object per line and
+/// class: `{"name":"x","class":"L","unit":"Mpps","median":1.5,"min":1,"max":2,"n":9}`, all with the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// What the peer is called in the results.
+    /// The peer's label in the results.
     pub label: String,
-    /// What `sh -c` runs.
+    /// The argument of `sh -c`.
     pub command: String,
 }
 
@@ -34,10 +34,10 @@ impl FromStr for Peer {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Peer, String> {
-        let bad = |what: &str| format!("{what} (write LABEL=COMMAND, as in 'other=./other-bench --json')");
+        let bad = |what: &str| format!("{what} (give LABEL=COMMAND, as in 'other=./other-bench --json')");
         let (label, command) = text.split_once('=').ok_or_else(|| bad("there is no `=`"))?;
         if label.is_empty() || label.contains(char::is_whitespace) {
-            return Err(bad("a label is one word before the `=`"));
+            return Err(bad("the label before the `=` must be one word"));
         }
         if command.trim().is_empty() {
             return Err(bad("there is no command after the `=`"));
@@ -46,7 +46,7 @@ impl FromStr for Peer {
     }
 }
 
-/// A row as a peer prints it; members that we do not know are ignored.
+/// A row as a peer prints it; unknown members are ignored.
 #[derive(Deserialize)]
 struct RawRow {
     name: String,
@@ -58,15 +58,15 @@ struct RawRow {
     n: u32,
 }
 
-/// A row, checked.
+/// A validated row.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Row {
-    pub(crate) class: Class,
+    pub(crate) class: PlacementClass,
     pub(crate) unit: String,
     pub(crate) sample: Sample,
 }
 
-/// The rows that a command printed; a line that is none is an error, which names it.
+/// Parses the rows that a command printed. An error names the line that is not a row.
 pub(crate) fn parse(output: &str) -> Result<Vec<Row>, String> {
     let mut rows = Vec::new();
     let mut names = BTreeSet::new();
@@ -81,14 +81,15 @@ pub(crate) fn parse(output: &str) -> Result<Vec<Row>, String> {
     }
     if names.len() > 1 {
         let names: Vec<_> = names.into_iter().collect();
-        return Err(format!("it printed rows of several names ({}): have it print one", names.join(", ")));
+        return Err(format!("it printed rows of several names ({}); it must print one", names.join(", ")));
     }
     Ok(rows)
 }
 
 fn check(raw: RawRow) -> Result<Row, String> {
     let RawRow { name: _, class, unit, median, min, max, n } = raw;
-    let class = Class::from_letter(&class).ok_or_else(|| format!("class {class:?} is neither \"L\" nor \"R\""))?;
+    let class =
+        PlacementClass::from_letter(&class).ok_or_else(|| format!("class {class:?} is neither \"L\" nor \"R\""))?;
     if n == 0 {
         return Err("n is 0".into());
     }
@@ -98,7 +99,7 @@ fn check(raw: RawRow) -> Result<Row, String> {
     Ok(Row { class, unit, sample: Sample { median, min, max, n } })
 }
 
-/// Runs the command once and returns its rows. What it says on standard error goes to ours.
+/// Runs the command once and returns its rows. Its standard error is that of this process.
 pub(crate) fn run(peer: &Peer, environment: &[(&str, String)]) -> Result<Vec<Row>, String> {
     run_limited(peer, environment, RUN_LIMIT).map_err(|e| format!("--peer {}: {e}", peer.label))
 }
@@ -118,26 +119,26 @@ fn run_limited(peer: &Peer, environment: &[(&str, String)], limit: Duration) -> 
         Err(RecvTimeoutError::Timeout) => return Err(stop(child, limit)),
         Err(RecvTimeoutError::Disconnected) => return Err("reading its output failed".into()),
     };
-    // It has closed its output, but it may still run.
+    // The command has closed its output, but may still run.
     let status = loop {
         match child.try_wait().map_err(|e| format!("waiting for it: {e}"))? {
             Some(status) => break status,
             None if Instant::now() >= deadline => return Err(stop(child, limit)),
-            None => thread::sleep(LOOK_EVERY),
+            None => thread::sleep(EXIT_CHECK_INTERVAL),
         }
     };
-    judge(status)?;
+    check_status(status)?;
     parse(&text)
 }
 
-/// Reads in a thread, so that a command that never closes its output can be given up.
+/// Reads in a thread, so that the time limit also applies to a command that never closes its output.
 fn read_all(child: &mut Child) -> Receiver<std::io::Result<String>> {
     let (done, output) = mpsc::channel();
     if let Some(mut stdout) = child.stdout.take() {
         thread::spawn(move || {
             let mut text = String::new();
             let result = stdout.read_to_string(&mut text).map(|_| text);
-            // Nobody listens when the time was up.
+            // Fails if the time limit has expired.
             let _ = done.send(result);
         });
     }
@@ -145,13 +146,13 @@ fn read_all(child: &mut Child) -> Receiver<std::io::Result<String>> {
 }
 
 fn stop(mut child: Child, limit: Duration) -> String {
-    // Both fail only when it has just ended, which is as good.
+    // Both fail only if the command has just exited.
     let _ = child.kill();
     let _ = child.wait();
-    format!("it still ran after {} s and was stopped", limit.as_secs_f64())
+    format!("it still ran after {} s and was killed", limit.as_secs_f64())
 }
 
-fn judge(status: ExitStatus) -> Result<(), String> {
+fn check_status(status: ExitStatus) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err(format!("its command failed ({status})")) }
 }
 
@@ -161,22 +162,22 @@ mod tests {
 
     const GOOD: &str = r#"{"name":"a","class":"L","unit":"Mpps","median":2.5,"min":1,"max":3.00,"n":9}"#;
 
-    fn row(class: Class, median: f64, min: f64, max: f64, n: u32) -> Row {
+    fn row(class: PlacementClass, median: f64, min: f64, max: f64, n: u32) -> Row {
         Row { class, unit: "Mpps".into(), sample: Sample { median, min, max, n } }
     }
 
     #[test]
-    fn rows_are_read() {
-        assert_eq!(parse(GOOD).unwrap(), [row(Class::L, 2.5, 1.0, 3.0, 9)]);
+    fn rows_are_parsed() {
+        assert_eq!(parse(GOOD).unwrap(), [row(PlacementClass::L, 2.5, 1.0, 3.0, 9)]);
         let more = r#"{"n":1,"extra":[1],"max":5,"min":5,"median":5,"unit":"Mpps","class":"R","name":"a"}"#;
         assert_eq!(
             parse(&format!("\n{GOOD}\n  \n{more}\n")).unwrap(),
-            [row(Class::L, 2.5, 1.0, 3.0, 9), row(Class::R, 5.0, 5.0, 5.0, 1)]
+            [row(PlacementClass::L, 2.5, 1.0, 3.0, 9), row(PlacementClass::R, 5.0, 5.0, 5.0, 1)]
         );
     }
 
     #[test]
-    fn bad_lines_are_named() {
+    fn errors_name_the_bad_line() {
         let with = |from: &str, to: &str| {
             let text = GOOD.replace(from, to);
             assert_ne!(text, GOOD, "{from}");
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_and_commands() {
+    fn labels_and_commands_are_parsed_or_refused() {
         let peer: Peer = "ceiling=ROW=6 JSON=1 ./pipe".parse().unwrap();
         assert_eq!((&*peer.label, &*peer.command), ("ceiling", "ROW=6 JSON=1 ./pipe"));
         for (text, part) in [
@@ -226,11 +227,11 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_run() {
+    fn commands_run_with_their_environment_and_failures_are_reported() {
         let environment = [("BENCH", "3".into()), ("BATCH", "64".into())];
         let command = format!("echo '{GOOD}' | sed \"s/2.5/$((BATCH - 62))/; s/3.00/$BENCH/\"");
         let rows = run(&peer(&command), &environment).unwrap();
-        assert_eq!(rows, [row(Class::L, 2.0, 1.0, 3.0, 9)]);
+        assert_eq!(rows, [row(PlacementClass::L, 2.0, 1.0, 3.0, 9)]);
         let message = run(&peer(&format!("echo '{GOOD}'; exit 3")), &[]).unwrap_err();
         assert!(message.starts_with("--peer p: ") && message.contains("exit status: 3"), "{message}");
         let message = run(&peer("kill -9 $$"), &[]).unwrap_err();
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_hangs_is_given_up() {
+    fn a_command_that_hangs_is_killed() {
         for command in ["exec sleep 100", "exec sleep 100 >&-"] {
             let message = run_limited(&peer(command), &[], Duration::from_millis(50)).unwrap_err();
             assert!(message.contains("still ran after 0.05 s"), "{message}");

@@ -1,39 +1,39 @@
-//! Two pkt-gen processes with a pipe between them.
+//! The benchmarks of two pkt-gen processes with a pipe between them.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use crate::one_core::SLOTS;
 use crate::probe::Cores;
-use crate::program::{self, INTERVAL, Running, conclude, object, steady_mpps};
+use crate::program::{self, INTERVAL, Running, parse_json, steady_mpps, stop_all};
 
 /// Round trips of one sample.
 const PINGS: u32 = 50_000;
 
-/// Where pkt-gen is.
+/// Returns the path of pkt-gen.
 pub(crate) fn find() -> Result<PathBuf, String> {
     program::find("pkt-gen")
 }
 
-/// The pair of programs that a benchmark runs.
+/// The pair of programs of a benchmark.
 #[derive(Clone, Debug)]
-pub(crate) struct Pair {
+pub(crate) struct PktGenPair {
     pub(crate) program: PathBuf,
     pub(crate) cores: Cores,
 }
 
-impl Pair {
-    /// Packets of 60 B as fast as they go, in batches of `batch`; returns what the receiver counted, in Mpps.
+impl PktGenPair {
+    /// Sends packets of 60 B as fast as possible, in batches of `batch`; returns the receiver's rate in Mpps.
     pub(crate) fn rate(&self, batch: u32) -> Result<f64, String> {
         let interval = INTERVAL.as_millis().to_string();
         let rx = self.start("rx", "}1", self.cores.rx, &["-T", &interval])?;
         let tx = self.start("tx", "{1", self.cores.tx, &["-T", "0", "-b", &batch.to_string()])?;
         let mut programs = [tx, rx];
         let sample = steady_mpps(|| programs[1].line());
-        conclude(sample, &mut programs)
+        stop_all(sample, &mut programs)
     }
 
-    /// One packet there and back, both sides awake; returns the median in nanoseconds.
+    /// Sends one packet there and back, with both sides busy-waiting; returns the median in nanoseconds.
     pub(crate) fn round_trip(&self) -> Result<f64, String> {
         let pong = self.start("pong", "}1", self.cores.rx, &["-T", "0"])?;
         let ping = self.start("ping", "{1", self.cores.tx, &["-T", "0", "-n", &PINGS.to_string()])?;
@@ -45,7 +45,7 @@ impl Pair {
                 }
             }
         })();
-        conclude(median, &mut programs)
+        stop_all(median, &mut programs)
     }
 
     fn start(&self, what: &str, end: &str, cpu: usize, more: &[&str]) -> Result<Running, String> {
@@ -57,9 +57,9 @@ impl Pair {
     }
 }
 
-/// The median of ping's summary, ns; `None` for lines about something else.
+/// Parses the median of ping's summary, ns; `None` for other lines.
 pub(crate) fn median_rtt(line: &str) -> Result<Option<f64>, String> {
-    let value = object(line)?;
+    let value = parse_json(line)?;
     if value["event"] != "summary" {
         return Ok(None);
     }
@@ -74,18 +74,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn round_trips_come_from_the_summary() {
+    fn the_median_is_parsed_from_the_summary() {
         assert_eq!(median_rtt(r#"{"event":"interval"}"#), Ok(None));
         assert_eq!(median_rtt(r#"{"event":"summary","rtt_ns":{"p50":431}}"#), Ok(Some(431.0)));
         assert!(median_rtt(r#"{"event":"summary","rtt_ns":null}"#).unwrap_err().contains("no ping was answered"));
     }
 
     #[test]
-    fn a_program_that_fails_is_quoted() {
-        let pair = Pair { program: "/bin/false".into(), cores: Cores { tx: 0, rx: 0 } };
+    fn the_error_names_the_failed_program() {
+        let pair = PktGenPair { program: "/bin/false".into(), cores: Cores { tx: 0, rx: 0 } };
         let message = pair.rate(512).unwrap_err();
         assert!(message.contains("pkt-gen -f") && message.contains("exit status: 1"), "{message}");
-        let pair = Pair { program: "/nowhere/pkt-gen".into(), ..pair };
+        let pair = PktGenPair { program: "/nowhere/pkt-gen".into(), ..pair };
         assert!(pair.round_trip().unwrap_err().contains("starting pkt-gen -f pong (/nowhere/pkt-gen)"));
     }
 }

@@ -1,5 +1,5 @@
-//! A C program that was written for netmap, run by `unetmap run`, against itself linked with the library, and against pkt-gen,
-//! which is written for the library's own interface; and what the calls on other files cost such a program.
+//! The benchmarks `preload-*`: a C program written for netmap, under `unetmap run`, against the same program linked with the
+//! library, and against pkt-gen, which uses the Rust library; and the cost of calls on other files in such a program.
 
 use std::env;
 use std::fs;
@@ -10,52 +10,52 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::probe::Cores;
-use crate::program::{self, Running, conclude, object, steady_mpps};
+use crate::program::{self, Running, parse_json, steady_mpps, stop_all};
 
 /// The program.
 const SOURCE: &str = include_str!("../programs/preload.c");
-/// The library's file, and the name by which the loader looks for it.
+/// File name of the library, and the soname by which the loader finds it.
 const LIBRARY: &str = "libunetmap.so";
 const SONAME: &str = "libunetmap.so.0";
-/// The headers that it needs.
+/// The headers that the program needs.
 const HEADERS: [(&str, &str); 3] = [
     ("netmap.h", include_str!("../../include/net/netmap.h")),
     ("netmap_legacy.h", include_str!("../../include/net/netmap_legacy.h")),
     ("netmap_user.h", include_str!("../../include/net/netmap_user.h")),
 ];
 
-/// The program, compiled, and what runs it.
-pub(crate) struct Preloaded {
+/// The compiled program.
+pub(crate) struct NetmapProgram {
     cores: Cores,
-    /// What runs it; nothing: it is linked with the library.
+    /// `unetmap`, which runs the program; `None`: the program is linked with the library.
     unetmap: Option<PathBuf>,
     folder: TempDir,
 }
 
-impl Preloaded {
+impl NetmapProgram {
     /// Compiles the program.
     ///
     /// # Errors
     /// No C compiler, or no library.
-    pub(crate) fn new(cores: Cores) -> Result<Preloaded, String> {
+    pub(crate) fn new(cores: Cores) -> Result<NetmapProgram, String> {
         let failed = |e: String| format!("bench: compiling the netmap program: {e}");
         let unetmap = program::find("unetmap")?;
         let folder = tempfile::tempdir().map_err(|e| failed(e.to_string()))?;
         compile(folder.path(), &["-ldl"]).map_err(failed)?;
-        Ok(Preloaded { cores, unetmap: Some(unetmap), folder })
+        Ok(NetmapProgram { cores, unetmap: Some(unetmap), folder })
     }
 
-    /// Compiles it, linked with the library.
+    /// Compiles the program, linked with the library.
     ///
     /// # Errors
     /// No C compiler, or no library.
-    pub(crate) fn linked(cores: Cores) -> Result<Preloaded, String> {
+    pub(crate) fn linked(cores: Cores) -> Result<NetmapProgram, String> {
         let failed = |e: String| format!("bench: linking the netmap program: {e}");
         let here = env::current_exe().map_err(|e| failed(e.to_string()))?;
         let places = ["", "../lib", ".."].map(|place| here.with_file_name(place).join(LIBRARY));
         let library = places.iter().find(|place| place.is_file()).ok_or_else(|| failed(format!("no {LIBRARY}")))?;
         let folder = tempfile::tempdir().map_err(|e| failed(e.to_string()))?;
-        // By one name the linker finds it, by the other the loader.
+        // The linker finds the library by the first name, the loader by the second.
         [LIBRARY, SONAME]
             .iter()
             .try_for_each(|name| symlink(library, folder.path().join(name)))
@@ -63,10 +63,10 @@ impl Preloaded {
         let place = folder.path().display();
         compile(folder.path(), &[&format!("-L{place}"), "-lunetmap", &format!("-Wl,-rpath,{place}"), "-ldl"])
             .map_err(failed)?;
-        Ok(Preloaded { cores, unetmap: None, folder })
+        Ok(NetmapProgram { cores, unetmap: None, folder })
     }
 
-    /// Packets of 60 B as fast as they go, in batches of `batch`; returns what the receiver counted, in Mpps.
+    /// Sends packets of 60 B as fast as possible, in batches of `batch`; returns the receiver's rate in Mpps.
     pub(crate) fn rate(&self, batch: u32) -> Result<f64, String> {
         let port = |end: &str| format!("netmap:bench{}{end}", std::process::id());
         let (tx, rx) = (self.cores.tx.to_string(), self.cores.rx.to_string());
@@ -74,22 +74,22 @@ impl Preloaded {
         let tx = self.start(&["tx", &port("{2"), &tx, &batch.to_string()])?;
         let mut programs = [tx, rx];
         let sample = steady_mpps(|| programs[1].line());
-        conclude(sample, &mut programs)
+        stop_all(sample, &mut programs)
     }
 
-    /// Nanoseconds of a poll of another file, through the library and by the C library alone.
-    pub(crate) fn other_poll(&self) -> Result<[f64; 2], String> {
+    /// Measures a poll of a file that is not netmap's, through unetmap's library and by the C library alone, in nanoseconds.
+    pub(crate) fn foreign_poll(&self) -> Result<[f64; 2], String> {
         let mut program = self.start(&["poll", &self.cores.tx.to_string()])?;
         let line = program.line();
-        let result = conclude(line, std::slice::from_mut(&mut program))?;
-        let value = object(&result)?;
+        let result = stop_all(line, std::slice::from_mut(&mut program))?;
+        let value = parse_json(&result)?;
         match (value["ns"].as_f64(), value["bare_ns"].as_f64()) {
             (Some(with), Some(bare)) => Ok([with, bare]),
             _ => Err(format!("bench: the netmap program wrote `{result}`, which lacks ns")),
         }
     }
 
-    /// Nanoseconds of a poll that finds something ready.
+    /// Measures a poll of a port that is ready, in nanoseconds.
     pub(crate) fn ready_poll(&self) -> Result<f64, String> {
         let port = format!("netmap:bench{}{{3", std::process::id());
         ready_poll(|args| self.start(args), &port, self.cores)
@@ -110,7 +110,7 @@ impl Preloaded {
     }
 }
 
-/// What the program says of polls that find room at `port`.
+/// Starts the program to poll `port`, which has free slots, and returns its result in nanoseconds.
 pub(crate) fn ready_poll(
     start: impl FnOnce(&[&str]) -> Result<Running, String>,
     port: &str,
@@ -118,14 +118,16 @@ pub(crate) fn ready_poll(
 ) -> Result<f64, String> {
     let mut program = start(&["ready", port, &cores.tx.to_string()])?;
     let line = program.line();
-    let result = conclude(line, std::slice::from_mut(&mut program))?;
-    object(&result)?["ns"].as_f64().ok_or_else(|| format!("bench: the netmap program wrote `{result}`, which lacks ns"))
+    let result = stop_all(line, std::slice::from_mut(&mut program))?;
+    parse_json(&result)?["ns"]
+        .as_f64()
+        .ok_or_else(|| format!("bench: the netmap program wrote `{result}`, which lacks ns"))
 }
 
-/// Compiles the program in `folder`, with `more` arguments.
+/// Compiles the program in `folder`, with additional arguments.
 ///
 /// # Errors
-/// No C compiler, or what it said.
+/// No C compiler, or the compiler's first error.
 pub(crate) fn compile(folder: &Path, more: &[&str]) -> Result<(), String> {
     let io = |e: std::io::Error| e.to_string();
     let (net, source) = (folder.join("net"), folder.join("preload.c"));
@@ -139,8 +141,8 @@ pub(crate) fn compile(folder: &Path, more: &[&str]) -> Result<(), String> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    Err(said.lines().find(|line| line.contains("error")).unwrap_or("cc failed").to_string())
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(errors.lines().find(|line| line.contains("error")).unwrap_or("cc failed").to_string())
 }
 
 #[cfg(test)]

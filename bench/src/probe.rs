@@ -1,7 +1,7 @@
-//! What the machine is like at this moment: how far two cores are apart, how fast one runs.
+//! Probes of the machine's current state: the distance of two cores, and the frequency of one.
 //!
-//! In a virtual machine both change within seconds, as the host moves virtual processors about; so each sample is
-//! taken between two probes.
+//! In a virtual machine both change within seconds, as the hypervisor moves virtual processors. Therefore each sample is
+//! measured between two probes.
 
 use std::hint;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,14 +9,15 @@ use std::thread;
 
 use unetmap_sys::{clock, process};
 
-use crate::stats::{self, Class};
+use crate::stats::{self, PlacementClass};
 
 /// Round trips of one probe, after those that warm up.
 const ROUNDS: u32 = 1200;
 const WARM_UP: u32 = 300;
-/// Round trips timed together: so few that most groups see no interruption, so many that reading the clock is cheap.
+/// Round trips timed together: few enough that most groups have no interruption, many enough that the cost of reading the
+/// clock is small.
 const GROUP: u32 = 100;
-/// Operations of one frequency measurement, a third of a millisecond, and how often it is tried.
+/// Operations of one frequency measurement, a third of a millisecond, and the number of measurements.
 const CHAIN: u32 = 1_000_000;
 const TRIES: u32 = 10;
 
@@ -30,7 +31,7 @@ pub(crate) struct Cores {
 }
 
 impl Cores {
-    /// The first two processors that we may use.
+    /// Returns the first two processors that this process may use.
     pub(crate) fn first_two() -> Result<Cores, String> {
         match process::cpus_allowed()[..] {
             [tx, rx, ..] => Ok(Cores { tx, rx }),
@@ -39,23 +40,24 @@ impl Cores {
     }
 }
 
-/// Keeps the calling thread on `cpu`.
+/// Pins the calling thread to `cpu`.
 pub(crate) fn pin(cpu: usize) -> Result<(), String> {
     process::pin_to_cpu(cpu).map_err(|e| format!("bench: pinning a thread to processor {cpu}: {e} (see taskset(1))"))
 }
 
-/// One word on cache lines of its own (two: some processors fetch pairs).
+/// One word on cache lines of its own: two lines, because some processors prefetch pairs.
 #[repr(align(128))]
-struct Ball(AtomicU32);
+struct SharedWord(AtomicU32);
 
-/// How far apart the cores are now: 1,500 round trips of one cache line between two threads, about a millisecond.
-pub(crate) fn core_distance(cores: Cores) -> Result<Class, String> {
-    Ok(Class::of_round_trip(round_trip_ns(cores)?))
+/// Measures the current distance of the cores by 1500 round trips of one cache line between two threads, which takes about a
+/// millisecond.
+pub(crate) fn core_distance(cores: Cores) -> Result<PlacementClass, String> {
+    Ok(PlacementClass::of_round_trip(round_trip_ns(cores)?))
 }
 
-/// The median over groups of round trips, in nanoseconds.
+/// Returns the median over groups of round trips, in nanoseconds.
 fn round_trip_ns(cores: Cores) -> Result<f64, String> {
-    let ball = Ball(AtomicU32::new(0));
+    let ball = SharedWord(AtomicU32::new(0));
     let hit = |from: u32| {
         while ball.0.load(Ordering::Acquire) != from {
             hint::spin_loop();
@@ -64,7 +66,7 @@ fn round_trip_ns(cores: Cores) -> Result<f64, String> {
     };
     thread::scope(|scope| {
         let far = scope.spawn(|| {
-            // Where pinning fails the game goes on, or the other side would wait for ever.
+            // Continues if pinning fails, because the other thread waits for this one.
             let pinned = pin(cores.rx);
             (0..WARM_UP + ROUNDS).for_each(|i| hit(2 * i + 1));
             pinned
@@ -87,11 +89,11 @@ fn round_trip_ns(cores: Cores) -> Result<f64, String> {
     })
 }
 
-/// Core cycles a nanosecond (GHz) of the calling thread's processor now. Not the time stamp counter's: that one runs
-/// at a speed of its own. The fastest of a few tries, as the others were interrupted.
+/// Measures the current frequency of the calling thread's processor, in GHz. This is the core clock; the timestamp counter
+/// has a constant rate of its own. Returns the fastest of several measurements, because interrupts slow some of them down.
 pub(crate) fn core_ghz() -> f64 {
-    // A chain of additions and exclusive-ors, each needs the one before: one cycle each on all processors of note. The
-    // operands are unknown to the compiler, which could otherwise foresee the end.
+    // A chain of dependent additions and exclusive-ors: one cycle each on all common processors. The operands are unknown to
+    // the compiler, which could otherwise compute the result.
     let (a, b) = hint::black_box((0x9e37_79b9_u64, 0x7f4a_7c15_u64));
     let mut x = hint::black_box(1_u64);
     let mut shortest = u64::MAX;
@@ -111,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_probe_comes_to_an_end() {
+    fn a_probe_ends_also_if_pinning_fails() {
         let Ok(cores) = Cores::first_two() else {
             eprintln!("skipped: this machine has one processor");
             return;
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_has_a_frequency() {
+    fn the_core_frequency_is_positive() {
         let ghz = core_ghz();
         assert!(ghz > 0.0 && ghz.is_finite());
     }

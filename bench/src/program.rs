@@ -1,4 +1,4 @@
-//! Programs that are measured: started, listened to, and ended.
+//! Child programs of a measurement: start, read output, stop.
 
 use std::env;
 use std::io::{BufRead, BufReader, Read};
@@ -14,24 +14,24 @@ use serde_json::Value;
 
 use crate::session;
 
-/// One interval of a receiver's report.
+/// Interval of a receiver's reports.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(20);
-/// Intervals with traffic that are not counted: the first is partly empty, in the second caches still fill.
-pub(crate) const SKIP: usize = 2;
-/// Intervals that make one sample, 60 ms: the cores seldom move meanwhile.
-pub(crate) const KEEP: usize = 3;
-/// Fewer packets than this are no traffic: stations that said where they are.
-const FEW: f64 = 64.0;
-/// Nothing takes this long unless it is stuck.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
-/// How long a process has to end by itself.
-const GRACE: Duration = Duration::from_secs(3);
+/// Intervals with traffic that are skipped: the first is partly empty, and in the second the caches still fill.
+pub(crate) const SKIPPED_INTERVALS: usize = 2;
+/// Intervals of one sample, 60 ms: the distance of the cores seldom changes in this time.
+pub(crate) const MEASURED_INTERVALS: usize = 3;
+/// Fewer packets per interval than this are not the measured stream, but packets that announce addresses to a switch.
+const MIN_PACKETS: f64 = 64.0;
+/// Time limit of each step. A step that takes longer hangs.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(15);
+/// Time limit for a process to exit after a signal.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Where `make install` puts what only we run, from where this program is then.
+/// The folder in which `make install` installs the programs that only benchmarks use, relative to this program's folder.
 const HELPERS: &str = "../lib/unetmap";
 
-/// Where a program of ours is: beside this one, else one folder above (tests), else where it was installed for us, else in
-/// the `PATH`.
+/// Finds a unetmap program: in this program's folder, else in its parent folder (tests), else in [`HELPERS`], else in the
+/// `PATH`.
 pub(crate) fn find(name: &str) -> Result<PathBuf, String> {
     let beside = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
     let above = beside.as_deref().and_then(Path::parent).map(Path::to_owned);
@@ -46,15 +46,15 @@ pub(crate) fn find(name: &str) -> Result<PathBuf, String> {
         .find(|program| program.is_file())
         .ok_or_else(|| {
             format!(
-                "bench: {name} is neither beside this program, nor in {HELPERS} from there, nor in the PATH \
+                "bench: {name} is neither in the folder of this program, nor in {HELPERS} from there, nor in the PATH \
                  (`make` builds it, `make install` installs it)"
             )
         })
 }
 
-/// A program that is running. Dropping it kills it.
+/// A running program. Killed on drop.
 pub(crate) struct Running {
-    /// As it is called in messages.
+    /// Name in error messages.
     what: String,
     child: Child,
     lines: Receiver<String>,
@@ -62,7 +62,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts a program. It is ended, or killed, before this one ends.
+    /// Starts a program. It is stopped or killed before this process exits.
     pub(crate) fn start(what: impl Into<String>, command: &mut Command) -> Result<Running, String> {
         let what = what.into();
         let mut child = command
@@ -74,14 +74,14 @@ impl Running {
         let (send, lines) = mpsc::channel();
         if let Some(stdout) = child.stdout.take() {
             thread::spawn(move || {
-                // Ends when the process has, or when nobody listens any more.
+                // Ends when the process has exited, or when the receiver is dropped.
                 BufReader::new(stdout).lines().map_while(Result::ok).all(|line| send.send(line).is_ok())
             });
         }
         let errors = child.stderr.take().map(|mut stderr| {
             thread::spawn(move || {
                 let mut bytes = Vec::new();
-                // What was read up to an error is all there is to show.
+                // On an error, shows what was read so far.
                 let _ = stderr.read_to_end(&mut bytes);
                 String::from_utf8_lossy(&bytes).into_owned()
             })
@@ -89,121 +89,122 @@ impl Running {
         Ok(Running { what, child, lines, errors })
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// The next line of its output.
+    /// Reads the next line of its output.
     pub(crate) fn line(&mut self) -> Result<String, String> {
         session::check()?;
-        self.lines.recv_timeout(PATIENCE).map_err(|e| match e {
+        self.lines.recv_timeout(TIMEOUT).map_err(|e| match e {
             RecvTimeoutError::Timeout => {
-                format!("bench: {} said nothing for {} s", self.what, PATIENCE.as_secs())
+                format!("bench: {} printed nothing for {} s", self.what, TIMEOUT.as_secs())
             }
             RecvTimeoutError::Disconnected => {
-                format!("bench: {} ended early", self.what)
+                format!("bench: {} exited early", self.what)
             }
         })
     }
 
-    /// An error once it has ended, which it never does unasked.
+    /// Fails if the program has exited, because it should run until it is stopped.
     pub(crate) fn check(&mut self) -> Result<(), String> {
         session::check()?;
         match self.child.try_wait() {
             Ok(None) => Ok(()),
-            Ok(Some(_)) => Err(format!("bench: {} ended early", self.what)),
+            Ok(Some(_)) => Err(format!("bench: {} exited early", self.what)),
             Err(e) => Err(format!("bench: {}: {e}", self.what)),
         }
     }
 
-    /// Interrupts it and waits for it; an error if it failed before or then.
-    pub(crate) fn end(&mut self) -> Result<(), String> {
+    /// Stops the program with SIGTERM and waits for its exit; an error if it failed before or then.
+    pub(crate) fn stop(&mut self) -> Result<(), String> {
         let failed = |e: String| format!("bench: {}: {e}", self.what);
         let pid = Pid::from_child(&self.child);
-        let deadline = Instant::now() + GRACE;
-        // Not yet waited for, so the id is still its own; it may have ended, which is as good.
+        let deadline = Instant::now() + EXIT_TIMEOUT;
+        // The process was not waited for, so its id is not reused. The call fails if it has exited.
         let _ = kill_process(pid, Signal::TERM);
         let status = loop {
             match self.child.try_wait().map_err(|e| failed(e.to_string()))? {
                 Some(status) => break status,
                 None if Instant::now() > deadline => {
-                    return Err(failed("does not end when it is told to".into()));
+                    return Err(failed(format!("did not exit within {} s of SIGTERM", EXIT_TIMEOUT.as_secs())));
                 }
                 None => thread::sleep(Duration::from_millis(1)),
             }
         };
-        let said = self.errors.take().and_then(|e| e.join().ok()).unwrap_or_default();
-        // A process that has only just started may die of the signal; then another one had a reason to end early.
+        let errors = self.errors.take().and_then(|e| e.join().ok()).unwrap_or_default();
+        // A process that has just started may be killed by the signal, before it installs its handler.
         if status.success() || status.signal() == Some(Signal::TERM.as_raw()) {
             return Ok(());
         }
-        Err(failed(format!("{} ({status})", said.trim().lines().last().unwrap_or("no word why"))))
+        Err(failed(format!("{} ({status})", errors.trim().lines().last().unwrap_or("no error message"))))
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail only when `end` has already seen it end.
+        // Both fail only if the process has exited and was waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Ends the programs of a measurement, in this order, and returns its result. If it failed, the words of the first one
-/// that broke say why; the others only noticed.
-pub(crate) fn conclude<T>(result: Result<T, String>, programs: &mut [Running]) -> Result<T, String> {
-    let ends: Vec<_> = programs.iter_mut().map(Running::end).collect();
+/// Stops the programs of a measurement, in this order, and returns its result. If it failed, returns the error of the first
+/// program that failed, because the other failures are consequences.
+pub(crate) fn stop_all<T>(result: Result<T, String>, programs: &mut [Running]) -> Result<T, String> {
+    let stopped: Vec<_> = programs.iter_mut().map(Running::stop).collect();
     match result {
-        Ok(value) => ends.into_iter().collect::<Result<(), String>>().map(|()| value),
-        Err(e) => Err(ends.into_iter().find_map(Result::err).unwrap_or(e)),
+        Ok(value) => stopped.into_iter().collect::<Result<(), String>>().map(|()| value),
+        Err(e) => Err(stopped.into_iter().find_map(Result::err).unwrap_or(e)),
     }
 }
 
-/// The rate over `KEEP` intervals after the first `SKIP` with traffic. Where all of them are empty, as when somebody
-/// else had the processor, it begins again.
+/// Measures the rate over `MEASURED_INTERVALS` intervals after the first `SKIPPED_INTERVALS` with traffic. Measures again if
+/// all of them are empty, because another process had the processor.
 pub(crate) fn steady_mpps(mut line: impl FnMut() -> Result<String, String>) -> Result<f64, String> {
     let (mut seen, mut packets, mut seconds) = (0, 0.0, 0.0);
     let mut empty = Duration::ZERO;
-    while empty < PATIENCE {
+    while empty < TIMEOUT {
         let Some(interval) = Interval::parse(&line()?)? else {
             continue;
         };
-        if interval.packets == 0.0 || seen == 0 && interval.packets < FEW {
+        if interval.packets == 0.0 || seen == 0 && interval.packets < MIN_PACKETS {
             empty += INTERVAL;
             if seen == 0 {
                 continue;
             }
         }
         seen += 1;
-        if seen > SKIP {
+        if seen > SKIPPED_INTERVALS {
             packets += interval.packets;
             seconds += interval.seconds;
         }
-        if seen == SKIP + KEEP {
+        if seen == SKIPPED_INTERVALS + MEASURED_INTERVALS {
             if packets > 0.0 && seconds > 0.0 {
                 return Ok(packets / seconds / 1e6);
             }
             (seen, seconds) = (0, 0.0);
         }
     }
-    Err(format!("bench: the receiver got no packet in {} s", PATIENCE.as_secs()))
+    Err(format!("bench: the receiver got no packet in {} s", TIMEOUT.as_secs()))
 }
 
-/// What the receiver counted in one interval.
+/// A receiver's report of one interval.
 struct Interval {
     packets: f64,
     seconds: f64,
 }
 
-pub(crate) fn object(line: &str) -> Result<Value, String> {
-    serde_json::from_str(line).map_err(|e| format!("bench: a program wrote `{line}`, which is no JSON: {e}"))
+/// Parses a line of JSON.
+pub(crate) fn parse_json(line: &str) -> Result<Value, String> {
+    serde_json::from_str(line).map_err(|e| format!("bench: a program wrote `{line}`, which is not JSON: {e}"))
 }
 
 impl Interval {
-    /// `None` for lines about something else.
+    /// Parses a report; `None` for other lines.
     fn parse(line: &str) -> Result<Option<Interval>, String> {
-        let value = object(line)?;
+        let value = parse_json(line)?;
         if value["event"] != "interval" {
             return Ok(None);
         }
@@ -220,18 +221,21 @@ mod tests {
 
     fn steady(lines: &[&str]) -> Result<f64, String> {
         let mut lines = lines.iter();
-        steady_mpps(|| lines.next().map(ToString::to_string).ok_or_else(|| "ended early".into()))
+        steady_mpps(|| lines.next().map(ToString::to_string).ok_or_else(|| "exited early".into()))
     }
 
     const NONE: &str = r#"{"event":"interval","packets":0,"seconds":0.02}"#;
-    const HEARD: &str = r#"{"event":"interval","packets":16,"seconds":0.02}"#;
+    const FEW_PACKETS: &str = r#"{"event":"interval","packets":16,"seconds":0.02}"#;
     const SOME: &str = r#"{"event":"interval","packets":40000,"seconds":0.02}"#;
     const MORE: &str = r#"{"event":"interval","packets":100000,"seconds":0.04}"#;
 
     #[test]
-    fn the_first_intervals_do_not_count() {
+    fn the_first_intervals_with_traffic_are_skipped() {
         assert_eq!(steady(&[NONE, NONE, SOME, SOME, MORE, MORE, MORE]), Ok(2.5));
-        assert_eq!(steady(&[HEARD, NONE, HEARD, SOME, SOME, MORE, HEARD, MORE]), Ok(200_016.0 / 0.1 / 1e6));
+        assert_eq!(
+            steady(&[FEW_PACKETS, NONE, FEW_PACKETS, SOME, SOME, MORE, FEW_PACKETS, MORE]),
+            Ok(200_016.0 / 0.1 / 1e6)
+        );
         assert_eq!(steady(&[NONE, SOME, SOME, NONE, NONE, NONE, NONE, MORE, MORE, MORE, MORE, SOME]), Ok(2.4));
         assert_eq!(steady(&[MORE, MORE, r#"{"event":"other"}"#, SOME, SOME, NONE]), Ok(80_000.0 / 0.06 / 1e6));
     }
@@ -239,8 +243,8 @@ mod tests {
     #[test]
     fn bad_reports_are_errors() {
         for (lines, part) in [
-            (&[NONE, SOME, SOME, SOME][..], "ended early"),
-            (&["x"], "`x`, which is no JSON"),
+            (&[NONE, SOME, SOME, SOME][..], "exited early"),
+            (&["x"], "`x`, which is not JSON"),
             (&[r#"{"event":"interval","packets":"1"}"#], "lacks packets or seconds"),
             (&[NONE; 1000], "the receiver got no packet in 15 s"),
             (&[SOME, NONE, NONE, NONE, NONE].repeat(1000), "the receiver got no packet in 15 s"),
@@ -251,16 +255,16 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_listened_to_and_ended() {
+    fn output_and_exit_of_a_program_are_reported() {
         let start = |script: &str| Running::start("it", Command::new("sh").args(["-c", script])).unwrap();
         let mut good = start("echo one; exec sleep 100");
         assert_eq!(good.line().as_deref(), Ok("one"));
         assert_eq!(good.check(), Ok(()));
-        assert_eq!(good.end(), Ok(()));
+        assert_eq!(good.stop(), Ok(()));
         let mut bad = start("echo why >&2; exit 3");
-        assert_eq!(bad.line(), Err("bench: it ended early".into()));
+        assert_eq!(bad.line(), Err("bench: it exited early".into()));
         while bad.check().is_ok() {}
-        assert_eq!(bad.end(), Err("bench: it: why (exit status: 3)".into()));
+        assert_eq!(bad.stop(), Err("bench: it: why (exit status: 3)".into()));
         let message = Running::start("it", &mut Command::new("/nowhere/it")).err().unwrap();
         assert!(message.starts_with("bench: starting it (/nowhere/it): "), "{message}");
         assert!(find("no-such-program").unwrap_err().contains("no-such-program is neither"));

@@ -1,16 +1,16 @@
-//! Results as JSON lines and as a table.
+//! Formats the results as JSON lines and as a table.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::contest::Outcome;
-use crate::stats::{Class, Sample};
+use crate::stats::{PlacementClass, Sample};
+use crate::turns::Outcome;
 
-/// What one row found in one class.
+/// The result of one row in one class.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Finding {
+pub(crate) struct RowResult {
     name: String,
     class: String,
     unit: String,
@@ -18,36 +18,36 @@ pub(crate) struct Finding {
     min: f64,
     max: f64,
     n: u32,
-    peers: BTreeMap<String, PeerFinding>,
+    peers: BTreeMap<String, PeerResult>,
 }
 
-/// A peer in the same class of the same run.
+/// A peer's result in the same class of the same run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct PeerFinding {
+pub(crate) struct PeerResult {
     median: f64,
-    /// Our median divided by the peer's, for rates and for times: above 1 is better for rates, below 1 for times.
+    /// unetmap's median divided by the peer's: above 1 is better for rates, below 1 for times.
     ratio: f64,
     #[serde(skip)]
     all: Sample,
 }
 
-/// One finding per row and class in which we have samples; a peer without samples in that class is left out of it.
-pub(crate) fn findings(outcome: &Outcome) -> Vec<Finding> {
-    let Some((ours, peers)) = outcome.tallies.split_first() else {
+/// Returns one result per row and class in which unetmap has samples, with the peers that have samples in that class.
+pub(crate) fn row_results(outcome: &Outcome) -> Vec<RowResult> {
+    let Some((ours, peers)) = outcome.all_samples.split_first() else {
         return Vec::new();
     };
-    let mut findings = Vec::new();
+    let mut results = Vec::new();
     for (row, name) in outcome.rows.iter().enumerate() {
-        for class in Class::ALL {
+        for class in PlacementClass::ALL {
             let Some(our) = ours.samples(row, class).summary() else {
                 continue;
             };
             let peers = peers.iter().filter_map(|tally| {
                 let all = tally.samples(row, class).summary()?;
                 let ratio = our.median / all.median;
-                Some((tally.label.clone(), PeerFinding { median: round(all.median), ratio: round(ratio), all }))
+                Some((tally.label.clone(), PeerResult { median: round(all.median), ratio: round(ratio), all }))
             });
-            findings.push(Finding {
+            results.push(RowResult {
                 name: name.name.clone(),
                 class: class.to_string(),
                 unit: name.unit.into(),
@@ -59,32 +59,32 @@ pub(crate) fn findings(outcome: &Outcome) -> Vec<Finding> {
             });
         }
     }
-    findings
+    results
 }
 
-/// Three decimals: more than a measurement is worth.
+/// Rounds to three decimals, which exceeds the accuracy of the measurements.
 fn round(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-/// One line of JSON.
-pub(crate) fn json(finding: &Finding) -> Result<String, String> {
-    serde_json::to_string(finding).map_err(|e| format!("bench: writing JSON: {e}"))
+/// Formats a result as one line of JSON.
+pub(crate) fn json(result: &RowResult) -> Result<String, String> {
+    serde_json::to_string(result).map_err(|e| format!("bench: formatting JSON: {e}"))
 }
 
-/// An aligned table: a line for us, then one for each peer.
-pub(crate) fn table(findings: &[Finding]) -> String {
-    let header = ["bench", "class", "who", "unit", "median", "min", "max", "n", "ours/its"];
+/// Formats an aligned table: for each result a line for unetmap, then one for each peer.
+pub(crate) fn table(results: &[RowResult]) -> String {
+    let header = ["bench", "class", "contestant", "unit", "median", "min", "max", "n", "ours/its"];
     let mut rows = vec![header.map(String::from).to_vec()];
-    let mut row = |name: &str, class: &str, who: &str, unit: &str, all: Sample, ratio: String| {
-        let mut cells = [name, class, who, unit].map(String::from).to_vec();
+    let mut row = |name: &str, class: &str, label: &str, unit: &str, all: Sample, ratio: String| {
+        let mut cells = [name, class, label, unit].map(String::from).to_vec();
         cells.extend([all.median, all.min, all.max].map(|v| format!("{v:.2}")));
         cells.extend([all.n.to_string(), ratio]);
         rows.push(cells);
     };
-    for f in findings {
+    for f in results {
         let ours = Sample { median: f.median, min: f.min, max: f.max, n: f.n };
-        row(&f.name, &f.class, crate::US, &f.unit, ours, String::new());
+        row(&f.name, &f.class, crate::labels::UNETMAP, &f.unit, ours, String::new());
         for (label, peer) in &f.peers {
             row("", "", label, &f.unit, peer.all, format!("{:.3}", peer.ratio));
         }
@@ -92,7 +92,8 @@ pub(crate) fn table(findings: &[Finding]) -> String {
     align(&rows, 4)
 }
 
-/// Columns as wide as their widest cell, two spaces apart: the first `left` flush left, the others flush right.
+/// Formats a table with columns as wide as their widest cell, two spaces apart. The first `left` columns are left-aligned,
+/// the others right-aligned.
 pub fn align(rows: &[Vec<String>], left: usize) -> String {
     let mut widths = vec![0; rows.iter().map(Vec::len).max().unwrap_or(0)];
     for row in rows {
@@ -104,7 +105,7 @@ pub fn align(rows: &[Vec<String>], left: usize) -> String {
     for row in rows {
         let mut line = String::new();
         for (i, (cell, &width)) in row.iter().zip(&widths).enumerate() {
-            // Writing into a String cannot fail.
+            // Writes to a String cannot fail.
             let _ = if i < left { write!(line, "{cell:<width$}  ") } else { write!(line, "{cell:>width$}  ") };
         }
         text.push_str(line.trim_end());
@@ -116,13 +117,13 @@ pub fn align(rows: &[Vec<String>], left: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contest::{Goal, RowName, Side, Turn, hold};
+    use crate::turns::{Contestant, RowName, StopCondition, TurnSamples, run_turns};
     use std::time::Duration;
 
-    struct Fixed(&'static str, Turn);
+    struct Fixed(&'static str, TurnSamples);
 
-    impl Side for Fixed {
-        fn turn(&mut self) -> Result<Turn, String> {
+    impl Contestant for Fixed {
+        fn turn(&mut self) -> Result<TurnSamples, String> {
             Ok(self.1.clone())
         }
 
@@ -138,34 +139,47 @@ mod tests {
     fn outcome() -> Outcome {
         let rows =
             vec![RowName { name: "pipe".into(), unit: "Mpps" }, RowName { name: "pipe-cycles".into(), unit: "cycles" }];
-        let mut sides: Vec<Box<dyn Side>> = vec![
+        let mut sides: Vec<Box<dyn Contestant>> = vec![
             Box::new(Fixed(
                 "unetmap",
                 vec![
-                    (0, Class::L, Sample::one(300.0)),
-                    (0, Class::R, Sample::one(90.12345)),
-                    (1, Class::L, Sample::one(6.0)),
+                    (0, PlacementClass::L, Sample::one(300.0)),
+                    (0, PlacementClass::R, Sample::one(90.12345)),
+                    (1, PlacementClass::L, Sample::one(6.0)),
                 ],
             )),
-            Box::new(Fixed("seqpacket", vec![(0, Class::L, Sample::one(0.75)), (1, Class::R, Sample::one(9.0))])),
+            Box::new(Fixed(
+                "seqpacket",
+                vec![(0, PlacementClass::L, Sample::one(0.75)), (1, PlacementClass::R, Sample::one(9.0))],
+            )),
             Box::new(Fixed(
                 "ceiling",
-                vec![(0, Class::L, sample(400.0, 390.0, 410.0, 9)), (0, Class::R, sample(100.0, 1.0, 101.0, 3))],
+                vec![
+                    (0, PlacementClass::L, sample(400.0, 390.0, 410.0, 9)),
+                    (0, PlacementClass::R, sample(100.0, 1.0, 101.0, 3)),
+                ],
             )),
         ];
-        let goal = Goal { samples: 1, limit: Duration::ZERO };
-        // The clock stands still for one round, so that every side has one turn.
+        let goal = StopCondition { samples: 1, limit: Duration::ZERO };
+        // The clock does not advance in the first round, so that each contestant has one turn.
         let mut ticks = 0;
         let mut elapsed = || {
             ticks += 1;
             Duration::from_secs(u64::from(ticks > 2))
         };
-        hold(rows, &mut sides, Goal { limit: Duration::from_secs(1), ..goal }, &mut elapsed, &mut |_, _| {}).unwrap()
+        run_turns(
+            rows,
+            &mut sides,
+            StopCondition { limit: Duration::from_secs(1), ..goal },
+            &mut elapsed,
+            &mut |_, _| {},
+        )
+        .unwrap()
     }
 
     #[test]
-    fn json_has_what_scripts_read() {
-        let lines: Vec<String> = findings(&outcome()).iter().map(|f| json(f).unwrap()).collect();
+    fn json_has_the_documented_members() {
+        let lines: Vec<String> = row_results(&outcome()).iter().map(|f| json(f).unwrap()).collect();
         assert_eq!(
             lines,
             [
@@ -179,15 +193,15 @@ mod tests {
     #[test]
     fn the_table_is_aligned() {
         assert_eq!(
-            table(&findings(&outcome())),
+            table(&row_results(&outcome())),
             "\
-bench        class  who        unit    median     min     max  n  ours/its
-pipe         L      unetmap    Mpps    300.00  300.00  300.00  1
-                    ceiling    Mpps    400.00  390.00  410.00  9     0.750
-                    seqpacket  Mpps      0.75    0.75    0.75  1   400.000
-pipe         R      unetmap    Mpps     90.12   90.12   90.12  1
-                    ceiling    Mpps    100.00    1.00  101.00  3     0.901
-pipe-cycles  L      unetmap    cycles    6.00    6.00    6.00  1
+bench        class  contestant  unit    median     min     max  n  ours/its
+pipe         L      unetmap     Mpps    300.00  300.00  300.00  1
+                    ceiling     Mpps    400.00  390.00  410.00  9     0.750
+                    seqpacket   Mpps      0.75    0.75    0.75  1   400.000
+pipe         R      unetmap     Mpps     90.12   90.12   90.12  1
+                    ceiling     Mpps    100.00    1.00  101.00  3     0.901
+pipe-cycles  L      unetmap     cycles    6.00    6.00    6.00  1
 "
         );
     }

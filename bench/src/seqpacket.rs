@@ -1,4 +1,4 @@
-//! The peer that is on every machine: a UNIX socket that keeps message bounds, 32 messages a system call.
+//! The built-in peer: a UNIX socket of type SOCK_SEQPACKET, with 32 messages per system call.
 
 use std::hint;
 use std::io::{IoSlice, IoSliceMut};
@@ -17,18 +17,18 @@ use unetmap_sys::clock;
 use crate::probe::{self, Cores};
 use crate::stats;
 
-/// What the peer is called in the results.
+/// The peer's label in the results.
 pub(crate) const LABEL: &str = "seqpacket";
-/// Messages of one system call.
+/// Messages per system call.
 const MESSAGES: usize = 32;
-/// Bytes of one message: the packet that all benchmarks send.
+/// Bytes of one message, the same as the packets of the other benchmarks.
 const BYTES: usize = 60;
-/// Rounds between two looks at the clock.
+/// Rounds between two reads of the clock.
 const ROUNDS: u32 = 16;
 
-type Pair = (OwnedFd, OwnedFd);
+type SocketPair = (OwnedFd, OwnedFd);
 
-/// How long to run before measuring, and while measuring.
+/// Time to run before the measurement, and time of the measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) warm_up: Duration,
@@ -39,12 +39,12 @@ fn failed(what: &str, e: impl std::fmt::Display) -> String {
     format!("{LABEL}: {what}: {e}")
 }
 
-fn pair(flags: SocketFlags) -> Result<Pair, String> {
+fn pair(flags: SocketFlags) -> Result<SocketPair, String> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
-        .map_err(|e| failed("making a pair of sockets", e))
+        .map_err(|e| failed("socketpair", e))
 }
 
-/// The sending end, with its messages ready.
+/// The sending end, with preallocated message headers.
 struct Sender {
     fd: OwnedFd,
     headers: MultiHeaders<()>,
@@ -55,7 +55,7 @@ impl Sender {
         Sender { fd, headers: MultiHeaders::preallocate(MESSAGES, None) }
     }
 
-    /// Sends up to 32 messages; returns how many.
+    /// Sends up to 32 messages; returns the number.
     fn send(&mut self) -> Result<usize, Errno> {
         let bytes = [0xff; BYTES];
         let slices = [[IoSlice::new(&bytes)]; MESSAGES];
@@ -65,7 +65,7 @@ impl Sender {
     }
 }
 
-/// The receiving end, with its buffers ready.
+/// The receiving end, with preallocated headers and buffers.
 struct Receiver {
     fd: OwnedFd,
     headers: MultiHeaders<()>,
@@ -77,7 +77,7 @@ impl Receiver {
         Receiver { fd, headers: MultiHeaders::preallocate(MESSAGES, None), buffers: [[0; 2048]; MESSAGES] }
     }
 
-    /// Waits for one message, takes up to 32; returns how many with bytes in them: 0 is the end.
+    /// Waits for a message and receives up to 32; returns the number of non-empty messages. 0 means that the peer has closed.
     fn receive(&mut self) -> Result<usize, Errno> {
         let mut slices = self.buffers.each_mut().map(|buffer| [IoSliceMut::new(buffer)]);
         let flags = MsgFlags::MSG_WAITFORONE;
@@ -91,11 +91,11 @@ impl Receiver {
 #[repr(align(128))]
 struct Counter(AtomicU64);
 
-/// One thread sends, another receives. Returns what the receiver counted, in Mpps.
+/// One thread sends, another receives. Returns the receiver's rate in Mpps.
 pub(crate) fn rate(cores: Cores, window: Window) -> Result<f64, String> {
     let (near, far) = pair(SocketFlags::empty())?;
-    // Ends both threads, wherever they wait.
-    let switch = near.try_clone().map_err(|e| failed("duplicating a socket", e))?;
+    // A shutdown of this descriptor ends both threads, wherever they wait.
+    let shutdown_handle = near.try_clone().map_err(|e| failed("duplicating a socket", e))?;
     let counter = Counter::default();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -105,7 +105,7 @@ pub(crate) fn rate(cores: Cores, window: Window) -> Result<f64, String> {
             loop {
                 match sender.send() {
                     Ok(_) if !stop.load(Ordering::Relaxed) => {}
-                    // The receiver has gone; the second where it left messages unread.
+                    // The receiver has closed; ECONNRESET if it left messages unread.
                     Ok(_) | Err(Errno::EPIPE | Errno::ECONNRESET) => return Ok(()),
                     Err(e) => return Err(failed("sendmmsg", e)),
                 }
@@ -127,7 +127,7 @@ pub(crate) fn rate(cores: Cores, window: Window) -> Result<f64, String> {
         thread::sleep(window.measure);
         let (time, packets) = (start.elapsed(), counter.0.load(Ordering::Relaxed) - before);
         stop.store(true, Ordering::Relaxed);
-        let off = shutdown(&switch, Shutdown::Both).map_err(|e| failed("shutdown", e));
+        let off = shutdown(&shutdown_handle, Shutdown::Both).map_err(|e| failed("shutdown", e));
         join(sender.join())?;
         join(receiver.join())?;
         off?;
@@ -155,12 +155,12 @@ pub(crate) fn rate_one_core(cpu: usize, window: Window) -> Result<f64, String> {
     })
 }
 
-/// Runs `work` in a thread that stays on `cpu`.
+/// Runs `work` in a thread that is pinned to `cpu`.
 pub(crate) fn on_core<T: Send>(cpu: usize, work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
     thread::scope(|scope| join(scope.spawn(|| probe::pin(cpu).and_then(|()| work())).join()))
 }
 
-/// Repeats `batch`, which returns how many packets it moved, for as long as `window` says; returns Mpps.
+/// Repeats `batch`, which returns the number of packets that it moved, for the time of `window`; returns Mpps.
 pub(crate) fn measure(window: Window, mut batch: impl FnMut() -> Result<u64, String>) -> Result<f64, String> {
     let mut mpps = 0.0;
     for time in [window.warm_up, window.measure] {
@@ -178,13 +178,13 @@ pub(crate) fn measure(window: Window, mut batch: impl FnMut() -> Result<u64, Str
     Ok(mpps)
 }
 
-/// The mean round trip of one message in nanoseconds, both sides awake: what `pipe-rtt` is compared with.
+/// Measures the mean round trip of one message in nanoseconds, with both sides busy-waiting: the peer of `pipe-rtt`.
 pub(crate) fn mean_round_trip(cores: Cores, window: Window) -> Result<f64, String> {
-    // From millions of round trips a second to nanoseconds for one.
+    // Converts millions of round trips per second to nanoseconds per round trip.
     with_echo(cores, |near| measure(window, || ping(near).map(|()| 1)).map(|rate| 1e3 / rate))
 }
 
-/// The median round trip of one message in nanoseconds, each timed by itself: what `pipe-ping` is compared with.
+/// Measures the median round trip of one message in nanoseconds, each timed separately: the peer of `pipe-ping`.
 pub(crate) fn median_round_trip(cores: Cores, window: Window) -> Result<f64, String> {
     with_echo(cores, |near| {
         let (start, mut times) = (Instant::now(), Vec::new());
@@ -200,48 +200,48 @@ pub(crate) fn median_round_trip(cores: Cores, window: Window) -> Result<f64, Str
     })
 }
 
-/// Runs `pinger` on the first core with one end of a pair of sockets; a thread on the second returns what it sends.
+/// Runs `pinger` on the first core with one end of a socket pair; a thread on the second core echoes its messages.
 fn with_echo(cores: Cores, pinger: impl FnOnce(&OwnedFd) -> Result<f64, String> + Send) -> Result<f64, String> {
     let (near, far) = pair(SocketFlags::NONBLOCK)?;
     thread::scope(|scope| {
         let echo = scope.spawn(|| -> Result<(), String> {
             let far = far;
             probe::pin(cores.rx)?;
-            while take(&far)? {
-                give(&far)?;
+            while receive_one(&far)? {
+                send_one(&far)?;
             }
             Ok(())
         });
         let pinger = scope.spawn(|| {
-            // Closed when this thread ends, which ends the other.
+            // Closed when this thread ends, which ends the other thread.
             let near = near;
             probe::pin(cores.tx)?;
             pinger(&near)
         });
         let ns = join(pinger.join());
-        // First the one that the other waits for: it knows why.
+        // The error of the echo thread comes first, because it causes that of the pinger.
         join(echo.join())?;
         ns
     })
 }
 
-/// One message there and back.
+/// Sends one message and receives the echo.
 fn ping(fd: &OwnedFd) -> Result<(), String> {
-    give(fd)?;
-    if take(fd)? { Ok(()) } else { Err(failed("round trip", "the other side closed")) }
+    send_one(fd)?;
+    if receive_one(fd)? { Ok(()) } else { Err(failed("round trip", "the other side closed")) }
 }
 
-/// Sends one message; there is always room for it.
-fn give(fd: &OwnedFd) -> Result<(), String> {
+/// Sends one message; the socket buffer always has room for it.
+fn send_one(fd: &OwnedFd) -> Result<(), String> {
     match send(fd, &[0xff; BYTES], SendFlags::NOSIGNAL) {
-        // The other side ends by closing.
+        // The other side has closed, which ends the measurement.
         Ok(_) | Err(rustix::io::Errno::PIPE) => Ok(()),
         Err(e) => Err(failed("send", e)),
     }
 }
 
-/// Waits, awake, for one message; false at the end.
-fn take(fd: &OwnedFd) -> Result<bool, String> {
+/// Busy-waits for one message; returns false if the peer has closed.
+fn receive_one(fd: &OwnedFd) -> Result<bool, String> {
     let mut buffer = [0; 2048];
     loop {
         match recv(fd, &mut buffer, RecvFlags::empty()) {
@@ -260,7 +260,7 @@ mod tests {
     const TINY: Window = Window { warm_up: Duration::from_millis(1), measure: Duration::from_millis(5) };
 
     #[test]
-    fn batches_arrive_whole() {
+    fn batches_arrive_complete() {
         let (near, far) = pair(SocketFlags::empty()).unwrap();
         let (mut sender, mut receiver) = (Sender::new(near), Receiver::new(far));
         assert_eq!(sender.send(), Ok(MESSAGES));
@@ -271,11 +271,11 @@ mod tests {
     }
 
     #[test]
-    fn each_measurement_ends_with_a_figure() {
+    fn each_measurement_returns_a_positive_figure() {
         let mpps = rate_one_core(0, TINY).unwrap();
         assert!(mpps > 0.0 && mpps.is_finite());
         let Ok(cores) = Cores::first_two() else {
-            eprintln!("skipped the rest: this machine has one processor");
+            eprintln!("skipped in part: this machine has one processor");
             return;
         };
         let mpps = rate(cores, Window { measure: Duration::from_millis(100), ..TINY }).unwrap();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_processor_is_an_error_and_not_a_hang() {
+    fn a_missing_processor_is_an_error() {
         let cores = Cores { tx: 0, rx: 1 << 20 };
         for cores in [cores, Cores { tx: cores.rx, rx: cores.tx }] {
             assert!(rate(cores, TINY).unwrap_err().contains("processor 1048576"));

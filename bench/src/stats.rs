@@ -1,44 +1,44 @@
-//! Samples, the classes they belong to, and what many of them say together.
+//! Samples, placement classes, and summaries.
 
 use std::fmt;
 
-/// Round trips of one cache line below this many nanoseconds are class [`Class::L`].
+/// A round trip of one cache line below this many nanoseconds is class [`PlacementClass::L`].
 pub(crate) const NEAR_BELOW_NS: f64 = 200.0;
 
-/// How far apart the two cores were while a sample was taken. Figures of different classes are never compared.
+/// The distance of the two cores while a sample was measured. Figures of different classes are never compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
-    /// Local: a cache line goes there and back in less than 200 ns (the cores share a cache).
+pub enum PlacementClass {
+    /// Local: the round trip of a cache line takes less than 200 ns (the cores share a cache).
     L,
-    /// Remote: it takes 200 ns or more.
+    /// Remote: the round trip takes 200 ns or more.
     R,
 }
 
-impl Class {
-    /// Both, nearest first.
-    pub const ALL: [Class; 2] = [Class::L, Class::R];
+impl PlacementClass {
+    /// Both classes, local first.
+    pub const ALL: [PlacementClass; 2] = [PlacementClass::L, PlacementClass::R];
 
-    /// The class of a round trip, in nanoseconds.
-    pub(crate) fn of_round_trip(ns: f64) -> Class {
-        if ns < NEAR_BELOW_NS { Class::L } else { Class::R }
+    /// Returns the class of a round trip in nanoseconds.
+    pub(crate) fn of_round_trip(ns: f64) -> PlacementClass {
+        if ns < NEAR_BELOW_NS { PlacementClass::L } else { PlacementClass::R }
     }
 
-    /// As it is written in JSON.
-    pub(crate) fn from_letter(text: &str) -> Option<Class> {
-        Class::ALL.into_iter().find(|class| class.to_string() == text)
+    /// Parses the letter in JSON.
+    pub(crate) fn from_letter(text: &str) -> Option<PlacementClass> {
+        PlacementClass::ALL.into_iter().find(|class| class.to_string() == text)
     }
 }
 
-impl fmt::Display for Class {
+impl fmt::Display for PlacementClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Class::L => "L",
-            Class::R => "R",
+            PlacementClass::L => "L",
+            PlacementClass::R => "R",
         })
     }
 }
 
-/// One measurement, or a summary of several that its maker has already made.
+/// One measurement, or a peer's summary of several.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Sample {
     pub(crate) median: f64,
@@ -46,18 +46,18 @@ pub(crate) struct Sample {
     pub(crate) min: f64,
     /// At least `median`.
     pub(crate) max: f64,
-    /// How many measurements this stands for, 1 or more.
+    /// Number of measurements, 1 or more.
     pub(crate) n: u32,
 }
 
 impl Sample {
-    /// A single measurement.
+    /// Creates a sample of a single measurement.
     pub(crate) fn one(value: f64) -> Sample {
         Sample { median: value, min: value, max: value, n: 1 }
     }
 }
 
-/// All samples of one side in one class.
+/// All samples of one contestant in one class.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Samples(Vec<Sample>);
 
@@ -66,12 +66,12 @@ impl Samples {
         self.0.push(sample);
     }
 
-    /// Measurements, each counted once.
+    /// Returns the number of measurements.
     pub(crate) fn count(&self) -> u32 {
         self.0.iter().map(|s| s.n).sum()
     }
 
-    /// Everything together: the median of the medians, each weighted by its `n`, and the extremes. `None` when empty.
+    /// Returns the median of the medians, each weighted by its `n`, and the extremes; `None` if there are no samples.
     pub(crate) fn summary(&self) -> Option<Sample> {
         Some(Sample {
             median: weighted_median(&self.0)?,
@@ -82,8 +82,8 @@ impl Samples {
     }
 }
 
-/// The value with half of the weight on each side; between two such values, their mean. With weights of 1 this is the
-/// usual median.
+/// Returns the value with half of the weight on each side, or the mean of two such values. With weights of 1 this is the
+/// ordinary median.
 fn weighted_median(samples: &[Sample]) -> Option<f64> {
     let mut sorted: Vec<&Sample> = samples.iter().collect();
     sorted.sort_by(|a, b| a.median.total_cmp(&b.median));
@@ -102,7 +102,7 @@ fn weighted_median(samples: &[Sample]) -> Option<f64> {
     None
 }
 
-/// The middle of `values`: of an even number the mean of the two in the middle; 0 of none.
+/// Returns the median of `values`; 0 if there are none.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let samples: Vec<Sample> = values.iter().copied().map(Sample::one).collect();
     weighted_median(&samples).unwrap_or(0.0)
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_is_in_the_middle() {
+    fn the_median_is_the_middle_value_or_the_mean_of_two() {
         assert_eq!(median(&[]), 0.0);
         assert_eq!(median(&[3.0]), 3.0);
         assert_eq!(median(&[9.0, 1.0, 3.0]), 3.0);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_count() {
+    fn the_summary_weights_samples_by_n() {
         let all = samples(&[(10.0, 8.0, 11.0, 1), (20.0, 15.0, 30.0, 8)]).summary().unwrap();
         assert_eq!(all, Sample { median: 20.0, min: 8.0, max: 30.0, n: 9 });
         let even = samples(&[(30.0, 30.0, 30.0, 2), (10.0, 10.0, 10.0, 3), (20.0, 20.0, 20.0, 1)]).summary().unwrap();
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_is_as_good_as_repetition() {
+    fn a_weight_is_equivalent_to_repetition() {
         let values = [5.0, 1.0, 4.0, 4.5, 2.0];
         for weights in [[1, 1, 1, 1, 1], [3, 1, 2, 1, 7], [1, 9, 1, 1, 1]] {
             let mut repeated = Vec::new();
@@ -150,12 +150,12 @@ mod tests {
 
     #[test]
     fn classes_have_letters() {
-        assert_eq!(Class::of_round_trip(199.9), Class::L);
-        assert_eq!(Class::of_round_trip(200.0), Class::R);
-        for class in Class::ALL {
-            assert_eq!(Class::from_letter(&class.to_string()), Some(class));
+        assert_eq!(PlacementClass::of_round_trip(199.9), PlacementClass::L);
+        assert_eq!(PlacementClass::of_round_trip(200.0), PlacementClass::R);
+        for class in PlacementClass::ALL {
+            assert_eq!(PlacementClass::from_letter(&class.to_string()), Some(class));
         }
-        assert_eq!(Class::from_letter("S"), None);
-        assert_eq!(Class::from_letter(""), None);
+        assert_eq!(PlacementClass::from_letter("S"), None);
+        assert_eq!(PlacementClass::from_letter(""), None);
     }
 }

@@ -1,14 +1,14 @@
-//! Programs around a switch: pkt-gen sends to one port of it and counts at others.
+//! The benchmarks `vale-*`: pkt-gen sends through a switch and counts at other ports.
 //!
 //! ```text
 //!   pkt-gen -f tx == a ==> switch, a thread of the daemon == b, c.. ==> pkt-gen -f rx, one for each port
 //! ```
-//! The daemon is one that the first of the programs starts, as it is for users: it has a session of its own. It gets the
-//! priority that the benchmark has. What a receiver counted is the rate; the switch knows the receivers' addresses.
+//! The first program starts the daemon, as for users, so the daemon has a session of its own. The benchmark gives it its own
+//! priority. The rate is the one that a receiver counted; the switch has learned the receivers' addresses.
 //!
-//! Three programs on two processors change with each ring that is full, which costs as much as five nanoseconds a packet where
-//! a ring has 1024 slots. So streams go through rings of [`MOST_SLOTS`], and once more through those that programs get which
-//! ask for none; with packets of 1500 B, of which long rings hold more than the caches, the other way round.
+//! Three programs share two processors, with a context switch for each full ring, which costs up to five nanoseconds per
+//! packet with 1024 slots. Therefore streams use rings of [`MAX_SLOTS`], and a second row uses the default rings. For packets
+//! of 1500 B it is the reverse, because long rings of them exceed the caches.
 
 use std::cell::Cell;
 use std::fs;
@@ -24,61 +24,61 @@ use unetmap_sys::process;
 
 use crate::pkt_gen::{self, median_rtt};
 use crate::probe::Cores;
-use crate::program::{INTERVAL, PATIENCE, Running, conclude, object, steady_mpps};
+use crate::program::{INTERVAL, Running, TIMEOUT, parse_json, steady_mpps, stop_all};
 
-/// Slots of a switch port's ring: the most that there can be, and what a program gets that does not say.
-pub(crate) const MOST_SLOTS: u32 = 4096;
-pub(crate) const USUAL_SLOTS: u32 = 1024;
+/// Slots of a switch port's ring: the maximum, and the default.
+pub(crate) const MAX_SLOTS: u32 = 4096;
+pub(crate) const DEFAULT_SLOTS: u32 = 1024;
 /// Receivers of `vale-fan`, and addresses behind each.
 const FAN: usize = 4;
 const ADDRESSES: u8 = 4;
-/// Ports that do nothing in `vale-idle-ports`.
+/// Idle ports of `vale-idle-ports`.
 pub(crate) const IDLE: usize = 64;
-/// A packet in a thousand may be lost at a rate that counts as clean.
-const CLEAN: f64 = 0.001;
-/// Halvings of the interval in which the highest clean rate lies.
-const HALVINGS: u32 = 5;
-/// Round trips of one sample, awake and asleep, and how many a second where both sides sleep in between.
+/// Largest fraction of lost packets at a rate that counts as free of loss.
+const MAX_LOSS: f64 = 0.001;
+/// Steps of the binary search for the highest rate without loss.
+const SEARCH_STEPS: u32 = 5;
+/// Round trips of one sample, busy-waiting and sleeping, and round trips per second when both sides sleep in between.
 const PINGS: u32 = 5_000;
-const SLEEPY_PINGS: u32 = 100;
-const SLEEPY_RATE: u32 = 500;
+const SLEEPING_PINGS: u32 = 100;
+const SLEEPING_RATE: u32 = 500;
 
-/// A daemon, started by a program that keeps it.
+/// A daemon for switches. A program with an open port keeps it running.
 pub(crate) struct Switch {
     program: PathBuf,
     cores: Cores,
-    /// Of each ring.
+    /// Slots of each ring.
     slots: u32,
     keeper: Option<Running>,
     folder: TempDir,
-    /// Makes names of switches that nobody has used.
+    /// Number of switch names used so far.
     runs: Cell<u32>,
 }
 
-/// What goes over the switch.
+/// A stream over a switch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Traffic {
     /// Bytes of a packet.
     pub(crate) len: u16,
-    /// Packets a second, if not as many as possible.
+    /// Packets per second; `None`: as many as possible.
     pub(crate) rate: Option<u64>,
-    /// Whether sender and receiver share a region.
+    /// True if sender and receiver share a region.
     pub(crate) share: bool,
-    /// Ports of the switch besides.
+    /// Number of additional idle ports of the switch.
     pub(crate) idle: usize,
 }
 
-/// What became of it.
+/// The result of a stream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Crossed {
+pub(crate) struct Throughput {
     pub(crate) mpps: f64,
-    /// The part of what was sent that did not arrive, over the whole run.
+    /// The fraction of the sent packets that did not arrive, over the whole run.
     pub(crate) lost: f64,
 }
 
 impl Switch {
-    /// Starts a program, which starts a daemon. With both cores the same, the daemon is kept there as well.
-    /// Programs will have rings of `slots`.
+    /// Starts a program that starts a daemon. If both cores are the same, the daemon is pinned to it, too. Programs use rings
+    /// of `slots`.
     pub(crate) fn new(cores: Cores, slots: u32) -> Result<Rc<Switch>, String> {
         let folder = tempfile::tempdir().map_err(|e| format!("bench: a folder for the switch: {e}"))?;
         let program = pkt_gen::find()?;
@@ -87,18 +87,19 @@ impl Switch {
         let start = Instant::now();
         let daemon = loop {
             switch.keeper.iter_mut().try_for_each(Running::check)?;
-            match switch.books()?["daemon"]["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()) {
+            match switch.snapshot()?["daemon"]["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()) {
                 Some(pid) => break pid,
-                None if start.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(10)),
-                None => return Err("bench: pkt-gen started no daemon".into()),
+                None if start.elapsed() < TIMEOUT => thread::sleep(Duration::from_millis(10)),
+                None => return Err(format!("bench: pkt-gen started no daemon in {} s", TIMEOUT.as_secs())),
             }
         };
-        // As much as this process got, or both have nothing more than anybody.
+        // The daemon gets the same priority as this process.
         if fs::read_to_string("/proc/self/autogroup").is_ok_and(|group| group.contains("nice -20")) {
             let _ = fs::write(format!("/proc/{daemon}/autogroup"), "-20");
         }
         if cores.tx == cores.rx {
-            pin_all(daemon, cores.tx).map_err(|e| format!("bench: the daemon cannot be kept on one core: {e}"))?;
+            pin_all(daemon, cores.tx)
+                .map_err(|e| format!("bench: cannot pin the daemon to processor {}: {e}", cores.tx))?;
         }
         Ok(Rc::new(switch))
     }
@@ -118,21 +119,21 @@ impl Switch {
         Running::start(format!("pkt-gen -f {what}"), &mut command)
     }
 
-    /// The name of a switch that nobody has used yet.
-    fn fresh(&self) -> String {
+    /// Returns the name of a switch that was not used before.
+    fn new_switch_name(&self) -> String {
         self.runs.set(self.runs.get() + 1);
         format!("vale{}", self.runs.get())
     }
 
-    /// Starts the receiver at `port`, and lets the switch hear of the addresses behind it.
+    /// Starts the receiver at `port`, and sends packets from the addresses behind it, so that the switch learns them.
     fn receiver(&self, port: &str, number: u8) -> Result<Running, String> {
         let interval = INTERVAL.as_millis().to_string();
         let mut receiver = self.start("rx", port, Some(self.cores.rx), &["-T", &interval])?;
-        // A line of its report: the port is open.
+        // The first line of its report means that the port is open.
         receiver.line()?;
-        let file = self.folder.path().join("heard");
-        let heard: Vec<_> = (0..ADDRESSES).map(|n| frame([0xff; 6], address(number, n))).collect();
-        write_pcap(&file, &heard)?;
+        let file = self.folder.path().join("addresses");
+        let announcements: Vec<_> = (0..ADDRESSES).map(|n| frame([0xff; 6], address(number, n))).collect();
+        write_pcap(&file, &announcements)?;
         self.replay(port, &file)?;
         Ok(receiver)
     }
@@ -141,37 +142,37 @@ impl Switch {
         let file = file.to_string_lossy();
         let mut program = self.start("tx", port, None, &["-T", "0", "-P", &file])?;
         while let Ok(line) = program.line() {
-            if object(&line)?["event"] == "summary" {
+            if parse_json(&line)?["event"] == "summary" {
                 return Ok(());
             }
         }
-        Err(program.end().err().unwrap_or("bench: pkt-gen ended early".into()))
+        Err(program.stop().err().unwrap_or("bench: pkt-gen exited early".into()))
     }
 
-    /// What the daemon says about itself; null if none runs.
-    fn books(&self) -> Result<Value, String> {
+    /// Returns the daemon's snapshot; null if none runs.
+    fn snapshot(&self) -> Result<Value, String> {
         let mut command = Command::new(crate::program::find("unetmap")?);
         command.args(["ls", "--json"]).env("UNETMAP_SOCKET", self.socket());
         let output = command.output().map_err(|e| format!("bench: starting unetmap: {e}"))?;
         serde_json::from_slice(&output.stdout).map_err(|e| format!("bench: unetmap ls: {e}"))
     }
 
-    /// Fails if a packet in a thousand, or more, came to a port as a copy.
+    /// Fails if the fraction of copied packets at a port exceeds `MAX_LOSS`.
     fn check_swapped(&self, port: &str) -> Result<(), String> {
-        let books = self.books()?;
-        let ports = books["ports"].as_array().into_iter().flatten().filter(|entry| entry["name"] == port);
+        let snapshot = self.snapshot()?;
+        let ports = snapshot["ports"].as_array().into_iter().flatten().filter(|entry| entry["name"] == port);
         let ring = ports.filter_map(|entry| entry["rings"].as_array()).flatten().find(|ring| ring["dir"] == "rx");
         let of = |what: &str| ring.and_then(|ring| ring[what].as_f64()).unwrap_or(0.0);
         let (swapped, crossed) = (of("swapped"), of("crossed"));
-        if crossed == 0.0 || swapped < crossed * (1.0 - CLEAN) {
-            return Err(format!("bench: of {crossed} packets that came to {port} only {swapped} were not copied"));
+        if crossed == 0.0 || swapped < crossed * (1.0 - MAX_LOSS) {
+            return Err(format!("bench: only {swapped} of {crossed} packets were delivered to {port} without a copy"));
         }
         Ok(())
     }
 
-    /// One sender, one receiver.
-    pub(crate) fn cross(&self, traffic: Traffic) -> Result<Crossed, String> {
-        let switch = self.fresh();
+    /// Measures a stream from one sender to one receiver.
+    pub(crate) fn measure_stream(&self, traffic: Traffic) -> Result<Throughput, String> {
+        let switch = self.new_switch_name();
         let (from, to) = (format!("{switch}:a"), format!("{switch}:b"));
         let idle = self.idle(&switch, traffic.idle)?;
         let receiver = self.receiver(&to, 1)?;
@@ -186,25 +187,25 @@ impl Switch {
         let mut programs = [sender, receiver];
         let mpps = steady_mpps(|| programs[1].line());
         let swapped = if traffic.share { self.check_swapped(&to) } else { Ok(()) };
-        let mpps = conclude(mpps.and_then(|mpps| swapped.map(|()| mpps)), &mut programs)?;
+        let mpps = stop_all(mpps.and_then(|mpps| swapped.map(|()| mpps)), &mut programs)?;
         drop(idle);
-        let [sent, received] = programs.each_mut().map(packets);
+        let [sent, received] = programs.each_mut().map(summary_packets);
         let (sent, received) = (sent?, received?);
-        // What the receiver heard beside it may make it more.
-        Ok(Crossed { mpps, lost: ((sent - received) / sent).max(0.0) })
+        // The receiver also counts packets that announce addresses, so the difference may be negative.
+        Ok(Throughput { mpps, lost: ((sent - received) / sent).max(0.0) })
     }
 
-    /// The highest rate at which next to nothing is lost, Mpps; 0 if there is none.
+    /// Measures the highest rate at which at most `MAX_LOSS` is lost, Mpps; 0 if there is none.
     pub(crate) fn clean_rate(&self, traffic: Traffic) -> Result<f64, String> {
-        let most = self.cross(traffic)?;
-        if most.lost < CLEAN {
-            return Ok(most.mpps);
+        let fastest = self.measure_stream(traffic)?;
+        if fastest.lost < MAX_LOSS {
+            return Ok(fastest.mpps);
         }
-        let (mut low, mut high, mut best) = (0.0, most.mpps * 1.1, 0.0);
-        for _ in 0..HALVINGS {
+        let (mut low, mut high, mut best) = (0.0, fastest.mpps * 1.1, 0.0);
+        for _ in 0..SEARCH_STEPS {
             let rate = f64::midpoint(low, high);
-            let found = self.cross(Traffic { rate: Some((rate * 1e6) as u64), ..traffic })?;
-            if found.lost < CLEAN {
+            let found = self.measure_stream(Traffic { rate: Some((rate * 1e6) as u64), ..traffic })?;
+            if found.lost < MAX_LOSS {
                 (low, best) = (rate, f64::max(best, found.mpps));
             } else {
                 high = rate;
@@ -213,33 +214,33 @@ impl Switch {
         Ok(best)
     }
 
-    /// Ports of a switch that nobody sends to.
+    /// Opens idle ports of a switch.
     fn idle(&self, switch: &str, n: usize) -> Result<Vec<Running>, String> {
         let mut ports: Vec<_> = (0..n)
             .map(|i| self.start("rx", &format!("{switch}:idle{i}"), None, &["-T", "0"]))
             .collect::<Result<_, _>>()?;
-        // They say nothing: to report is to do something.
+        // Their reports are disabled, because an idle port must not run. So the daemon's snapshot shows when they are open.
         let (prefix, start) = (format!("{switch}:idle"), Instant::now());
         while self.open_ports(&prefix)? < n {
             ports.iter_mut().try_for_each(Running::check)?;
-            if start.elapsed() > PATIENCE {
-                return Err(format!("bench: {n} ports of {switch} are not open after {} s", PATIENCE.as_secs()));
+            if start.elapsed() > TIMEOUT {
+                return Err(format!("bench: {n} ports of {switch} are not open after {} s", TIMEOUT.as_secs()));
             }
             thread::sleep(Duration::from_millis(10));
         }
         Ok(ports)
     }
 
-    /// How many ports have a name that begins so.
+    /// Returns the number of ports whose names begin with `prefix`.
     fn open_ports(&self, prefix: &str) -> Result<usize, String> {
-        let books = self.books()?;
-        let names = books["ports"].as_array().into_iter().flatten().filter_map(|entry| entry["name"].as_str());
+        let snapshot = self.snapshot()?;
+        let names = snapshot["ports"].as_array().into_iter().flatten().filter_map(|entry| entry["name"].as_str());
         Ok(names.filter(|name| name.starts_with(prefix)).count())
     }
 
-    /// Packets to 16 addresses in turn, behind four receivers, each counting; returns the sum, Mpps.
+    /// Sends packets to 16 addresses in turn, behind four receivers; returns the sum of the receivers' rates in Mpps.
     pub(crate) fn fan(&self) -> Result<f64, String> {
-        let switch = self.fresh();
+        let switch = self.new_switch_name();
         let mut programs = (0..FAN as u8)
             .map(|number| self.receiver(&format!("{switch}:{number}"), number))
             .collect::<Result<Vec<_>, _>>()?;
@@ -252,25 +253,25 @@ impl Switch {
         let from = format!("{switch}:a");
         programs.insert(0, self.start("tx", &from, Some(self.cores.tx), &more)?);
         let sum = programs[1..].iter_mut().map(|receiver| steady_mpps(|| receiver.line())).sum();
-        conclude(sum, &mut programs)
+        stop_all(sum, &mut programs)
     }
 
-    /// The median round trip between two programs, ns: both awake, or asleep in between.
-    pub(crate) fn round_trip(&self, asleep: bool) -> Result<f64, String> {
-        let switch = self.fresh();
-        self.ping_pong([&format!("{switch}:a"), &format!("{switch}:b")], asleep)
+    /// Measures the median round trip between two programs, ns: busy-waiting, or sleeping in between.
+    pub(crate) fn round_trip(&self, sleeping: bool) -> Result<f64, String> {
+        let switch = self.new_switch_name();
+        self.ping_pong([&format!("{switch}:a"), &format!("{switch}:b")], sleeping)
     }
 
     /// The same on a pipe.
-    pub(crate) fn pipe_round_trip(&self, asleep: bool) -> Result<f64, String> {
-        let pipe = self.fresh();
-        self.ping_pong([&format!("netmap:{pipe}{{1"), &format!("netmap:{pipe}}}1")], asleep)
+    pub(crate) fn pipe_round_trip(&self, sleeping: bool) -> Result<f64, String> {
+        let pipe = self.new_switch_name();
+        self.ping_pong([&format!("netmap:{pipe}{{1"), &format!("netmap:{pipe}}}1")], sleeping)
     }
 
-    fn ping_pong(&self, [near, far]: [&str; 2], asleep: bool) -> Result<f64, String> {
+    fn ping_pong(&self, [near, far]: [&str; 2], sleeping: bool) -> Result<f64, String> {
         let mut pong = self.start("pong", far, Some(self.cores.rx), &["-T", "20"])?;
         pong.line()?;
-        let (count, rate) = if asleep { (SLEEPY_PINGS, SLEEPY_RATE) } else { (PINGS, 0) };
+        let (count, rate) = if sleeping { (SLEEPING_PINGS, SLEEPING_RATE) } else { (PINGS, 0) };
         let (count, rate) = (count.to_string(), rate.to_string());
         let ping = self.start("ping", near, Some(self.cores.tx), &["-T", "0", "-n", &count, "-R", &rate])?;
         let mut programs = [ping, pong];
@@ -281,11 +282,11 @@ impl Switch {
                 }
             }
         })();
-        conclude(median, &mut programs)
+        stop_all(median, &mut programs)
     }
 }
 
-/// Keeps all threads of a process on `cpu`.
+/// Pins all threads of a process to `cpu`.
 pub(crate) fn pin_all(pid: u32, cpu: usize) -> std::io::Result<()> {
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         if let Ok(tid) = task?.file_name().to_string_lossy().parse() {
@@ -295,17 +296,17 @@ pub(crate) fn pin_all(pid: u32, cpu: usize) -> std::io::Result<()> {
     Ok(())
 }
 
-/// What a program that has ended says it sent or received.
-fn packets(program: &mut Running) -> Result<f64, String> {
+/// Returns the number of sent or received packets in the summary of a program that has exited.
+fn summary_packets(program: &mut Running) -> Result<f64, String> {
     loop {
-        let value = object(&program.line()?)?;
+        let value = parse_json(&program.line()?)?;
         if value["event"] == "summary" {
             return value["packets"].as_f64().ok_or_else(|| format!("bench: a summary without packets: {value}"));
         }
     }
 }
 
-/// Address `n` behind receiver `number`.
+/// Returns address `n` behind receiver `number`.
 fn address(number: u8, n: u8) -> [u8; 6] {
     [2, 0xbe, 0x0c, 0, number, n]
 }
@@ -314,16 +315,16 @@ fn mac([a, b, c, d, e, f]: [u8; 6]) -> String {
     format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
 }
 
-/// A packet of 60 bytes.
+/// Returns a packet of 60 bytes.
 fn frame(to: [u8; 6], from: [u8; 6]) -> Vec<u8> {
     let mut frame = [&to[..], &from, &[0x88, 0xb5]].concat();
     frame.resize(60, 0);
     frame
 }
 
-/// A file that pkt-gen can send.
+/// Writes a file that pkt-gen can send.
 fn write_pcap(path: &Path, packets: &[Vec<u8>]) -> Result<(), String> {
-    // The magic, version 2.4, no time zone, nothing cut, Ethernet.
+    // Magic number, version 2.4, time zone, accuracy, snapshot length, Ethernet.
     let head = [0xa1b2_c3d4, 2 | 4 << 16, 0, 0, 65_535, 1];
     let mut bytes: Vec<u8> = head.iter().flat_map(|word: &u32| word.to_ne_bytes()).collect();
     for packet in packets {
@@ -339,13 +340,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_those_of_stations() {
+    fn addresses_are_locally_administered_unicast() {
         assert_eq!(mac(address(1, 2)), "02:be:0c:00:01:02");
         assert_eq!(frame([0xff; 6], address(1, 0)).len(), 60);
     }
 
     #[test]
-    fn a_file_has_all_packets() {
+    fn a_pcap_file_has_all_packets() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         write_pcap(&path, &[vec![1; 60], vec![2; 60]]).unwrap();

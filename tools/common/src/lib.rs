@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 pub mod port;
-pub mod request;
 pub mod rule;
 #[cfg(feature = "testing")]
 pub mod testing;

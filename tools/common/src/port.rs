@@ -2,8 +2,8 @@
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use unetmap::abi::{NmreqRegister, PortSpec};
 use unetmap::{Interest, Port};
-use unetmap_abi::{NmreqRegister, PortSpec};
 
 use crate::{Failure, note};
 

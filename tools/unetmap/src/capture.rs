@@ -135,7 +135,7 @@ fn compile(expression: &str) -> Result<Option<BpfProgram>, String> {
 /// Returns the number of packets dropped because the port's rings were full, since the port was created.
 fn total_dropped(port: &Port) -> u64 {
     let name = port.spec().trim_start_matches("netmap:");
-    let snapshots = unetmap_core::control::client::snapshots().unwrap_or_default();
+    let snapshots = unetmap::snapshots().unwrap_or_default();
     let all = snapshots.iter().filter_map(|text| serde_json::from_str::<Value>(text).ok());
     let dropped = |daemon: Value| {
         let ports = crate::ls::members(&daemon["ports"]);

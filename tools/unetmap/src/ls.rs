@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use serde_json::Value;
 use unetmap_bench::align;
-use unetmap_core::control::client;
 
 use crate::top::{Rate, rates, rings_of};
 
@@ -16,7 +15,7 @@ const RATE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Prints the daemon's regions, ports and sessions. It is no error if no daemon runs.
 pub(crate) fn run(json: bool) -> Result<u8, String> {
-    let mut snapshots = client::snapshots().map_err(|e| e.to_string())?;
+    let mut snapshots = unetmap::snapshots().map_err(|e| e.to_string())?;
     let text = if json {
         // One object per daemon; `null` if none runs.
         match snapshots.is_empty() {
@@ -28,7 +27,7 @@ pub(crate) fn run(json: bool) -> Result<u8, String> {
     } else {
         let earlier = if snapshots.iter().any(|snapshot| snapshot.contains(SWITCH_PORT)) {
             std::thread::sleep(RATE_INTERVAL);
-            std::mem::replace(&mut snapshots, client::snapshots().map_err(|e| e.to_string())?)
+            std::mem::replace(&mut snapshots, unetmap::snapshots().map_err(|e| e.to_string())?)
         } else {
             Vec::new()
         };

@@ -88,7 +88,10 @@ impl Sender<'_> {
         let size = self.ring.buf_size() as usize;
         let slots = u32::try_from(packet.len().div_ceil(size)).unwrap_or(u32::MAX);
         if slots >= self.ring.num_slots() {
-            return Err(format!("a packet of {} bytes does not fit the ring", packet.len()));
+            let (bytes, most) = (packet.len(), (self.ring.num_slots() as usize - 1) * size);
+            return Err(format!(
+                "a packet of {bytes} bytes exceeds the {most} bytes of the ring; open it with more slots"
+            ));
         }
         while self.ring.space() < slots {
             if self.stop.load(Relaxed) {

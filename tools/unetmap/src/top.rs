@@ -62,7 +62,7 @@ pub(crate) fn run(interval: Duration, count: u64, json: bool) -> Result<u8, Stri
 }
 
 fn read_rings() -> Result<BTreeMap<RingKey, RingCounters>, String> {
-    let snapshots = unetmap_core::control::client::snapshots().map_err(|e| e.to_string())?;
+    let snapshots = unetmap::snapshots().map_err(|e| e.to_string())?;
     let mut rings = BTreeMap::new();
     for snapshot in snapshots {
         rings.extend(rings_of(&parse_reply("top", &snapshot)?));

@@ -104,7 +104,7 @@ enum Port {
     },
     /// Limit the rate at which the port sends (in) or receives (out)
     Rate {
-        direction: Way,
+        direction: DirectionArg,
 
         /// Packets per second, bits per second, or both: 10kpps 100Mbit; off: no limit
         #[arg(value_name = "RATE|off", required = true, num_args = 1..=2)]
@@ -118,7 +118,7 @@ enum Port {
     },
     /// Set the filter for frames that the port sends (in) or receives (out)
     Filter {
-        direction: Way,
+        direction: DirectionArg,
 
         /// A tcpdump expression (pcap-filter(7)); off: all frames pass
         #[arg(required = true, value_name = "EXPRESSION|off")]
@@ -129,16 +129,16 @@ enum Port {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Way {
+enum DirectionArg {
     In,
     Out,
 }
 
-impl From<Way> for Direction {
-    fn from(way: Way) -> Direction {
-        match way {
-            Way::In => Direction::In,
-            Way::Out => Direction::Out,
+impl From<DirectionArg> for Direction {
+    fn from(direction: DirectionArg) -> Direction {
+        match direction {
+            DirectionArg::In => Direction::In,
+            DirectionArg::Out => Direction::Out,
         }
     }
 }
@@ -435,20 +435,20 @@ fn settings(rules: &Value) -> String {
             parts.push(format!("{what} {}", cell(&rules[what])));
         }
     }
-    for (what, way) in [("limit_in", "in"), ("limit_out", "out")] {
+    for (what, direction) in [("limit_in", "in"), ("limit_out", "out")] {
         let all = [("packets", "pps"), ("bits", "bit")].map(|(of, unit)| (rules[what][of].as_u64().unwrap_or(0), unit));
         let shown: Vec<String> =
             all.iter().filter(|(n, _)| *n > 0).map(|(n, unit)| format!("{}{unit}", unscaled(*n))).collect();
         if !shown.is_empty() {
-            parts.push(format!("rate {way} {}", shown.join(" ")));
+            parts.push(format!("rate {direction} {}", shown.join(" ")));
         }
     }
     if let Some(packets) = rules["storm"].as_u64() {
         parts.push(format!("storm {}", unscaled(packets)));
     }
-    for (what, way) in [("filter_in", "in"), ("filter_out", "out")] {
+    for (what, direction) in [("filter_in", "in"), ("filter_out", "out")] {
         if !rules[what].is_null() {
-            parts.push(format!("filter {way} {}", cell(&rules[what]["expression"])));
+            parts.push(format!("filter {direction} {}", cell(&rules[what]["expression"])));
         }
     }
     if parts.is_empty() { "-".into() } else { parts.join("; ") }

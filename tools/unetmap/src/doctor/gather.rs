@@ -11,7 +11,7 @@ use super::nic::{self, Holder, Program};
 
 /// Collects the facts about the machine.
 pub(super) fn machine() -> machine::Facts {
-    let snapshots = unetmap_core::control::client::snapshots().map_err(|e| e.to_string());
+    let snapshots = unetmap::snapshots().map_err(|e| e.to_string());
     machine::Facts {
         release: read("/proc/sys/kernel/osrelease").trim().to_owned(),
         barrier: barrier::register(),

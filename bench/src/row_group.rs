@@ -1,0 +1,452 @@
+//! The row groups of each benchmark, and the contestants of each row group.
+
+use std::io::IsTerminal;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use crate::benches::Bench;
+use crate::host::{self, HostLab, HostPath};
+use crate::nic::pcap::{PcapTask, Programs};
+use crate::nic::{Implementation, NicLab};
+use crate::node::NodeProgram;
+use crate::open::{self, ColdOpen, Idle};
+use crate::peer::{self, Peer};
+use crate::pkt_gen::{self, PktGenPair};
+use crate::preload::NetmapProgram;
+use crate::probe::{self, Cores};
+use crate::seqpacket::{self, Window};
+use crate::stats::{PlacementClass, Sample};
+use crate::turns::{self, Contestant, ContestantSamples, Outcome, RowName, StopCondition, TurnSamples};
+use crate::vale::{Switch, Traffic};
+use crate::{Networks, Options, labels, note, one_core, rtt, session};
+
+/// The sender's batches of `pipe-batch`, packets.
+const BATCHES: [u32; 5] = [1, 8, 64, 256, 512];
+/// The sender's batches of `preload-pipe`, packets.
+const FEW_BATCHES: [u32; 3] = [1, 64, 512];
+/// Time that the built-in peer runs for one sample, the same as pkt-gen's.
+const PEER_WINDOW: Window = Window { warm_up: Duration::from_millis(20), measure: Duration::from_millis(60) };
+
+/// Rows that are measured together, by the same contestants.
+pub(crate) struct RowGroup {
+    bench: Bench,
+    pub(crate) name: String,
+    /// The sender's batch, packets.
+    batch: u32,
+    /// For `host-*`: unetmap's path.
+    path: HostPath,
+    /// For `vale-*`: measures the highest rate without loss.
+    clean: bool,
+    /// For `vale-*`: slots of the rings.
+    slots: u32,
+    /// For `pcap`.
+    task: Option<PcapTask>,
+}
+
+pub(crate) fn row_groups(bench: Bench) -> Vec<RowGroup> {
+    let [slots, second_slots] = bench.slots();
+    let group = |name: String, batch| RowGroup {
+        bench,
+        name,
+        batch,
+        path: HostPath::NativeXdp,
+        clean: false,
+        slots,
+        task: None,
+    };
+    let second = || RowGroup { slots: second_slots, ..group(format!("{}-{second_slots}", bench.name()), 512) };
+    match bench {
+        Bench::HostTcp | Bench::HostRtt => {
+            let ours = HostPath::UNETMAP.into_iter();
+            ours.map(|(path, end)| RowGroup { path, ..group(format!("{}{end}", bench.name()), 1024) }).collect()
+        }
+        _ if bench.may_lose() => {
+            let clean = RowGroup { clean: true, ..group(format!("{}-clean", bench.name()), 512) };
+            vec![group(bench.name().into(), 512), clean, second()]
+        }
+        Bench::Vale60Swap | Bench::Vale1Core | Bench::ValeFan | Bench::ValeIdlePorts => {
+            vec![group(bench.name().into(), 512), second()]
+        }
+        Bench::PipeBatch => BATCHES.map(|batch| group(format!("{}-{batch}", bench.name()), batch)).into(),
+        Bench::PreloadPipe => FEW_BATCHES.map(|batch| group(format!("{}-{batch}", bench.name()), batch)).into(),
+        Bench::PipeRtt | Bench::PipePing | Bench::ValeRtt => vec![group(bench.name().into(), 1)],
+        Bench::Pcap => {
+            let of = |task: PcapTask| RowGroup { task: Some(task), ..group(task.name().into(), 512) };
+            PcapTask::ALL.map(of).into()
+        }
+        _ => vec![group(bench.name().into(), 512)],
+    }
+}
+
+impl RowGroup {
+    fn rows(&self) -> Vec<RowName> {
+        let row = |suffix: &str, unit| RowName { name: format!("{}{suffix}", self.name), unit };
+        match self.bench {
+            Bench::PipeOneCore => vec![row("", "Mpps"), row("-cycles", "cycles")],
+            Bench::PipeRtt | Bench::PipePing | Bench::NodePoll => vec![row("", "ns")],
+            Bench::PipeOpen => vec![row("", "us"), row("-cold", "us")],
+            Bench::Idle => vec![row("", "%"), row("-memory", "MiB")],
+            Bench::PreloadPoll => vec![row("", "ns"), row("-added", "ns")],
+            Bench::HostTcp | Bench::HostRtt => host::rows(self.bench, &self.name),
+            Bench::ValeRtt => vec![row("", "ns"), row("-asleep", "ns")],
+            _ if self.measures_loss() => vec![row("", "Mpps"), row("-lost", "%")],
+            Bench::Pcap if self.task == Some(PcapTask::Tcpdump) => vec![row("", "Mpps"), row("-arrived", "%")],
+            _ => vec![row("", "Mpps")],
+        }
+    }
+
+    /// Returns true if a row has the share of lost packets.
+    fn measures_loss(&self) -> bool {
+        self.bench.may_lose() && !self.clean && self.slots == self.bench.slots()[0]
+    }
+
+    /// Measures the contestants in turns.
+    pub(crate) fn run(&self, options: &Options, cores: Cores, networks: &Networks) -> Result<Outcome, String> {
+        let nics = networks.nics.as_ref();
+        let (rows, environment) = (self.rows(), self.environment(networks));
+        let mut contestants = match (nics.filter(|_| self.bench.is_nic()), &networks.hosts) {
+            (Some(nics), _) => match self.task {
+                Some(task) => self.pcap_contestants(task, cores, nics)?,
+                None => self.nic_contestants(cores, nics),
+            },
+            (None, Some(hosts)) if host::is_host(self.bench) => self.host_contestants(cores, hosts),
+            _ => {
+                let (unetmap, peer) = (self.unetmap(cores), self.built_in_peer(cores).transpose());
+                std::iter::once(unetmap).chain(peer).collect::<Result<_, _>>()?
+            }
+        };
+        if self.bench == Bench::PreloadPipe {
+            let (program, batch) = (NetmapProgram::linked(cores)?, self.batch);
+            contestants.push(Builtin::boxed(labels::LINKED, cores, move || Ok(vec![program.rate(batch)?])));
+        }
+        for peer in &options.peers {
+            contestants.push(Box::new(CommandPeer { peer, group: self, environment: &environment }));
+        }
+        let goal = StopCondition { samples: options.samples, limit: options.limit };
+        let start = Instant::now();
+        let terminal = std::io::stderr().is_terminal();
+        let mut progress = |all_samples: &[ContestantSamples], time: Duration| {
+            if terminal {
+                eprint!("\r\x1b[K{}", progress_line(&self.name, all_samples, goal, time));
+            }
+        };
+        let outcome = turns::run_turns(rows, &mut contestants, goal, &mut || start.elapsed(), &mut progress);
+        if terminal {
+            eprint!("\r\x1b[K");
+        }
+        outcome
+    }
+
+    /// Returns the environment variables for `--peer` commands.
+    fn environment(&self, networks: &Networks) -> Vec<(&'static str, String)> {
+        let mut environment = vec![("BENCH", self.name.clone()), ("BATCH", self.batch.to_string())];
+        environment.extend(self.bench.traffic().map(|traffic| ("LEN", traffic.len.to_string())));
+        environment.extend(networks.nics.iter().flat_map(|nics| nics.environment()));
+        environment.extend(networks.hosts.iter().flat_map(|hosts| hosts.environment()));
+        environment
+    }
+
+    fn nic_contestants(&self, cores: Cores, nics: &Rc<NicLab>) -> Vec<Box<dyn Contestant>> {
+        let mut contestants = Vec::new();
+        for &implementation in Implementation::of(self.bench) {
+            if let Some(why) = nics.unavailable(implementation) {
+                note(&format!("{}: skipping peer {}: {why}", self.name, implementation.label()));
+                continue;
+            }
+            let (bench, nics) = (self.bench, Rc::clone(nics));
+            let measure = move || Ok(vec![nics.measure(bench, implementation)?]);
+            contestants.push(Builtin::boxed(implementation.label(), cores, measure));
+        }
+        contestants
+    }
+
+    fn host_contestants(&self, cores: Cores, hosts: &Rc<HostLab>) -> Vec<Box<dyn Contestant>> {
+        let contestant = |path: HostPath| {
+            let (bench, hosts) = (self.bench, Rc::clone(hosts));
+            Builtin::boxed(path.label(), cores, move || hosts.measure(bench, path))
+        };
+        vec![contestant(self.path), contestant(HostPath::NoBridge)]
+    }
+
+    fn pcap_contestants(
+        &self,
+        task: PcapTask,
+        cores: Cores,
+        nics: &Rc<NicLab>,
+    ) -> Result<Vec<Box<dyn Contestant>>, String> {
+        if let Some(why) = Programs::unavailable(task) {
+            return Err(format!("{}: {why}", self.name));
+        }
+        let programs = Programs::new(nics)?;
+        let contestant = |&(label, setup)| {
+            let programs = Rc::clone(&programs);
+            Builtin::boxed(label, cores, move || programs.measure(task, setup))
+        };
+        Ok(task.contestants().iter().map(contestant).collect())
+    }
+
+    /// Returns unetmap's contestant.
+    fn unetmap(&self, cores: Cores) -> Result<Box<dyn Contestant>, String> {
+        let batch = self.batch;
+        if let Some(traffic) = self.bench.traffic() {
+            return self.switch_stream(labels::UNETMAP, cores, traffic);
+        }
+        Ok(match self.bench {
+            Bench::ValeFan => {
+                let switch = Switch::new(cores, self.slots)?;
+                Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![switch.fan()?]))
+            }
+            Bench::ValeRtt => {
+                let switch = Switch::new(cores, self.slots)?;
+                Builtin::boxed(labels::UNETMAP, cores, move || {
+                    [false, true].map(|sleeping| switch.round_trip(sleeping)).into_iter().collect()
+                })
+            }
+            Bench::PipeRtt => {
+                Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![rtt::round_trip(cores, PEER_WINDOW)?]))
+            }
+            Bench::PipePing => {
+                let pair = PktGenPair { program: pkt_gen::find()?, cores };
+                Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![pair.round_trip()?]))
+            }
+            Bench::PipeOneCore => Builtin::boxed(labels::UNETMAP, cores, move || {
+                let rate = one_core::run(cores.tx, one_core::WINDOW)?;
+                Ok(vec![rate.mpps, rate.cycles_per_packet])
+            }),
+            Bench::PipeOpen => {
+                let cold = ColdOpen::new()?;
+                Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![open::warm()?, cold.open()?]))
+            }
+            Bench::Idle => {
+                let idle = Idle::new()?;
+                Builtin::boxed(labels::UNETMAP, cores, move || idle.measure())
+            }
+            Bench::PreloadPipe => {
+                let program = NetmapProgram::new(cores)?;
+                Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![program.rate(batch)?]))
+            }
+            Bench::PreloadPoll => {
+                let program = NetmapProgram::new(cores)?;
+                Builtin::boxed(labels::UNETMAP, cores, move || {
+                    program.foreign_poll().map(|[with, bare]| vec![with, with - bare])
+                })
+            }
+            Bench::NodePipe => {
+                let node = NodeProgram::new(cores)?;
+                Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![node.rate(batch)?]))
+            }
+            Bench::NodePoll => {
+                let node = NodeProgram::new(cores)?;
+                Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![node.ready_poll()?]))
+            }
+            _ => self.pkt_gen(labels::UNETMAP, cores)?,
+        })
+    }
+
+    fn pkt_gen(&self, label: &'static str, cores: Cores) -> Result<Box<dyn Contestant>, String> {
+        let (pair, batch) = (PktGenPair { program: pkt_gen::find()?, cores }, self.batch);
+        Ok(Builtin::boxed(label, cores, move || Ok(vec![pair.rate(batch)?])))
+    }
+
+    /// Returns a contestant that measures a stream from one port of a switch to another.
+    fn switch_stream(
+        &self,
+        label: &'static str,
+        cores: Cores,
+        traffic: Traffic,
+    ) -> Result<Box<dyn Contestant>, String> {
+        let one = Cores { rx: cores.tx, ..cores };
+        let switch = Switch::new(if self.bench == Bench::Vale1Core { one } else { cores }, self.slots)?;
+        let (clean, with_loss) = (self.clean, self.measures_loss());
+        Ok(Builtin::boxed(label, cores, move || {
+            if clean {
+                return Ok(vec![switch.clean_rate(traffic)?]);
+            }
+            let throughput = switch.measure_stream(traffic)?;
+            Ok(if with_loss { vec![throughput.mpps, 100.0 * throughput.lost] } else { vec![throughput.mpps] })
+        }))
+    }
+
+    /// Returns the built-in peer of the benchmark, if it has one.
+    fn built_in_peer(&self, cores: Cores) -> Result<Option<Box<dyn Contestant>>, String> {
+        Ok(Some(match self.bench {
+            Bench::ValeIdlePorts => {
+                let traffic = self.bench.traffic().map(|traffic| Traffic { idle: 0, ..traffic });
+                return traffic.map(|traffic| self.switch_stream(labels::NO_IDLE_PORTS, cores, traffic)).transpose();
+            }
+            Bench::ValeRtt => {
+                let switch = Switch::new(cores, self.slots)?;
+                let both = move || [false, true].map(|sleeping| switch.pipe_round_trip(sleeping)).into_iter().collect();
+                Builtin::boxed(labels::PIPE, cores, both)
+            }
+            Bench::PipeOpen | Bench::Idle => return Ok(None),
+            bench if bench.is_vale() => return Ok(None),
+            Bench::PreloadPipe | Bench::NodePipe => self.pkt_gen(labels::NATIVE, cores)?,
+            Bench::NodePoll => {
+                let program = NetmapProgram::new(cores)?;
+                Builtin::boxed(labels::PRELOAD, cores, move || Ok(vec![program.ready_poll()?]))
+            }
+            Bench::PreloadPoll => {
+                let program = NetmapProgram::new(cores)?;
+                Builtin::boxed(labels::LIBC, cores, move || program.foreign_poll().map(|[_, bare]| vec![bare]))
+            }
+            _ => self.seqpacket(cores),
+        }))
+    }
+
+    fn seqpacket(&self, cores: Cores) -> Box<dyn Contestant> {
+        let label = seqpacket::LABEL;
+        match self.bench {
+            Bench::PipeRtt => {
+                Builtin::boxed(label, cores, move || Ok(vec![seqpacket::mean_round_trip(cores, PEER_WINDOW)?]))
+            }
+            Bench::PipePing => {
+                Builtin::boxed(label, cores, move || Ok(vec![seqpacket::median_round_trip(cores, PEER_WINDOW)?]))
+            }
+            Bench::PipeOneCore => Builtin::boxed(label, cores, move || {
+                let ghz = seqpacket::on_core(cores.tx, || Ok(probe::core_ghz()))?;
+                let mpps = seqpacket::rate_one_core(cores.tx, one_core::WINDOW)?;
+                Ok(vec![mpps, ghz * 1e3 / mpps])
+            }),
+            _ => Builtin::boxed(label, cores, move || Ok(vec![seqpacket::rate(cores, PEER_WINDOW)?])),
+        }
+    }
+}
+
+fn progress_line(name: &str, all_samples: &[ContestantSamples], goal: StopCondition, time: Duration) -> String {
+    let mut line = format!("{name} {:.0} s", time.as_secs_f64());
+    for samples in all_samples {
+        let [near, far] = PlacementClass::ALL.map(|class| samples.count(class));
+        line += &format!(", {} L {near} R {far}", samples.label);
+    }
+    line + &format!(" of {}", goal.samples)
+}
+
+/// A contestant that is measured by this process, or by programs that it starts. Probes the distance of the cores before and
+/// after each sample.
+struct Builtin<F> {
+    label: &'static str,
+    cores: Cores,
+    /// One value for each row.
+    measure: F,
+}
+
+impl<F: FnMut() -> Result<Vec<f64>, String> + 'static> Builtin<F> {
+    fn boxed(label: &'static str, cores: Cores, measure: F) -> Box<dyn Contestant> {
+        Box::new(Builtin { label, cores, measure })
+    }
+}
+
+impl<F: FnMut() -> Result<Vec<f64>, String>> Contestant for Builtin<F> {
+    fn turn(&mut self) -> Result<TurnSamples, String> {
+        session::check()?;
+        let before = probe::core_distance(self.cores)?;
+        let values = (self.measure)()?;
+        if probe::core_distance(self.cores)? != before {
+            return Ok(TurnSamples::new());
+        }
+        Ok(values.into_iter().enumerate().map(|(row, value)| (row, before, Sample::one(value))).collect())
+    }
+
+    fn label(&self) -> &str {
+        self.label
+    }
+}
+
+/// A `--peer` command, which probes the distance of the cores by itself.
+struct CommandPeer<'a> {
+    peer: &'a Peer,
+    group: &'a RowGroup,
+    environment: &'a [(&'static str, String)],
+}
+
+impl Contestant for CommandPeer<'_> {
+    fn turn(&mut self) -> Result<TurnSamples, String> {
+        session::check()?;
+        let found = peer::run(self.peer, self.environment)?;
+        found.into_iter().map(|row| self.match_row(row)).collect()
+    }
+
+    fn label(&self) -> &str {
+        &self.peer.label
+    }
+}
+
+impl CommandPeer<'_> {
+    /// Finds the row with which a peer's row is compared: the one with the same unit.
+    fn match_row(&self, found: peer::Row) -> Result<(usize, PlacementClass, Sample), String> {
+        let rows = self.group.rows();
+        match rows.iter().position(|row| row.unit == found.unit) {
+            Some(row) => Ok((row, found.class, found.sample)),
+            None => {
+                let units: Vec<_> = rows.iter().map(|row| row.unit).collect();
+                let (label, unit) = (&self.peer.label, found.unit);
+                Err(format!("--peer {label}: its unit is {unit:?}; it must be {}", units.join(" or ")))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report;
+
+    #[test]
+    fn benchmarks_and_rows_have_their_names() {
+        for bench in Bench::ALL {
+            assert_eq!(bench.name().parse(), Ok(bench));
+        }
+        let message = "pipes".parse::<Bench>().unwrap_err();
+        assert_eq!(
+            message,
+            "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt, pipe-ping, pipe-open, idle-100, \
+             preload-pipe, preload-poll, \
+             node-pipe, node-poll, vale-60-copy, vale-512-copy, vale-1500-copy, vale-60-swap, vale-1core, vale-fan, \
+             vale-rtt, vale-idle-ports, nic-tx, nic-rx, nic-fwd, host-tcp, host-rtt, pcap, lb, scrub)"
+        );
+        let names: Vec<_> = row_groups(Bench::PipeBatch).into_iter().map(|c| (c.name, c.batch)).collect();
+        assert_eq!(names[0], ("pipe-batch-1".into(), 1));
+        assert_eq!(names[4], ("pipe-batch-512".into(), 512));
+        let rows: Vec<_> = row_groups(Bench::Vale60Copy).iter().flat_map(RowGroup::rows).map(|row| row.name).collect();
+        assert_eq!(rows, ["vale-60-copy", "vale-60-copy-lost", "vale-60-copy-clean", "vale-60-copy-1024"]);
+        let rows: Vec<_> =
+            row_groups(Bench::Vale1500Copy).iter().flat_map(RowGroup::rows).map(|row| row.name).collect();
+        assert_eq!(rows, ["vale-1500-copy", "vale-1500-copy-lost", "vale-1500-copy-clean", "vale-1500-copy-4096"]);
+        let rows: Vec<_> = row_groups(Bench::HostTcp).iter().flat_map(RowGroup::rows).map(|row| row.name).collect();
+        assert_eq!(rows, ["host-tcp-out", "host-tcp-in", "host-tcp-mark-out", "host-tcp-mark-in"]);
+    }
+
+    #[test]
+    fn a_peer_is_compared_with_the_row_of_its_unit() {
+        let peer: Peer = "p=x".parse().unwrap();
+        let group = &row_groups(Bench::PipeOneCore)[0];
+        let contestant = CommandPeer { peer: &peer, group, environment: &[] };
+        let row = |unit: &str| peer::Row { class: PlacementClass::R, unit: unit.into(), sample: Sample::one(2.0) };
+        assert_eq!(contestant.match_row(row("Mpps")), Ok((0, PlacementClass::R, Sample::one(2.0))));
+        assert_eq!(contestant.match_row(row("cycles")), Ok((1, PlacementClass::R, Sample::one(2.0))));
+        assert_eq!(
+            contestant.match_row(row("ns")).unwrap_err(),
+            "--peer p: its unit is \"ns\"; it must be Mpps or cycles"
+        );
+    }
+
+    #[test]
+    fn the_built_in_peer_can_be_measured_against_itself() {
+        let Ok(cores) = Cores::first_two() else {
+            eprintln!("skipped: this machine has one processor");
+            return;
+        };
+        let tiny = Window { warm_up: Duration::from_millis(1), measure: Duration::from_millis(5) };
+        let contestant =
+            |label| Builtin::boxed(label, cores, move || Ok(vec![seqpacket::mean_round_trip(cores, tiny)?]));
+        let rows = row_groups(Bench::PipeRtt)[0].rows();
+        let goal = StopCondition { samples: 1, limit: Duration::from_secs(60) };
+        let start = Instant::now();
+        let mut contestants = [contestant("a"), contestant("b")];
+        let outcome = turns::run_turns(rows, &mut contestants, goal, &mut || start.elapsed(), &mut |_, _| {}).unwrap();
+        let found = report::row_results(&outcome);
+        assert!(!found.is_empty() && outcome.failures.is_empty());
+        assert!(report::json(&found[0]).unwrap().starts_with(r#"{"name":"pipe-rtt","class":""#));
+    }
+}
