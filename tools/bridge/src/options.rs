@@ -167,7 +167,7 @@ mod tests {
             ("-i a-1 -i a-1", "give the interface's name alone"),
             ("-i a -i b -i c", "-i c: bridge takes at most two ports"),
             ("-i a b", "not both"),
-            ("a b x", "`x`: the burst is a number"),
+            ("a b x", "`x`: the burst must be a number"),
             ("a b 0", "1 or more"),
             ("a b 1 2", "'2'"),
             ("-i a -i b -b 0", "--burst"),
