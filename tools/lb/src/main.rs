@@ -105,8 +105,8 @@ impl LoadBalancer {
     /// Forwards packets until the stop flag is set.
     fn forward(&mut self, config: &Config, stop: &AtomicBool) -> Result<(), String> {
         let mut reporters: Vec<Reporter> = Vec::new();
-        reporters.extend(config.stdout.map(|every| Reporter::stdout(every, config.json)));
-        reporters.extend(config.syslog.map(|every| Reporter::syslog(every, config.json)));
+        reporters.extend(config.stdout.map(|period| Reporter::stdout(period, config.json)));
+        reporters.extend(config.syslog.map(|period| Reporter::syslog(period, config.json)));
         let (mut idle_since, mut rounds) = (None, 0);
         while !stop.load(Relaxed) {
             let moved = self.round(&config.steer)?;

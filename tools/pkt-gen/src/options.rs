@@ -66,7 +66,7 @@ pub(crate) struct Cli {
     #[arg(short = 'i', long = "port", value_name = "PORT")]
     port: String,
 
-    /// What to do
+    /// Function to run
     #[arg(short, long, value_enum, value_name = "FUNCTION", default_value = "rx")]
     function: Function,
 

@@ -107,7 +107,8 @@ struct Pinger<'a> {
 
 /// Repeatedly sends a burst and waits for its answers.
 pub(crate) fn ping(worker: &Worker<'_>, mut packet: Packet) -> Result<Outcome, String> {
-    let rtt = Histogram::new_with_bounds(1, MAX_RTT, 3).map_err(|e| format!("histogram: {e}"))?;
+    let rtt = Histogram::new_with_bounds(1, MAX_RTT, 3)
+        .map_err(|e| format!("ping: cannot create the histogram of round-trip times: {e}"))?;
     let mut pacer = Pacer::new(worker.rate);
     let counters = std::slice::from_ref(worker.counters);
     let style = Style::of(worker.config);
