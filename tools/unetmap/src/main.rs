@@ -389,7 +389,7 @@ mod tests {
         for (words, part) in [
             (&[][..], "required"),
             (&["pips"], "possible values: pipe, pipe-batch, pipe-1core, pipe-rtt"),
-            (&["pipe", "--peer", "x"], "write LABEL=COMMAND"),
+            (&["pipe", "--peer", "x"], "give LABEL=COMMAND"),
             (&["pipe", "--samples", "0"], "0 is not in 1..=10000"),
             (&["pipe", "--seconds", "0"], "0 is not in 1..=86400"),
             (&["pipe", "--seconds", "x"], "invalid"),
