@@ -1,30 +1,30 @@
 //! The node: a `/dev/netmap` that any program can open, served through FUSE.
 //!
 //! ```text
-//! program: open  --> READLINK       a link leads to one of several mounts (way)
-//!                    LOOKUP, OPEN   a file for each user, whose memory is that of his regions (arena)
-//!          ioctl --> IOCTL          requests: read in the program's memory, answered by the daemon
-//!          mmap                     the kernel's work alone: both sides have the same pages
-//!          ioctl --> IOCTL          syncs: done here, on a port of the daemon's own hands
-//!          poll  --> POLL           a sync, and what is ready; else it is held for a moment, if packets come, or
-//!                                   whoever sleeps is woken by the watch
-//!          close --> RELEASE        the last duplicate is closed: the port is given back
+//! program: open  --> READLINK       a symbolic link leads to one of several mounts
+//!                    LOOKUP, OPEN   a file for each user; its memory is that of the user's regions (the user arena)
+//!          ioctl --> IOCTL          requests: read from the program's memory, answered by the main thread
+//!          mmap                     done by the kernel alone: both sides have the same pages
+//!          ioctl --> IOCTL          syncs: done here, on a port that the daemon has open for the file
+//!          poll  --> POLL           a sync, and the events that are ready; else it is held for a moment, if packets come, or
+//!                                   the waker wakes the program
+//!          close --> RELEASE        the last duplicate is closed: the session is closed
 //! ```
-//! The memory of a file must be known when it is opened, before anybody says which port it is for. So it is all regions
-//! of the user that opens it, and while the node is on new regions are made where it shows them.
+//! The memory of a file must be known when it is opened, before the program selects a port. So it contains all regions of the
+//! user that opens it, and while the node is on new regions are created where it can map them.
 //!
-//! Threads: for each way one *leads*, which is to read requests and to answer those that are quick, near the program that
-//! makes them (follow). Before it turns to one that may take long (a request that reads a program's memory, or needs the
-//! daemon), another takes the lead. The *watch* waits for the bells of files that somebody sleeps on. The daemon belong to
-//! the main thread: what is asked of them lies on its *desk*.
+//! Threads: for each mount one thread is the *reader*, which reads requests and answers quick ones, near the program that makes
+//! them (`affinity`). Before it answers one that may take long (a request that reads a program's memory, or needs the main
+//! thread), another thread becomes the reader. The *waker* waits for the doorbells of files on which programs sleep. The
+//! daemon's state belongs to the main thread, which does *jobs* for the others.
 
-mod control;
+mod affinity;
 mod file;
-mod follow;
-mod hold;
+mod held_polls;
+mod ioctl;
+mod mount;
 mod serve;
-mod watch;
-mod way;
+mod waker;
 
 use std::fs;
 use std::io;
@@ -51,54 +51,54 @@ use crate::user_arena::UserArena;
 
 use serve::Shared;
 
-/// The file's name in the mounted folder.
+/// The file's name in the mounted directory.
 const NAME: &str = "netmap";
 
-/// What the node's threads ask of the main thread.
+/// A job that the node's threads have for the main thread.
 pub(crate) enum Job {
-    /// The file of all regions of a user.
+    /// Returns the file with all regions of a user.
     UserArena(u32, SyncSender<Result<Arc<UserArena>, i32>>),
-    /// A request, to be answered for a port that lies in the arena; and where a port is told who watches it.
-    Ask(Box<Asked>, SyncSender<(Outcome, Arc<MonitorList>)>),
-    /// A session is over.
+    /// Answers a request for a port in the user's arena; returns the outcome, and the list of the port's monitors.
+    Request(Box<PortRequest>, SyncSender<(Outcome, Arc<MonitorList>)>),
+    /// Closes a session.
     Close(u64),
-    /// The node of that number has ended: nothing of it is open any more.
-    Over(u64),
+    /// The node of that number has ended: no file of it is open any more.
+    NodeEnded(u64),
 }
 
-/// A request, and by whom.
-pub(crate) struct Asked {
+/// A request, and its caller.
+pub(crate) struct PortRequest {
     pub(crate) request: NetmapRequest,
     pub(crate) caller: Caller,
     pub(crate) session: Option<u64>,
     pub(crate) arena: Arc<UserArena>,
 }
 
-/// Where jobs are put.
+/// The queue of jobs.
 #[derive(Clone)]
-pub(crate) struct Desk {
-    jobs: Sender<Job>,
-    bell: Arc<Doorbell>,
+pub(crate) struct JobQueue {
+    sender: Sender<Job>,
+    doorbell: Arc<Doorbell>,
 }
 
-impl Desk {
-    /// Puts a job there. The main thread takes them in the order in which they came.
-    pub(crate) fn put(&self, job: Job) {
-        // It fails when the daemon ends, and everything with it.
-        if self.jobs.send(job).is_ok() {
-            self.bell.notify();
+impl JobQueue {
+    /// Queues a job. The main thread does the jobs in order.
+    pub(crate) fn push(&self, job: Job) {
+        // Fails only when the daemon exits.
+        if self.sender.send(job).is_ok() {
+            self.doorbell.notify();
         }
     }
 
-    /// The same, and waits for the answer; `None` when the daemon ends.
-    pub(crate) fn ask<T>(&self, job: impl FnOnce(SyncSender<T>) -> Job) -> Option<T> {
+    /// Queues a job and waits for its result; `None` when the daemon exits.
+    pub(crate) fn call<T>(&self, job: impl FnOnce(SyncSender<T>) -> Job) -> Option<T> {
         let (reply, answer) = sync_channel(1);
-        self.put(job(reply));
+        self.push(job(reply));
         answer.recv().ok()
     }
 }
 
-/// How the node is, for `unetmap node status`.
+/// The state of the node, for `unetmap node status`.
 #[derive(Serialize)]
 struct Status {
     on: bool,
@@ -108,54 +108,54 @@ struct Status {
     mount: Option<PathBuf>,
     files: usize,
     ports: usize,
-    /// Files of it that are still open since it was taken away.
+    /// Open files of earlier nodes.
     left: usize,
 }
 
 /// Answers a netmap request.
 type RequestHandler = fn(&mut Daemon, NetmapRequest, &Caller, Option<u64>) -> Outcome;
 
-/// The node, if it is on, and what is left of earlier ones.
+/// The node, if it is on, and earlier nodes with open files.
 pub(crate) struct Nodes {
     answer: RequestHandler,
-    desk: Desk,
-    inbox: Receiver<Job>,
-    /// Where the mount is made.
+    jobs: JobQueue,
+    receiver: Receiver<Job>,
+    /// The directory of the first mount.
     folder: PathBuf,
     on: Option<(PathBuf, Arc<Shared>)>,
-    left: Vec<Arc<Shared>>,
+    ended: Vec<Arc<Shared>>,
     last: u64,
 }
 
 impl Nodes {
-    /// No node yet, of the daemon that listens at `socket`.
+    /// Returns the state without a node, for the daemon that listens at `socket`.
     pub(crate) fn new(socket: &Path, answer: RequestHandler) -> io::Result<Nodes> {
-        let (jobs, inbox) = channel();
+        let (sender, receiver) = channel();
         let mut folder = socket.as_os_str().to_owned();
         folder.push(".node");
-        let desk = Desk { jobs, bell: Arc::new(Doorbell::new()?) };
-        Ok(Nodes { answer, desk, inbox, folder: folder.into(), on: None, left: Vec::new(), last: 0 })
+        let jobs = JobQueue { sender, doorbell: Arc::new(Doorbell::new()?) };
+        Ok(Nodes { answer, jobs, receiver, folder: folder.into(), on: None, ended: Vec::new(), last: 0 })
     }
 
-    /// Readable when there is something to [`Nodes::run_jobs`] on.
+    /// Readable when there are jobs for [`Nodes::run_jobs`].
     pub(crate) fn doorbell(&self) -> BorrowedFd<'_> {
-        self.desk.bell.as_fd()
+        self.jobs.doorbell.as_fd()
     }
 
-    /// Whether the daemon is needed for a node's sake.
+    /// Whether a node is on, or files of an earlier one are open.
     pub(crate) fn in_use(&self) -> bool {
-        self.on.is_some() || !self.left.is_empty()
+        self.on.is_some() || !self.ended.is_empty()
     }
 
-    /// Does what lies on the desk.
+    /// Does all queued jobs.
     pub(crate) fn run_jobs(&mut self, daemon: &mut Daemon) {
-        self.desk.bell.clear();
-        while let Ok(job) = self.inbox.try_recv() {
+        self.jobs.doorbell.clear();
+        while let Ok(job) = self.receiver.try_recv() {
             match job {
                 Job::UserArena(uid, reply) => {
                     let _ = reply.send(daemon.registry.regions.arena(uid).map_err(|refusal| refusal.errno));
                 }
-                Job::Ask(asked, reply) => {
+                Job::Request(asked, reply) => {
                     let outcome = self.answer(daemon, *asked);
                     let session = outcome.session;
                     let board = session.map(|session| monitor::list_for_session(daemon, session)).unwrap_or_default();
@@ -164,10 +164,10 @@ impl Nodes {
                     }
                 }
                 Job::Close(session) => daemon.close(session),
-                Job::Over(number) => {
-                    self.left.retain(|left| left.number != number);
+                Job::NodeEnded(number) => {
+                    self.ended.retain(|node| node.number != number);
                     if self.on.as_ref().is_some_and(|(_, node)| node.number == number) {
-                        tracing::warn!("the node was unmounted by somebody else");
+                        tracing::warn!("the node was unmounted from outside the daemon");
                         let _ = self.off(daemon, None);
                     }
                 }
@@ -176,8 +176,8 @@ impl Nodes {
     }
 
     /// Answers a request, and refuses ports that the node cannot map.
-    fn answer(&self, daemon: &mut Daemon, asked: Asked) -> Outcome {
-        let Asked { request, caller, session, arena } = asked;
+    fn answer(&self, daemon: &mut Daemon, asked: PortRequest) -> Outcome {
+        let PortRequest { request, caller, session, arena } = asked;
         let mut outcome = (self.answer)(daemon, request, &caller, session);
         if let Some(session) = outcome.session
             && !daemon.is_in_arena(session, &arena)
@@ -193,7 +193,7 @@ impl Nodes {
         outcome
     }
 
-    /// Answers `unetmap node`.
+    /// Answers `unetmap node` with the node's state, as JSON.
     pub(crate) fn answer_request(
         &mut self,
         daemon: &mut Daemon,
@@ -201,7 +201,7 @@ impl Nodes {
         payload: &[u8],
     ) -> Result<String, Refusal> {
         let Ok(request) = NodeRequest::decode(payload) else {
-            return refuse(unetmap_core::errno::EINVAL, "this is no request about the node");
+            return refuse(unetmap_core::errno::EINVAL, "the request about the node cannot be decoded");
         };
         if request != NodeRequest::Show && peer.uid != 0 {
             return refuse(EPERM, "only root may change it");
@@ -218,15 +218,15 @@ impl Nodes {
             mount: self.on.as_ref().map(|_| self.folder.clone()),
             files,
             ports,
-            left: self.left.iter().map(|node| node.count().0).sum(),
+            left: self.ended.iter().map(|node| node.count().0).sum(),
         };
         serde_json::to_string(&status).or_else(|e| refuse(EIO, format!("the answer cannot be written: {e}")))
     }
 
     fn on(&mut self, daemon: &mut Daemon, path: PathBuf) -> Result<(), Refusal> {
         if self.on.is_some() && fuse::is_unetmap_mount(&self.folder).is_ok_and(|ours| !ours) {
-            // Its threads say so only when all of them have seen it.
-            tracing::warn!("the node was unmounted by somebody else");
+            // Its threads report that only after all of them have noticed it.
+            tracing::warn!("the node was unmounted from outside the daemon");
             let _ = self.off(daemon, None);
         }
         if let Some((at, _)) = &self.on {
@@ -237,7 +237,7 @@ impl Nodes {
         }
         let target = self.folder.join(NAME);
         check_link(&path, &target)?;
-        let dev = mounted(&self.folder)?;
+        let dev = create_first_mount(&self.folder)?;
         self.last += 1;
         let started = self.serve(dev).and_then(|shared| make_link(&path, &target).map(|()| shared));
         match started {
@@ -254,12 +254,12 @@ impl Nodes {
         }
     }
 
-    /// Serves the first mount, and makes the others in its folders.
+    /// Serves the first mount, and creates the others in its directories.
     fn serve(&self, dev: Device) -> Result<Arc<Shared>, Refusal> {
         let failed = |e| Refusal { errno: EIO, why: format!("no threads for the node: {e}"), option: None };
-        let shared = serve::start(dev, self.last, self.desk.clone()).map_err(failed)?;
-        for number in 1..way::how_many() {
-            shared.serve(number, agreed(&self.folder.join(number.to_string()))?).map_err(failed)?;
+        let shared = serve::start(dev, self.last, self.jobs.clone()).map_err(failed)?;
+        for number in 1..mount::count() {
+            shared.serve(number, create_mount(&self.folder.join(number.to_string()))?).map_err(failed)?;
         }
         Ok(shared)
     }
@@ -279,9 +279,9 @@ impl Nodes {
         }
         self.unmount();
         tracing::info!(path = %at.display(), "the node is off");
-        // Its threads end with its last open file.
+        // Its threads run until its last file is closed.
         if !shared.is_over() {
-            self.left.push(shared);
+            self.ended.push(shared);
         }
         Ok(())
     }
@@ -295,24 +295,24 @@ impl Nodes {
         let _ = fs::remove_dir(&self.folder);
     }
 
-    /// The daemon ends in order: what it mounted goes with it.
+    /// Removes the node before the daemon exits.
     pub(crate) fn shut_down(&mut self, daemon: &mut Daemon) {
         let _ = self.off(daemon, None);
     }
 }
 
-/// Makes the folder, and mounts there.
-fn mounted(folder: &Path) -> Result<Device, Refusal> {
+/// Creates the directory, and mounts there.
+fn create_first_mount(folder: &Path) -> Result<Device, Refusal> {
     fuse::check_available().map_err(|e| failed("/dev/fuse (modprobe fuse)", e))?;
-    // A daemon before this one was killed: nobody else mounts beside this socket.
+    // A mount there was left by a daemon that was killed: no other program mounts beside this socket.
     while fuse::is_unetmap_mount(folder).map_err(|e| failed("/proc/self/mountinfo", e))? {
-        fuse::detach(folder).map_err(|e| failed("unmounting what a dead daemon left", e))?;
+        fuse::detach(folder).map_err(|e| failed("unmounting what an earlier daemon left", e))?;
     }
     match fs::create_dir(folder) {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
         other => other.map_err(|e| failed(&format!("the folder {}", folder.display()), e))?,
     }
-    agreed(folder).inspect_err(|_| {
+    create_mount(folder).inspect_err(|_| {
         let _ = fs::remove_dir(folder);
     })
 }
@@ -325,10 +325,10 @@ fn failed(what: &str, e: io::Error) -> Refusal {
     Refusal { errno: e.raw_os_error().unwrap_or(EIO), why, option: None }
 }
 
-/// One more mount, at a folder that is there.
-fn agreed(folder: &Path) -> Result<Device, Refusal> {
+/// Mounts at a directory that exists.
+fn create_mount(folder: &Path) -> Result<Device, Refusal> {
     let dev = Device::mount(folder).map_err(|e| failed(&format!("mounting at {}", folder.display()), e))?;
-    match agree(&dev) {
+    match negotiate(&dev) {
         Ok(true) => Ok(dev),
         other => {
             let _ = fuse::detach(folder);
@@ -343,30 +343,33 @@ fn agreed(folder: &Path) -> Result<Device, Refusal> {
     }
 }
 
-/// The kernel's first request; `false` when it cannot do what we need.
-fn agree(dev: &Device) -> io::Result<bool> {
+/// Answers the kernel's first request; returns `false` if the kernel cannot do what the node needs.
+fn negotiate(dev: &Device) -> io::Result<bool> {
     let mut buf = vec![0; fuse::REQUEST_BYTES];
     let bytes = dev.read(&mut buf)?;
     let Some(fuse::Request { unique, op: Op::Init { offered }, .. }) = fuse::Request::parse(bytes) else {
-        return Err(io::Error::other("its first message is not what it should be"));
+        return Err(io::Error::other("the kernel's first message is not INIT"));
     };
     dev.reply_init(unique, offered)?;
     if !offered.passthrough() {
         return Ok(false);
     }
-    // What mounting permits this may not.
+    // The kernel may refuse this though it permits mounting.
     let backing = dev.open_backing(UserArena::new()?.as_fd())?;
     dev.close_backing(backing);
     Ok(true)
 }
 
-/// Whether `path` is free for a link to `target`, or is that already.
+/// Returns whether `path` is a link to `target` already; an error if it is anything else.
 fn check_link(path: &Path, target: &Path) -> Result<bool, Refusal> {
     match fs::symlink_metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(e) => refuse(e.raw_os_error().unwrap_or(EIO), format!("{}: {e}", path.display())),
         Ok(_) if fs::read_link(path).is_ok_and(|to| to == target) => Ok(true),
-        Ok(_) => refuse(EEXIST, format!("{} exists and is not ours (remove it, or name another path)", path.display())),
+        Ok(_) => refuse(
+            EEXIST,
+            format!("{} exists and is not the daemon's (remove it, or name another path)", path.display()),
+        ),
     }
 }
 

@@ -48,3 +48,57 @@ pub(crate) mod server {
     /// Most connections accepted at once, so that a stream of new ones delays no other client.
     pub(crate) const MAX_ACCEPTS: u32 = 64;
 }
+
+/// The node, `/dev/netmap`.
+pub(crate) mod node {
+    use std::time::Duration;
+
+    /// Mounts: as many as CPUs within these bounds. A thread does not spin for a program that shares its mount with others.
+    pub(crate) const MIN_MOUNTS: usize = 4;
+    pub(crate) const MAX_MOUNTS: usize = 16;
+    /// Most open files of a user, as each can occupy a thread.
+    pub(crate) const MAX_FILES_OF_USER: u32 = 512;
+    /// Threads that wait to read a mount's requests. Further ones end.
+    pub(crate) const MAX_IDLE_THREADS: usize = 2;
+    /// How long a request waits at most until earlier requests of other mounts were read.
+    pub(crate) const CATCH_UP_LIMIT: Duration = Duration::from_secs(1);
+
+    /// Shortest interval between two look-ups of the CPU from which requests come.
+    pub(crate) const WINDOW: Duration = Duration::from_millis(1);
+    /// As many requests in a window, or in a longer time between two requests, are fast.
+    pub(crate) const FAST_REQUESTS: u32 = 16;
+    /// A thread that waits longer for its CPU on average, in a window, shares the CPU with other programs.
+    pub(crate) const MAX_CPU_WAIT: Duration = Duration::from_micros(100);
+    /// How long such a thread is not pinned.
+    pub(crate) const UNPINNED_PAUSE: Duration = Duration::from_millis(100);
+
+    /// How long a poll is held.
+    pub(crate) const HOLD: Duration = Duration::from_micros(300);
+    /// How long a thread spins on the rings before a poll is held: about the time until another CPU has woken this one and the
+    /// program runs.
+    pub(crate) const POLL_SPIN: Duration = Duration::from_micros(30);
+    /// A thread that yields the CPU for longer than this shares it with other threads.
+    pub(crate) const SHARED_CPU_YIELD: Duration = Duration::from_micros(20);
+    /// Most polls of a file that find nothing and are not held, after some that were held without success.
+    pub(crate) const MAX_BACKOFF: u32 = 256;
+    /// Most polls of one user held at a time: each is checked after each request of that user.
+    pub(crate) const MAX_HELD_OF_USER: usize = 4;
+    /// Most polls held at a time.
+    pub(crate) const MAX_HELD: usize = 32;
+    /// Threads whose last poll is remembered. If the numbers of two threads differ by a multiple of this, neither is held while
+    /// both poll.
+    pub(crate) const REMEMBERED_THREADS: usize = 4096;
+
+    /// How long the waker relies on doorbells. A peer that is killed, or hostile, between moving a position and notifying wakes
+    /// no other process.
+    pub(crate) const RECHECK_INTERVAL: Duration = Duration::from_millis(500);
+    /// How long after a poll that found something ready a file is armed for further changes.
+    pub(crate) const LINGER: Duration = Duration::from_millis(1);
+    /// How long a request may continue after its program received a signal.
+    pub(crate) const SIGNAL_GRACE: Duration = Duration::from_secs(1);
+    /// Timeouts up to this are waited for with microsecond resolution; epoll rounds up to milliseconds.
+    pub(crate) const FINE_TIMEOUT: Duration = Duration::from_millis(2);
+    /// How long the kernel may take to free a queue whose program has just exited, and the pause between two attempts.
+    pub(crate) const QUEUE_FREE_LIMIT: Duration = Duration::from_secs(2);
+    pub(crate) const QUEUE_FREE_PAUSE: Duration = Duration::from_millis(20);
+}

@@ -1,12 +1,14 @@
-//! The watch: whoever sleeps on a file of the node is woken when its rings move.
+//! The waker: it wakes programs that sleep on a file of the node when the file's rings move.
 //!
-//! A file is *armed* by a poll that found nothing ready: its bells are asked for, and waited for here. Once one rings and
-//! something is ready, the kernel is told to have its pollers ask again, and the file is armed no more. Without armed
-//! files and interrupted requests the watch sleeps without limit. Polls that are held (`hold`) for too long end here, too.
+//! A file is *armed* by a poll that found nothing ready: wakeups are requested from its peers, and the waker waits for its
+//! doorbells. When one is notified and something is ready, the waker lets the kernel's pollers poll again, and the file is no
+//! longer armed. Without armed files and interrupted requests the waker sleeps without a timeout. It also ends polls that were
+//! held too long (`held_polls`).
 //!
-//! Who waits for edges (epoll) is told of what comes while something is ready, and does not ask in between. Whether
-//! somebody does the kernel does not tell. So a file whose poll found something ready *lingers*: if nobody polls it for a
-//! millisecond, it is armed for more. A program that polls again and again never gets there, and its peer need not ring.
+//! Programs with edge-triggered epoll get events for what arrives while something is ready, and do not poll in between. The
+//! kernel does not show whether a program does that. So a file whose poll found something ready *lingers*: if no poll of it
+//! arrives within a millisecond, it is armed for further changes. A program that polls continuously never gets there, and its
+//! peer need not notify it.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,25 +21,17 @@ use unetmap_sys::Doorbell;
 use unetmap_sys::event::{Epoll, EventFlags, PollFd, PollFlags, wait_readable};
 
 use super::file::{File, Lingering};
-use super::hold::HOLD;
+use super::mount::RequestId;
 use super::serve::Shared;
-use super::way::Ticket;
+use crate::tuning::node::{FINE_TIMEOUT, HOLD, LINGER, RECHECK_INTERVAL, SIGNAL_GRACE};
 
-/// How long the watch trusts bells. A party that dies, or means harm, between moving a position and ringing wakes nobody.
-const LOOK_UP: Duration = Duration::from_millis(500);
-/// How long after a poll that found something ready a file is armed for more.
-const LINGER: Duration = Duration::from_millis(1);
-/// How long a request goes on after the one that made it was sent a signal.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Times up to here are waited for to the microsecond; epoll's are rounded up to milliseconds.
-const ROUGH: Duration = Duration::from_millis(2);
-/// The token of the bell that rings for the watch itself; files are region_by_number from 1.
-const KICK: u64 = 0;
+/// The token of the waker's own doorbell. Files are numbered from 1.
+const OWN_DOORBELL: u64 = 0;
 
-/// Files that somebody sleeps on, and requests that were interrupted.
-pub(super) struct Watch {
+/// Files on which programs sleep, and requests that were interrupted.
+pub(super) struct PollWaker {
     epoll: Epoll,
-    kick: Doorbell,
+    doorbell: Doorbell,
     over: AtomicBool,
     inner: Mutex<Inner>,
 }
@@ -45,13 +39,13 @@ pub(super) struct Watch {
 #[derive(Default)]
 struct Inner {
     armed: HashMap<u64, Armed>,
-    /// When to look at all armed files, bells or not; set while there are any, and until the first such look after.
-    look_up: Option<Instant>,
-    /// Files that linger, and when to look at them.
+    /// When all armed files are checked, independently of doorbells. Set while there are any, and until the next such check.
+    recheck_at: Option<Instant>,
+    /// Files that linger, and when they are checked.
     lingering: HashMap<u64, Arc<File>>,
-    look_after: Option<Instant>,
-    interrupted: Vec<(Instant, Ticket)>,
-    /// When to look at polls that are held.
+    linger_end: Option<Instant>,
+    interrupted: Vec<(Instant, RequestId)>,
+    /// When held polls are checked.
     tick: Option<Instant>,
 }
 
@@ -59,22 +53,23 @@ struct Armed {
     file: Arc<File>,
     kh: u64,
     want: Interest,
-    /// Where the rings stood, if it is armed for more.
+    /// The rings' positions, if it is armed for further changes.
     more_than: Option<u32>,
 }
 
-impl Watch {
-    pub(super) fn new() -> io::Result<Watch> {
-        let (epoll, kick) = (Epoll::new()?, Doorbell::new()?);
-        epoll.add(&kick, KICK, true, false)?;
-        Ok(Watch { epoll, kick, over: AtomicBool::new(false), inner: Mutex::default() })
+impl PollWaker {
+    pub(super) fn new() -> io::Result<PollWaker> {
+        let (epoll, doorbell) = (Epoll::new()?, Doorbell::new()?);
+        epoll.add(&doorbell, OWN_DOORBELL, true, false)?;
+        Ok(PollWaker { epoll, doorbell, over: AtomicBool::new(false), inner: Mutex::default() })
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Somebody is about to sleep until `want` is ready. What is ready already comes back, and nothing is watched.
+    /// Arms a file for a program that is about to sleep until `want` is ready. If something is ready, returns it, and arms
+    /// nothing.
     pub(super) fn arm(&self, file: &Arc<File>, kh: u64, want: Interest) -> Result<Interest, Error> {
         let Some(port) = file.port() else { return Ok(Interest::NONE) };
         let mut inner = self.inner();
@@ -86,8 +81,11 @@ impl Watch {
         }
         if before != Some(want) {
             self.unwatch(file, before.unwrap_or(Interest::NONE));
-            // A bell that cannot be waited for is looked at all the same.
-            port.wait_fds(want).iter().skip(1).for_each(|bell| drop(self.epoll.add(bell, file.fh, true, false)));
+            // A doorbell that cannot be waited for is checked by timer.
+            port.wait_fds(want)
+                .iter()
+                .skip(1)
+                .for_each(|doorbell| drop(self.epoll.add(doorbell, file.fh, true, false)));
         }
         let armed = Armed { file: file.clone(), kh, want, more_than: None };
         self.keep(&mut inner, armed);
@@ -96,13 +94,13 @@ impl Watch {
 
     fn keep(&self, inner: &mut Inner, armed: Armed) {
         inner.armed.insert(armed.file.fh, armed);
-        if inner.look_up.is_none() {
-            inner.look_up = Some(Instant::now() + LOOK_UP);
-            self.kick.notify();
+        if inner.recheck_at.is_none() {
+            inner.recheck_at = Some(Instant::now() + RECHECK_INTERVAL);
+            self.doorbell.notify();
         }
     }
 
-    /// A poll of somebody who might sleep on the file found something ready.
+    /// Records a poll that found something ready, of a program that may sleep on the file.
     pub(super) fn linger(&self, file: &Arc<File>, kh: u64, want: Interest) {
         let Some(port) = file.port() else { return };
         if file.linger(Lingering { kh, want, since: Instant::now(), at: progress(port, want) }) {
@@ -110,17 +108,17 @@ impl Watch {
         }
         let mut inner = self.inner();
         inner.lingering.insert(file.fh, file.clone());
-        if inner.look_after.is_none() {
-            inner.look_after = Some(Instant::now() + LINGER);
-            self.kick.notify();
+        if inner.linger_end.is_none() {
+            inner.linger_end = Some(Instant::now() + LINGER);
+            self.doorbell.notify();
         }
     }
 
-    /// Arms the files that lingered for long enough.
-    fn look_after(&self) {
+    /// Arms the files that lingered long enough.
+    fn arm_lingering(&self) {
         let now = Instant::now();
         let mut inner = self.inner();
-        if inner.look_after.is_none_or(|at| now < at) {
+        if inner.linger_end.is_none_or(|at| now < at) {
             return;
         }
         let over: Vec<Arc<File>> = inner
@@ -128,10 +126,10 @@ impl Watch {
             .extract_if(|_, file| file.lingers_since().is_none_or(|since| now - since >= LINGER))
             .map(|(_, file)| file)
             .collect();
-        inner.look_after = (!inner.lingering.is_empty()).then(|| now + LINGER);
+        inner.linger_end = (!inner.lingering.is_empty()).then(|| now + LINGER);
         drop(inner);
         for file in over {
-            if let Some(Lingering { kh, want, at, .. }) = file.linger_no_more() {
+            if let Some(Lingering { kh, want, at, .. }) = file.stop_lingering() {
                 self.arm_for_more(file, kh, want, at);
             }
         }
@@ -143,7 +141,10 @@ impl Watch {
             return;
         }
         let moved = file.while_open(|port| {
-            port.wait_fds(want).iter().skip(1).for_each(|bell| drop(self.epoll.add(bell, file.fh, true, false)));
+            port.wait_fds(want)
+                .iter()
+                .skip(1)
+                .for_each(|doorbell| drop(self.epoll.add(doorbell, file.fh, true, false)));
             port.arm_for_more(want).is_err() || progress(port, want) != at
         });
         match moved {
@@ -151,7 +152,7 @@ impl Watch {
             Some(true) => {
                 self.unwatch(&file, want);
                 drop(inner);
-                let _ = file.way.dev.notify_poll(kh);
+                let _ = file.mount.dev.notify_poll(kh);
             }
             Some(false) => self.keep(&mut inner, Armed { file, kh, want, more_than: Some(at) }),
         }
@@ -159,10 +160,10 @@ impl Watch {
 
     fn unwatch(&self, file: &File, want: Interest) {
         let Some(port) = file.port().filter(|_| !want.is_none()) else { return };
-        port.wait_fds(want).iter().skip(1).for_each(|bell| drop(self.epoll.delete(bell)));
+        port.wait_fds(want).iter().skip(1).for_each(|doorbell| drop(self.epoll.delete(doorbell)));
     }
 
-    /// The file is closed.
+    /// Removes a file that is closed.
     pub(super) fn forget(&self, file: &File) {
         let mut inner = self.inner();
         inner.lingering.remove(&file.fh);
@@ -171,31 +172,31 @@ impl Watch {
         }
     }
 
-    /// The maker of a request was sent a signal: it is answered soon, whatever holds it up.
-    pub(super) fn hurry(&self, ticket: Ticket) {
-        self.inner().interrupted.push((Instant::now() + PATIENCE, ticket));
-        self.kick.notify();
+    /// Limits the time of a request whose program received a signal.
+    pub(super) fn limit_time(&self, id: RequestId) {
+        self.inner().interrupted.push((Instant::now() + SIGNAL_GRACE, id));
+        self.doorbell.notify();
     }
 
-    /// Polls are held: the watch looks every now and then whether that is over.
+    /// Lets the waker check held polls.
     pub(super) fn tick(&self) {
         self.inner().tick = Some(Instant::now() + HOLD);
-        self.kick.notify();
+        self.doorbell.notify();
     }
 
-    /// Watches the files whose polls were held in vain.
-    fn end_holds(&self, shared: &Shared) {
+    /// Arms the files whose polls were held without success.
+    fn end_held_polls(&self, shared: &Shared) {
         let now = Instant::now();
         if self.inner().tick.is_none_or(|at| now < at) {
             return;
         }
-        // Before the look: who holds a poll after it says so again.
+        // Before the check: a thread that holds a poll after it calls `tick` again.
         self.inner().tick = None;
-        let (over, more) = shared.holds.over(now);
+        let (expired, more) = shared.held_polls.take_expired(now);
         if more {
             self.inner().tick = Some(now + HOLD);
         }
-        for held in over {
+        for held in expired {
             let ready = self.arm(&held.file, held.kh, held.want);
             let lingers = matches!(ready, Ok(ready) if !ready.is_none());
             let _ = held.answer(ready);
@@ -205,41 +206,41 @@ impl Watch {
         }
     }
 
-    /// Ends [`Watch::run`].
+    /// Ends [`PollWaker::run`].
     pub(super) fn end(&self) {
         self.over.store(true, Ordering::Release);
-        self.kick.notify();
+        self.doorbell.notify();
     }
 
-    /// Watches until the end.
+    /// Runs the waker until [`PollWaker::end`].
     pub(super) fn run(&self, shared: &Shared) {
         let mut events = Vec::new();
         while !self.over.load(Ordering::Acquire) {
             match self.wait(&mut events) {
                 Err(e) if e.kind() != io::ErrorKind::Interrupted => {
-                    tracing::error!("the node's watch ends: {e}");
+                    tracing::error!("the node's waker stops: {e}");
                     return;
                 }
                 _ => {}
             }
             let mut due: Vec<u64> = events.iter().map(|(token, _)| *token).collect();
-            if due.contains(&KICK) {
-                self.kick.clear();
+            if due.contains(&OWN_DOORBELL) {
+                self.doorbell.clear();
             }
-            due.extend(self.look_up());
+            due.extend(self.due_files());
             due.sort_unstable();
             due.dedup();
-            due.into_iter().for_each(|fh| self.look(fh));
-            self.end_holds(shared);
-            self.look_after();
-            self.give_up(shared);
+            due.into_iter().for_each(|fh| self.check(fh));
+            self.end_held_polls(shared);
+            self.arm_lingering();
+            self.interrupt_late(shared);
         }
     }
 
-    /// Waits for bells, or until something has to be done.
+    /// Waits for doorbells, or until the next timer.
     fn wait(&self, events: &mut Vec<(u64, EventFlags)>) -> io::Result<()> {
         let limit = self.limit();
-        if limit.is_none_or(|limit| limit > ROUGH) {
+        if limit.is_none_or(|limit| limit > FINE_TIMEOUT) {
             return self.epoll.wait(events, limit);
         }
         events.clear();
@@ -249,43 +250,43 @@ impl Watch {
         }
     }
 
-    /// Until when nothing has to be done.
+    /// The time until the next timer.
     fn limit(&self) -> Option<Duration> {
         let inner = self.inner();
         let first = inner
             .interrupted
             .iter()
             .map(|(at, _)| *at)
-            .chain(inner.look_up)
-            .chain(inner.look_after)
+            .chain(inner.recheck_at)
+            .chain(inner.linger_end)
             .chain(inner.tick)
             .min();
         first.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// All armed files, if it is time.
-    fn look_up(&self) -> Vec<u64> {
+    /// Returns all armed files, if it is time to check them.
+    fn due_files(&self) -> Vec<u64> {
         let mut inner = self.inner();
         let now = Instant::now();
-        if inner.look_up.is_none_or(|at| now < at) {
+        if inner.recheck_at.is_none_or(|at| now < at) {
             return Vec::new();
         }
-        inner.look_up = (!inner.armed.is_empty()).then(|| now + LOOK_UP);
+        inner.recheck_at = (!inner.armed.is_empty()).then(|| now + RECHECK_INTERVAL);
         inner.armed.keys().copied().collect()
     }
 
-    /// Looks at a file whose bell rang.
-    fn look(&self, fh: u64) {
+    /// Checks a file whose doorbell was notified.
+    fn check(&self, fh: u64) {
         let armed = |a: &Armed| (a.file.clone(), a.kh, a.want, a.more_than);
         let Some((file, kh, want, more_than)) = self.inner().armed.get(&fh).map(armed) else { return };
-        let news = file.while_open(|port| match more_than {
+        let changed = file.while_open(|port| match more_than {
             Some(at) => port.arm_for_more(want).is_err() || progress(port, want) != at,
             None => match port.woken(want) {
                 Ok(ready) if ready.is_none() => !matches!(port.arm(want), Ok(ready) if ready.is_none()),
                 _ => true,
             },
         });
-        if news != Some(true) {
+        if changed != Some(true) {
             return;
         }
         let mut inner = self.inner();
@@ -293,20 +294,21 @@ impl Watch {
             self.unwatch(&file, armed.want);
         }
         drop(inner);
-        let _ = file.way.dev.notify_poll(kh);
+        let _ = file.mount.dev.notify_poll(kh);
     }
 
-    /// Answers requests that were interrupted and did not end since.
-    fn give_up(&self, shared: &Shared) {
+    /// Answers requests that were interrupted and have not ended since.
+    fn interrupt_late(&self, shared: &Shared) {
         let now = Instant::now();
         let mut inner = self.inner();
-        let late: Vec<Ticket> = inner.interrupted.extract_if(.., |(at, _)| *at <= now).map(|(_, late)| late).collect();
+        let late: Vec<RequestId> =
+            inner.interrupted.extract_if(.., |(at, _)| *at <= now).map(|(_, late)| late).collect();
         drop(inner);
-        late.iter().for_each(|ticket| shared.interrupt(ticket));
+        late.iter().for_each(|id| shared.interrupt(id));
     }
 }
 
-/// A number that changes when something of `want` comes.
+/// Returns a number that changes when an event of `want` occurs.
 fn progress(port: &Port, want: Interest) -> u32 {
     let tx = port.tx_rings().iter().filter(|_| want.tx());
     let rx = port.rx_rings().iter().filter(|_| want.rx());

@@ -1,6 +1,6 @@
-//! Requests that point into the program's memory, and those of old.
+//! The ioctls that carry requests: `NIOCCTRL`, whose structures point into the program's memory, and the legacy ones.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use unetmap_abi::*;
 use unetmap_core::control::binding::Binding;
@@ -13,22 +13,20 @@ use unetmap_sys::thread::RemoteThread;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::file::File;
-use super::serve::{Long, Shared, What};
-use super::way::Ticket;
-use super::{Asked, Job};
+use super::mount::RequestId;
+use super::serve::{Shared, SlowOp, SlowRequest};
+use super::{Job, PortRequest};
 use crate::caller::Caller;
 use crate::ports::mediator::DAEMON_LEASE;
+use crate::tuning::node::{QUEUE_FREE_LIMIT, QUEUE_FREE_PAUSE};
 
-/// How long the kernel may take to let go of a queue whose program has just died, and how often to ask.
-const LET_GO_LIMIT: Duration = Duration::from_secs(2);
-const LET_GO_PAUSE: Duration = Duration::from_millis(20);
 const EINTR: i32 = 4;
 const EFAULT: i32 = 14;
 
-/// The memory of the thread that waits for the answer.
-struct Theirs<'a>(&'a RemoteThread);
+/// The memory of the program whose thread waits for the answer.
+struct ProgramMemory<'a>(&'a RemoteThread);
 
-impl UserMemory for Theirs<'_> {
+impl UserMemory for ProgramMemory<'_> {
     fn read(&self, from: u64, into: &mut [u8]) -> Result<(), i32> {
         self.0.read(from, into).map_err(|e| e.raw_os_error().unwrap_or(EFAULT))
     }
@@ -39,50 +37,50 @@ impl UserMemory for Theirs<'_> {
 }
 
 /// Answers a request.
-pub(super) fn answer(shared: &Shared, long: Long) {
-    let What::Control(file, cmd, mut data) = long.what else { return };
-    let thread = RemoteThread::of(long.from.tid).map_err(|e| {
-        tracing::debug!(tid = long.from.tid, "who asks cannot be seen: {e}");
+pub(super) fn answer(shared: &Shared, request: SlowRequest) {
+    let SlowOp::Control(file, cmd, mut data) = request.what else { return };
+    let thread = RemoteThread::of(request.from.tid).map_err(|e| {
+        tracing::debug!(tid = request.from.tid, "the requesting thread cannot be inspected: {e}");
         EPERM
     });
     let errno = thread.and_then(|thread| {
-        let caller = Caller::of_thread(&thread, &long.from).map_err(|e| {
-            tracing::debug!(tid = long.from.tid, "it cannot be told who asks: {e}");
+        let caller = Caller::of_thread(&thread, &request.from).map_err(|e| {
+            tracing::debug!(tid = request.from.tid, "the requesting thread cannot be identified: {e}");
             e.raw_os_error().unwrap_or(EPERM)
         })?;
         if caller.peer.uid != file.uid {
-            tracing::debug!(uid = caller.peer.uid, opened_by = file.uid, "another user's file");
+            tracing::debug!(uid = caller.peer.uid, opened_by = file.uid, "the file was opened by another user");
             return Err(EPERM);
         }
-        let asker = Asker { shared, file: &file, caller, ticket: &long.ticket };
+        let ioctl = Ioctl { shared, file: &file, caller, id: &request.id };
         match u64::from(cmd) {
-            NIOCCTRL => asker.ctrl(&mut data, &Theirs(&thread)),
-            NIOCREGIF => asker.older(&mut data, LegacyIoctl::Register),
-            _ => asker.older(&mut data, LegacyIoctl::Info),
+            NIOCCTRL => ioctl.ctrl(&mut data, &ProgramMemory(&thread)),
+            NIOCREGIF => ioctl.legacy(&mut data, LegacyIoctl::Register),
+            _ => ioctl.legacy(&mut data, LegacyIoctl::Info),
         }
     });
     let result = errno.err().unwrap_or(0);
-    let Ticket { way, unique } = &long.ticket;
-    shared.settle(&long.ticket, || drop(way.dev.reply_ioctl(*unique, -result, &data)));
+    let RequestId { mount, unique } = &request.id;
+    shared.finish(&request.id, || drop(mount.dev.reply_ioctl(*unique, -result, &data)));
 }
 
-/// Who asks, about which file.
-struct Asker<'a> {
+/// An ioctl that is being answered: its file, and its caller.
+struct Ioctl<'a> {
     shared: &'a Shared,
     file: &'a File,
     caller: Caller,
-    ticket: &'a Ticket,
+    id: &'a RequestId,
 }
 
-impl Asker<'_> {
+impl Ioctl<'_> {
     /// `NIOCCTRL`: body and options are read from the program's memory, and written back there.
     fn ctrl(&self, data: &mut Vec<u8>, memory: &impl UserMemory) -> Result<(), i32> {
         let header = NmreqHeader::read_from_bytes(data).map_err(|_| EINVAL)?;
         let gathered = GatheredRequest::gather(header, memory)?;
         let mut request = gathered.request.clone();
-        let (errno, answer) = match request.check_options().err().or_else(|| refused_here(&request)) {
+        let (errno, answer) = match request.check_options().err().or_else(|| unsupported_option(&request)) {
             Some(errno) => (errno, Some(request)),
-            None => self.ask(request)?,
+            None => self.answer_request(request)?,
         };
         if let Some(answer) = answer {
             gathered.write_back(&answer, memory)?;
@@ -92,10 +90,10 @@ impl Asker<'_> {
     }
 
     /// `NIOCREGIF`, `NIOCGINFO`.
-    fn older(&self, data: &mut Vec<u8>, call: LegacyIoctl) -> Result<(), i32> {
+    fn legacy(&self, data: &mut Vec<u8>, call: LegacyIoctl) -> Result<(), i32> {
         let mut old = Nmreq::read_from_bytes(data).map_err(|_| EINVAL)?;
         let request = legacy::to_request(call, &old)?;
-        match self.ask(request)? {
+        match self.answer_request(request)? {
             (0, Some(answer)) => {
                 legacy::write_reply(&mut old, &answer)?;
                 *data = old.as_bytes().to_vec();
@@ -106,43 +104,44 @@ impl Asker<'_> {
         }
     }
 
-    /// Asks the daemon; the errno and what they wrote into the request. What the kernel has not let go of yet is asked for
-    /// again for a while.
-    fn ask(&self, request: NetmapRequest) -> Result<(i32, Option<NetmapRequest>), i32> {
+    /// Lets the main thread answer the request; returns the error number and the completed request. A queue that the kernel has
+    /// not freed yet is requested again for a while.
+    fn answer_request(&self, request: NetmapRequest) -> Result<(i32, Option<NetmapRequest>), i32> {
         let start = Instant::now();
         loop {
-            if !self.shared.is_pending(self.ticket) {
+            if !self.shared.is_pending(self.id) {
                 return Err(EINTR);
             }
-            let asked = Asked {
+            let port_request = PortRequest {
                 request: request.clone(),
                 caller: self.caller.clone(),
                 session: self.file.session(),
                 arena: self.file.arena.clone(),
             };
-            let (outcome, board) = self.shared.desk.ask(|reply| Job::Ask(Box::new(asked), reply)).ok_or(EIO)?;
+            let (outcome, monitors) =
+                self.shared.jobs.call(|reply| Job::Request(Box::new(port_request), reply)).ok_or(EIO)?;
             if outcome.errno != EAGAIN {
                 let name = request.name().unwrap_or_default();
                 let (pid, errno) = (self.caller.peer.pid, outcome.errno);
-                tracing::debug!(pid, name, errno, why = outcome.answer.reason, "asked through the node");
+                tracing::debug!(pid, name, errno, why = outcome.answer.reason, "request through the node");
             }
             match (outcome.errno, outcome.session) {
-                (EAGAIN, _) if start.elapsed() > LET_GO_LIMIT => return Ok((EBUSY, Some(outcome.answer.request))),
-                (EAGAIN, _) => std::thread::sleep(LET_GO_PAUSE),
+                (EAGAIN, _) if start.elapsed() > QUEUE_FREE_LIMIT => return Ok((EBUSY, Some(outcome.answer.request))),
+                (EAGAIN, _) => std::thread::sleep(QUEUE_FREE_PAUSE),
                 (0, Some(session)) => {
                     let register = outcome.answer.request.body_as::<NmreqRegister>().ok_or(EIO);
                     let bound = Binding::decode(&outcome.answer.binding).ok_or(EIO);
                     let port = register.and_then(|register| {
                         let connection = self.shared.lifeline.try_clone().map_err(|_| ENOMEM)?;
                         let name = request.name().unwrap_or_default();
-                        unetmap_core::adopt(name, register, &bound?, outcome.fds, connection, DAEMON_LEASE, board)
+                        unetmap_core::adopt(name, register, &bound?, outcome.fds, connection, DAEMON_LEASE, monitors)
                             .map_err(|e| {
-                                tracing::warn!("a port of the node: {e}");
+                                tracing::warn!("a port of the node cannot be opened: {e}");
                                 ENOMEM
                             })
                     });
-                    let port = port.inspect_err(|_| self.shared.desk.put(Job::Close(session)))?;
-                    self.file.bind(session, port, &self.shared.desk);
+                    let port = port.inspect_err(|_| self.shared.jobs.push(Job::Close(session)))?;
+                    self.file.bind(session, port, &self.shared.jobs);
                     return Ok((0, Some(outcome.answer.request)));
                 }
                 (errno, _) => return Ok((errno, Some(outcome.answer.request))),
@@ -151,8 +150,9 @@ impl Asker<'_> {
     }
 }
 
-/// Options that need the program's own memory, which the node has not. That they are not served their status says already.
-fn refused_here(request: &NetmapRequest) -> Option<i32> {
+/// Returns an error for options that need the library in the program's own memory, which the node does not have. Their status
+/// is set already.
+fn unsupported_option(request: &NetmapRequest) -> Option<i32> {
     let needs_memory = |option: &Vec<u8>| matches!(kind_of(option), Some(NETMAP_REQ_OPT_EXTMEM | NETMAP_REQ_OPT_CSB));
     request.options.iter().any(needs_memory).then_some(EOPNOTSUPP)
 }
