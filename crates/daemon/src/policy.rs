@@ -1,10 +1,10 @@
-//! Who may have which interface from the system's daemon, and who may have pipes there.
+//! The policy of the system's daemon: which users may open which interfaces, and which may use pipes and switches.
 //!
 //! A list of rules; the first that is for this client and for what it wants decides, and where none does the answer is
 //! no. The rules are those of a file that only root can write (see unetmap-policy(5)), then the built-in ones: root gets
 //! interfaces directly, members of the group `netmap` by way of the daemon.
 //!
-//! A policy decides about opening only: what is open stays open, whatever the file says later.
+//! The policy applies when a port is opened. A port that is open stays open when the file changes.
 
 use std::fmt;
 use std::fs::{self, File, Metadata};
@@ -19,10 +19,10 @@ use serde::de::{Deserializer, Visitor};
 use toml::Spanned;
 use unetmap_sys::process;
 
-/// Where the file is, unless the daemon is told otherwise.
+/// The policy file, unless the command line names another.
 pub(crate) const DEFAULT_PATH: &str = "/etc/unetmap/policy.toml";
 
-/// The group that the built-in rules let in.
+/// The group that the built-in rules admit.
 const GROUP: &str = "netmap";
 /// Bytes of the longest name of an interface: IFNAMSIZ less its NUL.
 const MAX_NAME: usize = 15;
@@ -35,7 +35,7 @@ const OWN_NETNS: &str = "/proc/self/ns/net";
 /// What names of accounts mean may change with these.
 const ACCOUNTS: [&str; 2] = ["/etc/passwd", "/etc/group"];
 
-/// Who asks.
+/// The properties of a client that rules refer to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity<'a> {
     pub(crate) uid: u32,
@@ -49,9 +49,9 @@ pub(crate) struct Identity<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Access {
-    /// It runs the interface's sockets itself.
+    /// The client uses the interface's sockets itself.
     Direct,
-    /// The daemon runs them, and copies.
+    /// The daemon uses them, and copies packets.
     Mediated,
 }
 
@@ -81,16 +81,16 @@ enum Users {
 #[derive(Debug)]
 enum Netns {
     Inode(u64),
-    /// Looked at for each client: the namespace may be made later than the rule.
+    /// Resolved for each client, as the namespace may be created later than the rule.
     Path(PathBuf),
 }
 
 impl Policy {
-    /// The policy that a file says; the built-in rules where there is no file. May wait for a directory service that
+    /// Reads the policy from a file; the built-in rules if there is no file. May wait for a directory service that
     /// names of accounts are looked up in.
     ///
     /// # Errors
-    /// One sentence that begins with the file, and the line where there is one.
+    /// One sentence that begins with the file, and the line if there is one.
     pub(crate) fn load(path: &Path) -> Result<Policy, String> {
         let fail = |why: String| Err(format!("{}: {why}", path.display()));
         let bytes = match read(path, process::uid(), "policy") {
@@ -164,7 +164,7 @@ impl Netns {
     }
 }
 
-/// Names of interfaces: letters stand for themselves, `?` for any one, `*` for any number of any.
+/// A pattern of interface names: `?` matches any character, `*` any number of characters.
 #[derive(Debug, PartialEq, Eq)]
 struct Pattern(Vec<Symbol>);
 
@@ -232,7 +232,7 @@ impl Pattern {
     }
 }
 
-/// The file as written.
+/// The contents of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -271,7 +271,7 @@ enum WrittenAccess {
     None,
 }
 
-/// A name, or the number that stands for the same.
+/// A name, or the equivalent number.
 enum Word {
     Name(String),
     Number(u64),
@@ -300,7 +300,7 @@ impl<'de> Deserialize<'de> for Word {
     }
 }
 
-/// What is wrong with a text, and at which of its bytes.
+/// An error in a text, and the byte at which it is.
 #[derive(Debug)]
 struct Wrong {
     at: Option<usize>,
@@ -311,7 +311,7 @@ fn wrong<T>(at: &Range<usize>, why: String) -> Result<T, Wrong> {
     Err(Wrong { at: Some(at.start), why })
 }
 
-/// Where names of accounts are looked up.
+/// Looks up the names of accounts.
 trait Accounts {
     fn uid(&self, name: &str) -> io::Result<Option<u32>>;
     fn gid(&self, name: &str) -> io::Result<Option<u32>>;
@@ -361,7 +361,7 @@ fn understand(rule: WrittenRule, span: &Range<usize>, accounts: &impl Accounts) 
         match (user.get_ref(), &mut users) {
             (Word::Name(name), _) if name == "*" => users = Users::Anybody,
             (word, Users::These(uids)) => uids.push(id(word, &user.span(), "user", |name| accounts.uid(name))?),
-            // Still looked up, so that a wrong name is told.
+            // Still looked up, so that a wrong name is reported.
             (word, Users::Anybody) => drop(id(word, &user.span(), "user", |name| accounts.uid(name))?),
         }
     }
@@ -385,7 +385,7 @@ fn id(
     find: impl FnOnce(&str) -> io::Result<Option<u32>>,
 ) -> Result<u32, Wrong> {
     match word {
-        // The kernel's last number means nobody.
+        // The kernel reserves the last number for "no user".
         Word::Number(number) => match u32::try_from(*number) {
             Ok(id) if id != u32::MAX => Ok(id),
             _ => wrong(span, format!("{number} is no number of a {kind}; they go from 0 to {}", u32::MAX - 1)),
@@ -441,7 +441,7 @@ fn defaults(accounts: &impl Accounts) -> Vec<Rule> {
     rules
 }
 
-/// The bytes of a file, a `what`, that nobody but its trusted owner can write; none where there is no file.
+/// Returns the bytes of a file, a `what`, that only its trusted owner can write; none if there is no file.
 pub(crate) fn read(path: &Path, us: u32, what: &str) -> Result<Vec<u8>, String> {
     let told = |cannot: &str, e: io::Error| {
         format!("the {what}{cannot}: {e}; make it a file that the daemon can read, or remove it")
@@ -468,7 +468,7 @@ pub(crate) fn read(path: &Path, us: u32, what: &str) -> Result<Vec<u8>, String> 
     Ok(bytes)
 }
 
-/// Refuses a file that somebody else than root or the daemon's own user could have made, changed or replaced: the file
+/// Refuses a file that another user than root or the daemon's own could have created, changed or replaced: the file
 /// itself, the link to it if it is one, and the folder that this is in.
 fn trusted(folder: &Metadata, link: &Metadata, file: &Metadata, us: u32, what: &str) -> Result<(), String> {
     let parts = [
@@ -484,7 +484,7 @@ fn trusted(folder: &Metadata, link: &Metadata, file: &Metadata, us: u32, what: &
     if file.mode() & 0o022 != 0 {
         return Err(format!("the {what} can be written by others than its owner; chmod go-w it"));
     }
-    // In a folder with the sticky bit, such as /tmp, nobody can replace what belongs to others.
+    // In a directory with the sticky bit, such as /tmp, users cannot replace files of others.
     if folder.mode() & 0o022 != 0 && folder.mode() & 0o1000 == 0 {
         return Err(format!("the {what}'s folder can be written by others than its owner; chmod go-w it"));
     }
@@ -496,23 +496,23 @@ pub(crate) fn line_of(bytes: &[u8], at: usize) -> usize {
     bytes.iter().take(at).filter(|b| **b == b'\n').count() + 1
 }
 
-/// A policy that follows its file.
+/// A policy that is read again when its file changes.
 #[derive(Debug)]
 pub(crate) struct PolicyFile {
-    /// The policy's own, then those that names of accounts depend on.
+    /// The policy's file, then the files that names of accounts depend on.
     files: Vec<PathBuf>,
     seen: Option<Vec<Stamp>>,
     loaded: Result<Policy, String>,
 }
 
-/// What changes when a file does; None where there is none, or none that can be looked at.
+/// Properties that change when a file changes; None if there is no file, or if it cannot be inspected.
 type Stamp = Option<(u64, u64, u64, [i64; 4])>;
 
 impl PolicyFile {
-    /// Nothing is read yet.
+    /// Does not read the file yet.
     ///
     /// # Errors
-    /// A path that does not begin with `/`: the daemon works in another folder than who started it.
+    /// The path does not begin with `/`: the daemon's working directory is not that of the program that started it.
     pub(crate) fn new(path: &Path) -> Result<PolicyFile, String> {
         if !path.is_absolute() {
             return Err(format!("{}: the policy's path must begin with /; give the whole path", path.display()));
@@ -521,13 +521,13 @@ impl PolicyFile {
         Ok(PolicyFile { files, seen: None, loaded: Ok(Policy::default()) })
     }
 
-    /// The policy as the file says it now: read again if the file changed, or the system's users and groups did. Else
-    /// this costs a look at three files.
+    /// Returns the policy, which is read again if the file or the system's users and groups changed. Otherwise the call costs
+    /// three stat() calls.
     ///
     /// # Errors
     /// As [`Policy::load`], each time until the file is mended.
     pub(crate) fn current(&mut self) -> Result<&Policy, String> {
-        // Looked at before it is read: a change in between is seen the next time.
+        // Taken before the file is read: a change in between is noticed the next time.
         let stamps: Vec<Stamp> = self.files.iter().map(|path| stamp(path)).collect();
         if self.seen.as_ref() != Some(&stamps) {
             let path = &self.files[0];
