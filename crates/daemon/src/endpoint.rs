@@ -303,7 +303,8 @@ impl Endpoint {
             {
                 ring.return_exchanged(&state_page, channels, &producer.view);
             }
-            // A process that was killed may have moved slots, or cancelled a wakeup request, without notifying the peer.
+            // A process that was killed may have moved slots, or cancelled a wakeup request, without notifying the
+            // peer.
             if let Some(peer_ring) = peer_ring {
                 peer_ring.doorbell.notify();
             }
@@ -413,8 +414,8 @@ impl PortRing {
         self.channel_words(channels)?.positions(self.view.slots().slots())
     }
 
-    /// Returns the `(hwcur, hwtail)` with which the ring starts for its first session. Slots that an earlier session left
-    /// unsent or unread no longer count. Slots that were sent and not released are delivered (again).
+    /// Returns the `(hwcur, hwtail)` with which the ring starts for its first session. Slots that an earlier session
+    /// left unsent or unread no longer count. Slots that were sent and not released are delivered (again).
     pub(crate) fn start_position(&self, channels: Option<&ChannelPage>, transmit: bool) -> (Pos, Pos) {
         let slots = self.view.slots().slots();
         let sent = self.sent(channels).unwrap_or(Span { from: Pos::ZERO, to: Pos::ZERO });

@@ -1,7 +1,8 @@
 //! Knobs: netmap's settings, which its users set with sysctl, or in /sys/module/netmap/parameters.
 //!
-//! One table has each knob with its bounds, when a new value applies, and its meaning. A value is that of the command line,
-//! else of the configuration file, until the daemon's owner sets another. Values that are set end with the daemon.
+//! One table has each knob with its bounds, when a new value applies, and its meaning. A value is that of the command
+//! line, else of the configuration file, until the daemon's owner sets another. Values that are set end with the
+//! daemon.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -277,8 +278,8 @@ impl Knobs {
         }
     }
 
-    /// Whether all packets that programs release in receive rings of interfaces are forwarded to the other side, also without
-    /// NR_FORWARD and NS_FORWARD. It applies to interfaces that are opened from now on.
+    /// Whether all packets that programs release in receive rings of interfaces are forwarded to the other side, also
+    /// without NR_FORWARD and NS_FORWARD. It applies to interfaces that are opened from now on.
     pub(crate) fn fwd(&self) -> bool {
         self.get("fwd") != 0
     }
@@ -299,8 +300,8 @@ impl Knobs {
         self.get("verbose")
     }
 
-    /// Returns the sizes of the region that interfaces and their pipes share, for a first interface with `slots` slots. Unless
-    /// the number of buffers was set, three such interfaces have room.
+    /// Returns the sizes of the region that interfaces and their pipes share, for a first interface with `slots` slots.
+    /// Unless the number of buffers was set, three such interfaces have room.
     pub(crate) fn interface_sizes(&self, slots: u32) -> Sizes {
         let sizes = self.sizes("");
         let room = if self.values.contains_key("buf_num") { 0 } else { slots.saturating_mul(3) };
@@ -318,8 +319,8 @@ impl Knobs {
         Sizes { bufs: (private.bufs.0, self.get_u32("buf_size")), ..private }
     }
 
-    /// Returns the sizes of a region in a program's memory (EXTMEM) for which the program requests none. Unless knobs were set
-    /// they are netmap's: in such memory pages that are never used take memory, too.
+    /// Returns the sizes of a region in a program's memory (EXTMEM) for which the program requests none. Unless knobs
+    /// were set they are netmap's: in such memory pages that are never used take memory, too.
     pub(crate) fn extmem_sizes(&self) -> Sizes {
         let set = |name: &'static str, original: u32| match self.values.contains_key(name) {
             true => self.get_u32(name),

@@ -1,4 +1,5 @@
-//! The daemon's log: on standard error, at the level of `--log`, or a more detailed one while the knob `verbose` is set.
+//! The daemon's log: on standard error, at the level of `--log`, or a more detailed one while the knob `verbose` is
+//! set.
 
 use std::io::{self, IsTerminal};
 use std::sync::OnceLock;

@@ -1,5 +1,5 @@
-//! unetmapd: creates regions and ports, passes them to clients, and frees what clients held when they exit. The packets of
-//! a pipe do not pass through it.
+//! unetmapd: creates regions and ports, passes them to clients, and frees what clients held when they exit. The packets
+//! of a pipe do not pass through it.
 #![forbid(unsafe_code)]
 
 mod caller;
@@ -39,8 +39,8 @@ use policy::PolicyFile;
 use ports::{Admission, Daemon};
 use server::Server;
 
-/// The first number of private regions of a user's own daemon. The system's daemon uses lower ones, so that one number never
-/// names two regions.
+/// The first number of private regions of a user's own daemon. The system's daemon uses lower ones, so that one number
+/// never names two regions.
 const FIRST_PRIVATE_ID: u16 = 0x4000;
 
 /// The least severe messages that are logged.
@@ -92,8 +92,8 @@ struct Args {
     /// default.
     #[arg(long, value_name = "PATH", env = "UNETMAPD_CONFIG", overrides_with = "config")]
     config: Option<PathBuf>,
-    /// Where XDP programs are attached: in the driver if it supports that, else before the stack (best, the default), only in
-    /// the driver (native), or only before the stack (generic).
+    /// Where XDP programs are attached: in the driver if it supports that, else before the stack (best, the default),
+    /// only in the driver (native), or only before the stack (generic).
     #[arg(long, value_name = "MODE")]
     admode: Option<Admode>,
     /// Sessions of a region (the knobs if_num and priv_if_num).
@@ -175,8 +175,8 @@ fn run(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns whom the daemon serves, and the first number of private regions. The system's daemon opens interfaces, and serves
-/// all users whom the policy admits; a user's own daemon serves only that user.
+/// Returns whom the daemon serves, and the first number of private regions. The system's daemon opens interfaces, and
+/// serves all users whom the policy admits; a user's own daemon serves only that user.
 fn admission(args: &Args) -> Result<(Admission, u16), String> {
     if process::uid() != 0 {
         return Ok((Admission { only_user: Some(process::uid()), policy: None }, FIRST_PRIVATE_ID));

@@ -10,13 +10,13 @@
 //!                                   the waker wakes the program
 //!          close --> RELEASE        the last duplicate is closed: the session is closed
 //! ```
-//! The memory of a file must be known when it is opened, before the program selects a port. So it contains all regions of the
-//! user that opens it, and while the node is on new regions are created where it can map them.
+//! The memory of a file must be known when it is opened, before the program selects a port. So it contains all regions
+//! of the user that opens it, and while the node is on new regions are created where it can map them.
 //!
-//! Threads: for each mount one thread is the *reader*, which reads requests and answers quick ones, near the program that makes
-//! them (`affinity`). Before it answers one that may take long (a request that reads a program's memory, or needs the main
-//! thread), another thread becomes the reader. The *waker* waits for the doorbells of files on which programs sleep. The
-//! daemon's state belongs to the main thread, which does *jobs* for the others.
+//! Threads: for each mount one thread is the *reader*, which reads requests and answers quick ones, near the program
+//! that makes them (`affinity`). Before it answers one that may take long (a request that reads a program's memory, or
+//! needs the main thread), another thread becomes the reader. The *waker* waits for the doorbells of files on which
+//! programs sleep. The daemon's state belongs to the main thread, which does *jobs* for the others.
 
 mod affinity;
 mod file;

@@ -1,8 +1,8 @@
 //! The policy of the system's daemon: which users may open which interfaces, and which may use pipes and switches.
 //!
 //! A list of rules; the first that is for this client and for what it wants decides, and where none does the answer is
-//! no. The rules are those of a file that only root can write (see unetmap-policy(5)), then the built-in ones: root gets
-//! interfaces directly, members of the group `netmap` by way of the daemon.
+//! no. The rules are those of a file that only root can write (see unetmap-policy(5)), then the built-in ones: root
+//! gets interfaces directly, members of the group `netmap` by way of the daemon.
 //!
 //! The policy applies when a port is opened. A port that is open stays open when the file changes.
 
@@ -110,8 +110,8 @@ impl Policy {
         })
     }
 
-    /// How this client gets an interface of this name (its own one, not an alternative name) in its namespace; None: not
-    /// at all.
+    /// How this client gets an interface of this name (its own one, not an alternative name) in its namespace; None:
+    /// not at all.
     pub(crate) fn nic(&self, who: &Identity<'_>, interface: &str) -> Option<Access> {
         let decides = |rule: &&Rule| rule.ports.iter().any(|p| p.fits(interface)) && rule.is_for(who);
         self.rules.iter().find(decides)?.access
@@ -204,7 +204,8 @@ impl Pattern {
         self.takes(&name)
     }
 
-    /// Every name that fits `other` fits this one. Some pairs of which that is true are not seen, such as `?*` and `*?`.
+    /// Every name that fits `other` fits this one. Some pairs of which that is true are not seen, such as `?*` and
+    /// `*?`.
     fn covers(&self, other: &Pattern) -> bool {
         self.takes(&other.0)
     }
@@ -521,8 +522,8 @@ impl PolicyFile {
         Ok(PolicyFile { files, seen: None, loaded: Ok(Policy::default()) })
     }
 
-    /// Returns the policy, which is read again if the file or the system's users and groups changed. Otherwise the call costs
-    /// three stat() calls.
+    /// Returns the policy, which is read again if the file or the system's users and groups changed. Otherwise the call
+    /// costs three stat() calls.
     ///
     /// # Errors
     /// As [`Policy::load`], each time until the file is mended.

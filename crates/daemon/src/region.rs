@@ -22,12 +22,12 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// Room for 64 pipes of 1024 slots and some more rings, or for fewer larger pipes of up to 4096 slots. Pages that are
-    /// never used take no memory.
+    /// Room for 64 pipes of 1024 slots and some more rings, or for fewer larger pipes of up to 4096 slots. Pages that
+    /// are never used take no memory.
     pub(crate) const DEFAULT: Sizes = Sizes { ifs: (512, 4608), rings: (1100, 17 << 12), bufs: (163_840, 2048) };
 
-    /// Returns these sizes, enlarged where needed for `rings` rings, for `longest` slots in a ring and for `bufs` buffers,
-    /// up to the bounds of a region. Beyond these, allocating from the region fails.
+    /// Returns these sizes, enlarged where needed for `rings` rings, for `longest` slots in a ring and for `bufs`
+    /// buffers, up to the bounds of a region. Beyond these, allocating from the region fails.
     fn at_least(self, rings: u32, longest: Slots, bufs: u32) -> Sizes {
         let bytes = u32::try_from(RingShape::bytes(longest)).unwrap_or(u32::MAX);
         Sizes {
@@ -63,12 +63,13 @@ impl Sizes {
         Sizes { ifs: (rings + 1, self.ifs.1), rings: (rings.max(2), ring_bytes), bufs: (slots + 2, self.bufs.1) }
     }
 
-    /// Returns the sizes of a region for a switch port of this shape and `extra` extra buffers, with room for four pipes of
-    /// the default size where these sizes allow it.
+    /// Returns the sizes of a region for a switch port of this shape and `extra` extra buffers, with room for four
+    /// pipes of the default size where these sizes allow it.
     pub(crate) fn for_switch_port(self, port: &EndpointShape, extra: u32) -> Sizes {
         let (rings, slots) = (port.all_rings(), port.all_slots());
         let needed = slots + rings + extra + 2;
-        // Buffers at distances of a power of two map to few sets of the CPU caches, and a switch touches every packet twice.
+        // Buffers at distances of a power of two map to few sets of the CPU caches, and a switch touches every packet
+        // twice.
         let size = if self.bufs.1.is_power_of_two() { (self.bufs.1 + CACHE_LINE).min(65536) } else { self.bufs.1 };
         let usual = Sizes {
             ifs: self.ifs,
@@ -95,7 +96,8 @@ pub(crate) struct Scope {
     pub(crate) netns: u64,
 }
 
-/// The daemon's number of a region. It is unique, unlike `mem_id`, the number that programs see, which is 1 for several.
+/// The daemon's number of a region. It is unique, unlike `mem_id`, the number that programs see, which is 1 for
+/// several.
 pub(crate) type RegionKey = u32;
 
 /// A region, and what is allocated in it.
@@ -210,8 +212,8 @@ impl RegionRecord {
         }
     }
 
-    /// Allocates a session's `netmap_if`, with a list of up to `extra` extra buffers. Returns it, its offset, and the number
-    /// of extra buffers in the list.
+    /// Allocates a session's `netmap_if`, with a list of up to `extra` extra buffers. Returns it, its offset, and the
+    /// number of extra buffers in the list.
     pub(crate) fn create_iface(&mut self, shape: &IfaceShape, extra: u32) -> Result<(Iface, u64, u32), Refusal> {
         let pool = self.region.geometry().ifs;
         if shape.rings.len() > Iface::max_rings(pool.size) {
@@ -236,8 +238,8 @@ impl RegionRecord {
         Ok((iface, offset, got))
     }
 
-    /// Frees a session's `netmap_if`, and the buffers that the program left in its list. `buffers_in_use` are the indexes
-    /// that rings of the region hold; `None` if the list is empty.
+    /// Frees a session's `netmap_if`, and the buffers that the program left in its list. `buffers_in_use` are the
+    /// indexes that rings of the region hold; `None` if the list is empty.
     pub(crate) fn free_iface(&mut self, iface: &Iface, offset: u64, extra: u32, buffers_in_use: Option<&[BufIdx]>) {
         if let Some(buffers_in_use) = buffers_in_use {
             let list = self.extra_list(iface);
@@ -249,8 +251,8 @@ impl RegionRecord {
         }
     }
 
-    /// Returns the list as the program left it. It may have a loop or indexes that are no buffer or another port's, so it
-    /// is read up to the first invalid index, and for at most as many steps as buffers are allocated.
+    /// Returns the list as the program left it. It may have a loop or indexes that are no buffer or another port's, so
+    /// it is read up to the first invalid index, and for at most as many steps as buffers are allocated.
     fn extra_list(&self, iface: &Iface) -> Vec<BufIdx> {
         let mut list = Vec::new();
         let mut idx = iface.bufs_head();

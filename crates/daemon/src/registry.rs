@@ -1,7 +1,7 @@
 //! The registry: which regions, ports and sessions exist. Only the daemon's main thread uses it, so it has no lock.
 //!
-//! The registry holds all ports in one map and treats them alike: it finds the buffers that they hold, and frees a region
-//! after its last port. The kinds of ports are defined in the module `ports`.
+//! The registry holds all ports in one map and treats them alike: it finds the buffers that they hold, and frees a
+//! region after its last port. The kinds of ports are defined in the module `ports`.
 
 mod regions;
 
@@ -156,10 +156,10 @@ impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
     }
 
     /// Makes every buffer of a region appear in one slot only. A process that is killed while it exchanges two buffers
-    /// leaves one of them in two slots, and the other in none. A slot of an unbound ring whose buffer is also in another
-    /// slot gets a free buffer, or the next session of the ring would share the buffer with another one. The buffer that
-    /// is in no slot may be in the hands of a running program at this moment, so it stays in quarantine until the region
-    /// ends.
+    /// leaves one of them in two slots, and the other in none. A slot of an unbound ring whose buffer is also in
+    /// another slot gets a free buffer, or the next session of the ring would share the buffer with another one. The
+    /// buffer that is in no slot may be in the hands of a running program at this moment, so it stays in quarantine
+    /// until the region ends.
     pub(crate) fn repair_buffers(&mut self, region: RegionKey) {
         let ports = || self.ports.values().map(|port| &**port).filter(|port| port.region() == region);
         let _paused = pause_exchanges(ports());

@@ -30,7 +30,8 @@ use crate::ports::{Daemon, nic, vale};
 use crate::requests::{self, Answer, Call, Lease, Leases, Reply, Then};
 use crate::tuning::server::{MAX_ACCEPTS, MAX_CONNECTIONS_OF_USER};
 
-/// Tokens of the event loop. Connections have even ones from `FIRST_TOKEN` on, the pidfds of their leases the odd ones after.
+/// Tokens of the event loop. Connections have even ones from `FIRST_TOKEN` on, the pidfds of their leases the odd ones
+/// after.
 const LISTENER: u64 = 0;
 const SIGNALS: u64 = 1;
 const FIRST_TOKEN: u64 = 2;
@@ -61,7 +62,8 @@ pub(crate) struct Server {
     next_token: u64,
     /// A descriptor that is given up for a moment to reject a client when no other is left.
     reserve: Option<File>,
-    /// The daemon's user. Besides root only this user may connect; if it is root, all users whom the socket's mode admits.
+    /// The daemon's user. Besides root only this user may connect; if it is root, all users whom the socket's mode
+    /// admits.
     owner: u32,
     started: Instant,
 }
@@ -269,8 +271,8 @@ impl Server {
     }
 
     /// Answers an invalid message with an error and closes the connection: what follows such a message may not be one.
-    /// A connection with a session stays open, and only a library of another release is answered: the descriptor may be in
-    /// a process that does not use netmap and just writes to it.
+    /// A connection with a session stays open, and only a library of another release is answered: the descriptor may be
+    /// in a process that does not use netmap and just writes to it.
     fn reject(&mut self, token: u64, errno: i32, why: &str) -> bool {
         let Some(client) = self.clients.get(&token) else { return false };
         let answer = Answer { errno, ..Default::default() };
@@ -334,8 +336,8 @@ impl Server {
     }
 }
 
-/// Sends an answer, with further messages for descriptors that do not fit one. It is an error if the client cannot receive
-/// it now, as that client does not read its answers.
+/// Sends an answer, with further messages for descriptors that do not fit one. It is an error if the client cannot
+/// receive it now, as that client does not read its answers.
 fn send(client: &Client, kind: Kind, answer: &Answer) -> io::Result<()> {
     let Answer { errno, lease, payload, fds } = answer;
     if wire::HEAD_BYTES + payload.len() > wire::MAX_REPLY {

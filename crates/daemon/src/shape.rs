@@ -94,7 +94,8 @@ impl EndpointShape {
         self.nic_pairs() + usize::from(self.host_tx_rings.max(self.host_rx_rings))
     }
 
-    /// The pair that ring `id` belongs to. `nic_rings` is the number of rings of that direction that are not host rings.
+    /// The pair that ring `id` belongs to. `nic_rings` is the number of rings of that direction that are not host
+    /// rings.
     pub(crate) fn pair(self, id: u16, nic_rings: u16) -> usize {
         id.checked_sub(nic_rings).map_or(usize::from(id), |host| self.nic_pairs() + usize::from(host))
     }

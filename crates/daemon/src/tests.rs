@@ -1,5 +1,5 @@
-//! Hostile clients: whatever they write into the memory that they map, and whatever they open and close, the daemon keeps
-//! running, its buffer counts add up, and clients that do not share that memory are not affected.
+//! Hostile clients: whatever they write into the memory that they map, and whatever they open and close, the daemon
+//! keeps running, its buffer counts add up, and clients that do not share that memory are not affected.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -76,8 +76,8 @@ fn poke(file: &File, at: u64, value: u32) {
 }
 
 impl Client {
-    /// Returns the offset of word `word` of a file. In a region it is in one of the client's own rings, in its interface or in
-    /// any buffer, unless `wild`.
+    /// Returns the offset of word `word` of a file. In a region it is in one of the client's own rings, in its
+    /// interface or in any buffer, unless `wild`.
     fn place(&self, file: usize, word: u32, wild: bool, buf_ofs: u64) -> u64 {
         let (at, len) = match (file, word % 8) {
             (0, _) if wild => (0, self.files[0].metadata().unwrap().len()),

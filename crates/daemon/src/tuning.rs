@@ -10,8 +10,8 @@ pub(crate) mod mediator {
     pub(crate) const MAX_SLEEP: Duration = Duration::from_millis(500);
     /// Longest time that a thread which is stopped waits for the interface to send.
     pub(crate) const EXIT_FLUSH_LIMIT: Duration = Duration::from_millis(20);
-    /// Slots moved at once: as many as the kernel sends in one call. Measured on veth, as a fraction of a direct sender's
-    /// rate: 0.75 with 64, 0.84 with 256; forwarding 0.41 and 0.87.
+    /// Slots moved at once: as many as the kernel sends in one call. Measured on veth, as a fraction of a direct
+    /// sender's rate: 0.75 with 64, 0.84 with 256; forwarding 0.41 and 0.87.
     pub(crate) const BATCH: u32 = 256;
     /// Sleep between polls of a fast stream.
     pub(crate) const REST: Duration = Duration::from_micros(50);
@@ -27,15 +27,15 @@ pub(crate) mod mediator {
 pub(crate) mod nic {
     use std::time::Duration;
 
-    /// Slots of a transmit ring for which the request says 0: enough to keep a link busy. The buffers of more slots, which all
-    /// begin at the same few positions of a CPU cache, evict each other.
+    /// Slots of a transmit ring for which the request says 0: enough to keep a link busy. The buffers of more slots,
+    /// which all begin at the same few positions of a CPU cache, evict each other.
     pub(crate) const DEFAULT_TX_SLOTS: u32 = 512;
     /// Slots of a receive ring for which the request says 0: room for packets that arrive while the program is busy.
     pub(crate) const DEFAULT_RX_SLOTS: u32 = 1024;
     /// Interval at which the kernel's programs are notified that the daemon runs.
     pub(crate) const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(200);
-    /// Time after the last such call for which the kernel's programs still redirect packets. Longer than the interval, so that
-    /// a daemon that is delayed keeps its interfaces.
+    /// Time after the last such call for which the kernel's programs still redirect packets. Longer than the interval,
+    /// so that a daemon that is delayed keeps its interfaces.
     pub(crate) const KEEPALIVE_TIMEOUT: Duration = Duration::from_millis(1750);
 
     const _: () = assert!(KEEPALIVE_TIMEOUT.as_millis() > KEEPALIVE_INTERVAL.as_millis());
@@ -53,7 +53,8 @@ pub(crate) mod server {
 pub(crate) mod node {
     use std::time::Duration;
 
-    /// Mounts: as many as CPUs within these bounds. A thread does not spin for a program that shares its mount with others.
+    /// Mounts: as many as CPUs within these bounds. A thread does not spin for a program that shares its mount with
+    /// others.
     pub(crate) const MIN_MOUNTS: usize = 4;
     pub(crate) const MAX_MOUNTS: usize = 16;
     /// Most open files of a user, as each can occupy a thread.
@@ -74,8 +75,8 @@ pub(crate) mod node {
 
     /// How long a poll is held.
     pub(crate) const HOLD: Duration = Duration::from_micros(300);
-    /// How long a thread spins on the rings before a poll is held: about the time until another CPU has woken this one and the
-    /// program runs.
+    /// How long a thread spins on the rings before a poll is held: about the time until another CPU has woken this one
+    /// and the program runs.
     pub(crate) const POLL_SPIN: Duration = Duration::from_micros(30);
     /// A thread that yields the CPU for longer than this shares it with other threads.
     pub(crate) const SHARED_CPU_YIELD: Duration = Duration::from_micros(20);
@@ -85,12 +86,12 @@ pub(crate) mod node {
     pub(crate) const MAX_HELD_OF_USER: usize = 4;
     /// Most polls held at a time.
     pub(crate) const MAX_HELD: usize = 32;
-    /// Threads whose last poll is remembered. If the numbers of two threads differ by a multiple of this, neither is held while
-    /// both poll.
+    /// Threads whose last poll is remembered. If the numbers of two threads differ by a multiple of this, neither is
+    /// held while both poll.
     pub(crate) const REMEMBERED_THREADS: usize = 4096;
 
-    /// How long the waker relies on doorbells. A peer that is killed, or hostile, between moving a position and notifying wakes
-    /// no other process.
+    /// How long the waker relies on doorbells. A peer that is killed, or hostile, between moving a position and
+    /// notifying wakes no other process.
     pub(crate) const RECHECK_INTERVAL: Duration = Duration::from_millis(500);
     /// How long after a poll that found something ready a file is armed for further changes.
     pub(crate) const LINGER: Duration = Duration::from_millis(1);

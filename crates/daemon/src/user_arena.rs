@@ -4,8 +4,8 @@
 //! 0         base of B             base of C                        BYTES
 //! | region A | (hole) | region B |  | region C |  (never touched)   |
 //! ```
-//! A program that opens the node (`/dev/netmap`) maps its memory before it selects a port: it maps this file. Offsets of a
-//! region are offsets in the file. The pages of a region are returned to the kernel when the region ends.
+//! A program that opens the node (`/dev/netmap`) maps its memory before it selects a port: it maps this file. Offsets
+//! of a region are offsets in the file. The pages of a region are returned to the kernel when the region ends.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,8 +1,8 @@
 //! The option EXTMEM: a region in memory of the program's.
 //!
 //! The program's library maps the region over that memory, once there is one. So the daemon trusts it no more than any
-//! other, and all that is left to do here is to lay it out as the program requested, and to fit it into the bytes that it
-//! has.
+//! other, and all that is left to do here is to lay it out as the program requested, and to fit it into the bytes that
+//! it has.
 
 use unetmap_abi::{NmreqOptExtmem, NmreqPoolsInfo};
 use unetmap_core::errno::{EINVAL, ENOMEM};
@@ -14,8 +14,8 @@ use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, Sizes};
 
-/// Returns the pools that `info` requests; sizes that it leaves at 0 are those of `default`. There may be fewer buffers than
-/// requested, if the memory is not larger.
+/// Returns the pools that `info` requests; sizes that it leaves at 0 are those of `default`. There may be fewer buffers
+/// than requested, if the memory is not larger.
 fn sizes(info: &NmreqPoolsInfo, default: Sizes) -> Result<Sizes, Refusal> {
     let or = |requested: u32, default: u32| if requested == 0 { default } else { requested };
     let pool = |(num, size): (u32, u32), default: (u32, u32)| (or(num, default.0), or(size, default.1));

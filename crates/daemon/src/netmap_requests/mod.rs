@@ -1,7 +1,7 @@
 //! netmap's requests (`NIOCCTRL`): each number and the function that answers it.
 //!
-//! To add a request: write its handler in the file of its subject, and add a row to [`HANDLERS`]. Numbers that are not in the
-//! table are refused as netmap refuses them.
+//! To add a request: write its handler in the file of its subject, and add a row to [`HANDLERS`]. Numbers that are not
+//! in the table are refused as netmap refuses them.
 
 mod extmem;
 mod info;
@@ -131,7 +131,8 @@ impl Call<'_> {
         self.request.body = body.as_bytes().to_vec();
     }
 
-    /// Answers a question about the port `name`. A port that does not exist is created for the moment, as `request` says.
+    /// Answers a question about the port `name`. A port that does not exist is created for the moment, as `request`
+    /// says.
     fn inspect<T>(
         &mut self,
         name: &str,

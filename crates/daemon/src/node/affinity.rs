@@ -1,13 +1,13 @@
 //! CPU affinity of the threads that answer requests: they run on the CPU of the program that makes the requests.
 //!
-//! If the answering thread is on the same CPU, the CPU goes to it when the program waits for the answer: two context switches.
-//! On another CPU it must be woken there, and wake the program in turn, each time with an interrupt and out of an idle CPU's
-//! sleep state. The scheduler prefers the idle CPU, though. So while requests come fast, the thread is pinned to the CPU where
-//! they come from, which is looked up once in a [`WINDOW`]. Otherwise it may run anywhere.
+//! If the answering thread is on the same CPU, the CPU goes to it when the program waits for the answer: two context
+//! switches. On another CPU it must be woken there, and wake the program in turn, each time with an interrupt and out
+//! of an idle CPU's sleep state. The scheduler prefers the idle CPU, though. So while requests come fast, the thread is
+//! pinned to the CPU where they come from, which is looked up once in a [`WINDOW`]. Otherwise it may run anywhere.
 //!
-//! That is good as long as no other program uses these CPUs. Otherwise each switch between the two may let a third thread run
-//! for milliseconds, and a thread that is not pinned finds a CPU sooner. So a thread that had to wait for its CPU is not
-//! pinned for a [`PAUSE`].
+//! That is good as long as no other program uses these CPUs. Otherwise each switch between the two may let a third
+//! thread run for milliseconds, and a thread that is not pinned finds a CPU sooner. So a thread that had to wait for
+//! its CPU is not pinned for a [`PAUSE`].
 
 use std::time::Instant;
 

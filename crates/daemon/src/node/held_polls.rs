@@ -5,20 +5,22 @@
 //! held:     poll ................... another file's request moves its rings: answered
 //! spinning: poll, a check of the rings, and another, and another: answered
 //! ```
-//! Letting a program sleep and waking it takes two requests, a doorbell and the waker's turn: several times as long as a poll
-//! that finds something. A held poll needs no doorbell. The threads that answer requests check the held polls of the same
-//! user after each request that may have moved their rings.
+//! Letting a program sleep and waking it takes two requests, a doorbell and the waker's turn: several times as long as
+//! a poll that finds something. A held poll needs no doorbell. The threads that answer requests check the held polls of
+//! the same user after each request that may have moved their rings.
 //!
-//! If the thread that answers a program's requests is pinned to the program's CPU (`affinity`), and serves no other program,
-//! it first spins on the rings itself, for [`POLL_SPIN`]: what the peer does in that time is found without waking a sleeping
-//! CPU, which takes as long. While it spins it yields the CPU to others. Spinning without success becomes rarer, too.
+//! If the thread that answers a program's requests is pinned to the program's CPU (`affinity`), and serves no other
+//! program, it first spins on the rings itself, for [`POLL_SPIN`]: what the peer does in that time is found without
+//! waking a sleeping CPU, which takes as long. While it spins it yields the CPU to others. Spinning without success
+//! becomes rarer, too.
 //!
-//! The peer may use another access method, or be a switch, and then no request of this node checks the poll. So a poll is held
-//! for [`HOLD`] and no longer; then the waker takes over. After a poll that was held without success the next of its file is
-//! not held, then the next two, four, up to [`MAX_BACKOFF`]; a held poll that the peer's request ended resets that.
+//! The peer may use another access method, or be a switch, and then no request of this node checks the poll. So a poll
+//! is held for [`HOLD`] and no longer; then the waker takes over. After a poll that was held without success the next
+//! of its file is not held, then the next two, four, up to [`MAX_BACKOFF`]; a held poll that the peer's request ended
+//! resets that.
 //!
-//! While a poll is held its program waits in the kernel, and gets no events of other files. So a poll is held only if its
-//! thread polled this file of the node last, and only while packets come.
+//! While a poll is held its program waits in the kernel, and gets no events of other files. So a poll is held only if
+//! its thread polled this file of the node last, and only while packets come.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
@@ -50,8 +52,8 @@ impl HeldPoll {
     }
 }
 
-/// Decides whether to attempt something with polls that find nothing: to hold them, or to spin. Two threads that change it at the
-/// same time may lose one change.
+/// Decides whether to attempt something with polls that find nothing: to hold them, or to spin. Two threads that change
+/// it at the same time may lose one change.
 #[derive(Default)]
 pub(super) struct Backoff {
     /// Polls that find nothing until the next attempt.
@@ -86,7 +88,8 @@ pub(super) fn is_none(ready: &Result<Interest, Error>) -> bool {
     matches!(ready, Ok(ready) if ready.is_none())
 }
 
-/// Checks the rings of a file until something is ready, for [`POLL_SPIN`] at most, and not after other threads had the CPU.
+/// Checks the rings of a file until something is ready, for [`POLL_SPIN`] at most, and not after other threads had the
+/// CPU.
 pub(super) fn spin_until_ready(file: &File, port: &Port, want: Interest) -> Result<Interest, Error> {
     let start = Instant::now();
     let mut last = start;
@@ -158,8 +161,8 @@ impl HeldPolls {
         Some(!std::mem::replace(&mut inner.ticking, true))
     }
 
-    /// After a request about `file`: takes out a poll of the same arena for which something is ready, or which failed. The
-    /// caller answers it, and calls again.
+    /// After a request about `file`: takes out a poll of the same arena for which something is ready, or which failed.
+    /// The caller answers it, and calls again.
     pub(super) fn take_ready(&self, file: &File) -> Option<(HeldPoll, Result<Interest, Error>)> {
         // A thread that holds a poll after this fence sees what the request moved; a poll held before it is counted.
         fence(Ordering::SeqCst);

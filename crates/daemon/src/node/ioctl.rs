@@ -104,8 +104,8 @@ impl Ioctl<'_> {
         }
     }
 
-    /// Lets the main thread answer the request; returns the error number and the completed request. A queue that the kernel has
-    /// not freed yet is requested again for a while.
+    /// Lets the main thread answer the request; returns the error number and the completed request. A queue that the
+    /// kernel has not freed yet is requested again for a while.
     fn answer_request(&self, request: NetmapRequest) -> Result<(i32, Option<NetmapRequest>), i32> {
         let start = Instant::now();
         loop {
@@ -150,8 +150,8 @@ impl Ioctl<'_> {
     }
 }
 
-/// Returns an error for options that need the library in the program's own memory, which the node does not have. Their status
-/// is set already.
+/// Returns an error for options that need the library in the program's own memory, which the node does not have. Their
+/// status is set already.
 fn unsupported_option(request: &NetmapRequest) -> Option<i32> {
     let needs_memory = |option: &Vec<u8>| matches!(kind_of(option), Some(NETMAP_REQ_OPT_EXTMEM | NETMAP_REQ_OPT_CSB));
     request.options.iter().any(needs_memory).then_some(EOPNOTSUPP)

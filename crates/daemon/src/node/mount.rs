@@ -5,10 +5,10 @@
 //!                 mount/K                     a directory, on which mount K is mounted
 //!                 mount/K/netmap              the file
 //! ```
-//! When a request arrives, the kernel wakes the thread that has waited longest for requests of that mount, wherever that
-//! thread runs. So each program uses a mount of its own, as long as there are enough, and the thread that answers it can stay
-//! on the program's CPU (`affinity`). A container that sees only the first mount (because it was passed before the others, or
-//! without them) finds the file at the same path, and uses the first mount.
+//! When a request arrives, the kernel wakes the thread that has waited longest for requests of that mount, wherever
+//! that thread runs. So each program uses a mount of its own, as long as there are enough, and the thread that answers
+//! it can stay on the program's CPU (`affinity`). A container that sees only the first mount (because it was passed
+//! before the others, or without them) finds the file at the same path, and uses the first mount.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -167,8 +167,8 @@ impl Shared {
         self.marks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until earlier requests of other mounts were read: a program that closes a file, and then requests through another
-    /// mount what the file had, must not find it busy.
+    /// Waits until earlier requests of other mounts were read: a program that closes a file, and then requests through
+    /// another mount what the file had, must not find it busy.
     fn catch_up(&self, mount: &Mount) {
         // A closed file counts as open until its RELEASE is read. Any file of a mount serves for the marker.
         let mut others: Vec<(Arc<Mount>, u32)> = Vec::new();
@@ -212,8 +212,8 @@ impl Shared {
         spawn(self, &mount).inspect_err(|_| self.mounts().all.retain(|other| other.number != number))
     }
 
-    /// Reads requests and answers quick ones, until one may take long, which is returned; another thread becomes the reader then.
-    /// `None`: the mount has ended.
+    /// Reads requests and answers quick ones, until one may take long, which is returned; another thread becomes the
+    /// reader then. `None`: the mount has ended.
     fn read_requests(
         self: &Arc<Shared>,
         mount: &Arc<Mount>,
@@ -257,7 +257,8 @@ impl Shared {
         }
     }
 
-    /// Answers a request, or returns it because that may take long. `near`: this thread is pinned to the CPU of the requests.
+    /// Answers a request, or returns it because that may take long. `near`: this thread is pinned to the CPU of the
+    /// requests.
     fn answer_quick(&self, mount: &Arc<Mount>, request: Request<'_>, near: bool) -> Option<SlowRequest> {
         let Request { unique, node, from, op } = request;
         let (dev, id) = (&mount.dev, || RequestId { mount: mount.clone(), unique });
@@ -402,8 +403,8 @@ impl Shared {
         Ok(sent)
     }
 
-    /// Opens a file for a user with open files. Returns `false` if the user has none, or so many that files closed meanwhile must be
-    /// counted first, unless that was done (`counted`).
+    /// Opens a file for a user with open files. Returns `false` if the user has none, or so many that files closed
+    /// meanwhile must be counted first, unless that was done (`counted`).
     fn open_again(&self, id: &RequestId, uid: u32, counted: bool) -> bool {
         let RequestId { mount, unique } = id;
         let mut files = self.files();

@@ -1,14 +1,14 @@
 //! The waker: it wakes programs that sleep on a file of the node when the file's rings move.
 //!
-//! A file is *armed* by a poll that found nothing ready: wakeups are requested from its peers, and the waker waits for its
-//! doorbells. When one is notified and something is ready, the waker lets the kernel's pollers poll again, and the file is no
-//! longer armed. Without armed files and interrupted requests the waker sleeps without a timeout. It also ends polls that were
-//! held too long (`held_polls`).
+//! A file is *armed* by a poll that found nothing ready: wakeups are requested from its peers, and the waker waits for
+//! its doorbells. When one is notified and something is ready, the waker lets the kernel's pollers poll again, and the
+//! file is no longer armed. Without armed files and interrupted requests the waker sleeps without a timeout. It also
+//! ends polls that were held too long (`held_polls`).
 //!
-//! Programs with edge-triggered epoll get events for what arrives while something is ready, and do not poll in between. The
-//! kernel does not show whether a program does that. So a file whose poll found something ready *lingers*: if no poll of it
-//! arrives within a millisecond, it is armed for further changes. A program that polls continuously never gets there, and its
-//! peer need not notify it.
+//! Programs with edge-triggered epoll get events for what arrives while something is ready, and do not poll in between.
+//! The kernel does not show whether a program does that. So a file whose poll found something ready *lingers*: if no
+//! poll of it arrives within a millisecond, it is armed for further changes. A program that polls continuously never
+//! gets there, and its peer need not notify it.
 
 use std::collections::HashMap;
 use std::io;
@@ -39,7 +39,8 @@ pub(super) struct PollWaker {
 #[derive(Default)]
 struct Inner {
     armed: HashMap<u64, Armed>,
-    /// When all armed files are checked, independently of doorbells. Set while there are any, and until the next such check.
+    /// When all armed files are checked, independently of doorbells. Set while there are any, and until the next such
+    /// check.
     recheck_at: Option<Instant>,
     /// Files that linger, and when they are checked.
     lingering: HashMap<u64, Arc<File>>,
@@ -68,8 +69,8 @@ impl PollWaker {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Arms a file for a program that is about to sleep until `want` is ready. If something is ready, returns it, and arms
-    /// nothing.
+    /// Arms a file for a program that is about to sleep until `want` is ready. If something is ready, returns it, and
+    /// arms nothing.
     pub(super) fn arm(&self, file: &Arc<File>, kh: u64, want: Interest) -> Result<Interest, Error> {
         let Some(port) = file.port() else { return Ok(Interest::NONE) };
         let mut inner = self.inner();

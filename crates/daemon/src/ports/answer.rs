@@ -61,7 +61,8 @@ impl Daemon {
     }
 }
 
-/// Returns the description of a ring, as far as it is the same for all kinds of ports. [`Port::describe_ring`] completes it.
+/// Returns the description of a ring, as far as it is the same for all kinds of ports. [`Port::describe_ring`]
+/// completes it.
 fn describe_ring(ring: &PortRing) -> BoundRing {
     let shape = ring.view.shape();
     BoundRing {
@@ -95,8 +96,8 @@ fn complete_register(endpoint: &Endpoint, record: &RegionRecord, request: &Nmreq
     }
 }
 
-/// Returns the contents of a session's `netmap_if`: the offsets of its rings, in netmap's order. Where there are no host
-/// rings the counts are 1, as in netmap.
+/// Returns the contents of a session's `netmap_if`: the offsets of its rings, in netmap's order. Where there are no
+/// host rings the counts are 1, as in netmap.
 pub(super) fn iface_shape(name: &str, endpoint: &Endpoint, binding: &Binding) -> IfaceShape {
     let offsets = |rings: &[PortRing], bound: &[usize], host_rings: u16| {
         let all = rings.iter().enumerate();

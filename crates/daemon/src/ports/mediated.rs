@@ -3,7 +3,8 @@
 //! ```text
 //! program == endpoint 0, channels, endpoint 1 == [thread for each ring pair] == interface, in a region of the daemon's
 //! ```
-//! The port is a pipe whose endpoint 1 the daemon has open. A thread exists for each ring pair that the program has bound.
+//! The port is a pipe whose endpoint 1 the daemon has open. A thread exists for each ring pair that the program has
+//! bound.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -89,7 +90,8 @@ pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(
         if running.map(MediatorThread::directions) == needed {
             continue;
         }
-        // The new sockets are opened before the old ones are closed, so that the queue stays open and no packet is lost.
+        // The new sockets are opened before the old ones are closed, so that the queue stays open and no packet is
+        // lost.
         let program = EndpointKey { port: port_key.clone(), index: 1 };
         let prepared = needed
             .map(|needed| mediator::prepare(daemon, &program, &key.interface, nic, (pair, pair.0), needed))

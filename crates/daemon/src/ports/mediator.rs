@@ -6,8 +6,8 @@
 //! switch  == switch port =================================== [thread] == interface
 //! ```
 //! A mediated port has a thread for each queue that the program has bound, and for each pair of host rings; an attached
-//! interface has one for each queue. To the thread both sides are ports like any other. It trusts what the program writes
-//! as little as any program does that shares a region.
+//! interface has one for each queue. To the thread both sides are ports like any other. It trusts what the program
+//! writes as little as any program does that shares a region.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -33,7 +33,8 @@ use crate::tuning::mediator::{
 /// The daemon's own lease number, which no client gets.
 pub(crate) const DAEMON_LEASE: u32 = u32::MAX;
 
-/// A pair of rings: the REGISTER mode that selects it (`NR_REG_ONE_NIC` or `NR_REG_ONE_SW`), and its number in that mode.
+/// A pair of rings: the REGISTER mode that selects it (`NR_REG_ONE_NIC` or `NR_REG_ONE_SW`), and its number in that
+/// mode.
 pub(crate) type RingPair = (u32, u16);
 
 /// A running thread.
@@ -115,8 +116,8 @@ pub(crate) fn stop(daemon: &mut Daemon, threads: impl IntoIterator<Item = Mediat
     sessions.into_iter().for_each(|session| daemon.close(session));
 }
 
-/// Opens both sides of a ring pair: the interface's, and that of the endpoint `program` that faces it. `program_mode` selects
-/// the pair there.
+/// Opens both sides of a ring pair: the interface's, and that of the endpoint `program` that faces it. `program_mode`
+/// selects the pair there.
 pub(crate) fn prepare(
     daemon: &mut Daemon,
     program: &EndpointKey,
@@ -252,8 +253,8 @@ struct Moved {
     back: u32,
 }
 
-/// Whether to sleep before the interface is polled again, as the library does for a program: if packets arrive fast, but not
-/// so fast that the ring could overflow. `back` slots arrived in `time`.
+/// Whether to sleep before the interface is polled again, as the library does for a program: if packets arrive fast,
+/// but not so fast that the ring could overflow. `back` slots arrived in `time`.
 fn should_rest(back: u32, time: Duration, interface: &Port) -> bool {
     let expected = u128::from(back) * REST_MAX.as_nanos() / time.as_nanos().max(1);
     let room = interface.rx_rings().first().map_or(0, Ring::num_slots);
@@ -301,8 +302,8 @@ fn sleep(program: &Port, interface: &Port) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the events of a port that allow a packet to be moved: received packets if the `other` side has room for them, and
-/// room if that side has received packets.
+/// Returns the events of a port that allow a packet to be moved: received packets if the `other` side has room for
+/// them, and room if that side has received packets.
 fn needed_events(other: &Port) -> Interest {
     let mut needed = Interest::NONE;
     if other.tx_rings().first().is_some_and(|ring| !ring.is_empty()) {

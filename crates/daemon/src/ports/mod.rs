@@ -7,8 +7,8 @@
 //! unbind           the session is closed
 //! release          no session has it open: it leaves the registry, and its rings and buffers are freed
 //! ```
-//! To add a kind: write a module with the port's type and its [`Port`] implementation, and add the kind to [`PortKey`] and
-//! to the functions of this file that match it.
+//! To add a kind: write a module with the port's type and its [`Port`] implementation, and add the kind to [`PortKey`]
+//! and to the functions of this file that match it.
 
 mod answer;
 pub(crate) mod mediated;
@@ -150,8 +150,8 @@ pub(crate) trait Port: PortRecord + Any {
 
     fn describe(&self, index: usize) -> Description<'_>;
 
-    /// Completes the description of a ring for a client. Returns the descriptor through which the client reaches the other side:
-    /// the peer's doorbell, or the interface's socket.
+    /// Completes the description of a ring for a client. Returns the descriptor through which the client reaches the
+    /// other side: the peer's doorbell, or the interface's socket.
     fn describe_ring<'a>(
         &'a self,
         daemon: &Daemon,

@@ -1,9 +1,10 @@
 //! Monitors: ports that see the packets which cross the rings of another port.
 //!
-//! A monitor is a port with one session. The watched port's sync copies packets to mirror rings, one for each watched ring,
-//! with a channel and a ring state of the same number (see `unetmap_core::sync::mirror`); the monitor's sync moves them on to its receive
-//! rings. A monitor that copies has a region of its own, and its mirror rings are in memory that it shares with the watched
-//! programs only. A zero-copy monitor and its mirror rings lie in the watched port's region.
+//! A monitor is a port with one session. The watched port's sync copies packets to mirror rings, one for each watched
+//! ring, with a channel and a ring state of the same number (see `unetmap_core::sync::mirror`); the monitor's sync
+//! moves them on to its receive rings. A monitor that copies has a region of its own, and its mirror rings are in
+//! memory that it shares with the watched programs only. A zero-copy monitor and its mirror rings lie in the watched
+//! port's region.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -176,8 +177,8 @@ fn watched_rings(endpoint: &Endpoint, request: &NmreqRegister) -> Vec<WatchedRin
     of_direction(tx, true, NR_MONITOR_TX).chain(of_direction(rx, false, NR_MONITOR_RX)).collect()
 }
 
-/// Returns the shape of a monitor: one transmit ring, which programs expect, and as many receive rings as the port has in
-/// the direction that has more.
+/// Returns the shape of a monitor: one transmit ring, which programs expect, and as many receive rings as the port has
+/// in the direction that has more.
 fn monitor_shape(watched: &Endpoint, request: &NmreqRegister) -> EndpointShape {
     let slots = |requested: u32, of_port: Slots| match requested {
         0 => Slots::new(of_port.get().min(MAX_SLOTS)).unwrap_or(of_port),
@@ -320,7 +321,8 @@ fn is_session_of(session: &Session, at: &EndpointKey) -> bool {
     session.port == at.port && session.endpoint == at.index
 }
 
-/// Ends the monitors of an endpoint that has ended or been closed: they deliver what their mirror rings hold, and then fail.
+/// Ends the monitors of an endpoint that has ended or been closed: they deliver what their mirror rings hold, and then
+/// fail.
 pub(super) fn end_monitors(daemon: &mut Daemon, watched: &EndpointKey) {
     for monitor in daemon.registry.all_mut::<Monitor>().filter(|monitor| monitor.watches(watched)) {
         monitor.watched_ended = true;
@@ -505,8 +507,8 @@ impl Port for Monitor {
         self.endpoint.unbind(binding, None, None);
     }
 
-    /// A sync that runs may still use mirror rings in the watched port's region: it holds the lock of a watched ring, and has
-    /// not observed the new list.
+    /// A sync that runs may still use mirror rings in the watched port's region: it holds the lock of a watched ring,
+    /// and has not observed the new list.
     fn is_releasable(&self, daemon: &Daemon) -> bool {
         let Ok((endpoint, _)) = daemon.registry.endpoint(&self.watched) else { return true };
         let not_observed = |ring: &WatchedRing| {

@@ -93,8 +93,8 @@ pub(super) fn find_or_create(
     Ok(at)
 }
 
-/// Returns the region of a parent that is no interface opened directly. It is created if the parent has no pipe yet, large
-/// enough for a first pipe of this shape.
+/// Returns the region of a parent that is no interface opened directly. It is created if the parent has no pipe yet,
+/// large enough for a first pipe of this shape.
 fn region_of_parent(
     daemon: &mut Daemon,
     scope: Scope,

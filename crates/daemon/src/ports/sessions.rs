@@ -143,8 +143,8 @@ impl Daemon {
             record.free_iface(&session.iface, session.iface_offset, session.extra, has_list.then_some(&in_use[..]));
             record.sessions = record.sessions.saturating_sub(1);
         }
-        // A process that exchanges buffers between two ports has them in both until both sessions are closed: until then
-        // no exchange was interrupted.
+        // A process that exchanges buffers between two ports has them in both until both sessions are closed: until
+        // then no exchange was interrupted.
         let same_process = |other: &Session| other.region == session.region && other.pid == session.pid;
         if !self.registry.sessions.values().any(same_process) {
             self.registry.repair_buffers(session.region);

@@ -18,8 +18,8 @@ pub(crate) struct PortSnapshot {
     /// Switch port: the user that the switch belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uid: Option<u32>,
-    /// Switch port: the number of the thread that forwards what it sends, and the processor on which that thread is or was
-    /// last.
+    /// Switch port: the number of the thread that forwards what it sends, and the processor on which that thread is or
+    /// was last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) thread: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]

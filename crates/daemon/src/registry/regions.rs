@@ -60,8 +60,8 @@ impl Regions {
         self.all.values()
     }
 
-    /// Returns the region that programs of `scope` call `mem_id`. `netns` is the caller's network namespace, to which the
-    /// region of interfaces (1) belongs.
+    /// Returns the region that programs of `scope` call `mem_id`. `netns` is the caller's network namespace, to which
+    /// the region of interfaces (1) belongs.
     pub(crate) fn by_number(&self, mem_id: u16, scope: Scope, netns: u64) -> Result<RegionKey, Refusal> {
         let is_own = |record: &&RegionRecord| match record.mem_id {
             1 => record.scope == (Scope { netns, ..scope }),

@@ -1,7 +1,7 @@
 //! The messages of the control socket: each kind and the function that answers it.
 //!
-//! To add a kind: write its handler in the file of its subject, and add a row to [`HANDLERS`]. The requests' types, with
-//! their encoding, are in the library that clients use, too.
+//! To add a kind: write its handler in the file of its subject, and add a row to [`HANDLERS`]. The requests' types,
+//! with their encoding, are in the library that clients use, too.
 
 mod knobs;
 mod lease;

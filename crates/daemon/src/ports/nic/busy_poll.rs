@@ -1,7 +1,7 @@
 //! Busy polling: whether system calls on an interface's sockets poll its queues themselves.
 //!
-//! It is set for an interface, by the same users and for as long as a filter (`filter`). Sockets get it when they are opened,
-//! so that it is the same for all programs that share one.
+//! It is set for an interface, by the same users and for as long as a filter (`filter`). Sockets get it when they are
+//! opened, so that it is the same for all programs that share one.
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! Settings of interfaces: filters, which select the frames that enter the port (the others stay with the kernel), and busy
-//! polling. And the request that sets and shows them (`unetmap nic`).
+//! Settings of interfaces: filters, which select the frames that enter the port (the others stay with the kernel), and
+//! busy polling. And the request that sets and shows them (`unetmap nic`).
 //!
 //! ```text
 //! set by      root, or a user who may open the interface directly, unless another user has it open
@@ -7,10 +7,11 @@
 //! in force    filter: while an XDP program is attached; busy polling: for sockets that are opened from then on
 //! removed     by request, or when the interface is deleted or moved to another namespace
 //! ```
-//! A mediated user sets none: the XDP program and the interface are the daemon's then, and the program can ignore frames.
+//! A mediated user sets none: the XDP program and the interface are the daemon's then, and the program can ignore
+//! frames.
 //!
-//! The watch of these interfaces does not keep their namespaces alive: perhaps no process is left in them that could remove
-//! the setting.
+//! The watch of these interfaces does not keep their namespaces alive: perhaps no process is left in them that could
+//! remove the setting.
 
 use std::collections::BTreeMap;
 use std::io;

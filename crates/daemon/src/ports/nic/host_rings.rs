@@ -4,9 +4,9 @@
 //!  the interface's namespace                              a namespace of its own
 //!  stack -- interface == tcx == near end ---- veth ---- far end, queue k: a socket, host rings k
 //! ```
-//! The daemon and programs use the far end like any other interface. Its sockets have the same UMEM, so that a packet moves
-//! between interface and host by an exchange of two buffer indexes. The near end is in the interface's namespace, because
-//! frames can be redirected only there; no other frames pass it.
+//! The daemon and programs use the far end like any other interface. Its sockets have the same UMEM, so that a packet
+//! moves between interface and host by an exchange of two buffer indexes. The near end is in the interface's namespace,
+//! because frames can be redirected only there; no other frames pass it.
 //!
 //! ```text
 //! bound rings                                                   frames that the host sends
@@ -103,8 +103,8 @@ impl HostRings {
         }
     }
 
-    /// Opens a queue of the far end, whose interface index this function completes in `queue`. The socket shares the UMEM
-    /// registration of `shared`.
+    /// Opens a queue of the far end, whose interface index this function completes in `queue`. The socket shares the
+    /// UMEM registration of `shared`.
     pub(super) fn bind_socket(&self, queue: Queue, umem: Umem, shared: Option<BorrowedFd<'_>>) -> io::Result<Xsk> {
         let Some(veth) = &self.veth else { return Err(io::ErrorKind::NotFound.into()) };
         let queue = Queue { ifindex: veth.far, ..queue };

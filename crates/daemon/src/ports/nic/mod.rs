@@ -1,4 +1,5 @@
-//! Interfaces: an AF_XDP socket for each queue that a session has bound, and the XDP program that redirects packets to it.
+//! Interfaces: an AF_XDP socket for each queue that a session has bound, and the XDP program that redirects packets to
+//! it.
 //!
 //! ```text
 //! queue i    bound by a session     one socket, bound to queue i; its UMEM is the buffer pool of the region
@@ -273,7 +274,8 @@ impl Nic {
         self.queues.iter_mut().for_each(|queue| *queue = None);
     }
 
-    /// The interface's state or settings changed. Waiting programs are woken: a link that was down may send packets now.
+    /// The interface's state or settings changed. Waiting programs are woken: a link that was down may send packets
+    /// now.
     fn changed(&mut self, link: &Link) {
         tracing::debug!(name = link.name, up = link.up, carrier = link.carrier, mtu = link.mtu, "interface changed");
         let frags = self.xdp_config.is_none_or(|xdp_config| xdp_config.frags);
@@ -362,7 +364,8 @@ impl PortRecord for Nic {
         BufferRepair::Slots(None)
     }
 
-    /// The process may have exited between moving a position of the socket and recording it: the socket's position counts.
+    /// The process may have exited between moving a position of the socket and recording it: the socket's position
+    /// counts.
     fn break_locks(&self, lease: u32) -> usize {
         let state_page = &self.endpoint.state_page;
         for ring in self.endpoint.rings() {

@@ -79,8 +79,8 @@ pub(crate) fn admitted_interface(
     Ok(Some((daemon.interface_scope(caller), access)))
 }
 
-/// Refuses to disconnect the host: to take all received packets from an interface that carries a default route. Allowed are
-/// ports that leave the host its packets (host rings, a filter, the knob `fwd`), and requests with `FORCE`.
+/// Refuses to disconnect the host: to take all received packets from an interface that carries a default route. Allowed
+/// are ports that leave the host its packets (host rings, a filter, the knob `fwd`), and requests with `FORCE`.
 pub(crate) fn check_default_route(
     daemon: &mut Daemon,
     spec: &PortSpec,
@@ -230,7 +230,8 @@ pub(crate) fn find(registry: &Registry, netns: u64, index: u32) -> Option<&Nic> 
     registry.all::<Nic>().find(|nic| nic.key.netns == netns && nic.key.index == index && !nic.gone)
 }
 
-/// Closes the watch of a namespace in which no interface is open. A watch keeps the namespace alive, with all that is in it.
+/// Closes the watch of a namespace in which no interface is open. A watch keeps the namespace alive, with all that is
+/// in it.
 pub(crate) fn unwatch_if_unused(daemon: &mut Daemon, netns: u64) {
     let is_used = daemon.registry.all::<Nic>().any(|nic| nic.key.netns == netns);
     if !is_used && !daemon.vale.attached.is_hidden_namespace(netns) {
@@ -270,8 +271,8 @@ pub(crate) fn links_changed(daemon: &mut Daemon, netns: u64) {
     }
 }
 
-/// Notifies the kernel's programs that the daemon runs, if the interval has passed. Returns the time until the next call is due;
-/// `None`: no interface is open.
+/// Notifies the kernel's programs that the daemon runs, if the interval has passed. Returns the time until the next
+/// call is due; `None`: no interface is open.
 pub(crate) fn keep_alive(daemon: &mut Daemon) -> Option<Duration> {
     let state = &mut daemon.nics;
     if daemon.registry.all::<Nic>().next().is_none() {

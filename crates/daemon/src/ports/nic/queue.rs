@@ -1,7 +1,7 @@
 //! An open queue of an interface or of its host rings: the socket, and the positions of its rings.
 //!
-//! A new socket starts at position 0, with every buffer of the receive ring offered. The slots name all buffers of the port,
-//! including those that the kernel holds, so closing the socket is enough to get these back.
+//! A new socket starts at position 0, with every buffer of the receive ring offered. The slots name all buffers of the
+//! port, including those that the kernel holds, so closing the socket is enough to get these back.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -26,8 +26,8 @@ pub(crate) struct OpenQueue {
 }
 
 impl OpenQueue {
-    /// Maps the rings of a new socket for `tx`, whose words in `sent` begin at `first`, and for `rx`. Received packets leave
-    /// `headroom` bytes of their buffers free.
+    /// Maps the rings of a new socket for `tx`, whose words in `sent` begin at `first`, and for `rx`. Received packets
+    /// leave `headroom` bytes of their buffers free.
     pub(crate) fn start(
         socket: Xsk,
         (umem, headroom): (&Umem, u32),

@@ -1,5 +1,5 @@
-//! Switch ports that no program has open: attached interfaces, and persistent ports, which are network interfaces of the
-//! host.
+//! Switch ports that no program has open: attached interfaces, and persistent ports, which are network interfaces of
+//! the host.
 //!
 //! ```text
 //! switch == port valeS:IF == [thread for each queue] == interface IF              attached
@@ -8,8 +8,8 @@
 //! ```
 //! To the switch such a port is like any other. On its other side is a mediator thread, as for mediated interfaces.
 //!
-//! A persistent port is a veth pair. Its hidden end is in the *hidden network namespace*, which only the daemon has open: the
-//! namespace ends with the daemon, and both ends of the pair with it.
+//! A persistent port is a veth pair. Its hidden end is in the *hidden network namespace*, which only the daemon has
+//! open: the namespace ends with the daemon, and both ends of the pair with it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -178,8 +178,8 @@ fn host_key(key: &ValeKey) -> ValeKey {
     ValeKey { port: format!("{}{HOST_SUFFIX}", key.port), ..key.clone() }
 }
 
-/// Creates a switch port for the interface, or for its host rings, in region `mem_id` (0: one of its own), and starts the
-/// threads.
+/// Creates a switch port for the interface, or for its host rings, in region `mem_id` (0: one of its own), and starts
+/// the threads.
 fn connect(
     daemon: &mut Daemon,
     key: &ValeKey,
@@ -333,8 +333,8 @@ pub(crate) fn delete_persistent(daemon: &mut Daemon, name: &str, caller: &Caller
     Ok(())
 }
 
-/// Lets processors of their own poll an attached interface: one processor all queues, or, from the first queue on, each queue
-/// the processor of its number, as netmap does. Other queues are served as before.
+/// Lets processors of their own poll an attached interface: one processor all queues, or, from the first queue on, each
+/// queue the processor of its number, as netmap does. Other queues are served as before.
 pub(crate) fn start_polling(
     daemon: &mut Daemon,
     name: &str,
@@ -356,8 +356,8 @@ pub(crate) fn start_polling(
     Ok(())
 }
 
-/// Returns the first and the last processor that `request` selects for an interface with `rings` receive rings, and whether
-/// each of them polls the queue of its number.
+/// Returns the first and the last processor that `request` selects for an interface with `rings` receive rings, and
+/// whether each of them polls the queue of its number.
 fn polling_cpus(request: &NmreqValePolling, rings: usize) -> Result<(u32, u32, bool), Refusal> {
     let (first, count) = (request.nr_first_cpu_id, request.nr_num_polling_cpus);
     let available = process::cpus_allowed();
@@ -470,7 +470,8 @@ fn close_hidden_namespace_if_unused(daemon: &mut Daemon) {
     }
 }
 
-/// Returns the persistent port that an interface of the caller's namespace is the visible end of, wherever it was created.
+/// Returns the persistent port that an interface of the caller's namespace is the visible end of, wherever it was
+/// created.
 fn find_persistent<'a>(
     state: &'a AttachedState,
     link: &Link,

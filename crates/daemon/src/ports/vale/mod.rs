@@ -1,8 +1,8 @@
 //! Switch ports, and the switches that they form.
 //!
-//! A switch exists as long as it has ports, its threads as long as there are switches. A thread has a snapshot of each switch
-//! of which it serves a port. Each change publishes new snapshots to all threads, and waits until they no longer use the old
-//! ones (`workers`).
+//! A switch exists as long as it has ports, its threads as long as there are switches. A thread has a snapshot of each
+//! switch of which it serves a port. Each change publishes new snapshots to all threads, and waits until they no longer
+//! use the old ones (`workers`).
 
 pub(crate) mod attached;
 mod requests;
@@ -110,8 +110,8 @@ struct Switch {
 }
 
 impl ValePort {
-    /// Packets that the ring dropped: of a transmit ring packets that reached no port, of a receive ring packets that it had
-    /// no room for.
+    /// Packets that the ring dropped: of a transmit ring packets that reached no port, of a receive ring packets that
+    /// it had no room for.
     fn dropped(&self, transmit: bool, ring: u16) -> u64 {
         match transmit {
             true => self.switch_side.tx_drops(ring.into()).iter().sum(),
@@ -285,8 +285,8 @@ pub(super) fn key_of(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result
     Ok(ValeKey { scope: daemon.scope(caller), switch: switch.into(), port: port.into() })
 }
 
-/// Finds a port of a switch: by name, or, without a name, the next one from the numbers in `request` on. The number of a port
-/// that does not exist is [`NO_PORT`].
+/// Finds a port of a switch: by name, or, without a name, the next one from the numbers in `request` on. The number of
+/// a port that does not exist is [`NO_PORT`].
 pub(crate) fn list_next(
     daemon: &Daemon,
     name: &str,
@@ -507,8 +507,8 @@ impl ValeState {
         self.switches.get(&port.key.switch_key())?.threads.get(usize::from(port.index())).copied()?
     }
 
-    /// Publishes the switches to the threads, and waits until no thread uses an older state. Starts the threads for the first
-    /// switch, and stops them after the last.
+    /// Publishes the switches to the threads, and waits until no thread uses an older state. Starts the threads for the
+    /// first switch, and stops them after the last.
     fn publish(&mut self) -> Result<(), Refusal> {
         if self.switches.is_empty() {
             self.workers.stop();

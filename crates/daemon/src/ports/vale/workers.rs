@@ -5,11 +5,11 @@
 //! plan            how many, and where: the configuration file's, until the daemon's owner sets another
 //! balance         a new port goes to the thread with the fewest rings; a port moves if that makes them more even
 //! ```
-//! A change is published to all threads before the main thread waits for any of them. When it has waited for all, no thread
-//! uses the state before.
+//! A change is published to all threads before the main thread waits for any of them. When it has waited for all, no
+//! thread uses the state before.
 //!
-//! Two threads may serve a port that moves for a moment, as each ring is served under its own lock. The old thread may clear
-//! the doorbell that was to wake the new one, so the doorbell is rung again after all threads have the new state.
+//! Two threads may serve a port that moves for a moment, as each ring is served under its own lock. The old thread may
+//! clear the doorbell that was to wake the new one, so the doorbell is rung again after all threads have the new state.
 
 use std::io;
 use std::sync::Arc;
@@ -79,8 +79,8 @@ impl Workers {
         Ok(self.running.len().min(wanted))
     }
 
-    /// Publishes to each thread the snapshots that `snapshots` returns for its number, and stops the threads that are no
-    /// longer in the plan. If it returns `true`, no thread uses anything that is in no snapshot.
+    /// Publishes to each thread the snapshots that `snapshots` returns for its number, and stops the threads that are
+    /// no longer in the plan. If it returns `true`, no thread uses anything that is in no snapshot.
     pub(super) fn publish(&mut self, snapshots: impl Fn(usize) -> Vec<SwitchSnapshot>) -> bool {
         let since = Instant::now();
         let published: Vec<u64> =
@@ -139,8 +139,8 @@ impl Worker {
     }
 }
 
-/// Assigns one of `threads` threads to each port without one, and moves other ports as long as that makes the threads' rings
-/// more even. A port whose thread no longer exists counts as without one.
+/// Assigns one of `threads` threads to each port without one, and moves other ports as long as that makes the threads'
+/// rings more even. A port whose thread no longer exists counts as without one.
 pub(super) fn balance(ports: &mut [PortLoad], threads: usize) {
     let mut rings = vec![0; threads.max(1)];
     let mut new = Vec::new();
@@ -158,8 +158,8 @@ pub(super) fn balance(ports: &mut [PortLoad], threads: usize) {
     }
     loop {
         let to = least(&rings);
-        // Half of what a move subtracts from the sum of squares. It is 0 unless the port's thread has more rings than the
-        // other by more than the port's rings.
+        // Half of what a move subtracts from the sum of squares. It is 0 unless the port's thread has more rings than
+        // the other by more than the port's rings.
         let gain = |port: &PortLoad| {
             let more = rings[port.thread.unwrap_or(to)] - rings[to];
             port.rings * more.saturating_sub(port.rings)
