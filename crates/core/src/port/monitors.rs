@@ -25,10 +25,10 @@ impl Port {
     pub(crate) fn renew_monitors(&self) {
         let rings = || self.tx.iter().map(|ring| (0, ring)).chain(self.rx.iter().map(|ring| (1, ring)));
         // Read before the request: a change after it makes the list stale again.
-        let notices: Vec<u32> = rings().map(|(_, ring)| ring.inner.state().status() & !OWNED_BY_SYNC_LOOP).collect();
+        let statuses: Vec<u32> = rings().map(|(_, ring)| ring.inner.state().status() & !OWNED_BY_SYNC_LOOP).collect();
         let mut all = mirror::map_monitors(self.monitors(), Some(self.shared_region()));
-        for ((dir, ring), notice) in rings().zip(notices) {
-            mirror::assign(&mut all, (dir, ring.id()), &ring.inner.mirrors, notice);
+        for ((dir, ring), status) in rings().zip(statuses) {
+            mirror::assign(&mut all, (dir, ring.id()), &ring.inner.mirrors, status);
         }
     }
 

@@ -19,7 +19,7 @@ use crate::sync::WallTime;
 use crate::tuning::{FAST_PEEKS, PAUSES_PER_PEEK};
 
 impl Port {
-    /// The start of a poll for packets, at a port with one ring each way, both of a pipe and without a notice: sends new
+    /// The start of a poll for packets, at a port with one ring each way, both of a pipe and with status 0: sends new
     /// slots, releases those that were read, and peeks for packets. Returns `true` if there are some. Returns `false` if
     /// none arrived soon, or something else has to be done; the normal poll then does all that has not been done.
     #[inline(always)]

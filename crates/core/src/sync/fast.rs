@@ -128,7 +128,7 @@ impl SyncRing {
         true
     }
 
-    /// Returns `hwcur` and `hwtail` if the program has read everything, its pointers are valid, and no notice, invalid peer
+    /// Returns `hwcur` and `hwtail` if the program has read everything, its pointers are valid, and no status, invalid peer
     /// position or forwarding needs the normal path. The caller has the right to sync.
     #[inline(always)]
     fn fully_read(&self) -> Option<(Pos, Pos)> {
@@ -140,7 +140,7 @@ impl SyncRing {
         (empty && is_normal).then_some((hwcur, hwtail))
     }
 
-    /// Takes the right to sync a ring without a notice, as its owner if possible.
+    /// Takes the right to sync a ring with status 0, as its owner if possible.
     #[inline(always)]
     pub(super) fn begin_sync<'r>(&self, state: &'r SyncState, lease: u32) -> Option<SyncGuard<'r>> {
         let thread = process::this_thread();

@@ -13,7 +13,7 @@
 //! has been sent or released, its buffer moves to the mirror ring, and the buffer there takes its place
 //! (`NS_BUF_CHANGED`).
 //!
-//! The daemon decides which monitors a port has. A word that each sync loads anyway, the notice, contains the monitor
+//! The daemon decides which monitors a port has. A word that each sync loads anyway, the status, contains the monitor
 //! generation; when it changes, the sync stops until its caller has renewed the list. Ports that the daemon runs itself
 //! read it from a [`MonitorList`].
 
@@ -186,12 +186,12 @@ impl MirrorTx {
 /// The mirror rings of a ring's monitors, as of the last renewal.
 #[derive(Default)]
 pub struct MirrorSet {
-    /// The notice at the last renewal.
-    notice: AtomicU32,
+    /// The status at the last renewal.
+    status: AtomicU32,
     /// Whether any mirror ring gets copies, and whether any gets buffers.
     has_copy: AtomicBool,
     has_zero_copy: AtomicBool,
-    /// Whether the list counts as current for any notice.
+    /// Whether the list counts as current for any status.
     accepts_stale: AtomicBool,
     /// Whether the list's lock was given up: see [`MIRROR_LOCK_LIMIT`].
     stuck: AtomicBool,
@@ -201,10 +201,10 @@ pub struct MirrorSet {
 type Mirrors = Arc<Vec<Arc<MirrorTx>>>;
 
 impl MirrorSet {
-    /// Whether the list is current for `notice`.
+    /// Whether the list is current for `status`.
     #[inline(always)]
-    pub fn is_current(&self, notice: u32) -> bool {
-        self.notice.load(Relaxed) == notice || self.accepts_stale.load(Relaxed) && !self.any_zero_copy()
+    pub fn is_current(&self, status: u32) -> bool {
+        self.status.load(Relaxed) == status || self.accepts_stale.load(Relaxed) && !self.any_zero_copy()
     }
 
     /// Calls `sync`; the list counts as current meanwhile, unless a monitor is zero-copy.
@@ -261,7 +261,7 @@ impl MirrorSet {
     }
 
     /// Replaces the list. Mirror rings of monitors that were in it before are kept, with their state.
-    fn replace(&self, new: Vec<MirrorTx>, notice: u32) {
+    fn replace(&self, new: Vec<MirrorTx>, status: u32) {
         let old = self.lock().map(|list| list.clone()).unwrap_or_default();
         let kept = |mirror: MirrorTx| {
             let known = old.iter().find(|known| known.id == mirror.id);
@@ -273,7 +273,7 @@ impl MirrorSet {
         if let Some(mut list) = self.lock() {
             *list = new;
         }
-        self.notice.store(notice, Relaxed);
+        self.status.store(status, Relaxed);
     }
 }
 
@@ -307,8 +307,8 @@ pub fn map_monitors(monitors: Vec<Monitor>, own: Option<&Arc<Region>>) -> Vec<(M
 }
 
 /// Moves the mirror rings of ring `id` of the direction `dir` (0 transmit, 1 receive) from `all` to its set.
-pub fn assign(all: &mut Vec<(MirroredRing, MirrorTx)>, (dir, id): (u16, u16), to: &MirrorSet, notice: u32) {
+pub fn assign(all: &mut Vec<(MirroredRing, MirrorTx)>, (dir, id): (u16, u16), to: &MirrorSet, status: u32) {
     let own = all.extract_if(.., |(ring, _)| (ring.dir, ring.id) == (dir, id));
     let own = own.map(|(_, mirror)| mirror).collect();
-    to.replace(own, notice);
+    to.replace(own, status);
 }

@@ -186,17 +186,17 @@ impl SyncRing {
         self.invalid_index.store(moved.unwrap_or(NO_INDEX), Relaxed);
     }
 
-    /// Returns what prevents a normal sync, according to the notice that the daemon set.
+    /// Returns what prevents a normal sync, according to the status word that the daemon set.
     #[cold]
-    fn check_notice(&self, notice: u32, by_loop: bool) -> Option<SyncError> {
-        if notice & PORT_REMOVED != 0 {
+    fn check_status(&self, status: u32, by_loop: bool) -> Option<SyncError> {
+        if status & PORT_REMOVED != 0 {
             let packets_left = self.backend.rx().is_some_and(|rx| rx.has_packets_left(self.ready()));
             return (!packets_left).then_some(SyncError::Ended);
         }
-        if notice & OWNED_BY_SYNC_LOOP != 0 && !by_loop {
+        if status & OWNED_BY_SYNC_LOOP != 0 && !by_loop {
             return Some(SyncError::OwnedBySyncLoop);
         }
-        (!self.mirrors.is_current(notice & !OWNED_BY_SYNC_LOOP)).then_some(SyncError::MonitorsChanged)
+        (!self.mirrors.is_current(status & !OWNED_BY_SYNC_LOOP)).then_some(SyncError::MonitorsChanged)
     }
 
     /// Syncs the ring for the process that holds `lease`. Skips a ring that another thread or process is syncing. `now` is
@@ -233,21 +233,21 @@ impl SyncRing {
         on_release: Option<OnRelease<'_>>,
     ) -> Result<(), SyncError> {
         let state = self.state();
-        let notice = state.status();
-        if notice != 0
-            && let Some(error) = self.check_notice(notice, csb_pointers.is_some())
+        let status = state.status();
+        if status != 0
+            && let Some(error) = self.check_status(status, csb_pointers.is_some())
         {
             return Err(error);
         }
-        let guard = match notice {
+        let guard = match status {
             0 => self.begin_sync(state, lease),
-            // The daemon waits for the lock after it changed the notice, not for an owner.
+            // The daemon waits for the lock after it changed the status, not for an owner.
             _ => state.try_lock(lease, process::this_thread()),
         };
         let Some(_guard) = guard else { return Ok(()) };
-        let notice = notice & !OWNED_BY_SYNC_LOOP;
+        let status = status & !OWNED_BY_SYNC_LOOP;
         // If a zero-copy monitor has closed, its buffers will soon belong to other ports: the list must be renewed first.
-        if notice != 0 && self.mirrors.any_zero_copy() && !state.is_status_current(notice) {
+        if status != 0 && self.mirrors.any_zero_copy() && !state.is_status_current(status) {
             return Err(SyncError::MonitorsChanged);
         }
         let slots = self.view.shape().slots;
@@ -265,15 +265,15 @@ impl SyncRing {
             on_release(Span { from: hwcur, to: program.head });
         }
         let tail = match &self.backend {
-            RingBackend::PipeTx(tx) => self.tx(tx.as_ref(), state, program, (hwcur, hwtail), effort, notice != 0),
+            RingBackend::PipeTx(tx) => self.tx(tx.as_ref(), state, program, (hwcur, hwtail), effort, status != 0),
             RingBackend::PipeRx(rx) => {
-                self.rx(rx.as_ref(), state, program, (hwcur, hwtail), (effort, now), notice != 0)
+                self.rx(rx.as_ref(), state, program, (hwcur, hwtail), (effort, now), status != 0)
             }
-            RingBackend::Tx(tx) => self.tx(tx.as_ref(), state, program, (hwcur, hwtail), effort, notice != 0),
-            RingBackend::Rx(rx) => self.rx(rx.as_ref(), state, program, (hwcur, hwtail), (effort, now), notice != 0),
+            RingBackend::Tx(tx) => self.tx(tx.as_ref(), state, program, (hwcur, hwtail), effort, status != 0),
+            RingBackend::Rx(rx) => self.rx(rx.as_ref(), state, program, (hwcur, hwtail), (effort, now), status != 0),
             RingBackend::ReadOnly => return Err(SyncError::ReadOnly),
         };
-        if notice != 0 && tail != hwtail && self.mirrors.any_copy() && self.backend.rx().is_some() {
+        if status != 0 && tail != hwtail && self.mirrors.any_copy() && self.backend.rx().is_some() {
             // Before the program can release the slots.
             self.mirrors.copy(
                 self.view.region(),
