@@ -75,8 +75,8 @@ struct ProgQuery {
 }
 
 /// # Safety
-/// `attr` is the beginning of a `union bpf_attr` that fits `command`, without padding, and its pointers point to what the
-/// command reads and writes.
+/// `attr` is the beginning of a `union bpf_attr` that fits `command`, without padding, and its pointers point to what
+/// the command reads and writes.
 unsafe fn bpf<T>(command: libc::c_int, attr: &mut T) -> io::Result<RawFd> {
     // SAFETY: the kernel reads and writes `size_of::<T>()` bytes of `attr`; the rest is the caller's promise.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attr, size_of::<T>()) };
@@ -117,8 +117,8 @@ fn load_xdp() -> io::Result<OwnedFd> {
     unsafe { bpf_fd(PROG_LOAD, &mut attr) }
 }
 
-/// Attaches an XDP program that lets every frame pass to an interface of this thread's namespace, by a BPF link, until the
-/// descriptor is closed.
+/// Attaches an XDP program that lets every frame pass to an interface of this thread's namespace, by a BPF link, until
+/// the descriptor is closed.
 ///
 /// # Errors
 /// `EBUSY`: another program is attached.
@@ -130,8 +130,8 @@ pub fn attach_xdp(interface: &str, mode: XdpMode) -> io::Result<OwnedFd> {
     unsafe { bpf_fd(LINK_CREATE, &mut attr) }
 }
 
-/// The ids of the tcx programs on an interface of this thread's namespace; none if the kernel has no tcx or there is no such
-/// interface.
+/// The ids of the tcx programs on an interface of this thread's namespace; none if the kernel has no tcx or there is no
+/// such interface.
 ///
 /// # Errors
 /// `EPERM`: no `CAP_NET_ADMIN`.

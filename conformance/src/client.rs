@@ -61,8 +61,8 @@ impl Flow {
         record(&self.sent)[1]
     }
 
-    /// Stops the sender, waits until every packet has arrived, each once and unchanged, and stops the receiver; returns the
-    /// number of packets. No other port may be open.
+    /// Stops the sender, waits until every packet has arrived, each once and unchanged, and stops the receiver; returns
+    /// the number of packets. No other port may be open.
     #[track_caller]
     pub fn finish(mut self, home: &Home) -> u64 {
         self.sender.signal(Signal::TERM);
@@ -72,7 +72,7 @@ impl Flow {
         // The receiver's ring is idle now, so all its buffers can be counted.
         self.receiver.signal(Signal::TERM);
         assert!(self.receiver.wait().success());
-        assert_eq!(record(&self.got), [sent, 0, 0], "packets were lost, or came twice");
+        assert_eq!(record(&self.got), [sent, 0, 0], "packets were lost or duplicated");
         until("nothing is left", || home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
         sent
     }

@@ -43,7 +43,7 @@ pub fn threads(n: usize, cpus: &str) -> serde_json::Value {
 /// The sender and number in a frame.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A description of the fault.
 pub fn check(bytes: &[u8]) -> Result<(u64, u64), String> {
     packet::check(bytes.get(14..).unwrap_or_default())
 }
@@ -72,8 +72,8 @@ pub fn send(port: &Port, to: Mac, from: Mac, sender: u64, seqs: (u64, u64)) {
     send_flagged(port, (to, from), 0, sender, seqs);
 }
 
-/// Receives all packets of ring 0 until none has arrived for 60 ms and the switches have processed everything that was sent: a
-/// switch thread may wait for a processor longer than 60 ms.
+/// Receives all packets of ring 0 until none has arrived for 60 ms and the switches have processed everything that was
+/// sent: a switch thread may wait for a processor longer than 60 ms.
 #[track_caller]
 pub fn drain(port: &Port) -> Vec<Vec<u8>> {
     let (ring, mut got, end) = (&port.rx_rings()[0], Vec::new(), Instant::now() + LIMIT);
@@ -87,7 +87,7 @@ pub fn drain(port: &Port) -> Vec<Vec<u8>> {
             break;
         }
         over = !more && all_taken();
-        assert!(Instant::now() < end, "it never ends");
+        assert!(Instant::now() < end, "packets keep arriving");
     }
     port.rxsync().unwrap_or_else(|e| panic!("{e}"));
     got

@@ -1,7 +1,7 @@
 //! A daemon and a process for each test, with no process left behind.
 //!
-//! A test runs itself again in a new process, whose environment names a socket in a fresh folder: the first port that it
-//! opens starts the daemon there. Afterwards the daemon is stopped, and its log must not contain a panic.
+//! A test runs itself again in a new process, whose environment names a socket in a fresh folder: the first port that
+//! it opens starts the daemon there. Afterwards the daemon is stopped, and its log must not contain a panic.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -35,20 +35,20 @@ pub struct Home {
     folder: PathBuf,
 }
 
-/// Held for reading by each running test, and for writing by a test that must not share the machine with another one. The outer
-/// process of the test holds it; cargo runs one test program after the other.
+/// Held for reading by each running test, and for writing by a test that must not share the machine with another one.
+/// The outer process of the test holds it; cargo runs one test program after the other.
 static MACHINE: RwLock<()> = RwLock::new(());
 
 /// Runs `body` in a process and with a daemon of its own. Call it once in a test, with nothing around it.
 ///
-/// The process is a new one (exec), so a test may set environment variables, change its limits, handle signals and fork: no
-/// other test shares its memory or inherits its descriptors.
+/// The process is a new one (exec), so a test may set environment variables, change its limits, handle signals and
+/// fork: no other test shares its memory or inherits its descriptors.
 pub fn isolated<F: FnOnce(&Home)>(body: F) {
     run(body, || MACHINE.read().unwrap_or_else(PoisonError::into_inner));
 }
 
-/// Does the same while no other test of the program runs: for tests that measure the processor time of something idle, or
-/// that load all processors by themselves.
+/// Does the same while no other test of the program runs: for tests that measure the processor time of something idle,
+/// or that load all processors by themselves.
 pub fn isolated_alone<F: FnOnce(&Home)>(body: F) {
     run(body, || MACHINE.write().unwrap_or_else(PoisonError::into_inner));
 }
@@ -67,7 +67,7 @@ fn run<F: FnOnce(&Home), L>(body: F, lock: impl FnOnce() -> L) {
     let home = Home { folder: folder.path().to_owned() };
     let output = folder.path().join("output");
     let to = File::create(&output).expect("a file for the test's output");
-    let mut inside = Command::new(std::env::current_exe().expect("this program has a name"))
+    let mut inside = Command::new(std::env::current_exe().expect("the path of this program"))
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
         .env(INSIDE, name)
         .env("UNETMAP_SOCKET", home.socket())
@@ -101,8 +101,8 @@ fn run<F: FnOnce(&Home), L>(body: F, lock: impl FnOnce() -> L) {
     }
 }
 
-/// Kills this process and everything that it started when its parent has exited: otherwise an interrupted test run would
-/// leave busy programs behind.
+/// Kills this process and everything that it started when its parent has exited: otherwise an interrupted test run
+/// would leave busy programs behind.
 fn end_with_starter() {
     let starter = getppid();
     std::thread::spawn(move || {
@@ -127,12 +127,12 @@ pub fn daemon_listens(socket: &Path) -> bool {
     connected.is_ok()
 }
 
-/// What `unetmap ls --json` prints about the daemon at `socket`; `None` if none answers.
+/// The output of `unetmap ls --json` about the daemon at `socket`; `None` if none answers.
 pub fn snapshot_of(socket: &Path) -> Option<Snapshot> {
     snapshot_by(Command::new(program("unetmap")).env("UNETMAP_SOCKET", socket))
 }
 
-/// What `command`, which runs `unetmap`, prints about the daemon: for daemons of other users. `None` if none answers.
+/// The output of `command`, which runs `unetmap`, about the daemon: for daemons of other users. `None` if none answers.
 pub fn snapshot_by(command: &mut Command) -> Option<Snapshot> {
     let output = command.args(["ls", "--json"]).stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
@@ -184,8 +184,8 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
 
 /// The path of a program of this project: of this build or of the release build, whichever is newer.
 pub fn program(name: &str) -> PathBuf {
-    let exe = std::env::current_exe().expect("this program has a name");
-    let profile = exe.ancestors().nth(2).expect("tests stand in target/PROFILE/deps").to_owned();
+    let exe = std::env::current_exe().expect("the path of this program");
+    let profile = exe.ancestors().nth(2).expect("tests are in target/PROFILE/deps").to_owned();
     let release = profile.with_file_name("release");
     let built = |path: &PathBuf| fs::metadata(path).and_then(|meta| meta.modified()).ok();
     let found = [profile.join(name), release.join(name)].into_iter().filter(|path| built(path).is_some());
@@ -199,7 +199,8 @@ pub fn program(name: &str) -> PathBuf {
 }
 
 impl Home {
-    /// Makes the folder and a home in it, for tests without the test harness. A program that opens a port starts the daemon.
+    /// Makes the folder and a home in it, for tests without the test harness. A program that opens a port starts the
+    /// daemon.
     ///
     /// # Errors
     /// The folder cannot be created.
@@ -250,7 +251,7 @@ impl Home {
     pub fn daemon_fds(&self) -> usize {
         let pid = self.daemon().as_raw_nonzero();
         // The daemon may not have closed the connection of the last snapshot yet: wait until the number is stable.
-        let count = || fs::read_dir(format!("/proc/{pid}/fd")).expect("the daemon lives").count();
+        let count = || fs::read_dir(format!("/proc/{pid}/fd")).expect("the daemon runs").count();
         let mut last = count();
         until("the daemon's files settle", || {
             sleep(Duration::from_millis(20));
@@ -264,7 +265,7 @@ impl Home {
     #[track_caller]
     pub fn daemon_kib(&self, field: &str) -> u64 {
         let pid = self.daemon().as_raw_nonzero();
-        let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon lives");
+        let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon runs");
         let line = text.lines().find(|line| line.starts_with(field)).expect("a line of /proc/PID/status");
         line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number of KiB")
     }
@@ -296,7 +297,7 @@ impl Home {
 
     fn daemon_tasks(&self) -> Vec<PathBuf> {
         let pid = self.daemon().as_raw_nonzero();
-        let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the daemon lives");
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the daemon runs");
         tasks.map(|task| task.expect("a thread").path()).collect()
     }
 

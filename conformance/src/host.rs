@@ -1,4 +1,5 @@
-//! Traffic between the network stacks at the two ends of a veth pair, each kind checked. The near stack is behind host rings.
+//! Traffic between the network stacks at the two ends of a veth pair, each kind checked. The near stack is behind host
+//! rings.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -108,7 +109,7 @@ pub fn tcp_out(net: &Net) -> Result<(), String> {
 /// Pseudo-random bytes.
 fn bytes(n: usize, seed: u64) -> Vec<u8> {
     let mut rng = Rng(seed | 1);
-    (0..n).map(|_| rng.next() as u8).collect()
+    (0..n).map(|_| rng.next_u64() as u8).collect()
 }
 
 /// Sends a stream and checks that all its bytes arrive and that the reply comes back.
@@ -206,7 +207,7 @@ fn tagged(from: (&Ns, &str), to: (&Ns, &str)) -> Result<(), String> {
     let lines = BufReader::new(watcher.0.stdout.take().ok_or("no output")?).lines();
     let (told, tells) = mpsc::channel();
     std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| told.send(line)));
-    let next = || tells.recv_timeout(EXCHANGE_LIMIT).map_err(|_| "the frame did not come".to_string());
+    let next = || tells.recv_timeout(EXCHANGE_LIMIT).map_err(|_| "the frame did not arrive".to_string());
     while next()? != "ready" {}
     for (i, tags) in TAGS.into_iter().enumerate() {
         let mut frame = frame(100 + i, i as u64);

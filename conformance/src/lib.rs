@@ -1,8 +1,8 @@
-//! Helpers of the tests: a daemon and a process for each test, network namespaces, the daemon's snapshot, and numbered packets
-//! whose loss, duplication or change is detected.
+//! Helpers of the tests: a daemon and a process for each test, network namespaces, the daemon's snapshot, and numbered
+//! packets whose loss, duplication or change is detected.
 //!
-//! This package uses the public interfaces only: the crate `unetmap`, the C headers and the programs. Tests of clients that
-//! bypass the library are in the package `conformance-hostile`.
+//! This package uses the public interfaces only: the crate `unetmap`, the C headers and the programs. Tests of clients
+//! that bypass the library are in the package `conformance-hostile`.
 #![deny(unsafe_code)]
 
 pub mod bpf;

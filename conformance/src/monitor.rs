@@ -1,4 +1,4 @@
-//! Monitors and what they receive.
+//! Monitors and the packets they receive.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub struct Seen {
 #[track_caller]
 pub fn books(home: &Home, monitor: &Port) -> PortBooks {
     let found = home.snapshot().ports.into_iter().find(|port| port.mem_id == monitor.mem_id());
-    found.unwrap_or_else(|| panic!("{} is not in the books", monitor.spec()))
+    found.unwrap_or_else(|| panic!("{} is not in the snapshot", monitor.spec()))
 }
 
 /// Number of slots that the monitor lost for lack of room.
@@ -69,5 +69,5 @@ pub fn see_all(home: &Home, monitor: &Port, over: &AtomicBool, pause: Duration) 
 #[track_caller]
 pub fn assert_nothing(monitor: &Port, why: &str) {
     let ready = monitor.poll(Interest::RX, Some(Duration::ZERO)).unwrap_or_else(|e| panic!("{e}"));
-    assert!(ready.is_none(), "{} shows something: {why}", monitor.spec());
+    assert!(ready.is_none(), "{} received something: {why}", monitor.spec());
 }

@@ -1,5 +1,5 @@
-//! Interfaces for tests: two network namespaces connected by a veth pair, a daemon that opens the near end, and kernel sockets
-//! at the far end.
+//! Interfaces for tests: two network namespaces connected by a veth pair, a daemon that opens the near end, and kernel
+//! sockets at the far end.
 //!
 //! ```text
 //!   near                              far
@@ -39,7 +39,7 @@ pub const HELD: &str = "is held by another AF_XDP socket";
 const QUIET: Duration = Duration::from_millis(60);
 /// EtherType of the tests' frames: reserved for experiments, so no network stack answers.
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
-/// EtherTypes of what network stacks send: IPv4, ARP.
+/// EtherTypes of frames that network stacks send: IPv4, ARP.
 const STACKS: [[u8; 2]; 2] = [[0x08, 0x00], [0x08, 0x06]];
 /// Receive buffer of a tap's socket, in bytes.
 const TAP_BYTES: usize = 64 << 20;
@@ -66,8 +66,8 @@ pub struct Net {
 }
 
 impl Net {
-    /// Makes `va` in `near`, `vb` in `far`, and starts a daemon with this policy. Prints why and returns `None` if this machine
-    /// cannot have them.
+    /// Makes `va` in `near`, `vb` in `far`, and starts a daemon with this policy. Prints why and returns `None` if this
+    /// machine cannot have them.
     #[track_caller]
     pub fn new(home: &Home, policy: &str, cable: VethOptions<'_>) -> Option<Net> {
         Net::with(home, policy, cable, &[])
@@ -96,8 +96,8 @@ impl Net {
         Some(Net { daemon, near, far, lab })
     }
 
-    /// Opens a port in `near`, which must succeed. Retries while a queue that was just closed is still held: a busy kernel may
-    /// release it later than the daemon waits.
+    /// Opens a port in `near`, which must succeed. Retries while a queue that was just closed is still held: a busy
+    /// kernel may release it later than the daemon waits.
     #[track_caller]
     pub fn open(&self, spec: &str) -> Port {
         let end = Instant::now() + LIMIT;
@@ -110,8 +110,8 @@ impl Net {
         }
     }
 
-    /// Starts a program in `near` that opens interfaces, and restarts it if it could not open them yet; returns when it has
-    /// `sessions` sessions.
+    /// Starts a program in `near` that opens interfaces, and restarts it if it could not open them yet; returns when it
+    /// has `sessions` sessions.
     #[track_caller]
     pub fn start(&self, home: &Home, program: impl AsRef<std::ffi::OsStr>, args: &[&str], sessions: usize) -> Guard {
         let end = Instant::now() + LIMIT;
@@ -228,13 +228,14 @@ pub fn arrived(ns: &Ns, interface: &str, before: Counters) -> (u64, u64) {
     (now.rx_packets - before.rx_packets, now.rx_bytes - before.rx_bytes)
 }
 
-/// A frame of `len` bytes, at least 14; the bytes after the Ethernet header are pseudo-random, determined by `seq` and `len`.
+/// A frame of `len` bytes, at least 14; the bytes after the Ethernet header are pseudo-random, determined by `seq` and
+/// `len`.
 pub fn frame(len: usize, seq: u64) -> Vec<u8> {
     let mut bytes = vec![0x02, 0, 0, 0, 0, 0x99, 0x02, 0, 0, 0, 0, 0x01];
     bytes.extend(ETHERTYPE);
     let mut rng = Rng((seq << 16 | len as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     while bytes.len() < len {
-        bytes.push(rng.next() as u8);
+        bytes.push(rng.next_u64() as u8);
     }
     bytes
 }
@@ -251,7 +252,7 @@ pub fn assert_same(got: &[Vec<u8>], wanted: &[Vec<u8>]) {
         let differ = got.iter().zip(wanted).position(|(a, b)| a != b);
         assert!(
             got == wanted,
-            "frame {i} of {}: {} bytes where {} were due, first difference at {differ:?}",
+            "frame {i} of {}: {} bytes instead of {}, first difference at {differ:?}",
             wanted.len(),
             got.len(),
             wanted.len()
@@ -323,7 +324,7 @@ pub fn empty(port: &Port) {
 pub fn collect(port: &Port, n: usize) -> Vec<Vec<u8>> {
     let (mut got, end) = (Vec::new(), Instant::now() + LIMIT);
     while got.len() < n {
-        assert!(Instant::now() < end, "{} of {n} packets came within {LIMIT:?}", got.len());
+        assert!(Instant::now() < end, "{} of {n} packets arrived within {LIMIT:?}", got.len());
         port.poll(Interest::RX, Some(Duration::from_millis(100))).unwrap_or_else(|e| panic!("{e}"));
         (0..port.rx_rings().len()).for_each(|ring| got.extend(take(port, ring)));
     }
@@ -413,7 +414,7 @@ impl Tap {
         while got.len() < n {
             match self.next(end.saturating_duration_since(Instant::now())) {
                 Some(frame) => got.push(frame),
-                None => panic!("{} of {n} frames came within {LIMIT:?}", got.len()),
+                None => panic!("{} of {n} frames arrived within {LIMIT:?}", got.len()),
             }
         }
         got
@@ -423,7 +424,7 @@ impl Tap {
     #[track_caller]
     pub fn assert_quiet(&self) {
         if let Some(frame) = self.next(QUIET) {
-            panic!("{} bytes came that nobody was to send: {:02x?}", frame.len(), &frame[..frame.len().min(64)]);
+            panic!("{} unexpected bytes arrived: {:02x?}", frame.len(), &frame[..frame.len().min(64)]);
         }
     }
 }

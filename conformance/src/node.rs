@@ -111,7 +111,7 @@ impl StartedProgram {
         let mut line = String::new();
         let mut out = BufReader::new(guard.0.stdout.take().expect("piped"));
         out.read_line(&mut line).expect("a line");
-        assert!(!line.is_empty(), "{command:?} ended without a word");
+        assert!(!line.is_empty(), "{command:?} exited without output");
         guard.0.stdout = Some(out.into_inner());
         StartedProgram { guard, line: line.trim().into() }
     }
@@ -189,8 +189,8 @@ pub(crate) fn detach(mount: &Path) {
 pub fn is_unetmap_mount(at: &Path) -> bool {
     let table = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
     // The names of temporary folders contain no character that the table writes as octal digits.
-    let here = table.lines().filter(|line| line.split(' ').nth(4) == at.to_str());
-    here.last()
+    let mut here = table.lines().filter(|line| line.split(' ').nth(4) == at.to_str());
+    here.next_back()
         .is_some_and(|line| line.split_once(" - ").is_some_and(|(_, rest)| rest.starts_with("fuse.unetmap unetmapd")))
 }
 

@@ -23,7 +23,7 @@ pub fn check(bytes: &[u8]) -> Result<(u64, u64), String> {
     let word = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
     match (word(8), word(16)) {
         (Some(sender), Some(seq)) if bytes == make(sender, seq) => Ok((sender, seq)),
-        _ => Err(format!("not a packet that anybody sent: {} bytes, {bytes:02x?}", bytes.len())),
+        _ => Err(format!("not a packet of a test: {} bytes, {bytes:02x?}", bytes.len())),
     }
 }
 
@@ -36,7 +36,7 @@ pub struct Rng(pub u64);
 
 impl Rng {
     /// The next number, 48 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -45,7 +45,7 @@ impl Rng {
 
     /// A number below `n`.
     pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
+        self.next_u64() % n
     }
 }
 

@@ -1,5 +1,5 @@
-//! Programs that use libpcap, on netmap ports: the library that `unetmap run` loads before the system's libpcap, and frames that
-//! such programs decode.
+//! Programs that use libpcap, on netmap ports: the library that `unetmap run` loads before the system's libpcap, and
+//! frames that such programs decode.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -189,7 +189,7 @@ impl Tool {
 impl Drop for Tool {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // It may have ended by itself.
+            // It may have exited by itself.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -234,7 +234,7 @@ impl InteractiveProgram {
         input.write_all(b"\n").expect("it listens");
     }
 
-    /// Kills it, and waits for its end.
+    /// Kills it, and waits for its exit.
     pub fn kill(mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -262,11 +262,12 @@ pub struct Row {
     pub cell: fn(&Place<'_>),
 }
 
-/// The columns of the matrix. `switch` is a port of a VALE switch; `monitor` is a monitor of what one end of a pipe sends.
+/// The columns of the matrix. `switch` is a port of a VALE switch; `monitor` is a monitor of the packets that one end
+/// of a pipe sends.
 pub const KINDS: [&str; 5] = ["pipe", "switch", "interface", "mediated", "monitor"];
 
-/// Runs a row in the order of [`KINDS`], and calls `tell` for each cell: with `None` if the program passed, or with the reason why
-/// the cell was skipped.
+/// Runs a row in the order of [`KINDS`], and calls `tell` for each cell: with `None` if the program passed, or with the
+/// reason why the cell was skipped.
 #[track_caller]
 pub fn cells(home: &Home, row: &Row, tell: impl Fn(&'static str, Option<&str>)) {
     let Row { program, package, .. } = row;

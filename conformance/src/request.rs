@@ -2,8 +2,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Sends a request about the port `name`; returns the name and the body of the answer, or the errno of the refusal. Every
-/// refusal must state a reason.
+/// Sends a request about the port `name`; returns the name and the body of the answer, or the errno of the refusal.
+/// Every refusal must state a reason.
 ///
 /// # Errors
 /// The errno of the refusal.

@@ -138,8 +138,8 @@ pub fn tcp(from: &Ns, to: &Ns, address: &str, bytes: usize) {
     assert_eq!(server.last_line(), sent.trim(), "by TCP to {address}");
 }
 
-/// Starts a server that receives `count` UDP datagrams on port 5002 of `address` and prints their sizes and the hash of their
-/// contents.
+/// Starts a server that receives `count` UDP datagrams on port 5002 of `address` and prints their sizes and the hash of
+/// their contents.
 #[track_caller]
 pub fn udp_server(ns: &Ns, address: &str, count: usize) -> PythonServer {
     PythonServer::start(
@@ -153,8 +153,8 @@ pub fn udp_server(ns: &Ns, address: &str, count: usize) -> PythonServer {
     )
 }
 
-/// Sends `bytes` bytes in one call as datagrams of `each` bytes, segmented by the interface (GSO) if `each` is less; returns
-/// their sizes and hash as [`udp_server`] prints them.
+/// Sends `bytes` bytes in one call as datagrams of `each` bytes, segmented by the interface (GSO) if `each` is less;
+/// returns their sizes and hash as [`udp_server`] prints them.
 #[track_caller]
 pub fn udp(from: &Ns, address: &str, bytes: usize, each: usize) -> String {
     // UDP_SEGMENT of SOL_UDP.

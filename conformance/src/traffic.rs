@@ -63,7 +63,7 @@ pub fn receive(port: &Port, n: usize) -> Result<Vec<Vec<u8>>, Error> {
         let before = got.len();
         got.extend(ring.window().take(n - before).map(|slot| bytes_of(&slot)));
         ring.advance((got.len() - before) as u32);
-        assert!(Instant::now() < end, "{} of {n} packets came within {LIMIT:?}", got.len());
+        assert!(Instant::now() < end, "{} of {n} packets arrived within {LIMIT:?}", got.len());
     }
     port.rxsync()?;
     Ok(got)

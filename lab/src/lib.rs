@@ -1,8 +1,8 @@
-//! Little networks for tests, the demo and benchmarks: network namespaces, and cables (veth) between them.
+//! Small networks for tests, the demo and benchmarks: network namespaces, connected by veth pairs.
 //!
-//! Nothing of the machine's own network is touched, and a packet that nobody sent is never seen: IPv6, which talks by
-//! itself, is off. Namespaces are those of `ip netns`, named `unm-<pid>-<n>-<label>`, so that everything can be looked
-//! at from a shell; what a killed process left behind, the next [`Lab`] of any process removes.
+//! The machine's own network is not changed, and no packet appears that the user of the lab did not send: IPv6, which
+//! sends packets by itself, is off. Namespaces are those of `ip netns`, named `unm-<pid>-<n>-<label>`, so that they can
+//! be inspected from a shell; the next [`Lab`] of any process removes namespaces that a killed process left behind.
 //!
 //! ```text
 //!   namespace a               namespace b
@@ -25,16 +25,16 @@ use rustix::process::{Pid, geteuid, getpid, test_kill_process};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 
-/// What the names of our namespaces begin with.
+/// The prefix of the names of all namespaces of labs.
 const PREFIX: &str = "unm-";
-/// Where `ip netns` keeps its namespaces.
+/// The folder of `ip netns`, with one file for each namespace.
 const FOLDER: &str = "/var/run/netns";
-/// A link that is not up after this time never will be.
+/// Maximum time until a link is up; after it the link counts as failed.
 const LINK_LIMIT: Duration = Duration::from_secs(5);
 
-/// Some namespaces with what is in them. All of it is removed on drop.
+/// Namespaces and the interfaces in them, all removed on drop.
 ///
-/// Processes that still run in a namespace keep it, and its interfaces, until they end: end them first.
+/// Processes that still run in a namespace keep it, and its interfaces, until they exit: stop them first.
 #[derive(Debug)]
 pub struct Lab {
     /// Begins the name of each namespace: `unm-<pid>-<n>-`.
@@ -52,17 +52,17 @@ struct Inner {
     id: u64,
 }
 
-/// How a cable is made.
+/// Options of a veth pair.
 #[derive(Clone, Copy, Debug)]
 pub struct VethOptions<'a> {
-    /// Receive and as many transmit queues of each end, 1 or more.
+    /// Number of receive queues, and of transmit queues, of each end; at least 1.
     pub queues: u32,
-    /// Bytes of the largest packet, the 14 of the Ethernet header excluded.
+    /// Bytes of the largest packet, without the 14 bytes of the Ethernet header.
     pub mtu: u32,
     /// IPv4 addresses of the two ends, each with its prefix length: `("10.9.0.1/24", "10.9.0.2/24")`.
     pub addresses: Option<(&'a str, &'a str)>,
-    /// The stack of each end computes checksums itself: needed where the other end's frames are read or sent by
-    /// anybody but a stack.
+    /// The stack of each end computes checksums itself: needed where the other end's frames are received or
+    /// sent by anything other than a network stack.
     pub tx_checksum_off: bool,
     /// Each end receives by NAPI (GRO on), so that frames which XDP redirects to its peer arrive, though no program is
     /// attached to it.
@@ -75,7 +75,7 @@ impl Default for VethOptions<'_> {
     }
 }
 
-/// What the kernel counted on an interface.
+/// The kernel's counters of an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "as ip-link(8) calls them")]
 pub struct Counters {
@@ -88,10 +88,11 @@ pub struct Counters {
 }
 
 impl Lab {
-    /// An empty lab, once what dead processes left has been removed.
+    /// Returns an empty lab; removes namespaces that exited processes left behind.
     ///
     /// # Errors
-    /// One line that says why there can be none here: not root, no `ip` program, a kernel without namespaces.
+    /// One line with the reason why this machine cannot have one: not root, no `ip` program, a kernel without
+    /// namespaces.
     pub fn new() -> Result<Lab, String> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         if !geteuid().is_root() {
@@ -106,7 +107,7 @@ impl Lab {
         remove_left_behind();
         let prefix = format!("{PREFIX}{}-{}-", getpid().as_raw_pid(), NEXT.fetch_add(1, Ordering::Relaxed));
         let lab = Lab { prefix, names: Mutex::default() };
-        // Better now than at the first namespace: whoever skips a test asks here.
+        // Fails here instead of at the first namespace: tests are skipped if this function returns an error.
         lab.namespace("probe").map_err(|e| format!("network namespaces cannot be made here: {e}"))?;
         lab.remove_all();
         Ok(lab)
@@ -115,7 +116,7 @@ impl Lab {
     /// Makes a namespace: `lo` is up, IPv6 is off for every interface that is made in it.
     ///
     /// # Errors
-    /// A label that is taken or not of `[a-z0-9]`, or what `ip` said.
+    /// The label is in use or not of `[a-z0-9]`, or `ip` failed: its error output.
     pub fn namespace(&self, label: &str) -> Result<Ns, String> {
         if label.is_empty() || !label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {
             return Err(format!("namespace {label:?}: a label consists of lower case letters and digits"));
@@ -131,11 +132,11 @@ impl Lab {
         Ok(ns)
     }
 
-    /// Lays a cable from a new interface `a_name` in `a` to a new interface `b_name` in `b`, and waits until both are
-    /// up.
+    /// Makes a veth pair of a new interface `a_name` in `a` and a new interface `b_name` in `b`, and waits until both
+    /// are up.
     ///
     /// # Errors
-    /// What `ip` or `ethtool` said, or that a link does not come up.
+    /// `ip` or `ethtool` failed: its error output. Or a link does not come up.
     pub fn veth(&self, a: &Ns, a_name: &str, b: &Ns, b_name: &str, options: VethOptions) -> Result<(), String> {
         let (queues, mtu) = (options.queues.to_string(), options.mtu.to_string());
         let end = ["mtu", &mtu, "numtxqueues", &queues, "numrxqueues", &queues];
@@ -144,7 +145,7 @@ impl Lab {
         a.ip(&[head, tail].concat())?;
         let addresses = options.addresses.map(|(a, b)| [a, b]);
         for (i, (ns, name)) in [(a, a_name), (b, b_name)].into_iter().enumerate() {
-            // Each is asked for by itself: `ethtool` fails when one of them changes nothing.
+            // One call for each: `ethtool` fails when one of several changes nothing.
             for (wanted, feature, state) in
                 [(options.tx_checksum_off, "tx", "off"), (options.native_xdp_peer, "gro", "on")]
             {
@@ -163,7 +164,7 @@ impl Lab {
 
     fn remove_all(&self) {
         for name in self.names.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // It fails only if somebody else has removed it, which is as good.
+            // This fails only if the namespace has already been removed.
             let _ = ip(&["netns", "del", &name]);
         }
     }
@@ -176,17 +177,17 @@ impl Drop for Lab {
 }
 
 impl Ns {
-    /// As `ip netns` calls it.
+    /// Its name in `ip netns`.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The inode number, by which the kernel tells namespaces apart.
+    /// The inode number, by which the kernel identifies namespaces.
     pub fn id(&self) -> u64 {
         self.0.id
     }
 
-    /// The file that stands for it, which may be opened for `setns`.
+    /// The file of the namespace, which can be opened for `setns`.
     pub fn path(&self) -> PathBuf {
         path_of(self.name())
     }
@@ -200,7 +201,7 @@ impl Ns {
     }
 
     /// Runs `work` in a thread of this process that has moved into the namespace. Sockets that it opens are the
-    /// namespace's, wherever they are used; a panic of `work` goes on here.
+    /// namespace's, wherever they are used; a panic of `work` is resumed in the caller.
     ///
     /// # Errors
     /// The namespace is gone, or the thread could not be made or moved.
@@ -221,7 +222,7 @@ impl Ns {
     /// Runs `ip` with these arguments in the namespace and returns what it printed.
     ///
     /// # Errors
-    /// The command, and what it said.
+    /// The command, and its error output.
     pub fn ip(&self, args: &[&str]) -> Result<String, String> {
         ip(&[&["-n", self.name()], args].concat())
     }
@@ -229,13 +230,13 @@ impl Ns {
     /// Runs another program with these arguments in the namespace, waits for it and returns what it printed.
     ///
     /// # Errors
-    /// The command, and what it said.
+    /// The command, and its error output.
     pub fn tool(&self, program: &str, args: &[&str]) -> Result<String, String> {
         let mut command = self.command(program);
         output(command.args(args))
     }
 
-    /// What the kernel has counted on `interface` since it was made.
+    /// The kernel's counters of `interface` since it was created.
     ///
     /// # Errors
     /// There is no such interface.
@@ -243,7 +244,7 @@ impl Ns {
         let link = self.link(interface)?;
         let count = |direction: &str, what: &str| {
             let value = link["stats64"][direction][what].as_u64();
-            value.ok_or_else(|| format!("{interface}: ip does not tell {direction} {what}"))
+            value.ok_or_else(|| format!("{interface}: ip prints no {direction} {what}"))
         };
         Ok(Counters {
             rx_packets: count("rx", "packets")?,
@@ -264,22 +265,22 @@ impl Ns {
         let text = link["address"].as_str().unwrap_or_default();
         let bytes: Option<Vec<u8>> = text.split(':').map(|hex| u8::from_str_radix(hex, 16).ok()).collect();
         let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
-        bytes.ok_or_else(|| format!("{interface}: its address is {text:?}, which is not of Ethernet"))
+        bytes.ok_or_else(|| format!("{interface}: its address is {text:?}, not an Ethernet address"))
     }
 
     fn link(&self, interface: &str) -> Result<Value, String> {
         let text = self.ip(&["-j", "-s", "link", "show", "dev", interface])?;
         let mut links: Value = serde_json::from_str(&text).map_err(|e| format!("ip -j wrote no JSON: {e}"))?;
-        // Some versions of ip write an empty object for each link that was not asked for.
+        // Some versions of ip write an empty object for each link that was not requested.
         let all = links.as_array_mut().map(std::mem::take).unwrap_or_default();
         let found = all.into_iter().find(|link| link["ifname"] == interface);
-        found.ok_or_else(|| format!("{interface}: ip says nothing about it"))
+        found.ok_or_else(|| format!("{interface}: ip does not list it"))
     }
 
     /// Waits until `interface` is up and has a carrier.
     ///
     /// # Errors
-    /// It is not after five seconds.
+    /// It is not up after five seconds.
     pub fn wait_up(&self, interface: &str) -> Result<(), String> {
         let deadline = Instant::now() + LINK_LIMIT;
         loop {
@@ -299,7 +300,7 @@ fn path_of(name: &str) -> PathBuf {
     Path::new(FOLDER).join(name)
 }
 
-/// Turns IPv6 off for this thread's namespace: for the interfaces that there are and those to come.
+/// Turns IPv6 off for this thread's namespace: for its interfaces, present and future.
 fn ipv6_off() -> io::Result<()> {
     for which in ["all", "default"] {
         match fs::write(format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6"), "1") {
@@ -329,7 +330,7 @@ fn output(command: &mut Command) -> Result<String, String> {
     Err(format!("{what}: {} ({said})", output.status))
 }
 
-/// Removes namespaces that processes have left which are dead by now.
+/// Removes namespaces of processes that have exited.
 fn remove_left_behind() {
     let Ok(entries) = fs::read_dir(FOLDER) else {
         // No namespace was ever made here.
@@ -346,7 +347,7 @@ fn remove_left_behind() {
     }
 }
 
-/// The process that a namespace of this name belongs to; `None` when it is none of ours.
+/// The process that made the namespace of this name; `None` if no lab made it.
 fn maker(name: &str) -> Option<Pid> {
     let mut words = name.strip_prefix(PREFIX)?.splitn(3, '-');
     let pid = words.next()?.parse().ok()?;

@@ -1,11 +1,11 @@
-//! What a lab promises.
+//! The documented behaviour of a lab.
 
 use std::net::UdpSocket;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
 
-/// `None`, said once, where there can be no lab.
+/// Returns `None`, and prints the reason, if this machine cannot have a lab.
 fn lab() -> Option<Lab> {
     Lab::new().map_err(|why| eprintln!("skipped: {why}")).ok()
 }
@@ -28,7 +28,7 @@ fn packets_cross_a_veth_and_are_counted_exactly() {
     let Some(lab) = lab() else { return };
     let (a, b) = (lab.namespace("a").unwrap(), lab.namespace("b").unwrap());
     lab.veth(&a, "va", &b, "vb", ADDRESSES).unwrap();
-    // Time enough for whoever would speak unasked.
+    // Long enough for a network stack that sends packets by itself to send one.
     thread::sleep(Duration::from_millis(300));
     assert_eq!([a.counters("va").unwrap(), b.counters("vb").unwrap()], [Counters::default(); 2]);
 
@@ -41,7 +41,7 @@ fn packets_cross_a_veth_and_are_counted_exactly() {
         assert_eq!(receiver.recv_from(&mut buffer).unwrap(), (58, "10.9.0.1:8".parse().unwrap()));
     }
     let (sent, got) = (a.counters("va").unwrap(), b.counters("vb").unwrap());
-    // Ten datagrams of 100 bytes; ARP asks and is answered, 42 bytes each way.
+    // Ten datagrams of 100 bytes; an ARP request and its reply, 42 bytes each.
     assert_eq!((sent.tx_packets, sent.tx_bytes, sent.rx_packets, sent.rx_bytes), (11, 1042, 1, 42));
     assert_eq!((got.rx_packets, got.rx_bytes, got.tx_packets, got.tx_bytes), (11, 1042, 1, 42));
     assert_eq!((sent.tx_dropped, got.rx_dropped), (0, 0));
@@ -54,7 +54,7 @@ fn a_veth_pair_has_the_requested_options() {
     let options =
         VethOptions { queues: 3, mtu: 900, tx_checksum_off: true, native_xdp_peer: true, ..VethOptions::default() };
     lab.veth(&a, "left", &b, "right", options).unwrap();
-    // And one inside a namespace, beside it.
+    // Another veth pair, with both ends in one namespace.
     lab.veth(&a, "x", &a, "y", VethOptions::default()).unwrap();
     for (ns, name) in [(&a, "left"), (&b, "right")] {
         let queues = |kind| ns.run(|| queues_of(name, kind)).unwrap();
@@ -69,7 +69,7 @@ fn a_veth_pair_has_the_requested_options() {
 }
 
 fn queues_of(interface: &str, kind: &str) -> usize {
-    // Only `ip netns exec` shows /sys of the namespace; the numbers of queues are there or nowhere without ioctls.
+    // Only `ip netns exec` shows /sys of the namespace; elsewhere the numbers of queues can be read by ioctls only.
     let name = fs::read_link("/proc/thread-self/ns/net").unwrap();
     let inode: u64 = name.to_str().unwrap().trim_start_matches("net:[").trim_end_matches(']').parse().unwrap();
     let ns = ours(PREFIX).into_iter().find(|n| fs::metadata(path_of(n)).is_ok_and(|m| m.ino() == inode)).unwrap();
@@ -128,7 +128,7 @@ fn namespaces_of_exited_processes_are_removed() {
     let mut child = Command::new("true").spawn().unwrap();
     child.wait().unwrap();
     let dead = format!("{PREFIX}{}-0-left", child.id());
-    // Not ours, though they look like it.
+    // Not made by a lab, although the names are similar.
     let others = [format!("{PREFIX}{}-test", child.id()), format!("{PREFIX}x-{}-test", child.id())];
     let alive = lab.namespace("alive").unwrap();
     for name in others.iter().chain([&dead]) {

@@ -1,11 +1,11 @@
-//! The network back end of a virtual machine: forwards packets between a tap device and a switch port, both with virtio-net
-//! headers. The kernel's network stack at the tap is the guest.
+//! The network back end of a virtual machine: forwards packets between a tap device and a switch port, both with
+//! virtio-net headers. The kernel's network stack at the tap is the guest.
 //!
 //! ```text
 //! guest SPEC TAP HEADER     makes TAP, with headers of HEADER bytes (10 or 12), and all offloads that the kernel supports
 //! ```
-//! Prints `ready OFFLOADS`, and at SIGTERM one line of counts for each direction, from the guest first: all packets, those
-//! without a checksum, and GSO packets of TCP over IPv4, of TCP over IPv6, and of UDP.
+//! Prints `ready OFFLOADS`, and at SIGTERM one line of counts for each direction, from the guest first: all packets,
+//! those without a checksum, and GSO packets of TCP over IPv4, of TCP over IPv6, and of UDP.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -84,8 +84,8 @@ fn tap(name: &str, header: u32) -> io::Result<(File, libc::c_ulong)> {
     wish.ifr_name.iter_mut().zip(name.bytes()).for_each(|(to, byte)| *to = byte as libc::c_char);
     wish.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
     let fd = file.as_raw_fd();
-    // SAFETY: the file is open; the pointers are to a whole `ifreq` and a whole int, as these requests need, and outlive the
-    // calls.
+    // SAFETY: the file is open; the pointers are to a whole `ifreq` and a whole int, as these requests need, and
+    // outlive the calls.
     let made =
         unsafe { libc::ioctl(fd, SET_NAME, &raw mut wish) == 0 && libc::ioctl(fd, SET_HEADER, &raw const header) == 0 };
     // SAFETY: plain calls that take a number.

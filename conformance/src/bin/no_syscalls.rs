@@ -1,6 +1,6 @@
-//! A client that may make no system call but write: `no_syscalls SPEC SPEC` opens both ends of a pipe, forbids itself all other
-//! system calls (seccomp), and moves packets in both directions. It prints its progress; the first other call, at the latest its
-//! exit, kills it with SIGSYS.
+//! A client that may make no system call but write: `no_syscalls SPEC SPEC` opens both ends of a pipe, forbids itself
+//! all other system calls (seccomp), and moves packets in both directions. It prints its progress; the first other
+//! call, at the latest its exit, kills it with SIGSYS.
 
 use std::io;
 use std::process::ExitCode;
@@ -26,8 +26,8 @@ fn round(from: &Port, to: &Port, round: u64) -> Result<u64, Error> {
     Ok(sent.min(got.into()))
 }
 
-/// From now on a system call other than write kills this process. Reading the clock is allowed, as some machines have no vDSO
-/// for it.
+/// From now on a system call other than write kills this process. Reading the clock is allowed, as some machines have
+/// no vDSO for it.
 fn forbid_system_calls() -> io::Result<()> {
     let op = |code: u32, k: u32, jt: u8| libc::sock_filter { code: code as u16, jt, jf: 0, k };
     let is = |call: libc::c_long, jt: u8| op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, jt);

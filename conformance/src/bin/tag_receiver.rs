@@ -1,5 +1,5 @@
-//! Prints `ready`, then each frame with a VLAN tag that arrives at an interface, in hexadecimal digits. The kernel removes the
-//! outermost tag and reports it in ancillary data, which no safe interface offers.
+//! Prints `ready`, then each frame with a VLAN tag that arrives at an interface, in hexadecimal digits. The kernel
+//! removes the outermost tag and reports it in ancillary data, which no safe interface offers.
 
 use std::io::{self, Write as _};
 use std::mem::{size_of, zeroed};
@@ -59,7 +59,8 @@ fn hex(byte: &u8) -> String {
 fn next(fd: i32) -> io::Result<Option<(Vec<u8>, Tag)>> {
     let (mut bytes, mut space) = (vec![0u8; 1 << 16], [0u64; 16]);
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: the header contains the addresses and sizes of the buffers above; only what the kernel wrote to them is read.
+    // SAFETY: the header contains the addresses and sizes of the buffers above; only what the kernel wrote to them is
+    // read.
     unsafe {
         let mut header: libc::msghdr = zeroed();
         (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);

@@ -1,7 +1,7 @@
 //! Programs compiled with other netmap headers than ours, and our headers compiled in strict modes.
 //!
-//! The other headers are generated from tables of the interface (`conformance/headers`): programs that work with them depend on
-//! nothing that only our headers define.
+//! The other headers are generated from tables of the interface (`conformance/headers`): programs that work with them
+//! depend on nothing that only our headers define.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

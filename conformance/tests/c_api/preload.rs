@@ -1,5 +1,5 @@
-//! The access method preload: programs of `conformance/c` that apply every operation on files to netmap files, and faults around
-//! them.
+//! The access method preload: programs of `conformance/c` that apply every operation on files to netmap files, and
+//! faults around them.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -71,8 +71,8 @@ fn hooks_work_with_another_allocator() {
     });
 }
 
-/// Forks while other threads are inside REGISTER, arguments that change during a request, and a netmap file in a process without
-/// the library, which writes to it or shuts it down.
+/// Forks while other threads are inside REGISTER, arguments that change during a request, and a netmap file in a
+/// process without the library, which writes to it or shuts it down.
 #[test]
 fn hooks_survive_forks_and_changes_during_a_call() {
     isolated(|home| {
@@ -86,8 +86,8 @@ fn hooks_survive_forks_and_changes_during_a_call() {
     });
 }
 
-/// Traffic and waits under an allocator and a seccomp filter that end the program if memory is allocated; opening and closing
-/// under the allocator.
+/// Traffic and waits under an allocator and a seccomp filter that end the program if memory is allocated; opening and
+/// closing under the allocator.
 #[test]
 fn hooks_allocate_nothing_by_the_programs_allocator() {
     isolated(|home| {
@@ -103,8 +103,8 @@ fn hooks_allocate_nothing_by_the_programs_allocator() {
     });
 }
 
-/// Files closed by one thread during calls of another, signal handlers that call hooks, threads cancelled in a wait, fifty
-/// children on one file, children by vfork and clone, a seccomp filter.
+/// Files closed by one thread during calls of another, signal handlers that call hooks, threads cancelled in a wait,
+/// fifty children on one file, children by vfork and clone, a seccomp filter.
 #[test]
 fn hooks_survive_signals_cancellation_and_concurrent_closes() {
     isolated(|home| {

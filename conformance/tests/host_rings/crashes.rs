@@ -94,7 +94,8 @@ fn a_new_daemon_replaces_a_companion_held_by_an_old_client() {
     });
 }
 
-/// Stopped daemon, stopped program: the kernel has the interface within two seconds, and the program as soon as they go on.
+/// Stopped daemon, stopped program: the kernel has the interface within two seconds, and the program as soon as they go
+/// on.
 #[test]
 fn a_stopped_daemon_releases_the_interface_and_resumes_it() {
     isolated(|home| {

@@ -1,5 +1,5 @@
-//! Forwarding: packets that a program gives back with `NS_FORWARD`, in rings that say `NR_FORWARD`, go on to the other side
-//! of the interface; and host rings that the daemon runs for a program.
+//! Forwarding: packets that a program gives back with `NS_FORWARD`, in rings that say `NR_FORWARD`, go on to the other
+//! side of the interface; and host rings that the daemon runs for a program.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use lab::VethOptions;
 use unetmap::abi::NS_FORWARD;
 use unetmap::{BufIdx, Interest, Port};
 
-/// Has the port's receive rings forward, and gives back all that comes, with the mark where `goes_on` says so of a packet,
-/// until `done`.
+/// Has the port's receive rings forward, and gives back all that comes, with the mark where `goes_on` says so of a
+/// packet, until `done`.
 #[track_caller]
 fn give_back(port: &Port, goes_on: impl Fn(&[u8]) -> bool, what: &str, mut done: impl FnMut() -> bool) {
     port.rx_rings().iter().for_each(|ring| ring.set_forwarding(true));
     until(what, || {
-        port.poll(Interest::RX, Some(Duration::from_millis(10))).expect("a living port");
+        port.poll(Interest::RX, Some(Duration::from_millis(10))).expect("an open port");
         for ring in port.rx_rings() {
             let n = ring.space();
             for slot in ring.first(n) {
@@ -30,7 +30,7 @@ fn give_back(port: &Port, goes_on: impl Fn(&[u8]) -> bool, what: &str, mut done:
             }
             ring.advance(n);
         }
-        port.rxsync().expect("a living port");
+        port.rxsync().expect("an open port");
         done()
     });
 }
@@ -78,12 +78,12 @@ fn from_the_wire(home: &Home, policy: &str, spec: &str) {
     far.send_all(&sent[..20]);
     let mut left = 20;
     until("they are given back", || {
-        port.poll(Interest::RX, Some(Duration::from_millis(10))).expect("a living port");
+        port.poll(Interest::RX, Some(Duration::from_millis(10))).expect("an open port");
         for ring in port.rx_rings() {
             ring.window().for_each(|slot| slot.set_flags(slot.flags() | NS_FORWARD));
             left -= ring.advance(u32::MAX);
         }
-        port.rxsync().expect("a living port");
+        port.rxsync().expect("an open port");
         left == 0
     });
     stack.assert_quiet();
@@ -122,7 +122,7 @@ fn a_full_ring_is_forwarded() {
         far.send_all(&sent);
         let ring = &port.rx_rings()[0];
         until("all are there", || {
-            port.rxsync().expect("a living port");
+            port.rxsync().expect("an open port");
             ring.space() >= 1000
         });
         let mut got = Vec::new();
@@ -222,7 +222,7 @@ fn invalid_slots_are_not_forwarded() {
         for (turn, bad) in [0u32, 1, 0x7fff_ffff, u32::MAX].into_iter().enumerate() {
             far.send_all(&frames(&[60; 2], turn as u64 * 2));
             until("they come", || {
-                port.rxsync().expect("a living port");
+                port.rxsync().expect("an open port");
                 ring.space() >= 2
             });
             let mut slots = ring.window();
@@ -231,7 +231,7 @@ fn invalid_slots_are_not_forwarded() {
             first.set_len_flags(u16::MAX, NS_FORWARD);
             second.set_flags(NS_FORWARD);
             ring.advance(2);
-            port.rxsync().expect("a living port");
+            port.rxsync().expect("an open port");
             assert_same(&stack.collect(1), &[frame(60, turn as u64 * 2 + 1)]);
         }
         net.assert_alive();

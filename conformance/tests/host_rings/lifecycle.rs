@@ -1,5 +1,5 @@
-//! The life of an interface behind host rings: programs that come and go under a stream, and an owner who goes on managing
-//! the interface as before.
+//! The life of an interface behind host rings: programs that come and go under a stream, and an owner who goes on
+//! managing the interface as before.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
@@ -26,7 +26,8 @@ fn byte_at(place: u64) -> u8 {
     (place ^ place >> 8 ^ place >> 16) as u8
 }
 
-/// A TCP stream from the far to the near stack until `stop` is set; `arrived` counts its bytes, each of which is checked.
+/// A TCP stream from the far to the near stack until `stop` is set; `arrived` counts its bytes, each of which is
+/// checked.
 fn endless(net: &Net, stop: &AtomicBool, arrived: &AtomicU64) -> std::io::Result<()> {
     let listener = net.near.run(|| TcpListener::bind((V4[0], 0))).map_err(std::io::Error::other)??;
     let at = listener.local_addr()?;
@@ -170,8 +171,8 @@ fn the_administrator_can_manage_the_interface_as_before() {
     });
 }
 
-/// A request for an address as clients make it, from a socket of packets on an interface without one, and the answer, which
-/// a server of the far stack sends to all.
+/// A request for an address as clients make it, from a socket of packets on an interface without one, and the answer,
+/// which a server of the far stack sends to all.
 #[test]
 fn dhcp_works_through_host_rings() {
     isolated(|home: &Home| {

@@ -87,7 +87,8 @@ fn cleans(home: &Home, which: usize) {
         tap.send(&frame(addresses, [198, 51, b, c], 6));
         tap.send(&frame(addresses, [10, 9, 0, 77], 17));
         if i % 50 == 0 {
-            // A veth pair has no flow control: packets sent too fast for this machine would be dropped before the scrubber.
+            // A veth pair has no flow control: packets sent too fast for this machine would be dropped before the
+            // scrubber.
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -1,5 +1,5 @@
-//! Host rings: what a program sees there, what becomes of what it sends, and what is refused. All kinds of traffic with all
-//! ways to attach stand in `host_matrix`, deaths in `host_death`.
+//! Host rings: what a program sees there, what becomes of what it sends, and what is refused. All kinds of traffic with
+//! all ways to attach stand in `host_matrix`, deaths in `host_death`.
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
@@ -46,7 +46,7 @@ fn flows_are_spread_over_host_rings_and_keep_their_order() {
         std::thread::scope(|scope| {
             scope.spawn(|| send_flows(&net, FLOWS, EACH));
             until("all datagrams came", || {
-                port.poll(Interest::RX, Some(Duration::from_millis(10))).expect("a living daemon");
+                port.poll(Interest::RX, Some(Duration::from_millis(10))).expect("the daemon runs");
                 for (ring, used) in used.iter_mut().enumerate() {
                     for packet in take(&port, ring) {
                         let Some(flow) = flow_of(&packet) else { continue };
@@ -67,8 +67,8 @@ fn flows_are_spread_over_host_rings_and_keep_their_order() {
     });
 }
 
-/// What is cut, summed up and tagged by hardware elsewhere is whole here; what the stack gets from a program it takes as
-/// from the wire.
+/// What is cut, summed up and tagged by hardware elsewhere is whole here; what the stack gets from a program it takes
+/// as from the wire.
 #[test]
 fn host_segments_are_split_and_checksums_computed() {
     isolated(|home| {
@@ -86,7 +86,7 @@ fn host_segments_are_split_and_checksums_computed() {
                 result
             });
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                port.poll(Interest::RX, Some(Duration::from_millis(10))).expect("a living daemon");
+                port.poll(Interest::RX, Some(Duration::from_millis(10))).expect("the daemon runs");
                 for (from, to) in [(0, 1), (1, 0)] {
                     let (source, target) = (&port.rx_rings()[from], &port.tx_rings()[to]);
                     let n = source.space().min(target.space());
@@ -185,8 +185,8 @@ fn invalid_frames_are_not_sent_to_the_host() {
     });
 }
 
-/// Without host rings, and with all others, what the host sends is dropped and counted; a port that has not got everything
-/// leaves it to the wire.
+/// Without host rings, and with all others, what the host sends is dropped and counted; a port that has not got
+/// everything leaves it to the wire.
 #[test]
 fn host_packets_without_a_reader_are_dropped_or_stay_with_the_kernel() {
     isolated(|home| {
@@ -224,7 +224,7 @@ fn unsupported_host_ring_requests_are_refused() {
             assert!(got == errno && why.contains(says), "{spec}: {got} {why}");
         }
         for mode in [unetmap::abi::NR_REG_SW, unetmap::abi::NR_REG_NIC_SW, unetmap::abi::NR_REG_ONE_SW] {
-            let refused = Port::options().mode(mode).open("netmap:p{1").err().expect("a pipe has no host rings");
+            let refused = Port::options().mode(mode).open("netmap:p{1").expect_err("a pipe has no host rings");
             assert!(refused.errno() == 22 && refused.to_string().contains("no host rings"), "{refused}");
         }
         // The first open chooses the number of host rings; a number above the maximum is reduced.
@@ -298,7 +298,7 @@ fn removing_the_companion_ends_only_the_host_rings() {
         assert_same(&tap.collect(10), &sent);
         tap.send_all(&sent);
         until("they come", || {
-            nic.rxsync().expect("a living port");
+            nic.rxsync().expect("an open port");
             nic.rx_rings()[0].space() >= 10
         });
         drop((nic, host));

@@ -1,4 +1,5 @@
-//! Clients that crash or exit at any moment: their buffers, rings and locks are recovered, and other clients keep working.
+//! Clients that crash or exit at any moment: their buffers, rings and locks are recovered, and other clients keep
+//! working.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -117,8 +118,8 @@ impl Play {
     }
 }
 
-/// Pipes of one parent: one between two clients; two in a row with a bridge between them; the same two again without kills, whose
-/// buffers move from ring to ring while the daemon recovers those of killed clients; and one idle client.
+/// Pipes of one parent: one between two clients; two in a row with a bridge between them; the same two again without
+/// kills, whose buffers move from ring to ring while the daemon recovers those of killed clients; and one idle client.
 #[test]
 fn two_hundred_kills_under_traffic() {
     isolated(|home| {
@@ -200,8 +201,8 @@ fn two_hundred_kills_under_traffic() {
     });
 }
 
-/// A client killed during a buffer exchange leaves one buffer in two slots and another in none. The daemon repairs that, and must
-/// not treat buffers as lost that other clients are moving between rings at that moment.
+/// A client killed during a buffer exchange leaves one buffer in two slots and another in none. The daemon repairs
+/// that, and must not treat buffers as lost that other clients are moving between rings at that moment.
 #[test]
 fn recovery_after_a_crash_loses_no_packet_of_other_clients() {
     isolated(|home| {
@@ -244,15 +245,15 @@ fn recovery_after_a_crash_loses_no_packet_of_other_clients() {
     });
 }
 
-/// Sends packets in both directions. `near` is shared, so its syncs may be skipped while another client syncs: as programs for
-/// netmap do, it syncs until the ring is drained.
+/// Sends packets in both directions. `near` is shared, so its syncs may be skipped while another client syncs: as
+/// programs for netmap do, it syncs until the ring is drained.
 #[track_caller]
 fn both_ways(far: &Port, near: &Port, from: u64, to: u64) {
     exchange(far, near, 1, from, to);
     send(near, 2, from, to).expect("room for few");
     until("everything is sent", || {
-        near.txsync().expect("a living daemon");
-        far.rxsync().expect("a living daemon");
+        near.txsync().expect("the daemon runs");
+        far.rxsync().expect("the daemon runs");
         u64::from(far.rx_rings()[0].space()) == to - from
     });
     expect(far, 2, from, to);
@@ -287,7 +288,8 @@ fn a_crash_inside_a_sync_leaves_the_ring_usable() {
     });
 }
 
-/// Rings that one thread owns are synced by another thread, by another process at the same time, and by the first thread again.
+/// Rings that one thread owns are synced by another thread, by another process at the same time, and by the first
+/// thread again.
 #[test]
 fn owned_rings_can_be_synced_by_other_threads_and_processes() {
     isolated(|_| {
@@ -381,9 +383,9 @@ fn a_stopped_receiver_stops_only_its_sender() {
         stopped.signal(Signal::STOP);
         let far = open("netmap:s{1");
         let mut sent = 0;
-        while far.poll(Interest::TX, Some(Duration::from_millis(100))).expect("a living daemon").tx() {
+        while far.poll(Interest::TX, Some(Duration::from_millis(100))).expect("the daemon runs").tx() {
             sent += conformance::traffic::fill_some(&far.tx_rings()[0], 1, sent, 5000);
-            far.txsync().expect("a living daemon");
+            far.txsync().expect("the daemon runs");
         }
         assert_eq!(sent, RING, "a ring takes all its slots but one");
         // Other pipes, of the same parent and of another one, work.

@@ -46,7 +46,7 @@ fn an_idle_daemon_exits_and_the_next_program_starts_another() {
         assert_eq!(home.daemon(), daemon.pid());
         sleep(Duration::from_millis(2500));
         assert!(daemon.0.try_wait().expect("our child").is_none(), "it ended under an open port");
-        port.txsync().expect("a living daemon");
+        port.txsync().expect("the daemon runs");
         drop(port);
         assert!(daemon.wait().success(), "an idle daemon ends well");
         assert!(!socket.exists(), "it left its socket behind");
@@ -365,20 +365,20 @@ fn a_pipe_at_its_defaults_touches_at_most_16_mib() {
         for (tx, rx) in [(&a, &b), (&b, &a)] {
             let mut left = 20_000;
             while left > 0 {
-                tx.poll(Interest::TX, Some(LIMIT)).expect("a living daemon");
+                tx.poll(Interest::TX, Some(LIMIT)).expect("the daemon runs");
                 let full = vec![0x5a; tx.buf_size() as usize];
                 for slot in tx.tx_rings()[0].window() {
                     let n = slot.frame().write(0, &full);
                     slot.set_len_flags(n as u16, 0);
                 }
                 tx.tx_rings()[0].advance(u32::MAX);
-                tx.txsync().expect("a living daemon");
-                rx.rxsync().expect("a living daemon");
+                tx.txsync().expect("the daemon runs");
+                rx.rxsync().expect("the daemon runs");
                 for slot in rx.rx_rings()[0].window() {
                     assert_eq!(bytes_of(&slot).len(), full.len());
                 }
                 left -= rx.rx_rings()[0].advance(u32::MAX).min(left);
-                rx.rxsync().expect("a living daemon");
+                rx.rxsync().expect("the daemon runs");
             }
         }
         let bytes = home.snapshot().region("p").resident_bytes;
@@ -387,8 +387,8 @@ fn a_pipe_at_its_defaults_touches_at_most_16_mib() {
     });
 }
 
-/// Started from a shell, the daemon goes to the background and prints its socket; a second one is refused, and so is an unknown
-/// log level.
+/// Started from a shell, the daemon goes to the background and prints its socket; a second one is refused, and so is an
+/// unknown log level.
 #[test]
 fn a_daemon_started_by_hand_goes_to_the_background() {
     isolated(|home| {

@@ -1,5 +1,5 @@
-//! The documented behaviour of monitors: on pipes, where the client's library copies the packets to them, and on switches, where
-//! the switch does.
+//! The documented behaviour of monitors: on pipes, where the client's library copies the packets to them, and on
+//! switches, where the switch does.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -82,7 +82,7 @@ fn both_directions_are_seen_in_order() {
             expect(&a, 2, seq, seq + 1);
         }
         for monitor in [asks, answers] {
-            let got = receive(&monitor, 800).expect("a living port");
+            let got = receive(&monitor, 800).expect("an open port");
             let got: Vec<_> = got.iter().map(|bytes| packet::check(bytes)).collect();
             let due: Vec<_> = (0..400).flat_map(|seq| [Ok((1, seq)), Ok((2, seq))]).collect();
             assert_eq!(got, due, "{}", monitor.spec());
@@ -90,8 +90,8 @@ fn both_directions_are_seen_in_order() {
     });
 }
 
-/// Three monitors, one of which is slow and one of which never reads: each receives what it has room for, and its losses are
-/// counted; the monitored port waits for none of them.
+/// Three monitors, one of which is slow and one of which never reads: each receives what it has room for, and its
+/// losses are counted; the monitored port waits for none of them.
 #[test]
 fn slow_monitors_lose_only_their_own_copies() {
     isolated(|home| {
@@ -112,8 +112,8 @@ fn slow_monitors_lose_only_their_own_copies() {
             assert!(seen.in_order);
             assert_eq!(seen.copies + seen.dropped, PACKETS, "{seen:?}");
         }
-        assert!(seen_slowly.dropped > 0, "that was not slow");
-        assert_eq!(dropped(home, &asleep), PACKETS - 1023, "its shelf holds 1023");
+        assert!(seen_slowly.dropped > 0, "the slow monitor lost nothing");
+        assert_eq!(dropped(home, &asleep), PACKETS - 1023, "the mirror ring holds 1023");
         expect(&asleep, 1, 0, 1023);
         summary(&format!(
             "packets {PACKETS}; quick saw {} + {} dropped, slow {} + {}, asleep 1023 + {}",
@@ -159,13 +159,13 @@ fn all_rings_or_a_single_ring_can_be_monitored() {
         for (n, ring) in b.tx_rings().iter().enumerate() {
             fill_some(ring, 10 + n as u64, 0, 50);
         }
-        b.txsync().expect("a living port");
-        a.rxsync().expect("a living port");
+        b.txsync().expect("an open port");
+        a.rxsync().expect("an open port");
         for (n, ring) in a.tx_rings().iter().enumerate() {
             fill_some(ring, n as u64, 0, 20);
         }
-        a.txsync().expect("a living port");
-        all.rxsync().expect("a living port");
+        a.txsync().expect("an open port");
+        all.rxsync().expect("an open port");
         for (n, ring) in all.rx_rings().iter().enumerate() {
             let got: Vec<_> = ring.window().map(|slot| packet::check(&bytes_of(&slot))).collect();
             let received = (0..50).map(|seq| Ok((10 + n as u64, seq)));
@@ -199,9 +199,9 @@ fn monitors_see_packets_of_several_slots_whole() {
         for (seq, slots) in [(1, 4), (2, 4), (3, 4), (4, 4), (5, 3)] {
             chain(seq, slots);
         }
-        a.txsync().expect("a living port");
+        a.txsync().expect("an open port");
         let shown = |want: &[(u64, u64)]| {
-            monitor.rxsync().expect("a living port");
+            monitor.rxsync().expect("an open port");
             let ring = &monitor.rx_rings()[0];
             let mut due = want.iter().flat_map(|&(seq, slots)| (0..slots).map(move |i| (seq, i, i + 1 < slots)));
             for slot in ring.window() {
@@ -211,7 +211,7 @@ fn monitors_see_packets_of_several_slots_whole() {
             }
             assert_eq!(due.next(), None);
             ring.advance(ring.space());
-            monitor.rxsync().expect("a living port");
+            monitor.rxsync().expect("an open port");
         };
         shown(&[(1, 4), (2, 4), (3, 4), (5, 3)]);
         assert_eq!(dropped(home, &monitor), 4);
@@ -222,12 +222,12 @@ fn monitors_see_packets_of_several_slots_whole() {
                 slot.set_len_flags(slot.len(), if end && i + 1 == slots { 0 } else { NS_MOREFRAG });
             }
             ring.advance(slots);
-            a.txsync().expect("a living port");
+            a.txsync().expect("an open port");
         };
         piece(3, false);
-        assert_nothing(&monitor, "its end is still to come");
+        assert_nothing(&monitor, "the last slot is not sent yet");
         piece(2, true);
-        monitor.rxsync().expect("a living port");
+        monitor.rxsync().expect("an open port");
         assert_eq!(monitor.rx_rings()[0].space(), 5);
         // A packet of more slots than the mirror ring has.
         piece(30, false);
@@ -269,11 +269,11 @@ fn a_monitor_cannot_send() {
     isolated(|_| {
         let (a, _b) = (open("netmap:p{1"), open("netmap:p}1"));
         let monitor = open("netmap:p{1/rt");
-        assert_eq!(monitor.tx_rings().len(), 1, "programs expect to find one");
+        assert_eq!(monitor.tx_rings().len(), 1, "netmap programs expect one transmit ring");
         let error = monitor.txsync().expect_err("it cannot send");
         assert!(error.errno() == EIO && matches!(error, Error::ReadOnly { .. }), "{error}");
         assert!(error.to_string().contains("a monitor cannot send"), "{error}");
-        assert_nothing(&monitor, "who sends nothing is not stopped");
+        assert_nothing(&monitor, "a poll without packets to send is no error");
         fill_some(&monitor.tx_rings()[0], 1, 0, 1);
         let error = monitor.poll(Interest::RX, Some(Duration::ZERO)).expect_err("it cannot send");
         assert_eq!(error.errno(), EIO);
@@ -331,7 +331,7 @@ fn a_sleeping_monitor_is_woken() {
             exchange(&a, &b, 1, seq, seq + 1);
             seq += 1;
             std::thread::sleep(Duration::from_millis(20));
-            assert!(Instant::now() < end, "it slept on while {seq} packets came");
+            assert!(Instant::now() < end, "the monitor slept while {seq} packets came");
         }
         assert!(sleeper.wait().success());
     });
@@ -353,7 +353,7 @@ fn traffic_of_a_forked_child_is_monitored() {
         );
         until("it has the port open", || home.snapshot().sessions.len() == 3);
         let monitor = Port::options().rx_slots(4096).open("netmap:p}1/r").expect("a monitor");
-        send(&far, 1, 0, PACKETS).expect("somebody who receives");
+        send(&far, 1, 0, PACKETS).expect("room");
         assert!(forker.wait().success());
         expect(&monitor, 1, 0, PACKETS);
         assert_eq!(dropped(home, &monitor), 0);

@@ -1,5 +1,5 @@
-//! Monitors of interfaces (direct: served by the client's library; mediated: served by the daemon), and of switch ports, served
-//! by the switch.
+//! Monitors of interfaces (direct: served by the client's library; mediated: served by the daemon), and of switch
+//! ports, served by the switch.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -150,7 +150,7 @@ fn a_slow_monitor_of_a_switch_port_loses_only_its_own_packets() {
                 let mut got = 0u64;
                 loop {
                     let last = over.load(Relaxed);
-                    let ready = b.poll(Interest::RX, Some(Duration::from_millis(100))).expect("a living port");
+                    let ready = b.poll(Interest::RX, Some(Duration::from_millis(100))).expect("an open port");
                     if ready.is_none() && last {
                         return got;
                     }
@@ -158,14 +158,14 @@ fn a_slow_monitor_of_a_switch_port_loses_only_its_own_packets() {
                     ring.advance(ring.space());
                 }
             });
-            send(&a, 1, 0, PACKETS).expect("a switch that takes all");
+            send(&a, 1, 0, PACKETS).expect("room on the transmit ring");
             until("all was taken", || a.txsync().is_ok() && !a.tx_rings()[0].pending());
             over.store(true, Relaxed);
             (receiving.join().expect("no panic"), seeing.join().expect("no panic"))
         });
         assert!(seen.in_order);
         assert_eq!(seen.copies + seen.dropped, received, "{seen:?}");
-        assert!(seen.dropped > 0, "that was not slow");
+        assert!(seen.dropped > 0, "the slow monitor lost nothing");
         summary(&format!("sent {PACKETS}, delivered {received}, seen {} + {} dropped", seen.copies, seen.dropped));
     });
 }

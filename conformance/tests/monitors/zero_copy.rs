@@ -38,7 +38,7 @@ fn expect_buffers(monitor: &Port, flags: u16, sender: u64, from: u64, to: u64) {
         assert_eq!(slot.flags(), flags | NS_BUF_CHANGED);
     }
     ring.advance(ring.space());
-    monitor.rxsync().expect("a living port");
+    monitor.rxsync().expect("an open port");
 }
 
 /// Checks that each buffer of the pipe's region is accounted for.
@@ -60,19 +60,19 @@ fn zero_copy_monitors_see_sent_and_released_packets() {
         for round in 0..30 {
             let seq = round * 200;
             send(&a, 1, seq, seq + 200).expect("room");
-            b.rxsync().expect("a living port");
-            assert_nothing(&monitor, "nobody has given anything back");
+            b.rxsync().expect("an open port");
+            assert_nothing(&monitor, "no buffer was returned yet");
             expect(&b, 1, seq, seq + 200);
             expect_buffers(&monitor, 0, 1, seq, seq + 200);
             // The flag NS_BUF_CHANGED reports the exchange to the sender.
-            a.txsync().expect("a living port");
+            a.txsync().expect("an open port");
             let ring = &a.tx_rings()[0];
             let last = ring.slot(ring.tail());
             assert_eq!(last.flags() & NS_BUF_CHANGED, NS_BUF_CHANGED);
             send(&b, 2, seq, seq + 200).expect("room");
             expect(&a, 2, seq, seq + 200);
-            assert_nothing(&monitor, "the sender does not know yet that it was sent");
-            b.txsync().expect("a living port");
+            assert_nothing(&monitor, "the sender has not synced since it was sent");
+            b.txsync().expect("an open port");
             expect_buffers(&monitor, NS_TXMON, 2, seq, seq + 200);
         }
         assert_complete(home, more);
@@ -108,7 +108,7 @@ fn buffers_that_were_swapped_away_are_not_shown() {
         let (a, b) = (open("netmap:p{1"), Port::options().extra_bufs(8).open("netmap:p}1").expect("a pipe"));
         let (receiver, sender) = (open("netmap:p}1/z"), open("netmap:p{1/z"));
         send(&a, 1, 0, 8).expect("room");
-        b.rxsync().expect("a living port");
+        b.rxsync().expect("an open port");
         let ring = &b.rx_rings()[0];
         for (slot, seq) in ring.window().zip(0..) {
             if seq % 2 == 0 {
@@ -117,14 +117,14 @@ fn buffers_that_were_swapped_away_are_not_shown() {
             }
         }
         ring.advance(8);
-        b.rxsync().expect("a living port");
-        let seen = receive(&receiver, 4).expect("a living port");
+        b.rxsync().expect("an open port");
+        let seen = receive(&receiver, 4).expect("an open port");
         let seen: Vec<_> = seen.iter().map(|bytes| packet::check(bytes).map(|(_, seq)| seq)).collect();
         assert_eq!(seen, [Ok(1), Ok(3), Ok(5), Ok(7)]);
         assert_eq!(dropped_of(home, "p}1/zrt#1"), 4);
         // All of the sender's slots have buffers of others.
-        a.txsync().expect("a living port");
-        assert_nothing(&sender, "what comes back is not what was sent");
+        a.txsync().expect("an open port");
+        assert_nothing(&sender, "the returned buffers hold other packets");
         assert_eq!(dropped_of(home, "p{1/zrt#2"), 8);
         assert_eq!(home.snapshot().buffers("p").quarantined, 0);
     });
@@ -174,7 +174,7 @@ fn a_direct_interface_can_be_monitored_without_copies() {
             transmit(&port, 0, &all, BUFFER);
             assert_same(&tap.collect(all.len()), &all);
             until("the kernel has given back all buffers, and all are shown", || {
-                port.txsync().expect("a living port");
+                port.txsync().expect("an open port");
                 monitor.rxsync().is_ok() && monitor.rx_rings()[0].space() as usize == all.len()
             });
             assert_same(&take(&monitor, 0), &all);
@@ -231,9 +231,9 @@ fn buffers_of_a_killed_monitored_program_are_accounted_for() {
             let (rx, seen) = (&far.rx_rings()[0], &monitor.rx_rings()[0]);
             let end = std::time::Instant::now() + Duration::from_micros(rng.below(20_000));
             let step = |shown: &mut u64, came: &mut u64| {
-                far.poll(Interest::RX, Some(Duration::from_millis(1))).expect("a living port");
+                far.poll(Interest::RX, Some(Duration::from_millis(1))).expect("an open port");
                 for slot in rx.window() {
-                    assert!(packet::check(&bytes_of(&slot)).is_ok(), "a packet was spoilt");
+                    assert!(packet::check(&bytes_of(&slot)).is_ok(), "a packet was changed");
                 }
                 *came += u64::from(rx.space());
                 rx.advance(rx.space());

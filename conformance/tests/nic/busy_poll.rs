@@ -1,5 +1,5 @@
-//! `unetmap nic IF busy-poll ...`: sockets bound from then on use busy polling and transfer packets as before; which users may set
-//! it, how long it lasts, and which values are refused.
+//! `unetmap nic IF busy-poll ...`: sockets bound from then on use busy polling and transfer packets as before; which
+//! users may set it, how long it lasts, and which values are refused.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -57,7 +57,7 @@ fn polled(home: &Home, policy: &str) {
     let port = net.open("netmap:va");
     assert_eq!(of_queues(ns), [50, 50]);
     assert_works(&port, &tap, 0);
-    // A change is for ports opened from then on.
+    // A change applies to ports that are opened afterwards.
     done(ns, &["va", "busy-poll", "20", "8"]);
     assert_eq!(of_queues(ns), [50, 50]);
     done(ns, &["va", "busy-poll", "off"]);
@@ -93,7 +93,8 @@ fn busy_poll_is_set_on_new_sockets_mediated() {
     isolated(|home| polled(home, MEDIATED));
 }
 
-/// It is the interface's, beside its filter: each stays without the other, both go with the interface.
+/// The setting belongs to the interface, like its filter: each stays without the other, both are removed with the
+/// interface.
 #[test]
 fn busy_poll_lasts_as_long_as_the_interface() {
     isolated(|home| {
@@ -136,11 +137,11 @@ fn invalid_values_are_refused_with_the_allowed_ones() {
             assert!(said.contains("use `busy-poll USEC [BUDGET]`, or `busy-poll off`"), "{words:?}: {said}");
         }
         assert!(refused(&nic(&net.near, &["nope", "busy-poll", "50"])).contains("no such interface"));
-        assert_eq!(told(&net.near)["busy_poll"]["usec"], 50, "what was refused changed nothing");
+        assert_eq!(told(&net.near)["busy_poll"]["usec"], 50, "a refused setting changes nothing");
     });
 }
 
-/// As for filters: root, and users with the interface open directly.
+/// The same users as for filters may set it: root, and users with the interface open directly.
 #[test]
 fn only_permitted_users_can_set_busy_poll() {
     isolated(|home| {

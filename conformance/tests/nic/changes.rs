@@ -17,7 +17,7 @@ use conformance::{Home, LIMIT, isolated, packet, program, until};
 use lab::{Ns, VethOptions};
 use unetmap::{Error, Interest, Port};
 
-/// Within this time a program learns that its interface has gone.
+/// Maximum time until a program gets the error that its interface has gone.
 const SOON: Duration = Duration::from_secs(1);
 /// Packets on their way at most: fewer than a ring holds.
 const WINDOW: u64 = 400;
@@ -106,7 +106,7 @@ fn deleted(home: &Home, policy: &str) {
         assert_works(&net.open("netmap:va"), &net.tap(), 0);
     }
     assert!(slowest < SOON, "{slowest:?}");
-    summary(&format!("5 times deleted, 5 programs each: told after at most {} ms", slowest.as_millis()));
+    summary(&format!("5 times deleted, 5 programs each: error after at most {} ms", slowest.as_millis()));
 }
 
 #[test]
@@ -131,7 +131,8 @@ fn counting(port: Port, asleep: bool, got: Arc<AtomicU64>, stop: Arc<AtomicBool>
     })
 }
 
-/// The link goes down and up at either end: busy and sleeping receivers continue, and get each frame that is sent while it is up.
+/// The link goes down and up at either end: busy and sleeping receivers continue, and get each frame that is sent while
+/// it is up.
 fn down_and_up(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, VethOptions { queues: 2, ..CABLE }) else { return };
     let far = open_in(&net.far, "netmap:vb/T");
@@ -141,7 +142,7 @@ fn down_and_up(home: &Home, policy: &str) {
         .map(|(spec, asleep)| counting(net.open(spec), asleep, got[usize::from(asleep)].clone(), stop.clone()));
     let mut slowest = Duration::ZERO;
     for round in 0..12u64 {
-        // A frame of the link's own time comes through once the link is up, if not the first, then a later one.
+        // The first frames after the link is up may be lost; a later one arrives.
         let begin = Instant::now();
         for (queue, got) in got.iter().enumerate() {
             let before = got.load(Relaxed);
@@ -176,7 +177,7 @@ fn down_and_up(home: &Home, policy: &str) {
         thread.join().expect("neither failed");
     }
     summary(&format!(
-        "link down and up 12 times: a spinner and a sleeper got every frame between; carried again after {} ms at most",
+        "link down and up 12 times: busy and sleeping receivers got every frame; carried again after {} ms at most",
         slowest.as_millis()
     ));
 }
@@ -191,8 +192,8 @@ fn a_link_can_go_down_and_up_mediated() {
     isolated(|home| down_and_up(home, MEDIATED));
 }
 
-/// What was handed over while the interface was off goes when it is on, though the program sleeps and waits for something
-/// else.
+/// Packets handed to the kernel while the interface was down are sent when it is up, although the program sleeps and
+/// waits for something else.
 fn sent_when_up(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, CABLE) else { return };
     let (port, tap) = (net.open("netmap:va"), net.tap());
@@ -213,7 +214,7 @@ fn sent_when_up(home: &Home, policy: &str) {
             });
             assert!(sleeper.join().expect("no panic").is_ok_and(Interest::rx));
         });
-        port.rxsync().expect("a living daemon");
+        port.rxsync().expect("the daemon runs");
         take(&port, 0);
     }
     drain(&port);
@@ -230,8 +231,8 @@ fn packets_queued_while_the_link_is_down_are_sent_later_mediated() {
     isolated(|home| sent_when_up(home, MEDIATED));
 }
 
-/// An MTU beyond a buffer, and back, while a port is open: long frames come and go in several slots, or, where the driver
-/// cannot, the kernel does not allow it.
+/// An MTU beyond a buffer, and back, while a port is open: long frames come and go in several slots, or, where the
+/// driver cannot, the kernel does not allow it.
 fn longer_and_shorter(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, CABLE) else { return };
     let (port, mut sent) = (net.open("netmap:va"), 0);
@@ -272,8 +273,8 @@ fn rx_queues(net: &Net) -> u32 {
     line.and_then(|n| n.trim().parse().ok()).unwrap_or_else(|| panic!("{text}"))
 }
 
-/// The number of queues is changed under an open port: the kernel refuses, or the port keeps the rings that it has; closed,
-/// and opened again, it has as many as the interface.
+/// The number of queues is changed under an open port: the kernel refuses, or the port keeps the rings that it has;
+/// closed, and opened again, it has as many as the interface.
 fn other_queues(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, VethOptions { queues: 4, ..CABLE }) else { return };
     for queues in ["2", "4", "1", "3"] {
@@ -307,7 +308,7 @@ fn an_open_port_keeps_its_rings_when_the_number_of_queues_changes_mediated() {
     isolated(|home| other_queues(home, MEDIATED));
 }
 
-/// A queue is closed and bound again, by programs that take what comes there, send, or do neither, while another queue is
+/// A queue is closed and bound again, by programs that receive, send, or do neither, while another queue is
 /// in use: that one loses nothing and its packets keep their order.
 fn rebound(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, VethOptions { queues: 2, ..CABLE }) else { return };
@@ -322,7 +323,7 @@ fn rebound(home: &Home, policy: &str) {
                     match packet::check(&bytes) {
                         Ok((LAST, _)) => return next,
                         Ok((1, seq)) if seq == next => next += 1,
-                        other => panic!("{other:?} where packet {next} was due"),
+                        other => panic!("{other:?} instead of packet {next}"),
                     }
                 }
                 taken.store(next, Relaxed);
@@ -373,8 +374,8 @@ fn rebinding_one_queue_loses_no_packet_of_the_other_mediated() {
     isolated(|home| rebound(home, MEDIATED));
 }
 
-/// An XDP program attached by netlink stays when the attaching process exits: the port is refused with the command that removes
-/// the program, and opens after that command. No other program replaces that of the port.
+/// An XDP program attached by netlink stays when the attaching process exits: the port is refused with the command that
+/// removes the program, and opens after that command. No other program replaces that of the port.
 #[test]
 fn an_xdp_program_without_a_holder_is_removed_by_the_suggested_command() {
     isolated(|home| {
@@ -396,12 +397,12 @@ fn an_xdp_program_without_a_holder_is_removed_by_the_suggested_command() {
             let said = String::from_utf8_lossy(&said);
             let remedy = said.split(['(', ')']).find(|part| part.starts_with("ip link set") && part.ends_with(" off"));
             let remedy = remedy.unwrap_or_else(|| panic!("{said}"));
-            assert_eq!(told, remedy, "the refusal tells what the doctor tells");
-            assert!(net.pings(), "what was there goes on");
+            assert_eq!(told, remedy, "the refusal and the doctor name the same remedy");
+            assert!(net.pings(), "the other program keeps working");
             net.near.tool("sh", &["-c", remedy]).expect("the remedy");
             let (port, tap) = (net.open("netmap:va"), net.tap());
             assert_works(&port, &tap, 0);
-            // Now the port's program is the one that is there.
+            // Now the port's XDP program is attached.
             for mode in ["xdpdrv", "xdpgeneric", "xdp"] {
                 assert!(attach(&net, mode, &object).is_err(), "{mode}: the port's program was replaced");
             }

@@ -1,5 +1,5 @@
-//! Interfaces in containers: a process of a pod, with a user and a network namespace that the pod made itself, no capability,
-//! and no more of the daemon than its socket in a folder that is mounted into the pod.
+//! Interfaces in containers: a process of a pod, with a user and a network namespace that the pod made itself, no
+//! capability, and no more of the daemon than its socket in a folder that is mounted into the pod.
 //!
 //! ```text
 //!   the machine                         the pod: its root is an unprivileged user outside
@@ -200,7 +200,7 @@ fn a_bridge_in_a_pod_works_and_leaves_nothing_when_killed() {
                 let pings = net.far.tool("ping", &["-n", "-c", "1", "-W", "1", "10.9.0.1"]).is_ok();
                 pings && moved() >= 4
             });
-            // All at once: its processes, and with them its namespaces and interfaces.
+            // Kills all processes of the pod at once, which removes its namespaces and interfaces.
             drop((bridge, pod));
             until("nothing is left", || home.snapshot().regions.is_empty());
             until("the cable has gone with its end", || net.far.mac("vb").is_err());

@@ -1,5 +1,5 @@
-//! The daemon is killed while programs have an interface open: the kernel's stack receives from it again, and nothing is left
-//! behind.
+//! The daemon is killed while programs have an interface open: the kernel's stack receives from it again, and nothing
+//! is left behind.
 
 use std::io::Read as _;
 use std::process::Stdio;
@@ -19,7 +19,7 @@ fn traces(net: &Net) -> Vec<String> {
     for ns in [&net.near, &net.far] {
         for what in [&["-o", "link"][..], &["route", "show", "table", "all"], &["rule"], &["-d", "link"]] {
             let text = ns.ip(what).expect("a namespace");
-            // Neither the counts of queue disciplines nor times belong here; a program would be a line of its own.
+            // Neither the counts of queue disciplines nor times belong here; an attached program has a line of its own.
             all.extend(text.lines().filter(|line| what[0] != "-d" || line.contains("xdp")).map(str::to_owned));
         }
     }

@@ -1,5 +1,5 @@
-//! `unetmap nic IF filter ...`: only matching frames enter the port, all others stay with the kernel; which users may set a
-//! filter, how long it lasts, and which expressions are refused.
+//! `unetmap nic IF filter ...`: only matching frames enter the port, all others stay with the kernel; which users may
+//! set a filter, how long it lasts, and which expressions are refused.
 
 use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt;
@@ -29,13 +29,13 @@ fn told(ns: &Ns, interface: &str) -> Value {
     serde_json::from_str(&done(ns, &[interface, "--json"])).expect("JSON")
 }
 
-/// The expression in force, or to be.
+/// The expression that is active, or will be once the interface is open.
 #[track_caller]
 fn filter_of(ns: &Ns, interface: &str) -> Value {
     told(ns, interface)["filter"]["expression"].clone()
 }
 
-/// Datagrams from the far end, and whether they come to a port; the near stack's own socket gets the others.
+/// Sends datagrams from the far end and checks whether they reach a port; the near stack's own socket gets the others.
 struct Datagrams {
     near: UdpSocket,
     far: UdpSocket,
@@ -51,14 +51,14 @@ impl Datagrams {
         Datagrams { near: socket(&net.near, "10.9.0.1:7777"), far: socket(&net.far, "10.9.0.2:7777") }
     }
 
-    /// Sends one; whether it came to the stack of the near end.
+    /// Sends one; returns whether the stack of the near end received it.
     fn reaches_stack(&self, n: u8) -> bool {
         self.far.send_to(&[n; 30], "10.9.0.1:7777").expect("a route");
         let mut bytes = [0; 100];
         self.near.recv(&mut bytes).is_ok_and(|len| bytes[..len] == [n; 30])
     }
 
-    /// Sends one; whether it came to the port.
+    /// Sends one; returns whether the port received it.
     fn reaches_port(&self, port: &Port, n: u8) -> bool {
         self.far.send_to(&[n; 30], "10.9.0.1:7777").expect("a route");
         let end = Instant::now() + Duration::from_millis(300);
@@ -84,9 +84,9 @@ fn only_matching_frames(home: &Home, policy: &str) {
     for n in 2..12 {
         assert!(datagrams.reaches_port(&port, n), "datagram {n}");
         assert!(net.pings(), "ARP and ICMP stay with the kernel");
-        assert!(!take(&port, 0).iter().any(|frame| frame[23] != 17), "something else than UDP came to the port");
+        assert!(!take(&port, 0).iter().any(|frame| frame[23] != 17), "the port received something else than UDP");
     }
-    assert!(!datagrams.reaches_stack(20), "a frame that enters the port does not come to the stack as well");
+    assert!(!datagrams.reaches_stack(20), "a frame that enters the port does not reach the stack as well");
     // Sent frames are not filtered.
     let sent = frames(&[60, 100, 1514], 7);
     transmit(&port, 0, &sent, BUFFER);
@@ -116,7 +116,7 @@ fn only_matching_frames_enter_mediated() {
     isolated(|home| only_matching_frames(home, MEDIATED));
 }
 
-/// The filter is the interface's: ports come and go.
+/// The filter belongs to the interface: it stays when ports are closed and opened.
 #[test]
 fn a_filter_survives_closed_ports_and_interface_changes() {
     isolated(|home| {
@@ -205,7 +205,7 @@ fn a_filter_is_removed_with_its_namespace() {
             assert_eq!(filter_of(&guest, "va"), Value::Null, "a number that was used before: round {round}");
             done(&guest, &["va", "filter", "udp"]);
             done(&net.near, &["va", "filter", "icmp"]);
-            // With nothing else in it, the namespace ends, and the other end of the cable with it.
+            // Nothing else refers to the namespace: it is removed, and so is the other end of the veth pair.
             let path = guest.path();
             Command::new("ip").args(["netns", "del", guest.name()]).status().expect("ip");
             assert!(!path.exists());
@@ -244,7 +244,7 @@ fn a_daemon_with_filters_does_not_exit_when_idle() {
             assert_eq!(filter_of(&near, "va"), Value::Null);
             done(&near, &["va", "filter", "udp"]);
             std::thread::sleep(Duration::from_millis(3500));
-            assert!(matches!(daemon.0.try_wait(), Ok(None)), "it has a filter to keep");
+            assert!(matches!(daemon.0.try_wait(), Ok(None)), "a daemon with a filter does not exit");
             assert_eq!(filter_of(&near, "va"), "udp");
             match end {
                 "off" => drop(done(&near, &["va", "filter", "off"])),
@@ -305,19 +305,19 @@ fn only_permitted_users_can_set_a_filter() {
         let ask = |uid, args: &[&str]| nic_as(&net, &tool, uid, args);
         let set = |uid, expression| ask(uid, &["va", "filter", expression]);
         assert!(set(OWNER, "udp").status.success());
-        assert!(set(OTHER, "tcp").status.success(), "nobody has it open");
+        assert!(set(OTHER, "tcp").status.success(), "no program has it open");
         assert_eq!(filter_of(&net.near, "va"), "tcp");
         for words in ["udp", "off"] {
             assert!(refused(&set(GUEST, words)).contains("gets it through the daemon; its filter is set by root"));
             assert!(refused(&set(NOBODY, words)).contains("(the policy says who may: unetmap-policy(5))"));
         }
-        // So does a user's own daemon.
+        // Showing the settings is refused as well.
         assert!(refused(&ask(NOBODY, &["va"])).contains("may not open it"));
         assert_eq!(filter_of(&net.near, "va"), "tcp");
         let shown: Value = serde_json::from_slice(&ask(GUEST, &["va", "--json"]).stdout).expect("JSON");
         assert_eq!((&shown["access"], &shown["filter"]["expression"]), (&"mediated".into(), &"tcp".into()));
 
-        // While a user has it open, it is that user's and root's.
+        // While a user has it open, only that user and root may set its filter.
         let hold = || {
             let mut command = net.near.command("setpriv");
             let (uid, gid) = (format!("--reuid={OWNER}"), format!("--regid={OWNER}"));
@@ -333,11 +333,11 @@ fn only_permitted_users_can_set_a_filter() {
         let shown = told(&net.near, "va");
         assert_eq!(shown["port"]["sessions"][0]["uid"], OWNER);
         let others: Value = serde_json::from_slice(&ask(OTHER, &["va", "--json"]).stdout).expect("JSON");
-        assert_eq!(others["port"]["sessions"], Value::Array(Vec::new()), "who else is nobody's business");
+        assert_eq!(others["port"]["sessions"], Value::Array(Vec::new()), "sessions of other users are hidden");
         holder.kill();
         until("it is closed", || home.snapshot().sessions.is_empty());
 
-        // While it is open through the daemon, only root's.
+        // While it is open through the daemon, only root may set its filter.
         set_policy(
             home,
             &policy
@@ -385,11 +385,11 @@ fn an_invalid_filter_is_refused_with_the_position_of_the_error() {
         }
         assert!(refused(&nic(&net.near, &["nope", "filter", "udp"])).contains("no such interface"));
         assert_eq!(nic(&net.near, &["va", "filter"]).status.code(), Some(2));
-        assert_eq!(filter_of(&net.near, "va"), "udp", "what was refused changed nothing");
+        assert_eq!(filter_of(&net.near, "va"), "udp", "a refused setting changes nothing");
     });
 }
 
-/// No frame is judged by half of the old and half of the new, and none that both accept is lost.
+/// A filter is replaced atomically: no frame is matched against parts of both, and no frame that both accept is lost.
 fn changed_under_traffic(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, CABLE) else { return };
     let expressions = ["ether proto 0x88b5", "ether proto 0x88b5 or udp", "not ip and not arp", "len > 14"];

@@ -1,4 +1,5 @@
-//! Events of an interface while a program has it open: each leads to a clear error or a consistent state, never to a hang.
+//! Events of an interface while a program has it open: each leads to a clear error or a consistent state, never to a
+//! hang.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use unetmap::abi::{NETMAP_REQ_PORT_INFO_GET, NmreqPortInfoGet};
 use unetmap::errno::EINVAL;
 use unetmap::{Interest, Port};
 
-/// Within this time a program learns that its interface has gone.
+/// Maximum time until a program gets the error that its interface has gone.
 const SOON: Duration = Duration::from_secs(1);
 
 fn ip(net: &Net, words: &str) {
@@ -28,7 +29,7 @@ fn assert_ended(port: &Port) {
         let error = call(port).expect_err("the interface has gone").to_string();
         assert!(error.contains("the interface is gone"), "{error}");
     }
-    assert!(port.poll(Interest::RX, None).is_err(), "asleep for ever");
+    assert!(port.poll(Interest::RX, None).is_err(), "poll returned no error");
     assert!(start.elapsed() < SOON);
 }
 
@@ -58,7 +59,7 @@ fn a_renamed_interface_keeps_working_mediated() {
 fn moved(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, CABLE) else { return };
     let port = net.open("netmap:va");
-    // One that sleeps, and one that can do nothing for its interface any more.
+    // One program sleeps; the other is stopped and cannot react.
     let pkt_gen = || Guard::spawn(net.command(program("pkt-gen")).args(["-i", "netmap:va", "-f", "rx", "-w", "0"]));
     let (mut asleep, stopped) = (pkt_gen(), pkt_gen());
     until("all have it open", || home.snapshot().sessions.iter().filter(|session| session.port == "va").count() >= 3);
@@ -66,17 +67,17 @@ fn moved(home: &Home, policy: &str) {
     let elsewhere = net.lab.namespace("elsewhere").expect("a namespace");
     ip(&net, &format!("link set dev va netns {}", elsewhere.name()));
     let start = Instant::now();
-    assert_eq!(asleep.wait().code(), Some(1), "it sleeps on");
+    assert_eq!(asleep.wait().code(), Some(1), "the sleeping program did not exit");
     let told = start.elapsed();
     assert!(told < SOON, "{told:?}");
     until("all are told", || port.rxsync().is_err());
     assert_ended(&port);
-    // It is the kernel's, although a program that cannot know still has it open.
+    // The kernel can use the interface, although a stopped program still has it open.
     elsewhere.ip(&["link", "set", "dev", "va", "up"]).expect("an interface");
     elsewhere.ip(&["addr", "add", "10.9.0.1/24", "dev", "va"]).expect("an interface");
     elsewhere.wait_up("va").expect("a cable");
     until("the kernel's stack has it", || conformance::net::pings(&elsewhere, "10.9.0.2"));
-    // There it can be opened anew, and back here.
+    // It can be opened in the new namespace, and here after it is moved back.
     assert_works(&open_in(&elsewhere, "netmap:va"), &net.tap(), 0);
     elsewhere.ip(&["link", "set", "dev", "va", "netns", net.near.name()]).expect("an interface");
     ip(&net, "link set dev va up");
@@ -84,7 +85,7 @@ fn moved(home: &Home, policy: &str) {
     let anew = net.open("netmap:va");
     assert_works(&anew, &net.tap(), 0);
     assert_ended(&port);
-    summary(&format!("a sleeper was told after {} ms", told.as_millis()));
+    summary(&format!("a sleeping program got the error after {} ms", told.as_millis()));
 }
 
 #[test]
@@ -101,7 +102,7 @@ fn shaken(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, VethOptions { queues: 4, ..CABLE }) else { return };
     let (port, tap) = (net.open("netmap:va"), net.tap());
     assert_works(&port, &tap, 0);
-    // The link is lost, and back.
+    // The link goes down, and up again.
     net.far.ip(&["link", "set", "dev", "vb", "down"]).expect("an interface");
     net.far.ip(&["link", "set", "dev", "vb", "up"]).expect("an interface");
     net.near.wait_up("va").expect("a cable");
@@ -196,7 +197,7 @@ fn an_interface_can_be_opened_in_a_chosen_region() {
         assert_works(&port, &tap, 1);
         assert_eq!(net.refused("netmap:va@1").0, EINVAL);
         assert_eq!(net.refused("netmap:va@999").0, EINVAL);
-        assert!(net.open("netmap:va").same_region(&pipe), "without a number it is where it is");
+        assert!(net.open("netmap:va").same_region(&pipe), "an open port stays in its region");
         drop(port);
         net.assert_given_back();
         assert!(!net.open("netmap:va").same_region(&pipe));

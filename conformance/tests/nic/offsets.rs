@@ -10,7 +10,7 @@ use unetmap::{BufIdx, Interest, Port, SlotRef};
 
 /// Fill byte of buffers outside of frames.
 const FILL: [u8; BUFFER] = [0xa5; BUFFER];
-/// Of `@offset:bits=16` the rest of a slot's word is the program's.
+/// With `@offset:bits=16` the remaining bits of a slot's `ptr` belong to the program.
 const OWN: u64 = 0xfeed_0000_0000;
 
 fn whole(port: &Port, slot: &SlotRef<'_>) -> [u8; BUFFER] {
@@ -34,7 +34,7 @@ fn frames_at_an_offset_are_sent_and_received() {
         let all = frames(&[60, 61, 1514], 7);
         tap.send_all(&all);
         until("they are there", || {
-            port.poll(Interest::RX, None).expect("a living daemon");
+            port.poll(Interest::RX, None).expect("the daemon runs");
             port.rx_rings()[0].space() == 3
         });
         for (slot, frame) in port.rx_rings()[0].window().zip(&all) {
@@ -44,7 +44,7 @@ fn frames_at_an_offset_are_sent_and_received() {
     });
 }
 
-/// The program chooses for each slot, and whatever it chooses, no byte outside is touched.
+/// The program chooses an offset for each slot; no byte outside of the frame is written.
 #[test]
 fn each_slot_has_an_offset_of_its_own() {
     isolated(|home| {
@@ -59,14 +59,14 @@ fn each_slot_has_an_offset_of_its_own() {
                 let all = frames(&lens, round << 20 | part << 8);
                 tap.send_all(&all);
                 until("they are there", || {
-                    port.poll(Interest::RX, None).expect("a living daemon");
+                    port.poll(Interest::RX, None).expect("the daemon runs");
                     rx.space() == 64
                 });
                 for (i, (slot, frame)) in rx.window().zip(&all).enumerate() {
                     let (at, v) = (slot.pos().raw() as usize, slot.get());
                     let offset = wanted[at];
                     assert_eq!((v.ptr & 0xffff, usize::from(v.len), v.flags & NS_MOREFRAG), (offset, frame.len(), 0));
-                    assert_eq!(v.ptr & !0xffff, if round > 0 { OWN } else { 0 }, "the other bits are the program's");
+                    assert_eq!(v.ptr & !0xffff, if round > 0 { OWN } else { 0 }, "the other bits are unchanged");
                     let bytes = whole(&port, &slot);
                     let (from, to) = (offset as usize, offset as usize + frame.len());
                     assert!(bytes[from..to] == frame[..], "frame {i} of round {round}");
@@ -78,7 +78,7 @@ fn each_slot_has_an_offset_of_its_own() {
                     slot.set_ptr(OWN | wanted[at]);
                 }
                 rx.advance(64);
-                port.rxsync().expect("a living daemon");
+                port.rxsync().expect("the daemon runs");
             }
         }
         // Sending: from anywhere, up to the end of the buffer; beyond it nothing is sent.
@@ -108,7 +108,7 @@ fn sharing_a_queue_requires_the_same_offsets() {
         let first = net.open("netmap:va/R@offset:initial=64,bits=8");
         assert_eq!(net.refused("netmap:va@offset:initial=65,bits=8").0, EBUSY);
         assert_eq!(net.refused("netmap:va@offset:initial=64,bits=16").0, EBUSY);
-        // The other direction's ring is free, but the queue has its memory.
+        // The other direction's ring is free, but the memory of the queue is already registered with the first offset.
         assert_eq!(net.refused("netmap:va/T@offset:initial=65,bits=8").0, EBUSY);
         let (less, none) = (net.open("netmap:va@offset:initial=10,bits=6"), net.open("netmap:va/T"));
         let tap = net.tap();
@@ -121,7 +121,7 @@ fn sharing_a_queue_requires_the_same_offsets() {
         let plain = net.open("netmap:va");
         assert!(plain.rx_rings()[0].window().all(|slot| slot.frame().capacity() == BUFFER));
         assert_works(&plain, &tap, 3);
-        // The queue is open without room.
+        // The queue is open without an offset.
         assert_eq!(net.refused("netmap:va/R@offset=1").0, EBUSY);
     });
 }

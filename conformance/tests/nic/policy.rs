@@ -1,5 +1,5 @@
-//! Who may have which interface, and that whoever may needs no privilege: a user without any capability, in a namespace
-//! that is not the daemon's.
+//! The policy decides which user may open which interface, and a permitted user needs no privilege: here a user without
+//! any capability, in another namespace than the daemon.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -48,7 +48,7 @@ impl Nobody {
         Some(Nobody { folder })
     }
 
-    /// Runs `program` in `ns`, with no privilege and none to get.
+    /// Runs `program` in `ns`, without privileges and without a way to gain them.
     fn command(&self, ns: &Ns, program: &str) -> Command {
         let mut command = ns.command("setpriv");
         let user = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")];
@@ -88,7 +88,7 @@ impl Nobody {
         let (file, count) = (self.counter(&format!("{label}-tx")), PACKETS.to_string());
         let mut sender = start(self.command(ns, "shared_sender").args(["netmap:va", &file, &count]));
         for seq in 0..PACKETS {
-            let got = tap.next(LIMIT).unwrap_or_else(|| panic!("packet {seq} did not come: {}", end(&mut sender)));
+            let got = tap.next(LIMIT).unwrap_or_else(|| panic!("packet {seq} did not arrive: {}", end(&mut sender)));
             assert_eq!(packet::check(&got), Ok((1, seq)));
         }
         assert!(end(&mut sender).contains(&format!("sent {PACKETS}")));
@@ -147,7 +147,7 @@ fn users_are_refused_unless_a_rule_allows_them() {
             set_policy(home, &policy);
             let (errno, said) = nobody.refused(&net.near, spec);
             assert_eq!(errno, 13, "{policy}: {said}");
-            // Whether there is anything else for this user or not.
+            // The text depends on whether another rule names this user.
             let sentences = [
                 format!("user {NOBODY} may not open it (the policy says who may"),
                 "no rule of this daemon's policy".into(),
@@ -156,7 +156,7 @@ fn users_are_refused_unless_a_rule_allows_them() {
             assert!(told && said.contains(spec) && said.contains("unetmap-policy(5)"), "{policy}: {said}");
         }
         assert!(!net.has_xdp() && home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
-        // Nor its pipes, nor pipes at all.
+        // The interface's pipes are refused too, and so are all other pipes.
         set_policy(home, DIRECT);
         for spec in ["netmap:va{1", "netmap:x{1"] {
             let (errno, said) = nobody.refused(&net.near, spec);
@@ -170,7 +170,7 @@ fn users_are_refused_unless_a_rule_allows_them() {
         set_policy(home, &rule("*", None, "direct"));
         let (errno, said) = nobody.refused(&net.near, "netmap:vx");
         assert!(errno == 6 && said.contains("no such interface"), "{said}");
-        // Root has it as before.
+        // Root can open it as before.
         assert_works(&net.open("netmap:va"), &net.tap(), 0);
         net.assert_given_back();
     });
@@ -184,7 +184,7 @@ fn with_a_rule(home: &Home, access: &str) {
     assert!(said.starts_with("opened "), "{said}");
     assert_eq!(said.starts_with("opened 1,"), access == "direct", "{said}");
     nobody.assert_sends_and_receives(home, &net.near, &net.tap(), "one");
-    // And with a program that everybody has.
+    // The same with pkt-gen, a program of netmap.
     until("the port is closed", || home.snapshot().ports.is_empty());
     let before = net.far.counters("vb").expect("an interface");
     let mut tx = start(nobody.command(&net.near, "pkt-gen").args(["-i", "va", "-f", "tx", "-n", "20000", "-w", "0"]));
@@ -224,7 +224,7 @@ fn same_name_twice(home: &Home, access: &str) {
         both.into_iter().for_each(|thread| thread.join().expect("no panic"));
     });
     taps.iter().for_each(Tap::assert_quiet);
-    // Both certainly are open at the same time.
+    // Both are open at the same time.
     let hold = |ns: &Ns| start(nobody.command(ns, "traffic_client").args(["hold", "netmap:va"]));
     let _both = [hold(&net.near), hold(&c)];
     let kind = if access == "direct" { "nic" } else { "mediated" };
@@ -283,8 +283,8 @@ fn a_refusal_names_the_process_that_has_the_interface_open() {
     });
 }
 
-/// The policy applies to opens: open ports stay open when the file changes. With an invalid file every open is refused, and the
-/// error names the line.
+/// The policy applies to opens: open ports stay open when the file changes. With an invalid file every open is refused,
+/// and the error names the line.
 #[test]
 fn a_policy_change_applies_from_the_next_open() {
     isolated(|home| {
@@ -308,7 +308,7 @@ fn a_policy_change_applies_from_the_next_open() {
             assert!(said.contains("took 100"), "{said}");
             until("it is closed", || home.snapshot().ports.is_empty());
         }
-        // One that others could have written is not believed.
+        // A policy file that other users can write is rejected.
         set_policy(home, &rule("va", None, "direct"));
         fs::set_permissions(policy_file(home), fs::Permissions::from_mode(0o666)).expect("our own file");
         let (errno, said) = nobody.refused(&net.near, "netmap:va");
@@ -336,7 +336,7 @@ fn two_users_of_one_namespace_share_no_memory() {
         let regions = home.snapshot().regions;
         assert_eq!(regions.iter().map(|region| region.mem_id).collect::<Vec<_>>(), [1, 1]);
         assert_eq!(regions.iter().map(|region| region.sessions).collect::<Vec<_>>(), [1, 1]);
-        // Pipes of the other's interface are not to be had either.
+        // Pipes of the other user's interface are refused, too.
         let (errno, said) = nobody.refused(&net.near, "netmap:vc{1");
         assert_eq!(errno, 13, "{said}");
         assert!(nobody.ask(&net.near, "netmap:va{1").starts_with("opened 1,"));
@@ -355,7 +355,7 @@ fn only_root_changes_the_switches_of_the_system() {
             return;
         };
         let Some(nobody) = Nobody::new(home) else { return };
-        // A switch of its own it may have, in the daemon that serves its pipes.
+        // The user may create a switch in the daemon that serves its pipes.
         assert!(nobody.ask(&net.near, "vale0:mine").starts_with("opened"));
         for args in [["-n", "vi0"], ["-r", "va"], ["-a", "vale0:va"], ["-d", "vale0:va"], ["-p", "vale0:va"]] {
             let out = nobody.command(&net.near, "vale-ctl").args(args).output().expect("it runs");

@@ -1,5 +1,5 @@
-//! How hardware spreads frames over queues, on interfaces that have none of it: what cannot be done is refused with what
-//! can be done instead.
+//! Receive steering settings on interfaces without hardware support: an unsupported setting is refused, and the error
+//! names an alternative.
 
 use conformance::net::{CABLE, DIRECT, Net, assert_works};
 use conformance::{isolated, program};

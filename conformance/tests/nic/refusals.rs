@@ -1,5 +1,5 @@
-//! What the daemon is not allowed: each refusal is one sentence that names the remedy, leaves nothing behind, and with the
-//! remedy the port opens.
+//! Opens that fail because the daemon lacks a privilege: each error is one sentence that names the remedy, nothing is
+//! left behind, and with the remedy the port opens.
 
 use std::process::{Command, Stdio};
 
@@ -76,7 +76,7 @@ fn a_missing_capability_or_limit_is_named() {
             set_policy(home, policy);
             for (at, lacks, limit, wanted) in table {
                 let daemon = start(home, at, lacks, limit);
-                // Twice: the first try leaves nothing that is in the way of the second.
+                // Twice: the first try leaves nothing behind that would change the result of the second.
                 for _ in 0..2 {
                     let said = refusal(&near, "netmap:va");
                     assert!(said.starts_with("netmap:va: ") && said.contains(wanted), "{lacks}: {said}");
@@ -86,7 +86,7 @@ fn a_missing_capability_or_limit_is_named() {
                 assert!(left.ports.is_empty() && left.regions.is_empty() && left.sessions.is_empty(), "{left:?}");
                 let links = near.ip(&["-d", "link"]).expect("a namespace");
                 assert!(!links.contains("prog/xdp"), "{links}");
-                // Pipes need none of it.
+                // Pipes need none of these privileges.
                 home.assert_serves();
                 home.end_daemon();
                 drop(daemon);
@@ -131,7 +131,7 @@ fn lacks(home: &Home, what: &str, spec: &str, wanted: &str) {
     }
 }
 
-/// As on a kernel that was built without AF_XDP.
+/// Simulates a kernel that was built without AF_XDP.
 #[test]
 fn an_error_names_a_kernel_without_af_xdp() {
     isolated(|home| {
@@ -140,7 +140,7 @@ fn an_error_names_a_kernel_without_af_xdp() {
     });
 }
 
-/// As on a kernel that knows no link at an interface's egress.
+/// Simulates a kernel without BPF links at an interface's egress (tcx).
 #[test]
 fn an_error_names_a_kernel_without_tcx() {
     isolated(|home| {

@@ -1,5 +1,5 @@
-//! One interface in the hands of several: sessions, processes, a forked child; and its buffers, which move to pipes and to
-//! other interfaces without a copy.
+//! One interface shared by several sessions, processes and a forked child; and its buffers, which are exchanged with
+//! pipes and other interfaces without a copy.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -41,7 +41,7 @@ fn send_in_step(port: &Port, taken: impl Fn() -> u64) {
     until("all packets are taken", || {
         let taken = taken();
         sent += fill_some(ring, 1, sent, (taken + WINDOW - sent).min(PACKETS - sent));
-        port.txsync().expect("a living daemon");
+        port.txsync().expect("the daemon runs");
         taken == PACKETS
     });
 }
@@ -53,7 +53,7 @@ fn output(guard: &mut Guard) -> String {
     text
 }
 
-/// The number behind `before`.
+/// The number that follows `before` on its line.
 #[track_caller]
 fn told(text: &str, before: &str) -> u64 {
     let found = text.lines().find_map(|line| line.strip_prefix(before)?.parse().ok());
@@ -68,7 +68,7 @@ fn sessions_of(home: &Home, port: &str, dir: &str) -> u32 {
 
 fn receive_ring_of_processes(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, CABLE) else { return };
-    // The far end is the tap's: a sender that is no port.
+    // The tap at the far end sends: a sender that is no port.
     let (tap, file) = (net.tap(), counter(home));
     let client = || {
         let mut command = net.command(env!("CARGO_BIN_EXE_traffic_client"));
@@ -113,7 +113,7 @@ fn transmit_ring_of_processes(home: &Home, policy: &str) {
     until("both have the port", || sessions_of(home, "va", "tx") == 2);
     hold.unlock().expect("our own lock");
     for seq in 0..PACKETS {
-        let got = tap.next(LIMIT).unwrap_or_else(|| panic!("packet {seq} did not come"));
+        let got = tap.next(LIMIT).unwrap_or_else(|| panic!("packet {seq} did not arrive"));
         assert_eq!(packet::check(&got), Ok((1, seq)));
     }
     let sent: Vec<u64> = both.iter_mut().map(|p| told(&output(p), "sent ")).collect();
@@ -258,7 +258,7 @@ fn again_and_again(home: &Home, policy: &str) {
     }
     let numbers: Vec<u64> = got.iter().map(|bytes| packet::check(bytes).expect("a whole packet").1).collect();
     let wrong = numbers.windows(2).find(|pair| pair[1] <= pair[0]);
-    assert_eq!(wrong, None, "a packet came again");
+    assert_eq!(wrong, None, "a packet arrived twice");
     // Packets that were in the ring when the port was closed may be lost, and few others.
     assert!(numbers.len() as u64 > sent / 2, "{} of {sent} packets came", numbers.len());
     summary(&format!("packets {sent} before 40 closes, came {}, each once", numbers.len()));
@@ -367,12 +367,12 @@ fn a_swapped_frame_leaves_from_the_buffer_that_it_came_into() {
             tap.send_all(&sent);
             let mut left = sent.len() as u32;
             until("all frames are moved", || {
-                a.poll(Interest::BOTH, Some(Duration::from_millis(10))).expect("a living daemon");
-                c.txsync().expect("a living daemon");
+                a.poll(Interest::BOTH, Some(Duration::from_millis(10))).expect("the daemon runs");
+                c.txsync().expect("the daemon runs");
                 let n = from.space().min(to.space());
                 for (source, target) in from.first(n).zip(to.first(n)) {
                     let (came, went) = (source.buf_idx(), target.buf_idx());
-                    assert!(of_rx.contains(&came) && of_tx.contains(&went), "a buffer of nobody's: {came}, {went}");
+                    assert!(of_rx.contains(&came) && of_tx.contains(&went), "a buffer of neither ring: {came}, {went}");
                     target.swap_from(&source);
                     target.set_flags(target.flags() & !unetmap::abi::NS_MOREFRAG);
                     assert_eq!((source.buf_idx(), target.buf_idx()), (went, came));
@@ -383,7 +383,7 @@ fn a_swapped_frame_leaves_from_the_buffer_that_it_came_into() {
                 }
                 to.advance(n);
                 from.advance(n);
-                c.txsync().expect("a living daemon");
+                c.txsync().expect("the daemon runs");
                 left -= n;
                 left == 0
             });
@@ -391,7 +391,7 @@ fn a_swapped_frame_leaves_from_the_buffer_that_it_came_into() {
             assert_same(&out.collect(sent.len()), &sent);
         }
         drain(&c);
-        a.rxsync().expect("a living daemon");
+        a.rxsync().expect("the daemon runs");
         assert_eq!((indexes(&a).0, indexes(&c).1), (of_rx, of_tx), "the rings' slots name all their buffers");
         drop((a, c));
         assert_all_buffers_back(home, before);
@@ -415,8 +415,8 @@ fn bridge_summary(bridge: &mut Guard) -> serde_json::Value {
     serde_json::from_str(text.lines().last().expect("a line")).expect("JSON")
 }
 
-/// bridge between an interface and a pipe. The reader at the other end of the pipe finds the frames in the interface's own
-/// receive buffers: nothing was copied.
+/// bridge between an interface and a pipe. The reader at the other end of the pipe finds the frames in the interface's
+/// own receive buffers: nothing was copied.
 #[test]
 fn bridge_moves_frames_to_a_pipe_and_back_without_a_copy() {
     isolated(|home| {
@@ -431,19 +431,19 @@ fn bridge_moves_frames_to_a_pipe_and_back_without_a_copy() {
         let of_pipe = indexes(&pipe).1;
         let mut bridge = start_bridge(&net, "netmap:va", "netmap:va{1", &[]);
         until("the bridge has both", || home.snapshot().sessions.len() == 5);
-        // Fewer than a ring: each comes in a buffer that was in a slot of it from the start.
+        // Fewer frames than the ring has slots: each arrives in a buffer that was in one of its slots from the start.
         let sent = frames(&(100..1000).step_by(2).collect::<Vec<usize>>(), 0);
         tap.send_all(&sent);
         let ring = &pipe.rx_rings()[0];
         let mut got = Vec::new();
         while got.len() < sent.len() {
-            assert!(pipe.poll(Interest::RX, Some(LIMIT)).expect("a living daemon").rx(), "{} frames came", got.len());
+            assert!(pipe.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs").rx(), "{} frames came", got.len());
             let strange = ring.window().filter(|slot| !of_interface.contains(&slot.buf_idx())).count();
             assert_eq!(strange, 0, "frames after the first {} that were copied", got.len());
             got.extend(take(&pipe, 0));
         }
         assert_same(&got, &sent);
-        pipe.rxsync().expect("a living daemon");
+        pipe.rxsync().expect("the daemon runs");
         // In the other direction: packets from the pipe are sent by the interface.
         transmit(&pipe, 0, &sent, BUFFER);
         assert_same(&tap.collect(sent.len()), &sent);
@@ -463,7 +463,7 @@ fn bridge_moves_frames_to_a_pipe_and_back_without_a_copy() {
 fn bridge_between_interfaces(home: &Home, policy: &str, zero_copy: bool) {
     let Some(net) = Net::new(home, policy, CABLE) else { return };
     let (tap, out) = (net.tap(), second_cable(&net));
-    // In the interfaces' region where there is one, elsewhere else.
+    // With direct access in the interfaces' region, otherwise in another one.
     let keeper = net.open("netmap:va{9");
     let region = home.snapshot().regions[0].name.clone();
     let before = home.snapshot().buffers(&region);
@@ -507,7 +507,7 @@ fn bridge_between_two_interfaces_mediated() {
     isolated(|home| bridge_between_interfaces(home, MEDIATED, false));
 }
 
-/// Extra buffers, sent from an interface's slots, come back into the books.
+/// Extra buffers, sent from an interface's slots, are accounted for again.
 #[test]
 fn extra_buffers_go_through_an_interface_and_come_back() {
     isolated(|home| {
@@ -520,7 +520,7 @@ fn extra_buffers_go_through_an_interface_and_come_back() {
         assert_eq!(port.extra_bufs(), 300);
         for seq in 0..3000 {
             until("room", || {
-                port.txsync().expect("a living daemon");
+                port.txsync().expect("the daemon runs");
                 port.tx_rings()[0].space() > 0
             });
             let fresh = port.take_extra_buf().expect("an extra buffer");
@@ -530,7 +530,7 @@ fn extra_buffers_go_through_an_interface_and_come_back() {
             slot.frame().write(0, &one);
             slot.set_len_flags(60, 0);
             port.tx_rings()[0].advance(1);
-            port.txsync().expect("a living daemon");
+            port.txsync().expect("the daemon runs");
             assert_same(&tap.collect(1), &[one]);
         }
         assert_eq!(home.snapshot().buffers("interfaces").extra, 300);

@@ -1,5 +1,5 @@
-//! What a port on an interface sends and receives, seen from the other end of the cable by the kernel's own sockets and
-//! counters: direct, where the program runs the sockets, and mediated, where the daemon does.
+//! Packets that a port on an interface sends and receives, checked at the other end of the veth pair by the kernel's
+//! sockets and counters: direct, where the program uses the AF_XDP sockets, and mediated, where the daemon does.
 
 use std::net::UdpSocket;
 use std::process::{Command, Stdio};
@@ -97,12 +97,12 @@ fn too_short_or_too_long(home: &Home, policy: &str) {
     let (port, tap) = (net.open("netmap:va"), net.tap());
     let before = net.far.counters("vb").expect("an interface");
     let ring = &port.tx_rings()[0];
-    // Each bad one between two good ones, which go, in order.
+    // Each invalid frame is between two valid ones, which are sent in order.
     let bad = [0, 1, 13, BUFFER as u16 + 1, 0x8000, u16::MAX];
     let mut good = Vec::new();
     for round in 0..20 {
         until("room", || {
-            port.txsync().expect("a living daemon");
+            port.txsync().expect("the daemon runs");
             ring.space() > 2 * bad.len() as u32
         });
         for (i, slot) in ring.window().take(2 * bad.len()).enumerate() {
@@ -123,7 +123,7 @@ fn too_short_or_too_long(home: &Home, policy: &str) {
     // As scripts see it.
     let bad = 20 * bad.len() as u64;
     until("all of them are counted", || listed(home, "va", "tx", "bad_slots") == bad);
-    assert_eq!(home.snapshot().faults("va").1, 0, "no pointer was wrong");
+    assert_eq!(home.snapshot().faults("va").1, 0, "no ring pointer was invalid");
     assert_works(&port, &tap, 1 << 30);
     summary(&format!("slots of wrong length {bad}, none sent, each counted; frames between them {}", good.len()));
 }
@@ -170,7 +170,7 @@ fn buffers_to_the_last_byte(home: &Home, policy: &str) {
     for (seq, len) in (100..).zip(lens) {
         let sent = frame(len, seq);
         tap.send(&sent);
-        port.poll(Interest::RX, Some(LIMIT)).expect("a living daemon");
+        port.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs");
         let flags: Vec<u16> = port.rx_rings()[0].window().map(|slot| slot.flags() & NS_MOREFRAG).collect();
         let mut wanted = vec![NS_MOREFRAG; len.div_ceil(BUFFER)];
         *wanted.last_mut().expect("at least one") = 0;
@@ -196,19 +196,19 @@ fn buffers_to_the_last_byte(home: &Home, policy: &str) {
     port.txsync().expect("bad slots are no error");
     assert_works(&port, &tap, 1 << 30);
     until("it is counted", || listed(home, "va", "tx", "bad_slots") == 3);
-    // A chain without an end waits for it.
+    // An unterminated chain is sent only when its last slot follows.
     for slot in ring.window().take(2) {
         slot.frame().write(0, &frame(100, 5));
         slot.set_len_flags(100, NS_MOREFRAG);
     }
     ring.advance(2);
-    port.txsync().expect("a living daemon");
+    port.txsync().expect("the daemon runs");
     tap.assert_quiet();
     let last = ring.window().next().expect("room");
     last.frame().write(0, &frame(100, 5));
     last.set_len_flags(100, 0);
     ring.advance(1);
-    port.txsync().expect("a living daemon");
+    port.txsync().expect("the daemon runs");
     assert_eq!(tap.next(LIMIT).expect("the chain").len(), 300);
     summary("frames of 2048, 2049, 3000 and 3014 bytes in buffers of 2048, whole both ways");
 }
@@ -239,7 +239,7 @@ fn queues(home: &Home, policy: &str) {
             assert_same(&collect(port, sent.len()), &sent);
             transmit(port, 0, &sent, BUFFER);
             until("all arrive at the queue of the same number", || {
-                all.rxsync().expect("a living daemon");
+                all.rxsync().expect("the daemon runs");
                 let there: Vec<u32> = all.rx_rings().iter().map(|ring| ring.space()).collect();
                 there.iter().sum::<u32>() == sent.len() as u32 && there[q] == sent.len() as u32
             });
@@ -254,7 +254,7 @@ fn queues(home: &Home, policy: &str) {
         let sent = frames(&[60; 50], 1 << 40 | (q as u64) << 20);
         transmit(&again, q, &sent, BUFFER);
         until("all arrive", || {
-            all.rxsync().expect("a living daemon");
+            all.rxsync().expect("the daemon runs");
             all.rx_rings()[q].space() == 50
         });
         assert_same(&take(&all, q), &sent);
@@ -278,20 +278,20 @@ fn each_queue_has_its_own_program_mediated() {
 fn what_is_not_bound_is_the_kernels(home: &Home, policy: &str) {
     let cable = VethOptions { queues: 2, ..CABLE };
     let Some(net) = Net::new(home, policy, cable) else { return };
-    // The far stack sends from its first queue alone, so that all it sends arrives at ours.
+    // The far stack sends from its first queue alone, so that all its frames arrive at our first queue.
     net.far.tool("ethtool", &["-L", "vb", "tx", "1"]).expect("ethtool");
     assert!(net.pings());
     let tap = net.tap();
 
     let second = net.open("netmap:va-1");
     assert!(net.has_xdp());
-    assert!(net.pings(), "the first queue is the kernel's while the second is bound");
+    assert!(net.pings(), "the kernel receives on the first queue while the second is bound");
     transmit(&second, 0, &frames(&[60], 1), BUFFER);
     assert_same(&tap.collect(1), &frames(&[60], 1));
 
     let first = net.open("netmap:va-0");
     assert!(!net.pings(), "the first queue is bound");
-    assert!(!collect(&first, 1).is_empty(), "the ping's frames are the program's");
+    assert!(!collect(&first, 1).is_empty(), "the port receives the ping's frames");
     drop(first);
     until("the stack has the first queue again", || net.pings());
     drop(second);
@@ -299,14 +299,14 @@ fn what_is_not_bound_is_the_kernels(home: &Home, policy: &str) {
 
     let only_tx = net.open("netmap:va/T");
     assert_eq!((only_tx.tx_rings().len(), only_tx.rx_rings().len()), (2, 0));
-    assert!(net.pings(), "what is received is the kernel's where only sending is bound");
+    assert!(net.pings(), "the kernel receives where only the transmit ring is bound");
     transmit(&only_tx, 1, &frames(&[99], 2), BUFFER);
     assert_same(&tap.collect(1), &frames(&[99], 2));
     let only_rx = net.open("netmap:va-0/R");
     assert_eq!((only_rx.tx_rings().len(), only_rx.rx_rings().len()), (0, 1));
     tap.send_all(&frames(&[200], 3));
     until("the frame comes", || {
-        only_rx.rxsync().expect("a living daemon");
+        only_rx.rxsync().expect("the daemon runs");
         take(&only_rx, 0).contains(&frame(200, 3))
     });
     // Both directions of one queue, opened by different clients.
@@ -401,7 +401,7 @@ fn an_interface_that_is_down_is_refused_and_one_that_goes_down_comes_back() {
             assert_works(&port, &tap, 0);
             for (seq, ns, name) in [(1000, &net.near, "va"), (2000, &net.far, "vb"), (3000, &net.near, "va")] {
                 ns.ip(&["link", "set", name, "down"]).expect("a link");
-                // The frames of that time may be lost, but each call comes back, and none is an error.
+                // The frames of that time may be lost, but each call returns without an error.
                 for i in 0..20 {
                     if port.tx_rings()[0].space() > 10 {
                         transmit(&port, 0, &frames(&[60; 10], 1 << 50 | i << 10), BUFFER);
@@ -433,7 +433,7 @@ fn an_interface_that_is_deleted_ends_its_port() {
                 let sleeper = scope.spawn(|| port.poll(Interest::RX, None));
                 std::thread::sleep(Duration::from_millis(100));
                 net.near.ip(&["link", "del", "va"]).expect("a link");
-                let told = sleeper.join().expect("no panic").expect_err("a port on nothing");
+                let told = sleeper.join().expect("no panic").expect_err("a port without an interface");
                 assert!(told.errno() == 6 && told.to_string().contains("interface is gone"), "{told}");
             });
             assert!(port.txsync().is_err() && port.rxsync().is_err());
@@ -473,7 +473,7 @@ fn a_closed_port_leaves_the_interface_as_it_was() {
             client.kill();
             net.assert_given_back();
         }
-        // And so does the daemon, however it ends.
+        // The daemon releases it as well, even if it is killed.
         let port = net.open("netmap:va");
         rustix::process::kill_process(home.daemon(), Signal::KILL).expect("our own daemon");
         net.assert_given_back();
@@ -509,14 +509,14 @@ fn overflow(home: &Home, policy: &str) {
     let record = || {
         let bytes = std::fs::read(folder.join("1")).unwrap_or_default();
         let word = |i: usize| bytes.get(8 * i..8 * i + 8).map_or(0, |b| u64::from_ne_bytes(b.try_into().expect("8")));
-        // The next number, less those that are missing before it.
+        // The highest number plus one, less the missing ones: the number of packets received.
         word(0) - word(1)
     };
     assert!(dropped() > 0 && record() == 0);
     client.signal(Signal::CONT);
     until("what was kept is received", || record() + dropped() == FRAMES);
     let lost = dropped();
-    // And so is everything from now on.
+    // From now on every packet is received.
     for some in (FRAMES..FRAMES + 5000).collect::<Vec<u64>>().chunks(200) {
         let had = record();
         some.iter().for_each(|seq| tap.send(&conformance::packet::make(1, *seq)));
@@ -561,7 +561,7 @@ fn pkt_gen(home: &Home, policy: &str) {
     assert_eq!(sum(&mut tx), 50_000);
     until("the port is closed", || home.snapshot().ports.is_empty());
     assert_eq!(arrived(&net.far, "vb", before), (50_000, 50_000 * 60));
-    // Slowly enough for any receiver.
+    // So slowly that no receiver loses a frame.
     let mut rx = run(&net.near, &["-i", "netmap:va", "-f", "rx", "-n", "5000"]);
     until("the receiver is there", || home.snapshot().ports.iter().any(|port| port.name == "va"));
     let mut tx = run(&net.far, &["-i", "netmap:vb", "-f", "tx", "-n", "5000", "-R", "10000"]);
@@ -579,8 +579,8 @@ fn pkt_gen_counts_what_it_sends_and_receives_mediated() {
     isolated(|home| pkt_gen(home, MEDIATED));
 }
 
-/// An MTU that the buffers are too small for is no trouble where packets may be spread; buffers that no socket can use are
-/// refused.
+/// An MTU that the buffers are too small for is accepted where packets may have several slots; buffers that no socket
+/// can use are refused.
 #[test]
 fn buffer_sizes_that_af_xdp_cannot_use_are_refused() {
     isolated(|home| {
@@ -630,13 +630,13 @@ fn a_veth_with_ports_at_both_ends_works_like_a_pipe() {
         // A sleeper wakes for one frame.
         std::thread::scope(|scope| {
             for seq in 0..20 {
-                let sleeper = scope.spawn(|| b.poll(Interest::RX, Some(LIMIT)).expect("a living daemon").rx());
+                let sleeper = scope.spawn(|| b.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs").rx());
                 std::thread::sleep(Duration::from_millis(5));
                 let ring = &a.tx_rings()[0];
                 fill(&ring.window().next().expect("room"), 3, seq);
                 ring.advance(1);
-                a.txsync().expect("a living daemon");
-                assert!(sleeper.join().expect("no panic"), "it slept on");
+                a.txsync().expect("the daemon runs");
+                assert!(sleeper.join().expect("no panic"), "the receiver was not woken");
                 expect(&b, 3, seq, seq + 1);
             }
         });

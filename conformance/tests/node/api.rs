@@ -117,7 +117,8 @@ fn the_node_interoperates_with_the_other_access_methods() {
     isolated(|home| {
         let Some(node) = node(home) else { return };
         let pipe = compile(home, "pipe", &STATIC);
-        // Opened first by the library, then by the node, and the other way around. It is the second region of the user's file.
+        // Opened first by the library, then by the node, and the other way around. It is the second region of the
+        // user's file.
         let other = open("netmap:before{1");
         for first in [true, false] {
             let early = first.then(|| open("netmap:w}1"));
@@ -129,14 +130,14 @@ fn the_node_interoperates_with_the_other_access_methods() {
             for done in 0..3000u64 {
                 let ring = &here.rx_rings()[0];
                 while ring.is_empty() {
-                    assert!(here.poll(Interest::RX, Some(LIMIT)).expect("a living daemon").rx(), "packet {done}");
+                    assert!(here.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs").rx(), "packet {done}");
                 }
                 let mut word = [0; 8];
                 ring.window().next().expect("a packet").frame().read(0, &mut word);
                 assert_eq!(u64::from_ne_bytes(word), done);
                 ring.advance(1);
             }
-            here.rxsync().expect("a living daemon");
+            here.rxsync().expect("the daemon runs");
             assert_eq!(sender.output(), "3000\n");
             drop(here);
             until("both ends are closed", || home.snapshot().sessions.len() == 1);

@@ -83,8 +83,8 @@ fn a_deleted_interface_ends_the_capture_with_an_error() {
     });
 }
 
-/// Sends more than the reader has room for: received plus dropped packets equal those sent. On an interface some may wait in the
-/// socket before the first packet is read.
+/// Sends more than the reader has room for: received plus dropped packets equal those sent. On an interface some may
+/// wait in the socket before the first packet is read.
 fn slow_reader(mut program: InteractiveProgram, far: &Far, sent: usize, least: usize) {
     program.until("ready");
     let some = frames(&[60; 1000], 0);
@@ -306,7 +306,7 @@ fn four_programs_capture_on_monitors_of_one_port() {
             transmit(&far, 0, some, BUFFER);
             assert_same(&collect(&near, some.len()), some);
             // The slots are released once the last of the four programs has read them.
-            near.rxsync().expect("a living port");
+            near.rxsync().expect("an open port");
         }
         for (tcpdump, file) in &mut programs {
             assert_wrote(tcpdump, file, &sent);

@@ -56,7 +56,7 @@ fn pipes_of_one_parent_are_separate() {
         }
         for (i, (_, b)) in ends.iter().enumerate() {
             expect(b, i as u64, 0, 100);
-            assert!(b.poll(Interest::RX, Some(Duration::ZERO)).expect("a living daemon").is_none());
+            assert!(b.poll(Interest::RX, Some(Duration::ZERO)).expect("the daemon runs").is_none());
         }
     });
 }
@@ -115,15 +115,15 @@ fn all_ring_pairs_or_a_single_one_can_be_bound() {
             assert_eq!((usize::from(one.tx_rings()[0].id()), usize::from(one.rx_rings()[0].id())), (n, n));
             fill_some(&all.tx_rings()[n], n as u64, 0, 20);
         }
-        all.txsync().expect("a living daemon");
+        all.txsync().expect("the daemon runs");
         for (n, one) in ones.iter().enumerate() {
             expect(one, n as u64, 0, 20);
-            assert!(one.poll(Interest::RX, Some(Duration::ZERO)).expect("a living daemon").is_none());
+            assert!(one.poll(Interest::RX, Some(Duration::ZERO)).expect("the daemon runs").is_none());
             send(one, 10 + n as u64, 0, 5).expect("room");
         }
         // A poll of all rings reports each.
-        assert!(all.poll(Interest::RX, Some(LIMIT)).expect("a living daemon").rx());
-        all.rxsync().expect("a living daemon");
+        assert!(all.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs").rx());
+        all.rxsync().expect("the daemon runs");
         for (n, ring) in all.rx_rings().iter().enumerate() {
             let got: Vec<_> = ring.window().map(|slot| packet::check(&bytes_of(&slot))).collect();
             let due: Vec<_> = (0..5).map(|seq| Ok((10 + n as u64, seq))).collect();
@@ -141,13 +141,13 @@ fn a_poll_waits_until_tail_passes_cur() {
         let (tx, rx) = (open("netmap:p{1"), open("netmap:p}1"));
         send(&tx, 1, 0, 5).expect("room");
         let ring = &rx.rx_rings()[0];
-        assert!(rx.poll(Interest::RX, Some(LIMIT)).expect("a living daemon").rx());
+        assert!(rx.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs").rx());
         assert_eq!(ring.space(), 5);
         // The program keeps the five packets and waits for more.
         ring.set_cur(ring.tail());
-        assert!(rx.poll(Interest::RX, A_MOMENT).expect("a living daemon").is_none());
+        assert!(rx.poll(Interest::RX, A_MOMENT).expect("the daemon runs").is_none());
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| rx.poll(Interest::RX, Some(LIMIT)).expect("a living daemon"));
+            let waiting = scope.spawn(|| rx.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs"));
             std::thread::sleep(Duration::from_millis(20));
             send(&tx, 1, 5, 6).expect("room");
             assert!(waiting.join().expect("no panic").rx());
@@ -157,12 +157,12 @@ fn a_poll_waits_until_tail_passes_cur() {
         // The same for transmit: half of the ring is free, and the program waits for more room.
         let tx_ring = &tx.tx_rings()[0];
         send(&tx, 1, 6, 600).expect("room");
-        tx.txsync().expect("a living daemon");
+        tx.txsync().expect("the daemon runs");
         let space = tx_ring.space();
         tx_ring.set_cur(tx_ring.tail());
-        assert!(tx.poll(Interest::TX, A_MOMENT).expect("a living daemon").is_none());
+        assert!(tx.poll(Interest::TX, A_MOMENT).expect("the daemon runs").is_none());
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| tx.poll(Interest::TX, Some(LIMIT)).expect("a living daemon"));
+            let waiting = scope.spawn(|| tx.poll(Interest::TX, Some(LIMIT)).expect("the daemon runs"));
             std::thread::sleep(Duration::from_millis(20));
             expect(&rx, 1, 6, 100);
             assert!(waiting.join().expect("no panic").tx());
@@ -178,16 +178,16 @@ fn a_sender_drains_until_nothing_is_pending() {
         let ring = &tx.tx_rings()[0];
         assert!(!ring.pending());
         send(&tx, 1, 0, 300).expect("room");
-        tx.txsync().expect("a living daemon");
+        tx.txsync().expect("the daemon runs");
         assert!(ring.pending(), "nobody has taken anything");
-        rx.rxsync().expect("a living daemon");
-        tx.txsync().expect("a living daemon");
+        rx.rxsync().expect("the daemon runs");
+        tx.txsync().expect("the daemon runs");
         assert!(ring.pending(), "they are in the receiver's hands");
         expect(&rx, 1, 0, 299);
-        tx.txsync().expect("a living daemon");
+        tx.txsync().expect("the daemon runs");
         assert!(ring.pending(), "one is left");
         expect(&rx, 1, 299, 300);
-        tx.txsync().expect("a living daemon");
+        tx.txsync().expect("the daemon runs");
         assert!(!ring.pending());
         assert_eq!(ring.space(), ring.num_slots() - 1);
     });
@@ -203,18 +203,18 @@ fn packets_of_several_slots_cross_a_pipe_whole() {
         for round in 0..400u32 {
             let length = 2 + round % 30;
             let first = 1 + round % (length - 1);
-            tx.poll(Interest::TX, Some(LIMIT)).expect("a living daemon");
+            tx.poll(Interest::TX, Some(LIMIT)).expect("the daemon runs");
             for (i, slot) in out.window().take(length as usize).enumerate() {
                 fill(&slot, 1, seq + i as u64);
                 slot.set_flags(if i as u32 + 1 < length { NS_MOREFRAG } else { 0 });
             }
             out.advance(first);
-            tx.txsync().expect("a living daemon");
-            rx.rxsync().expect("a living daemon");
+            tx.txsync().expect("the daemon runs");
+            rx.rxsync().expect("the daemon runs");
             assert!(into.is_empty(), "{} slots of an unfinished packet came", into.space());
             out.advance(length - first);
-            tx.txsync().expect("a living daemon");
-            rx.rxsync().expect("a living daemon");
+            tx.txsync().expect("the daemon runs");
+            rx.rxsync().expect("the daemon runs");
             let flags: Vec<u16> = into.window().map(|slot| slot.flags() & NS_MOREFRAG).collect();
             let mut due = vec![NS_MOREFRAG; length as usize];
             due[length as usize - 1] = 0;
@@ -230,18 +230,18 @@ fn the_ptr_field_of_a_slot_is_delivered() {
     isolated(|_| {
         let (tx, rx) = (open("netmap:p{1"), open("netmap:p}1"));
         for round in 0..40u64 {
-            tx.poll(Interest::TX, Some(LIMIT)).expect("a living daemon");
+            tx.poll(Interest::TX, Some(LIMIT)).expect("the daemon runs");
             for (i, slot) in tx.tx_rings()[0].window().take(100).enumerate() {
                 fill(&slot, 1, i as u64);
                 slot.set_ptr(!(round << 32 | i as u64));
             }
             tx.tx_rings()[0].advance(100);
-            tx.txsync().expect("a living daemon");
-            rx.rxsync().expect("a living daemon");
+            tx.txsync().expect("the daemon runs");
+            rx.rxsync().expect("the daemon runs");
             let words: Vec<u64> = rx.rx_rings()[0].window().map(|slot| slot.get().ptr).collect();
             assert_eq!(words, (0..100).map(|i| !(round << 32 | i)).collect::<Vec<u64>>());
             rx.rx_rings()[0].advance(100);
-            rx.rxsync().expect("a living daemon");
+            rx.rxsync().expect("the daemon runs");
         }
     });
 }
@@ -303,14 +303,14 @@ fn a_region_can_be_chosen_by_number() {
         assert!(a.same_region(&c) && a.same_region(&d));
         assert_eq!(c.mem_id(), id);
         send(&a, 1, 0, 50).expect("room");
-        b.rxsync().expect("a living daemon");
+        b.rxsync().expect("the daemon runs");
         for (from, to) in b.rx_rings()[0].window().zip(c.tx_rings()[0].window()) {
             to.swap_from(&from);
         }
         b.rx_rings()[0].advance(50);
         c.tx_rings()[0].advance(50);
-        c.txsync().expect("a living daemon");
-        b.rxsync().expect("a living daemon");
+        c.txsync().expect("the daemon runs");
+        b.rxsync().expect("the daemon runs");
         expect(&d, 1, 0, 50);
         let apart = open("netmap:third{1");
         assert!(!apart.same_region(&a));
@@ -354,7 +354,7 @@ fn packets_in_a_pipe_stay_for_the_next_receiver() {
         send(&tx, 1, 0, 100).expect("room");
         let rx = open("netmap:p}1");
         expect(&rx, 1, 0, 40);
-        rx.rxsync().expect("a living daemon");
+        rx.rxsync().expect("the daemon runs");
         drop(rx);
         until("it is closed", || home.snapshot().sessions.len() == 1);
         let rx = open("netmap:p}1");
@@ -364,7 +364,7 @@ fn packets_in_a_pipe_stay_for_the_next_receiver() {
         drop(tx);
         until("it is closed", || home.snapshot().sessions.len() == 1);
         expect(&rx, 1, 100, 200);
-        assert_eq!(receive(&rx, 0).expect("a living daemon").len(), 0);
+        assert_eq!(receive(&rx, 0).expect("the daemon runs").len(), 0);
     });
 }
 
@@ -377,9 +377,9 @@ fn a_null_port_has_no_rings() {
         assert!(null.same_region(&a));
         assert_eq!((null.tx_rings().len(), null.rx_rings().len()), (2, 1));
         assert_eq!(fill_some(&null.tx_rings()[0], 1, 0, 10), 10);
-        null.txsync().expect("a living daemon");
-        null.rxsync().expect("a living daemon");
-        assert!(null.poll(Interest::RX, A_MOMENT).expect("a living daemon").is_none());
+        null.txsync().expect("the daemon runs");
+        null.rxsync().expect("the daemon runs");
+        assert!(null.poll(Interest::RX, A_MOMENT).expect("the daemon runs").is_none());
         refused_with(Port::options().mode(NR_REG_NULL), &spec, EBUSY);
         refused_with(Port::options().mode(NR_REG_NULL), "netmap:nowhere", EINVAL);
         refused_with(Port::options().mode(NR_REG_NULL), "netmap:nowhere@77", EINVAL);

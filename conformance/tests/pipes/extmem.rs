@@ -74,8 +74,8 @@ fn pools_have_the_requested_sizes() {
     });
 }
 
-/// The contents of the file are the contents of the buffers, unchanged; the list of extra buffers, stored in some of them, is
-/// complete.
+/// The contents of the file are the contents of the buffers, unchanged; the list of extra buffers, stored in some of
+/// them, is complete.
 #[test]
 fn a_file_is_mapped_as_the_buffers() {
     isolated(|home| {

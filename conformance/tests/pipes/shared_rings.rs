@@ -31,7 +31,7 @@ fn take_turns(port: &Port, next: &Mutex<u64>) -> u64 {
     loop {
         {
             let mut next = next.lock().expect("nobody panicked");
-            port.rxsync().expect("a living daemon");
+            port.rxsync().expect("the daemon runs");
             let ring = &port.rx_rings()[0];
             let mut n = 0;
             for slot in ring.window().take(64) {
@@ -40,13 +40,13 @@ fn take_turns(port: &Port, next: &Mutex<u64>) -> u64 {
                 n += 1;
             }
             ring.advance(n);
-            port.rxsync().expect("a living daemon");
+            port.rxsync().expect("the daemon runs");
             mine += u64::from(n);
             if *next == PACKETS {
                 return mine;
             }
         }
-        port.poll(Interest::RX, Some(Duration::from_millis(20))).expect("a living daemon");
+        port.poll(Interest::RX, Some(Duration::from_millis(20))).expect("the daemon runs");
     }
 }
 
@@ -59,7 +59,7 @@ fn two_descriptors_of_one_process_share_a_receive_ring() {
         let next = Mutex::new(0);
         let took: Vec<u64> = std::thread::scope(|scope| {
             let takers: Vec<_> = ports.iter().map(|port| scope.spawn(|| take_turns(port, &next))).collect();
-            send(&far, 1, 0, PACKETS).expect("a living daemon");
+            send(&far, 1, 0, PACKETS).expect("the daemon runs");
             takers.into_iter().map(|t| t.join().expect("no panic")).collect()
         });
         assert_eq!(took.iter().sum::<u64>(), PACKETS);
@@ -81,13 +81,13 @@ fn two_descriptors_of_one_process_share_a_transmit_ring() {
                         if *next == PACKETS {
                             break;
                         }
-                        port.txsync().expect("a living daemon");
+                        port.txsync().expect("the daemon runs");
                         *next += fill_some(&port.tx_rings()[0], 1, *next, (PACKETS - *next).min(50));
-                        port.txsync().expect("a living daemon");
+                        port.txsync().expect("the daemon runs");
                     }
                     // A sync is skipped while the other thread syncs the ring.
                     for _ in 0..100 {
-                        port.txsync().expect("a living daemon");
+                        port.txsync().expect("the daemon runs");
                         std::thread::sleep(Duration::from_millis(1));
                     }
                 });
@@ -107,7 +107,7 @@ fn three_processes_share_a_ring() {
         let count = PACKETS.to_string();
         let mut clients: Vec<Guard> = (0..3).map(|_| start_client(&["share", "netmap:s}1", &file, &count])).collect();
         until("all three have the port", || home.snapshot().ring("s}1", "rx", 0).sessions == 3);
-        send(&far, 1, 0, PACKETS).expect("a living daemon");
+        send(&far, 1, 0, PACKETS).expect("the daemon runs");
         let took: Vec<u64> = clients
             .iter_mut()
             .map(|p| output(p).trim().strip_prefix("took ").and_then(|n| n.parse().ok()).expect("a number"))
@@ -131,7 +131,7 @@ fn a_parent_and_its_forked_child_share_a_ring() {
                 .stdout(Stdio::piped()),
         );
         until("the port is open", || home.snapshot().sessions.len() == 2);
-        send(&far, 1, 0, PACKETS).expect("a living daemon");
+        send(&far, 1, 0, PACKETS).expect("the daemon runs");
         let text = output(&mut forker);
         let took = |who: &str| {
             let number = text.lines().find_map(|line| line.strip_prefix(who));
@@ -153,7 +153,7 @@ fn all_waiters_on_a_shared_ring_wake_up() {
             let near = open("netmap:s}1");
             until("all have the port", || home.snapshot().ring("s}1", "rx", 0).sessions == 5);
             std::thread::scope(|scope| {
-                let here = scope.spawn(|| near.poll(Interest::RX, Some(LIMIT)).expect("a living daemon").rx());
+                let here = scope.spawn(|| near.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs").rx());
                 // Most probably all are asleep now; the assertions hold either way.
                 std::thread::sleep(Duration::from_millis(50));
                 send(&far, 1, round, round + 1).expect("room");
@@ -163,7 +163,7 @@ fn all_waiters_on_a_shared_ring_wake_up() {
                 assert!(output(sleeper).contains("awake"));
             }
             near.rx_rings()[0].advance(1);
-            near.rxsync().expect("a living daemon");
+            near.rxsync().expect("the daemon runs");
         }
     });
 }

@@ -1,5 +1,5 @@
-//! Tables that are printed when all their tests pass, too. cargo shows the output of tests of the usual kind only if they
-//! fail, so this program runs without the test harness.
+//! Tables that are printed when all their tests pass, too. cargo shows the output of tests of the usual kind only if
+//! they fail, so this program runs without the test harness.
 //!
 //! ```text
 //! cargo test -p conformance --test tables                              all three tables
@@ -45,7 +45,8 @@ fn main() -> ExitCode {
     let filters: Vec<String> = words.collect();
     let tables = TABLES.iter().filter(|table| chosen.as_ref().is_none_or(|name| name == table.name));
     // Each of them runs, whether or not the one before it passed.
-    exit_code(tables.fold(true, |passed, table| (table.run)(&filters) && passed))
+    let failed = tables.filter(|table| !(table.run)(&filters)).count();
+    exit_code(failed == 0)
 }
 
 fn exit_code(passed: bool) -> ExitCode {

@@ -1,7 +1,7 @@
 //! The matrix of programs of libpcap's, as Debian has them, and kinds of ports, each program as a user would run it.
 //!
-//! Each row runs in a process of its own, with a daemon of its own. `cargo test -p conformance --test tables -- pcap_programs
-//! tcpdump ngrep` runs the rows that begin so.
+//! Each row runs in a process of its own, with a daemon of its own. `cargo test -p conformance --test tables --
+//! pcap_programs tcpdump ngrep` runs the rows that begin so.
 
 use std::fs;
 use std::path::Path;
@@ -47,8 +47,8 @@ pub(crate) fn run_row_of_environment() -> Option<bool> {
     ROWS.iter().find(|row| row.program == name).map(run_row)
 }
 
-/// Runs the rows whose programs' names begin with one of the filters, or all, and prints the table; returns whether all of
-/// them passed.
+/// Runs the rows whose programs' names begin with one of the filters, or all, and prints the table; returns whether all
+/// of them passed.
 pub(crate) fn run(filters: &[String]) -> bool {
     let chosen = |row: &&Row| filters.is_empty() || filters.iter().any(|filter| row.program.starts_with(&**filter));
     let (mut failures, mut reasons) = (Vec::new(), Vec::new());

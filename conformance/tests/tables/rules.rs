@@ -332,7 +332,8 @@ pub(crate) fn list() -> Vec<String> {
     programs(&[])
 }
 
-/// Runs the programs whose names begin with one of the filters, or all, and prints the table; returns whether all rules hold.
+/// Runs the programs whose names begin with one of the filters, or all, and prints the table; returns whether all rules
+/// hold.
 pub(crate) fn run(filters: &[String]) -> bool {
     let start = Instant::now();
     let folder = tempfile::Builder::new().prefix("unetmap-").tempdir().expect("a folder for the programs");

@@ -62,8 +62,8 @@ fn manner(name: &str) -> String {
     port.manner.clone().unwrap_or_default()
 }
 
-/// A port can be opened exactly if the doctor thinks so, and then packets go the way that it named. Returns what is in the
-/// way.
+/// A port can be opened exactly if the doctor thinks so, and then packets go the way that it named. Returns what is in
+/// the way.
 #[track_caller]
 fn agree(ns: &Ns, name: &str) -> Vec<(String, String)> {
     let report = opinion(ns, name);

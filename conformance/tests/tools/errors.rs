@@ -1,4 +1,5 @@
-//! The programs of this project with unwritable output or invalid arguments: an error message and an exit status, never a panic.
+//! The programs of this project with unwritable output or invalid arguments: an error message and an exit status, never
+//! a panic.
 
 use std::fs::{File, OpenOptions};
 use std::process::{Command, Stdio};

@@ -88,9 +88,9 @@ fn send(port: &Port, frames: &[Vec<u8>]) {
 /// Discards received packets.
 #[track_caller]
 fn receive(port: &Port) -> Vec<Vec<u8>> {
-    port.rxsync().expect("a living daemon");
+    port.rxsync().expect("the daemon runs");
     let got = take(port, 0);
-    port.rxsync().expect("a living daemon");
+    port.rxsync().expect("the daemon runs");
     got
 }
 
@@ -175,7 +175,8 @@ fn sleeper(extra: u64) {
         }
     }
     let lost = u64::from(rounds) * his - capacity;
-    // The sleeping reader wakes up and gets the kept packets in order; some were dropped slightly earlier than necessary.
+    // The sleeping reader wakes up and gets the kept packets in order; some were dropped slightly earlier than
+    // necessary.
     let kept = || capacity - if extra > 0 { 128 } else { 0 };
     while other.total() < his + kept() {
         assert!(Instant::now() < end, "{} of {} packets came", other.total(), his + kept());
@@ -280,7 +281,7 @@ fn extra_buffers_are_given_back() {
             let lb = Lb::plain("-w 0 -i p}feed -p 2 -B 1000");
             send(&feed, &traffic(0, 50));
             until("packets wait", || {
-                feed.txsync().expect("a living daemon");
+                feed.txsync().expect("the daemon runs");
                 !feed.tx_rings()[0].pending()
             });
             assert!(number(&lb.summary()["received"]) > 0);
@@ -301,7 +302,7 @@ fn interface(home: &Home, policy: &str) {
         sent += frames.len() as u64;
         while seen.total() < sent {
             assert!(Instant::now() < end, "{} of {sent} packets came", seen.total());
-            sender.txsync().expect("a living daemon");
+            sender.txsync().expect("the daemon runs");
             readers.iter().enumerate().for_each(|(i, reader)| seen.add(i, &receive(reader)));
         }
     }
@@ -311,7 +312,7 @@ fn interface(home: &Home, policy: &str) {
     send(&sender, &flood);
     sent += flood.len() as u64;
     until("the flood is sent", || {
-        sender.txsync().expect("a living daemon");
+        sender.txsync().expect("the daemon runs");
         !sender.tx_rings()[0].pending()
     });
     std::thread::sleep(Duration::from_millis(100));

@@ -30,18 +30,19 @@ fn refused(spec: &str) -> i32 {
     }
 }
 
-/// Sends one broadcast from each port, so that the switch learns the address of host `n` on port `n`; discards the copies.
+/// Sends one broadcast from each port, so that the switch learns the address of host `n` on port `n`; discards the
+/// copies.
 fn introduce(ports: &[&Port]) {
     for (n, port) in ports.iter().enumerate() {
         ether::send(port, BROADCAST, mac(n as u32), 1000 + n as u64, (0, 1));
     }
     for port in ports {
         until("all have heard of all", || {
-            port.rxsync().expect("a living daemon");
+            port.rxsync().expect("the daemon runs");
             port.rx_rings()[0].space() == ports.len() as u32 - 1
         });
         port.rx_rings()[0].advance(u32::MAX);
-        port.rxsync().expect("a living daemon");
+        port.rxsync().expect("the daemon runs");
     }
 }
 
@@ -99,7 +100,7 @@ fn known_addresses_are_unicast_and_unknown_ones_flooded() {
 fn send_in_turn(port: &Port, to: &[u32], sender: u64, odd: impl Fn(u64, &SlotRef<'_>)) {
     let ring = &port.tx_rings()[0];
     until("there is room", || {
-        port.txsync().expect("a living daemon");
+        port.txsync().expect("the daemon runs");
         ring.space() as usize >= to.len()
     });
     for (seq, (slot, to)) in (0..).zip(ring.window().zip(to)) {
@@ -108,7 +109,7 @@ fn send_in_turn(port: &Port, to: &[u32], sender: u64, odd: impl Fn(u64, &SlotRef
         odd(seq, &slot);
     }
     ring.advance(to.len() as u32);
-    port.txsync().expect("a living daemon");
+    port.txsync().expect("the daemon runs");
 }
 
 /// Packets of one batch to several hosts in turn: each port receives its own packets in order.
@@ -118,7 +119,8 @@ fn interleaved_destinations_keep_their_order() {
         let all = ["a", "b", "c", "d"].map(port);
         let [a, b, c, d] = &all;
         introduce(&[a, b, c, d]);
-        // Slots of d with invalid buffer indexes: d gets as many packets with other contents, and no other port is affected.
+        // Slots of d with invalid buffer indexes: d gets as many packets with other contents, and no other port is
+        // affected.
         let ring = &d.rx_rings()[0];
         for (slot, idx) in ring.run(ring.head(), ring.num_slots()).zip([0, 1, u32::MAX, 1 << 30].into_iter().cycle()) {
             slot.replace_buf(BufIdx(idx));
@@ -131,14 +133,15 @@ fn interleaved_destinations_keep_their_order() {
             send_in_turn(a, &to, sender, |_, _| {});
             assert_eq!((drained(b), drained(c)), (due(sender, 1), due(sender, 2)));
             until("as many came to d", || {
-                d.rxsync().expect("a living daemon");
+                d.rxsync().expect("the daemon runs");
                 ring.space() as usize == due(sender, 3).len()
             });
             assert!(ring.window().all(|slot| usize::from(slot.len()) == ether::BYTES));
             ring.advance(u32::MAX);
-            d.rxsync().expect("a living daemon");
+            d.rxsync().expect("the daemon runs");
         }
-        // Every 50th is invalid, a broadcast, addressed to a port by number, to an unused number, or to the sender's own port.
+        // Every 50th is invalid, a broadcast, addressed to a port by number, to an unused number, or to the sender's
+        // own port.
         let odd = |seq: u64, slot: &SlotRef<'_>| match (seq % 50, seq / 50 % 5) {
             (0, 0) => slot.set_len_flags(13, 0),
             (0, 1) => drop(slot.frame().write(0, &BROADCAST)),
@@ -195,7 +198,7 @@ fn moved_addresses_are_relearned() {
             ether::expect(c, 7, (round, round + 1));
             ether::send(c, mac(0), mac(2), 8, (round, round + 1));
             ether::expect(here, 8, (round, round + 1));
-            assert_eq!(there.poll(Interest::RX, Some(Duration::ZERO)).expect("a living daemon"), Interest::NONE);
+            assert_eq!(there.poll(Interest::RX, Some(Duration::ZERO)).expect("the daemon runs"), Interest::NONE);
         }
     });
 }
@@ -267,7 +270,7 @@ fn send_pieces(port: &Port, to: ether::Mac, lens: &[usize]) -> Vec<u8> {
         at += len;
     }
     ring.advance(lens.len() as u32);
-    port.txsync().expect("a living daemon");
+    port.txsync().expect("the daemon runs");
     whole
 }
 
@@ -279,7 +282,7 @@ fn packets_of_several_slots_arrive_whole() {
         for lens in [vec![60], vec![14, 1], vec![100; 2], vec![2048; 3], vec![64; 64], vec![0x7ff, 1, 0, 2000]] {
             let whole = send_pieces(&a, BROADCAST, &lens);
             until("it comes", || {
-                b.rxsync().expect("a living daemon");
+                b.rxsync().expect("the daemon runs");
                 !ring.is_empty()
             });
             assert_eq!(ring.space() as usize, lens.len());
@@ -291,7 +294,7 @@ fn packets_of_several_slots_arrive_whole() {
             }
             ring.advance(u32::MAX);
         }
-        b.rxsync().expect("a living daemon");
+        b.rxsync().expect("the daemon runs");
         // A packet of too many slots, then a valid one.
         send_pieces(&a, BROADCAST, &[100; 65]);
         send_pieces(&a, BROADCAST, &[100; 300]);
@@ -304,7 +307,7 @@ fn packets_of_several_slots_arrive_whole() {
         let n = slot.frame().write(0, &ether::make(BROADCAST, mac(0), 1, 1));
         slot.set_len_flags(n as u16, NS_MOREFRAG);
         a.tx_rings()[0].advance(1);
-        a.txsync().expect("a living daemon");
+        a.txsync().expect("the daemon runs");
         ether::expect(&b, 1, (1, 2));
     });
 }
@@ -319,7 +322,7 @@ fn invalid_frames_are_dropped_and_counted() {
             slot.set_len_flags(i as u16, 0);
         }
         ring.advance(15);
-        a.txsync().expect("a living daemon");
+        a.txsync().expect("the daemon runs");
         let got = ether::drain(&b);
         assert_eq!(got.iter().map(Vec::len).collect::<Vec<_>>(), [14]);
         assert_eq!(home.snapshot().ports[0].lost["short"], 14);
@@ -394,11 +397,11 @@ fn ports_have_the_requested_rings_and_slots() {
             slot.set_len_flags(n as u16, 0);
             ring.advance(1);
         }
-        many.txsync().expect("a living daemon");
+        many.txsync().expect("the daemon runs");
         for (i, ring) in few.rx_rings().iter().enumerate() {
             let expected: Vec<u64> = (0..16).filter(|n| n % 3 == i as u64).collect();
             until("they come", || {
-                few.rxsync().expect("a living daemon");
+                few.rxsync().expect("the daemon runs");
                 ring.space() as usize == expected.len()
             });
             let got: Vec<u64> = ring.window().map(|slot| ether::check(&bytes_of(&slot)).expect("a frame").1).collect();
@@ -548,7 +551,7 @@ fn sleeping_receivers_are_woken() {
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
                 for seq in 0..200 {
-                    let ready = b.poll(Interest::RX, None).expect("a living daemon");
+                    let ready = b.poll(Interest::RX, None).expect("the daemon runs");
                     assert!(ready.rx());
                     ether::expect(&b, 1, (seq, seq + 1));
                 }
@@ -574,7 +577,7 @@ fn sleeping_receivers_are_woken_in_streams() {
             let reader = scope.spawn(|| {
                 let mut seq = 0;
                 for n in 0..BURSTS {
-                    let ready = b.poll(Interest::RX, None).expect("a living daemon");
+                    let ready = b.poll(Interest::RX, None).expect("the daemon runs");
                     assert!(ready.rx());
                     ether::expect(&b, 1, (seq, seq + burst(n)));
                     seq += burst(n);

@@ -1,5 +1,5 @@
-//! Network stacks behind virtio-net headers, like those of virtual machines, on a switch with others: the switch performs the
-//! offloads of a network card where the other side needs them.
+//! Network stacks behind virtio-net headers, like those of virtual machines, on a switch with others: the switch
+//! performs the offloads of a network card where the other side needs them.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
@@ -16,7 +16,8 @@ use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NmreqPortHdr};
 /// Bytes of each connection.
 const BYTES: usize = 4 << 20;
 
-/// A network stack in a namespace, behind a tap with virtio-net headers, connected to the switch by the program `guest`.
+/// A network stack in a namespace, behind a tap with virtio-net headers, connected to the switch by the program
+/// `guest`.
 struct Guest {
     carrier: Guard,
     said: std::io::Lines<BufReader<std::process::ChildStdout>>,
@@ -124,7 +125,8 @@ fn guests_with_vnet_headers_and_hosts_exchange_packets() {
     });
 }
 
-/// UDP packets that the sender's stack leaves to be segmented, into datagrams (newer kernels) or fragments (older ones).
+/// UDP packets that the sender's stack leaves to be segmented, into datagrams (newer kernels) or fragments (older
+/// ones).
 #[test]
 fn coalesced_udp_datagrams_are_split_for_hosts() {
     isolated(|home| {

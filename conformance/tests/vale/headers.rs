@@ -31,7 +31,7 @@ fn header_lengths_are_set_and_reported() {
         }
         assert_eq!(get("vale0:a"), 12);
         // A client that does not accept headers cannot open the port.
-        let refused = Port::open("vale0:a").err().expect("a refusal");
+        let refused = Port::open("vale0:a").expect_err("a refusal");
         assert_eq!(refused.errno(), EIO);
         assert!(refused.to_string().contains("12 bytes"), "{refused}");
         drop(Port::options().flags(NR_ACCEPT_VNET_HDR).open("vale0:a").expect("a port"));

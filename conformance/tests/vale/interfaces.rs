@@ -1,4 +1,5 @@
-//! Switch ports without a program: attached network interfaces, and persistent ports, which are interfaces of the system.
+//! Switch ports without a program: attached network interfaces, and persistent ports, which are interfaces of the
+//! system.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -125,7 +126,7 @@ fn persistent_ports_are_created_and_removed() {
             assert!(info.contains("tx_slots: 256\n") && info.contains("rx_slots: 128\n"), "{info}");
             assert!(info.contains("tx_rings: 2\n"), "{info}");
             let refused = ns.run(|| Port::open(&format!("{switch}:vi0"))).expect("a namespace");
-            assert!(refused.err().expect("a refusal").to_string().contains("attached"));
+            assert!(refused.expect_err("a refusal").to_string().contains("attached"));
         }
         // Detached and removed by commands, or deleted by the system at once.
         done(&net.near, "-d vale0:vi0");
@@ -323,12 +324,13 @@ fn polling_cpus_are_assigned_to_the_queues_of_an_interface() {
     });
 }
 
-/// Rounds for each number of threads, and their maximum duration: in each round the kernel waits several times for an RCU grace
-/// period, which may take long on busy processors.
+/// Rounds for each number of threads, and their maximum duration: in each round the kernel waits several times for an
+/// RCU grace period, which may take long on busy processors.
 const TURNS: u64 = 25;
 const TURNS_LIMIT: Duration = Duration::from_secs(30);
 
-/// Sets the flag when it is dropped, also when a test fails: otherwise a thread that waits for the flag would block the test.
+/// Sets the flag when it is dropped, also when a test fails: otherwise a thread that waits for the flag would block the
+/// test.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {

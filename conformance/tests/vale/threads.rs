@@ -161,7 +161,7 @@ fn many_to_one(home: &Home, plans: &[usize], share: &str) {
             loop {
                 // Everything sent before the flag was set has been delivered or dropped.
                 let last = over.load(Relaxed);
-                to.poll(Interest::RX, Some(Duration::from_millis(5))).expect("a living daemon");
+                to.poll(Interest::RX, Some(Duration::from_millis(5))).expect("the daemon runs");
                 let before = all.came;
                 all.take(&to);
                 received.store(all.came, Relaxed);

@@ -53,7 +53,7 @@ fn swapped(home: &Home, port: &str) -> u64 {
 #[track_caller]
 fn taken(port: &Port) {
     until("all that was sent is taken", || {
-        port.txsync().expect("a living daemon");
+        port.txsync().expect("the daemon runs");
         !port.tx_rings()[0].pending()
     });
 }
@@ -76,7 +76,7 @@ fn packets_are_swapped_within_a_region() {
         ether::send(&a, mac(1), mac(0), 1, (0, 100));
         let mut got = 0;
         until("all have come", || {
-            b.poll(Interest::RX, Some(LIMIT)).expect("a living daemon");
+            b.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs");
             for (slot, seq) in b.rx_rings()[0].window().zip(got..) {
                 assert_eq!(ether::check(&bytes_of(&slot)), Ok((1, seq)));
                 assert_eq!(slot.buf_idx(), sent[seq as usize]);
@@ -111,8 +111,8 @@ fn packets_are_swapped_within_a_region() {
 /// Bytes of the packets below: more than a cache line, and no multiple of one.
 const LEN: usize = 150;
 
-/// pkt-gen, which sends on `near` with these options, rewrites a buffer only if it no longer contains the packet: every packet
-/// arrives unchanged, even if the receiver writes to the buffers that it returns.
+/// pkt-gen, which sends on `near` with these options, rewrites a buffer only if it no longer contains the packet: every
+/// packet arrives unchanged, even if the receiver writes to the buffers that it returns.
 #[track_caller]
 fn arrives_unspoiled(receiver: &Port, near: &str, options: &[&str]) {
     let mut sender = Command::new(program("pkt-gen"));
@@ -120,7 +120,7 @@ fn arrives_unspoiled(receiver: &Port, near: &str, options: &[&str]) {
     let _sender = Guard::spawn(sender.stdout(Stdio::null()).stderr(Stdio::null()));
     let (mut rng, mut first, mut got) = (Rng(7), None, 0);
     until("many have come", || {
-        receiver.poll(Interest::RX, Some(LIMIT)).expect("a living daemon");
+        receiver.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs");
         for slot in receiver.rx_rings()[0].window() {
             let packet = first.get_or_insert_with(|| bytes_of(&slot)).as_slice();
             assert_eq!((packet.len(), bytes_of(&slot).as_slice()), (LEN, packet), "packet {got}");
@@ -209,10 +209,10 @@ fn packets_of_several_slots_are_swapped() {
                 slot.set_len_flags(piece.len() as u16, if i + 1 < pieces.len() { NS_MOREFRAG } else { 0 });
             }
             ring.advance(pieces.len() as u32);
-            a.txsync().expect("a living daemon");
+            a.txsync().expect("the daemon runs");
             let rx = &b.rx_rings()[0];
             until("it has come", || {
-                b.poll(Interest::RX, Some(LIMIT)).expect("a living daemon");
+                b.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs");
                 rx.space() as usize == pieces.len()
             });
             let got: Vec<u8> = rx.window().flat_map(|slot| bytes_of(&slot)).collect();
@@ -301,8 +301,8 @@ fn start_client(args: &[&str]) -> Guard {
     Guard::spawn(command.args(args).stdout(Stdio::null()).stderr(Stdio::null()))
 }
 
-/// Sender and receiver in one region are killed at any moment, while two other ports in it lose nothing; all buffers are accounted
-/// for.
+/// Sender and receiver in one region are killed at any moment, while two other ports in it lose nothing; all buffers
+/// are accounted for.
 #[test]
 fn a_hundred_crashes_lose_no_buffer() {
     isolated(|home| {
@@ -359,8 +359,8 @@ fn scribbler(name: &str, mem_id: u16, seed: u64) -> Guard {
     Guard::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))
 }
 
-/// Two clients write random words to a region that they share with a sender: other regions lose nothing, and the region's buffers
-/// are accounted for.
+/// Two clients write random words to a region that they share with a sender: other regions lose nothing, and the
+/// region's buffers are accounted for.
 #[test]
 fn random_writes_corrupt_only_the_shared_region() {
     isolated(|home| {
@@ -420,7 +420,7 @@ fn a_buffer_in_two_places_is_delivered_and_not_lost() {
         });
         let [_, lost, kept] = hands.collect::<Vec<_>>()[..] else { panic!("three slots are free") };
         tx.advance(3);
-        a.txsync().expect("a living daemon");
+        a.txsync().expect("the daemon runs");
         for _ in 0..3 {
             ether::expect(&b, 1, (7, 8));
         }
@@ -457,7 +457,7 @@ fn a_receiver_can_keep_received_buffers() {
             ether::send(&a, mac(1), mac(0), 1, seqs);
             let ring = &b.rx_rings()[0];
             until("all have come", || {
-                b.poll(Interest::RX, Some(LIMIT)).expect("a living daemon");
+                b.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs");
                 ring.space() == 64
             });
             for ((slot, hand), seq) in ring.window().zip(&mut hands).zip(seqs.0..) {
@@ -465,7 +465,7 @@ fn a_receiver_can_keep_received_buffers() {
                 *hand = slot.replace_buf(BufIdx(*hand)).0;
             }
             ring.advance(64);
-            b.rxsync().expect("a living daemon");
+            b.rxsync().expect("the daemon runs");
         }
         taken(&a);
         let after: BTreeSet<u32> = all_indexes(&[&a, &b]).into_iter().chain(hands).collect();

@@ -216,7 +216,7 @@ impl Knobs {
             }
         }
         match knobs.check_regions() {
-            Ok(()) => Ok(knobs.as_initial()),
+            Ok(()) => Ok(knobs.into_initial()),
             Err(refusal) => Err(format!("{}: {}", path.display(), refusal.why)),
         }
     }
@@ -238,7 +238,7 @@ impl Knobs {
             self.set("admode", admode as u64)?;
         }
         self.check_regions()?;
-        Ok(self.as_initial())
+        Ok(self.into_initial())
     }
 
     /// The switches' threads when the daemon is started.
@@ -246,7 +246,7 @@ impl Knobs {
         &self.plan
     }
 
-    fn as_initial(mut self) -> Knobs {
+    fn into_initial(mut self) -> Knobs {
         self.initial = self.values.clone();
         self
     }

@@ -19,11 +19,13 @@
 //! programs sleep. The daemon's state belongs to the main thread, which does *jobs* for the others.
 
 mod affinity;
+mod backoff;
 mod file;
 mod held_polls;
 mod ioctl;
 mod mount;
 mod serve;
+mod shared;
 mod waker;
 
 use std::fs;
@@ -49,7 +51,7 @@ use crate::ports::{Daemon, monitor};
 use crate::refusal::{Refusal, refuse};
 use crate::user_arena::UserArena;
 
-use serve::Shared;
+use shared::Shared;
 
 /// The file's name in the mounted directory.
 const NAME: &str = "netmap";

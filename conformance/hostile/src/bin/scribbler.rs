@@ -1,7 +1,7 @@
-//! A client that writes random words to all memory that a client can write: `scribbler NAME SEED [REGION]` opens the port NAME
-//! without the library, in the region of that number if one is given, and writes until it is killed to its rings, slots,
-//! interface and buffers, its endpoint state page, its channel page, and the four rings of each AF_XDP socket that it got.
-//! Sometimes it notifies the kernel, which then reads the rings.
+//! A client that writes random words to all memory that a client can write: `scribbler NAME SEED [REGION]` opens the
+//! port NAME without the library, in the region of that number if one is given, and writes until it is killed to its
+//! rings, slots, interface and buffers, its endpoint state page, its channel page, and the four rings of each AF_XDP
+//! socket that it got. Sometimes it notifies the kernel, which then reads the rings.
 
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
@@ -54,13 +54,13 @@ fn scribble(raw_port: &RawPort, maps: &[RingMap], rng: &mut Rng) -> ! {
     loop {
         let ring = rng.below(rings) as usize;
         let slots = raw_port.bound.rings[ring].slots;
-        let value = [0, 1, slots - 1, slots, rng.below(2048) as u32, rng.next() as u32, u32::MAX];
+        let value = [0, 1, slots - 1, slots, rng.below(2048) as u32, rng.next_u64() as u32, u32::MAX];
         let value = value[rng.below(7) as usize];
         match rng.below(16) {
             0 => raw_port.write_field(ring, [field::HEAD, field::CUR, field::TAIL][rng.below(3) as usize], value),
             1 => raw_port.write_field(ring, 4 * rng.below(64) as usize, value),
             2..=4 => {
-                let (slot, len, flags) = (rng.below(slots.into()) as u32, rng.next() as u16, rng.next() as u16);
+                let (slot, len, flags) = (rng.below(slots.into()) as u32, rng.next_u64() as u16, rng.next_u64() as u16);
                 raw_port.write_slot(ring, slot, value, len, flags);
             }
             5 => write(&raw_port.endpoint_states, 4 * rng.below(states / 4), value),
@@ -93,7 +93,8 @@ fn poke(ring: &RingMap, rng: &mut Rng, value: u32) {
         2 => ring.flags,
         _ => 4 * (entries.start + rng.below(entries.end - entries.start)) as usize,
     };
-    // SAFETY: `at` is a multiple of 4 and lies in the mapping, which `ring` keeps; an atomic may be shared with the kernel.
+    // SAFETY: `at` is a multiple of 4 and lies in the mapping, which `ring` keeps; an atomic may be shared with the
+    // kernel.
     let word = unsafe { &*ring.map.as_ptr().cast::<u8>().add(at).cast::<AtomicU32>() };
     // A value near the current one tests other checks than one out of range.
     let near = word.load(Ordering::Relaxed).wrapping_add(value % 4096).wrapping_sub(2048);

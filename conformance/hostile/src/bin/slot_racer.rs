@@ -1,6 +1,7 @@
-//! A client of a switch that changes slots and packets while the switch reads them (time of check to time of use): `slot_racer
-//! NAME SEED REGION OFFSETS` opens the port NAME without the library, in the region of that number (0: its own), with offsets up
-//! to OFFSETS bytes (0: none), and sends as much as it can until it is killed. Unlike `scribbler` it mostly writes valid values.
+//! A client of a switch that changes slots and packets while the switch reads them (time of check to time of use):
+//! `slot_racer NAME SEED REGION OFFSETS` opens the port NAME without the library, in the region of that number (0: its
+//! own), with offsets up to OFFSETS bytes (0: none), and sends as much as it can until it is killed. Unlike `scribbler`
+//! it mostly writes valid values.
 
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
@@ -36,8 +37,8 @@ impl Shared {
     fn at<T>(&self, at: u64) -> &T {
         let at = at as usize;
         assert!(at.is_multiple_of(align_of::<T>()) && at + size_of::<T>() <= self.0.len());
-        // SAFETY: the address is aligned and inside the mapping, which outlives the reference; atomics may be shared with any
-        // process.
+        // SAFETY: the address is aligned and inside the mapping, which outlives the reference; atomics may be shared
+        // with any process.
         unsafe { &*self.0.as_ptr().cast::<u8>().add(at).cast::<T>() }
     }
 
@@ -128,12 +129,12 @@ impl Racer {
         let there = channel(theirs).load(Relaxed);
         let full = if ring.dir == 0 { ring.slots - 1 } else { 0 };
         let value = match rng.below(40) {
-            0 => rng.next() as u32,
+            0 => rng.next_u64() as u32,
             1 => rng.below(ring.slots.into()) as u32,
             _ => (there.wrapping_add(full)) % ring.slots,
         };
         channel(mine).store(value, Relaxed);
-        let word = |rng: &mut Rng| [0, 1, 2, 3, u32::MAX, rng.next() as u32][rng.below(6) as usize];
+        let word = |rng: &mut Rng| [0, 1, 2, 3, u32::MAX, rng.next_u64() as u32][rng.below(6) as usize];
         match rng.below(200) {
             at @ 0..2 => channel(WORDS[2 + at as usize]).store(word(rng), Relaxed),
             at @ 2..4 => channel(PROCESSORS[at as usize - 2]).store(word(rng), Relaxed),
@@ -147,24 +148,24 @@ impl Racer {
         let ring = &self.rings[rng.below(self.rings.len() as u64) as usize];
         let at = ring.offset + RING + SLOT * rng.below(ring.slots.into());
         let idx = match rng.below(200) {
-            0 => rng.next() as u32,
+            0 => rng.next_u64() as u32,
             1 => [0, 1, self.buffers.count, u32::MAX][rng.below(4) as usize],
             _ => self.buffer(rng),
         };
         let len = match rng.below(60) {
-            0 => rng.next() as u16,
+            0 => rng.next_u64() as u16,
             1 => [0, 12, 13, 14, 25, 26, self.buffers.size as u16, self.buffers.size as u16 + 1][rng.below(8) as usize],
             2..40 => 26 + rng.below(120) as u16,
             _ => 64 + rng.below(1500) as u16,
         };
         let flags = match rng.below(6) {
-            0 => rng.next() as u16,
+            0 => rng.next_u64() as u16,
             1 => NS_MOREFRAG,
             2 => (rng.below(6) as u16) << 8,
             _ => 0,
         };
         let head = u64::from(idx) | u64::from(len) << 32 | u64::from(flags) << 48;
-        let ptr = [0, 64, 512, 513, 65535, rng.next()][rng.below(6) as usize];
+        let ptr = [0, 64, 512, 513, 65535, rng.next_u64()][rng.below(6) as usize];
         match rng.below(3) {
             0 => self.region.word(at).store(idx, Relaxed),
             1 => self.region.at::<AtomicU64>(at).store(head, Relaxed),
@@ -179,20 +180,20 @@ impl Racer {
         if let [flags, gso, words @ ..] = &mut bytes[..] {
             (*flags, *gso) = (pick(rng, &[0, 1, 1, 1, 255]), pick(rng, &[0, 1, 3, 4, 5, 0x81, 77]));
             for word in words[..8].chunks_mut(2) {
-                let value = [0, 1, 8, 14, 20, 34, 54, 100, 1460, 0xffff, rng.next() as u16][rng.below(11) as usize];
+                let value = [0, 1, 8, 14, 20, 34, 54, 100, 1460, 0xffff, rng.next_u64() as u16][rng.below(11) as usize];
                 word.copy_from_slice(&value.to_le_bytes());
             }
         }
         let last = pick(rng, &[1, 2, 3, 4]);
         bytes.extend([[0xff; 6], [1, 0, 0x5e, 0, 0, 1], [2, 0, 0, 0, 0x70, last]][rng.below(3) as usize]);
         bytes.extend([2, 0, 0, 0, 0x70, pick(rng, &[1, 2, 3, 4])]);
-        (0..rng.below(3)).for_each(|_| bytes.extend([0x81, 0, rng.next() as u8, rng.next() as u8]));
-        let (lens, protocol) = ([rng.next() as u8, rng.next() as u8], pick(rng, &[6, 17, 1]));
+        (0..rng.below(3)).for_each(|_| bytes.extend([0x81, 0, rng.next_u64() as u8, rng.next_u64() as u8]));
+        let (lens, protocol) = ([rng.next_u64() as u8, rng.next_u64() as u8], pick(rng, &[6, 17, 1]));
         match rng.below(2) {
             0 => bytes.extend([8, 0, pick(rng, &[0x45, 0x4f, 0x40]), 0, lens[0], lens[1], 0, 0, 0, 0, 64, protocol]),
             _ => bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0, lens[0], lens[1], protocol, 64]),
         }
-        bytes.resize_with(BEGIN, || [0x50, 0xf0, rng.next() as u8, 0][rng.below(4) as usize]);
+        bytes.resize_with(BEGIN, || [0x50, 0xf0, rng.next_u64() as u8, 0][rng.below(4) as usize]);
         let (buffer, behind) = (u64::from(self.buffer(rng)), [0, 0, 64, 512][rng.below(4) as usize]);
         self.region.write(self.buffers.offset + buffer * u64::from(self.buffers.size) + behind, &bytes);
     }

@@ -1,4 +1,5 @@
-//! Invalid and excessive use of the control socket: the daemon replies with an errno or closes the connection, and serves others.
+//! Invalid and excessive use of the control socket: the daemon replies with an errno or closes the connection, and
+//! serves others.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -172,13 +173,13 @@ fn random_bytes_of_every_length_are_rejected() {
         for round in 0..1500u64 {
             let raw = connect(home);
             let bytes: Vec<u8> = if round % 2 == 0 {
-                (0..1 + rng.below(9000)).map(|_| rng.next() as u8).collect()
+                (0..1 + rng.below(9000)).map(|_| rng.next_u64() as u8).collect()
             } else {
                 // A good one with three bytes changed.
                 let mut bytes = good.clone();
                 for _ in 0..3 {
                     let at = rng.below(bytes.len() as u64) as usize;
-                    bytes[at] = rng.next() as u8;
+                    bytes[at] = rng.next_u64() as u8;
                 }
                 bytes
             };
@@ -327,8 +328,8 @@ fn a_daemon_without_file_descriptors_refuses_clients_and_keeps_running() {
         let few = Rlimit { current: Some(40), maximum: Some(20_000) };
         let before = prlimit(Some(daemon), Resource::Nofile, few).expect("our own daemon");
         let all: Vec<ControlConnection> = (0..100).map(|_| connect(home)).collect();
-        // Each is answered or hung up on, none is left to wait; and of 100 at least 60 find none of 40 files free, whenever
-        // the daemon has one free for a moment.
+        // Each is answered or hung up on, none is left to wait; and of 100 at least 60 find none of 40 files free,
+        // whenever the daemon has one free for a moment.
         let hung_up = all.iter().filter(|raw| {
             let _ = raw.send(&wire::encode(LeaseRequest::KIND, 0, 0, 0, &[]));
             raw.receive().is_none()

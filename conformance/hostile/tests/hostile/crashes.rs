@@ -1,4 +1,5 @@
-//! Clients that crash inside a sync: the locks and owners that they leave in a ring's shared state block no other client.
+//! Clients that crash inside a sync: the locks and owners that they leave in a ring's shared state block no other
+//! client.
 
 use conformance::client::start_ready_client;
 use conformance::traffic::{expect, open, send};

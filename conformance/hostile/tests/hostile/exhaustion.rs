@@ -54,8 +54,8 @@ fn limited<T>(home: &Home, what: Resource, to: u64, body: impl FnOnce() -> T) ->
     done
 }
 
-/// Asks for everything under each limit of `steps`, told as what is left beyond what the daemon has; then everything must be
-/// there again.
+/// Asks for everything under each limit of `steps`, told as what is left beyond what the daemon has; then everything
+/// must be there again.
 fn starve(home: &Home, what: Resource, has: impl Fn() -> u64, steps: impl Iterator<Item = u64>) {
     let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));
     let all_gone = || until("all are gone", || home.snapshot().sessions.len() == 2);

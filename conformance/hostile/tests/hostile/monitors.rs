@@ -22,13 +22,13 @@ use unetmap::abi::{NR_MONITOR_RX, NR_MONITOR_TX};
 use unetmap::errno::EINVAL;
 use unetmap_core::control::monitor::{MonitorReply, NextMonitorRequest};
 
-/// A number near the bounds of things, or any.
+/// A number near a bound, or a random one.
 fn value(rng: &mut Rng) -> u32 {
-    let all = [0, 1, 1023, 1024, rng.below(2048) as u32, rng.next() as u32, u32::MAX];
+    let all = [0, 1, 1023, 1024, rng.below(2048) as u32, rng.next_u64() as u32, u32::MAX];
     all[rng.below(7) as usize]
 }
 
-/// Writes a word somewhere into the first bytes of a file, where it has anything to spoil.
+/// Writes a random word at a random offset of the part of a file that holds data.
 fn scribble(file: &File, rng: &mut Rng) {
     let bytes = file.metadata().expect("a file").len().min(1 << 20);
     let at = match rng.below(4) {
@@ -53,9 +53,9 @@ fn killed_monitors_affect_no_other_client() {
             sleep(Duration::from_micros(rng.below(20_000)));
             monitor.kill();
             copies += record(&seen)[0];
-            assert_eq!(record(&seen)[1], 0, "copies that nobody sent");
+            assert_eq!(record(&seen)[1], 0, "copies of packets that were never sent");
         }
-        // One that stays, and is stopped instead.
+        // The last monitor is not killed but stopped.
         let stopped = start_ready_client(&["see", "netmap:p{1/t", &seen.display().to_string()]);
         stopped.signal(Signal::STOP);
         let before = flow.sent();
@@ -88,7 +88,7 @@ fn a_killed_monitored_program_ends_its_monitors() {
             sender.kill();
             assert!(monitor.wait().success(), "the monitor did not survive");
             let [good, bad, told] = record(&seen);
-            assert_eq!((bad, told), (0, 1), "copies that nobody sent, or no word of the end");
+            assert_eq!((bad, told), (0, 1), "copies of packets that were never sent, or the end was not reported");
             copies += good;
         }
         assert!(is_alive(receiver.pid()), "the receiver did not survive");
@@ -99,8 +99,8 @@ fn a_killed_monitored_program_ends_its_monitors() {
     });
 }
 
-/// A monitor writes anything into all that it has: its region, its states, its lines, its mirror. Neither the watched nor
-/// another monitor sees anything of it.
+/// A monitor writes random values to everything it maps: its region, endpoint states, channels, mirror ring. Neither
+/// the monitored port nor another monitor is affected.
 #[test]
 fn random_writes_of_a_monitor_affect_only_itself() {
     isolated(|home| {
@@ -110,7 +110,7 @@ fn random_writes_of_a_monitor_affect_only_itself() {
         let (mut seq, mut words) = (0, 0u64);
         for _ in 0..10 {
             let raw_port = RawPort::open_with(&home.socket(), "p}1", NR_MONITOR_RX | NR_MONITOR_TX);
-            // Of the receive ring's two descriptors the second is the mirror.
+            // The second of the receive ring's two descriptors is the mirror ring.
             let mirror = raw_port.bound.rings.iter().position(|ring| ring.dir == 1).expect("a receive ring");
             let mirror = File::from(raw_port.doorbells[2 * mirror + 1].try_clone().expect("a file"));
             let over = AtomicBool::new(false);
@@ -121,7 +121,7 @@ fn random_writes_of_a_monitor_affect_only_itself() {
                         for file in [&mirror, &raw_port.channels, &raw_port.endpoint_states, &raw_port.region] {
                             scribble(file, &mut rng);
                         }
-                        // As if it slept all the time; and as if its shelf were empty.
+                        // The channel claims that the monitor sleeps, and that its position is a random one.
                         raw_port.channels.write_all_at(&1u32.to_ne_bytes(), 3 * 128).expect("a channel page");
                         raw_port.channels.write_all_at(&value(&mut rng).to_ne_bytes(), 128).expect("a channel page");
                         n += 6;
@@ -155,8 +155,8 @@ fn files(fds: &[OwnedFd]) -> BTreeSet<u64> {
     fds.iter().map(inode).collect()
 }
 
-/// A watched program asks for the shelves of its monitors, and writes anything there. The monitor may see anything, but
-/// lives on; what the program got is of no other use to it.
+/// A monitored program requests the mirror rings of its monitors and writes random values there. The monitor may read
+/// anything, but keeps running; the descriptors give the program access to nothing else.
 #[test]
 fn random_writes_of_a_monitored_program_corrupt_only_its_own_copies() {
     isolated(|home| {
@@ -184,7 +184,7 @@ fn random_writes_of_a_monitored_program_corrupt_only_its_own_copies() {
             (2, 5),
             "mirror ring, endpoint states, channels, and a doorbell for each ring"
         );
-        // The next is the other one's, and then there is none.
+        // The next reply is for the other monitor; after it there is none.
         let (_, second, others) = connection.next_monitor(&NextMonitorRequest { after: head.monitor, ..request });
         let second = second.expect("the other monitor").head.monitor;
         assert!(matches!(connection.next_monitor(&NextMonitorRequest { after: second, ..request }), (0, None, _)));
@@ -195,7 +195,7 @@ fn random_writes_of_a_monitored_program_corrupt_only_its_own_copies() {
         const WORDS: u64 = 60_000;
         for n in 0..WORDS {
             scribble(&shared[rng.below(3) as usize], &mut rng);
-            // The positions of both lines, so that there is always something to see.
+            // The positions of both channels, so that the monitor always finds packets.
             if n % 8 == 0 {
                 let line = 512 * rng.below(2);
                 shared[2].write_all_at(&(rng.below(1024) as u32).to_ne_bytes(), line).expect("a channel page");
@@ -205,9 +205,9 @@ fn random_writes_of_a_monitored_program_corrupt_only_its_own_copies() {
             }
         }
         assert!(is_alive(monitor.pid()), "the monitor did not survive");
-        assert!(record(&seen).iter().sum::<u64>() > 0, "it saw nothing at all");
+        assert!(record(&seen).iter().sum::<u64>() > 0, "the monitor received nothing");
         assert!(shared[0].set_len(4096).is_err(), "the mirror ring can be truncated");
-        // Its end is reported like that of any monitored program.
+        // The exit of the program is reported to the monitor like that of any monitored program.
         drop(raw_port);
         assert!(monitor.wait().success());
         assert_eq!(record(&seen)[2], 1);
@@ -227,9 +227,9 @@ fn a_client_cannot_post_copies_to_monitors_of_a_switch_port() {
         let connection = ControlConnection::connect(&home.socket()).expect("a daemon");
         let request =
             NextMonitorRequest { session: raw_port.bound.head.session, key: raw_port.bound.head.key, after: 0 };
-        assert!(matches!(connection.next_monitor(&request), (0, None, _)), "it got the shelf");
+        assert!(matches!(connection.next_monitor(&request), (0, None, _)), "the client got the mirror ring");
         conformance::traffic::send(&b, 1, 0, 200).expect("room");
-        // Although the program never syncs.
+        // The monitor gets the packet although the monitored program never syncs.
         expect(&monitor, 1, 0, 200);
     });
 }
@@ -248,14 +248,14 @@ fn a_false_monitor_generation_stops_nobody() {
             .endpoint_states
             .read_exact_at(&mut word, u64::from(rx.state) * 128 + NOTICE * 4)
             .expect("an endpoint state page");
-        assert_eq!(u32::from_ne_bytes(word), 4, "the notice is elsewhere");
+        assert_eq!(u32::from_ne_bytes(word), 4, "the monitor generation is at another offset");
         std::thread::scope(|scope| {
             let liar = scope.spawn(|| {
                 let end = Instant::now() + LIMIT * 2;
                 while !over.load(Relaxed) && Instant::now() < end {
                     told += 4;
                     for ring in 0..raw_port.bound.rings.len() {
-                        // Not the lowest bits, which say other things.
+                        // The lowest bits are flags with another meaning and stay 0.
                         raw_port.write_state(ring, NOTICE, told);
                     }
                     sleep(Duration::from_micros(200));
@@ -270,5 +270,5 @@ fn a_false_monitor_generation_stops_nobody() {
     });
 }
 
-/// The word of the notice in a ring's state.
+/// The word of the monitor generation in a ring's state.
 const NOTICE: u64 = 14;

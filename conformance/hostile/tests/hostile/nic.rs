@@ -1,5 +1,5 @@
-//! Clients of an interface that write anything anywhere, and that die at any moment: the daemon and the users of other
-//! interfaces carry on, and the interface serves whoever comes next.
+//! Clients of an interface that write random values to shared memory, and that are killed at any moment: the daemon and
+//! the users of other interfaces continue, and the next client can open the interface.
 
 use std::collections::HashSet;
 use std::process::Stdio;
@@ -34,7 +34,7 @@ fn raw_port(net: &Net, home: &Home) -> RawPort {
 #[track_caller]
 fn room(port: &Port, n: u32) {
     until("room", || {
-        port.txsync().expect("a living daemon");
+        port.txsync().expect("the daemon runs");
         port.tx_rings()[0].space() >= n
     });
 }
@@ -103,7 +103,7 @@ fn given_back_slots(home: &Home, policy: &str) {
     let all = frames(&[60; 200], 0);
     tap.send_all(&all);
     until("all have come", || {
-        port.rxsync().expect("a living daemon");
+        port.rxsync().expect("the daemon runs");
         ring.space() == 200
     });
     let taken: Vec<_> = ring.window().map(|slot| slot.buf_idx()).collect();
@@ -152,7 +152,7 @@ fn released_slots_out_of_range_lose_only_their_buffers_mediated() {
     isolated(|home| given_back_slots(home, MEDIATED));
 }
 
-/// What a program may write into `head` or `cur` of a ring that stands at `head..tail`, and must not.
+/// Invalid values of `head` or `cur` of a ring whose current values are `head..tail`.
 fn wrong_pointers(ring: &Ring) -> Vec<(usize, u32)> {
     let (n, head, tail) = (ring.num_slots(), ring.head().raw(), ring.tail().raw());
     let (before, after) = ((head + n - 1) % n, (tail + 1) % n);
@@ -173,7 +173,7 @@ fn pointers(home: &Home, policy: &str) {
         let held = frames(&[60; 20], 1 << 40 | round << 20);
         tap.send_all(&held);
         until("they have come", || {
-            port.rxsync().expect("a living daemon");
+            port.rxsync().expect("the daemon runs");
             port.rx_rings()[0].space() == 20
         });
         if policy == DIRECT {
@@ -204,7 +204,7 @@ fn pointers(home: &Home, policy: &str) {
             for value in [0, 5, ring.num_slots(), u32::MAX] {
                 let tail = ring.tail();
                 raw_port.write_field(index, field::TAIL, value);
-                sync().expect("tail is not the program's to write, and not read");
+                sync().expect("the library does not read tail from the ring");
                 assert_eq!(ring.tail(), tail);
             }
         }
@@ -218,7 +218,7 @@ fn pointers(home: &Home, policy: &str) {
     }
     assert_eq!(home.snapshot().faults("va"), (0, faults));
     assert_works(&port, &tap, 1 << 30);
-    summary(&format!("pointers out of range {faults}, each told and set back"));
+    summary(&format!("pointers out of range {faults}, each reported, ring reset"));
 }
 
 #[test]
@@ -231,8 +231,8 @@ fn pointers_out_of_range_are_an_error_and_are_reset_mediated() {
     isolated(|home| pointers(home, MEDIATED));
 }
 
-/// One buffer in many slots is sent as often; the books miss those whose places it took, and find them again when the
-/// region ends.
+/// A buffer in several slots is sent once for each; the buffers that it replaced count as lost until the region is
+/// removed.
 #[test]
 fn an_index_used_twice_is_sent_twice_and_not_lost() {
     isolated(|home| {
@@ -251,14 +251,14 @@ fn an_index_used_twice_is_sent_twice_and_not_lost() {
                 slot.set_len(60);
             }
             ring.advance(50);
-            port.txsync().expect("a living daemon");
+            port.txsync().expect("the daemon runs");
             assert_same(&tap.collect(50), &vec![one; 50]);
         }
         drain(&port);
         // In the receive ring as well: only the program's own packets are lost.
         tap.send_all(&frames(&[60; 10], 0));
         until("they have come", || {
-            port.rxsync().expect("a living daemon");
+            port.rxsync().expect("the daemon runs");
             port.rx_rings()[0].space() == 10
         });
         let first = port.rx_rings()[0].slot(port.rx_rings()[0].head()).buf_idx();
@@ -285,7 +285,7 @@ fn an_index_used_twice_is_sent_twice_and_not_lost() {
     });
 }
 
-/// A program that sends from, and receives into, buffers of another port of its region: those stay the other port's.
+/// A program sends from, and receives into, buffers of another port of its region: they still belong to the other port.
 #[test]
 fn using_buffers_of_another_port_does_not_free_them() {
     isolated(|home| {
@@ -299,7 +299,7 @@ fn using_buffers_of_another_port_does_not_free_them() {
             slot.set_len_flags(60, 0);
         }
         port.tx_rings()[0].advance(300);
-        port.txsync().expect("a living daemon");
+        port.txsync().expect("the daemon runs");
         assert_eq!(tap.collect(300).len(), 300);
         drop(port);
         until("the thief is gone", || home.snapshot().sessions.len() == 2);
@@ -308,7 +308,7 @@ fn using_buffers_of_another_port_does_not_free_them() {
         // No other port gets the buffers of another port.
         let next = net.open("netmap:va");
         let theirs: HashSet<u32> = next.tx_rings()[0].window().map(|slot| slot.buf_idx()).collect();
-        assert!(stolen.iter().all(|idx| !theirs.contains(idx)), "a living port's buffer was handed out again");
+        assert!(stolen.iter().all(|idx| !theirs.contains(idx)), "a buffer of an open port was allocated again");
         assert_works(&next, &tap, 0);
         exchange(&victim, &reader, 1, 0, 5000);
     });
@@ -332,9 +332,9 @@ impl Innocent {
     #[track_caller]
     fn assert_unharmed(&mut self) {
         let (from, to) = (self.seq, self.seq + 300);
-        send(&self.near, 1, from, to).expect("a living daemon");
+        send(&self.near, 1, from, to).expect("the daemon runs");
         expect(&self.far, 1, from, to);
-        send(&self.far, 2, from, to).expect("a living daemon");
+        send(&self.far, 2, from, to).expect("the daemon runs");
         expect(&self.near, 2, from, to);
         self.seq = to;
     }
@@ -345,7 +345,7 @@ fn start(net: &Net, program: impl AsRef<std::ffi::OsStr>, args: &[&str]) -> Guar
     Guard::spawn(command.args(args).stdout(Stdio::null()).stderr(Stdio::null()))
 }
 
-/// Random words over everything that a client can write, while others use the same interface, and others another one.
+/// A client writes random words to everything it maps, while other clients use the same interface and another one.
 fn scribbling(home: &Home, policy: &str) {
     let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
     let mut innocent = Innocent::new(&net);
@@ -369,9 +369,10 @@ fn scribbling(home: &Home, policy: &str) {
             })
             .collect();
         for guard in &mut scribblers {
-            // One word, so that it is at it.
+            // The scribbler prints a byte when it has begun to write.
             let mut byte = [0];
-            std::io::Read::read_exact(guard.0.stdout.as_mut().expect("piped"), &mut byte).expect("a scribbler at work");
+            std::io::Read::read_exact(guard.0.stdout.as_mut().expect("piped"), &mut byte)
+                .expect("a byte of the scribbler");
         }
         let end = Instant::now() + Duration::from_millis(350);
         let mut seq = 0;
@@ -426,8 +427,8 @@ fn random_writes_affect_no_other_interface_mediated() {
     isolated(|home| scribbling(home, MEDIATED));
 }
 
-/// While a client keeps a duplicate of the queue's socket, the queue is occupied; the next client is refused, and gets it when the
-/// client lets go.
+/// While a client keeps a duplicate of the queue's socket, the queue is occupied; the next client is refused, and gets
+/// it when the client closes the duplicate.
 #[test]
 fn a_kept_socket_occupies_the_queue_until_it_is_closed() {
     isolated(|home| {
@@ -437,7 +438,7 @@ fn a_kept_socket_occupies_the_queue_until_it_is_closed() {
         let kept = raw_port.doorbells;
         drop(raw_port.raw);
         until("the session is over", || home.snapshot().sessions.len() == 2);
-        assert!(!net.has_xdp(), "packets are the kernel's again");
+        assert!(!net.has_xdp(), "the kernel receives all packets again");
         assert!(net.pings());
         let (errno, why) = net.refused("netmap:va");
         assert_eq!(errno, 16, "{why}");
@@ -457,7 +458,7 @@ fn assert_arrive(tap: &Tap, wanted: &[Vec<u8>]) {
     let end = Instant::now() + LIMIT;
     while let Some(frame) = next {
         let got = tap.next(end.saturating_duration_since(Instant::now()));
-        let got = got.unwrap_or_else(|| panic!("{} frames did not come", 1 + left.len()));
+        let got = got.unwrap_or_else(|| panic!("{} frames did not arrive", 1 + left.len()));
         if got == *frame {
             next = left.next();
         }
@@ -470,7 +471,7 @@ fn assert_receives(port: &Port, tap: &Tap, seq: u64) {
     let first = frame(60, seq);
     until("a frame comes", || {
         tap.send(&first);
-        port.poll(Interest::RX, Some(Duration::from_millis(5))).expect("a living daemon");
+        port.poll(Interest::RX, Some(Duration::from_millis(5))).expect("the daemon runs");
         take(port, 0).contains(&first)
     });
     let all = frames(&[60; 50], seq + 1);
@@ -504,7 +505,7 @@ fn kills(home: &Home, policy: &str) {
                 tap.send(&conformance::packet::make(kill + 1000, seq));
                 seq += 1;
             }
-            // Never all: the sender is faster than the reader.
+            // Not all of them arrive: the sender is faster than the reader.
             packets += (0..1000).map_while(|_| tap.next(Duration::ZERO)).count() as u64;
         }
         packets += seq;
@@ -570,7 +571,7 @@ fn crashes_of_a_bridge_between_an_interface_and_a_pipe_lose_no_buffer() {
             let first = frame(60, kill << 20 | 1 << 19);
             until("the bridge works", || {
                 tap.send(&first);
-                reader.poll(Interest::RX, Some(Duration::from_millis(5))).expect("a living daemon");
+                reader.poll(Interest::RX, Some(Duration::from_millis(5))).expect("the daemon runs");
                 take(&reader, 0).contains(&first)
             });
             longest = longest.max(begin.elapsed());
@@ -579,7 +580,7 @@ fn crashes_of_a_bridge_between_an_interface_and_a_pipe_lose_no_buffer() {
                 let some = frames(&[60; 16], packets);
                 packets += 16;
                 tap.send_all(&some);
-                reader.rxsync().expect("a living daemon");
+                reader.rxsync().expect("the daemon runs");
                 take(&reader, 0);
                 if reader.tx_rings()[0].space() > 16 {
                     transmit(&reader, 0, &some, BUFFER);
@@ -592,7 +593,7 @@ fn crashes_of_a_bridge_between_an_interface_and_a_pipe_lose_no_buffer() {
             assert_eq!(now.in_rings, before.in_rings, "after kill {kill}: {now:?}");
             assert!(u64::from(now.quarantined) <= kill + 1, "after kill {kill}: {now:?}");
             take(&reader, 0);
-            reader.rxsync().expect("a living daemon");
+            reader.rxsync().expect("the daemon runs");
         }
         net.assert_alive();
         let now = home.snapshot().buffers("interfaces");
@@ -603,7 +604,7 @@ fn crashes_of_a_bridge_between_an_interface_and_a_pipe_lose_no_buffer() {
         let writer = net.open("netmap:va{1");
         until("what the last bridge sent is read", || {
             take(&reader, 0);
-            reader.rxsync().expect("a living daemon");
+            reader.rxsync().expect("the daemon runs");
             home.snapshot().ring("va{1", "tx", 0).queued == 0
         });
         exchange(&writer, &reader, 1, 0, 3000);
@@ -643,8 +644,8 @@ fn clients_killed_while_opening_leave_nothing() {
     });
 }
 
-/// Two processes share both rings of an interface; one of them only syncs, and is killed again and again, now and then in
-/// the middle of it.
+/// Two processes share both rings of an interface; one of them only syncs, and is killed repeatedly, sometimes during a
+/// sync.
 fn deaths_inside_a_sync(home: &Home, policy: &str) {
     const KILLS: u64 = 60;
     let Some(net) = Net::new(home, policy, CABLE) else { return };

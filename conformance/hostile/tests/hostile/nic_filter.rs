@@ -77,7 +77,7 @@ fn the_daemon_validates_filter_instructions() {
             let program: Vec<ClassicInsn> = (0..n)
                 .map(|_| {
                     let code = if rng.below(20) == 0 {
-                        rng.next() as u16
+                        rng.next_u64() as u16
                     } else {
                         codes[rng.below(codes.len() as u64) as usize]
                     };
@@ -85,7 +85,7 @@ fn the_daemon_validates_filter_instructions() {
                         code,
                         rng.below(4) as u8,
                         rng.below(4) as u8,
-                        if rng.below(4) == 0 { rng.next() as u32 } else { rng.below(40) as u32 },
+                        if rng.below(4) == 0 { rng.next_u64() as u32 } else { rng.below(40) as u32 },
                     )
                 })
                 .chain([accept])

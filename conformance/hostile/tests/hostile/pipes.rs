@@ -1,4 +1,5 @@
-//! Clients that write anything anywhere: the peer carries on, the daemon carries on, and the books tell.
+//! Clients that write random values to shared memory: the peer and the daemon continue, and the snapshot shows the
+//! faults.
 
 use std::collections::HashSet;
 use std::process::{Command, Stdio};
@@ -27,7 +28,8 @@ fn slots_out_of_range_arrive_empty() {
         let lens = [tx.buf_size() as u16 + 1, 0x8000, u16::MAX];
         let ring = &tx.tx_rings()[0];
         let (mut sent, mut bad) = (0, 0);
-        // Enough to go round the ring twice, one batch for each kind of fault: each place in a cache line has it.
+        // Enough for two rounds of the ring, one batch for each kind of fault, so that a fault is at each offset in a
+        // cache line.
         for round in 0..64 {
             tx.poll(Interest::TX, Some(conformance::LIMIT)).expect("room");
             let mut good = Vec::new();
@@ -44,7 +46,7 @@ fn slots_out_of_range_arrive_empty() {
                 }
             }
             ring.advance(37);
-            tx.txsync().expect("slots are the receiver's affair");
+            tx.txsync().expect("the receiver validates slots");
             let got = receive(&rx, 37).expect("bad slots are no error");
             for (i, bytes) in got.iter().enumerate() {
                 if good.contains(&i) {
@@ -55,7 +57,7 @@ fn slots_out_of_range_arrive_empty() {
                 }
             }
             sent += 37;
-            tx.txsync().expect("a living daemon");
+            tx.txsync().expect("the daemon runs");
             for (slot, idx) in undo {
                 slot.replace_buf(idx);
             }
@@ -69,7 +71,7 @@ fn slots_out_of_range_arrive_empty() {
         assert_eq!((buffers.in_rings, buffers.quarantined), (PIPE_BUFFERS, 0));
         drop(rx);
         home.assert_serves();
-        summary(&format!("slots {sent}, of them bad {bad}, all told apart"));
+        summary(&format!("slots {sent}, of them bad {bad}, all distinguished"));
     });
 }
 
@@ -81,8 +83,8 @@ fn an_empty_slot_has_a_buffer_of_the_receiver() {
             slot.replace_buf(BufIdx(u32::MAX));
         }
         tx.tx_rings()[0].advance(8);
-        tx.txsync().expect("a living daemon");
-        rx.poll(Interest::RX, Some(conformance::LIMIT)).expect("a living daemon");
+        tx.txsync().expect("the daemon runs");
+        rx.poll(Interest::RX, Some(conformance::LIMIT)).expect("the daemon runs");
         assert_eq!(rx.rx_rings()[0].space(), 8);
         for slot in rx.rx_rings()[0].window() {
             assert_eq!((slot.len(), slot.frame().capacity()), (0, rx.buf_size() as usize));
@@ -105,7 +107,7 @@ fn every_flag_is_delivered_and_harmless() {
                 slot.set_flags(if i == 0 { flags } else { flags & !NS_MOREFRAG });
             }
             ring.advance(2);
-            tx.txsync().expect("a living daemon");
+            tx.txsync().expect("the daemon runs");
             expect(&rx, 1, seq, seq + 2);
             seq += 2;
         }
@@ -140,7 +142,7 @@ fn own_pointers_out_of_range_are_an_error_and_are_reset() {
         for kind in 0..9 {
             exchange(&tx, &rx, 1, seq, seq + 100);
             send(&tx, 1, seq + 100, seq + 120).expect("room");
-            rx.rxsync().expect("a living daemon");
+            rx.rxsync().expect("the daemon runs");
             for dir in [0u16, 1] {
                 let (port, raw_port) = if dir == 0 { (&tx, &scribbler[0]) } else { (&rx, &scribbler[1]) };
                 let ring = if dir == 0 { &port.tx_rings()[0] } else { &port.rx_rings()[0] };
@@ -155,8 +157,8 @@ fn own_pointers_out_of_range_are_an_error_and_are_reset() {
                     other => panic!("field {at} = {value}, head {head:?}, tail {tail:?}: {other:?}"),
                 }
                 assert_eq!((ring.head(), ring.cur(), ring.tail()), (head, cur, tail), "field {at} = {value}");
-                sync().expect("a ring that was set back");
-                // A poll judges as well.
+                sync().expect("a ring that was reset");
+                // A poll validates as well.
                 raw_port.write_field(index, at, value);
                 let want = if dir == 0 { Interest::TX } else { Interest::RX };
                 let polled = port.poll(want, Some(std::time::Duration::ZERO));
@@ -169,7 +171,7 @@ fn own_pointers_out_of_range_are_an_error_and_are_reset() {
         let (a, b) = (home.snapshot().faults("h{1"), home.snapshot().faults("h}1"));
         assert_eq!((a.0 + b.0, a.1 + b.1), (0, faults));
         exchange(&tx, &rx, 1, seq, seq + 3000);
-        summary(&format!("pointers out of range {faults}, each told and set back"));
+        summary(&format!("pointers out of range {faults}, each reported, ring reset"));
     });
 }
 
@@ -188,7 +190,7 @@ fn an_overwritten_tail_is_restored() {
                 let raw_port = &raw_port[usize::from(dir)];
                 let index = raw_port.bound.rings.iter().position(|r| r.dir == dir).expect("a ring");
                 raw_port.write_field(index, field::TAIL, value);
-                sync().expect("tail is not the program's to write, and not read");
+                sync().expect("the library does not read tail from the ring");
                 assert_eq!(ring.tail(), tail);
             }
             exchange(&tx, &rx, 1, seq, seq + 100);
@@ -197,7 +199,7 @@ fn an_overwritten_tail_is_restored() {
     });
 }
 
-/// Header words that programs read and the library must not believe.
+/// Header words that programs read, and that the library must not trust.
 #[test]
 fn overwritten_ring_header_fields_are_ignored() {
     isolated(|home| {
@@ -211,7 +213,7 @@ fn overwritten_ring_header_fields_are_ignored() {
             }
             for raw_port in &raw_port {
                 for ring in 0..2 {
-                    raw_port.write_field(ring, at, rng.next() as u32);
+                    raw_port.write_field(ring, at, rng.next_u64() as u32);
                 }
             }
             exchange(&tx, &rx, 1, seq, seq + 20);
@@ -232,7 +234,7 @@ fn positions_out_of_range_are_ignored() {
         for _ in 0..3 {
             exchange(&tx, &rx, 1, seq, seq + 100);
             seq += 100;
-            tx.txsync().expect("a living daemon");
+            tx.txsync().expect("the daemon runs");
             let at = raw_port.read_channel(0, 0);
             assert_eq!(at, seq as u32);
             // Out of range; and `cons` ahead of `prod`.
@@ -240,24 +242,24 @@ fn positions_out_of_range_are_ignored() {
                 let before = raw_port.read_channel(0, word);
                 raw_port.write_channel(0, word, value);
                 let (a, b) = (home.snapshot().faults("h{1").1, home.snapshot().faults("h}1").1);
-                tx.txsync().expect("the peer's fault is not the program's");
-                rx.rxsync().expect("the peer's fault is not the program's");
+                tx.txsync().expect("a fault of the peer is no error");
+                rx.rxsync().expect("a fault of the peer is no error");
                 let now = (home.snapshot().faults("h{1").1, home.snapshot().faults("h}1").1);
                 assert!(now.0 > a || now.1 > b, "word {word} = {value} was not counted");
                 raw_port.write_channel(0, word, before);
             }
         }
         exchange(&tx, &rx, 1, seq, seq + 100);
-        // One slot back means a whole ring less one forward: that much is delivered, and harms nobody.
+        // One slot back is a whole ring less one slot forward: that many packets are delivered, without harm.
         raw_port.write_channel(0, 0, (seq as u32 + 99) % SLOTS);
-        rx.rxsync().expect("a living daemon");
+        rx.rxsync().expect("the daemon runs");
         assert_eq!(rx.rx_rings()[0].space(), SLOTS - 1);
         // With held packets, the same is invalid.
         rx.rx_rings()[0].advance(SLOTS - 11);
-        rx.rxsync().expect("a living daemon");
+        rx.rxsync().expect("the daemon runs");
         let before = home.snapshot().faults("h}1").1;
         raw_port.write_channel(0, 0, (seq as u32 + 98) % SLOTS);
-        rx.rxsync().expect("the peer's fault is not the program's");
+        rx.rxsync().expect("a fault of the peer is no error");
         assert_eq!(home.snapshot().faults("h}1").1, before + 1);
         assert_eq!(rx.rx_rings()[0].space(), 10);
         drop((tx, rx, raw_port));
@@ -280,8 +282,8 @@ fn an_index_used_twice_is_delivered_twice_and_not_lost() {
             fill(&slot, 1, 7);
         }
         ring.advance(50);
-        tx.txsync().expect("a living daemon");
-        for bytes in receive(&rx, 50).expect("a living daemon") {
+        tx.txsync().expect("the daemon runs");
+        for bytes in receive(&rx, 50).expect("the daemon runs") {
             assert_eq!(packet::check(&bytes), Ok((1, 7)));
         }
         let now = home.snapshot().buffers("h");
@@ -290,7 +292,8 @@ fn an_index_used_twice_is_delivered_twice_and_not_lost() {
         until("the pipe is closed", || home.snapshot().sessions.len() == 1);
         let now = home.snapshot().buffers("h");
         assert_eq!(now.in_rings, before.in_rings);
-        // Buffers that are found nowhere after the last possible holder closed stay in quarantine and are not reused.
+        // Buffers that are found nowhere after their last possible holder closed its port stay in quarantine and are
+        // not reused.
         assert_eq!(now.free + now.quarantined, before.free);
         drop(keeper);
         until("the region is closed", || home.snapshot().regions.is_empty());
@@ -311,8 +314,8 @@ fn using_buffers_of_another_port_does_not_free_them() {
             slot.set_len_flags(60, 0);
         }
         ring.advance(500);
-        tx.txsync().expect("a living daemon");
-        assert_eq!(receive(&rx, 500).expect("a living daemon").len(), 500);
+        tx.txsync().expect("the daemon runs");
+        assert_eq!(receive(&rx, 500).expect("the daemon runs").len(), 500);
         drop((tx, rx));
         until("the thief is gone", || home.snapshot().sessions.len() == 2);
         // No buffer of the other port was freed: no new port may get one.
@@ -321,7 +324,7 @@ fn using_buffers_of_another_port_does_not_free_them() {
         assert_eq!(now.free + now.quarantined, before.free);
         let newcomer = open("netmap:h{3");
         let theirs: HashSet<u32> = newcomer.tx_rings()[0].window().map(|slot| slot.buf_idx()).collect();
-        assert!(stolen.iter().all(|idx| !theirs.contains(idx)), "a living port's buffer was handed out again");
+        assert!(stolen.iter().all(|idx| !theirs.contains(idx)), "a buffer of an open port was allocated again");
         exchange(&victim, &reader, 1, 0, 5000);
     });
 }
@@ -337,13 +340,13 @@ fn invalid_values_in_the_endpoint_state_page_affect_only_their_writer() {
             let _ = tx.txsync();
             fill_some(&tx.tx_rings()[0], 1, 0, 5);
             let _ = tx.txsync();
-            rx.rxsync().expect("the other side knows nothing of it");
+            rx.rxsync().expect("the peer is not affected");
         }
         drop((tx, raw_port));
         until("the session is over", || home.snapshot().sessions.len() == 1);
-        // The next one starts where the line stands.
+        // The next client starts at the channel's current position.
         let waiting = home.snapshot().ring("h{1", "tx", 0).queued;
-        receive(&rx, waiting as usize).expect("a living daemon");
+        receive(&rx, waiting as usize).expect("the daemon runs");
         let tx = open("netmap:h{1");
         exchange(&tx, &rx, 2, 0, 3000);
     });
@@ -369,8 +372,8 @@ fn random_writes_to_all_shared_memory_crash_nobody() {
             for _ in 0..4000 {
                 let raw_port = &raw_port[rng.below(2) as usize];
                 let ring = rng.below(2) as usize;
-                // Values near the bounds find more than values from anywhere.
-                let value = [0, 1, SLOTS - 1, SLOTS, rng.below(2048) as u32, rng.next() as u32, u32::MAX];
+                // Values near the bounds find more faults than arbitrary ones.
+                let value = [0, 1, SLOTS - 1, SLOTS, rng.below(2048) as u32, rng.next_u64() as u32, u32::MAX];
                 let value = value[rng.below(7) as usize];
                 match rng.below(8) {
                     0 => {
@@ -378,7 +381,7 @@ fn random_writes_to_all_shared_memory_crash_nobody() {
                     }
                     1 => raw_port.write_field(ring, 4 * rng.below(64) as usize, value),
                     2..=4 => {
-                        let (slot, len, flags) = (rng.below(1024) as u32, rng.next() as u16, rng.next() as u16);
+                        let (slot, len, flags) = (rng.below(1024) as u32, rng.next_u64() as u16, rng.next_u64() as u16);
                         raw_port.write_slot(ring, slot, value, len, flags);
                     }
                     5 => raw_port.write_channel(ring, rng.below(4), value),
@@ -488,7 +491,7 @@ fn extra_buffer_lists_with_loops_and_foreign_indexes_are_recovered() {
             lost += 10 - back;
             assert_eq!((now.free, now.extra, now.quarantined), (free - (10 - back), 0, lost), "{what}");
         }
-        // An honest session still gets buffers, its own ones, and the keeper's are the keeper's.
+        // A well-behaved session still gets buffers, which differ from the keeper's.
         let honest = Port::options().extra_bufs(1000).open("netmap:x{1").expect("buffers are left");
         assert_eq!(honest.extra_bufs(), 1000);
         let theirs: HashSet<BufIdx> = std::iter::from_fn(|| honest.take_extra_buf()).collect();
@@ -522,7 +525,7 @@ fn an_extra_buffer_swapped_into_a_ring_is_not_lost() {
     });
 }
 
-/// Fewer are granted than wished: at most 16384 a session, and in the end what the region has.
+/// A request for too many extra buffers gets fewer: at most 16384 per session, and at most what the region has left.
 #[test]
 fn too_many_requested_extra_buffers_are_granted_in_part() {
     isolated(|home| {
@@ -545,7 +548,7 @@ fn too_many_requested_extra_buffers_are_granted_in_part() {
     });
 }
 
-/// Takes the pages away under living ports, with `hole`: zeros everywhere.
+/// Removes the pages of shared memory under open ports by `hole`: everything reads as zeros.
 fn survives(home: &Home, hole: impl Fn()) {
     let (far, near) = (open("netmap:other{1"), open("netmap:other}1"));
     for _ in 0..5 {
@@ -553,11 +556,11 @@ fn survives(home: &Home, hole: impl Fn()) {
         let (tx, rx) = (open("netmap:m{1"), open("netmap:m}1"));
         exchange(&tx, &rx, 1, 0, 300);
         send(&tx, 1, 300, 400).expect("room");
-        rx.rxsync().expect("a living daemon");
+        rx.rxsync().expect("the daemon runs");
         hole();
         let mut errors = 0;
         for _ in 0..20 {
-            // All indexes are 0 now: errors and empty packets, but no crash, and the calls come back.
+            // All indexes are 0 now: errors and empty packets, but no crash, and all calls return.
             for result in [tx.txsync(), rx.rxsync(), rx.txsync(), tx.rxsync(), keeper.txsync(), keeper.rxsync()] {
                 errors += u32::from(matches!(result, Err(Error::BadPointers { .. })));
             }
@@ -567,13 +570,13 @@ fn survives(home: &Home, hole: impl Fn()) {
             }
             rx.rx_rings()[0].advance(u32::MAX);
         }
-        assert!(errors > 0, "the rings were not set back");
+        assert!(errors > 0, "no ring was reset");
         let now = home.snapshot().buffers("m");
         assert!(now.quarantined > 0, "{now:?}");
         exchange(&far, &near, 1, 0, 500);
         drop((tx, rx));
         until("the pipe is closed", || home.snapshot().sessions.len() == 3);
-        // Newcomers in the same region get rings and buffers that work.
+        // New ports in the same region get rings and buffers that work.
         conformance::traffic::assert_pipe_works("netmap:m{2", "netmap:m}2");
         let _ = home.snapshot().buffers("m");
         drop(keeper);
@@ -617,7 +620,8 @@ fn a_region_cannot_be_truncated() {
     });
 }
 
-/// A bell is a descriptor that both sides hold. Whatever one does to it, nobody who rings or sleeps on it is stuck.
+/// A doorbell is a descriptor that both peers hold. Whatever one peer does to it, notifying and sleeping do not block
+/// forever.
 #[test]
 fn doorbells_set_at_random_stop_nobody() {
     use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -630,24 +634,24 @@ fn doorbells_set_at_random_stop_nobody() {
             let timer = Itimerspec { it_interval: time(interval), it_value: time(value) };
             for doorbell in &raw_port.doorbells {
                 fcntl_setfl(doorbell, fcntl_getfl(doorbell).expect("flags") - OFlags::NONBLOCK)
-                    .expect("everybody's to clear");
-                timerfd_settime(doorbell, TimerfdTimerFlags::empty(), &timer).expect("everybody's to set");
+                    .expect("either peer may clear it");
+                timerfd_settime(doorbell, TimerfdTimerFlags::empty(), &timer).expect("either peer may set it");
             }
         };
         let mut seq = 0;
-        // Rung again and again for nothing, not at all, and only after long.
+        // Spurious notifications all the time, none at all, and one after almost a second.
         for (interval, value) in [(100_000, 1), (0, 0), (0, 999_999_999)] {
             set(interval, value);
-            // The line says that the other side sleeps: the peer rings at each of these.
+            // The channel says that this side sleeps: the peer notifies it for each of these packets.
             for _ in 0..50 {
                 raw_port.write_channel(1, 3, 1);
                 send_one(&peer, seq);
                 seq += 1;
             }
             let limit = Some(std::time::Duration::from_millis(50));
-            assert!(peer.poll(Interest::RX, limit).expect("a living daemon").is_none());
+            assert!(peer.poll(Interest::RX, limit).expect("the daemon runs").is_none());
         }
-        // The daemon rings at the end of a session.
+        // The daemon notifies the peer when a session ends.
         drop(raw_port);
         until("the session is over", || home.snapshot().sessions.len() == 1);
         home.assert_serves();
@@ -655,7 +659,7 @@ fn doorbells_set_at_random_stop_nobody() {
     });
 }
 
-/// A peer that says it is where it cannot be is ignored as long as it says so: nobody runs in circles over it.
+/// A peer with an invalid position is ignored until the position changes, and causes no busy loop.
 #[test]
 fn a_persistent_invalid_position_costs_no_processor_time() {
     isolated_alone(|home| {
@@ -665,16 +669,16 @@ fn a_persistent_invalid_position_costs_no_processor_time() {
         for nonsense in [u32::MAX, 5000] {
             raw_port.write_channel(channel_of_peer, 0, nonsense);
             for _ in 0..100 {
-                assert!(peer.arm(Interest::RX).expect("a living daemon").is_none());
+                assert!(peer.arm(Interest::RX).expect("the daemon runs").is_none());
             }
         }
         let (_, pointers) = home.snapshot().faults("b{1");
-        assert!((1..=4).contains(&pointers), "each nonsense is looked at once, not {pointers} times");
+        assert!((1..=4).contains(&pointers), "each invalid position is counted once, not {pointers} times");
         home.assert_serves();
     });
 }
 
-/// The raw_port's transmit ring, whose line leads to the peer.
+/// The raw port's transmit ring, whose channel leads to the peer.
 fn peer_channel(raw_port: &RawPort) -> usize {
     raw_port.bound.rings.iter().position(|ring| ring.dir == 0).expect("a transmit ring")
 }
@@ -686,5 +690,5 @@ fn send_one(port: &Port, seq: u64) {
         fill(&slot, 1, seq);
         ring.advance(1);
     }
-    port.txsync().expect("a living daemon");
+    port.txsync().expect("the daemon runs");
 }

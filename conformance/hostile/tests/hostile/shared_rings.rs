@@ -8,7 +8,7 @@ use conformance::{LIMIT, isolated, until};
 use conformance_hostile::raw::{ControlConnection, RawPort};
 use unetmap::Interest;
 
-/// The same in an event loop: whoever finds nothing ready after `arm` is woken.
+/// The same in an event loop: a client that finds nothing ready after `arm` is woken.
 #[test]
 fn an_event_loop_is_woken_after_another_client_held_the_ring_lock() {
     isolated(|home| {
@@ -18,14 +18,14 @@ fn an_event_loop_is_woken_after_another_client_held_the_ring_lock() {
         let holder = ControlConnection::connect(&home.socket()).expect("a daemon");
         raw_port.write_state(rx, 0, holder.lease());
         send(&far, 1, 0, 1).expect("room");
-        assert!(near.arm(Interest::RX).expect("a living daemon").is_none());
+        assert!(near.arm(Interest::RX).expect("the daemon runs").is_none());
         raw_port.write_state(rx, 0, 0);
         let fds = near.wait_fds(Interest::RX);
         let mut fds: Vec<_> =
             fds.iter().map(|fd| rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)).collect();
         let limit = rustix::event::Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
         assert!(rustix::event::poll(&mut fds, Some(&limit)).expect("poll") > 0, "nobody woke the event loop");
-        assert!(near.arm(Interest::RX).expect("a living daemon").rx());
+        assert!(near.arm(Interest::RX).expect("the daemon runs").rx());
     });
 }
 

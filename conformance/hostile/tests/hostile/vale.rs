@@ -1,4 +1,5 @@
-//! Ports of a switch whose programs write anything anywhere, or die at any moment: nobody else loses anything.
+//! Ports of a switch whose programs write random values to shared memory, or are killed at any moment: other ports lose
+//! no packet.
 
 use std::collections::HashMap;
 use std::process::{Command, Stdio};
@@ -18,7 +19,7 @@ use unetmap_core::control::request::NetmapRequest;
 use zerocopy::IntoBytes;
 
 const SLOTS: u32 = 1024;
-/// In a slot's flags: to the port that was opened after a pair.
+/// Slot flags that address the port that was opened after a pair, by its number.
 const X: u16 = 2 << 8;
 
 /// Two ports of a switch, and how many frames went from the one to the other.
@@ -33,23 +34,23 @@ impl Pair {
     fn open(switch: &str, n: u64) -> Pair {
         let port = |side: &str| open(&format!("{switch}:good{n}{side}"));
         let pair = Pair { from: port("a"), to: port("b"), sender: 77 + n, sent: 0 };
-        // The switch learns where both are, and each hears of it.
+        // The switch learns the address of `to` by this broadcast, and that of `from` by the first exchange.
         ether::send(&pair.to, BROADCAST, mac(2 * n as u32 + 1), 1, (0, 1));
-        until("the one hears the other", || {
-            pair.from.rxsync().expect("a living daemon");
+        until("the broadcast arrives", || {
+            pair.from.rxsync().expect("the daemon runs");
             !pair.from.rx_rings()[0].is_empty()
         });
         pair
     }
 
-    /// Sends frames and checks that all come, whole and in order; what others send into the switch is passed over.
+    /// Sends frames and checks that all come, whole and in order; packets of other senders are ignored.
     #[track_caller]
     fn exchange(&mut self, frames: u64) {
         let host = |side: u64| mac((2 * (self.sender - 77) + side) as u32);
         ether::send(&self.from, host(1), host(0), self.sender, (self.sent, self.sent + frames));
         let (ring, mut next, end) = (&self.to.rx_rings()[0], self.sent, Instant::now() + LIMIT);
         while next < self.sent + frames {
-            self.to.poll(Interest::RX, Some(Duration::from_millis(100))).expect("a living daemon");
+            self.to.poll(Interest::RX, Some(Duration::from_millis(100))).expect("the daemon runs");
             for slot in ring.window() {
                 match ether::check(&conformance::traffic::bytes_of(&slot)) {
                     Ok((sender, seq)) if sender == self.sender => {
@@ -60,9 +61,9 @@ impl Pair {
                 }
             }
             ring.advance(u32::MAX);
-            assert!(Instant::now() < end, "frame {next} of {} does not come", self.sender);
+            assert!(Instant::now() < end, "frame {next} of {} does not arrive", self.sender);
         }
-        self.to.rxsync().expect("a living daemon");
+        self.to.rxsync().expect("the daemon runs");
         self.sent += frames;
     }
 }
@@ -79,8 +80,8 @@ fn dropped(home: &Home) -> u64 {
     good.flat_map(|port| &port.rings).filter(|ring| ring.dir == "rx").map(|ring| ring.dropped).sum()
 }
 
-/// Everything that a port's program maps, while four pairs exchange packets on another switch of the same threads: these
-/// lose nothing.
+/// A port's program writes to everything it maps, while four pairs exchange packets on another switch served by the
+/// same threads: the pairs lose nothing.
 #[test]
 fn random_writes_lose_no_frame_of_another_switch() {
     isolated(|home| a_scribbler(home, 1));
@@ -112,8 +113,8 @@ fn a_scribbler(home: &Home, threads: usize) {
     summary(&format!("scribblers {}, frames of others {sent}, lost 0", 2 * rounds));
 }
 
-/// The same on the very switch: what a scribbler sends may reach the others, as anybody's packets may, but theirs come whole
-/// and in order.
+/// The same on one switch: packets of a scribbler may reach the other ports, whose own packets arrive unchanged and in
+/// order.
 #[test]
 fn random_writes_corrupt_no_frame_on_the_same_switch() {
     isolated(|home| {
@@ -132,9 +133,9 @@ fn random_writes_corrupt_no_frame_on_the_same_switch() {
     });
 }
 
-/// Two programs that send as much as they can, and change slots, packets and their virtio-net headers while the switch looks at
-/// them; meanwhile the length of headers changes, rules come and go, and monitors look on. Pairs on another switch of the same
-/// threads lose nothing.
+/// Two programs that send as much as they can, and change slots, packets and their virtio-net headers while the switch
+/// reads them; meanwhile the header length changes, rules are set and removed, and monitors are open. Pairs on another
+/// switch of the same threads lose nothing.
 #[test]
 fn slots_and_packets_can_change_while_the_switch_reads_them() {
     isolated(|home| {
@@ -143,10 +144,10 @@ fn slots_and_packets_can_change_while_the_switch_reads_them() {
         let names = ["vale0:x", "vale0:y"];
         let mut rng = Rng(0x5eed_1234);
         for (shares, offsets) in [(false, 0), (true, 0), (false, 512), (true, 512)] {
-            // What they lose of its buffers comes back with its end.
+            // The buffers of its region that they lose are freed when the region is removed.
             let near = open("vale0:near");
             let region = if shares { near.mem_id() } else { 0 };
-            let mut racers = names.map(|name| racer(name, rng.next(), region, offsets));
+            let mut racers = names.map(|name| racer(name, rng.next_u64(), region, offsets));
             until("they are there", || home.snapshot().ports.len() == 9);
             let (mut monitors, mut heard) = (Vec::new(), 0);
             let end = Instant::now() + Duration::from_millis(2500);
@@ -168,7 +169,7 @@ fn slots_and_packets_can_change_while_the_switch_reads_them() {
                 }
                 pairs.iter_mut().for_each(|pair| pair.exchange(20));
                 for port in [&near, &victim].into_iter().chain(&monitors) {
-                    // What another of the region says of its own rings is between the two.
+                    // An error is permitted: a client of the same region may have overwritten this port's rings.
                     let _ = port.rxsync();
                     for ring in port.rx_rings() {
                         heard += ring.window().filter(|slot| !conformance::traffic::bytes_of(slot).is_empty()).count();
@@ -178,7 +179,7 @@ fn slots_and_packets_can_change_while_the_switch_reads_them() {
                 }
             }
             assert!(racers.iter_mut().all(|guard| guard.0.try_wait().expect("our child").is_none()));
-            assert!(heard > 0, "nothing of what they send arrives");
+            assert!(heard > 0, "no packet of theirs arrives");
             let books = home.snapshot();
             assert_eq!(books.ports.iter().filter_map(|port| port.lost.get("fault")).sum::<u64>(), 0);
             let unaccounted = |home: &Home| home.snapshot().regions.iter().any(|one| one.buffers.unaccounted() != 0);
@@ -203,7 +204,7 @@ fn racer(name: &str, seed: u64, region: u16, offsets: u32) -> Guard {
     Guard::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))
 }
 
-/// Each kind of lie for itself.
+/// Each kind of invalid value, one after the other.
 #[test]
 fn invalid_slots_and_positions_affect_only_their_writer() {
     isolated(|home| {
@@ -211,7 +212,7 @@ fn invalid_slots_and_positions_affect_only_their_writer() {
         let raw_port = RawPort::open(&home.socket(), "vale0:x");
         let (tx, rx) = (0, 1);
         let bufs = raw_port.bound.head.pools[2].count;
-        // Positions that cannot be, of both lines.
+        // Invalid positions in both channels.
         for value in [SLOTS, SLOTS + 1, 5000, u32::MAX] {
             raw_port.write_channel(tx, 0, value);
             raw_port.write_channel(rx, 1, value);
@@ -238,7 +239,7 @@ fn invalid_slots_and_positions_affect_only_their_writer() {
         let books = home.snapshot();
         let lost = &books.ports.iter().find(|port| port.name == "vale0:x").expect("open").lost;
         assert!(lost["bad"] > 0 && lost["short"] > 0, "{lost:?}");
-        // The region's pages taken away.
+        // The region's pages are removed.
         raw_port.punch_hole();
         raw_port.write_channel(tx, 0, 0);
         ether::send_flagged(&pair.from, (BROADCAST, mac(0)), X, 5, (0, 2000));
@@ -250,7 +251,7 @@ fn invalid_slots_and_positions_affect_only_their_writer() {
     });
 }
 
-/// A program that sends chains without an end, and data that lies elsewhere, through the library.
+/// A program sends unterminated chains and NS_INDIRECT slots with random addresses, through the library.
 #[test]
 fn endless_multi_slot_packets_stop_nobody() {
     isolated(|_| {
@@ -263,16 +264,16 @@ fn endless_multi_slot_packets_stop_nobody() {
             for slot in ring.window().take(n) {
                 let flags = [NS_MOREFRAG, NS_MOREFRAG, 0, NS_INDIRECT][rng.below(4) as usize];
                 slot.set_len_flags(rng.below(2049) as u16, flags);
-                slot.set_ptr(rng.next());
+                slot.set_ptr(rng.next_u64());
             }
             ring.advance(n as u32);
-            x.txsync().expect("a living daemon");
+            x.txsync().expect("the daemon runs");
             pair.exchange(5);
         }
     });
 }
 
-/// Buffers of one's own that the program uses twice, or for the port's other direction, are nobody else's affair.
+/// A program that uses its own buffers twice, or for the port's other direction, affects no other port.
 #[test]
 fn a_buffer_in_two_slots_affects_only_its_writer() {
     isolated(|home| {
@@ -284,7 +285,7 @@ fn a_buffer_in_two_slots_affects_only_its_writer() {
             slot.set_len(60);
         }
         x.tx_rings()[0].advance(500);
-        x.txsync().expect("a living daemon");
+        x.txsync().expect("the daemon runs");
         ether::send_flagged(&pair.from, (BROADCAST, mac(0)), X, 5, (0, 500));
         pair.exchange(200);
         drop(x);
@@ -294,13 +295,13 @@ fn a_buffer_in_two_slots_affects_only_its_writer() {
     });
 }
 
-/// A switch's thread that panics goes on; whoever did not send what it failed at never notices.
+/// A switch thread that panics is restarted; ports that did not send the packet at which it failed lose nothing.
 #[test]
 fn a_switch_thread_that_panics_is_restarted() {
-    // Asks a daemon that was built for debugging to panic at frames for this station.
+    // A daemon that was built for debugging panics at frames to this address if UNETMAP_FAULT=switch.
     const FAULT: [u8; 6] = [2, 0xfa, 0x17, 0xfa, 0x17, 0xfa];
     if !cfg!(debug_assertions) {
-        eprintln!("skipped: only daemons built for debugging fail when they are told to");
+        eprintln!("skipped: only daemons built for debugging fail on request");
         return;
     }
     isolated(|home| {
@@ -312,7 +313,7 @@ fn a_switch_thread_that_panics_is_restarted() {
         let daemon = home.daemon();
         let environment = std::fs::read(format!("/proc/{}/environ", daemon.as_raw_pid())).expect("its environment");
         let asked = environment.split(|byte| *byte == 0).any(|entry| entry == b"UNETMAP_FAULT=switch");
-        assert!(asked, "somebody else has started the daemon");
+        assert!(asked, "the daemon was started by another program");
         // The second half with several threads.
         let mut pairs: Vec<Pair> = (0..2).map(|n| Pair::open("vale0", n)).collect();
         let (bad, good) = (open("vale1:bad"), open("vale1:good"));
@@ -322,7 +323,7 @@ fn a_switch_thread_that_panics_is_restarted() {
             }
             ether::send(&bad, FAULT, mac(0), 1, (round, round + 1));
             pairs.iter_mut().for_each(|pair| pair.exchange(200));
-            // Whose packet it was goes on as well.
+            // The port that sent the packet keeps working, too.
             until("it is dropped", || {
                 let found = faults(home, "vale1:bad");
                 assert!(found <= round + 1, "round {round}: {found} slots were dropped");
@@ -337,24 +338,24 @@ fn a_switch_thread_that_panics_is_restarted() {
     });
 }
 
-/// Slots that a port lost by faults of the switch's.
+/// Number of slots of a port that were dropped because of faults of the switch.
 fn faults(home: &Home, name: &str) -> u64 {
     home.snapshot().ports.iter().find(|port| port.name == name).map_or(0, |port| port.lost["fault"])
 }
 
-/// How long ports are opened and killed: as many seconds as `UNETMAP_CHURN` says, else 15.
+/// How long ports are opened and killed: the number of seconds in `UNETMAP_CHURN`, by default 15.
 fn churn() -> Duration {
     let seconds = std::env::var("UNETMAP_CHURN").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(15))
 }
 
-/// What a program asks of ports that are not its own, and why it gets nothing: others have them open, or they are no
-/// interfaces.
+/// Sends a request about a port that the program has not opened; it is refused because another program has the port
+/// open, or because it is no interface. Returns the errno.
 fn ask_for_others(home: &Home, rng: &mut Rng) -> i32 {
     let other = ["vale0:good0a", "vale0:good1b", "vale0:x", "vale0:", "vale0:good0a/t"][rng.below(5) as usize];
     let attach =
         |mode| NmreqValeAttach { reg: NmreqRegister { nr_mode: mode, ..Default::default() }, ..Default::default() };
-    let polling = NmreqValePolling { nr_num_polling_cpus: rng.next() as u32, ..Default::default() };
+    let polling = NmreqValePolling { nr_num_polling_cpus: rng.next_u64() as u32, ..Default::default() };
     let request = match rng.below(7) {
         0 => NetmapRequest::new(NETMAP_REQ_VALE_DETACH, other, NmreqValeDetach::default().as_bytes()),
         1 => NetmapRequest::new(NETMAP_REQ_VALE_ATTACH, other, attach(rng.below(9) as u32).as_bytes()),
@@ -375,8 +376,9 @@ fn ask_for_others(home: &Home, rng: &mut Rng) -> i32 {
     errno
 }
 
-/// Programs on the very switch that write anything anywhere and are killed, while the length of their headers changes, rules
-/// come and go, monitors watch them, and somebody asks for what is not his.
+/// Programs on the same switch write random values to shared memory and are killed, while the length of their headers
+/// changes, rules are set and removed, monitors are open on them, and another client sends requests that must be
+/// refused.
 #[test]
 fn random_writes_crashes_and_requests_together_lose_no_frame_of_others() {
     isolated(|home| {
@@ -393,7 +395,7 @@ fn random_writes_crashes_and_requests_together_lose_no_frame_of_others() {
             match rng.below(12) {
                 0 => {
                     scribblers[which].kill();
-                    scribblers[which] = scribbler(name, rng.next());
+                    scribblers[which] = scribbler(name, rng.next_u64());
                     killed += 1;
                 }
                 1..=4 => {
@@ -429,7 +431,7 @@ fn random_writes_crashes_and_requests_together_lose_no_frame_of_others() {
     });
 }
 
-/// Ports that open and die at random under traffic, a hundred and more of them; the others lose nothing.
+/// More than a hundred ports are opened, and their programs killed, at random under traffic; other ports lose nothing.
 #[test]
 fn ports_killed_under_traffic_lose_no_frame_of_others() {
     isolated(|home| killed_under_traffic(home, 1));
@@ -445,7 +447,7 @@ fn killed_under_traffic(home: &Home, threads: usize) {
     let mut pairs: Vec<Pair> = (0..2).map(|n| Pair::open("vale0", n)).collect();
     let start_client = |role: &str, n: u64| {
         let mut command = Command::new(program("traffic_client"));
-        // On a switch of their own, whose thread is the same: their packets would fill the others' rings.
+        // On a separate switch, served by the same threads: their packets would fill the rings of the pairs.
         let spec = format!("vale1:p{}", n % 5);
         let record = home.folder().join(format!("{role}-{n}"));
         match role {

@@ -5,11 +5,27 @@ use std::time::Instant;
 
 use unetmap_core::{Error, Interest, Port};
 
-use super::held_polls::Backoff;
-use super::mount::Mount;
-use super::serve::SlowRequest;
+use unetmap_sys::fuse::Requester;
+
+use super::backoff::Backoff;
+use super::mount::{Mount, RequestId};
 use super::{Job, JobQueue};
 use crate::user_arena::UserArena;
+
+/// A request whose answer may take long.
+pub(super) struct SlowRequest {
+    pub(super) id: RequestId,
+    pub(super) from: Requester,
+    pub(super) what: SlowOp,
+}
+
+/// The operation of a slow request.
+pub(super) enum SlowOp {
+    /// Opens a file for a user with no open file, or with too many.
+    Open,
+    /// `NIOCCTRL`, `NIOCREGIF`, `NIOCGINFO`: the file, the request's number and what its argument points to.
+    Control(Arc<File>, u32, Vec<u8>),
+}
 
 /// `POLLIN`, `POLLOUT` and their twins; `POLLERR`.
 const READ: u32 = 0x0001 | 0x0040;

@@ -23,7 +23,7 @@
 //! its thread polled this file of the node last, and only while packets come.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -31,9 +31,7 @@ use unetmap_core::{Error, Interest, Port};
 
 use super::file::{File, revents};
 use super::mount::RequestId;
-use crate::tuning::node::{
-    HOLD, MAX_BACKOFF, MAX_HELD, MAX_HELD_OF_USER, POLL_SPIN, REMEMBERED_THREADS, SHARED_CPU_YIELD,
-};
+use crate::tuning::node::{HOLD, MAX_HELD, MAX_HELD_OF_USER, POLL_SPIN, REMEMBERED_THREADS, SHARED_CPU_YIELD};
 
 /// A poll that waits for its answer.
 pub(super) struct HeldPoll {
@@ -49,37 +47,6 @@ impl HeldPoll {
     /// Answers the poll. It must be called once.
     pub(super) fn answer(&self, ready: Result<Interest, Error>) -> io::Result<()> {
         self.id.mount.dev.reply_poll(self.id.unique, revents(self.events, ready))
-    }
-}
-
-/// Decides whether to attempt something with polls that find nothing: to hold them, or to spin. Two threads that change
-/// it at the same time may lose one change.
-#[derive(Default)]
-pub(super) struct Backoff {
-    /// Polls that find nothing until the next attempt.
-    wait: AtomicU32,
-    /// Their number after the last attempt without success.
-    waits: AtomicU32,
-}
-
-impl Backoff {
-    /// Whether a poll that found nothing is to make an attempt.
-    pub(super) fn is_due(&self) -> bool {
-        let wait = self.wait.load(Ordering::Relaxed);
-        self.wait.store(wait.saturating_sub(1), Ordering::Relaxed);
-        wait == 0
-    }
-
-    /// The attempt succeeded: the peer made something ready.
-    fn succeeded(&self) {
-        self.waits.store(0, Ordering::Relaxed);
-    }
-
-    /// The attempt failed.
-    fn failed(&self) {
-        let waits = (self.waits.load(Ordering::Relaxed) * 2).clamp(1, MAX_BACKOFF);
-        self.waits.store(waits, Ordering::Relaxed);
-        self.wait.store(waits, Ordering::Relaxed);
     }
 }
 
@@ -210,30 +177,5 @@ impl HeldPolls {
         inner.ticking = !inner.held.is_empty() || inner.used;
         inner.used = false;
         (expired, inner.ticking)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Returns how many polls are not held after each attempt without success.
-    fn pauses(backoff: &Backoff, times: u32) -> Vec<u32> {
-        let mut pauses = Vec::new();
-        for _ in 0..times {
-            backoff.failed();
-            pauses.push((0..).take_while(|_| !backoff.is_due()).count() as u32);
-        }
-        pauses
-    }
-
-    #[test]
-    fn polls_held_without_success_are_held_less_often() {
-        let backoff = Backoff::default();
-        assert!(backoff.is_due());
-        assert_eq!(pauses(&backoff, 11), [1, 2, 4, 8, 16, 32, 64, 128, 256, 256, 256]);
-        backoff.succeeded();
-        assert!(backoff.is_due());
-        assert_eq!(pauses(&backoff, 2), [1, 2]);
     }
 }

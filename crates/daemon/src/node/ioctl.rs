@@ -13,8 +13,9 @@ use unetmap_sys::thread::RemoteThread;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::file::File;
+use super::file::{SlowOp, SlowRequest};
 use super::mount::RequestId;
-use super::serve::{Shared, SlowOp, SlowRequest};
+use super::shared::Shared;
 use super::{Job, PortRequest};
 use crate::caller::Caller;
 use crate::ports::mediator::DAEMON_LEASE;

@@ -1,13 +1,13 @@
 //! Reading the kernel's FUSE requests, and answering them.
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
@@ -15,71 +15,23 @@ use unetmap_abi::{NIOCCONFIG, NIOCCTRL, NIOCGINFO, NIOCREGIF, NIOCRXSYNC, NIOCTX
 use unetmap_core::Error;
 use unetmap_core::Port;
 use unetmap_core::errno::{EAGAIN, EINVAL, EIO, EMFILE, ENODEV, ENOENT, ENOMEM, ENXIO, EOPNOTSUPP};
-use unetmap_sys::fuse::{Backing, Device, Op, REQUEST_BYTES, Request, Requester};
+use unetmap_sys::fuse::{Device, Op, REQUEST_BYTES, Request};
 use unetmap_sys::socket;
 
 use super::affinity::RequesterAffinity;
-use super::file::{File, UNBOUND, interest, revents};
+use super::file::{File, SlowOp, SlowRequest, UNBOUND, interest, revents};
 use super::held_polls::{HeldPoll, HeldPolls, is_none, spin_until_ready};
 use super::mount::{Mount, RequestId, file_of, kind};
+use super::shared::{Files, Shared, User};
 use super::waker::PollWaker;
 use super::{Job, JobQueue, NAME, ioctl};
 use crate::tuning::node::{CATCH_UP_LIMIT, MAX_FILES_OF_USER, MAX_IDLE_THREADS};
-use crate::user_arena::UserArena;
 
 /// The kernel looks the file up again: another user looked it up first.
 const ESTALE: i32 = 116;
 const ENOSYS: i32 = 38;
 const EINTR: i32 = 4;
 const ENOTTY: i32 = 25;
-
-/// What the threads of a node share.
-pub(super) struct Shared {
-    pub(super) number: u64,
-    pub(super) jobs: JobQueue,
-    pub(super) waker: PollWaker,
-    pub(super) held_polls: HeldPolls,
-    mounts: Mutex<Mounts>,
-    /// Whether no file is open any more, nor can be opened.
-    over: AtomicBool,
-    files: Mutex<Files>,
-    /// SlowRequest requests that are not answered, by their ids.
-    pending: Mutex<HashSet<(usize, u64)>>,
-    /// Markers in the mounts' queues, and the channels that report when they are read.
-    marks: Mutex<Marks>,
-    /// The ports' end of a connection. They end when the other end is closed.
-    pub(super) lifeline: OwnedFd,
-    _other_end: OwnedFd,
-}
-
-#[derive(Default)]
-struct Files {
-    last: u64,
-    open: HashMap<u64, Arc<File>>,
-    users: HashMap<u32, User>,
-}
-
-/// The mounts that have not ended.
-#[derive(Default)]
-struct Mounts {
-    all: Vec<Arc<Mount>>,
-    /// The thread that was last given a mount, and that mount, until a file is opened through it.
-    assigned: Option<(u32, usize)>,
-}
-
-#[derive(Default)]
-struct Marks {
-    last: u64,
-    waiting: HashMap<u64, SyncSender<()>>,
-}
-
-/// A user with open files.
-struct User {
-    arena: Arc<UserArena>,
-    /// The arena as registered with each mount through which the user opened a file.
-    backings: HashMap<usize, Backing>,
-    files: u32,
-}
 
 /// A poll.
 struct PollRequest {
@@ -90,21 +42,6 @@ struct PollRequest {
     sleeps: bool,
     /// Whether this thread is pinned to the CPU of the polling program.
     near: bool,
-}
-
-/// A request whose answer may take long.
-pub(super) struct SlowRequest {
-    pub(super) id: RequestId,
-    pub(super) from: Requester,
-    pub(super) what: SlowOp,
-}
-
-/// The operation of a slow request.
-pub(super) enum SlowOp {
-    /// Opens a file for a user with no open file, or with too many.
-    Open,
-    /// `NIOCCTRL`, `NIOCREGIF`, `NIOCGINFO`: the file, the request's number and what its argument points to.
-    Control(Arc<File>, u32, Vec<u8>),
 }
 
 /// Serves the first mount, until all mounts have ended and all files are closed.
@@ -124,7 +61,9 @@ pub(super) fn start(dev: Device, number: u64, jobs: JobQueue) -> io::Result<Arc<
         _other_end: mine,
     });
     let watched = shared.clone();
-    thread::Builder::new().name("node waker".into()).spawn(move || watched.waker.run(&watched))?;
+    thread::Builder::new()
+        .name("node waker".into())
+        .spawn(move || watched.waker.run(&watched.held_polls, |id| watched.interrupt(id)))?;
     if let Err(e) = shared.serve(0, dev) {
         shared.waker.end();
         return Err(e);
@@ -151,22 +90,6 @@ fn run_thread(shared: &Arc<Shared>, mount: &Arc<Mount>) {
 }
 
 impl Shared {
-    fn files(&self) -> MutexGuard<'_, Files> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn mounts(&self) -> MutexGuard<'_, Mounts> {
-        self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn pending(&self) -> MutexGuard<'_, HashSet<(usize, u64)>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn marks(&self) -> MutexGuard<'_, Marks> {
-        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits until earlier requests of other mounts were read: a program that closes a file, and then requests through
     /// another mount what the file had, must not find it busy.
     fn catch_up(&self, mount: &Mount) {
@@ -490,18 +413,6 @@ impl Shared {
             user.files -= 1;
         }
         self.remove_user_if_unused(&mut files, file.uid);
-    }
-
-    /// Answers a slow request, unless it was answered already.
-    pub(super) fn finish(&self, id: &RequestId, answer: impl FnOnce()) {
-        if self.pending().remove(&id.key()) {
-            answer();
-        }
-    }
-
-    /// Whether the program still waits for the answer.
-    pub(super) fn is_pending(&self, id: &RequestId) -> bool {
-        self.pending().contains(&id.key())
     }
 
     /// Ends a request that took too long after a signal.

@@ -21,8 +21,8 @@ use unetmap_sys::Doorbell;
 use unetmap_sys::event::{Epoll, EventFlags, PollFd, PollFlags, wait_readable};
 
 use super::file::{File, Lingering};
+use super::held_polls::HeldPolls;
 use super::mount::RequestId;
-use super::serve::Shared;
 use crate::tuning::node::{FINE_TIMEOUT, HOLD, LINGER, RECHECK_INTERVAL, SIGNAL_GRACE};
 
 /// The token of the waker's own doorbell. Files are numbered from 1.
@@ -186,14 +186,14 @@ impl PollWaker {
     }
 
     /// Arms the files whose polls were held without success.
-    fn end_held_polls(&self, shared: &Shared) {
+    fn end_held_polls(&self, held_polls: &HeldPolls) {
         let now = Instant::now();
         if self.inner().tick.is_none_or(|at| now < at) {
             return;
         }
         // Before the check: a thread that holds a poll after it calls `tick` again.
         self.inner().tick = None;
-        let (expired, more) = shared.held_polls.take_expired(now);
+        let (expired, more) = held_polls.take_expired(now);
         if more {
             self.inner().tick = Some(now + HOLD);
         }
@@ -214,7 +214,7 @@ impl PollWaker {
     }
 
     /// Runs the waker until [`PollWaker::end`].
-    pub(super) fn run(&self, shared: &Shared) {
+    pub(super) fn run(&self, held_polls: &HeldPolls, interrupt: impl Fn(&RequestId)) {
         let mut events = Vec::new();
         while !self.over.load(Ordering::Acquire) {
             match self.wait(&mut events) {
@@ -232,9 +232,9 @@ impl PollWaker {
             due.sort_unstable();
             due.dedup();
             due.into_iter().for_each(|fh| self.check(fh));
-            self.end_held_polls(shared);
+            self.end_held_polls(held_polls);
             self.arm_lingering();
-            self.interrupt_late(shared);
+            self.interrupt_late(&interrupt);
         }
     }
 
@@ -299,13 +299,13 @@ impl PollWaker {
     }
 
     /// Answers requests that were interrupted and have not ended since.
-    fn interrupt_late(&self, shared: &Shared) {
+    fn interrupt_late(&self, interrupt: impl Fn(&RequestId)) {
         let now = Instant::now();
         let mut inner = self.inner();
         let late: Vec<RequestId> =
             inner.interrupted.extract_if(.., |(at, _)| *at <= now).map(|(_, late)| late).collect();
         drop(inner);
-        late.iter().for_each(|id| shared.interrupt(id));
+        late.iter().for_each(interrupt);
     }
 }
 

@@ -16,7 +16,7 @@ use unetmap_sys::link::Link;
 
 use super::mediator::{self, Directions, MediatorThread, RingPair};
 use super::nic::{self, Nic, NicKey};
-use super::pipe::PipeRings;
+use super::pipe_rings::PipeRings;
 use super::snapshot::PortSnapshot;
 use super::{Daemon, Description, EndpointKey, Port, PortKey};
 use crate::caller::Caller;

@@ -17,6 +17,7 @@ pub(crate) mod monitor;
 pub(crate) mod nic;
 mod null;
 pub(crate) mod pipe;
+mod pipe_rings;
 mod sessions;
 pub(crate) mod snapshot;
 pub(crate) mod vale;
@@ -34,7 +35,7 @@ use crate::caller::Caller;
 use crate::endpoint::{Binding, Endpoint, PortRing};
 use crate::knobs::Knobs;
 use crate::offsets::OffsetLayout;
-use crate::policy::{Policy, PolicyFile};
+use crate::policy::{Access, Policy, PolicyFile};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, Scope};
 use crate::registry::{self, PortRecord};
@@ -42,7 +43,7 @@ use crate::registry::{self, PortRecord};
 use mediated::MediatedKey;
 use monitor::MonitorState;
 use nic::{NicKey, NicState};
-use pipe::PipeKey;
+use pipe::{PipeKey, endpoint_index};
 use snapshot::PortSnapshot;
 use vale::{ValeKey, ValeState};
 
@@ -407,4 +408,37 @@ pub(crate) fn parse_port_name(name: &str) -> Result<PortSpec, Refusal> {
         Ok(_) => refuse(EINVAL, "a request names only the port, without rings, flags or options"),
         Err(e) => refuse(EINVAL, e.message()),
     }
+}
+
+/// Returns the port that a program has open under the name in `spec`. For a mediated interface it is the daemon's port.
+fn find_open_port(daemon: &mut Daemon, spec: &PortSpec, caller: &Caller) -> Result<EndpointKey, Refusal> {
+    let at = match (&spec.pipe, spec.kind) {
+        (Some(pipe), _) => {
+            let interface = nic::admitted_interface(daemon, &spec.parent, caller)?;
+            let scope = interface.map_or_else(|| daemon.scope(caller), |(scope, _)| scope);
+            let key = PipeKey { scope, parent: spec.parent.clone(), id: pipe.id.clone() };
+            EndpointKey { port: PortKey::Pipe(key), index: endpoint_index(pipe.role) }
+        }
+        (None, PortKind::Vale) => PortKey::Vale(vale::key_of(daemon, &spec.parent, caller)?).into(),
+        (None, PortKind::Netmap) => find_open_interface(daemon, &spec.parent, caller)?.into(),
+    };
+    match daemon.registry.endpoint(&at) {
+        Ok((endpoint, _)) if endpoint.in_use() => Ok(at),
+        _ => not_open(),
+    }
+}
+
+fn find_open_interface(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<PortKey, Refusal> {
+    let (link, access) = nic::admitted(daemon, name, caller)?;
+    let scope = daemon.interface_scope(caller);
+    let Some(nic) = nic::find(&daemon.registry, caller.netns_id(), link.index) else { return not_open() };
+    let is_own = match access {
+        Access::Direct => nic.scope == scope,
+        Access::Mediated => mediated::find(daemon, nic.key, scope).is_some(),
+    };
+    if is_own { Ok(PortKey::Nic(nic.key)) } else { nic::in_use(nic) }
+}
+
+fn not_open<T>() -> Result<T, Refusal> {
+    refuse(EINVAL, "no program has the port open, so there is nothing to monitor (open the port itself first)")
 }

@@ -19,13 +19,11 @@ use unetmap_core::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP};
 use unetmap_core::sync::mirror::MonitorList;
 use unetmap_mem::{ChannelPage, Slots};
 
-use super::pipe::{PipeKey, endpoint_index};
 use super::snapshot::PortSnapshot;
 use super::vale::ValePort;
-use super::{Daemon, Description, EndpointKey, MAX_EXTRA, Port, PortKey, Session, mediated, nic, vale};
+use super::{Daemon, Description, EndpointKey, MAX_EXTRA, Port, PortKey, Session};
 use crate::caller::Caller;
 use crate::endpoint::{Binding, DataPath, Endpoint, PortRing, shared_page};
-use crate::policy::Access;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, RegionRecord, Scope, Sizes};
 use crate::registry::{BufferRepair, PortRecord};
@@ -212,7 +210,7 @@ pub(super) fn create(
     if request.nr_mem_id != 0 && !zero_copy {
         return refuse(EINVAL, "a monitor that copies has a region of its own, whose number cannot be chosen");
     }
-    let watched = find_open_port(daemon, spec, caller)?;
+    let watched = super::find_open_port(daemon, spec, caller)?;
     if daemon.registry.all::<Monitor>().filter(|monitor| monitor.watches(&watched)).count() >= MAX_MONITORS {
         return refuse(ENOMEM, format!("the port has {MAX_MONITORS} monitors already"));
     }
@@ -263,35 +261,6 @@ fn shared_region(daemon: &Daemon, watched: &EndpointKey, request: &NmreqRegister
     }
     daemon.registry.regions.check_number("port", port.region(), request.nr_mem_id)?;
     Ok(port.region())
-}
-
-/// Returns the port that a program has open under the name in `spec`. For a mediated interface it is the daemon's port.
-fn find_open_port(daemon: &mut Daemon, spec: &PortSpec, caller: &Caller) -> Result<EndpointKey, Refusal> {
-    let at = match (&spec.pipe, spec.kind) {
-        (Some(pipe), _) => {
-            let interface = nic::admitted_interface(daemon, &spec.parent, caller)?;
-            let scope = interface.map_or_else(|| daemon.scope(caller), |(scope, _)| scope);
-            let key = PipeKey { scope, parent: spec.parent.clone(), id: pipe.id.clone() };
-            EndpointKey { port: PortKey::Pipe(key), index: endpoint_index(pipe.role) }
-        }
-        (None, PortKind::Vale) => PortKey::Vale(vale::key_of(daemon, &spec.parent, caller)?).into(),
-        (None, PortKind::Netmap) => find_open_interface(daemon, &spec.parent, caller)?.into(),
-    };
-    match daemon.registry.endpoint(&at) {
-        Ok((endpoint, _)) if endpoint.in_use() => Ok(at),
-        _ => not_open(),
-    }
-}
-
-fn find_open_interface(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<PortKey, Refusal> {
-    let (link, access) = nic::admitted(daemon, name, caller)?;
-    let scope = daemon.interface_scope(caller);
-    let Some(nic) = nic::find(&daemon.registry, caller.netns_id(), link.index) else { return not_open() };
-    let is_own = match access {
-        Access::Direct => nic.scope == scope,
-        Access::Mediated => mediated::find(daemon, nic.key, scope).is_some(),
-    };
-    if is_own { Ok(PortKey::Nic(nic.key)) } else { nic::in_use(nic) }
 }
 
 /// Notifies the programs and threads that sync the watched rings that the list of monitors has changed.
@@ -382,10 +351,6 @@ pub(crate) fn list_for_session(daemon: &mut Daemon, session: u64) -> Arc<Monitor
     }
     daemon.monitors.lists.insert(session, list.clone());
     list
-}
-
-fn not_open<T>() -> Result<T, Refusal> {
-    refuse(EINVAL, "no program has the port open, so there is nothing to monitor (open the port itself first)")
 }
 
 fn only_copies<T>(reason: &str) -> Result<T, Refusal> {

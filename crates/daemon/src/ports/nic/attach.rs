@@ -8,7 +8,8 @@ use unetmap_sys::link::{self, AttachedXdp};
 use unetmap_sys::xdp::{Mark, Mode, Xdp};
 use unetmap_sys::{probe, process};
 
-use super::filter::{StoredFilter, refuse_filter};
+use super::filter::refuse_filter;
+use super::settings::StoredFilter;
 use super::{Nic, libc_errno};
 use crate::knobs::Admode;
 use crate::refusal::{Refusal, refuse};

@@ -11,7 +11,7 @@ use unetmap_sys::link::Link;
 use unetmap_sys::xsk::{self, BusyPoll};
 
 use super::Nic;
-use super::filter::check_may_set;
+use super::open::check_may_set;
 use crate::caller::Caller;
 use crate::policy::Access;
 use crate::ports::{Daemon, PortKey};

@@ -1,19 +1,5 @@
-//! Settings of interfaces: filters, which select the frames that enter the port (the others stay with the kernel), and
-//! busy polling. And the request that sets and shows them (`unetmap nic`).
-//!
-//! ```text
-//! set by      root, or a user who may open the interface directly, unless another user has it open
-//! stored      for the interface (its namespace and index), whether a port is open or not
-//! in force    filter: while an XDP program is attached; busy polling: for sockets that are opened from then on
-//! removed     by request, or when the interface is deleted or moved to another namespace
-//! ```
-//! A mediated user sets none: the XDP program and the interface are the daemon's then, and the program can ignore
-//! frames.
-//!
-//! The watch of these interfaces does not keep their namespaces alive: perhaps no process is left in them that could
-//! remove the setting.
+//! The request that sets and shows the filter and the busy polling of an interface (`unetmap nic`).
 
-use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,15 +8,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde::Serialize;
 use unetmap_core::control::ControlRequest;
 use unetmap_core::control::nic::{Filter, NicAction, NicRequest};
-use unetmap_core::errno::{EACCES, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
-use unetmap_sys::link::{Link, LinkEvent, NetnsLinkEvent, NetnsLinkWatch, Nsid};
-use unetmap_sys::netns::Netns;
+use unetmap_core::errno::{EINVAL, ENXIO, EOPNOTSUPP, EPERM};
+use unetmap_sys::link::Link;
 use unetmap_sys::xdp::Xdp;
-use unetmap_sys::xsk::{self, BusyPoll};
+use unetmap_sys::xsk;
 
+use super::Nic;
 use super::busy_poll::{BusyPollSnapshot, set_busy_poll};
-use super::open::{denied, find, find_link, in_use, not_system_daemon, queues};
-use super::{Nic, NicKey};
+use super::open::{check_may_set, denied, find, find_link, not_system_daemon, queues};
+use super::settings::StoredFilter;
 use crate::caller::Caller;
 use crate::endpoint::PortRing;
 use crate::policy::Access;
@@ -38,163 +24,6 @@ use crate::ports::mediated::Mediated;
 use crate::ports::{Daemon, PortKey, Session};
 use crate::refusal::{Refusal, refuse};
 use crate::region::DAEMON_UID;
-
-/// Most interfaces with settings.
-const MAX_INTERFACES: usize = 1024;
-
-/// A filter, and the user who set it.
-#[derive(Debug)]
-pub(super) struct StoredFilter {
-    pub(super) filter: Filter,
-    uid: u32,
-}
-
-/// The settings of an interface; at least one of the two.
-struct Settings {
-    nsid: Nsid,
-    filter: Option<Arc<StoredFilter>>,
-    busy_poll: Option<BusyPoll>,
-}
-
-/// The settings of all interfaces, by namespace and index.
-#[derive(Default)]
-pub(crate) struct InterfaceSettings {
-    all: BTreeMap<(u64, u32), Settings>,
-    /// Exists while anything is set.
-    watch: Option<NetnsLinkWatch>,
-    /// Whether the event loop waits for the watch.
-    pub(crate) in_event_loop: bool,
-}
-
-impl InterfaceSettings {
-    /// Whether nothing is set.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-
-    /// The watch that reports deleted interfaces.
-    pub(crate) fn watch(&self) -> Option<&NetnsLinkWatch> {
-        self.watch.as_ref()
-    }
-
-    /// Returns the filter of an interface that exists.
-    pub(super) fn filter_of(&mut self, netns: u64, index: u32) -> Option<Arc<StoredFilter>> {
-        // The kernel reuses both numbers, so settings of deleted interfaces are removed first.
-        self.remove_gone();
-        self.all.get(&(netns, index))?.filter.clone()
-    }
-
-    /// Returns the busy polling of sockets of an interface that exists.
-    pub(super) fn busy_poll_of(&mut self, netns: u64, index: u32) -> Option<BusyPoll> {
-        self.remove_gone();
-        self.all.get(&(netns, index))?.busy_poll
-    }
-
-    fn store_filter(&mut self, netns: &Netns, index: u32, filter: Arc<StoredFilter>) -> Result<(), Refusal> {
-        self.entry(netns, index).map(|settings| settings.filter = Some(filter))
-    }
-
-    pub(super) fn store_busy_poll(&mut self, netns: &Netns, index: u32, busy_poll: BusyPoll) -> Result<(), Refusal> {
-        self.entry(netns, index).map(|settings| settings.busy_poll = Some(busy_poll))
-    }
-
-    /// Returns the settings of an interface that exists. The caller sets one of them.
-    fn entry(&mut self, netns: &Netns, index: u32) -> Result<&mut Settings, Refusal> {
-        let key = (netns.id(), index);
-        if self.all.len() >= MAX_INTERFACES && !self.all.contains_key(&key) {
-            return refuse(
-                ENOMEM,
-                format!(
-                    "{MAX_INTERFACES} interfaces have filters or busy polling already (unetmap nic IF filter off, \
-                     unetmap nic IF busy-poll off)"
-                ),
-            );
-        }
-        let nsid = self.add_to_watch(netns, index).or_else(|e| match e.raw_os_error() {
-            Some(ENXIO) => refuse(ENXIO, "the interface has gone"),
-            Some(EPERM) => refuse(
-                EPERM,
-                "the daemon may not receive changes in network namespaces, which such a setting needs: give it \
-                 CAP_NET_BROADCAST and CAP_NET_ADMIN",
-            ),
-            _ => refuse(ENXIO, format!("changes of its namespace cannot be watched: {e}")),
-        });
-        let nsid = nsid.inspect_err(|_| self.close_watch_if_unused())?;
-        let settings = self.all.entry(key).or_insert(Settings { nsid, filter: None, busy_poll: None });
-        settings.nsid = nsid;
-        Ok(settings)
-    }
-
-    /// Watches `netns`, too; `ENXIO` if the interface has gone meanwhile.
-    fn add_to_watch(&mut self, netns: &Netns, index: u32) -> io::Result<Nsid> {
-        let watch = match self.watch.take() {
-            Some(watch) => watch,
-            None => {
-                self.in_event_loop = false;
-                NetnsLinkWatch::new()?
-            }
-        };
-        let watch = self.watch.insert(watch);
-        let nsid = watch.add(netns)?;
-        if !watch.exists(nsid, index)? {
-            return Err(io::Error::from_raw_os_error(ENXIO));
-        }
-        // The number may have been that of a namespace whose end has not been read yet.
-        self.read_events();
-        Ok(nsid)
-    }
-
-    fn remove_filter(&mut self, netns: u64, index: u32) {
-        self.remove(netns, index, |settings| settings.filter = None);
-    }
-
-    pub(super) fn remove_busy_poll(&mut self, netns: u64, index: u32) {
-        self.remove(netns, index, |settings| settings.busy_poll = None);
-    }
-
-    fn remove(&mut self, netns: u64, index: u32, remove: impl FnOnce(&mut Settings)) {
-        if let Some(settings) = self.all.get_mut(&(netns, index)) {
-            remove(settings);
-            if settings.filter.is_none() && settings.busy_poll.is_none() {
-                self.all.remove(&(netns, index));
-            }
-        }
-        self.close_watch_if_unused();
-    }
-
-    fn close_watch_if_unused(&mut self) {
-        if self.all.is_empty() {
-            self.watch = None;
-        }
-    }
-
-    /// Removes the settings of interfaces that are gone.
-    pub(super) fn remove_gone(&mut self) {
-        self.read_events();
-        self.close_watch_if_unused();
-    }
-
-    fn read_events(&mut self) {
-        let Some(watch) = &mut self.watch else { return };
-        let mut events = Vec::new();
-        if let Err(e) = watch.read(&mut events) {
-            tracing::debug!("reading the changes of interfaces: {e}");
-        }
-        for event in events {
-            let (all, watch) = (&mut self.all, &self.watch);
-            match event {
-                NetnsLinkEvent::Link(nsid, LinkEvent::Gone { index }) => {
-                    all.retain(|(_, i), set| (set.nsid, *i) != (nsid, index));
-                }
-                NetnsLinkEvent::Link(..) => {}
-                NetnsLinkEvent::Gone(nsid) => all.retain(|_, set| set.nsid != nsid),
-                NetnsLinkEvent::Lost => all.retain(|(_, index), set| {
-                    watch.as_ref().is_some_and(|watch| watch.exists(set.nsid, *index).unwrap_or(true))
-                }),
-            }
-        }
-    }
-}
 
 /// What `unetmap nic` shows.
 #[derive(Serialize)]
@@ -325,30 +154,6 @@ fn set_filter(
     }
     tracing::info!(name = link.name, uid, expression = stored.filter.expression, "filter set");
     Ok(())
-}
-
-/// Refuses a caller who may not set `what` of an interface. Returns the interface if it is open.
-pub(super) fn check_may_set(
-    daemon: &Daemon,
-    what: &str,
-    link: &Link,
-    access: Option<Access>,
-    caller: &Caller,
-) -> Result<Option<NicKey>, Refusal> {
-    let uid = caller.peer.uid;
-    if uid != 0 && access != Some(Access::Direct) {
-        return refuse(
-            EACCES,
-            format!(
-                "user {uid} gets it through the daemon; its {what} is set by root and by users who may open it directly \
-                 (unetmap-policy(5))"
-            ),
-        );
-    }
-    match find(&daemon.registry, caller.netns_id(), link.index) {
-        Some(nic) if uid != 0 && nic.scope.uid != uid => in_use(nic),
-        open => Ok(open.map(|nic| nic.key)),
-    }
 }
 
 fn interface_as_json(

@@ -14,6 +14,7 @@ mod filter;
 mod host_rings;
 mod open;
 mod queue;
+mod settings;
 mod sockets;
 
 use std::collections::BTreeSet;
@@ -41,9 +42,9 @@ use crate::shape::EndpointShape;
 use crate::tuning::nic::KEEPALIVE_TIMEOUT;
 
 use attach::random_mark;
-use filter::StoredFilter;
 use host_rings::{HostRings, near_name};
 use queue::{OpenQueue, socket_position};
+use settings::StoredFilter;
 
 pub(crate) use filter::answer_request;
 pub(super) use open::check_default_route;

@@ -10,7 +10,7 @@ use unetmap_mem::Slots;
 use unetmap_sys::link::{self, Link, LinkEvent, LinkWatch};
 use unetmap_sys::netns::Netns;
 
-use super::filter::InterfaceSettings;
+use super::settings::InterfaceSettings;
 use super::{Nic, NicKey};
 use crate::caller::Caller;
 use crate::policy::Access;
@@ -404,4 +404,28 @@ pub(super) fn queues(link: &Link, caller: &Caller) -> Result<link::Channels, Ref
 /// Refuses an interface that is down: not every driver does so itself.
 pub(super) fn interface_down<T>(name: &str) -> Result<T, Refusal> {
     refuse(ENETDOWN, format!("the interface is down (ip link set dev {name} up)"))
+}
+
+/// Refuses a caller who may not set `what` of an interface. Returns the interface if it is open.
+pub(super) fn check_may_set(
+    daemon: &Daemon,
+    what: &str,
+    link: &Link,
+    access: Option<Access>,
+    caller: &Caller,
+) -> Result<Option<NicKey>, Refusal> {
+    let uid = caller.peer.uid;
+    if uid != 0 && access != Some(Access::Direct) {
+        return refuse(
+            EACCES,
+            format!(
+                "user {uid} gets it through the daemon; its {what} is set by root and by users who may open it directly \
+                 (unetmap-policy(5))"
+            ),
+        );
+    }
+    match find(&daemon.registry, caller.netns_id(), link.index) {
+        Some(nic) if uid != 0 && nic.scope.uid != uid => in_use(nic),
+        open => Ok(open.map(|nic| nic.key)),
+    }
 }

@@ -1,0 +1,94 @@
+//! What the threads of a node share: its mounts, files, users, and unanswered requests.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use unetmap_sys::fuse::Backing;
+
+use super::JobQueue;
+use super::file::File;
+use super::held_polls::HeldPolls;
+use super::mount::{Mount, RequestId};
+use super::waker::PollWaker;
+use crate::user_arena::UserArena;
+
+/// What the threads of a node share.
+pub(super) struct Shared {
+    pub(super) number: u64,
+    pub(super) jobs: JobQueue,
+    pub(super) waker: PollWaker,
+    pub(super) held_polls: HeldPolls,
+    pub(super) mounts: Mutex<Mounts>,
+    /// Whether no file is open any more, nor can be opened.
+    pub(super) over: AtomicBool,
+    pub(super) files: Mutex<Files>,
+    /// Slow requests that are not answered, by their ids.
+    pub(super) pending: Mutex<HashSet<(usize, u64)>>,
+    /// Markers in the mounts' queues, and the channels that report when they are read.
+    pub(super) marks: Mutex<Marks>,
+    /// The ports' end of a connection. They end when the other end is closed.
+    pub(super) lifeline: OwnedFd,
+    pub(super) _other_end: OwnedFd,
+}
+
+#[derive(Default)]
+pub(super) struct Files {
+    pub(super) last: u64,
+    pub(super) open: HashMap<u64, Arc<File>>,
+    pub(super) users: HashMap<u32, User>,
+}
+
+/// The mounts that have not ended.
+#[derive(Default)]
+pub(super) struct Mounts {
+    pub(super) all: Vec<Arc<Mount>>,
+    /// The thread that was last given a mount, and that mount, until a file is opened through it.
+    pub(super) assigned: Option<(u32, usize)>,
+}
+
+#[derive(Default)]
+pub(super) struct Marks {
+    pub(super) last: u64,
+    pub(super) waiting: HashMap<u64, SyncSender<()>>,
+}
+
+/// A user with open files.
+pub(super) struct User {
+    pub(super) arena: Arc<UserArena>,
+    /// The arena as registered with each mount through which the user opened a file.
+    pub(super) backings: HashMap<usize, Backing>,
+    pub(super) files: u32,
+}
+
+impl Shared {
+    pub(super) fn files(&self) -> MutexGuard<'_, Files> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn mounts(&self) -> MutexGuard<'_, Mounts> {
+        self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn pending(&self) -> MutexGuard<'_, HashSet<(usize, u64)>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn marks(&self) -> MutexGuard<'_, Marks> {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers a slow request, unless it was answered already.
+    pub(super) fn finish(&self, id: &RequestId, answer: impl FnOnce()) {
+        if self.pending().remove(&id.key()) {
+            answer();
+        }
+    }
+
+    /// Whether the program still waits for the answer.
+    pub(super) fn is_pending(&self, id: &RequestId) -> bool {
+        self.pending().contains(&id.key())
+    }
+}

@@ -1,0 +1,183 @@
+//! Settings of interfaces that outlive their ports: filters, which select the frames that enter the port (the others
+//! stay with the kernel), and busy polling.
+//!
+//! ```text
+//! set by      root, or a user who may open the interface directly, unless another user has it open
+//! stored      for the interface (its namespace and index), whether a port is open or not
+//! in force    filter: while an XDP program is attached; busy polling: for sockets that are opened from then on
+//! removed     by request, or when the interface is deleted or moved to another namespace
+//! ```
+//! A mediated user sets none: the XDP program and the interface are the daemon's then, and the program can ignore
+//! frames.
+//!
+//! The watch of these interfaces does not keep their namespaces alive: perhaps no process is left in them that could
+//! remove the setting.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use unetmap_core::control::nic::Filter;
+use unetmap_core::errno::{ENOMEM, ENXIO, EPERM};
+use unetmap_sys::link::{LinkEvent, NetnsLinkEvent, NetnsLinkWatch, Nsid};
+use unetmap_sys::netns::Netns;
+use unetmap_sys::xsk::BusyPoll;
+
+use crate::refusal::{Refusal, refuse};
+
+/// Most interfaces with settings.
+const MAX_INTERFACES: usize = 1024;
+
+/// A filter, and the user who set it.
+#[derive(Debug)]
+pub(super) struct StoredFilter {
+    pub(super) filter: Filter,
+    pub(super) uid: u32,
+}
+
+/// The settings of an interface; at least one of the two.
+struct Settings {
+    nsid: Nsid,
+    filter: Option<Arc<StoredFilter>>,
+    busy_poll: Option<BusyPoll>,
+}
+
+/// The settings of all interfaces, by namespace and index.
+#[derive(Default)]
+pub(crate) struct InterfaceSettings {
+    all: BTreeMap<(u64, u32), Settings>,
+    /// Exists while anything is set.
+    watch: Option<NetnsLinkWatch>,
+    /// Whether the event loop waits for the watch.
+    pub(crate) in_event_loop: bool,
+}
+
+impl InterfaceSettings {
+    /// Whether nothing is set.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// The watch that reports deleted interfaces.
+    pub(crate) fn watch(&self) -> Option<&NetnsLinkWatch> {
+        self.watch.as_ref()
+    }
+
+    /// Returns the filter of an interface that exists.
+    pub(super) fn filter_of(&mut self, netns: u64, index: u32) -> Option<Arc<StoredFilter>> {
+        // The kernel reuses both numbers, so settings of deleted interfaces are removed first.
+        self.remove_gone();
+        self.all.get(&(netns, index))?.filter.clone()
+    }
+
+    /// Returns the busy polling of sockets of an interface that exists.
+    pub(super) fn busy_poll_of(&mut self, netns: u64, index: u32) -> Option<BusyPoll> {
+        self.remove_gone();
+        self.all.get(&(netns, index))?.busy_poll
+    }
+
+    pub(super) fn store_filter(&mut self, netns: &Netns, index: u32, filter: Arc<StoredFilter>) -> Result<(), Refusal> {
+        self.entry(netns, index).map(|settings| settings.filter = Some(filter))
+    }
+
+    pub(super) fn store_busy_poll(&mut self, netns: &Netns, index: u32, busy_poll: BusyPoll) -> Result<(), Refusal> {
+        self.entry(netns, index).map(|settings| settings.busy_poll = Some(busy_poll))
+    }
+
+    /// Returns the settings of an interface that exists. The caller sets one of them.
+    fn entry(&mut self, netns: &Netns, index: u32) -> Result<&mut Settings, Refusal> {
+        let key = (netns.id(), index);
+        if self.all.len() >= MAX_INTERFACES && !self.all.contains_key(&key) {
+            return refuse(
+                ENOMEM,
+                format!(
+                    "{MAX_INTERFACES} interfaces have filters or busy polling already (unetmap nic IF filter off, \
+                     unetmap nic IF busy-poll off)"
+                ),
+            );
+        }
+        let nsid = self.add_to_watch(netns, index).or_else(|e| match e.raw_os_error() {
+            Some(ENXIO) => refuse(ENXIO, "the interface has gone"),
+            Some(EPERM) => refuse(
+                EPERM,
+                "the daemon may not receive changes in network namespaces, which such a setting needs: give it \
+                 CAP_NET_BROADCAST and CAP_NET_ADMIN",
+            ),
+            _ => refuse(ENXIO, format!("changes of its namespace cannot be watched: {e}")),
+        });
+        let nsid = nsid.inspect_err(|_| self.close_watch_if_unused())?;
+        let settings = self.all.entry(key).or_insert(Settings { nsid, filter: None, busy_poll: None });
+        settings.nsid = nsid;
+        Ok(settings)
+    }
+
+    /// Watches `netns`, too; `ENXIO` if the interface has gone meanwhile.
+    fn add_to_watch(&mut self, netns: &Netns, index: u32) -> io::Result<Nsid> {
+        let watch = match self.watch.take() {
+            Some(watch) => watch,
+            None => {
+                self.in_event_loop = false;
+                NetnsLinkWatch::new()?
+            }
+        };
+        let watch = self.watch.insert(watch);
+        let nsid = watch.add(netns)?;
+        if !watch.exists(nsid, index)? {
+            return Err(io::Error::from_raw_os_error(ENXIO));
+        }
+        // The number may have been that of a namespace whose end has not been read yet.
+        self.read_events();
+        Ok(nsid)
+    }
+
+    pub(super) fn remove_filter(&mut self, netns: u64, index: u32) {
+        self.remove(netns, index, |settings| settings.filter = None);
+    }
+
+    pub(super) fn remove_busy_poll(&mut self, netns: u64, index: u32) {
+        self.remove(netns, index, |settings| settings.busy_poll = None);
+    }
+
+    fn remove(&mut self, netns: u64, index: u32, remove: impl FnOnce(&mut Settings)) {
+        if let Some(settings) = self.all.get_mut(&(netns, index)) {
+            remove(settings);
+            if settings.filter.is_none() && settings.busy_poll.is_none() {
+                self.all.remove(&(netns, index));
+            }
+        }
+        self.close_watch_if_unused();
+    }
+
+    fn close_watch_if_unused(&mut self) {
+        if self.all.is_empty() {
+            self.watch = None;
+        }
+    }
+
+    /// Removes the settings of interfaces that are gone.
+    pub(super) fn remove_gone(&mut self) {
+        self.read_events();
+        self.close_watch_if_unused();
+    }
+
+    fn read_events(&mut self) {
+        let Some(watch) = &mut self.watch else { return };
+        let mut events = Vec::new();
+        if let Err(e) = watch.read(&mut events) {
+            tracing::debug!("reading the changes of interfaces: {e}");
+        }
+        for event in events {
+            let (all, watch) = (&mut self.all, &self.watch);
+            match event {
+                NetnsLinkEvent::Link(nsid, LinkEvent::Gone { index }) => {
+                    all.retain(|(_, i), set| (set.nsid, *i) != (nsid, index));
+                }
+                NetnsLinkEvent::Link(..) => {}
+                NetnsLinkEvent::Gone(nsid) => all.retain(|_, set| set.nsid != nsid),
+                NetnsLinkEvent::Lost => all.retain(|(_, index), set| {
+                    watch.as_ref().is_some_and(|watch| watch.exists(set.nsid, *index).unwrap_or(true))
+                }),
+            }
+        }
+    }
+}
