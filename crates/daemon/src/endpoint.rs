@@ -1,6 +1,6 @@
 //! An endpoint of a port: its rings, the endpoint state page, and which sessions have the rings bound.
 //!
-//! A pipe has two endpoints, every other port one.
+//! Pipes and mediated ports have two endpoints, every other port has one.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -40,7 +40,7 @@ pub(crate) struct PortRing {
     exclusive: bool,
 }
 
-/// BindMode the slots of an endpoint's rings move.
+/// How the slots of an endpoint's rings move.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DataPath {
     /// They do not move.
@@ -84,7 +84,7 @@ impl Endpoint {
         shape: EndpointShape,
         data_path: DataPath,
     ) -> Result<Endpoint, Refusal> {
-        let (window, state_page_fd) = shared_page("unetmap-end", EndpointPage::bytes(shape.all_rings() as usize))?;
+        let (window, state_page_fd) = shared_page("unetmap-state", EndpointPage::bytes(shape.all_rings() as usize))?;
         let state_page = EndpointPage::new(window);
         let mut endpoint = Endpoint { shape, state_page, state_page_fd, tx: Vec::new(), rx: Vec::new() };
         match endpoint.create_rings(region, data_path) {
@@ -394,7 +394,7 @@ fn one_pair(n: u16, kind: &str, tx: Range<usize>, rx: Range<usize>) -> Result<(V
 }
 
 impl PortRing {
-    /// BindMode many sessions have the ring bound.
+    /// How many sessions have the ring bound.
     pub(crate) fn binders(&self) -> u32 {
         self.binders
     }
@@ -414,8 +414,9 @@ impl PortRing {
         self.channel_words(channels)?.positions(self.view.slots().slots())
     }
 
-    /// Returns the `(hwcur, hwtail)` with which the ring starts for its first session. Slots that an earlier session
-    /// left unsent or unread no longer count. Slots that were sent and not released are delivered (again).
+    /// Returns the `(hwcur, hwtail)` with which the ring starts for its first session. A transmit ring starts
+    /// empty: slots that an earlier session filled and did not publish are dropped. A receive ring starts at the first
+    /// slot that was published and not released, so those are delivered (again).
     pub(crate) fn start_position(&self, channels: Option<&ChannelPage>, transmit: bool) -> (Pos, Pos) {
         let slots = self.view.slots().slots();
         let sent = self.sent(channels).unwrap_or(Span { from: Pos::ZERO, to: Pos::ZERO });

@@ -30,7 +30,7 @@ pub(crate) trait PortRecord {
         self.endpoints().iter().collect()
     }
 
-    /// BindMode [`Registry::repair_buffers`] treats the port's rings.
+    /// How [`Registry::repair_buffers`] treats the port's rings.
     fn buffer_repair(&self) -> BufferRepair<'_>;
 
     /// Whether a thread of the daemon exchanges buffers between this port and other such ports of its region.
@@ -155,7 +155,7 @@ impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
         endpoints.flat_map(Endpoint::buffers).collect()
     }
 
-    /// Makes every buffer of a region appear in one slot only. A process that is killed while it exchanges two buffers
+    /// Removes duplicate buffers from the unbound rings of a region. A process that is killed while it exchanges two buffers
     /// leaves one of them in two slots, and the other in none. A slot of an unbound ring whose buffer is also in
     /// another slot gets a free buffer, or the next session of the ring would share the buffer with another one. The
     /// buffer that is in no slot may be in the hands of a running program at this moment, so it stays in quarantine

@@ -8,12 +8,13 @@
 //!   producer -- writes prod, reads cons -->  two words, two cache lines
 //!   consumer -- reads prod, writes cons -->
 //! ```
-//! The consumer owns `[cons, prod)`, the producer owns the rest. Each word has one writer and moves with one atomic
-//! store, so both words are valid after a crash of either peer at any instruction: slots that it had not published are
-//! still its own, slots that it had not released are delivered again to its successor.
+//! The consumer owns `[cons, prod)`, the producer owns the rest. Each word has one writer (the daemon takes the place of a
+//! crashed peer) and moves with one atomic store, so both words are valid after a crash of either peer at any
+//! instruction: slots that it had not published are still its own; slots that it had not released are delivered again
+//! to its successor, after the last slot whose buffer it had exchanged.
 //!
 //! The consumer borrows slots: it copies the producer's slots into its own ring and works on the copies. On release it
-//! writes back only the buffer indexes that its program exchanged.
+//! writes back the slots whose buffer its program exchanged: index and `NS_BUF_CHANGED`.
 //!
 //! Wake-ups: before a side sleeps on its doorbell it sets its wake-up request word, executes a fence, and checks the
 //! position once more. A side that has moved a position executes a fence and tests the other side's request word. It

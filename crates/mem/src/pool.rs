@@ -77,8 +77,8 @@ pub struct BufUsage {
     pub in_rings: u32,
     /// In no ring, but not more than the open sessions have as extra buffers: held by a program.
     pub extra: u32,
-    /// Allocated but found nowhere: a program lost or duplicated an index. Free again when the region's last session
-    /// closes.
+    /// Allocated but found nowhere: a program lost or duplicated an index. Free again when the region
+    /// ends.
     pub quarantined: u32,
 }
 

@@ -17,8 +17,8 @@
 //! ## The path of a packet, file by file
 //! 1. `worker/mod.rs`: the worker's loop; `worker/poll_set.rs` chooses the transmit rings that it polls.
 //! 2. `worker/batch.rs` serves one ring: [`port`]`/tx_ring.rs` copies up to [`tuning::BATCH_SLOTS`] slots into memory
-//!    of the daemon and validates the copies (`port/batch.rs` describes them). The batch then takes one of four
-//!    paths:
+//!    of the daemon and validates the copies (`port/batch.rs` describes them). A packet then takes one of four
+//!    paths; an unpoliced batch may use the first three in turn:
 //!    * a same-destination run (`worker/batch.rs`): consecutive packets with equal addresses, copied in one pass;
 //!    * fan-out (`worker/fanout.rs`): single-slot packets to several destinations, listed by destination;
 //!    * packet by packet (`worker/batch.rs`): everything else;

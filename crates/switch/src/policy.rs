@@ -14,8 +14,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use unetmap_core::control::nic::Filter;
-pub(crate) use unetmap_core::control::vale_policy::{Direction, VlanMode};
-use unetmap_core::control::vale_policy::{PortPolicy, RateLimit};
+pub(crate) use unetmap_core::control::vale::{Direction, VlanMode};
+use unetmap_core::control::vale::{PortPolicy, RateLimit};
 use unetmap_sys::clock;
 use unetmap_sys::xdp::ClassicProgram;
 

@@ -2,7 +2,7 @@
 //!
 //! A [`Port`] has transmit and receive [`Ring`]s of slots; a slot refers to a packet buffer. A program fills or reads slots,
 //! moves the ring's `head`, and syncs. The daemon `unetmapd` serves the requests to open ports; it starts by itself, and takes
-//! no part in the data path of pipes and interfaces.
+//! no part in the data path of pipes and of interfaces that the program runs itself (direct).
 //!
 //! | ports | names |
 //! |---|---|

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::Value;
 use unetmap_bench::align;
+use unetmap_core::control::vale::{Direction, RateLimit, VLAN_IDS, VlanMode, VlanSet};
 use unetmap_core::control::vale::{
     MAX_AGE, MAX_CPUS, MAX_THREADS, ThreadConfig, ValeAction, ValeRequest, send_request,
 };
-use unetmap_core::control::vale_policy::{Direction, RateLimit, VLAN_IDS, VlanMode, VlanSet};
 
 use crate::ls::{cell, header, members, parse_reply};
 use crate::nic::compile;

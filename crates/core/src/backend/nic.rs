@@ -21,7 +21,7 @@ use crate::tuning::{MAX_KICKS, TX_COMPLETION_POLL};
 
 /// The shortest frame that is sent, bytes: an Ethernet header. The driver pads frames as the hardware requires.
 const MIN_FRAME: u16 = 14;
-/// UmemLayout that one packet may have. Source: the kernel's `MAX_SKB_FRAGS` by default.
+/// Most buffers of one packet. Source: the kernel's `MAX_SKB_FRAGS` by default.
 const MAX_FRAGS: u32 = 17;
 
 /// Constructs a side of a ring.

@@ -13,7 +13,6 @@ pub mod request;
 pub mod session;
 pub mod sysctl;
 pub mod vale;
-pub mod vale_policy;
 pub mod wire;
 
 pub use monitor::NextMonitorRequest;

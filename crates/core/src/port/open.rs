@@ -61,7 +61,7 @@ impl OpenOptions {
         self
     }
 
-    /// UmemLayout in addition to those of the rings; the daemon may grant fewer, see [`Port::extra_bufs`].
+    /// Requests buffers in addition to those of the rings; the daemon may grant fewer, see [`Port::extra_bufs`].
     pub fn extra_bufs(mut self, n: u32) -> Self {
         self.register.nr_extra_bufs = n;
         self

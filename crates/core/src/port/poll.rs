@@ -106,7 +106,7 @@ impl Port {
         Ok(self.spin_until(want, limit, false)?.unwrap_or(Interest::NONE))
     }
 
-    /// Polls as [`Port::spin`] does. Returns `Err(start)` on timeout. `may_futex_wait`: the wait may be a few milliseconds
+    /// Polls as [`Port::spin`] does. Returns `Ok(Err(start))` on timeout, with the time at which it began. `may_futex_wait`: the wait may be a few milliseconds
     /// longer.
     fn spin_until(
         &self,

@@ -7,7 +7,7 @@
 //! The same holds for a receiver that has released everything and waits for the next packet: its instructions add in full
 //! to the latency of a request that waits for its reply.
 //!
-//! A thread that alone syncs a ring becomes its owner, and takes no lock from then on (`SyncState::enter`).
+//! A thread that alone syncs a ring becomes its owner, and takes no lock from then on (`SyncState::enter_as_owner`).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 

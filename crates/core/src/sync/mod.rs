@@ -1,7 +1,7 @@
 //! `txsync` and `rxsync` of one ring: between netmap's `head`, `cur` and `tail`, and a back end.
 //!
 //! ```text
-//! hwcur ...... head ...... cur ...... hwtail        in ring order, all inclusive
+//! hwcur ...... head ...... cur ...... hwtail        in ring order; any of them may be equal
 //!   |            |           |           |
 //!   |            |           |           the tail set by the last sync
 //!   |            |           the wake-up point of the program

@@ -72,7 +72,7 @@ pub(crate) enum PortKey {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct EndpointKey {
     pub(crate) port: PortKey,
-    /// For a pipe 0 is the master and 1 the slave; else 0.
+    /// For a pipe 0 is the master and 1 the slave; for a mediated port 0 is the program's and 1 the daemon's; else 0.
     pub(crate) index: usize,
 }
 

@@ -111,7 +111,7 @@ impl Monitor {
         self.watched == *watched && !self.watched_ended && !self.closed
     }
 
-    /// Returns what the programs or threads that sync the watched rings are bound_ring, as far as they have them bound.
+    /// Returns the mirror rings for the programs or threads that sync the watched rings, as far as they have them bound.
     fn describe_mirror(&self, bound: Option<&Binding>) -> Result<(MonitorReply, Vec<OwnedFd>), Refusal> {
         let included = |ring: &WatchedRing| bound.is_none_or(|bound| ring.of(&bound.tx, &bound.rx).contains(&ring.id));
         let mut rings = Vec::new();
@@ -366,7 +366,7 @@ impl Monitor {
         watched: EndpointKey,
     ) -> Result<Monitor, Refusal> {
         let channels_bytes = ChannelPage::bytes(watched_rings.len());
-        let (window, channels_fd) = shared_page("unetmap-lines", channels_bytes)?;
+        let (window, channels_fd) = shared_page("unetmap-channels", channels_bytes)?;
         let channels = ChannelPage::new(window);
         let count = watched_rings.len() as u32;
         let mirror_shape = EndpointShape { tx_rings: count as u16, rx_rings: 0, tx_slots: shape.rx_slots, ..shape };

@@ -31,7 +31,7 @@ impl PipeRings {
     ) -> Result<PipeRings, Refusal> {
         let master = if role == PipeRole::Master { shape } else { shape.mirrored() };
         let channels_bytes = ChannelPage::bytes(master.all_rings() as usize);
-        let (window, channels_fd) = shared_page("unetmap-lines", channels_bytes)?;
+        let (window, channels_fd) = shared_page("unetmap-channels", channels_bytes)?;
         let to_master = usize::from(master.all_tx());
         let first = Endpoint::create(region, master, DataPath::Channels { tx: 0, rx: to_master })?;
         match Endpoint::create(region, master.mirrored(), DataPath::Channels { tx: to_master, rx: 0 }) {

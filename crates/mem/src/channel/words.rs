@@ -55,10 +55,10 @@ pub struct ChannelWords {
     /// `cons`: the first slot not yet released. Written by the consumer.
     consumer: ConsumerLine,
     /// Wake-up request: not 0 while the producer waits for `cons` to move. Set by the producer, cleared by the side
-    /// that wakes it.
+    /// that wakes it, or by the producer when it gives up a futex wait.
     producer_wakeup: PaddedWord,
     /// Wake-up request: not 0 while the consumer waits for `prod` to move. Set by the consumer, cleared by the side
-    /// that wakes it.
+    /// that wakes it, or by the consumer when it gives up a futex wait.
     consumer_wakeup: PaddedWord,
 }
 

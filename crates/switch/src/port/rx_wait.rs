@@ -57,7 +57,7 @@ impl PortRx {
         next.room(n) >= n.get() / 2
     }
 
-    /// Waits on a futex until the client has read something.
+    /// Waits on a futex until the client, which has the same CPU, sleeps with an empty ring, or for 5 ms.
     #[cold]
     fn futex_wait(&self) {
         let known = self.lock().cons;

@@ -69,7 +69,7 @@ struct Fixture {
     rx: NicRx,
     packets: Memory,
     offers: Memory,
-    /// UmemLayout that the kernel holds.
+    /// Buffers that the kernel holds.
     kernel: Vec<BufIdx>,
 }
 

@@ -33,7 +33,7 @@ struct NicSnapshot<'a> {
     up: bool,
     tx_queues: u32,
     rx_queues: u32,
-    /// BindMode this caller may open it.
+    /// How this caller may open it.
     access: &'static str,
     port: Option<OpenPort>,
     filter: Option<FilterSnapshot<'a>>,

@@ -66,7 +66,7 @@ pub(crate) struct NicKey {
 /// Bytes of an Ethernet header with one VLAN tag.
 const HEADER: u32 = 18;
 
-/// BindMode packets are received and sent.
+/// How packets are received and sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct XdpConfig {
     mode: Mode,

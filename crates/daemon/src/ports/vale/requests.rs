@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use unetmap_abi::NM_BDG_NAME;
 use unetmap_core::control::ControlRequest;
+use unetmap_core::control::vale::{PortPolicy, RateLimit, VlanMode};
 use unetmap_core::control::vale::{ValeAction, ValeRequest};
-use unetmap_core::control::vale_policy::{PortPolicy, RateLimit, VlanMode};
 use unetmap_core::errno::{EINVAL, ENOENT, EOPNOTSUPP};
 use unetmap_switch::fdb::{LIFETIME_EPOCHS, MAX_ENTRIES};
 

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use unetmap_core::control::vale_policy::PortPolicy;
+use unetmap_core::control::vale::PortPolicy;
 use unetmap_core::errno::{EINVAL, ENOMEM};
 use unetmap_switch::fdb::LIFETIME_EPOCHS;
 use unetmap_switch::policy::ActivePolicy;
@@ -61,7 +61,7 @@ impl SwitchSettings {
 
     /// Returns the policy of a port that is created.
     pub(super) fn active_policy(&self, key: &ValeKey) -> Option<Arc<ActivePolicy>> {
-        // PortPolicy that cannot be applied are refused when they are set.
+        // A policy that cannot be applied is refused when it is set.
         ActivePolicy::new(self.of(key)?.clone()).ok().map(Arc::new)
     }
 
