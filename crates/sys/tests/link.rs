@@ -5,8 +5,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ fn in_namespace(test: impl FnOnce() + Send) {
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
                 return eprintln!("skipped, no network namespace: {}", io::Error::last_os_error());
             }
-            if let Err(error) = Command::new("ip").arg("-V").output() {
+            if let Err(error) = output(Command::new("ip").arg("-V")) {
                 return eprintln!("skipped, no ip (iproute2): {error}");
             }
             test();
@@ -44,9 +44,28 @@ fn in_namespace(test: impl FnOnce() + Send) {
     });
 }
 
+/// Held while a program is started. Between fork and exec the child has copies of all descriptors of this process: a
+/// test that closes the last descriptor of a BPF link, and expects the program to be detached, takes this lock.
+static STARTING: Mutex<()> = Mutex::new(());
+
+fn starting() -> MutexGuard<'static, ()> {
+    STARTING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts a program. `spawn` returns after the child's exec, or its failure.
+fn start(command: &mut Command) -> io::Result<Child> {
+    let _guard = starting();
+    command.spawn()
+}
+
+/// Runs a program and returns its output.
+fn output(command: &mut Command) -> io::Result<Output> {
+    start(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()))?.wait_with_output()
+}
+
 /// Runs `ip` in the calling thread's namespace and returns its output.
 fn ip(args: &str) -> String {
-    let out = Command::new("ip").args(args.split(' ')).output().unwrap();
+    let out = output(Command::new("ip").args(args.split(' '))).unwrap();
     assert!(out.status.success(), "ip {args}: {}", String::from_utf8_lossy(&out.stderr));
     String::from_utf8(out.stdout).unwrap()
 }
@@ -159,7 +178,7 @@ fn many_interfaces_are_listed() {
 }
 
 fn ip_batch(lines: &str) {
-    let mut child = Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut child = start(Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped())).unwrap();
     io::Write::write_all(&mut child.stdin.take().unwrap(), lines.as_bytes()).unwrap();
     assert!(child.wait().unwrap().success());
 }
@@ -186,7 +205,7 @@ fn queues_and_drivers_are_reported() {
 
 /// Runs ethtool; `false` if this machine has none.
 fn ethtool(args: &str) -> bool {
-    match Command::new("ethtool").args(args.split(' ')).output() {
+    match output(Command::new("ethtool").args(args.split(' '))) {
         Ok(out) => {
             assert!(out.status.success(), "ethtool {args}: {}", String::from_utf8_lossy(&out.stderr));
             true
@@ -232,6 +251,7 @@ fn an_attached_program_is_reported() {
                 assert!(name == "unetmap_frags" || name == "unetmap_plain", "{name}");
                 let _generic = attach(LO, Mode::Generic).unwrap();
                 assert_eq!(named("lo").xdp.unwrap().mode, AttachedMode::Generic);
+                let _guard = starting();
                 drop(native);
                 assert_eq!(named("va").xdp, None);
             }
@@ -324,7 +344,7 @@ fn an_interface_moves_to_another_namespace() {
 fn leaving_a_bridge_is_not_reported_as_deletion() {
     in_namespace(|| {
         ip("link add va type veth peer name vb");
-        if !Command::new("ip").args(["link", "add", "br0", "type", "bridge"]).output().unwrap().status.success() {
+        if !output(Command::new("ip").args(["link", "add", "br0", "type", "bridge"])).unwrap().status.success() {
             return eprintln!("skipped, the kernel has no bridge");
         }
         let va = named("va").index;
@@ -403,7 +423,7 @@ fn a_veth_pair_is_created_and_deleted() {
             assert_eq!(channels(name).unwrap(), Channels { rx: 3, tx: 3 });
         }
         disable_tx_checksum_offload("um0").unwrap();
-        if let Ok(said) = Command::new("ethtool").args(["-k", "um0"]).output() {
+        if let Ok(said) = output(Command::new("ethtool").args(["-k", "um0"])) {
             assert!(String::from_utf8_lossy(&said.stdout).contains("tx-checksumming: off"));
         }
         assert_eq!(disable_tx_checksum_offload("um7").unwrap_err().raw_os_error(), Some(libc::ENODEV));
