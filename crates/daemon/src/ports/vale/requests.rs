@@ -174,7 +174,14 @@ pub(crate) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Calle
                 ValeAction::Limit(direction, limit) => rules.limits[direction as usize] = limit,
                 ValeAction::Storm(packets) => rules.storm = packets,
                 ValeAction::Filter(direction, filter) => rules.filters[direction as usize] = filter,
-                _ => *rules = PortPolicy::default(),
+                ValeAction::Clear => *rules = PortPolicy::default(),
+                // Answered above. Named, so that the compiler reports an action that is answered nowhere.
+                ValeAction::List
+                | ValeAction::Threads
+                | ValeAction::SetThreads(_)
+                | ValeAction::Show
+                | ValeAction::Age(_)
+                | ValeAction::ShowPort => {}
             })?;
             serde_json::to_string(&PortDetails::of(daemon, &key))
         }
