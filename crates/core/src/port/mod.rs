@@ -129,6 +129,8 @@ pub struct Port {
     last_check: AtomicU64,
     /// See `poll`: whether another task ran when a waiting thread last yielded the CPU.
     pub(crate) cpu_is_shared: AtomicBool,
+    /// Whether the last wait ended with a large batch.
+    pub(crate) in_stream: AtomicBool,
     /// Whether the last wait that slept did so until its timeout.
     pub(crate) last_wait_timed_out: AtomicBool,
     /// See `poll`: the rx coalescing delay in spin hints; at an interface 1 if the next poll sleeps first.
@@ -173,6 +175,7 @@ impl Port {
             check_every: AtomicU32::new(1),
             last_check: AtomicU64::new(clock::now_ns()),
             cpu_is_shared: AtomicBool::new(false),
+            in_stream: AtomicBool::new(false),
             last_wait_timed_out: AtomicBool::new(false),
             rx_coalescing: AtomicU32::new(0),
             sleeps_between_polls,

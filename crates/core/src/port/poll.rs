@@ -22,7 +22,7 @@ use crate::port::{Interest, Port};
 use crate::sync::WallTime;
 use crate::tuning::{
     BUSY_RING_RETRY, LARGE_BATCH, MAX_COALESCING, NIC_SLEEP, NIC_SLEEP_MAX_NS, NIC_SLEEP_MIN_PACKETS, PEEKS_PER_POLL,
-    POLL_FDS_ON_STACK, POLLS_PER_CLOCK, REPLY_BATCH, SLEEP_LIMIT, SMALL_BATCH, SPIN, SPINS_BEFORE_YIELD,
+    POLL_FDS_ON_STACK, POLLS_PER_CLOCK, REPLY_BATCH, SLEEP_LIMIT, SMALL_BATCH, SPIN, SPINS_BEFORE_YIELD, STREAM_SPIN,
     YIELD_ACCEPTED,
 };
 
@@ -166,11 +166,11 @@ impl Port {
 
     fn wait_blocking(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
         let may_futex_wait = timeout.is_none_or(|t| t >= futex::WAIT_LIMIT);
-        let start = match spin_duration(self.last_wait_timed_out.load(Relaxed), timeout) {
+        let start = match spin_duration(self.in_stream.load(Relaxed), self.last_wait_timed_out.load(Relaxed), timeout) {
             None => Instant::now(),
             Some(spin) => match self.spin_until(want, spin, may_futex_wait)? {
                 Ok(ready) => {
-                    self.clear_timed_out();
+                    self.update_stream_state(ready);
                     return Ok(ready);
                 }
                 Err(start) => start,
@@ -182,11 +182,12 @@ impl Port {
             self.request_wakeup(want);
             let ready = self.poll_once(want, None)?;
             if !ready.is_none() {
-                self.clear_timed_out();
+                self.update_stream_state(ready);
                 return Ok(ready);
             }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
+                self.update_stream_state(Interest::NONE);
                 return Ok(Interest::NONE);
             }
             if self.wakeup_sources(want).any(|(ring, _)| ring.inner.needs_sync(true)) {
@@ -199,22 +200,28 @@ impl Port {
             if end_of_sleep == SleepEnd::Doorbell && !ready.is_none() {
                 self.wake_sharers(want);
             }
-            if !ready.is_none() {
-                self.clear_timed_out();
-            }
             if end_of_sleep == SleepEnd::Signal || !ready.is_none() {
+                self.update_stream_state(ready);
                 return Ok(ready);
             }
             if end.is_some_and(|end| Instant::now() >= end) {
+                self.update_stream_state(Interest::NONE);
                 self.last_wait_timed_out.store(true, Relaxed);
                 return Ok(Interest::NONE);
             }
         }
     }
 
-    /// Records that the last wait did not time out.
-    fn clear_timed_out(&self) {
-        if self.last_wait_timed_out.load(Relaxed) {
+    /// Records whether a wait ended with a large batch. At an interface it does not count: no peer has to wake several
+    /// receivers.
+    fn update_stream_state(&self, ready: Interest) {
+        let of = |yes, rings: &[crate::Ring]| if yes { rings.iter().map(|ring| ring.space()).sum() } else { 0 };
+        let came: u32 = of(ready.rx(), &self.rx).max(of(ready.tx(), &self.tx));
+        let is_stream = !self.sleeps_between_polls && came >= SMALL_BATCH;
+        if self.in_stream.load(Relaxed) != is_stream {
+            self.in_stream.store(is_stream, Relaxed);
+        }
+        if !ready.is_none() && self.last_wait_timed_out.load(Relaxed) {
             self.last_wait_timed_out.store(false, Relaxed);
         }
     }
@@ -288,10 +295,11 @@ impl Port {
 
 /// Returns how long to poll before sleeping; `None`: not at all. After a wait that timed out packets are not likely to
 /// arrive soon, and other tasks may use the CPU.
-fn spin_duration(last_wait_timed_out: bool, timeout: Option<Duration>) -> Option<Duration> {
+fn spin_duration(in_stream: bool, last_wait_timed_out: bool, timeout: Option<Duration>) -> Option<Duration> {
+    let spin = if in_stream { STREAM_SPIN } else { SPIN };
     match timeout {
-        Some(timeout) if timeout <= SPIN => Some(timeout),
-        _ => (!last_wait_timed_out).then_some(SPIN),
+        Some(timeout) if timeout <= spin => Some(timeout),
+        _ => (!last_wait_timed_out).then_some(spin),
     }
 }
 
@@ -315,10 +323,11 @@ mod tests {
     #[test]
     fn a_wait_after_a_timeout_does_not_spin() {
         let long = [None, Some(Duration::from_millis(100))];
-        assert_eq!(long.map(|timeout| spin_duration(false, timeout)), [Some(SPIN); 2]);
-        assert_eq!(long.map(|timeout| spin_duration(true, timeout)), [None; 2]);
+        assert_eq!(long.map(|timeout| spin_duration(false, false, timeout)), [Some(SPIN); 2]);
+        assert_eq!(long.map(|timeout| spin_duration(true, false, timeout)), [Some(STREAM_SPIN); 2]);
+        assert_eq!(long.map(|timeout| spin_duration(false, true, timeout)), [None; 2]);
         // A wait that is shorter than the spin never sleeps.
-        assert_eq!([false, true].map(|timed_out| spin_duration(timed_out, Some(SPIN / 2))), [Some(SPIN / 2); 2]);
+        assert_eq!([false, true].map(|timed_out| spin_duration(false, timed_out, Some(SPIN / 2))), [Some(SPIN / 2); 2]);
     }
 
     #[test]
