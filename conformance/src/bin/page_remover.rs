@@ -13,10 +13,10 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let window = port.region().window();
+    let range = port.region().range();
     // SAFETY: the range is exactly a mapping that the port keeps; its bytes are only accessed through atomics and raw
     // copies, for which zeros are as valid as any value that another process may write.
-    let failed = unsafe { libc::madvise(window.base().cast(), window.len(), libc::MADV_REMOVE) };
+    let failed = unsafe { libc::madvise(range.base().cast(), range.len(), libc::MADV_REMOVE) };
     if failed != 0 {
         eprintln!("page_remover: madvise: {}", std::io::Error::last_os_error());
         return ExitCode::FAILURE;

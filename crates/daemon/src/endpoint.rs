@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use unetmap_abi::*;
 use unetmap_core::errno::{EBUSY, EINVAL, ENOMEM};
-use unetmap_mem::{BufIdx, ChannelPage, ChannelWords, EndpointPage, Offsets, Pos, RingView, Slots, Span, Window};
+use unetmap_mem::{BufIdx, ChannelPage, ChannelWords, EndpointPage, MappedRange, Offsets, Pos, RingView, Slots, Span};
 use unetmap_sys::{Doorbell, Mapping, memfd};
 
 use crate::offsets::OffsetLayout;
@@ -71,9 +71,9 @@ pub(crate) struct Binding {
 }
 
 /// Returns a new sealed memfd of `bytes` bytes, mapped.
-pub(crate) fn shared_page(name: &str, bytes: usize) -> Result<(Window, OwnedFd), Refusal> {
+pub(crate) fn shared_page(name: &str, bytes: usize) -> Result<(MappedRange, OwnedFd), Refusal> {
     let created = memfd::create_sealed(name, bytes as u64)
-        .and_then(|fd| Ok((Window::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)), fd)));
+        .and_then(|fd| Ok((MappedRange::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)), fd)));
     created.or_else(|e| refuse(ENOMEM, format!("no memory for a shared page: {e}")))
 }
 
@@ -84,8 +84,8 @@ impl Endpoint {
         shape: EndpointShape,
         data_path: DataPath,
     ) -> Result<Endpoint, Refusal> {
-        let (window, state_page_fd) = shared_page("unetmap-state", EndpointPage::bytes(shape.all_rings() as usize))?;
-        let state_page = EndpointPage::new(window);
+        let (range, state_page_fd) = shared_page("unetmap-state", EndpointPage::bytes(shape.all_rings() as usize))?;
+        let state_page = EndpointPage::new(range);
         let mut endpoint = Endpoint { shape, state_page, state_page_fd, tx: Vec::new(), rx: Vec::new() };
         match endpoint.create_rings(region, data_path) {
             Ok(()) => Ok(endpoint),

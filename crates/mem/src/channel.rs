@@ -25,7 +25,7 @@
 //! migrates to another CPU at that moment the wake-up may be lost, and the wait ends by its time limit. A side that has
 //! moved a position and finds a futex waiter on its own CPU may defer the wake-up until it has no work itself.
 
-use crate::window::{SharedRef, Window};
+use crate::mapped_range::{MappedRange, SharedRef};
 
 mod consumer;
 #[cfg(not(loom))]
@@ -48,13 +48,13 @@ pub const CHANNEL_BYTES: usize = 512;
 /// The mapped page or pages with the words of all channels of a pipe or port.
 #[derive(Clone)]
 pub struct ChannelPage {
-    window: Window,
+    range: MappedRange,
 }
 
 impl ChannelPage {
-    /// A view of a mapping that holds `window.len() / CHANNEL_BYTES` channels.
-    pub fn new(window: Window) -> ChannelPage {
-        ChannelPage { window }
+    /// A view of a mapping that holds `range.len() / CHANNEL_BYTES` channels.
+    pub fn new(range: MappedRange) -> ChannelPage {
+        ChannelPage { range }
     }
 
     /// Bytes to map for `channels` channels.
@@ -66,7 +66,7 @@ impl ChannelPage {
     pub fn words(&self, index: usize) -> Option<&ChannelWords> {
         let offset = index.checked_mul(CHANNEL_BYTES)?;
         // SAFETY: ChannelWords is made of atomics only (M1).
-        let ptr = unsafe { self.window.at::<ChannelWords>(offset) }?;
+        let ptr = unsafe { self.range.at::<ChannelWords>(offset) }?;
         // SAFETY: in bounds and aligned (`at`), mapped while `self` lives (M2), atomics only (M1).
         Some(unsafe { &*ptr })
     }
@@ -74,6 +74,6 @@ impl ChannelPage {
     /// As [`ChannelPage::words`], as a handle that keeps the page mapped.
     fn words_ref(&self, index: usize) -> Option<SharedRef<ChannelWords>> {
         // SAFETY: ChannelWords is made of atomics only (M1).
-        unsafe { self.window.shared_ref(index.checked_mul(CHANNEL_BYTES)?) }
+        unsafe { self.range.shared_ref(index.checked_mul(CHANNEL_BYTES)?) }
     }
 }

@@ -7,8 +7,8 @@
 use crate::atomic::{
     AtomicU32, AtomicU64, Ordering, fence, fence_registered_publisher, fence_sleeper, publisher_is_registered,
 };
+use crate::mapped_range::{MappedRange, SharedRef};
 use crate::pos::{Pos, Slots};
-use crate::window::{SharedRef, Window};
 
 /// The sync state of one ring.
 ///
@@ -348,13 +348,13 @@ impl Drop for SyncGuard<'_> {
 /// The states of all rings of one endpoint: transmit rings first, then receive rings.
 #[derive(Clone)]
 pub struct EndpointPage {
-    window: Window,
+    range: MappedRange,
 }
 
 impl EndpointPage {
-    /// A view of a mapping that holds `window.len() / 128` states.
-    pub fn new(window: Window) -> EndpointPage {
-        EndpointPage { window }
+    /// A view of a mapping that holds `range.len() / 128` states.
+    pub fn new(range: MappedRange) -> EndpointPage {
+        EndpointPage { range }
     }
 
     /// Bytes to map for `rings` rings.
@@ -367,7 +367,7 @@ impl EndpointPage {
     pub fn state(&self, index: usize) -> Option<&SyncState> {
         let offset = index.checked_mul(STATE_BYTES)?;
         // SAFETY: SyncState is made of atomics only (M1).
-        let ptr = unsafe { self.window.at::<SyncState>(offset) }?;
+        let ptr = unsafe { self.range.at::<SyncState>(offset) }?;
         // SAFETY: in bounds and aligned (`at`), mapped while `self` lives (M2), atomics only (M1).
         Some(unsafe { &*ptr })
     }
@@ -375,7 +375,7 @@ impl EndpointPage {
     /// As [`EndpointPage::state`], as a handle that keeps the page mapped and is looked up once.
     pub fn state_ref(&self, index: usize) -> Option<SyncStateRef> {
         // SAFETY: SyncState is made of atomics only (M1).
-        Some(SyncStateRef(unsafe { self.window.shared_ref(index.checked_mul(STATE_BYTES)?) }?))
+        Some(SyncStateRef(unsafe { self.range.shared_ref(index.checked_mul(STATE_BYTES)?) }?))
     }
 }
 

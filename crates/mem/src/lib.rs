@@ -7,7 +7,7 @@
 //! * **M1** Shared words are read and written through atomics, payload through raw copies (or volatile accesses of
 //!   single words); there is never a `&` or `&mut` to bytes that other processes write. A `&AtomicU32` is sound: it
 //!   promises nothing about the value.
-//! * **M2** Every pointer is derived from a [`Window`], which checks once that the bytes lie inside the mapping. A view
+//! * **M2** Every pointer is derived from a [`MappedRange`], which checks once that the bytes lie inside the mapping. A view
 //!   keeps its mapping alive, and a mapping cannot shrink, because its memfd is sealed.
 //! * **M3** A [`Pos`] is below the [`Slots`] that made it. A [`SlotRing`] cuts a position of a larger ring to its last
 //!   slot, so every slot that it accesses is inside the ring.
@@ -26,6 +26,7 @@ mod channel;
 mod copy;
 mod endpoint;
 mod frame;
+mod mapped_range;
 mod pool;
 mod pos;
 mod prefetch;
@@ -35,7 +36,6 @@ mod slot;
 mod slot_copy;
 mod swap;
 mod tuning;
-mod window;
 mod xsk_rings;
 
 #[cfg(not(loom))]
@@ -48,6 +48,7 @@ pub use channel::{FutexWaitSet, Waiter};
 pub use copy::{MAC_PAIR_BYTES, RUN_BREAK_FLAGS, RingRef, Run, copy_list, copy_packet, copy_run};
 pub use endpoint::{EndpointPage, OWNED_BY_SYNC_LOOP, PORT_REMOVED, SyncGuard, SyncState, SyncStateRef};
 pub use frame::Frame;
+pub use mapped_range::MappedRange;
 pub use pool::{BufPool, BufUsage, IndexSet, ObjectPool};
 pub use pos::{BufIdx, Pos, Slots, Span};
 pub use region::{Geometry, PoolShape, Region};
@@ -55,5 +56,4 @@ pub use ring::{Iface, IfaceShape, RingShape, RingView};
 pub use slot::{Limits, Offsets, SlotHead, SlotRing, SlotValue};
 pub use slot_copy::SimdLevel;
 pub use swap::{swap_one, swap_run};
-pub use window::Window;
 pub use xsk_rings::{TxFramesPage, UmemLayout, XskDesc, XskRxRings, XskTxRings};

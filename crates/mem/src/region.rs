@@ -16,10 +16,10 @@ use unetmap_sys::xsk::Umem;
 use unetmap_sys::{Mapping, memfd};
 
 use crate::frame::Frame;
+use crate::mapped_range::MappedRange;
 use crate::pos::BufIdx;
 use crate::prefetch;
 use crate::slot::Limits;
-use crate::window::Window;
 
 /// One pool: `count` objects of `size` bytes each, the first at `offset`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -147,12 +147,12 @@ impl Geometry {
 /// shared bytes (M4).
 #[derive(Clone)]
 pub struct Region {
-    window: Window,
+    range: MappedRange,
     bufs: *mut u8,
     geometry: Geometry,
 }
 
-// SAFETY: `bufs` points into the mapping that `window` keeps alive (M2); accessed by raw copies only (M1).
+// SAFETY: `bufs` points into the mapping that `range` keeps alive (M2); accessed by raw copies only (M1).
 unsafe impl Send for Region {}
 // SAFETY: as above (M1, M2).
 unsafe impl Sync for Region {}
@@ -185,11 +185,11 @@ impl Region {
         }
         let base = geometry.ifs.offset;
         let bytes = usize::try_from(geometry.bytes() - base).map_err(std::io::Error::other)?;
-        let window = Window::whole(Arc::new(Mapping::part(fd, base, bytes)?));
+        let range = MappedRange::whole(Arc::new(Mapping::part(fd, base, bytes)?));
         // SAFETY: the mapping has the bytes from `base` to `geometry.bytes()`, and in a geometry of `at` the buffer
         // pool lies inside them (M2).
-        let bufs = unsafe { window.base().add((geometry.bufs.offset - base) as usize) };
-        Ok(Region { window, bufs, geometry })
+        let bufs = unsafe { range.base().add((geometry.bufs.offset - base) as usize) };
+        Ok(Region { range, bufs, geometry })
     }
 
     /// The layout.
@@ -197,19 +197,19 @@ impl Region {
         &self.geometry
     }
 
-    /// The window of all its bytes.
-    pub fn window(&self) -> &Window {
-        &self.window
+    /// The range of all its bytes.
+    pub fn range(&self) -> &MappedRange {
+        &self.range
     }
 
-    /// The offset in the window of byte `offset` of the memfd; `None` when it lies before the region.
-    pub(crate) fn window_offset(&self, offset: u64) -> Option<usize> {
+    /// The offset in the range of byte `offset` of the memfd; `None` when it lies before the region.
+    pub(crate) fn range_offset(&self, offset: u64) -> Option<usize> {
         usize::try_from(offset.checked_sub(self.geometry.ifs.offset)?).ok()
     }
 
     /// Whether both are views of one mapping.
     pub fn is_same_mapping(&self, other: &Region) -> bool {
-        self.window.base() == other.window.base()
+        self.range.base() == other.range.base()
     }
 
     /// The buffer `idx`; [`Frame::EMPTY`] if the index is out of bounds.
@@ -254,8 +254,8 @@ impl Region {
     pub fn populate(&self, first: BufIdx, n: u32) -> bool {
         let bufs = &self.geometry.bufs;
         let in_pool = first.0.checked_add(n).is_some_and(|end| end <= bufs.count);
-        let at = self.window_offset(bufs.offset).map(|at| at + first.0 as usize * bufs.size as usize);
-        in_pool && at.is_some_and(|at| self.window.mapping().populate(at, n as usize * bufs.size as usize).is_ok())
+        let at = self.range_offset(bufs.offset).map(|at| at + first.0 as usize * bufs.size as usize);
+        in_pool && at.is_some_and(|at| self.range.mapping().populate(at, n as usize * bufs.size as usize).is_ok())
     }
 
     /// Copies data of this process, from addresses that may be unmapped, to the starts of buffers: up to [`MAX_PIECES`]
@@ -292,7 +292,7 @@ impl Region {
     pub fn umem(&self) -> Umem {
         let bufs = &self.geometry.bufs;
         Umem {
-            map: self.window.mapping(),
+            map: self.range.mapping(),
             offset: (bufs.offset - self.geometry.ifs.offset) as usize,
             bytes: bufs.bytes() as usize,
             buffer: bufs.size,
@@ -345,11 +345,11 @@ mod tests {
         let region = Region::attach(fd.as_fd(), second).unwrap();
         assert_eq!(region.frame(BufIdx(2)).write(0, b"abc"), 3);
         let at = (second.bufs.offset + 2 * 64) as usize;
-        let whole = Window::whole(Arc::new(whole));
+        let whole = MappedRange::whole(Arc::new(whole));
         // SAFETY: three bytes inside the mapping (M2), which no thread writes while the slice exists.
         assert_eq!(unsafe { std::slice::from_raw_parts(whole.base().add(at), 3) }, b"abc");
         assert_eq!(
-            (region.window_offset(0), region.window_offset(second.rings.offset)),
+            (region.range_offset(0), region.range_offset(second.rings.offset)),
             (None, Some(first.rings.offset as usize))
         );
     }

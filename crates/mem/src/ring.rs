@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering::*}
 use unetmap_abi::{NetmapIf, NetmapRing, NetmapSlot};
 
 use crate::frame::Frame;
+use crate::mapped_range::MappedRange;
 use crate::pos::{BufIdx, Pos, Slots};
 use crate::region::Region;
 use crate::slot::{Offsets, SlotRing, SlotValue};
-use crate::window::Window;
 
 const HEAD: usize = std::mem::offset_of!(NetmapRing, head);
 const CUR: usize = std::mem::offset_of!(NetmapRing, cur);
@@ -44,7 +44,7 @@ impl RingShape {
 #[derive(Clone)]
 pub struct RingView {
     region: Region,
-    header: Window,
+    header: MappedRange,
     slots: SlotRing,
     shape: RingShape,
     offsets: Offsets,
@@ -59,9 +59,9 @@ impl RingView {
         {
             return None;
         }
-        let offset = region.window_offset(shape.offset)?;
-        let header = region.window().part(offset, SLOTS)?;
-        let slots = SlotRing::new(region.window(), offset + SLOTS, shape.slots)?;
+        let offset = region.range_offset(shape.offset)?;
+        let header = region.range().part(offset, SLOTS)?;
+        let slots = SlotRing::new(region.range(), offset + SLOTS, shape.slots)?;
         Some(RingView { region: region.clone(), header, slots, shape, offsets: Offsets::NONE })
     }
 
@@ -199,7 +199,7 @@ impl RingView {
     #[inline(always)]
     fn word(&self, byte: usize) -> &AtomicU32 {
         debug_assert!(byte + 4 <= SLOTS && byte.is_multiple_of(4));
-        // SAFETY: the header window has SLOTS bytes (M2) and starts on a multiple of 128; the callers pass offsets of
+        // SAFETY: the header range has SLOTS bytes (M2) and starts on a multiple of 128; the callers pass offsets of
         // fields of the header; an atomic may be shared (M1).
         unsafe { AtomicU32::from_ptr(self.header.base().add(byte).cast()) }
     }
@@ -240,7 +240,7 @@ pub struct IfaceShape {
 /// A view of one session's `struct netmap_if`. The program may write all of it.
 #[derive(Clone)]
 pub struct Iface {
-    window: Window,
+    range: MappedRange,
     offset: u64,
 }
 
@@ -249,8 +249,8 @@ impl Iface {
     pub fn new(region: &Region, offset: u64) -> Option<Iface> {
         let pool = &region.geometry().ifs;
         pool.index_of(offset)?;
-        let window = region.window().part(region.window_offset(offset)?, pool.size as usize)?;
-        Some(Iface { window, offset })
+        let range = region.range().part(region.range_offset(offset)?, pool.size as usize)?;
+        Some(Iface { range, offset })
     }
 
     /// The number of ring offsets that fit into an object of the interface pool.
@@ -290,7 +290,7 @@ impl Iface {
 
     fn head_word(&self) -> &AtomicU32 {
         // SAFETY: the field lies in the object (M2) and is aligned; an atomic may be shared (M1).
-        unsafe { AtomicU32::from_ptr(self.window.base().add(std::mem::offset_of!(NetmapIf, ni_bufs_head)).cast()) }
+        unsafe { AtomicU32::from_ptr(self.range.base().add(std::mem::offset_of!(NetmapIf, ni_bufs_head)).cast()) }
     }
 
     fn put32(&self, byte: usize, value: u32) {
@@ -300,7 +300,7 @@ impl Iface {
     /// Copies `bytes` to offset `byte`. Nothing is written if they do not fit; callers check [`Iface::max_rings`]
     /// before.
     fn put(&self, byte: usize, bytes: &[u8]) {
-        if let Some(part) = self.window.part(byte, bytes.len()) {
+        if let Some(part) = self.range.part(byte, bytes.len()) {
             // SAFETY: `part` has bytes.len() bytes (M2), to which there is no reference (M1).
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), part.base(), bytes.len()) };
         }

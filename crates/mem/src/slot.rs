@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::frame::Frame;
+use crate::mapped_range::MappedRange;
 use crate::pos::{BufIdx, Pos, Slots};
-use crate::window::Window;
 
 /// Bytes of one slot.
 pub(crate) const SLOT_BYTES: usize = 16;
@@ -127,7 +127,7 @@ impl Offsets {
 pub struct SlotRing {
     base: *mut u8,
     slots: Slots,
-    _window: Window,
+    _range: MappedRange,
 }
 
 // SAFETY: a view of shared memory that it keeps mapped (M2), accessed by atomics and raw copies only (M1).
@@ -136,12 +136,12 @@ unsafe impl Send for SlotRing {}
 unsafe impl Sync for SlotRing {}
 
 impl SlotRing {
-    /// The slots that start at `offset` of `window`; `None` when they do not fit or are not aligned to 64 bytes, as
+    /// The slots that start at `offset` of `range`; `None` when they do not fit or are not aligned to 64 bytes, as
     /// the copy by cache lines requires.
-    pub fn new(window: &Window, offset: usize, slots: Slots) -> Option<SlotRing> {
-        let part = window.part(offset, slots.get() as usize * SLOT_BYTES)?;
+    pub fn new(range: &MappedRange, offset: usize, slots: Slots) -> Option<SlotRing> {
+        let part = range.part(offset, slots.get() as usize * SLOT_BYTES)?;
         let base = part.base();
-        (base as usize).is_multiple_of(64).then_some(SlotRing { base, slots, _window: part })
+        (base as usize).is_multiple_of(64).then_some(SlotRing { base, slots, _range: part })
     }
 
     /// How many slots.
@@ -155,7 +155,7 @@ impl SlotRing {
     #[inline(always)]
     pub(crate) fn at(&self, p: Pos) -> *mut u8 {
         let index = p.raw().min(self.slots.get() - 1) as usize;
-        // SAFETY: the index is below the number of slots (M3), and `new` checked that all of them lie in the window
+        // SAFETY: the index is below the number of slots (M3), and `new` checked that all of them lie in the range
         // (M2).
         unsafe { self.base.add(index * SLOT_BYTES) }
     }

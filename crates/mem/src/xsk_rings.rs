@@ -13,8 +13,8 @@
 //! peer (M4).
 
 use crate::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::mapped_range::MappedRange;
 use crate::pos::{BufIdx, Pos, Slots, Span};
-use crate::window::Window;
 use unetmap_sys::xsk::{BUFFER_ENTRY, HEADROOM, PACKET_ENTRY, RingMap};
 
 /// `XDP_RING_NEED_WAKEUP`: the kernel requires a system call to process new entries.
@@ -42,7 +42,7 @@ pub struct XskDesc {
 /// One ring of a socket.
 #[derive(Clone)]
 struct Ring {
-    window: Window,
+    range: MappedRange,
     producer: usize,
     consumer: usize,
     flags: usize,
@@ -54,14 +54,14 @@ impl Ring {
     /// `None` when the ring does not have a power of two of entries, as many as `slots`, or they do not lie in the
     /// mapping.
     fn new(map: &RingMap, slots: Slots, entry: usize) -> Option<Ring> {
-        let window = Window::whole(map.map.clone());
+        let range = MappedRange::whole(map.map.clone());
         let end = map.entries_at.checked_add(slots.get() as usize * entry)?;
         let aligned =
             [map.producer, map.consumer, map.flags].iter().all(|at| at % 4 == 0) && map.entries_at.is_multiple_of(8);
-        let inside = [map.producer, map.consumer, map.flags].iter().all(|at| at + 4 <= window.len());
-        let fits = slots.get().is_power_of_two() && map.entries == slots.get() && end <= window.len();
+        let inside = [map.producer, map.consumer, map.flags].iter().all(|at| at + 4 <= range.len());
+        let fits = slots.get().is_power_of_two() && map.entries == slots.get() && end <= range.len();
         (aligned && inside && fits).then_some(Ring {
-            window,
+            range,
             producer: map.producer,
             consumer: map.consumer,
             flags: map.flags,
@@ -74,7 +74,7 @@ impl Ring {
     fn word(&self, at: usize) -> &AtomicU32 {
         // SAFETY: `new` checked that the three words lie in the mapping and are aligned (M2); an atomic may be shared
         // (M1).
-        unsafe { &*self.window.base().add(at).cast::<AtomicU32>() }
+        unsafe { &*self.range.base().add(at).cast::<AtomicU32>() }
     }
 
     /// Word `n`, of 8 bytes, from the start of the entries.
@@ -82,7 +82,7 @@ impl Ring {
     fn entry(&self, n: usize) -> &AtomicU64 {
         // SAFETY: callers pass the words of an entry below the number of slots (M3); `new` checked the end of the
         // entries (M2); an atomic may be shared (M1).
-        unsafe { &*self.window.base().add(self.entries_at + 8 * n).cast::<AtomicU64>() }
+        unsafe { &*self.range.base().add(self.entries_at + 8 * n).cast::<AtomicU64>() }
     }
 
     /// The entry of slot `p`.
@@ -381,13 +381,13 @@ impl XskRxRings {
 /// or 0. The slot itself may name another buffer by now.
 #[derive(Clone)]
 pub struct TxFramesPage {
-    window: Window,
+    range: MappedRange,
 }
 
 impl TxFramesPage {
     /// A view of a mapping.
-    pub fn new(window: Window) -> TxFramesPage {
-        TxFramesPage { window }
+    pub fn new(range: MappedRange) -> TxFramesPage {
+        TxFramesPage { range }
     }
 
     /// Bytes to map for `slots` slots in all rings.
@@ -398,7 +398,7 @@ impl TxFramesPage {
     #[inline(always)]
     fn word(&self, slot: usize) -> Option<&AtomicU32> {
         // SAFETY: the type is an atomic (M1).
-        let ptr = unsafe { self.window.at::<AtomicU32>(slot.checked_mul(4)?) }?;
+        let ptr = unsafe { self.range.at::<AtomicU32>(slot.checked_mul(4)?) }?;
         // SAFETY: in bounds and aligned (`at`), mapped while `self` lives (M2); an atomic may be shared (M1).
         Some(unsafe { &*ptr })
     }

@@ -6,12 +6,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread;
 
-use unetmap_mem::{ChannelPage, FutexWaitSet, Pos, Producer, RingShape, SlotRing, Slots, Window};
+use unetmap_mem::{ChannelPage, FutexWaitSet, MappedRange, Pos, Producer, RingShape, SlotRing, Slots};
 use unetmap_sys::{Mapping, memfd};
 
 fn page() -> ChannelPage {
     let fd = memfd::create_sealed("test", 4096).unwrap();
-    ChannelPage::new(Window::whole(Arc::new(Mapping::new(fd.as_fd(), 4096).unwrap())))
+    ChannelPage::new(MappedRange::whole(Arc::new(Mapping::new(fd.as_fd(), 4096).unwrap())))
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn a_deferred_wakeup_reaches_the_waiter() {
     let page = page();
     let slots = Slots::new(8).unwrap();
     let fd = memfd::create_sealed("test", 4096).unwrap();
-    let ring = Window::whole(Arc::new(Mapping::new(fd.as_fd(), 4096).unwrap()));
+    let ring = MappedRange::whole(Arc::new(Mapping::new(fd.as_fd(), 4096).unwrap()));
     assert!(RingShape::bytes(slots) <= 4096);
     let producer = Producer::new(&page, 0, SlotRing::new(&ring, 0, slots).unwrap()).unwrap();
     let words = producer.words();

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 use unetmap_mem::{
-    BufIdx, ChannelPage, Consumer, EndpointPage, Geometry, Iface, IfaceShape, Pos, Producer, Region, RingShape,
-    RingView, SimdLevel, SlotValue, Slots, Span, Window,
+    BufIdx, ChannelPage, Consumer, EndpointPage, Geometry, Iface, IfaceShape, MappedRange, Pos, Producer, Region,
+    RingShape, RingView, SimdLevel, SlotValue, Slots, Span,
 };
 use unetmap_sys::{Mapping, memfd};
 
@@ -29,7 +29,7 @@ struct Fixture {
     producer: Producer,
     consumer: Consumer,
     /// Region, endpoint state page, channel page: the files and where they are mapped.
-    memory: Vec<(File, Window)>,
+    memory: Vec<(File, MappedRange)>,
 }
 
 fn geometry() -> Geometry {
@@ -40,10 +40,10 @@ fn pos(raw: u32) -> Pos {
     Slots::new(N).unwrap().pos(raw).unwrap()
 }
 
-fn page() -> (File, Window) {
+fn page() -> (File, MappedRange) {
     let fd: OwnedFd = memfd::create_sealed("test", 4096).unwrap();
-    let window = Window::whole(Arc::new(Mapping::new(fd.as_fd(), 4096).unwrap()));
-    (fd.into(), window)
+    let range = MappedRange::whole(Arc::new(Mapping::new(fd.as_fd(), 4096).unwrap()));
+    (fd.into(), range)
 }
 
 impl Fixture {
@@ -77,7 +77,7 @@ impl Fixture {
         producer.publish(Span { from: pos(0), to: pos(1) });
         producer.publish(Span { from: pos(1), to: pos(3) });
         assert_eq!(consumer.receive(Span { from: pos(0), to: pos(1) }, SPARE), 0);
-        let memory = vec![(fd.into(), region.window().clone()), endpoint_memory, channel_memory];
+        let memory = vec![(fd.into(), region.range().clone()), endpoint_memory, channel_memory];
         Fixture { region, tx, rx, iface, endpoint, producer, consumer, memory }
     }
 
@@ -121,16 +121,16 @@ fn pages_that_are_removed_read_as_zeros() {
         for which in 0..3 {
             for by_mapping in [false, true] {
                 let fixture = Fixture::in_use(copy);
-                let (file, window) = &fixture.memory[which];
+                let (file, range) = &fixture.memory[which];
                 if by_mapping {
-                    // SAFETY: the range is a mapping that `window` keeps (M2); only its contents change, which every
+                    // SAFETY: the range is a mapping that `range` keeps (M2); only its contents change, which every
                     // access expects (M1).
-                    unsafe { madvise(window.base().cast(), window.len(), Advice::LinuxRemove) }.unwrap();
+                    unsafe { madvise(range.base().cast(), range.len(), Advice::LinuxRemove) }.unwrap();
                 } else {
                     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                    fallocate(file, flags, 0, window.len() as u64).unwrap();
+                    fallocate(file, flags, 0, range.len() as u64).unwrap();
                 }
-                let mut all = vec![1; window.len()];
+                let mut all = vec![1; range.len()];
                 file.read_exact_at(&mut all, 0).unwrap();
                 assert!(all.iter().all(|byte| *byte == 0), "the pages are gone");
                 fixture.use_all();
@@ -142,8 +142,8 @@ fn pages_that_are_removed_read_as_zeros() {
 #[test]
 fn zeros_are_not_valid_slots() {
     let fixture = Fixture::in_use(SimdLevel::best());
-    let (file, window) = &fixture.memory[0];
-    fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, window.len() as u64).unwrap();
+    let (file, range) = &fixture.memory[0];
+    fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, range.len() as u64).unwrap();
     let span = Span { from: pos(1), to: pos(3) };
     assert_eq!(fixture.consumer.receive(span, SPARE), 2, "both are invalid: their index is 0");
     for p in Slots::new(N).unwrap().walk(span) {

@@ -9,7 +9,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use unetmap_mem::{ChannelPage, Geometry, Offsets, Pos, Region, RingView, Slots, Span, Window};
+use unetmap_mem::{ChannelPage, Geometry, MappedRange, Offsets, Pos, Region, RingView, Slots, Span};
 use unetmap_sys::Doorbell;
 
 use crate::control::binding::{BackendKind, BoundRing};
@@ -164,7 +164,7 @@ pub(crate) struct RingParts<'a> {
     pub(crate) view: &'a RingView,
     pub(crate) region: &'a Arc<Region>,
     /// The third page of the binding: channels, or transmit frames.
-    pub(crate) third_page: &'a Window,
+    pub(crate) third_page: &'a MappedRange,
     /// The layout of a monitor's mirror.
     pub(crate) mirror: Geometry,
     /// Whether pointers in slots are addresses of this process.

@@ -9,7 +9,7 @@ use unetmap_abi::{
     NETMAP_REQ_OPT_OFFSETS, NETMAP_REQ_PORT_INFO_GET, NETMAP_REQ_REGISTER, NmreqOptOffsets, NmreqOption,
     NmreqPortInfoGet, NmreqRegister, PortKind, PortSpec,
 };
-use unetmap_mem::{EndpointPage, Geometry, Iface, Offsets, Region, RingShape, RingView, Slots, Window};
+use unetmap_mem::{EndpointPage, Geometry, Iface, MappedRange, Offsets, Region, RingShape, RingView, Slots};
 use unetmap_sys::{Mapping, process};
 use zerocopy::IntoBytes;
 
@@ -297,7 +297,7 @@ struct MappedBinding {
     region: Arc<Region>,
     states: EndpointPage,
     /// What it contains depends on the back end.
-    third_page: Window,
+    third_page: MappedRange,
     /// For each ring: its doorbell, and the peer's doorbell or what the back end has in its place.
     ring_fds: Vec<[OwnedFd; 2]>,
     /// The layout of a monitor's mirror.
@@ -313,7 +313,7 @@ impl MappedBinding {
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or_else(|| Error::host(spec, io::ErrorKind::UnexpectedEof.into()));
         let region = map_region(next()?, geometry(&binding.head.pools)).map_err(host)?;
-        let page = |fd: OwnedFd, bytes: usize| Ok(Window::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)));
+        let page = |fd: OwnedFd, bytes: usize| Ok(MappedRange::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)));
         let states = EndpointPage::new(page(next()?, EndpointPage::bytes(binding.head.states as usize)).map_err(host)?);
         // Of a back end that does not use the page it is some other page.
         let third_page = page(next()?, (binding.head.page_bytes as usize).max(1)).map_err(host)?;

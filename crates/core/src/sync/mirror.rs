@@ -24,8 +24,8 @@ use std::time::Instant;
 
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 use unetmap_mem::{
-    ChannelPage, EndpointPage, Offsets, Pos, Producer, Region, RingShape, RingView, SlotRing, SlotValue, Slots, Span,
-    Window,
+    ChannelPage, EndpointPage, MappedRange, Offsets, Pos, Producer, Region, RingShape, RingView, SlotRing, SlotValue,
+    Slots, Span,
 };
 use unetmap_sys::{Doorbell, Mapping, clock};
 
@@ -68,7 +68,8 @@ impl MirrorTx {
             0 => Arc::new(Region::attach(memory.as_fd(), layout).ok()?),
             _ => own.filter(|own| *own.geometry() == layout)?.clone(),
         };
-        let mut page = |bytes: usize| Some(Window::whole(Arc::new(Mapping::new(fds.next()?.as_fd(), bytes).ok()?)));
+        let mut page =
+            |bytes: usize| Some(MappedRange::whole(Arc::new(Mapping::new(fds.next()?.as_fd(), bytes).ok()?)));
         let states = EndpointPage::new(page(EndpointPage::bytes(head.states as usize))?);
         let channels = ChannelPage::new(page(head.channels_bytes as usize)?);
         let rings = reply.rings.iter().zip(fds).map(|(ring, doorbell)| {

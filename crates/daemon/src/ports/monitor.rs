@@ -366,8 +366,8 @@ impl Monitor {
         watched: EndpointKey,
     ) -> Result<Monitor, Refusal> {
         let channels_bytes = ChannelPage::bytes(watched_rings.len());
-        let (window, channels_fd) = shared_page("unetmap-channels", channels_bytes)?;
-        let channels = ChannelPage::new(window);
+        let (range, channels_fd) = shared_page("unetmap-channels", channels_bytes)?;
+        let channels = ChannelPage::new(range);
         let count = watched_rings.len() as u32;
         let mirror_shape = EndpointShape { tx_rings: count as u16, rx_rings: 0, tx_slots: shape.rx_slots, ..shape };
         let (mirror, mirror_memory) = if zero_copy {

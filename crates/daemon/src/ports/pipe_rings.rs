@@ -31,12 +31,12 @@ impl PipeRings {
     ) -> Result<PipeRings, Refusal> {
         let master = if role == PipeRole::Master { shape } else { shape.mirrored() };
         let channels_bytes = ChannelPage::bytes(master.all_rings() as usize);
-        let (window, channels_fd) = shared_page("unetmap-channels", channels_bytes)?;
+        let (range, channels_fd) = shared_page("unetmap-channels", channels_bytes)?;
         let to_master = usize::from(master.all_tx());
         let first = Endpoint::create(region, master, DataPath::Channels { tx: 0, rx: to_master })?;
         match Endpoint::create(region, master.mirrored(), DataPath::Channels { tx: to_master, rx: 0 }) {
             Ok(second) => {
-                let (channels, endpoints) = (ChannelPage::new(window), [first, second]);
+                let (channels, endpoints) = (ChannelPage::new(range), [first, second]);
                 Ok(PipeRings { region: region.key, channels, channels_fd, channels_bytes, endpoints })
             }
             Err(e) => {

@@ -1,10 +1,10 @@
 //! The consumer's side of a channel: copies the producer's slots into a ring of its own.
 
 use super::{ChannelPage, ChannelWords};
+use crate::mapped_range::SharedRef;
 use crate::pos::{BufIdx, Span};
 use crate::slot::{Limits, SlotRing, SlotValue};
 use crate::slot_copy::{SimdLevel, any_buf_changed, copy_slots};
-use crate::window::SharedRef;
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 
 #[cfg(not(loom))]

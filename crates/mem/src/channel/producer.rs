@@ -1,9 +1,9 @@
 //! The producer's side of a channel.
 
 use super::{ChannelPage, ChannelWords};
+use crate::mapped_range::SharedRef;
 use crate::pos::{Pos, Span};
 use crate::slot::SlotRing;
-use crate::window::SharedRef;
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 
 #[cfg(not(loom))]

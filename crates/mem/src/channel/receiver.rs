@@ -1,10 +1,10 @@
 //! The consumer's side of a channel whose producer writes into the consumer's slots.
 
 use super::{ChannelPage, ChannelWords};
+use crate::mapped_range::SharedRef;
 use crate::pos::Span;
 use crate::slot::SlotRing;
 use crate::slot_copy::claim_lines;
-use crate::window::SharedRef;
 
 /// A consumer without a second ring: its producer, which is trusted, writes into the consumer's own slots.
 ///

@@ -8,16 +8,16 @@ use unetmap_abi::NS_BUF_CHANGED;
 use unetmap_sys::{Mapping, memfd};
 
 use super::*;
+use crate::mapped_range::MappedRange;
 use crate::pos::{BufIdx, Slots};
 use crate::slot::SlotValue;
-use crate::window::Window;
 
 /// Bytes before and after each ring, which no copy may change.
 const GUARD: usize = 256;
 
 /// Two rings of `n` slots with guards around them.
 struct Rings {
-    window: Window,
+    range: MappedRange,
     from: SlotRing,
     to: SlotRing,
 }
@@ -28,28 +28,28 @@ impl Rings {
         let room = (n as usize * SLOT_BYTES).next_multiple_of(64) + GUARD;
         let bytes = (GUARD + 2 * room).next_multiple_of(4096);
         let fd = memfd::create_sealed("test", bytes as u64).unwrap();
-        let window = Window::whole(Arc::new(Mapping::new(std::os::fd::AsFd::as_fd(&fd), bytes).unwrap()));
-        let from = SlotRing::new(&window, GUARD, slots).unwrap();
-        let to = SlotRing::new(&window, GUARD + room, slots).unwrap();
-        Rings { window, from, to }
+        let range = MappedRange::whole(Arc::new(Mapping::new(std::os::fd::AsFd::as_fd(&fd), bytes).unwrap()));
+        let from = SlotRing::new(&range, GUARD, slots).unwrap();
+        let to = SlotRing::new(&range, GUARD + room, slots).unwrap();
+        Rings { range, from, to }
     }
 
     fn bytes(&self) -> Vec<u8> {
-        let mut out = vec![0; self.window.len()];
-        // SAFETY: the window has that many bytes (M2).
-        unsafe { std::ptr::copy_nonoverlapping(self.window.base(), out.as_mut_ptr(), out.len()) };
+        let mut out = vec![0; self.range.len()];
+        // SAFETY: the range has that many bytes (M2).
+        unsafe { std::ptr::copy_nonoverlapping(self.range.base(), out.as_mut_ptr(), out.len()) };
         out
     }
 
     fn set_bytes(&self, bytes: &[u8]) {
-        assert_eq!(bytes.len(), self.window.len());
-        // SAFETY: the window has that many bytes (M2).
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.window.base(), bytes.len()) };
+        assert_eq!(bytes.len(), self.range.len());
+        // SAFETY: the range has that many bytes (M2).
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.range.base(), bytes.len()) };
     }
 
     /// Byte offsets of slot `raw` of the two rings.
     fn slot_offsets(&self, raw: usize) -> (usize, usize) {
-        let base = self.window.base() as usize;
+        let base = self.range.base() as usize;
         (self.from.at(Pos::ZERO) as usize - base + raw * 16, self.to.at(Pos::ZERO) as usize - base + raw * 16)
     }
 
@@ -140,7 +140,7 @@ fn all_levels_copy_every_span_of_small_rings_alike() {
             for limits in LIMITS {
                 // Round 0: all valid. Round 1: the index of one slot is out of bounds, round 2: the length of one slot.
                 for round in 0..3 {
-                    rings.set_bytes(&(0..rings.window.len()).map(|_| noise.next() as u8).collect::<Vec<_>>());
+                    rings.set_bytes(&(0..rings.range.len()).map(|_| noise.next() as u8).collect::<Vec<_>>());
                     for raw in 0..n {
                         rings.from.store(slots.pos(raw).unwrap(), valid_slot(&mut noise, limits));
                     }
@@ -186,7 +186,7 @@ fn buf_changed_is_found_in_every_slot_of_every_span() {
         let slots = rings.from.slots();
         let pos = |raw| slots.pos(raw).unwrap();
         let all_but = SlotValue { buf_idx: BufIdx(u32::MAX), len: u16::MAX, flags: !NS_BUF_CHANGED, ptr: u64::MAX };
-        rings.set_bytes(&vec![0xff; rings.window.len()]);
+        rings.set_bytes(&vec![0xff; rings.range.len()]);
         (0..n).for_each(|raw| rings.from.store(pos(raw), all_but));
         for (from, to) in (0..n).flat_map(|from| (0..n).map(move |to| (from, to))) {
             let span = Span { from: pos(from), to: pos(to) };
@@ -220,7 +220,7 @@ proptest! {
     ) {
         let (rings, limits, mut noise) = (Rings::new(n), LIMITS[which], Noise(seed));
         let slots = rings.from.slots();
-        rings.set_bytes(&(0..rings.window.len()).map(|_| noise.next() as u8).collect::<Vec<_>>());
+        rings.set_bytes(&(0..rings.range.len()).map(|_| noise.next() as u8).collect::<Vec<_>>());
         for raw in 0..n {
             rings.from.store(slots.pos(raw).unwrap(), valid_slot(&mut noise, limits));
         }

@@ -3,11 +3,11 @@ use proptest::prelude::*;
 use super::*;
 use crate::channel::ChannelPage;
 use crate::copy::tests::{Fault, fault};
+use crate::mapped_range::MappedRange;
 use crate::pos::{BufIdx, Slots, Span};
 use crate::region::Geometry;
 use crate::ring::{RingShape, RingView};
 use crate::slot_copy::SimdLevel;
-use crate::window::Window;
 use unetmap_abi::NS_MOREFRAG;
 
 const SLOTS: u32 = 64;
@@ -43,7 +43,7 @@ impl Pair {
             region.frame(BufIdx(2 + raw)).write(0, &TO);
         }
         // The channel's words are put into the interface pool of the copies' region, which is not used otherwise.
-        let channels = ChannelPage::new(Window::clone(copies.window()));
+        let channels = ChannelPage::new(MappedRange::clone(copies.range()));
         let limits = region.limits();
         let consumer = Consumer::new(&channels, 0, sender.clone(), mine, limits, simd).unwrap();
         Pair { region, sender, receiver, consumer, _copies: copies }

@@ -72,7 +72,7 @@ fn slots() -> Slots {
 
 fn tx_rings() -> (XskTxRings, Kernel, Kernel) {
     let (tx, completion) = (ring(), ring());
-    let frames = TxFramesPage::new(Window::whole(memory(TxFramesPage::bytes(2 * SLOTS as usize))));
+    let frames = TxFramesPage::new(MappedRange::whole(memory(TxFramesPage::bytes(2 * SLOTS as usize))));
     let rings = XskTxRings::new(&tx, &completion, slots(), UMEM, frames, SLOTS as usize).unwrap();
     (rings, Kernel::new(&tx, PACKET_ENTRY), Kernel::new(&completion, BUFFER_ENTRY))
 }
@@ -193,15 +193,15 @@ proptest! {
     ) {
         let maps: [RingMap; 4] = std::array::from_fn(|_| ring());
         let page = memory(TxFramesPage::bytes(SLOTS as usize));
-        let frames = TxFramesPage::new(Window::whole(page.clone()));
+        let frames = TxFramesPage::new(MappedRange::whole(page.clone()));
         let send = XskTxRings::new(&maps[0], &maps[1], slots(), UMEM, frames.clone(), 0).unwrap();
         let receive = XskRxRings::new(&maps[2], &maps[3], slots(), UMEM).unwrap();
         let at = slots().pos(at).unwrap();
         for (which, word, value) in writes {
             let map = maps.get(which).map_or(&page, |map| &map.map);
-            let window = Window::whole(map.clone());
+            let range = MappedRange::whole(map.clone());
             // SAFETY: an atomic (M1), in bounds and aligned (M2).
-            unsafe { &*window.at::<AtomicU32>(4 * word).unwrap() }.store(value, Ordering::Relaxed);
+            unsafe { &*range.at::<AtomicU32>(4 * word).unwrap() }.store(value, Ordering::Relaxed);
             let to = send.reap_completions(at, send.next_tx());
             prop_assert!(to.raw() < SLOTS && send.next_tx().raw() < SLOTS && send.first_incomplete(at).raw() < SLOTS);
             prop_assert!(send.tx_pending() <= SLOTS && send.completions_pending() <= SLOTS);

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use unetmap_core::sync::mirror::MirrorSet;
 use unetmap_mem::{
-    BufIdx, ChannelPage, Consumer, FutexWaitSet, Limits, Offsets, Pos, ProdWord, Region, RingShape, SimdLevel,
-    SlotRing, SlotValue, Slots, Span, Window,
+    BufIdx, ChannelPage, Consumer, FutexWaitSet, Limits, MappedRange, Offsets, Pos, ProdWord, Region, RingShape,
+    SimdLevel, SlotRing, SlotValue, Slots, Span,
 };
 use unetmap_sys::thread::current_cpu;
 use unetmap_sys::{Doorbell, Mapping, memfd};
@@ -198,6 +198,6 @@ pub(crate) fn private_slots(slots: Slots) -> io::Result<SlotRing> {
     use std::os::fd::AsFd;
     let bytes = RingShape::bytes(slots);
     let fd = memfd::create_sealed("unetmap-switch", bytes as u64)?;
-    let window = Window::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?));
-    SlotRing::new(&window, 0, slots).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    let range = MappedRange::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?));
+    SlotRing::new(&range, 0, slots).ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }

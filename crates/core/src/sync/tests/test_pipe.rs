@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use unetmap_abi::NetmapRing;
 use unetmap_mem::{
-    BufIdx, BufPool, ChannelPage, Consumer, EndpointPage, Geometry, Offsets, Pos, Producer, Region, RingShape,
-    RingView, SimdLevel, Slots, Span, Window,
+    BufIdx, BufPool, ChannelPage, Consumer, EndpointPage, Geometry, MappedRange, Offsets, Pos, Producer, Region,
+    RingShape, RingView, SimdLevel, Slots, Span,
 };
 use unetmap_sys::{Doorbell, Mapping, memfd, process};
 
@@ -127,10 +127,10 @@ impl TestRegion {
     }
 }
 
-fn page(bytes: usize) -> (Window, Arc<File>) {
+fn page(bytes: usize) -> (MappedRange, Arc<File>) {
     let fd: OwnedFd = memfd::create_sealed("test", bytes as u64).unwrap();
-    let window = Window::whole(Arc::new(Mapping::new(fd.as_fd(), bytes).unwrap()));
-    (window, Arc::new(fd.into()))
+    let range = MappedRange::whole(Arc::new(Mapping::new(fd.as_fd(), bytes).unwrap()));
+    (range, Arc::new(fd.into()))
 }
 
 impl TestPipe {

@@ -123,7 +123,7 @@ impl Nic {
             );
         }
         let sent_bytes = TxFramesPage::bytes(usize::from(shape.all_tx()) * shape.tx_slots.get() as usize);
-        let (window, sent_fd) = shared_page("unetmap-sent", sent_bytes)?;
+        let (range, sent_fd) = shared_page("unetmap-sent", sent_bytes)?;
         let endpoint = Endpoint::create(region, shape, DataPath::Kernel)?;
         let queues = (0..shape.pairs()).map(|_| None).collect();
         let host = HostRings::new(netns.clone(), link.index, (shape.pairs() - shape.nic_pairs()) as u32);
@@ -135,7 +135,7 @@ impl Nic {
             endpoint,
             sent_fd,
             sent_bytes,
-            sent: TxFramesPage::new(window),
+            sent: TxFramesPage::new(range),
             netns,
             umem: region.region.umem(),
             filter: None,

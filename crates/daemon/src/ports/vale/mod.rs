@@ -170,8 +170,8 @@ impl ValePort {
         let shape = EndpointShape::requested(request, MAX_RINGS)?;
         let (tx, rx) = (usize::from(shape.tx_rings), usize::from(shape.rx_rings));
         let channels_bytes = ChannelPage::bytes(tx + rx);
-        let (window, channels_fd) = shared_page("unetmap-channels", channels_bytes)?;
-        let channels = ChannelPage::new(window);
+        let (range, channels_fd) = shared_page("unetmap-channels", channels_bytes)?;
+        let channels = ChannelPage::new(range);
         let endpoint = Endpoint::create(region, shape, DataPath::Switch { tx: 0, rx: tx })?;
         let created = Doorbell::new().and_then(|doorbell| {
             let rings = (switch_rings(&endpoint.tx)?, switch_rings(&endpoint.rx)?);
