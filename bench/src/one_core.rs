@@ -42,7 +42,7 @@ fn batch(tx: &Port, rx: &Port) -> Result<u64, String> {
     let mut packets = 0;
     for ring in tx.tx_rings() {
         let n = ring.space().min(BATCH);
-        for slot in ring.window().take(n as usize) {
+        for slot in ring.available().take(n as usize) {
             slot.set_len_flags(BYTES, 0);
         }
         ring.advance(n);
@@ -52,7 +52,7 @@ fn batch(tx: &Port, rx: &Port) -> Result<u64, String> {
     for ring in rx.rx_rings() {
         let n = ring.space();
         let mut bytes = 0;
-        for slot in ring.window() {
+        for slot in ring.available() {
             bytes += u64::from(slot.len());
         }
         if bytes != u64::from(n) * u64::from(BYTES) {

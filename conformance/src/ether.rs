@@ -55,7 +55,7 @@ pub fn send_flagged(port: &Port, macs: (Mac, Mac), flags: u16, sender: u64, (mut
     while seq < to {
         let ready = port.poll(Interest::TX, Some(LIMIT)).unwrap_or_else(|e| panic!("{e}"));
         assert!(ready.tx(), "no room to send frame {seq} within {LIMIT:?}");
-        let n = ring.window().take((to - seq) as usize).zip(seq..).map(|(slot, seq)| {
+        let n = ring.available().take((to - seq) as usize).zip(seq..).map(|(slot, seq)| {
             let n = slot.frame().write(0, &make(macs.0, macs.1, sender, seq));
             slot.set_len_flags(n as u16, flags);
         });
@@ -81,7 +81,7 @@ pub fn drain(port: &Port) -> Vec<Vec<u8>> {
     loop {
         let pause = Duration::from_millis(if over { 0 } else { 60 });
         let more = port.poll(Interest::RX, Some(pause)).unwrap_or_else(|e| panic!("{e}")).rx();
-        got.extend(ring.window().map(|slot| bytes_of(&slot)));
+        got.extend(ring.available().map(|slot| bytes_of(&slot)));
         ring.advance(ring.space());
         if over && !more {
             break;

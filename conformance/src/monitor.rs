@@ -54,7 +54,7 @@ pub fn see_all(home: &Home, monitor: &Port, over: &AtomicBool, pause: Duration) 
             return Seen { copies, dropped: dropped(home, monitor), in_order };
         }
         let n = ring.space();
-        for slot in ring.window() {
+        for slot in ring.available() {
             let seq = packet::check(&bytes_of(&slot)).ok().map(|(_, seq)| seq);
             in_order &= seq.is_some() && seq > last;
             last = seq;

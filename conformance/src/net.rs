@@ -274,7 +274,7 @@ pub fn transmit(port: &Port, ring: usize, frames: &[Vec<u8>], piece: usize) {
             assert!(Instant::now() < end, "{} frames not sent within {LIMIT:?}", left.len());
             continue;
         }
-        for (i, (slot, part)) in ring.window().zip(frame.chunks(piece)).enumerate() {
+        for (i, (slot, part)) in ring.available().zip(frame.chunks(piece)).enumerate() {
             slot.frame().write(0, part);
             slot.set_len_flags(part.len() as u16, if i + 1 < slots { NS_MOREFRAG } else { 0 });
         }
@@ -297,7 +297,7 @@ pub fn drain(port: &Port) {
 pub fn take(port: &Port, ring: usize) -> Vec<Vec<u8>> {
     let ring = &port.rx_rings()[ring];
     let (mut got, mut part, mut n) = (Vec::new(), Vec::new(), 0);
-    for slot in ring.window() {
+    for slot in ring.available() {
         part.extend(bytes_of(&slot));
         n += 1;
         if slot.flags() & NS_MOREFRAG == 0 {

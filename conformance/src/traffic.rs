@@ -29,7 +29,7 @@ pub fn fill(slot: &SlotRef<'_>, sender: u64, seq: u64) {
 
 /// Puts up to `max` packets into the ring, numbered from `seq`, without a sync; returns their number.
 pub fn fill_some(ring: &Ring, sender: u64, seq: u64, max: u64) -> u64 {
-    let n = ring.window().take(max as usize).zip(seq..).map(|(slot, seq)| fill(&slot, sender, seq)).count();
+    let n = ring.available().take(max as usize).zip(seq..).map(|(slot, seq)| fill(&slot, sender, seq)).count();
     ring.advance(n as u32);
     n as u64
 }
@@ -61,7 +61,7 @@ pub fn receive(port: &Port, n: usize) -> Result<Vec<Vec<u8>>, Error> {
     while got.len() < n {
         port.poll(Interest::RX, Some(Duration::from_millis(200)))?;
         let before = got.len();
-        got.extend(ring.window().take(n - before).map(|slot| bytes_of(&slot)));
+        got.extend(ring.available().take(n - before).map(|slot| bytes_of(&slot)));
         ring.advance((got.len() - before) as u32);
         assert!(Instant::now() < end, "{} of {n} packets arrived within {LIMIT:?}", got.len());
     }

@@ -75,7 +75,7 @@ fn take(port: &Port, path: &str, count: u64) -> Result<u32, Box<dyn std::error::
         let mut next = u64::from_ne_bytes(word);
         port.rxsync()?;
         let mut n = 0;
-        for slot in ring.window().take(32) {
+        for slot in ring.available().take(32) {
             let (_, seq) = packet::check(&bytes_of(&slot))?;
             if seq != next {
                 return Err(format!("packet {seq} came where {next} was due").into());

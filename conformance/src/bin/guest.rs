@@ -129,7 +129,7 @@ fn from_guest(tap: &File, port: &Port, stop: &AtomicBool) -> Outcome<Count> {
         while (ring.space() as usize) < slots {
             port.poll(Interest::TX, Some(LIMIT))?;
         }
-        for (i, (slot, part)) in ring.window().zip(packet.chunks(piece)).enumerate() {
+        for (i, (slot, part)) in ring.available().zip(packet.chunks(piece)).enumerate() {
             slot.frame().write(0, part);
             slot.set_len_flags(part.len() as u16, if i + 1 < slots { NS_MOREFRAG } else { 0 });
         }
@@ -145,7 +145,7 @@ fn to_guest(tap: &File, port: &Port, stop: &AtomicBool) -> Outcome<Count> {
     while !stop.load(Relaxed) {
         port.poll(Interest::RX, Some(NAP))?;
         let mut n = 0;
-        for slot in ring.window() {
+        for slot in ring.available() {
             let at = packet.len();
             packet.resize(at + usize::from(slot.len()), 0);
             slot.frame().read(0, &mut packet[at..]);

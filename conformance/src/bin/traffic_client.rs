@@ -125,7 +125,7 @@ fn recv(spec: &str, folder: &Path) -> Outcome {
         }
         let mut n = 0;
         let mut touched = Vec::new();
-        for slot in ring.window().take(700) {
+        for slot in ring.available().take(700) {
             let (sender, seq) = packet::check(&bytes_of(&slot))?;
             let known = match senders.entry(sender) {
                 std::collections::hash_map::Entry::Occupied(e) => e.into_mut(),
@@ -164,7 +164,7 @@ fn share(spec: &str, path: &Path, count: &str) -> Outcome {
         port.rxsync()?;
         let ring = &port.rx_rings()[0];
         let mut n = 0;
-        for slot in ring.window().take(64) {
+        for slot in ring.available().take(64) {
             let (_, seq) = packet::check(&bytes_of(&slot))?;
             if seq != next {
                 return Err(format!("packet {seq} came where {next} was due").into());
@@ -228,7 +228,7 @@ fn see(spec: &str, path: &Path) -> Outcome {
             Err(e) => return Err(e.into()),
         }
         let n = ring.space();
-        for slot in ring.window() {
+        for slot in ring.available() {
             words[usize::from(packet::check(&bytes_of(&slot)).is_err())] += 1;
         }
         ring.advance(n);

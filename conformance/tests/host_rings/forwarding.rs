@@ -80,7 +80,7 @@ fn from_the_wire(home: &Home, policy: &str, spec: &str) {
     until("they are given back", || {
         port.poll(Interest::RX, Some(Duration::from_millis(10))).expect("an open port");
         for ring in port.rx_rings() {
-            ring.window().for_each(|slot| slot.set_flags(slot.flags() | NS_FORWARD));
+            ring.available().for_each(|slot| slot.set_flags(slot.flags() | NS_FORWARD));
             left -= ring.advance(u32::MAX);
         }
         port.rxsync().expect("an open port");
@@ -225,7 +225,7 @@ fn invalid_slots_are_not_forwarded() {
                 port.rxsync().expect("an open port");
                 ring.space() >= 2
             });
-            let mut slots = ring.window();
+            let mut slots = ring.available();
             let (first, second) = (slots.next().expect("a slot"), slots.next().expect("a slot"));
             first.replace_buf(BufIdx(bad));
             first.set_len_flags(u16::MAX, NS_FORWARD);

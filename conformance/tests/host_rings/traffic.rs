@@ -166,7 +166,7 @@ fn invalid_frames_are_not_sent_to_the_host() {
         let good = frames(&[14, 60, 1514, 2048], 0);
         let bad = [0u16, 1, 13, BUFFER as u16 + 1, u16::MAX];
         for (good, bad) in good.iter().zip(bad) {
-            let mut slots = ring.window();
+            let mut slots = ring.available();
             slots.next().expect("room").set_len_flags(bad, 0);
             let slot = slots.next().expect("room");
             slot.frame().write(0, good);

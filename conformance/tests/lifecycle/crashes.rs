@@ -217,7 +217,7 @@ fn recovery_after_a_crash_loses_no_packet_of_other_clients() {
             let torn = open("netmap:k{8");
             let ring = &torn.tx_rings()[0];
             // It writes to its own buffers: any other client that had one of them would detect the change.
-            for slot in ring.window() {
+            for slot in ring.available() {
                 slot.frame().write(0, &[0xff; 60]);
             }
             let twice = BufIdx(ring.slot(ring.head()).buf_idx());

@@ -367,14 +367,14 @@ fn a_pipe_at_its_defaults_touches_at_most_16_mib() {
             while left > 0 {
                 tx.poll(Interest::TX, Some(LIMIT)).expect("the daemon runs");
                 let full = vec![0x5a; tx.buf_size() as usize];
-                for slot in tx.tx_rings()[0].window() {
+                for slot in tx.tx_rings()[0].available() {
                     let n = slot.frame().write(0, &full);
                     slot.set_len_flags(n as u16, 0);
                 }
                 tx.tx_rings()[0].advance(u32::MAX);
                 tx.txsync().expect("the daemon runs");
                 rx.rxsync().expect("the daemon runs");
-                for slot in rx.rx_rings()[0].window() {
+                for slot in rx.rx_rings()[0].available() {
                     assert_eq!(bytes_of(&slot).len(), full.len());
                 }
                 left -= rx.rx_rings()[0].advance(u32::MAX).min(left);

@@ -52,7 +52,7 @@ fn monitors_see_what_a_pipe_receives_and_sends() {
         // Both directions, in the order of the events.
         let ring = &both.rx_rings()[0];
         until("both have come", || both.rxsync().is_ok() && ring.space() == 310);
-        for (slot, i) in ring.window().zip(0..) {
+        for (slot, i) in ring.available().zip(0..) {
             let (sender, seq, flags) = if i < 300 { (1, i, 0) } else { (2, i - 300, NS_TXMON) };
             assert_eq!((packet::check(&bytes_of(&slot)), slot.flags()), (Ok((sender, seq)), flags), "copy {i}");
         }
@@ -167,7 +167,7 @@ fn all_rings_or_a_single_ring_can_be_monitored() {
         a.txsync().expect("an open port");
         all.rxsync().expect("an open port");
         for (n, ring) in all.rx_rings().iter().enumerate() {
-            let got: Vec<_> = ring.window().map(|slot| packet::check(&bytes_of(&slot))).collect();
+            let got: Vec<_> = ring.available().map(|slot| packet::check(&bytes_of(&slot))).collect();
             let received = (0..50).map(|seq| Ok((10 + n as u64, seq)));
             let sent = (0..20).filter(|_| n < 2).map(|seq| Ok((n as u64, seq)));
             assert_eq!(got, received.chain(sent).collect::<Vec<_>>(), "ring {n}");
@@ -189,7 +189,7 @@ fn monitors_see_packets_of_several_slots_whole() {
         let monitor = Port::options().rx_slots(16).open("netmap:p{1/t").expect("a monitor");
         let ring = &a.tx_rings()[0];
         let chain = |seq: u64, slots: u64| {
-            for (slot, i) in ring.window().zip(0..slots) {
+            for (slot, i) in ring.available().zip(0..slots) {
                 conformance::traffic::fill(&slot, seq, i);
                 slot.set_len_flags(slot.len(), if i + 1 < slots { NS_MOREFRAG } else { 0 });
             }
@@ -204,7 +204,7 @@ fn monitors_see_packets_of_several_slots_whole() {
             monitor.rxsync().expect("an open port");
             let ring = &monitor.rx_rings()[0];
             let mut due = want.iter().flat_map(|&(seq, slots)| (0..slots).map(move |i| (seq, i, i + 1 < slots)));
-            for slot in ring.window() {
+            for slot in ring.available() {
                 let (seq, i, more) = due.next().expect("no more than that");
                 let flags = NS_TXMON | if more { NS_MOREFRAG } else { 0 };
                 assert_eq!((packet::check(&bytes_of(&slot)), slot.flags()), (Ok((seq, i)), flags));
@@ -217,7 +217,7 @@ fn monitors_see_packets_of_several_slots_whole() {
         assert_eq!(dropped(home, &monitor), 4);
         // A packet that is sent in several syncs.
         let piece = |slots: u32, end: bool| {
-            for (slot, i) in ring.window().zip(0..slots) {
+            for (slot, i) in ring.available().zip(0..slots) {
                 conformance::traffic::fill(&slot, 6, 0);
                 slot.set_len_flags(slot.len(), if end && i + 1 == slots { 0 } else { NS_MOREFRAG });
             }

@@ -32,7 +32,7 @@ fn an_interface_is_watched(home: &Home, policy: &str) {
         transmit(&port, 0, &all, BUFFER);
         assert_same(&tap.collect(all.len()), &all);
         until("all copies are there", || tx.rxsync().is_ok() && tx.rx_rings()[0].space() as usize == all.len());
-        assert!(tx.rx_rings()[0].window().all(|slot| slot.flags() == NS_TXMON));
+        assert!(tx.rx_rings()[0].available().all(|slot| slot.flags() == NS_TXMON));
         assert_same(&take(&tx, 0), &all);
         tap.send_all(&all);
         assert_same(&collect(&port, all.len()), &all);
@@ -109,7 +109,7 @@ fn ports_of_a_switch_can_be_monitored() {
         expect(&both, 1, 0, 500);
         send(&b, 2, 0, 5).expect("room");
         until("the switch has taken them", || both.rxsync().is_ok() && both.rx_rings()[0].space() == 5);
-        for (slot, seq) in both.rx_rings()[0].window().zip(0..) {
+        for (slot, seq) in both.rx_rings()[0].available().zip(0..) {
             assert_eq!(slot.flags(), NS_TXMON);
             assert_eq!(conformance::packet::check(&bytes_of(&slot)), Ok((2, seq)));
         }

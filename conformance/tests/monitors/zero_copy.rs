@@ -33,7 +33,7 @@ fn expect_buffers(monitor: &Port, flags: u16, sender: u64, from: u64, to: u64) {
     let ring = &monitor.rx_rings()[0];
     until("all are there", || monitor.rxsync().is_ok() && u64::from(ring.space()) >= to - from);
     assert_eq!(u64::from(ring.space()), to - from);
-    for (slot, seq) in ring.window().zip(from..) {
+    for (slot, seq) in ring.available().zip(from..) {
         assert_eq!(packet::check(&bytes_of(&slot)), Ok((sender, seq)));
         assert_eq!(slot.flags(), flags | NS_BUF_CHANGED);
     }
@@ -110,7 +110,7 @@ fn buffers_that_were_swapped_away_are_not_shown() {
         send(&a, 1, 0, 8).expect("room");
         b.rxsync().expect("an open port");
         let ring = &b.rx_rings()[0];
-        for (slot, seq) in ring.window().zip(0..) {
+        for (slot, seq) in ring.available().zip(0..) {
             if seq % 2 == 0 {
                 let kept: BufIdx = slot.replace_buf(b.take_extra_buf().expect("one of eight"));
                 b.give_extra_buf(kept);
@@ -232,13 +232,13 @@ fn buffers_of_a_killed_monitored_program_are_accounted_for() {
             let end = std::time::Instant::now() + Duration::from_micros(rng.below(20_000));
             let step = |shown: &mut u64, came: &mut u64| {
                 far.poll(Interest::RX, Some(Duration::from_millis(1))).expect("an open port");
-                for slot in rx.window() {
+                for slot in rx.available() {
                     assert!(packet::check(&bytes_of(&slot)).is_ok(), "a packet was changed");
                 }
                 *came += u64::from(rx.space());
                 rx.advance(rx.space());
                 let _ = monitor.rxsync();
-                for slot in seen.window() {
+                for slot in seen.available() {
                     assert!(packet::check(&bytes_of(&slot)).is_ok(), "something else was shown");
                 }
                 *shown += u64::from(seen.space());

@@ -25,7 +25,7 @@ fn frames_at_an_offset_are_sent_and_received() {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let (port, tap) = (net.open("netmap:va@offset:initial=128,bits=16"), net.tap());
         for ring in port.tx_rings().iter().chain(port.rx_rings()) {
-            assert!(ring.window().all(|slot| slot.get().ptr == 128 && slot.frame().capacity() == BUFFER - 128));
+            assert!(ring.available().all(|slot| slot.get().ptr == 128 && slot.frame().capacity() == BUFFER - 128));
         }
         for round in 0..10 {
             assert_works(&port, &tap, round << 20);
@@ -37,7 +37,7 @@ fn frames_at_an_offset_are_sent_and_received() {
             port.poll(Interest::RX, None).expect("the daemon runs");
             port.rx_rings()[0].space() == 3
         });
-        for (slot, frame) in port.rx_rings()[0].window().zip(&all) {
+        for (slot, frame) in port.rx_rings()[0].available().zip(&all) {
             assert_eq!(slot.get().ptr, 128);
             assert_eq!(&whole(&port, &slot)[128..128 + frame.len()], frame.as_slice());
         }
@@ -62,7 +62,7 @@ fn each_slot_has_an_offset_of_its_own() {
                     port.poll(Interest::RX, None).expect("the daemon runs");
                     rx.space() == 64
                 });
-                for (i, (slot, frame)) in rx.window().zip(&all).enumerate() {
+                for (i, (slot, frame)) in rx.available().zip(&all).enumerate() {
                     let (at, v) = (slot.pos().raw() as usize, slot.get());
                     let offset = wanted[at];
                     assert_eq!((v.ptr & 0xffff, usize::from(v.len), v.flags & NS_MOREFRAG), (offset, frame.len(), 0));
@@ -83,13 +83,13 @@ fn each_slot_has_an_offset_of_its_own() {
         }
         // Sending: from anywhere, up to the end of the buffer; beyond it nothing is sent.
         let all = frames(&[60, 1514, 100, 534], 9);
-        for (slot, (frame, offset)) in tx.window().zip(all.iter().zip([0u64, 530, 77, 99_999])) {
+        for (slot, (frame, offset)) in tx.available().zip(all.iter().zip([0u64, 530, 77, 99_999])) {
             slot.set_ptr(OWN | offset & 0xffff);
             // More than the largest counts as the largest.
             port.region().frame(BufIdx(slot.buf_idx())).write(offset.min(530) as usize, frame);
             slot.set_len_flags(frame.len() as u16, 0);
         }
-        let last = tx.window().nth(4).expect("room");
+        let last = tx.available().nth(4).expect("room");
         last.set_ptr(530);
         last.set_len_flags((BUFFER - 529) as u16, 0);
         tx.advance(5);
@@ -119,7 +119,7 @@ fn sharing_a_queue_requires_the_same_offsets() {
         drop((less, none, first));
         // The interface is not open: another offset can be chosen.
         let plain = net.open("netmap:va");
-        assert!(plain.rx_rings()[0].window().all(|slot| slot.frame().capacity() == BUFFER));
+        assert!(plain.rx_rings()[0].available().all(|slot| slot.frame().capacity() == BUFFER));
         assert_works(&plain, &tap, 3);
         // The queue is open without an offset.
         assert_eq!(net.refused("netmap:va/R@offset=1").0, EBUSY);

@@ -438,7 +438,7 @@ fn bridge_moves_frames_to_a_pipe_and_back_without_a_copy() {
         let mut got = Vec::new();
         while got.len() < sent.len() {
             assert!(pipe.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs").rx(), "{} frames came", got.len());
-            let strange = ring.window().filter(|slot| !of_interface.contains(&slot.buf_idx())).count();
+            let strange = ring.available().filter(|slot| !of_interface.contains(&slot.buf_idx())).count();
             assert_eq!(strange, 0, "frames after the first {} that were copied", got.len());
             got.extend(take(&pipe, 0));
         }
@@ -524,7 +524,7 @@ fn extra_buffers_go_through_an_interface_and_come_back() {
                 port.tx_rings()[0].space() > 0
             });
             let fresh = port.take_extra_buf().expect("an extra buffer");
-            let slot = port.tx_rings()[0].window().next().expect("room");
+            let slot = port.tx_rings()[0].available().next().expect("room");
             port.give_extra_buf(slot.replace_buf(fresh));
             let one = frame(60, seq);
             slot.frame().write(0, &one);

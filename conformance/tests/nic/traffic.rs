@@ -105,7 +105,7 @@ fn too_short_or_too_long(home: &Home, policy: &str) {
             port.txsync().expect("the daemon runs");
             ring.space() > 2 * bad.len() as u32
         });
-        for (i, slot) in ring.window().take(2 * bad.len()).enumerate() {
+        for (i, slot) in ring.available().take(2 * bad.len()).enumerate() {
             let next = frame(60 + i, round * 100 + i as u64);
             slot.frame().write(0, &next);
             slot.set_len_flags(if i % 2 == 0 { next.len() as u16 } else { bad[i / 2] }, 0);
@@ -171,7 +171,7 @@ fn buffers_to_the_last_byte(home: &Home, policy: &str) {
         let sent = frame(len, seq);
         tap.send(&sent);
         port.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs");
-        let flags: Vec<u16> = port.rx_rings()[0].window().map(|slot| slot.flags() & NS_MOREFRAG).collect();
+        let flags: Vec<u16> = port.rx_rings()[0].available().map(|slot| slot.flags() & NS_MOREFRAG).collect();
         let mut wanted = vec![NS_MOREFRAG; len.div_ceil(BUFFER)];
         *wanted.last_mut().expect("at least one") = 0;
         assert_eq!(flags, wanted, "slots of {len} bytes");
@@ -189,7 +189,7 @@ fn buffers_to_the_last_byte(home: &Home, policy: &str) {
     assert_eq!(home.snapshot().faults("va"), (0, 0));
     // A packet with one invalid slot is not sent at all; later packets are.
     let ring = &port.tx_rings()[0];
-    for (i, slot) in ring.window().take(3).enumerate() {
+    for (i, slot) in ring.available().take(3).enumerate() {
         slot.set_len_flags(if i == 1 { BUFFER as u16 + 1 } else { 100 }, if i < 2 { NS_MOREFRAG } else { 0 });
     }
     ring.advance(3);
@@ -197,14 +197,14 @@ fn buffers_to_the_last_byte(home: &Home, policy: &str) {
     assert_works(&port, &tap, 1 << 30);
     until("it is counted", || listed(home, "va", "tx", "bad_slots") == 3);
     // An unterminated chain is sent only when its last slot follows.
-    for slot in ring.window().take(2) {
+    for slot in ring.available().take(2) {
         slot.frame().write(0, &frame(100, 5));
         slot.set_len_flags(100, NS_MOREFRAG);
     }
     ring.advance(2);
     port.txsync().expect("the daemon runs");
     tap.assert_quiet();
-    let last = ring.window().next().expect("room");
+    let last = ring.available().next().expect("room");
     last.frame().write(0, &frame(100, 5));
     last.set_len_flags(100, 0);
     ring.advance(1);
@@ -633,7 +633,7 @@ fn a_veth_with_ports_at_both_ends_works_like_a_pipe() {
                 let sleeper = scope.spawn(|| b.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs").rx());
                 std::thread::sleep(Duration::from_millis(5));
                 let ring = &a.tx_rings()[0];
-                fill(&ring.window().next().expect("room"), 3, seq);
+                fill(&ring.available().next().expect("room"), 3, seq);
                 ring.advance(1);
                 a.txsync().expect("the daemon runs");
                 assert!(sleeper.join().expect("no panic"), "the receiver was not woken");

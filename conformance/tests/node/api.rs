@@ -133,7 +133,7 @@ fn the_node_interoperates_with_the_other_access_methods() {
                     assert!(here.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs").rx(), "packet {done}");
                 }
                 let mut word = [0; 8];
-                ring.window().next().expect("a packet").frame().read(0, &mut word);
+                ring.available().next().expect("a packet").frame().read(0, &mut word);
                 assert_eq!(u64::from_ne_bytes(word), done);
                 ring.advance(1);
             }

@@ -125,7 +125,7 @@ fn all_ring_pairs_or_a_single_one_can_be_bound() {
         assert!(all.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs").rx());
         all.rxsync().expect("the daemon runs");
         for (n, ring) in all.rx_rings().iter().enumerate() {
-            let got: Vec<_> = ring.window().map(|slot| packet::check(&bytes_of(&slot))).collect();
+            let got: Vec<_> = ring.available().map(|slot| packet::check(&bytes_of(&slot))).collect();
             let due: Vec<_> = (0..5).map(|seq| Ok((10 + n as u64, seq))).collect();
             assert_eq!(got, due);
         }
@@ -204,7 +204,7 @@ fn packets_of_several_slots_cross_a_pipe_whole() {
             let length = 2 + round % 30;
             let first = 1 + round % (length - 1);
             tx.poll(Interest::TX, Some(LIMIT)).expect("the daemon runs");
-            for (i, slot) in out.window().take(length as usize).enumerate() {
+            for (i, slot) in out.available().take(length as usize).enumerate() {
                 fill(&slot, 1, seq + i as u64);
                 slot.set_flags(if i as u32 + 1 < length { NS_MOREFRAG } else { 0 });
             }
@@ -215,7 +215,7 @@ fn packets_of_several_slots_cross_a_pipe_whole() {
             out.advance(length - first);
             tx.txsync().expect("the daemon runs");
             rx.rxsync().expect("the daemon runs");
-            let flags: Vec<u16> = into.window().map(|slot| slot.flags() & NS_MOREFRAG).collect();
+            let flags: Vec<u16> = into.available().map(|slot| slot.flags() & NS_MOREFRAG).collect();
             let mut due = vec![NS_MOREFRAG; length as usize];
             due[length as usize - 1] = 0;
             assert_eq!(flags, due);
@@ -231,14 +231,14 @@ fn the_ptr_field_of_a_slot_is_delivered() {
         let (tx, rx) = (open("netmap:p{1"), open("netmap:p}1"));
         for round in 0..40u64 {
             tx.poll(Interest::TX, Some(LIMIT)).expect("the daemon runs");
-            for (i, slot) in tx.tx_rings()[0].window().take(100).enumerate() {
+            for (i, slot) in tx.tx_rings()[0].available().take(100).enumerate() {
                 fill(&slot, 1, i as u64);
                 slot.set_ptr(!(round << 32 | i as u64));
             }
             tx.tx_rings()[0].advance(100);
             tx.txsync().expect("the daemon runs");
             rx.rxsync().expect("the daemon runs");
-            let words: Vec<u64> = rx.rx_rings()[0].window().map(|slot| slot.get().ptr).collect();
+            let words: Vec<u64> = rx.rx_rings()[0].available().map(|slot| slot.get().ptr).collect();
             assert_eq!(words, (0..100).map(|i| !(round << 32 | i)).collect::<Vec<u64>>());
             rx.rx_rings()[0].advance(100);
             rx.rxsync().expect("the daemon runs");
@@ -304,7 +304,7 @@ fn a_region_can_be_chosen_by_number() {
         assert_eq!(c.mem_id(), id);
         send(&a, 1, 0, 50).expect("room");
         b.rxsync().expect("the daemon runs");
-        for (from, to) in b.rx_rings()[0].window().zip(c.tx_rings()[0].window()) {
+        for (from, to) in b.rx_rings()[0].available().zip(c.tx_rings()[0].available()) {
             to.swap_from(&from);
         }
         b.rx_rings()[0].advance(50);

@@ -34,14 +34,14 @@ fn refused(options: &OpenOptions, spec: &str) -> (i32, String) {
 /// A packet of so many bytes from one port to the other.
 fn exchange(from: &Port, to: &Port, bytes: &[u8]) {
     let ring = &from.tx_rings()[0];
-    let slot = ring.window().next().expect("room");
+    let slot = ring.available().next().expect("room");
     assert_eq!(slot.frame().write(0, bytes), bytes.len());
     slot.set_len_flags(bytes.len() as u16, 0);
     ring.advance(1);
     from.txsync().unwrap();
     assert!(to.poll(Interest::RX, Some(Duration::from_secs(20))).unwrap().rx());
     let ring = &to.rx_rings()[0];
-    let (slot, mut got) = (ring.window().next().expect("a packet"), vec![0; bytes.len()]);
+    let (slot, mut got) = (ring.available().next().expect("a packet"), vec![0; bytes.len()]);
     slot.frame().read(0, &mut got);
     assert!(got == bytes, "another packet arrived than was sent");
     ring.advance(1);
@@ -59,7 +59,7 @@ fn pools_have_the_requested_sizes() {
         pools.rings = (8, 8192);
         let near = few_slots().pools(pools).open("netmap:m{1").unwrap();
         assert!(near.register().nr_memsize <= pools.bytes);
-        assert_eq!(near.tx_rings()[0].window().next().expect("room").frame().capacity(), 9216);
+        assert_eq!(near.tx_rings()[0].available().next().expect("room").frame().capacity(), 9216);
         let far = Port::open(&format!("netmap:m}}1@{}", near.mem_id())).unwrap();
         assert_eq!(far.mem_id(), near.mem_id());
         exchange(&near, &far, &[7; 9000]);
@@ -86,7 +86,7 @@ fn a_file_is_mapped_as_the_buffers() {
         let port = few_slots().extra_bufs(20).open(&spec).unwrap();
         assert_eq!(port.extra_bufs(), 20);
         let mut pools = None;
-        for slot in port.tx_rings()[0].window() {
+        for slot in port.tx_rings()[0].available() {
             let mut word = [0; 4];
             for at in [0, 4, 4092] {
                 slot.frame().read(at, &mut word);

@@ -34,7 +34,7 @@ fn take_turns(port: &Port, next: &Mutex<u64>) -> u64 {
             port.rxsync().expect("the daemon runs");
             let ring = &port.rx_rings()[0];
             let mut n = 0;
-            for slot in ring.window().take(64) {
+            for slot in ring.available().take(64) {
                 assert_eq!(packet::check(&bytes_of(&slot)), Ok((1, *next)));
                 *next += 1;
                 n += 1;

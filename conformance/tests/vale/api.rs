@@ -103,7 +103,7 @@ fn send_in_turn(port: &Port, to: &[u32], sender: u64, odd: impl Fn(u64, &SlotRef
         port.txsync().expect("the daemon runs");
         ring.space() as usize >= to.len()
     });
-    for (seq, (slot, to)) in (0..).zip(ring.window().zip(to)) {
+    for (seq, (slot, to)) in (0..).zip(ring.available().zip(to)) {
         let n = slot.frame().write(0, &ether::make(mac(*to), mac(0), sender, seq));
         slot.set_len_flags(n as u16, 0);
         odd(seq, &slot);
@@ -136,7 +136,7 @@ fn interleaved_destinations_keep_their_order() {
                 d.rxsync().expect("the daemon runs");
                 ring.space() as usize == due(sender, 3).len()
             });
-            assert!(ring.window().all(|slot| usize::from(slot.len()) == ether::BYTES));
+            assert!(ring.available().all(|slot| usize::from(slot.len()) == ether::BYTES));
             ring.advance(u32::MAX);
             d.rxsync().expect("the daemon runs");
         }
@@ -264,7 +264,7 @@ fn send_pieces(port: &Port, to: ether::Mac, lens: &[usize]) -> Vec<u8> {
     port.poll(Interest::TX, Some(LIMIT)).expect("room");
     let (ring, mut at) = (&port.tx_rings()[0], 0);
     assert!(ring.space() as usize >= lens.len());
-    for (i, (slot, len)) in ring.window().zip(lens).enumerate() {
+    for (i, (slot, len)) in ring.available().zip(lens).enumerate() {
         slot.frame().write(0, &whole[at..at + len]);
         slot.set_len_flags(*len as u16, if i + 1 < lens.len() { NS_MOREFRAG } else { 0 });
         at += len;
@@ -286,9 +286,9 @@ fn packets_of_several_slots_arrive_whole() {
                 !ring.is_empty()
             });
             assert_eq!(ring.space() as usize, lens.len());
-            let got: Vec<u8> = ring.window().flat_map(|slot| bytes_of(&slot)).collect();
+            let got: Vec<u8> = ring.available().flat_map(|slot| bytes_of(&slot)).collect();
             assert_eq!(got, whole);
-            for (i, slot) in ring.window().enumerate() {
+            for (i, slot) in ring.available().enumerate() {
                 let more = if i + 1 < lens.len() { NS_MOREFRAG } else { 0 };
                 assert_eq!((usize::from(slot.len()), slot.flags()), (lens[i], (lens.len() as u16) << 8 | more));
             }
@@ -303,7 +303,7 @@ fn packets_of_several_slots_arrive_whole() {
         let lost = &home.snapshot().ports[0].lost;
         assert_eq!((lost["long"], lost["bad"], lost["short"]), (2, 0, 0));
         // A packet whose last slot has NS_MOREFRAG at the end of a sync ends there.
-        let slot = a.tx_rings()[0].window().next().expect("room");
+        let slot = a.tx_rings()[0].available().next().expect("room");
         let n = slot.frame().write(0, &ether::make(BROADCAST, mac(0), 1, 1));
         slot.set_len_flags(n as u16, NS_MOREFRAG);
         a.tx_rings()[0].advance(1);
@@ -317,7 +317,7 @@ fn invalid_frames_are_dropped_and_counted() {
     isolated(|home| {
         let (a, b) = (port("a"), port("b"));
         let ring = &a.tx_rings()[0];
-        for (i, slot) in ring.window().take(15).enumerate() {
+        for (i, slot) in ring.available().take(15).enumerate() {
             slot.frame().write(0, &ether::make(BROADCAST, mac(0), 1, 0));
             slot.set_len_flags(i as u16, 0);
         }
@@ -392,7 +392,7 @@ fn ports_have_the_requested_rings_and_slots() {
         let few = Port::options().tx_rings(2).rx_rings(3).open("vale0:few").expect("a port");
         // Transmit ring i sends to receive ring i, modulo the number of receive rings.
         for (i, ring) in many.tx_rings().iter().enumerate() {
-            let slot = ring.window().next().expect("room");
+            let slot = ring.available().next().expect("room");
             let n = slot.frame().write(0, &ether::make(BROADCAST, mac(0), 5, i as u64));
             slot.set_len_flags(n as u16, 0);
             ring.advance(1);
@@ -404,7 +404,8 @@ fn ports_have_the_requested_rings_and_slots() {
                 few.rxsync().expect("the daemon runs");
                 ring.space() as usize == expected.len()
             });
-            let got: Vec<u64> = ring.window().map(|slot| ether::check(&bytes_of(&slot)).expect("a frame").1).collect();
+            let got: Vec<u64> =
+                ring.available().map(|slot| ether::check(&bytes_of(&slot)).expect("a frame").1).collect();
             assert_eq!(got, expected);
         }
         // One ring, and one direction.

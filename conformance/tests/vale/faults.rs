@@ -46,7 +46,7 @@ fn a_flood_of_source_addresses_displaces_no_active_one() {
         while next < FLOOD {
             flood.poll(unetmap::Interest::TX, Some(conformance::LIMIT)).expect("a switch");
             let mut n = 0;
-            for slot in ring.window().take((FLOOD - next) as usize) {
+            for slot in ring.available().take((FLOOD - next) as usize) {
                 slot.frame().write(0, &mac(0));
                 slot.frame().write(6, &mac(1 << 24 | (next + n)));
                 // Long enough to be learned from, too short to be a test packet; addressed to its own port.

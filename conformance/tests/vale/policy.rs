@@ -147,7 +147,7 @@ fn filters_apply_to_sent_and_received_packets() {
         let long = [to_all(4, 0), vec![7; 2000]].concat();
         let ring = &b.tx_rings()[0];
         for (i, piece) in long.chunks(500).enumerate() {
-            let slot = ring.window().nth(i).expect("room");
+            let slot = ring.available().nth(i).expect("room");
             slot.frame().write(0, piece);
             slot.set_len_flags(piece.len() as u16, if (i + 1) * 500 < long.len() { NS_MOREFRAG } else { 0 });
         }

@@ -134,7 +134,7 @@ impl InOrder {
     #[track_caller]
     fn take(&mut self, port: &Port) {
         for ring in port.rx_rings() {
-            for slot in ring.window() {
+            for slot in ring.available() {
                 let (sender, seq) = ether::check(&bytes_of(&slot)).unwrap_or_else(|e| panic!("{e}"));
                 let before = self.last.insert(sender, seq);
                 assert!(before.is_none_or(|before| before < seq), "{sender}: {seq} after {before:?}");

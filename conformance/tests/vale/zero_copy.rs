@@ -77,7 +77,7 @@ fn packets_are_swapped_within_a_region() {
         let mut got = 0;
         until("all have come", || {
             b.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs");
-            for (slot, seq) in b.rx_rings()[0].window().zip(got..) {
+            for (slot, seq) in b.rx_rings()[0].available().zip(got..) {
                 assert_eq!(ether::check(&bytes_of(&slot)), Ok((1, seq)));
                 assert_eq!(slot.buf_idx(), sent[seq as usize]);
                 assert_ne!(slot.flags() & NS_BUF_CHANGED, 0);
@@ -121,7 +121,7 @@ fn arrives_unspoiled(receiver: &Port, near: &str, options: &[&str]) {
     let (mut rng, mut first, mut got) = (Rng(7), None, 0);
     until("many have come", || {
         receiver.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs");
-        for slot in receiver.rx_rings()[0].window() {
+        for slot in receiver.rx_rings()[0].available() {
             let packet = first.get_or_insert_with(|| bytes_of(&slot)).as_slice();
             assert_eq!((packet.len(), bytes_of(&slot).as_slice()), (LEN, packet), "packet {got}");
             // Every third buffer is not written.
@@ -204,7 +204,7 @@ fn packets_of_several_slots_are_swapped() {
             let parts = 1 + rng.below(5) as usize;
             let size = ether::BYTES.div_ceil(parts).max(14);
             let pieces: Vec<&[u8]> = frame.chunks(size).collect();
-            for (i, (slot, piece)) in ring.window().zip(&pieces).enumerate() {
+            for (i, (slot, piece)) in ring.available().zip(&pieces).enumerate() {
                 slot.frame().write(0, piece);
                 slot.set_len_flags(piece.len() as u16, if i + 1 < pieces.len() { NS_MOREFRAG } else { 0 });
             }
@@ -215,9 +215,9 @@ fn packets_of_several_slots_are_swapped() {
                 b.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs");
                 rx.space() as usize == pieces.len()
             });
-            let got: Vec<u8> = rx.window().flat_map(|slot| bytes_of(&slot)).collect();
+            let got: Vec<u8> = rx.available().flat_map(|slot| bytes_of(&slot)).collect();
             assert_eq!(got, frame);
-            for (i, slot) in rx.window().enumerate() {
+            for (i, slot) in rx.available().enumerate() {
                 let more = if i + 1 < pieces.len() { NS_MOREFRAG } else { 0 };
                 assert_eq!(slot.flags(), (pieces.len() as u16) << 8 | more | NS_BUF_CHANGED);
             }
@@ -377,7 +377,7 @@ fn random_writes_corrupt_only_the_shared_region() {
             while Instant::now() < end {
                 // Its ring may be reset or its pointers overwritten: only the three clients of the region are affected.
                 let ring = &victim.tx_rings()[0];
-                for slot in ring.window().take(64) {
+                for slot in ring.available().take(64) {
                     slot.set_len_flags(60, 0);
                 }
                 ring.advance(64);
@@ -412,7 +412,7 @@ fn a_buffer_in_two_places_is_delivered_and_not_lost() {
         let tx = &a.tx_rings()[0];
         let frame = ether::make(mac(1), mac(0), 1, 7);
         let (twice, third) = (indexes(tx)[0], indexes(&c.tx_rings()[0])[5]);
-        let hands = tx.window().zip([twice, twice, third]).map(|(slot, idx)| {
+        let hands = tx.available().zip([twice, twice, third]).map(|(slot, idx)| {
             let old = slot.replace_buf(BufIdx(idx));
             slot.frame().write(0, &frame);
             slot.set_len(frame.len() as u16);
@@ -460,7 +460,7 @@ fn a_receiver_can_keep_received_buffers() {
                 b.poll(Interest::RX, Some(LIMIT)).expect("the daemon runs");
                 ring.space() == 64
             });
-            for ((slot, hand), seq) in ring.window().zip(&mut hands).zip(seqs.0..) {
+            for ((slot, hand), seq) in ring.available().zip(&mut hands).zip(seqs.0..) {
                 assert_eq!(ether::check(&bytes_of(&slot)), Ok((1, seq)));
                 *hand = slot.replace_buf(BufIdx(*hand)).0;
             }

@@ -55,7 +55,7 @@
 //!
 //! rx.poll(Interest::RX, None)?;
 //! let ring = &rx.rx_rings()[0];
-//! let bytes: u32 = ring.window().map(|slot| u32::from(slot.len())).sum();
+//! let bytes: u32 = ring.available().map(|slot| u32::from(slot.len())).sum();
 //! assert_eq!((ring.space(), bytes), (10, 600));
 //! ring.advance(ring.space());
 //! rx.rxsync()?;
@@ -117,7 +117,7 @@ pub mod switch;
 
 #[doc(inline)]
 pub use unetmap_core::{
-    BufIdx, Error, Frame, Interest, OpenOptions, Pools, Port, Pos, Region, Ring, Slot, SlotRef, Window, abi, errno,
+    BufIdx, Error, Frame, Interest, OpenOptions, Pools, Port, Pos, Region, Ring, Slot, SlotIter, SlotRef, abi, errno,
 };
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};

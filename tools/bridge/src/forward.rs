@@ -91,14 +91,14 @@ fn whole_packets(ring: &Ring, n: u32) -> u32 {
         // Back ends deliver complete packets only. If a packet is incomplete here, its rest will never arrive.
         return n;
     }
-    let ends = ring.window().take(n as usize).zip(1..).filter(|(slot, _)| slot.flags() & NS_MOREFRAG == 0);
+    let ends = ring.available().take(n as usize).zip(1..).filter(|(slot, _)| slot.flags() & NS_MOREFRAG == 0);
     ends.last().map_or(0, |(_, end)| end)
 }
 
 /// Forwards `n` slots by exchanging buffers, without access to the payload.
 fn swap(from: &Ring, to: &Ring, n: u32) -> Counts {
     let mut counter = SlotCounter::default();
-    for (source, target) in from.window().zip(to.window()).take(n as usize) {
+    for (source, target) in from.available().zip(to.available()).take(n as usize) {
         target.swap_from(&source);
         let flags = target.flags() & NS_MOREFRAG;
         target.set_flags(flags | NS_BUF_CHANGED);
@@ -110,7 +110,7 @@ fn swap(from: &Ring, to: &Ring, n: u32) -> Counts {
 /// Forwards `n` slots by copying the payload.
 fn copy(from: &Ring, to: &Ring, n: u32) -> Counts {
     let mut counter = SlotCounter::default();
-    for (source, target) in from.window().zip(to.window()).take(n as usize) {
+    for (source, target) in from.available().zip(to.available()).take(n as usize) {
         let (len, flags) = (source.len(), source.flags() & NS_MOREFRAG);
         target.frame().copy_from(&source.frame(), usize::from(len));
         target.set_len_flags(len, flags);

@@ -154,7 +154,7 @@ impl Pinger<'_> {
         let space = ring.space();
         let n = space.min(max);
         self.first = self.next;
-        for slot in ring.window().take(n as usize) {
+        for slot in ring.available().take(n as usize) {
             self.sent = self.clock.now();
             packet.set_payload(0, &timestamp(self.next, self.sent));
             self.scratch.clear();
@@ -207,7 +207,7 @@ impl Pinger<'_> {
     fn receive_answers(&mut self, ring: &Ring, now: Duration) {
         let prefix = self.worker.config.vnet_hdr;
         let n = ring.space();
-        for slot in ring.window().take(n as usize) {
+        for slot in ring.available().take(n as usize) {
             let mut head = [0; payload_offset(false) + TIMESTAMP_LEN];
             let max_len = head.len().min(usize::from(slot.len()).saturating_sub(prefix));
             let got = slot.frame().read(prefix, &mut head[..max_len]);
@@ -243,14 +243,14 @@ impl Pinger<'_> {
 /// Writes to every free buffer of the ring, so that its memory is allocated before a round trip is measured and the
 /// first pass over the ring takes no page faults. The peer does the same with its buffers.
 fn prefault(ring: &Ring) {
-    ring.window().for_each(|slot| {
+    ring.available().for_each(|slot| {
         slot.frame().write(0, &[0]);
     });
 }
 
 /// Formats the first `n` slots of a ring for -X, or none if not `wanted`.
 fn format_slots(wanted: bool, ring: &Ring, n: u32) -> impl Iterator<Item = String> {
-    ring.window().take(if wanted { n as usize } else { 0 }).map(|slot| dump::format_slot(ring, &slot))
+    ring.available().take(if wanted { n as usize } else { 0 }).map(|slot| dump::format_slot(ring, &slot))
 }
 
 /// Returns every packet to its sender.
@@ -307,7 +307,7 @@ pub(crate) fn pong(worker: &Worker<'_>) -> Result<Outcome, String> {
 /// Copies the first `n` slots of `from` into `to` with swapped addresses. Returns the number of packets and bytes.
 fn reflect(from: &Ring, to: &Ring, n: u32, prefix: usize) -> (u64, u64) {
     let (mut packets, mut bytes) = (0, 0);
-    for (request, answer) in from.window().zip(to.window()).take(n as usize) {
+    for (request, answer) in from.available().zip(to.available()).take(n as usize) {
         let (len, flags) = (request.len(), request.flags() & NS_MOREFRAG);
         let (source, target) = (request.frame(), answer.frame());
         target.copy_from(&source, usize::from(len));

@@ -215,7 +215,7 @@ impl Sink for Inspect {
         // All packets of a batch get the same timestamp: the time of their arrival is not known more precisely.
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let mut batch = Batch::default();
-        for slot in ring.window().take(n as usize) {
+        for slot in ring.available().take(n as usize) {
             batch.bytes += u64::from(slot.len());
             batch.packets += u64::from(self.slot(&slot, ring, index, time)?);
         }

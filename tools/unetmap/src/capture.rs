@@ -185,7 +185,7 @@ impl Running<'_> {
         let now = wall_clock();
         for ring in self.port.rx_rings() {
             let mut done = 0;
-            for (i, slot) in (1..).zip(ring.window()) {
+            for (i, slot) in (1..).zip(ring.available()) {
                 let start = self.packet.len();
                 self.packet.resize(start + usize::from(slot.len()), 0);
                 let n = slot.frame().read(0, &mut self.packet[start..]);

@@ -19,14 +19,14 @@ fn register(name: &str) -> NetmapRequest {
 /// One packet of 60 bytes from one port to the other.
 fn send(from: &Port, to: &Port, byte: u8) {
     let ring = &from.tx_rings()[0];
-    ring.window().next().expect("room").frame().write(0, &[byte; 60]);
-    ring.window().next().expect("room").set_len_flags(60, 0);
+    ring.available().next().expect("room").frame().write(0, &[byte; 60]);
+    ring.available().next().expect("room").set_len_flags(60, 0);
     ring.advance(1);
     from.txsync().unwrap();
     assert!(to.poll(Interest::RX, Some(Duration::from_secs(10))).unwrap().rx());
     let ring = &to.rx_rings()[0];
     let mut got = [0; 1];
-    ring.window().next().expect("a packet").frame().read(0, &mut got);
+    ring.available().next().expect("a packet").frame().read(0, &mut got);
     assert_eq!(got, [byte]);
     ring.advance(1);
     to.rxsync().unwrap();

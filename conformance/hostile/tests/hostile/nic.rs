@@ -49,7 +49,7 @@ fn sent_slots(home: &Home, policy: &str) {
     for round in 0..64 {
         room(&port, 37);
         let (mut good, mut undo) = (Vec::new(), Vec::new());
-        for (i, slot) in ring.window().take(37).enumerate() {
+        for (i, slot) in ring.available().take(37).enumerate() {
             let one = frame(60 + i, seq);
             seq += 1;
             slot.frame().write(0, &one);
@@ -106,8 +106,8 @@ fn given_back_slots(home: &Home, policy: &str) {
         port.rxsync().expect("the daemon runs");
         ring.space() == 200
     });
-    let taken: Vec<_> = ring.window().map(|slot| slot.buf_idx()).collect();
-    for (i, slot) in ring.window().enumerate() {
+    let taken: Vec<_> = ring.available().map(|slot| slot.buf_idx()).collect();
+    for (i, slot) in ring.available().enumerate() {
         slot.replace_buf(BufIdx([0, 1, count, u32::MAX][i % 4]));
         slot.set_len_flags(u16::MAX, u16::MAX);
     }
@@ -245,7 +245,7 @@ fn an_index_used_twice_is_sent_twice_and_not_lost() {
             room(&port, 50);
             let first = ring.slot(ring.head()).buf_idx();
             let one = frame(60, 7);
-            for slot in ring.window().take(50) {
+            for slot in ring.available().take(50) {
                 slot.replace_buf(BufIdx(first));
                 slot.frame().write(0, &one);
                 slot.set_len(60);
@@ -262,7 +262,7 @@ fn an_index_used_twice_is_sent_twice_and_not_lost() {
             port.rx_rings()[0].space() == 10
         });
         let first = port.rx_rings()[0].slot(port.rx_rings()[0].head()).buf_idx();
-        for slot in port.rx_rings()[0].window() {
+        for slot in port.rx_rings()[0].available() {
             slot.replace_buf(BufIdx(first));
         }
         port.rx_rings()[0].advance(10);
@@ -293,8 +293,8 @@ fn using_buffers_of_another_port_does_not_free_them() {
         let (victim, reader) = (net.open("netmap:va{2"), net.open("netmap:va}2"));
         let before = home.snapshot().buffers("interfaces");
         let (port, tap) = (net.open("netmap:va"), net.tap());
-        let stolen: Vec<u32> = victim.tx_rings()[0].window().map(|slot| slot.buf_idx()).collect();
-        for (slot, &idx) in port.tx_rings()[0].window().take(300).zip(&stolen) {
+        let stolen: Vec<u32> = victim.tx_rings()[0].available().map(|slot| slot.buf_idx()).collect();
+        for (slot, &idx) in port.tx_rings()[0].available().take(300).zip(&stolen) {
             slot.replace_buf(BufIdx(idx));
             slot.set_len_flags(60, 0);
         }
@@ -307,7 +307,7 @@ fn using_buffers_of_another_port_does_not_free_them() {
         assert_eq!((now.in_rings, now.free + now.quarantined), (before.in_rings, before.free));
         // No other port gets the buffers of another port.
         let next = net.open("netmap:va");
-        let theirs: HashSet<u32> = next.tx_rings()[0].window().map(|slot| slot.buf_idx()).collect();
+        let theirs: HashSet<u32> = next.tx_rings()[0].available().map(|slot| slot.buf_idx()).collect();
         assert!(stolen.iter().all(|idx| !theirs.contains(idx)), "a buffer of an open port was allocated again");
         assert_works(&next, &tap, 0);
         exchange(&victim, &reader, 1, 0, 5000);

@@ -34,7 +34,7 @@ fn slots_out_of_range_arrive_empty() {
             tx.poll(Interest::TX, Some(conformance::LIMIT)).expect("room");
             let mut good = Vec::new();
             let mut undo = Vec::new();
-            for (i, slot) in ring.window().take(37).enumerate() {
+            for (i, slot) in ring.available().take(37).enumerate() {
                 fill(&slot, 1, sent + i as u64);
                 let kind = (round + i) % 13;
                 if let Some(&idx) = indexes.get(kind) {
@@ -79,14 +79,14 @@ fn slots_out_of_range_arrive_empty() {
 fn an_empty_slot_has_a_buffer_of_the_receiver() {
     isolated(|_| {
         let (tx, rx) = (open("netmap:h{1"), open("netmap:h}1"));
-        for slot in tx.tx_rings()[0].window().take(8) {
+        for slot in tx.tx_rings()[0].available().take(8) {
             slot.replace_buf(BufIdx(u32::MAX));
         }
         tx.tx_rings()[0].advance(8);
         tx.txsync().expect("the daemon runs");
         rx.poll(Interest::RX, Some(conformance::LIMIT)).expect("the daemon runs");
         assert_eq!(rx.rx_rings()[0].space(), 8);
-        for slot in rx.rx_rings()[0].window() {
+        for slot in rx.rx_rings()[0].available() {
             assert_eq!((slot.len(), slot.frame().capacity()), (0, rx.buf_size() as usize));
         }
     });
@@ -101,7 +101,7 @@ fn every_flag_is_delivered_and_harmless() {
             let flags = 1u16 << bit;
             let ring = &tx.tx_rings()[0];
             tx.poll(Interest::TX, Some(conformance::LIMIT)).expect("room");
-            for (i, slot) in ring.window().take(2).enumerate() {
+            for (i, slot) in ring.available().take(2).enumerate() {
                 fill(&slot, 1, seq + i as u64);
                 // A chain of fragments crosses when it ends: the second slot ends it.
                 slot.set_flags(if i == 0 { flags } else { flags & !NS_MOREFRAG });
@@ -275,7 +275,7 @@ fn an_index_used_twice_is_delivered_twice_and_not_lost() {
         let (tx, rx) = (open("netmap:h{1"), open("netmap:h}1"));
         let ring = &tx.tx_rings()[0];
         let first = ring.slot(ring.head());
-        for (i, slot) in ring.window().take(50).enumerate() {
+        for (i, slot) in ring.available().take(50).enumerate() {
             if i > 0 {
                 slot.replace_buf(BufIdx(first.buf_idx()));
             }
@@ -307,9 +307,9 @@ fn using_buffers_of_another_port_does_not_free_them() {
         let (victim, reader) = (open("netmap:h{2"), open("netmap:h}2"));
         let before = home.snapshot().buffers("h");
         let (tx, rx) = (open("netmap:h{1"), open("netmap:h}1"));
-        let stolen: Vec<u32> = victim.tx_rings()[0].window().map(|slot| slot.buf_idx()).collect();
+        let stolen: Vec<u32> = victim.tx_rings()[0].available().map(|slot| slot.buf_idx()).collect();
         let ring = &tx.tx_rings()[0];
-        for (slot, &idx) in ring.window().zip(&stolen) {
+        for (slot, &idx) in ring.available().zip(&stolen) {
             slot.replace_buf(BufIdx(idx));
             slot.set_len_flags(60, 0);
         }
@@ -323,7 +323,7 @@ fn using_buffers_of_another_port_does_not_free_them() {
         assert_eq!(now.in_rings, before.in_rings);
         assert_eq!(now.free + now.quarantined, before.free);
         let newcomer = open("netmap:h{3");
-        let theirs: HashSet<u32> = newcomer.tx_rings()[0].window().map(|slot| slot.buf_idx()).collect();
+        let theirs: HashSet<u32> = newcomer.tx_rings()[0].available().map(|slot| slot.buf_idx()).collect();
         assert!(stolen.iter().all(|idx| !theirs.contains(idx)), "a buffer of an open port was allocated again");
         exchange(&victim, &reader, 1, 0, 5000);
     });
@@ -565,7 +565,7 @@ fn survives(home: &Home, hole: impl Fn()) {
                 errors += u32::from(matches!(result, Err(Error::BadPointers { .. })));
             }
             fill_some(&tx.tx_rings()[0], 1, 0, 10);
-            for slot in rx.rx_rings()[0].window() {
+            for slot in rx.rx_rings()[0].available() {
                 let _ = bytes_of(&slot);
             }
             rx.rx_rings()[0].advance(u32::MAX);
@@ -686,7 +686,7 @@ fn peer_channel(raw_port: &RawPort) -> usize {
 /// Sends one packet, or syncs if there is no room.
 fn send_one(port: &Port, seq: u64) {
     let ring = &port.tx_rings()[0];
-    if let Some(slot) = ring.window().next() {
+    if let Some(slot) = ring.available().next() {
         fill(&slot, 1, seq);
         ring.advance(1);
     }

@@ -51,7 +51,7 @@ impl Pair {
         let (ring, mut next, end) = (&self.to.rx_rings()[0], self.sent, Instant::now() + LIMIT);
         while next < self.sent + frames {
             self.to.poll(Interest::RX, Some(Duration::from_millis(100))).expect("the daemon runs");
-            for slot in ring.window() {
+            for slot in ring.available() {
                 match ether::check(&conformance::traffic::bytes_of(&slot)) {
                     Ok((sender, seq)) if sender == self.sender => {
                         assert_eq!(seq, next, "of sender {sender}");
@@ -172,7 +172,8 @@ fn slots_and_packets_can_change_while_the_switch_reads_them() {
                     // An error is permitted: a client of the same region may have overwritten this port's rings.
                     let _ = port.rxsync();
                     for ring in port.rx_rings() {
-                        heard += ring.window().filter(|slot| !conformance::traffic::bytes_of(slot).is_empty()).count();
+                        heard +=
+                            ring.available().filter(|slot| !conformance::traffic::bytes_of(slot).is_empty()).count();
                         ring.advance(u32::MAX);
                     }
                     let _ = port.rxsync();
@@ -261,7 +262,7 @@ fn endless_multi_slot_packets_stop_nobody() {
         for _ in 0..200 {
             let ring = &x.tx_rings()[0];
             let n = rng.below(700) as usize;
-            for slot in ring.window().take(n) {
+            for slot in ring.available().take(n) {
                 let flags = [NS_MOREFRAG, NS_MOREFRAG, 0, NS_INDIRECT][rng.below(4) as usize];
                 slot.set_len_flags(rng.below(2049) as u16, flags);
                 slot.set_ptr(rng.next_u64());
@@ -280,7 +281,7 @@ fn a_buffer_in_two_slots_affects_only_its_writer() {
         let mut pair = Pair::open("vale0", 0);
         let x = open("vale0:x");
         let idx = BufIdx(x.rx_rings()[0].slot(x.rx_rings()[0].head()).buf_idx());
-        for slot in x.tx_rings()[0].window().take(500) {
+        for slot in x.tx_rings()[0].available().take(500) {
             slot.replace_buf(idx);
             slot.set_len(60);
         }

@@ -36,7 +36,7 @@ impl Port {
             let Some(ring) = self.free_ring(timeout)? else { break };
             let mut copied = 0;
             let mut invalid = false;
-            for slot in ring.window() {
+            for slot in ring.available() {
                 let Some(frame) = frames.next() else { break };
                 let buffer = slot.frame();
                 invalid = frame.is_empty() || frame.len() > buffer.capacity().min(usize::from(u16::MAX));
@@ -130,7 +130,7 @@ impl Port {
 /// Copies the first frame of a ring that is not empty into `buf`. Returns the length of the frame and its slots.
 fn copy_frame(ring: &Ring, buf: &mut [u8]) -> (usize, u32) {
     let (mut len, mut slots) = (0, 0);
-    for slot in ring.window() {
+    for slot in ring.available() {
         let (bytes, flags) = slot.len_flags();
         let frame = slot.frame();
         let bytes = usize::from(bytes).min(frame.capacity());

@@ -13,7 +13,7 @@ mod poll_fast;
 mod ring;
 
 pub use open::{OpenOptions, adopt};
-pub use ring::{Ring, SlotRef, Window};
+pub use ring::{Ring, SlotIter, SlotRef};
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -33,7 +33,7 @@ impl Ring {
 
     /// Returns the number of slots, the first of the program's slots, and how many it has. Reads each word of memory once.
     #[inline(always)]
-    fn program_window(&self) -> (Slots, Pos, u32) {
+    fn program_slots(&self) -> (Slots, Pos, u32) {
         let slots = self.slots();
         let validated = |raw| slots.pos(raw).unwrap_or(Pos::ZERO);
         let head = validated(self.view().raw_head());
@@ -83,7 +83,7 @@ impl Ring {
     /// Returns the number of slots in `[head, tail)`.
     #[inline(always)]
     pub fn space(&self) -> u32 {
-        self.program_window().2
+        self.program_slots().2
     }
 
     /// Whether the program has no slot.
@@ -101,22 +101,22 @@ impl Ring {
 
     /// Returns the slots in `[head, tail)` as of this call.
     #[inline(always)]
-    pub fn window(&self) -> Window<'_> {
+    pub fn available(&self) -> SlotIter<'_> {
         self.first(u32::MAX)
     }
 
     /// Returns the first `n` slots in `[head, tail)` as of this call, or all if there are fewer.
     #[inline(always)]
-    pub fn first(&self, n: u32) -> Window<'_> {
-        let (_, at, left) = self.program_window();
-        Window { ring: self.view(), at, left: left.min(n) }
+    pub fn first(&self, n: u32) -> SlotIter<'_> {
+        let (_, at, left) = self.program_slots();
+        SlotIter { ring: self.view(), at, left: left.min(n) }
     }
 
     /// Returns `n` slots from `p` on, at most all of the ring but one, whether they belong to the program or not. A position
     /// that only a larger ring has becomes slot 0.
     #[inline(always)]
-    pub fn run(&self, p: Pos, n: u32) -> Window<'_> {
-        Window { ring: self.view(), at: self.validated(p.raw()), left: n.min(self.num_slots() - 1) }
+    pub fn run(&self, p: Pos, n: u32) -> SlotIter<'_> {
+        SlotIter { ring: self.view(), at: self.validated(p.raw()), left: n.min(self.num_slots() - 1) }
     }
 
     /// Returns the position `n` after `p`; `n` is at most the number of slots.
@@ -129,7 +129,7 @@ impl Ring {
     /// slots.
     #[inline(always)]
     pub fn advance(&self, n: u32) -> u32 {
-        let (slots, head, left) = self.program_window();
+        let (slots, head, left) = self.program_slots();
         let n = n.min(left);
         let to = slots.add(head, n);
         self.view().set_cur(to);
@@ -138,7 +138,7 @@ impl Ring {
     }
 
     /// Sets `head` and `cur` to `p`: the next sync sends or releases all slots before. For programs that count the slots of
-    /// the window themselves and need not read it again. The sync rejects a position outside `[head, tail]`.
+    /// `[head, tail)` themselves and need not read it again. The sync rejects a position outside `[head, tail]`.
     #[inline(always)]
     pub fn advance_to(&self, p: Pos) {
         self.view().set_cur(p);
@@ -179,13 +179,13 @@ impl Ring {
 }
 
 /// An iterator over slots, in ring order.
-pub struct Window<'a> {
+pub struct SlotIter<'a> {
     ring: &'a RingView,
     at: Pos,
     left: u32,
 }
 
-impl<'a> Iterator for Window<'a> {
+impl<'a> Iterator for SlotIter<'a> {
     type Item = SlotRef<'a>;
 
     #[inline(always)]
@@ -212,7 +212,7 @@ impl<'a> Iterator for Window<'a> {
     }
 }
 
-impl ExactSizeIterator for Window<'_> {}
+impl ExactSizeIterator for SlotIter<'_> {}
 
 /// One slot in shared memory. Every getter is one load, every setter one store.
 #[derive(Clone, Copy)]

@@ -31,7 +31,7 @@ async fn receive(spec: &str, count: u64) -> Result<(), Box<dyn Error>> {
     while packets < count {
         ready(&port, Interest::RX).await?;
         for ring in port.rx_rings() {
-            bytes += ring.window().map(|slot| u64::from(slot.len())).sum::<u64>();
+            bytes += ring.available().map(|slot| u64::from(slot.len())).sum::<u64>();
             packets += u64::from(ring.advance(ring.space()));
         }
     }

@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             // Releases the slots that were read before, and receives new packets.
             port.rxsync()?;
             for ring in port.rx_rings() {
-                bytes += ring.window().map(|slot| u64::from(slot.len())).sum::<u64>();
+                bytes += ring.available().map(|slot| u64::from(slot.len())).sum::<u64>();
                 packets += u64::from(ring.advance(ring.space()));
             }
         }

@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         to.poll(Interest::TX, None)?;
         for (rx, tx) in from.rx_rings().iter().zip(to.tx_rings()) {
             let n = rx.space().min(tx.space());
-            for (received, free) in rx.window().zip(tx.window()).take(n as usize) {
+            for (received, free) in rx.available().zip(tx.available()).take(n as usize) {
                 // The two slots exchange their buffers: the packet moves to the transmit ring with its buffer, and the
                 // free buffer moves to the receive ring.
                 free.swap_from(&received);

@@ -19,9 +19,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         // Releases the slots that were read before, and waits for packets: spins shortly, then sleeps.
         port.poll(Interest::RX, None)?;
         for ring in port.rx_rings() {
-            // The window contains the received slots, [head, tail).
+            // The available slots are the received ones, [head, tail).
             let mut read = 0;
-            for slot in ring.window() {
+            for slot in ring.available() {
                 bytes += u64::from(slot.len());
                 // The peer can write the buffer at any time, so the program works on a copy of the bytes.
                 slot.frame().read(0, &mut last);

@@ -26,9 +26,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         // Sends the packets of the previous round, and waits for free slots (`None`: without a time limit).
         port.poll(Interest::TX, None)?;
 
-        // The window contains the free slots, [head, tail). Fills as many as needed ...
+        // The available slots are the free ones, [head, tail). Fills as many as needed ...
         let mut filled = 0;
-        for slot in ring.window() {
+        for slot in ring.available() {
             if sent == count {
                 break;
             }

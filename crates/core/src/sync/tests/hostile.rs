@@ -90,7 +90,7 @@ fn work(ring: &Ring, count: u32, seed: u64) {
     assert!(ring.space() < n);
     let (mut seen, mut data) = (0, [0; 2 * BUF_SIZE as usize]);
     let mut last: Option<crate::SlotRef<'_>> = None;
-    for slot in ring.window().take(count as usize) {
+    for slot in ring.available().take(count as usize) {
         assert!(slot.pos().raw() < n);
         let frame = slot.frame();
         assert!([0, BUF_SIZE as usize].contains(&frame.capacity()));
@@ -278,7 +278,7 @@ fn concurrent_writes_by_a_third_process_do_no_harm() {
 fn work_while_others_write(ring: &Ring, count: u32, head: Pos) {
     let mut data = [0; 2 * BUF_SIZE as usize];
     let mut last: Option<crate::SlotRef<'_>> = None;
-    for slot in ring.window().take(count as usize) {
+    for slot in ring.available().take(count as usize) {
         let frame = slot.frame();
         assert!(frame.read(0, &mut data) <= BUF_SIZE as usize);
         assert!(frame.write(1, &data) <= BUF_SIZE as usize);

@@ -213,7 +213,7 @@ impl Pair {
         let ring = &self.pipe.tx;
         assert_eq!(u64::from(ring.space()), self.model.tx.tail - self.model.tx.head);
         let mut filled = 0;
-        for (slot, packet) in ring.window().zip(packets) {
+        for (slot, packet) in ring.available().zip(packets) {
             let number = self.model.tx.head + filled;
             assert_eq!(slot.pos().raw(), self.model.raw(number));
             slot.set_len_flags(packet.len, packet.flags);
@@ -237,7 +237,7 @@ impl Pair {
         assert_eq!(u64::from(ring.space()), self.model.rx.tail - self.model.rx.head);
         let first = (self.model.rx.head - self.model.rx.synced) as usize;
         let mut read = 0;
-        for (slot, held) in ring.window().zip(self.model.held.iter_mut().skip(first)).take(count as usize) {
+        for (slot, held) in ring.available().zip(self.model.held.iter_mut().skip(first)).take(count as usize) {
             assert_eq!(slot.get(), held.value);
             if let Some(number) = held.number {
                 let mut bytes = [0; 8];
@@ -410,7 +410,7 @@ proptest! {
         let (mut sent, mut received) = (0u64, 0u64);
         let mut act = |kind: u8, count: u32| match kind {
             0 => {
-                let filled = first.tx.window().take(count as usize).fold(0, |filled, slot| {
+                let filled = first.tx.available().take(count as usize).fold(0, |filled, slot| {
                     slot.frame().write(0, &sent.to_ne_bytes());
                     slot.set_len_flags(8, 0);
                     slot.set_ptr(!sent);
@@ -421,7 +421,7 @@ proptest! {
                 first.txsync(Effort::Full).unwrap();
             }
             1 => {
-                let moved = first.rx.window().zip(second.tx.window()).take(count as usize).fold(0, |moved, (from, to)| {
+                let moved = first.rx.available().zip(second.tx.available()).take(count as usize).fold(0, |moved, (from, to)| {
                     to.swap_from(&from);
                     moved + 1
                 });
@@ -432,7 +432,7 @@ proptest! {
             3 => second.txsync(Effort::Full).unwrap(),
             _ => {
                 second.rxsync(Effort::IfNeeded).unwrap();
-                let read = second.rx.window().take(count as usize).fold(0, |read, slot| {
+                let read = second.rx.available().take(count as usize).fold(0, |read, slot| {
                     let mut bytes = [0; 8];
                     slot.frame().read(0, &mut bytes);
                     assert_eq!((u64::from_ne_bytes(bytes), slot.get().ptr, slot.len()), (received, !received, 8));
@@ -500,7 +500,7 @@ fn threads_share_a_pipe() {
                 let mut sent = 0;
                 while sent < PACKETS {
                     let mut filled = 0;
-                    for slot in pipe.tx.window().take(1 + sent as usize % 61).take((PACKETS - sent) as usize) {
+                    for slot in pipe.tx.available().take(1 + sent as usize % 61).take((PACKETS - sent) as usize) {
                         slot.frame().write(0, &sent.to_ne_bytes());
                         slot.set_len_flags((sent % 60) as u16, 0);
                         (sent, filled) = (sent + 1, filled + 1);
@@ -529,7 +529,7 @@ fn threads_share_a_pipe() {
             while received < PACKETS {
                 pipe.rxsync(Effort::Full).unwrap();
                 let mut read = 0;
-                for slot in pipe.rx.window().take(1 + received as usize % 53) {
+                for slot in pipe.rx.available().take(1 + received as usize % 53) {
                     let mut bytes = [0; 8];
                     slot.frame().read(0, &mut bytes);
                     assert_eq!((u64::from_ne_bytes(bytes), u64::from(slot.len())), (received, received % 60));

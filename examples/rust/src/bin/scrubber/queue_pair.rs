@@ -70,8 +70,8 @@ impl QueuePair<'_> {
         let QueuePair { wire, host, filters, counts } = self;
         let (rx, up, replies) = (&wire.rx_rings()[0], &host.tx_rings()[0], &wire.tx_rings()[0]);
         let (mut n, mut passed, mut dropping, mut continued) = (0, 0, false, false);
-        let mut free_slots = up.window();
-        for slot in rx.window() {
+        let mut free_slots = up.available();
+        for slot in rx.available() {
             n += 1;
             // The filters examine the first slot of a packet; the other slots are treated alike.
             if !continued {
@@ -127,7 +127,7 @@ fn passes(filters: &mut [Box<dyn Filter>], counts: &Counts, replies: &Ring, slot
             Verdict::Pass => continue,
             Verdict::Drop => {}
             Verdict::Reply(frame) => {
-                if let Some(free) = replies.window().next() {
+                if let Some(free) = replies.available().next() {
                     let n = free.frame().write(0, &frame);
                     free.set_len_flags(n as u16, 0);
                     replies.advance(1);
@@ -142,7 +142,7 @@ fn passes(filters: &mut [Box<dyn Filter>], counts: &Counts, replies: &Ring, slot
 
 /// Forwards packets from one ring to another by exchanging buffers. Returns true if there were any.
 fn forward(from: &Ring, to: &Ring) -> bool {
-    let n = from.window().zip(to.window()).map(|(received, free)| free.swap_from(&received)).count() as u32;
+    let n = from.available().zip(to.available()).map(|(received, free)| free.swap_from(&received)).count() as u32;
     to.advance(n);
     from.advance(n);
     n > 0
