@@ -5,7 +5,7 @@ use std::time::Duration;
 use unetmap::Port;
 
 use crate::probe;
-use crate::seqpacket::{Window, measure, on_core};
+use crate::seqpacket::{MeasureTimes, measure, on_core};
 
 /// Slots of each ring.
 pub(crate) const SLOTS: u32 = 1024;
@@ -22,7 +22,7 @@ pub(crate) struct Rate {
 }
 
 /// Opens a pipe and moves packets through it on processor `cpu`.
-pub(crate) fn run(cpu: usize, window: Window) -> Result<Rate, String> {
+pub(crate) fn run(cpu: usize, times: MeasureTimes) -> Result<Rate, String> {
     let name = format!("netmap:bench{}", std::process::id());
     let open = |end: &str| {
         let spec = format!("{name}{end}");
@@ -31,7 +31,7 @@ pub(crate) fn run(cpu: usize, window: Window) -> Result<Rate, String> {
     let (tx, rx) = (open("{1")?, open("}1")?);
     on_core(cpu, || {
         let ghz = probe::core_ghz();
-        let mpps = measure(window, || batch(&tx, &rx))?;
+        let mpps = measure(times, || batch(&tx, &rx))?;
         Ok(Rate { mpps, cycles_per_packet: ghz * 1e3 / mpps })
     })
 }
@@ -65,4 +65,5 @@ fn batch(tx: &Port, rx: &Port) -> Result<u64, String> {
 }
 
 /// Time to warm up, and time to measure, long compared with the resolution of the clock.
-pub(crate) const WINDOW: Window = Window { warm_up: Duration::from_millis(5), measure: Duration::from_millis(20) };
+pub(crate) const MEASURE_TIMES: MeasureTimes =
+    MeasureTimes { warm_up: Duration::from_millis(5), measure: Duration::from_millis(20) };

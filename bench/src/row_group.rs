@@ -14,7 +14,7 @@ use crate::peer::{self, Peer};
 use crate::pkt_gen::{self, PktGenPair};
 use crate::preload::NetmapProgram;
 use crate::probe::{self, Cores};
-use crate::seqpacket::{self, Window};
+use crate::seqpacket::{self, MeasureTimes};
 use crate::stats::{PlacementClass, Sample};
 use crate::turns::{self, Contestant, ContestantSamples, Outcome, RowName, StopCondition, TurnSamples};
 use crate::vale::{Switch, Traffic};
@@ -25,7 +25,8 @@ const BATCHES: [u32; 5] = [1, 8, 64, 256, 512];
 /// The sender's batches of `preload-pipe`, packets.
 const FEW_BATCHES: [u32; 3] = [1, 64, 512];
 /// Time that the built-in peer runs for one sample, the same as pkt-gen's.
-const PEER_WINDOW: Window = Window { warm_up: Duration::from_millis(20), measure: Duration::from_millis(60) };
+const PEER_TIMES: MeasureTimes =
+    MeasureTimes { warm_up: Duration::from_millis(20), measure: Duration::from_millis(60) };
 
 /// Rows that are measured together, by the same contestants.
 pub(crate) struct RowGroup {
@@ -203,14 +204,14 @@ impl RowGroup {
                 })
             }
             Bench::PipeRtt => {
-                Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![rtt::round_trip(cores, PEER_WINDOW)?]))
+                Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![rtt::round_trip(cores, PEER_TIMES)?]))
             }
             Bench::PipePing => {
                 let pair = PktGenPair { program: pkt_gen::find()?, cores };
                 Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![pair.round_trip()?]))
             }
             Bench::PipeOneCore => Builtin::boxed(labels::UNETMAP, cores, move || {
-                let rate = one_core::run(cores.tx, one_core::WINDOW)?;
+                let rate = one_core::run(cores.tx, one_core::MEASURE_TIMES)?;
                 Ok(vec![rate.mpps, rate.cycles_per_packet])
             }),
             Bench::PipeOpen => {
@@ -298,17 +299,17 @@ impl RowGroup {
         let label = seqpacket::LABEL;
         match self.bench {
             Bench::PipeRtt => {
-                Builtin::boxed(label, cores, move || Ok(vec![seqpacket::mean_round_trip(cores, PEER_WINDOW)?]))
+                Builtin::boxed(label, cores, move || Ok(vec![seqpacket::mean_round_trip(cores, PEER_TIMES)?]))
             }
             Bench::PipePing => {
-                Builtin::boxed(label, cores, move || Ok(vec![seqpacket::median_round_trip(cores, PEER_WINDOW)?]))
+                Builtin::boxed(label, cores, move || Ok(vec![seqpacket::median_round_trip(cores, PEER_TIMES)?]))
             }
             Bench::PipeOneCore => Builtin::boxed(label, cores, move || {
                 let ghz = seqpacket::on_core(cores.tx, || Ok(probe::core_ghz()))?;
-                let mpps = seqpacket::rate_one_core(cores.tx, one_core::WINDOW)?;
+                let mpps = seqpacket::rate_one_core(cores.tx, one_core::MEASURE_TIMES)?;
                 Ok(vec![mpps, ghz * 1e3 / mpps])
             }),
-            _ => Builtin::boxed(label, cores, move || Ok(vec![seqpacket::rate(cores, PEER_WINDOW)?])),
+            _ => Builtin::boxed(label, cores, move || Ok(vec![seqpacket::rate(cores, PEER_TIMES)?])),
         }
     }
 }
@@ -437,7 +438,7 @@ mod tests {
             eprintln!("skipped: this machine has one processor");
             return;
         };
-        let tiny = Window { warm_up: Duration::from_millis(1), measure: Duration::from_millis(5) };
+        let tiny = MeasureTimes { warm_up: Duration::from_millis(1), measure: Duration::from_millis(5) };
         let contestant =
             |label| Builtin::boxed(label, cores, move || Ok(vec![seqpacket::mean_round_trip(cores, tiny)?]));
         let rows = row_groups(Bench::PipeRtt)[0].rows();

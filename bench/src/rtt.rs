@@ -11,13 +11,13 @@ use std::time::Duration;
 use unetmap::{Interest, Port};
 
 use crate::probe::{self, Cores};
-use crate::seqpacket::{Window, join, measure};
+use crate::seqpacket::{MeasureTimes, join, measure};
 
 /// Time of one wait for the other side, after which the stop flag is checked.
 const POLL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Sends one packet to the other core and back, with both sides busy-waiting. Returns the mean round trip in nanoseconds.
-pub(crate) fn round_trip(cores: Cores, window: Window) -> Result<f64, String> {
+pub(crate) fn round_trip(cores: Cores, times: MeasureTimes) -> Result<f64, String> {
     let open = |end: &str| Port::open(&format!("netmap:bench{}{end}rtt", std::process::id())).map_err(text);
     let (near, far) = (open("{")?, open("}")?);
     let stop = AtomicBool::new(false);
@@ -31,7 +31,7 @@ pub(crate) fn round_trip(cores: Cores, window: Window) -> Result<f64, String> {
         });
         let pinger = scope.spawn(|| -> Result<f64, String> {
             probe::pin(cores.tx)?;
-            let millions_per_second = measure(window, || {
+            let millions_per_second = measure(times, || {
                 send(&near)?;
                 Ok(u64::from(receive(&near, &stop)?))
             });

@@ -30,7 +30,7 @@ type SocketPair = (OwnedFd, OwnedFd);
 
 /// Time to run before the measurement, and time of the measurement.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Window {
+pub(crate) struct MeasureTimes {
     pub(crate) warm_up: Duration,
     pub(crate) measure: Duration,
 }
@@ -92,7 +92,7 @@ impl Receiver {
 struct Counter(AtomicU64);
 
 /// One thread sends, another receives. Returns the receiver's rate in Mpps.
-pub(crate) fn rate(cores: Cores, window: Window) -> Result<f64, String> {
+pub(crate) fn rate(cores: Cores, times: MeasureTimes) -> Result<f64, String> {
     let (near, far) = pair(SocketFlags::empty())?;
     // A shutdown of this descriptor ends both threads, wherever they wait.
     let shutdown_handle = near.try_clone().map_err(|e| failed("duplicating a socket", e))?;
@@ -122,9 +122,9 @@ pub(crate) fn rate(cores: Cores, window: Window) -> Result<f64, String> {
                 }
             }
         });
-        thread::sleep(window.warm_up);
+        thread::sleep(times.warm_up);
         let (start, before) = (Instant::now(), counter.0.load(Ordering::Relaxed));
-        thread::sleep(window.measure);
+        thread::sleep(times.measure);
         let (time, packets) = (start.elapsed(), counter.0.load(Ordering::Relaxed) - before);
         stop.store(true, Ordering::Relaxed);
         let off = shutdown(&shutdown_handle, Shutdown::Both).map_err(|e| failed("shutdown", e));
@@ -140,11 +140,11 @@ pub(crate) fn join<T>(result: thread::Result<Result<T, String>>) -> Result<T, St
 }
 
 /// One thread sends and receives in turn, on the first core. Returns Mpps.
-pub(crate) fn rate_one_core(cpu: usize, window: Window) -> Result<f64, String> {
+pub(crate) fn rate_one_core(cpu: usize, times: MeasureTimes) -> Result<f64, String> {
     let (near, far) = pair(SocketFlags::empty())?;
     on_core(cpu, || {
         let (mut sender, mut receiver) = (Sender::new(near), Receiver::new(far));
-        measure(window, || {
+        measure(times, || {
             let sent = sender.send().map_err(|e| failed("sendmmsg", e))?;
             let mut got = 0;
             while got < sent {
@@ -160,10 +160,10 @@ pub(crate) fn on_core<T: Send>(cpu: usize, work: impl FnOnce() -> Result<T, Stri
     thread::scope(|scope| join(scope.spawn(|| probe::pin(cpu).and_then(|()| work())).join()))
 }
 
-/// Repeats `batch`, which returns the number of packets that it moved, for the time of `window`; returns Mpps.
-pub(crate) fn measure(window: Window, mut batch: impl FnMut() -> Result<u64, String>) -> Result<f64, String> {
+/// Repeats `batch`, which returns the number of packets that it moved, for the given times; returns Mpps.
+pub(crate) fn measure(times: MeasureTimes, mut batch: impl FnMut() -> Result<u64, String>) -> Result<f64, String> {
     let mut mpps = 0.0;
-    for time in [window.warm_up, window.measure] {
+    for time in [times.warm_up, times.measure] {
         let limit = time.as_nanos() as u64;
         let (start, mut packets) = (clock::now_ns(), 0);
         let mut ns = 0;
@@ -179,20 +179,20 @@ pub(crate) fn measure(window: Window, mut batch: impl FnMut() -> Result<u64, Str
 }
 
 /// Measures the mean round trip of one message in nanoseconds, with both sides busy-waiting: the peer of `pipe-rtt`.
-pub(crate) fn mean_round_trip(cores: Cores, window: Window) -> Result<f64, String> {
+pub(crate) fn mean_round_trip(cores: Cores, times: MeasureTimes) -> Result<f64, String> {
     // Converts millions of round trips per second to nanoseconds per round trip.
-    with_echo(cores, |near| measure(window, || ping(near).map(|()| 1)).map(|rate| 1e3 / rate))
+    with_echo(cores, |near| measure(times, || ping(near).map(|()| 1)).map(|rate| 1e3 / rate))
 }
 
 /// Measures the median round trip of one message in nanoseconds, each timed separately: the peer of `pipe-ping`.
-pub(crate) fn median_round_trip(cores: Cores, window: Window) -> Result<f64, String> {
+pub(crate) fn median_round_trip(cores: Cores, times: MeasureTimes) -> Result<f64, String> {
     with_echo(cores, |near| {
         let (start, mut times) = (Instant::now(), Vec::new());
-        while start.elapsed() < window.warm_up + window.measure {
+        while start.elapsed() < times.warm_up + times.measure {
             let sent = Instant::now();
             ping(near)?;
             let time = sent.elapsed();
-            if start.elapsed() >= window.warm_up {
+            if start.elapsed() >= times.warm_up {
                 times.push(time.as_nanos() as f64);
             }
         }
@@ -257,7 +257,7 @@ fn receive_one(fd: &OwnedFd) -> Result<bool, String> {
 mod tests {
     use super::*;
 
-    const TINY: Window = Window { warm_up: Duration::from_millis(1), measure: Duration::from_millis(5) };
+    const TINY: MeasureTimes = MeasureTimes { warm_up: Duration::from_millis(1), measure: Duration::from_millis(5) };
 
     #[test]
     fn batches_arrive_complete() {
@@ -278,7 +278,7 @@ mod tests {
             eprintln!("skipped in part: this machine has one processor");
             return;
         };
-        let mpps = rate(cores, Window { measure: Duration::from_millis(100), ..TINY }).unwrap();
+        let mpps = rate(cores, MeasureTimes { measure: Duration::from_millis(100), ..TINY }).unwrap();
         assert!(mpps > 0.0 && mpps.is_finite());
         for round_trip in [mean_round_trip, median_round_trip] {
             let ns = round_trip(cores, TINY).unwrap();

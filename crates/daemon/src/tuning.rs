@@ -65,10 +65,10 @@ pub(crate) mod node {
     pub(crate) const CATCH_UP_LIMIT: Duration = Duration::from_secs(1);
 
     /// Shortest interval between two look-ups of the CPU from which requests come.
-    pub(crate) const WINDOW: Duration = Duration::from_millis(1);
-    /// As many requests in a window, or in a longer time between two requests, are fast.
+    pub(crate) const LOOKUP_INTERVAL: Duration = Duration::from_millis(1);
+    /// As many requests in an interval, or in a longer time between two requests, are fast.
     pub(crate) const FAST_REQUESTS: u32 = 16;
-    /// A thread that waits longer for its CPU on average, in a window, shares the CPU with other programs.
+    /// A thread that waits longer for its CPU on average, in an interval, shares the CPU with other programs.
     pub(crate) const MAX_CPU_WAIT: Duration = Duration::from_micros(100);
     /// How long such a thread is not pinned.
     pub(crate) const UNPINNED_PAUSE: Duration = Duration::from_millis(100);

@@ -11,7 +11,7 @@ use crate::options::Config;
 /// Bytes that Ethernet adds to each packet: preamble, FCS and inter-frame gap.
 const FRAMING: u64 = 24;
 /// Number of intervals in the statistics of -A.
-const WINDOW: usize = 60;
+const AVERAGED_RATES: usize = 60;
 
 /// One thread's counters. Only that thread writes them, once per batch or per few batches; the reporter reads them.
 /// They have cache lines of their own to avoid false sharing.
@@ -183,7 +183,7 @@ impl<'a> Reporter<'a> {
         self.before = totals;
 
         let pps = per_second(now.packets, time);
-        if self.rates.len() == WINDOW {
+        if self.rates.len() == AVERAGED_RATES {
             self.rates.pop_front();
         }
         self.rates.push_back(pps);
@@ -336,10 +336,10 @@ mod tests {
         let counters = [Counters::default()];
         let interval = IntervalNumber::new();
         let mut reporter = Reporter::new(Style { stats: true, ..STYLE }, "rx", &counters, &interval);
-        for _ in 0..WINDOW {
+        for _ in 0..AVERAGED_RATES {
             reporter.line(Duration::from_secs(1));
         }
-        for _ in 0..WINDOW {
+        for _ in 0..AVERAGED_RATES {
             counters[0].add(&interval, 2000, 1, 1);
             reporter.line(Duration::from_secs(1));
         }

@@ -1,6 +1,6 @@
 //! Back ends: how the slots of one ring move. One file each; the smallest is `null`.
 //!
-//! A sync passes windows of slots to a back end, under the ring's lock, and the back end moves them in bulk. A back end
+//! A sync passes spans of slots to a back end, under the ring's lock, and the back end moves them in bulk. A back end
 //! never reads the program's pointers: the sync validates them before.
 //!
 //! Each back end constructs its side of a ring itself ([`open_ring`]) from the daemon's binding. A new back end is a file of
@@ -49,9 +49,9 @@ pub(crate) trait WakeupSource {
 
 /// The transmit side of one ring.
 pub(crate) trait Tx: Send + Sync {
-    /// Sends the slots of `window` and wakes a receiver that waits for them. Returns the number of slots that are not
+    /// Sends the slots of `span` and wakes a receiver that waits for them. Returns the number of slots that are not
     /// sent because they are invalid.
-    fn send(&self, window: Span) -> u32;
+    fn send(&self, span: Span) -> u32;
 
     /// Whether the last sync could not send everything; the next sync tries again.
     fn has_unsent(&self) -> bool {
@@ -79,9 +79,9 @@ pub(crate) struct Delivered {
 
 /// The receive side of one ring.
 pub(crate) trait Rx: Send + Sync {
-    /// Returns the slots of `window` to the peer and wakes a sender that waits for them. Returns the number of buffers that
+    /// Returns the slots of `span` to the peer and wakes a sender that waits for them. Returns the number of buffers that
     /// do not exist.
-    fn release(&self, window: Span) -> u32;
+    fn release(&self, span: Span) -> u32;
 
     /// Delivers the packets that have arrived: the program holds `[held, taken)`, the slots from `taken` to before `held`
     /// are free.

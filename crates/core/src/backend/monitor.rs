@@ -132,7 +132,7 @@ impl MirrorRx {
 }
 
 impl Rx for MonitorRx {
-    fn release(&self, _window: Span) -> u32 {
+    fn release(&self, _span: Span) -> u32 {
         // The slots keep their buffers, and no sender waits for them.
         0
     }

@@ -149,14 +149,14 @@ fn packet(slot: SlotValue, offset: u32, continued: bool) -> XskDesc {
 
 impl Tx for NicTx {
     #[inline]
-    fn send(&self, window: Span) -> u32 {
+    fn send(&self, span: Span) -> u32 {
         // Slots of a packet that was incomplete in the last sync come first.
         let from = self.rings.next_tx();
         let slots = self.count();
-        if !slots.between(from, window.from, window.to) {
+        if !slots.between(from, span.from, span.to) {
             return 0;
         }
-        let (written, bad) = self.put(from, window.to);
+        let (written, bad) = self.put(from, span.to);
         if written > 0 {
             self.rings.submit(written);
             self.kick();
@@ -225,14 +225,14 @@ impl NicRx {
 
 impl Rx for NicRx {
     #[inline]
-    fn release(&self, window: Span) -> u32 {
+    fn release(&self, span: Span) -> u32 {
         let (ring, slots) = (&self.half.slots, self.half.slots.slots());
         let from = self.rings.next_fill();
-        if !slots.between(window.from, from, window.to) {
+        if !slots.between(span.from, from, span.to) {
             return 0;
         }
         let (mut n, mut bad) = (0, 0);
-        for p in slots.runs(Span { from, to: window.to }).into_iter().flat_map(|run| slots.run(run)) {
+        for p in slots.runs(Span { from, to: span.to }).into_iter().flat_map(|run| slots.run(run)) {
             let idx = ring.buf_idx(p);
             let good = self.half.limits.index_ok(idx);
             self.rings.write_fill(p, good.then(|| (idx, self.half.offsets.of(ring.ptr(p)))));

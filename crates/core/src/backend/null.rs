@@ -13,7 +13,7 @@ pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
 }
 
 impl Tx for Null {
-    fn send(&self, _window: Span) -> u32 {
+    fn send(&self, _span: Span) -> u32 {
         0
     }
 
@@ -31,7 +31,7 @@ impl Tx for Null {
 }
 
 impl Rx for Null {
-    fn release(&self, _window: Span) -> u32 {
+    fn release(&self, _span: Span) -> u32 {
         0
     }
 

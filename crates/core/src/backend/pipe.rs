@@ -30,13 +30,13 @@ impl PipeTx {
         Some(PipeTx { channel, doorbell: parts.doorbell()?, peer_doorbell: parts.peer_doorbell()? })
     }
 
-    /// Returns the position after the last slot of `window` that ends a packet, because a chain of fragments is sent as a
-    /// whole; `None` if no packet ends in the window.
+    /// Returns the position after the last slot of `span` that ends a packet, because a chain of fragments is sent as a
+    /// whole; `None` if no packet ends in the span.
     #[inline]
-    fn last_end(&self, window: Span) -> Option<Pos> {
+    fn last_end(&self, span: Span) -> Option<Pos> {
         let (slots, ring) = (self.channel.slots().slots(), self.channel.slots());
-        let mut end = window.to;
-        while end != window.from {
+        let mut end = span.to;
+        while end != span.from {
             let last = slots.prev(end);
             if ring.flags(last) & NS_MOREFRAG == 0 {
                 return Some(end);
@@ -57,10 +57,10 @@ impl PipeTx {
         is_sent
     }
 
-    /// Sends `window`; its last slot must end a packet.
+    /// Sends `span`; its last slot must end a packet.
     #[inline(always)]
-    pub(crate) fn send_whole(&self, window: Span) {
-        self.channel.publish(window);
+    pub(crate) fn send_whole(&self, span: Span) {
+        self.channel.publish(span);
         if self.channel.words().take_consumer_wakeup() {
             self.peer_doorbell.notify();
         }
@@ -69,9 +69,9 @@ impl PipeTx {
 
 impl Tx for PipeTx {
     #[inline]
-    fn send(&self, window: Span) -> u32 {
-        if let Some(end) = self.last_end(window) {
-            self.send_whole(Span { from: window.from, to: end });
+    fn send(&self, span: Span) -> u32 {
+        if let Some(end) = self.last_end(span) {
+            self.send_whole(Span { from: span.from, to: end });
         }
         // The receiver validates the slots.
         0
@@ -130,12 +130,12 @@ impl PipeRx {
         })
     }
 
-    /// Empties packets of `window` that would end outside their buffer at the program's offset. Returns how many.
+    /// Empties packets of `span` that would end outside their buffer at the program's offset. Returns how many.
     #[inline(never)]
-    fn validate_offsets(&self, window: Span) -> u32 {
+    fn validate_offsets(&self, span: Span) -> u32 {
         let (ring, limits) = (self.channel.slots(), self.channel.limits());
         let mut bad = 0;
-        for p in ring.slots().walk(window) {
+        for p in ring.slots().walk(span) {
             let slot = ring.load(p);
             if !self.offsets.allow(limits, slot) {
                 ring.store(p, SlotValue { len: 0, ptr: self.offsets.put(slot.ptr, 0), ..slot });
@@ -148,9 +148,9 @@ impl PipeRx {
 
 impl Rx for PipeRx {
     #[inline(always)]
-    fn release(&self, window: Span) -> u32 {
-        let bad = self.channel.return_buffers(window);
-        self.channel.words().release(window.to);
+    fn release(&self, span: Span) -> u32 {
+        let bad = self.channel.return_buffers(span);
+        self.channel.words().release(span.to);
         if self.channel.words().take_producer_wakeup() {
             self.peer_doorbell.notify();
         }
@@ -161,10 +161,10 @@ impl Rx for PipeRx {
     fn deliver(&self, held: Pos, taken: Pos) -> Result<Delivered, InvalidPeerIndex> {
         let to =
             self.channel.words().validated_prod(self.channel.slots().slots(), held, taken).ok_or(InvalidPeerIndex)?;
-        let window = Span { from: taken, to };
-        let mut bad = if to == taken { 0 } else { self.channel.receive(window, self.spare) };
+        let span = Span { from: taken, to };
+        let mut bad = if to == taken { 0 } else { self.channel.receive(span, self.spare) };
         if self.offsets.mask != 0 {
-            bad += self.validate_offsets(window);
+            bad += self.validate_offsets(span);
         }
         Ok(Delivered { to, bad })
     }

@@ -28,7 +28,7 @@ pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
     Some(RingBackend::Rx(Box::new(ValeRx { channel, doorbell: parts.doorbell()? })))
 }
 
-/// The sending end: that of a pipe, except that the last slot of a window always ends a packet. The switch validates the
+/// The sending end: that of a pipe, except that the last slot of a span always ends a packet. The switch validates the
 /// slots.
 pub(crate) struct ValeTx {
     pub(crate) pipe: PipeTx,
@@ -42,11 +42,11 @@ impl ValeTx {
     /// buffer; the switch drops their packets. Returns how many slots it emptied.
     #[cold]
     #[inline(never)]
-    fn copy_indirect(&self, window: Span) -> u32 {
+    fn copy_indirect(&self, span: Span) -> u32 {
         let ring = self.pipe.channel.slots();
         // With offsets configured, the pointers of slots hold offsets and not addresses.
         let region = self.region.as_deref().filter(|_| self.offsets.mask == 0);
-        let mut indirect = ring.slots().walk(window).filter(|p| ring.flags(*p) & NS_INDIRECT != 0).peekable();
+        let mut indirect = ring.slots().walk(span).filter(|p| ring.flags(*p) & NS_INDIRECT != 0).peekable();
         let mut bad = 0;
         while let Some(first) = indirect.peek().copied() {
             let (mut at, mut wanted) = ([first; MAX_PIECES], [(0, 0, BufIdx(0)); MAX_PIECES]);
@@ -68,17 +68,17 @@ impl ValeTx {
 
 impl Tx for ValeTx {
     #[inline]
-    fn send(&self, window: Span) -> u32 {
+    fn send(&self, span: Span) -> u32 {
         let ring = self.pipe.channel.slots();
-        let last = ring.slots().prev(window.to);
+        let last = ring.slots().prev(span.to);
         let flags = ring.flags(last);
         if flags & NS_MOREFRAG != 0 {
             ring.set_flags(last, flags & !NS_MOREFRAG);
         }
-        let any = ring.slots().walk(window).fold(0, |any, p| any | ring.flags(p));
-        let bad = if any & NS_INDIRECT != 0 { self.copy_indirect(window) } else { 0 };
+        let any = ring.slots().walk(span).fold(0, |any, p| any | ring.flags(p));
+        let bad = if any & NS_INDIRECT != 0 { self.copy_indirect(span) } else { 0 };
         self.pipe.channel.words().set_producer_cpu(current_cpu());
-        self.pipe.send(window) + bad
+        self.pipe.send(span) + bad
     }
 
     #[inline]
@@ -124,10 +124,10 @@ pub(crate) struct ValeRx {
 
 impl Rx for ValeRx {
     #[inline]
-    fn release(&self, window: Span) -> u32 {
+    fn release(&self, span: Span) -> u32 {
         // Wakes nobody: the switch drops what has no room, or waits until the ring is empty (see `deliver`).
         self.channel.words().set_consumer_cpu(current_cpu());
-        self.channel.words().release(window.to);
+        self.channel.words().release(span.to);
         0
     }
 

@@ -40,9 +40,9 @@ impl SyncRing {
         self.forward_policy == ForwardPolicy::All || self.view.slots().flags(at) & NS_FORWARD != 0
     }
 
-    /// Appends the forwarded packets of `window`, a part of `from`, as far as there is room. Returns the end of the part that
+    /// Appends the forwarded packets of `span`, a part of `from`, as far as there is room. Returns the end of the part that
     /// was processed.
-    fn append(&self, lease: u32, from: &SyncRing, window: Span) -> Option<Pos> {
+    fn append(&self, lease: u32, from: &SyncRing, span: Span) -> Option<Pos> {
         let (state, slots) = (self.state(), self.view.shape().slots);
         let _guard: SyncGuard<'_> = (0..FORWARD_LOCK_TRIES).find_map(|_| {
             spin_hint();
@@ -51,12 +51,12 @@ impl SyncRing {
         let (hwcur, hwtail) = state.positions(slots)?;
         let program = validate(slots, hwcur, hwtail, self.view.raw_head(), self.view.raw_cur())?;
         let mut room = slots.distance(program.head, hwtail);
-        let (mut at, mut to) = (window.from, program.head);
+        let (mut at, mut to) = (span.from, program.head);
         let theirs = from.view.shape().slots;
-        while at != window.to {
+        while at != span.to {
             // The program released only the first part of this packet.
-            let Some(n) = from.packet_slots(at, window.to) else {
-                at = window.to;
+            let Some(n) = from.packet_slots(at, span.to) else {
+                at = span.to;
                 break;
             };
             if from.is_forwarded(at) {
@@ -83,7 +83,7 @@ impl SyncRing {
         let (mine, theirs) = (self.view.slots(), from.view.slots());
         let slot = theirs.load(p);
         let flags = slot.flags & NS_MOREFRAG;
-        // Cleared at once: if this process is killed before the window is released, the packet is not forwarded twice.
+        // Cleared at once: if this process is killed before the span is released, the packet is not forwarded twice.
         theirs.set_flags(p, slot.flags & !NS_FORWARD);
         if !self.view.region().limits().allow(slot) {
             // An empty slot: the sync of the other ring counts it as invalid.
@@ -99,11 +99,11 @@ impl SyncRing {
         }
     }
 
-    /// Counts the forwarded packets of `window` as dropped.
+    /// Counts the forwarded packets of `span` as dropped.
     #[cold]
-    fn drop_forwarded(&self, window: Span) {
+    fn drop_forwarded(&self, span: Span) {
         let ring = self.view.slots();
-        let dropped = ring.slots().walk(window).filter(|p| self.is_forwarded(*p)).count();
+        let dropped = ring.slots().walk(span).filter(|p| self.is_forwarded(*p)).count();
         self.state().dropped.fetch_add(dropped as u64, Relaxed);
     }
 }
@@ -119,9 +119,9 @@ impl Port {
         now: Option<WallTime>,
     ) -> Result<(), SyncError> {
         let next_hop = self.next_hop(ring);
-        let on_release = |window: Span| match next_hop {
-            NextHop::Ring(port, other) => port.forward(other, lease, &ring.inner, window),
-            NextHop::None => ring.inner.drop_forwarded(window),
+        let on_release = |span: Span| match next_hop {
+            NextHop::Ring(port, other) => port.forward(other, lease, &ring.inner, span),
+            NextHop::None => ring.inner.drop_forwarded(span),
             NextHop::NotForwarded => {}
         };
         let result = self.sync_renewing_monitors(ring, || ring.inner.sync_with_hook(lease, effort, now, &on_release));
@@ -131,9 +131,9 @@ impl Port {
         }
     }
 
-    /// Appends the forwarded packets of `window` to the ring `to` of this port.
-    fn forward(&self, to: &Ring, lease: u32, from: &SyncRing, window: Span) {
-        let (mut left, mut stalls) = (window, 0);
+    /// Appends the forwarded packets of `span` to the ring `to` of this port.
+    fn forward(&self, to: &Ring, lease: u32, from: &SyncRing, span: Span) {
+        let (mut left, mut stalls) = (span, 0);
         while let Some(at) = to.inner.append(lease, from, left) {
             if at == left.to {
                 return;

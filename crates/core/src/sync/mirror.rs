@@ -93,11 +93,11 @@ impl MirrorTx {
         rings.collect()
     }
 
-    /// Copies the packets of `window`, and drops those without room. The caller holds the lock of the ring `theirs`, whose
+    /// Copies the packets of `span`, and drops those without room. The caller holds the lock of the ring `theirs`, whose
     /// buffers are in `region`.
-    fn copy(&self, region: &Region, (theirs, offsets): (&SlotRing, Offsets), window: Span, time: u64) {
+    fn copy(&self, region: &Region, (theirs, offsets): (&SlotRing, Offsets), span: Span, time: u64) {
         let slots = self.channel.slots();
-        self.put_all(theirs, window, |p, at| {
+        self.put_all(theirs, span, |p, at| {
             let slot = theirs.load(p);
             let packet = region.frame(slot.buf_idx).skip(offsets.of(slot.ptr) as usize);
             let idx = slots.buf_idx(at);
@@ -108,12 +108,12 @@ impl MirrorTx {
         });
     }
 
-    /// Takes the buffers of `window`, whose packets have been sent or read, and leaves others. The caller holds the lock
+    /// Takes the buffers of `span`, whose packets have been sent or read, and leaves others. The caller holds the lock
     /// of the ring `theirs`. A buffer that was exchanged before holds another packet, or none; packets with an offset are
     /// dropped, because the monitor may have no offsets.
-    fn exchange(&self, (theirs, offsets): (&SlotRing, Offsets), window: Span, time: u64) {
+    fn exchange(&self, (theirs, offsets): (&SlotRing, Offsets), span: Span, time: u64) {
         let (slots, limits) = (self.channel.slots(), self.region.limits());
-        self.put_all(theirs, window, |p, at| {
+        self.put_all(theirs, span, |p, at| {
             let slot = theirs.load(p);
             let other = slots.buf_idx(at);
             if slot.flags & NS_BUF_CHANGED != 0
@@ -129,21 +129,21 @@ impl MirrorTx {
         });
     }
 
-    /// Calls `put` for each slot of `window` and its place in the mirror ring. Drops the packets of slots for which it
+    /// Calls `put` for each slot of `span` and its place in the mirror ring. Drops the packets of slots for which it
     /// returns `false` or that have no room.
     #[inline(always)]
-    fn put_all(&self, theirs: &SlotRing, window: Span, mut put: impl FnMut(Pos, Pos) -> bool) {
+    fn put_all(&self, theirs: &SlotRing, span: Span, mut put: impl FnMut(Pos, Pos) -> bool) {
         let (count, slots) = (theirs.slots(), self.channel.slots().slots());
         // The monitor can write both positions; any two valid ones delimit a part of the ring.
         let Some(used) = self.channel.words().positions(slots) else {
-            return self.count(0, count.distance(window.from, window.to));
+            return self.count(0, count.distance(span.from, span.to));
         };
         let full = slots.prev(used.from);
         let (mut whole, mut copied, mut dropped) = (used.to, 0, 0);
         let begun = self.begun.load(Relaxed).min(slots.distance(used.to, full));
         let mut at = slots.add(used.to, begun);
         let mut dropping = self.dropping.load(Relaxed);
-        for p in count.walk(window) {
+        for p in count.walk(span) {
             let continued = theirs.flags(p) & NS_MOREFRAG != 0;
             if !dropping && (at == full || !put(p, at)) {
                 // Drops the start of this packet with the rest of it.
@@ -228,22 +228,22 @@ impl MirrorSet {
         self.has_zero_copy.load(Relaxed)
     }
 
-    /// Copies the packets of `window` to all monitors that get copies. The caller holds the lock of the ring, whose
+    /// Copies the packets of `span` to all monitors that get copies. The caller holds the lock of the ring, whose
     /// buffers are in `region`.
     #[cold]
-    pub fn copy(&self, region: &Region, ring: (&SlotRing, Offsets), window: Span) {
+    pub fn copy(&self, region: &Region, ring: (&SlotRing, Offsets), span: Span) {
         let Some(list) = self.lock().map(|list| list.clone()) else { return };
         let time = clock::now_ns();
-        list.iter().filter(|mirror| !mirror.zero_copy).for_each(|mirror| mirror.copy(region, ring, window, time));
+        list.iter().filter(|mirror| !mirror.zero_copy).for_each(|mirror| mirror.copy(region, ring, span, time));
     }
 
-    /// Moves the buffers of `window`, whose packets have been sent or read, to the zero-copy monitors, in exchange for
+    /// Moves the buffers of `span`, whose packets have been sent or read, to the zero-copy monitors, in exchange for
     /// others. The caller holds the lock of the ring.
     #[cold]
-    pub fn exchange(&self, ring: (&SlotRing, Offsets), window: Span) {
+    pub fn exchange(&self, ring: (&SlotRing, Offsets), span: Span) {
         let Some(list) = self.lock().map(|list| list.clone()) else { return };
         let time = clock::now_ns();
-        list.iter().filter(|mirror| mirror.zero_copy).for_each(|mirror| mirror.exchange(ring, window, time));
+        list.iter().filter(|mirror| mirror.zero_copy).for_each(|mirror| mirror.exchange(ring, span, time));
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, Mirrors>> {

@@ -355,7 +355,7 @@ impl SyncRing {
         monitored: bool,
     ) -> Pos {
         if program.head != hwcur {
-            // A process that is killed between the two steps leaves hwcur behind. The next sync releases the window
+            // A process that is killed between the two steps leaves hwcur behind. The next sync releases the span
             // again, which changes nothing, because the first release cleared the marks of exchanged buffers.
             if monitored && self.mirrors.any_zero_copy() {
                 let released = Span { from: hwcur, to: program.head };
@@ -401,11 +401,11 @@ impl SyncRing {
         }
     }
 
-    /// Clears `NS_BUF_CHANGED` in the slots of `window`.
+    /// Clears `NS_BUF_CHANGED` in the slots of `span`.
     #[cold]
-    fn clear_buf_changed(&self, window: Span) {
+    fn clear_buf_changed(&self, span: Span) {
         let ring = self.view.slots();
-        for p in ring.slots().walk(window) {
+        for p in ring.slots().walk(span) {
             let flags = ring.flags(p);
             if flags & NS_BUF_CHANGED != 0 {
                 ring.set_flags(p, flags & !NS_BUF_CHANGED);

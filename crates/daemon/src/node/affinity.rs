@@ -3,7 +3,8 @@
 //! If the answering thread is on the same CPU, the CPU goes to it when the program waits for the answer: two context
 //! switches. On another CPU it must be woken there, and wake the program in turn, each time with an interrupt and out
 //! of an idle CPU's sleep state. The scheduler prefers the idle CPU, though. So while requests come fast, the thread is
-//! pinned to the CPU where they come from, which is looked up once in a [`WINDOW`]. Otherwise it may run anywhere.
+//! pinned to the CPU where they come from, which is looked up once per [`LOOKUP_INTERVAL`]. Otherwise it may run
+//! anywhere.
 //!
 //! That is good as long as no other program uses these CPUs. Otherwise each switch between the two may let a third
 //! thread run for milliseconds, and a thread that is not pinned finds a CPU sooner. So a thread that had to wait for
@@ -14,14 +15,14 @@ use std::time::Instant;
 use unetmap_sys::process::{cpus_allowed, pin_to_cpu, run_on_cpus};
 use unetmap_sys::thread::{RunDelay, cpu_of, run_delay};
 
-use crate::tuning::node::{FAST_REQUESTS, MAX_CPU_WAIT, UNPINNED_PAUSE as PAUSE, WINDOW};
+use crate::tuning::node::{FAST_REQUESTS, LOOKUP_INTERVAL, MAX_CPU_WAIT, UNPINNED_PAUSE as PAUSE};
 
 /// The CPU affinity of the calling thread.
 pub(super) struct RequesterAffinity {
-    /// Start of the window, and requests in it.
+    /// Start of the interval, and requests in it.
     since: Instant,
     requests: u32,
-    /// Its waiting times for the CPU when the window began.
+    /// Its waiting times for the CPU when the interval began.
     waits: RunDelay,
     /// It is not pinned until then.
     pause: Instant,
@@ -47,7 +48,7 @@ impl RequesterAffinity {
     pub(super) fn request_from(&mut self, tid: u32) {
         self.requests += 1;
         let now = Instant::now();
-        if now - self.since < WINDOW {
+        if now - self.since < LOOKUP_INTERVAL {
             return;
         }
         let fast = self.requests >= FAST_REQUESTS;
@@ -126,21 +127,21 @@ mod tests {
         let tid = tid.file_name().unwrap().to_str().unwrap().parse().unwrap();
         let mut affinity = RequesterAffinity::new();
         for _ in 0..3 {
-            std::thread::sleep(WINDOW);
+            std::thread::sleep(LOOKUP_INTERVAL);
             affinity.request_from(tid);
             assert_eq!(affinity.home, None);
         }
-        // Many requests before the window ends; then one after.
-        affinity.since = Instant::now() + WINDOW;
+        // Many requests before the interval ends; then one after.
+        affinity.since = Instant::now() + LOOKUP_INTERVAL;
         for _ in 0..FAST_REQUESTS {
             affinity.request_from(tid);
         }
-        affinity.since = Instant::now() - WINDOW;
+        affinity.since = Instant::now() - LOOKUP_INTERVAL;
         // Other programs may use the CPUs.
         (affinity.waits.count, affinity.pause) = (u64::MAX, Instant::now());
         affinity.request_from(tid);
         assert!(affinity.home.is_some_and(|home| cpus_allowed() == [home]));
-        affinity.since = Instant::now() - WINDOW;
+        affinity.since = Instant::now() - LOOKUP_INTERVAL;
         affinity.request_from(tid);
         assert_eq!(cpus_allowed(), all);
     }
