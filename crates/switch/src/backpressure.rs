@@ -32,7 +32,7 @@ use crate::tuning::{
     REPLY_RETRY_INTERVAL, STREAM_BATCH_SLOTS,
 };
 
-/// A port of a thread: the index of its snapshot, and its index in the switch.
+/// A port of a thread: the index of its switch, and its index in the switch.
 pub(crate) type PortId = (usize, u8);
 
 /// The state described in the module's comment, and the ports that were active last.
@@ -40,8 +40,8 @@ pub(crate) type PortId = (usize, u8);
 pub(crate) struct Backpressure {
     /// Number of the current batch.
     batch: Cell<u32>,
-    /// Index of the snapshot that the current batch belongs to.
-    snapshot: Cell<usize>,
+    /// Index of the switch that the current batch belongs to.
+    switch: Cell<usize>,
     /// The current batch is part of a stream.
     streaming: Cell<bool>,
     budget: WaitBudget,
@@ -57,11 +57,11 @@ pub(crate) struct Backpressure {
 }
 
 impl Backpressure {
-    /// Begins a batch of a port of snapshot `snapshot`.
+    /// Begins a batch of a port of the switch with this index.
     #[inline]
-    pub(crate) fn begin_batch(&self, snapshot: usize, port: u8) {
+    pub(crate) fn begin_batch(&self, switch: usize, port: u8) {
         self.batch.set(self.batch.get().wrapping_add(1));
-        self.snapshot.set(snapshot);
+        self.switch.set(switch);
         self.note_active(port);
         self.deferred.flush_overdue();
     }
@@ -99,10 +99,10 @@ impl Backpressure {
         self.budget.spend(cost, wait)
     }
 
-    /// Notes a delivery to a port of the current snapshot.
+    /// Notes a delivery to a port of the current switch.
     #[inline]
     pub(crate) fn note_delivery(&self, port: u8) {
-        self.last_receiver.set(Some((self.snapshot.get(), port)));
+        self.last_receiver.set(Some((self.switch.get(), port)));
         self.note_active(port);
     }
 
@@ -123,10 +123,10 @@ impl Backpressure {
         self.missed_replies.set(0);
     }
 
-    /// Notes that a port of the current snapshot sent or receives.
+    /// Notes that a port of the current switch sent or receives.
     #[inline]
     pub(crate) fn note_active(&self, port: u8) {
-        let id = Some((self.snapshot.get(), port));
+        let id = Some((self.switch.get(), port));
         if self.recent.iter().any(|recent| recent.get() == id) {
             return;
         }
@@ -140,7 +140,7 @@ impl Backpressure {
         self.recent.iter().filter_map(Cell::get)
     }
 
-    /// Forgets all ports: the indexes of snapshots and ports change their meaning.
+    /// Forgets all ports: the indexes of switches and ports change their meaning.
     pub(crate) fn forget_ports(&self) {
         self.recent.iter().for_each(|recent| recent.set(None));
         self.last_receiver.set(None);

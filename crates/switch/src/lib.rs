@@ -38,7 +38,7 @@
 //! ## Threads
 //! A thread serves the transmit rings of the ports that the daemon assigned to it and delivers to ports of any thread
 //! (`worker/mod.rs` tells which state is shared and by which lock). The daemon publishes a new set of
-//! [`worker::SwitchSnapshot`]s through a [`worker::Mailbox`] and waits until every thread uses it. A thread without
+//! [`worker::SwitchConfig`]s through a [`worker::Mailbox`] and waits until every thread uses it. A thread without
 //! work polls for a short time, yields the CPU to a client that needs it, and then sleeps until a client notifies it.
 //! `worker/idle_listener.rs` is a helper thread that waits for the doorbells of idle rings during a futex wait.
 //!

@@ -62,7 +62,7 @@ pub struct SwitchPort {
     vnet_hdr_len: AtomicU8,
     pub(crate) tx: Vec<PortTx>,
     rx: Vec<PortRx>,
-    /// The policy for snapshots to come; threads use that of their snapshots.
+    /// The policy for configurations to come; threads use that of their `SwitchConfig`.
     policy: Mutex<Option<Arc<ActivePolicy>>>,
     /// Packets for the port that its own filter refused, and those beyond its limits.
     policy_drops: [AtomicU64; 2],
@@ -142,7 +142,7 @@ impl SwitchPort {
         }
     }
 
-    /// Sets the policy for snapshots that are made from now on.
+    /// Sets the policy for configurations that are made from now on.
     pub fn set_policy(&self, policy: Option<Arc<ActivePolicy>>) {
         *self.policy.lock().unwrap_or_else(PoisonError::into_inner) = policy;
     }

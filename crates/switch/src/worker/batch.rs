@@ -1,10 +1,10 @@
 //! Serves one batch of a ring. Its packets take one of four paths: [same-destination runs](runs), [fan-out](fanout) to
 //! several destinations, [packet by packet](packet_by_packet), or [policed] where a policy applies.
 
+use super::config::SwitchConfig;
 use super::fanout::{self, FanoutLists};
 use super::policed;
 use super::resolve::{mirror, target};
-use super::snapshot::SwitchSnapshot;
 use crate::backpressure::Backpressure;
 use crate::forward::{Cut, DestinationLists, DropReason, Packet, Target};
 use crate::port::{BatchContext, PortTx, SwitchPort, TxState};
@@ -13,28 +13,28 @@ use crate::tuning::{HEADER_PREFETCH_SLOTS, MIN_RUN_PACKETS};
 /// Forwards a batch of a port's ring, which has number `number`; returns how many slots that were.
 pub(crate) fn serve(
     (lists, fanout_lists): (&mut DestinationLists, &mut FanoutLists),
-    snapshot: &SwitchSnapshot,
+    switch: &SwitchConfig,
     (port, number, ring): (&SwitchPort, usize, &PortTx),
     backpressure: &Backpressure,
 ) -> u32 {
     let Some(mut guard) = ring.lock() else { return 0 };
-    let Some(batch) = ring.take(&guard, snapshot.policies.batch_slots()) else { return 0 };
+    let Some(batch) = ring.take(&guard, switch.policies.batch_slots()) else { return 0 };
     backpressure.set_batch_slots(batch.len);
     let state = &mut *guard;
     let context = BatchContext { port, ring, number, batch, backpressure };
-    if snapshot.policies.applies_to(port.index) {
-        let done = policed::serve(lists, snapshot, &context, state);
+    if switch.policies.applies_to(port.index) {
+        let done = policed::serve(lists, switch, &context, state);
         ring.release(state, done, backpressure);
         return done;
     }
     // Runs and fan-out support no virtio-net headers, offsets or monitors.
     let plain = port.vnet_hdr_len() == 0 && batch.offsets.mask == 0 && !ring.monitors.any_copy();
-    let mut done = if plain { runs(snapshot, &context, state) } else { 0 };
+    let mut done = if plain { runs(switch, &context, state) } else { 0 };
     if plain && done < batch.len && !batch.has_invalid && state.cutter.at_packet_start() {
-        done += fanout::serve(fanout_lists, snapshot, &context.skip(done), state);
+        done += fanout::serve(fanout_lists, switch, &context.skip(done), state);
     }
     if done < batch.len {
-        done += packet_by_packet(lists, snapshot, &context.skip(done), state);
+        done += packet_by_packet(lists, switch, &context.skip(done), state);
     }
     ring.release(state, done, backpressure);
     done
@@ -42,14 +42,14 @@ pub(crate) fn serve(
 
 /// Forwards same-destination runs: consecutive packets with equal addresses. Returns how many slots that were; the next
 /// packet is in no run.
-fn runs(snapshot: &SwitchSnapshot, context: &BatchContext<'_>, state: &mut TxState) -> u32 {
+fn runs(switch: &SwitchConfig, context: &BatchContext<'_>, state: &mut TxState) -> u32 {
     let len = context.batch.len;
     let (mut done, mut just_resolved) = (0, false);
     while done < len && state.cutter.at_packet_start() {
-        if let Some((addresses, to)) = state.cache.run(&snapshot.table) {
+        if let Some((addresses, to)) = state.cache.run(&switch.table) {
             let to = match to {
-                Target::Port(to) => snapshot.member(to),
-                _ => snapshot.only_other(context.port.index),
+                Target::Port(to) => switch.member(to),
+                _ => switch.only_other(context.port.index),
             };
             let Some(to) = to.filter(|to| to.accepts_runs(context.number)) else { break };
             let packets = to.deliver_run(context, (addresses, done));
@@ -63,7 +63,7 @@ fn runs(snapshot: &SwitchSnapshot, context: &BatchContext<'_>, state: &mut TxSta
         // The packet that ended the run may begin another.
         just_resolved = true;
         if done < len {
-            target(snapshot, context, &mut state.cache, Packet { at: done as u16, frags: 1 });
+            target(switch, context, &mut state.cache, Packet { at: done as u16, frags: 1 });
         }
     }
     done
@@ -73,7 +73,7 @@ fn runs(snapshot: &SwitchSnapshot, context: &BatchContext<'_>, state: &mut TxSta
 /// of a packet.
 fn packet_by_packet(
     lists: &mut DestinationLists,
-    snapshot: &SwitchSnapshot,
+    switch: &SwitchConfig,
     context: &BatchContext<'_>,
     state: &mut TxState,
 ) -> u32 {
@@ -87,7 +87,7 @@ fn packet_by_packet(
             Cut::Packet(packet) => {
                 let ahead = (u32::from(packet.at) + HEADER_PREFETCH_SLOTS).min(batch.len);
                 port.region.prefetch(batch.slots.buf_idx(batch.at(ahead)));
-                match target(snapshot, context, &mut state.cache, packet) {
+                match target(switch, context, &mut state.cache, packet) {
                     Target::Port(to) => lists.add(packet, Some(to)),
                     Target::Flood => lists.add(packet, None),
                     Target::Drop(reason) => ring.count_drop(reason),
@@ -101,24 +101,24 @@ fn packet_by_packet(
         },
     );
     mirror(context, done);
-    deliver(lists, snapshot, context);
+    deliver(lists, switch, context);
     done
 }
 
 /// Delivers the listed packets. If a packet is flooded, the whole batch is copied, unless the switch has two ports
 /// only.
-fn deliver(lists: &DestinationLists, snapshot: &SwitchSnapshot, context: &BatchContext<'_>) {
+fn deliver(lists: &DestinationLists, switch: &SwitchConfig, context: &BatchContext<'_>) {
     if !lists.any_flooded() {
         for &to in lists.ports() {
-            if let Some(to) = snapshot.member(to) {
+            if let Some(to) = switch.member(to) {
                 to.deliver(context, (lists.of(to.index), true));
             }
         }
         return;
     }
     let mut others = 0;
-    for to in snapshot.members.iter().flatten().filter(|to| to.index != context.port.index) {
-        to.deliver(context, (lists.of(to.index), snapshot.pair.is_some()));
+    for to in switch.members.iter().flatten().filter(|to| to.index != context.port.index) {
+        to.deliver(context, (lists.of(to.index), switch.pair.is_some()));
         others += 1;
     }
     if others == 0 {

@@ -7,8 +7,8 @@
 
 use unetmap_mem::{RUN_BREAK_FLAGS, SlotHead, Span};
 
+use super::config::SwitchConfig;
 use super::resolve::target;
-use super::snapshot::SwitchSnapshot;
 use crate::fdb::Mac;
 use crate::forward::{ETHERNET_HEADER, Packet, Target};
 use crate::port::{BatchContext, TxState};
@@ -78,14 +78,14 @@ impl FanoutLists {
 /// packet is of another kind.
 pub(crate) fn serve(
     lists: &mut FanoutLists,
-    snapshot: &SwitchSnapshot,
+    switch: &SwitchConfig,
     context: &BatchContext<'_>,
     state: &mut TxState,
 ) -> u32 {
     lists.clear();
-    let done = list(lists, snapshot, context, state);
+    let done = list(lists, switch, context, state);
     for (to, packets) in lists.lists() {
-        if let Some(to) = snapshot.member(to) {
+        if let Some(to) = switch.member(to) {
             to.deliver_copies(context, packets);
         }
     }
@@ -94,9 +94,9 @@ pub(crate) fn serve(
 
 /// Lists the packets of a batch up to the first one of another kind; returns how many.
 #[inline(always)]
-fn list(lists: &mut FanoutLists, snapshot: &SwitchSnapshot, context: &BatchContext<'_>, state: &mut TxState) -> u32 {
+fn list(lists: &mut FanoutLists, switch: &SwitchConfig, context: &BatchContext<'_>, state: &mut TxState) -> u32 {
     let BatchContext { port, batch, .. } = context;
-    let (table, slots, n) = (&*snapshot.table, batch.slots, batch.slots.slots());
+    let (table, slots, n) = (&*switch.table, batch.slots, batch.slots.slots());
     let mut source = state.cache.source(table);
     let mut done = 0;
     for run in n.runs(Span { from: batch.start, to: batch.at(batch.len) }) {
@@ -115,7 +115,7 @@ fn list(lists: &mut FanoutLists, snapshot: &SwitchSnapshot, context: &BatchConte
             let listed = known && table.port_of(destination).is_some_and(|to| lists.add(to, head));
             if !listed {
                 let at = Packet { at: done as u16, frags: 1 };
-                if !list_resolved(lists, snapshot, context, state, (at, head)) {
+                if !list_resolved(lists, switch, context, state, (at, head)) {
                     return done;
                 }
                 source = state.cache.source(table);
@@ -131,14 +131,14 @@ fn list(lists: &mut FanoutLists, snapshot: &SwitchSnapshot, context: &BatchConte
 #[inline(never)]
 fn list_resolved(
     lists: &mut FanoutLists,
-    snapshot: &SwitchSnapshot,
+    switch: &SwitchConfig,
     context: &BatchContext<'_>,
     state: &mut TxState,
     (at, head): (Packet, SlotHead),
 ) -> bool {
-    let to = match target(snapshot, context, &mut state.cache, at) {
-        Target::Port(to) => snapshot.member(to),
-        Target::Flood => snapshot.only_other(context.port.index),
+    let to = match target(switch, context, &mut state.cache, at) {
+        Target::Port(to) => switch.member(to),
+        Target::Flood => switch.only_other(context.port.index),
         Target::Drop(reason) => {
             context.ring.count_drop(reason);
             return true;

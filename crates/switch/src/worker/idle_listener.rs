@@ -63,8 +63,8 @@ impl IdleListener {
     ///
     /// # Errors
     /// No memory is left.
-    pub(crate) fn arm(&self, (snapshot, port): PortId, doorbell: &Doorbell) -> io::Result<()> {
-        self.shared.doorbells.arm_oneshot(doorbell, (snapshot as u64) << 8 | u64::from(port))
+    pub(crate) fn arm(&self, (switch, port): PortId, doorbell: &Doorbell) -> io::Result<()> {
+        self.shared.doorbells.arm_oneshot(doorbell, (switch as u64) << 8 | u64::from(port))
     }
 
     /// Disarms a doorbell.
@@ -73,7 +73,7 @@ impl IdleListener {
         let _ = self.shared.doorbells.delete(doorbell);
     }
 
-    /// Takes the ports whose doorbells fired. After a change of snapshots some may be other ports than those that
+    /// Takes the ports whose doorbells fired. After a change of configuration some may be other ports than those that
     /// notified.
     pub(crate) fn take_fired(&self) -> Vec<PortId> {
         let fired = std::mem::take(&mut *self.shared.fired.lock().unwrap_or_else(PoisonError::into_inner));

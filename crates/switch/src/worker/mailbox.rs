@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use unetmap_sys::Doorbell;
 
-use super::snapshot::SwitchSnapshot;
+use super::config::SwitchConfig;
 use crate::tuning::QUIESCENT_TIMEOUT;
 
 /// State that a thread shares with the daemon's main thread.
@@ -24,7 +24,7 @@ pub struct Mailbox {
 }
 
 pub(super) struct Config {
-    pub(super) snapshots: Arc<Vec<SwitchSnapshot>>,
+    pub(super) switches: Arc<Vec<SwitchConfig>>,
     /// Number of the configuration that the thread uses.
     pub(super) applied: u64,
     pub(super) stop: bool,
@@ -38,16 +38,16 @@ impl Mailbox {
     pub fn new() -> io::Result<Mailbox> {
         Ok(Mailbox {
             published: AtomicU64::new(0),
-            config: Mutex::new(Config { snapshots: Arc::default(), applied: 0, stop: false }),
+            config: Mutex::new(Config { switches: Arc::default(), applied: 0, stop: false }),
             applied: Condvar::new(),
             doorbell: Doorbell::new()?,
             tid: AtomicU32::new(0),
         })
     }
 
-    /// Publishes the snapshots that the thread is to use; [`Mailbox::wait_quiescent`] waits for the number returned.
-    pub fn publish_config(&self, snapshots: Vec<SwitchSnapshot>) -> u64 {
-        self.publish(|config| config.snapshots = Arc::new(snapshots))
+    /// Publishes the configuration that the thread is to use; [`Mailbox::wait_quiescent`] waits for the number returned.
+    pub fn publish_config(&self, switches: Vec<SwitchConfig>) -> u64 {
+        self.publish(|config| config.switches = Arc::new(switches))
     }
 
     /// Waits until the thread uses configuration `number`, published at `since`, and so nothing that is not in it;
@@ -62,7 +62,7 @@ impl Mailbox {
     /// Stops the thread. It uses nothing any more once it is joined.
     pub fn stop(&self) {
         self.publish(|config| {
-            config.snapshots = Arc::default();
+            config.switches = Arc::default();
             config.stop = true;
         });
     }

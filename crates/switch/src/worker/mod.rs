@@ -36,6 +36,7 @@ use crate::port::{PortTx, SwitchPort};
 use crate::tuning::{BATCH_SLOTS, EXTRA_PASSES, FALLBACK_SLEEP, FUTEX_WAIT_RINGS, IDLE_POLL_TIME, PASSES_BEFORE_YIELD};
 
 mod batch;
+mod config;
 mod fanout;
 mod idle_listener;
 mod mailbox;
@@ -43,10 +44,9 @@ mod policed;
 mod poll_set;
 mod resolve;
 mod sched_batch;
-mod snapshot;
 
+pub use config::SwitchConfig;
 pub use mailbox::Mailbox;
-pub use snapshot::SwitchSnapshot;
 
 use fanout::FanoutLists;
 use idle_listener::IdleListener;
@@ -128,7 +128,7 @@ struct Worker {
     poll_set: PollSet,
     /// The ring that is being served.
     serving: Option<RingId>,
-    snapshots: Arc<Vec<SwitchSnapshot>>,
+    switches: Arc<Vec<SwitchConfig>>,
     /// The doorbells of the present ports, and the thread's own, for sleeping.
     doorbells: Option<Epoll>,
     /// Started by the first futex wait with idle rings.
@@ -147,8 +147,8 @@ impl Worker {
         self.backpressure.forget_ports();
         self.sched.reset();
         self.disarm_doorbells();
-        self.snapshots = config.snapshots.clone();
-        self.poll_set = poll_set(&self.snapshots);
+        self.switches = config.switches.clone();
+        self.poll_set = poll_set(&self.switches);
         *applied = mailbox.published.load(Acquire);
         config.applied = *applied;
         mailbox.applied.notify_all();
@@ -159,11 +159,11 @@ impl Worker {
     /// Polls once the rings that are due; returns how many slots were taken.
     fn pass(&mut self) -> u32 {
         let moved = self.poll_set.pass(now_ns, |id| {
-            let (snapshot, port, ring) = ring_of(&self.snapshots, id).filter(|(_, _, ring)| ring.may_have_slots())?;
+            let (switch, port, ring) = ring_of(&self.switches, id).filter(|(_, _, ring)| ring.may_have_slots())?;
             self.backpressure.begin_batch(id.0, port.index);
             self.serving = Some(id);
             let lists = (&mut self.lists, &mut self.fanout_lists);
-            let moved = batch::serve(lists, snapshot, (port, id.2, ring), &self.backpressure);
+            let moved = batch::serve(lists, switch, (port, id.2, ring), &self.backpressure);
             self.serving = None;
             Some(moved)
         });
@@ -179,8 +179,8 @@ impl Worker {
     /// If a few packets went to a client that is awake on another CPU, polls for its reply before the CPU is yielded
     /// to a client, which probably waits for that reply. True if packets came.
     fn poll_for_reply(&mut self) -> bool {
-        let Some((snapshot, port)) = self.backpressure.take_last_receiver() else { return false };
-        let receiver = self.snapshots.get(snapshot).and_then(|snapshot| snapshot.member(port));
+        let Some((switch, port)) = self.backpressure.take_last_receiver() else { return false };
+        let receiver = self.switches.get(switch).and_then(|switch| switch.member(port));
         let due = self.sched.is_small_turn()
             && receiver.is_some_and(|port| port.may_reply(current_cpu()))
             && self.backpressure.should_poll_for_reply();
@@ -194,20 +194,20 @@ impl Worker {
     /// After a panic: continues with the same configuration, without the packets that caused the panic.
     #[cold]
     fn recover(&mut self) {
-        let snapshots = std::mem::take(&mut self.snapshots);
+        let switches = std::mem::take(&mut self.switches);
         if let Some(id) = self.serving
-            && let Some((_, _, ring)) = ring_of(&snapshots, id)
+            && let Some((_, _, ring)) = ring_of(&switches, id)
         {
             ring.drop_sent(&self.backpressure);
         }
         self.backpressure.flush_wakeups();
         self.sched.reset();
-        *self = Worker { poll_set: poll_set(&snapshots), snapshots, ..Worker::default() };
+        *self = Worker { poll_set: poll_set(&switches), switches, ..Worker::default() };
     }
 
     /// Returns the ports that sent or received last.
     fn recent(&self) -> impl Iterator<Item = &SwitchPort> {
-        self.backpressure.recent().filter_map(|(snapshot, port)| self.snapshots.get(snapshot)?.member(port))
+        self.backpressure.recent().filter_map(|(switch, port)| self.switches.get(switch)?.member(port))
     }
 
     /// Without work: if a client needs this CPU, yields it by a futex wait until some ring has new slots. Unlike a
@@ -222,14 +222,14 @@ impl Worker {
         // If idle rings cannot be armed, all rings end the wait by their words, if they are not too many.
         let armed_now = self.poll_set.len() > FUTEX_WAIT_RINGS && self.arm_idle_doorbells().unwrap_or(false);
         let mut wait = FutexWaitSet::default();
-        let mut rings = self.poll_set.futex_waited().filter_map(|id| ring_of(&self.snapshots, id));
+        let mut rings = self.poll_set.futex_waited().filter_map(|id| ring_of(&self.switches, id));
         // The idle listener is added last: a kernel that supports one word only waits for a ring.
         let all_added = rings.all(|(_, _, ring)| ring.add_to_wait(&mut wait));
         if !all_added || !self.idle_listener.iter().all(|listener| wait.add_consumer(listener.words())) {
             return Yield::MustSleep;
         }
         drop(rings);
-        let has_slots = |id| ring_of(&self.snapshots, id).is_some_and(|(_, _, ring)| ring.may_have_slots());
+        let has_slots = |id| ring_of(&self.switches, id).is_some_and(|(_, _, ring)| ring.may_have_slots());
         let any_fired = || self.idle_listener.iter().any(IdleListener::any_fired);
         // Clients with doorbells armed earlier have notified if they sent. Clients armed just now may have sent
         // before they saw it, so their rings are polled again.
@@ -248,7 +248,7 @@ impl Worker {
         };
         listener.take_fired().into_iter().for_each(|port| self.poll_set.doorbell_fired(port));
         let any_armed = self.poll_set.arm_idle(|id, first_of_port| {
-            let Some((_, port, ring)) = ring_of(&self.snapshots, id) else { return false };
+            let Some((_, port, ring)) = ring_of(&self.switches, id) else { return false };
             if first_of_port {
                 // Another ring of the port may have notified it: the poll that follows finds its slots.
                 port.doorbell.clear();
@@ -265,10 +265,10 @@ impl Worker {
         Ok(any_armed)
     }
 
-    /// Before the snapshots change: disarms the doorbells of their ports.
+    /// Before the configuration changes: disarms the doorbells of their ports.
     fn disarm_doorbells(&mut self) {
         if let Some(listener) = &self.idle_listener {
-            self.snapshots.iter().flat_map(SwitchSnapshot::own).for_each(|port| listener.disarm(&port.doorbell));
+            self.switches.iter().flat_map(SwitchConfig::own).for_each(|port| listener.disarm(&port.doorbell));
         }
     }
 
@@ -285,14 +285,13 @@ impl Worker {
     fn sleep(&mut self, mailbox: &Mailbox) -> io::Result<()> {
         self.sched.reset();
         self.poll_set.include_idle(true);
-        self.snapshots.iter().flat_map(SwitchSnapshot::own_rings).for_each(|(_, _, ring)| ring.request_wakeup());
-        self.snapshots.iter().flat_map(SwitchSnapshot::own).for_each(|port| port.unset_cpu());
+        self.switches.iter().flat_map(SwitchConfig::own_rings).for_each(|(_, _, ring)| ring.request_wakeup());
+        self.switches.iter().flat_map(SwitchConfig::own).for_each(|port| port.unset_cpu());
         unetmap_mem::fence_before_sleep();
-        if self.snapshots.iter().flat_map(SwitchSnapshot::own_rings).any(|(_, _, ring)| ring.may_have_slots()) {
+        if self.switches.iter().flat_map(SwitchConfig::own_rings).any(|(_, _, ring)| ring.may_have_slots()) {
             return Ok(());
         }
-        let ports =
-            || self.snapshots.iter().zip(0..).flat_map(|(snapshot, n)| snapshot.own().map(move |port| (n, port)));
+        let ports = || self.switches.iter().zip(0..).flat_map(|(switch, n)| switch.own().map(move |port| (n, port)));
         let doorbells = match &self.doorbells {
             Some(doorbells) => doorbells,
             None => {
@@ -307,10 +306,10 @@ impl Worker {
         doorbells.wait(&mut self.events, None)?;
         // Clears only those that fired: clearing one costs a system call.
         for &(token, _) in self.events.iter().filter(|(token, _)| *token != OWN_DOORBELL) {
-            if let Some((snapshot, port)) = usize::try_from(token).ok().and_then(|n| ports().nth(n)) {
+            if let Some((switch, port)) = usize::try_from(token).ok().and_then(|n| ports().nth(n)) {
                 port.doorbell.clear();
                 // The client may have cleared the request for the next notification.
-                self.poll_set.doorbell_fired((snapshot, port.index));
+                self.poll_set.doorbell_fired((switch, port.index));
             }
         }
         Ok(())
@@ -318,19 +317,16 @@ impl Worker {
 }
 
 /// Returns the poll set of the rings that the thread serves.
-fn poll_set(snapshots: &[SwitchSnapshot]) -> PollSet {
-    let rings_of = |(n, snapshot)| {
-        SwitchSnapshot::own_rings(snapshot).map(move |(port, number, ring)| ((n, port.index, number), ring.prod_word()))
+fn poll_set(switches: &[SwitchConfig]) -> PollSet {
+    let rings_of = |(n, switch)| {
+        SwitchConfig::own_rings(switch).map(move |(port, number, ring)| ((n, port.index, number), ring.prod_word()))
     };
-    PollSet::new(snapshots.iter().enumerate().flat_map(rings_of))
+    PollSet::new(switches.iter().enumerate().flat_map(rings_of))
 }
 
 #[inline(always)]
-fn ring_of(
-    snapshots: &[SwitchSnapshot],
-    (snapshot, port, number): RingId,
-) -> Option<(&SwitchSnapshot, &SwitchPort, &PortTx)> {
-    let snapshot = snapshots.get(snapshot)?;
-    let port = snapshot.member(port)?;
-    Some((snapshot, port, port.tx.get(number)?))
+fn ring_of(switches: &[SwitchConfig], (switch, port, number): RingId) -> Option<(&SwitchConfig, &SwitchPort, &PortTx)> {
+    let switch = switches.get(switch)?;
+    let port = switch.member(port)?;
+    Some((switch, port, port.tx.get(number)?))
 }

@@ -6,8 +6,8 @@
 
 use std::cell::RefCell;
 
+use super::config::SwitchConfig;
 use super::resolve::mirror;
-use super::snapshot::SwitchSnapshot;
 use crate::forward::{Cut, DestinationLists, DropReason, ETHERNET_HEADER, FlowCache, Packet, Target, decide};
 use crate::policy::{Direction, PolicyCheck, Tag};
 use crate::port::staged::{StagedPacket, StagingArea, remove_tag};
@@ -22,7 +22,7 @@ thread_local! {
 #[cold]
 pub(crate) fn serve(
     lists: &mut DestinationLists,
-    snapshot: &SwitchSnapshot,
+    switch: &SwitchConfig,
     context: &BatchContext<'_>,
     state: &mut TxState,
 ) -> u32 {
@@ -30,7 +30,7 @@ pub(crate) fn serve(
     STAGING_AREA.with_borrow_mut(|area| {
         area.clear();
         lists.clear();
-        let mut check = snapshot.policies.of(port.index).map(|policy| policy.check(Direction::In));
+        let mut check = switch.policies.of(port.index).map(|policy| policy.check(Direction::In));
         let done = state.cutter.cut(
             batch.len,
             batch.all,
@@ -42,7 +42,7 @@ pub(crate) fn serve(
                     Cut::TooLong { first: false } => return,
                 };
                 let staged = Packet { at: area.packets.len() as u16, frags: 1 };
-                match stage(snapshot, context, area, &mut check, (&mut state.cache, packet)) {
+                match stage(switch, context, area, &mut check, (&mut state.cache, packet)) {
                     Ok(Target::Port(to)) => lists.add(staged, Some(to)),
                     Ok(Target::Flood) => lists.add(staged, None),
                     Ok(Target::Drop(reason)) | Err(reason) => ring.count_drop(reason),
@@ -51,7 +51,7 @@ pub(crate) fn serve(
         );
         drop(check);
         mirror(context, done);
-        deliver(lists, snapshot, context, area);
+        deliver(lists, switch, context, area);
         area.shrink(STAGING_KEEP_BYTES);
         done
     })
@@ -59,7 +59,7 @@ pub(crate) fn serve(
 
 /// Copies a packet to the staging area and decides where it goes; removes the copy again if it is dropped.
 fn stage(
-    snapshot: &SwitchSnapshot,
+    switch: &SwitchConfig,
     BatchContext { port, batch, .. }: &BatchContext<'_>,
     area: &mut StagingArea,
     check: &mut Option<PolicyCheck<'_>>,
@@ -76,7 +76,7 @@ fn stage(
         if let Some(check) = check {
             check.accept_frame(frame)?;
         }
-        let tag = snapshot.policies.classify_vlan(port.index, frame)?;
+        let tag = switch.policies.classify_vlan(port.index, frame)?;
         if let Some(Tag { in_frame: true, .. }) = tag {
             remove_tag(&mut area.bytes, from, header);
         }
@@ -86,9 +86,9 @@ fn stage(
         start[..available].copy_from_slice(&frame[..available]);
         let vlan = tag.map_or(0, |tag| tag.vlan());
         let len = frame.len().min(usize::from(u16::MAX)) as u16;
-        let target = match decide(&snapshot.table, cache, port.index, (len, flags), (start, vlan)) {
-            Target::Port(to) if snapshot.member(to).is_none() => return Err(DropReason::NoDestination),
-            Target::Port(to) if !snapshot.policies.carries(to, vlan) => return Err(DropReason::Vlan),
+        let target = match decide(&switch.table, cache, port.index, (len, flags), (start, vlan)) {
+            Target::Port(to) if switch.member(to).is_none() => return Err(DropReason::NoDestination),
+            Target::Port(to) if !switch.policies.carries(to, vlan) => return Err(DropReason::Vlan),
             Target::Drop(reason) => return Err(reason),
             target => target,
         };
@@ -107,11 +107,11 @@ fn stage(
 }
 
 /// Delivers the listed packets.
-fn deliver(lists: &DestinationLists, snapshot: &SwitchSnapshot, context: &BatchContext<'_>, area: &mut StagingArea) {
-    for to in snapshot.members.iter().flatten().filter(|to| to.index != context.port.index) {
+fn deliver(lists: &DestinationLists, switch: &SwitchConfig, context: &BatchContext<'_>, area: &mut StagingArea) {
+    for to in switch.members.iter().flatten().filter(|to| to.index != context.port.index) {
         if lists.any_flooded() || lists.ports().contains(&to.index) {
             let listed = lists.of(to.index).map(|packet| usize::from(packet.at));
-            to.deliver_staged(&snapshot.policies, context, area, listed);
+            to.deliver_staged(&switch.policies, context, area, listed);
         }
     }
     for packet in lists.flooded() {

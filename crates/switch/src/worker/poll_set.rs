@@ -22,7 +22,7 @@ use crate::tuning::{
     CLOCK_READ_PASSES, CLOCK_READ_SLOTS, DOORBELL_AFTER_WAITS, FEW_IDLE_RINGS, FULL_PASS_INTERVAL_NS, IDLE_AFTER_POLLS,
 };
 
-/// A transmit ring: the index of its snapshot, the index of its port, and its number.
+/// A transmit ring: the index of its switch, the index of its port, and its number.
 pub(crate) type RingId = (usize, u8, usize);
 
 /// The position word of a ring, which its client writes when it has sent.
@@ -242,10 +242,10 @@ impl<W: IndexWord> PollSet<W> {
         self.futex_waited.retain(|&i| {
             let ring = &mut self.rings[i];
             ring.waits = ring.waits.saturating_add(1);
-            let (snapshot, port, _) = ring.id;
+            let (switch, port, _) = ring.id;
             if ring.waits > DOORBELL_AFTER_WAITS {
-                ring.doorbell_armed = arm(ring.id, last != Some((snapshot, port)));
-                last = if ring.doorbell_armed { Some((snapshot, port)) } else { last };
+                ring.doorbell_armed = arm(ring.id, last != Some((switch, port)));
+                last = if ring.doorbell_armed { Some((switch, port)) } else { last };
             }
             !ring.doorbell_armed
         });

@@ -2,7 +2,7 @@
 
 use unetmap_mem::Span;
 
-use super::snapshot::SwitchSnapshot;
+use super::config::SwitchConfig;
 use crate::forward::{DropReason, FlowCache, Packet, Target, decide};
 use crate::port::BatchContext;
 
@@ -18,7 +18,7 @@ pub(crate) fn mirror(BatchContext { port, ring, batch, .. }: &BatchContext<'_>, 
 /// Returns where a packet goes, from the header in its sender's memory. A target port exists.
 #[inline(always)]
 pub(crate) fn target(
-    snapshot: &SwitchSnapshot,
+    switch: &SwitchConfig,
     BatchContext { port, batch, .. }: &BatchContext<'_>,
     cache: &mut FlowCache,
     packet: Packet,
@@ -33,8 +33,8 @@ pub(crate) fn target(
     };
     #[cfg(debug_assertions)]
     fault::inject(header);
-    match decide(&snapshot.table, cache, port.index, (len, first.flags), (header, 0)) {
-        Target::Port(to) if snapshot.member(to).is_none() => Target::Drop(DropReason::NoDestination),
+    match decide(&switch.table, cache, port.index, (len, first.flags), (header, 0)) {
+        Target::Port(to) if switch.member(to).is_none() => Target::Drop(DropReason::NoDestination),
         target => target,
     }
 }

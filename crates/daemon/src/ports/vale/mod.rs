@@ -1,7 +1,7 @@
 //! Switch ports, and the switches that they form.
 //!
-//! A switch exists as long as it has ports, its threads as long as there are switches. A thread has a snapshot of each
-//! switch of which it serves a port. Each change publishes new snapshots to all threads, and waits until they no longer
+//! A switch exists as long as it has ports, its threads as long as there are switches. A thread has a configuration of each
+//! switch of which it serves a port. Each change publishes new configurations to all threads, and waits until they no longer
 //! use the old ones (`workers`).
 
 pub(crate) mod attached;
@@ -25,7 +25,7 @@ use unetmap_switch::fdb::{MAX_PORTS, MacTable};
 use unetmap_switch::forward::DropReason;
 use unetmap_switch::policy::ActivePolicy;
 use unetmap_switch::port::{RingConfig, SwitchPort};
-use unetmap_switch::worker::SwitchSnapshot as WorkerView;
+use unetmap_switch::worker::SwitchConfig;
 use unetmap_sys::{Doorbell, link};
 
 use super::snapshot::PortSnapshot;
@@ -141,7 +141,7 @@ impl ValePort {
         rings.iter().map(of).fold(0, u64::wrapping_add)
     }
 
-    /// Sets the policy that applies from the next snapshot of the switch on.
+    /// Sets the policy that applies from the next configuration of the switch on.
     fn set_policy(&self, policy: Option<Arc<ActivePolicy>>) {
         self.switch_side.set_policy(policy);
     }
@@ -517,8 +517,8 @@ impl ValeState {
         let threads = self.workers.start()?;
         let moved = self.assign_threads(threads);
         let switches = &self.switches;
-        let snapshots = |n| switches.values().filter_map(|switch| switch.snapshot_for(n)).collect();
-        let confirmed = self.workers.publish(snapshots);
+        let configs = |n| switches.values().filter_map(|switch| switch.config_for(n)).collect();
+        let confirmed = self.workers.publish(configs);
         moved.iter().for_each(|port| port.wake_worker());
         if confirmed { Ok(()) } else { refuse(ENOMEM, "a thread of the switches does not respond") }
     }
@@ -551,9 +551,9 @@ impl Switch {
     }
 
     /// The switch as a thread sees it; `None` if the thread serves none of its ports.
-    fn snapshot_for(&self, thread: usize) -> Option<WorkerView> {
+    fn config_for(&self, thread: usize) -> Option<SwitchConfig> {
         let own = self.ports().filter(|(load, _)| load.thread == Some(thread));
         let own: Vec<u8> = own.map(|(_, port)| port.index()).collect();
-        (!own.is_empty()).then(|| WorkerView::new(self.table.clone(), self.members.clone(), own))
+        (!own.is_empty()).then(|| SwitchConfig::new(self.table.clone(), self.members.clone(), own))
     }
 }

@@ -19,7 +19,7 @@ use std::time::Instant;
 use serde::Serialize;
 use unetmap_core::control::vale::ThreadConfig;
 use unetmap_core::errno::{EINVAL, ENOMEM, EPERM};
-use unetmap_switch::worker::{self, Mailbox, SwitchSnapshot};
+use unetmap_switch::worker::{self, Mailbox, SwitchConfig};
 use unetmap_sys::process;
 use unetmap_sys::thread::cpu_of;
 
@@ -79,12 +79,12 @@ impl Workers {
         Ok(self.running.len().min(wanted))
     }
 
-    /// Publishes to each thread the snapshots that `snapshots` returns for its number, and stops the threads that are
-    /// no longer in the plan. If it returns `true`, no thread uses anything that is in no snapshot.
-    pub(super) fn publish(&mut self, snapshots: impl Fn(usize) -> Vec<SwitchSnapshot>) -> bool {
+    /// Publishes to each thread the configurations that `configs` returns for its number, and stops the threads that are
+    /// no longer in the plan. If it returns `true`, no thread uses anything that is in no configuration.
+    pub(super) fn publish(&mut self, configs: impl Fn(usize) -> Vec<SwitchConfig>) -> bool {
         let since = Instant::now();
         let published: Vec<u64> =
-            (0..).zip(&self.running).map(|(n, worker)| worker.mailbox.publish_config(snapshots(n))).collect();
+            (0..).zip(&self.running).map(|(n, worker)| worker.mailbox.publish_config(configs(n))).collect();
         let mut all = true;
         for (worker, number) in self.running.iter().zip(published) {
             all &= worker.mailbox.wait_quiescent(number, since);

@@ -9,7 +9,7 @@ use crate::port::{PortTx, SwitchPort};
 use crate::tuning::BATCH_SLOTS;
 
 /// The ports, the MAC table and the policies of a switch as one thread uses them until the next configuration.
-pub struct SwitchSnapshot {
+pub struct SwitchConfig {
     pub(crate) table: Arc<MacTable>,
     /// The ports by index.
     pub(crate) members: Vec<Option<Arc<SwitchPort>>>,
@@ -20,14 +20,14 @@ pub struct SwitchSnapshot {
     pub(crate) policies: PolicySet,
 }
 
-impl SwitchSnapshot {
+impl SwitchConfig {
     /// The switch with this MAC table and, by index, these ports; the thread serves those with the indexes `own`.
-    pub fn new(table: Arc<MacTable>, members: Vec<Option<Arc<SwitchPort>>>, own: Vec<u8>) -> SwitchSnapshot {
+    pub fn new(table: Arc<MacTable>, members: Vec<Option<Arc<SwitchPort>>>, own: Vec<u8>) -> SwitchConfig {
         let all: Vec<u8> = members.iter().flatten().map(|port| port.index).collect();
         let policies = members.iter().map(|port| port.as_ref().and_then(|port| port.policy())).collect();
         // A batch must hold a packet with too many fragments.
         let policies = PolicySet::new(policies, (MAX_FRAGS + 1, BATCH_SLOTS as u32));
-        SwitchSnapshot { table, members, own, pair: all.try_into().ok(), policies }
+        SwitchConfig { table, members, own, pair: all.try_into().ok(), policies }
     }
 
     pub(crate) fn own(&self) -> impl Iterator<Item = &Arc<SwitchPort>> {
