@@ -185,14 +185,14 @@ pub(crate) fn mean_round_trip(cores: Cores, times: MeasureTimes) -> Result<f64, 
 }
 
 /// Measures the median round trip of one message in nanoseconds, each timed separately: the peer of `pipe-ping`.
-pub(crate) fn median_round_trip(cores: Cores, times: MeasureTimes) -> Result<f64, String> {
+pub(crate) fn median_round_trip(cores: Cores, durations: MeasureTimes) -> Result<f64, String> {
     with_echo(cores, |near| {
         let (start, mut times) = (Instant::now(), Vec::new());
-        while start.elapsed() < times.warm_up + times.measure {
+        while start.elapsed() < durations.warm_up + durations.measure {
             let sent = Instant::now();
             ping(near)?;
             let time = sent.elapsed();
-            if start.elapsed() >= times.warm_up {
+            if start.elapsed() >= durations.warm_up {
                 times.push(time.as_nanos() as f64);
             }
         }

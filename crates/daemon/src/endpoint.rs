@@ -64,7 +64,7 @@ pub(crate) struct Endpoint {
 
 /// The rings that a session has bound, as indexes into `tx` and `rx` of the endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Binding {
+pub(crate) struct RingSelection {
     pub(crate) tx: Vec<usize>,
     pub(crate) rx: Vec<usize>,
     pub(crate) exclusive: bool,
@@ -213,7 +213,7 @@ impl Endpoint {
     }
 
     /// Returns the rings that `register` selects, or why it cannot bind them.
-    pub(crate) fn select(&self, register: &NmreqRegister) -> Result<Binding, Refusal> {
+    pub(crate) fn select(&self, register: &NmreqRegister) -> Result<RingSelection, Refusal> {
         let (tx, rx) = (usize::from(self.shape.tx_rings), usize::from(self.shape.rx_rings));
         let (host_tx, host_rx) = (tx..self.tx.len(), rx..self.rx.len());
         let selects_host = matches!(register.nr_mode, NR_REG_SW | NR_REG_NIC_SW | NR_REG_ONE_SW);
@@ -238,8 +238,8 @@ impl Endpoint {
             tx.clear();
         }
         let exclusive = register.nr_flags & NR_EXCLUSIVE != 0;
-        let binding = Binding { tx, rx, exclusive };
-        for ring in self.bound(&binding) {
+        let selection = RingSelection { tx, rx, exclusive };
+        for ring in self.bound(&selection) {
             if ring.exclusive || exclusive && ring.binders > 0 {
                 let dir = if ring.view.shape().dir == 0 { "transmit" } else { "receive" };
                 let id = ring.view.shape().id;
@@ -249,27 +249,27 @@ impl Endpoint {
                 );
             }
         }
-        Ok(binding)
+        Ok(selection)
     }
 
-    /// The rings of `binding`, transmit rings first.
-    pub(crate) fn bound(&self, binding: &Binding) -> impl Iterator<Item = &PortRing> {
-        binding.tx.iter().map(|&i| &self.tx[i]).chain(binding.rx.iter().map(|&i| &self.rx[i]))
+    /// The rings of `selection`, transmit rings first.
+    pub(crate) fn bound(&self, selection: &RingSelection) -> impl Iterator<Item = &PortRing> {
+        selection.tx.iter().map(|&i| &self.tx[i]).chain(selection.rx.iter().map(|&i| &self.rx[i]))
     }
 
-    /// The rings of `binding`, each with whether it is a transmit ring.
-    fn bound_mut(&mut self, binding: &Binding) -> impl Iterator<Item = (&mut PortRing, bool)> {
+    /// The rings of `selection`, each with whether it is a transmit ring.
+    fn bound_mut(&mut self, selection: &RingSelection) -> impl Iterator<Item = (&mut PortRing, bool)> {
         let pick = |rings: &[usize], i: usize| rings.contains(&i);
-        let tx = self.tx.iter_mut().enumerate().filter(move |(i, _)| pick(&binding.tx, *i)).map(|(_, r)| (r, true));
-        let rx = self.rx.iter_mut().enumerate().filter(move |(i, _)| pick(&binding.rx, *i)).map(|(_, r)| (r, false));
+        let tx = self.tx.iter_mut().enumerate().filter(move |(i, _)| pick(&selection.tx, *i)).map(|(_, r)| (r, true));
+        let rx = self.rx.iter_mut().enumerate().filter(move |(i, _)| pick(&selection.rx, *i)).map(|(_, r)| (r, false));
         tx.chain(rx)
     }
 
     /// Binds the rings for one more session. A ring that no session had bound starts at the `(hwcur, hwtail)` that
     /// `start` returns.
-    pub(crate) fn bind(&mut self, binding: &Binding, start: impl Fn(&PortRing, bool) -> (Pos, Pos)) {
+    pub(crate) fn bind(&mut self, selection: &RingSelection, start: impl Fn(&PortRing, bool) -> (Pos, Pos)) {
         let state_page = self.state_page.clone();
-        for (ring, transmit) in self.bound_mut(binding) {
+        for (ring, transmit) in self.bound_mut(selection) {
             if ring.binders == 0 {
                 let (hwcur, hwtail) = start(ring, transmit);
                 if let Some(state) = state_page.state(ring.state) {
@@ -278,7 +278,7 @@ impl Endpoint {
                 ring.view.set_pointers(hwcur, hwtail);
             }
             ring.binders += 1;
-            ring.exclusive = binding.exclusive;
+            ring.exclusive = selection.exclusive;
             if let Some(state) = state_page.state(ring.state) {
                 state.set_session_count(ring.binders);
             }
@@ -287,9 +287,14 @@ impl Endpoint {
 
     /// Unbinds the rings of a session. A receive ring that no session has bound any more returns the buffers that its
     /// last session had exchanged.
-    pub(crate) fn unbind(&mut self, binding: &Binding, channels: Option<&ChannelPage>, peer: Option<&Endpoint>) {
+    pub(crate) fn unbind(
+        &mut self,
+        selection: &RingSelection,
+        channels: Option<&ChannelPage>,
+        peer: Option<&Endpoint>,
+    ) {
         let state_page = self.state_page.clone();
-        for (ring, transmit) in self.bound_mut(binding) {
+        for (ring, transmit) in self.bound_mut(selection) {
             ring.binders = ring.binders.saturating_sub(1);
             ring.exclusive = false;
             if let Some(state) = state_page.state(ring.state) {
@@ -346,10 +351,14 @@ impl Endpoint {
         self.rings().filter(broken).inspect(|ring| ring.doorbell.notify()).count()
     }
 
-    /// Returns the layout that the rings of `binding` will have if `requested` is granted: rings in use keep theirs.
-    pub(crate) fn validate_offsets(&self, binding: &Binding, requested: OffsetLayout) -> Result<OffsetLayout, Refusal> {
+    /// Returns the layout that the rings of `selection` will have if `requested` is granted: rings in use keep theirs.
+    pub(crate) fn validate_offsets(
+        &self,
+        selection: &RingSelection,
+        requested: OffsetLayout,
+    ) -> Result<OffsetLayout, Refusal> {
         let mut granted = requested;
-        for ring in self.bound(binding).filter(|ring| ring.binders > 0 && ring.offsets.mask != 0) {
+        for ring in self.bound(selection).filter(|ring| ring.binders > 0 && ring.offsets.mask != 0) {
             let Offsets { mask, max } = ring.offsets;
             if mask & requested.offsets.mask != requested.offsets.mask || max < requested.offsets.max {
                 return refuse(EBUSY, format!("the ring is in use, with offsets of up to {max} (bits {mask:#x})"));
@@ -359,14 +368,14 @@ impl Endpoint {
         Ok(granted)
     }
 
-    /// Sets the offsets of the rings of `binding` that no session has bound, and of those in use without offsets.
+    /// Sets the offsets of the rings of `selection` that no session has bound, and of those in use without offsets.
     pub(crate) fn set_offsets(
         &mut self,
-        binding: &Binding,
+        selection: &RingSelection,
         layout: Option<OffsetLayout>,
         channels: Option<&ChannelPage>,
     ) {
-        for (ring, transmit) in self.bound_mut(binding) {
+        for (ring, transmit) in self.bound_mut(selection) {
             let unbound = ring.binders == 0;
             match layout {
                 None if unbound => ring.set_offsets(Offsets::NONE, 0),

@@ -11,7 +11,7 @@ use unetmap_abi::NmreqRegister;
 use unetmap_core::errno::ENXIO;
 use unetmap_mem::{BufIdx, ChannelPage, Iface, IndexSet};
 
-use crate::endpoint::{Binding, Endpoint};
+use crate::endpoint::{Endpoint, RingSelection};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, RegionRecord};
 
@@ -75,7 +75,7 @@ pub(crate) struct Session<K> {
     pub(crate) pid: u32,
     pub(crate) uid: u32,
     pub(crate) region: RegionKey,
-    pub(crate) binding: Binding,
+    pub(crate) selection: RingSelection,
     /// A random number. A client that sends it has the session open.
     pub(crate) secret: u64,
     /// The request that opened it.

@@ -8,7 +8,7 @@ use unetmap_core::errno::{ENOMEM, ENXIO};
 use unetmap_mem::{IfaceShape, PoolShape};
 
 use super::{Daemon, EndpointKey};
-use crate::endpoint::{Binding, Endpoint, PortRing};
+use crate::endpoint::{Endpoint, PortRing, RingSelection};
 use crate::refusal::{Refusal, refuse};
 use crate::region::RegionRecord;
 
@@ -33,7 +33,7 @@ impl Daemon {
         let pool = |p: &PoolShape| BoundPool { offset: p.offset, count: p.count, size: p.size };
         let mut fds = vec![record.fd.as_fd(), endpoint.state_page_fd.as_fd(), description.page];
         let mut rings = Vec::new();
-        for ring in endpoint.bound(&session.binding) {
+        for ring in endpoint.bound(&session.selection) {
             let mut bound_ring = describe_ring(ring);
             let other_side = port.describe_ring(self, session.endpoint, ring, &mut bound_ring)?;
             rings.push(bound_ring);
@@ -98,7 +98,7 @@ fn complete_register(endpoint: &Endpoint, record: &RegionRecord, request: &Nmreq
 
 /// Returns the contents of a session's `netmap_if`: the offsets of its rings, in netmap's order. Where there are no
 /// host rings the counts are 1, as in netmap.
-pub(super) fn iface_shape(name: &str, endpoint: &Endpoint, binding: &Binding) -> IfaceShape {
+pub(super) fn iface_shape(name: &str, endpoint: &Endpoint, selection: &RingSelection) -> IfaceShape {
     let offsets = |rings: &[PortRing], bound: &[usize], host_rings: u16| {
         let all = rings.iter().enumerate();
         let mut all: Vec<_> = all.map(|(i, ring)| bound.contains(&i).then_some(ring.view.shape().offset)).collect();
@@ -108,8 +108,8 @@ pub(super) fn iface_shape(name: &str, endpoint: &Endpoint, binding: &Binding) ->
         all
     };
     let shape = endpoint.shape;
-    let mut rings = offsets(&endpoint.tx, &binding.tx, shape.host_tx_rings);
-    rings.extend(offsets(&endpoint.rx, &binding.rx, shape.host_rx_rings));
+    let mut rings = offsets(&endpoint.tx, &selection.tx, shape.host_tx_rings);
+    rings.extend(offsets(&endpoint.rx, &selection.rx, shape.host_rx_rings));
     IfaceShape {
         name: name.into(),
         tx_rings: shape.tx_rings.into(),

@@ -32,7 +32,7 @@ use unetmap_core::errno::{EACCES, EINVAL};
 use unetmap_mem::ChannelPage;
 
 use crate::caller::Caller;
-use crate::endpoint::{Binding, Endpoint, PortRing};
+use crate::endpoint::{Endpoint, PortRing, RingSelection};
 use crate::knobs::Knobs;
 use crate::offsets::OffsetLayout;
 use crate::policy::{Access, Policy, PolicyFile};
@@ -119,14 +119,14 @@ pub(crate) trait Port: PortRecord + Any {
     }
 
     /// Refuses a headroom that open queues cannot have any more.
-    fn check_headroom(&self, _binding: &Binding, _headroom: u32) -> Result<(), Refusal> {
+    fn check_headroom(&self, _selection: &RingSelection, _headroom: u32) -> Result<(), Refusal> {
         Ok(())
     }
 
     /// Sets the offsets of the rings that a session is to bind.
-    fn set_offsets(&mut self, index: usize, binding: &Binding, layout: Option<OffsetLayout>) {
+    fn set_offsets(&mut self, index: usize, selection: &RingSelection, layout: Option<OffsetLayout>) {
         let channels = self.channels().cloned();
-        self.endpoint_mut(index).set_offsets(binding, layout, channels.as_ref());
+        self.endpoint_mut(index).set_offsets(selection, layout, channels.as_ref());
     }
 
     /// Why a monitor cannot have this port's buffers instead of copies; `None` if it can.
@@ -135,7 +135,7 @@ pub(crate) trait Port: PortRecord + Any {
     }
 
     /// Opens what the data path of the rings needs. On failure nothing has changed.
-    fn prepare(&mut self, _binding: &Binding) -> Result<(), Refusal> {
+    fn prepare(&mut self, _selection: &RingSelection) -> Result<(), Refusal> {
         Ok(())
     }
 
@@ -143,10 +143,10 @@ pub(crate) trait Port: PortRecord + Any {
     fn close_unused(&mut self) {}
 
     /// Binds the rings for one more session.
-    fn bind(&mut self, index: usize, binding: &Binding) {
+    fn bind(&mut self, index: usize, selection: &RingSelection) {
         let channels = self.channels().cloned();
         let start = |ring: &PortRing, transmit| ring.start_position(channels.as_ref(), transmit);
-        self.endpoint_mut(index).bind(binding, start);
+        self.endpoint_mut(index).bind(selection, start);
     }
 
     fn describe(&self, index: usize) -> Description<'_>;
@@ -162,7 +162,7 @@ pub(crate) trait Port: PortRecord + Any {
     ) -> Result<BorrowedFd<'a>, Refusal>;
 
     /// Unbinds the rings of a session.
-    fn unbind(&mut self, index: usize, binding: &Binding);
+    fn unbind(&mut self, index: usize, selection: &RingSelection);
 
     /// Whether the port can be released now. A port that cannot is checked again whenever a session is closed.
     fn is_releasable(&self, _daemon: &Daemon) -> bool {

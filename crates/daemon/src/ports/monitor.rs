@@ -23,7 +23,7 @@ use super::snapshot::PortSnapshot;
 use super::vale::ValePort;
 use super::{Daemon, Description, EndpointKey, MAX_EXTRA, Port, PortKey, Session};
 use crate::caller::Caller;
-use crate::endpoint::{Binding, DataPath, Endpoint, PortRing, shared_page};
+use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, shared_page};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, RegionRecord, Scope, Sizes};
 use crate::registry::{BufferRepair, PortRecord};
@@ -112,7 +112,7 @@ impl Monitor {
     }
 
     /// Returns the mirror rings for the programs or threads that sync the watched rings, as far as they have them bound.
-    fn describe_mirror(&self, bound: Option<&Binding>) -> Result<(MonitorReply, Vec<OwnedFd>), Refusal> {
+    fn describe_mirror(&self, bound: Option<&RingSelection>) -> Result<(MonitorReply, Vec<OwnedFd>), Refusal> {
         let included = |ring: &WatchedRing| bound.is_none_or(|bound| ring.of(&bound.tx, &bound.rx).contains(&ring.id));
         let mut rings = Vec::new();
         let mut fds = vec![self.mirror_fd(), self.mirror.state_page_fd.as_fd(), self.channels_fd.as_fd()];
@@ -274,7 +274,7 @@ pub(super) fn notify_watched(daemon: &Daemon, id: u64) {
     }
     for (session, list) in &daemon.monitors.lists {
         if let Some(session) = daemon.registry.sessions.get(session).filter(|session| is_session_of(session, watched)) {
-            list.set(monitors_of(daemon, watched, Some(&session.binding)));
+            list.set(monitors_of(daemon, watched, Some(&session.selection)));
         }
     }
     let Ok((endpoint, _)) = daemon.registry.endpoint(watched) else { return };
@@ -329,11 +329,15 @@ pub(crate) fn next_monitor(
     }
     let mut monitors = daemon.registry.all::<Monitor>().filter(|monitor| monitor.watches(&watched));
     let next = monitors.find(|monitor| monitor.id > request.after);
-    next.map(|monitor| monitor.describe_mirror(Some(&session.binding))).transpose()
+    next.map(|monitor| monitor.describe_mirror(Some(&session.selection))).transpose()
 }
 
 /// Returns all monitors of an endpoint, as far as they watch rings in `bound` (`None`: all rings).
-fn monitors_of(daemon: &Daemon, watched: &EndpointKey, bound: Option<&Binding>) -> Vec<(MonitorReply, Vec<OwnedFd>)> {
+fn monitors_of(
+    daemon: &Daemon,
+    watched: &EndpointKey,
+    bound: Option<&RingSelection>,
+) -> Vec<(MonitorReply, Vec<OwnedFd>)> {
     let monitors = daemon.registry.all::<Monitor>().filter(|monitor| monitor.watches(watched));
     let described = monitors.filter_map(|monitor| {
         let described = monitor.describe_mirror(bound);
@@ -347,7 +351,7 @@ pub(crate) fn list_for_session(daemon: &mut Daemon, session: u64) -> Arc<Monitor
     let list = Arc::new(MonitorList::default());
     if let Some(opened) = daemon.registry.sessions.get(&session) {
         let watched = EndpointKey { port: opened.port.clone(), index: opened.endpoint };
-        list.set(monitors_of(daemon, &watched, Some(&opened.binding)));
+        list.set(monitors_of(daemon, &watched, Some(&opened.selection)));
     }
     daemon.monitors.lists.insert(session, list.clone());
     list
@@ -468,8 +472,8 @@ impl Port for Monitor {
         Ok(self.mirror_fd())
     }
 
-    fn unbind(&mut self, _index: usize, binding: &Binding) {
-        self.endpoint.unbind(binding, None, None);
+    fn unbind(&mut self, _index: usize, selection: &RingSelection) {
+        self.endpoint.unbind(selection, None, None);
     }
 
     /// A sync that runs may still use mirror rings in the watched port's region: it holds the lock of a watched ring,

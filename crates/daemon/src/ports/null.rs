@@ -10,7 +10,7 @@ use unetmap_core::errno::EBUSY;
 use super::snapshot::PortSnapshot;
 use super::{Daemon, Description, EndpointKey, Port, PortKey};
 use crate::caller::Caller;
-use crate::endpoint::{Binding, DataPath, Endpoint, PortRing};
+use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, Scope};
 use crate::registry::{BufferRepair, PortRecord};
@@ -79,8 +79,8 @@ impl Port for NullPort {
         Ok(ring.doorbell.as_fd())
     }
 
-    fn unbind(&mut self, _index: usize, binding: &Binding) {
-        self.endpoint.unbind(binding, None, None);
+    fn unbind(&mut self, _index: usize, selection: &RingSelection) {
+        self.endpoint.unbind(selection, None, None);
     }
 
     fn release(self: Box<Self>, _daemon: &mut Daemon) -> Vec<Endpoint> {

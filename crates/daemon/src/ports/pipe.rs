@@ -17,7 +17,7 @@ use super::pipe_rings::PipeRings;
 use super::snapshot::PortSnapshot;
 use super::{Daemon, Description, EndpointKey, Port, PortKey, nic};
 use crate::caller::Caller;
-use crate::endpoint::{Binding, Endpoint, PortRing};
+use crate::endpoint::{Endpoint, PortRing, RingSelection};
 use crate::policy::Access;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, Scope};
@@ -151,8 +151,8 @@ impl Port for Pipe {
         Ok(self.inner.describe_ring(index, bound_ring))
     }
 
-    fn unbind(&mut self, index: usize, binding: &Binding) {
-        self.inner.unbind(index, binding);
+    fn unbind(&mut self, index: usize, selection: &RingSelection) {
+        self.inner.unbind(index, selection);
     }
 
     fn release(self: Box<Self>, _daemon: &mut Daemon) -> Vec<Endpoint> {

@@ -7,7 +7,7 @@ use unetmap_core::control::binding::{BackendKind, BoundRing};
 use unetmap_mem::ChannelPage;
 
 use super::Description;
-use crate::endpoint::{Binding, DataPath, Endpoint, shared_page};
+use crate::endpoint::{DataPath, Endpoint, RingSelection, shared_page};
 use crate::refusal::Refusal;
 use crate::region::{RegionKey, RegionRecord};
 use crate::shape::EndpointShape;
@@ -59,9 +59,9 @@ impl PipeRings {
         peer_ring.doorbell.as_fd()
     }
 
-    pub(super) fn unbind(&mut self, index: usize, binding: &Binding) {
+    pub(super) fn unbind(&mut self, index: usize, selection: &RingSelection) {
         let (first, second) = self.endpoints.split_at_mut(1);
         let (own, peer) = if index == 0 { (&mut first[0], &second[0]) } else { (&mut second[0], &first[0]) };
-        own.unbind(binding, Some(&self.channels), Some(peer));
+        own.unbind(selection, Some(&self.channels), Some(peer));
     }
 }

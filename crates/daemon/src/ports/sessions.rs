@@ -12,7 +12,7 @@ use unetmap_sys::process;
 use super::answer::iface_shape;
 use super::{Daemon, EndpointKey, Session, monitor};
 use crate::caller::Caller;
-use crate::endpoint::Binding;
+use crate::endpoint::RingSelection;
 use crate::offsets::OffsetLayout;
 use crate::refusal::{Refusal, refuse};
 use crate::user_arena::UserArena;
@@ -50,10 +50,10 @@ impl Daemon {
         let secret = process::random();
         let secret = secret.or_else(|e| refuse(ENOMEM, format!("no random number for the session: {e}")))?;
         let (endpoint, region) = self.registry.endpoint(&at)?;
-        let binding = endpoint.select(request)?;
-        let iface_shape = iface_shape(self.registry.port(&at.port)?.own_name().unwrap_or(name), endpoint, &binding);
-        let offsets = self.set_offsets(&at, &binding, options).map_err(|r| r.of_option(NETMAP_REQ_OPT_OFFSETS))?;
-        self.registry.port_mut(&at.port)?.prepare(&binding)?;
+        let selection = endpoint.select(request)?;
+        let iface_shape = iface_shape(self.registry.port(&at.port)?.own_name().unwrap_or(name), endpoint, &selection);
+        let offsets = self.set_offsets(&at, &selection, options).map_err(|r| r.of_option(NETMAP_REQ_OPT_OFFSETS))?;
+        self.registry.port_mut(&at.port)?.prepare(&selection)?;
         let record = self.registry.regions.existing_mut(region)?;
         let created = record.create_iface(&iface_shape, request.nr_extra_bufs.min(MAX_EXTRA));
         let (iface, iface_offset, extra) = match created {
@@ -66,7 +66,7 @@ impl Daemon {
                 return Err(refusal);
             }
         };
-        self.registry.port_mut(&at.port)?.bind(at.index, &binding);
+        self.registry.port_mut(&at.port)?.bind(at.index, &selection);
         let session = Session {
             port: at.port.clone(),
             endpoint: at.index,
@@ -74,7 +74,7 @@ impl Daemon {
             pid: caller.peer.pid,
             uid: caller.peer.uid,
             region,
-            binding,
+            selection,
             secret,
             request: *request,
             iface,
@@ -97,7 +97,7 @@ impl Daemon {
     fn set_offsets(
         &mut self,
         at: &EndpointKey,
-        binding: &Binding,
+        selection: &RingSelection,
         options: &Options,
     ) -> Result<Option<OffsetLayout>, Refusal> {
         let port = self.registry.port(&at.port)?;
@@ -109,12 +109,12 @@ impl Daemon {
             Some(option) => {
                 let buffer = self.registry.regions.get(port.region()).map_or(0, |r| r.region.limits().buf_size);
                 let requested = OffsetLayout::validate(option, buffer)?;
-                let layout = port.endpoints()[at.index].validate_offsets(binding, requested)?;
-                port.check_headroom(binding, layout.headroom)?;
+                let layout = port.endpoints()[at.index].validate_offsets(selection, requested)?;
+                port.check_headroom(selection, layout.headroom)?;
                 Some(layout)
             }
         };
-        self.registry.port_mut(&at.port)?.set_offsets(at.index, binding, layout);
+        self.registry.port_mut(&at.port)?.set_offsets(at.index, selection, layout);
         Ok(layout)
     }
 
@@ -131,7 +131,7 @@ impl Daemon {
         let at = EndpointKey { port: session.port.clone(), index: session.endpoint };
         self.monitors.lists.remove(&id);
         if let Ok(port) = self.registry.port_mut(&at.port) {
-            port.unbind(at.index, &session.binding);
+            port.unbind(at.index, &session.selection);
         }
         if !self.registry.endpoint(&at).is_ok_and(|(endpoint, _)| endpoint.in_use()) {
             monitor::end_monitors(self, &at);

@@ -82,9 +82,9 @@ pub(crate) fn as_json(daemon: &Daemon, only: Option<u32>, connections: usize, up
         port: registry.port(&session.port).ok().and_then(|port| port.own_name()).unwrap_or(&session.name).into(),
         pid: session.pid,
         uid: session.uid,
-        tx_rings: session.binding.tx.len(),
-        rx_rings: session.binding.rx.len(),
-        exclusive: session.binding.exclusive,
+        tx_rings: session.selection.tx.len(),
+        rx_rings: session.selection.rx.len(),
+        exclusive: session.selection.exclusive,
     });
     let snapshot = Snapshot {
         daemon: DaemonSnapshot {

@@ -212,9 +212,9 @@ fn open_port(daemon: &Daemon, nic: &Nic, caller: &Caller) -> OpenPort {
                 id: *id,
                 pid: session.pid,
                 uid: session.uid,
-                tx_rings: session.binding.tx.len(),
-                rx_rings: session.binding.rx.len(),
-                exclusive: session.binding.exclusive,
+                tx_rings: session.selection.tx.len(),
+                rx_rings: session.selection.rx.len(),
+                exclusive: session.selection.exclusive,
             })
             .collect(),
     }

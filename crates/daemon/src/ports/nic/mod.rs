@@ -33,7 +33,7 @@ use unetmap_sys::xsk::{self, BUFFER_BYTES, BindMode, BusyPoll, Umem};
 
 use super::snapshot::{PortSnapshot, RingSnapshot};
 use super::{Daemon, Description, Port};
-use crate::endpoint::{Binding, DataPath, Endpoint, PortRing, shared_page};
+use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, shared_page};
 use crate::knobs::Admode;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope};
@@ -151,13 +151,13 @@ impl Nic {
         })
     }
 
-    /// Opens the sockets that `binding` needs, and redirects packets to its receive rings.
-    fn open_sockets(&mut self, binding: &Binding) -> Result<(), Refusal> {
+    /// Opens the sockets that `selection` needs, and redirects packets to its receive rings.
+    fn open_sockets(&mut self, selection: &RingSelection) -> Result<(), Refusal> {
         if self.gone {
             return refuse(ENXIO, "the interface has gone");
         }
         let own = self.endpoint.shape.nic_pairs();
-        let pairs: BTreeSet<usize> = self.endpoint.bound(binding).map(|ring| ring.pair).collect();
+        let pairs: BTreeSet<usize> = self.endpoint.bound(selection).map(|ring| ring.pair).collect();
         if pairs.first().is_some_and(|first| *first < own) && self.xdp.is_none() {
             self.attach()?;
         }
@@ -169,7 +169,7 @@ impl Nic {
                 self.open_queue(pair)?;
             }
         }
-        for &ring in &binding.rx {
+        for &ring in &selection.rx {
             let pair = self.endpoint.rx[ring].pair;
             let (xdp, queue) = match pair.checked_sub(own) {
                 None => (self.xdp.as_mut(), pair),
@@ -387,16 +387,16 @@ impl Port for Nic {
         &mut self.endpoint
     }
 
-    fn check_headroom(&self, binding: &Binding, headroom: u32) -> Result<(), Refusal> {
-        self.check_open_headroom(binding, headroom)
+    fn check_headroom(&self, selection: &RingSelection, headroom: u32) -> Result<(), Refusal> {
+        self.check_open_headroom(selection, headroom)
     }
 
     fn zero_copy_obstacle(&self) -> Option<&'static str> {
         (self.scope.uid == DAEMON_UID).then_some("the daemon runs this interface, in memory that no program shares")
     }
 
-    fn prepare(&mut self, binding: &Binding) -> Result<(), Refusal> {
-        let opened = self.open_sockets(binding);
+    fn prepare(&mut self, selection: &RingSelection) -> Result<(), Refusal> {
+        let opened = self.open_sockets(selection);
         opened.inspect_err(|_| self.close_unused_sockets())
     }
 
@@ -404,9 +404,9 @@ impl Port for Nic {
         self.close_unused_sockets();
     }
 
-    fn bind(&mut self, _index: usize, binding: &Binding) {
+    fn bind(&mut self, _index: usize, selection: &RingSelection) {
         let (queues, state_page) = (&self.queues, self.endpoint.state_page.clone());
-        self.endpoint.bind(binding, |ring, transmit| socket_position(queues, &state_page, ring, transmit));
+        self.endpoint.bind(selection, |ring, transmit| socket_position(queues, &state_page, ring, transmit));
         self.update_capture();
     }
 
@@ -431,8 +431,8 @@ impl Port for Nic {
         Ok(socket)
     }
 
-    fn unbind(&mut self, _index: usize, binding: &Binding) {
-        self.endpoint.unbind(binding, None, None);
+    fn unbind(&mut self, _index: usize, selection: &RingSelection) {
+        self.endpoint.unbind(selection, None, None);
         self.close_unused_sockets();
     }
 

@@ -13,7 +13,7 @@ use super::busy_poll::refuse_busy_poll;
 use super::open::interface_down;
 use super::queue::OpenQueue;
 use super::{HEADER, Nic, XdpConfig, libc_errno};
-use crate::endpoint::Binding;
+use crate::endpoint::RingSelection;
 use crate::refusal::{Refusal, refuse};
 
 impl Nic {
@@ -165,11 +165,11 @@ impl Nic {
     }
 
     /// Refuses a headroom larger than that of the queues that are open already.
-    pub(super) fn check_open_headroom(&self, binding: &Binding, requested: u32) -> Result<(), Refusal> {
+    pub(super) fn check_open_headroom(&self, selection: &RingSelection, requested: u32) -> Result<(), Refusal> {
         if requested >= self.umem.buffer {
             return refuse(EINVAL, "offsets of a whole buffer leave no room for packets");
         }
-        let queues = self.endpoint.bound(binding).filter_map(|ring| self.queues.get(ring.pair)?.as_ref());
+        let queues = self.endpoint.bound(selection).filter_map(|ring| self.queues.get(ring.pair)?.as_ref());
         match queues.map(|open| open.headroom).find(|&has| has < requested) {
             Some(has) => refuse(EBUSY, format!("the queue is in use, with offsets of up to {has}")),
             None => Ok(()),

@@ -31,7 +31,7 @@ use unetmap_sys::{Doorbell, link};
 use super::snapshot::PortSnapshot;
 use super::{Daemon, Description, EndpointKey, MAX_EXTRA, Port, PortKey, Registry, nic};
 use crate::caller::Caller;
-use crate::endpoint::{Binding, DataPath, Endpoint, PortRing, shared_page};
+use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, shared_page};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, RegionRecord, Scope};
 use crate::registry::{BufferRepair, PauseGuard, PortRecord};
@@ -395,8 +395,8 @@ impl Port for ValePort {
         Some("a switch copies its packets anyway")
     }
 
-    fn set_offsets(&mut self, _index: usize, binding: &Binding, layout: Option<crate::offsets::OffsetLayout>) {
-        self.endpoint.set_offsets(binding, layout, Some(&self.channels));
+    fn set_offsets(&mut self, _index: usize, selection: &RingSelection, layout: Option<crate::offsets::OffsetLayout>) {
+        self.endpoint.set_offsets(selection, layout, Some(&self.channels));
         for (transmit, rings) in [(true, &self.endpoint.tx), (false, &self.endpoint.rx)] {
             let all = rings.iter().enumerate();
             all.for_each(|(i, ring)| self.switch_side.set_offsets(transmit, i, ring.offsets));
@@ -419,8 +419,8 @@ impl Port for ValePort {
         Ok(self.doorbell.as_fd())
     }
 
-    fn unbind(&mut self, _index: usize, binding: &Binding) {
-        self.endpoint.unbind(binding, None, None);
+    fn unbind(&mut self, _index: usize, selection: &RingSelection) {
+        self.endpoint.unbind(selection, None, None);
         // A process that was killed may have sent packets without notifying the switch.
         self.doorbell.notify();
     }
