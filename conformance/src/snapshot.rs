@@ -55,8 +55,8 @@ pub struct Buffers {
     pub in_rings: u32,
     /// Extra buffers of sessions.
     pub extra: u32,
-    /// Quarantined buffers: found nowhere after a client crashed.
-    pub quarantined: u32,
+    /// Missing buffers: found nowhere after a client crashed.
+    pub missing: u32,
 }
 
 /// A switch thread.
@@ -138,7 +138,7 @@ impl Buffers {
     /// Number of buffers in none of the four locations. Each buffer is in exactly one, so this must be 0.
     pub fn unaccounted(&self) -> i64 {
         i64::from(self.total)
-            - [self.free, self.in_rings, self.extra, self.quarantined].into_iter().map(i64::from).sum::<i64>()
+            - [self.free, self.in_rings, self.extra, self.missing].into_iter().map(i64::from).sum::<i64>()
     }
 }
 

@@ -49,7 +49,7 @@ fn dropped(home: &Home) -> u64 {
 fn buffers_add_up(home: &Home) {
     for region in home.snapshot().regions {
         let b = region.buffers;
-        assert_eq!(b.free + b.in_rings + b.extra + b.quarantined, b.total, "region {}", region.mem_id);
+        assert_eq!(b.free + b.in_rings + b.extra + b.missing, b.total, "region {}", region.mem_id);
     }
 }
 

@@ -186,17 +186,17 @@ fn two_hundred_kills_under_traffic() {
         until("only the keeper is left", || home.snapshot().sessions.len() == 2);
         let buffers = home.snapshot().buffers("k");
         summary(&format!(
-            "kills 200, packets {}, lost to dead receivers {lost}, buffers unaccounted for: {}, in quarantine: {}",
+            "kills 200, packets {}, lost to dead receivers {lost}, buffers unaccounted for: {}, in missing: {}",
             direct + bridged + undisturbed,
             buffers.unaccounted(),
-            buffers.quarantined
+            buffers.missing
         ));
         // A bridge killed during a buffer exchange loses one buffer.
-        assert!(u64::from(buffers.quarantined) <= victims[3].kills, "{buffers:?}");
+        assert!(u64::from(buffers.missing) <= victims[3].kills, "{buffers:?}");
         assert_eq!((buffers.in_rings, buffers.extra), (PIPE_BUFFERS, 0), "{buffers:?}");
         assert!(direct > 0 && bridged > 0 && undisturbed > 0);
         drop(keeper);
-        until("the region is closed, and its quarantine with it", || home.snapshot().regions.is_empty());
+        until("the region is closed, and its missing buffers with it", || home.snapshot().regions.is_empty());
         home.assert_serves();
     });
 }
@@ -233,12 +233,12 @@ fn recovery_after_a_crash_loses_no_packet_of_other_clients() {
         assert_eq!((lost, again), (0, 0), "of {packets} packets");
         until("only the keeper is left", || home.snapshot().sessions.len() == 1);
         let buffers = home.snapshot().buffers("k");
-        // Each killed client lost one buffer; these stay in quarantine until the region is closed.
+        // Each killed client lost one buffer; these are missing until the region is closed.
         assert_eq!(buffers.in_rings, PIPE_BUFFERS, "{buffers:?}");
-        assert!(buffers.quarantined <= TIMES, "{buffers:?}");
+        assert!(buffers.missing <= TIMES, "{buffers:?}");
         summary(&format!(
-            "mended {TIMES} times among {packets} packets, lost {lost}, buffers in quarantine {}",
-            buffers.quarantined
+            "mended {TIMES} times among {packets} packets, lost {lost}, missing buffers {}",
+            buffers.missing
         ));
         drop(keeper);
         until("the region is closed", || home.snapshot().regions.is_empty());

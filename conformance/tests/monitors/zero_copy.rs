@@ -45,7 +45,7 @@ fn expect_buffers(monitor: &Port, flags: u16, sender: u64, from: u64, to: u64) {
 #[track_caller]
 fn assert_complete(home: &Home, more: u32) {
     let buffers = home.snapshot().buffers("p");
-    assert_eq!((buffers.in_rings, buffers.quarantined), (PIPE_BUFFERS + more, 0), "{buffers:?}");
+    assert_eq!((buffers.in_rings, buffers.missing), (PIPE_BUFFERS + more, 0), "{buffers:?}");
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn buffers_that_were_swapped_away_are_not_shown() {
         a.txsync().expect("an open port");
         assert_nothing(&sender, "the returned buffers hold other packets");
         assert_eq!(dropped_of(home, "p{1/zrt#2"), 8);
-        assert_eq!(home.snapshot().buffers("p").quarantined, 0);
+        assert_eq!(home.snapshot().buffers("p").missing, 0);
     });
 }
 
@@ -181,11 +181,11 @@ fn a_direct_interface_can_be_monitored_without_copies() {
         }
         assert_eq!(dropped_of(home, "va/zrt#1"), 0);
         let before = home.snapshot().buffers("interfaces");
-        assert_eq!(before.quarantined, 0);
+        assert_eq!(before.missing, 0);
         drop(monitor);
         until("it is closed", || home.snapshot().buffers("interfaces").in_rings < before.in_rings);
         let after = home.snapshot().buffers("interfaces");
-        assert_eq!((after.quarantined, after.free - before.free), (0, before.in_rings - after.in_rings));
+        assert_eq!((after.missing, after.free - before.free), (0, before.in_rings - after.in_rings));
         conformance::net::assert_works(&port, &tap, 1 << 40);
     });
 }
@@ -256,11 +256,8 @@ fn buffers_of_a_killed_monitored_program_are_accounted_for() {
         }
         until("the monitors are closed", || home.snapshot().sessions.len() == 2);
         let buffers = home.snapshot().buffers("p");
-        assert!(buffers.quarantined <= KILLS as u32, "{buffers:?}");
-        summary(&format!(
-            "kills {KILLS}, packets {came}, shown {shown}, buffers in quarantine {}",
-            buffers.quarantined
-        ));
+        assert!(buffers.missing <= KILLS as u32, "{buffers:?}");
+        summary(&format!("kills {KILLS}, packets {came}, shown {shown}, missing buffers {}", buffers.missing));
         drop((keeper, far));
         until("the region is closed", || home.snapshot().regions.is_empty());
         home.assert_serves();

@@ -344,7 +344,7 @@ fn assert_all_buffers_back(home: &Home, before: conformance::snapshot::Buffers) 
     until("only the keeper is left", || home.snapshot().sessions.len() == 1);
     let now = home.snapshot().buffers("interfaces");
     assert_eq!(now, before);
-    assert_eq!((now.in_rings, now.quarantined), (PIPE_BUFFERS, 0));
+    assert_eq!((now.in_rings, now.missing), (PIPE_BUFFERS, 0));
 }
 
 /// A frame that is exchanged from one interface to another leaves from the very buffer that it came into.
@@ -486,7 +486,7 @@ fn bridge_between_interfaces(home: &Home, policy: &str, zero_copy: bool) {
         assert_eq!(told["zero_copy"], zero_copy && more != ["-c"], "{more:?}");
         until("only the keeper is left", || home.snapshot().sessions.len() == 1);
         let now = home.snapshot().buffers(&region);
-        assert_eq!((now, now.quarantined), (before, 0), "{more:?}");
+        assert_eq!((now, now.missing), (before, 0), "{more:?}");
     }
     tap.assert_quiet();
     out.assert_quiet();

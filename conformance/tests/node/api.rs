@@ -237,7 +237,7 @@ fn ten_thousand_opens_leak_nothing() {
             three.into_iter().for_each(|one| assert_eq!(one.output(), "ok\n"));
         }
         for region in home.snapshot().regions {
-            assert_eq!(region.buffers.quarantined, 0, "{region:?}");
+            assert_eq!(region.buffers.missing, 0, "{region:?}");
         }
         drop(kept);
         until("all is given back", || home.snapshot().regions.is_empty());

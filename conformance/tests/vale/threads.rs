@@ -195,7 +195,7 @@ fn many_to_one(home: &Home, plans: &[usize], share: &str) {
     });
     let books = home.snapshot();
     for region in &books.regions {
-        assert_eq!((region.buffers.unaccounted(), region.buffers.quarantined), (0, 0), "{}", region.name);
+        assert_eq!((region.buffers.unaccounted(), region.buffers.missing), (0, 0), "{}", region.name);
     }
     let (dropped, swapped) = (books.ring("vale0:to", "rx", 0).dropped, books.ring("vale0:to", "rx", 0).swapped);
     assert_eq!(swapped > 0, !share.is_empty(), "{swapped} packets changed places");

@@ -63,7 +63,7 @@ fn taken(port: &Port) {
 fn whole(home: &Home, mem_id: u16) {
     let books = home.snapshot();
     let region = books.regions.iter().find(|region| region.mem_id == mem_id).expect("a region");
-    assert_eq!((region.buffers.unaccounted(), region.buffers.quarantined), (0, 0), "{:?}", region.buffers);
+    assert_eq!((region.buffers.unaccounted(), region.buffers.missing), (0, 0), "{:?}", region.buffers);
 }
 
 #[test]
@@ -431,12 +431,12 @@ fn a_buffer_in_two_places_is_delivered_and_not_lost() {
         assert!(!all.contains(&lost) && !all.contains(&kept) && of(&b).contains(&third) && of(&c).contains(&third));
         let books = home.snapshot();
         let buffers = books.regions.iter().find(|region| region.mem_id == a.mem_id()).expect("a region").buffers;
-        assert_eq!((buffers.unaccounted(), buffers.quarantined), (0, 2), "{buffers:?}");
+        assert_eq!((buffers.unaccounted(), buffers.missing), (0, 2), "{buffers:?}");
         drop((a, c));
         until("two have gone", || home.snapshot().sessions.len() == 1);
         let books = home.snapshot();
         assert_eq!(books.regions.len(), 1);
-        assert_eq!((books.regions[0].buffers.unaccounted(), books.regions[0].buffers.quarantined), (0, 2));
+        assert_eq!((books.regions[0].buffers.unaccounted(), books.regions[0].buffers.missing), (0, 2));
         drop(b);
         until("the region ends with them", || home.snapshot().regions.is_empty());
     });

@@ -158,7 +158,7 @@ impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
     /// Removes duplicate buffers from the unbound rings of a region. A process that is killed while it exchanges two buffers
     /// leaves one of them in two slots, and the other in none. A slot of an unbound ring whose buffer is also in
     /// another slot gets a free buffer, or the next session of the ring would share the buffer with another one. The
-    /// buffer that is in no slot may be in the hands of a running program at this moment, so it stays in quarantine
+    /// buffer that is in no slot may be in the hands of a running program at this moment, so it is not reused
     /// until the region ends.
     pub(crate) fn repair_buffers(&mut self, region: RegionKey) {
         let ports = || self.ports.values().map(|port| &**port).filter(|port| port.region() == region);

@@ -99,7 +99,7 @@ impl Client {
 fn check(daemon: &Daemon) {
     for record in daemon.registry.regions.iter() {
         let c = record.census(&daemon.registry.buffers_in_use(record.key));
-        assert_eq!(c.free + c.in_rings + c.extra + c.quarantined, BUFS - 2, "{c:?}");
+        assert_eq!(c.free + c.in_rings + c.extra + c.missing, BUFS - 2, "{c:?}");
     }
     assert!(crate::requests::as_json(daemon, None, 1, Duration::ZERO).starts_with('{'));
 }
@@ -354,7 +354,7 @@ fn closes_with(list: &MakeList) -> BufUsage {
 
 #[test]
 fn extra_buffers_are_freed_from_any_list() {
-    let lost = |list: &MakeList| closes_with(list).quarantined;
+    let lost = |list: &MakeList| closes_with(list).missing;
     assert_eq!(lost(&|extra, _| (extra[0], vec![])), 0, "unchanged");
     assert_eq!(lost(&|_, _| (0, vec![])), 3, "an empty list");
     assert_eq!(lost(&|extra, _| (extra[0], vec![(extra[2], extra[0])])), 0, "a loop of all");

@@ -79,7 +79,7 @@ pub struct BufUsage {
     pub extra: u32,
     /// Allocated but found nowhere: a program lost or duplicated an index. Free again when the region
     /// ends.
-    pub quarantined: u32,
+    pub missing: u32,
 }
 
 /// The allocator of a region's buffers. An index that a client left in a ring or list is only a hint: a buffer is freed
@@ -166,7 +166,7 @@ impl BufPool {
             in_use.into_iter().filter(|&idx| self.allocated_set.contains(idx) && seen.insert(idx)).count() as u32;
         let elsewhere = self.allocated - in_rings;
         let extra = extra.min(elsewhere);
-        BufUsage { free: self.available(), in_rings, extra, quarantined: elsewhere - extra }
+        BufUsage { free: self.available(), in_rings, extra, missing: elsewhere - extra }
     }
 }
 
@@ -193,7 +193,7 @@ mod tests {
         pool.alloc_many(4);
         // 2 twice, 3 still in a ring, 9 never allocated, 0 reserved, one out of bounds.
         assert_eq!(pool.reclaim(idx(&[2, 2, 3, 9, 0, u32::MAX]), idx(&[3])), 1);
-        assert_eq!(pool.usage(idx(&[3, 3, 9]), 1), BufUsage { free: 5, in_rings: 1, extra: 1, quarantined: 1 });
+        assert_eq!(pool.usage(idx(&[3, 3, 9]), 1), BufUsage { free: 5, in_rings: 1, extra: 1, missing: 1 });
     }
 
     proptest! {
@@ -208,7 +208,7 @@ mod tests {
                 let (gone, in_use) = found.split_at(found.len() / 2);
                 pool.reclaim(idx(gone), idx(in_use));
                 let c = pool.usage(idx(in_use), 3);
-                prop_assert_eq!(c.free + c.in_rings + c.extra + c.quarantined, 30);
+                prop_assert_eq!(c.free + c.in_rings + c.extra + c.missing, 30);
                 let mut all = pool.returned.clone();
                 all.sort();
                 all.dedup();

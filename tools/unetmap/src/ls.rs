@@ -83,7 +83,7 @@ pub(crate) fn members(value: &Value) -> impl Iterator<Item = &Value> {
 
 fn regions(regions: &Value) -> Vec<Vec<String>> {
     let mut rows =
-        header(["mem_id", "name", "size", "resident", "buffers", "free", "ring", "extra", "quarantined", "sessions"]);
+        header(["mem_id", "name", "size", "resident", "buffers", "free", "ring", "extra", "missing", "sessions"]);
     for r in members(regions) {
         let b = &r["buffers"];
         rows.push(vec![
@@ -95,7 +95,7 @@ fn regions(regions: &Value) -> Vec<Vec<String>> {
             cell(&b["free"]),
             cell(&b["in_rings"]),
             cell(&b["extra"]),
-            cell(&b["quarantined"]),
+            cell(&b["missing"]),
             cell(&r["sessions"]),
         ]);
     }
@@ -232,7 +232,7 @@ mod tests {
     const FULL: &str = r#"{
         "daemon": {"pid": 7, "uid": 1000, "version": "0.1.0", "uptime_seconds": 12, "connections": 3},
         "regions": [{"mem_id": 16384, "name": "p", "bytes": 10485760, "resident_bytes": 4096, "sessions": 1,
-            "rings_in_use": 4, "buffers": {"total": 4094, "free": 2046, "in_rings": 2048, "extra": 0, "quarantined": 1}}],
+            "rings_in_use": 4, "buffers": {"total": 4094, "free": 2046, "in_rings": 2048, "extra": 0, "missing": 1}}],
         "switches": [{"switch": "vale0", "uid": 1000, "ports": 1, "addresses": 9, "age": 0}],
         "ports": [{"name": "p{1", "kind": "pipe", "mem_id": 16384, "open": true, "rings": [
             {"dir": "tx", "id": 0, "slots": 1024, "sessions": 1, "queued": 5, "crossed": 1500, "batches": 3,
@@ -253,8 +253,8 @@ mod tests {
 unetmapd 0.1.0: pid 7, uid 1000, up 12 s, connections: 3
 
 Regions
-mem_id  name      size  resident  buffers  free  ring  extra  quarantined  sessions
-16384   p     10.0 MiB   4.0 KiB     4094  2046  2048      0            1         1
+mem_id  name      size  resident  buffers  free  ring  extra  missing  sessions
+16384   p     10.0 MiB   4.0 KiB     4094  2046  2048      0        1         1
 
 Switches
 switch  owner  ports  addresses  sent/s  received/s  lost/s  lost

@@ -271,16 +271,16 @@ fn an_index_used_twice_is_sent_twice_and_not_lost() {
             assert_eq!(collect(&port, 100).len(), 100);
         }
         let now = home.snapshot().buffers("interfaces");
-        assert_eq!(now.quarantined, 49 + 49 + 9, "{now:?}");
+        assert_eq!(now.missing, 49 + 49 + 9, "{now:?}");
         drop(port);
         until("only the keeper is left", || home.snapshot().sessions.len() == 1);
         let now = home.snapshot().buffers("interfaces");
-        assert_eq!((now.in_rings, now.free + now.quarantined), (PIPE_BUFFERS, before.free));
+        assert_eq!((now.in_rings, now.free + now.missing), (PIPE_BUFFERS, before.free));
         let (port, other) = (net.open("netmap:va"), net.open("netmap:va}9"));
         assert_works(&port, &tap, 1 << 40);
         exchange(&keeper, &other, 1, 0, 3000);
         drop((keeper, port, other));
-        until("the region is closed, and its quarantine with it", || home.snapshot().regions.is_empty());
+        until("the region is closed, and its missing buffers with it", || home.snapshot().regions.is_empty());
         assert_works(&net.open("netmap:va"), &tap, 2 << 40);
     });
 }
@@ -304,7 +304,7 @@ fn using_buffers_of_another_port_does_not_free_them() {
         drop(port);
         until("the thief is gone", || home.snapshot().sessions.len() == 2);
         let now = home.snapshot().buffers("interfaces");
-        assert_eq!((now.in_rings, now.free + now.quarantined), (before.in_rings, before.free));
+        assert_eq!((now.in_rings, now.free + now.missing), (before.in_rings, before.free));
         // No other port gets the buffers of another port.
         let next = net.open("netmap:va");
         let theirs: HashSet<u32> = next.tx_rings()[0].available().map(|slot| slot.buf_idx()).collect();
@@ -534,12 +534,12 @@ fn kills(home: &Home, policy: &str) {
     let buffers = home.snapshot().buffers(&region);
     summary(&format!(
         "kills {}, packets {packets}, the next client served within {longest:?}, buffers unaccounted for: {}, in \
-         quarantine: {}",
+         missing: {}",
         2 * KILLS,
         buffers.unaccounted(),
-        buffers.quarantined
+        buffers.missing
     ));
-    assert_eq!((buffers.unaccounted(), buffers.quarantined), (0, 0));
+    assert_eq!((buffers.unaccounted(), buffers.missing), (0, 0));
     drop(keeper);
     net.assert_given_back();
 }
@@ -591,7 +591,7 @@ fn crashes_of_a_bridge_between_an_interface_and_a_pipe_lose_no_buffer() {
             until("the bridge is gone", || home.snapshot().sessions.len() == 1);
             let now = home.snapshot().buffers("interfaces");
             assert_eq!(now.in_rings, before.in_rings, "after kill {kill}: {now:?}");
-            assert!(u64::from(now.quarantined) <= kill + 1, "after kill {kill}: {now:?}");
+            assert!(u64::from(now.missing) <= kill + 1, "after kill {kill}: {now:?}");
             take(&reader, 0);
             reader.rxsync().expect("the daemon runs");
         }
@@ -611,8 +611,8 @@ fn crashes_of_a_bridge_between_an_interface_and_a_pipe_lose_no_buffer() {
         drop((reader, writer));
         until("the region is closed", || home.snapshot().regions.is_empty());
         summary(&format!(
-            "kills {KILLS} among {packets} packets, first packet after at most {longest:?}, buffers in quarantine {}",
-            now.quarantined
+            "kills {KILLS} among {packets} packets, first packet after at most {longest:?}, missing buffers {}",
+            now.missing
         ));
     });
 }

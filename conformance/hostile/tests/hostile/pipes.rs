@@ -68,7 +68,7 @@ fn slots_out_of_range_arrive_empty() {
         drop(tx);
         until("the session is over", || home.snapshot().sessions.len() == 1);
         let buffers = home.snapshot().buffers("h");
-        assert_eq!((buffers.in_rings, buffers.quarantined), (PIPE_BUFFERS, 0));
+        assert_eq!((buffers.in_rings, buffers.missing), (PIPE_BUFFERS, 0));
         drop(rx);
         home.assert_serves();
         summary(&format!("slots {sent}, of them bad {bad}, all distinguished"));
@@ -287,14 +287,14 @@ fn an_index_used_twice_is_delivered_twice_and_not_lost() {
             assert_eq!(packet::check(&bytes), Ok((1, 7)));
         }
         let now = home.snapshot().buffers("h");
-        assert_eq!((now.in_rings, now.quarantined), (2 * PIPE_BUFFERS - 49, 49));
+        assert_eq!((now.in_rings, now.missing), (2 * PIPE_BUFFERS - 49, 49));
         drop((tx, rx));
         until("the pipe is closed", || home.snapshot().sessions.len() == 1);
         let now = home.snapshot().buffers("h");
         assert_eq!(now.in_rings, before.in_rings);
-        // Buffers that are found nowhere after their last possible holder closed its port stay in quarantine and are
+        // Buffers that are found nowhere after their last possible holder closed its port are missing and are
         // not reused.
-        assert_eq!(now.free + now.quarantined, before.free);
+        assert_eq!(now.free + now.missing, before.free);
         drop(keeper);
         until("the region is closed", || home.snapshot().regions.is_empty());
         home.assert_serves();
@@ -321,7 +321,7 @@ fn using_buffers_of_another_port_does_not_free_them() {
         // No buffer of the other port was freed: no new port may get one.
         let now = home.snapshot().buffers("h");
         assert_eq!(now.in_rings, before.in_rings);
-        assert_eq!(now.free + now.quarantined, before.free);
+        assert_eq!(now.free + now.missing, before.free);
         let newcomer = open("netmap:h{3");
         let theirs: HashSet<u32> = newcomer.tx_rings()[0].available().map(|slot| slot.buf_idx()).collect();
         assert!(stolen.iter().all(|idx| !theirs.contains(idx)), "a buffer of an open port was allocated again");
@@ -489,7 +489,7 @@ fn extra_buffer_lists_with_loops_and_foreign_indexes_are_recovered() {
             until("the session is over", || home.snapshot().sessions.len() == 2);
             let now = home.snapshot().buffers("x");
             lost += 10 - back;
-            assert_eq!((now.free, now.extra, now.quarantined), (free - (10 - back), 0, lost), "{what}");
+            assert_eq!((now.free, now.extra, now.missing), (free - (10 - back), 0, lost), "{what}");
         }
         // A well-behaved session still gets buffers, which differ from the keeper's.
         let honest = Port::options().extra_bufs(1000).open("netmap:x{1").expect("buffers are left");
@@ -502,7 +502,7 @@ fn extra_buffer_lists_with_loops_and_foreign_indexes_are_recovered() {
         drop((honest, keeper, other));
         until("the region is closed", || home.snapshot().regions.is_empty());
         home.assert_serves();
-        summary(&format!("lists {}, buffers in quarantine until the region's end {lost}", cases.len()));
+        summary(&format!("lists {}, missing buffers until the region's end {lost}", cases.len()));
     });
 }
 
@@ -572,7 +572,7 @@ fn survives(home: &Home, hole: impl Fn()) {
         }
         assert!(errors > 0, "no ring was reset");
         let now = home.snapshot().buffers("m");
-        assert!(now.quarantined > 0, "{now:?}");
+        assert!(now.missing > 0, "{now:?}");
         exchange(&far, &near, 1, 0, 500);
         drop((tx, rx));
         until("the pipe is closed", || home.snapshot().sessions.len() == 3);

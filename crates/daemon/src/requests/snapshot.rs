@@ -49,7 +49,7 @@ struct Buffers {
     free: u32,
     in_rings: u32,
     extra: u32,
-    quarantined: u32,
+    missing: u32,
 }
 
 #[derive(Serialize)]
@@ -117,7 +117,7 @@ fn region(daemon: &Daemon, record: &RegionRecord) -> RegionSnapshot {
             free: census.free,
             in_rings: census.in_rings,
             extra: census.extra,
-            quarantined: census.quarantined,
+            missing: census.missing,
         },
     }
 }

@@ -48,7 +48,7 @@ pub struct RingConfig<'a> {
     /// Wakes the client that sleeps on the ring.
     pub doorbell: Doorbell,
     /// Of a receive ring: the buffer that replaces one that does not exist.
-    pub spare_buffer: BufIdx,
+    pub placeholder: BufIdx,
 }
 
 /// A port as switch threads see it.

@@ -30,7 +30,7 @@ const ONE_SLOT: u16 = 1 << 8;
 pub(crate) struct PortRx {
     pub(crate) channel: Producer,
     /// Replaces a buffer index that does not exist.
-    spare_buffer: BufIdx,
+    placeholder: BufIdx,
     /// Wakes the client when it waits for packets.
     client: Arc<Doorbell>,
     state: Mutex<RxState>,
@@ -91,7 +91,7 @@ impl PortRx {
         };
         Ok(PortRx {
             channel,
-            spare_buffer: config.spare_buffer,
+            placeholder: config.placeholder,
             client: Arc::new(config.doorbell),
             state: Mutex::new(state),
             dropped: AtomicU64::new(0),
@@ -359,8 +359,8 @@ impl PortRx {
     fn buffer<'a>(&self, region: &'a Region, p: Pos) -> Frame<'a> {
         let mut idx = self.channel.slots().buf_idx(p);
         if !region.limits().index_ok(idx) {
-            self.channel.slots().set_buf_idx(p, self.spare_buffer);
-            idx = self.spare_buffer;
+            self.channel.slots().set_buf_idx(p, self.placeholder);
+            idx = self.placeholder;
         }
         self.offsets.get().within(region.frame(idx), || self.channel.slots().ptr(p))
     }
