@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-/// Buffers in the rings of a pipe of default size: two transmit rings, and a spare for each receive ring.
+/// Buffers in the rings of a pipe of default size: two transmit rings, and a placeholder for each receive ring.
 pub const PIPE_BUFFERS: u32 = 2 * 1024 + 2;
 
 /// The whole snapshot.

@@ -26,7 +26,7 @@ pub(crate) struct PortRing {
     /// Index of its channel, on ports that have channels.
     pub(crate) channel: Option<usize>,
     /// On a receive ring of a channel: the buffer for slots that are delivered without one.
-    pub(crate) spare: Option<BufIdx>,
+    pub(crate) placeholder: Option<BufIdx>,
     /// Whether each slot has a buffer of its own. Slots of other rings hold the sender's buffers.
     owns_buffers: bool,
     /// Wakes the clients that wait on this ring.
@@ -128,7 +128,7 @@ impl Endpoint {
                 ring.owns_buffers = true;
             }
             if !matches!(data_path, DataPath::Kernel) {
-                ring.spare = Some(region.take_buf()?);
+                ring.placeholder = Some(region.take_buf()?);
             }
         }
         Ok(())
@@ -150,7 +150,7 @@ impl Endpoint {
             pair,
             state,
             channel,
-            spare: None,
+            placeholder: None,
             owns_buffers: dir == 0,
             doorbell,
             offsets: Offsets::NONE,
@@ -181,18 +181,18 @@ impl Endpoint {
         found
     }
 
-    /// Returns the indexes in the receive rings that no slot of the sender holds: exchanged buffers, and the spares.
+    /// Returns the indexes in the receive rings that no slot of the sender holds: exchanged buffers, and the placeholders.
     /// The other indexes are copies of the sender's.
     pub(crate) fn exchanged(&self) -> Vec<BufIdx> {
         self.received(|flags| flags & NS_BUF_CHANGED != 0)
     }
 
-    /// Returns the spares and the indexes in the receive rings' slots: all where the ring owns its buffers, else those
+    /// Returns the placeholders and the indexes in the receive rings' slots: all where the ring owns its buffers, else those
     /// that the program holds and whose flags `include` accepts.
     fn received(&self, include: impl Fn(u16) -> bool) -> Vec<BufIdx> {
         let mut found = Vec::new();
         for ring in &self.rx {
-            found.extend(ring.spare);
+            found.extend(ring.placeholder);
             if ring.owns_buffers {
                 found.extend(RegionRecord::positions(&ring.view).map(|p| ring.view.slots().buf_idx(p)));
             } else if ring.binders > 0

@@ -43,7 +43,7 @@ impl Sizes {
     /// Returns these sizes, enlarged where needed for a pipe with an endpoint of this shape.
     pub(crate) fn with_pipe(self, endpoint: &EndpointShape) -> Sizes {
         let rings = 2 * endpoint.all_rings();
-        // A buffer for each slot that can be sent, a spare for each ring, and the two reserved ones.
+        // A buffer for each slot that can be sent, a placeholder for each ring, and the two reserved ones.
         self.at_least(rings, endpoint.longest(), endpoint.all_slots() + rings + 2)
     }
 

@@ -269,7 +269,7 @@ proptest! {
         check(&daemon);
         if !wild {
             let c = census(&daemon, beside[0].mem_id);
-            prop_assert_eq!((c.in_rings, c.extra), (16 + 2, 0), "16 slots and two spares");
+            prop_assert_eq!((c.in_rings, c.extra), (16 + 2, 0), "16 slots and two placeholders");
         }
         prop_assert!(apart.each_ref().map(|c| c.files.each_ref().map(bytes)) == apart_before.0, "another region's bytes");
         prop_assert_eq!(census(&daemon, apart[0].mem_id), apart_before.1);

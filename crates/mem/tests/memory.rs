@@ -18,7 +18,7 @@ use unetmap_mem::{
 use unetmap_sys::{Mapping, memfd};
 
 const N: u32 = 8;
-const SPARE: BufIdx = BufIdx(19);
+const PLACEHOLDER: BufIdx = BufIdx(19);
 
 struct Fixture {
     region: Region,
@@ -76,7 +76,7 @@ impl Fixture {
         tx.set_pointers(pos(3), pos(7));
         producer.publish(Span { from: pos(0), to: pos(1) });
         producer.publish(Span { from: pos(1), to: pos(3) });
-        assert_eq!(consumer.receive(Span { from: pos(0), to: pos(1) }, SPARE), 0);
+        assert_eq!(consumer.receive(Span { from: pos(0), to: pos(1) }, PLACEHOLDER), 0);
         let memory = vec![(fd.into(), region.range().clone()), endpoint_memory, channel_memory];
         Fixture { region, tx, rx, iface, endpoint, producer, consumer, memory }
     }
@@ -88,7 +88,7 @@ impl Fixture {
         for words in [self.producer.words(), self.consumer.words()] {
             if let Some(span) = words.positions(slots) {
                 self.consumer.return_buffers(span);
-                self.consumer.receive(span, SPARE);
+                self.consumer.receive(span, PLACEHOLDER);
                 for p in slots.walk(span) {
                     assert!(limits.allow(self.rx.slots().load(p)), "received slots are valid");
                     assert_eq!(self.rx.frame(p).capacity(), 64);
@@ -145,9 +145,9 @@ fn zeros_are_not_valid_slots() {
     let (file, range) = &fixture.memory[0];
     fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, range.len() as u64).unwrap();
     let span = Span { from: pos(1), to: pos(3) };
-    assert_eq!(fixture.consumer.receive(span, SPARE), 2, "both are invalid: their index is 0");
+    assert_eq!(fixture.consumer.receive(span, PLACEHOLDER), 2, "both are invalid: their index is 0");
     for p in Slots::new(N).unwrap().walk(span) {
-        assert_eq!(fixture.rx.slots().load(p), SlotValue { buf_idx: SPARE, len: 0, flags: 0, ptr: 0 });
+        assert_eq!(fixture.rx.slots().load(p), SlotValue { buf_idx: PLACEHOLDER, len: 0, flags: 0, ptr: 0 });
     }
 }
 
@@ -159,9 +159,9 @@ fn invalid_slots_become_empty_and_valid_ones_stay() {
         producer_slots.set_buf_idx(pos(1), BufIdx(20));
         producer_slots.set_flags(pos(1), NS_BUF_CHANGED | NS_MOREFRAG);
         producer_slots.set_flags(pos(2), NS_BUF_CHANGED | NS_MOREFRAG);
-        assert_eq!(fixture.consumer.receive(Span { from: pos(1), to: pos(3) }, SPARE), 1);
+        assert_eq!(fixture.consumer.receive(Span { from: pos(1), to: pos(3) }, PLACEHOLDER), 1);
         let own = fixture.rx.slots();
-        let empty = SlotValue { buf_idx: SPARE, len: 0, flags: NS_MOREFRAG, ptr: 0 };
+        let empty = SlotValue { buf_idx: PLACEHOLDER, len: 0, flags: NS_MOREFRAG, ptr: 0 };
         assert_eq!(own.load(pos(1)), empty, "a fragment stays part of its chain");
         assert_eq!(own.load(pos(2)), SlotValue { buf_idx: BufIdx(4), len: 60, flags: NS_MOREFRAG, ptr: 2 });
         assert_eq!(producer_slots.flags(pos(2)), NS_MOREFRAG, "the flag is cleared in both rings");
@@ -174,7 +174,7 @@ fn only_flagged_and_existing_buffers_are_returned() {
         let fixture = Fixture::in_use(copy);
         let (own, producer_slots) = (fixture.rx.slots(), fixture.tx.slots());
         let span = Span { from: pos(0), to: pos(3) };
-        assert_eq!(fixture.consumer.receive(Span { from: pos(1), to: pos(3) }, SPARE), 0);
+        assert_eq!(fixture.consumer.receive(Span { from: pos(1), to: pos(3) }, PLACEHOLDER), 0);
         own.set_buf_idx(pos(0), BufIdx(15));
         for (raw, idx) in [(1, 16), (2, 1)] {
             own.set_buf_idx(pos(raw), BufIdx(idx));

@@ -48,7 +48,7 @@
 //! * Slots of transmit rings (index, length, flags, pointer): copied once and the copy validated, `port/tx_ring.rs`. An
 //!   invalid slot names buffer 0 afterwards, and its packet is dropped.
 //! * The buffer index of a receive slot: read once, `port/rx_ring.rs`. An index outside the region is replaced by the
-//!   ring's spare buffer.
+//!   ring's placeholder buffer.
 //! * Packet bytes, at any time: a run compares the header in the registers that it stores; policed packets are copied
 //!   first, and the copy is checked and delivered; segmentation works on a private copy.
 //! * The virtio-net header: read from such a private copy, [`offload`]. A header that does not match its packet drops

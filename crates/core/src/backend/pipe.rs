@@ -106,7 +106,7 @@ impl WakeupSource for PipeTx {
 pub(crate) struct PipeRx {
     pub(crate) channel: Consumer,
     /// Replaces a buffer that does not exist.
-    pub(crate) spare: BufIdx,
+    pub(crate) placeholder: BufIdx,
     /// Where in their buffers the program expects packets.
     pub(crate) offsets: Offsets,
     /// Notified by the producer when it sent slots and this side sleeps.
@@ -123,7 +123,7 @@ impl PipeRx {
         let (mine, limits) = (parts.view.slots().clone(), parts.region.limits());
         Some(PipeRx {
             channel: Consumer::new(&parts.channels(), bound.channel as usize, theirs, mine, limits, SimdLevel::best())?,
-            spare: BufIdx(bound.spare),
+            placeholder: BufIdx(bound.placeholder),
             offsets: parts.offsets(),
             doorbell: parts.doorbell()?,
             peer_doorbell: parts.peer_doorbell()?,
@@ -162,7 +162,7 @@ impl Rx for PipeRx {
         let to =
             self.channel.words().validated_prod(self.channel.slots().slots(), held, taken).ok_or(InvalidPeerIndex)?;
         let span = Span { from: taken, to };
-        let mut bad = if to == taken { 0 } else { self.channel.receive(span, self.spare) };
+        let mut bad = if to == taken { 0 } else { self.channel.receive(span, self.placeholder) };
         if self.offsets.mask != 0 {
             bad += self.validate_offsets(span);
         }

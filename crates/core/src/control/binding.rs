@@ -90,7 +90,7 @@ pub struct BoundRing {
     /// Index of its channel; on a transmit ring of an interface its first word in the transmit frames page.
     pub channel: u32,
     /// On a receive ring: the buffer of slots that are delivered empty.
-    pub spare: u32,
+    pub placeholder: u32,
     /// Number within its direction.
     pub id: u16,
     /// 0 transmit, 1 receive.

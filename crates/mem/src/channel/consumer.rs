@@ -93,38 +93,39 @@ impl Consumer {
     }
 
     /// Copies the slots of `span`, which must lie in `[cons, prod)`, into the own ring and claims their cache lines. An
-    /// invalid slot is delivered with length 0 in the buffer `spare`; it keeps `NS_MOREFRAG`, so a chain of fragments
+    /// invalid slot is delivered with length 0 in the buffer `placeholder`; it keeps `NS_MOREFRAG`, so a chain of fragments
     /// stays one. Returns the number of invalid slots.
     #[inline(always)]
-    pub fn receive(&self, span: Span, spare: BufIdx) -> u32 {
+    pub fn receive(&self, span: Span, placeholder: BufIdx) -> u32 {
         if self.slots.slots().next(span.from) == span.to
             && let Some(mut slot) = self.words().inline_slot(span.to)
         {
             slot.flags &= !NS_BUF_CHANGED;
             self.slots.store(span.from, slot);
-            return if self.limits.allow(slot) { 0 } else { self.replace_invalid(span, spare) };
+            return if self.limits.allow(slot) { 0 } else { self.replace_invalid(span, placeholder) };
         }
-        self.receive_run(span, spare)
+        self.receive_run(span, placeholder)
     }
 
     /// Not inlined into `receive`: one packet takes a few instructions, this path hundreds.
     #[inline(never)]
-    fn receive_run(&self, span: Span, spare: BufIdx) -> u32 {
+    fn receive_run(&self, span: Span, placeholder: BufIdx) -> u32 {
         if copy_slots(self.simd, &self.producer_slots, &self.slots, span, self.limits) {
             0
         } else {
-            self.replace_invalid(span, spare)
+            self.replace_invalid(span, placeholder)
         }
     }
 
     /// Empties the invalid slots of the own ring; returns how many there are.
     #[cold]
-    fn replace_invalid(&self, span: Span, spare: BufIdx) -> u32 {
+    fn replace_invalid(&self, span: Span, placeholder: BufIdx) -> u32 {
         let mut invalid = 0;
         for p in self.slots.slots().walk(span) {
             let slot = self.slots.load(p);
             if !self.limits.allow(slot) {
-                self.slots.store(p, SlotValue { buf_idx: spare, len: 0, flags: slot.flags & NS_MOREFRAG, ptr: 0 });
+                self.slots
+                    .store(p, SlotValue { buf_idx: placeholder, len: 0, flags: slot.flags & NS_MOREFRAG, ptr: 0 });
                 invalid += 1;
             }
         }

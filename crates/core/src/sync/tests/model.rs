@@ -76,7 +76,7 @@ struct Model {
     ring: Vec<SlotValue>,
     channel: VecDeque<SlotValue>,
     held: VecDeque<Held>,
-    spare: BufIdx,
+    placeholder: BufIdx,
     bad: u64,
 }
 
@@ -102,7 +102,7 @@ impl Model {
             ring,
             channel: VecDeque::new(),
             held: VecDeque::new(),
-            spare: pipe.spare,
+            placeholder: pipe.placeholder,
             bad: 0,
         }
     }
@@ -145,7 +145,7 @@ impl Model {
                 let good = u32::from(value.len) <= BUF_SIZE;
                 if !good {
                     self.bad += 1;
-                    value = SlotValue { buf_idx: self.spare, len: 0, flags: value.flags & NS_MOREFRAG, ptr: 0 };
+                    value = SlotValue { buf_idx: self.placeholder, len: 0, flags: value.flags & NS_MOREFRAG, ptr: 0 };
                 }
                 self.held.push_back(Held { value, number: good.then_some(number) });
             }

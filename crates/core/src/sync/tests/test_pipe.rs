@@ -36,7 +36,7 @@ pub(super) struct TestPipe {
     pub(super) tx: Ring,
     pub(super) rx: Ring,
     /// Replaces a buffer that does not exist.
-    pub(super) spare: BufIdx,
+    pub(super) placeholder: BufIdx,
     channel: ChannelPage,
     /// Everything that programs can write: region, endpoint state pages of the sender and the receiver, channel page.
     pub(super) files: [Arc<File>; 4],
@@ -76,7 +76,7 @@ impl TestRegion {
         for raw in 0..n {
             tx.slots().set_buf_idx(slots(n).pos(raw).unwrap(), self.pool.alloc().unwrap());
         }
-        let spare = self.pool.alloc().unwrap();
+        let placeholder = self.pool.alloc().unwrap();
         let (tx_end, tx_fd) = page(EndpointPage::bytes(1));
         let (rx_end, rx_fd) = page(EndpointPage::bytes(1));
         let (channels, channel_fd) = page(ChannelPage::bytes(1));
@@ -100,7 +100,7 @@ impl TestRegion {
         }));
         let rx_backend = RingBackend::PipeRx(Box::new(PipeRx {
             channel: consumer,
-            spare,
+            placeholder,
             offsets: Offsets::NONE,
             doorbell: to_rx,
             peer_doorbell: to_tx,
@@ -118,7 +118,13 @@ impl TestRegion {
             },
         };
         let files = [self.file.clone(), tx_fd, rx_fd, channel_fd];
-        TestPipe { tx: ring(tx, tx_end, tx_backend), rx: ring(rx, rx_end, rx_backend), spare, channel: channels, files }
+        TestPipe {
+            tx: ring(tx, tx_end, tx_backend),
+            rx: ring(rx, rx_end, rx_backend),
+            placeholder,
+            channel: channels,
+            files,
+        }
     }
 
     /// Allocates buffers that belong to a program.

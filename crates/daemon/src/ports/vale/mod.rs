@@ -205,7 +205,7 @@ fn switch_rings(rings: &[PortRing]) -> std::io::Result<Vec<RingConfig<'_>>> {
             view: &ring.view,
             channel: ring.channel.unwrap_or(0),
             doorbell: ring.doorbell.try_clone()?,
-            placeholder: ring.spare.unwrap_or(BufIdx(0)),
+            placeholder: ring.placeholder.unwrap_or(BufIdx(0)),
         })
     });
     rings.collect()
