@@ -291,11 +291,11 @@ fn a_crash_inside_a_sync_leaves_the_ring_usable() {
 /// Rings that one thread owns are synced by another thread, by another process at the same time, and by the first
 /// thread again.
 #[test]
-fn owned_rings_can_be_synced_by_other_threads_and_processes() {
+fn biased_rings_can_be_synced_by_other_threads_and_processes() {
     isolated(|_| {
         let (far, near) = (open("netmap:l{1"), open("netmap:l}1"));
         let mut seq = 0;
-        // Enough syncs for the calling thread to become the owner of the rings, if ownership is possible.
+        // Enough syncs for the calling thread to have the rings' locks biased to it, if they can be.
         let mut often = || {
             for _ in 0..3000 {
                 both_ways(&far, &near, seq, seq + 10);

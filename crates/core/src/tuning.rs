@@ -11,10 +11,11 @@ use std::time::Duration;
 /// How long a wait polls before it sleeps. Microseconds; about the cost of one sleep and wake-up between two cores.
 pub(crate) const SPIN: Duration = Duration::from_micros(50);
 
-/// The same after a wait that ended with [`SMALL_BATCH`] slots or more, not from an interface. At least [`SPIN`]. A peer
-/// that serves several receivers on one CPU may have to wake one after the other, and serves nobody meanwhile. Measured
-/// with a switch thread that serves four receivers: wake-ups fell from 6,000 to 70 a second; with 1024 slots the rate rose
-/// from 12.9 to 16.3 Mpps, with 4096 slots from 13.1 to 15.7. Costs a program that receives bursts 150 us of polling.
+/// The same after a wait that ended with [`SMALL_BATCH`] slots or more, not from an interface. At least [`SPIN`]. A
+/// peer that serves several receivers on one CPU may have to wake one after the other, and serves nobody meanwhile.
+/// Measured with a switch thread that serves four receivers: wake-ups fell from 6,000 to 70 a second; with 1024 slots
+/// the rate rose from 12.9 to 16.3 Mpps, with 4096 slots from 13.1 to 15.7. Costs a program that receives bursts 150 us
+/// of polling.
 pub(crate) const STREAM_SPIN: Duration = Duration::from_micros(200);
 
 /// Polls between two readings of the clock. Together less than a microsecond, the resolution of `ring->ts`.
@@ -36,8 +37,8 @@ pub(crate) const YIELD_ACCEPTED: Duration = Duration::from_micros(2);
 /// How long to wait before polling a ring again that another thread or process is syncing. Not measured.
 pub(crate) const BUSY_RING_RETRY: Duration = Duration::from_micros(100);
 
-/// The longest sleep without a check of the rings. A peer that is killed, or misbehaves, between moving its position and
-/// notifying the doorbell wakes nobody. Not measured.
+/// The longest sleep without a check of the rings. A peer that is killed, or misbehaves, between moving its position
+/// and notifying the doorbell wakes nobody. Not measured.
 pub(crate) const SLEEP_LIMIT: Duration = Duration::from_millis(500);
 
 /// Descriptors that one sleep waits for without allocating memory; more are possible.
@@ -47,8 +48,8 @@ pub(crate) const POLL_FDS_ON_STACK: usize = 15;
 /// round trip took 161 to 167 ns with the fast path, 232 to 240 before (decision 58).
 pub(crate) const FAST_PEEKS: u32 = 64;
 
-/// Short pauses between two of them. A peek takes the cache line away from the sender, which needs time to write it. With
-/// `pause` (30 ns) instead, round trips took 205 to 220 ns (decision 58).
+/// Short pauses between two of them. A peek takes the cache line away from the sender, which needs time to write it.
+/// With `pause` (30 ns) instead, round trips took 205 to 220 ns (decision 58).
 pub(crate) const PAUSES_PER_PEEK: u32 = 3;
 
 // Receive coalescing (`port::poll`, decisions 6 and 15).
@@ -57,8 +58,8 @@ pub(crate) const PAUSES_PER_PEEK: u32 = 3;
 /// receiver does not coalesce after it. Slots. A ping spent 3.6 us of its 13 us in the delay (decision 6).
 pub(crate) const REPLY_BATCH: u32 = 8;
 
-/// The receive coalescing delay doubles while batches have fewer slots. Below [`LARGE_BATCH`]. With the delay batch 1 rose
-/// from 24.5 to 27.8 Mpps; batch 512 and round trips did not change.
+/// The receive coalescing delay doubles while batches have fewer slots. Below [`LARGE_BATCH`]. With the delay batch 1
+/// rose from 24.5 to 27.8 Mpps; batch 512 and round trips did not change.
 pub(crate) const SMALL_BATCH: u32 = 96;
 
 /// The delay halves from so many slots on. With a fixed delay of 64 hints batch 512 fell to half (decision 6).
@@ -92,12 +93,12 @@ pub(crate) const MAX_MONITOR_RENEWALS: u32 = 4;
 
 // Syncs (`sync`).
 
-/// Syncs of one thread in a row under the lock, after which the thread becomes the owner of the ring: far more than a
+/// Syncs of one thread in a row under the lock, after which the ring's lock is biased to the thread: far more than a
 /// program makes that opens a port in one thread and uses it in another (decision 18).
-pub(crate) const OWN_AFTER: u32 = 1000;
+pub(crate) const BIAS_AFTER: u32 = 1000;
 
-/// How long to try to lock a ring's list of mirror rings. A holder needs only the time to copy a pointer; but a child that
-/// was forked while another thread held the lock finds it locked for ever. Not measured.
+/// How long to try to lock a ring's list of mirror rings. A holder needs only the time to copy a pointer; but a child
+/// that was forked while another thread held the lock finds it locked for ever. Not measured.
 pub(crate) const MIRROR_LOCK_LIMIT: Duration = Duration::from_millis(200);
 
 /// Attempts to lock the ring that packets are forwarded to, while another thread is syncing it. Not measured.
@@ -123,8 +124,8 @@ pub(crate) const LOOP_END_POLL: Duration = Duration::from_millis(1);
 /// How often a loop checks that the daemon is alive. Not measured.
 pub(crate) const LOOP_LIFE_CHECK: Duration = Duration::from_millis(100);
 
-/// How often a loop reads the program's pointers again if they are inconsistent. A program stores `cur` before `head`, so a
-/// reader may see the later `head` alone.
+/// How often a loop reads the program's pointers again if they are inconsistent. A program stores `cur` before `head`,
+/// so a reader may see the later `head` alone.
 pub(crate) const MAX_POINTER_READS: u32 = 8;
 
 /// Rounds in a row that moved something, before the loop checks anything else. Not measured.

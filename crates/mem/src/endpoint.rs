@@ -12,8 +12,8 @@ use crate::pos::{Pos, Slots};
 
 /// The sync state of one ring.
 ///
-/// A thread syncs the ring either under the try-lock, or, as the ring's *owner*, without it: see
-/// [`SyncState::enter_as_owner`].
+/// A thread syncs the ring either under the try-lock, or, if the lock is *biased* to it, without it (biased locking):
+/// see [`SyncState::enter_biased`].
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct SyncState {
@@ -43,13 +43,13 @@ pub struct SyncState {
     /// Not 0: the running sync loop, or the next one, must stop.
     sync_loop_stop: AtomicU32,
     /// 0, or the thread that owns the ring and syncs it without the lock. Written under the lock.
-    owner: AtomicU64,
-    /// The lease of the owner's process.
-    owner_lease: AtomicU32,
-    /// 0, or the lease of the owner's process while the owner syncs. Written by the owner.
+    biased_thread: AtomicU64,
+    /// The lease of the biased thread's process.
+    bias_lease: AtomicU32,
+    /// 0, or the lease of the biased thread's process while the biased thread syncs. Written by the biased thread.
     inside: AtomicU32,
-    /// Not 0: the ring has, or had, an owner, and gets no other.
-    had_owner: AtomicU32,
+    /// Not 0: the lock is, or was, biased to a thread, and will be to no other.
+    was_biased: AtomicU32,
 }
 
 /// Bit of [`SyncState::status`]: the port was removed while in use. Written by the daemon.
@@ -69,8 +69,8 @@ const _: () = assert!(size_of::<SyncState>() == STATE_BYTES);
 #[derive(Debug)]
 pub struct SyncGuard<'a>(&'a AtomicU32);
 
-// Words that only the holder of the lock (or the owner inside) writes are accessed relaxed: the acquire that takes the
-// right to sync and the release that returns it order them.
+// Words that only the holder of the lock (or the biased thread inside) writes are accessed relaxed: the acquire that
+// takes the right to sync and the release that returns it order them.
 impl SyncState {
     /// The state of a ring that was never used.
     #[allow(clippy::new_without_default)]
@@ -90,72 +90,73 @@ impl SyncState {
             status: word(),
             sync_loop: word(),
             sync_loop_stop: word(),
-            owner: long(),
-            owner_lease: word(),
+            biased_thread: long(),
+            bias_lease: word(),
             inside: word(),
-            had_owner: word(),
+            was_biased: word(),
         }
     }
 
     /// Takes the try-lock for a thread (not 0) of the process with `lease` (not 0). `None`: another thread syncs the
-    /// ring, which is skipped then. Revokes the ownership of another thread.
+    /// ring, which is skipped then. Revokes the bias to another thread.
     #[inline(always)]
     pub fn try_lock(&self, lease: u32, thread: u64) -> Option<SyncGuard<'_>> {
         debug_assert!(lease != 0 && thread != 0);
         // Acquire: pairs with the release in `SyncGuard::drop` and `break_lock`.
         self.lock.compare_exchange(0, lease, Ordering::Acquire, Ordering::Relaxed).ok()?;
         let guard = SyncGuard(&self.lock);
-        (self.had_owner.load(Ordering::Relaxed) == 0 || self.revoke_owner(lease, thread)).then_some(guard)
+        (self.was_biased.load(Ordering::Relaxed) == 0 || self.revoke_bias(lease, thread)).then_some(guard)
     }
 
-    /// With the lock: revokes the ownership of another thread; returns whether no owner is inside.
+    /// With the lock: revokes the bias to another thread; returns whether that thread is not inside.
     #[cold]
-    fn revoke_owner(&self, lease: u32, thread: u64) -> bool {
-        if self.owner.load(Ordering::Relaxed) != 0 && !self.is_owned_by(lease, thread) {
-            self.owner.store(0, Ordering::SeqCst);
-            // After this barrier the owner sees that it is not the owner any more, or this thread sees it inside. An
-            // owner that sees it leaves at once and then finds the lock taken; without the wait both would skip the
-            // ring.
+    fn revoke_bias(&self, lease: u32, thread: u64) -> bool {
+        if self.biased_thread.load(Ordering::Relaxed) != 0 && !self.is_biased_to(lease, thread) {
+            self.biased_thread.store(0, Ordering::SeqCst);
+            // After this barrier the biased thread sees that the bias was revoked, or this thread sees it inside. A
+            // biased thread that sees it leaves at once and then finds the lock taken; without the wait both would skip
+            // the ring.
             fence_sleeper();
             wait_until(|| self.inside.load(Ordering::Relaxed) == 0);
         }
-        // Acquire: pairs with the owner's release of `inside`.
+        // Acquire: pairs with the biased thread's release of `inside`.
         self.inside.load(Ordering::Acquire) == 0
     }
 
     #[inline(always)]
-    fn is_owned_by(&self, lease: u32, thread: u64) -> bool {
-        // Acquire: pairs with the release in `set_owner`, so that the lease is that of this owner.
-        self.owner.load(Ordering::Acquire) == thread && self.owner_lease.load(Ordering::Relaxed) == lease
+    fn is_biased_to(&self, lease: u32, thread: u64) -> bool {
+        // Acquire: pairs with the release in `set_bias`, so that the lease is that of this biased thread.
+        self.biased_thread.load(Ordering::Acquire) == thread && self.bias_lease.load(Ordering::Relaxed) == lease
     }
 
-    /// With the lock: makes the thread the ring's owner, unless the ring has or had an owner, or the process is not
+    /// With the lock: biases the lock to the thread, unless it is or was biased, or the process is not
     /// registered for `membarrier`.
-    pub fn set_owner(&self, lease: u32, thread: u64) {
-        if self.had_owner.load(Ordering::Relaxed) == 0 && publisher_is_registered() {
-            self.had_owner.store(1, Ordering::Relaxed);
-            self.owner_lease.store(lease, Ordering::Relaxed);
-            // Release: a thread that reads the owner also reads its lease.
-            self.owner.store(thread, Ordering::Release);
+    pub fn set_bias(&self, lease: u32, thread: u64) {
+        if self.was_biased.load(Ordering::Relaxed) == 0 && publisher_is_registered() {
+            self.was_biased.store(1, Ordering::Relaxed);
+            self.bias_lease.store(lease, Ordering::Relaxed);
+            // Release: a thread that reads the biased thread also reads its lease.
+            self.biased_thread.store(thread, Ordering::Release);
         }
     }
 
     /// The right to sync for the thread that owns the ring, without the lock, whose atomic exchange stalls a core until
-    /// all its earlier stores have reached the cache. `None`: the thread is not the owner, or is inside already (it may
-    /// be in a signal handler), or the lock is taken.
+    /// all its earlier stores have reached the cache. `None`: the lock is not biased to the thread, or the thread is
+    /// inside already (it may be in a signal handler), or the lock is taken.
     #[inline(always)]
-    pub fn enter_as_owner(&self, lease: u32, thread: u64) -> Option<SyncGuard<'_>> {
-        if !self.is_owned_by(lease, thread)
+    pub fn enter_biased(&self, lease: u32, thread: u64) -> Option<SyncGuard<'_>> {
+        if !self.is_biased_to(lease, thread)
             || self.inside.load(Ordering::Relaxed) | self.lock.load(Ordering::Relaxed) != 0
         {
             return None;
         }
         self.inside.store(lease, Ordering::Relaxed);
-        // Orders the store of `inside` before the load of `owner`. Only a registered process becomes an owner.
+        // Orders the store of `inside` before the load of `biased_thread`. The lock is biased only to threads of a
+        // registered process.
         fence_registered_publisher();
         let guard = SyncGuard(&self.inside);
-        // No thread becomes owner after another, so the lease is still the same. Acquire: as in `is_owned_by`.
-        (self.owner.load(Ordering::Acquire) == thread).then_some(guard)
+        // The lock is never biased to a second thread, so the lease is still the same. Acquire: as in `is_biased_to`.
+        (self.biased_thread.load(Ordering::Acquire) == thread).then_some(guard)
     }
 
     /// Daemon, after the process with `lease` has exited: releases the ring if that process was syncing it, and ends
@@ -173,7 +174,7 @@ impl SyncState {
         self.lock.load(Ordering::Acquire) == lease || self.inside.load(Ordering::Acquire) == lease
     }
 
-    /// Daemon, when the first session binds the ring and no other process uses it: sets both positions, clears owner
+    /// Daemon, when the first session binds the ring and no other process uses it: sets both positions, clears the bias
     /// and sync loop, and frees the lock.
     pub fn reset(&self, hwcur: Pos, hwtail: Pos) {
         self.hwcur.store(hwcur.raw(), Ordering::Relaxed);
@@ -181,9 +182,9 @@ impl SyncState {
         self.status.fetch_and(!OWNED_BY_SYNC_LOOP, Ordering::Relaxed);
         self.sync_loop.store(0, Ordering::Relaxed);
         self.sync_loop_stop.store(0, Ordering::Relaxed);
-        self.owner.store(0, Ordering::Relaxed);
+        self.biased_thread.store(0, Ordering::Relaxed);
         self.inside.store(0, Ordering::Relaxed);
-        self.had_owner.store(0, Ordering::Relaxed);
+        self.was_biased.store(0, Ordering::Relaxed);
         // Release: the first sync sees all of the above.
         self.lock.store(0, Ordering::Release);
     }
@@ -293,8 +294,8 @@ impl SyncState {
 
     /// Daemon, after it changed the status: true once every sync in flight has observed the change.
     pub fn status_was_observed(&self) -> bool {
-        // The owner enters without the lock only while it reads the status as 0, and then does as it did before the
-        // change.
+        // The biased thread enters without the lock only while it reads the status as 0, and then does as it did before
+        // the change.
         fence(Ordering::SeqCst);
         // Acquire: the syncs that have ended come before.
         self.lock.load(Ordering::Acquire) == 0
@@ -330,10 +331,10 @@ impl SyncState {
 
 #[cfg(not(loom))]
 fn wait_until(left: impl Fn() -> bool) {
-    (0..crate::tuning::OWNER_EXIT_SPINS).take_while(|_| !left()).for_each(|_| unetmap_sys::clock::spin_hint());
+    (0..crate::tuning::BIAS_EXIT_SPINS).take_while(|_| !left()).for_each(|_| unetmap_sys::clock::spin_hint());
 }
 
-/// In the model the owner may always have lost its CPU, so there is no wait.
+/// In the model the biased thread may always have lost its CPU, so there is no wait.
 #[cfg(loom)]
 fn wait_until(_: impl Fn() -> bool) {}
 

@@ -23,13 +23,13 @@ pub(crate) const SWAP_PREFETCH_PACKETS: u32 = 32;
 #[cfg(not(loom))]
 pub(crate) const STORE_PROPAGATION_SPINS: u32 = 8;
 
-/// Spin hints, about 50 us: the time that a thread waits for a ring's owner to leave its sync. After it the owner has
-/// probably lost its CPU; the ring is skipped, like any ring that another thread syncs.
+/// Spin hints, about 50 us: the time that a thread waits for a biased thread to leave its sync. After it that thread
+/// has probably lost its CPU; the ring is skipped, like any ring that another thread syncs.
 ///
 /// Bounds: longer than a sync, shorter than a time slice of the scheduler. The wait happens once for each ring
 /// (decision 18).
 #[cfg(not(loom))]
-pub(crate) const OWNER_EXIT_SPINS: u32 = 1500;
+pub(crate) const BIAS_EXIT_SPINS: u32 = 1500;
 
 /// Microseconds that a sleeper waits where the kernel refuses `membarrier`. By then every store that was in a core's
 /// store buffer has reached the memory (decision 4).

@@ -432,8 +432,7 @@ impl Guarded {
     /// sync.
     fn sync(&self, lease: u32, steps: u32) -> bool {
         let thread = u64::from(lease);
-        let Some(guard) = self.state.enter_as_owner(lease, thread).or_else(|| self.state.try_lock(lease, thread))
-        else {
+        let Some(guard) = self.state.enter_biased(lease, thread).or_else(|| self.state.try_lock(lease, thread)) else {
             return false;
         };
         if steps >= 1 {
@@ -447,10 +446,10 @@ impl Guarded {
         true
     }
 
-    /// Makes the process the owner of the ring.
-    fn make_owner(&self, lease: u32) {
+    /// Biases the ring's lock to the process.
+    fn make_biased(&self, lease: u32) {
         let guard = self.state.try_lock(lease, u64::from(lease)).unwrap();
-        self.state.set_owner(lease, u64::from(lease));
+        self.state.set_bias(lease, u64::from(lease));
         drop(guard);
     }
 
@@ -486,13 +485,13 @@ fn the_lock_of_a_crashed_process_is_freed() {
     crash_in_sync_is_cleaned_up(5, false);
 }
 
-/// A process crashes after each of its steps, as the ring's owner or with the lock; another process syncs meanwhile.
+/// A process crashes after each of its steps, by the lock's bias or with the lock; another process syncs meanwhile.
 fn crash_in_sync_is_cleaned_up(preemptions: usize, owns: bool) {
     for steps in 0..=COMPLETE {
         check(preemptions, move || {
             let ring = Guarded::new();
             if owns {
-                ring.make_owner(CRASHED);
+                ring.make_biased(CRASHED);
             }
             let crashing = {
                 let ring = ring.clone();
@@ -550,34 +549,34 @@ fn breaking_the_lock_of_a_running_process_is_detected() {
     });
 }
 
-/// The owner of a ring takes no lock; another thread revokes the ownership at any moment of the owner's syncs.
+/// The biased thread takes no lock; another thread revokes the bias at any moment of the biased thread's syncs.
 #[test]
-fn an_owner_and_another_thread_never_sync_together() {
+fn a_biased_thread_and_another_never_sync_together() {
     check(4, || {
         let ring = Guarded::new();
-        ring.make_owner(1);
-        let owner = {
+        ring.make_biased(1);
+        let biased = {
             let ring = ring.clone();
             thread::spawn(move || (0..3).map(|_| u32::from(ring.sync(1, COMPLETE))).sum::<u32>())
         };
         let other = u32::from(ring.sync(2, COMPLETE)) + u32::from(ring.sync(2, COMPLETE));
         // In the model the other thread does not wait, so both may skip the ring.
-        let done = other + owner.join().unwrap();
+        let done = other + biased.join().unwrap();
         assert_eq!(ring.sum(), done);
         assert!(ring.sync(3, COMPLETE) && ring.sync(1, COMPLETE), "no thread is left inside");
     });
 }
 
-/// Two threads that both try to become the owner.
+/// Two threads that both try to get the bias.
 #[test]
-fn a_ring_has_one_owner_at_most() {
+fn a_ring_is_biased_to_one_thread_at_most() {
     check(3, || {
         let ring = Guarded::new();
         let thread_of = |lease: u32| {
             let ring = ring.clone();
             thread::spawn(move || {
                 if let Some(guard) = ring.state.try_lock(lease, lease.into()) {
-                    ring.state.set_owner(lease, lease.into());
+                    ring.state.set_bias(lease, lease.into());
                     drop(guard);
                 }
                 u32::from(ring.sync(lease, COMPLETE)) + u32::from(ring.sync(lease, COMPLETE))
@@ -590,44 +589,45 @@ fn a_ring_has_one_owner_at_most() {
     });
 }
 
-/// An owner crashes inside or outside its sync, and the daemon cleans up; another process syncs meanwhile.
+/// A biased thread crashes inside or outside its sync, and the daemon cleans up; another process syncs meanwhile.
 #[test]
-fn a_crashed_owner_does_not_stay_inside() {
+fn a_crashed_biased_thread_does_not_stay_inside() {
     crash_in_sync_is_cleaned_up(4, true);
 }
 
-/// An owner is interrupted inside by a signal whose handler syncs: the handler skips the ring, like any other thread.
+/// A biased thread is interrupted inside by a signal whose handler syncs: the handler skips the ring, like any other
+/// thread.
 #[test]
-fn an_owner_does_not_enter_twice() {
+fn a_biased_thread_does_not_enter_twice() {
     check(2, || {
         let ring = Guarded::new();
-        ring.make_owner(1);
-        let guard = ring.state.enter_as_owner(1, 1).unwrap();
+        ring.make_biased(1);
+        let guard = ring.state.enter_biased(1, 1).unwrap();
         assert!(!ring.sync(1, COMPLETE) && ring.state.is_locked_by(1));
         drop(guard);
         let guard = ring.state.try_lock(1, 1).unwrap();
         assert!(!ring.sync(1, COMPLETE));
         drop(guard);
-        assert!(ring.state.enter_as_owner(1, 1).is_some());
-        assert!(ring.state.enter_as_owner(1, 2).is_none() && ring.state.enter_as_owner(2, 1).is_none());
+        assert!(ring.state.enter_biased(1, 1).is_some());
+        assert!(ring.state.enter_biased(1, 2).is_none() && ring.state.enter_biased(2, 1).is_none());
     });
 }
 
-/// A thread that enters without checking that it is still the owner: the checker reports it.
+/// A thread that enters without checking that the lock is still biased to it: the checker reports it.
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn entering_after_the_ownership_was_revoked_is_detected() {
+fn entering_after_the_bias_was_revoked_is_detected() {
     check(4, || {
         let ring = Guarded::new();
-        ring.make_owner(1);
-        let owner = {
+        ring.make_biased(1);
+        let biased = {
             let ring = ring.clone();
             thread::spawn(move || {
-                ring.state.enter_as_owner(1, 1);
+                ring.state.enter_biased(1, 1);
                 ring.work();
             })
         };
         ring.sync(2, COMPLETE);
-        let _ = owner.join();
+        let _ = biased.join();
     });
 }

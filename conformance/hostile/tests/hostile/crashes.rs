@@ -1,5 +1,5 @@
-//! Clients that crash inside a sync: the locks and owners that they leave in a ring's shared state block no other
-//! client.
+//! Clients that crash inside a sync: the locks, and biases of locks, that they leave in a ring's shared state block no
+//! other client.
 
 use conformance::client::start_ready_client;
 use conformance::traffic::{expect, open, send};
@@ -10,34 +10,34 @@ use conformance_hostile::raw::{ControlConnection, RawPort};
 #[test]
 fn the_ring_lock_of_a_closed_lease_is_released() {
     const LOCK: u64 = 0;
-    isolated(|home| who_died_inside_is_let_out(home, |lease| vec![(LOCK, lease)], "the lock was not respected"));
+    isolated(|home| a_ring_is_released_after_a_crash(home, |lease| vec![(LOCK, lease)], "the lock was not respected"));
 }
 
-/// A client crashed inside a sync as the ring's owner, without the lock.
+/// A client crashed inside a sync that it entered by the bias of the lock.
 #[test]
-fn the_ring_ownership_of_a_closed_lease_is_released() {
-    const OWNER: u64 = 18;
-    const OWNER_LEASE: u64 = 20;
+fn the_ring_bias_of_a_closed_lease_is_released() {
+    const BIASED_THREAD: u64 = 18;
+    const BIAS_LEASE: u64 = 20;
     const INSIDE: u64 = 21;
-    const OWNED: u64 = 22;
-    let words = |lease| vec![(INSIDE, lease), (OWNER_LEASE, lease), (OWNER, 0x1000), (OWNED, 1)];
-    isolated(|home| who_died_inside_is_let_out(home, words, "two were inside"));
+    const WAS_BIASED: u64 = 22;
+    let words = |lease| vec![(INSIDE, lease), (BIAS_LEASE, lease), (BIASED_THREAD, 0x1000), (WAS_BIASED, 1)];
+    isolated(|home| a_ring_is_released_after_a_crash(home, words, "two threads were inside"));
 }
 
 /// Writes these words into a ring's state, in the name of another client; the ring is skipped until that is gone.
 #[track_caller]
-fn who_died_inside_is_let_out(home: &Home, words: impl Fn(u32) -> Vec<(u64, u32)>, otherwise: &str) {
+fn a_ring_is_released_after_a_crash(home: &Home, words: impl Fn(u32) -> Vec<(u64, u32)>, otherwise: &str) {
     let (far, near) = (open("netmap:l{1"), open("netmap:l}1"));
     let raw_port = RawPort::open(&home.socket(), "l}1");
-    let owner = ControlConnection::connect(&home.socket()).expect("a daemon");
+    let client = ControlConnection::connect(&home.socket()).expect("a daemon");
     let rx = raw_port.bound.rings.iter().position(|r| r.dir == 1).expect("a receive ring");
-    for (word, value) in words(owner.lease()) {
+    for (word, value) in words(client.lease()) {
         raw_port.write_state(rx, word, value);
     }
     send(&far, 1, 0, 10).expect("room for ten");
     near.rxsync().expect("a ring that somebody syncs is skipped");
     assert!(near.rx_rings()[0].is_empty(), "{otherwise}");
-    drop(owner);
+    drop(client);
     expect(&near, 1, 0, 10);
 }
 

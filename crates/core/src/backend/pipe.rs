@@ -46,12 +46,12 @@ impl PipeTx {
         None
     }
 
-    /// Sends the one slot `at`, before `next`, for the owner of the ring, if it is a packet in an unchanged buffer. Otherwise
-    /// does nothing and returns `false`.
+    /// Sends the one slot `at`, before `next`, for the thread that the ring's lock is biased to, if it is a packet in
+    /// an unchanged buffer. Otherwise does nothing and returns `false`.
     #[inline(always)]
     pub(crate) fn send_one(&self, at: Pos, next: Pos) -> bool {
         let is_sent = self.channel.try_publish_single(at, next);
-        if is_sent && self.channel.words().take_consumer_wakeup_as_owner() {
+        if is_sent && self.channel.words().take_consumer_wakeup_biased() {
             self.peer_doorbell.notify();
         }
         is_sent

@@ -1,13 +1,15 @@
 //! The fast path of a sync.
 //!
-//! A sender that polls with each packet costs the instructions of its poll; between cores that are near each other this is
-//! several times the cost of the transfer itself. The common case therefore has a path of its own: a pipe without monitors,
-//! packets to be sent, and free slots left. It validates what `sync` validates, and leaves everything else to it.
+//! A sender that polls with each packet costs the instructions of its poll; between cores that are near each other this
+//! is several times the cost of the transfer itself. The common case therefore has a path of its own: a pipe without
+//! monitors, packets to be sent, and free slots left. It validates what `sync` validates, and leaves everything else to
+//! it.
 //!
-//! The same holds for a receiver that has released everything and waits for the next packet: its instructions add in full
-//! to the latency of a request that waits for its reply.
+//! The same holds for a receiver that has released everything and waits for the next packet: its instructions add in
+//! full to the latency of a request that waits for its reply.
 //!
-//! A thread that alone syncs a ring becomes its owner, and takes no lock from then on (`SyncState::enter_as_owner`).
+//! The lock of a ring that only one thread syncs is biased to that thread, which takes no lock from then on
+//! (`SyncState::enter_biased`).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -17,7 +19,7 @@ use unetmap_sys::process;
 
 use super::{NO_INDEX, SyncRing, WallTime, validate};
 use crate::backend::{RingBackend, Rx};
-use crate::tuning::OWN_AFTER;
+use crate::tuning::BIAS_AFTER;
 
 /// The thread of this process that took the lock of a ring last, and how often in a row. Written under the lock.
 #[derive(Default)]
@@ -27,11 +29,11 @@ pub(crate) struct LockHistory {
 }
 
 impl SyncRing {
-    /// Sends one packet, if the thread owns the ring and the sync has nothing else to do: the packet is one slot with an
-    /// unchanged buffer, and more slots are left. Otherwise does nothing and returns `false`.
+    /// Sends one packet, if the thread owns the ring and the sync has nothing else to do: the packet is one slot with
+    /// an unchanged buffer, and more slots are left. Otherwise does nothing and returns `false`.
     ///
-    /// A single step of `head` can be validated without distances: it begins at `hwcur` and does not pass `tail`. The step
-    /// over the end of the ring is left to [`SyncRing::send_fast`].
+    /// A single step of `head` can be validated without distances: it begins at `hwcur` and does not pass `tail`. The
+    /// step over the end of the ring is left to [`SyncRing::send_fast`].
     #[inline(always)]
     pub(crate) fn send_one(&self, lease: u32) -> bool {
         let RingBackend::PipeTx(tx) = &self.backend else { return false };
@@ -42,7 +44,7 @@ impl SyncRing {
             return false;
         }
         let (Some(at), Some(next)) = (slots.pos(before), slots.pos(head)) else { return false };
-        let Some(_guard) = state.enter_as_owner(lease, process::this_thread()) else { return false };
+        let Some(_guard) = state.enter_biased(lease, process::this_thread()) else { return false };
         if state.status() != 0 || !state.hwcur_is(before) || self.view.raw_cur() != head {
             return false;
         }
@@ -86,8 +88,8 @@ impl SyncRing {
         true
     }
 
-    /// Releases the slots that the program has read, if these are all and the sync has nothing else to do. Otherwise does
-    /// nothing and returns `false`. Returns `true` also if there was nothing to release.
+    /// Releases the slots that the program has read, if these are all and the sync has nothing else to do. Otherwise
+    /// does nothing and returns `false`. Returns `true` also if there was nothing to release.
     #[inline(always)]
     pub(crate) fn release_fast(&self, lease: u32) -> bool {
         let RingBackend::PipeRx(rx) = &self.backend else { return false };
@@ -103,8 +105,8 @@ impl SyncRing {
         true
     }
 
-    /// Receives on a ring whose slots are all released, as the sync of a poll that knows the time would, if it has nothing
-    /// else to do. Otherwise does nothing and returns `false`.
+    /// Receives on a ring whose slots are all released, as the sync of a poll that knows the time would, if it has
+    /// nothing else to do. Otherwise does nothing and returns `false`.
     #[inline(always)]
     pub(crate) fn receive_fast(&self, lease: u32, now: WallTime) -> bool {
         let RingBackend::PipeRx(rx) = &self.backend else { return false };
@@ -128,8 +130,8 @@ impl SyncRing {
         true
     }
 
-    /// Returns `hwcur` and `hwtail` if the program has read everything, its pointers are valid, and no status, invalid peer
-    /// position or forwarding needs the normal path. The caller has the right to sync.
+    /// Returns `hwcur` and `hwtail` if the program has read everything, its pointers are valid, and no status, invalid
+    /// peer position or forwarding needs the normal path. The caller has the right to sync.
     #[inline(always)]
     fn fully_read(&self) -> Option<(Pos, Pos)> {
         let (state, view) = (self.state(), &self.view);
@@ -140,23 +142,23 @@ impl SyncRing {
         (empty && is_normal).then_some((hwcur, hwtail))
     }
 
-    /// Takes the right to sync a ring with status 0, as its owner if possible.
+    /// Takes the right to sync a ring with status 0, without the lock if it is biased to the thread.
     #[inline(always)]
     pub(super) fn begin_sync<'r>(&self, state: &'r SyncState, lease: u32) -> Option<SyncGuard<'r>> {
         let thread = process::this_thread();
-        state.enter_as_owner(lease, thread).or_else(|| self.lock_or_own(state, lease, thread))
+        state.enter_biased(lease, thread).or_else(|| self.lock_or_bias(state, lease, thread))
     }
 
-    /// Takes the lock. A thread that has done so often, and is the only user of the ring, becomes its owner.
+    /// Takes the lock. A thread that has done so often, and is the only user of the ring, gets the bias.
     #[inline(never)]
-    fn lock_or_own<'r>(&self, state: &'r SyncState, lease: u32, thread: u64) -> Option<SyncGuard<'r>> {
+    fn lock_or_bias<'r>(&self, state: &'r SyncState, lease: u32, thread: u64) -> Option<SyncGuard<'r>> {
         let guard = state.try_lock(lease, thread)?;
         let history = &self.lock_history;
         let before = if history.thread.load(Relaxed) == thread { history.in_a_row.load(Relaxed) } else { 0 };
         history.thread.store(thread, Relaxed);
         history.in_a_row.store(before.saturating_add(1), Relaxed);
-        if before == OWN_AFTER && state.session_count() <= 1 && state.status() == 0 {
-            state.set_owner(lease, thread);
+        if before == BIAS_AFTER && state.session_count() <= 1 && state.status() == 0 {
+            state.set_bias(lease, thread);
         }
         Some(guard)
     }

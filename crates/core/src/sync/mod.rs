@@ -8,8 +8,8 @@
 //!   |            [head, tail) is the program's
 //!   the head that the last sync processed: [hwcur, head) is new
 //! ```
-//! The same rule holds in both directions. A sync loads the program's pointers once, validates the copy, and uses only the
-//! copy.
+//! The same rule holds in both directions. A sync loads the program's pointers once, validates the copy, and uses only
+//! the copy.
 
 use std::num::NonZeroI64;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -60,9 +60,9 @@ pub(crate) enum Effort {
     IfNeeded,
 }
 
-/// A time of the wall clock: microseconds since 1970, in one word, so that an `Option` of it is passed in a register. In
-/// memory it would be copied by a load wider than the stores that wrote it; such a load waits until the CPU has completed
-/// every earlier store, including that of a position whose cache line the peer has.
+/// A time of the wall clock: microseconds since 1970, in one word, so that an `Option` of it is passed in a register.
+/// In memory it would be copied by a load wider than the stores that wrote it; such a load waits until the CPU has
+/// completed every earlier store, including that of a position whose cache line the peer has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct WallTime(NonZeroI64);
 
@@ -152,9 +152,9 @@ impl SyncRing {
         self.backend.peer_moved(slots, hwtail).is_some()
     }
 
-    /// Whether a poll has a reason to sync the ring: the program moved `head`, or set `cur` out of bounds, or has nothing
-    /// beyond its wake-up point while the peer moved. `wanted`: the poll waits for this ring. Takes no lock, so that a
-    /// polling thread does not delay a working one.
+    /// Whether a poll has a reason to sync the ring: the program moved `head`, or set `cur` out of bounds, or has
+    /// nothing beyond its wake-up point while the peer moved. `wanted`: the poll waits for this ring. Takes no lock, so
+    /// that a polling thread does not delay a working one.
     #[inline(always)]
     pub(crate) fn needs_sync(&self, wanted: bool) -> bool {
         let slots = self.view.shape().slots;
@@ -199,14 +199,15 @@ impl SyncRing {
         (!self.mirrors.is_current(status & !OWNED_BY_SYNC_LOOP)).then_some(SyncError::MonitorsChanged)
     }
 
-    /// Syncs the ring for the process that holds `lease`. Skips a ring that another thread or process is syncing. `now` is
-    /// the time if the caller knows it; otherwise the clock is read when packets were delivered.
+    /// Syncs the ring for the process that holds `lease`. Skips a ring that another thread or process is syncing. `now`
+    /// is the time if the caller knows it; otherwise the clock is read when packets were delivered.
     #[inline]
     pub(crate) fn sync(&self, lease: u32, effort: Effort, now: Option<WallTime>) -> Result<(), SyncError> {
         self.sync_by(lease, effort, now, None, None)
     }
 
-    /// Syncs the ring as [`SyncRing::sync`] does, and passes released slots to `on_release` before they return to the peer.
+    /// Syncs the ring as [`SyncRing::sync`] does, and passes released slots to `on_release` before they return to the
+    /// peer.
     pub(crate) fn sync_with_hook(
         &self,
         lease: u32,
@@ -217,8 +218,8 @@ impl SyncRing {
         self.sync_by(lease, effort, now, None, Some(on_release))
     }
 
-    /// Syncs the ring by `pointers`, a `head` and `cur` in control blocks, for the sync loop. Does not read the ring's own
-    /// pointers and does not write its tail.
+    /// Syncs the ring by `pointers`, a `head` and `cur` in control blocks, for the sync loop. Does not read the ring's
+    /// own pointers and does not write its tail.
     pub(crate) fn sync_by_csb(&self, lease: u32, pointers: (u32, u32)) -> Result<(), SyncError> {
         self.sync_by(lease, Effort::Full, None, Some(pointers), None)
     }
@@ -241,12 +242,13 @@ impl SyncRing {
         }
         let guard = match status {
             0 => self.begin_sync(state, lease),
-            // The daemon waits for the lock after it changed the status, not for an owner.
+            // The daemon waits for the lock after it changed the status, not for a biased thread.
             _ => state.try_lock(lease, process::this_thread()),
         };
         let Some(_guard) = guard else { return Ok(()) };
         let status = status & !OWNED_BY_SYNC_LOOP;
-        // If a zero-copy monitor has closed, its buffers will soon belong to other ports: the list must be renewed first.
+        // If a zero-copy monitor has closed, its buffers will soon belong to other ports: the list must be renewed
+        // first.
         if status != 0 && self.mirrors.any_zero_copy() && !state.is_status_current(status) {
             return Err(SyncError::MonitorsChanged);
         }
@@ -413,8 +415,8 @@ impl SyncRing {
         }
     }
 
-    /// Resets a ring to its state after the last sync, as netmap does: pointers, and slots whose buffer index or length is
-    /// invalid.
+    /// Resets a ring to its state after the last sync, as netmap does: pointers, and slots whose buffer index or length
+    /// is invalid.
     #[cold]
     fn reinit(&self, hwcur: Pos, hwtail: Pos) {
         let (ring, limits) = (self.view.slots(), self.view.region().limits());

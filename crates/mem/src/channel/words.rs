@@ -334,9 +334,9 @@ impl ChannelWords {
         take_wakeup(&self.consumer_wakeup.0)
     }
 
-    /// The same for a producer that syncs its ring as the ring's owner, which is always a registered process.
+    /// The same for a producer that syncs its ring by the lock's bias, which is always a registered process.
     #[inline(always)]
-    pub fn take_consumer_wakeup_as_owner(&self) -> bool {
+    pub fn take_consumer_wakeup_biased(&self) -> bool {
         fence_registered_publisher();
         take_wakeup(&self.consumer_wakeup.0)
     }

@@ -123,15 +123,15 @@ fn only_packets_for_an_empty_ring_are_received_by_the_fast_path() {
 }
 
 #[test]
-fn a_thread_that_syncs_often_and_alone_becomes_owner() {
+fn a_ring_is_biased_to_a_thread_that_syncs_often_and_alone() {
     unetmap_mem::register_publisher();
     if unetmap_sys::barrier::all_cpus().is_err() {
-        println!("skipped: no membarrier here, so rings have no owner");
+        println!("skipped: no membarrier here, so no ring lock is biased");
         return;
     }
     let (pipe, me) = (TestRegion::new(1, 16, 0).pipe(16, 14), process::this_thread());
     let (ring, inner) = (&pipe.tx, &pipe.tx.inner);
-    let owns = |thread| inner.state().enter_as_owner(LEASE, thread).is_some();
+    let enters = |thread| inner.state().enter_biased(LEASE, thread).is_some();
     let send = |lease| {
         ring.advance(1);
         assert_eq!(inner.sync(lease, Effort::Full, None), Ok(()));
@@ -143,47 +143,48 @@ fn a_thread_that_syncs_often_and_alone_becomes_owner() {
     for _ in 0..1000 {
         send(LEASE);
     }
-    assert!(!owns(me), "not yet");
+    assert!(!enters(me), "not yet");
     send(LEASE);
-    assert!(owns(me) && !owns(me + 1));
-    assert!(inner.state().enter_as_owner(LEASE + 1, me).is_none());
+    assert!(enters(me) && !enters(me + 1));
+    assert!(inner.state().enter_biased(LEASE + 1, me).is_none());
     ring.advance(1);
-    assert!(takes_fast_path(inner), "the owner");
+    assert!(takes_fast_path(inner), "the biased thread");
 
-    // Not while the owner syncs; a lock by another process ends the ownership.
-    let guard = inner.state().enter_as_owner(LEASE, me).unwrap();
+    // Not while the biased thread syncs; a lock by another process revokes the bias.
+    let guard = inner.state().enter_biased(LEASE, me).unwrap();
     assert!(inner.state().try_lock(LEASE + 1, me).is_none());
     drop(guard);
     assert!(inner.state().try_lock(LEASE + 1, me).is_some());
     for _ in 0..1100 {
         send(LEASE);
     }
-    assert!(!owns(me), "for good");
+    assert!(!enters(me), "for good");
 }
 
-/// Returns a pipe whose sender's ring this thread owns, with `head` at `at`; `None` if rings cannot have an owner.
-fn owned(n: u32, at: u32) -> Option<TestPipe> {
+/// Returns a pipe whose sender's ring is biased to this thread, with `head` at `at`; `None` if ring locks cannot be
+/// biased.
+fn biased_pipe(n: u32, at: u32) -> Option<TestPipe> {
     let pipe = TestRegion::new(1, n, 0).pipe(n, at);
-    pipe.own(LEASE);
-    let is_owned = pipe.tx.inner.state().enter_as_owner(LEASE, process::this_thread()).is_some();
-    if !is_owned {
-        println!("skipped: no membarrier here, so rings have no owner");
+    pipe.bias(LEASE);
+    let is_biased = pipe.tx.inner.state().enter_biased(LEASE, process::this_thread()).is_some();
+    if !is_biased {
+        println!("skipped: no membarrier here, so no ring lock is biased");
     }
-    is_owned.then_some(pipe)
+    is_biased.then_some(pipe)
 }
 
 #[test]
-fn the_owner_sends_a_single_packet_by_the_shortest_path() {
+fn the_biased_thread_sends_a_single_packet_by_the_shortest_path() {
     for at in [0, 3, 14, 15] {
-        let Some(pipe) = owned(16, at) else { return };
+        let Some(pipe) = biased_pipe(16, at) else { return };
         let (ring, inner, n) = (&pipe.tx, &pipe.tx.inner, slots(16));
         let sent = || inner.state().slots.load(std::sync::atomic::Ordering::Relaxed);
         let goes = || {
             let before = (sent(), inner.state().positions(n));
             let goes = inner.send_one(LEASE);
             assert!(
-                inner.state().enter_as_owner(LEASE, process::this_thread()).is_some(),
-                "the owner has left the ring"
+                inner.state().enter_biased(LEASE, process::this_thread()).is_some(),
+                "the biased thread has left the ring"
             );
             assert!(if goes { sent() == before.0 + 1 } else { before == (sent(), inner.state().positions(n)) });
             goes
@@ -223,7 +224,7 @@ fn the_owner_sends_a_single_packet_by_the_shortest_path() {
 #[test]
 fn the_shortest_path_sends_nothing_if_other_work_is_due() {
     for what in 0..8 {
-        let Some(pipe) = owned(16, 3) else { return };
+        let Some(pipe) = biased_pipe(16, 3) else { return };
         let (ring, inner) = (&pipe.tx, &pipe.tx.inner);
         let mut lease = LEASE;
         ring.advance(if what == 0 { 14 } else { 1 });
@@ -234,7 +235,7 @@ fn the_shortest_path_sends_nothing_if_other_work_is_due() {
         let poke = |field, value| poke(&pipe.files[0], ring, field, value);
         let _guard = match what {
             1 => inner.state().try_lock(LEASE, process::this_thread()),
-            2 => inner.state().enter_as_owner(LEASE, process::this_thread()),
+            2 => inner.state().enter_biased(LEASE, process::this_thread()),
             _ => None,
         };
         match what {
@@ -248,7 +249,7 @@ fn the_shortest_path_sends_nothing_if_other_work_is_due() {
         assert!(!inner.send_one(lease), "{what}");
     }
     // Invalid positions, written by a hostile program that shares the port.
-    let Some(pipe) = owned(16, 3) else { return };
+    let Some(pipe) = biased_pipe(16, 3) else { return };
     let (ring, inner) = (&pipe.tx, &pipe.tx.inner);
     for (hwcur, head, hwtail) in [(15, 16, 2), (u32::MAX, 0, 2), (16383, 16384, 2), (4, 5, 16), (4, 5, 4), (4, 5, 5)] {
         inner.state().set_hwcur(any_pos(hwcur % 16384));

@@ -1,6 +1,6 @@
-//! A hostile process writes any value to any word that programs map, or removes pages, while an honest program continues:
-//! nothing panics, nothing outside the two rings is changed, every sync returns, and every value that the API returns to
-//! the honest program is valid.
+//! A hostile process writes any value to any word that programs map, or removes pages, while an honest program
+//! continues: nothing panics, nothing outside the two rings is changed, every sync returns, and every value that the
+//! API returns to the honest program is valid.
 //!
 //! The position type asserts its bounds in debug builds, so a position outside a ring is a panic here.
 
@@ -178,7 +178,7 @@ fn surrounded(n: u32) -> TestPipe {
     let mut region = TestRegion::new(3, n, 8);
     region.pipe(n, 0);
     let pipe = region.pipe(n, n / 2);
-    pipe.own(1);
+    pipe.bias(1);
     region.pipe(n, 0);
     pipe
 }

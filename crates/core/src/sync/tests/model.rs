@@ -177,7 +177,7 @@ impl Pair {
         let mut region = TestRegion::new(1, n, 10);
         let pipe = region.pipe(n, start);
         if start.is_multiple_of(2) {
-            pipe.own(1);
+            pipe.bias(1);
         }
         let own = [region.extra(5), region.extra(5)];
         let all = [pipe.tx_indexes(), own.concat()].concat();
@@ -390,8 +390,8 @@ fn ring_size() -> impl Strategy<Value = u32> {
 proptest! {
     #![proptest_config(cases(200))]
 
-    /// For any actions of two programs each packet arrives once, whole, in order, unchanged; every pointer is that of the
-    /// model; every buffer is in one place.
+    /// For any actions of two programs each packet arrives once, whole, in order, unchanged; every pointer is that of
+    /// the model; every buffer is in one place.
     #[test]
     fn a_pipe_behaves_as_two_queues(n in ring_size(), start in any::<u32>(), steps in vec(step(), 0..120)) {
         let mut pair = Pair::new(n, start % n);
@@ -456,8 +456,8 @@ proptest! {
     }
 }
 
-/// All ways in which the last slots before any position were sent and then taken by two receivers, one after another: the
-/// second one gets the current packets, not older ones.
+/// All ways in which the last slots before any position were sent and then taken by two receivers, one after another:
+/// the second one gets the current packets, not older ones.
 #[test]
 fn a_second_receiver_gets_the_packets_sent_last() {
     let packet = |len| Packet { len, flags: 0, ptr: u64::from(len), exchange: false };
