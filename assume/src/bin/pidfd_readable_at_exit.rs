@@ -1,4 +1,4 @@
-//! The exit of a process that holds a lock or a lease is detected, also before its parent has waited for it.
+//! The exit of a process that holds a lock is detected, also before its parent has waited for it.
 
 #![forbid(unsafe_code)]
 

@@ -12,7 +12,7 @@ use unetmap_core::control::binding::Binding;
 use unetmap_core::control::monitor::MonitorReply;
 use unetmap_core::control::request::{NetmapReply, NetmapRequest};
 use unetmap_core::control::wire::{self, Head};
-use unetmap_core::control::{ControlRequest, LeaseRequest, NextMonitorRequest, SnapshotRequest};
+use unetmap_core::control::{ControlRequest, LockHolderRequest, NextMonitorRequest, SnapshotRequest};
 use unetmap_sys::socket;
 use zerocopy::IntoBytes as _;
 
@@ -28,8 +28,8 @@ pub struct ControlConnection {
 pub struct Reply {
     /// 0 or the errno.
     pub errno: i32,
-    /// The lease in a reply to `Lease`.
-    pub lease: u32,
+    /// The holder ID in a reply to `LockHolderRequest`.
+    pub holder: u32,
     /// The bytes after the header.
     pub payload: Vec<u8>,
     /// The file descriptors that came with the reply.
@@ -73,13 +73,13 @@ impl ControlConnection {
     pub fn receive(&self) -> Option<Reply> {
         let mut fds = Vec::new();
         let mut bytes = self.message(&mut fds)?;
-        let (_, Head { errno, lease, fds: want, .. }, payload) = wire::decode(&bytes).expect("a well-formed answer");
+        let (_, Head { errno, holder, fds: want, .. }, payload) = wire::decode(&bytes).expect("a well-formed answer");
         let payload = payload.to_vec();
         while fds.len() < want as usize {
             bytes = self.message(&mut fds)?;
             wire::decode(&bytes).expect("a well-formed answer");
         }
-        Some(Reply { errno, lease, payload, fds })
+        Some(Reply { errno, holder, payload, fds })
     }
 
     #[track_caller]
@@ -96,11 +96,11 @@ impl ControlConnection {
         }
     }
 
-    /// Requests a lease; returns its number.
+    /// Requests a holder ID.
     #[track_caller]
-    pub fn lease(&self) -> u32 {
-        self.send(&wire::encode(LeaseRequest::KIND, 0, 0, 0, &[])).expect("a daemon that listens");
-        self.receive().expect("an answer").lease
+    pub fn holder(&self) -> u32 {
+        self.send(&wire::encode(LockHolderRequest::KIND, 0, 0, 0, &[])).expect("a daemon that listens");
+        self.receive().expect("an answer").holder
     }
 
     /// Sends a netmap request; returns the errno, the reply if there is one, and the descriptors.

@@ -181,14 +181,14 @@ impl Endpoint {
         found
     }
 
-    /// Returns the indexes in the receive rings that no slot of the sender holds: exchanged buffers, and the placeholders.
-    /// The other indexes are copies of the sender's.
+    /// Returns the indexes in the receive rings that no slot of the sender holds: exchanged buffers, and the
+    /// placeholders. The other indexes are copies of the sender's.
     pub(crate) fn exchanged(&self) -> Vec<BufIdx> {
         self.received(|flags| flags & NS_BUF_CHANGED != 0)
     }
 
-    /// Returns the placeholders and the indexes in the receive rings' slots: all where the ring owns its buffers, else those
-    /// that the program holds and whose flags `include` accepts.
+    /// Returns the placeholders and the indexes in the receive rings' slots: all where the ring owns its buffers, else
+    /// those that the program holds and whose flags `include` accepts.
     fn received(&self, include: impl Fn(u16) -> bool) -> Vec<BufIdx> {
         let mut found = Vec::new();
         for ring in &self.rx {
@@ -344,10 +344,10 @@ impl Endpoint {
         self.rings().any(|ring| ring.binders > 0)
     }
 
-    /// Frees every ring lock that the exited process with `lease` held, and returns how many there were. The other
-    /// sessions of such a ring are woken, as they may be waiting because it was locked.
-    pub(crate) fn break_locks(&self, lease: u32) -> usize {
-        let broken = |ring: &&PortRing| self.state_page.state(ring.state).is_some_and(|state| state.break_lock(lease));
+    /// Frees every ring lock that the exited process with this holder ID held, and returns how many there were. The
+    /// other sessions of such a ring are woken, as they may be waiting because it was locked.
+    pub(crate) fn break_locks(&self, holder: u32) -> usize {
+        let broken = |ring: &&PortRing| self.state_page.state(ring.state).is_some_and(|state| state.break_lock(holder));
         self.rings().filter(broken).inspect(|ring| ring.doorbell.notify()).count()
     }
 

@@ -43,9 +43,9 @@ pub(crate) trait PortRecord {
         None
     }
 
-    /// Frees every lock that the exited process with `lease` held, and returns how many there were.
-    fn break_locks(&self, lease: u32) -> usize {
-        self.endpoints().iter().map(|endpoint| endpoint.break_locks(lease)).sum()
+    /// Frees every lock that the exited process with this holder ID held, and returns how many there were.
+    fn break_locks(&self, holder: u32) -> usize {
+        self.endpoints().iter().map(|endpoint| endpoint.break_locks(holder)).sum()
     }
 }
 
@@ -143,9 +143,9 @@ impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
         self.ports.get(key).is_some_and(|port| port.endpoints().iter().any(Endpoint::in_use))
     }
 
-    /// Frees every lock that the exited process with `lease` held, and returns how many there were.
-    pub(crate) fn break_locks(&self, lease: u32) -> usize {
-        self.ports.values().map(|port| port.break_locks(lease)).sum()
+    /// Frees every lock that the exited process with this holder ID held, and returns how many there were.
+    pub(crate) fn break_locks(&self, holder: u32) -> usize {
+        self.ports.values().map(|port| port.break_locks(holder)).sum()
     }
 
     /// Returns the buffer indexes in all rings of a region.
@@ -155,11 +155,11 @@ impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
         endpoints.flat_map(Endpoint::buffers).collect()
     }
 
-    /// Removes duplicate buffers from the unbound rings of a region. A process that is killed while it exchanges two buffers
-    /// leaves one of them in two slots, and the other in none. A slot of an unbound ring whose buffer is also in
-    /// another slot gets a free buffer, or the next session of the ring would share the buffer with another one. The
-    /// buffer that is in no slot may be in the hands of a running program at this moment, so it is not reused
-    /// until the region ends.
+    /// Removes duplicate buffers from the unbound rings of a region. A process that is killed while it exchanges two
+    /// buffers leaves one of them in two slots, and the other in none. A slot of an unbound ring whose buffer is also
+    /// in another slot gets a free buffer, or the next session of the ring would share the buffer with another one. The
+    /// buffer that is in no slot may be in the hands of a running program at this moment, so it is not reused until the
+    /// region ends.
     pub(crate) fn repair_buffers(&mut self, region: RegionKey) {
         let ports = || self.ports.values().map(|port| &**port).filter(|port| port.region() == region);
         let _paused = pause_exchanges(ports());

@@ -3,7 +3,7 @@
 //! ```text
 //! connection     first message        ends when                          effect
 //! session        Ctrl/REGISTER        all duplicates of its fd closed    rings unbound, buffers and memory freed
-//! lease          Lease                closed, or its process has exited  locks of the lease broken
+//! lock holder    LockHolder           closed, or its process has exited  locks of the holder broken
 //! request        the others           closed                             none
 //! ```
 //! A client that does not read its answers, or sends an invalid message, is disconnected. It can delay no other client.
@@ -27,10 +27,10 @@ use unetmap_sys::socket::{self, MAX_FDS, Peer};
 use crate::netmap_requests;
 use crate::node::Nodes;
 use crate::ports::{Daemon, nic, vale};
-use crate::requests::{self, Answer, Call, Lease, Leases, Reply, Then};
+use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply, Then};
 use crate::tuning::server::{MAX_ACCEPTS, MAX_CONNECTIONS_OF_USER};
 
-/// Tokens of the event loop. Connections have even ones from `FIRST_TOKEN` on, the pidfds of their leases the odd ones
+/// Tokens of the event loop. Connections have even ones from `FIRST_TOKEN` on, the pidfds of lock holders the odd ones
 /// after.
 const LISTENER: u64 = 0;
 const SIGNALS: u64 = 1;
@@ -44,7 +44,7 @@ struct Client {
     fd: OwnedFd,
     peer: Peer,
     session: Option<u64>,
-    lease: Option<Lease>,
+    holder: Option<LockHolder>,
     /// The tag of the message that is being answered.
     tag: u32,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Server {
     /// Descriptors that another thread closes.
     closer: Sender<OwnedFd>,
     clients: BTreeMap<u64, Client>,
-    leases: Leases,
+    lock_holders: LockHolders,
     next_token: u64,
     /// A descriptor that is given up for a moment to reject a client when no other is left.
     reserve: Option<File>,
@@ -87,7 +87,7 @@ impl Server {
             listener,
             closer,
             clients: BTreeMap::new(),
-            leases: Leases::default(),
+            lock_holders: LockHolders::default(),
             next_token: FIRST_TOKEN,
             reserve: File::open("/dev/null").ok(),
             owner: process::uid(),
@@ -192,7 +192,7 @@ impl Server {
             return;
         }
         self.next_token += 2;
-        self.clients.insert(token, Client { fd, peer, session: None, lease: None, tag: 0 });
+        self.clients.insert(token, Client { fd, peer, session: None, holder: None, tag: 0 });
     }
 
     fn connections_of(&self, uid: u32) -> usize {
@@ -240,24 +240,24 @@ impl Server {
     fn answer(&mut self, token: u64, kind: Kind, payload: &[u8]) -> bool {
         let connections = self.clients.len();
         let Some(client) = self.clients.get_mut(&token) else { return true };
-        let had_lease = client.lease.is_some();
+        let was_holder = client.holder.is_some();
         let mut call = Call {
             daemon: &mut self.daemon,
             nodes: &mut self.nodes,
-            leases: &mut self.leases,
+            lock_holders: &mut self.lock_holders,
             connection: &client.fd,
             peer: client.peer,
             session: &mut client.session,
-            lease: &mut client.lease,
+            holder: &mut client.holder,
             payload,
             owner: self.owner,
             connections,
             uptime: self.started.elapsed(),
         };
         let (reply, then) = requests::answer(kind, &mut call);
-        if let Some(lease) = client.lease.as_mut().filter(|_| !had_lease) {
+        if let Some(holder) = client.holder.as_mut().filter(|_| !was_holder) {
             let epoll = &self.epoll;
-            lease.pidfd = lease.pidfd.take().filter(|pidfd| epoll.add(pidfd, token + 1, true, false).is_ok());
+            holder.pidfd = holder.pidfd.take().filter(|pidfd| epoll.add(pidfd, token + 1, true, false).is_ok());
         }
         self.add_watches();
         match reply {
@@ -308,12 +308,12 @@ impl Server {
     fn disconnect(&mut self, token: u64) {
         let Some(client) = self.clients.remove(&token) else { return };
         let _ = self.epoll.delete(&client.fd);
-        if let Some(lease) = &client.lease {
-            if let Some(pidfd) = &lease.pidfd {
+        if let Some(holder) = &client.holder {
+            if let Some(pidfd) = &holder.pidfd {
                 let _ = self.epoll.delete(pidfd);
             }
-            self.leases.free(lease);
-            let broken = self.daemon.registry.break_locks(lease.number);
+            self.lock_holders.free(holder);
+            let broken = self.daemon.registry.break_locks(holder.number);
             if broken > 0 {
                 tracing::debug!(
                     pid = client.peer.pid,
@@ -339,13 +339,13 @@ impl Server {
 /// Sends an answer, with further messages for descriptors that do not fit one. It is an error if the client cannot
 /// receive it now, as that client does not read its answers.
 fn send(client: &Client, kind: Kind, answer: &Answer) -> io::Result<()> {
-    let Answer { errno, lease, payload, fds } = answer;
+    let Answer { errno, holder, payload, fds } = answer;
     if wire::HEAD_BYTES + payload.len() > wire::MAX_REPLY {
         return Err(io::Error::from_raw_os_error(EIO));
     }
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let (first, mut rest) = fds.split_at(fds.len().min(MAX_FDS));
-    socket::send(&client.fd, &wire::encode_tagged(client.tag, kind, *errno, fds.len(), *lease, payload), first)?;
+    socket::send(&client.fd, &wire::encode_tagged(client.tag, kind, *errno, fds.len(), *holder, payload), first)?;
     while !rest.is_empty() {
         let (now, later) = rest.split_at(rest.len().min(MAX_FDS));
         socket::send(&client.fd, &wire::encode_tagged(client.tag, Kind::MORE_FDS, 0, 0, 0, &[]), now)?;

@@ -161,7 +161,7 @@ enum Step {
         all: bool,
     },
     Exited {
-        lease: u32,
+        holder: u32,
     },
 }
 
@@ -179,7 +179,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(client, head, links)| Step::List { client, head, links }),
         1 => (any::<usize>(), 0usize..3, any::<u32>(), any::<bool>())
             .prop_map(|(client, file, page, all)| Step::Punch { client, file, page, all }),
-        1 => (0u32..12).prop_map(|lease| Step::Exited { lease }),
+        1 => (0u32..12).prop_map(|holder| Step::Exited { holder }),
     ]
 }
 
@@ -226,8 +226,8 @@ impl Hostile {
                 fallocate(&client.files[file], FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len)
                     .unwrap();
             }
-            Step::Exited { lease } => {
-                daemon.registry.break_locks(lease);
+            Step::Exited { holder } => {
+                daemon.registry.break_locks(holder);
             }
         }
     }

@@ -43,7 +43,7 @@ pub(crate) mod nic {
 
 /// The control socket.
 pub(crate) mod server {
-    /// Most connections of a user other than the daemon's: a session and a lease each, so about as many ports.
+    /// Most connections of a user other than the daemon's: a session and a lock holder each, so about as many ports.
     pub(crate) const MAX_CONNECTIONS_OF_USER: usize = 512;
     /// Most connections accepted at once, so that a stream of new ones delays no other client.
     pub(crate) const MAX_ACCEPTS: u32 = 64;

@@ -17,7 +17,7 @@ use crate::pos::{Pos, Slots};
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct SyncState {
-    /// 0, or the lease of the process that syncs the ring under the lock.
+    /// 0, or the holder ID of the process that syncs the ring under the lock.
     lock: AtomicU32,
     /// The program's `head` as of the last sync.
     hwcur: AtomicU32,
@@ -38,15 +38,15 @@ pub struct SyncState {
     pub dropped: AtomicU64,
     /// The status word: [`PORT_REMOVED`], [`OWNED_BY_SYNC_LOOP`], and above them the monitor generation.
     status: AtomicU32,
-    /// Of the first ring of a session: 0, or the lease of the process that runs a sync loop for all its rings.
+    /// Of the first ring of a session: 0, or the holder ID of the process that runs a sync loop for all its rings.
     sync_loop: AtomicU32,
     /// Not 0: the running sync loop, or the next one, must stop.
     sync_loop_stop: AtomicU32,
     /// 0, or the thread that owns the ring and syncs it without the lock. Written under the lock.
     biased_thread: AtomicU64,
-    /// The lease of the biased thread's process.
-    bias_lease: AtomicU32,
-    /// 0, or the lease of the biased thread's process while the biased thread syncs. Written by the biased thread.
+    /// The holder ID of the biased thread's process.
+    bias_holder: AtomicU32,
+    /// 0, or the holder ID of the biased thread's process while the biased thread syncs. Written by the biased thread.
     inside: AtomicU32,
     /// Not 0: the lock is, or was, biased to a thread, and will be to no other.
     was_biased: AtomicU32,
@@ -91,27 +91,27 @@ impl SyncState {
             sync_loop: word(),
             sync_loop_stop: word(),
             biased_thread: long(),
-            bias_lease: word(),
+            bias_holder: word(),
             inside: word(),
             was_biased: word(),
         }
     }
 
-    /// Takes the try-lock for a thread (not 0) of the process with `lease` (not 0). `None`: another thread syncs the
-    /// ring, which is skipped then. Revokes the bias to another thread.
+    /// Takes the try-lock for a thread (not 0) of the process with the ID `holder` (not 0). `None`: another thread
+    /// syncs the ring, which is skipped then. Revokes the bias to another thread.
     #[inline(always)]
-    pub fn try_lock(&self, lease: u32, thread: u64) -> Option<SyncGuard<'_>> {
-        debug_assert!(lease != 0 && thread != 0);
+    pub fn try_lock(&self, holder: u32, thread: u64) -> Option<SyncGuard<'_>> {
+        debug_assert!(holder != 0 && thread != 0);
         // Acquire: pairs with the release in `SyncGuard::drop` and `break_lock`.
-        self.lock.compare_exchange(0, lease, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        self.lock.compare_exchange(0, holder, Ordering::Acquire, Ordering::Relaxed).ok()?;
         let guard = SyncGuard(&self.lock);
-        (self.was_biased.load(Ordering::Relaxed) == 0 || self.revoke_bias(lease, thread)).then_some(guard)
+        (self.was_biased.load(Ordering::Relaxed) == 0 || self.revoke_bias(holder, thread)).then_some(guard)
     }
 
     /// With the lock: revokes the bias to another thread; returns whether that thread is not inside.
     #[cold]
-    fn revoke_bias(&self, lease: u32, thread: u64) -> bool {
-        if self.biased_thread.load(Ordering::Relaxed) != 0 && !self.is_biased_to(lease, thread) {
+    fn revoke_bias(&self, holder: u32, thread: u64) -> bool {
+        if self.biased_thread.load(Ordering::Relaxed) != 0 && !self.is_biased_to(holder, thread) {
             self.biased_thread.store(0, Ordering::SeqCst);
             // After this barrier the biased thread sees that the bias was revoked, or this thread sees it inside. A
             // biased thread that sees it leaves at once and then finds the lock taken; without the wait both would skip
@@ -124,18 +124,18 @@ impl SyncState {
     }
 
     #[inline(always)]
-    fn is_biased_to(&self, lease: u32, thread: u64) -> bool {
-        // Acquire: pairs with the release in `set_bias`, so that the lease is that of this biased thread.
-        self.biased_thread.load(Ordering::Acquire) == thread && self.bias_lease.load(Ordering::Relaxed) == lease
+    fn is_biased_to(&self, holder: u32, thread: u64) -> bool {
+        // Acquire: pairs with the release in `set_bias`, so that the holder ID is that of this biased thread.
+        self.biased_thread.load(Ordering::Acquire) == thread && self.bias_holder.load(Ordering::Relaxed) == holder
     }
 
     /// With the lock: biases the lock to the thread, unless it is or was biased, or the process is not
     /// registered for `membarrier`.
-    pub fn set_bias(&self, lease: u32, thread: u64) {
+    pub fn set_bias(&self, holder: u32, thread: u64) {
         if self.was_biased.load(Ordering::Relaxed) == 0 && publisher_is_registered() {
             self.was_biased.store(1, Ordering::Relaxed);
-            self.bias_lease.store(lease, Ordering::Relaxed);
-            // Release: a thread that reads the biased thread also reads its lease.
+            self.bias_holder.store(holder, Ordering::Relaxed);
+            // Release: a thread that reads the biased thread also reads its holder ID.
             self.biased_thread.store(thread, Ordering::Release);
         }
     }
@@ -144,34 +144,35 @@ impl SyncState {
     /// all its earlier stores have reached the cache. `None`: the lock is not biased to the thread, or the thread is
     /// inside already (it may be in a signal handler), or the lock is taken.
     #[inline(always)]
-    pub fn enter_biased(&self, lease: u32, thread: u64) -> Option<SyncGuard<'_>> {
-        if !self.is_biased_to(lease, thread)
+    pub fn enter_biased(&self, holder: u32, thread: u64) -> Option<SyncGuard<'_>> {
+        if !self.is_biased_to(holder, thread)
             || self.inside.load(Ordering::Relaxed) | self.lock.load(Ordering::Relaxed) != 0
         {
             return None;
         }
-        self.inside.store(lease, Ordering::Relaxed);
+        self.inside.store(holder, Ordering::Relaxed);
         // Orders the store of `inside` before the load of `biased_thread`. The lock is biased only to threads of a
         // registered process.
         fence_registered_publisher();
         let guard = SyncGuard(&self.inside);
-        // The lock is never biased to a second thread, so the lease is still the same. Acquire: as in `is_biased_to`.
+        // The lock is never biased to a second thread, so the holder ID is still the same. Acquire: as in
+        // `is_biased_to`.
         (self.biased_thread.load(Ordering::Acquire) == thread).then_some(guard)
     }
 
-    /// Daemon, after the process with `lease` has exited: releases the ring if that process was syncing it, and ends
-    /// its sync loop. Returns whether it was syncing.
-    pub fn break_lock(&self, lease: u32) -> bool {
-        self.end_sync_loop(lease);
+    /// Daemon, after the process with this holder ID has exited: releases the ring if that process was syncing it, and
+    /// ends its sync loop. Returns whether it was syncing.
+    pub fn break_lock(&self, holder: u32) -> bool {
+        self.end_sync_loop(holder);
         // AcqRel: acquires what the process wrote, hands it to the next sync.
-        let free = |word: &AtomicU32| word.compare_exchange(lease, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let free = |word: &AtomicU32| word.compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         free(&self.inside) | free(&self.lock)
     }
 
-    /// Daemon, after the process with `lease` has exited: whether that process was syncing the ring.
-    pub fn is_locked_by(&self, lease: u32) -> bool {
+    /// Daemon, after the process with this holder ID has exited: whether that process was syncing the ring.
+    pub fn is_locked_by(&self, holder: u32) -> bool {
         // Acquire: the daemon then reads what the process wrote before.
-        self.lock.load(Ordering::Acquire) == lease || self.inside.load(Ordering::Acquire) == lease
+        self.lock.load(Ordering::Acquire) == holder || self.inside.load(Ordering::Acquire) == holder
     }
 
     /// Daemon, when the first session binds the ring and no other process uses it: sets both positions, clears the bias
@@ -195,22 +196,22 @@ impl SyncState {
         self.status.fetch_or(OWNED_BY_SYNC_LOOP, Ordering::Release);
     }
 
-    /// Begins a sync loop for `lease`; `false` when one runs.
-    pub fn begin_sync_loop(&self, lease: u32) -> bool {
+    /// Begins a sync loop of the process with this holder ID; `false` when one runs.
+    pub fn begin_sync_loop(&self, holder: u32) -> bool {
         // AcqRel: pairs with the release in `end_sync_loop`.
-        self.sync_loop.compare_exchange(0, lease, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.sync_loop.compare_exchange(0, holder, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Whether the loop of `lease` may go on: no stop was requested, and the ring is still bound by its session.
+    /// Whether the loop of that process may go on: no stop was requested, and the ring is still bound by its session.
     #[inline]
-    pub fn sync_loop_may_continue(&self, lease: u32) -> bool {
+    pub fn sync_loop_may_continue(&self, holder: u32) -> bool {
         // Acquire: pairs with the release in `request_sync_loop_stop`.
-        self.sync_loop_stop.load(Ordering::Acquire) == 0 && self.sync_loop.load(Ordering::Relaxed) == lease
+        self.sync_loop_stop.load(Ordering::Acquire) == 0 && self.sync_loop.load(Ordering::Relaxed) == holder
     }
 
-    /// Ends the loop of `lease`.
-    pub fn end_sync_loop(&self, lease: u32) {
-        if self.sync_loop.load(Ordering::Relaxed) == lease {
+    /// Ends the loop of that process.
+    pub fn end_sync_loop(&self, holder: u32) {
+        if self.sync_loop.load(Ordering::Relaxed) == holder {
             self.sync_loop_stop.store(0, Ordering::Relaxed);
             // Release: pairs with the acquire in `begin_sync_loop` and `has_sync_loop`.
             self.sync_loop.store(0, Ordering::Release);

@@ -430,9 +430,10 @@ impl Guarded {
 
     /// One sync; `steps`: the number of its steps after which the process crashes. Returns whether it had the right to
     /// sync.
-    fn sync(&self, lease: u32, steps: u32) -> bool {
-        let thread = u64::from(lease);
-        let Some(guard) = self.state.enter_biased(lease, thread).or_else(|| self.state.try_lock(lease, thread)) else {
+    fn sync(&self, holder: u32, steps: u32) -> bool {
+        let thread = u64::from(holder);
+        let Some(guard) = self.state.enter_biased(holder, thread).or_else(|| self.state.try_lock(holder, thread))
+        else {
             return false;
         };
         if steps >= 1 {
@@ -447,9 +448,9 @@ impl Guarded {
     }
 
     /// Biases the ring's lock to the process.
-    fn make_biased(&self, lease: u32) {
-        let guard = self.state.try_lock(lease, u64::from(lease)).unwrap();
-        self.state.set_bias(lease, u64::from(lease));
+    fn make_biased(&self, holder: u32) {
+        let guard = self.state.try_lock(holder, u64::from(holder)).unwrap();
+        self.state.set_bias(holder, u64::from(holder));
         drop(guard);
     }
 
@@ -515,7 +516,7 @@ fn crash_in_sync_is_cleaned_up(preemptions: usize, owns: bool) {
 
 /// The daemon breaks the locks of a crashed process at any moment of another process's sync.
 #[test]
-fn a_break_with_another_lease_changes_nothing() {
+fn a_break_with_another_holder_id_changes_nothing() {
     check(4, || {
         let ring = Guarded::new();
         let daemon = {
@@ -572,14 +573,14 @@ fn a_biased_thread_and_another_never_sync_together() {
 fn a_ring_is_biased_to_one_thread_at_most() {
     check(3, || {
         let ring = Guarded::new();
-        let thread_of = |lease: u32| {
+        let thread_of = |holder: u32| {
             let ring = ring.clone();
             thread::spawn(move || {
-                if let Some(guard) = ring.state.try_lock(lease, lease.into()) {
-                    ring.state.set_bias(lease, lease.into());
+                if let Some(guard) = ring.state.try_lock(holder, holder.into()) {
+                    ring.state.set_bias(holder, holder.into());
                     drop(guard);
                 }
-                u32::from(ring.sync(lease, COMPLETE)) + u32::from(ring.sync(lease, COMPLETE))
+                u32::from(ring.sync(holder, COMPLETE)) + u32::from(ring.sync(holder, COMPLETE))
             })
         };
         let others = [thread_of(1), thread_of(2)];

@@ -15,7 +15,7 @@ use unetmap::abi::*;
 use unetmap::errno::*;
 use unetmap_core::control::request::NetmapRequest;
 use unetmap_core::control::wire::{self, Kind};
-use unetmap_core::control::{ControlRequest, LeaseRequest, SnapshotRequest};
+use unetmap_core::control::{ControlRequest, LockHolderRequest, SnapshotRequest};
 use zerocopy::IntoBytes as _;
 
 fn connect(home: &Home) -> ControlConnection {
@@ -88,7 +88,8 @@ fn unexpected_file_descriptors_are_closed() {
         let fds = home.daemon_fds();
         let file = File::open("/dev/null").expect("a file");
         for n in [1, 5, 253] {
-            for message in [ctrl(&register("g{2").encode()), wire::encode(LeaseRequest::KIND, 0, 0, 0, &[]), vec![0; 3]]
+            for message in
+                [ctrl(&register("g{2").encode()), wire::encode(LockHolderRequest::KIND, 0, 0, 0, &[]), vec![0; 3]]
             {
                 let raw = connect(home);
                 match raw.send_with(&message, &vec![file.as_fd(); n]) {
@@ -245,19 +246,19 @@ fn a_client_that_never_reads_its_replies_is_disconnected() {
 }
 
 #[test]
-fn each_connection_gets_one_unique_lease() {
+fn each_connection_gets_one_unique_holder_id() {
     isolated(|home| {
         let _port = open("netmap:g{1");
         let mut numbers: Vec<u32> = Vec::new();
         let all: Vec<ControlConnection> = (0..200).map(|_| connect(home)).collect();
         for raw in &all {
-            numbers.push(raw.lease());
+            numbers.push(raw.holder());
         }
         numbers.sort_unstable();
         numbers.dedup();
         assert_eq!(numbers.len(), 200);
         assert!(!numbers.contains(&0));
-        let again = wire::encode(LeaseRequest::KIND, 0, 0, 0, &[]);
+        let again = wire::encode(LockHolderRequest::KIND, 0, 0, 0, &[]);
         all[0].send(&again).expect("an open connection");
         assert_eq!(all[0].receive().expect("an answer").errno, EINVAL);
         assert!(all[0].receive().is_none());
@@ -331,7 +332,7 @@ fn a_daemon_without_file_descriptors_refuses_clients_and_keeps_running() {
         // Each is answered or hung up on, none is left to wait; and of 100 at least 60 find none of 40 files free,
         // whenever the daemon has one free for a moment.
         let hung_up = all.iter().filter(|raw| {
-            let _ = raw.send(&wire::encode(LeaseRequest::KIND, 0, 0, 0, &[]));
+            let _ = raw.send(&wire::encode(LockHolderRequest::KIND, 0, 0, 0, &[]));
             raw.receive().is_none()
         });
         let hung_up = hung_up.count();

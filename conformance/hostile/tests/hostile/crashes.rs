@@ -6,21 +6,23 @@ use conformance::traffic::{expect, open, send};
 use conformance::{Home, isolated, until};
 use conformance_hostile::raw::{ControlConnection, RawPort};
 
-/// A ring lock whose lease is closed.
+/// A ring lock whose holder's connection is closed.
 #[test]
-fn the_ring_lock_of_a_closed_lease_is_released() {
+fn the_ring_lock_of_a_closed_holder_is_released() {
     const LOCK: u64 = 0;
-    isolated(|home| a_ring_is_released_after_a_crash(home, |lease| vec![(LOCK, lease)], "the lock was not respected"));
+    isolated(|home| {
+        a_ring_is_released_after_a_crash(home, |holder| vec![(LOCK, holder)], "the lock was not respected")
+    });
 }
 
 /// A client crashed inside a sync that it entered by the bias of the lock.
 #[test]
-fn the_ring_bias_of_a_closed_lease_is_released() {
+fn the_ring_bias_of_a_closed_holder_is_released() {
     const BIASED_THREAD: u64 = 18;
-    const BIAS_LEASE: u64 = 20;
+    const BIAS_HOLDER: u64 = 20;
     const INSIDE: u64 = 21;
     const WAS_BIASED: u64 = 22;
-    let words = |lease| vec![(INSIDE, lease), (BIAS_LEASE, lease), (BIASED_THREAD, 0x1000), (WAS_BIASED, 1)];
+    let words = |holder| vec![(INSIDE, holder), (BIAS_HOLDER, holder), (BIASED_THREAD, 0x1000), (WAS_BIASED, 1)];
     isolated(|home| a_ring_is_released_after_a_crash(home, words, "two threads were inside"));
 }
 
@@ -31,7 +33,7 @@ fn a_ring_is_released_after_a_crash(home: &Home, words: impl Fn(u32) -> Vec<(u64
     let raw_port = RawPort::open(&home.socket(), "l}1");
     let client = ControlConnection::connect(&home.socket()).expect("a daemon");
     let rx = raw_port.bound.rings.iter().position(|r| r.dir == 1).expect("a receive ring");
-    for (word, value) in words(client.lease()) {
+    for (word, value) in words(client.holder()) {
         raw_port.write_state(rx, word, value);
     }
     send(&far, 1, 0, 10).expect("room for ten");

@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 use unetmap::abi::*;
 use unetmap_core::control::request::NetmapRequest;
 use unetmap_core::control::wire;
-use unetmap_core::control::{ControlRequest, KnobRequest, LeaseRequest, SnapshotRequest};
+use unetmap_core::control::{ControlRequest, KnobRequest, LockHolderRequest, SnapshotRequest};
 use zerocopy::IntoBytes as _;
 
 /// Requests that need much of the daemon: a pipe of a new region, one of an old region, a switch's port, a monitor, a
@@ -38,8 +38,8 @@ fn ask_for_everything(home: &Home) -> usize {
         raw.receive().is_some_and(|reply| reply.errno == 0)
     };
     let ports = requests().into_iter().map(|request| wire::encode(NetmapRequest::KIND, 0, 0, 0, &request.encode()));
-    let others =
-        [LeaseRequest::KIND, SnapshotRequest::KIND, KnobRequest::KIND].map(|kind| wire::encode(kind, 0, 0, 0, &[]));
+    let others = [LockHolderRequest::KIND, SnapshotRequest::KIND, KnobRequest::KIND]
+        .map(|kind| wire::encode(kind, 0, 0, 0, &[]));
     ports.chain(others).filter(|message| asked(message)).count()
 }
 

@@ -16,7 +16,7 @@ fn an_event_loop_is_woken_after_another_client_held_the_ring_lock() {
         let raw_port = RawPort::open(&home.socket(), "s}1");
         let rx = raw_port.bound.rings.iter().position(|r| r.dir == 1).expect("a receive ring");
         let holder = ControlConnection::connect(&home.socket()).expect("a daemon");
-        raw_port.write_state(rx, 0, holder.lease());
+        raw_port.write_state(rx, 0, holder.holder());
         send(&far, 1, 0, 1).expect("room");
         assert!(near.arm(Interest::RX).expect("the daemon runs").is_none());
         raw_port.write_state(rx, 0, 0);
@@ -39,9 +39,9 @@ fn a_waiter_is_woken_after_another_client_held_the_ring_lock() {
         let raw_port = RawPort::open(&home.socket(), "s}1");
         let rx = raw_port.bound.rings.iter().position(|r| r.dir == 1).expect("a receive ring");
         let holder = ControlConnection::connect(&home.socket()).expect("a daemon");
-        let lease = holder.lease();
+        let holder = holder.holder();
         until("the sleeper sleeps", || raw_port.read_channel(rx, 3) != 0);
-        raw_port.write_state(rx, 0, lease);
+        raw_port.write_state(rx, 0, holder);
         send(&far, 1, 0, 1).expect("room");
         std::thread::sleep(Duration::from_millis(100));
         raw_port.write_state(rx, 0, 0);

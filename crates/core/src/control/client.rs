@@ -1,9 +1,9 @@
 //! The client's side of the control socket: finds a daemon, starts one if none runs, sends requests, receives replies.
 //!
-//! The daemon is, in this order: the one at `UNETMAP_SOCKET`; the system's daemon, if it admits this user to the port; the
-//! user's own, in `$XDG_RUNTIME_DIR` or a private folder of the temporary directory. If none listens, this process binds
-//! the socket and passes it to a new daemon: a connection succeeds at once, and no client has to poll until the daemon
-//! is ready.
+//! The daemon is, in this order: the one at `UNETMAP_SOCKET`; the system's daemon, if it admits this user to the port;
+//! the user's own, in `$XDG_RUNTIME_DIR` or a private folder of the temporary directory. If none listens, this process
+//! binds the socket and passes it to a new daemon: a connection succeeds at once, and no client has to poll until the
+//! daemon is ready.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -18,7 +18,7 @@ use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::{clock, link, process, socket};
 
 use crate::control::request::{NetmapReply, NetmapRequest};
-use crate::control::session::{LeaseRequest, SnapshotRequest};
+use crate::control::session::{LockHolderRequest, SnapshotRequest};
 use crate::control::wire::{self, ControlRequest, Kind};
 use crate::error::{Error, errno};
 use crate::tuning::{LOCK_POLL, QUEUE_BUSY_LIMIT, QUEUE_BUSY_RETRY, REPLY_TIMEOUT, START_TRIES};
@@ -79,7 +79,8 @@ fn chosen_socket() -> Option<PathBuf> {
     std::env::var_os("UNETMAP_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// Returns the path where this user's own daemon listens: `UNETMAP_SOCKET`, else in the default folder, which is created.
+/// Returns the path where this user's own daemon listens: `UNETMAP_SOCKET`, else in the default folder, which is
+/// created.
 ///
 /// # Errors
 /// The folder cannot be created, or belongs to another user.
@@ -250,10 +251,10 @@ fn daemon_program() -> Result<PathBuf, Error> {
         })
 }
 
-/// A reply of the daemon: its head's errno and lease, payload, file descriptors.
+/// A reply of the daemon: its head's errno and holder ID, payload, file descriptors.
 pub(crate) struct Reply {
     pub(crate) errno: i32,
-    pub(crate) lease: u32,
+    pub(crate) holder: u32,
     pub(crate) payload: Vec<u8>,
     pub(crate) fds: Vec<OwnedFd>,
 }
@@ -335,7 +336,7 @@ fn send_once(fd: BorrowedFd<'_>, subject: &str, kind: Kind, payload: &[u8]) -> R
             return Err(Error::host(subject, io::Error::other("the daemon's reply lacks file descriptors")));
         }
     }
-    Ok(Reply { errno: head.errno, lease: head.lease, payload, fds })
+    Ok(Reply { errno: head.errno, holder: head.holder, payload, fds })
 }
 
 /// Returns a tag that differs between the requests of processes that share a connection and send one after the other.
@@ -430,16 +431,16 @@ pub(crate) fn send_netmap(
     Ok((answer, reply.fds))
 }
 
-/// Obtains a new lease for this process.
-pub(crate) fn take_lease(path: &Path) -> Result<(OwnedFd, u32), Error> {
-    let subject = "a lease";
+/// Registers this process as a lock holder; returns its connection and its holder ID.
+pub(crate) fn register_lock_holder(path: &Path) -> Result<(OwnedFd, u32), Error> {
+    let subject = "a holder ID";
     let fd = socket::connect(path).map_err(|e| Error::host(subject, e))?;
-    let reply = send(fd.as_fd(), subject, &LeaseRequest)?;
-    if reply.errno != 0 || reply.lease == 0 {
-        let reason = "the daemon has no more leases".into();
+    let reply = send(fd.as_fd(), subject, &LockHolderRequest)?;
+    if reply.errno != 0 || reply.holder == 0 {
+        let reason = "the daemon has no more holder IDs".into();
         return Err(Error::Refused { subject: subject.into(), errno: reply.errno, reason });
     }
-    Ok((fd, reply.lease))
+    Ok((fd, reply.holder))
 }
 
 /// Returns the state of this user's daemon (ports, regions, clients) and of the system's daemon as far as it concerns

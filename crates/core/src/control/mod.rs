@@ -1,4 +1,5 @@
-//! The control protocol between programs and the daemon: requests, replies, and what they describe. Shared by both sides.
+//! The control protocol between programs and the daemon: requests, replies, and what they describe. Shared by both
+//! sides.
 //!
 //! Each request is one type that implements [`ControlRequest`]; the daemon dispatches them from one table.
 
@@ -19,7 +20,7 @@ pub use monitor::NextMonitorRequest;
 pub use nic::NicRequest;
 pub use node::NodeRequest;
 pub use request::NetmapRequest;
-pub use session::{AttachRequest, LeaseRequest, SnapshotRequest, UnbindRequest};
+pub use session::{AttachRequest, LockHolderRequest, SnapshotRequest, UnbindRequest};
 pub use sysctl::KnobRequest;
 pub use vale::ValeRequest;
 pub use wire::{ControlRequest, Kind};
@@ -34,7 +35,7 @@ mod tests {
             Kind::MORE_FDS,
             AttachRequest::KIND,
             KnobRequest::KIND,
-            LeaseRequest::KIND,
+            LockHolderRequest::KIND,
             NetmapRequest::KIND,
             NextMonitorRequest::KIND,
             NicRequest::KIND,

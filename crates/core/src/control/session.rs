@@ -24,9 +24,9 @@ macro_rules! without_payload {
 }
 
 without_payload! {
-    /// Asks for a lease: the number that identifies the process in the locks of rings. The connection stays open while
-    /// the process uses the lease.
-    LeaseRequest = 1
+    /// Requests a holder ID: the number that identifies the process in the locks of rings. The connection stays open
+    /// while the process uses the holder ID.
+    LockHolderRequest = 1
 }
 
 without_payload! {

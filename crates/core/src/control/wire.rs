@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! client                          daemon
-//!   LeaseRequest           -->     lease number: identifies this process in the locks of rings
+//!   LockHolderRequest      -->     a holder ID, which identifies this process in the locks of rings
 //!   NetmapRequest          -->     the same request, answered; for REGISTER also the binding and its descriptors
 //!   UnbindRequest          -->     nothing: the port that REGISTER bound on this connection is released
 //!   AttachRequest          -->     the reply to REGISTER on this connection, with its descriptors, again
@@ -64,8 +64,8 @@ pub struct Head {
     pub errno: i32,
     /// In a reply: file descriptors that come with it, some perhaps in [`Kind::MORE_FDS`] messages.
     pub fds: u32,
-    /// In a reply to a `LeaseRequest`: the lease.
-    pub lease: u32,
+    /// In a reply to a `LockHolderRequest`: the holder ID.
+    pub holder: u32,
     /// Chosen by the client and repeated in the reply. Processes that share a connection use it to discard a reply to a
     /// process that was killed before it received it.
     pub tag: u32,
@@ -103,15 +103,15 @@ impl std::fmt::Display for Malformed {
 }
 
 /// Encodes a message with tag 0.
-pub fn encode(kind: Kind, errno: i32, fds: usize, lease: u32, payload: &[u8]) -> Vec<u8> {
-    encode_tagged(0, kind, errno, fds, lease, payload)
+pub fn encode(kind: Kind, errno: i32, fds: usize, holder: u32, payload: &[u8]) -> Vec<u8> {
+    encode_tagged(0, kind, errno, fds, holder, payload)
 }
 
 /// Encodes a message.
-pub fn encode_tagged(tag: u32, kind: Kind, errno: i32, fds: usize, lease: u32, payload: &[u8]) -> Vec<u8> {
+pub fn encode_tagged(tag: u32, kind: Kind, errno: i32, fds: usize, holder: u32, payload: &[u8]) -> Vec<u8> {
     let bytes = HEAD_BYTES + payload.len();
     let head =
-        Head { magic: MAGIC, version: VERSION, kind: kind.0, bytes: bytes as u32, errno, fds: fds as u32, lease, tag };
+        Head { magic: MAGIC, version: VERSION, kind: kind.0, bytes: bytes as u32, errno, fds: fds as u32, holder, tag };
     let mut out = Vec::with_capacity(bytes);
     out.extend_from_slice(head.as_bytes());
     out.extend_from_slice(payload);
@@ -149,7 +149,7 @@ mod tests {
     fn a_message_survives_encoding_and_decoding() {
         let bytes = encode_tagged(9, KIND, 22, 3, 7, b"payload");
         let (kind, head, payload) = decode(&bytes).unwrap();
-        assert_eq!((kind, head.errno, head.fds, head.lease, payload), (KIND, 22, 3, 7, &b"payload"[..]));
+        assert_eq!((kind, head.errno, head.fds, head.holder, payload), (KIND, 22, 3, 7, &b"payload"[..]));
         assert_eq!(head.tag, 9);
     }
 

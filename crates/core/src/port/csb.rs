@@ -4,10 +4,10 @@
 //! atok[i]  written by the program    head cur appl_need_kick
 //! ktoa[i]  written by the loop       hwcur hwtail kern_need_kick        i: transmit rings first
 //! ```
-//! From then on nothing else syncs the port. The loop runs in the thread that started it, until another thread stops it.
-//! Between two rounds it sleeps for a time; or, with an eventfd for each ring, until the program writes one
-//! (`kern_need_kick` states whether it has to), or a ring's peer wakes it. With a second eventfd it notifies the program
-//! of changes, if `appl_need_kick` requests that.
+//! From then on nothing else syncs the port. The loop runs in the thread that started it, until another thread stops
+//! it. Between two rounds it sleeps for a time; or, with an eventfd for each ring, until the program writes one
+//! (`kern_need_kick` states whether it has to), or a ring's peer wakes it. With a second eventfd it notifies the
+//! program of changes, if `appl_need_kick` requests that.
 //!
 //! The arrays may be any memory of the program, also memory that is unmapped later: the kernel reads and writes them on
 //! behalf of the loop.
@@ -77,8 +77,8 @@ impl CsbCell {
 pub struct LoopOptions {
     /// Sleep between two rounds, unless every ring has an eventfd that wakes the loop.
     pub sleep: Duration,
-    /// For each bound ring, transmit rings first: the eventfd that wakes the loop, and that which wakes the program; negative
-    /// for none.
+    /// For each bound ring, transmit rings first: the eventfd that wakes the loop, and that which wakes the program;
+    /// negative for none.
     pub eventfds: Option<Vec<KloopEventfds>>,
     /// For rings of these directions the program writes the eventfd at every move, without a request.
     pub direct: Interest,
@@ -92,8 +92,8 @@ impl Port {
         self.tx.len() + self.rx.len()
     }
 
-    /// Sets the control blocks: from then on only a sync loop syncs the port, by the positions in `blocks`, which are set to
-    /// the current ones. A second call replaces the arrays.
+    /// Sets the control blocks: from then on only a sync loop syncs the port, by the positions in `blocks`, which are
+    /// set to the current ones. A second call replaces the arrays.
     ///
     /// # Errors
     /// `EBUSY` while a loop runs; `EINVAL` for a port that is not bound exclusively, or arrays that do not begin on a
@@ -143,20 +143,21 @@ impl Port {
     /// Syncs all bound rings by the control blocks, repeatedly, until [`Port::end_loop`] is called.
     ///
     /// # Errors
-    /// `EINVAL` without control blocks, or for a descriptor that is not an eventfd; `EBUSY` if a loop runs already; `EBADF`
-    /// for an eventfd that is not open; `EFAULT` if the memory of the blocks is unmapped; `ENXIO` if the port ends.
+    /// `EINVAL` without control blocks, or for a descriptor that is not an eventfd; `EBUSY` if a loop runs already;
+    /// `EBADF` for an eventfd that is not open; `EFAULT` if the memory of the blocks is unmapped; `ENXIO` if the port
+    /// ends.
     pub fn run_loop(&self, options: &LoopOptions) -> Result<(), Error> {
         let refused = |errno, reason: &str| Error::refused(self.spec(), errno, reason);
         let blocks = self.csb.get();
         let Some((blocks, first)) = blocks.zip(self.first_state()) else {
             return Err(refused(errno::EINVAL, "a sync loop needs control blocks (the option CSB)"));
         };
-        let lease = self.enter_loop()?;
-        if !first.begin_sync_loop(lease) {
+        let holder = self.enter_loop()?;
+        if !first.begin_sync_loop(holder) {
             return Err(refused(errno::EBUSY, "a sync loop runs already"));
         }
-        let result = SyncLoop::new(self, blocks, lease, options).and_then(|mut running| running.run(first));
-        first.end_sync_loop(lease);
+        let result = SyncLoop::new(self, blocks, holder, options).and_then(|mut running| running.run(first));
+        first.end_sync_loop(holder);
         result
     }
 
@@ -219,7 +220,7 @@ struct LoopRing<'a> {
 struct SyncLoop<'a> {
     port: &'a Port,
     blocks: ControlBlocks,
-    lease: u32,
+    holder: u32,
     rings: Vec<LoopRing<'a>>,
     /// Everything that wakes the loop; `None`: it sleeps for a time.
     events: Option<Epoll>,
@@ -230,7 +231,7 @@ struct SyncLoop<'a> {
 }
 
 impl<'a> SyncLoop<'a> {
-    fn new(port: &'a Port, blocks: ControlBlocks, lease: u32, options: &LoopOptions) -> Result<SyncLoop<'a>, Error> {
+    fn new(port: &'a Port, blocks: ControlBlocks, holder: u32, options: &LoopOptions) -> Result<SyncLoop<'a>, Error> {
         let host = |e: io::Error| Error::host(port.spec(), e);
         let given = options.eventfds.as_deref().unwrap_or_default();
         let by_events = !given.is_empty() && given.iter().all(|pair| pair.ioeventfd >= 0);
@@ -250,11 +251,11 @@ impl<'a> SyncLoop<'a> {
         }
         let events = by_events.then(|| event_set(port, &kicks)).transpose().map_err(host)?;
         let (sleep, last_check) = (options.sleep, Instant::now());
-        Ok(SyncLoop { port, blocks, lease, rings, events, sleep, _kicks: kicks, last_check })
+        Ok(SyncLoop { port, blocks, holder, rings, events, sleep, _kicks: kicks, last_check })
     }
 
     fn run(&mut self, first: &SyncState) -> Result<(), Error> {
-        while first.sync_loop_may_continue(self.lease) {
+        while first.sync_loop_may_continue(self.holder) {
             self.check_daemon()?;
             self.request_kicks(false)?;
             if self.events.is_none() {
@@ -269,7 +270,7 @@ impl<'a> SyncLoop<'a> {
             while self.round()? && rounds < MAX_BUSY_ROUNDS {
                 rounds += 1;
             }
-            if rounds < MAX_BUSY_ROUNDS && first.sync_loop_may_continue(self.lease) {
+            if rounds < MAX_BUSY_ROUNDS && first.sync_loop_may_continue(self.holder) {
                 self.wait(first)?;
             }
         }
@@ -282,7 +283,7 @@ impl<'a> SyncLoop<'a> {
         self.port.request_wakeup(Interest::BOTH);
         // The program reads kern_need_kick after it moved head; so the loop reads head after it set kern_need_kick.
         fence(std::sync::atomic::Ordering::SeqCst);
-        if self.round()? || !first.sync_loop_may_continue(self.lease) {
+        if self.round()? || !first.sync_loop_may_continue(self.holder) {
             return Ok(());
         }
         let Some(events) = &self.events else { return Ok(()) };
@@ -313,7 +314,7 @@ impl<'a> SyncLoop<'a> {
             }
             (head, cur) = self.read_pointers(i)?;
         }
-        match ring.inner.sync_by_csb(self.lease, (head, cur)) {
+        match ring.inner.sync_by_csb(self.holder, (head, cur)) {
             // The ring was reset, and stays so until the program's pointers are valid.
             Ok(()) | Err(SyncError::BadPointers | SyncError::ReadOnly) => {}
             Err(SyncError::MonitorsChanged) => self.port.renew_monitors(),
@@ -406,8 +407,8 @@ fn has_room(ring: &Ring, published: RingPositions) -> bool {
     positions.is_none_or(|(hwcur, hwtail)| hwtail != slots.prev(hwcur))
 }
 
-/// Returns the set of everything that wakes a loop. The program's eventfds wake it each time that they are written, and are
-/// never read.
+/// Returns the set of everything that wakes a loop. The program's eventfds wake it each time that they are written, and
+/// are never read.
 fn event_set(port: &Port, kicks: &[OwnedFd]) -> io::Result<Epoll> {
     let set = Epoll::new()?;
     for (token, kick) in kicks.iter().enumerate() {
@@ -420,11 +421,11 @@ fn event_set(port: &Port, kicks: &[OwnedFd]) -> io::Result<Epoll> {
 }
 
 impl Port {
-    /// Begins a loop: makes sure that this process has a lease.
+    /// Begins a loop: makes sure that this process has a holder ID.
     fn enter_loop(&self) -> Result<u32, Error> {
-        if self.lease_is_of_another(process::fork_count()) {
-            self.renew_lease()?;
+        if self.holder_is_another_process(process::fork_count()) {
+            self.renew_lock_holder()?;
         }
-        Ok(self.lease_number())
+        Ok(self.holder_id())
     }
 }

@@ -1,10 +1,10 @@
 //! An open netmap file: a connection to the daemon, and later the port that is bound to it.
 //!
-//! This implements `open("/dev/netmap")` and the requests on it for the C libraries. The descriptor that the program holds
-//! is the connection itself, and the only one: whatever the kernel does with descriptors (duplicates, fork, exec, passing to
-//! another process) applies to the port, and the last close releases it. Nothing here keeps a duplicate; each call gets the
-//! descriptor from its caller. A process that receives a descriptor with a port bound to it requests the binding from the
-//! daemon ([`File::attach`]).
+//! This implements `open("/dev/netmap")` and the requests on it for the C libraries. The descriptor that the program
+//! holds is the connection itself, and the only one: whatever the kernel does with descriptors (duplicates, fork, exec,
+//! passing to another process) applies to the port, and the last close releases it. Nothing here keeps a duplicate;
+//! each call gets the descriptor from its caller. A process that receives a descriptor with a port bound to it requests
+//! the binding from the daemon ([`File::attach`]).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,7 +22,7 @@ use crate::control::client::{self, Connection, Reply, SYSTEM_SOCKET, interface_e
 use crate::control::request::{NetmapReply, NetmapRequest};
 use crate::control::{AttachRequest, ControlRequest, UnbindRequest};
 use crate::error::{Error, errno};
-use crate::port::lease;
+use crate::port::lock_holder;
 use crate::port::open::assemble;
 use crate::port::{Interest, Port};
 use crate::tuning::{EXIT_LIMIT, REPLY_TIMEOUT, TURN_POLL};
@@ -56,8 +56,8 @@ pub struct FileReply {
 }
 
 impl File {
-    /// Opens a file: a close-on-exec connection to the system's daemon if it serves this user, else to the user's own, which
-    /// is started if none runs.
+    /// Opens a file: a close-on-exec connection to the system's daemon if it serves this user, else to the user's own,
+    /// which is started if none runs.
     ///
     /// # Errors
     /// No daemon runs, and none could be started.
@@ -70,7 +70,8 @@ impl File {
         Ok((fd, File { socket }))
     }
 
-    /// Recognizes a descriptor that was opened elsewhere: `Some` if it is a connection to a daemon that this process uses.
+    /// Recognizes a descriptor that was opened elsewhere: `Some` if it is a connection to a daemon that this process
+    /// uses.
     pub fn from_descriptor(fd: BorrowedFd<'_>) -> Option<File> {
         let other_end = socket::peer_path(fd)?;
         let own = client::own_socket().ok();
@@ -158,23 +159,23 @@ impl File {
     ) -> Result<BoundPort, Error> {
         let host = |e| Error::host(name, e);
         unetmap_mem::register_publisher();
-        let lease = lease::of_this_process(&self.socket)?;
+        let holder = lock_holder::of_this_process(&self.socket)?;
         let region = fds.first().ok_or_else(|| host(io::ErrorKind::UnexpectedEof.into()))?.try_clone().map_err(host)?;
-        // The lease's connection hangs up, too, when the daemon exits.
-        let connection = Connection { fd: lease.connection().map_err(host)?, socket: self.socket.clone() };
-        let port = assemble(name, connection, lease, register, binding, fds)?;
+        // The lock holder's connection hangs up, too, when the daemon exits.
+        let connection = Connection { fd: holder.connection().map_err(host)?, socket: self.socket.clone() };
+        let port = assemble(name, connection, holder, register, binding, fds)?;
         Ok(BoundPort { port, region })
     }
 }
 
-/// The lock of a connection that several processes may use: forked children, or processes that received the descriptor. Of
-/// two that wait for their replies at the same time each might receive the other's. A reply to a process that was killed is
-/// recognized by its tag.
+/// The lock of a connection that several processes may use: forked children, or processes that received the descriptor.
+/// Of two that wait for their replies at the same time each might receive the other's. A reply to a process that was
+/// killed is recognized by its tag.
 struct ConnectionLock<'a>(BorrowedFd<'a>);
 
 impl ConnectionLock<'_> {
-    /// Waits for the lock, as long as a reply may take. Continues without it if the kernel has no such locks, or another
-    /// process keeps it: then processes that mix their requests fail, and no others.
+    /// Waits for the lock, as long as a reply may take. Continues without it if the kernel has no such locks, or
+    /// another process keeps it: then processes that mix their requests fail, and no others.
     fn wait(fd: BorrowedFd<'_>) -> ConnectionLock<'_> {
         let start = Instant::now();
         while socket::try_lock(fd).is_ok_and(|locked| !locked) && start.elapsed() < REPLY_TIMEOUT {
@@ -197,8 +198,8 @@ impl Drop for ConnectionLock<'_> {
 /// For the C libraries and the daemon.
 #[doc(hidden)]
 impl Port {
-    /// Handles a wake-up after one of [`Port::wait_fds`] became readable: clears the doorbells, polls, and wakes other users
-    /// of a ready ring. If nothing is ready, [`Port::arm`] must be called before the next wait.
+    /// Handles a wake-up after one of [`Port::wait_fds`] became readable: clears the doorbells, polls, and wakes other
+    /// users of a ready ring. If nothing is ready, [`Port::arm`] must be called before the next wait.
     ///
     /// # Errors
     /// As [`Port::txsync`].
@@ -217,8 +218,8 @@ impl Port {
         let _ = self.file_is_shut_down.set(Box::new(is_shut_down));
     }
 
-    /// Marks the port as unusable after the file's connection has hung up. The error tells whether the daemon has exited, or
-    /// a process shut the file down.
+    /// Marks the port as unusable after the file's connection has hung up. The error tells whether the daemon has
+    /// exited, or a process shut the file down.
     pub fn shut_down(&self) -> Error {
         let subject = self.spec().to_owned();
         // The connections of a daemon that exits hang up one after the other.

@@ -4,9 +4,9 @@
 //! receive ring of the interface --> host transmit ring: the port's own, or one that is opened for this purpose
 //! host receive ring ------------> transmit ring of the interface, if the port has all of them
 //! ```
-//! The sync that processes `head` appends the packet to the other ring, moves that ring's `head` as the program would, and
-//! exchanges buffers. A program that sends on that ring itself must therefore read its `head` again after each sync.
-//! Packets without room are dropped, and counted on the ring that they came from.
+//! The sync that processes `head` appends the packet to the other ring, moves that ring's `head` as the program would,
+//! and exchanges buffers. A program that sends on that ring itself must therefore read its `head` again after each
+//! sync. Packets without room are dropped, and counted on the ring that they came from.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
@@ -40,13 +40,13 @@ impl SyncRing {
         self.forward_policy == ForwardPolicy::All || self.view.slots().flags(at) & NS_FORWARD != 0
     }
 
-    /// Appends the forwarded packets of `span`, a part of `from`, as far as there is room. Returns the end of the part that
-    /// was processed.
-    fn append(&self, lease: u32, from: &SyncRing, span: Span) -> Option<Pos> {
+    /// Appends the forwarded packets of `span`, a part of `from`, as far as there is room. Returns the end of the part
+    /// that was processed.
+    fn append(&self, holder: u32, from: &SyncRing, span: Span) -> Option<Pos> {
         let (state, slots) = (self.state(), self.view.shape().slots);
         let _guard: SyncGuard<'_> = (0..FORWARD_LOCK_TRIES).find_map(|_| {
             spin_hint();
-            state.try_lock(lease, process::this_thread())
+            state.try_lock(holder, process::this_thread())
         })?;
         let (hwcur, hwtail) = state.positions(slots)?;
         let program = validate(slots, hwcur, hwtail, self.view.raw_head(), self.view.raw_cur())?;
@@ -114,34 +114,34 @@ impl Port {
     pub(crate) fn sync_forwarding(
         &self,
         ring: &Ring,
-        lease: u32,
+        holder: u32,
         effort: Effort,
         now: Option<WallTime>,
     ) -> Result<(), SyncError> {
         let next_hop = self.next_hop(ring);
         let on_release = |span: Span| match next_hop {
-            NextHop::Ring(port, other) => port.forward(other, lease, &ring.inner, span),
+            NextHop::Ring(port, other) => port.forward(other, holder, &ring.inner, span),
             NextHop::None => ring.inner.drop_forwarded(span),
             NextHop::NotForwarded => {}
         };
-        let result = self.sync_renewing_monitors(ring, || ring.inner.sync_with_hook(lease, effort, now, &on_release));
+        let result = self.sync_renewing_monitors(ring, || ring.inner.sync_with_hook(holder, effort, now, &on_release));
         match next_hop {
-            NextHop::Ring(port, other) => result.and(port.sync_ring(other, lease, Effort::IfNeeded, now)),
+            NextHop::Ring(port, other) => result.and(port.sync_ring(other, holder, Effort::IfNeeded, now)),
             NextHop::None | NextHop::NotForwarded => result,
         }
     }
 
     /// Appends the forwarded packets of `span` to the ring `to` of this port.
-    fn forward(&self, to: &Ring, lease: u32, from: &SyncRing, span: Span) {
+    fn forward(&self, to: &Ring, holder: u32, from: &SyncRing, span: Span) {
         let (mut left, mut stalls) = (span, 0);
-        while let Some(at) = to.inner.append(lease, from, left) {
+        while let Some(at) = to.inner.append(holder, from, left) {
             if at == left.to {
                 return;
             }
             // Full: a sync makes the kernel take what it can. If that makes no room, the rest is dropped.
             stalls = if at == left.from { stalls + 1 } else { 0 };
             left.from = at;
-            if stalls > FORWARD_STALLS || self.sync_ring(to, lease, Effort::Full, None).is_err() {
+            if stalls > FORWARD_STALLS || self.sync_ring(to, holder, Effort::Full, None).is_err() {
                 break;
             }
         }

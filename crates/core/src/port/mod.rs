@@ -5,7 +5,7 @@ pub mod extmem;
 pub mod file;
 mod forward;
 mod frames;
-mod lease;
+mod lock_holder;
 mod monitors;
 mod open;
 mod poll;
@@ -26,7 +26,7 @@ use unetmap_mem::{BufIdx, Iface, Region};
 use unetmap_sys::{clock, event, process};
 
 use self::forward::HostRingPeer;
-use self::lease::{Lease, LeaseCell};
+use self::lock_holder::{LockHolder, LockHolderCell};
 use self::monitors::MonitorSource;
 use crate::backend::WakeupSource;
 use crate::control::client::Connection;
@@ -96,13 +96,15 @@ const MONITOR: u64 = NR_MONITOR_TX | NR_MONITOR_RX | NR_ZCOPY_MON;
 /// Returns whether the file by which a port was opened was shut down.
 pub(crate) type IsShutDown = Box<dyn Fn() -> bool + Send + Sync>;
 
-/// An open port: the rings that it bound, in a region of shared memory, and a connection to the daemon. The daemon releases
-/// everything that the port holds when the connection closes, also if the process is killed. Dropping a `Port` closes it.
+/// An open port: the rings that it bound, in a region of shared memory, and a connection to the daemon. The daemon
+/// releases everything that the port holds when the connection closes, also if the process is killed. Dropping a `Port`
+/// closes it.
 ///
-/// Several threads, and forked children, may use a port: while one of them syncs a ring, the syncs of the others skip it.
+/// Several threads, and forked children, may use a port: while one of them syncs a ring, the syncs of the others skip
+/// it.
 ///
-/// Its descriptor ([`AsFd`]) is the connection to the daemon: it becomes readable or hangs up when the daemon exits. To wait
-/// for packets in an event loop use [`Port::arm`] and [`Port::wait_fds`].
+/// Its descriptor ([`AsFd`]) is the connection to the daemon: it becomes readable or hangs up when the daemon exits. To
+/// wait for packets in an event loop use [`Port::arm`] and [`Port::wait_fds`].
 pub struct Port {
     spec: String,
     pub(crate) connection: Connection,
@@ -113,10 +115,10 @@ pub struct Port {
     pub(crate) rx: Vec<Ring>,
     pub(crate) monitor_source: MonitorSource,
     pub(crate) host_ring_peer: HostRingPeer,
-    lease: LeaseCell,
-    /// The lease's number and its number of forks, read by each sync.
-    lease_number: AtomicU32,
-    lease_forks: AtomicU32,
+    holder: LockHolderCell,
+    /// The holder ID and its number of forks, read by each sync.
+    holder_id: AtomicU32,
+    holder_forks: AtomicU32,
     /// Whether the daemon has exited.
     dead: AtomicBool,
     /// See [`Port::watch_file`], and whether it returned `true`.
@@ -145,7 +147,7 @@ impl Port {
     pub(crate) fn new(
         spec: &str,
         connection: Connection,
-        lease: Arc<Lease>,
+        holder: Arc<LockHolder>,
         register: NmreqRegister,
         region: Arc<Region>,
         iface: Iface,
@@ -164,9 +166,9 @@ impl Port {
             rx,
             monitor_source,
             host_ring_peer: HostRingPeer::default(),
-            lease_number: AtomicU32::new(lease.number),
-            lease_forks: AtomicU32::new(lease.forks),
-            lease: LeaseCell::new(lease),
+            holder_id: AtomicU32::new(holder.number),
+            holder_forks: AtomicU32::new(holder.forks),
+            holder: LockHolderCell::new(holder),
             dead: AtomicBool::new(false),
             file_is_shut_down: OnceLock::new(),
             is_shut_down: AtomicBool::new(false),
@@ -243,7 +245,8 @@ impl Port {
         self.register.nr_extra_bufs
     }
 
-    /// Takes a buffer from the port's list of extra buffers; `None` if it is empty, or was overwritten by another process.
+    /// Takes a buffer from the port's list of extra buffers; `None` if it is empty, or was overwritten by another
+    /// process.
     pub fn take_extra_buf(&self) -> Option<BufIdx> {
         let idx = self.iface.bufs_head();
         if !self.region.limits().index_ok(idx) {
@@ -278,32 +281,32 @@ impl Port {
     }
 
     fn sync_all(&self, rings: &[Ring], dir: &str) -> Result<(), Error> {
-        let lease = self.enter()?;
+        let holder = self.enter()?;
         let mut result = Ok(());
         for ring in rings {
-            if let Err(error) = self.sync_ring(ring, lease, Effort::Full, None) {
+            if let Err(error) = self.sync_ring(ring, holder, Effort::Full, None) {
                 result = Err(self.explain(error, ring, dir));
             }
         }
         result
     }
 
-    /// Syncs one ring. If its monitors have changed, renews their list first, so that they see every packet that the sync
-    /// moves.
+    /// Syncs one ring. If its monitors have changed, renews their list first, so that they see every packet that the
+    /// sync moves.
     #[inline(always)]
     pub(crate) fn sync_ring(
         &self,
         ring: &Ring,
-        lease: u32,
+        holder: u32,
         effort: Effort,
         now: Option<WallTime>,
     ) -> Result<(), SyncError> {
         if ring.inner.forwards() {
-            return self.sync_forwarding(ring, lease, effort, now);
+            return self.sync_forwarding(ring, holder, effort, now);
         }
-        match ring.inner.sync(lease, effort, now) {
+        match ring.inner.sync(holder, effort, now) {
             Err(SyncError::MonitorsChanged) => {
-                self.sync_renewing_monitors(ring, || ring.inner.sync(lease, effort, now))
+                self.sync_renewing_monitors(ring, || ring.inner.sync(holder, effort, now))
             }
             other => other,
         }
@@ -314,25 +317,25 @@ impl Port {
         &self.region
     }
 
-    /// Returns the lease of this process.
-    pub(crate) fn current_lease(&self) -> Result<Arc<Lease>, Error> {
-        match self.lease.get(process::fork_count()) {
-            Some(lease) => Ok(lease),
-            None => lease::of_this_process(&self.connection.socket),
+    /// Returns this process as a lock holder.
+    pub(crate) fn current_lock_holder(&self) -> Result<Arc<LockHolder>, Error> {
+        match self.holder.get(process::fork_count()) {
+            Some(holder) => Ok(holder),
+            None => lock_holder::of_this_process(&self.connection.socket),
         }
     }
 
     /// Syncs what a poll syncs, without waiting, and returns what is ready.
     #[inline]
     pub(crate) fn poll_once(&self, want: Interest, now: Option<WallTime>) -> Result<Interest, Error> {
-        let lease = self.enter()?;
+        let holder = self.enter()?;
         let mut ready = Interest::NONE;
         // A poll also transmits, whatever it waits for, unless the program disabled that.
         if want.tx() || self.register.nr_flags & NR_NO_TX_POLL == 0 {
             for ring in &self.tx {
-                if !ring.inner.send_fast(lease)
+                if !ring.inner.send_fast(holder)
                     && ring.inner.needs_sync(want.tx())
-                    && let Err(error) = self.sync_ring(ring, lease, Effort::IfNeeded, now)
+                    && let Err(error) = self.sync_ring(ring, holder, Effort::IfNeeded, now)
                 {
                     return Err(self.explain(error, ring, "tx"));
                 }
@@ -344,7 +347,7 @@ impl Port {
         if want.rx() {
             for ring in &self.rx {
                 if ring.inner.needs_sync(true)
-                    && let Err(error) = self.sync_ring(ring, lease, Effort::IfNeeded, now)
+                    && let Err(error) = self.sync_ring(ring, holder, Effort::IfNeeded, now)
                 {
                     return Err(self.explain(error, ring, "rx"));
                 }
@@ -356,8 +359,8 @@ impl Port {
         Ok(ready)
     }
 
-    /// Syncs all rings and waits until one of the wanted directions is ready, or until `timeout` (`None`: no limit). Returns
-    /// what is ready; [`Interest::NONE`] after the timeout or a signal.
+    /// Syncs all rings and waits until one of the wanted directions is ready, or until `timeout` (`None`: no limit).
+    /// Returns what is ready; [`Interest::NONE`] after the timeout or a signal.
     ///
     /// A ring is ready when `cur != tail`. Slots before `head` are sent even if only [`Interest::RX`] is wanted.
     ///
@@ -371,12 +374,12 @@ impl Port {
         self.wait(want, timeout)
     }
 
-    /// Whether the port has one transmit ring, `send` did all the work of a poll for [`Interest::TX`], and free slots are
-    /// left.
+    /// Whether the port has one transmit ring, `send` did all the work of a poll for [`Interest::TX`], and free slots
+    /// are left.
     #[inline(always)]
     fn sends(&self, send: impl Fn(&SyncRing, u32) -> bool) -> bool {
         let [ring] = &self.tx[..] else { return false };
-        self.enter_fast().is_some_and(|lease| send(&ring.inner, lease))
+        self.enter_fast().is_some_and(|holder| send(&ring.inner, holder))
     }
 
     /// [`Port::sends`] for several packets; not inlined into the loops of programs.
@@ -403,16 +406,16 @@ impl Port {
             self.wake_sharers(want);
             return Ok(ready);
         }
-        // A ring that needs a sync and is not ready is being synced by another thread, which does not notify when it ends:
-        // the wait ends at once.
+        // A ring that needs a sync and is not ready is being synced by another thread, which does not notify when it
+        // ends: the wait ends at once.
         self.wakeup_sources(want)
             .filter(|(ring, _)| ring.inner.needs_sync(true))
             .for_each(|(_, source)| source.doorbell().notify());
         Ok(ready)
     }
 
-    /// Returns the descriptors to wait for after [`Port::arm`] found nothing ready. They become readable, or hang up when
-    /// the daemon exits.
+    /// Returns the descriptors to wait for after [`Port::arm`] found nothing ready. They become readable, or hang up
+    /// when the daemon exits.
     pub fn wait_fds(&self, want: Interest) -> Vec<BorrowedFd<'_>> {
         let mut fds = vec![self.connection.fd.as_fd()];
         for (_, source) in self.wakeup_sources(want) {
@@ -457,11 +460,11 @@ impl Port {
         }
     }
 
-    /// Begins a sync: checks that the daemon is alive and that this process has a lease.
+    /// Begins a sync: checks that the daemon is alive and that this process has a holder ID.
     #[inline(always)]
     pub(crate) fn enter(&self) -> Result<u32, Error> {
-        if self.lease_forks.load(Relaxed) != process::fork_count() {
-            self.renew_lease()?;
+        if self.holder_forks.load(Relaxed) != process::fork_count() {
+            self.renew_lock_holder()?;
         }
         let left = self.checks_left.load(Relaxed);
         if left == 0 {
@@ -469,18 +472,18 @@ impl Port {
         } else {
             self.checks_left.store(left - 1, Relaxed);
         }
-        Ok(self.lease_number.load(Relaxed))
+        Ok(self.holder_id.load(Relaxed))
     }
 
     /// Begins a sync of the fast path; `None` if a check or a renewal is due, which [`Port::enter`] makes.
     #[inline(always)]
     pub(crate) fn enter_fast(&self) -> Option<u32> {
         let left = self.checks_left.load(Relaxed);
-        if left == 0 || self.lease_forks.load(Relaxed) != process::fork_count() {
+        if left == 0 || self.holder_forks.load(Relaxed) != process::fork_count() {
             return None;
         }
         self.checks_left.store(left - 1, Relaxed);
-        Some(self.lease_number.load(Relaxed))
+        Some(self.holder_id.load(Relaxed))
     }
 
     /// Checks the connection about every 100 ms without reading the clock at each sync: the number of syncs between two
@@ -531,23 +534,23 @@ impl Port {
         self.checks_left.store(0, Relaxed);
     }
 
-    /// Whether the lease belongs to a process with another number of forks.
-    pub(crate) fn lease_is_of_another(&self, forks: u32) -> bool {
-        self.lease_forks.load(Relaxed) != forks
+    /// Whether the holder ID belongs to a process with another number of forks.
+    pub(crate) fn holder_is_another_process(&self, forks: u32) -> bool {
+        self.holder_forks.load(Relaxed) != forks
     }
 
     /// Returns the number that identifies this process in locks.
-    pub(crate) fn lease_number(&self) -> u32 {
-        self.lease_number.load(Relaxed)
+    pub(crate) fn holder_id(&self) -> u32 {
+        self.holder_id.load(Relaxed)
     }
 
     #[cold]
-    pub(crate) fn renew_lease(&self) -> Result<(), Error> {
+    pub(crate) fn renew_lock_holder(&self) -> Result<(), Error> {
         unetmap_mem::register_publisher();
-        let lease = lease::of_this_process(&self.connection.socket)?;
-        self.lease_number.store(lease.number, Relaxed);
-        self.lease_forks.store(lease.forks, Relaxed);
-        self.lease.set(lease);
+        let holder = lock_holder::of_this_process(&self.connection.socket)?;
+        self.holder_id.store(holder.number, Relaxed);
+        self.holder_forks.store(holder.forks, Relaxed);
+        self.holder.set(holder);
         Ok(())
     }
 }

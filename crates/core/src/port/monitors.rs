@@ -63,7 +63,7 @@ impl Port {
         loop {
             let after = monitors.last().map_or(0, |(reply, _)| reply.head.monitor);
             let request = NextMonitorRequest { session: *session, key: *key, after };
-            let reply = self.current_lease().ok().and_then(|lease| lease.next_monitor(self.spec(), &request));
+            let reply = self.current_lock_holder().ok().and_then(|holder| holder.next_monitor(self.spec(), &request));
             match reply.and_then(|(bytes, fds)| Some((MonitorReply::decode(&bytes)?, fds))) {
                 Some((reply, fds)) if reply.head.monitor > after => monitors.push((reply, fds)),
                 _ => return monitors,

@@ -21,14 +21,14 @@ use crate::control::request::{NetmapReply, NetmapRequest};
 use crate::error::{Error, errno};
 use crate::port::Port;
 use crate::port::extmem::{self, Pools};
-use crate::port::lease::{self, Lease};
+use crate::port::lock_holder::{self, LockHolder};
 use crate::port::monitors::MonitorSource;
 use crate::port::ring::Ring;
 use crate::sync::mirror::{MirrorSet, MonitorList};
 use crate::sync::{ForwardPolicy, NO_INDEX, SyncRing};
 
-/// How to open a port: options that the name does not contain. 0 means the default. Slots and rings apply only if the port
-/// is not open yet.
+/// How to open a port: options that the name does not contain. 0 means the default. Slots and rings apply only if the
+/// port is not open yet.
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct OpenOptions {
@@ -119,8 +119,8 @@ impl OpenOptions {
         let malformed = || Error::malformed_reply(spec);
         let register = reply.request.body_as::<NmreqRegister>().ok_or_else(malformed)?;
         let binding = Binding::decode(&reply.binding).filter(|b| b.fds() == fds.len()).ok_or_else(malformed)?;
-        let lease = lease::of_this_process(&connection.socket)?;
-        let port = assemble(spec, connection, lease, register, &binding, fds)?;
+        let holder = lock_holder::of_this_process(&connection.socket)?;
+        let port = assemble(spec, connection, holder, register, &binding, fds)?;
         if let Some((file, _)) = &file {
             extmem::fill_from(spec, &port, file)?;
         }
@@ -129,7 +129,7 @@ impl OpenOptions {
 }
 
 /// Assembles a port that the daemon runs itself, from a binding that it made without a request. The port can be used
-/// while the other end of `connection` is open. `lease` identifies the daemon in locks, `monitors` lists the port's
+/// while the other end of `connection` is open. `holder` identifies the daemon in locks, `monitors` lists the port's
 /// monitors.
 ///
 /// # Errors
@@ -140,13 +140,13 @@ pub fn adopt(
     binding: &Binding,
     fds: Vec<OwnedFd>,
     connection: OwnedFd,
-    lease: u32,
+    holder: u32,
     monitors: Arc<MonitorList>,
 ) -> Result<Port, Error> {
     unetmap_mem::register_publisher();
-    let lease = Lease::of_daemon(lease, &connection).map_err(|e| Error::host(spec, e))?;
+    let holder = LockHolder::of_daemon(holder, &connection).map_err(|e| Error::host(spec, e))?;
     let connection = Connection { fd: connection, socket: PathBuf::new() };
-    let mut port = assemble_for(false, spec, (connection, Arc::new(lease)), register, binding, fds)?;
+    let mut port = assemble_for(false, spec, (connection, Arc::new(holder)), register, binding, fds)?;
     port.monitor_source.list = Some(monitors);
     Ok(port)
 }
@@ -154,19 +154,19 @@ pub fn adopt(
 pub(crate) fn assemble(
     spec: &str,
     connection: Connection,
-    lease: Arc<Lease>,
+    holder: Arc<LockHolder>,
     register: NmreqRegister,
     binding: &Binding,
     fds: Vec<OwnedFd>,
 ) -> Result<Port, Error> {
-    assemble_for(true, spec, (connection, lease), register, binding, fds)
+    assemble_for(true, spec, (connection, holder), register, binding, fds)
 }
 
 /// Assembles a port. `for_program`: pointers in slots are addresses of this process.
 fn assemble_for(
     for_program: bool,
     spec: &str,
-    (connection, lease): (Connection, Arc<Lease>),
+    (connection, holder): (Connection, Arc<LockHolder>),
     register: NmreqRegister,
     binding: &Binding,
     fds: Vec<OwnedFd>,
@@ -180,14 +180,14 @@ fn assemble_for(
     let (tx, rx) = (rings(0)?, rings(1)?);
     let iface = Iface::new(&mapped.region, binding.head.if_offset).ok_or_else(malformed)?;
     let source = MonitorSource { session: binding.head.session, key: binding.head.key, list: None };
-    Ok(Port::new(spec, connection, lease, register, mapped.region, iface, (tx, rx), source))
+    Ok(Port::new(spec, connection, holder, register, mapped.region, iface, (tx, rx), source))
 }
 
 /// A connection, and the reply on it.
 type Replied = (Connection, (NetmapReply, Vec<OwnedFd>));
 
-/// Sends a request to the system's daemon. `None` if it does not run, is this user's own, or does not serve this user and
-/// there is no interface of that name, which only the system's daemon could open.
+/// Sends a request to the system's daemon. `None` if it does not run, is this user's own, or does not serve this user
+/// and there is no interface of that name, which only the system's daemon could open.
 fn request_from_system(spec: &str, parsed: &PortSpec, request: &NetmapRequest) -> Option<Result<Replied, Error>> {
     let connection = client::connect_system()?;
     match client::send_netmap(connection.fd.as_fd(), spec, request) {

@@ -5,8 +5,8 @@
 //!                 \                                                 /
 //! other side       ..... peek . receive, return . program . send .
 //! ```
-//! In a round trip all work between the arriving and the departing cache line counts, on both sides. It is reduced to the
-//! minimum: the rest is done before, while nothing can have arrived yet.
+//! In a round trip all work between the arriving and the departing cache line counts, on both sides. It is reduced to
+//! the minimum: the rest is done before, while nothing can have arrived yet.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -20,8 +20,8 @@ use crate::tuning::{FAST_PEEKS, PAUSES_PER_PEEK};
 
 impl Port {
     /// The start of a poll for packets, at a port with one ring each way, both of a pipe and with status 0: sends new
-    /// slots, releases those that were read, and peeks for packets. Returns `true` if there are some. Returns `false` if
-    /// none arrived soon, or something else has to be done; the normal poll then does all that has not been done.
+    /// slots, releases those that were read, and peeks for packets. Returns `true` if there are some. Returns `false`
+    /// if none arrived soon, or something else has to be done; the normal poll then does all that has not been done.
     #[inline(always)]
     pub(super) fn poll_fast(&self) -> bool {
         let ([tx], [rx]) = (&self.tx[..], &self.rx[..]) else { return false };
@@ -32,13 +32,13 @@ impl Port {
         if self.rx_coalescing.load(Relaxed) != 0 || self.cpu_is_shared.load(Relaxed) {
             return false;
         }
-        let Some(lease) = self.enter_fast() else { return false };
+        let Some(holder) = self.enter_fast() else { return false };
         let sends = self.register().nr_flags & NR_NO_TX_POLL == 0;
-        if sends && !tx.inner.send_fast(lease) && tx.inner.needs_sync(false) {
+        if sends && !tx.inner.send_fast(holder) && tx.inner.needs_sync(false) {
             return false;
         }
         // Packets that have arrived already may belong to a stream.
-        if rx.inner.peer_moved() || !rx.inner.release_fast(lease) {
+        if rx.inner.peer_moved() || !rx.inner.release_fast(holder) {
             return false;
         }
         let now = WallTime::now();
@@ -49,7 +49,7 @@ impl Port {
                     // Most requests are replied to, and most replies are followed by another request.
                     to.channel.words().prefetch_for_publish();
                 }
-                return rx.inner.receive_fast(lease, now);
+                return rx.inner.receive_fast(holder, now);
             }
             (0..PAUSES_PER_PEEK).for_each(|_| clock::short_pause());
         }

@@ -35,7 +35,7 @@ impl SyncRing {
     /// A single step of `head` can be validated without distances: it begins at `hwcur` and does not pass `tail`. The
     /// step over the end of the ring is left to [`SyncRing::send_fast`].
     #[inline(always)]
-    pub(crate) fn send_one(&self, lease: u32) -> bool {
+    pub(crate) fn send_one(&self, holder: u32) -> bool {
         let RingBackend::PipeTx(tx) = &self.backend else { return false };
         let (state, slots) = (self.state(), self.view.shape().slots);
         let head = self.view.raw_head();
@@ -44,7 +44,7 @@ impl SyncRing {
             return false;
         }
         let (Some(at), Some(next)) = (slots.pos(before), slots.pos(head)) else { return false };
-        let Some(_guard) = state.enter_biased(lease, process::this_thread()) else { return false };
+        let Some(_guard) = state.enter_biased(holder, process::this_thread()) else { return false };
         if state.status() != 0 || !state.hwcur_is(before) || self.view.raw_cur() != head {
             return false;
         }
@@ -63,13 +63,13 @@ impl SyncRing {
     /// Sends the new slots, as the sync of a poll would, if it has nothing else to do and slots are left beyond the
     /// program's wake-up point. Otherwise does nothing and returns `false`.
     #[inline(always)]
-    pub(crate) fn send_fast(&self, lease: u32) -> bool {
+    pub(crate) fn send_fast(&self, holder: u32) -> bool {
         let RingBackend::PipeTx(tx) = &self.backend else { return false };
         let (state, slots) = (self.state(), self.view.shape().slots);
         if state.hwcur_is(self.view.raw_head()) {
             return false;
         }
-        let Some(_guard) = self.begin_sync(state, lease) else { return false };
+        let Some(_guard) = self.begin_sync(state, holder) else { return false };
         if state.status() != 0 {
             return false;
         }
@@ -91,9 +91,9 @@ impl SyncRing {
     /// Releases the slots that the program has read, if these are all and the sync has nothing else to do. Otherwise
     /// does nothing and returns `false`. Returns `true` also if there was nothing to release.
     #[inline(always)]
-    pub(crate) fn release_fast(&self, lease: u32) -> bool {
+    pub(crate) fn release_fast(&self, holder: u32) -> bool {
         let RingBackend::PipeRx(rx) = &self.backend else { return false };
-        let Some(_guard) = self.begin_sync(self.state(), lease) else { return false };
+        let Some(_guard) = self.begin_sync(self.state(), holder) else { return false };
         let Some((hwcur, hwtail)) = self.fully_read() else { return false };
         if hwcur != hwtail {
             let bad = rx.release(Span { from: hwcur, to: hwtail });
@@ -108,9 +108,9 @@ impl SyncRing {
     /// Receives on a ring whose slots are all released, as the sync of a poll that knows the time would, if it has
     /// nothing else to do. Otherwise does nothing and returns `false`.
     #[inline(always)]
-    pub(crate) fn receive_fast(&self, lease: u32, now: WallTime) -> bool {
+    pub(crate) fn receive_fast(&self, holder: u32, now: WallTime) -> bool {
         let RingBackend::PipeRx(rx) = &self.backend else { return false };
-        let Some(_guard) = self.begin_sync(self.state(), lease) else { return false };
+        let Some(_guard) = self.begin_sync(self.state(), holder) else { return false };
         let Some((hwcur, hwtail)) = self.fully_read() else { return false };
         if hwcur != hwtail {
             return false;
@@ -144,21 +144,21 @@ impl SyncRing {
 
     /// Takes the right to sync a ring with status 0, without the lock if it is biased to the thread.
     #[inline(always)]
-    pub(super) fn begin_sync<'r>(&self, state: &'r SyncState, lease: u32) -> Option<SyncGuard<'r>> {
+    pub(super) fn begin_sync<'r>(&self, state: &'r SyncState, holder: u32) -> Option<SyncGuard<'r>> {
         let thread = process::this_thread();
-        state.enter_biased(lease, thread).or_else(|| self.lock_or_bias(state, lease, thread))
+        state.enter_biased(holder, thread).or_else(|| self.lock_or_bias(state, holder, thread))
     }
 
     /// Takes the lock. A thread that has done so often, and is the only user of the ring, gets the bias.
     #[inline(never)]
-    fn lock_or_bias<'r>(&self, state: &'r SyncState, lease: u32, thread: u64) -> Option<SyncGuard<'r>> {
-        let guard = state.try_lock(lease, thread)?;
+    fn lock_or_bias<'r>(&self, state: &'r SyncState, holder: u32, thread: u64) -> Option<SyncGuard<'r>> {
+        let guard = state.try_lock(holder, thread)?;
         let history = &self.lock_history;
         let before = if history.thread.load(Relaxed) == thread { history.in_a_row.load(Relaxed) } else { 0 };
         history.thread.store(thread, Relaxed);
         history.in_a_row.store(before.saturating_add(1), Relaxed);
         if before == BIAS_AFTER && state.session_count() <= 1 && state.status() == 0 {
-            state.set_bias(lease, thread);
+            state.set_bias(holder, thread);
         }
         Some(guard)
     }

@@ -199,35 +199,35 @@ impl SyncRing {
         (!self.mirrors.is_current(status & !OWNED_BY_SYNC_LOOP)).then_some(SyncError::MonitorsChanged)
     }
 
-    /// Syncs the ring for the process that holds `lease`. Skips a ring that another thread or process is syncing. `now`
-    /// is the time if the caller knows it; otherwise the clock is read when packets were delivered.
+    /// Syncs the ring for the process with the holder ID `holder`. Skips a ring that another thread or process is
+    /// syncing. `now` is the time if the caller knows it; otherwise the clock is read when packets were delivered.
     #[inline]
-    pub(crate) fn sync(&self, lease: u32, effort: Effort, now: Option<WallTime>) -> Result<(), SyncError> {
-        self.sync_by(lease, effort, now, None, None)
+    pub(crate) fn sync(&self, holder: u32, effort: Effort, now: Option<WallTime>) -> Result<(), SyncError> {
+        self.sync_by(holder, effort, now, None, None)
     }
 
     /// Syncs the ring as [`SyncRing::sync`] does, and passes released slots to `on_release` before they return to the
     /// peer.
     pub(crate) fn sync_with_hook(
         &self,
-        lease: u32,
+        holder: u32,
         effort: Effort,
         now: Option<WallTime>,
         on_release: OnRelease<'_>,
     ) -> Result<(), SyncError> {
-        self.sync_by(lease, effort, now, None, Some(on_release))
+        self.sync_by(holder, effort, now, None, Some(on_release))
     }
 
     /// Syncs the ring by `pointers`, a `head` and `cur` in control blocks, for the sync loop. Does not read the ring's
     /// own pointers and does not write its tail.
-    pub(crate) fn sync_by_csb(&self, lease: u32, pointers: (u32, u32)) -> Result<(), SyncError> {
-        self.sync_by(lease, Effort::Full, None, Some(pointers), None)
+    pub(crate) fn sync_by_csb(&self, holder: u32, pointers: (u32, u32)) -> Result<(), SyncError> {
+        self.sync_by(holder, Effort::Full, None, Some(pointers), None)
     }
 
     #[inline(always)]
     fn sync_by(
         &self,
-        lease: u32,
+        holder: u32,
         effort: Effort,
         now: Option<WallTime>,
         csb_pointers: Option<(u32, u32)>,
@@ -241,9 +241,9 @@ impl SyncRing {
             return Err(error);
         }
         let guard = match status {
-            0 => self.begin_sync(state, lease),
+            0 => self.begin_sync(state, holder),
             // The daemon waits for the lock after it changed the status, not for a biased thread.
-            _ => state.try_lock(lease, process::this_thread()),
+            _ => state.try_lock(holder, process::this_thread()),
         };
         let Some(_guard) = guard else { return Ok(()) };
         let status = status & !OWNED_BY_SYNC_LOOP;

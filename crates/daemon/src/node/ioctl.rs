@@ -18,7 +18,7 @@ use super::mount::RequestId;
 use super::shared::Shared;
 use super::{Job, PortRequest};
 use crate::caller::Caller;
-use crate::ports::mediator::DAEMON_LEASE;
+use crate::ports::mediator::DAEMON_HOLDER;
 use crate::tuning::node::{QUEUE_FREE_LIMIT, QUEUE_FREE_PAUSE};
 
 const EINTR: i32 = 4;
@@ -135,7 +135,7 @@ impl Ioctl<'_> {
                     let port = register.and_then(|register| {
                         let connection = self.shared.lifeline.try_clone().map_err(|_| ENOMEM)?;
                         let name = request.name().unwrap_or_default();
-                        unetmap_core::adopt(name, register, &bound?, outcome.fds, connection, DAEMON_LEASE, monitors)
+                        unetmap_core::adopt(name, register, &bound?, outcome.fds, connection, DAEMON_HOLDER, monitors)
                             .map_err(|e| {
                                 tracing::warn!("a port of the node cannot be opened: {e}");
                                 ENOMEM

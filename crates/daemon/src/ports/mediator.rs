@@ -30,8 +30,8 @@ use crate::tuning::mediator::{
     BAD_POINTERS_PAUSE, BATCH, EXIT_FLUSH_LIMIT, MAX_SLEEP, REST, REST_MAX, REST_MIN_PACKETS, SPIN,
 };
 
-/// The daemon's own lease number, which no client gets.
-pub(crate) const DAEMON_LEASE: u32 = u32::MAX;
+/// The daemon's own holder ID, which no client gets.
+pub(crate) const DAEMON_HOLDER: u32 = u32::MAX;
 
 /// A pair of rings: the REGISTER mode that selects it (`NR_REG_ONE_NIC` or `NR_REG_ONE_SW`), and its number in that
 /// mode.
@@ -176,7 +176,7 @@ fn adopt(daemon: &mut Daemon, registered: Registered) -> Result<(Port, OwnedFd),
     let (own, ports) =
         socket::pair().or_else(|e| refuse(ENOMEM, format!("the daemon has no file descriptors left: {e}")))?;
     let monitors = monitor::list_for_session(daemon, session);
-    let port = unetmap_core::adopt("the daemon's", register, &bound, fds, ports, DAEMON_LEASE, monitors);
+    let port = unetmap_core::adopt("the daemon's", register, &bound, fds, ports, DAEMON_HOLDER, monitors);
     let port = port.or_else(|e| refuse(e.errno(), e.to_string()))?;
     Ok((port, own))
 }

@@ -4,7 +4,7 @@
 //! with their encoding, are in the library that clients use, too.
 
 mod knobs;
-mod lease;
+mod lock_holder;
 mod port;
 mod snapshot;
 
@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use unetmap_core::control::{
-    AttachRequest, ControlRequest, Kind, KnobRequest, LeaseRequest, NetmapRequest, NextMonitorRequest, NicRequest,
+    AttachRequest, ControlRequest, Kind, KnobRequest, LockHolderRequest, NetmapRequest, NextMonitorRequest, NicRequest,
     NodeRequest, SnapshotRequest, UnbindRequest, ValeRequest,
 };
 use unetmap_core::errno::{ENOMEM, EPROTO};
@@ -26,7 +26,7 @@ use crate::node::Nodes;
 use crate::ports::{Daemon, nic, vale};
 use crate::refusal::Refusal;
 
-pub(crate) use lease::{Lease, Leases};
+pub(crate) use lock_holder::{LockHolder, LockHolders};
 #[cfg(test)]
 pub(crate) use snapshot::as_json;
 
@@ -34,13 +34,13 @@ pub(crate) use snapshot::as_json;
 pub(crate) struct Call<'a> {
     pub(crate) daemon: &'a mut Daemon,
     pub(crate) nodes: &'a mut Nodes,
-    pub(crate) leases: &'a mut Leases,
+    pub(crate) lock_holders: &'a mut LockHolders,
     pub(crate) connection: &'a OwnedFd,
     pub(crate) peer: Peer,
     /// The session that the connection has.
     pub(crate) session: &'a mut Option<u64>,
-    /// The lease that the connection has.
-    pub(crate) lease: &'a mut Option<Lease>,
+    /// The lock holder that the connection stands for.
+    pub(crate) holder: &'a mut Option<LockHolder>,
     pub(crate) payload: &'a [u8],
     /// The user that the daemon runs as.
     pub(crate) owner: u32,
@@ -63,8 +63,8 @@ pub(crate) enum Reply {
 pub(crate) struct Answer {
     /// 0, or netmap's error number.
     pub(crate) errno: i32,
-    /// In the answer to `Lease`: the lease's number.
-    pub(crate) lease: u32,
+    /// In the answer to `LockHolder`: the holder ID.
+    pub(crate) holder: u32,
     pub(crate) payload: Vec<u8>,
     pub(crate) fds: Vec<OwnedFd>,
 }
@@ -81,7 +81,7 @@ type Handler = fn(&mut Call<'_>) -> Reply;
 
 /// The handler of each kind of message.
 const HANDLERS: [(Kind, Handler, Then); 10] = [
-    (LeaseRequest::KIND, lease::lease, Then::Continue),
+    (LockHolderRequest::KIND, lock_holder::lock_holder, Then::Continue),
     (NetmapRequest::KIND, port::netmap_request, Then::Continue),
     (AttachRequest::KIND, port::repeat_answer, Then::Continue),
     (UnbindRequest::KIND, port::unbind, Then::Continue),

@@ -7,12 +7,12 @@ use unetmap_sys::process;
 use super::test_pipe::{Field, TestPipe, TestRegion, any_pos, poke, slots};
 use crate::sync::{Effort, SyncRing, WallTime};
 
-const LEASE: u32 = 7;
+const HOLDER: u32 = 7;
 
 fn takes_fast_path(ring: &SyncRing) -> bool {
     let sent = || ring.state().slots.load(std::sync::atomic::Ordering::Relaxed);
     let before = sent();
-    let fast = ring.send_fast(LEASE);
+    let fast = ring.send_fast(HOLDER);
     assert_eq!(fast, sent() > before, "a failed fast path does nothing");
     fast
 }
@@ -29,12 +29,12 @@ fn only_small_batches_take_the_fast_path() {
     }
 
     ring.advance(1);
-    let guard = inner.state().try_lock(LEASE + 1, 1).unwrap();
+    let guard = inner.state().try_lock(HOLDER + 1, 1).unwrap();
     assert!(!takes_fast_path(inner), "another process syncs it");
     drop(guard);
     inner.state().monitors_changed();
     assert!(!takes_fast_path(inner), "the monitors changed");
-    inner.sync(LEASE, Effort::Full, None).unwrap_err();
+    inner.sync(HOLDER, Effort::Full, None).unwrap_err();
     assert!(!takes_fast_path(&pipe.rx.inner));
 
     let pipe = TestRegion::new(1, 16, 0).pipe(16, 14);
@@ -46,7 +46,7 @@ fn only_small_batches_take_the_fast_path() {
     assert!(takes_fast_path(inner));
     ring.advance(ring.space());
     assert!(!takes_fast_path(inner), "no slot is left, so the peer's position matters");
-    assert_eq!(inner.sync(LEASE, Effort::IfNeeded, None), Ok(()));
+    assert_eq!(inner.sync(HOLDER, Effort::IfNeeded, None), Ok(()));
     pipe.rxsync(Effort::Full).unwrap();
     pipe.rx.advance(9);
     pipe.rxsync(Effort::Full).unwrap();
@@ -71,7 +71,7 @@ fn only_packets_for_an_empty_ring_are_received_by_the_fast_path() {
     };
     let receive = || {
         let before = inner.state().slots.load(std::sync::atomic::Ordering::Relaxed);
-        let fast = inner.receive_fast(LEASE, WallTime::now());
+        let fast = inner.receive_fast(HOLDER, WallTime::now());
         let came = inner.state().slots.load(std::sync::atomic::Ordering::Relaxed) - before;
         assert_eq!(fast, came > 0, "a failed fast path does nothing");
         came
@@ -80,19 +80,19 @@ fn only_packets_for_an_empty_ring_are_received_by_the_fast_path() {
     assert_eq!(ring.time(), (0, 0));
     for n in [1, 3, 12] {
         send(n);
-        assert!(inner.release_fast(LEASE), "nothing to release");
+        assert!(inner.release_fast(HOLDER), "nothing to release");
         assert_eq!((receive(), ring.space()), (u64::from(n), n));
         assert!(ring.time().0 > 0, "it has a timestamp");
-        assert!(!inner.release_fast(LEASE) && receive() == 0, "the program holds packets");
+        assert!(!inner.release_fast(HOLDER) && receive() == 0, "the program holds packets");
         ring.advance(n - 1);
-        assert!(!inner.release_fast(LEASE), "one packet is held");
+        assert!(!inner.release_fast(HOLDER), "one packet is held");
         ring.advance(1);
         send(1);
         assert_eq!(receive(), 0, "read slots are released first");
-        assert!(inner.release_fast(LEASE));
+        assert!(inner.release_fast(HOLDER));
         assert_eq!(receive(), 1);
         ring.advance(1);
-        assert!(inner.release_fast(LEASE));
+        assert!(inner.release_fast(HOLDER));
     }
 
     // An invalid slot, and a buffer that does not exist.
@@ -102,24 +102,24 @@ fn only_packets_for_an_empty_ring_are_received_by_the_fast_path() {
     ring.slot(ring.head()).set_flags(NS_BUF_CHANGED);
     ring.slot(ring.head()).replace_buf(BufIdx(1 << 30));
     ring.advance(1);
-    assert!(inner.release_fast(LEASE));
+    assert!(inner.release_fast(HOLDER));
     assert_eq!(inner.state().bad_slots.load(std::sync::atomic::Ordering::Relaxed), 2);
 
     send(1);
-    let guard = inner.state().try_lock(LEASE + 1, 1).unwrap();
-    assert!(!inner.release_fast(LEASE) && receive() == 0, "another process syncs it");
+    let guard = inner.state().try_lock(HOLDER + 1, 1).unwrap();
+    assert!(!inner.release_fast(HOLDER) && receive() == 0, "another process syncs it");
     drop(guard);
     for field in [Field::Head, Field::Cur, Field::Tail] {
         let right = ring.tail().raw();
         for wrong in [(right + 1) % 16, 1 << 31] {
             poke(&pipe.files[0], ring, field, wrong);
-            assert!(!inner.release_fast(LEASE) && receive() == 0, "{field:?} was overwritten");
+            assert!(!inner.release_fast(HOLDER) && receive() == 0, "{field:?} was overwritten");
         }
         poke(&pipe.files[0], ring, field, right);
     }
     inner.state().monitors_changed();
-    assert!(!inner.release_fast(LEASE) && receive() == 0, "the monitors changed");
-    assert!(!pipe.tx.inner.release_fast(LEASE));
+    assert!(!inner.release_fast(HOLDER) && receive() == 0, "the monitors changed");
+    assert!(!pipe.tx.inner.release_fast(HOLDER));
 }
 
 #[test]
@@ -131,32 +131,32 @@ fn a_ring_is_biased_to_a_thread_that_syncs_often_and_alone() {
     }
     let (pipe, me) = (TestRegion::new(1, 16, 0).pipe(16, 14), process::this_thread());
     let (ring, inner) = (&pipe.tx, &pipe.tx.inner);
-    let enters = |thread| inner.state().enter_biased(LEASE, thread).is_some();
-    let send = |lease| {
+    let enters = |thread| inner.state().enter_biased(HOLDER, thread).is_some();
+    let send = |holder| {
         ring.advance(1);
-        assert_eq!(inner.sync(lease, Effort::Full, None), Ok(()));
+        assert_eq!(inner.sync(holder, Effort::Full, None), Ok(()));
         pipe.rxsync(Effort::Full).unwrap();
         pipe.rx.advance(1);
         pipe.rxsync(Effort::Full).unwrap();
         ring.space()
     };
     for _ in 0..1000 {
-        send(LEASE);
+        send(HOLDER);
     }
     assert!(!enters(me), "not yet");
-    send(LEASE);
+    send(HOLDER);
     assert!(enters(me) && !enters(me + 1));
-    assert!(inner.state().enter_biased(LEASE + 1, me).is_none());
+    assert!(inner.state().enter_biased(HOLDER + 1, me).is_none());
     ring.advance(1);
     assert!(takes_fast_path(inner), "the biased thread");
 
     // Not while the biased thread syncs; a lock by another process revokes the bias.
-    let guard = inner.state().enter_biased(LEASE, me).unwrap();
-    assert!(inner.state().try_lock(LEASE + 1, me).is_none());
+    let guard = inner.state().enter_biased(HOLDER, me).unwrap();
+    assert!(inner.state().try_lock(HOLDER + 1, me).is_none());
     drop(guard);
-    assert!(inner.state().try_lock(LEASE + 1, me).is_some());
+    assert!(inner.state().try_lock(HOLDER + 1, me).is_some());
     for _ in 0..1100 {
-        send(LEASE);
+        send(HOLDER);
     }
     assert!(!enters(me), "for good");
 }
@@ -165,8 +165,8 @@ fn a_ring_is_biased_to_a_thread_that_syncs_often_and_alone() {
 /// biased.
 fn biased_pipe(n: u32, at: u32) -> Option<TestPipe> {
     let pipe = TestRegion::new(1, n, 0).pipe(n, at);
-    pipe.bias(LEASE);
-    let is_biased = pipe.tx.inner.state().enter_biased(LEASE, process::this_thread()).is_some();
+    pipe.bias(HOLDER);
+    let is_biased = pipe.tx.inner.state().enter_biased(HOLDER, process::this_thread()).is_some();
     if !is_biased {
         println!("skipped: no membarrier here, so no ring lock is biased");
     }
@@ -181,9 +181,9 @@ fn the_biased_thread_sends_a_single_packet_by_the_shortest_path() {
         let sent = || inner.state().slots.load(std::sync::atomic::Ordering::Relaxed);
         let goes = || {
             let before = (sent(), inner.state().positions(n));
-            let goes = inner.send_one(LEASE);
+            let goes = inner.send_one(HOLDER);
             assert!(
-                inner.state().enter_biased(LEASE, process::this_thread()).is_some(),
+                inner.state().enter_biased(HOLDER, process::this_thread()).is_some(),
                 "the biased thread has left the ring"
             );
             assert!(if goes { sent() == before.0 + 1 } else { before == (sent(), inner.state().positions(n)) });
@@ -207,7 +207,7 @@ fn the_biased_thread_sends_a_single_packet_by_the_shortest_path() {
             let slot = put(60, flags);
             assert!(!goes(), "not a packet in an unchanged buffer");
             slot.set_flags(0);
-            assert!(inner.send_fast(LEASE));
+            assert!(inner.send_fast(HOLDER));
         }
         put(60, 0);
         put(60, 0);
@@ -217,7 +217,7 @@ fn the_biased_thread_sends_a_single_packet_by_the_shortest_path() {
         ring.set_cur(ring.next(ring.cur()));
         assert!(!goes(), "cur is ahead of head");
         assert!(takes_fast_path(inner));
-        assert_eq!(inner.sync(LEASE, Effort::Full, None), Ok(()));
+        assert_eq!(inner.sync(HOLDER, Effort::Full, None), Ok(()));
     }
 }
 
@@ -226,7 +226,7 @@ fn the_shortest_path_sends_nothing_if_other_work_is_due() {
     for what in 0..8 {
         let Some(pipe) = biased_pipe(16, 3) else { return };
         let (ring, inner) = (&pipe.tx, &pipe.tx.inner);
-        let mut lease = LEASE;
+        let mut holder = HOLDER;
         ring.advance(if what == 0 { 14 } else { 1 });
         if what == 0 {
             assert!(takes_fast_path(inner));
@@ -234,19 +234,19 @@ fn the_shortest_path_sends_nothing_if_other_work_is_due() {
         }
         let poke = |field, value| poke(&pipe.files[0], ring, field, value);
         let _guard = match what {
-            1 => inner.state().try_lock(LEASE, process::this_thread()),
-            2 => inner.state().enter_biased(LEASE, process::this_thread()),
+            1 => inner.state().try_lock(HOLDER, process::this_thread()),
+            2 => inner.state().enter_biased(HOLDER, process::this_thread()),
             _ => None,
         };
         match what {
             3 => inner.state().monitors_changed(),
             4 => inner.state().mark_removed(),
             5 => poke(Field::Tail, 5),
-            6 => lease += 1,
+            6 => holder += 1,
             7 => poke(Field::Head, 1 << 31),
             _ => {}
         }
-        assert!(!inner.send_one(lease), "{what}");
+        assert!(!inner.send_one(holder), "{what}");
     }
     // Invalid positions, written by a hostile program that shares the port.
     let Some(pipe) = biased_pipe(16, 3) else { return };
@@ -257,6 +257,6 @@ fn the_shortest_path_sends_nothing_if_other_work_is_due() {
         for (field, value) in [(Field::Head, head), (Field::Cur, head), (Field::Tail, hwtail)] {
             poke(&pipe.files[0], ring, field, value);
         }
-        assert!(!inner.send_one(LEASE), "{hwcur} {head} {hwtail}");
+        assert!(!inner.send_one(HOLDER), "{hwcur} {head} {hwtail}");
     }
 }

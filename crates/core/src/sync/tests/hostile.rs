@@ -255,11 +255,11 @@ fn concurrent_writes_by_a_third_process_do_no_harm() {
                     }
                 }
             });
-            let honest = move |ring: &Ring, lease| {
+            let honest = move |ring: &Ring, holder| {
                 for round in 0..15_000u64 {
                     let effort = if round % 3 == 0 { Effort::IfNeeded } else { Effort::Full };
                     // An error is valid, too: a pointer may have been invalid at that moment.
-                    let _ = ring.inner.sync(lease, effort, None);
+                    let _ = ring.inner.sync(holder, effort, None);
                     let head = ring.head();
                     work_while_others_write(ring, (round % 9) as u32, head);
                 }

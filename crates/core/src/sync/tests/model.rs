@@ -516,11 +516,11 @@ fn threads_share_a_pipe() {
                     std::thread::yield_now();
                 }
             });
-            for lease in [3, 4] {
-                let (ring, done) = (if lease == 3 { &pipe.tx } else { &pipe.rx }, &done);
+            for holder in [3, 4] {
+                let (ring, done) = (if holder == 3 { &pipe.tx } else { &pipe.rx }, &done);
                 scope.spawn(move || {
                     while !done.load(Ordering::Relaxed) {
-                        ring.inner.sync(lease, Effort::Full, None).unwrap();
+                        ring.inner.sync(holder, Effort::Full, None).unwrap();
                         std::thread::yield_now();
                     }
                 });

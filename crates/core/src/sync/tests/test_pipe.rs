@@ -148,12 +148,12 @@ impl TestPipe {
         self.tx.inner.sync(1, effort, None)
     }
 
-    /// Biases the lock of the sender's ring to this thread, in the process with `lease`, if locks can be biased.
-    pub(super) fn bias(&self, lease: u32) {
+    /// Biases the lock of the sender's ring to this thread, in the process with this holder ID, if locks can be biased.
+    pub(super) fn bias(&self, holder: u32) {
         unetmap_mem::register_publisher();
         let (state, thread) = (self.tx.inner.state(), process::this_thread());
-        let _guard = state.try_lock(lease, thread).expect("no other user");
-        state.set_bias(lease, thread);
+        let _guard = state.try_lock(holder, thread).expect("no other user");
+        state.set_bias(holder, thread);
     }
 
     pub(super) fn rxsync(&self, effort: Effort) -> Result<(), SyncError> {

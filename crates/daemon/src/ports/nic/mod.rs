@@ -367,18 +367,18 @@ impl PortRecord for Nic {
 
     /// The process may have exited between moving a position of the socket and recording it: the socket's position
     /// counts.
-    fn break_locks(&self, lease: u32) -> usize {
+    fn break_locks(&self, holder: u32) -> usize {
         let state_page = &self.endpoint.state_page;
         for ring in self.endpoint.rings() {
             if let Some(state) = state_page.state(ring.state)
-                && state.is_locked_by(lease)
+                && state.is_locked_by(holder)
             {
                 let (hwcur, hwtail) = socket_position(&self.queues, state_page, ring, ring.view.shape().dir == 0);
                 state.set_hwcur(hwcur);
                 state.set_hwtail(hwtail);
             }
         }
-        self.endpoint.break_locks(lease)
+        self.endpoint.break_locks(holder)
     }
 }
 

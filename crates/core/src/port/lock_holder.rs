@@ -1,0 +1,144 @@
+//! A process as a holder of ring locks: its holder ID, which identifies it in the locks, and a connection that tells
+//! the daemon when the process has exited.
+//!
+//! A forked child shares its parent's memory, connections and holder ID. It gets a holder ID of its own before its
+//! first sync; otherwise the daemon could not determine which of the two exited while it held a lock.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use unetmap_sys::process;
+
+use crate::control::NextMonitorRequest;
+use crate::control::client;
+use crate::error::Error;
+
+/// This process as a lock holder at one daemon.
+pub(crate) struct LockHolder {
+    /// The holder ID, written into the locks of rings; not 0.
+    pub(crate) number: u32,
+    /// Forks between the first process and this one when it got the ID.
+    pub(crate) forks: u32,
+    /// Open while the ID is in use.
+    connection: OwnedFd,
+    /// Held by the thread that waits for a reply on it.
+    request_lock: Mutex<()>,
+}
+
+impl LockHolder {
+    /// Requests the next monitor of a session; `None` if there is none, or no reply.
+    pub(crate) fn next_monitor(&self, subject: &str, request: &NextMonitorRequest) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+        let _guard = self.request_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        match client::send(self.connection.as_fd(), subject, request) {
+            Ok(reply) if reply.errno == 0 && !reply.payload.is_empty() => Some((reply.payload, reply.fds)),
+            _ => None,
+        }
+    }
+
+    /// Returns a duplicate of its connection, which hangs up when the daemon exits.
+    pub(crate) fn connection(&self) -> std::io::Result<OwnedFd> {
+        self.connection.try_clone()
+    }
+
+    /// Returns the daemon itself as a lock holder.
+    pub(crate) fn of_daemon(number: u32, connection: &OwnedFd) -> std::io::Result<LockHolder> {
+        Ok(LockHolder {
+            number,
+            forks: process::fork_count(),
+            connection: connection.try_clone()?,
+            request_lock: Mutex::new(()),
+        })
+    }
+}
+
+/// The lock holder that a port uses. No thread waits for the lock: a child that is forked while another thread holds it
+/// would wait for ever.
+pub(crate) struct LockHolderCell(Mutex<Arc<LockHolder>>);
+
+impl LockHolderCell {
+    pub(crate) fn new(holder: Arc<LockHolder>) -> LockHolderCell {
+        LockHolderCell(Mutex::new(holder))
+    }
+
+    /// Returns the lock holder, if it is the process with `forks` forks and the lock is free.
+    pub(crate) fn get(&self, forks: u32) -> Option<Arc<LockHolder>> {
+        self.0.try_lock().ok().filter(|cell| cell.forks == forks).map(|cell| cell.clone())
+    }
+
+    /// Stores `holder`. A former one that might still be in use is leaked, which costs a connection until this process
+    /// exits: the old one if it belongs to the same process, because another thread may have read its number; the new
+    /// one if the lock is held, because the holder may be a thread that does not exist in this process.
+    pub(crate) fn set(&self, holder: Arc<LockHolder>) {
+        let Ok(mut cell) = self.0.try_lock() else { return std::mem::forget(holder) };
+        let forks = holder.forks;
+        let before = std::mem::replace(&mut *cell, holder);
+        if before.forks == forks {
+            std::mem::forget(before);
+        }
+    }
+}
+
+/// This process as a lock holder, by daemon; weak, so that closing the last port frees the holder ID.
+static LOCK_HOLDERS: Mutex<Option<HashMap<PathBuf, std::sync::Weak<LockHolder>>>> = Mutex::new(None);
+
+/// Returns this process as a lock holder at the daemon behind `socket`. Sends the request without holding the lock,
+/// because a child that is forked meanwhile would find it locked for ever.
+pub(crate) fn of_this_process(socket: &Path) -> Result<Arc<LockHolder>, Error> {
+    let forks = process::fork_count();
+    if let Some(holder) = known(socket)
+        && holder.forks == forks
+        && !unetmap_sys::event::hung_up(holder.connection.as_fd())
+    {
+        return Ok(holder);
+    }
+    let (connection, number) = client::register_lock_holder(socket)?;
+    let holder = Arc::new(LockHolder { number, forks, connection, request_lock: Mutex::new(()) });
+    if let Ok(mut lock_holders) = LOCK_HOLDERS.try_lock() {
+        lock_holders.get_or_insert_default().insert(socket.to_owned(), Arc::downgrade(&holder));
+    }
+    Ok(holder)
+}
+
+/// Returns the lock holder in the list; `None` if the list is locked, which costs one holder ID more.
+fn known(socket: &Path) -> Option<Arc<LockHolder>> {
+    LOCK_HOLDERS.try_lock().ok()?.as_ref()?.get(socket)?.upgrade()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(number: u32, forks: u32) -> Arc<LockHolder> {
+        let connection = std::fs::File::open("/dev/null").unwrap().into();
+        Arc::new(LockHolder { number, forks, connection, request_lock: Mutex::new(()) })
+    }
+
+    /// As in a child that was forked at that moment.
+    #[test]
+    fn a_lock_that_is_never_released_blocks_no_thread() {
+        let cell = LockHolderCell::new(holder(1, 0));
+        let guard = cell.0.lock().unwrap();
+        assert!(cell.get(0).is_none() && cell.get(1).is_none());
+        let new = holder(2, 1);
+        let observer = Arc::downgrade(&new);
+        cell.set(new);
+        assert!(observer.upgrade().is_some(), "it lives as long as the process");
+        drop(guard);
+        assert_eq!(cell.get(0).map(|holder| holder.number), Some(1));
+    }
+
+    #[test]
+    fn a_new_lock_holder_never_releases_one_of_the_same_process() {
+        let cell = LockHolderCell::new(holder(1, 0));
+        let (parents, mine) = (cell.get(0).map(|holder| Arc::downgrade(&holder)).unwrap(), holder(2, 1));
+        let of_mine = Arc::downgrade(&mine);
+        cell.set(mine);
+        assert!(parents.upgrade().is_none(), "the parent has its own connection");
+        assert!(cell.get(0).is_none() && cell.get(1).is_some());
+        cell.set(holder(3, 1));
+        assert!(of_mine.upgrade().is_some(), "another thread may have told its number already");
+        assert_eq!(cell.get(1).map(|holder| holder.number), Some(3));
+    }
+}

@@ -1,0 +1,57 @@
+//! Lock holders: processes, and the numbers that identify them in the locks of rings.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+
+use unetmap_core::errno::EINVAL;
+use unetmap_sys::socket;
+
+use super::{Answer, Call, Reply};
+use crate::ports::mediator::DAEMON_HOLDER;
+
+/// A process that has a holder ID.
+pub(crate) struct LockHolder {
+    pub(crate) number: u32,
+    /// Readable when the process has exited. A connection alone does not show that, as forked children keep it open.
+    pub(crate) pidfd: Option<OwnedFd>,
+}
+
+/// The holder IDs in use.
+#[derive(Default)]
+pub(crate) struct LockHolders {
+    last: u32,
+    in_use: BTreeSet<u32>,
+}
+
+impl LockHolders {
+    fn allocate(&mut self) -> u32 {
+        loop {
+            self.last = self.last.wrapping_add(1).max(1);
+            if self.last != DAEMON_HOLDER && self.in_use.insert(self.last) {
+                return self.last;
+            }
+        }
+    }
+
+    /// Frees a holder ID.
+    pub(crate) fn free(&mut self, holder: &LockHolder) {
+        self.in_use.remove(&holder.number);
+    }
+}
+
+/// LockHolder: a holder ID for the process that is connected.
+pub(super) fn lock_holder(call: &mut Call<'_>) -> Reply {
+    if call.holder.is_some() {
+        return Reply::Invalid(EINVAL, "a second holder ID on one connection");
+    }
+    let number = call.lock_holders.allocate();
+    let pidfd = socket::peer_pidfd(call.connection);
+    let pidfd = pidfd.inspect_err(|e| {
+        tracing::debug!(
+            pid = call.peer.pid,
+            "no pidfd; the end of the connection counts as the exit of the process: {e}"
+        );
+    });
+    *call.holder = Some(LockHolder { number, pidfd: pidfd.ok() });
+    Reply::Answer(Answer { holder: number, ..Default::default() })
+}
