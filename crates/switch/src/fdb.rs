@@ -21,6 +21,9 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// Bytes of an Ethernet header; a shorter frame is a runt.
+pub const ETHERNET_HEADER: u16 = 14;
+
 /// Ports of a switch at most: indexes `0..MAX_PORTS`.
 pub const MAX_PORTS: usize = 254;
 /// Addresses that the table holds at most.

@@ -6,14 +6,13 @@
 use unetmap_abi::{NS_MOREFRAG, NS_NO_LEARN};
 use unetmap_mem::MAC_PAIR_BYTES;
 
-use crate::fdb::{MAX_PORTS, Mac, MacTable};
+use crate::fdb::{ETHERNET_HEADER, MAX_PORTS, Mac, MacTable};
+use crate::policy::DropReason;
 use crate::tuning::BATCH_SLOTS;
 
 /// Slots that one packet may take.
 pub const MAX_FRAGS: u32 = 64;
 const _: () = assert!(BATCH_SLOTS.is_power_of_two() && BATCH_SLOTS > MAX_FRAGS as usize);
-/// Bytes of an Ethernet header; a shorter frame is a runt.
-pub const ETHERNET_HEADER: u16 = 14;
 /// Destination port in the flags of a slot that means all other ports.
 const BROADCAST_PORT: u8 = 254;
 
@@ -26,64 +25,6 @@ pub enum Target {
     Flood,
     /// To no port.
     Drop(DropReason),
-}
-
-/// Why a packet that was sent reaches no port.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum DropReason {
-    /// Its first slot is shorter than an Ethernet header.
-    Runt,
-    /// A slot's buffer does not exist, its length exceeds the buffer, or its virtio-net header does not match the
-    /// packet.
-    InvalidSlot,
-    /// It has more than [`MAX_FRAGS`] slots, or more bytes than a packet may have.
-    TooManyFragments,
-    /// Its destination is behind the port that sent it.
-    SamePort,
-    /// The destination port does not exist, or there is no other port at all (in its VLAN).
-    NoDestination,
-    /// The sending port's filter refuses it.
-    Filter,
-    /// The sending port, or the destination port, is not in its VLAN.
-    Vlan,
-    /// The sending port exceeds its limit of flooded packets.
-    StormLimit,
-    /// The sending port exceeds its rate limit.
-    RateLimit,
-    /// The switch thread panicked; counted in slots.
-    SwitchFault,
-}
-
-impl DropReason {
-    /// All reasons, in the order of their discriminants.
-    pub const ALL: [DropReason; 10] = [
-        DropReason::Runt,
-        DropReason::InvalidSlot,
-        DropReason::TooManyFragments,
-        DropReason::SamePort,
-        DropReason::NoDestination,
-        DropReason::Filter,
-        DropReason::Vlan,
-        DropReason::StormLimit,
-        DropReason::RateLimit,
-        DropReason::SwitchFault,
-    ];
-
-    /// Returns its key in the daemon's JSON reports, which is part of their documented format.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DropReason::Runt => "short",
-            DropReason::InvalidSlot => "bad",
-            DropReason::TooManyFragments => "long",
-            DropReason::SamePort => "home",
-            DropReason::NoDestination => "nobody",
-            DropReason::Filter => "filter",
-            DropReason::Vlan => "vlan",
-            DropReason::StormLimit => "storm",
-            DropReason::RateLimit => "rate",
-            DropReason::SwitchFault => "fault",
-        }
-    }
 }
 
 /// Cached MAC table lookups of one source, valid while the table's generation does not change.

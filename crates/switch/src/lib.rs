@@ -32,8 +32,8 @@
 //! 6. If a receiver has no room, `backpressure.rs` decides whether the thread waits for it. A packet without room is
 //!    dropped and counted at the receiver. Transmission always completes: the batch's slots go back to the sender.
 //!
-//! Imports follow the same order: `worker` uses `port`, `port` uses `backpressure`, `policy`, `offload` and `forward`,
-//! `forward` uses `fdb`. No module imports one that stands before it in this list.
+//! Imports follow the same order: `worker` uses `port`, `port` uses `backpressure`, `offload` and `forward`,
+//! `forward` uses `policy` and `fdb`, `policy` uses `fdb`. No module imports one that stands before it in this list.
 //!
 //! ## Threads
 //! A thread serves the transmit rings of the ports that the daemon assigned to it and delivers to ports of any thread
@@ -57,7 +57,7 @@
 //!   `backpressure.rs` budgets.
 //!
 //! ## Drop reasons
-//! A packet that reaches no port is counted at the transmit ring that sent it, by [`forward::DropReason`]. A packet
+//! A packet that reaches no port is counted at the transmit ring that sent it, by [`policy::DropReason`]. A packet
 //! without room is counted at the receive ring, a packet that the receiver's own policy refused at the receiving
 //! port.
 

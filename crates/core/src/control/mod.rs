@@ -2,6 +2,20 @@
 //! sides.
 //!
 //! Each request is one type that implements [`ControlRequest`]; the daemon dispatches them from one table.
+//!
+//! ```text
+//! client                          daemon
+//!   LockHolderRequest      -->     a holder ID, which identifies this process in the locks of rings
+//!   NetmapRequest          -->     the same request, answered; for REGISTER also the binding and its descriptors
+//!   UnbindRequest          -->     nothing: the port that REGISTER bound on this connection is released
+//!   AttachRequest          -->     the reply to REGISTER on this connection, with its descriptors, again
+//!   NicRequest             -->     a memfd with the state of an interface, as JSON; see `nic`
+//!   ValeRequest            -->     a memfd with the state of a switch, as JSON; see `vale`
+//!   NodeRequest            -->     a memfd with the state of /dev/netmap, as JSON; see `node`
+//!   KnobRequest            -->     a memfd with the daemon's knobs, as JSON; see `sysctl`
+//!   NextMonitorRequest     -->     the next monitor of a session, and the descriptors of its mirror; see `monitor`
+//!   SnapshotRequest        -->     a memfd with everything that `unetmap ls` shows, as JSON
+//! ```
 
 pub mod binding;
 pub mod client;

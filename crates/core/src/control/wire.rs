@@ -1,20 +1,8 @@
 //! Framing of the control socket: one UNIX seqpacket message each, a fixed head and a payload.
 //!
-//! ```text
-//! client                          daemon
-//!   LockHolderRequest      -->     a holder ID, which identifies this process in the locks of rings
-//!   NetmapRequest          -->     the same request, answered; for REGISTER also the binding and its descriptors
-//!   UnbindRequest          -->     nothing: the port that REGISTER bound on this connection is released
-//!   AttachRequest          -->     the reply to REGISTER on this connection, with its descriptors, again
-//!   NicRequest             -->     a memfd with the state of an interface, as JSON; see `nic`
-//!   ValeRequest            -->     a memfd with the state of a switch, as JSON; see `vale`
-//!   NodeRequest            -->     a memfd with the state of /dev/netmap, as JSON; see `node`
-//!   KnobRequest            -->     a memfd with the daemon's knobs, as JSON; see `sysctl`
-//!   NextMonitorRequest     -->     the next monitor of a session, and the descriptors of its mirror; see `monitor`
-//!   SnapshotRequest        -->     a memfd with everything that `unetmap ls` shows, as JSON
-//! ```
-//! Each request is one type: its number, encoding and decoding are its [`ControlRequest`] implementation. The receiver
-//! validates everything: a head that does not fit its message is an error.
+//! The table of messages stands in [`super`]. Each request is one type: its number, encoding and decoding are its
+//! [`ControlRequest`] implementation. The receiver validates everything: a head that does not fit its message is an
+//! error.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

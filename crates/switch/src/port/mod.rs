@@ -20,8 +20,9 @@ use unetmap_core::sync::mirror::{self, Monitor};
 use unetmap_mem::{BufIdx, ChannelPage, MAC_PAIR_BYTES, Offsets, Region, RingView, SlotHead};
 use unetmap_sys::Doorbell;
 
-use crate::forward::{DropReason, Packet};
+use crate::forward::Packet;
 use crate::policy::ActivePolicy;
+use crate::policy::DropReason;
 
 mod batch;
 mod context;

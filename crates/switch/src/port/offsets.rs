@@ -1,7 +1,7 @@
 //! Packets that begin behind the start of their buffers: the option OFFSETS of a port's rings.
 //!
 //! A sent packet begins where the sender's slot says; a received packet is written where the receiver's slot says,
-//! whatever the sender's said. Such packets are copied one by one.
+//! whatever the sender's is. Such packets are copied one by one.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 

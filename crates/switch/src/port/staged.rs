@@ -8,8 +8,9 @@ use super::batch::Batch;
 use super::context::BatchContext;
 use super::rx_ring::{PortRx, RxState};
 use super::vnet_hdr::{convert_vnet_hdr, gather};
-use crate::forward::{DropReason, Packet};
+use crate::forward::Packet;
 use crate::offload;
+use crate::policy::DropReason;
 use crate::policy::{Direction, PolicySet, TAG_BYTES, TAG_TYPE, VlanMode};
 
 /// Bytes of a frame before its VLAN tag.

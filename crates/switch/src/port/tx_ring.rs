@@ -16,7 +16,8 @@ use super::RingConfig;
 use super::batch::Batch;
 use super::offsets::HeadroomOffsets;
 use crate::backpressure::Backpressure;
-use crate::forward::{DropReason, FlowCache, PacketCutter};
+use crate::forward::{FlowCache, PacketCutter};
+use crate::policy::DropReason;
 
 /// A client's transmit ring, as the switch sees it: the client produces, the switch consumes.
 pub(crate) struct PortTx {

@@ -9,8 +9,9 @@ use super::SwitchPort;
 use super::batch::Batch;
 use super::context::BatchContext;
 use super::rx_ring::PortRx;
-use crate::forward::{DropReason, Packet};
+use crate::forward::Packet;
 use crate::offload::{self, MAX_PACKET, VNET_HDR_LENS};
+use crate::policy::DropReason;
 
 /// Bytes of the longest virtio-net header.
 const MAX_VNET_HDR: usize = VNET_HDR_LENS[1];

@@ -6,7 +6,8 @@ use super::fanout::{self, FanoutLists};
 use super::policed;
 use super::resolve::{mirror, target};
 use crate::backpressure::Backpressure;
-use crate::forward::{Cut, DestinationLists, DropReason, Packet, Target};
+use crate::forward::{Cut, DestinationLists, Packet, Target};
+use crate::policy::DropReason;
 use crate::port::{BatchContext, PortTx, SwitchPort, TxState};
 use crate::tuning::{HEADER_PREFETCH_SLOTS, MIN_RUN_PACKETS};
 

@@ -9,8 +9,9 @@ use unetmap_mem::{RUN_BREAK_FLAGS, SlotHead, Span};
 
 use super::config::SwitchConfig;
 use super::resolve::target;
+use crate::fdb::ETHERNET_HEADER;
 use crate::fdb::Mac;
-use crate::forward::{ETHERNET_HEADER, Packet, Target};
+use crate::forward::{Packet, Target};
 use crate::port::{BatchContext, TxState};
 use crate::tuning::{BATCH_SLOTS, HEADER_PREFETCH_SLOTS};
 

@@ -8,7 +8,9 @@ use std::cell::RefCell;
 
 use super::config::SwitchConfig;
 use super::resolve::mirror;
-use crate::forward::{Cut, DestinationLists, DropReason, ETHERNET_HEADER, FlowCache, Packet, Target, decide};
+use crate::fdb::ETHERNET_HEADER;
+use crate::forward::{Cut, DestinationLists, FlowCache, Packet, Target, decide};
+use crate::policy::DropReason;
 use crate::policy::{Direction, PolicyCheck, Tag};
 use crate::port::staged::{StagedPacket, StagingArea, remove_tag};
 use crate::port::{BatchContext, TxState};

@@ -3,7 +3,8 @@
 use unetmap_mem::Span;
 
 use super::config::SwitchConfig;
-use crate::forward::{DropReason, FlowCache, Packet, Target, decide};
+use crate::forward::{FlowCache, Packet, Target, decide};
+use crate::policy::DropReason;
 use crate::port::BatchContext;
 
 /// Mirrors the first `n` slots of a batch to the monitors of its ring.

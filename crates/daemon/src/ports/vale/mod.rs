@@ -22,14 +22,14 @@ use unetmap_core::control::vale::ThreadConfig;
 use unetmap_core::errno::{EACCES, EBUSY, EINVAL, EIO, ENOENT, ENOMEM};
 use unetmap_mem::{BufIdx, ChannelPage};
 use unetmap_switch::fdb::{MAX_PORTS, MacTable};
-use unetmap_switch::forward::DropReason;
 use unetmap_switch::policy::ActivePolicy;
+use unetmap_switch::policy::DropReason;
 use unetmap_switch::port::{RingConfig, SwitchPort};
 use unetmap_switch::worker::SwitchConfig;
 use unetmap_sys::{Doorbell, link};
 
 use super::snapshot::PortSnapshot;
-use super::{Daemon, Description, EndpointKey, MAX_EXTRA, Port, PortKey, Registry, nic};
+use super::{Daemon, Description, EndpointKey, Port, PortKey, Registry, nic};
 use crate::caller::Caller;
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, shared_page};
 use crate::refusal::{Refusal, refuse};
@@ -41,6 +41,7 @@ use attached::{AttachedInterface, AttachedState};
 use settings::SwitchSettings;
 use workers::{PortLoad, Workers, balance};
 
+use crate::tuning::region::MAX_EXTRA;
 pub(crate) use requests::{SwitchSnapshot, answer_request, switch_snapshots};
 pub(crate) use settings::age_tables;
 pub(crate) use workers::{WorkerSnapshot, worker_snapshots};
