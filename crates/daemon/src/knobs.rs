@@ -18,6 +18,7 @@ use unetmap_sys::process;
 use crate::policy;
 use crate::refusal::{Refusal, refuse};
 use crate::region::Sizes;
+use crate::tuning::region::INTERFACES_BUFS;
 
 /// The configuration file of root's daemon, unless the command line names another.
 pub(crate) const DEFAULT_PATH: &str = "/etc/unetmap/unetmapd.toml";
@@ -92,13 +93,11 @@ const YES_NO: RangeInclusive<u64> = 0..=1;
 
 /// The sizes of private regions. Those of interfaces have fewer buffers, as all of them are locked in memory.
 const REGION: Sizes = Sizes::DEFAULT;
-/// Buffers that interfaces share: 64 MiB in buffers of 2 KiB.
-const INTERFACES_BUFS: u32 = 32_768;
 
 static KNOBS: [Knob; 37] = [
-    knob("verbose", 0, ANY, Applies::Now, "log: 0 as --log says, 1 also what is served and refused, above that all"),
+    knob("verbose", 0, ANY, Applies::Now, "log: 0 as --log says, 1 also served and refused requests, above that all"),
     knob("admode", 0, 0..=2, Applies::Open, "interfaces: 0 in the driver, else before the stack, 1 and 2 only so"),
-    knob("fwd", 0, YES_NO, Applies::Open, "interfaces: what programs give back goes on, as with NS_FORWARD"),
+    knob("fwd", 0, YES_NO, Applies::Open, "interfaces: forward released packets, as with NS_FORWARD"),
     knob("no_timestamp", 0, YES_NO, Applies::Open, "1: ring->ts only of rings with NR_TIMESTAMP"),
     size("if_num", REGION.ifs.0, &Geometry::IF_COUNT, "interfaces: sessions"),
     size("if_size", REGION.ifs.1, &Geometry::IF_SIZE, "interfaces: bytes of a session's description"),
@@ -112,25 +111,30 @@ static KNOBS: [Knob; 37] = [
     size("priv_ring_size", REGION.rings.1, &Geometry::RING_SIZE, "other regions: bytes of a ring, and more for longer"),
     size("priv_buf_num", REGION.bufs.0, &Geometry::BUF_COUNT, "other regions: buffers, and more if a port needs them"),
     size("priv_buf_size", REGION.bufs.1, &Geometry::BUF_SIZE, "other regions: bytes of a buffer"),
-    current("if_curr_num", "of the region of interfaces that is there now"),
+    current("if_curr_num", "of the region of interfaces that exists now"),
     current("if_curr_size", "the same"),
     current("ring_curr_num", "the same"),
     current("ring_curr_size", "the same"),
     current("buf_curr_num", "the same"),
     current("buf_curr_size", "the same"),
-    knob("max_bridges", 65_536, ANY, Applies::ReadOnly, "switches of all users; no array of them is made beforehand"),
+    knob("max_bridges", 65_536, ANY, Applies::ReadOnly, "switches of all users; allocated when they are created"),
     knob("sink_delay_ns", 0, ANY, Applies::ReadOnly, "there is no test sink; a NULL port is one"),
     knob("sink_num", 0, ANY, Applies::ReadOnly, "there is no test sink; a NULL port is one"),
-    foreign("bridge_batch", 1024, 1..=1024, "a switch moves up to 512 slots in one go, as many as are there"),
-    foreign("debug", 0, ANY, "of the original's debug builds; verbose tells all that there is"),
-    foreign("default_pipes", 0, ANY, "pipes take their rings when they are opened, in the original too"),
+    foreign("bridge_batch", 1024, 1..=1024, "a switch moves up to 512 slots at once, as many as are available"),
+    foreign("debug", 0, ANY, "debug builds of the original only; verbose logs everything here"),
+    foreign("default_pipes", 0, ANY, "pipes allocate their rings when opened, as in the original"),
     foreign("generic_mit", 100_000, ANY, "no timer delays interrupts: ethtool -C is the driver's own"),
     foreign("generic_ringsize", 1024, 2..=4096, "emulated interfaces have the slots that the request asks for"),
     foreign("generic_rings", 1, 1..=64, "emulated interfaces have their real queues (ethtool -L)"),
-    foreign("generic_hwcsum", 0, YES_NO, "no sum is computed for what a port sends"),
+    foreign("generic_hwcsum", 0, YES_NO, "no checksum is computed for sent packets"),
     foreign("generic_txqdisc", 1, YES_NO, "packets never enter a queueing discipline"),
-    foreign("no_pendintr", 1, YES_NO, "each sync looks at the rings as they are"),
-    foreign("txsync_retry", 2, ANY, "a switch waits for a full receiver once a batch, if somebody can run meanwhile"),
+    foreign("no_pendintr", 1, YES_NO, "each sync reads the rings' current positions"),
+    foreign(
+        "txsync_retry",
+        2,
+        ANY,
+        "a switch waits for a full receiver once a batch, if another thread can run meanwhile",
+    ),
     foreign("ptnet_vnet_hdr", 1, YES_NO, "there are no ptnet devices"),
     foreign("ptnet_gso", 1, YES_NO, "there are no ptnet devices"),
 ];

@@ -157,8 +157,8 @@ impl Nodes {
                 Job::UserArena(uid, reply) => {
                     let _ = reply.send(daemon.registry.regions.arena(uid).map_err(|refusal| refusal.errno));
                 }
-                Job::Request(asked, reply) => {
-                    let outcome = self.answer(daemon, *asked);
+                Job::Request(port_request, reply) => {
+                    let outcome = self.answer(daemon, *port_request);
                     let session = outcome.session;
                     let board = session.map(|session| monitor::list_for_session(daemon, session)).unwrap_or_default();
                     if let (Err(_), Some(session)) = (reply.send((outcome, board)), session) {
@@ -178,8 +178,8 @@ impl Nodes {
     }
 
     /// Answers a request, and refuses ports that the node cannot map.
-    fn answer(&self, daemon: &mut Daemon, asked: PortRequest) -> Outcome {
-        let PortRequest { request, caller, session, arena } = asked;
+    fn answer(&self, daemon: &mut Daemon, port_request: PortRequest) -> Outcome {
+        let PortRequest { request, caller, session, arena } = port_request;
         let mut outcome = (self.answer)(daemon, request, &caller, session);
         if let Some(session) = outcome.session
             && !daemon.is_in_arena(session, &arena)

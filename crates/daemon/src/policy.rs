@@ -14,6 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use crate::tuning::policy::{MAX_BYTES, SETTLED};
 use serde::Deserialize;
 use serde::de::{Deserializer, Visitor};
 use toml::Spanned;
@@ -26,10 +27,6 @@ pub(crate) const DEFAULT_PATH: &str = "/etc/unetmap/policy.toml";
 const GROUP: &str = "netmap";
 /// Bytes of the longest name of an interface: IFNAMSIZ less its NUL.
 const MAX_NAME: usize = 15;
-/// Bytes of the longest file that is read.
-const MAX_BYTES: u64 = 1 << 20;
-/// A file that changed less than this ago, in whole seconds, may change again without its times showing it.
-const SETTLED: Duration = Duration::from_secs(2);
 /// The daemon's own namespace. All namespaces are on one device.
 const OWN_NETNS: &str = "/proc/self/ns/net";
 /// What names of accounts mean may change with these.
@@ -444,25 +441,25 @@ fn defaults(accounts: &impl Accounts) -> Vec<Rule> {
 
 /// Returns the bytes of a file, a `what`, that only its trusted owner can write; none if there is no file.
 pub(crate) fn read(path: &Path, us: u32, what: &str) -> Result<Vec<u8>, String> {
-    let told = |cannot: &str, e: io::Error| {
+    let reported = |cannot: &str, e: io::Error| {
         format!("the {what}{cannot}: {e}; make it a file that the daemon can read, or remove it")
     };
     let link = match fs::symlink_metadata(path) {
         Ok(link) => link,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(told(" cannot be found", e)),
+        Err(e) => return Err(reported(" cannot be found", e)),
     };
     // Opening another kind of file may wait, or do something.
-    let kind = fs::metadata(path).map_err(|e| told(" cannot be found", e))?;
+    let kind = fs::metadata(path).map_err(|e| reported(" cannot be found", e))?;
     if !kind.is_file() {
         return Err(format!("the {what} is not an ordinary file; replace it by one, or remove it"));
     }
-    let file = File::open(path).map_err(|e| told(" cannot be opened", e))?;
-    let found = file.metadata().map_err(|e| told(" cannot be looked at", e))?;
+    let file = File::open(path).map_err(|e| reported(" cannot be opened", e))?;
+    let found = file.metadata().map_err(|e| reported(" cannot be looked at", e))?;
     let folder = path.parent().map_or_else(|| fs::metadata("/"), fs::metadata);
-    trusted(&folder.map_err(|e| told("'s folder cannot be looked at", e))?, &link, &found, us, what)?;
+    trusted(&folder.map_err(|e| reported("'s folder cannot be looked at", e))?, &link, &found, us, what)?;
     let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| told(" cannot be read", e))?;
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| reported(" cannot be read", e))?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(format!("the {what} is longer than 1 MiB; shorten it"));
     }

@@ -10,6 +10,7 @@ use unetmap_mem::{
 
 use crate::refusal::{Refusal, refuse};
 use crate::shape::EndpointShape;
+use crate::tuning::region::FOUR_PIPES_RINGS;
 use crate::user_arena::{Extent, UserArena};
 
 /// The pools of a region, each as (objects, bytes of one object): `netmap_if` objects, rings and buffers. The names are
@@ -82,8 +83,6 @@ impl Sizes {
 
 /// Bytes.
 const CACHE_LINE: u32 = 64;
-/// Rings of four pipes.
-const FOUR_PIPES_RINGS: u32 = 16;
 
 /// The user number of regions and interfaces that belong to the daemon itself. No user has this number.
 pub(crate) const DAEMON_UID: u32 = u32::MAX;

@@ -41,6 +41,29 @@ pub(crate) mod nic {
     const _: () = assert!(KEEPALIVE_TIMEOUT.as_millis() > KEEPALIVE_INTERVAL.as_millis());
 }
 
+/// The access policy.
+pub(crate) mod policy {
+    use std::time::Duration;
+
+    /// Bytes of the longest file that is read.
+    pub(crate) const MAX_BYTES: u64 = 1 << 20;
+    /// A file that changed less than this ago, in whole seconds, may change again without its times showing it.
+    pub(crate) const SETTLED: Duration = Duration::from_secs(2);
+}
+
+/// Regions.
+pub(crate) mod region {
+    /// Buffers that interfaces share: 64 MiB in buffers of 2 KiB.
+    pub(crate) const INTERFACES_BUFS: u32 = 32_768;
+    /// Rings of four pipes.
+    pub(crate) const FOUR_PIPES_RINGS: u32 = 16;
+    /// Most extra buffers of a session. The daemon links them into a list, which touches a page for every two buffers:
+    /// the bound keeps that to milliseconds, and the memory small.
+    pub(crate) const MAX_EXTRA: u32 = 16384;
+    /// Alignment of regions, in bytes: that of a huge page.
+    pub(crate) const ALIGN: u64 = 2 << 20;
+}
+
 /// The control socket.
 pub(crate) mod server {
     /// Most connections of a user other than the daemon's: a session and a lock holder each, so about as many ports.

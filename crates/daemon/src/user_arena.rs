@@ -12,12 +12,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::tuning::region::ALIGN;
 use unetmap_sys::{fuse, memfd};
 
 /// Bytes of the file. Pages that were never written take no memory.
 const BYTES: u64 = fuse::FILE_BYTES;
-/// Alignment of regions, in bytes: that of a huge page.
-const ALIGN: u64 = 2 << 20;
 
 /// The file, and which parts of it are allocated.
 pub(crate) struct UserArena {

@@ -165,7 +165,7 @@ fn pipes_are_given_apart() {
     );
     let staff = |uid| who(uid, &[STAFF]);
     assert!(p.pipes(&staff(ALICE)) && !p.pipes(&staff(BOB)) && !p.pipes(&user(ALICE)) && !p.pipes(&user(7)));
-    assert_eq!(p.nic(&staff(BOB), "eth0"), DIRECT, "what is said about pipes says nothing about interfaces");
+    assert_eq!(p.nic(&staff(BOB), "eth0"), DIRECT, "rules about pipes do not apply to interfaces");
     assert!(p.admits_anything(&staff(BOB)) && p.admits_anything(&staff(ALICE)));
     let only = policy("[[rule]]\npipes = true\nusers = ['alice']");
     assert!(only.pipes(&user(ALICE)) && only.admits_anything(&user(ALICE)));
@@ -301,7 +301,7 @@ fn mistakes_are_told_with_their_line() {
         assert!(wrong.why.contains(part) && !wrong.why.contains('\n'), "{text}\n{}", wrong.why);
         assert_eq!(at, line, "{text}\n{}", wrong.why);
     }
-    // A name that C's library cannot be asked for.
+    // A name that cannot be passed to the C library.
     let text = "[[rule]]\nports = ['a']\nusers = [\"a\\u0000b\"]";
     assert!(parse(text, &SystemAccounts).unwrap_err().why.contains("there is no user"));
     assert!(policy("[[rule]]\nports = ['*abcdefghijklmno*']\nusers = [4294967294]").nic(&ROOT, "eth0").is_some());
@@ -435,7 +435,7 @@ fn an_unchanged_file_is_read_once() {
     assert!(is_settled(&fresh, now + SETTLED + Duration::from_secs(1)));
     assert!(!is_settled(&fresh, now - Duration::from_secs(100)), "a clock that was set back proves nothing");
     assert!(is_settled(&[None, None], now));
-    // As after the time that it takes to settle; and what is kept is told from what is read by changing it.
+    // As after the time that it takes to settle; changing the file shows whether the stored or the read one is used.
     file.current().unwrap();
     assert!(file.seen.is_none(), "just written, so it is read again");
     file.seen = Some(fresh);
@@ -515,7 +515,7 @@ proptest! {
     }
 }
 
-/// The meaning of a pattern, as plainly as it can be said.
+/// The meaning of a pattern, in its simplest form.
 fn slow_fit(pattern: &[u8], name: &[u8]) -> bool {
     match (pattern.split_first(), name.split_first()) {
         (None, _) => name.is_empty(),

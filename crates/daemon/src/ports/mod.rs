@@ -47,7 +47,7 @@ use pipe::{PipeKey, endpoint_index};
 use snapshot::PortSnapshot;
 use vale::{ValeKey, ValeState};
 
-pub(crate) use sessions::{MAX_EXTRA, Options, Registered};
+pub(crate) use sessions::{Options, Registered};
 
 pub(crate) type Registry = registry::Registry<PortKey, dyn Port>;
 pub(crate) type Session = registry::Session<PortKey>;

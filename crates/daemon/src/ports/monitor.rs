@@ -21,13 +21,14 @@ use unetmap_mem::{ChannelPage, Slots};
 
 use super::snapshot::PortSnapshot;
 use super::vale::ValePort;
-use super::{Daemon, Description, EndpointKey, MAX_EXTRA, Port, PortKey, Session};
+use super::{Daemon, Description, EndpointKey, Port, PortKey, Session};
 use crate::caller::Caller;
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, shared_page};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, RegionRecord, Scope, Sizes};
 use crate::registry::{BufferRepair, PortRecord};
 use crate::shape::EndpointShape;
+use crate::tuning::region::MAX_EXTRA;
 
 /// Monitors of one port. Each makes the port's syncs longer.
 const MAX_MONITORS: usize = 16;

@@ -15,11 +15,8 @@ use crate::caller::Caller;
 use crate::endpoint::RingSelection;
 use crate::offsets::OffsetLayout;
 use crate::refusal::{Refusal, refuse};
+use crate::tuning::region::MAX_EXTRA;
 use crate::user_arena::UserArena;
-
-/// Most extra buffers of a session. The daemon links them into a list, which touches a page for every two buffers: the
-/// bound keeps that to milliseconds, and the memory small.
-pub(crate) const MAX_EXTRA: u32 = 16384;
 
 /// The answer to REGISTER.
 pub(crate) struct Registered {
