@@ -423,8 +423,8 @@ fn a_veth_pair_is_created_and_deleted() {
             assert_eq!(channels(name).unwrap(), Channels { rx: 3, tx: 3 });
         }
         disable_tx_checksum_offload("um0").unwrap();
-        if let Ok(said) = output(Command::new("ethtool").args(["-k", "um0"])) {
-            assert!(String::from_utf8_lossy(&said.stdout).contains("tx-checksumming: off"));
+        if let Ok(printed) = output(Command::new("ethtool").args(["-k", "um0"])) {
+            assert!(String::from_utf8_lossy(&printed.stdout).contains("tx-checksumming: off"));
         }
         assert_eq!(disable_tx_checksum_offload("um7").unwrap_err().raw_os_error(), Some(libc::ENODEV));
         delete(named("um1").index).unwrap();
