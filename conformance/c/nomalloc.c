@@ -30,11 +30,11 @@ static volatile int forbidden;
 static void *
 block(size_t bytes)
 {
-	static const char said[] = "allocated inside a call on a netmap file\n";
+	static const char message[] = "allocated inside a call on a netmap file\n";
 	size_t at;
 
 	if (forbidden) {
-		syscall(SYS_write, 2, said, sizeof(said) - 1);
+		syscall(SYS_write, 2, message, sizeof(message) - 1);
 		abort();
 	}
 	/* The block's size is stored before it. */

@@ -114,10 +114,10 @@ fn bytes(n: usize, seed: u64) -> Vec<u8> {
 
 /// Sends a stream and checks that all its bytes arrive and that the reply comes back.
 pub fn stream(from: &Ns, to: &Ns, address: &str) -> Result<(), String> {
-    let said = |e: std::io::Error| e.to_string();
+    let to_text = |e: std::io::Error| e.to_string();
     let address: IpAddr = address.parse().map_err(|e| format!("{e}"))?;
-    let listener = to.run(|| TcpListener::bind(SocketAddr::new(address, 0)))?.map_err(said)?;
-    let at = listener.local_addr().map_err(said)?;
+    let listener = to.run(|| TcpListener::bind(SocketAddr::new(address, 0)))?.map_err(to_text)?;
+    let at = listener.local_addr().map_err(to_text)?;
     let sent = bytes(STREAM, 7);
     std::thread::scope(|scope| {
         let receiver = scope.spawn(|| {
@@ -135,32 +135,32 @@ pub fn stream(from: &Ns, to: &Ns, address: &str) -> Result<(), String> {
             connection.write_all(&sent)?;
             connection.read_exact(&mut [0; 3])
         };
-        let exchanged = from.run(exchange)?.map_err(said);
+        let exchanged = from.run(exchange)?.map_err(to_text);
         if exchanged.is_err() {
             // Releases the listener if no connection was made.
             let _ = to.run(|| TcpStream::connect(at));
         }
         let got = receiver.join().map_err(|_| "the receiver panicked")?;
         exchanged?;
-        if got.map_err(said)? == sent { Ok(()) } else { Err("other bytes arrived".into()) }
+        if got.map_err(to_text)? == sent { Ok(()) } else { Err("other bytes arrived".into()) }
     })
 }
 
 /// Sends datagrams of many lengths in both directions, one at a time; those above the MTU are fragmented.
 pub fn udp(net: &Net) -> Result<(), String> {
-    let said = |e: std::io::Error| e.to_string();
+    let to_text = |e: std::io::Error| e.to_string();
     let socket = |ns: &Ns, address: &str| {
-        let socket = ns.run(|| UdpSocket::bind((address, 0)))?.map_err(said)?;
-        socket.set_read_timeout(Some(EXCHANGE_LIMIT)).map_err(said)?;
+        let socket = ns.run(|| UdpSocket::bind((address, 0)))?.map_err(to_text)?;
+        socket.set_read_timeout(Some(EXCHANGE_LIMIT)).map_err(to_text)?;
         Ok::<_, String>(socket)
     };
     let (near, far) = (socket(&net.near, V4[0])?, socket(&net.far, V4[1])?);
-    let (near_at, far_at) = (near.local_addr().map_err(said)?, far.local_addr().map_err(said)?);
+    let (near_at, far_at) = (near.local_addr().map_err(to_text)?, far.local_addr().map_err(to_text)?);
     let mut got = vec![0; 1 << 16];
     for (i, len) in [0, 1, 17, 18, 500, 1471, 1472, 1473, 5000, 20_000].into_iter().enumerate() {
         let sent = bytes(len, i as u64);
         for (from, to, at) in [(&near, &far, far_at), (&far, &near, near_at)] {
-            from.send_to(&sent, at).map_err(said)?;
+            from.send_to(&sent, at).map_err(to_text)?;
             let n = to.recv(&mut got).map_err(|e| format!("a datagram of {len} bytes: {e}"))?;
             if got[..n] != sent {
                 return Err(format!("other bytes than the {len} that were sent"));
@@ -205,9 +205,9 @@ fn tagged(from: (&Ns, &str), to: (&Ns, &str)) -> Result<(), String> {
     let mut watcher = to.0.command(helper("tag_receiver"));
     let mut watcher = Guard::spawn(watcher.arg(to.1).stdout(Stdio::piped()));
     let lines = BufReader::new(watcher.0.stdout.take().ok_or("no output")?).lines();
-    let (told, tells) = mpsc::channel();
-    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| told.send(line)));
-    let next = || tells.recv_timeout(EXCHANGE_LIMIT).map_err(|_| "the frame did not arrive".to_string());
+    let (line_sender, line_receiver) = mpsc::channel();
+    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| line_sender.send(line)));
+    let next = || line_receiver.recv_timeout(EXCHANGE_LIMIT).map_err(|_| "the frame did not arrive".to_string());
     while next()? != "ready" {}
     for (i, tags) in TAGS.into_iter().enumerate() {
         let mut frame = frame(100 + i, i as u64);

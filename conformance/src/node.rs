@@ -163,8 +163,8 @@ impl Drop for Stopped {
 /// Runs `unetmap node` for the test's daemon; returns whether it succeeded, and its output.
 pub fn unetmap_node(home: &Home, args: &[&str]) -> (bool, String) {
     let output = node_command(home, args).output().expect("unetmap starts");
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+    let printed = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&printed).into_owned())
 }
 
 fn node_command(home: &Home, args: &[&str]) -> Command {

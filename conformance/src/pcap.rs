@@ -200,7 +200,7 @@ impl Drop for Tool {
 pub struct InteractiveProgram {
     child: Child,
     lines: BufReader<std::process::ChildStdout>,
-    said: String,
+    printed: String,
 }
 
 impl InteractiveProgram {
@@ -209,7 +209,7 @@ impl InteractiveProgram {
     pub fn start(command: &mut Command) -> InteractiveProgram {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
         let lines = BufReader::new(child.stdout.take().expect("a pipe"));
-        InteractiveProgram { child, lines, said: String::new() }
+        InteractiveProgram { child, lines, printed: String::new() }
     }
 
     /// Reads until a line that is `line`.
@@ -221,10 +221,10 @@ impl InteractiveProgram {
     /// Reads a line.
     #[track_caller]
     pub fn line(&mut self) -> String {
-        let before = self.said.len();
-        let n = self.lines.read_line(&mut self.said).expect("text");
-        assert!(n > 0, "it ended too early:\n{}", self.said);
-        self.said[before..].trim_end().to_owned()
+        let before = self.printed.len();
+        let n = self.lines.read_line(&mut self.printed).expect("text");
+        assert!(n > 0, "it ended too early:\n{}", self.printed);
+        self.printed[before..].trim_end().to_owned()
     }
 
     /// Writes a line to it.
@@ -243,10 +243,10 @@ impl InteractiveProgram {
     /// Returns its whole output; panics unless it exits with 0.
     #[track_caller]
     pub fn end(mut self) -> String {
-        self.lines.read_to_string(&mut self.said).expect("text");
+        self.lines.read_to_string(&mut self.printed).expect("text");
         let status = self.child.wait().expect("our child");
-        assert!(status.success(), "{status}:\n{}", self.said);
-        self.said
+        assert!(status.success(), "{status}:\n{}", self.printed);
+        self.printed
     }
 }
 

@@ -172,13 +172,13 @@ pub fn iperf3(from: &Ns, to: &Ns, address: &str) {
     let mut command = to.command("iperf3");
     command.args(["-s", "-1", "-B", address]).stdout(Stdio::null()).stderr(Stdio::null());
     let Ok(mut server) = command.spawn() else { return summary("iperf3 skipped: it is not installed") };
-    let mut said = String::new();
+    let mut printed = String::new();
     until("it listens, and measures", || {
         let client = from.tool("timeout", &["60", "iperf3", "-c", address, "-t", "2", "-f", "m"]);
-        client.map(|text| said = text).is_ok()
+        client.map(|text| printed = text).is_ok()
     });
     server.wait().expect("our child");
     let line =
-        said.lines().find(|line| line.contains("receiver")).unwrap_or_else(|| panic!("nothing received: {said}"));
+        printed.lines().find(|line| line.contains("receiver")).unwrap_or_else(|| panic!("nothing received: {printed}"));
     summary(&format!("iperf3: {line}"));
 }

@@ -326,8 +326,8 @@ fn output(command: &mut Command) -> Result<String, String> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-    Err(format!("{what}: {} ({said})", output.status))
+    let printed = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    Err(format!("{what}: {} ({printed})", output.status))
 }
 
 /// Removes namespaces of processes that have exited.

@@ -113,8 +113,8 @@ impl ControlConnection {
 
     /// Requests the next monitor of a session; returns the errno, the monitor, and the descriptors of its mirror rings.
     #[track_caller]
-    pub fn next_monitor(&self, asked: &NextMonitorRequest) -> (i32, Option<MonitorReply>, Vec<OwnedFd>) {
-        self.send(&wire::encode(NextMonitorRequest::KIND, 0, 0, 0, asked.as_bytes())).expect("a daemon that listens");
+    pub fn next_monitor(&self, request: &NextMonitorRequest) -> (i32, Option<MonitorReply>, Vec<OwnedFd>) {
+        self.send(&wire::encode(NextMonitorRequest::KIND, 0, 0, 0, request.as_bytes())).expect("a daemon that listens");
         let reply = self.receive().expect("an answer");
         (reply.errno, MonitorReply::decode(&reply.payload).filter(|_| reply.errno == 0), reply.fds)
     }

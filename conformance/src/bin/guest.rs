@@ -80,14 +80,15 @@ fn run(spec: &str, name: &str, header: u32) -> Outcome<()> {
 fn tap(name: &str, header: u32) -> io::Result<(File, libc::c_ulong)> {
     let file = File::options().read(true).write(true).open("/dev/net/tun")?;
     // SAFETY: all bytes of this plain structure may be 0.
-    let mut wish: libc::ifreq = unsafe { std::mem::zeroed() };
-    wish.ifr_name.iter_mut().zip(name.bytes()).for_each(|(to, byte)| *to = byte as libc::c_char);
-    wish.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
+    let mut ifreq: libc::ifreq = unsafe { std::mem::zeroed() };
+    ifreq.ifr_name.iter_mut().zip(name.bytes()).for_each(|(to, byte)| *to = byte as libc::c_char);
+    ifreq.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
     let fd = file.as_raw_fd();
     // SAFETY: the file is open; the pointers are to a whole `ifreq` and a whole int, as these requests need, and
     // outlive the calls.
-    let made =
-        unsafe { libc::ioctl(fd, SET_NAME, &raw mut wish) == 0 && libc::ioctl(fd, SET_HEADER, &raw const header) == 0 };
+    let made = unsafe {
+        libc::ioctl(fd, SET_NAME, &raw mut ifreq) == 0 && libc::ioctl(fd, SET_HEADER, &raw const header) == 0
+    };
     // SAFETY: plain calls that take a number.
     let offloads = OFFLOADS.into_iter().find(|bits| made && unsafe { libc::ioctl(fd, SET_OFFLOADS, *bits) } == 0);
     offloads.map(|offloads| (file, offloads)).ok_or_else(io::Error::last_os_error)

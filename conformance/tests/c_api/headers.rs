@@ -18,8 +18,8 @@ fn root() -> PathBuf {
 #[track_caller]
 fn tool(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    let (text, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{command:?}: {said}");
+    let (text, printed) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {printed}");
     text.into_owned()
 }
 
@@ -99,8 +99,8 @@ fn rules_hold_when_compiled_with_generated_headers() {
         let rules = root().join("conformance/rules");
         for name in ["0-memory.c", "1.1-control.c", "1.4-legacy.c"] {
             let sources = [name, "rules.c", "port.c"].map(|file| rules.join(file));
-            let said = start(&compile(home, name, &include, &sources, &[]), &["preload"]).output();
-            assert!(said.lines().count() > 20 && said.lines().all(|line| line.ends_with(" ok")), "{said}");
+            let printed = start(&compile(home, name, &include, &sources, &[]), &["preload"]).output();
+            assert!(printed.lines().count() > 20 && printed.lines().all(|line| line.ends_with(" ok")), "{printed}");
         }
     });
 }

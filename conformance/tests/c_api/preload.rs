@@ -98,8 +98,8 @@ fn hooks_allocate_nothing_by_the_programs_allocator() {
         }
         let mut caught = Command::new(program("unetmap"));
         let caught = caught.arg("run").arg("--").arg(&nomalloc).arg("forbidden").output().expect("unetmap");
-        let said = String::from_utf8_lossy(&caught.stderr);
-        assert!(!caught.status.success() && said.contains("allocated inside a call"), "{said}");
+        let printed = String::from_utf8_lossy(&caught.stderr);
+        assert!(!caught.status.success() && printed.contains("allocated inside a call"), "{printed}");
     });
 }
 
@@ -136,16 +136,16 @@ fn programs_that_cannot_load_the_library_are_reported() {
     isolated(|home| {
         assert_eq!(said_of(&compile(home, "hooks", &[])), "");
         for how in ["-static", "-static-pie"] {
-            let said = said_of(&compile(home, "hooks", &[how]));
-            assert!(said.contains("statically linked") && said.contains("`unetmap node on`"), "{how}: {said}");
+            let printed = said_of(&compile(home, "hooks", &[how]));
+            assert!(printed.contains("statically linked") && printed.contains("`unetmap node on`"), "{how}: {printed}");
         }
         let setuid = compile(home, "hooks", &[]);
         if chown(&setuid, Some(NOBODY), None).is_err() {
             return summary("setuid skipped: only root can give a file away");
         }
         std::fs::set_permissions(&setuid, Permissions::from_mode(0o4755)).expect("our file");
-        let said = said_of(&setuid);
-        assert!(said.contains("setuid") && said.contains("`unetmap node on`"), "{said}");
+        let printed = said_of(&setuid);
+        assert!(printed.contains("setuid") && printed.contains("`unetmap node on`"), "{printed}");
     });
 }
 
@@ -188,9 +188,9 @@ fn every_hook_returns_soon_after_the_daemon_is_killed() {
         assert_eq!(waiting.read_line(), "ready");
         kill_process(home.daemon(), Signal::KILL).expect("our daemon");
         waiting.write_line("go");
-        let said = waiting.output();
-        assert!(said.starts_with("the longest call took "), "{said}");
-        summary(said.trim_end());
+        let printed = waiting.output();
+        assert!(printed.starts_with("the longest call took "), "{printed}");
+        summary(printed.trim_end());
     });
 }
 
@@ -203,13 +203,13 @@ fn ten_thousand_opens_and_closes_leak_nothing() {
         start(&faults, &["cycles", "500"]).output();
         until("the first ones are closed", || home.snapshot().sessions.len() == 1);
         let before = (home.snapshot().region("g").buffers, home.daemon_fds(), home.daemon_kib("VmRSS"));
-        let said = start(&faults, &["cycles", "10000"]).output_within(CYCLES_LIMIT);
-        assert!(said.starts_with("10000 cycles"), "{said}");
+        let printed = start(&faults, &["cycles", "10000"]).output_within(CYCLES_LIMIT);
+        assert!(printed.starts_with("10000 cycles"), "{printed}");
         until("all are closed", || home.snapshot().sessions.len() == 1);
         assert_eq!((home.snapshot().region("g").buffers, home.daemon_fds()), (before.0, before.1));
         let grown = home.daemon_kib("VmRSS").saturating_sub(before.2);
         assert!(grown < 2048, "the daemon grew by {grown} KiB");
-        summary(&format!("{}; the daemon: +{grown} KiB", said.trim_end()));
+        summary(&format!("{}; the daemon: +{grown} KiB", printed.trim_end()));
         drop(holder);
     });
 }

@@ -35,7 +35,7 @@ fn end(mut scrubber: Guard) -> String {
 
 /// The number after `what`.
 #[track_caller]
-fn told(text: &str, what: &str) -> u64 {
+fn number_after(text: &str, what: &str) -> u64 {
     let after = text.split(what).nth(1).unwrap_or_else(|| panic!("no `{what}` in {text}"));
     let digits: String = after.trim_start().chars().take_while(char::is_ascii_digit).collect();
     digits.parse().expect("a number")
@@ -71,7 +71,7 @@ fn cleans(home: &Home, which: usize) {
         stream(&net.near, &net.far, V4[1]).expect("a stream outwards");
     }
     let text = end(scrubber);
-    assert!(["malformed", "bogon", "rate"].iter().all(|filter| told(&text, filter) == 0), "{text}");
+    assert!(["malformed", "bogon", "rate"].iter().all(|filter| number_after(&text, filter) == 0), "{text}");
     let scrubber = start(&net, attachment.queues, 100);
     // The host's service keeps working during the attack.
     let service = net.near.run(|| UdpSocket::bind("10.9.0.1:7")).expect("a namespace").expect("a socket");
@@ -103,7 +103,7 @@ fn cleans(home: &Home, which: usize) {
     ping(&net).expect("echoes");
     let text = end(scrubber);
     for filter in ["malformed", "rate", "syn", "bogon"] {
-        assert!(told(&text, filter) >= 100, "{text}");
+        assert!(number_after(&text, filter) >= 100, "{text}");
     }
     until("the host has its interface again", || net.pings());
     until_clean(&net);

@@ -288,8 +288,8 @@ fn removing_the_companion_ends_only_the_host_rings() {
             let sleeper = scope.spawn(|| host.poll(Interest::RX, None));
             std::thread::sleep(Duration::from_millis(100));
             net.near.ip(&["link", "del", &name]).expect("an interface");
-            let told = sleeper.join().expect("no panic").expect_err("a port on nothing");
-            assert!(told.errno() == 6, "{told}");
+            let reported = sleeper.join().expect("no panic").expect_err("a port on nothing");
+            assert!(reported.errno() == 6, "{reported}");
         });
         // The interface's own rings go on.
         let tap = net.tap();
@@ -330,8 +330,8 @@ fn the_host_answers_frames_that_a_filter_leaves_to_it() {
         let unetmap = || net.near.command(conformance::program("unetmap"));
         let set = unetmap().args(["nic", "va", "filter", "udp port 7777"]).output().expect("unetmap runs");
         if !set.status.success() {
-            let said = String::from_utf8_lossy(&set.stderr).into_owned();
-            return summary(&format!("skipped: no filter can be compiled here: {said}"));
+            let printed = String::from_utf8_lossy(&set.stderr).into_owned();
+            return summary(&format!("skipped: no filter can be compiled here: {printed}"));
         }
         let port = net.open("netmap:va");
         until_it_works("what the filter leaves", &net);

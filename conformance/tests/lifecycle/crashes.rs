@@ -356,8 +356,8 @@ fn a_forked_child_keeps_the_port_after_its_parent_exits() {
                     .stdin(Stdio::piped())
                     .stdout(Stdio::piped()),
             );
-            let said = line(&mut parent.0);
-            let child: i32 = said.strip_prefix("child ").and_then(|n| n.parse().ok()).expect("the child's pid");
+            let printed = line(&mut parent.0);
+            let child: i32 = printed.strip_prefix("child ").and_then(|n| n.parse().ok()).expect("the child's pid");
             let child = Pid::from_raw(child).expect("a pid");
             // Half of the packets while both run, so that the parent exits while the child syncs.
             send(&far, 1, 0, 2500).expect("the child takes them");
@@ -419,10 +419,10 @@ fn a_killed_daemon_is_detected_and_replaced() {
         for guard in &mut clients {
             let status = guard.wait();
             times.push(start.elapsed());
-            let mut said = String::new();
-            guard.0.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
-            assert_eq!(status.code(), Some(1), "{said}");
-            assert!(said.contains("daemon that served this port has exited"), "{said}");
+            let mut printed = String::new();
+            guard.0.stderr.take().expect("piped").read_to_string(&mut printed).expect("text");
+            assert_eq!(status.code(), Some(1), "{printed}");
+            assert!(printed.contains("daemon that served this port has exited"), "{printed}");
         }
         let noticed = times.into_iter().max().expect("three");
         assert!(noticed < LIMIT);

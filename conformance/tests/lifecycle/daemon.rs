@@ -115,9 +115,9 @@ fn a_second_daemon_at_the_same_socket_refuses_to_start() {
             .arg(home.socket())
             .output()
             .expect("the daemon runs");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains("already listens"), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{printed}");
+        assert!(printed.contains("already listens"), "{printed}");
         home.assert_serves();
     });
 }
@@ -161,18 +161,18 @@ fn wrong_arguments_are_reported() {
                 .stdin(Stdio::null())
                 .output()
                 .expect("the daemon runs");
-            let said = String::from_utf8_lossy(&output.stderr);
+            let printed = String::from_utf8_lossy(&output.stderr);
             assert!(!output.status.success(), "{args:?}");
-            assert!(said.contains(part) && !said.contains("panicked"), "{args:?}: {said}");
+            assert!(printed.contains(part) && !printed.contains("panicked"), "{args:?}: {printed}");
         }
         let mut unwritable = Command::new(env!("CARGO_BIN_EXE_traffic_client"));
         unwritable.args(["hold", "netmap:p{1"]).env("UNETMAP_SOCKET", "/proc/nowhere/sock");
-        let said = String::from_utf8_lossy(&unwritable.output().expect("it runs").stderr).into_owned();
-        assert!(said.contains("/proc/nowhere/sock"), "{said}");
+        let printed = String::from_utf8_lossy(&unwritable.output().expect("it runs").stderr).into_owned();
+        assert!(printed.contains("/proc/nowhere/sock"), "{printed}");
         let mut missing = Command::new(env!("CARGO_BIN_EXE_traffic_client"));
         missing.args(["hold", "netmap:p{1"]).env("UNETMAPD", "/nowhere/unetmapd");
-        let said = String::from_utf8_lossy(&missing.output().expect("it runs").stderr).into_owned();
-        assert!(said.contains("/nowhere/unetmapd"), "{said}");
+        let printed = String::from_utf8_lossy(&missing.output().expect("it runs").stderr).into_owned();
+        assert!(printed.contains("/nowhere/unetmapd"), "{printed}");
     });
 }
 
@@ -235,7 +235,7 @@ impl Public {
     }
 }
 
-fn said(output: &Output) -> String {
+fn printed(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
@@ -287,7 +287,7 @@ fn a_folder_that_others_own_or_can_write_is_refused() {
         let output =
             public.command("pkt-gen").args(["-i", "netmap:p{1", "-f", "tx", "-n", "1"]).output().expect("it runs");
         assert!(!output.status.success());
-        let text = said(&output);
+        let text = printed(&output);
         assert!(text.contains("belongs to another user, or others can write to it"), "{text}");
         // A symbolic link to a valid folder is refused as well.
         fs::remove_dir(&folder).expect("our own folder");
@@ -295,7 +295,7 @@ fn a_folder_that_others_own_or_can_write_is_refused() {
         let output =
             public.command("pkt-gen").args(["-i", "netmap:p{1", "-f", "tx", "-n", "1"]).output().expect("it runs");
         assert!(!output.status.success());
-        let text = said(&output);
+        let text = printed(&output);
         assert!(text.contains("belongs to another user"), "{text}");
     });
 }
@@ -316,7 +316,7 @@ fn another_user_is_refused() {
             .env("UNETMAP_SOCKET", home.socket())
             .output()
             .expect("it runs");
-        let text = said(&output);
+        let text = printed(&output);
         assert!(!output.status.success() && text.contains("no rule of this daemon's policy"), "{text}");
         assert_eq!(home.snapshot().sessions.len(), 1);
     });

@@ -25,7 +25,7 @@ fn unetmap(args: &[&str]) -> Output {
 
 /// Runs it, which must succeed; returns its output.
 #[track_caller]
-fn said(args: &[&str]) -> String {
+fn printed(args: &[&str]) -> String {
     let output = unetmap(args);
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("text")
@@ -41,18 +41,18 @@ fn refused(args: &[&str]) -> String {
 
 #[track_caller]
 fn value(name: &str) -> u64 {
-    let told: Value = serde_json::from_str(&said(&["get", name, "--json"])).expect("JSON");
-    assert_eq!(told["knob"], name);
-    assert_eq!(said(&["get", name]).trim(), told["value"].to_string());
-    told["value"].as_u64().expect("a number")
+    let reported: Value = serde_json::from_str(&printed(&["get", name, "--json"])).expect("JSON");
+    assert_eq!(reported["knob"], name);
+    assert_eq!(printed(&["get", name]).trim(), reported["value"].to_string());
+    reported["value"].as_u64().expect("a number")
 }
 
 #[test]
 fn knobs_are_listed_set_and_validated() {
     isolated(|home| {
-        let all: Value = serde_json::from_str(&said(&["get", "--json"])).expect("JSON");
+        let all: Value = serde_json::from_str(&printed(&["get", "--json"])).expect("JSON");
         let names: Vec<&str> = all.as_array().expect("all").iter().filter_map(|knob| knob["knob"].as_str()).collect();
-        let table = said(&["get"]);
+        let table = printed(&["get"]);
         assert_eq!(table.lines().count(), names.len() + 1, "{table}");
         for name in
             ["verbose", "admode", "fwd", "no_timestamp", "buf_size", "priv_ring_num", "generic_mit", "buf_curr_num"]
@@ -60,13 +60,13 @@ fn knobs_are_listed_set_and_validated() {
             assert!(names.contains(&name), "{name} is missing: {names:?}");
             assert!(table.lines().any(|line| line.starts_with(&format!("{name} "))), "{name} is missing:\n{table}");
         }
-        assert_eq!(said(&["set", "fwd", "1"]), "fwd: 1, for ports that are opened from now on\n");
+        assert_eq!(printed(&["set", "fwd", "1"]), "fwd: 1, for ports that are opened from now on\n");
         assert_eq!((value("fwd"), value("buf_size")), (1, 2048));
         assert_eq!(
-            said(&["set", "priv_buf_size", "0x1000"]),
+            printed(&["set", "priv_buf_size", "0x1000"]),
             "priv_buf_size: 4096, for regions that are created from now on\n"
         );
-        let kept = said(&["set", "generic_mit", "5"]);
+        let kept = printed(&["set", "generic_mit", "5"]);
         assert!(kept.starts_with("generic_mit: 5, without effect here: "), "{kept}");
         for (args, part) in [
             (["buf_size", "63"], "buf_size is 63, allowed are 64 to 65536"),
@@ -90,10 +90,10 @@ fn knobs_are_listed_set_and_validated() {
 fn size_knobs_apply_to_the_next_region() {
     isolated(|_| {
         let old = open("netmap:old{1");
-        said(&["set", "priv_buf_size", "4096"]);
-        said(&["set", "priv_buf_num", "4"]);
-        said(&["set", "priv_ring_num", "2"]);
-        said(&["set", "priv_ring_size", "512"]);
+        printed(&["set", "priv_buf_size", "4096"]);
+        printed(&["set", "priv_buf_num", "4"]);
+        printed(&["set", "priv_ring_num", "2"]);
+        printed(&["set", "priv_ring_size", "512"]);
         let (beside, new) = (open("netmap:old{2"), open("netmap:new{1"));
         assert!(beside.same_region(&old));
         assert_eq!(old.region().geometry().bufs.size, 2048);
@@ -115,19 +115,19 @@ fn interface_regions_have_sizes_of_their_own() {
             let output = net.command(program("unetmap")).args(["get", name]).output().expect("the front command");
             String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number")
         };
-        said(&["set", "buf_num", "10000"]);
-        said(&["set", "buf_size", "3840"]);
+        printed(&["set", "buf_num", "10000"]);
+        printed(&["set", "buf_size", "3840"]);
         assert_eq!((get("buf_curr_num"), get("buf_curr_size"), get("ring_curr_num")), (0, 0, 0));
         let port = net.open("netmap:va");
         let pools = port.region().geometry();
         assert_eq!((pools.bufs.count, pools.bufs.size), (10_000, 3840));
         assert_eq!((get("buf_curr_num"), get("buf_curr_size")), (10_000, 3840));
         assert_eq!(get("ring_curr_num"), u64::from(pools.rings.count));
-        said(&["set", "buf_num", "20000"]);
+        printed(&["set", "buf_num", "20000"]);
         assert_eq!((get("buf_curr_num"), get("buf_num")), (10_000, 20_000));
         assert_eq!(open("netmap:p{1").region().geometry().bufs.size, 2048);
         drop(port);
-        said(&["set", "admode", "2"]);
+        printed(&["set", "admode", "2"]);
         let port = net.open("netmap:va");
         assert_eq!(port.region().geometry().bufs.count, 20_000);
         let shown = home.snapshot();
@@ -145,9 +145,9 @@ fn the_verbose_knob_changes_the_log() {
             fs::read_to_string(home.log()).expect("a log").matches("no region 999").count()
         };
         assert_eq!(refusals(), 0);
-        said(&["set", "verbose", "1"]);
+        printed(&["set", "verbose", "1"]);
         assert_eq!(refusals(), 1);
-        said(&["set", "verbose", "0"]);
+        printed(&["set", "verbose", "0"]);
         assert_eq!(refusals(), 1);
     });
 }
@@ -185,10 +185,10 @@ fn a_daemon_starts_with_the_knobs_of_its_file() {
 fn a_daemon_with_changed_knobs_does_not_exit_when_idle() {
     isolated(|home| {
         let daemon = daemon(home, &["--idle-exit", "1"]);
-        said(&["set", "no_timestamp", "1"]);
+        printed(&["set", "no_timestamp", "1"]);
         std::thread::sleep(std::time::Duration::from_secs(3));
-        assert!(is_alive(daemon.pid()), "it ended though it was told something");
-        said(&["set", "no_timestamp", "0"]);
+        assert!(is_alive(daemon.pid()), "it ended although a knob was set");
+        printed(&["set", "no_timestamp", "0"]);
         until("it ends", || !is_alive(daemon.pid()));
     });
 }
@@ -228,7 +228,7 @@ fn only_the_owner_can_set_knobs() {
 fn the_no_timestamp_knob_keeps_the_timestamp_unchanged() {
     isolated(|_| {
         let (tx, before) = (open("netmap:t{1"), open("netmap:t}1"));
-        said(&["set", "no_timestamp", "1"]);
+        printed(&["set", "no_timestamp", "1"]);
         let after = open("netmap:t}1");
         let time = |port: &unetmap::Port| port.rx_rings()[0].time().0;
         after.rxsync().expect("an open port");

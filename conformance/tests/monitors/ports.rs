@@ -180,7 +180,9 @@ fn a_monitor_sees_no_other_port() {
             ether::send(port, BROADCAST, mac(n as u32), 1000 + n as u64, (0, 1));
         }
         for port in &ports {
-            until("all have heard of all", || port.rxsync().is_ok() && port.rx_rings()[0].space() == 2);
+            until("every port has received from every other", || {
+                port.rxsync().is_ok() && port.rx_rings()[0].space() == 2
+            });
         }
         let monitor = open("vale0:c/rt");
         ether::send(&ports[0], mac(1), mac(0), 7, (0, 100));

@@ -17,15 +17,15 @@ const OWNER: u32 = 61_001;
 const GUEST: u32 = 61_002;
 
 #[track_caller]
-fn told(ns: &Ns) -> Value {
+fn reported(ns: &Ns) -> Value {
     serde_json::from_str(&done(ns, &["va", "--json"])).expect("JSON")
 }
 
 /// The busy-poll setting of each queue's socket, as the daemon reads it from the kernel.
 #[track_caller]
 fn of_queues(ns: &Ns) -> Vec<Value> {
-    let told = told(ns);
-    told["port"]["queues"].as_array().expect("queues").iter().map(|queue| queue["busy_usec"].clone()).collect()
+    let reported = reported(ns);
+    reported["port"]["queues"].as_array().expect("queues").iter().map(|queue| queue["busy_usec"].clone()).collect()
 }
 
 /// Whether this kernel supports it; prints a line if it does not.
@@ -35,9 +35,9 @@ fn can(net: &Net) -> bool {
         done(&net.near, &["va", "busy-poll", "off"]);
         return true;
     }
-    let said = refused(&output);
-    assert!(said.contains("CONFIG_NET_RX_BUSY_POLL"), "{said}");
-    summary(&format!("skipped: {said}"));
+    let printed = refused(&output);
+    assert!(printed.contains("CONFIG_NET_RX_BUSY_POLL"), "{printed}");
+    summary(&format!("skipped: {printed}"));
     false
 }
 
@@ -48,11 +48,11 @@ fn polled(home: &Home, policy: &str) {
     }
     let ns = &net.near;
     let closed = || until("it is closed", || home.snapshot().regions.is_empty());
-    assert_eq!(told(ns)["busy_poll"], Value::Null, "off, unless set");
-    let said = done(ns, &["va", "busy-poll", "50"]);
-    assert_eq!(said, "va: ports opened from now on use busy polling, 50 us, 64 packets per poll\n");
+    assert_eq!(reported(ns)["busy_poll"], Value::Null, "off, unless set");
+    let printed = done(ns, &["va", "busy-poll", "50"]);
+    assert_eq!(printed, "va: ports opened from now on use busy polling, 50 us, 64 packets per poll\n");
     let fifty = json!({"usec": 50, "budget": 64});
-    assert_eq!((&told(ns)["busy_poll"], &told(ns)["port"]), (&fifty, &Value::Null));
+    assert_eq!((&reported(ns)["busy_poll"], &reported(ns)["port"]), (&fifty, &Value::Null));
     let tap = net.tap();
     let port = net.open("netmap:va");
     assert_eq!(of_queues(ns), [50, 50]);
@@ -61,7 +61,7 @@ fn polled(home: &Home, policy: &str) {
     done(ns, &["va", "busy-poll", "20", "8"]);
     assert_eq!(of_queues(ns), [50, 50]);
     done(ns, &["va", "busy-poll", "off"]);
-    assert_eq!((told(ns)["busy_poll"].clone(), of_queues(ns)), (Value::Null, vec![50.into(), 50.into()]));
+    assert_eq!((reported(ns)["busy_poll"].clone(), of_queues(ns)), (Value::Null, vec![50.into(), 50.into()]));
     let text = done(ns, &["va"]);
     assert!(text.contains("busy polling: off for ports opened from now on; queues that still use it: 2\n"), "{text}");
     assert_works(&port, &tap, 1000);
@@ -103,7 +103,7 @@ fn busy_poll_lasts_as_long_as_the_interface() {
             return;
         }
         let ns = &net.near;
-        let both = || (told(ns)["filter"]["expression"].clone(), told(ns)["busy_poll"]["usec"].clone());
+        let both = || (reported(ns)["filter"]["expression"].clone(), reported(ns)["busy_poll"]["usec"].clone());
         done(ns, &["va", "filter", "udp"]);
         done(ns, &["va", "busy-poll", "50"]);
         assert_eq!(both(), ("udp".into(), 50.into()));
@@ -113,7 +113,7 @@ fn busy_poll_lasts_as_long_as_the_interface() {
         done(ns, &["va", "busy-poll", "off"]);
         assert_eq!(both(), ("udp".into(), Value::Null));
         done(ns, &["va", "busy-poll", "60", "1"]);
-        let index = told(ns)["index"].as_u64().expect("a number").to_string();
+        let index = reported(ns)["index"].as_u64().expect("a number").to_string();
         ns.ip(&["link", "del", "va"]).expect("an interface");
         ns.ip(&["link", "add", "va", "index", &index, "type", "veth", "peer", "name", "vz"]).expect("an interface");
         assert_eq!(both(), (Value::Null, Value::Null));
@@ -129,15 +129,15 @@ fn invalid_values_are_refused_with_the_allowed_ones() {
         }
         done(&net.near, &["va", "busy-poll", "50"]);
         for words in [&["0"][..], &["1001"], &["50", "0"], &["50", "65"], &["4294967295", "4294967295"], &["65537"]] {
-            let said = refused(&nic(&net.near, &[&["va", "busy-poll"], words].concat()));
-            assert!(said.contains("give 1 to 1000 us, and a budget of 1 to 64 packets"), "{words:?}: {said}");
+            let printed = refused(&nic(&net.near, &[&["va", "busy-poll"], words].concat()));
+            assert!(printed.contains("give 1 to 1000 us, and a budget of 1 to 64 packets"), "{words:?}: {printed}");
         }
         for words in [&["on"][..], &["4294967296"], &["50", "x"], &["off", "8"]] {
-            let said = refused(&nic(&net.near, &[&["va", "busy-poll"], words].concat()));
-            assert!(said.contains("use `busy-poll USEC [BUDGET]`, or `busy-poll off`"), "{words:?}: {said}");
+            let printed = refused(&nic(&net.near, &[&["va", "busy-poll"], words].concat()));
+            assert!(printed.contains("use `busy-poll USEC [BUDGET]`, or `busy-poll off`"), "{words:?}: {printed}");
         }
         assert!(refused(&nic(&net.near, &["nope", "busy-poll", "50"])).contains("no such interface"));
-        assert_eq!(told(&net.near)["busy_poll"]["usec"], 50, "a refused setting changes nothing");
+        assert_eq!(reported(&net.near)["busy_poll"]["usec"], 50, "a refused setting changes nothing");
     });
 }
 
@@ -161,16 +161,16 @@ fn only_permitted_users_can_set_busy_poll() {
         };
         assert!(set(OWNER, "50").status.success());
         for word in ["60", "off"] {
-            let said = refused(&set(GUEST, word));
-            assert!(said.contains("gets it through the daemon; its busy polling is set by root"), "{said}");
+            let printed = refused(&set(GUEST, word));
+            assert!(printed.contains("gets it through the daemon; its busy polling is set by root"), "{printed}");
         }
-        assert_eq!(told(&net.near)["busy_poll"]["usec"], 50);
+        assert_eq!(reported(&net.near)["busy_poll"]["usec"], 50);
         let port = net.open("netmap:va");
-        let said = refused(&set(OWNER, "off"));
-        assert!(said.contains("user 0 has it open"), "{said}");
+        let printed = refused(&set(OWNER, "off"));
+        assert!(printed.contains("user 0 has it open"), "{printed}");
         drop(port);
         until("it is closed", || home.snapshot().regions.is_empty());
         assert!(set(OWNER, "off").status.success());
-        assert_eq!(told(&net.near)["busy_poll"], Value::Null);
+        assert_eq!(reported(&net.near)["busy_poll"], Value::Null);
     });
 }

@@ -99,7 +99,7 @@ fn deleted(home: &Home, policy: &str) {
             assert!(why.contains("the interface is gone: deleted, or moved to another network namespace"), "{why}");
             slowest = slowest.max(at.saturating_duration_since(gone));
         }
-        noise.map(JoinHandle::join).transpose().expect("told, too");
+        noise.map(JoinHandle::join).transpose().expect("the noise ends, too");
         until("nothing is left of it", || home.snapshot().regions.is_empty());
         assert_eq!(net.refused("netmap:va").0, unetmap::errno::ENXIO);
         net.lab.veth(&net.near, "va", &net.far, "vb", VethOptions { queues: 4, ..CABLE }).expect("a cable");
@@ -392,12 +392,13 @@ fn an_xdp_program_without_a_holder_is_removed_by_the_suggested_command() {
             assert_eq!(errno, unetmap::errno::EBUSY, "{why}");
             let word = if mode == "xdpdrv" { "native" } else { "generic" };
             assert!(why.contains("another XDP program is attached (unetmap_") && why.contains(word), "{why}");
-            let told = why.split(", or if none does, ").nth(1).unwrap_or_else(|| panic!("{why}"));
-            let said = net.command(program("unetmap")).args(["doctor", "va"]).output().expect("it runs").stdout;
-            let said = String::from_utf8_lossy(&said);
-            let remedy = said.split(['(', ')']).find(|part| part.starts_with("ip link set") && part.ends_with(" off"));
-            let remedy = remedy.unwrap_or_else(|| panic!("{said}"));
-            assert_eq!(told, remedy, "the refusal and the doctor name the same remedy");
+            let reported = why.split(", or if none does, ").nth(1).unwrap_or_else(|| panic!("{why}"));
+            let printed = net.command(program("unetmap")).args(["doctor", "va"]).output().expect("it runs").stdout;
+            let printed = String::from_utf8_lossy(&printed);
+            let remedy =
+                printed.split(['(', ')']).find(|part| part.starts_with("ip link set") && part.ends_with(" off"));
+            let remedy = remedy.unwrap_or_else(|| panic!("{printed}"));
+            assert_eq!(reported, remedy, "the refusal and the doctor name the same remedy");
             assert!(net.pings(), "the other program keeps working");
             net.near.tool("sh", &["-c", remedy]).expect("the remedy");
             let (port, tap) = (net.open("netmap:va"), net.tap());

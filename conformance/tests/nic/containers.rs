@@ -94,9 +94,9 @@ impl Pod {
     /// The output of `try_open` for `spec`.
     fn ask(&self, spec: &str) -> String {
         let output = self.command("try_open").arg(spec).output().expect("it runs");
-        let said = String::from_utf8(output.stdout).expect("text");
-        assert!(said.contains("uid 0, capabilities 0000000000000000"), "{said}");
-        said
+        let printed = String::from_utf8(output.stdout).expect("text");
+        assert!(printed.contains("uid 0, capabilities 0000000000000000"), "{printed}");
+        printed
     }
 }
 
@@ -158,8 +158,8 @@ fn a_pod_opens_interfaces_of_its_own_namespace() {
             ] {
                 set_policy(home, &rule(&who, access));
                 for spec in ["netmap:va", "netmap:va-0/R", "netmap:va^", "netmap:va*"] {
-                    let said = pod.ask(spec);
-                    assert!(said.starts_with("opened"), "{who}, {access}, {spec}: {said}");
+                    let printed = pod.ask(spec);
+                    assert!(printed.starts_with("opened"), "{who}, {access}, {spec}: {printed}");
                     until("it is closed", || home.snapshot().regions.is_empty());
                 }
             }
@@ -173,8 +173,8 @@ fn a_pod_opens_interfaces_of_its_own_namespace() {
             "users = [\"*\"]\nnetns = \"host\"".to_owned(),
         ] {
             set_policy(home, &rule(&who, "direct"));
-            let said = pod.ask("netmap:va");
-            assert!(said.starts_with("refused 13"), "{who}: {said}");
+            let printed = pod.ask("netmap:va");
+            assert!(printed.starts_with("refused 13"), "{who}: {printed}");
         }
         let regions = home.snapshot().regions;
         assert!(regions.is_empty(), "{regions:?}");

@@ -67,16 +67,16 @@ fn a_hundred_daemons_killed_under_traffic() {
             slowest_ping = slowest_ping.max(start.elapsed());
             let status = client.wait();
             slowest_client = slowest_client.max(start.elapsed());
-            let mut said = String::new();
-            client.0.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
-            assert_eq!(status.code(), Some(1), "turn {turn}: {said}");
-            assert!(said.contains("the daemon that served this port has exited"), "turn {turn}: {said}");
+            let mut printed = String::new();
+            client.0.stderr.take().expect("piped").read_to_string(&mut printed).expect("text");
+            assert_eq!(status.code(), Some(1), "turn {turn}: {printed}");
+            assert!(printed.contains("the daemon that served this port has exited"), "turn {turn}: {printed}");
             assert_eq!(traces(&net), before, "turn {turn}");
             daemon = Some(start_daemon(home, &[]));
         }
         assert!(slowest_ping < SOON && slowest_client < SOON, "{slowest_ping:?}, {slowest_client:?}");
         summary(&format!(
-            "daemon kills {KILLS}, kernel's traffic back after at most {} ms, programs told after at most {} ms, left \
+            "daemon kills {KILLS}, kernel's traffic back after at most {} ms, programs notified after at most {} ms, left \
              behind: 0",
             slowest_ping.as_millis(),
             slowest_client.as_millis()

@@ -25,14 +25,14 @@ const GUEST: u32 = 61_003;
 const NOBODY: u32 = 61_004;
 
 #[track_caller]
-fn told(ns: &Ns, interface: &str) -> Value {
+fn reported(ns: &Ns, interface: &str) -> Value {
     serde_json::from_str(&done(ns, &[interface, "--json"])).expect("JSON")
 }
 
 /// The expression that is active, or will be once the interface is open.
 #[track_caller]
 fn filter_of(ns: &Ns, interface: &str) -> Value {
-    told(ns, interface)["filter"]["expression"].clone()
+    reported(ns, interface)["filter"]["expression"].clone()
 }
 
 /// Sends datagrams from the far end and checks whether they reach a port; the near stack's own socket gets the others.
@@ -125,11 +125,11 @@ fn a_filter_survives_closed_ports_and_interface_changes() {
         done(&net.near, &["va", "filter", "udp port 7777"]);
         for round in 0..10 {
             set_policy(home, [DIRECT, MEDIATED][round % 2]);
-            assert_eq!(told(&net.near, "va")["filter"]["in_force"], false);
+            assert_eq!(reported(&net.near, "va")["filter"]["in_force"], false);
             let port = net.open("netmap:va");
-            let told = told(&net.near, "va");
+            let reported = reported(&net.near, "va");
             assert_eq!(
-                (&told["filter"]["in_force"], &told["port"]["kind"]),
+                (&reported["filter"]["in_force"], &reported["port"]["kind"]),
                 (&true.into(), &["direct", "mediated"][round % 2].into())
             );
             assert!(net.pings(), "round {round}");
@@ -157,7 +157,7 @@ fn filter_known(ns: &Ns, name: &str) -> bool {
 fn a_filter_is_removed_with_its_interface() {
     isolated(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
-        let index = told(&net.near, "va")["index"].clone();
+        let index = reported(&net.near, "va")["index"].clone();
         for open in [false, true] {
             for way in ["deleted", "moved", "moved and back at once"] {
                 done(&net.near, &["va", "filter", "udp"]);
@@ -177,7 +177,7 @@ fn a_filter_is_removed_with_its_interface() {
                         net.far.ip(&["link", "set", "va", "netns", net.near.name()]).expect("an interface");
                     }
                 }
-                assert_eq!(told(&net.near, "va")["index"], index);
+                assert_eq!(reported(&net.near, "va")["index"], index);
                 assert_eq!(filter_of(&net.near, "va"), Value::Null, "{way}");
                 drop(port);
                 net.near.ip(&["link", "set", "va", "up"]).expect("an interface");
@@ -277,8 +277,8 @@ fn a_daemon_without_the_capability_refuses_filters() {
             command.args(["--foreground", "--policy"]).arg(policy_file(home));
             let daemon = Guard::spawn(command.stderr(Stdio::null()));
             until("it serves", || home.serves());
-            let said = refused(&nic(&near, &["va", "filter", "udp"]));
-            assert!(said.contains(part), "{said}");
+            let printed = refused(&nic(&near, &["va", "filter", "udp"]));
+            assert!(printed.contains(part), "{printed}");
             home.end_daemon();
             drop(daemon);
         }
@@ -330,7 +330,7 @@ fn only_permitted_users_can_set_a_filter() {
         assert!(set(OWNER, "udp").status.success());
         assert_eq!(filter_of(&net.near, "va"), "udp");
         assert!(set(0, "icmp").status.success());
-        let shown = told(&net.near, "va");
+        let shown = reported(&net.near, "va");
         assert_eq!(shown["port"]["sessions"][0]["uid"], OWNER);
         let others: Value = serde_json::from_slice(&ask(OTHER, &["va", "--json"]).stdout).expect("JSON");
         assert_eq!(others["port"]["sessions"], Value::Array(Vec::new()), "sessions of other users are hidden");
@@ -346,7 +346,7 @@ fn only_permitted_users_can_set_a_filter() {
         );
         let _holder = hold();
         until("it is open", || home.snapshot().sessions.iter().any(|s| s.port == "va"));
-        assert_eq!(told(&net.near, "va")["port"]["kind"], "mediated");
+        assert_eq!(reported(&net.near, "va")["port"]["kind"], "mediated");
         assert!(refused(&set(OWNER, "udp")).contains("gets it through the daemon"));
         assert!(refused(&set(OTHER, "udp")).contains("another user has it open, through the daemon"));
         assert!(set(0, "off").status.success());
@@ -380,8 +380,8 @@ fn an_invalid_filter_is_refused_with_the_position_of_the_error() {
             (&["udp and inbound"], "not in the frame, at character 9: `inbound`"),
             (&[" "], "no filter; give an expression"),
         ] {
-            let said = refused(&nic(&net.near, &[&["va", "filter"], words].concat()));
-            assert!(said.starts_with("unetmap: nic va: ") && said.contains(wanted), "{words:?}: {said}");
+            let printed = refused(&nic(&net.near, &[&["va", "filter"], words].concat()));
+            assert!(printed.starts_with("unetmap: nic va: ") && printed.contains(wanted), "{words:?}: {printed}");
         }
         assert!(refused(&nic(&net.near, &["nope", "filter", "udp"])).contains("no such interface"));
         assert_eq!(nic(&net.near, &["va", "filter"]).status.code(), Some(2));
@@ -443,11 +443,11 @@ fn each_interface_has_its_own_filter() {
             text,
             "va: not open; queues: 2 tx, 2 rx; your access: direct\n\
              filter: udp (6 instructions, set by user 0, active once a port is open)\n"
-                .replace("(6 ", &format!("({} ", told(&net.near, "va")["filter"]["instructions"]))
+                .replace("(6 ", &format!("({} ", reported(&net.near, "va")["filter"]["instructions"]))
         );
         let (one, two) = (net.open("netmap:va-1"), open_in(&net.far, "netmap:va"));
-        let told = told(&net.near, "va");
-        let port = &told["port"];
+        let reported = reported(&net.near, "va");
+        let port = &reported["port"];
         assert_eq!((&port["kind"], &port["manner"]), (&"direct".into(), &"native, copy".into()));
         let sessions = |queue: usize| &port["queues"][queue]["rx"]["sessions"];
         assert_eq!((sessions(0), sessions(1)), (&0.into(), &1.into()));
@@ -463,8 +463,8 @@ fn each_interface_has_its_own_filter() {
         let (port, tap) = (net.open("netmap:vc/R"), Tap::on(&net.far, "va"));
         tap.send_all(&frames(&[60; 1500], 0));
         until("they are counted", || {
-            let told = self::told(&net.near, "vc");
-            told["port"]["queues"][0]["rx"]["dropped"].as_u64() >= Some(1500 - 1024)
+            let reported = self::reported(&net.near, "vc");
+            reported["port"]["queues"][0]["rx"]["dropped"].as_u64() >= Some(1500 - 1024)
         });
         drop(port);
     });

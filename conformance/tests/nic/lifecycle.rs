@@ -68,9 +68,9 @@ fn moved(home: &Home, policy: &str) {
     ip(&net, &format!("link set dev va netns {}", elsewhere.name()));
     let start = Instant::now();
     assert_eq!(asleep.wait().code(), Some(1), "the sleeping program did not exit");
-    let told = start.elapsed();
-    assert!(told < SOON, "{told:?}");
-    until("all are told", || port.rxsync().is_err());
+    let reported = start.elapsed();
+    assert!(reported < SOON, "{reported:?}");
+    until("every program has an error", || port.rxsync().is_err());
     assert_ended(&port);
     // The kernel can use the interface, although a stopped program still has it open.
     elsewhere.ip(&["link", "set", "dev", "va", "up"]).expect("an interface");
@@ -85,7 +85,7 @@ fn moved(home: &Home, policy: &str) {
     let anew = net.open("netmap:va");
     assert_works(&anew, &net.tap(), 0);
     assert_ended(&port);
-    summary(&format!("a sleeping program got the error after {} ms", told.as_millis()));
+    summary(&format!("a sleeping program got the error after {} ms", reported.as_millis()));
 }
 
 #[test]

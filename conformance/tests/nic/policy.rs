@@ -61,17 +61,17 @@ impl Nobody {
     #[track_caller]
     fn ask(&self, ns: &Ns, spec: &str) -> String {
         let output = self.command(ns, "try_open").arg(spec).output().expect("it runs");
-        let said = String::from_utf8(output.stdout).expect("text");
-        assert!(said.contains(&format!("uid {NOBODY}, capabilities 0000000000000000")), "{said}");
-        said
+        let printed = String::from_utf8(output.stdout).expect("text");
+        assert!(printed.contains(&format!("uid {NOBODY}, capabilities 0000000000000000")), "{printed}");
+        printed
     }
 
     /// Opens `spec`, which must be refused; returns the errno and the message.
     #[track_caller]
     fn refused(&self, ns: &Ns, spec: &str) -> (i32, String) {
-        let said = self.ask(ns, spec);
-        let errno = said.strip_prefix("refused ").and_then(|rest| rest.split_once(',')).map(|(n, _)| n.parse());
-        (errno.unwrap_or_else(|| panic!("{said}")).expect("a number"), said)
+        let printed = self.ask(ns, spec);
+        let errno = printed.strip_prefix("refused ").and_then(|rest| rest.split_once(',')).map(|(n, _)| n.parse());
+        (errno.unwrap_or_else(|| panic!("{printed}")).expect("a number"), printed)
     }
 
     /// A file that holds a number, 0 at first.
@@ -145,31 +145,31 @@ fn users_are_refused_unless_a_rule_allows_them() {
             (rule("va", None, "none") + &rule("*", None, "direct"), "netmap:va"),
         ] {
             set_policy(home, &policy);
-            let (errno, said) = nobody.refused(&net.near, spec);
-            assert_eq!(errno, 13, "{policy}: {said}");
+            let (errno, printed) = nobody.refused(&net.near, spec);
+            assert_eq!(errno, 13, "{policy}: {printed}");
             // The text depends on whether another rule names this user.
             let sentences = [
                 format!("user {NOBODY} may not open it (the policy says who may"),
                 "no rule of this daemon's policy".into(),
             ];
-            let told = sentences.iter().any(|sentence| said.contains(sentence));
-            assert!(told && said.contains(spec) && said.contains("unetmap-policy(5)"), "{policy}: {said}");
+            let reported = sentences.iter().any(|sentence| printed.contains(sentence));
+            assert!(reported && printed.contains(spec) && printed.contains("unetmap-policy(5)"), "{policy}: {printed}");
         }
         assert!(!net.has_xdp() && home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
         // The interface's pipes are refused too, and so are all other pipes.
         set_policy(home, DIRECT);
         for spec in ["netmap:va{1", "netmap:x{1"] {
-            let (errno, said) = nobody.refused(&net.near, spec);
-            assert_eq!(errno, 13, "{said}");
+            let (errno, printed) = nobody.refused(&net.near, spec);
+            assert_eq!(errno, 13, "{printed}");
         }
         // A program started by a script prints the same, and fails.
         let output = nobody.command(&net.near, "pkt-gen").args(["-i", "netmap:va", "-f", "tx", "-n", "1"]).output();
         let output = output.expect("it runs");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code() == Some(1) && said.contains("unetmap-policy(5)"), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && printed.contains("unetmap-policy(5)"), "{printed}");
         set_policy(home, &rule("*", None, "direct"));
-        let (errno, said) = nobody.refused(&net.near, "netmap:vx");
-        assert!(errno == 6 && said.contains("no such interface"), "{said}");
+        let (errno, printed) = nobody.refused(&net.near, "netmap:vx");
+        assert!(errno == 6 && printed.contains("no such interface"), "{printed}");
         // Root can open it as before.
         assert_works(&net.open("netmap:va"), &net.tap(), 0);
         net.assert_given_back();
@@ -180,16 +180,16 @@ fn with_a_rule(home: &Home, access: &str) {
     let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
     let Some(nobody) = Nobody::new(home) else { return };
     set_policy(home, &rule("va", Some(&net.near), access));
-    let said = nobody.ask(&net.near, "netmap:va");
-    assert!(said.starts_with("opened "), "{said}");
-    assert_eq!(said.starts_with("opened 1,"), access == "direct", "{said}");
+    let printed = nobody.ask(&net.near, "netmap:va");
+    assert!(printed.starts_with("opened "), "{printed}");
+    assert_eq!(printed.starts_with("opened 1,"), access == "direct", "{printed}");
     nobody.assert_sends_and_receives(home, &net.near, &net.tap(), "one");
     // The same with pkt-gen, a program of netmap.
     until("the port is closed", || home.snapshot().ports.is_empty());
     let before = net.far.counters("vb").expect("an interface");
     let mut tx = start(nobody.command(&net.near, "pkt-gen").args(["-i", "va", "-f", "tx", "-n", "20000", "-w", "0"]));
-    let said = end(&mut tx);
-    assert!(said.contains("Sent 20000 packets"), "{said}");
+    let printed = end(&mut tx);
+    assert!(printed.contains("Sent 20000 packets"), "{printed}");
     assert_eq!(conformance::net::arrived(&net.far, "vb", before).0, 20_000);
     until("the port is closed", || home.snapshot().regions.is_empty());
     net.assert_given_back();
@@ -231,8 +231,8 @@ fn same_name_twice(home: &Home, access: &str) {
     let open = || home.snapshot().ports.iter().filter(|port| port.name == "va" && port.kind == kind).count();
     until("both are open", || open() == 2);
     // An interface of one namespace cannot be opened from the other.
-    let (errno, said) = nobody.refused(&net.near, "netmap:only");
-    assert!(errno == 6 && said.contains("no such interface"), "{said}");
+    let (errno, printed) = nobody.refused(&net.near, "netmap:only");
+    assert!(errno == 6 && printed.contains("no such interface"), "{printed}");
     assert!(nobody.ask(&c, "netmap:only").starts_with("opened "));
     summary(&format!("the same name in two namespaces, {access}: packets {PACKETS} each way in both, none astray"));
 }
@@ -256,17 +256,17 @@ fn a_refusal_names_the_process_that_has_the_interface_open() {
         for access in ["direct", "mediated"] {
             set_policy(home, &rule("va", None, access));
             let port = net.open("netmap:va");
-            let (errno, said) = nobody.refused(&net.near, "netmap:va");
-            assert!(errno == 16 && said.contains("user 0 has it open"), "{said}");
+            let (errno, printed) = nobody.refused(&net.near, "netmap:va");
+            assert!(errno == 16 && printed.contains("user 0 has it open"), "{printed}");
             assert_works(&port, &net.tap(), 0);
             drop(port);
             until("it is closed", || home.snapshot().ports.is_empty());
             let mut holder = start(nobody.command(&net.near, "traffic_client").args(["hold", "netmap:va"]));
             until("it is open", || !home.snapshot().ports.is_empty());
-            let (errno, said) = net.refused("netmap:va");
-            assert_eq!(errno, 16, "{said}");
+            let (errno, printed) = net.refused("netmap:va");
+            assert_eq!(errno, 16, "{printed}");
             let who = if access == "direct" { "user 65534 has it open" } else { "another user has it open" };
-            assert!(said.contains(who), "{said}");
+            assert!(printed.contains(who), "{printed}");
             // Ports of other users are not shown to everybody.
             let ls = |mut command: Command| {
                 let output = command.args(["ls", "--json"]).env("UNETMAP_SOCKET", home.socket()).output();
@@ -299,26 +299,26 @@ fn a_policy_change_applies_from_the_next_open() {
             set_policy(home, DIRECT);
             assert_eq!(nobody.refused(&net.near, "netmap:va").0, 13);
             set_policy(home, "[[rule]]\nports = [\"va\"]\n\nusers = [-1]\n");
-            let (errno, said) = nobody.refused(&net.near, "netmap:va");
-            assert!(errno == 13 && said.contains(&format!("{}:4:", policy_file(home).display())), "{said}");
-            let (errno, said) = net.refused("netmap:va");
-            assert!(errno == 13 && said.contains("policy.toml:4:"), "root as well: {said}");
+            let (errno, printed) = nobody.refused(&net.near, "netmap:va");
+            assert!(errno == 13 && printed.contains(&format!("{}:4:", policy_file(home).display())), "{printed}");
+            let (errno, printed) = net.refused("netmap:va");
+            assert!(errno == 13 && printed.contains("policy.toml:4:"), "root as well: {printed}");
             (0..100).for_each(|seq| tap.send(&packet::make(1, seq)));
-            let said = end(&mut receiver);
-            assert!(said.contains("took 100"), "{said}");
+            let printed = end(&mut receiver);
+            assert!(printed.contains("took 100"), "{printed}");
             until("it is closed", || home.snapshot().ports.is_empty());
         }
         // A policy file that other users can write is rejected.
         set_policy(home, &rule("va", None, "direct"));
         fs::set_permissions(policy_file(home), fs::Permissions::from_mode(0o666)).expect("our own file");
-        let (errno, said) = nobody.refused(&net.near, "netmap:va");
-        assert!(errno == 13 && said.contains("can be written by others"), "{said}");
+        let (errno, printed) = nobody.refused(&net.near, "netmap:va");
+        assert!(errno == 13 && printed.contains("can be written by others"), "{printed}");
         set_policy(home, &rule("va", None, "direct"));
         assert!(nobody.ask(&net.near, "netmap:va").starts_with("opened "));
         // A rule can exclude root, too.
         set_policy(home, "[[rule]]\nports = [\"va\"]\nusers = [\"*\"]\naccess = \"none\"\n");
-        let (errno, said) = net.refused("netmap:va");
-        assert!(errno == 13 && said.contains("user 0 may not open it"), "{said}");
+        let (errno, printed) = net.refused("netmap:va");
+        assert!(errno == 13 && printed.contains("user 0 may not open it"), "{printed}");
     });
 }
 
@@ -337,8 +337,8 @@ fn two_users_of_one_namespace_share_no_memory() {
         assert_eq!(regions.iter().map(|region| region.mem_id).collect::<Vec<_>>(), [1, 1]);
         assert_eq!(regions.iter().map(|region| region.sessions).collect::<Vec<_>>(), [1, 1]);
         // Pipes of the other user's interface are refused, too.
-        let (errno, said) = nobody.refused(&net.near, "netmap:vc{1");
-        assert_eq!(errno, 13, "{said}");
+        let (errno, printed) = nobody.refused(&net.near, "netmap:vc{1");
+        assert_eq!(errno, 13, "{printed}");
         assert!(nobody.ask(&net.near, "netmap:va{1").starts_with("opened 1,"));
         let tap = Tap::on(&net.far, "vd");
         assert_works(&mine, &tap, 10);
@@ -359,8 +359,8 @@ fn only_root_changes_the_switches_of_the_system() {
         assert!(nobody.ask(&net.near, "vale0:mine").starts_with("opened"));
         for args in [["-n", "vi0"], ["-r", "va"], ["-a", "vale0:va"], ["-d", "vale0:va"], ["-p", "vale0:va"]] {
             let out = nobody.command(&net.near, "vale-ctl").args(args).output().expect("it runs");
-            let said = String::from_utf8_lossy(&out.stderr);
-            assert!(out.status.code() == Some(1) && said.contains("only root"), "{args:?}: {said}");
+            let printed = String::from_utf8_lossy(&out.stderr);
+            assert!(out.status.code() == Some(1) && printed.contains("only root"), "{args:?}: {printed}");
         }
         assert!(!net.has_xdp());
     });

@@ -8,8 +8,8 @@ use conformance::{isolated, program};
 #[track_caller]
 fn nic(net: &Net, args: &[&str]) -> (Option<i32>, String) {
     let output = net.near.command(program("unetmap")).arg("nic").args(args).output().expect("unetmap");
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+    let printed = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&printed).into_owned())
 }
 
 #[test]
@@ -28,15 +28,18 @@ fn unsupported_queue_settings_are_refused_with_an_alternative() {
                 &["rss", "queues", "0"],
                 &["rss", "--json"],
             ] {
-                let (code, said) = nic(&net, &[&[interface], args].concat());
-                assert_eq!(code, Some(1), "{interface} {args:?}: {said}");
-                assert!(said.contains(driver) && said.contains("no RSS") && said.contains("lb(8)"), "{said}");
+                let (code, printed) = nic(&net, &[&[interface], args].concat());
+                assert_eq!(code, Some(1), "{interface} {args:?}: {printed}");
+                assert!(
+                    printed.contains(driver) && printed.contains("no RSS") && printed.contains("lb(8)"),
+                    "{printed}"
+                );
             }
             for args in [&["steer"][..], &["steer", "udp dst port 53", "0"], &["steer", "off", "0"]] {
-                let (code, said) = nic(&net, &[&[interface], args].concat());
-                assert_eq!(code, Some(1), "{interface} {args:?}: {said}");
-                assert!(said.contains(driver) && said.contains("does not support steering rules"), "{said}");
-                assert!(said.contains(&format!("lb -i {interface} --steer RULE PIPE")), "{said}");
+                let (code, printed) = nic(&net, &[&[interface], args].concat());
+                assert_eq!(code, Some(1), "{interface} {args:?}: {printed}");
+                assert!(printed.contains(driver) && printed.contains("does not support steering rules"), "{printed}");
+                assert!(printed.contains(&format!("lb -i {interface} --steer RULE PIPE")), "{printed}");
             }
         }
         for (args, part) in [
@@ -49,9 +52,9 @@ fn unsupported_queue_settings_are_refused_with_an_alternative() {
             (&["nowhere0", "rss"], "no such interface"),
             (&["nowhere0", "steer"], "no such interface"),
         ] {
-            let (code, said) = nic(&net, args);
-            assert_eq!(code, Some(1), "{args:?}: {said}");
-            assert!(said.contains(part), "{args:?}: {said}");
+            let (code, printed) = nic(&net, args);
+            assert_eq!(code, Some(1), "{args:?}: {printed}");
+            assert!(printed.contains(part), "{args:?}: {printed}");
         }
         assert_works(&port, &tap, 0);
     });

@@ -78,9 +78,9 @@ fn a_missing_capability_or_limit_is_named() {
                 let daemon = start(home, at, lacks, limit);
                 // Twice: the first try leaves nothing behind that would change the result of the second.
                 for _ in 0..2 {
-                    let said = refusal(&near, "netmap:va");
-                    assert!(said.starts_with("netmap:va: ") && said.contains(wanted), "{lacks}: {said}");
-                    assert!(!said.contains('\n') && !said.contains("os error"), "one sentence: {said}");
+                    let printed = refusal(&near, "netmap:va");
+                    assert!(printed.starts_with("netmap:va: ") && printed.contains(wanted), "{lacks}: {printed}");
+                    assert!(!printed.contains('\n') && !printed.contains("os error"), "one sentence: {printed}");
                 }
                 let left = home.snapshot();
                 assert!(left.ports.is_empty() && left.regions.is_empty() && left.sessions.is_empty(), "{left:?}");

@@ -55,7 +55,7 @@ fn output(guard: &mut Guard) -> String {
 
 /// The number that follows `before` on its line.
 #[track_caller]
-fn told(text: &str, before: &str) -> u64 {
+fn number_after(text: &str, before: &str) -> u64 {
     let found = text.lines().find_map(|line| line.strip_prefix(before)?.parse().ok());
     found.unwrap_or_else(|| panic!("no `{before}` in {text}"))
 }
@@ -84,7 +84,7 @@ fn receive_ring_of_processes(home: &Home, policy: &str) {
         sent = sent.max(end);
         taken == PACKETS
     });
-    let took: Vec<u64> = clients.iter_mut().map(|p| told(&output(p), "took ")).collect();
+    let took: Vec<u64> = clients.iter_mut().map(|p| number_after(&output(p), "took ")).collect();
     assert_eq!(took.iter().sum::<u64>(), PACKETS);
     net.assert_given_back();
     summary(&format!("packets {PACKETS}, each once: {took:?}"));
@@ -116,7 +116,7 @@ fn transmit_ring_of_processes(home: &Home, policy: &str) {
         let got = tap.next(LIMIT).unwrap_or_else(|| panic!("packet {seq} did not arrive"));
         assert_eq!(packet::check(&got), Ok((1, seq)));
     }
-    let sent: Vec<u64> = both.iter_mut().map(|p| told(&output(p), "sent ")).collect();
+    let sent: Vec<u64> = both.iter_mut().map(|p| number_after(&output(p), "sent ")).collect();
     assert_eq!(sent.iter().sum::<u64>(), PACKETS);
     tap.assert_quiet();
     summary(&format!("packets {PACKETS}, each once and in order: {sent:?}"));
@@ -140,7 +140,7 @@ fn forked_child(home: &Home, policy: &str) {
     until("the port is open", || sessions_of(home, "va", "rx") == 1);
     send_in_step(&far, || number(&file));
     let text = output(&mut forker);
-    let (parent, child) = (told(&text, "parent took "), told(&text, "child took "));
+    let (parent, child) = (number_after(&text, "parent took "), number_after(&text, "child took "));
     assert_eq!(parent + child, PACKETS);
     drop(far);
     until("the last port is closed", || home.snapshot().regions.is_empty());
@@ -451,8 +451,11 @@ fn bridge_moves_frames_to_a_pipe_and_back_without_a_copy() {
         let moved_on: HashSet<u32> = indexes(&pipe).1;
         let fresh = moved_on.difference(&of_pipe).count();
         assert!(fresh >= sent.len().min(500), "buffers of the pipe's sender were exchanged: {fresh}");
-        let told = bridge_summary(&mut bridge);
-        assert_eq!((&told["zero_copy"], told["packets"].as_u64()), (&true.into(), Some(2 * sent.len() as u64)));
+        let number_after = bridge_summary(&mut bridge);
+        assert_eq!(
+            (&number_after["zero_copy"], number_after["packets"].as_u64()),
+            (&true.into(), Some(2 * sent.len() as u64))
+        );
         drop((pipe, watcher));
         assert_all_buffers_back(home, before);
         drop(keeper);
@@ -482,8 +485,8 @@ fn bridge_between_interfaces(home: &Home, policy: &str, zero_copy: bool) {
             assert_same(&tap.collect(sent.len()), &sent);
             moved += 2 * sent.len();
         }
-        let told = bridge_summary(&mut bridge);
-        assert_eq!(told["zero_copy"], zero_copy && more != ["-c"], "{more:?}");
+        let number_after = bridge_summary(&mut bridge);
+        assert_eq!(number_after["zero_copy"], zero_copy && more != ["-c"], "{more:?}");
         until("only the keeper is left", || home.snapshot().sessions.len() == 1);
         let now = home.snapshot().buffers(&region);
         assert_eq!((now, now.missing), (before, 0), "{more:?}");

@@ -433,8 +433,8 @@ fn an_interface_that_is_deleted_ends_its_port() {
                 let sleeper = scope.spawn(|| port.poll(Interest::RX, None));
                 std::thread::sleep(Duration::from_millis(100));
                 net.near.ip(&["link", "del", "va"]).expect("a link");
-                let told = sleeper.join().expect("no panic").expect_err("a port without an interface");
-                assert!(told.errno() == 6 && told.to_string().contains("interface is gone"), "{told}");
+                let reported = sleeper.join().expect("no panic").expect_err("a port without an interface");
+                assert!(reported.errno() == 6 && reported.to_string().contains("interface is gone"), "{reported}");
             });
             assert!(port.txsync().is_err() && port.rxsync().is_err());
             let (errno, why) = net.refused("netmap:va");
@@ -477,7 +477,7 @@ fn a_closed_port_leaves_the_interface_as_it_was() {
         let port = net.open("netmap:va");
         rustix::process::kill_process(home.daemon(), Signal::KILL).expect("our own daemon");
         net.assert_given_back();
-        until("the program is told", || matches!(port.rxsync(), Err(unetmap::Error::DaemonGone { .. })));
+        until("the program has an error", || matches!(port.rxsync(), Err(unetmap::Error::DaemonGone { .. })));
     });
 }
 

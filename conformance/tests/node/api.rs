@@ -79,8 +79,8 @@ fn go_without_cgo_and_python_exchange_packets() {
 fn io_uring_waits_for_packets() {
     isolated(|home| {
         let Some(node) = node(home) else { return };
-        let said = start(&node, &compile(home, "uring", &STATIC), &["netmap:u}1", "netmap:u{1"]).output();
-        match said.as_str() {
+        let printed = start(&node, &compile(home, "uring", &STATIC), &["netmap:u}1", "netmap:u{1"]).output();
+        match printed.as_str() {
             "ok\n" => {}
             why => summary(&format!("skipped: {why}")),
         }
@@ -189,8 +189,8 @@ fn a_region_created_before_the_node_cannot_be_mapped() {
         let own = compile(home, "node", &STATIC);
         let refused = node.command(&own).args(["sleeps", "old}1"]).output().expect("it starts");
         assert!(!refused.status.success());
-        let said = String::from_utf8_lossy(&refused.stderr);
-        assert!(said.contains("Device or resource busy"), "{said}");
+        let printed = String::from_utf8_lossy(&refused.stderr);
+        assert!(printed.contains("Device or resource busy"), "{printed}");
         send(&tx, 1, 0, 10).expect("room");
         expect(&rx, 1, 0, 10);
         drop((tx, rx));
@@ -322,8 +322,8 @@ fn calls_wait_for_a_stopped_daemon_and_fail_after_it_is_killed() {
         }
         // The mount of the killed daemon is replaced.
         assert!(fs::metadata(node.path()).is_err());
-        let (on, said) = unetmap_node(home, &["on", &node.path().display().to_string()]);
-        assert!(on, "{said}");
+        let (on, printed) = unetmap_node(home, &["on", &node.path().display().to_string()]);
+        assert!(on, "{printed}");
         let receiver = start(&node, &pipe, &["receive", "s}1", "3000"]);
         assert_eq!(start(&node, &pipe, &["send", "s{1", "3000"]).output(), "3000\n");
         assert_eq!(receiver.output(), "3000\n");
@@ -342,11 +342,11 @@ fn node_on_and_off_leave_other_mounts_untouched() {
         let (path, mount) = (home.folder().join("netmap"), home.folder().join("unetmapd.sock.node"));
         let run = |args: &[&str]| unetmap_node(home, args);
         let (at, theirs_) = (path.display().to_string(), theirs.display().to_string());
-        let (on, said) = run(&["on", &at]);
-        assert!(on, "twice is once: {said}");
+        let (on, printed) = run(&["on", &at]);
+        assert!(on, "twice is once: {printed}");
         assert!(run(&["status"]).1.starts_with("on: "));
-        let (on, said) = run(&["on", &theirs_]);
-        assert!(!on && said.contains("unetmap node off"), "{said}");
+        let (on, printed) = run(&["on", &theirs_]);
+        assert!(!on && printed.contains("unetmap node off"), "{printed}");
         assert!(!run(&["off", &theirs_]).0);
         // Its files stay usable until they are closed, and the daemon with them.
         let own = compile(home, "node", &STATIC);
@@ -364,8 +364,8 @@ fn node_on_and_off_leave_other_mounts_untouched() {
         until("nothing is left", || run(&["status", "--json"]).1.contains("\"left\":0"));
         drop(peer);
         // An existing file at the path is not removed.
-        let (on, said) = run(&["on", &theirs_]);
-        assert!(!on && said.contains("is not the daemon's"), "{said}");
+        let (on, printed) = run(&["on", &theirs_]);
+        assert!(!on && printed.contains("is not the daemon's"), "{printed}");
         assert_eq!(fs::read_to_string(&theirs).expect("it is there"), "precious");
         assert!(!mount.exists());
         fs::create_dir(&mount).expect("our folder");
@@ -417,8 +417,8 @@ fn each_user_has_its_own_memory_and_the_access_of_the_policy() {
             assert_eq!((sender.output(), receiver.output()), ("20000\n".into(), "20000\n".into()));
         }
         let refused = run(OTHER, &["send", "m{1", "1"]).output().expect("it starts");
-        let said = String::from_utf8_lossy(&refused.stderr);
-        assert!(!refused.status.success() && said.contains("Permission denied"), "{said}");
+        let printed = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && printed.contains("Permission denied"), "{printed}");
         let mut on = Command::new(conformance::program("unetmap"));
         on.args(["node", "off"]).env("UNETMAP_SOCKET", home.socket()).uid(USER).gid(USER);
         let refused = on.output();

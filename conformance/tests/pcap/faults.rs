@@ -277,19 +277,19 @@ fn tcpdump(home: &Home, port: &str, packets: usize) -> Option<(Guard, PathBuf)> 
     let file = home.folder().join(format!("{}.pcap", port.replace(['/', ':'], "-")));
     let mut command = Command::new(program("unetmap"));
     command.args(["run", "--", "tcpdump", "-n", "-Z", "root", "-i", port, "-c", &packets.to_string(), "-w"]).arg(&file);
-    let said = std::fs::File::create(file.with_extension("said")).expect("a file");
-    let guard = Guard::spawn(command.stdin(Stdio::null()).stderr(said));
+    let printed = std::fs::File::create(file.with_extension("stderr")).expect("a file");
+    let guard = Guard::spawn(command.stdin(Stdio::null()).stderr(printed));
     until("tcpdump has its port", || home.try_snapshot().is_some_and(|all| all.sessions.len() > before));
     Some((guard, file))
 }
 
 #[track_caller]
 fn assert_wrote(tcpdump: &mut Guard, file: &Path, sent: &[Vec<u8>]) {
-    let said = || std::fs::read_to_string(file.with_extension("said")).unwrap_or_default();
-    assert!(tcpdump.wait().success(), "{}", said());
+    let printed = || std::fs::read_to_string(file.with_extension("stderr")).unwrap_or_default();
+    assert!(tcpdump.wait().success(), "{}", printed());
     let got: Vec<_> = read_pcap(file).into_iter().map(|packet| packet.bytes).collect();
     assert_same(&got, sent);
-    assert!(said().contains("\n0 packets dropped by kernel"), "{}", said());
+    assert!(printed().contains("\n0 packets dropped by kernel"), "{}", printed());
 }
 
 #[test]

@@ -325,12 +325,12 @@ fn a_region_can_be_chosen_by_number() {
 fn packets_flow_without_system_calls() {
     isolated(|_| {
         let killed = Some(Signal::SYS.as_raw());
-        let mut said = String::new();
+        let mut printed = String::new();
         for run in 1..=20 {
             let mut quiet = Command::new(env!("CARGO_BIN_EXE_no_syscalls"));
             let output = quiet.args(["netmap:q{1", "netmap:q}1"]).output().expect("the helper starts");
-            said = String::from_utf8_lossy(&output.stdout).into_owned();
-            let words: Vec<&str> = said.lines().collect();
+            printed = String::from_utf8_lossy(&output.stdout).into_owned();
+            let words: Vec<&str> = printed.lines().collect();
             match words[..] {
                 ["opened", why] if why.starts_with("unable") => return summary(&format!("skipped: {why}")),
                 ["opened", moved] => {
@@ -343,7 +343,7 @@ fn packets_flow_without_system_calls() {
                 _ => panic!("{output:?}"),
             }
         }
-        panic!("a system call in each of 20 runs; the last one said {said:?}");
+        panic!("a system call in each of 20 runs; the last one printed {printed:?}");
     });
 }
 
@@ -394,12 +394,15 @@ fn port_info_and_pools_info_describe_a_port() {
             let body = NmreqPortInfoGet { nr_mem_id: mem_id, ..Default::default() };
             control(NETMAP_REQ_PORT_INFO_GET, name, body).map(|(_, info)| info)
         };
-        let told = info("p{1", 0).expect("an open port");
-        assert_eq!((told.nr_tx_slots, told.nr_rx_slots), (128, 1024));
-        assert_eq!((told.nr_tx_rings, told.nr_rx_rings), (3, 1));
-        assert_eq!((told.nr_mem_id, told.nr_memsize), (a.mem_id(), a.register().nr_memsize));
-        let told = info("p}1", a.mem_id()).expect("its other end");
-        assert_eq!((told.nr_tx_slots, told.nr_rx_slots, told.nr_tx_rings, told.nr_rx_rings), (1024, 128, 1, 3));
+        let reported = info("p{1", 0).expect("an open port");
+        assert_eq!((reported.nr_tx_slots, reported.nr_rx_slots), (128, 1024));
+        assert_eq!((reported.nr_tx_rings, reported.nr_rx_rings), (3, 1));
+        assert_eq!((reported.nr_mem_id, reported.nr_memsize), (a.mem_id(), a.register().nr_memsize));
+        let reported = info("p}1", a.mem_id()).expect("its other end");
+        assert_eq!(
+            (reported.nr_tx_slots, reported.nr_rx_slots, reported.nr_tx_rings, reported.nr_rx_rings),
+            (1024, 128, 1, 3)
+        );
         // A port that is not open is created for the request and removed after it.
         assert_eq!(info("q{1", 0).expect("a pipe that can be").nr_tx_slots, 1024);
         assert_eq!(home.snapshot().regions.len(), 1);

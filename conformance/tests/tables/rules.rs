@@ -117,8 +117,8 @@ impl Build {
         }
         let output = more(&mut cc).output();
         let output = output.map_err(|e| format!("cc: {e}; a C compiler is needed (apt-get install gcc)"))?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        if output.status.success() { Ok(()) } else { Err(format!("{what} does not compile: {said}")) }
+        let printed = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() { Ok(()) } else { Err(format!("{what} does not compile: {printed}")) }
     }
 
     /// Compiles a program.
@@ -198,7 +198,7 @@ fn run_program(build: &Build, name: &str, path: &Path, ids: &[String]) -> Result
     if log.contains("panicked") {
         return Err(format!("{name}, {}: the daemon panicked:\n{log}", access.name()));
     }
-    let (mut said, manual) = (BTreeMap::new(), manual());
+    let (mut printed, manual) = (BTreeMap::new(), manual());
     for line in text.lines() {
         let (id, mut cell) = parse(line).ok_or_else(|| format!("{name}: what is this? {line:?}"))?;
         if let Cell::Cannot(why) = &cell
@@ -206,13 +206,13 @@ fn run_program(build: &Build, name: &str, path: &Path, ids: &[String]) -> Result
         {
             cell = Cell::Fail(format!("cannot ({why}), and unetmap-conformance(7) does not say so"));
         }
-        if !ids.contains(&id) || said.insert(id, cell).is_some() {
-            return Err(format!("{name}, {}: said twice, or of no rule: {line:?}", access.name()));
+        if !ids.contains(&id) || printed.insert(id, cell).is_some() {
+            return Err(format!("{name}, {}: printed twice, or for no rule: {line:?}", access.name()));
         }
     }
     match status {
-        Some(_) => Ok(said),
-        None => Err(format!("{name}, {}: not over within {LIMIT:?}; it had said:\n{text}", access.name())),
+        Some(_) => Ok(printed),
+        None => Err(format!("{name}, {}: not finished within {LIMIT:?}; it had printed:\n{text}", access.name())),
     }
 }
 
@@ -253,7 +253,7 @@ fn rows(builds: &[Build], name: &str) -> Result<Vec<Row>, String> {
         return Err(format!("{name} lists no rules"));
     }
     // Side by side, as most of the time is waiting.
-    let said: Vec<_> = thread::scope(|scope| {
+    let printed: Vec<_> = thread::scope(|scope| {
         let ids = &ids;
         let methods =
             builds.iter().zip(&made).map(|(build, path)| scope.spawn(move || run_program(build, name, path, ids)));
@@ -261,8 +261,8 @@ fn rows(builds: &[Build], name: &str) -> Result<Vec<Row>, String> {
         let ended = methods.into_iter().map(|access| access.join());
         ended.map(|end| end.unwrap_or_else(|_| Err(format!("{name}: its runner panicked")))).collect::<Result<_, _>>()
     })?;
-    let missing = || Cell::Fail("the program said nothing of it".into());
-    let cell = |access: usize, id: &str| said[access].get(id).cloned().unwrap_or_else(missing);
+    let missing = || Cell::Fail("the program printed no result for it".into());
+    let cell = |access: usize, id: &str| printed[access].get(id).cloned().unwrap_or_else(missing);
     Ok(ids.into_iter().map(|id| Row { cells: [0, 1, 2, 3].map(|access| cell(access, &id)), id }).collect())
 }
 
@@ -317,10 +317,10 @@ fn check_the_checker(build: &Build) -> Result<(), String> {
     let path = build.make("broken", &source)?;
     let output = Command::new(path).arg("preload").output().map_err(|e| e.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let said: Vec<(String, Cell)> = text.lines().filter_map(parse).collect();
-    let failed = said.iter().filter(|(_, cell)| matches!(cell, Cell::Fail(_))).count();
-    let wanted = said.first() == Some(&("holds".into(), Cell::Ok)) && failed == 7 && said.len() == 8;
-    let silent = !said.iter().any(|(id, _)| id == "ends-silently");
+    let printed: Vec<(String, Cell)> = text.lines().filter_map(parse).collect();
+    let failed = printed.iter().filter(|(_, cell)| matches!(cell, Cell::Fail(_))).count();
+    let wanted = printed.first() == Some(&("holds".into(), Cell::Ok)) && failed == 7 && printed.len() == 8;
+    let silent = !printed.iter().any(|(id, _)| id == "ends-silently");
     match wanted && silent && !output.status.success() {
         true => Ok(()),
         false => Err(format!("rules that do not hold are not seen to fail:\n{text}")),

@@ -109,8 +109,8 @@ fn the_report_agrees_with_opening_veth_loopback_and_tunnels() {
             );
             assert_eq!(opinion(ns, "lo")["interfaces"][0]["way"], "generic, copy");
             // The kernel reports the XDP features of this interface.
-            let told = nic["features"].is_object();
-            assert!(!told || nic["way"] == "native, copy", "{nic}");
+            let reported = nic["features"].is_object();
+            assert!(!reported || nic["way"] == "native, copy", "{nic}");
 
             ns.ip(&["link", "set", "va", "down"]).unwrap();
             cure(ns, "va", "state");
@@ -149,8 +149,8 @@ fn the_report_names_the_data_path_of_a_veth_with_few_or_many_queues() {
             }
             let [vc, vd] = ["vc", "vd"].map(|name| opinion(ns, name)["interfaces"][0].clone());
             assert_eq!((&vc["queues"]["rx"], &vd["queues"]["rx"]), (&1.into(), &4.into()));
-            let told = vc["features"].is_object();
-            assert!(!told || (vc["way"] == "generic, copy" && vd["way"] == "native, copy"), "{vc} {vd}");
+            let reported = vc["features"].is_object();
+            assert!(!reported || (vc["way"] == "generic, copy" && vd["way"] == "native, copy"), "{vc} {vd}");
         });
     });
 }

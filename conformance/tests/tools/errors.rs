@@ -14,9 +14,9 @@ fn run(command: &mut Command) -> (i32, String) {
     let what = format!("{command:?}");
     let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
     let status = wait_within(&mut child, LIMIT).unwrap_or_else(|| panic!("{what} does not end"));
-    let mut said = String::new();
-    std::io::Read::read_to_string(&mut child.stderr.take().expect("a pipe"), &mut said).expect("text");
-    (status.code().unwrap_or_else(|| panic!("{what}: {status}, {said}")), said)
+    let mut printed = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().expect("a pipe"), &mut printed).expect("text");
+    (status.code().unwrap_or_else(|| panic!("{what}: {status}, {printed}")), printed)
 }
 
 fn command(line: &str) -> Command {
@@ -67,11 +67,11 @@ fn unwritable_output_panics_no_program() {
             "pkt-gen -i netmap:p{3 -f tx -n 1 -w 0 -T 0 --json",
         ];
         for line in lines {
-            let (status, said) = run(command(line).stdout(broken()));
-            assert!((0..=1).contains(&status) && !said.contains("panicked"), "{line} | true: {status}, {said}");
+            let (status, printed) = run(command(line).stdout(broken()));
+            assert!((0..=1).contains(&status) && !printed.contains("panicked"), "{line} | true: {status}, {printed}");
             let Some(full) = full() else { continue };
-            let (status, said) = run(command(line).stdout(full));
-            assert!(status == 1 && !said.contains("panicked"), "{line} >/dev/full: {status}, {said}");
+            let (status, printed) = run(command(line).stdout(full));
+            assert!(status == 1 && !printed.contains("panicked"), "{line} >/dev/full: {status}, {printed}");
         }
         for line in
             ["unetmap nic no-such-if", "unetmapd --listen-fd 0", "pkt-gen -i no-such-if", "bridge", "vale-ctl -d x:y"]
@@ -94,13 +94,13 @@ fn a_daemon_serves_when_its_output_is_closed() {
             assert!(daemon_listens(&at(name)), "no daemon serves: {ended:?}");
             ended
         };
-        let (status, said) = start("one", broken());
-        assert_eq!((status, &said[..]), (0, ""));
+        let (status, printed) = start("one", broken());
+        assert_eq!((status, &printed[..]), (0, ""));
         if let Some(full) = full() {
-            let (status, said) = start("two", full.into());
+            let (status, printed) = start("two", full.into());
             assert!(
-                status == 1 && said.contains("No space left") && said.contains("the daemon serves at"),
-                "{status}, {said}"
+                status == 1 && printed.contains("No space left") && printed.contains("the daemon serves at"),
+                "{status}, {printed}"
             );
         }
         until("both have ended", || !at("one").exists() && !at("two").exists());
@@ -118,10 +118,11 @@ fn an_impossible_socket_path_is_reported() {
             for (line, begins) in
                 [("unetmapd --foreground", "unetmapd: "), ("pkt-gen -i p{1 -n 1", "pkt-gen: no unetmapd answers")]
             {
-                let (status, said) = run(command(line).env("UNETMAP_SOCKET", path).stdout(Stdio::null()));
-                let told = said.starts_with(begins) && said.contains(why) && said.contains("UNETMAP_SOCKET");
-                assert!(status == 1 && told && said.lines().count() == 1, "{line}: {status}, {said}");
-                assert!(!said.contains("unetmapd: no unetmapd"), "{said}");
+                let (status, printed) = run(command(line).env("UNETMAP_SOCKET", path).stdout(Stdio::null()));
+                let reported =
+                    printed.starts_with(begins) && printed.contains(why) && printed.contains("UNETMAP_SOCKET");
+                assert!(status == 1 && reported && printed.lines().count() == 1, "{line}: {status}, {printed}");
+                assert!(!printed.contains("unetmapd: no unetmapd"), "{printed}");
             }
         }
         assert_eq!(std::fs::read_to_string(&file).expect("it is still there"), "precious");
@@ -129,10 +130,10 @@ fn an_impossible_socket_path_is_reported() {
             [("0", "no listening socket"), ("99", "Bad file descriptor"), ("4294967295", "Bad file descriptor")]
         {
             let mut command = command("unetmapd --socket");
-            let (status, said) = run(command.arg(home.folder().join("s")).args(["--listen-fd", fd]));
+            let (status, printed) = run(command.arg(home.folder().join("s")).args(["--listen-fd", fd]));
             assert!(
-                status == 1 && said.contains(&format!("--listen-fd {fd}: ")) && said.contains(why),
-                "{status}, {said}"
+                status == 1 && printed.contains(&format!("--listen-fd {fd}: ")) && printed.contains(why),
+                "{status}, {printed}"
             );
         }
     });
@@ -142,7 +143,10 @@ fn an_impossible_socket_path_is_reported() {
 fn an_unreadable_capture_is_reported_once() {
     isolated(|home| {
         let absent = home.folder().join("absent.pcap");
-        let (status, said) = run(Command::new(program("unetmap")).arg("replay").arg(&absent).arg("netmap:p{1"));
-        assert_eq!((status, said), (1, format!("unetmap: replay: {}: No such file or directory\n", absent.display())));
+        let (status, printed) = run(Command::new(program("unetmap")).arg("replay").arg(&absent).arg("netmap:p{1"));
+        assert_eq!(
+            (status, printed),
+            (1, format!("unetmap: replay: {}: No such file or directory\n", absent.display()))
+        );
     });
 }

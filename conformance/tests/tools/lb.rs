@@ -144,9 +144,9 @@ fn each_flow_stays_in_one_pipe_and_in_order() {
         }
         assert_eq!(seen.flows.len(), usize::from(FLOWS));
         assert!(seen.packets.iter().all(|&n| n > 0), "{:?}", seen.packets);
-        let told = lb.summary();
-        assert_eq!((number(&told["received"]), number(&told["drops"])), (seen.total(), 0));
-        let pipes: Vec<u64> = (0..PIPES).map(|i| number(&told["pipes"][i]["packets"])).collect();
+        let reported = lb.summary();
+        assert_eq!((number(&reported["received"]), number(&reported["drops"])), (seen.total(), 0));
+        let pipes: Vec<u64> = (0..PIPES).map(|i| number(&reported["pipes"][i]["packets"])).collect();
         assert_eq!(pipes, seen.packets);
     });
 }
@@ -182,13 +182,13 @@ fn sleeper(extra: u64) {
         assert!(Instant::now() < end, "{} of {} packets came", other.total(), his + kept());
         other.add(1, &receive(&sleepy));
     }
-    let told = lb.summary();
+    let reported = lb.summary();
     other.add(1, &receive(&sleepy));
-    let drops: Vec<u64> = (0..2).map(|i| number(&told["pipes"][i]["drops"])).collect();
+    let drops: Vec<u64> = (0..2).map(|i| number(&reported["pipes"][i]["drops"])).collect();
     assert_eq!(drops[0], 0);
     assert!(drops[1] >= lost && drops[1] <= lost + 128, "{extra}: {} dropped, {lost} due", drops[1]);
-    assert_eq!(number(&told["received"]), number(&told["forwarded"]) + drops[1]);
-    assert_eq!(number(&told["forwarded"]), seen.total() + other.total());
+    assert_eq!(number(&reported["received"]), number(&reported["forwarded"]) + drops[1]);
+    assert_eq!(number(&reported["forwarded"]), seen.total() + other.total());
 }
 
 #[test]
@@ -316,13 +316,13 @@ fn interface(home: &Home, policy: &str) {
         !sender.tx_rings()[0].pending()
     });
     std::thread::sleep(Duration::from_millis(100));
-    let told = lb.summary();
+    let reported = lb.summary();
     readers.iter().enumerate().for_each(|(i, reader)| seen.add(i, &receive(reader)));
-    let [received, forwarded, drops] = ["received", "forwarded", "drops"].map(|name| number(&told[name]));
+    let [received, forwarded, drops] = ["received", "forwarded", "drops"].map(|name| number(&reported[name]));
     assert_eq!(received, forwarded + drops);
-    assert!(drops > 0, "{told}");
+    assert!(drops > 0, "{reported}");
     // The kernel counts what the interface had no room for.
-    assert!(received <= sent && seen.total() == forwarded, "{sent} sent, {} seen, {told}", seen.total());
+    assert!(received <= sent && seen.total() == forwarded, "{sent} sent, {} seen, {reported}", seen.total());
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn introduce(ports: &[&Port]) {
         ether::send(port, BROADCAST, mac(n as u32), 1000 + n as u64, (0, 1));
     }
     for port in ports {
-        until("all have heard of all", || {
+        until("every port has received from every other", || {
             port.rxsync().expect("the daemon runs");
             port.rx_rings()[0].space() == ports.len() as u32 - 1
         });
@@ -499,12 +499,18 @@ fn list_info_and_header_requests_describe_ports() {
         assert_eq!(list("vale3:b", (0, 0)), Ok(("vale3:b".into(), 0, 255)));
         assert_eq!(list("vale4:", (0, 0)), Err(ENOENT));
         assert_eq!(list("lo", (0, 0)), Err(ENOENT));
-        let told = info("vale3:a").expect("an open port");
-        assert_eq!((told.nr_tx_slots, told.nr_rx_slots, told.nr_tx_rings, told.nr_rx_rings), (128, 1024, 1, 3));
-        assert_eq!((told.nr_mem_id, told.nr_memsize), (a.mem_id(), a.register().nr_memsize));
+        let reported = info("vale3:a").expect("an open port");
+        assert_eq!(
+            (reported.nr_tx_slots, reported.nr_rx_slots, reported.nr_tx_rings, reported.nr_rx_rings),
+            (128, 1024, 1, 3)
+        );
+        assert_eq!((reported.nr_mem_id, reported.nr_memsize), (a.mem_id(), a.register().nr_memsize));
         // Created for the request, and removed after it.
-        let told = info("vale3:fresh").expect("a port for the moment");
-        assert_eq!((told.nr_tx_slots, told.nr_rx_slots, told.nr_tx_rings, told.nr_rx_rings), (1024, 1024, 1, 1));
+        let reported = info("vale3:fresh").expect("a port for the moment");
+        assert_eq!(
+            (reported.nr_tx_slots, reported.nr_rx_slots, reported.nr_tx_rings, reported.nr_rx_rings),
+            (1024, 1024, 1, 1)
+        );
         assert_eq!(home.snapshot().ports.len(), 1);
         assert_eq!(info("vale3:lo").map(|_| ()), Err(EINVAL));
         // All ports, listed one after the other.

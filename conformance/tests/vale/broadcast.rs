@@ -89,11 +89,11 @@ fn introduce(ports: &[Port], headers: &[usize]) {
         transmit(port, 0, &[[&vec![0; *header], &hello[..]].concat()], BUFFER);
     }
     for port in ports {
-        let mut heard = 0;
-        until("all have heard of all", || {
+        let mut arrivals = 0;
+        until("every port has received from every other", || {
             port.rxsync().expect("a switch");
-            heard += take(port, 0).len();
-            heard == PORTS - 1
+            arrivals += take(port, 0).len();
+            arrivals == PORTS - 1
         });
         port.rxsync().expect("a switch");
     }
@@ -103,14 +103,14 @@ fn exchange(home: &Home, way: Way) {
     let ports: Vec<Port> = (0..PORTS).map(|n| open(&name(n))).collect();
     let headers: Vec<usize> = (0..PORTS).map(|n| [0, 12][usize::from(way == Way::Headers) * (n % 2)]).collect();
     for (n, header) in headers.iter().enumerate().filter(|(_, header)| **header > 0) {
-        let wish = NmreqPortHdr { nr_hdr_len: *header as u32, ..Default::default() };
-        control(NETMAP_REQ_PORT_HDR_SET, &name(n), wish).expect("a port");
+        let port_header = NmreqPortHdr { nr_hdr_len: *header as u32, ..Default::default() };
+        control(NETMAP_REQ_PORT_HDR_SET, &name(n), port_header).expect("a port");
     }
     if way == Way::Ruled {
         set("port vale0:p5 filter out ether proto 0x88b5");
     }
     introduce(&ports, &headers);
-    let mut heard = vec![Heard::default(); PORTS];
+    let mut arrivals = vec![Heard::default(); PORTS];
     // Received by the ports that read.
     let arrived = AtomicU64::new(0);
     let piece = if way == Way::Chains { 50 } else { BUFFER };
@@ -131,7 +131,7 @@ fn exchange(home: &Home, way: Way) {
         let port = &ports[n];
         port.rxsync().expect("a switch");
         for packet in take(port, 0) {
-            heard[n].hear(n, &packet[headers[n]..]);
+            arrivals[n].hear(n, &packet[headers[n]..]);
             arrived.fetch_add(u64::from(n < SLOW), Relaxed);
         }
     };
@@ -152,16 +152,16 @@ fn exchange(home: &Home, way: Way) {
     (0..PORTS).for_each(listen);
     let books = home.snapshot();
     let mut totals = [0; 3];
-    for (n, heard) in heard.iter().enumerate() {
+    for (n, arrivals) in arrivals.iter().enumerate() {
         let due = due_to(n, 0..ROUNDS * TURN);
         let dropped = books.ring(&name(n), "rx", 0).dropped;
-        assert_eq!(heard.packets + dropped, due, "port {n}: {} heard, {dropped} dropped", heard.packets);
+        assert_eq!(arrivals.packets + dropped, due, "port {n}: {} arrived, {dropped} dropped", arrivals.packets);
         assert!(n >= SLOW || dropped == 0, "port {n} reads, and lost {dropped}");
-        [due, heard.packets, dropped].iter().zip(&mut totals).for_each(|(n, total)| *total += n);
+        [due, arrivals.packets, dropped].iter().zip(&mut totals).for_each(|(n, total)| *total += n);
     }
     let lost: u64 = books.ports.iter().flat_map(|port| port.lost.values()).sum();
     assert_eq!(lost, 0);
-    assert!(books.ring(&name(LAZY), "rx", 0).dropped > 0 && heard[LAZY].packets <= 1023);
+    assert!(books.ring(&name(LAZY), "rx", 0).dropped > 0 && arrivals[LAZY].packets <= 1023);
     let [due, arrived, dropped] = totals;
     summary(&format!("{PORTS} ports: {due} due, {arrived} arrived in order, {dropped} dropped and counted"));
 }

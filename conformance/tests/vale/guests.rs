@@ -20,7 +20,7 @@ const BYTES: usize = 4 << 20;
 /// `guest`.
 struct Guest {
     carrier: Guard,
-    said: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    printed: std::io::Lines<BufReader<std::process::ChildStdout>>,
     /// The offloads that the kernel supports.
     offloads: u64,
 }
@@ -34,11 +34,11 @@ impl Guest {
         let mut command = ns.command(env!("CARGO_BIN_EXE_guest"));
         let mut carrier =
             Guard::spawn(command.args([&format!("vale0:{port}"), tap, &header.to_string()]).stdout(Stdio::piped()));
-        let mut said = BufReader::new(carrier.0.stdout.take().expect("a pipe")).lines();
-        let ready = said.next().expect("a carrier").expect("text");
+        let mut printed = BufReader::new(carrier.0.stdout.take().expect("a pipe")).lines();
+        let ready = printed.next().expect("a carrier").expect("text");
         let offloads = ready.strip_prefix("ready 0x").and_then(|hex| u64::from_str_radix(hex, 16).ok());
         bring_up(ns, tap, addresses);
-        Guest { carrier, said, offloads: offloads.unwrap_or_else(|| panic!("the carrier said {ready}")) }
+        Guest { carrier, printed, offloads: offloads.unwrap_or_else(|| panic!("the carrier printed {ready}")) }
     }
 
     /// Stops the program; returns its counts from the guest and to it.
@@ -46,7 +46,7 @@ impl Guest {
     fn end(mut self) -> [Count; 2] {
         kill_process(Pid::from_child(&self.carrier.0), Signal::TERM).expect("it runs");
         let counts = [(); 2].map(|()| {
-            let line = self.said.next().expect("a line").expect("text");
+            let line = self.printed.next().expect("a line").expect("text");
             let numbers: Vec<u64> = line.split(' ').map(|n| n.parse().expect("a number")).collect();
             numbers.try_into().expect("five numbers")
         });
@@ -162,13 +162,13 @@ fn fragments(home: &Home, three: &Three) {
     for mac in [mac, [0xff; 6]] {
         let server = udp_server(&three.host, PLAIN[0], 1);
         transmit(&maker, 0, &[datagram(mac, &payload)], BUFFER);
-        let said = server.last_line();
-        assert!(said.starts_with("[8000] "), "{said}");
+        let printed = server.last_line();
+        assert!(printed.starts_with("[8000] "), "{printed}");
         let digest = three.host.tool(
             "python3",
             &["-c", "import hashlib; print(hashlib.sha256(bytes(((i*7)>>3)&255 for i in range(8000))).hexdigest())"],
         );
-        assert_eq!(said.trim_start_matches("[8000] "), digest.expect("python3").trim());
+        assert_eq!(printed.trim_start_matches("[8000] "), digest.expect("python3").trim());
     }
     assert_eq!(bad(home), 0);
 }

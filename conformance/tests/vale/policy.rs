@@ -205,10 +205,10 @@ fn rate_and_storm_limits_are_enforced() {
         for seq in 0..count_before {
             say(&a, &[to_all(0, seq)]);
         }
-        let heard = drain(&b).len() as u64;
+        let arrived = drain(&b).len() as u64;
         let allowed = start.elapsed().as_secs() * 10 + 12;
-        assert!((1..=allowed).contains(&heard), "{heard} of {allowed}");
-        assert_eq!(heard + count("vale0:a", "lost", "storm"), count_before);
+        assert!((1..=allowed).contains(&arrived), "{arrived} of {allowed}");
+        assert_eq!(arrived + count("vale0:a", "lost", "storm"), count_before);
         ether::send(&a, mac(1), mac(0), 0, (0, 200));
         ether::expect(&b, 0, (0, 200));
         set("port vale0:a off");
@@ -219,9 +219,9 @@ fn rate_and_storm_limits_are_enforced() {
             say(&a, &[to_all(0, seq)]);
         }
         assert_eq!(drained(&b).len(), 100);
-        let heard = drain(&c).len() as u64;
-        assert!((1..100).contains(&heard), "{heard}");
-        assert_eq!(heard + count("vale0:c", "dropped", "rate"), 100);
+        let arrived = drain(&c).len() as u64;
+        assert!((1..100).contains(&arrived), "{arrived}");
+        assert_eq!(arrived + count("vale0:c", "dropped", "rate"), 100);
     });
 }
 
@@ -336,7 +336,7 @@ fn the_validated_bytes_are_the_delivered_bytes() {
         set("port vale0:hostile access 6");
         let stop = std::sync::atomic::AtomicBool::new(false);
         let relaxed = std::sync::atomic::Ordering::Relaxed;
-        let mut heard = 0u64;
+        let mut arrived = 0u64;
         let ring = &hostile.tx_rings()[0];
         let all: Vec<_> =
             std::iter::successors(Some(ring.head()), |p| Some(ring.next(*p))).take(ring.num_slots() as usize).collect();
@@ -358,7 +358,7 @@ fn the_validated_bytes_are_the_delivered_bytes() {
                     // It has exactly one tag, of the VLAN of its port.
                     assert_eq!(bytes[12..16], [0x81, 0, 0, 6]);
                     assert_eq!(bytes[16], 0x88, "the filter let nothing else pass");
-                    heard += 1;
+                    arrived += 1;
                 }
                 if seq % 64 == 0 {
                     other.rxsync().expect("a switch");
@@ -368,16 +368,16 @@ fn the_validated_bytes_are_the_delivered_bytes() {
             assert!(scribbler.join().expect("it ends") > 0);
         });
         assert!(drain(&victim).is_empty());
-        assert!(heard > 0);
-        summary(&format!("frames rewritten while they were judged: {heard} arrived, none wrong"));
+        assert!(arrived > 0);
+        summary(&format!("frames rewritten while they were judged: {arrived} arrived, none wrong"));
         home.assert_serves();
     });
 }
 
 /// Sets the length of the virtio-net header of a port.
 fn set_header(port: &str, bytes: u32) {
-    let wish = NmreqPortHdr { nr_hdr_len: bytes, ..Default::default() };
-    control(NETMAP_REQ_PORT_HDR_SET, port, wish).expect("a port");
+    let port_header = NmreqPortHdr { nr_hdr_len: bytes, ..Default::default() };
+    control(NETMAP_REQ_PORT_HDR_SET, port, port_header).expect("a port");
 }
 
 /// A virtio-net header can let the switch write a checksum anywhere into a packet: that happens before the filter runs.

@@ -39,8 +39,8 @@ fn everybody_hears_everybody(ports: &[Port], round: u64) {
 #[test]
 fn ports_are_distributed_over_threads_and_can_move() {
     isolated(|home| {
-        let told = ether::threads(3, "any");
-        assert_eq!((&told["threads"], told["running"].as_array().map(Vec::len)), (&3.into(), Some(0)));
+        let reported = ether::threads(3, "any");
+        assert_eq!((&reported["threads"], reported["running"].as_array().map(Vec::len)), (&3.into(), Some(0)));
         let mut ports: Vec<Port> = (0..6).map(|n| open(&format!("vale{}:p{n}", n / 4))).collect();
         assert_eq!(spread(home), [2, 2, 2]);
         everybody_hears_everybody(&ports[..4], 0);
@@ -51,8 +51,8 @@ fn ports_are_distributed_over_threads_and_can_move() {
         drop(wide);
         // Fewer threads, more threads, other processors: the ports keep working.
         for (round, n) in (1..).zip([1, 4, 2, 64, 3]) {
-            let told = ether::threads(n, "any");
-            assert_eq!(told["running"].as_array().map(Vec::len), Some(n));
+            let reported = ether::threads(n, "any");
+            assert_eq!(reported["running"].as_array().map(Vec::len), Some(n));
             let spread = spread(home);
             assert_eq!(spread.iter().sum::<usize>(), 6);
             assert!(spread.iter().max().unwrap() - spread.iter().min().unwrap() <= 1, "{spread:?}");

@@ -94,19 +94,19 @@ fn replayed_packets_are_captured() {
     let [ng, old] = ["out.pcapng", "out.pcap"].map(|name| daemon.folder().join(name));
 
     let running = capture(&daemon, "netmap:a}1", &format!("--json -c 50 -w {} udp port 5000", ng.display()));
-    let told = replay(&daemon, &format!("{} netmap:a{{1", input.display()));
-    assert_eq!(told["packets"], 100);
-    assert!(told["seconds"].as_f64().unwrap() >= (99 * gap).as_secs_f64(), "{told}");
+    let reported = replay(&daemon, &format!("{} netmap:a{{1", input.display()));
+    assert_eq!(reported["packets"], 100);
+    assert!(reported["seconds"].as_f64().unwrap() >= (99 * gap).as_secs_f64(), "{reported}");
     let (status, out, err) = running.wait();
-    let told: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!((status, &told["accepted"], &told["dropped"]), (0, &50.into(), &0.into()), "{out}{err}");
+    let reported: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((status, &reported["accepted"], &reported["dropped"]), (0, &50.into(), &0.into()), "{out}{err}");
     let got = packets(&ng);
     let even: Vec<_> = (0..100).step_by(2).map(frame).collect();
     assert_eq!(got.iter().map(|(_, bytes)| bytes.clone()).collect::<Vec<_>>(), even);
     // The second to last packet was sent 98 gaps after the first. A packet is not captured before it is sent.
     let span = got.last().unwrap().0.saturating_sub(got[0].0);
     assert!(span > gap * 40, "{span:?}");
-    assert_eq!([4, 5, 6].map(|code| counter(&ng, code)), [told["received"].as_u64().unwrap(), 0, 50]);
+    assert_eq!([4, 5, 6].map(|code| counter(&ng, code)), [reported["received"].as_u64().unwrap(), 0, 50]);
 
     // Replays the captured file three times at a rate, and captures in the other format.
     let running = capture(&daemon, "netmap:b}1", &format!("-c 150 -s 70 -w {}", old.display()));
@@ -125,11 +125,11 @@ fn a_size_limit_splits_the_capture_and_old_files_are_removed() {
     let args = format!("--json -c 100 --file-size 2k --files 3 -w {}", out.display());
     let running = capture(&daemon, "netmap:f}1", &args);
     assert_eq!(replay(&daemon, &format!("{} netmap:f{{1", input.display()))["packets"], 100);
-    let (status, told, err) = running.wait();
+    let (status, reported, err) = running.wait();
     assert_eq!(status, 0, "{err}");
-    let told: Value = serde_json::from_str(&told).unwrap();
-    let files = told["files"].as_u64().unwrap();
-    assert!(files > 6, "{told}");
+    let reported: Value = serde_json::from_str(&reported).unwrap();
+    let files = reported["files"].as_u64().unwrap();
+    assert!(files > 6, "{reported}");
     let name = |number: u64| daemon.folder().join(format!("ring_{number:05}.pcapng"));
     let kept: Vec<_> = (1..=files).filter(|number| name(*number).exists()).collect();
     assert_eq!(kept, [files - 2, files - 1, files]);

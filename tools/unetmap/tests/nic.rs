@@ -45,13 +45,13 @@ fn without_root_the_error_names_the_reason() {
             return;
         }
     };
-    let said = String::from_utf8_lossy(&output.stderr);
+    let printed = String::from_utf8_lossy(&output.stderr);
     if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1) {
-        assert!(said.contains("needs two processors"), "{said}");
+        assert!(printed.contains("needs two processors"), "{printed}");
         return;
     }
     assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]));
-    assert_eq!(said, "unetmap: bench nic-tx: network namespaces need root\n");
+    assert_eq!(printed, "unetmap: bench nic-tx: network namespaces need root\n");
 }
 
 #[test]
@@ -69,8 +69,8 @@ fn unetmap_and_every_peer_have_a_rate() {
         return;
     };
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
     let rows: Vec<Value> =
         String::from_utf8(output.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let expected = [
@@ -86,7 +86,7 @@ fn unetmap_and_every_peer_have_a_rate() {
             let has = |row: &&&Value| row["peers"][peer]["median"].as_f64() > Some(0.0);
             assert!(rows.iter().any(|row| has(&row)), "{name} {peer}: {rows:?}");
         }
-        let left_out = said.contains(&format!("{name}: skipping peer libpcap: "));
-        assert!(left_out || rows.iter().any(|row| row["peers"]["libpcap"].is_object()), "{name}: {rows:?}\n{said}");
+        let left_out = printed.contains(&format!("{name}: skipping peer libpcap: "));
+        assert!(left_out || rows.iter().any(|row| row["peers"]["libpcap"].is_object()), "{name}: {rows:?}\n{printed}");
     }
 }

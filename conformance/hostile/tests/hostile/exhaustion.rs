@@ -31,7 +31,7 @@ fn requests() -> Vec<NetmapRequest> {
 
 /// Sends every kind of request, each on its own connection; returns how many were served.
 fn ask_for_everything(home: &Home) -> usize {
-    let asked = |message: &[u8]| {
+    let is_accepted = |message: &[u8]| {
         let raw = ControlConnection::connect(&home.socket()).expect("a daemon that listens");
         // It may have hung up already.
         let _ = raw.send(message);
@@ -40,7 +40,7 @@ fn ask_for_everything(home: &Home) -> usize {
     let ports = requests().into_iter().map(|request| wire::encode(NetmapRequest::KIND, 0, 0, 0, &request.encode()));
     let others = [LockHolderRequest::KIND, SnapshotRequest::KIND, KnobRequest::KIND]
         .map(|kind| wire::encode(kind, 0, 0, 0, &[]));
-    ports.chain(others).filter(|message| asked(message)).count()
+    ports.chain(others).filter(|message| is_accepted(message)).count()
 }
 
 /// Sets a limit of the daemon, runs a function, and restores the limit.
@@ -54,7 +54,7 @@ fn limited<T>(home: &Home, what: Resource, to: u64, body: impl FnOnce() -> T) ->
     done
 }
 
-/// Asks for everything under each limit of `steps`, told as what is left beyond what the daemon has; then everything
+/// Requests everything under each limit of `steps`, given as what is left beyond what the daemon has; then everything
 /// must be there again.
 fn starve(home: &Home, what: Resource, has: impl Fn() -> u64, steps: impl Iterator<Item = u64>) {
     let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));

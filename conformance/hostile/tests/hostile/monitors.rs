@@ -87,8 +87,8 @@ fn a_killed_monitored_program_ends_its_monitors() {
             sleep(Duration::from_micros(rng.below(20_000)));
             sender.kill();
             assert!(monitor.wait().success(), "the monitor did not survive");
-            let [good, bad, told] = record(&seen);
-            assert_eq!((bad, told), (0, 1), "copies of packets that were never sent, or the end was not reported");
+            let [good, bad, reported] = record(&seen);
+            assert_eq!((bad, reported), (0, 1), "copies of packets that were never sent, or the end was not reported");
             copies += good;
         }
         assert!(is_alive(receiver.pid()), "the receiver did not survive");
@@ -243,7 +243,7 @@ fn a_false_monitor_generation_stops_nobody() {
         let raw_port = RawPort::open(&home.socket(), "p}1");
         let over = AtomicBool::new(false);
         let rx = raw_port.bound.rings.iter().find(|ring| ring.dir == 1).expect("a receive ring");
-        let (mut told, mut word) = (0u32, [0; 4]);
+        let (mut reported, mut word) = (0u32, [0; 4]);
         raw_port
             .endpoint_states
             .read_exact_at(&mut word, u64::from(rx.state) * 128 + NOTICE * 4)
@@ -253,10 +253,10 @@ fn a_false_monitor_generation_stops_nobody() {
             let liar = scope.spawn(|| {
                 let end = Instant::now() + LIMIT * 2;
                 while !over.load(Relaxed) && Instant::now() < end {
-                    told += 4;
+                    reported += 4;
                     for ring in 0..raw_port.bound.rings.len() {
                         // The lowest bits are flags with another meaning and stay 0.
-                        raw_port.write_state(ring, NOTICE, told);
+                        raw_port.write_state(ring, NOTICE, reported);
                     }
                     sleep(Duration::from_micros(200));
                 }

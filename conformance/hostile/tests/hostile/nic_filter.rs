@@ -59,9 +59,9 @@ fn the_daemon_validates_filter_instructions() {
         let action = NicAction::Filter(Filter { expression: "x".repeat(MAX_EXPRESSION), program: longest });
         let (errno, why) = ask(&NicRequest { interface: "va".into(), action }.encode());
         assert_eq!(errno, 0, "{why}");
-        let told = done(&net.near, &["va", "--json"]);
-        let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
-        assert_eq!(told["filter"]["instructions"], MAX_INSNS);
+        let reported = done(&net.near, &["va", "--json"]);
+        let reported: serde_json::Value = serde_json::from_str(&reported).expect("JSON");
+        assert_eq!(reported["filter"]["instructions"], MAX_INSNS);
         tap.send(&frame(60, 1));
         assert_same(&collect(&port, 1), &[frame(60, 1)]);
         done(&net.near, &["va", "filter", "ether proto 0x88b5"]);

@@ -149,7 +149,7 @@ fn slots_and_packets_can_change_while_the_switch_reads_them() {
             let region = if shares { near.mem_id() } else { 0 };
             let mut racers = names.map(|name| racer(name, rng.next_u64(), region, offsets));
             until("they are there", || home.snapshot().ports.len() == 9);
-            let (mut monitors, mut heard) = (Vec::new(), 0);
+            let (mut monitors, mut arrived) = (Vec::new(), 0);
             let end = Instant::now() + Duration::from_millis(2500);
             while Instant::now() < end {
                 let name = [names[0], names[1], "vale0:victim"][rng.below(3) as usize];
@@ -172,7 +172,7 @@ fn slots_and_packets_can_change_while_the_switch_reads_them() {
                     // An error is permitted: a client of the same region may have overwritten this port's rings.
                     let _ = port.rxsync();
                     for ring in port.rx_rings() {
-                        heard +=
+                        arrived +=
                             ring.available().filter(|slot| !conformance::traffic::bytes_of(slot).is_empty()).count();
                         ring.advance(u32::MAX);
                     }
@@ -180,7 +180,7 @@ fn slots_and_packets_can_change_while_the_switch_reads_them() {
                 }
             }
             assert!(racers.iter_mut().all(|guard| guard.0.try_wait().expect("our child").is_none()));
-            assert!(heard > 0, "no packet of theirs arrives");
+            assert!(arrived > 0, "no packet of theirs arrives");
             let books = home.snapshot();
             assert_eq!(books.ports.iter().filter_map(|port| port.lost.get("fault")).sum::<u64>(), 0);
             let unaccounted = |home: &Home| home.snapshot().regions.iter().any(|one| one.buffers.unaccounted() != 0);
@@ -190,7 +190,7 @@ fn slots_and_packets_can_change_while_the_switch_reads_them() {
             assert!(!unaccounted(home));
             drop(near);
             until("their region has gone", || home.snapshot().ports.len() == 6);
-            summary(&format!("shared region {shares}, offsets to {offsets}: {heard} packets of theirs arrived"));
+            summary(&format!("shared region {shares}, offsets to {offsets}: {arrived} packets of theirs arrived"));
         }
         assert_eq!(dropped(home), 0);
         let sent: u64 = pairs.iter().map(|pair| pair.sent).sum();
@@ -313,8 +313,8 @@ fn a_switch_thread_that_panics_is_restarted() {
         until("there is a daemon", || home.try_snapshot().is_some_and(|books| books.ports.len() == 1));
         let daemon = home.daemon();
         let environment = std::fs::read(format!("/proc/{}/environ", daemon.as_raw_pid())).expect("its environment");
-        let asked = environment.split(|byte| *byte == 0).any(|entry| entry == b"UNETMAP_FAULT=switch");
-        assert!(asked, "the daemon was started by another program");
+        let injected = environment.split(|byte| *byte == 0).any(|entry| entry == b"UNETMAP_FAULT=switch");
+        assert!(injected, "the daemon was started by another program");
         // The second half with several threads.
         let mut pairs: Vec<Pair> = (0..2).map(|n| Pair::open("vale0", n)).collect();
         let (bad, good) = (open("vale1:bad"), open("vale1:good"));
@@ -365,8 +365,8 @@ fn ask_for_others(home: &Home, rng: &mut Rng) -> i32 {
         4 => NetmapRequest::new(NETMAP_REQ_VALE_POLLING_ENABLE, other, polling.as_bytes()),
         5 => NetmapRequest::new(NETMAP_REQ_VALE_POLLING_DISABLE, other, polling.as_bytes()),
         _ => {
-            let wish = NmreqRegister { nr_mode: 1, nr_flags: NR_EXCLUSIVE, ..Default::default() };
-            NetmapRequest::new(NETMAP_REQ_REGISTER, "vale0:good0a", wish.as_bytes())
+            let register_body = NmreqRegister { nr_mode: 1, nr_flags: NR_EXCLUSIVE, ..Default::default() };
+            NetmapRequest::new(NETMAP_REQ_REGISTER, "vale0:good0a", register_body.as_bytes())
         }
     };
     let (errno, answer, _) =

@@ -138,7 +138,7 @@ mod tests {
         assert!(parents.upgrade().is_none(), "the parent has its own connection");
         assert!(cell.get(0).is_none() && cell.get(1).is_some());
         cell.set(holder(3, 1));
-        assert!(of_mine.upgrade().is_some(), "another thread may have told its number already");
+        assert!(of_mine.upgrade().is_some(), "another thread may have sent its number already");
         assert_eq!(cell.get(1).map(|holder| holder.number), Some(3));
     }
 }
