@@ -115,6 +115,8 @@ pub(crate) struct RegionRecord {
     bufs: BufPool,
     /// Open sessions in this region.
     pub(crate) sessions: u32,
+    /// Persistent ports of this region, open or not.
+    pub(crate) persistent_ports: u32,
     /// Extra buffers that those sessions hold.
     pub(crate) extra: u32,
 }
@@ -156,6 +158,7 @@ impl RegionRecord {
             rings: ObjectPool::new(geometry.rings.count),
             bufs: BufPool::new(geometry.bufs.count),
             sessions: 0,
+            persistent_ports: 0,
             extra: 0,
         })
     }

@@ -216,8 +216,8 @@ impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
 
     /// Frees a region in which no port lies and no session is open.
     pub(crate) fn free_region_if_unused(&mut self, region: RegionKey) {
-        let has_sessions = self.regions.get(region).is_some_and(|record| record.sessions > 0);
-        if !has_sessions && self.ports_of(region).next().is_none() {
+        let is_kept = |record: &RegionRecord| record.sessions > 0 || record.persistent_ports > 0;
+        if !self.regions.get(region).is_some_and(is_kept) && self.ports_of(region).next().is_none() {
             self.regions.remove(region);
         }
     }

@@ -134,6 +134,8 @@ pub struct MacTable {
     generation: AtomicU64,
     /// The current epoch, below [`EPOCHS`], shifted as in entries. Constant unless ageing is configured.
     epoch: AtomicU64,
+    /// Whether addresses are recorded.
+    learns: bool,
     writer: Mutex<()>,
 }
 
@@ -152,8 +154,14 @@ impl MacTable {
             counts: (0..MAX_PORTS).map(|_| AtomicU32::new(0)).collect(),
             generation: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
+            learns: true,
             writer: Mutex::new(()),
         }
+    }
+
+    /// A table that remains empty: a switch of two ports with this table is a wire.
+    pub fn without_learning() -> MacTable {
+        MacTable { learns: false, ..MacTable::new() }
     }
 
     /// Changes whenever a result of [`MacTable::port_of`] may have changed.
@@ -198,6 +206,9 @@ impl MacTable {
     /// its epoch.
     #[cold]
     fn change(&self, bucket: usize, entry: u64) {
+        if !self.learns {
+            return;
+        }
         let _writer = self.lock();
         let (bucket, port) = (&self.buckets[bucket].0, port_in(entry));
         let count = |port: u8| self.counts[usize::from(port)].load(Relaxed);
@@ -401,6 +412,14 @@ mod tests {
         assert_eq!(table.len(), 1);
         table.clear();
         assert!(table.is_empty() && table.entries().is_empty());
+    }
+
+    #[test]
+    fn a_table_without_learning_remains_empty() {
+        let table = MacTable::without_learning();
+        let before = table.generation();
+        table.learn(mac(1), 3);
+        assert_eq!((table.port_of(mac(1)), table.len(), table.generation()), (None, 0, before));
     }
 
     #[test]

@@ -123,7 +123,8 @@ pub struct NewPort {
     pub mem_id: u16,
 }
 
-/// Creates the persistent port `name`: an interface of that name that can be attached to a switch and outlives the program.
+/// Creates the persistent port `name`: an interface of that name that outlives the program. Programs open it as
+/// `netmap:NAME`, and as a port of a switch once it is attached.
 ///
 /// # Errors
 /// The daemon's refusal, or no daemon answers and none could be started.

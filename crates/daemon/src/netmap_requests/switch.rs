@@ -4,7 +4,7 @@ use unetmap_abi::*;
 use unetmap_core::control::NetmapRequest;
 
 use super::Call;
-use crate::ports::vale::{self, attached};
+use crate::ports::vale::{self, attach_requests, persistent};
 use crate::refusal::Refusal;
 
 /// VALE_LIST.
@@ -21,7 +21,7 @@ pub(super) fn list(call: &mut Call<'_>) -> Result<(), Refusal> {
 /// VALE_ATTACH.
 pub(super) fn attach(call: &mut Call<'_>) -> Result<(), Refusal> {
     let (name, request) = (call.name()?, call.body::<NmreqValeAttach>()?);
-    let port_index = attached::attach(call.daemon, &name, &request.reg, call.caller)?;
+    let port_index = attach_requests::attach(call.daemon, &name, &request.reg, call.caller)?;
     call.set_body(&NmreqValeAttach { port_index, ..request });
     Ok(())
 }
@@ -29,7 +29,7 @@ pub(super) fn attach(call: &mut Call<'_>) -> Result<(), Refusal> {
 /// VALE_DETACH.
 pub(super) fn detach(call: &mut Call<'_>) -> Result<(), Refusal> {
     let (name, request) = (call.name()?, call.body::<NmreqValeDetach>()?);
-    let port_index = attached::detach(call.daemon, &name, call.caller)?;
+    let port_index = attach_requests::detach(call.daemon, &name, call.caller)?;
     call.set_body(&NmreqValeDetach { port_index, ..request });
     Ok(())
 }
@@ -37,23 +37,23 @@ pub(super) fn detach(call: &mut Call<'_>) -> Result<(), Refusal> {
 /// VALE_NEWIF.
 pub(super) fn create_persistent(call: &mut Call<'_>) -> Result<(), Refusal> {
     let (name, request) = (call.name()?, call.body()?);
-    attached::create_persistent(call.daemon, &name, request, call.caller)
+    persistent::create(call.daemon, &name, request, call.caller)
 }
 
 /// VALE_DELIF.
 pub(super) fn delete_persistent(call: &mut Call<'_>) -> Result<(), Refusal> {
     let name = call.name()?;
-    attached::delete_persistent(call.daemon, &name, call.caller)
+    persistent::delete(call.daemon, &name, call.caller)
 }
 
 /// VALE_POLLING_ENABLE.
 pub(super) fn start_polling(call: &mut Call<'_>) -> Result<(), Refusal> {
     let (name, request) = (call.name()?, call.body()?);
-    attached::start_polling(call.daemon, &name, &request, call.caller)
+    attach_requests::start_polling(call.daemon, &name, &request, call.caller)
 }
 
 /// VALE_POLLING_DISABLE.
 pub(super) fn stop_polling(call: &mut Call<'_>) -> Result<(), Refusal> {
     let name = call.name()?;
-    attached::stop_polling(call.daemon, &name, call.caller)
+    attach_requests::stop_polling(call.daemon, &name, call.caller)
 }

@@ -93,8 +93,9 @@ pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(
         // The new sockets are opened before the old ones are closed, so that the queue stays open and no packet is
         // lost.
         let program = EndpointKey { port: port_key.clone(), index: 1 };
+        let interface = PortKey::Nic(nic).into();
         let prepared = needed
-            .map(|needed| mediator::prepare(daemon, &program, &key.interface, nic, (pair, pair.0), needed))
+            .map(|needed| mediator::prepare(daemon, &program, &key.interface, &interface, (pair, pair.0), needed))
             .transpose()?;
         let old = daemon.registry.get_mut::<Mediated>(&port_key).and_then(|port| port.threads.remove(&pair));
         mediator::stop(daemon, old);

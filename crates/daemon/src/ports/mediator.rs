@@ -22,8 +22,7 @@ use unetmap_sys::clock::spin_hint;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::{process, socket};
 
-use super::nic::NicKey;
-use super::{Daemon, EndpointKey, Options, PortKey, Registered, monitor};
+use super::{Daemon, EndpointKey, Options, Registered, monitor};
 use crate::caller::Caller;
 use crate::refusal::{Refusal, refuse};
 use crate::tuning::mediator::{
@@ -116,13 +115,13 @@ pub(crate) fn stop(daemon: &mut Daemon, threads: impl IntoIterator<Item = Mediat
     sessions.into_iter().for_each(|session| daemon.close(session));
 }
 
-/// Opens both sides of a ring pair: the interface's, and that of the endpoint `program` that faces it. `program_mode`
+/// Opens both sides of a ring pair: that of `interface`, and that of the endpoint `program` that faces it. `program_mode`
 /// selects the pair there.
 pub(crate) fn prepare(
     daemon: &mut Daemon,
     program: &EndpointKey,
     name: &str,
-    nic: NicKey,
+    interface: &EndpointKey,
     (pair, program_mode): (RingPair, u32),
     directions: Directions,
 ) -> Result<Prepared, Refusal> {
@@ -139,7 +138,7 @@ pub(crate) fn prepare(
     };
     let ring = |nr_mode, nr_flags| NmreqRegister { nr_mode, nr_ringid: pair.1, nr_flags, ..Default::default() };
     let (caller, options) = (Caller::daemon(), Options::default());
-    let interface = daemon.open_session(PortKey::Nic(nic).into(), name, &ring(pair.0, only), &options, &caller)?;
+    let interface = daemon.open_session(interface.clone(), name, &ring(pair.0, only), &options, &caller)?;
     let mut sessions = [interface.session, 0];
     let program = daemon.open_session(program.clone(), name, &ring(program_mode, mirrored), &options, &caller);
     let prepared = program.and_then(|program| {

@@ -59,6 +59,8 @@ pub(crate) enum PortKey {
     Nic(NicKey),
     /// A switch port.
     Vale(ValeKey),
+    /// The end of a persistent port that programs open, by the index of its hidden end.
+    Persistent(u32),
     /// A network interface of which the daemon runs the sockets for a program.
     Mediated(MediatedKey),
     Pipe(PipeKey),
@@ -359,6 +361,7 @@ impl Daemon {
     fn session_opened(&mut self, at: &EndpointKey) -> Result<(), Refusal> {
         match &at.port {
             PortKey::Mediated(key) if at.index == 0 => mediated::update_threads(self, key),
+            PortKey::Persistent(hidden) => vale::persistent::connect_ends(self, *hidden),
             PortKey::Monitor(id) => {
                 monitor::notify_watched(self, *id);
                 Ok(())
@@ -369,10 +372,14 @@ impl Daemon {
 
     /// Does what a kind does after a session was closed, besides unbinding.
     fn session_closed(&mut self, at: &EndpointKey, name: &str) {
-        if let PortKey::Mediated(key) = &at.port
-            && at.index == 0
-        {
-            mediated::session_closed(self, key, name);
+        match &at.port {
+            PortKey::Mediated(key) if at.index == 0 => mediated::session_closed(self, key, name),
+            PortKey::Persistent(hidden) => {
+                if let Err(e) = vale::persistent::connect_ends(self, *hidden) {
+                    tracing::error!(name, "the host is not connected with its switch again: {}", e.why);
+                }
+            }
+            _ => {}
         }
     }
 
@@ -419,7 +426,10 @@ fn find_open_port(daemon: &mut Daemon, spec: &PortSpec, caller: &Caller) -> Resu
             let key = PipeKey { scope, parent: spec.parent.clone(), id: pipe.id.clone() };
             EndpointKey { port: PortKey::Pipe(key), index: endpoint_index(pipe.role) }
         }
-        (None, PortKind::Vale) => PortKey::Vale(vale::key_of(daemon, &spec.parent, caller)?).into(),
+        (None, PortKind::Vale) => {
+            let key = vale::key_of(daemon, &spec.parent, caller)?;
+            vale::program_port(daemon, key).into()
+        }
         (None, PortKind::Netmap) => find_open_interface(daemon, &spec.parent, caller)?.into(),
     };
     match daemon.registry.endpoint(&at) {
@@ -430,6 +440,9 @@ fn find_open_port(daemon: &mut Daemon, spec: &PortSpec, caller: &Caller) -> Resu
 
 fn find_open_interface(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<PortKey, Refusal> {
     let (link, access) = nic::admitted(daemon, name, caller)?;
+    if let Some(hidden) = vale::persistent::of_link(daemon, &link, caller)? {
+        return Ok(PortKey::Persistent(hidden));
+    }
     let scope = daemon.interface_scope(caller);
     let Some(nic) = nic::find(&daemon.registry, caller.netns_id(), link.index) else { return not_open() };
     let is_own = match access {

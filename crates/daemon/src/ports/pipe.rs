@@ -15,6 +15,7 @@ use unetmap_mem::ChannelPage;
 use super::mediated::Mediated;
 use super::pipe_rings::PipeRings;
 use super::snapshot::PortSnapshot;
+use super::vale::persistent;
 use super::{Daemon, Description, EndpointKey, Port, PortKey, nic};
 use crate::caller::Caller;
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
@@ -73,7 +74,11 @@ pub(super) fn find_or_create(
     }
     let shape = EndpointShape::requested(request, MAX_PIPE_RINGS)?;
     let region = match (request.nr_mem_id, interface) {
-        (0, Some((_, Access::Direct))) => daemon.interface_region(caller, 0)?,
+        (0, Some((_, access))) => match (persistent::region_of(daemon, parent, caller)?, access) {
+            (Some(region), _) => region,
+            (None, Access::Direct) => daemon.interface_region(caller, 0)?,
+            (None, Access::Mediated) => region_of_parent(daemon, scope, parent, &shape)?,
+        },
         (0, _) => region_of_parent(daemon, scope, parent, &shape)?,
         (mem_id, _) => daemon.region_by_number(mem_id, caller)?,
     };

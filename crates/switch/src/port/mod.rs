@@ -54,8 +54,9 @@ pub struct RingConfig<'a> {
 
 /// A port as switch threads see it.
 pub struct SwitchPort {
-    /// Its index in the switch, below [`MAX_PORTS`](crate::fdb::MAX_PORTS).
-    pub(crate) index: u8,
+    /// Its index in the switch, below [`MAX_PORTS`](crate::fdb::MAX_PORTS). It changes only while the port is in no
+    /// switch.
+    index: AtomicU8,
     /// Notified by the client when it has sent and the switch sleeps.
     pub(crate) doorbell: Doorbell,
     pub(crate) region: Region,
@@ -87,7 +88,7 @@ impl SwitchPort {
     ) -> io::Result<SwitchPort> {
         let buf_size = region.limits().buf_size;
         Ok(SwitchPort {
-            index,
+            index: AtomicU8::new(index),
             doorbell,
             region: region.clone(),
             vnet_hdr_len: AtomicU8::new(0),
@@ -118,8 +119,15 @@ impl SwitchPort {
     }
 
     /// Returns its index in the switch.
+    #[inline(always)]
     pub fn index(&self) -> u8 {
-        self.index
+        self.index.load(Relaxed)
+    }
+
+    /// Prepares the port for another switch, in which its index is `index`. No thread may be using the port.
+    pub fn move_to(&self, index: u8) {
+        self.index.store(index, Relaxed);
+        self.tx.iter().for_each(PortTx::forget_flows);
     }
 
     /// Returns the bytes of the virtio-net header that each packet of the port begins with: 0, 10 or 12.
@@ -217,7 +225,7 @@ impl SwitchPort {
     #[inline]
     pub(crate) fn deliver_run(&self, context: &BatchContext<'_>, (addresses, at): ([u8; MAC_PAIR_BYTES], u32)) -> u32 {
         let Some(rx) = self.rx_for(context.number) else { return 0 };
-        context.backpressure.note_delivery(self.index);
+        context.backpressure.note_delivery(self.index());
         let mut done = 0;
         loop {
             let (packets, full) = rx.fill_run(&self.region, context, addresses, at + done);
@@ -233,7 +241,7 @@ impl SwitchPort {
     #[inline]
     pub(crate) fn deliver_copies(&self, context: &BatchContext<'_>, mut packets: &[SlotHead]) {
         let Some(rx) = self.rx_for(context.number) else { return };
-        context.backpressure.note_delivery(self.index);
+        context.backpressure.note_delivery(self.index());
         loop {
             let done = rx.fill_copies(&self.region, context, packets);
             packets = packets.get(done..).unwrap_or_default();
@@ -257,7 +265,7 @@ impl SwitchPort {
         (mut packets, unicast): (impl Iterator<Item = Packet>, bool),
     ) {
         let Some(rx) = self.rx_for(context.number) else { return };
-        context.backpressure.note_delivery(self.index);
+        context.backpressure.note_delivery(self.index());
         if self.vnet_hdr_len() != context.port.vnet_hdr_len() {
             return vnet_hdr::deliver_converted(rx, self, context, packets);
         }

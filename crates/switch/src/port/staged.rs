@@ -128,9 +128,10 @@ impl SwitchPort {
         listed: impl Iterator<Item = usize>,
     ) {
         let Some(rx) = self.rx_for(number) else { return };
-        backpressure.note_active(self.index);
-        let untagged = matches!(policies.vlan_of(self.index), Some(VlanMode::Access(_)));
-        let begin_check = |policies: &'b PolicySet| policies.of(self.index).map(|policy| policy.check(Direction::Out));
+        backpressure.note_active(self.index());
+        let untagged = matches!(policies.vlan_of(self.index()), Some(VlanMode::Access(_)));
+        let begin_check =
+            |policies: &'b PolicySet| policies.of(self.index()).map(|policy| policy.check(Direction::Out));
         let mut check = begin_check(policies);
         let capacity = rx.slot_capacity(&self.region);
         let StagingArea { bytes, packets, tagged, finished } = area;
@@ -138,7 +139,7 @@ impl SwitchPort {
         let mut state = rx.lock();
         let mut next = *state;
         for number in listed {
-            let packet = packets.get_mut(number).filter(|packet| policies.carries(self.index, packet.tag & 0xfff));
+            let packet = packets.get_mut(number).filter(|packet| policies.carries(self.index(), packet.tag & 0xfff));
             let Some(staged) = packet else { continue };
             staged.has_destination = true;
             let header = usize::from(staged.vnet_hdr_len);

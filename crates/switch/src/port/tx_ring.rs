@@ -81,6 +81,11 @@ impl PortTx {
         TxPause { pauses, _state: state.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
+    /// Forgets the destinations of earlier packets.
+    pub(crate) fn forget_flows(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).cache = FlowCache::default();
+    }
+
     /// Counts a packet that reaches no port.
     #[cold]
     pub(crate) fn count_drop(&self, reason: DropReason) {

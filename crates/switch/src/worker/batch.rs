@@ -23,7 +23,7 @@ pub(crate) fn serve(
     backpressure.set_batch_slots(batch.len);
     let state = &mut *guard;
     let context = BatchContext { port, ring, number, batch, backpressure };
-    if switch.policies.applies_to(port.index) {
+    if switch.policies.applies_to(port.index()) {
         let done = policed::serve(lists, switch, &context, state);
         ring.release(state, done, backpressure);
         return done;
@@ -50,7 +50,7 @@ fn runs(switch: &SwitchConfig, context: &BatchContext<'_>, state: &mut TxState) 
         if let Some((addresses, to)) = state.cache.run(&switch.table) {
             let to = match to {
                 Target::Port(to) => switch.member(to),
-                _ => switch.only_other(context.port.index),
+                _ => switch.only_other(context.port.index()),
             };
             let Some(to) = to.filter(|to| to.accepts_runs(context.number)) else { break };
             let packets = to.deliver_run(context, (addresses, done));
@@ -112,14 +112,14 @@ fn deliver(lists: &DestinationLists, switch: &SwitchConfig, context: &BatchConte
     if !lists.any_flooded() {
         for &to in lists.ports() {
             if let Some(to) = switch.member(to) {
-                to.deliver(context, (lists.of(to.index), true));
+                to.deliver(context, (lists.of(to.index()), true));
             }
         }
         return;
     }
     let mut others = 0;
-    for to in switch.members.iter().flatten().filter(|to| to.index != context.port.index) {
-        to.deliver(context, (lists.of(to.index), switch.pair.is_some()));
+    for to in switch.members.iter().flatten().filter(|to| to.index() != context.port.index()) {
+        to.deliver(context, (lists.of(to.index()), switch.pair.is_some()));
         others += 1;
     }
     if others == 0 {

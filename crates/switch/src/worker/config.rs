@@ -23,7 +23,7 @@ pub struct SwitchConfig {
 impl SwitchConfig {
     /// The switch with this MAC table and, by index, these ports; the thread serves those with the indexes `own`.
     pub fn new(table: Arc<MacTable>, members: Vec<Option<Arc<SwitchPort>>>, own: Vec<u8>) -> SwitchConfig {
-        let all: Vec<u8> = members.iter().flatten().map(|port| port.index).collect();
+        let all: Vec<u8> = members.iter().flatten().map(|port| port.index()).collect();
         let policies = members.iter().map(|port| port.as_ref().and_then(|port| port.policy())).collect();
         // A batch must hold a packet with too many fragments.
         let policies = PolicySet::new(policies, (MAX_FRAGS + 1, BATCH_SLOTS as u32));

@@ -139,16 +139,16 @@ fn list_resolved(
 ) -> bool {
     let to = match target(switch, context, &mut state.cache, at) {
         Target::Port(to) => switch.member(to),
-        Target::Flood => switch.only_other(context.port.index),
+        Target::Flood => switch.only_other(context.port.index()),
         Target::Drop(reason) => {
             context.ring.count_drop(reason);
             return true;
         }
     };
     let Some(to) = to.filter(|to| to.accepts_copies(context)) else { return false };
-    if !lists.add(to.index, head) {
-        lists.begin_list(to.index);
-        lists.add(to.index, head);
+    if !lists.add(to.index(), head) {
+        lists.begin_list(to.index());
+        lists.add(to.index(), head);
     }
     true
 }

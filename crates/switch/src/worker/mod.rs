@@ -160,7 +160,7 @@ impl Worker {
     fn pass(&mut self) -> u32 {
         let moved = self.poll_set.pass(now_ns, |id| {
             let (switch, port, ring) = ring_of(&self.switches, id).filter(|(_, _, ring)| ring.may_have_slots())?;
-            self.backpressure.begin_batch(id.0, port.index);
+            self.backpressure.begin_batch(id.0, port.index());
             self.serving = Some(id);
             let lists = (&mut self.lists, &mut self.fanout_lists);
             let moved = batch::serve(lists, switch, (port, id.2, ring), &self.backpressure);
@@ -309,7 +309,7 @@ impl Worker {
             if let Some((switch, port)) = usize::try_from(token).ok().and_then(|n| ports().nth(n)) {
                 port.doorbell.clear();
                 // The client may have cleared the request for the next notification.
-                self.poll_set.doorbell_fired((switch, port.index));
+                self.poll_set.doorbell_fired((switch, port.index()));
             }
         }
         Ok(())
@@ -319,7 +319,7 @@ impl Worker {
 /// Returns the poll set of the rings that the thread serves.
 fn poll_set(switches: &[SwitchConfig]) -> PollSet {
     let rings_of = |(n, switch)| {
-        SwitchConfig::own_rings(switch).map(move |(port, number, ring)| ((n, port.index, number), ring.prod_word()))
+        SwitchConfig::own_rings(switch).map(move |(port, number, ring)| ((n, port.index(), number), ring.prod_word()))
     };
     PollSet::new(switches.iter().enumerate().flat_map(rings_of))
 }

@@ -32,7 +32,7 @@ pub(crate) fn serve(
     STAGING_AREA.with_borrow_mut(|area| {
         area.clear();
         lists.clear();
-        let mut check = switch.policies.of(port.index).map(|policy| policy.check(Direction::In));
+        let mut check = switch.policies.of(port.index()).map(|policy| policy.check(Direction::In));
         let done = state.cutter.cut(
             batch.len,
             batch.all,
@@ -78,7 +78,7 @@ fn stage(
         if let Some(check) = check {
             check.accept_frame(frame)?;
         }
-        let tag = switch.policies.classify_vlan(port.index, frame)?;
+        let tag = switch.policies.classify_vlan(port.index(), frame)?;
         if let Some(Tag { in_frame: true, .. }) = tag {
             remove_tag(&mut area.bytes, from, header);
         }
@@ -88,7 +88,7 @@ fn stage(
         start[..available].copy_from_slice(&frame[..available]);
         let vlan = tag.map_or(0, |tag| tag.vlan());
         let len = frame.len().min(usize::from(u16::MAX)) as u16;
-        let target = match decide(&switch.table, cache, port.index, (len, flags), (start, vlan)) {
+        let target = match decide(&switch.table, cache, port.index(), (len, flags), (start, vlan)) {
             Target::Port(to) if switch.member(to).is_none() => return Err(DropReason::NoDestination),
             Target::Port(to) if !switch.policies.carries(to, vlan) => return Err(DropReason::Vlan),
             Target::Drop(reason) => return Err(reason),
@@ -110,9 +110,9 @@ fn stage(
 
 /// Delivers the listed packets.
 fn deliver(lists: &DestinationLists, switch: &SwitchConfig, context: &BatchContext<'_>, area: &mut StagingArea) {
-    for to in switch.members.iter().flatten().filter(|to| to.index != context.port.index) {
-        if lists.any_flooded() || lists.ports().contains(&to.index) {
-            let listed = lists.of(to.index).map(|packet| usize::from(packet.at));
+    for to in switch.members.iter().flatten().filter(|to| to.index() != context.port.index()) {
+        if lists.any_flooded() || lists.ports().contains(&to.index()) {
+            let listed = lists.of(to.index()).map(|packet| usize::from(packet.at));
             to.deliver_staged(&switch.policies, context, area, listed);
         }
     }

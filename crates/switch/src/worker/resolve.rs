@@ -34,7 +34,7 @@ pub(crate) fn target(
     };
     #[cfg(debug_assertions)]
     fault::inject(header);
-    match decide(&switch.table, cache, port.index, (len, first.flags), (header, 0)) {
+    match decide(&switch.table, cache, port.index(), (len, first.flags), (header, 0)) {
         Target::Port(to) if switch.member(to).is_none() => Target::Drop(DropReason::NoDestination),
         target => target,
     }

@@ -304,11 +304,6 @@ impl Nic {
         self.xdp_config.is_some_and(|xdp_config| xdp_config.frags)
     }
 
-    /// The shape of its endpoint.
-    pub(crate) fn shape(&self) -> EndpointShape {
-        self.endpoint.shape
-    }
-
     /// Returns how packets are received and sent, for people.
     fn describe_config(&self) -> String {
         let Some(config) = self.xdp_config else { return (if self.gone { "gone" } else { "not bound" }).into() };

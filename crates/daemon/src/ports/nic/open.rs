@@ -15,7 +15,7 @@ use super::{Nic, NicKey};
 use crate::caller::Caller;
 use crate::policy::Access;
 use crate::ports::mediated::{self, Mediated};
-use crate::ports::vale::attached;
+use crate::ports::vale::{attach_requests, persistent};
 use crate::ports::{Daemon, EndpointKey, PortKey, Registry, monitor};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, Scope};
@@ -122,6 +122,9 @@ pub(crate) fn find_or_create(
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
     let (link, access) = admitted(daemon, &spec.parent, caller)?;
+    if let Some(hidden) = persistent::of_link(daemon, &link, caller)? {
+        return persistent::find_or_create(daemon, hidden, request, caller);
+    }
     match access {
         Access::Direct => find_or_create_direct(daemon, &link, request, caller),
         Access::Mediated => find_or_create_mediated(daemon, &link, request, caller),
@@ -234,7 +237,7 @@ pub(crate) fn find(registry: &Registry, netns: u64, index: u32) -> Option<&Nic> 
 /// in it.
 pub(crate) fn unwatch_if_unused(daemon: &mut Daemon, netns: u64) {
     let is_used = daemon.registry.all::<Nic>().any(|nic| nic.key.netns == netns);
-    if !is_used && !daemon.vale.attached.is_hidden_namespace(netns) {
+    if !is_used && !daemon.vale.persistent.is_hidden_namespace(netns) {
         daemon.nics.watches.remove(&netns);
     }
 }
@@ -315,7 +318,7 @@ fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {
         monitor::end_monitors(daemon, &PortKey::Nic(key).into());
         daemon.registry.all::<Mediated>().filter(|port| port.nic() == key).for_each(Mediated::end);
     }
-    attached::interface_gone(daemon, netns, index);
+    attach_requests::interface_gone(daemon, netns, index);
 }
 
 /// Compares all open interfaces of a namespace with those that exist, after events were lost.
@@ -324,7 +327,7 @@ fn compare_all_links(daemon: &mut Daemon, netns: u64) {
     let Ok(Ok(links)) = watched.netns.run(link::all) else { return };
     let nics = daemon.registry.all::<Nic>().filter(|nic| nic.key.netns == netns);
     let mut open: Vec<u32> = nics.map(|nic| nic.key.index).collect();
-    open.extend(daemon.vale.attached.hidden_links(netns));
+    open.extend(daemon.vale.persistent.hidden_links(netns));
     for index in open {
         match links.iter().find(|link| link.index == index) {
             Some(link) => link_changed(daemon, netns, link),

@@ -4,9 +4,12 @@
 //! switch of which it serves a port. Each change publishes new configurations to all threads, and waits until they no longer
 //! use the old ones (`workers`).
 
-pub(crate) mod attached;
+pub(crate) mod attach_requests;
+mod attached;
+pub(crate) mod persistent;
 mod requests;
 mod settings;
+mod switches;
 mod workers;
 
 use std::collections::BTreeMap;
@@ -14,18 +17,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
 
 use unetmap_abi::*;
-use unetmap_core::control::binding::{BackendKind, BoundRing};
-use unetmap_core::control::vale::ThreadConfig;
+use unetmap_core::control::binding::{BackendKind, BoundRing, FORWARD_ALL, FORWARD_MARKED};
 use unetmap_core::errno::{EACCES, EBUSY, EINVAL, EIO, ENOENT, ENOMEM};
 use unetmap_mem::{BufIdx, ChannelPage};
-use unetmap_switch::fdb::{MAX_PORTS, MacTable};
 use unetmap_switch::policy::ActivePolicy;
 use unetmap_switch::policy::DropReason;
 use unetmap_switch::port::{RingConfig, SwitchPort};
-use unetmap_switch::worker::SwitchConfig;
 use unetmap_sys::{Doorbell, link};
 
 use super::snapshot::PortSnapshot;
@@ -37,13 +36,13 @@ use crate::region::{RegionKey, RegionRecord, Scope};
 use crate::registry::{BufferRepair, PauseGuard, PortRecord};
 use crate::shape::EndpointShape;
 
-use attached::{AttachedInterface, AttachedState};
-use settings::SwitchSettings;
-use workers::{PortLoad, Workers, balance};
+use attached::AttachedInterface;
+use switches::{Switch, SwitchKey};
 
 use crate::tuning::region::MAX_EXTRA;
 pub(crate) use requests::{SwitchSnapshot, answer_request, switch_snapshots};
 pub(crate) use settings::age_tables;
+pub(crate) use switches::ValeState;
 pub(crate) use workers::{WorkerSnapshot, worker_snapshots};
 
 /// Ring pairs of a port.
@@ -72,20 +71,14 @@ impl ValeKey {
     }
 }
 
-/// Identifies a switch.
-type SwitchKey = (Scope, String);
-
-/// The state of all switches.
-pub(crate) struct ValeState {
-    switches: BTreeMap<SwitchKey, Switch>,
-    workers: Workers,
-    settings: SwitchSettings,
-    pub(crate) attached: AttachedState,
-}
-
 /// A switch port. It exists as long as it is open.
 pub(crate) struct ValePort {
+    /// Identifies it in the registry.
+    id: PortKey,
+    /// Its place in a switch. A persistent port can move to another.
     key: ValeKey,
+    /// Whether it is a member of that switch, and not only has its name.
+    is_member: bool,
     region: RegionKey,
     endpoint: Endpoint,
     channels: ChannelPage,
@@ -94,42 +87,52 @@ pub(crate) struct ValePort {
     /// Wakes the thread that serves the port.
     doorbell: Doorbell,
     switch_side: Arc<SwitchPort>,
+    /// Of a persistent port: its host rings.
+    host_rings: Option<HostRings>,
     /// The interface that is attached as this port.
     attachment: Option<AttachedInterface>,
+    /// Whether the daemon has it open, as it is attached to a second switch.
+    is_wrapped: bool,
 }
 
-struct Switch {
-    /// Its number in requests: the lowest that no other switch of the same scope had when it was created.
-    number: u16,
-    table: Arc<MacTable>,
-    /// Its ports, by number.
-    members: Vec<Option<Arc<SwitchPort>>>,
-    /// The thread that serves each port; `None`: none yet.
-    threads: Vec<Option<usize>>,
-    /// When the addresses in its table age by a step; `None`: not scheduled yet, or they do not age.
-    next_tick: Option<Instant>,
+/// The host rings of a persistent port: a switch port of their own.
+struct HostRings {
+    /// Wakes the thread that serves them.
+    doorbell: Doorbell,
+    switch_side: Arc<SwitchPort>,
 }
 
 impl ValePort {
+    /// The side of a ring that faces a switch, and the ring's number there.
+    fn side_of(&self, transmit: bool, ring: u16) -> (&SwitchPort, usize) {
+        let shape = self.endpoint.shape;
+        let own = if transmit { shape.tx_rings } else { shape.rx_rings };
+        match (ring.checked_sub(own), &self.host_rings) {
+            (Some(ring), Some(host)) => (&host.switch_side, ring.into()),
+            _ => (&self.switch_side, ring.into()),
+        }
+    }
+
     /// Packets that the ring dropped: of a transmit ring packets that reached no port, of a receive ring packets that
     /// it had no room for.
     fn dropped(&self, transmit: bool, ring: u16) -> u64 {
+        let (side, ring) = self.side_of(transmit, ring);
         match transmit {
-            true => self.switch_side.tx_drops(ring.into()).iter().sum(),
-            false => self.switch_side.rx_drops(ring.into()),
+            true => side.tx_drops(ring).iter().sum(),
+            false => side.rx_drops(ring),
         }
     }
 
     /// Packets that the port sent and that reached no port, by reason.
     fn lost(&self) -> BTreeMap<&'static str, u64> {
-        let rings = || (0..self.endpoint.tx.len()).map(|ring| self.switch_side.tx_drops(ring));
+        let rings = || (0..self.switch_side.tx_rings()).map(|ring| self.switch_side.tx_drops(ring));
         let one = |why: DropReason| (why.name(), rings().map(|lost| lost[why as usize]).sum());
         DropReason::ALL.into_iter().map(one).collect()
     }
 
     /// Packets for the port that it did not receive, by reason.
     fn not_received(&self) -> BTreeMap<&'static str, u64> {
-        let room = (0..self.endpoint.rx.len()).map(|ring| self.switch_side.rx_drops(ring)).sum();
+        let room = (0..self.endpoint.shape.rx_rings.into()).map(|ring| self.switch_side.rx_drops(ring)).sum();
         let [filter, rate] = self.switch_side.policy_drops();
         [("room", room), (DropReason::Filter.name(), filter), (DropReason::RateLimit.name(), rate)].into()
     }
@@ -164,24 +167,32 @@ impl ValePort {
 
     fn create(
         region: &mut RegionRecord,
-        key: &ValeKey,
-        request: &NmreqRegister,
+        (id, key): (PortKey, ValeKey),
+        shape: EndpointShape,
         index: u8,
     ) -> Result<ValePort, Refusal> {
-        let shape = EndpointShape::requested(request, MAX_RINGS)?;
-        let (tx, rx) = (usize::from(shape.tx_rings), usize::from(shape.rx_rings));
-        let channels_bytes = ChannelPage::bytes(tx + rx);
+        let channels_bytes = ChannelPage::bytes(shape.all_rings() as usize);
         let (range, channels_fd) = shared_page("unetmap-channels", channels_bytes)?;
         let channels = ChannelPage::new(range);
-        let endpoint = Endpoint::create(region, shape, DataPath::Switch { tx: 0, rx: tx })?;
-        let created = Doorbell::new().and_then(|doorbell| {
-            let rings = (switch_rings(&endpoint.tx)?, switch_rings(&endpoint.rx)?);
+        let endpoint = Endpoint::create(region, shape, DataPath::Switch { tx: 0, rx: shape.all_tx().into() })?;
+        let (tx, host_tx) = endpoint.tx.split_at(shape.tx_rings.into());
+        let (rx, host_rx) = endpoint.rx.split_at(shape.rx_rings.into());
+        let side = |index, tx, rx| {
+            let doorbell = Doorbell::new()?;
+            let rings = (switch_rings(tx)?, switch_rings(rx)?);
             let switch_side = SwitchPort::new(index, &region.region, &channels, rings, doorbell.try_clone()?)?;
-            Ok((Arc::new(switch_side), doorbell))
+            Ok((doorbell, Arc::new(switch_side)))
+        };
+        let created = side(index, tx, rx).and_then(|own| {
+            let has_host = !host_tx.is_empty() || !host_rx.is_empty();
+            let host = has_host.then(|| side(persistent::WIRE_PROGRAM, host_tx, host_rx)).transpose()?;
+            Ok((own, host.map(|(doorbell, switch_side)| HostRings { doorbell, switch_side })))
         });
         match created {
-            Ok((switch_side, doorbell)) => Ok(ValePort {
-                key: key.clone(),
+            Ok(((doorbell, switch_side), host_rings)) => Ok(ValePort {
+                id,
+                key,
+                is_member: false,
                 region: region.key,
                 endpoint,
                 channels,
@@ -189,14 +200,19 @@ impl ValePort {
                 channels_bytes,
                 doorbell,
                 switch_side,
+                host_rings,
                 attachment: None,
+                is_wrapped: false,
             }),
-            Err(e) => {
-                endpoint.free(region);
-                refuse(ENOMEM, format!("the daemon has no file descriptors or no memory left: {e}"))
-            }
+            Err(e) => no_descriptors(region, endpoint, &e),
         }
     }
+}
+
+#[cold]
+fn no_descriptors<T>(region: &mut RegionRecord, endpoint: Endpoint, e: &std::io::Error) -> Result<T, Refusal> {
+    endpoint.free(region);
+    refuse(ENOMEM, format!("the daemon has no file descriptors or no memory left: {e}"))
 }
 
 /// Returns the rings as the switch needs them.
@@ -220,16 +236,17 @@ pub(super) fn find_or_create(
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
     let key = key_of(daemon, &spec.parent, caller)?;
-    let port_key = PortKey::Vale(key.clone());
-    if let Ok(port) = daemon.registry.port(&port_key) {
-        daemon.registry.regions.check_number("port", port.region(), request.nr_mem_id)?;
-        return Ok(port_key.into());
+    if let Some(hidden) = daemon.vale.persistent.attached_as(&key) {
+        return persistent::find_or_create(daemon, hidden, request, caller);
+    }
+    if let Some(port) = find(&daemon.registry, &key) {
+        daemon.registry.regions.check_number("port", port.region, request.nr_mem_id)?;
+        return Ok(port.id.clone().into());
     }
     if is_interface(daemon, &key.port, caller) {
         return refuse(EINVAL, format!("{} is an interface, which is attached to a switch (vale-ctl -a)", key.port));
     }
-    create(daemon, &key, request, key.scope, caller)?;
-    Ok(port_key.into())
+    create(daemon, &key, request, key.scope, caller).map(EndpointKey::from)
 }
 
 /// Creates the port, in a region of `owner` if the request names none, and its switch if it has no other port.
@@ -239,12 +256,8 @@ fn create(
     request: &NmreqRegister,
     owner: Scope,
     caller: &Caller,
-) -> Result<(), Refusal> {
-    let switch = daemon.vale.switches.get(&key.switch_key());
-    let free = switch.map_or(Some(0), |switch| switch.members.iter().position(Option::is_none));
-    let Some(index) = free.and_then(|index| u8::try_from(index).ok()) else {
-        return refuse(ENOMEM, format!("{} has {MAX_PORTS} ports already", key.switch));
-    };
+) -> Result<PortKey, Refusal> {
+    let index = daemon.vale.free_index(key)?;
     let shape = EndpointShape::requested(request, MAX_RINGS)?;
     let region = match request.nr_mem_id {
         0 => {
@@ -255,16 +268,18 @@ fn create(
         mem_id => daemon.region_by_number(mem_id, caller)?,
     };
     let record = daemon.registry.regions.existing_mut(region)?;
-    let created = ValePort::create(record, key, request, index);
-    let port = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
+    let id = PortKey::Vale(key.clone());
+    let created = ValePort::create(record, (id.clone(), key.clone()), shape, index);
+    let mut port = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
     port.set_policy(daemon.vale.settings.active_policy(key));
     daemon.vale.add(key, &port.switch_side);
-    daemon.registry.insert(PortKey::Vale(key.clone()), Box::new(port));
+    port.is_member = true;
+    daemon.registry.insert(id.clone(), Box::new(port));
     if let Err(refusal) = daemon.vale.publish() {
-        daemon.release_if_unused(&PortKey::Vale(key.clone()));
+        daemon.release_if_unused(&id);
         return Err(refusal);
     }
-    Ok(())
+    Ok(id)
 }
 
 fn is_interface(daemon: &Daemon, name: &str, caller: &Caller) -> bool {
@@ -299,7 +314,8 @@ pub(crate) fn list_next(
         |switch: u16, port: u8| NmreqValeList { nr_bridge_idx: switch, nr_port_idx: port.into(), ..Default::default() };
     if name.is_empty() {
         let from = (request.nr_bridge_idx, request.nr_port_idx);
-        let own = daemon.registry.all::<ValePort>().filter(|port| port.key.scope == scope);
+        let members = daemon.registry.all::<ValePort>().filter(|port| port.is_member);
+        let own = members.filter(|port| port.key.scope == scope);
         let numbered = own.filter_map(|port| {
             let switch = daemon.vale.switches.get(&port.key.switch_key())?;
             Some(((switch.number, port.index()), &port.key))
@@ -319,24 +335,40 @@ pub(crate) fn list_next(
     Ok((name.into(), found(switch.number, port)))
 }
 
+/// Returns the member of a switch that has this place. Of a persistent port it is the program's end or the host's.
 fn find<'a>(registry: &'a Registry, key: &ValeKey) -> Option<&'a ValePort> {
-    registry.get(&PortKey::Vale(key.clone()))
+    registry.all::<ValePort>().find(|port| port.is_member && port.key == *key)
 }
 
 fn find_by_name<'a>(daemon: &'a Daemon, name: &str, caller: &Caller) -> Option<&'a ValePort> {
-    let scope = daemon.scope(caller);
-    daemon.registry.all::<ValePort>().find(|port| port.key.scope == scope && port.key.name() == name)
+    let (switch, port) = name.split_once(':')?;
+    find(&daemon.registry, &ValeKey { scope: daemon.scope(caller), switch: switch.into(), port: port.into() })
+}
+
+/// Returns the port that programs open as this port of a switch.
+pub(super) fn program_port(daemon: &Daemon, key: ValeKey) -> PortKey {
+    match daemon.vale.persistent.attached_as(&key) {
+        Some(hidden) => PortKey::Persistent(hidden),
+        None => PortKey::Vale(key),
+    }
 }
 
 /// Returns the bytes of the virtio-net header that the port's packets begin with; 0 if there is no such port.
 pub(crate) fn header(daemon: &Daemon, name: &str, caller: &Caller) -> u8 {
-    find_by_name(daemon, name, caller).map_or(0, ValePort::header)
+    let Some(port) = find_by_name(daemon, name, caller) else { return 0 };
+    daemon.vale.persistent.header(&port.key).unwrap_or_else(|| port.header())
 }
 
 /// Sets it. Returns `false` if there is no such port.
-pub(crate) fn set_header(daemon: &Daemon, name: &str, bytes: u8, caller: &Caller) -> bool {
-    let port = find_by_name(daemon, name, caller);
-    port.inspect(|port| port.switch_side.set_vnet_hdr_len(bytes)).is_some()
+pub(crate) fn set_header(daemon: &mut Daemon, name: &str, bytes: u8, caller: &Caller) -> bool {
+    let Some(port) = find_by_name(daemon, name, caller) else { return false };
+    let key = port.key.clone();
+    let of_program = match daemon.vale.persistent.set_header(&key, bytes) {
+        Some(hidden) => daemon.registry.get(&PortKey::Persistent(hidden)),
+        None => find(&daemon.registry, &key),
+    };
+    of_program.iter().for_each(|port: &&ValePort| port.switch_side.set_vnet_hdr_len(bytes));
+    true
 }
 
 /// Whether there is such a port.
@@ -362,7 +394,8 @@ impl PortRecord for ValePort {
     }
 
     fn pause_exchange(&self) -> Option<Box<dyn PauseGuard + '_>> {
-        Some(Box::new(self.switch_side.pause_tx()))
+        let host = self.host_rings.iter().flat_map(|host| host.switch_side.pause_tx());
+        Some(Box::new(self.switch_side.pause_tx().into_iter().chain(host).collect::<Vec<_>>()))
     }
 }
 
@@ -376,6 +409,9 @@ impl Port for ValePort {
     }
 
     fn check_request(&self, request: &NmreqRegister) -> Result<(), Refusal> {
+        if self.is_wrapped {
+            return refuse(EBUSY, "the persistent port is attached to a second switch (vale-ctl -d detaches it)");
+        }
         if self.attachment.is_some() {
             return refuse(EBUSY, "an interface is attached to the switch as this port (vale-ctl -d detaches it)");
         }
@@ -399,8 +435,10 @@ impl Port for ValePort {
     fn set_offsets(&mut self, _index: usize, selection: &RingSelection, layout: Option<crate::offsets::OffsetLayout>) {
         self.endpoint.set_offsets(selection, layout, Some(&self.channels));
         for (transmit, rings) in [(true, &self.endpoint.tx), (false, &self.endpoint.rx)] {
-            let all = rings.iter().enumerate();
-            all.for_each(|(i, ring)| self.switch_side.set_offsets(transmit, i, ring.offsets));
+            for ring in rings {
+                let (side, i) = self.side_of(transmit, ring.view.shape().id);
+                side.set_offsets(transmit, i, ring.offsets);
+            }
         }
     }
 
@@ -411,24 +449,30 @@ impl Port for ValePort {
 
     fn describe_ring<'a>(
         &'a self,
-        _daemon: &Daemon,
+        daemon: &Daemon,
         _index: usize,
-        _ring: &'a PortRing,
+        ring: &'a PortRing,
         bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal> {
         bound_ring.backend = BackendKind::Vale as u32;
-        Ok(self.doorbell.as_fd())
+        let Some(host) = &self.host_rings else { return Ok(self.doorbell.as_fd()) };
+        bound_ring.features = FORWARD_MARKED | if daemon.knobs.fwd() { FORWARD_ALL } else { 0 };
+        let is_host_ring = ring.pair >= self.endpoint.shape.nic_pairs();
+        Ok(if is_host_ring { &host.doorbell } else { &self.doorbell }.as_fd())
     }
 
     fn unbind(&mut self, _index: usize, selection: &RingSelection) {
         self.endpoint.unbind(selection, None, None);
         // A process that was killed may have sent packets without notifying the switch.
         self.doorbell.notify();
+        self.host_rings.iter().for_each(|host| host.doorbell.notify());
     }
 
     /// Afterwards no thread uses the port any more.
     fn release(self: Box<Self>, daemon: &mut Daemon) -> Vec<Endpoint> {
-        daemon.vale.remove(&self.key, &self.switch_side);
+        if self.is_member {
+            daemon.vale.remove(&self.key, &self.switch_side);
+        }
         vec![self.endpoint]
     }
 
@@ -439,10 +483,12 @@ impl Port for ValePort {
     fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {
         let mem_id = daemon.registry.regions.mem_id(self.region);
         let thread = daemon.vale.thread_of(self);
-        let mut port = PortSnapshot::new(self.key.name(), "vale", mem_id, &self.endpoint, Some(&self.channels));
+        let name = persistent::display_name(&self.key);
+        let mut port = PortSnapshot::new(name, "vale", mem_id, &self.endpoint, Some(&self.channels));
         for ring in &mut port.rings {
             ring.dropped = self.dropped(ring.dir == "tx", ring.id);
-            ring.swapped = (ring.dir == "rx").then(|| self.switch_side.swaps(ring.id.into()));
+            let (side, id) = self.side_of(ring.dir == "tx", ring.id);
+            ring.swapped = (ring.dir == "rx").then(|| side.swaps(id));
         }
         vec![PortSnapshot {
             uid: Some(self.key.scope.uid),
@@ -452,109 +498,5 @@ impl Port for ValePort {
             lost: self.lost(),
             ..port
         }]
-    }
-}
-
-impl ValeState {
-    pub(crate) fn new(plan: ThreadConfig) -> ValeState {
-        ValeState {
-            switches: BTreeMap::new(),
-            workers: Workers::new(plan),
-            settings: SwitchSettings::default(),
-            attached: AttachedState::default(),
-        }
-    }
-
-    /// Whether there are settings or ports that would be lost if the daemon ended.
-    pub(crate) fn has_state(&self, registry: &Registry) -> bool {
-        let is_attached = registry.all::<ValePort>().any(|port| port.attachment.is_some());
-        !self.settings.is_empty() || self.workers.changed() || is_attached || self.attached.has_persistent_ports()
-    }
-
-    fn add(&mut self, key: &ValeKey, port: &Arc<SwitchPort>) {
-        let of_scope = self.switches.iter().filter(|((scope, _), _)| *scope == key.scope);
-        let used: Vec<u16> = of_scope.map(|(_, switch)| switch.number).collect();
-        let switch = self.switches.entry(key.switch_key()).or_insert_with(|| Switch {
-            number: (0..=u16::MAX).find(|number| !used.contains(number)).unwrap_or(u16::MAX),
-            table: Arc::new(MacTable::new()),
-            members: vec![None; MAX_PORTS],
-            threads: vec![None; MAX_PORTS],
-            next_tick: None,
-        });
-        switch.members[usize::from(port.index())] = Some(port.clone());
-        switch.threads[usize::from(port.index())] = None;
-    }
-
-    fn remove(&mut self, key: &ValeKey, port: &SwitchPort) {
-        let Some(switch) = self.switches.get_mut(&key.switch_key()) else { return };
-        switch.members[usize::from(port.index())] = None;
-        let (table, empty) = (switch.table.clone(), switch.members.iter().all(Option::is_none));
-        if empty {
-            self.switches.remove(&key.switch_key());
-        }
-        if let Err(refusal) = self.publish() {
-            tracing::error!("threads may still use a switch port that was removed: {}", refusal.why);
-        }
-        table.remove_port(port.index());
-    }
-
-    /// The loads of all ports, in order of their switches and numbers.
-    fn loads(&self) -> Vec<PortLoad> {
-        self.switches.values().flat_map(Switch::ports).map(|(load, _)| load).collect()
-    }
-
-    /// The thread that serves a port.
-    fn thread_of(&self, port: &ValePort) -> Option<usize> {
-        self.switches.get(&port.key.switch_key())?.threads.get(usize::from(port.index())).copied()?
-    }
-
-    /// Publishes the switches to the threads, and waits until no thread uses an older state. Starts the threads for the
-    /// first switch, and stops them after the last.
-    fn publish(&mut self) -> Result<(), Refusal> {
-        if self.switches.is_empty() {
-            self.workers.stop();
-            return Ok(());
-        }
-        let threads = self.workers.start()?;
-        let moved = self.assign_threads(threads);
-        let switches = &self.switches;
-        let configs = |n| switches.values().filter_map(|switch| switch.config_for(n)).collect();
-        let confirmed = self.workers.publish(configs);
-        moved.iter().for_each(|port| port.wake_worker());
-        if confirmed { Ok(()) } else { refuse(ENOMEM, "a thread of the switches does not respond") }
-    }
-
-    /// Distributes the ports over `threads` threads; returns those that moved from one to another.
-    fn assign_threads(&mut self, threads: usize) -> Vec<Arc<SwitchPort>> {
-        let mut loads = self.loads();
-        balance(&mut loads, threads);
-        let mut moved = Vec::new();
-        let ports = self.switches.values_mut().flat_map(|switch| switch.threads.iter_mut().zip(&switch.members));
-        let ports = ports.filter_map(|(thread, port)| Some((thread, port.as_ref()?)));
-        for ((thread, port), load) in ports.zip(loads) {
-            if thread.is_some() && *thread != load.thread {
-                moved.push(port.clone());
-            }
-            *thread = load.thread;
-        }
-        moved
-    }
-}
-
-impl Switch {
-    /// Its ports, each with its load.
-    fn ports(&self) -> impl Iterator<Item = (PortLoad, &Arc<SwitchPort>)> {
-        let ports = self.members.iter().zip(&self.threads);
-        ports.filter_map(|(port, thread)| {
-            let port = port.as_ref()?;
-            Some((PortLoad { rings: port.tx_rings(), thread: *thread }, port))
-        })
-    }
-
-    /// The switch as a thread sees it; `None` if the thread serves none of its ports.
-    fn config_for(&self, thread: usize) -> Option<SwitchConfig> {
-        let own = self.ports().filter(|(load, _)| load.thread == Some(thread));
-        let own: Vec<u8> = own.map(|(_, port)| port.index()).collect();
-        (!own.is_empty()).then(|| SwitchConfig::new(self.table.clone(), self.members.clone(), own))
     }
 }

@@ -10,12 +10,12 @@ use unetmap_core::control::vale::{ValeAction, ValeRequest};
 use unetmap_core::errno::{EINVAL, ENOENT, EOPNOTSUPP};
 use unetmap_switch::fdb::{LIFETIME_EPOCHS, MAX_ENTRIES};
 
-use super::attached::port_key;
+use super::attach_requests::port_key;
 use super::settings::{set_age, set_rules};
 use super::workers::{set_plan, workers_as_json};
 use super::{Switch, SwitchKey, ValeKey, ValePort, find, key_of};
 use crate::caller::Caller;
-use crate::ports::{Daemon, PortKey};
+use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
 use crate::region::Scope;
 
@@ -202,7 +202,8 @@ fn switch_named(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<Swit
 
 /// Returns all switches of a user, or of all users.
 pub(crate) fn switch_snapshots(daemon: &Daemon, only: Option<Scope>) -> Vec<SwitchSnapshot> {
-    let switches = daemon.vale.switches.iter().filter(|((scope, _), _)| only.is_none_or(|only| only == *scope));
+    let switches = daemon.vale.switches.iter().filter(|((_, name), _)| name.starts_with(NM_BDG_NAME));
+    let switches = switches.filter(|((scope, _), _)| only.is_none_or(|only| only == *scope));
     switches.map(|(key, switch)| switch_snapshot(daemon, key, Some(switch))).collect()
 }
 
@@ -222,7 +223,8 @@ fn switch_details(daemon: &Daemon, of: &SwitchKey) -> Result<SwitchDetails, Refu
         return refuse(ENOENT, format!("there is no switch {}, and it has no settings", of.1));
     }
     let key = |port: &str| ValeKey { scope: of.0, switch: of.1.clone(), port: port.into() };
-    let open = daemon.registry.all::<ValePort>().filter(|port| (port.key.scope, &port.key.switch) == (of.0, &of.1));
+    let members = daemon.registry.all::<ValePort>().filter(|port| port.is_member);
+    let open = members.filter(|port| (port.key.scope, &port.key.switch) == (of.0, &of.1));
     let names: BTreeMap<u8, &str> = open.map(|port| (port.index(), &*port.key.port)).collect();
     let mut ports: Vec<&str> = names.values().copied().collect();
     ports.extend(set.iter().flat_map(|set| set.ports.keys().map(String::as_str)));
@@ -253,8 +255,7 @@ impl PortDetails {
     fn of(daemon: &Daemon, key: &ValeKey) -> PortDetails {
         let port = find(&daemon.registry, key);
         let is_attached = port.is_some_and(|port| port.attachment.is_some());
-        let port_key = PortKey::Vale(key.clone());
-        let sessions = daemon.registry.sessions.values().filter(|session| session.port == port_key);
+        let sessions = daemon.registry.sessions.values().filter(|session| port.is_some_and(|p| p.id == session.port));
         let thread = port.and_then(|port| daemon.vale.thread_of(port));
         PortDetails {
             name: key.name(),

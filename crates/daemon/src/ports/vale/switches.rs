@@ -1,0 +1,162 @@
+//! The switches: their members, and the threads that serve them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use unetmap_core::control::vale::ThreadConfig;
+use unetmap_core::errno::ENOMEM;
+use unetmap_switch::fdb::{MAX_PORTS, MacTable};
+use unetmap_switch::port::SwitchPort;
+use unetmap_switch::worker::SwitchConfig;
+
+use super::persistent::{self, PersistentState};
+use super::settings::SwitchSettings;
+use super::workers::{PortLoad, Workers, balance};
+use super::{ValeKey, ValePort};
+use crate::ports::Registry;
+use crate::refusal::{Refusal, refuse};
+use crate::region::Scope;
+
+/// Identifies a switch.
+pub(super) type SwitchKey = (Scope, String);
+
+/// The state of all switches.
+pub(crate) struct ValeState {
+    pub(super) switches: BTreeMap<SwitchKey, Switch>,
+    pub(super) workers: Workers,
+    pub(super) settings: SwitchSettings,
+    pub(crate) persistent: PersistentState,
+}
+
+/// A switch.
+pub(super) struct Switch {
+    /// Its number in requests: the lowest that no other switch of the same scope had when it was created.
+    pub(super) number: u16,
+    pub(super) table: Arc<MacTable>,
+    /// Its ports, by number.
+    pub(super) members: Vec<Option<Arc<SwitchPort>>>,
+    /// The thread that serves each port; `None`: none yet.
+    pub(super) threads: Vec<Option<usize>>,
+    /// When the addresses in its table age by a step; `None`: not scheduled yet, or they do not age.
+    pub(super) next_tick: Option<Instant>,
+}
+
+impl ValeState {
+    pub(crate) fn new(plan: ThreadConfig) -> ValeState {
+        ValeState {
+            switches: BTreeMap::new(),
+            workers: Workers::new(plan),
+            settings: SwitchSettings::default(),
+            persistent: PersistentState::default(),
+        }
+    }
+
+    /// Whether there are settings or ports that would be lost if the daemon ended.
+    pub(crate) fn has_state(&self, registry: &Registry) -> bool {
+        let is_attached = registry.all::<ValePort>().any(|port| port.attachment.is_some());
+        !self.settings.is_empty() || self.workers.changed() || is_attached || !self.persistent.is_empty()
+    }
+
+    /// Returns the index for a new port of a switch.
+    pub(super) fn free_index(&self, key: &ValeKey) -> Result<u8, Refusal> {
+        let switch = self.switches.get(&key.switch_key());
+        let free = switch.map_or(Some(0), |switch| switch.members.iter().position(Option::is_none));
+        match free.and_then(|index| u8::try_from(index).ok()) {
+            Some(index) => Ok(index),
+            None => refuse(ENOMEM, format!("{} has {MAX_PORTS} ports already", key.switch)),
+        }
+    }
+
+    pub(super) fn add(&mut self, key: &ValeKey, port: &Arc<SwitchPort>) {
+        let of_scope = self.switches.iter().filter(|((scope, _), _)| *scope == key.scope);
+        let used: Vec<u16> = of_scope.map(|(_, switch)| switch.number).collect();
+        let switch = self.switches.entry(key.switch_key()).or_insert_with(|| Switch {
+            number: (0..=u16::MAX).find(|number| !used.contains(number)).unwrap_or(u16::MAX),
+            table: Arc::new(persistent::table_of(key)),
+            members: vec![None; MAX_PORTS],
+            threads: vec![None; MAX_PORTS],
+            next_tick: None,
+        });
+        switch.members[usize::from(port.index())] = Some(port.clone());
+        switch.threads[usize::from(port.index())] = None;
+    }
+
+    pub(super) fn remove(&mut self, key: &ValeKey, port: &SwitchPort) {
+        let Some(switch) = self.switches.get_mut(&key.switch_key()) else { return };
+        switch.members[usize::from(port.index())] = None;
+        let (table, empty) = (switch.table.clone(), switch.members.iter().all(Option::is_none));
+        if empty {
+            self.switches.remove(&key.switch_key());
+        }
+        if let Err(refusal) = self.publish() {
+            tracing::error!("threads may still use a switch port that was removed: {}", refusal.why);
+        }
+        table.remove_port(port.index());
+    }
+
+    /// The loads of all ports, in order of their switches and numbers.
+    pub(super) fn loads(&self) -> Vec<PortLoad> {
+        self.switches.values().flat_map(Switch::ports).map(|(load, _)| load).collect()
+    }
+
+    /// The thread that serves a port.
+    pub(super) fn thread_of(&self, port: &ValePort) -> Option<usize> {
+        self.switches
+            .get(&port.key.switch_key())
+            .filter(|_| port.is_member)?
+            .threads
+            .get(usize::from(port.index()))
+            .copied()?
+    }
+
+    /// Publishes the switches to the threads, and waits until no thread uses an older state. Starts the threads for the
+    /// first switch, and stops them after the last.
+    pub(super) fn publish(&mut self) -> Result<(), Refusal> {
+        if self.switches.is_empty() {
+            self.workers.stop();
+            return Ok(());
+        }
+        let threads = self.workers.start()?;
+        let moved = self.assign_threads(threads);
+        let switches = &self.switches;
+        let configs = |n| switches.values().filter_map(|switch| switch.config_for(n)).collect();
+        let confirmed = self.workers.publish(configs);
+        moved.iter().for_each(|port| port.wake_worker());
+        if confirmed { Ok(()) } else { refuse(ENOMEM, "a thread of the switches does not respond") }
+    }
+
+    /// Distributes the ports over `threads` threads; returns those that moved from one to another.
+    pub(super) fn assign_threads(&mut self, threads: usize) -> Vec<Arc<SwitchPort>> {
+        let mut loads = self.loads();
+        balance(&mut loads, threads);
+        let mut moved = Vec::new();
+        let ports = self.switches.values_mut().flat_map(|switch| switch.threads.iter_mut().zip(&switch.members));
+        let ports = ports.filter_map(|(thread, port)| Some((thread, port.as_ref()?)));
+        for ((thread, port), load) in ports.zip(loads) {
+            if thread.is_some() && *thread != load.thread {
+                moved.push(port.clone());
+            }
+            *thread = load.thread;
+        }
+        moved
+    }
+}
+
+impl Switch {
+    /// Its ports, each with its load.
+    pub(super) fn ports(&self) -> impl Iterator<Item = (PortLoad, &Arc<SwitchPort>)> {
+        let ports = self.members.iter().zip(&self.threads);
+        ports.filter_map(|(port, thread)| {
+            let port = port.as_ref()?;
+            Some((PortLoad { rings: port.tx_rings(), thread: *thread }, port))
+        })
+    }
+
+    /// The switch as a thread sees it; `None` if the thread serves none of its ports.
+    pub(super) fn config_for(&self, thread: usize) -> Option<SwitchConfig> {
+        let own = self.ports().filter(|(load, _)| load.thread == Some(thread));
+        let own: Vec<u8> = own.map(|(_, port)| port.index()).collect();
+        (!own.is_empty()).then(|| SwitchConfig::new(self.table.clone(), self.members.clone(), own))
+    }
+}
