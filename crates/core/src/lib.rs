@@ -25,4 +25,4 @@ mod tuning;
 
 pub use error::{Error, errno};
 pub use port::extmem::Pools;
-pub use port::{Interest, OpenOptions, Port, Ring, SlotIter, SlotRef, adopt};
+pub use port::{InDaemon, Interest, OpenOptions, Port, Ring, SlotIter, SlotRef, adopt};

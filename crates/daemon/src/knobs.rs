@@ -14,6 +14,7 @@ use unetmap_core::control::vale::ThreadConfig;
 use unetmap_core::errno::{EINVAL, ENOENT, EPERM};
 use unetmap_mem::Geometry;
 use unetmap_sys::process;
+use unetmap_sys::xsk::ZERO_COPY_BUFFER;
 
 use crate::policy;
 use crate::refusal::{Refusal, refuse};
@@ -104,7 +105,12 @@ static KNOBS: [Knob; 37] = [
     size("ring_num", REGION.rings.0, &Geometry::RING_COUNT, "interfaces: rings"),
     size("ring_size", REGION.rings.1, &Geometry::RING_SIZE, "interfaces: bytes of a ring, 16 a slot and 256"),
     size("buf_num", INTERFACES_BUFS, &Geometry::BUF_COUNT, "interfaces: buffers; unless set more for long rings"),
-    size("buf_size", REGION.bufs.1, &Geometry::BUF_SIZE, "interfaces: bytes of a buffer; they take 1792 to 3840"),
+    size(
+        "buf_size",
+        REGION.bufs.1,
+        &Geometry::BUF_SIZE,
+        "interfaces: bytes of a buffer, 1792 to 4096; zero copy needs 4096",
+    ),
     size("priv_if_num", REGION.ifs.0, &Geometry::IF_COUNT, "other regions: sessions"),
     size("priv_if_size", REGION.ifs.1, &Geometry::IF_SIZE, "other regions: bytes of a session's description"),
     size("priv_ring_num", REGION.rings.0, &Geometry::RING_COUNT, "other regions: rings, and more if a port needs them"),
@@ -305,11 +311,27 @@ impl Knobs {
     }
 
     /// Returns the sizes of the region that interfaces and their pipes share, for a first interface with `slots` slots.
-    /// Unless the number of buffers was set, three such interfaces have room.
-    pub(crate) fn interface_sizes(&self, slots: u32) -> Sizes {
-        let sizes = self.sizes("");
-        let room = if self.values.contains_key("buf_num") { 0 } else { slots.saturating_mul(3) };
-        Sizes { bufs: (sizes.bufs.0.max(room), sizes.bufs.1), ..sizes }
+    /// Unless the number of buffers was set, three such interfaces have room. `zero_copy`: whether the interface's driver
+    /// supports that.
+    pub(crate) fn interface_sizes(&self, slots: u32, zero_copy: bool) -> Sizes {
+        let (sizes, size) = (self.sizes(""), self.interface_buffer(zero_copy));
+        if self.values.contains_key("buf_num") {
+            let larger = Sizes { bufs: (sizes.bufs.0, size), ..sizes };
+            // Buffers for zero copy are larger than those that the number was checked with.
+            return if larger.bytes().is_ok() { larger } else { sizes };
+        }
+        // Larger buffers are fewer, in as many bytes: all are locked in memory.
+        let number = sizes.bufs.0 / size.div_ceil(sizes.bufs.1);
+        Sizes { bufs: (number.max(slots.saturating_mul(3)), size), ..sizes }
+    }
+
+    /// Bytes of an interface's buffers. Unless they were set, they are those that zero copy needs if the driver supports
+    /// that.
+    fn interface_buffer(&self, zero_copy: bool) -> u32 {
+        match zero_copy && !self.values.contains_key("buf_size") {
+            true => ZERO_COPY_BUFFER,
+            false => self.get_u32("buf_size"),
+        }
     }
 
     /// Returns the sizes of other regions, before they are enlarged for the port that they are created for.
@@ -318,9 +340,9 @@ impl Knobs {
     }
 
     /// Returns these sizes for the regions of a mediated interface, whose buffers have the size of an interface's.
-    pub(crate) fn mediated_sizes(&self) -> Sizes {
+    pub(crate) fn mediated_sizes(&self, zero_copy: bool) -> Sizes {
         let private = self.private_sizes();
-        Sizes { bufs: (private.bufs.0, self.get_u32("buf_size")), ..private }
+        Sizes { bufs: (private.bufs.0, self.interface_buffer(zero_copy)), ..private }
     }
 
     /// Returns the sizes of a region in a program's memory (EXTMEM) for which the program requests none. Unless knobs
@@ -353,7 +375,7 @@ impl Knobs {
 
     /// Refuses sizes of which no region can be created.
     fn check_regions(&self) -> Result<(), Refusal> {
-        for (what, sizes) in [("interfaces", self.interface_sizes(0)), ("others", self.private_sizes())] {
+        for (what, sizes) in [("interfaces", self.interface_sizes(0, false)), ("others", self.private_sizes())] {
             Geometry::new(sizes.ifs, sizes.rings, sizes.bufs)
                 .or_else(|why| refuse(EINVAL, format!("no region of {what} could be created: {why}")))?;
         }

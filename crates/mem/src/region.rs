@@ -12,7 +12,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use unetmap_sys::user_memory::{MAX_PIECES, Piece, read_pieces};
-use unetmap_sys::xsk::Umem;
+use unetmap_sys::xsk::{Umem, pool_offset_in_page};
 use unetmap_sys::{Mapping, memfd};
 
 use crate::frame::Frame;
@@ -122,7 +122,8 @@ impl Geometry {
         };
         let ifs = place(base, ifs, OBJECT_ALIGN);
         let rings = place((base + ifs.bytes()).next_multiple_of(PAGE), rings, OBJECT_ALIGN);
-        let bufs = place((rings.offset + rings.bytes()).next_multiple_of(PAGE), bufs, 64);
+        let mut bufs = place((rings.offset + rings.bytes()).next_multiple_of(PAGE), bufs, 64);
+        bufs.offset += u64::from(pool_offset_in_page(bufs.size));
         let geometry = Geometry { ifs, rings, bufs };
         // The legacy request has 32 bits for the size of a region.
         let bytes = geometry.bytes() - base;
@@ -321,6 +322,13 @@ mod tests {
         assert_eq!(g.rings.object(4).and_then(|o| g.rings.index_of(o)), Some(4));
         assert_eq!(g.rings.object(5), None);
         assert_eq!(g.rings.index_of(g.rings.offset + 1), None);
+    }
+
+    #[test]
+    fn buffers_for_zero_copy_leave_room_for_the_headroom_in_their_page() {
+        let g = Geometry::new((3, 1024), (5, 20481), (7, 4096)).unwrap();
+        assert_eq!((g.bufs.offset % 4096, g.bytes()), (256, g.bufs.offset - 256 + 8 * 4096));
+        assert_eq!(Geometry::new((3, 1024), (5, 20481), (7, 8192)).unwrap().bufs.offset % 4096, 0);
     }
 
     #[test]

@@ -15,7 +15,7 @@
 use crate::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::mapped_range::MappedRange;
 use crate::pos::{BufIdx, Pos, Slots, Span};
-use unetmap_sys::xsk::{BUFFER_ENTRY, HEADROOM, PACKET_ENTRY, RingMap};
+use unetmap_sys::xsk::{BUFFER_ENTRY, HEADROOM, PACKET_ENTRY, RingMap, pool_offset_in_page};
 
 /// `XDP_RING_NEED_WAKEUP`: the kernel requires a system call to process new entries.
 const NEED_WAKEUP: u32 = 1;
@@ -136,17 +136,23 @@ pub struct UmemLayout {
 }
 
 impl UmemLayout {
+    /// The UMEM address of buffer 0: a UMEM begins with a page.
+    #[inline(always)]
+    fn start(self) -> u64 {
+        pool_offset_in_page(self.size).into()
+    }
+
     /// The UMEM address of byte `offset` of a buffer.
     #[inline(always)]
     fn address(self, idx: BufIdx, offset: u32) -> u64 {
-        u64::from(idx.0) * u64::from(self.size) + u64::from(offset.min(self.headroom))
+        self.start() + u64::from(idx.0) * u64::from(self.size) + u64::from(offset.min(self.headroom))
     }
 
     /// The buffer and the offset in it that the UMEM address `addr` names: base in the lower 48 bits, offset in the
     /// upper 16. `None` if there is no such buffer, or the offset exceeds the headroom.
     #[inline(always)]
     fn locate(self, addr: u64) -> Option<(BufIdx, u32)> {
-        let at = (addr & BASE_MASK) + (addr >> 48);
+        let at = ((addr & BASE_MASK) + (addr >> 48)).checked_sub(self.start())?;
         let (idx, offset) = (u32::try_from(at / u64::from(self.size)).ok()?, (at % u64::from(self.size)) as u32);
         (offset <= self.headroom && idx < self.count).then_some((BufIdx(idx), offset))
     }

@@ -11,7 +11,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use crate::memfd;
 
 /// Bytes of a page. Where pages are larger, [`Mapping::populate`] fails if its range begins inside one.
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 
 /// A sealed memory file, or a part of it, mapped shared, readable and writable.
 ///
@@ -66,22 +66,6 @@ impl Mapping {
         let start = unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags, fd, at)? };
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
         Ok(Mapping { start, len: bytes })
-    }
-
-    /// Moves `[offset, offset + bytes)` into huge pages, which are contiguous for devices too. The contents are
-    /// preserved; other processes may use the memory meanwhile.
-    ///
-    /// # Errors
-    /// `EINVAL` outside the mapping, and before Linux 6.1; `ENOMEM`, `EAGAIN`, `EBUSY` if the kernel has no huge pages.
-    pub(crate) fn collapse(&self, offset: usize, bytes: usize) -> io::Result<()> {
-        if offset.checked_add(bytes).is_none_or(|end| end > self.len) {
-            return Err(Errno::INVAL.into());
-        }
-        // SAFETY: K3: the range lies in the mapping, and collapsing changes no byte of it.
-        match unsafe { libc::madvise(self.start.as_ptr().add(offset).cast(), bytes, libc::MADV_COLLAPSE) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
     }
 
     /// Maps the pages of `[offset, offset + bytes)` writable and allocates missing ones, in one call instead of one
@@ -144,19 +128,6 @@ mod tests {
         assert!(at.is_multiple_of(4) && at + 4 <= map.len());
         // SAFETY: K3: in range (just checked), aligned, mapped while `map` is borrowed, and atomic.
         unsafe { AtomicU32::from_ptr(map.as_ptr().add(at).cast()) }
-    }
-
-    #[test]
-    fn collapsing_to_huge_pages_preserves_contents() {
-        let fd = memfd::create_sealed("test", 8 << 20).unwrap();
-        let map = Mapping::new(fd.as_fd(), 8 << 20).unwrap();
-        (0..2048).for_each(|page| word(&map, page * 4096).store(page as u32 + 1, Ordering::Relaxed));
-        assert!(map.collapse(4096, 8 << 20).is_err(), "outside");
-        if let Err(e) = map.collapse(0, 8 << 20) {
-            eprintln!("skipped: this kernel has no huge pages for shared memory now: {e}");
-            return;
-        }
-        assert!((0..2048).all(|page| word(&map, page * 4096).load(Ordering::Relaxed) == page as u32 + 1));
     }
 
     #[test]

@@ -1,14 +1,20 @@
 //! AF_XDP sockets: one queue of an interface, four rings, and the packet memory (umem).
 //!
-//! Frames begin at the start of their buffers, and all bytes of a buffer are usable. The kernel leaves 256 bytes before
-//! received data; chunks are therefore declared 256 bytes longer than buffers, and begin 256 bytes earlier
-//! (`XDP_UMEM_UNALIGNED_CHUNK_FLAG`). Buffer 0 is then unusable; netmap reserves it anyway.
+//! Frames begin at the start of their buffers. The kernel leaves 256 bytes before received data, so the chunk that it is
+//! offered begins 256 bytes before the buffer, at any address (`XDP_UMEM_UNALIGNED_CHUNK_FLAG`):
+//!
+//! ```text
+//! buffers of 2048 bytes    each chunk has 2304 bytes, and every second one crosses two pages
+//! buffers of 4096 bytes    the pool begins 256 bytes into a page, and each chunk is one page
+//! ```
+//! Zero copy needs the second: a device accepts a chunk that crosses two pages only if these are contiguous for it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::net::sockopt::{
     set_xdp_rx_ring_size, set_xdp_tx_ring_size, set_xdp_umem_completion_ring_size, set_xdp_umem_fill_ring_size,
@@ -20,17 +26,30 @@ use rustix::net::xdp::{
     XdpUmemRegFlags,
 };
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with};
+use rustix::system::uname;
 
-use crate::Mapping;
+use crate::map::PAGE;
 use crate::tuning::{QUEUE_RELEASE_LIMIT, QUEUE_RELEASE_POLL, XSK_TX_BUDGET};
+use crate::{Mapping, memfd};
 
 mod busy;
 pub use busy::{BusyPoll, busy_poll, set_busy_poll};
 
 /// Bytes that the kernel leaves free before the data of a received packet (`XDP_PACKET_HEADROOM`).
 pub const HEADROOM: u32 = 256;
-/// Buffer sizes in bytes that a socket supports: chunks have 2 KiB to one page, the headroom included.
-pub const BUFFER_BYTES: std::ops::RangeInclusive<u32> = 2048 - HEADROOM..=4096 - HEADROOM;
+/// Bytes of the largest chunk: the smallest page of all supported processors.
+const MAX_CHUNK: u32 = 4096;
+/// Buffer sizes in bytes that a socket supports: chunks have at least 2 KiB.
+pub const BUFFER_BYTES: std::ops::RangeInclusive<u32> = 2048 - HEADROOM..=MAX_CHUNK;
+/// Bytes of buffers that devices can use directly.
+pub const ZERO_COPY_BUFFER: u32 = MAX_CHUNK;
+/// Most bytes of a packet in one buffer, whatever the size of the buffer.
+pub const MAX_PACKET: u32 = MAX_CHUNK - HEADROOM;
+
+/// Returns how many bytes a pool of buffers of this size begins after the start of a page.
+pub const fn pool_offset_in_page(buffer: u32) -> u32 {
+    if buffer == ZERO_COPY_BUFFER { HEADROOM } else { 0 }
+}
 /// Socket option of Linux 6.17.
 const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 const SOL_XDP: libc::c_int = 283;
@@ -40,7 +59,7 @@ const SOL_XDP: libc::c_int = 283;
 pub struct Umem {
     /// The mapping; it outlives the socket.
     pub map: Arc<Mapping>,
-    /// Offset of the first buffer; a multiple of the page size.
+    /// Offset of the first buffer; [`pool_offset_in_page`] bytes after a multiple of the page size.
     pub offset: usize,
     /// Bytes of all buffers.
     pub bytes: usize,
@@ -49,13 +68,26 @@ pub struct Umem {
 }
 
 impl Umem {
-    /// Moves it into huge pages. A device that writes directly into buffers requires that each one, headroom included,
-    /// is contiguous for it; with small pages every second one crosses a page boundary.
-    ///
-    /// # Errors
-    /// The kernel has no huge pages, or is older than 6.1.
-    pub fn make_contiguous(&self) -> io::Result<()> {
-        self.map.collapse(self.offset, self.bytes)
+    /// Returns the most bytes of a received packet in one buffer, if `headroom` bytes of each buffer are left free.
+    pub fn receive_bytes(&self, headroom: u32) -> u32 {
+        self.buffer.min(MAX_PACKET).saturating_sub(headroom)
+    }
+
+    /// The registration, with `headroom` bytes left free in each buffer; `None` if the buffers do not lie in the
+    /// mapping, or not as the module's comment shows.
+    fn registration(&self, headroom: u32) -> Option<XdpUmemReg> {
+        let before = pool_offset_in_page(self.buffer) as usize;
+        let start = self.offset.checked_sub(before)?;
+        let end = self.offset.checked_add(self.bytes)?;
+        let fits = BUFFER_BYTES.contains(&self.buffer) && end <= self.map.len() && start.is_multiple_of(PAGE);
+        fits.then(|| XdpUmemReg {
+            addr: self.map.as_ptr() as u64 + start as u64,
+            len: (self.bytes + before) as u64,
+            chunk_size: (self.buffer + HEADROOM).min(MAX_CHUNK),
+            headroom,
+            flags: XdpUmemRegFlags::XDP_UMEM_UNALIGNED_CHUNK_FLAG,
+            tx_metadata_len: 0,
+        })
     }
 }
 
@@ -70,7 +102,7 @@ pub struct Queue {
     pub tx_entries: u32,
     /// Entries of the rx and fill rings; a power of two.
     pub rx_entries: u32,
-    /// Zero copy or copy mode.
+    /// Zero copy or copy mode; that of the other socket if the memory's registration is shared.
     pub mode: BindMode,
     /// Whether packets may span several buffers.
     pub frags: bool,
@@ -95,6 +127,16 @@ pub struct Xsk {
     _umem: Umem,
 }
 
+/// A socket with rings and memory that is not bound yet. Until Linux 6.3 only the rings of such a socket can be mapped.
+/// Drivers read the fill ring while the socket is bound: some receive nothing if it is empty then, others lose buffers.
+#[derive(Debug)]
+pub struct UnboundXsk<'a> {
+    fd: OwnedFd,
+    queue: Queue,
+    umem: Umem,
+    shared_with: Option<BorrowedFd<'a>>,
+}
+
 /// The kernel's counters of a socket since its creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Statistics {
@@ -106,39 +148,43 @@ pub struct Statistics {
     pub tx_invalid: u64,
 }
 
-impl Xsk {
-    /// Creates a socket and binds it. It receives packets once the XDP program redirects them to it, and buffers are in
-    /// the fill ring. `shared_with` is a socket of another queue of the interface with the same memory, which is then
-    /// not registered again; its mode applies. Waits up to [`QUEUE_RELEASE_LIMIT`] for a queue whose socket was just
-    /// closed.
+impl UnboundXsk<'_> {
+    /// Creates a socket. `shared_with` is a bound socket of another queue of the interface with the same memory, which
+    /// is then not registered again.
     ///
     /// # Errors
     /// `EAFNOSUPPORT`: the kernel has no AF_XDP; `EPERM`: no `CAP_NET_RAW`; `ENOBUFS`: the locked-memory limit;
-    /// `EBUSY`: another socket is bound to the queue; `EOPNOTSUPP`: the driver does not support the mode; `ENETDOWN`:
-    /// the interface is down; `EINVAL`: no such queue.
-    pub fn bind(queue: Queue, umem: Umem, shared_with: Option<BorrowedFd<'_>>) -> io::Result<Xsk> {
-        if !BUFFER_BYTES.contains(&umem.buffer)
-            || umem.offset.checked_add(umem.bytes).is_none_or(|n| n > umem.map.len())
-        {
-            return Err(Errno::INVAL.into());
-        }
+    /// `EINVAL`: the memory or the number of entries is not supported.
+    pub fn new(queue: Queue, umem: Umem, shared_with: Option<BorrowedFd<'_>>) -> io::Result<UnboundXsk<'_>> {
+        let registration = umem.registration(queue.headroom).ok_or(Errno::INVAL)?;
         let fd = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
-        let reg = XdpUmemReg {
-            addr: umem.map.as_ptr() as u64 + umem.offset as u64,
-            len: umem.bytes as u64,
-            chunk_size: umem.buffer + HEADROOM,
-            headroom: queue.headroom,
-            flags: XdpUmemRegFlags::XDP_UMEM_UNALIGNED_CHUNK_FLAG,
-            tx_metadata_len: 0,
-        };
         if shared_with.is_none() {
-            set_xdp_umem_reg(&fd, reg)?;
+            set_xdp_umem_reg(&fd, registration)?;
         }
         set_xdp_umem_fill_ring_size(&fd, queue.rx_entries)?;
         set_xdp_umem_completion_ring_size(&fd, queue.tx_entries)?;
         set_xdp_rx_ring_size(&fd, queue.rx_entries)?;
         set_xdp_tx_ring_size(&fd, queue.tx_entries)?;
         raise_budget(&fd);
+        Ok(UnboundXsk { fd, queue, umem, shared_with })
+    }
+
+    /// Maps its rings.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn map_rings(&self) -> io::Result<SocketRings> {
+        SocketRings::map(&self.fd, self.queue.tx_entries, self.queue.rx_entries)
+    }
+
+    /// Binds it. It receives packets once the XDP program redirects them to it. Waits up to [`QUEUE_RELEASE_LIMIT`] for
+    /// a queue whose socket was just closed.
+    ///
+    /// # Errors
+    /// `EBUSY`: another socket is bound to the queue; `EOPNOTSUPP`: the driver does not support the mode; `ENETDOWN`:
+    /// the interface is down; `EINVAL`: no such queue, or the device does not support the mode.
+    pub fn bind(self) -> io::Result<Xsk> {
+        let UnboundXsk { fd, queue, umem, shared_with } = self;
         let mut flags = SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
         flags |= match queue.mode {
             BindMode::ZeroCopy => SocketAddrXdpFlags::XDP_ZEROCOPY,
@@ -181,6 +227,50 @@ pub fn try_busy_poll(busy: BusyPoll) -> io::Result<()> {
     set_busy_poll(socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?, busy)
 }
 
+/// Whether this kernel maps the rings of a socket that is bound, so that another process than the one that created it
+/// can use it: always since Linux 6.4. On an older kernel it is tried once, in copy mode on queue 0 of interface
+/// `ifindex` of the calling thread's network namespace.
+///
+/// # Errors
+/// As [`UnboundXsk::new`] and [`UnboundXsk::bind`].
+pub fn maps_bound_rings(ifindex: u32) -> io::Result<bool> {
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    if let Some(known) = KNOWN.get() {
+        return Ok(*known);
+    }
+    let answer = release_is_at_least(&uname().release().to_string_lossy(), (6, 4)) || try_bound_rings(ifindex)?;
+    Ok(*KNOWN.get_or_init(|| answer))
+}
+
+/// Whether a kernel release, such as `6.1.0-17-amd64`, is at least this version; false if it cannot be read.
+fn release_is_at_least(release: &str, version: (u32, u32)) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
+    numbers.next().zip(numbers.next()).is_some_and(|found| found >= version)
+}
+
+fn try_bound_rings(ifindex: u32) -> io::Result<bool> {
+    const ENTRIES: u32 = 64;
+    let fd = memfd::create_sealed("unetmap-probe", u64::from(MAX_CHUNK))?;
+    let bytes = MAX_CHUNK as usize;
+    let umem =
+        Umem { map: Arc::new(Mapping::new(fd.as_fd(), bytes)?), offset: 0, bytes, buffer: *BUFFER_BYTES.start() };
+    let queue = Queue {
+        ifindex,
+        queue: 0,
+        tx_entries: ENTRIES,
+        rx_entries: ENTRIES,
+        mode: BindMode::Copy,
+        frags: false,
+        headroom: 0,
+    };
+    let socket = UnboundXsk::new(queue, umem, None)?.bind()?;
+    match map_send_rings(&socket, ENTRIES) {
+        Ok(_) => Ok(true),
+        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
 /// Older kernels refuse the option, and need more calls.
 fn raise_budget(fd: &OwnedFd) {
     use std::os::fd::AsRawFd;
@@ -214,10 +304,40 @@ pub struct RingMap {
     pub entries: u32,
 }
 
+/// The rings of a socket.
+#[derive(Clone, Debug)]
+pub struct SocketRings {
+    /// Inode number of the socket, which no other open socket has.
+    inode: u64,
+    /// Packets to send.
+    pub tx: RingMap,
+    /// Sent buffers.
+    pub completion: RingMap,
+    /// Received packets.
+    pub rx: RingMap,
+    /// Buffers to receive into.
+    pub fill: RingMap,
+}
+
+impl SocketRings {
+    fn map(fd: impl AsFd, tx_entries: u32, rx_entries: u32) -> io::Result<SocketRings> {
+        let inode = fstat(&fd)?.st_ino;
+        let (tx, completion) = map_send_rings(&fd, tx_entries)?;
+        let (rx, fill) = map_receive_rings(&fd, rx_entries)?;
+        Ok(SocketRings { inode, tx, completion, rx, fill })
+    }
+
+    /// Whether they are the rings of this socket.
+    pub fn are_of(&self, fd: impl AsFd) -> bool {
+        fstat(fd).is_ok_and(|stat| stat.st_ino == self.inode)
+    }
+}
+
 /// Maps the tx ring (packets to send) and the completion ring (sent buffers).
 ///
 /// # Errors
-/// `EINVAL`: `fd` is not a bound socket, or its rings do not have `entries` entries.
+/// `EINVAL`: `fd` is not a socket with rings, or they do not have `entries` entries; `EBUSY`: it is bound, and the
+/// kernel is older than Linux 6.4.
 pub fn map_send_rings(fd: impl AsFd, entries: u32) -> io::Result<(RingMap, RingMap)> {
     let at = xdp_mmap_offsets(&fd)?;
     let tx = map_ring(&fd, at.tx, entries, PACKET_ENTRY, XDP_PGOFF_TX_RING)?;

@@ -6,8 +6,9 @@
 use std::fs::File;
 use std::io;
 use std::net::UdpSocket;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -15,6 +16,8 @@ use etherparse::{ArpHardwareId, ArpOperation, ArpPacket, EtherType, PacketBuilde
 use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use unetmap_sys::xdp::{ClassicInsn, Mode, Xdp};
+use unetmap_sys::xsk::{self, BindMode, Queue, SocketRings, Umem, UnboundXsk, Xsk};
+use unetmap_sys::{Mapping, memfd};
 
 /// Index of `lo`, in each namespace.
 const LO: u32 = 1;
@@ -59,7 +62,7 @@ fn attached(name: &str) -> bool {
     ip(&format!("link show {name}")).contains("xdp")
 }
 
-fn xsk() -> OwnedFd {
+fn socket() -> OwnedFd {
     socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap()
 }
 
@@ -106,7 +109,7 @@ fn frames_of_a_queue_without_a_socket_pass_to_the_kernel() {
         let mut xdp = Xdp::attach(LO, 2, Mode::Generic).unwrap();
         let frame = [0; 60];
         assert!(!xdp.would_redirect(&frame).unwrap());
-        let (one, other) = (xsk(), xsk());
+        let (one, other) = (socket(), socket());
         xdp.insert(1, &other).unwrap();
         assert!(!xdp.would_redirect(&frame).unwrap(), "another queue's socket");
         xdp.insert(0, &one).unwrap();
@@ -131,7 +134,7 @@ fn frames_of_a_queue_without_a_socket_pass_to_the_kernel() {
 fn a_closed_socket_is_removed_from_its_queue() {
     in_namespace(|| {
         let mut xdp = Xdp::attach(LO, 1, Mode::Generic).unwrap();
-        let socket = xsk();
+        let socket = socket();
         xdp.insert(0, &socket).unwrap();
         drop(socket);
         assert!(!xdp.would_redirect(&[0; 60]).unwrap());
@@ -168,7 +171,7 @@ fn a_mtu_above_a_page_needs_frags() {
             return eprintln!("skipped, no frames of several buffers before Linux 5.18");
         }
         let mut xdp = Xdp::attach(index("va"), 1, Mode::Native).unwrap();
-        let socket = xsk();
+        let socket = socket();
         xdp.insert(0, &socket).unwrap();
         assert!(xdp.would_redirect(&[7; 9000]).unwrap());
     });
@@ -304,7 +307,7 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
 fn filters_compiled_by_tcpdump_select_frames() {
     in_namespace(|| {
         let mut xdp = Xdp::attach(LO, 1, Mode::Generic).unwrap();
-        let socket = xsk();
+        let socket = socket();
         xdp.insert(0, &socket).unwrap();
         for (shown, expected) in [
             (DNS, &["dns", "dns6"][..]),
@@ -328,7 +331,7 @@ fn filters_compiled_by_tcpdump_select_frames() {
 fn rejected_frames_reach_the_network_stack() {
     in_namespace(|| {
         let mut xdp = Xdp::attach(LO, 1, Mode::Generic).unwrap();
-        let socket = xsk();
+        let socket = socket();
         let receivers = [53, 54].map(|port| UdpSocket::bind(("127.0.0.1", port)).unwrap());
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
         let received = || {
@@ -362,4 +365,47 @@ fn the_embedded_objects_match_their_sources() {
     let output = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
     eprint!("{output}");
     assert!(out.status.success(), "{output}");
+}
+
+/// A socket of queue 0 of `lo`, and the mapping of its memory, for buffers of `buffer` bytes.
+fn unbound(buffer: u32, mode: BindMode) -> UnboundXsk<'static> {
+    let bytes = 64 * buffer as usize;
+    let before = xsk::pool_offset_in_page(buffer) as usize;
+    let fd = memfd::create_sealed("test", (before + bytes) as u64).unwrap();
+    let map = Arc::new(Mapping::new(fd.as_fd(), before + bytes).unwrap());
+    let umem = Umem { map, offset: before, bytes, buffer };
+    let queue = Queue { ifindex: LO, queue: 0, tx_entries: 64, rx_entries: 64, mode, frags: false, headroom: 0 };
+    UnboundXsk::new(queue, umem, None).unwrap()
+}
+
+/// Binds such a socket, after the kernel has released the queue of an earlier one. Returns it with its rings.
+fn bound(buffer: u32, mode: BindMode) -> io::Result<(Xsk, SocketRings)> {
+    loop {
+        let created = unbound(buffer, mode);
+        let rings = created.map_rings().unwrap();
+        match created.bind() {
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
+            bound => return bound.map(|bound| (bound, rings)),
+        }
+    }
+}
+
+#[test]
+fn rings_are_mapped_before_and_after_the_socket_is_bound() {
+    in_namespace(|| {
+        for buffer in [*xsk::BUFFER_BYTES.start(), 2048, 3000, xsk::ZERO_COPY_BUFFER] {
+            let (bound, rings) = bound(buffer, BindMode::Copy).unwrap();
+            assert!(rings.are_of(&bound) && !rings.are_of(socket()), "{buffer}");
+            let shared = xsk::map_send_rings(&bound, 64);
+            assert_eq!(shared.is_ok(), xsk::maps_bound_rings(LO).unwrap(), "{shared:?}");
+        }
+    });
+}
+
+#[test]
+fn a_driver_without_zero_copy_refuses_it() {
+    in_namespace(|| {
+        assert_eq!(errno(bound(xsk::ZERO_COPY_BUFFER, BindMode::ZeroCopy)), Some(libc::EOPNOTSUPP));
+        bound(xsk::ZERO_COPY_BUFFER, BindMode::Copy).unwrap();
+    });
 }

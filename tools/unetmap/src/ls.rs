@@ -167,8 +167,11 @@ fn rings(ports: &Value) -> Vec<Vec<String>> {
                 cell(&ring["bad_slots"]),
                 cell(&ring["bad_pointers"]),
                 cell(&ring["dropped"]),
-                match &port["manner"] {
-                    Value::String(data_path) => format!("{} ({data_path})", cell(&port["kind"])),
+                match (&port["manner"], &port["copied"]) {
+                    (Value::String(data_path), Value::String(why)) => {
+                        format!("{} ({data_path}: {why})", cell(&port["kind"]))
+                    }
+                    (Value::String(data_path), _) => format!("{} ({data_path})", cell(&port["kind"])),
                     _ => cell(&port["kind"]),
                 },
             ]);

@@ -127,6 +127,9 @@ fn state_text(json: &str) -> Result<String, String> {
             cell(&port["mem_id"])
         ),
     };
+    if let Value::String(_) = &port["copied"] {
+        text += &format!("copied: {}\n", cell(&port["copied"]));
+    }
     text += &match filter {
         Value::Null => "filter: none\n".into(),
         filter => format!(

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use unetmap_mem::{ChannelPage, Geometry, MappedRange, Offsets, Pos, Region, RingView, Slots, Span};
 use unetmap_sys::Doorbell;
+use unetmap_sys::xsk::SocketRings;
 
 use crate::control::binding::{BackendKind, BoundRing};
 use pipe::{PipeRx, PipeTx};
@@ -171,6 +172,8 @@ pub(crate) struct RingParts<'a> {
     pub(crate) has_own_pointers: bool,
     /// The descriptors of the ring: its doorbell; the peer's doorbell, or what the back end has in its place.
     pub(crate) fds: &'a [OwnedFd; 2],
+    /// The rings of AF_XDP sockets that this process has mapped already.
+    pub(crate) socket_rings: &'a [SocketRings],
 }
 
 impl RingParts<'_> {

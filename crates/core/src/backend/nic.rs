@@ -27,9 +27,11 @@ const MAX_FRAGS: u32 = 17;
 /// Constructs a side of a ring.
 pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
     let (socket, limits, slots) = (parts.second_fd()?, parts.region.limits(), parts.view.shape().slots);
+    let mapped = parts.socket_rings.iter().find(|rings| rings.are_of(&socket));
     let half = Half {
         slots: parts.view.slots().clone(),
         limits,
+        max_packet: limits.buf_size.min(xsk::MAX_PACKET),
         busy: xsk::busy_poll(&socket).is_some(),
         socket: Arc::new(socket),
         doorbell: parts.doorbell()?,
@@ -39,11 +41,17 @@ pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
     let buffers = UmemLayout { size: limits.buf_size, count: limits.bufs, headroom: parts.bound.headroom };
     if parts.is_tx() {
         let sent = TxFramesPage::new(parts.third_page.clone());
-        let (tx, completion) = xsk::map_send_rings(&half.socket, slots.get()).ok()?;
+        let (tx, completion) = match mapped {
+            Some(rings) => (rings.tx.clone(), rings.completion.clone()),
+            None => xsk::map_send_rings(&half.socket, slots.get()).ok()?,
+        };
         let rings = XskTxRings::new(&tx, &completion, slots, buffers, sent, parts.bound.channel as usize)?;
         return Some(RingBackend::Tx(Box::new(NicTx { half, rings })));
     }
-    let (rx, fill) = xsk::map_receive_rings(&half.socket, slots.get()).ok()?;
+    let (rx, fill) = match mapped {
+        Some(rings) => (rings.rx.clone(), rings.fill.clone()),
+        None => xsk::map_receive_rings(&half.socket, slots.get()).ok()?,
+    };
     let rings = XskRxRings::new(&rx, &fill, slots, buffers)?;
     Some(RingBackend::Rx(Box::new(NicRx { half, rings })))
 }
@@ -52,6 +60,8 @@ pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
 pub(crate) struct Half {
     pub(crate) slots: SlotRing,
     pub(crate) limits: Limits,
+    /// Most bytes of a packet in one buffer, its offset included.
+    pub(crate) max_packet: u32,
     pub(crate) socket: Arc<OwnedFd>,
     /// Notified by the daemon when the interface is removed, and by other users of the ring.
     pub(crate) doorbell: Doorbell,
@@ -69,7 +79,7 @@ impl Half {
     #[inline(always)]
     fn validate(&self, slot: SlotValue) -> (bool, u32) {
         let offset = self.offsets.of(slot.ptr);
-        (self.limits.allow(slot) && offset + u32::from(slot.len) <= self.limits.buf_size, offset)
+        (self.limits.allow(slot) && offset + u32::from(slot.len) <= self.max_packet, offset)
     }
 }
 

@@ -12,7 +12,7 @@ mod poll;
 mod poll_fast;
 mod ring;
 
-pub use open::{OpenOptions, adopt};
+pub use open::{InDaemon, OpenOptions, adopt};
 pub use ring::{Ring, SlotIter, SlotRef};
 
 use std::fmt;

@@ -10,6 +10,7 @@ use unetmap_abi::{
     NmreqPortInfoGet, NmreqRegister, PortKind, PortSpec,
 };
 use unetmap_mem::{EndpointPage, Geometry, Iface, MappedRange, Offsets, Region, RingShape, RingView, Slots};
+use unetmap_sys::xsk::SocketRings;
 use unetmap_sys::{Mapping, process};
 use zerocopy::IntoBytes;
 
@@ -128,9 +129,18 @@ impl OpenOptions {
     }
 }
 
+/// What the daemon passes to a port that it runs itself.
+pub struct InDaemon {
+    /// Identifies the daemon in locks.
+    pub holder: u32,
+    /// The port's monitors.
+    pub monitors: Arc<MonitorList>,
+    /// The rings of its sockets, as far as the daemon has mapped them. Linux before 6.4 maps them only once.
+    pub socket_rings: Vec<SocketRings>,
+}
+
 /// Assembles a port that the daemon runs itself, from a binding that it made without a request. The port can be used
-/// while the other end of `connection` is open. `holder` identifies the daemon in locks, `monitors` lists the port's
-/// monitors.
+/// while the other end of `connection` is open.
 ///
 /// # Errors
 /// The binding is inconsistent, or cannot be mapped.
@@ -140,14 +150,14 @@ pub fn adopt(
     binding: &Binding,
     fds: Vec<OwnedFd>,
     connection: OwnedFd,
-    holder: u32,
-    monitors: Arc<MonitorList>,
+    daemon: InDaemon,
 ) -> Result<Port, Error> {
     unetmap_mem::register_publisher();
-    let holder = LockHolder::of_daemon(holder, &connection).map_err(|e| Error::host(spec, e))?;
+    let holder = LockHolder::of_daemon(daemon.holder, &connection).map_err(|e| Error::host(spec, e))?;
     let connection = Connection { fd: connection, socket: PathBuf::new() };
-    let mut port = assemble_for(false, spec, (connection, Arc::new(holder)), register, binding, fds)?;
-    port.monitor_source.list = Some(monitors);
+    let mapped = MappedBinding { socket_rings: daemon.socket_rings, ..MappedBinding::map(binding, fds, spec)? };
+    let mut port = assemble_mapped(spec, (connection, Arc::new(holder)), register, binding, mapped)?;
+    port.monitor_source.list = Some(daemon.monitors);
     Ok(port)
 }
 
@@ -159,20 +169,18 @@ pub(crate) fn assemble(
     binding: &Binding,
     fds: Vec<OwnedFd>,
 ) -> Result<Port, Error> {
-    assemble_for(true, spec, (connection, holder), register, binding, fds)
+    let mapped = MappedBinding { for_program: true, ..MappedBinding::map(binding, fds, spec)? };
+    assemble_mapped(spec, (connection, holder), register, binding, mapped)
 }
 
-/// Assembles a port. `for_program`: pointers in slots are addresses of this process.
-fn assemble_for(
-    for_program: bool,
+fn assemble_mapped(
     spec: &str,
     (connection, holder): (Connection, Arc<LockHolder>),
     register: NmreqRegister,
     binding: &Binding,
-    fds: Vec<OwnedFd>,
+    mapped: MappedBinding,
 ) -> Result<Port, Error> {
     let malformed = || Error::malformed_reply(spec);
-    let mapped = MappedBinding { for_program, ..MappedBinding::map(binding, fds, spec)? };
     let rings = |dir: u16| -> Result<Vec<Ring>, Error> {
         let of_dir = binding.rings.iter().zip(&mapped.ring_fds).filter(|(ring, _)| ring.dir == dir);
         of_dir.map(|(ring, fds)| mapped.ring(ring, fds).ok_or_else(malformed)).collect()
@@ -305,6 +313,8 @@ struct MappedBinding {
     /// Whether pointers in slots are addresses of this process.
     for_program: bool,
     timestamp_on_request: bool,
+    /// The rings of sockets that are mapped already.
+    socket_rings: Vec<SocketRings>,
 }
 
 impl MappedBinding {
@@ -328,8 +338,9 @@ impl MappedBinding {
             third_page,
             ring_fds,
             mirror: geometry(&binding.head.mirror_pools),
-            for_program: true,
+            for_program: false,
             timestamp_on_request: binding.head.flags & NO_TIMESTAMP != 0,
+            socket_rings: Vec::new(),
         })
     }
 
@@ -348,6 +359,7 @@ impl MappedBinding {
             mirror: self.mirror,
             has_own_pointers: self.for_program,
             fds,
+            socket_rings: &self.socket_rings,
         })?;
         Some(Ring {
             inner: SyncRing {

@@ -45,16 +45,29 @@ fn regions_that_cannot_be_made_are_refused() {
     let refusal = knobs.set_checked("buf_num", 1_000_000).unwrap_err();
     assert_eq!(refusal.errno, EINVAL);
     assert!(refusal.why.contains("4 GiB"), "{}", refusal.why);
-    assert_eq!(knobs.interface_sizes(0).bufs, (32_768, 65536));
+    assert_eq!(knobs.interface_sizes(0, false).bufs, (32_768, 65536));
 }
 
 #[test]
 fn the_default_number_of_buffers_has_room_for_long_rings() {
     let mut knobs = Knobs::default();
-    assert_eq!(knobs.interface_sizes(20_000).bufs.0, 60_000);
+    assert_eq!(knobs.interface_sizes(20_000, false).bufs.0, 60_000);
     knobs.set_checked("buf_num", 5000).unwrap();
-    assert_eq!(knobs.interface_sizes(20_000).bufs.0, 5000);
+    assert_eq!(knobs.interface_sizes(20_000, false).bufs.0, 5000);
     assert_eq!(knobs.private_sizes().bufs.0, Sizes::DEFAULT.bufs.0);
+}
+
+#[test]
+fn interfaces_with_zero_copy_have_buffers_of_a_page_unless_the_size_is_set() {
+    let mut knobs = Knobs::default();
+    assert_eq!(knobs.interface_sizes(0, true).bufs, (16_384, 4096));
+    assert_eq!((knobs.mediated_sizes(true).bufs.1, knobs.mediated_sizes(false).bufs.1), (4096, 2048));
+    knobs.set_checked("buf_num", 1_000_000).unwrap();
+    assert_eq!(knobs.interface_sizes(0, true).bufs, (1_000_000, 2048), "4096 would be too many bytes");
+    knobs.set_checked("buf_num", 5000).unwrap();
+    assert_eq!(knobs.interface_sizes(20_000, true).bufs, (5000, 4096));
+    knobs.set_checked("buf_size", 2048).unwrap();
+    assert_eq!(knobs.interface_sizes(0, true).bufs, (5000, 2048));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use unetmap_abi::*;
+use unetmap_core::InDaemon;
 use unetmap_core::control::binding::Binding;
 use unetmap_core::control::ioctl::{GatheredRequest, UserMemory};
 use unetmap_core::control::legacy::{self, LegacyIoctl};
@@ -135,11 +136,12 @@ impl Ioctl<'_> {
                     let port = register.and_then(|register| {
                         let connection = self.shared.lifeline.try_clone().map_err(|_| ENOMEM)?;
                         let name = request.name().unwrap_or_default();
-                        unetmap_core::adopt(name, register, &bound?, outcome.fds, connection, DAEMON_HOLDER, monitors)
-                            .map_err(|e| {
-                                tracing::warn!("a port of the node cannot be opened: {e}");
-                                ENOMEM
-                            })
+                        // The node needs Linux 6.9, which maps the rings of a socket at any time.
+                        let own = InDaemon { holder: DAEMON_HOLDER, monitors, socket_rings: Vec::new() };
+                        unetmap_core::adopt(name, register, &bound?, outcome.fds, connection, own).map_err(|e| {
+                            tracing::warn!("a port of the node cannot be opened: {e}");
+                            ENOMEM
+                        })
                     });
                     let port = port.inspect_err(|_| self.shared.jobs.push(Job::Close(session)))?;
                     self.file.bind(session, port, &self.shared.jobs);

@@ -53,7 +53,8 @@ pub(super) fn create(
 ) -> Result<EndpointKey, Refusal> {
     let shape = nic::new_shape(link, request, caller)?;
     let nic = nic::create_for_daemon(daemon, link, shape, caller)?;
-    let (scope, sizes) = (daemon.interface_scope(caller), daemon.knobs.mediated_sizes().with_pipe(&shape));
+    let zero_copy = nic::driver_offers_zero_copy(link, caller);
+    let (scope, sizes) = (daemon.interface_scope(caller), daemon.knobs.mediated_sizes(zero_copy).with_pipe(&shape));
     let regions = &mut daemon.registry.regions;
     let created = regions.create_private(scope, &link.name, sizes).and_then(|region| {
         let record = daemon.registry.regions.existing_mut(region)?;

@@ -17,11 +17,13 @@ use std::time::{Duration, Instant};
 
 use unetmap_abi::{NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NS_MOREFRAG, NmreqRegister};
 use unetmap_core::errno::ENOMEM;
-use unetmap_core::{Error, Interest, Port, Ring};
+use unetmap_core::{Error, InDaemon, Interest, Port, Ring};
 use unetmap_sys::clock::spin_hint;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
+use unetmap_sys::xsk::SocketRings;
 use unetmap_sys::{process, socket};
 
+use super::nic::Nic;
 use super::{Daemon, EndpointKey, Options, Registered, monitor};
 use crate::caller::Caller;
 use crate::refusal::{Refusal, refuse};
@@ -115,13 +117,13 @@ pub(crate) fn stop(daemon: &mut Daemon, threads: impl IntoIterator<Item = Mediat
     sessions.into_iter().for_each(|session| daemon.close(session));
 }
 
-/// Opens both sides of a ring pair: that of `interface`, and that of the endpoint `program` that faces it. `program_mode`
+/// Opens both sides of a ring pair: that of `interface_at`, and that of the endpoint `program` that faces it. `program_mode`
 /// selects the pair there.
 pub(crate) fn prepare(
     daemon: &mut Daemon,
     program: &EndpointKey,
     name: &str,
-    interface: &EndpointKey,
+    interface_at: &EndpointKey,
     (pair, program_mode): (RingPair, u32),
     directions: Directions,
 ) -> Result<Prepared, Refusal> {
@@ -138,13 +140,14 @@ pub(crate) fn prepare(
     };
     let ring = |nr_mode, nr_flags| NmreqRegister { nr_mode, nr_ringid: pair.1, nr_flags, ..Default::default() };
     let (caller, options) = (Caller::daemon(), Options::default());
-    let interface = daemon.open_session(interface.clone(), name, &ring(pair.0, only), &options, &caller)?;
+    let interface = daemon.open_session(interface_at.clone(), name, &ring(pair.0, only), &options, &caller)?;
     let mut sessions = [interface.session, 0];
     let program = daemon.open_session(program.clone(), name, &ring(program_mode, mirrored), &options, &caller);
     let prepared = program.and_then(|program| {
         sessions[1] = program.session;
-        let (interface, interface_connection) = adopt(daemon, interface)?;
-        let (program, program_connection) = adopt(daemon, program)?;
+        let rings = daemon.registry.get::<Nic>(&interface_at.port).map(Nic::socket_rings).unwrap_or_default();
+        let (interface, interface_connection) = adopt(daemon, interface, rings)?;
+        let (program, program_connection) = adopt(daemon, program, Vec::new())?;
         let connections = [interface_connection, program_connection];
         Ok(Prepared { pair, directions, sessions, program, interface, connections })
     });
@@ -170,12 +173,17 @@ pub(crate) fn start(daemon: &mut Daemon, name: &str, prepared: Prepared) -> Resu
 }
 
 /// Returns the library's port for a session of the daemon's own, and the connection whose closing ends the port.
-fn adopt(daemon: &mut Daemon, registered: Registered) -> Result<(Port, OwnedFd), Refusal> {
+fn adopt(
+    daemon: &mut Daemon,
+    registered: Registered,
+    socket_rings: Vec<SocketRings>,
+) -> Result<(Port, OwnedFd), Refusal> {
     let Registered { session, register, bound, fds, .. } = registered;
     let (own, ports) =
         socket::pair().or_else(|e| refuse(ENOMEM, format!("the daemon has no file descriptors left: {e}")))?;
     let monitors = monitor::list_for_session(daemon, session);
-    let port = unetmap_core::adopt("the daemon's", register, &bound, fds, ports, DAEMON_HOLDER, monitors);
+    let in_daemon = InDaemon { holder: DAEMON_HOLDER, monitors, socket_rings };
+    let port = unetmap_core::adopt("the daemon's", register, &bound, fds, ports, in_daemon);
     let port = port.or_else(|e| refuse(e.errno(), e.to_string()))?;
     Ok((port, own))
 }

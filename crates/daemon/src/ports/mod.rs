@@ -262,12 +262,17 @@ impl Daemon {
     }
 
     /// Returns the region of all interfaces that this caller opens directly, and of their pipes. It is created if there
-    /// is none, for a first interface with `slots` slots.
-    pub(crate) fn interface_region(&mut self, caller: &Caller, slots: u32) -> Result<RegionKey, Refusal> {
+    /// is none, for a first interface with `slots` slots, whose driver supports `zero_copy`.
+    pub(crate) fn interface_region(
+        &mut self,
+        caller: &Caller,
+        slots: u32,
+        zero_copy: bool,
+    ) -> Result<RegionKey, Refusal> {
         if let Ok(region) = self.region_by_number(1, caller) {
             return Ok(region);
         }
-        let (scope, sizes) = (self.interface_scope(caller), self.knobs.interface_sizes(slots));
+        let (scope, sizes) = (self.interface_scope(caller), self.knobs.interface_sizes(slots, zero_copy));
         self.registry.regions.create_for_interfaces(scope, sizes)
     }
 

@@ -76,7 +76,11 @@ pub(super) fn find_or_create(
     let region = match (request.nr_mem_id, interface) {
         (0, Some((_, access))) => match (persistent::region_of(daemon, parent, caller)?, access) {
             (Some(region), _) => region,
-            (None, Access::Direct) => daemon.interface_region(caller, 0)?,
+            (None, Access::Direct) => {
+                let link = nic::find_link(parent, caller)?;
+                let zero_copy = link.is_some_and(|link| nic::driver_offers_zero_copy(&link, caller));
+                daemon.interface_region(caller, 0, zero_copy)?
+            }
             (None, Access::Mediated) => region_of_parent(daemon, scope, parent, &shape)?,
         },
         (0, _) => region_of_parent(daemon, scope, parent, &shape)?,

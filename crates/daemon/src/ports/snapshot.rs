@@ -30,6 +30,9 @@ pub(crate) struct PortSnapshot {
     /// Interface: how packets are received and sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) manner: Option<String>,
+    /// Interface: why its packets are copied although the driver runs the XDP program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) copied: Option<String>,
     /// Switch port: packets that it sent and that reached no port, by reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) lost: BTreeMap<&'static str, u64>,
@@ -76,6 +79,7 @@ impl PortSnapshot {
             cpu: None,
             polled: BTreeMap::new(),
             manner: None,
+            copied: None,
             lost: BTreeMap::new(),
             rings: endpoint.rings().map(|ring| RingSnapshot::new(endpoint, ring, channels)).collect(),
         }

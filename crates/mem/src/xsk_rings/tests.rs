@@ -101,6 +101,11 @@ fn an_address_is_a_buffer_or_none() {
     assert_eq!(UMEM.locate(7 * 2048 + 1), None);
     assert_eq!(UMEM.locate(40 * 2048), None);
     assert_eq!(UMEM.locate(u64::MAX), None);
+    // Larger buffers begin after the headroom of the first page.
+    let large = UmemLayout { size: 4096, ..UMEM };
+    assert_eq!((large.address(BufIdx(0), 0), large.address(BufIdx(7), 0)), (256, 7 * 4096 + 256));
+    assert_eq!(large.locate((7 * 4096) | 256 << 48), Some((BufIdx(7), 0)));
+    assert_eq!((large.locate(255), large.locate(40 * 4096 + 256)), (None, None));
     let with_headroom = UmemLayout { headroom: 100, ..UMEM };
     assert_eq!(with_headroom.locate(with_headroom.address(BufIdx(7), 30)), Some((BufIdx(7), 30)));
     assert_eq!(with_headroom.locate(with_headroom.address(BufIdx(7), 3000)), Some((BufIdx(7), 100)));

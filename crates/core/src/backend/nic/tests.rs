@@ -93,6 +93,7 @@ impl Fixture {
         let half = Half {
             slots: view.slots().clone(),
             limits: region.limits(),
+            max_packet: BUFFER,
             socket: Arc::new(fd),
             doorbell: Doorbell::new().unwrap(),
             frags: true,

@@ -46,6 +46,8 @@ struct NicSnapshot<'a> {
 struct OpenPort {
     kind: &'static str,
     manner: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    copied: Option<String>,
     mem_id: u16,
     queues: Vec<QueueSnapshot>,
     host_rings: Vec<QueueSnapshot>,
@@ -203,6 +205,7 @@ fn open_port(daemon: &Daemon, nic: &Nic, caller: &Caller) -> OpenPort {
     OpenPort {
         kind: if nic.scope.uid == DAEMON_UID { "mediated" } else { "direct" },
         manner: nic.describe_config(),
+        copied: nic.copy_reason().map(str::to_owned),
         mem_id: daemon.registry.regions.mem_id(nic.region),
         queues: queue_snapshots(nic, 0..nic_pairs),
         host_rings: queue_snapshots(nic, nic_pairs..nic.endpoint.shape.pairs()),

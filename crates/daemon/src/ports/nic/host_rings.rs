@@ -25,7 +25,7 @@ use unetmap_sys::link::{self, veth};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::tcx::{HostTxAction, Tcx};
 use unetmap_sys::xdp::{Mark, Mode, Xdp};
-use unetmap_sys::xsk::{Queue, Umem, Xsk};
+use unetmap_sys::xsk::{Queue, Umem, UnboundXsk};
 
 use crate::refusal::{Refusal, refuse};
 use crate::tuning::nic::KEEPALIVE_TIMEOUT;
@@ -103,12 +103,17 @@ impl HostRings {
         }
     }
 
-    /// Opens a queue of the far end, whose interface index this function completes in `queue`. The socket shares the
-    /// UMEM registration of `shared`.
-    pub(super) fn bind_socket(&self, queue: Queue, umem: Umem, shared: Option<BorrowedFd<'_>>) -> io::Result<Xsk> {
+    /// Creates a socket for a queue of the far end, whose interface index this function completes in `queue`. The socket
+    /// shares the UMEM registration of `shared`.
+    pub(super) fn socket<'a>(
+        &self,
+        queue: Queue,
+        umem: Umem,
+        shared: Option<BorrowedFd<'a>>,
+    ) -> io::Result<UnboundXsk<'a>> {
         let Some(veth) = &self.veth else { return Err(io::ErrorKind::NotFound.into()) };
         let queue = Queue { ifindex: veth.far, ..queue };
-        veth.far_netns.run(|| Xsk::bind(queue, umem, shared))?
+        veth.far_netns.run(|| UnboundXsk::new(queue, umem, shared))?
     }
 
     /// The XDP program of the far end, which redirects frames to its sockets.

@@ -16,6 +16,7 @@ mod open;
 mod queue;
 mod settings;
 mod sockets;
+mod zero_copy;
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -52,6 +53,7 @@ pub(crate) use open::{
     ALL_NAMESPACES, NicState, admitted, admitted_interface, create_for_daemon, find, find_link, find_or_create, in_use,
     keep_alive, links_changed, new_shape, no_such_interface, unwatch_if_unused, watch,
 };
+pub(crate) use zero_copy::driver_offers_it as driver_offers_zero_copy;
 
 /// Identifies an interface that is open.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -100,6 +102,8 @@ pub(crate) struct Nic {
     mark: Mark,
     /// Known once a socket is open.
     xdp_config: Option<XdpConfig>,
+    /// Why zero copy was not tried, or failed.
+    copy_reason: Option<String>,
     admode: Admode,
     /// Whether it was deleted, or moved to another namespace.
     gone: bool,
@@ -146,6 +150,7 @@ impl Nic {
             host,
             mark: random_mark()?,
             xdp_config: None,
+            copy_reason: None,
             admode,
             gone: false,
         })
@@ -280,8 +285,8 @@ impl Nic {
     fn changed(&mut self, link: &Link) {
         tracing::debug!(name = link.name, up = link.up, carrier = link.carrier, mtu = link.mtu, "interface changed");
         let frags = self.xdp_config.is_none_or(|xdp_config| xdp_config.frags);
-        if !frags && link.mtu + HEADER > self.umem.buffer {
-            let (mtu, buffer) = (link.mtu, self.umem.buffer);
+        if !frags && link.mtu + HEADER > self.umem.receive_bytes(0) {
+            let (mtu, buffer) = (link.mtu, self.umem.receive_bytes(0));
             tracing::warn!(name = link.name, mtu, buffer, "frames longer than a buffer are dropped: set a smaller MTU");
         }
         for ring in self.endpoint.tx.iter().chain(&self.endpoint.rx).filter(|ring| ring.binders() > 0) {
@@ -451,7 +456,8 @@ impl Port for Nic {
                 snapshot.dropped += self.host_dropped();
             }
         }
-        vec![PortSnapshot { manner: Some(self.describe_config()), ..port }]
+        let copied = self.copy_reason().map(str::to_owned);
+        vec![PortSnapshot { manner: Some(self.describe_config()), copied, ..port }]
     }
 }
 

@@ -9,8 +9,10 @@ use unetmap_core::errno::{EACCES, EBUSY, EINVAL, ENETDOWN, ENXIO, EPERM};
 use unetmap_mem::Slots;
 use unetmap_sys::link::{self, Link, LinkEvent, LinkWatch};
 use unetmap_sys::netns::Netns;
+use unetmap_sys::xsk;
 
 use super::settings::InterfaceSettings;
+use super::zero_copy::driver_offers_it;
 use super::{Nic, NicKey};
 use crate::caller::Caller;
 use crate::policy::Access;
@@ -76,7 +78,7 @@ pub(crate) fn admitted_interface(
     let Some(access) = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(), &link.name)) else {
         return Ok(None);
     };
-    Ok(Some((daemon.interface_scope(caller), access)))
+    Ok(Some((daemon.interface_scope(caller), usable_access(access, &link, caller))))
 }
 
 /// Refuses to disconnect the host: to take all received packets from an interface that carries a default route. Allowed
@@ -125,7 +127,7 @@ pub(crate) fn find_or_create(
     if let Some(hidden) = persistent::of_link(daemon, &link, caller)? {
         return persistent::find_or_create(daemon, hidden, request, caller);
     }
-    match access {
+    match usable_access(access, &link, caller) {
         Access::Direct => find_or_create_direct(daemon, &link, request, caller),
         Access::Mediated => find_or_create_mediated(daemon, &link, request, caller),
     }
@@ -143,6 +145,15 @@ pub(crate) fn admitted(daemon: &mut Daemon, name: &str, caller: &Caller) -> Resu
         return denied(caller);
     };
     Ok((link, access))
+}
+
+/// Returns the access that this kernel allows. Before Linux 6.4 only the process that creates a socket, the daemon, can
+/// map its rings.
+fn usable_access(access: Access, link: &Link, caller: &Caller) -> Access {
+    let Some(netns) = caller.netns.as_ref().filter(|_| access == Access::Direct) else { return access };
+    let shares_rings = netns.run(|| xsk::maps_bound_rings(link.index)).and_then(|tried| tried);
+    // If it cannot be tried, opening the socket fails for the same reason, and says so.
+    if shares_rings.unwrap_or(true) { Access::Direct } else { Access::Mediated }
 }
 
 /// The interface for a program that uses its sockets itself.
@@ -167,7 +178,7 @@ fn find_or_create_direct(
     let shape = new_shape(link, request, caller)?;
     let region = match region {
         Some(region) => region,
-        None => daemon.interface_region(caller, shape.all_slots())?,
+        None => daemon.interface_region(caller, shape.all_slots(), driver_offers_it(link, caller))?,
     };
     create(daemon, (region, scope), link, shape, caller).map(|key| PortKey::Nic(key).into())
 }
@@ -196,7 +207,10 @@ pub(crate) fn create_for_daemon(
     caller: &Caller,
 ) -> Result<NicKey, Refusal> {
     let scope = Scope { uid: DAEMON_UID, netns: caller.netns_id() };
-    let sizes = daemon.knobs.mediated_sizes().for_one_interface(shape.all_rings(), shape.all_slots());
+    let sizes = daemon
+        .knobs
+        .mediated_sizes(driver_offers_it(link, caller))
+        .for_one_interface(shape.all_rings(), shape.all_slots());
     let region = daemon.registry.regions.create_private(scope, &link.name, sizes)?;
     create(daemon, (region, scope), link, shape, caller)
 }

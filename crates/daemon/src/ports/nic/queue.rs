@@ -1,22 +1,22 @@
 //! An open queue of an interface or of its host rings: the socket, and the positions of its rings.
 //!
 //! A new socket starts at position 0, with every buffer of the receive ring offered. The slots name all buffers of the
-//! port, including those that the kernel holds, so closing the socket is enough to get these back.
+//! port, including those that the kernel holds, so closing the socket is enough to get these back. Only a device that
+//! uses the buffers directly may still write into them for some milliseconds, until the kernel has released the queue.
 
 use std::io;
 use std::os::fd::AsFd;
 
-use unetmap_core::errno::ENOMEM;
 use unetmap_mem::{EndpointPage, Pos, TxFramesPage, UmemLayout, XskRxRings, XskTxRings};
-use unetmap_sys::xsk::{self, Umem, Xsk};
+use unetmap_sys::xsk::{self, SocketRings, Umem, UnboundXsk, Xsk};
 
 use crate::endpoint::PortRing;
-use crate::refusal::{Refusal, refuse};
 use crate::region::RegionRecord;
 
 /// A queue with its socket.
 pub(crate) struct OpenQueue {
     pub(crate) socket: Xsk,
+    pub(crate) rings: SocketRings,
     send: Option<XskTxRings>,
     receive: Option<XskRxRings>,
     /// Bytes of each buffer that received packets leave free.
@@ -26,38 +26,36 @@ pub(crate) struct OpenQueue {
 }
 
 impl OpenQueue {
-    /// Maps the rings of a new socket for `tx`, whose words in `sent` begin at `first`, and for `rx`. Received packets
-    /// leave `headroom` bytes of their buffers free.
-    pub(crate) fn start(
-        socket: Xsk,
+    /// Maps the rings of a socket for `tx`, whose words in `sent` begin at `first`, and for `rx`; offers all buffers of
+    /// `rx` to the kernel, and binds the socket. Received packets leave `headroom` bytes of their buffers free.
+    pub(crate) fn open(
+        unbound: UnboundXsk<'_>,
         (umem, headroom): (&Umem, u32),
         tx: Option<(&PortRing, usize)>,
         rx: Option<&PortRing>,
         sent: &TxFramesPage,
-    ) -> Result<OpenQueue, Refusal> {
-        let no_rings = |e: io::Error| refuse(ENOMEM, format!("the rings of a queue cannot be mapped: {e}"));
+    ) -> io::Result<OpenQueue> {
+        let not_mapped = |e: io::Error| io::Error::other(format!("the rings of its socket cannot be mapped: {e}"));
+        let rings = unbound.map_rings().map_err(not_mapped)?;
         let count = (umem.bytes / umem.buffer as usize) as u32;
         let buffers = UmemLayout { size: umem.buffer, count, headroom };
-        let mut open = OpenQueue { socket, send: None, receive: None, headroom, in_xdp_map: false };
-        if let Some((ring, first)) = tx {
+        let send = tx.and_then(|(ring, first)| {
             let slots = ring.view.slots().slots();
             sent.clear(first, slots.get() as usize);
-            let (tx, completion) = xsk::map_send_rings(&open.socket, slots.get()).or_else(no_rings)?;
-            open.send = XskTxRings::new(&tx, &completion, slots, buffers, sent.clone(), first);
-        }
-        if let Some(ring) = rx {
+            XskTxRings::new(&rings.tx, &rings.completion, slots, buffers, sent.clone(), first)
+        });
+        let receive = rx.and_then(|ring| {
             let slots = ring.view.slots().slots();
-            let (rx, fill) = xsk::map_receive_rings(&open.socket, slots.get()).or_else(no_rings)?;
-            if let Some(receive) = XskRxRings::new(&rx, &fill, slots, buffers) {
-                for p in RegionRecord::positions(&ring.view) {
-                    let slot = ring.view.slots().load(p);
-                    receive.write_fill(p, Some((slot.buf_idx, ring.offsets.of(slot.ptr))));
-                }
-                receive.submit(slots.get());
-                open.receive = Some(receive);
+            let receive = XskRxRings::new(&rings.rx, &rings.fill, slots, buffers)?;
+            for p in RegionRecord::positions(&ring.view) {
+                let slot = ring.view.slots().load(p);
+                receive.write_fill(p, Some((slot.buf_idx, ring.offsets.of(slot.ptr))));
             }
-        }
-        Ok(open)
+            receive.submit(slots.get());
+            Some(receive)
+        });
+        let socket = unbound.bind()?;
+        Ok(OpenQueue { socket, rings, send, receive, headroom, in_xdp_map: false })
     }
 
     /// The kernel's counters since the socket was opened.

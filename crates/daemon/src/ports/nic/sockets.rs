@@ -6,8 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use unetmap_core::errno::{EAGAIN, EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_sys::link;
-use unetmap_sys::xdp::Mode;
-use unetmap_sys::xsk::{self, BindMode, Queue, Xsk};
+use unetmap_sys::xsk::{self, BindMode, Queue, SocketRings, UnboundXsk};
 
 use super::busy_poll::refuse_busy_poll;
 use super::open::interface_down;
@@ -24,15 +23,21 @@ impl Nic {
         }
         let Some(xdp) = &self.xdp else { return refuse(ENXIO, "the interface has gone") };
         let (mode, frags) = (xdp.mode(), xdp.frags());
+        let headroom = self.requested_headroom(queue);
         // The first queue determines the configuration of all others.
         let configs: Vec<XdpConfig> = match self.xdp_config {
+            Some(XdpConfig { bind_mode: BindMode::ZeroCopy, .. }) if headroom > 0 => {
+                return refuse(
+                    EBUSY,
+                    "it is open with zero copy, where packets begin at the start of their buffers: close it everywhere, \
+                     and open it with offsets first",
+                );
+            }
             Some(config) => vec![config],
             None => {
-                let bind_modes: &[BindMode] = if self.supports_zero_copy(mode) {
-                    &[BindMode::ZeroCopy, BindMode::Copy]
-                } else {
-                    &[BindMode::Copy]
-                };
+                self.copy_reason = self.zero_copy_obstacle(mode, headroom);
+                let all = [BindMode::ZeroCopy, BindMode::Copy];
+                let bind_modes = if self.copy_reason.is_none() { &all[..] } else { &all[1..] };
                 let frags: &[bool] = if frags { &[true, false] } else { &[false] };
                 bind_modes
                     .iter()
@@ -42,22 +47,30 @@ impl Nic {
         };
         let (mut last, mut too_long) = (None, None);
         for config in configs {
-            match self.bind_socket(queue, config) {
-                Ok(_) if self.check_mtu(queue, config).is_err() => too_long = self.check_mtu(queue, config).err(),
-                Ok(socket) => {
-                    if let Some(busy_poll) = self.busy_poll {
-                        xsk::set_busy_poll(&socket, busy_poll).or_else(|e| refuse_busy_poll(&e))?;
+            let failure = match self.open_socket(queue, config) {
+                Ok(open) => match self.check_mtu(queue, config) {
+                    Ok(()) => {
+                        if let Some(busy_poll) = self.busy_poll {
+                            xsk::set_busy_poll(&open.socket, busy_poll).or_else(|e| refuse_busy_poll(&e))?;
+                        }
+                        self.set_config(config);
+                        self.queues[queue] = Some(open);
+                        return Ok(());
                     }
-                    self.xdp_config = Some(config);
-                    return self.start_queue(queue, socket);
-                }
+                    Err(refusal) => too_long.insert(refusal).why.clone(),
+                },
                 Err(e) => {
+                    let why = self.zero_copy_refusal(&e);
                     let try_next = matches!(e.raw_os_error(), Some(EINVAL | EOPNOTSUPP));
                     last = Some(e);
                     if !try_next {
                         break;
                     }
+                    why
                 }
+            };
+            if config.bind_mode == BindMode::ZeroCopy {
+                self.copy_reason = Some(failure);
             }
         }
         if let Some(refusal) = too_long {
@@ -67,34 +80,34 @@ impl Nic {
         self.explain(queue, &e)
     }
 
-    /// Whether the driver offers zero copy, and the buffers are suitable for it.
-    fn supports_zero_copy(&self, mode: Mode) -> bool {
-        let index = self.key.index;
-        let features = self.netns.run(|| link::xdp_features(index)).and_then(|read| read);
-        if mode != Mode::Native || !features.is_ok_and(|known| known.is_some_and(|features| features.zerocopy)) {
-            return false;
+    /// Records how packets are moved, once the first socket is open.
+    fn set_config(&mut self, config: XdpConfig) {
+        if self.xdp_config.replace(config).is_none()
+            && let Some(why) = self.copy_reason()
+        {
+            tracing::info!(name = self.name, "packets are copied: {why}");
         }
-        let contiguous = self.umem.make_contiguous();
-        if let Err(e) = &contiguous {
-            tracing::warn!(name = self.name, "no huge pages for the buffers, so no zero copy: {e}");
-        }
-        contiguous.is_ok()
     }
 
     fn open_host_queue(&mut self, host: usize, pair: usize) -> Result<(), Refusal> {
         let queue_config = self.queue(0, host, pair, (BindMode::Copy, true));
         let shared = self.shared_with(self.endpoint.shape.nic_pairs()..self.queues.len(), queue_config.headroom);
-        match self.host.bind_socket(queue_config, self.umem.clone(), shared) {
-            Ok(socket) => self.start_queue(pair, socket),
+        let unbound = self.host.socket(queue_config, self.umem.clone(), shared);
+        match unbound.and_then(|unbound| self.start_queue(pair, unbound)) {
+            Ok(open) => {
+                self.queues[pair] = Some(open);
+                Ok(())
+            }
             Err(e) => refuse(EOPNOTSUPP, format!("host ring {host} cannot be opened: {e}")),
         }
     }
 
-    fn bind_socket(&self, queue: usize, config: XdpConfig) -> io::Result<Xsk> {
+    fn open_socket(&self, queue: usize, config: XdpConfig) -> io::Result<OpenQueue> {
         let queue_config = self.queue(self.key.index, queue, queue, (config.bind_mode, config.frags));
         let (umem, shared) =
             (self.umem.clone(), self.shared_with(0..self.endpoint.shape.nic_pairs(), queue_config.headroom));
-        self.netns.run(|| Xsk::bind(queue_config, umem, shared))?
+        let unbound = self.netns.run(|| UnboundXsk::new(queue_config, umem, shared))??;
+        self.start_queue(queue, unbound)
     }
 
     fn queue(&self, ifindex: u32, queue: usize, pair: usize, (bind_mode, frags): (BindMode, bool)) -> Queue {
@@ -142,7 +155,7 @@ impl Nic {
 
     /// Refuses an interface whose longest frames do not fit a buffer.
     fn check_mtu(&self, queue: usize, config: XdpConfig) -> Result<(), Refusal> {
-        let (buffer, index) = (self.umem.buffer.saturating_sub(self.requested_headroom(queue)), self.key.index);
+        let (buffer, index) = (self.umem.receive_bytes(self.requested_headroom(queue)), self.key.index);
         let mtu = self.netns.run(|| link::by_index(index)).ok().and_then(Result::ok).flatten().map_or(0, |l| l.mtu);
         if config.frags || mtu + HEADER <= buffer {
             return Ok(());
@@ -181,13 +194,16 @@ impl Nic {
         self.queues.get(pair).and_then(Option::as_ref).map_or(0, |open| open.headroom)
     }
 
-    /// Maps the rings of a new socket, and offers all buffers of the receive ring to the kernel.
-    fn start_queue(&mut self, pair: usize, socket: Xsk) -> Result<(), Refusal> {
+    /// Maps the rings of a new socket, offers all buffers of the receive ring to the kernel, and binds the socket.
+    fn start_queue(&self, pair: usize, unbound: UnboundXsk<'_>) -> io::Result<OpenQueue> {
         let tx = self.endpoint.tx.iter().find(|ring| ring.pair == pair);
         let tx = tx.map(|ring| (ring, self.first_sent(ring.view.shape().id)));
         let rx = self.endpoint.rx.iter().find(|ring| ring.pair == pair);
-        let headroom = self.requested_headroom(pair);
-        self.queues[pair] = Some(OpenQueue::start(socket, (&self.umem, headroom), tx, rx, &self.sent)?);
-        Ok(())
+        OpenQueue::open(unbound, (&self.umem, self.requested_headroom(pair)), tx, rx, &self.sent)
+    }
+
+    /// The rings of all open sockets.
+    pub(crate) fn socket_rings(&self) -> Vec<SocketRings> {
+        self.queues.iter().flatten().map(|open| open.rings.clone()).collect()
     }
 }
