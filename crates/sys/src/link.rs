@@ -36,6 +36,9 @@ const NAME_MAX: usize = libc::IFNAMSIZ - 1;
 /// Most bytes of an alternative name (`ALTIFNAMSIZ - 1`).
 const ALT_NAME_MAX: usize = 127;
 
+/// Offset of `tx_dropped` in `struct rtnl_link_stats64` (linux/if_link.h).
+const STATS64_TX_DROPPED: usize = 7 * size_of::<u64>();
+
 /// Attributes in `IFLA_XDP` (linux/if_link.h).
 const XDP_ATTACHED: u16 = 2;
 const XDP_PROG_ID: u16 = 4;
@@ -159,6 +162,24 @@ pub fn by_index(index: u32) -> io::Result<Option<Link>> {
         return Ok(None);
     }
     one(ifinfomsg(index))
+}
+
+/// Returns how many frames interface `index` was given to send and dropped since it exists, for want of a carrier for
+/// instance; `None` if there is no such interface.
+///
+/// # Errors
+/// As [`by_name`].
+pub fn tx_dropped(index: u32) -> io::Result<Option<u64>> {
+    let mut dropped = None;
+    let result = Socket::route(0)?.request(libc::RTM_GETLINK, &ifinfomsg(index), |message| {
+        let stats = attributes(message.body.get(IFINFOMSG..).unwrap_or_default())
+            .find(|&(attribute, _)| attribute == libc::IFLA_STATS64);
+        dropped = stats.and_then(|(_, value)| value.get(STATS64_TX_DROPPED..)?.first_chunk().copied());
+    });
+    match result {
+        Err(Errno::NODEV) => Ok(None),
+        result => Ok(result.map(|()| dropped.map(u64::from_ne_bytes))?),
+    }
 }
 
 /// Returns all interfaces, in unspecified order.

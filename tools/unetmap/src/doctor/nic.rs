@@ -199,7 +199,7 @@ fn identity(facts: &Facts) -> Check {
 fn state(link: &Link) -> Check {
     match (link.up, link.carrier) {
         (false, _) => {
-            let down = Check::missing("state", "down: a port cannot be opened, and an open port moves no packets");
+            let down = Check::missing("state", "down: a port can be opened, and moves no packets before it is up");
             down.fix(format!("ip link set dev {} up", link.name))
         }
         (true, false) => Check::ok("state", "up, no carrier: no packets arrive before the other end is up"),

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use unetmap_core::control::binding::{BackendKind, BoundRing, FORWARD_ALL, FORWARD_MARKED, FRAGS};
 use unetmap_core::errno::{EINVAL, ENXIO};
 use unetmap_mem::TxFramesPage;
-use unetmap_sys::link::Link;
+use unetmap_sys::link::{self, Link};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::tcx::HostTxAction;
 use unetmap_sys::xdp::{Mark, Mode, Xdp};
@@ -105,6 +105,10 @@ pub(crate) struct Nic {
     /// Why zero copy was not tried, or failed.
     copy_reason: Option<String>,
     admode: Admode,
+    /// Whether it is up. Packets move only then.
+    up: bool,
+    /// What [`link::tx_dropped`] returned when it was opened.
+    tx_dropped_before: u64,
     /// Whether it was deleted, or moved to another namespace.
     gone: bool,
 }
@@ -131,6 +135,10 @@ impl Nic {
         let endpoint = Endpoint::create(region, shape, DataPath::Kernel)?;
         let queues = (0..shape.pairs()).map(|_| None).collect();
         let host = HostRings::new(netns.clone(), link.index, (shape.pairs() - shape.nic_pairs()) as u32);
+        if !link.up {
+            tracing::info!(name = link.name, "the interface is down: no packets move before it is up");
+        }
+        let tx_dropped_before = interface_tx_dropped(&netns, link.index);
         Ok(Nic {
             key,
             name: link.name.clone(),
@@ -152,6 +160,8 @@ impl Nic {
             xdp_config: None,
             copy_reason: None,
             admode,
+            up: link.up,
+            tx_dropped_before,
             gone: false,
         })
     }
@@ -284,6 +294,11 @@ impl Nic {
     /// now.
     fn changed(&mut self, link: &Link) {
         tracing::debug!(name = link.name, up = link.up, carrier = link.carrier, mtu = link.mtu, "interface changed");
+        if self.up != link.up {
+            let state = if link.up { "up" } else { "down: no packets move before it is up" };
+            tracing::info!(name = link.name, "the interface is {state}");
+            self.up = link.up;
+        }
         let frags = self.xdp_config.is_none_or(|xdp_config| xdp_config.frags);
         if !frags && link.mtu + HEADER > self.umem.receive_bytes(0) {
             let (mtu, buffer) = (link.mtu, self.umem.receive_bytes(0));
@@ -317,7 +332,11 @@ impl Nic {
             (Mode::Native, BindMode::Copy) => "native, copy",
             (Mode::Generic, _) => "generic, copy",
         };
-        if self.gone { format!("gone ({text})") } else { text.into() }
+        match (self.gone, self.up) {
+            (true, _) => format!("gone ({text})"),
+            (false, false) => format!("down ({text})"),
+            (false, true) => text.into(),
+        }
     }
 
     /// [`FRAGS`] if packets of a ring pair can use several buffers, else 0.
@@ -333,6 +352,11 @@ impl Nic {
     /// The kernel's counters for a ring pair since its socket was opened.
     fn statistics(&self, pair: usize) -> xsk::Statistics {
         self.queues.get(pair).and_then(Option::as_ref).map(OpenQueue::statistics).unwrap_or_default()
+    }
+
+    /// Frames that the interface was given to send and dropped since it was opened, by any sender.
+    fn tx_dropped(&self) -> u64 {
+        interface_tx_dropped(&self.netns, self.key.index).saturating_sub(self.tx_dropped_before)
     }
 
     /// Whether any host ring is bound.
@@ -456,9 +480,18 @@ impl Port for Nic {
                 snapshot.dropped += self.host_dropped();
             }
         }
+        // The kernel does not count them by queue.
+        if let Some(first) = port.rings.first_mut().filter(|ring| ring.dir == "tx") {
+            first.dropped += self.tx_dropped();
+        }
         let copied = self.copy_reason().map(str::to_owned);
         vec![PortSnapshot { manner: Some(self.describe_config()), copied, ..port }]
     }
+}
+
+/// The interface's own count of frames that it did not send; 0 if it cannot be read.
+fn interface_tx_dropped(netns: &Netns, index: u32) -> u64 {
+    netns.run(|| link::tx_dropped(index)).ok().and_then(Result::ok).flatten().unwrap_or(0)
 }
 
 /// Error numbers of the kernel that callers distinguish.

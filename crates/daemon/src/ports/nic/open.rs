@@ -391,9 +391,6 @@ pub(crate) fn find_link(name: &str, caller: &Caller) -> Result<Option<Link>, Ref
 
 /// Returns the shape of a port on an interface that is not open yet.
 pub(crate) fn new_shape(link: &Link, request: &NmreqRegister, caller: &Caller) -> Result<EndpointShape, Refusal> {
-    if !link.up {
-        return interface_down(&link.name);
-    }
     let channels = queues(link, caller)?;
     let slots = |requested: u32, default: u32| {
         let n = if requested == 0 { default } else { requested.clamp(2, MAX_SLOTS).next_power_of_two() };
@@ -418,9 +415,9 @@ pub(super) fn queues(link: &Link, caller: &Caller) -> Result<link::Channels, Ref
     found.or_else(|e| refuse(ENXIO, format!("reading the number of its queues: {e}")))
 }
 
-/// Refuses an interface that is down: not every driver does so itself.
+/// Refuses an interface whose driver opens no queue while it is down.
 pub(super) fn interface_down<T>(name: &str) -> Result<T, Refusal> {
-    refuse(ENETDOWN, format!("the interface is down (ip link set dev {name} up)"))
+    refuse(ENETDOWN, format!("its driver opens no queue while it is down (ip link set dev {name} up)"))
 }
 
 /// Refuses a caller who may not set `what` of an interface. Returns the interface if it is open.
