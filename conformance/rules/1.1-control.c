@@ -147,6 +147,31 @@ RULE("1.1-endless", "a circular list of options: EMSGSIZE")
 	CHECK_ERRNO(EMSGSIZE, send_request(&q));
 }
 
+RULE("1.1-endless-known", "a circular list of options of a known type: EINVAL; too many of them: EMSGSIZE")
+{
+	struct nmreq_opt_extmem options[100], loop = { .nro_opt.nro_reqtype = NETMAP_REQ_OPT_EXTMEM };
+	struct request q;
+	size_t i;
+
+	loop.nro_opt.nro_next = (uintptr_t)&loop;
+	init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
+	q.hdr.nr_options = (uintptr_t)&loop;
+	CHECK_ERRNO(EINVAL, send_request(&q));
+	memset(options, 0, sizeof(options));
+	for (i = 0; i < 100; i++) {
+		options[i].nro_opt.nro_reqtype = NETMAP_REQ_OPT_EXTMEM;
+		options[i].nro_opt.nro_next = i < 99 ? (uintptr_t)&options[i + 1] : 0;
+	}
+	reinit_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
+	q.hdr.nr_options = (uintptr_t)options;
+	CHECK_ERRNO(EMSGSIZE, send_request(&q));
+	/* Two options of one type fit. */
+	options[1].nro_opt.nro_next = 0;
+	CHECK_ERRNO(EINVAL, send_request(&q));
+	CHECK_EQ(options[0].nro_opt.nro_status, EINVAL);
+	CHECK_EQ(options[1].nro_opt.nro_status, EINVAL);
+}
+
 RULE("1.1-EFAULT-header", "an unreadable header: EFAULT")
 {
 	char *page = guarded_page(), *end = page + sysconf(_SC_PAGESIZE);

@@ -369,7 +369,7 @@ struct nmreq_opt_sync_kloop_mode {
 struct nmreq_opt_extmem {
 	struct nmreq_option nro_opt;
 	uint64_t nro_usrptr;		/* in: its address */
-	struct nmreq_pools_info nro_info;	/* nr_memsize: in; pools: both */
+	struct nmreq_pools_info nro_info;	/* pools that are 0: in, out; all else: in */
 };
 
 /* OPT_OFFSETS: packets begin at an offset, kept in the low bits of slot.ptr. */

@@ -348,7 +348,7 @@ fn only_permitted_users_can_set_a_filter() {
         until("it is open", || home.snapshot().sessions.iter().any(|s| s.port == "va"));
         assert_eq!(reported(&net.near, "va")["port"]["kind"], "mediated");
         assert!(refused(&set(OWNER, "udp")).contains("gets it through the daemon"));
-        assert!(refused(&set(OTHER, "udp")).contains("another user has it open, through the daemon"));
+        assert!(refused(&set(OTHER, "udp")).contains("has it open, through the daemon"));
         assert!(set(0, "off").status.success());
 
         // The daemon of a user has no interfaces.

@@ -265,7 +265,11 @@ fn a_refusal_names_the_process_that_has_the_interface_open() {
             until("it is open", || !home.snapshot().ports.is_empty());
             let (errno, printed) = net.refused("netmap:va");
             assert_eq!(errno, 16, "{printed}");
-            let who = if access == "direct" { "user 65534 has it open" } else { "another user has it open" };
+            let who = if access == "direct" {
+                "user 65534 has it open"
+            } else {
+                "user 65534 has it open, through the daemon"
+            };
             assert!(printed.contains(who), "{printed}");
             // Ports of other users are not shown to everybody.
             let ls = |mut command: Command| {

@@ -24,6 +24,19 @@ fn printed(text: &str) -> Vec<[u8; 16]> {
     first.map(bytes).collect()
 }
 
+#[test]
+fn an_interface_that_is_attached_is_refused_with_the_name_of_its_switch_port() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        done(&net.near, "-a vale1:va");
+        let (errno, why) = net.refused("netmap:va");
+        assert_eq!(errno, unetmap::errno::EBUSY);
+        assert!(why.contains("attached to a switch as vale1:va (vale-ctl -d vale1:va detaches it)"), "{why}");
+        done(&net.near, "-d vale1:va");
+        drop(net.open("netmap:va"));
+    });
+}
+
 /// A third port sees the broadcasts and the flooded packets of two hosts, and none of their unicast packets.
 #[test]
 fn pkt_gen_shares_a_switch_with_two_hosts() {

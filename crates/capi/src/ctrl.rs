@@ -12,7 +12,7 @@ use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd};
 
 use unetmap_core::abi::*;
-use unetmap_core::control::ioctl::{GatheredRequest, UserMemory};
+use unetmap_core::control::ioctl::{GatheredRequest, UserMemory, version_mismatch};
 use unetmap_core::control::legacy::{self, LegacyIoctl};
 use unetmap_core::control::request::NetmapRequest;
 use unetmap_core::errno::{EBUSY, EINVAL, EIO};
@@ -39,7 +39,8 @@ impl UserMemory for ProcessMemory {
 /// `NIOCCTRL`.
 pub(crate) fn ctrl(open: &FileRef, fd: c_int, at: u64) -> Result<c_int, i32> {
     let header: NmreqHeader = user::get(at)?;
-    let gathered = GatheredRequest::gather(header, &ProcessMemory)?;
+    let gathered = GatheredRequest::gather(header, &ProcessMemory)
+        .inspect_err(|_| version_mismatch(&header).into_iter().for_each(|why| report_message(&why)))?;
     let mut request = gathered.request.clone();
     let result = request.check_options().and_then(|()| execute(open, fd, &mut request));
     gathered.write_back(&request, &ProcessMemory)?;
@@ -106,7 +107,8 @@ fn register(open: &FileRef, fd: c_int, request: &mut NetmapRequest) -> Result<()
 /// `NIOCREGIF`, `NIOCGINFO`.
 pub(crate) fn legacy_ioctl(open: &FileRef, fd: c_int, at: u64, call: LegacyIoctl) -> Result<c_int, i32> {
     let mut old: Nmreq = user::get(at)?;
-    let request = legacy::to_request(call, &old)?;
+    let request = legacy::to_request(call, &old)
+        .inspect_err(|_| legacy::version_mismatch(&old).into_iter().for_each(|why| report_message(&why)))?;
     match send_request(open, fd, &request, |_| Ok(()))? {
         (0, Some(reply)) => {
             legacy::write_reply(&mut old, &reply)?;

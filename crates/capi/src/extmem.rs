@@ -83,7 +83,7 @@ impl Extmem {
         }
         let mut option = self.option;
         if let Some(info) = pools {
-            (option.nro_info, option.nro_opt.nro_status) = (info, 0);
+            (option.nro_info, option.nro_opt.nro_status) = (extmem::completed_info(option.nro_info, &info), 0);
         }
         let position = request
             .options

@@ -3,7 +3,7 @@
 use unetmap_abi::*;
 use zerocopy::FromBytes;
 
-use crate::control::request::{NetmapRequest, body_bytes, option_bytes};
+use crate::control::request::{NetmapRequest, body_bytes, kind_of, option_bytes};
 use crate::error::errno;
 
 /// The memory of a program, in which any address may be invalid.
@@ -37,9 +37,10 @@ impl GatheredRequest {
     ///
     /// # Errors
     /// `EINVAL` for a version or type that does not exist, reserved bits, a body that the type does not have or a missing
-    /// body; `EMSGSIZE` if body and options exceed 4096 bytes, or the list of options is endless; the memory's.
+    /// body; `EMSGSIZE` if body and options exceed 4096 bytes; `EINVAL` or `EMSGSIZE` if the list of options is endless; the
+    /// memory's.
     pub fn gather(header: NmreqHeader, memory: &impl UserMemory) -> Result<GatheredRequest, i32> {
-        if !(NETMAP_MIN_API..=NETMAP_MAX_API).contains(&header.nr_version) || header.nr_reserved != 0 {
+        if version_mismatch(&header).is_some() || header.nr_reserved != 0 {
             return Err(errno::EINVAL);
         }
         let bytes = body_bytes(header.nr_reqtype).ok_or(errno::EINVAL)?;
@@ -50,6 +51,11 @@ impl GatheredRequest {
         let mut option_addresses = Vec::new();
         let (mut next, mut total) = (header.nr_options, bytes);
         while next != 0 {
+            if let Some(at) = option_addresses.iter().position(|&(at, _)| at == next) {
+                // netmap sees an option of a known type twice before it notices that the list is endless.
+                let is_known = kind_of(&request.options[at]).is_some_and(|kind| kind > 0 && kind < NETMAP_REQ_OPT_MAX);
+                return Err(if is_known { errno::EINVAL } else { errno::EMSGSIZE });
+            }
             let mut option = vec![0; size_of::<NmreqOption>()];
             memory.read(next, &mut option)?;
             let head = NmreqOption::read_from_bytes(&option).map_err(|_| errno::EINVAL)?;
@@ -99,6 +105,15 @@ impl GatheredRequest {
         NmreqHeader { nr_options, nr_body, ..reply.header }
     }
 }
+
+/// Returns netmap's message about a request of an API version that is not supported; `None` if it is.
+pub fn version_mismatch(header: &NmreqHeader) -> Option<String> {
+    let supported = (NETMAP_MIN_API..=NETMAP_MAX_API).contains(&header.nr_version);
+    (!supported).then(|| format!("API mismatch: got {} need {NETMAP_API} {REBUILD}", header.nr_version))
+}
+
+/// The remedy for a program of another API version.
+pub(super) const REBUILD: &str = "(the program was built with other headers: rebuild it with these)";
 
 #[cfg(test)]
 mod tests {
@@ -171,7 +186,10 @@ mod tests {
     fn malformed_requests_are_rejected() {
         let errno = |header, memory: &Bytes| GatheredRequest::gather(header, memory).unwrap_err();
         let empty = memory(&[]);
-        assert_eq!(errno(NmreqHeader { nr_version: 13, ..register(0) }, &empty), errno::EINVAL);
+        let old = NmreqHeader { nr_version: 13, ..register(0) };
+        assert_eq!(errno(old, &empty), errno::EINVAL);
+        assert!(version_mismatch(&old).unwrap().starts_with("API mismatch: got 13 need 14"));
+        assert_eq!(version_mismatch(&register(0)), None);
         assert_eq!(errno(NmreqHeader { nr_reserved: 1, ..register(0) }, &empty), errno::EINVAL);
         assert_eq!(errno(NmreqHeader { nr_body: 0, ..register(0) }, &empty), errno::EINVAL);
         assert_eq!(errno(NmreqHeader { nr_reqtype: NETMAP_REQ_CSB_ENABLE, ..register(0) }, &empty), errno::EINVAL);
@@ -183,6 +201,8 @@ mod tests {
         }
         let endless = NmreqOption { nro_next: 4096 + 256, nro_reqtype: 99, ..Default::default() };
         assert_eq!(errno(register(4096 + 256), &memory(&[(256, endless)])), errno::EMSGSIZE);
+        let known = NmreqOption { nro_reqtype: NETMAP_REQ_OPT_CSB, ..endless };
+        assert_eq!(errno(register(4096 + 256), &memory(&[(256, known)])), errno::EINVAL);
         let vast =
             NmreqOption { nro_reqtype: NETMAP_REQ_OPT_SYNC_KLOOP_EVENTFDS, nro_size: u64::MAX, ..Default::default() };
         assert_eq!(errno(register(4096 + 256), &memory(&[(256, vast)])), errno::EMSGSIZE);

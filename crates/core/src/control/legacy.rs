@@ -4,6 +4,7 @@
 use unetmap_abi::*;
 use zerocopy::IntoBytes;
 
+use crate::control::ioctl::REBUILD;
 use crate::control::request::NetmapRequest;
 use crate::error::errno;
 
@@ -25,7 +26,7 @@ const NONE: u16 = 0;
 /// `EINVAL` for a version below 14, a name that is not terminated, a mode or command that does not exist; `ENOBUFS` if
 /// the name of a pipe becomes too long.
 pub fn to_request(call: LegacyIoctl, old: &Nmreq) -> Result<NetmapRequest, i32> {
-    if old.nr_version < u32::from(NETMAP_MIN_API) {
+    if version_mismatch(old).is_some() {
         return Err(errno::EINVAL);
     }
     let name = text(&old.nr_name).ok_or(errno::EINVAL)?;
@@ -76,6 +77,13 @@ pub fn to_request(call: LegacyIoctl, old: &Nmreq) -> Result<NetmapRequest, i32> 
         (LegacyIoctl::Register, NETMAP_BDG_POLLING_OFF) => polling(NETMAP_REQ_VALE_POLLING_DISABLE, old, name),
         _ => Err(errno::EINVAL),
     }
+}
+
+/// Returns netmap's message about a request of an API version that is not supported; `None` if it is.
+pub fn version_mismatch(old: &Nmreq) -> Option<String> {
+    let supported = old.nr_version >= u32::from(NETMAP_MIN_API);
+    let requested = old.nr_version;
+    (!supported).then(|| format!("Minimum supported API is {NETMAP_MIN_API} (requested {requested}) {REBUILD}"))
 }
 
 /// Writes the reply into `old`. Only these fields change, and not `nr_ringid` and `nr_flags`.
@@ -220,7 +228,9 @@ mod tests {
 
     #[test]
     fn versions_flags_and_sizes_are_converted() {
-        assert_eq!(converted(&Nmreq { nr_version: 13, ..old("p") }), Err(errno::EINVAL));
+        let of_11 = Nmreq { nr_version: 11, ..old("p") };
+        assert_eq!(converted(&of_11), Err(errno::EINVAL));
+        assert!(version_mismatch(&of_11).unwrap().starts_with("Minimum supported API is 14 (requested 11)"));
         assert!(converted(&Nmreq { nr_version: 99, ..old("p") }).is_ok());
         assert_eq!(converted(&Nmreq { nr_name: [b'x'; 16], ..old("") }), Err(errno::EINVAL));
         let request = Nmreq {

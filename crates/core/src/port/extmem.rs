@@ -62,6 +62,21 @@ impl Pools {
     }
 }
 
+/// Returns what the option EXTMEM says after the request, as in netmap: what the program gave, and for the numbers and
+/// sizes that it left at 0 the actual ones.
+pub fn completed_info(given: NmreqPoolsInfo, actual: &NmreqPoolsInfo) -> NmreqPoolsInfo {
+    let or = |given: u32, actual: u32| if given == 0 { actual } else { given };
+    NmreqPoolsInfo {
+        nr_if_pool_objtotal: or(given.nr_if_pool_objtotal, actual.nr_if_pool_objtotal),
+        nr_if_pool_objsize: or(given.nr_if_pool_objsize, actual.nr_if_pool_objsize),
+        nr_ring_pool_objtotal: or(given.nr_ring_pool_objtotal, actual.nr_ring_pool_objtotal),
+        nr_ring_pool_objsize: or(given.nr_ring_pool_objsize, actual.nr_ring_pool_objsize),
+        nr_buf_pool_objtotal: or(given.nr_buf_pool_objtotal, actual.nr_buf_pool_objtotal),
+        nr_buf_pool_objsize: or(given.nr_buf_pool_objsize, actual.nr_buf_pool_objsize),
+        ..given
+    }
+}
+
 /// Returns the reply about the pools of region `mem_id`, which has `bytes` bytes.
 pub fn pools_info(g: &Geometry, mem_id: u16, bytes: u64) -> NmreqPoolsInfo {
     NmreqPoolsInfo {

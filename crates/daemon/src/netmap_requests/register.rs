@@ -2,6 +2,7 @@
 
 use unetmap_abi::*;
 use unetmap_core::errno::{EBUSY, EOPNOTSUPP};
+use unetmap_core::port::extmem::completed_info;
 
 use super::{Call, extmem};
 use crate::ports::Options;
@@ -50,7 +51,8 @@ fn extmem_region(call: &mut Call<'_>) -> Result<Option<RegionKey>, Refusal> {
     let created = created.map_err(|refusal| refusal.of_option(NETMAP_REQ_OPT_EXTMEM)).inspect_err(|refusal| {
         call.request.set_status(NETMAP_REQ_OPT_EXTMEM, refusal.errno);
     })?;
-    let nro_info = extmem::pools(call.daemon, created).unwrap_or_default();
+    let actual = extmem::pools(call.daemon, created).unwrap_or_default();
+    let nro_info = completed_info(option.nro_info, &actual);
     call.request.set_option(NETMAP_REQ_OPT_EXTMEM, &NmreqOptExtmem { nro_info, ..option });
     call.request.set_status(NETMAP_REQ_OPT_EXTMEM, 0);
     Ok(Some(created))

@@ -5,7 +5,7 @@ use std::time::Instant;
 use unetmap_abi::*;
 use unetmap_core::InDaemon;
 use unetmap_core::control::binding::Binding;
-use unetmap_core::control::ioctl::{GatheredRequest, UserMemory};
+use unetmap_core::control::ioctl::{GatheredRequest, UserMemory, version_mismatch};
 use unetmap_core::control::legacy::{self, LegacyIoctl};
 use unetmap_core::control::request::NetmapRequest;
 use unetmap_core::control::request::kind_of;
@@ -78,7 +78,8 @@ impl Ioctl<'_> {
     /// `NIOCCTRL`: body and options are read from the program's memory, and written back there.
     fn ctrl(&self, data: &mut Vec<u8>, memory: &impl UserMemory) -> Result<(), i32> {
         let header = NmreqHeader::read_from_bytes(data).map_err(|_| EINVAL)?;
-        let gathered = GatheredRequest::gather(header, memory)?;
+        let gathered =
+            GatheredRequest::gather(header, memory).inspect_err(|_| self.log_refusal(version_mismatch(&header)))?;
         let mut request = gathered.request.clone();
         let (errno, answer) = match request.check_options().err().or_else(|| unsupported_option(&request)) {
             Some(errno) => (errno, Some(request)),
@@ -94,7 +95,8 @@ impl Ioctl<'_> {
     /// `NIOCREGIF`, `NIOCGINFO`.
     fn legacy(&self, data: &mut Vec<u8>, call: LegacyIoctl) -> Result<(), i32> {
         let mut old = Nmreq::read_from_bytes(data).map_err(|_| EINVAL)?;
-        let request = legacy::to_request(call, &old)?;
+        let request =
+            legacy::to_request(call, &old).inspect_err(|_| self.log_refusal(legacy::version_mismatch(&old)))?;
         match self.answer_request(request)? {
             (0, Some(answer)) => {
                 legacy::write_reply(&mut old, &answer)?;
@@ -103,6 +105,13 @@ impl Ioctl<'_> {
             }
             (0, None) => Err(EIO),
             (errno, _) => Err(errno),
+        }
+    }
+
+    /// Logs why a malformed request was refused.
+    fn log_refusal(&self, why: Option<String>) {
+        if let Some(why) = why {
+            tracing::debug!(pid = self.caller.peer.pid, "request through the node: {why}");
         }
     }
 

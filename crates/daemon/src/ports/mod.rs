@@ -276,6 +276,12 @@ impl Daemon {
         self.registry.regions.create_for_interfaces(scope, sizes)
     }
 
+    /// Returns the region that a request for a port names. Region 1 always exists, so it is created if there is none: the
+    /// caller frees it if it creates no port in it.
+    pub(crate) fn requested_region(&mut self, mem_id: u16, caller: &Caller) -> Result<RegionKey, Refusal> {
+        if mem_id == 1 { self.interface_region(caller, 0) } else { self.region_by_number(mem_id, caller) }
+    }
+
     /// The policy; `None` in a user's own daemon, which opens no interface.
     pub(crate) fn policy(&mut self) -> Result<Option<&Policy>, Refusal> {
         match &mut self.admission.policy {
@@ -454,7 +460,7 @@ fn find_open_interface(daemon: &mut Daemon, name: &str, caller: &Caller) -> Resu
         Access::Direct => nic.scope == scope,
         Access::Mediated => mediated::find(daemon, nic.key, scope).is_some(),
     };
-    if is_own { Ok(PortKey::Nic(nic.key)) } else { nic::in_use(nic) }
+    if is_own { Ok(PortKey::Nic(nic.key)) } else { nic::in_use(daemon, nic) }
 }
 
 fn not_open<T>() -> Result<T, Refusal> {

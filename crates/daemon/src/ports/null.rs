@@ -36,10 +36,11 @@ pub(super) fn create(
     if daemon.registry.port(&key).is_ok() {
         return refuse(EBUSY, "a port without a data path cannot be opened twice");
     }
-    let region = daemon.region_by_number(request.nr_mem_id, caller)?;
-    let record = daemon.registry.regions.existing_mut(region)?;
     let shape = EndpointShape::requested(request, MAX_PIPE_RINGS)?;
-    let endpoint = Endpoint::create(record, shape, DataPath::None)?;
+    let region = daemon.requested_region(request.nr_mem_id, caller)?;
+    let record = daemon.registry.regions.existing_mut(region)?;
+    let created = Endpoint::create(record, shape, DataPath::None);
+    let endpoint = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
     daemon.registry.insert(key.clone(), Box::new(NullPort { scope, name, region, endpoint }));
     Ok(key.into())
 }

@@ -84,7 +84,7 @@ pub(super) fn find_or_create(
             (None, Access::Mediated) => region_of_parent(daemon, scope, parent, &shape)?,
         },
         (0, _) => region_of_parent(daemon, scope, parent, &shape)?,
-        (mem_id, _) => daemon.region_by_number(mem_id, caller)?,
+        (mem_id, _) => daemon.requested_region(mem_id, caller)?,
     };
     let record = daemon.registry.regions.existing_mut(region)?;
     let created = PipeRings::create(record, shape, spec.role);

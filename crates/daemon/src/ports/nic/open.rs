@@ -18,7 +18,7 @@ use crate::caller::Caller;
 use crate::policy::Access;
 use crate::ports::mediated::{self, Mediated};
 use crate::ports::vale::{attach_requests, persistent};
-use crate::ports::{Daemon, EndpointKey, PortKey, Registry, monitor};
+use crate::ports::{Daemon, EndpointKey, Port, PortKey, Registry, monitor};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, Scope};
 use crate::shape::EndpointShape;
@@ -166,7 +166,7 @@ fn find_or_create_direct(
     let scope = daemon.interface_scope(caller);
     if let Some(nic) = find(&daemon.registry, caller.netns_id(), link.index) {
         if nic.scope != scope {
-            return in_use(nic);
+            return in_use(daemon, nic);
         }
         daemon.registry.regions.check_number("interface", nic.region, request.nr_mem_id)?;
         return Ok(PortKey::Nic(nic.key).into());
@@ -190,12 +190,16 @@ fn find_or_create_mediated(
     request: &NmreqRegister,
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
+    // The port has a region of its own, but a number that names none is an error as anywhere else.
+    if !matches!(request.nr_mem_id, 0 | 1) {
+        daemon.region_by_number(request.nr_mem_id, caller)?;
+    }
     let Some(nic) = find(&daemon.registry, caller.netns_id(), link.index) else {
         return mediated::create(daemon, link, request, caller);
     };
     match mediated::find(daemon, nic.key, daemon.interface_scope(caller)) {
         Some(port) => Ok(PortKey::Mediated(port.key.clone()).into()),
-        None => in_use(nic),
+        None => in_use(daemon, nic),
     }
 }
 
@@ -368,10 +372,15 @@ pub(super) fn denied<T>(caller: &Caller) -> Result<T, Refusal> {
     refuse(EACCES, format!("user {uid} may not open it (the policy says who may: unetmap-policy(5))"))
 }
 
-pub(crate) fn in_use<T>(nic: &Nic) -> Result<T, Refusal> {
-    match nic.scope.uid {
-        DAEMON_UID => refuse(EBUSY, "another user has it open, through the daemon"),
-        uid => refuse(EBUSY, format!("user {uid} has it open")),
+/// Refuses an interface that someone else has, and says who: a switch, or a user.
+pub(crate) fn in_use<T>(daemon: &Daemon, nic: &Nic) -> Result<T, Refusal> {
+    if let Some(port) = attach_requests::port_of(&daemon.registry, nic.key) {
+        return refuse(EBUSY, format!("it is attached to a switch as {port} (vale-ctl -d {port} detaches it)"));
+    }
+    let mediated = daemon.registry.all::<Mediated>().find(|port| port.nic() == nic.key);
+    match mediated.map(Port::owner) {
+        Some(uid) => refuse(EBUSY, format!("user {uid} has it open, through the daemon")),
+        None => refuse(EBUSY, format!("user {} has it open", nic.scope.uid)),
     }
 }
 
@@ -439,7 +448,7 @@ pub(super) fn check_may_set(
         );
     }
     match find(&daemon.registry, caller.netns_id(), link.index) {
-        Some(nic) if uid != 0 && nic.scope.uid != uid => in_use(nic),
+        Some(nic) if uid != 0 && nic.scope.uid != uid => in_use(daemon, nic),
         open => Ok(open.map(|nic| nic.key)),
     }
 }

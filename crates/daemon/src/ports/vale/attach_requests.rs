@@ -9,8 +9,8 @@ use super::attached::{AttachedInterface, Side, check_root, check_system_daemon, 
 use super::persistent::{self, MAX_NAME};
 use super::{ValeKey, ValePort, find, key_of};
 use crate::caller::Caller;
-use crate::ports::nic::{self, find_link, no_such_interface};
-use crate::ports::{Daemon, PortKey, parse_port_name};
+use crate::ports::nic::{self, NicKey, find_link, no_such_interface};
+use crate::ports::{Daemon, PortKey, Registry, parse_port_name};
 use crate::refusal::{Refusal, refuse};
 
 /// The port of an interface's host rings has the interface's name and this suffix.
@@ -75,7 +75,7 @@ fn open_interface(
         return refuse(EPERM, "you may not open this interface (the policy says who may: unetmap-policy(5))");
     }
     if let Some(nic) = nic::find(&daemon.registry, caller.netns_id(), link.index) {
-        return nic::in_use(nic);
+        return nic::in_use(daemon, nic);
     }
     let shape = nic::new_shape(link, request, caller)?;
     nic::create_for_daemon(daemon, link, shape, caller).map(PortKey::Nic)
@@ -237,4 +237,13 @@ fn is_interface_on_switch(name: &str) -> bool {
     let ident = switch.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
     let named = interface.bytes().all(|b| b.is_ascii_graphic() && !b"/:{}".contains(&b));
     ident && named && (1..=MAX_NAME).contains(&interface.len()) && ![".", ".."].contains(&interface)
+}
+
+/// Returns the name of the switch port of an attached interface.
+pub(crate) fn port_of(registry: &Registry, nic: NicKey) -> Option<String> {
+    let interface = PortKey::Nic(nic);
+    let is_its = |port: &&ValePort| {
+        port.attachment.as_ref().is_some_and(|it| it.interface == interface && it.side == Side::Wire)
+    };
+    registry.all::<ValePort>().find(is_its).map(|port| port.key.name())
 }

@@ -265,7 +265,7 @@ fn create(
             let sizes = daemon.knobs.private_sizes().for_switch_port(&shape, extra);
             daemon.registry.regions.create_private(owner, &key.name(), sizes)?
         }
-        mem_id => daemon.region_by_number(mem_id, caller)?,
+        mem_id => daemon.requested_region(mem_id, caller)?,
     };
     let record = daemon.registry.regions.existing_mut(region)?;
     let id = PortKey::Vale(key.clone());

@@ -377,7 +377,7 @@ pub(crate) fn create(daemon: &mut Daemon, name: &str, request: NmreqValeNewif, c
             let sizes = daemon.knobs.private_sizes().for_switch_port(&shape, MAX_EXTRA);
             daemon.registry.regions.create_private(daemon.scope(caller), name, sizes)?
         }
-        mem_id => daemon.region_by_number(mem_id, caller)?,
+        mem_id => daemon.requested_region(mem_id, caller)?,
     };
     let created = create_in(daemon, (name, request, shape), region, caller);
     created.inspect_err(|_| {
