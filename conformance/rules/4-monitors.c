@@ -99,7 +99,7 @@ RULE("4-monitor-one-direction", "a monitor of one direction does not see the oth
 }
 
 RULE("4-monitor-before",
-    "a monitor sees sent packets before their receiver, and received ones before the program releases them")
+    "a monitor sees sent packets before their receiver, and received ones before the monitored program syncs")
 {
 	struct port tx, rx;
 
@@ -109,9 +109,22 @@ RULE("4-monitor-before",
 	put(tx_ring(&a, 0), "one", 4, 0);
 	txsync(&a);
 	sees(&tx, "one");
+	sees(&rx, "one");
+	CHECK(nm_ring_empty(rx_ring(&b, 0)));
 	rxsync(&b);
 	CHECK_EQ(nm_ring_space(rx_ring(&b, 0)), 1);
-	sees(&rx, "one");
+}
+
+RULE("4-monitor-later", "a monitor of an rx ring sees the packets of a sender that opened its end after it")
+{
+	struct port m;
+
+	b = open_port(unique_name("}1"), ALL_RINGS);
+	m = monitor("}1", NR_MONITOR_RX);
+	a = open_in_region(&b, unique_name("{1"), ALL_RINGS);
+	put(tx_ring(&a, 0), "one", 4, 0);
+	txsync(&a);
+	sees(&m, "one");
 }
 
 RULE("4-monitor-unharmed", "a monitor does not affect the monitored port: all packets arrive unchanged")
@@ -365,6 +378,55 @@ RULE("4-monitor-zcopy-slow",
 RULE("4-monitor-zcopy-name", "a zero-copy monitor's name consists of its parent's name, letters with z, and a number")
 {
 	check_monitor_name(NR_ZCOPY_MON | NR_MONITOR_RX, "zrt");
+}
+
+/* A frame of 60 bytes with a text after its addresses and type. */
+static const char *
+text_frame(const char *text)
+{
+	static char f[60];
+
+	memset(f, 0, sizeof(f));
+	memset(f, 0xff, 6);
+	f[11] = 1;
+	snprintf(f + 14, sizeof(f) - 14, "%s", text);
+	return f;
+}
+
+/* Checks the monitor's next packet, a frame with this text, and returns its flags. */
+static unsigned int
+sees_frame(const struct port *m, const char *text)
+{
+	struct netmap_ring *ring = rx_ring(m, 0);
+	struct netmap_slot *slot;
+	int revents;
+
+	CHECK_EQ(poll_fd(m->fd, POLLIN, TIMEOUT_MS, &revents), 1);
+	CHECK_EQ(revents, POLLIN);
+	slot = get(ring);
+	CHECK_EQ(memcmp(slot_data(ring, slot), text_frame(text), 60), 0);
+	rxsync(m);
+	return slot->flags;
+}
+
+RULE("4-monitor-zcopy-vale",
+    "a zero-copy monitor of a switch port: sent packets when the switch has them, received ones when they are released")
+{
+	struct port x = open_port("vale1:x", ALL_RINGS), y = open_port("vale1:y", ALL_RINGS), m;
+	int revents;
+
+	m = open_port("vale1:x", REG(.nr_flags = NR_ZCOPY_MON | NR_MONITOR_RX));
+	CHECK_EQ(m.reg.nr_mem_id, x.reg.nr_mem_id);
+	put(tx_ring(&x, 0), text_frame("out"), 60, 0);
+	txsync(&x);
+	CHECK(sees_frame(&m, "out") & NS_TXMON);
+	put(tx_ring(&y, 0), text_frame("back"), 60, 0);
+	txsync(&y);
+	CHECK_EQ(poll_fd(x.fd, POLLIN, TIMEOUT_MS, &revents), 1);
+	CHECK_EQ(poll_fd(m.fd, POLLIN, QUIET, &revents), 0);
+	get(rx_ring(&x, 0));
+	rxsync(&x);
+	CHECK(!(sees_frame(&m, "back") & NS_TXMON));
 }
 
 RULE("4-monitor-zcopy-offsets", "a zero-copy monitor with the OFFSETS option: EOPNOTSUPP, also in the option's status")

@@ -273,4 +273,6 @@ RULE("4-persistent-monitor", "a monitor of an open persistent port is opened by 
 {
 	monitored("pi", "pi", NR_MONITOR_TX | NR_MONITOR_RX);
 	monitored("pj", "vale1:pj", NR_MONITOR_TX | NR_MONITOR_RX);
+	monitored("pk", "pk", NR_ZCOPY_MON | NR_MONITOR_RX);
+	monitored("pl", "vale1:pl", NR_ZCOPY_MON | NR_MONITOR_RX);
 }

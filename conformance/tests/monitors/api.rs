@@ -40,9 +40,9 @@ fn monitors_see_what_a_pipe_receives_and_sends() {
         let (a, b) = (open("netmap:p{1"), open("netmap:p}1"));
         let (rx, tx, both) = (open("netmap:p}1/r"), open("netmap:p}1/t"), open("netmap:p}1/rt"));
         send(&a, 1, 0, 300).expect("room");
-        assert_nothing(&rx, "nobody received anything yet");
-        expect(&b, 1, 0, 300);
+        // Before the watched program receives them.
         expect(&rx, 1, 0, 300);
+        expect(&b, 1, 0, 300);
         assert_nothing(&tx, "that was received");
         send(&b, 2, 0, 10).expect("room");
         // Before the packets are received.
@@ -66,6 +66,24 @@ fn monitors_see_what_a_pipe_receives_and_sends() {
         }
         drop((rx, tx, both));
         assert_unwatched(home, &a, &b);
+    });
+}
+
+/// A monitor of what a pipe receives sees it also from a sender that opens its end later, and from its successor.
+#[test]
+fn senders_that_come_later_are_seen() {
+    isolated(|home| {
+        let b = open("netmap:p}1");
+        let (copies, other) = (open("netmap:p}1/r"), open("netmap:p{1"));
+        drop(other);
+        for sender in 1..4 {
+            let a = open("netmap:p{1");
+            send(&a, sender, 0, 100).expect("room");
+            expect(&copies, sender, 0, 100);
+            assert_eq!(dropped(home, &copies), 0);
+            assert!(b.rx_rings()[0].is_empty(), "the watched program has not synced");
+            expect(&b, sender, 0, 100);
+        }
     });
 }
 

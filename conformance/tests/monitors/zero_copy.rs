@@ -140,11 +140,86 @@ fn without_a_shared_region_a_copying_monitor_is_suggested() {
         let _first = open(&format!("netmap:p{{1/z@{}", a.mem_id()));
         let why = refused("netmap:p{1/z", EBUSY);
         assert!(why.contains("copies"), "{why}");
-        let _switch = open("vale0:a");
-        let why = refused("vale0:a/z", EOPNOTSUPP);
-        assert!(why.contains("without z"), "{why}");
         let _behind = open("netmap:q{1@offset:initial=64");
-        refused("netmap:q{1/z", EOPNOTSUPP);
+        let why = refused("netmap:q{1/z", EOPNOTSUPP);
+        assert!(why.contains("without z"), "{why}");
+    });
+}
+
+/// Checks that a monitor shows these frames, with these flags, and takes them.
+#[track_caller]
+fn expect_frames(monitor: &Port, flags: u16, wanted: &[Vec<u8>]) {
+    let ring = &monitor.rx_rings()[0];
+    until("all are there", || monitor.rxsync().is_ok() && ring.space() as usize >= wanted.len());
+    assert!(ring.available().all(|slot| slot.flags() == flags | NS_BUF_CHANGED));
+    assert_same(&take(monitor, 0), wanted);
+}
+
+/// A port of a switch: packets are shown when the switch has taken them, and when the program has released them. `other`
+/// may be in the region of the port, where packets are otherwise exchanged.
+fn a_switch_port_is_watched(home: &Home, other: &str) {
+    let a = open("vale0:a");
+    let b = open(&other.replace("MEM", &a.mem_id().to_string()));
+    let monitor = open("vale0:a/z");
+    assert_eq!(monitor.mem_id(), a.mem_id(), "it shares the region");
+    let before = home.snapshot().buffers("vale0:a");
+    let sizes: Vec<usize> = (60..1514).step_by(11).collect();
+    for round in 0..30 {
+        let out = frames(&sizes, round << 20);
+        transmit(&a, 0, &out, BUFFER);
+        expect_frames(&monitor, NS_TXMON, &out);
+        assert_same(&collect(&b, out.len()), &out);
+        let back = frames(&sizes, (round << 20) + 1000);
+        transmit(&b, 0, &back, BUFFER);
+        let ring = &a.rx_rings()[0];
+        until("they have come", || a.rxsync().is_ok() && ring.space() as usize == back.len());
+        assert_nothing(&monitor, "the program has not released them");
+        assert_same(&take(&a, 0), &back);
+        a.rxsync().expect("an open port");
+        expect_frames(&monitor, 0, &back);
+    }
+    // The sender finds other buffers in its slots.
+    a.txsync().expect("an open port");
+    let last = a.tx_rings()[0].slot(a.tx_rings()[0].tail());
+    assert_eq!(last.flags() & NS_BUF_CHANGED, NS_BUF_CHANGED);
+    let after = home.snapshot().buffers("vale0:a");
+    assert_eq!((after.in_rings, after.missing), (before.in_rings, 0));
+    assert_eq!(dropped_of(home, "vale0:a/zrt#1"), 0);
+    drop(monitor);
+    until("it is closed", || home.snapshot().buffers("vale0:a").in_rings < before.in_rings);
+    assert_eq!(home.snapshot().buffers("vale0:a").missing, 0);
+    let out = frames(&sizes, 1 << 40);
+    transmit(&a, 0, &out, BUFFER);
+    assert_same(&collect(&b, out.len()), &out);
+}
+
+#[test]
+fn a_switch_port_can_be_monitored_without_copies() {
+    isolated(|home| a_switch_port_is_watched(home, "vale0:b"));
+}
+
+#[test]
+fn a_switch_port_that_shares_its_region_can_be_monitored_without_copies() {
+    isolated(|home| a_switch_port_is_watched(home, "vale0:b@MEM"));
+}
+
+/// Zero-copy monitors of a switch port are opened and closed under traffic; no buffer gets lost or is in two places.
+#[test]
+fn zero_copy_monitors_of_a_switch_port_come_and_go() {
+    isolated(|home| {
+        let (a, b) = (open("vale0:a"), open("vale0:b"));
+        for round in 0..40 {
+            let monitor = open("vale0:a/z");
+            let out = frames(&[60; 200], round << 20);
+            transmit(&a, 0, &out, BUFFER);
+            if round % 2 == 0 {
+                expect_frames(&monitor, NS_TXMON, &out);
+            }
+            drop(monitor);
+            assert_same(&collect(&b, out.len()), &out);
+        }
+        until("all are closed", || home.snapshot().ports.iter().all(|port| port.kind != "monitor"));
+        assert_eq!(home.snapshot().buffers("vale0:a").missing, 0);
     });
 }
 

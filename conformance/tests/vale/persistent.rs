@@ -149,7 +149,7 @@ fn a_persistent_port_has_what_an_ephemeral_port_has() {
         }
         let port = ns.run(|| Port::options().extra_bufs(1000).open("vale0:v0")).expect("a namespace").expect("a port");
         assert_eq!(port.extra_bufs(), 1000);
-        let monitors = [open_in(ns, "netmap:v0/rt"), open_in(ns, "vale0:v0/rt")];
+        let monitors = [open_in(ns, "netmap:v0/rt"), open_in(ns, "vale0:v0/rt"), open_in(ns, "vale0:v0/z")];
         let out = frames(&[60, 1000], 7);
         transmit(&port, 0, &out, BUFFER);
         assert_eq!(collect(&other, 2), out);

@@ -228,6 +228,12 @@ impl MirrorSet {
         self.has_zero_copy.load(Relaxed)
     }
 
+    /// Whether there is any monitor.
+    #[inline(always)]
+    pub fn any(&self) -> bool {
+        self.any_copy() || self.any_zero_copy()
+    }
+
     /// Copies the packets of `span` to all monitors that get copies. The caller holds the lock of the ring, whose
     /// buffers are in `region`.
     #[cold]

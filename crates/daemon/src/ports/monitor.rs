@@ -17,11 +17,11 @@ use unetmap_core::control::binding::{BackendKind, BoundPool, BoundRing, ZERO_COP
 use unetmap_core::control::monitor::{MirroredRing, MonitorHead, MonitorReply, NextMonitorRequest};
 use unetmap_core::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP};
 use unetmap_core::sync::mirror::MonitorList;
-use unetmap_mem::{ChannelPage, Slots};
+use unetmap_mem::{ChannelPage, Slots, SyncState};
 
 use super::snapshot::PortSnapshot;
 use super::vale::ValePort;
-use super::{Daemon, Description, EndpointKey, Port, PortKey, Session};
+use super::{Daemon, Description, EndpointKey, Port, PortKey};
 use crate::caller::Caller;
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, shared_page};
 use crate::refusal::{Refusal, refuse};
@@ -81,6 +81,22 @@ struct WatchedRing {
     id: usize,
 }
 
+/// What fills the mirror ring of a watched ring: that which moves the packets of this ring.
+#[derive(Clone, Copy)]
+enum Source {
+    /// The programs or threads that sync it. The number is that of the watched port's endpoint.
+    Endpoint(usize, WatchedRing),
+    /// The switch.
+    Switch(WatchedRing),
+}
+
+/// A recipient of mirror rings: a session of an endpoint, with the rings that it has bound, or the switch.
+#[derive(Clone, Copy)]
+enum Target<'a> {
+    Session(usize, &'a RingSelection),
+    Switch,
+}
+
 impl WatchedRing {
     fn of<T>(self, tx: T, rx: T) -> T {
         if self.transmit { tx } else { rx }
@@ -112,19 +128,47 @@ impl Monitor {
         self.watched == *watched && !self.watched_ended && !self.closed
     }
 
-    /// Returns the mirror rings for the programs or threads that sync the watched rings, as far as they have them bound.
-    fn describe_mirror(&self, bound: Option<&RingSelection>) -> Result<(MonitorReply, Vec<OwnedFd>), Refusal> {
-        let included = |ring: &WatchedRing| bound.is_none_or(|bound| ring.of(&bound.tx, &bound.rx).contains(&ring.id));
+    /// Returns what fills the mirror ring of a watched ring.
+    fn source_of(&self, ring: WatchedRing) -> Source {
+        let index = self.watched.index;
+        match self.watched.port {
+            // The program that receives does not see the packets before it syncs; their sender does.
+            PortKey::Pipe(_) if !ring.transmit && !self.is_zero_copy() => {
+                Source::Endpoint(1 - index, WatchedRing { transmit: true, ..ring })
+            }
+            PortKey::Vale(_) | PortKey::Persistent(_) if ring.transmit || !self.is_zero_copy() => Source::Switch(ring),
+            _ => Source::Endpoint(index, ring),
+        }
+    }
+
+    /// Returns the ring whose packets `target` moves to the mirror ring of a watched ring.
+    fn source_at(&self, ring: WatchedRing, target: Target<'_>) -> Option<WatchedRing> {
+        match (self.source_of(ring), target) {
+            (Source::Switch(source), Target::Switch) => Some(source),
+            (Source::Endpoint(at, source), Target::Session(index, bound)) => {
+                (at == index && source.of(&bound.tx, &bound.rx).contains(&source.id)).then_some(source)
+            }
+            _ => None,
+        }
+    }
+
+    fn has_mirror_for(&self, target: Target<'_>) -> bool {
+        self.watched_rings.iter().any(|ring| self.source_at(*ring, target).is_some())
+    }
+
+    /// Returns the mirror rings that `target` fills.
+    fn describe_mirror(&self, target: Target<'_>) -> Result<(MonitorReply, Vec<OwnedFd>), Refusal> {
         let mut rings = Vec::new();
         let mut fds = vec![self.mirror_fd(), self.mirror.state_page_fd.as_fd(), self.channels_fd.as_fd()];
-        for (channel, watched) in self.watched_rings.iter().enumerate().filter(|(_, ring)| included(ring)) {
+        for (channel, watched) in self.watched_rings.iter().enumerate() {
+            let Some(source) = self.source_at(*watched, target) else { continue };
             let shape = self.mirror.tx[channel].view.shape();
             rings.push(MirroredRing {
                 offset: shape.offset,
                 slots: shape.slots.get(),
                 channel: channel as u32,
-                id: watched.id as u16,
-                dir: u16::from(!watched.transmit),
+                id: source.id as u16,
+                dir: u16::from(!source.transmit),
                 zero_copy: self.is_zero_copy().into(),
             });
             fds.push(self.endpoint.rx[watched.id].doorbell.as_fd());
@@ -264,31 +308,33 @@ fn shared_region(daemon: &Daemon, watched: &EndpointKey, request: &NmreqRegister
     Ok(port.region())
 }
 
-/// Notifies the programs and threads that sync the watched rings that the list of monitors has changed.
+/// Notifies the programs and threads that fill the mirror rings that the list of monitors has changed. Afterwards the
+/// switch uses no mirror ring of a monitor that is not on the list.
 pub(super) fn notify_watched(daemon: &Daemon, id: u64) {
     let Some(monitor) = daemon.registry.get::<Monitor>(&PortKey::Monitor(id)) else { return };
-    let watched = &monitor.watched;
-    if let Some(port) = daemon.registry.get::<ValePort>(&watched.port) {
-        // The switch copies the packets, not the program that has the port open.
-        port.set_monitors(monitors_of(daemon, watched, None));
-        return;
+    let port_key = &monitor.watched.port;
+    if let Some(port) = daemon.registry.get::<ValePort>(port_key) {
+        port.set_monitors(monitors_of(daemon, port_key, Target::Switch));
     }
     for (session, list) in &daemon.monitors.lists {
-        if let Some(session) = daemon.registry.sessions.get(session).filter(|session| is_session_of(session, watched)) {
-            list.set(monitors_of(daemon, watched, Some(&session.selection)));
+        if let Some(session) = daemon.registry.sessions.get(session).filter(|session| session.port == *port_key) {
+            list.set(monitors_of(daemon, port_key, Target::Session(session.endpoint, &session.selection)));
         }
     }
-    let Ok((endpoint, _)) = daemon.registry.endpoint(watched) else { return };
+    let Ok(port) = daemon.registry.port(port_key) else { return };
     for ring in monitor.watched_rings.iter().filter(|_| !monitor.watched_ended) {
-        let rings = ring.of(&endpoint.tx, &endpoint.rx);
-        if let Some(state) = rings.get(ring.id).and_then(|ring| endpoint.state_page.state(ring.state)) {
+        if let Source::Endpoint(at, source) = monitor.source_of(*ring)
+            && let Some(state) = ring_state(&port.endpoints()[at], source)
+        {
             state.monitors_changed();
         }
     }
 }
 
-fn is_session_of(session: &Session, at: &EndpointKey) -> bool {
-    session.port == at.port && session.endpoint == at.index
+/// Returns the state of a ring.
+fn ring_state(endpoint: &Endpoint, ring: WatchedRing) -> Option<&SyncState> {
+    let state = ring.of(&endpoint.tx, &endpoint.rx).get(ring.id)?.state;
+    endpoint.state_page.state(state)
 }
 
 /// Ends the monitors of an endpoint that has ended or been closed: they deliver what their mirror rings hold, and then
@@ -324,24 +370,25 @@ pub(crate) fn next_monitor(
 ) -> Result<Option<(MonitorReply, Vec<OwnedFd>)>, Refusal> {
     let session = daemon.registry.sessions.get(&request.session).filter(|session| session.secret == request.key);
     let Some(session) = session else { return refuse(EINVAL, "no session has this number and key") };
-    let watched = EndpointKey { port: session.port.clone(), index: session.endpoint };
-    if daemon.registry.get::<ValePort>(&watched.port).is_some() {
-        return Ok(None);
-    }
-    let mut monitors = daemon.registry.all::<Monitor>().filter(|monitor| monitor.watches(&watched));
-    let next = monitors.find(|monitor| monitor.id > request.after);
-    next.map(|monitor| monitor.describe_mirror(Some(&session.selection))).transpose()
+    let target = Target::Session(session.endpoint, &session.selection);
+    let mut monitors = monitors_on(daemon, &session.port);
+    let next = monitors.find(|monitor| monitor.id > request.after && monitor.has_mirror_for(target));
+    next.map(|monitor| monitor.describe_mirror(target)).transpose()
 }
 
-/// Returns all monitors of an endpoint, as far as they watch rings in `bound` (`None`: all rings).
-fn monitors_of(
-    daemon: &Daemon,
-    watched: &EndpointKey,
-    bound: Option<&RingSelection>,
-) -> Vec<(MonitorReply, Vec<OwnedFd>)> {
-    let monitors = daemon.registry.all::<Monitor>().filter(|monitor| monitor.watches(watched));
+/// Returns the open monitors of a port.
+fn monitors_on<'a>(daemon: &'a Daemon, port: &'a PortKey) -> impl Iterator<Item = &'a Monitor> {
+    daemon
+        .registry
+        .all::<Monitor>()
+        .filter(move |monitor| monitor.watches(&monitor.watched) && monitor.watched.port == *port)
+}
+
+/// Returns the monitors of a port whose mirror rings `target` fills.
+fn monitors_of(daemon: &Daemon, port: &PortKey, target: Target<'_>) -> Vec<(MonitorReply, Vec<OwnedFd>)> {
+    let monitors = monitors_on(daemon, port).filter(|monitor| monitor.has_mirror_for(target));
     let described = monitors.filter_map(|monitor| {
-        let described = monitor.describe_mirror(bound);
+        let described = monitor.describe_mirror(target);
         described.inspect_err(|e| tracing::warn!(monitor.name, "the monitor sees no packets: {}", e.why)).ok()
     });
     described.collect()
@@ -351,8 +398,8 @@ fn monitors_of(
 pub(crate) fn list_for_session(daemon: &mut Daemon, session: u64) -> Arc<MonitorList> {
     let list = Arc::new(MonitorList::default());
     if let Some(opened) = daemon.registry.sessions.get(&session) {
-        let watched = EndpointKey { port: opened.port.clone(), index: opened.endpoint };
-        list.set(monitors_of(daemon, &watched, Some(&opened.selection)));
+        let target = Target::Session(opened.endpoint, &opened.selection);
+        list.set(monitors_of(daemon, &opened.port, target));
     }
     daemon.monitors.lists.insert(session, list.clone());
     list
@@ -431,6 +478,11 @@ impl PortRecord for Monitor {
     fn buffer_repair(&self) -> BufferRepair<'_> {
         BufferRepair::Keep
     }
+
+    /// A thread of a switch exchanges the buffers that the watched port sends.
+    fn exchanges_buffers(&self) -> bool {
+        self.is_zero_copy()
+    }
 }
 
 impl Port for Monitor {
@@ -481,10 +533,12 @@ impl Port for Monitor {
     /// and has not observed the new list.
     fn is_releasable(&self, daemon: &Daemon) -> bool {
         let Ok((endpoint, _)) = daemon.registry.endpoint(&self.watched) else { return true };
-        let not_observed = |ring: &WatchedRing| {
-            let ring = ring.of(&endpoint.tx, &endpoint.rx).get(ring.id);
-            ring.and_then(|ring| endpoint.state_page.state(ring.state))
-                .is_some_and(|state| !state.status_was_observed())
+        let not_observed = |ring: &WatchedRing| match self.source_of(*ring) {
+            Source::Endpoint(_, source) => {
+                ring_state(endpoint, source).is_some_and(|state| !state.status_was_observed())
+            }
+            // The switch was waited for.
+            Source::Switch(_) => false,
         };
         !(self.is_zero_copy() && endpoint.in_use() && self.watched_rings.iter().any(not_observed))
     }

@@ -13,7 +13,7 @@
 //! * `vnet_hdr`: delivery between ports with different virtio-net headers; `staged`: delivery of policed packets.
 
 use std::io;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use unetmap_core::sync::mirror::{self, Monitor};
@@ -71,6 +71,8 @@ pub struct SwitchPort {
     /// A hash of the client's positions when a thread last yielded the CPU to it, and the yields since without
     /// progress.
     yields: [AtomicU32; 2],
+    /// Whether packets are always copied from and to its buffers: a zero-copy monitor gets those.
+    keeps_buffers: AtomicBool,
 }
 
 impl SwitchPort {
@@ -97,15 +99,19 @@ impl SwitchPort {
             policy: Mutex::default(),
             policy_drops: Default::default(),
             yields: Default::default(),
+            keeps_buffers: AtomicBool::new(false),
         })
     }
 
-    /// Sets the monitors that packets of the port are mirrored to from now on.
+    /// Sets the monitors that packets of the port are mirrored to from now on. A batch that is being forwarded may still
+    /// use the earlier ones: see [`SwitchPort::pause_tx`].
     pub fn set_monitors(&self, monitors: Vec<Monitor>) {
-        let mut all = mirror::map_monitors(monitors, None);
+        let mut all = mirror::map_monitors(monitors, Some(&Arc::new(self.region.clone())));
         let tx = self.tx.iter().map(|ring| &ring.monitors).zip(0..).map(|(ring, id)| ((0, id), ring));
         let rx = self.rx.iter().map(|ring| &ring.monitors).zip(0..).map(|(ring, id)| ((1, id), ring));
         tx.chain(rx).for_each(|(which, ring)| mirror::assign(&mut all, which, ring, 0));
+        // Such a monitor sees both directions.
+        self.keeps_buffers.store(self.tx.iter().any(|ring| ring.monitors.any_zero_copy()), Relaxed);
     }
 
     /// Returns the number of transmit rings.
@@ -205,10 +211,10 @@ impl SwitchPort {
     }
 
     /// True if same-destination runs of another port's transmit ring `ring` can be delivered: neither a virtio-net
-    /// header nor an offset precedes the packets.
+    /// header nor an offset precedes the packets, and their buffers may be swapped.
     #[inline(always)]
     pub(crate) fn accepts_runs(&self, ring: usize) -> bool {
-        self.vnet_hdr_len() == 0 && self.rx_without_offsets(ring)
+        self.vnet_hdr_len() == 0 && self.rx_without_offsets(ring) && !self.keeps_buffers.load(Relaxed)
     }
 
     /// True if packets of this batch can be copied unchanged into buffers of this port.
@@ -270,7 +276,8 @@ impl SwitchPort {
             return vnet_hdr::deliver_converted(rx, self, context, packets);
         }
         let without_offsets = context.batch.offsets.mask == 0 && rx.offsets.none();
-        let swap = unicast && without_offsets && self.region.is_same_mapping(&context.port.region);
+        let may_swap = [self, context.port].iter().all(|port| !port.keeps_buffers.load(Relaxed));
+        let swap = unicast && without_offsets && may_swap && self.region.is_same_mapping(&context.port.region);
         let mut next = packets.next();
         while let Some(packet) = next {
             next = rx.fill_packets(&self.region, (context, swap), packet, &mut packets);

@@ -4,7 +4,7 @@
 use super::config::SwitchConfig;
 use super::fanout::{self, FanoutLists};
 use super::policed;
-use super::resolve::{mirror, target};
+use super::resolve::{hand_over, mirror, target};
 use crate::backpressure::Backpressure;
 use crate::forward::{Cut, DestinationLists, Packet, Target};
 use crate::policy::DropReason;
@@ -25,11 +25,12 @@ pub(crate) fn serve(
     let context = BatchContext { port, ring, number, batch, backpressure };
     if switch.policies.applies_to(port.index()) {
         let done = policed::serve(lists, switch, &context, state);
+        hand_over(&context, done);
         ring.release(state, done, backpressure);
         return done;
     }
     // Runs and fan-out support no virtio-net headers, offsets or monitors.
-    let plain = port.vnet_hdr_len() == 0 && batch.offsets.mask == 0 && !ring.monitors.any_copy();
+    let plain = port.vnet_hdr_len() == 0 && batch.offsets.mask == 0 && !ring.monitors.any();
     let mut done = if plain { runs(switch, &context, state) } else { 0 };
     if plain && done < batch.len && !batch.has_invalid && state.cutter.at_packet_start() {
         done += fanout::serve(fanout_lists, switch, &context.skip(done), state);
@@ -37,6 +38,7 @@ pub(crate) fn serve(
     if done < batch.len {
         done += packet_by_packet(lists, switch, &context.skip(done), state);
     }
+    hand_over(&context, done);
     ring.release(state, done, backpressure);
     done
 }

@@ -1,5 +1,6 @@
 //! Resolves where a packet of a batch goes, and mirrors batches to monitors.
 
+use unetmap_abi::NS_BUF_CHANGED;
 use unetmap_mem::Span;
 
 use super::config::SwitchConfig;
@@ -13,6 +14,21 @@ pub(crate) fn mirror(BatchContext { port, ring, batch, .. }: &BatchContext<'_>, 
     if ring.monitors.any_copy() {
         let span = Span { from: batch.start, to: batch.at(n) };
         ring.monitors.copy(&port.region, (batch.slots, batch.offsets), span);
+    }
+}
+
+/// Moves the buffers of the first `n` slots of a batch, which have been forwarded, to the ring's zero-copy monitor, in
+/// exchange for others.
+#[inline]
+pub(crate) fn hand_over(BatchContext { ring, batch, .. }: &BatchContext<'_>, n: u32) {
+    if ring.monitors.any_zero_copy() {
+        let span = Span { from: batch.start, to: batch.at(n) };
+        // The flag that the client set was for this transfer; now it marks the buffers that the client gets.
+        for p in batch.slots.slots().walk(span) {
+            batch.slots.set_flags(p, batch.slots.flags(p) & !NS_BUF_CHANGED);
+        }
+        ring.monitors.exchange((batch.slots, batch.offsets), span);
+        batch.channel.return_buffers(span);
     }
 }
 

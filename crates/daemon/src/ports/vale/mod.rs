@@ -163,6 +163,8 @@ impl ValePort {
     /// Sets the monitors that see its packets.
     pub(super) fn set_monitors(&self, monitors: Vec<unetmap_core::sync::mirror::Monitor>) {
         self.switch_side.set_monitors(monitors);
+        // Afterwards no thread uses the earlier ones.
+        drop(self.switch_side.pause_tx());
     }
 
     fn create(
@@ -429,7 +431,7 @@ impl Port for ValePort {
     }
 
     fn zero_copy_obstacle(&self) -> Option<&'static str> {
-        Some("a switch copies its packets anyway")
+        self.attachment.is_some().then_some("the daemon runs this interface, in memory that no program shares")
     }
 
     fn set_offsets(&mut self, _index: usize, selection: &RingSelection, layout: Option<crate::offsets::OffsetLayout>) {
