@@ -360,7 +360,7 @@ nmport_inject(struct nmport_d *d, const void *buf, size_t size)
 			left -= part;
 			i = nm_ring_next(ring, i);
 		}
-		ring->head = ring->cur = i;
+		nm_move_head_(ring, i);
 		return (int)size;
 	}
 	return 0;

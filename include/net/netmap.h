@@ -107,7 +107,7 @@ struct netmap_ring {
 static inline int
 nm_ring_empty(struct netmap_ring *ring)
 {
-	return ring->head == ring->tail;
+	return ring->head == __atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE);
 }
 
 /*
@@ -419,6 +419,7 @@ nm_sync_kloop_appl_read(struct nm_csb_ktoa *ktoa, uint32_t *hwtail, uint32_t *hw
 	*hwtail = __atomic_load_n(&ktoa->hwtail, __ATOMIC_RELAXED);
 	nm_ldld_barrier();	/* the slots up to hwtail, and hwcur, after hwtail */
 	*hwcur = __atomic_load_n(&ktoa->hwcur, __ATOMIC_RELAXED);
+	nm_ldld_barrier();	/* the slots up to hwcur after it */
 }
 
 #include <net/netmap_legacy.h>

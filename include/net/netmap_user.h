@@ -71,16 +71,28 @@ nm_ring_next(struct netmap_ring *ring, uint32_t i)
 static inline int
 nm_tx_pending(struct netmap_ring *ring)
 {
-	return nm_ring_next(ring, ring->tail) != ring->head;
+	return nm_ring_next(ring, __atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE)) != ring->head;
 }
 
 /* Returns how many slots the program owns, from head on. */
 static inline uint32_t
 nm_ring_space(struct netmap_ring *ring)
 {
-	uint32_t head = ring->head, tail = ring->tail;
+	uint32_t head = ring->head, tail = __atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE);
 
 	return tail >= head ? tail - head : tail + ring->num_slots - head;
+}
+
+/*
+ * Hands all slots before i to netmap, with what was written to them or read from
+ * them: the sync may run in another thread. A CPU such as arm64's may let other
+ * cores see plain stores to head and to the slots in any order.
+ */
+static inline void
+nm_move_head_(struct netmap_ring *ring, uint32_t i)
+{
+	__atomic_store_n(&ring->cur, i, __ATOMIC_RELAXED);
+	__atomic_store_n(&ring->head, i, __ATOMIC_RELEASE);
 }
 
 /* Copies a packet. netmap's original may read and write up to the next multiple of 64 bytes; this does not. */
@@ -541,7 +553,7 @@ nm_inject(struct nm_desc *d, const void *buf, size_t size)
 			left -= now;
 			i = nm_ring_next(ring, i);
 		}
-		ring->head = ring->cur = i;
+		nm_move_head_(ring, i);
 		return (int)size;
 	}
 	return 0;
@@ -551,7 +563,7 @@ nm_inject(struct nm_desc *d, const void *buf, size_t size)
 static inline void
 nm_take_(struct nm_desc *d, struct netmap_ring *ring, struct nm_pkthdr *hdr)
 {
-	uint32_t i = ring->head;
+	uint32_t i = ring->head, tail = __atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE);
 	struct netmap_slot *slot = &ring->slot[i];
 
 	hdr->ts = ring->ts;
@@ -561,12 +573,12 @@ nm_take_(struct nm_desc *d, struct netmap_ring *ring, struct nm_pkthdr *hdr)
 	hdr->flags = 0;
 	hdr->len = hdr->caplen = slot->len;
 	i = nm_ring_next(ring, i);
-	while ((slot->flags & NS_MOREFRAG) && i != ring->tail) {
+	while ((slot->flags & NS_MOREFRAG) && i != tail) {
 		slot = &ring->slot[i];
 		hdr->len += slot->len;
 		i = nm_ring_next(ring, i);
 	}
-	ring->head = ring->cur = i;
+	nm_move_head_(ring, i);
 }
 
 /* Returns the next ring with packets, from cur_rx_ring on, or NULL. */

@@ -1,4 +1,16 @@
 //! The atomics and fences of shared words: the CPU's, or the model checker's under `--cfg loom`.
+//!
+//! Rules of memory order, cited by number beside relaxed accesses and fences in all crates. They hold on CPUs that reorder
+//! more than x86-64 does, such as arm64:
+//!
+//! | rule | accesses | why that is enough |
+//! |---|---|---|
+//! | O1 | hand-over | The store that gives memory to another side (a position, a lock, a flag behind which data stands) is a release, the load that takes it an acquire. Accesses to that memory itself are relaxed or raw copies. |
+//! | O2 | right to sync | Only the holder of the right writes the word: the acquire that takes the right and the release that returns it order it. |
+//! | O3 | hint | The value decides only whether to check again, to wake or to wait. What acts on it loads again by O1, or a wrong value costs at most a time limit that is named there. |
+//! | O4 | whole message | The word says everything itself: a counter, a flag, a number. No other memory is read because of it. Two values that must fit together are one word. |
+//! | O5 | handed over otherwise | The word was written before another thread could have it: before a thread was started, a message sent, a mutex released. |
+//! | O6 | store, then load | Each of two sides stores one word, then loads the other's, and one must see the other's store. Both have a sequentially consistent fence in between. The frequent side has a compiler fence if its process is registered for `membarrier`, which the rare side then calls. A read-modify-write is no such fence. |
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -37,8 +49,8 @@ pub(crate) fn fence_sleeper() {
     }
 }
 
-/// Not 0: this process is registered for the sleepers' `membarrier`. Relaxed accesses: it is set before the first
-/// publish of the process, and a stale 0 only costs a fence.
+/// Not 0: this process is registered for the sleepers' `membarrier`. Relaxed (O4): it is set before the first publish of
+/// the process, and a stale 0 only costs a fence.
 #[cfg(not(loom))]
 static REGISTERED: AtomicU32 = AtomicU32::new(0);
 

@@ -70,7 +70,7 @@ const _: () = assert!(size_of::<SyncState>() == STATE_BYTES);
 pub struct SyncGuard<'a>(&'a AtomicU32);
 
 // Words that only the holder of the lock (or the biased thread inside) writes are accessed relaxed: the acquire that
-// takes the right to sync and the release that returns it order them.
+// takes the right to sync and the release that returns it order them (O2).
 impl SyncState {
     /// The state of a ring that was never used.
     #[allow(clippy::new_without_default)]
@@ -113,7 +113,7 @@ impl SyncState {
     fn revoke_bias(&self, holder: u32, thread: u64) -> bool {
         if self.biased_thread.load(Ordering::Relaxed) != 0 && !self.is_biased_to(holder, thread) {
             self.biased_thread.store(0, Ordering::SeqCst);
-            // After this barrier the biased thread sees that the bias was revoked, or this thread sees it inside. A
+            // O6: after this barrier the biased thread sees that the bias was revoked, or this thread sees it inside. A
             // biased thread that sees it leaves at once and then finds the lock taken; without the wait both would skip
             // the ring.
             fence_sleeper();
@@ -151,7 +151,7 @@ impl SyncState {
             return None;
         }
         self.inside.store(holder, Ordering::Relaxed);
-        // Orders the store of `inside` before the load of `biased_thread`. The lock is biased only to threads of a
+        // O6: orders the store of `inside` before the load of `biased_thread`. The lock is biased only to threads of a
         // registered process.
         fence_registered_publisher();
         let guard = SyncGuard(&self.inside);
@@ -205,12 +205,13 @@ impl SyncState {
     /// Whether the loop of that process may go on: no stop was requested, and the ring is still bound by its session.
     #[inline]
     pub fn sync_loop_may_continue(&self, holder: u32) -> bool {
-        // Acquire: pairs with the release in `request_sync_loop_stop`.
+        // Acquire: pairs with the release in `request_sync_loop_stop`. The holder ID is the whole message (O4).
         self.sync_loop_stop.load(Ordering::Acquire) == 0 && self.sync_loop.load(Ordering::Relaxed) == holder
     }
 
     /// Ends the loop of that process.
     pub fn end_sync_loop(&self, holder: u32) {
+        // Relaxed (O2): the word has this ID until its loop, or the daemon after the process has exited, clears it.
         if self.sync_loop.load(Ordering::Relaxed) == holder {
             self.sync_loop_stop.store(0, Ordering::Relaxed);
             // Release: pairs with the acquire in `begin_sync_loop` and `has_sync_loop`.
@@ -234,13 +235,13 @@ impl SyncState {
         Some((slots.pos(self.hwcur.load(Ordering::Relaxed))?, slots.pos(self.hwtail.load(Ordering::Relaxed))?))
     }
 
-    /// Whether the last sync read `raw` as the program's `head`. Relaxed: without the lock only a hint.
+    /// Whether the last sync read `raw` as the program's `head`. Relaxed: without the lock a hint (O3).
     #[inline(always)]
     pub fn hwcur_is(&self, raw: u32) -> bool {
         self.hwcur.load(Ordering::Relaxed) == raw
     }
 
-    /// Whether the last sync gave the program the tail `raw`. Relaxed: without the lock only a hint.
+    /// Whether the last sync gave the program the tail `raw`. Relaxed: without the lock a hint (O3).
     #[inline(always)]
     pub fn hwtail_is(&self, raw: u32) -> bool {
         self.hwtail.load(Ordering::Relaxed) == raw
@@ -261,10 +262,12 @@ impl SyncState {
     /// Counts one sync that moved `n` slots. Only with the right to sync.
     #[inline(always)]
     pub fn count_batch(&self, n: u32) {
-        // Plain loads and stores: there is one writer at a time, and a hostile one corrupts only its own figures.
+        // Plain loads and stores (O2): there is one writer at a time, and a hostile one corrupts only its own figures.
         self.slots.store(self.slots.load(Ordering::Relaxed).wrapping_add(u64::from(n)), Ordering::Relaxed);
         self.batches.store(self.batches.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
+
+    // Counters (O4).
 
     /// Counts `n` slots that were out of bounds.
     #[cold]
@@ -279,7 +282,7 @@ impl SyncState {
     }
 
     /// The status word, in one load for each sync: 0 as long as the port exists, programs sync the ring themselves, and
-    /// it was never monitored. Relaxed: [`SyncState::is_status_current`] confirms it where that matters.
+    /// it was never monitored. Relaxed (O4): [`SyncState::is_status_current`] confirms it where that matters.
     #[inline(always)]
     pub fn status(&self) -> u32 {
         self.status.load(Ordering::Relaxed)
@@ -288,14 +291,14 @@ impl SyncState {
     /// With the lock: whether the status, apart from [`OWNED_BY_SYNC_LOOP`], is still `status`. A later change by the
     /// daemon comes before the daemon finds the lock free ([`SyncState::status_was_observed`]).
     pub fn is_status_current(&self, status: u32) -> bool {
-        // Orders the lock's store before the load of the status; pairs with the fence in `status_was_observed`.
+        // O6: orders the lock's store before the load of the status; pairs with the fence in `status_was_observed`.
         fence(Ordering::SeqCst);
         self.status() & !OWNED_BY_SYNC_LOOP == status
     }
 
     /// Daemon, after it changed the status: true once every sync in flight has observed the change.
     pub fn status_was_observed(&self) -> bool {
-        // The biased thread enters without the lock only while it reads the status as 0, and then does as it did before
+        // O6. The biased thread enters without the lock only while it reads the status as 0, and then does as it did before
         // the change.
         fence(Ordering::SeqCst);
         // Acquire: the syncs that have ended come before.
@@ -319,7 +322,7 @@ impl SyncState {
         self.status.fetch_add(MONITOR_GENERATION, Ordering::Release);
     }
 
-    /// Sessions that have the ring bound. Relaxed: a hint.
+    /// Sessions that have the ring bound. Relaxed: a hint (O3).
     pub fn session_count(&self) -> u32 {
         self.session_count.load(Ordering::Relaxed)
     }

@@ -160,7 +160,7 @@ impl SlotRing {
         unsafe { self.base.add(index * SLOT_BYTES) }
     }
 
-    // All words of slots are accessed relaxed: the stores of `prod`, `cons`, `head` and `tail` order them.
+    // All words of slots are accessed relaxed (O1): the stores of `prod`, `cons`, `head` and `tail` order them.
 
     #[inline(always)]
     fn word32(&self, p: Pos) -> &AtomicU32 {

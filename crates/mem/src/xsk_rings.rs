@@ -9,6 +9,9 @@
 //! are the state of the netmap ring. Each moves with one store, so the state is well defined after a crash at any
 //! instruction.
 //!
+//! The positions that this side writes are loaded relaxed (O2). Entries are relaxed, too: the acquire of the kernel's
+//! position, or the release of this side's, orders them (O1).
+//!
 //! Every process that holds the socket can write the rings' memory: positions are validated like those of any other
 //! peer (M4).
 
@@ -113,13 +116,13 @@ impl Ring {
     #[inline(always)]
     fn advance(&self, word: usize, n: u32) {
         let word = self.word(word);
-        // Release: the kernel sees the entries before the position.
+        // Release: the kernel sees the entries before the position. The load is of this side's own word (O2).
         word.store(word.load(Ordering::Relaxed).wrapping_add(n), Ordering::Release);
     }
 
     #[inline(always)]
     fn needs_wakeup(&self) -> bool {
-        // Relaxed: a hint; the next sync loads it again.
+        // Relaxed: a hint (O3); entries that the kernel has not consumed make every later sync load it again.
         self.word(self.flags).load(Ordering::Relaxed) & NEED_WAKEUP != 0
     }
 }
@@ -205,7 +208,7 @@ impl XskTxRings {
             ),
             None => (INVALID_ADDR, 0, 0, 0),
         };
-        // Relaxed: the release in `submit` orders the entry; the record is only used by holders of the ring's lock.
+        // Relaxed: the release in `submit` orders the entry (O1); the record is used by holders of the ring's lock (O2).
         self.tx.entry(2 * at).store(addr, Ordering::Relaxed);
         self.tx.entry(2 * at + 1).store(u64::from(len) | u64::from(options) << 32, Ordering::Relaxed);
         self.record(at, record);
@@ -338,7 +341,7 @@ impl XskRxRings {
         // The kernel adds its own headroom and the UMEM's to the address. These bytes may lie in the buffer before.
         let before = u64::from(HEADROOM) + u64::from(self.umem.headroom);
         let addr = place.map_or(INVALID_ADDR, |(idx, offset)| self.umem.address(idx, offset).wrapping_sub(before));
-        // Relaxed: the release in `submit` orders the entry.
+        // Relaxed (O1): the release in `submit` orders the entry.
         self.fill.entry(self.fill.index(p)).store(addr, Ordering::Relaxed);
     }
 

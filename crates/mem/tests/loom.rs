@@ -224,6 +224,8 @@ trait Side: Send + Sync + 'static {
 
 /// The consumer waits for `prod`.
 struct ForPackets(ChannelWords);
+/// The consumer waits for `prod` on its futex, which the doorbell stands for.
+struct ForPacketsOnFutex(ChannelWords);
 /// The producer waits for `cons`; one packet is published.
 struct ForSpace(ChannelWords);
 
@@ -238,6 +240,19 @@ impl Side for ForPackets {
     }
     fn request_wakeup(&self) {
         self.0.consumer_request_wakeup();
+    }
+    fn advance(&self) -> bool {
+        self.0.publish(pair().1);
+        self.0.take_consumer_wakeup()
+    }
+}
+
+impl Side for ForPacketsOnFutex {
+    fn moved(&self) -> bool {
+        self.0.prod_if_moved(Pos::ZERO).is_some()
+    }
+    fn request_wakeup(&self) {
+        assert!(self.0.consumer_begin_futex_wait(), "no other thread waits");
     }
     fn advance(&self) -> bool {
         self.0.publish(pair().1);
@@ -311,6 +326,13 @@ fn wakeup_is_delivered(side: impl Fn() -> Box<dyn Side> + Send + Sync + 'static,
 #[test]
 fn no_wake_up_of_a_consumer_is_lost() {
     wakeup_is_delivered(|| Box::new(ForPackets(ChannelWords::new())), true);
+}
+
+/// With a fence on both sides. A registered publisher leaves its fence out, and a wait whose wake-up is lost ends by its
+/// time limit.
+#[test]
+fn no_wake_up_of_a_futex_waiter_is_lost() {
+    wakeup_is_delivered(|| Box::new(ForPacketsOnFutex(ChannelWords::new())), true);
 }
 
 #[test]

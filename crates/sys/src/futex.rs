@@ -86,6 +86,11 @@ mod tests {
     fn a_wake_of_any_word_ends_the_wait() {
         let words: [AtomicU32; MAX_WORDS] = std::array::from_fn(|_| AtomicU32::new(1));
         assert!(!wait_any(words.iter(), 0), "the values differ");
+        let none = futex::waitv(&[], WaitvFlags::empty(), None, ClockId::Monotonic);
+        if none == Err(Errno::NOSYS) {
+            eprintln!("skipped: this kernel, or its emulation, has no futex_waitv (Linux 5.16)");
+            return;
+        }
         assert!(!wait_any(words.iter(), 1), "no thread woke it");
         for word in [&words[0], &words[MAX_WORDS - 1]] {
             let woken = AtomicU32::new(0);

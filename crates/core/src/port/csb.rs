@@ -14,7 +14,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -59,7 +59,8 @@ pub(crate) struct CsbCell {
 impl CsbCell {
     #[inline]
     pub(crate) fn is_set(&self) -> bool {
-        self.set.load(Relaxed)
+        // Acquire: pairs with `store`.
+        self.set.load(Ordering::Acquire)
     }
 
     fn get(&self) -> Option<ControlBlocks> {
@@ -68,7 +69,8 @@ impl CsbCell {
 
     fn store(&self, blocks: ControlBlocks) {
         *self.blocks.lock().unwrap_or_else(PoisonError::into_inner) = Some(blocks);
-        self.set.store(true, Relaxed);
+        // Release: a thread that reads the flag finds the blocks.
+        self.set.store(true, Ordering::Release);
     }
 }
 
@@ -282,7 +284,7 @@ impl<'a> SyncLoop<'a> {
         self.request_kicks(true)?;
         self.port.request_wakeup(Interest::BOTH);
         // The program reads kern_need_kick after it moved head; so the loop reads head after it set kern_need_kick.
-        fence(std::sync::atomic::Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         if self.round()? || !first.sync_loop_may_continue(self.holder) {
             return Ok(());
         }
@@ -330,7 +332,7 @@ impl<'a> SyncLoop<'a> {
         let mut words = [0u32; 2];
         self.blocks.atok.read(i * ENTRY, words.as_mut_bytes()).map_err(|e| self.lost(e))?;
         // The slots are read after that.
-        fence(std::sync::atomic::Ordering::Acquire);
+        fence(Ordering::Acquire);
         Ok((words[0], words[1]))
     }
 
@@ -342,12 +344,12 @@ impl<'a> SyncLoop<'a> {
             return Ok(false);
         }
         let more = now.hwtail != this.published.hwtail;
-        fence(std::sync::atomic::Ordering::Release);
+        fence(Ordering::Release);
         // hwcur first: a program that reads them in the opposite order never sees hwcur behind hwtail.
         self.blocks.ktoa.write(i * ENTRY + HWCUR, &now.hwcur.to_ne_bytes()).map_err(|e| self.lost(e))?;
-        fence(std::sync::atomic::Ordering::Release);
+        fence(Ordering::Release);
         self.blocks.ktoa.write(i * ENTRY + HWTAIL, &now.hwtail.to_ne_bytes()).map_err(|e| self.lost(e))?;
-        fence(std::sync::atomic::Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         if more && let Some(irq) = &this.irq {
             let mut requested = 0u32;
             self.blocks.atok.read(i * ENTRY + APPL_NEED_KICK, requested.as_mut_bytes()).map_err(|e| self.lost(e))?;

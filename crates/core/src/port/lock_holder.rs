@@ -27,7 +27,24 @@ pub(crate) struct LockHolder {
     request_lock: Mutex<()>,
 }
 
+/// Returns the ID in a [`LockHolder::word`].
+#[inline(always)]
+pub(crate) fn id_in(word: u64) -> u32 {
+    word as u32
+}
+
+/// Returns the number of forks in a [`LockHolder::word`].
+#[inline(always)]
+pub(crate) fn forks_in(word: u64) -> u32 {
+    (word >> 32) as u32
+}
+
 impl LockHolder {
+    /// Returns the ID and its number of forks in one word.
+    pub(crate) fn word(&self) -> u64 {
+        u64::from(self.forks) << 32 | u64::from(self.number)
+    }
+
     /// Requests the next monitor of a session; `None` if there is none, or no reply.
     pub(crate) fn next_monitor(&self, subject: &str, request: &NextMonitorRequest) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
         let _guard = self.request_lock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,6 +130,12 @@ mod tests {
     fn holder(number: u32, forks: u32) -> Arc<LockHolder> {
         let connection = std::fs::File::open("/dev/null").unwrap().into();
         Arc::new(LockHolder { number, forks, connection, request_lock: Mutex::new(()) })
+    }
+
+    #[test]
+    fn a_word_has_id_and_forks() {
+        let word = holder(0x8000_0001, 7).word();
+        assert_eq!((id_in(word), forks_in(word)), (0x8000_0001, 7));
     }
 
     /// As in a child that was forked at that moment.

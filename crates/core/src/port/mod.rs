@@ -116,9 +116,9 @@ pub struct Port {
     pub(crate) monitor_source: MonitorSource,
     pub(crate) host_ring_peer: HostRingPeer,
     holder: LockHolderCell,
-    /// The holder ID and its number of forks, read by each sync.
-    holder_id: AtomicU32,
-    holder_forks: AtomicU32,
+    /// The holder ID, and in the upper half its number of forks, read by each sync. One word (O4), so that no thread reads
+    /// the parent's holder ID with the child's number of forks.
+    holder_word: AtomicU64,
     /// Whether the daemon has exited.
     dead: AtomicBool,
     /// See [`Port::watch_file`], and whether it returned `true`.
@@ -166,8 +166,7 @@ impl Port {
             rx,
             monitor_source,
             host_ring_peer: HostRingPeer::default(),
-            holder_id: AtomicU32::new(holder.number),
-            holder_forks: AtomicU32::new(holder.forks),
+            holder_word: AtomicU64::new(holder.word()),
             holder: LockHolderCell::new(holder),
             dead: AtomicBool::new(false),
             file_is_shut_down: OnceLock::new(),
@@ -463,8 +462,10 @@ impl Port {
     /// Begins a sync: checks that the daemon is alive and that this process has a holder ID.
     #[inline(always)]
     pub(crate) fn enter(&self) -> Result<u32, Error> {
-        if self.holder_forks.load(Relaxed) != process::fork_count() {
+        let mut holder = self.holder_word.load(Relaxed);
+        if lock_holder::forks_in(holder) != process::fork_count() {
             self.renew_lock_holder()?;
+            holder = self.holder_word.load(Relaxed);
         }
         let left = self.checks_left.load(Relaxed);
         if left == 0 {
@@ -472,18 +473,18 @@ impl Port {
         } else {
             self.checks_left.store(left - 1, Relaxed);
         }
-        Ok(self.holder_id.load(Relaxed))
+        Ok(lock_holder::id_in(holder))
     }
 
     /// Begins a sync of the fast path; `None` if a check or a renewal is due, which [`Port::enter`] makes.
     #[inline(always)]
     pub(crate) fn enter_fast(&self) -> Option<u32> {
-        let left = self.checks_left.load(Relaxed);
-        if left == 0 || self.holder_forks.load(Relaxed) != process::fork_count() {
+        let (left, holder) = (self.checks_left.load(Relaxed), self.holder_word.load(Relaxed));
+        if left == 0 || lock_holder::forks_in(holder) != process::fork_count() {
             return None;
         }
         self.checks_left.store(left - 1, Relaxed);
-        Some(self.holder_id.load(Relaxed))
+        Some(lock_holder::id_in(holder))
     }
 
     /// Checks the connection about every 100 ms without reading the clock at each sync: the number of syncs between two
@@ -536,20 +537,19 @@ impl Port {
 
     /// Whether the holder ID belongs to a process with another number of forks.
     pub(crate) fn holder_is_another_process(&self, forks: u32) -> bool {
-        self.holder_forks.load(Relaxed) != forks
+        lock_holder::forks_in(self.holder_word.load(Relaxed)) != forks
     }
 
     /// Returns the number that identifies this process in locks.
     pub(crate) fn holder_id(&self) -> u32 {
-        self.holder_id.load(Relaxed)
+        lock_holder::id_in(self.holder_word.load(Relaxed))
     }
 
     #[cold]
     pub(crate) fn renew_lock_holder(&self) -> Result<(), Error> {
         unetmap_mem::register_publisher();
         let holder = lock_holder::of_this_process(&self.connection.socket)?;
-        self.holder_id.store(holder.number, Relaxed);
-        self.holder_forks.store(holder.forks, Relaxed);
+        self.holder_word.store(holder.word(), Relaxed);
         self.holder.set(holder);
         Ok(())
     }

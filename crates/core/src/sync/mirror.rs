@@ -18,7 +18,7 @@
 //! read it from a [`MonitorList`].
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
 
@@ -184,14 +184,17 @@ impl MirrorTx {
     }
 }
 
+/// Bit of [`MirrorSet::summary`], above the status: a monitor gets copies.
+const HAS_COPY: u64 = 1 << 32;
+/// Bit of [`MirrorSet::summary`]: a monitor gets buffers.
+const HAS_ZERO_COPY: u64 = 1 << 33;
+
 /// The mirror rings of a ring's monitors, as of the last renewal.
 #[derive(Default)]
 pub struct MirrorSet {
-    /// The status at the last renewal.
-    status: AtomicU32,
-    /// Whether any mirror ring gets copies, and whether any gets buffers.
-    has_copy: AtomicBool,
-    has_zero_copy: AtomicBool,
+    /// The status at the last renewal, [`HAS_COPY`], [`HAS_ZERO_COPY`]. One word: a thread that finds the list current also
+    /// knows what kinds of monitors it has.
+    summary: AtomicU64,
     /// Whether the list counts as current for any status.
     accepts_stale: AtomicBool,
     /// Whether the list's lock was given up: see [`MIRROR_LOCK_LIMIT`].
@@ -205,7 +208,7 @@ impl MirrorSet {
     /// Whether the list is current for `status`.
     #[inline(always)]
     pub fn is_current(&self, status: u32) -> bool {
-        self.status.load(Relaxed) == status || self.accepts_stale.load(Relaxed) && !self.any_zero_copy()
+        self.summary.load(Relaxed) as u32 == status || self.accepts_stale.load(Relaxed) && !self.any_zero_copy()
     }
 
     /// Calls `sync`; the list counts as current meanwhile, unless a monitor is zero-copy.
@@ -219,13 +222,13 @@ impl MirrorSet {
     /// Whether any monitor gets copies.
     #[inline(always)]
     pub fn any_copy(&self) -> bool {
-        self.has_copy.load(Relaxed)
+        self.summary.load(Relaxed) & HAS_COPY != 0
     }
 
     /// Whether any monitor gets buffers.
     #[inline(always)]
     pub fn any_zero_copy(&self) -> bool {
-        self.has_zero_copy.load(Relaxed)
+        self.summary.load(Relaxed) & HAS_ZERO_COPY != 0
     }
 
     /// Whether there is any monitor.
@@ -275,12 +278,12 @@ impl MirrorSet {
             known.cloned().unwrap_or_else(|| Arc::new(mirror))
         };
         let new: Mirrors = Arc::new(new.into_iter().map(kept).collect());
-        self.has_copy.store(new.iter().any(|mirror| !mirror.zero_copy), Relaxed);
-        self.has_zero_copy.store(new.iter().any(|mirror| mirror.zero_copy), Relaxed);
+        let kinds = new.iter().map(|mirror| if mirror.zero_copy { HAS_ZERO_COPY } else { HAS_COPY });
+        let summary = kinds.fold(u64::from(status), |all, kind| all | kind);
         if let Some(mut list) = self.lock() {
             *list = new;
         }
-        self.status.store(status, Relaxed);
+        self.summary.store(summary, Relaxed);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use unetmap_sys::clock::spin_hint;
 use unetmap_sys::futex;
 
-use super::wakeup::{WAITS_ON_DOORBELL, WAITS_ON_FUTEX, take_wakeup};
+use super::wakeup::{WAITS_ON_DOORBELL, WAITS_ON_FUTEX, request_futex_wake, take_wakeup};
 use super::{ChannelWords, SharedRef};
 use crate::tuning::STORE_PROPAGATION_SPINS;
 
@@ -29,7 +29,7 @@ impl Waiter {
         self.words().wakeup_word(self.is_consumer)
     }
 
-    /// Whether the side sleeps on its doorbell. Relaxed: a hint.
+    /// Whether the side sleeps on its doorbell. Relaxed: a hint (O3).
     pub fn waits_on_doorbell(&self) -> bool {
         self.word().load(Ordering::Relaxed) == WAITS_ON_DOORBELL
     }
@@ -77,15 +77,15 @@ impl<'a> FutexWaitSet<'a> {
         let mut own = self.words;
         let all = own.iter_mut().filter_map(|entry| Some((entry.take()?, entry)));
         // A request left by an earlier sleep is replaced; another thread's futex wait on the word goes on.
-        // SeqCst: the requests are set before `idle` loads the positions.
-        let kept = all.filter(|(word, _)| word.swap(WAITS_ON_FUTEX, Ordering::SeqCst) != WAITS_ON_FUTEX);
-        kept.for_each(|(word, entry)| *entry = Some(word));
+        // Relaxed (O4): the word is the whole message.
+        let kept = all.filter(|(word, _)| word.swap(WAITS_ON_FUTEX, Ordering::Relaxed) != WAITS_ON_FUTEX);
+        request_futex_wake(|| kept.for_each(|(word, entry)| *entry = Some(word)));
         // The peers may run on other CPUs: a store that was in progress becomes visible meanwhile.
         (0..STORE_PROPAGATION_SPINS).for_each(|_| spin_hint());
         let own = || own.iter().copied().flatten();
         let woken = idle() && futex::wait_any(own(), WAITS_ON_FUTEX);
         for word in own() {
-            // Relaxed: withdraws the request, hands over nothing.
+            // Withdraws the request. Relaxed (O4).
             let _ = word.compare_exchange(WAITS_ON_FUTEX, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
         woken

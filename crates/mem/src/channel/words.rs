@@ -1,5 +1,6 @@
 //! The shared words of a channel: positions, wake-up requests, CPU numbers.
 
+#[cfg(not(loom))]
 use super::CHANNEL_BYTES;
 use crate::atomic::{
     AtomicU32, AtomicU64, Ordering, fence, fence_publisher, fence_registered_publisher, fence_sleeper,
@@ -8,6 +9,8 @@ use crate::pos::{Pos, Slots, Span};
 use crate::prefetch;
 use crate::slot::SlotValue;
 
+#[cfg(loom)]
+use super::wakeup::begin_futex_wait;
 use super::wakeup::{WAITS_ON_DOORBELL, take_wakeup};
 #[cfg(not(loom))]
 use super::wakeup::{WAITS_ON_FUTEX, futex_wait};
@@ -85,7 +88,7 @@ impl ChannelWords {
     #[inline(always)]
     pub fn publish(&self, to: Pos) {
         // An inline slot of an earlier round would match a position that comes again: a successor of the consumer may
-        // receive the last slot of this batch alone. Relaxed: the release store of `prod` orders it.
+        // receive the last slot of this batch alone. Relaxed (O1): the release store of `prod` orders it.
         self.producer.inline_tag.store(NO_INLINE_SLOT, Ordering::Relaxed);
         // Release: a consumer that reads this position sees the slots and buffers before it.
         self.producer.prod.store(to.raw(), Ordering::Release);
@@ -146,7 +149,7 @@ impl ChannelWords {
         slots.between(received, prod, slots.prev(held)).then_some(prod)
     }
 
-    /// Producer: returns the value of `cons` if it differs from `known`. Not validated. Relaxed: only a hint; the sync
+    /// Producer: returns the value of `cons` if it differs from `known`. Not validated. Relaxed: a hint (O3); the sync
     /// that follows loads it again with acquire.
     #[inline(always)]
     pub fn cons_if_moved(&self, known: Pos) -> Option<u32> {
@@ -154,7 +157,7 @@ impl ChannelWords {
         (raw != known.raw()).then_some(raw)
     }
 
-    /// Consumer: returns the value of `prod` if it differs from `received`. Not validated. Relaxed: only a hint; the
+    /// Consumer: returns the value of `prod` if it differs from `received`. Not validated. Relaxed: a hint (O3); the
     /// sync that follows loads it again with acquire.
     #[inline(always)]
     pub fn prod_if_moved(&self, received: Pos) -> Option<u32> {
@@ -175,13 +178,13 @@ impl ChannelWords {
         prefetch::for_write(&raw const self.producer);
     }
 
-    /// Consumer: the value of `prod`, not validated. Relaxed: for polling many channels; a hint only.
+    /// Consumer: the value of `prod`, not validated. Relaxed: a hint (O3), for polling many channels.
     #[inline(always)]
     pub fn raw_prod(&self) -> u32 {
         self.producer.prod.load(Ordering::Relaxed)
     }
 
-    /// Producer: the value of `cons`, not validated. Relaxed: for polling many channels; a hint only.
+    /// Producer: the value of `cons`, not validated. Relaxed: a hint (O3), for polling many channels.
     #[inline(always)]
     pub fn raw_cons(&self) -> u32 {
         self.consumer.cons.load(Ordering::Relaxed)
@@ -223,7 +226,7 @@ impl ChannelWords {
         fence_sleeper();
     }
 
-    // CPU numbers are hints for scheduling only, written and read in any order: all accesses are relaxed.
+    // CPU numbers are hints for scheduling only (O3), written and read in any order: all accesses are relaxed.
 
     /// Producer: records that it runs on CPU `cpu`.
     #[inline(always)]
@@ -290,6 +293,12 @@ impl ChannelWords {
         futex_wait(&self.consumer_wakeup.0, same_cpu, || self.prod_if_moved(received).is_none());
     }
 
+    /// For the model checker: the consumer's request at the beginning of a futex wait.
+    #[cfg(loom)]
+    pub fn consumer_begin_futex_wait(&self) -> bool {
+        begin_futex_wait(&self.consumer_wakeup.0)
+    }
+
     /// Producer that has no work while `cons` is `known`: futex wait until `cons` moves, at most 5 ms. `same_cpu` as
     /// above.
     #[cfg(not(loom))]
@@ -297,8 +306,8 @@ impl ChannelWords {
         futex_wait(&self.producer_wakeup.0, same_cpu, || self.cons_if_moved(known).is_none());
     }
 
-    /// Producer: whether the consumer is in a futex wait on CPU `cpu`. Relaxed: a missed waiter wakes up by its time
-    /// limit.
+    /// Producer: whether the consumer is in a futex wait on CPU `cpu`. Relaxed: a hint (O3); a missed waiter wakes up by its
+    /// time limit.
     #[cfg(not(loom))]
     #[inline]
     pub(super) fn consumer_futex_waits_on(&self, cpu: u32) -> bool {
@@ -314,13 +323,13 @@ impl ChannelWords {
             && self.producer.cpu.load(Ordering::Relaxed) == cpu + 1
     }
 
-    /// Whether the producer waits, on its futex or its doorbell. Relaxed: a hint.
+    /// Whether the producer waits, on its futex or its doorbell. Relaxed: a hint (O3).
     #[inline]
     pub fn producer_waits(&self) -> bool {
         self.producer_wakeup.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether the consumer waits, on its futex or its doorbell. Relaxed: a hint.
+    /// Whether the consumer waits, on its futex or its doorbell. Relaxed: a hint (O3).
     #[inline]
     pub fn consumer_waits(&self) -> bool {
         self.consumer_wakeup.0.load(Ordering::Relaxed) != 0
@@ -353,6 +362,7 @@ impl ChannelWords {
     #[cfg(not(loom))]
     #[inline]
     pub(super) fn consumer_waits_on_doorbell(&self) -> bool {
+        // Relaxed (O6): behind the fence.
         fence_publisher();
         self.consumer_wakeup.0.load(Ordering::Relaxed) == WAITS_ON_DOORBELL
     }
