@@ -111,7 +111,7 @@ fn a_missing_capability_or_limit_is_named() {
     });
 }
 
-/// Checks that opening `spec` is refused with this message if the daemon runs without the kernel feature `what`.
+/// Checks that opening `spec` is refused with a message that begins so if the daemon runs without the kernel feature `what`.
 #[track_caller]
 fn lacks(home: &Home, what: &str, spec: &str, wanted: &str) {
     let Some((_lab, near, _far)) = cable() else { return };
@@ -121,7 +121,8 @@ fn lacks(home: &Home, what: &str, spec: &str, wanted: &str) {
         command.arg(what).arg(program("unetmapd")).args(["--foreground", "--policy"]).arg(policy_file(home));
         let daemon = Guard::spawn(command.stderr(Stdio::null()));
         until("the daemon serves", || home.serves());
-        assert_eq!(refusal(&near, spec), format!("{spec}: {wanted}"));
+        let said = refusal(&near, spec);
+        assert!(said.starts_with(&format!("{spec}: {wanted}")), "{said}");
         assert!(home.snapshot().regions.is_empty());
         let links = near.ip(&["-o", "link"]).expect("a namespace");
         assert!(!links.contains("nmh"), "{links}");
@@ -135,7 +136,7 @@ fn lacks(home: &Home, what: &str, spec: &str, wanted: &str) {
 #[test]
 fn an_error_names_a_kernel_without_af_xdp() {
     isolated(|home| {
-        let wanted = "this kernel has no AF_XDP sockets (it needs CONFIG_XDP_SOCKETS, Linux 5.11 or newer)";
+        let wanted = "this kernel has no AF_XDP sockets: interfaces need Linux 5.11 or newer with CONFIG_XDP_SOCKETS, ";
         lacks(home, "af_xdp", "netmap:va", wanted);
     });
 }
@@ -144,7 +145,7 @@ fn an_error_names_a_kernel_without_af_xdp() {
 #[test]
 fn an_error_names_a_kernel_without_tcx() {
     isolated(|home| {
-        let wanted = "host rings need Linux 6.6 or newer (tcx); this kernel has no tcx";
+        let wanted = "host rings need Linux 6.6 or newer";
         lacks(home, "links", "netmap:va^", wanted);
     });
 }

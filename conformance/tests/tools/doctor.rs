@@ -135,6 +135,78 @@ fn the_report_agrees_with_opening_veth_loopback_and_tunnels() {
     });
 }
 
+/// What `ip` and the kernel say about the interface.
+fn condition(ns: &Ns, name: &str) -> String {
+    let link = ns.ip(&["-d", "link", "show", name]).expect("it is there");
+    let queues =
+        ns.tool("sh", &["-c", &format!("ls /sys/class/net/{name}/queues 2>/dev/null; true")]).expect("a shell");
+    link + &queues
+}
+
+#[test]
+fn an_unused_interface_is_tried_and_left_as_it_was() {
+    isolated(|_| {
+        with_cable(|ns| {
+            let before = condition(ns, "va");
+            let tried = opinion(ns, "va")["interfaces"][0]["tried"].clone();
+            assert_eq!(tried["copy"], "ok", "{tried}");
+            assert_eq!(condition(ns, "va"), before);
+            // Not where it could disturb somebody.
+            let untested = |why: &str| {
+                let report = opinion(ns, "va");
+                let nic = &report["interfaces"][0];
+                let text = nic["checks"].to_string();
+                assert!(nic["tried"].is_null() && text.contains("untested") && text.contains(why), "{why}: {report}");
+            };
+            ns.ip(&["addr", "add", "10.7.0.1/24", "dev", "va"]).unwrap();
+            untested("carries an address");
+            ns.ip(&["route", "add", "default", "dev", "va"]).unwrap();
+            untested("carries the default route");
+            ns.ip(&["addr", "flush", "dev", "va"]).unwrap();
+            ns.ip(&["link", "add", "link", "va", "name", "va.7", "type", "vlan", "id", "7"]).unwrap();
+            untested("va.7 is on top of it");
+            ns.ip(&["link", "del", "va.7"]).unwrap();
+            ns.ip(&["link", "add", "br0", "type", "bridge"]).unwrap();
+            ns.ip(&["link", "set", "va", "master", "br0"]).unwrap();
+            untested("belongs to a bridge or a bond");
+            ns.ip(&["link", "set", "va", "nomaster"]).unwrap();
+            assert_eq!(opinion(ns, "va")["interfaces"][0]["tried"]["copy"], "ok");
+            let port = open(ns, "va").expect("nothing uses it");
+            assert!(opinion(ns, "va")["interfaces"][0]["tried"].is_null(), "a port is open");
+            drop(port);
+        });
+    });
+}
+
+#[test]
+fn a_report_names_what_a_developer_needs_and_nothing_private() {
+    isolated(|_| {
+        with_cable(|ns| {
+            ns.ip(&["link", "set", "va", "address", "02:aa:bb:cc:dd:ee"]).unwrap();
+            let port = open(ns, "vb").expect("nothing uses it");
+            let output = doctor(ns, &["--report", "va"]);
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success(), "{output:?}");
+            for part in
+                ["kernel: ", "driver: veth", "mac: 02:aa:bb:...", "vb, nic, ", "bus: ", "offloads: ", "left_out: "]
+            {
+                assert!(text.contains(part), "{part}: {text}");
+            }
+            let host = fs::read_to_string("/proc/sys/kernel/hostname").expect("it has a name");
+            let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            assert!(!text.contains("cc:dd:ee") && !words(&text).contains(&host.trim().to_owned()), "{text}");
+            let report: Value =
+                serde_json::from_slice(&doctor(ns, &["--report", "va", "--json"]).stdout).expect("JSON");
+            assert_eq!(report["interface"]["tried"]["copy"], "ok", "{report}");
+            assert_eq!(report["daemons"].as_array().map(Vec::len), Some(1), "{report}");
+            // Without an interface nothing is said about any.
+            let report: Value = serde_json::from_slice(&doctor(ns, &["--report", "--json"]).stdout).expect("JSON");
+            assert!(report["interface"].is_null() && report["machine"]["kernel"].is_string(), "{report}");
+            drop(port);
+        });
+    });
+}
+
 #[test]
 fn the_report_names_the_data_path_of_a_veth_with_few_or_many_queues() {
     isolated(|_| {
@@ -267,4 +339,13 @@ fn all_interfaces_are_listed_in_a_table() {
             }
         });
     });
+}
+
+/// README's table is printed by the program; after a change of the table, copy it from there.
+#[test]
+fn the_readme_has_the_table_of_kernels() {
+    let output = Command::new(program("unetmap")).args(["doctor", "--kernels"]).output().expect("it runs");
+    let table = String::from_utf8(output.stdout).expect("text");
+    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).expect("the README");
+    assert!(table.lines().count() > 4 && readme.contains(&table), "README.md lacks:\n{table}");
 }

@@ -43,6 +43,7 @@ use unetmap_core::errno::{EBUSY, EEXIST, EIO, ENODEV, EPERM};
 use unetmap_core::sync::mirror::MonitorList;
 use unetmap_sys::Doorbell;
 use unetmap_sys::fuse::{self, Device, Op};
+use unetmap_sys::kernel;
 use unetmap_sys::socket::Peer;
 
 use crate::caller::Caller;
@@ -305,7 +306,10 @@ impl Nodes {
 
 /// Creates the directory, and mounts there.
 fn create_first_mount(folder: &Path) -> Result<Device, Refusal> {
-    fuse::check_available().map_err(|e| failed("/dev/fuse (modprobe fuse)", e))?;
+    fuse::check_available().map_err(|e| match kernel::NODE.is_newer_than_kernel() {
+        true => Refusal { errno: ENODEV, why: kernel::NODE.refusal(), option: None },
+        false => failed("/dev/fuse (modprobe fuse)", e),
+    })?;
     // A mount there was left by a daemon that was killed: no other program mounts beside this socket.
     while fuse::is_unetmap_mount(folder).map_err(|e| failed("/proc/self/mountinfo", e))? {
         fuse::detach(folder).map_err(|e| failed("unmounting what an earlier daemon left", e))?;
@@ -336,10 +340,7 @@ fn create_mount(folder: &Path) -> Result<Device, Refusal> {
             let _ = fuse::detach(folder);
             match other {
                 Err(e) => Err(failed("the kernel's FUSE", e)),
-                Ok(_) => refuse(
-                    ENODEV,
-                    "this kernel's FUSE cannot share memory: the node needs Linux 6.9 with CONFIG_FUSE_PASSTHROUGH",
-                ),
+                Ok(_) => refuse(ENODEV, kernel::NODE.refusal()),
             }
         }
     }
@@ -352,10 +353,10 @@ fn negotiate(dev: &Device) -> io::Result<bool> {
     let Some(fuse::Request { unique, op: Op::Init { offered }, .. }) = fuse::Request::parse(bytes) else {
         return Err(io::Error::other("the kernel's first message is not INIT"));
     };
-    dev.reply_init(unique, offered)?;
     if !offered.passthrough() {
         return Ok(false);
     }
+    dev.reply_init(unique, offered)?;
     // The kernel may refuse this though it permits mounting.
     let backing = dev.open_backing(UserArena::new()?.as_fd())?;
     dev.close_backing(backing);

@@ -88,7 +88,6 @@ struct InitIn {
     minor: u32,
     max_readahead: u32,
     flags: u32,
-    flags2: u32,
 }
 
 #[derive(FromBytes, Immutable, KnownLayout)]
@@ -319,8 +318,10 @@ impl<'a> Request<'a> {
             15 | 16 => Op::ReadWrite,
             18 => Op::Release { fh: number(0)? },
             26 => {
-                let (init, _) = InitIn::read_from_prefix(body).ok()?;
-                let flags = u64::from(init.flags) | u64::from(init.flags2) << 32;
+                let (init, rest) = InitIn::read_from_prefix(body).ok()?;
+                // Kernels before 5.17 send no second word of flags.
+                let flags2 = u32::read_from_prefix(rest).map_or(0, |(word, _)| word);
+                let flags = u64::from(init.flags) | u64::from(flags2) << 32;
                 // Without the flag the second word is undefined.
                 let flags = if flags & INIT_EXT == 0 { flags & u64::from(u32::MAX) } else { flags };
                 let minor = if init.major == MAJOR { init.minor } else { 0 };

@@ -17,6 +17,7 @@ pub mod event;
 pub mod eventfd;
 pub mod fuse;
 pub mod futex;
+pub mod kernel;
 pub mod link;
 pub mod map;
 pub mod memfd;

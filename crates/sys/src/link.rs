@@ -13,21 +13,25 @@ use rustix::io::Errno;
 use crate::tuning::LINK_LIST_TRIES;
 
 mod ethtool;
+mod hardware;
 mod netlink;
 mod netns_watch;
 pub mod ntuple;
 mod route;
 mod rss;
+mod usage;
 pub mod veth;
 
 pub use ethtool::{
     ChannelSettings, Channels, DriverInfo, channel_settings, channels, disable_tx_checksum_offload,
     disable_tx_vlan_offload, driver,
 };
+pub use hardware::{RingSizes, Timestamping, offloads, ring_sizes, timestamping};
 use netlink::{Message, Socket, attributes, number, push_attribute, text};
 pub use netns_watch::{NetnsLinkEvent, NetnsLinkWatch, Nsid};
 pub use route::default_routes;
 pub use rss::{Rss, rss, set_rss};
+pub use usage::{Usage, usage};
 
 /// Bytes of `struct ifinfomsg`, the header of every message about an interface.
 const IFINFOMSG: usize = 16;

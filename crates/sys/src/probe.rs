@@ -1,5 +1,5 @@
 //! Probes: which privileged operations this process may perform, and the names of loaded BPF programs. A probe leaves
-//! nothing behind, and changes no interface that is in use.
+//! nothing behind; all but [`try_queue`] change no interface.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -9,7 +9,15 @@ use std::thread;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 #[cfg(feature = "bpf")]
+use crate::tcx::Tcx;
+#[cfg(feature = "bpf")]
 use crate::xdp::{Mode, Xdp};
+use crate::xsk::{self, BusyPoll};
+
+#[cfg(feature = "bpf")]
+mod queue;
+#[cfg(feature = "bpf")]
+pub use queue::{QueueTrial, try_queue};
 
 /// Values of `enum bpf_cmd`.
 const PROG_LOAD: libc::c_int = 5;
@@ -104,15 +112,36 @@ pub fn xdp_program() -> io::Result<()> {
 /// `EPERM`: no `CAP_SYS_ADMIN` for the namespace, or a privilege that [`xdp_program`] needs; else as [`Xdp::attach`].
 #[cfg(feature = "bpf")]
 pub fn xdp_link() -> io::Result<()> {
-    let inside = || {
-        // SAFETY: K7: only this thread, which exits after the call, changes its namespace.
-        match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
-            0 => Xdp::attach(LO, 1, Mode::Generic).map(drop),
-            _ => Err(io::Error::last_os_error()),
-        }
+    in_new_namespace(|| Xdp::attach(LO, 1, Mode::Generic).map(drop))
+}
+
+/// Attaches the tcx program of host rings to `lo` of a new network namespace.
+///
+/// # Errors
+/// As [`xdp_link`] and [`Tcx::attach`].
+#[cfg(feature = "bpf")]
+pub fn tcx_link() -> io::Result<()> {
+    in_new_namespace(|| Tcx::attach(LO).map(drop))
+}
+
+/// Calls `inside` in a new network namespace, in a thread of its own.
+#[cfg(feature = "bpf")]
+fn in_new_namespace(inside: fn() -> io::Result<()>) -> io::Result<()> {
+    // SAFETY: K7: only this thread, which exits after the call, changes its namespace.
+    let enter_and_call = move || match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
+        0 => inside(),
+        _ => Err(io::Error::last_os_error()),
     };
-    let thread = thread::Builder::new().name("probe".into()).spawn(inside)?;
+    let thread = thread::Builder::new().name("probe".into()).spawn(enter_and_call)?;
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Sets busy polling on a socket that is not bound.
+///
+/// # Errors
+/// As [`xsk::try_busy_poll`].
+pub fn busy_poll() -> io::Result<()> {
+    xsk::try_busy_poll(BusyPoll::new(1, 1).ok_or(io::ErrorKind::InvalidInput)?)
 }
 
 /// Returns the name of a loaded BPF program, at most 15 bytes; empty if it has none.
@@ -138,6 +167,7 @@ pub fn program_name(id: u32) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel;
 
     #[test]
     fn probes_succeed_or_lack_a_privilege() {
@@ -146,11 +176,20 @@ mod tests {
             ("program", xdp_program()),
             #[cfg(feature = "bpf")]
             ("link", xdp_link()),
+            ("busy poll", busy_poll()),
+            #[cfg(feature = "bpf")]
+            ("host rings", tcx_link()),
         ] {
             match result {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     eprintln!("skipped, {what}: {error}");
+                }
+                Err(error) if what == "busy poll" && kernel::BUSY_POLL.is_newer_than_kernel() => {
+                    eprintln!("{what}: {error}")
+                }
+                Err(error) if what == "host rings" && kernel::HOST_RINGS.is_newer_than_kernel() => {
+                    eprintln!("{what}: {error}")
                 }
                 Err(error) => panic!("{what}: {error}"),
             }

@@ -3,7 +3,7 @@
 //! ```text
 //! gather   queries the kernel and the daemon   machine::Facts, nic::Facts
 //! check    pure functions of the facts         a list of checks, the data path
-//! print    as text, or as JSON
+//! print    as text, or as JSON; `report` prints what belongs to a report of a bug
 //! ```
 //! A check that needs a privilege which this process lacks is unknown, not missing.
 
@@ -17,6 +17,7 @@ use unetmap_sys::link;
 mod gather;
 mod machine;
 mod nic;
+mod report;
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -114,25 +115,39 @@ pub(crate) fn interface(name: &str) -> Result<String, String> {
     }
 }
 
+/// What is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Output {
+    /// JSON instead of text.
+    pub(crate) json: bool,
+    /// The report of a bug instead of the checks.
+    pub(crate) report: bool,
+}
+
 /// Checks the machine and one interface, or all, and prints the report. Returns the exit status.
-pub(crate) fn run(interface: Option<&str>, json: bool) -> Result<u8, String> {
+pub(crate) fn run(interface: Option<&str>, output: Output) -> Result<u8, String> {
     let machine = gather::machine();
-    let links = match interface {
+    let link = interface.map(gather::link).transpose()?;
+    let links = match &link {
+        // A report of a bug contains nothing about interfaces that were not named.
+        None if output.report => vec![],
         None => link::all().map_err(|e| format!("doctor: the interfaces: {e}"))?,
-        Some(name) => vec![gather::link(name)?],
+        Some(link) => vec![link.clone()],
     };
     let facts = links.into_iter().map(|link| gather::nic(link, &machine, interface.is_some()));
     let interfaces: Vec<_> = facts.map(|facts| nic::check(&facts, machine.kernel())).collect();
     let checks = machine::check(&machine);
     let ok = !checks.iter().any(Check::blocks) && (interface.is_none() || interfaces.iter().all(|nic| nic.ok));
-    let report = Report { kernel: machine.release, ok, checks, interfaces };
-    let text = if json {
-        serde_json::to_string(&report).map_err(|e| format!("doctor: {e}"))? + "\n"
-    } else {
-        text(&report, interface.is_some())
+    let found = Report { kernel: machine.release.clone(), ok, checks, interfaces };
+    let json = |value: serde_json::Result<String>| value.map(|text| text + "\n").map_err(|e| format!("doctor: {e}"));
+    let text = match (output.report, output.json) {
+        (false, false) => text(&found, interface.is_some()),
+        (false, true) => json(serde_json::to_string(&found))?,
+        (true, false) => report::text(&report::build(&machine, &found, link.as_ref())),
+        (true, true) => json(serde_json::to_string(&report::build(&machine, &found, link.as_ref())))?,
     };
     crate::print("doctor", &text)?;
-    Ok(u8::from(!ok))
+    Ok(u8::from(!ok && !output.report))
 }
 
 /// Formats the report as text, in detail if it is about one interface.
@@ -142,7 +157,10 @@ fn text(report: &Report, single_interface: bool) -> String {
         text += &format!("\nInterfaces\n{}", table(&report.interfaces));
         let verdict = match report.ok {
             true => "Interfaces can be opened; `unetmap doctor IF` prints the details of one.".into(),
-            false => format!("Interfaces cannot be opened: see {} above.", blocking(&report.checks)),
+            false => format!(
+                "Interfaces cannot be opened: see {} above. Pipes and switches between programs need none of this.",
+                blocking(&report.checks)
+            ),
         };
         return format!("{text}\n{verdict}\n");
     }
@@ -151,7 +169,10 @@ fn text(report: &Report, single_interface: bool) -> String {
         // Writes to a String cannot fail.
         let _ = write!(text, "\nnetmap:{name}\n{}\n", lines(&nic.checks));
         text += &match (report.ok, nic.data_path) {
-            (true, Some(data_path)) => format!("netmap:{name} can be opened: {data_path}.\n"),
+            (true, Some(data_path)) => {
+                let untested = if nic.is_tested() { "" } else { " (untested)" };
+                format!("netmap:{name} can be opened: {data_path}{untested}.\n")
+            }
             (true, None) => format!("netmap:{name} can be opened.\n"),
             (false, _) => {
                 let see = blocking(report.checks.iter().chain(&nic.checks));
@@ -242,7 +263,7 @@ mod tests {
         let checks = vec![Check::ok("barrier", "x"), Check::missing("AF_XDP", "none\u{1b}").fix("do this")];
         let mut report = Report { kernel: "6.1.0".into(), ok: false, checks, interfaces: vec![] };
         assert_eq!(text(&report, true), "Linux 6.1.0\nok       barrier  x\nmissing  AF_XDP   none? (do this)\n");
-        assert!(text(&report, false).ends_with("Interfaces cannot be opened: see AF_XDP above.\n"));
+        assert!(text(&report, false).contains("Interfaces cannot be opened: see AF_XDP above. Pipes"));
         report.ok = true;
         let end = "Interfaces can be opened; `unetmap doctor IF` prints the details of one.\n";
         assert!(text(&report, false).ends_with(end));

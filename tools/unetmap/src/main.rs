@@ -212,14 +212,22 @@ struct SetArgs {
 
 /// Check what this machine and its interfaces support, and print how to fix what is missing.
 ///
-/// Opens no port and changes nothing. Without an interface: checks the machine, and lists all interfaces in a table. The
-/// exit status is 0 if a port could be opened, 1 if a requirement is missing. Checks that this user has no permission to
-/// make are reported as unknown.
+/// Without an interface: checks the machine, and lists all interfaces in a table; changes nothing. With an interface that
+/// nothing uses: also opens one of its queues as a port would, for a moment. The exit status is 0 if a port could be opened,
+/// 1 if a requirement is missing. Checks that this user has no permission to make are reported as unknown.
 #[derive(Debug, Args)]
 struct DoctorArgs {
     /// An interface of this network namespace, or a port on one (netmap:IF)
     #[arg(value_name = "IF", value_parser = doctor::interface)]
     interface: Option<String>,
+
+    /// Print the kernel version that each feature needs, as a Markdown table
+    #[arg(long, conflicts_with_all = ["interface", "json", "report"])]
+    kernels: bool,
+
+    /// Print what to attach to a report of a bug: this machine, the daemon and IF, without private things
+    #[arg(long)]
+    report: bool,
 
     /// Print one JSON object: kernel, ok, checks, interfaces
     #[arg(long)]
@@ -324,7 +332,10 @@ fn main() -> ExitCode {
         }
         Command::Get(args) => knobs::get(args.knob.as_deref(), args.json),
         Command::Set(args) => knobs::set(&args.knob, args.value, args.json),
-        Command::Doctor(args) => doctor::run(args.interface.as_deref(), args.json),
+        Command::Doctor(args) if args.kernels => print("doctor", &unetmap_sys::kernel::table()),
+        Command::Doctor(args) => {
+            doctor::run(args.interface.as_deref(), doctor::Output { json: args.json, report: args.report })
+        }
         Command::Capture(args) => capture::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Run(args) => run::run(&args.program, args.force),

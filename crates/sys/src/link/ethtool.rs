@@ -51,6 +51,10 @@ pub struct DriverInfo {
     pub name: String,
     /// Its version; the kernel's if it has none.
     pub version: String,
+    /// Version of the device's firmware; empty if the driver reports none.
+    pub firmware: String,
+    /// Where the device is, for instance `0000:01:00.0`; empty if the driver reports nothing.
+    pub bus: String,
 }
 
 /// `struct ethtool_channels`.
@@ -81,7 +85,9 @@ struct GetDriver {
     command: u32,
     driver: [u8; 32],
     version: [u8; 32],
-    rest: [u8; 128],
+    firmware: [u8; 32],
+    bus: [u8; 32],
+    rest: [u8; 64],
 }
 
 const _: () = assert!(size_of::<Value>() == 8 && size_of::<GetChannels>() == 36 && size_of::<GetDriver>() == 196);
@@ -113,11 +119,23 @@ pub fn channel_settings(name: &str) -> io::Result<Option<ChannelSettings>> {
 /// # Errors
 /// `ENODEV`: no such interface.
 pub fn driver(name: &str) -> io::Result<Option<DriverInfo>> {
-    let mut get = GetDriver { command: ETHTOOL_GDRVINFO, driver: [0; 32], version: [0; 32], rest: [0; 128] };
+    let mut get = GetDriver {
+        command: ETHTOOL_GDRVINFO,
+        driver: [0; 32],
+        version: [0; 32],
+        firmware: [0; 32],
+        bus: [0; 32],
+        rest: [0; 64],
+    };
     // SAFETY: K5: ETHTOOL_GDRVINFO writes a `struct ethtool_drvinfo`.
     let supported = unsafe { ethtool(name, &mut get) }?;
     let text = super::text;
-    Ok(supported.then(|| DriverInfo { name: text(&get.driver), version: text(&get.version) }))
+    Ok(supported.then(|| DriverInfo {
+        name: text(&get.driver),
+        version: text(&get.version),
+        firmware: text(&get.firmware),
+        bus: text(&get.bus),
+    }))
 }
 
 /// Disables checksum offload and segmentation offload for transmission (`ethtool -K NAME tx off`), so that frames

@@ -4,20 +4,25 @@ use std::fs;
 
 use serde_json::Value;
 use unetmap_sys::link::{self, Channels, Link};
-use unetmap_sys::{barrier, probe, process};
+use unetmap_sys::probe::{self, QueueTrial};
+use unetmap_sys::{barrier, kernel, process};
 
-use super::machine::{self, Daemon, OpenPort, Privileges};
+use super::machine::{self, BPF, Daemon, NET_ADMIN, NET_RAW, OpenPort, Privileges, SYS_ADMIN};
 use super::nic::{self, Holder, Program};
 
 /// Collects the facts about the machine.
 pub(super) fn machine() -> machine::Facts {
     let snapshots = unetmap::snapshots().map_err(|e| e.to_string());
     machine::Facts {
-        release: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+        release: kernel::release(),
         barrier: barrier::register(),
         socket: probe::xdp_socket(),
         program: probe::xdp_program(),
         link: probe::xdp_link(),
+        tried: vec![
+            (&kernel::BUSY_POLL, NET_RAW | NET_ADMIN, probe::busy_poll()),
+            (&kernel::HOST_RINGS, NET_ADMIN | BPF | SYS_ADMIN, probe::tcx_link()),
+        ],
         uid: process::uid(),
         own: privileges("self"),
         daemons: snapshots.map(|snapshots| snapshots.iter().map(|snapshot| daemon(snapshot)).collect()),
@@ -37,14 +42,14 @@ pub(super) fn link(name: &str) -> Result<Link, String> {
     }
 }
 
-/// Collects the facts about an interface. If `find_holder`, searches the open files of all processes for the holder of its
-/// XDP program.
-pub(super) fn nic(link: Link, machine: &machine::Facts, find_holder: bool) -> nic::Facts {
+/// Collects the facts about an interface. If `thorough`, opens a queue, and searches the open files of all processes for the
+/// holder of its XDP program.
+pub(super) fn nic(link: Link, machine: &machine::Facts, thorough: bool) -> nic::Facts {
     let system = machine.system_daemon();
     let port = system.and_then(|daemon| daemon.ports.iter().find(|port| port.interface == link.name)).cloned();
     let program = link.xdp.map(|attached| {
         let name = probe::program_name(attached.prog_id).ok().filter(|name| !name.is_empty());
-        let holder = if find_holder { holder(attached.prog_id) } else { None };
+        let holder = if thorough { holder(attached.prog_id) } else { None };
         let ours = match &holder {
             Some(holder) => system.is_some_and(|daemon| daemon.pid == holder.pid),
             // Without permission to read the daemon's open files, its snapshot and the program's name decide.
@@ -52,6 +57,10 @@ pub(super) fn nic(link: Link, machine: &machine::Facts, find_holder: bool) -> ni
         };
         Program { mode: attached.mode, id: attached.prog_id, name, holder, ours }
     });
+    let trial = match thorough {
+        true => trial(&link, machine, program.is_some(), port.is_some()),
+        false => Err("unetmap doctor IF tries it".into()),
+    };
     nic::Facts {
         driver: link::driver(&link.name).ok().flatten(),
         queues: link::channels(&link.name).unwrap_or(Channels { rx: 1, tx: 1 }),
@@ -59,8 +68,30 @@ pub(super) fn nic(link: Link, machine: &machine::Facts, find_holder: bool) -> ni
         features: link::xdp_features(link.index).ok().flatten(),
         program,
         port,
+        trial,
         uid: machine.uid,
         link,
+    }
+}
+
+/// Opens a queue as a port would, if nothing uses the interface; else the reason why not.
+fn trial(link: &Link, machine: &machine::Facts, has_program: bool, has_port: bool) -> Result<QueueTrial, String> {
+    let reason = if has_port {
+        Some("a port is open".into())
+    } else if has_program {
+        Some("an XDP program is attached".into())
+    } else if !link.up {
+        Some("the interface is down".into())
+    } else if link.mac.is_none() {
+        Some("it is no Ethernet interface".into())
+    } else if !machine.own.has(NET_RAW | NET_ADMIN | BPF) {
+        Some("this process lacks CAP_NET_RAW, CAP_NET_ADMIN or CAP_BPF".into())
+    } else {
+        link::usage(link.index).map_err(|e| e.to_string())?.map(|usage| usage.to_string())
+    };
+    match reason {
+        Some(reason) => Err(reason),
+        None => probe::try_queue(link.index).map_err(|e| e.to_string()),
     }
 }
 
@@ -70,7 +101,7 @@ fn read(path: &str) -> String {
 }
 
 /// Reads the privileges of a process from `/proc`.
-fn privileges(process: &str) -> Privileges {
+pub(super) fn privileges(process: &str) -> Privileges {
     Privileges {
         capabilities: effective(&read(&format!("/proc/{process}/status"))),
         locked: locked_limit(&read(&format!("/proc/{process}/limits"))),

@@ -1,49 +1,20 @@
 //! Checks of the machine: the kernel, the daemon, and the privileges of the process that opens interfaces.
 
-use std::fmt;
 use std::io;
 
-use super::{Check, State};
+use unetmap_sys::kernel::{self, Feature, Version};
 
-/// A kernel version: major and minor number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Kernel(pub(super) u32, pub(super) u32);
-
-impl Kernel {
-    /// The first version with the AF_XDP features that are required.
-    const INTERFACES: Kernel = Kernel(5, 11);
-    /// The first version with frames of several buffers.
-    pub(super) const FRAGS: Kernel = Kernel(6, 6);
-
-    /// Parses the version at the beginning of a release such as `6.1.0-18-amd64`.
-    pub(super) fn parse(release: &str) -> Option<Kernel> {
-        let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-        Some(Kernel(numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-    }
-}
-
-impl fmt::Display for Kernel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.0, self.1)
-    }
-}
-
-/// The minimum version of each part, whether interfaces need it, and the names of the part and of its check.
-const PARTS: [(Kernel, bool, &str, &str); 3] = [
-    (Kernel(5, 10), true, "pipes", "kernel: pipes"),
-    (Kernel::INTERFACES, true, "interfaces", "kernel: interfaces"),
-    (Kernel::FRAGS, false, "frames of several buffers", "kernel: large frames"),
-];
+use super::Check;
 
 /// Bytes of locked packet buffers for the ports of one user, the daemon's default.
 const LOCKED: u64 = 64 << 20;
 
 /// Capabilities, as bits of `/proc/PID/status`.
-const NET_ADMIN: u64 = 1 << 12;
-const NET_RAW: u64 = 1 << 13;
+pub(super) const NET_ADMIN: u64 = 1 << 12;
+pub(super) const NET_RAW: u64 = 1 << 13;
 const IPC_LOCK: u64 = 1 << 14;
-const SYS_ADMIN: u64 = 1 << 21;
-const BPF: u64 = 1 << 39;
+pub(super) const SYS_ADMIN: u64 = 1 << 21;
+pub(super) const BPF: u64 = 1 << 39;
 
 /// Facts about the machine.
 #[derive(Debug)]
@@ -56,6 +27,8 @@ pub(super) struct Facts {
     pub(super) socket: io::Result<()>,
     pub(super) program: io::Result<()>,
     pub(super) link: io::Result<()>,
+    /// Attempts to use features of newer kernels, with the capabilities that they need.
+    pub(super) tried: Vec<(&'static Feature, u64, io::Result<()>)>,
     /// Effective user id of this process.
     pub(super) uid: u32,
     /// Privileges of this process.
@@ -71,6 +44,15 @@ pub(super) struct Privileges {
     pub(super) capabilities: Option<u64>,
     /// Limit of locked memory in bytes; `u64::MAX`: no limit.
     pub(super) locked: Option<u64>,
+}
+
+impl Privileges {
+    /// Whether it has all the capabilities `need`; false if they are unknown.
+    pub(super) fn has(&self, need: u64) -> bool {
+        // CAP_SYS_ADMIN includes CAP_BPF.
+        let all = self.capabilities.map(|has| has | if has & SYS_ADMIN != 0 { BPF } else { 0 });
+        all.is_some_and(|all| all & need == need)
+    }
 }
 
 /// A running daemon.
@@ -95,8 +77,8 @@ pub(super) struct OpenPort {
 }
 
 impl Facts {
-    pub(super) fn kernel(&self) -> Option<Kernel> {
-        Kernel::parse(&self.release)
+    pub(super) fn kernel(&self) -> Option<Version> {
+        Version::parse(&self.release)
     }
 
     /// Returns the daemon that opens interfaces, if it runs: root's.
@@ -116,7 +98,7 @@ impl Facts {
 
 /// Checks the machine.
 pub(super) fn check(facts: &Facts) -> Vec<Check> {
-    let mut checks: Vec<Check> = PARTS.iter().map(|part| kernel(facts.kernel(), part)).collect();
+    let mut checks: Vec<Check> = kernel::FEATURES.iter().map(|&feature| kernel(feature, facts)).collect();
     checks.push(match facts.barrier {
         true => Check::ok("membarrier", "only the waiting process pays for a wake-up").optional(),
         false => {
@@ -124,11 +106,10 @@ pub(super) fn check(facts: &Facts) -> Vec<Check> {
             Check::missing("membarrier", text).optional()
         }
     });
-    let own = facts.own.capabilities;
-    checks.push(attempt("AF_XDP sockets", "a socket was created", &facts.socket, own, NET_RAW));
-    checks.push(attempt("BPF programs", "a program was loaded", &facts.program, own, NET_ADMIN | BPF));
+    checks.push(attempt("AF_XDP sockets", "a socket was created", &facts.socket, facts, NET_RAW));
+    checks.push(attempt("BPF programs", "a program was loaded", &facts.program, facts, NET_ADMIN | BPF));
     let done = "a program was attached to lo of a temporary network namespace";
-    checks.push(attempt("XDP links", done, &facts.link, own, NET_ADMIN | BPF | SYS_ADMIN));
+    checks.push(attempt("XDP links", done, &facts.link, facts, NET_ADMIN | BPF | SYS_ADMIN));
     checks.push(daemon(facts));
     if let Some(privileges) = facts.opener() {
         checks.push(capabilities(privileges.capabilities));
@@ -137,28 +118,36 @@ pub(super) fn check(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-fn kernel(kernel: Option<Kernel>, part: &(Kernel, bool, &str, &'static str)) -> Check {
-    let &(least, needed, part, what) = part;
-    let (state, text) = match kernel {
-        Some(kernel) if kernel >= least => (State::Ok, format!("Linux {least} or newer")),
-        Some(_) => (State::Missing, format!("{part} need Linux {least} or newer")),
-        None => (State::Unknown, format!("{part} need Linux {least} or newer; the version cannot be read")),
+/// Checks that the kernel has a feature: by the attempt to use it, else by its version.
+fn kernel(feature: &'static Feature, facts: &Facts) -> Check {
+    let tried = facts.tried.iter().find(|(tried, ..)| *tried == feature);
+    let check = match (tried, facts.kernel()) {
+        (Some((.., Ok(()))), _) => Check::ok(feature.key, "tried"),
+        (Some((_, need, Err(e))), _) if e.kind() != io::ErrorKind::PermissionDenied || facts.own.has(*need) => {
+            Check::missing(feature.key, format!("{} ({e})", feature.requirement()))
+        }
+        (_, Some(version)) if version >= feature.least => {
+            Check::ok(feature.key, format!("Linux {} or newer", feature.least))
+        }
+        (_, Some(_)) => Check::missing(feature.key, feature.requirement()),
+        (_, None) => Check::unknown(feature.key, format!("{}; the version cannot be read", feature.requirement())),
     };
-    Check { needed, ..Check::new(what, state, text) }
+    if [&kernel::PIPES, &kernel::INTERFACES].contains(&feature) { check } else { check.optional() }
 }
 
-/// Evaluates an attempt that needs all the capabilities `need`; this process has `own`.
-fn attempt(what: &'static str, done: &str, result: &io::Result<()>, own: Option<u64>, need: u64) -> Check {
+/// Evaluates an attempt that needs all the capabilities `need`.
+fn attempt(what: &'static str, done: &str, result: &io::Result<()>, facts: &Facts, need: u64) -> Check {
     let Err(error) = result else { return Check::ok(what, done) };
-    // CAP_SYS_ADMIN includes CAP_BPF.
-    let has = own.map(|own| own | if own & SYS_ADMIN != 0 { BPF } else { 0 });
     match error.kind() {
-        io::ErrorKind::PermissionDenied if has.is_some_and(|has| has & need == need) => {
+        io::ErrorKind::PermissionDenied if facts.own.has(need) => {
             let why = "refused despite the capabilities: by a seccomp filter of a container, or a security module";
             Check::missing(what, why)
         }
         io::ErrorKind::PermissionDenied => {
             Check::unknown(what, "this process has no permission to test it").fix("run unetmap doctor as root")
+        }
+        _ if facts.kernel().is_some_and(|version| version < kernel::INTERFACES.least) => {
+            Check::missing(what, format!("this kernel is too old ({error})"))
         }
         _ => {
             let config = match what {
@@ -224,6 +213,7 @@ fn locked(privileges: Privileges) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::State;
 
     const ALL: u64 = (1 << 41) - 1;
 
@@ -238,6 +228,7 @@ mod tests {
             socket: Ok(()),
             program: Ok(()),
             link: Ok(()),
+            tried: vec![],
             uid: 0,
             own: privileges(ALL, u64::MAX),
             daemons: Ok(vec![]),
@@ -257,33 +248,41 @@ mod tests {
     }
 
     #[test]
-    fn releases_are_parsed_and_compared() {
-        for (release, kernel) in [
-            ("6.18.44-fc-v669", Some(Kernel(6, 18))),
-            ("5.10.0-9-amd64", Some(Kernel(5, 10))),
-            ("6.7-rc3", Some(Kernel(6, 7))),
-            ("6", None),
-            ("", None),
-            ("x.1", None),
-        ] {
-            assert_eq!(Kernel::parse(release), kernel, "{release}");
-        }
-        assert!(Kernel(6, 10) > Kernel(6, 9) && Kernel(5, 99) < Kernel(6, 0));
-    }
-
-    #[test]
-    fn each_part_has_a_minimum_kernel() {
-        for (release, missing) in [("5.9.1", 3), ("5.10.1", 2), ("5.11.0", 1), ("6.5.9", 1), ("6.6.0", 0), ("7.0.0", 0)]
+    fn each_feature_has_a_minimum_kernel() {
+        for (release, missing) in [("5.9.1", 7), ("5.10.1", 6), ("5.11.0", 4), ("6.5.9", 3), ("6.6.0", 1), ("7.0.0", 0)]
         {
             let facts = Facts { release: release.into(), ..facts() };
             let checks = check(&facts);
             let count = checks.iter().filter(|check| check.state == State::Missing).count();
             assert_eq!(count, missing, "{release}");
             let blocked = checks.iter().any(Check::blocks);
-            assert_eq!(blocked, Kernel::parse(release) < Some(Kernel(5, 11)), "{release}");
+            assert_eq!(blocked, Version::parse(release) < Some(Version(5, 11)), "{release}");
         }
         let unreadable = Facts { release: "?".into(), ..facts() };
         assert_eq!(find(&unreadable, "kernel: interfaces").state, State::Unknown);
+    }
+
+    #[test]
+    fn an_attempt_counts_more_than_the_version() {
+        let with = |release: &str, result| Facts {
+            release: release.into(),
+            tried: vec![(&kernel::HOST_RINGS, NET_ADMIN | BPF, result)],
+            ..facts()
+        };
+        let state = |facts: &Facts| find(facts, "kernel: host rings").state;
+        assert_eq!(state(&with("5.14.0-el9", Ok(()))), State::Ok, "a distribution added it");
+        assert_eq!(state(&with("6.12.0", refused(22))), State::Missing);
+        assert_eq!(state(&with("6.12.0", refused(1))), State::Missing);
+        let unprivileged = Facts { own: privileges(0, 0), ..with("6.12.0", refused(1)) };
+        assert_eq!(state(&unprivileged), State::Ok, "it could not be tried");
+        assert!(check(&with("6.12.0", refused(22))).iter().all(|check| !check.blocks()), "interfaces do not need it");
+    }
+
+    #[test]
+    fn an_old_kernel_is_not_blamed_on_its_build_options() {
+        let old = Facts { release: "5.10.0-32-amd64".into(), link: refused(22), ..facts() };
+        let check = find(&old, "XDP links");
+        assert!(check.fix.is_none() && check.text.starts_with("this kernel is too old"), "{check:?}");
     }
 
     #[test]

@@ -1,10 +1,14 @@
 //! Checks of an interface and its driver.
 
+use std::io;
+
 use serde::{Serialize, Serializer};
+use unetmap_sys::kernel::{self, Version};
 use unetmap_sys::link::{AttachedMode, ChannelSettings, Channels, DriverInfo, Link, XdpFeatures};
+use unetmap_sys::probe::QueueTrial;
 
 use super::Check;
-use super::machine::{Kernel, OpenPort};
+use super::machine::OpenPort;
 
 /// Bytes of a packet buffer, the daemon's default.
 const BUFFER: u32 = 2048;
@@ -30,6 +34,8 @@ pub(super) struct Facts {
     pub(super) program: Option<Program>,
     /// The open port of this name.
     pub(super) port: Option<OpenPort>,
+    /// What happened when a queue was opened as a port does it, or why that was not tried.
+    pub(super) trial: Result<QueueTrial, String>,
     /// Effective user id of this process.
     pub(super) uid: u32,
 }
@@ -83,7 +89,9 @@ pub(super) struct InterfaceReport {
     carrier: bool,
     pub(super) queues: Queues,
     pub(super) program: Option<Program>,
-    features: Option<Features>,
+    pub(super) features: Option<Features>,
+    /// What was tried; `None`: nothing.
+    pub(super) tried: Option<Tried>,
     /// The data path of the open port, else the one that a port would have; `None` if unknown.
     #[serde(rename = "way")]
     pub(super) data_path: Option<&'static str>,
@@ -93,6 +101,11 @@ pub(super) struct InterfaceReport {
 }
 
 impl InterfaceReport {
+    /// Whether a queue was opened, or a port is open.
+    pub(super) fn is_tested(&self) -> bool {
+        self.tried.is_some() || self.program.as_ref().is_some_and(|program| program.ours)
+    }
+
     pub(super) fn state(&self) -> &'static str {
         match (self.up, self.carrier) {
             (false, _) => "down",
@@ -119,7 +132,7 @@ pub(super) struct Queues {
 
 /// The driver's XDP features, with the kernel's names.
 #[derive(Debug, Serialize)]
-struct Features {
+pub(super) struct Features {
     basic: bool,
     redirect: bool,
     ndo_xmit: bool,
@@ -128,6 +141,32 @@ struct Features {
     rx_sg: bool,
     ndo_xmit_sg: bool,
     zc_max_segs: u32,
+}
+
+/// The kernel's answers when a queue was opened: `ok`, or the error; `None`: not tried.
+#[derive(Debug, Serialize)]
+pub(super) struct Tried {
+    queue: u32,
+    native: Option<String>,
+    generic: Option<String>,
+    zero_copy: Option<String>,
+    copy: Option<String>,
+}
+
+impl From<&QueueTrial> for Tried {
+    fn from(trial: &QueueTrial) -> Tried {
+        let answer = |result: &io::Result<()>| match result {
+            Ok(()) => "ok".to_owned(),
+            Err(e) => e.to_string(),
+        };
+        Tried {
+            queue: trial.queue,
+            native: Some(answer(&trial.native)),
+            generic: trial.generic.as_ref().map(answer),
+            zero_copy: trial.zero_copy.as_ref().map(answer),
+            copy: trial.copy.as_ref().map(answer),
+        }
+    }
 }
 
 impl From<XdpFeatures> for Features {
@@ -146,7 +185,7 @@ impl From<XdpFeatures> for Features {
 }
 
 /// Checks an interface. `kernel` is `None` if the version is unknown.
-pub(super) fn check(facts: &Facts, kernel: Option<Kernel>) -> InterfaceReport {
+pub(super) fn check(facts: &Facts, kernel: Option<Version>) -> InterfaceReport {
     let link = &facts.link;
     let (data_path, path_check) = data_path(facts);
     let mut checks = vec![identity(facts), state(link), mtu(link, facts.features, data_path, kernel), queues(facts)];
@@ -156,7 +195,7 @@ pub(super) fn check(facts: &Facts, kernel: Option<Kernel>) -> InterfaceReport {
     InterfaceReport {
         name: link.name.clone(),
         index: link.index,
-        driver: facts.driver.clone().map(|DriverInfo { name, version }| Driver { name, version }),
+        driver: facts.driver.clone().map(|DriverInfo { name, version, .. }| Driver { name, version }),
         kind: link.kind.clone(),
         mac: link.mac.map(mac),
         mtu: link.mtu,
@@ -170,6 +209,7 @@ pub(super) fn check(facts: &Facts, kernel: Option<Kernel>) -> InterfaceReport {
         },
         program: facts.program.clone(),
         features: facts.features.map(Features::from),
+        tried: facts.trial.as_ref().ok().map(Tried::from),
         data_path,
         ok: !checks.iter().any(Check::blocks),
         checks,
@@ -183,7 +223,7 @@ fn mac(bytes: [u8; 6]) -> String {
 fn identity(facts: &Facts) -> Check {
     let link = &facts.link;
     let driver = match &facts.driver {
-        Some(DriverInfo { name, version }) => format!("driver {name} {version}"),
+        Some(DriverInfo { name, version, .. }) => format!("driver {name} {version}"),
         None => "the driver reports no name".into(),
     };
     match link.mac {
@@ -208,7 +248,7 @@ fn state(link: &Link) -> Check {
 }
 
 /// Checks that the longest frames fit.
-fn mtu(link: &Link, features: Option<XdpFeatures>, data_path: Option<&str>, kernel: Option<Kernel>) -> Check {
+fn mtu(link: &Link, features: Option<XdpFeatures>, data_path: Option<&str>, kernel: Option<Version>) -> Check {
     let (mtu, frame) = (link.mtu, link.mtu.saturating_add(HEADER));
     if frame <= BUFFER {
         return Check::ok("MTU", format!("{mtu}: frames fit the default buffers of {BUFFER} bytes"));
@@ -218,9 +258,8 @@ fn mtu(link: &Link, features: Option<XdpFeatures>, data_path: Option<&str>, kern
     let one_segment = features.is_some_and(|features| features.zc_max_segs <= 1);
     match kernel {
         None => Check::unknown("MTU", format!("{long}, and the kernel version cannot be read")).fix(fix),
-        Some(kernel) if kernel < Kernel::FRAGS => {
-            let text = format!("{long}, and frames of several buffers need Linux {} or newer", Kernel::FRAGS);
-            Check::missing("MTU", text).fix(fix)
+        Some(version) if version < kernel::LARGE_FRAMES.least => {
+            Check::missing("MTU", format!("{long}, and {}", kernel::LARGE_FRAMES.requirement())).fix(fix)
         }
         Some(_) if data_path == Some(ZERO_COPY) && one_segment => {
             Check::missing("MTU", format!("{long}, and the driver's zero copy supports one buffer per frame")).fix(fix)
@@ -234,7 +273,9 @@ fn mtu(link: &Link, features: Option<XdpFeatures>, data_path: Option<&str>, kern
 
 fn queues(facts: &Facts) -> Check {
     let Channels { rx, tx } = facts.queues;
-    let check = Check::ok("queues", format!("{rx} receive, {tx} transmit: one ring per queue"));
+    let more = facts.trial.as_ref().ok().and_then(|trial| trial.queues_with_program);
+    let more = more.map_or(String::new(), |more| format!("; with a port open the driver has {more} receive queues"));
+    let check = Check::ok("queues", format!("{rx} receive, {tx} transmit: one ring per queue{more}"));
     let name = &facts.link.name;
     match facts.settings {
         Some(set) if set.max_combined > set.combined => {
@@ -275,7 +316,7 @@ fn program(facts: &Facts) -> Check {
         .fix(format!("ip link set dev {name} {option} off"))
 }
 
-/// Returns the data path and the reason. The order is the one in which the daemon tries the data paths.
+/// Returns the data path and the reason: of the open port, else by trial, else from the driver's features.
 fn data_path(facts: &Facts) -> (Option<&'static str>, Check) {
     const WHAT: &str = "data path";
     if let Some(port) = facts.port.as_ref().filter(|_| facts.program.as_ref().is_some_and(|p| p.ours)) {
@@ -284,12 +325,65 @@ fn data_path(facts: &Facts) -> (Option<&'static str>, Check) {
             return (Some(current), Check::ok(WHAT, format!("{current}, the data path of the open port")));
         }
     }
-    let Some(features) = facts.features else {
-        let text = "the kernel reports driver features only since Linux 6.3; the daemon tries native with zero copy, then \
-                    native with copy, then generic";
+    let untested = match &facts.trial {
+        Ok(trial) => {
+            let (path, check) = tested(WHAT, trial, facts);
+            return (path, if path == Some(GENERIC) { generic_fix(check, facts) } else { check });
+        }
+        Err(why) => why,
+    };
+    let Some((path, why)) = expected(facts) else {
+        let text = format!(
+            "untested ({untested}), and the kernel reports driver features only since Linux 6.3; the daemon tries native \
+             with zero copy, then native with copy, then generic"
+        );
         return (None, Check::unknown(WHAT, text).optional());
     };
-    let (path, why) = match features {
+    let check = Check::unknown(WHAT, format!("{path}: {why}; untested ({untested})")).optional();
+    (Some(path), if path == GENERIC { generic_fix(check, facts) } else { check })
+}
+
+/// Returns the data path that a trial found.
+fn tested(what: &'static str, trial: &QueueTrial, facts: &Facts) -> (Option<&'static str>, Check) {
+    let queue = trial.queue;
+    let program = trial.generic.as_ref().unwrap_or(&trial.native);
+    if let Err(e) = program {
+        return (None, Check::missing(what, format!("no XDP program can be attached: {e}")));
+    }
+    match (&trial.zero_copy, &trial.copy) {
+        (Some(Ok(())), _) => (Some(ZERO_COPY), Check::ok(what, format!("{ZERO_COPY}: tried on queue {queue}"))),
+        (_, Some(Err(e))) if e.kind() == io::ErrorKind::ResourceBusy => {
+            (None, Check::unknown(what, format!("untested: another AF_XDP socket holds queue {queue}")).optional())
+        }
+        (_, Some(Err(e))) => (None, Check::missing(what, format!("queue {queue} cannot be opened: {e}"))),
+        (zero_copy, _) => {
+            let (path, why) = match (&trial.native, zero_copy) {
+                (Err(e), _) => (GENERIC, format!("the driver refused the XDP program ({e})")),
+                (Ok(()), Some(Err(e))) => (COPY, zero_copy_refusal(e, facts)),
+                (Ok(()), _) if facts.features.is_none() => (COPY, kernel::ZERO_COPY.requirement()),
+                (Ok(()), _) => (COPY, "the driver does not support zero copy".to_owned()),
+            };
+            (Some(path), Check::ok(what, format!("{path}: tried on queue {queue}; {why}")))
+        }
+    }
+}
+
+/// Says why the driver refused zero copy although it supports it.
+fn zero_copy_refusal(e: &io::Error, facts: &Facts) -> String {
+    let is_virtio = facts.driver.as_ref().is_some_and(|driver| driver.name == "virtio_net");
+    let hint = match e.kind() {
+        io::ErrorKind::InvalidInput if is_virtio => {
+            ": the device must have VIRTIO_F_ACCESS_PLATFORM, QEMU's iommu_platform=on"
+        }
+        _ => "",
+    };
+    format!("the driver refused zero copy ({e}){hint}")
+}
+
+/// Returns the data path that the driver's features promise, and why. The order is the one in which the daemon tries
+/// the data paths.
+fn expected(facts: &Facts) -> Option<(&'static str, &'static str)> {
+    Some(match facts.features? {
         XdpFeatures { basic: false, .. } if facts.link.kind.as_deref() == Some("veth") => {
             (GENERIC, "this end of the veth pair has fewer receive queues than the other end has transmit queues")
         }
@@ -302,17 +396,21 @@ fn data_path(facts: &Facts) -> (Option<&'static str>, Check) {
         }
         XdpFeatures { zerocopy: true, .. } => (ZERO_COPY, "the driver uses the port's buffers directly"),
         _ => (COPY, "the driver does not support zero copy, so the kernel copies each packet"),
-    };
-    let check = Check::ok(WHAT, format!("{path}: {why}"));
+    })
+}
+
+/// Adds what makes a faster data path possible.
+fn generic_fix(check: Check, facts: &Facts) -> Check {
     let name = &facts.link.name;
-    let check = match (path, facts.link.kind.as_deref()) {
-        (GENERIC, _) if features.basic && features.redirect => {
+    match facts.features {
+        Some(features) if features.basic && features.redirect => {
             check.fix(format!("ip link set dev {name} mtu {NATIVE_MTU}"))
         }
-        (GENERIC, Some("veth")) => check.fix(format!("add receive queues: ethtool -L {name} rx N")),
+        _ if facts.link.kind.as_deref() == Some("veth") => {
+            check.fix(format!("add receive queues: ethtool -L {name} rx N"))
+        }
         _ => check,
-    };
-    (Some(path), check)
+    }
 }
 
 /// Checks for features that the driver lacks.

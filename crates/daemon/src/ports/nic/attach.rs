@@ -6,7 +6,7 @@ use std::sync::Arc;
 use unetmap_core::errno::{EBUSY, ENOMEM, EOPNOTSUPP, EPERM};
 use unetmap_sys::link::{self, AttachedXdp};
 use unetmap_sys::xdp::{Mark, Mode, Xdp};
-use unetmap_sys::{probe, process};
+use unetmap_sys::{kernel, probe, process};
 
 use super::filter::refuse_filter;
 use super::settings::StoredFilter;
@@ -57,6 +57,7 @@ impl Nic {
             Some(libc_errno::EPERM) => {
                 refuse(EPERM, "the daemon may not attach XDP programs: it needs CAP_NET_ADMIN and CAP_BPF")
             }
+            _ if kernel::INTERFACES.is_newer_than_kernel() => refuse(EOPNOTSUPP, kernel::INTERFACES.refusal()),
             _ => refuse(EOPNOTSUPP, format!("no XDP program can be attached: {e} (unetmap doctor {name} says more)")),
         })?;
         let mut xdp = xdp;

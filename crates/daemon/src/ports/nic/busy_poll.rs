@@ -7,6 +7,7 @@ use std::io;
 
 use serde::Serialize;
 use unetmap_core::errno::{EINVAL, ENXIO, EOPNOTSUPP, EPERM};
+use unetmap_sys::kernel;
 use unetmap_sys::link::Link;
 use unetmap_sys::xsk::{self, BusyPoll};
 
@@ -16,6 +17,9 @@ use crate::caller::Caller;
 use crate::policy::Access;
 use crate::ports::{Daemon, PortKey};
 use crate::refusal::{Refusal, refuse};
+
+/// The kernel does not have the option.
+const ENOPROTOOPT: i32 = 92;
 
 /// The setting in JSON: microseconds, and packets of one poll.
 #[derive(Serialize)]
@@ -81,9 +85,7 @@ fn out_of_bounds<T>(usec: u32, budget: u32) -> Result<T, Refusal> {
 pub(super) fn refuse_busy_poll<T>(e: &io::Error) -> Result<T, Refusal> {
     match e.raw_os_error() {
         Some(EPERM) => refuse(EPERM, "the daemon may not let sockets busy poll: give it CAP_NET_ADMIN and CAP_NET_RAW"),
-        _ => refuse(
-            EOPNOTSUPP,
-            format!("this kernel has no busy polling (it needs CONFIG_NET_RX_BUSY_POLL, Linux 5.11 or newer): {e}"),
-        ),
+        Some(ENOPROTOOPT) => refuse(EOPNOTSUPP, kernel::BUSY_POLL.refusal()),
+        _ => refuse(EOPNOTSUPP, format!("sockets cannot busy poll: {e}")),
     }
 }

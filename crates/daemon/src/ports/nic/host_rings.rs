@@ -21,6 +21,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use unetmap_core::errno::{ENOMEM, EOPNOTSUPP, EPERM};
+use unetmap_sys::kernel;
 use unetmap_sys::link::{self, veth};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::tcx::{HostTxAction, Tcx};
@@ -220,9 +221,7 @@ fn explain<T>(e: &io::Error) -> Result<T, Refusal> {
         Some(libc_errno::EPERM) => {
             refuse(EPERM, "the daemon may not attach tcx programs: it needs CAP_NET_ADMIN and CAP_BPF")
         }
-        Some(libc_errno::EINVAL | libc_errno::ENOTSUPP) => {
-            refuse(EOPNOTSUPP, "host rings need Linux 6.6 or newer (tcx); this kernel has no tcx")
-        }
+        Some(libc_errno::EINVAL | libc_errno::ENOTSUPP) => refuse(EOPNOTSUPP, kernel::HOST_RINGS.refusal()),
         _ => refuse(EOPNOTSUPP, format!("the host's frames cannot be redirected to host rings: {e}")),
     }
 }

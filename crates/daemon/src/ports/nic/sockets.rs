@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use unetmap_core::errno::{EAGAIN, EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
+use unetmap_sys::kernel;
 use unetmap_sys::link;
 use unetmap_sys::xsk::{self, BindMode, Queue, SocketRings, UnboundXsk};
 
@@ -144,10 +145,9 @@ impl Nic {
                 "the packet buffers cannot be locked in memory: raise the limit (ulimit -l unlimited), or give the daemon \
                  CAP_IPC_LOCK",
             ),
-            Some(libc_errno::EAFNOSUPPORT) => refuse(
-                EOPNOTSUPP,
-                "this kernel has no AF_XDP sockets (it needs CONFIG_XDP_SOCKETS, Linux 5.11 or newer)",
-            ),
+            Some(libc_errno::EAFNOSUPPORT) => {
+                refuse(EOPNOTSUPP, format!("this kernel has no AF_XDP sockets: {}", kernel::INTERFACES.refusal()))
+            }
             Some(libc_errno::EPERM) => refuse(EPERM, "the daemon may not open AF_XDP sockets: it needs CAP_NET_RAW"),
             _ => refuse(EOPNOTSUPP, format!("queue {queue} cannot be opened: {e} (unetmap doctor {name} says more)")),
         }

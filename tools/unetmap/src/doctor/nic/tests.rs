@@ -13,7 +13,23 @@ const ALL: XdpFeatures = XdpFeatures {
     xmit_sg: true,
     zc_max_segs: 8,
 };
-const NEW: Option<Kernel> = Some(Kernel(6, 6));
+const NEW: Option<Version> = Some(Version(6, 6));
+
+/// Zero copy works.
+fn trial() -> QueueTrial {
+    QueueTrial {
+        queue: 1,
+        native: Ok(()),
+        generic: None,
+        zero_copy: Some(Ok(())),
+        copy: Some(Ok(())),
+        queues_with_program: None,
+    }
+}
+
+fn untested(facts: Facts) -> Facts {
+    Facts { trial: Err("why".into()), ..facts }
+}
 
 fn facts() -> Facts {
     Facts {
@@ -27,12 +43,18 @@ fn facts() -> Facts {
             kind: None,
             xdp: None,
         },
-        driver: Some(DriverInfo { name: "ice".into(), version: "6.6".into() }),
+        driver: Some(DriverInfo {
+            name: "ice".into(),
+            version: "6.6".into(),
+            firmware: String::new(),
+            bus: String::new(),
+        }),
         queues: Channels { rx: 2, tx: 2 },
         settings: None,
         features: Some(ALL),
         program: None,
         port: None,
+        trial: Ok(trial()),
         uid: 0,
     }
 }
@@ -43,7 +65,7 @@ fn with_link(change: impl Fn(&mut Link)) -> Facts {
     facts
 }
 
-fn find(facts: &Facts, kernel: Option<Kernel>, what: &str) -> Check {
+fn find(facts: &Facts, kernel: Option<Version>, what: &str) -> Check {
     check(facts, kernel).checks.into_iter().find(|check| check.what == what).unwrap_or_else(|| panic!("{what}"))
 }
 
@@ -58,19 +80,20 @@ fn all_checks_are_ok_on_a_complete_interface() {
 }
 
 #[test]
-fn the_data_path_follows_from_driver_features_and_mtu() {
+fn an_untested_data_path_follows_from_driver_features_and_mtu() {
     let with = |change: fn(&mut XdpFeatures)| {
         let mut features = ALL;
         change(&mut features);
-        Facts { features: Some(features), ..facts() }
+        Facts { features: Some(features), ..untested(facts()) }
     };
+    assert!(find(&untested(facts()), NEW, "data path").text.contains("untested (why)"));
     for (facts, data_path) in [
-        (facts(), Some(ZERO_COPY)),
+        (untested(facts()), Some(ZERO_COPY)),
         (with(|f| f.zerocopy = false), Some(COPY)),
         (with(|f| f.rx_sg = false), Some(ZERO_COPY)),
         (with(|f| *f = XdpFeatures::default()), Some(GENERIC)),
         (with(|f| f.redirect = false), Some(GENERIC)),
-        (Facts { features: None, ..self::facts() }, None),
+        (Facts { features: None, ..untested(self::facts()) }, None),
     ] {
         assert_eq!(check(&facts, NEW).data_path, data_path, "{facts:?}");
     }
@@ -78,7 +101,7 @@ fn the_data_path_follows_from_driver_features_and_mtu() {
         !find(&with(|f| f.redirect = false), NEW, "data path").text.contains("mtu"),
         "another MTU would not change the data path"
     );
-    let old = Facts { features: None, ..facts() };
+    let old = Facts { features: None, ..untested(facts()) };
     assert!(check(&old, NEW).ok && find(&old, NEW, "data path").state == State::Unknown);
     assert!(check(&old, NEW).checks.iter().all(|check| check.what != "driver"), "the features are unknown");
 
@@ -92,6 +115,43 @@ fn the_data_path_follows_from_driver_features_and_mtu() {
     large.link.mtu += 1;
     assert_eq!(check(&large, NEW).data_path, Some(GENERIC));
     assert_eq!(find(&large, NEW, "data path").fix.as_deref(), Some("ip link set dev eth0 mtu 3400"));
+}
+
+#[test]
+fn the_trial_decides_about_the_data_path() {
+    let refused = |errno| Err(io::Error::from_raw_os_error(errno));
+    let with = |change: &dyn Fn(&mut QueueTrial)| {
+        let mut trial = trial();
+        change(&mut trial);
+        Facts { trial: Ok(trial), ..facts() }
+    };
+    let virtio = |facts: Facts| {
+        let info = DriverInfo { name: "virtio_net".into(), ..facts.driver.clone().unwrap() };
+        Facts { driver: Some(info), ..facts }
+    };
+    let driver_refuses = with(&|trial| trial.zero_copy = Some(refused(22)));
+    let generic = with(&|trial| {
+        (trial.native, trial.generic, trial.zero_copy) = (refused(95), Some(Ok(())), None);
+    });
+    for (facts, data_path, part) in [
+        (with(&|_| {}), Some(ZERO_COPY), "tried on queue 1"),
+        (driver_refuses, Some(COPY), "refused zero copy (Invalid argument (os error 22))"),
+        (virtio(with(&|trial| trial.zero_copy = Some(refused(22)))), Some(COPY), "QEMU's iommu_platform=on"),
+        (with(&|trial| trial.zero_copy = None), Some(COPY), "does not support zero copy"),
+        (generic, Some(GENERIC), "refused the XDP program"),
+        (with(&|trial| (trial.zero_copy, trial.copy) = (None, Some(refused(16)))), None, "another AF_XDP socket"),
+    ] {
+        let report = check(&facts, NEW);
+        let check = find(&facts, NEW, "data path");
+        assert!(report.data_path == data_path && report.ok && check.text.contains(part), "{report:?}");
+    }
+    for facts in [
+        with(&|trial| (trial.native, trial.generic) = (refused(95), Some(refused(95)))),
+        with(&|trial| (trial.zero_copy, trial.copy) = (None, Some(refused(105)))),
+    ] {
+        assert!(find(&facts, NEW, "data path").blocks(), "{facts:?}");
+    }
+    assert!(find(&with(&|trial| trial.queues_with_program = Some(4)), NEW, "queues").text.contains("4 receive queues"));
 }
 
 #[test]
@@ -114,14 +174,14 @@ fn missing_driver_features_are_reported() {
 #[test]
 fn long_frames_need_several_buffers() {
     let at = |mtu, features, kernel| {
-        let facts = Facts { features: Some(features), ..with_link(|link| link.mtu = mtu) };
+        let facts = Facts { features: Some(features), ..untested(with_link(|link| link.mtu = mtu)) };
         find(&facts, kernel, "MTU")
     };
     let single = XdpFeatures { zc_max_segs: 1, ..ALL };
     let copy = XdpFeatures { zerocopy: false, ..single };
     for (mtu, features, kernel, state) in [
-        (2030, single, Some(Kernel(5, 11)), State::Ok),
-        (2031, ALL, Some(Kernel(6, 5)), State::Missing),
+        (2030, single, Some(Version(5, 11)), State::Ok),
+        (2031, ALL, Some(Version(6, 5)), State::Missing),
         (2031, ALL, NEW, State::Ok),
         (2031, single, NEW, State::Missing),
         (2031, copy, NEW, State::Ok),
