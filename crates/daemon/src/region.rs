@@ -110,6 +110,8 @@ pub(crate) struct RegionRecord {
     pub(crate) fd: OwnedFd,
     /// Its part of the user's arena; `None`: it has a file of its own.
     extent: Option<Extent>,
+    /// The NUMA node that its pages come from; `None`: that of the program that touches one first.
+    node: Option<u32>,
     ifs: ObjectPool,
     rings: ObjectPool,
     bufs: BufPool,
@@ -154,6 +156,7 @@ impl RegionRecord {
             region,
             fd,
             extent,
+            node: None,
             ifs: ObjectPool::new(geometry.ifs.count),
             rings: ObjectPool::new(geometry.rings.count),
             bufs: BufPool::new(geometry.bufs.count),
@@ -161,6 +164,17 @@ impl RegionRecord {
             persistent_ports: 0,
             extra: 0,
         })
+    }
+
+    /// Lets pages that are allocated from now on come from this NUMA node: that of the first interface in the region.
+    pub(crate) fn prefer_node(&mut self, node: u32) {
+        if self.node.is_some() {
+            return;
+        }
+        match self.region.umem().map.prefer_node(node) {
+            Ok(()) => self.node = Some(node),
+            Err(e) => tracing::debug!(self.mem_id, node, "the region's memory is on any node: {e}"),
+        }
     }
 
     /// Whether the region lies in `arena`.

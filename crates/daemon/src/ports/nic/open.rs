@@ -232,6 +232,9 @@ fn create(
     let created = caller.netns.clone().map_or_else(no_such_interface, |netns| {
         watch(daemon, &netns)?;
         let record = daemon.registry.regions.existing_mut(region)?;
+        if let Ok(Ok(Some(node))) = netns.run(|| link::numa_node(&link.name)) {
+            record.prefer_node(node);
+        }
         Nic::create(record, (key, scope), netns, link, (shape, admode))
     });
     let mut nic = created.inspect_err(|_| {
