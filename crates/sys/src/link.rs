@@ -26,7 +26,7 @@ pub use ethtool::{
     ChannelSettings, Channels, DriverInfo, channel_settings, channels, disable_tx_checksum_offload,
     disable_tx_vlan_offload, driver,
 };
-pub use hardware::{RingSizes, Timestamping, offloads, ring_sizes, timestamping};
+pub use hardware::{RingSizes, Timestamping, numa_node, offloads, ring_sizes, timestamping};
 use netlink::{Message, Socket, attributes, number, push_attribute, text};
 pub use netns_watch::{NetnsLinkEvent, NetnsLinkWatch, Nsid};
 pub use route::default_routes;

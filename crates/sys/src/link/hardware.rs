@@ -1,8 +1,9 @@
-//! Properties of a device that reports need and ports do not: offloads, ring sizes, time stamps, by `SIOCETHTOOL`.
+//! Properties of a device beyond its queues: ring sizes, offloads, time stamps, NUMA node.
 
+use std::fs;
 use std::io;
 
-use super::ethtool::ethtool;
+use super::ethtool::{driver, ethtool};
 use super::text;
 
 /// Commands of linux/ethtool.h.
@@ -126,6 +127,20 @@ pub fn timestamping(name: &str) -> io::Result<Option<Timestamping>> {
     }))
 }
 
+/// Returns the NUMA node of a PCI device; `None` if it is none, or the machine does not report nodes.
+///
+/// # Errors
+/// As [`ring_sizes`].
+pub fn numa_node(name: &str) -> io::Result<Option<u32>> {
+    // By its place, as /sys/class/net shows the interfaces of another network namespace.
+    let bus = driver(name)?.map_or(String::new(), |driver| driver.bus);
+    if bus.is_empty() || bus.contains('/') {
+        return Ok(None);
+    }
+    let node = fs::read_to_string(format!("/sys/bus/pci/devices/{bus}/numa_node")).unwrap_or_default();
+    Ok(node.trim().parse().ok())
+}
+
 /// Returns the names of the offloads that are on, as `ethtool -k` calls them in the kernel; empty if they cannot be
 /// read.
 ///
@@ -162,7 +177,7 @@ mod tests {
     fn loopback_has_offloads_and_no_rings() {
         let on = offloads("lo").unwrap();
         assert!(on.iter().any(|name| name == "tx-lockless" || name == "netns-local" || name == "highdma"), "{on:?}");
-        assert_eq!(ring_sizes("lo").unwrap(), None);
+        assert_eq!((ring_sizes("lo").unwrap(), numa_node("lo").unwrap()), (None, None));
         assert!(timestamping("lo").unwrap().is_none_or(|stamps| !stamps.hardware_rx && stamps.clock.is_none()));
         assert!(offloads("no such").is_err());
     }

@@ -144,7 +144,7 @@ fn interface(link: &Link, found: &nic::InterfaceReport) -> Value {
         "driver_version": driver.as_ref().map(|driver| &driver.version),
         "firmware": driver.as_ref().map(|driver| &driver.firmware),
         "bus": driver.as_ref().map(|driver| &driver.bus),
-        "numa_node": read(&format!("/sys/class/net/{name}/device/numa_node")).trim(),
+        "numa_node": link::numa_node(name).ok().flatten(),
         "mac": link.mac.map(|[a, b, c, ..]| format!("{a:02x}:{b:02x}:{c:02x}:...")),
         "mtu": link.mtu,
         "up": link.up,
