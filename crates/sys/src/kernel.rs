@@ -55,7 +55,16 @@ pub const INTERFACES: Feature = Feature {
     least: Version(5, 11),
     subject: "interfaces",
     config: "CONFIG_XDP_SOCKETS, CONFIG_BPF_SYSCALL and CONFIG_BPF_JIT",
-    summary: "interfaces (direct, mediated, attached to switches), persistent ports",
+    summary: "interfaces through the daemon (mediated, attached to switches), persistent ports",
+};
+
+/// A process that did not create a socket can map its rings.
+pub const DIRECT: Feature = Feature {
+    key: "kernel: direct",
+    least: Version(6, 4),
+    subject: "interfaces without the daemon (direct access)",
+    config: "",
+    summary: "interfaces without the daemon (direct)",
 };
 
 /// `SO_PREFER_BUSY_POLL`.
@@ -67,12 +76,12 @@ pub const BUSY_POLL: Feature = Feature {
     summary: "`unetmap nic IF busy-poll`",
 };
 
-/// The kernel reports which drivers support it (6.3), and makes buffers contiguous (`MADV_COLLAPSE`, 6.1).
+/// The kernel reports which drivers support it. On older kernels it is tried with `buf_size` 4096.
 pub const ZERO_COPY: Feature = Feature {
     key: "kernel: zero copy",
     least: Version(6, 3),
     subject: "zero-copy interfaces",
-    config: "CONFIG_TRANSPARENT_HUGEPAGE",
+    config: "",
     summary: "zero copy, where the driver supports it",
 };
 
@@ -104,7 +113,8 @@ pub const NODE: Feature = Feature {
 };
 
 /// All features, the oldest kernel first.
-pub static FEATURES: [&Feature; 7] = [&PIPES, &INTERFACES, &BUSY_POLL, &ZERO_COPY, &LARGE_FRAMES, &HOST_RINGS, &NODE];
+pub static FEATURES: [&Feature; 8] =
+    [&PIPES, &INTERFACES, &BUSY_POLL, &ZERO_COPY, &DIRECT, &LARGE_FRAMES, &HOST_RINGS, &NODE];
 
 impl Feature {
     /// Returns the sentence that says which kernel it needs, without a full stop.
@@ -178,7 +188,7 @@ mod tests {
     #[test]
     fn features_are_sorted_by_version() {
         assert!(FEATURES.is_sorted_by_key(|feature| feature.least), "{FEATURES:?}");
-        assert_eq!(table().lines().count(), 2 + 5, "{}", table());
+        assert_eq!(table().lines().count(), 2 + 6, "{}", table());
     }
 
     #[test]

@@ -26,11 +26,10 @@ use rustix::net::xdp::{
     XdpUmemRegFlags,
 };
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with};
-use rustix::system::uname;
 
 use crate::map::PAGE;
 use crate::tuning::{QUEUE_RELEASE_LIMIT, QUEUE_RELEASE_POLL, XSK_TX_BUDGET};
-use crate::{Mapping, memfd};
+use crate::{Mapping, kernel, memfd};
 
 mod busy;
 pub use busy::{BusyPoll, busy_poll, set_busy_poll};
@@ -238,14 +237,8 @@ pub fn maps_bound_rings(ifindex: u32) -> io::Result<bool> {
     if let Some(known) = KNOWN.get() {
         return Ok(*known);
     }
-    let answer = release_is_at_least(&uname().release().to_string_lossy(), (6, 4)) || try_bound_rings(ifindex)?;
+    let answer = !kernel::DIRECT.is_newer_than_kernel() || try_bound_rings(ifindex)?;
     Ok(*KNOWN.get_or_init(|| answer))
-}
-
-/// Whether a kernel release, such as `6.1.0-17-amd64`, is at least this version; false if it cannot be read.
-fn release_is_at_least(release: &str, version: (u32, u32)) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
-    numbers.next().zip(numbers.next()).is_some_and(|found| found >= version)
 }
 
 fn try_bound_rings(ifindex: u32) -> io::Result<bool> {

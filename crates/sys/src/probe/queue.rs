@@ -6,15 +6,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
+use crate::map::PAGE;
 use crate::tuning::{CARRIER_LIMIT, CARRIER_POLL};
 use crate::xdp::{Mode, Xdp};
-use crate::xsk::{BindMode, Queue, Umem, Xsk};
+use crate::xsk::{BindMode, Queue, Umem, UnboundXsk, ZERO_COPY_BUFFER, pool_offset_in_page};
 use crate::{Mapping, link, memfd};
 
-/// Bytes of the packet memory of the trial: 64 KiB; at least two buffers. Not measured.
-const MEMORY: usize = 64 << 10;
-/// Bytes of a packet buffer: the daemon's default.
-const BUFFER: u32 = 2048;
+/// Packet buffers of the trial: 16; more than none. Not measured.
+const BUFFERS: usize = 16;
 /// Entries of each ring; a power of two.
 const ENTRIES: u32 = 64;
 
@@ -44,8 +43,11 @@ pub struct QueueTrial {
 pub fn try_queue(ifindex: u32) -> io::Result<QueueTrial> {
     let before = link::by_index(ifindex)?.ok_or(io::ErrorKind::NotFound)?;
     let queues = link::channels(&before.name)?.rx;
-    let memory = memfd::create_sealed("unetmap-trial", MEMORY as u64)?;
-    let map = Arc::new(Mapping::new(memory.as_fd(), MEMORY)?);
+    // Buffers that are fit for zero copy are so for copies, too.
+    let (bytes, offset) = (BUFFERS * ZERO_COPY_BUFFER as usize, pool_offset_in_page(ZERO_COPY_BUFFER) as usize);
+    let length = (offset + bytes).next_multiple_of(PAGE);
+    let memory = memfd::create_sealed("unetmap-trial", length as u64)?;
+    let map = Arc::new(Mapping::new(memory.as_fd(), length)?);
     let mut trial = QueueTrial {
         queue: queues - 1,
         native: Ok(()),
@@ -73,10 +75,10 @@ pub fn try_queue(ifindex: u32) -> io::Result<QueueTrial> {
         let now = link::channels(&before.name)?.rx;
         trial.queues_with_program = (now != queues).then_some(now);
         let bind = |mode| {
-            let umem = Umem { map: map.clone(), offset: 0, bytes: MEMORY, buffer: BUFFER };
+            let umem = Umem { map: map.clone(), offset, bytes, buffer: ZERO_COPY_BUFFER };
             let (tx_entries, rx_entries) = (ENTRIES, ENTRIES);
             let queue = Queue { ifindex, queue: trial.queue, tx_entries, rx_entries, mode, frags: false, headroom: 0 };
-            Xsk::bind(queue, umem, None).map(drop)
+            UnboundXsk::new(queue, umem, None)?.bind().map(drop)
         };
         let offered = trial.native.is_ok() && features.is_some_and(|known| known.zerocopy);
         trial.zero_copy = offered.then(|| bind(BindMode::ZeroCopy));

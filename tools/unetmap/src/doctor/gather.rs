@@ -136,6 +136,7 @@ fn daemon(snapshot: &str) -> Daemon {
         let users = sessions.iter().filter(|session| session["port"] == port["name"]);
         Some(OpenPort {
             data_path: text(&port["manner"]),
+            copied: text(&port["copied"]),
             users: users.filter_map(|session| number(&session["uid"])).collect(),
             interface,
         })
@@ -198,7 +199,7 @@ mod tests {
     fn snapshots_are_parsed() {
         let daemon = daemon(
             r#"{"daemon": {"pid": 0, "uid": 7, "version": "1.2"},
-            "ports": [{"name": "va", "kind": "nic", "manner": "native, copy"}, {"name": "p{1", "kind": "pipe"},
+            "ports": [{"name": "va", "kind": "nic", "manner": "native, copy", "copied": "why"}, {"name": "p{1", "kind": "pipe"},
                 {"name": "vb", "kind": "mediated"}],
             "sessions": [{"port": "va", "uid": 3}, {"port": "p{1", "uid": 4}, {"port": "va", "uid": 0}]}"#,
         );
@@ -206,6 +207,7 @@ mod tests {
         let port = |name: &str, data_path: Option<&str>, users: &[u32]| OpenPort {
             interface: name.into(),
             data_path: data_path.map(Into::into),
+            copied: data_path.map(|_| "why".into()),
             users: users.into(),
         };
         assert_eq!(daemon.ports, [port("va", Some("native, copy"), &[3, 0]), port("vb", None, &[])]);

@@ -72,6 +72,8 @@ pub(super) struct OpenPort {
     pub(super) interface: String,
     /// The data path, as the daemon names it.
     pub(super) data_path: Option<String>,
+    /// Why packets are copied, if they are and the driver runs the XDP program.
+    pub(super) copied: Option<String>,
     /// The users that have the port open.
     pub(super) users: Vec<u32>,
 }
@@ -249,7 +251,7 @@ mod tests {
 
     #[test]
     fn each_feature_has_a_minimum_kernel() {
-        for (release, missing) in [("5.9.1", 7), ("5.10.1", 6), ("5.11.0", 4), ("6.5.9", 3), ("6.6.0", 1), ("7.0.0", 0)]
+        for (release, missing) in [("5.9.1", 8), ("5.10.1", 7), ("5.11.0", 5), ("6.5.9", 3), ("6.6.0", 1), ("7.0.0", 0)]
         {
             let facts = Facts { release: release.into(), ..facts() };
             let checks = check(&facts);

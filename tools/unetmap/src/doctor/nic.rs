@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer};
 use unetmap_sys::kernel::{self, Version};
 use unetmap_sys::link::{AttachedMode, ChannelSettings, Channels, DriverInfo, Link, XdpFeatures};
 use unetmap_sys::probe::QueueTrial;
+use unetmap_sys::xsk::MAX_PACKET;
 
 use super::Check;
 use super::machine::OpenPort;
@@ -250,11 +251,13 @@ fn state(link: &Link) -> Check {
 /// Checks that the longest frames fit.
 fn mtu(link: &Link, features: Option<XdpFeatures>, data_path: Option<&str>, kernel: Option<Version>) -> Check {
     let (mtu, frame) = (link.mtu, link.mtu.saturating_add(HEADER));
-    if frame <= BUFFER {
-        return Check::ok("MTU", format!("{mtu}: frames fit the default buffers of {BUFFER} bytes"));
+    // Buffers for zero copy have a page, of which packets use a part.
+    let room = if data_path == Some(ZERO_COPY) { MAX_PACKET } else { BUFFER };
+    if frame <= room {
+        return Check::ok("MTU", format!("{mtu}: frames fit the {room} bytes of default buffers"));
     }
-    let fix = format!("ip link set dev {} mtu {}", link.name, BUFFER - HEADER);
-    let long = format!("{mtu}: frames of {frame} bytes do not fit the default buffers of {BUFFER}");
+    let fix = format!("ip link set dev {} mtu {}", link.name, room - HEADER);
+    let long = format!("{mtu}: frames of {frame} bytes do not fit the {room} bytes of default buffers");
     let one_segment = features.is_some_and(|features| features.zc_max_segs <= 1);
     match kernel {
         None => Check::unknown("MTU", format!("{long}, and the kernel version cannot be read")).fix(fix),
@@ -265,8 +268,8 @@ fn mtu(link: &Link, features: Option<XdpFeatures>, data_path: Option<&str>, kern
             Check::missing("MTU", format!("{long}, and the driver's zero copy supports one buffer per frame")).fix(fix)
         }
         Some(_) => {
-            let buffers = frame.div_ceil(BUFFER);
-            Check::ok("MTU", format!("{mtu}: a frame uses up to {buffers} of the default buffers of {BUFFER} bytes"))
+            let buffers = frame.div_ceil(room);
+            Check::ok("MTU", format!("{mtu}: a frame uses up to {buffers} of the default buffers of {room} bytes"))
         }
     }
 }
@@ -322,7 +325,8 @@ fn data_path(facts: &Facts) -> (Option<&'static str>, Check) {
     if let Some(port) = facts.port.as_ref().filter(|_| facts.program.as_ref().is_some_and(|p| p.ours)) {
         let current = [ZERO_COPY, COPY, GENERIC].into_iter().find(|&path| port.data_path.as_deref() == Some(path));
         if let Some(current) = current {
-            return (Some(current), Check::ok(WHAT, format!("{current}, the data path of the open port")));
+            let why = port.copied.as_ref().map_or(String::new(), |why| format!("; {why}"));
+            return (Some(current), Check::ok(WHAT, format!("{current}, the data path of the open port{why}")));
         }
     }
     let untested = match &facts.trial {

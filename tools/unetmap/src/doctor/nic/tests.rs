@@ -180,18 +180,20 @@ fn long_frames_need_several_buffers() {
     let single = XdpFeatures { zc_max_segs: 1, ..ALL };
     let copy = XdpFeatures { zerocopy: false, ..single };
     for (mtu, features, kernel, state) in [
-        (2030, single, Some(Version(5, 11)), State::Ok),
-        (2031, ALL, Some(Version(6, 5)), State::Missing),
-        (2031, ALL, NEW, State::Ok),
-        (2031, single, NEW, State::Missing),
+        (2030, copy, Some(Version(5, 11)), State::Ok),
+        (2031, copy, Some(Version(6, 5)), State::Missing),
         (2031, copy, NEW, State::Ok),
+        (3822, single, Some(Version(5, 11)), State::Ok),
+        (3823, ALL, Some(Version(6, 5)), State::Missing),
+        (3823, ALL, NEW, State::Ok),
+        (3823, single, NEW, State::Missing),
         (9000, ALL, None, State::Unknown),
         (u32::MAX, ALL, NEW, State::Ok),
     ] {
         assert_eq!(at(mtu, features, kernel).state, state, "{mtu} {features:?} {kernel:?}");
     }
-    assert_eq!(at(2031, single, NEW).fix.as_deref(), Some("ip link set dev eth0 mtu 2030"));
-    assert!(at(9000, ALL, NEW).text.contains("up to 5 of the default buffers"));
+    assert_eq!(at(3823, single, NEW).fix.as_deref(), Some("ip link set dev eth0 mtu 3822"));
+    assert!(at(9000, copy, NEW).text.contains("up to 5 of the default buffers"));
 }
 
 #[test]
@@ -240,7 +242,7 @@ fn an_xdp_program_of_another_process_blocks() {
 fn an_open_port_blocks_only_other_users() {
     let program = Program { mode: AttachedMode::Generic, id: 7, name: None, holder: None, ours: true };
     let port = |users: &[u32]| {
-        Some(OpenPort { interface: "eth0".into(), data_path: Some(GENERIC.into()), users: users.into() })
+        Some(OpenPort { interface: "eth0".into(), data_path: Some(GENERIC.into()), copied: None, users: users.into() })
     };
     let open = Facts { program: Some(program), port: port(&[0]), ..facts() };
     assert!(check(&open, NEW).ok);
