@@ -224,6 +224,25 @@ RULE("4-nic-pipe-alone", "the pipe stays after the interface's rings are closed,
 	CHECK_EQ(nm_ring_space(rx_ring(&s, 0)), 1);
 }
 
+RULE("4-nic-pipe-late", "a pipe stays one when its parent becomes an interface, and when that is deleted")
+{
+	const char *const make = "ip link add rp type veth peer name rq", *const unmake = "ip link del rp";
+	struct port m, s;
+
+	s = open_port("rp}1", ALL_RINGS);
+	CHECK(system(make) == 0);
+	m = open_in_region(&s, "rp{1", ALL_RINGS);
+	put(tx_ring(&m, 0), "x", 1, 0);
+	txsync(&m);
+	CHECK_EQ(poll_fd(s.fd, POLLIN, TIMEOUT_MS, &(int){ 0 }), 1);
+	m = open_port("rp{2", ALL_RINGS);
+	CHECK(system(unmake) == 0);
+	s = open_in_region(&m, "rp}2", ALL_RINGS);
+	put(tx_ring(&m, 0), "x", 1, 0);
+	txsync(&m);
+	CHECK_EQ(poll_fd(s.fd, POLLIN, TIMEOUT_MS, &(int){ 0 }), 1);
+}
+
 RULE("4-nic-swap", "a received packet is forwarded to another interface or a pipe by exchanging buffers")
 {
 	int near = open_wire("ra"), far = open_wire("rb"), i;

@@ -435,6 +435,7 @@ fn find_open_port(daemon: &mut Daemon, spec: &PortSpec, caller: &Caller) -> Resu
             let interface = nic::admitted_interface(daemon, &spec.parent, caller)?;
             let scope = interface.map_or_else(|| daemon.scope(caller), |(scope, _)| scope);
             let key = PipeKey { scope, parent: spec.parent.clone(), id: pipe.id.clone() };
+            let key = pipe::find(daemon, &key, caller).unwrap_or(key);
             EndpointKey { port: PortKey::Pipe(key), index: endpoint_index(pipe.role) }
         }
         (None, PortKind::Vale) => {

@@ -64,11 +64,13 @@ pub(super) fn find_or_create(
     }
     let scope = interface.as_ref().map_or_else(|| daemon.scope(caller), |(scope, _)| *scope);
     let key = PipeKey { scope, parent: parent.into(), id: spec.id.clone() };
-    let at = EndpointKey { port: PortKey::Pipe(key.clone()), index: endpoint_index(spec.role) };
-    if let Ok(pipe) = daemon.registry.port(&at.port) {
-        daemon.registry.regions.check_number("pipe", pipe.region(), request.nr_mem_id)?;
+    let at = |key: PipeKey| EndpointKey { port: PortKey::Pipe(key), index: endpoint_index(spec.role) };
+    if let Some(existing) = find(daemon, &key, caller) {
+        let at = at(existing);
+        daemon.registry.regions.check_number("pipe", daemon.registry.port(&at.port)?.region(), request.nr_mem_id)?;
         return Ok(at);
     }
+    let at = at(key.clone());
     if daemon.registry.all::<Pipe>().filter(|pipe| pipe.is_child_of(scope, parent)).count() >= MAX_PIPES {
         return refuse(EINVAL, format!("{parent} has {MAX_PIPES} pipes already"));
     }
@@ -91,6 +93,14 @@ pub(super) fn find_or_create(
     let inner = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
     daemon.registry.insert(at.port.clone(), Box::new(Pipe { key, inner }));
     Ok(at)
+}
+
+/// Returns the key of a pipe, if it exists: `key`, or that of another scope if its parent became an interface, or ceased
+/// to be one, since the pipe was opened.
+pub(super) fn find(daemon: &Daemon, key: &PipeKey, caller: &Caller) -> Option<PipeKey> {
+    let scopes = [key.scope, daemon.scope(caller), daemon.interface_scope(caller)];
+    let mut keys = scopes.into_iter().map(|scope| PipeKey { scope, ..key.clone() });
+    keys.find(|key| daemon.registry.port(&PortKey::Pipe(key.clone())).is_ok())
 }
 
 /// Returns the region of a parent that is no interface opened directly. It is created if the parent has no pipe yet,
