@@ -66,7 +66,7 @@ RULE("3-INDIRECT-65535", "indirect data can have 65535 bytes, if buffers are as 
 	int revents;
 
 	if (access_is("node"))
-		rule_cannot("the node does not follow slot pointers");
+		rule_cannot("the node cannot use memory of the program");
 	a = open_with("a", 65536);
 	b = open_with("b", 65536);
 	bytes = frame();
@@ -87,7 +87,7 @@ RULE("3-INDIRECT-MOREFRAG", "a packet can consist of indirect and direct slots i
 	int revents, i;
 
 	if (access_is("node"))
-		rule_cannot("the node does not follow slot pointers");
+		rule_cannot("the node cannot use memory of the program");
 	a = open_with("a", 2048);
 	b = open_with("b", 2048);
 	bytes = frame();

@@ -552,6 +552,39 @@ RULE("4-vale-header", "a header is passed to ports that have one, too, and remov
 	CHECK_EQ(slot_data(rx_ring(&c, 0), slot)[14], '!');
 }
 
+RULE("4-vale-longer", "a packet that is longer than the receiver's buffers continues in its next slots")
+{
+	enum { LONG = 2112 };
+	/* Region 1 has shorter buffers than the region of a switch port. */
+	struct port a = open_port(vale("a"), ALL_RINGS), b = open_port(vale("b"), REG(.nr_mem_id = 1));
+	struct netmap_ring *tx = tx_ring(&a, 0), *rx = rx_ring(&b, 0);
+	char bytes[LONG];
+	int i, round, revents;
+
+	CHECK_EQ(tx->nr_buf_size, LONG);
+	CHECK(rx->nr_buf_size < LONG);
+	for (i = 0; i < LONG; i++)
+		bytes[i] = (char)(i * 7 + i / 256);
+	address(bytes, ALL);
+	address(bytes + 6, 1);
+	for (round = 0; round < 3000; round++) {
+		struct netmap_slot *first, *second;
+
+		put(tx, bytes, LONG, 0);
+		txsync(&a);
+		CHECK_EQ(poll_fd(b.fd, POLLIN, TIMEOUT_MS, &revents), 1);
+		first = get(rx);
+		CHECK_EQ(first->flags & NS_MOREFRAG, NS_MOREFRAG);
+		CHECK_EQ(NS_RFRAGS(first), 2);
+		second = get(rx);
+		CHECK_EQ(second->flags & NS_MOREFRAG, 0);
+		CHECK_EQ(first->len + second->len, LONG);
+		CHECK(memcmp(slot_data(rx, first), bytes, first->len) == 0);
+		CHECK(memcmp(slot_data(rx, second), bytes + first->len, second->len) == 0);
+	}
+	drain(&a);
+}
+
 /* ---- NS_INDIRECT */
 
 /* Queues a slot with indirect data; its buffer contains a different frame, to c. */
@@ -568,8 +601,6 @@ RULE("3-INDIRECT", "a slot with NS_INDIRECT sends the data at ptr, in its place 
 	char bytes[200][FRAME] = { 0 };
 	int i;
 
-	if (access_is("node"))
-		rule_cannot("the node does not follow slot pointers");
 	learn_addresses(&a, &b, &c);
 	for (i = 0; i < 200; i++) {
 		if (i % 3 == 0) {
@@ -588,6 +619,26 @@ RULE("3-INDIRECT", "a slot with NS_INDIRECT sends the data at ptr, in its place 
 	for (i = 0; i < 200; i++)
 		CHECK_EQ((unsigned char)next_frame(&b, TIMEOUT_MS), (unsigned char)(i + 1));
 	CHECK_EQ(next_frame(&b, QUIET), -1);
+	drain(&a);
+}
+
+RULE("3-INDIRECT-flood", "5000 packets with indirect data arrive, sent by syncs and by polls")
+{
+	struct port a = open_port(vale("a"), ALL_RINGS), b = open_port(vale("b"), ALL_RINGS);
+	char bytes[FRAME] = { 0 };
+	int i, revents;
+
+	address(bytes, 2);
+	address(bytes + 6, 1);
+	for (i = 0; i < 5000; i++) {
+		bytes[14] = (char)i;
+		put_indirect(&a, bytes, FRAME);
+		if (i % 2 == 0)
+			txsync(&a);
+		else
+			CHECK_EQ(poll_fd(a.fd, POLLOUT, TIMEOUT_MS, &revents), 1);
+		CHECK_EQ((char)next_frame(&b, TIMEOUT_MS), (char)i);
+	}
 	drain(&a);
 }
 

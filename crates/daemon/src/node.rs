@@ -22,6 +22,7 @@ mod affinity;
 mod backoff;
 mod file;
 mod held_polls;
+mod indirect;
 mod ioctl;
 mod mount;
 mod serve;

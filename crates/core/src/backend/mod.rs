@@ -21,7 +21,7 @@ mod nic;
 mod null;
 pub(crate) mod pipe;
 pub(crate) mod region_cache;
-mod vale;
+pub(crate) mod vale;
 
 /// A position that the peer wrote and that is not valid. The sync ignores and counts it.
 #[derive(Debug, PartialEq, Eq)]
@@ -57,6 +57,17 @@ pub(crate) trait Tx: Send + Sync {
     /// Whether the last sync could not send everything; the next sync tries again.
     fn has_unsent(&self) -> bool {
         false
+    }
+
+    /// Returns the end of the slots of `window` that can be sent now; the next sync sends the others.
+    fn sendable(&self, window: Span) -> Pos {
+        window.to
+    }
+
+    /// Returns the addresses and lengths of the data in the program's memory that slots of `window` refer to.
+    fn indirect_data(&self, window: Span) -> Vec<(u64, u16)> {
+        let _ = window;
+        Vec::new()
     }
 
     /// Returns the end of the completed slots: at least `known`, the last result, and at most `sent`.

@@ -1,11 +1,13 @@
 //! Ports of a switch: a channel each way, whose other end is a thread of the daemon.
 //!
 //! A slot may refer to data indirect in the program's memory (`NS_INDIRECT`). The sync copies the data into the slot's
-//! buffer, within the process, before it sends the slot: the daemon never follows a pointer.
+//! buffer, within the process, before it sends the slot: the switch never follows a pointer. The node, which syncs for
+//! programs, reads the data from them before the sync, as reading may block ([`with_program_data`]).
 //!
 //! The client trusts the daemon, unlike the peer of a pipe. The switch takes everything that is sent sooner or later, and
 //! drops what a receiver has no room for.
 
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use unetmap_abi::{NS_INDIRECT, NS_MOREFRAG};
@@ -20,8 +22,8 @@ use super::{Delivered, InvalidPeerIndex, RingBackend, RingParts, Rx, Tx, WakeupS
 /// Constructs a side of a ring.
 pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
     if parts.is_tx() {
-        let region = parts.has_own_pointers.then(|| parts.region.clone());
-        let tx = ValeTx { pipe: PipeTx::open(parts)?, offsets: parts.offsets(), region };
+        let (pipe, region) = (PipeTx::open(parts)?, parts.region.clone());
+        let tx = ValeTx { pipe, offsets: parts.offsets(), region, has_own_pointers: parts.has_own_pointers };
         return Some(RingBackend::Tx(Box::new(tx)));
     }
     let channel = Receiver::new(&parts.channels(), parts.bound.channel as usize, parts.view.slots().clone())?;
@@ -33,8 +35,53 @@ pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
 pub(crate) struct ValeTx {
     pub(crate) pipe: PipeTx,
     pub(crate) offsets: Offsets,
-    /// The region that indirect data is copied to; `None` in the daemon, where slots hold no addresses of a program.
-    pub(crate) region: Option<Arc<Region>>,
+    /// The region that indirect data is copied to.
+    pub(crate) region: Arc<Region>,
+    /// Whether slots hold addresses of this process. In the daemon they hold none, or those of a program.
+    pub(crate) has_own_pointers: bool,
+}
+
+/// Data of a program for its indirect slots, in the order of the slots: address and bytes.
+pub type ProgramData = Vec<(u64, Vec<u8>)>;
+
+thread_local! {
+    /// The data for the syncs of this thread, and how much of it they used.
+    static PROGRAM_DATA: RefCell<(ProgramData, usize)> = const { RefCell::new((Vec::new(), 0)) };
+}
+
+thread_local! {
+    /// Whether syncs of this thread leave packets with data that it does not have to later syncs.
+    static DEFERS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// From now on syncs of this thread, which are not requested by the program, leave packets with data in the program's
+/// memory to later syncs, by [`with_program_data`].
+pub fn defer_program_data() {
+    DEFERS.set(true);
+}
+
+/// Runs syncs that take the data of indirect slots from `data`, which was read from the program.
+pub fn with_program_data<T>(data: ProgramData, syncs: impl FnOnce() -> T) -> T {
+    PROGRAM_DATA.set((data, 0));
+    let defers = DEFERS.replace(false);
+    let result = syncs();
+    DEFERS.set(defers);
+    PROGRAM_DATA.take();
+    result
+}
+
+/// Writes the data that was read from `from` to the start of a buffer. Returns whether there is such data.
+fn write_program_data(region: &Region, (from, len, idx): (u64, u16, BufIdx)) -> bool {
+    PROGRAM_DATA.with_borrow_mut(|(data, used)| {
+        let is_wanted = |(at, bytes): &(u64, Vec<u8>)| *at == from && bytes.len() == usize::from(len);
+        let Some(skipped) = data.get(*used..).and_then(|left| left.iter().position(is_wanted)) else { return false };
+        let is_buffer = region.limits().index_ok(idx) && u32::from(len) <= region.limits().buf_size;
+        if is_buffer {
+            region.frame(idx).write(0, &data[*used + skipped].1);
+        }
+        *used += skipped + 1;
+        is_buffer
+    })
 }
 
 impl ValeTx {
@@ -45,7 +92,7 @@ impl ValeTx {
     fn copy_indirect(&self, span: Span) -> u32 {
         let ring = self.pipe.channel.slots();
         // With offsets configured, the pointers of slots hold offsets and not addresses.
-        let region = self.region.as_deref().filter(|_| self.offsets.mask == 0);
+        let has_addresses = self.offsets.mask == 0;
         let mut indirect = ring.slots().walk(span).filter(|p| ring.flags(*p) & NS_INDIRECT != 0).peekable();
         let mut bad = 0;
         while let Some(first) = indirect.peek().copied() {
@@ -56,7 +103,13 @@ impl ValeTx {
                 (at[n], wanted[n]) = (p, (slot.ptr, slot.len, slot.buf_idx));
                 n += 1;
             }
-            let unreadable = region.map_or(u64::MAX, |region| region.copy_from_program(&wanted[..n]));
+            let unreadable = match (has_addresses, self.has_own_pointers) {
+                (false, _) => u64::MAX,
+                (true, true) => self.region.copy_from_program(&wanted[..n]),
+                (true, false) => {
+                    (0..n).fold(0, |bad, i| bad | u64::from(!write_program_data(&self.region, wanted[i])) << i)
+                }
+            };
             for p in (0..n).filter(|i| unreadable & 1 << i != 0).map(|i| at[i]) {
                 ring.set_len(p, 0);
                 bad += 1;
@@ -67,6 +120,29 @@ impl ValeTx {
 }
 
 impl Tx for ValeTx {
+    fn sendable(&self, window: Span) -> Pos {
+        if self.has_own_pointers || !DEFERS.get() {
+            return window.to;
+        }
+        let (ring, mut packet) = (self.pipe.channel.slots(), window.from);
+        for p in ring.slots().walk(window) {
+            let flags = ring.flags(p);
+            if flags & NS_INDIRECT != 0 {
+                return packet;
+            }
+            if flags & NS_MOREFRAG == 0 {
+                packet = ring.slots().next(p);
+            }
+        }
+        window.to
+    }
+
+    fn indirect_data(&self, window: Span) -> Vec<(u64, u16)> {
+        let (ring, limits) = (self.pipe.channel.slots(), self.region.limits());
+        let slots = ring.slots().walk(window).map(|p| ring.load(p)).filter(|slot| slot.flags & NS_INDIRECT != 0);
+        slots.filter(|slot| u32::from(slot.len) <= limits.buf_size).map(|slot| (slot.ptr, slot.len)).collect()
+    }
+
     #[inline]
     fn send(&self, span: Span) -> u32 {
         let ring = self.pipe.channel.slots();

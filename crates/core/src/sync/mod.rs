@@ -179,6 +179,14 @@ impl SyncRing {
             || self.backend.peer_moved(slots, hwtail).is_some_and(|raw| raw != self.invalid_index.load(Relaxed))
     }
 
+    /// Returns the addresses and lengths of the data in the program's memory that slots of the next sync refer to.
+    pub(crate) fn indirect_data(&self) -> Vec<(u64, u16)> {
+        let (slots, positions) = (self.view.shape().slots, self.state().positions(self.view.shape().slots));
+        let (RingBackend::Tx(tx), Some((hwcur, hwtail))) = (&self.backend, positions) else { return Vec::new() };
+        let program = validate(slots, hwcur, hwtail, self.view.raw_head(), self.view.raw_cur());
+        program.map_or_else(Vec::new, |program| tx.indirect_data(Span { from: hwcur, to: program.head }))
+    }
+
     /// Counts an invalid position of the peer, which is ignored and not checked again until it changes.
     #[cold]
     fn ignore_index(&self, state: &SyncState, moved: Option<u32>) {
@@ -308,30 +316,31 @@ impl SyncRing {
         monitored: bool,
     ) -> Pos {
         let slots = self.view.shape().slots;
-        if program.head != hwcur {
+        let head = if program.head == hwcur { hwcur } else { tx.sendable(Span { from: hwcur, to: program.head }) };
+        if head != hwcur {
             if monitored && self.mirrors.any_zero_copy() {
                 // NS_BUF_CHANGED set by the program was for this sync.
-                self.clear_buf_changed(Span { from: hwcur, to: program.head });
+                self.clear_buf_changed(Span { from: hwcur, to: head });
             }
             if monitored && self.mirrors.any_copy() {
                 self.mirrors.copy(
                     self.view.region(),
                     (self.view.slots(), self.view.offsets()),
-                    Span { from: hwcur, to: program.head },
+                    Span { from: hwcur, to: head },
                 );
             }
-            let bad = tx.send(Span { from: hwcur, to: program.head });
-            state.set_hwcur(program.head);
+            let bad = tx.send(Span { from: hwcur, to: head });
+            state.set_hwcur(head);
             if bad > 0 {
                 state.count_bad_slots(bad);
             }
-            state.count_batch(slots.distance(hwcur, program.head));
+            state.count_batch(slots.distance(hwcur, head));
         }
         if effort == Effort::IfNeeded && program.cur != hwtail && !tx.has_unsent() {
             return hwtail;
         }
         // tail is one before the first unfinished slot, so that a full ring and an empty one differ.
-        match tx.completed(slots.next(hwtail), program.head) {
+        match tx.completed(slots.next(hwtail), head) {
             Ok(finished) => {
                 if monitored && self.mirrors.any_zero_copy() {
                     let sent = Span { from: slots.next(hwtail), to: finished };

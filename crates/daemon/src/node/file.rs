@@ -25,6 +25,19 @@ pub(super) enum SlowOp {
     Open,
     /// `NIOCCTRL`, `NIOCREGIF`, `NIOCGINFO`: the file, the request's number and what its argument points to.
     Control(Arc<File>, u32, Vec<u8>),
+    /// A sync, or a poll, of a port with packets to send whose data is in the program's memory.
+    Indirect(Arc<File>, Option<PollRequest>),
+}
+
+/// A poll.
+pub(super) struct PollRequest {
+    pub(super) id: RequestId,
+    pub(super) tid: u32,
+    pub(super) kh: u64,
+    pub(super) events: u32,
+    pub(super) sleeps: bool,
+    /// Whether the serving thread is pinned to the CPU of the polling program.
+    pub(super) near: bool,
 }
 
 /// `POLLIN`, `POLLOUT` and their twins; `POLLERR`.

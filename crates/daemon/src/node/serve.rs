@@ -13,18 +13,18 @@ use std::time::Instant;
 
 use unetmap_abi::{NIOCCONFIG, NIOCCTRL, NIOCGINFO, NIOCREGIF, NIOCRXSYNC, NIOCTXSYNC};
 use unetmap_core::Error;
-use unetmap_core::Port;
 use unetmap_core::errno::{EAGAIN, EINVAL, EIO, EMFILE, ENODEV, ENOENT, ENOMEM, ENXIO, EOPNOTSUPP};
+use unetmap_core::{Port, defer_program_data, with_program_data};
 use unetmap_sys::fuse::{Device, Op, REQUEST_BYTES, Request};
 use unetmap_sys::socket;
 
 use super::affinity::RequesterAffinity;
-use super::file::{File, SlowOp, SlowRequest, UNBOUND, interest, revents};
+use super::file::{File, PollRequest, SlowOp, SlowRequest, UNBOUND, interest, revents};
 use super::held_polls::{HeldPoll, HeldPolls, is_none, spin_until_ready};
 use super::mount::{Mount, RequestId, file_of, kind};
 use super::shared::{Files, Shared, User};
 use super::waker::PollWaker;
-use super::{Job, JobQueue, NAME, ioctl};
+use super::{Job, JobQueue, NAME, indirect, ioctl};
 use crate::tuning::node::{CATCH_UP_LIMIT, MAX_FILES_OF_USER, MAX_IDLE_THREADS};
 
 /// The kernel looks the file up again: another user looked it up first.
@@ -32,17 +32,6 @@ const ESTALE: i32 = 116;
 const ENOSYS: i32 = 38;
 const EINTR: i32 = 4;
 const ENOTTY: i32 = 25;
-
-/// A poll.
-struct PollRequest {
-    id: RequestId,
-    tid: u32,
-    kh: u64,
-    events: u32,
-    sleeps: bool,
-    /// Whether this thread is pinned to the CPU of the polling program.
-    near: bool,
-}
 
 /// Serves the first mount, until all mounts have ended and all files are closed.
 pub(super) fn start(dev: Device, number: u64, jobs: JobQueue) -> io::Result<Arc<Shared>> {
@@ -78,6 +67,7 @@ fn spawn(shared: &Arc<Shared>, mount: &Arc<Mount>) -> io::Result<()> {
 
 /// Runs a thread: it reads requests until one may take long, answers that one, and reads again if it is needed.
 fn run_thread(shared: &Arc<Shared>, mount: &Arc<Mount>) {
+    defer_program_data();
     let mut buf = vec![0; REQUEST_BYTES];
     let mut affinity = RequesterAffinity::new();
     while let Some(request) = shared.read_requests(mount, &mut buf, &mut affinity) {
@@ -188,7 +178,14 @@ impl Shared {
         // An answer to a request that was cancelled meanwhile is ignored by the kernel.
         let _ = match op {
             Op::Poll { fh, kh, events, sleeps } => match self.file(fh) {
-                Some(file) => self.poll(PollRequest { id: id(), tid: from.tid, kh, events, sleeps, near }, &file),
+                Some(file) => {
+                    let poll = PollRequest { id: id(), tid: from.tid, kh, events, sleeps, near };
+                    if has_indirect_data(&file) {
+                        let what = SlowOp::Indirect(file, Some(PollRequest { near: false, ..poll }));
+                        return Some(SlowRequest { id: id(), from, what });
+                    }
+                    self.poll(poll, &file)
+                }
                 None => dev.reply_poll(unique, UNBOUND),
             },
             Op::Ioctl { fh, cmd, data, room } => match self.file(fh) {
@@ -313,6 +310,7 @@ impl Shared {
     /// Answers a sync, or returns the operation of another ioctl.
     fn ioctl(&self, unique: u64, file: &Arc<File>, cmd: u32, data: &[u8], room: u32) -> Result<io::Result<()>, SlowOp> {
         let result = match u64::from(cmd) {
+            NIOCTXSYNC if has_indirect_data(file) => return Err(SlowOp::Indirect(file.clone(), None)),
             NIOCTXSYNC => -sync(file, Port::txsync),
             NIOCRXSYNC => -sync(file, Port::rxsync),
             NIOCCTRL | NIOCREGIF | NIOCGINFO if data.len() == room as usize => {
@@ -445,6 +443,18 @@ impl SlowRequest {
         let id = self.id.clone();
         match self.what {
             SlowOp::Open => shared.finish(&id, || shared.open_slow(&id, self.from.uid)),
+            SlowOp::Indirect(file, poll) => {
+                let data = indirect::read(&file, &self.from);
+                let answer = || match poll {
+                    Some(poll) => drop(shared.poll(poll, &file)),
+                    None => {
+                        let result = -sync(&file, Port::txsync);
+                        let _ = file.mount.dev.reply_ioctl(id.unique, result, &[]);
+                        shared.answer_held_polls(&file);
+                    }
+                };
+                shared.finish(&id, || with_program_data(data, answer));
+            }
             SlowOp::Control(ref file, ..) => {
                 let file = file.clone();
                 let mut turn = file.begin(self);
@@ -458,6 +468,11 @@ impl SlowRequest {
             }
         }
     }
+}
+
+/// Whether the next sync sends packets whose data is in the program's memory.
+fn has_indirect_data(file: &File) -> bool {
+    file.port().is_some_and(|port| !port.indirect_data().is_empty())
 }
 
 /// 0, or an errno.

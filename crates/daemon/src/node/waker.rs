@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use unetmap_core::{Error, Interest, Port};
+use unetmap_core::{Error, Interest, Port, defer_program_data};
 use unetmap_sys::Doorbell;
 use unetmap_sys::event::{Epoll, EventFlags, PollFd, PollFlags, wait_readable};
 
@@ -215,6 +215,7 @@ impl PollWaker {
 
     /// Runs the waker until [`PollWaker::end`].
     pub(super) fn run(&self, held_polls: &HeldPolls, interrupt: impl Fn(&RequestId)) {
+        defer_program_data();
         let mut events = Vec::new();
         while !self.over.load(Ordering::Acquire) {
             match self.wait(&mut events) {

@@ -19,8 +19,9 @@ use super::batch::Batch;
 use super::context::BatchContext;
 use super::offsets::HeadroomOffsets;
 use super::prefault::Prefault;
+use super::vnet_hdr;
 use crate::backpressure::Backpressure;
-use crate::forward::Packet;
+use crate::forward::{MAX_FRAGS, Packet};
 use crate::tuning::{BUFFER_PREFETCH_SLOTS, DEFER_WAKEUP_RING_SHARE, KEEPS_UP_RING_SHARE};
 
 /// Slot flags of a packet of one slot: the number of its slots, without `NS_MOREFRAG`.
@@ -221,6 +222,16 @@ impl PortRx {
         let mut next = *state;
         let (mut pending, mut swapped) = (Some(first), 0);
         while let Some(packet) = pending {
+            if may_not_fit && !self.fits(region, batch, packet, next.prod) {
+                let split = |bytes: &[u8]| self.put_split(region, &mut next, bytes);
+                match vnet_hdr::gathered(source_region, batch, packet, split) {
+                    Some(true) => {}
+                    Some(false) => break,
+                    None => self.count_drops(1),
+                }
+                pending = packets.next();
+                continue;
+            }
             if next.room(n) < u32::from(packet.frags) {
                 self.refresh(&mut next);
                 if next.room(n) < u32::from(packet.frags) {
@@ -231,10 +242,6 @@ impl PortRx {
             if !swap {
                 // Useless if the ring turns out to be full before that slot.
                 region.prefetch_for_write(ring.buf_idx(n.add(next.prod, BUFFER_PREFETCH_SLOTS.min(n.get()))));
-            }
-            if may_not_fit && !self.fits(region, batch, packet, next.prod) {
-                self.count_drops(1);
-                continue;
             }
             let mut copied = false;
             for i in 0..packet.frags {
@@ -260,6 +267,15 @@ impl PortRx {
         drop(state);
         prefault(region, buffers, backpressure);
         pending
+    }
+
+    /// Writes a packet into as many slots as it needs; `Some(false)` if they are not free now, `None` if they never are.
+    #[cold]
+    fn put_split(&self, region: &Region, next: &mut RxState, packet: &[u8]) -> Option<bool> {
+        let slots = packet.len().div_ceil(self.slot_capacity(region));
+        let most = (MAX_FRAGS as usize).min(self.channel.slots().slots().get() as usize - 1);
+        let is_possible = slots <= most && self.offsets.get().max < region.limits().buf_size;
+        is_possible.then(|| self.put(region, next, &[packet]))
     }
 
     /// Writes a packet that consists of `pieces` into the next slots; `false` if there is no room.

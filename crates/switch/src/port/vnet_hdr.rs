@@ -99,6 +99,21 @@ pub(crate) fn deliver_converted(
     }
 }
 
+/// Passes a private copy of a packet to `f`; `None` if the packet is longer than one may be.
+#[cold]
+pub(crate) fn gathered<T>(
+    region: &Region,
+    batch: &Batch<'_>,
+    packet: Packet,
+    f: impl FnOnce(&[u8]) -> Option<T>,
+) -> Option<T> {
+    let mut bytes = PACKET.take();
+    bytes.clear();
+    let result = if gather(&mut bytes, region, batch, packet) { f(&bytes) } else { None };
+    PACKET.set(bytes);
+    result
+}
+
 /// Returns the virtio-net header of a packet that begins with one of `len` bytes, in the longest form: fields that the
 /// packet's header lacks are 0, so they request nothing.
 pub(crate) fn convert_vnet_hdr(packet: &[u8], len: usize) -> [u8; MAX_VNET_HDR] {

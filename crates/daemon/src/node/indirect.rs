@@ -1,0 +1,24 @@
+//! Packets of switch ports whose data is in the memory of the program (`NS_INDIRECT`), read before the sync: reading may
+//! block at a page fault of the program, and a sync holds the ring's lock.
+
+use unetmap_core::ProgramData;
+use unetmap_sys::fuse::Requester;
+use unetmap_sys::thread::RemoteThread;
+
+use super::file::File;
+use crate::tuning::node::MAX_INDIRECT_BYTES;
+
+/// Reads the data that the file's unsent slots refer to from the thread that requests the sync. Slots whose data cannot be
+/// read are missing, and their packets are dropped and counted.
+pub(super) fn read(file: &File, from: &Requester) -> ProgramData {
+    // Of the user who opened the file: whoever has a duplicate may not make another's memory appear in the switch.
+    let thread = (from.uid == file.uid).then(|| RemoteThread::of(from.tid).ok()).flatten();
+    let (Some(thread), Some(port)) = (thread, file.port()) else { return ProgramData::new() };
+    let mut left = MAX_INDIRECT_BYTES;
+    let read_one = |(at, len): (u64, u16)| {
+        left = left.checked_sub(usize::from(len))?;
+        let mut bytes = vec![0; usize::from(len)];
+        thread.read(at, &mut bytes).ok().map(|()| (at, bytes))
+    };
+    port.indirect_data().into_iter().filter_map(read_one).collect()
+}
