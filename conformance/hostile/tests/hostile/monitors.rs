@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use conformance::client::{Flow, record, start_client, start_ready_client};
 use conformance::home::{is_alive, summary};
 use conformance::monitor::dropped;
-use conformance::packet::Rng;
-use conformance::traffic::{exchange, expect, open};
+use conformance::packet::{self, Rng};
+use conformance::traffic::{bytes_of, exchange, expect, fill_some, open, send};
 use conformance::{LIMIT, isolated, until};
 use conformance_hostile::raw::{ControlConnection, RawPort};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::process::Signal;
 use unetmap::Port;
-use unetmap::abi::{NR_MONITOR_RX, NR_MONITOR_TX};
+use unetmap::abi::{NR_MONITOR_RX, NR_MONITOR_TX, NR_ZCOPY_MON};
 use unetmap::errno::EINVAL;
 use unetmap_core::control::monitor::{MonitorReply, NextMonitorRequest};
 
@@ -179,9 +179,10 @@ fn random_writes_of_a_monitored_program_corrupt_only_its_own_copies() {
         let (errno, reply, fds) = connection.next_monitor(&request);
         assert_eq!(errno, 0);
         let MonitorReply { head, rings } = reply.expect("a monitor");
+        // What it receives is copied by its peer.
         assert_eq!(
             (rings.len(), fds.len()),
-            (2, 5),
+            (1, 4),
             "mirror ring, endpoint states, channels, and a doorbell for each ring"
         );
         // The next reply is for the other monitor; after it there is none.
@@ -234,19 +235,58 @@ fn a_client_cannot_post_copies_to_monitors_of_a_switch_port() {
     });
 }
 
+/// A zero-copy monitor of a switch port writes random values into all memory that it maps, where the switch exchanges
+/// buffers with it: the thread continues to serve other ports.
+#[test]
+fn random_writes_of_a_zero_copy_monitor_do_not_stop_its_switch() {
+    isolated(|home| {
+        let (a, b) = (open("vale0:a"), open("vale0:b"));
+        let (c, d) = (open("vale1:c"), open("vale1:d"));
+        let monitor = RawPort::open_with(&home.socket(), "vale0:a", NR_ZCOPY_MON);
+        let mut rng = Rng(0x5eed_0075);
+        let drain = |port: &Port| {
+            let _ = port.rxsync();
+            port.rx_rings()[0].advance(port.rx_rings()[0].space());
+        };
+        for round in 0..200 {
+            for _ in 0..20 {
+                for file in [&monitor.region, &monitor.channels, &monitor.endpoint_states] {
+                    scribble(file, &mut rng);
+                }
+                // The position of the monitor, so that the switch always finds room.
+                let position = rng.below(1024) as u32;
+                monitor.channels.write_all_at(&position.to_ne_bytes(), 128).expect("a channel page");
+            }
+            fill_some(&a.tx_rings()[0], 1, round, 50);
+            let _ = a.txsync();
+            [&a, &b].into_iter().for_each(drain);
+            // The thread serves another switch, too.
+            send(&c, 2, round, round + 1).expect("room");
+            until("it arrives", || {
+                d.rxsync().expect("an open port");
+                let seen = d.rx_rings()[0].available().any(|slot| packet::check(&bytes_of(&slot)) == Ok((2, round)));
+                d.rx_rings()[0].advance(d.rx_rings()[0].space());
+                seen
+            });
+        }
+        home.assert_serves();
+    });
+}
+
 /// A client that shares the endpoint state page changes the monitor generation all the time.
 #[test]
 fn a_false_monitor_generation_stops_nobody() {
     isolated(|home| {
         let (a, b) = (open("netmap:p{1"), open("netmap:p}1"));
         let monitor = Port::options().rx_slots(4096).open("netmap:p}1/r").expect("a monitor");
-        let raw_port = RawPort::open(&home.socket(), "p}1");
+        // The sender makes the copies.
+        let raw_port = RawPort::open(&home.socket(), "p{1");
         let over = AtomicBool::new(false);
-        let rx = raw_port.bound.rings.iter().find(|ring| ring.dir == 1).expect("a receive ring");
+        let tx = raw_port.bound.rings.iter().find(|ring| ring.dir == 0).expect("a transmit ring");
         let (mut reported, mut word) = (0u32, [0; 4]);
         raw_port
             .endpoint_states
-            .read_exact_at(&mut word, u64::from(rx.state) * 128 + NOTICE * 4)
+            .read_exact_at(&mut word, u64::from(tx.state) * 128 + NOTICE * 4)
             .expect("an endpoint state page");
         assert_eq!(u32::from_ne_bytes(word), 4, "the monitor generation is at another offset");
         std::thread::scope(|scope| {
