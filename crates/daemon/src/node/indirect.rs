@@ -11,7 +11,8 @@ use crate::tuning::node::MAX_INDIRECT_BYTES;
 /// Reads the data that the file's unsent slots refer to from the thread that requests the sync. Slots whose data cannot be
 /// read are missing, and their packets are dropped and counted.
 pub(super) fn read(file: &File, from: &Requester) -> ProgramData {
-    // Of the user who opened the file: whoever has a duplicate may not make another's memory appear in the switch.
+    // Only of the user who opened the file: a process that holds a duplicate may be another user's, whose memory the
+    // program may not send.
     let thread = (from.uid == file.uid).then(|| RemoteThread::of(from.tid).ok()).flatten();
     let (Some(thread), Some(port)) = (thread, file.port()) else { return ProgramData::new() };
     let mut left = MAX_INDIRECT_BYTES;

@@ -27,6 +27,7 @@ use crate::policy::DropReason;
 mod batch;
 mod context;
 mod cpu;
+mod gather;
 mod offsets;
 mod prefault;
 mod rx_ring;

@@ -17,9 +17,9 @@ use unetmap_sys::thread::current_cpu;
 use super::RingConfig;
 use super::batch::Batch;
 use super::context::BatchContext;
+use super::gather::gathered;
 use super::offsets::HeadroomOffsets;
 use super::prefault::Prefault;
-use super::vnet_hdr;
 use crate::backpressure::Backpressure;
 use crate::forward::{MAX_FRAGS, Packet};
 use crate::tuning::{BUFFER_PREFETCH_SLOTS, DEFER_WAKEUP_RING_SHARE, KEEPS_UP_RING_SHARE};
@@ -224,7 +224,7 @@ impl PortRx {
         while let Some(packet) = pending {
             if may_not_fit && !self.fits(region, batch, packet, next.prod) {
                 let split = |bytes: &[u8]| self.put_split(region, &mut next, bytes);
-                match vnet_hdr::gathered(source_region, batch, packet, split) {
+                match gathered(source_region, batch, packet, split) {
                     Some(true) => {}
                     Some(false) => break,
                     None => self.count_drops(1),

@@ -1,25 +1,14 @@
 //! Delivery between ports with different virtio-net headers: packets are copied out of the sender's memory, and written
 //! with the header that the receiver expects.
 
-use std::cell::RefCell;
-
-use unetmap_mem::Region;
-
 use super::SwitchPort;
 use super::batch::Batch;
 use super::context::BatchContext;
+use super::gather::{MAX_VNET_HDR, PACKET, gather};
 use super::rx_ring::PortRx;
 use crate::forward::Packet;
-use crate::offload::{self, MAX_PACKET, VNET_HDR_LENS};
+use crate::offload;
 use crate::policy::DropReason;
-
-/// Bytes of the longest virtio-net header.
-const MAX_VNET_HDR: usize = VNET_HDR_LENS[1];
-
-thread_local! {
-    /// A private copy of a packet.
-    static PACKET: RefCell<Vec<u8>> = RefCell::new(Vec::with_capacity(MAX_PACKET + MAX_VNET_HDR));
-}
 
 impl SwitchPort {
     /// For a packet with a virtio-net header of `bytes` bytes, returns the length of the first part of the frame and
@@ -99,38 +88,8 @@ pub(crate) fn deliver_converted(
     }
 }
 
-/// Passes a private copy of a packet to `f`; `None` if the packet is longer than one may be.
-#[cold]
-pub(crate) fn gathered<T>(
-    region: &Region,
-    batch: &Batch<'_>,
-    packet: Packet,
-    f: impl FnOnce(&[u8]) -> Option<T>,
-) -> Option<T> {
-    let mut bytes = PACKET.take();
-    bytes.clear();
-    let result = if gather(&mut bytes, region, batch, packet) { f(&bytes) } else { None };
-    PACKET.set(bytes);
-    result
-}
-
 /// Returns the virtio-net header of a packet that begins with one of `len` bytes, in the longest form: fields that the
 /// packet's header lacks are 0, so they request nothing.
 pub(crate) fn convert_vnet_hdr(packet: &[u8], len: usize) -> [u8; MAX_VNET_HDR] {
     std::array::from_fn(|i| if i < len { packet[i] } else { 0 })
-}
-
-/// Appends a packet to `bytes`; `false` if it is longer than a packet may be.
-pub(crate) fn gather(bytes: &mut Vec<u8>, region: &Region, batch: &Batch<'_>, packet: Packet) -> bool {
-    let from = bytes.len();
-    for i in 0..packet.frags {
-        let slot = batch.slots.load(batch.at(u32::from(packet.at + i)));
-        let (at, len) = (bytes.len(), usize::from(slot.len));
-        if at + len - from > MAX_PACKET + MAX_VNET_HDR {
-            return false;
-        }
-        bytes.resize(at + len, 0);
-        batch.frame(region, slot).read(0, &mut bytes[at..]);
-    }
-    true
 }
