@@ -87,6 +87,10 @@ pub struct Port {
     pub mem_id: u16,
     /// Interfaces: the data path.
     pub manner: Option<String>,
+    /// Interfaces: why packets are copied although the driver runs the XDP program.
+    pub copied: Option<String>,
+    /// Interfaces: they have other queues than the port has rings.
+    pub other_queues: Option<String>,
     /// Switch ports: the thread that serves it.
     pub thread: Option<usize>,
     /// Attached interfaces: the polling CPU of each queue that has one.

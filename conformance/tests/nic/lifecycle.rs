@@ -132,6 +132,36 @@ fn a_port_survives_changes_of_link_mtu_and_queues_mediated() {
 }
 
 #[test]
+fn a_port_says_that_its_interface_has_other_queues() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, VethOptions { queues: 4, ..CABLE }) else { return };
+        let set = |queues| net.near.tool("ethtool", &["-L", "va", "rx", queues, "tx", queues]).expect("ethtool");
+        let of_port = || home.snapshot().ports.into_iter().find(|port| port.name == "va").expect("the port is open");
+        set("2");
+        let port = net.open("netmap:va");
+        assert_eq!((port.rx_rings().len(), of_port().other_queues), (2, None));
+        set("4");
+        until("the added queues are noticed", || of_port().other_queues.is_some());
+        let remark = of_port().other_queues.expect("a remark");
+        assert!(remark.contains("4 receive and 4 transmit queues") && remark.contains("rings for 2 and 2"), "{remark}");
+        drop(port);
+        net.assert_given_back();
+        assert_eq!(net.open("netmap:va").rx_rings().len(), 4);
+    });
+}
+
+#[test]
+fn a_port_says_why_packets_are_copied() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let _port = net.open("netmap:va");
+        let port = home.snapshot().ports.into_iter().find(|port| port.name == "va").expect("the port is open");
+        let expected = port.manner.as_deref() == Some("native, copy");
+        assert_eq!(port.copied.is_some_and(|why| why == "the driver does not support zero copy"), expected);
+    });
+}
+
+#[test]
 fn another_xdp_program_is_not_replaced() {
     isolated(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };

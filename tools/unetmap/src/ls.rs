@@ -68,6 +68,9 @@ fn tables(json: &str, earlier: &[String]) -> Result<String, String> {
         if rows.len() > 1 {
             text += &format!("\n{title}\n{}", align(&rows, left));
         }
+        if title == "Rings" {
+            text += &remarks(&all["ports"]);
+        }
     }
     Ok(text)
 }
@@ -167,17 +170,25 @@ fn rings(ports: &Value) -> Vec<Vec<String>> {
                 cell(&ring["bad_slots"]),
                 cell(&ring["bad_pointers"]),
                 cell(&ring["dropped"]),
-                match (&port["manner"], &port["copied"]) {
-                    (Value::String(data_path), Value::String(why)) => {
-                        format!("{} ({data_path}: {why})", cell(&port["kind"]))
-                    }
-                    (Value::String(data_path), _) => format!("{} ({data_path})", cell(&port["kind"])),
+                match &port["manner"] {
+                    Value::String(data_path) => format!("{} ({data_path})", cell(&port["kind"])),
                     _ => cell(&port["kind"]),
                 },
             ]);
         }
     }
     rows
+}
+
+/// Lines about the interfaces whose packets are copied, or that have queues without a ring.
+fn remarks(ports: &Value) -> String {
+    let of_port = |port: &Value| {
+        let copied = port["copied"].is_string().then(|| format!("packets are copied: {}", cell(&port["copied"])));
+        let queues = port["other_queues"].is_string().then(|| cell(&port["other_queues"]));
+        let name = cell(&port["name"]);
+        copied.into_iter().chain(queues).map(move |remark| format!("{name}: {remark}\n")).collect::<String>()
+    };
+    members(ports).map(of_port).collect()
 }
 
 fn sessions(sessions: &Value) -> Vec<Vec<String>> {

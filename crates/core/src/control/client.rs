@@ -280,8 +280,8 @@ impl Reply {
     }
 }
 
-/// Sends one request and waits for the reply. `EAGAIN` means that the kernel has not released a queue yet: the request
-/// is repeated for a while, here and not in the daemon, which would make other clients wait.
+/// Sends one request and waits for the reply. `EAGAIN` means that the kernel has not released a queue yet, or that the
+/// number of queues has just changed: the request is repeated for a while, here and not in the daemon, which would make other clients wait.
 pub(crate) fn send<R: ControlRequest>(fd: BorrowedFd<'_>, subject: &str, request: &R) -> Result<Reply, Error> {
     send_encoded(fd, subject, R::KIND, &request.encode())
 }
@@ -309,13 +309,14 @@ pub(crate) fn running_or_started(start: bool) -> Result<Option<Connection>, Erro
 }
 
 fn send_encoded(fd: BorrowedFd<'_>, subject: &str, kind: Kind, payload: &[u8]) -> Result<Reply, Error> {
-    let start = std::time::Instant::now();
+    let mut refused_since = None;
     loop {
         let reply = send_once(fd, subject, kind, payload)?;
         if reply.errno != errno::EAGAIN {
             return Ok(reply);
         }
-        if start.elapsed() > QUEUE_BUSY_LIMIT {
+        // From the first reply on: some drivers take seconds to attach an XDP program.
+        if refused_since.get_or_insert_with(std::time::Instant::now).elapsed() > QUEUE_BUSY_LIMIT {
             return Ok(Reply { errno: errno::EBUSY, ..reply });
         }
         std::thread::sleep(QUEUE_BUSY_RETRY);

@@ -51,7 +51,7 @@ pub(super) fn create(
     request: &NmreqRegister,
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
-    let shape = nic::new_shape(link, request, caller)?;
+    let shape = nic::new_shape(daemon, link, request, caller)?;
     let nic = nic::create_for_daemon(daemon, link, shape, caller)?;
     let zero_copy = nic::driver_offers_zero_copy(link, caller);
     let (scope, sizes) = (daemon.interface_scope(caller), daemon.knobs.mediated_sizes(zero_copy).with_pipe(&shape));

@@ -33,6 +33,9 @@ pub(crate) struct PortSnapshot {
     /// Interface: why its packets are copied although the driver runs the XDP program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) copied: Option<String>,
+    /// Interface: it has other queues than the port has rings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) other_queues: Option<String>,
     /// Switch port: packets that it sent and that reached no port, by reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) lost: BTreeMap<&'static str, u64>,
@@ -81,6 +84,7 @@ impl PortSnapshot {
             polled: BTreeMap::new(),
             manner: None,
             copied: None,
+            other_queues: None,
             lost: BTreeMap::new(),
             rings: endpoint.rings().map(|ring| RingSnapshot::new(endpoint, ring, channels)).collect(),
         }

@@ -14,6 +14,7 @@ mod filter;
 mod host_rings;
 mod open;
 mod queue;
+mod queue_count;
 mod settings;
 mod sockets;
 mod zero_copy;
@@ -45,6 +46,7 @@ use crate::tuning::nic::KEEPALIVE_TIMEOUT;
 use attach::random_mark;
 use host_rings::{HostRings, near_name};
 use queue::{OpenQueue, socket_position};
+use queue_count::QueueCounts;
 use settings::StoredFilter;
 
 pub(crate) use filter::answer_request;
@@ -104,6 +106,9 @@ pub(crate) struct Nic {
     xdp_config: Option<XdpConfig>,
     /// Why zero copy was not tried, or failed.
     copy_reason: Option<String>,
+    queue_counts: QueueCounts,
+    /// The interface has other queues than the port has rings: for people.
+    other_queues: Option<String>,
     admode: Admode,
     /// Whether it is up. Packets move only then.
     up: bool,
@@ -159,6 +164,8 @@ impl Nic {
             mark: random_mark()?,
             xdp_config: None,
             copy_reason: None,
+            queue_counts: QueueCounts::default(),
+            other_queues: None,
             admode,
             up: link.up,
             tx_dropped_before,
@@ -174,7 +181,9 @@ impl Nic {
         let own = self.endpoint.shape.nic_pairs();
         let pairs: BTreeSet<usize> = self.endpoint.bound(selection).map(|ring| ring.pair).collect();
         if pairs.first().is_some_and(|first| *first < own) && self.xdp.is_none() {
+            let without = self.count_queues();
             self.attach()?;
+            self.check_attached_queues(without)?;
         }
         if pairs.last().is_some_and(|last| *last >= own) {
             self.host.create(self.frames_mark())?;
@@ -298,6 +307,9 @@ impl Nic {
             let state = if link.up { "up" } else { "down: no packets move before it is up" };
             tracing::info!(name = link.name, "the interface is {state}");
             self.up = link.up;
+        }
+        if self.xdp.is_some() {
+            self.compare_queues();
         }
         let frags = self.xdp_config.is_none_or(|xdp_config| xdp_config.frags);
         if !frags && link.mtu + HEADER > self.umem.receive_bytes(0) {
@@ -485,7 +497,12 @@ impl Port for Nic {
             first.dropped += self.tx_dropped();
         }
         let copied = self.copy_reason().map(str::to_owned);
-        vec![PortSnapshot { manner: Some(self.describe_config()), copied, ..port }]
+        vec![PortSnapshot {
+            manner: Some(self.describe_config()),
+            copied,
+            other_queues: self.other_queues.clone(),
+            ..port
+        }]
     }
 }
 

@@ -11,6 +11,7 @@ use unetmap_sys::link::{self, Link, LinkEvent, LinkWatch};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::xsk;
 
+use super::queue_count::{QueueCounts, rings};
 use super::settings::InterfaceSettings;
 use super::zero_copy::driver_offers_it;
 use super::{Nic, NicKey};
@@ -38,6 +39,7 @@ pub(crate) struct NicState {
     last_serial: u64,
     /// By namespace: the changes of its interfaces.
     pub(crate) watches: BTreeMap<u64, NamespaceWatch>,
+    queue_counts: QueueCounts,
     /// Filters and busy polling.
     pub(crate) settings: InterfaceSettings,
     /// When the kernel's programs were last notified that the daemon runs.
@@ -175,7 +177,7 @@ fn find_or_create_direct(
         0 | 1 => None,
         other => Some(daemon.region_by_number(other, caller)?),
     };
-    let shape = new_shape(link, request, caller)?;
+    let shape = new_shape(daemon, link, request, caller)?;
     let region = match region {
         Some(region) => region,
         None => daemon.interface_region(caller, shape.all_slots(), driver_offers_it(link, caller))?,
@@ -244,6 +246,7 @@ fn create(
     nic.filter = daemon.nics.settings.filter_of(netns_id, link.index);
     nic.busy_poll = daemon.nics.settings.busy_poll_of(netns_id, link.index);
     nic.forwards = daemon.knobs.fwd();
+    nic.queue_counts = daemon.nics.queue_counts.clone();
     daemon.nics.last_serial = key.serial;
     daemon.registry.insert(PortKey::Nic(key), Box::new(nic));
     Ok(key)
@@ -328,6 +331,7 @@ fn link_changed(daemon: &mut Daemon, netns: u64, link: &Link) {
 }
 
 fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {
+    daemon.nics.queue_counts.remove(netns, index);
     let nics = daemon.registry.all_mut::<Nic>().filter(|nic| nic.key.netns == netns);
     nics.for_each(|nic| nic.host_gone(index));
     if let Some(nic) = find(&daemon.registry, netns, index) {
@@ -402,13 +406,17 @@ pub(crate) fn find_link(name: &str, caller: &Caller) -> Result<Option<Link>, Ref
 }
 
 /// Returns the shape of a port on an interface that is not open yet.
-pub(crate) fn new_shape(link: &Link, request: &NmreqRegister, caller: &Caller) -> Result<EndpointShape, Refusal> {
-    let channels = queues(link, caller)?;
+pub(crate) fn new_shape(
+    daemon: &Daemon,
+    link: &Link,
+    request: &NmreqRegister,
+    caller: &Caller,
+) -> Result<EndpointShape, Refusal> {
+    let channels = daemon.nics.queue_counts.once_attached(caller.netns_id(), link.index, queues(link, caller)?);
     let slots = |requested: u32, default: u32| {
         let n = if requested == 0 { default } else { requested.clamp(2, MAX_SLOTS).next_power_of_two() };
         Slots::new(n).map_or_else(|| refuse(EINVAL, format!("a ring has 2 to {MAX_SLOTS} slots, not {n}")), Ok)
     };
-    let rings = |n: u32| u16::try_from(n.clamp(1, 256)).unwrap_or(256);
     let host_rings = |requested: u16| requested.clamp(1, MAX_HOST_RINGS);
     Ok(EndpointShape {
         tx_rings: rings(channels.tx),

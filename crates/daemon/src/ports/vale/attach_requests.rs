@@ -77,7 +77,7 @@ fn open_interface(
     if let Some(nic) = nic::find(&daemon.registry, caller.netns_id(), link.index) {
         return nic::in_use(daemon, nic);
     }
-    let shape = nic::new_shape(link, request, caller)?;
+    let shape = nic::new_shape(daemon, link, request, caller)?;
     nic::create_for_daemon(daemon, link, shape, caller).map(PortKey::Nic)
 }
 

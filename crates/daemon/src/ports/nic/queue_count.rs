@@ -1,0 +1,100 @@
+//! How many queues an interface has. virtio_net has more while an XDP program is attached, and `ethtool -L` changes the
+//! number at any time; but the rings of a port stay the same while it is open.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use unetmap_core::errno::EAGAIN;
+use unetmap_sys::link::{self, Channels};
+
+use super::Nic;
+use crate::refusal::{Refusal, refuse};
+
+/// Most rings of a direction.
+const MAX_RINGS: u32 = 256;
+
+/// By namespace and index: the queues of an interface without an XDP program, and with one.
+type WithAndWithout = BTreeMap<(u64, u32), (Channels, Channels)>;
+
+/// The interfaces whose number of queues changed when an XDP program was attached.
+#[derive(Clone, Default)]
+pub(crate) struct QueueCounts(Arc<Mutex<WithAndWithout>>);
+
+impl QueueCounts {
+    /// Returns the queues that an interface is going to have: it has `now`, and no port is open.
+    pub(crate) fn once_attached(&self, netns: u64, index: u32, now: Channels) -> Channels {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(&(netns, index)).filter(|(without, _)| *without == now).map_or(now, |(_, with)| *with)
+    }
+
+    fn insert(&self, netns: u64, index: u32, counts: (Channels, Channels)) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert((netns, index), counts);
+    }
+
+    /// The interface has gone.
+    pub(crate) fn remove(&self, netns: u64, index: u32) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(netns, index));
+    }
+}
+
+/// Returns the rings for a number of queues.
+pub(super) fn rings(queues: u32) -> u16 {
+    queues.clamp(1, MAX_RINGS) as u16
+}
+
+impl Nic {
+    /// The interface's queues now; `None` if they cannot be read.
+    pub(super) fn count_queues(&self) -> Option<Channels> {
+        self.netns.run(|| link::channels(&self.name)).and_then(|read| read).ok()
+    }
+
+    /// Compares the port's rings with the interface's queues, after an XDP program was attached; there were `without`
+    /// before. The caller of a port that was just created tries again, and gets as many rings as there are queues.
+    pub(super) fn check_attached_queues(&mut self, without: Option<Channels>) -> Result<(), Refusal> {
+        let (Some(without), Some(with)) = (without, self.count_queues()) else { return Ok(()) };
+        if self.endpoint.in_use() || self.has_rings_for(with) {
+            self.compare_queues();
+            return Ok(());
+        }
+        self.queue_counts.insert(self.key.netns, self.key.index, (without, with));
+        refuse(EAGAIN, "attaching the XDP program has changed the number of its queues")
+    }
+
+    fn has_rings_for(&self, queues: Channels) -> bool {
+        let shape = self.endpoint.shape;
+        rings(queues.rx) == shape.rx_rings && rings(queues.tx) == shape.tx_rings
+    }
+
+    /// Records whether the interface has other queues than the port has rings.
+    pub(super) fn compare_queues(&mut self) {
+        let Some(now) = self.count_queues() else { return };
+        let shape = self.endpoint.shape;
+        let text = (!self.has_rings_for(now)).then(|| {
+            format!(
+                "the interface has {} receive and {} transmit queues now, and the port has rings for {} and {}: close the \
+                 port everywhere and open it again",
+                now.rx, now.tx, shape.rx_rings, shape.tx_rings
+            )
+        });
+        if let Some(text) = text.as_ref().filter(|_| text != self.other_queues) {
+            tracing::warn!(name = self.name, "{text}");
+        }
+        self.other_queues = text;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_queues_with_a_program_are_remembered_until_the_interface_changes() {
+        let (counts, of) = (QueueCounts::default(), |n| Channels { rx: n, tx: n });
+        assert_eq!(counts.once_attached(1, 2, of(2)), of(2));
+        counts.clone().insert(1, 2, (of(2), of(4)));
+        assert_eq!((counts.once_attached(1, 2, of(2)), counts.once_attached(1, 2, of(1))), (of(4), of(1)));
+        assert_eq!((counts.once_attached(1, 3, of(2)), counts.once_attached(2, 2, of(2))), (of(2), of(2)));
+        counts.remove(1, 2);
+        assert_eq!(counts.once_attached(1, 2, of(2)), of(2));
+    }
+}
