@@ -3,6 +3,7 @@
 # make test       runs all tests
 # make host-matrix  host rings: all attachments with all kinds of traffic
 # make test-bare  make demo and make test in fresh Debian 12 and 13 roots (root; about an hour)
+# make test-nic   IF=eth1 PEER=eth2: real interfaces, joined by a cable and otherwise unused (root)
 # make lint       formatting, clippy, layout and words of the source, decisions, headers, manual pages
 # make bench      measures; BENCH="pipe --json" chooses
 # make install    to PREFIX (/usr/local), below DESTDIR; make uninstall removes it
@@ -25,7 +26,7 @@ SONAME := libunetmap.so.0
 # The folder of rustup's cargo, for shells that were started before rustup was installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: build setup setup-tests demo test test-bare host-matrix loom lint lint-source lint-headers lint-man lint-bpf bench install uninstall
+.PHONY: build setup setup-tests demo test test-bare test-nic host-matrix loom lint lint-source lint-headers lint-man lint-bpf bench install uninstall
 .DEFAULT_GOAL := build
 
 build: setup
@@ -61,6 +62,9 @@ host-matrix: setup
 
 test-bare:
 	@.ci/bare
+
+test-nic: build
+	@BIN=$(BIN) .ci/test-nic "$(IF)" "$(PEER)"
 
 lint: setup lint-source lint-headers lint-man lint-bpf
 	$(CARGO) fmt --all --check

@@ -345,6 +345,29 @@ fn all_interfaces_are_listed_in_a_table() {
     });
 }
 
+/// `make test-nic`, with a veth pair for the cable.
+#[test]
+fn the_check_of_real_interfaces_passes_on_unused_ones_and_refuses_others() {
+    isolated(|_| {
+        with_cable(|ns| {
+            let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.ci/test-nic");
+            let folder = program("unetmap").parent().expect("it is in a folder").to_owned();
+            let check = || {
+                let mut command = ns.command(&script);
+                command.args(["va", "vb"]).env("BIN", &folder).env("WAIT", "1").env("PACKETS", "500");
+                command.output().expect("it runs")
+            };
+            let output = check();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.matches("\nok      ").count() == 4, "{output:?}");
+            ns.ip(&["addr", "add", "10.7.0.1/24", "dev", "vb"]).unwrap();
+            let output = check();
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.code() == Some(2) && text.contains("it carries an address"), "{output:?}");
+        });
+    });
+}
+
 /// README's table is printed by the program; after a change of the table, copy it from there.
 #[test]
 fn the_readme_has_the_table_of_kernels() {
