@@ -70,10 +70,12 @@ lint: setup lint-source lint-headers lint-man lint-bpf
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
-# Import cycles, sizes, words; decisions and the links to them.
+# Import cycles, sizes, words; decisions and the links to them; the C files in the library's package.
 lint-source:
 	@.ci/check-source
 	@.ci/check-decisions
+	@$(CARGO) package --locked -p unetmap-capi --allow-dirty --list | grep -qx preload/hooks.c || \
+		{ echo "lint: the package of unetmap-capi lacks the C files"; exit 1; }
 
 # The compiled BPF objects against their sources; says so and passes where that version of clang is not installed.
 lint-bpf:

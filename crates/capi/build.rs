@@ -1,4 +1,5 @@
-//! Compiles the C sources in `preload/`.
+//! Compiles the C sources in `preload/`. That folder and `include/` are links to the project's folders of these names,
+//! so that the crate's package (`cargo package`) contains their files.
 //!
 //! rustc exports only functions of a shared library that Rust defines. The functions of `libnetmap.h` are therefore
 //! compiled under other names, and Rust defines the public ones, each as a jump (`src/libnetmap.rs`).
@@ -36,11 +37,11 @@ const SONAME: &str = "libunetmap.so.0";
 
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,{SONAME}");
-    let folder = Path::new("../../preload");
+    let folder = Path::new("preload");
     println!("cargo::rerun-if-changed={}", folder.display());
-    println!("cargo::rerun-if-changed=../../include");
+    println!("cargo::rerun-if-changed=include");
     let mut c = cc::Build::new();
-    c.include("../../include").std("gnu11").extra_warnings(true);
+    c.include("include").std("gnu11").extra_warnings(true);
     c.files(SOURCES.map(|file| folder.join(file)));
     c.define("nmctx_threadsafe", "unetmap_c_nmctx_threadsafe");
     let mut jumps = String::from("jumps! {\n");
