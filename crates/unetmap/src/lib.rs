@@ -1,8 +1,8 @@
 //! netmap ports in user space: pipes, VALE switch ports, network interfaces and monitors, over shared memory.
 //!
-//! A [`Port`] has transmit and receive [`Ring`]s of slots; a slot refers to a packet buffer. A program fills or reads slots,
-//! moves the ring's `head`, and syncs. The daemon `unetmapd` serves the requests to open ports; it starts by itself, and takes
-//! no part in the data path of pipes and of interfaces that the program runs itself (direct).
+//! A [`Port`] has transmit and receive [`Ring`]s of slots; a slot refers to a packet buffer. A program fills or reads
+//! slots, moves the ring's `head`, and syncs. The daemon `unetmapd` serves the requests to open ports; it starts by
+//! itself, and takes no part in the data path of pipes and of interfaces that the program runs itself (direct).
 //!
 //! | ports | names |
 //! |---|---|
@@ -17,7 +17,7 @@
 //! use std::time::Duration;
 //! use unetmap::Port;
 //!
-//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
+//! # let _daemon = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
 //! let (a, b) = (Port::open("netmap:p{1")?, Port::open("netmap:p}1")?);
 //! assert!(a.send(&[1; 60], None)?);
 //!
@@ -41,7 +41,7 @@
 //! ```
 //! use unetmap::{Interest, Port};
 //!
-//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
+//! # let _daemon = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
 //! let tx = Port::options().tx_slots(64).open("netmap:p{1")?;
 //! let rx = Port::open("netmap:p}1")?;
 //! tx.poll(Interest::TX, None)?;
@@ -67,7 +67,7 @@
 //! ```
 //! use unetmap::{Interest, Port};
 //!
-//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
+//! # let _daemon = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
 //! let (source, from) = (Port::open("netmap:a{1")?, Port::open("netmap:a}1")?);
 //! let to = Port::open(&format!("netmap:b{{1@{}", from.mem_id()))?;
 //! assert!(from.same_region(&to));
@@ -89,7 +89,7 @@
 //! ```
 //! use unetmap::Port;
 //!
-//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
+//! # let _daemon = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
 //! let port = Port::open("netmap:p{1")?;
 //! let monitor = Port::open("netmap:p{1/t")?;
 //! port.send(&[5; 60], None)?;
@@ -103,7 +103,7 @@
 //! ```
 //! use unetmap::{Interest, Port};
 //!
-//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
+//! # let _daemon = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
 //! let (a, b) = (Port::open("netmap:p{1")?, Port::open("netmap:p}1")?);
 //! assert!(b.arm(Interest::RX)?.is_none());
 //! assert!(!b.wait_fds(Interest::RX).is_empty());
@@ -122,14 +122,14 @@ pub use unetmap_core::{
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Returns the state of this user's daemon (ports, regions, clients) and of the system's daemon as far as it concerns this user,
-/// each as JSON: the source of `unetmap ls --json`. Starts no daemon: the list is empty if none runs.
+/// Returns the state of this user's daemon (ports, regions, clients) and of the system's daemon as far as it concerns
+/// this user, each as JSON: the source of `unetmap ls --json`. Starts no daemon: the list is empty if none runs.
 ///
 /// # Errors
 /// A daemon's refusal, or the kernel's.
 ///
 /// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
+/// # let _daemon = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
 /// let _port = unetmap::Port::open("netmap:p{1")?;
 /// assert!(unetmap::snapshots()?.iter().any(|json| json.contains("netmap:p{1") || json.contains("p{1")));
 /// # Ok::<(), unetmap::Error>(())
@@ -138,8 +138,8 @@ pub fn snapshots() -> Result<Vec<String>, Error> {
     unetmap_core::control::client::snapshots()
 }
 
-/// Sends a netmap request about the port `name` without opening it: `reqtype` is one of [`abi`]'s `NETMAP_REQ_*`, `body` the
-/// structure that belongs to it. Returns the name and the body of the reply.
+/// Sends a netmap request about the port `name` without opening it: `reqtype` is one of [`abi`]'s `NETMAP_REQ_*`,
+/// `body` the structure that belongs to it. Returns the name and the body of the reply.
 ///
 /// # Errors
 /// The daemon's refusal, or no daemon answers and none could be started.
@@ -147,7 +147,7 @@ pub fn snapshots() -> Result<Vec<String>, Error> {
 /// ```
 /// use unetmap::abi::{NETMAP_REQ_PORT_INFO_GET, NmreqPortInfoGet};
 ///
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
+/// # let _daemon = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
 /// let (_, info) = unetmap::request(NETMAP_REQ_PORT_INFO_GET, "p{1", &NmreqPortInfoGet::default())?;
 /// assert_eq!((info.nr_tx_rings, info.nr_rx_rings), (1, 1));
 /// # Ok::<(), unetmap::Error>(())

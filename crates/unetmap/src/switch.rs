@@ -1,12 +1,12 @@
 //! Requests about VALE switches: attach and detach interfaces, create and remove persistent ports, list ports.
 //!
-//! A port that a program opens by name (`vale0:a`) needs none of these: the switch is created with its first port and removed
-//! with its last.
+//! A port that a program opens by name (`vale0:a`) needs none of these: the switch is created with its first port and
+//! removed with its last.
 //!
 //! ```
 //! use unetmap::{Port, switch};
 //!
-//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
+//! # let _daemon = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
 //! let _port = Port::open("vale7:a")?;
 //! let found = switch::find("vale7:a")?;
 //! assert_eq!(found.name, "vale7:a");
@@ -76,8 +76,8 @@ pub struct AttachOptions {
     pub mem_id: u16,
 }
 
-/// Attaches the interface in `name`, such as `vale0:eth0`, to the switch in it. Returns the port's number. Needs a daemon that
-/// may open the interface.
+/// Attaches the interface in `name`, such as `vale0:eth0`, to the switch in it. Returns the port's number. Needs a
+/// daemon that may open the interface.
 ///
 /// # Errors
 /// The daemon's refusal, or no daemon answers and none could be started.
@@ -85,7 +85,7 @@ pub struct AttachOptions {
 /// ```
 /// use unetmap::switch::{self, AttachOptions};
 ///
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
+/// # let _daemon = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
 /// let mut options = AttachOptions::default();
 /// options.host = true;
 /// // There is no interface of this name.
