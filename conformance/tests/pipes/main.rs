@@ -1,6 +1,7 @@
-//! Pipes: what they promise, rings that several clients share, and memory that the program lays out.
+//! Pipes: what they promise, whole frames, rings that several clients share, and memory that the program lays out.
 #![forbid(unsafe_code)]
 
 mod api;
 mod extmem;
+mod frames;
 mod shared_rings;
