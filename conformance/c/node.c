@@ -351,7 +351,7 @@ sync_with_test(const char *line)
 	CHECK(getchar() != EOF);
 }
 
-/* Makes the named call when the test says so. */
+/* Makes the named call after a byte on standard input. */
 static void
 call(void)
 {

@@ -117,7 +117,7 @@ port_deleted(const char *device, int polls)
 	CHECK(pcap_inject(p, "an invalid frame !", 18) < 0 || pcap_inject(p, "an invalid frame !", 18) < 0 || !polls);
 }
 
-/* Reads nothing until the test says so, and then all packets. */
+/* Reads nothing until a byte arrives on standard input, and then all packets. */
 static void
 slow(const char *device)
 {

@@ -515,7 +515,7 @@ RULE("1.1-PORT_INFO_GET-region-1",
 	CHECK_ERRNO(EINVAL, send_request(&q));
 }
 
-RULE("1.1-PORT_INFO_GET-wishes", "PORT_INFO_GET creates a port with the requested numbers of rings and slots")
+RULE("1.1-PORT_INFO_GET-numbers", "PORT_INFO_GET creates a port with the requested numbers of rings and slots")
 {
 	struct request q;
 

@@ -36,7 +36,7 @@ RULE("1.2-questions", "REGISTER returns mode, ring and flags unchanged")
 	CHECK_EQ(p.reg.nr_flags, NR_NO_TX_POLL | NR_EXCLUSIVE);
 }
 
-RULE("1.2-wishes", "the first opener gets the requested numbers of rings and slots")
+RULE("1.2-numbers", "the first opener gets the requested numbers of rings and slots")
 {
 	struct port p = open_port(unique_name("{1"),
 	    REG(.nr_tx_rings = 2, .nr_rx_rings = 4, .nr_tx_slots = 64, .nr_rx_slots = 512));
@@ -49,7 +49,7 @@ RULE("1.2-wishes", "the first opener gets the requested numbers of rings and slo
 	CHECK_EQ(rx_ring(&p, 3)->num_slots, 512);
 }
 
-RULE("1.2-wishes-later", "for an open port, the requested numbers have no effect: the actual ones are returned")
+RULE("1.2-numbers-later", "for an open port, the requested numbers have no effect: the actual ones are returned")
 {
 	struct port p = open_port(unique_name("{1"), REG(.nr_tx_rings = 2, .nr_tx_slots = 64));
 	struct port q = open_in_region(&p, unique_name("{1"),

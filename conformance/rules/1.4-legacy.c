@@ -106,7 +106,7 @@ RULE("1.4-only-outputs", "input fields are unchanged: name, version, ringid, cmd
 	CHECK_EQ(r.spare2[0], before.spare2[0]);
 }
 
-RULE("1.4-wishes", "the numbers of slots and rings are requests, as in REGISTER")
+RULE("1.4-numbers", "the numbers of slots and rings are requests, as in REGISTER")
 {
 	struct nmreq r = legacy_request(unique_name("{1"));
 

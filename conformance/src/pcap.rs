@@ -266,14 +266,14 @@ pub struct Row {
 /// of a pipe sends.
 pub const KINDS: [&str; 5] = ["pipe", "switch", "interface", "mediated", "monitor"];
 
-/// Runs a row in the order of [`KINDS`], and calls `tell` for each cell: with `None` if the program passed, or with the
-/// reason why the cell was skipped.
+/// Runs a row in the order of [`KINDS`], and calls `report` for each cell: with `None` if the program passed, or with
+/// the reason why the cell was skipped.
 #[track_caller]
-pub fn cells(home: &Home, row: &Row, tell: impl Fn(&'static str, Option<&str>)) {
+pub fn cells(home: &Home, row: &Row, report: impl Fn(&'static str, Option<&str>)) {
     let Row { program, package, .. } = row;
     if !Command::new("sh").args(["-c", &format!("command -v {program}")]).output().is_ok_and(|o| o.status.success()) {
         let why = format!("it is not installed (apt-get install {package})");
-        return KINDS.iter().for_each(|kind| tell(kind, Some(&why)));
+        return KINDS.iter().for_each(|kind| report(kind, Some(&why)));
     }
     overlay();
     let net = Net::new(home, DIRECT, CABLE);
@@ -283,13 +283,13 @@ pub fn cells(home: &Home, row: &Row, tell: impl Fn(&'static str, Option<&str>)) 
     };
     let run = |kind, name: &str, far: Far| {
         (row.cell)(&Place { kind, name: name.into(), far, home, net: net.as_ref() });
-        tell(kind, None);
+        report(kind, None);
     };
     run("pipe", "netmap:p}1", Far::Port(Box::new(open("netmap:p{1"))));
     run("switch", "vale7:program", Far::Port(Box::new(open("vale7:far"))));
     match &net {
         None => {
-            ["interface", "mediated"].iter().for_each(|kind| tell(kind, Some("no network namespaces or AF_XDP here")))
+            ["interface", "mediated"].iter().for_each(|kind| report(kind, Some("no network namespaces or AF_XDP here")))
         }
         Some(net) => {
             run("interface", "netmap:va", Far::Tap(net.tap()));
@@ -299,7 +299,7 @@ pub fn cells(home: &Home, row: &Row, tell: impl Fn(&'static str, Option<&str>)) 
         }
     }
     if row.sends {
-        tell("monitor", Some("a monitor does not send"));
+        report("monitor", Some("a monitor does not send"));
     } else {
         run("monitor", "netmap:m{1/t", Far::Port(Box::new(open("netmap:m{1"))));
     }

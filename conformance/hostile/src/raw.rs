@@ -173,9 +173,9 @@ impl RawPort {
 
     /// As [`RawPort::open`], with all fields of the request.
     #[track_caller]
-    pub fn open_as(socket: &Path, name: &str, wishes: NmreqRegister) -> RawPort {
+    pub fn open_as(socket: &Path, name: &str, fields: NmreqRegister) -> RawPort {
         let raw = ControlConnection::connect(socket).expect("a daemon that listens");
-        let register = NmreqRegister { nr_mode: unetmap::abi::NR_REG_ALL_NIC, ..wishes };
+        let register = NmreqRegister { nr_mode: unetmap::abi::NR_REG_ALL_NIC, ..fields };
         let request = NetmapRequest::new(NETMAP_REQ_REGISTER, name, register.as_bytes()).expect("a short name");
         let (errno, answer, fds) = raw.request(&request);
         assert_eq!(errno, 0, "{name}: {answer:?}");

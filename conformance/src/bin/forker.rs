@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! forker SPEC FILE COUNT     parent and child share the port: they receive in turns until COUNT packets have arrived
-//! forker SPEC FILE COUNT -   the parent only waits until its input is closed, and exits; the child receives all packets
+//! forker SPEC FILE COUNT -   the parent exits once its input is closed; the child receives all packets
 //! ```
 //! FILE holds the number of the next packet; its lock decides whose turn it is.
 

@@ -2,7 +2,7 @@
 //! virtio-net headers. The kernel's network stack at the tap is the guest.
 //!
 //! ```text
-//! guest SPEC TAP HEADER     makes TAP, with headers of HEADER bytes (10 or 12), and all offloads that the kernel supports
+//! guest SPEC TAP HEADER   makes TAP with headers of HEADER bytes (10 or 12) and all offloads of the kernel
 //! ```
 //! Prints `ready OFFLOADS`, and at SIGTERM one line of counts for each direction, from the guest first: all packets,
 //! those without a checksum, and GSO packets of TCP over IPv4, of TCP over IPv6, and of UDP.

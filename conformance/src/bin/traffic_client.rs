@@ -1,14 +1,14 @@
 //! An ordinary client in a process of its own, which tests kill, stop and restart.
 //!
 //! ```text
-//! traffic_client send  SPEC SENDER RECORD     sends numbered packets until SIGTERM, then waits until the ring is drained
-//! traffic_client recv  SPEC FOLDER            receives and checks until SIGTERM; writes a record for each sender in FOLDER
-//! traffic_client share SPEC FILE COUNT        receives from a shared ring in turns with others until COUNT packets have arrived
-//! traffic_client spin  SPEC                   syncs as fast as it can, and moves no packet
-//! traffic_client wait  SPEC                   sleeps until a packet arrives, and prints `awake`
-//! traffic_client see   SPEC FILE              receives from a monitor until SIGTERM or the end of the monitored port; the record:
-//!                                             valid packets, invalid packets, and 1 if the monitored port was closed
-//! traffic_client hold  SPEC                   opens the port and does nothing until SIGTERM
+//! traffic_client send  SPEC SENDER RECORD  sends numbered packets until SIGTERM, then waits until the ring is drained
+//! traffic_client recv  SPEC FOLDER         receives and checks until SIGTERM; writes a record for each sender
+//! traffic_client share SPEC FILE COUNT     receives from a shared ring in turns with others until COUNT have arrived
+//! traffic_client spin  SPEC                syncs as fast as it can, and moves no packet
+//! traffic_client wait  SPEC                sleeps until a packet arrives, and prints `awake`
+//! traffic_client see   SPEC FILE           receives from a monitor until SIGTERM or until the monitored port ends;
+//!                                          the record: valid packets, invalid packets, and 1 if the port ended
+//! traffic_client hold  SPEC                opens the port and does nothing until SIGTERM
 //! ```
 //! A record is 24 bytes, written by one call before and after each batch.
 #![forbid(unsafe_code)]

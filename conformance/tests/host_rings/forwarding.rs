@@ -1,4 +1,4 @@
-//! Forwarding: packets that a program gives back with `NS_FORWARD`, in rings that say `NR_FORWARD`, go on to the other
+//! Forwarding: packets that a program releases with `NS_FORWARD`, in rings with `NR_FORWARD`, are carried to the other
 //! side of the interface; and host rings that the daemon runs for a program.
 
 use std::collections::BTreeMap;
@@ -14,17 +14,17 @@ use lab::VethOptions;
 use unetmap::abi::NS_FORWARD;
 use unetmap::{BufIdx, Interest, Port};
 
-/// Has the port's receive rings forward, and gives back all that comes, with the mark where `goes_on` says so of a
-/// packet, until `done`.
+/// Enables forwarding in the port's receive rings and releases all packets that arrive, with `NS_FORWARD` if
+/// `forwarded` returns true for the packet, until `done`.
 #[track_caller]
-fn give_back(port: &Port, goes_on: impl Fn(&[u8]) -> bool, what: &str, mut done: impl FnMut() -> bool) {
+fn release_all(port: &Port, forwarded: impl Fn(&[u8]) -> bool, what: &str, mut done: impl FnMut() -> bool) {
     port.rx_rings().iter().for_each(|ring| ring.set_forwarding(true));
     until(what, || {
         port.poll(Interest::RX, Some(Duration::from_millis(10))).expect("an open port");
         for ring in port.rx_rings() {
             let n = ring.space();
             for slot in ring.first(n) {
-                if goes_on(&bytes_of(&slot)) {
+                if forwarded(&bytes_of(&slot)) {
                     slot.set_flags(slot.flags() | NS_FORWARD);
                 }
             }
@@ -68,7 +68,7 @@ fn from_the_wire(home: &Home, policy: &str, spec: &str) {
         got.len() >= wanted.len()
     };
     // Where the interface is: another port may have to be opened.
-    net.near.run(|| give_back(&port, in_turn, "they go on", arrived)).expect("a namespace");
+    net.near.run(|| release_all(&port, in_turn, "they go on", arrived)).expect("a namespace");
     assert_same(&got, &wanted);
     stack.assert_quiet();
     assert_eq!(dropped(home), 0);
@@ -126,7 +126,7 @@ fn a_full_ring_is_forwarded() {
             ring.space() >= 1000
         });
         let mut got = Vec::new();
-        give_back(
+        release_all(
             &port,
             |_| true,
             "they go on",
@@ -150,7 +150,7 @@ fn host_packets_are_forwarded_to_the_wire_from_a_port_with_all_rings() {
             let port = net.open("netmap:va*");
             stack.send_all(&sent);
             let mut got = Vec::new();
-            give_back(
+            release_all(
                 &port,
                 |_| true,
                 "they go on",
@@ -171,7 +171,7 @@ fn host_packets_are_forwarded_to_the_wire_from_a_port_with_all_rings() {
                 count.set(count.get() + u32::from(bytes.get(12..14) == Some(&[0x88, 0xb5])));
                 true
             };
-            give_back(&port, counted, "they come", || {
+            release_all(&port, counted, "they come", || {
                 seen = seen.max(count.get());
                 seen >= 100
             });
@@ -195,7 +195,7 @@ fn two_network_stacks_communicate_through_a_port_that_forwards_everything() {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     use std::sync::atomic::Ordering::Relaxed;
-                    give_back(&port, |_| true, "the end", || stop.load(Relaxed));
+                    release_all(&port, |_| true, "the end", || stop.load(Relaxed));
                 });
                 until_it_works(attachment.name, &net);
                 let both = stream(&net.far, &net.near, V4[0]).and_then(|()| stream(&net.near, &net.far, V4[1]));

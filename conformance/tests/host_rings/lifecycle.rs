@@ -13,11 +13,12 @@ use conformance::{Home, isolated, until};
 use nix::sys::socket::{setsockopt, sockopt};
 use rustix::process::Signal;
 
-/// Programs that come and go.
+/// Programs started and stopped.
 const CYCLES: u32 = 50;
-/// Bytes that cross while each is there.
+/// Bytes that cross while each runs.
 const EACH: u64 = 1 << 17;
-/// Bytes of a write, which tell their place, and how long the next one waits: the machine has other work.
+/// Bytes of a write (each byte follows from its offset in the stream), and the pause before the next write, since the
+/// machine runs other tests.
 const PIECE: usize = 1 << 14;
 const PAUSE: Duration = Duration::from_micros(500);
 

@@ -92,14 +92,14 @@ fn senders_that_come_later_are_seen() {
 fn both_directions_are_seen_in_order() {
     isolated(|_| {
         let (a, b) = (open("netmap:p{1"), open("netmap:p}1"));
-        let (asks, answers) = (open("netmap:p{1/rt"), open("netmap:p}1/rt"));
+        let (requests, replies) = (open("netmap:p{1/rt"), open("netmap:p}1/rt"));
         for seq in 0..400 {
             send(&a, 1, seq, seq + 1).expect("room");
             expect(&b, 1, seq, seq + 1);
             send(&b, 2, seq, seq + 1).expect("room");
             expect(&a, 2, seq, seq + 1);
         }
-        for monitor in [asks, answers] {
+        for monitor in [requests, replies] {
             let got = receive(&monitor, 800).expect("an open port");
             let got: Vec<_> = got.iter().map(|bytes| packet::check(bytes)).collect();
             let due: Vec<_> = (0..400).flat_map(|seq| [Ok((1, seq)), Ok((2, seq))]).collect();

@@ -92,7 +92,7 @@ impl Pod {
     }
 
     /// The output of `try_open` for `spec`.
-    fn ask(&self, spec: &str) -> String {
+    fn try_open(&self, spec: &str) -> String {
         let output = self.command("try_open").arg(spec).output().expect("it runs");
         let printed = String::from_utf8(output.stdout).expect("text");
         assert!(printed.contains("uid 0, capabilities 0000000000000000"), "{printed}");
@@ -158,7 +158,7 @@ fn a_pod_opens_interfaces_of_its_own_namespace() {
             ] {
                 set_policy(home, &rule(&who, access));
                 for spec in ["netmap:va", "netmap:va-0/R", "netmap:va^", "netmap:va*"] {
-                    let printed = pod.ask(spec);
+                    let printed = pod.try_open(spec);
                     assert!(printed.starts_with("opened"), "{who}, {access}, {spec}: {printed}");
                     until("it is closed", || home.snapshot().regions.is_empty());
                 }
@@ -173,7 +173,7 @@ fn a_pod_opens_interfaces_of_its_own_namespace() {
             "users = [\"*\"]\nnetns = \"host\"".to_owned(),
         ] {
             set_policy(home, &rule(&who, "direct"));
-            let printed = pod.ask("netmap:va");
+            let printed = pod.try_open("netmap:va");
             assert!(printed.starts_with("refused 13"), "{who}: {printed}");
         }
         let regions = home.snapshot().regions;

@@ -59,7 +59,7 @@ impl Nobody {
 
     /// The output of `try_open` for `spec` in that namespace.
     #[track_caller]
-    fn ask(&self, ns: &Ns, spec: &str) -> String {
+    fn try_open(&self, ns: &Ns, spec: &str) -> String {
         let output = self.command(ns, "try_open").arg(spec).output().expect("it runs");
         let printed = String::from_utf8(output.stdout).expect("text");
         assert!(printed.contains(&format!("uid {NOBODY}, capabilities 0000000000000000")), "{printed}");
@@ -69,7 +69,7 @@ impl Nobody {
     /// Opens `spec`, which must be refused; returns the errno and the message.
     #[track_caller]
     fn refused(&self, ns: &Ns, spec: &str) -> (i32, String) {
-        let printed = self.ask(ns, spec);
+        let printed = self.try_open(ns, spec);
         let errno = printed.strip_prefix("refused ").and_then(|rest| rest.split_once(',')).map(|(n, _)| n.parse());
         (errno.unwrap_or_else(|| panic!("{printed}")).expect("a number"), printed)
     }
@@ -180,7 +180,7 @@ fn with_a_rule(home: &Home, access: &str) {
     let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
     let Some(nobody) = Nobody::new(home) else { return };
     set_policy(home, &rule("va", Some(&net.near), access));
-    let printed = nobody.ask(&net.near, "netmap:va");
+    let printed = nobody.try_open(&net.near, "netmap:va");
     assert!(printed.starts_with("opened "), "{printed}");
     assert_eq!(printed.starts_with("opened 1,"), access == "direct", "{printed}");
     nobody.assert_sends_and_receives(home, &net.near, &net.tap(), "one");
@@ -233,7 +233,7 @@ fn same_name_twice(home: &Home, access: &str) {
     // An interface of one namespace cannot be opened from the other.
     let (errno, printed) = nobody.refused(&net.near, "netmap:only");
     assert!(errno == 6 && printed.contains("no such interface"), "{printed}");
-    assert!(nobody.ask(&c, "netmap:only").starts_with("opened "));
+    assert!(nobody.try_open(&c, "netmap:only").starts_with("opened "));
     summary(&format!("the same name in two namespaces, {access}: packets {PACKETS} each way in both, none astray"));
 }
 
@@ -318,7 +318,7 @@ fn a_policy_change_applies_from_the_next_open() {
         let (errno, printed) = nobody.refused(&net.near, "netmap:va");
         assert!(errno == 13 && printed.contains("can be written by others"), "{printed}");
         set_policy(home, &rule("va", None, "direct"));
-        assert!(nobody.ask(&net.near, "netmap:va").starts_with("opened "));
+        assert!(nobody.try_open(&net.near, "netmap:va").starts_with("opened "));
         // A rule can exclude root, too.
         set_policy(home, "[[rule]]\nports = [\"va\"]\nusers = [\"*\"]\naccess = \"none\"\n");
         let (errno, printed) = net.refused("netmap:va");
@@ -343,7 +343,7 @@ fn two_users_of_one_namespace_share_no_memory() {
         // Pipes of the other user's interface are refused, too.
         let (errno, printed) = nobody.refused(&net.near, "netmap:vc{1");
         assert_eq!(errno, 13, "{printed}");
-        assert!(nobody.ask(&net.near, "netmap:va{1").starts_with("opened 1,"));
+        assert!(nobody.try_open(&net.near, "netmap:va{1").starts_with("opened 1,"));
         let tap = Tap::on(&net.far, "vd");
         assert_works(&mine, &tap, 10);
         holder.kill();
@@ -360,7 +360,7 @@ fn only_root_changes_the_switches_of_the_system() {
         };
         let Some(nobody) = Nobody::new(home) else { return };
         // The user may create a switch in the daemon that serves its pipes.
-        assert!(nobody.ask(&net.near, "vale0:mine").starts_with("opened"));
+        assert!(nobody.try_open(&net.near, "vale0:mine").starts_with("opened"));
         for args in [["-n", "vi0"], ["-r", "va"], ["-a", "vale0:va"], ["-d", "vale0:va"], ["-p", "vale0:va"]] {
             let out = nobody.command(&net.near, "vale-ctl").args(args).output().expect("it runs");
             let printed = String::from_utf8_lossy(&out.stderr);

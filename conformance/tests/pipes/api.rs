@@ -79,14 +79,14 @@ fn each_parent_has_up_to_64_pipes() {
 #[test]
 fn rings_of_every_size_work() {
     isolated(|_| {
-        for (slots, given) in [(2, 2), (3, 3), (7, 7), (64, 64), (1000, 1000), (4096, 4096), (9999, 4096)] {
+        for (slots, actual) in [(2, 2), (3, 3), (7, 7), (64, 64), (1000, 1000), (4096, 4096), (9999, 4096)] {
             let tx = Port::options().tx_slots(slots).rx_slots(slots).open("netmap:p{1").expect("a pipe");
             let rx = open("netmap:p}1");
-            assert_eq!(tx.tx_rings()[0].num_slots(), given);
-            assert_eq!(rx.rx_rings()[0].num_slots(), given);
-            assert_eq!(tx.tx_rings()[0].space(), given - 1);
-            exchange(&tx, &rx, 1, 0, 3 * u64::from(given) + 5);
-            exchange(&rx, &tx, 2, 0, 3 * u64::from(given) + 5);
+            assert_eq!(tx.tx_rings()[0].num_slots(), actual);
+            assert_eq!(rx.rx_rings()[0].num_slots(), actual);
+            assert_eq!(tx.tx_rings()[0].space(), actual - 1);
+            exchange(&tx, &rx, 1, 0, 3 * u64::from(actual) + 5);
+            exchange(&rx, &tx, 2, 0, 3 * u64::from(actual) + 5);
         }
         let named = open("netmap:p{1@conf:slots=256");
         assert_eq!(named.tx_rings()[0].num_slots(), 256);

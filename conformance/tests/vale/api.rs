@@ -376,11 +376,11 @@ fn packets_sent_before_a_port_closed_arrive() {
 #[test]
 fn ports_have_the_requested_rings_and_slots() {
     isolated(|home| {
-        for (slots, given) in [(2, 2), (3, 3), (64, 64), (1000, 1000), (4096, 4096), (9999, 4096)] {
+        for (slots, actual) in [(2, 2), (3, 3), (64, 64), (1000, 1000), (4096, 4096), (9999, 4096)] {
             let a = Port::options().tx_slots(slots).rx_slots(slots).open("vale0:a").expect("a port");
             let b = Port::options().tx_slots(slots).rx_slots(slots).open("vale0:b").expect("a port");
-            assert_eq!((a.tx_rings()[0].num_slots(), b.rx_rings()[0].num_slots()), (given, given));
-            let step = u64::from(given) - 1;
+            assert_eq!((a.tx_rings()[0].num_slots(), b.rx_rings()[0].num_slots()), (actual, actual));
+            let step = u64::from(actual) - 1;
             for i in 0..5 {
                 ether::send(&a, BROADCAST, mac(0), 1, (i * step, (i + 1) * step));
                 ether::expect(&b, 1, (i * step, (i + 1) * step));

@@ -65,19 +65,19 @@ fn due_to(to: usize, seqs: std::ops::Range<u64>) -> u64 {
 
 /// The packets that one port has received.
 #[derive(Clone, Default)]
-struct Heard {
+struct Arrivals {
     packets: u64,
     /// For each sender the least number that the next packet can have.
     next: [u64; SENDERS],
 }
 
-impl Heard {
+impl Arrivals {
     #[track_caller]
-    fn hear(&mut self, me: usize, packet: &[u8]) {
+    fn record(&mut self, me: usize, packet: &[u8]) {
         let (from, seq) = ether::check(packet).unwrap_or_else(|e| panic!("at port {me}: {e}"));
         let next = &mut self.next[from as usize];
-        assert!(seq >= *next, "port {me} hears packet {seq} of sender {from} behind {}", *next - 1);
-        assert!(goes_to(from as usize, seq, me), "port {me} hears packet {seq} of sender {from}");
+        assert!(seq >= *next, "port {me} receives packet {seq} of sender {from} behind {}", *next - 1);
+        assert!(goes_to(from as usize, seq, me), "port {me} receives packet {seq} of sender {from}");
         (*next, self.packets) = (seq + 1, self.packets + 1);
     }
 }
@@ -110,7 +110,7 @@ fn exchange(home: &Home, way: Way) {
         set("port vale0:p5 filter out ether proto 0x88b5");
     }
     introduce(&ports, &headers);
-    let mut arrivals = vec![Heard::default(); PORTS];
+    let mut arrivals = vec![Arrivals::default(); PORTS];
     // Received by the ports that read.
     let arrived = AtomicU64::new(0);
     let piece = if way == Way::Chains { 50 } else { BUFFER };
@@ -131,7 +131,7 @@ fn exchange(home: &Home, way: Way) {
         let port = &ports[n];
         port.rxsync().expect("a switch");
         for packet in take(port, 0) {
-            arrivals[n].hear(n, &packet[headers[n]..]);
+            arrivals[n].record(n, &packet[headers[n]..]);
             arrived.fetch_add(u64::from(n < SLOW), Relaxed);
         }
     };

@@ -34,7 +34,7 @@ fn to_all(from: u32, seq: u64) -> Vec<u8> {
     make(BROADCAST, mac(from), u64::from(from), seq).to_vec()
 }
 
-fn say(port: &Port, frames: &[Vec<u8>]) {
+fn send(port: &Port, frames: &[Vec<u8>]) {
     transmit(port, 0, frames, BUFFER);
 }
 
@@ -48,7 +48,7 @@ fn ports_receive_only_their_vlans() {
         let (trunk, plain) = (open("vale0:trunk"), open("vale0:plain"));
         set("port vale0:c access 10");
         assert_eq!(set("port vale0:trunk trunk 10,30-40"), "vale0:trunk: trunk 10,30-40\n");
-        say(&a, &[to_all(1, 0)]);
+        send(&a, &[to_all(1, 0)]);
         // An access port of the VLAN, a trunk port with it, and a port without a VLAN setting.
         assert_eq!(collect(&c, 1), [to_all(1, 0)]);
         assert_eq!(collect(&trunk, 1), [tagged(&to_all(1, 0), 10)]);
@@ -56,14 +56,14 @@ fn ports_receive_only_their_vlans() {
         assert!(drain(&b).is_empty());
         // The trunk keeps the priority, and drops untagged packets and those of other VLANs.
         let out = [tagged(&to_all(2, 1), 0x600a), tagged(&to_all(2, 2), 20), to_all(2, 3), tagged(&to_all(2, 4), 35)];
-        say(&trunk, &out);
+        send(&trunk, &out);
         assert_eq!(collect(&a, 1), [to_all(2, 1)]);
         assert_eq!(collect(&plain, 2), [out[0].clone(), out[3].clone()]);
         assert_eq!(collect(&c, 1), [to_all(2, 1)]);
         assert!(drain(&b).is_empty());
         assert_eq!(count("vale0:trunk", "lost", "vlan"), 2);
         // A tag on an access port, and a priority tag (VLAN id 0).
-        say(&a, &[tagged(&to_all(1, 5), 20), tagged(&to_all(1, 6), 10), tagged(&to_all(1, 7), 0xe000)]);
+        send(&a, &[tagged(&to_all(1, 5), 20), tagged(&to_all(1, 6), 10), tagged(&to_all(1, 7), 0xe000)]);
         assert_eq!(collect(&trunk, 1), [tagged(&to_all(1, 7), 0xe00a)]);
         assert_eq!(
             (drain(&c), drain(&plain), drain(&b).len()),
@@ -71,19 +71,19 @@ fn ports_receive_only_their_vlans() {
         );
         assert_eq!(count("vale0:a", "lost", "vlan"), 2);
         // A packet without a VLAN does not enter one.
-        say(&plain, &[to_all(3, 8), tagged(&to_all(3, 9), 20)]);
+        send(&plain, &[to_all(3, 8), tagged(&to_all(3, 9), 20)]);
         assert_eq!(collect(&b, 1), [to_all(3, 9)]);
         assert!(drain(&a).is_empty() && drain(&c).is_empty() && drain(&trunk).is_empty());
         // VLAN 20 has no other member than the unrestricted port.
         drop(plain);
         until("it has gone", || shown("show vale0")["ports"] == 4);
-        say(&b, &[to_all(4, 10)]);
+        send(&b, &[to_all(4, 10)]);
         until("it is counted", || count("vale0:b", "lost", "nobody") == 1);
         // Off: as without the setting.
         for port in ["a", "b", "c", "trunk"] {
             assert_eq!(set(&format!("port vale0:{port} off")), format!("vale0:{port}: -\n"));
         }
-        say(&a, &[to_all(1, 11), tagged(&to_all(1, 12), 99)]);
+        send(&a, &[to_all(1, 11), tagged(&to_all(1, 12), 99)]);
         for other in [&b, &c, &trunk] {
             assert_eq!(collect(other, 2), [to_all(1, 11), tagged(&to_all(1, 12), 99)]);
         }
@@ -97,15 +97,15 @@ fn addresses_are_learned_per_vlan() {
         for (port, vlan) in [("a", 10), ("b", 10), ("thief", 20)] {
             set(&format!("port vale0:{port} access {vlan}"));
         }
-        say(&a, &[to_all(1, 0)]);
+        send(&a, &[to_all(1, 0)]);
         assert_eq!(collect(&b, 1), [to_all(1, 0)]);
         // Sends with the address of host 1, and to ports by number.
-        say(&thief, &[to_all(1, 1), frame(2, 1, 2)]);
+        send(&thief, &[to_all(1, 1), frame(2, 1, 2)]);
         for index in 1..3u16 {
             let seq = u64::from(index) + 2;
             ether::send_flagged(&thief, (mac(2), mac(1)), index << 8, 1, (seq, seq + 1));
         }
-        say(&b, &[frame(1, 2, 9)]);
+        send(&b, &[frame(1, 2, 9)]);
         assert_eq!(collect(&a, 1), [frame(1, 2, 9)]);
         assert!(drain(&a).is_empty() && drain(&b).is_empty() && drain(&thief).is_empty());
         let table = shown("show vale0")["table"].clone();
@@ -128,7 +128,7 @@ fn filters_apply_to_sent_and_received_packets() {
         set("port vale0:c filter out ether proto 0x88b5 and ether[14] != 9");
         let numbers = |from: u32, n: u64| (0..n).map(|seq| (u64::from(from), seq)).collect::<Vec<_>>();
         for seq in 0..600 {
-            say(&a, &[to_all(1, seq), to_all(2, seq)]);
+            send(&a, &[to_all(1, seq), to_all(2, seq)]);
             if seq % 100 == 99 {
                 assert_eq!(drained(&b), (seq - 99..=seq).map(|seq| (1, seq)).collect::<Vec<_>>());
                 drain(&c);
@@ -138,7 +138,7 @@ fn filters_apply_to_sent_and_received_packets() {
         // The switch did not learn from refused packets.
         assert_eq!(shown("show vale0")["addresses"], 1);
         let strange = [&to_all(3, 0)[..12], &[8, 0], &[0; 46][..]].concat();
-        say(&b, &[strange.clone(), to_all(3, 0)]);
+        send(&b, &[strange.clone(), to_all(3, 0)]);
         assert_eq!(collect(&a, 2), [strange, to_all(3, 0)]);
         assert_eq!(drained(&c), numbers(3, 1));
         assert_eq!(count("vale0:c", "dropped", "filter"), 1);
@@ -153,7 +153,7 @@ fn filters_apply_to_sent_and_received_packets() {
         }
         ring.advance(long.len().div_ceil(500) as u32);
         b.txsync().expect("a switch");
-        say(&b, &[to_all(4, 1)]);
+        send(&b, &[to_all(4, 1)]);
         let got = receive(&a, 1).expect("a switch");
         assert_eq!(got.concat()[..], long[..got.concat().len()], "as far as the first slot goes");
         until("the short one is counted", || count("vale0:b", "lost", "filter") == 1);
@@ -203,7 +203,7 @@ fn rate_and_storm_limits_are_enforced() {
         set("port vale0:a storm 10");
         let (start, count_before) = (Instant::now(), 1000u64);
         for seq in 0..count_before {
-            say(&a, &[to_all(0, seq)]);
+            send(&a, &[to_all(0, seq)]);
         }
         let arrived = drain(&b).len() as u64;
         let allowed = start.elapsed().as_secs() * 10 + 12;
@@ -216,7 +216,7 @@ fn rate_and_storm_limits_are_enforced() {
         let c = open("vale0:c");
         set("port vale0:c rate out 1kbit");
         for seq in 0..100 {
-            say(&a, &[to_all(0, seq)]);
+            send(&a, &[to_all(0, seq)]);
         }
         assert_eq!(drained(&b).len(), 100);
         let arrived = drain(&c).len() as u64;
@@ -229,15 +229,15 @@ fn rate_and_storm_limits_are_enforced() {
 fn addresses_age_out_after_the_set_time() {
     isolated(|_| {
         let [a, b, c] = ["a", "b", "c"].map(|name| open(&format!("vale0:{name}")));
-        say(&a, &[to_all(0, 0)]);
-        say(&b, &[to_all(1, 0)]);
+        send(&a, &[to_all(0, 0)]);
+        send(&b, &[to_all(1, 0)]);
         assert_eq!((drain(&c).len(), drain(&a).len(), drain(&b).len()), (2, 1, 1));
         assert!(shown("show vale0")["table"][0]["age"].is_null());
         assert!(set("set vale0 age 2").contains("aging 2 s"));
         // Host 0 sends all the time, host 1 does not.
         let (mut seq, start) = (1, Instant::now());
         until("the silent address is forgotten", || {
-            say(&a, &[frame(1, 0, seq)]);
+            send(&a, &[frame(1, 0, seq)]);
             seq += 1;
             b.rxsync().expect("a switch");
             b.rx_rings()[0].advance(u32::MAX);
@@ -247,10 +247,10 @@ fn addresses_age_out_after_the_set_time() {
         assert_eq!(shown("show vale0")["table"][0]["port"], "a");
         drain(&c);
         // So packets to it are flooded.
-        say(&a, &[frame(1, 0, 9999)]);
+        send(&a, &[frame(1, 0, 9999)]);
         assert_eq!(collect(&c, 1), [frame(1, 0, 9999)]);
         assert!(set("set vale0 age off").contains("no aging"));
-        say(&b, &[frame(0, 1, 0)]);
+        send(&b, &[frame(0, 1, 0)]);
         std::thread::sleep(Duration::from_millis(2500));
         assert_eq!(shown("show vale0")["addresses"], 2);
     });
@@ -268,11 +268,11 @@ fn settings_survive_closed_ports() {
         let all = shown("show vale0");
         assert_eq!((&all["ports"], &all["port"][0]["rules"]["access"]), (&0.into(), &7.into()));
         let [a, b] = ["a", "b"].map(|name| open(&format!("vale0:{name}")));
-        say(&a, &[to_all(0, 0)]);
+        send(&a, &[to_all(0, 0)]);
         assert!(drain(&b).is_empty());
         // They do not apply to another switch with the same port names.
         let [x, y] = ["a", "b"].map(|name| open(&format!("vale1:{name}")));
-        say(&x, &[to_all(0, 0)]);
+        send(&x, &[to_all(0, 0)]);
         assert_eq!(collect(&y, 1), [to_all(0, 0)]);
         drop((a, b, x, y));
         set("port vale0:a off");
@@ -353,7 +353,7 @@ fn the_validated_bytes_are_the_delivered_bytes() {
                 n
             });
             for seq in 0..20_000 {
-                say(&hostile, &[to_all(6, seq)]);
+                send(&hostile, &[to_all(6, seq)]);
                 for bytes in conformance::net::take(&other, 0) {
                     // It has exactly one tag, of the VLAN of its port.
                     assert_eq!(bytes[12..16], [0x81, 0, 0, 6]);
@@ -388,13 +388,13 @@ fn a_deferred_checksum_cannot_bypass_a_filter() {
         set_header("vale0:a", 12);
         set_header("vale0:c", 12);
         set("port vale0:a filter in ether src 02:00:00:00:00:01");
-        let asks = |start: u8, offset: u8, frame: Vec<u8>| {
+        let deferred = |start: u8, offset: u8, frame: Vec<u8>| {
             [&[1, 0, 0, 0, 0, 0, start, 0, offset, 0, 0, 0][..], &frame].concat()
         };
         // Onto the source address; the filter refuses its value before and after.
-        say(&a, &[asks(0, 6, to_all(1, 1)), asks(0, 6, to_all(2, 2)), asks(0, 10, to_all(1, 3))]);
+        send(&a, &[deferred(0, 6, to_all(1, 1)), deferred(0, 6, to_all(2, 2)), deferred(0, 10, to_all(1, 3))]);
         // A valid checksum request is executed for ports without headers and for ports with them.
-        say(&a, &[asks(14, 20, to_all(1, 4))]);
+        send(&a, &[deferred(14, 20, to_all(1, 4))]);
         let got = collect(&b, 1).remove(0);
         let mut finished = to_all(1, 4);
         finished[34..36].copy_from_slice(&got[34..36]);
@@ -402,7 +402,7 @@ fn a_deferred_checksum_cannot_bypass_a_filter() {
         assert_ne!(got, to_all(1, 4));
         assert_eq!(collect(&c, 1), [[&[0; 12], &got[..]].concat()]);
         // A checksum after the end of the packet, and a packet shorter than the header.
-        say(&a, &[asks(70, 20, to_all(1, 5)), vec![1; 9]]);
+        send(&a, &[deferred(70, 20, to_all(1, 5)), vec![1; 9]]);
         until("all are counted", || ["filter", "bad", "short"].map(|why| count("vale0:a", "lost", why)) == [3, 1, 1]);
         assert!(drain(&b).is_empty() && drain(&c).is_empty());
         home.assert_serves();
@@ -433,7 +433,7 @@ fn a_changing_vnet_header_cannot_bypass_a_filter() {
             });
             let (packets, end) = (vec![packet.clone(); 500], Instant::now() + Duration::from_secs(5));
             while Instant::now() < end {
-                say(&a, &packets);
+                send(&a, &packets);
                 for got in drain(&b) {
                     // As it was sent, or without the header: then from a permitted source address.
                     if got == packet { whole += 1 } else { cut += 1 }
@@ -459,7 +459,7 @@ fn a_new_daemon_has_no_settings() {
         rustix::process::kill_process(home.daemon(), Signal::KILL).expect("it runs");
         until("it is gone", || vale(&["show", "vale0"]).1.contains("No daemon"));
         let [a, b] = ["a", "b"].map(|name| open(&format!("vale0:{name}")));
-        say(&a, &[to_all(0, 0)]);
+        send(&a, &[to_all(0, 0)]);
         assert_eq!(collect(&b, 1), [to_all(0, 0)]);
     });
 }

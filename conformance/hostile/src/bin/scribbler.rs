@@ -39,7 +39,7 @@ fn main() -> ExitCode {
             0 => xsk::map_send_rings(socket, ring.slots),
             _ => xsk::map_receive_rings(socket, ring.slots),
         };
-        let (one, two) = mapped.expect("a socket as the daemon says");
+        let (one, two) = mapped.expect("a socket with the rings that the daemon described");
         maps.extend([one, two]);
     }
     scribble(&raw_port, &maps, &mut Rng(seed.parse().unwrap_or(1) | 1))

@@ -88,7 +88,7 @@ fn forever(mut rng: Rng, mut what: impl FnMut(&mut Rng)) -> ! {
 
 fn open(socket: &std::path::Path, name: &str, nr_mem_id: u16, offsets: u64) -> Racer {
     let raw = ControlConnection::connect(socket).expect("a daemon that listens");
-    let wishes = NmreqRegister {
+    let register = NmreqRegister {
         nr_mode: NR_REG_ALL_NIC,
         nr_flags: NR_ACCEPT_VNET_HDR,
         nr_mem_id,
@@ -96,7 +96,7 @@ fn open(socket: &std::path::Path, name: &str, nr_mem_id: u16, offsets: u64) -> R
         nr_rx_rings: 2,
         ..Default::default()
     };
-    let mut request = NetmapRequest::new(NETMAP_REQ_REGISTER, name, wishes.as_bytes()).expect("a short name");
+    let mut request = NetmapRequest::new(NETMAP_REQ_REGISTER, name, register.as_bytes()).expect("a short name");
     if offsets > 0 {
         let option = NmreqOptOffsets {
             nro_opt: NmreqOption { nro_reqtype: NETMAP_REQ_OPT_OFFSETS, ..Default::default() },

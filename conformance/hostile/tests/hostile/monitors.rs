@@ -290,7 +290,7 @@ fn a_false_monitor_generation_stops_nobody() {
             .expect("an endpoint state page");
         assert_eq!(u32::from_ne_bytes(word), 4, "the monitor generation is at another offset");
         std::thread::scope(|scope| {
-            let liar = scope.spawn(|| {
+            let forger = scope.spawn(|| {
                 let end = Instant::now() + LIMIT * 2;
                 while !over.load(Relaxed) && Instant::now() < end {
                     reported += 4;
@@ -303,7 +303,7 @@ fn a_false_monitor_generation_stops_nobody() {
             });
             exchange(&a, &b, 1, 0, 1500);
             over.store(true, Relaxed);
-            liar.join().expect("no panic");
+            forger.join().expect("no panic");
         });
         expect(&monitor, 1, 0, 1500);
         assert_eq!(dropped(home, &monitor), 0);
