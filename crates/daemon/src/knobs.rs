@@ -1,8 +1,8 @@
 //! Knobs: netmap's settings, which its users set with sysctl, or in /sys/module/netmap/parameters.
 //!
-//! One table has each knob with its bounds, when a new value applies, and its meaning. A value is that of the command
-//! line, else of the configuration file, until the daemon's owner sets another. Values that are set end with the
-//! daemon.
+//! One table has each knob with its bounds, when a new value applies, and its meaning. A value comes from the
+//! command line, else from the configuration file, until the daemon's owner sets another, which lasts until the daemon
+//! exits.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;

@@ -6,8 +6,8 @@
 //!          ioctl --> IOCTL          requests: read from the program's memory, answered by the main thread
 //!          mmap                     done by the kernel alone: both sides have the same pages
 //!          ioctl --> IOCTL          syncs: done here, on a port that the daemon has open for the file
-//!          poll  --> POLL           a sync, and the events that are ready; else it is held for a moment, if packets come, or
-//!                                   the waker wakes the program
+//!          poll  --> POLL           a sync, and the events that are ready; else it is held for a moment in a
+//!                                   stream of packets, or the waker wakes the program
 //!          close --> RELEASE        the last duplicate is closed: the session is closed
 //! ```
 //! The memory of a file must be known when it is opened, before the program selects a port. So it contains all regions

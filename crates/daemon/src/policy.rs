@@ -1,8 +1,8 @@
 //! The policy of the system's daemon: which users may open which interfaces, and which may use pipes and switches.
 //!
-//! A list of rules; the first that is for this client and for what it wants decides, and where none does the answer is
-//! no. The rules are those of a file that only root can write (see unetmap-policy(5)), then the built-in ones: root
-//! gets interfaces directly, members of the group `netmap` by way of the daemon.
+//! A list of rules. The first rule that matches the client and the requested port decides; a request that no rule
+//! matches is denied. The rules are those of a file that only root can write (see unetmap-policy(5)), then the built-in
+//! ones: root opens interfaces directly, members of the group `netmap` mediated.
 //!
 //! The policy applies when a port is opened. A port that is open stays open when the file changes.
 

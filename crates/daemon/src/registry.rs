@@ -76,16 +76,17 @@ pub(crate) struct Session<K> {
     pub(crate) uid: u32,
     pub(crate) region: RegionKey,
     pub(crate) selection: RingSelection,
-    /// A random number. A client that sends it has the session open.
-    pub(crate) secret: u64,
+    /// A random number: a client that sends it proves that it has the session open.
+    pub(crate) key: u64,
     /// The request that opened it.
     pub(crate) request: NmreqRegister,
     pub(crate) iface: Iface,
     pub(crate) iface_offset: u64,
+    /// Number of extra buffers that the session got.
     pub(crate) extra: u32,
 }
 
-/// See the module. `K` identifies a port, `P` is what all kinds of ports have in common.
+/// All regions, ports and sessions. `K` identifies a port; `P` is the trait that all kinds of ports implement.
 pub(crate) struct Registry<K, P: ?Sized> {
     pub(crate) regions: Regions,
     ports: BTreeMap<K, Box<P>>,
@@ -110,11 +111,11 @@ impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
     }
 
     pub(crate) fn port(&self, key: &K) -> Result<&P, Refusal> {
-        self.ports.get(key).map_or_else(|| refuse(ENXIO, "the port has gone"), |port| Ok(&**port))
+        self.ports.get(key).map_or_else(|| refuse(ENXIO, "the port no longer exists"), |port| Ok(&**port))
     }
 
     pub(crate) fn port_mut(&mut self, key: &K) -> Result<&mut P, Refusal> {
-        self.ports.get_mut(key).map_or_else(|| refuse(ENXIO, "the port has gone"), |port| Ok(&mut **port))
+        self.ports.get_mut(key).map_or_else(|| refuse(ENXIO, "the port no longer exists"), |port| Ok(&mut **port))
     }
 
     /// All ports, in order of their keys.
@@ -158,8 +159,7 @@ impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
     /// Removes duplicate buffers from the unbound rings of a region. A process that is killed while it exchanges two
     /// buffers leaves one of them in two slots, and the other in none. A slot of an unbound ring whose buffer is also
     /// in another slot gets a free buffer, or the next session of the ring would share the buffer with another one. The
-    /// buffer that is in no slot may be in the hands of a running program at this moment, so it is not reused until the
-    /// region ends.
+    /// buffer that is in no slot is not reused until the region ends, because a running program may hold it.
     pub(crate) fn repair_buffers(&mut self, region: RegionKey) {
         let ports = || self.ports.values().map(|port| &**port).filter(|port| port.region() == region);
         let _paused = pause_exchanges(ports());
@@ -214,7 +214,7 @@ impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
         self.free_region_if_unused(region);
     }
 
-    /// Frees a region in which no port lies and no session is open.
+    /// Frees a region if it contains no port and no session is open in it.
     pub(crate) fn free_region_if_unused(&mut self, region: RegionKey) {
         let is_kept = |record: &RegionRecord| record.sessions > 0 || record.persistent_ports > 0;
         if !self.regions.get(region).is_some_and(is_kept) && self.ports_of(region).next().is_none() {

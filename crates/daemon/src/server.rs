@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! connection     first message        ends when                          effect
-//! session        Ctrl/REGISTER        all duplicates of its fd closed    rings unbound, buffers and memory freed
+//! session        REGISTER             all duplicates of its fd closed    rings unbound, buffers and memory freed
 //! lock holder    LockHolder           closed, or its process has exited  locks of the holder broken
 //! request        the others           closed                             none
 //! ```
@@ -313,7 +313,7 @@ impl Server {
                 let _ = self.epoll.delete(pidfd);
             }
             self.lock_holders.free(holder);
-            let broken = self.daemon.registry.break_locks(holder.number);
+            let broken = self.daemon.registry.break_locks(holder.id);
             if broken > 0 {
                 tracing::debug!(
                     pid = client.peer.pid,

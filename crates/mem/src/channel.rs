@@ -8,10 +8,10 @@
 //!   producer -- writes prod, reads cons -->  two words, two cache lines
 //!   consumer -- reads prod, writes cons -->
 //! ```
-//! The consumer owns `[cons, prod)`, the producer owns the rest. Each word has one writer (the daemon takes the place of a
-//! crashed peer) and moves with one atomic store, so both words are valid after a crash of either peer at any
-//! instruction: slots that it had not published are still its own; slots that it had not released are delivered again
-//! to its successor, after the last slot whose buffer it had exchanged.
+//! The consumer owns `[cons, prod)`, the producer owns the rest. Each word has one writer (the daemon takes the place
+//! of a crashed peer) and moves with one atomic store, so both words are valid after a crash of either peer at any
+//! instruction. Slots that a crashed producer had not published are still its own. Slots that a crashed consumer had
+//! not released are delivered to its successor again, from after the last slot whose buffer the consumer had exchanged.
 //!
 //! The consumer borrows slots: it copies the producer's slots into its own ring and works on the copies. On release it
 //! writes back the slots whose buffer its program exchanged: index and `NS_BUF_CHANGED`.

@@ -7,8 +7,8 @@
 //! * **M1** Shared words are read and written through atomics, payload through raw copies (or volatile accesses of
 //!   single words); there is never a `&` or `&mut` to bytes that other processes write. A `&AtomicU32` is sound: it
 //!   promises nothing about the value.
-//! * **M2** Every pointer is derived from a [`MappedRange`], which checks once that the bytes lie inside the mapping. A view
-//!   keeps its mapping alive, and a mapping cannot shrink, because its memfd is sealed.
+//! * **M2** Every pointer is derived from a [`MappedRange`], which checks once that the bytes lie inside the mapping. A
+//!   view keeps its mapping alive, and a mapping cannot shrink, because its memfd is sealed.
 //! * **M3** A [`Pos`] is below the [`Slots`] that made it. A [`SlotRing`] cuts a position of a larger ring to its last
 //!   slot, so every slot that it accesses is inside the ring.
 //! * **M4** A value from shared memory is loaded once, the copy is validated, and only the copy is used.

@@ -9,9 +9,9 @@
 //! client that claims the thread's CPU and never notifies the thread gains no more than that; neither does one that
 //! never publishes its CPU.
 //!
-//! **Deferred wake-ups.** A client in a futex wait on the thread's CPU could run only when the thread is done; but
-//! the kernel would run it as soon as it is woken, for a few packets. So it is woken when the thread has no work, or
-//! needs room, or after [`MAX_WAKEUP_DELAY_NS`].
+//! **Deferred wake-ups.** A woken client that shares the thread's CPU preempts the thread at once, perhaps for a few
+//! packets only. So a client in a futex wait there is woken when the thread has no work, or needs room, or after
+//! [`MAX_WAKEUP_DELAY_NS`].
 //!
 //! Waking a receiver that sleeps on another CPU takes as long as moving a thousand packets, so in a stream that
 //! wake-up is deferred too: until the same events, or until a quarter of the receiver's ring is filled. Small batches
@@ -35,7 +35,7 @@ use crate::tuning::{
 /// A port of a thread: the index of its switch, and its index in the switch.
 pub(crate) type PortId = (usize, u8);
 
-/// The state described in the module's comment, and the ports that were active last.
+/// A thread's wait budget and deferred wake-ups, and the ports that were active last.
 #[derive(Default)]
 pub(crate) struct Backpressure {
     /// Number of the current batch.

@@ -245,12 +245,12 @@ impl PacketCutter {
 
     /// Divides `n` slots, whose flags `flags` returns, into packets; calls `found` for each packet and each piece of
     /// one that is too long. Returns the number of slots consumed: a packet that does not end within them is left for
-    /// the next batch, unless the source has no further slots (`all`), which ends the packet.
+    /// the next batch, unless the source has no further slots (`drained`), which ends the packet.
     #[inline(always)]
-    pub fn cut(&mut self, n: u32, all: bool, flags: impl Fn(u32) -> u16, mut found: impl FnMut(Cut)) -> u32 {
+    pub fn cut(&mut self, n: u32, drained: bool, flags: impl Fn(u32) -> u16, mut found: impl FnMut(Cut)) -> u32 {
         let mut first = 0;
         for i in 0..n {
-            let more = flags(i) & NS_MOREFRAG != 0 && !(all && i + 1 == n);
+            let more = flags(i) & NS_MOREFRAG != 0 && !(drained && i + 1 == n);
             let frags = i + 1 - first;
             if more && !self.skipping && frags <= MAX_FRAGS {
                 continue;

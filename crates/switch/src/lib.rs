@@ -43,8 +43,8 @@
 //! `worker/idle_listener.rs` is a helper thread that waits for the doorbells of idle rings during a futex wait.
 //!
 //! ## What a client can write, and where it is validated
-//! * Positions in the channels: validated by the channel's end in `mem`. An impossible position is ignored; the switch's
-//!   own positions are in its private memory.
+//! * Positions in the channels: validated by the channel's end in `mem`. An impossible position is ignored; the
+//!   switch's own positions are in its private memory.
 //! * Slots of transmit rings (index, length, flags, pointer): copied once and the copy validated, `port/tx_ring.rs`. An
 //!   invalid slot names buffer 0 afterwards, and its packet is dropped.
 //! * The buffer index of a receive slot: read once, `port/rx_ring.rs`. An index outside the region is replaced by the

@@ -3,8 +3,8 @@
 //! A sync passes spans of slots to a back end, under the ring's lock, and the back end moves them in bulk. A back end
 //! never reads the program's pointers: the sync validates them before.
 //!
-//! Each back end constructs its side of a ring itself ([`open_ring`]) from the daemon's binding. A new back end is a file of
-//! its own, a line in [`open_ring`], and a number in `control::binding::BackendKind`.
+//! Each back end constructs its side of a ring itself ([`open_ring`]) from the daemon's binding. A new back end is a
+//! file of its own, a line in [`open_ring`], and a number in `control::binding::BackendKind`.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -91,13 +91,13 @@ pub(crate) struct Delivered {
 
 /// The receive side of one ring.
 pub(crate) trait Rx: Send + Sync {
-    /// Returns the slots of `span` to the peer and wakes a sender that waits for them. Returns the number of buffers that
-    /// do not exist.
+    /// Returns the slots of `span` to the peer and wakes a sender that waits for them. Returns the number of buffers
+    /// that do not exist.
     fn release(&self, span: Span) -> u32;
 
-    /// Delivers the packets that have arrived: the program holds `[held, taken)`, the slots from `taken` to before `held`
-    /// are free.
-    fn deliver(&self, held: Pos, taken: Pos) -> Result<Delivered, InvalidPeerIndex>;
+    /// Delivers the packets that have arrived: the program holds `[held, received)`, the slots from `received` to
+    /// before `held` are free.
+    fn deliver(&self, held: Pos, received: Pos) -> Result<Delivered, InvalidPeerIndex>;
 
     /// Whether the kernel delivers the packets, and polling slows it down: then the receiver of a stream sleeps between
     /// two polls instead of spinning.
@@ -110,8 +110,8 @@ pub(crate) trait Rx: Send + Sync {
         false
     }
 
-    /// Returns the peer's position if it is not `taken`. Takes no lock and does not validate.
-    fn peer_moved(&self, taken: Pos) -> Option<u32>;
+    /// Returns the peer's position if it is not `received`. Takes no lock and does not validate.
+    fn peer_moved(&self, received: Pos) -> Option<u32>;
 
     /// Whether the program may go on receiving although the port has ended, because packets are left. `unread`: it has
     /// slots beyond its wake-up point.
@@ -124,8 +124,8 @@ pub(crate) trait Rx: Send + Sync {
     fn wakeup(&self) -> Option<&dyn WakeupSource>;
 }
 
-/// One side of a ring. Pipes have variants of their own: a call that the compiler can inline costs a small batch half as
-/// much.
+/// One side of a ring. Pipes have variants of their own: a call that the compiler can inline costs a small batch half
+/// as much.
 pub(crate) enum RingBackend {
     PipeTx(Box<PipeTx>),
     PipeRx(Box<PipeRx>),
@@ -156,7 +156,8 @@ impl RingBackend {
         }
     }
 
-    /// Returns the peer's position if it has moved since the sync that set `hwtail`. Takes no lock and does not validate.
+    /// Returns the peer's position if it has moved since the sync that set `hwtail`. Takes no lock and does not
+    /// validate.
     #[inline(always)]
     pub(crate) fn peer_moved(&self, slots: Slots, hwtail: Pos) -> Option<u32> {
         match self {
@@ -175,8 +176,8 @@ pub(crate) struct RingParts<'a> {
     pub(crate) bound: &'a BoundRing,
     pub(crate) view: &'a RingView,
     pub(crate) region: &'a Arc<Region>,
-    /// The third page of the binding: channels, or transmit frames.
-    pub(crate) third_page: &'a MappedRange,
+    /// The channel page or, of an interface, the tx-frames page.
+    pub(crate) channels_or_tx_frames: &'a MappedRange,
     /// The layout of a monitor's mirror.
     pub(crate) mirror: Geometry,
     /// Whether pointers in slots are addresses of this process.
@@ -193,7 +194,7 @@ impl RingParts<'_> {
     }
 
     fn channels(&self) -> ChannelPage {
-        ChannelPage::new(self.third_page.clone())
+        ChannelPage::new(self.channels_or_tx_frames.clone())
     }
 
     fn offsets(&self) -> Offsets {

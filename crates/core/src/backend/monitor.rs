@@ -1,7 +1,8 @@
-//! Monitors: copies of the packets that cross the rings of another port, from mirror rings that the syncs of that port fill.
+//! Monitors: copies of the packets that cross the rings of another port, from mirror rings that the syncs of that port
+//! fill.
 //!
-//! A mirror ring is trusted no more than the peer of a pipe. A monitor's ring delivers the packets that one transmit ring
-//! sends, that one receive ring receives, or both in the order in which they were copied.
+//! A mirror ring is trusted no more than the peer of a pipe. A monitor's ring delivers the packets that one transmit
+//! ring sends, that one receive ring receives, or both in the order in which they were copied.
 
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG, NS_TXMON};
 use unetmap_mem::{Offsets, Pos, Receiver, Region, RingShape, RingView, SlotRing, SlotValue, Span, fence_before_sleep};
@@ -137,12 +138,12 @@ impl Rx for MonitorRx {
         0
     }
 
-    fn deliver(&self, held: Pos, taken: Pos) -> Result<Delivered, InvalidPeerIndex> {
+    fn deliver(&self, held: Pos, received: Pos) -> Result<Delivered, InvalidPeerIndex> {
         let slots = self.ring.slots();
         let full = slots.prev(held);
         // A mirror ring with invalid positions is treated as empty; the other one may have packets.
         let mut rings = self.mirrors.each_ref().map(|mirror| Progress::of(mirror.as_ref()?).ok());
-        let (mut at, mut bad) = (taken, 0);
+        let (mut at, mut bad) = (received, 0);
         loop {
             let stamp = |i: usize| rings[i].as_ref().and_then(Progress::stamp);
             let earliest = match (stamp(0), stamp(1)) {
@@ -163,7 +164,7 @@ impl Rx for MonitorRx {
             }
         }
         rings.iter().flatten().for_each(|ring| ring.mirror.channel.words().release(ring.waiting.from));
-        if at == taken && self.has_invalid_index() {
+        if at == received && self.has_invalid_index() {
             return Err(InvalidPeerIndex);
         }
         Ok(Delivered { to: at, bad })

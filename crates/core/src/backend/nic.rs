@@ -1,9 +1,10 @@
-//! Network interfaces: the AF_XDP socket of a queue, used by the client itself; the daemon takes no part in the data path.
+//! Network interfaces: the AF_XDP socket of a queue, used by the client itself; the daemon takes no part in the data
+//! path.
 //!
-//! A netmap buffer is a frame of the socket's memory (UMEM), so nothing is copied here. A slot of a transmit ring keeps its
-//! buffer while the kernel has it. The kernel has those buffers of a receive ring that the program does not hold. It nearly
-//! always fills them in the order of the slots; otherwise two slots exchange their buffers, so that the slots of the ring
-//! name all its buffers at every moment.
+//! A netmap buffer is a frame of the socket's memory (UMEM), so nothing is copied here. A slot of a transmit ring keeps
+//! its buffer while the kernel has it. The kernel has those buffers of a receive ring that the program does not hold.
+//! It nearly always fills them in the order of the slots; otherwise two slots exchange their buffers, so that the slots
+//! of the ring name all its buffers at every moment.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -40,7 +41,7 @@ pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
     };
     let buffers = UmemLayout { size: limits.buf_size, count: limits.bufs, headroom: parts.bound.headroom };
     if parts.is_tx() {
-        let sent = TxFramesPage::new(parts.third_page.clone());
+        let sent = TxFramesPage::new(parts.channels_or_tx_frames.clone());
         let (tx, completion) = match mapped {
             Some(rings) => (rings.tx.clone(), rings.completion.clone()),
             None => xsk::map_send_rings(&half.socket, slots.get()).ok()?,
@@ -69,8 +70,8 @@ pub(crate) struct Half {
     pub(crate) frags: bool,
     /// Where in their buffers packets begin.
     pub(crate) offsets: Offsets,
-    /// Whether the socket busy polls: the kernel processes the queue in system calls on the socket, which are made even if
-    /// the kernel does not request a wake-up.
+    /// Whether the socket busy polls: the kernel processes the queue in system calls on the socket, which are made even
+    /// if the kernel does not request a wake-up.
     pub(crate) busy: bool,
 }
 
@@ -94,7 +95,8 @@ impl NicTx {
         self.half.slots.slots()
     }
 
-    /// Writes the descriptors of the complete packets of `[from, to)`; returns how many, and how many of them are invalid.
+    /// Writes the descriptors of the complete packets of `[from, to)`; returns how many, and how many of them are
+    /// invalid.
     fn put(&self, from: Pos, to: Pos) -> (u32, u32) {
         let (ring, slots) = (&self.half.slots, self.count());
         let (mut written, mut bad) = (0, 0);
@@ -221,8 +223,8 @@ pub(crate) struct NicRx {
 }
 
 impl NicRx {
-    /// Slot `p` had buffer `stale` and received `idx`: gives `stale` to the slot that had `idx`, one of those that the kernel
-    /// has, up to before `end`.
+    /// Slot `p` had buffer `stale` and received `idx`: gives `stale` to the slot that had `idx`, one of those that the
+    /// kernel has, up to before `end`.
     #[cold]
     fn exchange(&self, p: Pos, stale: BufIdx, idx: BufIdx, end: Pos) {
         let slots = self.half.slots.slots();
@@ -257,9 +259,9 @@ impl Rx for NicRx {
     }
 
     #[inline]
-    fn deliver(&self, held: Pos, taken: Pos) -> Result<Delivered, InvalidPeerIndex> {
+    fn deliver(&self, held: Pos, received: Pos) -> Result<Delivered, InvalidPeerIndex> {
         let (ring, slots, limits) = (&self.half.slots, self.half.slots.slots(), self.half.limits);
-        if self.rings.next_rx() != taken {
+        if self.rings.next_rx() != received {
             return Err(InvalidPeerIndex);
         }
         // With busy polling the kernel delivers the packets of the queue within the call.
@@ -267,9 +269,9 @@ impl Rx for NicRx {
             let _ = xsk::kick_rx(&self.half.socket);
         }
         // The kernel keeps one slot, so that a full ring and an empty one differ.
-        let room = slots.distance(taken, slots.prev(held));
+        let room = slots.distance(received, slots.prev(held));
         let n = self.rings.rx_available().min(room);
-        let (mut p, mut to, mut complete, mut bad) = (taken, taken, 0, 0);
+        let (mut p, mut to, mut complete, mut bad) = (received, received, 0, 0);
         for i in 0..n {
             let (place, len, continued) = self.rings.peek_rx(i);
             let stale = ring.buf_idx(p);

@@ -35,8 +35,8 @@ impl Rx for Null {
         0
     }
 
-    fn deliver(&self, _held: Pos, taken: Pos) -> Result<Delivered, InvalidPeerIndex> {
-        Ok(Delivered { to: taken, bad: 0 })
+    fn deliver(&self, _held: Pos, received: Pos) -> Result<Delivered, InvalidPeerIndex> {
+        Ok(Delivered { to: received, bad: 0 })
     }
 
     fn peer_moved(&self, _taken: Pos) -> Option<u32> {

@@ -119,10 +119,17 @@ impl PipeRx {
     fn open(parts: &RingParts<'_>) -> Option<PipeRx> {
         let (bound, slots) = (parts.bound, parts.view.shape().slots);
         let peer = RingShape { offset: bound.peer_offset, slots, id: bound.id, dir: 0 };
-        let theirs = RingView::new(parts.region, peer)?.slots().clone();
-        let (mine, limits) = (parts.view.slots().clone(), parts.region.limits());
+        let peer_slots = RingView::new(parts.region, peer)?.slots().clone();
+        let (own_slots, limits) = (parts.view.slots().clone(), parts.region.limits());
         Some(PipeRx {
-            channel: Consumer::new(&parts.channels(), bound.channel as usize, theirs, mine, limits, SimdLevel::best())?,
+            channel: Consumer::new(
+                &parts.channels(),
+                bound.channel as usize,
+                peer_slots,
+                own_slots,
+                limits,
+                SimdLevel::best(),
+            )?,
             placeholder: BufIdx(bound.placeholder),
             offsets: parts.offsets(),
             doorbell: parts.doorbell()?,
@@ -158,11 +165,14 @@ impl Rx for PipeRx {
     }
 
     #[inline(always)]
-    fn deliver(&self, held: Pos, taken: Pos) -> Result<Delivered, InvalidPeerIndex> {
-        let to =
-            self.channel.words().validated_prod(self.channel.slots().slots(), held, taken).ok_or(InvalidPeerIndex)?;
-        let span = Span { from: taken, to };
-        let mut bad = if to == taken { 0 } else { self.channel.receive(span, self.placeholder) };
+    fn deliver(&self, held: Pos, received: Pos) -> Result<Delivered, InvalidPeerIndex> {
+        let to = self
+            .channel
+            .words()
+            .validated_prod(self.channel.slots().slots(), held, received)
+            .ok_or(InvalidPeerIndex)?;
+        let span = Span { from: received, to };
+        let mut bad = if to == received { 0 } else { self.channel.receive(span, self.placeholder) };
         if self.offsets.mask != 0 {
             bad += self.validate_offsets(span);
         }
@@ -170,8 +180,8 @@ impl Rx for PipeRx {
     }
 
     #[inline]
-    fn peer_moved(&self, taken: Pos) -> Option<u32> {
-        self.channel.words().prod_if_moved(taken)
+    fn peer_moved(&self, received: Pos) -> Option<u32> {
+        self.channel.words().prod_if_moved(received)
     }
 
     fn wakeup(&self) -> Option<&dyn WakeupSource> {

@@ -1,11 +1,11 @@
 //! Ports of a switch: a channel each way, whose other end is a thread of the daemon.
 //!
-//! A slot may refer to data indirect in the program's memory (`NS_INDIRECT`). The sync copies the data into the slot's
+//! A slot may refer to data in the program's memory (`NS_INDIRECT`). The sync copies the data into the slot's
 //! buffer, within the process, before it sends the slot: the switch never follows a pointer. The node, which syncs for
 //! programs, reads the data from them before the sync, as reading may block ([`with_program_data`]).
 //!
-//! The client trusts the daemon, unlike the peer of a pipe. The switch takes everything that is sent sooner or later, and
-//! drops what a receiver has no room for.
+//! The client trusts the daemon, unlike the peer of a pipe. The switch takes every slot that is sent, sooner or
+//! later, and drops the packets for which a receiver has no room.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -85,8 +85,8 @@ fn write_program_data(region: &Region, (from, len, idx): (u64, u16, BufIdx)) -> 
 }
 
 impl ValeTx {
-    /// Copies the data of indirect slots into their buffers. Empties slots whose data cannot be read or is longer than a
-    /// buffer; the switch drops their packets. Returns how many slots it emptied.
+    /// Copies the data of indirect slots into their buffers. Empties slots whose data cannot be read or is longer than
+    /// a buffer; the switch drops their packets. Returns how many slots it emptied.
     #[cold]
     #[inline(never)]
     fn copy_indirect(&self, span: Span) -> u32 {
@@ -208,16 +208,19 @@ impl Rx for ValeRx {
     }
 
     #[inline]
-    fn deliver(&self, held: Pos, taken: Pos) -> Result<Delivered, InvalidPeerIndex> {
-        let to =
-            self.channel.words().validated_prod(self.channel.slots().slots(), held, taken).ok_or(InvalidPeerIndex)?;
-        if to == taken {
-            if held == taken {
+    fn deliver(&self, held: Pos, received: Pos) -> Result<Delivered, InvalidPeerIndex> {
+        let to = self
+            .channel
+            .words()
+            .validated_prod(self.channel.slots().slots(), held, received)
+            .ok_or(InvalidPeerIndex)?;
+        if to == received {
+            if held == received {
                 self.channel.words().take_producer_wakeup();
             }
             return Ok(Delivered { to, bad: 0 });
         }
-        self.channel.claim(Span { from: taken, to });
+        self.channel.claim(Span { from: received, to });
         Ok(Delivered { to, bad: 0 })
     }
 
@@ -227,8 +230,8 @@ impl Rx for ValeRx {
     }
 
     #[inline]
-    fn peer_moved(&self, taken: Pos) -> Option<u32> {
-        self.channel.words().prod_if_moved(taken)
+    fn peer_moved(&self, received: Pos) -> Option<u32> {
+        self.channel.words().prod_if_moved(received)
     }
 
     fn wakeup(&self) -> Option<&dyn WakeupSource> {

@@ -1,8 +1,8 @@
 //! The binding in the reply to REGISTER: where the rings are, and which back end moves their slots.
 //!
 //! The client trusts these numbers. It does not trust the same numbers in the region, which other processes can write.
-//! Descriptors come with the binding: the region, the endpoint state page, a third page (the channels; for an interface
-//! the transmit frames), then two for each ring: the doorbell that wakes this side, and the peer's doorbell or the
+//! Descriptors come with the binding: the region, the endpoint state page, the channel page (for an interface the
+//! tx-frames page), then two for each ring: the doorbell that wakes this side, and the peer's doorbell or the
 //! queue's socket.
 
 use unetmap_mem::{Geometry, PoolShape};
@@ -62,7 +62,7 @@ pub struct BindingHead {
     pub rings: u32,
     /// Ring states in the endpoint state page.
     pub states: u32,
-    /// Bytes of the third page; 0: it is not used.
+    /// Bytes of the channel page or tx-frames page; 0: there is none.
     pub page_bytes: u32,
     /// [`NO_TIMESTAMP`].
     pub flags: u32,
@@ -131,7 +131,7 @@ pub struct Binding {
     pub rings: Vec<BoundRing>,
 }
 
-/// File descriptors before those of the rings: region, endpoint state page, third page.
+/// File descriptors before those of the rings: region, endpoint state page, channel page or tx-frames page.
 pub const FIXED_FDS: usize = 3;
 
 impl Binding {

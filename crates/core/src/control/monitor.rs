@@ -1,4 +1,4 @@
-//! Requests about the monitors of a port: a program asks for them one after the other.
+//! Requests about the monitors of a port: a program requests them one after the other.
 //!
 //! ```text
 //! request   the session, its key, the monitor returned last (0 at first)

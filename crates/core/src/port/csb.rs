@@ -4,7 +4,7 @@
 //! atok[i]  written by the program    head cur appl_need_kick
 //! ktoa[i]  written by the loop       hwcur hwtail kern_need_kick        i: transmit rings first
 //! ```
-//! From then on nothing else syncs the port. The loop runs in the thread that started it, until another thread stops
+//! While the loop runs nothing else syncs the port. It runs in the thread that started it, until another thread stops
 //! it. Between two rounds it sleeps for a time; or, with an eventfd for each ring, until the program writes one
 //! (`kern_need_kick` states whether it has to), or a ring's peer wakes it. With a second eventfd it notifies the
 //! program of changes, if `appl_need_kick` requests that.

@@ -1,4 +1,4 @@
-//! The monitors of an open port: asks the daemon for them, and assigns their mirror rings to the port's rings.
+//! The monitors of an open port: requests them from the daemon, and assigns their mirror rings to the port's rings.
 
 use std::sync::Arc;
 

@@ -305,7 +305,7 @@ struct MappedBinding {
     region: Arc<Region>,
     states: EndpointPage,
     /// What it contains depends on the back end.
-    third_page: MappedRange,
+    channels_or_tx_frames: MappedRange,
     /// For each ring: its doorbell, and the peer's doorbell or what the back end has in its place.
     ring_fds: Vec<[OwnedFd; 2]>,
     /// The layout of a monitor's mirror.
@@ -326,7 +326,7 @@ impl MappedBinding {
         let page = |fd: OwnedFd, bytes: usize| Ok(MappedRange::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)));
         let states = EndpointPage::new(page(next()?, EndpointPage::bytes(binding.head.states as usize)).map_err(host)?);
         // Of a back end that does not use the page it is some other page.
-        let third_page = page(next()?, (binding.head.page_bytes as usize).max(1)).map_err(host)?;
+        let channels_or_tx_frames = page(next()?, (binding.head.page_bytes as usize).max(1)).map_err(host)?;
         debug_assert_eq!(binding.fds() - FIXED_FDS, 2 * binding.rings.len());
         let ring_fds: Vec<[OwnedFd; 2]> = std::iter::from_fn(|| Some([fds.next()?, fds.next()?])).collect();
         if ring_fds.len() != binding.rings.len() {
@@ -335,7 +335,7 @@ impl MappedBinding {
         Ok(MappedBinding {
             region,
             states,
-            third_page,
+            channels_or_tx_frames,
             ring_fds,
             mirror: geometry(&binding.head.mirror_pools),
             for_program: false,
@@ -355,7 +355,7 @@ impl MappedBinding {
             bound,
             view: &view,
             region: &self.region,
-            third_page: &self.third_page,
+            channels_or_tx_frames: &self.channels_or_tx_frames,
             mirror: self.mirror,
             has_own_pointers: self.for_program,
             fds,

@@ -1,7 +1,7 @@
 //! The fast path of a sync.
 //!
-//! A sender that polls with each packet costs the instructions of its poll; between cores that are near each other this
-//! is several times the cost of the transfer itself. The common case therefore has a path of its own: a pipe without
+//! A sender that polls for each packet executes a whole poll each time. Between near cores that takes several times as
+//! long as the transfer itself. The common case therefore has a path of its own: a pipe without
 //! monitors, packets to be sent, and free slots left. It validates what `sync` validates, and leaves everything else to
 //! it.
 //!

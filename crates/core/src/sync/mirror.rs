@@ -5,12 +5,12 @@
 //!   sync --copy--> slots and buffers of a mirror ring, [ cons .... prod ) --copy--> own ring, in a region of its own
 //! ```
 //! A mirror is memory that the monitor and the monitored programs share. They share nothing else, so neither can read
-//! other memory of the other. Each monitored ring has a mirror ring and a channel of its own in it: only the holder of the
-//! monitored ring's lock produces there. The producer never waits: packets without room are dropped whole, and counted on
-//! the mirror ring.
+//! any other memory of its peer. Each monitored ring has a mirror ring and a channel of its own in it: only the holder
+//! of the monitored ring's lock produces there. The producer never waits: packets without room are dropped whole, and
+//! counted on the mirror ring.
 //!
-//! A zero-copy monitor has its mirror in the region of the monitored port, and receives the buffers themselves: when a slot
-//! has been sent or released, its buffer moves to the mirror ring, and the buffer there takes its place
+//! A zero-copy monitor has its mirror in the region of the monitored port, and receives the buffers themselves: when a
+//! slot has been sent or released, its buffer moves to the mirror ring, and the buffer there takes its place
 //! (`NS_BUF_CHANGED`).
 //!
 //! The daemon decides which monitors a port has. A word that each sync loads anyway, the status, contains the monitor
@@ -93,8 +93,8 @@ impl MirrorTx {
         rings.collect()
     }
 
-    /// Copies the packets of `span`, and drops those without room. The caller holds the lock of the ring `theirs`, whose
-    /// buffers are in `region`.
+    /// Copies the packets of `span`, and drops those without room. The caller holds the lock of the ring `theirs`,
+    /// whose buffers are in `region`.
     fn copy(&self, region: &Region, (theirs, offsets): (&SlotRing, Offsets), span: Span, time: u64) {
         let slots = self.channel.slots();
         self.put_all(theirs, span, |p, at| {
@@ -109,8 +109,8 @@ impl MirrorTx {
     }
 
     /// Takes the buffers of `span`, whose packets have been sent or read, and leaves others. The caller holds the lock
-    /// of the ring `theirs`. A buffer that was exchanged before holds another packet, or none; packets with an offset are
-    /// dropped, because the monitor may have no offsets.
+    /// of the ring `theirs`. A buffer that was exchanged before holds another packet, or none; packets with an offset
+    /// are dropped, because the monitor may have no offsets.
     fn exchange(&self, (theirs, offsets): (&SlotRing, Offsets), span: Span, time: u64) {
         let (slots, limits) = (self.channel.slots(), self.region.limits());
         self.put_all(theirs, span, |p, at| {

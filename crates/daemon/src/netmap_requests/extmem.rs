@@ -1,8 +1,7 @@
 //! The option EXTMEM: a region in memory of the program's.
 //!
-//! The program's library maps the region over that memory, once there is one. So the daemon trusts it no more than any
-//! other, and all that is left to do here is to lay it out as the program requested, and to fit it into the bytes that
-//! it has.
+//! The daemon creates the region like any other, and trusts it no more; the program's library then maps it over that
+//! memory. This module lays the region out as the program requested, within the bytes of the memory.
 
 use unetmap_abi::{NmreqOptExtmem, NmreqPoolsInfo};
 use unetmap_core::errno::{EINVAL, ENOMEM};

@@ -54,7 +54,7 @@ pub(super) fn pools_info(call: &mut Call<'_>) -> Result<(), Refusal> {
     let (name, caller) = (call.name()?, call.caller);
     let info = call.inspect(&name, Default::default(), |daemon, r| {
         let pools = extmem::pools(daemon, daemon.region_by_number(r.nr_mem_id, caller)?);
-        pools.map_or_else(|| refuse(ENXIO, "the region has gone"), Ok)
+        pools.map_or_else(|| refuse(ENXIO, "the region no longer exists"), Ok)
     })?;
     call.set_body(&info);
     Ok(())

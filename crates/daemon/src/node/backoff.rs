@@ -1,4 +1,4 @@
-//! When to attempt something again that failed: after twice as many polls as the last time.
+//! When a failed attempt is repeated: after twice as many polls as the last time.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,7 +1,7 @@
 //! Held polls: in a stream of packets, a poll that finds nothing ready is answered a moment later, when something is.
 //!
 //! ```text
-//! asleep:   poll, nothing; a doorbell, the waker checks and notifies the kernel; the program polls again, and is answered
+//! asleep:   poll, nothing; a doorbell, the waker checks and notifies the kernel; the program polls again: answered
 //! held:     poll ................... another file's request moves its rings: answered
 //! spinning: poll, a check of the rings, and another, and another: answered
 //! ```

@@ -7,8 +7,8 @@
 //!
 //! Programs with edge-triggered epoll get events for what arrives while something is ready, and do not poll in between.
 //! The kernel does not show whether a program does that. So a file whose poll found something ready *lingers*: if no
-//! poll of it arrives within a millisecond, it is armed for further changes. A program that polls continuously never
-//! gets there, and its peer need not notify it.
+//! poll of it arrives within a millisecond, it is armed for further changes. The file of
+//! a program that polls continuously is never armed, so the peer need not notify it.
 
 use std::collections::HashMap;
 use std::io;

@@ -43,7 +43,7 @@ impl Daemon {
             pools: [pool(&geometry.ifs), pool(&geometry.rings), pool(&geometry.bufs)],
             if_offset: session.iface_offset,
             session: id,
-            key: session.secret,
+            key: session.key,
             mirror_pools: description.mirror_pools,
             rings: rings.len() as u32,
             states: (endpoint.tx.len() + endpoint.rx.len()) as u32,

@@ -6,8 +6,8 @@
 //! switch  == switch port =================================== [thread] == interface
 //! ```
 //! A mediated port has a thread for each queue that the program has bound, and for each pair of host rings; an attached
-//! interface has one for each queue. To the thread both sides are ports like any other. It trusts what the program
-//! writes as little as any program does that shares a region.
+//! interface has one for each queue. To the thread both sides are ports like any other. It
+//! validates what the program writes, as every client of a shared region does.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub(crate) struct MediatorThread {
     thread: JoinHandle<()>,
 }
 
-/// Orders of the main thread to a mediator thread.
+/// Commands of the main thread to a mediator thread.
 #[derive(Default)]
 struct Control {
     /// The thread ends. Closing the connections wakes it.
@@ -117,8 +117,8 @@ pub(crate) fn stop(daemon: &mut Daemon, threads: impl IntoIterator<Item = Mediat
     sessions.into_iter().for_each(|session| daemon.close(session));
 }
 
-/// Opens both sides of a ring pair: that of `interface_at`, and that of the endpoint `program` that faces it. `program_mode`
-/// selects the pair there.
+/// Opens both sides of a ring pair: that of `interface_at`, and that of the endpoint `program` that faces it.
+/// `program_mode` selects the pair there.
 pub(crate) fn prepare(
     daemon: &mut Daemon,
     program: &EndpointKey,

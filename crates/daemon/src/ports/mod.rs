@@ -87,7 +87,7 @@ impl From<PortKey> for EndpointKey {
 
 /// The part of the answer to REGISTER that concerns the port as a whole.
 pub(crate) struct Description<'a> {
-    /// The third page: the channels, or of an interface the page of transmitted frames.
+    /// The channel page or, of an interface, the tx-frames page.
     pub(crate) page: BorrowedFd<'a>,
     /// Its bytes; 0 if the port has no such page.
     pub(crate) page_bytes: usize,
@@ -210,7 +210,7 @@ impl Registry {
     }
 }
 
-/// Whom the daemon serves.
+/// Which users the daemon serves.
 pub(crate) struct Admission {
     /// The only user that is served; `None`: all users, each with names and regions of his own.
     pub(crate) only_user: Option<u32>,

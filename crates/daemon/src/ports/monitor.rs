@@ -368,7 +368,7 @@ pub(crate) fn next_monitor(
     daemon: &Daemon,
     request: &NextMonitorRequest,
 ) -> Result<Option<(MonitorReply, Vec<OwnedFd>)>, Refusal> {
-    let session = daemon.registry.sessions.get(&request.session).filter(|session| session.secret == request.key);
+    let session = daemon.registry.sessions.get(&request.session).filter(|session| session.key == request.key);
     let Some(session) = session else { return refuse(EINVAL, "no session has this number and key") };
     let target = Target::Session(session.endpoint, &session.selection);
     let mut monitors = monitors_on(daemon, &session.port);

@@ -44,8 +44,8 @@ impl Daemon {
         options: &Options,
         caller: &Caller,
     ) -> Result<Registered, Refusal> {
-        let secret = process::random();
-        let secret = secret.or_else(|e| refuse(ENOMEM, format!("no random number for the session: {e}")))?;
+        let key = process::random();
+        let key = key.or_else(|e| refuse(ENOMEM, format!("no random number for the session: {e}")))?;
         let (endpoint, region) = self.registry.endpoint(&at)?;
         let selection = endpoint.select(request)?;
         let iface_shape = iface_shape(self.registry.port(&at.port)?.own_name().unwrap_or(name), endpoint, &selection);
@@ -72,7 +72,7 @@ impl Daemon {
             uid: caller.peer.uid,
             region,
             selection,
-            secret,
+            key,
             request: *request,
             iface,
             iface_offset,

@@ -147,5 +147,5 @@ impl Regions {
 }
 
 fn gone<T>() -> Result<T, Refusal> {
-    refuse(ENXIO, "the region has gone")
+    refuse(ENXIO, "the region no longer exists")
 }

@@ -11,7 +11,7 @@ use crate::ports::mediator::DAEMON_HOLDER;
 
 /// A process that has a holder ID.
 pub(crate) struct LockHolder {
-    pub(crate) number: u32,
+    pub(crate) id: u32,
     /// Readable when the process has exited. A connection alone does not show that, as forked children keep it open.
     pub(crate) pidfd: Option<OwnedFd>,
 }
@@ -35,7 +35,7 @@ impl LockHolders {
 
     /// Frees a holder ID.
     pub(crate) fn free(&mut self, holder: &LockHolder) {
-        self.in_use.remove(&holder.number);
+        self.in_use.remove(&holder.id);
     }
 }
 
@@ -44,7 +44,7 @@ pub(super) fn lock_holder(call: &mut Call<'_>) -> Reply {
     if call.holder.is_some() {
         return Reply::Invalid(EINVAL, "a second holder ID on one connection");
     }
-    let number = call.lock_holders.allocate();
+    let id = call.lock_holders.allocate();
     let pidfd = socket::peer_pidfd(call.connection);
     let pidfd = pidfd.inspect_err(|e| {
         tracing::debug!(
@@ -52,6 +52,6 @@ pub(super) fn lock_holder(call: &mut Call<'_>) -> Reply {
             "no pidfd; the end of the connection counts as the exit of the process: {e}"
         );
     });
-    *call.holder = Some(LockHolder { number, pidfd: pidfd.ok() });
-    Reply::Answer(Answer { holder: number, ..Default::default() })
+    *call.holder = Some(LockHolder { id, pidfd: pidfd.ok() });
+    Reply::Answer(Answer { holder: id, ..Default::default() })
 }

@@ -93,8 +93,8 @@ impl Consumer {
     }
 
     /// Copies the slots of `span`, which must lie in `[cons, prod)`, into the own ring and claims their cache lines. An
-    /// invalid slot is delivered with length 0 in the buffer `placeholder`; it keeps `NS_MOREFRAG`, so a chain of fragments
-    /// stays one. Returns the number of invalid slots.
+    /// invalid slot is delivered with length 0 in the buffer `placeholder`; it keeps `NS_MOREFRAG`, so a chain of
+    /// fragments stays one. Returns the number of invalid slots.
     #[inline(always)]
     pub fn receive(&self, span: Span, placeholder: BufIdx) -> u32 {
         if self.slots.slots().next(span.from) == span.to

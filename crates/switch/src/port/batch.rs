@@ -6,7 +6,7 @@ use crate::forward::Packet;
 
 /// Slots taken from a transmit ring: validated copies in the daemon's memory, and their position.
 ///
-/// A copy does not change when its buffer was swapped; the packet is the receiver's then.
+/// After the buffer of a slot was swapped its copy still has the old index; that buffer is the receiver's then.
 #[derive(Clone, Copy)]
 pub(crate) struct Batch<'a> {
     pub(crate) channel: &'a Consumer,
@@ -17,8 +17,8 @@ pub(crate) struct Batch<'a> {
     pub(crate) len: u32,
     /// Where packets begin in their buffers.
     pub(crate) offsets: Offsets,
-    /// True if the source had no further slots.
-    pub(crate) all: bool,
+    /// True if the ring had no further slots.
+    pub(crate) drained: bool,
     /// True if some slots were invalid: they name the reserved buffer 0 now.
     pub(crate) has_invalid: bool,
 }

@@ -1,4 +1,4 @@
-//! What all steps share that move the packets of one batch.
+//! The context of a batch, which all steps that move its packets share.
 
 use super::SwitchPort;
 use super::batch::Batch;

@@ -33,7 +33,7 @@ pub(crate) struct PortRx {
     /// Replaces a buffer index that does not exist.
     placeholder: BufIdx,
     /// Wakes the client when it waits for packets.
-    client: Arc<Doorbell>,
+    client_doorbell: Arc<Doorbell>,
     state: Mutex<RxState>,
     /// Packets without room.
     dropped: AtomicU64,
@@ -93,7 +93,7 @@ impl PortRx {
         Ok(PortRx {
             channel,
             placeholder: config.placeholder,
-            client: Arc::new(config.doorbell),
+            client_doorbell: Arc::new(config.doorbell),
             state: Mutex::new(state),
             dropped: AtomicU64::new(0),
             swapped: AtomicU64::new(0),
@@ -240,7 +240,7 @@ impl PortRx {
             }
             pending = packets.next();
             if !swap {
-                // Useless if the ring turns out to be full before that slot.
+                // A hint: the ring may be full before that slot.
                 region.prefetch_for_write(ring.buf_idx(n.add(next.prod, BUFFER_PREFETCH_SLOTS.min(n.get()))));
             }
             let mut copied = false;
@@ -349,15 +349,15 @@ impl PortRx {
             }
             waiter => waiter,
         };
-        if deferrable.is_some_and(|waiter| backpressure.defer_wakeup(waiter, &self.client)) {
+        if deferrable.is_some_and(|waiter| backpressure.defer_wakeup(waiter, &self.client_doorbell)) {
             return;
         }
         if self.channel.words().take_consumer_wakeup() {
-            self.client.notify_now();
+            self.client_doorbell.notify_now();
         }
     }
 
-    /// True if less than a quarter of the ring is filled, so that a client that sleeps may go on to.
+    /// True if less than a quarter of the ring is filled: the wake-up of a sleeping client may wait.
     #[cold]
     fn is_little_filled(&self, filled: RxState) -> bool {
         let n = self.channel.slots().slots();

@@ -23,7 +23,7 @@ use crate::policy::DropReason;
 pub(crate) struct PortTx {
     pub(crate) channel: Consumer,
     /// Wakes the client when it waits for free slots.
-    client: Arc<Doorbell>,
+    client_doorbell: Arc<Doorbell>,
     state: Mutex<TxState>,
     /// Number of threads outside the switch that wait for the lock: they take precedence.
     pauses: AtomicU32,
@@ -47,10 +47,11 @@ impl Drop for TxPause<'_> {
     }
 }
 
-/// The position up to which a transmit ring was taken, and state of its source that lasts across batches.
+/// State of a transmit ring and its sender that lasts across batches.
 #[derive(Debug)]
 pub(crate) struct TxState {
-    at: Pos,
+    /// All slots before it were released: the switch's own copy of the channel's `cons`.
+    cons: Pos,
     pub(crate) cutter: PacketCutter,
     pub(crate) cache: FlowCache,
 }
@@ -61,10 +62,10 @@ impl PortTx {
         let copies = private_slots(client_slots.slots())?;
         let channel = Consumer::new(channels, config.channel, client_slots, copies, region.limits(), SimdLevel::best());
         let channel = channel.ok_or(io::ErrorKind::InvalidInput)?;
-        let state = TxState { at: Pos::ZERO, cutter: PacketCutter::default(), cache: FlowCache::default() };
+        let state = TxState { cons: Pos::ZERO, cutter: PacketCutter::default(), cache: FlowCache::default() };
         Ok(PortTx {
             channel,
-            client: Arc::new(config.doorbell),
+            client_doorbell: Arc::new(config.doorbell),
             state: Mutex::new(state),
             pauses: AtomicU32::new(0),
             empty_at: AtomicU32::new(0),
@@ -137,20 +138,28 @@ impl PortTx {
         let (slots, words) = (self.channel.slots(), self.channel.words());
         let word = words.raw_prod();
         let available = words
-            .validated_prod(slots.slots(), state.at, state.at)
-            .map_or(0, |to| slots.slots().distance(state.at, to));
+            .validated_prod(slots.slots(), state.cons, state.cons)
+            .map_or(0, |to| slots.slots().distance(state.cons, to));
         if available == 0 {
             self.empty_at.store(word, Relaxed);
             return None;
         }
         let len = available.min(most);
-        let span = Span { from: state.at, to: slots.slots().add(state.at, len) };
+        let span = Span { from: state.cons, to: slots.slots().add(state.cons, len) };
         let mut has_invalid = self.channel.receive(span, BufIdx(0)) > 0;
         let offsets = self.offsets.get();
         if offsets.mask != 0 {
             has_invalid |= self.validate_offsets(span, offsets, self.channel.limits());
         }
-        Some(Batch { channel: &self.channel, slots, start: state.at, len, offsets, all: len == available, has_invalid })
+        Some(Batch {
+            channel: &self.channel,
+            slots,
+            start: state.cons,
+            len,
+            offsets,
+            drained: len == available,
+            has_invalid,
+        })
     }
 
     /// Makes slots invalid whose packets would end outside their buffers; true if there were any.
@@ -173,8 +182,8 @@ impl PortTx {
     pub(crate) fn drop_sent(&self, backpressure: &Backpressure) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let slots = self.channel.slots().slots();
-        let sent = self.channel.words().validated_prod(slots, state.at, state.at);
-        let count = sent.map_or(0, |to| slots.distance(state.at, to));
+        let sent = self.channel.words().validated_prod(slots, state.cons, state.cons);
+        let count = sent.map_or(0, |to| slots.distance(state.cons, to));
         state.cutter = PacketCutter::default();
         state.cache = FlowCache::default();
         self.count_drops(DropReason::SwitchFault, count.into());
@@ -185,16 +194,17 @@ impl PortTx {
     /// this CPU.
     #[inline]
     pub(crate) fn release(&self, state: &mut TxState, n: u32, backpressure: &Backpressure) {
-        state.at = self.channel.slots().slots().add(state.at, n);
-        self.empty_at.store(state.at.raw(), Relaxed);
+        state.cons = self.channel.slots().slots().add(state.cons, n);
+        self.empty_at.store(state.cons.raw(), Relaxed);
         let cpu = current_cpu();
         self.channel.words().set_consumer_cpu(cpu);
-        self.channel.words().release(state.at);
-        if self.channel.futex_waiter(cpu).is_some_and(|waiter| backpressure.defer_wakeup(waiter, &self.client)) {
+        self.channel.words().release(state.cons);
+        if self.channel.futex_waiter(cpu).is_some_and(|waiter| backpressure.defer_wakeup(waiter, &self.client_doorbell))
+        {
             return;
         }
         if self.channel.words().take_producer_wakeup() {
-            self.client.notify_now();
+            self.client_doorbell.notify_now();
         }
     }
 }

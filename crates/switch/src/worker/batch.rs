@@ -84,7 +84,7 @@ fn packet_by_packet(
     lists.clear();
     let done = state.cutter.cut(
         batch.len,
-        batch.all,
+        batch.drained,
         |i| batch.slots.flags(batch.at(i)),
         |cut| match cut {
             Cut::Packet(packet) => {

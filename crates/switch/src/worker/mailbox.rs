@@ -45,7 +45,8 @@ impl Mailbox {
         })
     }
 
-    /// Publishes the configuration that the thread is to use; [`Mailbox::wait_quiescent`] waits for the number returned.
+    /// Publishes the configuration that the thread is to use; [`Mailbox::wait_quiescent`] waits for the number
+    /// returned.
     pub fn publish_config(&self, switches: Vec<SwitchConfig>) -> u64 {
         self.publish(|config| config.switches = Arc::new(switches))
     }

@@ -4,7 +4,7 @@
 //! state                          used by                     with several threads
 //! transmit ring, its flow cache  the thread of its port      two for a moment, when a port moves: locked (`TxState`)
 //! receive ring                   each thread that delivers   locked for each list or run of a batch (`RxState`)
-//! MAC table, policies            all                         see there; no lock where nothing changes
+//! MAC table, policies            all                         see `fdb`, `policy`; no lock while nothing changes
 //! backpressure, lists, poll set  one thread each
 //! ```
 //! A receive ring is locked while packets are copied into it, never during a wait: a thread that waits on a futex,

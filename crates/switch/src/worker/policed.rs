@@ -35,7 +35,7 @@ pub(crate) fn serve(
         let mut check = switch.policies.of(port.index()).map(|policy| policy.check(Direction::In));
         let done = state.cutter.cut(
             batch.len,
-            batch.all,
+            batch.drained,
             |i| batch.slots.flags(batch.at(i)),
             |cut| {
                 let packet = match cut {

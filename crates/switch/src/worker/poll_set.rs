@@ -57,7 +57,7 @@ pub(crate) struct PollSet<W = ProdWord> {
     next_scope: Scope,
 }
 
-/// What the set knows about a ring.
+/// The state of a ring in the set.
 struct PolledRing {
     id: RingId,
     /// Polls, and futex waits, since the ring had a slot.

@@ -123,8 +123,8 @@ impl Fixture {
 }
 
 proptest! {
-    /// Packets arrive in the kernel's order, and the slots of the ring name each of its buffers once, for any order and any
-    /// exchange by the program.
+    /// Packets arrive in the kernel's order, and the slots of the ring name each of its buffers once, for any order and
+    /// any exchange by the program.
     #[test]
     fn slots_name_all_buffers(steps in proptest::collection::vec((0u8..4, 0usize..16), 1..200)) {
         let mut f = Fixture::new();

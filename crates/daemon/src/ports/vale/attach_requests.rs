@@ -1,4 +1,5 @@
-//! Requests about attached ports: attaching and detaching interfaces and persistent ports, and processors that poll them.
+//! Requests about attached ports: attaching and detaching interfaces and persistent ports, and processors that poll
+//! them.
 
 use unetmap_abi::*;
 use unetmap_core::errno::{EBUSY, EFAULT, EINVAL, ENXIO, EOPNOTSUPP, EPERM};

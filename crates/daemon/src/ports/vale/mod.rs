@@ -1,8 +1,8 @@
 //! Switch ports, and the switches that they form.
 //!
-//! A switch exists as long as it has ports, its threads as long as there are switches. A thread has a configuration of each
-//! switch of which it serves a port. Each change publishes new configurations to all threads, and waits until they no longer
-//! use the old ones (`workers`).
+//! A switch exists as long as it has ports, its threads as long as there are switches. A thread has a configuration of
+//! each switch of which it serves a port. Each change publishes new configurations to all threads, and waits until they
+//! no longer use the old ones (`workers`).
 
 pub(crate) mod attach_requests;
 mod attached;

@@ -9,10 +9,11 @@
 //! the namespace ends with the daemon, and both ends of the pair with it. The *host end* is the switch port to which
 //! the hidden end is attached.
 //!
-//! The *program end* is a switch port as any other, with host rings. It exists while it is open, in a region that lasts
-//! as long as the persistent port. [`connect_ends`] gives the place in the switch (index, addresses, settings) to one of
-//! the two ends. While the program end has it, a switch of two ports that learns no addresses, the *wire*, connects the
-//! host rings with the host end. While the port is attached to no switch, its place is in a switch of its own.
+//! The *program end* is a switch port like any other, with host rings. It exists while it is open, in a region that
+//! lasts as long as the persistent port. [`connect_ends`] gives the place in the switch (index, addresses, settings) to
+//! one of the two ends. While the program end has it, a switch of two ports that learns no addresses, the *wire*,
+//! connects the host rings with the host end. While the port is attached to no switch, its place is in a switch of its
+//! own.
 
 use std::fs;
 use std::os::fd::AsFd;

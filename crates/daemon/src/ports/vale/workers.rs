@@ -9,7 +9,8 @@
 //! thread uses the state before.
 //!
 //! Two threads may serve a port that moves for a moment, as each ring is served under its own lock. The old thread may
-//! clear the doorbell that was to wake the new one, so the doorbell is rung again after all threads have the new state.
+//! clear the doorbell that was to wake the new one, so the doorbell is notified again after all threads have the new
+//! state.
 
 use std::io;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use crate::caller::Caller;
 use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
 
-/// See the module.
+/// The worker threads, their plan, and the threads that ports are assigned to.
 pub(super) struct Workers {
     plan: ThreadConfig,
     /// The plan with which the daemon was started.
@@ -79,8 +80,8 @@ impl Workers {
         Ok(self.running.len().min(wanted))
     }
 
-    /// Publishes to each thread the configurations that `configs` returns for its number, and stops the threads that are
-    /// no longer in the plan. If it returns `true`, no thread uses anything that is in no configuration.
+    /// Publishes to each thread the configurations that `configs` returns for its number, and stops the threads that
+    /// are no longer in the plan. If it returns `true`, no thread uses anything that is in no configuration.
     pub(super) fn publish(&mut self, configs: impl Fn(usize) -> Vec<SwitchConfig>) -> bool {
         let since = Instant::now();
         let published: Vec<u64> =
