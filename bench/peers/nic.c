@@ -1,15 +1,15 @@
 /*
- * The peers of `unetmap bench nic-tx nic-rx nic-fwd`: implementations that use an interface without netmap, each as fast as
- * a few lines can make it, and the traffic source of the receivers and forwarders.
+ * The peers of `unetmap bench nic-tx nic-rx nic-fwd`: implementations that use an interface without netmap, each as
+ * fast as a few lines can make it, and the traffic source of the receivers and forwarders.
  *
  *   nic tx  afxdp|af_packet|sendmmsg|tx_ring|libpcap     [-a CPU]         IF
  *   nic rx  afxdp|af_packet|recvmmsg|tpacket_v3|libpcap  [-a CPU] [-T MS] IF
  *   nic fwd afxdp|libpcap                                [-a CPU]         IF IF
  *
  * All send 60 bytes, IPv4 and UDP, to an unused Ethernet address, so that a stack drops them at once. Receivers and
- * forwarders poll for packets for 50 us before they sleep. `rx` prints a line of JSON each MS milliseconds, as pkt-gen does.
- * The program runs until it is killed or its parent exits. `nic has libpcap` only checks for libpcap. Exit status 77:
- * libpcap is not installed.
+ * forwarders poll for packets for 50 us before they sleep. `rx` prints a line of JSON each MS milliseconds, as
+ * pkt-gen does. The program runs until it is killed or its parent exits. `nic has libpcap` only checks for
+ * libpcap. Exit status 77: libpcap is not installed.
  *
  * SPDX-License-Identifier: BSD-2-Clause
  */

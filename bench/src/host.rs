@@ -1,14 +1,15 @@
-//! The benchmarks of the host stack behind host rings: TCP throughput through `bridge IF`, and the round trip of a ping.
+//! The benchmarks of the host stack behind host rings: TCP throughput through `bridge IF`, and the round trip of a
+//! ping.
 //!
 //! ```text
 //!    namespace near                                             namespace far
 //!    stack -- [va] == host rings == bridge == queue == [va] -------------- [vb] -- stack
 //!
 //!    host-tcp, host-rtt             native XDP: unetmap's program runs in the driver
-//!    host-tcp-mark, host-rtt-mark   generic XDP: the program runs before the stack, and frames to the host carry a mark
+//!    host-tcp-mark, host-rtt-mark   generic XDP: the program runs before the stack; frames to the host have a mark
 //! ```
-//! The peer is the same veth pair without unetmap. In all measurements both ends compute checksums in software (`tx off`),
-//! as for a link without checksum offload.
+//! The peer is the same veth pair without unetmap. In all measurements both ends compute checksums in software (`tx
+//! off`), as for a link without checksum offload.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

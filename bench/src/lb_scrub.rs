@@ -1,5 +1,5 @@
-//! The benchmarks `lb` and `scrub`: programs between an interface and the receivers of its packets, compared with a program
-//! that only receives.
+//! The benchmarks `lb` and `scrub`: programs between an interface and the receivers of its packets, compared with a
+//! program that only receives.
 //!
 //! ```text
 //!    namespace a        namespace b

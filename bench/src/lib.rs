@@ -1,9 +1,9 @@
 //! The benchmarks of `unetmap bench`.
 //!
-//! A hypervisor moves virtual processors between physical cores, which changes every two-core figure by a factor of several.
-//! Figures are comparable only if they were measured at the same time and at the same distance of the cores. Therefore each
-//! benchmark alternates with its peers in one run, and each sample has a [`PlacementClass`], the distance of the cores probed
-//! just before and just after it. Samples of different classes are never compared.
+//! A hypervisor moves virtual processors between physical cores, which changes every two-core figure by a factor of
+//! several. Figures are comparable only if they were measured at the same time and at the same distance of the cores.
+//! Therefore each benchmark alternates with its peers in one run, and each sample has a [`PlacementClass`], the
+//! distance of the cores probed just before and just after it. Samples of different classes are never compared.
 //!
 //! ```text
 //!   probe  pkt-gen tx -> rx, 60 ms  probe | probe  seqpacket, 60 ms  probe | --peer command | probe  pkt-gen ...
@@ -64,8 +64,8 @@ pub struct Options {
     pub json: bool,
 }
 
-/// Runs the benchmarks and prints the results to standard output. Returns the exit status: 0, or 1 if a peer failed (the
-/// other results are printed).
+/// Runs the benchmarks and prints the results to standard output. Returns the exit status: 0, or 1 if a peer failed
+/// (the other results are printed).
 ///
 /// # Errors
 /// A sentence: bad options, no second processor, a port that cannot be opened, pkt-gen missing or failing; for `nic-*`
@@ -84,8 +84,8 @@ pub fn run(options: &Options) -> Result<u8, String> {
         Some(Port::open(&spec).map_err(|e| e.to_string())?)
     };
     session::raise_priority();
-    // Created before the first benchmark, so that a failure loses no results. These daemons move packets, so they get the
-    // benchmark's priority.
+    // Created before the first benchmark, so that a failure loses no results. These daemons move packets, so they get
+    // the benchmark's priority.
     let networks = Networks::new(&options.benches, cores)?;
     let mut findings = Vec::new();
     let mut code = 0;

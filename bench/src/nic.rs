@@ -9,9 +9,9 @@
 //!    nic-fwd  the traffic source sends from va; a forwarder between vb and vc; vd counts
 //! ```
 //!
-//! The links are veth pairs with one queue, which copy each packet. With veth the kernel's part of receiving runs on the
-//! sender's core, for all implementations. All send 60 bytes, IPv4 and UDP, to an unused Ethernet address, so that a stack
-//! drops the packets at once. No interface has an IP address, so no other packet is counted.
+//! The links are veth pairs with one queue, which copy each packet. With veth the kernel's part of receiving runs on
+//! the sender's core, for all implementations. All send 60 bytes, IPv4 and UDP, to an unused Ethernet address, so that
+//! a stack drops the packets at once. No interface has an IP address, so no other packet is counted.
 
 pub(crate) mod pcap;
 
@@ -129,7 +129,8 @@ impl Role {
 
 /// The network and the programs.
 pub(crate) struct NicLab {
-    /// The daemons with direct and with mediated access, once they are started. Dropped before the interfaces that they use.
+    /// The daemons with direct and with mediated access, once they are started. Dropped before the interfaces that they
+    /// use.
     pub(crate) daemons: Option<[Daemon; 2]>,
     _lab: Lab,
     pub(crate) a: Ns,
@@ -336,7 +337,8 @@ fn compile(folder: &Path) -> Result<PathBuf, String> {
     compile_program(folder, "nic", &SOURCES, &["-ldl"])
 }
 
-/// Writes the sources of a program, the first of which is `NAME.c`, to `folder`, and compiles it with additional arguments.
+/// Writes the sources of a program, the first of which is `NAME.c`, to `folder`, and compiles it with additional
+/// arguments.
 fn compile_program(folder: &Path, name: &str, sources: &[(&str, &str)], more: &[&str]) -> Result<PathBuf, String> {
     let failed = |e: String| format!("bench: compiling {name}.c: {e}");
     let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));

@@ -1,5 +1,5 @@
-//! The benchmarks `node-*`: the C program of `preload-*`, statically linked without unetmap's library, on a `/dev/netmap`
-//! that a daemon of the benchmark serves.
+//! The benchmarks `node-*`: the C program of `preload-*`, statically linked without unetmap's library, on a
+//! `/dev/netmap` that a daemon of the benchmark serves.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -19,9 +19,10 @@ const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// `LABEL=COMMAND`: the argument of `--peer`.
 ///
-/// The command is run by `sh -c` in the environment of this process, with `BENCH`, the name of the measured row, `BATCH`, its
-/// sender's batch, and for `nic-*` `NETNS_A` to `NETNS_C`, the network namespaces. It prints one JSON object per line and
-/// class: `{"name":"x","class":"L","unit":"Mpps","median":1.5,"min":1,"max":2,"n":9}`, all with the same name.
+/// The command is run by `sh -c` in the environment of this process, with `BENCH`, the name of the measured row,
+/// `BATCH`, its sender's batch, and for `nic-*` `NETNS_A` to `NETNS_C`, the network namespaces. It prints one JSON
+/// object per line and class: `{"name":"x","class":"L","unit":"Mpps","median":1.5,"min":1,"max":2,"n":9}`, all with the
+/// same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// The peer's label in the results.

@@ -1,5 +1,6 @@
-//! The benchmarks `preload-*`: a C program written for netmap, under `unetmap run`, against the same program linked with the
-//! library, and against pkt-gen, which uses the Rust library; and the cost of calls on other files in such a program.
+//! The benchmarks `preload-*`: a C program written for netmap, under `unetmap run`, against the same program linked
+//! with the library, and against pkt-gen, which uses the Rust library; and the cost of calls on other files in such a
+//! program.
 
 use std::env;
 use std::fs;
@@ -77,7 +78,8 @@ impl NetmapProgram {
         stop_all(sample, &mut programs)
     }
 
-    /// Measures a poll of a file that is not netmap's, through unetmap's library and by the C library alone, in nanoseconds.
+    /// Measures a poll of a file that is not netmap's, through unetmap's library and by the C library alone, in
+    /// nanoseconds.
     pub(crate) fn foreign_poll(&self) -> Result<[f64; 2], String> {
         let mut program = self.start(&["poll", &self.cores.tx.to_string()])?;
         let line = program.line();

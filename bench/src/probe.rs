@@ -1,7 +1,7 @@
 //! Probes of the machine's current state: the distance of two cores, and the frequency of one.
 //!
-//! In a virtual machine both change within seconds, as the hypervisor moves virtual processors. Therefore each sample is
-//! measured between two probes.
+//! In a virtual machine both change within seconds, as the hypervisor moves virtual processors. Therefore each sample
+//! is measured between two probes.
 
 use std::hint;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,8 +14,8 @@ use crate::stats::{self, PlacementClass};
 /// Round trips of one probe, after those that warm up.
 const ROUNDS: u32 = 1200;
 const WARM_UP: u32 = 300;
-/// Round trips timed together: few enough that most groups have no interruption, many enough that the cost of reading the
-/// clock is small.
+/// Round trips timed together: few enough that most groups have no interruption, many enough that the cost of reading
+/// the clock is small.
 const GROUP: u32 = 100;
 /// Operations of one frequency measurement, a third of a millisecond, and the number of measurements.
 const CHAIN: u32 = 1_000_000;
@@ -49,8 +49,8 @@ pub(crate) fn pin(cpu: usize) -> Result<(), String> {
 #[repr(align(128))]
 struct SharedWord(AtomicU32);
 
-/// Measures the current distance of the cores by 1500 round trips of one cache line between two threads, which takes about a
-/// millisecond.
+/// Measures the current distance of the cores by 1500 round trips of one cache line between two threads, which takes
+/// about a millisecond.
 pub(crate) fn core_distance(cores: Cores) -> Result<PlacementClass, String> {
     Ok(PlacementClass::of_round_trip(round_trip_ns(cores)?))
 }
@@ -89,11 +89,12 @@ fn round_trip_ns(cores: Cores) -> Result<f64, String> {
     })
 }
 
-/// Measures the current frequency of the calling thread's processor, in GHz. This is the core clock; the timestamp counter
-/// has a constant rate of its own. Returns the fastest of several measurements, because interrupts slow some of them down.
+/// Measures the current frequency of the calling thread's processor, in GHz. This is the core clock; the timestamp
+/// counter has a constant rate of its own. Returns the fastest of several measurements, because interrupts slow some of
+/// them down.
 pub(crate) fn core_ghz() -> f64 {
-    // A chain of dependent additions and exclusive-ors: one cycle each on all common processors. The operands are unknown to
-    // the compiler, which could otherwise compute the result.
+    // A chain of dependent additions and exclusive-ors: one cycle each on all common processors. The operands are
+    // unknown to the compiler, which could otherwise compute the result.
     let (a, b) = hint::black_box((0x9e37_79b9_u64, 0x7f4a_7c15_u64));
     let mut x = hint::black_box(1_u64);
     let mut shortest = u64::MAX;

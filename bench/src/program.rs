@@ -27,11 +27,12 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(15);
 /// Time limit for a process to exit after a signal.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The folder in which `make install` installs the programs that only benchmarks use, relative to this program's folder.
+/// The folder in which `make install` installs the programs that only benchmarks use, relative to this program's
+/// folder.
 const HELPERS: &str = "../lib/unetmap";
 
-/// Finds a unetmap program: in this program's folder, else in its parent folder (tests), else in [`HELPERS`], else in the
-/// `PATH`.
+/// Finds a unetmap program: in this program's folder, else in its parent folder (tests), else in [`HELPERS`], else in
+/// the `PATH`.
 pub(crate) fn find(name: &str) -> Result<PathBuf, String> {
     let beside = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
     let above = beside.as_deref().and_then(Path::parent).map(Path::to_owned);
@@ -150,8 +151,8 @@ impl Drop for Running {
     }
 }
 
-/// Stops the programs of a measurement, in this order, and returns its result. If it failed, returns the error of the first
-/// program that failed, because the other failures are consequences.
+/// Stops the programs of a measurement, in this order, and returns its result. If it failed, returns the error of the
+/// first program that failed, because the other failures are consequences.
 pub(crate) fn stop_all<T>(result: Result<T, String>, programs: &mut [Running]) -> Result<T, String> {
     let stopped: Vec<_> = programs.iter_mut().map(Running::stop).collect();
     match result {
@@ -160,8 +161,8 @@ pub(crate) fn stop_all<T>(result: Result<T, String>, programs: &mut [Running]) -
     }
 }
 
-/// Measures the rate over `MEASURED_INTERVALS` intervals after the first `SKIPPED_INTERVALS` with traffic. Measures again if
-/// all of them are empty, because another process had the processor.
+/// Measures the rate over `MEASURED_INTERVALS` intervals after the first `SKIPPED_INTERVALS` with traffic. Measures
+/// again if all of them are empty, because another process had the processor.
 pub(crate) fn steady_mpps(mut line: impl FnMut() -> Result<String, String>) -> Result<f64, String> {
     let (mut seen, mut packets, mut seconds) = (0, 0.0, 0.0);
     let mut empty = Duration::ZERO;

@@ -92,8 +92,8 @@ pub(crate) fn table(results: &[RowResult]) -> String {
     align(&rows, 4)
 }
 
-/// Formats a table with columns as wide as their widest cell, two spaces apart. The first `left` columns are left-aligned,
-/// the others right-aligned.
+/// Formats a table with columns as wide as their widest cell, two spaces apart. The first `left` columns are
+/// left-aligned, the others right-aligned.
 pub fn align(rows: &[Vec<String>], left: usize) -> String {
     let mut widths = vec![0; rows.iter().map(Vec::len).max().unwrap_or(0)];
     for row in rows {

@@ -323,8 +323,8 @@ fn progress_line(name: &str, all_samples: &[ContestantSamples], goal: StopCondit
     line + &format!(" of {}", goal.samples)
 }
 
-/// A contestant that is measured by this process, or by programs that it starts. Probes the distance of the cores before and
-/// after each sample.
+/// A contestant that is measured by this process, or by programs that it starts. Probes the distance of the cores
+/// before and after each sample.
 struct Builtin<F> {
     label: &'static str,
     cores: Cores,

@@ -1,8 +1,8 @@
 //! The benchmark `pipe-rtt`: the mean round trip of one packet over a pipe, through the library.
 //!
-//! Neither side touches the payload, and the clock is read once for many round trips, so that the result can be compared
-//! with the round trip of a word between the two cores. `pkt-gen -f ping` measures a median instead, which includes writing
-//! and reading a timestamp in the packet, and two reads of the clock.
+//! Neither side touches the payload, and the clock is read once for many round trips, so that the result can be
+//! compared with the round trip of a word between the two cores. `pkt-gen -f ping` measures a median instead, which
+//! includes writing and reading a timestamp in the packet, and two reads of the clock.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -16,7 +16,8 @@ use crate::seqpacket::{MeasureTimes, join, measure};
 /// Time of one wait for the other side, after which the stop flag is checked.
 const POLL_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Sends one packet to the other core and back, with both sides busy-waiting. Returns the mean round trip in nanoseconds.
+/// Sends one packet to the other core and back, with both sides busy-waiting. Returns the mean round trip in
+/// nanoseconds.
 pub(crate) fn round_trip(cores: Cores, times: MeasureTimes) -> Result<f64, String> {
     let open = |end: &str| Port::open(&format!("netmap:bench{}{end}rtt", std::process::id())).map_err(text);
     let (near, far) = (open("{")?, open("}")?);

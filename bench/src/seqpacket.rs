@@ -77,7 +77,8 @@ impl Receiver {
         Receiver { fd, headers: MultiHeaders::preallocate(MESSAGES, None), buffers: [[0; 2048]; MESSAGES] }
     }
 
-    /// Waits for a message and receives up to 32; returns the number of non-empty messages. 0 means that the peer has closed.
+    /// Waits for a message and receives up to 32; returns the number of non-empty messages. 0 means that the peer has
+    /// closed.
     fn receive(&mut self) -> Result<usize, Errno> {
         let mut slices = self.buffers.each_mut().map(|buffer| [IoSliceMut::new(buffer)]);
         let flags = MsgFlags::MSG_WAITFORONE;

@@ -34,10 +34,11 @@ fn watch_signals() {
 /// Environment variable of the measuring process: the id of its parent, which waits for it.
 const PARENT: &str = "UNETMAP_BENCH_PARENT";
 
-/// Makes sure that this process can create a session. Returns `Some` status if a child has measured instead: exit with it.
+/// Makes sure that this process can create a session. Returns `Some` status if a child has measured instead: exit with
+/// it.
 ///
-/// A process group leader, such as a command that a shell starts, cannot create a session. It runs itself again as a child
-/// that can, and waits for it. The child is killed if the parent exits.
+/// A process group leader, such as a command that a shell starts, cannot create a session. It runs itself again as a
+/// child that can, and waits for it. The child is killed if the parent exits.
 pub(crate) fn leave_group() -> Option<u8> {
     if started_by_us() {
         // If this fails, the child only survives an interrupted parent.
@@ -57,7 +58,8 @@ pub(crate) fn raise_priority() {
     watch_signals();
 }
 
-/// Returns true in the child of [`run_again`], but not in a benchmark that is a peer of another and inherits the variable.
+/// Returns true in the child of [`run_again`], but not in a benchmark that is a peer of another and inherits the
+/// variable.
 fn started_by_us() -> bool {
     let parent = getppid().map(|pid| pid.as_raw_pid().to_string());
     env::var(PARENT).ok().is_some_and(|id| Some(id) == parent)

@@ -82,8 +82,8 @@ impl Samples {
     }
 }
 
-/// Returns the value with half of the weight on each side, or the mean of two such values. With weights of 1 this is the
-/// ordinary median.
+/// Returns the value with half of the weight on each side, or the mean of two such values. With weights of 1 this is
+/// the ordinary median.
 fn weighted_median(samples: &[Sample]) -> Option<f64> {
     let mut sorted: Vec<&Sample> = samples.iter().collect();
     sorted.sort_by(|a, b| a.median.total_cmp(&b.median));

@@ -54,7 +54,8 @@ impl ContestantSamples {
         &self.rows[row][class as usize]
     }
 
-    /// Returns the number of samples of the class in the row that has the fewest, of the rows that the contestant measures.
+    /// Returns the number of samples of the class in the row that has the fewest, of the rows that the contestant
+    /// measures.
     pub(crate) fn count(&self, class: PlacementClass) -> u32 {
         // A peer may measure only one of the rows.
         let measured = self.rows.iter().filter(|row| row.iter().any(|s| s.count() > 0));
@@ -74,8 +75,8 @@ pub(crate) struct Outcome {
     pub(crate) missing: Vec<String>,
 }
 
-/// Measures the contestants in turns. The first is unetmap: its failure is an error. A peer that fails gets no more turns.
-/// `elapsed` returns the time since the start; `progress` is called after each turn.
+/// Measures the contestants in turns. The first is unetmap: its failure is an error. A peer that fails gets no more
+/// turns. `elapsed` returns the time since the start; `progress` is called after each turn.
 pub(crate) fn run_turns(
     rows: Vec<RowName>,
     contestants: &mut [Box<dyn Contestant + '_>],

@@ -3,12 +3,12 @@
 //! ```text
 //!   pkt-gen -f tx == a ==> switch, a thread of the daemon == b, c.. ==> pkt-gen -f rx, one for each port
 //! ```
-//! The first program starts the daemon, as for users, so the daemon has a session of its own. The benchmark gives it its own
-//! priority. The rate is the one that a receiver counted; the switch has learned the receivers' addresses.
+//! The first program starts the daemon, as for users, so the daemon has a session of its own. The benchmark gives it
+//! its own priority. The rate is the one that a receiver counted; the switch has learned the receivers' addresses.
 //!
-//! Three programs share two processors, with a context switch for each full ring, which costs up to five nanoseconds per
-//! packet with 1024 slots. Therefore streams use rings of [`MAX_SLOTS`], and a second row uses the default rings. For packets
-//! of 1500 B it is the reverse, because long rings of them exceed the caches.
+//! Three programs share two processors, with a context switch for each full ring, which costs up to five nanoseconds
+//! per packet with 1024 slots. Therefore streams use rings of [`MAX_SLOTS`], and a second row uses the default rings.
+//! For packets of 1500 B it is the reverse, because long rings of them exceed the caches.
 
 use std::cell::Cell;
 use std::fs;
@@ -77,8 +77,8 @@ pub(crate) struct Throughput {
 }
 
 impl Switch {
-    /// Starts a program that starts a daemon. If both cores are the same, the daemon is pinned to it, too. Programs use rings
-    /// of `slots`.
+    /// Starts a program that starts a daemon. If both cores are the same, the daemon is pinned to it, too. Programs use
+    /// rings of `slots`.
     pub(crate) fn new(cores: Cores, slots: u32) -> Result<Rc<Switch>, String> {
         let folder = tempfile::tempdir().map_err(|e| format!("bench: a folder for the switch: {e}"))?;
         let program = pkt_gen::find()?;
@@ -219,7 +219,8 @@ impl Switch {
         let mut ports: Vec<_> = (0..n)
             .map(|i| self.start("rx", &format!("{switch}:idle{i}"), None, &["-T", "0"]))
             .collect::<Result<_, _>>()?;
-        // Their reports are disabled, because an idle port must not run. So the daemon's snapshot shows when they are open.
+        // Their reports are disabled, because an idle port must not run. So the daemon's snapshot shows when they are
+        // open.
         let (prefix, start) = (format!("{switch}:idle"), Instant::now());
         while self.open_ports(&prefix)? < n {
             ports.iter_mut().try_for_each(Running::check)?;

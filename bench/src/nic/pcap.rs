@@ -1,5 +1,5 @@
-//! The benchmark `pcap`: libpcap programs with unetmap's libpcap on a switch, a pipe and an interface, and with the system's
-//! libpcap on the interface.
+//! The benchmark `pcap`: libpcap programs with unetmap's libpcap on a switch, a pipe and an interface, and with the
+//! system's libpcap on the interface.
 //!
 //! ```text
 //!    switch, pipe   pkt-gen ----> [the program]        [the program] ----> pkt-gen counts
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! All setups run the same program (`programs/pcap.c`): `unetmap run` puts unetmap's libpcap ahead of the system's. In
-//! `pcap-tcpdump` the program is tcpdump, which writes to /dev/null, and prints the number of captured and lost packets on
-//! SIGUSR1.
+//! `pcap-tcpdump` the program is tcpdump, which writes to /dev/null, and prints the number of captured and lost packets
+//! on SIGUSR1.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -155,8 +155,8 @@ fn expect_frames(monitor: &Port, flags: u16, wanted: &[Vec<u8>]) {
     assert_same(&take(monitor, 0), wanted);
 }
 
-/// A port of a switch: packets are shown when the switch has taken them, and when the program has released them. `other`
-/// may be in the region of the port, where packets are otherwise exchanged.
+/// A port of a switch: packets are shown when the switch has taken them, and when the program has released them.
+/// `other` may be in the region of the port, where packets are otherwise exchanged.
 fn a_switch_port_is_watched(home: &Home, other: &str) {
     let a = open("vale0:a");
     let b = open(&other.replace("MEM", &a.mem_id().to_string()));

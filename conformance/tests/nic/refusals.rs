@@ -111,7 +111,8 @@ fn a_missing_capability_or_limit_is_named() {
     });
 }
 
-/// Checks that opening `spec` is refused with a message that begins so if the daemon runs without the kernel feature `what`.
+/// Checks that opening `spec` is refused with a message that begins so if the daemon runs without the kernel feature
+/// `what`.
 #[track_caller]
 fn lacks(home: &Home, what: &str, spec: &str, wanted: &str) {
     let Some((_lab, near, _far)) = cable() else { return };

@@ -43,7 +43,8 @@ pub enum Error {
         /// The port.
         subject: String,
     },
-    /// A process called shutdown(2) on the netmap file by which the port was opened; the port is unusable. Open it again.
+    /// A process called shutdown(2) on the netmap file by which the port was opened; the port is unusable. Open it
+    /// again.
     #[non_exhaustive]
     FileShutDown {
         /// The port.

@@ -1,5 +1,5 @@
-//! The internals of unetmap, shared by the library, the daemon and the C libraries. Programs use the crate `unetmap`, which
-//! re-exports the public API; everything else here may change in any release.
+//! The internals of unetmap, shared by the library, the daemon and the C libraries. Programs use the crate `unetmap`,
+//! which re-exports the public API; everything else here may change in any release.
 //!
 //! Three floors; no module imports one of a higher floor:
 //!

@@ -311,8 +311,8 @@ impl Knobs {
     }
 
     /// Returns the sizes of the region that interfaces and their pipes share, for a first interface with `slots` slots.
-    /// Unless the number of buffers was set, three such interfaces have room. `zero_copy`: whether the interface's driver
-    /// supports that.
+    /// Unless the number of buffers was set, three such interfaces have room. `zero_copy`: whether the interface's
+    /// driver supports that.
     pub(crate) fn interface_sizes(&self, slots: u32, zero_copy: bool) -> Sizes {
         let (sizes, size) = (self.sizes(""), self.interface_buffer(zero_copy));
         if self.values.contains_key("buf_num") {
@@ -325,8 +325,8 @@ impl Knobs {
         Sizes { bufs: (number.max(slots.saturating_mul(3)), size), ..sizes }
     }
 
-    /// Bytes of an interface's buffers. Unless they were set, they are those that zero copy needs if the driver supports
-    /// that.
+    /// Bytes of an interface's buffers. Unless they were set, they are those that zero copy needs if the driver
+    /// supports that.
     fn interface_buffer(&self, zero_copy: bool) -> u32 {
         match zero_copy && !self.values.contains_key("buf_size") {
             true => ZERO_COPY_BUFFER,

@@ -1,7 +1,7 @@
 //! The atomics and fences of shared words: the CPU's, or the model checker's under `--cfg loom`.
 //!
-//! Rules of memory order, cited by number beside relaxed accesses and fences in all crates. They hold on CPUs that reorder
-//! more than x86-64 does, such as arm64:
+//! Rules of memory order, cited by number beside relaxed accesses and fences in all crates. They hold on CPUs that
+//! reorder more than x86-64 does, such as arm64:
 //!
 //! | rule | accesses | why that is enough |
 //! |---|---|---|
@@ -49,8 +49,8 @@ pub(crate) fn fence_sleeper() {
     }
 }
 
-/// Not 0: this process is registered for the sleepers' `membarrier`. Relaxed (O4): it is set before the first publish of
-/// the process, and a stale 0 only costs a fence.
+/// Not 0: this process is registered for the sleepers' `membarrier`. Relaxed (O4): it is set before the first publish
+/// of the process, and a stale 0 only costs a fence.
 #[cfg(not(loom))]
 static REGISTERED: AtomicU32 = AtomicU32::new(0);
 

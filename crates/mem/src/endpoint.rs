@@ -298,8 +298,8 @@ impl SyncState {
 
     /// Daemon, after it changed the status: true once every sync in flight has observed the change.
     pub fn status_was_observed(&self) -> bool {
-        // O6. The biased thread enters without the lock only while it reads the status as 0, and then does as it did before
-        // the change.
+        // O6. The biased thread enters without the lock only while it reads the status as 0, and then does as it did
+        // before the change.
         fence(Ordering::SeqCst);
         // Acquire: the syncs that have ended come before.
         self.lock.load(Ordering::Acquire) == 0

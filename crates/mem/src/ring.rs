@@ -40,8 +40,8 @@ impl RingShape {
 /// A view of one ring. The program owns `[head, tail)`; the syncs of this library own the rest.
 ///
 /// `head`, `cur` and `tail` hand slots over, so they are stored with release and loaded with acquire: the sync that
-/// processes a `head` may run in another thread or process (O1). The other words of the header are relaxed: constants of
-/// the ring (O5), flags (O4), and the time, which `tail` orders (O1).
+/// processes a `head` may run in another thread or process (O1). The other words of the header are relaxed: constants
+/// of the ring (O5), flags (O4), and the time, which `tail` orders (O1).
 #[derive(Clone)]
 pub struct RingView {
     region: Region,

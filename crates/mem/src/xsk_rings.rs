@@ -208,7 +208,8 @@ impl XskTxRings {
             ),
             None => (INVALID_ADDR, 0, 0, 0),
         };
-        // Relaxed: the release in `submit` orders the entry (O1); the record is used by holders of the ring's lock (O2).
+        // Relaxed: the release in `submit` orders the entry (O1); the record is used by holders of the ring's lock
+        // (O2).
         self.tx.entry(2 * at).store(addr, Ordering::Relaxed);
         self.tx.entry(2 * at + 1).store(u64::from(len) | u64::from(options) << 32, Ordering::Relaxed);
         self.record(at, record);

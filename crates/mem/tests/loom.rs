@@ -328,8 +328,8 @@ fn no_wake_up_of_a_consumer_is_lost() {
     wakeup_is_delivered(|| Box::new(ForPackets(ChannelWords::new())), true);
 }
 
-/// With a fence on both sides. A registered publisher leaves its fence out, and a wait whose wake-up is lost ends by its
-/// time limit.
+/// With a fence on both sides. A registered publisher leaves its fence out, and a wait whose wake-up is lost ends by
+/// its time limit.
 #[test]
 fn no_wake_up_of_a_futex_waiter_is_lost() {
     wakeup_is_delivered(|| Box::new(ForPacketsOnFutex(ChannelWords::new())), true);

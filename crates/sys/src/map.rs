@@ -87,8 +87,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Lets pages that are allocated from now on, by any process that maps the file, come from a NUMA node if it has free
-    /// memory.
+    /// Lets pages that are allocated from now on, by any process that maps the file, come from a NUMA node if it has
+    /// free memory.
     ///
     /// # Errors
     /// `EINVAL`: no such node; `ENOSYS`: the kernel has no NUMA.

@@ -1,7 +1,7 @@
 //! AF_XDP sockets: one queue of an interface, four rings, and the packet memory (umem).
 //!
-//! Frames begin at the start of their buffers. The kernel leaves 256 bytes before received data, so the chunk that it is
-//! offered begins 256 bytes before the buffer, at any address (`XDP_UMEM_UNALIGNED_CHUNK_FLAG`):
+//! Frames begin at the start of their buffers. The kernel leaves 256 bytes before received data, so the chunk that it
+//! is offered begins 256 bytes before the buffer, at any address (`XDP_UMEM_UNALIGNED_CHUNK_FLAG`):
 //!
 //! ```text
 //! buffers of 2048 bytes    each chunk has 2304 bytes, and every second one crosses two pages

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! rule = part *( [ "and" ] part )
-//! part = "ip" | "ip6" | "tcp" | "udp" | "sctp" | "vlan" N | side "host" ADDRESS | side "net" ADDRESS "/" BITS | side "port" N
+//! part = "ip" | "ip6" | "tcp" | "udp" | "sctp" | "vlan" N
+//!      | side "host" ADDRESS | side "net" ADDRESS "/" BITS | side "port" N
 //! side = "src" | "dst"
 //! ```
 //! Each part occurs at most once, in any order. A packet matches if all parts match. Only IP packets match, with or

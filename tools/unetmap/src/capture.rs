@@ -28,8 +28,8 @@ const MAX_PACKET: u32 = 262_144;
 /// Write the packets that a port receives into a file.
 ///
 /// A port on an interface receives the interface's frames in place of the network stack. To observe a port that other
-/// programs use, capture from a monitor of it (NAME/r, NAME/t). Stops after --count packets or --duration, or at a signal,
-/// and prints the number of received and lost packets.
+/// programs use, capture from a monitor of it (NAME/r, NAME/t). Stops after --count packets or --duration, or at a
+/// signal, and prints the number of received and lost packets.
 #[derive(Debug, Args)]
 pub(crate) struct CaptureArgs {
     /// A port: netmap:IF, netmap:NAME}ID, vale0:NAME, ...
@@ -38,7 +38,8 @@ pub(crate) struct CaptureArgs {
 
     /// File to write, - for standard output
     ///
-    /// With --file-size or --file-seconds there are several files, with a number before the extension: FILE_00001.pcapng.
+    /// With --file-size or --file-seconds there are several files, with a number before the extension:
+    /// FILE_00001.pcapng.
     #[arg(short, long, value_name = "FILE")]
     write: PathBuf,
 

@@ -214,7 +214,8 @@ fn table(interfaces: &[nic::InterfaceReport]) -> String {
     align(&rows, titles.len())
 }
 
-/// Replaces control characters. Users choose the names of interfaces and programs, so they may contain terminal escapes.
+/// Replaces control characters. Users choose the names of interfaces and programs, so they may contain terminal
+/// escapes.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }

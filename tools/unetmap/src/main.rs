@@ -48,9 +48,9 @@ enum Command {
 /// Run a program that was written for netmap.
 ///
 /// The program can open /dev/netmap, even if this machine has no such file. unetmap handles the program's open, ioctl,
-/// mmap, poll, select and epoll calls on it; all other calls go to the system. The program must be linked dynamically, and
-/// must not be setuid, because the loader preloads no library into such programs. UNETMAP_VERBOSE=1 prints the reason for
-/// each refused request.
+/// mmap, poll, select and epoll calls on it; all other calls go to the system. The program must be linked dynamically,
+/// and must not be setuid, because the loader preloads no library into such programs. UNETMAP_VERBOSE=1 prints the
+/// reason for each refused request.
 #[derive(Debug, Args)]
 struct RunArgs {
     /// Allow the program to open the interface of the default route, which disconnects the host (UNETMAP_FORCE=1)
@@ -97,9 +97,9 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// Show an interface's port, or change its filter, busy polling, RSS or steering rules.
 ///
-/// Frames that do not match the filter stay with the kernel's network stack, as if no port were open. The filter remains
-/// set until it is removed or the interface is deleted, whether a port is open or not. Root can set it, and users to whom
-/// the policy grants direct access to the interface (unetmap-policy(5)).
+/// Frames that do not match the filter stay with the kernel's network stack, as if no port were open. The filter
+/// remains set until it is removed or the interface is deleted, whether a port is open or not. Root can set it, and
+/// users to whom the policy grants direct access to the interface (unetmap-policy(5)).
 #[derive(Debug, Args)]
 struct NicArgs {
     /// An interface of this network namespace, or a port on one (netmap:IF)
@@ -124,8 +124,8 @@ enum NicAction {
     },
     /// Set busy polling: syncs process the interface's queues themselves instead of waiting for interrupts
     BusyPoll {
-        /// USEC: 1 to 1000 microseconds (SO_BUSY_POLL); BUDGET: packets per busy poll, 1 to 64 (default 64); off. Applies
-        /// to ports that are opened afterwards
+        /// USEC: 1 to 1000 microseconds (SO_BUSY_POLL); BUDGET: packets per busy poll, 1 to 64 (default 64); off.
+        /// Applies to ports that are opened afterwards
         #[arg(required = true, value_name = "USEC [BUDGET]|off", num_args = 1..=2)]
         words: Vec<String>,
     },
@@ -146,8 +146,8 @@ enum NicAction {
 
 /// Create or remove a /dev/netmap that any program can open.
 ///
-/// For programs that `unetmap run` does not support: statically linked, not using the C library, waiting with io_uring, or
-/// setuid. The daemon serves the file through FUSE, so each request and each poll goes through the daemon; all other
+/// For programs that `unetmap run` does not support: statically linked, not using the C library, waiting with io_uring,
+/// or setuid. The daemon serves the file through FUSE, so each request and each poll goes through the daemon; all other
 /// programs are faster with `unetmap run`. Needs Linux 6.9; only root can create or remove it.
 #[derive(Debug, Args)]
 struct NodeArgs {
@@ -212,9 +212,9 @@ struct SetArgs {
 
 /// Check what this machine and its interfaces support, and print how to fix what is missing.
 ///
-/// Without an interface: checks the machine, and lists all interfaces in a table; changes nothing. With an interface that
-/// nothing uses: also opens one of its queues as a port would, for a moment. The exit status is 0 if a port could be opened,
-/// 1 if a requirement is missing. Checks that this user has no permission to make are reported as unknown.
+/// Without an interface: checks the machine, and lists all interfaces in a table; changes nothing. With an interface
+/// that nothing uses: also opens one of its queues as a port would, for a moment. The exit status is 0 if a port could
+/// be opened, 1 if a requirement is missing. Checks that this user has no permission to make are reported as unknown.
 #[derive(Debug, Args)]
 struct DoctorArgs {
     /// An interface of this network namespace, or a port on one (netmap:IF)
@@ -237,47 +237,48 @@ struct DoctorArgs {
 /// Measure the performance of unetmap on this machine, alternating with peers.
 ///
 /// Pipes: `pipe` measures two pkt-gen processes, 60 B, 1024 slots, batches of 512. `pipe-batch`: the same with sender
-/// batches of 1, 8, 64, 256 and 512. `pipe-1core`: both ends in one thread; also core cycles per packet. `pipe-rtt`: the
-/// mean round trip of one packet between two threads, through the library, payload untouched. `pipe-ping`: the median
-/// round trip between two pkt-gen processes, which write and read a timestamp. In pipe-rtt and pipe-ping both sides
-/// busy-wait.
+/// batches of 1, 8, 64, 256 and 512. `pipe-1core`: both ends in one thread; also core cycles per packet. `pipe-rtt`:
+/// the mean round trip of one packet between two threads, through the library, payload untouched. `pipe-ping`: the
+/// median round trip between two pkt-gen processes, which write and read a timestamp. In pipe-rtt and pipe-ping both
+/// sides busy-wait.
 ///
 /// `pipe-open`: the time to open a pipe and, in the row pipe-open-cold, to start a pkt-gen that also starts the daemon.
 /// `idle-100`: CPU time and memory (without the regions) that the daemon uses while 100 ports are open and idle.
 ///
-/// `preload-pipe`: `pipe` with a C program written for netmap, under `unetmap run`, with batches of 1, 64 and 512. Peers:
-/// the same program linked with the library, and pkt-gen. `preload-poll`: a poll of a file that is not netmap's, in such a
-/// program. Peer: poll of the C library alone.
+/// `preload-pipe`: `pipe` with a C program written for netmap, under `unetmap run`, with batches of 1, 64 and 512.
+/// Peers: the same program linked with the library, and pkt-gen. `preload-poll`: a poll of a file that is not netmap's,
+/// in such a program. Peer: poll of the C library alone.
 ///
-/// `node-pipe`: the same program, statically linked, on a /dev/netmap that the benchmark creates, with batches of 512. Peer:
-/// pkt-gen. `node-poll`: a poll there of a port that is ready, with the daemon on the same core. Peer: the same program
-/// under `unetmap run`. Both need root.
+/// `node-pipe`: the same program, statically linked, on a /dev/netmap that the benchmark creates, with batches of 512.
+/// Peer: pkt-gen. `node-poll`: a poll there of a port that is ready, with the daemon on the same core. Peer: the same
+/// program under `unetmap run`. Both need root.
 ///
-/// VALE switches, with a daemon that the first pkt-gen starts: `vale-60-copy`, `vale-512-copy`, `vale-1500-copy`: one sender
-/// and one receiver; also the share of lost packets, and the highest rate at which at most one packet in a thousand is lost.
-/// `vale-60-swap`: ports that share a region. `vale-1core`: all on one core. `vale-fan`: 16 addresses behind four receivers.
-/// `vale-rtt`: the median of pkt-gen's pings, busy-waiting and sleeping. Peer: a pipe. `vale-idle-ports`: with 64 more ports.
-/// Peer: no additional ports. Streams use rings of 4096 slots; streams of 1500 B, and round trips, rings of 1024 slots. A row
-/// name that ends in a number uses rings of that many slots.
+/// VALE switches, with a daemon that the first pkt-gen starts: `vale-60-copy`, `vale-512-copy`, `vale-1500-copy`: one
+/// sender and one receiver; also the share of lost packets, and the highest rate at which at most one packet in a
+/// thousand is lost. `vale-60-swap`: ports that share a region. `vale-1core`: all on one core. `vale-fan`: 16 addresses
+/// behind four receivers. `vale-rtt`: the median of pkt-gen's pings, busy-waiting and sleeping. Peer: a pipe.
+/// `vale-idle-ports`: with 64 more ports. Peer: no additional ports. Streams use rings of 4096 slots; streams of 1500
+/// B, and round trips, rings of 1024 slots. A row name that ends in a number uses rings of that many slots.
 ///
-/// Interfaces, in network namespaces that the benchmark creates (needs root): `nic-tx`: pkt-gen sends 60 B frames from one
-/// queue. `nic-rx`: pkt-gen receives while the other end of the veth pair sends as fast as it can. `nic-fwd`: bridge forwards
-/// from one interface to another. `host-tcp`: TCP throughput each way between an interface and the host stack through bridge.
-/// `host-rtt`: the median round trip of a ping there. Peer of both: the same veth pair without unetmap. `lb`: lb forwards to
-/// the reader of four pipes. `scrub`: the example scrubber receives when nine packets of ten are bad. Peer of both: a plain
-/// receiver.
+/// Interfaces, in network namespaces that the benchmark creates (needs root): `nic-tx`: pkt-gen sends 60 B frames from
+/// one queue. `nic-rx`: pkt-gen receives while the other end of the veth pair sends as fast as it can. `nic-fwd`:
+/// bridge forwards from one interface to another. `host-tcp`: TCP throughput each way between an interface and the host
+/// stack through bridge. `host-rtt`: the median round trip of a ping there. Peer of both: the same veth pair without
+/// unetmap. `lb`: lb forwards to the reader of four pipes. `scrub`: the example scrubber receives when nine packets of
+/// ten are bad. Peer of both: a plain receiver.
 ///
-/// `pcap`: a C program that uses libpcap, and tcpdump, with unetmap's libpcap on a switch, a pipe and an interface. Peer: the
-/// system's libpcap on the interface. Needs root. Rows: pcap-dispatch (pcap_dispatch counts 60 B packets), pcap-filter (the
-/// same with a filter of 27 instructions), pcap-next-ex, pcap-inject, pcap-nic-rx, pcap-nic-tx, pcap-tcpdump (tcpdump -w
-/// /dev/null on a pipe, and on the interface with the system's libpcap) and pcap-tcpdump-arrived (percentage of the packets).
+/// `pcap`: a C program that uses libpcap, and tcpdump, with unetmap's libpcap on a switch, a pipe and an interface.
+/// Peer: the system's libpcap on the interface. Needs root. Rows: pcap-dispatch (pcap_dispatch counts 60 B packets),
+/// pcap-filter (the same with a filter of 27 instructions), pcap-next-ex, pcap-inject, pcap-nic-rx, pcap-nic-tx,
+/// pcap-tcpdump (tcpdump -w /dev/null on a pipe, and on the interface with the system's libpcap) and
+/// pcap-tcpdump-arrived (percentage of the packets).
 ///
-/// The distance of the two cores is probed before and after each sample: class L if the round trip of a cache line takes
-/// less than 200 ns, else R. Figures of different classes are never compared. A benchmark ends when each contestant has
-/// enough samples of one class; standard error names the classes that have too few.
+/// The distance of the two cores is probed before and after each sample: class L if the round trip of a cache line
+/// takes less than 200 ns, else R. Figures of different classes are never compared. A benchmark ends when each
+/// contestant has enough samples of one class; standard error names the classes that have too few.
 ///
-/// ours/its, and `ratio` in JSON, is unetmap's median divided by the peer's: for rates (Mpps, Gbit/s) higher is better, for
-/// times (ns, us, cycles) lower.
+/// ours/its, and `ratio` in JSON, is unetmap's median divided by the peer's: for rates (Mpps, Gbit/s) higher is better,
+/// for times (ns, us, cycles) lower.
 #[derive(Debug, Args)]
 struct BenchArgs {
     /// Benchmarks to run
@@ -294,8 +295,8 @@ struct BenchArgs {
 
     /// Add COMMAND as a peer; may be given several times
     ///
-    /// COMMAND is run by `sh -c` once a turn, with BENCH (the row's name), BATCH (the sender's batch) and, for a switch,
-    /// LEN (bytes of a packet) in its environment. It prints a line for each class:
+    /// COMMAND is run by `sh -c` once a turn, with BENCH (the row's name), BATCH (the sender's batch) and, for a
+    /// switch, LEN (bytes of a packet) in its environment. It prints a line for each class:
     /// {"name":"x","class":"L","unit":"Mpps","median":1.5,"min":1,"max":2,"n":9}. It is compared with the row that has
     /// the same unit. A command that fails is not run again, and the exit status is 1.
     #[arg(long = "peer", value_name = "LABEL=COMMAND")]

@@ -1,4 +1,5 @@
-//! `unetmap run`: executes a netmap program with libunetmap preloaded, and with unetmap's libpcap ahead of the system's.
+//! `unetmap run`: executes a netmap program with libunetmap preloaded, and with unetmap's libpcap ahead of the
+//! system's.
 
 mod preloadable;
 
@@ -28,7 +29,8 @@ pub(crate) fn run(program: &[OsString], force: bool) -> Result<u8, String> {
     let (name, args) = program.split_first().ok_or("run: no program is given")?;
     let mut command = Command::new(name);
     command.args(args).env("LD_PRELOAD", prepend("LD_PRELOAD", library, &[':', ' '])?);
-    // Only programs that use libpcap load it. Without this file they use the system's libpcap, which has no netmap ports.
+    // Only programs that use libpcap load it. Without this file they use the system's libpcap, which has no netmap
+    // ports.
     let candidates = [folder.join("pcap"), folder.join("../lib/unetmap")];
     if let Some(overlay) = candidates.iter().find(|candidate| candidate.join(OVERLAY).is_file()) {
         let overlay = overlay.canonicalize().map_err(|e| format!("run: {}: {e}", overlay.display()))?;
@@ -51,7 +53,8 @@ pub(crate) fn run(program: &[OsString], force: bool) -> Result<u8, String> {
     Err(format!("run: {}: {failed}", name.display()))
 }
 
-/// Returns the list of paths in an environment variable with `path` prepended. The loader splits the list at `separators`.
+/// Returns the list of paths in an environment variable with `path` prepended. The loader splits the list at
+/// `separators`.
 fn prepend(variable: &str, path: PathBuf, separators: &[char]) -> Result<OsString, String> {
     let mut list = path.into_os_string();
     if list.to_string_lossy().contains(separators) {

@@ -1,4 +1,5 @@
-//! An ioctl request with pointers into the memory of the program: gathered into one request, and its reply written back.
+//! An ioctl request with pointers into the memory of the program: gathered into one request, and its reply written
+//! back.
 
 use unetmap_abi::*;
 use zerocopy::FromBytes;
@@ -32,13 +33,13 @@ pub struct GatheredRequest {
 }
 
 impl GatheredRequest {
-    /// Reads the body and options that `header` points to, with the checks that netmap makes on entry, in its order. Reads
-    /// each byte once.
+    /// Reads the body and options that `header` points to, with the checks that netmap makes on entry, in its order.
+    /// Reads each byte once.
     ///
     /// # Errors
-    /// `EINVAL` for a version or type that does not exist, reserved bits, a body that the type does not have or a missing
-    /// body; `EMSGSIZE` if body and options exceed 4096 bytes; `EINVAL` or `EMSGSIZE` if the list of options is endless; the
-    /// memory's.
+    /// `EINVAL` for a version or type that does not exist, reserved bits, a body that the type does not have or a
+    /// missing body; `EMSGSIZE` if body and options exceed 4096 bytes; `EINVAL` or `EMSGSIZE` if the list of options is
+    /// endless; the memory's.
     pub fn gather(header: NmreqHeader, memory: &impl UserMemory) -> Result<GatheredRequest, i32> {
         if version_mismatch(&header).is_some() || header.nr_reserved != 0 {
             return Err(errno::EINVAL);

@@ -161,8 +161,8 @@ fn insn(bytes: &[u8]) -> Option<ClassicInsn> {
     Some(ClassicInsn { code: u16::from_ne_bytes([c0, c1]), jt, jf, k: u32::from_ne_bytes([k0, k1, k2, k3]) })
 }
 
-/// Sends the request to the daemon that opens interfaces for this user, and returns the state of the interface after it,
-/// as JSON. Starts a daemon only to set something; `None` if no daemon runs, and so nothing is set.
+/// Sends the request to the daemon that opens interfaces for this user, and returns the state of the interface after
+/// it, as JSON. Starts a daemon only to set something; `None` if no daemon runs, and so nothing is set.
 ///
 /// # Errors
 /// The daemon's refusal, or no daemon answers and none could be started.

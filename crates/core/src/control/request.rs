@@ -173,8 +173,8 @@ impl ControlRequest for NetmapRequest {
     /// Makes the checks that netmap makes on entry.
     ///
     /// # Errors
-    /// `EINVAL` for a version outside 14..=15, reserved bits, a body that is missing or does not fit the type, an option
-    /// whose length does not fit its kind, trailing bytes; `EMSGSIZE` if body and options exceed 4096 bytes.
+    /// `EINVAL` for a version outside 14..=15, reserved bits, a body that is missing or does not fit the type, an
+    /// option whose length does not fit its kind, trailing bytes; `EMSGSIZE` if body and options exceed 4096 bytes.
     fn decode(bytes: &[u8]) -> Result<NetmapRequest, i32> {
         let (mut header, rest) = NmreqHeader::read_from_prefix(bytes).map_err(|_| errno::EINVAL)?;
         if !(NETMAP_MIN_API..=NETMAP_MAX_API).contains(&header.nr_version) || header.nr_reserved != 0 {

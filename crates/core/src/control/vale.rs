@@ -308,7 +308,8 @@ impl VlanSet {
         self.0.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Parses an encoding; `None` if it does not have [`VlanSet::BYTES`] bytes, is empty, or has a VLAN that is not valid.
+    /// Parses an encoding; `None` if it does not have [`VlanSet::BYTES`] bytes, is empty, or has a VLAN that is not
+    /// valid.
     pub fn from_bytes(bytes: &[u8]) -> Option<VlanSet> {
         let mut set = VlanSet(Box::new([0; 64]));
         let words = bytes.as_chunks::<8>();
@@ -396,7 +397,8 @@ pub struct PortPolicy {
     pub vlan: Option<VlanMode>,
     /// By [`Direction`].
     pub limits: [RateLimit; 2],
-    /// Flooded packets (broadcast, multicast, and those to unknown addresses) that it may send in a second; 0: no limit.
+    /// Flooded packets (broadcast, multicast, and those to unknown addresses) that it may send in a second; 0: no
+    /// limit.
     pub storm: u64,
     /// By [`Direction`]: packets that match pass.
     pub filters: [Option<Filter>; 2],

@@ -1,8 +1,8 @@
 //! The option EXTMEM: a region of a port's own, with pools of the program's choice.
 //!
-//! A C program names memory, over which its library maps the region. In Rust the kernel chooses the address of a region, and
-//! a program accesses it through [`Frame`](crate::Frame)s alone, as a reference into it could not be sound; so a program
-//! names not an address but the initial contents of the buffers: `@extmem:file=`.
+//! A C program names memory, over which its library maps the region. In Rust the kernel chooses the address of a
+//! region, and a program accesses it through [`Frame`](crate::Frame)s alone, as a reference into it could not be sound;
+//! so a program names not an address but the initial contents of the buffers: `@extmem:file=`.
 
 use std::fs::{self, File};
 use std::io;
@@ -95,8 +95,8 @@ pub fn pools_info(g: &Geometry, mem_id: u16, bytes: u64) -> NmreqPoolsInfo {
     }
 }
 
-/// Fills the buffers of a port that has just been opened and is alone in its region: `read` reads the contents at an offset
-/// in the region. Writes netmap's list of extra buffers, which is in some of them, again.
+/// Fills the buffers of a port that has just been opened and is alone in its region: `read` reads the contents at an
+/// offset in the region. Writes netmap's list of extra buffers, which is in some of them, again.
 ///
 /// # Errors
 /// Those of `read`; some buffers have been filled then.

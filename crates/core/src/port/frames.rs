@@ -9,19 +9,19 @@ use crate::port::ring::Ring;
 use crate::port::{Interest, Port};
 
 impl Port {
-    /// Sends one frame: copies it into a free slot and syncs. Waits for a free slot, at most for `timeout` (`None`: no limit).
-    /// Returns `false` after the timeout or a signal.
+    /// Sends one frame: copies it into a free slot and syncs. Waits for a free slot, at most for `timeout` (`None`: no
+    /// limit). Returns `false` after the timeout or a signal.
     ///
     /// # Errors
-    /// `EMSGSIZE` if the frame is empty or longer than a buffer ([`Port::buf_size`]); `EINVAL` if the port has no transmit
-    /// rings; as [`Port::txsync`].
+    /// `EMSGSIZE` if the frame is empty or longer than a buffer ([`Port::buf_size`]); `EINVAL` if the port has no
+    /// transmit rings; as [`Port::txsync`].
     pub fn send(&self, frame: &[u8], timeout: Option<Duration>) -> Result<bool, Error> {
         Ok(self.send_batch([frame], timeout)? == 1)
     }
 
-    /// Sends frames in order: copies as many as there are free slots, syncs, and continues. Waits for free slots, at most for
-    /// `timeout` each time (`None`: no limit). Returns the number of frames sent; fewer than given after a timeout or a
-    /// signal. Allocates no memory.
+    /// Sends frames in order: copies as many as there are free slots, syncs, and continues. Waits for free slots, at
+    /// most for `timeout` each time (`None`: no limit). Returns the number of frames sent; fewer than given after a
+    /// timeout or a signal. Allocates no memory.
     ///
     /// # Errors
     /// As [`Port::send`]; frames before the one that failed may have been sent.
@@ -58,9 +58,9 @@ impl Port {
         Ok(sent)
     }
 
-    /// Receives one frame: copies it into `buf` and returns its length. Bytes that do not fit into `buf` are discarded; the
-    /// returned length is that of the whole frame. Waits for a frame, at most for `timeout` (`None`: no limit). Returns
-    /// `None` after the timeout or a signal.
+    /// Receives one frame: copies it into `buf` and returns its length. Bytes that do not fit into `buf` are discarded;
+    /// the returned length is that of the whole frame. Waits for a frame, at most for `timeout` (`None`: no limit).
+    /// Returns `None` after the timeout or a signal.
     ///
     /// The slot returns to the sender with the sync of a later call, when all received slots have been read.
     ///
@@ -73,9 +73,9 @@ impl Port {
         Ok(Some(len))
     }
 
-    /// Receives all frames that have arrived, at most those of one ring: copies each into `buf` and calls `each` with the copy,
-    /// truncated to `buf`. Waits for the first frame, at most for `timeout` (`None`: no limit). Returns the number of frames;
-    /// 0 after the timeout or a signal. Allocates no memory.
+    /// Receives all frames that have arrived, at most those of one ring: copies each into `buf` and calls `each` with
+    /// the copy, truncated to `buf`. Waits for the first frame, at most for `timeout` (`None`: no limit). Returns the
+    /// number of frames; 0 after the timeout or a signal. Allocates no memory.
     ///
     /// # Errors
     /// As [`Port::recv`].

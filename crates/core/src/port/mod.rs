@@ -116,8 +116,8 @@ pub struct Port {
     pub(crate) monitor_source: MonitorSource,
     pub(crate) host_ring_peer: HostRingPeer,
     holder: LockHolderCell,
-    /// The holder ID, and in the upper half its number of forks, read by each sync. One word (O4), so that no thread reads
-    /// the parent's holder ID with the child's number of forks.
+    /// The holder ID, and in the upper half its number of forks, read by each sync. One word (O4), so that no thread
+    /// reads the parent's holder ID with the child's number of forks.
     holder_word: AtomicU64,
     /// Whether the daemon has exited.
     dead: AtomicBool,

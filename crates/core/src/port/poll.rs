@@ -1,9 +1,9 @@
 //! Waiting: polls for a while, then requests a wake-up, checks once more, and sleeps.
 //!
-//! A receiver that finds a few packets at every poll costs the sender a transfer of the channel's `prod` word for each of
-//! them. Therefore, while packets arrive in a stream, the receiver delays its first check (rx coalescing), for longer as
-//! long as the batches stay small. A check that finds nothing ends the delay at once, so a request that waits for its reply
-//! is never delayed.
+//! A receiver that finds a few packets at every poll costs the sender a transfer of the channel's `prod` word for each
+//! of them. Therefore, while packets arrive in a stream, the receiver delays its first check (rx coalescing), for
+//! longer as long as the batches stay small. A check that finds nothing ends the delay at once, so a request that waits
+//! for its reply is never delayed.
 //!
 //! At an interface, where the kernel delivers the packets, the receiver of a fast stream sleeps between two polls: the
 //! kernel may need this CPU, and each poll takes the cache lines of the ring's words away from it.
@@ -81,8 +81,8 @@ impl Port {
         Ok(ready)
     }
 
-    /// Makes the first check at an interface, after a sleep if the stream is fast enough for one and not so fast that the
-    /// ring could overflow.
+    /// Makes the first check at an interface, after a sleep if the stream is fast enough for one and not so fast that
+    /// the ring could overflow.
     fn poll_after_sleep(&self, want: Interest) -> Result<Interest, Error> {
         if self.rx_coalescing.load(Relaxed) > 0 {
             std::thread::sleep(NIC_SLEEP);
@@ -106,8 +106,8 @@ impl Port {
         Ok(self.spin_until(want, limit, false)?.unwrap_or(Interest::NONE))
     }
 
-    /// Polls as [`Port::spin`] does. Returns `Ok(Err(start))` on timeout, with the time at which it began. `may_futex_wait`: the wait may be a few milliseconds
-    /// longer.
+    /// Polls as [`Port::spin`] does. Returns `Ok(Err(start))` on timeout, with the time at which it began.
+    /// `may_futex_wait`: the wait may be a few milliseconds longer.
     fn spin_until(
         &self,
         want: Interest,
@@ -121,8 +121,8 @@ impl Port {
                 return Ok(Ok(ready));
             }
         }
-        // The clock costs as much as a poll, and a yield more than most waits take. Therefore polls several times before
-        // the first yield, unless the last yield let another task run, which may be the peer.
+        // The clock costs as much as a poll, and a yield more than most waits take. Therefore polls several times
+        // before the first yield, unless the last yield let another task run, which may be the peer.
         let rounds = if self.cpu_is_shared.load(Relaxed) { 1 } else { SPINS_BEFORE_YIELD };
         for _ in 0..rounds {
             let ready = self.poll_repeatedly(want)?;
@@ -303,8 +303,8 @@ fn spin_duration(in_stream: bool, last_wait_timed_out: bool, timeout: Option<Dur
     }
 }
 
-/// Returns the next rx coalescing delay in spin hints, when `came` slots had arrived after `delay`; `near`: the peer runs
-/// on this CPU.
+/// Returns the next rx coalescing delay in spin hints, when `came` slots had arrived after `delay`; `near`: the peer
+/// runs on this CPU.
 #[inline(always)]
 fn next_coalescing(delay: u32, came: u32, near: impl FnOnce() -> bool) -> u32 {
     match came {

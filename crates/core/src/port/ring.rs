@@ -5,11 +5,11 @@ use unetmap_mem::{BufIdx, Frame, Pos, RingView, SlotRing, SlotValue, Slots, Span
 
 use crate::sync::SyncRing;
 
-/// One bound ring. The slots in `[head, tail)` belong to the program: free slots of a transmit ring, received packets of a
-/// receive ring.
+/// One bound ring. The slots in `[head, tail)` belong to the program: free slots of a transmit ring, received packets
+/// of a receive ring.
 ///
-/// The program writes `head` and `cur`; they take effect with the next sync or poll. All methods take `&self`, because the
-/// ring is shared memory: threads that use one ring must agree which of them moves its pointers.
+/// The program writes `head` and `cur`; they take effect with the next sync or poll. All methods take `&self`, because
+/// the ring is shared memory: threads that use one ring must agree which of them moves its pointers.
 pub struct Ring {
     pub(crate) inner: SyncRing,
 }
@@ -25,13 +25,15 @@ impl Ring {
         self.view().shape().slots
     }
 
-    /// Validates a pointer that other processes can write: an invalid one becomes position 0, and the next sync corrects it.
+    /// Validates a pointer that other processes can write: an invalid one becomes position 0, and the next sync
+    /// corrects it.
     #[inline(always)]
     fn validated(&self, raw: u32) -> Pos {
         self.slots().pos(raw).unwrap_or(Pos::ZERO)
     }
 
-    /// Returns the number of slots, the first of the program's slots, and how many it has. Reads each word of memory once.
+    /// Returns the number of slots, the first of the program's slots, and how many it has. Reads each word of memory
+    /// once.
     #[inline(always)]
     fn program_slots(&self) -> (Slots, Pos, u32) {
         let slots = self.slots();
@@ -112,8 +114,8 @@ impl Ring {
         SlotIter { ring: self.view(), at, left: left.min(n) }
     }
 
-    /// Returns `n` slots from `p` on, at most all of the ring but one, whether they belong to the program or not. A position
-    /// that only a larger ring has becomes slot 0.
+    /// Returns `n` slots from `p` on, at most all of the ring but one, whether they belong to the program or not. A
+    /// position that only a larger ring has becomes slot 0.
     #[inline(always)]
     pub fn run(&self, p: Pos, n: u32) -> SlotIter<'_> {
         SlotIter { ring: self.view(), at: self.validated(p.raw()), left: n.min(self.num_slots() - 1) }
@@ -125,8 +127,8 @@ impl Ring {
         self.slots().add(p, n)
     }
 
-    /// Moves `head` and `cur` by `n` slots, at most to `tail`. Returns by how many. The next sync sends or releases these
-    /// slots.
+    /// Moves `head` and `cur` by `n` slots, at most to `tail`. Returns by how many. The next sync sends or releases
+    /// these slots.
     #[inline(always)]
     pub fn advance(&self, n: u32) -> u32 {
         let (slots, head, left) = self.program_slots();
@@ -137,8 +139,9 @@ impl Ring {
         n
     }
 
-    /// Sets `head` and `cur` to `p`: the next sync sends or releases all slots before. For programs that count the slots of
-    /// `[head, tail)` themselves and need not read it again. The sync rejects a position outside `[head, tail]`.
+    /// Sets `head` and `cur` to `p`: the next sync sends or releases all slots before. For programs that count the
+    /// slots of `[head, tail)` themselves and need not read it again. The sync rejects a position outside `[head,
+    /// tail]`.
     #[inline(always)]
     pub fn advance_to(&self, p: Pos) {
         self.view().set_cur(p);
@@ -151,8 +154,8 @@ impl Ring {
         self.view().set_cur(p);
     }
 
-    /// On a receive ring of an interface or of the host: sets whether packets released with `NS_FORWARD` are forwarded to the
-    /// other side (`NR_FORWARD`). Changes the ring's flag, which other processes may write, too.
+    /// On a receive ring of an interface or of the host: sets whether packets released with `NS_FORWARD` are forwarded
+    /// to the other side (`NR_FORWARD`). Changes the ring's flag, which other processes may write, too.
     pub fn set_forwarding(&self, on: bool) {
         let flags = self.view().flags();
         self.view().set_flags(if on { flags | NR_FORWARD } else { flags & !NR_FORWARD });
@@ -164,15 +167,15 @@ impl Ring {
         self.slots().next(self.tail()) != self.head()
     }
 
-    /// On a receive ring: sets whether it gets timestamps even if the knob `no_timestamp` is set (`NR_TIMESTAMP`). Changes
-    /// the ring's flag, which other processes may write, too.
+    /// On a receive ring: sets whether it gets timestamps even if the knob `no_timestamp` is set (`NR_TIMESTAMP`).
+    /// Changes the ring's flag, which other processes may write, too.
     pub fn set_timestamping(&self, on: bool) {
         let flags = self.view().flags();
         self.view().set_flags(if on { flags | NR_TIMESTAMP } else { flags & !NR_TIMESTAMP });
     }
 
-    /// Returns the time of the last `rxsync`, or of the last poll that delivered packets: seconds and microseconds of the
-    /// wall clock.
+    /// Returns the time of the last `rxsync`, or of the last poll that delivered packets: seconds and microseconds of
+    /// the wall clock.
     pub fn time(&self) -> (i64, i64) {
         self.view().time()
     }
@@ -196,8 +199,8 @@ impl<'a> Iterator for SlotIter<'a> {
         Some(slot)
     }
 
-    /// Used by `for_each`, `sum` and similar methods: iterates run by run, without a test for the end of the ring at each
-    /// slot.
+    /// Used by `for_each`, `sum` and similar methods: iterates run by run, without a test for the end of the ring at
+    /// each slot.
     #[inline(always)]
     fn fold<B, F: FnMut(B, SlotRef<'a>) -> B>(self, init: B, mut f: F) -> B {
         let slots = self.ring.shape().slots;
@@ -288,8 +291,8 @@ impl<'a> SlotRef<'a> {
         self.slots().set_ptr(self.at, ptr);
     }
 
-    /// Puts another buffer into the slot, and marks the slot as changed. Returns the previous buffer, which then belongs to the
-    /// caller.
+    /// Puts another buffer into the slot, and marks the slot as changed. Returns the previous buffer, which then
+    /// belongs to the caller.
     #[inline(always)]
     pub fn replace_buf(&self, idx: BufIdx) -> BufIdx {
         let old = self.slots().buf_idx(self.at);
@@ -298,8 +301,8 @@ impl<'a> SlotRef<'a> {
         old
     }
 
-    /// Moves a packet without copying: exchanges the buffers of the two slots, copies length, flags and `ptr` from `from`, and
-    /// marks both slots as changed. Only between ports of one region ([`crate::Port::same_region`]).
+    /// Moves a packet without copying: exchanges the buffers of the two slots, copies length, flags and `ptr` from
+    /// `from`, and marks both slots as changed. Only between ports of one region ([`crate::Port::same_region`]).
     #[inline]
     pub fn swap_from(&self, from: &SlotRef<'_>) {
         let (mine, theirs) = (self.slots().buf_idx(self.at), from.get());

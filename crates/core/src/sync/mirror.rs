@@ -192,8 +192,8 @@ const HAS_ZERO_COPY: u64 = 1 << 33;
 /// The mirror rings of a ring's monitors, as of the last renewal.
 #[derive(Default)]
 pub struct MirrorSet {
-    /// The status at the last renewal, [`HAS_COPY`], [`HAS_ZERO_COPY`]. One word: a thread that finds the list current also
-    /// knows what kinds of monitors it has.
+    /// The status at the last renewal, [`HAS_COPY`], [`HAS_ZERO_COPY`]. One word: a thread that finds the list current
+    /// also knows what kinds of monitors it has.
     summary: AtomicU64,
     /// Whether the list counts as current for any status.
     accepts_stale: AtomicBool,

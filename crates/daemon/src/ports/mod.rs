@@ -276,8 +276,8 @@ impl Daemon {
         self.registry.regions.create_for_interfaces(scope, sizes)
     }
 
-    /// Returns the region that a request for a port names. Region 1 always exists, so it is created if there is none: the
-    /// caller frees it if it creates no port in it.
+    /// Returns the region that a request for a port names. Region 1 always exists, so it is created if there is none:
+    /// the caller frees it if it creates no port in it.
     pub(crate) fn requested_region(&mut self, mem_id: u16, caller: &Caller) -> Result<RegionKey, Refusal> {
         if mem_id == 1 { self.interface_region(caller, 0, false) } else { self.region_by_number(mem_id, caller) }
     }

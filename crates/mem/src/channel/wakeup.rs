@@ -34,8 +34,8 @@ fn take_request(word: &AtomicU32) -> bool {
 #[inline(always)]
 pub(super) fn request_futex_wake<T>(set: impl FnOnce() -> T) -> T {
     let result = set();
-    // O6. The exchange that sets a request is no fence: on arm64 it may be a pair of a load and a store, and a later load
-    // of a position may come before that store.
+    // O6. The exchange that sets a request is no fence: on arm64 it may be a pair of a load and a store, and a later
+    // load of a position may come before that store.
     fence(Ordering::SeqCst);
     result
 }

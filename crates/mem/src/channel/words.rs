@@ -306,8 +306,8 @@ impl ChannelWords {
         futex_wait(&self.producer_wakeup.0, same_cpu, || self.cons_if_moved(known).is_none());
     }
 
-    /// Producer: whether the consumer is in a futex wait on CPU `cpu`. Relaxed: a hint (O3); a missed waiter wakes up by its
-    /// time limit.
+    /// Producer: whether the consumer is in a futex wait on CPU `cpu`. Relaxed: a hint (O3); a missed waiter wakes up
+    /// by its time limit.
     #[cfg(not(loom))]
     #[inline]
     pub(super) fn consumer_futex_waits_on(&self, cpu: u32) -> bool {

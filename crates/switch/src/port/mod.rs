@@ -104,8 +104,8 @@ impl SwitchPort {
         })
     }
 
-    /// Sets the monitors that packets of the port are mirrored to from now on. A batch that is being forwarded may still
-    /// use the earlier ones: see [`SwitchPort::pause_tx`].
+    /// Sets the monitors that packets of the port are mirrored to from now on. A batch that is being forwarded may
+    /// still use the earlier ones: see [`SwitchPort::pause_tx`].
     pub fn set_monitors(&self, monitors: Vec<Monitor>) {
         let mut all = mirror::map_monitors(monitors, Some(&Arc::new(self.region.clone())));
         let tx = self.tx.iter().map(|ring| &ring.monitors).zip(0..).map(|(ring, id)| ((0, id), ring));

@@ -1,4 +1,5 @@
-//! Receives packets in an async program, with tokio: `async_receiver [PORT [COUNT]]`, by default 1000 from `netmap:demo}1`.
+//! Receives packets in an async program, with tokio: `async_receiver [PORT [COUNT]]`, by default 1000 from
+//! `netmap:demo}1`.
 //!
 //! [`ready`] is all that an async runtime needs. While it waits, the thread runs other tasks.
 #![forbid(unsafe_code)]

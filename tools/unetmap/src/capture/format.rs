@@ -1,5 +1,5 @@
-//! Writes the capture file formats: pcap with nanoseconds, or pcapng with an interface description at the beginning and its
-//! counters at the end.
+//! Writes the capture file formats: pcap with nanoseconds, or pcapng with an interface description at the beginning and
+//! its counters at the end.
 //!
 //! ```text
 //! pcap     header | packet | packet | ...

@@ -42,8 +42,8 @@ pub(super) fn link(name: &str) -> Result<Link, String> {
     }
 }
 
-/// Collects the facts about an interface. If `thorough`, opens a queue, and searches the open files of all processes for the
-/// holder of its XDP program.
+/// Collects the facts about an interface. If `thorough`, opens a queue, and searches the open files of all processes
+/// for the holder of its XDP program.
 pub(super) fn nic(link: Link, machine: &machine::Facts, thorough: bool) -> nic::Facts {
     let system = machine.system_daemon();
     let port = system.and_then(|daemon| daemon.ports.iter().find(|port| port.interface == link.name)).cloned();

@@ -31,8 +31,8 @@ fn action(words: &[String]) -> Result<NicAction, String> {
     }
 }
 
-/// Formats the interface's interrupt deferral, without which busy polling is of little use. Returns an empty string if busy
-/// polling is not set, or if sysfs shows another network namespace.
+/// Formats the interface's interrupt deferral, without which busy polling is of little use. Returns an empty string if
+/// busy polling is not set, or if sysfs shows another network namespace.
 pub(super) fn napi(link: &Link, reply: &str) -> String {
     let all: Value = serde_json::from_str(reply).unwrap_or_default();
     match all["busy_poll"] {

@@ -1,8 +1,8 @@
 //! Finds the position of an error in a filter expression, which libpcap does not report.
 //!
-//! Compiles longer and longer prefixes of the expression, each up to the end of a word. The first prefix that fails with
-//! the same error ends with the word at fault. A prefix that is only incomplete does not count: it would compile with a
-//! suitable ending, so several endings are tried.
+//! Compiles longer and longer prefixes of the expression, each up to the end of a word. The first prefix that fails
+//! with the same error ends with the word at fault. A prefix that is only incomplete does not count: it would compile
+//! with a suitable ending, so several endings are tried.
 
 /// Endings that complete a valid prefix. The closing brackets follow.
 const ENDINGS: [&str; 20] = [
@@ -30,8 +30,8 @@ const ENDINGS: [&str; 20] = [
 /// Prefix of libpcap's parser errors.
 const PARSER: &str = "can't parse filter expression: ";
 
-/// Returns libpcap's message for the error `why`, and its position: the number of a character, from 1, and the word there.
-/// `compile` returns libpcap's error.
+/// Returns libpcap's message for the error `why`, and its position: the number of a character, from 1, and the word
+/// there. `compile` returns libpcap's error.
 pub(super) fn explain(expression: &str, why: &str, compile: impl Fn(&str) -> Result<(), String>) -> (String, String) {
     let message = why.strip_prefix(PARSER).unwrap_or(why).trim().to_owned();
     let at = match word_at_fault(expression, why, compile) {

@@ -1,5 +1,5 @@
-//! `unetmap nic IF rss` and `steer`: select the receive queue of a frame. They configure the driver without the daemon, so
-//! the settings do not depend on open ports.
+//! `unetmap nic IF rss` and `steer`: select the receive queue of a frame. They configure the driver without the daemon,
+//! so the settings do not depend on open ports.
 
 use std::io;
 
@@ -8,8 +8,8 @@ use tool_common::rule;
 use unetmap_sys::link;
 use unetmap_sys::link::ntuple;
 
-/// A hash key that repeats these 16 bits gives both directions of a connection the same hash: swapping the addresses, or
-/// the ports, does not change the hash.
+/// A hash key that repeats these 16 bits gives both directions of a connection the same hash: swapping the addresses,
+/// or the ports, does not change the hash.
 const SYMMETRIC: [u8; 2] = [0x6d, 0x5a];
 
 /// A change of the RSS configuration.

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::getxattr;
 use rustix::process::{getegid, geteuid};
 
-/// Bytes of a 64-bit ELF header, and the offsets of its fields: class, and the program header table's offset, entry size
-/// and entry count.
+/// Bytes of a 64-bit ELF header, and the offsets of its fields: class, and the program header table's offset, entry
+/// size and entry count.
 const HEADER: usize = 64;
 const CLASS: usize = 4;
 const CLASS_64: u8 = 2;

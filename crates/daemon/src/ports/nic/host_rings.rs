@@ -104,8 +104,8 @@ impl HostRings {
         }
     }
 
-    /// Creates a socket for a queue of the far end, whose interface index this function completes in `queue`. The socket
-    /// shares the UMEM registration of `shared`.
+    /// Creates a socket for a queue of the far end, whose interface index this function completes in `queue`. The
+    /// socket shares the UMEM registration of `shared`.
     pub(super) fn socket<'a>(
         &self,
         queue: Queue,

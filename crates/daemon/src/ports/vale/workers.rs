@@ -28,7 +28,7 @@ use crate::caller::Caller;
 use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
 
-/// The worker threads, their plan, and the threads that ports are assigned to.
+/// The worker threads that run, and the plan for them.
 pub(super) struct Workers {
     plan: ThreadConfig,
     /// The plan with which the daemon was started.
