@@ -88,7 +88,7 @@ fn a_new_daemon_replaces_a_companion_held_by_an_old_client() {
         until_it_works("a bridge of the next daemon", &net);
         assert!(old.rxsync().is_err());
         drop(old);
-        until_it_works("it goes on", &net);
+        until_it_works("the connection works again", &net);
         program.kill();
         until_clean(&net);
     });

@@ -1,5 +1,5 @@
-//! The life of an interface behind host rings: programs that come and go under a stream, and an owner who goes on
-//! managing the interface as before.
+//! An interface with host rings: programs start and stop while a stream runs, and the administrator manages the
+//! interface as before.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};

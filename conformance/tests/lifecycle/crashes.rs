@@ -186,7 +186,7 @@ fn two_hundred_kills_under_traffic() {
         until("only the keeper is left", || home.snapshot().sessions.len() == 2);
         let buffers = home.snapshot().buffers("k");
         summary(&format!(
-            "kills 200, packets {}, lost to dead receivers {lost}, buffers unaccounted for: {}, in missing: {}",
+            "kills 200, packets {}, lost to killed receivers {lost}, buffers unaccounted for: {}, in missing: {}",
             direct + bridged + undisturbed,
             buffers.unaccounted(),
             buffers.missing

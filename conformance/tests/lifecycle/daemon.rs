@@ -72,7 +72,7 @@ fn two_programs_that_start_together_start_one_daemon() {
             drop(both);
             if round % 2 == 0 {
                 kill_process(daemon, Signal::KILL).expect("our own daemon");
-                until("it is dead", || !is_alive(daemon));
+                until("the daemon has exited", || !is_alive(daemon));
                 assert!(home.socket().exists());
             } else {
                 home.end_daemon();
@@ -100,7 +100,7 @@ fn a_daemon_exits_on_a_signal_and_removes_its_socket() {
             kill_process(daemon, signal).expect("our own daemon");
             until("it ends", || !is_alive(daemon));
             assert!(!home.socket().exists());
-            until("the port is dead", || port.rxsync().is_err());
+            until("the port fails", || port.rxsync().is_err());
         }
         home.assert_serves();
     });

@@ -52,7 +52,7 @@ fn a_malformed_message_ends_the_connection() {
         let cases: Vec<(&str, Vec<u8>, i32)> = vec![
             ("one byte", good[..1].to_vec(), EPROTO),
             ("half a head", good[..wire::HEAD_BYTES / 2].to_vec(), EPROTO),
-            ("a head that promises more", good[..wire::HEAD_BYTES].to_vec(), EPROTO),
+            ("a head with a longer payload than sent", good[..wire::HEAD_BYTES].to_vec(), EPROTO),
             ("one byte short", good[..n - 1].to_vec(), EPROTO),
             ("one byte long", [&good[..], &[0]].concat(), EPROTO),
             ("a length of 0", with_u32(good.clone(), 8, 0), EPROTO),
@@ -70,14 +70,14 @@ fn a_malformed_message_ends_the_connection() {
         for (what, bytes, errno) in &cases {
             let raw = connect(home);
             raw.send(bytes).unwrap_or_else(|e| panic!("{what}: {e}"));
-            let reply = raw.receive().unwrap_or_else(|| panic!("{what}: hung up without an answer"));
+            let reply = raw.receive().unwrap_or_else(|| panic!("{what}: the connection was closed without an answer"));
             assert_eq!(reply.errno, *errno, "{what}");
-            assert!(raw.receive().is_none(), "{what}: the connection goes on");
+            assert!(raw.receive().is_none(), "{what}: the connection stays open");
             exchange(&far, &near, 1, 0, 10);
         }
         assert_eq!(home.snapshot().sessions.len(), 2);
         assert_eq!(home.daemon_fds(), fds);
-        summary(&format!("malformed messages {}, each answered and hung up on", cases.len()));
+        summary(&format!("malformed messages {}, each answered, each connection closed", cases.len()));
     });
 }
 
@@ -93,7 +93,7 @@ fn unexpected_file_descriptors_are_closed() {
             {
                 let raw = connect(home);
                 match raw.send_with(&message, &vec![file.as_fd(); n]) {
-                    // Linux 6.16 and newer do not even let them pass.
+                    // Linux 6.16 and newer refuse descriptors that the receiver does not accept.
                     Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::PermissionDenied, "{e}"),
                     Ok(()) => {
                         assert_eq!(raw.receive().expect("an answer").errno, EINVAL);
@@ -226,7 +226,7 @@ fn a_client_that_never_reads_its_replies_is_disconnected() {
             raw.set_limit(Duration::from_millis(100));
             let request = wire::encode(kind, 0, 0, 0, if kind == NetmapRequest::KIND { b"nonsense" } else { b"" });
             let mut sent = 0u64;
-            // Until the daemon has hung up.
+            // Until the daemon has closed the connection.
             let end = std::time::Instant::now() + LIMIT;
             loop {
                 match raw.send(&request) {
@@ -329,14 +329,14 @@ fn a_daemon_without_file_descriptors_refuses_clients_and_keeps_running() {
         let few = Rlimit { current: Some(40), maximum: Some(20_000) };
         let before = prlimit(Some(daemon), Resource::Nofile, few).expect("our own daemon");
         let all: Vec<ControlConnection> = (0..100).map(|_| connect(home)).collect();
-        // Each is answered or hung up on, none is left to wait; and of 100 at least 60 find none of 40 files free,
+        // Each is answered or its connection is closed, none waits; and of 100 at least 60 find none of 40 files free,
         // whenever the daemon has one free for a moment.
-        let hung_up = all.iter().filter(|raw| {
+        let disconnected = all.iter().filter(|raw| {
             let _ = raw.send(&wire::encode(LockHolderRequest::KIND, 0, 0, 0, &[]));
             raw.receive().is_none()
         });
-        let hung_up = hung_up.count();
-        assert!((60..100).contains(&hung_up), "{hung_up} of 100 were hung up on");
+        let disconnected = disconnected.count();
+        assert!((60..100).contains(&disconnected), "{disconnected} of 100 connections were closed");
         exchange(&far, &near, 1, 0, 100);
         drop(all);
         prlimit(Some(daemon), Resource::Nofile, before).expect("our own daemon");

@@ -37,7 +37,7 @@ fn a_ring_is_released_after_a_crash(home: &Home, words: impl Fn(u32) -> Vec<(u64
         raw_port.write_state(rx, word, value);
     }
     send(&far, 1, 0, 10).expect("room for ten");
-    near.rxsync().expect("a ring that somebody syncs is skipped");
+    near.rxsync().expect("a ring that another client syncs is skipped");
     assert!(near.rx_rings()[0].is_empty(), "{otherwise}");
     drop(client);
     expect(&near, 1, 0, 10);

@@ -33,7 +33,7 @@ fn requests() -> Vec<NetmapRequest> {
 fn ask_for_everything(home: &Home) -> usize {
     let is_accepted = |message: &[u8]| {
         let raw = ControlConnection::connect(&home.socket()).expect("a daemon that listens");
-        // It may have hung up already.
+        // It may have closed the connection already.
         let _ = raw.send(message);
         raw.receive().is_some_and(|reply| reply.errno == 0)
     };

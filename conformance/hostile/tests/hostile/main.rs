@@ -1,5 +1,5 @@
 //! Hostile clients: they write anything anywhere in what they map, send anything to the daemon's socket, and crash at
-//! any moment. The daemon and all other clients carry on.
+//! any moment. The daemon and all other clients continue undisturbed.
 #![forbid(unsafe_code)]
 
 mod control;

@@ -39,7 +39,7 @@ impl GatheredRequest {
     /// # Errors
     /// `EINVAL` for a version or type that does not exist, reserved bits, a body that the type does not have or a
     /// missing body; `EMSGSIZE` if body and options exceed 4096 bytes; `EINVAL` or `EMSGSIZE` if the list of options is
-    /// endless; the memory's.
+    /// endless; the errors of `memory`.
     pub fn gather(header: NmreqHeader, memory: &impl UserMemory) -> Result<GatheredRequest, i32> {
         if version_mismatch(&header).is_some() || header.nr_reserved != 0 {
             return Err(errno::EINVAL);

@@ -383,7 +383,7 @@ impl<'a> SyncLoop<'a> {
         }
         self.last_check = Instant::now();
         if event::hung_up(self.port.connection.fd.as_fd()) {
-            self.port.mark_dead();
+            self.port.mark_daemon_exited();
             return Err(Error::DaemonGone { subject: self.port.spec().into() });
         }
         Ok(())

@@ -230,7 +230,7 @@ impl Port {
         }
         let daemon_exited = has_exited();
         self.is_shut_down.store(!daemon_exited, Relaxed);
-        self.mark_dead();
+        self.mark_daemon_exited();
         if daemon_exited { Error::DaemonGone { subject } } else { Error::FileShutDown { subject } }
     }
 

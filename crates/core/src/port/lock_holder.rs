@@ -18,7 +18,7 @@ use crate::error::Error;
 /// This process as a lock holder at one daemon.
 pub(crate) struct LockHolder {
     /// The holder ID, written into the locks of rings; not 0.
-    pub(crate) number: u32,
+    pub(crate) id: u32,
     /// Forks between the first process and this one when it got the ID.
     pub(crate) forks: u32,
     /// Open while the ID is in use.
@@ -42,7 +42,7 @@ pub(crate) fn forks_in(word: u64) -> u32 {
 impl LockHolder {
     /// Returns the ID and its number of forks in one word.
     pub(crate) fn word(&self) -> u64 {
-        u64::from(self.forks) << 32 | u64::from(self.number)
+        u64::from(self.forks) << 32 | u64::from(self.id)
     }
 
     /// Requests the next monitor of a session; `None` if there is none, or no reply.
@@ -60,9 +60,9 @@ impl LockHolder {
     }
 
     /// Returns the daemon itself as a lock holder.
-    pub(crate) fn of_daemon(number: u32, connection: &OwnedFd) -> std::io::Result<LockHolder> {
+    pub(crate) fn of_daemon(id: u32, connection: &OwnedFd) -> std::io::Result<LockHolder> {
         Ok(LockHolder {
-            number,
+            id,
             forks: process::fork_count(),
             connection: connection.try_clone()?,
             request_lock: Mutex::new(()),
@@ -85,8 +85,8 @@ impl LockHolderCell {
     }
 
     /// Stores `holder`. A former one that might still be in use is leaked, which costs a connection until this process
-    /// exits: the old one if it belongs to the same process, because another thread may have read its number; the new
-    /// one if the lock is held, because the holder may be a thread that does not exist in this process.
+    /// exits: the old one if it belongs to the same process, because another thread may have read its holder ID; the
+    /// new one if the lock is held, because the holder may be a thread that does not exist in this process.
     pub(crate) fn set(&self, holder: Arc<LockHolder>) {
         let Ok(mut cell) = self.0.try_lock() else { return std::mem::forget(holder) };
         let forks = holder.forks;
@@ -110,8 +110,8 @@ pub(crate) fn of_this_process(socket: &Path) -> Result<Arc<LockHolder>, Error> {
     {
         return Ok(holder);
     }
-    let (connection, number) = client::register_lock_holder(socket)?;
-    let holder = Arc::new(LockHolder { number, forks, connection, request_lock: Mutex::new(()) });
+    let (connection, id) = client::register_lock_holder(socket)?;
+    let holder = Arc::new(LockHolder { id, forks, connection, request_lock: Mutex::new(()) });
     if let Ok(mut lock_holders) = LOCK_HOLDERS.try_lock() {
         lock_holders.get_or_insert_default().insert(socket.to_owned(), Arc::downgrade(&holder));
     }
@@ -127,9 +127,9 @@ fn known(socket: &Path) -> Option<Arc<LockHolder>> {
 mod tests {
     use super::*;
 
-    fn holder(number: u32, forks: u32) -> Arc<LockHolder> {
+    fn holder(id: u32, forks: u32) -> Arc<LockHolder> {
         let connection = std::fs::File::open("/dev/null").unwrap().into();
-        Arc::new(LockHolder { number, forks, connection, request_lock: Mutex::new(()) })
+        Arc::new(LockHolder { id, forks, connection, request_lock: Mutex::new(()) })
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
         cell.set(new);
         assert!(observer.upgrade().is_some(), "it lives as long as the process");
         drop(guard);
-        assert_eq!(cell.get(0).map(|holder| holder.number), Some(1));
+        assert_eq!(cell.get(0).map(|holder| holder.id), Some(1));
     }
 
     #[test]
@@ -161,7 +161,7 @@ mod tests {
         assert!(parents.upgrade().is_none(), "the parent has its own connection");
         assert!(cell.get(0).is_none() && cell.get(1).is_some());
         cell.set(holder(3, 1));
-        assert!(of_mine.upgrade().is_some(), "another thread may have sent its number already");
-        assert_eq!(cell.get(1).map(|holder| holder.number), Some(3));
+        assert!(of_mine.upgrade().is_some(), "another thread may have sent its holder ID already");
+        assert_eq!(cell.get(1).map(|holder| holder.id), Some(3));
     }
 }

@@ -120,7 +120,7 @@ pub struct Port {
     /// reads the parent's holder ID with the child's number of forks.
     holder_word: AtomicU64,
     /// Whether the daemon has exited.
-    dead: AtomicBool,
+    daemon_exited: AtomicBool,
     /// See [`Port::watch_file`], and whether it returned `true`.
     pub(crate) file_is_shut_down: OnceLock<IsShutDown>,
     pub(crate) is_shut_down: AtomicBool,
@@ -168,7 +168,7 @@ impl Port {
             host_ring_peer: HostRingPeer::default(),
             holder_word: AtomicU64::new(holder.word()),
             holder: LockHolderCell::new(holder),
-            dead: AtomicBool::new(false),
+            daemon_exited: AtomicBool::new(false),
             file_is_shut_down: OnceLock::new(),
             is_shut_down: AtomicBool::new(false),
             csb: csb::CsbCell::default(),
@@ -502,7 +502,7 @@ impl Port {
             return Err(Error::FileShutDown { subject: self.spec.clone() });
         }
         let gone = || Error::DaemonGone { subject: self.spec.clone() };
-        if self.dead.load(Relaxed) {
+        if self.daemon_exited.load(Relaxed) {
             return Err(gone());
         }
         if self.csb.is_set() {
@@ -521,7 +521,7 @@ impl Port {
         self.check_every.store(next, Relaxed);
         self.last_check.store(now, Relaxed);
         if event::hung_up(self.connection.fd.as_fd()) {
-            self.mark_dead();
+            self.mark_daemon_exited();
             return Err(gone());
         }
         if self.file_is_shut_down.get().is_some_and(|is_shut_down| is_shut_down()) {
@@ -532,8 +532,8 @@ impl Port {
     }
 
     /// Marks the port as unusable after the daemon has exited: every call fails.
-    pub(crate) fn mark_dead(&self) {
-        self.dead.store(true, Relaxed);
+    pub(crate) fn mark_daemon_exited(&self) {
+        self.daemon_exited.store(true, Relaxed);
         self.checks_left.store(0, Relaxed);
     }
 

@@ -68,8 +68,8 @@ impl Port {
         }
         let ready = self.poll_once(want, None)?;
         let next = if ready.rx() {
-            let came = self.rx.iter().map(|ring| ring.space()).sum();
-            next_coalescing(delay, came, || {
+            let arrived = self.rx.iter().map(|ring| ring.space()).sum();
+            next_coalescing(delay, arrived, || {
                 self.rx.iter().any(|ring| ring.inner.backend.rx().is_some_and(Rx::peer_on_this_cpu))
             })
         } else {
@@ -90,9 +90,9 @@ impl Port {
         let ready = self.poll_once(want, None)?;
         let now = clock::now_ns();
         let since = now.saturating_sub(self.last_poll.swap(now, Relaxed)).max(1);
-        let came: u64 = self.rx.iter().map(|ring| u64::from(ring.space())).sum();
+        let arrived: u64 = self.rx.iter().map(|ring| u64::from(ring.space())).sum();
         let room: u64 = self.rx.iter().map(|ring| u64::from(ring.num_slots())).sum();
-        let expected = came.saturating_mul(NIC_SLEEP_MAX_NS) / since;
+        let expected = arrived.saturating_mul(NIC_SLEEP_MAX_NS) / since;
         self.rx_coalescing.store(u32::from((NIC_SLEEP_MIN_PACKETS..room / 2).contains(&expected)), Relaxed);
         Ok(ready)
     }
@@ -215,9 +215,10 @@ impl Port {
     /// Records whether a wait ended with a large batch. At an interface it does not count: no peer has to wake several
     /// receivers.
     fn update_stream_state(&self, ready: Interest) {
-        let of = |yes, rings: &[crate::Ring]| if yes { rings.iter().map(|ring| ring.space()).sum() } else { 0 };
-        let came: u32 = of(ready.rx(), &self.rx).max(of(ready.tx(), &self.tx));
-        let is_stream = !self.sleeps_between_polls && came >= SMALL_BATCH;
+        let space =
+            |wanted, rings: &[crate::Ring]| if wanted { rings.iter().map(|ring| ring.space()).sum() } else { 0 };
+        let arrived: u32 = space(ready.rx(), &self.rx).max(space(ready.tx(), &self.tx));
+        let is_stream = !self.sleeps_between_polls && arrived >= SMALL_BATCH;
         if self.in_stream.load(Relaxed) != is_stream {
             self.in_stream.store(is_stream, Relaxed);
         }
@@ -276,7 +277,7 @@ impl Port {
             Ok(_) => {}
         }
         if !fds[0].revents().is_empty() {
-            self.mark_dead();
+            self.mark_daemon_exited();
         }
         self.clear_doorbells(want);
         Ok(SleepEnd::Doorbell)
@@ -303,13 +304,13 @@ fn spin_duration(in_stream: bool, last_wait_timed_out: bool, timeout: Option<Dur
     }
 }
 
-/// Returns the next rx coalescing delay in spin hints, when `came` slots had arrived after `delay`; `near`: the peer
-/// runs on this CPU.
+/// Returns the next rx coalescing delay in spin hints, when `arrived` slots had arrived after `delay`; `same_cpu`: the
+/// peer runs on this CPU.
 #[inline(always)]
-fn next_coalescing(delay: u32, came: u32, near: impl FnOnce() -> bool) -> u32 {
-    match came {
+fn next_coalescing(delay: u32, arrived: u32, same_cpu: impl FnOnce() -> bool) -> u32 {
+    match arrived {
         // The peer sends nothing meanwhile, so a reply must not be delayed.
-        0..=REPLY_BATCH if near() => 0,
+        0..=REPLY_BATCH if same_cpu() => 0,
         0..SMALL_BATCH => (delay * 2).clamp(1, MAX_COALESCING),
         SMALL_BATCH..LARGE_BATCH => delay,
         _ => delay / 2,
@@ -332,7 +333,7 @@ mod tests {
 
     #[test]
     fn small_batches_are_delayed_unless_their_sender_is_on_this_cpu() {
-        let after_many = |came, near| (0..20).fold(0, |delay, _| next_coalescing(delay, came, || near));
+        let after_many = |arrived, same_cpu| (0..20).fold(0, |delay, _| next_coalescing(delay, arrived, || same_cpu));
         assert_eq!(after_many(1, false), MAX_COALESCING);
         assert_eq!(after_many(1, true), 0);
         assert_eq!(after_many(REPLY_BATCH + 1, true), MAX_COALESCING);
