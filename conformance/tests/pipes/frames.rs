@@ -155,12 +155,16 @@ fn a_frame_in_several_slots_is_received_as_one() {
 }
 
 #[test]
-fn a_port_without_rings_of_the_direction_refuses() {
+fn ports_that_cannot_move_frames_in_a_direction_refuse() {
     isolated(|_| {
-        let _port = open("netmap:p{1");
-        let monitor = open("netmap:p{1/t");
-        let refused = monitor.send(&frame(0), AT_ONCE).expect_err("a monitor does not send");
-        assert_eq!(refused.errno(), EINVAL, "{refused}");
-        assert!(refused.to_string().contains("no transmit rings"), "{refused}");
+        let (tx, rx) = (open("netmap:p{1/T"), open("netmap:p}1/R"));
+        let refused = rx.send(&frame(0), AT_ONCE).expect_err("it has no transmit rings");
+        assert!(refused.errno() == EINVAL && refused.to_string().contains("no transmit rings"), "{refused}");
+        let refused = tx.recv(&mut [0; 64], AT_ONCE).expect_err("it has no receive rings");
+        assert!(refused.errno() == EINVAL && refused.to_string().contains("no receive rings"), "{refused}");
+        assert!(tx.send(&frame(0), AT_ONCE).expect("a pipe"));
+        assert_eq!(received(&rx, 2048), frames(0..1));
+        let refused = open("netmap:p{1/t").send(&frame(0), AT_ONCE).expect_err("it is a monitor");
+        assert!(refused.to_string().contains("a monitor cannot send"), "{refused}");
     });
 }
