@@ -76,8 +76,8 @@ pub(crate) mod server {
 pub(crate) mod node {
     use std::time::Duration;
 
-    /// Bytes of indirect data that are read for one sync; packets beyond are dropped. More than a ring of 4096 slots has
-    /// with buffers of 8 KiB. Not measured.
+    /// Bytes of indirect data that are read for one sync; packets beyond are dropped. More than a ring of 4096 slots
+    /// has with buffers of 8 KiB. Not measured.
     pub(crate) const MAX_INDIRECT_BYTES: usize = 32 << 20;
 
     /// Mounts: as many as CPUs within these bounds. A thread does not spin for a program that shares its mount with

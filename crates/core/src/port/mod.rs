@@ -279,8 +279,9 @@ impl Port {
         self.sync_all(&self.rx, "rx")
     }
 
-    /// Returns the addresses and lengths of the data in the program's memory that unsent slots refer to (`NS_INDIRECT`),
-    /// in the order in which [`Port::txsync`] sends them. For a process that syncs the port of another.
+    /// Returns the addresses and lengths of the data in the program's memory that unsent slots refer to
+    /// (`NS_INDIRECT`), in the order in which [`Port::txsync`] sends them. For a process that syncs the port of
+    /// another.
     #[doc(hidden)]
     pub fn indirect_data(&self) -> Vec<(u64, u16)> {
         self.tx.iter().flat_map(|ring| ring.inner.indirect_data()).collect()

@@ -1,5 +1,5 @@
-//! Packets of switch ports whose data is in the memory of the program (`NS_INDIRECT`), read before the sync: reading may
-//! block at a page fault of the program, and a sync holds the ring's lock.
+//! Packets of switch ports whose data is in the memory of the program (`NS_INDIRECT`), read before the sync: reading
+//! may block at a page fault of the program, and a sync holds the ring's lock.
 
 use unetmap_core::ProgramData;
 use unetmap_sys::fuse::Requester;
@@ -8,8 +8,8 @@ use unetmap_sys::thread::RemoteThread;
 use super::file::File;
 use crate::tuning::node::MAX_INDIRECT_BYTES;
 
-/// Reads the data that the file's unsent slots refer to from the thread that requests the sync. Slots whose data cannot be
-/// read are missing, and their packets are dropped and counted.
+/// Reads the data that the file's unsent slots refer to from the thread that requests the sync. Slots whose data cannot
+/// be read are missing, and their packets are dropped and counted.
 pub(super) fn read(file: &File, from: &Requester) -> ProgramData {
     // Only of the user who opened the file: a process that holds a duplicate may be another user's, whose memory the
     // program may not send.

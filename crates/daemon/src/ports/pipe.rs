@@ -95,8 +95,8 @@ pub(super) fn find_or_create(
     Ok(at)
 }
 
-/// Returns the key of a pipe, if it exists: `key`, or that of another scope if its parent became an interface, or ceased
-/// to be one, since the pipe was opened.
+/// Returns the key of a pipe, if it exists: `key`, or that of another scope if its parent became an interface, or
+/// ceased to be one, since the pipe was opened.
 pub(super) fn find(daemon: &Daemon, key: &PipeKey, caller: &Caller) -> Option<PipeKey> {
     let scopes = [key.scope, daemon.scope(caller), daemon.interface_scope(caller)];
     let mut keys = scopes.into_iter().map(|scope| PipeKey { scope, ..key.clone() });

@@ -269,7 +269,8 @@ impl PortRx {
         pending
     }
 
-    /// Writes a packet into as many slots as it needs; `Some(false)` if they are not free now, `None` if they never are.
+    /// Writes a packet into as many slots as it needs; `Some(false)` if they are not free now, `None` if they never
+    /// are.
     #[cold]
     fn put_split(&self, region: &Region, next: &mut RxState, packet: &[u8]) -> Option<bool> {
         let slots = packet.len().div_ceil(self.slot_capacity(region));
