@@ -101,7 +101,7 @@ fn frames_that_fit_no_buffer_are_refused() {
         let (tx, rx) = small_pipe();
         let longest = vec![3; tx.buf_size() as usize];
         assert!(tx.send(&longest, AT_ONCE).expect("fits exactly"));
-        assert_eq!(received(&rx, longest.len()), [longest.clone()]);
+        assert_eq!(received(&rx, longest.len()), [&longest[..]]);
         let too_long = [longest, vec![3]].concat();
         for invalid in [&too_long[..], &[]] {
             let refused = tx.send(invalid, AT_ONCE).expect_err("fits no buffer");
