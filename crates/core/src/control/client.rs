@@ -281,7 +281,8 @@ impl Reply {
 }
 
 /// Sends one request and waits for the reply. `EAGAIN` means that the kernel has not released a queue yet, or that the
-/// number of queues has just changed: the request is repeated for a while, here and not in the daemon, which would make other clients wait.
+/// number of queues has just changed: the request is repeated for a while, here and not in the daemon, which would make
+/// other clients wait.
 pub(crate) fn send<R: ControlRequest>(fd: BorrowedFd<'_>, subject: &str, request: &R) -> Result<Reply, Error> {
     send_encoded(fd, subject, R::KIND, &request.encode())
 }
