@@ -1,4 +1,4 @@
-//! BPF as far as tests need it: an XDP program of another owner, and which programs are attached to an interface. Small
+//! BPF as far as tests need it: an XDP program of another owner, one that adds VLAN tags, and which programs are attached to an interface. Small
 //! calls of bpf(2), so that tests do not rely on the code under test.
 #![allow(unsafe_code)]
 
@@ -11,12 +11,13 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 const PROG_LOAD: libc::c_int = 5;
 const PROG_QUERY: libc::c_int = 16;
 const LINK_CREATE: libc::c_int = 28;
-/// `BPF_PROG_TYPE_XDP` of `enum bpf_prog_type`.
+/// `BPF_PROG_TYPE_SCHED_CLS` and `BPF_PROG_TYPE_XDP` of `enum bpf_prog_type`.
+const PROG_TYPE_SCHED_CLS: u32 = 3;
 const PROG_TYPE_XDP: u32 = 6;
 /// `BPF_XDP`, `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS` of `enum bpf_attach_type`.
 const ATTACH_XDP: u32 = 37;
 const ATTACH_TCX: [u32; 2] = [46, 47];
-/// `struct bpf_insn`, for register 0.
+/// `struct bpf_insn`; of the registers the destination is in the low half.
 #[repr(C)]
 struct Insn {
     code: u8,
@@ -36,6 +37,51 @@ pub enum XdpMode {
     Generic = 2,
     /// By the driver.
     Native = 4,
+}
+
+/// An instruction of register `dst`.
+const fn insn(code: u8, dst: u8, value: i32) -> Insn {
+    Insn { code, registers: dst, offset: 0, value }
+}
+
+/// Attaches a program to the egress of an interface of this thread's namespace that adds VLAN tags to each frame, until
+/// the descriptor is closed. `tags` are the EtherType and the tag of each, outermost first. The kernel keeps the
+/// outermost one beside the frame, as that of a frame of a VLAN interface.
+///
+/// # Errors
+/// `EINVAL`: a kernel before 6.6. `EPERM`: no `CAP_BPF` or no `CAP_NET_ADMIN`.
+pub fn push_tags(interface: &str, tags: &[u32]) -> io::Result<OwnedFd> {
+    // r6 = r1: the packet is the first argument of each call, whose registers the call destroys.
+    let mut insns = vec![insn(0xbf, 0x16, 0)];
+    for tag in tags.iter().rev() {
+        let kind = (tag >> 16) as u16;
+        // bpf_skb_vlan_push(packet, htons(kind), tag), which drops the frame if it fails.
+        insns.extend([
+            insn(0xbf, 0x61, 0),
+            insn(0xb7, 2, i32::from(kind.to_be())),
+            insn(0xb7, 3, (tag & 0xffff) as i32),
+            insn(0x85, 0, 18),
+            Insn { offset: 2, ..insn(0x15, 0, 0) },
+            insn(0xb7, 0, 2),
+            insn(0x95, 0, 0),
+        ]);
+    }
+    // TCX_NEXT.
+    insns.extend([insn(0xb7, 0, -1), insn(0x95, 0, 0)]);
+    let mut attr = ProgLoad {
+        prog_type: PROG_TYPE_SCHED_CLS,
+        insn_cnt: insns.len() as u32,
+        insns: insns.as_ptr() as u64,
+        license: c"GPL".as_ptr() as u64,
+        ..ProgLoad::default()
+    };
+    // SAFETY: `insns` points to `insn_cnt` instructions, `license` to a string that ends with a NUL; both outlive the
+    // call.
+    let program = unsafe { bpf_fd(PROG_LOAD, &mut attr) }?;
+    let (prog_fd, target_ifindex) = (program.as_raw_fd(), index_of(interface)?);
+    let mut attr = LinkCreate { prog_fd, target_ifindex, attach_type: ATTACH_TCX[1], flags: 0 };
+    // SAFETY: no pointers.
+    unsafe { bpf_fd(LINK_CREATE, &mut attr) }
 }
 
 /// The name of the programs that [`attach_xdp`] attaches.

@@ -66,3 +66,27 @@ mod tests {
         assert!(check(&[]).is_err());
     }
 }
+
+/// Checks the checksums of a frame: that of an IPv4 header, and that of TCP or UDP in a packet that is no fragment.
+#[track_caller]
+pub fn assert_checksums(frame: &[u8]) {
+    if frame.get(12..14) != Some(&[8, 0]) {
+        return;
+    }
+    let sum = |parts: &[&[u8]]| {
+        let bytes = parts.concat();
+        let words = bytes.chunks(2).map(|word| u32::from(word[0]) << 8 | word.get(1).map_or(0, |low| u32::from(*low)));
+        let all: u32 = words.sum();
+        let folded = (all & 0xffff) + (all >> 16);
+        (folded & 0xffff) + (folded >> 16)
+    };
+    let length = usize::from(u16::from_be_bytes([frame[16], frame[17]]));
+    let packet = &frame[14..14 + length];
+    assert_eq!(sum(&[&packet[..20]]), 0xffff, "the header's checksum");
+    let is_fragment = u16::from_be_bytes([packet[6], packet[7]]) & 0x3fff != 0;
+    if matches!(packet[9], 6 | 17) && !is_fragment {
+        let bytes = (packet.len() - 20) as u16;
+        let pseudo = [&packet[12..20], &[0, packet[9]], &bytes.to_be_bytes()].concat();
+        assert_eq!(sum(&[&pseudo, &packet[20..]]), 0xffff, "the checksum of {bytes} bytes, protocol {}", packet[9]);
+    }
+}

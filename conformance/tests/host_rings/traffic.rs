@@ -8,6 +8,7 @@ use std::time::Duration;
 use conformance::home::summary;
 use conformance::host::{ATTACHMENTS, V4, bridge, net, stream, until_clean, until_it_works};
 use conformance::net::{BUFFER, CABLE as QUIET, DIRECT, Net, assert_same, collect, frames, take, transmit};
+use conformance::packet::assert_checksums;
 use conformance::{Home, isolated, until};
 use rustix::process::Signal;
 use unetmap::{Interest, Port};
@@ -94,7 +95,7 @@ fn host_segments_are_split_and_checksums_computed() {
                         if from == 1 {
                             let bytes = conformance::traffic::bytes_of(&source);
                             assert!(bytes.len() <= 1514, "a segment of {} bytes", bytes.len());
-                            assert_sums(&bytes);
+                            assert_checksums(&bytes);
                             segments += 1;
                         }
                         target.swap_from(&source);
@@ -109,29 +110,6 @@ fn host_segments_are_split_and_checksums_computed() {
         assert_eq!(features(), before, "the interface's own settings");
         summary(&format!("segments {segments}, each of at most 1514 bytes, with its sums"));
     });
-}
-
-/// IPv4's own sum, and that of TCP.
-#[track_caller]
-fn assert_sums(frame: &[u8]) {
-    if frame.get(12..14) != Some(&[8, 0]) {
-        return;
-    }
-    let sum = |parts: &[&[u8]]| {
-        let bytes = parts.concat();
-        let words = bytes.chunks(2).map(|word| u32::from(word[0]) << 8 | word.get(1).map_or(0, |low| u32::from(*low)));
-        let all: u32 = words.sum();
-        let folded = (all & 0xffff) + (all >> 16);
-        (folded & 0xffff) + (folded >> 16)
-    };
-    let length = usize::from(u16::from_be_bytes([frame[16], frame[17]]));
-    let packet = &frame[14..14 + length];
-    assert_eq!(sum(&[&packet[..20]]), 0xffff, "the header's sum");
-    if packet[9] == 6 {
-        let bytes = (packet.len() - 20) as u16;
-        let pseudo = [&packet[12..20], &[0, 6], &bytes.to_be_bytes()].concat();
-        assert_eq!(sum(&[&pseudo, &packet[20..]]), 0xffff, "the sum of a segment of {bytes} bytes");
-    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod daemon_crash;
 mod down;
 mod filter;
 mod lifecycle;
+mod offloads;
 mod offsets;
 mod policy;
 mod queues;

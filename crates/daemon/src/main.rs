@@ -79,6 +79,9 @@ struct Args {
     /// The file descriptor of a listening socket that the starting program bound to --socket.
     #[arg(long, value_name = "FD", hide = true)]
     listen_fd: Option<u32>,
+    /// Run as the process that restores offloads of interfaces after the daemon at the other end of this descriptor.
+    #[arg(long, value_name = "FD", hide = true)]
+    restore_offloads: Option<u32>,
     /// Exit after so many seconds without a connection; 0: never.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     idle_exit: u64,
@@ -130,6 +133,10 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), String> {
+    if let Some(fd) = args.restore_offloads {
+        let connection = process::inherit_fd(fd).map_err(|e| format!("--restore-offloads {fd}: {e}"))?;
+        return ports::run_keeper(connection).map_err(|e| format!("--restore-offloads {fd}: {e}"));
+    }
     let knobs = knobs(args)?;
     let socket = match &args.socket {
         // The daemon's working directory is another one.
@@ -155,7 +162,8 @@ fn run(args: &Args) -> Result<(), String> {
     let files = process::raise_fd_limit();
     let (admission, first_mem_id) = admission(args)?;
     let listener_again = listener.try_clone().map_err(|e| e.to_string())?;
-    let daemon = Daemon::new(knobs, admission, first_mem_id);
+    let mut daemon = Daemon::new(knobs, admission, first_mem_id);
+    daemon.nics.keep_offloads(&socket);
     let mut server = Server::new(listener, daemon, &socket).map_err(|e| e.to_string())?;
     tracing::info!(socket = %socket.display(), files, "serving");
     let idle = (args.idle_exit > 0).then(|| Duration::from_secs(args.idle_exit));

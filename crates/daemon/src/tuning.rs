@@ -37,6 +37,9 @@ pub(crate) mod nic {
     /// Time after the last such call for which the kernel's programs still redirect packets. Longer than the interval,
     /// so that a daemon that is delayed keeps its interfaces.
     pub(crate) const KEEPALIVE_TIMEOUT: Duration = Duration::from_millis(1750);
+    /// Longest wait for the keeper of an earlier daemon, which restores offloads, and the interval of its polls.
+    pub(crate) const KEEPER_LIMIT: Duration = Duration::from_millis(300);
+    pub(crate) const KEEPER_POLL: Duration = Duration::from_millis(2);
 
     const _: () = assert!(KEEPALIVE_TIMEOUT.as_millis() > KEEPALIVE_INTERVAL.as_millis());
 }

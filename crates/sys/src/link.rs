@@ -1,9 +1,8 @@
 //! Network interfaces: their properties, and notifications of changes.
 //!
 //! Every function uses the calling thread's network namespace at the time of the call; a [`LinkWatch`] stays with the
-//! namespace that it was created in. Only [`veth`], [`set_rss`], [`ntuple`], [`disable_tx_checksum_offload`] and
-//! [`disable_tx_vlan_offload`] change an interface or need a privilege. Unknown attributes are skipped, so that
-//! interfaces of newer kernels can be read.
+//! namespace that it was created in. Only [`veth`], [`set_rss`], [`ntuple`] and [`set_offloads`] change an interface or
+//! need a privilege. Unknown attributes are skipped, so that interfaces of newer kernels can be read.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,18 +16,17 @@ mod hardware;
 mod netlink;
 mod netns_watch;
 pub mod ntuple;
+mod offloads;
 mod route;
 mod rss;
 mod usage;
 pub mod veth;
 
-pub use ethtool::{
-    ChannelSettings, Channels, DriverInfo, channel_settings, channels, disable_tx_checksum_offload,
-    disable_tx_vlan_offload, driver,
-};
+pub use ethtool::{ChannelSettings, Channels, DriverInfo, channel_settings, channels, driver};
 pub use hardware::{RingSizes, Timestamping, numa_node, offloads, ring_sizes, timestamping};
 use netlink::{Message, Socket, attributes, number, push_attribute, text};
 pub use netns_watch::{NetnsLinkEvent, NetnsLinkWatch, Nsid};
+pub use offloads::{OffloadKind, Offloads, changeable_offloads, disable_offloads, set_offloads};
 pub use route::default_routes;
 pub use rss::{Rss, rss, set_rss};
 pub use usage::{Usage, usage};

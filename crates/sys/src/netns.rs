@@ -1,10 +1,11 @@
 //! Network namespaces: which one a client is in, and running code inside one.
 
-use std::fs::File;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -70,6 +71,26 @@ impl Netns {
         Netns::of_file(File::from(fd))
     }
 
+    /// Returns the first namespace for which `matches` returns true, of those with a process or a mount that this
+    /// process can see. A namespace that only descriptors keep alive is not found.
+    pub fn find(mut matches: impl FnMut(&Netns) -> bool) -> Option<Netns> {
+        let mut seen = BTreeSet::new();
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let mounted = mounts.lines().filter(|line| line.contains(" - nsfs ")).filter_map(|line| line.split(' ').nth(4));
+        let of_process = |entry: fs::DirEntry| {
+            let is_pid = entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit);
+            is_pid.then(|| entry.path().join("ns/net"))
+        };
+        let processes = fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(of_process);
+        let mut paths = mounted.map(PathBuf::from).chain(processes);
+        paths.find_map(|path| {
+            // Most processes share a namespace, which is opened once.
+            let new = fs::metadata(&path).is_ok_and(|found| seen.insert(found.ino()));
+            let netns = new.then(|| Netns::of_path(&path).ok()).flatten()?;
+            matches(&netns).then_some(netns)
+        })
+    }
+
     fn of_file(file: File) -> io::Result<Netns> {
         let id = file.metadata()?.ino();
         Ok(Netns { file, id })
@@ -125,6 +146,14 @@ mod tests {
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => eprintln!("skipped: needs CAP_SYS_ADMIN"),
             Err(e) => panic!("{e}"),
         }
+    }
+
+    #[test]
+    fn the_namespace_of_a_process_is_found() {
+        let here = Netns::current().unwrap();
+        let found = Netns::find(|netns| netns.id() == here.id());
+        assert_eq!(found.map(|netns| netns.id()), Some(here.id()));
+        assert!(Netns::find(|_| false).is_none());
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -209,6 +210,17 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
+/// Returns two connected stream sockets. The second has the abstract name `name` in the calling thread's network
+/// namespace, which is in use until its last descriptor is closed, by whichever process.
+///
+/// # Errors
+/// `EADDRINUSE`: the name is in use; `EINVAL`: longer than 107 bytes.
+pub fn named_pair(name: &str) -> io::Result<(UnixStream, UnixStream)> {
+    let (own, named) = UnixStream::pair()?;
+    rustix::net::bind(&named, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    Ok((own, named))
+}
+
 /// Returns the peer's groups as the kernel recorded them at connect: the effective one first, then the supplementary
 /// ones.
 ///
@@ -293,6 +305,21 @@ mod tests {
 
     fn mode_of(path: &Path) -> u32 {
         std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn a_name_is_in_use_until_its_socket_is_closed() {
+        use std::io::{Read as _, Write as _};
+        let name = format!("unetmap-test {}", std::process::id());
+        let (mut own, mut named) = named_pair(&name).unwrap();
+        own.write_all(b"x").unwrap();
+        named.read_exact(&mut [0]).unwrap();
+        assert_eq!(named_pair(&name).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(own);
+        assert_eq!(named_pair(&name).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(named);
+        named_pair(&name).unwrap();
+        assert!(named_pair(&"x".repeat(108)).is_err());
     }
 
     #[test]

@@ -15,8 +15,8 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, getsockname
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::link::veth::{Veth, create, delete, peer_index_in, set_up};
 use unetmap_sys::link::{
-    AttachedMode, Channels, Link, LinkEvent, LinkWatch, all, by_index, by_name, channel_settings, channels,
-    disable_tx_checksum_offload, driver, xdp_features,
+    AttachedMode, Channels, Link, LinkEvent, LinkWatch, OffloadKind, Offloads, all, by_index, by_name,
+    changeable_offloads, channel_settings, channels, disable_offloads, driver, set_offloads, xdp_features,
 };
 use unetmap_sys::netns::Netns;
 use unetmap_sys::probe::program_name;
@@ -422,11 +422,22 @@ fn a_veth_pair_is_created_and_deleted() {
             assert!(named(name).up);
             assert_eq!(channels(name).unwrap(), Channels { rx: 3, tx: 3 });
         }
-        disable_tx_checksum_offload("um0").unwrap();
-        if let Ok(printed) = output(Command::new("ethtool").args(["-k", "um0"])) {
-            assert!(String::from_utf8_lossy(&printed.stdout).contains("tx-checksumming: off"));
+        let offloads = || {
+            let printed = output(Command::new("ethtool").args(["-k", "um0"])).ok()?;
+            Some(String::from_utf8_lossy(&printed.stdout).into_owned())
+        };
+        let before = offloads();
+        let disabled = disable_offloads("um0", OffloadKind::Transmit).unwrap();
+        assert_ne!(disabled, Offloads::default());
+        assert_eq!(disable_offloads("um0", OffloadKind::Transmit).unwrap(), Offloads::default());
+        if let Some(text) = offloads() {
+            for name in ["tx-checksumming", "tcp-segmentation-offload", "tx-vlan-offload", "tx-udp-segmentation"] {
+                assert!(text.contains(&format!("{name}: off")), "{text}");
+            }
         }
-        assert_eq!(disable_tx_checksum_offload("um7").unwrap_err().raw_os_error(), Some(libc::ENODEV));
+        set_offloads("um0", disabled, true).unwrap();
+        assert_eq!(offloads(), before);
+        assert_eq!(changeable_offloads("um7", OffloadKind::Transmit).unwrap_err().raw_os_error(), Some(libc::ENODEV));
         delete(named("um1").index).unwrap();
         assert!(by_name("um0").unwrap().is_none());
         assert_eq!(delete(4711).unwrap_err().raw_os_error(), Some(libc::ENODEV));

@@ -42,6 +42,7 @@ use crate::registry::{self, PortRecord};
 
 use mediated::MediatedKey;
 use monitor::MonitorState;
+pub(crate) use nic::run_keeper;
 use nic::{NicKey, NicState};
 use pipe::{PipeKey, endpoint_index};
 use snapshot::PortSnapshot;

@@ -1,4 +1,4 @@
-//! Driver information and offload settings, by `SIOCETHTOOL`.
+//! Driver information, by `SIOCETHTOOL`.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -13,10 +13,6 @@ const SIOCETHTOOL: libc::Ioctl = 0x8946;
 /// Commands and flags of linux/ethtool.h.
 const ETHTOOL_GDRVINFO: u32 = 0x3;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
-const ETHTOOL_STXCSUM: u32 = 0x17;
-const ETHTOOL_GFLAGS: u32 = 0x25;
-const ETHTOOL_SFLAGS: u32 = 0x26;
-const ETH_FLAG_TXVLAN: u32 = 1 << 7;
 
 /// Number of usable queues: 1 or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,13 +68,6 @@ struct GetChannels {
     combined: u32,
 }
 
-/// `struct ethtool_value`.
-#[repr(C)]
-struct Value {
-    command: u32,
-    data: u32,
-}
-
 /// `struct ethtool_drvinfo`.
 #[repr(C)]
 struct GetDriver {
@@ -90,7 +79,7 @@ struct GetDriver {
     rest: [u8; 64],
 }
 
-const _: () = assert!(size_of::<Value>() == 8 && size_of::<GetChannels>() == 36 && size_of::<GetDriver>() == 196);
+const _: () = assert!(size_of::<GetChannels>() == 36 && size_of::<GetDriver>() == 196);
 
 /// Returns the number of queues that carry traffic; 1 and 1 if the driver does not report them.
 ///
@@ -138,40 +127,6 @@ pub fn driver(name: &str) -> io::Result<Option<DriverInfo>> {
     }))
 }
 
-/// Disables checksum offload and segmentation offload for transmission (`ethtool -K NAME tx off`), so that frames
-/// arrive complete at the peer of a veth pair, where no hardware finishes them. Needs `CAP_NET_ADMIN`.
-///
-/// # Errors
-/// `ENODEV`: no such interface; `EPERM`: needs `CAP_NET_ADMIN`; `EOPNOTSUPP`: it cannot be changed.
-pub fn disable_tx_checksum_offload(name: &str) -> io::Result<()> {
-    let mut off = Value { command: ETHTOOL_STXCSUM, data: 0 };
-    // SAFETY: K5: ETHTOOL_STXCSUM reads a `struct ethtool_value`.
-    match unsafe { ethtool(name, &mut off) }? {
-        true => Ok(()),
-        false => Err(Errno::OPNOTSUPP.into()),
-    }
-}
-
-/// Disables VLAN tag offload for transmission (`ethtool -K NAME txvlan off`), so that the kernel inserts the tags into
-/// the frames. Needs `CAP_NET_ADMIN`.
-///
-/// # Errors
-/// As [`disable_tx_checksum_offload`].
-pub fn disable_tx_vlan_offload(name: &str) -> io::Result<()> {
-    let mut flags = Value { command: ETHTOOL_GFLAGS, data: 0 };
-    // SAFETY: K5: ETHTOOL_GFLAGS writes, and ETHTOOL_SFLAGS reads, a `struct ethtool_value`.
-    let known = unsafe { ethtool(name, &mut flags) }?;
-    if known && flags.data & ETH_FLAG_TXVLAN == 0 {
-        return Ok(());
-    }
-    let mut without = Value { command: ETHTOOL_SFLAGS, data: flags.data & !ETH_FLAG_TXVLAN };
-    // SAFETY: K5: as above.
-    match known && unsafe { ethtool(name, &mut without) }? {
-        true => Ok(()),
-        false => Err(Errno::OPNOTSUPP.into()),
-    }
-}
-
 /// Passes `request`, which begins with its command, to the driver. `false`: the driver does not support the command.
 ///
 /// # Safety
@@ -189,7 +144,7 @@ pub(super) unsafe fn ethtool<T>(name: &str, request: &mut T) -> io::Result<bool>
     let mut ifreq = libc::ifreq { ifr_name, ifr_ifru };
     // SAFETY: K1, K5: the name is NUL-terminated; the request outlives the call and has the layout that the caller
     // guarantees.
-    if unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut ifreq) } == 0 {
+    if unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut ifreq) } >= 0 {
         return Ok(true);
     }
     match io::Error::last_os_error() {

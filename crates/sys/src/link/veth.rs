@@ -11,9 +11,7 @@ use rustix::io::Errno;
 
 use super::netlink::{Socket, attributes, number, push_attribute};
 use super::netns_watch::number_of;
-use super::{
-    IFINFOMSG, NAME_MAX, disable_tx_checksum_offload, disable_tx_vlan_offload, ifinfomsg, ifinfomsg_with_flags,
-};
+use super::{IFINFOMSG, NAME_MAX, OffloadKind, disable_offloads, ifinfomsg, ifinfomsg_with_flags};
 use crate::netns::Netns;
 
 /// `VETH_INFO_PEER` of linux/veth.h.
@@ -66,17 +64,41 @@ pub fn create(veth: Veth<'_>) -> io::Result<()> {
     Ok(Socket::route(0)?.change(libc::RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &body)?)
 }
 
-/// Returns the index in `netns`, another namespace than the calling thread's, of the peer of veth `index`; `None`: no
-/// such interface, or its peer is elsewhere. Either end may have been moved since the pair was created.
+/// The other end of a veth pair, as seen from one end's namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its interface index, in its own namespace.
+    pub index: u32,
+    /// The number of that namespace; `None`: the same namespace.
+    nsid: Option<i32>,
+}
+
+impl Peer {
+    /// Whether its namespace is that of the calling thread, which must be that of the other end.
+    pub fn is_here(self) -> bool {
+        self.nsid.is_none()
+    }
+
+    /// Whether its namespace is `netns`, another than the calling thread's, which must be that of the other end.
+    ///
+    /// # Errors
+    /// Those of netlink sockets.
+    pub fn is_in(self, netns: &Netns) -> io::Result<bool> {
+        // The kernel has assigned a number to the other namespace in order to report it.
+        Ok(self.nsid.is_some() && self.nsid == number_of(&Socket::route(0)?, netns)?)
+    }
+}
+
+/// Returns the peer of veth `index`; `None`: no such interface, or it has no peer. Either end may have been moved since
+/// the pair was created.
 ///
 /// # Errors
 /// Those of netlink sockets.
-pub fn peer_index_in(index: u32, netns: &Netns) -> io::Result<Option<u32>> {
-    let socket = Socket::route(0)?;
+pub fn peer(index: u32) -> io::Result<Option<Peer>> {
     let mut body = ifinfomsg(index);
     push_attribute(&mut body, libc::IFLA_EXT_MASK, &libc::RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
     let (mut peer, mut nsid) = (None, None);
-    let outcome = socket.request(libc::RTM_GETLINK, &body, |message| {
+    let outcome = Socket::route(0)?.request(libc::RTM_GETLINK, &body, |message| {
         for (attribute, value) in attributes(message.body.get(IFINFOMSG..).unwrap_or_default()) {
             match attribute {
                 libc::IFLA_LINK => peer = number(value),
@@ -86,12 +108,21 @@ pub fn peer_index_in(index: u32, netns: &Netns) -> io::Result<Option<u32>> {
         }
     });
     match outcome {
-        Err(Errno::NODEV) => return Ok(None),
-        result => result?,
+        Err(Errno::NODEV) => Ok(None),
+        result => Ok(result.map(|()| peer.map(|index| Peer { index, nsid }))?),
     }
-    // The kernel has assigned a number to the other namespace in order to report it.
-    let is_there = nsid.is_some() && nsid == number_of(&socket, netns)?;
-    Ok(peer.filter(|_| is_there))
+}
+
+/// Returns the index in `netns`, another namespace than the calling thread's, of the peer of veth `index`; `None`: no
+/// such interface, or its peer is elsewhere.
+///
+/// # Errors
+/// Those of netlink sockets.
+pub fn peer_index_in(index: u32, netns: &Netns) -> io::Result<Option<u32>> {
+    match peer(index)? {
+        Some(peer) if peer.is_in(netns)? => Ok(Some(peer.index)),
+        _ => Ok(None),
+    }
 }
 
 /// Deletes interface `index`, of a kind that can be deleted; the peer of a veth is deleted with it.
@@ -117,8 +148,7 @@ pub fn set_up(index: u32) -> io::Result<()> {
 /// # Errors
 /// `ENODEV`: no such interface; `EPERM`: needs `CAP_NET_ADMIN`; `EINVAL`: not a veth.
 pub fn configure_passthrough(index: u32, name: &str) -> io::Result<()> {
-    disable_tx_checksum_offload(name)?;
-    disable_tx_vlan_offload(name)?;
+    disable_offloads(name, OffloadKind::Transmit)?;
     let no_arp = libc::IFF_NOARP as u32;
     let mut body = ifinfomsg_with_flags(index, no_arp, no_arp);
     push_attribute(&mut body, libc::IFLA_MTU, &u32::from(u16::MAX).to_ne_bytes());

@@ -12,6 +12,7 @@ mod attach;
 mod busy_poll;
 mod filter;
 mod host_rings;
+mod offloads;
 mod open;
 mod queue;
 mod queue_count;
@@ -45,11 +46,13 @@ use crate::tuning::nic::KEEPALIVE_TIMEOUT;
 
 use attach::random_mark;
 use host_rings::{HostRings, near_name};
+use offloads::{DisabledOffloads, Keeper};
 use queue::{OpenQueue, socket_position};
 use queue_count::QueueCounts;
 use settings::StoredFilter;
 
 pub(crate) use filter::answer_request;
+pub(crate) use offloads::run_keeper;
 pub(super) use open::check_default_route;
 pub(crate) use open::{
     ALL_NAMESPACES, NicState, admitted, admitted_interface, create_for_daemon, find, find_link, find_or_create, in_use,
@@ -99,6 +102,9 @@ pub(crate) struct Nic {
     forwards: bool,
     queues: Vec<Option<OpenQueue>>,
     xdp: Option<Xdp>,
+    /// Disabled while the XDP program is attached.
+    offloads: Option<DisabledOffloads>,
+    keeper: Arc<Keeper>,
     host: HostRings,
     /// In generic mode: the mark of frames that the XDP program passes to the stack.
     mark: Mark,
@@ -160,6 +166,8 @@ impl Nic {
             forwards: false,
             queues,
             xdp: None,
+            offloads: None,
+            keeper: Arc::default(),
             host,
             mark: random_mark()?,
             xdp_config: None,
@@ -182,6 +190,9 @@ impl Nic {
         let pairs: BTreeSet<usize> = self.endpoint.bound(selection).map(|ring| ring.pair).collect();
         if pairs.first().is_some_and(|first| *first < own) && self.xdp.is_none() {
             let without = self.count_queues();
+            if self.offloads.is_none() {
+                self.offloads = offloads::disable(&self.netns, (self.key.index, &self.name), &self.keeper);
+            }
             self.attach()?;
             self.check_attached_queues(without)?;
         }
@@ -240,7 +251,7 @@ impl Nic {
         if nic_idle {
             // Frames lose the mark before the XDP program that accepts it is detached.
             self.host.set_mark(Mark::default());
-            (self.xdp, self.xdp_config) = (None, None);
+            (self.xdp, self.xdp_config, self.offloads) = (None, None, None);
         }
         match (nic_idle, host_idle) {
             (true, true) => self.host.detach(),
@@ -294,7 +305,7 @@ impl Nic {
         self.gone = true;
         self.endpoint.end_all();
         // In its new namespace the kernel has it at once, even if programs still have the port open.
-        self.xdp = None;
+        (self.xdp, self.offloads) = (None, None);
         self.host.detach();
         self.queues.iter_mut().for_each(|queue| *queue = None);
     }

@@ -1,6 +1,7 @@
 //! Opening interfaces: which users may open which, and how; and the changes of open interfaces.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use unetmap_sys::link::{self, Link, LinkEvent, LinkWatch};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::xsk;
 
+use super::offloads::Keeper;
 use super::queue_count::{QueueCounts, rings};
 use super::settings::InterfaceSettings;
 use super::zero_copy::driver_offers_it;
@@ -42,6 +44,8 @@ pub(crate) struct NicState {
     queue_counts: QueueCounts,
     /// Filters and busy polling.
     pub(crate) settings: InterfaceSettings,
+    /// Restores disabled offloads if this daemon is killed.
+    keeper: Arc<Keeper>,
     /// When the kernel's programs were last notified that the daemon runs.
     last_keepalive: Option<Instant>,
 }
@@ -55,6 +59,11 @@ pub(crate) struct NamespaceWatch {
 }
 
 impl NicState {
+    /// Sets the socket of the daemon, by which the keeper of an earlier one is known.
+    pub(crate) fn keep_offloads(&mut self, socket: &Path) {
+        self.keeper = Arc::new(Keeper::new(socket));
+    }
+
     /// Whether filters or busy polling are set.
     pub(crate) fn has_settings(&self) -> bool {
         !self.settings.is_empty()
@@ -247,6 +256,7 @@ fn create(
     nic.busy_poll = daemon.nics.settings.busy_poll_of(netns_id, link.index);
     nic.forwards = daemon.knobs.fwd();
     nic.queue_counts = daemon.nics.queue_counts.clone();
+    nic.keeper = daemon.nics.keeper.clone();
     daemon.nics.last_serial = key.serial;
     daemon.registry.insert(PortKey::Nic(key), Box::new(nic));
     Ok(key)

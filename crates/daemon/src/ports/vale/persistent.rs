@@ -24,7 +24,7 @@ use unetmap_core::errno::{EBUSY, EEXIST, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPER
 use unetmap_switch::fdb::MacTable;
 use unetmap_switch::port::SwitchPort;
 use unetmap_sys::link::veth::{self, Veth};
-use unetmap_sys::link::{self, Link};
+use unetmap_sys::link::{self, Link, OffloadKind};
 use unetmap_sys::netns::Netns;
 
 use super::attached::{self, Side, check_root, check_system_daemon, disconnect};
@@ -504,8 +504,8 @@ fn create_veth_pair(
                 Err(e) if e.raw_os_error() == Some(EEXIST) && link::by_name(name)?.is_none() => {}
                 laid => {
                     laid?;
-                    // No hardware would complete the checksums of the stack's frames.
-                    link::disable_tx_checksum_offload(name)?;
+                    // No hardware would complete the stack's frames.
+                    link::disable_offloads(name, OffloadKind::Transmit)?;
                     return Ok(peer);
                 }
             }
