@@ -49,24 +49,6 @@ impl Rng {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_changed_byte_is_found() {
-        let good = make(3, 77);
-        assert_eq!(check(&good), Ok((3, 77)));
-        for i in 0..BYTES {
-            let mut bad = good;
-            bad[i] ^= 0x10;
-            assert!(check(&bad).is_err(), "byte {i}");
-        }
-        assert!(check(&good[..59]).is_err());
-        assert!(check(&[]).is_err());
-    }
-}
-
 /// Checks the checksums of a frame: that of an IPv4 header, and that of TCP or UDP in a packet that is no fragment.
 #[track_caller]
 pub fn assert_checksums(frame: &[u8]) {
@@ -88,5 +70,23 @@ pub fn assert_checksums(frame: &[u8]) {
         let bytes = (packet.len() - 20) as u16;
         let pseudo = [&packet[12..20], &[0, packet[9]], &bytes.to_be_bytes()].concat();
         assert_eq!(sum(&[&pseudo, &packet[20..]]), 0xffff, "the checksum of {bytes} bytes, protocol {}", packet[9]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_byte_is_found() {
+        let good = make(3, 77);
+        assert_eq!(check(&good), Ok((3, 77)));
+        for i in 0..BYTES {
+            let mut bad = good;
+            bad[i] ^= 0x10;
+            assert!(check(&bad).is_err(), "byte {i}");
+        }
+        assert!(check(&good[..59]).is_err());
+        assert!(check(&[]).is_err());
     }
 }

@@ -217,7 +217,7 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 /// `EADDRINUSE`: the name is in use; `EINVAL`: longer than 107 bytes.
 pub fn named_pair(name: &str) -> io::Result<(UnixStream, UnixStream)> {
     let (own, named) = UnixStream::pair()?;
-    rustix::net::bind(&named, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    bind(&named, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
     Ok((own, named))
 }
 
