@@ -32,6 +32,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 build: setup
 	$(CARGO) build --locked --release --bins $(PACKAGES:%=-p %)
 	$(CARGO) build --locked --release -p unetmap-capi
+	$(MAKE) -C crates/capi OUT=$(BIN)
 	$(MAKE) -C pcap OUT=$(BIN)/pcap
 
 setup-tests:
@@ -47,6 +48,7 @@ demo: build
 test: setup-tests loom
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) build --locked -p unetmap-capi
+	$(MAKE) -C crates/capi OUT=$(TARGET)/debug
 	$(MAKE) -C pcap OUT=$(TARGET)/debug/pcap
 	$(CARGO) test --locked --workspace
 
@@ -107,15 +109,19 @@ install:
 	install $(PROGRAMS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/bin
 	install -m 644 include/net/*.h $(DESTDIR)$(PREFIX)/include/net
 	install -m 644 include/*.h $(DESTDIR)$(PREFIX)/include
-	install -m 644 $(BIN)/libunetmap.so $(DESTDIR)$(PREFIX)/lib/$(SONAME)
+	install -m 644 $(BIN)/c/libunetmap.so $(DESTDIR)$(PREFIX)/lib/$(SONAME)
 	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libunetmap.so
-	install -m 644 $(BIN)/libunetmap.a $(DESTDIR)$(PREFIX)/lib
+	install -m 644 $(BIN)/c/libunetmap.a $(BIN)/c/libnetmap.a $(DESTDIR)$(PREFIX)/lib
 	install -d $(DESTDIR)$(PREFIX)/lib/unetmap
 	install -m 644 $(BIN)/pcap/libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/unetmap
 	install $(HELPERS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/lib/unetmap
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' preload/unetmap.pc.in \
 		>$(DESTDIR)$(PREFIX)/lib/pkgconfig/unetmap.pc
+	for name in netmap libnetmap; do \
+		sed "s|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|; s|@NAME@|$$name|" preload/netmap.pc.in \
+			>$(DESTDIR)$(PREFIX)/lib/pkgconfig/$$name.pc || exit 1; \
+	done
 	@for section in $(MAN_SECTIONS); do \
 		for page in man/*.$$section; do \
 			test -e "$$page" || continue; \
@@ -128,6 +134,7 @@ uninstall:
 	rm -f $(PROGRAMS:%=$(DESTDIR)$(PREFIX)/bin/%)
 	rm -f $(patsubst include/%,$(DESTDIR)$(PREFIX)/include/%,$(wildcard include/*.h include/net/*.h))
 	rm -f $(DESTDIR)$(PREFIX)/lib/libunetmap.so $(DESTDIR)$(PREFIX)/lib/$(SONAME) $(DESTDIR)$(PREFIX)/lib/libunetmap.a
-	rm -f $(DESTDIR)$(PREFIX)/lib/pkgconfig/unetmap.pc
+	rm -f $(DESTDIR)$(PREFIX)/lib/libnetmap.a
+	rm -f $(patsubst %,$(DESTDIR)$(PREFIX)/lib/pkgconfig/%.pc,unetmap netmap libnetmap)
 	rm -rf $(DESTDIR)$(PREFIX)/lib/unetmap
 	rm -f $(foreach page,$(wildcard man/*.[1-9]),$(DESTDIR)$(PREFIX)/share/man/man$(subst .,,$(suffix $(page)))/$(notdir $(page)))

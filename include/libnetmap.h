@@ -13,6 +13,7 @@
 #ifndef _LIBNETMAP_H_
 #define _LIBNETMAP_H_
 
+#include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -38,6 +38,18 @@ pub fn compile_with(home: &Home, name: &str, more: &[&str]) -> PathBuf {
     out
 }
 
+/// Builds the archives that are installed beside the library in `folder`.
+#[track_caller]
+pub fn archives_in(folder: &Path) {
+    let status = Command::new("make")
+        .args(["--silent", "-C"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/capi"))
+        .arg(format!("OUT={}", folder.display()))
+        .status()
+        .expect("make (apt-get install make)");
+    assert!(status.success(), "the archives cannot be made");
+}
+
 /// Arguments that link a program with the library of this build. The loader finds it by a link in `folder`.
 pub fn linked(folder: &Path) -> [String; 3] {
     let library = program("libunetmap.so");

@@ -406,6 +406,12 @@ nm_ldld_barrier(void)
 }
 
 static inline void
+nm_stld_barrier(void)
+{
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+static inline void
 nm_sync_kloop_appl_write(struct nm_csb_atok *atok, uint32_t cur, uint32_t head)
 {
 	__atomic_store_n(&atok->cur, cur, __ATOMIC_RELAXED);

@@ -31,6 +31,11 @@
 #include <net/if.h>
 #include <net/netmap.h>
 
+#ifndef likely	/* a program may have its own */
+#define likely(x)	__builtin_expect(!!(x), 1)
+#define unlikely(x)	__builtin_expect(!!(x), 0)
+#endif
+
 /* The object at an offset of ofs bytes from base. */
 #define NM_AT_(type, base, ofs)	((type)(void *)((char *)(uintptr_t)(base) + (ofs)))
 
@@ -146,6 +151,7 @@ nm_pkt_copy(const void *src, void *dst, int len)
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <unistd.h>
 

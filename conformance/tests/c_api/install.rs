@@ -18,6 +18,7 @@ impl Installed {
         let below = home.folder().join("root");
         let built = program("libunetmap.so").parent().expect("a file in a folder").to_owned();
         conformance::pcap::overlay_in(&built);
+        conformance::c::archives_in(&built);
         let output = Command::new("make")
             .arg("-C")
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
@@ -35,11 +36,15 @@ impl Installed {
         self.below.join(PREFIX.trim_start_matches('/')).join(path)
     }
 
-    /// The output of `pkg-config`.
+    /// The output of `pkg-config` about libunetmap.
     fn ask(&self, what: &[&str]) -> Vec<String> {
+        self.ask_of("unetmap", what)
+    }
+
+    fn ask_of(&self, package: &str, what: &[&str]) -> Vec<String> {
         let output = Command::new("pkg-config")
             .args(what)
-            .arg("unetmap")
+            .arg(package)
             .env("PKG_CONFIG_SYSROOT_DIR", &self.below)
             .env("PKG_CONFIG_LIBDIR", self.file("lib/pkgconfig"))
             .output()
@@ -130,7 +135,7 @@ fn every_exported_function_is_documented() {
         nm.args(["-D", "--defined-only", "--format=posix"]).arg(root.file("lib/libunetmap.so"));
         let exported = nm.output().expect("nm (apt-get install binutils)");
         let exported = String::from_utf8_lossy(&exported.stdout).into_owned();
-        let names = exported.lines().filter_map(|line| line.split(' ').next());
+        let names = exported.lines().filter_map(|line| line.split([' ', '@']).next());
         let ours: Vec<_> = names.filter(|name| name.starts_with("nm") && *name != "nmctx_threadsafe").collect();
         assert!(ours.len() > 30, "{ours:?}");
         for name in ours {
@@ -138,6 +143,159 @@ fn every_exported_function_is_documented() {
         }
         for header in ["net/netmap.h", "net/netmap_legacy.h", "net/netmap_user.h", "libnetmap.h"] {
             assert!(root.file("include").join(header).is_file(), "{header}");
+        }
+    });
+}
+
+/// The names that may be global: functions of the public headers, system calls that the library answers, and names with
+/// a prefix of ours.
+fn allowed() -> Vec<String> {
+    let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/capi/symbols.txt");
+    let list = std::fs::read_to_string(list).expect("the list of symbols");
+    list.lines().map(Into::into).collect()
+}
+
+/// The names that a library defines for programs.
+fn defined(library: &Path, dynamic: &[&str]) -> Vec<String> {
+    let mut nm = Command::new("nm");
+    nm.args(["--extern-only", "--defined-only", "--format=posix"]).args(dynamic).arg(library);
+    let output = nm.output().expect("nm (apt-get install binutils)");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    // A line that ends with a colon names a member of an archive; the version itself is an absolute symbol.
+    let symbols = text.lines().filter(|line| !line.ends_with(':') && !line.contains(" A "));
+    let names = symbols.filter_map(|line| line.split([' ', '@']).next());
+    names.filter(|name| !name.is_empty()).map(Into::into).collect()
+}
+
+#[test]
+fn libraries_define_only_allowed_names() {
+    isolated(|home| {
+        let root = Installed::new(home);
+        let allowed = allowed();
+        for (library, dynamic) in [("libunetmap.so", &["-D"][..]), ("libunetmap.a", &[]), ("libnetmap.a", &[])] {
+            let names = defined(&root.file("lib").join(library), dynamic);
+            assert!(names.len() > 30, "{library}: {names:?}");
+            let ours = |name: &String| name.starts_with("unetmap_") || allowed.contains(name);
+            let others: Vec<_> = names.iter().filter(|name| !ours(name)).collect();
+            assert!(others.is_empty(), "{library}: {others:?}");
+        }
+        let shared = defined(&root.file("lib/libunetmap.so"), &["-D"]);
+        let missing: Vec<_> = allowed.iter().filter(|name| !shared.contains(name)).collect();
+        assert!(missing.is_empty(), "in the list but not in the library: {missing:?}");
+        let mut versions = Command::new("nm");
+        let versions =
+            versions.args(["-D", "--defined-only"]).arg(root.file("lib/libunetmap.so")).output().expect("nm");
+        let versions = String::from_utf8_lossy(&versions.stdout).into_owned();
+        // The loader would not find a system call's name that had another version than the C library's.
+        for name in ["T nmport_open@@UNETMAP_0\n", "T open\n", "T poll\n", "T unetmap_last_error@@UNETMAP_0\n"] {
+            assert!(versions.contains(name), "no {name:?} in {versions}");
+        }
+    });
+}
+
+/// Functions with common names, which a program may define: they were global in the archive.
+const COMMON_NAMES: &str = r#"
+#include <libnetmap.h>
+#include <stdio.h>
+#define FUNCTION(name)	int name(void) { return 1; }
+FUNCTION(now) FUNCTION(failed) FUNCTION(real) FUNCTION(wait_until) FUNCTION(is_netmap) FUNCTION(rust_eh_personality)
+int main(void)
+{
+    struct nmport_d *d = nmport_open("netmap:x{1");
+    if (likely(d != NULL))
+        nmport_close(d);
+    nm_ldld_barrier();
+    nm_stld_barrier();
+    nm_stst_barrier();
+    printf("%d %d\n", d != NULL, now() + failed() + real() + wait_until() + is_netmap() + rust_eh_personality());
+    return unlikely(d == NULL);
+}
+"#;
+
+/// A program in Rust with a copy of the standard library of its own, in which both panics are caught.
+const IN_RUST: &str = r#"
+use std::ffi::{c_char, c_void};
+unsafe extern "C" {
+    fn nmport_open(name: *const c_char) -> *mut c_void;
+    fn nmport_close(port: *mut c_void);
+}
+fn main() {
+    let caught = std::panic::catch_unwind(|| panic!("caught"));
+    let port = unsafe { nmport_open(c"netmap:x{1".as_ptr()) };
+    if !port.is_null() {
+        unsafe { nmport_close(port) };
+    }
+    println!("{} {}", !port.is_null(), caught.is_err());
+}
+"#;
+
+#[test]
+fn the_archives_link_into_programs_with_common_names_and_into_rust() {
+    isolated(|home| {
+        let root = Installed::new(home);
+        let source = home.folder().join("common.c");
+        std::fs::write(&source, COMMON_NAMES).expect("a file");
+        let mut built = Vec::new();
+        for (package, more) in [("unetmap", &["--static"][..]), ("netmap", &[]), ("libnetmap", &[])] {
+            let out = home.folder().join(format!("common-{package}"));
+            let options = root.ask_of(package, &[&["--cflags", "--libs"], more].concat());
+            let options = options.iter().map(|option| match option.as_str() {
+                "-lunetmap" => root.file("lib/libunetmap.a").display().to_string(),
+                _ => option.clone(),
+            });
+            let mut cc = Command::new("cc");
+            cc.args(["-Wall", "-Wextra", "-Werror", "-o"]).arg(&out).arg(&source).args(options).arg("-pthread");
+            let output = cc.output().expect("cc");
+            assert!(output.status.success(), "{package}: {}", String::from_utf8_lossy(&output.stderr));
+            built.push(out);
+        }
+        assert_eq!(root.run(&built[0], &[]).output(), "1 6\n");
+        // The other libraries contain no netmap: the programs need the node, or `unetmap run`.
+        for program in &built[1..] {
+            let running = root.run(&root.file("bin/unetmap"), &["run", &program.display().to_string()]);
+            assert_eq!(running.output(), "1 6\n");
+        }
+        let (source, out) = (home.folder().join("in_rust.rs"), home.folder().join("in_rust"));
+        std::fs::write(&source, IN_RUST).expect("a file");
+        let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
+        rustc.args(["--edition=2024", "-lstatic=unetmap", "-L"]).arg(root.file("lib")).arg("-o").arg(&out).arg(&source);
+        let output = rustc.output().expect("rustc");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(root.run(&out, &[]).output(), "true true\n");
+    });
+}
+
+/// The sanitizer's runtime refuses to start behind a preloaded library unless it is told to.
+#[test]
+fn programs_with_the_address_sanitizer_run() {
+    isolated(|home| {
+        let root = Installed::new(home);
+        let source = home.folder().join("sanitized.c");
+        std::fs::write(&source, COMMON_NAMES).expect("a file");
+        let out = home.folder().join("sanitized");
+        let mut cc = Command::new("cc");
+        cc.args(["-fsanitize=address", "-o"])
+            .arg(&out)
+            .arg(&source)
+            .args(root.ask_of("netmap", &["--cflags", "--libs"]));
+        let output = cc.arg("-pthread").output().expect("cc");
+        if !output.status.success() && String::from_utf8_lossy(&output.stderr).contains("asan") {
+            eprintln!("skipped: this compiler has no address sanitizer");
+            return;
+        }
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let unetmap = root.file("bin/unetmap");
+        let run = |args: &[&str]| {
+            let mut command = Command::new(&unetmap);
+            command.arg("run").args(args).env("UNETMAPD", root.file("bin/unetmapd"));
+            command.output().expect("it was installed")
+        };
+        let path = out.display().to_string();
+        for args in [vec![path.as_str()], vec!["sh", "-c", path.as_str()]] {
+            let output = run(&args);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(String::from_utf8_lossy(&output.stdout), "1 6\n", "{args:?}: {said}");
+            assert!(output.status.success(), "{args:?}: {said}");
         }
     });
 }

@@ -206,6 +206,7 @@ static uint32_t use(struct netmap_ring *ring, struct netmap_if *nifp, struct nm_
     nm_sync_kloop_appl_read(ktoa, &hwtail, &hwcur);
     nm_stst_barrier();
     nm_ldld_barrier();
+    nm_stld_barrier();
     return (uint32_t)NS_RFRAGS(&ring->slot[1]) + (uint32_t)nm_ring_empty(ring) + hwcur + hwtail
         + (uint32_t)nifp->ring_ofs[2] + (uint32_t)fds->eventfds[1].irqfd + (uint32_t)sizeof(name);
 }
