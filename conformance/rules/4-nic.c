@@ -9,6 +9,8 @@
 #include <linux/ethtool.h>
 #include <linux/if_packet.h>
 #include <linux/sockios.h>
+#include <linux/virtio_net.h>
+#include <netinet/in.h>
 #include <sched.h>
 
 #define NETMAP_WITH_LIBS
@@ -46,6 +48,72 @@ RULE("4-nic-tx", "packets that the program sends leave on the wire")
 	txsync(&p);
 	for (i = 0; i < 10; i++)
 		CHECK_EQ(received_on_wire(far, TIMEOUT_MS), i);
+}
+
+/* The sum of 16-bit words, as in IP's checksums; n is even. */
+static uint32_t
+sum_words(const uint8_t *bytes, size_t n, uint32_t sum)
+{
+	size_t i;
+
+	for (i = 0; i < n; i += 2)
+		sum += (uint32_t)bytes[i] << 8 | bytes[i + 1];
+	while (sum >> 16)
+		sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+/* Waits for a UDP packet on any rx ring; copies its first FRAME bytes. */
+static int
+received_udp(const struct port *p, uint8_t *to)
+{
+	int waited, revents;
+	unsigned int i;
+
+	for (waited = 0; waited < TIMEOUT_MS; waited += 10) {
+		poll_fd(p->fd, POLLIN, 10, &revents);
+		for (i = 0; i < p->reg.nr_rx_rings; i++) {
+			struct netmap_ring *ring = rx_ring(p, i);
+
+			for (; !nm_ring_empty(ring); ring->head = ring->cur = nm_ring_next(ring, ring->head)) {
+				memcpy(to, NETMAP_BUF(ring, ring->slot[ring->head].buf_idx), FRAME);
+				if (to[12] == 0x08 && to[13] == 0x00 && to[23] == IPPROTO_UDP)
+					return 1;
+			}
+		}
+	}
+	return 0;
+}
+
+RULE("4-nic-checksum", "a checksum that the sender's stack leaves to its interface is in the frame")
+{
+	/* Ethernet, IPv4 with its checksum, UDP from port 7 to 9 with 18 bytes. */
+	struct {
+		struct virtio_net_hdr header;
+		uint8_t frame[FRAME];
+	} packet = {
+		.header = { .flags = VIRTIO_NET_HDR_F_NEEDS_CSUM, .csum_start = 34, .csum_offset = 6 },
+		.frame = { 2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, IPPROTO_UDP,
+		    0, 0, 10, 0, 0, 1, 10, 0, 0, 2, 0, 7, 0, 9, 0, 26, 0, 0, 1, 2, 3, 4 },
+	};
+	struct ethtool_value on = { .cmd = ETHTOOL_STXCSUM, .data = 1 };
+	struct ifreq r = interface("rb");
+	int fd = open_wire("rb"), one = 1;
+	uint8_t got[FRAME] = { 0 };
+	uint32_t pseudo;
+	struct port p;
+
+	r.ifr_data = (void *)&on;
+	CHECK_OK(ioctl(fd, SIOCETHTOOL, &r));
+	CHECK_OK(setsockopt(fd, SOL_PACKET, PACKET_VNET_HDR, &one, sizeof(one)));
+	/* In place of the checksum: the sum of addresses, protocol and length. */
+	pseudo = sum_words(packet.frame + 26, 8, IPPROTO_UDP + 26);
+	packet.frame[40] = (uint8_t)(pseudo >> 8);
+	packet.frame[41] = (uint8_t)pseudo;
+	p = open_nic("ra", ALL_RINGS);
+	CHECK_EQ(write(fd, &packet, sizeof(packet)), (ssize_t)sizeof(packet));
+	CHECK(received_udp(&p, got));
+	CHECK_EQ(sum_words(got + 34, 26, pseudo), 0xffff);
 }
 
 RULE("4-nic-tx-reclaim", "NIOCTXSYNC returns slots once they are sent")

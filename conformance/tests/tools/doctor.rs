@@ -8,6 +8,7 @@ use std::process::{Command, Output, Stdio};
 
 use conformance::bpf::{XdpMode, attach_xdp};
 use conformance::home::{Guard, own_snapshot, program, summary};
+use conformance::net::{DIRECT, Net};
 use conformance::{Home, isolated, until};
 use lab::{Lab, Ns, VethOptions};
 use serde_json::Value;
@@ -375,4 +376,27 @@ fn the_readme_has_the_table_of_kernels() {
     let table = String::from_utf8(output.stdout).expect("text");
     let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).expect("the README");
     assert!(table.lines().count() > 4 && readme.contains(&table), "README.md lacks:\n{table}");
+}
+
+/// What the offloads of a veth's peer mean for a port, before it is opened and while it is open.
+#[test]
+fn each_offload_has_a_line() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, conformance::host::CABLE) else { return };
+        let lines = || {
+            let report = opinion(&net.near, "va");
+            let checks = report["interfaces"][0]["checks"].as_array().cloned().unwrap_or_default();
+            let of =
+                |what: &str| checks.iter().find(|check| check["what"] == what).map(|check| check["text"].to_string());
+            ["VLAN tags", "checksums", "TSO, GSO", "LRO, hardware GRO"].map(|what| of(what).unwrap_or_default())
+        };
+        let closed = lines();
+        assert!(closed[..3].iter().all(|line| line.contains("switched off there while a port is open")), "{closed:?}");
+        let port = net.open("netmap:va");
+        let open = lines();
+        assert!(open[..2].iter().all(|line| line.contains("in the frames")), "{open:?}");
+        assert_eq!(open[3], closed[3]);
+        drop(port);
+        until("the offloads are restored", || lines() == closed);
+    });
 }

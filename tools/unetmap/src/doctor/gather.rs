@@ -1,9 +1,10 @@
 //! Queries the kernel and the daemon. Facts that cannot be queried are absent; the checks handle that.
 
-use std::fs;
+use std::{fs, io};
 
 use serde_json::Value;
-use unetmap_sys::link::{self, Channels, Link};
+use unetmap_sys::link::{self, Channels, Link, OffloadKind, Offloads, veth};
+use unetmap_sys::netns::Netns;
 use unetmap_sys::probe::{self, QueueTrial};
 use unetmap_sys::{barrier, kernel, process};
 
@@ -66,6 +67,7 @@ pub(super) fn nic(link: Link, machine: &machine::Facts, thorough: bool) -> nic::
         queues: link::channels(&link.name).unwrap_or(Channels { rx: 1, tx: 1 }),
         settings: link::channel_settings(&link.name).ok().flatten(),
         features: link::xdp_features(link.index).ok().flatten(),
+        offloads: offloads(&link).ok(),
         program,
         port,
         trial,
@@ -93,6 +95,30 @@ fn trial(link: &Link, machine: &machine::Facts, has_program: bool, has_port: boo
         Some(reason) => Err(reason),
         None => probe::try_queue(link.index).map_err(|e| e.to_string()),
     }
+}
+
+/// Returns which offloads concern an interface's frames.
+fn offloads(link: &Link) -> io::Result<nic::Offloads> {
+    let on = |name: &str, kind| Ok::<_, io::Error>(link::changeable_offloads(name, kind)? != Offloads::default());
+    Ok(match link.kind.as_deref() {
+        None => nic::Offloads::Driver { removes_tags: on(&link.name, OffloadKind::ReceivedTags)? },
+        Some("tun") => nic::Offloads::Tap,
+        Some("veth") => {
+            let peer = veth::peer(link.index)?.ok_or(io::ErrorKind::NotFound)?;
+            let incomplete = || match link::by_index(peer.index)? {
+                Some(peer) => on(&peer.name, OffloadKind::Transmit),
+                None => Err(io::ErrorKind::NotFound.into()),
+            };
+            let incomplete = if peer.is_here() {
+                Some(incomplete()?)
+            } else {
+                let netns = Netns::find(|netns| peer.is_in(netns).unwrap_or(false));
+                netns.and_then(|netns| netns.run(incomplete).ok()?.ok())
+            };
+            nic::Offloads::Veth { incomplete }
+        }
+        Some(kind) => nic::Offloads::Upper { kind: kind.to_owned() },
+    })
 }
 
 /// Reads a small file as text; empty if it cannot be read.

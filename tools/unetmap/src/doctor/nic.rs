@@ -1,5 +1,7 @@
 //! Checks of an interface and its driver.
 
+mod offloads;
+
 use std::io;
 
 use serde::{Serialize, Serializer};
@@ -10,6 +12,7 @@ use unetmap_sys::xsk::MAX_PACKET;
 
 use super::Check;
 use super::machine::OpenPort;
+pub(super) use offloads::Offloads;
 
 /// Bytes of a packet buffer, the daemon's default.
 const BUFFER: u32 = 2048;
@@ -31,6 +34,8 @@ pub(super) struct Facts {
     pub(super) settings: Option<ChannelSettings>,
     /// `None`: the kernel does not report them.
     pub(super) features: Option<XdpFeatures>,
+    /// `None`: they cannot be read.
+    pub(super) offloads: Option<Offloads>,
     /// The attached XDP program.
     pub(super) program: Option<Program>,
     /// The open port of this name.
@@ -192,6 +197,7 @@ pub(super) fn check(facts: &Facts, kernel: Option<Version>) -> InterfaceReport {
     let mut checks = vec![identity(facts), state(link), mtu(link, facts.features, data_path, kernel), queues(facts)];
     checks.extend([program(facts), path_check]);
     checks.extend(facts.features.and_then(missing_features));
+    checks.extend(facts.offloads.iter().flat_map(|offloads| offloads::checks(offloads, &link.name)));
     let max = |count: fn(&ChannelSettings) -> u32| facts.settings.as_ref().map(count);
     InterfaceReport {
         name: link.name.clone(),

@@ -52,6 +52,7 @@ fn facts() -> Facts {
         queues: Channels { rx: 2, tx: 2 },
         settings: None,
         features: Some(ALL),
+        offloads: Some(Offloads::Driver { removes_tags: true }),
         program: None,
         port: None,
         trial: Ok(trial()),
