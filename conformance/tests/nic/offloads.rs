@@ -185,6 +185,14 @@ fn offloads_are_restored_when_a_port_closes_and_when_a_process_is_killed() {
             kill_process(home.daemon(), Signal::KILL).expect("our own daemon");
             until("they are restored after a killed daemon", || all(&net) == before);
             set_policy(home, policy);
+            // The next daemon opens the interface before or after the offloads are restored.
+            for _ in 0..5 {
+                let daemon = start_daemon(home, &[]);
+                let _client = net.start(home, program("pkt-gen"), &["-i", "netmap:va", "-f", "rx", "-w", "0"], 1);
+                assert_eq!(all(&net), open);
+                kill_process(home.daemon(), Signal::KILL).expect("our own daemon");
+                drop(daemon);
+            }
             let _daemon = start_daemon(home, &[]);
             let port = net.open("netmap:va");
             assert_eq!(all(&net), open);

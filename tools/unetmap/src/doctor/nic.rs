@@ -196,8 +196,8 @@ pub(super) fn check(facts: &Facts, kernel: Option<Version>) -> InterfaceReport {
     let (data_path, path_check) = data_path(facts);
     let mut checks = vec![identity(facts), state(link), mtu(link, facts.features, data_path, kernel), queues(facts)];
     checks.extend([program(facts), path_check]);
-    checks.extend(facts.features.and_then(missing_features));
     checks.extend(facts.offloads.iter().flat_map(|offloads| offloads::checks(offloads, &link.name)));
+    checks.extend(facts.features.and_then(missing_features));
     let max = |count: fn(&ChannelSettings) -> u32| facts.settings.as_ref().map(count);
     InterfaceReport {
         name: link.name.clone(),
