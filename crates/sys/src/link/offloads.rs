@@ -14,7 +14,7 @@ const ETHTOOL_GFEATURES: u32 = 0x3a;
 const ETHTOOL_SFEATURES: u32 = 0x3b;
 const ETH_SS_FEATURES: u32 = 4;
 const ETH_GSTRING_LEN: usize = 32;
-/// Most offloads that are read: the bits of a [`Offloads`]. Linux 6.18 has 64.
+/// Most offloads that are read: the bits of a [`Offloads`]. Linux 6.18 has 67.
 const MAX_OFFLOADS: usize = 128;
 const WORDS: usize = MAX_OFFLOADS / 32;
 
