@@ -582,3 +582,30 @@ pub fn detach(at: &Path) -> io::Result<()> {
 pub fn check_available() -> io::Result<()> {
     File::options().read(true).write(true).open("/dev/fuse").map(drop)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// FUSE_INIT with this body, from the version 7.`minor` of the interface.
+    fn init(words: &[u32]) -> Option<KernelFeatures> {
+        let (length, opcode) = (40 + 4 * words.len() as u32, 26);
+        let header = [length, opcode, 7, 0, 0, 0, 0, 0, 0, 0];
+        let bytes: Vec<u8> = header.iter().chain(words).flat_map(|word| word.to_ne_bytes()).collect();
+        match Request::parse(&bytes)?.op {
+            Op::Init { offered } => Some(offered),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn the_first_message_of_old_and_new_kernels_is_decoded() {
+        // Linux 5.10 sends four words: version 7.32, read-ahead, flags.
+        let old = init(&[7, 32, 0, u32::MAX]).expect("it is complete");
+        assert!(old.minor == 32 && !old.passthrough());
+        let mut new = [0; 16];
+        (new[0], new[1], new[3], new[4]) = (7, 40, INIT_EXT as u32, (PASSTHROUGH >> 32) as u32);
+        assert!(init(&new).is_some_and(KernelFeatures::passthrough));
+        assert!(init(&[7, 40, 0]).is_none());
+    }
+}
