@@ -128,8 +128,8 @@ fn the_report_agrees_with_opening_veth_loopback_and_tunnels() {
                 ns.ip(&["link", "del", "tap0"]).unwrap();
                 ns.ip(&["tuntap", "add", "tun0", "mode", "tun"]).unwrap();
                 ns.ip(&["link", "set", "tun0", "up"]).unwrap();
-                assert_eq!(agree(ns, "tun0"), []);
-                assert_eq!(opinion(ns, "tun0")["interfaces"][0]["checks"][0]["state"], "unknown");
+                let (what, fix) = &agree(ns, "tun0")[0];
+                assert_eq!((what.as_str(), fix.as_str()), ("interface", "open the interface that carries its packets"));
                 ns.ip(&["link", "del", "tun0"]).unwrap();
             }
         });
@@ -208,6 +208,22 @@ fn a_report_names_what_a_developer_needs_and_nothing_private() {
             let report: Value = serde_json::from_slice(&doctor(ns, &["--report", "--json"]).stdout).expect("JSON");
             assert!(report["interface"].is_null() && report["machine"]["kernel"].is_string(), "{report}");
             drop(port);
+        });
+    });
+}
+
+#[test]
+fn a_bond_receives_generically() {
+    isolated(|_| {
+        with_cable(|ns| {
+            if let Err(why) = ns.ip(&["link", "add", "bond7", "type", "bond", "mode", "active-backup"]) {
+                return summary(&format!("skipped: no bond can be made here: {why}"));
+            }
+            ns.ip(&["link", "set", "va", "down"]).unwrap();
+            ns.ip(&["link", "set", "va", "master", "bond7"]).unwrap();
+            ns.ip(&["link", "set", "bond7", "up"]).unwrap();
+            assert_eq!(agree(ns, "bond7"), []);
+            assert_eq!(opinion(ns, "bond7")["interfaces"][0]["way"], "generic, copy");
         });
     });
 }

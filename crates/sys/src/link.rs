@@ -77,6 +77,14 @@ pub struct Link {
     pub xdp: Option<AttachedXdp>,
 }
 
+impl Link {
+    /// Whether frames that a native XDP program redirects can reach AF_XDP sockets of this interface. The program of a
+    /// bond or team runs at its members, and a socket accepts only frames from queues of its own interface.
+    pub fn redirects_natively(&self) -> bool {
+        !matches!(self.kind.as_deref(), Some("bond" | "team"))
+    }
+}
+
 /// An XDP program that is attached to an interface, by any process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttachedXdp {

@@ -236,9 +236,8 @@ fn identity(facts: &Facts) -> Check {
     match link.mac {
         Some(address) => Check::ok("interface", format!("index {}, {driver}, {}", link.index, mac(address))),
         None => {
-            let text =
-                format!("index {}, {driver}: its packets lack the Ethernet header that netmap expects", link.index);
-            Check::unknown("interface", text)
+            let text = format!("index {}, {driver}: its packets have no Ethernet header", link.index);
+            Check::missing("interface", text).fix("open the interface that carries its packets")
         }
     }
 }
@@ -334,6 +333,10 @@ fn data_path(facts: &Facts) -> (Option<&'static str>, Check) {
             let why = port.copied.as_ref().map_or(String::new(), |why| format!("; {why}"));
             return (Some(current), Check::ok(WHAT, format!("{current}, the data path of the open port{why}")));
         }
+    }
+    if !facts.link.redirects_natively() {
+        let text = format!("{GENERIC}: a native program would run at its members, whose frames its sockets refuse");
+        return (Some(GENERIC), Check::ok(WHAT, text));
     }
     let untested = match &facts.trial {
         Ok(trial) => {

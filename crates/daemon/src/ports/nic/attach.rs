@@ -37,7 +37,9 @@ impl Nic {
         let taken = |e: &io::Error| matches!(e.raw_os_error(), Some(libc_errno::EBUSY | libc_errno::EEXIST));
         // Some drivers run XDP programs but cannot redirect frames to sockets.
         let features = self.netns.run(|| link::xdp_features(index)).and_then(|read| read);
-        let cannot_redirect = features.is_ok_and(|known| known.is_some_and(|f| f.basic && !f.redirect));
+        let mut cannot_redirect = features.is_ok_and(|known| known.is_some_and(|f| f.basic && !f.redirect));
+        let link = self.netns.run(|| link::by_index(index)).and_then(|read| read);
+        cannot_redirect |= link.is_ok_and(|link| link.is_some_and(|link| !link.redirects_natively()));
         let first = match self.admode {
             Admode::Best if cannot_redirect => Mode::Generic,
             Admode::Best | Admode::Native => Mode::Native,

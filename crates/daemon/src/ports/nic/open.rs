@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use unetmap_abi::*;
-use unetmap_core::errno::{EACCES, EBUSY, EINVAL, ENETDOWN, ENXIO, EPERM};
+use unetmap_core::errno::{EACCES, EBUSY, EINVAL, ENETDOWN, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_mem::Slots;
 use unetmap_sys::link::{self, Link, LinkEvent, LinkWatch};
 use unetmap_sys::netns::Netns;
@@ -422,6 +422,9 @@ pub(crate) fn new_shape(
     request: &NmreqRegister,
     caller: &Caller,
 ) -> Result<EndpointShape, Refusal> {
+    if link.mac.is_none() {
+        return without_ethernet();
+    }
     let channels = daemon.nics.queue_counts.once_attached(caller.netns_id(), link.index, queues(link, caller)?);
     let slots = |requested: u32, default: u32| {
         let n = if requested == 0 { default } else { requested.clamp(2, MAX_SLOTS).next_power_of_two() };
@@ -448,6 +451,15 @@ pub(super) fn queues(link: &Link, caller: &Caller) -> Result<link::Channels, Ref
 /// Refuses an interface whose driver opens no queue while it is down.
 pub(super) fn interface_down<T>(name: &str) -> Result<T, Refusal> {
     refuse(ENETDOWN, format!("its driver opens no queue while it is down (ip link set dev {name} up)"))
+}
+
+/// Refuses an interface whose packets begin with an IP header, such as tun and wireguard.
+fn without_ethernet<T>() -> Result<T, Refusal> {
+    refuse(
+        EOPNOTSUPP,
+        "its packets have no Ethernet header, and a port carries Ethernet frames: open the interface that carries its \
+         packets, or a tap in place of a tun",
+    )
 }
 
 /// Refuses a caller who may not set `what` of an interface. Returns the interface if it is open.
