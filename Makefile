@@ -2,6 +2,7 @@
 # make demo       sends real packets through pipes and prints a table
 # make test       runs all tests
 # make host-matrix  host rings: all attachments with all kinds of traffic
+# make test-vm    all kernels and drivers in QEMU guests; KERNELS="6.1 6.18" and DRIVERS="igb,veth" choose
 # make test-bare  make demo and make test in fresh Debian 12 and 13 roots (root; about an hour)
 # make test-nic   IF=eth1 PEER=eth2: real interfaces, joined by a cable and otherwise unused (root)
 # make lint       formatting, clippy, layout and words of the source, decisions, headers, manual pages
@@ -26,7 +27,7 @@ SONAME := libunetmap.so.0
 # The folder of rustup's cargo, for shells that were started before rustup was installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: build setup setup-tests demo test test-bare test-nic host-matrix loom lint lint-source lint-headers lint-man lint-bpf bench install uninstall
+.PHONY: build setup setup-tests demo test test-bare test-nic test-vm host-matrix loom lint lint-source lint-headers lint-man lint-bpf bench install uninstall
 .DEFAULT_GOAL := build
 
 build: setup
@@ -67,6 +68,12 @@ test-bare:
 
 test-nic: build
 	@BIN=$(BIN) .ci/test-nic "$(IF)" "$(PEER)"
+
+# VM=--short is the form for CI: one kernel, two drivers.
+test-vm: setup
+	$(CARGO) build --locked --workspace --bins
+	vm/prepare
+	vm/table $(VM)
 
 lint: setup lint-source lint-headers lint-man lint-bpf
 	$(CARGO) fmt --all --check

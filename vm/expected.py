@@ -1,0 +1,84 @@
+"""What the cells of docs/drivers.md are expected to be, with the reason for each that is not "yes".
+
+A cell that no rule matches must be "yes". The first rule that matches decides: kernels, drivers and checks are lists of
+names separated by "|" with * for any text; "6.1-" stands for all kernels up to 6.1, "6.18+" for 6.18 and newer.
+"""
+
+import fnmatch
+
+EVERY = "*"
+VIRTIO = "virtio-net*"
+ZERO_COPY_VIRTIO = "virtio-net+iommu|virtio-net+spare"
+SOFTWARE = "veth|tap|bond|bridge port|VLAN|macvlan|dummy"
+
+RULES = [
+    # Many frames: the value is the rate.
+    (EVERY, "*(many)", "way", "zero copy", ""),
+    (EVERY, "*(many)", "50,000 each way", "*/s", ""),
+    # Programs without an interface.
+    (EVERY, "pipe|VALE", "opens|rx|tx", "yes", ""),
+    (EVERY, "pipe|VALE", EVERY, "-", "not asked of a port without an interface"),
+    (EVERY, "wireguard|tun", "opens", "refused", "its packets have no Ethernet header; a port carries Ethernet frames"),
+    (EVERY, "wireguard|tun", EVERY, "-", "no port is open"),
+    # Before Linux 5.11.
+    ("5.10-", EVERY, "opens", "refused", "interfaces need Linux 5.11 or newer, as `unetmap doctor` says"),
+    ("5.10-", EVERY, EVERY, "-", "no port is open"),
+    (EVERY, "dummy", "way", "generic, copy", "the driver has no native XDP"),
+    (EVERY, "dummy", "opens|tx", "yes", ""),
+    (EVERY, "dummy", EVERY, "-", "nothing is at the other end of a dummy interface"),
+    # The way of packets.
+    ("6.18+", "igb", "way", "zero copy", "the best that there is: the kernel does not copy"),
+    (EVERY, "igb", "way", "native, copy", "zero copy in igb needs Linux 6.14"),
+    ("6.18+", ZERO_COPY_VIRTIO, "way", "zero copy", "the best that there is: the kernel does not copy"),
+    (EVERY, "virtio-net", "way", "native, copy", "zero copy in virtio-net needs a device with iommu_platform"),
+    (EVERY, VIRTIO, "way", "native, copy", "zero copy in virtio-net needs Linux 6.13"),
+    ("6.1-", "vmxnet3", "way", "generic, copy", "native XDP in vmxnet3 needs Linux 6.6"),
+    (EVERY, "veth|tap|bridge port|vmxnet3", "way", "native, copy", "the driver has no zero copy"),
+    (EVERY, "bond", "way", "generic, copy", "frames that a bond's members redirect do not reach its AF_XDP sockets"),
+    (EVERY, "e1000e|VLAN|macvlan", "way", "generic, copy", "the driver has no native XDP"),
+    (EVERY, "vmxnet3", "every queue", "no", "QEMU's vmxnet3 puts all frames into its first queue"),
+    ("6.1-", EVERY, "host rings", "refused", "host rings need Linux 6.6"),
+    # Hardware.
+    (EVERY, EVERY, "stamps", "software", "a packet has the time of the sync that found it"),
+    (EVERY, "igb|virtio-net*|vmxnet3|e1000e", "tags", "settings",
+     "after `ip link set IF promisc on` and `ethtool -K IF rxvlan off`: else the device drops or strips tagged frames"),
+    (EVERY, "macvlan", "tags", "no", "the interface below takes the tags"),
+    (EVERY, "igb", "RSS", "table only", "the driver sets no key, so no symmetric one"),
+    (EVERY, "vmxnet3", "RSS", "table only", "the driver sets no key, so no symmetric one"),
+    (EVERY, f"{VIRTIO}|e1000e|{SOFTWARE}", "RSS", "refused", "the driver has no RSS that can be set"),
+]  # fmt: skip
+
+
+def version(kernel):
+    """For comparisons; the newest kernel compares as such."""
+    return (999,) if kernel == "newest" else tuple(int(part) for part in kernel.split(".")[:2])
+
+
+def matches(pattern, name):
+    return any(fnmatch.fnmatchcase(name, part) for part in pattern.split("|"))
+
+
+def kernel_matches(pattern, kernel):
+    if pattern.endswith("-"):
+        return version(kernel) <= version(pattern[:-1])
+    if pattern.endswith("+"):
+        return version(kernel) >= version(pattern[:-1])
+    return matches(pattern, kernel)
+
+
+def expectation(kernel, driver, check):
+    """The expected value, and the reason if it is not "yes"."""
+    for kernels, drivers, checks, value, reason in RULES:
+        if kernel_matches(kernels, kernel) and matches(drivers, driver) and matches(checks, check):
+            return value, reason
+    return "yes", ""
+
+
+def is_yes(value):
+    """Whether a cell needs no explanation: "2 of 2" queues is one, too."""
+    left, separator, right = value.partition(" of ")
+    return value == "yes" or (bool(separator) and left == right)
+
+
+def as_expected(value, expected):
+    return fnmatch.fnmatchcase(value, expected) or (expected == "yes" and is_yes(value))

@@ -1,0 +1,497 @@
+#!/usr/bin/env python3
+"""Checks every driver of one guest. vm/table runs it there, with what it is to check in /results/plan.json.
+
+Writes one JSON object per cell to /results/cells.jsonl, as soon as it is known: driver, check, value and note. The
+value is "yes", "no", "refused" (by a sentence of the project's programs), "-" (cannot be asked of this driver), or for
+the way and the queues a word. What frames did is judged at the other end: by packet sockets and the kernel's counters.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+
+import devices
+import long
+from devices import prepare
+from net import (
+    BEYOND, FAR, Failed, Inside, PacketSocket, Program, attached_program, frame, from_pkt_gen, in_namespace, marked,
+    queue_counters, read_pcap, run, until, write_pcap, zero_copy,
+)  # fmt: skip
+
+CHECKS = [
+    "opens", "way", "rx", "tx", "every queue", "tags", "stamps", "RSS", "link down and up", "host rings",
+    "bridge by swap", "daemon killed", "client killed",
+]  # fmt: skip
+FRAMES = 512
+BATCH = 128
+LENGTHS = [60, 61, 63, 64, 65, 128, 590, 1023, 1024, 1513, 1514]
+TCP_BYTES = 200_000
+
+
+class Row:
+    """The cells of one driver."""
+
+    def __init__(self, driver, results):
+        self.driver, self.results, self.known = driver, results, set()
+
+    def set(self, check, value, note=""):
+        if check in self.known:
+            return
+        self.known.add(check)
+        self.results.write(json.dumps({"driver": self.driver, "check": check, "value": value, "note": note}) + "\n")
+        self.results.flush()
+        print(f"{time.monotonic():7.1f} {self.driver}: {check}: {value} {note}", flush=True)
+
+    def ask(self, check, question, *arguments):
+        """The cell of a check: "yes", what the question returned, or "no" with the reason."""
+        try:
+            self.set(check, question(*arguments) or "yes")
+        except Failed as failure:
+            self.set(check, "refused" if "need Linux" in str(failure) else "no", str(failure))
+
+
+class Receiver:
+    """pkt-gen, which receives; other programs share the interface with it. The frames are known when it has ended."""
+
+    count = 0
+
+    def __init__(self, device):
+        self.device = device
+        Receiver.count += 1
+        self.pcap = f"/tmp/received-{Receiver.count}.pcap"
+        command = [
+            "pkt-gen",
+            "-i",
+            f"netmap:{device.name}",
+            "-f",
+            "rx",
+            "-w",
+            "0",
+            "-T",
+            "200",
+            "--json",
+            "--write",
+            self.pcap,
+        ]
+        self.program = Program(command).ready()
+
+    def packets(self):
+        return self.program.packets()
+
+    def finish(self, how=signal.SIGINT):
+        """Ends it, and returns the frames of the checks, each with its time."""
+        self.program.finish(how)
+        return [(stamp, data) for stamp, data in read_pcap(self.pcap) if marked(data)]
+
+    def replace(self):
+        """Hands the interface to a new one without closing it. Returns the new one, and what this one received."""
+        successor = Receiver(self.device)
+        return successor, self.finish()
+
+
+def way(device):
+    mode = attached_program(device.name)
+    if mode is None:
+        raise Failed("the kernel shows no XDP program on the interface")
+    return "zero copy" if zero_copy(device.name) else f"{mode}, copy"
+
+
+def send_to(device, frames):
+    with Inside(FAR):
+        far = PacketSocket(device.peer, None)
+    far.send(frames)
+    far.close()
+
+
+def frames_to(device, count, first=0, back=False):
+    to, sender = (device.peer_mac(), device.mac()) if back else (device.mac(), device.peer_mac())
+    return [frame(to, sender, first + i, LENGTHS[i % len(LENGTHS)]) for i in range(count)]
+
+
+def receives(receiver, frames):
+    """The receiver counts as many frames as are sent. A later check compares them."""
+    for batch in batches(frames):
+        before = receiver.packets()
+        send_to(receiver.device, batch)
+        until(lambda before=before, count=len(batch): receiver.packets() - before >= count, "frames arrive")
+
+
+def compare(got, sent, what):
+    """Each frame once, with the bytes that it was sent with (and padding)."""
+    got = [data for _, data in got]
+    missing = [data for data in sent if not any(other[: len(data)] == data for other in got)]
+    if missing:
+        raise Failed(f"{len(missing)} of {len(sent)} {what} did not arrive as they were sent")
+    if len(got) != len(sent):
+        raise Failed(f"{len(got)} {what} arrived of {len(sent)}")
+
+
+def transmits(device, queues):
+    """Threads of pkt-gen, one per ring, send; the far end counts."""
+    far = PacketSocket(device.peer, FAR) if device.peer else None
+    before = int(run(["cat", f"/sys/class/net/{device.name}/statistics/tx_packets"]))
+    count = FRAMES - FRAMES % queues
+    # No faster than a far end with 256 buffers receives.
+    command = ["pkt-gen", "-i", f"netmap:{device.name}", "-f", "tx", "-n", str(count), "-R", "4000", "-b", "32"]
+    Program([*command, "-w", "0", "-T", "0", "-l", "200", "-p", str(queues)]).finish(None)
+    if far is None:
+        until(
+            lambda: int(run(["cat", f"/sys/class/net/{device.name}/statistics/tx_packets"])) >= before + count,
+            "the kernel counts them",
+        )
+        return
+    got = len(far.received(from_pkt_gen, count, limit=5))
+    far.close()
+    if got != count:
+        raise Failed(f"{got} of {count} frames arrived at the other end")
+
+
+def queues_used(device, before, sent):
+    """Both directions on each queue: received by the driver's counters where it has some, else by the port's."""
+    shown = json.loads(run(["unetmap", "nic", device.name, "--json"]))["port"]["queues"]
+    counters = queue_counters(device.name)
+    got = {q: counters[q] - before.get(q, 0) for q in counters} or {q["id"]: q["rx"]["crossed"] for q in shown}
+    idle = [q["id"] for q in shown if not got.get(q["id"])]
+    if len(shown) > 1 and idle:
+        raise Failed(f"receive queue {idle[0]} of {len(shown)} got none of {sent} frames of 64 flows")
+    silent = [q["id"] for q in shown if not q["tx"]["crossed"]]
+    if silent:
+        raise Failed(f"transmit queue {silent[0]} of {len(shown)} sent nothing")
+    return f"{len(shown)} of {len(shown)}"
+
+
+def tags(row, receiver):
+    """Tagged frames arrive with their tags, both ways; if not, then after the device was told to leave tags alone."""
+    receiver, fault = tags_both_ways(receiver, 5000)
+    if fault:
+        run(["ip", "link", "set", receiver.device.name, "promisc", "on"])
+        run(["ethtool", "-K", receiver.device.name, "rxvlan", "off"], check=False)
+        receiver.device.wait()
+        receiver, still = tags_both_ways(receiver, 6000)
+        row.set("tags", "no" if still else "settings", still or fault)
+    row.set("tags", "yes")
+    return receiver
+
+
+def tags_both_ways(receiver, first):
+    """A new receiver, and what was wrong."""
+    device = receiver.device
+    to, sender = device.mac(), device.peer_mac()
+    inbound = [frame(to, sender, first + i, 100, tag=7) for i in range(20)]
+    outbound = [frame(sender, to, first + 500 + i, 100, tag=9) for i in range(20)]
+    fault = ""
+    try:
+        receives(receiver, inbound)
+    except Failed as failure:
+        fault = str(failure)
+    write_pcap("/tmp/tagged.pcap", outbound)
+    far = PacketSocket(device.peer, FAR)
+    Program(
+        ["pkt-gen", "-i", f"netmap:{device.name}", "-f", "tx", "-P", "/tmp/tagged.pcap", "-w", "0", "-T", "0"]
+    ).finish(None)
+    got = far.received(marked, len(outbound), limit=5)
+    far.close()
+    successor, received = receiver.replace()
+    try:
+        compare(received, inbound, "tagged frames")
+    except Failed as failure:
+        fault = str(failure)
+    if not fault and sorted(got) != sorted(outbound):
+        untagged = sum(data[12:14] != b"\x81\x00" for data in got)
+        fault = (
+            f"sent by the port: {len(got)} of {len(outbound)} tagged frames arrived, {untagged} of them without the tag"
+        )
+    return successor, fault
+
+
+def rss(receiver):
+    """All flows to queue 0, by the table of the driver, and back. Returns the value and its note."""
+    device = receiver.device
+    program = Program(["unetmap", "nic", device.name, "rss", "equal", "1"])
+    program.finish(None)
+    if program.child.returncode:
+        return "refused", " ".join(program.errors)
+    before = queue_counters(device.name)
+    receives(receiver, frames_to(device, 128, 9000))
+    after = queue_counters(device.name)
+    others = sum(after[q] - before[q] for q in after if q)
+    run(["unetmap", "nic", device.name, "rss", "equal", str(max(1, len(after)))])
+    if others:
+        raise Failed(f"{others} of 128 frames came to other queues than the table says")
+    symmetric = Program(["unetmap", "nic", device.name, "rss", "symmetric"])
+    symmetric.finish(None)
+    return ("table only", " ".join(symmetric.errors)) if symmetric.child.returncode else ("yes", "")
+
+
+def link_down_and_up(receiver):
+    device = receiver.device
+    run(["ip", "link", "set", device.name, "down"])
+    run(["ip", "link", "set", device.name, "up"])
+    run(["ip", "addr", "add", f"{device.address}/24", "dev", device.host], check=False)
+    device.wait()
+    receives(receiver, frames_to(device, 64, 20000))
+    transmits(device, 1)
+
+
+def session(row, device):
+    """What is asked while the interface stays open."""
+    began, before = time.time(), queue_counters(device.name)
+    try:
+        receiver = Receiver(device)
+    except Failed as failure:
+        row.set("opens", "refused" if "netmap:" in str(failure) else "no", str(failure))
+        raise
+    row.set("opens", "yes")
+    row.ask("way", way, device)
+    device.wait()
+    queues = len(json.loads(run(["unetmap", "nic", device.name, "--json"]))["port"]["queues"])
+    if not device.peer:
+        row.ask("tx", transmits, device, queues)
+        receiver.finish()
+        return
+    sent = frames_to(device, FRAMES)
+    try:
+        receives(receiver, sent)
+    except Failed:
+        pass  # Compared below.
+    row.ask("tx", transmits, device, queues)
+    row.ask("every queue", queues_used, device, before, FRAMES)
+    receiver, received = receiver.replace()
+    row.ask("rx", compare, received, sent, "frames")
+    row.ask("stamps", stamps, [stamp for stamp, _ in received], began, time.time())
+    receiver = tags(row, receiver)
+    try:
+        row.set("RSS", *rss(receiver))
+    except Failed as failure:
+        row.set("RSS", "no", str(failure))
+    row.ask("link down and up", link_down_and_up, receiver)
+    receiver.finish()
+
+
+def stamps(times, began, ended):
+    if not times or min(times) < began - 1 or max(times) > ended + 1:
+        raise Failed("a frame's time of arrival is not within the test")
+    return "software"
+
+
+def serve_tcp(listener):
+    connection, _ = listener.accept()
+    with connection:
+        data = b""
+        while len(data) < TCP_BYTES:
+            piece = connection.recv(65536)
+            if not piece:
+                return
+            data += piece
+        connection.sendall(data[::-1])
+
+
+def talk_tcp(device):
+    """The far stack sends bytes to this one and gets them back reversed."""
+    with socket.socket() as listener:
+        listener.bind((device.address, 0))
+        listener.listen()
+        thread = threading.Thread(target=serve_tcp, args=(listener,), daemon=True)
+        thread.start()
+        with Inside(FAR):
+            far = socket.socket()
+        far.settimeout(30)
+        try:
+            far.connect((device.address, listener.getsockname()[1]))
+            data = os.urandom(TCP_BYTES)
+            sender = threading.Thread(target=far.sendall, args=(data,), daemon=True)
+            sender.start()
+            back = b""
+            while len(back) < TCP_BYTES:
+                piece = far.recv(65536)
+                if not piece:
+                    break
+                back += piece
+        except OSError as error:
+            raise Failed(f"TCP through the host rings: {error}") from error
+        finally:
+            far.close()
+    if back != data[::-1]:
+        raise Failed(f"TCP through the host rings: {len(back)} of {TCP_BYTES} bytes came back")
+
+
+def ping(device, what):
+    command = [*in_namespace(FAR), "ping", "-c", "1", "-W", "1", device.address]
+    until(lambda: "1 received" in run(command, check=False), what)
+
+
+def host_rings(device):
+    program = Program(["bridge", "-i", f"netmap:{device.name}", "-w", "0", "--json"]).ready()
+    try:
+        device.wait()
+        ping(device, "a ping from the far host is answered through the host rings")
+        talk_tcp(device)
+    finally:
+        done = program.finish()
+    if not done or done["packets"] < 10:
+        raise Failed("the packets did not take the way through bridge")
+
+
+def batches(frames):
+    """As many frames at a time as every queue has buffers for, so that none is lost while a busy guest stands still."""
+    return [frames[at : at + BATCH] for at in range(0, len(frames), BATCH)]
+
+
+def crosses(source, target, frames, what):
+    """Frames sent at one end of the bridge arrive at the other."""
+    there, here = PacketSocket(*target), PacketSocket(*source)
+    got = []
+    for batch in batches(frames):
+        here.send(batch)
+        got += there.received(marked, len(batch), limit=5)
+    here.close()
+    there.close()
+    arrived = set(got)
+    lost = [i for i, data in enumerate(frames) if data not in arrived]
+    if lost:
+        sizes = ", ".join(f"frame {i} of {len(frames[i])} bytes" for i in lost[:4])
+        raise Failed(f"{what}: {len(lost)} of {len(frames)} frames did not arrive ({sizes})")
+
+
+def bridge(row, device):
+    """The bridge, and then the end of the daemon under it."""
+    program = Program(["bridge", "-i", f"netmap:{device.name}", "-i", "netmap:wire0", "-w", "0", "--json"]).ready()
+    device.wait()
+    frames, back = frames_to(device, FRAMES), frames_to(device, FRAMES, back=True)
+
+    def both_ways():
+        crosses((device.peer, FAR), ("wire0f", BEYOND), frames, "from the interface to the veth")
+        crosses(("wire0f", BEYOND), (device.peer, FAR), back, "from the veth to the interface")
+        if not any("zero copy" in line for line in program.errors):
+            raise Failed(f"bridge copies: {' '.join(program.errors)}")
+
+    row.ask("bridge by swap", both_ways)
+    daemon_killed(device, program)
+
+
+def daemon_killed(device, program):
+    """The client ends with an error, the interface returns to the kernel, and a new daemon serves."""
+    pid = json.loads(run(["unetmap", "ls", "--json"]))["daemon"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    program.finish(None)
+    if program.child.returncode == 0:
+        raise Failed("the program did not notice")
+    until(lambda: attached_program(device.name) is None, "the XDP program is gone")
+
+
+def client_killed(row, device):
+    try:
+        receiver = Receiver(device)
+    except Failed as failure:
+        row.set("daemon killed", "no", f"afterwards: {failure}")
+        raise
+    row.set("daemon killed", "yes")
+
+    def killed():
+        device.wait()
+        receives(receiver, frames_to(device, 64, 30000))
+        receiver.program.finish(signal.SIGKILL)
+        until(lambda: attached_program(device.name) is None, "the XDP program is gone")
+        device.wait()
+        ping(device, "the kernel's stack answers again")
+
+    row.ask("client killed", killed)
+
+
+def interface(row, device):
+    """Everything that is asked of an interface."""
+    session(row, device)
+    if not device.peer:
+        return
+    row.ask("host rings", host_rings, device)
+    try:
+        bridge(row, device)
+    except Failed as failure:
+        row.set("bridge by swap", "no", str(failure))
+        row.set("daemon killed", "no", str(failure))
+    client_killed(row, device)
+
+
+def refused(row, name):
+    """An interface without Ethernet header: the sentence says so, and nothing is attached."""
+    said = Program(["pkt-gen", "-i", f"netmap:{name}", "-f", "rx", "-w", "0"])
+    try:
+        said.finish(None, 10)
+    except Failed:
+        raise Failed("it was opened") from None
+    text = said.said()
+    if said.child.returncode == 0 or not re.search("Ethernet", text):
+        raise Failed(text)
+    row.set("opens", "refused", text)
+
+
+def between(row, source, target, switch=None):
+    """A pipe or a switch, which need no interface."""
+    into = Program(["pkt-gen", "-i", target, "-f", "rxseq", "-w", "0", "-T", "0", "--json", "-n", str(FRAMES)]).ready()
+    row.set("opens", "yes")
+    Program(["pkt-gen", "-i", source, "-f", "txseq", "-w", "0", "-T", "0", "-n", str(FRAMES)]).finish(None)
+    done = into.finish(None)
+
+    def complete():
+        if not done or done["packets"] != FRAMES or done["gaps"] or done["late"]:
+            raise Failed(f"received: {done}")
+
+    row.ask("rx", complete)
+    row.ask("tx", complete)
+
+
+def check(row, driver, number, place, made):
+    """Makes the interfaces of a row, which stay, and fills the row."""
+    if driver == "pipe":
+        between(row, "netmap:check{1", "netmap:check}1")
+    elif driver == "VALE":
+        between(row, "vale0:one", "vale0:two")
+    elif driver in devices.WITHOUT_ETHERNET:
+        refused(row, devices.without_ethernet(driver))
+    else:
+        device = devices.software(driver, number) if place is None else devices.card(driver, place, number)
+        made[driver] = device
+        interface(row, device)
+
+
+def at_length(results, pairs, made):
+    """Rows of many frames: (name, driver) for a wire, (name, driver, driver) for a bridge of two."""
+    for name, *drivers in pairs:
+        row = Row(name, results)
+        wanted = [made.get(driver) for driver in drivers]
+        try:
+            if None in wanted:
+                raise Failed("its interfaces could not be made")
+            (long.wires if len(wanted) == 1 else long.bridged)(row, *wanted)
+        except Failed as failure:
+            row.set("50,000 each way", "no", str(failure))
+
+
+def main():
+    with open("/results/plan.json") as file:
+        plan = json.load(file)
+    prepare()
+    made = {}
+    with open("/results/cells.jsonl", "w") as results:
+        for number, driver in enumerate(plan["drivers"], start=1):
+            row = Row(driver, results)
+            place = plan["cards"].index(driver) if driver in plan["cards"] else None
+            reason = ""
+            try:
+                check(row, driver, number, place, made)
+            except Failed as failure:
+                reason = str(failure)
+            row.set("opens", "no", reason)
+            for name in CHECKS:
+                row.set(name, "-")
+        at_length(results, plan["long"], made)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
