@@ -38,6 +38,7 @@ RULES = [
     (EVERY, "e1000e|VLAN|macvlan", "way", "generic, copy", "the driver has no native XDP"),
     (EVERY, "vmxnet3", "every queue", "no", "QEMU's vmxnet3 puts all frames into its first queue"),
     ("6.1-", EVERY, "host rings", "refused", "host rings need Linux 6.6"),
+    ("6.1-", EVERY, "bridge by swap", "no", "before Linux 6.4 the daemon has the interface's memory, so bridge copies"),
     # Hardware.
     (EVERY, EVERY, "stamps", "software", "a packet has the time of the sync that found it"),
     (EVERY, "igb|virtio-net*|vmxnet3|e1000e", "tags", "settings",
