@@ -43,7 +43,7 @@ RULES = [
     (EVERY, EVERY, "stamps", "software", "a packet has the time of the sync that found it"),
     (EVERY, "igb|virtio-net*|vmxnet3|e1000e", "tags", "settings",
      "after `ip link set IF promisc on` and `ethtool -K IF rxvlan off`: else the device drops or strips tagged frames"),
-    (EVERY, "macvlan", "tags", "no", "the interface below takes the tags"),
+    (EVERY, "bond|macvlan", "tags", "no", "the interface below takes the tags"),
     (EVERY, "igb", "RSS", "table only", "the driver sets no key, so no symmetric one"),
     (EVERY, "vmxnet3", "RSS", "table only", "the driver sets no key, so no symmetric one"),
     (EVERY, f"{VIRTIO}|e1000e|{SOFTWARE}", "RSS", "refused", "the driver has no RSS that can be set"),

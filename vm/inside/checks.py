@@ -484,7 +484,7 @@ def main():
             reason = ""
             try:
                 check(row, driver, number, place, made)
-            except Failed as failure:
+            except (Failed, OSError, ValueError, KeyError) as failure:
                 reason = str(failure)
             row.set("opens", "no", reason)
             for name in CHECKS:

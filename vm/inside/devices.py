@@ -1,6 +1,7 @@
 """The interfaces under test: each with its far end in namespace FAR, addresses on both, and what is known of it."""
 
 import fcntl
+import json
 import os
 import struct
 import threading
@@ -46,11 +47,8 @@ class Device:
 
 
 def name_of(mac):
-    for name in sorted(os.listdir("/sys/class/net")):
-        with open(f"/sys/class/net/{name}/address") as file:
-            if file.read().strip() == mac:
-                return name
-    return None
+    links = json.loads(run(["ip", "-j", "link", "show"]))
+    return next((link["ifname"] for link in links if link.get("address") == mac), None)
 
 
 def card(row, place, number):
