@@ -19,7 +19,7 @@ import devices
 import long
 from devices import prepare
 from net import (
-    BEYOND, FAR, Failed, Inside, PacketSocket, Program, attached_program, frame, from_pkt_gen, in_namespace, marked,
+    BEYOND, FAR, LIMIT, Failed, Inside, PacketSocket, Program, attached_program, frame, from_pkt_gen, in_namespace, marked,
     queue_counters, read_pcap, run, until, write_pcap, zero_copy,
 )  # fmt: skip
 
@@ -113,12 +113,12 @@ def frames_to(device, count, first=0, back=False):
     return [frame(to, sender, first + i, LENGTHS[i % len(LENGTHS)]) for i in range(count)]
 
 
-def receives(receiver, frames):
+def receives(receiver, frames, limit=LIMIT):
     """The receiver counts as many frames as are sent. A later check compares them."""
     for batch in batches(frames):
         before = receiver.packets()
         send_to(receiver.device, batch)
-        until(lambda before=before, count=len(batch): receiver.packets() - before >= count, "frames arrive")
+        until(lambda before=before, count=len(batch): receiver.packets() - before >= count, "frames arrive", limit)
 
 
 def compare(got, sent, what):
@@ -186,7 +186,8 @@ def tags_both_ways(receiver, first):
     outbound = [frame(sender, to, first + 500 + i, 100, tag=9) for i in range(20)]
     fault = ""
     try:
-        receives(receiver, inbound)
+        # Not for long: most cards drop them until they are told otherwise.
+        receives(receiver, inbound, 6)
     except Failed as failure:
         fault = str(failure)
     write_pcap("/tmp/tagged.pcap", outbound)
