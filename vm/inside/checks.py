@@ -19,8 +19,8 @@ import devices
 import long
 from devices import prepare
 from net import (
-    BEYOND, FAR, LIMIT, Failed, Inside, PacketSocket, Program, attached_program, frame, from_pkt_gen, in_namespace, marked,
-    queue_counters, read_pcap, run, until, write_pcap, zero_copy,
+    BEYOND, FAR, LIMIT, Failed, Inside, PacketSocket, Program, attached_program, frame, from_pkt_gen, in_namespace,
+    marked, queue_counters, read_pcap, run, until, write_pcap, zero_copy,
 )  # fmt: skip
 
 CHECKS = [
