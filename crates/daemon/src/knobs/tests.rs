@@ -62,8 +62,10 @@ fn interfaces_with_zero_copy_have_buffers_of_a_page_unless_the_size_is_set() {
     let mut knobs = Knobs::default();
     assert_eq!(knobs.interface_sizes(0, true).bufs, (16_384, 4096));
     assert_eq!((knobs.mediated_sizes(true).bufs.1, knobs.mediated_sizes(false).bufs.1), (4096, 2048));
-    knobs.set_checked("buf_num", 1_000_000).unwrap();
-    assert_eq!(knobs.interface_sizes(0, true).bufs, (1_000_000, 2048), "4096 would be too many bytes");
+    for (knob, value) in [("buf_num", 1_000_000), ("ring_num", 4096), ("ring_size", 100_000)] {
+        knobs.set_checked(knob, value).unwrap();
+    }
+    assert_eq!(knobs.interface_sizes(0, true).bufs, (1_000_000, 2048), "4096 would be more than 4 GiB");
     knobs.set_checked("buf_num", 5000).unwrap();
     assert_eq!(knobs.interface_sizes(20_000, true).bufs, (5000, 4096));
     knobs.set_checked("buf_size", 2048).unwrap();
