@@ -7,7 +7,6 @@
 package main
 
 import (
-	"encoding/binary"
 	"fmt"
 	"os"
 	"strconv"
@@ -61,13 +60,14 @@ func main() {
 		die("mmap", err)
 	}
 	word := func(at uint64) *uint32 { return (*uint32)(unsafe.Pointer(&mem[at])) }
+	long := func(at uint64) *uint64 { return (*uint64)(unsafe.Pointer(&mem[at])) }
 	// The offsets of rings: one transmit ring, its host ring, one receive ring.
 	which := reg.offset + 56
 	if !send {
 		which += 16
 	}
-	ring := reg.offset + binary.NativeEndian.Uint64(mem[which:])
-	buffers := ring + binary.NativeEndian.Uint64(mem[ring:])
+	ring := reg.offset + *long(which)
+	buffers := ring + *long(ring)
 	slots, size := *word(ring + 8), uint64(*word(ring + 12))
 	head, cur, tail := word(ring+20), word(ring+24), word(ring+28)
 
@@ -90,9 +90,9 @@ func main() {
 			slot := ring + 256 + 16*uint64(*head)
 			packet := buffers + size*uint64(*word(slot))
 			if send {
-				binary.NativeEndian.PutUint64(mem[packet:], done)
+				*long(packet) = done
 				*word(slot + 4) = 60
-			} else if got := binary.NativeEndian.Uint64(mem[packet:]); got != done || *word(slot + 4)&0xffff != 60 {
+			} else if got := *long(packet); got != done || *word(slot + 4)&0xffff != 60 {
 				die(fmt.Sprintf("packet %d is %d", done, got), nil)
 			}
 			*head = (*head + 1) % slots
