@@ -8,7 +8,6 @@ import fnmatch
 
 EVERY = "*"
 VIRTIO = "virtio-net*"
-ZERO_COPY_VIRTIO = "virtio-net+iommu|virtio-net+spare"
 SOFTWARE = "veth|tap|bond|bridge port|VLAN|macvlan|dummy"
 
 RULES = [
@@ -29,7 +28,8 @@ RULES = [
     # The way of packets.
     ("6.18+", "igb", "way", "zero copy", "the best that there is: the kernel does not copy"),
     (EVERY, "igb", "way", "native, copy", "zero copy in igb needs Linux 6.14"),
-    ("6.18+", ZERO_COPY_VIRTIO, "way", "zero copy", "the best that there is: the kernel does not copy"),
+    ("6.18+", "virtio-net+spare", "way", "native, copy", "zero copy on the queues that XDP adds can crash the kernel"),
+    ("6.18+", "virtio-net+iommu", "way", "zero copy", "the best that there is: the kernel does not copy"),
     (EVERY, "virtio-net", "way", "native, copy", "zero copy in virtio-net needs a device with iommu_platform"),
     (EVERY, VIRTIO, "way", "native, copy", "zero copy in virtio-net needs Linux 6.13"),
     ("6.1-", "vmxnet3", "way", "generic, copy", "native XDP in vmxnet3 needs Linux 6.6"),

@@ -113,6 +113,8 @@ pub(crate) struct Nic {
     /// Why zero copy was not tried, or failed.
     copy_reason: Option<String>,
     queue_counts: QueueCounts,
+    /// Queues that the driver has only while an XDP program is attached.
+    added_queues: u32,
     /// The interface has other queues than the port has rings: for people.
     other_queues: Option<String>,
     admode: Admode,
@@ -173,6 +175,7 @@ impl Nic {
             xdp_config: None,
             copy_reason: None,
             queue_counts: QueueCounts::default(),
+            added_queues: 0,
             other_queues: None,
             admode,
             up: link.up,

@@ -1,5 +1,10 @@
 //! How many queues an interface has. virtio_net has more while an XDP program is attached, and `ethtool -L` changes the
 //! number at any time; but the rings of a port stay the same while it is open.
+//!
+//! The queues that virtio_net adds receive, but its transmit interrupt ignores them (`is_xdp_raw_buffer_queue`), and
+//! what a socket sends there does not arrive: so they have no transmit rings. With zero copy they would crash Linux
+//! 6.18 when a program is attached again (`try_fill_recv`, NULL pointer; it seems to keep the memory of the closed
+//! socket, as the queues leave with the program): so packets are copied.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,6 +42,11 @@ impl QueueCounts {
     }
 }
 
+/// Returns the queues that are usable of `all`, where the XDP program's attachment added `added` of them.
+fn usable(all: Channels, added: u32) -> Channels {
+    Channels { tx: all.tx.saturating_sub(added).max(1), ..all }
+}
+
 /// Returns the rings for a number of queues.
 pub(super) fn rings(queues: u32) -> u16 {
     queues.clamp(1, MAX_RINGS) as u16
@@ -51,7 +61,9 @@ impl Nic {
     /// Compares the port's rings with the interface's queues, after an XDP program was attached; there were `without`
     /// before. The caller of a port that was just created tries again, and gets as many rings as there are queues.
     pub(super) fn check_attached_queues(&mut self, without: Option<Channels>) -> Result<(), Refusal> {
-        let (Some(without), Some(with)) = (without, self.count_queues()) else { return Ok(()) };
+        let (Some(without), Some(all)) = (without, self.count_queues()) else { return Ok(()) };
+        self.added_queues = all.tx.saturating_sub(without.tx);
+        let with = usable(all, self.added_queues);
         if self.endpoint.in_use() || self.has_rings_for(with) {
             self.compare_queues();
             return Ok(());
@@ -67,7 +79,7 @@ impl Nic {
 
     /// Records whether the interface has other queues than the port has rings.
     pub(super) fn compare_queues(&mut self) {
-        let Some(now) = self.count_queues() else { return };
+        let Some(now) = self.count_queues().map(|all| usable(all, self.added_queues)) else { return };
         let shape = self.endpoint.shape;
         let text = (!self.has_rings_for(now)).then(|| {
             format!(
@@ -86,6 +98,13 @@ impl Nic {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn added_queues_only_receive() {
+        let all = Channels { rx: 4, tx: 4 };
+        assert_eq!((usable(all, 2), usable(all, 0)), (Channels { rx: 4, tx: 2 }, all));
+        assert_eq!(usable(Channels { rx: 1, tx: 1 }, 2), Channels { rx: 1, tx: 1 });
+    }
 
     #[test]
     fn the_queues_with_a_program_are_remembered_until_the_interface_changes() {

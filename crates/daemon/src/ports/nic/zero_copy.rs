@@ -28,6 +28,13 @@ impl Nic {
         if features.is_ok_and(|known| known.is_some_and(|features| !features.zerocopy)) {
             return Some("the driver does not support zero copy".into());
         }
+        if self.added_queues > 0 {
+            return Some(format!(
+                "the driver adds queues while an XDP program is attached, whose zero copy can crash the kernel: let it use \
+                 all queues at all times (ethtool -L {} combined MAXIMUM), and open it again",
+                self.name
+            ));
+        }
         if headroom > 0 {
             return Some("zero copy has packets at the start of their buffers, and offsets are requested".into());
         }
