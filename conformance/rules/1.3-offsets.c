@@ -303,7 +303,8 @@ RULE("1.3-OFFSETS-vale-region", "between ports of one region, a frame also arriv
 	}
 }
 
-RULE("1.3-OFFSETS-vale-outside", "a switch drops a frame that ends outside the sender's or the receiver's buffer")
+RULE("1.3-OFFSETS-vale-outside",
+     "a switch drops a frame outside the sender's buffer; one outside the receiver's continues in its next slot")
 {
 	struct nmreq_opt_offsets a_option = offsets(512, 0, 16), b_option = offsets(512, 512, 16);
 	struct port a = open_with(vale("a"), ALL_RINGS, &a_option), b = open_with(vale("b"), ALL_RINGS, &b_option);
@@ -319,6 +320,13 @@ RULE("1.3-OFFSETS-vale-outside", "a switch drops a frame that ends outside the s
 	put(tx, NULL, size - 511, 0);
 	txsync(&a);
 	send_at(&a, 512, 'x');
+	/* The second of the two, in two slots; then the frame after them. */
+	slot = wait_for_packet(&b);
+	CHECK_EQ(slot->len, size - 512);
+	CHECK_EQ(slot->flags & NS_MOREFRAG, NS_MOREFRAG);
+	slot = wait_for_packet(&b);
+	CHECK_EQ(slot->len, 1);
+	CHECK_EQ(slot->flags & NS_MOREFRAG, 0);
 	slot = wait_for_packet(&b);
 	CHECK_EQ(slot->len, 60);
 	CHECK_EQ(NETMAP_BUF_OFFSET(rx, slot)[14], 'x');
