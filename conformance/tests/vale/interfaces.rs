@@ -250,7 +250,7 @@ fn an_interface_is_attached_to_a_switch() {
         let got: Vec<_> = collect(&port, back.len());
         assert_eq!(got, back);
         // It cannot be opened by another program now.
-        assert!(net.refused("netmap:va").1.contains("open"));
+        assert!(net.refused("netmap:va").1.contains("vale-ctl -d vale0:va"));
         // While polling CPUs serve it, it cannot be detached.
         done(&net.near, "-p vale0:va -C 0,1");
         assert_eq!(home.polled("vale0:va"), [(0, 1)]);
