@@ -6,7 +6,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use rustix::process::{Signal, getpgrp, getpid, getppid, set_parent_process_death_signal};
+use nix::unistd::{Pid, getpgrp};
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown};
 use unetmap_sys::process::own_session_high_priority;
@@ -43,7 +44,7 @@ pub(crate) fn leave_group() -> Option<u8> {
     if started_by_us() {
         // If this fails, the child only survives an interrupted parent.
         let _ = set_parent_process_death_signal(Some(Signal::TERM));
-    } else if getpgrp() == getpid() {
+    } else if leads_its_group() {
         return run_again();
     }
     None
@@ -51,11 +52,17 @@ pub(crate) fn leave_group() -> Option<u8> {
 
 /// Creates a session with the highest priority that is permitted. Programs started from now on share it.
 pub(crate) fn raise_priority() {
-    if getpgrp() != getpid() {
+    if !leads_its_group() {
         // Users other than root have no permission, which only reduces the accuracy.
         let _ = own_session_high_priority();
     }
     watch_signals();
+}
+
+/// Returns whether this process is the leader of its process group. In a PID namespace the group of a process that was
+/// started from outside has the ID 0, which rustix's `getpgrp` does not accept.
+fn leads_its_group() -> bool {
+    getpgrp() == Pid::this()
 }
 
 /// Returns true in the child of [`run_again`], but not in a benchmark that is a peer of another and inherits the

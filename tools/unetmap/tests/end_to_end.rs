@@ -104,3 +104,24 @@ fn bench_prints_all_rows_and_ls_shows_its_daemon() {
     assert!(shown.status.success() && shown.stdout.starts_with(b"unetmapd "), "{shown:?}");
     drop(daemon);
 }
+
+#[test]
+fn bench_runs_in_a_pid_namespace_that_its_process_group_is_outside_of() {
+    let Some(folder) = programs() else {
+        eprintln!("skipped: needs unetmapd (`make` builds it)");
+        return;
+    };
+    let home = tempfile::tempdir().unwrap();
+    let start = |program: &str, arguments: &[&str]| {
+        // The daemon ends with the namespace.
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--pid", "--fork", "--kill-child", program]).args(arguments);
+        unshare.env("UNETMAP_SOCKET", home.path().join("socket")).env("UNETMAPD", folder.join("unetmapd")).output()
+    };
+    match start("true", &[]) {
+        Ok(output) if output.status.success() => (),
+        other => return eprintln!("skipped: no PID namespace can be created here: {other:?}"),
+    }
+    let output = start(UNETMAP, &["bench", "pipe-1core", "--samples", "1", "--seconds", "1"]).unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
