@@ -23,10 +23,10 @@ mod usage;
 pub mod veth;
 
 pub use ethtool::{ChannelSettings, Channels, DriverInfo, channel_settings, channels, driver};
-pub use hardware::{RingSizes, Timestamping, numa_node, offloads, ring_sizes, timestamping};
+pub use hardware::{RingSizes, Timestamping, numa_node, ring_sizes, timestamping};
 use netlink::{Message, Socket, attributes, number, push_attribute, text};
 pub use netns_watch::{NetnsLinkEvent, NetnsLinkWatch, Nsid};
-pub use offloads::{OffloadKind, Offloads, changeable_offloads, disable_offloads, set_offloads};
+pub use offloads::{OffloadKind, Offloads, active_offloads, changeable_offloads, disable_offloads, set_offloads};
 pub use route::default_routes;
 pub use rss::{Rss, rss, set_rss};
 pub use usage::{Usage, usage};

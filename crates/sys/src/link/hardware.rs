@@ -1,23 +1,13 @@
-//! Properties of a device beyond its queues: ring sizes, offloads, time stamps, NUMA node.
+//! Properties of a device beyond its queues: ring sizes, time stamps, NUMA node.
 
 use std::fs;
 use std::io;
 
 use super::ethtool::{driver, ethtool};
-use super::text;
 
 /// Commands of linux/ethtool.h.
 const ETHTOOL_GRINGPARAM: u32 = 0x10;
-const ETHTOOL_GSTRINGS: u32 = 0x1b;
-const ETHTOOL_GSSET_INFO: u32 = 0x37;
-const ETHTOOL_GFEATURES: u32 = 0x3a;
 const ETHTOOL_GET_TS_INFO: u32 = 0x41;
-/// The string set of the names of offloads (`ETH_SS_FEATURES`).
-const NAMES: u32 = 4;
-/// Bytes of a name (`ETH_GSTRING_LEN`).
-const NAME: usize = 32;
-/// Most offloads that are read; Linux 6.18 has 67.
-const MAX_OFFLOADS: usize = 256;
 
 /// Sizes of a device's descriptor rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,32 +61,6 @@ struct GetTimestamping {
     rx_reserved: [u32; 3],
 }
 
-/// `struct ethtool_sset_info`, and the number of strings in the one set that is asked for.
-#[repr(C)]
-struct GetCount {
-    command: u32,
-    reserved: u32,
-    sets: u64,
-    count: u32,
-}
-
-/// `struct ethtool_gstrings` with its strings.
-#[repr(C)]
-struct GetNames {
-    command: u32,
-    set: u32,
-    count: u32,
-    names: [[u8; NAME]; MAX_OFFLOADS],
-}
-
-/// `struct ethtool_gfeatures` with its blocks of 32 offloads: available, requested, active, never changed.
-#[repr(C)]
-struct GetOffloads {
-    command: u32,
-    blocks: u32,
-    bits: [[u32; 4]; MAX_OFFLOADS / 32],
-}
-
 const _: () = assert!(size_of::<GetRings>() == 36 && size_of::<GetTimestamping>() == 44);
 
 /// Returns the sizes of the descriptor rings; `None` if the driver does not report them.
@@ -141,44 +105,14 @@ pub fn numa_node(name: &str) -> io::Result<Option<u32>> {
     Ok(node.trim().parse().ok())
 }
 
-/// Returns the names of the offloads that are on, as `ethtool -k` calls them in the kernel; empty if they cannot be
-/// read.
-///
-/// # Errors
-/// As [`ring_sizes`].
-pub fn offloads(name: &str) -> io::Result<Vec<String>> {
-    let mut count = GetCount { command: ETHTOOL_GSSET_INFO, reserved: 0, sets: 1 << NAMES, count: 0 };
-    // SAFETY: K5: ETHTOOL_GSSET_INFO reads the sets and writes one number for each set that is asked for, here one.
-    let known = unsafe { ethtool(name, &mut count) }? && count.sets != 0;
-    // The kernel writes as many names and blocks as it has, so that all must have room.
-    if !known || count.count as usize > MAX_OFFLOADS {
-        return Ok(Vec::new());
-    }
-    let names = [[0; NAME]; MAX_OFFLOADS];
-    let mut names = Box::new(GetNames { command: ETHTOOL_GSTRINGS, set: NAMES, count: count.count, names });
-    let blocks = count.count.div_ceil(32);
-    let mut bits = GetOffloads { command: ETHTOOL_GFEATURES, blocks, bits: [[0; 4]; MAX_OFFLOADS / 32] };
-    // SAFETY: K5: ETHTOOL_GSTRINGS writes the number of names that was just read, for which there is room.
-    let named = unsafe { ethtool(name, &mut *names) }?;
-    // SAFETY: K5: ETHTOOL_GFEATURES writes at most `blocks` blocks, for which there is room.
-    if !named || !unsafe { ethtool(name, &mut bits) }? {
-        return Ok(Vec::new());
-    }
-    let on = |at: &usize| bits.bits[at / 32][2] & (1 << (at % 32)) != 0;
-    let on = (0..count.count as usize).filter(on).map(|at| text(&names.names[at]));
-    Ok(on.filter(|name| !name.is_empty()).collect())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn loopback_has_offloads_and_no_rings() {
-        let on = offloads("lo").unwrap();
-        assert!(on.iter().any(|name| name == "tx-lockless" || name == "netns-local" || name == "highdma"), "{on:?}");
+    fn loopback_has_no_rings() {
         assert_eq!((ring_sizes("lo").unwrap(), numa_node("lo").unwrap()), (None, None));
         assert!(timestamping("lo").unwrap().is_none_or(|stamps| !stamps.hardware_rx && stamps.clock.is_none()));
-        assert!(offloads("no such").is_err());
+        assert!(ring_sizes("no such").is_err());
     }
 }

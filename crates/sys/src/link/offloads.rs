@@ -101,16 +101,17 @@ struct SetFeatures {
 const _: () = assert!(size_of::<SetInfo>() == 24 && size_of::<Strings>() == 12 + ETH_GSTRING_LEN * MAX_OFFLOADS);
 const _: () = assert!(size_of::<GetFeatures>() == 8 + 16 * WORDS && size_of::<SetFeatures>() == 8 + 8 * WORDS);
 
-/// Returns the offloads of `kind` that are requested of interface `name` and can be changed.
+/// Returns the name and the state of each offload of interface `name`, by its number; `None` if they cannot be read,
+/// or the kernel has more than 128.
 ///
 /// # Errors
-/// `ENODEV`: no such interface; `EOPNOTSUPP`: a kernel with more than 128 offloads.
-pub fn changeable_offloads(name: &str, kind: OffloadKind) -> io::Result<Offloads> {
+/// `ENODEV`: no such interface.
+fn features(name: &str) -> io::Result<Option<(Vec<String>, [GetWord; WORDS])>> {
     let mut info =
         SetInfo { command: ETHTOOL_GSSET_INFO, reserved: 0, mask: 1 << ETH_SS_FEATURES, count: 0, padding: 0 };
     // SAFETY: K5: ETHTOOL_GSSET_INFO writes one number, as one bit of the mask is set.
-    if !unsafe { ethtool(name, &mut info) }? || info.count as usize > MAX_OFFLOADS {
-        return Err(Errno::OPNOTSUPP.into());
+    if !unsafe { ethtool(name, &mut info) }? || info.mask == 0 || info.count as usize > MAX_OFFLOADS {
+        return Ok(None);
     }
     let mut strings = Strings {
         command: ETHTOOL_GSTRINGS,
@@ -123,14 +124,34 @@ pub fn changeable_offloads(name: &str, kind: OffloadKind) -> io::Result<Offloads
     let mut get = GetFeatures { command: ETHTOOL_GFEATURES, size: WORDS as u32, words: Default::default() };
     // SAFETY: K5: ETHTOOL_GFEATURES writes at most `size` words.
     if !named || !unsafe { ethtool(name, &mut get) }? {
-        return Err(Errno::OPNOTSUPP.into());
+        return Ok(None);
     }
-    let names = strings.names.iter().take(info.count as usize).enumerate();
-    let bits = names.filter(|(bit, name)| {
-        let word = get.words[bit / 32];
-        (word.available & word.requested & 1 << (bit % 32)) != 0 && kind.includes(&super::text(&name[..]))
+    let names = strings.names.iter().take(info.count as usize).map(|name| super::text(&name[..]));
+    Ok(Some((names.collect(), get.words)))
+}
+
+/// Returns the offloads of `kind` that are requested of interface `name` and can be changed.
+///
+/// # Errors
+/// `ENODEV`: no such interface; `EOPNOTSUPP`: a kernel with more than 128 offloads.
+pub fn changeable_offloads(name: &str, kind: OffloadKind) -> io::Result<Offloads> {
+    let (names, words) = features(name)?.ok_or(Errno::OPNOTSUPP)?;
+    let bits = names.iter().enumerate().filter(|(bit, name)| {
+        let word = words[bit / 32];
+        (word.available & word.requested & 1 << (bit % 32)) != 0 && kind.includes(name)
     });
     Ok(Offloads(bits.fold(0, |all, (bit, _)| all | 1 << bit)))
+}
+
+/// Returns the kernel's names of the offloads of interface `name` that are on; empty if they cannot be read.
+///
+/// # Errors
+/// `ENODEV`: no such interface.
+pub fn active_offloads(name: &str) -> io::Result<Vec<String>> {
+    let Some((names, words)) = features(name)? else { return Ok(Vec::new()) };
+    let named = names.into_iter().enumerate();
+    let on = named.filter(|(bit, name)| words[bit / 32].active & 1 << (bit % 32) != 0 && !name.is_empty());
+    Ok(on.map(|(_, name)| name).collect())
 }
 
 /// Enables or disables offloads of interface `name`. Needs `CAP_NET_ADMIN`.
@@ -179,5 +200,12 @@ mod tests {
             assert!(!OffloadKind::Transmit.includes(name) && !OffloadKind::ReceivedTags.includes(name), "{name}");
         }
         assert!(OffloadKind::ReceivedTags.includes("rx-vlan-hw-parse"));
+    }
+
+    #[test]
+    fn loopback_has_offloads() {
+        let on = active_offloads("lo").unwrap();
+        assert!(on.iter().any(|name| name == "tx-lockless" || name == "netns-local" || name == "highdma"), "{on:?}");
+        assert!(active_offloads("no such").is_err());
     }
 }

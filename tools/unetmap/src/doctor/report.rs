@@ -153,7 +153,7 @@ fn interface(link: &Link, found: &nic::InterfaceReport) -> Value {
         "rings": rings.map(|sizes| json!({
             "rx": sizes.rx, "tx": sizes.tx, "max_rx": sizes.max_rx, "max_tx": sizes.max_tx,
         })),
-        "offloads": link::offloads(name).unwrap_or_default().join(" "),
+        "offloads": link::active_offloads(name).unwrap_or_default().join(" "),
         "xdp_features": found.features,
         "tried": found.tried,
         "rss": rss,
