@@ -7,21 +7,6 @@
  */
 #include "wire.h"
 
-/* Sends a request that has no arguments but the port's name. Returns ioctl's result. */
-static int
-simple(int type, const char *name)
-{
-	struct request q;
-	int result, error;
-
-	init_request(&q, type, name);
-	result = send_request(&q);
-	error = errno;
-	close(q.fd);
-	errno = error;
-	return result;
-}
-
 /* Attaches an interface, and returns its port number. */
 static uint32_t
 attach(const char *name)

@@ -36,17 +36,24 @@ pass(const char *what)
 	txsync(&a);
 }
 
+/* Waits for the monitor's next packet and returns its slot. */
+static struct netmap_slot *
+next_slot(const struct port *m)
+{
+	int revents;
+
+	CHECK_EQ(poll_fd(m->fd, POLLIN, TIMEOUT_MS, &revents), 1);
+	CHECK_EQ(revents, POLLIN);
+	return get(rx_ring(m, 0));
+}
+
 /* Checks the monitor's next packet and returns its slot. */
 static struct netmap_slot *
 sees(const struct port *m, const char *what)
 {
 	struct netmap_ring *ring = rx_ring(m, 0);
-	struct netmap_slot *slot;
-	int revents;
+	struct netmap_slot *slot = next_slot(m);
 
-	CHECK_EQ(poll_fd(m->fd, POLLIN, TIMEOUT_MS, &revents), 1);
-	CHECK_EQ(revents, POLLIN);
-	slot = get(ring);
 	if (slot->len != strlen(what) + 1 || strcmp(slot_data(ring, slot), what) != 0)
 		rule_fails(__FILE__, __LINE__, "the monitor shows %u bytes, not \"%s\"", slot->len, what);
 	rxsync(m);
@@ -398,12 +405,8 @@ static unsigned int
 sees_frame(const struct port *m, const char *text)
 {
 	struct netmap_ring *ring = rx_ring(m, 0);
-	struct netmap_slot *slot;
-	int revents;
+	struct netmap_slot *slot = next_slot(m);
 
-	CHECK_EQ(poll_fd(m->fd, POLLIN, TIMEOUT_MS, &revents), 1);
-	CHECK_EQ(revents, POLLIN);
-	slot = get(ring);
 	CHECK_EQ(memcmp(slot_data(ring, slot), text_frame(text), 60), 0);
 	rxsync(m);
 	return slot->flags;

@@ -9,21 +9,6 @@
 /* How long to wait for a packet that must not come. */
 #define QUIET_MS	100
 
-/* Sends a request that has no arguments but the port's name. Returns ioctl's result. */
-static int
-simple(int type, const char *name)
-{
-	struct request q;
-	int result, error;
-
-	init_request(&q, type, name);
-	result = send_request(&q);
-	error = errno;
-	close(q.fd);
-	errno = error;
-	return result;
-}
-
 /* Attaches a port, and returns its number, or -1. */
 static int
 attach(const char *name)

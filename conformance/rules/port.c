@@ -57,6 +57,20 @@ send_request(struct request *q)
 }
 
 int
+simple(int type, const char *name)
+{
+	struct request q;
+	int result, error;
+
+	init_request(&q, type, name);
+	result = send_request(&q);
+	error = errno;
+	close(q.fd);
+	errno = error;
+	return result;
+}
+
+int
 bind_with(struct port *p, int fd, const char *name, struct nmreq_register reg, void *option)
 {
 	memset(p, 0, sizeof(*p));

@@ -47,6 +47,8 @@ struct request {
 void init_request(struct request *q, int type, const char *name);
 /* Makes another request for the same file. */
 void reinit_request(struct request *q, int type, const char *name);
+/* Sends a request that has no arguments but the port's name. Returns ioctl's result. */
+int simple(int type, const char *name);
 /* Returns ioctl's result. */
 int send_request(struct request *q);
 

@@ -282,16 +282,20 @@ def stamps(times, began, ended):
     return "software"
 
 
+def receive_tcp(connection):
+    """TCP_BYTES bytes, or fewer if the other side ends the connection."""
+    data = b""
+    while len(data) < TCP_BYTES and (piece := connection.recv(65536)):
+        data += piece
+    return data
+
+
 def serve_tcp(listener):
     connection, _ = listener.accept()
     with connection:
-        data = b""
-        while len(data) < TCP_BYTES:
-            piece = connection.recv(65536)
-            if not piece:
-                return
-            data += piece
-        connection.sendall(data[::-1])
+        data = receive_tcp(connection)
+        if len(data) == TCP_BYTES:
+            connection.sendall(data[::-1])
 
 
 def talk_tcp(device):
@@ -309,12 +313,7 @@ def talk_tcp(device):
             data = os.urandom(TCP_BYTES)
             sender = threading.Thread(target=far.sendall, args=(data,), daemon=True)
             sender.start()
-            back = b""
-            while len(back) < TCP_BYTES:
-                piece = far.recv(65536)
-                if not piece:
-                    break
-                back += piece
+            back = receive_tcp(far)
         except OSError as error:
             raise Failed(f"TCP through the host rings: {error}") from error
         finally:
