@@ -42,7 +42,7 @@ pub struct SyncState {
     sync_loop: AtomicU32,
     /// Not 0: the running sync loop, or the next one, must stop.
     sync_loop_stop: AtomicU32,
-    /// 0, or the thread that owns the ring and syncs it without the lock. Written under the lock.
+    /// 0, or the thread that the lock is biased to, which syncs the ring without it. Written under the lock.
     biased_thread: AtomicU64,
     /// The holder ID of the biased thread's process.
     bias_holder: AtomicU32,
@@ -140,9 +140,9 @@ impl SyncState {
         }
     }
 
-    /// The right to sync for the thread that owns the ring, without the lock, whose atomic exchange stalls a core until
-    /// all its earlier stores have reached the cache. `None`: the lock is not biased to the thread, or the thread is
-    /// inside already (it may be in a signal handler), or the lock is taken.
+    /// The right to sync without the lock, for the thread that it is biased to. An atomic exchange of the lock would
+    /// stall a core until all its earlier stores have reached the cache. `None`: the lock is not biased to the thread,
+    /// or the thread is inside already (it may be in a signal handler), or the lock is taken.
     #[inline(always)]
     pub fn enter_biased(&self, holder: u32, thread: u64) -> Option<SyncGuard<'_>> {
         if !self.is_biased_to(holder, thread)

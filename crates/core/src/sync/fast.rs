@@ -29,8 +29,8 @@ pub(crate) struct LockHistory {
 }
 
 impl SyncRing {
-    /// Sends one packet, if the thread owns the ring and the sync has nothing else to do: the packet is one slot with
-    /// an unchanged buffer, and more slots are left. Otherwise does nothing and returns `false`.
+    /// Sends one packet, if the lock is biased to the thread and the sync has nothing else to do: the packet is one
+    /// slot with an unchanged buffer, and more slots are left. Otherwise does nothing and returns `false`.
     ///
     /// A single step of `head` can be validated without distances: it begins at `hwcur` and does not pass `tail`. The
     /// step over the end of the ring is left to [`SyncRing::send_fast`].

@@ -10,9 +10,9 @@ use crate::backpressure::Backpressure;
 pub(crate) struct BatchContext<'a> {
     /// The port that sent it.
     pub(crate) port: &'a SwitchPort,
-    /// The transmit ring that it was sent on, and the number of that ring.
+    /// The transmit ring that it was sent on, and the index of that ring in the port.
     pub(crate) ring: &'a PortTx,
-    pub(crate) number: usize,
+    pub(crate) ring_index: usize,
     pub(crate) batch: Batch<'a>,
     pub(crate) backpressure: &'a Backpressure,
 }

@@ -42,11 +42,10 @@ impl SwitchPort {
             let rx = rx.map_or(0, |rx| rx.channel.words().raw_cons());
             hash.wrapping_mul(31).wrapping_add(tx).wrapping_mul(31).wrapping_add(rx)
         });
-        let [last_positions, futile_yields] = &self.yields;
-        if last_positions.swap(positions, Relaxed) != positions {
-            futile_yields.store(0, Relaxed);
+        if self.positions_at_yield.swap(positions, Relaxed) != positions {
+            self.futile_yields.store(0, Relaxed);
         }
-        futile_yields.fetch_add(1, Relaxed) < MAX_FUTILE_YIELDS
+        self.futile_yields.fetch_add(1, Relaxed) < MAX_FUTILE_YIELDS
     }
 
     /// True if the client, which just received packets, may reply while the thread polls: it is awake on a CPU other

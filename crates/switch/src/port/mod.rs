@@ -69,9 +69,10 @@ pub struct SwitchPort {
     policy: Mutex<Option<Arc<ActivePolicy>>>,
     /// Packets for the port that its own filter refused, and those beyond its limits.
     policy_drops: [AtomicU64; 2],
-    /// A hash of the client's positions when a thread last yielded the CPU to it, and the yields since without
-    /// progress.
-    yields: [AtomicU32; 2],
+    /// A hash of the client's positions when a thread last yielded the CPU to it.
+    positions_at_yield: AtomicU32,
+    /// The yields to the client since its positions last changed.
+    futile_yields: AtomicU32,
     /// Whether packets are always copied from and to its buffers: a zero-copy monitor gets those.
     keeps_buffers: AtomicBool,
 }
@@ -99,7 +100,8 @@ impl SwitchPort {
             rx: rx.into_iter().map(|config| PortRx::new(channels, config, buf_size)).collect::<io::Result<_>>()?,
             policy: Mutex::default(),
             policy_drops: Default::default(),
-            yields: Default::default(),
+            positions_at_yield: AtomicU32::new(0),
+            futile_yields: AtomicU32::new(0),
             keeps_buffers: AtomicBool::new(false),
         })
     }
@@ -222,7 +224,7 @@ impl SwitchPort {
     #[inline]
     pub(crate) fn accepts_copies(&self, context: &BatchContext<'_>) -> bool {
         let source_region = &context.port.region;
-        self.accepts_runs(context.number)
+        self.accepts_runs(context.ring_index)
             && !self.region.is_same_mapping(source_region)
             && self.region.limits().buf_size >= source_region.limits().buf_size
     }
@@ -231,7 +233,7 @@ impl SwitchPort {
     /// there is room. Publishes them, and wakes the client if it sleeps. Returns how many.
     #[inline]
     pub(crate) fn deliver_run(&self, context: &BatchContext<'_>, (addresses, at): ([u8; MAC_PAIR_BYTES], u32)) -> u32 {
-        let Some(rx) = self.rx_for(context.number) else { return 0 };
+        let Some(rx) = self.rx_for(context.ring_index) else { return 0 };
         context.backpressure.note_delivery(self.index());
         let mut done = 0;
         loop {
@@ -247,7 +249,7 @@ impl SwitchPort {
     /// [`SwitchPort::deliver`] does.
     #[inline]
     pub(crate) fn deliver_copies(&self, context: &BatchContext<'_>, mut packets: &[SlotHead]) {
-        let Some(rx) = self.rx_for(context.number) else { return };
+        let Some(rx) = self.rx_for(context.ring_index) else { return };
         context.backpressure.note_delivery(self.index());
         loop {
             let done = rx.fill_copies(&self.region, context, packets);
@@ -271,7 +273,7 @@ impl SwitchPort {
         context: &BatchContext<'_>,
         (mut packets, unicast): (impl Iterator<Item = Packet>, bool),
     ) {
-        let Some(rx) = self.rx_for(context.number) else { return };
+        let Some(rx) = self.rx_for(context.ring_index) else { return };
         context.backpressure.note_delivery(self.index());
         if self.vnet_hdr_len() != context.port.vnet_hdr_len() {
             return vnet_hdr::deliver_converted(rx, self, context, packets);

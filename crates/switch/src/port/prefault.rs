@@ -14,21 +14,21 @@ use crate::tuning::{PREFAULT_MAX_BUF, PREFAULT_SLOTS};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prefault {
     /// Slots after the last filled one whose buffers are prefaulted.
-    ready: u32,
-    /// Slots after these that were never filled.
-    fresh: u32,
+    prefaulted: u32,
+    /// Slots after these that were neither filled nor prefaulted.
+    untouched: u32,
 }
 
 impl Prefault {
     /// The state of a ring to which nothing was delivered, with buffers of `buf_size` bytes.
     pub(crate) fn new(slots: Slots, buf_size: u32) -> Prefault {
-        Prefault { ready: 0, fresh: if buf_size <= PREFAULT_MAX_BUF { slots.get() } else { 0 } }
+        Prefault { prefaulted: 0, untouched: if buf_size <= PREFAULT_MAX_BUF { slots.get() } else { 0 } }
     }
 
     /// True if some slot was neither filled nor prefaulted yet.
     #[inline(always)]
     pub(crate) fn unfinished(self) -> bool {
-        self.fresh > 0
+        self.untouched > 0
     }
 
     /// Notes that the slots of `filled` were filled. Returns the first buffer to prefault and the number of buffers,
@@ -38,16 +38,16 @@ impl Prefault {
     pub(crate) fn next(&mut self, ring: &SlotRing, filled: Span) -> Option<(BufIdx, u32)> {
         let n = ring.slots();
         let moved = n.distance(filled.from, filled.to);
-        self.fresh = self.fresh.saturating_sub(moved.saturating_sub(self.ready));
-        self.ready = self.ready.saturating_sub(moved);
-        if moved > PREFAULT_SLOTS || self.ready >= PREFAULT_SLOTS / 2 || self.fresh == 0 {
+        self.untouched = self.untouched.saturating_sub(moved.saturating_sub(self.prefaulted));
+        self.prefaulted = self.prefaulted.saturating_sub(moved);
+        if moved > PREFAULT_SLOTS || self.prefaulted >= PREFAULT_SLOTS / 2 || self.untouched == 0 {
             return None;
         }
-        let count = PREFAULT_SLOTS.min(self.fresh);
-        let at = |i| ring.buf_idx(n.add(filled.to, self.ready + i));
+        let count = PREFAULT_SLOTS.min(self.untouched);
+        let at = |i| ring.buf_idx(n.add(filled.to, self.prefaulted + i));
         let (first, last) = (at(0), at(count - 1));
-        self.fresh -= count;
-        self.ready += count;
+        self.untouched -= count;
+        self.prefaulted += count;
         // Consecutive buffers, as the daemon laid them out; if the client changed that, they fault when they are used.
         (first.0.checked_add(count - 1) == Some(last.0)).then_some((first, count))
     }

@@ -124,11 +124,11 @@ impl SwitchPort {
     pub(crate) fn deliver_staged<'b>(
         &self,
         policies: &'b PolicySet,
-        &BatchContext { ring, number, backpressure, .. }: &BatchContext<'_>,
+        &BatchContext { ring, ring_index, backpressure, .. }: &BatchContext<'_>,
         area: &mut StagingArea,
         listed: impl Iterator<Item = usize>,
     ) {
-        let Some(rx) = self.rx_for(number) else { return };
+        let Some(rx) = self.rx_for(ring_index) else { return };
         backpressure.note_active(self.index());
         let untagged = matches!(policies.vlan_of(self.index()), Some(VlanMode::Access(_)));
         let begin_check =

@@ -4,25 +4,25 @@
 use super::config::SwitchConfig;
 use super::fanout::{self, FanoutLists};
 use super::policed;
-use super::resolve::{hand_over, mirror, target};
+use super::resolve::{hand_over, mirror, resolve_target};
 use crate::backpressure::Backpressure;
 use crate::forward::{Cut, DestinationLists, Packet, Target};
 use crate::policy::DropReason;
 use crate::port::{BatchContext, PortTx, SwitchPort, TxState};
 use crate::tuning::{HEADER_PREFETCH_SLOTS, MIN_RUN_PACKETS};
 
-/// Forwards a batch of a port's ring, which has number `number`; returns how many slots that were.
+/// Forwards a batch of a port's ring, which has index `ring_index`; returns how many slots that were.
 pub(crate) fn serve(
     (lists, fanout_lists): (&mut DestinationLists, &mut FanoutLists),
     switch: &SwitchConfig,
-    (port, number, ring): (&SwitchPort, usize, &PortTx),
+    (port, ring_index, ring): (&SwitchPort, usize, &PortTx),
     backpressure: &Backpressure,
 ) -> u32 {
     let Some(mut guard) = ring.lock() else { return 0 };
     let Some(batch) = ring.take(&guard, switch.policies.batch_slots()) else { return 0 };
     backpressure.set_batch_slots(batch.len);
     let state = &mut *guard;
-    let context = BatchContext { port, ring, number, batch, backpressure };
+    let context = BatchContext { port, ring, ring_index, batch, backpressure };
     if switch.policies.applies_to(port.index()) {
         let done = policed::serve(lists, switch, &context, state);
         hand_over(&context, done);
@@ -54,7 +54,7 @@ fn runs(switch: &SwitchConfig, context: &BatchContext<'_>, state: &mut TxState) 
                 Target::Port(to) => switch.member(to),
                 _ => switch.only_other(context.port.index()),
             };
-            let Some(to) = to.filter(|to| to.accepts_runs(context.number)) else { break };
+            let Some(to) = to.filter(|to| to.accepts_runs(context.ring_index)) else { break };
             let packets = to.deliver_run(context, (addresses, done));
             done += packets;
             if just_resolved && packets < MIN_RUN_PACKETS {
@@ -66,7 +66,7 @@ fn runs(switch: &SwitchConfig, context: &BatchContext<'_>, state: &mut TxState) 
         // The packet that ended the run may begin another.
         just_resolved = true;
         if done < len {
-            target(switch, context, &mut state.cache, Packet { at: done as u16, frags: 1 });
+            resolve_target(switch, context, &mut state.cache, Packet { at: done as u16, frags: 1 });
         }
     }
     done
@@ -90,7 +90,7 @@ fn packet_by_packet(
             Cut::Packet(packet) => {
                 let ahead = (u32::from(packet.at) + HEADER_PREFETCH_SLOTS).min(batch.len);
                 port.region.prefetch(batch.slots.buf_idx(batch.at(ahead)));
-                match target(switch, context, &mut state.cache, packet) {
+                match resolve_target(switch, context, &mut state.cache, packet) {
                     Target::Port(to) => lists.add(packet, Some(to)),
                     Target::Flood => lists.add(packet, None),
                     Target::Drop(reason) => ring.count_drop(reason),

@@ -8,7 +8,7 @@
 use unetmap_mem::{RUN_BREAK_FLAGS, SlotHead, Span};
 
 use super::config::SwitchConfig;
-use super::resolve::target;
+use super::resolve::resolve_target;
 use crate::fdb::ETHERNET_HEADER;
 use crate::fdb::Mac;
 use crate::forward::{Packet, Target};
@@ -137,7 +137,7 @@ fn list_resolved(
     state: &mut TxState,
     (at, head): (Packet, SlotHead),
 ) -> bool {
-    let to = match target(switch, context, &mut state.cache, at) {
+    let to = match resolve_target(switch, context, &mut state.cache, at) {
         Target::Port(to) => switch.member(to),
         Target::Flood => switch.only_other(context.port.index()),
         Target::Drop(reason) => {

@@ -34,7 +34,7 @@ pub(crate) fn hand_over(BatchContext { ring, batch, .. }: &BatchContext<'_>, n: 
 
 /// Returns where a packet goes, from the header in its sender's memory. A target port exists.
 #[inline(always)]
-pub(crate) fn target(
+pub(crate) fn resolve_target(
     switch: &SwitchConfig,
     BatchContext { port, batch, .. }: &BatchContext<'_>,
     cache: &mut FlowCache,
