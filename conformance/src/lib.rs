@@ -19,6 +19,7 @@ pub mod pcap;
 pub mod request;
 pub mod snapshot;
 pub mod switch;
+pub mod thread;
 pub mod tool;
 pub mod traffic;
 

@@ -7,6 +7,7 @@ use conformance::bpf::{FOREIGN, XdpMode, attach_xdp};
 use conformance::home::{Guard, summary};
 use conformance::net::{BUFFER, CABLE, DIRECT, MEDIATED, Net, assert_works, collect, frames, open_in, transmit};
 use conformance::request::control;
+use conformance::thread::StoppedThread;
 use conformance::{Home, isolated, program, until};
 use lab::VethOptions;
 use rustix::process::Signal;
@@ -20,6 +21,9 @@ const SOON: Duration = Duration::from_secs(1);
 fn ip(net: &Net, words: &str) {
     net.near.ip(&words.split(' ').collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}"));
 }
+
+/// More than the time after which the kernel's programs give an interface back if nobody renews their deadline.
+const DEADLINE: Duration = Duration::from_secs(2);
 
 /// Every call of the port fails with a reason.
 #[track_caller]
@@ -231,5 +235,23 @@ fn an_interface_can_be_opened_in_a_chosen_region() {
         drop(port);
         net.assert_given_back();
         assert!(!net.open("netmap:va").same_region(&pipe));
+    });
+}
+
+/// A slow driver, or memory of a client, can hold up the thread of the daemon that answers requests.
+#[test]
+fn a_blocked_control_thread_keeps_its_interfaces() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let (port, tap) = (net.open("netmap:va"), net.tap());
+        let blocked = StoppedThread::main_of(home.daemon());
+        let start = Instant::now();
+        let mut seq = 0;
+        while start.elapsed() < 2 * DEADLINE {
+            assert_works(&port, &tap, seq);
+            seq += 1000;
+        }
+        drop(blocked);
+        assert_works(&port, &tap, seq);
     });
 }

@@ -106,8 +106,8 @@ impl Server {
         let mut events = Vec::new();
         loop {
             let limit = idle.filter(|_| self.is_unused());
-            let timers = [nic::keep_alive(&mut self.daemon), vale::age_tables(&mut self.daemon)];
-            let next_timer = timers.into_iter().flatten().min();
+            let next_timer = vale::age_tables(&mut self.daemon);
+            self.daemon.nics.keep_alive.control_waits();
             match self.epoll.wait(&mut events, next_timer.or(limit)) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 other => other?,
@@ -122,8 +122,7 @@ impl Server {
             // Connections are closed before new ones are accepted, which may need their room.
             events.sort_by_key(|(token, _)| *token == LISTENER);
             for &(token, flags) in &events {
-                // Each event may take long.
-                nic::keep_alive(&mut self.daemon);
+                self.daemon.nics.keep_alive.control_begins();
                 match token {
                     LISTENER => self.accept_clients(),
                     token if token & WATCHES != 0 => nic::links_changed(&mut self.daemon, token & !WATCHES),

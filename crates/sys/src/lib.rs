@@ -12,6 +12,8 @@ pub mod barrier;
 #[cfg(feature = "bpf")]
 mod bpf;
 pub mod clock;
+#[cfg(feature = "bpf")]
+pub mod deadline;
 pub mod doorbell;
 pub mod event;
 pub mod eventfd;

@@ -7,13 +7,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::sync::Arc;
 
 use aya::Ebpf;
 use aya::programs::Program;
 
 use crate::bpf::{self, Hook, array, errno_of, object_mismatch};
-use crate::xdp::{Mark, deadline};
+use crate::deadline::Deadline;
+use crate::xdp::Mark;
 
 /// `bpf/host.c`, compiled.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/host.o");
@@ -51,7 +52,7 @@ pub struct Tcx {
     near_egress: OwnedFd,
     near_ingress: OwnedFd,
     config_map: OwnedFd,
-    alive: OwnedFd,
+    deadline: Arc<Deadline>,
     marks: OwnedFd,
     dropped: OwnedFd,
     config: Config,
@@ -74,7 +75,7 @@ impl Tcx {
             near_egress,
             near_ingress,
             config_map: array(&object, "configs")?,
-            alive: array(&object, "alive")?,
+            deadline: Deadline::of(&object)?,
             marks: array(&object, "marks")?,
             dropped: array(&object, "dropped")?,
             config: Config { host_tx: HostTxAction::Pass as u32, nic, near: 0, mark: REDIRECT_MARK },
@@ -119,14 +120,9 @@ impl Tcx {
         self.write_config()
     }
 
-    /// Sets the programs' deadline to `time` from now. After the deadline the host's frames pass, until this is called
-    /// again. Before the first call there is no deadline.
-    ///
-    /// # Errors
-    /// Only unexpected errors of the kernel.
-    pub fn extend_deadline(&mut self, time: Duration) -> io::Result<()> {
-        // SAFETY: K5: the elements of `alive` in common.h are of type u64.
-        unsafe { bpf::array_set(&self.alive, &deadline(time)) }
+    /// The programs' deadline. After it the host's frames pass.
+    pub fn deadline(&self) -> &Arc<Deadline> {
+        &self.deadline
     }
 
     /// Sets the tag that precedes frames on their way to the stack.

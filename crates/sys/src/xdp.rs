@@ -13,7 +13,5 @@ mod tests;
 pub(crate) mod translate;
 
 #[cfg(feature = "bpf")]
-pub(crate) use attach::deadline;
-#[cfg(feature = "bpf")]
 pub use attach::{Mark, Mode, Xdp};
 pub use classic::{ClassicInsn, ClassicProgram};

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::time::Duration;
+use std::sync::Arc;
 
 use aya::maps::Map;
 use aya::programs::Program;
@@ -10,7 +10,7 @@ use aya::programs::Program;
 use super::ClassicInsn;
 use super::translate::{Access, translate};
 use crate::bpf::{self, errno_of, object_mismatch};
-use crate::clock;
+use crate::deadline::Deadline;
 
 /// `bpf/xdp.c`, compiled.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/xdp.o");
@@ -49,7 +49,7 @@ pub struct Xdp {
     program: OwnedFd,
     sockets: OwnedFd,
     filters: OwnedFd,
-    alive: OwnedFd,
+    deadline: Arc<Deadline>,
     marks: OwnedFd,
     mode: Mode,
     frags: bool,
@@ -87,19 +87,14 @@ impl Xdp {
         };
         let sockets = sockets.fd().as_fd().try_clone_to_owned()?;
         let filters = filters.fd().as_fd().try_clone_to_owned()?;
-        let (alive, marks) = (bpf::array(&object, "alive")?, bpf::array(&object, "marks")?);
+        let (deadline, marks) = (Deadline::of(&object)?, bpf::array(&object, "marks")?);
         let link = bpf::link_xdp(&program, ifindex, mode.flags())?;
-        Ok(Xdp { _link: link, program, sockets, filters, alive, marks, mode, frags })
+        Ok(Xdp { _link: link, program, sockets, filters, deadline, marks, mode, frags })
     }
 
-    /// Sets the program's deadline to `time` from now. After the deadline frames pass to the kernel, until this is
-    /// called again. Before the first call there is no deadline.
-    ///
-    /// # Errors
-    /// Only unexpected errors of the kernel.
-    pub fn extend_deadline(&mut self, time: Duration) -> io::Result<()> {
-        // SAFETY: K5: the elements of `alive` in common.h are of type u64.
-        unsafe { bpf::array_set(&self.alive, &deadline(time)) }
+    /// The program's deadline. After it frames pass to the kernel.
+    pub fn deadline(&self) -> &Arc<Deadline> {
+        &self.deadline
     }
 
     /// Sets the tag: a frame that begins with it passes to the kernel, with the tag removed.
@@ -182,11 +177,6 @@ impl Xdp {
     pub fn would_redirect(&self, frame: &[u8]) -> io::Result<bool> {
         Ok(bpf::test_run(&self.program, frame)? == XDP_REDIRECT)
     }
-}
-
-/// Returns the time `time` from now on the kernel's monotonic clock, in nanoseconds.
-pub(crate) fn deadline(time: Duration) -> u64 {
-    clock::now_ns().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// Deletes an entry of a map, if it exists.

@@ -13,7 +13,6 @@ use super::settings::StoredFilter;
 use super::{Nic, libc_errno};
 use crate::knobs::Admode;
 use crate::refusal::{Refusal, refuse};
-use crate::tuning::nic::KEEPALIVE_TIMEOUT;
 
 impl Nic {
     /// The mark that frames to the host's stack must begin with.
@@ -64,12 +63,12 @@ impl Nic {
         })?;
         let mut xdp = xdp;
         let mark = if xdp.mode() == Mode::Generic { self.mark } else { Mark::default() };
-        let kept = xdp.set_mark(mark).and_then(|()| xdp.extend_deadline(KEEPALIVE_TIMEOUT));
+        let kept = xdp.set_mark(mark).and_then(|()| self.keep_alive.add(xdp.deadline()));
         kept.or_else(|e| refuse(EOPNOTSUPP, format!("the XDP program cannot be configured: {e}")))?;
         self.xdp = Some(xdp);
         // Only now that the XDP program accepts it.
         self.host.set_mark(mark);
-        if let Err(refusal) = self.host.attach() {
+        if let Err(refusal) = self.host.attach(&self.keep_alive) {
             tracing::debug!(name = self.name, "frames that the host sends go to the wire: {}", refusal.why);
         }
         // No socket is open yet, so no frame bypasses the filter.

@@ -28,8 +28,8 @@ use unetmap_sys::tcx::{HostTxAction, Tcx};
 use unetmap_sys::xdp::{Mark, Mode, Xdp};
 use unetmap_sys::xsk::{Queue, Umem, UnboundXsk};
 
+use super::keep_alive::KeepAlive;
 use crate::refusal::{Refusal, refuse};
-use crate::tuning::nic::KEEPALIVE_TIMEOUT;
 
 /// The far end's name, in a namespace of its own.
 const FAR: &str = "host";
@@ -60,22 +60,22 @@ impl HostRings {
     }
 
     /// Attaches the tcx program to the interface, if it is not attached. Frames still go to the wire.
-    pub(super) fn attach(&mut self) -> Result<(), Refusal> {
+    pub(super) fn attach(&mut self, keep_alive: &KeepAlive) -> Result<(), Refusal> {
         if self.tcx.is_some() {
             return Ok(());
         }
         let nic = self.nic;
         let attached = self.netns.run(|| Tcx::attach(nic)).and_then(|attached| attached);
-        let mut tcx = attached.or_else(|e| explain(&e))?;
-        let kept = tcx.extend_deadline(KEEPALIVE_TIMEOUT);
+        let tcx = attached.or_else(|e| explain(&e))?;
+        let kept = keep_alive.add(tcx.deadline());
         kept.or_else(|e| refuse(EOPNOTSUPP, format!("the host's frames cannot be redirected: {e}")))?;
         (self.tcx, self.capture) = (Some(tcx), HostTxAction::Pass);
         Ok(())
     }
 
     /// Creates the veth pair, if there is none.
-    pub(super) fn create(&mut self, frames: Mark) -> Result<(), Refusal> {
-        self.attach()?;
+    pub(super) fn create(&mut self, frames: Mark, keep_alive: &KeepAlive) -> Result<(), Refusal> {
+        self.attach(keep_alive)?;
         if self.veth.is_some() {
             return Ok(());
         }
@@ -86,7 +86,7 @@ impl HostRings {
             ),
             _ => refuse(ENOMEM, format!("host rings need a pair of interfaces (veth), which cannot be made: {e}")),
         };
-        let pair = HostVeth::create(&self.netns, self.nic, self.queues).or_else(failed)?;
+        let pair = HostVeth::create(&self.netns, (self.nic, self.queues), keep_alive).or_else(failed)?;
         let Some(tcx) = &mut self.tcx else { return Ok(()) };
         let near = pair.near;
         let joined =
@@ -134,15 +134,6 @@ impl HostRings {
         }
     }
 
-    /// Renews the time for which the kernel's programs redirect frames.
-    pub(super) fn keep_alive(&mut self) {
-        let tcx = self.tcx.as_mut().map(|tcx| tcx.extend_deadline(KEEPALIVE_TIMEOUT));
-        let veth = self.veth.as_mut().map(|veth| veth.xdp.extend_deadline(KEEPALIVE_TIMEOUT));
-        for e in [tcx, veth].into_iter().flatten().filter_map(Result::err) {
-            tracing::error!("the time of the host rings' programs cannot be renewed: {e}");
-        }
-    }
-
     /// Removes the veth pair.
     pub(super) fn remove(&mut self) {
         self.set_capture(HostTxAction::Pass);
@@ -176,7 +167,7 @@ impl HostRings {
 
 impl HostVeth {
     /// Creates the pair. A near end that a killed daemon has left is removed first.
-    fn create(netns: &Netns, nic: u32, queues: u32) -> io::Result<HostVeth> {
+    fn create(netns: &Netns, (nic, queues): (u32, u32), keep_alive: &KeepAlive) -> io::Result<HostVeth> {
         let far_netns = Netns::new()?;
         let name = near_name(nic);
         let near = netns.run(|| {
@@ -192,8 +183,8 @@ impl HostVeth {
         let far = far_netns.run(|| {
             let far = link::by_name(FAR)?.ok_or(io::ErrorKind::NotFound)?.index;
             prepare(far, FAR)?;
-            let mut xdp = Xdp::attach(far, queues, Mode::Native)?;
-            xdp.extend_deadline(KEEPALIVE_TIMEOUT)?;
+            let xdp = Xdp::attach(far, queues, Mode::Native)?;
+            keep_alive.add(xdp.deadline())?;
             Ok::<_, io::Error>((far, xdp))
         });
         match far.and_then(|far| far) {

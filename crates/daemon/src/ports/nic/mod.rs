@@ -12,6 +12,7 @@ mod attach;
 mod busy_poll;
 mod filter;
 mod host_rings;
+mod keep_alive;
 mod offloads;
 mod open;
 mod queue;
@@ -42,10 +43,10 @@ use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope};
 use crate::registry::{BufferRepair, PortRecord};
 use crate::shape::EndpointShape;
-use crate::tuning::nic::KEEPALIVE_TIMEOUT;
 
 use attach::random_mark;
 use host_rings::{HostRings, near_name};
+use keep_alive::KeepAlive;
 use offloads::{DisabledOffloads, Keeper};
 use queue::{OpenQueue, socket_position};
 use queue_count::QueueCounts;
@@ -56,7 +57,7 @@ pub(crate) use offloads::run_keeper;
 pub(super) use open::check_default_route;
 pub(crate) use open::{
     ALL_NAMESPACES, NicState, admitted, admitted_interface, create_for_daemon, find, find_link, find_or_create, in_use,
-    keep_alive, links_changed, new_shape, no_such_interface, unwatch_if_unused, watch,
+    links_changed, new_shape, no_such_interface, unwatch_if_unused, watch,
 };
 pub(crate) use zero_copy::driver_offers_it as driver_offers_zero_copy;
 
@@ -105,6 +106,7 @@ pub(crate) struct Nic {
     /// Disabled while the XDP program is attached.
     offloads: Option<DisabledOffloads>,
     keeper: Arc<Keeper>,
+    keep_alive: KeepAlive,
     host: HostRings,
     /// In generic mode: the mark of frames that the XDP program passes to the stack.
     mark: Mark,
@@ -170,6 +172,7 @@ impl Nic {
             xdp: None,
             offloads: None,
             keeper: Arc::default(),
+            keep_alive: KeepAlive::default(),
             host,
             mark: random_mark()?,
             xdp_config: None,
@@ -200,7 +203,7 @@ impl Nic {
             self.check_attached_queues(without)?;
         }
         if pairs.last().is_some_and(|last| *last >= own) {
-            self.host.create(self.frames_mark())?;
+            self.host.create(self.frames_mark(), &self.keep_alive)?;
         }
         for pair in pairs {
             if self.queues[pair].is_none() {
@@ -276,16 +279,6 @@ impl Nic {
         } else {
             HostTxAction::Pass
         });
-    }
-
-    /// Renews the time for which the kernel's programs redirect packets.
-    fn keep_alive(&mut self) {
-        if let Some(xdp) = &mut self.xdp
-            && let Err(e) = xdp.extend_deadline(KEEPALIVE_TIMEOUT)
-        {
-            tracing::error!(name = self.name, "the XDP program's time cannot be renewed: {e}");
-        }
-        self.host.keep_alive();
     }
 
     /// Ends the host rings if interface `index`, which was removed, is the near end of their veth pair.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use unetmap_abi::*;
 use unetmap_core::errno::{EACCES, EBUSY, EINVAL, ENETDOWN, ENXIO, EOPNOTSUPP, EPERM};
@@ -12,6 +11,7 @@ use unetmap_sys::link::{self, Link, LinkEvent, LinkWatch};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::xsk;
 
+use super::keep_alive::KeepAlive;
 use super::offloads::Keeper;
 use super::queue_count::{QueueCounts, rings};
 use super::settings::InterfaceSettings;
@@ -25,7 +25,7 @@ use crate::ports::{Daemon, EndpointKey, Port, PortKey, Registry, monitor};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, Scope};
 use crate::shape::EndpointShape;
-use crate::tuning::nic::{DEFAULT_RX_SLOTS, DEFAULT_TX_SLOTS, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
+use crate::tuning::nic::{DEFAULT_RX_SLOTS, DEFAULT_TX_SLOTS};
 
 /// Slots of a ring.
 const MAX_SLOTS: u32 = 4096;
@@ -46,8 +46,8 @@ pub(crate) struct NicState {
     pub(crate) settings: InterfaceSettings,
     /// Restores disabled offloads if this daemon is killed.
     keeper: Arc<Keeper>,
-    /// When the kernel's programs were last notified that the daemon runs.
-    last_keepalive: Option<Instant>,
+    /// Renews the deadlines of the attached programs.
+    pub(crate) keep_alive: KeepAlive,
 }
 
 /// The changes of all interfaces of one namespace.
@@ -257,6 +257,7 @@ fn create(
     nic.forwards = daemon.knobs.fwd();
     nic.queue_counts = daemon.nics.queue_counts.clone();
     nic.keeper = daemon.nics.keeper.clone();
+    nic.keep_alive = daemon.nics.keep_alive.clone();
     daemon.nics.last_serial = key.serial;
     daemon.registry.insert(PortKey::Nic(key), Box::new(nic));
     Ok(key)
@@ -306,27 +307,6 @@ pub(crate) fn links_changed(daemon: &mut Daemon, netns: u64) {
             LinkEvent::Lost => compare_all_links(daemon, netns),
         }
     }
-}
-
-/// Notifies the kernel's programs that the daemon runs, if the interval has passed. Returns the time until the next
-/// call is due; `None`: no interface is open.
-pub(crate) fn keep_alive(daemon: &mut Daemon) -> Option<Duration> {
-    let state = &mut daemon.nics;
-    if daemon.registry.all::<Nic>().next().is_none() {
-        state.last_keepalive = None;
-        return None;
-    }
-    let since = state.last_keepalive.map_or(KEEPALIVE_INTERVAL, |last| last.elapsed());
-    if since < KEEPALIVE_INTERVAL {
-        return Some(KEEPALIVE_INTERVAL - since);
-    }
-    daemon.registry.all_mut::<Nic>().for_each(Nic::keep_alive);
-    state.last_keepalive = Some(Instant::now());
-    if since > KEEPALIVE_TIMEOUT {
-        let late = (since - KEEPALIVE_TIMEOUT).as_millis();
-        tracing::warn!("the daemon was delayed: open interfaces were the kernel's for {late} ms");
-    }
-    Some(KEEPALIVE_INTERVAL)
 }
 
 fn link_changed(daemon: &mut Daemon, netns: u64, link: &Link) {
