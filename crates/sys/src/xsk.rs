@@ -32,7 +32,9 @@ use crate::tuning::{QUEUE_RELEASE_LIMIT, QUEUE_RELEASE_POLL, XSK_TX_BUDGET};
 use crate::{Mapping, kernel, memfd};
 
 mod busy;
+mod zero_copy;
 pub use busy::{BusyPoll, busy_poll, set_busy_poll};
+pub use zero_copy::ZeroCopyObstacle;
 
 /// Bytes that the kernel leaves free before the data of a received packet (`XDP_PACKET_HEADROOM`).
 pub const HEADROOM: u32 = 256;

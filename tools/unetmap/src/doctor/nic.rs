@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use unetmap_sys::kernel::{self, Version};
 use unetmap_sys::link::{AttachedMode, ChannelSettings, Channels, DriverInfo, Link, XdpFeatures};
 use unetmap_sys::probe::QueueTrial;
-use unetmap_sys::xsk::MAX_PACKET;
+use unetmap_sys::xsk::{MAX_PACKET, ZeroCopyObstacle};
 
 use super::Check;
 use super::machine::OpenPort;
@@ -364,6 +364,10 @@ fn tested(what: &'static str, trial: &QueueTrial, facts: &Facts) -> (Option<&'st
         return (None, Check::missing(what, format!("no XDP program can be attached: {e}")));
     }
     match (&trial.zero_copy, &trial.copy) {
+        (Some(Ok(())), _) if trial.queues_with_program.is_some_and(|queues| queues > facts.queues.rx) => {
+            let why = ZeroCopyObstacle::AddedQueues(&facts.link.name);
+            (Some(COPY), Check::ok(what, format!("{COPY}: tried on queue {queue}; {why}")))
+        }
         (Some(Ok(())), _) => (Some(ZERO_COPY), Check::ok(what, format!("{ZERO_COPY}: tried on queue {queue}"))),
         (_, Some(Err(e))) if e.kind() == io::ErrorKind::ResourceBusy => {
             (None, Check::unknown(what, format!("untested: another AF_XDP socket holds queue {queue}")).optional())
@@ -372,25 +376,16 @@ fn tested(what: &'static str, trial: &QueueTrial, facts: &Facts) -> (Option<&'st
         (zero_copy, _) => {
             let (path, why) = match (&trial.native, zero_copy) {
                 (Err(e), _) => (GENERIC, format!("the driver refused the XDP program ({e})")),
-                (Ok(()), Some(Err(e))) => (COPY, zero_copy_refusal(e, facts)),
-                (Ok(()), _) if facts.features.is_none() => (COPY, kernel::ZERO_COPY.requirement()),
-                (Ok(()), _) => (COPY, "the driver does not support zero copy".to_owned()),
+                (Ok(()), Some(Err(error))) => {
+                    let driver = facts.driver.as_ref().map(|driver| &*driver.name);
+                    (COPY, ZeroCopyObstacle::Refused { driver, error }.to_string())
+                }
+                (Ok(()), _) if facts.features.is_none() => (COPY, ZeroCopyObstacle::Unknown.to_string()),
+                (Ok(()), _) => (COPY, ZeroCopyObstacle::Unsupported.to_string()),
             };
             (Some(path), Check::ok(what, format!("{path}: tried on queue {queue}; {why}")))
         }
     }
-}
-
-/// Says why the driver refused zero copy although it supports it.
-fn zero_copy_refusal(e: &io::Error, facts: &Facts) -> String {
-    let is_virtio = facts.driver.as_ref().is_some_and(|driver| driver.name == "virtio_net");
-    let hint = match e.kind() {
-        io::ErrorKind::InvalidInput if is_virtio => {
-            ": the device must have VIRTIO_F_ACCESS_PLATFORM, QEMU's iommu_platform=on"
-        }
-        _ => "",
-    };
-    format!("the driver refused zero copy ({e}){hint}")
 }
 
 /// Returns the data path that the driver's features promise, and why. The order is the one in which the daemon tries

@@ -136,9 +136,14 @@ fn the_trial_decides_about_the_data_path() {
     });
     for (facts, data_path, part) in [
         (with(&|_| {}), Some(ZERO_COPY), "tried on queue 1"),
-        (driver_refuses, Some(COPY), "refused zero copy (Invalid argument (os error 22))"),
+        (driver_refuses, Some(COPY), "refuses zero copy (Invalid argument (os error 22))"),
         (virtio(with(&|trial| trial.zero_copy = Some(refused(22)))), Some(COPY), "QEMU's iommu_platform=on"),
         (with(&|trial| trial.zero_copy = None), Some(COPY), "does not support zero copy"),
+        (
+            with(&|trial| trial.queues_with_program = Some(4)),
+            Some(COPY),
+            "adds queues while an XDP program is attached",
+        ),
         (generic, Some(GENERIC), "refused the XDP program"),
         (with(&|trial| (trial.zero_copy, trial.copy) = (None, Some(refused(16)))), None, "another AF_XDP socket"),
     ] {
