@@ -1,9 +1,12 @@
 """Boots QEMU guests with stock Debian kernels. The trees and kernels are those of vm/prepare."""
 
+import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -11,6 +14,8 @@ CACHE = Path(os.environ.get("VM_CACHE", Path.home() / ".cache/unetmap-vm"))
 NOT_FINISHED = 125
 # Seconds in which KVM boots a guest; where it does not work a guest stands still.
 KVM_TIMEOUT = 30
+# Seconds between two looks for a guest's requests to QEMU.
+MONITOR_POLL = 0.1
 
 
 def build_folder():
@@ -37,41 +42,43 @@ def acceleration():
     return ["-accel", "tcg,thread=multi", "-cpu", "max"], " no_timer_check tsc=unstable clocksource=acpi_pm"
 
 
-def nic_options(specifications):
-    """QEMU's options for the devices, and the taps with their bridges: a hub has one queue, a tap several. Each device
-    has a root port of its own, which igb needs."""
-    options, taps, number = [], [], 0
+def typed(value):
+    """A value of an option, as QEMU's machine protocol wants it."""
+    return {"on": True, "off": False}.get(value, int(value) if value.isdigit() else value)
+
+
+def devices(specifications):
+    """The cards: (hub, device as QEMU's device_add takes it, backend, queues). Each has a root port of its own, which igb
+    needs."""
+    cards = []
     for hub, specification in enumerate(specifications, start=1):
         model, _, rest = specification.partition(",")
         parts = rest.split(",") if rest else []
         queues = parts.pop(0) if parts and parts[0].isdigit() else None
         backend = next((p[len("backend=") :].replace(";", ",") for p in parts if p.startswith("backend=")), None)
-        parts = [p for p in parts if not p.startswith("backend=")]
-        copies = 2 if model.endswith("x2") else 1
-        model = model.removesuffix("x2")
-        for _ in range(copies):
-            number += 1
-            extra = list(parts)
-            if queues and model.startswith("virtio"):
-                extra += ["mq=on", f"vectors={2 * int(queues) + 2}"]
-            name = f"net{number}"
-            options += ["-device", f"pcie-root-port,id=port{number},chassis={number},slot={number}"]
-            if queues and not backend:
-                taps.append((f"tap{number}", f"br{hub}"))
-                backend_ = f"tap,ifname=tap{number},script=no,downscript=no,vhost=off,queues={queues}"
-            else:
-                backend_ = backend or f"hubport,hubid={hub}"
-            kind, _, settings = backend_.partition(",")
-            options += ["-netdev", f"{kind},id={name},{settings}"]
-            device = [
-                model,
-                f"netdev={name}",
-                f"bus=port{number}",
-                f"mac=02:00:00:00:00:{number:02x}",
-                "romfile=",
-                *extra,
-            ]
-            options += ["-device", ",".join(device)]
+        more = dict(part.split("=", 1) for part in parts if not part.startswith("backend="))
+        if queues and model.startswith("virtio"):
+            more |= {"mq": "on", "vectors": str(2 * int(queues) + 2)}
+        for _ in range(2 if model.endswith("x2") else 1):
+            number = len(cards) + 1
+            device = {
+                "driver": model.removesuffix("x2"), "id": f"nic{number}", "netdev": f"net{number}", "bus": f"port{number}",
+                "mac": f"02:00:00:00:00:{number:02x}", "romfile": "", **{name: typed(more[name]) for name in more},
+            }  # fmt: skip
+            cards.append((hub, device, backend, queues))
+    return cards
+
+
+def nic_options(specifications):
+    """QEMU's options for the devices, and the taps with their bridges: a hub has one queue, a tap several."""
+    options, taps = [], []
+    for number, (hub, device, backend, queues) in enumerate(devices(specifications), start=1):
+        options += ["-device", f"pcie-root-port,id=port{number},chassis={number},slot={number}"]
+        if queues and not backend:
+            taps.append((f"tap{number}", f"br{hub}"))
+            backend = f"tap,ifname=tap{number},script=no,downscript=no,vhost=off,queues={queues}"
+        kind, _, settings = (backend or f"hubport,hubid={hub}").partition(",")
+        options += ["-netdev", f"{kind},id=net{number},{settings}", "-device", json.dumps(device)]
     return options, taps
 
 
@@ -107,6 +114,54 @@ def share(tag, path, readonly=True):
     ]  # fmt: skip
 
 
+class Monitor:
+    """Lets a guest unplug and plug its cards: it writes `request-N.json` into the results folder, one command of QEMU's
+    machine protocol, and reads the answer from `answer-N.json`."""
+
+    def __init__(self, results):
+        self.results, self.ended = results, threading.Event()
+        self.ours, self.theirs = socket.socketpair()
+        self.thread = threading.Thread(target=self._serve)
+
+    def options(self):
+        return ["-chardev", f"socket,id=monitor,fd={self.theirs.fileno()}", "-mon", "chardev=monitor,mode=control"]
+
+    def start(self):
+        self.theirs.close()
+        for left in self.results.glob("request-*.json"):
+            left.unlink()
+        self.lines = self.ours.makefile("r")
+        self.thread.start()
+
+    def stop(self):
+        """Once QEMU has ended."""
+        self.ended.set()
+        self.thread.join()
+        self.ours.close()
+
+    def _ask(self, request):
+        """The answer to a command; events that come before it are passed over."""
+        self.ours.sendall(json.dumps(request).encode() + b"\n")
+        for line in self.lines:
+            answer = json.loads(line)
+            if "return" in answer or "error" in answer:
+                return answer
+        return {"error": "QEMU has ended"}
+
+    def _serve(self):
+        try:
+            self._ask({"execute": "qmp_capabilities"})
+            while not self.ended.wait(MONITOR_POLL):
+                for path in sorted(self.results.glob("request-*.json")):
+                    answer = self._ask(json.loads(path.read_text()))
+                    path.unlink()
+                    new = path.with_name("new-answer.json")
+                    new.write_text(json.dumps(answer))
+                    new.rename(path.with_name(path.name.replace("request", "answer")))
+        except OSError:
+            pass  # QEMU has ended.
+
+
 def command(kernel, results, script, nics, cpus, memory, more):
     folder = CACHE / "kernels" / kernel
     accelerate, clock = acceleration()
@@ -129,12 +184,15 @@ def run(kernel, script, nics, results, timeout, output, cpus=2, memory=1536, mor
     if script.parent != results:
         shutil.copy(script, results / name)
     (results / name).chmod(0o755)
+    monitor = Monitor(results)
     guest = subprocess.Popen(
-        command(kernel, results, name, nics, cpus, memory, more),
+        command(kernel, results, name, nics, cpus, memory, [*more, *monitor.options()]),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
+        pass_fds=[monitor.theirs.fileno()],
     )
+    monitor.start()
     try:
         guest.wait(timeout)
     except subprocess.TimeoutExpired:
@@ -143,6 +201,7 @@ def run(kernel, script, nics, results, timeout, output, cpus=2, memory=1536, mor
         if guest.poll() is None:
             guest.kill()
             guest.wait()
+        monitor.stop()
     try:
         return int(status.read_text())
     except (OSError, ValueError):

@@ -23,6 +23,7 @@ class Device:
     def __init__(self, row, name, peer, number, host=None):
         self.row, self.name, self.peer = row, name, peer
         self.host = host or name  # Has the address: a bridge's, not its port's.
+        self.plug = None  # A card, as QEMU's device_add takes it.
         self.address, self.peer_address = f"10.9.{number}.1", f"10.9.{number}.2"
 
     def mac(self):
@@ -36,9 +37,14 @@ class Device:
         run(["ip", "addr", "add", f"{self.address}/24", "dev", self.host])
         if self.peer:
             run(in_namespace(FAR) + ["ip", "link", "set", self.peer, "up"])
-            run(in_namespace(FAR) + ["ip", "addr", "add", f"{self.peer_address}/24", "dev", self.peer])
+            run(in_namespace(FAR) + ["ip", "addr", "replace", f"{self.peer_address}/24", "dev", self.peer])
             self.wait()
         return self
+
+    def replugged(self):
+        """A new card is in the place of the one that was unplugged."""
+        self.name = self.host = interface_of(self.row, self.plug["mac"])
+        self.up()
 
     def wait(self):
         carrier(self.name)
@@ -51,23 +57,26 @@ def name_of(mac):
     return next((link["ifname"] for link in links if link.get("address") == mac), None)
 
 
-def card(row, place, number):
-    """The `place`th pair of cards that QEMU was given."""
-    run(["modprobe", MODULES[row]])
-    name, peer = (until(lambda mac=mac: name_of(mac), f"{row} has an interface") for mac in macs_of_pair(place))
-    run(["ip", "link", "set", peer, "name", f"peer{number}", "netns", FAR])
-    peer = f"peer{number}"
-    # The end that judges sees each frame as it was on the wire.
-    run(in_namespace(FAR) + ["ip", "link", "set", peer, "promisc", "on"])
+def interface_of(row, mac):
+    """The name of a card's interface, once it has one."""
+    name = until(lambda: name_of(mac), f"{row} has an interface")
     if "virtio" in row:
         # As many queues as there are processors; more than that are spare.
-        for command in ([], in_namespace(FAR)):
-            run([*command, "ethtool", "-L", peer if command else name, "combined", "2"], check=False)
-    return Device(row, name, peer, number).up()
+        run(["ethtool", "-L", name, "combined", "2"], check=False)
+    return name
 
 
-def macs_of_pair(place):
-    return [f"02:00:00:00:00:{2 * place + end:02x}" for end in (1, 2)]
+def card(row, plugs, number):
+    """A pair of cards that QEMU was given."""
+    run(["modprobe", MODULES[row]])
+    name, far = (interface_of(row, plug["mac"]) for plug in plugs)
+    peer = f"peer{number}"
+    run(["ip", "link", "set", far, "name", peer, "netns", FAR])
+    # The end that judges sees each frame as it was on the wire.
+    run(in_namespace(FAR) + ["ip", "link", "set", peer, "promisc", "on"])
+    device = Device(row, name, peer, number)
+    device.plug = plugs[0]
+    return device.up()
 
 
 def veth(name, peer, namespace=FAR, queues=2):

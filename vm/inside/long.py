@@ -1,49 +1,19 @@
-"""Many frames both ways at once, between two interfaces of one wire and through a bridge of two wires: none may be lost
-at a rate that the guest can carry. pkt-gen sends and receives at both ends, with sequence numbers."""
+"""Rows of zero copy: many frames, a pipe in the interface's region, and twenty kills of clients and of the daemon."""
 
+import json
+import os
 import signal
-import time
 
-from net import FAR, Failed, Program, attached_program, carrier, in_namespace, run, zero_copy
+import exchange
+from net import (
+    FAR, Failed, PacketSocket, Program, attached_program, carrier, frame, in_namespace, run, until, zero_copy,
+)  # fmt: skip
 
 FRAMES = 50_000
-# Packets per second each way: the first at which nothing is lost. A guest on a busy machine stands still now and then.
-RATES = [4000, 2000, 1000]
-# Seconds without a frame after which the rest is lost.
-QUIET = 5
-
-
-def both_ways(one, other, rate):
-    """Sends between (name, namespace) `one` and `other`. Returns the summaries of the two receivers."""
-    receivers, senders = [], []
-    for name, namespace in (one, other):
-        command = ["pkt-gen", "-i", f"netmap:{name}", "-f", "rxseq", "-w", "0", "-T", "500", "--json"]
-        receivers.append(Program(command, namespace).ready())
-    for name, namespace in (one, other):
-        carrier(name, namespace)
-    for name, namespace in (one, other):
-        command = ["pkt-gen", "-i", f"netmap:{name}", "-f", "txseq", "-n", str(FRAMES), "-R", str(rate), "-w", "0"]
-        senders.append(Program([*command, "-T", "0", "--json"], namespace))
-    for sender in senders:
-        sender.finish(None, limit=FRAMES / rate * 4 + 30)
-    before, since = 0, time.monotonic()
-    while (count := sum(receiver.packets() for receiver in receivers)) < 2 * FRAMES:
-        if count != before:
-            before, since = count, time.monotonic()
-        if time.monotonic() - since > QUIET:
-            break
-        time.sleep(0.1)
-    return [receiver.finish(signal.SIGINT) for receiver in receivers]
-
-
-def lossless(one, other):
-    """The first rate at which both receivers got every frame once and in order."""
-    for rate in RATES:
-        ends = both_ways(one, other, rate)
-        if all(end and end["packets"] == FRAMES and not end["missing"] and not end["late"] for end in ends):
-            return f"{rate}/s"
-    lost = [FRAMES - end["packets"] if end else FRAMES for end in ends]
-    raise Failed(f"at {rate} packets per second {lost[0]} and {lost[1]} of {FRAMES} frames were lost")
+PIPE_FRAMES = 5000
+KILLS = 20
+# Frames between two kills: fewer than a queue has buffers.
+BETWEEN_KILLS = 64
 
 
 def way_of(device):
@@ -61,20 +31,112 @@ def way_of(device):
             holder.finish()
 
 
-def wires(row, device):
-    """A row: both ends of one wire are ports."""
-    row.ask("way", way_of, device)
-    row.ask("50,000 each way", lossless, (device.name, None), (device.peer, FAR))
+def many(one, other):
+    exchange.both_ways(one, other, FRAMES)
+
+
+class Bridge:
+    """`bridge` between two ports, until the block ends."""
+
+    def __init__(self, *ports):
+        self.command = ["bridge", "-w", "0"]
+        for port in ports:
+            self.command += ["-i", f"netmap:{port}"]
+
+    def __enter__(self):
+        self.program = Program(self.command).ready()
+        return self.program
+
+    def __exit__(self, *_):
+        self.program.finish()
+
+
+def swaps(program):
+    """Whether a bridge exchanges buffers."""
+    return any("zero copy" in line for line in program.errors)
+
+
+def with_pipe(device):
+    """Frames cross the wire and a pipe in the interface's region, between which bridge exchanges buffers."""
+    with Bridge(device.name, f"{device.name}{{1") as bridge:
+        device.wait()
+        if not swaps(bridge) or not zero_copy(device.name):
+            raise Failed("the interface or bridge copies")
+        exchange.both_ways((f"{device.name}}}1", None), (device.peer, FAR), PIPE_FRAMES)
+
+
+def arrive(device, programs):
+    """Frames of many flows arrive in the pkt-gens that have the queues."""
+
+    def packets():
+        return sum(program.packets() for program in programs)
+
+    before = packets()
+    far = PacketSocket(device.peer, FAR)
+    far.send([frame(device.mac(), device.peer_mac(), i) for i in range(BETWEEN_KILLS)])
+    far.close()
+    until(lambda: packets() - before >= BETWEEN_KILLS, f"{BETWEEN_KILLS} frames arrive")
+
+
+def receiver(port):
+    return Program(["pkt-gen", "-i", f"netmap:{port}", "-f", "rx", "-w", "0", "-T", "100", "--json"]).ready()
+
+
+def clients_killed(device):
+    """A client of queue 0 is killed while another holds queue 1, so that the interface stays attached."""
+    holder = receiver(f"{device.name}-1")
+    try:
+        for turn in range(KILLS):
+            client = receiver(f"{device.name}-0")
+            device.wait()
+            if not zero_copy(device.name):
+                raise Failed(f"packets are copied after {turn} kills")
+            arrive(device, [client, holder])
+            client.finish(signal.SIGKILL)
+    finally:
+        holder.finish()
+
+
+def daemons_killed(devices):
+    """All interfaces are open each time: their links come up together."""
+    for turn in range(KILLS):
+        clients = [receiver(device.name) for device in devices]
+        for device, client in zip(devices, clients):
+            device.wait()
+            if not zero_copy(device.name):
+                raise Failed(f"packets are copied after {turn} kills")
+            arrive(device, [client])
+        os.kill(json.loads(run(["unetmap", "ls", "--json"]))["daemon"]["pid"], signal.SIGKILL)
+        for device, client in zip(devices, clients):
+            client.finish(None)
+            if client.child.returncode == 0:
+                raise Failed("the program did not notice")
+            until(lambda name=device.name: attached_program(name) is None, "the XDP program is gone")
+
+
+def wires(rows):
+    """Rows of one wire each: (row, device)."""
+    for row, device in rows:
+        row.ask("way", way_of, device)
+        row.ask("50,000 each way", many, (device.name, None), (device.peer, FAR))
+        row.ask("with a pipe", with_pipe, device)
+        row.ask("20 clients killed", clients_killed, device)
+    devices = [device for _, device in rows]
+    try:
+        daemons_killed(devices)
+        value, note = "yes", ""
+    except Failed as failure:
+        value, note = "no", str(failure)
+    for row, _ in rows:
+        row.set("20 daemons killed", value, note)
 
 
 def bridged(row, one, other):
     """A row: a bridge between two interfaces, and a port at the far end of each."""
-    bridge = Program(["bridge", "-i", f"netmap:{one.name}", "-i", f"netmap:{other.name}", "-w", "0"]).ready()
-    try:
+    with Bridge(one.name, other.name) as bridge:
         for device in (one, other):
             device.wait()
-        both = zero_copy(one.name) and not any("copied" in line for line in bridge.errors)
+            carrier(device.peer, FAR)
+        both = zero_copy(one.name) and swaps(bridge)
         row.set("way", "zero copy" if both else f"{attached_program(one.name)}, copy")
-        row.ask("50,000 each way", lossless, (one.peer, FAR), (other.peer, FAR))
-    finally:
-        bridge.finish()
+        row.ask("50,000 each way", many, (one.peer, FAR), (other.peer, FAR))

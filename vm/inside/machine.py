@@ -1,96 +1,96 @@
 #!/usr/bin/env python3
-"""One guest of vm/machines. By files in /results, which they share, the guests tell each other what they have done."""
+"""One guest of vm/machines.py. By files in a folder that they share, the guests tell each other what they have done."""
 
 import json
-import signal
 import sys
 from pathlib import Path
 
-from net import Failed, PacketSocket, Program, carrier, from_pkt_gen, run, until
+import exchange
+from net import Failed, Program, carrier, run, until
 
-FRAMES, RATE = 20_000, 2000
-RESULTS = Path("/results")
+FRAMES, STACK_FRAMES = 20_000, 5000
+SHARED = Path("/mnt")  # Mounted by vm/init.
 LIMIT = 200  # Seconds for which a guest waits for another.
 
 
-def tell(what):
-    (RESULTS / what).touch()
+def tell(what, text=""):
+    new = SHARED / f"new-{what}"
+    new.write_text(text)
+    new.rename(SHARED / what)
 
 
 def await_file(what):
-    until(lambda: (RESULTS / what).exists(), f"another guest says {what}", LIMIT)
+    """Until another guest says so; fails if another guest has failed."""
+    until(lambda: (SHARED / what).exists() or (SHARED / "failed").exists(), f"another guest says {what}", LIMIT)
+    if not (SHARED / what).exists():
+        raise Failed("another guest has failed")
 
 
 def cards():
     run(["modprobe", "igb"])
-    run(["sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1"])
+    run(["sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1", "net.core.default_qdisc=pfifo_fast"])
     names = until(lambda: [p.parent.name for p in Path("/sys/class/net").glob("*/device")], "the card is there")
     for name in names:
         run(["ip", "link", "set", name, "up", "promisc", "on"])
         carrier(name)
-    return [f"netmap:{name}" for name in sorted(names)]
+    return sorted(names)
 
 
-def send(port, function):
-    arguments = ["-n", str(FRAMES), "-R", str(RATE), "-b", "32", "-T", "0"]
-    Program(["pkt-gen", "-i", port, "-f", function, *arguments]).finish(None, limit=120)
+def set_cell(check, value, note=""):
+    print(f"{check}: {value} {note}", flush=True)
+    tell(f"cell-{check.replace(' ', '-')}.json", json.dumps({"check": check, "value": value, "note": note}))
 
 
-def sender(port):
-    await_file("receiver-ready")
-    send(port, "txseq")
-    tell("sent")
+def exchanged(card, count, me, other):
+    """`exchange` with a program of another guest. Both greet until the other, and a bridge between them, are there."""
+    end = exchange.start(card, count)
+    exchange.wait([end], count)
+    tell(me)
+    await_file(other)
+    return exchange.finish([end], count)
+
+
+def sender(card):
+    try:
+        exchanged(card, FRAMES, "sender-done", "receiver-done")
+        set_cell("program to program", "yes")
+    except Failed as failure:
+        set_cell("program to program", "no", str(failure))
+        raise
     await_file("stack-ready")
-    send(port, "tx")
-    tell("sent-to-stack")
+    exchanged(card, STACK_FRAMES, "sender-done-with-stack", "stack-done")
 
 
-def receiver(port):
-    """First pkt-gen, which counts gaps, then the kernel's stack."""
-    program = Program(["pkt-gen", "-i", port, "-f", "rxseq", "-w", "0", "-T", "200", "--json"]).ready()
-    carrier(port.removeprefix("netmap:"))
-    tell("receiver-ready")
-    await_file("sent")
-    until_quiet(program)
-    ports = program.finish(signal.SIGINT)
-    carrier(port.removeprefix("netmap:"))
-    packets = PacketSocket(port.removeprefix("netmap:"))
+def receiver(card):
+    exchanged(card, FRAMES, "receiver-done", "sender-done")
+    carrier(card)
     tell("stack-ready")
-    stack = len(packets.received(from_pkt_gen, FRAMES, limit=60))
-    await_file("sent-to-stack")
-    found = {
-        "sent": FRAMES,
-        "port": ports["packets"],
-        "missing": ports["missing"],
-        "reordered": ports["late"],
-        "stack": stack,
-    }
-    found["complete"] = found["port"] == found["stack"] == FRAMES and not found["missing"] and not found["reordered"]
-    (RESULTS / "found.json").write_text(json.dumps(found))
+    arrived = exchange.by_stack(card, STACK_FRAMES)
+    tell("stack-done")
+    if arrived != STACK_FRAMES:
+        set_cell("program to kernel's stack", "no", f"{arrived} of {STACK_FRAMES} frames arrived")
+        raise Failed("frames were lost")
+    await_file("sender-done-with-stack")
+    set_cell("program to kernel's stack", "yes")
     tell("over")
 
 
-def until_quiet(program):
-    """All frames, or none more for as long as a condition is awaited."""
-    seen = -1
-    while program.packets() < FRAMES and program.packets() != seen:
-        seen = program.packets()
-        try:
-            until(lambda before=seen: program.packets() != before, "more frames", 5)
-        except Failed:
-            break
-
-
 def bridger(one, other):
-    program = Program(["bridge", "-i", one, "-i", other, "-w", "0"]).ready()
-    await_file("over")
-    program.finish()
+    program = Program(["bridge", "-i", f"netmap:{one}", "-i", f"netmap:{other}", "-w", "0"]).ready()
+    try:
+        await_file("over")
+    finally:
+        program.finish()
 
 
 def main():
     role = sys.argv[1]
-    ports = cards()
-    {"sender": sender, "receiver": receiver, "bridger": bridger}[role](*ports)
+    try:
+        {"sender": sender, "receiver": receiver, "bridger": bridger}[role](*cards())
+    except Failed as failure:
+        print(f"{role}: {failure}", flush=True)
+        tell("failed", str(failure))
+        return 1
     return 0
 
 

@@ -1,0 +1,88 @@
+"""What happens to an open port when its device changes: other ring sizes, a reset, and its removal."""
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+
+from net import Failed, Program, run, until
+
+RESULTS = Path("/results")
+MTU = 1400
+
+
+def ring_sizes(name):
+    """(maximum, now) of the receive ring; `None`: the driver does not tell."""
+    sizes = re.findall(r"^RX:\s+(\d+)", run(["ethtool", "-g", name], check=False), re.MULTILINE)
+    return (int(sizes[0]), int(sizes[1])) if len(sizes) == 2 else None
+
+
+def tried(command):
+    """What the program said if it was refused."""
+    program = Program(command)
+    program.finish(None)
+    return " ".join(program.errors) or "refused" if program.child.returncode else ""
+
+
+def resize(receiver, works):
+    """Other ring sizes while the port is open, and the old ones again. Returns the value and its note."""
+    device = receiver.device
+    sizes = ring_sizes(device.name)
+    if not sizes:
+        return "-", "the driver has no ring sizes"
+    maximum, now = sizes
+    other = now * 2 if now * 2 <= maximum else now // 2
+    for size in (other, now):
+        refusal = tried(["ethtool", "-G", device.name, "rx", str(size)])
+        device.wait()
+        works(receiver)
+        if refusal:
+            return "refused", refusal
+        if ring_sizes(device.name)[1] != size:
+            raise Failed(f"the driver has rings of {ring_sizes(device.name)[1]} entries instead of {size}")
+    return "yes", ""
+
+
+def reset(receiver, works):
+    """The driver resets the device: for another MTU, and for a new negotiation of the link where it can do that."""
+    device = receiver.device
+    mtu = int(run(["cat", f"/sys/class/net/{device.name}/mtu"]))
+    for command in (
+        ["ip", "link", "set", device.name, "mtu", str(MTU)],
+        ["ip", "link", "set", device.name, "mtu", str(mtu)],
+        ["ethtool", "-r", device.name],
+    ):
+        tried(command)
+        device.wait()
+    works(receiver)
+    return "yes", ""
+
+
+def ask_qemu(execute, **arguments):
+    """One command of QEMU's machine protocol, by vm/qemu.py."""
+    path = RESULTS / f"request-{time.monotonic_ns():020}.json"
+    new = RESULTS / "new-request.json"
+    new.write_text(json.dumps({"execute": execute, "arguments": arguments}))
+    new.rename(path)
+    answer = path.with_name(path.name.replace("request", "answer"))
+    until(answer.exists, f"QEMU answers {execute}")
+    said = json.loads(answer.read_text())
+    answer.unlink()
+    if "error" in said:
+        raise Failed(f"{execute}: {said['error']}")
+
+
+def unplugged(receiver, again):
+    """The card is unplugged while the port is open: the program ends with a sentence. A new card can be opened."""
+    device = receiver.device
+    ask_qemu("device_del", id=device.plug["id"])
+    until(lambda: not Path(f"/sys/class/net/{device.name}").exists(), f"{device.name} is unplugged")
+    until(lambda: receiver.program.child.poll() is not None, "the program notices")
+    receiver.program.finish(signal.SIGKILL)
+    said = receiver.program.said()
+    if receiver.program.child.returncode != 1 or "gone" not in said:
+        raise Failed(f"the program ended with {receiver.program.child.returncode}: {said}")
+    ask_qemu("device_add", **device.plug)
+    device.replugged()
+    again(device)
