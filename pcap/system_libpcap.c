@@ -85,7 +85,8 @@ open_beside(const void *address)
 static void *
 find_system_libpcap(void)
 {
-	const char *named = getenv("UNETMAP_LIBPCAP");
+	/* Not in a program with more privileges than its caller. */
+	const char *named = secure_getenv("UNETMAP_LIBPCAP");
 	void *me, *found = NULL;
 	Dl_info info;
 

@@ -9,9 +9,11 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, setpriority_process, setrlimit, setsid};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+mod environment;
 mod spawn;
 mod user_namespace;
 
+pub use environment::{is_secure_execution, variable};
 pub use libc::{O_NOFOLLOW, O_NONBLOCK};
 pub use rustix::process::Signal;
 pub use spawn::spawn_detached;

@@ -11,5 +11,6 @@ mod nic;
 mod nic_filter;
 mod pipes;
 mod requests;
+mod setuid;
 mod shared_rings;
 mod vale;

@@ -4,6 +4,9 @@
 //! the user's own, in `$XDG_RUNTIME_DIR` or a private folder of the temporary directory. If none listens, this process
 //! binds the socket and passes it to a new daemon: a connection succeeds at once, and no client has to poll until the
 //! daemon is ready.
+//!
+//! A program with more privileges than its caller (setuid, or a file with capabilities) takes none of this from the
+//! environment, nor the daemon from the folder that its own file is in: its caller has chosen both.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -25,6 +28,8 @@ use crate::tuning::{LOCK_POLL, QUEUE_BUSY_LIMIT, QUEUE_BUSY_RETRY, REPLY_TIMEOUT
 
 /// The system daemon's socket.
 pub const SYSTEM_SOCKET: &str = "/run/unetmap/unetmapd.sock";
+/// Where the daemon's program is installed.
+const SYSTEM_FOLDERS: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
 /// A connection to the daemon.
 pub(crate) struct Connection {
     pub(crate) fd: OwnedFd,
@@ -76,7 +81,7 @@ fn connect_to(path: &Path) -> io::Result<OwnedFd> {
 
 /// Returns the socket named by the environment.
 fn chosen_socket() -> Option<PathBuf> {
-    std::env::var_os("UNETMAP_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from)
+    process::variable("UNETMAP_SOCKET").map(PathBuf::from)
 }
 
 /// Returns the path where this user's own daemon listens: `UNETMAP_SOCKET`, else in the default folder, which is
@@ -95,14 +100,23 @@ pub fn own_socket() -> Result<PathBuf, Error> {
         private_folder(path.parent().unwrap_or(Path::new("/run")), 0o755)?;
         return Ok(path);
     }
-    if let Some(run) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
+    if let Some(run) = runtime_folder(uid)
         && fs::metadata(&run).is_ok_and(|m| m.is_dir() && m.uid() == uid)
     {
         return Ok(run.join("unetmapd.sock"));
     }
-    let folder = std::env::temp_dir().join(format!("unetmap-{uid}"));
+    let temporary = if process::is_secure_execution() { PathBuf::from("/tmp") } else { std::env::temp_dir() };
+    let folder = temporary.join(format!("unetmap-{uid}"));
     private_folder(&folder, 0o700)?;
     Ok(folder.join("unetmapd.sock"))
+}
+
+/// Returns `XDG_RUNTIME_DIR`, or its usual value in a program that must not trust its environment.
+fn runtime_folder(uid: u32) -> Option<PathBuf> {
+    match process::is_secure_execution() {
+        true => Some(format!("/run/user/{uid}").into()),
+        false => process::variable("XDG_RUNTIME_DIR").map(PathBuf::from),
+    }
 }
 
 /// Creates `folder` if it is missing, and rejects one of another user: its owner could replace the socket.
@@ -229,24 +243,35 @@ fn remove_stale_socket(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns the daemon's program: `UNETMAPD`, else beside this program, else in the `PATH`.
+/// Returns the daemon's program: `UNETMAPD`, else beside this program, in the `PATH`, or in the system's folders. A
+/// program with more privileges than its caller searches only these: its file may be linked into any folder.
 fn daemon_program() -> Result<PathBuf, Error> {
-    if let Some(path) = std::env::var_os("UNETMAPD") {
+    if let Some(path) = process::variable("UNETMAPD") {
         return Ok(path.into());
     }
-    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_owned()));
+    let secure = process::is_secure_execution();
+    let beside = std::env::current_exe().ok().filter(|_| !secure).and_then(|exe| Some(exe.parent()?.to_owned()));
     // Cargo puts examples and tests one folder below the programs.
     let above = beside.as_deref().and_then(Path::parent).map(Path::to_owned);
-    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path: Vec<PathBuf> = process::variable("PATH").iter().flat_map(std::env::split_paths).collect();
     beside
         .into_iter()
         .chain(above)
-        .chain(std::env::split_paths(&path))
-        .chain(["/usr/local/sbin".into(), "/usr/sbin".into()])
+        .chain(path)
+        .chain(SYSTEM_FOLDERS.map(PathBuf::from))
         .map(|folder| folder.join("unetmapd"))
         .find(|program| fs::metadata(program).is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0))
         .ok_or_else(|| Error::NoDaemon {
-            reason: "unetmapd is neither beside this program nor in the PATH (set UNETMAPD=/path/to/unetmapd)".into(),
+            reason: match secure {
+                true => format!(
+                    "unetmapd is in none of {} (this program has more privileges than its caller, so UNETMAPD and PATH \
+                     do not count: start the daemon first)",
+                    SYSTEM_FOLDERS.join(", ")
+                ),
+                false => {
+                    "unetmapd is neither beside this program nor in the PATH (set UNETMAPD=/path/to/unetmapd)".into()
+                }
+            },
             source: io::ErrorKind::NotFound.into(),
         })
 }

@@ -4,6 +4,7 @@
 //! body, `nr_options` the number of options, `nro_next` the bytes of this option.
 
 use unetmap_abi::*;
+use unetmap_sys::process;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::control::wire::{ControlRequest, Kind};
@@ -139,7 +140,7 @@ impl NetmapRequest {
 
     /// Returns the request that a client sends: with [`FORCE`] if the environment sets it.
     pub(crate) fn with_environment(&self) -> NetmapRequest {
-        let forced = std::env::var_os(FORCE_VARIABLE).is_some_and(|value| !value.is_empty() && value != "0");
+        let forced = process::variable(FORCE_VARIABLE).is_some_and(|value| value != "0");
         let mut request = self.clone();
         if forced
             && self.header.nr_reqtype == NETMAP_REQ_REGISTER

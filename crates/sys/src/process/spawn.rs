@@ -11,7 +11,7 @@ use std::ptr;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Resource, getrlimit};
 
-use super::{empty_signal_set, mask_signals};
+use super::{empty_signal_set, is_secure_execution, mask_signals};
 
 /// Lowest number of the descriptors that [`spawn_detached`] prepares: above 0..5, to which it duplicates them.
 const FIRST_PREPARED: RawFd = 10;
@@ -25,6 +25,8 @@ struct Launch {
     fds: [RawFd; 4],
     /// The pipe to the caller: `[0, pid]` once the child runs, `[errno, 0]` if a step failed.
     status: RawFd,
+    /// Whether the child gives up the ids of this program's caller.
+    leaves_caller: bool,
 }
 
 /// Starts `program` (a path; `args` without its name) as an orphan: in a session of its own, with working directory
@@ -33,13 +35,18 @@ struct Launch {
 /// Returns its process id. The caller receives no SIGCHLD and need not wait for it, unless it is process 1 or a
 /// subreaper, the parent of all orphans.
 ///
+/// If this program has more privileges than its caller ([`is_secure_execution`]), the environment is empty, and all ids
+/// of the new process are the effective ones, so that the caller may not signal it.
+///
 /// # Errors
 /// Those of exec (`ENOENT`, `EACCES`, `ENOEXEC`) and of clone (`EAGAIN`, `ENOMEM`), `EMFILE`; `EINVAL` for a NUL in
 /// a string.
 pub fn spawn_detached(program: &Path, args: &[OsString], keep_fd: OwnedFd, stderr_to: File) -> io::Result<u32> {
     let program = c_string(program.as_os_str().as_bytes().to_vec())?;
     let args = args.iter().map(|arg| c_string(arg.as_bytes().to_vec())).collect::<io::Result<Vec<_>>>()?;
-    let variables = std::env::vars_os().filter(|(name, _)| name != "LD_PRELOAD").map(|(mut name, value)| {
+    let leaves_caller = is_secure_execution();
+    let kept = |name: &OsString| name != "LD_PRELOAD" && !leaves_caller;
+    let variables = std::env::vars_os().filter(|(name, _)| kept(name)).map(|(mut name, value)| {
         name.push("=");
         name.push(value);
         c_string(name.into_vec())
@@ -61,6 +68,7 @@ pub fn spawn_detached(program: &Path, args: &[OsString], keep_fd: OwnedFd, stder
         envp: envp.as_ptr(),
         fds: [null.as_raw_fd(), null.as_raw_fd(), stderr.as_raw_fd(), keep.as_raw_fd()],
         status: status.as_raw_fd(),
+        leaves_caller,
     };
     // No signal handler of this program may run in the children: they share its files and shared memory.
     // SAFETY: K9: sigset_t consists of integers; sigfillset then writes all of it.
@@ -167,6 +175,9 @@ fn exec(launch: &Launch) {
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     mask_signals(libc::SIG_SETMASK, &empty_signal_set());
+    if launch.leaves_caller && !become_effective_ids() {
+        return fail(4);
+    }
     // SAFETY: K1: a NUL-terminated constant; the pointers of `launch` are NUL-terminated strings and NULL-terminated
     // arrays of such, all valid in this copy of the caller's memory.
     unsafe {
@@ -175,6 +186,17 @@ fn exec(launch: &Launch) {
         }
     }
     fail(4);
+}
+
+/// Makes the effective ids the real and the saved ones; drops the supplementary groups, for which only root has the
+/// privilege. Returns `false` if the kernel refuses.
+fn become_effective_ids() -> bool {
+    // SAFETY: K6, K7: libc's own functions would run code in all threads of the copied program. No list is passed.
+    unsafe {
+        let (uid, gid) = (libc::geteuid(), libc::getegid());
+        libc::syscall(libc::SYS_setgroups, 0, ptr::null::<libc::gid_t>());
+        libc::syscall(libc::SYS_setresgid, gid, gid, gid) == 0 && libc::syscall(libc::SYS_setresuid, uid, uid, uid) == 0
+    }
 }
 
 /// Closes all descriptors from `first`.
