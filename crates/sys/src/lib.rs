@@ -23,9 +23,11 @@ pub mod kernel;
 pub mod link;
 pub mod map;
 pub mod memfd;
+pub mod memory_helper;
 pub mod netns;
 pub mod probe;
 pub mod process;
+pub mod sandbox;
 pub mod socket;
 #[cfg(feature = "bpf")]
 pub mod tcx;

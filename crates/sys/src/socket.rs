@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, Mode, chmod, fchmod, fcntl_lock};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, chmod, fchmod, fcntl_lock, fstat};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -29,6 +29,9 @@ pub const MAX_FDS: usize = 253;
 const SO_PEERPIDFD: libc::c_int = 77;
 /// `SO_PASSRIGHTS`, since Linux 6.16; not in libc's headers yet.
 const SO_PASSRIGHTS: libc::c_int = 83;
+
+/// `SIOCUNIXFILE` of linux/un.h.
+const SIOCUNIXFILE: libc::Ioctl = 0x89E0;
 
 /// Result of [`recv`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,12 +64,48 @@ pub fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let mode = Mode::from_bits_truncate(mode);
     let fd = seqpacket(SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
-    // bind gives the file the permissions of the socket's own inode less the umask; chmod restores the missing ones.
+    // bind gives the file the permissions of the socket's own inode less the umask.
     fchmod(&fd, mode)?;
     bind(&fd, &address)?;
-    chmod(path, mode)?;
+    restore_mode(&fd, path, mode)?;
     rustix::net::listen(&fd, LISTEN_BACKLOG)?;
     Ok(fd)
+}
+
+/// Sets the permissions of the file that the socket was just bound to, and of no other: in a folder that others can
+/// write, `path` may be another file by now.
+///
+/// # Errors
+/// `EEXIST` if it is another file; or the kernel's.
+fn restore_mode(fd: &OwnedFd, path: &Path, mode: Mode) -> io::Result<()> {
+    let file = match bound_file(fd) {
+        Ok(file) => file,
+        // Without CAP_NET_ADMIN, the path tells.
+        Err(_) => rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?,
+    };
+    let found = fstat(&file)?;
+    if !FileType::from_raw_mode(found.st_mode).is_socket() || found.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(Errno::EXIST.into());
+    }
+    if Mode::from_raw_mode(found.st_mode) == mode {
+        return Ok(());
+    }
+    // The kernel follows this link to the very file that is open.
+    Ok(chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)?)
+}
+
+/// Opens the file that a socket is bound to, without rights to its contents (`SIOCUNIXFILE`).
+///
+/// # Errors
+/// `EPERM` without `CAP_NET_ADMIN`.
+fn bound_file(fd: &OwnedFd) -> io::Result<OwnedFd> {
+    // SAFETY: K1, K5: this command has no argument.
+    let raw = unsafe { libc::ioctl(fd.as_raw_fd(), SIOCUNIXFILE, 0) };
+    if raw < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: K2: the kernel has just created this descriptor.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
 /// Returns whether `fd` is a listening socket.
@@ -94,8 +133,8 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Refuses descriptors sent to this socket, where the kernel supports that (Linux 6.16). A receiver of an unexpected
-/// descriptor closes it in the kernel, and closing may take as long as its sender wants. Accepted connections inherit
+/// Refuses descriptors sent to this socket, where the kernel supports that (Linux 6.16). Elsewhere they are closed with
+/// the connection in whose queue they are, which may take as long as their sender wants. Accepted connections inherit
 /// the setting.
 pub fn refuse_fds(fd: impl AsFd) {
     let (off, bytes) = (0 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
@@ -153,6 +192,28 @@ pub fn recv(fd: impl AsFd, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result
         truncated: got.flags.contains(ReturnFlags::TRUNC),
         fds_truncated: got.flags.contains(ReturnFlags::CTRUNC),
     })
+}
+
+/// Receives one message into `buf`, unless it has descriptors: then it stays in the queue, `fds_truncated` is set, and
+/// the connection should be closed. No descriptor is ever one of this process, not even for a moment: closing a file
+/// may take as long as its file system wants.
+///
+/// # Errors
+/// As [`recv`].
+pub fn recv_without_fds(fd: impl AsFd, buf: &mut [u8]) -> io::Result<Received> {
+    let mut receive = |flags| -> io::Result<Received> {
+        // Without room for descriptors the kernel only reports that there are some. The first call takes no message
+        // from the queue, so that it drops none.
+        let mut none = RecvAncillaryBuffer::new(&mut []);
+        let got = retry_on_intr(|| recvmsg(&fd, &mut [IoSliceMut::new(buf)], &mut none, flags))?;
+        Ok(Received {
+            bytes: got.bytes,
+            truncated: got.flags.contains(ReturnFlags::TRUNC),
+            fds_truncated: got.flags.contains(ReturnFlags::CTRUNC),
+        })
+    };
+    let peeked = receive(RecvFlags::PEEK)?;
+    if peeked.fds_truncated { Ok(peeked) } else { receive(RecvFlags::empty()) }
 }
 
 /// Sets the timeout of each later [`send`], [`recv`] and [`accept`] on a blocking `fd`; zero means no limit.
@@ -305,6 +366,48 @@ mod tests {
 
     fn mode_of(path: &Path) -> u32 {
         std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn only_the_bound_file_gets_the_permissions() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("socket"), dir.path().join("other"));
+        std::fs::write(&other, "").unwrap();
+        std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let bound = |path: &Path| {
+            let fd = seqpacket(SocketFlags::CLOEXEC).unwrap();
+            fchmod(&fd, Mode::from_raw_mode(0o600)).unwrap();
+            bind(&fd, &SocketAddrUnix::new(path).unwrap()).unwrap();
+            fd
+        };
+        let public = Mode::from_raw_mode(0o666);
+        let fd = bound(&path);
+        restore_mode(&fd, &path, public).unwrap();
+        assert_eq!(mode_of(&path), 0o666);
+        // Between bind and chmod another user replaces the file by a link to a file that is ours.
+        let swapped = dir.path().join("swapped");
+        let fd = bound(&swapped);
+        std::fs::remove_file(&swapped).unwrap();
+        std::os::unix::fs::symlink(&other, &swapped).unwrap();
+        let result = restore_mode(&fd, &swapped, public);
+        assert_eq!(mode_of(&other), 0o600);
+        // Root finds the very file, which has no name any more; others find that this is no socket.
+        assert!(result.is_ok() || result.is_err_and(|e| e.kind() == io::ErrorKind::AlreadyExists));
+    }
+
+    #[test]
+    fn messages_with_descriptors_stay_in_the_queue() {
+        let (a, b) = pair();
+        send(&a, b"one", &[]).unwrap();
+        send(&a, b"two", &[a.as_fd()]).unwrap();
+        let mut buf = [0; 8];
+        let whole = Received { bytes: 3, truncated: false, fds_truncated: false };
+        assert_eq!(recv_without_fds(&b, &mut buf).unwrap(), whole);
+        for _ in 0..2 {
+            assert_eq!(recv_without_fds(&b, &mut buf).unwrap(), Received { fds_truncated: true, ..whole });
+        }
+        let mut fds = Vec::new();
+        assert_eq!((recv(&b, &mut buf, &mut fds).unwrap(), fds.len()), (whole, 1));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -24,6 +24,13 @@ const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_
 pub struct RemoteThread {
     tid: Pid,
     pidfd: OwnedFd,
+}
+
+impl AsFd for RemoteThread {
+    /// Its pidfd.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
 }
 
 /// Process, user and groups of a thread, from `/proc`.
@@ -47,6 +54,16 @@ impl RemoteThread {
         Ok(RemoteThread { tid, pidfd: pidfd_open(tid, PIDFD_THREAD)? })
     }
 
+    /// Returns the thread of that number and pidfd; `None` if the number is not one of a thread.
+    pub(crate) fn from_parts(tid: u32, pidfd: OwnedFd) -> Option<RemoteThread> {
+        Some(RemoteThread { tid: i32::try_from(tid).ok().and_then(Pid::from_raw)?, pidfd })
+    }
+
+    /// Returns its number.
+    pub(crate) fn tid(&self) -> u32 {
+        self.tid.as_raw_nonzero().get().cast_unsigned()
+    }
+
     /// Runs `access`, which uses the thread's number, and returns its result if the number still was this thread's.
     fn verified<T>(&self, access: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let result = access();
@@ -59,11 +76,11 @@ impl RemoteThread {
     }
 
     /// Reads `into.len()` bytes at address `from` of its memory. A page fault there (userfaultfd, FUSE) may block
-    /// without limit.
+    /// without limit, even against SIGKILL: only [`crate::memory_helper`] calls this.
     ///
     /// # Errors
     /// `EFAULT` if not all of it is mapped; `EPERM` without the right to trace the process; `ESRCH`.
-    pub fn read(&self, from: u64, into: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn read(&self, from: u64, into: &mut [u8]) -> io::Result<()> {
         let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
         let remote = remote_iovec(from, into.len())?;
         // SAFETY: K1, K4: `local` is a slice to write; the kernel reads `from` in the other process and checks it. Both
@@ -76,7 +93,7 @@ impl RemoteThread {
     ///
     /// # Errors
     /// As [`RemoteThread::read`]; a part may have been written.
-    pub fn write(&self, to: u64, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn write(&self, to: u64, bytes: &[u8]) -> io::Result<()> {
         let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let remote = remote_iovec(to, bytes.len())?;
         // SAFETY: K1, K4: `local` is a slice that is only read; `to` is an address of another process. Both structures

@@ -30,6 +30,13 @@ pub const MAX_PIECES: usize = 64;
 /// Bytes that cross a pipe at once: 4096; at most one page, which an empty pipe always accepts whole.
 pub const PIPE_BYTES: usize = 4096;
 
+/// Bytes of another process's memory in one message to a memory helper: 65536; at least 65535, the longest packet. A
+/// message must fit the socket's queue (212992 bytes by default). Not measured.
+pub const HELPER_BYTES: usize = 1 << 16;
+
+/// Pieces in one message to a memory helper: 512. Not measured.
+pub const HELPER_PIECES: usize = 512;
+
 /// Descriptors that one `sendto` sends on an AF_XDP socket in copy mode: 256 (`XDP_MAX_TX_SKB_BUDGET`, Linux 6.17); the
 /// kernel's default is 32. Fewer need more calls. Not measured.
 pub const XSK_TX_BUDGET: libc::c_int = 256;
