@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 mod caller;
+mod closer;
+mod confinement;
 mod endpoint;
 mod knobs;
 mod log;
@@ -82,6 +84,10 @@ struct Args {
     /// Run as the process that restores offloads of interfaces after the daemon at the other end of this descriptor.
     #[arg(long, value_name = "FD", hide = true)]
     restore_offloads: Option<u32>,
+    /// Run as a process that accesses the memory of the node's programs for the daemon at the other end of this
+    /// descriptor.
+    #[arg(long, value_name = "FD", hide = true)]
+    access_memory: Option<u32>,
     /// Exit after so many seconds without a connection; 0: never.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     idle_exit: u64,
@@ -137,6 +143,11 @@ fn run(args: &Args) -> Result<(), String> {
         let connection = process::inherit_fd(fd).map_err(|e| format!("--restore-offloads {fd}: {e}"))?;
         return ports::run_keeper(connection).map_err(|e| format!("--restore-offloads {fd}: {e}"));
     }
+    if let Some(fd) = args.access_memory {
+        let connection = process::inherit_fd(fd).map_err(|e| format!("--access-memory {fd}: {e}"))?;
+        confinement::confine_memory_helper();
+        return node::run_memory_helper(&connection).map_err(|e| format!("--access-memory {fd}: {e}"));
+    }
     let knobs = knobs(args)?;
     let socket = match &args.socket {
         // The daemon's working directory is another one.
@@ -161,6 +172,7 @@ fn run(args: &Args) -> Result<(), String> {
     process::reset_inherited_limits();
     let files = process::raise_fd_limit();
     let (admission, first_mem_id) = admission(args)?;
+    confinement::confine_daemon(&socket);
     let listener_again = listener.try_clone().map_err(|e| e.to_string())?;
     let mut daemon = Daemon::new(knobs, admission, first_mem_id);
     daemon.nics.keep_offloads(&socket);

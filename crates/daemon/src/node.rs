@@ -14,9 +14,10 @@
 //! of the user that opens it, and while the node is on new regions are created where it can map them.
 //!
 //! Threads: for each mount one thread is the *reader*, which reads requests and answers quick ones, near the program
-//! that makes them (`affinity`). Before it answers one that may take long (a request that reads a program's memory, or
-//! needs the main thread), another thread becomes the reader. The *waker* waits for the doorbells of files on which
-//! programs sleep. The daemon's state belongs to the main thread, which does *jobs* for the others.
+//! that makes them (`affinity`). Before it answers one that may take long (a request that needs the main thread, or a
+//! program's memory, which a helper process accesses), another thread becomes the reader. The *waker* waits for the
+//! doorbells of files on which programs sleep. The daemon's state belongs to the main thread, which does *jobs* for the
+//! others.
 
 mod affinity;
 mod backoff;
@@ -24,6 +25,7 @@ mod file;
 mod held_polls;
 mod indirect;
 mod ioctl;
+mod memory;
 mod mount;
 mod serve;
 mod shared;
@@ -40,7 +42,7 @@ use serde::Serialize;
 use unetmap_core::control::ControlRequest;
 use unetmap_core::control::node::NodeRequest;
 use unetmap_core::control::request::NetmapRequest;
-use unetmap_core::errno::{EBUSY, EEXIST, EIO, ENODEV, EPERM};
+use unetmap_core::errno::{EACCES, EBUSY, EEXIST, EIO, ENODEV, EPERM};
 use unetmap_core::sync::mirror::MonitorList;
 use unetmap_sys::Doorbell;
 use unetmap_sys::fuse::{self, Device, Op};
@@ -53,6 +55,7 @@ use crate::ports::{Daemon, monitor};
 use crate::refusal::{Refusal, refuse};
 use crate::user_arena::UserArena;
 
+pub(crate) use memory::run_memory_helper;
 use shared::Shared;
 
 /// The file's name in the mounted directory.
@@ -62,6 +65,8 @@ const NAME: &str = "netmap";
 pub(crate) enum Job {
     /// Returns the file with all regions of a user.
     UserArena(u32, SyncSender<Result<Arc<UserArena>, i32>>),
+    /// Checks that the policy gives the caller anything.
+    Admit(Caller, SyncSender<Result<(), i32>>),
     /// Answers a request for a port in the user's arena; returns the outcome, and the list of the port's monitors.
     Request(Box<PortRequest>, SyncSender<(Outcome, Arc<MonitorList>)>),
     /// Closes a session.
@@ -158,6 +163,10 @@ impl Nodes {
             match job {
                 Job::UserArena(uid, reply) => {
                     let _ = reply.send(daemon.registry.regions.arena(uid).map_err(|refusal| refusal.errno));
+                }
+                Job::Admit(caller, reply) => {
+                    let admitted = daemon.admits(&caller).map_err(|refusal| refusal.errno);
+                    let _ = reply.send(admitted.and_then(|admitted| if admitted { Ok(()) } else { Err(EACCES) }));
                 }
                 Job::Request(port_request, reply) => {
                     let outcome = self.answer(daemon, *port_request);

@@ -13,8 +13,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::mpsc::{self, Sender};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use unetmap_core::control::wire::{self, Malformed};
@@ -24,6 +22,7 @@ use unetmap_sys::event::{Epoll, EventFlags};
 use unetmap_sys::process;
 use unetmap_sys::socket::{self, MAX_FDS, Peer};
 
+use crate::closer::Closer;
 use crate::netmap_requests;
 use crate::node::Nodes;
 use crate::ports::{Daemon, nic, vale};
@@ -55,8 +54,7 @@ pub(crate) struct Server {
     nodes: Nodes,
     epoll: Epoll,
     listener: OwnedFd,
-    /// Descriptors that another thread closes.
-    closer: Sender<OwnedFd>,
+    closer: Closer,
     clients: BTreeMap<u64, Client>,
     lock_holders: LockHolders,
     next_token: u64,
@@ -71,11 +69,10 @@ pub(crate) struct Server {
 impl Server {
     /// Returns a server of `daemon` that listens at `socket`.
     pub(crate) fn new(listener: OwnedFd, daemon: Daemon, socket: &Path) -> io::Result<Server> {
-        // The kernel refuses descriptors where it can. Closing those that clients sent anyway, or left unread in a
-        // connection, may take as long as the client makes it take, so another thread does it.
-        socket::refuse_fds(&listener);
-        let (closer, to_close) = mpsc::channel::<OwnedFd>();
-        thread::Builder::new().name("closer".into()).spawn(move || to_close.into_iter().for_each(drop))?;
+        // The kernel refuses descriptors where it can.
+        if !fault::takes_fds() {
+            socket::refuse_fds(&listener);
+        }
         let epoll = Epoll::new()?;
         epoll.add(&listener, LISTENER, true, false)?;
         let nodes = Nodes::new(socket, netmap_requests::answer)?;
@@ -85,7 +82,7 @@ impl Server {
             nodes,
             epoll,
             listener,
-            closer,
+            closer: Closer::new()?,
             clients: BTreeMap::new(),
             lock_holders: LockHolders::default(),
             next_token: FIRST_TOKEN,
@@ -170,21 +167,16 @@ impl Server {
 
     fn admit(&mut self, fd: OwnedFd) {
         let peer = match socket::peer(&fd) {
-            Ok(peer) if peer.uid == self.owner || peer.uid == 0 => peer,
-            Ok(peer) if self.owner == 0 && self.connections_of(peer.uid) < MAX_CONNECTIONS_OF_USER => peer,
-            Ok(peer) if self.owner == 0 => {
-                tracing::debug!(uid = peer.uid, pid = peer.pid, "rejected: this user has too many connections");
-                return;
-            }
-            Ok(peer) => {
-                tracing::debug!(uid = peer.uid, pid = peer.pid, "rejected: this is another user's daemon");
-                return;
-            }
+            Ok(peer) => peer,
             Err(e) => {
                 tracing::debug!("rejected: {e}");
                 return;
             }
         };
+        if let Some(why) = self.reason_to_reject(peer.uid) {
+            tracing::debug!(uid = peer.uid, pid = peer.pid, why, "rejected");
+            return self.closer.close(peer.uid, fd);
+        }
         let token = self.next_token;
         if let Err(e) = self.epoll.add(&fd, token, true, false) {
             tracing::debug!("rejected: {e}");
@@ -192,6 +184,21 @@ impl Server {
         }
         self.next_token += 2;
         self.clients.insert(token, Client { fd, peer, session: None, holder: None, tag: 0 });
+    }
+
+    /// Why a user gets no further connection; `None`: it gets one.
+    fn reason_to_reject(&self, uid: u32) -> Option<&'static str> {
+        if self.closer.is_blocked(uid) {
+            return Some("closing this user's earlier connections takes long");
+        }
+        if uid == self.owner || uid == 0 {
+            return None;
+        }
+        match self.owner {
+            0 if self.connections_of(uid) < MAX_CONNECTIONS_OF_USER => None,
+            0 => Some("this user has too many connections"),
+            _ => Some("this is another user's daemon"),
+        }
     }
 
     fn connections_of(&self, uid: u32) -> usize {
@@ -209,17 +216,16 @@ impl Server {
     fn read_message(&mut self, token: u64) -> bool {
         let Some(client) = self.clients.get(&token) else { return true };
         let mut buf = [0; wire::MAX_REQUEST];
-        let mut fds = Vec::new();
-        let received = match socket::recv(&client.fd, &mut buf, &mut fds) {
+        let received = match socket::recv_without_fds(&client.fd, &mut buf) {
             // An empty message, or the end of the connection, which has an event of its own.
-            Ok(received) if received.bytes == 0 => return client.session.is_some(),
+            Ok(received) if received.bytes == 0 && !received.fds_truncated => return client.session.is_some(),
             Ok(received) => received,
             Err(e) => return e.kind() == io::ErrorKind::WouldBlock,
         };
-        // No request has descriptors.
-        if !fds.is_empty() || received.fds_truncated {
-            fds.into_iter().for_each(|fd| self.close(fd));
-            return self.reject(token, EINVAL, "a control message with file descriptors");
+        if received.fds_truncated {
+            self.reject(token, EINVAL, "a control message with file descriptors");
+            // The message stays in the queue, so that the connection cannot be used any more.
+            return false;
         }
         if received.truncated {
             return self.reject(token, EMSGSIZE, &Malformed::Oversized.to_string());
@@ -325,13 +331,15 @@ impl Server {
             tracing::debug!(pid = client.peer.pid, session, fd = client.fd.as_raw_fd(), "session closed");
             self.daemon.close(session);
         }
-        self.close(client.fd);
+        self.closer.close(client.peer.uid, client.fd);
     }
+}
 
-    /// Closes in another thread what a client may have made slow to close.
-    fn close(&self, fd: OwnedFd) {
-        // The thread runs as long as the daemon.
-        let _ = self.closer.send(fd);
+/// Fault injection for tests, in debug builds only.
+mod fault {
+    /// Whether the daemon was started with `UNETMAP_FAULT=descriptors`: clients can send them, as before Linux 6.16.
+    pub(super) fn takes_fds() -> bool {
+        cfg!(debug_assertions) && std::env::var_os("UNETMAP_FAULT").is_some_and(|fault| fault == "descriptors")
     }
 }
 

@@ -79,6 +79,21 @@ pub(crate) mod server {
     pub(crate) const MAX_ACCEPTS: u32 = 64;
 }
 
+/// Restrictions of the daemon.
+pub(crate) mod confinement {
+    /// `oom_score_adj` of root's daemon: when memory runs out, every ordinary process is killed before, among them the
+    /// tenant that used it up. Not -1000, so that a daemon that grows itself can still be killed.
+    pub(crate) const OOM_SCORE: i32 = -900;
+}
+
+/// Closing of connections.
+pub(crate) mod closer {
+    /// Most connections of a user that wait to be closed, before it gets no new ones.
+    pub(crate) const MAX_PENDING_OF_USER: usize = 64;
+    /// Most threads that close connections, one for each user with pending ones.
+    pub(crate) const MAX_THREADS: usize = 16;
+}
+
 /// The node, `/dev/netmap`.
 pub(crate) mod node {
     use std::time::Duration;
@@ -86,6 +101,15 @@ pub(crate) mod node {
     /// Bytes of indirect data that are read for one sync; packets beyond are dropped. More than a ring of 4096 slots
     /// has with buffers of 8 KiB. Not measured.
     pub(crate) const MAX_INDIRECT_BYTES: usize = 32 << 20;
+
+    /// How long the accesses to a program's memory may take in one request. A page fault there may never end.
+    pub(crate) const MEMORY_LIMIT: Duration = Duration::from_secs(1);
+    /// Helper processes that access memory: most at a time for one user, and for all users who are not root. One needs
+    /// about a megabyte, and occupies a thread.
+    pub(crate) const MAX_HELPERS_OF_USER: usize = 2;
+    pub(crate) const MAX_HELPERS: usize = 64;
+    /// Helpers without a request that are kept.
+    pub(crate) const MAX_IDLE_HELPERS: usize = 4;
 
     /// Mounts: as many as CPUs within these bounds. A thread does not spin for a program that shares its mount with
     /// others.

@@ -2,6 +2,7 @@
 //! any moment. The daemon and all other clients continue undisturbed.
 #![forbid(unsafe_code)]
 
+mod confinement;
 mod control;
 mod crashes;
 mod descriptors;
@@ -13,4 +14,5 @@ mod pipes;
 mod requests;
 mod setuid;
 mod shared_rings;
+mod stalled;
 mod vale;

@@ -3,23 +3,30 @@
 
 use unetmap_core::ProgramData;
 use unetmap_sys::fuse::Requester;
+use unetmap_sys::memory_helper::Piece;
 use unetmap_sys::thread::RemoteThread;
 
 use super::file::File;
+use super::memory::{MemoryHelpers, ProgramMemory};
 use crate::tuning::node::MAX_INDIRECT_BYTES;
 
 /// Reads the data that the file's unsent slots refer to from the thread that requests the sync. Slots whose data cannot
 /// be read are missing, and their packets are dropped and counted.
-pub(super) fn read(file: &File, from: &Requester) -> ProgramData {
+pub(super) fn read(helpers: &MemoryHelpers, file: &File, from: &Requester) -> ProgramData {
     // Only of the user who opened the file: a process that holds a duplicate may be another user's, whose memory the
     // program may not send.
     let thread = (from.uid == file.uid).then(|| RemoteThread::of(from.tid).ok()).flatten();
     let (Some(thread), Some(port)) = (thread, file.port()) else { return ProgramData::new() };
     let mut left = MAX_INDIRECT_BYTES;
-    let read_one = |(at, len): (u64, u16)| {
-        left = left.checked_sub(usize::from(len))?;
-        let mut bytes = vec![0; usize::from(len)];
-        thread.read(at, &mut bytes).ok().map(|()| (at, bytes))
-    };
-    port.indirect_data().into_iter().filter_map(read_one).collect()
+    let mut pieces: Vec<Piece> =
+        port.indirect_data().into_iter().map(|(at, len)| Piece { at, len: len.into() }).collect();
+    pieces.retain(|piece| match left.checked_sub(piece.len as usize) {
+        Some(rest) => {
+            left = rest;
+            true
+        }
+        None => false,
+    });
+    let read = ProgramMemory::new(helpers, &thread, file.uid).read_pieces(&pieces).unwrap_or_default();
+    pieces.iter().zip(read).filter_map(|(piece, bytes)| Some((piece.at, bytes.ok()?))).collect()
 }

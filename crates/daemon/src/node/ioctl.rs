@@ -15,6 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::file::File;
 use super::file::{SlowOp, SlowRequest};
+use super::memory::ProgramMemory;
 use super::mount::RequestId;
 use super::shared::Shared;
 use super::{Job, PortRequest};
@@ -23,20 +24,6 @@ use crate::ports::mediator::DAEMON_HOLDER;
 use crate::tuning::node::{QUEUE_FREE_LIMIT, QUEUE_FREE_PAUSE};
 
 const EINTR: i32 = 4;
-const EFAULT: i32 = 14;
-
-/// The memory of the program whose thread waits for the answer.
-struct ProgramMemory<'a>(&'a RemoteThread);
-
-impl UserMemory for ProgramMemory<'_> {
-    fn read(&self, from: u64, into: &mut [u8]) -> Result<(), i32> {
-        self.0.read(from, into).map_err(|e| e.raw_os_error().unwrap_or(EFAULT))
-    }
-
-    fn write(&self, to: u64, bytes: &[u8]) -> Result<(), i32> {
-        self.0.write(to, bytes).map_err(|e| e.raw_os_error().unwrap_or(EFAULT))
-    }
-}
 
 /// Answers a request.
 pub(super) fn answer(shared: &Shared, request: SlowRequest) {
@@ -54,9 +41,11 @@ pub(super) fn answer(shared: &Shared, request: SlowRequest) {
             tracing::debug!(uid = caller.peer.uid, opened_by = file.uid, "the file was opened by another user");
             return Err(EPERM);
         }
+        // Nothing is read of a user whom the policy gives nothing.
+        shared.admit(&caller)?;
         let ioctl = Ioctl { shared, file: &file, caller, id: &request.id };
         match u64::from(cmd) {
-            NIOCCTRL => ioctl.ctrl(&mut data, &ProgramMemory(&thread)),
+            NIOCCTRL => ioctl.ctrl(&mut data, &ProgramMemory::new(&shared.helpers, &thread, file.uid)),
             NIOCREGIF => ioctl.legacy(&mut data, LegacyIoctl::Register),
             _ => ioctl.legacy(&mut data, LegacyIoctl::Info),
         }

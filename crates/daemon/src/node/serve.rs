@@ -21,6 +21,7 @@ use unetmap_sys::socket;
 use super::affinity::RequesterAffinity;
 use super::file::{File, PollRequest, SlowOp, SlowRequest, UNBOUND, interest, revents};
 use super::held_polls::{HeldPoll, HeldPolls, is_none, spin_until_ready};
+use super::memory::MemoryHelpers;
 use super::mount::{Mount, RequestId, file_of, kind};
 use super::shared::{Files, Shared, User};
 use super::waker::PollWaker;
@@ -41,6 +42,7 @@ pub(super) fn start(dev: Device, number: u64, jobs: JobQueue) -> io::Result<Arc<
         jobs,
         waker: PollWaker::new()?,
         held_polls: HeldPolls::default(),
+        helpers: MemoryHelpers::default(),
         mounts: Mutex::default(),
         over: AtomicBool::new(false),
         files: Mutex::default(),
@@ -49,6 +51,7 @@ pub(super) fn start(dev: Device, number: u64, jobs: JobQueue) -> io::Result<Arc<
         lifeline: ports,
         _other_end: mine,
     });
+    shared.helpers.prepare()?;
     let watched = shared.clone();
     thread::Builder::new()
         .name("node waker".into())
@@ -444,7 +447,7 @@ impl SlowRequest {
         match self.what {
             SlowOp::Open => shared.finish(&id, || shared.open_slow(&id, self.from.uid)),
             SlowOp::Indirect(file, poll) => {
-                let data = indirect::read(&file, &self.from);
+                let data = indirect::read(&shared.helpers, &file, &self.from);
                 let answer = || match poll {
                     Some(poll) => drop(shared.poll(poll, &file)),
                     None => {

@@ -6,13 +6,16 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use unetmap_core::errno::EIO;
 use unetmap_sys::fuse::Backing;
 
-use super::JobQueue;
 use super::file::File;
 use super::held_polls::HeldPolls;
+use super::memory::MemoryHelpers;
 use super::mount::{Mount, RequestId};
 use super::waker::PollWaker;
+use super::{Job, JobQueue};
+use crate::caller::Caller;
 use crate::user_arena::UserArena;
 
 /// What the threads of a node share.
@@ -21,6 +24,7 @@ pub(super) struct Shared {
     pub(super) jobs: JobQueue,
     pub(super) waker: PollWaker,
     pub(super) held_polls: HeldPolls,
+    pub(super) helpers: MemoryHelpers,
     pub(super) mounts: Mutex<Mounts>,
     /// Whether no file is open any more, nor can be opened.
     pub(super) over: AtomicBool,
@@ -78,6 +82,14 @@ impl Shared {
 
     pub(super) fn marks(&self) -> MutexGuard<'_, Marks> {
         self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Checks that the policy gives the caller anything.
+    ///
+    /// # Errors
+    /// `EACCES`, or why the policy cannot be read.
+    pub(super) fn admit(&self, caller: &Caller) -> Result<(), i32> {
+        self.jobs.call(|reply| Job::Admit(caller.clone(), reply)).unwrap_or(Err(EIO))
     }
 
     /// Answers a slow request, unless it was answered already.

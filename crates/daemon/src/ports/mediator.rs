@@ -26,6 +26,7 @@ use unetmap_sys::{process, socket};
 use super::nic::Nic;
 use super::{Daemon, EndpointKey, Options, Registered, monitor};
 use crate::caller::Caller;
+use crate::confinement::confine_packet_thread;
 use crate::refusal::{Refusal, refuse};
 use crate::tuning::mediator::{
     BAD_POINTERS_PAUSE, BATCH, EXIT_FLUSH_LIMIT, MAX_SLEEP, REST, REST_MAX, REST_MIN_PACKETS, SPIN,
@@ -163,7 +164,11 @@ pub(crate) fn start(daemon: &mut Daemon, name: &str, prepared: Prepared) -> Resu
     let builder = std::thread::Builder::new().name(format!("{name} {}", pair.1));
     let control = Arc::new(Control::default());
     let of_thread = control.clone();
-    match builder.spawn(move || mediate(&program, &interface, &of_thread)) {
+    let run = move || {
+        confine_packet_thread();
+        mediate(&program, &interface, &of_thread);
+    };
+    match builder.spawn(run) {
         Ok(thread) => Ok(MediatorThread { pair, directions, sessions, control, connections, thread }),
         Err(e) => {
             sessions.into_iter().for_each(|session| daemon.close(session));

@@ -25,6 +25,7 @@ use unetmap_sys::process;
 use unetmap_sys::thread::cpu_of;
 
 use crate::caller::Caller;
+use crate::confinement::confine_packet_thread;
 use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
 
@@ -128,7 +129,10 @@ impl Worker {
         let mailbox = Arc::new(Mailbox::new()?);
         let of_thread = mailbox.clone();
         let builder = std::thread::Builder::new().name(format!("switch {number}"));
-        let thread = builder.spawn(move || worker::run(&of_thread))?;
+        let thread = builder.spawn(move || {
+            confine_packet_thread();
+            worker::run(&of_thread);
+        })?;
         Ok(Worker { mailbox, thread, cpu: None })
     }
 

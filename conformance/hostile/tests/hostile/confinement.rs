@@ -1,0 +1,122 @@
+//! What the daemon's processes and threads have given up, as the kernel shows it.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use conformance::home::{Guard, daemon_listens, summary};
+use conformance::traffic::open;
+use conformance::{Node, isolated, program, until};
+
+/// Capabilities that root's daemon may have: DAC_OVERRIDE, DAC_READ_SEARCH, NET_BROADCAST, NET_ADMIN, NET_RAW,
+/// IPC_LOCK, SYS_PTRACE, SYS_ADMIN, SYS_NICE, SYS_RESOURCE, PERFMON, BPF.
+const OF_ROOT: u64 = 1 << 1 | 1 << 2 | 15 << 11 | 1 << 19 | 1 << 21 | 1 << 23 | 1 << 24 | 3 << 38;
+const SYS_PTRACE: u64 = 1 << 19;
+
+/// What `/proc` shows of a process or thread.
+struct Status(String);
+
+impl Status {
+    fn of(process: &Path) -> Status {
+        Status(fs::read_to_string(process.join("status")).expect("it runs"))
+    }
+
+    fn field(&self, name: &str) -> &str {
+        self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).expect("a field of status").trim()
+    }
+
+    /// Checks that it gains no privileges, has a filter of system calls, and no other capabilities than these.
+    #[track_caller]
+    fn assert_confined(&self, capabilities: u64) {
+        assert_eq!((self.field("NoNewPrivs"), self.field("Seccomp")), ("1", "2"), "{}", self.0);
+        for set in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
+            let has = u64::from_str_radix(self.field(set), 16).expect("a hexadecimal number");
+            assert_eq!(has & !capabilities, 0, "{set} of {}", self.0);
+        }
+    }
+}
+
+#[test]
+fn the_daemon_and_its_threads_have_what_they_need_and_no_more() {
+    isolated(|home| {
+        let (_port, _other) = (open("vale0:a"), open("vale0:b"));
+        let process = PathBuf::from(format!("/proc/{}", home.daemon().as_raw_nonzero()));
+        let status = Status::of(&process);
+        let is_root = rustix::process::geteuid().is_root();
+        status.assert_confined(if is_root { OF_ROOT } else { 0 });
+        let names = ["switch", "closer"];
+        let (mut seen, mut filters) = ([false; 2], Vec::new());
+        for task in fs::read_dir(process.join("task")).expect("it runs").flatten() {
+            let thread = Status::of(&task.path());
+            let Some(at) = names.iter().position(|name| thread.field("Name").starts_with(name)) else { continue };
+            seen[at] = true;
+            thread.assert_confined(0);
+            filters.push(thread.field("Seccomp_filters").to_owned());
+        }
+        assert_eq!(seen, [true; 2], "threads of these names: {names:?}");
+        assert!(filters.iter().all(|count| count == "2"), "{filters:?}");
+        let log = fs::read_to_string(home.log()).expect("the daemon's log");
+        assert!(!log.contains("not confined"), "{log}");
+        summary(&format!("CapEff {}, Seccomp {}", status.field("CapEff"), status.field("Seccomp")));
+    });
+}
+
+#[test]
+fn the_process_that_reads_programs_memory_has_one_capability() {
+    isolated(|home| {
+        let _node = match Node::mounted(home) {
+            Ok(node) => node,
+            Err(why) => return summary(&format!("skipped: {why}")),
+        };
+        let is_helper = |process: &Path| {
+            let line = fs::read(process.join("cmdline")).unwrap_or_default();
+            let has = |word: &[u8]| line.split(|byte| *byte == 0).any(|argument| argument == word);
+            has(b"--access-memory") && fs::read_link(process.join("fd/2")).is_ok_and(|log| log == home.log())
+        };
+        let processes = fs::read_dir("/proc").expect("proc").flatten().map(|entry| entry.path());
+        let helpers: Vec<PathBuf> = processes.filter(|process| is_helper(process)).collect();
+        let [helper] = &helpers[..] else { panic!("the node starts one: {helpers:?}") };
+        until("it has confined itself", || Status::of(helper).field("Seccomp_filters") == "2");
+        Status::of(helper).assert_confined(SYS_PTRACE);
+        // Its connection, by two numbers, beside standard input, output and error.
+        assert_eq!(fs::read_dir(helper.join("fd")).expect("it runs").count(), 5);
+    });
+}
+
+#[test]
+fn a_users_daemon_has_no_capability_and_no_files() {
+    isolated(|home| {
+        const USER: u32 = 65_534;
+        if !rustix::process::geteuid().is_root() {
+            return summary("skipped: only root can be another user");
+        }
+        let folder = home.folder().join("user");
+        fs::create_dir(&folder).expect("a folder in the test's own");
+        chown(&folder, Some(USER), Some(USER)).expect("root may");
+        fs::set_permissions(home.folder(), fs::Permissions::from_mode(0o755)).expect("our own folder");
+        let (socket, log) = (folder.join("socket"), folder.join("log"));
+        let as_user = |name: &str| {
+            // The folder of this build may be closed to others.
+            let path = home.folder().join(name);
+            fs::copy(program(name), &path).expect("a copy in the test's own folder");
+            let mut command = Command::new(path);
+            command.uid(USER).gid(USER).env("UNETMAP_SOCKET", &socket).stdin(Stdio::null());
+            command
+        };
+        let file = fs::File::create(&log).expect("our own folder");
+        let daemon = Guard::spawn(as_user("unetmapd").arg("--foreground").stderr(file));
+        until("it listens", || daemon_listens(&socket));
+        // A switch has threads, and a region memory.
+        let output = as_user("try_open").arg("vale0:x").output().expect("it starts");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(printed.starts_with("opened"), "{printed}");
+        Status::of(Path::new(&format!("/proc/{}", daemon.pid().as_raw_nonzero()))).assert_confined(0);
+        let log = fs::read_to_string(log).expect("our own file");
+        assert!(!log.contains("not confined"), "{log}");
+        if log.contains("no landlock") {
+            summary("this kernel has no landlock");
+        }
+    });
+}

@@ -1,0 +1,71 @@
+//! What the daemon and its processes give up before they serve anybody (see docs/security.md).
+
+use std::io;
+use std::path::Path;
+
+use unetmap_sys::process;
+use unetmap_sys::sandbox::{self, Access, Capability};
+
+use crate::tuning::confinement::OOM_SCORE;
+
+/// What root's daemon needs: to read the policy and the accounts (1, 2), interfaces and their sockets (11 to 13),
+/// memory that the kernel pins for them (14), the namespaces and the memory of the node's programs (19), mounts,
+/// namespaces and BPF on old kernels (21), its niceness and limits (23, 24), BPF (38, 39).
+const ROOT: [Capability; 12] = [
+    Capability::DacOverride,
+    Capability::DacReadSearch,
+    Capability::NetBroadcast,
+    Capability::NetAdmin,
+    Capability::NetRaw,
+    Capability::IpcLock,
+    Capability::SysPtrace,
+    Capability::SysAdmin,
+    Capability::SysNice,
+    Capability::SysResource,
+    Capability::Perfmon,
+    Capability::Bpf,
+];
+
+/// Confines the daemon that listens at `socket`. Call it before the first thread is started.
+pub(crate) fn confine_daemon(socket: &Path) {
+    report("no_new_privs", sandbox::no_new_privileges());
+    if process::uid() == 0 {
+        report("oom_score_adj", sandbox::set_oom_score(OOM_SCORE));
+        report("capabilities", sandbox::keep_capabilities(&ROOT));
+        report("seccomp", sandbox::allow_calls(sandbox::ROOT_MAIN));
+        return;
+    }
+    report("capabilities", sandbox::keep_capabilities(&[]));
+    let folder = socket.parent().unwrap_or(Path::new("/"));
+    let files = [
+        (folder, Access::Write),
+        (Path::new("/proc"), Access::Read),
+        (Path::new("/sys"), Access::Read),
+        (Path::new("/dev/null"), Access::Write),
+        (Path::new("/dev/urandom"), Access::Read),
+    ];
+    report("landlock", sandbox::allow_files(&files));
+    report("seccomp", sandbox::allow_calls(sandbox::MAIN));
+}
+
+/// Confines a process that accesses other processes' memory.
+pub(crate) fn confine_memory_helper() {
+    report("no_new_privs", sandbox::no_new_privileges());
+    report("capabilities", sandbox::keep_capabilities(&[Capability::SysPtrace]));
+    report("seccomp", sandbox::allow_calls(sandbox::MEMORY_HELPER));
+}
+
+/// Confines a thread that moves packets, before it touches a client's memory.
+pub(crate) fn confine_packet_thread() {
+    report("a packet thread", sandbox::confine_packet_thread());
+}
+
+fn report(what: &str, result: io::Result<()>) {
+    match result {
+        Ok(()) => {}
+        Err(e) if sandbox::is_missing(&e) => tracing::debug!("this kernel has no {what}: {e}"),
+        // In a container, whose own restrictions remain.
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => tracing::info!("{what} may not be set here: {e}"),
+        Err(e) => tracing::warn!("the daemon is not confined by {what}: {e}"),
+    }
+}

@@ -1,0 +1,206 @@
+//! The memory of the node's programs. Helper processes read and write it (see [`unetmap_sys::memory_helper`]), as a
+//! page fault there may never end.
+//!
+//! A helper serves one request at a time. One that misses the deadline is killed, and replaced when the next request
+//! needs one; until the kernel lets it exit, it counts as one of those that its user occupies.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use unetmap_core::control::ioctl::UserMemory;
+use unetmap_core::errno::EINVAL;
+use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
+use unetmap_sys::memory_helper::{MemoryHelper, Piece, serve};
+use unetmap_sys::thread::RemoteThread;
+
+use crate::tuning::node::{MAX_HELPERS, MAX_HELPERS_OF_USER, MAX_IDLE_HELPERS, MEMORY_LIMIT};
+
+/// The option of `unetmapd` that starts a helper, and the descriptor of its connection.
+const OPTION: &str = "--access-memory";
+const CONNECTION: &str = "3";
+
+const EFAULT: i32 = 14;
+const ETIMEDOUT: i32 = 110;
+
+/// The helpers of a node.
+#[derive(Default)]
+pub(super) struct MemoryHelpers {
+    state: Mutex<State>,
+    /// A helper is idle again.
+    freed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    idle: Vec<MemoryHelper>,
+    /// Users of the requests that are being served, one entry for each.
+    served: Vec<u32>,
+    /// Helpers that were killed, and their users.
+    killed: Vec<(u32, OwnedFd)>,
+}
+
+impl State {
+    /// Whether another helper may work for this user.
+    fn has_room(&self, uid: u32) -> bool {
+        let users = || self.served.iter().chain(self.killed.iter().map(|(uid, _)| uid));
+        // Root is not refused because of other users.
+        users().filter(|user| **user == uid).count() < MAX_HELPERS_OF_USER
+            && (uid == 0 || users().count() < MAX_HELPERS)
+    }
+
+    /// Forgets the killed helpers that have exited.
+    fn forget_exited(&mut self) {
+        let runs = |pidfd: &OwnedFd| {
+            let mut fds = [PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)];
+            wait_readable(&mut fds, Some(Duration::ZERO)).is_ok_and(|ready| ready == 0)
+        };
+        self.killed.retain(|(_, pidfd)| runs(pidfd));
+    }
+}
+
+impl MemoryHelpers {
+    /// Starts the first helper, so that the first request does not wait for it.
+    pub(super) fn prepare(&self) -> io::Result<()> {
+        let helper = start()?;
+        self.state().idle.push(helper);
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `access` with a helper, for a request of user `uid`, until `end`.
+    fn with_helper<T>(
+        &self,
+        uid: u32,
+        end: Instant,
+        access: impl Fn(&MemoryHelper) -> io::Result<T>,
+    ) -> Result<T, i32> {
+        let mut state = self.state();
+        loop {
+            state.forget_exited();
+            if state.has_room(uid) {
+                break;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                tracing::debug!(uid, "all helpers that may access memory of this user are occupied");
+                return Err(ETIMEDOUT);
+            }
+            state = self.freed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.served.push(uid);
+        let idle = state.idle.pop();
+        drop(state);
+        let (result, helper) = run(idle, access);
+        let mut state = self.state();
+        if let Some(at) = state.served.iter().position(|user| *user == uid) {
+            state.served.swap_remove(at);
+        }
+        match (&result, helper) {
+            (Ok(_), Some(helper)) if state.idle.len() < MAX_IDLE_HELPERS => state.idle.push(helper),
+            (Err(e), Some(helper)) => {
+                tracing::debug!(uid, "a helper that accesses a program's memory is killed: {e}");
+                if let Ok(pidfd) = helper.pidfd().try_clone() {
+                    state.killed.push((uid, pidfd));
+                }
+            }
+            _ => {}
+        }
+        drop(state);
+        self.freed.notify_all();
+        result.map_err(|e| match e.kind() {
+            io::ErrorKind::TimedOut => ETIMEDOUT,
+            _ => e.raw_os_error().unwrap_or(EFAULT),
+        })
+    }
+}
+
+/// Calls `access` with the idle helper, if there is one, else, or if that has exited, with a new one.
+fn run<T>(
+    idle: Option<MemoryHelper>,
+    access: impl Fn(&MemoryHelper) -> io::Result<T>,
+) -> (io::Result<T>, Option<MemoryHelper>) {
+    if let Some(helper) = idle {
+        match access(&helper) {
+            Err(e) if is_exit(&e) => {}
+            result => return (result, Some(helper)),
+        }
+    }
+    match start() {
+        Ok(helper) => (access(&helper), Some(helper)),
+        Err(e) => {
+            tracing::warn!("no process that accesses programs' memory can be started: {e}");
+            (Err(e), None)
+        }
+    }
+}
+
+/// Whether the error means that the helper had exited: a service manager may have stopped it.
+fn is_exit(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+fn start() -> io::Result<MemoryHelper> {
+    let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
+    MemoryHelper::start(Path::new("/proc/self/exe"), &[OPTION.into(), CONNECTION.into()], log)
+}
+
+/// Runs a helper, in a process of its own, until the daemon closes `connection` or exits.
+pub(crate) fn run_memory_helper(connection: &OwnedFd) -> io::Result<()> {
+    serve(connection)
+}
+
+/// The memory of a program during one request.
+pub(super) struct ProgramMemory<'a> {
+    helpers: &'a MemoryHelpers,
+    thread: &'a RemoteThread,
+    uid: u32,
+    /// How long the accesses that follow may take together.
+    left: Cell<Duration>,
+}
+
+impl<'a> ProgramMemory<'a> {
+    /// The memory of the program whose thread, of user `uid`, waits for the answer.
+    pub(super) fn new(helpers: &'a MemoryHelpers, thread: &'a RemoteThread, uid: u32) -> ProgramMemory<'a> {
+        ProgramMemory { helpers, thread, uid, left: Cell::new(MEMORY_LIMIT) }
+    }
+
+    fn access<T>(&self, access: impl Fn(&MemoryHelper, Instant) -> io::Result<T>) -> Result<T, i32> {
+        let start = Instant::now();
+        let end = start + self.left.get();
+        let result = self.helpers.with_helper(self.uid, end, |helper| access(helper, end));
+        self.left.set(self.left.get().saturating_sub(start.elapsed()));
+        result
+    }
+
+    /// Reads pieces; returns the bytes of each, or an errno.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT`; the errno of a helper that cannot be started.
+    pub(super) fn read_pieces(&self, pieces: &[Piece]) -> Result<Vec<Result<Vec<u8>, i32>>, i32> {
+        self.access(|helper, end| helper.read(self.thread, pieces, end))
+    }
+}
+
+impl UserMemory for ProgramMemory<'_> {
+    fn read(&self, from: u64, into: &mut [u8]) -> Result<(), i32> {
+        let piece = Piece { at: from, len: into.len() as u64 };
+        let bytes = self.read_pieces(&[piece])?.pop().ok_or(EINVAL)??;
+        into.copy_from_slice(&bytes);
+        Ok(())
+    }
+
+    fn write(&self, to: u64, bytes: &[u8]) -> Result<(), i32> {
+        match self.access(|helper, end| helper.write(self.thread, to, bytes, end))? {
+            0 => Ok(()),
+            errno => Err(errno),
+        }
+    }
+}
