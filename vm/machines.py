@@ -3,8 +3,8 @@
 
     vm/machines.py [KERNEL]
 
-First `exchange` runs in both outer guests, then the kernel's stack takes its place in one of them. Prints what was lost,
-changed or reordered; exits 1 if anything was. vm/table runs this, too.
+First `exchange` runs in both outer guests, then the kernel's stack takes its place in one of them. Prints what was
+lost, changed or reordered; exits 1 if anything was. vm/table runs this, too.
 """
 
 import json
@@ -46,15 +46,20 @@ def start(role, kernel, nics, folder):
         return qemu.run(kernel, results / "run", nics, results, TIMEOUT, console, 1, 1024, more)
 
 
-def measure(kernel, row, folder):
-    """Runs the guests of a row. Returns the cells, what each end found, and the faults."""
+def run(kernel, row, folder):
+    """Runs the guests of a row. Returns the roles of those that did not end well, with their exit status."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "shared").mkdir(parents=True)
     roles = ROLES[: ROWS[row]]
     nics = wires(folder, roles)
     with ThreadPoolExecutor(len(roles)) as pool:
         states = list(pool.map(lambda role: start(role, kernel, nics[role], folder), roles))
-    faults = [f"{kernel}: {row}: {role} ended with {state}" for role, state in zip(roles, states) if state]
+    return [(role, state) for role, state in zip(roles, states) if state]
+
+
+def judge(kernel, row, folder, ended):
+    """Returns the cells that the guests of a row have written, and the faults."""
+    faults = [f"{kernel}: {row}: {role} ended with {state}" for role, state in ended]
     cells = {}
     for path in sorted((folder / "shared").glob("cell-*.json")):
         cell = json.loads(path.read_text())
@@ -71,7 +76,8 @@ def main():
     bad = False
     for row in ROWS:
         began = time.monotonic()
-        cells, faults = measure(kernel, row, qemu.PROJECT / "target/vm/machines")
+        folder = qemu.PROJECT / "target/vm/machines"
+        cells, faults = judge(kernel, row, folder, run(kernel, row, folder))
         bad |= bool(faults)
         print("\n".join([f"{kernel}: {row}: {cells} ({time.monotonic() - began:.0f} s)", *faults]))
     return int(bad)

@@ -48,8 +48,8 @@ def typed(value):
 
 
 def devices(specifications):
-    """The cards: (hub, device as QEMU's device_add takes it, backend, queues). Each has a root port of its own, which igb
-    needs."""
+    """The cards: (hub, device as QEMU's device_add takes it, backend, queues). Each has a root port of its own, which
+    igb needs."""
     cards = []
     for hub, specification in enumerate(specifications, start=1):
         model, _, rest = specification.partition(",")
@@ -62,8 +62,9 @@ def devices(specifications):
         for _ in range(2 if model.endswith("x2") else 1):
             number = len(cards) + 1
             device = {
-                "driver": model.removesuffix("x2"), "id": f"nic{number}", "netdev": f"net{number}", "bus": f"port{number}",
-                "mac": f"02:00:00:00:00:{number:02x}", "romfile": "", **{name: typed(more[name]) for name in more},
+                "driver": model.removesuffix("x2"), "id": f"nic{number}", "netdev": f"net{number}",
+                "bus": f"port{number}", "mac": f"02:00:00:00:00:{number:02x}", "romfile": "",
+                **{name: typed(value) for name, value in more.items()},
             }  # fmt: skip
             cards.append((hub, device, backend, queues))
     return cards

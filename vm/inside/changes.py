@@ -47,7 +47,7 @@ def resize(receiver, works):
 def reset(receiver, works):
     """The driver resets the device: for another MTU, and for a new negotiation of the link where it can do that."""
     device = receiver.device
-    mtu = int(run(["cat", f"/sys/class/net/{device.name}/mtu"]))
+    mtu = int(Path(f"/sys/class/net/{device.name}/mtu").read_text())
     for command in (
         ["ip", "link", "set", device.name, "mtu", str(MTU)],
         ["ip", "link", "set", device.name, "mtu", str(mtu)],
@@ -60,7 +60,7 @@ def reset(receiver, works):
 
 
 def ask_qemu(execute, **arguments):
-    """One command of QEMU's machine protocol, by vm/qemu.py."""
+    """One command of QEMU's machine protocol, by vm/qemu.py. Returns its error."""
     path = RESULTS / f"request-{time.monotonic_ns():020}.json"
     new = RESULTS / "new-request.json"
     new.write_text(json.dumps({"execute": execute, "arguments": arguments}))
@@ -69,20 +69,22 @@ def ask_qemu(execute, **arguments):
     until(answer.exists, f"QEMU answers {execute}")
     said = json.loads(answer.read_text())
     answer.unlink()
-    if "error" in said:
-        raise Failed(f"{execute}: {said['error']}")
+    return said.get("error")
 
 
 def unplugged(receiver, again):
     """The card is unplugged while the port is open: the program ends with a sentence. A new card can be opened."""
     device = receiver.device
-    ask_qemu("device_del", id=device.plug["id"])
+    refusal = ask_qemu("device_del", id=device.plug["id"])
+    if refusal:
+        raise Failed(f"device_del: {refusal}")
     until(lambda: not Path(f"/sys/class/net/{device.name}").exists(), f"{device.name} is unplugged")
     until(lambda: receiver.program.child.poll() is not None, "the program notices")
     receiver.program.finish(signal.SIGKILL)
     said = receiver.program.said()
     if receiver.program.child.returncode != 1 or "gone" not in said:
         raise Failed(f"the program ended with {receiver.program.child.returncode}: {said}")
-    ask_qemu("device_add", **device.plug)
+    # The name is free as soon as the old card has gone from QEMU, too.
+    until(lambda: not ask_qemu("device_add", **device.plug), "QEMU plugs a card in")
     device.replugged()
     again(device)

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import changes
 import devices
@@ -99,20 +100,13 @@ class Receiver:
         return successor, self.finish()
 
 
-def promised(device):
-    """The way that doctor announces for the interface."""
-    report = json.loads(run(["unetmap", "doctor", device.name, "--json"], check=False))
-    announced = report["interfaces"][0]["way"] or "unknown"
-    return "zero copy" if announced == "native, zero copy" else announced
-
-
-def way(device, announced):
+def way(device):
     mode = attached_program(device.name)
     if mode is None:
         raise Failed("the kernel shows no XDP program on the interface")
     found = "zero copy" if zero_copy(device.name) else f"{mode}, copy"
-    if found != announced:
-        raise Failed(f"it is {found}, and doctor announced {announced}")
+    if device.announced not in (found, "untested"):
+        raise Failed(f"it is {found}, and doctor announced {device.announced}")
     return found
 
 
@@ -151,7 +145,7 @@ def transmits(device, queues):
     far = PacketSocket(device.peer, FAR) if device.peer else None
 
     def counted():
-        return int(run(["cat", f"/sys/class/net/{device.name}/statistics/tx_packets"]))
+        return int(Path(f"/sys/class/net/{device.name}/statistics/tx_packets").read_text())
 
     count = BATCH - BATCH % queues
     for _ in range(TX_BATCHES):
@@ -260,6 +254,15 @@ def link_down_and_up(receiver):
     run(["ip", "addr", "add", f"{device.address}/24", "dev", device.host], check=False)
     device.wait()
     works(receiver)
+    return "yes", ""
+
+
+def resized(receiver):
+    return changes.resize(receiver, works)
+
+
+def reset(receiver):
+    return changes.reset(receiver, works)
 
 
 def works(receiver):
@@ -269,17 +272,17 @@ def works(receiver):
 
 
 def answers(row, check, question, receiver):
-    """The cell of a check that returns a value and its note."""
+    """The cell of a check that returns a value and its note. Returns whether the port has passed it."""
     try:
         row.set(check, *question(receiver))
+        return True
     except Failed as failure:
         row.set(check, "no", str(failure))
+        return False
 
 
 def session(row, device):
     """What is asked while the interface stays open."""
-    announced = promised(device)
-    device.wait()
     began, before = time.time(), queue_counters(device.name)
     try:
         receiver = Receiver(device)
@@ -287,7 +290,7 @@ def session(row, device):
         row.set("opens", "refused" if "netmap:" in str(failure) else "no", str(failure))
         raise
     row.set("opens", "yes")
-    row.ask("way", way, device, announced)
+    row.ask("way", way, device)
     device.wait()
     shown = json.loads(run(["unetmap", "nic", device.name, "--json"]))["port"]["queues"]
     queues = sum(1 for queue in shown if queue.get("tx"))
@@ -307,9 +310,12 @@ def session(row, device):
     row.ask("stamps", stamps, [stamp for stamp, _ in received], began, time.time())
     receiver = tags(row, receiver)
     answers(row, "RSS", rss, receiver)
-    row.ask("link down and up", link_down_and_up, receiver)
-    answers(row, "ring sizes", lambda receiver: changes.resize(receiver, works), receiver)
-    answers(row, "reset", lambda receiver: changes.reset(receiver, works), receiver)
+    for check, question in (("link down and up", link_down_and_up), ("ring sizes", resized), ("reset", reset)):
+        if not answers(row, check, question, receiver):
+            # The next check begins with a port that works.
+            receiver.finish()
+            receiver = Receiver(device)
+            device.wait()
     receiver.finish()
 
 
@@ -453,7 +459,8 @@ def interface(row, device):
         row.set("bridge by swap", "no", str(failure))
         row.set("daemon killed", "no", str(failure))
     client_killed(row, device)
-    if device.plug:
+    # Linux waits without end for the queues that an XDP program added to an unplugged virtio-net device.
+    if device.plug and "spare" not in row.driver:
         row.ask("unplugged", changes.unplugged, Receiver(device), reopened)
 
 

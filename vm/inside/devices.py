@@ -5,6 +5,7 @@ import json
 import os
 import struct
 import threading
+from pathlib import Path
 
 from net import BEYOND, FAR, Failed, PacketSocket, carrier, in_namespace, run, until
 
@@ -17,6 +18,14 @@ WITHOUT_ETHERNET = ["wireguard", "tun"]
 TUNSETIFF, IFF_TUN, IFF_TAP, IFF_NO_PI = 0x400454CA, 1, 2, 0x1000
 
 
+def announced_way(name):
+    """The way of packets that doctor finds by trying it; "untested" if it did not, "none" if there is none."""
+    report = json.loads(run(["unetmap", "doctor", name, "--json"], check=False))["interfaces"][0]
+    if not report["tried"]:
+        return "untested"
+    return {"native, zero copy": "zero copy", None: "none"}.get(report["way"], report["way"])
+
+
 class Device:
     """`name` is opened; `peer`, in namespace FAR, is at the other end of its wire (None: there is none)."""
 
@@ -24,16 +33,23 @@ class Device:
         self.row, self.name, self.peer = row, name, peer
         self.host = host or name  # Has the address: a bridge's, not its port's.
         self.plug = None  # A card, as QEMU's device_add takes it.
+        self.announced = None  # The way that doctor found.
+        self.far_mac = None  # Of `peer`.
         self.address, self.peer_address = f"10.9.{number}.1", f"10.9.{number}.2"
 
     def mac(self):
-        return run(["cat", f"/sys/class/net/{self.name}/address"]).strip()
+        return Path(f"/sys/class/net/{self.name}/address").read_text().strip()
 
     def peer_mac(self):
-        return run(in_namespace(FAR) + ["cat", f"/sys/class/net/{self.peer}/address"]).strip()
+        if self.far_mac is None:
+            self.far_mac = run(in_namespace(FAR) + ["cat", f"/sys/class/net/{self.peer}/address"]).strip()
+        return self.far_mac
 
     def up(self):
         run(["ip", "link", "set", self.name, "up"])
+        if self.announced is None:
+            # Doctor tries only interfaces that nobody uses: without an address.
+            self.announced = announced_way(self.name)
         run(["ip", "addr", "add", f"{self.address}/24", "dev", self.host])
         if self.peer:
             run(in_namespace(FAR) + ["ip", "link", "set", self.peer, "up"])
@@ -165,8 +181,8 @@ def without_ethernet(row):
 
 def prepare():
     """Namespaces, and the veth to which each interface is bridged; no frames but those of the checks."""
-    # fq_codel, Debian's default, drops sent frames that waited 100 ms, as they do in a slow guest, and reports success to
-    # the sender. pfifo_fast drops only when it is full, with ENOBUFS, and PacketSocket sends again.
+    # fq_codel, Debian's default, drops sent frames that waited 100 ms, as they do in a slow guest, and reports success
+    # to the sender. pfifo_fast drops only when it is full, with ENOBUFS, and PacketSocket sends again.
     run(["sysctl", "-qw", "net.core.default_qdisc=pfifo_fast"])
     for namespace in (FAR, BEYOND):
         run(["ip", "netns", "add", namespace])

@@ -6,7 +6,7 @@ import time
 from net import Failed, PacketSocket, Program, checksum, until
 
 # As in conformance/src/bin/exchange.rs.
-WINDOW, FLOWS, HEADERS = 64, 64, 42
+WINDOW, FLOWS, HEADERS = 96, 64, 42
 MAGIC, GREETING = 0x756E_6574_6D61_7002, (1 << 64) - 1
 PAUSE, QUIET = 0.1, 20
 # Seconds until the other end is there, and frames per second of the slowest machine.

@@ -17,6 +17,8 @@ PORT = 1234
 LIMIT = 30  # Seconds for which a condition is awaited; a guest on a busy machine is slow.
 ETH_P_ALL, PACKET_AUXDATA, SOL_PACKET, SO_RCVBUFFORCE, PACKET_OUTGOING = 3, 8, 263, 33, 4
 TP_STATUS_VLAN_VALID = 0x10
+RTM_NEWLINK, RTM_GETLINK, NLM_F_REQUEST, IFLA_IFNAME = 16, 18, 1, 3
+IFF_RUNNING, IFF_LOWER_UP = 0x40, 0x10000
 
 
 class Failed(Exception):
@@ -245,16 +247,25 @@ def zero_copy(name):
     return bool(found) and all(flag == "1" for flag in found)
 
 
+def link_flags(route, name):
+    """The flags of an interface, by a request on a netlink socket; 0 if there is none."""
+    text = name.encode() + b"\0"
+    attribute = struct.pack("HH", 4 + len(text), IFLA_IFNAME) + text + bytes(-len(text) % 4)
+    body = struct.pack("BxHiII", socket.AF_UNSPEC, 0, 0, 0, 0) + attribute
+    route.send(struct.pack("IHHII", 16 + len(body), RTM_GETLINK, NLM_F_REQUEST, 1, 0) + body)
+    answer = route.recv(65536)
+    (kind,) = struct.unpack_from("H", answer, 4)
+    return struct.unpack_from("I", answer, 24)[0] if kind == RTM_NEWLINK else 0
+
+
 def carrier(name, namespace=None):
-    """Waits until the interface and its queueing are ready to send."""
-
-    def is_up():
-        shown = json.loads(
-            run(in_namespace(namespace) + ["ip", "-j", "link", "show", "dev", name], check=False) or "[]"
-        )
-        return shown and "LOWER_UP" in shown[0]["flags"] and shown[0]["operstate"] in ("UP", "UNKNOWN")
-
-    until(is_up, f"{name} has a carrier")
+    """Waits until the interface has a carrier and its queueing is ready to send. Asks the kernel itself: a program for
+    each question would take most of a slow guest's time."""
+    with Inside(namespace):
+        route = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+    ready = IFF_RUNNING | IFF_LOWER_UP
+    with route:
+        until(lambda: link_flags(route, name) & ready == ready, f"{name} has a carrier")
 
 
 def queue_counters(name):

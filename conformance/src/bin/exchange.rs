@@ -18,7 +18,7 @@ use conformance::traffic::bytes_of;
 use serde_json::json;
 use unetmap::{Error, Interest, Port};
 
-const WINDOW: u64 = 64;
+const WINDOW: u64 = 96;
 /// Flows, which the cards spread over their queues. The frames of one flow stay in order.
 const FLOWS: u64 = 64;
 /// Time without a frame after which the rest is lost.
