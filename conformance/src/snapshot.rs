@@ -18,6 +18,34 @@ pub struct Snapshot {
     pub ports: Vec<Port>,
     /// Its sessions: one for each open port.
     pub sessions: Vec<Session>,
+    /// Its users, and at the end all of them but root together.
+    pub users: Vec<User>,
+}
+
+/// What a user has of the daemon, and may have.
+#[derive(Clone, Debug, Deserialize)]
+pub struct User {
+    /// `None`: all users but root.
+    pub uid: Option<u32>,
+    /// File descriptors.
+    pub descriptors: Share,
+    /// Connections.
+    pub connections: Share,
+    /// Rings.
+    pub rings: Share,
+    /// Bytes that the daemon touches or locks.
+    pub memory: Share,
+    /// Requests that exceeded a budget.
+    pub refused: u64,
+}
+
+/// An amount that a user has, and its budget.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Share {
+    /// What the user has.
+    pub used: u64,
+    /// `None`: no budget.
+    pub limit: Option<u64>,
 }
 
 /// The daemon itself.

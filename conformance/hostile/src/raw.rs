@@ -7,6 +7,8 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::process::Uid;
+use rustix::thread::set_thread_res_uid;
 use unetmap::abi::{NETMAP_REQ_REGISTER, NetmapRing, NetmapSlot, NmreqRegister};
 use unetmap_core::control::binding::Binding;
 use unetmap_core::control::monitor::MonitorReply;
@@ -36,6 +38,19 @@ pub struct Reply {
     pub fds: Vec<OwnedFd>,
 }
 
+impl Reply {
+    /// The text of the reply: its payload, or the file that came with it.
+    #[track_caller]
+    pub fn text(self) -> String {
+        let Some(memfd) = self.fds.into_iter().next() else {
+            return String::from_utf8(self.payload).expect("text");
+        };
+        let (mut file, mut text) = (File::from(memfd), String::new());
+        file.rewind().and_then(|()| file.read_to_string(&mut text)).expect("a file to read");
+        text.trim_end_matches('\0').to_owned()
+    }
+}
+
 impl ControlConnection {
     /// Connects without starting a daemon. No call on the connection waits longer than [`LIMIT`].
     ///
@@ -45,6 +60,24 @@ impl ControlConnection {
         let fd = socket::connect(path)?;
         socket::set_timeout(&fd, LIMIT)?;
         Ok(ControlConnection { fd })
+    }
+
+    /// Connects as user `uid`, for tests that root runs. The daemon sees the user that the kernel records now.
+    ///
+    /// # Errors
+    /// No daemon listens there.
+    pub fn connect_as(path: &Path, uid: u32) -> io::Result<ControlConnection> {
+        let set_user = |uid| set_thread_res_uid(None, Uid::from_raw(uid), None);
+        // Only this thread: the effective user id alone, so that it can be root's again.
+        set_user(uid)?;
+        let connected = ControlConnection::connect(path);
+        set_user(0)?;
+        connected
+    }
+
+    /// Bytes of the messages that have come and were not received.
+    pub fn waiting_bytes(&self) -> u64 {
+        rustix::io::ioctl_fionread(&self.fd).expect("a socket")
     }
 
     /// Limits how long the next calls wait.
@@ -80,6 +113,13 @@ impl ControlConnection {
             wire::decode(&bytes).expect("a well-formed answer");
         }
         Some(Reply { errno, holder, payload, fds })
+    }
+
+    /// Receives the next reply after requests that the daemon may not have read before it closed the connection: the
+    /// kernel reports that first, once.
+    #[track_caller]
+    pub fn receive_after_reset(&self) -> Option<Reply> {
+        self.receive().or_else(|| self.receive())
     }
 
     #[track_caller]
@@ -122,11 +162,7 @@ impl ControlConnection {
     /// Requests the daemon's snapshot.
     pub fn snapshot(&self) -> Option<Snapshot> {
         self.send(&wire::encode(SnapshotRequest::KIND, 0, 0, 0, &[])).ok()?;
-        let memfd = self.receive()?.fds.into_iter().next()?;
-        let mut file = File::from(memfd);
-        let mut text = String::new();
-        file.rewind().and_then(|()| file.read_to_string(&mut text)).expect("a file to read");
-        Some(serde_json::from_str(text.trim_end_matches('\0')).expect("the daemon's books are JSON"))
+        Some(serde_json::from_str(&self.receive()?.text()).expect("the daemon's books are JSON"))
     }
 }
 

@@ -128,6 +128,8 @@ pub mod errno {
     pub const EPROTO: i32 = 71;
     /// A message of another version of the protocol.
     pub const EPROTONOSUPPORT: i32 = 93;
+    /// A budget of the user is used up.
+    pub const EDQUOT: i32 = 122;
     /// Too many files open on this machine.
     pub const ENFILE: i32 = 23;
     /// Too many files open in the process.

@@ -2,6 +2,7 @@
 //! of a pipe do not pass through it.
 #![forbid(unsafe_code)]
 
+mod budget;
 mod caller;
 mod closer;
 mod confinement;
@@ -22,6 +23,7 @@ mod shape;
 #[cfg(test)]
 mod tests;
 mod tuning;
+mod turns;
 mod user_arena;
 
 use std::ffi::OsString;
@@ -175,6 +177,7 @@ fn run(args: &Args) -> Result<(), String> {
     confinement::confine_daemon(&socket);
     let listener_again = listener.try_clone().map_err(|e| e.to_string())?;
     let mut daemon = Daemon::new(knobs, admission, first_mem_id);
+    daemon.users.files = files;
     daemon.nics.keep_offloads(&socket);
     let mut server = Server::new(listener, daemon, &socket).map_err(|e| e.to_string())?;
     tracing::info!(socket = %socket.display(), files, "serving");

@@ -42,7 +42,7 @@ use serde::Serialize;
 use unetmap_core::control::ControlRequest;
 use unetmap_core::control::node::NodeRequest;
 use unetmap_core::control::request::NetmapRequest;
-use unetmap_core::errno::{EACCES, EBUSY, EEXIST, EIO, ENODEV, EPERM};
+use unetmap_core::errno::{EBUSY, EEXIST, EIO, ENODEV, EPERM};
 use unetmap_core::sync::mirror::MonitorList;
 use unetmap_sys::Doorbell;
 use unetmap_sys::fuse::{self, Device, Op};
@@ -146,7 +146,7 @@ impl Nodes {
         Ok(Nodes { answer, jobs, receiver, folder: folder.into(), on: None, ended: Vec::new(), last: 0 })
     }
 
-    /// Readable when there are jobs for [`Nodes::run_jobs`].
+    /// Readable when there are jobs for [`Nodes::next_job`].
     pub(crate) fn doorbell(&self) -> BorrowedFd<'_> {
         self.jobs.doorbell.as_fd()
     }
@@ -156,33 +156,47 @@ impl Nodes {
         self.on.is_some() || !self.ended.is_empty()
     }
 
-    /// Does all queued jobs.
-    pub(crate) fn run_jobs(&mut self, daemon: &mut Daemon) {
+    /// Clears the doorbell: it is notified of jobs that come from now on.
+    pub(crate) fn clear_doorbell(&self) {
         self.jobs.doorbell.clear();
-        while let Ok(job) = self.receiver.try_recv() {
-            match job {
-                Job::UserArena(uid, reply) => {
-                    let _ = reply.send(daemon.registry.regions.arena(uid).map_err(|refusal| refusal.errno));
+    }
+
+    /// Takes the next job, and the user for whom it is done.
+    pub(crate) fn next_job(&self, daemon: &Daemon) -> Option<(u32, Job)> {
+        let job = self.receiver.try_recv().ok()?;
+        let uid = match &job {
+            Job::UserArena(uid, _) => *uid,
+            Job::Admit(caller, _) => caller.peer.uid,
+            Job::Request(port_request, _) => port_request.caller.peer.uid,
+            Job::Close(session) => daemon.registry.sessions.get(session).map_or(0, |session| session.uid),
+            Job::NodeEnded(_) => 0,
+        };
+        Some((uid, job))
+    }
+
+    /// Does a job.
+    pub(crate) fn run_job(&mut self, daemon: &mut Daemon, job: Job) {
+        match job {
+            Job::UserArena(uid, reply) => {
+                let _ = reply.send(daemon.registry.regions.arena(uid).map_err(|refusal| refusal.errno));
+            }
+            Job::Admit(caller, reply) => {
+                let _ = reply.send(daemon.check_admission(&caller).map_err(|refusal| refusal.errno));
+            }
+            Job::Request(port_request, reply) => {
+                let outcome = self.answer(daemon, *port_request);
+                let session = outcome.session;
+                let board = session.map(|session| monitor::list_for_session(daemon, session)).unwrap_or_default();
+                if let (Err(_), Some(session)) = (reply.send((outcome, board)), session) {
+                    daemon.close(session);
                 }
-                Job::Admit(caller, reply) => {
-                    let admitted = daemon.admits(&caller).map_err(|refusal| refusal.errno);
-                    let _ = reply.send(admitted.and_then(|admitted| if admitted { Ok(()) } else { Err(EACCES) }));
-                }
-                Job::Request(port_request, reply) => {
-                    let outcome = self.answer(daemon, *port_request);
-                    let session = outcome.session;
-                    let board = session.map(|session| monitor::list_for_session(daemon, session)).unwrap_or_default();
-                    if let (Err(_), Some(session)) = (reply.send((outcome, board)), session) {
-                        daemon.close(session);
-                    }
-                }
-                Job::Close(session) => daemon.close(session),
-                Job::NodeEnded(number) => {
-                    self.ended.retain(|node| node.number != number);
-                    if self.on.as_ref().is_some_and(|(_, node)| node.number == number) {
-                        tracing::warn!("the node was unmounted from outside the daemon");
-                        let _ = self.off(daemon, None);
-                    }
+            }
+            Job::Close(session) => daemon.close(session),
+            Job::NodeEnded(number) => {
+                self.ended.retain(|node| node.number != number);
+                if self.on.as_ref().is_some_and(|(_, node)| node.number == number) {
+                    tracing::warn!("the node was unmounted from outside the daemon");
+                    let _ = self.off(daemon, None);
                 }
             }
         }
@@ -201,6 +215,13 @@ impl Nodes {
                 "its region was created before the node was on, or where the node can map it there was no \
                                   room (close all its ports, and open it again)"
                     .into();
+            (outcome.session, outcome.fds) = (None, Vec::new());
+        }
+        if let Some(session) = outcome.session
+            && let Err(refusal) = daemon.keep_descriptors(session, &outcome.fds)
+        {
+            daemon.close(session);
+            (outcome.errno, outcome.answer.reason) = (refusal.errno, refusal.why);
             (outcome.session, outcome.fds) = (None, Vec::new());
         }
         outcome

@@ -6,6 +6,8 @@
 //!
 //! The policy applies when a port is opened. A port that is open stays open when the file changes.
 
+mod budgets;
+
 use std::fmt;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
@@ -14,11 +16,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use crate::budget::Budgets;
 use crate::tuning::policy::{MAX_BYTES, SETTLED};
 use serde::Deserialize;
 use serde::de::{Deserializer, Visitor};
 use toml::Spanned;
 use unetmap_sys::process;
+
+use budgets::WrittenBudget;
 
 /// The policy file, unless the command line names another.
 pub(crate) const DEFAULT_PATH: &str = "/etc/unetmap/policy.toml";
@@ -56,6 +61,7 @@ pub(crate) enum Access {
 #[derive(Debug, Default)]
 pub(crate) struct Policy {
     rules: Vec<Rule>,
+    budgets: Budgets,
 }
 
 #[derive(Debug)]
@@ -105,6 +111,11 @@ impl Policy {
             Some(at) => format!("{}:{}: {}", path.display(), line_of(&bytes, at), wrong.why),
             None => format!("{}: {}", path.display(), wrong.why),
         })
+    }
+
+    /// How much of the daemon users can have.
+    pub(crate) fn budgets(&self) -> &Budgets {
+        &self.budgets
     }
 
     /// How this client gets an interface of this name (its own one, not an alternative name) in its namespace; None:
@@ -238,6 +249,9 @@ struct Written {
     defaults: bool,
     #[serde(default)]
     rule: Vec<Spanned<WrittenRule>>,
+    #[serde(default)]
+    budget: Vec<WrittenBudget>,
+    total: Option<Spanned<WrittenBudget>>,
 }
 
 fn yes() -> bool {
@@ -340,7 +354,8 @@ fn parse(text: &str, accounts: &impl Accounts) -> Result<Policy, Wrong> {
     if written.defaults {
         rules.extend(defaults(accounts));
     }
-    Ok(Policy { rules })
+    let budgets = budgets::understand(written.budget, written.total, accounts)?;
+    Ok(Policy { rules, budgets })
 }
 
 fn understand(rule: WrittenRule, span: &Range<usize>, accounts: &impl Accounts) -> Result<Rule, Wrong> {

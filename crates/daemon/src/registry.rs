@@ -84,6 +84,8 @@ pub(crate) struct Session<K> {
     pub(crate) iface_offset: u64,
     /// Number of extra buffers that the session got.
     pub(crate) extra: u32,
+    /// Descriptors that the daemon itself keeps for the session: of a file of the node.
+    pub(crate) descriptors: u32,
 }
 
 /// All regions, ports and sessions. `K` identifies a port; `P` is the trait that all kinds of ports implement.

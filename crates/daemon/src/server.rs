@@ -6,9 +6,17 @@
 //! lock holder    LockHolder           closed, or its process has exited  locks of the holder broken
 //! request        the others           closed                             none
 //! ```
-//! A client that does not read its answers, or sends an invalid message, is disconnected. It can delay no other client.
+//!
+//! ```text
+//! accept --> turned away: its user is not served, or has too many connections; nothing of it is read
+//!        --> ready: a message can be read --> [turn of its user] --> answered --> received: the next can be read
+//!        --> ended: hung up, or its process has exited --> [turn of its user] --> closed
+//! ```
+//!
+//! Users take turns, however many connections each has (`turns`). What each can have is bounded (`budget`). A client
+//! that sends an invalid message is disconnected, as is one that sends none for a while.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -17,17 +25,21 @@ use std::time::{Duration, Instant};
 
 use unetmap_core::control::wire::{self, Malformed};
 use unetmap_core::control::{ControlRequest, Kind, NetmapRequest};
-use unetmap_core::errno::{EINVAL, EIO, EMFILE, EMSGSIZE, ENFILE, EPROTO, EPROTONOSUPPORT};
+use unetmap_core::errno::{EACCES, EINVAL, EIO, EMFILE, EMSGSIZE, ENFILE, EPROTO, EPROTONOSUPPORT};
 use unetmap_sys::event::{Epoll, EventFlags};
 use unetmap_sys::process;
-use unetmap_sys::socket::{self, MAX_FDS, Peer};
+use unetmap_sys::socket::{self, MAX_FDS, Peer, Received};
 
+use crate::budget::Amounts;
+use crate::caller::Caller;
 use crate::closer::Closer;
 use crate::netmap_requests;
-use crate::node::Nodes;
+use crate::node::{Job, Nodes};
 use crate::ports::{Daemon, nic, vale};
-use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply, Then};
-use crate::tuning::server::{MAX_ACCEPTS, MAX_CONNECTIONS_OF_USER};
+use crate::refusal::{Refusal, refuse};
+use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply};
+use crate::tuning::server::{HELLO_LIMIT, MAX_ACCEPTS};
+use crate::turns::{Next, Turns};
 
 /// Tokens of the event loop. Connections have even ones from `FIRST_TOKEN` on, the pidfds of lock holders the odd ones
 /// after.
@@ -46,6 +58,38 @@ struct Client {
     holder: Option<LockHolder>,
     /// The tag of the message that is being answered.
     tag: u32,
+    /// Messages that its user may send in a second; `None`: any number.
+    rate: Option<u32>,
+    /// Whether it has sent a message.
+    has_spoken: bool,
+    /// Whether an answer was sent that the client may not have received.
+    is_answered: bool,
+    /// Whether the event loop waits until the client has received it.
+    is_parked: bool,
+    /// Whether it waits for its user's turn.
+    is_ready: bool,
+    /// Whether it is to be closed at its user's turn.
+    is_ended: bool,
+}
+
+/// What is done at a user's turn.
+enum Work {
+    /// Reads and answers a message of a connection.
+    Message(u64),
+    /// Closes a connection.
+    Close(u64),
+    /// Does a job of the node.
+    Job(Job),
+}
+
+/// What reading from a connection led to.
+enum Read {
+    /// A message, which was answered.
+    Answered,
+    /// There was none.
+    Nothing,
+    /// The connection is to be closed.
+    End,
 }
 
 /// The daemon's main thread.
@@ -56,6 +100,9 @@ pub(crate) struct Server {
     listener: OwnedFd,
     closer: Closer,
     clients: BTreeMap<u64, Client>,
+    turns: Turns<Work>,
+    /// Connections of users with a budget, and when they were accepted; the oldest first.
+    newcomers: VecDeque<(Instant, u64)>,
     lock_holders: LockHolders,
     next_token: u64,
     /// A descriptor that is given up for a moment to reject a client when no other is left.
@@ -84,6 +131,8 @@ impl Server {
             listener,
             closer: Closer::new()?,
             clients: BTreeMap::new(),
+            turns: Turns::new(),
+            newcomers: VecDeque::new(),
             lock_holders: LockHolders::default(),
             next_token: FIRST_TOKEN,
             reserve: File::open("/dev/null").ok(),
@@ -101,22 +150,22 @@ impl Server {
     ) -> io::Result<()> {
         self.epoll.add(signals, SIGNALS, true, false)?;
         let mut events = Vec::new();
+        let mut next_turn = None;
         loop {
             let limit = idle.filter(|_| self.is_unused());
-            let next_timer = vale::age_tables(&mut self.daemon);
+            let timers = [vale::age_tables(&mut self.daemon), self.end_silent_newcomers(Instant::now()), next_turn];
+            let next_timer = timers.into_iter().flatten().min();
             self.daemon.nics.keep_alive.control_waits();
             match self.epoll.wait(&mut events, next_timer.or(limit)) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 other => other?,
             }
-            if events.is_empty() && next_timer.is_some() {
-                continue;
-            }
-            if events.is_empty() && self.clients.is_empty() && limit.is_some() && may_end() {
+            let is_idle = events.is_empty() && next_timer.is_none();
+            if is_idle && self.clients.is_empty() && limit.is_some() && may_end() {
                 tracing::info!("exiting, as no client was connected for a while");
                 return Ok(());
             }
-            // Connections are closed before new ones are accepted, which may need their room.
+            // Connections that end no longer count when new ones are accepted.
             events.sort_by_key(|(token, _)| *token == LISTENER);
             for &(token, flags) in &events {
                 self.daemon.nics.keep_alive.control_begins();
@@ -124,18 +173,41 @@ impl Server {
                     LISTENER => self.accept_clients(),
                     token if token & WATCHES != 0 => nic::links_changed(&mut self.daemon, token & !WATCHES),
                     NODE => {
-                        self.nodes.run_jobs(&mut self.daemon);
-                        self.add_watches();
+                        self.nodes.clear_doorbell();
+                        while let Some((uid, job)) = self.nodes.next_job(&self.daemon) {
+                            self.turns.push(uid, Work::Job(job));
+                        }
                     }
                     SIGNALS => {
                         tracing::info!("exiting on a signal");
                         self.nodes.shut_down(&mut self.daemon);
                         return Ok(());
                     }
-                    token if token % 2 == 1 => self.disconnect(token - 1),
+                    token if token % 2 == 1 => self.end(token - 1),
                     token => self.client_event(token, flags),
                 }
             }
+            next_turn = self.do_next();
+        }
+    }
+
+    /// Does the work of the user whose turn it is; returns the time until there is more to do.
+    fn do_next(&mut self) -> Option<Duration> {
+        match self.turns.next(Instant::now()) {
+            Next::Work(uid, work) => {
+                self.daemon.nics.keep_alive.control_begins();
+                match work {
+                    Work::Message(token) => self.next_message(uid, token),
+                    Work::Close(token) => self.disconnect(token),
+                    Work::Job(job) => {
+                        self.nodes.run_job(&mut self.daemon, job);
+                        self.add_watches();
+                    }
+                }
+                (!self.turns.is_empty()).then_some(Duration::ZERO)
+            }
+            Next::Wait(time) => Some(time),
+            Next::Idle => None,
         }
     }
 
@@ -168,60 +240,155 @@ impl Server {
     fn admit(&mut self, fd: OwnedFd) {
         let peer = match socket::peer(&fd) {
             Ok(peer) => peer,
-            Err(e) => {
-                tracing::debug!("rejected: {e}");
-                return;
-            }
+            Err(e) => return tracing::debug!("a connection without a peer is closed: {e}"),
         };
-        if let Some(why) = self.reason_to_reject(peer.uid) {
-            tracing::debug!(uid = peer.uid, pid = peer.pid, why, "rejected");
+        if let Err(Refusal { errno, why, .. }) = self.check_client(&fd, peer) {
+            tracing::debug!(uid = peer.uid, pid = peer.pid, why, "turned away");
+            let answer = Answer { errno, payload: why.into_bytes(), ..Default::default() };
+            let _ = send(&fd, 0, NetmapRequest::KIND, &answer);
             return self.closer.close(peer.uid, fd);
         }
         let token = self.next_token;
-        if let Err(e) = self.epoll.add(&fd, token, true, false) {
-            tracing::debug!("rejected: {e}");
+        if let Err(e) = self.epoll.add_edge(&fd, token) {
+            tracing::debug!("a connection cannot be waited for, and is closed: {e}");
             return;
         }
         self.next_token += 2;
-        self.clients.insert(token, Client { fd, peer, session: None, holder: None, tag: 0 });
+        self.daemon.users.add_connection(peer.uid);
+        let rate = self.daemon.request_rate(peer.uid);
+        if rate.is_some() {
+            self.newcomers.push_back((Instant::now(), token));
+        }
+        let client = Client {
+            fd,
+            peer,
+            session: None,
+            holder: None,
+            tag: 0,
+            rate,
+            has_spoken: false,
+            is_answered: false,
+            is_parked: false,
+            is_ready: false,
+            is_ended: false,
+        };
+        self.clients.insert(token, client);
     }
 
-    /// Why a user gets no further connection; `None`: it gets one.
-    fn reason_to_reject(&self, uid: u32) -> Option<&'static str> {
-        if self.closer.is_blocked(uid) {
-            return Some("closing this user's earlier connections takes long");
+    /// Refuses a new connection of a user that this daemon does not serve, or that has too many connections.
+    fn check_client(&mut self, fd: &OwnedFd, peer: Peer) -> Result<(), Refusal> {
+        if self.closer.is_blocked(peer.uid) {
+            return refuse(EMFILE, "closing this user's earlier connections takes long");
         }
-        if uid == self.owner || uid == 0 {
-            return None;
+        if peer.uid == self.owner || peer.uid == 0 {
+            return Ok(());
         }
-        match self.owner {
-            0 if self.connections_of(uid) < MAX_CONNECTIONS_OF_USER => None,
-            0 => Some("this user has too many connections"),
-            _ => Some("this is another user's daemon"),
+        if self.owner != 0 {
+            return refuse(EACCES, format!("this is the daemon of user {}, which serves no other", self.owner));
         }
+        let caller = Caller::of_connection(fd, peer);
+        let caller = caller.or_else(|e| refuse(EACCES, format!("the user cannot be identified: {e}")))?;
+        self.daemon.check_admission(&caller)?;
+        self.daemon.check_budget(self.daemon.scope(&caller), Amounts::connection())
     }
 
-    fn connections_of(&self, uid: u32) -> usize {
-        self.clients.values().filter(|client| client.peer.uid == uid).count()
+    /// Closes connections that have sent nothing since they were accepted; returns the time until the next is due.
+    fn end_silent_newcomers(&mut self, now: Instant) -> Option<Duration> {
+        while let Some(&(accepted, token)) = self.newcomers.front() {
+            let is_silent = self.clients.get(&token).is_some_and(|client| !client.has_spoken);
+            let left = HELLO_LIMIT.saturating_sub(now.saturating_duration_since(accepted));
+            if is_silent && !left.is_zero() {
+                return Some(left);
+            }
+            self.newcomers.pop_front();
+            if is_silent {
+                tracing::debug!("a connection is closed, as its client sends no request");
+                self.end(token);
+                // There is work now.
+                return Some(Duration::ZERO);
+            }
+        }
+        None
+    }
+
+    /// Closes a connection at its user's turn.
+    fn end(&mut self, token: u64) {
+        let Some(client) = self.clients.get_mut(&token).filter(|client| !client.is_ended) else { return };
+        client.is_ended = true;
+        // Its user can have another one at once.
+        self.daemon.users.remove_connection(client.peer.uid);
+        self.turns.push_urgent(client.peer.uid, Work::Close(token));
     }
 
     fn client_event(&mut self, token: u64, flags: EventFlags) {
-        let open = !flags.contains(EventFlags::IN) || self.read_message(token);
-        if !open || flags.intersects(EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP) {
-            self.disconnect(token);
+        if flags.intersects(EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP) {
+            self.end(token);
+        } else {
+            self.make_ready(token);
         }
     }
 
-    /// Reads and answers one message; returns `false` when the connection is to be closed.
-    fn read_message(&mut self, token: u64) -> bool {
-        let Some(client) = self.clients.get(&token) else { return true };
+    /// Has a message of a connection read at its user's turn, if there is one.
+    fn make_ready(&mut self, token: u64) {
+        let Some(client) = self.clients.get_mut(&token).filter(|client| !client.is_ready) else { return };
+        client.is_ready = true;
+        self.turns.push(client.peer.uid, Work::Message(token));
+    }
+
+    /// Reads and answers a message, unless the client has not received the last answer: answers that nobody receives
+    /// would take memory without limit.
+    fn next_message(&mut self, uid: u32, token: u64) {
+        let Some(client) = self.clients.get_mut(&token) else { return };
+        client.is_ready = false;
+        if client.is_ended {
+            return;
+        }
+        // An error here is one of the connection, which reading reports.
+        client.is_answered = client.is_answered && !socket::all_received(&client.fd).unwrap_or(true);
+        if client.is_parked != client.is_answered {
+            client.is_parked = client.is_answered;
+            // If the answer was received meanwhile, an event follows at once.
+            let _ = self.epoll.modify_edge(&client.fd, token, client.is_parked);
+        }
+        if client.is_parked {
+            return;
+        }
+        let rate = client.rate;
+        match self.read_message(token) {
+            Read::Nothing => {}
+            Read::End => self.end(token),
+            Read::Answered => {
+                if let Some(rate) = rate {
+                    self.turns.count_request(uid, Instant::now(), rate);
+                }
+                // There is no event for a message that has arrived already.
+                if self.clients.get(&token).is_some_and(|client| socket::has_input(&client.fd)) {
+                    self.make_ready(token);
+                }
+            }
+        }
+    }
+
+    /// Reads and answers one message.
+    fn read_message(&mut self, token: u64) -> Read {
+        let Some(client) = self.clients.get_mut(&token) else { return Read::Nothing };
         let mut buf = [0; wire::MAX_REQUEST];
         let received = match socket::recv_without_fds(&client.fd, &mut buf) {
             // An empty message, or the end of the connection, which has an event of its own.
-            Ok(received) if received.bytes == 0 && !received.fds_truncated => return client.session.is_some(),
+            Ok(received) if received.bytes == 0 && !received.fds_truncated && client.session.is_some() => {
+                return Read::Answered;
+            }
+            Ok(received) if received.bytes == 0 && !received.fds_truncated => return Read::End,
             Ok(received) => received,
-            Err(e) => return e.kind() == io::ErrorKind::WouldBlock,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Read::Nothing,
+            Err(_) => return Read::End,
         };
+        (client.has_spoken, client.is_answered) = (true, true);
+        if self.answer_bytes(token, &buf[..received.bytes], received) { Read::Answered } else { Read::End }
+    }
+
+    /// Answers a message; returns `false` when the connection is to be closed.
+    fn answer_bytes(&mut self, token: u64, bytes: &[u8], received: Received) -> bool {
         if received.fds_truncated {
             self.reject(token, EINVAL, "a control message with file descriptors");
             // The message stays in the queue, so that the connection cannot be used any more.
@@ -230,7 +397,7 @@ impl Server {
         if received.truncated {
             return self.reject(token, EMSGSIZE, &Malformed::Oversized.to_string());
         }
-        match wire::decode(&buf[..received.bytes]) {
+        match wire::decode(bytes) {
             Ok((kind, head, payload)) => {
                 if let Some(client) = self.clients.get_mut(&token) {
                     client.tag = head.tag;
@@ -259,7 +426,7 @@ impl Server {
             connections,
             uptime: self.started.elapsed(),
         };
-        let (reply, then) = requests::answer(kind, &mut call);
+        let reply = requests::answer(kind, &mut call);
         if let Some(holder) = client.holder.as_mut().filter(|_| !was_holder) {
             let epoll = &self.epoll;
             holder.pidfd = holder.pidfd.take().filter(|pidfd| epoll.add(pidfd, token + 1, true, false).is_ok());
@@ -268,7 +435,7 @@ impl Server {
         match reply {
             Reply::Answer(answer) => {
                 let Some(client) = self.clients.get(&token) else { return true };
-                send(client, kind, &answer).is_ok() && then == Then::Continue
+                send(&client.fd, client.tag, kind, &answer).is_ok()
             }
             Reply::Invalid(errno, why) => self.reject(token, errno, why),
             Reply::Close => false,
@@ -283,10 +450,10 @@ impl Server {
         let answer = Answer { errno, ..Default::default() };
         if client.session.is_some() {
             tracing::debug!(pid = client.peer.pid, why, "invalid message ignored");
-            return errno != EPROTONOSUPPORT || send(client, NetmapRequest::KIND, &answer).is_ok();
+            return errno != EPROTONOSUPPORT || send(&client.fd, client.tag, NetmapRequest::KIND, &answer).is_ok();
         }
         tracing::debug!(pid = client.peer.pid, why, "connection closed");
-        let _ = send(client, NetmapRequest::KIND, &answer);
+        let _ = send(&client.fd, client.tag, NetmapRequest::KIND, &answer);
         false
     }
 
@@ -345,17 +512,17 @@ mod fault {
 
 /// Sends an answer, with further messages for descriptors that do not fit one. It is an error if the client cannot
 /// receive it now, as that client does not read its answers.
-fn send(client: &Client, kind: Kind, answer: &Answer) -> io::Result<()> {
+fn send(connection: &OwnedFd, tag: u32, kind: Kind, answer: &Answer) -> io::Result<()> {
     let Answer { errno, holder, payload, fds } = answer;
     if wire::HEAD_BYTES + payload.len() > wire::MAX_REPLY {
         return Err(io::Error::from_raw_os_error(EIO));
     }
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let (first, mut rest) = fds.split_at(fds.len().min(MAX_FDS));
-    socket::send(&client.fd, &wire::encode_tagged(client.tag, kind, *errno, fds.len(), *holder, payload), first)?;
+    socket::send(connection, &wire::encode_tagged(tag, kind, *errno, fds.len(), *holder, payload), first)?;
     while !rest.is_empty() {
         let (now, later) = rest.split_at(rest.len().min(MAX_FDS));
-        socket::send(&client.fd, &wire::encode_tagged(client.tag, Kind::MORE_FDS, 0, 0, 0, &[]), now)?;
+        socket::send(connection, &wire::encode_tagged(tag, Kind::MORE_FDS, 0, 0, 0, &[]), now)?;
         rest = later;
     }
     Ok(())

@@ -101,7 +101,7 @@ fn check(daemon: &Daemon) {
         let c = record.census(&daemon.registry.buffers_in_use(record.key));
         assert_eq!(c.free + c.in_rings + c.extra + c.missing, BUFS - 2, "{c:?}");
     }
-    assert!(crate::requests::as_json(daemon, None, 1, Duration::ZERO).starts_with('{'));
+    assert!(crate::requests::as_json(daemon, Vec::new(), None, 1, Duration::ZERO).starts_with('{'));
 }
 
 fn pipe_count(daemon: &Daemon) -> usize {

@@ -58,6 +58,22 @@ pub(crate) mod policy {
     pub(crate) const SETTLED: Duration = Duration::from_secs(2);
 }
 
+/// Budgets of users, where the policy file has none. The amounts are in the order of `budget::Resource`.
+pub(crate) mod budget {
+    /// Of one user: connections (a session and a lock holder each, so about 256 ports), descriptors, rings, slots (64
+    /// pipes of the default size and as many switch ports), bytes, threads.
+    pub(crate) const DEFAULT: [u64; 6] = [512, 2048, 1024, 1 << 19, 256 << 20, 64];
+    /// A port has at most one in so many of its user's slots, so that creating it delays no other user for long.
+    pub(crate) const LARGEST_PORT: u64 = 4;
+    /// Requests of one user in a second.
+    pub(crate) const DEFAULT_REQUESTS: u32 = 2000;
+    /// Of all users but root together.
+    pub(crate) const DEFAULT_TOTAL: [u64; 6] = [8192, 1 << 20, 8192, 4 << 20, 1 << 30, 256];
+    /// One in so many of the daemon's descriptors is reserved for root, but at least so many.
+    pub(crate) const RESERVE_SHARE: u64 = 8;
+    pub(crate) const LEAST_RESERVE: u64 = 64;
+}
+
 /// Regions.
 pub(crate) mod region {
     /// Buffers that interfaces share: 64 MiB in buffers of 2 KiB.
@@ -67,16 +83,22 @@ pub(crate) mod region {
     /// Most extra buffers of a session. The daemon links them into a list, which touches a page for every two buffers:
     /// the bound keeps that to milliseconds, and the memory small.
     pub(crate) const MAX_EXTRA: u32 = 16384;
+    /// The same of a user with a budget, whose requests may not delay other users.
+    pub(crate) const MAX_EXTRA_OF_USER: u32 = 4096;
     /// Alignment of regions, in bytes: that of a huge page.
     pub(crate) const ALIGN: u64 = 2 << 20;
 }
 
 /// The control socket.
 pub(crate) mod server {
-    /// Most connections of a user other than the daemon's: a session and a lock holder each, so about as many ports.
-    pub(crate) const MAX_CONNECTIONS_OF_USER: usize = 512;
+    use std::time::Duration;
+
     /// Most connections accepted at once, so that a stream of new ones delays no other client.
-    pub(crate) const MAX_ACCEPTS: u32 = 64;
+    pub(crate) const MAX_ACCEPTS: u32 = 16;
+    /// Time after which a connection without a request is closed, if its user has a budget.
+    pub(crate) const HELLO_LIMIT: Duration = Duration::from_secs(10);
+    /// Users whose last requests are remembered before those of the past are forgotten.
+    pub(crate) const REMEMBERED_USERS: usize = 1024;
 }
 
 /// Restrictions of the daemon.

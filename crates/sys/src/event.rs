@@ -63,7 +63,16 @@ impl Epoll {
     /// # Errors
     /// As [`Epoll::add`].
     pub fn add_edge(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
-        Ok(epoll::add(&self.0, fd, epoll::EventData::new_u64(token), EventFlags::IN | EventFlags::ET)?)
+        Ok(epoll::add(&self.0, fd, epoll::EventData::new_u64(token), interest(true, false) | EventFlags::ET)?)
+    }
+
+    /// Changes whether a descriptor that was added by [`Epoll::add_edge`] is also waited for to become writable. If it
+    /// is ready now, an event follows at once.
+    ///
+    /// # Errors
+    /// As [`Epoll::modify`].
+    pub fn modify_edge(&self, fd: impl AsFd, token: u64, writable: bool) -> io::Result<()> {
+        Ok(epoll::modify(&self.0, fd, epoll::EventData::new_u64(token), interest(true, writable) | EventFlags::ET)?)
     }
 
     /// Changes the events that `fd` is waited for, and its token.

@@ -216,6 +216,26 @@ pub fn recv_without_fds(fd: impl AsFd, buf: &mut [u8]) -> io::Result<Received> {
     if peeked.fds_truncated { Ok(peeked) } else { receive(RecvFlags::empty()) }
 }
 
+/// Returns whether the peer has received all messages that were sent on this connection.
+///
+/// # Errors
+/// `ENOTSOCK`.
+pub fn all_received(fd: impl AsFd) -> io::Result<bool> {
+    let mut waiting: libc::c_int = 0;
+    // SAFETY: K1, K5: TIOCOUTQ (SIOCOUTQ) writes one int, which outlives the call.
+    if unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut waiting) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // Memory of the messages with the kernel's own structures: hundreds of bytes for each. While the peer receives the
+    // last one, a byte remains that no event follows.
+    Ok(waiting < 64)
+}
+
+/// Returns whether a message that is not empty can be received.
+pub fn has_input(fd: impl AsFd) -> bool {
+    rustix::io::ioctl_fionread(fd).is_ok_and(|bytes| bytes > 0)
+}
+
 /// Sets the timeout of each later [`send`], [`recv`] and [`accept`] on a blocking `fd`; zero means no limit.
 ///
 /// # Errors
@@ -499,6 +519,22 @@ mod tests {
             let (_connected, sent, answer) = client.join().unwrap();
             assert_eq!((sent, answer), (got, 1));
         });
+    }
+
+    #[test]
+    fn an_unread_message_is_noticed_until_it_is_received() {
+        let (near, far) = pair();
+        assert!(all_received(&near).unwrap());
+        send(&near, b"x", &[]).unwrap();
+        send(&near, b"y", &[]).unwrap();
+        for _ in 0..2 {
+            assert!(!all_received(&near).unwrap());
+            recv(&far, &mut [0; 4], &mut Vec::new()).unwrap();
+        }
+        assert!(all_received(&near).unwrap() && all_received(&far).unwrap());
+        assert!(!has_input(&far));
+        send(&near, b"x", &[]).unwrap();
+        assert!(has_input(&far));
     }
 
     #[test]

@@ -13,8 +13,8 @@ const SWITCH_PORT: &str = "\"kind\":\"vale\"";
 /// Time between the two snapshots from which the rates of switches are computed.
 const RATE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Prints the daemon's regions, ports and sessions. It is no error if no daemon runs.
-pub(crate) fn run(json: bool) -> Result<u8, String> {
+/// Prints the daemon's regions, ports and sessions, or its `users`. It is no error if no daemon runs.
+pub(crate) fn run(users: bool, json: bool) -> Result<u8, String> {
     let mut snapshots = unetmap::snapshots().map_err(|e| e.to_string())?;
     let text = if json {
         // One object per daemon; `null` if none runs.
@@ -24,6 +24,9 @@ pub(crate) fn run(json: bool) -> Result<u8, String> {
         }
     } else if snapshots.is_empty() {
         "No daemon is running; the first program that opens a port starts one.\n".into()
+    } else if users {
+        let texts = snapshots.iter().map(|snapshot| users_table(snapshot));
+        texts.collect::<Result<Vec<String>, String>>()?.join("\n")
     } else {
         let earlier = if snapshots.iter().any(|snapshot| snapshot.contains(SWITCH_PORT)) {
             std::thread::sleep(RATE_INTERVAL);
@@ -45,6 +48,31 @@ pub(crate) fn parse_reply(subcommand: &str, json: &str) -> Result<Value, String>
              prints the reply)"
         )
     })
+}
+
+/// Formats what users have, as `used/budget`.
+fn users_table(json: &str) -> Result<String, String> {
+    let all = parse_reply("ls", json)?;
+    let mut rows =
+        header(["user", "connections", "descriptors", "rings", "slots", "memory", "threads", "requests/s", "refused"]);
+    for user in members(&all["users"]) {
+        let share = |key: &str, format: fn(&Value) -> String| match &user[key]["limit"] {
+            Value::Null => format(&user[key]["used"]),
+            limit => format!("{}/{}", format(&user[key]["used"]), format(limit)),
+        };
+        rows.push(vec![
+            if user["uid"].is_null() { "all but root".into() } else { cell(&user["uid"]) },
+            share("connections", cell),
+            share("descriptors", cell),
+            share("rings", cell),
+            share("slots", cell),
+            share("memory", size),
+            share("threads", cell),
+            cell(&user["requests"]),
+            cell(&user["refused"]),
+        ]);
+    }
+    Ok(format!("Users of the daemon with pid {}\n{}", cell(&all["daemon"]["pid"]), align(&rows, 1)))
 }
 
 /// Formats a snapshot. `earlier` are the snapshots of all daemons [`RATE_INTERVAL`] before, or empty.
@@ -282,6 +310,25 @@ vale0:a  yes   tx 0   16385    512         1       0      300  100.0          0 
 Sessions
 port  exclusive  session  pid   uid  tx rings  rx rings
 p{1?  no               1   99  1000         1         1
+"
+        );
+    }
+
+    #[test]
+    fn users_and_their_budgets_are_formatted() {
+        let json = r#"{"daemon": {"pid": 7}, "users": [
+            {"uid": 0, "connections": {"used": 2, "limit": null}, "memory": {"used": 1536, "limit": null}, "refused": 0},
+            {"uid": 1000, "connections": {"used": 3, "limit": 512}, "memory": {"used": 0, "limit": 1048576},
+             "requests": 2000, "refused": 1},
+            {"connections": {"used": 3, "limit": 8192}, "refused": 1}]}"#;
+        assert_eq!(
+            users_table(json).unwrap(),
+            "\
+Users of the daemon with pid 7
+user          connections  descriptors  rings  slots       memory  threads  requests/s  refused
+0                       2            -      -      -      1.5 KiB        -           -        0
+1000                3/512            -      -      -  0 B/1.0 MiB        -        2000        1
+all but root       3/8192            -      -      -            -        -           -        1
 "
         );
     }

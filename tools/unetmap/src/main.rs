@@ -65,6 +65,9 @@ struct RunArgs {
 /// Show the daemon's regions, ports, rings and sessions.
 #[derive(Debug, Args)]
 struct LsArgs {
+    /// Show what each user has of the daemon, and its budget
+    #[arg(long)]
+    users: bool,
     /// Print the daemon's reply as JSON
     #[arg(long)]
     json: bool,
@@ -313,7 +316,7 @@ fn bench_names() -> impl TypedValueParser<Value = Bench> {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Ls(args) => ls::run(args.json),
+        Command::Ls(args) => ls::run(args.users, args.json),
         Command::Top(args) => top::run(Duration::from_secs_f64(args.interval), args.count, args.json),
         Command::Nic(NicArgs { interface, action, json }) => match action {
             None => nic::run(&interface, None, json),

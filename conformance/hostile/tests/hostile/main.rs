@@ -2,6 +2,7 @@
 //! any moment. The daemon and all other clients continue undisturbed.
 #![forbid(unsafe_code)]
 
+mod budgets;
 mod confinement;
 mod control;
 mod crashes;

@@ -21,7 +21,7 @@ use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::{clock, link, process, socket};
 
 use crate::control::request::{NetmapReply, NetmapRequest};
-use crate::control::session::{LockHolderRequest, SnapshotRequest};
+use crate::control::session::{HelloRequest, LockHolderRequest, SnapshotRequest};
 use crate::control::wire::{self, ControlRequest, Kind};
 use crate::error::{Error, errno};
 use crate::tuning::{LOCK_POLL, QUEUE_BUSY_LIMIT, QUEUE_BUSY_RETRY, REPLY_TIMEOUT, START_TRIES};
@@ -51,6 +51,20 @@ pub(crate) fn connect_system() -> Option<Connection> {
         return None;
     }
     connect_to(system).ok().map(|fd| Connection { fd, socket: system.to_owned() })
+}
+
+/// Connects to the system's daemon as [`connect_system`] does, if it serves this user at all.
+///
+/// # Errors
+/// This user has too much of the daemon already.
+pub(crate) fn connect_system_if_served(subject: &str) -> Result<Option<Connection>, Error> {
+    let Some(connection) = connect_system() else { return Ok(None) };
+    match send(connection.fd.as_fd(), subject, &HelloRequest).and_then(|reply| reply.refused(subject)) {
+        Ok(()) => Ok(Some(connection)),
+        Err(e @ Error::Refused { .. }) if e.errno() != errno::EACCES => Err(e),
+        // A daemon that does not answer must not keep users from their own.
+        Err(_) => Ok(None),
+    }
 }
 
 /// Connects to this user's own daemon, if one runs.
@@ -285,15 +299,14 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// Returns the text in the memfd of a reply.
+    /// Returns the text of a reply: its payload or, if that is empty, the contents of its memfd.
     ///
     /// # Errors
-    /// The daemon's refusal, or a reply without a memfd.
+    /// The daemon's refusal, or a reply without a text.
     pub(crate) fn into_text(self, subject: &str) -> Result<String, Error> {
-        if self.errno != 0 {
-            let reason = String::from_utf8(self.payload).ok().filter(|reason| !reason.is_empty());
-            let reason = reason.unwrap_or_else(|| io::Error::from_raw_os_error(self.errno).to_string());
-            return Err(Error::Refused { subject: subject.into(), errno: self.errno, reason });
+        self.refused(subject)?;
+        if let Some(text) = self.text() {
+            return Ok(text);
         }
         let Some(memfd) = self.fds.into_iter().next() else {
             let reason = "the daemon's reply lacks its text".into();
@@ -302,6 +315,22 @@ impl Reply {
         let (mut file, mut text) = (File::from(memfd), String::new());
         file.rewind().and_then(|()| file.read_to_string(&mut text)).map_err(|e| Error::host(subject, e))?;
         Ok(text.trim_end_matches('\0').to_owned())
+    }
+
+    /// Returns the error of a refused request.
+    pub(crate) fn refused(&self, subject: &str) -> Result<(), Error> {
+        if self.errno == 0 {
+            return Ok(());
+        }
+        let of_request = NetmapReply::decode(&self.payload).map(|reply| reply.reason);
+        let reason = of_request.or_else(|| self.text()).filter(|reason| !reason.is_empty());
+        let reason = reason.unwrap_or_else(|| io::Error::from_raw_os_error(self.errno).to_string());
+        Err(Error::Refused { subject: subject.into(), errno: self.errno, reason })
+    }
+
+    /// Returns the payload if it is text.
+    pub(crate) fn text(&self) -> Option<String> {
+        String::from_utf8(self.payload.clone()).ok().filter(|text| !text.is_empty())
     }
 }
 
@@ -353,7 +382,11 @@ fn send_once(fd: BorrowedFd<'_>, subject: &str, kind: Kind, payload: &[u8]) -> R
     let gone = |e| gone_or_host(subject, e);
     socket::set_timeout(fd, REPLY_TIMEOUT).map_err(gone)?;
     let tag = next_tag();
-    socket::send(fd, &wire::encode_tagged(tag, kind, 0, 0, 0, payload), &[]).map_err(gone)?;
+    match socket::send(fd, &wire::encode_tagged(tag, kind, 0, 0, 0, payload), &[]) {
+        // The daemon has closed the connection. If it does not serve this user, it has sent why before.
+        Err(e) if matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
+        sent => drop(sent.map_err(gone)?),
+    }
     let mut fds = Vec::new();
     let (head, payload) = receive_tagged(fd, subject, tag, &mut fds)?;
     while fds.len() < head.fds as usize {
@@ -409,8 +442,11 @@ fn gone_or_host(subject: &str, e: io::Error) -> Error {
 
 fn receive(fd: BorrowedFd<'_>, fds: &mut Vec<OwnedFd>) -> io::Result<Vec<u8>> {
     let mut buf = vec![0; wire::MAX_REPLY];
+    let mut was_reset = false;
     let got = loop {
         match socket::recv(fd, &mut buf, fds) {
+            // Reported once, if the daemon did not read this program's last request; messages that it sent follow.
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset && !was_reset => was_reset = true,
             // A program may have made its netmap descriptor non-blocking.
             Err(e) if e.kind() == io::ErrorKind::WouldBlock && wait_for_input(fd, REPLY_TIMEOUT)? => {}
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
@@ -448,13 +484,8 @@ pub(crate) fn send_netmap(
     request: &NetmapRequest,
 ) -> Result<(NetmapReply, Vec<OwnedFd>), Error> {
     let reply = send(fd, subject, &request.with_environment())?;
-    let answer = NetmapReply::decode(&reply.payload);
-    if reply.errno != 0 {
-        let reason = answer.map(|a| a.reason).filter(|reason| !reason.is_empty());
-        let reason = reason.unwrap_or_else(|| io::Error::from_raw_os_error(reply.errno).to_string());
-        return Err(Error::Refused { subject: subject.into(), errno: reply.errno, reason });
-    }
-    let answer = answer.ok_or_else(|| Error::malformed_reply(subject))?;
+    reply.refused(subject)?;
+    let answer = NetmapReply::decode(&reply.payload).ok_or_else(|| Error::malformed_reply(subject))?;
     Ok((answer, reply.fds))
 }
 
@@ -463,9 +494,9 @@ pub(crate) fn register_lock_holder(path: &Path) -> Result<(OwnedFd, u32), Error>
     let subject = "a holder ID";
     let fd = socket::connect(path).map_err(|e| Error::host(subject, e))?;
     let reply = send(fd.as_fd(), subject, &LockHolderRequest)?;
-    if reply.errno != 0 || reply.holder == 0 {
-        let reason = "the daemon has no more holder IDs".into();
-        return Err(Error::Refused { subject: subject.into(), errno: reply.errno, reason });
+    reply.refused(subject)?;
+    if reply.holder == 0 {
+        return Err(Error::malformed_reply(subject));
     }
     Ok((fd, reply.holder))
 }
@@ -476,7 +507,13 @@ pub(crate) fn register_lock_holder(path: &Path) -> Result<(OwnedFd, u32), Error>
 /// # Errors
 /// A daemon's refusal, or the kernel's.
 pub fn snapshots() -> Result<Vec<String>, Error> {
-    connect_system().into_iter().chain(running()?).map(|connection| snapshot_of(&connection.fd)).collect()
+    let system = match connect_system().map(|connection| snapshot_of(&connection.fd)) {
+        // It does not serve this user.
+        Some(Err(Error::Refused { errno: errno::EACCES, .. })) | None => None,
+        Some(snapshot) => Some(snapshot?),
+    };
+    let own = running()?.map(|connection| snapshot_of(&connection.fd)).transpose()?;
+    Ok(system.into_iter().chain(own).collect())
 }
 
 fn snapshot_of(fd: &OwnedFd) -> Result<String, Error> {

@@ -5,17 +5,22 @@
 //!
 //! ```text
 //! client                          daemon
+//!                          <--     an errno and the reason, if the user is not served: nothing was read, and the
+//!                                  connection is closed
+//!   HelloRequest           -->     nothing: the user is served
 //!   LockHolderRequest      -->     a holder ID, which identifies this process in the locks of rings
 //!   NetmapRequest          -->     the same request, answered; for REGISTER also the binding and its descriptors
 //!   UnbindRequest          -->     nothing: the port that REGISTER bound on this connection is released
 //!   AttachRequest          -->     the reply to REGISTER on this connection, with its descriptors, again
-//!   NicRequest             -->     a memfd with the state of an interface, as JSON; see `nic`
-//!   ValeRequest            -->     a memfd with the state of a switch, as JSON; see `vale`
-//!   NodeRequest            -->     a memfd with the state of /dev/netmap, as JSON; see `node`
-//!   KnobRequest            -->     a memfd with the daemon's knobs, as JSON; see `sysctl`
+//!   NicRequest             -->     the state of an interface, as JSON; see `nic`
+//!   ValeRequest            -->     the state of a switch, as JSON; see `vale`
+//!   NodeRequest            -->     the state of /dev/netmap, as JSON; see `node`
+//!   KnobRequest            -->     the daemon's knobs, as JSON; see `sysctl`
 //!   NextMonitorRequest     -->     the next monitor of a session, and the descriptors of its mirror; see `monitor`
-//!   SnapshotRequest        -->     a memfd with everything that `unetmap ls` shows, as JSON
+//!   SnapshotRequest        -->     everything that `unetmap ls` shows, as JSON
 //! ```
+//! JSON stands in the reply; one that is too long for it, in a memfd. The daemon reads the next request of a connection
+//! when the reply has been received.
 
 pub mod binding;
 pub mod client;
@@ -34,7 +39,7 @@ pub use monitor::NextMonitorRequest;
 pub use nic::NicRequest;
 pub use node::NodeRequest;
 pub use request::NetmapRequest;
-pub use session::{AttachRequest, LockHolderRequest, SnapshotRequest, UnbindRequest};
+pub use session::{AttachRequest, HelloRequest, LockHolderRequest, SnapshotRequest, UnbindRequest};
 pub use sysctl::KnobRequest;
 pub use vale::ValeRequest;
 pub use wire::{ControlRequest, Kind};
@@ -48,6 +53,7 @@ mod tests {
         let kinds = [
             Kind::MORE_FDS,
             AttachRequest::KIND,
+            HelloRequest::KIND,
             KnobRequest::KIND,
             LockHolderRequest::KIND,
             NetmapRequest::KIND,
@@ -60,6 +66,6 @@ mod tests {
         ];
         let mut numbers = kinds.map(|kind| kind.0);
         numbers.sort_unstable();
-        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
+        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
     }
 }

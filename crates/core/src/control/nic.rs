@@ -3,7 +3,7 @@
 //! ```text
 //! request   a head, the interface's name, the filter's expression, the filter's instructions
 //!           or a head, the interface's name, microseconds and packets of busy polling
-//! reply     a memfd with the state of the interface, as JSON; or an errno and the reason
+//! reply     the state of the interface, as JSON; or an errno and the reason
 //! ```
 
 use unetmap_sys::xdp::ClassicInsn;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! request   one byte: the action; then, to create it, the path
-//! reply     a memfd with the state of the node, as JSON; or an errno and the reason
+//! reply     the state of the node, as JSON; or an errno and the reason
 //! ```
 
 use std::ffi::OsStr;

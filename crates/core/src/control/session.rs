@@ -30,8 +30,14 @@ without_payload! {
 }
 
 without_payload! {
-    /// Asks for the state of everything that the daemon serves. The daemon closes the connection after the reply.
+    /// Asks for the state of everything that the daemon serves.
     SnapshotRequest = 3
+}
+
+without_payload! {
+    /// Asks whether the daemon serves this user, and keeps the connection open: one without a request is closed after a
+    /// while.
+    HelloRequest = 12
 }
 
 without_payload! {

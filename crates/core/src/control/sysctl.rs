@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! request   one byte: the action; then, to set a knob, the value (8 bytes); then the knob's name, none for all
-//! reply     a memfd with the knob, or all, as JSON; or an errno and the reason
+//! reply     the knob, or all, as JSON; or an errno and the reason
 //! ```
 
 use std::os::fd::AsFd;

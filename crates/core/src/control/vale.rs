@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! request   a head, a name, then by action: a set of VLANs, or a filter's expression and instructions
-//! reply     a memfd with the state after the request, as JSON; or an errno and the reason
+//! reply     the state after the request, as JSON; or an errno and the reason
 //! ```
 
 use std::fmt;

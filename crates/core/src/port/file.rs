@@ -63,7 +63,7 @@ impl File {
     /// No daemon runs, and none could be started.
     pub fn open() -> Result<(OwnedFd, File), Error> {
         process::count_forks().map_err(|e| Error::host("a netmap file", e))?;
-        let Connection { fd, socket } = match client::connect_system() {
+        let Connection { fd, socket } = match client::connect_system_if_served("a netmap file")? {
             Some(connection) => connection,
             None => client::connect()?,
         };
@@ -133,12 +133,14 @@ impl File {
 
     fn decode(&self, subject: &str, reqtype: u16, reply: Reply) -> Result<FileReply, Error> {
         let malformed = || Error::malformed_reply(subject);
-        let Reply { errno, payload, fds, .. } = reply;
-        let Some(NetmapReply { request, reason, binding }) = NetmapReply::decode(&payload) else {
-            // The reply to a malformed request is an errno alone.
-            let reply = FileReply { errno, reason: String::new(), request: None, moved: None, bound: None };
+        let errno = reply.errno;
+        let Some(NetmapReply { request, reason, binding }) = NetmapReply::decode(&reply.payload) else {
+            // The reply to a request that was not understood, or not read, is an errno and perhaps a reason.
+            let reason = reply.text().unwrap_or_default();
+            let reply = FileReply { errno, reason, request: None, moved: None, bound: None };
             return if errno != 0 { Ok(reply) } else { Err(malformed()) };
         };
+        let fds = reply.fds;
         let bound = if errno == 0 && reqtype == NETMAP_REQ_REGISTER {
             let register = request.body_as::<NmreqRegister>().ok_or_else(malformed)?;
             let binding = Binding::decode(&binding).filter(|b| b.fds() == fds.len()).ok_or_else(malformed)?;

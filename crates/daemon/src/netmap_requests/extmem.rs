@@ -8,6 +8,7 @@ use unetmap_core::errno::{EINVAL, ENOMEM};
 use unetmap_core::port::extmem::pools_info;
 use unetmap_mem::Geometry;
 
+use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
@@ -48,6 +49,7 @@ pub(super) fn create_region(
     let sizes = sizes(&option.nro_info, daemon.knobs.extmem_sizes())?;
     // In a file of its own, so that the program's memory shows nothing else.
     let scope = daemon.scope(caller);
+    daemon.check_budget(scope, Amounts::region(sizes.bufs.0))?;
     daemon.registry.regions.create_alone(scope, "extmem", sizes)
 }
 

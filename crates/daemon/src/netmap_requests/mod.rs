@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 
 use unetmap_abi::*;
 use unetmap_core::control::request::{NetmapReply, NetmapRequest};
-use unetmap_core::errno::{EACCES, EINVAL, ENXIO, EOPNOTSUPP};
+use unetmap_core::errno::{EINVAL, ENXIO, EOPNOTSUPP};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::caller::Caller;
@@ -97,13 +97,7 @@ pub(crate) fn repeat_answer(daemon: &Daemon, session: Option<u64>) -> Outcome {
 
 impl Call<'_> {
     fn answer(&mut self) -> Result<(), Refusal> {
-        if !self.daemon.admits(self.caller)? {
-            let uid = self.caller.peer.uid;
-            return refuse(
-                EACCES,
-                format!("no rule of this daemon's policy lets user {uid} open anything (unetmap-policy(5))"),
-            );
-        }
+        self.daemon.check_admission(self.caller)?;
         // Client libraries check this, too.
         let options = self.request.check_options();
         options.or_else(|errno| refuse(errno, "an option does not exist, or is given twice"))?;

@@ -265,7 +265,11 @@ fn namespaces() {
 fn mistakes_are_told_with_their_line() {
     for (text, line, part) in [
         ("defaults = 1", 1, "expected a boolean"),
-        ("default = true", 1, "unknown field `default`, expected `defaults` or `rule`; unetmap-policy(5)"),
+        (
+            "default = true",
+            1,
+            "unknown field `default`, expected one of `defaults`, `rule`, `budget`, `total`; unetmap-policy(5)",
+        ),
         ("\n[[allow]]\nports = ['a']", 2, "unknown field `allow`"),
         ("[[rule]]\nports = ['a']\nuser = ['*']", 3, "unknown field `user`"),
         ("[[rule]]\nports = ['a']\nusers = '*'", 3, "expected a sequence"),
@@ -523,5 +527,46 @@ fn slow_fit(pattern: &[u8], name: &[u8]) -> bool {
         (Some((b'?', rest)), Some((_, tail))) => slow_fit(rest, tail),
         (Some((c, rest)), Some((d, tail))) => c == d && slow_fit(rest, tail),
         (Some(_), None) => false,
+    }
+}
+
+#[test]
+fn the_first_budget_that_names_a_user_is_its() {
+    use crate::budget::{Amounts, Budget, Resource};
+    let policy = policy(
+        "[[budget]]\nusers = [\"alice\", 7]\nconnections = 3\nmemory = 2\nrequests = 9\n\
+         [[budget]]\nrings = 5\n[total]\nthreads = 8\n",
+    );
+    let budgets = policy.budgets();
+    let default = Budget::default();
+    let set = |amounts: Amounts, changes: &[(Resource, u64)]| {
+        changes.iter().fold(amounts, |mut amounts, (resource, amount)| {
+            amounts[*resource] = *amount;
+            amounts
+        })
+    };
+    let alice = set(default.amounts, &[(Resource::Connections, 3), (Resource::Memory, 2 << 20)]);
+    assert_eq!(budgets.of(ALICE), Budget { amounts: alice, requests: 9 });
+    assert_eq!(budgets.of(7), budgets.of(ALICE));
+    let bob = set(default.amounts, &[(Resource::Rings, 5)]);
+    assert_eq!(budgets.of(BOB), Budget { amounts: bob, ..default });
+    assert_eq!(budgets.total[Resource::Threads], 8);
+    // One in eight of the daemon's descriptors is root's.
+    assert_eq!(budgets.total(800)[Resource::Descriptors], 700);
+    assert_eq!(budgets.total(100)[Resource::Descriptors], 36);
+}
+
+#[test]
+fn budgets_that_cannot_be_are_refused() {
+    for (text, part) in [
+        ("[[budget]]\nrequests = 0\n", "nonzero"),
+        ("[[budget]]\nring = 1\n", "unknown field"),
+        ("[[budget]]\nrings = -1\n", "invalid value"),
+        ("[[budget]]\nusers = [\"nobody\"]\n", "there is no user `nobody`"),
+        ("[total]\nusers = [7]\n", "[total] is about all users together"),
+        ("[total]\nrequests = 7\n", "[total] is about all users together"),
+    ] {
+        let wrong = parse(text, &Fixed).expect_err(text);
+        assert!(wrong.why.contains(part), "{text}: {}", wrong.why);
     }
 }

@@ -19,6 +19,7 @@ use super::nic::{self, Nic, NicKey};
 use super::pipe_rings::PipeRings;
 use super::snapshot::PortSnapshot;
 use super::{Daemon, Description, EndpointKey, Port, PortKey};
+use crate::budget::{Amounts, Resource};
 use crate::caller::Caller;
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
 use crate::refusal::Refusal;
@@ -52,9 +53,12 @@ pub(super) fn create(
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
     let shape = nic::new_shape(daemon, link, request, caller)?;
-    let nic = nic::create_for_daemon(daemon, link, shape, caller)?;
     let zero_copy = nic::driver_offers_zero_copy(link, caller);
     let (scope, sizes) = (daemon.interface_scope(caller), daemon.knobs.mediated_sizes(zero_copy).with_pipe(&shape));
+    let pipe = Amounts::endpoints(2, shape).and(Amounts::region(sizes.bufs.0));
+    let interface = nic::usage_for_daemon(daemon, shape, zero_copy);
+    daemon.check_budget(scope, pipe.and(interface).and(thread_usage(shape.pairs())))?;
+    let nic = nic::create_for_daemon(daemon, link, shape, caller)?;
     let regions = &mut daemon.registry.regions;
     let created = regions.create_private(scope, &link.name, sizes).and_then(|region| {
         let record = daemon.registry.regions.existing_mut(region)?;
@@ -67,6 +71,15 @@ pub(super) fn create(
     daemon.registry.insert(PortKey::Mediated(key.clone()), Box::new(port));
     Ok(PortKey::Mediated(key).into())
 }
+
+/// What threads take, with the descriptors of the rings that they serve.
+fn thread_usage(threads: usize) -> Amounts {
+    let threads = threads as u64;
+    Amounts::of(Resource::Threads, threads).and(Amounts::of(Resource::Descriptors, THREAD_DESCRIPTORS * threads))
+}
+
+/// Of both sides: region, state page and second page, and two for each of two rings; a doorbell.
+const THREAD_DESCRIPTORS: u64 = 2 * (3 + 4) + 1;
 
 /// Finds the port of an interface that programs of `scope` have open.
 pub(super) fn find(daemon: &Daemon, nic: NicKey, scope: Scope) -> Option<&Mediated> {
@@ -204,6 +217,10 @@ impl Port for Mediated {
 
     fn owner(&self) -> u32 {
         self.key.scope.uid
+    }
+
+    fn other_usage(&self) -> Amounts {
+        thread_usage(self.threads.len())
     }
 
     fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {

@@ -20,6 +20,7 @@ pub(crate) mod pipe;
 mod pipe_rings;
 mod sessions;
 pub(crate) mod snapshot;
+mod usage;
 pub(crate) mod vale;
 
 use std::any::Any;
@@ -31,6 +32,7 @@ use unetmap_core::control::request::FORCE;
 use unetmap_core::errno::{EACCES, EINVAL};
 use unetmap_mem::ChannelPage;
 
+use crate::budget::{Amounts, Users};
 use crate::caller::Caller;
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
 use crate::knobs::Knobs;
@@ -49,6 +51,7 @@ use snapshot::PortSnapshot;
 use vale::{ValeKey, ValeState};
 
 pub(crate) use sessions::{Options, Registered};
+pub(crate) use usage::UserSnapshot;
 
 pub(crate) type Registry = registry::Registry<PortKey, dyn Port>;
 pub(crate) type Session = registry::Session<PortKey>;
@@ -179,6 +182,11 @@ pub(crate) trait Port: PortRecord + Any {
     /// The user that the port belongs to.
     fn owner(&self) -> u32;
 
+    /// What it takes of its user's budget, besides its endpoints.
+    fn other_usage(&self) -> Amounts {
+        Amounts::default()
+    }
+
     /// The port as `unetmap ls` shows it. A pipe is two ports there.
     fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot>;
 }
@@ -224,6 +232,7 @@ pub(crate) struct Daemon {
     pub(crate) registry: Registry,
     pub(crate) knobs: Knobs,
     pub(crate) admission: Admission,
+    pub(crate) users: Users,
     pub(crate) nics: NicState,
     pub(crate) vale: ValeState,
     pub(crate) monitors: MonitorState,
@@ -239,6 +248,7 @@ impl Daemon {
             monitors: MonitorState::default(),
             knobs,
             admission,
+            users: Users::default(),
         }
     }
 
@@ -299,12 +309,17 @@ impl Daemon {
         Ok(self.policy()?.is_some_and(|policy| policy.pipes(&caller.identity())))
     }
 
-    /// Whether the caller may use this daemon for anything.
-    pub(crate) fn admits(&mut self, caller: &Caller) -> Result<bool, Refusal> {
-        if self.admission.only_user.is_some() || caller.peer.uid == 0 {
-            return Ok(true);
+    /// Refuses a caller that may not use this daemon for anything.
+    pub(crate) fn check_admission(&mut self, caller: &Caller) -> Result<(), Refusal> {
+        let uid = caller.peer.uid;
+        if self.admission.only_user.is_some() || uid == 0 {
+            return Ok(());
         }
-        Ok(self.policy()?.is_some_and(|policy| policy.admits_anything(&caller.identity())))
+        if self.policy()?.is_some_and(|policy| policy.admits_anything(&caller.identity())) {
+            return Ok(());
+        }
+        let why = format!("no rule of this daemon's policy lets user {uid} open anything (unetmap-policy(5))");
+        refuse(EACCES, why)
     }
 
     /// Opens a port for a client (REGISTER).

@@ -22,6 +22,7 @@ use unetmap_mem::{ChannelPage, Slots, SyncState};
 use super::snapshot::PortSnapshot;
 use super::vale::ValePort;
 use super::{Daemon, Description, EndpointKey, Port, PortKey};
+use crate::budget::{Amounts, Resource};
 use crate::caller::Caller;
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, shared_page};
 use crate::refusal::{Refusal, refuse};
@@ -241,6 +242,17 @@ fn monitor_shape(watched: &Endpoint, request: &NmreqRegister) -> EndpointShape {
     }
 }
 
+/// Returns the shape of the mirror rings of a monitor.
+fn mirror_shape(monitor: EndpointShape, count: usize) -> EndpointShape {
+    EndpointShape { tx_rings: count as u16, rx_rings: 0, tx_slots: monitor.rx_slots, ..monitor }
+}
+
+/// What a monitor takes for mirror rings of this shape: the rings, the file that they are in, and descriptors of the
+/// watched port's side.
+fn mirror_usage(mirror: EndpointShape) -> Amounts {
+    Amounts::endpoints(1, mirror).and(Amounts::of(Resource::Descriptors, 1 + u64::from(mirror.all_rings())))
+}
+
 /// Creates a monitor of the port that `spec` names, which a program must have open.
 pub(super) fn create(
     daemon: &mut Daemon,
@@ -273,6 +285,10 @@ pub(super) fn create(
     let scope = daemon.scope(caller);
     let rx_slots = u32::from(shape.rx_rings) * shape.rx_slots.get();
     let slots = shape.tx_slots.get() + rx_slots + request.nr_extra_bufs.min(MAX_EXTRA);
+    let mirror = mirror_shape(shape, rings.len());
+    let own_regions = if zero_copy { 0 } else { slots + mirror.all_slots() };
+    let usage = Amounts::endpoints(1, shape).and(mirror_usage(mirror)).and(Amounts::region(own_regions));
+    daemon.check_budget(scope, usage)?;
     // A packet that fits the watched port's buffers must fit the monitor's.
     let private = daemon.knobs.private_sizes();
     let watched_record = daemon.registry.regions.get(watched_region);
@@ -421,7 +437,7 @@ impl Monitor {
         let (range, channels_fd) = shared_page("unetmap-channels", channels_bytes)?;
         let channels = ChannelPage::new(range);
         let count = watched_rings.len() as u32;
-        let mirror_shape = EndpointShape { tx_rings: count as u16, rx_rings: 0, tx_slots: shape.rx_slots, ..shape };
+        let mirror_shape = mirror_shape(shape, watched_rings.len());
         let (mirror, mirror_memory) = if zero_copy {
             let file = region.fd.try_clone();
             let file = file.or_else(|e| refuse(ENOMEM, format!("the daemon has no file descriptors left: {e}")))?;
@@ -552,6 +568,10 @@ impl Port for Monitor {
 
     fn owner(&self) -> u32 {
         self.scope.uid
+    }
+
+    fn other_usage(&self) -> Amounts {
+        mirror_usage(self.mirror.shape)
     }
 
     fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {

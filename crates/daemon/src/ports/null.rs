@@ -9,6 +9,7 @@ use unetmap_core::errno::EBUSY;
 
 use super::snapshot::PortSnapshot;
 use super::{Daemon, Description, EndpointKey, Port, PortKey};
+use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection};
 use crate::refusal::{Refusal, refuse};
@@ -37,6 +38,7 @@ pub(super) fn create(
         return refuse(EBUSY, "a port without a data path cannot be opened twice");
     }
     let shape = EndpointShape::requested(request, MAX_PIPE_RINGS)?;
+    daemon.check_budget(scope, Amounts::endpoints(1, shape))?;
     let region = daemon.requested_region(request.nr_mem_id, caller)?;
     let record = daemon.registry.regions.existing_mut(region)?;
     let created = Endpoint::create(record, shape, DataPath::None);

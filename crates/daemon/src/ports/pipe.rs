@@ -17,11 +17,12 @@ use super::pipe_rings::PipeRings;
 use super::snapshot::PortSnapshot;
 use super::vale::persistent;
 use super::{Daemon, Description, EndpointKey, Port, PortKey, nic};
+use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
 use crate::policy::Access;
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, Scope};
+use crate::region::{RegionKey, Scope, Sizes};
 use crate::registry::{BufferRepair, PortRecord};
 use crate::shape::{EndpointShape, MAX_PIPE_RINGS};
 
@@ -75,6 +76,8 @@ pub(super) fn find_or_create(
         return refuse(EINVAL, format!("{parent} has {MAX_PIPES} pipes already"));
     }
     let shape = EndpointShape::requested(request, MAX_PIPE_RINGS)?;
+    let sizes = daemon.knobs.private_sizes().with_pipe(&shape);
+    daemon.check_budget(scope, Amounts::endpoints(2, shape).and(Amounts::region(sizes.bufs.0)))?;
     let region = match (request.nr_mem_id, interface) {
         (0, Some((_, access))) => match (persistent::region_of(daemon, parent, caller)?, access) {
             (Some(region), _) => region,
@@ -83,9 +86,9 @@ pub(super) fn find_or_create(
                 let zero_copy = link.is_some_and(|link| nic::driver_offers_zero_copy(&link, caller));
                 daemon.interface_region(caller, 0, zero_copy)?
             }
-            (None, Access::Mediated) => region_of_parent(daemon, scope, parent, &shape)?,
+            (None, Access::Mediated) => region_of_parent(daemon, scope, parent, sizes)?,
         },
-        (0, _) => region_of_parent(daemon, scope, parent, &shape)?,
+        (0, _) => region_of_parent(daemon, scope, parent, sizes)?,
         (mem_id, _) => daemon.requested_region(mem_id, caller)?,
     };
     let record = daemon.registry.regions.existing_mut(region)?;
@@ -104,13 +107,8 @@ pub(super) fn find(daemon: &Daemon, key: &PipeKey, caller: &Caller) -> Option<Pi
 }
 
 /// Returns the region of a parent that is no interface opened directly. It is created if the parent has no pipe yet,
-/// large enough for a first pipe of this shape.
-fn region_of_parent(
-    daemon: &mut Daemon,
-    scope: Scope,
-    parent: &str,
-    first: &EndpointShape,
-) -> Result<RegionKey, Refusal> {
+/// of these sizes.
+fn region_of_parent(daemon: &mut Daemon, scope: Scope, parent: &str, sizes: Sizes) -> Result<RegionKey, Refusal> {
     let registry = &daemon.registry;
     let mediated = registry.all::<Mediated>().filter(|port| port.key.scope == scope && port.key.interface == parent);
     let siblings = registry.all::<Pipe>().filter(|pipe| pipe.is_child_of(scope, parent));
@@ -119,7 +117,6 @@ fn region_of_parent(
         return Ok(region);
     }
     drop(regions);
-    let sizes = daemon.knobs.private_sizes().with_pipe(first);
     daemon.registry.regions.create_private(scope, parent, sizes)
 }
 

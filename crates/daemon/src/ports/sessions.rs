@@ -11,11 +11,13 @@ use unetmap_sys::process;
 
 use super::answer::iface_shape;
 use super::{Daemon, EndpointKey, Session, monitor};
+use crate::budget::{Amounts, Resource};
 use crate::caller::Caller;
 use crate::endpoint::RingSelection;
 use crate::offsets::OffsetLayout;
 use crate::refusal::{Refusal, refuse};
-use crate::tuning::region::MAX_EXTRA;
+use crate::region::{RegionKey, Scope};
+use crate::tuning::region::{MAX_EXTRA, MAX_EXTRA_OF_USER};
 use crate::user_arena::UserArena;
 
 /// The answer to REGISTER.
@@ -50,9 +52,10 @@ impl Daemon {
         let selection = endpoint.select(request)?;
         let iface_shape = iface_shape(self.registry.port(&at.port)?.own_name().unwrap_or(name), endpoint, &selection);
         let offsets = self.set_offsets(&at, &selection, options).map_err(|r| r.of_option(NETMAP_REQ_OPT_OFFSETS))?;
+        let extra = self.extra_buffers(region, request)?;
         self.registry.port_mut(&at.port)?.prepare(&selection)?;
         let record = self.registry.regions.existing_mut(region)?;
-        let created = record.create_iface(&iface_shape, request.nr_extra_bufs.min(MAX_EXTRA));
+        let created = record.create_iface(&iface_shape, extra);
         let (iface, iface_offset, extra) = match created {
             Ok(created) => {
                 record.sessions += 1;
@@ -77,6 +80,7 @@ impl Daemon {
             iface,
             iface_offset,
             extra,
+            descriptors: 0,
         };
         // From here on the session is registered, so that closing it undoes all of this.
         let id = self.registry.add_session(session);
@@ -88,6 +92,27 @@ impl Daemon {
                 Err(e)
             }
         }
+    }
+
+    /// Returns how many extra buffers a session gets: those that it requests, up to a bound.
+    fn extra_buffers(&mut self, region: RegionKey, request: &NmreqRegister) -> Result<u32, Refusal> {
+        let record = self.registry.regions.existing(region)?;
+        let (scope, size) = (record.scope, record.region.limits().buf_size);
+        let most = if self.has_no_budget(scope.uid) { MAX_EXTRA } else { MAX_EXTRA_OF_USER };
+        let extra = request.nr_extra_bufs.min(most);
+        self.check_budget(scope, Amounts::extra_buffers(extra, size))?;
+        Ok(extra)
+    }
+
+    /// Records the descriptors that the daemon itself keeps for a session.
+    pub(crate) fn keep_descriptors(&mut self, session: u64, fds: &[OwnedFd]) -> Result<(), Refusal> {
+        let Some(found) = self.registry.sessions.get(&session) else { return Ok(()) };
+        let scope = Scope { uid: found.uid, netns: 0 };
+        self.check_budget(scope, Amounts::of(Resource::Descriptors, fds.len() as u64))?;
+        if let Some(found) = self.registry.sessions.get_mut(&session) {
+            found.descriptors = fds.len() as u32;
+        }
+        Ok(())
     }
 
     /// Sets up the rings of a session for the option OFFSETS, or for packets at the start of their buffers.

@@ -14,8 +14,8 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use unetmap_core::control::{
-    AttachRequest, ControlRequest, Kind, KnobRequest, LockHolderRequest, NetmapRequest, NextMonitorRequest, NicRequest,
-    NodeRequest, SnapshotRequest, UnbindRequest, ValeRequest,
+    AttachRequest, ControlRequest, HelloRequest, Kind, KnobRequest, LockHolderRequest, NetmapRequest,
+    NextMonitorRequest, NicRequest, NodeRequest, SnapshotRequest, UnbindRequest, ValeRequest, wire,
 };
 use unetmap_core::errno::{ENOMEM, EPROTO};
 use unetmap_sys::memfd;
@@ -69,35 +69,28 @@ pub(crate) struct Answer {
     pub(crate) fds: Vec<OwnedFd>,
 }
 
-/// What becomes of the connection after the answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Then {
-    Continue,
-    /// One such message for a connection: answers that a client does not read would use memory without limit.
-    Close,
-}
-
 type Handler = fn(&mut Call<'_>) -> Reply;
 
 /// The handler of each kind of message.
-const HANDLERS: [(Kind, Handler, Then); 10] = [
-    (LockHolderRequest::KIND, lock_holder::lock_holder, Then::Continue),
-    (NetmapRequest::KIND, port::netmap_request, Then::Continue),
-    (AttachRequest::KIND, port::repeat_answer, Then::Continue),
-    (UnbindRequest::KIND, port::unbind, Then::Continue),
-    (NextMonitorRequest::KIND, port::next_monitor, Then::Continue),
-    (NicRequest::KIND, |call| call.text(nic::answer_request), Then::Continue),
-    (ValeRequest::KIND, |call| call.text(vale::answer_request), Then::Close),
-    (NodeRequest::KIND, node, Then::Continue),
-    (KnobRequest::KIND, |call| call.text(knobs::answer_request), Then::Continue),
-    (SnapshotRequest::KIND, snapshot::snapshot, Then::Close),
+const HANDLERS: [(Kind, Handler); 11] = [
+    (HelloRequest::KIND, |_| Reply::Answer(Answer::default())),
+    (LockHolderRequest::KIND, lock_holder::lock_holder),
+    (NetmapRequest::KIND, port::netmap_request),
+    (AttachRequest::KIND, port::repeat_answer),
+    (UnbindRequest::KIND, port::unbind),
+    (NextMonitorRequest::KIND, port::next_monitor),
+    (NicRequest::KIND, |call| call.text(nic::answer_request)),
+    (ValeRequest::KIND, |call| call.text(vale::answer_request)),
+    (NodeRequest::KIND, node),
+    (KnobRequest::KIND, |call| call.text(knobs::answer_request)),
+    (SnapshotRequest::KIND, snapshot::snapshot),
 ];
 
 /// Answers a message.
-pub(crate) fn answer(kind: Kind, call: &mut Call<'_>) -> (Reply, Then) {
-    match HANDLERS.iter().find(|(of, ..)| *of == kind) {
-        Some((_, handler, then)) => (handler(call), *then),
-        None => (Reply::Invalid(EPROTO, "a client sends no descriptors"), Then::Continue),
+pub(crate) fn answer(kind: Kind, call: &mut Call<'_>) -> Reply {
+    match HANDLERS.iter().find(|(of, _)| *of == kind) {
+        Some((_, handler)) => handler(call),
+        None => Reply::Invalid(EPROTO, "there is no request of this kind"),
     }
 }
 
@@ -133,8 +126,12 @@ impl Call<'_> {
     }
 }
 
-/// Returns an answer with a text of any length, which is sent as a file.
+/// Returns an answer with a text of any length. A text that does not fit the answer is sent as a file, whose memory the
+/// daemon cannot take back from a client that keeps it.
 fn text_answer(text: &str) -> Answer {
+    if text.len() <= wire::MAX_REPLY - wire::HEAD_BYTES {
+        return Answer { payload: text.into(), ..Default::default() };
+    }
     let file = memfd::create_sealed("unetmap-text", text.len() as u64).and_then(|fd| {
         let mut file = File::from(fd);
         file.write_all(text.as_bytes())?;

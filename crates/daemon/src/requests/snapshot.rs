@@ -6,9 +6,9 @@ use serde::Serialize;
 use unetmap_sys::{memfd, process};
 
 use super::{Call, Reply, text_answer};
-use crate::ports::Daemon;
 use crate::ports::snapshot::PortSnapshot;
 use crate::ports::vale::{SwitchSnapshot, WorkerSnapshot, switch_snapshots, worker_snapshots};
+use crate::ports::{Daemon, UserSnapshot};
 use crate::region::{RegionRecord, Scope};
 
 #[derive(Serialize)]
@@ -20,6 +20,8 @@ struct Snapshot {
     threads: Vec<WorkerSnapshot>,
     ports: Vec<PortSnapshot>,
     sessions: Vec<SessionSnapshot>,
+    /// What users have and may have; the last one is all users but root together.
+    users: Vec<UserSnapshot>,
 }
 
 #[derive(Serialize)]
@@ -67,11 +69,18 @@ struct SessionSnapshot {
 pub(super) fn snapshot(call: &mut Call<'_>) -> Reply {
     let uid = call.peer.uid;
     let only = (uid != 0 && uid != call.owner).then_some(uid);
-    Reply::Answer(text_answer(&as_json(call.daemon, only, call.connections, call.uptime)))
+    let users = call.daemon.user_snapshots(only);
+    Reply::Answer(text_answer(&as_json(call.daemon, users, only, call.connections, call.uptime)))
 }
 
 /// Returns everything, or what belongs to user `only`.
-pub(crate) fn as_json(daemon: &Daemon, only: Option<u32>, connections: usize, uptime: Duration) -> String {
+pub(crate) fn as_json(
+    daemon: &Daemon,
+    users: Vec<UserSnapshot>,
+    only: Option<u32>,
+    connections: usize,
+    uptime: Duration,
+) -> String {
     let shown = |uid: u32| only.is_none_or(|only| only == uid);
     let registry = &daemon.registry;
     let regions = registry.regions.iter().filter(|record| shown(record.scope.uid));
@@ -99,6 +108,7 @@ pub(crate) fn as_json(daemon: &Daemon, only: Option<u32>, connections: usize, up
         threads: worker_snapshots(daemon),
         ports: ports.flat_map(|(_, port)| port.snapshot(daemon)).collect(),
         sessions: sessions.collect(),
+        users,
     };
     serde_json::to_string(&snapshot).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}"))
 }

@@ -37,6 +37,7 @@ use unetmap_sys::xsk::{self, BUFFER_BYTES, BindMode, BusyPoll, Umem};
 
 use super::snapshot::{PortSnapshot, RingSnapshot};
 use super::{Daemon, Description, Port};
+use crate::budget::{Amounts, Resource};
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, shared_page};
 use crate::knobs::Admode;
 use crate::refusal::{Refusal, refuse};
@@ -57,7 +58,7 @@ pub(crate) use offloads::run_keeper;
 pub(super) use open::check_default_route;
 pub(crate) use open::{
     ALL_NAMESPACES, NicState, admitted, admitted_interface, create_for_daemon, find, find_link, find_or_create, in_use,
-    links_changed, new_shape, no_such_interface, unwatch_if_unused, watch,
+    links_changed, new_shape, no_such_interface, unwatch_if_unused, usage_for_daemon, watch,
 };
 pub(crate) use zero_copy::driver_offers_it as driver_offers_zero_copy;
 
@@ -395,6 +396,18 @@ impl Nic {
     }
 }
 
+/// What an interface takes: its endpoint, for each queue a socket and for its XDP and tcx programs their descriptors.
+fn usage(shape: EndpointShape) -> Amounts {
+    Amounts::endpoints(1, shape).and(other_usage(shape))
+}
+
+fn other_usage(shape: EndpointShape) -> Amounts {
+    Amounts::of(Resource::Descriptors, shape.pairs() as u64 + PROGRAM_DESCRIPTORS)
+}
+
+/// Of the XDP program and those of host rings: programs, maps, links, and namespaces.
+const PROGRAM_DESCRIPTORS: u64 = 16;
+
 impl PortRecord for Nic {
     fn region(&self) -> RegionKey {
         self.region
@@ -486,6 +499,10 @@ impl Port for Nic {
 
     fn owner(&self) -> u32 {
         self.scope.uid
+    }
+
+    fn other_usage(&self) -> Amounts {
+        other_usage(self.endpoint.shape)
     }
 
     fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {

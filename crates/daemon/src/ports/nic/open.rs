@@ -17,6 +17,7 @@ use super::queue_count::{QueueCounts, rings};
 use super::settings::InterfaceSettings;
 use super::zero_copy::driver_offers_it;
 use super::{Nic, NicKey};
+use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::policy::Access;
 use crate::ports::mediated::{self, Mediated};
@@ -187,6 +188,12 @@ fn find_or_create_direct(
         other => Some(daemon.region_by_number(other, caller)?),
     };
     let shape = new_shape(daemon, link, request, caller)?;
+    let mut usage = super::usage(shape);
+    if daemon.region_by_number(1, caller).is_err() {
+        let sizes = daemon.knobs.interface_sizes(shape.all_slots(), driver_offers_it(link, caller));
+        usage += Amounts::region(sizes.bufs.0).and(Amounts::locked_buffers(sizes));
+    }
+    daemon.check_budget(scope, usage)?;
     let region = match region {
         Some(region) => region,
         None => daemon.interface_region(caller, shape.all_slots(), driver_offers_it(link, caller))?,
@@ -212,6 +219,12 @@ fn find_or_create_mediated(
         Some(port) => Ok(PortKey::Mediated(port.key.clone()).into()),
         None => in_use(daemon, nic),
     }
+}
+
+/// What an interface takes that the daemon uses itself, with its region.
+pub(crate) fn usage_for_daemon(daemon: &Daemon, shape: EndpointShape, zero_copy: bool) -> Amounts {
+    let sizes = daemon.knobs.mediated_sizes(zero_copy).for_one_interface(shape.all_rings(), shape.all_slots());
+    super::usage(shape).and(Amounts::region(sizes.bufs.0)).and(Amounts::locked_buffers(sizes))
 }
 
 /// Opens an interface that the daemon uses itself, in a region of its own.

@@ -29,6 +29,7 @@ use unetmap_sys::{Doorbell, link};
 
 use super::snapshot::PortSnapshot;
 use super::{Daemon, Description, EndpointKey, Port, PortKey, Registry, nic};
+use crate::budget::{Amounts, Resource};
 use crate::caller::Caller;
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, shared_page};
 use crate::refusal::{Refusal, refuse};
@@ -261,12 +262,11 @@ fn create(
 ) -> Result<PortKey, Refusal> {
     let index = daemon.vale.free_index(key)?;
     let shape = EndpointShape::requested(request, MAX_RINGS)?;
+    let sizes = daemon.knobs.private_sizes().for_switch_port(&shape, request.nr_extra_bufs.min(MAX_EXTRA));
+    let port = Amounts::endpoints(1, shape).and(switch_descriptors(shape));
+    daemon.check_budget(key.scope, port.and(Amounts::region(sizes.bufs.0)))?;
     let region = match request.nr_mem_id {
-        0 => {
-            let extra = request.nr_extra_bufs.min(MAX_EXTRA);
-            let sizes = daemon.knobs.private_sizes().for_switch_port(&shape, extra);
-            daemon.registry.regions.create_private(owner, &key.name(), sizes)?
-        }
+        0 => daemon.registry.regions.create_private(owner, &key.name(), sizes)?,
         mem_id => daemon.requested_region(mem_id, caller)?,
     };
     let record = daemon.registry.regions.existing_mut(region)?;
@@ -282,6 +282,12 @@ fn create(
         return Err(refusal);
     }
     Ok(id)
+}
+
+/// The descriptors of a port of this shape besides those of its endpoint: the switch's own of each ring's doorbell, and
+/// of those that wake the switch.
+fn switch_descriptors(shape: EndpointShape) -> Amounts {
+    Amounts::of(Resource::Descriptors, u64::from(shape.all_rings()) + 4)
 }
 
 fn is_interface(daemon: &Daemon, name: &str, caller: &Caller) -> bool {
@@ -480,6 +486,10 @@ impl Port for ValePort {
 
     fn owner(&self) -> u32 {
         self.key.scope.uid
+    }
+
+    fn other_usage(&self) -> Amounts {
+        switch_descriptors(self.endpoint.shape)
     }
 
     fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {

@@ -1,0 +1,309 @@
+//! A user of the system's daemon takes as much of it as it can get: it is told which budget it has used up, and all
+//! other users are served.
+
+use std::fs::{Permissions, set_permissions};
+use std::os::unix::fs::PermissionsExt as _;
+
+use conformance::home::{Guard, raise_fd_limit, summary};
+use conformance::net::{set_policy, start_daemon};
+use conformance::snapshot::User;
+use conformance::traffic::open;
+use conformance::{Home, isolated, until};
+use conformance_hostile::raw::ControlConnection;
+use rustix::process::geteuid;
+use unetmap::abi::*;
+use unetmap::errno::*;
+use unetmap_core::control::request::{NetmapReply, NetmapRequest};
+use unetmap_core::control::wire;
+use unetmap_core::control::{ControlRequest, HelloRequest};
+use zerocopy::IntoBytes as _;
+
+const ALICE: u32 = 4001;
+const BOB: u32 = 4002;
+/// The policy gives nothing to this user.
+const MALLORY: u32 = 4003;
+const PIPES: &str = "[[rule]]\npipes = true\nusers = [4001, 4002]\n";
+
+/// Starts root's daemon with this policy. Prints why and returns `None` if this process cannot be several users.
+fn daemon_with(home: &Home, policy: &str) -> Option<Guard> {
+    if !geteuid().is_root() {
+        summary("skipped: only root can connect as several users");
+        return None;
+    }
+    set_permissions(home.folder(), Permissions::from_mode(0o755)).expect("our own folder");
+    set_policy(home, policy);
+    Some(start_daemon(home, &[]))
+}
+
+#[track_caller]
+fn connect_as(home: &Home, uid: u32) -> ControlConnection {
+    ControlConnection::connect_as(&home.socket(), uid).expect("a daemon that listens")
+}
+
+/// A connection of a user that is served; `Err`: the errno and the reason why it is not.
+#[track_caller]
+fn greet(home: &Home, uid: u32) -> Result<ControlConnection, (i32, String)> {
+    let raw = connect_as(home, uid);
+    // If the daemon has closed the connection, what it sent can still be received.
+    let _ = raw.send(&wire::encode(HelloRequest::KIND, 0, 0, 0, &[]));
+    let reply = raw.receive_after_reset().expect("an answer");
+    if reply.errno == 0 { Ok(raw) } else { Err((reply.errno, reply.text())) }
+}
+
+fn request(reqtype: u16, name: &str, body: &[u8]) -> NetmapRequest {
+    NetmapRequest::new(reqtype, name, body).expect("a short name")
+}
+
+fn register(name: &str, fields: NmreqRegister) -> NetmapRequest {
+    let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, ..fields };
+    request(NETMAP_REQ_REGISTER, name, body.as_bytes())
+}
+
+/// Sends a request; returns the errno and the reason.
+#[track_caller]
+fn ask(raw: &ControlConnection, request: &NetmapRequest) -> (i32, String) {
+    let (errno, reply, _) = raw.request(request);
+    (errno, reply.map_or_else(String::new, |NetmapReply { reason, .. }| reason))
+}
+
+/// Opens ports as a user, one on each connection, until one is refused; returns the connections, and the refusal.
+#[track_caller]
+fn open_until_refused(
+    home: &Home,
+    uid: u32,
+    fields: NmreqRegister,
+    extmem: Option<&NmreqOptExtmem>,
+) -> (Vec<ControlConnection>, (i32, String)) {
+    let mut opened = Vec::new();
+    for n in 0..100 {
+        let raw = connect_as(home, uid);
+        let mut register = register(&format!("p{n}{{1"), fields);
+        register.options.extend(extmem.map(|option| option.as_bytes().to_vec()));
+        match ask(&raw, &register) {
+            (0, _) => opened.push(raw),
+            refusal => return (opened, refusal),
+        }
+    }
+    panic!("user {uid} has opened 100 ports, and none was refused");
+}
+
+/// Opens a pipe as a user, which must be served.
+#[track_caller]
+fn assert_served(home: &Home, uid: u32) {
+    let raw = greet(home, uid).unwrap_or_else(|refusal| panic!("user {uid}: {refusal:?}"));
+    let answer = ask(&raw, &register("honest{1", NmreqRegister::default()));
+    assert_eq!(answer, (0, String::new()), "user {uid}");
+}
+
+#[track_caller]
+fn users(home: &Home, uid: Option<u32>) -> User {
+    home.snapshot().users.into_iter().find(|user| user.uid == uid).expect("a row of the table")
+}
+
+#[test]
+fn a_user_without_a_rule_is_turned_away_before_anything_is_read() {
+    isolated(|home| {
+        let Some(_daemon) = daemon_with(home, PIPES) else { return };
+        let _port = open("netmap:g{1");
+        let fds = home.daemon_fds();
+        for _ in 0..600 {
+            let raw = connect_as(home, MALLORY);
+            let reply = raw.receive().expect("a reason, though nothing was sent");
+            assert_eq!(reply.errno, EACCES);
+            let why = reply.text();
+            assert!(why.contains("user 4003") && why.contains("unetmap-policy(5)"), "{why}");
+            assert!(raw.receive().is_none(), "the connection stays open");
+        }
+        until("all are closed", || home.daemon_fds() == fds);
+        set_policy(home, "[[rule]]\npipes = true\nusers = [4003]\n");
+        assert_served(home, MALLORY);
+        assert_eq!(greet(home, ALICE).err().expect("a refusal").0, EACCES);
+    });
+}
+
+#[test]
+fn a_connection_without_a_request_is_closed() {
+    isolated(|home| {
+        let Some(_daemon) = daemon_with(home, PIPES) else { return };
+        let (silent, greeted) = (connect_as(home, ALICE), greet(home, ALICE).expect("a user that is served"));
+        let root = ControlConnection::connect(&home.socket()).expect("a daemon that listens");
+        assert!(silent.receive().is_none(), "an answer to nothing");
+        for kept in [&greeted, &root] {
+            kept.send(&wire::encode(HelloRequest::KIND, 0, 0, 0, &[])).expect("an open connection");
+            assert_eq!(kept.receive().expect("an answer").errno, 0);
+        }
+    });
+}
+
+#[test]
+fn a_user_has_as_many_connections_as_its_budget() {
+    isolated(|home| {
+        let budget = "[[budget]]\nusers = [4001]\nconnections = 20\n";
+        let Some(_daemon) = daemon_with(home, &format!("{PIPES}{budget}")) else { return };
+        let mut all: Vec<_> = (0..20).map(|_| greet(home, ALICE).expect("a connection in the budget")).collect();
+        let (errno, why) = greet(home, ALICE).err().expect("a refusal");
+        assert_eq!(errno, EMFILE);
+        assert!(why.contains("user 4001 has 20 connections") && why.contains("`connections` in [[budget]]"), "{why}");
+        assert_served(home, BOB);
+        let alice = users(home, Some(ALICE));
+        assert_eq!((alice.connections.used, alice.connections.limit), (20, Some(20)));
+        assert!(alice.refused > 0 && users(home, None).connections.used >= 20);
+        drop(all.pop());
+        until("another takes its place", || greet(home, ALICE).map(|raw| all.push(raw)).is_ok());
+    });
+}
+
+/// More connections than there are descriptors for them, from users of which each is within its budget.
+#[test]
+fn connections_of_many_users_leave_descriptors_for_root() {
+    isolated(|home| {
+        let anybody = "[[rule]]\npipes = true\nusers = [\"*\"]\n[total]\ndescriptors = 500\n";
+        let Some(_daemon) = daemon_with(home, anybody) else { return };
+        raise_fd_limit();
+        let mut connected = Vec::new();
+        let mut refused = 0;
+        for uid in 5000..5020 {
+            for _ in 0..40 {
+                match greet(home, uid) {
+                    Ok(raw) => connected.push(raw),
+                    Err((errno, why)) => {
+                        assert_eq!(errno, EMFILE, "{why}");
+                        assert!(why.contains("all users but root") && why.contains("[total]"), "{why}");
+                        refused += 1;
+                    }
+                }
+            }
+        }
+        assert!(refused > 0 && connected.len() > 200, "{} connections, {refused} refused", connected.len());
+        home.assert_serves();
+        let root: Vec<_> = (0..20).map(|_| greet(home, 0).expect("root is served")).collect();
+        drop((connected, root));
+        assert_served(home, 5000);
+        summary(&format!("of 800 connections of 20 users {refused} refused; root was served"));
+    });
+}
+
+#[test]
+fn rings_of_one_user_leave_descriptors_for_others() {
+    isolated(|home| {
+        let Some(_daemon) = daemon_with(home, PIPES) else { return };
+        raise_fd_limit();
+        let fields =
+            NmreqRegister { nr_tx_rings: 64, nr_rx_rings: 64, nr_tx_slots: 2, nr_rx_slots: 2, ..Default::default() };
+        let fds = home.daemon_fds();
+        let (opened, (errno, why)) = open_until_refused(home, ALICE, fields, None);
+        assert!([EDQUOT, EMFILE].contains(&errno) && why.contains("user 4001 has"), "{errno}: {why}");
+        let alice = users(home, Some(ALICE));
+        for share in [alice.rings, alice.descriptors, alice.memory] {
+            assert!(share.limit.is_some_and(|limit| share.used <= limit), "{alice:?}");
+        }
+        // What is shown is what the daemon has.
+        let has = (home.daemon_fds() - fds) as u64;
+        assert!(alice.descriptors.used >= has, "{has} descriptors, {alice:?}");
+        assert_served(home, BOB);
+        home.assert_serves();
+        let count = opened.len();
+        drop(opened);
+        until("nothing is left of them", || home.daemon_fds() == fds);
+        summary(&format!("pipes of 64 ring pairs {count}, descriptors {has}, then: {why}"));
+    });
+}
+
+/// What the table shows for each kind of port is not less than what the daemon has for it.
+#[test]
+fn descriptors_of_all_kinds_of_ports_are_counted() {
+    isolated(|home| {
+        let Some(_daemon) = daemon_with(home, PIPES) else { return };
+        let rings = NmreqRegister { nr_tx_rings: 4, nr_rx_rings: 2, ..Default::default() };
+        let monitor = NmreqRegister { nr_flags: NR_MONITOR_TX | NR_MONITOR_RX, ..Default::default() };
+        let (_root, fds) = (open("netmap:g{1"), home.daemon_fds());
+        let mut open = Vec::new();
+        for (name, fields) in [("p{1", rings), ("p{1", monitor), ("vale7:a", rings), ("vale7:b", rings), ("q{1", rings)]
+        {
+            let raw = connect_as(home, ALICE);
+            assert_eq!(ask(&raw, &register(name, fields)), (0, String::new()), "{name}");
+            open.push(raw);
+            let (has, counted) =
+                (home.daemon_fds().saturating_sub(fds) as u64, users(home, Some(ALICE)).descriptors.used);
+            // The threads of a first switch are everybody's.
+            let threads = if name.starts_with("vale") || name == "q{1" { 16 } else { 0 };
+            assert!(counted + threads >= has && counted <= has + 30, "{name}: counted {counted}, in fact {has}");
+        }
+    });
+}
+
+#[test]
+fn large_requests_of_one_user_do_not_delay_another() {
+    isolated(|home| {
+        // A budget with which they are served, in any number.
+        let budget = "[[budget]]\nusers = [4001]\nslots = 1000000000\nrings = 100000\nmemory = 100000\n\
+                      descriptors = 100000\nrequests = 1000000\n[total]\nslots = 1000000000\nmemory = 100000\n";
+        let Some(_daemon) = daemon_with(home, &format!("{PIPES}{budget}")) else { return };
+        let large = NmreqPortInfoGet {
+            nr_tx_rings: 32,
+            nr_rx_rings: 32,
+            nr_tx_slots: 4096,
+            nr_rx_slots: 4096,
+            ..Default::default()
+        };
+        let info = request(NETMAP_REQ_PORT_INFO_GET, "large{1", large.as_bytes());
+        let message = wire::encode(NetmapRequest::KIND, 0, 0, 0, &info.encode());
+        let all: Vec<_> = (0..400).map(|_| greet(home, ALICE).expect("a connection in the budget")).collect();
+        all.iter().for_each(|raw| raw.send(&message).expect("an open connection"));
+        assert_served(home, BOB);
+        let answered = all.iter().filter(|raw| raw.waiting_bytes() > 0).count();
+        assert!(answered < 200, "another user's pipe was open after {answered} of 400 large requests");
+        summary(&format!("another user's pipe was open after {answered} of 400 large requests"));
+    });
+}
+
+#[test]
+fn ports_that_are_too_large_are_refused() {
+    isolated(|home| {
+        let Some(_daemon) = daemon_with(home, PIPES) else { return };
+        let raw = greet(home, ALICE).expect("a user that is served");
+        let large = NmreqRegister { nr_tx_rings: 256, nr_tx_slots: 4096, nr_rx_slots: 4096, ..Default::default() };
+        for name in ["large{1", "vale0:large"] {
+            let fields = NmreqRegister { nr_rx_rings: 256, ..large };
+            let (errno, why) = ask(&raw, &register(name, fields));
+            let switch = name.starts_with("vale");
+            assert_eq!(errno, if switch { 0 } else { EDQUOT }, "{why}");
+            assert!(switch || why.contains("`slots` in [[budget]]"), "{why}");
+        }
+        home.assert_serves();
+    });
+}
+
+/// Extra buffers, which the daemon links into a list, in regions of the daemon's and in memory of the program's.
+#[test]
+fn memory_that_the_daemon_touches_is_the_users() {
+    isolated(|home| {
+        let budget = "[[budget]]\nmemory = 32\n";
+        let Some(_daemon) = daemon_with(home, &format!("{PIPES}{budget}")) else { return };
+        let fields = NmreqRegister { nr_extra_bufs: 16_384, ..Default::default() };
+        let info = NmreqPoolsInfo {
+            nr_memsize: 1 << 30,
+            nr_buf_pool_objtotal: 20_000,
+            nr_buf_pool_objsize: 8192,
+            nr_if_pool_objtotal: 10,
+            nr_if_pool_objsize: 4096,
+            nr_ring_pool_objtotal: 10,
+            nr_ring_pool_objsize: 69_632,
+            ..Default::default()
+        };
+        let nro_opt = NmreqOption { nro_reqtype: NETMAP_REQ_OPT_EXTMEM, ..Default::default() };
+        let extmem = NmreqOptExtmem { nro_opt, nro_info: info, ..Default::default() };
+        for option in [None, Some(&extmem)] {
+            let kib = home.daemon_kib("RssShmem:");
+            let (opened, (errno, why)) = open_until_refused(home, ALICE, fields, option);
+            assert_eq!(errno, EDQUOT, "{why}");
+            assert!(why.contains("`memory` in [[budget]]"), "{why}");
+            let grown = home.daemon_kib("RssShmem:").saturating_sub(kib);
+            assert!(!opened.is_empty() && grown < 40 << 10, "{} ports, {grown} KiB", opened.len());
+            assert_served(home, BOB);
+            summary(&format!("ports with extra buffers {}, memory {grown} KiB, then: {why}", opened.len()));
+            drop(opened);
+            until("all are closed", || home.snapshot().sessions.is_empty());
+        }
+    });
+}

@@ -1,0 +1,240 @@
+//! Budgets: how much of the daemon one user, and all users together, can have.
+//!
+//! Root and the users of their own daemons have none. What a user has is computed (`ports::usage`).
+
+use std::collections::BTreeMap;
+use std::ops::{AddAssign, Index, IndexMut};
+
+use unetmap_core::errno::{EDQUOT, EMFILE};
+use unetmap_mem::{ChannelPage, EndpointPage, RingShape};
+
+use crate::endpoint::Endpoint;
+use crate::region::{RegionRecord, Sizes};
+use crate::shape::EndpointShape;
+use crate::tuning::budget::{DEFAULT, DEFAULT_REQUESTS, DEFAULT_TOTAL, LEAST_RESERVE, RESERVE_SHARE};
+
+/// Something that a user has at the daemon's cost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Resource {
+    Connections,
+    /// File descriptors of the daemon.
+    Descriptors,
+    Rings,
+    /// Slots of all rings. They bound the time of requests that read whole rings.
+    Slots,
+    /// Bytes that the daemon touches or locks in memory.
+    Memory,
+    /// Threads of the daemon that serve one user's ports alone.
+    Threads,
+}
+
+impl Resource {
+    pub(crate) const ALL: [Resource; 6] = [
+        Resource::Connections,
+        Resource::Descriptors,
+        Resource::Rings,
+        Resource::Slots,
+        Resource::Memory,
+        Resource::Threads,
+    ];
+
+    /// The key in the policy file.
+    pub(crate) const fn key(self) -> &'static str {
+        match self {
+            Resource::Connections => "connections",
+            Resource::Descriptors => "descriptors",
+            Resource::Rings => "rings",
+            Resource::Slots => "slots",
+            Resource::Memory => "memory",
+            Resource::Threads => "threads",
+        }
+    }
+
+    /// What people see of an amount.
+    pub(crate) fn text(self, amount: u64) -> String {
+        match self {
+            Resource::Memory => format!("{} MiB of memory", amount.div_ceil(MIB)),
+            Resource::Descriptors => format!("{amount} file descriptors"),
+            other => format!("{amount} {}", other.key()),
+        }
+    }
+
+    pub(crate) const fn errno(self) -> i32 {
+        match self {
+            Resource::Connections | Resource::Descriptors => EMFILE,
+            Resource::Rings | Resource::Slots | Resource::Memory | Resource::Threads => EDQUOT,
+        }
+    }
+}
+
+/// Bytes.
+pub(crate) const MIB: u64 = 1 << 20;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
+/// An amount of each resource.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Amounts(pub(crate) [u64; Resource::ALL.len()]);
+
+impl Index<Resource> for Amounts {
+    type Output = u64;
+
+    fn index(&self, resource: Resource) -> &u64 {
+        &self.0[resource as usize]
+    }
+}
+
+impl IndexMut<Resource> for Amounts {
+    fn index_mut(&mut self, resource: Resource) -> &mut u64 {
+        &mut self.0[resource as usize]
+    }
+}
+
+impl AddAssign for Amounts {
+    fn add_assign(&mut self, other: Amounts) {
+        self.0.iter_mut().zip(other.0).for_each(|(sum, more)| *sum = sum.saturating_add(more));
+    }
+}
+
+impl Amounts {
+    /// An amount of one resource.
+    pub(crate) fn of(resource: Resource, amount: u64) -> Amounts {
+        let mut amounts = Amounts::default();
+        amounts[resource] = amount;
+        amounts
+    }
+
+    /// A connection: its descriptor, and that of the process, which a lock holder's connection has.
+    pub(crate) fn connection() -> Amounts {
+        Amounts::of(Resource::Connections, 1).and(Amounts::of(Resource::Descriptors, 2))
+    }
+
+    /// `count` endpoints of this shape: a doorbell for each ring and a state page for each endpoint, and a page for the
+    /// channels.
+    pub(crate) fn endpoints(count: u64, shape: EndpointShape) -> Amounts {
+        let rings = count * u64::from(shape.all_rings());
+        let ring_bytes = |slots| (RingShape::bytes(slots) as u64).next_multiple_of(PAGE);
+        let of_rings = u64::from(shape.all_tx()) * ring_bytes(shape.tx_slots)
+            + u64::from(shape.all_rx()) * ring_bytes(shape.rx_slots);
+        let shared_pages =
+            |rings: u32| (EndpointPage::bytes(rings as usize) + ChannelPage::bytes(rings as usize)) as u64;
+        let mut amounts = Amounts::of(Resource::Descriptors, rings + count + 1);
+        amounts[Resource::Rings] = rings;
+        amounts[Resource::Slots] = count * u64::from(shape.all_slots());
+        amounts[Resource::Memory] = count * (of_rings + shared_pages(shape.all_rings()));
+        amounts
+    }
+
+    /// A region of these sizes: its file, and the daemon's record of its buffers. Its pages belong to who touches them.
+    pub(crate) fn region(bufs: u32) -> Amounts {
+        Amounts::of(Resource::Descriptors, 1).and(Amounts::of(Resource::Memory, u64::from(bufs).div_ceil(4)))
+    }
+
+    /// The buffers of a region of these sizes, which an interface locks in memory.
+    pub(crate) fn locked_buffers(sizes: Sizes) -> Amounts {
+        Amounts::of(Resource::Memory, u64::from(sizes.bufs.0) * u64::from(sizes.bufs.1))
+    }
+
+    /// Extra buffers, which the daemon links into a list.
+    pub(crate) fn extra_buffers(count: u32, buf_size: u32) -> Amounts {
+        Amounts::of(Resource::Memory, u64::from(count) * u64::from(buf_size).min(PAGE))
+    }
+
+    /// The sum.
+    pub(crate) fn and(mut self, other: Amounts) -> Amounts {
+        self += other;
+        self
+    }
+
+    pub(crate) fn of_endpoint(endpoint: &Endpoint) -> Amounts {
+        Amounts::endpoints(1, endpoint.shape)
+    }
+
+    pub(crate) fn of_region(record: &RegionRecord) -> Amounts {
+        let geometry = record.region.geometry();
+        Amounts::region(geometry.bufs.count).and(Amounts::extra_buffers(record.extra, geometry.bufs.size))
+    }
+}
+
+/// The budget of one user.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Budget {
+    pub(crate) amounts: Amounts,
+    /// Requests in a second. More wait.
+    pub(crate) requests: u32,
+}
+
+impl Default for Budget {
+    fn default() -> Budget {
+        Budget { amounts: Amounts(DEFAULT), requests: DEFAULT_REQUESTS }
+    }
+}
+
+/// The budgets of the policy file.
+#[derive(Clone, Debug)]
+pub(crate) struct Budgets {
+    /// The first that names a user is this user's; `None` names all users.
+    pub(crate) users: Vec<(Option<Vec<u32>>, Budget)>,
+    /// Of all users but root together.
+    pub(crate) total: Amounts,
+}
+
+impl Default for Budgets {
+    fn default() -> Budgets {
+        Budgets { users: Vec::new(), total: Amounts(DEFAULT_TOTAL) }
+    }
+}
+
+impl Budgets {
+    /// The budget of a user.
+    pub(crate) fn of(&self, uid: u32) -> Budget {
+        let names = |users: &Option<Vec<u32>>| users.as_ref().is_none_or(|users| users.contains(&uid));
+        self.users.iter().find(|(users, _)| names(users)).map(|(_, budget)| *budget).unwrap_or_default()
+    }
+
+    /// The budget of all users but root, where the daemon can have `files` descriptors: some are reserved for root.
+    pub(crate) fn total(&self, files: u64) -> Amounts {
+        let reserve = (files / RESERVE_SHARE).max(LEAST_RESERVE);
+        let mut total = self.total;
+        total[Resource::Descriptors] = total[Resource::Descriptors].min(files.saturating_sub(reserve));
+        total
+    }
+}
+
+/// What the daemon records about users, besides their ports.
+#[derive(Default)]
+pub(crate) struct Users {
+    /// Descriptors that the daemon can have.
+    pub(crate) files: u64,
+    /// By user: open connections, and refused requests since the first of these was opened.
+    pub(crate) connected: BTreeMap<u32, Connected>,
+}
+
+/// A user with open connections.
+#[derive(Default)]
+pub(crate) struct Connected {
+    pub(crate) connections: u64,
+    /// Requests that exceeded a budget.
+    pub(crate) refused: u64,
+}
+
+impl Users {
+    pub(crate) fn add_connection(&mut self, uid: u32) {
+        self.connected.entry(uid).or_default().connections += 1;
+    }
+
+    pub(crate) fn count_refusal(&mut self, uid: u32) {
+        if let Some(user) = self.connected.get_mut(&uid) {
+            user.refused += 1;
+        }
+    }
+
+    pub(crate) fn remove_connection(&mut self, uid: u32) {
+        if let Some(user) = self.connected.get_mut(&uid) {
+            user.connections = user.connections.saturating_sub(1);
+            if user.connections == 0 {
+                self.connected.remove(&uid);
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The budgets in the policy's file: tables `[[budget]]` for users, and `[total]` for all of them.
+
+use std::num::NonZeroU32;
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::{Accounts, Word, Wrong, id, wrong};
+use crate::budget::{Amounts, Budget, Budgets, MIB, Resource};
+
+/// A table `[[budget]]`, or `[total]`. Keys that are missing have their default.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WrittenBudget {
+    users: Option<Vec<Spanned<Word>>>,
+    requests: Option<NonZeroU32>,
+    connections: Option<u64>,
+    descriptors: Option<u64>,
+    rings: Option<u64>,
+    slots: Option<u64>,
+    /// MiB.
+    memory: Option<u64>,
+    threads: Option<u64>,
+}
+
+impl WrittenBudget {
+    fn amount(&self, resource: Resource) -> Option<u64> {
+        match resource {
+            Resource::Connections => self.connections,
+            Resource::Descriptors => self.descriptors,
+            Resource::Rings => self.rings,
+            Resource::Slots => self.slots,
+            Resource::Memory => self.memory.map(|mib| mib.saturating_mul(MIB)),
+            Resource::Threads => self.threads,
+        }
+    }
+
+    fn set(&self, amounts: &mut Amounts) {
+        for resource in Resource::ALL {
+            if let Some(amount) = self.amount(resource) {
+                amounts[resource] = amount;
+            }
+        }
+    }
+}
+
+pub(super) fn understand(
+    users: Vec<WrittenBudget>,
+    total: Option<Spanned<WrittenBudget>>,
+    accounts: &impl Accounts,
+) -> Result<Budgets, Wrong> {
+    let mut budgets = Budgets::default();
+    for written in users {
+        let mut budget = Budget::default();
+        written.set(&mut budget.amounts);
+        budget.requests = written.requests.map_or(budget.requests, NonZeroU32::get);
+        budgets.users.push((named(&written, accounts)?, budget));
+    }
+    if let Some(total) = total {
+        let written = total.get_ref();
+        if written.users.is_some() || written.requests.is_some() {
+            let why =
+                "[total] is about all users together, and has neither `users` nor `requests`; [[budget]] has them";
+            return wrong(&total.span(), why.into());
+        }
+        written.set(&mut budgets.total);
+    }
+    Ok(budgets)
+}
+
+/// The users of a budget; `None`: all.
+fn named(written: &WrittenBudget, accounts: &impl Accounts) -> Result<Option<Vec<u32>>, Wrong> {
+    let Some(users) = &written.users else { return Ok(None) };
+    let (mut named, mut all) = (Vec::new(), false);
+    for user in users {
+        match user.get_ref() {
+            Word::Name(name) if name == "*" => all = true,
+            word => named.push(id(word, &user.span(), "user", |name| accounts.uid(name))?),
+        }
+    }
+    Ok((!all).then_some(named))
+}

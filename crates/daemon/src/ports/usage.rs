@@ -1,0 +1,175 @@
+//! What each user has of the daemon, and whether it may have more.
+//!
+//! It is computed from the registry when a user asks for more, and for `unetmap ls --users`: no counter could disagree
+//! with what there is. A request that would exceed a budget is refused before anything is created for it. The sizes of
+//! what it would create bound the time that it takes, too.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use unetmap_core::errno::EDQUOT;
+
+use super::mediated::Mediated;
+use super::nic::Nic;
+use super::{Daemon, Port, PortKey};
+use crate::budget::{Amounts, Budgets, Resource};
+use crate::refusal::{Refusal, refuse};
+use crate::region::{DAEMON_UID, Scope};
+use crate::tuning::budget::LARGEST_PORT;
+
+/// What one user, or all of them, have and may have, for `unetmap ls --users`.
+#[derive(Serialize)]
+pub(crate) struct UserSnapshot {
+    /// `None`: all users but root.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uid: Option<u32>,
+    #[serde(flatten)]
+    resources: BTreeMap<&'static str, Share>,
+    /// Requests in a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    requests: Option<u32>,
+    /// Requests that exceeded a budget since the user's first open connection.
+    refused: u64,
+}
+
+#[derive(Serialize)]
+struct Share {
+    used: u64,
+    /// `None`: no budget.
+    limit: Option<u64>,
+}
+
+impl Daemon {
+    /// Whether a user has no budget: root, and each user of a daemon that serves only one.
+    pub(crate) fn has_no_budget(&self, uid: u32) -> bool {
+        uid == 0 || self.admission.policy.is_none()
+    }
+
+    /// The requests that a user may make in a second; `None`: any number.
+    pub(crate) fn request_rate(&mut self, uid: u32) -> Option<u32> {
+        (!self.has_no_budget(uid)).then(|| self.budgets().of(uid).requests)
+    }
+
+    fn budgets(&mut self) -> Budgets {
+        self.policy().ok().flatten().map(|policy| policy.budgets().clone()).unwrap_or_default()
+    }
+
+    /// Refuses a request that would give a user more than its budget, or all users more than theirs.
+    pub(crate) fn check_budget(&mut self, scope: Scope, more: Amounts) -> Result<(), Refusal> {
+        let uid = scope.uid;
+        if self.has_no_budget(uid) {
+            return Ok(());
+        }
+        let budgets = self.budgets();
+        let usage = self.usage();
+        let own = usage.get(&uid).copied().unwrap_or_default();
+        let mut all = Amounts::default();
+        usage.iter().filter(|(uid, _)| **uid != 0).for_each(|(_, amounts)| all += *amounts);
+        let (budget, total) = (budgets.of(uid).amounts, budgets.total(self.users.files));
+        let largest = budget[Resource::Slots] / LARGEST_PORT;
+        if more[Resource::Slots] > largest {
+            self.users.count_refusal(uid);
+            return refuse(
+                EDQUOT,
+                format!(
+                    "it has {} slots, and user {uid} may open ports of at most {largest}: open fewer or shorter rings, \
+                     or raise `slots` in [[budget]] of the policy to {LARGEST_PORT} times as many (unetmap-policy(5))",
+                    more[Resource::Slots]
+                ),
+            );
+        }
+        let whose = format!("user {uid} has");
+        let checks = [(own, budget, &whose[..], "[[budget]]"), (all, total, "all users but root have", "[total]")];
+        for (used, limit, who, table) in checks {
+            let exceeded = |r: &Resource| more[*r] > 0 && used[*r].saturating_add(more[*r]) > limit[*r];
+            let Some(r) = Resource::ALL.into_iter().find(exceeded) else { continue };
+            self.users.count_refusal(uid);
+            return refuse(
+                r.errno(),
+                format!(
+                    "{who} {} here, this needs {}, and the budget is {}: close something, or raise `{}` in {table} of \
+                     the policy (unetmap-policy(5), unetmap ls --users)",
+                    r.text(used[r]),
+                    r.text(more[r]),
+                    r.text(limit[r]),
+                    r.key()
+                ),
+            );
+        }
+        Ok(())
+    }
+
+    /// What each user has.
+    fn usage(&self) -> BTreeMap<u32, Amounts> {
+        let mut usage = BTreeMap::<u32, Amounts>::new();
+        for (uid, user) in &self.users.connected {
+            let sum = usage.entry(*uid).or_default();
+            let Amounts(one) = Amounts::connection();
+            *sum += Amounts(one.map(|amount| amount * user.connections));
+        }
+        for (key, port) in self.registry.ports() {
+            if let Some(owner) = self.user_of(key, port.owner()) {
+                *usage.entry(owner).or_default() += of_port(port);
+            }
+        }
+        for record in self.registry.regions.iter().filter(|record| record.scope.uid != DAEMON_UID) {
+            *usage.entry(record.scope.uid).or_default() += Amounts::of_region(record);
+        }
+        // The buffers of a region are locked once, for all interfaces in it.
+        let nics = self.registry.all::<Nic>().map(|nic| (PortKey::Nic(nic.key), nic));
+        let locked =
+            nics.filter_map(|(key, nic)| Some((self.registry.port(&key).ok()?.region(), (key, nic.scope.uid))));
+        for (region, (key, owner)) in locked.collect::<BTreeMap<_, _>>() {
+            if let (Some(record), Some(owner)) = (self.registry.regions.get(region), self.user_of(&key, owner)) {
+                let bytes = record.region.geometry().bufs;
+                let bytes = u64::from(bytes.count) * u64::from(bytes.size);
+                usage.entry(owner).or_default()[Resource::Memory] += bytes;
+            }
+        }
+        for session in self.registry.sessions.values() {
+            usage.entry(session.uid).or_default()[Resource::Descriptors] += u64::from(session.descriptors);
+        }
+        usage
+    }
+
+    /// The user for whom a port of `owner` exists: of an interface that the daemon runs for a program, the program's.
+    fn user_of(&self, key: &PortKey, owner: u32) -> Option<u32> {
+        let PortKey::Nic(nic) = key else { return Some(owner) };
+        if owner != DAEMON_UID {
+            return Some(owner);
+        }
+        self.registry.all::<Mediated>().find(|port| port.nic() == *nic).map(|port| port.owner())
+    }
+
+    /// What users have and may have: user `only`, or each of them and all together.
+    pub(crate) fn user_snapshots(&mut self, only: Option<u32>) -> Vec<UserSnapshot> {
+        let (budgets, usage) = (self.budgets(), self.usage());
+        let row = |uid: Option<u32>, used: Amounts, limit: Option<Amounts>, requests, refused| {
+            let share = |r: Resource| Share { used: used[r], limit: limit.map(|limit| limit[r]) };
+            let resources = Resource::ALL.into_iter().map(|r| (r.key(), share(r))).collect();
+            UserSnapshot { uid, resources, requests, refused }
+        };
+        let shown = usage.iter().filter(|(uid, _)| only.is_none_or(|only| only == **uid));
+        let refused = |uid: &u32| self.users.connected.get(uid).map_or(0, |user| user.refused);
+        let mut rows: Vec<UserSnapshot> = shown
+            .map(|(uid, used)| {
+                let budget = (!self.has_no_budget(*uid)).then(|| budgets.of(*uid));
+                row(Some(*uid), *used, budget.map(|b| b.amounts), budget.map(|b| b.requests), refused(uid))
+            })
+            .collect();
+        if only.is_none() && self.admission.policy.is_some() {
+            let mut all = Amounts::default();
+            usage.iter().filter(|(uid, _)| **uid != 0).for_each(|(_, amounts)| all += *amounts);
+            let refused = self.users.connected.values().map(|user| user.refused).sum();
+            rows.push(row(None, all, Some(budgets.total(self.users.files)), None, refused));
+        }
+        rows
+    }
+}
+
+/// What a port takes, with all endpoints and threads that belong to it.
+fn of_port(port: &dyn Port) -> Amounts {
+    let mut sum = port.other_usage();
+    port.endpoints().iter().for_each(|endpoint| sum += Amounts::of_endpoint(endpoint));
+    sum
+}
