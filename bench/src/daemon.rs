@@ -28,6 +28,8 @@ impl Daemon {
         });
         command.args(["--foreground", "--idle-exit", "3600", "--log", "error"]);
         command.arg("--socket").arg(&socket).args(more);
+        // Not a BPF file system: XDP programs are attached directly, whatever else the machine has.
+        command.env("LIBXDP_BPFFS", "/");
         let mut program = Running::start(what, &mut command)?;
         let start = Instant::now();
         while unetmap_sys::socket::connect(&socket).is_err() {

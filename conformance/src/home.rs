@@ -72,6 +72,8 @@ fn run<F: FnOnce(&Home), L>(body: F, lock: impl FnOnce() -> L) {
         .env(INSIDE, name)
         .env("UNETMAP_SOCKET", home.socket())
         .env("UNETMAPD", program("unetmapd"))
+        // Programs are pinned in no BPF file system of the machine, but in one that the test mounts there, if any.
+        .env("LIBXDP_BPFFS", folder.path().join("bpf"))
         .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
         .stdout(to.try_clone().expect("a second handle of a file"))

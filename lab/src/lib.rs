@@ -316,7 +316,11 @@ fn ip(args: &[&str]) -> Result<String, String> {
     output(Command::new("ip").args(args))
 }
 
-fn output(command: &mut Command) -> Result<String, String> {
+/// Runs a command, waits for it and returns what it printed.
+///
+/// # Errors
+/// The command, and its error output.
+pub fn output(command: &mut Command) -> Result<String, String> {
     let what = || {
         let args = command.get_args().map(|arg| arg.to_string_lossy());
         format!("{} {}", command.get_program().to_string_lossy(), args.collect::<Vec<_>>().join(" "))

@@ -5,6 +5,7 @@ mod busy_poll;
 mod changes;
 mod containers;
 mod daemon_crash;
+mod dispatcher;
 mod down;
 mod filter;
 mod lifecycle;

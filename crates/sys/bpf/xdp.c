@@ -13,17 +13,7 @@
 // verifies that xdp.o is what this file compiles to.
 
 #include "common.h"
-
-struct xdp_md {
-	__u32 data;
-	__u32 data_end;
-	__u32 data_meta;
-	__u32 ingress_ifindex;
-	__u32 rx_queue_index;
-	__u32 egress_ifindex;
-};
-
-#define XDP_PASS 2
+#include "xdp_md.h"
 
 static void (*bpf_tail_call)(void *ctx, void *prog_array, __u32 index) = (void *)12;
 static long (*bpf_xdp_adjust_head)(void *ctx, int delta) = (void *)44;
@@ -57,6 +47,13 @@ INLINE int is_marked(struct xdp_md *ctx)
 
 INLINE int redirect(struct xdp_md *ctx)
 {
+	if (!is_alive())
+		return XDP_PASS;
+	return bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_PASS);
+}
+
+INLINE int unmark_filter_redirect(struct xdp_md *ctx)
+{
 	if (is_marked(ctx)) {
 		bpf_xdp_adjust_head(ctx, sizeof(struct mark));
 		return XDP_PASS;
@@ -70,13 +67,26 @@ INLINE int redirect(struct xdp_md *ctx)
 // For frames of several buffers, which Linux supports since 5.18.
 SECTION("xdp.frags") int unetmap_frags(struct xdp_md *ctx)
 {
-	return redirect(ctx);
+	return unmark_filter_redirect(ctx);
 }
 
 // For kernels that reject unetmap_frags: frames have one buffer.
 SECTION("xdp") int unetmap_plain(struct xdp_md *ctx)
 {
+	return unmark_filter_redirect(ctx);
+}
+
+// For a dispatcher (dispatcher.c), whose stub it replaces. Kernels since 6.13 refuse a replacement that may change the
+// packet, as a tail call does, if the stub does not, as in libxdp's own dispatchers: without mark and filter.
+SECTION("freplace/member") int unetmap_member(struct xdp_md *ctx)
+{
 	return redirect(ctx);
+}
+
+// The same with mark and filter, for the dispatchers of this project.
+SECTION("freplace/filters") int unetmap_filters(struct xdp_md *ctx)
+{
+	return unmark_filter_redirect(ctx);
 }
 
 char license_text[] SECTION("license") = "Dual BSD/GPL";

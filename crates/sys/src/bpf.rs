@@ -1,8 +1,11 @@
 //! bpf(2): loading objects, and the calls on loaded programs and maps, with the kernel's own `errno`.
 
 use std::error::Error;
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use aya::maps::Map;
@@ -16,14 +19,19 @@ const MAP_LOOKUP_ELEM: libc::c_int = 1;
 const MAP_UPDATE_ELEM: libc::c_int = 2;
 const MAP_DELETE_ELEM: libc::c_int = 3;
 const PROG_LOAD: libc::c_int = 5;
+const OBJ_PIN: libc::c_int = 6;
+const OBJ_GET: libc::c_int = 7;
 const PROG_TEST_RUN: libc::c_int = 10;
+const PROG_GET_FD_BY_ID: libc::c_int = 13;
+const MAP_GET_FD_BY_ID: libc::c_int = 14;
+const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const PROG_QUERY: libc::c_int = 16;
 const LINK_CREATE: libc::c_int = 28;
 
 /// `BPF_PROG_TYPE_XDP` of `enum bpf_prog_type`.
 const PROG_TYPE_XDP: u32 = 6;
 /// `BPF_F_XDP_HAS_FRAGS`: frames may span several buffers (Linux 5.18).
-const HAS_FRAGS: u32 = 1 << 5;
+pub(crate) const HAS_FRAGS: u32 = 1 << 5;
 
 /// `BPF_XDP` of `enum bpf_attach_type`.
 const ATTACH_XDP: u32 = 37;
@@ -102,6 +110,66 @@ struct ProgQuery {
     zero: u32,
 }
 
+#[repr(C)]
+struct ObjPath {
+    path: u64,
+    fd: RawFd,
+    flags: u32,
+}
+
+#[repr(C)]
+struct GetById {
+    id: u32,
+    next_id: u32,
+    open_flags: u32,
+}
+
+#[repr(C)]
+struct GetInfo {
+    fd: RawFd,
+    length: u32,
+    info: u64,
+}
+
+/// A prefix of `struct bpf_prog_info`, up to the name.
+#[derive(Default)]
+#[repr(C)]
+struct RawProgramInfo {
+    kind: u32,
+    id: u32,
+    code: [u64; 4],
+    load_time: u64,
+    created_by_uid: u32,
+    map_count: u32,
+    map_ids: u64,
+    name: [u8; 16],
+}
+
+/// A prefix of `struct bpf_map_info`.
+#[derive(Default)]
+#[repr(C)]
+struct RawMapInfo {
+    kind: u32,
+    id: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+}
+
+/// Most maps of a program whose ids are returned.
+const MAP_IDS: usize = 8;
+
+/// What the kernel knows about a program.
+#[derive(Clone, Debug)]
+pub(crate) struct ProgramInfo {
+    pub(crate) id: u32,
+    /// At most 15 bytes.
+    pub(crate) name: String,
+    /// The ids of its maps, at most [`MAP_IDS`].
+    pub(crate) maps: Vec<u32>,
+}
+
 /// # Safety
 /// `attr` is a prefix of `union bpf_attr` for `command`, without padding, and its pointers are valid for the reads and
 /// writes of the command (K1, K5).
@@ -148,16 +216,94 @@ fn link(program: impl AsFd, target_ifindex: u32, attach_type: u32, flags: u32) -
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Loads an XDP program.
-pub(crate) fn load_xdp(insns: &[Insn], frags: bool) -> io::Result<OwnedFd> {
+/// Opens the loaded program of this id.
+pub(crate) fn program_by_id(id: u32) -> io::Result<OwnedFd> {
+    by_id(PROG_GET_FD_BY_ID, id)
+}
+
+/// Opens the map of this id.
+pub(crate) fn map_by_id(id: u32) -> io::Result<OwnedFd> {
+    by_id(MAP_GET_FD_BY_ID, id)
+}
+
+fn by_id(command: libc::c_int, id: u32) -> io::Result<OwnedFd> {
+    let mut attr = GetById { id, next_id: 0, open_flags: 0 };
+    // SAFETY: K5: the structure contains no pointer.
+    let fd = unsafe { bpf(command, &mut attr) }?;
+    // SAFETY: K2: the kernel has just created this descriptor, close-on-exec.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Returns what the kernel knows about a loaded program.
+pub(crate) fn program_info(program: impl AsFd) -> io::Result<ProgramInfo> {
+    let mut ids = vec![0u32; MAP_IDS];
+    let mut info =
+        RawProgramInfo { map_count: MAP_IDS as u32, map_ids: ids.as_mut_ptr() as u64, ..RawProgramInfo::default() };
+    // SAFETY: K1, K5: a prefix of the program's information; the kernel writes at most `map_count` ids.
+    unsafe { object_info(program, &mut info) }?;
+    ids.truncate(info.map_count as usize);
+    let name = info.name.split(|&byte| byte == 0).next().unwrap_or_default();
+    Ok(ProgramInfo { id: info.id, name: String::from_utf8_lossy(name).into_owned(), maps: ids })
+}
+
+/// Returns the bytes of an array map's elements; `None`: another kind of map.
+pub(crate) fn array_value_size(map: impl AsFd) -> io::Result<Option<u32>> {
+    const ARRAY: u32 = 2;
+    let mut info = RawMapInfo::default();
+    // SAFETY: K1, K5: a prefix of the map's information, without pointers.
+    unsafe { object_info(map, &mut info) }?;
+    Ok((info.kind == ARRAY && info.key_size == 4).then_some(info.value_size))
+}
+
+/// # Safety
+/// `T` is a prefix of the information about this kind of object, and its pointers are valid for the kernel's writes
+/// (K1, K5).
+unsafe fn object_info<T>(object: impl AsFd, info: &mut T) -> io::Result<()> {
+    let fd = object.as_fd().as_raw_fd();
+    let mut attr = GetInfo { fd, length: size_of::<T>() as u32, info: &raw mut *info as u64 };
+    // SAFETY: K1, K5: the kernel writes at most `length` bytes to `info`; the rest is the caller's contract.
+    unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut attr) }.map(drop)
+}
+
+/// Pins a program, so that it stays after its last descriptor is closed.
+pub(crate) fn pin(program: impl AsFd, path: &Path) -> io::Result<()> {
+    obj_path(OBJ_PIN, program.as_fd().as_raw_fd(), path).map(drop)
+}
+
+/// Opens a pinned object.
+pub(crate) fn object_at(path: &Path) -> io::Result<OwnedFd> {
+    let fd = obj_path(OBJ_GET, 0, path)?;
+    // SAFETY: K2: the kernel has just created this descriptor, close-on-exec.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn obj_path(command: libc::c_int, fd: RawFd, path: &Path) -> io::Result<RawFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = ObjPath { path: path.as_ptr() as u64, fd, flags: 0 };
+    // SAFETY: K1, K5: the path is NUL-terminated and outlives the call.
+    unsafe { bpf(command, &mut attr) }
+}
+
+/// By what an XDP program is called: the kernel lets a program make tail calls only to those with its own flags and
+/// attach type (the latter since Linux 6.18, and in later versions of older ones).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Caller {
+    /// A program that is attached to an interface; whether it supports frames of several buffers.
+    Attached { frags: bool },
+    /// A member of a dispatcher, which has neither.
+    Member,
+}
+
+/// Loads an XDP program for tail calls.
+pub(crate) fn load_xdp(insns: &[Insn], caller: Caller) -> io::Result<OwnedFd> {
     let mut attr = ProgLoad {
         prog_type: PROG_TYPE_XDP,
         insn_cnt: insns.len() as u32,
         insns: insns.as_ptr() as u64,
         license: c"Dual BSD/GPL".as_ptr() as u64,
-        prog_flags: if frags { HAS_FRAGS } else { 0 },
+        prog_flags: if caller == (Caller::Attached { frags: true }) { HAS_FRAGS } else { 0 },
         prog_name: *b"unetmap_filter\0\0",
-        expected_attach_type: ATTACH_XDP,
+        expected_attach_type: if caller == Caller::Member { 0 } else { ATTACH_XDP },
         ..ProgLoad::default()
     };
     for tries in 1.. {
@@ -207,6 +353,16 @@ pub(crate) unsafe fn array_get(map: impl AsFd) -> io::Result<u64> {
     // SAFETY: K1, K5: an array has keys of 4 bytes, and elements of the size of `value`.
     unsafe { bpf(MAP_LOOKUP_ELEM, &mut attr) }?;
     Ok(value)
+}
+
+/// Reads element 0 of an array map.
+///
+/// # Safety
+/// `map` is an array map with elements of type `T`, all of whose values are valid (K5).
+pub(crate) unsafe fn array_read<T>(map: impl AsFd, value: &mut T) -> io::Result<()> {
+    let mut attr = element(map, &0, &raw mut *value as u64);
+    // SAFETY: K1, K5: an array has keys of 4 bytes, and elements of the size of `value`.
+    unsafe { bpf(MAP_LOOKUP_ELEM, &mut attr) }.map(drop)
 }
 
 fn element(map: impl AsFd, key: &u32, value: u64) -> MapElem {

@@ -21,6 +21,8 @@ mod route;
 mod rss;
 mod usage;
 pub mod veth;
+#[cfg(feature = "bpf")]
+mod xdp;
 
 pub use ethtool::{ChannelSettings, Channels, DriverInfo, channel_settings, channels, driver};
 pub use hardware::{RingSizes, Timestamping, numa_node, ring_sizes, timestamping};
@@ -30,6 +32,8 @@ pub use offloads::{OffloadKind, Offloads, active_offloads, changeable_offloads, 
 pub use route::default_routes;
 pub use rss::{Rss, rss, set_rss};
 pub use usage::{Usage, usage};
+#[cfg(feature = "bpf")]
+pub(crate) use xdp::{XdpChange, change_xdp};
 
 /// Bytes of `struct ifinfomsg`, the header of every message about an interface.
 const IFINFOMSG: usize = 16;

@@ -61,6 +61,12 @@ pub const LINK_LIST_TRIES: u32 = 10;
 /// Tries to load a BPF program: 5; at least 1. The kernel answers `EAGAIN` if a signal arrives. Not measured.
 pub const BPF_LOAD_TRIES: u32 = 5;
 
+/// Longest time to wait for the lock of the dispatchers' pins: 2 s. libxdp holds it while it loads programs.
+pub const PINS_LOCK_LIMIT: Duration = Duration::from_secs(2);
+
+/// Time between two tries to take that lock: 2 ms. Not measured.
+pub const PINS_LOCK_POLL: Duration = Duration::from_millis(2);
+
 /// FUSE requests without a reply that may be pending: 65535, the most that the field holds; file closes are such
 /// requests.
 pub const FUSE_MAX_BACKGROUND: u16 = u16::MAX;

@@ -1,12 +1,15 @@
 //! XDP: which frames of an interface are redirected to AF_XDP sockets instead of the kernel's network stack.
 //!
 //! The program is `bpf/xdp.c`, embedded as a compiled object. It is attached as a BPF link, so that the interface
-//! returns to the kernel as soon as the link's last descriptor is closed, however the process ended. Nothing is pinned,
-//! and nothing is attached by netlink, which would stay. Attaching needs the feature `bpf`; filters do not.
+//! returns to the kernel as soon as the link's last descriptor is closed, however the process ended; or, beside other
+//! programs, as a member of a [`dispatcher`], which the caller must leave. Attaching needs the feature `bpf`; filters do
+//! not.
 
 #[cfg(feature = "bpf")]
 mod attach;
 mod classic;
+#[cfg(feature = "bpf")]
+pub mod dispatcher;
 #[cfg(all(test, feature = "bpf"))]
 mod tests;
 #[cfg(feature = "bpf")]

@@ -67,8 +67,9 @@ impl TestDaemon {
         self.folder.path().join(POLICY)
     }
 
-    /// Sets the environment variables that make a command use this daemon.
+    /// Sets the environment variables that make a command use this daemon, which pins no XDP programs.
     pub fn set_environment<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.env("LIBXDP_BPFFS", self.folder.path());
         command.env("UNETMAP_SOCKET", self.folder.path().join("sock")).env("UNETMAPD", self.programs.join("unetmapd"))
     }
 

@@ -4,12 +4,14 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use aya::Ebpf;
 use aya::maps::Map;
 use aya::programs::Program;
 
 use super::ClassicInsn;
+use super::dispatcher::Joining;
 use super::translate::{Access, translate};
-use crate::bpf::{self, errno_of, object_mismatch};
+use crate::bpf::{self, Caller, errno_of, object_mismatch};
 use crate::deadline::Deadline;
 
 /// `bpf/xdp.c`, compiled.
@@ -45,7 +47,8 @@ pub struct Mark(pub [u64; 2]);
 /// An interface whose frames are redirected to sockets. Dropping the value returns the interface to the kernel.
 #[derive(Debug)]
 pub struct Xdp {
-    _link: OwnedFd,
+    /// `None`: a dispatcher calls the program.
+    link: Option<OwnedFd>,
     program: OwnedFd,
     sockets: OwnedFd,
     filters: OwnedFd,
@@ -53,6 +56,8 @@ pub struct Xdp {
     marks: OwnedFd,
     mode: Mode,
     frags: bool,
+    /// Whether the program calls the filter.
+    calls_filter: bool,
 }
 
 impl Xdp {
@@ -80,6 +85,12 @@ impl Xdp {
         let Some(Program::Xdp(program)) = object.program_mut(name) else { return Err(object_mismatch()) };
         program.load().map_err(|e| errno_of(&e))?;
         let program = program.fd().map_err(|e| errno_of(&e))?.as_fd().try_clone_to_owned()?;
+        let xdp = Xdp::new(&object, program, mode, frags)?;
+        let link = bpf::link_xdp(&xdp.program, ifindex, mode.flags())?;
+        Ok(Xdp { link: Some(link), ..xdp })
+    }
+
+    fn new(object: &Ebpf, program: OwnedFd, mode: Mode, frags: bool) -> io::Result<Xdp> {
         let (Some(Map::XskMap(sockets)), Some(Map::ProgramArray(filters))) =
             (object.map("sockets"), object.map("filters"))
         else {
@@ -87,9 +98,47 @@ impl Xdp {
         };
         let sockets = sockets.fd().as_fd().try_clone_to_owned()?;
         let filters = filters.fd().as_fd().try_clone_to_owned()?;
-        let (deadline, marks) = (Deadline::of(&object)?, bpf::array(&object, "marks")?);
-        let link = bpf::link_xdp(&program, ifindex, mode.flags())?;
-        Ok(Xdp { _link: link, program, sockets, filters, deadline, marks, mode, frags })
+        let (deadline, marks) = (Deadline::of(object)?, bpf::array(object, "marks")?);
+        Ok(Xdp { link: None, program, sockets, filters, deadline, marks, mode, frags, calls_filter: true })
+    }
+
+    /// As [`Xdp::attach`], as a member of the interface's dispatcher, which is created if nothing is attached. The mode
+    /// is that of the dispatcher, if there is one. With `extras` the program supports marks and filters, but Linux
+    /// since 6.13 refuses it as a member of dispatchers that libxdp makes, whose stubs may not change packets.
+    ///
+    /// `announce` is called with the program's id before the interface is changed. The program stays in the dispatcher
+    /// until [`super::dispatcher::leave`] is called with it, even if the process ends.
+    ///
+    /// # Errors
+    /// As [`Xdp::attach`]; that of `announce`; `NotFound`: no BPF file system is mounted.
+    pub fn join(
+        ifindex: u32,
+        queues: u32,
+        (mode, extras): (Mode, bool),
+        announce: &mut (dyn FnMut(u32) -> io::Result<()> + Send),
+    ) -> io::Result<Xdp> {
+        let mut join = |frags| {
+            let joining = Joining::new(ifindex, mode, frags)?;
+            let mut object = bpf::load(OBJECT, Some(("sockets", queues)))?;
+            let name = if extras { "unetmap_filters" } else { "unetmap_member" };
+            let Some(Program::Extension(member)) = object.program_mut(name) else { return Err(object_mismatch()) };
+            let (target, stub) = joining.target();
+            member.load(target.try_clone()?, &stub).map_err(|e| errno_of(&e))?;
+            let program = member.fd().map_err(|e| errno_of(&e))?.as_fd().try_clone_to_owned()?;
+            announce(bpf::program_info(&program)?.id)?;
+            let (mode, frags) = joining.mode();
+            joining.complete(member)?;
+            Ok(Xdp { calls_filter: extras, ..Xdp::new(&object, program, mode, frags)? })
+        };
+        match join(true) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => join(false),
+            other => other,
+        }
+    }
+
+    /// Whether a filter can be set without attaching again.
+    pub fn calls_filter(&self) -> bool {
+        self.calls_filter
     }
 
     /// The program's deadline. After it frames pass to the kernel.
@@ -146,8 +195,11 @@ impl Xdp {
         let access = if self.frags { Access::Buffers } else { Access::Plain };
         let insns = translate(filter, self.sockets.as_raw_fd(), access)
             .map_err(|refused| io::Error::new(io::ErrorKind::InvalidInput, refused))?;
-        // The kernel lets the attached program call only programs with the same flags.
-        bpf::map_set(&self.filters, 0, bpf::load_xdp(&insns, self.frags)?)
+        let caller = match &self.link {
+            Some(_) => Caller::Attached { frags: self.frags },
+            None => Caller::Member,
+        };
+        bpf::map_set(&self.filters, 0, bpf::load_xdp(&insns, caller)?)
     }
 
     /// Checks that the kernel accepts this program as a filter. Attaches nothing.
@@ -161,7 +213,7 @@ impl Xdp {
         let load = |access| {
             let insns = translate(filter, sockets, access)
                 .map_err(|refused| io::Error::new(io::ErrorKind::InvalidInput, refused))?;
-            bpf::load_xdp(&insns, access == Access::Buffers).map(drop)
+            bpf::load_xdp(&insns, Caller::Attached { frags: access == Access::Buffers }).map(drop)
         };
         match load(Access::Buffers) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => load(Access::Plain),

@@ -6,6 +6,7 @@ use serde_json::Value;
 use unetmap_sys::link::{self, Channels, Link, OffloadKind, Offloads, veth};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::probe::{self, QueueTrial};
+use unetmap_sys::xdp::dispatcher;
 use unetmap_sys::{barrier, kernel, process};
 
 use super::machine::{self, BPF, Daemon, NET_ADMIN, NET_RAW, OpenPort, Privileges, SYS_ADMIN};
@@ -51,12 +52,17 @@ pub(super) fn nic(link: Link, machine: &machine::Facts, thorough: bool) -> nic::
     let program = link.xdp.map(|attached| {
         let name = probe::program_name(attached.prog_id).ok().filter(|name| !name.is_empty());
         let holder = if thorough { holder(attached.prog_id) } else { None };
+        let members = match &name {
+            Some(name) if name == dispatcher::NAME => dispatcher::members(attached.prog_id),
+            _ => Vec::new(),
+        };
         let ours = match &holder {
             Some(holder) => system.is_some_and(|daemon| daemon.pid == holder.pid),
+            None if !members.is_empty() => port.is_some() && members.iter().any(|name| name.starts_with("unetmap_")),
             // Without permission to read the daemon's open files, its snapshot and the program's name decide.
             None => port.is_some() && name.as_ref().is_none_or(|name| name.starts_with("unetmap_")),
         };
-        Program { mode: attached.mode, id: attached.prog_id, name, holder, ours }
+        Program { mode: attached.mode, id: attached.prog_id, name, members, holder, ours }
     });
     let trial = match thorough {
         true => trial(&link, machine, program.is_some(), port.is_some()),

@@ -54,6 +54,8 @@ pub(super) struct Program {
     pub(super) id: u32,
     /// `None`: it has no name, or this process has no permission to read it.
     pub(super) name: Option<String>,
+    /// If it is a dispatcher of libxdp: the programs that it calls, which a port's program joins.
+    pub(super) members: Vec<String>,
     /// The process that has the program's BPF link open.
     pub(super) holder: Option<Holder>,
     /// True if it is the daemon's program.
@@ -69,12 +71,13 @@ pub(super) struct Holder {
 }
 
 impl Program {
-    /// Formats name and id.
+    /// Formats name and id, and the programs that a dispatcher calls.
     pub(super) fn label(&self) -> String {
-        match &self.name {
+        let label = match &self.name {
             Some(name) => format!("{name} (id {})", self.id),
             None => format!("id {}", self.id),
-        }
+        };
+        if self.members.is_empty() { label } else { format!("{label} of {}", self.members.join(" and ")) }
     }
 }
 
@@ -314,6 +317,9 @@ fn program(facts: &Facts) -> Check {
             }
             None => Check::missing(WHAT, format!("{what}: unetmapd's, another user has the port open")),
         };
+    }
+    if !program.members.is_empty() {
+        return Check::ok(WHAT, format!("{what}: a dispatcher of libxdp, which a port's program joins"));
     }
     if let Some(Holder { pid, command, link }) = &program.holder {
         return Check::missing(WHAT, format!("{what}, is held by {command} (process {pid})"))

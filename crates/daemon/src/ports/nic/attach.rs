@@ -3,12 +3,14 @@
 use std::io;
 use std::sync::Arc;
 
-use unetmap_core::errno::{EBUSY, ENOMEM, EOPNOTSUPP, EPERM};
+use unetmap_core::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM};
 use unetmap_sys::link::{self, AttachedXdp};
+use unetmap_sys::xdp::dispatcher::{self, Attached};
 use unetmap_sys::xdp::{Mark, Mode, Xdp};
 use unetmap_sys::{kernel, probe, process};
 
 use super::filter::refuse_filter;
+use super::keeper::{Change, UndoOnDrop};
 use super::settings::StoredFilter;
 use super::{Nic, libc_errno};
 use crate::knobs::Admode;
@@ -32,7 +34,6 @@ impl Nic {
             return self.explain(0, &e);
         }
         let (index, queues) = (self.key.index, u32::from(self.endpoint.shape.rx_rings));
-        let attach = |mode| self.netns.run(|| Xdp::attach(index, queues, mode)).and_then(|attached| attached);
         let taken = |e: &io::Error| matches!(e.raw_os_error(), Some(libc_errno::EBUSY | libc_errno::EEXIST));
         // Some drivers run XDP programs but cannot redirect frames to sockets.
         let features = self.netns.run(|| link::xdp_features(index)).and_then(|read| read);
@@ -44,17 +45,15 @@ impl Nic {
             Admode::Best | Admode::Native => Mode::Native,
             Admode::Generic => Mode::Generic,
         };
-        let attached = attach(first).or_else(|native| match native.raw_os_error() {
-            Some(libc_errno::EBUSY | libc_errno::EEXIST | libc_errno::EPERM) => Err(native),
-            _ if self.admode == Admode::Native => Err(native),
-            _ => attach(Mode::Generic),
-        });
+        let attached = self.attach_in(first, (index, queues));
         let name = &self.name;
         let xdp = attached.or_else(|e| match e.raw_os_error() {
             _ if taken(&e) => {
                 let link = self.netns.run(|| link::by_index(index)).ok().and_then(Result::ok).flatten();
                 refuse(EBUSY, conflicting_program(name, link.and_then(|link| link.xdp)))
             }
+            // The error is a sentence about the dispatcher.
+            None => refuse(EBUSY, format!("other XDP programs share it, and the daemon's cannot join them: {e}")),
             Some(libc_errno::EPERM) => {
                 refuse(EPERM, "the daemon may not attach XDP programs: it needs CAP_NET_ADMIN and CAP_BPF")
             }
@@ -75,9 +74,89 @@ impl Nic {
         self.set_filter(self.filter.clone())
     }
 
+    /// Attaches the XDP program in mode `first`, or before the stack if the driver refuses it: as a member of a
+    /// dispatcher where others share the interface in this way, or may do so later; else directly.
+    fn attach_in(&mut self, first: Mode, place: (u32, u32)) -> io::Result<Xdp> {
+        let attached = self.netns.run(|| dispatcher::attached(place.0)).and_then(|read| read);
+        match attached {
+            Ok(Attached::Dispatcher(mode)) => {
+                let wanted = match self.admode {
+                    Admode::Best => true,
+                    Admode::Native => mode == Mode::Native,
+                    Admode::Generic => mode == Mode::Generic,
+                };
+                if !wanted {
+                    return Err(io::Error::other("they run in another mode than the knob admode demands"));
+                }
+                self.join(mode, place)
+            }
+            Ok(Attached::Nothing) if dispatcher::are_used() => {
+                let joined = self.in_either_mode(first, |nic, mode| nic.join(mode, place));
+                joined.or_else(|e| {
+                    tracing::warn!(name = self.name, "other XDP programs cannot be added while the port is open: {e}");
+                    self.in_either_mode(first, |nic, mode| nic.attach_directly(mode, place))
+                })
+            }
+            _ => self.in_either_mode(first, |nic, mode| nic.attach_directly(mode, place)),
+        }
+    }
+
+    fn in_either_mode<T>(
+        &mut self,
+        first: Mode,
+        mut attach: impl FnMut(&mut Nic, Mode) -> io::Result<T>,
+    ) -> io::Result<T> {
+        attach(self, first).or_else(|e| match e.raw_os_error() {
+            Some(libc_errno::EBUSY | libc_errno::EEXIST | libc_errno::EPERM) => Err(e),
+            _ if self.admode == Admode::Native || first == Mode::Generic => Err(e),
+            _ => attach(self, Mode::Generic),
+        })
+    }
+
+    fn attach_directly(&mut self, mode: Mode, (index, queues): (u32, u32)) -> io::Result<Xdp> {
+        self.netns.run(|| Xdp::attach(index, queues, mode))?
+    }
+
+    fn join(&mut self, mode: Mode, (index, queues): (u32, u32)) -> io::Result<Xdp> {
+        let (netns, keeper, mut membership) = (self.netns.id(), &self.keeper, None);
+        let mut announce = |program| {
+            membership = Some(UndoOnDrop::new(Change::Member { netns, program }, keeper)?);
+            Ok(())
+        };
+        let extras = mode == Mode::Generic || self.filter.is_some();
+        let joined =
+            self.netns.run(|| Xdp::join(index, queues, (mode, extras), &mut announce)).and_then(|joined| joined);
+        // On failure the program leaves the dispatcher, should it be in one.
+        self.membership = membership.filter(|_| joined.is_ok());
+        joined
+    }
+
+    /// Attaches again with a filter, which the program in a dispatcher does not support without need. Meanwhile frames
+    /// go to the stack.
+    fn attach_with_filter(&mut self, filter: Arc<StoredFilter>) -> Result<(), Refusal> {
+        Xdp::try_filter(&filter.filter.program).or_else(|e| refuse_filter(&e))?;
+        let before = self.filter.replace(filter);
+        (self.xdp, self.membership) = (None, None);
+        let attached = self.attach();
+        if attached.is_err() {
+            self.filter = before;
+            self.attach()?;
+        }
+        let own = self.endpoint.shape.nic_pairs();
+        for (queue, open) in self.queues[..own].iter().enumerate().filter_map(|(i, open)| Some((i, open.as_ref()?))) {
+            if let Some(xdp) = self.xdp.as_mut().filter(|_| open.in_xdp_map) {
+                xdp.insert(queue as u32, &open.socket).or_else(|e| refuse(EINVAL, format!("queue {queue}: {e}")))?;
+            }
+        }
+        attached
+    }
+
     /// Sets which frames enter the port; `None`: all. On failure the filter in use stays.
     pub(super) fn set_filter(&mut self, filter: Option<Arc<StoredFilter>>) -> Result<(), Refusal> {
-        if let Some(xdp) = &mut self.xdp {
+        if let Some(filter) = filter.as_ref().filter(|_| self.xdp.as_ref().is_some_and(|xdp| !xdp.calls_filter())) {
+            return self.attach_with_filter(filter.clone());
+        }
+        if let Some(xdp) = self.xdp.as_mut().filter(|xdp| xdp.calls_filter()) {
             let program = filter.as_ref().map(|stored| &stored.filter.program[..]);
             xdp.set_filter(program).or_else(|e| refuse_filter(&e))?;
         }

@@ -13,6 +13,7 @@ mod busy_poll;
 mod filter;
 mod host_rings;
 mod keep_alive;
+mod keeper;
 mod offloads;
 mod open;
 mod queue;
@@ -48,13 +49,13 @@ use crate::shape::EndpointShape;
 use attach::random_mark;
 use host_rings::{HostRings, near_name};
 use keep_alive::KeepAlive;
-use offloads::{DisabledOffloads, Keeper};
+use keeper::{Keeper, UndoOnDrop};
 use queue::{OpenQueue, socket_position};
 use queue_count::QueueCounts;
 use settings::StoredFilter;
 
 pub(crate) use filter::answer_request;
-pub(crate) use offloads::run_keeper;
+pub(crate) use keeper::run_keeper;
 pub(super) use open::check_default_route;
 pub(crate) use open::{
     ALL_NAMESPACES, NicState, admitted, admitted_interface, create_for_daemon, find, find_link, find_or_create, in_use,
@@ -104,8 +105,10 @@ pub(crate) struct Nic {
     forwards: bool,
     queues: Vec<Option<OpenQueue>>,
     xdp: Option<Xdp>,
+    /// The XDP program's place in a dispatcher, if it is in one.
+    membership: Option<UndoOnDrop>,
     /// Disabled while the XDP program is attached.
-    offloads: Option<DisabledOffloads>,
+    offloads: Option<UndoOnDrop>,
     keeper: Arc<Keeper>,
     keep_alive: KeepAlive,
     host: HostRings,
@@ -171,6 +174,7 @@ impl Nic {
             forwards: false,
             queues,
             xdp: None,
+            membership: None,
             offloads: None,
             keeper: Arc::default(),
             keep_alive: KeepAlive::default(),
@@ -258,7 +262,7 @@ impl Nic {
         if nic_idle {
             // Frames lose the mark before the XDP program that accepts it is detached.
             self.host.set_mark(Mark::default());
-            (self.xdp, self.xdp_config, self.offloads) = (None, None, None);
+            (self.xdp, self.xdp_config, self.membership, self.offloads) = (None, None, None, None);
         }
         match (nic_idle, host_idle) {
             (true, true) => self.host.detach(),
@@ -302,7 +306,7 @@ impl Nic {
         self.gone = true;
         self.endpoint.end_all();
         // In its new namespace the kernel has it at once, even if programs still have the port open.
-        (self.xdp, self.offloads) = (None, None);
+        (self.xdp, self.membership, self.offloads) = (None, None, None);
         self.host.detach();
         self.queues.iter_mut().for_each(|queue| *queue = None);
     }

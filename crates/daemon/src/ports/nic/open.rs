@@ -12,7 +12,7 @@ use unetmap_sys::netns::Netns;
 use unetmap_sys::xsk;
 
 use super::keep_alive::KeepAlive;
-use super::offloads::Keeper;
+use super::keeper::Keeper;
 use super::queue_count::{QueueCounts, rings};
 use super::settings::InterfaceSettings;
 use super::zero_copy::driver_offers_it;
@@ -45,7 +45,7 @@ pub(crate) struct NicState {
     queue_counts: QueueCounts,
     /// Filters and busy polling.
     pub(crate) settings: InterfaceSettings,
-    /// Restores disabled offloads if this daemon is killed.
+    /// Undoes changes of interfaces if this daemon is killed.
     keeper: Arc<Keeper>,
     /// Renews the deadlines of the attached programs.
     pub(crate) keep_alive: KeepAlive,

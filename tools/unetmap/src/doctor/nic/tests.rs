@@ -229,7 +229,14 @@ fn the_maximum_of_queues_is_reported_with_its_command() {
 
 #[test]
 fn an_xdp_program_of_another_process_blocks() {
-    let program = Program { mode: AttachedMode::Native, id: 7, name: Some("lb".into()), holder: None, ours: false };
+    let program = Program {
+        mode: AttachedMode::Native,
+        id: 7,
+        name: Some("lb".into()),
+        members: Vec::new(),
+        holder: None,
+        ours: false,
+    };
     let holder = Holder { pid: 99, command: "balancer".into(), link: 3 };
     for (program, fix) in [
         (program.clone(), "ip link set dev eth0 xdp off"),
@@ -246,7 +253,8 @@ fn an_xdp_program_of_another_process_blocks() {
 
 #[test]
 fn an_open_port_blocks_only_other_users() {
-    let program = Program { mode: AttachedMode::Generic, id: 7, name: None, holder: None, ours: true };
+    let program =
+        Program { mode: AttachedMode::Generic, id: 7, name: None, members: Vec::new(), holder: None, ours: true };
     let port = |users: &[u32]| {
         Some(OpenPort { interface: "eth0".into(), data_path: Some(GENERIC.into()), copied: None, users: users.into() })
     };

@@ -1,0 +1,239 @@
+//! Changes of interfaces that do not end with the daemon: disabled offloads, and its programs in dispatchers. They are
+//! undone when the port closes. If the daemon is killed, the *keeper* undoes them: a process that exists while there is
+//! such a change. It learns each change before the change is made, and undoes what is left when the connection to the
+//! daemon ends.
+
+use std::fs::File;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use unetmap_sys::link::{self, Offloads};
+use unetmap_sys::netns::Netns;
+use unetmap_sys::process::{self, Signal};
+use unetmap_sys::socket;
+use unetmap_sys::xdp::dispatcher;
+
+use crate::tuning::nic::{KEEPER_LIMIT, KEEPER_POLL};
+
+/// The option of `unetmapd` that starts the keeper, and the descriptor of its connection.
+const OPTION: &str = "--restore-offloads";
+const CONNECTION: &str = "3";
+
+/// A change of one interface. The interface's network namespace is identified by its inode number, and not kept alive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Change {
+    /// These offloads were disabled.
+    Offloads { netns: u64, index: u32, offloads: Offloads },
+    /// The program of this id is in a dispatcher.
+    Member { netns: u64, program: u32 },
+}
+
+impl Change {
+    /// The message to the keeper about this change, which is about to be made (`+`) or undone (`-`).
+    fn message(&self, sign: char) -> String {
+        match self {
+            Change::Offloads { netns, index, offloads } => format!("{sign} offloads {netns} {index} {}\n", offloads.0),
+            Change::Member { netns, program } => format!("{sign} member {netns} {program}\n"),
+        }
+    }
+
+    fn undo(&self) {
+        let (undone, fix) = match *self {
+            Change::Offloads { netns, index, offloads } => (enable(netns, index, offloads), "ethtool -K"),
+            Change::Member { netns, program } => (leave(netns, program), "xdp-loader clean"),
+        };
+        if let Err(e) = undone {
+            tracing::warn!("a change of an interface cannot be undone ({fix}): {self:?}: {e}");
+        }
+    }
+}
+
+fn enable(netns: u64, index: u32, offloads: Offloads) -> io::Result<()> {
+    // A namespace that is not found has no process: it has ended, or nobody can use the interface.
+    let Some(netns) = Netns::find(|found| found.id() == netns) else { return Ok(()) };
+    netns.run(|| match link::by_index(index)? {
+        Some(link) => link::set_offloads(&link.name, offloads, true),
+        None => Ok(()),
+    })?
+}
+
+fn leave(netns: u64, program: u32) -> io::Result<()> {
+    let mut error = None;
+    let mut has_left = |found: &Netns| {
+        let left = found.run(|| dispatcher::leave(program)).and_then(|left| left);
+        left.unwrap_or_else(|e| {
+            error = Some(e);
+            false
+        })
+    };
+    // The interface may have moved to another namespace.
+    let left = Netns::find(|found| found.id() == netns && has_left(found)).is_some()
+        || Netns::find(|found| found.id() != netns && has_left(found)).is_some();
+    match error {
+        Some(e) if !left => Err(e),
+        None if !left => dispatcher::forget(program),
+        _ => Ok(()),
+    }
+}
+
+impl FromStr for Change {
+    type Err = Box<dyn std::error::Error>;
+
+    fn from_str(text: &str) -> Result<Change, Self::Err> {
+        let words: Vec<&str> = text.split(' ').collect();
+        match words[..] {
+            ["offloads", netns, index, offloads] => Ok(Change::Offloads {
+                netns: netns.parse()?,
+                index: index.parse()?,
+                offloads: Offloads(offloads.parse()?),
+            }),
+            ["member", netns, program] => Ok(Change::Member { netns: netns.parse()?, program: program.parse()? }),
+            _ => Err("no change".into()),
+        }
+    }
+}
+
+/// The daemon's side of the keeper.
+#[derive(Default)]
+pub(crate) struct Keeper(Mutex<KeeperState>);
+
+#[derive(Default)]
+struct KeeperState {
+    /// The name of the keeper's end of the connection. It is in use while the keeper of an earlier daemon restores.
+    name: String,
+    changes: Vec<Change>,
+    /// Our end; the keeper's until it is started.
+    connection: Option<(UnixStream, Option<UnixStream>)>,
+}
+
+impl Keeper {
+    /// The keeper of the daemon that listens at `socket`.
+    pub(crate) fn new(socket: &Path) -> Keeper {
+        Keeper(Mutex::new(KeeperState { name: format!("unetmap-offloads {}", socket.display()), ..Default::default() }))
+    }
+
+    /// Waits until an earlier daemon's keeper has undone its changes, so that it does not undo this one's.
+    pub(super) fn wait_for_earlier(&self) -> io::Result<()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).connect()
+    }
+
+    fn add(&self, change: Change) -> io::Result<()> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.changes.push(change);
+        let sent = state.send(&change.message('+'));
+        if sent.is_err() {
+            state.changes.retain(|other| *other != change);
+        }
+        sent
+    }
+
+    fn remove(&self, change: &Change) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.changes.retain(|other| other != change);
+        if let Err(e) = state.send(&change.message('-')) {
+            tracing::warn!("the process that undoes changes after a crash of the daemon cannot be reached: {e}");
+        }
+        if state.changes.is_empty() {
+            state.connection = None;
+        }
+    }
+}
+
+impl KeeperState {
+    fn connect(&mut self) -> io::Result<()> {
+        let start = Instant::now();
+        while self.connection.is_none() {
+            match socket::named_pair(&self.name) {
+                Ok((own, other)) => self.connection = Some((own, Some(other))),
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse && start.elapsed() < KEEPER_LIMIT => {
+                    thread::sleep(KEEPER_POLL);
+                }
+                // The name is too long, or another program has it: the keeper works without.
+                Err(_) => self.connection = UnixStream::pair().map(|(own, other)| Some((own, Some(other))))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a message; starts the keeper if it does not run.
+    fn send(&mut self, message: &str) -> io::Result<()> {
+        self.connect()?;
+        let Some((connection, other)) = &mut self.connection else { return Err(io::ErrorKind::NotConnected.into()) };
+        if let Some(other) = other.take() {
+            let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
+            let args = [OPTION.into(), CONNECTION.into()];
+            process::spawn_detached(Path::new("/proc/self/exe"), &args, OwnedFd::from(other), log)?;
+        }
+        if connection.write_all(message.as_bytes()).is_ok() {
+            return Ok(());
+        }
+        // The keeper was killed: the next one learns all changes.
+        self.connection = None;
+        let all: String = self.changes.iter().map(|change| change.message('+')).collect();
+        if all.is_empty() { Ok(()) } else { self.send(&all) }
+    }
+}
+
+/// Runs the keeper, in a process of its own: records the changes until the daemon closes `connection` or dies, and
+/// undoes those that are left.
+pub(crate) fn run_keeper(connection: OwnedFd) -> io::Result<()> {
+    // A service manager that stops the daemon signals this process as well, which ends after the daemon.
+    let _blocked = process::signals_as_fd(&[Signal::TERM, Signal::INT])?;
+    let mut changes: Vec<Change> = Vec::new();
+    for line in BufReader::new(UnixStream::from(connection)).lines() {
+        let Ok(line) = line else { break };
+        match line.split_at_checked(2) {
+            Some(("+ ", change)) => changes.extend(change.parse::<Change>()),
+            Some(("- ", change)) => changes.retain(|other| change.parse::<Change>().ok() != Some(*other)),
+            _ => {}
+        }
+    }
+    changes.iter().for_each(Change::undo);
+    Ok(())
+}
+
+/// A change that is undone when this is dropped.
+pub(super) struct UndoOnDrop {
+    change: Change,
+    keeper: Arc<Keeper>,
+}
+
+impl UndoOnDrop {
+    /// Notifies the keeper of a change that is about to be made.
+    pub(super) fn new(change: Change, keeper: &Arc<Keeper>) -> io::Result<UndoOnDrop> {
+        keeper.wait_for_earlier()?;
+        keeper.add(change)?;
+        Ok(UndoOnDrop { change, keeper: keeper.clone() })
+    }
+}
+
+impl Drop for UndoOnDrop {
+    fn drop(&mut self) {
+        self.change.undo();
+        self.keeper.remove(&self.change);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_survive_the_connection_to_the_keeper() {
+        let netns = 4_026_531_840;
+        for change in [
+            Change::Offloads { netns, index: 7, offloads: Offloads(1 << 100 | 5) },
+            Change::Member { netns, program: 12 },
+        ] {
+            let text = change.message('+');
+            assert_eq!(text.trim_end().strip_prefix("+ ").unwrap().parse::<Change>().unwrap(), change);
+        }
+        assert!("member 1".parse::<Change>().is_err() && "offloads 1 2".parse::<Change>().is_err());
+    }
+}
