@@ -32,6 +32,15 @@ fn libnetmap_works_when_linked_without_preload() {
 }
 
 #[test]
+fn c_programs_get_the_times_of_packets() {
+    isolated(|home| {
+        let link = linked(home.folder());
+        let shared = compile(home, "times", &link.each_ref().map(String::as_str));
+        assert_eq!(Running::spawn("times", &mut Command::new(shared)).output(), "ok\n");
+    });
+}
+
+#[test]
 fn netmap_files_support_all_file_operations() {
     isolated(|home| {
         let fds = compile(home, "fds", &[]);

@@ -5,3 +5,4 @@ mod api;
 mod extmem;
 mod frames;
 mod shared_rings;
+mod times;

@@ -24,5 +24,6 @@ mod names;
 mod ready;
 mod snapshot;
 mod threads;
+mod times;
 mod tuning;
 mod user;

@@ -23,7 +23,8 @@ pub mod port;
 pub mod sync;
 mod tuning;
 
+pub use backend::timed::{SlotTime, TimeSource};
 pub use backend::vale::{ProgramData, defer_program_data, with_program_data};
 pub use error::{Error, errno};
 pub use port::extmem::Pools;
-pub use port::{InDaemon, Interest, OpenOptions, Port, Ring, SlotIter, SlotRef, adopt};
+pub use port::{InDaemon, Interest, NR_SLOT_TIMES, OpenOptions, Port, Ring, SlotIter, SlotRef, adopt};

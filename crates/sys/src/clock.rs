@@ -17,6 +17,13 @@ pub fn wall_us() -> (i64, i64) {
     (now.tv_sec, now.tv_nsec / 1000)
 }
 
+/// Returns nanoseconds of the wall clock since 1970.
+#[inline]
+pub fn wall_ns() -> u64 {
+    let now = clock_gettime(ClockId::Realtime);
+    now.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec.cast_unsigned())
+}
+
 /// Signals the core that this is a spin loop; costs tens of cycles.
 #[inline]
 pub fn spin_hint() {

@@ -117,7 +117,8 @@ pub mod switch;
 
 #[doc(inline)]
 pub use unetmap_core::{
-    BufIdx, Error, Frame, Interest, OpenOptions, Pools, Port, Pos, Region, Ring, Slot, SlotIter, SlotRef, abi, errno,
+    BufIdx, Error, Frame, Interest, NR_SLOT_TIMES, OpenOptions, Pools, Port, Pos, Region, Ring, Slot, SlotIter,
+    SlotRef, SlotTime, TimeSource, abi, errno,
 };
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};

@@ -213,6 +213,11 @@ pub(crate) struct Cli {
     #[arg(short = 'o', long, value_name = "MASK", default_value_t = 0, value_parser = options_mask)]
     options: u32,
 
+    /// Ping: measure round trips by the times that the port records for its slots, from sync to sync, without this
+    /// program's own part
+    #[arg(long)]
+    slot_times: bool,
+
     /// Print JSON objects instead of text, one per line on standard output: a report per interval, then a summary
     #[arg(long)]
     json: bool,
@@ -319,6 +324,8 @@ pub(crate) struct Config {
     pub(crate) rings: RingConfig,
     pub(crate) access: bool,
     pub(crate) copy: bool,
+    /// Round trips are measured by the times of slots.
+    pub(crate) slot_times: bool,
     pub(crate) json: bool,
     pub(crate) write: Option<PathBuf>,
 }
@@ -367,6 +374,7 @@ impl Cli {
             rings: self.config.unwrap_or_default(),
             access: option(OPT_ACCESS),
             copy: option(OPT_COPY),
+            slot_times: self.slot_times,
             json: self.json,
             pcap: self.pcap,
             write: self.write,
@@ -420,6 +428,9 @@ impl Cli {
             if !self.port.starts_with("vale") {
                 return Err("-I: only ports of VALE switches support indirect buffers; leave it out".into());
             }
+        }
+        if self.slot_times {
+            only("--slot-times", &[Function::Ping])?;
         }
         if self.frags > 1 {
             only("-F", &[Function::Tx, Function::Txseq])?;

@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
 use tool_common::print;
 use unetmap::abi::{NS_MOREFRAG, NS_REPORT};
-use unetmap::{Interest, Ring};
+use unetmap::{Interest, Ring, SlotRef};
 
 use crate::dump;
 use crate::packet::{ETHERNET, Packet, payload_offset, swap_addresses, udp_payload};
@@ -98,6 +98,8 @@ struct Pinger<'a> {
     outstanding: u32,
     /// Time at which the last packet of the burst was sent.
     sent: Duration,
+    /// With `--slot-times`: the time of each packet of the burst, 0 if unknown.
+    sent_ns: Vec<u64>,
     rtt: Histogram<u64>,
     interval_rtt: RttInterval,
     interval_start: Instant,
@@ -119,6 +121,7 @@ pub(crate) fn ping(worker: &Worker<'_>, mut packet: Packet) -> Result<Outcome, S
         next: 0,
         outstanding: 0,
         sent: Duration::ZERO,
+        sent_ns: Vec::new(),
         rtt,
         interval_rtt: RttInterval::default(),
         interval_start: Instant::now(),
@@ -168,8 +171,14 @@ impl Pinger<'_> {
         if n > 0 {
             // Printed only after sending, because the round-trip time is already being measured.
             let dumped: String = format_slots(config.dump, ring, n).collect();
+            let first = ring.head();
             ring.advance(n);
             port.txsync().map_err(|e| e.to_string())?;
+            if config.slot_times {
+                let times = ring.run(first, n).map(|slot| slot_ns(ring, &slot));
+                self.sent_ns.clear();
+                self.sent_ns.extend(times);
+            }
             ring.first(n).for_each(|slot| slot.fetch_to_write());
             if !dumped.is_empty() {
                 print(&dumped);
@@ -218,7 +227,10 @@ impl Pinger<'_> {
             // A late answer to an earlier burst is ignored: it was already counted as lost.
             if self.outstanding > 0 && number.wrapping_sub(self.first) < self.next.wrapping_sub(self.first) {
                 self.outstanding -= 1;
-                let rtt = u64::try_from(rtt.as_nanos()).unwrap_or(u64::MAX);
+                let rtt = match self.sent_ns.get(number.wrapping_sub(self.first) as usize) {
+                    Some(&sent) if sent > 0 => slot_ns(ring, &slot).saturating_sub(sent),
+                    _ => u64::try_from(rtt.as_nanos()).unwrap_or(u64::MAX),
+                };
                 self.rtt.saturating_record(rtt);
                 self.interval_rtt.record(rtt);
             }
@@ -238,6 +250,11 @@ impl Pinger<'_> {
             crate::print_report(&line, config.json);
         }
     }
+}
+
+/// Returns the time of a slot, 0 if unknown.
+fn slot_ns(ring: &Ring, slot: &SlotRef<'_>) -> u64 {
+    ring.slot_time(slot.pos()).map_or(0, |time| time.ns)
 }
 
 /// Writes to every free buffer of the ring, so that its memory is allocated before a round trip is measured and the

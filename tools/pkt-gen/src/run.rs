@@ -11,7 +11,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use serde_json::{Value, json};
 use tool_common::{Failure, note, port, print, stop_on_signals};
 use unetmap::abi::{NR_ACCEPT_VNET_HDR, PortKind, PortSpec};
-use unetmap::{Port, Ring};
+use unetmap::{NR_SLOT_TIMES, Port, Ring};
 
 use crate::addr::Mac;
 use crate::affinity::pin_thread;
@@ -89,6 +89,7 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, Failure> {
 /// One port with all its rings, or for several threads a port for each with one ring (pair).
 fn open(config: &Config) -> Result<Vec<Port>, Failure> {
     let flags = if config.vnet_hdr > 0 { NR_ACCEPT_VNET_HDR } else { 0 };
+    let flags = if config.slot_times { flags | NR_SLOT_TIMES } else { flags };
     let all_rings = port::open(&config.port, config.rings, flags)?;
     // Only a switch uses the header's length. Elsewhere the header is part of the packet.
     if config.vnet_hdr > 0

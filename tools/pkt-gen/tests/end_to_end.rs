@@ -163,6 +163,23 @@ fn a_ping_without_any_answer_fails() {
 }
 
 #[test]
+fn ping_measures_by_the_times_of_slots() {
+    let Some(daemon) = daemon() else { return };
+    let _pong = start(&daemon, "-i p}1 -f pong -w 0 -T 0");
+    for burst in [1, 20] {
+        let args = format!("-i p{{1 -f ping -n 200 -b {burst} -w 0 -T 0 --json");
+        let (code, out, err) = start(&daemon, &format!("{args} --slot-times")).wait();
+        assert_eq!(code, 0, "{err}");
+        let summary = objects(&out).pop().expect("a summary");
+        assert_eq!(summary["answers"], 200, "{summary}");
+        let min = summary["rtt_ns"]["min"].as_u64().expect("a number");
+        assert!((1..1_000_000_000).contains(&min), "{summary}");
+    }
+    let (code, _, err) = start(&daemon, "-i p{1 -f tx --slot-times -w 0").wait();
+    assert!(code == 2 && err.contains("only with -f ping"), "{err}");
+}
+
+#[test]
 fn ping_reports_have_the_documented_members() {
     let Some(daemon) = daemon() else { return };
     let pong = start(&daemon, "-i p}1 -f pong -w 0 -T 0");

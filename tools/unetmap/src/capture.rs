@@ -12,8 +12,8 @@ use clap::{Args, ValueEnum};
 use pcap::{BpfProgram, Capture, Linktype};
 use serde_json::{Value, json};
 use tool_common::{note, port, stop_on_signals};
-use unetmap::abi::NS_MOREFRAG;
-use unetmap::{Interest, Port};
+use unetmap::abi::{NR_MONITOR_RX, NR_MONITOR_TX, NR_ZCOPY_MON, NS_MOREFRAG};
+use unetmap::{Interest, Port, TimeSource};
 
 use files::{Files, Limits};
 use format::{CaptureInfo, Counters, Format};
@@ -45,7 +45,7 @@ pub(crate) struct CaptureArgs {
 
     /// File format; the default is pcap if FILE ends in .pcap, else pcapng
     ///
-    /// pcap has timestamps in nanoseconds; pcapng also has the number of received and lost packets.
+    /// Both have times in nanoseconds; pcapng also says what took them, and how many packets were received and lost.
     #[arg(long, value_name = "FORMAT", value_enum)]
     format: Option<FormatArg>,
 
@@ -195,7 +195,8 @@ impl Running<'_> {
                 if slot.flags() & NS_MOREFRAG != 0 && self.packet.len() < MAX_PACKET as usize {
                     continue;
                 }
-                self.write_packet(now)?;
+                let time = ring.slot_time(slot.pos()).map_or(now, |time| Duration::from_nanos(time.ns));
+                self.write_packet(time)?;
                 self.packet.clear();
                 done = i;
                 if self.finished() {
@@ -264,11 +265,13 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<u8, String> {
     let expression = args.filter.join(" ");
     let filter = compile(&expression).map_err(failed)?;
     let name = port::full_name(&args.port);
-    let port = Port::open(&name).map_err(|e| failed(e.to_string()))?;
+    let port = Port::options().slot_times(true).open(&name).map_err(|e| failed(e.to_string()))?;
     if port.rx_rings().is_empty() {
         return Err(failed(format!("{name} has no receive rings")));
     }
-    let info = CaptureInfo { port: name.clone(), filter: expression, snaplen: args.snaplen };
+    let monitors = port.register().nr_flags & (NR_MONITOR_TX | NR_MONITOR_RX | NR_ZCOPY_MON) != 0;
+    let times = if monitors { TimeSource::MonitoredSync } else { TimeSource::Sync };
+    let info = CaptureInfo { port: name.clone(), filter: expression, snaplen: args.snaplen, times };
     let files = args.files(info).map_err(failed)?;
     let begin = Instant::now();
     let mut running = Running {

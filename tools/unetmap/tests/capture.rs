@@ -53,15 +53,21 @@ fn bytes(path: &Path) -> Vec<Vec<u8>> {
 /// Starts a capture on `port`, and waits until the port is open.
 fn capture(daemon: &TestDaemon, port: &str, args: &str) -> TestProcess {
     let running = TestProcess::start(&mut daemon.command("unetmap", &format!("capture {port} {args}")));
+    wait_for_port(daemon, port.trim_start_matches("netmap:"));
+    running
+}
+
+fn wait_for_port(daemon: &TestDaemon, name: &str) {
     let begin = Instant::now();
+    // The daemon adds a number to the names of monitors.
+    let is_ours = |session: &Value| session["port"].as_str().is_some_and(|port| port.split('#').next() == Some(name));
     loop {
         let all = daemon.command("unetmap", "ls --json").output().unwrap().stdout;
         let all: Value = serde_json::from_slice(&all).unwrap();
-        let name = port.trim_start_matches("netmap:");
-        if all["sessions"].as_array().unwrap().iter().any(|session| session["port"] == name) {
-            return running;
+        if all["sessions"].as_array().unwrap().iter().any(is_ours) {
+            return;
         }
-        assert!(begin.elapsed() < TIMEOUT, "{port} is not opened");
+        assert!(begin.elapsed() < TIMEOUT, "{name} is not opened");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -180,5 +186,31 @@ fn invalid_arguments_and_files_are_refused_with_a_reason() {
     ] {
         let (status, out, err) = TestProcess::start(&mut daemon.command("unetmap", &args)).wait();
         assert!(status != 0 && err.contains(part), "{args}: {status}: {out}{err}");
+    }
+}
+
+/// The times of a capture are those of the syncs that moved the packets, and the file says so.
+#[test]
+fn a_capture_has_the_times_of_syncs_and_their_source() {
+    let Some(daemon) = TestDaemon::start(env!("CARGO_BIN_EXE_unetmap")) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let input = file(folder.path(), 20, Duration::from_micros(1));
+    let epoch = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    for (port, source) in [("netmap:p}1", "port's sync delivered"), ("netmap:p{1/t", "monitored port's sync moved")] {
+        let out = folder.path().join("times.pcapng");
+        // The port that is monitored, and its other end.
+        let _ends = [TestProcess::start(&mut daemon.command("pkt-gen", "-i p{1 -f rx -w 0 -T 0"))];
+        wait_for_port(&daemon, "p{1");
+        let begin = epoch();
+        let running = capture(&daemon, port, &format!("-w {} -c 20", out.display()));
+        replay(&daemon, &format!("{} netmap:p{{1 --rate max", input.display()));
+        let (status, _, err) = running.wait();
+        assert_eq!(status, 0, "{err}");
+        let (all, slack) = (packets(&out), Duration::from_millis(1));
+        assert_eq!(all.len(), 20, "{port}");
+        let span = begin - slack..=epoch() + slack;
+        assert!(all.iter().all(|(time, _)| span.contains(time)), "{port}: {all:?}");
+        assert!(all.is_sorted_by_key(|(time, _)| *time), "{port}");
+        assert!(String::from_utf8_lossy(&fs::read(&out).unwrap()).contains(source), "{port}");
     }
 }

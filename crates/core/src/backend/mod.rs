@@ -15,12 +15,14 @@ use unetmap_sys::xsk::SocketRings;
 
 use crate::control::binding::{BackendKind, BoundRing};
 use pipe::{PipeRx, PipeTx};
+use timed::Times;
 
 mod monitor;
 mod nic;
 mod null;
 pub(crate) mod pipe;
 pub(crate) mod region_cache;
+pub(crate) mod timed;
 pub(crate) mod vale;
 
 /// A position that the peer wrote and that is not valid. The sync ignores and counts it.
@@ -117,6 +119,12 @@ pub(crate) trait Rx: Send + Sync {
     /// slots beyond its wake-up point.
     fn has_packets_left(&self, unread: bool) -> bool {
         let _ = unread;
+        false
+    }
+
+    /// Records the time of each packet from now on, if packets arrive with a time; else returns `false`.
+    fn record_times(&self, times: &Arc<Times>) -> bool {
+        let _ = times;
         false
     }
 

@@ -4,11 +4,14 @@
 //! A mirror ring is trusted no more than the peer of a pipe. A monitor's ring delivers the packets that one transmit
 //! ring sends, that one receive ring receives, or both in the order in which they were copied.
 
+use std::sync::{Arc, OnceLock};
+
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG, NS_TXMON};
 use unetmap_mem::{Offsets, Pos, Receiver, Region, RingShape, RingView, SlotRing, SlotValue, Span, fence_before_sleep};
-use unetmap_sys::Doorbell;
+use unetmap_sys::{Doorbell, clock};
 
 use super::region_cache::map_region;
+use super::timed::Times;
 use super::{Delivered, InvalidPeerIndex, RingBackend, RingParts, Rx, WakeupSource};
 use crate::control::binding::ZERO_COPY;
 
@@ -43,6 +46,7 @@ pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
         offsets: parts.offsets(),
         zero_copy: bound.features & ZERO_COPY != 0,
         doorbell: parts.doorbell()?,
+        times: OnceLock::new(),
     })))
 }
 
@@ -66,6 +70,15 @@ pub(crate) struct MonitorRx {
     pub(crate) zero_copy: bool,
     /// Notified when packets were copied and this side sleeps.
     pub(crate) doorbell: Doorbell,
+    /// The times of the slots, if the program requests them.
+    pub(crate) times: OnceLock<MonitorTimes>,
+}
+
+/// The times of a monitor's slots.
+pub(crate) struct MonitorTimes {
+    times: Arc<Times>,
+    /// Nanoseconds from the start of the monotonic clock, of which the mirror's times are, to that of the wall clock.
+    wall_offset: u64,
 }
 
 /// How far one mirror ring was read.
@@ -108,6 +121,9 @@ impl MonitorRx {
     /// Delivers one slot of a mirror ring into slot `at`; returns `false` if it was invalid and delivered empty.
     fn take(&self, mirror: &MirrorRx, from: Pos, at: Pos, last: bool) -> bool {
         let (slot, own) = (mirror.channel.slots().load(from), self.ring.load(at));
+        if let Some(MonitorTimes { times, wall_offset }) = self.times.get() {
+            times.set(at, slot.ptr.wrapping_add(*wall_offset));
+        }
         let flags = mirror.mark | if last { 0 } else { NS_MOREFRAG };
         if self.zero_copy {
             let limits = self.region.limits();
@@ -172,6 +188,11 @@ impl Rx for MonitorRx {
 
     fn peer_moved(&self, _taken: Pos) -> Option<u32> {
         self.first_waiting().or_else(|| self.has_invalid_index().then_some(INVALID))
+    }
+
+    fn record_times(&self, times: &Arc<Times>) -> bool {
+        let wall_offset = clock::wall_ns().wrapping_sub(clock::now_ns());
+        self.times.set(MonitorTimes { times: times.clone(), wall_offset }).is_ok()
     }
 
     fn has_packets_left(&self, unread: bool) -> bool {

@@ -12,7 +12,7 @@ mod poll;
 mod poll_fast;
 mod ring;
 
-pub use open::{InDaemon, OpenOptions, adopt};
+pub use open::{InDaemon, NR_SLOT_TIMES, OpenOptions, adopt};
 pub use ring::{Ring, SlotIter, SlotRef};
 
 use std::fmt;
@@ -182,6 +182,11 @@ impl Port {
             sleeps_between_polls,
             last_poll: AtomicU64::new(0),
         }
+    }
+
+    /// Records the times of packets, slot by slot, from now on.
+    pub(crate) fn record_times(&mut self) {
+        self.tx.iter_mut().chain(&mut self.rx).for_each(Ring::record_times);
     }
 
     /// Opens the port that `spec` names, with default options. See [`OpenOptions::open`].

@@ -28,6 +28,10 @@ use crate::port::ring::Ring;
 use crate::sync::mirror::{MirrorSet, MonitorList};
 use crate::sync::{ForwardPolicy, NO_INDEX, SyncRing};
 
+/// Flag of the register request, in addition to netmap's: the library records when each packet is received and sent.
+/// In C: `include/unetmap.h`.
+pub const NR_SLOT_TIMES: u64 = 1 << 31;
+
 /// How to open a port: options that the name does not contain. 0 means the default. Slots and rings apply only if the
 /// port is not open yet.
 #[derive(Clone, Debug, Default)]
@@ -68,7 +72,7 @@ impl OpenOptions {
         self
     }
 
-    /// `NR_*` flags of the register request, in addition to those in the name.
+    /// `NR_*` flags of the register request, in addition to those in the name; replaces earlier ones.
     pub fn flags(mut self, flags: u64) -> Self {
         self.register.nr_flags = flags;
         self
@@ -84,6 +88,15 @@ impl OpenOptions {
     /// Other ports join that region by its number, [`Port::mem_id`]. `@extmem` in the name takes precedence.
     pub fn pools(mut self, pools: Pools) -> Self {
         self.pools = Some(pools);
+        self
+    }
+
+    /// Records when each packet is received and sent, by this process: see [`Ring::slot_time`].
+    pub fn slot_times(mut self, on: bool) -> Self {
+        match on {
+            true => self.register.nr_flags |= NR_SLOT_TIMES,
+            false => self.register.nr_flags &= !NR_SLOT_TIMES,
+        }
         self
     }
 
@@ -170,7 +183,11 @@ pub(crate) fn assemble(
     fds: Vec<OwnedFd>,
 ) -> Result<Port, Error> {
     let mapped = MappedBinding { for_program: true, ..MappedBinding::map(binding, fds, spec)? };
-    assemble_mapped(spec, (connection, holder), register, binding, mapped)
+    let mut port = assemble_mapped(spec, (connection, holder), register, binding, mapped)?;
+    if register.nr_flags & NR_SLOT_TIMES != 0 {
+        port.record_times();
+    }
+    Ok(port)
 }
 
 fn assemble_mapped(
@@ -361,22 +378,20 @@ impl MappedBinding {
             fds,
             socket_rings: &self.socket_rings,
         })?;
-        Some(Ring {
-            inner: SyncRing {
-                view,
-                state: self.states.state_ref(bound.state as usize)?,
-                backend,
-                invalid_index: NO_INDEX.into(),
-                mirrors: MirrorSet::default(),
-                forward_policy: match bound.features {
-                    _ if bound.dir == 0 => ForwardPolicy::Never,
-                    features if features & FORWARD_ALL != 0 => ForwardPolicy::All,
-                    features if features & FORWARD_MARKED != 0 => ForwardPolicy::Marked,
-                    _ => ForwardPolicy::Never,
-                },
-                lock_history: Default::default(),
-                timestamp_on_request: self.timestamp_on_request,
+        Some(Ring::new(SyncRing {
+            view,
+            state: self.states.state_ref(bound.state as usize)?,
+            backend,
+            invalid_index: NO_INDEX.into(),
+            mirrors: MirrorSet::default(),
+            forward_policy: match bound.features {
+                _ if bound.dir == 0 => ForwardPolicy::Never,
+                features if features & FORWARD_ALL != 0 => ForwardPolicy::All,
+                features if features & FORWARD_MARKED != 0 => ForwardPolicy::Marked,
+                _ => ForwardPolicy::Never,
             },
-        })
+            lock_history: Default::default(),
+            timestamp_on_request: self.timestamp_on_request,
+        }))
     }
 }

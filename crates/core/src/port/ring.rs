@@ -1,8 +1,12 @@
 //! A ring as programs use it: its slots and their buffers.
 
+use std::sync::Arc;
+
 use unetmap_abi::{NR_FORWARD, NR_TIMESTAMP, NS_BUF_CHANGED};
 use unetmap_mem::{BufIdx, Frame, Pos, RingView, SlotRing, SlotValue, Slots, Span};
 
+use crate::backend::RingBackend;
+use crate::backend::timed::{SlotTime, Times};
 use crate::sync::SyncRing;
 
 /// One bound ring. The slots in `[head, tail)` belong to the program: free slots of a transmit ring, received packets
@@ -12,9 +16,21 @@ use crate::sync::SyncRing;
 /// the ring is shared memory: threads that use one ring must agree which of them moves its pointers.
 pub struct Ring {
     pub(crate) inner: SyncRing,
+    /// The times of the slots, if they were requested.
+    times: Option<Arc<Times>>,
 }
 
 impl Ring {
+    pub(crate) fn new(inner: SyncRing) -> Ring {
+        Ring { inner, times: None }
+    }
+
+    /// Records times from now on.
+    pub(crate) fn record_times(&mut self) {
+        let backend = std::mem::replace(&mut self.inner.backend, RingBackend::ReadOnly);
+        (self.inner.backend, self.times) = backend.timed(self.slots());
+    }
+
     #[inline(always)]
     fn view(&self) -> &RingView {
         &self.inner.view
@@ -74,6 +90,11 @@ impl Ring {
     #[inline(always)]
     pub fn tail(&self) -> Pos {
         self.validated(self.view().raw_tail())
+    }
+
+    /// Returns the position of slot `raw`; `None` if the ring has no such slot.
+    pub fn pos(&self, raw: u32) -> Option<Pos> {
+        self.slots().pos(raw)
     }
 
     /// Returns the position after `p`.
@@ -172,6 +193,12 @@ impl Ring {
     pub fn set_timestamping(&self, on: bool) {
         let flags = self.view().flags();
         self.view().set_flags(if on { flags | NR_TIMESTAMP } else { flags & !NR_TIMESTAMP });
+    }
+
+    /// Returns when the packet of slot `p` was received, or last sent, by this process; `None` if it was not, or the
+    /// port was opened without [`crate::OpenOptions::slot_times`]. Valid until the slot is released and synced again.
+    pub fn slot_time(&self, p: Pos) -> Option<SlotTime> {
+        self.times.as_ref()?.get(p)
     }
 
     /// Returns the time of the last `rxsync`, or of the last poll that delivered packets: seconds and microseconds of

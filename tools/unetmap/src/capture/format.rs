@@ -10,6 +10,8 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
+use unetmap::TimeSource;
+
 /// Link type of Ethernet, in both formats.
 const LINK: u16 = 1;
 /// Block types of pcapng.
@@ -35,6 +37,8 @@ pub(crate) struct CaptureInfo {
     pub(crate) filter: String,
     /// Most bytes of a packet that are stored.
     pub(crate) snaplen: u32,
+    /// What took the packets' times.
+    pub(crate) times: TimeSource,
 }
 
 /// Packet counters since the capture started.
@@ -68,6 +72,7 @@ pub(crate) fn begin(out: &mut impl Write, format: Format, info: &CaptureInfo) ->
     let mut interface = [LINK.to_ne_bytes(), 0u16.to_ne_bytes()].concat();
     interface.extend(info.snaplen.to_ne_bytes());
     push_option(&mut interface, 2, info.port.as_bytes());
+    push_option(&mut interface, 3, times(info.times).as_bytes());
     // Timestamps have a resolution of 10^-9 seconds.
     push_option(&mut interface, 9, &[9]);
     if !info.filter.is_empty() {
@@ -91,6 +96,14 @@ pub(crate) fn end_size(format: Format) -> u64 {
         Format::Pcap => 0,
         // An interface number and a timestamp, then five options of 8 bytes each.
         Format::Pcapng => 12 + 4 + 8 + 5 * (4 + 8) + 4,
+    }
+}
+
+/// Returns what took the packets' times, for people.
+fn times(source: TimeSource) -> &'static str {
+    match source {
+        TimeSource::MonitoredSync => "times: software, when the monitored port's sync moved the packet",
+        _ => "times: software, when the port's sync delivered the packet",
     }
 }
 

@@ -105,8 +105,8 @@ impl TestRegion {
             doorbell: to_rx,
             peer_doorbell: to_tx,
         }));
-        let ring = |view, end: EndpointPage, backend| Ring {
-            inner: SyncRing {
+        let ring = |view, end: EndpointPage, backend| {
+            Ring::new(SyncRing {
                 view,
                 state: end.state_ref(0).unwrap(),
                 backend,
@@ -115,7 +115,7 @@ impl TestRegion {
                 forward_policy: Default::default(),
                 lock_history: Default::default(),
                 timestamp_on_request: false,
-            },
+            })
         };
         let files = [self.file.clone(), tx_fd, rx_fd, channel_fd];
         TestPipe {

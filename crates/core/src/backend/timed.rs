@@ -1,0 +1,165 @@
+//! Times of packets, slot by slot, for programs that request them: a back end that wraps another one and records when
+//! each slot was passed on. Rings without times have no such wrapper, and no cost.
+//!
+//! The times are in the program's own memory. A slot that another process has synced keeps the time before.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use unetmap_mem::{Pos, Slots, Span};
+use unetmap_sys::clock;
+
+use super::{Delivered, InvalidPeerIndex, RingBackend, Rx, Tx, WakeupSource};
+
+/// What took the time of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum TimeSource {
+    /// The sync of this port that sent or delivered the packet.
+    Sync,
+    /// The sync of the monitored port that moved the packet.
+    MonitoredSync,
+}
+
+/// When a packet was sent or received.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SlotTime {
+    /// Nanoseconds since 1970, of the machine's wall clock.
+    pub ns: u64,
+    /// What took it.
+    pub source: TimeSource,
+}
+
+/// The times of a ring's slots.
+pub(crate) struct Times {
+    /// Nanoseconds since 1970; 0: none.
+    slots: Box<[AtomicU64]>,
+    count: Slots,
+    source: TimeSource,
+}
+
+impl Times {
+    fn new(count: Slots, source: TimeSource) -> Times {
+        Times { slots: (0..count.get()).map(|_| AtomicU64::new(0)).collect(), count, source }
+    }
+
+    /// The time of a slot.
+    pub(crate) fn get(&self, at: Pos) -> Option<SlotTime> {
+        let ns = self.slots.get(at.raw() as usize)?.load(Relaxed);
+        (ns != 0).then_some(SlotTime { ns, source: self.source })
+    }
+
+    /// Records the time of a slot.
+    pub(crate) fn set(&self, at: Pos, ns: u64) {
+        if let Some(slot) = self.slots.get(at.raw() as usize) {
+            slot.store(ns, Relaxed);
+        }
+    }
+
+    fn set_all(&self, span: Span, ns: u64) {
+        self.count.walk(span).for_each(|at| self.set(at, ns));
+    }
+}
+
+impl RingBackend {
+    /// Adds times to a back end of a ring with `count` slots; `None` if the ring cannot have any.
+    pub(crate) fn timed(self, count: Slots) -> (RingBackend, Option<Arc<Times>>) {
+        let recording = || Arc::new(Times::new(count, TimeSource::Sync));
+        let tx = |inner: Box<dyn Tx>| {
+            let times = recording();
+            (RingBackend::Tx(Box::new(TimedTx { inner, times: times.clone() })), Some(times))
+        };
+        let rx = |inner: Box<dyn Rx>| {
+            let of_monitored = Arc::new(Times::new(count, TimeSource::MonitoredSync));
+            if inner.record_times(&of_monitored) {
+                return (RingBackend::Rx(inner), Some(of_monitored));
+            }
+            let times = recording();
+            (RingBackend::Rx(Box::new(TimedRx { inner, times: times.clone() })), Some(times))
+        };
+        match self {
+            RingBackend::PipeTx(inner) => tx(inner),
+            RingBackend::Tx(inner) => tx(inner),
+            RingBackend::PipeRx(inner) => rx(inner),
+            RingBackend::Rx(inner) => rx(inner),
+            RingBackend::ReadOnly => (RingBackend::ReadOnly, None),
+        }
+    }
+}
+
+/// The sending side.
+struct TimedTx {
+    inner: Box<dyn Tx>,
+    times: Arc<Times>,
+}
+
+impl Tx for TimedTx {
+    fn send(&self, span: Span) -> u32 {
+        self.times.set_all(span, clock::wall_ns());
+        self.inner.send(span)
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.inner.has_unsent()
+    }
+
+    fn sendable(&self, window: Span) -> Pos {
+        self.inner.sendable(window)
+    }
+
+    fn indirect_data(&self, window: Span) -> Vec<(u64, u16)> {
+        self.inner.indirect_data(window)
+    }
+
+    fn completed(&self, known: Pos, sent: Pos) -> Result<Pos, InvalidPeerIndex> {
+        self.inner.completed(known, sent)
+    }
+
+    fn peer_moved(&self, known: Pos) -> Option<u32> {
+        self.inner.peer_moved(known)
+    }
+
+    fn wakeup(&self) -> Option<&dyn WakeupSource> {
+        self.inner.wakeup()
+    }
+}
+
+/// The receiving side.
+struct TimedRx {
+    inner: Box<dyn Rx>,
+    times: Arc<Times>,
+}
+
+impl Rx for TimedRx {
+    fn release(&self, span: Span) -> u32 {
+        self.inner.release(span)
+    }
+
+    fn deliver(&self, held: Pos, received: Pos) -> Result<Delivered, InvalidPeerIndex> {
+        let delivered = self.inner.deliver(held, received)?;
+        if delivered.to != received {
+            self.times.set_all(Span { from: received, to: delivered.to }, clock::wall_ns());
+        }
+        Ok(delivered)
+    }
+
+    fn sleeps_between_polls(&self) -> bool {
+        self.inner.sleeps_between_polls()
+    }
+
+    fn peer_on_this_cpu(&self) -> bool {
+        self.inner.peer_on_this_cpu()
+    }
+
+    fn peer_moved(&self, received: Pos) -> Option<u32> {
+        self.inner.peer_moved(received)
+    }
+
+    fn has_packets_left(&self, unread: bool) -> bool {
+        self.inner.has_packets_left(unread)
+    }
+
+    fn wakeup(&self) -> Option<&dyn WakeupSource> {
+        self.inner.wakeup()
+    }
+}
