@@ -192,7 +192,7 @@ fn invalid_arguments_and_files_are_refused_with_a_reason() {
 /// The times of a capture are those of the syncs that moved the packets, and the file says so.
 #[test]
 fn a_capture_has_the_times_of_syncs_and_their_source() {
-    let Some(daemon) = TestDaemon::start(env!("CARGO_BIN_EXE_unetmap")) else { return };
+    let Some(daemon) = TestDaemon::start_beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
     let folder = tempfile::tempdir().unwrap();
     let input = file(folder.path(), 20, Duration::from_micros(1));
     let epoch = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();

@@ -27,6 +27,8 @@ pub struct Offloads(pub u128);
 pub enum OffloadKind {
     /// VLAN tags of received frames: the driver removes them from the frame and reports them beside it.
     ReceivedTags,
+    /// GRO: the stack merges received TCP segments of a connection before a generic XDP program sees them.
+    Merging,
     /// VLAN tags, checksums and segmentation of frames that the stack sends: the frames reach the interface without
     /// tags and checksums, and longer than its MTU.
     Transmit,
@@ -36,6 +38,7 @@ impl OffloadKind {
     fn includes(self, name: &str) -> bool {
         match self {
             OffloadKind::ReceivedTags => matches!(name, "rx-vlan-hw-parse" | "rx-vlan-stag-hw-parse"),
+            OffloadKind::Merging => name == "rx-gro",
             OffloadKind::Transmit => {
                 matches!(name, "tx-vlan-hw-insert" | "tx-vlan-stag-hw-insert" | "tx-gso-list")
                     || name.starts_with("tx-checksum-")
@@ -200,6 +203,7 @@ mod tests {
             assert!(!OffloadKind::Transmit.includes(name) && !OffloadKind::ReceivedTags.includes(name), "{name}");
         }
         assert!(OffloadKind::ReceivedTags.includes("rx-vlan-hw-parse"));
+        assert!(OffloadKind::Merging.includes("rx-gro") && !OffloadKind::Merging.includes("rx-gro-hw"));
     }
 
     #[test]

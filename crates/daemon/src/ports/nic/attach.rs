@@ -11,6 +11,7 @@ use unetmap_sys::{kernel, probe, process};
 
 use super::filter::refuse_filter;
 use super::keeper::{Change, UndoOnDrop};
+use super::offloads;
 use super::settings::StoredFilter;
 use super::{Nic, libc_errno};
 use crate::knobs::Admode;
@@ -62,6 +63,9 @@ impl Nic {
         })?;
         let mut xdp = xdp;
         let mark = if xdp.mode() == Mode::Generic { self.mark } else { Mark::default() };
+        if xdp.mode() == Mode::Generic && self.merging.is_none() {
+            self.merging = offloads::disable_merging(&self.netns, (index, name), &self.keeper);
+        }
         let kept = xdp.set_mark(mark).and_then(|()| self.keep_alive.add(xdp.deadline()));
         kept.or_else(|e| refuse(EOPNOTSUPP, format!("the XDP program cannot be configured: {e}")))?;
         self.xdp = Some(xdp);

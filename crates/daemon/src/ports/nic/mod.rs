@@ -109,6 +109,8 @@ pub(crate) struct Nic {
     membership: Option<UndoOnDrop>,
     /// Disabled while the XDP program is attached.
     offloads: Option<UndoOnDrop>,
+    /// GRO, disabled in generic mode.
+    merging: Option<UndoOnDrop>,
     keeper: Arc<Keeper>,
     keep_alive: KeepAlive,
     host: HostRings,
@@ -176,6 +178,7 @@ impl Nic {
             xdp: None,
             membership: None,
             offloads: None,
+            merging: None,
             keeper: Arc::default(),
             keep_alive: KeepAlive::default(),
             host,
@@ -262,7 +265,8 @@ impl Nic {
         if nic_idle {
             // Frames lose the mark before the XDP program that accepts it is detached.
             self.host.set_mark(Mark::default());
-            (self.xdp, self.xdp_config, self.membership, self.offloads) = (None, None, None, None);
+            (self.xdp, self.xdp_config, self.membership) = (None, None, None);
+            (self.offloads, self.merging) = (None, None);
         }
         match (nic_idle, host_idle) {
             (true, true) => self.host.detach(),
@@ -306,7 +310,7 @@ impl Nic {
         self.gone = true;
         self.endpoint.end_all();
         // In its new namespace the kernel has it at once, even if programs still have the port open.
-        (self.xdp, self.membership, self.offloads) = (None, None, None);
+        (self.xdp, self.membership, self.offloads, self.merging) = (None, None, None, None);
         self.host.detach();
         self.queues.iter_mut().for_each(|queue| *queue = None);
     }

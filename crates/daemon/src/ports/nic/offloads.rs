@@ -6,7 +6,9 @@
 //! interface      disabled                                       why
 //! veth           the peer's transmit tags, checksums, segments  no hardware follows that would complete the frame
 //! any other      its own removal of received tags               the driver removes them before the XDP program runs
+//! generic mode   its own GRO                                    the stack merges segments before the XDP program runs
 //! ```
+//! The kernel disables LRO and hardware GRO when an XDP program is attached.
 //! The settings are restored when the port closes, or by the keeper.
 
 use std::io;
@@ -47,7 +49,19 @@ fn try_disable(netns: &Netns, index: u32, keeper: &Arc<Keeper>) -> io::Result<Op
         let found = found.ok_or_else(|| io::Error::other("the network namespace of its peer is not found"))?;
         Ok::<_, io::Error>((Some(found), peer.index, OffloadKind::Transmit))
     })??;
-    let target = target.as_ref().unwrap_or(netns);
+    disable_at(target.as_ref().unwrap_or(netns), index, kind, keeper)
+}
+
+/// Disables GRO at interface `index` in `netns`, whose XDP program is in generic mode; `None` if it is off. On failure
+/// the port works as well, but some TCP segments are merged.
+pub(super) fn disable_merging(netns: &Netns, (index, name): (u32, &str), keeper: &Arc<Keeper>) -> Option<UndoOnDrop> {
+    disable_at(netns, index, OffloadKind::Merging, keeper).unwrap_or_else(|e| {
+        tracing::warn!(name, "received TCP segments may be merged: {e} (ethtool -K {name} gro off)");
+        None
+    })
+}
+
+fn disable_at(target: &Netns, index: u32, kind: OffloadKind, keeper: &Arc<Keeper>) -> io::Result<Option<UndoOnDrop>> {
     keeper.wait_for_earlier()?;
     target.run(|| {
         let Some(link) = link::by_index(index)? else { return Ok(None) };
