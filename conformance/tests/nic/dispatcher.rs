@@ -100,6 +100,13 @@ impl Setup {
         status.lines().filter_map(named).collect()
     }
 
+    /// Waits until only `names` are in the dispatcher: libxdp's programs read pins without a lock, and fail if the
+    /// daemon exchanges the dispatcher meanwhile.
+    #[track_caller]
+    fn wait_for(&self, names: &[&str]) {
+        until("the port's program has left", || self.programs() == names);
+    }
+
     /// Checks that nothing is attached or pinned.
     #[track_caller]
     fn assert_clean(&self) {
@@ -140,7 +147,7 @@ fn beside(home: &Home, policy: &str, mode: &str) {
     assert_eq!(lab.programs(), ["xdpfilt_alw_all", member]);
     assert_traffic(&port, &tap, true);
     drop(port);
-    until("the port's program has left", || lab.programs() == ["xdpfilt_alw_all"]);
+    lab.wait_for(&["xdpfilt_alw_all"]);
     let host = Tap::on(&lab.net.near, "va");
     tap.send_all(&[frame(80, 1), passed(2)]);
     assert_same(&host.collect(1), &[passed(2)]);
@@ -192,11 +199,12 @@ fn a_killed_daemon_leaves_only_the_other_programs() {
             assert!(lab.programs().contains(&"unetmap_member".to_owned()));
             kill_process(home.daemon(), Signal::KILL).expect("our own daemon");
             let left: &[&str] = if filtered { &["xdpfilt_alw_all"] } else { &[] };
-            until("only the others are left", || lab.programs() == left);
+            lab.wait_for(left);
             drop((client, daemon.replace(start_daemon(home, &[]))));
             let port = lab.net.open("netmap:va");
             assert_traffic(&port, &lab.net.tap(), filtered);
             drop(port);
+            lab.wait_for(left);
         }
         lab.tool("xdp-filter", &["unload", "va"]);
         lab.assert_clean();
@@ -220,6 +228,7 @@ fn a_port_in_a_dispatcher_has_filters() {
         done(&lab.net.near, &["va", "filter", "off"]);
         assert_traffic(&port, &tap, true);
         drop(port);
+        lab.wait_for(&["xdpfilt_alw_all"]);
         lab.tool("xdp-filter", &["unload", "va"]);
         lab.assert_clean();
     });

@@ -2,8 +2,8 @@
 //!
 //! The program is `bpf/xdp.c`, embedded as a compiled object. It is attached as a BPF link, so that the interface
 //! returns to the kernel as soon as the link's last descriptor is closed, however the process ended; or, beside other
-//! programs, as a member of a [`dispatcher`], which the caller must leave. Attaching needs the feature `bpf`; filters do
-//! not.
+//! programs, as a member of a [`dispatcher`], which the caller must leave. Attaching needs the feature `bpf`; filters
+//! do not.
 
 #[cfg(feature = "bpf")]
 mod attach;
