@@ -9,6 +9,7 @@ mod dispatcher;
 mod down;
 mod filter;
 mod lifecycle;
+mod offload_table;
 mod offloads;
 mod offsets;
 mod policy;

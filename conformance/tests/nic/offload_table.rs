@@ -1,0 +1,182 @@
+//! The table of offloads by path, seen from outside: what a sender's stack leaves to its interface is complete when it
+//! has crossed a port and a bridge to another interface, where tcpdump is the witness.
+//!
+//! ```text
+//!   sender -- path under test -- port == bridge == va2 ------- vb2 tcpdump, the receiver's stack
+//! ```
+
+use std::process::{Command, Stdio};
+
+use conformance::home::{Guard, summary};
+use conformance::host::{CABLE, stream};
+use conformance::net::{DIRECT, MEDIATED, Net, Tap, frame};
+use conformance::switch::host_on_switch;
+use conformance::{Home, bpf, isolated, program, until};
+use lab::{Ns, output};
+use rustix::process::Signal;
+
+/// How a port gets its frames: the daemon's policy and argument, the sender's interface, the port, and the addresses
+/// of sender and receiver.
+struct Path {
+    name: &'static str,
+    policy: &'static str,
+    admode: &'static str,
+    interface: &'static str,
+    port: &'static str,
+    addresses: [&'static str; 2],
+}
+
+const NETWORK: [&str; 2] = ["10.9.0.2", "10.9.0.3"];
+const PATHS: [Path; 5] = [
+    Path { name: "native", policy: DIRECT, admode: "native", interface: "vb", port: "netmap:va", addresses: NETWORK },
+    Path { name: "generic", policy: DIRECT, admode: "generic", interface: "vb", port: "netmap:va", addresses: NETWORK },
+    Path { name: "mediated", policy: MEDIATED, admode: "best", interface: "vb", port: "netmap:va", addresses: NETWORK },
+    Path {
+        name: "host rings",
+        policy: DIRECT,
+        admode: "native",
+        interface: "va",
+        port: "netmap:va^",
+        addresses: ["10.9.0.1", "10.9.0.3"],
+    },
+    Path {
+        name: "persistent port",
+        policy: DIRECT,
+        admode: "native",
+        interface: "vi0",
+        port: "vale0:p",
+        addresses: ["10.8.0.1", "10.8.0.3"],
+    },
+];
+
+/// The longest frame of an MTU of 1500.
+const LONGEST: usize = 1514;
+
+/// A running tcpdump, which writes to a file.
+struct Witness {
+    guard: Guard,
+    file: std::path::PathBuf,
+}
+
+impl Witness {
+    fn start(home: &Home, ns: &Ns, name: &str) -> Witness {
+        let file = home.folder().join(format!("{name}.pcap"));
+        let log = std::fs::File::create(home.folder().join("tcpdump.log")).expect("a file");
+        let mut command = ns.command("tcpdump");
+        command.args(["-i", "vb2", "-Z", "root", "-U", "-s", "0", "-w"]).arg(&file);
+        let guard = Guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log));
+        let listens =
+            || std::fs::read_to_string(home.folder().join("tcpdump.log")).is_ok_and(|t| t.contains("listening"));
+        until("tcpdump listens", listens);
+        Witness { guard, file }
+    }
+
+    /// What it has seen so far, with the filter `expression`: each frame's link level, lengths and checksums.
+    fn read(&self, expression: &str) -> String {
+        let mut command = Command::new("tcpdump");
+        command.args(["-nn", "-e", "-vvv", "-r"]).arg(&self.file).arg(expression);
+        output(&mut command).unwrap_or_default()
+    }
+
+    fn stop(mut self) {
+        self.guard.signal(Signal::INT);
+        self.guard.wait();
+    }
+}
+
+/// The lengths of the frames in tcpdump's text.
+fn lengths(text: &str) -> Vec<usize> {
+    // The frame's own length stands before a colon, that of its payload at the end of a line.
+    let lengths = text.split(", length ").skip(1).filter_map(|rest| rest.split_once(':')?.0.parse().ok());
+    lengths.collect()
+}
+
+/// Checks that a TCP stream arrives as frames of at most the MTU with valid checksums.
+fn stream_is_complete(home: &Home, name: &str, from: &Ns, to: &Ns, address: &str) {
+    let witness = Witness::start(home, to, name);
+    stream(from, to, address).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let mut seen = String::new();
+    until("tcpdump has seen the stream", || {
+        seen = witness.read(&format!("tcp and dst host {address}"));
+        seen.contains("Flags [F")
+            || seen.contains("Flags [P") && seen.matches(LONGEST.to_string().as_str()).count() > 50
+    });
+    witness.stop();
+    let lengths = lengths(&seen);
+    assert!(lengths.len() > 50, "{name}: {} frames", lengths.len());
+    assert!(lengths.iter().all(|&length| length <= LONGEST), "{name}: a frame of {:?} bytes", lengths.iter().max());
+    assert!(seen.contains("(correct)") && !seen.contains("incorrect"), "{name}: checksums");
+}
+
+fn row(home: &Home, path: &Path) {
+    let name = path.name;
+    if Command::new("tcpdump").arg("--version").output().is_err() {
+        return summary("skipped: no tcpdump here (Debian: tcpdump)");
+    }
+    let Some(net) = Net::with(home, path.policy, CABLE, &["--admode", path.admode]) else { return };
+    if path.interface == "vi0" {
+        host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
+    }
+    let third = net.lab.namespace("third").expect("a namespace");
+    let cable = lab::VethOptions { addresses: None, ..CABLE };
+    net.lab.veth(&net.near, "va2", &third, "vb2", cable).expect("a cable");
+    third.ip(&["addr", "add", &format!("{}/24", path.addresses[1]), "dev", "vb2"]).expect("an address");
+    let (from, interface) = (if path.interface == "vb" { &net.far } else { &net.near }, path.interface);
+    if interface == "vb" {
+        net.near.ip(&["addr", "flush", "dev", "va"]).expect("addresses");
+    }
+    let mut bridge = net.start(home, program("bridge"), &["-w", "0", "-i", path.port, "-i", "netmap:va2"], 2);
+    until("a bridge", || conformance::net::pings(from, path.addresses[1]));
+
+    // Tags, beside the frame (the outer one) and in it.
+    for (tags, wanted) in [(&[0x8100_000a][..], "vlan 10,"), (&[0x88a8_0005, 0x8100_0007], "vlan 5,")] {
+        let witness = Witness::start(home, &third, "tag");
+        let pusher = from.run(|| bpf::push_tags(interface, tags)).expect("a namespace").expect("a program");
+        let tap = Tap::on(from, interface);
+        until(&format!("{name}: a frame with {wanted}"), || {
+            tap.send(&frame(100, 1));
+            witness.read("").contains(wanted)
+        });
+        drop(pusher);
+        witness.stop();
+    }
+    // Checksums and segmentation are left to the sender's interface, as they are by default.
+    stream_is_complete(home, "TSO", from, &third, path.addresses[1]);
+    // The sender's stack does both, and the receiving interface could merge the segments again.
+    if interface != "vi0" {
+        for (ns, interface, offload, state) in
+            [(from, interface, "tso", "off"), (from, interface, "gso", "off"), (&net.near, "va", "gro", "on")]
+        {
+            ns.tool("ethtool", &["-K", interface, offload, state]).expect("ethtool");
+        }
+    }
+    stream_is_complete(home, "LRO", from, &third, path.addresses[1]);
+    bridge.signal(Signal::TERM);
+    assert!(bridge.wait().success());
+    summary(&format!("{name:<16} tag as sent   checksum valid   TSO cut   LRO, GRO not merged"));
+}
+
+#[test]
+fn offloads_are_complete_native() {
+    isolated(|home| row(home, &PATHS[0]));
+}
+
+#[test]
+fn offloads_are_complete_generic() {
+    isolated(|home| row(home, &PATHS[1]));
+}
+
+#[test]
+fn offloads_are_complete_mediated() {
+    isolated(|home| row(home, &PATHS[2]));
+}
+
+#[test]
+fn offloads_are_complete_host_rings() {
+    isolated(|home| row(home, &PATHS[3]));
+}
+
+#[test]
+fn offloads_are_complete_persistent_port() {
+    isolated(|home| row(home, &PATHS[4]));
+}
