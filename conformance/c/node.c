@@ -321,7 +321,9 @@ stuck(void)
 	hdr.nr_body = range.range.start;
 	printf("%d\n", (int)keeper);
 	fflush(stdout);
-	CHECK(ioctl(fd, NIOCCTRL, &hdr) == 0);
+	/* The daemon waits for a page for some seconds. */
+	CHECK(ioctl(fd, NIOCCTRL, &hdr) == -1 && errno == ETIMEDOUT);
+	pause();
 }
 
 /* Operations on the device as a file. */

@@ -124,14 +124,17 @@ pub(crate) mod node {
     /// has with buffers of 8 KiB. Not measured.
     pub(crate) const MAX_INDIRECT_BYTES: usize = 32 << 20;
 
-    /// How long the accesses to a program's memory may take in one request. A page fault there may never end.
-    pub(crate) const MEMORY_LIMIT: Duration = Duration::from_secs(1);
+    /// How long the accesses to a program's memory may take in one request. A page fault there may never end; one of an
+    /// honest program may wait for a busy disk.
+    pub(crate) const MEMORY_LIMIT: Duration = Duration::from_secs(5);
+    /// How long a request waits at most for a helper, while all that its user may have are occupied.
+    pub(crate) const HELPER_WAIT_LIMIT: Duration = Duration::from_secs(5);
     /// Helper processes that access memory: most at a time for one user, and for all users who are not root. One needs
     /// about a megabyte, and occupies a thread.
-    pub(crate) const MAX_HELPERS_OF_USER: usize = 2;
+    pub(crate) const MAX_HELPERS_OF_USER: usize = 8;
     pub(crate) const MAX_HELPERS: usize = 64;
     /// Helpers without a request that are kept.
-    pub(crate) const MAX_IDLE_HELPERS: usize = 4;
+    pub(crate) const MAX_IDLE_HELPERS: usize = 2;
 
     /// Mounts: as many as CPUs within these bounds. A thread does not spin for a program that shares its mount with
     /// others.

@@ -51,7 +51,7 @@ fn memory_that_never_answers_delays_its_owner_alone() {
     isolated(|home| {
         let Some(node) = open_node(home, &admits()) else { return };
         let stalled = compile_stalled(home);
-        // More than one user's share of helpers, and root with memory of the same kind.
+        // Root, too, with memory of the same kind.
         let users = [USER, USER, USER, USER, 0];
         let mut attackers = users.map(|uid| attacker(&node, &stalled, uid, ETIMEDOUT));
         attackers.iter_mut().for_each(StartedProgram::write_line);

@@ -18,7 +18,7 @@ use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::memory_helper::{MemoryHelper, Piece, serve};
 use unetmap_sys::thread::RemoteThread;
 
-use crate::tuning::node::{MAX_HELPERS, MAX_HELPERS_OF_USER, MAX_IDLE_HELPERS, MEMORY_LIMIT};
+use crate::tuning::node::{HELPER_WAIT_LIMIT, MAX_HELPERS, MAX_HELPERS_OF_USER, MAX_IDLE_HELPERS, MEMORY_LIMIT};
 
 /// The option of `unetmapd` that starts a helper, and the descriptor of its connection.
 const OPTION: &str = "--access-memory";
@@ -64,10 +64,10 @@ impl State {
 }
 
 impl MemoryHelpers {
-    /// Starts the first helper, so that the first request does not wait for it.
+    /// Starts the helpers that are kept, so that the first requests do not wait for them.
     pub(super) fn prepare(&self) -> io::Result<()> {
-        let helper = start()?;
-        self.state().idle.push(helper);
+        let helpers = (0..MAX_IDLE_HELPERS).map(|_| start()).collect::<io::Result<Vec<_>>>()?;
+        self.state().idle = helpers;
         Ok(())
     }
 
@@ -75,14 +75,9 @@ impl MemoryHelpers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls `access` with a helper, for a request of user `uid`, until `end`.
-    fn with_helper<T>(
-        &self,
-        uid: u32,
-        end: Instant,
-        access: impl Fn(&MemoryHelper) -> io::Result<T>,
-    ) -> Result<T, i32> {
-        let mut state = self.state();
+    /// Calls `access` with a helper, for a request of user `uid`.
+    fn with_helper<T>(&self, uid: u32, access: impl Fn(&MemoryHelper) -> io::Result<T>) -> Result<T, i32> {
+        let (mut state, end) = (self.state(), Instant::now() + HELPER_WAIT_LIMIT);
         loop {
             state.forget_exited();
             if state.has_room(uid) {
@@ -173,11 +168,12 @@ impl<'a> ProgramMemory<'a> {
     }
 
     fn access<T>(&self, access: impl Fn(&MemoryHelper, Instant) -> io::Result<T>) -> Result<T, i32> {
-        let start = Instant::now();
-        let end = start + self.left.get();
-        let result = self.helpers.with_helper(self.uid, end, |helper| access(helper, end));
-        self.left.set(self.left.get().saturating_sub(start.elapsed()));
-        result
+        self.helpers.with_helper(self.uid, |helper| {
+            let start = Instant::now();
+            let result = access(helper, start + self.left.get());
+            self.left.set(self.left.get().saturating_sub(start.elapsed()));
+            result
+        })
     }
 
     /// Reads pieces; returns the bytes of each, or an errno.
