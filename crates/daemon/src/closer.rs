@@ -8,9 +8,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Instant;
 
 use crate::confinement::confine_packet_thread;
-use crate::tuning::closer::{MAX_PENDING_OF_USER, MAX_THREADS};
+use crate::tuning::closer::{MAX_PENDING_OF_USER, MAX_THREADS, SLOW};
 
 /// Closes connections without waiting for it.
 #[derive(Clone)]
@@ -26,11 +27,24 @@ struct Shared {
 #[derive(Default)]
 struct State {
     /// By user. A user has an entry, which may be empty, while a thread closes its connections.
-    pending: BTreeMap<u32, Vec<OwnedFd>>,
+    pending: BTreeMap<u32, Pending>,
     /// Users without a thread.
     ready: VecDeque<u32>,
     threads: usize,
     idle: usize,
+}
+
+/// Connections of a user that wait to be closed.
+struct Pending {
+    fds: Vec<OwnedFd>,
+    /// When the thread began to close others of this user, or when the first of these came.
+    since: Instant,
+}
+
+impl Pending {
+    fn new(fds: Vec<OwnedFd>) -> Pending {
+        Pending { fds, since: Instant::now() }
+    }
 }
 
 impl Closer {
@@ -51,18 +65,19 @@ impl Closer {
         Ok(())
     }
 
-    /// Whether so many connections of the user are pending that it gets no more.
+    /// Whether many connections of the user are pending because closing one takes long: the user gets no more.
     pub(crate) fn is_blocked(&self, uid: u32) -> bool {
-        self.0.state().pending.get(&uid).is_some_and(|pending| pending.len() >= MAX_PENDING_OF_USER)
+        let is_blocked = |pending: &Pending| pending.fds.len() >= MAX_PENDING_OF_USER && pending.since.elapsed() > SLOW;
+        self.0.state().pending.get(&uid).is_some_and(is_blocked)
     }
 
     /// Closes a connection of the user.
     pub(crate) fn close(&self, uid: u32, fd: OwnedFd) {
         let mut state = self.0.state();
         if let Some(pending) = state.pending.get_mut(&uid) {
-            return pending.push(fd);
+            return pending.fds.push(fd);
         }
-        state.pending.insert(uid, vec![fd]);
+        state.pending.insert(uid, Pending::new(vec![fd]));
         state.ready.push_back(uid);
         if state.ready.len() > state.idle
             && state.threads < MAX_THREADS
@@ -88,7 +103,7 @@ impl Shared {
                 self.ready.wait_while(state, |state| state.ready.is_empty()).unwrap_or_else(PoisonError::into_inner);
             state.idle -= 1;
             let Some(uid) = state.ready.pop_front() else { continue };
-            while let Some(batch) = state.pending.get_mut(&uid).map(std::mem::take).filter(|batch| !batch.is_empty()) {
+            while let Some(batch) = state.pending.insert(uid, Pending::new(Vec::new())).filter(|b| !b.fds.is_empty()) {
                 drop(state);
                 drop(batch);
                 state = self.state();

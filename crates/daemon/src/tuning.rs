@@ -110,8 +110,12 @@ pub(crate) mod confinement {
 
 /// Closing of connections.
 pub(crate) mod closer {
-    /// Most connections of a user that wait to be closed, before it gets no new ones.
+    use std::time::Duration;
+
+    /// Connections of a user that wait to be closed, and the time since its thread makes no progress, from which on it
+    /// gets no new ones.
     pub(crate) const MAX_PENDING_OF_USER: usize = 64;
+    pub(crate) const SLOW: Duration = Duration::from_secs(2);
     /// Most threads that close connections, one for each user with pending ones.
     pub(crate) const MAX_THREADS: usize = 16;
 }
