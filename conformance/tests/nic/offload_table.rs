@@ -44,7 +44,7 @@ const PATHS: [Path; 5] = [
         policy: DIRECT,
         admode: "native",
         interface: "vi0",
-        port: "vale0:p",
+        port: "vale0:p@1",
         addresses: ["10.8.0.1", "10.8.0.3"],
     },
 ];
@@ -125,21 +125,22 @@ fn row(home: &Home, path: &Path) {
     if interface == "vb" {
         net.near.ip(&["addr", "flush", "dev", "va"]).expect("addresses");
     }
-    let mut bridge = net.start(home, program("bridge"), &["-w", "0", "-i", path.port, "-i", "netmap:va2"], 2);
-    until("a bridge", || conformance::net::pings(from, path.addresses[1]));
+    let bridge = || net.start(home, program("bridge"), &["-w", "0", "-i", path.port, "-i", "netmap:va2"], 2);
 
     // Tags, beside the frame (the outer one) and in it.
     for (tags, wanted) in [(&[0x8100_000a][..], "vlan 10,"), (&[0x88a8_0005, 0x8100_0007], "vlan 5,")] {
         let witness = Witness::start(home, &third, "tag");
-        let pusher = from.run(|| bpf::push_tags(interface, tags)).expect("a namespace").expect("a program");
-        let tap = Tap::on(from, interface);
+        // Before the daemon's program, which is attached when the port is opened.
+        let _pusher = from.run(|| bpf::push_tags(interface, tags)).expect("a namespace").expect("a program");
+        let (_bridge, tap) = (bridge(), Tap::on(from, interface));
         until(&format!("{name}: a frame with {wanted}"), || {
             tap.send(&frame(100, 1));
             witness.read("").contains(wanted)
         });
-        drop(pusher);
         witness.stop();
     }
+    let mut bridge = bridge();
+    until("a bridge", || conformance::net::pings(from, path.addresses[1]));
     // Checksums and segmentation are left to the sender's interface, as they are by default.
     stream_is_complete(home, "TSO", from, &third, path.addresses[1]);
     // The sender's stack does both, and the receiving interface could merge the segments again.
