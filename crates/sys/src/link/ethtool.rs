@@ -53,6 +53,14 @@ pub struct DriverInfo {
     pub bus: String,
 }
 
+impl DriverInfo {
+    /// Whether a native XDP program still runs after a reset of the device, for instance as the interface was down.
+    /// vmxnet3 passes all frames to the stack then, and shows the program as attached (Linux 6.12, 6.18 and 7.3).
+    pub fn keeps_native_program(&self) -> bool {
+        self.name != "vmxnet3"
+    }
+}
+
 /// `struct ethtool_channels`.
 #[derive(Default)]
 #[repr(C)]

@@ -344,6 +344,10 @@ fn data_path(facts: &Facts) -> (Option<&'static str>, Check) {
         let text = format!("{GENERIC}: a native program would run at its members, whose frames its sockets refuse");
         return (Some(GENERIC), Check::ok(WHAT, text));
     }
+    if facts.driver.as_ref().is_some_and(|driver| !driver.keeps_native_program()) {
+        let text = format!("{GENERIC}: the driver runs no native program any more after the device was reset");
+        return (Some(GENERIC), Check::ok(WHAT, text));
+    }
     let untested = match &facts.trial {
         Ok(trial) => {
             let (path, check) = tested(WHAT, trial, facts);

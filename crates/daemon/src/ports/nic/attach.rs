@@ -41,8 +41,10 @@ impl Nic {
         let mut cannot_redirect = features.is_ok_and(|known| known.is_some_and(|f| f.basic && !f.redirect));
         let link = self.netns.run(|| link::by_index(index)).and_then(|read| read);
         cannot_redirect |= link.is_ok_and(|link| link.is_some_and(|link| !link.redirects_natively()));
+        let driver = self.netns.run(|| link::driver(&self.name)).and_then(|read| read).ok().flatten();
+        let loses_program = driver.is_some_and(|driver| !driver.keeps_native_program());
         let first = match self.admode {
-            Admode::Best if cannot_redirect => Mode::Generic,
+            Admode::Best if cannot_redirect || loses_program => Mode::Generic,
             Admode::Best | Admode::Native => Mode::Native,
             Admode::Generic => Mode::Generic,
         };

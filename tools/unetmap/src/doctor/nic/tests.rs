@@ -126,8 +126,8 @@ fn the_trial_decides_about_the_data_path() {
         change(&mut trial);
         Facts { trial: Ok(trial), ..facts() }
     };
-    let virtio = |facts: Facts| {
-        let info = DriverInfo { name: "virtio_net".into(), ..facts.driver.clone().unwrap() };
+    let driver = |name: &str, facts: Facts| {
+        let info = DriverInfo { name: name.into(), ..facts.driver.clone().unwrap() };
         Facts { driver: Some(info), ..facts }
     };
     let driver_refuses = with(&|trial| trial.zero_copy = Some(refused(22)));
@@ -137,7 +137,12 @@ fn the_trial_decides_about_the_data_path() {
     for (facts, data_path, part) in [
         (with(&|_| {}), Some(ZERO_COPY), "tried on queue 1"),
         (driver_refuses, Some(COPY), "refuses zero copy (Invalid argument (os error 22))"),
-        (virtio(with(&|trial| trial.zero_copy = Some(refused(22)))), Some(COPY), "QEMU's iommu_platform=on"),
+        (
+            driver("virtio_net", with(&|trial| trial.zero_copy = Some(refused(22)))),
+            Some(COPY),
+            "QEMU's iommu_platform=on",
+        ),
+        (driver("vmxnet3", with(&|_| {})), Some(GENERIC), "after the device was reset"),
         (with(&|trial| trial.zero_copy = None), Some(COPY), "does not support zero copy"),
         (
             with(&|trial| trial.queues_with_program = Some(4)),
