@@ -137,8 +137,8 @@ pub(crate) mod node {
     /// about a megabyte, and occupies a thread.
     pub(crate) const MAX_HELPERS_OF_USER: usize = 8;
     pub(crate) const MAX_HELPERS: usize = 64;
-    /// Helpers without a request that are kept.
-    pub(crate) const MAX_IDLE_HELPERS: usize = 2;
+    /// Helpers without a request that are kept, and started with the node. Further ones are started for each request.
+    pub(crate) const MAX_IDLE_HELPERS: usize = 4;
 
     /// Mounts: as many as CPUs within these bounds. A thread does not spin for a program that shares its mount with
     /// others.
