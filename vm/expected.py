@@ -44,6 +44,7 @@ RULES = [
     ("6.1-", EVERY, "host rings", "refused", "host rings need Linux 6.6"),
     ("6.1-", EVERY, "bridge by swap", "no", "before Linux 6.4 the daemon has the interface's memory, so bridge copies"),
     # Changes of the device.
+    (EVERY, SOFTWARE, "ring sizes", "-", "the driver has no ring sizes that can be set"),
     (EVERY, "virtio-net+spare", "unplugged", "-",
      "Linux waits without end for an unplugged device whose queues an XDP program, anybody's, has added"),
     (EVERY, SOFTWARE, "unplugged", "-", "no device that QEMU could unplug; the tests of interfaces delete them"),
