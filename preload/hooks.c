@@ -102,9 +102,12 @@ unetmap_hook_openat64_2(int dir, const char *path, int flags)
 int
 unetmap_hook_ioctl(int fd, unsigned long request, void *arg)
 {
+	int result;
+
 	if (is_netmap(fd))
 		return unetmap_result(unetmap_ioctl(fd, request, arg));
-	return CALL_LIBC(ioctl, (fd, request, arg), (int)syscall(SYS_ioctl, fd, request, arg));
+	result = CALL_LIBC(ioctl, (fd, request, arg), (int)syscall(SYS_ioctl, fd, request, arg));
+	return __builtin_expect(result != -1, 1) ? result : unetmap_look_up(request, arg);
 }
 
 static void *

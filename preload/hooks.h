@@ -9,6 +9,7 @@
  *	descriptors.c	close, dup, fork: which descriptors are netmap files
  *	poll.c select.c epoll.c		readiness
  *	wait.c		the wait loop of all three
+ *	interfaces.c	ports that programs look up as interfaces
  *	libc_calls.c	the C library's own functions
  *	nmctx.c nmport.c nmreq.c	libnetmap.h
  *
@@ -62,6 +63,9 @@ void unetmap_atfork_child(void);
 
 /* hooks.c: turns a negative errno into -1 with errno set; returns any other result unchanged. */
 int unetmap_result(long result);
+
+/* interfaces.c: answers a request about an interface that the kernel does not know, if it is one of ours; else -1. */
+int unetmap_look_up(unsigned long request, void *arg);
 
 /* descriptors.c: true in a vfork child, which still runs in its parent's memory. */
 int unetmap_in_vfork_child(void);

@@ -7,6 +7,7 @@
 #ifndef UNETMAP_REAL_H
 #define UNETMAP_REAL_H
 
+#include <ifaddrs.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -20,7 +21,7 @@
 	do_(close) do_(close_range) do_(dup) do_(dup2) do_(dup3) do_(fcntl) do_(fcntl64)	\
 	do_(poll) do_(ppoll) do_(select) do_(pselect)	\
 	do_(epoll_create) do_(epoll_create1) do_(epoll_ctl) do_(epoll_pwait) do_(epoll_pwait2)	\
-	do_(recvmsg) do_(recvmmsg)
+	do_(recvmsg) do_(recvmmsg) do_(getifaddrs) do_(freeifaddrs)
 
 struct libc_calls {
 	int (*open)(const char *, int, ...);
@@ -48,6 +49,8 @@ struct libc_calls {
 	int (*epoll_pwait2)(int, struct epoll_event *, int, const struct timespec *, const sigset_t *);
 	ssize_t (*recvmsg)(int, struct msghdr *, int);
 	int (*recvmmsg)(int, struct mmsghdr *, unsigned int, int, struct timespec *);
+	int (*getifaddrs)(struct ifaddrs **);
+	void (*freeifaddrs)(struct ifaddrs *);
 };
 
 extern struct libc_calls unetmap_libc;

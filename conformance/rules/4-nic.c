@@ -359,6 +359,25 @@ RULE("4-monitor-nic", "a monitor of an open interface sees what it sends and rec
 	CHECK_EQ(received_by(&m), 2);
 }
 
+RULE("4-monitor-nic-before", "a monitor of an interface sees received packets before the monitored program syncs")
+{
+	int far = open_wire("rb"), i, revents;
+	struct port p = open_nic("ra", ALL_RINGS), m;
+
+	CHECK_OK(bind_port(&m, open_device(), "ra", REG(.nr_flags = NR_MONITOR_RX)));
+	m.mem = mmap(NULL, m.reg.nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, m.fd, 0);
+	CHECK(m.mem != MAP_FAILED);
+	m.nifp = NETMAP_IF(m.mem, m.reg.nr_offset);
+	for (i = 1; i <= 100; i++) {
+		CHECK(send(far, frame(i), FRAME, 0) == FRAME);
+		CHECK_EQ(received_by(&m), i);
+	}
+	/* The program gets all of them. */
+	CHECK_EQ(poll_fd(p.fd, POLLIN, TIMEOUT_MS, &revents), 1);
+	for (i = 1; i <= 100; i++)
+		CHECK_EQ(received_by(&p), i);
+}
+
 RULE("4-nic-mtu",
     "frames longer than a buffer: opening the interface fails with EINVAL, or they arrive in several slots")
 {

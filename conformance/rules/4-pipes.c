@@ -4,7 +4,9 @@
  *
  * Section 4: pipes, and ports without a data path.
  */
+#include <ifaddrs.h>
 #include <net/if.h>
+#include <sys/socket.h>
 
 #include "port.h"
 
@@ -178,6 +180,64 @@ RULE("4-pipe-no-parent", "the parent need not exist, and no interface with its n
 
 	CHECK(if_nametoindex(unique_name("")) == 0);
 	txsync(&a);
+}
+
+/* Returns how often a name is in the list of interfaces. */
+static int
+listed(const char *name)
+{
+	struct ifaddrs *list, *i;
+	int n = 0;
+
+	CHECK_OK(getifaddrs(&list));
+	for (i = list; i != NULL; i = i->ifa_next)
+		if (strcmp(i->ifa_name, name) == 0) {
+			CHECK(i->ifa_flags & IFF_UP);
+			CHECK(i->ifa_addr != NULL && i->ifa_addr->sa_family == AF_PACKET);
+			n++;
+		}
+	freeifaddrs(list);
+	return n;
+}
+
+RULE("4-pipe-looked-up", "the parent of an open pipe, and an open sink, are found where programs look up interfaces")
+{
+	int s = socket(AF_INET, SOCK_DGRAM, 0), i;
+	char parent[IFNAMSIZ];
+	struct ifreq r;
+	struct port p, q, sink;
+
+	if (access_is("node"))
+		rule_cannot("the node answers no lookups of interfaces");
+	CHECK_OK(s);
+	snprintf(parent, sizeof(parent), "%s", unique_name(""));
+	memset(&r, 0, sizeof(r));
+	memcpy(r.ifr_name, parent, sizeof(parent));
+	CHECK_ERRNO(ENODEV, ioctl(s, SIOCGIFFLAGS, &r));
+	CHECK_EQ(listed(parent), 0);
+	p = open_port(unique_name("{1"), ALL_RINGS);
+	q = open_in_region(&p, unique_name("}2"), ALL_RINGS);
+	sink = open_port("nmsink0", ALL_RINGS);
+	for (i = 0; i < 2; i++) {
+		snprintf(r.ifr_name, sizeof(r.ifr_name), "%s", i == 0 ? parent : "nmsink0");
+		CHECK_OK(ioctl(s, SIOCGIFFLAGS, &r));
+		CHECK((r.ifr_flags & (IFF_UP | IFF_RUNNING)) == (IFF_UP | IFF_RUNNING));
+		r.ifr_flags |= IFF_PROMISC;
+		CHECK_OK(ioctl(s, SIOCSIFFLAGS, &r));
+		CHECK_OK(ioctl(s, SIOCGIFMTU, &r));
+		CHECK_EQ(r.ifr_mtu, 1500);
+		CHECK_OK(ioctl(s, SIOCGIFHWADDR, &r));
+		CHECK_EQ(r.ifr_hwaddr.sa_data[0], 2);
+		CHECK_EQ(listed(r.ifr_name), 1);
+	}
+	close_port(&p);
+	close_port(&q);
+	close_port(&sink);
+	memcpy(r.ifr_name, parent, sizeof(parent));
+	for (i = 0; i < 1000 && ioctl(s, SIOCGIFFLAGS, &r) == 0; i++)
+		usleep(10000);
+	CHECK_ERRNO(ENODEV, ioctl(s, SIOCGIFFLAGS, &r));
+	CHECK_EQ(listed(parent), 0);
 }
 
 RULE("4-pipe-one-region", "pipes of one parent are in one region, pipes of different parents in different ones")

@@ -8,13 +8,14 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Source files in `preload/`.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "hooks.c",
     "descriptors.c",
     "poll.c",
     "select.c",
     "epoll.c",
     "wait.c",
+    "interfaces.c",
     "libc_calls.c",
     "nmctx.c",
     "nmport.c",

@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use conformance::home::{Guard, is_alive};
 use conformance::net::{CABLE, DIRECT, Net};
 use conformance::traffic::open;
 use conformance::{Home, isolated, program, until};
 use serde_json::Value;
+use unetmap::Interest;
 
 /// Starts the test's daemon and waits until it listens.
 #[track_caller]
@@ -133,6 +135,47 @@ fn interface_regions_have_sizes_of_their_own() {
         let shown = home.snapshot();
         let manner = shown.ports.iter().find_map(|port| port.manner.clone()).unwrap_or_default();
         assert!(manner.contains("generic"), "admode 2 is before the stack: {manner}");
+    });
+}
+
+/// Sinks exist up to `sink_num`, and take packets at the rate that `sink_delay_ns` had when they were opened.
+#[test]
+fn sink_knobs_set_the_number_of_sinks_and_their_rate() {
+    isolated(|_| {
+        const PACKETS: u32 = 50;
+        let send = |port: &unetmap::Port| {
+            let (begin, ring) = (Instant::now(), &port.tx_rings()[0]);
+            ring.first(PACKETS).for_each(|slot| slot.set_len_flags(60, 0));
+            ring.advance(PACKETS);
+            port.txsync().expect("the daemon runs");
+            begin
+        };
+        let fast = open("netmap:nmsink0");
+        send(&fast);
+        assert!(!fast.tx_rings()[0].pending(), "without a delay packets are taken at once");
+
+        assert_eq!(
+            printed(&["set", "sink_delay_ns", "1000000"]),
+            "sink_delay_ns: 1000000, for ports that are opened from now on\n"
+        );
+        let slow = open("netmap:nmsink1");
+        let begin = send(&slow);
+        let until_taken = || {
+            slow.txsync().expect("the daemon runs");
+            !slow.tx_rings()[0].pending()
+        };
+        until("the packets are taken", until_taken);
+        assert!(begin.elapsed() >= PACKETS * Duration::from_millis(1), "{:?}", begin.elapsed());
+        // A full ring: poll waits until one is taken.
+        let ring = &slow.tx_rings()[0];
+        ring.advance(ring.space());
+        assert_eq!(slow.poll(Interest::TX, None).expect("the daemon runs"), Interest::TX);
+        send(&fast);
+        assert!(!fast.tx_rings()[0].pending(), "it keeps the rate that it was opened with");
+
+        printed(&["set", "sink_num", "1"]);
+        assert!(unetmap::Port::open("netmap:nmsink2").is_err_and(|e| e.to_string().contains("sink_num")));
+        open("netmap:nmsink0");
     });
 }
 

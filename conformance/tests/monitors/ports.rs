@@ -1,8 +1,8 @@
 //! Monitors of interfaces (direct: served by the client's library; mediated: served by the daemon), and of switch
 //! ports, served by the switch.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use conformance::ether::{self, BROADCAST, mac};
 use conformance::home::summary;
@@ -11,7 +11,7 @@ use conformance::net::{
     BUFFER, CABLE, DIRECT, MEDIATED, Net, assert_same, assert_works, collect, frames, take, transmit,
 };
 use conformance::traffic::{bytes_of, expect, open, send};
-use conformance::{Home, isolated, until};
+use conformance::{Home, LIMIT, isolated, until};
 use lab::VethOptions;
 use unetmap::abi::NS_TXMON;
 use unetmap::errno::{EBUSY, EINVAL, EIO, ENXIO};
@@ -62,6 +62,71 @@ fn a_direct_interface_can_be_monitored() {
 #[test]
 fn a_mediated_interface_can_be_monitored() {
     isolated(|home| an_interface_is_watched(home, MEDIATED));
+}
+
+/// The thread that shows a monitor what has arrived takes it from the socket that the program waits for.
+#[test]
+fn a_program_that_waits_on_a_monitored_interface_is_woken() {
+    isolated(|home| {
+        const FRAMES: u64 = 200;
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let (port, tap) = (net.open("netmap:va"), net.tap());
+        let monitor = net.open("netmap:va/r");
+        let received = AtomicU64::new(0);
+        // A sleep that nothing ends takes half a second: a few of them exceed the limit of all.
+        let limit = Instant::now() + LIMIT;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while received.load(Relaxed) < FRAMES && Instant::now() < limit {
+                    port.poll(Interest::RX, Some(Duration::from_secs(1))).expect("an open port");
+                    received.fetch_add(take(&port, 0).len() as u64, Relaxed);
+                }
+            });
+            for n in 0..FRAMES {
+                // Long enough for the program to sleep.
+                std::thread::sleep(Duration::from_millis(2));
+                tap.send_all(&frames(&[60], n << 20));
+                while received.load(Relaxed) <= n {
+                    assert!(Instant::now() < limit, "{} of {FRAMES} frames arrived", received.load(Relaxed));
+                    std::thread::yield_now();
+                }
+            }
+        });
+        until("the monitor has all", || monitor.rxsync().is_ok() && monitor.rx_rings()[0].space() as u64 == FRAMES);
+        assert_eq!(dropped(home, &monitor), 0);
+    });
+}
+
+/// Programs come and go while their interface is monitored: each that is left is served.
+#[test]
+fn sessions_of_a_monitored_interface_come_and_go() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let (first, tap) = (net.open("netmap:va"), net.tap());
+        let monitor = net.open("netmap:va/r");
+        let shows = |from: u64| {
+            let sent = frames(&[60; 50], from);
+            tap.send_all(&sent);
+            assert_same(&collect(&monitor, sent.len()), &sent);
+        };
+        shows(1 << 20);
+        let second = net.open("netmap:va");
+        shows(2 << 20);
+        drop(first);
+        shows(3 << 20);
+        // What no program has read is delivered.
+        until("it has all", || second.rxsync().is_ok() && second.rx_rings()[0].space() >= 150);
+        drop(monitor);
+        let monitor = net.open("netmap:va/rt");
+        let sent = frames(&[80; 10], 4 << 20);
+        tap.send_all(&sent);
+        assert_same(&collect(&monitor, sent.len()), &sent);
+        drop(second);
+        until("the monitor ends with the port", || {
+            monitor.poll(Interest::RX, Some(Duration::ZERO)).is_err_and(|e| e.errno() == EIO)
+        });
+        net.assert_given_back();
+    });
 }
 
 fn queues_are_watched(home: &Home, policy: &str) {

@@ -272,6 +272,37 @@ fn packets_of_several_slots_stay_whole() {
 }
 
 #[test]
+fn a_pipe_that_its_reader_opened_first_in_another_region_gets_copies() {
+    isolated(|_| {
+        let first = open("netmap:q}0");
+        // More than the first ring holds: the rest waits in extra buffers. What is read enters the second group.
+        let lb = Lb::plain("-w 0 -i p}feed -p q:1 -p r:1 -B 2000");
+        let feed = open("netmap:p{feed");
+        let second = open("netmap:r}0");
+        assert_ne!(first.mem_id(), feed.mem_id());
+        assert_eq!(second.mem_id(), feed.mem_id());
+        let sent = traffic(0, 25);
+        for part in sent.chunks(400) {
+            send(&feed, part);
+            until("lb has taken them", || {
+                feed.txsync().expect("the daemon runs");
+                !feed.tx_rings()[0].pending()
+            });
+        }
+        for reader in [&first, &second] {
+            let mut got = Vec::new();
+            until("all packets have come", || {
+                got.extend(receive(reader));
+                got.len() >= sent.len()
+            });
+            assert!(got == sent, "the packets, or their order, are not those that were sent");
+        }
+        let summary = lb.summary();
+        assert_eq!((number(&summary["received"]), number(&summary["drops"])), (sent.len() as u64, 0), "{summary}");
+    });
+}
+
+#[test]
 fn extra_buffers_are_given_back() {
     isolated(|home| {
         // Another port keeps the region.

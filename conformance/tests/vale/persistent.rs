@@ -2,7 +2,7 @@
 
 use conformance::net::{BUFFER, CABLE, DIRECT, Net, Tap, collect, frames, open_in, transmit};
 use conformance::switch::{bring_up, ctl, done, host_on_switch};
-use conformance::{isolated, until};
+use conformance::{isolated, program, until};
 use unetmap::abi::NS_FORWARD;
 use unetmap::errno::{EBUSY, EINVAL};
 use unetmap::{Interest, Port};
@@ -221,5 +221,56 @@ fn deleting_the_interface_ends_the_port() {
         done(ns, "-r v1");
         until("nothing is left", || home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
         net.assert_alive();
+    });
+}
+
+/// An XDP program and a socket would never see the port's packets.
+#[test]
+fn filters_and_busy_polling_of_a_persistent_port_are_refused() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        done(&net.near, "-n v0");
+        let nic = |args: &[&str]| {
+            let out = net.near.command(program("unetmap")).args(["nic", "v0"]).args(args).output();
+            let out = out.expect("the front command");
+            (out.status.success(), String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned())
+        };
+        for args in [&["filter", "udp"][..], &["busy-poll", "20"]] {
+            let (success, text) = nic(args);
+            assert!(!success && text.contains("persistent port"), "{args:?}: {text}");
+        }
+        assert!(nic(&["filter", "off"]).0 && nic(&["busy-poll", "off"]).0);
+        let (success, text) = nic(&["--json"]);
+        assert!(success && text.contains(r#""filter":null"#) && text.contains(r#""busy_poll":null"#), "{text}");
+        done(&net.near, "-r v0");
+    });
+}
+
+/// Whichever is opened first: both ends of a pipe and its parent are in one region.
+#[test]
+fn a_parent_joins_the_region_of_pipes_that_are_older() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let ns = &net.near;
+        let reader = open_in(ns, "netmap:q}0");
+        done(ns, "-n q");
+        let persistent = open_in(ns, "netmap:q");
+        let writer = open_in(ns, &format!("netmap:q{{0@{}", persistent.mem_id()));
+        assert!(persistent.same_region(&reader) && persistent.same_region(&writer));
+        assert_connected(&writer, &reader, 1);
+        drop((persistent, writer));
+        done(ns, "-r q");
+        // The interface has gone, and the pipe has not.
+        assert_connected(&open_in(ns, "netmap:q{0"), &reader, 100);
+        let reader = open_in(ns, "vale0:e}0");
+        let ephemeral = open_in(ns, "vale0:e");
+        assert!(ephemeral.same_region(&reader));
+        assert_connected(&ephemeral, &open_in(ns, "vale0:other"), 200);
+        assert_connected(&open_in(ns, "vale0:e{0"), &reader, 300);
+        // The other way round.
+        let late = open_in(ns, "vale0:other{1");
+        assert!(!late.same_region(&ephemeral));
+        let parent = open_in(ns, "vale0:other");
+        assert!(parent.same_region(&late));
     });
 }

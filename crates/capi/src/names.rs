@@ -6,7 +6,8 @@
 use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
 use libc::{
-    epoll_event, fd_set, mmsghdr, mode_t, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, ssize_t, timespec, timeval,
+    epoll_event, fd_set, ifaddrs, mmsghdr, mode_t, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, ssize_t, timespec,
+    timeval,
 };
 
 macro_rules! names {
@@ -70,6 +71,8 @@ names! {
     recvmsg => unetmap_hook_recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
     recvmmsg => unetmap_hook_recvmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int,
         timeout: *mut timespec) -> c_int;
+    getifaddrs => unetmap_hook_getifaddrs(list: *mut *mut ifaddrs) -> c_int;
+    freeifaddrs => unetmap_hook_freeifaddrs(list: *mut ifaddrs) -> ();
 }
 
 // The widths that the one argument of a variadic call may have.

@@ -112,6 +112,10 @@ pub(crate) const FORWARD_STALLS: u32 = 1;
 /// When to check again for transmitted buffers: the kernel signals no event. Not measured.
 pub(crate) const TX_COMPLETION_POLL: Duration = Duration::from_micros(100);
 
+/// The longest sleep of a program that waits for a sink to take a slot, milliseconds: a doorbell's time is less than a
+/// second. Not measured.
+pub(crate) const SINK_SLEEP_MAX: Duration = Duration::from_millis(500);
+
 /// System calls that one sync makes at most to have its packets sent. Each sends 32 in copy mode, 256 since Linux 6.17:
 /// enough for the largest ring.
 pub(crate) const MAX_KICKS: u32 = 256;

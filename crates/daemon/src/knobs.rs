@@ -91,6 +91,8 @@ const fn foreign(name: &'static str, default: u64, range: RangeInclusive<u64>, a
 /// netmap's values are of type int.
 const ANY: RangeInclusive<u64> = 0..=i32::MAX as u64;
 const YES_NO: RangeInclusive<u64> = 0..=1;
+/// A sink takes memory only while it is open.
+const MAX_SINKS: u64 = 64;
 
 /// The sizes of private regions. Those of interfaces have fewer buffers, as all of them are locked in memory.
 const REGION: Sizes = Sizes::DEFAULT;
@@ -124,8 +126,8 @@ static KNOBS: [Knob; 37] = [
     current("buf_curr_num", "the same"),
     current("buf_curr_size", "the same"),
     knob("max_bridges", 65_536, ANY, Applies::ReadOnly, "switches of all users; allocated when they are created"),
-    knob("sink_delay_ns", 0, ANY, Applies::ReadOnly, "there is no test sink; a NULL port is one"),
-    knob("sink_num", 0, ANY, Applies::ReadOnly, "there is no test sink; a NULL port is one"),
+    knob("sink_delay_ns", 0, ANY, Applies::Open, "sinks (netmap:nmsink0): nanoseconds that each sent slot takes"),
+    knob("sink_num", 4, 0..=MAX_SINKS, Applies::Open, "sinks that exist, nmsink0 and so on"),
     foreign("bridge_batch", 1024, 1..=1024, "a switch moves up to 512 slots at once, as many as are available"),
     foreign("debug", 0, ANY, "debug builds of the original only; verbose logs everything here"),
     foreign("default_pipes", 0, ANY, "pipes allocate their rings when opened, as in the original"),
@@ -297,6 +299,16 @@ impl Knobs {
     /// Whether only receive rings with NR_TIMESTAMP get a timestamp.
     pub(crate) fn no_timestamp(&self) -> bool {
         self.get("no_timestamp") != 0
+    }
+
+    /// Nanoseconds that a sink which is opened from now on takes for each slot.
+    pub(crate) fn sink_delay_ns(&self) -> u64 {
+        self.get("sink_delay_ns")
+    }
+
+    /// The number of sinks.
+    pub(crate) fn sink_num(&self) -> u32 {
+        self.get_u32("sink_num")
     }
 
     fn sizes(&self, prefix: &str) -> Sizes {

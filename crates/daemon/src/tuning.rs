@@ -23,6 +23,14 @@ pub(crate) mod mediator {
     pub(crate) const BAD_POINTERS_PAUSE: Duration = Duration::from_millis(1);
 }
 
+/// Threads that deliver what monitored interfaces receive.
+pub(crate) mod arrival {
+    use std::time::Duration;
+
+    /// Pause before packets are delivered again that found the ring full, or being synced.
+    pub(crate) const RETRY: Duration = Duration::from_millis(2);
+}
+
 /// Interfaces.
 pub(crate) mod nic {
     use std::time::Duration;

@@ -22,6 +22,7 @@ mod nic;
 mod null;
 pub(crate) mod pipe;
 pub(crate) mod region_cache;
+mod sink;
 pub(crate) mod timed;
 pub(crate) mod vale;
 
@@ -232,5 +233,6 @@ pub(crate) fn open_ring(parts: &RingParts<'_>) -> Option<RingBackend> {
         BackendKind::Nic => nic::open(parts),
         BackendKind::Vale => vale::open(parts),
         BackendKind::Monitor => monitor::open(parts),
+        BackendKind::Sink => sink::open(parts),
     }
 }

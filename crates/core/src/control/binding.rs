@@ -22,13 +22,15 @@ pub enum BackendKind {
     Vale = 3,
     /// Channels from the syncs of the monitored rings; a transmit ring is read-only.
     Monitor = 4,
+    /// A transmit ring that discards its slots, at a set rate.
+    Sink = 5,
 }
 
 impl BackendKind {
     /// Returns the back end with that number.
     pub fn from_raw(raw: u32) -> Option<BackendKind> {
-        use BackendKind::{Monitor, Nic, Null, Pipe, Vale};
-        [Null, Pipe, Nic, Vale, Monitor].into_iter().find(|kind| *kind as u32 == raw)
+        use BackendKind::{Monitor, Nic, Null, Pipe, Sink, Vale};
+        [Null, Pipe, Nic, Vale, Monitor, Sink].into_iter().find(|kind| *kind as u32 == raw)
     }
 }
 
@@ -105,6 +107,8 @@ pub struct BoundRing {
     pub max_offset: u32,
     /// The bits of a slot's `ptr` that hold the packet's offset in its buffer; 0: packets begin at the start.
     pub offset_mask: u64,
+    /// On a transmit ring of a sink: nanoseconds that each slot takes.
+    pub slot_ns: u64,
 }
 
 /// In [`BoundRing::features`]: a packet may have several buffers.

@@ -1,12 +1,14 @@
 //! The monitors of an open port: requests them from the daemon, and assigns their mirror rings to the port's rings.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use unetmap_mem::OWNED_BY_SYNC_LOOP;
 
 use crate::control::monitor::{MonitorReply, NextMonitorRequest};
-use crate::port::Port;
+use crate::error::Error;
 use crate::port::ring::Ring;
+use crate::port::{Interest, Port};
 use crate::sync::SyncError;
 use crate::sync::mirror::{self, Monitor, MonitorList};
 use crate::tuning::MAX_MONITOR_RENEWALS;
@@ -51,6 +53,41 @@ impl Port {
             Err(SyncError::MonitorsChanged) => Ok(()),
             other => other,
         }
+    }
+
+    /// Delivers packets that have arrived to the receive rings that have monitors, and wakes the program. For the
+    /// daemon, which shares the port of a program: it releases no slot. Returns whether packets are left, because a
+    /// ring is full or is being synced.
+    ///
+    /// # Errors
+    /// As [`Port::rxsync`].
+    #[doc(hidden)]
+    pub fn deliver_to_monitors(&self) -> Result<bool, Error> {
+        let holder = self.enter()?;
+        let mut are_left = false;
+        for ring in &self.rx {
+            let (inner, before) = (&ring.inner, ring.inner.view.raw_tail());
+            match self.sync_renewing_monitors(ring, || inner.deliver_to_monitors(holder)) {
+                // The sync loop delivers what arrives.
+                Err(SyncError::OwnedBySyncLoop) => continue,
+                delivered => delivered.map_err(|error| self.explain(error, ring, "rx"))?,
+            }
+            if inner.view.raw_tail() != before
+                && let Some(source) = inner.backend.rx().and_then(|rx| rx.wakeup())
+            {
+                source.doorbell().notify();
+            }
+            are_left |= inner.state().status() != 0 && inner.peer_moved();
+        }
+        Ok(are_left)
+    }
+
+    /// Returns the descriptors that become readable when packets arrive, and the connection to the daemon, which hangs
+    /// up.
+    #[doc(hidden)]
+    pub fn arrival_fds(&self) -> Vec<BorrowedFd<'_>> {
+        let sockets = self.wakeup_sources(Interest::RX).filter_map(|(_, source)| source.socket());
+        std::iter::once(self.connection.fd.as_fd()).chain(sockets).collect()
     }
 
     /// Returns the monitors of this port, from the daemon.

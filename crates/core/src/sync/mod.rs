@@ -60,6 +60,17 @@ pub(crate) enum Effort {
     IfNeeded,
 }
 
+/// Where a sync gets the program's pointers from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum PointerSource {
+    /// From the ring.
+    Ring,
+    /// A `head` and `cur` in control blocks. The ring's own are not read, and its tail is not written.
+    ControlBlocks(u32, u32),
+    /// They are those of the last sync: nothing is released.
+    LastSync,
+}
+
 /// A time of the wall clock: microseconds since 1970, in one word, so that an `Option` of it is passed in a register.
 /// In memory it would be copied by a load wider than the stores that wrote it; such a load waits until the CPU has
 /// completed every earlier store, including that of a position whose cache line the peer has.
@@ -211,7 +222,7 @@ impl SyncRing {
     /// syncing. `now` is the time if the caller knows it; otherwise the clock is read when packets were delivered.
     #[inline]
     pub(crate) fn sync(&self, holder: u32, effort: Effort, now: Option<WallTime>) -> Result<(), SyncError> {
-        self.sync_by(holder, effort, now, None, None)
+        self.sync_by(holder, effort, now, PointerSource::Ring, None)
     }
 
     /// Syncs the ring as [`SyncRing::sync`] does, and passes released slots to `on_release` before they return to the
@@ -223,13 +234,22 @@ impl SyncRing {
         now: Option<WallTime>,
         on_release: OnRelease<'_>,
     ) -> Result<(), SyncError> {
-        self.sync_by(holder, effort, now, None, Some(on_release))
+        self.sync_by(holder, effort, now, PointerSource::Ring, Some(on_release))
     }
 
     /// Syncs the ring by `pointers`, a `head` and `cur` in control blocks, for the sync loop. Does not read the ring's
     /// own pointers and does not write its tail.
     pub(crate) fn sync_by_csb(&self, holder: u32, pointers: (u32, u32)) -> Result<(), SyncError> {
-        self.sync_by(holder, Effort::Full, None, Some(pointers), None)
+        self.sync_by(holder, Effort::Full, None, PointerSource::ControlBlocks(pointers.0, pointers.1), None)
+    }
+
+    /// Delivers what has arrived in a receive ring that has monitors, for a process that shares the ring with its
+    /// program. Does not read the program's pointers, one of which it may just have written.
+    pub(crate) fn deliver_to_monitors(&self, holder: u32) -> Result<(), SyncError> {
+        match self.state().status() {
+            0 => Ok(()),
+            _ => self.sync_by(holder, Effort::Full, None, PointerSource::LastSync, None),
+        }
     }
 
     #[inline(always)]
@@ -238,13 +258,13 @@ impl SyncRing {
         holder: u32,
         effort: Effort,
         now: Option<WallTime>,
-        csb_pointers: Option<(u32, u32)>,
+        source: PointerSource,
         on_release: Option<OnRelease<'_>>,
     ) -> Result<(), SyncError> {
         let state = self.state();
         let status = state.status();
         if status != 0
-            && let Some(error) = self.check_status(status, csb_pointers.is_some())
+            && let Some(error) = self.check_status(status, matches!(source, PointerSource::ControlBlocks(..)))
         {
             return Err(error);
         }
@@ -265,7 +285,11 @@ impl SyncRing {
             state.count_bad_pointer();
             return Err(SyncError::BadPointers);
         };
-        let (head, cur) = csb_pointers.unwrap_or_else(|| (self.view.raw_head(), self.view.raw_cur()));
+        let (head, cur) = match source {
+            PointerSource::Ring => (self.view.raw_head(), self.view.raw_cur()),
+            PointerSource::ControlBlocks(head, cur) => (head, cur),
+            PointerSource::LastSync => (hwcur.raw(), hwcur.raw()),
+        };
         let Some(program) = validate(slots, hwcur, hwtail, head, cur) else {
             state.count_bad_pointer();
             self.reinit(hwcur, hwtail);
@@ -299,7 +323,7 @@ impl SyncRing {
             }
         }
         // Restores a tail that the program overwrote.
-        if csb_pointers.is_none() && self.view.raw_tail() != tail.raw() {
+        if !matches!(source, PointerSource::ControlBlocks(..)) && self.view.raw_tail() != tail.raw() {
             self.view.set_tail(tail);
         }
         Ok(())

@@ -17,7 +17,7 @@ pub(super) fn port_info(call: &mut Call<'_>) -> Result<(), Refusal> {
         let bytes = match call.daemon.region_by_number(mem_id, call.caller) {
             Ok(region) => regions.get(region).map_or(0, |record| record.region.geometry().bytes()),
             // In netmap region 1 always exists, so this is the size that it will have.
-            Err(_) if mem_id == 1 => call.daemon.knobs.interface_sizes(0, false).bytes()?,
+            Err(_) if mem_id == 1 => call.daemon.sizes_without_interface(call.caller).bytes()?,
             Err(refusal) => return Err(refusal),
         };
         call.set_body(&NmreqPortInfoGet { nr_memsize: bytes, nr_mem_id: mem_id, ..request });

@@ -178,7 +178,7 @@ pub(crate) fn start(daemon: &mut Daemon, name: &str, prepared: Prepared) -> Resu
 }
 
 /// Returns the library's port for a session of the daemon's own, and the connection whose closing ends the port.
-fn adopt(
+pub(super) fn adopt(
     daemon: &mut Daemon,
     registered: Registered,
     socket_rings: Vec<SocketRings>,

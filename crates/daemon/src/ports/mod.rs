@@ -11,6 +11,7 @@
 //! and to the functions of this file that match it.
 
 mod answer;
+mod arrival;
 pub(crate) mod mediated;
 pub(crate) mod mediator;
 pub(crate) mod monitor;
@@ -19,11 +20,13 @@ mod null;
 pub(crate) mod pipe;
 mod pipe_rings;
 mod sessions;
+mod sink;
 pub(crate) mod snapshot;
 mod usage;
 pub(crate) mod vale;
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 
 use unetmap_abi::*;
@@ -39,9 +42,10 @@ use crate::knobs::Knobs;
 use crate::offsets::OffsetLayout;
 use crate::policy::{Access, Policy, PolicyFile};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, Scope};
+use crate::region::{RegionKey, Scope, Sizes};
 use crate::registry::{self, PortRecord};
 
+use arrival::ArrivalThread;
 use mediated::MediatedKey;
 use monitor::MonitorState;
 pub(crate) use nic::run_keeper;
@@ -70,6 +74,8 @@ pub(crate) enum PortKey {
     Pipe(PipeKey),
     /// A port without a data path.
     Null(Scope, String),
+    /// A sink, by its number.
+    Sink(Scope, u32),
     /// A monitor, by its number.
     Monitor(u64),
 }
@@ -236,6 +242,8 @@ pub(crate) struct Daemon {
     pub(crate) nics: NicState,
     pub(crate) vale: ValeState,
     pub(crate) monitors: MonitorState,
+    /// By session of a program that has a monitored interface open.
+    arrival_threads: BTreeMap<u64, ArrivalThread>,
 }
 
 impl Daemon {
@@ -246,6 +254,7 @@ impl Daemon {
             nics: NicState::default(),
             vale: ValeState::new(knobs.thread_plan().clone()),
             monitors: MonitorState::default(),
+            arrival_threads: BTreeMap::new(),
             knobs,
             admission,
             users: Users::default(),
@@ -290,7 +299,26 @@ impl Daemon {
     /// Returns the region that a request for a port names. Region 1 always exists, so it is created if there is none:
     /// the caller frees it if it creates no port in it.
     pub(crate) fn requested_region(&mut self, mem_id: u16, caller: &Caller) -> Result<RegionKey, Refusal> {
-        if mem_id == 1 { self.interface_region(caller, 0, false) } else { self.region_by_number(mem_id, caller) }
+        match (mem_id, self.region_by_number(mem_id, caller)) {
+            (1, Err(_)) => {
+                let (scope, sizes) = (self.interface_scope(caller), self.sizes_without_interface(caller));
+                self.registry.regions.create_for_interfaces(scope, sizes)
+            }
+            (_, region) => region,
+        }
+    }
+
+    /// Returns the sizes of region 1 if its first port is no interface. Its buffers suit the interfaces that may be
+    /// opened in it later.
+    pub(crate) fn sizes_without_interface(&self, caller: &Caller) -> Sizes {
+        let zero_copy = self.admission.policy.is_some() && nic::any_driver_offers_zero_copy(caller);
+        self.knobs.interface_sizes(0, zero_copy)
+    }
+
+    /// Returns the region of the pipes that a parent has, if it has any. A port that is created later as their parent
+    /// joins it.
+    pub(crate) fn region_of_pipes(&self, scope: Scope, parent: &str) -> Option<RegionKey> {
+        pipe::region_of_pipes(&self.registry, scope, parent)
     }
 
     /// The policy; `None` in a user's own daemon, which opens no interface.
@@ -365,7 +393,10 @@ impl Daemon {
         match (&spec.pipe, spec.kind) {
             (Some(pipe), _) => pipe::find_or_create(self, &spec.parent, pipe, request, caller),
             (None, PortKind::Vale) => vale::find_or_create(self, spec, request, caller),
-            (None, PortKind::Netmap) => nic::find_or_create(self, spec, request, caller),
+            (None, PortKind::Netmap) => match sink::number(self, &spec.parent, caller)? {
+                Some(number) => sink::find_or_create(self, number, request, caller),
+                None => nic::find_or_create(self, spec, request, caller),
+            },
         }
     }
 
@@ -391,6 +422,13 @@ impl Daemon {
             PortKey::Persistent(hidden) => vale::persistent::connect_ends(self, *hidden),
             PortKey::Monitor(id) => {
                 monitor::notify_watched(self, *id);
+                if let Some(watched) = monitor::watched_port(self, *id) {
+                    arrival::update_threads(self, &watched);
+                }
+                Ok(())
+            }
+            PortKey::Nic(_) => {
+                arrival::update_threads(self, &at.port);
                 Ok(())
             }
             _ => Ok(()),
@@ -406,6 +444,7 @@ impl Daemon {
                     tracing::error!(name, "the host is not connected with its switch again: {}", e.why);
                 }
             }
+            PortKey::Nic(_) => arrival::update_threads(self, &at.port),
             _ => {}
         }
     }
@@ -414,7 +453,12 @@ impl Daemon {
     fn before_release(&mut self, key: &PortKey) {
         match key {
             PortKey::Mediated(key) => mediated::stop_threads_if_unused(self, key),
-            PortKey::Monitor(id) => monitor::close_if_unused(self, *id),
+            PortKey::Monitor(id) => {
+                monitor::close_if_unused(self, *id);
+                if let Some(watched) = monitor::watched_port(self, *id) {
+                    arrival::update_threads(self, &watched);
+                }
+            }
             _ => {}
         }
     }
@@ -458,7 +502,10 @@ fn find_open_port(daemon: &mut Daemon, spec: &PortSpec, caller: &Caller) -> Resu
             let key = vale::key_of(daemon, &spec.parent, caller)?;
             vale::program_port(daemon, key).into()
         }
-        (None, PortKind::Netmap) => find_open_interface(daemon, &spec.parent, caller)?.into(),
+        (None, PortKind::Netmap) => match sink::number(daemon, &spec.parent, caller)? {
+            Some(number) => PortKey::Sink(daemon.scope(caller), number).into(),
+            None => find_open_interface(daemon, &spec.parent, caller)?.into(),
+        },
     };
     match daemon.registry.endpoint(&at) {
         Ok((endpoint, _)) if endpoint.in_use() => Ok(at),

@@ -6,7 +6,7 @@
 //! memory that it shares with the watched programs only. A zero-copy monitor and its mirror rings lie in the watched
 //! port's region.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::slice;
 use std::sync::Arc;
@@ -369,6 +369,18 @@ pub(super) fn close_if_unused(daemon: &mut Daemon, id: u64) {
     let Some(monitor) = monitor.filter(|monitor| !monitor.closed && !monitor.endpoint.in_use()) else { return };
     monitor.closed = true;
     notify_watched(daemon, id);
+}
+
+/// The port that a monitor watches.
+pub(super) fn watched_port(daemon: &Daemon, id: u64) -> Option<PortKey> {
+    daemon.registry.get::<Monitor>(&PortKey::Monitor(id)).map(|monitor| monitor.watched.port.clone())
+}
+
+/// The receive rings of an interface whose packets are copied to monitors.
+pub(super) fn copied_receive_rings(daemon: &Daemon, port: &PortKey) -> BTreeSet<usize> {
+    let monitors = monitors_on(daemon, port).filter(|monitor| !monitor.is_zero_copy());
+    let rings = monitors.flat_map(|monitor| &monitor.watched_rings).filter(|ring| !ring.transmit);
+    rings.map(|ring| ring.id).collect()
 }
 
 /// Releases closed monitors whose mirror rings no sync uses any more.

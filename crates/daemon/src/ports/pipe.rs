@@ -15,8 +15,8 @@ use unetmap_mem::ChannelPage;
 use super::mediated::Mediated;
 use super::pipe_rings::PipeRings;
 use super::snapshot::PortSnapshot;
-use super::vale::persistent;
-use super::{Daemon, Description, EndpointKey, Port, PortKey, nic};
+use super::vale::{self, persistent};
+use super::{Daemon, Description, EndpointKey, Port, PortKey, Registry, nic, sink};
 use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
@@ -88,6 +88,7 @@ pub(super) fn find_or_create(
             }
             (None, Access::Mediated) => region_of_parent(daemon, scope, parent, sizes)?,
         },
+        (0, None) if sink::number(daemon, parent, caller)?.is_some() => daemon.requested_region(1, caller)?,
         (0, _) => region_of_parent(daemon, scope, parent, sizes)?,
         (mem_id, _) => daemon.requested_region(mem_id, caller)?,
     };
@@ -111,13 +112,18 @@ pub(super) fn find(daemon: &Daemon, key: &PipeKey, caller: &Caller) -> Option<Pi
 fn region_of_parent(daemon: &mut Daemon, scope: Scope, parent: &str, sizes: Sizes) -> Result<RegionKey, Refusal> {
     let registry = &daemon.registry;
     let mediated = registry.all::<Mediated>().filter(|port| port.key.scope == scope && port.key.interface == parent);
-    let siblings = registry.all::<Pipe>().filter(|pipe| pipe.is_child_of(scope, parent));
-    let mut regions = mediated.map(PortRecord::region).chain(siblings.map(PortRecord::region));
-    if let Some(region) = regions.next() {
+    let mut regions = mediated.map(PortRecord::region).chain(vale::region_of(daemon, scope, parent));
+    let found = regions.next().or_else(|| region_of_pipes(&daemon.registry, scope, parent));
+    drop(regions);
+    if let Some(region) = found {
         return Ok(region);
     }
-    drop(regions);
     daemon.registry.regions.create_private(scope, parent, sizes)
+}
+
+/// Returns the region of the pipes that a parent has, if it has any.
+pub(super) fn region_of_pipes(registry: &Registry, scope: Scope, parent: &str) -> Option<RegionKey> {
+    registry.all::<Pipe>().find(|pipe| pipe.is_child_of(scope, parent)).map(PortRecord::region)
 }
 
 impl Pipe {

@@ -10,7 +10,7 @@ use unetmap_mem::BufIdx;
 use unetmap_sys::process;
 
 use super::answer::iface_shape;
-use super::{Daemon, EndpointKey, Session, monitor};
+use super::{Daemon, EndpointKey, Session, arrival, monitor};
 use crate::budget::{Amounts, Resource};
 use crate::caller::Caller;
 use crate::endpoint::RingSelection;
@@ -149,6 +149,7 @@ impl Daemon {
 
     /// Closes a session, for whatever reason it ended, and frees everything that it held.
     pub(crate) fn close(&mut self, id: u64) {
+        arrival::stop(self, id);
         let Some(session) = self.registry.sessions.remove(&id) else { return };
         let at = EndpointKey { port: session.port.clone(), index: session.endpoint };
         self.monitors.lists.remove(&id);

@@ -12,7 +12,7 @@ use unetmap_sys::link::Link;
 use unetmap_sys::xsk::{self, BusyPoll};
 
 use super::Nic;
-use super::open::check_may_set;
+use super::open::{check_may_set, refuse_persistent};
 use crate::caller::Caller;
 use crate::policy::Access;
 use crate::ports::{Daemon, PortKey};
@@ -52,6 +52,7 @@ pub(super) fn set_busy_poll(
         }
         Some((usec, budget)) => {
             let Some(busy_poll) = BusyPoll::new(usec, budget) else { return out_of_bounds(usec, budget) };
+            refuse_persistent(daemon, "busy polling", link, caller)?;
             let Some(netns) = &caller.netns else { return refuse(ENXIO, "no such interface (ip link shows them)") };
             // Also tried where no socket is open yet: a setting that cannot be used is not stored.
             let tried = netns.run(|| xsk::try_busy_poll(busy_poll)).and_then(|tried| tried);

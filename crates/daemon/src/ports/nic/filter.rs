@@ -15,7 +15,7 @@ use unetmap_sys::xsk;
 
 use super::Nic;
 use super::busy_poll::{BusyPollSnapshot, set_busy_poll};
-use super::open::{check_may_set, denied, find, find_link, not_system_daemon, queues};
+use super::open::{check_may_set, denied, find, find_link, not_system_daemon, queues, refuse_persistent};
 use super::settings::StoredFilter;
 use crate::caller::Caller;
 use crate::endpoint::PortRing;
@@ -130,17 +130,18 @@ fn set_filter(
     let (uid, netns_id) = (caller.peer.uid, caller.netns_id());
     let open = check_may_set(daemon, "filter", link, access, caller)?.map(PortKey::Nic);
     let Some(netns) = &caller.netns else { return refuse(ENXIO, "no such interface (ip link shows them)") };
-    let Daemon { registry, nics, .. } = daemon;
-    let nic = open.and_then(|key| registry.get_mut::<Nic>(&key));
-    let settings = &mut nics.settings;
     let Some(filter) = filter else {
-        if let Some(nic) = nic {
+        if let Some(nic) = open.and_then(|key| daemon.registry.get_mut::<Nic>(&key)) {
             nic.set_filter(None)?;
         }
-        settings.remove_filter(netns_id, link.index);
+        daemon.nics.settings.remove_filter(netns_id, link.index);
         tracing::info!(name = link.name, uid, "filter removed");
         return Ok(());
     };
+    refuse_persistent(daemon, "a filter", link, caller)?;
+    let Daemon { registry, nics, .. } = daemon;
+    let nic = open.and_then(|key| registry.get_mut::<Nic>(&key));
+    let settings = &mut nics.settings;
     // Also tried where no XDP program is attached yet: a filter that cannot be used is not stored.
     Xdp::try_filter(&filter.program).or_else(|e| refuse_filter(&e))?;
     let (before, stored) = (settings.filter_of(netns_id, link.index), Arc::new(StoredFilter { filter, uid }));

@@ -61,7 +61,9 @@ pub(crate) use open::{
     ALL_NAMESPACES, NicState, admitted, admitted_interface, create_for_daemon, find, find_link, find_or_create, in_use,
     links_changed, new_shape, no_such_interface, unwatch_if_unused, usage_for_daemon, watch,
 };
-pub(crate) use zero_copy::driver_offers_it as driver_offers_zero_copy;
+pub(crate) use zero_copy::{
+    any_driver_offers_it as any_driver_offers_zero_copy, driver_offers_it as driver_offers_zero_copy,
+};
 
 /// Identifies an interface that is open.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

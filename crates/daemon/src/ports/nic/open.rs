@@ -455,6 +455,20 @@ fn without_ethernet<T>() -> Result<T, Refusal> {
     )
 }
 
+/// Refuses to set `what` of a persistent port: a switch moves its packets, and neither an XDP program nor a socket.
+pub(super) fn refuse_persistent(daemon: &Daemon, what: &str, link: &Link, caller: &Caller) -> Result<(), Refusal> {
+    if persistent::of_link(daemon, link, caller)?.is_none() {
+        return Ok(());
+    }
+    refuse(
+        EOPNOTSUPP,
+        format!(
+            "it is a persistent port, for which {what} has no effect: the packets of such a port are moved by its switch \
+             (once it is attached: unetmap vale port)"
+        ),
+    )
+}
+
 /// Refuses a caller who may not set `what` of an interface. Returns the interface if it is open.
 pub(super) fn check_may_set(
     daemon: &Daemon,

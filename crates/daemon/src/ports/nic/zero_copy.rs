@@ -16,6 +16,12 @@ pub(crate) fn driver_offers_it(link: &Link, caller: &Caller) -> bool {
     features.is_ok_and(|known| known.is_some_and(|features| features.zerocopy))
 }
 
+/// Whether the driver of any interface in the caller's namespace does.
+pub(crate) fn any_driver_offers_it(caller: &Caller) -> bool {
+    let links = caller.netns.as_ref().map(|netns| netns.run(link::all).and_then(|links| links));
+    links.and_then(Result::ok).is_some_and(|links| links.iter().any(|link| driver_offers_it(link, caller)))
+}
+
 impl Nic {
     /// Why zero copy is not tried, if it is not.
     pub(super) fn zero_copy_obstacle(&self, mode: Mode, headroom: u32) -> Option<String> {

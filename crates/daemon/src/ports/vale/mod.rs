@@ -265,9 +265,10 @@ fn create(
     let sizes = daemon.knobs.private_sizes().for_switch_port(&shape, request.nr_extra_bufs.min(MAX_EXTRA));
     let port = Amounts::endpoints(1, shape).and(switch_descriptors(shape));
     daemon.check_budget(key.scope, port.and(Amounts::region(sizes.bufs.0)))?;
-    let region = match request.nr_mem_id {
-        0 => daemon.registry.regions.create_private(owner, &key.name(), sizes)?,
-        mem_id => daemon.requested_region(mem_id, caller)?,
+    let region = match (request.nr_mem_id, daemon.region_of_pipes(owner, &key.name())) {
+        (0, Some(region)) => region,
+        (0, None) => daemon.registry.regions.create_private(owner, &key.name(), sizes)?,
+        (mem_id, _) => daemon.requested_region(mem_id, caller)?,
     };
     let record = daemon.registry.regions.existing_mut(region)?;
     let id = PortKey::Vale(key.clone());
@@ -288,6 +289,18 @@ fn create(
 /// of those that wake the switch.
 fn switch_descriptors(shape: EndpointShape) -> Amounts {
     Amounts::of(Resource::Descriptors, u64::from(shape.all_rings()) + 4)
+}
+
+/// Returns the region of a port of a switch, by its name valeS:P. Programs have no access to that of an attached
+/// interface.
+pub(super) fn region_of(daemon: &Daemon, scope: Scope, name: &str) -> Option<RegionKey> {
+    let (switch, port) = name.split_once(':')?;
+    let key = ValeKey { scope, switch: switch.into(), port: port.into() };
+    let region = match daemon.vale.persistent.attached_as(&key) {
+        Some(hidden) => daemon.vale.persistent.region(hidden),
+        None => find(&daemon.registry, &key).map(|port| port.region),
+    };
+    region.filter(|region| daemon.registry.regions.get(*region).is_some_and(|record| record.scope.uid == scope.uid))
 }
 
 fn is_interface(daemon: &Daemon, name: &str, caller: &Caller) -> bool {

@@ -133,6 +133,11 @@ impl PersistentState {
         self.at(key).map(|port| &port.host_end)
     }
 
+    /// Returns the region of the port with this hidden end.
+    pub(super) fn region(&self, hidden: u32) -> Option<RegionKey> {
+        self.get(hidden).map(|port| port.region)
+    }
+
     /// Returns the header of the packets that programs send and receive on this port of a switch.
     pub(super) fn header(&self, key: &ValeKey) -> Option<u8> {
         self.at(key).map(|port| port.header)
@@ -275,7 +280,7 @@ pub(crate) fn region_of(daemon: &Daemon, name: &str, caller: &Caller) -> Result<
     }
     let Some(link) = find_link(name, caller)? else { return Ok(None) };
     let hidden = of_link(daemon, &link, caller)?;
-    Ok(hidden.and_then(|hidden| daemon.vale.persistent.get(hidden)).map(|port| port.region))
+    Ok(hidden.and_then(|hidden| daemon.vale.persistent.region(hidden)))
 }
 
 /// Attaches a persistent port to a switch. Returns its index there; `None`: it is attached to another switch.
@@ -373,12 +378,14 @@ pub(crate) fn create(daemon: &mut Daemon, name: &str, request: NmreqValeNewif, c
         ..Default::default()
     };
     let shape = EndpointShape { host_tx_rings: 1, host_rx_rings: 1, ..EndpointShape::requested(&shape, MAX_RINGS)? };
-    let region = match request.nr_mem_id {
-        0 => {
+    let scope = daemon.scope(caller);
+    let region = match (request.nr_mem_id, daemon.region_of_pipes(scope, name)) {
+        (0, Some(region)) => region,
+        (0, None) => {
             let sizes = daemon.knobs.private_sizes().for_switch_port(&shape, MAX_EXTRA);
-            daemon.registry.regions.create_private(daemon.scope(caller), name, sizes)?
+            daemon.registry.regions.create_private(scope, name, sizes)?
         }
-        mem_id => daemon.requested_region(mem_id, caller)?,
+        (mem_id, _) => daemon.requested_region(mem_id, caller)?,
     };
     let created = create_in(daemon, (name, request, shape), region, caller);
     created.inspect_err(|_| {

@@ -1,0 +1,105 @@
+//! Threads that deliver what a monitored interface receives when it arrives, so that its monitors see it before the
+//! program syncs.
+//!
+//! ```text
+//! socket == program's ring == program         the thread shares the program's session: under the ring's lock it
+//!   '-- [thread] --'    '---> mirror rings     delivers what has arrived, which copies it to the monitors, releases
+//!                                              nothing, and wakes the program
+//! ```
+//! Only interfaces that programs open directly need them: what moves the packets of other ports does not wait for the
+//! program that receives them.
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use unetmap_core::Port;
+use unetmap_core::errno::ENOMEM;
+use unetmap_sys::event::Epoll;
+
+use super::nic::Nic;
+use super::{Daemon, PortKey, mediator, monitor};
+use crate::refusal::{Refusal, refuse};
+use crate::region::DAEMON_UID;
+use crate::tuning::arrival::RETRY;
+
+/// A running thread.
+pub(crate) struct ArrivalThread {
+    stop: Arc<AtomicBool>,
+    /// Closing it wakes the thread.
+    connection: OwnedFd,
+    thread: JoinHandle<()>,
+}
+
+/// Starts and stops threads, so that each receive ring of `port` that has monitors is served by one, with a session of
+/// a program that has the ring bound. If one cannot be started, the program's own syncs copy to the monitors.
+pub(super) fn update_threads(daemon: &mut Daemon, port: &PortKey) {
+    let is_direct = daemon.registry.get::<Nic>(port).is_some_and(|nic| nic.scope.uid != DAEMON_UID);
+    let mut unserved = if is_direct { monitor::copied_receive_rings(daemon, port) } else { BTreeSet::new() };
+    let (mut needed, mut unneeded) = (Vec::new(), Vec::new());
+    for (id, session) in daemon.registry.sessions.iter().filter(|(_, session)| session.port == *port) {
+        let is_running = daemon.arrival_threads.contains_key(id);
+        let serves = session.selection.rx.iter().filter(|ring| unserved.remove(ring)).count() > 0;
+        match (serves, is_running) {
+            (true, false) => needed.push(*id),
+            (false, true) => unneeded.push(*id),
+            _ => {}
+        }
+    }
+    unneeded.into_iter().for_each(|id| stop(daemon, id));
+    for id in needed {
+        if let Err(refusal) = start(daemon, id, port) {
+            tracing::warn!(session = id, "monitors see what it receives when its program syncs: {}", refusal.why);
+        }
+    }
+}
+
+/// Starts a thread for a session.
+fn start(daemon: &mut Daemon, session: u64, port: &PortKey) -> Result<(), Refusal> {
+    let (name, registered) = daemon.repeat_answer(session)?;
+    let rings = daemon.registry.get::<Nic>(port).map(Nic::socket_rings).unwrap_or_default();
+    let (port, connection) = mediator::adopt(daemon, registered, rings)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let of_thread = stop.clone();
+    let builder = std::thread::Builder::new().name(format!("{name} arrivals"));
+    let thread = builder.spawn(move || {
+        if let Err(e) = deliver(&port, &of_thread) {
+            tracing::debug!("packets are shown to monitors when their program syncs: {e}");
+        }
+    });
+    match thread {
+        Ok(thread) => {
+            daemon.arrival_threads.insert(session, ArrivalThread { stop, connection, thread });
+            Ok(())
+        }
+        Err(e) => refuse(ENOMEM, format!("no thread for the monitors of {name}: {e}")),
+    }
+}
+
+/// Stops the thread of a session, if it has one.
+pub(super) fn stop(daemon: &mut Daemon, session: u64) {
+    let Some(thread) = daemon.arrival_threads.remove(&session) else { return };
+    thread.stop.store(true, Ordering::Release);
+    drop(thread.connection);
+    if thread.thread.join().is_err() {
+        tracing::error!(session, "a thread that delivers packets to monitors panicked");
+    }
+    daemon.monitors.lists.remove(&session);
+}
+
+/// Delivers packets until the thread is stopped, or the port ends.
+fn deliver(port: &Port, stop: &AtomicBool) -> Result<(), Box<dyn Error>> {
+    let (epoll, mut events) = (Epoll::new()?, Vec::new());
+    for fd in port.arrival_fds() {
+        epoll.add_edge(fd, 0)?;
+    }
+    while !stop.load(Ordering::Acquire) {
+        let are_left = port.deliver_to_monitors()?;
+        // A signal ends the wait early.
+        let _ = epoll.wait(&mut events, are_left.then_some(RETRY));
+    }
+    Ok(())
+}
