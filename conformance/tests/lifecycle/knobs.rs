@@ -251,7 +251,10 @@ fn only_the_owner_can_set_knobs() {
         };
         open_up(home.folder());
         open_up(&folder);
-        let _daemon = daemon(home, &[]);
+        // A user without any rule is not served at all.
+        let policy = home.folder().join("policy.toml");
+        fs::write(&policy, "[[rule]]\nports = [\"own*\"]\nusers = [\"nobody\"]\n").expect("our own file");
+        let _daemon = daemon(home, &["--policy", policy.to_str().expect("text")]);
         let copy = conformance::net::public_copy(&folder, program("unetmap").to_str().expect("text"));
         let as_nobody = |args: &[&str]| {
             let mut command = Command::new("runuser");

@@ -25,6 +25,7 @@ pub const MEMORY_HELPER: Calls = &[MEMORY, MEMORY_X86];
 const ALL_THREADS: &[libc::c_long] = &[
     libc::SYS_read, libc::SYS_write, libc::SYS_readv, libc::SYS_writev, libc::SYS_pread64, libc::SYS_pwrite64,
     libc::SYS_close, libc::SYS_close_range, libc::SYS_fstat, libc::SYS_newfstatat, libc::SYS_statx, libc::SYS_lseek,
+    libc::SYS_fstatfs,
     libc::SYS_fcntl, libc::SYS_flock, libc::SYS_dup, libc::SYS_dup3, libc::SYS_ioctl, libc::SYS_ppoll,
     libc::SYS_pselect6, libc::SYS_epoll_create1, libc::SYS_epoll_ctl, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2,
     libc::SYS_eventfd2, libc::SYS_timerfd_create, libc::SYS_timerfd_settime, libc::SYS_timerfd_gettime, libc::SYS_pipe2,
@@ -64,7 +65,7 @@ const MAIN_THREAD: &[libc::c_long] = &[
     libc::SYS_fchmodat, libc::SYS_umask, libc::SYS_setsid, libc::SYS_setpriority, libc::SYS_getpriority,
     libc::SYS_prlimit64, libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal, libc::SYS_getgroups, libc::SYS_getcwd,
     libc::SYS_kill, libc::SYS_landlock_create_ruleset, libc::SYS_landlock_add_rule, libc::SYS_landlock_restrict_self,
-    libc::SYS_statfs, libc::SYS_fstatfs, libc::SYS_renameat2,
+    libc::SYS_statfs, libc::SYS_renameat2,
 ];
 
 /// Those that aarch64 does not have.
