@@ -92,7 +92,7 @@ fn a_program_that_waits_on_a_monitored_interface_is_woken() {
                 }
             }
         });
-        until("the monitor has all", || monitor.rxsync().is_ok() && monitor.rx_rings()[0].space() as u64 == FRAMES);
+        until("the monitor has all", || monitor.rxsync().is_ok() && u64::from(monitor.rx_rings()[0].space()) == FRAMES);
         assert_eq!(dropped(home, &monitor), 0);
     });
 }

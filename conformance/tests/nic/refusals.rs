@@ -67,7 +67,7 @@ fn a_missing_capability_or_limit_is_named() {
                 FEW,
                 "locked in memory: raise the limit (ulimit -l unlimited), or give the daemon CAP_IPC_LOCK",
             ),
-            (here, "-bpf,-sys_admin", FEW, "may not enter your network namespace: give it CAP_SYS_ADMIN"),
+            (here, "-bpf,-sys_admin", FEW, "may not attach XDP programs: it needs CAP_NET_ADMIN and CAP_BPF"),
             (here, "-net_raw", FEW, "may not open AF_XDP sockets: it needs CAP_NET_RAW"),
             (here, "-net_admin", FEW, "cannot see your network namespace: give it CAP_NET_ADMIN"),
             (&far, "-sys_admin", FEW, "may not enter your network namespace: give it CAP_SYS_ADMIN"),
