@@ -302,7 +302,8 @@ fn a_missing_capability_of_the_daemon_is_reported() {
                 ("+all", ""),
                 ("-net_raw", "capabilities"),
                 ("-net_admin", "capabilities"),
-                ("-sys_admin", "capabilities"),
+                ("-sys_admin", ""),
+                ("-bpf,-sys_admin", "capabilities"),
                 ("-bpf", ""),
                 ("-ipc_lock", "locked memory"),
             ] {

@@ -134,9 +134,11 @@ fn read(path: &str) -> String {
 
 /// Reads the privileges of a process from `/proc`.
 pub(super) fn privileges(process: &str) -> Privileges {
+    let netns = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
     Privileges {
         capabilities: effective(&read(&format!("/proc/{process}/status"))),
         locked: locked_limit(&read(&format!("/proc/{process}/limits"))),
+        is_in_this_netns: netns(process).is_some_and(|other| netns("self") == Some(other)),
     }
 }
 
@@ -223,7 +225,7 @@ mod tests {
         assert_eq!(locked_limit(&limits.replace("8388608", "unlimited")), Some(u64::MAX));
         assert_eq!(locked_limit("Max open files  1 1 files\n"), None);
         let own = privileges("self");
-        assert!(own.capabilities.is_some() && own.locked.is_some());
+        assert!(own.capabilities.is_some() && own.locked.is_some() && own.is_in_this_netns);
         assert_eq!(privileges("0"), Privileges::default());
     }
 

@@ -44,6 +44,8 @@ pub(super) struct Privileges {
     pub(super) capabilities: Option<u64>,
     /// Limit of locked memory in bytes; `u64::MAX`: no limit.
     pub(super) locked: Option<u64>,
+    /// Whether it is known to be in this process's network namespace, so that it need not enter it.
+    pub(super) is_in_this_netns: bool,
 }
 
 impl Privileges {
@@ -114,7 +116,7 @@ pub(super) fn check(facts: &Facts) -> Vec<Check> {
     checks.push(attempt("XDP links", done, &facts.link, facts, NET_ADMIN | BPF | SYS_ADMIN));
     checks.push(daemon(facts));
     if let Some(privileges) = facts.opener() {
-        checks.push(capabilities(privileges.capabilities));
+        checks.push(capabilities(privileges));
         checks.push(locked(privileges));
     }
     checks
@@ -183,16 +185,27 @@ fn daemon(facts: &Facts) -> Check {
 }
 
 /// Checks the capabilities of the process that opens interfaces.
-fn capabilities(has: Option<u64>) -> Check {
+fn capabilities(privileges: Privileges) -> Check {
     const WHAT: &str = "capabilities";
-    let Some(has) = has else { return Check::unknown(WHAT, "the capabilities of unetmapd cannot be read") };
-    // The daemon enters the client's network namespace for each call about an interface, which needs CAP_SYS_ADMIN.
-    let need = [(NET_RAW, "CAP_NET_RAW"), (NET_ADMIN, "CAP_NET_ADMIN"), (SYS_ADMIN, "CAP_SYS_ADMIN")];
-    let lacks: Vec<&str> = need.iter().filter(|(bit, _)| has & bit == 0).map(|&(_, name)| name).collect();
-    if lacks.is_empty() {
-        return Check::ok(WHAT, "unetmapd has CAP_NET_RAW, CAP_NET_ADMIN and CAP_SYS_ADMIN, which includes CAP_BPF");
+    let Some(has) = privileges.capabilities else {
+        return Check::unknown(WHAT, "the capabilities of unetmapd cannot be read");
+    };
+    // CAP_SYS_ADMIN, with which the daemon enters the client's network namespace, includes CAP_BPF.
+    let admin = match privileges.is_in_this_netns {
+        true => (SYS_ADMIN | BPF, "CAP_BPF"),
+        false => (SYS_ADMIN, "CAP_SYS_ADMIN"),
+    };
+    let need = [(NET_RAW, "CAP_NET_RAW"), (NET_ADMIN, "CAP_NET_ADMIN"), admin];
+    let lacks: Vec<&str> = need.iter().filter(|(bits, _)| has & bits == 0).map(|&(_, name)| name).collect();
+    if !lacks.is_empty() {
+        let text = format!("unetmapd lacks {}", lacks.join(", "));
+        return Check::missing(WHAT, text).fix("start it as root, with all capabilities");
     }
-    Check::missing(WHAT, format!("unetmapd lacks {}", lacks.join(", "))).fix("start it as root, with all capabilities")
+    let admin = match has & SYS_ADMIN {
+        0 => "CAP_BPF; for other network namespaces and host rings it needs CAP_SYS_ADMIN",
+        _ => "CAP_SYS_ADMIN, which includes CAP_BPF",
+    };
+    Check::ok(WHAT, format!("unetmapd has CAP_NET_RAW, CAP_NET_ADMIN and {admin}"))
 }
 
 fn locked(privileges: Privileges) -> Check {
@@ -204,7 +217,7 @@ fn locked(privileges: Privileges) -> Check {
         }
         Privileges { locked: Some(u64::MAX), .. } => Check::ok(WHAT, "no limit"),
         Privileges { locked: Some(limit), .. } if limit >= LOCKED => Check::ok(WHAT, format!("limit {}", mib(limit))),
-        Privileges { locked: Some(limit), capabilities: Some(_) } => {
+        Privileges { locked: Some(limit), capabilities: Some(_), .. } => {
             Check::missing(WHAT, format!("the limit is {}, packet buffers need {}", mib(limit), mib(LOCKED)))
                 .fix("run ulimit -l unlimited before unetmapd is started, or give it CAP_IPC_LOCK")
         }
@@ -220,7 +233,7 @@ mod tests {
     const ALL: u64 = (1 << 41) - 1;
 
     fn privileges(capabilities: u64, locked: u64) -> Privileges {
-        Privileges { capabilities: Some(capabilities), locked: Some(locked) }
+        Privileges { capabilities: Some(capabilities), locked: Some(locked), is_in_this_netns: false }
     }
 
     fn facts() -> Facts {
@@ -351,6 +364,10 @@ mod tests {
             assert_eq!(blocking(&facts), ["capabilities"]);
             assert_eq!(find(&facts, "capabilities").text, format!("unetmapd lacks {name}"));
         }
+        let in_this_netns = |has| Privileges { is_in_this_netns: true, ..privileges(has, 0) };
+        assert!(blocking(&daemon(in_this_netns(ALL & !SYS_ADMIN))).is_empty());
+        let without_bpf = daemon(in_this_netns(ALL & !SYS_ADMIN & !BPF));
+        assert_eq!(find(&without_bpf, "capabilities").text, "unetmapd lacks CAP_BPF");
         assert_eq!(find(&daemon(Privileges::default()), "capabilities").state, State::Unknown);
         assert!(blocking(&daemon(Privileges::default())).is_empty());
         assert_eq!(blocking(&Facts { own: privileges(0, 0), ..facts() }), ["capabilities", "locked memory"]);
@@ -367,8 +384,8 @@ mod tests {
         ] {
             assert_eq!(locked(privileges(has, limit)).state, state, "{limit}");
         }
-        assert_eq!(locked(Privileges { capabilities: None, locked: Some(0) }).state, State::Unknown);
-        assert_eq!(locked(Privileges { capabilities: Some(limited), locked: None }).state, State::Unknown);
+        assert_eq!(locked(Privileges { locked: Some(0), ..Privileges::default() }).state, State::Unknown);
+        assert_eq!(locked(Privileges { capabilities: Some(limited), ..Privileges::default() }).state, State::Unknown);
         assert!(locked(privileges(limited, 8 << 20)).text.contains("is 8 MiB, packet buffers need 64 MiB"));
     }
 }
