@@ -231,7 +231,7 @@ RULE("2-cur-rx", "with cur at tail, unread packets before cur do not end a poll:
 	CHECK_EQ(poll_fd(b.fd, POLLIN, DELAY_MS, &revents), 0);
 	CHECK_EQ(rx->head, 0);
 	send_one();
-	CHECK_EQ(poll_fd(b.fd, POLLIN, 0, &revents), 1);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, TIMEOUT_MS, &revents), 1);
 	CHECK_EQ(nm_ring_space(rx), 2);
 }
 
