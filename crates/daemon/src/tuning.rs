@@ -148,6 +148,11 @@ pub(crate) mod node {
     /// Helpers without a request that are kept, and started with the node. Further ones are started for each request.
     pub(crate) const MAX_IDLE_HELPERS: usize = 4;
 
+    /// How often a sync with data of the program's packets is tried while another thread syncs the ring, and the time
+    /// between two tries: together above the time for which a thread is preempted. Not measured.
+    pub(crate) const MAX_TRIES_WITH_DATA: u32 = 500;
+    pub(crate) const RING_BUSY_RETRY: Duration = Duration::from_micros(100);
+
     /// Mounts: as many as CPUs within these bounds. A thread does not spin for a program that shares its mount with
     /// others.
     pub(crate) const MIN_MOUNTS: usize = 4;

@@ -14,7 +14,7 @@ use std::time::Instant;
 use unetmap_abi::{NIOCCONFIG, NIOCCTRL, NIOCGINFO, NIOCREGIF, NIOCRXSYNC, NIOCTXSYNC};
 use unetmap_core::Error;
 use unetmap_core::errno::{EAGAIN, EINVAL, EIO, EMFILE, ENODEV, ENOENT, ENOMEM, ENXIO, EOPNOTSUPP};
-use unetmap_core::{Port, defer_program_data, with_program_data};
+use unetmap_core::{Interest, Port, defer_program_data, with_program_data};
 use unetmap_sys::fuse::{Device, Op, REQUEST_BYTES, Request};
 use unetmap_sys::socket;
 
@@ -26,7 +26,7 @@ use super::mount::{Mount, RequestId, file_of, kind};
 use super::shared::{Files, Shared, User};
 use super::waker::PollWaker;
 use super::{Job, JobQueue, NAME, indirect, ioctl};
-use crate::tuning::node::{CATCH_UP_LIMIT, MAX_FILES_OF_USER, MAX_IDLE_THREADS};
+use crate::tuning::node::{CATCH_UP_LIMIT, MAX_FILES_OF_USER, MAX_IDLE_THREADS, MAX_TRIES_WITH_DATA, RING_BUSY_RETRY};
 
 /// The kernel looks the file up again: another user looked it up first.
 const ESTALE: i32 = 116;
@@ -448,15 +448,17 @@ impl SlowRequest {
             SlowOp::Open => shared.finish(&id, || shared.open_slow(&id, self.from.uid)),
             SlowOp::Indirect(file, poll) => {
                 let data = indirect::read(&shared.helpers, &file, &self.from);
-                let answer = || match poll {
-                    Some(poll) => drop(shared.poll(poll, &file)),
-                    None => {
-                        let result = -sync(&file, Port::txsync);
-                        let _ = file.mount.dev.reply_ioctl(id.unique, result, &[]);
-                        shared.answer_held_polls(&file);
+                shared.finish(&id, || {
+                    let result = with_program_data(data, || sync_with_data(&file, poll.as_ref()));
+                    // The program may send again as soon as it has the answer: syncs from then on have no data.
+                    match poll {
+                        Some(poll) => drop(shared.poll(poll, &file)),
+                        None => {
+                            let _ = file.mount.dev.reply_ioctl(id.unique, result, &[]);
+                            shared.answer_held_polls(&file);
+                        }
                     }
-                };
-                shared.finish(&id, || with_program_data(data, answer));
+                });
             }
             SlowOp::Control(ref file, ..) => {
                 let file = file.clone();
@@ -471,6 +473,22 @@ impl SlowRequest {
             }
         }
     }
+}
+
+/// Does the sync of a poll, or else of `NIOCTXSYNC`, whose result it returns, with the data of the program's packets. Not
+/// once only: a sync of another thread, which leaves such packets, may be under way, and then this one skips the ring.
+fn sync_with_data(file: &File, poll: Option<&PollRequest>) -> i32 {
+    let want = poll.map(|poll| interest(poll.events));
+    let attempt = || match (want, file.port()) {
+        (Some(want), Some(port)) => port.poll_now(want).map_or(-EIO, |_| 0),
+        _ => -sync(file, Port::txsync),
+    };
+    let (mut result, mut tries) = (attempt(), 1);
+    while result == 0 && want.is_none_or(Interest::tx) && has_indirect_data(file) && tries < MAX_TRIES_WITH_DATA {
+        thread::sleep(RING_BUSY_RETRY);
+        (result, tries) = (attempt(), tries + 1);
+    }
+    result
 }
 
 /// Whether the next sync sends packets whose data is in the program's memory.
