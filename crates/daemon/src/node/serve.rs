@@ -475,8 +475,9 @@ impl SlowRequest {
     }
 }
 
-/// Does the sync of a poll, or else of `NIOCTXSYNC`, whose result it returns, with the data of the program's packets. Not
-/// once only: a sync of another thread, which leaves such packets, may be under way, and then this one skips the ring.
+/// Does the sync of a poll, or else of `NIOCTXSYNC`, whose result it returns, with the data of the program's packets.
+/// Not once only: a sync of another thread, which leaves such packets, may be under way, and then this one skips the
+/// ring.
 fn sync_with_data(file: &File, poll: Option<&PollRequest>) -> i32 {
     let want = poll.map(|poll| interest(poll.events));
     let attempt = || match (want, file.port()) {
