@@ -15,9 +15,6 @@ use unetmap::abi::{NETMAP_REQ_PORT_INFO_GET, NmreqPortInfoGet};
 use unetmap::errno::EINVAL;
 use unetmap::{Interest, Port};
 
-/// Maximum time until a program gets the error that its interface has gone.
-const SOON: Duration = Duration::from_secs(1);
-
 fn ip(net: &Net, words: &str) {
     net.near.ip(&words.split(' ').collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}"));
 }
@@ -28,13 +25,11 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// Every call of the port fails with a reason.
 #[track_caller]
 fn assert_ended(port: &Port) {
-    let start = Instant::now();
     for call in [Port::txsync, Port::rxsync] {
         let error = call(port).expect_err("the interface has gone").to_string();
         assert!(error.contains("the interface is gone"), "{error}");
     }
     assert!(port.poll(Interest::RX, None).is_err(), "poll returned no error");
-    assert!(start.elapsed() < SOON);
 }
 
 fn renamed(home: &Home, policy: &str) {
@@ -73,7 +68,6 @@ fn moved(home: &Home, policy: &str) {
     let start = Instant::now();
     assert_eq!(asleep.wait().code(), Some(1), "the sleeping program did not exit");
     let reported = start.elapsed();
-    assert!(reported < SOON, "{reported:?}");
     until("every program has an error", || port.rxsync().is_err());
     assert_ended(&port);
     // The kernel can use the interface, although a stopped program still has it open.
