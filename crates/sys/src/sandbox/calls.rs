@@ -65,7 +65,7 @@ const MAIN_THREAD: &[libc::c_long] = &[
     libc::SYS_fchmodat, libc::SYS_umask, libc::SYS_setsid, libc::SYS_setpriority, libc::SYS_getpriority,
     libc::SYS_prlimit64, libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal, libc::SYS_getgroups, libc::SYS_getcwd,
     libc::SYS_kill, libc::SYS_landlock_create_ruleset, libc::SYS_landlock_add_rule, libc::SYS_landlock_restrict_self,
-    libc::SYS_statfs, libc::SYS_renameat2,
+    libc::SYS_statfs, libc::SYS_renameat, libc::SYS_renameat2,
 ];
 
 /// Those that aarch64 does not have.
@@ -73,7 +73,6 @@ const MAIN_THREAD: &[libc::c_long] = &[
 #[rustfmt::skip]
 const MAIN_THREAD_X86: &[libc::c_long] = &[
     libc::SYS_unlink, libc::SYS_mkdir, libc::SYS_getrlimit, libc::SYS_setrlimit, libc::SYS_chmod, libc::SYS_rename,
-    libc::SYS_renameat,
 ];
 #[cfg(not(target_arch = "x86_64"))]
 const MAIN_THREAD_X86: &[libc::c_long] = &[];
