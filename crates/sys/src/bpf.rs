@@ -294,7 +294,7 @@ pub(crate) enum Caller {
     Member,
 }
 
-/// Loads an XDP program for tail calls.
+/// Loads an XDP program.
 pub(crate) fn load_xdp(insns: &[Insn], caller: Caller) -> io::Result<OwnedFd> {
     let mut attr = ProgLoad {
         prog_type: PROG_TYPE_XDP,

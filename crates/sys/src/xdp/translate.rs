@@ -91,6 +91,11 @@ const DATA_END: i16 = 4;
 const RX_QUEUE_INDEX: i16 = 16;
 const XDP_PASS: i32 = 2;
 
+/// `r0 = XDP_PASS; exit`: a program that passes every frame.
+#[cfg(feature = "bpf")]
+pub(crate) static PASS: [Insn; 2] =
+    [Insn { code: MOV64_K, regs: 0, off: 0, imm: XDP_PASS }, Insn { code: EXIT, regs: 0, off: 0, imm: 0 }];
+
 /// The target of a jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Label {
