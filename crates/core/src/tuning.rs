@@ -140,8 +140,9 @@ pub(crate) const MAX_BUSY_ROUNDS: u32 = 64;
 /// How long the daemon may take to reply, and to start. Not measured.
 pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the kernel may take to release a queue whose program has just exited.
-pub(crate) const QUEUE_BUSY_LIMIT: Duration = Duration::from_secs(2);
+/// How long the kernel may take to release a queue whose program has just exited. It does so in a work item that needs
+/// the lock of all network settings (RTNL), which was held for 2 s where several namespaces were made and deleted.
+pub(crate) const QUEUE_BUSY_LIMIT: Duration = Duration::from_secs(10);
 
 /// How often the request is repeated meanwhile.
 pub(crate) const QUEUE_BUSY_RETRY: Duration = Duration::from_millis(20);
