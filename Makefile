@@ -23,6 +23,7 @@ MAN_SECTIONS := 1 3 4 5 7 8
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 # The library's file; crates/capi/build.rs writes this name into it, and the loader looks for it.
 SONAME := libunetmap.so.0
+UNITS := $(DESTDIR)$(PREFIX)/lib/systemd
 
 # The folder of rustup's cargo, for shells that were started before rustup was installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -122,6 +123,12 @@ install:
 	install -d $(DESTDIR)$(PREFIX)/lib/unetmap
 	install -m 644 $(BIN)/pcap/libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/unetmap
 	install $(HELPERS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/lib/unetmap
+	install -d $(UNITS)/system $(UNITS)/user $(DESTDIR)$(PREFIX)/lib/sysusers.d
+	for unit in unetmapd.socket unetmapd.service; do \
+		sed 's|@BINDIR@|$(PREFIX)/bin|' service/$$unit >$(UNITS)/system/$$unit && \
+		sed 's|@BINDIR@|$(PREFIX)/bin|' service/user/$$unit >$(UNITS)/user/$$unit || exit 1; \
+	done
+	install -m 644 service/unetmap.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' preload/unetmap.pc.in \
 		>$(DESTDIR)$(PREFIX)/lib/pkgconfig/unetmap.pc
@@ -144,4 +151,6 @@ uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/lib/libnetmap.a
 	rm -f $(patsubst %,$(DESTDIR)$(PREFIX)/lib/pkgconfig/%.pc,unetmap netmap libnetmap)
 	rm -rf $(DESTDIR)$(PREFIX)/lib/unetmap
+	rm -f $(foreach kind,system user,$(addprefix $(UNITS)/$(kind)/,unetmapd.socket unetmapd.service))
+	rm -f $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
 	rm -f $(foreach page,$(wildcard man/*.[1-9]),$(DESTDIR)$(PREFIX)/share/man/man$(subst .,,$(suffix $(page)))/$(notdir $(page)))

@@ -1,6 +1,8 @@
-//! The daemon: how it starts, what it costs and how it ends; clients and daemons that crash; netmap's knobs.
+//! The daemon: how it starts, what it costs and how it ends; clients and daemons that crash; netmap's knobs; the daemon
+//! as a service.
 #![forbid(unsafe_code)]
 
 mod crashes;
 mod daemon;
 mod knobs;
+mod service;

@@ -1,12 +1,12 @@
 //! Knobs: netmap's settings, which its users set with sysctl, or in /sys/module/netmap/parameters.
 //!
 //! One table has each knob with its bounds, when a new value applies, and its meaning. A value comes from the
-//! command line, else from the configuration file, until the daemon's owner sets another, which lasts until the daemon
-//! exits.
+//! command line, else from the configuration file, until the daemon's owner sets another. That lasts until the daemon
+//! exits, or reads a file that was changed there.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
@@ -158,6 +158,36 @@ pub(crate) struct Knobs {
     plan: ThreadConfig,
 }
 
+/// Where the initial values come from.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KnobSources {
+    /// The configuration file.
+    pub(crate) file: Option<PathBuf>,
+    /// Options of the command line: sizes of all regions, without the prefix.
+    pub(crate) sizes: Vec<(&'static str, u32)>,
+    /// The option `--admode`.
+    pub(crate) admode: Option<Admode>,
+}
+
+impl KnobSources {
+    /// Returns the knobs that the command line sets, else the file.
+    ///
+    /// # Errors
+    /// One sentence; it begins with the file, and the line if there is one.
+    pub(crate) fn load(&self) -> Result<Knobs, String> {
+        let knobs = self.file.as_deref().map_or_else(|| Ok(Knobs::default()), Knobs::load)?;
+        knobs.with_options(&self.sizes, self.admode).map_err(|refusal| refusal.why)
+    }
+}
+
+/// A change of a knob in JSON.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct KnobChange {
+    knob: &'static str,
+    before: u64,
+    now: u64,
+}
+
 /// A knob in JSON.
 #[derive(Serialize)]
 pub(crate) struct KnobSnapshot {
@@ -237,14 +267,10 @@ impl Knobs {
     ///
     /// # Errors
     /// A value is out of bounds.
-    pub(crate) fn with_options(
-        mut self,
-        options: &[(&str, Option<u32>)],
-        admode: Option<Admode>,
-    ) -> Result<Knobs, Refusal> {
-        for (name, value) in options.iter().filter_map(|(name, value)| Some((name, u64::from((*value)?)))) {
-            self.set(name, value)?;
-            self.set(&format!("priv_{name}"), value)?;
+    pub(crate) fn with_options(mut self, options: &[(&str, u32)], admode: Option<Admode>) -> Result<Knobs, Refusal> {
+        for (name, value) in options {
+            self.set(name, u64::from(*value))?;
+            self.set(&format!("priv_{name}"), u64::from(*value))?;
         }
         if let Some(admode) = admode {
             self.set("admode", admode as u64)?;
@@ -261,6 +287,30 @@ impl Knobs {
     fn into_initial(mut self) -> Knobs {
         self.initial = self.values.clone();
         self
+    }
+
+    /// Takes over the values of `fresh`, which was read from the same sources again, that differ from those of the last
+    /// time. Other knobs keep their values, which may have been set since. Returns the changes.
+    ///
+    /// # Errors
+    /// No region could be created with the new values, together with those that were set since. Nothing is changed.
+    pub(crate) fn reload(&mut self, fresh: Knobs) -> Result<Vec<KnobChange>, Refusal> {
+        let mut reloaded = Knobs { plan: fresh.plan, ..self.clone() };
+        for knob in KNOBS.iter().filter(|knob| self.initial.get(knob.name) != fresh.initial.get(knob.name)) {
+            match fresh.initial.get(knob.name) {
+                Some(value) => reloaded.values.insert(knob.name, *value),
+                None => reloaded.values.remove(knob.name),
+            };
+        }
+        reloaded.initial = fresh.initial;
+        reloaded.check_regions()?;
+        let change = |knob: &Knob| {
+            let (before, now) = (self.value(knob), reloaded.value(knob));
+            (before != now).then_some(KnobChange { knob: knob.name, before, now })
+        };
+        let changes = KNOBS.iter().filter_map(change).collect();
+        *self = reloaded;
+        Ok(changes)
     }
 
     /// Whether a value was changed since the daemon was started. It would be lost if the daemon ended.
@@ -440,7 +490,7 @@ impl Knobs {
     pub(crate) fn of_sizes(sizes: Sizes) -> Knobs {
         let Sizes { ifs, rings, bufs } = sizes;
         let names = ["if_num", "if_size", "ring_num", "ring_size", "buf_num", "buf_size"];
-        let values = [ifs.0, ifs.1, rings.0, rings.1, bufs.0, bufs.1].map(Some);
+        let values = [ifs.0, ifs.1, rings.0, rings.1, bufs.0, bufs.1];
         let options: Vec<_> = names.into_iter().zip(values).collect();
         Knobs::default().with_options(&options, None).unwrap()
     }

@@ -17,8 +17,10 @@ mod ports;
 mod refusal;
 mod region;
 mod registry;
+mod reload;
 mod requests;
 mod server;
+mod service;
 mod shape;
 #[cfg(test)]
 mod tests;
@@ -38,10 +40,11 @@ use clap::{Parser, ValueEnum};
 use unetmap_sys::process::{self, Signal};
 use unetmap_sys::{event, socket};
 
-use knobs::{Admode, Knobs};
+use knobs::{Admode, KnobSources};
 use policy::PolicyFile;
 use ports::{Admission, Daemon};
 use server::Server;
+use service::Service;
 
 /// The first number of private regions of a user's own daemon. The system's daemon uses lower ones, so that one number
 /// never names two regions.
@@ -150,7 +153,8 @@ fn run(args: &Args) -> Result<(), String> {
         confinement::confine_memory_helper();
         return node::run_memory_helper(&connection).map_err(|e| format!("--access-memory {fd}: {e}"));
     }
-    let knobs = knobs(args)?;
+    let sources = knob_sources(args)?;
+    let knobs = sources.load()?;
     let socket = match &args.socket {
         // The daemon's working directory is another one.
         Some(path) => std::path::absolute(path).map_err(|e| format!("--socket {}: {e}", path.display()))?,
@@ -162,12 +166,15 @@ fn run(args: &Args) -> Result<(), String> {
         fs::metadata(&policy).map_err(|e| format!("--policy {}: {e}", policy.display()))?;
         PolicyFile::new(&policy)?.current()?;
     }
-    if !args.foreground && args.listen_fd.is_none() {
+    let mut service = Service::new(args.listen_fd.is_some());
+    let managed_fd = service.listener()?;
+    if !args.foreground && args.listen_fd.or(managed_fd).is_none() {
         return to_background(&socket, args);
     }
-    let signals = process::signals_as_fd(&[Signal::TERM, Signal::INT]).map_err(|e| format!("signals: {e}"))?;
+    let signals =
+        process::signals_as_fd(&[Signal::TERM, Signal::INT, Signal::HUP]).map_err(|e| format!("signals: {e}"))?;
     let lock = unetmap_core::control::client::open_lock(&socket).map_err(cannot_listen)?;
-    let listener = match args.listen_fd {
+    let listener = match args.listen_fd.or(managed_fd) {
         Some(fd) => inherited(fd)?,
         None => listen_here(&socket, &lock)?,
     };
@@ -178,6 +185,7 @@ fn run(args: &Args) -> Result<(), String> {
     let listener_again = listener.try_clone().map_err(|e| e.to_string())?;
     let mut daemon = Daemon::new(knobs, admission, first_mem_id);
     daemon.users.files = files;
+    daemon.knob_sources = sources;
     daemon.nics.keep_offloads(&socket);
     let mut server = Server::new(listener, daemon, &socket).map_err(|e| e.to_string())?;
     tracing::info!(socket = %socket.display(), files, "serving");
@@ -192,9 +200,11 @@ fn run(args: &Args) -> Result<(), String> {
         }
         free && !waiting
     };
-    server.run(signals.as_fd(), idle, may_end).map_err(|e| e.to_string())?;
-    // The listener is still open, so no other daemon can have replaced the socket.
-    let _ = fs::remove_file(&socket);
+    server.run(signals.as_fd(), &mut service, idle, may_end).map_err(|e| e.to_string())?;
+    // The listener is still open, so no other daemon can have replaced the socket. The service manager listens on.
+    if managed_fd.is_none() {
+        let _ = fs::remove_file(&socket);
+    }
     Ok(())
 }
 
@@ -209,8 +219,8 @@ fn admission(args: &Args) -> Result<(Admission, u16), String> {
     Ok((Admission { only_user: None, policy }, 2))
 }
 
-/// Returns the initial knobs: those of the command line, else those of the file.
-fn knobs(args: &Args) -> Result<Knobs, String> {
+/// Returns where the initial knobs come from: the command line and the file.
+fn knob_sources(args: &Args) -> Result<KnobSources, String> {
     let file = match &args.config {
         Some(path) => {
             let path = absolute_config(path)?;
@@ -220,7 +230,6 @@ fn knobs(args: &Args) -> Result<Knobs, String> {
         None if process::uid() == 0 => Some(knobs::DEFAULT_PATH.into()),
         None => None,
     };
-    let knobs = file.as_deref().map_or_else(|| Ok(Knobs::default()), Knobs::load)?;
     let sizes = [
         ("if_num", args.if_num),
         ("if_size", args.if_size),
@@ -229,7 +238,8 @@ fn knobs(args: &Args) -> Result<Knobs, String> {
         ("buf_num", args.buf_num),
         ("buf_size", args.buf_size),
     ];
-    knobs.with_options(&sizes, args.admode).map_err(|refusal| refusal.why)
+    let sizes = sizes.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+    Ok(KnobSources { file, sizes, admode: args.admode })
 }
 
 fn absolute_config(path: &Path) -> Result<PathBuf, String> {
@@ -284,8 +294,12 @@ fn cannot_listen(e: unetmap_core::Error) -> String {
 fn inherited(fd: u32) -> Result<OwnedFd, String> {
     // A socket cannot be opened again through /proc, but its descriptor can be duplicated.
     let listener = process::inherit_fd(fd).map_err(|e| format!("--listen-fd {fd}: {e}"))?;
-    if !socket::is_listening(&listener) {
-        return Err(format!("--listen-fd {fd}: this is no listening socket (without the option unetmapd creates one)"));
+    if !socket::is_seqpacket_listener(&listener) {
+        return Err(format!(
+            "descriptor {fd}: this is no listening socket of the type seqpacket \
+            (ListenSequentialPacket= in a systemd unit; without --listen-fd unetmapd creates one)"
+        ));
     }
+    socket::set_nonblocking(&listener).map_err(|e| format!("descriptor {fd}: {e}"))?;
     Ok(listener)
 }

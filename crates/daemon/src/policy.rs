@@ -534,6 +534,15 @@ impl PolicyFile {
         Ok(PolicyFile { files, seen: None, loaded: Ok(Policy::default()) })
     }
 
+    /// Reads the policy again, also if its file seems unchanged; returns the number of its rules, built-in ones too.
+    ///
+    /// # Errors
+    /// As [`Policy::load`].
+    pub(crate) fn reload(&mut self) -> Result<usize, String> {
+        self.seen = None;
+        self.current().map(|policy| policy.rules.len())
+    }
+
     /// Returns the policy, which is read again if the file or the system's users and groups changed. Otherwise the call
     /// costs three stat() calls.
     ///

@@ -27,7 +27,7 @@ use unetmap_core::control::wire::{self, Malformed};
 use unetmap_core::control::{ControlRequest, Kind, NetmapRequest};
 use unetmap_core::errno::{EACCES, EINVAL, EIO, EMFILE, EMSGSIZE, ENFILE, EPROTO, EPROTONOSUPPORT};
 use unetmap_sys::event::{Epoll, EventFlags};
-use unetmap_sys::process;
+use unetmap_sys::process::{self, Signal};
 use unetmap_sys::socket::{self, MAX_FDS, Peer, Received};
 
 use crate::budget::Amounts;
@@ -37,8 +37,10 @@ use crate::netmap_requests;
 use crate::node::{Job, Nodes};
 use crate::ports::{Daemon, nic, vale};
 use crate::refusal::{Refusal, refuse};
+use crate::reload;
 use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply};
-use crate::tuning::server::{HELLO_LIMIT, MAX_ACCEPTS};
+use crate::service::Service;
+use crate::tuning::server::{EXIT_RETRY, HELLO_LIMIT, MAX_ACCEPTS};
 use crate::turns::{Next, Turns};
 
 /// Tokens of the event loop. Connections have even ones from `FIRST_TOKEN` on, the pidfds of lock holders the odd ones
@@ -141,29 +143,45 @@ impl Server {
         })
     }
 
-    /// Serves until a signal arrives on `signals`, or until no client was connected for `idle` and `may_end` agrees.
+    /// Serves until a signal other than SIGHUP arrives on `signals`, or until no client was connected for `idle` and
+    /// `may_end` agrees. SIGHUP has the configuration and the policy read again.
     pub(crate) fn run(
         &mut self,
         signals: BorrowedFd<'_>,
+        service: &mut Service,
         idle: Option<Duration>,
         mut may_end: impl FnMut() -> bool,
     ) -> io::Result<()> {
         self.epoll.add(signals, SIGNALS, true, false)?;
         let mut events = Vec::new();
         let mut next_turn = None;
+        // When the daemon was last in use.
+        let mut used = Instant::now();
+        service.ready();
         loop {
-            let limit = idle.filter(|_| self.is_unused());
-            let timers = [vale::age_tables(&mut self.daemon), self.end_silent_newcomers(Instant::now()), next_turn];
-            let next_timer = timers.into_iter().flatten().min();
+            let now = Instant::now();
+            if !self.is_unused() {
+                used = now;
+            }
+            let rest = idle.map(|idle| idle.saturating_sub(now - used));
+            if rest == Some(Duration::ZERO) && next_turn.is_none() && may_end() {
+                tracing::info!("exiting, as no client was connected for a while");
+                service.stopping();
+                return Ok(());
+            }
+            // If it may not end yet, a client has come, which the wait returns at once.
+            let rest = rest.map(|rest| rest.max(EXIT_RETRY));
+            let timers = [
+                vale::age_tables(&mut self.daemon),
+                self.end_silent_newcomers(now),
+                service.keep_alive(now),
+                next_turn,
+                rest,
+            ];
             self.daemon.nics.keep_alive.control_waits();
-            match self.epoll.wait(&mut events, next_timer.or(limit)) {
+            match self.epoll.wait(&mut events, timers.into_iter().flatten().min()) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 other => other?,
-            }
-            let is_idle = events.is_empty() && next_timer.is_none();
-            if is_idle && self.clients.is_empty() && limit.is_some() && may_end() {
-                tracing::info!("exiting, as no client was connected for a while");
-                return Ok(());
             }
             // Connections that end no longer count when new ones are accepted.
             events.sort_by_key(|(token, _)| *token == LISTENER);
@@ -179,9 +197,15 @@ impl Server {
                         }
                     }
                     SIGNALS => {
-                        tracing::info!("exiting on a signal");
-                        self.nodes.shut_down(&mut self.daemon);
-                        return Ok(());
+                        while let Some(signal) = process::next_signal(signals)? {
+                            if signal != Signal::HUP {
+                                tracing::info!("exiting on a signal");
+                                service.stopping();
+                                self.nodes.shut_down(&mut self.daemon);
+                                return Ok(());
+                            }
+                            self.reload(service);
+                        }
                     }
                     token if token % 2 == 1 => self.end(token - 1),
                     token => self.client_event(token, flags),
@@ -189,6 +213,15 @@ impl Server {
             }
             next_turn = self.do_next();
         }
+    }
+
+    /// Reads the configuration and the policy again.
+    fn reload(&mut self, service: &Service) {
+        service.reloading();
+        if let Err(refusal) = reload::reload(&mut self.daemon) {
+            tracing::error!("the daemon goes on with the configuration that it had: {}", refusal.why);
+        }
+        service.ready();
     }
 
     /// Does the work of the user whose turn it is; returns the time until there is more to do.

@@ -105,6 +105,8 @@ pub(crate) mod server {
     pub(crate) const MAX_ACCEPTS: u32 = 16;
     /// Time after which a connection without a request is closed, if its user has a budget.
     pub(crate) const HELLO_LIMIT: Duration = Duration::from_secs(10);
+    /// Time between attempts to exit, while a client that starts holds the lock.
+    pub(crate) const EXIT_RETRY: Duration = Duration::from_millis(100);
     /// Users whose last requests are remembered before those of the past are forgotten.
     pub(crate) const REMEMBERED_USERS: usize = 1024;
 }

@@ -1,7 +1,7 @@
 //! The calling process: identity, forks, CPUs, limits, priority and signals.
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -219,6 +219,23 @@ pub fn signals_as_fd(signals: &[Signal]) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
+/// Returns the next signal that has arrived at a descriptor of [`signals_as_fd`]; `None` if none has.
+///
+/// # Errors
+/// The kernel's, if `fd` is another descriptor.
+pub fn next_signal(fd: impl AsFd) -> io::Result<Option<Signal>> {
+    // The size of `struct signalfd_siginfo`, which begins with the signal's number.
+    let mut info = [0u8; 128];
+    match rustix::io::read(fd, &mut info) {
+        Ok(_) => {
+            let [a, b, c, d, ..] = info;
+            Ok(Signal::from_named_raw(i32::from_ne_bytes([a, b, c, d])))
+        }
+        Err(Errno::AGAIN) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
 fn empty_signal_set() -> libc::sigset_t {
     // SAFETY: K9: sigset_t consists of integers.
     let mut set = unsafe { std::mem::zeroed() };
@@ -237,7 +254,6 @@ fn mask_signals(how: libc::c_int, set: &libc::sigset_t) -> libc::sigset_t {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::os::fd::AsFd;
 
     use super::*;
     use crate::event::{PollFd, PollFlags, wait_readable};
@@ -365,10 +381,8 @@ pub(crate) mod tests {
             // SAFETY: K7: the signal goes to this thread alone, which has it blocked.
             unsafe { libc::raise(libc::SIGUSR1) };
             assert_eq!(poll(), 1);
-            let mut info = [0u8; 128];
-            assert_eq!(rustix::io::read(&fd, &mut info), Ok(128));
-            assert_eq!(info[..4], libc::SIGUSR1.to_ne_bytes());
-            assert_eq!(rustix::io::read(&fd, &mut info), Err(Errno::AGAIN));
+            assert_eq!(next_signal(&fd).unwrap(), Some(Signal::USR1));
+            assert_eq!(next_signal(&fd).unwrap(), None);
         })
         .join()
         .unwrap();

@@ -108,9 +108,18 @@ fn bound_file(fd: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// Returns whether `fd` is a listening socket.
-pub fn is_listening(fd: impl AsFd) -> bool {
-    rustix::net::sockopt::socket_acceptconn(fd).unwrap_or(false)
+/// Returns whether `fd` is a listening socket of the type that this module creates.
+pub fn is_seqpacket_listener(fd: impl AsFd) -> bool {
+    let is_seqpacket = rustix::net::sockopt::socket_type(&fd).is_ok_and(|of| of == SocketType::SEQPACKET);
+    is_seqpacket && rustix::net::sockopt::socket_acceptconn(fd).unwrap_or(false)
+}
+
+/// Makes calls on a socket that another process created return [`io::ErrorKind::WouldBlock`] instead of waiting.
+///
+/// # Errors
+/// The kernel's, if it is no socket.
+pub fn set_nonblocking(fd: impl AsFd) -> io::Result<()> {
+    Ok(rustix::io::ioctl_fionbio(fd, true)?)
 }
 
 /// Connects to the socket that listens at `path`; the connection is blocking. Waits if the listener's queue is full.

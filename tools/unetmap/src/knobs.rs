@@ -1,8 +1,8 @@
-//! `unetmap get` and `unetmap set`: show and set the daemon's knobs.
+//! `unetmap get`, `set` and `reload`: show and set the daemon's knobs, and have their file read again.
 
 use serde_json::Value;
 use unetmap_bench::align;
-use unetmap_core::control::sysctl::{KnobRequest, send_request};
+use unetmap_core::control::sysctl::{self, KnobRequest, send_request};
 
 use crate::ls::{cell, header, members, parse_reply};
 
@@ -22,6 +22,33 @@ pub(crate) fn set(name: &str, value: u64, json: bool) -> Result<u8, String> {
     let reply = send_request(&KnobRequest::Set(name.into(), value)).map_err(|e| format!("set: {e}"))?;
     let text = if json { format!("{reply}\n") } else { set_text(&parse_reply("set", &reply)?) };
     crate::print("set", &text)
+}
+
+/// Has the daemon read its configuration and policy again, and prints what that changed.
+pub(crate) fn reload(json: bool) -> Result<u8, String> {
+    let Some(reply) = sysctl::reload().map_err(|e| format!("reload: {e}"))? else {
+        return Err("reload: no daemon runs (one that is started reads its files)".into());
+    };
+    let text = if json { format!("{reply}\n") } else { reload_text(&parse_reply("reload", &reply)?) };
+    crate::print("reload", &text)
+}
+
+fn reload_text(reply: &Value) -> String {
+    let mut lines: Vec<String> = members(&reply["knobs"])
+        .map(|change| {
+            format!("{}: {}, before {}", cell(&change["knob"]), cell(&change["now"]), cell(&change["before"]))
+        })
+        .collect();
+    if let Some(threads) = reply["threads"].as_u64() {
+        lines.push(format!("threads of switches: {threads}"));
+    }
+    if lines.is_empty() {
+        lines.push("configuration: no change".into());
+    }
+    if let Some(rules) = reply["policy_rules"].as_u64() {
+        lines.push(format!("policy: {rules} rules"));
+    }
+    lines.join("\n") + "\n"
 }
 
 fn table(all: &Value) -> String {

@@ -38,6 +38,7 @@ enum Command {
     Node(NodeArgs),
     Get(GetArgs),
     Set(SetArgs),
+    Reload(ReloadArgs),
     Doctor(DoctorArgs),
     Bench(BenchArgs),
     Run(RunArgs),
@@ -213,6 +214,17 @@ struct SetArgs {
     json: bool,
 }
 
+/// Have the daemon read its configuration and its policy again.
+///
+/// Prints what that changes. Open ports stay as they are. A file with an error changes nothing; the error is reported
+/// with its line. SIGHUP does the same, with the result in the daemon's log.
+#[derive(Debug, Args)]
+struct ReloadArgs {
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
 /// Check what this machine and its interfaces support, and print how to fix what is missing.
 ///
 /// Without an interface: checks the machine, and lists all interfaces in a table; changes nothing. With an interface
@@ -336,6 +348,7 @@ fn main() -> ExitCode {
         }
         Command::Get(args) => knobs::get(args.knob.as_deref(), args.json),
         Command::Set(args) => knobs::set(&args.knob, args.value, args.json),
+        Command::Reload(args) => knobs::reload(args.json),
         Command::Doctor(args) if args.kernels => print("doctor", &unetmap_sys::kernel::table()),
         Command::Doctor(args) => {
             doctor::run(args.interface.as_deref(), doctor::Output { json: args.json, report: args.report })

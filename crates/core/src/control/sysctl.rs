@@ -1,8 +1,8 @@
-//! The daemon's knobs, under the names of netmap's sysctls: the request of `unetmap get` and `unetmap set`.
+//! The daemon's knobs, under the names of netmap's sysctls: the request of `unetmap get`, `set` and `reload`.
 //!
 //! ```text
 //! request   one byte: the action; then, to set a knob, the value (8 bytes); then the knob's name, none for all
-//! reply     the knob, or all, as JSON; or an errno and the reason
+//! reply     the knob, or all, or what was changed, as JSON; or an errno and the reason
 //! ```
 
 use std::os::fd::AsFd;
@@ -21,10 +21,13 @@ pub enum KnobRequest {
     Get(Option<String>),
     /// Sets this knob.
     Set(String, u64),
+    /// Reads the daemon's configuration and policy again; returns what that changed.
+    Reload,
 }
 
 const GET: u8 = 0;
 const SET: u8 = 1;
+const RELOAD: u8 = 2;
 
 impl ControlRequest for KnobRequest {
     const KIND: Kind = Kind(10);
@@ -33,6 +36,7 @@ impl ControlRequest for KnobRequest {
         match self {
             KnobRequest::Get(name) => [&[GET], name.as_deref().unwrap_or_default().as_bytes()].concat(),
             KnobRequest::Set(name, value) => [&[SET][..], &value.to_ne_bytes(), name.as_bytes()].concat(),
+            KnobRequest::Reload => vec![RELOAD],
         }
     }
 
@@ -46,6 +50,7 @@ impl ControlRequest for KnobRequest {
         };
         match (action, rest.len()) {
             (GET, 0) => Ok(KnobRequest::Get(None)),
+            (RELOAD, 0) => Ok(KnobRequest::Reload),
             (GET, _) => Ok(KnobRequest::Get(Some(name(rest)?))),
             (SET, _) => {
                 let (value, rest) = rest.split_first_chunk().ok_or(errno::EINVAL)?;
@@ -66,8 +71,22 @@ pub fn send_request(request: &KnobRequest) -> Result<String, Error> {
         KnobRequest::Get(None) => "knobs".into(),
         KnobRequest::Get(Some(name)) => format!("knob {name}"),
         KnobRequest::Set(name, value) => format!("knob {name}, {value}"),
+        KnobRequest::Reload => RELOADED.into(),
     };
     client::send(connection.fd.as_fd(), &subject, request)?.into_text(&subject)
+}
+
+/// What a reload is about, in error texts.
+const RELOADED: &str = "the daemon's configuration and policy";
+
+/// Has this user's own daemon read its configuration and policy again. Returns what that changed, as JSON; `None` if no
+/// daemon runs.
+///
+/// # Errors
+/// The daemon's refusal, with the file and line of an error in them: it goes on with what it had.
+pub fn reload() -> Result<Option<String>, Error> {
+    let Some(connection) = client::running()? else { return Ok(None) };
+    client::send(connection.fd.as_fd(), RELOADED, &KnobRequest::Reload)?.into_text(RELOADED).map(Some)
 }
 
 #[cfg(test)]
@@ -80,6 +99,7 @@ mod tests {
             KnobRequest::Get(None),
             KnobRequest::Get(Some("fwd".into())),
             KnobRequest::Set("buf_size".into(), u64::MAX),
+            KnobRequest::Reload,
         ] {
             assert_eq!(KnobRequest::decode(&request.encode()), Ok(request));
         }
@@ -88,7 +108,7 @@ mod tests {
     #[test]
     fn malformed_requests_are_rejected() {
         let long = [&[GET], &[b'x'; MAX_NAME + 1][..]].concat();
-        for bytes in [&b""[..], b"\x02", b"\x01", b"\x011234567", b"\x0112345678", b"\x00\xff", &long] {
+        for bytes in [&b""[..], b"\x03", b"\x02x", b"\x01", b"\x011234567", b"\x0112345678", b"\x00\xff", &long] {
             assert_eq!(KnobRequest::decode(bytes), Err(errno::EINVAL), "{bytes:?}");
         }
     }

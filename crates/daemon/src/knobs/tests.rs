@@ -74,7 +74,7 @@ fn interfaces_with_zero_copy_have_buffers_of_a_page_unless_the_size_is_set() {
 
 #[test]
 fn a_knob_set_back_is_unchanged() {
-    let mut knobs = Knobs::default().with_options(&[("buf_num", Some(5000))], Some(Admode::Native)).unwrap();
+    let mut knobs = Knobs::default().with_options(&[("buf_num", 5000)], Some(Admode::Native)).unwrap();
     assert!(!knobs.changed());
     knobs.set_checked("buf_num", 6000).unwrap();
     assert!(knobs.changed());

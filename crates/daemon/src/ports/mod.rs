@@ -38,7 +38,7 @@ use unetmap_mem::ChannelPage;
 use crate::budget::{Amounts, Users};
 use crate::caller::Caller;
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
-use crate::knobs::Knobs;
+use crate::knobs::{KnobSources, Knobs};
 use crate::offsets::OffsetLayout;
 use crate::policy::{Access, Policy, PolicyFile};
 use crate::refusal::{Refusal, refuse};
@@ -237,6 +237,7 @@ pub(crate) struct Admission {
 pub(crate) struct Daemon {
     pub(crate) registry: Registry,
     pub(crate) knobs: Knobs,
+    pub(crate) knob_sources: KnobSources,
     pub(crate) admission: Admission,
     pub(crate) users: Users,
     pub(crate) nics: NicState,
@@ -256,6 +257,7 @@ impl Daemon {
             monitors: MonitorState::default(),
             arrival_threads: BTreeMap::new(),
             knobs,
+            knob_sources: KnobSources::default(),
             admission,
             users: Users::default(),
         }

@@ -1,4 +1,4 @@
-//! Knobs: reading and setting them (`unetmap get`, `unetmap set`).
+//! Knobs: reading and setting them (`unetmap get`, `unetmap set`), and reading their file again (`unetmap reload`).
 
 use unetmap_core::control::{ControlRequest, KnobRequest};
 use unetmap_core::errno::{EINVAL, EIO, EPERM};
@@ -10,6 +10,7 @@ use crate::knobs::{KnobSnapshot, find};
 use crate::log;
 use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
+use crate::reload;
 
 /// Answers with a knob, or all, as JSON. Only root and the daemon's owner may set knobs.
 pub(super) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Caller) -> Result<String, Refusal> {
@@ -28,9 +29,10 @@ pub(super) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Calle
             let knob = find(&name)?;
             serde_json::to_string(&daemon.knobs.snapshot(knob, current_size(daemon, knob.name(), caller)))
         }
-        KnobRequest::Set(..) if uid != 0 && uid != owner => {
+        KnobRequest::Set(..) | KnobRequest::Reload if uid != 0 && uid != owner => {
             return refuse(EPERM, format!("only root and user {owner}, the daemon's owner, may set its knobs"));
         }
+        KnobRequest::Reload => serde_json::to_string(&reload::reload(daemon)?),
         KnobRequest::Set(name, value) => {
             let knob = find(&name)?;
             let before = daemon.knobs.value(knob);

@@ -44,7 +44,7 @@ use crate::tuning::region::MAX_EXTRA;
 pub(crate) use requests::{SwitchSnapshot, answer_request, switch_snapshots};
 pub(crate) use settings::age_tables;
 pub(crate) use switches::ValeState;
-pub(crate) use workers::{WorkerSnapshot, worker_snapshots};
+pub(crate) use workers::{WorkerSnapshot, apply_thread_plan, worker_snapshots};
 
 /// Ring pairs of a port.
 const MAX_RINGS: u16 = 16;

@@ -228,6 +228,18 @@ pub(super) fn set_plan(daemon: &mut Daemon, plan: ThreadConfig, caller: &Caller)
     if uid != 0 && uid != owner {
         return refuse(EPERM, format!("only root and user {owner}, the daemon's owner, may set its threads"));
     }
+    tracing::info!(uid, "threads of switches set");
+    apply_plan(daemon, plan)
+}
+
+/// Sets the plan of the configuration file, which is applied to the threads that run.
+pub(crate) fn apply_thread_plan(daemon: &mut Daemon, plan: ThreadConfig) -> Result<(), Refusal> {
+    apply_plan(daemon, plan.clone())?;
+    daemon.vale.workers.initial_plan = plan;
+    Ok(())
+}
+
+fn apply_plan(daemon: &mut Daemon, plan: ThreadConfig) -> Result<(), Refusal> {
     let available = process::cpus_allowed();
     if let Some(cpu) = plan.cpus.iter().find(|cpu| !available.contains(&usize::from(**cpu))) {
         return refuse(
@@ -235,7 +247,7 @@ pub(super) fn set_plan(daemon: &mut Daemon, plan: ThreadConfig, caller: &Caller)
             format!("there is no processor {cpu} that the daemon may use (it may use {available:?})"),
         );
     }
-    tracing::info!(uid, threads = plan.threads, cpus = ?plan.cpus, "threads of switches planned");
+    tracing::info!(threads = plan.threads, cpus = ?plan.cpus, "threads of switches planned");
     daemon.vale.workers.plan = plan;
     daemon.vale.publish()
 }

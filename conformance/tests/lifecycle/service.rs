@@ -1,0 +1,258 @@
+//! The daemon as a service: its state reaches the service manager, whose socket it serves; its files are read again.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use conformance::home::{Guard, daemon_listens, is_alive};
+use conformance::traffic::{exchange, open};
+use conformance::{Home, LIMIT, isolated, program, until};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use rustix::process::Signal;
+
+fn unetmap(args: &[&str]) -> Output {
+    Command::new(program("unetmap")).args(args).stdin(Stdio::null()).output().expect("the front command")
+}
+
+fn text(output: &Output) -> String {
+    [&output.stdout[..], &output.stderr].iter().map(|bytes| String::from_utf8_lossy(bytes)).collect()
+}
+
+/// The socket of a service manager.
+struct Manager {
+    socket: UnixDatagram,
+    path: PathBuf,
+    /// Whether services are to give signs of life, which a test then has to read.
+    watchdog: bool,
+}
+
+impl Manager {
+    fn new(home: &Home) -> Manager {
+        let path = home.folder().join("notify");
+        let socket = UnixDatagram::bind(&path).expect("a socket");
+        socket.set_read_timeout(Some(LIMIT)).expect("a time");
+        Manager { socket, path, watchdog: false }
+    }
+
+    /// The next message.
+    #[track_caller]
+    fn next(&self) -> String {
+        let mut bytes = [0; 4096];
+        let length = self.socket.recv(&mut bytes).expect("a message of the daemon");
+        String::from_utf8(bytes[..length].to_vec()).expect("text")
+    }
+
+    /// Whether no message has arrived.
+    fn is_silent(&self) -> bool {
+        self.socket.set_nonblocking(true).expect("a socket");
+        let nothing = self.socket.recv(&mut [0; 64]).is_err_and(|e| e.kind() == ErrorKind::WouldBlock);
+        self.socket.set_nonblocking(false).expect("a socket");
+        nothing
+    }
+
+    /// Starts a daemon as a service: `listener`, if any, is its descriptor 3.
+    fn start(&self, home: &Home, listener: Option<OwnedFd>, args: &[&str]) -> Guard {
+        let script = match listener {
+            Some(_) => "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\"",
+            None => "exec \"$0\" \"$@\"",
+        };
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).arg(program("unetmapd")).args(["--foreground", "--socket"]).arg(home.socket());
+        command.args(args).env("NOTIFY_SOCKET", &self.path);
+        if self.watchdog {
+            command.env("WATCHDOG_USEC", "400000");
+        }
+        command.stdin(listener.map_or_else(Stdio::null, Stdio::from));
+        command.stderr(fs::File::options().append(true).create(true).open(home.log()).expect("a log"));
+        Guard::spawn(&mut command)
+    }
+}
+
+fn listener(path: &Path, kind: SocketType) -> OwnedFd {
+    let fd = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).expect("a socket");
+    bind(&fd, &SocketAddrUnix::new(path).expect("a path")).expect("a free path");
+    listen(&fd, 16).expect("a socket");
+    fd
+}
+
+/// Each message of sd_notify(3), in its place.
+#[test]
+fn the_service_manager_is_told_the_state_of_the_daemon() {
+    isolated(|home| {
+        let manager = Manager { watchdog: true, ..Manager::new(home) };
+        let mut daemon = manager.start(home, None, &["--idle-exit", "0"]);
+        assert_eq!(manager.next(), "READY=1\n");
+        for _ in 0..3 {
+            assert_eq!(manager.next(), "WATCHDOG=1\n");
+        }
+        daemon.signal(Signal::HUP);
+        let next = || std::iter::repeat_with(|| manager.next()).find(|message| message != "WATCHDOG=1\n");
+        let reloading = next().expect("endless");
+        assert!(reloading.starts_with("RELOADING=1\nMONOTONIC_USEC="), "{reloading}");
+        assert_eq!(next().expect("endless"), "READY=1\n");
+        exchange(&open("netmap:p{1"), &open("netmap:p}1"), 0, 0, 10);
+        daemon.signal(Signal::TERM);
+        assert_eq!(next().expect("endless"), "STOPPING=1\n");
+        assert!(daemon.wait().success());
+    });
+}
+
+/// The manager of a program's own service is not told about a daemon that the program starts.
+#[test]
+fn a_daemon_that_a_program_starts_tells_nobody() {
+    isolated(|home| {
+        let manager = Manager::new(home);
+        let mut client = Guard::spawn(
+            Command::new(env!("CARGO_BIN_EXE_traffic_client"))
+                .args(["hold", "netmap:p{1"])
+                .env("NOTIFY_SOCKET", &manager.path)
+                .env("LISTEN_FDS", "7")
+                .stdout(Stdio::piped()),
+        );
+        until("the port is open", || home.try_snapshot().is_some_and(|snapshot| snapshot.sessions.len() == 1));
+        assert!(manager.is_silent());
+        client.kill();
+    });
+}
+
+/// A client that connects before the daemon runs is served, an idle daemon leaves the socket to the manager, and the
+/// next daemon serves it.
+#[test]
+fn a_daemon_serves_the_socket_of_the_service_manager() {
+    isolated(|home| {
+        let manager = Manager::new(home);
+        let socket = listener(&home.socket(), SocketType::SEQPACKET);
+        for _ in 0..2 {
+            let client = std::thread::spawn(|| unetmap(&["ls"]));
+            let own = socket.try_clone().expect("a descriptor");
+            let mut daemon = manager.start(home, Some(own), &["--idle-exit", "1"]);
+            let output = client.join().expect("a thread");
+            assert!(output.status.success(), "{}", text(&output));
+            let port = open("netmap:p{1");
+            assert_eq!(home.daemon(), daemon.pid());
+            drop(port);
+            assert!(daemon.wait().success(), "an idle daemon exits");
+            assert!(home.socket().exists(), "the socket is the manager's");
+        }
+    });
+}
+
+#[test]
+fn a_wrong_socket_of_the_service_manager_is_refused() {
+    isolated(|home| {
+        let manager = Manager::new(home);
+        let stream = listener(&home.folder().join("stream"), SocketType::STREAM);
+        let mut daemon = manager.start(home, Some(stream), &[]);
+        assert_eq!(daemon.wait().code(), Some(1));
+        let log = fs::read_to_string(home.log()).expect("a log");
+        assert!(log.contains("ListenSequentialPacket="), "{log}");
+    });
+}
+
+/// What the file changes is applied; a knob that was set since stays; an error changes nothing and has its line.
+#[test]
+fn a_reload_applies_what_changed_in_the_files() {
+    isolated(|home| {
+        let (config, policy) = (home.folder().join("unetmapd.toml"), home.folder().join("policy.toml"));
+        fs::write(&config, "[knobs]\npriv_buf_num = 7000\nfwd = 1\n").expect("a file");
+        fs::write(&policy, "").expect("a file");
+        let words = [&config, &policy].map(|path| path.to_str().expect("text"));
+        let manager = Manager::new(home);
+        let daemon = manager.start(home, None, &["--config", words[0], "--policy", words[1]]);
+        until("the daemon serves", || daemon_listens(&home.socket()));
+        let port = open("netmap:p{1");
+        let reload = || unetmap(&["reload"]);
+        assert!(text(&reload()).starts_with("configuration: no change\n"), "{}", text(&reload()));
+        assert!(unetmap(&["set", "sink_num", "9"]).status.success());
+
+        fs::write(&config, "[knobs]\npriv_buf_num = 8000\n[vale]\nthreads = 2\n").expect("a file");
+        let changed = text(&reload());
+        assert!(
+            changed.starts_with("fwd: 0, before 1\npriv_buf_num: 8000, before 7000\nthreads of switches: 2\n"),
+            "{changed}"
+        );
+        let value = |knob| text(&unetmap(&["get", knob]));
+        assert_eq!((value("fwd"), value("sink_num")), ("0\n".into(), "9\n".into()));
+
+        for wrong in ["[knobs]\nbuf_num = 3\n", "[knobs]\nfwd = true\n"] {
+            fs::write(&config, wrong).expect("a file");
+            let output = reload();
+            assert_eq!(output.status.code(), Some(1));
+            assert!(text(&output).contains("unetmapd.toml:2: "), "{}", text(&output));
+            daemon.signal(Signal::HUP);
+            assert_eq!(value("priv_buf_num"), "8000\n");
+        }
+        fs::write(&config, "[knobs]\nsink_num = 5\n").expect("a file");
+        daemon.signal(Signal::HUP);
+        until("the signal has the file read", || value("sink_num") == "5\n" && value("priv_buf_num") == "163840\n");
+        if rustix::process::geteuid().is_root() {
+            fs::write(&policy, "[[rule]]\nports = [\"x\"]\nusers = [\"root\"]\naccess = \"nothing\"\n")
+                .expect("a file");
+            assert!(text(&reload()).contains("policy.toml:4: "), "{}", text(&reload()));
+            fs::write(&policy, "[[rule]]\nports = [\"x\"]\nusers = [\"root\"]\n").expect("a file");
+            assert!(text(&reload()).contains("policy: "), "{}", text(&reload()));
+        } else {
+            println!("skipped: a user's own daemon has no policy");
+        }
+        port.txsync().expect("ports stay open");
+    });
+}
+
+#[test]
+fn a_reload_starts_no_daemon() {
+    isolated(|home| {
+        let output = unetmap(&["reload"]);
+        assert_eq!((output.status.code(), home.serves()), (Some(1), false));
+        assert!(text(&output).contains("no daemon runs"), "{}", text(&output));
+    });
+}
+
+/// A signal that ends other programs.
+#[test]
+fn hangup_does_not_end_a_background_daemon() {
+    isolated(|home| {
+        let port = open("netmap:p{1");
+        let daemon = home.daemon();
+        for _ in 0..3 {
+            rustix::process::kill_process(daemon, Signal::HUP).expect("our own daemon");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(is_alive(daemon));
+        port.txsync().expect("the daemon runs");
+    });
+}
+
+/// The units' settings exist, and are in the right sections.
+#[test]
+fn systemd_accepts_the_units() {
+    isolated(|home| {
+        if Command::new("systemd-analyze").arg("--version").stdout(Stdio::null()).status().is_err() {
+            return println!("skipped: systemd-analyze is not installed (package systemd)");
+        }
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../service");
+        for (kind, folder) in [("--system", source.clone()), ("--user", source.join("user"))] {
+            let to = home.folder().join(kind);
+            fs::create_dir(&to).expect("a folder");
+            let bin = program("unetmapd").parent().expect("a folder").display().to_string();
+            let units = ["unetmapd.service", "unetmapd.socket"].map(|unit| {
+                let text = fs::read_to_string(folder.join(unit)).expect("a unit").replace("@BINDIR@", &bin);
+                let path = to.join(unit);
+                fs::write(&path, text).expect("a file");
+                path
+            });
+            let output = Command::new("systemd-analyze")
+                .args(["verify", "--man=no", kind])
+                .args(&units)
+                .env("XDG_RUNTIME_DIR", home.folder())
+                .output()
+                .expect("systemd-analyze");
+            let printed = text(&output);
+            let ours: Vec<&str> = printed.lines().filter(|line| line.contains("unetmapd")).collect();
+            assert!(output.status.success() && ours.is_empty(), "{kind}: {printed}");
+        }
+    });
+}

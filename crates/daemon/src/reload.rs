@@ -1,0 +1,44 @@
+//! Reading the configuration and the policy again: `unetmap reload`, and SIGHUP.
+
+use serde::Serialize;
+use unetmap_core::errno::EINVAL;
+
+use crate::knobs::KnobChange;
+use crate::log;
+use crate::ports::{Daemon, vale};
+use crate::refusal::{Refusal, refuse};
+
+/// What a reload did, in JSON.
+#[derive(Serialize)]
+pub(crate) struct Reloaded {
+    /// The configuration file, if there is one to read.
+    config: Option<String>,
+    /// Knobs that have other values now.
+    knobs: Vec<KnobChange>,
+    /// Threads of switches, if another number or other processors were configured.
+    threads: Option<u16>,
+    /// Rules of the policy; `None`: a user's own daemon has none.
+    policy_rules: Option<usize>,
+}
+
+/// Reads both files again, and applies what has changed in them. Open ports stay as they are.
+///
+/// # Errors
+/// `EINVAL`: a file is invalid; the reason begins with it and the line. The daemon goes on with the configuration that
+/// it had; while the policy is invalid, it opens nothing more.
+pub(crate) fn reload(daemon: &mut Daemon) -> Result<Reloaded, Refusal> {
+    let fresh = daemon.knob_sources.load().or_else(|why| refuse(EINVAL, why))?;
+    let policy = daemon.admission.policy.as_mut().map(|policy| policy.reload());
+    let policy_rules = policy.transpose().or_else(|why| refuse(EINVAL, why))?;
+    let plan = fresh.thread_plan().clone();
+    let other_plan = plan != *daemon.knobs.thread_plan();
+    if other_plan {
+        vale::apply_thread_plan(daemon, plan.clone())?;
+    }
+    let knobs = daemon.knobs.reload(fresh)?;
+    log::set_verbose(daemon.knobs.verbose());
+    let threads = other_plan.then_some(plan.threads);
+    tracing::info!(?knobs, ?threads, ?policy_rules, "configuration and policy read again");
+    let config = daemon.knob_sources.file.as_ref().map(|file| file.display().to_string());
+    Ok(Reloaded { config, knobs, threads, policy_rules })
+}

@@ -1,0 +1,82 @@
+//! The service manager that started the daemon, such as systemd, if one did: the socket that it listens at for the
+//! daemon (sd_listen_fds(3)), and what it is told (sd_notify(3)).
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use sd_notify::NotifyState;
+
+/// What the service manager expects.
+pub(crate) struct Service {
+    /// Whether a service manager started this daemon. A daemon that a client started may have inherited the variables
+    /// of the client's service.
+    is_managed: bool,
+    /// Time between two signs of life, half of what the manager waits, and when the next is due.
+    watchdog: Option<(Duration, Instant)>,
+}
+
+impl Service {
+    /// `by_client`: a client started this daemon.
+    pub(crate) fn new(by_client: bool) -> Service {
+        if by_client {
+            return Service { is_managed: false, watchdog: None };
+        }
+        let interval = sd_notify::watchdog_enabled().map(|limit| limit / 2).filter(|interval| !interval.is_zero());
+        Service { is_managed: true, watchdog: interval.map(|interval| (interval, Instant::now())) }
+    }
+
+    /// Returns the number of the descriptor at which the service manager listens for the daemon.
+    ///
+    /// # Errors
+    /// It passed several sockets, or the variables cannot be understood.
+    pub(crate) fn listener(&self) -> Result<Option<u32>, String> {
+        if !self.is_managed {
+            return Ok(None);
+        }
+        let mut fds = sd_notify::listen_fds().map_err(|e| format!("LISTEN_FDS, LISTEN_PID: {e}"))?;
+        match (fds.next(), fds.len()) {
+            (None, _) => Ok(None),
+            (Some(fd), 0) => Ok(Some(fd.cast_unsigned())),
+            (Some(_), more) => Err(format!("the service manager passed {} sockets, one is expected", more + 1)),
+        }
+    }
+
+    /// The daemon serves.
+    pub(crate) fn ready(&self) {
+        self.tell(&[NotifyState::Ready]);
+    }
+
+    /// The daemon reads its configuration again; [`Service::ready`] follows.
+    pub(crate) fn reloading(&self) {
+        let now = NotifyState::monotonic_usec_now();
+        self.tell(&[Some(NotifyState::Reloading), now.ok()].into_iter().flatten().collect::<Vec<_>>());
+    }
+
+    /// The daemon exits.
+    pub(crate) fn stopping(&self) {
+        self.tell(&[NotifyState::Stopping]);
+    }
+
+    /// Gives a sign of life if it is due; returns the time until the next one.
+    pub(crate) fn keep_alive(&mut self, now: Instant) -> Option<Duration> {
+        let (interval, due) = self.watchdog?;
+        if due > now {
+            return Some(due - now);
+        }
+        self.watchdog = Some((interval, now + interval));
+        self.tell(&[NotifyState::Watchdog]);
+        Some(interval)
+    }
+
+    fn tell(&self, states: &[NotifyState<'_>]) {
+        let told = if self.is_managed { sd_notify::notify(states) } else { Ok(()) };
+        match told {
+            Ok(()) => {}
+            // A variable that a terminal's service left.
+            Err(e) if e.kind() == io::ErrorKind::NotFound || e.kind() == io::ErrorKind::ConnectionRefused => {
+                tracing::debug!("no service manager receives the daemon's state: {e}");
+            }
+            Err(e) => tracing::warn!("the service manager cannot be told the daemon's state: {e}"),
+        }
+    }
+}
