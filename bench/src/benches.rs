@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use crate::host;
 use crate::nic::Implementation;
+use crate::scale::Subject;
 use crate::vale::{self, DEFAULT_SLOTS, MAX_SLOTS, Traffic};
 
 /// A benchmark.
@@ -63,11 +64,13 @@ pub enum Bench {
     Lb,
     /// The example `scrubber` receives at an interface when nine packets of ten are bad.
     Scrub,
+    /// How a figure changes with a number; `None`: all subjects.
+    Scale(Option<Subject>),
 }
 
 impl Bench {
     /// All benchmarks.
-    pub const ALL: [Bench; 27] = [
+    pub const ALL: [Bench; 36] = [
         Bench::Pipe,
         Bench::PipeBatch,
         Bench::PipeOneCore,
@@ -95,6 +98,15 @@ impl Bench {
         Bench::Pcap,
         Bench::Lb,
         Bench::Scrub,
+        Bench::Scale(None),
+        Bench::Scale(Some(Subject::Ports)),
+        Bench::Scale(Some(Subject::Senders)),
+        Bench::Scale(Some(Subject::Addresses)),
+        Bench::Scale(Some(Subject::Flood)),
+        Bench::Scale(Some(Subject::Rings)),
+        Bench::Scale(Some(Subject::Pairs)),
+        Bench::Scale(Some(Subject::Ls)),
+        Bench::Scale(Some(Subject::Close)),
     ];
 
     /// Returns the name on the command line and in the results.
@@ -127,6 +139,8 @@ impl Bench {
             Bench::Pcap => "pcap",
             Bench::Lb => "lb",
             Bench::Scrub => "scrub",
+            Bench::Scale(None) => "scale",
+            Bench::Scale(Some(subject)) => subject.name(),
         }
     }
 
@@ -167,7 +181,7 @@ impl Bench {
 
     /// Returns true if the benchmark needs a daemon for pipes.
     pub(crate) fn is_pipe(self) -> bool {
-        !self.is_nic() && !self.is_vale() && !host::is_host(self)
+        !self.is_nic() && !self.is_vale() && !host::is_host(self) && !matches!(self, Bench::Scale(_))
     }
 }
 

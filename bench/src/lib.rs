@@ -27,6 +27,7 @@ mod program;
 mod report;
 mod row_group;
 mod rtt;
+mod scale;
 mod seqpacket;
 mod session;
 mod stats;
@@ -46,6 +47,7 @@ pub use peer::Peer;
 use probe::Cores;
 pub use report::align;
 use row_group::row_groups;
+pub use scale::Subject;
 pub use stats::PlacementClass;
 use unetmap::Port;
 
@@ -71,6 +73,9 @@ pub struct Options {
 /// A sentence: bad options, no second processor, a port that cannot be opened, pkt-gen missing or failing; for `nic-*`
 /// and `host-*` no permission to create network namespaces; for `node-*` no node; no C compiler.
 pub fn run(options: &Options) -> Result<u8, String> {
+    if let Ok(task) = std::env::var(scale::TASK) {
+        return scale::client(&task);
+    }
     check(options)?;
     let cores = Cores::first_two()?;
     if let Some(code) = session::leave_group() {

@@ -62,13 +62,15 @@ struct RawRow {
 /// A validated row.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Row {
+    pub(crate) name: String,
     pub(crate) class: PlacementClass,
     pub(crate) unit: String,
     pub(crate) sample: Sample,
 }
 
-/// Parses the rows that a command printed. An error names the line that is not a row.
-pub(crate) fn parse(output: &str) -> Result<Vec<Row>, String> {
+/// Parses the rows that a command printed, all of one name or each with one of `known`. An error names the line that
+/// is not a row.
+pub(crate) fn parse(output: &str, known: &[String]) -> Result<Vec<Row>, String> {
     let mut rows = Vec::new();
     let mut names = BTreeSet::new();
     for (number, line) in (1..).zip(output.lines()).filter(|(_, line)| !line.trim().is_empty()) {
@@ -80,7 +82,7 @@ pub(crate) fn parse(output: &str) -> Result<Vec<Row>, String> {
     if rows.is_empty() {
         return Err("it printed no row".into());
     }
-    if names.len() > 1 {
+    if names.len() > 1 && !names.iter().all(|name| known.contains(name)) {
         let names: Vec<_> = names.into_iter().collect();
         return Err(format!("it printed rows of several names ({}); it must print one", names.join(", ")));
     }
@@ -88,7 +90,7 @@ pub(crate) fn parse(output: &str) -> Result<Vec<Row>, String> {
 }
 
 fn check(raw: RawRow) -> Result<Row, String> {
-    let RawRow { name: _, class, unit, median, min, max, n } = raw;
+    let RawRow { name, class, unit, median, min, max, n } = raw;
     let class =
         PlacementClass::from_letter(&class).ok_or_else(|| format!("class {class:?} is neither \"L\" nor \"R\""))?;
     if n == 0 {
@@ -97,15 +99,16 @@ fn check(raw: RawRow) -> Result<Row, String> {
     if !(min > 0.0 && min <= median && median <= max) {
         return Err("0 < min <= median <= max does not hold".into());
     }
-    Ok(Row { class, unit, sample: Sample { median, min, max, n } })
+    Ok(Row { name, class, unit, sample: Sample { median, min, max, n } })
 }
 
-/// Runs the command once and returns its rows. Its standard error is that of this process.
-pub(crate) fn run(peer: &Peer, environment: &[(&str, String)]) -> Result<Vec<Row>, String> {
-    run_limited(peer, environment, RUN_LIMIT).map_err(|e| format!("--peer {}: {e}", peer.label))
+/// Runs the command once and returns its rows, for the rows `known`. Its standard error is that of this process.
+pub(crate) fn run(peer: &Peer, environment: &[(&str, String)], known: &[String]) -> Result<Vec<Row>, String> {
+    let output = run_limited(peer, environment, RUN_LIMIT).and_then(|output| parse(&output, known));
+    output.map_err(|e| format!("--peer {}: {e}", peer.label))
 }
 
-fn run_limited(peer: &Peer, environment: &[(&str, String)], limit: Duration) -> Result<Vec<Row>, String> {
+fn run_limited(peer: &Peer, environment: &[(&str, String)], limit: Duration) -> Result<String, String> {
     let mut child = Command::new("sh")
         .args(["-c", &peer.command])
         .envs(environment.iter().map(|(name, value)| (name, value)))
@@ -129,7 +132,7 @@ fn run_limited(peer: &Peer, environment: &[(&str, String)], limit: Duration) -> 
         }
     };
     check_status(status)?;
-    parse(&text)
+    Ok(text)
 }
 
 /// Reads in a thread, so that the time limit also applies to a command that never closes its output.
@@ -164,15 +167,15 @@ mod tests {
     const GOOD: &str = r#"{"name":"a","class":"L","unit":"Mpps","median":2.5,"min":1,"max":3.00,"n":9}"#;
 
     fn row(class: PlacementClass, median: f64, min: f64, max: f64, n: u32) -> Row {
-        Row { class, unit: "Mpps".into(), sample: Sample { median, min, max, n } }
+        Row { name: "a".into(), class, unit: "Mpps".into(), sample: Sample { median, min, max, n } }
     }
 
     #[test]
     fn rows_are_parsed() {
-        assert_eq!(parse(GOOD).unwrap(), [row(PlacementClass::L, 2.5, 1.0, 3.0, 9)]);
+        assert_eq!(parse(GOOD, &[]).unwrap(), [row(PlacementClass::L, 2.5, 1.0, 3.0, 9)]);
         let more = r#"{"n":1,"extra":[1],"max":5,"min":5,"median":5,"unit":"Mpps","class":"R","name":"a"}"#;
         assert_eq!(
-            parse(&format!("\n{GOOD}\n  \n{more}\n")).unwrap(),
+            parse(&format!("\n{GOOD}\n  \n{more}\n"), &[]).unwrap(),
             [row(PlacementClass::L, 2.5, 1.0, 3.0, 9), row(PlacementClass::R, 5.0, 5.0, 5.0, 1)]
         );
     }
@@ -201,7 +204,7 @@ mod tests {
             (with("2.5", "null"), "line 1"),
             (format!("{GOOD}\n{}", with("\"a\"", "\"b\"")), "several names (a, b)"),
         ] {
-            let message = parse(&text).unwrap_err();
+            let message = parse(&text, &["a".into()]).unwrap_err();
             assert!(message.contains(part), "{text}: {message}");
         }
     }
@@ -231,13 +234,13 @@ mod tests {
     fn commands_run_with_their_environment_and_failures_are_reported() {
         let environment = [("BENCH", "3".into()), ("BATCH", "64".into())];
         let command = format!("echo '{GOOD}' | sed \"s/2.5/$((BATCH - 62))/; s/3.00/$BENCH/\"");
-        let rows = run(&peer(&command), &environment).unwrap();
+        let rows = run(&peer(&command), &environment, &[]).unwrap();
         assert_eq!(rows, [row(PlacementClass::L, 2.0, 1.0, 3.0, 9)]);
-        let message = run(&peer(&format!("echo '{GOOD}'; exit 3")), &[]).unwrap_err();
+        let message = run(&peer(&format!("echo '{GOOD}'; exit 3")), &[], &[]).unwrap_err();
         assert!(message.starts_with("--peer p: ") && message.contains("exit status: 3"), "{message}");
-        let message = run(&peer("kill -9 $$"), &[]).unwrap_err();
+        let message = run(&peer("kill -9 $$"), &[], &[]).unwrap_err();
         assert!(message.contains("signal: 9"), "{message}");
-        let message = run(&peer("true"), &[]).unwrap_err();
+        let message = run(&peer("true"), &[], &[]).unwrap_err();
         assert!(message.contains("printed no row"), "{message}");
     }
 

@@ -5,8 +5,9 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use crate::scale;
 use crate::stats::{PlacementClass, Sample};
-use crate::turns::Outcome;
+use crate::turns::{ContestantSamples, Outcome};
 
 /// The result of one row in one class.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -18,6 +19,9 @@ pub(crate) struct RowResult {
     min: f64,
     max: f64,
     n: u32,
+    /// How the figures of this series grow.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    growth: Option<&'static str>,
     peers: BTreeMap<String, PeerResult>,
 }
 
@@ -27,6 +31,8 @@ pub(crate) struct PeerResult {
     median: f64,
     /// unetmap's median divided by the peer's: above 1 is better for rates, below 1 for times.
     ratio: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    growth: Option<&'static str>,
     #[serde(skip)]
     all: Sample,
 }
@@ -45,7 +51,8 @@ pub(crate) fn row_results(outcome: &Outcome) -> Vec<RowResult> {
             let peers = peers.iter().filter_map(|tally| {
                 let all = tally.samples(row, class).summary()?;
                 let ratio = our.median / all.median;
-                Some((tally.label.clone(), PeerResult { median: round(all.median), ratio: round(ratio), all }))
+                let growth = growth(outcome, tally, (row, class));
+                Some((tally.label.clone(), PeerResult { median: round(all.median), ratio: round(ratio), growth, all }))
             });
             results.push(RowResult {
                 name: name.name.clone(),
@@ -55,11 +62,27 @@ pub(crate) fn row_results(outcome: &Outcome) -> Vec<RowResult> {
                 min: round(our.min),
                 max: round(our.max),
                 n: our.n,
+                growth: growth(outcome, ours, (row, class)),
                 peers: peers.collect(),
             });
         }
     }
     results
+}
+
+/// Returns how the figures of the series of this row grow for a contestant; `None` if the row is in no series.
+fn growth(
+    outcome: &Outcome,
+    contestant: &ContestantSamples,
+    (row, class): (usize, PlacementClass),
+) -> Option<&'static str> {
+    let (_, unit) = outcome.series.get(row).copied().flatten()?;
+    let of_series = outcome.series.iter().enumerate().filter_map(|(row, series)| Some((row, (*series)?)));
+    let figures: Vec<(u32, f64)> = of_series
+        .filter(|(_, series)| series.1 == unit)
+        .filter_map(|(row, (n, _))| Some((n, contestant.samples(row, class).summary()?.median)))
+        .collect();
+    scale::growth(unit, &figures)
 }
 
 /// Rounds to three decimals, which exceeds the accuracy of the measurements.
@@ -76,17 +99,22 @@ pub(crate) fn json(result: &RowResult) -> Result<String, String> {
 pub(crate) fn table(results: &[RowResult]) -> String {
     let header = ["bench", "class", "contestant", "unit", "median", "min", "max", "n", "ours/its"];
     let mut rows = vec![header.map(String::from).to_vec()];
-    let mut row = |name: &str, class: &str, label: &str, unit: &str, all: Sample, ratio: String| {
+    let grows = results.iter().any(|result| result.growth.is_some());
+    if grows {
+        rows[0].push("growth".into());
+    }
+    let mut row = |name: &str, class: &str, (label, unit): (&str, &str), all: Sample, (ratio, growth): (String, _)| {
         let mut cells = [name, class, label, unit].map(String::from).to_vec();
         cells.extend([all.median, all.min, all.max].map(|v| format!("{v:.2}")));
         cells.extend([all.n.to_string(), ratio]);
+        cells.extend(grows.then(|| Option::unwrap_or(growth, "").to_string()));
         rows.push(cells);
     };
     for f in results {
         let ours = Sample { median: f.median, min: f.min, max: f.max, n: f.n };
-        row(&f.name, &f.class, crate::labels::UNETMAP, &f.unit, ours, String::new());
+        row(&f.name, &f.class, (crate::labels::UNETMAP, &f.unit), ours, (String::new(), f.growth));
         for (label, peer) in &f.peers {
-            row("", "", label, &f.unit, peer.all, format!("{:.3}", peer.ratio));
+            row("", "", (label, &f.unit), peer.all, (format!("{:.3}", peer.ratio), peer.growth));
         }
     }
     align(&rows, 4)

@@ -14,6 +14,7 @@ use crate::peer::{self, Peer};
 use crate::pkt_gen::{self, PktGenPair};
 use crate::preload::NetmapProgram;
 use crate::probe::{self, Cores};
+use crate::scale::Subject;
 use crate::seqpacket::{self, MeasureTimes};
 use crate::stats::{PlacementClass, Sample};
 use crate::turns::{self, Contestant, ContestantSamples, Outcome, RowName, StopCondition, TurnSamples};
@@ -42,6 +43,8 @@ pub(crate) struct RowGroup {
     slots: u32,
     /// For `pcap`.
     task: Option<PcapTask>,
+    /// For `scale`.
+    subject: Option<Subject>,
 }
 
 pub(crate) fn row_groups(bench: Bench) -> Vec<RowGroup> {
@@ -54,6 +57,7 @@ pub(crate) fn row_groups(bench: Bench) -> Vec<RowGroup> {
         clean: false,
         slots,
         task: None,
+        subject: None,
     };
     let second = || RowGroup { slots: second_slots, ..group(format!("{}-{second_slots}", bench.name()), 512) };
     match bench {
@@ -75,12 +79,19 @@ pub(crate) fn row_groups(bench: Bench) -> Vec<RowGroup> {
             let of = |task: PcapTask| RowGroup { task: Some(task), ..group(task.name().into(), 512) };
             PcapTask::ALL.map(of).into()
         }
+        Bench::Scale(subject) => {
+            let of = |subject: Subject| RowGroup { subject: Some(subject), ..group(subject.name().into(), 512) };
+            subject.map_or(Subject::ALL.to_vec(), |one| vec![one]).into_iter().map(of).collect()
+        }
         _ => vec![group(bench.name().into(), 512)],
     }
 }
 
 impl RowGroup {
     fn rows(&self) -> Vec<RowName> {
+        if let Some(subject) = self.subject {
+            return subject.rows();
+        }
         let row = |suffix: &str, unit| RowName { name: format!("{}{suffix}", self.name), unit };
         match self.bench {
             Bench::PipeOneCore => vec![row("", "Mpps"), row("-cycles", "cycles")],
@@ -135,7 +146,7 @@ impl RowGroup {
         if terminal {
             eprint!("\r\x1b[K");
         }
-        outcome
+        outcome.map(|outcome| Outcome { series: self.subject.map_or(vec![], Subject::series), ..outcome })
     }
 
     /// Returns the environment variables for `--peer` commands.
@@ -189,6 +200,9 @@ impl RowGroup {
     /// Returns unetmap's contestant.
     fn unetmap(&self, cores: Cores) -> Result<Box<dyn Contestant>, String> {
         let batch = self.batch;
+        if let Some(subject) = self.subject {
+            return Ok(Builtin::boxed(labels::UNETMAP, cores, move || subject.measure()));
+        }
         if let Some(traffic) = self.bench.traffic() {
             return self.switch_stream(labels::UNETMAP, cores, traffic);
         }
@@ -280,7 +294,7 @@ impl RowGroup {
                 let both = move || [false, true].map(|sleeping| switch.pipe_round_trip(sleeping)).into_iter().collect();
                 Builtin::boxed(labels::PIPE, cores, both)
             }
-            Bench::PipeOpen | Bench::Idle => return Ok(None),
+            Bench::PipeOpen | Bench::Idle | Bench::Scale(_) => return Ok(None),
             bench if bench.is_vale() => return Ok(None),
             Bench::PreloadPipe | Bench::NodePipe => self.pkt_gen(labels::NATIVE, cores)?,
             Bench::NodePoll => {
@@ -364,7 +378,8 @@ struct CommandPeer<'a> {
 impl Contestant for CommandPeer<'_> {
     fn turn(&mut self) -> Result<TurnSamples, String> {
         session::check()?;
-        let found = peer::run(self.peer, self.environment)?;
+        let names: Vec<String> = self.group.rows().into_iter().map(|row| row.name).collect();
+        let found = peer::run(self.peer, self.environment, &names)?;
         found.into_iter().map(|row| self.match_row(row)).collect()
     }
 
@@ -374,10 +389,11 @@ impl Contestant for CommandPeer<'_> {
 }
 
 impl CommandPeer<'_> {
-    /// Finds the row with which a peer's row is compared: the one with the same unit.
+    /// Finds the row with which a peer's row is compared: the one with the same name, else with the same unit.
     fn match_row(&self, found: peer::Row) -> Result<(usize, PlacementClass, Sample), String> {
         let rows = self.group.rows();
-        match rows.iter().position(|row| row.unit == found.unit) {
+        let named = rows.iter().position(|row| row.name == found.name && row.unit == found.unit);
+        match named.or_else(|| rows.iter().position(|row| row.unit == found.unit)) {
             Some(row) => Ok((row, found.class, found.sample)),
             None => {
                 let units: Vec<_> = rows.iter().map(|row| row.unit).collect();
@@ -404,7 +420,9 @@ mod tests {
             "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt, pipe-ping, pipe-open, idle-100, \
              preload-pipe, preload-poll, \
              node-pipe, node-poll, vale-60-copy, vale-512-copy, vale-1500-copy, vale-60-swap, vale-1core, vale-fan, \
-             vale-rtt, vale-idle-ports, nic-tx, nic-rx, nic-fwd, host-tcp, host-rtt, pcap, lb, scrub)"
+             vale-rtt, vale-idle-ports, nic-tx, nic-rx, nic-fwd, host-tcp, host-rtt, pcap, lb, scrub, \
+             scale, scale-ports, scale-senders, scale-addresses, scale-flood, scale-rings, scale-pairs, scale-ls, \
+             scale-close)"
         );
         let names: Vec<_> = row_groups(Bench::PipeBatch).into_iter().map(|c| (c.name, c.batch)).collect();
         assert_eq!(names[0], ("pipe-batch-1".into(), 1));
@@ -423,7 +441,12 @@ mod tests {
         let peer: Peer = "p=x".parse().unwrap();
         let group = &row_groups(Bench::PipeOneCore)[0];
         let contestant = CommandPeer { peer: &peer, group, environment: &[] };
-        let row = |unit: &str| peer::Row { class: PlacementClass::R, unit: unit.into(), sample: Sample::one(2.0) };
+        let row = |unit: &str| peer::Row {
+            name: "p".into(),
+            class: PlacementClass::R,
+            unit: unit.into(),
+            sample: Sample::one(2.0),
+        };
         assert_eq!(contestant.match_row(row("Mpps")), Ok((0, PlacementClass::R, Sample::one(2.0))));
         assert_eq!(contestant.match_row(row("cycles")), Ok((1, PlacementClass::R, Sample::one(2.0))));
         assert_eq!(

@@ -73,6 +73,8 @@ pub(crate) struct Outcome {
     pub(crate) failures: Vec<String>,
     /// A sentence for each class of which a contestant has too few samples.
     pub(crate) missing: Vec<String>,
+    /// For each row the number that grows and the series that it belongs to; empty where nothing grows.
+    pub(crate) series: Vec<Option<(u32, &'static str)>>,
 }
 
 /// Measures the contestants in turns. The first is unetmap: its failure is an error. A peer that fails gets no more
@@ -113,7 +115,7 @@ pub(crate) fn run_turns(
         }
     }
     let missing = missing(&all_samples, goal, elapsed());
-    Ok(Outcome { rows, all_samples, failures, missing })
+    Ok(Outcome { rows, all_samples, failures, missing, series: Vec::new() })
 }
 
 fn missing(all_samples: &[ContestantSamples], goal: StopCondition, time: Duration) -> Vec<String> {

@@ -288,6 +288,16 @@ struct DoctorArgs {
 /// pcap-tcpdump (tcpdump -w /dev/null on a pipe, and on the interface with the system's libpcap) and
 /// pcap-tcpdump-arrived (percentage of the packets).
 ///
+/// `scale`: how a figure changes with a number, in rows NAME-N, with daemons that the benchmark starts; also one by one:
+/// `scale-ports` (time to open a port of a switch that has N), `scale-senders` (N ports send 1000 packets per second
+/// each to a neighbour: CPU time of the daemon in percent of a core, and packets per second delivered to each port; also
+/// in 8 and 64 processes), `scale-addresses` (rate of a sender with N source addresses), `scale-flood` (rate of packets
+/// to an unknown address beside N ports with full rings), `scale-rings` (a poll over N rings, and the time to wake it),
+/// `scale-pairs` (sum of the rates of N pipes), `scale-ls` (a snapshot of N ports, and the 99th percentile of the time
+/// to open one meanwhile), `scale-close` (time for each of N pipes of a region that close together). `growth` is that
+/// of the cost: flat, sublinear, linear or superlinear. To compare with another build:
+/// --peer 'before=OLD/unetmap bench "$BENCH" --samples 1 --json'.
+///
 /// The distance of the two cores is probed before and after each sample: class L if the round trip of a cache line
 /// takes less than 200 ns, else R. Figures of different classes are never compared. A benchmark ends when each
 /// contestant has enough samples of one class; standard error names the classes that have too few.
@@ -300,7 +310,7 @@ struct BenchArgs {
     #[arg(required = true, value_name = "NAME", value_parser = bench_names())]
     names: Vec<Bench>,
 
-    /// Start no sample after this time; per benchmark, and per row in pipe-batch, preload-pipe and pcap
+    /// Start no sample after this time; per benchmark, and per row in pipe-batch, preload-pipe, pcap and scale
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
 
@@ -313,11 +323,12 @@ struct BenchArgs {
     /// COMMAND is run by `sh -c` once a turn, with BENCH (the row's name), BATCH (the sender's batch) and, for a
     /// switch, LEN (bytes of a packet) in its environment. It prints a line for each class:
     /// {"name":"x","class":"L","unit":"Mpps","median":1.5,"min":1,"max":2,"n":9}. It is compared with the row that has
-    /// the same unit. A command that fails is not run again, and the exit status is 1.
+    /// the same name and unit, else the same unit. A command that fails is not run again, and the exit status is 1.
     #[arg(long = "peer", value_name = "LABEL=COMMAND")]
     peers: Vec<Peer>,
 
-    /// Print JSON, one object per line: name, class, unit, median, min, max, n, peers {label: {median, ratio}}
+    /// Print JSON, one object per line: name, class, unit, median, min, max, n, growth (of scale), peers {label:
+    /// {median, ratio, growth}}
     #[arg(long)]
     json: bool,
 }

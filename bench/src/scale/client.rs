@@ -1,0 +1,361 @@
+//! A client of a `scale-*` benchmark: opens its ports, waits for the start, measures, prints its values.
+
+use std::io::{Write, stdout};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use unetmap::{Interest, Port};
+use unetmap_sys::clock::now_ns;
+
+use super::{ANNOUNCE, RATE, READY, SEND, Subject, line};
+use crate::program::TIMEOUT;
+
+/// Time of a measurement, after [`WARM_UP`].
+const TIME: Duration = Duration::from_millis(800);
+const WARM_UP: Duration = Duration::from_millis(200);
+/// Packets between two syncs.
+const BATCH: u32 = 512;
+/// Repetitions of what is measured one by one.
+const OPENS: usize = 50;
+const OPENS_BESIDE_SNAPSHOTS: usize = 200;
+const SNAPSHOTS: usize = 9;
+const WAKES: usize = 200;
+const POLLS: u64 = 20_000;
+/// Time in which a peer falls asleep.
+const FALL_ASLEEP: Duration = Duration::from_micros(400);
+/// Waits for the other side end after this time.
+const POLL_TIMEOUT: Duration = Duration::from_millis(100);
+
+const BROADCAST: [u8; 6] = [0xff; 6];
+
+/// Does the task: the name of the benchmark, the number that grows, the first port of this process, and its ports.
+pub(crate) fn run(task: &str) -> Result<u8, String> {
+    let unclear = || format!("bench: {task:?} is no task of a client");
+    let (name, numbers) = task.split_once(' ').ok_or_else(unclear)?;
+    let subject = Subject::ALL.into_iter().find(|subject| subject.name() == name).ok_or_else(unclear)?;
+    let numbers: Vec<u32> = numbers.split(' ').map(str::parse).collect::<Result<_, _>>().map_err(|_| unclear())?;
+    let [n, first, count] = numbers[..] else { return Err(unclear()) };
+    unetmap_sys::process::raise_fd_limit();
+    let values = match subject {
+        Subject::Ports => ports(n),
+        Subject::Senders => senders(n, first, count),
+        Subject::Addresses => addresses(n),
+        Subject::Flood => flood(n),
+        Subject::Rings => rings(n),
+        Subject::Pairs => pairs(n),
+        Subject::Ls => ls(n),
+        Subject::Close => close(n),
+    }?;
+    print(&line(&values))?;
+    Ok(0)
+}
+
+fn print(text: &str) -> Result<(), String> {
+    let mut out = stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(|e| format!("bench: standard output: {e}"))
+}
+
+fn text(e: unetmap::Error) -> String {
+    format!("bench: {e}")
+}
+
+fn open(spec: &str) -> Result<Port, String> {
+    Port::open(spec).map_err(text)
+}
+
+/// Tells that the ports are open, and waits until those of all processes are.
+fn start() -> Result<(), String> {
+    print(READY)?;
+    let begin = Instant::now();
+    while !Path::new("go").exists() {
+        if begin.elapsed() > 4 * TIMEOUT {
+            return Err("bench: the start was never given".into());
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Returns a unicast address.
+fn address(n: u32) -> [u8; 6] {
+    let [a, b, c, d] = n.to_be_bytes();
+    [2, 0xbe, a, b, c, d]
+}
+
+/// Queues one packet of 60 bytes; `false` if the ring has no room.
+fn put(port: &Port, (to, from): ([u8; 6], [u8; 6])) -> bool {
+    let ring = &port.tx_rings()[0];
+    let free = !ring.is_empty();
+    if free {
+        let slot = ring.slot(ring.head());
+        slot.frame().write(0, &[to, from].concat());
+        slot.set_len_flags(60, 0);
+        ring.advance(1);
+    }
+    free
+}
+
+/// Releases what has arrived; returns how many packets that were.
+fn drain(port: &Port) -> Result<u64, String> {
+    port.rxsync().map_err(text)?;
+    let mut packets = 0;
+    for ring in port.rx_rings() {
+        packets += u64::from(ring.advance(ring.space()));
+    }
+    Ok(packets)
+}
+
+/// Sends one packet from each of two ports, so that the switch knows their addresses.
+fn introduce(all: [(&Port, u32); 2]) -> Result<(), String> {
+    for (port, number) in all {
+        put(port, (BROADCAST, address(number)));
+        port.txsync().map_err(text)?;
+    }
+    thread::sleep(Duration::from_millis(20));
+    all.iter().try_for_each(|(port, _)| drain(port).map(drop))
+}
+
+/// Calls `round` during the warm-up and the measurement; returns the sum of what it returned in the latter, in
+/// millions per second.
+fn rate(mut round: impl FnMut() -> Result<u64, String>) -> Result<f64, String> {
+    let mut run_for = |time: Duration| -> Result<f64, String> {
+        let (begin, mut sum) = (Instant::now(), 0);
+        while begin.elapsed() < time {
+            sum += round()?;
+        }
+        Ok(sum as f64 / begin.elapsed().as_secs_f64() / 1e6)
+    };
+    run_for(WARM_UP)?;
+    run_for(TIME)
+}
+
+fn percentile(mut values: Vec<f64>, part: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get((values.len() as f64 * part) as usize).copied().unwrap_or(0.0)
+}
+
+/// Time to open a port of a switch that has `n`, us.
+fn ports(n: u32) -> Result<Vec<f64>, String> {
+    let _all = (0..n).map(|i| open(&format!("vale0:p{i}"))).collect::<Result<Vec<_>, _>>()?;
+    start()?;
+    let times = (0..OPENS).map(|i| {
+        let begin = Instant::now();
+        let port = open(&format!("vale0:more{i}"))?;
+        let time = begin.elapsed().as_secs_f64() * 1e6;
+        drop(port);
+        Ok(time)
+    });
+    Ok(vec![percentile(times.collect::<Result<_, String>>()?, 0.5)])
+}
+
+/// Each port sends [`RATE`] packets per second to the next one. Returns the packets that arrived per second.
+fn senders(n: u32, first: u32, count: u32) -> Result<Vec<f64>, String> {
+    let mine: Vec<_> =
+        (first..first + count).map(|i| Ok((i, open(&format!("vale0:p{i}"))?))).collect::<Result<_, String>>()?;
+    start()?;
+    let begin = Instant::now();
+    for (i, port) in &mine {
+        put(port, (BROADCAST, address(*i)));
+        port.txsync().map_err(text)?;
+    }
+    while begin.elapsed() < ANNOUNCE {
+        thread::sleep(Duration::from_millis(5));
+        mine.iter().try_for_each(|(_, port)| drain(port).map(drop))?;
+    }
+    let (begin, mut sent, mut arrived) = (Instant::now(), 0, 0);
+    let per_tick = Duration::from_secs(1) / RATE;
+    loop {
+        let due = (begin.elapsed().as_nanos() / per_tick.as_nanos()) as u32;
+        let sends = begin.elapsed() < SEND;
+        for (i, port) in &mine {
+            if sends && sent < due {
+                // After a delay several packets are due.
+                let fits = |_: &u32| put(port, (address((i + 1) % n), address(*i)));
+                (sent..due).take_while(fits).for_each(drop);
+                port.txsync().map_err(text)?;
+            }
+            arrived += drain(port)?;
+        }
+        sent = sent.max(due);
+        if !sends && begin.elapsed() > SEND + ANNOUNCE {
+            break;
+        }
+        thread::sleep((begin + per_tick * (due + 1)).saturating_duration_since(Instant::now()));
+    }
+    Ok(vec![arrived as f64 / SEND.as_secs_f64()])
+}
+
+/// One sender uses `n` source addresses in turn. Returns the rate of its receiver.
+fn addresses(n: u32) -> Result<Vec<f64>, String> {
+    let (from, to) = (open("vale0:a")?, open("vale0:b")?);
+    start()?;
+    introduce([(&from, 0), (&to, u32::MAX)])?;
+    let mut next = 0;
+    let mpps = rate(|| {
+        for _ in 0..BATCH {
+            if !put(&from, (address(u32::MAX), address(next))) {
+                break;
+            }
+            next = (next + 1) % n;
+        }
+        from.txsync().map_err(text)?;
+        drain(&to)
+    })?;
+    Ok(vec![mpps])
+}
+
+/// A sender floods packets to a receiver that reads, and to `n` ports whose rings are full. Returns the rate of the
+/// receiver.
+fn flood(n: u32) -> Result<Vec<f64>, String> {
+    let (from, to) = (open("vale0:a")?, open("vale0:b")?);
+    let idle = (0..n).map(|i| open(&format!("vale0:idle{i}"))).collect::<Result<Vec<_>, _>>()?;
+    start()?;
+    introduce([(&from, 0), (&to, 1)])?;
+    let slots = idle.first().map_or(0, |port| port.rx_rings()[0].num_slots());
+    let round = || {
+        (0..BATCH).take_while(|_| put(&from, (address(2), address(0)))).for_each(drop);
+        from.txsync().map_err(text)?;
+        drain(&to)
+    };
+    let mut filled = 0;
+    while filled < 2 * u64::from(slots) {
+        filled += round()?;
+    }
+    Ok(vec![rate(round)?])
+}
+
+/// Time of a poll over `n` rings that finds a packet in one, ns, and time until a sleeping one returns, us.
+fn rings(n: u32) -> Result<Vec<f64>, String> {
+    let pipe = |end: &str| {
+        let options = Port::options().tx_rings(n as u16).rx_rings(n as u16).tx_slots(64).rx_slots(64);
+        options.open(&format!("netmap:rings{end}")).map_err(text)
+    };
+    let (from, to) = (pipe("{1")?, pipe("}1")?);
+    start()?;
+    let send = || {
+        put(&from, (BROADCAST, BROADCAST));
+        from.txsync().map_err(text)
+    };
+    let mut polling = 0;
+    for _ in 0..POLLS {
+        send()?;
+        let begin = now_ns();
+        let ready = to.poll(Interest::RX, Some(Duration::ZERO)).map_err(text)?;
+        polling += now_ns() - begin;
+        if ready.is_none() {
+            return Err("bench scale-rings: a packet did not arrive".into());
+        }
+        drain(&to)?;
+    }
+    let (sent_at, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let times = thread::scope(|scope| {
+        let sleeper = scope.spawn(|| -> Result<Vec<f64>, String> {
+            let mut times = Vec::new();
+            while !stop.load(Relaxed) {
+                if !to.poll(Interest::RX, Some(POLL_TIMEOUT)).map_err(text)?.is_none() {
+                    times.push(now_ns().saturating_sub(sent_at.load(Relaxed)) as f64 / 1e3);
+                    drain(&to)?;
+                }
+            }
+            Ok(times)
+        });
+        let sent = (0..WAKES).try_for_each(|_| {
+            thread::sleep(FALL_ASLEEP);
+            sent_at.store(now_ns(), Relaxed);
+            send()
+        });
+        stop.store(true, Relaxed);
+        let times = sleeper.join().map_err(|_| "bench scale-rings: the receiver failed".to_string())?;
+        sent.and(times)
+    })?;
+    Ok(vec![polling as f64 / POLLS as f64, percentile(times, 0.5)])
+}
+
+/// Each of `n` pairs of threads moves packets through a pipe. Returns the sum of their rates.
+fn pairs(n: u32) -> Result<Vec<f64>, String> {
+    let pipe = |i| Ok((open(&format!("netmap:pair{i}{{1"))?, open(&format!("netmap:pair{i}}}1"))?));
+    let pipes = (0..n).map(pipe).collect::<Result<Vec<_>, String>>()?;
+    start()?;
+    let (arrived, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let send = |port: &Port| -> Result<(), String> {
+        let ring = &port.tx_rings()[0];
+        while !stop.load(Relaxed) {
+            port.poll(Interest::TX, Some(POLL_TIMEOUT)).map_err(text)?;
+            for slot in ring.first(BATCH) {
+                slot.set_len_flags(60, 0);
+            }
+            ring.advance(BATCH);
+        }
+        Ok(())
+    };
+    let receive = |port: &Port| -> Result<(), String> {
+        let ring = &port.rx_rings()[0];
+        while !stop.load(Relaxed) {
+            port.poll(Interest::RX, Some(POLL_TIMEOUT)).map_err(text)?;
+            arrived.fetch_add(u64::from(ring.advance(ring.space())), Relaxed);
+        }
+        Ok(())
+    };
+    let mpps = thread::scope(|scope| {
+        for (from, to) in &pipes {
+            scope.spawn(|| send(from));
+            scope.spawn(|| receive(to));
+        }
+        thread::sleep(WARM_UP);
+        let (begin, before) = (Instant::now(), arrived.load(Relaxed));
+        thread::sleep(TIME);
+        let mpps = (arrived.load(Relaxed) - before) as f64 / begin.elapsed().as_secs_f64() / 1e6;
+        stop.store(true, Relaxed);
+        mpps
+    });
+    Ok(vec![mpps])
+}
+
+/// Time of a snapshot of `n` ports, ms, and time of an open while snapshots are taken, 99th percentile, us.
+fn ls(n: u32) -> Result<Vec<f64>, String> {
+    let end = |i: u32| open(&format!("netmap:ls{}{}1", i / 2, ['{', '}'][(i % 2) as usize]));
+    let _all = (0..n).map(end).collect::<Result<Vec<_>, _>>()?;
+    start()?;
+    let snapshot = || unetmap::snapshots().map(drop).map_err(text);
+    let timed = |what: &dyn Fn() -> Result<(), String>| -> Result<f64, String> {
+        let begin = Instant::now();
+        what().map(|()| begin.elapsed().as_secs_f64())
+    };
+    let times = (0..SNAPSHOTS).map(|_| timed(&snapshot)).collect::<Result<Vec<_>, _>>()?;
+    let stop = AtomicBool::new(false);
+    let opens = thread::scope(|scope| {
+        let beside = scope.spawn(|| -> Result<(), String> {
+            while !stop.load(Relaxed) {
+                snapshot()?;
+            }
+            Ok(())
+        });
+        let opens = (0..OPENS_BESIDE_SNAPSHOTS)
+            .map(|i| timed(&|| open(&format!("netmap:beside{i}{{1")).map(drop)))
+            .collect::<Result<Vec<_>, _>>();
+        stop.store(true, Relaxed);
+        beside.join().map_err(|_| "bench scale-ls: the snapshots failed".to_string())??;
+        opens
+    })?;
+    Ok(vec![1e3 * percentile(times, 0.5), 1e6 * percentile(opens, 0.99)])
+}
+
+/// Time until each of `n` pipes of one region is closed, us, when all close together.
+fn close(n: u32) -> Result<Vec<f64>, String> {
+    let first = open("netmap:close0{1")?;
+    let id = first.mem_id();
+    let more = (1..n).map(|i| open(&format!("netmap:close{i}{{1@{id}")));
+    let all = std::iter::once(Ok(first)).chain(more).collect::<Result<Vec<_>, _>>()?;
+    start()?;
+    let begin = Instant::now();
+    drop(all);
+    while unetmap::snapshots().map_err(text)?.iter().any(|snapshot| snapshot.contains("netmap:close")) {
+        if begin.elapsed() > TIMEOUT {
+            return Err("bench scale-close: the ports are not closed".into());
+        }
+        thread::sleep(Duration::from_micros(100));
+    }
+    Ok(vec![begin.elapsed().as_secs_f64() * 1e6 / f64::from(n)])
+}
