@@ -240,6 +240,7 @@ impl Side for ForPackets {
     }
     fn request_wakeup(&self) {
         self.0.consumer_request_wakeup();
+        unetmap_mem::fence_before_sleep();
     }
     fn advance(&self) -> bool {
         self.0.publish(pair().1);
@@ -267,6 +268,7 @@ impl Side for ForSpace {
     }
     fn request_wakeup(&self) {
         self.0.producer_request_wakeup();
+        unetmap_mem::fence_before_sleep();
     }
     fn advance(&self) -> bool {
         self.0.release(pair().1);
@@ -377,6 +379,7 @@ fn two_sleepers_wake_each_other() {
                     };
                     while full(&mut known) {
                         channel.words.producer_request_wakeup();
+                        unetmap_mem::fence_before_sleep();
                         if !full(&mut known) {
                             break;
                         }
@@ -397,6 +400,7 @@ fn two_sleepers_wake_each_other() {
             let sent = || channel.words.validated_prod(channel.slots, at, at).unwrap();
             if sent() == at {
                 channel.words.consumer_request_wakeup();
+                unetmap_mem::fence_before_sleep();
                 if sent() == at {
                     own_doorbell.wait();
                     continue;
@@ -419,6 +423,7 @@ fn a_sleeper_is_woken_once() {
     check(4, || {
         let words = Arc::new(ChannelWords::new());
         words.consumer_request_wakeup();
+        unetmap_mem::fence_before_sleep();
         let other = {
             let words = words.clone();
             thread::spawn(move || words.take_consumer_wakeup())

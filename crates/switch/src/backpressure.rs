@@ -216,7 +216,7 @@ impl DeferredWakeups {
         let any = self.pending();
         if any {
             let mut waiters = self.waiters.borrow_mut();
-            waiters.drain(..).filter(|(waiter, _)| waiter.wake()).for_each(|(_, doorbell)| doorbell.notify_now());
+            waiters.drain(..).filter(|(waiter, _)| waiter.wake()).for_each(|(_, doorbell)| doorbell.notify());
         }
         any
     }
@@ -238,7 +238,7 @@ impl DeferredWakeups {
                 return true;
             }
             if waiter.wake() {
-                doorbell.notify_now();
+                doorbell.notify();
                 notified = true;
             }
             false

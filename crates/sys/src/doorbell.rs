@@ -12,7 +12,7 @@ use rustix::time::{
 /// `TFD_IOC_SET_TICKS`: sets the number of expirations that a reader sees.
 const SET_TICKS: libc::Ioctl = rustix::ioctl::opcode::write::<u64>(b'T', 0) as libc::Ioctl;
 
-/// A notification that stays readable until it is cleared: a timer that is set to expire at once, or never.
+/// A notification that stays readable until it is cleared: a timer that is marked as expired, or set to expire at once.
 ///
 /// It is not an eventfd or a socket, because no holder of the descriptor may be able to block another. A write to an
 /// eventfd blocks once a holder has cleared its `O_NONBLOCK` and filled the counter; a receive on a socket closes
@@ -45,25 +45,19 @@ impl Doorbell {
         }
     }
 
-    /// Makes it readable: wakes current waiters, and later waits return at once. One system call, never blocks.
+    /// Makes it readable: wakes current waiters, and later waits return at once. Never blocks. One system call, which
+    /// programs no timer; a second one where the kernel lacks the first, and there a timer interrupt wakes the waiters.
     #[inline]
     pub fn notify(&self) {
-        self.set(1);
-    }
-
-    /// As [`Doorbell::notify`], but without a timer interrupt where the kernel supports that: for callers that have
-    /// other work to do meanwhile.
-    #[inline]
-    pub fn notify_now(&self) {
         if !self.set_ticks() {
-            self.notify();
+            self.set(1);
         }
     }
 
     /// Sets one expiration and wakes waiters, as the timer's interrupt would. Returns `false` if the kernel was built
     /// without `CHECKPOINT_RESTORE`, or a filter refuses.
     #[inline]
-    pub fn set_ticks(&self) -> bool {
+    fn set_ticks(&self) -> bool {
         let once = 1_u64;
         // SAFETY: K1, K5: the descriptor is a timerfd (`new`, `from_fd`), for which the kernel reads eight bytes.
         unsafe { libc::ioctl(self.0.as_raw_fd(), SET_TICKS, &raw const once) == 0 }
@@ -141,38 +135,34 @@ mod tests {
     }
 
     #[test]
-    fn notify_now_and_notify_have_the_same_effect() {
+    fn a_timer_has_the_same_effect_where_the_kernel_cannot_set_ticks() {
         let doorbell = Doorbell::new().unwrap();
         for _ in 0..2 {
-            doorbell.notify_now();
-            doorbell.notify_now();
+            doorbell.set(1);
             assert!(becomes_readable(&doorbell));
-            // One clear discards both kinds of notification, in either order.
+            // One clear discards both kinds of notification.
             doorbell.notify();
-            doorbell.notify_now();
             doorbell.clear();
             assert!(!readable(&doorbell));
         }
-        if doorbell.set_ticks() {
-            assert!(readable(&doorbell), "not readable within the call");
-        } else {
-            eprintln!("skipped: this kernel has no TFD_IOC_SET_TICKS");
-        }
         // A timer that was set before still expires.
-        doorbell.clear();
         doorbell.notify_after(Duration::from_millis(1));
-        doorbell.notify_now();
+        doorbell.notify();
         assert!(becomes_readable(&doorbell));
     }
 
     #[test]
-    fn notify_now_wakes_a_waiter() {
+    fn notify_programs_no_timer() {
         let doorbell = Doorbell::new().unwrap();
-        std::thread::scope(|s| {
-            let waiter = s.spawn(|| wait_readable(&mut [PollFd::new(&doorbell, PollFlags::IN)], None).unwrap());
-            doorbell.notify_now();
-            assert_eq!(waiter.join().unwrap(), 1);
-        });
+        if !doorbell.set_ticks() {
+            eprintln!("skipped: this kernel has no TFD_IOC_SET_TICKS");
+            return;
+        }
+        doorbell.clear();
+        doorbell.notify();
+        assert!(readable(&doorbell), "not readable within the call");
+        doorbell.clear();
+        assert!(!readable(&doorbell));
     }
 
     #[test]
@@ -182,7 +172,7 @@ mod tests {
         rustix::fs::fcntl_setfl(&doorbell, flags - rustix::fs::OFlags::NONBLOCK).unwrap();
         for _ in 0..1000 {
             doorbell.notify();
-            doorbell.notify_now();
+            doorbell.set(1);
         }
         assert!(becomes_readable(&doorbell));
         doorbell.clear();

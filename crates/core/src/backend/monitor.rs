@@ -7,7 +7,7 @@
 use std::sync::{Arc, OnceLock};
 
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG, NS_TXMON};
-use unetmap_mem::{Offsets, Pos, Receiver, Region, RingShape, RingView, SlotRing, SlotValue, Span, fence_before_sleep};
+use unetmap_mem::{Offsets, Pos, Receiver, Region, RingShape, RingView, SlotRing, SlotValue, Span};
 use unetmap_sys::{Doorbell, clock};
 
 use super::region_cache::map_region;
@@ -205,9 +205,9 @@ impl Rx for MonitorRx {
 }
 
 impl WakeupSource for MonitorRx {
-    fn request_wakeup(&self) {
-        self.mirrors.iter().flatten().for_each(|mirror| mirror.channel.words().consumer_request_wakeup_unfenced());
-        fence_before_sleep();
+    fn request_wakeup(&self) -> bool {
+        self.mirrors.iter().flatten().for_each(|mirror| mirror.channel.words().consumer_request_wakeup());
+        true
     }
 
     fn doorbell(&self) -> &Doorbell {

@@ -207,8 +207,9 @@ impl Tx for NicTx {
 }
 
 impl WakeupSource for NicTx {
-    fn request_wakeup(&self) {
+    fn request_wakeup(&self) -> bool {
         self.half.doorbell.notify_after(TX_COMPLETION_POLL);
+        false
     }
 
     fn doorbell(&self) -> &Doorbell {
@@ -315,7 +316,9 @@ impl Rx for NicRx {
 }
 
 impl WakeupSource for NicRx {
-    fn request_wakeup(&self) {}
+    fn request_wakeup(&self) -> bool {
+        false
+    }
 
     fn doorbell(&self) -> &Doorbell {
         &self.half.doorbell

@@ -93,8 +93,9 @@ impl Tx for PipeTx {
 }
 
 impl WakeupSource for PipeTx {
-    fn request_wakeup(&self) {
+    fn request_wakeup(&self) -> bool {
         self.channel.words().producer_request_wakeup();
+        true
     }
 
     fn doorbell(&self) -> &Doorbell {
@@ -190,8 +191,9 @@ impl Rx for PipeRx {
 }
 
 impl WakeupSource for PipeRx {
-    fn request_wakeup(&self) {
+    fn request_wakeup(&self) -> bool {
         self.channel.words().consumer_request_wakeup();
+        true
     }
 
     fn doorbell(&self) -> &Doorbell {

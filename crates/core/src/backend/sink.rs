@@ -80,9 +80,10 @@ impl Tx for SinkTx {
 }
 
 impl WakeupSource for SinkTx {
-    fn request_wakeup(&self) {
+    fn request_wakeup(&self) -> bool {
         let slot = Duration::from_nanos(self.slot_ns);
         self.doorbell.notify_after(slot.clamp(TX_COMPLETION_POLL, SINK_SLEEP_MAX));
+        false
     }
 
     fn doorbell(&self) -> &Doorbell {

@@ -173,8 +173,8 @@ impl Tx for ValeTx {
 }
 
 impl WakeupSource for ValeTx {
-    fn request_wakeup(&self) {
-        self.pipe.request_wakeup();
+    fn request_wakeup(&self) -> bool {
+        self.pipe.request_wakeup()
     }
 
     fn doorbell(&self) -> &Doorbell {
@@ -240,8 +240,9 @@ impl Rx for ValeRx {
 }
 
 impl WakeupSource for ValeRx {
-    fn request_wakeup(&self) {
+    fn request_wakeup(&self) -> bool {
         self.channel.words().consumer_request_wakeup();
+        true
     }
 
     fn doorbell(&self) -> &Doorbell {

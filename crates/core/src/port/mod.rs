@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use unetmap_abi::{NR_MONITOR_RX, NR_MONITOR_TX, NR_NO_TX_POLL, NR_ZCOPY_MON, NmreqRegister};
-use unetmap_mem::{BufIdx, Iface, Region};
+use unetmap_mem::{BufIdx, Iface, Region, fence_before_sleep};
 use unetmap_sys::{clock, event, process};
 
 use self::forward::HostRingPeer;
@@ -448,8 +448,12 @@ impl Port {
         })
     }
 
+    /// Requests wake-ups. A check of the rings must follow before the caller sleeps.
     pub(crate) fn request_wakeup(&self, want: Interest) {
-        self.wakeup_sources(want).for_each(|(_, source)| source.request_wakeup());
+        // One fence for all rings: it interrupts all CPUs.
+        if self.wakeup_sources(want).fold(false, |any, (_, source)| any | source.request_wakeup()) {
+            fence_before_sleep();
+        }
     }
 
     /// Clears the doorbells.

@@ -279,7 +279,14 @@ impl Port {
         if !fds[0].revents().is_empty() {
             self.mark_daemon_exited();
         }
-        self.clear_doorbells(want);
+        // Clears only those that fired: clearing one costs a system call.
+        let mut fired = fds[1..].iter().map(|fd| !fd.revents().is_empty());
+        for (_, source) in self.wakeup_sources(want) {
+            if fired.next() == Some(true) {
+                source.doorbell().clear();
+            }
+            source.socket().and_then(|_| fired.next());
+        }
         Ok(SleepEnd::Doorbell)
     }
 

@@ -205,25 +205,30 @@ impl ChannelWords {
         self.release(span.from);
     }
 
-    /// Consumer, before it sleeps on its doorbell: requests a wake-up when `prod` moves. It must check `prod` once more
-    /// after this call.
-    pub fn consumer_request_wakeup(&self) {
-        self.consumer_wakeup.0.store(WAITS_ON_DOORBELL, Ordering::SeqCst);
-        fence_sleeper();
-    }
-
-    /// Consumer of many channels, before it sleeps: as [`ChannelWords::consumer_request_wakeup`], for this channel
-    /// alone and without the fence. One [`fence_before_sleep`] for all of them must come before the last check.
+    /// Consumer, before it sleeps on its doorbell: requests a wake-up when `prod` moves. [`fence_before_sleep`], once
+    /// for all channels that it waits for, and another check of `prod` must follow.
     #[inline]
-    pub fn consumer_request_wakeup_unfenced(&self) {
-        self.consumer_wakeup.0.store(WAITS_ON_DOORBELL, Ordering::SeqCst);
+    pub fn consumer_request_wakeup(&self) {
+        // Relaxed (O6): the fence that follows orders it before the check.
+        self.consumer_wakeup.0.store(WAITS_ON_DOORBELL, Ordering::Relaxed);
     }
 
-    /// Producer, before it sleeps on its doorbell: requests a wake-up when `cons` moves. It must check `cons` once more
-    /// after this call.
+    /// Producer, before it sleeps on its doorbell: requests a wake-up when `cons` moves. [`fence_before_sleep`], once
+    /// for all channels that it waits for, and another check of `cons` must follow.
+    #[inline]
     pub fn producer_request_wakeup(&self) {
-        self.producer_wakeup.0.store(WAITS_ON_DOORBELL, Ordering::SeqCst);
-        fence_sleeper();
+        // Relaxed (O6): as above.
+        self.producer_wakeup.0.store(WAITS_ON_DOORBELL, Ordering::Relaxed);
+    }
+
+    /// Consumer that is awake: takes back its request for a doorbell, so that the producer need not notify it.
+    #[inline]
+    pub fn consumer_withdraw_wakeup(&self) {
+        if self.consumer_wakeup.0.load(Ordering::Relaxed) == WAITS_ON_DOORBELL {
+            // Relaxed (O4): the producer may take the request first, and then notifies the doorbell.
+            let taken = (WAITS_ON_DOORBELL, 0);
+            let _ = self.consumer_wakeup.0.compare_exchange(taken.0, taken.1, Ordering::Relaxed, Ordering::Relaxed);
+        }
     }
 
     // CPU numbers are hints for scheduling only (O3), written and read in any order: all accesses are relaxed.
@@ -238,7 +243,10 @@ impl ChannelWords {
 
     /// Producer, before it sleeps: records that it may wake up on any CPU.
     pub fn set_producer_cpu_any(&self) {
-        self.producer.cpu.store(ANY_CPU, Ordering::Relaxed);
+        // A store would take the cache line away from the consumer.
+        if !self.producer_cpu_is_any() {
+            self.producer.cpu.store(ANY_CPU, Ordering::Relaxed);
+        }
     }
 
     /// Consumer that waits for a producer which was just woken, or is about to be: whether that producer may need the
@@ -374,7 +382,7 @@ impl ChannelWords {
     }
 }
 
-/// The fence that [`ChannelWords::consumer_request_wakeup_unfenced`] leaves out.
+/// The sleeper's fence, between its wake-up requests and its last check of the positions.
 pub fn fence_before_sleep() {
     fence_sleeper();
 }

@@ -264,28 +264,40 @@ impl SwitchPort {
         rx.count_drops(packets.len() as u64);
     }
 
+    /// Counts `n` packets without room in the receive ring for packets of transmit ring `ring`.
+    pub(crate) fn count_rx_drops(&self, ring: usize, n: u64) {
+        if let Some(rx) = self.rx_for(ring) {
+            rx.count_drops(n);
+        }
+    }
+
     /// Delivers packets of a batch to the receive ring that corresponds to their transmit ring, as far as there is
     /// room; publishes them, and wakes the client if it sleeps. May wait for a client without room; counts what is
-    /// dropped. With `unicast` the packets go to no other port, so that within one region buffers are swapped.
+    /// dropped. With `unicast` the packets go to no other port, so that within one region buffers are swapped. Returns
+    /// false if all were dropped.
     #[inline]
     pub(crate) fn deliver(
         &self,
         context: &BatchContext<'_>,
         (mut packets, unicast): (impl Iterator<Item = Packet>, bool),
-    ) {
-        let Some(rx) = self.rx_for(context.ring_index) else { return };
+    ) -> bool {
+        let Some(rx) = self.rx_for(context.ring_index) else { return true };
         context.backpressure.note_delivery(self.index());
         if self.vnet_hdr_len() != context.port.vnet_hdr_len() {
-            return vnet_hdr::deliver_converted(rx, self, context, packets);
+            vnet_hdr::deliver_converted(rx, self, context, packets);
+            return true;
         }
         let without_offsets = context.batch.offsets.mask == 0 && rx.offsets.none();
         let may_swap = [self, context.port].iter().all(|port| !port.keeps_buffers.load(Relaxed));
         let swap = unicast && without_offsets && may_swap && self.region.is_same_mapping(&context.port.region);
         let mut next = packets.next();
+        let first = next;
+        let mut any = false;
         while let Some(packet) = next {
             next = rx.fill_packets(&self.region, (context, swap), packet, &mut packets);
+            any |= next != first;
             if next.is_none() {
-                return;
+                return true;
             }
             if !rx.wait_for_room(context.backpressure) {
                 break;
@@ -293,5 +305,6 @@ impl SwitchPort {
         }
         let dropped = usize::from(next.is_some()) + packets.count();
         rx.count_drops(dropped as u64);
+        any
     }
 }

@@ -354,7 +354,7 @@ impl PortRx {
             return;
         }
         if self.channel.words().take_consumer_wakeup() {
-            self.client_doorbell.notify_now();
+            self.client_doorbell.notify();
         }
     }
 

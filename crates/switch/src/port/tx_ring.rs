@@ -116,7 +116,12 @@ impl PortTx {
 
     /// Requests a wake-up; [`unetmap_mem::fence_before_sleep`] and another poll must follow.
     pub(crate) fn request_wakeup(&self) {
-        self.channel.words().consumer_request_wakeup_unfenced();
+        self.channel.words().consumer_request_wakeup();
+    }
+
+    /// Takes the request back, if the client has not taken it: the thread is awake.
+    pub(crate) fn withdraw_wakeup(&self) {
+        self.channel.words().consumer_withdraw_wakeup();
     }
 
     /// Adds the ring to those that end a futex wait when their client sends; `false`: it cannot be added.
@@ -204,7 +209,7 @@ impl PortTx {
             return;
         }
         if self.channel.words().take_producer_wakeup() {
-            self.client_doorbell.notify_now();
+            self.client_doorbell.notify();
         }
     }
 }
