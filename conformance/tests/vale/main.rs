@@ -8,6 +8,7 @@ mod guests;
 mod headers;
 mod host_stack;
 mod interfaces;
+mod many;
 mod persistent;
 mod policy;
 mod threads;

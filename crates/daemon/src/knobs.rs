@@ -13,6 +13,7 @@ use toml::Spanned;
 use unetmap_core::control::vale::ThreadConfig;
 use unetmap_core::errno::{EINVAL, ENOENT, EPERM};
 use unetmap_mem::Geometry;
+use unetmap_switch::fdb::{DEFAULT_ENTRIES, MAX_ENTRIES};
 use unetmap_sys::process;
 use unetmap_sys::xsk::ZERO_COPY_BUFFER;
 
@@ -156,6 +157,8 @@ pub(crate) struct Knobs {
     initial: BTreeMap<&'static str, u64>,
     /// The switches' threads according to the file.
     plan: ThreadConfig,
+    /// Addresses that a switch learns, according to the file.
+    addresses: Option<u32>,
 }
 
 /// Where the initial values come from.
@@ -209,13 +212,14 @@ struct ConfigFile {
     vale: Option<Spanned<ValeSection>>,
 }
 
-/// The threads of the switches.
+/// The threads of the switches, and the size of their MAC tables.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ValeSection {
     threads: Option<u16>,
     #[serde(default)]
     cpus: Vec<u16>,
+    addresses: Option<u32>,
 }
 
 impl Knobs {
@@ -249,7 +253,11 @@ impl Knobs {
         }
         if let Some(vale) = written.vale {
             let at = vale.span().start;
-            let ValeSection { threads, cpus } = vale.into_inner();
+            let ValeSection { threads, cpus, addresses } = vale.into_inner();
+            if let Some(n) = addresses.filter(|n| !(1..=MAX_ENTRIES).contains(&(*n as usize))) {
+                return at_line(&bytes, at, &format!("{n} addresses: a switch can learn 1 to {MAX_ENTRIES}"));
+            }
+            knobs.addresses = addresses;
             // If only processors are listed, there is a thread on each.
             let threads = threads.unwrap_or(u16::try_from(cpus.len().max(1)).unwrap_or(u16::MAX));
             knobs.plan = ThreadConfig { threads, cpus };
@@ -282,6 +290,11 @@ impl Knobs {
     /// The switches' threads when the daemon is started.
     pub(crate) fn thread_plan(&self) -> &ThreadConfig {
         &self.plan
+    }
+
+    /// Addresses that each switch learns at most.
+    pub(crate) fn switch_addresses(&self) -> usize {
+        self.addresses.map_or(0, |n| n as usize).max(DEFAULT_ENTRIES).next_power_of_two()
     }
 
     fn into_initial(mut self) -> Knobs {

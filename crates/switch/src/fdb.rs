@@ -4,11 +4,11 @@
 //! bucket, one cache line:   | entry | entry | entry | entry | entry | entry | entry | entry |
 //! entry, one word:          0, or bits 0..39 rest of the address, 39..51 VLAN, 51..56 epoch, 56..64 port + 1
 //! ```
-//! The 48 bits of an address are scrambled by an invertible multiplication; nine of them select the bucket, the other
-//! 39 are stored in the entry. Addresses are learned for each VLAN separately: learning one in a VLAN changes no
+//! The 48 bits of an address are scrambled by an invertible multiplication; the upper ones, at least nine, select the
+//! bucket, and the lower 39 are stored in the entry. Addresses are learned for each VLAN separately: learning one in a VLAN changes no
 //! other VLAN.
 //!
-//! The table is bounded, and eviction is fair: in a full bucket a new address replaces an entry of the port that has
+//! The table is bounded by its size, which the daemon's owner may configure, and eviction is fair: in a full bucket a new address replaces an entry of the port that has
 //! the most addresses in the whole table, and never one of a port that has fewer than the new address's own port. A
 //! port that floods the table with addresses evicts only its own.
 //!
@@ -16,7 +16,9 @@
 //! periodically: cached lookups become invalid, an address that sends a packet moves into the new epoch, and an address
 //! that sent none for [`LIFETIME_EPOCHS`] epochs is removed.
 //!
-//! Lookups take no lock. Changes take one, and increment the generation, which invalidates cached lookups.
+//! Lookups take no lock. Changes take one. A change that moves or removes an address increments the generation, which
+//! invalidates cached lookups. A new address in a free place changes only lookups that found nothing: it increments the
+//! number of insertions alone, so that known flows do not notice it.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,17 +28,20 @@ pub const ETHERNET_HEADER: u16 = 14;
 
 /// Ports of a switch at most: indexes `0..MAX_PORTS`.
 pub const MAX_PORTS: usize = 254;
-/// Addresses that the table holds at most.
-pub const MAX_ENTRIES: usize = BUCKETS * WAYS;
+/// Addresses that a table holds at most, unless configured otherwise.
+pub const DEFAULT_ENTRIES: usize = MIN_BUCKETS * WAYS;
+/// Addresses that a table can be configured to hold: 8 MiB.
+pub const MAX_ENTRIES: usize = 1 << 20;
 /// Epochs after which an address that sends nothing is removed. Below `EPOCHS`, which an entry has room for.
 pub const LIFETIME_EPOCHS: u32 = 16;
 
 const WAYS: usize = 8;
-const BUCKETS: usize = 512;
+/// Buckets of the smallest table: an entry stores the bits of the address that do not select one of so many.
+const MIN_BUCKETS: usize = 512;
 const ADDRESS_BITS: u32 = 48;
 const ADDRESS: u64 = (1 << ADDRESS_BITS) - 1;
 /// Bits of the scrambled address that an entry stores.
-const REST_BITS: u32 = ADDRESS_BITS - BUCKETS.ilog2();
+const REST_BITS: u32 = ADDRESS_BITS - MIN_BUCKETS.ilog2();
 const REST: u64 = (1 << REST_BITS) - 1;
 const VLAN_BITS: u32 = 12;
 /// The bits of an entry that identify address and VLAN within a bucket.
@@ -88,17 +93,19 @@ impl Mac {
         self.0 & 1 != 0
     }
 
-    /// Returns its bucket, and the bits of [`KEY`] in its entry.
+    /// Returns its bucket, of `1 << bits`, and the bits of [`KEY`] in its entry.
     #[inline(always)]
-    fn bucket_and_key(self) -> (usize, u64) {
+    fn bucket_and_key(self, bits: u32) -> (usize, u64) {
         let (scrambled, vlan) = (self.0.wrapping_mul(SCRAMBLE) & ADDRESS, self.0 >> ADDRESS_BITS);
-        ((scrambled >> REST_BITS) as usize ^ vlan_hash(vlan), scrambled & REST | vlan << REST_BITS)
+        let bucket = (scrambled >> (ADDRESS_BITS - bits)) as usize ^ vlan_hash(vlan);
+        (bucket, scrambled & REST | vlan << REST_BITS)
     }
 
-    /// Returns address and VLAN of an entry of this bucket.
-    fn decode(bucket: usize, entry: u64) -> ([u8; 6], u16) {
+    /// Returns address and VLAN of an entry of this bucket, of `1 << bits`.
+    fn decode((bucket, bits): (usize, u32), entry: u64) -> ([u8; 6], u16) {
         let vlan = (entry & KEY) >> REST_BITS;
-        let scrambled = ((bucket ^ vlan_hash(vlan)) as u64) << REST_BITS | entry & REST;
+        // Bits of the address that both have are equal.
+        let scrambled = ((bucket ^ vlan_hash(vlan)) as u64) << (ADDRESS_BITS - bits) | entry & REST;
         let [a, b, c, d, e, f, ..] = (scrambled.wrapping_mul(UNSCRAMBLE) & ADDRESS).to_le_bytes();
         ([a, b, c, d, e, f], vlan as u16)
     }
@@ -107,7 +114,7 @@ impl Mac {
 /// Distributes one address in several VLANs over the buckets.
 #[inline(always)]
 fn vlan_hash(vlan: u64) -> usize {
-    (vlan.wrapping_mul(0x9e37_79b9) >> 16) as usize % BUCKETS
+    (vlan.wrapping_mul(0x9e37_79b9) >> 16) as usize % MIN_BUCKETS
 }
 
 #[repr(align(64))]
@@ -128,10 +135,15 @@ pub struct MacEntry {
 
 /// The MAC table of one switch.
 pub struct MacTable {
-    buckets: Box<[Bucket; BUCKETS]>,
+    /// A power of two, [`MIN_BUCKETS`] or more.
+    buckets: Box<[Bucket]>,
+    /// Its binary logarithm.
+    bucket_bits: u32,
     /// Number of addresses of each port.
     counts: Box<[AtomicU32]>,
     generation: AtomicU64,
+    /// Changes whenever an address became known.
+    insertions: AtomicU64,
     /// The current epoch, below [`EPOCHS`], shifted as in entries. Constant unless ageing is configured.
     epoch: AtomicU64,
     /// Whether addresses are recorded.
@@ -146,13 +158,22 @@ impl Default for MacTable {
 }
 
 impl MacTable {
-    /// An empty table.
+    /// An empty table for [`DEFAULT_ENTRIES`] addresses.
     pub fn new() -> MacTable {
+        MacTable::with_capacity(DEFAULT_ENTRIES)
+    }
+
+    /// An empty table for `entries` addresses, rounded up to a power of two from [`DEFAULT_ENTRIES`] to
+    /// [`MAX_ENTRIES`].
+    pub fn with_capacity(entries: usize) -> MacTable {
         let bucket = || Bucket(std::array::from_fn(|_| AtomicU64::new(0)));
+        let buckets = entries.clamp(DEFAULT_ENTRIES, MAX_ENTRIES).next_power_of_two() / WAYS;
         MacTable {
-            buckets: Box::new(std::array::from_fn(|_| bucket())),
+            buckets: (0..buckets).map(|_| bucket()).collect(),
+            bucket_bits: buckets.ilog2(),
             counts: (0..MAX_PORTS).map(|_| AtomicU32::new(0)).collect(),
             generation: AtomicU64::new(0),
+            insertions: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
             learns: true,
             writer: Mutex::new(()),
@@ -164,10 +185,21 @@ impl MacTable {
         MacTable { learns: false, ..MacTable::new() }
     }
 
-    /// Changes whenever a result of [`MacTable::port_of`] may have changed.
+    /// Returns the number of addresses that the table holds at most.
+    pub fn capacity(&self) -> usize {
+        self.buckets.len() * WAYS
+    }
+
+    /// Changes whenever a result of [`MacTable::port_of`] other than `None` may have changed.
     #[inline(always)]
     pub fn generation(&self) -> u64 {
         self.generation.load(Acquire)
+    }
+
+    /// Changes whenever a result `None` of [`MacTable::port_of`] may have changed, unless the generation does.
+    #[inline(always)]
+    pub fn insertions(&self) -> u64 {
+        self.insertions.load(Acquire)
     }
 
     /// Invalidates all cached lookups.
@@ -178,7 +210,7 @@ impl MacTable {
     /// Returns the port that `mac` was last learned from.
     #[inline(always)]
     pub fn port_of(&self, mac: Mac) -> Option<u8> {
-        let (bucket, key) = mac.bucket_and_key();
+        let (bucket, key) = mac.bucket_and_key(self.bucket_bits);
         let [first, others @ ..] = &self.buckets[bucket].0;
         let matches = |entry: u64| entry & KEY == key && entry != 0;
         let entry = first.load(Relaxed);
@@ -191,7 +223,7 @@ impl MacTable {
     /// Records that `mac` sent a packet from `port`.
     #[inline]
     pub fn learn(&self, mac: Mac, port: u8) {
-        let (bucket, key) = mac.bucket_and_key();
+        let (bucket, key) = mac.bucket_and_key(self.bucket_bits);
         let entry = key | self.epoch.load(Relaxed) | (u64::from(port) + 1) << PORT_SHIFT;
         if !self.buckets[bucket].0.iter().any(|current| current.load(Relaxed) == entry) {
             self.change(bucket, entry);
@@ -229,7 +261,11 @@ impl MacTable {
             self.counts[usize::from(port_in(before))].fetch_sub(1, Relaxed);
         }
         self.counts[usize::from(port)].fetch_add(1, Relaxed);
-        self.invalidate_caches();
+        if before == 0 {
+            self.insertions.fetch_add(1, Release);
+        } else {
+            self.invalidate_caches();
+        }
     }
 
     /// Removes all addresses of a port.
@@ -279,7 +315,7 @@ impl MacTable {
         let words = self.buckets.iter().enumerate().flat_map(|(n, bucket)| bucket.0.iter().map(move |e| (n, e)));
         let used = words.map(|(n, word)| (n, word.load(Relaxed))).filter(|(_, entry)| *entry != 0);
         let entries = used.map(|(n, entry)| {
-            let (mac, vlan) = Mac::decode(n, entry);
+            let (mac, vlan) = Mac::decode((n, self.bucket_bits), entry);
             MacEntry { mac, vlan, port: port_in(entry), age: age_in(entry, epoch) }
         });
         entries.collect()
@@ -338,7 +374,7 @@ mod tests {
         fn table_behaves_like_a_map(steps in prop::collection::vec((0..3u8, 0..200u64, 0..254u8), 1..100)) {
             let (table, mut oracle) = (MacTable::new(), HashMap::new());
             for (what, n, port) in steps {
-                let before = (table.generation(), table.port_of(mac(n)));
+                let before = (table.generation(), table.port_of(mac(n)), table.insertions());
                 match what {
                     0 => {
                         table.remove_port(port);
@@ -349,7 +385,8 @@ mod tests {
                         oracle.insert(n, port);
                     }
                 }
-                prop_assert!(table.generation() != before.0 || table.port_of(mac(n)) == before.1);
+                let is_new = before.1.is_none() && table.insertions() != before.2;
+                prop_assert!(table.generation() != before.0 || table.port_of(mac(n)) == before.1 || is_new);
                 for n in 0..200 {
                     prop_assert_eq!(table.port_of(mac(n)), oracle.get(&n).copied());
                 }
@@ -361,15 +398,33 @@ mod tests {
 
         /// The table returns address and VLAN unchanged, whatever they are.
         #[test]
-        fn entries_decode_to_address_and_vlan(mac: [u8; 6], vlan in 0..4096u16, port in 0..254u8) {
+        fn entries_decode_to_address_and_vlan(
+            mac: [u8; 6],
+            vlan in 0..4096u16,
+            port in 0..254u8,
+            entries in prop_oneof![Just(0), Just(5000), Just(MAX_ENTRIES), Just(usize::MAX)],
+        ) {
             let mut header = [0; 16];
             header[..6].copy_from_slice(&mac);
             let (destination, _) = Mac::pair(header, vlan);
-            let table = MacTable::new();
+            let table = MacTable::with_capacity(entries);
             table.learn(destination, port);
             prop_assert_eq!(table.port_of(destination), Some(port));
             prop_assert_eq!(table.entries(), vec![MacEntry { mac, vlan, port, age: 0 }]);
         }
+    }
+
+    #[test]
+    fn a_large_table_holds_a_hundred_thousand_addresses_and_new_ones_keep_cached_lookups() {
+        let table = MacTable::with_capacity(MAX_ENTRIES);
+        assert_eq!((table.capacity(), MacTable::new().capacity()), (MAX_ENTRIES, DEFAULT_ENTRIES));
+        let before = (table.generation(), table.insertions());
+        (0..100_000).for_each(|n| table.learn(mac(n), (n % 250) as u8));
+        assert_eq!(table.len(), 100_000);
+        (0..100_000).for_each(|n| assert_eq!(table.port_of(mac(n)), Some((n % 250) as u8)));
+        assert_eq!((table.generation(), table.insertions()), (before.0, before.1 + 100_000));
+        table.learn(mac(1), 7);
+        assert!(table.generation() != before.0, "an address moved");
     }
 
     #[test]
@@ -445,7 +500,7 @@ mod tests {
         (100..200).for_each(|n| table.learn(mac(n), 10 + n as u8));
         flood(500_000);
         (0..200).for_each(|n| assert_eq!(table.port_of(mac(n)), Some(10 + n as u8), "host {n}"));
-        assert!(table.len() <= MAX_ENTRIES);
+        assert!(table.len() <= table.capacity());
         let counted = (0..254).map(|port| table.counts[port].load(Relaxed)).sum::<u32>();
         let used_ways = table.buckets.iter().flat_map(|b| &b.0).filter(|e| e.load(Relaxed) != 0).count();
         assert_eq!(counted as usize, used_ways);

@@ -27,10 +27,12 @@ pub enum Target {
     Drop(DropReason),
 }
 
-/// Cached MAC table lookups of one source, valid while the table's generation does not change.
+/// Cached MAC table lookups of one source, valid while the table's generation does not change; those that found nothing
+/// while its number of insertions does not change either.
 #[derive(Debug)]
 pub struct FlowCache {
     generation: u64,
+    insertions: u64,
     /// The last source address that was learned.
     source: Option<Mac>,
     destination: Option<(Mac, Target)>,
@@ -44,7 +46,27 @@ impl FlowCache {
     /// Valid until the table changes or [`decide`] is called.
     #[inline]
     pub fn run(&self, table: &MacTable) -> Option<([u8; MAC_PAIR_BYTES], Target)> {
-        self.run.filter(|_| self.generation == table.generation())
+        let is_current =
+            |target| self.generation == table.generation() && (target != Target::Flood || self.knows_insertions(table));
+        self.run.filter(|(_, target)| is_current(*target))
+    }
+
+    #[inline]
+    fn knows_insertions(&self, table: &MacTable) -> bool {
+        self.insertions == table.insertions()
+    }
+
+    /// Forgets what the table has changed since.
+    #[inline(always)]
+    fn update(&mut self, table: &MacTable) {
+        let (generation, insertions) = (table.generation(), table.insertions());
+        if self.generation != generation {
+            *self = FlowCache { generation, insertions, ..FlowCache::default() };
+        } else if self.insertions != insertions {
+            self.insertions = insertions;
+            self.destination = self.destination.filter(|(_, target)| *target != Target::Flood);
+        }
+        self.run = None;
     }
 
     /// Returns the source address that need not be learned again. Valid for one batch, or until [`decide`] is called.
@@ -56,7 +78,7 @@ impl FlowCache {
 
 impl Default for FlowCache {
     fn default() -> FlowCache {
-        FlowCache { generation: u64::MAX, source: None, destination: None, run: None }
+        FlowCache { generation: u64::MAX, insertions: 0, source: None, destination: None, run: None }
     }
 }
 
@@ -74,14 +96,10 @@ pub fn decide(
         return Target::Drop(DropReason::Runt);
     }
     let (destination, source) = Mac::pair(header, vlan);
-    let generation = table.generation();
-    if cache.generation != generation {
-        *cache = FlowCache { generation, ..FlowCache::default() };
-    }
-    cache.run = None;
+    cache.update(table);
     if cache.source != Some(source) && flags & NS_NO_LEARN == 0 && !source.is_multicast() {
         table.learn(source, source_port);
-        // If that changed the table, its generation resets the cache with the next packet.
+        // If that changed the table, the cache is updated with the next packet.
         cache.source = Some(source);
     }
     match (flags >> 8) as u8 {
@@ -133,6 +151,7 @@ pub struct DestinationLists {
     heads: Box<[(u16, u16)]>,
     /// The ports that have a list, in the order of their first packets.
     used: Vec<u8>,
+    flooded_packets: u64,
 }
 
 const END: u16 = u16::MAX;
@@ -153,6 +172,7 @@ impl DestinationLists {
             next: Vec::with_capacity(BATCH_SLOTS),
             heads: vec![(END, END); MAX_PORTS + 1].into(),
             used: Vec::with_capacity(MAX_PORTS),
+            flooded_packets: 0,
         }
     }
 
@@ -164,6 +184,7 @@ impl DestinationLists {
         self.heads[FLOODED] = (END, END);
         self.packets.clear();
         self.next.clear();
+        self.flooded_packets = 0;
     }
 
     /// Adds the next packet of the batch, for one port or, with `None`, for all.
@@ -172,6 +193,7 @@ impl DestinationLists {
         let number = self.packets.len() as u16;
         self.packets.push(packet);
         self.next.push(END);
+        self.flooded_packets += u64::from(port.is_none());
         let list = port.map_or(FLOODED, usize::from);
         let Some((first, last)) = self.heads.get_mut(list) else { return };
         if *first == END {
@@ -191,6 +213,11 @@ impl DestinationLists {
     /// True if a packet is flooded.
     pub fn any_flooded(&self) -> bool {
         self.heads[FLOODED].0 != END
+    }
+
+    /// Returns the number of flooded packets.
+    pub fn flooded_packets(&self) -> u64 {
+        self.flooded_packets
     }
 
     /// Returns the flooded packets.
@@ -312,8 +339,11 @@ mod tests {
     fn learned_addresses_are_found() {
         let mut s = Switch::new();
         assert_eq!(s.send(0, 0, B, A), Target::Flood);
+        assert_eq!(s.send(0, 0, B, A), Target::Flood);
+        assert_eq!(s.caches[0].run(&s.table).map(|run| run.1), Some(Target::Flood));
         assert_eq!(s.send(1, 0, A, B), Target::Port(0));
         // Although port 0 had looked this address up before, without a result.
+        assert_eq!(s.caches[0].run(&s.table), None);
         assert_eq!(s.send(0, 0, B, A), Target::Port(1));
         assert_eq!(s.send(0, 0, A, A), Target::Drop(DropReason::SamePort));
         assert_eq!(s.send(0, 0, [0xff; 6], A), Target::Flood);
@@ -383,7 +413,7 @@ mod tests {
                     prop_assert_eq!(lists.ports().contains(&port), batch.iter().any(|to| *to < 5 && *to * 50 == port));
                 }
                 let all: Vec<_> = (0..batch.len()).filter(|i| batch[*i] == 5).map(packet).collect();
-                prop_assert_eq!(lists.any_flooded(), !all.is_empty());
+                prop_assert_eq!((lists.any_flooded(), lists.flooded_packets()), (!all.is_empty(), all.len() as u64));
                 prop_assert_eq!(lists.flooded().collect::<Vec<_>>(), all);
             }
         }

@@ -46,6 +46,12 @@ pub const STAGING_KEEP_BYTES: usize = 4 << 20;
 /// costs a checksum at each port without a virtio-net header (decision 25).
 pub const MAX_SEGMENTS: usize = 128;
 
+/// Slots. A full port is left out of so many slots of flooded batches before its ring is checked again, at most.
+///
+/// Bounds: a check takes some 30 ns for each port, so that 252 full ports cost 1 ns a packet; at 60 Mpps a port whose
+/// client has read misses packets for 140 us (decision 54).
+pub const FULL_PORT_SLOTS: u32 = 16 * BATCH_SLOTS as u32;
+
 // --- Policy ---
 
 /// Instructions of the filters of all ports of one switch together.
@@ -204,12 +210,33 @@ pub const CLOCK_READ_PASSES: u32 = 8;
 /// measured.
 pub const FEW_IDLE_RINGS: usize = 4;
 
-/// Polls in a row without a new slot, outside passes over busy rings only, after which a ring is idle. Not measured.
-pub const IDLE_AFTER_POLLS: u32 = 16;
+/// Nanoseconds without a new slot after which a ring is idle.
+///
+/// Bounds: above the interval of a slow sender, 1 ms at 1000 packets per second: the first packet of an idle ring waits
+/// for a full pass (decision 50). Not measured by itself.
+pub const IDLE_AFTER_NS: u64 = 5_000_000;
 
-/// Futex waits in a row without a new slot after which a ring notifies its doorbell instead of ending the wait: some
-/// 10 ms, in which its word costs less than arming the doorbell (decision 50). Not measured by itself.
-pub const DOORBELL_AFTER_WAITS: u32 = 64;
+/// Nanoseconds without a new slot after which a ring notifies its doorbell instead of ending a futex wait: in this time
+/// its word costs less than arming the doorbell (decision 50). Above [`IDLE_AFTER_NS`]. Not measured by itself.
+pub const DOORBELL_AFTER_NS: u64 = 10_000_000;
+
+// --- Naps: many senders ---
+
+/// Busy rings above which a worker that was woken naps before it sleeps again.
+///
+/// Bounds: at least those of a few programs that exchange requests and replies: a nap would delay each of their packets.
+/// Decision 50.
+pub const NAP_RINGS: usize = 8;
+
+/// A sleep that ends sooner is followed by naps, if more than [`NAP_RINGS`] rings are busy.
+///
+/// Bounds: above [`NAP`] with the kernel's timer slack, so that a nap finds packets (decision 50).
+pub const NAP_AFTER_SLEEP: Duration = Duration::from_micros(200);
+
+/// Length of a nap; the kernel adds its timer slack of 50 us.
+///
+/// Bounds: the longest delay of a packet; a ring of 1024 slots holds what arrives in it at 10 Mpps. Decision 50.
+pub const NAP: Duration = Duration::from_micros(50);
 
 // --- Scheduling policy ---
 

@@ -103,6 +103,8 @@ fn errors_in_a_file_are_reported_with_their_line() {
     let plan = |text: &str| load(text).unwrap().thread_plan().clone();
     assert_eq!(plan("[vale]\nthreads = 3\n"), ThreadConfig { threads: 3, cpus: vec![] });
     assert_eq!(plan("[vale]\ncpus = [1, 0]\n"), ThreadConfig { threads: 2, cpus: vec![1, 0] });
+    let addresses = |text: &str| load(text).unwrap().switch_addresses();
+    assert_eq!([addresses(""), addresses("[vale]\naddresses = 100000\n")], [4096, 131_072]);
     for (text, line, part) in [
         ("[knobs]\nbuf_size = 1\n", 2, "buf_size is 1, allowed are 64 to 65536"),
         ("[knobs]\n\nbufsize = 1\n", 3, "no such knob"),
@@ -113,6 +115,7 @@ fn errors_in_a_file_are_reported_with_their_line() {
         ("[knobs\n", 1, "unetmapd(8)"),
         ("[knobs]\n[vale]\nthreads = 0\n", 2, "0 threads: switches have 1 to 64"),
         ("[vale]\ncpus = [0, 1024]\n", 1, "processor 1024: numbers are below 1024"),
+        ("[vale]\naddresses = 1048577\n", 1, "1048577 addresses: a switch can learn 1 to 1048576"),
         ("[vale]\ncpus = 0\n", 2, "unetmapd(8)"),
         ("[vale]\nthread = 2\n", 2, "unetmapd(8)"),
     ] {

@@ -253,7 +253,7 @@ impl Daemon {
         Daemon {
             registry: Registry::new(first_mem_id),
             nics: NicState::default(),
-            vale: ValeState::new(knobs.thread_plan().clone()),
+            vale: ValeState::new(knobs.thread_plan().clone(), knobs.switch_addresses()),
             monitors: MonitorState::default(),
             arrival_threads: BTreeMap::new(),
             knobs,

@@ -3,6 +3,7 @@
 
 use super::config::SwitchConfig;
 use super::fanout::{self, FanoutLists};
+use super::full_ports::FullPorts;
 use super::policed;
 use super::resolve::{hand_over, mirror, resolve_target};
 use crate::backpressure::Backpressure;
@@ -13,7 +14,7 @@ use crate::tuning::{HEADER_PREFETCH_SLOTS, MIN_RUN_PACKETS};
 
 /// Forwards a batch of a port's ring, which has index `ring_index`; returns how many slots that were.
 pub(crate) fn serve(
-    (lists, fanout_lists): (&mut DestinationLists, &mut FanoutLists),
+    (lists, fanout_lists, full): (&mut DestinationLists, &mut FanoutLists, &mut FullPorts),
     switch: &SwitchConfig,
     (port, ring_index, ring): (&SwitchPort, usize, &PortTx),
     backpressure: &Backpressure,
@@ -21,6 +22,7 @@ pub(crate) fn serve(
     let Some(mut guard) = ring.lock() else { return 0 };
     let Some(batch) = ring.take(&guard, switch.policies.batch_slots()) else { return 0 };
     backpressure.set_batch_slots(batch.len);
+    full.age(batch.len);
     let state = &mut *guard;
     let context = BatchContext { port, ring, ring_index, batch, backpressure };
     if switch.policies.applies_to(port.index()) {
@@ -36,7 +38,7 @@ pub(crate) fn serve(
         done += fanout::serve(fanout_lists, switch, &context.skip(done), state);
     }
     if done < batch.len {
-        done += packet_by_packet(lists, switch, &context.skip(done), state);
+        done += packet_by_packet((lists, full), switch, &context.skip(done), state);
     }
     hand_over(&context, done);
     ring.release(state, done, backpressure);
@@ -75,7 +77,7 @@ fn runs(switch: &SwitchConfig, context: &BatchContext<'_>, state: &mut TxState) 
 /// Forwards the packets of a batch, wherever each goes. Returns how many slots that were; the rest is the beginning
 /// of a packet.
 fn packet_by_packet(
-    lists: &mut DestinationLists,
+    (lists, full): (&mut DestinationLists, &mut FullPorts),
     switch: &SwitchConfig,
     context: &BatchContext<'_>,
     state: &mut TxState,
@@ -104,13 +106,13 @@ fn packet_by_packet(
         },
     );
     mirror(context, done);
-    deliver(lists, switch, context);
+    deliver((lists, full), switch, context);
     done
 }
 
 /// Delivers the listed packets. If a packet is flooded, the whole batch is copied, unless the switch has two ports
 /// only.
-fn deliver(lists: &DestinationLists, switch: &SwitchConfig, context: &BatchContext<'_>) {
+fn deliver((lists, full): (&DestinationLists, &mut FullPorts), switch: &SwitchConfig, context: &BatchContext<'_>) {
     if !lists.any_flooded() {
         for &to in lists.ports() {
             if let Some(to) = switch.member(to) {
@@ -120,9 +122,23 @@ fn deliver(lists: &DestinationLists, switch: &SwitchConfig, context: &BatchConte
         return;
     }
     let mut others = 0;
-    for to in switch.members.iter().flatten().filter(|to| to.index() != context.port.index()) {
-        to.deliver(context, (lists.of(to.index()), switch.pair.is_some()));
+    // A stream may leave full ports out for some time; single packets find out whether there is room.
+    let streaming = context.backpressure.streaming();
+    let stream = (std::ptr::from_ref(switch).addr(), context.port.index(), context.ring_index);
+    full.begin_batch(stream, streaming, lists.flooded_packets());
+    if lists.ports().iter().any(|to| full.contains((*to).into())) {
+        full.flush_before_batch();
+    }
+    let source = usize::from(context.port.index());
+    for (index, to) in switch.members.iter().enumerate().filter(|(index, _)| *index != source) {
+        let Some(to) = to else { continue };
         others += 1;
+        if full.contains(index) {
+            continue;
+        }
+        if !to.deliver(context, (lists.of(to.index()), switch.pair.is_some())) && streaming {
+            full.add(index, to);
+        }
     }
     if others == 0 {
         lists.flooded().for_each(|_| context.ring.count_drop(DropReason::NoDestination));

@@ -5,7 +5,7 @@
 //! transmit ring, its flow cache  the thread of its port      two for a moment, when a port moves: locked (`TxState`)
 //! receive ring                   each thread that delivers   locked for each list or run of a batch (`RxState`)
 //! MAC table, policies            all                         see `fdb`, `policy`; no lock while nothing changes
-//! backpressure, lists, poll set  one thread each
+//! backpressure, lists, poll set, full ports: one thread each
 //! ```
 //! A receive ring is locked while packets are copied into it, never during a wait: a thread that waits on a futex,
 //! yields or prefaults releases it first. A thread that is preempted meanwhile keeps the others from this one ring
@@ -13,7 +13,12 @@
 //! under the lock of its ring, in order.
 //!
 //! A thread without work polls for a short time, yields the CPU, and then sleeps until a client notifies it. No timer
-//! runs meanwhile.
+//! runs meanwhile. As soon as it wakes up it takes its other wake-up requests back, so that clients that send then
+//! notify nothing. Many slow senders would wake it for a few packets each: after a short sleep with many busy rings it
+//! naps by the clock, until a nap finds nothing.
+//!
+//! A pass takes from each ring that it polls what the ring has, at most a batch ([`BATCH_SLOTS`]): round robin by slots.
+//! A slot holds at most one buffer, so nothing is carried over from a round to the next.
 //!
 //! A thread that panics continues at once with its last configuration. What the ring that it was serving had sent is
 //! dropped and counted, as it would cause the same panic again.
@@ -33,11 +38,15 @@ use unetmap_sys::thread::current_cpu;
 use crate::backpressure::Backpressure;
 use crate::forward::DestinationLists;
 use crate::port::{PortTx, SwitchPort};
-use crate::tuning::{BATCH_SLOTS, EXTRA_PASSES, FALLBACK_SLEEP, FUTEX_WAIT_RINGS, IDLE_POLL_TIME, PASSES_BEFORE_YIELD};
+use crate::tuning::{
+    BATCH_SLOTS, EXTRA_PASSES, FALLBACK_SLEEP, FUTEX_WAIT_RINGS, IDLE_POLL_TIME, NAP, NAP_AFTER_SLEEP, NAP_RINGS,
+    PASSES_BEFORE_YIELD,
+};
 
 mod batch;
 mod config;
 mod fanout;
+mod full_ports;
 mod idle_listener;
 mod mailbox;
 mod policed;
@@ -49,6 +58,7 @@ pub use config::SwitchConfig;
 pub use mailbox::Mailbox;
 
 use fanout::FanoutLists;
+use full_ports::FullPorts;
 use idle_listener::IdleListener;
 use poll_set::{PollSet, RingId};
 use sched_batch::SchedBatch;
@@ -78,6 +88,12 @@ fn work(worker: &mut Worker, applied: &mut u64, mailbox: &Mailbox) {
             continue;
         }
         if worker.backpressure.flush_wakeups() {
+            idle_since = Instant::now();
+            continue;
+        }
+        worker.full_ports.flush();
+        if worker.napping {
+            worker.nap();
             idle_since = Instant::now();
             continue;
         }
@@ -123,9 +139,12 @@ enum Yield {
 struct Worker {
     lists: DestinationLists,
     fanout_lists: FanoutLists,
+    full_ports: FullPorts,
     backpressure: Backpressure,
     sched: SchedBatch,
     poll_set: PollSet,
+    /// Many clients send now and then: the thread naps instead of sleeping.
+    napping: bool,
     /// The ring that is being served.
     serving: Option<RingId>,
     switches: Arc<Vec<SwitchConfig>>,
@@ -142,7 +161,8 @@ impl Worker {
     fn apply_config(&mut self, applied: &mut u64, mailbox: &Mailbox) -> bool {
         let mut config = mailbox.config.lock().unwrap_or_else(PoisonError::into_inner);
         self.drain();
-        (self.doorbells, self.serving) = (None, None);
+        self.full_ports.flush();
+        (self.doorbells, self.serving, self.napping) = (None, None, false);
         self.backpressure.flush_wakeups();
         self.backpressure.forget_ports();
         self.sched.reset();
@@ -162,7 +182,7 @@ impl Worker {
             let (switch, port, ring) = ring_of(&self.switches, id).filter(|(_, _, ring)| ring.may_have_slots())?;
             self.backpressure.begin_batch(id.0, port.index());
             self.serving = Some(id);
-            let lists = (&mut self.lists, &mut self.fanout_lists);
+            let lists = (&mut self.lists, &mut self.fanout_lists, &mut self.full_ports);
             let moved = batch::serve(lists, switch, (port, id.2, ring), &self.backpressure);
             self.serving = None;
             Some(moved)
@@ -200,6 +220,7 @@ impl Worker {
         {
             ring.drop_sent(&self.backpressure);
         }
+        self.full_ports.flush();
         self.backpressure.flush_wakeups();
         self.sched.reset();
         *self = Worker { poll_set: poll_set(&switches), switches, ..Worker::default() };
@@ -247,7 +268,7 @@ impl Worker {
             None => self.idle_listener.insert(IdleListener::new()?),
         };
         listener.take_fired().into_iter().for_each(|port| self.poll_set.doorbell_fired(port));
-        let any_armed = self.poll_set.arm_idle(|id, first_of_port| {
+        let any_armed = self.poll_set.arm_idle(now_ns(), |id, first_of_port| {
             let Some((_, port, ring)) = ring_of(&self.switches, id) else { return false };
             if first_of_port {
                 // Another ring of the port may have notified it: the poll that follows finds its slots.
@@ -282,23 +303,41 @@ impl Worker {
         }
     }
 
+    /// Sleeps by the clock, then polls all rings. Ends the naps if none had slots.
+    fn nap(&mut self) {
+        std::thread::sleep(NAP);
+        self.poll_set.include_idle(true);
+        self.napping = self.pass() > 0;
+    }
+
+    /// Sleeps until a doorbell is notified.
     fn sleep(&mut self, mailbox: &Mailbox) -> io::Result<()> {
         self.sched.reset();
         self.poll_set.include_idle(true);
         self.switches.iter().flat_map(SwitchConfig::own_rings).for_each(|(_, _, ring)| ring.request_wakeup());
         self.switches.iter().flat_map(SwitchConfig::own).for_each(|port| port.unset_cpu());
         unetmap_mem::fence_before_sleep();
-        if self.switches.iter().flat_map(SwitchConfig::own_rings).any(|(_, _, ring)| ring.may_have_slots()) {
-            return Ok(());
-        }
-        let ports = || self.switches.iter().zip(0..).flat_map(|(switch, n)| switch.own().map(move |port| (n, port)));
+        let start = Instant::now();
+        let any_sent = self.switches.iter().flat_map(SwitchConfig::own_rings).any(|(.., ring)| ring.may_have_slots());
+        let result = if any_sent { Ok(()) } else { self.wait_for_doorbells(mailbox) };
+        // Rings with an armed doorbell keep their requests: they are polled only when it fires.
+        let polled = self.poll_set.futex_waited().filter_map(|id| ring_of(&self.switches, id));
+        polled.for_each(|(_, _, ring)| ring.withdraw_wakeup());
+        self.napping = self.poll_set.busy() > NAP_RINGS && start.elapsed() < NAP_AFTER_SLEEP;
+        result
+    }
+
+    fn wait_for_doorbells(&mut self, mailbox: &Mailbox) -> io::Result<()> {
         let doorbells = match &self.doorbells {
             Some(doorbells) => doorbells,
             None => {
                 let doorbells = Epoll::new()?;
                 doorbells.add(&mailbox.doorbell, OWN_DOORBELL, true, false)?;
-                for (token, (_, port)) in ports().enumerate() {
-                    doorbells.add(&port.doorbell, token as u64, true, false)?;
+                for (n, switch) in self.switches.iter().enumerate() {
+                    for port in switch.own() {
+                        let token = (n as u64) << 8 | u64::from(port.index());
+                        doorbells.add(&port.doorbell, token, true, false)?;
+                    }
                 }
                 self.doorbells.insert(doorbells)
             }
@@ -306,11 +345,12 @@ impl Worker {
         doorbells.wait(&mut self.events, None)?;
         // Clears only those that fired: clearing one costs a system call.
         for &(token, _) in self.events.iter().filter(|(token, _)| *token != OWN_DOORBELL) {
-            if let Some((switch, port)) = usize::try_from(token).ok().and_then(|n| ports().nth(n)) {
+            let (switch, port) = ((token >> 8) as usize, token as u8);
+            if let Some(port) = self.switches.get(switch).and_then(|switch| switch.member(port)) {
                 port.doorbell.clear();
-                // The client may have cleared the request for the next notification.
-                self.poll_set.doorbell_fired((switch, port.index()));
             }
+            // The client may have cleared the request for the next notification.
+            self.poll_set.doorbell_fired((switch, port));
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use unetmap_mem::ProdWord;
 
 use crate::backpressure::PortId;
 use crate::tuning::{
-    CLOCK_READ_PASSES, CLOCK_READ_SLOTS, DOORBELL_AFTER_WAITS, FEW_IDLE_RINGS, FULL_PASS_INTERVAL_NS, IDLE_AFTER_POLLS,
+    CLOCK_READ_PASSES, CLOCK_READ_SLOTS, DOORBELL_AFTER_NS, FEW_IDLE_RINGS, FULL_PASS_INTERVAL_NS, IDLE_AFTER_NS,
 };
 
 /// A transmit ring: the index of its switch, the index of its port, and its number.
@@ -46,7 +46,8 @@ pub(crate) struct PollSet<W = ProdWord> {
     busy: Vec<usize>,
     /// Rings whose words end a futex wait, in order: all but those with an armed doorbell.
     futex_waited: Vec<usize>,
-    /// Time of the last full pass.
+    /// The time when the clock was read last, and of the last full pass.
+    now: u64,
     last_full_pass: u64,
     /// Slots and passes since the clock was read.
     slots: u32,
@@ -60,9 +61,8 @@ pub(crate) struct PollSet<W = ProdWord> {
 /// The state of a ring in the set.
 struct PolledRing {
     id: RingId,
-    /// Polls, and futex waits, since the ring had a slot.
-    polls: u32,
-    waits: u32,
+    /// The time when the ring last had a slot.
+    last_slot: u64,
     /// It is in `busy`.
     busy: bool,
     /// Its client was requested to notify the doorbell.
@@ -90,6 +90,7 @@ impl<W> Default for PollSet<W> {
             indexes: Vec::new(),
             busy: Vec::new(),
             futex_waited: Vec::new(),
+            now: 0,
             last_full_pass: 0,
             slots: 0,
             passes: 0,
@@ -102,13 +103,7 @@ impl<W> Default for PollSet<W> {
 impl<W: IndexWord> PollSet<W> {
     /// The set of these rings with their position words; rings of one port must be adjacent. The first pass polls all.
     pub(crate) fn new(rings: impl Iterator<Item = (RingId, W)>) -> PollSet<W> {
-        let idle = |id| PolledRing {
-            id,
-            polls: IDLE_AFTER_POLLS,
-            waits: DOORBELL_AFTER_WAITS,
-            busy: false,
-            doorbell_armed: false,
-        };
+        let idle = |id| PolledRing { id, last_slot: 0, busy: false, doorbell_armed: false };
         let rings = rings.map(|(id, word)| (idle(id), CachedIndex { word, empty_at: None }));
         let (rings, indexes): (Vec<_>, Vec<_>) = rings.unzip();
         PollSet { futex_waited: (0..rings.len()).collect(), rings, indexes, ..PollSet::default() }
@@ -117,6 +112,11 @@ impl<W: IndexWord> PollSet<W> {
     /// Returns the number of rings.
     pub(crate) fn len(&self) -> usize {
         self.rings.len()
+    }
+
+    /// Returns the number of rings that sent lately.
+    pub(crate) fn busy(&self) -> usize {
+        self.busy.len()
     }
 
     /// Makes the next pass poll idle rings too, as after a wait; with `all` also those with an armed doorbell.
@@ -139,9 +139,7 @@ impl<W: IndexWord> PollSet<W> {
         if scope > Scope::Busy {
             self.busy.retain(|&i| {
                 let ring = &mut self.rings[i];
-                ring.polls += 1;
-                // The poll that found something was not counted.
-                ring.busy = ring.polls <= IDLE_AFTER_POLLS;
+                ring.busy = self.now.saturating_sub(ring.last_slot) < IDLE_AFTER_NS;
                 ring.busy
             });
         }
@@ -154,22 +152,18 @@ impl<W: IndexWord> PollSet<W> {
     #[inline]
     fn scope(&mut self, now: impl FnOnce() -> u64) -> Scope {
         let mut scope = std::mem::replace(&mut self.next_scope, Scope::Busy);
-        let idle_rings = self.rings.len() - self.busy.len();
-        if self.empty_passes >= CLOCK_READ_PASSES || idle_rings <= FEW_IDLE_RINGS && self.is_clock_due() {
-            scope = Scope::All;
-        }
         if scope == Scope::Busy && !self.is_clock_due() {
             return scope;
         }
-        if idle_rings > FEW_IDLE_RINGS {
-            let now = now();
-            if scope == Scope::All || now.saturating_sub(self.last_full_pass) >= FULL_PASS_INTERVAL_NS {
-                (scope, self.last_full_pass) = (Scope::All, now);
-            }
-        }
+        self.now = now();
         (self.slots, self.passes) = (0, 0);
+        let few_idle = self.rings.len() - self.busy.len() <= FEW_IDLE_RINGS;
+        let is_due = self.now.saturating_sub(self.last_full_pass) >= FULL_PASS_INTERVAL_NS;
+        if few_idle || is_due || self.empty_passes >= CLOCK_READ_PASSES {
+            scope = Scope::All;
+        }
         if scope == Scope::All {
-            self.empty_passes = 0;
+            (self.last_full_pass, self.empty_passes) = (self.now, 0);
         }
         scope
     }
@@ -193,7 +187,7 @@ impl<W: IndexWord> PollSet<W> {
         // Positions wrap: the same value may mean new slots the next time.
         index.empty_at = None;
         let ring = &mut self.rings[i];
-        (ring.polls, ring.waits) = (0, 0);
+        ring.last_slot = self.now;
         if !ring.busy {
             ring.busy = true;
             self.busy.push(i);
@@ -227,7 +221,7 @@ impl<W: IndexWord> PollSet<W> {
         for i in 0..self.rings.len() {
             let ring = &mut self.rings[i];
             if (ring.id.0, ring.id.1) == port {
-                ring.waits = 0;
+                ring.last_slot = self.now;
                 if ring.doorbell_armed {
                     self.return_to_futex(i);
                 }
@@ -237,13 +231,12 @@ impl<W: IndexWord> PollSet<W> {
 
     /// Before a futex wait: calls `arm` for each ring that becomes one with a doorbell; `arm` returns whether that
     /// worked, and is called with `true` until it did for one ring of the port. True if any ring changed.
-    pub(crate) fn arm_idle(&mut self, mut arm: impl FnMut(RingId, bool) -> bool) -> bool {
+    pub(crate) fn arm_idle(&mut self, now: u64, mut arm: impl FnMut(RingId, bool) -> bool) -> bool {
         let mut last = None;
         self.futex_waited.retain(|&i| {
             let ring = &mut self.rings[i];
-            ring.waits = ring.waits.saturating_add(1);
             let (switch, port, _) = ring.id;
-            if ring.waits > DOORBELL_AFTER_WAITS {
+            if now.saturating_sub(ring.last_slot) >= DOORBELL_AFTER_NS {
                 ring.doorbell_armed = arm(ring.id, last != Some((switch, port)));
                 last = if ring.doorbell_armed { Some((switch, port)) } else { last };
             }
@@ -286,7 +279,7 @@ mod tests {
             let words: Vec<_> = rings.iter().map(|_| Rc::new(Cell::new(0))).collect();
             let set = PollSet::new(rings.iter().copied().zip(words.iter().cloned()));
             assert_eq!(set.len(), rings.len());
-            Bench { set, words, now: 0 }
+            Bench { set, words, now: 1 << 40 }
         }
 
         /// Lets each of these rings send `slots` slots, then does a pass; returns the rings that were served.
@@ -321,10 +314,9 @@ mod tests {
 
         /// Does passes until rings that do not send are idle.
         fn settle(&mut self) {
-            for _ in 0..=IDLE_AFTER_POLLS {
-                self.set.include_idle(true);
-                assert_eq!(self.pass(&[], 0), []);
-            }
+            self.now += IDLE_AFTER_NS;
+            self.set.include_idle(true);
+            assert_eq!(self.pass(&[], 0), []);
         }
     }
 
@@ -369,7 +361,7 @@ mod tests {
         let mut bench = Bench::new(&RINGS);
         bench.pass(&[RINGS[0]], 1);
         bench.settle();
-        bench.set.arm_idle(|_, _| true);
+        bench.set.arm_idle(bench.now + DOORBELL_AFTER_NS, |_, _| true);
         bench.pass(&[], 0);
         bench.send(RINGS[3], 1);
         let passes = (0..).find(|_| bench.poll(1) == [RINGS[3]]).unwrap();
@@ -377,17 +369,38 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_becomes_idle_after_many_empty_polls() {
+    fn a_ring_becomes_idle_by_time_and_not_by_polls() {
         let mut bench = Bench::new(&RINGS);
         bench.pass(&RINGS, 1);
-        for _ in 1..IDLE_AFTER_POLLS {
+        bench.now += IDLE_AFTER_NS - 1;
+        for _ in 0..1000 {
             bench.set.include_idle(true);
             bench.poll(0);
         }
-        assert_eq!(bench.pass(&RINGS, 1), RINGS, "the rings were busy until the last poll");
+        assert_eq!(bench.set.busy(), RINGS.len());
+        assert_eq!(bench.pass(&RINGS, 1), RINGS);
         bench.settle();
+        assert_eq!(bench.set.busy(), 0);
         bench.send(RINGS[0], 1);
         assert_eq!(bench.poll(1), []);
+    }
+
+    #[test]
+    fn full_rings_take_turns_of_one_batch_and_a_single_packet_waits_for_one_turn_of_each() {
+        let mut bench = Bench::new(&RINGS);
+        let mut served = [0; RINGS.len()];
+        for pass in 0..100 {
+            // The last ring has one packet in each tenth pass, the others always have more than a batch.
+            let few = pass % 10 == 0;
+            RINGS[..7].iter().for_each(|ring| bench.send(*ring, 512));
+            few.then(|| bench.send(RINGS[7], 1));
+            let order = bench.poll(512);
+            order.iter().for_each(|ring| served[RINGS.iter().position(|one| one == ring).unwrap()] += 1);
+            assert_eq!(order.contains(&RINGS[7]), few, "served in the pass after it has sent");
+            assert!(order.len() <= RINGS.len(), "each once");
+        }
+        assert_eq!(served[..7], [100; 7]);
+        assert_eq!(served[7], 10);
     }
 
     #[test]
@@ -427,8 +440,8 @@ mod tests {
     fn rings_with_an_armed_doorbell_are_not_polled_until_it_fires() {
         let mut bench = Bench::new(&RINGS);
         bench.pass(&[RINGS[0]], 1);
-        assert!(bench.set.arm_idle(|ring, _| ring != RINGS[1]));
         bench.settle();
+        assert!(bench.set.arm_idle(bench.now + DOORBELL_AFTER_NS, |ring, _| ring != RINGS[1]));
         let (waited, armed) = (RINGS[1], RINGS[3]);
         bench.send(armed, 1);
         bench.set.include_idle(false);
@@ -451,31 +464,29 @@ mod tests {
     }
 
     #[test]
-    fn doorbells_are_armed_after_many_waits_without_slots() {
+    fn doorbells_are_armed_after_a_long_time_without_slots() {
         let rings = &RINGS[..4];
         let mut bench = Bench::new(rings);
         bench.pass(&RINGS[..1], 1);
         let set = &mut bench.set;
         let mut armed = Vec::new();
-        assert!(!set.arm_idle(|ring, first| {
+        let now = bench.now;
+        assert!(!set.arm_idle(now, |ring, first| {
             armed.push((ring, first));
             false
         }));
         assert_eq!(armed, [(RINGS[1], true), (RINGS[2], true), (RINGS[3], true)], "none could be armed");
         armed.clear();
-        assert!(set.arm_idle(|ring, first| {
+        assert!(set.arm_idle(now, |ring, first| {
             armed.push((ring, first));
             ring != RINGS[3]
         }));
         assert_eq!(armed, [(RINGS[1], true), (RINGS[2], false), (RINGS[3], true)]);
         assert!(set.futex_waited().eq([RINGS[0], RINGS[3]]), "one could not be armed");
-        assert!(set.arm_idle(|ring, first| ring == RINGS[3] && first));
-        // Three waits of that ring were empty already.
-        for _ in 3..DOORBELL_AFTER_WAITS {
-            assert!(!set.arm_idle(|_, _| false));
-        }
+        assert!(set.arm_idle(now, |ring, first| ring == RINGS[3] && first));
+        assert!(!set.arm_idle(now + DOORBELL_AFTER_NS - 1, |_, _| true));
         assert!(set.futex_waited().eq([RINGS[0]]));
-        assert!(set.arm_idle(|_, _| true));
+        assert!(set.arm_idle(now + DOORBELL_AFTER_NS, |_, _| true));
         assert!(set.futex_waited().eq([]));
         set.doorbell_fired((0, 2));
         assert!(set.futex_waited().eq([RINGS[1], RINGS[2]]));

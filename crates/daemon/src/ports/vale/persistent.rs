@@ -92,9 +92,9 @@ impl PersistentPort {
     }
 }
 
-/// Returns the table of a switch that is created.
-pub(super) fn table_of(key: &ValeKey) -> MacTable {
-    if key.switch.ends_with(WIRE) { MacTable::without_learning() } else { MacTable::new() }
+/// Returns the table of a switch that is created, for `addresses` addresses.
+pub(super) fn table_of(key: &ValeKey, addresses: usize) -> MacTable {
+    if key.switch.ends_with(WIRE) { MacTable::without_learning() } else { MacTable::with_capacity(addresses) }
 }
 
 /// Returns the name by which people know the port with this place.

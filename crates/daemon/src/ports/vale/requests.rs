@@ -8,7 +8,7 @@ use unetmap_core::control::ControlRequest;
 use unetmap_core::control::vale::{PortPolicy, RateLimit, VlanMode};
 use unetmap_core::control::vale::{ValeAction, ValeRequest};
 use unetmap_core::errno::{EINVAL, ENOENT, EOPNOTSUPP};
-use unetmap_switch::fdb::{LIFETIME_EPOCHS, MAX_ENTRIES};
+use unetmap_switch::fdb::LIFETIME_EPOCHS;
 
 use super::attach_requests::port_key;
 use super::settings::{set_age, set_rules};
@@ -245,7 +245,7 @@ fn switch_details(daemon: &Daemon, of: &SwitchKey) -> Result<SwitchDetails, Refu
     table.sort_unstable_by(|a, b| (&a.address, a.vlan).cmp(&(&b.address, b.vlan)));
     Ok(SwitchDetails {
         switch: switch_snapshot(daemon, of, switch),
-        most_addresses: MAX_ENTRIES,
+        most_addresses: switch.map_or(daemon.vale.addresses, |switch| switch.table.capacity()),
         port: ports.into_iter().map(|port| PortDetails::of(daemon, &key(port))).collect(),
         table,
     })

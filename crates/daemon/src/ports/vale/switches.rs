@@ -26,6 +26,8 @@ pub(crate) struct ValeState {
     pub(super) switches: BTreeMap<SwitchKey, Switch>,
     pub(super) workers: Workers,
     pub(super) settings: SwitchSettings,
+    /// Addresses that a new switch learns at most.
+    pub(super) addresses: usize,
     pub(crate) persistent: PersistentState,
 }
 
@@ -43,11 +45,12 @@ pub(super) struct Switch {
 }
 
 impl ValeState {
-    pub(crate) fn new(plan: ThreadConfig) -> ValeState {
+    pub(crate) fn new(plan: ThreadConfig, addresses: usize) -> ValeState {
         ValeState {
             switches: BTreeMap::new(),
             workers: Workers::new(plan),
             settings: SwitchSettings::default(),
+            addresses,
             persistent: PersistentState::default(),
         }
     }
@@ -73,7 +76,7 @@ impl ValeState {
         let used: Vec<u16> = of_scope.map(|(_, switch)| switch.number).collect();
         let switch = self.switches.entry(key.switch_key()).or_insert_with(|| Switch {
             number: (0..=u16::MAX).find(|number| !used.contains(number)).unwrap_or(u16::MAX),
-            table: Arc::new(persistent::table_of(key)),
+            table: Arc::new(persistent::table_of(key, self.addresses)),
             members: vec![None; MAX_PORTS],
             threads: vec![None; MAX_PORTS],
             next_tick: None,
