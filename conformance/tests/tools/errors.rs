@@ -150,3 +150,25 @@ fn an_unreadable_capture_is_reported_once() {
         );
     });
 }
+
+/// Mistakes of users: what was meant is named.
+#[test]
+fn everyday_mistakes_are_explained() {
+    isolated(|home| {
+        let file = capture_file(home);
+        for (line, status, part) in [
+            ("pkt-gen -i vale0 -f rx", 1, "ports of switches valeS:PORT"),
+            ("bridge -i netmap:p{1 -i netmap:p{1", 2, "the same port twice"),
+            ("unetmap capture -i netmap:p{1 -w /dev/null", 2, "unetmap capture 'netmap:p{1' -w FILE"),
+            ("unetmap run no-such-program", 127, "no-such-program: No such file"),
+            (&format!("unetmap run {file}"), 126, "Permission denied"),
+            ("unetmap run", 2, "PROGRAM"),
+            ("unetmap no-such-command", 2, "no-such-command"),
+        ] {
+            let (exit, printed) = run(&mut command(line));
+            assert!(exit == status && printed.contains(part), "{line}: {exit}, {printed}");
+        }
+        let (exit, printed) = run(command("pkt-gen -i netmap:nmsink0 -f tx -w 0 -R 1M -n 2k").stdout(Stdio::null()));
+        assert_eq!(exit, 0, "{printed}");
+    });
+}

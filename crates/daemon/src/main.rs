@@ -290,16 +290,17 @@ fn cannot_listen(e: unetmap_core::Error) -> String {
     }
 }
 
-/// Returns the listening socket that the starting program left at descriptor `fd`.
+/// Returns the listening socket that the starting program, or the service manager, left at descriptor `fd`.
 fn inherited(fd: u32) -> Result<OwnedFd, String> {
+    let failed = |why: &dyn std::fmt::Display| format!("--listen-fd {fd}: {why}");
     // A socket cannot be opened again through /proc, but its descriptor can be duplicated.
-    let listener = process::inherit_fd(fd).map_err(|e| format!("--listen-fd {fd}: {e}"))?;
+    let listener = process::inherit_fd(fd).map_err(|e| failed(&e))?;
     if !socket::is_seqpacket_listener(&listener) {
-        return Err(format!(
-            "descriptor {fd}: this is no listening socket of the type seqpacket \
-            (ListenSequentialPacket= in a systemd unit; without --listen-fd unetmapd creates one)"
+        return Err(failed(
+            &"this is no listening socket of the type seqpacket (ListenSequentialPacket= in a systemd unit; without the \
+              option unetmapd creates one)",
         ));
     }
-    socket::set_nonblocking(&listener).map_err(|e| format!("descriptor {fd}: {e}"))?;
+    socket::set_nonblocking(&listener).map_err(|e| failed(&e))?;
     Ok(listener)
 }

@@ -83,6 +83,7 @@ impl Cli {
         if let Some(third) = ports.next() {
             return Err(format!("-i {third}: bridge takes at most two ports; leave out the third"));
         }
+        let twice = b.as_ref() == Some(&a);
         let b = match b {
             _ if self.loopback => b.filter(|b| *b != a),
             None => None,
@@ -96,7 +97,7 @@ impl Cli {
         let (a, b) = match b {
             // The host rings come first: a program that holds them may also open the interface that carries the host's
             // connections.
-            None if !self.loopback => (host_rings_of(&a)?, Some(a)),
+            None if !self.loopback => (host_rings_of(&a, twice)?, Some(a)),
             b => (a, b.as_deref().map(full_name)),
         };
         Ok(Config {
@@ -111,12 +112,13 @@ impl Cli {
     }
 }
 
-/// Returns the name of the host rings of the interface `port`.
-fn host_rings_of(port: &str) -> Result<String, String> {
+/// Returns the name of the host rings of the interface `port`, which is given alone or `twice`.
+fn host_rings_of(port: &str, twice: bool) -> Result<String, String> {
+    let given = if twice { "the same port twice" } else { "a single port" };
     let refused = |why: &str| {
         format!(
-            "-i {port}: a single port is bridged to the host's stack, but {why}; give a second port, or -L to send \
-             packets back"
+            "-i {port}: {given} is bridged to the host's stack, but {why}; give {}, or -L to send packets back",
+            if twice { "two different ports" } else { "a second port" }
         )
     };
     let parsed = PortSpec::parse_with(port, |name| Path::new("/sys/class/net").join(name).exists())
@@ -164,6 +166,10 @@ mod tests {
             ("", "no port given"),
             ("-i vale0:a", "only interfaces have host rings"),
             ("a{1", "only interfaces have host rings"),
+            (
+                "-i p{1 -i p{1",
+                "the same port twice is bridged to the host's stack, but only interfaces have host rings",
+            ),
             ("-i a-1 -i a-1", "give the interface's name alone"),
             ("-i a -i b -i c", "-i c: bridge takes at most two ports"),
             ("-i a b", "not both"),

@@ -84,6 +84,31 @@ pub fn wait_for_link(wait: Duration, stop: &AtomicBool) {
     }
 }
 
+/// Parses a number above 0, with an optional suffix: k, M and G are powers of 1000. With one it may have a fraction.
+///
+/// # Errors
+/// A sentence that says what is allowed.
+pub fn scaled(text: &str) -> Result<u64, String> {
+    let wrong = || "give a number above 0, with an optional suffix k, M or G".to_owned();
+    let (digits, scale) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1e3),
+        Some((at, 'M')) => (&text[..at], 1e6),
+        Some((at, 'G')) => (&text[..at], 1e9),
+        _ => return text.parse().ok().filter(|&number| number > 0).ok_or_else(wrong),
+    };
+    let number = digits.parse::<f64>().map_err(|_| wrong())? * scale;
+    if (1.0..=1e15).contains(&number) { Ok(number as u64) } else { Err(wrong()) }
+}
+
+/// Parses a number as [`scaled`] does, or 0.
+///
+/// # Errors
+/// A sentence that says what is allowed.
+pub fn scaled_or_zero(text: &str) -> Result<u64, String> {
+    let wrong = |_| "give 0 or a number, with an optional suffix k, M or G".to_owned();
+    if text == "0" { Ok(0) } else { scaled(text).map_err(wrong) }
+}
+
 /// Writes text to standard output. If the reader has closed it, sets the stop flag, as a signal does. Reports any other
 /// failure, such as a full disk, once; the program goes on.
 pub fn print(text: &str) {
@@ -116,6 +141,28 @@ mod tests {
             scope.spawn(|| wait_for_link(Duration::MAX, &flag));
             flag.store(true, Relaxed);
         });
+    }
+
+    #[test]
+    fn numbers_have_suffixes() {
+        for (text, number) in [
+            ("1", Some(1)),
+            ("18446744073709551615", Some(u64::MAX)),
+            ("1.5k", Some(1500)),
+            ("14.88M", Some(14_880_000)),
+            ("2G", Some(2_000_000_000)),
+            ("0", None),
+            ("-1", None),
+            ("k", None),
+            ("1T", None),
+            ("1.5", None),
+            ("inf", None),
+            ("infk", None),
+            ("1e9G", None),
+        ] {
+            assert_eq!(scaled(text).ok(), number, "{text}");
+            assert_eq!(scaled_or_zero(text).ok(), number.or((text == "0").then_some(0)), "{text}");
+        }
     }
 
     #[test]

@@ -1,19 +1,23 @@
-//! Reads the packets of a pcap file to send them, and writes received packets to a pcap file.
+//! Reads the packets of a pcap or pcapng file to send them, and writes received packets to a pcap file.
 
 use std::fs::File;
-use std::io::{BufWriter, Write as _};
+use std::io::{BufReader, BufWriter, Read, Seek as _, Write as _};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter};
+use pcap_file::pcapng::{Block, PcapNgReader};
 use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
 
 /// Snap length of the written file in bytes, more than any received packet has.
 const SNAPLEN: u32 = 262_144;
 
+/// The first bytes of a pcapng file, in either byte order.
+const PCAPNG: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
+
 /// All packets of a file, in order.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Capture {
     bytes: Vec<u8>,
     packets: Vec<Range<usize>>,
@@ -22,34 +26,67 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    /// Reads a pcap file of Ethernet packets.
+    /// Reads a pcap or pcapng file of Ethernet packets.
     pub(crate) fn read(path: &Path) -> Result<Capture, String> {
         let fail = |what: String| format!("-P {}: {what}", path.display());
-        let file = File::open(path).map_err(|e| fail(e.to_string()))?;
-        let mut reader = PcapReader::new(file).map_err(|e| {
-            fail(format!(
-                "it is not a pcap file: {} (pcapng: `tcpdump -r FILE -w NEW` makes a pcap file of it)",
-                reason(&e)
-            ))
-        })?;
-        let link = reader.header().datalink;
-        if link != DataLink::ETHERNET {
-            return Err(fail(format!("it contains {link:?} packets; only Ethernet packets can be sent")));
+        let mut file = File::open(path).map_err(|e| fail(e.to_string()))?;
+        let mut magic = Vec::new();
+        let begun = (&file).take(4).read_to_end(&mut magic).and_then(|_| file.rewind());
+        begun.map_err(|e| fail(e.to_string()))?;
+        let mut capture = Capture::default();
+        let file = BufReader::new(file);
+        match magic[..] == PCAPNG {
+            true => capture.read_pcapng(file),
+            false => capture.read_pcap(file),
         }
-        let mut capture = Capture { bytes: Vec::new(), packets: Vec::new(), truncated: 0 };
+        .map_err(fail)?;
+        if capture.packets.is_empty() { Err(fail("it contains no packet".into())) } else { Ok(capture) }
+    }
+
+    fn read_pcap(&mut self, file: impl Read) -> Result<(), String> {
+        let mut reader =
+            PcapReader::new(file).map_err(|e| format!("it is not a pcap or pcapng file: {}", reason(&e)))?;
+        check_link(reader.header().datalink)?;
         // Raw packets, because those truncated by the snap length are valid here: their captured bytes are sent.
         while let Some(packet) = reader.next_raw_packet() {
-            let packet = packet
-                .map_err(|e| fail(format!("it is damaged after packet {}: {}", capture.packets.len(), reason(&e))))?;
-            if packet.data.is_empty() {
-                continue;
-            }
-            let start = capture.bytes.len();
-            capture.bytes.extend_from_slice(&packet.data);
-            capture.packets.push(start..capture.bytes.len());
-            capture.truncated += usize::from(packet.incl_len < packet.orig_len);
+            let packet = packet.map_err(|e| self.damaged(&e))?;
+            self.push(&packet.data, packet.orig_len);
         }
-        if capture.packets.is_empty() { Err(fail("it contains no packet".into())) } else { Ok(capture) }
+        Ok(())
+    }
+
+    fn read_pcapng(&mut self, file: impl Read) -> Result<(), String> {
+        let mut reader = PcapNgReader::new(file).map_err(|e| format!("it is a damaged pcapng file: {}", reason(&e)))?;
+        while let Some(block) = reader.next_block() {
+            match block.map_err(|e| self.damaged(&e))? {
+                // Interfaces are described before their packets.
+                Block::InterfaceDescription(interface) => check_link(interface.linktype)?,
+                Block::EnhancedPacket(packet) => self.push(&packet.data, packet.original_len),
+                Block::Packet(packet) => self.push(&packet.data, packet.original_len),
+                Block::SimplePacket(packet) => {
+                    // The rest is padding.
+                    let len = packet.data.len().min(packet.original_len as usize);
+                    self.push(&packet.data[..len], packet.original_len);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends a packet of `original` bytes, of which `captured` are in the file.
+    fn push(&mut self, captured: &[u8], original: u32) {
+        if captured.is_empty() {
+            return;
+        }
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(captured);
+        self.packets.push(start..self.bytes.len());
+        self.truncated += usize::from(captured.len() < original as usize);
+    }
+
+    fn damaged(&self, error: &PcapError) -> String {
+        format!("it is damaged after packet {}: {}", self.packets.len(), reason(error))
     }
 
     /// Returns the number of packets, at least 1.
@@ -65,6 +102,13 @@ impl Capture {
     /// Returns the length of the longest packet in bytes.
     pub(crate) fn longest(&self) -> usize {
         self.packets.iter().map(ExactSizeIterator::len).max().unwrap_or(0)
+    }
+}
+
+fn check_link(link: DataLink) -> Result<(), String> {
+    match link {
+        DataLink::ETHERNET => Ok(()),
+        other => Err(format!("it contains {other:?} packets; only Ethernet packets can be sent")),
     }
 }
 
@@ -151,6 +195,35 @@ mod tests {
         bytes
     }
 
+    /// Builds a pcapng file: a section, an interface with this link type, and packets of these lengths; a name record
+    /// and a simple packet of 21 bytes are between them.
+    fn pcapng(link: u32, lengths: &[u32]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut block = |kind: u32, words: &[u32], data: usize| {
+            let len = (12 + words.len() * 4 + data.next_multiple_of(4)) as u32;
+            bytes.extend([kind, len].iter().chain(words).flat_map(|w| w.to_le_bytes()));
+            bytes.resize(bytes.len() + data.next_multiple_of(4), 0);
+            bytes.extend(len.to_le_bytes());
+        };
+        block(u32::from_le_bytes(PCAPNG), &[0x1a2b_3c4d, 1, u32::MAX, u32::MAX], 0);
+        block(1, &[link, 96], 0);
+        for (i, &len) in lengths.iter().enumerate() {
+            block(6, &[0, 0, 0, len, len + 4], len as usize);
+            if i == 0 && lengths.len() > 2 {
+                block(4, &[0], 0);
+                block(3, &[21], 21);
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn pcapng_files_are_read() {
+        let capture = read(&pcapng(1, &[60, 96, 61])).unwrap();
+        let lengths: Vec<usize> = (0..capture.len()).map(|i| capture.packet(i).len()).collect();
+        assert_eq!((lengths, capture.truncated, capture.longest()), (vec![60, 21, 96, 61], 3, 96));
+    }
+
     fn read(bytes: &[u8]) -> Result<Capture, String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.pcap");
@@ -168,8 +241,11 @@ mod tests {
     #[test]
     fn invalid_files_are_refused_with_a_reason() {
         for (bytes, part) in [
-            (b"hello".to_vec(), "not a pcap file"),
-            ([0x0a, 0x0d, 0x0d, 0x0a].repeat(20), "tcpdump -r"),
+            (b"hello".to_vec(), "not a pcap or pcapng file"),
+            (PCAPNG.repeat(20), "damaged pcapng file"),
+            (pcapng(101, &[60]), "only Ethernet"),
+            (pcapng(1, &[]), "contains no packet"),
+            (pcapng(1, &[60, 60])[..150].to_vec(), "damaged after packet 1"),
             (file(96, 1, &[]), "contains no packet"),
             (file(96, 101, &[(20, 20)]), "only Ethernet"),
             (file(96, 1, &[(20, 20), (60, 60)])[..90].to_vec(), "damaged after packet 1"),

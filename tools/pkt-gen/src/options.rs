@@ -72,8 +72,9 @@ pub(crate) struct Cli {
 
     /// Number of packets to send or receive, over all threads; 0: no limit
     ///
-    /// Without -n there is no limit, except that a file given with -P is sent once.
-    #[arg(short = 'n', long, value_name = "PACKETS")]
+    /// The suffixes k, M and G are powers of 1000. Without -n there is no limit, except that a file given with -P is
+    /// sent once.
+    #[arg(short = 'n', long, value_name = "PACKETS", value_parser = tool_common::scaled_or_zero)]
     count: Option<u64>,
 
     /// Packet length in bytes, from the Ethernet header to the end of the payload (without FCS); given twice, each
@@ -141,8 +142,8 @@ pub(crate) struct Cli {
     #[arg(short = 'W', long)]
     exit_when_idle: bool,
 
-    /// Packets per second, over all threads; 0: as many as possible
-    #[arg(short = 'R', long, value_name = "PPS", default_value_t = 0)]
+    /// Packets per second, over all threads, with an optional suffix k, M or G; 0: as many as possible
+    #[arg(short = 'R', long, value_name = "PPS", default_value_t = 0, value_parser = tool_common::scaled_or_zero)]
     rate: u64,
 
     /// Print every packet in hexadecimal
@@ -153,7 +154,7 @@ pub(crate) struct Cli {
     #[arg(short = 'H', long, value_name = "BYTES", default_value_t = 0, value_parser = vnet_hdr)]
     vnet_hdr: usize,
 
-    /// Send the packets of this pcap file, in order, as fast as -R allows
+    /// Send the packets of this pcap or pcapng file, in order, as fast as -R allows
     ///
     /// Without -n the file is sent once; with -n it is repeated until the given number of packets is sent. The
     /// timestamps of the file are not used.
@@ -609,7 +610,7 @@ mod tests {
     fn errors_name_the_option_its_value_and_the_valid_values() {
         for (args, parts) in [
             ("-f up", &["--function", "'up'", "txseq"][..]),
-            ("-n x", &["--count", "'x'", "invalid digit"]),
+            ("-n x", &["--count", "'x'", "suffix k, M or G"]),
             ("-n -1", &["-1"]),
             ("-l 65536", &["--len", "65536", "0..=65535"]),
             ("-f tx -l 41", &["-l 41", "42 to 65535"]),
@@ -631,6 +632,7 @@ mod tests {
             ("-T x", &["--report-ms", "'x'"]),
             ("-w x", &["--wait", "'x'"]),
             ("-R x", &["--rate", "'x'"]),
+            ("-R 1T", &["--rate", "'1T'", "suffix k, M or G"]),
             ("-H 11", &["--vnet-hdr", "'11'", "0, 10 or 12"]),
             ("-F 0", &["--frags", "'0'", "1..=64"]),
             ("-F 65", &["--frags", "'65'", "1..=64"]),

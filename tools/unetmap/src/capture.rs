@@ -36,6 +36,10 @@ pub(crate) struct CaptureArgs {
     #[arg(value_name = "PORT")]
     port: String,
 
+    /// The letter of other programs, which is explained.
+    #[arg(short = 'i', long = "port", hide = true, value_name = "PORT", value_parser = no_letter)]
+    _letter: Option<String>,
+
     /// File to write, - for standard output
     ///
     /// With --file-size or --file-seconds there are several files, with a number before the extension:
@@ -62,7 +66,7 @@ pub(crate) struct CaptureArgs {
     duration: Option<Duration>,
 
     /// Start another file before a file exceeds this size; suffixes k, M and G are powers of 1000
-    #[arg(long, value_name = "BYTES", value_parser = crate::scaled)]
+    #[arg(long, value_name = "BYTES", value_parser = tool_common::scaled)]
     file_size: Option<u64>,
 
     /// Start another file when a file is this old
@@ -86,6 +90,11 @@ pub(crate) struct CaptureArgs {
 enum FormatArg {
     Pcap,
     Pcapng,
+}
+
+/// Says how the port is given.
+fn no_letter(port: &str) -> Result<String, String> {
+    Err(format!("the port is given without -i: unetmap capture '{port}' -w FILE"))
 }
 
 /// Parses a time in seconds, with an optional fraction.

@@ -366,7 +366,7 @@ fn main() -> ExitCode {
         }
         Command::Capture(args) => capture::run(&args),
         Command::Replay(args) => replay::run(&args),
-        Command::Run(args) => run::run(&args.program, args.force),
+        Command::Run(args) => Ok(run::run(&args.program, args.force)),
         Command::Bench(args) => unetmap_bench::run(&Options {
             benches: args.names,
             samples: args.samples,
@@ -382,19 +382,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Parses a number above 0 with an optional decimal suffix: 1500, 2.5k, 10M, 4G.
-fn scaled(text: &str) -> Result<u64, String> {
-    let wrong = || "give a number above 0, with an optional suffix k, M or G".to_owned();
-    let (digits, scale) = match text.char_indices().last() {
-        Some((at, 'k' | 'K')) => (&text[..at], 1e3),
-        Some((at, 'M')) => (&text[..at], 1e6),
-        Some((at, 'G')) => (&text[..at], 1e9),
-        _ => (text, 1.0),
-    };
-    let number = digits.parse::<f64>().map_err(|_| wrong())? * scale;
-    if (1.0..=1e15).contains(&number) { Ok(number as u64) } else { Err(wrong()) }
 }
 
 /// Writes `text` to standard output. An error begins with the name of the subcommand.

@@ -4,17 +4,41 @@
 mod preloadable;
 
 use std::ffi::OsString;
+use std::io::{self, ErrorKind};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use tool_common::note;
 
 /// File name of the library.
 const LIBRARY: &str = "libunetmap.so";
 /// File name of unetmap's libpcap, which has a folder of its own.
 const OVERLAY: &str = "libpcap.so.0.8";
 
-/// Executes the program in place of this process; returns only on failure.
-pub(crate) fn run(program: &[OsString], force: bool) -> Result<u8, String> {
+/// Exit statuses, as those of env(1).
+const FAILED: u8 = 125;
+const NOT_EXECUTABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+/// Executes the program in place of this process; returns the exit status only on failure, which it has reported.
+pub(crate) fn run(program: &[OsString], force: bool) -> u8 {
+    let (message, status) = match execute(program, force) {
+        Ok((name, failed)) => {
+            let status = if failed.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
+            (format!("run: {}: {failed}", name.display()), status)
+        }
+        Err(message) => (message, FAILED),
+    };
+    note(&format!("unetmap: {message}"));
+    status
+}
+
+/// Returns the program's name and why it could not be executed.
+///
+/// # Errors
+/// Why it was not tried.
+fn execute(program: &[OsString], force: bool) -> Result<(&OsString, io::Error), String> {
     let exe = std::env::current_exe().map_err(|e| format!("run: cannot find the path of this program: {e}"))?;
     let folder = exe.parent().unwrap_or(Path::new("/")).to_owned();
     let candidates = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY)];
@@ -50,10 +74,11 @@ pub(crate) fn run(program: &[OsString], force: bool) -> Result<u8, String> {
     if let Some(reason) = preloadable::obstacle(name) {
         // Only a warning: the program may start others that can be preloaded.
         let name = name.display();
-        eprintln!("unetmap: run: {name} opens the system's own /dev/netmap: {reason}; `unetmap node on` creates one");
+        note(&format!(
+            "unetmap: run: {name} opens the system's own /dev/netmap: {reason}; `unetmap node on` creates one"
+        ));
     }
-    let failed = command.exec();
-    Err(format!("run: {}: {failed}", name.display()))
+    Ok((name, command.exec()))
 }
 
 /// Returns the list of paths in an environment variable with `path` prepended. The loader splits the list at

@@ -201,7 +201,7 @@ fn cpus(text: &str) -> Result<Cpus, String> {
 }
 
 fn storm(text: &str) -> Result<u64, String> {
-    if text == "off" { Ok(0) } else { crate::scaled(text).map_err(|why| format!("{why}; or off")) }
+    if text == "off" { Ok(0) } else { tool_common::scaled(text).map_err(|why| format!("{why}; or off")) }
 }
 
 /// Parses `10kpps 100Mbit`, in either order, or one of them, or `off`.
@@ -219,7 +219,7 @@ fn limit(rates: &[String]) -> Result<RateLimit, String> {
         if *field > 0 {
             return Err(format!("`{rate}`: give at most one limit of packets and one of bits"));
         }
-        *field = crate::scaled(number).map_err(|why| format!("`{rate}`: {why}"))?;
+        *field = tool_common::scaled(number).map_err(|why| format!("`{rate}`: {why}"))?;
     }
     Ok(limit)
 }
@@ -454,7 +454,7 @@ fn settings(rules: &Value) -> String {
     if parts.is_empty() { "-".into() } else { parts.join("; ") }
 }
 
-/// Formats a number in the syntax of [`crate::scaled`].
+/// Formats a number in the syntax of [`tool_common::scaled`].
 fn unscaled(number: u64) -> String {
     let scale =
         [(1_000_000_000, "G"), (1_000_000, "M"), (1000, "k")].into_iter().find(|(n, _)| number.is_multiple_of(*n));
@@ -508,7 +508,7 @@ mod tests {
     #[test]
     fn formatted_numbers_parse_to_the_same_value() {
         for number in [1, 999, 1000, 1500, 10_000, 1_000_001, 40_000_000_000] {
-            assert_eq!(crate::scaled(&unscaled(number)), Ok(number));
+            assert_eq!(tool_common::scaled(&unscaled(number)), Ok(number));
         }
     }
 

@@ -19,7 +19,7 @@ pub(crate) fn rate(text: &str) -> Result<Rate, String> {
     if text == "max" {
         return Ok(Rate::Max);
     }
-    crate::scaled(text).map(|n| Rate::PerSecond(n as f64))
+    tool_common::scaled(text).map(|n| Rate::PerSecond(n as f64))
 }
 
 /// Parses a number above 0.

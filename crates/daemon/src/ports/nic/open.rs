@@ -365,7 +365,7 @@ fn compare_all_links(daemon: &mut Daemon, netns: u64) {
 }
 
 pub(crate) fn no_such_interface<T>() -> Result<T, Refusal> {
-    refuse(ENXIO, "no such interface (ip link shows them; pipes are called NAME{ID and NAME}ID)")
+    refuse(ENXIO, "no such interface (ip link shows them; pipes are NAME{ID and NAME}ID, ports of switches valeS:PORT)")
 }
 
 /// Refuses a request about interfaces to a user's own daemon.
