@@ -5,12 +5,12 @@
 //! entry, one word:          0, or bits 0..39 rest of the address, 39..51 VLAN, 51..56 epoch, 56..64 port + 1
 //! ```
 //! The 48 bits of an address are scrambled by an invertible multiplication; the upper ones, at least nine, select the
-//! bucket, and the lower 39 are stored in the entry. Addresses are learned for each VLAN separately: learning one in a VLAN changes no
-//! other VLAN.
+//! bucket, and the lower 39 are stored in the entry. Addresses are learned for each VLAN separately: learning one in a
+//! VLAN changes no other VLAN.
 //!
-//! The table is bounded by its size, which the daemon's owner may configure, and eviction is fair: in a full bucket a new address replaces an entry of the port that has
-//! the most addresses in the whole table, and never one of a port that has fewer than the new address's own port. A
-//! port that floods the table with addresses evicts only its own.
+//! The table is bounded by its size, which the daemon's owner may configure, and eviction is fair: in a full bucket a
+//! new address replaces an entry of the port that has the most addresses in the whole table, and never one of a port
+//! that has fewer than the new address's own port. A port that floods the table with addresses evicts only its own.
 //!
 //! Addresses age only if the owner of the switch configured it. Then the daemon calls [`MacTable::advance_epoch`]
 //! periodically: cached lookups become invalid, an address that sends a packet moves into the new epoch, and an address

@@ -220,23 +220,23 @@ pub const IDLE_AFTER_NS: u64 = 5_000_000;
 /// its word costs less than arming the doorbell (decision 50). Above [`IDLE_AFTER_NS`]. Not measured by itself.
 pub const DOORBELL_AFTER_NS: u64 = 10_000_000;
 
-// --- Naps: many senders ---
+// --- Many senders ---
 
-/// Busy rings above which a worker that was woken naps before it sleeps again.
+/// Busy rings above which a worker sleeps by the clock after a short sleep.
 ///
-/// Bounds: at least those of a few programs that exchange requests and replies: a nap would delay each of their packets.
-/// Decision 50.
-pub const NAP_RINGS: usize = 8;
+/// Bounds: at least those of a few programs that exchange requests and replies: each of their packets would wait.
+/// Decision 72.
+pub const CLOCK_SLEEP_RINGS: usize = 8;
 
-/// A sleep that ends sooner is followed by naps, if more than [`NAP_RINGS`] rings are busy.
+/// A sleep is short if it ends sooner.
 ///
-/// Bounds: above [`NAP`] with the kernel's timer slack, so that a nap finds packets (decision 50).
-pub const NAP_AFTER_SLEEP: Duration = Duration::from_micros(200);
+/// Bounds: above [`CLOCK_SLEEP`] with the kernel's timer slack, so that the next one finds packets (decision 72).
+pub const SHORT_SLEEP: Duration = Duration::from_micros(200);
 
-/// Length of a nap; the kernel adds its timer slack of 50 us.
+/// Length of a sleep by the clock; the kernel adds its timer slack of 50 us.
 ///
-/// Bounds: the longest delay of a packet; a ring of 1024 slots holds what arrives in it at 10 Mpps. Decision 50.
-pub const NAP: Duration = Duration::from_micros(50);
+/// Bounds: the longest delay of a packet; a ring of 1024 slots holds what arrives in it at 10 Mpps. Decision 72.
+pub const CLOCK_SLEEP: Duration = Duration::from_micros(50);
 
 // --- Scheduling policy ---
 

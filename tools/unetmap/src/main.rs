@@ -288,15 +288,15 @@ struct DoctorArgs {
 /// pcap-tcpdump (tcpdump -w /dev/null on a pipe, and on the interface with the system's libpcap) and
 /// pcap-tcpdump-arrived (percentage of the packets).
 ///
-/// `scale`: how a figure changes with a number, in rows NAME-N, with daemons that the benchmark starts; also one by one:
-/// `scale-ports` (time to open a port of a switch that has N), `scale-senders` (N ports send 1000 packets per second
-/// each to a neighbour: CPU time of the daemon in percent of a core, and packets per second delivered to each port; also
-/// in 8 and 64 processes), `scale-addresses` (rate of a sender with N source addresses), `scale-flood` (rate of packets
-/// to an unknown address beside N ports with full rings), `scale-rings` (a poll over N rings, and the time to wake it),
-/// `scale-pairs` (sum of the rates of N pipes), `scale-ls` (a snapshot of N ports, and the 99th percentile of the time
-/// to open one meanwhile), `scale-close` (time for each of N pipes of a region that close together). `growth` is that
-/// of the cost: flat, sublinear, linear or superlinear. To compare with another build:
-/// --peer 'before=OLD/unetmap bench "$BENCH" --samples 1 --json'.
+/// `scale`: how a figure changes with a number, in rows NAME-N, with daemons that the benchmark starts; also one by
+/// one: `scale-ports` (time to open a port of a switch that has N), `scale-senders` (N ports send 1000 packets per
+/// second each to a neighbour: CPU time of the daemon in percent of a core, and packets per second delivered to each
+/// port; also in 8 and 64 processes), `scale-addresses` (rate of a sender with N source addresses), `scale-flood` (rate
+/// of packets to an unknown address beside N ports with full rings), `scale-rings` (a poll over N rings, and the time
+/// to wake it), `scale-pairs` (sum of the rates of N pipes), `scale-ls` (a snapshot of N ports, and the 99th percentile
+/// of the time to open one meanwhile), `scale-close` (time for each of N pipes of a region that close together).
+/// `growth` is that of the cost: flat, sublinear, linear or superlinear. To compare with another build: --peer
+/// 'before=OLD/unetmap bench "$BENCH" --samples 1 --json'.
 ///
 /// The distance of the two cores is probed before and after each sample: class L if the round trip of a cache line
 /// takes less than 200 ns, else R. Figures of different classes are never compared. A benchmark ends when each

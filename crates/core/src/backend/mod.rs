@@ -32,8 +32,8 @@ pub(crate) struct InvalidPeerIndex;
 
 /// Wakes a program that is about to sleep.
 pub(crate) trait WakeupSource {
-    /// Requests a wake-up. The caller checks the ring once more before it sleeps. Returns whether the request is a store
-    /// that a peer reads: then `fence_before_sleep`, once for all rings, must come before that check.
+    /// Requests a wake-up. The caller checks the ring once more before it sleeps. Returns whether the request is a
+    /// store that a peer reads: then `fence_before_sleep`, once for all rings, must come before that check.
     fn request_wakeup(&self) -> bool;
 
     /// Becomes readable when the program is woken.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use crate::port::SwitchPort;
 use crate::tuning::FULL_PORT_SLOTS;
 
-/// The stream that ports are full for: a switch, by the address of its configuration, the index of the sending port, and
-/// the number of its ring.
+/// The stream that ports are full for: a switch, by the address of its configuration, the index of the sending port,
+/// and the number of its ring.
 pub(crate) type StreamId = (usize, u8, usize);
 
 /// The full ports of one stream.

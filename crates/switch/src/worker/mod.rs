@@ -15,10 +15,10 @@
 //! A thread without work polls for a short time, yields the CPU, and then sleeps until a client notifies it. No timer
 //! runs meanwhile. As soon as it wakes up it takes its other wake-up requests back, so that clients that send then
 //! notify nothing. Many slow senders would wake it for a few packets each: after a short sleep with many busy rings it
-//! naps by the clock, until a nap finds nothing.
+//! sleeps by the clock, until it then finds nothing.
 //!
-//! A pass takes from each ring that it polls what the ring has, at most a batch ([`BATCH_SLOTS`]): round robin by slots.
-//! A slot holds at most one buffer, so nothing is carried over from a round to the next.
+//! A pass takes from each ring that it polls what the ring has, at most a batch ([`BATCH_SLOTS`]): round robin by
+//! slots. A slot holds at most one buffer, so nothing is carried over from a round to the next.
 //!
 //! A thread that panics continues at once with its last configuration. What the ring that it was serving had sent is
 //! dropped and counted, as it would cause the same panic again.
@@ -39,8 +39,8 @@ use crate::backpressure::Backpressure;
 use crate::forward::DestinationLists;
 use crate::port::{PortTx, SwitchPort};
 use crate::tuning::{
-    BATCH_SLOTS, EXTRA_PASSES, FALLBACK_SLEEP, FUTEX_WAIT_RINGS, IDLE_POLL_TIME, NAP, NAP_AFTER_SLEEP, NAP_RINGS,
-    PASSES_BEFORE_YIELD,
+    BATCH_SLOTS, CLOCK_SLEEP, CLOCK_SLEEP_RINGS, EXTRA_PASSES, FALLBACK_SLEEP, FUTEX_WAIT_RINGS, IDLE_POLL_TIME,
+    PASSES_BEFORE_YIELD, SHORT_SLEEP,
 };
 
 mod batch;
@@ -92,8 +92,8 @@ fn work(worker: &mut Worker, applied: &mut u64, mailbox: &Mailbox) {
             continue;
         }
         worker.full_ports.flush();
-        if worker.napping {
-            worker.nap();
+        if worker.clock_sleeps {
+            worker.sleep_by_clock();
             idle_since = Instant::now();
             continue;
         }
@@ -143,8 +143,8 @@ struct Worker {
     backpressure: Backpressure,
     sched: SchedBatch,
     poll_set: PollSet,
-    /// Many clients send now and then: the thread naps instead of sleeping.
-    napping: bool,
+    /// Many clients send now and then: the next sleep is one by the clock.
+    clock_sleeps: bool,
     /// The ring that is being served.
     serving: Option<RingId>,
     switches: Arc<Vec<SwitchConfig>>,
@@ -162,7 +162,7 @@ impl Worker {
         let mut config = mailbox.config.lock().unwrap_or_else(PoisonError::into_inner);
         self.drain();
         self.full_ports.flush();
-        (self.doorbells, self.serving, self.napping) = (None, None, false);
+        (self.doorbells, self.serving, self.clock_sleeps) = (None, None, false);
         self.backpressure.flush_wakeups();
         self.backpressure.forget_ports();
         self.sched.reset();
@@ -303,11 +303,11 @@ impl Worker {
         }
     }
 
-    /// Sleeps by the clock, then polls all rings. Ends the naps if none had slots.
-    fn nap(&mut self) {
-        std::thread::sleep(NAP);
+    /// Sleeps by the clock, then polls all rings. The next sleep is of the same kind if any had slots.
+    fn sleep_by_clock(&mut self) {
+        std::thread::sleep(CLOCK_SLEEP);
         self.poll_set.include_idle(true);
-        self.napping = self.pass() > 0;
+        self.clock_sleeps = self.pass() > 0 && self.poll_set.busy() > CLOCK_SLEEP_RINGS;
     }
 
     /// Sleeps until a doorbell is notified.
@@ -323,7 +323,7 @@ impl Worker {
         // Rings with an armed doorbell keep their requests: they are polled only when it fires.
         let polled = self.poll_set.futex_waited().filter_map(|id| ring_of(&self.switches, id));
         polled.for_each(|(_, _, ring)| ring.withdraw_wakeup());
-        self.napping = self.poll_set.busy() > NAP_RINGS && start.elapsed() < NAP_AFTER_SLEEP;
+        self.clock_sleeps = self.poll_set.busy() > CLOCK_SLEEP_RINGS && start.elapsed() < SHORT_SLEEP;
         result
     }
 
