@@ -23,6 +23,7 @@ MAN_SECTIONS := 1 3 4 5 7 8
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 # The library's file; crates/capi/build.rs writes this name into it, and the loader looks for it.
 SONAME := libunetmap.so.0
+COMPLETIONS := bash-completion/completions zsh/site-functions fish/vendor_completions.d
 UNITS := $(DESTDIR)$(PREFIX)/lib/systemd
 
 # The folder of rustup's cargo, for shells that were started before rustup was installed.
@@ -123,6 +124,13 @@ install:
 	install -d $(DESTDIR)$(PREFIX)/lib/unetmap
 	install -m 644 $(BIN)/pcap/libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/unetmap
 	install $(HELPERS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/lib/unetmap
+	install -d $(COMPLETIONS:%=$(DESTDIR)$(PREFIX)/share/%)
+	for program in $(filter-out unetmapd,$(PROGRAMS)); do \
+		set -e; share=$(DESTDIR)$(PREFIX)/share; program_completions="$(BIN)/$$program --completions"; \
+		$$program_completions bash >$$share/bash-completion/completions/$$program; \
+		$$program_completions zsh >$$share/zsh/site-functions/_$$program; \
+		$$program_completions fish >$$share/fish/vendor_completions.d/$$program.fish; \
+	done
 	install -d $(UNITS)/system $(UNITS)/user $(DESTDIR)$(PREFIX)/lib/sysusers.d
 	for unit in unetmapd.socket unetmapd.service; do \
 		sed 's|@BINDIR@|$(PREFIX)/bin|' service/$$unit >$(UNITS)/system/$$unit && \
@@ -153,4 +161,6 @@ uninstall:
 	rm -rf $(DESTDIR)$(PREFIX)/lib/unetmap
 	rm -f $(foreach kind,system user,$(addprefix $(UNITS)/$(kind)/,unetmapd.socket unetmapd.service))
 	rm -f $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
+	cd $(DESTDIR)$(PREFIX)/share && rm -f $(foreach program,$(filter-out unetmapd,$(PROGRAMS)), \
+		bash-completion/completions/$(program) zsh/site-functions/_$(program) fish/vendor_completions.d/$(program).fish)
 	rm -f $(foreach page,$(wildcard man/*.[1-9]),$(DESTDIR)$(PREFIX)/share/man/man$(subst .,,$(suffix $(page)))/$(notdir $(page)))

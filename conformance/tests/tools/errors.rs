@@ -172,3 +172,21 @@ fn everyday_mistakes_are_explained() {
         assert_eq!(exit, 0, "{printed}");
     });
 }
+
+/// Completions of each program for the usual shells; bash understands its own.
+#[test]
+fn programs_print_completions_for_shells() {
+    for name in ["unetmap", "pkt-gen", "bridge", "lb", "vale-ctl"] {
+        for shell in ["bash", "zsh", "fish"] {
+            let output = Command::new(program(name)).args(["--completions", shell]).output().expect("a program");
+            let text = String::from_utf8(output.stdout).expect("text");
+            assert!(output.status.success() && text.contains(name) && text.contains("json"), "{name} {shell}: {text}");
+            if shell == "bash" {
+                let checked = Command::new("bash").args(["-n", "-c", &text]).status().expect("bash");
+                assert!(checked.success(), "{name}: {text}");
+            }
+        }
+        let (exit, printed) = run(Command::new(program(name)).args(["--completions", "dos"]));
+        assert!(exit == 2 && printed.contains("bash, elvish, fish"), "{name}: {exit}, {printed}");
+    }
+}

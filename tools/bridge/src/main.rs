@@ -8,7 +8,6 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use clap::Parser as _;
 use serde_json::json;
 use tool_common::{Failure, note, port, print, stop_on_signals, wait_for_link};
 use unetmap::{Interest, Port};
@@ -22,7 +21,7 @@ const SPIN: Duration = Duration::from_micros(50);
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
-    let config = Cli::parse().check().map_err(Failure::Usage);
+    let config = tool_common::parse::<Cli>().check().map_err(Failure::Usage);
     tool_common::exit_code("bridge", config.and_then(|config| run(&config)))
 }
 

@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
+use clap::error::ErrorKind;
+use clap::{Parser, ValueEnum as _};
+use clap_complete::Shell;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// Exit status of a wrong command line, the same as clap's.
@@ -82,6 +85,26 @@ pub fn wait_for_link(wait: Duration, stop: &AtomicBool) {
         }
         std::thread::sleep(left.min(STOP_CHECK_INTERVAL));
     }
+}
+
+/// Parses the command line. `--completions SHELL` alone prints completions of the program's options for bash, zsh, fish
+/// and other shells, and exits: `make install` installs them.
+pub fn parse<C: Parser>() -> C {
+    let mut args = std::env::args().skip(1);
+    if args.next().as_deref() != Some("--completions") {
+        return C::parse();
+    }
+    let mut command = C::command();
+    let shell = args.next().filter(|_| args.next().is_none()).and_then(|name| Shell::from_str(&name, false).ok());
+    let Some(shell) = shell else {
+        let shells: Vec<String> = Shell::value_variants().iter().map(Shell::to_string).collect();
+        command.error(ErrorKind::InvalidValue, format!("--completions takes one of {}", shells.join(", "))).exit()
+    };
+    let name = command.get_name().to_owned();
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut command, name, &mut text);
+    print(&String::from_utf8_lossy(&text));
+    std::process::exit(i32::from(OUTPUT_LOST.load(Relaxed)));
 }
 
 /// Parses a number above 0, with an optional suffix: k, M and G are powers of 1000. With one it may have a fraction.

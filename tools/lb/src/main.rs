@@ -11,7 +11,6 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use clap::Parser as _;
 use tool_common::rule::Rule;
 use tool_common::{Failure, note, port, stop_on_signals, wait_for_link};
 use unetmap::{Interest, Port, errno};
@@ -30,7 +29,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 const ROUNDS_PER_CLOCK_READ: u32 = 64;
 
 fn main() -> ExitCode {
-    let config = Cli::parse().check().map_err(Failure::Usage);
+    let config = tool_common::parse::<Cli>().check().map_err(Failure::Usage);
     tool_common::exit_code("lb", config.and_then(|config| run(&config)))
 }
 

@@ -23,12 +23,11 @@ mod worker;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
 use tool_common::{Failure, note, print};
 
 fn main() -> ExitCode {
     let allowed = affinity::allowed_cpus();
-    let config = options::Cli::parse().check(&allowed).map_err(Failure::Usage);
+    let config = tool_common::parse::<options::Cli>().check(&allowed).map_err(Failure::Usage);
     tool_common::exit_code("pkt-gen", config.and_then(|config| run::run(&config)))
 }
 

@@ -338,7 +338,7 @@ fn bench_names() -> impl TypedValueParser<Value = Bench> {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let result = match tool_common::parse::<Cli>().command {
         Command::Ls(args) => ls::run(args.users, args.json),
         Command::Top(args) => top::run(Duration::from_secs_f64(args.interval), args.count, args.json),
         Command::Nic(NicArgs { interface, action, json }) => match action {

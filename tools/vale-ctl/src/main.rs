@@ -5,7 +5,6 @@ mod options;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
 use serde_json::{Value, json};
 use tool_common::{Failure, note, print};
 use unetmap::Error;
@@ -16,7 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use options::{Cli, Command, Config, Polling, RingSizes};
 
 fn main() -> ExitCode {
-    let config = Cli::parse().check().map_err(Failure::Usage);
+    let config = tool_common::parse::<Cli>().check().map_err(Failure::Usage);
     tool_common::exit_code("vale-ctl", config.and_then(|config| run(&config)))
 }
 
