@@ -57,7 +57,7 @@ impl Doorbell {
     /// Sets one expiration and wakes waiters, as the timer's interrupt would. Returns `false` if the kernel was built
     /// without `CHECKPOINT_RESTORE`, or a filter refuses.
     #[inline]
-    fn set_ticks(&self) -> bool {
+    pub fn set_ticks(&self) -> bool {
         let once = 1_u64;
         // SAFETY: K1, K5: the descriptor is a timerfd (`new`, `from_fd`), for which the kernel reads eight bytes.
         unsafe { libc::ioctl(self.0.as_raw_fd(), SET_TICKS, &raw const once) == 0 }
