@@ -9,7 +9,8 @@
  * bind the socket to the index or pass it to each sendto. For the ports named on
  * the program's command line, and for no others, these calls are handled here:
  *
- *	socket		a packet socket; without CAP_NET_RAW a UNIX socket in its place
+ *	socket		a packet socket; without CAP_NET_RAW a UNIX socket in its place; opens
+ *			the ports, as the program may drop its privileges before it sends
  *	ioctl		with a port's name: its index, flags, address and MTU
  *	bind		to a port's index: the socket sends to the port from now on
  *	send, sendto	on such a socket, or to a port's index: pcap_inject
@@ -82,13 +83,15 @@ port_by_name(const char *name)
 	return -1;
 }
 
+/* AF_UNSPEC too: the kernel does not check the family of a packet socket's destination, and zmap leaves it out. */
 static int
 port_by_ifindex(const struct sockaddr *to, socklen_t bytes)
 {
 	const struct sockaddr_ll *address = (const void *)to;
 	unsigned int i;
 
-	if (to == NULL || bytes < offsetof(struct sockaddr_ll, sll_hatype) || address->sll_family != AF_PACKET)
+	if (to == NULL || bytes < offsetof(struct sockaddr_ll, sll_hatype) ||
+	    (address->sll_family != AF_PACKET && address->sll_family != AF_UNSPEC))
 		return -1;
 	i = (unsigned int)address->sll_ifindex - FIRST_IFINDEX;
 	return i < MAX_COMMAND_LINE_PORTS && command_line_port(i) != NULL ? (int)i : -1;
@@ -160,31 +163,33 @@ unbind(int fd)
 
 #pragma GCC visibility push(default)
 
+/* Opens the ports of the command line. One that cannot be opened now is tried again by the first send. */
+static void
+open_senders_early(void)
+{
+	int i, saved = errno;
+
+	pthread_mutex_lock(&mutex);
+	for (i = 0; command_line_port((unsigned int)i) != NULL; i++)
+		(void)open_sender(i);
+	pthread_mutex_unlock(&mutex);
+	errno = saved;
+}
+
 int
 socket(int domain, int type, int protocol)
 {
 	int fd = CALL_LIBC(socket, (domain, type, protocol), (int)syscall(SYS_socket, domain, type, protocol));
 
 	/* Without the privilege: any socket will do, as ioctl and bind are handled here. */
-	if (fd < 0 && errno == EPERM && domain == AF_PACKET && command_line_port(0) != NULL)
+	if (domain != AF_PACKET || command_line_port(0) == NULL)
+		return fd;
+	if (fd < 0 && errno == EPERM)
 		fd = CALL_LIBC(socket, (AF_UNIX, (type & (SOCK_CLOEXEC | SOCK_NONBLOCK)) | SOCK_DGRAM, 0),
 		    (int)syscall(SYS_socket, AF_UNIX, SOCK_DGRAM, 0));
+	if (fd >= 0)
+		open_senders_early();
 	return fd;
-}
-
-/* A program that queries a port through a packet socket will send, perhaps after it has dropped its privileges. */
-static void
-open_sender_early(int fd, int port)
-{
-	int domain = 0, saved = errno;
-	socklen_t bytes = sizeof(domain);
-
-	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &bytes) == 0 && (domain == AF_PACKET || domain == AF_UNIX)) {
-		pthread_mutex_lock(&mutex);
-		(void)open_sender(port);
-		pthread_mutex_unlock(&mutex);
-	}
-	errno = saved;
 }
 
 /* Handles a request about a port. Returns 1 if the name is not a port's; then nothing was done. */
@@ -196,8 +201,6 @@ answer_ioctl(int fd, unsigned long request, struct ifreq *req)
 
 	if (i < 0)
 		return 1;
-	if (request == SIOCGIFINDEX || request == SIOCGIFHWADDR)
-		open_sender_early(fd, i);
 	if (request == SIOCGIFINDEX) {
 		req->ifr_ifindex = FIRST_IFINDEX + i;
 		return 0;

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <net/if.h>
@@ -234,7 +235,8 @@ make_promiscuous(pcap_t *p)
 	membership.mr_type = PACKET_MR_PROMISC;
 	if (membership.mr_ifindex == 0)
 		return 0;
-	p->promisc_fd = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, 0);
+	/* A system call, as socket() opens the program's ports for sending. */
+	p->promisc_fd = (int)syscall(SYS_socket, AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, 0);
 	if (p->promisc_fd >= 0 &&
 	    setsockopt(p->promisc_fd, SOL_PACKET, PACKET_ADD_MEMBERSHIP, &membership, sizeof(membership)) == 0)
 		return 0;

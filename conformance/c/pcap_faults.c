@@ -13,11 +13,16 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/select.h>
+#include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#include <net/if.h>
+#include <netpacket/packet.h>
 
 #include <pcap/pcap.h>
 
@@ -364,6 +369,31 @@ held_packet_select(const char *device)
 	}
 }
 
+/*
+ * Sends by a packet socket as zmap does: after privileges were dropped, without an address family, and with the address
+ * queried by another socket.
+ */
+static void
+dropped_privileges(const char *device)
+{
+	struct sockaddr_ll to;
+	struct ifreq req;
+	char frame[60];
+	int inet = socket(AF_INET, SOCK_DGRAM, 0), fd;
+
+	open_it(device, 100);
+	memset(&req, 0, sizeof(req));
+	strncpy(req.ifr_name, device, IFNAMSIZ - 1);
+	CHECK(ioctl(inet, SIOCGIFHWADDR, &req) == 0);
+	fd = socket(AF_PACKET, SOCK_RAW, 0);
+	CHECK(fd >= 0 && setgid(65534) == 0 && setuid(65534) == 0);
+	CHECK(ioctl(fd, SIOCGIFINDEX, &req) == 0);
+	memset(&to, 0, sizeof(to));
+	to.sll_ifindex = req.ifr_ifindex;
+	memset(frame, 7, sizeof(frame));
+	CHECK(sendto(fd, frame, sizeof(frame), 0, (struct sockaddr *)&to, sizeof(to)) == sizeof(frame));
+}
+
 int
 main(int argc, char **argv)
 {
@@ -393,6 +423,8 @@ main(int argc, char **argv)
 		held_packet(device);
 	else if (strcmp(what, "held-packet-select") == 0)
 		held_packet_select(device);
+	else if (strcmp(what, "dropped-privileges") == 0)
+		dropped_privileges(device);
 	else
 		return 2;
 	pcap_close(p);

@@ -199,6 +199,21 @@ fn the_last_injected_packets_are_sent_without_a_flush() {
     });
 }
 
+/// Root's daemon has no rule for the user that the program becomes.
+#[test]
+fn a_program_that_drops_its_privileges_can_send_by_a_packet_socket() {
+    isolated(|home| {
+        if !rustix::process::geteuid().is_root() {
+            return summary("skipped: needs root");
+        }
+        let port = open("netmap:d{1");
+        let mut program = start(Command::new(program("unetmap")), &faults(home), "dropped-privileges", "netmap:d}1");
+        program.until("ready");
+        assert_same(&collect(&port, 1), &[vec![7; 60]]);
+        program.end();
+    });
+}
+
 #[test]
 fn packets_of_several_slots_arrive_whole() {
     isolated(|home| {
