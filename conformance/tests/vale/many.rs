@@ -10,8 +10,8 @@ use unetmap::Port;
 /// Ports of a switch, at most.
 const PORTS: usize = 254;
 const BURSTS: u64 = 40;
-/// Packets that the switch takes at once and treats as a stream.
-const BATCH: u64 = 512;
+/// Packets that the switch takes at once and treats as a stream. Two batches fit a ring: a reader returns slots late.
+const BATCH: u64 = 500;
 
 /// Receives until `due` packets have arrived at a port since the start.
 #[track_caller]
