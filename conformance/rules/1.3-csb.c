@@ -5,197 +5,10 @@
  * Section 1.3: CSB, SYNC_KLOOP_EVENTFDS and SYNC_KLOOP_MODE, and the requests that
  * go with them: CSB_ENABLE, SYNC_KLOOP_START, SYNC_KLOOP_STOP.
  */
-#include <pthread.h>
 #include <signal.h>
-#include <sys/eventfd.h>
 #include <sys/wait.h>
 
-#include "port.h"
-
-#define RINGS	8
-
-/* Control blocks for a few rings, aligned as required. */
-struct blocks {
-	struct nm_csb_atok atok[RINGS];
-	struct nm_csb_ktoa ktoa[RINGS];
-} __attribute__((__aligned__(64)));
-
-static struct nmreq_opt_csb
-csb(const void *atok, const void *ktoa)
-{
-	struct nmreq_opt_csb option;
-
-	if (access_is("node"))
-		rule_cannot("the node has no control blocks");
-	memset(&option, 0, sizeof(option));
-	option.nro_opt.nro_reqtype = NETMAP_REQ_OPT_CSB;
-	option.nro_opt.nro_status = 99;
-	option.csb_atok = (uintptr_t)atok;
-	option.csb_ktoa = (uintptr_t)ktoa;
-	return option;
-}
-
-/* Opens a port with control blocks. */
-static struct port
-open_blocks(const char *name, struct nmreq_register reg, struct blocks *b)
-{
-	struct nmreq_opt_csb option = csb(b->atok, b->ktoa);
-	struct port p;
-
-	reg.nr_flags |= NR_EXCLUSIVE;
-	memset(b, 0x55, sizeof(*b));
-	CHECK_OK(bind_with(&p, open_device(), name, reg, &option));
-	CHECK_EQ(option.nro_opt.nro_status, 0);
-	p.mem = mmap(NULL, p.reg.nr_memsize, PROT_READ | PROT_WRITE, MAP_SHARED, p.fd, 0);
-	CHECK(p.mem != MAP_FAILED);
-	p.nifp = NETMAP_IF(p.mem, p.reg.nr_offset);
-	return p;
-}
-
-/* ---- the loop, in a thread of its own */
-
-struct loop {
-	int fd;
-	uint32_t sleep_us;
-	void *options;
-	pthread_t thread;
-	int result, over;
-};
-
-static int
-kloop_start(int fd, uint32_t sleep_us, void *options)
-{
-	struct request q = { .fd = fd };
-
-	reinit_request(&q, NETMAP_REQ_SYNC_KLOOP_START, "");
-	q.loop.sleep_us = sleep_us;
-	q.hdr.nr_options = (uintptr_t)options;
-	return send_request(&q) == 0 ? 0 : errno;
-}
-
-static int
-kloop_stop(int fd)
-{
-	struct request q = { .fd = fd };
-
-	reinit_request(&q, NETMAP_REQ_SYNC_KLOOP_STOP, "");
-	return send_request(&q) == 0 ? 0 : errno;
-}
-
-static void *
-loop_main(void *arg)
-{
-	struct loop *loop = arg;
-
-	loop->result = kloop_start(loop->fd, loop->sleep_us, loop->options);
-	__atomic_store_n(&loop->over, 1, __ATOMIC_SEQ_CST);
-	return NULL;
-}
-
-static void
-begin(struct loop *loop, int fd, uint32_t sleep_us, void *options)
-{
-	memset(loop, 0, sizeof(*loop));
-	loop->fd = fd;
-	loop->sleep_us = sleep_us;
-	loop->options = options;
-	CHECK_OK(pthread_create(&loop->thread, NULL, loop_main, loop));
-	/* Waits until a second start fails with EBUSY; invalid arguments keep it from starting a loop itself. */
-	while (!__atomic_load_n(&loop->over, __ATOMIC_SEQ_CST)) {
-		int error = kloop_start(fd, 2000000, NULL);
-		struct nmreq_opt_sync_kloop_mode mode = { .nro_opt.nro_reqtype = NETMAP_REQ_OPT_SYNC_KLOOP_MODE, .mode = 99 };
-
-		CHECK_EQ(error, EINVAL);
-		/* EBUSY is checked before EINVAL for the unknown mode. */
-		if (kloop_start(fd, 0, &mode) == EBUSY)
-			return;
-		usleep(1000);
-	}
-}
-
-static void
-finish(struct loop *loop)
-{
-	CHECK_EQ(kloop_stop(loop->fd), 0);
-	CHECK_OK(pthread_join(loop->thread, NULL));
-	CHECK_EQ(loop->result, 0);
-}
-
-/* Waits up to 20 s until hwtail differs from `not`, and returns it. */
-static uint32_t
-wait_hwtail(struct nm_csb_ktoa *ktoa, uint32_t not)
-{
-	uint32_t hwtail, hwcur;
-	int i;
-
-	for (i = 0; i < 20000; i++) {
-		nm_sync_kloop_appl_read(ktoa, &hwtail, &hwcur);
-		if (hwtail != not)
-			return hwtail;
-		usleep(1000);
-	}
-	rule_fails(__FILE__, __LINE__, "hwtail stays at %u", not);
-}
-
-static void
-wait_hwcur(struct nm_csb_ktoa *ktoa, uint32_t is)
-{
-	uint32_t hwtail = 0, hwcur = 0;
-	int i;
-
-	for (i = 0; i < 20000; i++) {
-		nm_sync_kloop_appl_read(ktoa, &hwtail, &hwcur);
-		if (hwcur == is)
-			return;
-		usleep(1000);
-	}
-	rule_fails(__FILE__, __LINE__, "hwcur is %u, not %u", hwcur, is);
-}
-
-/* Sends packet n through the blocks of ring i, without a notification. */
-static void
-send_by(struct port *p, struct blocks *b, int i, uint32_t n)
-{
-	struct netmap_ring *ring = tx_ring(p, (unsigned)i);
-	uint32_t head = b->atok[i].head;
-
-	memcpy(NETMAP_BUF(ring, ring->slot[head].buf_idx), &n, sizeof(n));
-	ring->slot[head].len = sizeof(n);
-	ring->slot[head].flags = 0;
-	head = nm_ring_next(ring, head);
-	nm_sync_kloop_appl_write(&b->atok[i], head, head);
-}
-
-static void
-both_ways(struct port *p, struct blocks *b, struct port *other, int n, int io[2])
-{
-	struct nm_csb_atok *atok = &b->atok[1];
-	struct netmap_ring *rx = rx_ring(p, 0);
-	uint64_t one = 1;
-	int i, revents;
-
-	for (i = 0; i < n; i++) {
-		uint32_t number = (uint32_t)i, head = atok->head, back;
-
-		send_by(p, b, 0, number);
-		if (io != NULL && b->ktoa[0].kern_need_kick)
-			CHECK_EQ(write(io[0], &one, 8), 8);
-		CHECK_EQ(poll_fd(other->fd, POLLIN, 20000, &revents), 1);
-		memcpy(&back, slot_data(rx_ring(other, 0), get(rx_ring(other, 0))), sizeof(back));
-		CHECK_EQ(back, number);
-		rxsync(other);
-
-		put(tx_ring(other, 0), &number, sizeof(number), 0);
-		txsync(other);
-		wait_hwtail(&b->ktoa[1], head);
-		memcpy(&back, NETMAP_BUF(rx, rx->slot[head].buf_idx), sizeof(back));
-		CHECK_EQ(back, number);
-		head = nm_ring_next(rx, head);
-		nm_sync_kloop_appl_write(atok, head, head);
-		if (io != NULL && b->ktoa[1].kern_need_kick)
-			CHECK_EQ(write(io[1], &one, 8), 8);
-	}
-}
+#include "csb.h"
 
 /* ---- CSB */
 
@@ -524,31 +337,6 @@ RULE("1.3-KLOOP-unmapped", "control blocks that are unmapped while the sync loop
 
 /* ---- SYNC_KLOOP_EVENTFDS, SYNC_KLOOP_MODE */
 
-struct eventfds {
-	struct nmreq_option opt;
-	struct {
-		int32_t ioeventfd, irqfd;
-	} fds[RINGS];
-};
-
-static struct eventfds
-eventfds(int rings)
-{
-	struct eventfds e;
-	int i;
-
-	memset(&e, 0, sizeof(e));
-	e.opt.nro_reqtype = NETMAP_REQ_OPT_SYNC_KLOOP_EVENTFDS;
-	e.opt.nro_size = sizeof(e.opt) + 8 * (uint64_t)rings;
-	e.opt.nro_status = 99;
-	for (i = 0; i < rings; i++) {
-		e.fds[i].ioeventfd = eventfd(0, 0);
-		e.fds[i].irqfd = eventfd(0, 0);
-		CHECK(e.fds[i].ioeventfd >= 0 && e.fds[i].irqfd >= 0);
-	}
-	return e;
-}
-
 RULE("1.3-EVENTFDS",
     "with an eventfd for each ring the sync loop sleeps until one is written, or the peer makes progress")
 {
@@ -714,4 +502,52 @@ RULE("1.3-KLOOP-close", "a file that is closed while its sync loop runs is relea
 		usleep(1000);
 	}
 	CHECK_EQ(error, 0);
+}
+
+/* ---- ports of switches */
+
+/* Exchanges frames between a switch port with control blocks and another port of the switch. */
+static void
+exchange_on_switch(uint32_t sleep_us, int with_eventfds)
+{
+	static struct blocks b;
+	char name[2][NETMAP_REQ_IFNAMSIZ];
+	struct port p, other;
+	struct exchange x = { .port = &p, .blocks = &b, .tx_rings = 1, .rx_rings = 1, .peer = &other, .wire = -1 };
+	struct eventfds e = eventfds(2);
+	struct loop loop;
+	int i;
+
+	for (i = 0; i < 2; i++)
+		snprintf(name[i], sizeof(name[i]), "vale%s:%c", unique_name(""), "ab"[i]);
+	p = open_blocks(name[0], ALL_RINGS, &b);
+	other = open_port(name[1], ALL_RINGS);
+	x.io = with_eventfds ? &e : NULL;
+	begin(&loop, p.fd, sleep_us, with_eventfds ? &e : NULL);
+	exchange_frames(&x, 1500);
+	finish(&loop);
+}
+
+RULE("1.3-KLOOP-vale", "the sync loop of a switch port: sent frames are switched, received ones shown")
+{
+	exchange_on_switch(50, 0);
+}
+
+RULE("1.3-EVENTFDS-vale", "the sync loop of a switch port sleeps until an eventfd is written, or a frame arrives")
+{
+	exchange_on_switch(0, 1);
+}
+
+RULE("1.3-KLOOP-null", "the sync loop of a port without a data path runs, and moves nothing")
+{
+	static struct blocks b;
+	struct port region = open_port(unique_name("{1"), ALL_RINGS);
+	struct port p = open_blocks(unique_name(""), REG(.nr_mode = NR_REG_NULL, .nr_mem_id = region.reg.nr_mem_id), &b);
+	struct loop loop;
+
+	begin(&loop, p.fd, 50, NULL);
+	send_by(&p, &b, 0, 1);
+	usleep(3000);
+	CHECK_EQ(b.ktoa[1].hwtail, 0);
+	finish(&loop);
 }

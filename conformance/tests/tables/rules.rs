@@ -27,7 +27,7 @@ use lab::VethOptions;
 /// Maximum duration of a program with all its rules.
 const LIMIT: Duration = Duration::from_secs(400);
 /// Sources that all programs share, in the same folder.
-const COMMON: [&str; 3] = ["rules.c", "port.c", "wire.c"];
+const COMMON: [&str; 4] = ["rules.c", "port.c", "wire.c", "csb.c"];
 /// libnetmap.h for programs that are linked with nothing of ours.
 const LIBNETMAP: [&str; 3] = ["nmctx.c", "nmport.c", "nmreq.c"];
 
