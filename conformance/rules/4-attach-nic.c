@@ -93,6 +93,31 @@ RULE("1.1-VALE_ATTACH-host",
 	CHECK_ERRNO(ENXIO, simple(NETMAP_REQ_VALE_DETACH, "vale1:ra^"));
 }
 
+RULE("1.1-VALE_ATTACH-sink",
+    "a sink is attached like an interface: it takes what the switch sends to it, and no program can open it")
+{
+	struct port v = open_port("vale1:v", ALL_RINGS), m, p;
+	struct request q;
+	uint32_t index = attach("vale1:nmsink0");
+	int i;
+
+	init_request(&q, NETMAP_REQ_VALE_LIST, "vale1:nmsink0");
+	CHECK_OK(send_request(&q));
+	CHECK_EQ(q.list.nr_port_idx, index);
+	CHECK_ERRNO(EBUSY, bind_port(&p, open_device(), "nmsink0", ALL_RINGS));
+	CHECK_ERRNO(EBUSY, attach_once("vale2:nmsink0"));
+	m = open_port("nmsink0", REG(.nr_flags = NR_MONITOR_TX));
+	for (i = 0; i < 5; i++) {
+		put(tx_ring(&v, 0), frame((unsigned)i), FRAME, 0);
+		txsync(&v);
+		CHECK_EQ(received_by(&m), i);
+	}
+	close_port(&m);
+	CHECK_OK(simple(NETMAP_REQ_VALE_DETACH, "vale1:nmsink0"));
+	p = open_port("nmsink0", ALL_RINGS);
+	CHECK_ERRNO(EBUSY, attach_once("vale1:nmsink0"));
+}
+
 RULE("1.1-VALE_ATTACH-name", "an interface is attached by its name, whatever characters it contains")
 {
 	struct request q;

@@ -6,7 +6,7 @@ use std::slice;
 
 use unetmap_abi::NmreqRegister;
 use unetmap_core::control::binding::{BackendKind, BoundRing};
-use unetmap_core::errno::{EACCES, ENXIO};
+use unetmap_core::errno::{EACCES, EBUSY, ENXIO};
 
 use super::snapshot::PortSnapshot;
 use super::{Daemon, Description, EndpointKey, Port, PortKey, nic};
@@ -23,7 +23,7 @@ const PREFIX: &str = "nmsink";
 /// Ring pairs.
 const MAX_RINGS: u16 = 64;
 
-/// A sink that a program has open.
+/// A sink that a program has open, or a switch.
 pub(crate) struct Sink {
     scope: Scope,
     number: u32,
@@ -31,6 +31,8 @@ pub(crate) struct Sink {
     endpoint: Endpoint,
     /// Nanoseconds that a sent slot takes.
     slot_ns: u64,
+    /// Whether a switch has it, and no program can open it.
+    is_attached: bool,
 }
 
 /// Returns the number of the sink of that name; `None` if the name is no sink's, or an interface has it.
@@ -74,9 +76,28 @@ pub(super) fn find_or_create(
     let created = Endpoint::create(record, shape, DataPath::Kernel);
     let endpoint = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
     let slot_ns = daemon.knobs.sink_delay_ns();
-    daemon.registry.insert(key.clone(), Box::new(Sink { scope, number, region, endpoint, slot_ns }));
+    daemon
+        .registry
+        .insert(key.clone(), Box::new(Sink { scope, number, region, endpoint, slot_ns, is_attached: false }));
     Ok(key.into())
 }
+
+/// Opens a sink, of one ring pair, that is to be attached to a switch. It is released when it is detached.
+pub(super) fn open_for_switch(daemon: &mut Daemon, number: u32, caller: &Caller) -> Result<PortKey, Refusal> {
+    let key = PortKey::Sink(daemon.scope(caller), number);
+    match daemon.registry.get::<Sink>(&key) {
+        Some(sink) if sink.is_attached => return refuse(EBUSY, ATTACHED),
+        Some(_) => return refuse(EBUSY, "a program has it open"),
+        None => {}
+    }
+    find_or_create(daemon, number, &NmreqRegister::default(), caller)?;
+    if let Some(sink) = daemon.registry.get_mut::<Sink>(&key) {
+        sink.is_attached = true;
+    }
+    Ok(key)
+}
+
+const ATTACHED: &str = "it is attached to a switch (vale-ctl lists the ports; vale-ctl -d detaches one)";
 
 impl PortRecord for Sink {
     fn region(&self) -> RegionKey {
@@ -95,6 +116,10 @@ impl PortRecord for Sink {
 impl Port for Sink {
     fn endpoint_mut(&mut self, _index: usize) -> &mut Endpoint {
         &mut self.endpoint
+    }
+
+    fn check_request(&self, _request: &NmreqRegister) -> Result<(), Refusal> {
+        if self.is_attached { refuse(EBUSY, ATTACHED) } else { Ok(()) }
     }
 
     fn describe(&self, _index: usize) -> Description<'_> {

@@ -11,13 +11,13 @@ use super::persistent::{self, MAX_NAME};
 use super::{ValeKey, ValePort, find, key_of};
 use crate::caller::Caller;
 use crate::ports::nic::{self, NicKey, find_link, no_such_interface};
-use crate::ports::{Daemon, PortKey, Registry, parse_port_name};
+use crate::ports::{Daemon, PortKey, Registry, parse_port_name, sink};
 use crate::refusal::{Refusal, refuse};
 
 /// The port of an interface's host rings has the interface's name and this suffix.
 const HOST_SUFFIX: char = '^';
 
-/// Attaches an interface to a switch. Returns the number of its port.
+/// Attaches an interface or a sink to a switch. Returns the number of its port.
 pub(crate) fn attach(
     daemon: &mut Daemon,
     name: &str,
@@ -46,13 +46,16 @@ pub(crate) fn attach(
     if with_host && find(&daemon.registry, &host).is_some() {
         return refuse(EBUSY, "the switch has a port of this name for the host already (vale-ctl lists them)");
     }
-    let Some(link) = find_link(&key.port, caller)? else { return no_such_interface() };
-    let interface = match persistent::of_link(daemon, &link, caller)? {
-        Some(hidden) => match persistent::attach(daemon, hidden, (&key, request), &link)? {
-            Some(index) => return Ok(index),
-            None => open_persistent(daemon, hidden, caller)?,
+    let interface = match (sink::number(daemon, &key.port, caller)?, find_link(&key.port, caller)?) {
+        (Some(number), _) => sink::open_for_switch(daemon, number, caller)?,
+        (None, None) => return no_such_interface(),
+        (None, Some(link)) => match persistent::of_link(daemon, &link, caller)? {
+            Some(hidden) => match persistent::attach(daemon, hidden, (&key, request), &link)? {
+                Some(index) => return Ok(index),
+                None => open_persistent(daemon, hidden, caller)?,
+            },
+            None => open_interface(daemon, &link, request, caller)?,
         },
-        None => open_interface(daemon, &link, request, caller)?,
     };
     let mem_id = request.nr_mem_id;
     let attached = connect(daemon, &key, (&interface, Side::Wire), mem_id, caller).and_then(|(id, index)| {
