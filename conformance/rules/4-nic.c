@@ -340,6 +340,34 @@ RULE("4-nic-swap", "a received packet is forwarded to another interface or a pip
 	CHECK_EQ(received_by(&a), 6);
 }
 
+RULE("4-nic-pipe-copied", "a pipe of another name, opened in the region of an interface after its reader")
+{
+	int far = open_wire("rb"), i, n;
+	struct port s = open_port("rdup}0", ALL_RINGS), a = open_nic("ra", ALL_RINGS);
+	struct port m = open_in_region(&a, "rdup{0", REG(.nr_mem_id = a.reg.nr_mem_id, .nr_flags = NR_EXCLUSIVE));
+	struct netmap_ring *tx = tx_ring(&m, 0);
+	unsigned int r;
+
+	for (n = 0; n < 3000; n++) {
+		CHECK(send(far, frame((unsigned)n), FRAME, 0) == FRAME);
+		CHECK_EQ(poll_fd(a.fd, POLLIN, TIMEOUT_MS, &i), 1);
+		for (r = 0; r < a.nifp->ni_rx_rings; r++) {
+			struct netmap_ring *rx = rx_ring(&a, r);
+
+			while (!nm_ring_empty(rx)) {
+				struct netmap_slot *from = get(rx), *to = put(tx, NULL, from->len, NS_BUF_CHANGED);
+				uint32_t buf = to->buf_idx;
+
+				to->buf_idx = from->buf_idx;
+				from->buf_idx = buf;
+				from->flags |= NS_BUF_CHANGED;
+			}
+		}
+		txsync(&m);
+		CHECK_EQ(received_by(&s), n);
+	}
+}
+
 RULE("4-monitor-nic", "a monitor of an open interface sees what it sends and receives")
 {
 	int far = open_wire("rb");
@@ -482,6 +510,63 @@ RULE("9.8-ethtool", "SIOCETHTOOL works on the interface while it is open: link s
 		CHECK_OK(ioctl(fd, SIOCETHTOOL, &r));
 	}
 	txsync(&p);
+}
+
+/* Sets the header of an interface, once it is closed. */
+static void
+set_header(const char *name, uint32_t bytes)
+{
+	struct request q;
+	int i;
+
+	init_request(&q, NETMAP_REQ_PORT_HDR_SET, name);
+	q.header.nr_hdr_len = bytes;
+	for (i = 0; i < TIMEOUT_MS / 10 && send_request(&q) != 0; i++) {
+		if (errno != EBUSY)
+			rule_fails(__FILE__, __LINE__, "the header of %s cannot be set: %s", name, error_name(errno));
+		usleep(10000);
+	}
+	CHECK_OK(close(q.fd));
+}
+
+RULE("4-nic-header", "PORT_HDR_SET on an interface: its packets begin with a virtio-net header")
+{
+	struct virtio_net_hdr header = { .flags = 0 };
+	int far = open_wire("rb"), revents, error;
+	struct netmap_slot *slot;
+	struct request q;
+	struct port p;
+	char *data;
+
+	set_header("ra", sizeof(header));
+	init_request(&q, NETMAP_REQ_PORT_HDR_GET, "ra");
+	CHECK_OK(send_request(&q));
+	CHECK_EQ(q.header.nr_hdr_len, sizeof(header));
+	error = bind_port(&p, open_device(), "ra", ALL_RINGS) == 0 ? 0 : errno;
+	CHECK_EQ(error, EIO);
+	p = open_nic("ra", REG(.nr_flags = NR_ACCEPT_VNET_HDR));
+	slot = put(tx_ring(&p, 0), &header, sizeof(header), 0);
+	memcpy(slot_data(tx_ring(&p, 0), slot) + sizeof(header), frame(3), FRAME);
+	slot->len += FRAME;
+	txsync(&p);
+	CHECK_EQ(received_on_wire(far, TIMEOUT_MS), 3);
+	CHECK(send(far, frame(4), FRAME, 0) == FRAME);
+	do {
+		unsigned int i;
+
+		CHECK_EQ(poll_fd(p.fd, POLLIN, TIMEOUT_MS, &revents), 1);
+		for (i = 0, data = NULL; i < p.nifp->ni_rx_rings; i++)
+			if (!nm_ring_empty(rx_ring(&p, i))) {
+				slot = get(rx_ring(&p, i));
+				data = slot_data(rx_ring(&p, i), slot);
+			}
+	} while (data == NULL || memcmp(data + sizeof(header) + 12, "\x88\xb5", 2) != 0);
+	CHECK_EQ(slot->len, sizeof(header) + FRAME);
+	CHECK(memcmp(data, &header, sizeof(header)) == 0);
+	CHECK(memcmp(data + sizeof(header), frame(4), FRAME) == 0);
+	close_port(&p);
+	set_header("ra", 0);
+	p = open_nic("ra", ALL_RINGS);
 }
 
 RULE("2-POLLERR-gone", "an interface that is deleted while it is open: POLLERR, and syncs fail")

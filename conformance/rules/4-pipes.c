@@ -251,6 +251,84 @@ RULE("4-pipe-one-region", "pipes of one parent are in one region, pipes of diffe
 	CHECK(d.reg.nr_mem_id != a.reg.nr_mem_id);
 }
 
+/* Sends n numbered packets from one port to another, through rings that they fill several times. */
+static void
+send_all(const struct port *from, const struct port *to, uint32_t n)
+{
+	struct netmap_ring *tx = tx_ring(from, 0), *rx = rx_ring(to, 0);
+	uint32_t sent = 0, got = 0, number;
+	int i;
+
+	for (i = 0; got < n && i < 20000; i++) {
+		while (sent < n && !nm_ring_empty(tx)) {
+			put(tx, &sent, sizeof(sent), 0);
+			sent++;
+		}
+		txsync(from);
+		rxsync(to);
+		if (nm_ring_empty(rx))
+			usleep(1000);
+		for (; !nm_ring_empty(rx); got++) {
+			memcpy(&number, slot_data(rx, get(rx)), sizeof(number));
+			CHECK_EQ(number, got);
+		}
+	}
+	rxsync(to);
+	CHECK_EQ(got, n);
+}
+
+RULE("4-pipe-copied",
+    "an end that is opened in another region than the open one has its packets copied, both ways and in order")
+{
+	struct port b = open_port(unique_name("}1"), ALL_RINGS), other = open_port(unique_name("x{1"), ALL_RINGS), a;
+	struct request q;
+	int i;
+
+	for (i = 0; i < 2; i++) {
+		a = open_in_region(&other, unique_name("{1"), REG(.nr_mem_id = other.reg.nr_mem_id));
+		CHECK(a.reg.nr_mem_id != b.reg.nr_mem_id);
+		send_all(&a, &b, 5000);
+		send_all(&b, &a, 5000);
+		init_request(&q, NETMAP_REQ_PORT_INFO_GET, unique_name("{1"));
+		CHECK_OK(send_request(&q));
+		CHECK_EQ(q.info.nr_mem_id, other.reg.nr_mem_id);
+		CHECK_OK(close(q.fd));
+		CHECK_OK(close(a.fd));
+	}
+	/* Closed, it can be opened in the pipe's region again. */
+	a = open_in_region(&b, unique_name("{1"), ALL_RINGS);
+	send_all(&a, &b, 5000);
+}
+
+RULE("4-pipe-copied-long", "a packet that is longer than the buffers of the other region arrives in several slots")
+{
+	char name[NETMAP_REQ_IFNAMSIZ], bytes[4096];
+	struct port b, v, a;
+	struct netmap_ring *rx;
+	struct netmap_slot *slot;
+	unsigned int n, i;
+
+	snprintf(name, sizeof(name), "vale%s:a", unique_name(""));
+	v = open_port(name, ALL_RINGS);
+	b = open_port(unique_name("}1"), ALL_RINGS);
+	a = open_in_region(&v, unique_name("{1"), REG(.nr_mem_id = v.reg.nr_mem_id));
+	rx = rx_ring(&b, 0);
+	n = tx_ring(&a, 0)->nr_buf_size;
+	CHECK(n > rx->nr_buf_size && n <= sizeof(bytes));
+	for (i = 0; i < n; i++)
+		bytes[i] = (char)(i * 7);
+	put(tx_ring(&a, 0), bytes, n, 0);
+	txsync(&a);
+	CHECK_EQ(poll_fd(b.fd, POLLIN, 20000, &(int){ 0 }), 1);
+	CHECK_EQ(nm_ring_space(rx), 2);
+	slot = get(rx);
+	CHECK(slot->len == rx->nr_buf_size && (slot->flags & NS_MOREFRAG));
+	CHECK(memcmp(slot_data(rx, slot), bytes, slot->len) == 0);
+	slot = get(rx);
+	CHECK(slot->len == n - rx->nr_buf_size && !(slot->flags & NS_MOREFRAG));
+	CHECK(memcmp(slot_data(rx, slot), bytes + rx->nr_buf_size, slot->len) == 0);
+}
+
 RULE("4-pipe-64",
     "a parent has at most 64 pipes: the next fails with EINVAL, or with ENOMEM if memory is used up before")
 {

@@ -73,6 +73,20 @@ pub fn assert_checksums(frame: &[u8]) {
     }
 }
 
+/// A TCP packet over IPv4 with `payload` bytes behind a virtio-net header of `header` bytes, which requests checksums
+/// and segments of 1000 bytes; its fields are as a sender sets them that relies on offloads.
+pub fn gso_packet(payload: usize, header: usize) -> Vec<u8> {
+    let mut bytes = vec![0; header];
+    (bytes[0], bytes[1]) = (1, 1);
+    bytes[4..10].copy_from_slice(&[1000u16, 34, 16].map(u16::to_le_bytes).concat());
+    let total = (40 + payload) as u16;
+    bytes.extend([2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 8, 0]);
+    bytes.extend([0x45, 0, (total >> 8) as u8, total as u8, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    bytes.extend([0, 1, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
+    bytes.extend((0..payload).map(|i| (i % 251) as u8));
+    bytes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,6 +8,7 @@ mod daemon_crash;
 mod dispatcher;
 mod down;
 mod filter;
+mod headers;
 mod lifecycle;
 mod offload_table;
 mod offloads;

@@ -1,6 +1,7 @@
 //! Switch ports whose packets begin with a virtio-net header.
 
 use conformance::net::{BUFFER, collect, frames, transmit};
+use conformance::packet::gso_packet;
 use conformance::request::control;
 use conformance::traffic::open;
 use conformance::{Home, isolated, until};
@@ -69,25 +70,12 @@ fn packets_are_translated_between_all_header_lengths() {
     });
 }
 
-/// A TCP packet over IPv4 with `payload` bytes, its header fields as a sender sets them that relies on offloads.
-fn row(payload: usize, header: usize) -> Vec<u8> {
-    let mut bytes = vec![0; header];
-    (bytes[0], bytes[1]) = (1, 1);
-    bytes[4..10].copy_from_slice(&[1000u16, 34, 16].map(u16::to_le_bytes).concat());
-    let total = (40 + payload) as u16;
-    bytes.extend([2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 8, 0]);
-    bytes.extend([0x45, 0, (total >> 8) as u8, total as u8, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
-    bytes.extend([0, 1, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
-    bytes.extend((0..payload).map(|i| (i % 251) as u8));
-    bytes
-}
-
 #[test]
 fn a_gso_packet_is_segmented_for_ports_without_headers() {
     isolated(|home| {
         let (from, plain, same) = (open("vale0:from"), open("vale0:plain"), open("vale0:same"));
         assert_eq!((set("vale0:from", 12), set("vale0:same", 12)), (Ok(()), Ok(())));
-        let packet = row(2500, 12);
+        let packet = gso_packet(2500, 12);
         transmit(&from, 0, std::slice::from_ref(&packet), BUFFER);
         // A port with the same header length receives it unsegmented.
         assert_eq!(collect(&same, 1), [packet]);
@@ -102,7 +90,7 @@ fn a_gso_packet_is_segmented_for_ports_without_headers() {
             );
         }
         // An invalid header is not delivered to ports that would have to segment, and is counted.
-        let mut wrong = row(2500, 12);
+        let mut wrong = gso_packet(2500, 12);
         wrong[1] = 77;
         transmit(&from, 0, &[wrong.clone()], BUFFER);
         assert_eq!(collect(&same, 1), [wrong]);

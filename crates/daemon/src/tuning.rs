@@ -19,6 +19,8 @@ pub(crate) mod mediator {
     pub(crate) const REST_MAX: Duration = Duration::from_micros(110);
     /// Packets that must be expected during the sleep.
     pub(crate) const REST_MIN_PACKETS: u128 = 32;
+    /// Sleeps that found a port ready although no packet could be moved, after which a thread pauses.
+    pub(crate) const MAX_SPURIOUS: u32 = 3;
     /// Pause after a program set invalid ring pointers.
     pub(crate) const BAD_POINTERS_PAUSE: Duration = Duration::from_millis(1);
 }

@@ -148,10 +148,12 @@ pub fn remove(name: &str) -> Result<(), Error> {
     request(NETMAP_REQ_VALE_DELIF, name, &()).map(drop)
 }
 
-/// Sets the bytes of virtio-net header before each packet of the port `name`: 0, 10 or 12.
+/// Sets the bytes of virtio-net header before each packet of the port `name`: 0, 10 or 12. The port is one of a switch,
+/// or an interface that is not open yet.
 ///
 /// # Errors
-/// `EINVAL` for another length; the daemon's refusal, or no daemon answers and none could be started.
+/// `EINVAL` for another length; `EBUSY` if the interface is open; the daemon's refusal, or no daemon answers and none
+/// could be started.
 pub fn set_vnet_header(name: &str, bytes: u32) -> Result<(), Error> {
     let body = NmreqPortHdr { nr_hdr_len: bytes, ..Default::default() };
     request(NETMAP_REQ_PORT_HDR_SET, name, &body).map(drop)

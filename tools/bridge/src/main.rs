@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tool_common::{Failure, note, port, print, stop_on_signals, wait_for_link};
+use unetmap::abi::{NR_ACCEPT_VNET_HDR, PortSpec};
 use unetmap::{Interest, Port};
 
 use forward::{Counts, Direction};
@@ -27,12 +28,13 @@ fn main() -> ExitCode {
 
 fn run(config: &Config) -> Result<ExitCode, Failure> {
     let stop = stop_on_signals()?;
-    let open = |spec: &str| port::open(spec, port::RingConfig::default(), 0);
+    let open = |spec: &str| port::open(spec, port::RingConfig::default(), NR_ACCEPT_VNET_HDR);
     let a = open(&config.a)?;
     let b = config.b.as_deref().map(open).transpose()?;
     let other = b.as_ref().unwrap_or(&a);
     let swap = !config.copy && a.same_region(other);
     check_sizes(&a, other, swap)?;
+    check_headers(&a, other)?;
     if config.verbose {
         for port in std::iter::once(&a).chain(&b) {
             let (tx, rx) = (port.tx_rings().len(), port.rx_rings().len());
@@ -70,6 +72,25 @@ fn check_sizes(a: &Port, b: &Port, swap: bool) -> Result<(), String> {
         a.buf_size(),
         b.spec(),
         b.buf_size()
+    ))
+}
+
+/// Returns an error if the packets of only one port, or of both with different lengths, have virtio-net headers: they
+/// would become part of the frames.
+fn check_headers(a: &Port, b: &Port) -> Result<(), String> {
+    let header = |port: &Port| {
+        let spec = PortSpec::parse(port.spec()).ok();
+        spec.and_then(|spec| unetmap::switch::vnet_header(&spec.name).ok()).unwrap_or(0)
+    };
+    let (of_a, of_b) = (header(a), header(b));
+    if of_a == of_b {
+        return Ok(());
+    }
+    Err(format!(
+        "{} has virtio-net headers of {of_a} bytes, and {} of {of_b}; set the same for both (unetmap nic IF header N, \
+         pkt-gen -H)",
+        a.spec(),
+        b.spec()
     ))
 }
 

@@ -5,15 +5,14 @@
 //!                      |                              enters the next group after its reader has released it
 //!                      '--flow--> group 1: pipe 0 | ...
 //! ```
-//! Two slots exchange their buffer indexes to move a packet; packets into and out of a pipe in another region are
-//! copied. If the pipe has no room, the packet waits in the pipe's queue, which uses extra buffers, or is dropped if no
-//! buffer is free. No pipe waits for another.
+//! Two slots exchange their buffer indexes to move a packet. If the pipe has no room, the packet waits in the pipe's
+//! queue, which uses extra buffers, or is dropped if no buffer is free. No pipe waits for another.
 
 use std::collections::VecDeque;
 
 use tool_common::rule::Rule;
 use unetmap::abi::{NETMAP_MAX_FRAGS, NS_BUF_CHANGED, NS_MOREFRAG};
-use unetmap::{BufIdx, Port, Pos, Region, Ring};
+use unetmap::{BufIdx, Port, Pos, Ring};
 
 use crate::flow;
 use crate::queue::{Queue, QueuedSlot};
@@ -39,8 +38,6 @@ pub(crate) struct Packet<'a> {
     flow: u32,
     /// The pipe that a rule (`--steer`) selects.
     steered: Option<usize>,
-    /// Whether its buffers are in the region of the port that `lb` distributes.
-    in_region: bool,
 }
 
 impl<'a> Packet<'a> {
@@ -56,17 +53,7 @@ impl<'a> Packet<'a> {
         let slot = ring.slot(at);
         let n = slot.frame().read(0, &mut headers[..usize::from(slot.len()).min(flow::HEADERS)]);
         let steered = rules.iter().find(|(rule, _)| rule.matches(&headers[..n])).map(|(_, pipe)| *pipe);
-        Packet { ring, at, slots, flow: flow::flow(&headers[..n]), steered, in_region: true }
-    }
-
-    /// Returns true if each slot's data fits a buffer of `bytes` bytes.
-    fn fits(&self, bytes: u32) -> bool {
-        let mut at = self.at;
-        (0..self.slots).all(|_| {
-            let len = self.ring.slot(at).len();
-            at = self.ring.next(at);
-            u32::from(len) <= bytes
-        })
+        Packet { ring, at, slots, flow: flow::flow(&headers[..n]), steered }
     }
 
     pub(crate) fn slots(&self) -> u32 {
@@ -94,8 +81,6 @@ struct InFlight {
 /// The sending end of a pipe.
 pub(crate) struct Pipe {
     pub(crate) port: Port,
-    /// Whether it is in the region of the port that `lb` distributes.
-    in_region: bool,
     pub(crate) counts: Counts,
     queue: Queue,
     /// Packets that will enter the next group, the oldest first. Empty in the last group.
@@ -106,13 +91,12 @@ pub(crate) struct Pipe {
 }
 
 impl Pipe {
-    /// `extra` is the number of buffers for queues, which are in the region of `source`.
-    pub(crate) fn new(port: Port, source: &Port, extra: usize) -> Result<Pipe, String> {
+    /// `extra` is the number of buffers for queues.
+    pub(crate) fn new(port: Port, extra: usize) -> Result<Pipe, String> {
         let ring = port.tx_rings().first().ok_or_else(|| format!("{}: the pipe has no transmit ring", port.spec()))?;
         let (oldest, slots) = (ring.head(), ring.num_slots() as usize);
         let (queue, in_flight) = (Queue::with_capacity(extra), VecDeque::with_capacity(slots));
-        let in_region = port.same_region(source);
-        Ok(Pipe { port, in_region, counts: Counts::default(), queue, in_flight, in_flight_slots: 0, oldest })
+        Ok(Pipe { port, counts: Counts::default(), queue, in_flight, in_flight_slots: 0, oldest })
     }
 
     /// Returns the ring that is used. If a reader created the pipe with more rings, the others stay empty.
@@ -153,19 +137,12 @@ impl Pipe {
         self.ring().advance(slots);
     }
 
-    /// Moves a packet into the ring, which must have room: by exchanging buffers, or by copying between regions.
+    /// Moves a packet into the ring, which must have room, by exchanging buffers.
     fn send(&mut self, packet: Packet<'_>, last: bool) {
         let (mut from, mut bytes) = (packet.at, 0);
-        let exchange = packet.in_region && self.in_region;
         for (target, left) in self.ring().first(packet.slots).zip((0..packet.slots).rev()) {
-            let source = packet.ring.slot(from);
-            if exchange {
-                target.swap_from(&source);
-                target.set_flags(fragment_flags(left) | NS_BUF_CHANGED);
-            } else {
-                let len = target.frame().copy_from(&source.frame(), source.len().into());
-                target.set_len_flags(len as u16, fragment_flags(left));
-            }
+            target.swap_from(&packet.ring.slot(from));
+            target.set_flags(fragment_flags(left) | NS_BUF_CHANGED);
             bytes += u64::from(target.len());
             from = packet.ring.next(from);
         }
@@ -174,28 +151,21 @@ impl Pipe {
         self.send_slots(packet.slots, packet.flow, last);
     }
 
-    /// Moves a packet into the queue, and puts buffers of the pool into its slots; or copies it to buffers of the pool,
-    /// which is in `region`. The pool must have enough of them.
-    fn enqueue(&mut self, packet: Packet<'_>, free: &mut Vec<BufIdx>, region: &Region) {
+    /// Moves a packet into the queue, and puts buffers of the pool into its slots. The pool must have enough of them.
+    fn enqueue(&mut self, packet: Packet<'_>, free: &mut Vec<BufIdx>) {
         let mut at = packet.at;
         for left in (0..packet.slots).rev() {
             let (source, Some(buffer)) = (packet.ring.slot(at), free.pop()) else { return };
             let mut slot = source.get();
             slot.flags = fragment_flags(left);
-            if packet.in_region {
-                source.replace_buf(buffer);
-            } else {
-                slot.buf_idx = buffer;
-                slot.len = region.frame(buffer).copy_from(&source.frame(), slot.len.into()) as u16;
-            }
             self.queue.push(QueuedSlot { slot, flow: packet.flow });
+            source.replace_buf(buffer);
             at = packet.ring.next(at);
         }
     }
 
-    /// Moves packets from the queue, whose buffers are in `region`, into the ring while there is room. Returns true if
-    /// any packet moved.
-    fn flush(&mut self, free: &mut Vec<BufIdx>, region: &Region, last: bool) -> bool {
+    /// Moves packets from the queue into the ring while there is room. Returns true if any packet moved.
+    fn flush(&mut self, free: &mut Vec<BufIdx>, last: bool) -> bool {
         let mut moved = false;
         loop {
             let slots = self.queue.first_packet();
@@ -206,16 +176,9 @@ impl Pipe {
             for _ in 0..slots {
                 let Some(queued) = self.queue.pop() else { break };
                 let target = self.port.tx_rings()[0].slot(at);
-                if self.in_region {
-                    free.push(target.replace_buf(queued.slot.buf_idx));
-                    target.set_ptr(queued.slot.ptr);
-                    target.set_len_flags(queued.slot.len, queued.slot.flags | NS_BUF_CHANGED);
-                } else {
-                    let buffer = region.frame(queued.slot.buf_idx);
-                    let len = target.frame().copy_from(&buffer, queued.slot.len.into());
-                    target.set_len_flags(len as u16, queued.slot.flags);
-                    free.push(queued.slot.buf_idx);
-                }
+                free.push(target.replace_buf(queued.slot.buf_idx));
+                target.set_ptr(queued.slot.ptr);
+                target.set_len_flags(queued.slot.len, queued.slot.flags | NS_BUF_CHANGED);
                 bytes += u64::from(queued.slot.len);
                 flow = queued.flow;
                 at = self.ring().next(at);
@@ -239,7 +202,7 @@ impl Pipe {
             if slots > released {
                 break;
             }
-            let packet = Packet { ring, at: self.oldest, slots, flow, steered: None, in_region: self.in_region };
+            let packet = Packet { ring, at: self.oldest, slots, flow, steered: None };
             self.oldest = packet.end();
             next.deliver(packet);
             self.in_flight.pop_front();
@@ -255,8 +218,6 @@ impl Pipe {
 pub(crate) struct Group {
     pipes: Vec<Pipe>,
     free: Vec<BufIdx>,
-    /// Where those buffers are.
-    region: Region,
     /// True for the last group: released packets are not forwarded.
     last: bool,
 }
@@ -267,12 +228,6 @@ impl Group {
         let chosen = packet.steered.unwrap_or_else(|| flow::choose(packet.flow, self.pipes.len()));
         let slots = packet.slots as usize;
         let pipe = &mut self.pipes[chosen];
-        // Between regions the sizes of buffers may differ.
-        let is_copied = !(packet.in_region && pipe.in_region);
-        if is_copied && !packet.fits(pipe.port.buf_size().min(self.region.limits().buf_size)) {
-            pipe.counts.drops += 1;
-            return;
-        }
         if pipe.queue.is_empty() && packet.slots <= pipe.room() {
             return pipe.send(packet, self.last);
         }
@@ -281,7 +236,7 @@ impl Group {
         }
         let pipe = &mut self.pipes[chosen];
         if slots <= self.free.len() {
-            pipe.enqueue(packet, &mut self.free, &self.region);
+            pipe.enqueue(packet, &mut self.free);
         } else {
             pipe.counts.drops += 1;
         }
@@ -306,7 +261,7 @@ impl Group {
             if let Some(next) = next.as_deref_mut() {
                 moved |= pipe.move_released_to(next);
             }
-            moved |= pipe.flush(&mut self.free, &self.region, self.last);
+            moved |= pipe.flush(&mut self.free, self.last);
         }
         Ok(moved)
     }
@@ -316,14 +271,13 @@ impl Group {
 pub(crate) struct Groups(Vec<Group>);
 
 impl Groups {
-    /// There must be at least one group, and each must have at least one pipe. The `free` buffers of `region` are
-    /// divided evenly.
-    pub(crate) fn new(groups: Vec<Vec<Pipe>>, mut free: Vec<BufIdx>, region: &Region) -> Groups {
+    /// There must be at least one group, and each must have at least one pipe. The `free` buffers are divided evenly.
+    pub(crate) fn new(groups: Vec<Vec<Pipe>>, mut free: Vec<BufIdx>) -> Groups {
         let mut left = groups.len();
         let group = |pipes| {
             let share = free.split_off(free.len() - free.len() / left);
             left -= 1;
-            Group { pipes, free: share, region: region.clone(), last: left == 0 }
+            Group { pipes, free: share, last: left == 0 }
         };
         Groups(groups.into_iter().map(group).collect())
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use tool_common::rule::Rule;
 use tool_common::{Failure, note, port, stop_on_signals, wait_for_link};
-use unetmap::{Interest, Port, errno};
+use unetmap::{Interest, Port};
 
 use group::{Groups, Packet, Pipe};
 use options::{Cli, Config};
@@ -43,8 +43,8 @@ fn run(config: &Config) -> Result<ExitCode, Failure> {
     let pipes = open_pipes(config, &source)?;
     let free = std::iter::from_fn(|| source.take_extra_buf()).take(extra).collect();
     let poll_timeout = if config.busy_wait { Duration::ZERO } else { POLL_TIMEOUT };
-    let groups = Groups::new(pipes, free, source.region());
-    let mut lb = LoadBalancer { source, groups, received: 0, batch: config.batch, poll_timeout };
+    let mut lb =
+        LoadBalancer { source, groups: Groups::new(pipes, free), received: 0, batch: config.batch, poll_timeout };
     wait_for_link(config.wait, stop);
     note(&format!("Ready to go, {} to {} pipes", lb.source.spec(), lb.groups.pipes().count()));
 
@@ -69,28 +69,11 @@ fn open_source(config: &Config) -> Result<Port, Failure> {
     Ok(source)
 }
 
-/// Opens the sending ends of all pipes, in the region of the port. A pipe that a reader opened first, in another
-/// region, is used there: its packets are copied.
+/// Opens the sending ends of all pipes, in the region of the port.
 fn open_pipes(config: &Config, source: &Port) -> Result<Vec<Vec<Pipe>>, Failure> {
     let extra = source.extra_bufs() as usize;
-    let open = |group: &options::GroupConfig, i: u32| -> Result<Pipe, Failure> {
-        let port = match Port::open(&group.spec_in(i, source.mem_id())) {
-            Err(unetmap::Error::Refused { errno: errno::EINVAL, .. }) => Port::open(&group.spec(i))?,
-            opened => opened?,
-        };
-        if !port.same_region(source) {
-            note(&format!(
-                "{}: packets are copied, because a reader opened the pipe before, in region {} (to avoid that, start \
-                 lb first, or open the reader's end as {}@{})",
-                port.spec(),
-                port.mem_id(),
-                group.reader(i),
-                source.mem_id()
-            ));
-        }
-        Ok(Pipe::new(port, source, extra)?)
-    };
-    let group = |group: &options::GroupConfig| (0..group.pipes).map(|i| open(group, i)).collect();
+    let open = |spec: String| -> Result<Pipe, Failure> { Ok(Pipe::new(Port::open(&spec)?, extra)?) };
+    let group = |group: &options::GroupConfig| (0..group.pipes).map(|i| open(group.spec(i, source.mem_id()))).collect();
     config.groups.iter().map(group).collect()
 }
 

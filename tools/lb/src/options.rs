@@ -71,19 +71,9 @@ pub(crate) struct GroupConfig {
 }
 
 impl GroupConfig {
-    /// Returns the name for opening a pipe exclusively and for transmission.
-    pub(crate) fn spec(&self, pipe: u32) -> String {
-        format!("{}/xT", full_name(&format!("{}{{{}", self.parent, self.first + pipe)))
-    }
-
-    /// Returns the name for opening it in region `mem_id`.
-    pub(crate) fn spec_in(&self, pipe: u32, mem_id: u16) -> String {
-        format!("{}@{mem_id}", self.spec(pipe))
-    }
-
-    /// Returns the name of a reader's end.
-    pub(crate) fn reader(&self, pipe: u32) -> String {
-        full_name(&format!("{}}}{}", self.parent, self.first + pipe))
+    /// Returns the name for opening a pipe in region `mem_id`, exclusively and for transmission.
+    pub(crate) fn spec(&self, pipe: u32, mem_id: u16) -> String {
+        format!("{}/xT@{mem_id}", full_name(&format!("{}{{{}", self.parent, self.first + pipe)))
     }
 }
 
@@ -164,7 +154,7 @@ mod tests {
     }
 
     fn specs(args: &str) -> Vec<Vec<String>> {
-        let all = |group: &GroupConfig| (0..group.pipes).map(|pipe| group.spec_in(pipe, 1)).collect();
+        let all = |group: &GroupConfig| (0..group.pipes).map(|pipe| group.spec(pipe, 1)).collect();
         parse(args).unwrap().groups.iter().map(all).collect()
     }
 

@@ -133,6 +133,13 @@ enum NicAction {
         #[arg(required = true, value_name = "USEC [BUDGET]|off", num_args = 1..=2)]
         words: Vec<String>,
     },
+    /// Set the bytes of virtio-net header before each packet of the port, of programs that open it afterwards
+    Header {
+        /// 0: none; 10 or 12: received frames have an empty header, and of sent ones the daemon computes the checksum
+        /// and makes the segments that the header requests
+        #[arg(value_name = "0|10|12")]
+        bytes: u32,
+    },
     /// Show or change how the driver distributes frames over the receive queues
     Rss {
         /// Nothing: show the distribution; symmetric: both directions of a flow to one queue; equal N: the first N
@@ -345,6 +352,7 @@ fn main() -> ExitCode {
             None => nic::run(&interface, None, json),
             Some(NicAction::Filter { expression }) => nic::run(&interface, Some(&expression), json),
             Some(NicAction::BusyPoll { words }) => nic::busy::run(&interface, &words, json),
+            Some(NicAction::Header { bytes }) => nic::set_header(&interface, bytes, json),
             Some(NicAction::Rss { change }) => nic::queues::rss(&interface, &change, json),
             Some(NicAction::Steer { words }) => nic::queues::steer(&interface, &words, json),
         },

@@ -26,6 +26,17 @@ pub(crate) fn run(interface: &str, filter: Option<&[String]>, json: bool) -> Res
     send(interface, action, json)
 }
 
+/// Sets the bytes of virtio-net header before each packet.
+pub(crate) fn set_header(interface: &str, bytes: u32, json: bool) -> Result<u8, String> {
+    unetmap::switch::set_vnet_header(interface, bytes).map_err(|e| format!("nic: {e}"))?;
+    let text = match bytes {
+        _ if json => format!("{{\"interface\": {}, \"header\": {bytes}}}\n", Value::from(interface)),
+        0 => format!("{interface}: packets have no virtio-net header\n"),
+        _ => format!("{interface}: each packet begins with a virtio-net header of {bytes} bytes\n"),
+    };
+    crate::print("nic", &text)
+}
+
 /// Sends a request to the daemon, and prints the reply or the change.
 fn send(interface: &str, action: Result<NicAction, String>, json: bool) -> Result<u8, String> {
     let failed = |why: &dyn std::fmt::Display| format!("nic {interface}: {why}");
@@ -140,6 +151,9 @@ fn state_text(json: &str) -> Result<String, String> {
             if filter["in_force"] == true { "active" } else { "active once a port is open" },
         ),
     };
+    if let Some(bytes @ 1..) = all["header"].as_u64() {
+        text += &format!("header: each packet begins with a virtio-net header of {bytes} bytes\n");
+    }
     let queues_busy = members(&port["queues"]).filter(|queue| queue["busy_usec"].is_u64()).count();
     if let busy @ Value::Object(_) = &all["busy_poll"] {
         text += &format!(

@@ -4,7 +4,7 @@ use unetmap_abi::*;
 use unetmap_core::errno::{EINVAL, ENXIO};
 
 use super::{Call, extmem};
-use crate::ports::vale;
+use crate::ports::{nic, vale};
 use crate::refusal::{Refusal, refuse};
 
 /// PORT_INFO_GET: the sizes of a port, or, without a name, of a region.
@@ -60,27 +60,30 @@ pub(super) fn pools_info(call: &mut Call<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// PORT_HDR_GET: the bytes of the virtio-net header that a port's packets begin with. Only switch ports have one.
+/// PORT_HDR_GET: the bytes of the virtio-net header that a port's packets begin with. Switch ports and interfaces may
+/// have one.
 pub(super) fn port_header(call: &mut Call<'_>) -> Result<(), Refusal> {
     let (name, request, caller) = (call.name()?, call.body::<NmreqPortHdr>()?, call.caller);
-    let info = call.inspect(&name, Default::default(), |daemon, _| {
-        Ok(NmreqPortHdr { nr_hdr_len: vale::header(daemon, &name, caller).into(), ..request })
-    })?;
-    call.set_body(&info);
+    let of_switch_port =
+        call.inspect(&name, Default::default(), |daemon, _| Ok(vale::header(daemon, &name, caller)))?;
+    let bytes = if of_switch_port > 0 { of_switch_port } else { nic::header(call.daemon, &name, caller)? };
+    call.set_body(&NmreqPortHdr { nr_hdr_len: bytes.into(), ..request });
     Ok(())
 }
 
 /// PORT_HDR_SET.
 pub(super) fn set_port_header(call: &mut Call<'_>) -> Result<(), Refusal> {
     let (name, request) = (call.name()?, call.body::<NmreqPortHdr>()?);
-    if !vale::exists(call.daemon, &name, call.caller) {
+    let of_switch_port = vale::exists(call.daemon, &name, call.caller);
+    if !of_switch_port && name.starts_with(NM_BDG_NAME) && name.contains(':') {
         return refuse(ENXIO, "there is no switch that has this port");
     }
     match request.nr_hdr_len {
-        bytes @ (0 | 10 | 12) => {
+        bytes @ (0 | 10 | 12) if of_switch_port => {
             vale::set_header(call.daemon, &name, bytes as u8, call.caller);
             Ok(())
         }
+        bytes @ (0 | 10 | 12) => nic::set_header(call.daemon, &name, bytes as u8, call.caller),
         other => refuse(EINVAL, format!("a virtio-net header has 0, 10 or 12 bytes, not {other}")),
     }
 }

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 
-use unetmap_abi::{NR_REG_ONE_NIC, NR_REG_ONE_SW, NmreqRegister, PipeRole};
+use unetmap_abi::{NR_ACCEPT_VNET_HDR, NR_REG_ONE_NIC, NR_REG_ONE_SW, NmreqRegister, PipeRole};
 use unetmap_core::control::binding::BoundRing;
 use unetmap_mem::ChannelPage;
 use unetmap_sys::link::Link;
@@ -41,6 +41,8 @@ pub(crate) struct Mediated {
     pub(super) key: MediatedKey,
     inner: PipeRings,
     nic: NicKey,
+    /// Bytes of the virtio-net header before each packet of the program.
+    header: u8,
     /// By ring pair. Host rings come after the interface's.
     threads: BTreeMap<RingPair, MediatorThread>,
 }
@@ -58,6 +60,7 @@ pub(super) fn create(
     let pipe = Amounts::endpoints(2, shape).and(Amounts::region(sizes.bufs.0));
     let interface = nic::usage_for_daemon(daemon, shape, zero_copy);
     daemon.check_budget(scope, pipe.and(interface).and(thread_usage(shape.pairs())))?;
+    let header = nic::header_of_link(daemon, link, caller);
     let nic = nic::create_for_daemon(daemon, link, shape, caller)?;
     let regions = &mut daemon.registry.regions;
     let created = regions.create_private(scope, &link.name, sizes).and_then(|region| {
@@ -67,13 +70,13 @@ pub(super) fn create(
     });
     let inner = created.inspect_err(|_| daemon.release_if_unused(&PortKey::Nic(nic)))?;
     let key = MediatedKey { scope, interface: link.name.clone(), serial: nic.serial };
-    let port = Mediated { key: key.clone(), inner, nic, threads: BTreeMap::new() };
+    let port = Mediated { key: key.clone(), inner, nic, header, threads: BTreeMap::new() };
     daemon.registry.insert(PortKey::Mediated(key.clone()), Box::new(port));
     Ok(PortKey::Mediated(key).into())
 }
 
 /// What threads take, with the descriptors of the rings that they serve.
-fn thread_usage(threads: usize) -> Amounts {
+pub(super) fn thread_usage(threads: usize) -> Amounts {
     let threads = threads as u64;
     Amounts::of(Resource::Threads, threads).and(Amounts::of(Resource::Descriptors, THREAD_DESCRIPTORS * threads))
 }
@@ -90,7 +93,7 @@ pub(super) fn find(daemon: &Daemon, nic: NicKey, scope: Scope) -> Option<&Mediat
 pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(), Refusal> {
     let port_key = PortKey::Mediated(key.clone());
     let Some(port) = daemon.registry.get::<Mediated>(&port_key) else { return Ok(()) };
-    let (endpoint, nic) = (&port.inner.endpoints[0], port.nic);
+    let (endpoint, nic, header) = (&port.inner.endpoints[0], port.nic, port.header);
     let nic_pairs = endpoint.shape.nic_pairs();
     let ring_pair = |pair: usize| match pair.checked_sub(nic_pairs) {
         None => (NR_REG_ONE_NIC, pair as u16),
@@ -114,7 +117,7 @@ pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(
         let old = daemon.registry.get_mut::<Mediated>(&port_key).and_then(|port| port.threads.remove(&pair));
         mediator::stop(daemon, old);
         if let Some(prepared) = prepared {
-            let thread = mediator::start(daemon, &key.interface, prepared)?;
+            let thread = mediator::start(daemon, &key.interface, prepared.with_header(header))?;
             if let Some(port) = daemon.registry.get_mut::<Mediated>(&port_key) {
                 port.threads.insert(pair, thread);
             }
@@ -185,6 +188,13 @@ impl Port for Mediated {
 
     fn channels(&self) -> Option<&ChannelPage> {
         Some(&self.inner.channels)
+    }
+
+    fn check_request(&self, request: &NmreqRegister) -> Result<(), Refusal> {
+        if self.header > 0 && request.nr_flags & NR_ACCEPT_VNET_HDR == 0 {
+            return nic::refuse_header(self.header);
+        }
+        Ok(())
     }
 
     fn supports_offsets(&self) -> bool {

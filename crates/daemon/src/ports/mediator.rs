@@ -1,13 +1,16 @@
-//! Mediator threads: each moves packets between an interface, which the daemon has open, and a port that a program or a
-//! switch uses.
+//! Mediator threads: each moves packets between an interface or pipe, which the daemon has open, and a port that a
+//! program or a switch uses.
 //!
 //! ```text
 //! program == mediated port, in a region of the program's == [thread] == interface, in a region of the daemon's
 //! switch  == switch port =================================== [thread] == interface
+//! program == copied end of a pipe, in a region ============= [thread] == that end of the pipe, in another
 //! ```
 //! A mediated port has a thread for each queue that the program has bound, and for each pair of host rings; an attached
-//! interface has one for each queue. To the thread both sides are ports like any other. It
-//! validates what the program writes, as every client of a shared region does.
+//! interface has one for each queue, and a copied end one for each ring pair of its pipe. To the thread both sides are
+//! ports like any other. It validates what the program writes, as every client of a shared region does.
+
+mod headers;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -29,8 +32,9 @@ use crate::caller::Caller;
 use crate::confinement::confine_packet_thread;
 use crate::refusal::{Refusal, refuse};
 use crate::tuning::mediator::{
-    BAD_POINTERS_PAUSE, BATCH, EXIT_FLUSH_LIMIT, MAX_SLEEP, REST, REST_MAX, REST_MIN_PACKETS, SPIN,
+    BAD_POINTERS_PAUSE, BATCH, EXIT_FLUSH_LIMIT, MAX_SLEEP, MAX_SPURIOUS, REST, REST_MAX, REST_MIN_PACKETS, SPIN,
 };
+use headers::HeaderConverter;
 
 /// The daemon's own holder ID, which no client gets.
 pub(crate) const DAEMON_HOLDER: u32 = u32::MAX;
@@ -69,6 +73,15 @@ pub(crate) struct Prepared {
     program: Port,
     interface: Port,
     connections: [OwnedFd; 2],
+    /// Bytes of the virtio-net header before each packet of the program; 0: none.
+    header: u8,
+}
+
+impl Prepared {
+    /// The program's packets begin with a virtio-net header.
+    pub(super) fn with_header(self, header: u8) -> Prepared {
+        Prepared { header, ..self }
+    }
 }
 
 /// Directions, named as the program sees them.
@@ -150,7 +163,7 @@ pub(crate) fn prepare(
         let (interface, interface_connection) = adopt(daemon, interface, rings)?;
         let (program, program_connection) = adopt(daemon, program, Vec::new())?;
         let connections = [interface_connection, program_connection];
-        Ok(Prepared { pair, directions, sessions, program, interface, connections })
+        Ok(Prepared { pair, directions, sessions, program, interface, connections, header: 0 })
     });
     if prepared.is_err() {
         sessions.into_iter().for_each(|session| daemon.close(session));
@@ -160,13 +173,13 @@ pub(crate) fn prepare(
 
 /// Starts the thread. On failure both sides are closed again.
 pub(crate) fn start(daemon: &mut Daemon, name: &str, prepared: Prepared) -> Result<MediatorThread, Refusal> {
-    let Prepared { pair, directions, sessions, program, interface, connections } = prepared;
+    let Prepared { pair, directions, sessions, program, interface, connections, header } = prepared;
     let builder = std::thread::Builder::new().name(format!("{name} {}", pair.1));
     let control = Arc::new(Control::default());
     let of_thread = control.clone();
     let run = move || {
         confine_packet_thread();
-        mediate(&program, &interface, &of_thread);
+        Mediation { program, interface, headers: HeaderConverter::new(header) }.run(&of_thread);
     };
     match builder.spawn(run) {
         Ok(thread) => Ok(MediatorThread { pair, directions, sessions, control, connections, thread }),
@@ -193,40 +206,97 @@ pub(super) fn adopt(
     Ok((port, own))
 }
 
-/// Moves packets in both directions until the thread is stopped, or either port ends.
-fn mediate(program: &Port, interface: &Port, control: &Control) {
-    let mut last_moved = Instant::now();
-    let (all_cpus, mut current_cpu) = (process::cpus_allowed(), 0);
-    while !control.stop.load(Ordering::Acquire) {
-        let cpu = control.cpu.load(Ordering::Acquire);
-        if cpu != current_cpu {
-            current_cpu = cpu;
-            set_cpu(cpu, &all_cpus);
-        }
-        let polling = control.polling.load(Ordering::Acquire);
-        let result = move_once(program, interface).and_then(|moved| match moved {
-            Moved { out: 0, back: 0 } if !polling && last_moved.elapsed() >= SPIN => {
-                sleep(program, interface).map(|()| moved)
+/// Both sides of a ring pair, as a thread serves them.
+struct Mediation {
+    program: Port,
+    interface: Port,
+    /// If the program's packets begin with virtio-net headers.
+    headers: Option<HeaderConverter>,
+}
+
+impl Mediation {
+    /// Moves packets in both directions until the thread is stopped, or either port ends.
+    fn run(&mut self, control: &Control) {
+        let mut last_moved = Instant::now();
+        let (all_cpus, mut current_cpu) = (process::cpus_allowed(), 0);
+        let mut spurious = 0;
+        while !control.stop.load(Ordering::Acquire) {
+            let cpu = control.cpu.load(Ordering::Acquire);
+            if cpu != current_cpu {
+                current_cpu = cpu;
+                set_cpu(cpu, &all_cpus);
             }
-            moved => Ok(moved),
-        });
-        match result {
-            Ok(Moved { out: 0, back }) if back > 0 => {
-                if should_rest(back, last_moved.elapsed(), interface) {
-                    std::thread::sleep(REST);
+            let polling = control.polling.load(Ordering::Acquire);
+            let result = self.move_once().and_then(|moved| match moved {
+                Moved { out: 0, back: 0 } if !polling && last_moved.elapsed() >= SPIN => {
+                    let slept = sleep(&self.program, &self.interface)?;
+                    spurious = if slept { 0 } else { spurious + 1 };
+                    Ok(moved)
                 }
-                last_moved = Instant::now();
+                moved => Ok(moved),
+            });
+            match result {
+                Ok(Moved { out: 0, back }) if back > 0 => {
+                    if should_rest(back, last_moved.elapsed(), &self.interface) {
+                        std::thread::sleep(REST);
+                    }
+                    last_moved = Instant::now();
+                }
+                Ok(Moved { out, .. }) if out > 0 => last_moved = Instant::now(),
+                // A packet of several slots waits for room or for its other slots, which no event reports.
+                Ok(_) if spurious > MAX_SPURIOUS => std::thread::sleep(REST),
+                Ok(_) => (0..8).for_each(|_| spin_hint()),
+                Err(Error::BadPointers { .. }) => std::thread::sleep(BAD_POINTERS_PAUSE),
+                Err(e) => {
+                    tracing::debug!("mediating ended: {e}");
+                    return;
+                }
             }
-            Ok(Moved { out, .. }) if out > 0 => last_moved = Instant::now(),
-            Ok(_) => (0..8).for_each(|_| spin_hint()),
-            Err(Error::BadPointers { .. }) => std::thread::sleep(BAD_POINTERS_PAUSE),
-            Err(e) => {
-                tracing::debug!("mediating ended: {e}");
-                return;
-            }
+        }
+        self.flush();
+    }
+
+    /// Moves the packets that can be moved now.
+    fn move_once(&mut self) -> Result<Moved, Error> {
+        self.program.poll(Interest::BOTH, Some(Duration::ZERO))?;
+        self.interface.poll(Interest::BOTH, Some(Duration::ZERO))?;
+        let out = self.copy_out();
+        let (from, to) = (self.interface.rx_rings().first(), self.program.tx_rings().first());
+        let back = match &mut self.headers {
+            Some(headers) => headers.move_back(from, to),
+            None => copy(from, to),
+        };
+        // At once: when the program gets its slots back, its packets must be on their way.
+        if out > 0 {
+            self.interface.txsync()?;
+        }
+        Ok(Moved { out, back })
+    }
+
+    /// Copies what the program sent to the interface; returns the number of slots.
+    fn copy_out(&mut self) -> u32 {
+        let (from, to) = (self.program.rx_rings().first(), self.interface.tx_rings().first());
+        match &mut self.headers {
+            Some(headers) => headers.move_out(from, to),
+            None => copy(from, to),
         }
     }
-    flush(program, interface);
+
+    /// Sends what the program sent before it closed its port, including packets that this thread has not copied yet.
+    fn flush(&mut self) {
+        let start = Instant::now();
+        loop {
+            let _ = self.program.rxsync();
+            let out = self.copy_out();
+            let pending = out > 0 || self.interface.tx_rings().iter().any(Ring::pending);
+            if !pending || self.interface.txsync().is_err() || start.elapsed() >= EXIT_FLUSH_LIMIT {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        // Copied slots must be released and sent, or the next thread would send the first again and lose the others.
+        let _ = (self.program.rxsync(), self.program.txsync());
+    }
 }
 
 /// Pins the thread to processor `cpu - 1`, or to none for 0.
@@ -238,22 +308,6 @@ fn set_cpu(cpu: u32, all_cpus: &[usize]) {
     if let Err(e) = result {
         tracing::warn!(cpu, "the mediator thread cannot be moved to another processor: {e}");
     }
-}
-
-/// Sends what the program sent before it closed its port, including packets that this thread has not copied yet.
-fn flush(program: &Port, interface: &Port) {
-    let start = Instant::now();
-    loop {
-        let _ = program.rxsync();
-        let out = copy(program.rx_rings().first(), interface.tx_rings().first());
-        let pending = out > 0 || interface.tx_rings().iter().any(Ring::pending);
-        if !pending || interface.txsync().is_err() || start.elapsed() >= EXIT_FLUSH_LIMIT {
-            break;
-        }
-        std::thread::yield_now();
-    }
-    // Copied slots must be released and sent, or the next thread would send the first again and lose the others.
-    let _ = (program.rxsync(), program.txsync());
 }
 
 /// Numbers of slots moved.
@@ -273,45 +327,67 @@ fn should_rest(back: u32, time: Duration, interface: &Port) -> bool {
     back < BATCH && (REST_MIN_PACKETS..u128::from(room / 2)).contains(&expected)
 }
 
-/// Moves the packets that can be moved now.
-fn move_once(program: &Port, interface: &Port) -> Result<Moved, Error> {
-    program.poll(Interest::BOTH, Some(Duration::ZERO))?;
-    interface.poll(Interest::BOTH, Some(Duration::ZERO))?;
-    let out = copy(program.rx_rings().first(), interface.tx_rings().first());
-    let back = copy(interface.rx_rings().first(), program.tx_rings().first());
-    // At once: when the program gets its slots back, its packets must be on their way.
-    if out > 0 {
-        interface.txsync()?;
-    }
-    Ok(Moved { out, back })
-}
-
 /// Copies as many packets as there are and as have room; returns the number of slots.
 fn copy(from: Option<&Ring>, to: Option<&Ring>) -> u32 {
     let (Some(from), Some(to)) = (from, to) else { return 0 };
     let n = from.space().min(to.space()).min(BATCH);
+    let mut copied = 0;
     for (source, target) in from.first(n).zip(to.first(n)) {
         let (len, flags) = source.len_flags();
+        if u32::from(len) > to.buf_size() {
+            break;
+        }
         target.frame().copy_from(&source.frame(), usize::from(len));
         target.set_len_flags(len, flags & NS_MOREFRAG);
+        copied += 1;
     }
-    to.advance(n);
-    from.advance(n);
-    n
+    if copied == 0 && n > 0 {
+        return copy_in_parts(from, to);
+    }
+    to.advance(copied);
+    from.advance(copied);
+    copied
 }
 
-/// Sleeps until a packet can be moved.
-fn sleep(program: &Port, interface: &Port) -> Result<(), Error> {
+/// Copies one slot that is longer than the other ring's buffers into several slots. Returns the number of slots taken
+/// from `from`: 1, or 0 if there is no room yet.
+#[cold]
+fn copy_in_parts(from: &Ring, to: &Ring) -> u32 {
+    let source = from.slot(from.head());
+    let (len, flags) = source.len_flags();
+    // A program may have written any length.
+    let (len, capacity) = (usize::from(len).min(source.frame().capacity()), to.buf_size() as usize);
+    let parts = len.div_ceil(capacity) as u32;
+    // A ring that can never hold them loses the packet.
+    if parts < to.num_slots() {
+        if parts > to.space() {
+            return 0;
+        }
+        for (part, target) in (0..parts).zip(to.first(parts)) {
+            let at = part as usize * capacity;
+            let bytes = (len - at).min(capacity);
+            target.frame().copy_from(&source.frame().skip(at), bytes);
+            let more = if part + 1 < parts { NS_MOREFRAG } else { flags & NS_MOREFRAG };
+            target.set_len_flags(bytes as u16, more);
+        }
+        to.advance(parts);
+    }
+    from.advance(1);
+    1
+}
+
+/// Sleeps until a packet can be moved. Returns `false`, at once, if that is so already.
+fn sleep(program: &Port, interface: &Port) -> Result<bool, Error> {
     let (of_program, of_interface) = (needed_events(interface), needed_events(program));
     let ready = program.arm(of_program)? | interface.arm(of_interface)?;
     if !ready.is_none() {
-        return Ok(());
+        return Ok(false);
     }
     let fds = [program.wait_fds(of_program), interface.wait_fds(of_interface)].concat();
     let mut fds: Vec<PollFd<'_>> =
         fds.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN | PollFlags::RDHUP)).collect();
     let _ = wait_readable(&mut fds, Some(MAX_SLEEP));
-    Ok(())
+    Ok(true)
 }
 
 /// Returns the events of a port that allow a packet to be moved: received packets if the `other` side has room for

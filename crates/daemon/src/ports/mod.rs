@@ -50,6 +50,7 @@ use mediated::MediatedKey;
 use monitor::MonitorState;
 pub(crate) use nic::run_keeper;
 use nic::{NicKey, NicState};
+use pipe::copied_end::{self, CopiedEndKey};
 use pipe::{PipeKey, endpoint_index};
 use snapshot::PortSnapshot;
 use vale::{ValeKey, ValeState};
@@ -72,6 +73,8 @@ pub(crate) enum PortKey {
     /// A network interface of which the daemon runs the sockets for a program.
     Mediated(MediatedKey),
     Pipe(PipeKey),
+    /// An end of a pipe in another region than the pipe.
+    CopiedEnd(CopiedEndKey),
     /// A port without a data path.
     Null(Scope, String),
     /// A sink, by its number.
@@ -378,7 +381,8 @@ impl Daemon {
                 nic::check_default_route(self, &spec, request, caller)?;
             }
             let at = self.find_or_create(&spec, request, caller)?;
-            self.registry.port(&at.port)?.check_request(request)?;
+            let allowed = self.registry.port(&at.port)?.check_request(request);
+            allowed.inspect_err(|_| self.release_if_unused(&at.port))?;
             at
         };
         let opened = self.open_session(at.clone(), name, request, options, caller);
@@ -421,6 +425,7 @@ impl Daemon {
     fn session_opened(&mut self, at: &EndpointKey) -> Result<(), Refusal> {
         match &at.port {
             PortKey::Mediated(key) if at.index == 0 => mediated::update_threads(self, key),
+            PortKey::CopiedEnd(key) if at.index == key.index => copied_end::session_opened(self, key),
             PortKey::Persistent(hidden) => vale::persistent::connect_ends(self, *hidden),
             PortKey::Monitor(id) => {
                 monitor::notify_watched(self, *id);
@@ -455,6 +460,7 @@ impl Daemon {
     fn before_release(&mut self, key: &PortKey) {
         match key {
             PortKey::Mediated(key) => mediated::stop_threads_if_unused(self, key),
+            PortKey::CopiedEnd(key) => copied_end::stop_if_unused(self, key),
             PortKey::Monitor(id) => {
                 monitor::close_if_unused(self, *id);
                 if let Some(watched) = monitor::watched_port(self, *id) {
@@ -498,7 +504,9 @@ fn find_open_port(daemon: &mut Daemon, spec: &PortSpec, caller: &Caller) -> Resu
             let scope = interface.map_or_else(|| daemon.scope(caller), |(scope, _)| scope);
             let key = PipeKey { scope, parent: spec.parent.clone(), id: pipe.id.clone() };
             let key = pipe::find(daemon, &key, caller).unwrap_or(key);
-            EndpointKey { port: PortKey::Pipe(key), index: endpoint_index(pipe.role) }
+            let index = endpoint_index(pipe.role);
+            let copied = copied_end::find(daemon, &key, index);
+            copied.unwrap_or(EndpointKey { port: PortKey::Pipe(key), index })
         }
         (None, PortKind::Vale) => {
             let key = vale::key_of(daemon, &spec.parent, caller)?;
@@ -522,10 +530,9 @@ fn find_open_interface(daemon: &mut Daemon, name: &str, caller: &Caller) -> Resu
     }
     let scope = daemon.interface_scope(caller);
     let Some(nic) = nic::find(&daemon.registry, caller.netns_id(), link.index) else { return not_open() };
-    let is_own = match access {
-        Access::Direct => nic.scope == scope,
-        Access::Mediated => mediated::find(daemon, nic.key, scope).is_some(),
-    };
+    // One that the caller may open directly can be mediated, too: because of its header, or by an old kernel.
+    let is_direct = access == Access::Direct && nic.scope == scope;
+    let is_own = is_direct || mediated::find(daemon, nic.key, scope).is_some();
     if is_own { Ok(PortKey::Nic(nic.key)) } else { nic::in_use(daemon, nic) }
 }
 

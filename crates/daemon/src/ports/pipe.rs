@@ -5,6 +5,8 @@
 //! channel tx_rings + i  slave tx i  --> master rx i
 //! ```
 
+pub(super) mod copied_end;
+
 use std::os::fd::BorrowedFd;
 
 use unetmap_abi::{NmreqRegister, PipeEnd, PipeRole};
@@ -65,13 +67,11 @@ pub(super) fn find_or_create(
     }
     let scope = interface.as_ref().map_or_else(|| daemon.scope(caller), |(scope, _)| *scope);
     let key = PipeKey { scope, parent: parent.into(), id: spec.id.clone() };
-    let at = |key: PipeKey| EndpointKey { port: PortKey::Pipe(key), index: endpoint_index(spec.role) };
+    let index = endpoint_index(spec.role);
     if let Some(existing) = find(daemon, &key, caller) {
-        let at = at(existing);
-        daemon.registry.regions.check_number("pipe", daemon.registry.port(&at.port)?.region(), request.nr_mem_id)?;
-        return Ok(at);
+        return copied_end::find_or_create(daemon, existing, index, request, caller);
     }
-    let at = at(key.clone());
+    let at = EndpointKey { port: PortKey::Pipe(key.clone()), index };
     if daemon.registry.all::<Pipe>().filter(|pipe| pipe.is_child_of(scope, parent)).count() >= MAX_PIPES {
         return refuse(EINVAL, format!("{parent} has {MAX_PIPES} pipes already"));
     }

@@ -89,8 +89,9 @@ session  pid  uid  tx rings  rx rings  exclusive
 "
     );
     let closed = r#"{"interface": "eth0", "index": 2, "up": true, "tx_queues": 4, "rx_queues": 2, "access": "mediated",
-        "port": null, "filter": null}"#;
-    let text = "eth0: not open; queues: 4 tx, 2 rx; your access: mediated\nfilter: none\n";
+        "port": null, "filter": null, "header": 12}"#;
+    let text = "eth0: not open; queues: 4 tx, 2 rx; your access: mediated\nfilter: none\nheader: each packet begins \
+                with a virtio-net header of 12 bytes\n";
     assert_eq!(state_text(closed).unwrap(), text);
     assert!(state_text("{").unwrap_err().contains("not valid JSON"));
 }

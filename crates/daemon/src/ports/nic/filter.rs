@@ -39,6 +39,8 @@ struct NicSnapshot<'a> {
     filter: Option<FilterSnapshot<'a>>,
     /// The busy polling of sockets that are opened from now on.
     busy_poll: Option<BusyPollSnapshot>,
+    /// Bytes of the virtio-net header of packets; 0: none.
+    header: u8,
 }
 
 /// The port of an interface that is open.
@@ -168,6 +170,7 @@ fn interface_as_json(
     let queues = queues(link, caller)?;
     let stored = daemon.nics.settings.filter_of(caller.netns_id(), link.index);
     let busy_poll = daemon.nics.settings.busy_poll_of(caller.netns_id(), link.index);
+    let header = super::header(daemon, &link.name, caller)?;
     let open = find(&daemon.registry, caller.netns_id(), link.index);
     let attached = open.is_some_and(|nic| nic.xdp_config.is_some());
     let snapshot = NicSnapshot {
@@ -189,6 +192,7 @@ fn interface_as_json(
             in_force: attached,
         }),
         busy_poll: busy_poll.map(BusyPollSnapshot::of),
+        header,
     };
     serde_json::to_string(&snapshot).or_else(|e| refuse(EOPNOTSUPP, format!("the answer cannot be written: {e}")))
 }

@@ -11,6 +11,7 @@
 mod attach;
 mod busy_poll;
 mod filter;
+mod header;
 mod host_rings;
 mod keep_alive;
 mod keeper;
@@ -55,12 +56,14 @@ use queue_count::QueueCounts;
 use settings::StoredFilter;
 
 pub(crate) use filter::answer_request;
+pub(super) use header::refuse_header;
+pub(crate) use header::{header, set_header};
 pub(crate) use keeper::run_keeper;
-pub(super) use open::check_default_route;
 pub(crate) use open::{
     ALL_NAMESPACES, NicState, admitted, admitted_interface, create_for_daemon, find, find_link, find_or_create, in_use,
     links_changed, new_shape, no_such_interface, unwatch_if_unused, usage_for_daemon, watch,
 };
+pub(super) use open::{check_default_route, header_of_link};
 pub(crate) use zero_copy::{
     any_driver_offers_it as any_driver_offers_zero_copy, driver_offers_it as driver_offers_zero_copy,
 };

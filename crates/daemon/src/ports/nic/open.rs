@@ -43,7 +43,7 @@ pub(crate) struct NicState {
     /// By namespace: the changes of its interfaces.
     pub(crate) watches: BTreeMap<u64, NamespaceWatch>,
     queue_counts: QueueCounts,
-    /// Filters and busy polling.
+    /// Filters, busy polling, headers.
     pub(crate) settings: InterfaceSettings,
     /// Undoes changes of interfaces if this daemon is killed.
     keeper: Arc<Keeper>,
@@ -65,7 +65,7 @@ impl NicState {
         self.keeper = Arc::new(Keeper::new(socket));
     }
 
-    /// Whether filters or busy polling are set.
+    /// Whether anything is set for an interface.
     pub(crate) fn has_settings(&self) -> bool {
         !self.settings.is_empty()
     }
@@ -90,7 +90,8 @@ pub(crate) fn admitted_interface(
     let Some(access) = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(), &link.name)) else {
         return Ok(None);
     };
-    Ok(Some((daemon.interface_scope(caller), usable_access(access, &link, caller))))
+    let access = usable_access(daemon, access, &link, caller);
+    Ok(Some((daemon.interface_scope(caller), access)))
 }
 
 /// Refuses to disconnect the host: to take all received packets from an interface that carries a default route. Allowed
@@ -139,7 +140,7 @@ pub(crate) fn find_or_create(
     if let Some(hidden) = persistent::of_link(daemon, &link, caller)? {
         return persistent::find_or_create(daemon, hidden, request, caller);
     }
-    match usable_access(access, &link, caller) {
+    match usable_access(daemon, access, &link, caller) {
         Access::Direct => find_or_create_direct(daemon, &link, request, caller),
         Access::Mediated => find_or_create_mediated(daemon, &link, request, caller),
     }
@@ -159,9 +160,17 @@ pub(crate) fn admitted(daemon: &mut Daemon, name: &str, caller: &Caller) -> Resu
     Ok((link, access))
 }
 
-/// Returns the access that this kernel allows. Before Linux 6.4 only the process that creates a socket, the daemon, can
-/// map its rings.
-fn usable_access(access: Access, link: &Link, caller: &Caller) -> Access {
+/// Returns the header of the packets of an interface: 0, 10 or 12 bytes.
+pub(in crate::ports) fn header_of_link(daemon: &mut Daemon, link: &Link, caller: &Caller) -> u8 {
+    daemon.nics.settings.header_of(caller.netns_id(), link.index)
+}
+
+/// Returns the access that this kernel and the interface's settings allow. Before Linux 6.4 only the process that
+/// creates a socket, the daemon, can map its rings; and only the daemon puts virtio-net headers before packets.
+fn usable_access(daemon: &mut Daemon, access: Access, link: &Link, caller: &Caller) -> Access {
+    if header_of_link(daemon, link, caller) > 0 {
+        return Access::Mediated;
+    }
     let Some(netns) = caller.netns.as_ref().filter(|_| access == Access::Direct) else { return access };
     let shares_rings = netns.run(|| xsk::maps_bound_rings(link.index)).and_then(|tried| tried);
     // If it cannot be tried, opening the socket fails for the same reason, and says so.

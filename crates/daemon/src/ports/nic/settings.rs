@@ -1,5 +1,5 @@
 //! Settings of interfaces that outlive their ports: filters, which select the frames that enter the port (the others
-//! stay with the kernel), and busy polling.
+//! stay with the kernel), busy polling, and the virtio-net headers of packets (`header`).
 //!
 //! ```text
 //! set by      root, or a user who may open the interface directly, unless another user has it open
@@ -35,11 +35,13 @@ pub(super) struct StoredFilter {
     pub(super) uid: u32,
 }
 
-/// The settings of an interface; at least one of the two.
+/// The settings of an interface; at least one of them.
 struct Settings {
     nsid: Nsid,
     filter: Option<Arc<StoredFilter>>,
     busy_poll: Option<BusyPoll>,
+    /// Bytes of the virtio-net header: 10 or 12; 0: none.
+    header: u8,
 }
 
 /// The settings of all interfaces, by namespace and index.
@@ -76,12 +78,22 @@ impl InterfaceSettings {
         self.all.get(&(netns, index))?.busy_poll
     }
 
+    /// Returns the bytes of the virtio-net header of packets of an interface that exists.
+    pub(super) fn header_of(&mut self, netns: u64, index: u32) -> u8 {
+        self.remove_gone();
+        self.all.get(&(netns, index)).map_or(0, |settings| settings.header)
+    }
+
     pub(super) fn store_filter(&mut self, netns: &Netns, index: u32, filter: Arc<StoredFilter>) -> Result<(), Refusal> {
         self.entry(netns, index).map(|settings| settings.filter = Some(filter))
     }
 
     pub(super) fn store_busy_poll(&mut self, netns: &Netns, index: u32, busy_poll: BusyPoll) -> Result<(), Refusal> {
         self.entry(netns, index).map(|settings| settings.busy_poll = Some(busy_poll))
+    }
+
+    pub(super) fn store_header(&mut self, netns: &Netns, index: u32, bytes: u8) -> Result<(), Refusal> {
+        self.entry(netns, index).map(|settings| settings.header = bytes)
     }
 
     /// Returns the settings of an interface that exists. The caller sets one of them.
@@ -91,8 +103,8 @@ impl InterfaceSettings {
             return refuse(
                 ENOMEM,
                 format!(
-                    "{MAX_INTERFACES} interfaces have filters or busy polling already (unetmap nic IF filter off, \
-                     unetmap nic IF busy-poll off)"
+                    "{MAX_INTERFACES} interfaces have filters, busy polling or headers already (unetmap nic IF filter off, \
+                     unetmap nic IF busy-poll off, unetmap nic IF header 0)"
                 ),
             );
         }
@@ -106,7 +118,7 @@ impl InterfaceSettings {
             _ => refuse(ENXIO, format!("changes of its namespace cannot be watched: {e}")),
         });
         let nsid = nsid.inspect_err(|_| self.close_watch_if_unused())?;
-        let settings = self.all.entry(key).or_insert(Settings { nsid, filter: None, busy_poll: None });
+        let settings = self.all.entry(key).or_insert(Settings { nsid, filter: None, busy_poll: None, header: 0 });
         settings.nsid = nsid;
         Ok(settings)
     }
@@ -138,10 +150,14 @@ impl InterfaceSettings {
         self.remove(netns, index, |settings| settings.busy_poll = None);
     }
 
+    pub(super) fn remove_header(&mut self, netns: u64, index: u32) {
+        self.remove(netns, index, |settings| settings.header = 0);
+    }
+
     fn remove(&mut self, netns: u64, index: u32, remove: impl FnOnce(&mut Settings)) {
         if let Some(settings) = self.all.get_mut(&(netns, index)) {
             remove(settings);
-            if settings.filter.is_none() && settings.busy_poll.is_none() {
+            if settings.filter.is_none() && settings.busy_poll.is_none() && settings.header == 0 {
                 self.all.remove(&(netns, index));
             }
         }

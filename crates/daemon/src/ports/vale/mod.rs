@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use unetmap_abi::*;
 use unetmap_core::control::binding::{BackendKind, BoundRing, FORWARD_ALL, FORWARD_MARKED};
-use unetmap_core::errno::{EACCES, EBUSY, EINVAL, EIO, ENOENT, ENOMEM};
+use unetmap_core::errno::{EACCES, EBUSY, EINVAL, ENOENT, ENOMEM};
 use unetmap_mem::{BufIdx, ChannelPage};
 use unetmap_switch::policy::ActivePolicy;
 use unetmap_switch::policy::DropReason;
@@ -384,12 +384,23 @@ pub(crate) fn header(daemon: &Daemon, name: &str, caller: &Caller) -> u8 {
 pub(crate) fn set_header(daemon: &mut Daemon, name: &str, bytes: u8, caller: &Caller) -> bool {
     let Some(port) = find_by_name(daemon, name, caller) else { return false };
     let key = port.key.clone();
-    let of_program = match daemon.vale.persistent.set_header(&key, bytes) {
-        Some(hidden) => daemon.registry.get(&PortKey::Persistent(hidden)),
-        None => find(&daemon.registry, &key),
-    };
-    of_program.iter().for_each(|port: &&ValePort| port.switch_side.set_vnet_hdr_len(bytes));
+    match daemon.vale.persistent.attached_as(&key) {
+        Some(hidden) => set_persistent_header(daemon, hidden, bytes),
+        None => find(&daemon.registry, &key).into_iter().for_each(|port| port.switch_side.set_vnet_hdr_len(bytes)),
+    }
     true
+}
+
+/// Sets the header of the packets that programs send and receive on a persistent port.
+pub(crate) fn set_persistent_header(daemon: &mut Daemon, hidden: u32, bytes: u8) {
+    daemon.vale.persistent.set_header(hidden, bytes);
+    let of_program = daemon.registry.get::<ValePort>(&PortKey::Persistent(hidden));
+    of_program.into_iter().for_each(|port| port.switch_side.set_vnet_hdr_len(bytes));
+}
+
+/// Returns it.
+pub(crate) fn persistent_header(daemon: &Daemon, hidden: u32) -> u8 {
+    daemon.vale.persistent.header_of(hidden)
 }
 
 /// Whether there is such a port.
@@ -438,13 +449,7 @@ impl Port for ValePort {
         }
         let header = self.header();
         if header > 0 && request.nr_flags & NR_ACCEPT_VNET_HDR == 0 {
-            return refuse(
-                EIO,
-                format!(
-                    "its packets begin with a virtio-net header of {header} bytes, which the program must accept \
-                     (NR_ACCEPT_VNET_HDR)"
-                ),
-            );
+            return nic::refuse_header(header);
         }
         Ok(())
     }

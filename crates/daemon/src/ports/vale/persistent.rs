@@ -143,11 +143,16 @@ impl PersistentState {
         self.at(key).map(|port| port.header)
     }
 
-    /// Sets it. Returns the persistent port, if it is one.
-    pub(super) fn set_header(&mut self, key: &ValeKey, bytes: u8) -> Option<u32> {
-        let hidden = self.attached_as(key)?;
-        self.get_mut(hidden)?.header = bytes;
-        Some(hidden)
+    /// The same, by its hidden end.
+    pub(super) fn header_of(&self, hidden: u32) -> u8 {
+        self.get(hidden).map_or(0, |port| port.header)
+    }
+
+    /// Sets it.
+    pub(super) fn set_header(&mut self, hidden: u32, bytes: u8) {
+        if let Some(port) = self.get_mut(hidden) {
+            port.header = bytes;
+        }
     }
 
     pub(crate) fn is_hidden_namespace(&self, netns: u64) -> bool {

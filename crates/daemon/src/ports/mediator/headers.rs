@@ -1,0 +1,161 @@
+//! Virtio-net headers before the packets of an interface, on the program's side.
+//!
+//! ```text
+//! from the interface   [ 0 .. 0 | frame ]    the frame is complete: nothing is left to do
+//! to the interface     [ header | packet ]   its checksum is computed, and it is segmented, as the header requests
+//! ```
+//! AF_XDP carries finished frames only, so that packets which rely on offloads are finished here, by the switch's code.
+
+use unetmap_abi::NS_MOREFRAG;
+use unetmap_core::Ring;
+use unetmap_switch::offload::{self, MAX_PACKET};
+
+use crate::tuning::mediator::BATCH;
+
+/// Converts packets between a program and an interface.
+pub(super) struct HeaderConverter {
+    /// Bytes of the program's header: 10 or 12.
+    header: usize,
+    /// A private copy of a packet, with its header.
+    packet: Vec<u8>,
+}
+
+/// A packet that begins at a slot of a ring.
+enum Gathered {
+    /// It is complete, and has this many slots.
+    Complete(u32),
+    /// It is complete, and longer than a packet may be.
+    TooLong(u32),
+    /// Its last slots have not arrived.
+    Incomplete,
+}
+
+impl HeaderConverter {
+    /// `None` if packets have no header.
+    pub(super) fn new(header: u8) -> Option<HeaderConverter> {
+        let header = usize::from(header);
+        (header > 0).then(|| HeaderConverter { header, packet: Vec::with_capacity(header + MAX_PACKET) })
+    }
+
+    /// Moves packets that the program sent to the interface. Returns the number of slots of the program.
+    pub(super) fn move_out(&mut self, from: Option<&Ring>, to: Option<&Ring>) -> u32 {
+        let header = self.header;
+        self.move_packets(from, to, 0, |packet, to, at| {
+            let needed = offload::slots_needed(packet, capacity(to)) as u32;
+            if !fits(to, at, needed) {
+                return None;
+            }
+            let mut filled = 0;
+            // A header that does not match its packet loses the packet.
+            let _ = offload::finish(packet, header, |[headers, payload]| {
+                filled += put(to, at + filled, &[headers, payload]);
+                true
+            });
+            Some(filled)
+        })
+    }
+
+    /// Moves packets that the interface received to the program. Returns the number of slots of the interface.
+    pub(super) fn move_back(&mut self, from: Option<&Ring>, to: Option<&Ring>) -> u32 {
+        self.move_packets(from, to, self.header, |packet, to, at| {
+            let needed = packet.len().div_ceil(capacity(to)) as u32;
+            fits(to, at, needed).then(|| put(to, at, &[&*packet]))
+        })
+    }
+
+    /// Copies one packet after the other behind `zeros` zero bytes, and calls `deliver` with the copy, the ring, and
+    /// the number of slots that are filled already. It returns how many more it filled; `None`: there is no room yet.
+    fn move_packets(
+        &mut self,
+        from: Option<&Ring>,
+        to: Option<&Ring>,
+        zeros: usize,
+        mut deliver: impl FnMut(&mut [u8], &Ring, u32) -> Option<u32>,
+    ) -> u32 {
+        let (Some(from), Some(to)) = (from, to) else { return 0 };
+        let space = from.space();
+        let (mut taken, mut filled) = (0, 0);
+        while taken < space.min(BATCH) {
+            match self.gather(from, taken, space - taken, zeros) {
+                Gathered::Complete(slots) => {
+                    let len = self.packet.len();
+                    // Shorter than its header: lost.
+                    if len >= self.header {
+                        let Some(more) = deliver(&mut self.packet, to, filled) else { break };
+                        filled += more;
+                    }
+                    taken += slots;
+                }
+                Gathered::TooLong(slots) => taken += slots,
+                // A ring that is full of it can never complete it.
+                Gathered::Incomplete if taken == 0 && space + 1 >= from.num_slots() => taken = space,
+                Gathered::Incomplete => break,
+            }
+        }
+        to.advance(filled);
+        from.advance(taken);
+        taken
+    }
+
+    /// Copies the packet that begins `at` slots behind the head, of `space` slots that follow.
+    fn gather(&mut self, from: &Ring, at: u32, space: u32, zeros: usize) -> Gathered {
+        self.packet.clear();
+        self.packet.resize(zeros, 0);
+        let (mut slots, mut too_long) = (0, false);
+        for slot in from.run(from.add(from.head(), at), space) {
+            let (len, flags) = slot.len_flags();
+            let (frame, begin) = (slot.frame(), self.packet.len());
+            // A program may have written any length.
+            let len = usize::from(len).min(frame.capacity());
+            slots += 1;
+            too_long |= begin + len > self.header + MAX_PACKET;
+            if !too_long {
+                self.packet.resize(begin + len, 0);
+                frame.read(0, &mut self.packet[begin..]);
+            }
+            if flags & NS_MOREFRAG == 0 {
+                return if too_long { Gathered::TooLong(slots) } else { Gathered::Complete(slots) };
+            }
+        }
+        Gathered::Incomplete
+    }
+}
+
+/// Bytes of a slot.
+fn capacity(ring: &Ring) -> usize {
+    ring.buf_size().min(u32::from(u16::MAX)) as usize
+}
+
+/// Whether `needed` slots are free behind the first `filled`, or the ring could not hold them if it were empty: then
+/// the packet is lost, instead of those behind it being held up.
+fn fits(to: &Ring, filled: u32, needed: u32) -> bool {
+    filled + needed <= to.space() || needed >= to.num_slots()
+}
+
+/// Writes the pieces of a frame one behind the other into slots, from `at` slots behind the head on. Returns the number
+/// of slots; 0 if they are not free.
+fn put(to: &Ring, at: u32, pieces: &[&[u8]]) -> u32 {
+    let (bytes, capacity) = (pieces.iter().map(|piece| piece.len()).sum::<usize>(), capacity(to));
+    let slots = bytes.div_ceil(capacity) as u32;
+    if at + slots > to.space() {
+        return 0;
+    }
+    let mut pieces = pieces.iter();
+    let mut rest: &[u8] = &[];
+    for (slot, target) in (1..=slots).zip(to.run(to.add(to.head(), at), slots)) {
+        let mut filled = 0;
+        while filled < capacity {
+            if rest.is_empty() {
+                match pieces.next() {
+                    Some(piece) => rest = piece,
+                    None => break,
+                }
+            }
+            let (now, later) = rest.split_at(rest.len().min(capacity - filled));
+            target.frame().write(filled, now);
+            (filled, rest) = (filled + now.len(), later);
+        }
+        target.set_len_flags(filled as u16, if slot < slots { NS_MOREFRAG } else { 0 });
+    }
+    slots
+}
