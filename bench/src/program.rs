@@ -25,7 +25,7 @@ const MIN_PACKETS: f64 = 64.0;
 /// Time limit of each step. A step that takes longer hangs.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(15);
 /// Time limit for a process to exit after a signal.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(3);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The folder in which `make install` installs the programs that only benchmarks use, relative to this program's
 /// folder.

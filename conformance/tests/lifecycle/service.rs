@@ -14,6 +14,9 @@ use conformance::{Home, LIMIT, isolated, program, until};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use rustix::process::Signal;
 
+/// Debian's user `nobody`.
+const NOBODY: u32 = 65534;
+
 fn unetmap(args: &[&str]) -> Output {
     Command::new(program("unetmap")).args(args).stdin(Stdio::null()).output().expect("the front command")
 }
@@ -199,6 +202,45 @@ fn a_reload_applies_what_changed_in_the_files() {
             println!("skipped: a user's own daemon has no policy");
         }
         port.txsync().expect("ports stay open");
+    });
+}
+
+/// A user's own daemon can open few files; its configuration is one of them, also when an editor has replaced it.
+#[test]
+fn a_users_daemon_reads_its_file_again() {
+    isolated(|home| {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: other users' programs need root");
+        }
+        let [public, own, etc] = ["public", "own", "etc"].map(|name| home.folder().join(name));
+        for folder in [&public, &own, &etc] {
+            fs::create_dir(folder).expect("a folder");
+        }
+        for folder in [home.folder(), &public] {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            fs::set_permissions(folder, mode).expect("our own folder");
+        }
+        let give = |path: &Path| std::os::unix::fs::chown(path, Some(NOBODY), None).expect("our own file");
+        let (config, new) = (etc.join("unetmapd.toml"), etc.join("new"));
+        fs::write(&config, "[knobs]\nfwd = 1\n").expect("a file");
+        [&own, &etc, &config].into_iter().for_each(|path| give(path));
+        let copies = ["unetmapd", "unetmap"]
+            .map(|name| conformance::net::public_copy(&public, program(name).to_str().expect("text")));
+        let as_nobody = |command: &mut Command| {
+            command.env("UNETMAP_SOCKET", own.join("s")).stdin(Stdio::null());
+        };
+        let mut daemon = Command::new("runuser");
+        daemon.args(["-u", "nobody", "--"]).arg(&copies[0]).args(["--foreground", "--idle-exit", "0", "--config"]);
+        as_nobody(daemon.arg(&config).stderr(Stdio::null()));
+        let _daemon = Guard::spawn(&mut daemon);
+        until("the daemon serves", || daemon_listens(&own.join("s")));
+        fs::write(&new, "[knobs]\nfwd = 0\n").expect("a file");
+        give(&new);
+        fs::rename(&new, &config).expect("a file");
+        let mut reload = Command::new("runuser");
+        as_nobody(reload.args(["-u", "nobody", "--"]).arg(&copies[1]).arg("reload"));
+        let printed = text(&reload.output().expect("the front command"));
+        assert_eq!(printed, "fwd: 0, before 1\n");
     });
 }
 

@@ -26,8 +26,9 @@ const ROOT: [Capability; 12] = [
     Capability::Bpf,
 ];
 
-/// Confines the daemon that listens at `socket`. Call it before the first thread is started.
-pub(crate) fn confine_daemon(socket: &Path) {
+/// Confines the daemon that listens at `socket`, and reads `config` again on request. Call it before the first thread
+/// is started.
+pub(crate) fn confine_daemon(socket: &Path, config: Option<&Path>) {
     report("no_new_privs", sandbox::no_new_privileges());
     if process::uid() == 0 {
         report("oom_score_adj", sandbox::set_oom_score(OOM_SCORE));
@@ -36,14 +37,17 @@ pub(crate) fn confine_daemon(socket: &Path) {
         return;
     }
     report("capabilities", sandbox::keep_capabilities(&[]));
-    let folder = socket.parent().unwrap_or(Path::new("/"));
-    let files = [
-        (folder, Access::Write),
+    let folder_of = |file: &'_ Path| file.parent().unwrap_or(Path::new("/")).to_owned();
+    let (folder, config) = (folder_of(socket), config.map(folder_of));
+    let mut files = vec![
+        (&*folder, Access::Write),
         (Path::new("/proc"), Access::Read),
         (Path::new("/sys"), Access::Read),
         (Path::new("/dev/null"), Access::Write),
         (Path::new("/dev/urandom"), Access::Read),
     ];
+    // The folder, as editors replace the file.
+    files.extend(config.iter().map(|folder| (&**folder, Access::Read)));
     report("landlock", sandbox::allow_files(&files));
     report("seccomp", sandbox::allow_calls(sandbox::MAIN));
 }

@@ -181,7 +181,7 @@ fn run(args: &Args) -> Result<(), String> {
     process::reset_inherited_limits();
     let files = process::raise_fd_limit();
     let (admission, first_mem_id) = admission(args)?;
-    confinement::confine_daemon(&socket);
+    confinement::confine_daemon(&socket, sources.file.as_deref());
     let listener_again = listener.try_clone().map_err(|e| e.to_string())?;
     let mut daemon = Daemon::new(knobs, admission, first_mem_id);
     daemon.users.files = files;
