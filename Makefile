@@ -3,6 +3,7 @@
 # make test       runs all tests
 # make host-matrix  host rings: all attachments with all kinds of traffic
 # make test-vm    all kernels and drivers in QEMU guests; KERNELS="6.1 6.18" and DRIVERS="igb,veth" choose
+# make test-arm64  builds for arm64; unit tests, make demo and interfaces in emulations (QEMU)
 # make test-bare  make demo and make test in fresh Debian 12 and 13 roots (root; about an hour)
 # make test-nic   IF=eth1 PEER=eth2: real interfaces, joined by a cable and otherwise unused (root)
 # make lint       formatting, clippy, layout and words of the source, decisions, headers, manual pages
@@ -29,7 +30,7 @@ UNITS := $(DESTDIR)$(PREFIX)/lib/systemd
 # The folder of rustup's cargo, for shells that were started before rustup was installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: build setup setup-tests demo test test-bare test-nic test-vm host-matrix loom lint lint-source lint-headers lint-man lint-bpf bench install uninstall
+.PHONY: build setup setup-tests demo test test-bare test-nic test-vm test-arm64 host-matrix loom lint lint-source lint-headers lint-man lint-bpf bench install uninstall
 .DEFAULT_GOAL := build
 
 build: setup
@@ -71,11 +72,14 @@ test-bare:
 test-nic: build
 	@BIN=$(BIN) .ci/test-nic "$(IF)" "$(PEER)"
 
-# VM=--short is the form for CI: one kernel, two drivers.
+# VM=--short is the form for CI: one kernel, two drivers. VM=--every: every driver with every kernel.
 test-vm: setup
 	$(CARGO) build --locked --workspace --bins
 	vm/prepare
 	vm/table $(VM)
+
+test-arm64:
+	@CARGO=$(CARGO) vm/arm64
 
 lint: setup lint-source lint-headers lint-man lint-bpf
 	$(CARGO) fmt --all --check

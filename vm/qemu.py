@@ -12,15 +12,28 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("VM_CACHE", Path.home() / ".cache/unetmap-vm"))
 NOT_FINISHED = 125
+# MiB that a guest has.
+MEMORY = 1536
+# The kernel of another processor: Debian 13's, with programs that were built for it.
+ARM64 = "arm64"
+ARM64_TARGET = "aarch64-unknown-linux-gnu"
+# A guest's clock runs with its instructions, 2 ns each: a busy host slows guests down, and no time limit in them
+# expires because of that. One thread for all processors, which QEMU requires then; two guests run at a time.
+EMULATION = ["-accel", "tcg,thread=single", "-icount", "shift=1"]
 # Seconds in which KVM boots a guest; where it does not work a guest stands still.
 KVM_TIMEOUT = 30
 # Seconds between two looks for a guest's requests to QEMU.
 MONITOR_POLL = 0.1
 
 
-def build_folder():
+def build_folder(kernel):
     target = Path(os.environ.get("CARGO_TARGET_DIR", PROJECT / "target"))
-    return Path(os.environ.get("VM_BUILD", target / "debug")).resolve()
+    built = target / ARM64_TARGET / "debug" if kernel == ARM64 else target / "debug"
+    return Path(os.environ.get("VM_BUILD", built)).resolve()
+
+
+def tree(kernel):
+    return CACHE / ("tree-arm64" if kernel == ARM64 else "tree")
 
 
 def qemu_program():
@@ -33,13 +46,22 @@ def qemu_program():
     ]  # fmt: skip
 
 
+def machine(kernel):
+    """QEMU's program and machine for a kernel, and what the kernel is told of its console and its clock."""
+    if kernel == ARM64:
+        # The machine's own. Pointer authentication as the processor defines it is slow to emulate.
+        return ["qemu-system-aarch64", "-M", "virt", *EMULATION, "-cpu", "max,pauth-impdef=on"], "ttyAMA0"
+    accelerate, clock = acceleration()
+    return [*qemu_program(), "-M", "q35", *accelerate], f"ttyS0{clock}"
+
+
 def acceleration():
     """KVM where VM_ACCEL or an earlier `probe_kvm` says so: in nested machines it may exist but boot no kernel."""
     probed = CACHE / "accelerator"
     if os.environ.get("VM_ACCEL", probed.read_text() if probed.exists() else "tcg") == "kvm":
         return ["-accel", "kvm", "-cpu", "host"], ""
-    # Without a steady clock: the timer test panics a guest that the host holds up, and its TSC runs wild.
-    return ["-accel", "tcg,thread=multi", "-cpu", "max"], " no_timer_check tsc=unstable clocksource=acpi_pm"
+    # The timer test fails here, and the TSC runs wild.
+    return [*EMULATION, "-cpu", "max"], " no_timer_check tsc=unstable clocksource=acpi_pm"
 
 
 def typed(value):
@@ -48,8 +70,8 @@ def typed(value):
 
 
 def devices(specifications):
-    """The cards: (hub, device as QEMU's device_add takes it, backend, queues). Each has a root port of its own, which
-    igb needs."""
+    """The cards: (hub, device as QEMU's device_add takes it, backend, queues, NUMA node). Each has a root port of its
+    own, which igb needs."""
     cards = []
     for hub, specification in enumerate(specifications, start=1):
         model, _, rest = specification.partition(",")
@@ -57,6 +79,7 @@ def devices(specifications):
         queues = parts.pop(0) if parts and parts[0].isdigit() else None
         backend = next((p[len("backend=") :].replace(";", ",") for p in parts if p.startswith("backend=")), None)
         more = dict(part.split("=", 1) for part in parts if not part.startswith("backend="))
+        node = more.pop("node", None)
         if queues and model.startswith("virtio"):
             more |= {"mq": "on", "vectors": str(2 * int(queues) + 2)}
         for _ in range(2 if model.endswith("x2") else 1):
@@ -66,15 +89,19 @@ def devices(specifications):
                 "bus": f"port{number}", "mac": f"02:00:00:00:00:{number:02x}", "romfile": "",
                 **{name: typed(value) for name, value in more.items()},
             }  # fmt: skip
-            cards.append((hub, device, backend, queues))
+            cards.append((hub, device, backend, queues, node))
     return cards
 
 
 def nic_options(specifications):
     """QEMU's options for the devices, and the taps with their bridges: a hub has one queue, a tap several."""
+    cards = devices(specifications)
     options, taps = [], []
-    for number, (hub, device, backend, queues) in enumerate(devices(specifications), start=1):
-        options += ["-device", f"pcie-root-port,id=port{number},chassis={number},slot={number}"]
+    for node in sorted({node for *_, node in cards if node}):
+        options += ["-device", f"pxb-pcie,id=node{node},bus_nr={128 + int(node)},bus=pcie.0,numa_node={node}"]
+    for number, (hub, device, backend, queues, node) in enumerate(cards, start=1):
+        bus = f"node{node}" if node else "pcie.0"
+        options += ["-device", f"pcie-root-port,id=port{number},bus={bus},chassis={number},slot={number}"]
         if queues and not backend:
             taps.append((f"tap{number}", f"br{hub}"))
             backend = f"tap,ifname=tap{number},script=no,downscript=no,vhost=off,queues={queues}"
@@ -113,6 +140,15 @@ def share(tag, path, readonly=True):
         "-fsdev", f"local,id={tag},path={path},security_model=none,multidevs=remap{mode}",
         "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}",
     ]  # fmt: skip
+
+
+def nodes(memory):
+    """Two NUMA nodes with a processor and half of the memory (MiB) each."""
+    options = []
+    for node in (0, 1):
+        options += ["-object", f"memory-backend-ram,id=memory{node},size={memory // 2}M"]
+        options += ["-numa", f"node,nodeid={node},cpus={node},memdev=memory{node}"]
+    return options
 
 
 class Monitor:
@@ -165,19 +201,19 @@ class Monitor:
 
 def command(kernel, results, script, nics, cpus, memory, more):
     folder = CACHE / "kernels" / kernel
-    accelerate, clock = acceleration()
-    arguments = f"console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on script={script}{clock}"
+    program, console = machine(kernel)
+    arguments = f"console={console} quiet panic=-1 mitigations=off random.trust_cpu=on script={script}"
     devices, taps = nic_options(nics)
     return with_taps(taps, [
-        *qemu_program(), "-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-M", "q35", *accelerate,
+        *program, "-nodefaults", "-no-user-config", "-nographic", "-no-reboot",
         "-smp", str(cpus), "-m", str(memory), "-serial", "stdio",
         "-kernel", str(folder / "vmlinuz"), "-initrd", str(folder / "initramfs.gz"), "-append", arguments,
-        *share("tree", CACHE / "tree"), *share("modules", folder / "lib/modules"), *share("project", PROJECT),
-        *share("build", build_folder()), *share("results", results, readonly=False), *devices, *more,
+        *share("tree", tree(kernel)), *share("modules", folder / "lib/modules"), *share("project", PROJECT),
+        *share("build", build_folder(kernel)), *share("results", results, readonly=False), *devices, *more,
     ])  # fmt: skip
 
 
-def run(kernel, script, nics, results, timeout, output, cpus=2, memory=1536, more=()):
+def run(kernel, script, nics, results, timeout, output, cpus=2, memory=MEMORY, more=()):
     """Boots the guest and waits for its end. Returns the script's exit status, or NOT_FINISHED."""
     name = script.name
     status = results / f"status-{name}"
@@ -212,7 +248,7 @@ def run(kernel, script, nics, results, timeout, output, cpus=2, memory=1536, mor
 def probe_kvm(kernel):
     """Finds out once whether KVM boots a kernel here, and remembers it in the cache folder."""
     probed = CACHE / "accelerator"
-    if "VM_ACCEL" in os.environ or probed.exists():
+    if kernel == ARM64 or "VM_ACCEL" in os.environ or probed.exists():
         return
     works = False
     if os.access("/dev/kvm", os.W_OK):

@@ -33,6 +33,8 @@ FRAMES = 512
 # As many frames at a time as every queue has buffers for, so that none is lost while a busy guest stands still.
 BATCH = 128
 TX_BATCHES = 2
+# With 1, 2, 3 ... frames each: one batch.
+RSS_FLOWS = 15
 LENGTHS = [60, 61, 63, 64, 65, 128, 590, 1023, 1024, 1513, 1514]
 TCP_BYTES = 200_000
 # Seconds in which tagged frames arrive after another one that was sent with them, if no card drops them.
@@ -244,7 +246,22 @@ def rss(receiver):
         raise Failed(f"{others} of 128 frames came to other queues than the table says")
     symmetric = Program(["unetmap", "nic", device.name, "rss", "symmetric"])
     symmetric.finish(None)
-    return ("table only", " ".join(symmetric.errors)) if symmetric.child.returncode else ("yes", "")
+    if symmetric.child.returncode:
+        return "table only", " ".join(symmetric.errors)
+    there, back = (per_queue(receiver, back) for back in (False, True))
+    if there != back or len(there) < 2:
+        raise Failed(f"frames per queue: {there} in one direction of the flows, {back} in the other")
+    return "yes", ""
+
+
+def per_queue(receiver, back):
+    """Frames that each queue gets of flows that differ in how many frames they have."""
+    device = receiver.device
+    before = queue_counters(device.name)
+    flows = [flow for flow in range(RSS_FLOWS) for _ in range(flow + 1)]
+    receives(receiver, [frame(device.mac(), device.peer_mac(), flow, back=back) for flow in flows])
+    after = queue_counters(device.name)
+    return {queue: after[queue] - before[queue] for queue in after if after[queue] > before[queue]}
 
 
 def link_down_and_up(receiver):
@@ -500,7 +517,7 @@ def between(row, source, target, switch=None):
     row.ask("tx", complete)
 
 
-def check(row, driver, number, plugs, made):
+def check(row, driver, number, plugs):
     """Makes the interfaces of a row, which stay, and fills the row."""
     if driver == "pipe":
         between(row, "netmap:check{1", "netmap:check}1")
@@ -510,13 +527,17 @@ def check(row, driver, number, plugs, made):
         refused(row, devices.without_ethernet(driver))
     else:
         device = devices.card(driver, plugs, number) if plugs else devices.software(driver, number)
-        made[driver] = device
         interface(row, device)
 
 
-def at_length(results, rows, made):
+def at_length(results, rows, cards):
     """Rows of zero copy: (name, driver) for a wire, (name, driver, driver) for a bridge of two."""
-    wires = []
+    made, wires = {}, []
+    for number, (driver, plugs) in enumerate(cards.items(), start=1):
+        try:
+            made[driver] = devices.card(driver, plugs, number)
+        except Failed as failure:
+            print(f"{driver}: {failure}", flush=True)
     for name, *drivers in rows:
         row = Row(name, results)
         wanted = [made.get(driver) for driver in drivers]
@@ -529,7 +550,7 @@ def at_length(results, rows, made):
                 long.bridged(row, *wanted)
             except Failed as failure:
                 row.set("50,000 each way", "no", str(failure))
-            for check in ("with a pipe", "20 clients killed", "20 daemons killed"):
+            for check in ("memory on its node", "with a pipe", "20 clients killed", "20 daemons killed"):
                 row.set(check, "-")
     if wires:
         long.wires(wires)
@@ -539,19 +560,19 @@ def main():
     with open("/results/plan.json") as file:
         plan = json.load(file)
     prepare()
-    made = {}
     with open("/results/cells.jsonl", "w") as results:
         for number, driver in enumerate(plan["drivers"], start=1):
             row = Row(driver, results)
             reason = ""
             try:
-                check(row, driver, number, plan["cards"].get(driver), made)
+                check(row, driver, number, plan["cards"].get(driver))
             except (Failed, OSError, ValueError, KeyError) as failure:
                 reason = str(failure)
             row.set("opens", "no", reason)
             for name in CHECKS:
                 row.set(name, "-")
-        at_length(results, plan["long"], made)
+        if plan["long"]:
+            at_length(results, plan["long"], plan["cards"])
     return 0
 
 

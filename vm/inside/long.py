@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+from pathlib import Path
 
 import exchange
 from net import (
@@ -29,6 +31,34 @@ def way_of(device):
     finally:
         for holder in holders:
             holder.finish()
+
+
+def memory_on_node(device):
+    """The region's pages are on the interface's NUMA node, although the program and its daemon run on another's CPU.
+    A few, with the region's description, are older than the interface."""
+    card = Path(f"/sys/class/net/{device.name}/device").resolve()
+    node = next(int((at / "numa_node").read_text()) for at in (card, card.parent) if (at / "numa_node").exists())
+    cpu = 0
+    if node < 0 or Path(f"/sys/devices/system/node/node{node}/cpu{cpu}").exists():
+        raise Failed(f"the card is on node {node}, that of CPU {cpu}")
+
+    def daemon():
+        listed = json.loads(run(["unetmap", "ls", "--json"]))  # null: there is none.
+        return listed and listed["daemon"]["pid"]
+
+    if daemon():
+        os.kill(daemon(), signal.SIGKILL)
+    command = ["taskset", "-c", str(cpu), "pkt-gen", "-i", f"netmap:{device.name}", "-f", "rx", "-w", "0", "-T", "0"]
+    program = Program(command).ready()
+    try:
+        maps = Path(f"/proc/{daemon()}/numa_maps").read_text()
+    finally:
+        program.finish()
+    pages = {}
+    for of_node, count in re.findall(r" N(\d+)=(\d+)", "".join(line for line in maps.splitlines() if "memfd:" in line)):
+        pages[int(of_node)] = pages.get(int(of_node), 0) + int(count)
+    if pages.get(node, 0) < 0.95 * sum(pages.values()) or not pages:
+        raise Failed(f"pages on each node: {pages}; the card's node is {node}")
 
 
 def many(one, other):
@@ -118,6 +148,7 @@ def wires(rows):
     """Rows of one wire each: (row, device)."""
     for row, device in rows:
         row.ask("way", way_of, device)
+        row.ask("memory on its node", memory_on_node, device)
         row.ask("50,000 each way", many, (device.name, None), (device.peer, FAR))
         row.ask("with a pipe", with_pipe, device)
         row.ask("20 clients killed", clients_killed, device)

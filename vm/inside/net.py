@@ -76,12 +76,15 @@ def mac_bytes(text):
     return bytes.fromhex(text.replace(":", ""))
 
 
-def frame(to, sender, number, length=60, tag=None):
-    """A UDP packet with a mark and a number, on which its flow depends."""
+def frame(to, sender, number, length=60, tag=None, back=False):
+    """A UDP packet with a mark and a number, on which its flow depends; `back`: in the flow's other direction."""
     vlan = struct.pack("!HH", 0x8100, tag) if tag is not None else b""
     payload = MARK + struct.pack("!I", number)
     payload += bytes((number + i) & 0xFF for i in range(max(0, length - 42 - len(vlan) - len(payload))))
-    udp = struct.pack("!HHHH", 1024 + number % 64, PORT, 8 + len(payload), 0) + payload
+    ports, addresses = (1024 + number % 64, PORT), (bytes([198, 18, 1, number % 64]), bytes([198, 18, 0, 2]))
+    if back:
+        ports, addresses = ports[::-1], addresses[::-1]
+    udp = struct.pack("!HHHH", *ports, 8 + len(payload), 0) + payload
     head = struct.pack(
         "!BBHHHBBH4s4s",
         0x45,
@@ -92,8 +95,7 @@ def frame(to, sender, number, length=60, tag=None):
         64,
         17,
         0,
-        bytes([198, 18, 1, number % 64]),
-        bytes([198, 18, 0, 2]),
+        *addresses,
     )
     head = head[:10] + struct.pack("!H", checksum(head)) + head[12:]
     return mac_bytes(to) + mac_bytes(sender) + vlan + b"\x08\x00" + head + udp
