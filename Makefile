@@ -1,17 +1,19 @@
 # make            builds the programs
 # make demo       sends real packets through pipes and prints a table
 # make test       runs all tests
+# make soak       MINUTES=60: hostile tenants of every kind beside honest traffic (root)
 # make host-matrix  host rings: all attachments with all kinds of traffic
 # make test-vm    all kernels and drivers in QEMU guests; KERNELS="6.1 6.18" and DRIVERS="igb,veth" choose
 # make test-arm64  builds for arm64; unit tests, make demo and interfaces in emulations (QEMU)
 # make test-bare  make demo and make test in fresh Debian 12 and 13 roots (root; about an hour)
 # make test-nic   IF=eth1 PEER=eth2: real interfaces, joined by a cable and otherwise unused (root)
-# make lint       formatting, clippy, layout and words of the source, decisions, headers, manual pages
+# make lint       formatting, clippy, layout and words of the source, decisions, headers, manual pages, licences
 # make bench      measures; BENCH="pipe --json" chooses
 # make install    to PREFIX (/usr/local), below DESTDIR; make uninstall removes it
 
 PREFIX ?= /usr/local
 CARGO ?= cargo
+MINUTES ?= 60
 BENCH ?= pipe pipe-batch pipe-1core pipe-rtt
 
 PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge lb vale-ctl unetmap-examples
@@ -30,7 +32,8 @@ UNITS := $(DESTDIR)$(PREFIX)/lib/systemd
 # The folder of rustup's cargo, for shells that were started before rustup was installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: build setup setup-tests demo test test-bare test-nic test-vm test-arm64 host-matrix loom lint lint-source lint-headers lint-man lint-bpf bench install uninstall
+.PHONY: build setup setup-tests demo test soak test-bare test-nic test-vm test-arm64 host-matrix loom
+.PHONY: lint lint-source lint-crates lint-headers lint-man lint-bpf bench install uninstall
 .DEFAULT_GOAL := build
 
 build: setup
@@ -61,6 +64,11 @@ loom: setup
 	RUSTFLAGS="$(RUSTFLAGS) --cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom \
 		$(CARGO) test --locked --release -p unetmap-mem --test loom
 
+# Optimized, with the assertions of debug builds.
+soak: setup-tests
+	$(CARGO) build --locked --profile soak -p unetmap-daemon -p unetmap-cli -p bridge -p conformance-hostile --bins
+	SOAK_MINUTES=$(MINUTES) $(CARGO) test --locked --profile soak -p conformance-hostile --test soak
+
 # Host rings: each way to attach an interface with each kind of traffic.
 host-matrix: setup
 	$(CARGO) build --locked --workspace --bins
@@ -81,7 +89,7 @@ test-vm: setup
 test-arm64:
 	@CARGO=$(CARGO) vm/arm64
 
-lint: setup lint-source lint-headers lint-man lint-bpf
+lint: setup lint-source lint-crates lint-headers lint-man lint-bpf
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
@@ -91,6 +99,10 @@ lint-source:
 	@.ci/check-decisions
 	@$(CARGO) package --locked -p unetmap-capi --allow-dirty --list | grep -qx preload/hooks.c || \
 		{ echo "lint: the package of unetmap-capi lacks the C files"; exit 1; }
+
+# Licences, sources and advisories of the crates that are used.
+lint-crates:
+	@.ci/check-crates
 
 # The compiled BPF objects against their sources; says so and passes where that version of clang is not installed.
 lint-bpf:
