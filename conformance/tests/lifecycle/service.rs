@@ -229,8 +229,10 @@ fn a_users_daemon_reads_its_file_again() {
         let as_nobody = |command: &mut Command| {
             command.env("UNETMAP_SOCKET", own.join("s")).stdin(Stdio::null());
         };
-        let mut daemon = Command::new("runuser");
-        daemon.args(["-u", "nobody", "--"]).arg(&copies[0]).args(["--foreground", "--idle-exit", "0", "--config"]);
+        // Becomes the daemon, which the guard ends; runuser would stay its parent.
+        let mut daemon = Command::new("setpriv");
+        daemon.args(["--reuid=nobody", "--regid=nogroup", "--clear-groups"]).arg(&copies[0]);
+        daemon.args(["--foreground", "--idle-exit", "0", "--config"]);
         as_nobody(daemon.arg(&config).stderr(Stdio::null()));
         let _daemon = Guard::spawn(&mut daemon);
         until("the daemon serves", || daemon_listens(&own.join("s")));
