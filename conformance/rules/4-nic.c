@@ -311,6 +311,29 @@ RULE("4-nic-pipe-late", "a pipe stays one when its parent becomes an interface, 
 	CHECK_EQ(poll_fd(s.fd, POLLIN, TIMEOUT_MS, &(int){ 0 }), 1);
 }
 
+/*
+ * Sends all frames of an interface's receive rings through a transmit ring of
+ * the same region, by exchanging buffers.
+ */
+static void
+forward_swapped(struct port *from, struct netmap_ring *tx)
+{
+	unsigned int r;
+
+	for (r = 0; r < from->nifp->ni_rx_rings; r++) {
+		struct netmap_ring *rx = rx_ring(from, r);
+
+		while (!nm_ring_empty(rx)) {
+			struct netmap_slot *full = get(rx), *to = put(tx, NULL, full->len, NS_BUF_CHANGED);
+			uint32_t buf = to->buf_idx;
+
+			to->buf_idx = full->buf_idx;
+			full->buf_idx = buf;
+			full->flags |= NS_BUF_CHANGED;
+		}
+	}
+}
+
 RULE("4-nic-swap", "a received packet is forwarded to another interface or a pipe by exchanging buffers")
 {
 	int near = open_wire("ra"), far = open_wire("rb"), i;
@@ -320,18 +343,7 @@ RULE("4-nic-swap", "a received packet is forwarded to another interface or a pip
 	CHECK_EQ(close(near), 0);
 	CHECK(send(far, frame(5), FRAME, 0) == FRAME);
 	CHECK_EQ(poll_fd(a.fd, POLLIN, TIMEOUT_MS, &i), 1);
-	for (i = 0; i < (int)a.nifp->ni_rx_rings; i++) {
-		struct netmap_ring *rx = rx_ring(&a, (unsigned)i), *tx = tx_ring(&m, 0);
-
-		while (!nm_ring_empty(rx)) {
-			struct netmap_slot *from = get(rx), *to = put(tx, NULL, from->len, NS_BUF_CHANGED);
-			uint32_t buf = to->buf_idx;
-
-			to->buf_idx = from->buf_idx;
-			from->buf_idx = buf;
-			from->flags |= NS_BUF_CHANGED;
-		}
-	}
+	forward_swapped(&a, tx_ring(&m, 0));
 	txsync(&m);
 	rxsync(&a);
 	CHECK_EQ(received_by(&s), 5);
@@ -346,23 +358,11 @@ RULE("4-nic-pipe-copied", "a pipe of another name, opened in the region of an in
 	struct port s = open_port("rdup}0", ALL_RINGS), a = open_nic("ra", ALL_RINGS);
 	struct port m = open_in_region(&a, "rdup{0", REG(.nr_mem_id = a.reg.nr_mem_id, .nr_flags = NR_EXCLUSIVE));
 	struct netmap_ring *tx = tx_ring(&m, 0);
-	unsigned int r;
 
 	for (n = 0; n < 3000; n++) {
 		CHECK(send(far, frame((unsigned)n), FRAME, 0) == FRAME);
 		CHECK_EQ(poll_fd(a.fd, POLLIN, TIMEOUT_MS, &i), 1);
-		for (r = 0; r < a.nifp->ni_rx_rings; r++) {
-			struct netmap_ring *rx = rx_ring(&a, r);
-
-			while (!nm_ring_empty(rx)) {
-				struct netmap_slot *from = get(rx), *to = put(tx, NULL, from->len, NS_BUF_CHANGED);
-				uint32_t buf = to->buf_idx;
-
-				to->buf_idx = from->buf_idx;
-				from->buf_idx = buf;
-				from->flags |= NS_BUF_CHANGED;
-			}
-		}
+		forward_swapped(&a, tx);
 		txsync(&m);
 		CHECK_EQ(received_by(&s), n);
 	}

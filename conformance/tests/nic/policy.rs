@@ -302,6 +302,9 @@ fn a_policy_change_applies_from_the_next_open() {
             until("it is open", || !home.snapshot().ports.is_empty());
             set_policy(home, DIRECT);
             assert_eq!(nobody.refused(&net.near, "netmap:va").0, 13);
+            // A user with an open port can still connect.
+            let ls = nobody.command(&net.near, "unetmap").args(["ls", "--json"]).output().expect("it runs");
+            assert!(String::from_utf8_lossy(&ls.stdout).contains("\"va\""), "{ls:?}");
             set_policy(home, "[[rule]]\nports = [\"va\"]\n\nusers = [-1]\n");
             let (errno, printed) = nobody.refused(&net.near, "netmap:va");
             assert!(errno == 13 && printed.contains(&format!("{}:4:", policy_file(home).display())), "{printed}");

@@ -27,7 +27,7 @@ pub(crate) mod vale;
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use unetmap_abi::*;
 use unetmap_core::control::binding::{BoundPool, BoundRing};
@@ -106,6 +106,14 @@ pub(crate) struct Description<'a> {
     pub(crate) page_bytes: usize,
     /// The pools of a monitor's mirror rings; else 0.
     pub(crate) mirror_pools: [BoundPool; 3],
+}
+
+impl Description<'_> {
+    /// Describes a port that has neither such a page nor mirror rings. The descriptor must exist; a client does not map
+    /// it.
+    pub(crate) fn without_page(endpoint: &Endpoint) -> Description<'_> {
+        Description { page: endpoint.state_page_fd.as_fd(), page_bytes: 0, mirror_pools: Default::default() }
+    }
 }
 
 /// A port. The methods are called in the order of the module's table; an implementation needs only those whose default

@@ -67,8 +67,7 @@ impl Port for NullPort {
     }
 
     fn describe(&self, _index: usize) -> Description<'_> {
-        // The third descriptor must exist; a client does not map it.
-        Description { page: self.endpoint.state_page_fd.as_fd(), page_bytes: 0, mirror_pools: Default::default() }
+        Description::without_page(&self.endpoint)
     }
 
     fn describe_ring<'a>(
