@@ -45,6 +45,11 @@ RULES = [
     ("6.1-", EVERY, "host rings", "refused", "host rings need Linux 6.6"),
     ("6.1-", EVERY, "bridge by swap", "no", "before Linux 6.4 the daemon has the interface's memory, so bridge copies"),
     # Changes of the device.
+    (EVERY, "igb", "queue count", "more only", "the kernel takes away no queue that a port uses"),
+    (EVERY, f"{VIRTIO}|veth|bridge port", "queue count", "refused",
+     "the kernel takes away no queue that a port uses; there are no more, or not with an XDP program"),
+    (EVERY, "vmxnet3", "queue count", "refused", "the driver cannot change it"),
+    (EVERY, "e1000e|tap|bond|VLAN|macvlan", "queue count", "-", "the interface has one queue"),
     (EVERY, SOFTWARE, "ring sizes", "-", "the driver has no ring sizes that can be set"),
     (EVERY, "virtio-net+spare", "unplugged", "-",
      "Linux waits without end for an unplugged device whose queues an XDP program, anybody's, has added"),

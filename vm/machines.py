@@ -8,6 +8,7 @@ lost, changed or reordered; exits 1 if anything was. vm/table runs this, too.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import qemu
 
-TIMEOUT = 300
+TIMEOUT = float(os.environ.get("VM_TIMEOUT", 300))
 ROLES = ["sender", "receiver", "bridger"]
 # Names of the rows, and how many of the roles they have.
 ROWS = {"two machines": 2, "bridge in a third": 3}

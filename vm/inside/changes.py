@@ -1,4 +1,4 @@
-"""What happens to an open port when its device changes: other ring sizes, a reset, and its removal."""
+"""What happens to an open port when its device changes: other ring sizes, other queues, a reset, and its removal."""
 
 import json
 import re
@@ -42,6 +42,50 @@ def resize(receiver, works):
         if ring_sizes(device.name)[1] != size:
             raise Failed(f"the driver has rings of {ring_sizes(device.name)[1]} entries instead of {size}")
     return "yes", ""
+
+
+def queue_counts(name):
+    """(what ethtool calls them, maximum, now) of the queues that receive; `None`: their number cannot be set."""
+    text = run(["ethtool", "-l", name], check=False)
+    for kind in ("combined", "rx"):
+        found = re.findall(rf"^{kind}:\s+(\d+)", text, re.MULTILINE | re.IGNORECASE)
+        if len(found) == 2 and int(found[0]) > 1 and int(found[1]):
+            return kind, int(found[0]), int(found[1])
+    return None
+
+
+def says_other_queues(name):
+    """Whether `unetmap ls` says that the interface has other queues than its port."""
+    ports = json.loads(run(["unetmap", "ls", "--json"]))["ports"]
+    return any(port["name"] == name and port.get("other_queues") for port in ports)
+
+
+def requeue(receiver, works):
+    """Fewer and more queues while the port is open: the kernel refuses, or the port works on and says it."""
+    device = receiver.device
+    counts = queue_counts(device.name)
+    if not counts:
+        return "-", "the driver has one queue, or a fixed number"
+    kind, maximum, now = counts
+    refusals = []
+    for other in (now - 1, now + 1):
+        if not 0 < other <= maximum:
+            continue
+        refusals.append(tried(["ethtool", "-L", device.name, kind, str(other)]))
+        device.wait()
+        if refusals[-1]:
+            works(receiver)
+            continue
+        until(lambda: says_other_queues(device.name), f"the port of {device.name} says that it has other queues")
+        # Queues that the table of RSS names cannot be taken away.
+        tried(["unetmap", "nic", device.name, "rss", "equal", str(now)])
+        run(["ethtool", "-L", device.name, kind, str(now)])
+        device.wait()
+        until(lambda: not says_other_queues(device.name), f"the port of {device.name} has all queues again")
+        works(receiver)
+    if all(refusals):
+        return "refused", refusals[0]
+    return ("more only", refusals[0]) if any(refusals) else ("yes", "")
 
 
 def reset(receiver, works):

@@ -26,8 +26,8 @@ from net import (
 )  # fmt: skip
 
 CHECKS = [
-    "opens", "way", "rx", "tx", "every queue", "tags", "stamps", "RSS", "link down and up", "ring sizes", "reset",
-    "host rings", "bridge by swap", "daemon killed", "client killed", "unplugged",
+    "opens", "way", "rx", "tx", "every queue", "tags", "stamps", "RSS", "link down and up", "ring sizes", "queue count",
+    "reset", "host rings", "bridge by swap", "daemon killed", "client killed", "unplugged",
 ]  # fmt: skip
 FRAMES = 512
 # As many frames at a time as every queue has buffers for, so that none is lost while a busy guest stands still.
@@ -278,6 +278,10 @@ def resized(receiver):
     return changes.resize(receiver, works)
 
 
+def requeued(receiver):
+    return changes.requeue(receiver, works)
+
+
 def reset(receiver):
     return changes.reset(receiver, works)
 
@@ -327,7 +331,8 @@ def session(row, device):
     row.ask("stamps", stamps, [stamp for stamp, _ in received], began, time.time())
     receiver = tags(row, receiver)
     answers(row, "RSS", rss, receiver)
-    for check, question in (("link down and up", link_down_and_up), ("ring sizes", resized), ("reset", reset)):
+    changed = {"link down and up": link_down_and_up, "ring sizes": resized, "queue count": requeued, "reset": reset}
+    for check, question in changed.items():
         if not answers(row, check, question, receiver):
             # The next check begins with a port that works.
             receiver.finish()
