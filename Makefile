@@ -2,6 +2,7 @@
 # make demo       sends real packets through pipes and prints a table
 # make test       runs all tests
 # make soak       MINUTES=60: hostile tenants of every kind beside honest traffic (root)
+# make test-long  fuzz targets (SECONDS=60 each), Miri; STEPS="fuzz miri" chooses
 # make host-matrix  host rings: all attachments with all kinds of traffic
 # make test-vm    all kernels and drivers in QEMU guests; KERNELS="6.1 6.18" and DRIVERS="igb,veth" choose
 # make test-arm64  builds for arm64; unit tests, make demo and interfaces in emulations (QEMU)
@@ -14,6 +15,7 @@
 PREFIX ?= /usr/local
 CARGO ?= cargo
 MINUTES ?= 60
+SECONDS ?= 60
 BENCH ?= pipe pipe-batch pipe-1core pipe-rtt
 
 PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge lb vale-ctl unetmap-examples
@@ -32,7 +34,7 @@ UNITS := $(DESTDIR)$(PREFIX)/lib/systemd
 # The folder of rustup's cargo, for shells that were started before rustup was installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: build setup setup-tests demo test soak test-bare test-nic test-vm test-arm64 host-matrix loom
+.PHONY: build setup setup-tests demo test test-long soak test-bare test-nic test-vm test-arm64 host-matrix loom
 .PHONY: lint lint-source lint-crates lint-headers lint-man lint-bpf bench install uninstall
 .DEFAULT_GOAL := build
 
@@ -64,6 +66,9 @@ loom: setup
 	RUSTFLAGS="$(RUSTFLAGS) --cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom \
 		$(CARGO) test --locked --release -p unetmap-mem --test loom
 
+test-long: setup-tests
+	@FUZZ_SECONDS=$(SECONDS) .ci/test-long $(STEPS)
+
 # Optimized, with the assertions of debug builds.
 soak: setup-tests
 	$(CARGO) build --locked --profile soak -p unetmap-daemon -p unetmap-cli -p bridge -p conformance-hostile --bins
@@ -91,6 +96,7 @@ test-arm64:
 
 lint: setup lint-source lint-crates lint-headers lint-man lint-bpf
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
 # Import cycles, sizes, words; decisions and the links to them; the C files in the library's package.

@@ -228,41 +228,44 @@ impl Knobs {
     /// # Errors
     /// One sentence that begins with the file, and the line if there is one.
     pub(crate) fn load(path: &Path) -> Result<Knobs, String> {
-        let at_line = |bytes: &[u8], at: usize, why: &str| {
-            Err(format!("{}:{}: {why}", path.display(), policy::line_of(bytes, at)))
-        };
         let bytes =
             policy::read(path, process::uid(), "configuration").map_err(|why| format!("{}: {why}", path.display()))?;
-        let text = match std::str::from_utf8(&bytes) {
+        Knobs::of_bytes(path, &bytes)
+    }
+
+    /// As [`Knobs::load`], of the file's contents.
+    pub(crate) fn of_bytes(path: &Path, bytes: &[u8]) -> Result<Knobs, String> {
+        let at_line = |at: usize, why: &str| Err(format!("{}:{}: {why}", path.display(), policy::line_of(bytes, at)));
+        let text = match std::str::from_utf8(bytes) {
             Ok(text) => text,
-            Err(e) => return at_line(&bytes, e.valid_up_to(), "this is not UTF-8 text; save the file as such"),
+            Err(e) => return at_line(e.valid_up_to(), "this is not UTF-8 text; save the file as such"),
         };
         let written: ConfigFile = match toml::from_str(text) {
             Ok(written) => written,
             Err(e) => {
                 let why = e.message().trim().replace('\n', ", ");
                 let at = e.span().map_or(0, |span| span.start);
-                return at_line(&bytes, at, &format!("{why}; unetmapd(8) shows how it is written"));
+                return at_line(at, &format!("{why}; unetmapd(8) shows how it is written"));
             }
         };
         let mut knobs = Knobs::default();
         for (name, value) in &written.knobs {
             if let Err(refusal) = knobs.set(name.get_ref(), *value.get_ref()) {
-                return at_line(&bytes, name.span().start, &refusal.why);
+                return at_line(name.span().start, &refusal.why);
             }
         }
         if let Some(vale) = written.vale {
             let at = vale.span().start;
             let ValeSection { threads, cpus, addresses } = vale.into_inner();
             if let Some(n) = addresses.filter(|n| !(1..=MAX_ENTRIES).contains(&(*n as usize))) {
-                return at_line(&bytes, at, &format!("{n} addresses: a switch can learn 1 to {MAX_ENTRIES}"));
+                return at_line(at, &format!("{n} addresses: a switch can learn 1 to {MAX_ENTRIES}"));
             }
             knobs.addresses = addresses;
             // If only processors are listed, there is a thread on each.
             let threads = threads.unwrap_or(u16::try_from(cpus.len().max(1)).unwrap_or(u16::MAX));
             knobs.plan = ThreadConfig { threads, cpus };
             if let Err(why) = knobs.plan.check() {
-                return at_line(&bytes, at, &why);
+                return at_line(at, &why);
             }
         }
         match knobs.check_regions() {
@@ -497,7 +500,7 @@ pub(crate) fn find(name: &str) -> Result<&'static Knob, Refusal> {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl Knobs {
     /// Returns knobs with these sizes for all regions.
     pub(crate) fn of_sizes(sizes: Sizes) -> Knobs {

@@ -1,12 +1,15 @@
 //! unetmapd: creates regions and ports, passes them to clients, and frees what clients held when they exit. The packets
 //! of a pipe do not pass through it.
 #![forbid(unsafe_code)]
+#![cfg_attr(fuzzing, allow(dead_code, reason = "compiled as a library, for fuzz targets"))]
 
 mod budget;
 mod caller;
 mod closer;
 mod confinement;
 mod endpoint;
+#[cfg(fuzzing)]
+pub mod fuzz;
 mod knobs;
 mod log;
 mod netmap_requests;

@@ -113,6 +113,12 @@ impl Policy {
         })
     }
 
+    /// The policy of a text; `None` if it is refused.
+    #[cfg(fuzzing)]
+    pub(crate) fn of_text(text: &str) -> Option<Policy> {
+        parse(text, &SystemAccounts).ok()
+    }
+
     /// How much of the daemon users can have.
     pub(crate) fn budgets(&self) -> &Budgets {
         &self.budgets

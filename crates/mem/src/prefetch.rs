@@ -10,10 +10,10 @@
 #[inline(always)]
 pub(crate) fn for_write<T>(at: *const T) {
     // SAFETY: a hint that faults at no address and changes no register and no memory (M7).
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly))
     };
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(any(not(target_arch = "x86_64"), miri))]
     let _ = at;
 }

@@ -6,8 +6,11 @@ use std::ptr::{self, NonNull};
 
 use rustix::fs::{FileType, fstat};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+#[cfg(not(miri))]
+use rustix::mm::munmap;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
 
+#[cfg(not(miri))]
 use crate::memfd;
 
 /// Bytes of a page. Where pages are larger, [`Mapping::populate`] fails if its range begins inside one.
@@ -41,6 +44,7 @@ impl Mapping {
     ///
     /// # Errors
     /// As [`Mapping::new`]; `EINVAL` for an offset inside a page.
+    #[cfg(not(miri))]
     pub fn part(fd: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<Mapping> {
         let end = offset.checked_add(bytes as u64).ok_or(Errno::INVAL)?;
         memfd::check_sealed(fd, end)?;
@@ -51,6 +55,21 @@ impl Mapping {
         // SAFETY: K3: the kernel chooses a free address range, so no existing mapping is replaced.
         let start = unsafe { mmap(ptr::null_mut(), bytes, both, MapFlags::SHARED, fd, offset)? };
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Mapping { start, len: bytes })
+    }
+
+    /// As above, under Miri, which has no memory files: memory of this process alone.
+    ///
+    /// # Errors
+    /// `EINVAL` for zero bytes; `ENOMEM`.
+    #[cfg(miri)]
+    pub fn part(_fd: BorrowedFd<'_>, _offset: u64, bytes: usize) -> io::Result<Mapping> {
+        let layout = std::alloc::Layout::from_size_align(bytes, PAGE).map_err(|_| Errno::INVAL)?;
+        if bytes == 0 {
+            return Err(Errno::INVAL.into());
+        }
+        // SAFETY: K3: the layout is not empty; `drop` frees it.
+        let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or(Errno::NOMEM)?;
         Ok(Mapping { start, len: bytes })
     }
 
@@ -127,6 +146,15 @@ fn is_socket(fd: BorrowedFd<'_>) -> io::Result<bool> {
 }
 
 impl Drop for Mapping {
+    #[cfg(miri)]
+    fn drop(&mut self) {
+        // SAFETY: K3: `part` allocated it with this layout.
+        unsafe {
+            std::alloc::dealloc(self.start.as_ptr(), std::alloc::Layout::from_size_align_unchecked(self.len, PAGE))
+        };
+    }
+
+    #[cfg(not(miri))]
     fn drop(&mut self) {
         // SAFETY: K3: this value owns the range, which was mapped as one piece; users of the pointer borrow `self`.
         // It fails only if the kernel has no memory to split a merged range: then the range stays mapped.

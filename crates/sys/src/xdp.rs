@@ -18,3 +18,12 @@ pub(crate) mod translate;
 #[cfg(feature = "bpf")]
 pub use attach::{Mark, Mode, Xdp};
 pub use classic::{ClassicInsn, ClassicProgram};
+
+/// Translates a filter for the fuzz target `filter`: code, registers, offset and constant of each instruction; `None`
+/// if the program is refused. The frame is in several buffers, or in one.
+#[cfg(all(fuzzing, feature = "bpf"))]
+pub fn translated(program: &[ClassicInsn], buffers: bool) -> Option<Vec<(u8, u8, i16, i32)>> {
+    let access = if buffers { translate::Access::Buffers } else { translate::Access::Plain };
+    let insns = translate::translate(program, 3, access).ok()?;
+    Some(insns.iter().map(|insn| (insn.code, insn.regs, insn.off, insn.imm)).collect())
+}

@@ -469,5 +469,12 @@ impl SyncRing {
 
 pub(crate) mod fast;
 pub mod mirror;
+// Below the tests; the fuzz targets need them without the rest.
+#[cfg(any(test, fuzzing))]
+#[path = "tests/steps.rs"]
+pub mod steps;
+#[cfg(any(test, fuzzing))]
+#[path = "tests/test_pipe.rs"]
+mod test_pipe;
 #[cfg(test)]
 mod tests;

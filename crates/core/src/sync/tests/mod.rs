@@ -4,13 +4,11 @@ mod fast;
 mod hostile;
 mod model;
 
-mod test_pipe;
-
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use unetmap_mem::Slots;
 
-use super::{ProgramPointers, validate};
+use super::{ProgramPointers, steps, test_pipe, validate};
 
 /// Returns a configuration with that many cases, the same in each run.
 fn cases(cases: u32) -> ProptestConfig {

@@ -1,4 +1,5 @@
 //! A pipe in one process, without a daemon: a region, rings, a channel, and their files, which tests can overwrite.
+#![cfg_attr(fuzzing, allow(dead_code, reason = "the tests use all of it"))]
 
 use std::collections::BTreeSet;
 use std::fs::File;

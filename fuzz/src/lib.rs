@@ -1,0 +1,5 @@
+//! What the fuzz targets share.
+
+pub mod bytes;
+pub mod ebpf;
+pub mod seeds;

@@ -1,0 +1,4 @@
+//! Configuration files.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| unetmapd::fuzz::configuration(bytes));

@@ -1,0 +1,4 @@
+//! Policy files.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| unetmapd::fuzz::policy(bytes));
