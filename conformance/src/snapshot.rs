@@ -124,7 +124,8 @@ pub struct Port {
     /// Attached interfaces: the polling CPU of each queue that has one.
     #[serde(default)]
     pub polled: std::collections::BTreeMap<u16, u32>,
-    /// Switch ports: packets that it sent and that reached no port, by reason.
+    /// Switch ports: packets that it sent and that reached no port, by reason. Interfaces with virtio-net headers:
+    /// packets that were lost because of their header or length.
     #[serde(default)]
     pub lost: std::collections::BTreeMap<String, u64>,
     /// Its rings, transmit first.

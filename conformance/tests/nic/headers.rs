@@ -96,6 +96,12 @@ fn packets_have_headers(home: &Home, (name, policy, admode): (&str, &str, &str))
             wrong[1] = 77;
             transmit(&open, 0, &[wrong, with_headers[0].clone()], BUFFER);
             assert_same(&tap.collect(1), &sent[..1]);
+            // They are counted by reason; the header of the last one is cut off.
+            transmit(&open, 0, &[vec![0; bytes as usize - 1], with_headers[0].clone()], BUFFER);
+            assert_same(&tap.collect(1), &sent[..1]);
+            let ports = home.snapshot().ports;
+            let lost = ports.into_iter().find(|port| port.kind == "mediated").expect("the port").lost;
+            assert_eq!(lost, [("bad", 1), ("long", 0), ("short", 1)].map(|(why, n)| (why.to_owned(), n)).into(), "{name}");
             drop(open);
             conformance::until("the interface is closed", || set(&net, "va", 0) == Ok(()));
         }

@@ -3,8 +3,8 @@
 use conformance::net::{BUFFER, CABLE, DIRECT, Net, Tap, collect, frames, open_in, transmit};
 use conformance::switch::{bring_up, ctl, done, host_on_switch};
 use conformance::{isolated, program, until};
-use unetmap::abi::NS_FORWARD;
-use unetmap::errno::{EBUSY, EINVAL};
+use unetmap::abi::{NETMAP_REQ_PORT_HDR_GET, NETMAP_REQ_PORT_HDR_SET, NR_ACCEPT_VNET_HDR, NS_FORWARD, NmreqPortHdr};
+use unetmap::errno::{EBUSY, EINVAL, EIO};
 use unetmap::{Interest, Port};
 
 /// Opens a port in a namespace and returns the error number of the refusal.
@@ -158,6 +158,56 @@ fn a_persistent_port_has_what_an_ephemeral_port_has() {
         }
         drop((port, monitors));
         assert_eq!(refused(ns, "netmap:v0/r"), EINVAL, "nothing to monitor");
+        net.assert_alive();
+    });
+}
+
+/// The header of its packets is set by either name, before it is attached to a switch, and it keeps it.
+#[test]
+fn a_persistent_port_has_a_header_before_it_is_attached() {
+    isolated(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        let ns = &net.near;
+        let header = |request, port: &str, bytes| {
+            let body = NmreqPortHdr { nr_hdr_len: bytes, ..Default::default() };
+            let answer = ns.run(|| conformance::request::control(request, port, body)).expect("a namespace");
+            answer.map(|(_, body)| body.nr_hdr_len)
+        };
+        let set = |port: &str, bytes| header(NETMAP_REQ_PORT_HDR_SET, port, bytes).map(drop);
+        let get = |port: &str| header(NETMAP_REQ_PORT_HDR_GET, port, 0);
+        let accepting =
+            |spec: &str| ns.run(|| Port::options().flags(NR_ACCEPT_VNET_HDR).open(spec)).expect("a namespace");
+        done(ns, "-n v0");
+        assert_eq!((get("v0"), set("v0", 11), set("v0", 12), get("v0")), (Ok(0), Err(EINVAL), Ok(()), Ok(12)));
+        assert_eq!(refused(ns, "netmap:v0"), EIO, "a program must accept the header");
+        drop(accepting("netmap:v0").expect("a port"));
+        assert_eq!(get("v0"), Ok(12), "nobody has it open");
+        done(ns, "-a vale0:v0");
+        assert_eq!((get("v0"), get("vale0:v0"), refused(ns, "vale0:v0")), (Ok(12), Ok(12), EIO));
+        let (port, other) = (accepting("vale0:v0").expect("a port"), open_in(ns, "vale0:other"));
+        let assert_header = |bytes: usize, serial| {
+            let plain = frames(&[60, 1000], serial);
+            let with_header: Vec<_> = plain.iter().map(|frame| [&vec![0; bytes], &frame[..]].concat()).collect();
+            transmit(&port, 0, &with_header, BUFFER);
+            assert_eq!(collect(&other, 2), plain);
+            transmit(&other, 0, &plain, BUFFER);
+            assert_eq!(collect(&port, 2), with_header);
+        };
+        assert_header(12, 1);
+        // Detached, attached to another switch, and changed while it is open.
+        done(ns, "-d vale0:v0");
+        assert_eq!((get("v0"), set("v0", 10), get("v0")), (Ok(12), Ok(()), Ok(10)));
+        done(ns, "-a vale0:v0");
+        assert_header(10, 100);
+        assert_eq!((set("vale0:v0", 0), get("v0")), (Ok(()), Ok(0)));
+        assert_header(0, 200);
+        drop((port, other));
+        // The host, which sends and receives plain frames, has the port again.
+        assert_eq!(set("v0", 12), Ok(()));
+        done(ns, "-d vale0:v0");
+        done(ns, "-r v0");
+        done(ns, "-n v0");
+        assert_eq!(get("v0"), Ok(0), "a new port of this name");
         net.assert_alive();
     });
 }

@@ -8,13 +8,14 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use unetmap_abi::{NR_ACCEPT_VNET_HDR, NR_REG_ONE_NIC, NR_REG_ONE_SW, NmreqRegister, PipeRole};
 use unetmap_core::control::binding::BoundRing;
 use unetmap_mem::ChannelPage;
 use unetmap_sys::link::Link;
 
-use super::mediator::{self, Directions, MediatorThread, RingPair};
+use super::mediator::{self, Directions, LostPackets, MediatorThread, RingPair};
 use super::nic::{self, Nic, NicKey};
 use super::pipe_rings::PipeRings;
 use super::snapshot::PortSnapshot;
@@ -43,6 +44,8 @@ pub(crate) struct Mediated {
     nic: NicKey,
     /// Bytes of the virtio-net header before each packet of the program.
     header: u8,
+    /// Packets that were lost because of it.
+    lost: Arc<LostPackets>,
     /// By ring pair. Host rings come after the interface's.
     threads: BTreeMap<RingPair, MediatorThread>,
 }
@@ -70,7 +73,7 @@ pub(super) fn create(
     });
     let inner = created.inspect_err(|_| daemon.release_if_unused(&PortKey::Nic(nic)))?;
     let key = MediatedKey { scope, interface: link.name.clone(), serial: nic.serial };
-    let port = Mediated { key: key.clone(), inner, nic, header, threads: BTreeMap::new() };
+    let port = Mediated { key: key.clone(), inner, nic, header, lost: Arc::default(), threads: BTreeMap::new() };
     daemon.registry.insert(PortKey::Mediated(key.clone()), Box::new(port));
     Ok(PortKey::Mediated(key).into())
 }
@@ -93,7 +96,7 @@ pub(super) fn find(daemon: &Daemon, nic: NicKey, scope: Scope) -> Option<&Mediat
 pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(), Refusal> {
     let port_key = PortKey::Mediated(key.clone());
     let Some(port) = daemon.registry.get::<Mediated>(&port_key) else { return Ok(()) };
-    let (endpoint, nic, header) = (&port.inner.endpoints[0], port.nic, port.header);
+    let (endpoint, nic, header, lost) = (&port.inner.endpoints[0], port.nic, port.header, port.lost.clone());
     let nic_pairs = endpoint.shape.nic_pairs();
     let ring_pair = |pair: usize| match pair.checked_sub(nic_pairs) {
         None => (NR_REG_ONE_NIC, pair as u16),
@@ -117,7 +120,7 @@ pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(
         let old = daemon.registry.get_mut::<Mediated>(&port_key).and_then(|port| port.threads.remove(&pair));
         mediator::stop(daemon, old);
         if let Some(prepared) = prepared {
-            let thread = mediator::start(daemon, &key.interface, prepared.with_header(header))?;
+            let thread = mediator::start(daemon, &key.interface, prepared.with_header(header, lost.clone()))?;
             if let Some(port) = daemon.registry.get_mut::<Mediated>(&port_key) {
                 port.threads.insert(pair, thread);
             }
@@ -241,6 +244,11 @@ impl Port for Mediated {
         if let Some(nic) = daemon.registry.get::<Nic>(&PortKey::Nic(self.nic)) {
             let of_nic = nic.ring_snapshots(daemon);
             port.rings.iter_mut().zip(of_nic).for_each(|(ring, of_nic)| ring.dropped += of_nic.dropped);
+        }
+        if self.header > 0 {
+            port.lost = self.lost.by_reason();
+            let (first, sum) = (port.rings.iter_mut().find(|ring| ring.dir == "tx"), port.lost.values().sum::<u64>());
+            first.into_iter().for_each(|ring| ring.dropped += sum);
         }
         vec![port]
     }

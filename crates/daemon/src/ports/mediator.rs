@@ -35,6 +35,7 @@ use crate::tuning::mediator::{
     BAD_POINTERS_PAUSE, BATCH, EXIT_FLUSH_LIMIT, MAX_SLEEP, MAX_SPURIOUS, REST, REST_MAX, REST_MIN_PACKETS, SPIN,
 };
 use headers::HeaderConverter;
+pub(super) use headers::LostPackets;
 
 /// The daemon's own holder ID, which no client gets.
 pub(crate) const DAEMON_HOLDER: u32 = u32::MAX;
@@ -73,14 +74,15 @@ pub(crate) struct Prepared {
     program: Port,
     interface: Port,
     connections: [OwnedFd; 2],
-    /// Bytes of the virtio-net header before each packet of the program; 0: none.
-    header: u8,
+    /// If the program's packets begin with virtio-net headers.
+    headers: Option<HeaderConverter>,
 }
 
 impl Prepared {
-    /// The program's packets begin with a virtio-net header.
-    pub(super) fn with_header(self, header: u8) -> Prepared {
-        Prepared { header, ..self }
+    /// The program's packets begin with a virtio-net header of `header` bytes (0: none). Packets that it loses are
+    /// counted in `lost`.
+    pub(super) fn with_header(self, header: u8, lost: Arc<LostPackets>) -> Prepared {
+        Prepared { headers: HeaderConverter::new(header, lost), ..self }
     }
 }
 
@@ -163,7 +165,7 @@ pub(crate) fn prepare(
         let (interface, interface_connection) = adopt(daemon, interface, rings)?;
         let (program, program_connection) = adopt(daemon, program, Vec::new())?;
         let connections = [interface_connection, program_connection];
-        Ok(Prepared { pair, directions, sessions, program, interface, connections, header: 0 })
+        Ok(Prepared { pair, directions, sessions, program, interface, connections, headers: None })
     });
     if prepared.is_err() {
         sessions.into_iter().for_each(|session| daemon.close(session));
@@ -173,13 +175,13 @@ pub(crate) fn prepare(
 
 /// Starts the thread. On failure both sides are closed again.
 pub(crate) fn start(daemon: &mut Daemon, name: &str, prepared: Prepared) -> Result<MediatorThread, Refusal> {
-    let Prepared { pair, directions, sessions, program, interface, connections, header } = prepared;
+    let Prepared { pair, directions, sessions, program, interface, connections, headers } = prepared;
     let builder = std::thread::Builder::new().name(format!("{name} {}", pair.1));
     let control = Arc::new(Control::default());
     let of_thread = control.clone();
     let run = move || {
         confine_packet_thread();
-        Mediation { program, interface, headers: HeaderConverter::new(header) }.run(&of_thread);
+        Mediation { program, interface, headers }.run(&of_thread);
     };
     match builder.spawn(run) {
         Ok(thread) => Ok(MediatorThread { pair, directions, sessions, control, connections, thread }),

@@ -36,7 +36,8 @@ pub(crate) struct PortSnapshot {
     /// Interface: it has other queues than the port has rings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) other_queues: Option<String>,
-    /// Switch port: packets that it sent and that reached no port, by reason.
+    /// Switch port: packets that it sent and that reached no port, by reason. Interface with virtio-net headers:
+    /// packets in both directions that were lost because of their header or length.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) lost: BTreeMap<&'static str, u64>,
     pub(crate) rings: Vec<RingSnapshot>,
@@ -56,7 +57,7 @@ pub(crate) struct RingSnapshot {
     bad_pointers: u64,
     /// Receive ring of an interface or of a switch port: packets dropped for lack of room, here or, for packets to be
     /// forwarded, on the other side. Transmit ring of a switch port: packets that reached no port. First transmit
-    /// ring of an interface: frames that the interface dropped since it was opened. Ring of a monitor: slots that were
+    /// ring of an interface: frames that the interface dropped since it was opened, and the sum of `lost`. Ring of a monitor: slots that were
     /// not mirrored because the monitor was too slow.
     pub(crate) dropped: u64,
     /// Receive ring of a switch port: packets that came without a copy, from ports of the same region.

@@ -6,11 +6,38 @@
 //! ```
 //! AF_XDP carries finished frames only, so that packets which rely on offloads are finished here, by the switch's code.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_core::Ring;
 use unetmap_switch::offload::{self, MAX_PACKET};
+use unetmap_switch::policy::DropReason;
 
 use crate::tuning::mediator::BATCH;
+
+/// Packets that were lost because of their header or their length, by reason. A switch counts the same by the same
+/// names.
+#[derive(Default)]
+pub(crate) struct LostPackets([AtomicU64; REASONS.len()]);
+
+/// In the order of the counters.
+const REASONS: [DropReason; 3] = [DropReason::Runt, DropReason::InvalidSlot, DropReason::TooManyFragments];
+
+impl LostPackets {
+    fn count(&self, why: DropReason) {
+        let counter = REASONS.iter().position(|reason| *reason == why).and_then(|i| self.0.get(i));
+        if let Some(counter) = counter {
+            counter.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Returns the numbers by the names of the reasons.
+    pub(crate) fn by_reason(&self) -> BTreeMap<&'static str, u64> {
+        REASONS.iter().map(|reason| reason.name()).zip(self.0.iter().map(|count| count.load(Relaxed))).collect()
+    }
+}
 
 /// Converts packets between a program and an interface.
 pub(super) struct HeaderConverter {
@@ -18,6 +45,7 @@ pub(super) struct HeaderConverter {
     header: usize,
     /// A private copy of a packet, with its header.
     packet: Vec<u8>,
+    lost: Arc<LostPackets>,
 }
 
 /// A packet that begins at a slot of a ring.
@@ -32,34 +60,46 @@ enum Gathered {
 
 impl HeaderConverter {
     /// `None` if packets have no header.
-    pub(super) fn new(header: u8) -> Option<HeaderConverter> {
+    pub(super) fn new(header: u8, lost: Arc<LostPackets>) -> Option<HeaderConverter> {
         let header = usize::from(header);
-        (header > 0).then(|| HeaderConverter { header, packet: Vec::with_capacity(header + MAX_PACKET) })
+        (header > 0).then(|| HeaderConverter { header, packet: Vec::with_capacity(header + MAX_PACKET), lost })
     }
 
     /// Moves packets that the program sent to the interface. Returns the number of slots of the program.
     pub(super) fn move_out(&mut self, from: Option<&Ring>, to: Option<&Ring>) -> u32 {
-        let header = self.header;
+        let (header, lost) = (self.header, self.lost.clone());
         self.move_packets(from, to, 0, |packet, to, at| {
             let needed = offload::slots_needed(packet, capacity(to)) as u32;
             if !fits(to, at, needed) {
                 return None;
             }
             let mut filled = 0;
-            // A header that does not match its packet loses the packet.
-            let _ = offload::finish(packet, header, |[headers, payload]| {
-                filled += put(to, at + filled, &[headers, payload]);
-                true
+            let finished = offload::finish(packet, header, |pieces| {
+                let slots = put(to, at + filled, &pieces);
+                filled += slots;
+                slots > 0
             });
+            match finished {
+                Ok(0) => {}
+                Ok(_) => lost.count(DropReason::TooManyFragments),
+                Err(_) => lost.count(DropReason::InvalidSlot),
+            }
             Some(filled)
         })
     }
 
     /// Moves packets that the interface received to the program. Returns the number of slots of the interface.
     pub(super) fn move_back(&mut self, from: Option<&Ring>, to: Option<&Ring>) -> u32 {
+        let lost = self.lost.clone();
         self.move_packets(from, to, self.header, |packet, to, at| {
             let needed = packet.len().div_ceil(capacity(to)) as u32;
-            fits(to, at, needed).then(|| put(to, at, &[&*packet]))
+            fits(to, at, needed).then(|| match put(to, at, &[&*packet]) {
+                0 => {
+                    lost.count(DropReason::TooManyFragments);
+                    0
+                }
+                slots => slots,
+            })
         })
     }
 
@@ -78,17 +118,24 @@ impl HeaderConverter {
         while taken < space.min(BATCH) {
             match self.gather(from, taken, space - taken, zeros) {
                 Gathered::Complete(slots) => {
-                    let len = self.packet.len();
-                    // Shorter than its header: lost.
-                    if len >= self.header {
+                    // Shorter than its header.
+                    if self.packet.len() < self.header {
+                        self.lost.count(DropReason::Runt);
+                    } else {
                         let Some(more) = deliver(&mut self.packet, to, filled) else { break };
                         filled += more;
                     }
                     taken += slots;
                 }
-                Gathered::TooLong(slots) => taken += slots,
+                Gathered::TooLong(slots) => {
+                    self.lost.count(DropReason::TooManyFragments);
+                    taken += slots;
+                }
                 // A ring that is full of it can never complete it.
-                Gathered::Incomplete if taken == 0 && space + 1 >= from.num_slots() => taken = space,
+                Gathered::Incomplete if taken == 0 && space + 1 >= from.num_slots() => {
+                    self.lost.count(DropReason::TooManyFragments);
+                    taken = space;
+                }
                 Gathered::Incomplete => break,
             }
         }
